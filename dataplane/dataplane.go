@@ -1,0 +1,79 @@
+// Package dataplane is the seam between rows and the kernel: a data plane maps the rows of a
+// model.State to objects of one kernel facility and decides nothing itself.
+//
+//	engine ── Sync(state), Apply(state, change) ──► nftables, … ──► kernel
+//
+// Planes live in packages of their own below this one and do not import each other. What several of
+// them need is added by wrapping one: conntrack forgets stale UDP flows after each change.
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// A Dataplane keeps kernel objects, which it alone owns, equal to a State, in the network namespace
+// of the thread that made it. One goroutine calls it. Every method is idempotent.
+type Dataplane interface {
+	// Sync makes the kernel hold exactly s, whatever it held before, an earlier process's objects
+	// included. Connections that s still allows are not disturbed.
+	Sync(ctx context.Context, s *model.State) error
+	// Apply performs c, which leads from the State of the last successful call to s.
+	// Its cost depends on c only. After an error the caller calls Sync.
+	Apply(ctx context.Context, s *model.State, c model.Change) error
+	// Audit reads the kernel back and reports each difference from s. It changes nothing.
+	Audit(ctx context.Context, s *model.State) ([]Drift, error)
+	// Remove deletes all that this data plane, in this or an earlier process, has made.
+	Remove(ctx context.Context) error
+	// Close gives back what the process holds (sockets) and leaves the kernel as it is.
+	Close() error
+}
+
+// Affine is implemented by planes that can tell which backend a client's earlier connection chose.
+type Affine interface {
+	// Remembered is the backend that the pool's affinity holds for a client; ok is false if none.
+	Remembered(ctx context.Context, pool model.PoolID, client netip.Addr) (backend netip.AddrPort, ok bool, err error)
+}
+
+// A Drift is one difference between a State and what the kernel holds.
+type Drift struct {
+	Object string // what it is about, in the words of the plane
+	Want   string // empty: surplus object
+	Have   string // empty: missing object
+}
+
+func (d Drift) String() string {
+	switch {
+	case d.Have == "":
+		return fmt.Sprintf("%s: missing: %s", d.Object, d.Want)
+	case d.Want == "":
+		return fmt.Sprintf("%s: surplus: %s", d.Object, d.Have)
+	}
+	return fmt.Sprintf("%s: is %s, should be %s", d.Object, d.Have, d.Want)
+}
+
+// Config is what a plane needs to know beside the rows.
+type Config struct {
+	// Mark is the packet mark bit that carries "replace the source address" from the hook that
+	// decides it to the one that does it; it is cleared there.
+	Mark uint32
+	Log  *slog.Logger
+	// Fault, if not nil, is called before each operation on the kernel, named "area verb", and makes
+	// it fail by returning an error. Tests inject failures with it.
+	Fault func(operation string) error
+}
+
+// DefaultMark is kube-proxy's: bit 14.
+const DefaultMark = 1 << 14
+
+// New makes a plane in the calling thread's network namespace. It probes the kernel and returns an
+// error that wraps ErrUnsupported, and says what is missing, if the kernel cannot do it.
+type New func(Config) (Dataplane, error)
+
+// ErrUnsupported says that this kernel cannot run the data plane.
+var ErrUnsupported = errors.New("not supported by this kernel")

@@ -1,0 +1,62 @@
+package model
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// PoolID names a Pool: a Service port, and whether only its backends on this node are meant.
+type PoolID struct {
+	Service string // namespace/name:port
+	Local   bool
+}
+
+// Compare orders pools by Service, the cluster-wide one first.
+func (p PoolID) Compare(o PoolID) int {
+	return cmp.Or(cmp.Compare(p.Service, o.Service), compareBool(p.Local, o.Local))
+}
+
+// Pool is the set of backends among which new connections are spread.
+type Pool struct {
+	Backends []Backend     // sorted, unique by address and port; at least one has a weight
+	Affinity time.Duration // how long after its last connection a client keeps its backend; 0: not at all
+}
+
+// Equal reports whether two rows say the same.
+func (p Pool) Equal(o Pool) bool {
+	return p.Affinity == o.Affinity && slices.Equal(p.Backends, o.Backends)
+}
+
+// Serving yields the backends that take new connections.
+func (p Pool) Serving() []Backend {
+	if !slices.ContainsFunc(p.Backends, Backend.draining) {
+		return p.Backends
+	}
+	return slices.DeleteFunc(slices.Clone(p.Backends), Backend.draining)
+}
+
+// Backend is an address and port that serves.
+type Backend struct {
+	netip.AddrPort
+	Local bool // on this node
+	// Weight is the share of new connections relative to the pool's other backends. A backend of
+	// weight 0 is draining: it gets no new connection and keeps the flows it has.
+	Weight uint16
+}
+
+func (b Backend) draining() bool { return b.Weight == 0 }
+
+// Compare orders backends by address and port.
+func (b Backend) Compare(o Backend) int { return b.AddrPort.Compare(o.AddrPort) }
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}

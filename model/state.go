@@ -1,0 +1,215 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// State is the whole desired state of a node. Whoever receives one may read it until the call
+// returns, and may keep the rows (which are values) but not the maps.
+type State struct {
+	Frontends map[Key]Frontend
+	Pools     map[PoolID]Pool
+	Guards    map[netip.Prefix]Verdict // packets that no Frontend takes: Reject or Drop; longest prefix wins
+	Health    map[netip.AddrPort]Health
+	Pods      Pods
+}
+
+// NewState is a State without rows.
+func NewState() *State {
+	return &State{
+		Frontends: map[Key]Frontend{},
+		Pools:     map[PoolID]Pool{},
+		Guards:    map[netip.Prefix]Verdict{},
+		Health:    map[netip.AddrPort]Health{},
+	}
+}
+
+// Health is what the health check server on one of the node's addresses and ports answers.
+type Health struct {
+	Service string // namespace/name
+	Local   int    // ready endpoints on this node
+}
+
+// Pods tells packets of this node's pods from all others.
+type Pods struct {
+	Prefixes   []netip.Prefix // of their source address; sorted, disjoint
+	Interfaces []string       // on which they arrive; sorted; a trailing * stands for any ending
+}
+
+// Contain reports whether a packet from that source, arrived on that interface, comes from a pod.
+// A process of the node itself has the empty interface.
+func (p Pods) Contain(source netip.Addr, iface string) bool {
+	return contains(p.Prefixes, source) || iface != "" && slices.ContainsFunc(p.Interfaces, func(name string) bool {
+		prefix, wild := strings.CutSuffix(name, "*")
+		return iface == name || wild && strings.HasPrefix(iface, prefix)
+	})
+}
+
+// Equal reports whether both recognise the same packets.
+func (p Pods) Equal(o Pods) bool {
+	return slices.Equal(p.Prefixes, o.Prefixes) && slices.Equal(p.Interfaces, o.Interfaces)
+}
+
+// Delta is the difference between two tables: rows that are new or differ, and keys that are gone.
+type Delta[K comparable, V any] struct {
+	Set    map[K]V
+	Delete []K
+}
+
+// Empty reports whether there is no difference.
+func (d Delta[K, V]) Empty() bool { return len(d.Set) == 0 && len(d.Delete) == 0 }
+
+// Change is the difference between two States.
+type Change struct {
+	Frontends Delta[Key, Frontend]
+	Pools     Delta[PoolID, Pool]
+	Guards    Delta[netip.Prefix, Verdict]
+	Health    Delta[netip.AddrPort, Health]
+	Pods      *Pods // nil: unchanged
+}
+
+// Empty reports whether there is no difference.
+func (c Change) Empty() bool {
+	return c.Frontends.Empty() && c.Pools.Empty() && c.Guards.Empty() && c.Health.Empty() && c.Pods == nil
+}
+
+// Diff is the Change that leads from one State to another.
+func Diff(from, to *State) Change {
+	c := Change{
+		Frontends: diff(from.Frontends, to.Frontends, Frontend.Equal),
+		Pools:     diff(from.Pools, to.Pools, Pool.Equal),
+		Guards:    diff(from.Guards, to.Guards, equal[Verdict]),
+		Health:    diff(from.Health, to.Health, equal[Health]),
+	}
+	if !from.Pods.Equal(to.Pods) {
+		c.Pods = &to.Pods
+	}
+	return c
+}
+
+func equal[V comparable](a, b V) bool { return a == b }
+
+func diff[K comparable, V any](from, to map[K]V, same func(a, b V) bool) Delta[K, V] {
+	var d Delta[K, V]
+	for k, v := range to {
+		if old, ok := from[k]; !ok || !same(old, v) {
+			if d.Set == nil {
+				d.Set = map[K]V{}
+			}
+			d.Set[k] = v
+		}
+	}
+	for k := range from {
+		if _, ok := to[k]; !ok {
+			d.Delete = append(d.Delete, k)
+		}
+	}
+	return d
+}
+
+// Apply performs a Change on the State.
+func (s *State) Apply(c Change) {
+	apply(s.Frontends, c.Frontends)
+	apply(s.Pools, c.Pools)
+	apply(s.Guards, c.Guards)
+	apply(s.Health, c.Health)
+	if c.Pods != nil {
+		s.Pods = *c.Pods
+	}
+}
+
+func apply[K comparable, V any](rows map[K]V, d Delta[K, V]) {
+	maps.Copy(rows, d.Set)
+	for _, k := range d.Delete {
+		delete(rows, k)
+	}
+}
+
+// Clone is a copy with maps of its own.
+func (s *State) Clone() *State {
+	return &State{
+		Frontends: maps.Clone(s.Frontends),
+		Pools:     maps.Clone(s.Pools),
+		Guards:    maps.Clone(s.Guards),
+		Health:    maps.Clone(s.Health),
+		Pods:      s.Pods,
+	}
+}
+
+// Validate reports every row that breaks the promises written beside the types. A State that
+// service.Table made never does; planes rely on it.
+func (s *State) Validate() error {
+	var errs []error
+	bad := func(row any, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%v: %s", row, fmt.Sprintf(format, args...)))
+	}
+	for k, f := range s.Frontends {
+		switch pool, ok := s.Pools[f.Pool]; {
+		case !k.Addr.IsValid() || k.Addr.Is4In6() || k.Addr.Zone() != "" || k.Port == 0:
+			bad(k, "not an address and port")
+		case protocolNames[k.Protocol] == "":
+			bad(k, "unknown protocol %d", k.Protocol)
+		case f.Verdict == Pass || f.Verdict > Drop || f.SNAT > Always || k.Scope > Internal:
+			bad(k, "unknown verdict, scope or SNAT")
+		case f.Verdict != Forward && (f.Pool != PoolID{} || f.SNAT != Never):
+			bad(k, "has a pool or SNAT, but its verdict is %s", f.Verdict)
+		case f.Verdict == Forward && !ok:
+			bad(k, "no pool %s", f.Pool)
+		case f.Verdict == Forward && pool.Backends[0].Addr().Is4() != k.Addr.Is4():
+			bad(k, "pool %s is of the other address family", f.Pool)
+		case !disjoint(f.Allow):
+			bad(k, "allowed sources are not sorted and disjoint: %v", f.Allow)
+		}
+	}
+	for id, p := range s.Pools {
+		if len(p.Serving()) == 0 {
+			bad(id, "no backend takes connections")
+		}
+		for i, b := range p.Backends {
+			if !b.IsValid() || b.Port() == 0 || b.Addr().Is4() != p.Backends[0].Addr().Is4() ||
+				i > 0 && p.Backends[i-1].Compare(b) >= 0 {
+				bad(id, "backend %s: invalid, twice, unsorted or of another address family", b)
+			}
+		}
+	}
+	for p, v := range s.Guards {
+		if p != p.Masked() || v != Reject && v != Drop {
+			bad(p, "guard of verdict %s", v)
+		}
+	}
+	if !disjoint(s.Pods.Prefixes) {
+		bad("pods", "prefixes are not sorted and disjoint: %v", s.Pods.Prefixes)
+	}
+	return errors.Join(errs...)
+}
+
+func disjoint(prefixes []netip.Prefix) bool {
+	for i, p := range prefixes {
+		if p != p.Masked() || i > 0 && (prefixes[i-1].Overlaps(p) || !prefixes[i-1].Addr().Less(p.Addr())) {
+			return false
+		}
+	}
+	return true
+}
+
+// Disjoint sorts prefixes and leaves out those that another one contains.
+func Disjoint(prefixes []netip.Prefix) []netip.Prefix {
+	sorted := slices.SortedFunc(slices.Values(prefixes), func(a, b netip.Prefix) int {
+		if c := a.Masked().Addr().Compare(b.Masked().Addr()); c != 0 {
+			return c
+		}
+		return a.Bits() - b.Bits()
+	})
+	out := prefixes[:0:0]
+	for _, p := range sorted {
+		if n := len(out); n == 0 || !out[n-1].Overlaps(p) {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}

@@ -1,0 +1,293 @@
+package model
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The canonical text form has one line per row (a pool has one more for each of its backends), in
+// sorted order. Words are separated by one space:
+//
+//	backend default/web:http cluster 10.244.1.2:8080 local
+//	backend default/web:http cluster 10.244.2.2:8080 weight 3
+//	frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat offcluster allow 10.0.0.0/8
+//	frontend 10.96.0.10:81/tcp any reject default/web:admin
+//	guard 10.96.0.0/16 drop
+//	health 192.0.2.1:32000 default/web local 2
+//	pods 10.244.0.0/16
+//	pods interface cali*
+//	pool default/web:http cluster affinity 3h0m0s
+
+var (
+	protocolNames = map[Protocol]string{TCP: "tcp", UDP: "udp", SCTP: "sctp"}
+	scopeNames    = [...]string{Any: "any", Internal: "internal"}
+	verdictNames  = [...]string{Pass: "pass", Forward: "forward", Reject: "reject", Drop: "drop"}
+	snatNames     = [...]string{Never: "never", OffCluster: "offcluster", Always: "always"}
+)
+
+func (p Protocol) String() string {
+	if name := protocolNames[p]; name != "" {
+		return name
+	}
+	return "protocol " + strconv.Itoa(int(p))
+}
+
+// ParseProtocol is the inverse of Protocol.String; case does not matter.
+func ParseProtocol(s string) (Protocol, error) {
+	for p, name := range protocolNames {
+		if strings.EqualFold(name, s) {
+			return p, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is not a protocol (tcp, udp or sctp)", s)
+}
+
+func (s Scope) String() string   { return scopeNames[s] }
+func (v Verdict) String() string { return verdictNames[v] }
+func (s SNAT) String() string    { return snatNames[s] }
+
+// String is address:port/protocol and scope.
+func (k Key) String() string { return fmt.Sprintf("%s/%s %s", k.AddrPort(), k.Protocol, k.Scope) }
+
+func (p PoolID) String() string {
+	if p.Local {
+		return p.Service + " local"
+	}
+	return p.Service + " cluster"
+}
+
+func (b Backend) String() string {
+	s := b.AddrPort.String()
+	if b.Local {
+		s += " local"
+	}
+	if b.Weight != 1 {
+		s += " weight " + strconv.Itoa(int(b.Weight))
+	}
+	return s
+}
+
+func (f Frontend) String() string {
+	s := f.Verdict.String() + " "
+	if f.Verdict == Forward {
+		s += f.Pool.String() + " snat " + f.SNAT.String()
+	} else {
+		s += f.Service
+	}
+	if f.Allow != nil {
+		s += " allow " + joinPrefixes(f.Allow)
+	}
+	return s
+}
+
+func joinPrefixes(prefixes []netip.Prefix) string {
+	if len(prefixes) == 0 {
+		return "none"
+	}
+	words := make([]string, len(prefixes))
+	for i, p := range prefixes {
+		words[i] = p.String()
+	}
+	return strings.Join(words, ",")
+}
+
+// Lines are the rows in canonical text form, sorted.
+func (s *State) Lines() []string {
+	var lines []string
+	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	for k, f := range s.Frontends {
+		add("frontend %s %s", k, f)
+	}
+	for id, p := range s.Pools {
+		if p.Affinity == 0 {
+			add("pool %s", id)
+		} else {
+			add("pool %s affinity %s", id, p.Affinity)
+		}
+		for _, b := range p.Backends {
+			add("backend %s %s", id, b)
+		}
+	}
+	for p, v := range s.Guards {
+		add("guard %s %s", p, v)
+	}
+	for a, h := range s.Health {
+		add("health %s %s local %d", a, h.Service, h.Local)
+	}
+	for _, p := range s.Pods.Prefixes {
+		add("pods %s", p)
+	}
+	for _, i := range s.Pods.Interfaces {
+		add("pods interface %s", i)
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// String is the canonical text form.
+func (s *State) String() string {
+	lines := s.Lines()
+	if len(lines) == 0 {
+		return ""
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// ParseState reads the canonical text form. Lines may come in any order; empty lines and lines that
+// begin with # are skipped. Errors name the line.
+func ParseState(text string) (*State, error) {
+	s := NewState()
+	for i, line := range strings.Split(text, "\n") {
+		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
+			continue
+		}
+		p := &lineParser{words: strings.Fields(line)}
+		p.row(s)
+		if p.err == nil && len(p.words) > 0 {
+			p.err = fmt.Errorf("%q is too much", p.words[0])
+		}
+		if p.err != nil {
+			return nil, fmt.Errorf("line %d: %q: %w", i+1, line, p.err)
+		}
+	}
+	for id, p := range s.Pools {
+		slices.SortFunc(p.Backends, Backend.Compare)
+		s.Pools[id] = p
+	}
+	s.Pods.Prefixes = Disjoint(s.Pods.Prefixes)
+	slices.Sort(s.Pods.Interfaces)
+	return s, s.Validate()
+}
+
+// lineParser takes the words of a line one by one and remembers the first error.
+type lineParser struct {
+	words []string
+	err   error
+}
+
+func (p *lineParser) next() string {
+	if len(p.words) == 0 {
+		p.fail(fmt.Errorf("the line is too short"))
+		return ""
+	}
+	word := p.words[0]
+	p.words = p.words[1:]
+	return word
+}
+
+// option consumes a word if it comes next.
+func (p *lineParser) option(word string) bool {
+	if len(p.words) == 0 || p.words[0] != word {
+		return false
+	}
+	p.words = p.words[1:]
+	return true
+}
+
+func (p *lineParser) fail(err error) {
+	if p.err == nil {
+		p.err = err
+	}
+}
+
+func (p *lineParser) row(s *State) {
+	switch kind := p.next(); kind {
+	case "frontend":
+		key := p.key()
+		s.Frontends[key] = p.frontend()
+	case "pool":
+		id := p.poolID()
+		pool := s.Pools[id]
+		if p.option("affinity") {
+			pool.Affinity = parse(p, time.ParseDuration)
+		}
+		s.Pools[id] = pool
+	case "backend":
+		id := p.poolID()
+		pool := s.Pools[id]
+		pool.Backends = append(pool.Backends, p.backend())
+		s.Pools[id] = pool
+	case "guard":
+		prefix := parse(p, netip.ParsePrefix)
+		s.Guards[prefix] = oneOf[Verdict](p, verdictNames[:])
+	case "health":
+		addr := parse(p, netip.ParseAddrPort)
+		h := Health{Service: p.next()}
+		p.option("local")
+		h.Local = parse(p, strconv.Atoi)
+		s.Health[addr] = h
+	case "pods":
+		if p.option("interface") {
+			s.Pods.Interfaces = append(s.Pods.Interfaces, p.next())
+		} else {
+			s.Pods.Prefixes = append(s.Pods.Prefixes, parse(p, netip.ParsePrefix))
+		}
+	default:
+		p.fail(fmt.Errorf("%q is not a kind of row", kind))
+	}
+}
+
+func (p *lineParser) key() Key {
+	addr, protocol, _ := strings.Cut(p.next(), "/")
+	a := parseWord(p, addr, netip.ParseAddrPort)
+	return Key{a.Addr(), a.Port(), parseWord(p, protocol, ParseProtocol), oneOf[Scope](p, scopeNames[:])}
+}
+
+func (p *lineParser) frontend() Frontend {
+	f := Frontend{Verdict: oneOf[Verdict](p, verdictNames[:])}
+	if f.Verdict == Forward {
+		f.Pool = p.poolID()
+		f.Service = f.Pool.Service
+		p.option("snat")
+		f.SNAT = oneOf[SNAT](p, snatNames[:])
+	} else {
+		f.Service = p.next()
+	}
+	if p.option("allow") {
+		f.Allow = []netip.Prefix{}
+		for word := range strings.SplitSeq(p.next(), ",") {
+			if word == "none" {
+				continue
+			}
+			f.Allow = append(f.Allow, parseWord(p, word, netip.ParsePrefix))
+		}
+		f.Allow = Disjoint(f.Allow)
+	}
+	return f
+}
+
+func (p *lineParser) poolID() PoolID {
+	return PoolID{Service: p.next(), Local: oneOf[uint8](p, []string{"cluster", "local"}) == 1}
+}
+
+func (p *lineParser) backend() Backend {
+	b := Backend{AddrPort: parse(p, netip.ParseAddrPort), Local: p.option("local"), Weight: 1}
+	if p.option("weight") {
+		b.Weight = uint16(parse(p, strconv.Atoi))
+	}
+	return b
+}
+
+func parse[T any](p *lineParser, f func(string) (T, error)) T { return parseWord(p, p.next(), f) }
+
+func parseWord[T any](p *lineParser, word string, f func(string) (T, error)) T {
+	v, err := f(word)
+	if err != nil {
+		p.fail(err)
+	}
+	return v
+}
+
+func oneOf[T ~uint8](p *lineParser, names []string) T {
+	word := p.next()
+	i := slices.Index(names, word)
+	if i < 0 {
+		p.fail(fmt.Errorf("%q is none of %s", word, strings.Join(names, ", ")))
+		return 0
+	}
+	return T(i)
+}

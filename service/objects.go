@@ -1,0 +1,102 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Name is the namespace and name of an object.
+type Name = types.NamespacedName
+
+// Service is what Compile needs of a Kubernetes Service, validated. FromService makes it.
+type Service struct {
+	Name                Name
+	Created             time.Time // decides who gets an address and port that two Services claim
+	ClusterIPs          []netip.Addr
+	ExternalIPs         []netip.Addr
+	LoadBalancerIPs     []netip.Addr   // status.loadBalancer.ingress with ipMode VIP only
+	SourceRanges        []netip.Prefix // loadBalancerSourceRanges; nil: everyone
+	Ports               []Port
+	Affinity            time.Duration // ClientIP affinity's timeout; 0: none
+	HealthCheckNodePort uint16        // 0: none
+	InternalLocal       bool          // internalTrafficPolicy: Local
+	ExternalLocal       bool          // externalTrafficPolicy: Local
+	Ignored             string        // why this proxy has nothing to do with it; empty: it has
+}
+
+// Port is one port of a Service.
+type Port struct {
+	Name     string
+	Protocol model.Protocol
+	Port     uint16
+	NodePort uint16 // 0: none
+}
+
+// Slice is what Compile needs of an EndpointSlice, validated. FromSlice makes it.
+type Slice struct {
+	Name      Name
+	Service   string // the name of the Service, in the same namespace
+	Ports     []SlicePort
+	Endpoints []Endpoint
+}
+
+// SlicePort says on which port the slice's endpoints serve a port of the Service.
+type SlicePort struct {
+	Name     string // of the Service's port
+	Protocol model.Protocol
+	Port     uint16
+}
+
+// Endpoint is one address of a Slice.
+type Endpoint struct {
+	Addr        netip.Addr
+	Node        string // name of its node; empty: unknown
+	Ready       bool
+	Serving     bool
+	Terminating bool
+	Hints       *Hints // nil: none
+}
+
+// Hints are the nodes and zones that the endpoint is meant to serve.
+type Hints struct{ Nodes, Zones []string }
+
+// Node is what Compile needs of this machine's own Node object.
+type Node struct {
+	Name     string
+	Zone     string       // label topology.kubernetes.io/zone; empty: unknown
+	IPs      []netip.Addr // primary addresses, one for each family it has
+	PodCIDRs []netip.Prefix
+	Eligible bool // for load balancers: neither being deleted nor tainted so by the cluster autoscaler
+}
+
+// Batch is a set of changed objects. A nil value in a map means that the object is gone.
+type Batch struct {
+	Services map[Name]*Service
+	Slices   map[Name]*Slice
+	Node     *Node // nil: unchanged
+	// ServiceCIDRs are the ranges from which ClusterIPs are allocated; nil: unchanged.
+	ServiceCIDRs []netip.Prefix
+	// Addrs are all addresses of this node's interfaces; nil: unchanged.
+	Addrs []netip.Addr
+	// Problems were found while the objects were read.
+	Problems []Problem
+}
+
+// Problem is something wrong with one object. It never stops the others.
+type Problem struct {
+	Object string // kind and name: "Service default/web"; or a file
+	Field  string // path in the object: "spec.ports[0].port"; empty: all of it
+	Reason string // what is wrong, and what happens therefore
+}
+
+func (p Problem) Error() string {
+	if p.Field == "" {
+		return p.Object + ": " + p.Reason
+	}
+	return fmt.Sprintf("%s: %s: %s", p.Object, p.Field, p.Reason)
+}
