@@ -7,15 +7,17 @@ import (
 	"time"
 )
 
-// PoolID names a Pool: a Service port, and whether only its backends on this node are meant.
+// PoolID names a Pool: a Service port, an address family (a pool has one), and whether only the
+// backends on this node are meant.
 type PoolID struct {
 	Service string // namespace/name:port
 	Local   bool
+	V6      bool
 }
 
-// Compare orders pools by Service, the cluster-wide one first.
+// Compare orders pools by Service, the cluster-wide one first, IPv4 first.
 func (p PoolID) Compare(o PoolID) int {
-	return cmp.Or(cmp.Compare(p.Service, o.Service), compareBool(p.Local, o.Local))
+	return cmp.Or(cmp.Compare(p.Service, o.Service), compareBool(p.Local, o.Local), compareBool(p.V6, o.V6))
 }
 
 // Pool is the set of backends among which new connections are spread.

@@ -149,7 +149,7 @@ func (s *State) Validate() error {
 		errs = append(errs, fmt.Errorf("%v: %s", row, fmt.Sprintf(format, args...)))
 	}
 	for k, f := range s.Frontends {
-		switch pool, ok := s.Pools[f.Pool]; {
+		switch _, ok := s.Pools[f.Pool]; {
 		case !k.Addr.IsValid() || k.Addr.Is4In6() || k.Addr.Zone() != "" || k.Port == 0:
 			bad(k, "not an address and port")
 		case protocolNames[k.Protocol] == "":
@@ -160,7 +160,7 @@ func (s *State) Validate() error {
 			bad(k, "has a pool or SNAT, but its verdict is %s", f.Verdict)
 		case f.Verdict == Forward && !ok:
 			bad(k, "no pool %s", f.Pool)
-		case f.Verdict == Forward && pool.Backends[0].Addr().Is4() != k.Addr.Is4():
+		case f.Verdict == Forward && f.Pool.V6 != k.Addr.Is6():
 			bad(k, "pool %s is of the other address family", f.Pool)
 		case !disjoint(f.Allow):
 			bad(k, "allowed sources are not sorted and disjoint: %v", f.Allow)
@@ -171,7 +171,7 @@ func (s *State) Validate() error {
 			bad(id, "no backend takes connections")
 		}
 		for i, b := range p.Backends {
-			if !b.IsValid() || b.Port() == 0 || b.Addr().Is4() != p.Backends[0].Addr().Is4() ||
+			if !b.IsValid() || b.Port() == 0 || b.Addr().Is6() != id.V6 ||
 				i > 0 && p.Backends[i-1].Compare(b) >= 0 {
 				bad(id, "backend %s: invalid, twice, unsorted or of another address family", b)
 			}

@@ -21,11 +21,13 @@ import (
 //	pods 10.244.0.0/16
 //	pods interface cali*
 //	pool default/web:http cluster affinity 3h0m0s
+//	pool default/web:http cluster6
 
 var (
 	protocolNames = map[Protocol]string{TCP: "tcp", UDP: "udp", SCTP: "sctp"}
 	scopeNames    = [...]string{Any: "any", Internal: "internal"}
 	verdictNames  = [...]string{Pass: "pass", Forward: "forward", Reject: "reject", Drop: "drop"}
+	poolNames     = [...]string{"cluster", "local", "cluster6", "local6"} // the latter two: IPv6
 	snatNames     = [...]string{Never: "never", OffCluster: "offcluster", Always: "always"}
 )
 
@@ -53,11 +55,17 @@ func (s SNAT) String() string    { return snatNames[s] }
 // String is address:port/protocol and scope.
 func (k Key) String() string { return fmt.Sprintf("%s/%s %s", k.AddrPort(), k.Protocol, k.Scope) }
 
-func (p PoolID) String() string {
+func (p PoolID) String() string { return p.Service + " " + poolNames[p.index()] }
+
+// index is the place of the pool's second word in poolNames.
+func (p PoolID) index() (i int) {
 	if p.Local {
-		return p.Service + " local"
+		i++
 	}
-	return p.Service + " cluster"
+	if p.V6 {
+		i += 2
+	}
+	return i
 }
 
 func (b Backend) String() string {
@@ -261,7 +269,10 @@ func (p *lineParser) frontend() Frontend {
 }
 
 func (p *lineParser) poolID() PoolID {
-	return PoolID{Service: p.next(), Local: oneOf[uint8](p, []string{"cluster", "local"}) == 1}
+	id := PoolID{Service: p.next()}
+	kind := oneOf[uint8](p, poolNames[:])
+	id.Local, id.V6 = kind&1 != 0, kind&2 != 0
+	return id
 }
 
 func (p *lineParser) backend() Backend {
