@@ -1,0 +1,137 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fairlead.dev/fairlead/service"
+)
+
+// script is a Source that delivers what a test puts into its channel.
+type script struct {
+	batches chan service.Batch
+	err     chan error
+	closed  atomic.Bool
+}
+
+func newScript() *script { return &script{batches: make(chan service.Batch, 8), err: make(chan error, 1)} }
+
+func (s *script) Next(ctx context.Context) (service.Batch, error) {
+	select {
+	case b := <-s.batches:
+		return b, nil
+	case err := <-s.err:
+		return service.Batch{}, err
+	case <-ctx.Done():
+		return service.Batch{}, ctx.Err()
+	}
+}
+
+func (s *script) Close() error { s.closed.Store(true); return nil }
+
+func services(names ...string) service.Batch {
+	b := service.Batch{Services: map[service.Name]*service.Service{}}
+	for _, n := range names {
+		name := service.Name{Namespace: "default", Name: n}
+		b.Services[name] = &service.Service{Name: name}
+	}
+	return b
+}
+
+func TestMerge_firstBatchWaitsForAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newScript(), newScript()
+		m := Merge(a, b)
+		defer m.Close()
+		a.batches <- services("one")
+		a.batches <- services("two")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if got, err := m.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("Next returned %v, %v before the second source had spoken", got, err)
+		}
+		b.batches <- service.Batch{Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
+		got, err := m.Next(t.Context())
+		if err != nil || len(got.Services) != 2 || len(got.Addrs) != 1 {
+			t.Fatalf("Next = %v, %v; want both services and the address", got, err)
+		}
+	})
+}
+
+func TestMerge_deadlineLosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newScript()
+		m := Merge(a)
+		defer m.Close()
+		a.batches <- services()
+		if _, err := m.Next(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		seen := map[service.Name]bool{}
+		for i := range 50 {
+			// The batch arrives at the very moment at which the reader gives up.
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			time.AfterFunc(time.Second, func() { a.batches <- services(string(rune('a' + i))) })
+			b, err := m.Next(ctx)
+			cancel()
+			if err != nil {
+				b, err = m.Next(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for n := range b.Services {
+				seen[n] = true
+			}
+		}
+		if len(seen) != 50 {
+			t.Fatalf("%d of 50 services arrived", len(seen))
+		}
+	})
+}
+
+func TestMerge_latestWordWins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newScript()
+		m := Merge(a)
+		defer m.Close()
+		name := service.Name{Namespace: "default", Name: "web"}
+		a.batches <- services("web")
+		a.batches <- service.Batch{Services: map[service.Name]*service.Service{name: nil}}
+		synctest.Wait()
+		all := map[service.Name]*service.Service{}
+		for range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			b, _ := m.Next(ctx)
+			cancel()
+			for n, s := range b.Services {
+				all[n] = s
+			}
+		}
+		if s, ok := all[name]; !ok || s != nil {
+			t.Fatalf("web is %v, %v; want it deleted", s, ok)
+		}
+	})
+}
+
+func TestMerge_errorAndClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newScript(), newScript()
+		m := Merge(a, b)
+		broken := errors.New("broken")
+		b.err <- broken
+		for range 2 {
+			if _, err := m.Next(t.Context()); !errors.Is(err, broken) {
+				t.Fatalf("Next = %v, want the error of the second source, each time", err)
+			}
+		}
+		if err := m.Close(); err != nil || !a.closed.Load() || !b.closed.Load() {
+			t.Fatalf("Close = %v; every source must be closed", err)
+		}
+	}) // synctest fails if a goroutine is left
+}
