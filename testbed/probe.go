@@ -1,0 +1,156 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// DefaultTimeout is how long a Probe waits that does not say so itself.
+const DefaultTimeout = time.Second
+
+// Probe is one attempt to get an answer.
+type Probe struct {
+	From       Place
+	To         netip.AddrPort
+	Protocol   model.Protocol // 0: TCP
+	Timeout    time.Duration  // of the whole attempt; 0: DefaultTimeout
+	SourcePort uint16         // 0: one that was not used lately
+}
+
+// Result is how a Probe ended.
+type Result uint8
+
+const (
+	// Answered: a server sent its line.
+	Answered Result = iota + 1
+	// Refused: a reset, an abort or "port unreachable" came back, or the connection was ended before
+	// an answer.
+	Refused
+	// Unreachable: an ICMP error said that nobody can take the packet there (no route, no such
+	// neighbour, prohibited). On the addresses of the plan that means: the node let it pass.
+	Unreachable
+	// TimedOut: nothing came back.
+	TimedOut
+)
+
+func (r Result) String() string {
+	switch r {
+	case Answered:
+		return "answered"
+	case Refused:
+		return "refused"
+	case Unreachable:
+		return "unreachable"
+	case TimedOut:
+		return "timed out"
+	}
+	return fmt.Sprintf("result %d", uint8(r))
+}
+
+// Outcome is what a Probe saw.
+type Outcome struct {
+	Result  Result
+	Backend string        // the pod that answered
+	Source  netip.Addr    // the client's address as the pod saw it
+	RTT     time.Duration // from before connect to the last event
+}
+
+// String says everything but the time.
+func (o Outcome) String() string {
+	if o.Result == Answered {
+		return fmt.Sprintf("%s source %s", o.Backend, o.Source)
+	}
+	return o.Result.String()
+}
+
+// Probe connects, waits for the answer and resets the connection. Whatever the network does is an
+// Outcome; an error means that the probe could not be made or that ctx ended.
+func (b *Bed) Probe(ctx context.Context, p Probe) (Outcome, error) {
+	if p.Protocol == 0 {
+		p.Protocol = model.TCP
+	}
+	if p.Timeout == 0 {
+		p.Timeout = DefaultTimeout
+	}
+	h, err := b.host(p.From)
+	if err != nil {
+		return Outcome{}, err
+	}
+	start := time.Now()
+	line, err := h.ask(ctx, p, start.Add(p.Timeout))
+	rtt := time.Since(start)
+	var o Outcome
+	if err == nil {
+		o, err = parseAnswer(line)
+	} else if o.Result = resultOf(err); o.Result != 0 && ctx.Err() == nil {
+		err = nil
+	}
+	if err == nil {
+		o.RTT = rtt
+		return o, nil
+	}
+	if ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return Outcome{}, fmt.Errorf("testbed: probe from %s to %s/%s: %w", p.From, p.To, p.Protocol, err)
+}
+
+// ask returns the line that a server sends.
+func (h *host) ask(ctx context.Context, p Probe, deadline time.Time) (string, error) {
+	f, err := h.connect(ctx, p)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	defer limit(ctx, f, deadline)()
+	if p.Protocol == model.UDP {
+		// A datagram that a rule of its own node drops fails with EPERM: that is silence. If the
+		// rule refuses it, the refusal is what Read returns.
+		if _, err := f.Write([]byte("?\n")); err != nil && !errors.Is(err, unix.EPERM) {
+			return "", err
+		}
+	}
+	line := make([]byte, 128)
+	n, err := f.Read(line)
+	return string(line[:n]), err
+}
+
+func parseAnswer(line string) (Outcome, error) {
+	name, from, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+	source, err := netip.ParseAddrPort(from)
+	if err != nil {
+		return Outcome{}, fmt.Errorf("the answer %q is not a testbed server's", line)
+	}
+	return Outcome{Result: Answered, Backend: name, Source: source.Addr()}, nil
+}
+
+// resultOf is 0 for an error that is not the network's.
+func resultOf(err error) Result {
+	is := func(targets ...error) bool {
+		for _, target := range targets {
+			if errors.Is(err, target) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case is(os.ErrDeadlineExceeded, unix.ETIMEDOUT):
+		return TimedOut
+	case is(unix.ECONNREFUSED, unix.ECONNRESET, unix.ECONNABORTED, unix.EPIPE, io.EOF):
+		return Refused
+	case is(unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.EHOSTDOWN, unix.ENOPROTOOPT):
+		return Unreachable
+	}
+	return 0
+}

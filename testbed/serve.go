@@ -1,0 +1,217 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// server answers on one port of a pod: each connection and each datagram gets the line
+//
+//	<pod> <address:port seen>
+//
+// and a connection stays open and gets the line again for each line it sends.
+type server struct {
+	name string
+	port io.Closer // the listening socket
+
+	mu    sync.Mutex
+	conns map[io.Closer]struct{} // nil: the server has stopped
+}
+
+// serve starts servers for the ports that have none.
+func (b *Bed) serve(p *pod, ports []PodPort) error {
+	for _, port := range ports {
+		if p.servers[port] != nil {
+			continue
+		}
+		s := &server{name: p.Name, conns: map[io.Closer]struct{}{}}
+		var loop func()
+		err := p.host.at(func() (err error) {
+			loop, err = s.listen(port)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("serve %s: %w", port, err)
+		}
+		p.servers[port] = s
+		b.serves.Go(loop)
+	}
+	return nil
+}
+
+func (p *pod) stop() {
+	for _, s := range p.servers {
+		s.stop()
+	}
+	clear(p.servers)
+}
+
+// listen opens the socket, in the calling thread's namespace, and returns the loop that serves it.
+// It serves both families and every address of the namespace.
+func (s *server) listen(p PodPort) (loop func(), err error) {
+	addr := fmt.Sprintf(":%d", p.Port)
+	config := net.ListenConfig{KeepAlive: -1, Control: receiveDestination}
+	config.SetMultipathTCP(false) // its handshake is longer
+	switch p.Protocol {
+	case model.TCP:
+		l, err := config.Listen(context.Background(), "tcp", addr)
+		if err != nil {
+			return nil, err
+		}
+		s.port = l
+		return func() { s.acceptLoop(acceptTCP(l)) }, nil
+	case model.UDP:
+		c, err := config.ListenPacket(context.Background(), "udp", addr)
+		if err != nil {
+			return nil, err
+		}
+		s.port = c
+		return func() { s.udpLoop(c.(*net.UDPConn)) }, nil
+	case model.SCTP:
+		l, err := listenSCTP(p.Port)
+		if err != nil {
+			return nil, err
+		}
+		s.port = l
+		return func() { s.acceptLoop(acceptSCTP(l)) }, nil
+	}
+	return nil, fmt.Errorf("cannot serve %s", p.Protocol)
+}
+
+// accept waits for the next connection.
+type accept func() (io.ReadWriteCloser, netip.AddrPort, error)
+
+func (s *server) acceptLoop(next accept) {
+	var group sync.WaitGroup
+	defer group.Wait()
+	for {
+		c, from, err := next()
+		switch {
+		case errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
+			return
+		case err != nil: // too many open files, or a connection that has gone already
+			time.Sleep(time.Millisecond)
+		case s.add(c):
+			group.Go(func() { s.answer(c, from) })
+		}
+	}
+}
+
+func (s *server) answer(c io.ReadWriteCloser, from netip.AddrPort) {
+	defer s.remove(c)
+	line := s.line(from)
+	in := make([]byte, 64)
+	for owed := 1; ; owed = 0 {
+		for ; owed > 0; owed-- {
+			if _, err := c.Write(line); err != nil {
+				return
+			}
+		}
+		for owed == 0 {
+			n, err := c.Read(in)
+			if err != nil {
+				return
+			}
+			for _, b := range in[:n] {
+				if b == '\n' {
+					owed++
+				}
+			}
+		}
+	}
+}
+
+func (s *server) udpLoop(c *net.UDPConn) {
+	in, control := make([]byte, 64), make([]byte, unix.CmsgSpace(unix.SizeofInet6Pktinfo))
+	for {
+		_, n, _, from, err := c.ReadMsgUDPAddrPort(in, control)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil {
+			// An answer that cannot be sent is a lost datagram, which clients must expect.
+			_, _, _ = c.WriteMsgUDPAddrPort(s.line(from), fromDestination(control[:n]), from)
+		}
+	}
+}
+
+func (s *server) line(from netip.AddrPort) []byte {
+	b := append(make([]byte, 0, 64), s.name...)
+	b = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()).AppendTo(append(b, ' '))
+	return append(b, '\n')
+}
+
+// add notes a connection so that stop can end it; it reports false, and has closed it, after stop.
+func (s *server) add(c io.Closer) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conns == nil {
+		c.Close()
+		return false
+	}
+	s.conns[c] = struct{}{}
+	return true
+}
+
+func (s *server) remove(c io.Closer) {
+	c.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// stop ends the server and its connections, whose clients see them end.
+func (s *server) stop() {
+	s.port.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		c.Close()
+	}
+	s.conns = nil
+}
+
+func acceptTCP(l net.Listener) accept {
+	return func() (io.ReadWriteCloser, netip.AddrPort, error) {
+		c, err := l.Accept()
+		if err != nil {
+			return nil, netip.AddrPort{}, err
+		}
+		return c, c.RemoteAddr().(*net.TCPAddr).AddrPort(), nil
+	}
+}
+
+// receiveDestination asks for the address to which a datagram was sent, from which the answer must
+// come.
+func receiveDestination(network, _ string, c syscall.RawConn) error {
+	if network[:3] != "udp" {
+		return nil
+	}
+	var failed error
+	err := c.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
+	})
+	return errors.Join(err, failed)
+}
+
+// fromDestination turns the control message that says where a datagram was sent into the one that
+// sends the answer from there. They are the same (struct in6_pktinfo, RFC 3542 section 6), but for
+// the interface, its last four bytes: routing chooses the one that the answer leaves by.
+func fromDestination(control []byte) []byte {
+	if n := unix.CmsgLen(unix.SizeofInet6Pktinfo); len(control) >= n {
+		clear(control[n-4 : n])
+	}
+	return control
+}

@@ -1,0 +1,210 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// openSocket makes a non-blocking socket in the calling thread's namespace, where it stays.
+func openSocket(p model.Protocol, v6 bool) (int, error) {
+	family, kind := unix.AF_INET, unix.SOCK_STREAM
+	if v6 {
+		family = unix.AF_INET6
+	}
+	if p == model.UDP {
+		kind = unix.SOCK_DGRAM
+	}
+	fd, err := unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(p))
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.ESOCKTNOSUPPORT) {
+		return 0, fmt.Errorf("this kernel has no %s: %w", p, err)
+	}
+	return fd, os.NewSyscallError("socket", err)
+}
+
+// sourcePorts hands out the ephemeral ports of a place in turn. A port that the kernel picks at
+// random may be one that it gave away a moment ago, and the connection tracking on the node would
+// take the new UDP flow for the old one, and send it to the old one's backend.
+type sourcePorts struct{ last atomic.Uint32 }
+
+func (s *sourcePorts) next() uint16 {
+	const first, count = 32768, 28232 // net.ipv4.ip_local_port_range by default
+	return uint16(first + s.last.Add(1)%count)
+}
+
+// connect opens a connection from a place. The file is its owner's to close, which resets it.
+func (h *host) connect(ctx context.Context, p Probe) (*os.File, error) {
+	var fd int
+	err := h.at(func() (err error) {
+		fd, err = openSocket(p.Protocol, p.To.Addr().Is6())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := h.prepare(fd, p); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	err = unix.Connect(fd, sockaddr(p.To))
+	f := os.NewFile(uintptr(fd), p.Protocol.String())
+	if errors.Is(err, unix.EINPROGRESS) {
+		err = await(ctx, f, time.Now().Add(p.Timeout))
+	}
+	if err != nil {
+		f.Close()
+		return nil, os.NewSyscallError("connect", err)
+	}
+	return f, nil
+}
+
+// prepare sets what must be set before connect.
+func (h *host) prepare(fd int, p Probe) error {
+	if p.Protocol != model.UDP {
+		// A reset instead of TIME_WAIT, of which a place would soon have too many.
+		err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		if err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+	}
+	if p.Protocol != model.TCP { // TCP takes ICMP errors for final while it connects, others do not
+		level, option := unix.IPPROTO_IP, unix.IP_RECVERR
+		if p.To.Addr().Is6() {
+			level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
+		}
+		if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+	}
+	return h.bind(fd, p)
+}
+
+// bind gives the socket its source port: the wanted one or, where it matters, the next.
+func (h *host) bind(fd int, p Probe) error {
+	local := netip.IPv4Unspecified()
+	if p.To.Addr().Is6() {
+		local = netip.IPv6Unspecified()
+	}
+	if p.SourcePort != 0 {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+		return os.NewSyscallError("bind", unix.Bind(fd, sockaddr(netip.AddrPortFrom(local, p.SourcePort))))
+	}
+	if p.Protocol == model.TCP {
+		return nil // a new TCP connection is never taken for an old one
+	}
+	err := error(unix.EADDRINUSE)
+	for try := 0; try < 1000 && errors.Is(err, unix.EADDRINUSE); try++ {
+		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(local, h.ports.next())))
+	}
+	return os.NewSyscallError("bind", err)
+}
+
+// await waits until a connection in progress is there or has failed.
+func await(ctx context.Context, f *os.File, deadline time.Time) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	defer limit(ctx, f, deadline)()
+	var failed error
+	err = raw.Write(func(fd uintptr) bool {
+		errno, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		switch {
+		case err != nil:
+			failed = err
+		case errno != 0:
+			failed = unix.Errno(errno)
+		default: // the poller sometimes wakes up before anything happened
+			_, err := unix.Getpeername(int(fd))
+			return err == nil
+		}
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	return failed
+}
+
+// limit makes operations on f fail at the deadline or when ctx ends, until release is called.
+func limit(ctx context.Context, f *os.File, deadline time.Time) (release func()) {
+	_ = f.SetDeadline(deadline) // fails only if f is closed, and so will what follows
+	stop := context.AfterFunc(ctx, func() { _ = f.SetDeadline(time.Unix(1, 0)) })
+	return func() { stop() }
+}
+
+// Dial opens a connection that stays: a stream on which each line sent is answered by one line (the
+// first comes unasked), or a UDP socket with one answer for each datagram. It fails when ctx ends,
+// or after a second.
+func (b *Bed) Dial(ctx context.Context, from Place, p model.Protocol, to netip.AddrPort) (net.Conn, error) {
+	h, err := b.host(from)
+	if err != nil {
+		return nil, err
+	}
+	f, err := h.connect(ctx, Probe{Protocol: p, To: to, Timeout: DefaultTimeout})
+	if err != nil {
+		return nil, fmt.Errorf("testbed: %s to %s/%s: %w", from, to, p, err)
+	}
+	if p == model.SCTP {
+		return sctpConn{f}, nil
+	}
+	defer f.Close() // FileConn duplicates it
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("testbed: %s to %s/%s: %w", from, to, p, err)
+	}
+	return c, nil
+}
+
+// sctpConn is an SCTP association as a net.Conn.
+type sctpConn struct{ *os.File }
+
+func (c sctpConn) LocalAddr() net.Addr  { return c.addr(unix.Getsockname) }
+func (c sctpConn) RemoteAddr() net.Addr { return c.addr(unix.Getpeername) }
+
+func (c sctpConn) addr(get func(fd int) (unix.Sockaddr, error)) net.Addr {
+	var a sctpAddr
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return a
+	}
+	_ = raw.Control(func(fd uintptr) { // of a closed connection nothing is known
+		if sa, err := get(int(fd)); err == nil {
+			a = sctpAddr(addrPortOf(sa))
+		}
+	})
+	return a
+}
+
+type sctpAddr netip.AddrPort
+
+func (sctpAddr) Network() string  { return "sctp" }
+func (a sctpAddr) String() string { return netip.AddrPort(a).String() }
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}
+
+func addrPortOf(sa unix.Sockaddr) netip.AddrPort {
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), uint16(sa.Port))
+	}
+	return netip.AddrPort{}
+}
