@@ -20,7 +20,7 @@ type Service struct {
 	ClusterIPs          []netip.Addr
 	ExternalIPs         []netip.Addr
 	LoadBalancerIPs     []netip.Addr   // status.loadBalancer.ingress with ipMode VIP only
-	SourceRanges        []netip.Prefix // loadBalancerSourceRanges; nil: everyone
+	SourceRanges        []netip.Prefix // loadBalancerSourceRanges; nil: everyone, otherwise nobody else
 	Ports               []Port
 	Affinity            time.Duration // ClientIP affinity's timeout; 0: none
 	HealthCheckNodePort uint16        // 0: none
@@ -41,6 +41,7 @@ type Port struct {
 type Slice struct {
 	Name      Name
 	Service   string // the name of the Service, in the same namespace
+	Mirrored  bool   // made of Endpoints; not used if the Service has real slices
 	Ports     []SlicePort
 	Endpoints []Endpoint
 }
@@ -65,7 +66,8 @@ type Endpoint struct {
 // Hints are the nodes and zones that the endpoint is meant to serve.
 type Hints struct{ Nodes, Zones []string }
 
-// Node is what Compile needs of this machine's own Node object.
+// Node is what matters of this machine's own Node object. FromNode makes it; without a Name there is
+// no such object.
 type Node struct {
 	Name     string
 	Zone     string       // label topology.kubernetes.io/zone; empty: unknown

@@ -1,0 +1,121 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"unique"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// maxProblems bounds what is said about one object: a slice can have thousands of bad endpoints.
+const maxProblems = 20
+
+// report gathers the problems of one object.
+type report struct {
+	object   string
+	problems []Problem
+	more     int // problems beyond maxProblems
+}
+
+func (r *report) add(field, format string, args ...any) {
+	if len(r.problems) == maxProblems {
+		r.more++
+		return
+	}
+	r.problems = append(r.problems, Problem{r.object, field, fmt.Sprintf(format, args...)})
+}
+
+func (r *report) done() []Problem {
+	if r.more > 0 {
+		r.problems = append(r.problems, Problem{Object: r.object, Reason: fmt.Sprintf("%d more problems", r.more)})
+	}
+	return r.problems
+}
+
+// name is the object's name. Like kubectl it takes a missing namespace for "default".
+func (r *report) name(m *metav1.ObjectMeta) Name {
+	n := Name{Namespace: m.Namespace, Name: m.Name}
+	if n.Namespace == "" {
+		n.Namespace = metav1.NamespaceDefault
+	}
+	r.object += " " + n.String()
+	return Name{Namespace: intern(n.Namespace), Name: intern(n.Name)}
+}
+
+// intern gives equal strings that live at the same time one copy, and none of them keeps the buffer
+// of a decoder alive.
+func intern(s string) string { return unique.Make(s).Value() }
+
+// label reports whether s can be a part of a Service's name, and thereby a word in a row.
+func label(s string) bool { return len(validation.IsDNS1123Label(s)) == 0 }
+
+// addr parses an address that somebody may talk to. The API server accepts leading zeros in old
+// objects; they are refused here, as some programs read them as octal.
+func (r *report) addr(field, text string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(strings.TrimSpace(text))
+	a = a.Unmap()
+	switch {
+	case err != nil || a.Zone() != "":
+		r.add(field, "%q is not an IP address; it is left out", text)
+	case a.IsUnspecified() || a.IsMulticast() || a.IsLoopback():
+		r.add(field, "%s is an unspecified, loopback or multicast address; it is left out", a)
+	default:
+		return a, true
+	}
+	return netip.Addr{}, false
+}
+
+// prefix parses a CIDR.
+func (r *report) prefix(field, text string) (netip.Prefix, bool) {
+	p, err := netip.ParsePrefix(strings.TrimSpace(text))
+	if err != nil || p.Addr().Is4In6() {
+		r.add(field, "%q is not a CIDR such as 10.0.0.0/8; it is left out", text)
+		return netip.Prefix{}, false
+	}
+	return p.Masked(), true
+}
+
+func (r *report) prefixes(field string, texts []string) []netip.Prefix {
+	prefixes := []netip.Prefix{}
+	for i, text := range texts {
+		if p, ok := r.prefix(index(field, i), text); ok {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes
+}
+
+// port accepts 1 to 65535.
+func (r *report) port(field string, port int32) (uint16, bool) {
+	if port < 1 || port > 65535 {
+		r.add(field, "%d is not a port (1-65535); it is left out", port)
+		return 0, false
+	}
+	return uint16(port), true
+}
+
+// protocol accepts those a Service can have; like the API server it takes none for TCP.
+func (r *report) protocol(field, name string) (model.Protocol, bool) {
+	if name == "" {
+		return model.TCP, true
+	}
+	p, err := model.ParseProtocol(name)
+	if err != nil {
+		r.add(field, "%v; the port is left out", err)
+	}
+	return p, err == nil
+}
+
+// index is the path of a list's element.
+func index(field string, i int) string { return fmt.Sprintf("%s[%d]", field, i) }
+
+// hasFamily reports whether one of the addresses is of the other one's family.
+func hasFamily(addrs []netip.Addr, a netip.Addr) bool {
+	return slices.ContainsFunc(addrs, func(b netip.Addr) bool { return a.Is4() == b.Is4() })
+}

@@ -1,0 +1,188 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// leaderAnnotation marks Endpoints that are a lock of the old leader election.
+const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
+
+// FromSlice validates an EndpointSlice and keeps what matters. It returns nil for a slice that is no
+// concern of a proxy: of a headless Service, without a Service, or with names in place of addresses.
+func FromSlice(o *discoveryv1.EndpointSlice) (*Slice, []Problem) {
+	r := &report{object: "EndpointSlice"}
+	s := &Slice{Name: r.name(&o.ObjectMeta), Service: intern(o.Labels[discoveryv1.LabelServiceName])}
+	if _, headless := o.Labels[corev1.IsHeadlessService]; headless {
+		return nil, nil
+	}
+	switch {
+	case o.AddressType != discoveryv1.AddressTypeIPv4 && o.AddressType != discoveryv1.AddressTypeIPv6:
+		r.add("addressType", "%q is neither IPv4 nor IPv6; the slice is ignored", o.AddressType)
+		return nil, r.done()
+	case s.Service == "":
+		r.add("metadata.labels", "%s is missing; the slice is ignored", discoveryv1.LabelServiceName)
+		return nil, r.done()
+	}
+	w := sliceWriter{report: r, slice: s}
+	w.ports(o.Ports)
+	s.Endpoints = make([]Endpoint, 0, len(o.Endpoints))
+	for i := range o.Endpoints {
+		w.endpoint(index("endpoints", i), &o.Endpoints[i], o.AddressType)
+	}
+	return s, r.done()
+}
+
+// sliceWriter fills a Slice.
+type sliceWriter struct {
+	*report
+	slice *Slice
+	hints map[string]*Hints // those that endpoints before had; there are few different ones
+}
+
+func (w *sliceWriter) ports(ports []discoveryv1.EndpointPort) {
+	for i, p := range ports {
+		field := index("ports", i)
+		if p.Port == nil {
+			w.add(field+".port", "is missing, which means all ports; the port is left out")
+			continue
+		}
+		w.port(field, SlicePort{Name: deref(p.Name, "")}, *p.Port, string(deref(p.Protocol, "")))
+	}
+}
+
+// port adds a port whose number and protocol are not yet checked.
+func (w *sliceWriter) port(field string, p SlicePort, number int32, protocol string) {
+	var ok, ok2 bool
+	p.Protocol, ok = w.protocol(field+".protocol", protocol)
+	p.Port, ok2 = w.report.port(field+".port", number)
+	if !ok || !ok2 {
+		return
+	}
+	if slices.ContainsFunc(w.slice.Ports, func(q SlicePort) bool { return q.Name == p.Name }) {
+		w.add(field+".name", "%q is the name of an earlier port too; the port is left out", p.Name)
+		return
+	}
+	p.Name = intern(p.Name)
+	w.slice.Ports = append(w.slice.Ports, p)
+}
+
+// endpoint takes the first address; the API gives the others no meaning.
+func (w *sliceWriter) endpoint(field string, o *discoveryv1.Endpoint, family discoveryv1.AddressType) {
+	if len(o.Addresses) == 0 {
+		w.add(field+".addresses", "is empty; the endpoint is left out")
+		return
+	}
+	field = index(field+".addresses", 0)
+	a, ok := w.endpointAddr(field, o.Addresses[0])
+	switch {
+	case !ok:
+		return
+	case a.Is4() != (family == discoveryv1.AddressTypeIPv4):
+		w.add(field, "%s is not of the slice's addressType %s; the endpoint is left out", a, family)
+		return
+	}
+	w.slice.Endpoints = append(w.slice.Endpoints, Endpoint{
+		Addr:        a,
+		Node:        intern(deref(o.NodeName, "")),
+		Ready:       deref(o.Conditions.Ready, true),
+		Serving:     deref(o.Conditions.Serving, true),
+		Terminating: deref(o.Conditions.Terminating, false),
+		Hints:       w.hint(o.Hints),
+	})
+}
+
+// endpointAddr parses an address to which other nodes can send.
+func (r *report) endpointAddr(field, text string) (netip.Addr, bool) {
+	a, ok := r.addr(field, text)
+	if ok && a.IsLinkLocalUnicast() {
+		r.add(field, "%s is a link-local address; the endpoint is left out", a)
+		return a, false
+	}
+	return a, ok
+}
+
+// hint shares equal hints: a slice has thousands of endpoints and few zones.
+func (w *sliceWriter) hint(o *discoveryv1.EndpointHints) *Hints {
+	if o == nil || len(o.ForNodes)+len(o.ForZones) == 0 {
+		return nil
+	}
+	h := &Hints{}
+	for _, n := range o.ForNodes {
+		h.Nodes = append(h.Nodes, intern(n.Name))
+	}
+	for _, z := range o.ForZones {
+		h.Zones = append(h.Zones, intern(z.Name))
+	}
+	key := strings.Join(h.Nodes, ",") + ";" + strings.Join(h.Zones, ",")
+	if same, ok := w.hints[key]; ok {
+		return same
+	}
+	if w.hints == nil {
+		w.hints = map[string]*Hints{}
+	}
+	w.hints[key] = h
+	return h
+}
+
+func deref[T any](p *T, otherwise T) T {
+	if p == nil {
+		return otherwise
+	}
+	return *p
+}
+
+// FromEndpoints turns the Endpoints of old manifests into slices, as the mirroring controller of
+// Kubernetes does: one for each subset and address family. Their names cannot be those of real
+// slices (they have a slash), and a Service that has real slices does not use them.
+func FromEndpoints(o *corev1.Endpoints) ([]*Slice, []Problem) {
+	r := &report{object: "Endpoints"}
+	name := r.name(&o.ObjectMeta)
+	_, lock := o.Annotations[leaderAnnotation]
+	_, headless := o.Labels[corev1.IsHeadlessService]
+	if lock || headless || o.Labels[discoveryv1.LabelSkipMirror] == "true" {
+		return nil, nil
+	}
+	var all []*Slice
+	for i := range o.Subsets {
+		both := sliceWriter{report: r, slice: &Slice{}}
+		both.subset(index("subsets", i), &o.Subsets[i])
+		for _, v6 := range []bool{false, true} {
+			s := &Slice{Service: name.Name, Mirrored: true, Ports: both.slice.Ports}
+			s.Name = Name{Namespace: name.Namespace, Name: fmt.Sprintf("%s/%d", name.Name, len(all))}
+			for _, e := range both.slice.Endpoints {
+				if e.Addr.Is6() == v6 {
+					s.Endpoints = append(s.Endpoints, e)
+				}
+			}
+			if s.Endpoints != nil {
+				all = append(all, s)
+			}
+		}
+	}
+	return all, r.done()
+}
+
+// subset takes the addresses of both families.
+func (w *sliceWriter) subset(field string, o *corev1.EndpointSubset) {
+	for i, p := range o.Ports {
+		w.port(index(field+".ports", i), SlicePort{Name: p.Name}, p.Port, string(p.Protocol))
+	}
+	w.addresses(field+".addresses", o.Addresses, true)
+	w.addresses(field+".notReadyAddresses", o.NotReadyAddresses, false)
+}
+
+func (w *sliceWriter) addresses(field string, addresses []corev1.EndpointAddress, ready bool) {
+	for i := range addresses {
+		if a, ok := w.endpointAddr(index(field, i)+".ip", addresses[i].IP); ok {
+			w.slice.Endpoints = append(w.slice.Endpoints, Endpoint{
+				Addr: a, Node: intern(deref(addresses[i].NodeName, "")), Ready: ready, Serving: ready,
+			})
+		}
+	}
+}

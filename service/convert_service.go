@@ -1,0 +1,248 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// proxyNameLabel on a Service says that another proxy handles it.
+const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
+
+// FromService validates a Service and keeps what matters. Whatever is wrong in it is left out and
+// named; the rest lives on. A Service that is none of our business comes back with Ignored set.
+func FromService(o *corev1.Service) (*Service, []Problem) {
+	c := serviceReader{report{object: "Service"}, o, &Service{Created: o.CreationTimestamp.Time}}
+	c.to.Name = c.name(&o.ObjectMeta)
+	c.clusterIPs()
+	c.ports()
+	c.loadBalancerIPs()
+	c.externalIPs()
+	c.sourceRanges()
+	c.policies()
+	c.affinity()
+	if c.to.Ignored = notOurs(o); c.to.Ignored != "" {
+		return c.to, nil
+	}
+	if len(c.to.ClusterIPs) == 0 {
+		c.to.Ignored = "it has no usable clusterIP (yet)"
+	}
+	if !label(c.to.Name.Namespace) || !label(c.to.Name.Name) {
+		c.to.Ignored = "its name is not valid"
+		c.add("metadata.name", "is not a DNS label; the Service is ignored")
+	}
+	return c.to, c.done()
+}
+
+// notOurs says why a Service is no concern of this proxy, whatever else it says.
+func notOurs(o *corev1.Service) string {
+	proxy, labelled := o.Labels[proxyNameLabel]
+	switch {
+	case labelled:
+		return fmt.Sprintf("it is handled by another proxy: label %s=%s", proxyNameLabel, proxy)
+	case o.Spec.Type == corev1.ServiceTypeExternalName:
+		return "its type is ExternalName, which concerns DNS only"
+	case o.Spec.ClusterIP == corev1.ClusterIPNone || slices.Contains(o.Spec.ClusterIPs, corev1.ClusterIPNone):
+		return "it is headless (clusterIP: None), clients talk to its endpoints themselves"
+	}
+	return ""
+}
+
+// serviceReader takes a Service apart.
+type serviceReader struct {
+	report
+	from *corev1.Service
+	to   *Service
+}
+
+// clusterIPs takes one address for each family. Its family must be the one that ipFamilies names.
+func (c *serviceReader) clusterIPs() {
+	field, texts := "spec.clusterIPs", c.from.Spec.ClusterIPs
+	if len(texts) == 0 {
+		field, texts = "spec.clusterIP", []string{c.from.Spec.ClusterIP}
+	}
+	for i, text := range texts {
+		field := index(field, i)
+		if text == "" {
+			continue
+		}
+		switch a, ok := c.addr(field, text); {
+		case !ok:
+		case hasFamily(c.to.ClusterIPs, a):
+			c.add(field, "%s is a second address of its family; it is left out", a)
+		case i < len(c.from.Spec.IPFamilies) && c.from.Spec.IPFamilies[i] != family(a):
+			c.add(field, "%s is not of the family %s that spec.ipFamilies names; it is left out",
+				a, c.from.Spec.IPFamilies[i])
+		default:
+			c.to.ClusterIPs = append(c.to.ClusterIPs, a)
+		}
+	}
+}
+
+func family(a netip.Addr) corev1.IPFamily {
+	if a.Is4() {
+		return corev1.IPv4Protocol
+	}
+	return corev1.IPv6Protocol
+}
+
+func (c *serviceReader) ports() {
+	for i := range c.from.Spec.Ports {
+		if p, ok := c.port(index("spec.ports", i), &c.from.Spec.Ports[i]); ok {
+			c.to.Ports = append(c.to.Ports, p)
+		}
+	}
+}
+
+func (c *serviceReader) port(field string, o *corev1.ServicePort) (Port, bool) {
+	protocol, ok := c.protocol(field+".protocol", string(o.Protocol))
+	number, ok2 := c.report.port(field+".port", o.Port)
+	if !ok || !ok2 {
+		return Port{}, false
+	}
+	p := Port{Name: intern(o.Name), Protocol: protocol, Port: number}
+	switch {
+	case p.Name == "" && len(c.from.Spec.Ports) > 1:
+		c.add(field+".name", "is empty, but there are several ports; the port is left out")
+		return p, false
+	case p.Name != "" && !label(p.Name):
+		c.add(field+".name", "%q is not a DNS label; the port is left out", p.Name)
+		return p, false
+	}
+	for _, q := range c.to.Ports {
+		switch {
+		case q.Name == p.Name:
+			c.add(field+".name", "%q is the name of an earlier port too; the port is left out", p.Name)
+			return p, false
+		case q.Port == p.Port && q.Protocol == p.Protocol:
+			c.add(field, "%d/%s is port %q already; the port is left out", p.Port, p.Protocol, q.Name)
+			return p, false
+		}
+	}
+	p.NodePort = c.nodePort(field+".nodePort", o.NodePort, protocol)
+	return p, true
+}
+
+// nodePort is 0 if there is none, or none that can be used.
+func (c *serviceReader) nodePort(field string, number int32, protocol model.Protocol) uint16 {
+	if number == 0 {
+		return 0
+	}
+	port, ok := c.report.port(field, number)
+	for _, q := range c.to.Ports {
+		if ok && q.NodePort == port && q.Protocol == protocol {
+			c.add(field, "%d/%s is the node port of port %q already; it is left out", port, protocol, q.Name)
+			return 0
+		}
+	}
+	return port
+}
+
+// loadBalancerIPs takes the addresses whose packets reach the node unchanged. Those of ipMode Proxy
+// (KEP-1860) are left to the load balancer.
+func (c *serviceReader) loadBalancerIPs() {
+	for i, in := range c.from.Status.LoadBalancer.Ingress {
+		if in.IP == "" || in.IPMode != nil && *in.IPMode != corev1.LoadBalancerIPModeVIP {
+			continue
+		}
+		field := index("status.loadBalancer.ingress", i) + ".ip"
+		c.to.LoadBalancerIPs = c.external(field, in.IP, c.to.LoadBalancerIPs)
+	}
+}
+
+// externalIPs leaves out what is a load balancer's address too: the source ranges hold there.
+func (c *serviceReader) externalIPs() {
+	for i, text := range c.from.Spec.ExternalIPs {
+		c.to.ExternalIPs = c.external(index("spec.externalIPs", i), text, c.to.ExternalIPs)
+	}
+}
+
+// external adds an address that the Service has not yet. Endpoints serve addresses of their own
+// family only, and a Service without a ClusterIP of a family has no endpoints of that family.
+func (c *serviceReader) external(field, text string, addrs []netip.Addr) []netip.Addr {
+	a, ok := c.addr(field, text)
+	switch {
+	case !ok || slices.Contains(c.to.LoadBalancerIPs, a) || slices.Contains(c.to.ExternalIPs, a):
+		return addrs
+	case slices.Contains(c.to.ClusterIPs, a):
+		c.add(field, "%s is the Service's ClusterIP; it is left out here", a)
+		return addrs
+	case len(c.to.ClusterIPs) > 0 && !hasFamily(c.to.ClusterIPs, a):
+		c.add(field, "the Service has no ClusterIP of the family %s; %s is left out", family(a), a)
+		return addrs
+	}
+	return append(addrs, a)
+}
+
+// sourceRanges makes explicit that a family which no range names is open, as it is with kube-proxy.
+// Where kube-proxy would also open a family whose ranges it cannot read, it stays closed here.
+func (c *serviceReader) sourceRanges() {
+	texts := c.from.Spec.LoadBalancerSourceRanges
+	if len(texts) == 0 {
+		return
+	}
+	ranges := c.prefixes("spec.loadBalancerSourceRanges", texts)
+	if len(ranges) == len(texts) {
+		for _, all := range everyone() {
+			if !slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Addr().Is4() == all.Addr().Is4() }) {
+				ranges = append(ranges, all)
+			}
+		}
+	}
+	c.to.SourceRanges = model.Disjoint(ranges)
+}
+
+// everyone is the whole of each family.
+func everyone() []netip.Prefix {
+	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+}
+
+func (c *serviceReader) policies() {
+	spec := &c.from.Spec
+	if spec.InternalTrafficPolicy != nil {
+		c.to.InternalLocal = c.local("spec.internalTrafficPolicy", string(*spec.InternalTrafficPolicy))
+	}
+	external := spec.Type == corev1.ServiceTypeLoadBalancer || spec.Type == corev1.ServiceTypeNodePort ||
+		len(spec.ExternalIPs) > 0
+	c.to.ExternalLocal = external && c.local("spec.externalTrafficPolicy", string(spec.ExternalTrafficPolicy))
+	if port := spec.HealthCheckNodePort; c.to.ExternalLocal && spec.Type == corev1.ServiceTypeLoadBalancer && port != 0 {
+		c.to.HealthCheckNodePort, _ = c.report.port("spec.healthCheckNodePort", port)
+	}
+}
+
+// local reads a traffic policy; the default is Cluster.
+func (c *serviceReader) local(field, policy string) bool {
+	if policy != "" && policy != "Cluster" && policy != "Local" {
+		c.add(field, "%q is neither Cluster nor Local; Cluster is assumed", policy)
+	}
+	return policy == "Local"
+}
+
+func (c *serviceReader) affinity() {
+	switch kind := c.from.Spec.SessionAffinity; kind {
+	case "", corev1.ServiceAffinityNone:
+	case corev1.ServiceAffinityClientIP:
+		c.to.Affinity = time.Duration(c.affinityTimeout()) * time.Second
+	default:
+		c.add("spec.sessionAffinity", "%q is neither None nor ClientIP; None is assumed", kind)
+	}
+}
+
+// affinityTimeout is in seconds: one day at most, three hours if nothing sensible is said.
+func (c *serviceReader) affinityTimeout() int32 {
+	config := c.from.Spec.SessionAffinityConfig
+	if config == nil || config.ClientIP == nil || config.ClientIP.TimeoutSeconds == nil {
+		return corev1.DefaultClientIPServiceAffinitySeconds
+	}
+	if seconds := *config.ClientIP.TimeoutSeconds; seconds >= 1 && seconds <= 86400 {
+		return seconds
+	}
+	c.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not in 1-86400; %d is assumed",
+		*config.ClientIP.TimeoutSeconds, corev1.DefaultClientIPServiceAffinitySeconds)
+	return corev1.DefaultClientIPServiceAffinitySeconds
+}
