@@ -1,0 +1,267 @@
+package nftables
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// load reads what the kernel holds in our table. Rows, slots and members are taken over; whether
+// they are still wanted is for the caller to find out. A table whose sets or base chains differ from
+// ours, because another version made them, is not taken over: t.foreign is true.
+func (p *Plane) load(t *table) error {
+	if err := p.fault("nftables list"); err != nil {
+		return err
+	}
+	steps := []func(*conn) error{t.loadTable, t.loadSets, t.loadChains, t.loadRules, t.loadElements}
+	for _, step := range steps {
+		if err := step(p.conn); err != nil {
+			return fmt.Errorf("list table %s %s: %w", t.family.name, t.name, err)
+		}
+		if !t.exists || t.foreign {
+			return nil
+		}
+	}
+	t.reserve()
+	return nil
+}
+
+func tableFilter(kind uint16, name string) []byte {
+	var e encoder
+	e.string(kind, name)
+	return e.b
+}
+
+func (t *table) loadTable(c *conn) error {
+	return c.dump(unix.NFT_MSG_GETTABLE, t.family.number, nil, func() {}, func(attrs []byte) {
+		t.exists = t.exists || attributeString(attrs, unix.NFTA_TABLE_NAME) == t.name
+	})
+}
+
+func (t *table) loadSets(c *conn) error {
+	reset := func() { clear(t.foundSets) }
+	return c.dump(unix.NFT_MSG_GETSET, t.family.number, tableFilter(unix.NFTA_SET_TABLE, t.name), reset, func(attrs []byte) {
+		if attributeString(attrs, unix.NFTA_SET_TABLE) != t.name {
+			return
+		}
+		name := attributeString(attrs, unix.NFTA_SET_NAME)
+		t.foundSets[name] = true
+		i := slices.IndexFunc(t.sets, func(s *set) bool { return s.name == name })
+		t.foreign = t.foreign || i < 0 || !t.sets[i].is(attrs)
+	})
+}
+
+// is reports whether a set that the kernel lists has the form of s.
+func (s *set) is(attrs []byte) bool {
+	number := func(kind uint16) uint32 {
+		if b := attribute(attrs, kind); len(b) == 4 {
+			return binary.BigEndian.Uint32(b)
+		}
+		return 0
+	}
+	return number(unix.NFTA_SET_FLAGS) == s.flags &&
+		number(unix.NFTA_SET_KEY_TYPE) == kind(s.key) && number(unix.NFTA_SET_KEY_LEN) == size(s.key) &&
+		(s.data == nil || number(unix.NFTA_SET_DATA_TYPE) == kind(s.data) && number(unix.NFTA_SET_DATA_LEN) == size(s.data))
+}
+
+func (t *table) loadChains(c *conn) error {
+	hooks := map[string]*hook{}
+	for _, c := range t.constantChains() {
+		hooks[c.name] = c.hook
+	}
+	reset := func() { clear(t.chains) }
+	return c.dump(unix.NFT_MSG_GETCHAIN, t.family.number, tableFilter(unix.NFTA_CHAIN_TABLE, t.name), reset, func(attrs []byte) {
+		if attributeString(attrs, unix.NFTA_CHAIN_TABLE) == t.name {
+			name := attributeString(attrs, unix.NFTA_CHAIN_NAME)
+			t.chains[name] = nil
+			t.foreign = t.foreign || !hooks[name].is(attrs)
+		}
+	})
+}
+
+// is reports whether a chain that the kernel lists hangs where h says; nil: nowhere.
+func (h *hook) is(attrs []byte) bool {
+	have := attribute(attrs, unix.NFTA_CHAIN_HOOK)
+	if h == nil || have == nil {
+		return h == nil && have == nil
+	}
+	return attributeString(attrs, unix.NFTA_CHAIN_TYPE) == h.kind &&
+		bytes.Equal(attribute(have, unix.NFTA_HOOK_HOOKNUM), binary.BigEndian.AppendUint32(nil, h.number)) &&
+		bytes.Equal(attribute(have, unix.NFTA_HOOK_PRIORITY), binary.BigEndian.AppendUint32(nil, uint32(h.priority)))
+}
+
+func (t *table) loadRules(c *conn) error {
+	reset := func() {
+		for name := range t.chains {
+			t.chains[name] = nil
+		}
+	}
+	return c.dump(unix.NFT_MSG_GETRULE, t.family.number, tableFilter(unix.NFTA_RULE_TABLE, t.name), reset, func(attrs []byte) {
+		if attributeString(attrs, unix.NFTA_RULE_TABLE) == t.name {
+			name := attributeString(attrs, unix.NFTA_RULE_CHAIN)
+			t.chains[name] = append(t.chains[name], ruleMark(attribute(attrs, unix.NFTA_RULE_USERDATA)))
+		}
+	})
+}
+
+// list calls f for each element of a set.
+func (t *table) list(c *conn, s *set, reset func(), f func(e element)) error {
+	var filter encoder
+	filter.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
+	filter.string(unix.NFTA_SET_ELEM_LIST_SET, s.name)
+	return c.dump(unix.NFT_MSG_GETSETELEM, t.family.number, filter.b, reset, func(attrs []byte) {
+		attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
+			f(decodeElement(data))
+		})
+	})
+}
+
+func (t *table) loadElements(c *conn) error {
+	for i, s := range t.sets {
+		if i == affinity || !t.foundSets[s.name] {
+			continue
+		}
+		if err := t.loadSet(c, i); err != nil {
+			return fmt.Errorf("set %s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+func (t *table) loadSet(c *conn, i int) error {
+	s := t.sets[i]
+	switch {
+	case i == frontends || i == internalFrontends:
+		scope := model.Scope(i - frontends)
+		reset := func() {
+			for k := range t.rows {
+				if k.Scope == scope {
+					delete(t.rows, k)
+				}
+			}
+		}
+		return t.list(c, s, reset, func(e element) {
+			if key, ok := decodeKey(e.key, scope); ok && len(e.data) == 4 {
+				t.rows[key] = row{token: token(binary.NativeEndian.Uint32(e.data)), found: true}
+			}
+		})
+	case i == slots:
+		return t.list(c, s, func() { clear(t.found.slots) }, t.foundSlot)
+	case i == choices:
+		return t.list(c, s, func() { clear(t.found.choices) }, t.foundChoice)
+	case i == backends:
+		return t.list(c, s, func() { clear(t.backends) }, func(e element) {
+			if b, ok := decodeBackend(e.data); ok && len(e.key) == 4 {
+				t.backends[handle(binary.NativeEndian.Uint32(e.key))] = b
+			}
+		})
+	case i == classes:
+		return t.list(c, s, func() { clear(t.found.classes) }, func(e element) {
+			if len(e.key) == 4 {
+				t.found.classes[e.chain] = token(binary.NativeEndian.Uint32(e.key)).class()
+			}
+		})
+	case s.interval() && s.flags&setConcat == 0:
+		return t.loadRanges(c, i)
+	}
+	n := t.family.address.size
+	return t.list(c, s, func() { clear(t.members[i]) }, func(e element) {
+		key := string(e.key)
+		if s.interval() && len(e.keyEnd) == len(e.key) {
+			key += string(e.keyEnd[len(e.keyEnd)-int(n):])
+		}
+		t.members[i][key] = 0
+	})
+}
+
+func (t *table) foundSlot(e element) {
+	backend, ok := decodeBackend(e.data)
+	if !ok || len(e.key) != 8 {
+		return
+	}
+	place(t.found.slots, e.key, backend)
+}
+
+func (t *table) foundChoice(e element) {
+	if len(e.key) == 8 && len(e.data) == 4 {
+		place(t.found.choices, e.key, handle(binary.NativeEndian.Uint32(e.data)))
+	}
+}
+
+// place puts the data of a slot, whose key is the pool's number and an index, where it belongs.
+func place[T any](found map[uint32][]T, key []byte, data T) {
+	number, i := binary.NativeEndian.Uint32(key), int(binary.NativeEndian.Uint32(key[4:]))
+	list := found[number]
+	if i >= len(list) {
+		list = append(list, make([]T, i+1-len(list))...)
+	}
+	list[i] = data
+	found[number] = list
+}
+
+// loadRanges pairs the ends of ranges, which the kernel lists as elements of their own.
+func (t *table) loadRanges(c *conn, i int) error {
+	type edge struct {
+		addr netip.Addr
+		end  bool
+	}
+	var edges []edge
+	err := t.list(c, t.sets[i], func() { edges = nil }, func(e element) {
+		if a, ok := netip.AddrFromSlice(e.key); ok {
+			edges = append(edges, edge{a, e.end})
+		}
+	})
+	slices.SortFunc(edges, func(a, b edge) int {
+		if c := a.addr.Compare(b.addr); c != 0 || a.end == b.end {
+			return c
+		} else if a.end { // a range ends before the next one starts at the same address
+			return -1
+		}
+		return 1
+	})
+	for n, e := range edges {
+		if e.end {
+			continue
+		}
+		last := prefixSpan(netip.PrefixFrom(e.addr, 0)).last
+		if n+1 < len(edges) {
+			last = edges[n+1].addr.Prev()
+		}
+		t.members[i][span{e.addr, last}.encode()] = 0
+	}
+	for key := range t.members[i] {
+		t.spans[i] = append(t.spans[i], key)
+	}
+	return err
+}
+
+// reserve keeps the numbers found in the kernel from being handed out anew.
+func (t *table) reserve() {
+	pools, classes, stickies := map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}
+	for number := range t.found.slots {
+		pools[number] = true
+	}
+	for number := range t.found.choices {
+		pools[number] = true
+	}
+	for h := range t.backends {
+		stickies[h.sticky()] = true
+	}
+	for _, r := range t.rows {
+		if n := r.token.pool(); n != 0 {
+			pools[n] = true
+		}
+	}
+	for _, id := range t.found.classes {
+		classes[id] = true
+	}
+	t.numbers.reserve(pools)
+	t.classIDs.reserve(classes)
+	t.stickies.reserve(stickies)
+}

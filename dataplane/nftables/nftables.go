@@ -1,0 +1,304 @@
+// Package nftables programs the rows into nf_tables, driven by netlink on one long-lived socket. The
+// number of chains and sets does not depend on the number of Services: frontends and backends are
+// elements of a few maps, one table for each address family.
+//
+//	prerouting ─ from a pod? ─► internal ─ internal-frontends ─┐
+//	output ───────────────────►    │ not found                 ├─► token ─ classes ─► forward-3-snat-offcluster
+//	           others ────────► services ─ frontends ──────────┘                        │ who may, mark for SNAT
+//	                               │ not found                                          ▼
+//	                             guards: reject or drop                 slots: pool number . random mod 3 ─► dnat
+//	postrouting: marked, or a backend that reaches itself ─► masquerade
+//
+// A Frontend row is one element of a frontends map. It says which class treats its packets (verdict,
+// size of the pool, SNAT, affinity; one small chain for all frontends alike) and which pool they go
+// to. A backend is one element of slots. So a change of an endpoint or a Service changes a few data
+// elements, whatever the number of the others: nf_tables re-examines all elements of a verdict map
+// when one is added, but those of a data map it does not.
+//
+// These chains see the first packet of a connection only. What conntrack remembers lives on.
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Plane is the nftables data plane.
+type Plane struct {
+	config dataplane.Config
+	conn   *conn
+	tables []*table // IPv4, IPv6; nil: the kernel's content is not known
+}
+
+var (
+	_ dataplane.New       = New
+	_ dataplane.Dataplane = (*Plane)(nil)
+	_ dataplane.Affine    = (*Plane)(nil)
+)
+
+// New opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
+func New(c dataplane.Config) (dataplane.Dataplane, error) {
+	if c.Mark == 0 {
+		c.Mark = dataplane.DefaultMark
+	}
+	conn, err := dial()
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	p := &Plane{config: c, conn: conn}
+	if err := p.probe(); err != nil {
+		return nil, errors.Join(fmt.Errorf("nftables: %w", err), conn.close())
+	}
+	return p, nil
+}
+
+// probe has the kernel check, but not perform, a transaction with everything the plane may need.
+func (p *Plane) probe() error {
+	var tx transaction
+	for _, t := range p.newTables(&tx) {
+		t.name += "-probe"
+		if err := t.structure(); err != nil {
+			return err
+		}
+		for _, c := range []class{
+			{verdict: model.Forward, slots: 2, snat: model.OffCluster, affinity: 1e9, limited: true},
+			{verdict: model.Reject, limited: true, scope: model.Internal},
+		} {
+			if _, err := t.use(c); err != nil {
+				return err
+			}
+		}
+	}
+	first, last := p.conn.encode(&tx, tx.steps, false)
+	if err := p.conn.send(); err != nil {
+		return err
+	}
+	err := p.conn.verdict(first, last, &tx, tx.steps)
+	if err == nil || errors.Is(err, unix.EPERM) {
+		return err
+	}
+	return fmt.Errorf("%w: %w (Linux 5.13 or newer with nf_tables, NAT, numgen and masquerading is needed)",
+		dataplane.ErrUnsupported, err)
+}
+
+func (p *Plane) newTables(tx *transaction) []*table {
+	tables := []*table{newTable(ipv4, p.config.Mark), newTable(ipv6, p.config.Mark)}
+	for _, t := range tables {
+		t.tx = tx
+	}
+	return tables
+}
+
+func (p *Plane) fault(operation string) error {
+	if p.config.Fault == nil {
+		return nil
+	}
+	return p.config.Fault(operation)
+}
+
+// Sync implements dataplane.Dataplane. What is there and right stays untouched.
+func (p *Plane) Sync(_ context.Context, s *model.State) error {
+	p.tables = nil
+	tables, tx, err := p.plan(s)
+	if err != nil {
+		return err
+	}
+	if err := p.commit(tx); err != nil {
+		return err
+	}
+	return p.settle(tables)
+}
+
+// plan finds the steps that lead from what the kernel holds to s.
+func (p *Plane) plan(s *model.State) ([]*table, *transaction, error) {
+	tx := &transaction{}
+	tables := p.newTables(tx)
+	var errs []error
+	for i, t := range tables {
+		t.podInterfaces = s.Pods.Interfaces
+		if err := p.load(t); err != nil {
+			return nil, nil, err
+		}
+		if t.foreign {
+			t = newTable(t.family, t.mark)
+			t.tx, t.podInterfaces, tables[i] = tx, s.Pods.Interfaces, t
+			t.deleteTable()
+			tx.whole = true
+		}
+		errs = append(errs, t.sync(s))
+	}
+	return tables, tx, errors.Join(errs...)
+}
+
+// settle is called when the kernel has done what the tables' transaction says.
+func (p *Plane) settle(tables []*table) error {
+	for _, t := range tables {
+		if err := p.forget(t); err != nil {
+			return err
+		}
+		t.numbers.settle()
+		t.classIDs.settle()
+		t.stickies.settle()
+		t.tx = nil
+	}
+	p.tables = tables
+	return nil
+}
+
+// Apply implements dataplane.Dataplane.
+func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
+	tables := p.tables
+	if tables == nil {
+		return errors.New("nftables: the kernel's content is not known; Sync first")
+	}
+	p.tables = nil
+	tx := &transaction{}
+	var errs []error
+	for _, t := range tables {
+		t.tx = tx
+		errs = append(errs, t.apply(s, c))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := p.commit(tx); err != nil {
+		return err
+	}
+	return p.settle(tables)
+}
+
+// Audit implements dataplane.Dataplane: each step that Sync would do is a difference.
+func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, error) {
+	_, tx, err := p.plan(s)
+	if err != nil {
+		return nil, err
+	}
+	var drifts []dataplane.Drift
+	for i := range tx.steps {
+		drifts = append(drifts, tx.drift(i))
+	}
+	return drifts, nil
+}
+
+func (t *transaction) drift(i int) dataplane.Drift {
+	step := &t.steps[i]
+	attrs := t.b[step.from:step.to]
+	object := "table " + step.table.family.name + " " + step.table.name
+	what := strings.TrimPrefix(step.table.describe(step.verb, attrs), object+": ")
+	if step.element() {
+		object += ": " + step.set.name
+		what = strings.TrimPrefix(step.table.describeElement(step.set, attrs), step.set.name+" ")
+	}
+	switch step.verb {
+	case unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSETELEM:
+		return dataplane.Drift{Object: object, Have: what}
+	}
+	return dataplane.Drift{Object: object, Want: what}
+}
+
+// Remove implements dataplane.Dataplane.
+func (p *Plane) Remove(context.Context) error {
+	p.tables = nil
+	tx := &transaction{}
+	for _, t := range p.newTables(tx) {
+		if err := t.loadTable(p.conn); err != nil {
+			return fmt.Errorf("nftables: %w", err)
+		}
+		if t.exists {
+			t.deleteTable()
+		}
+	}
+	if len(tx.steps) == 0 {
+		return nil
+	}
+	return p.commit(tx)
+}
+
+// Close implements dataplane.Dataplane.
+func (p *Plane) Close() error { return p.conn.close() }
+
+// Remembered implements dataplane.Affine.
+func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr) (netip.AddrPort, bool, error) {
+	var backend netip.AddrPort
+	var ok bool
+	for _, t := range p.tables {
+		pool := t.pools[id]
+		if pool == nil || pool.sticky == nil || client.Is6() != id.V6 {
+			continue
+		}
+		want := string(append(client.AsSlice(), native(uint32(newHandle(pool.sticky.number, 0)))...))
+		err := t.list(p.conn, t.sets[affinity], func() {}, func(e element) {
+			if string(e.key) == want && len(e.data) == 4 {
+				backend, ok = t.backends[handle(binary.NativeEndian.Uint32(e.data))]
+			}
+		})
+		if err != nil {
+			return backend, false, fmt.Errorf("nftables: list remembered clients: %w", err)
+		}
+	}
+	return backend, ok, nil
+}
+
+const forgetTries = 5
+
+// forget deletes from the memory of affinity the backends that have left their pools, and then their
+// handles. It comes after the change, when nobody can choose them any more.
+func (p *Plane) forget(t *table) error {
+	if len(t.stale) == 0 && !t.recheck {
+		return nil
+	}
+	var err error
+	for range forgetTries {
+		t.tx = &transaction{}
+		if err = t.forgetSteps(p.conn); err != nil {
+			return err
+		}
+		if err = p.commit(t.tx); !errors.Is(err, unix.ENOENT) { // ENOENT: a client's time ran out meanwhile
+			break
+		}
+	}
+	if err == nil {
+		t.forgotten()
+	}
+	return err
+}
+
+func (t *table) forgetSteps(c *conn) error {
+	stale := make(map[handle]bool, len(t.stale))
+	for _, s := range t.stale {
+		stale[s.handle] = true
+	}
+	err := t.list(c, t.sets[affinity], func() { *t.tx = transaction{} }, func(e element) {
+		if len(e.data) != 4 {
+			return
+		}
+		h := handle(binary.NativeEndian.Uint32(e.data))
+		if _, known := t.backends[h]; stale[h] || !known {
+			t.element(unix.NFT_MSG_DELSETELEM, affinity, e.key, nil)
+		}
+	})
+	for h := range stale {
+		t.element(unix.NFT_MSG_DELSETELEM, backends, native(uint32(h)), nil)
+	}
+	return err
+}
+
+func (t *table) forgotten() {
+	for _, s := range t.stale {
+		delete(t.backends, s.handle)
+		if s.of != nil {
+			s.of.indexes.give(s.index())
+			s.of.indexes.settle()
+		}
+	}
+	t.stale, t.recheck = nil, false
+}

@@ -1,0 +1,261 @@
+package nftables
+
+import (
+	"errors"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// sync makes the steps from what load found to s.
+func (t *table) sync(s *model.State) error {
+	if err := t.structure(); err != nil {
+		return err
+	}
+	t.recheck = true
+	t.adopt(s)
+	t.releaseSources(s)
+	errs := []error{t.setRows(s, s.Pools, s.Frontends)}
+	t.setGuards(s)
+	t.setPods(s)
+	for key := range t.rows {
+		if _, ok := s.Frontends[key]; !ok {
+			t.deleteFrontend(key)
+		}
+	}
+	t.sweep()
+	return errors.Join(errs...)
+}
+
+// mine reports whether an address is of the table's family.
+func (t *table) mine(a netip.Addr) bool { return a.BitLen() == int(t.family.address.size)*8 }
+
+// adopt gives the pools of s the numbers under which the kernel holds them, as the tokens of their
+// frontends tell.
+func (t *table) adopt(s *model.State) {
+	for key, f := range s.Frontends {
+		number := t.rows[key].token.pool()
+		if number == 0 || f.Verdict != model.Forward || t.pools[f.Pool] != nil {
+			continue
+		}
+		if list, ok := t.found.slots[number]; ok && s.Pools[f.Pool].Affinity == 0 {
+			t.pools[f.Pool] = &pool{number: number, slots: list}
+			delete(t.found.slots, number)
+		}
+		if list, ok := t.found.choices[number]; ok && s.Pools[f.Pool].Affinity > 0 {
+			if p := t.adoptSticky(number, list); p != nil {
+				t.pools[f.Pool] = p
+				delete(t.found.choices, number)
+			}
+		}
+	}
+	t.dropUnknownHandles()
+}
+
+// adoptSticky takes over a pool with affinity, or returns nil if what the kernel holds of it is not whole.
+func (t *table) adoptSticky(number uint32, choices []handle) *pool {
+	s := &sticky{number: choices[0].sticky(), indexes: ids{max: maxIndex}, handles: map[netip.AddrPort]handle{}}
+	taken := map[uint32]bool{}
+	for h, b := range t.backends {
+		if h.sticky() == s.number {
+			taken[h.index()] = true
+			s.handles[b] = h
+		}
+	}
+	s.indexes.reserve(taken)
+	p := &pool{number: number, sticky: s, slots: make([]netip.AddrPort, len(choices))}
+	for i, h := range choices {
+		p.slots[i] = t.backends[h]
+		if s.handles[p.slots[i]] != h {
+			return nil
+		}
+	}
+	return p
+}
+
+// dropUnknownHandles makes the handles stale that no pool has taken over.
+func (t *table) dropUnknownHandles() {
+	numbers, known := map[uint32]bool{}, map[handle]bool{}
+	for _, p := range t.pools {
+		if p.sticky != nil {
+			numbers[p.sticky.number] = true
+			for _, h := range p.sticky.handles {
+				known[h] = true
+			}
+		}
+	}
+	for h := range t.backends {
+		if known[h] {
+			continue
+		}
+		t.stale = append(t.stale, staleHandle{handle: h})
+		if !numbers[h.sticky()] {
+			numbers[h.sticky()] = true
+			t.stickies.give(h.sticky())
+		}
+	}
+}
+
+// releaseSources deletes the allowed sources that no row of s names, before others are added which
+// they might overlap.
+func (t *table) releaseSources(s *model.State) {
+	wanted := map[string]bool{}
+	for key, f := range s.Frontends {
+		if f.Allow != nil && t.mine(key.Addr) {
+			for _, k := range t.encodeSources(key, f.Allow) {
+				wanted[k] = true
+			}
+		}
+	}
+	for _, i := range []int{sources, internalSources} {
+		for key := range t.members[i] {
+			if !wanted[key] {
+				t.release(i, key)
+			}
+		}
+	}
+}
+
+// setRows sets pools first, then the frontends that refer to them.
+func (t *table) setRows(s *model.State, pools map[model.PoolID]model.Pool, frontends map[model.Key]model.Frontend) error {
+	var errs []error
+	for id, pool := range pools {
+		if id.V6 == t.v6() {
+			errs = append(errs, t.setPool(id, pool))
+		}
+	}
+	for key, f := range frontends {
+		if t.mine(key.Addr) {
+			errs = append(errs, t.setFrontend(key, f, s.Pools[f.Pool].Affinity))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (t *table) v6() bool { return t.family.address.size == 16 }
+
+// sweep deletes what load found and s does not need.
+func (t *table) sweep() {
+	for number, backends := range t.found.slots {
+		t.deletePoolElements(&pool{number: number, slots: backends})
+	}
+	for number, handles := range t.found.choices {
+		t.deleteChoices(number, handles)
+	}
+	t.sweepMembers()
+	t.sweepClasses()
+	for name, id := range t.found.classes {
+		t.deleteClass(id, name)
+	}
+	known := map[string]bool{}
+	for _, c := range t.constantChains() {
+		known[c.name] = true
+	}
+	for c := range t.classes {
+		known[c.chain()] = true
+	}
+	for name := range t.chains {
+		if !known[name] {
+			t.deleteChain(name)
+		}
+	}
+	t.found = found{}
+}
+
+func (t *table) deleteChoices(number uint32, handles []handle) {
+	for i, h := range handles {
+		if h != 0 {
+			t.element(unix.NFT_MSG_DELSETELEM, choices, slotKey(number, i), nil)
+		}
+	}
+	t.numbers.give(number)
+}
+
+// apply makes the steps of a change.
+func (t *table) apply(s *model.State, c model.Change) error {
+	if c.Pods != nil {
+		if err := t.setPods(s); err != nil {
+			return err
+		}
+	}
+	if err := t.setRows(s, c.Pools.Set, c.Frontends.Set); err != nil {
+		return err
+	}
+	if !c.Guards.Empty() {
+		t.changeGuards(s, c)
+	}
+	for _, key := range c.Frontends.Delete {
+		t.deleteFrontend(key)
+	}
+	for _, id := range c.Pools.Delete {
+		t.deletePool(id)
+	}
+	t.sweepClasses()
+	return nil
+}
+
+// setPods makes the kernel recognise the packets of pods.
+func (t *table) setPods(s *model.State) error {
+	t.podInterfaces = s.Pods.Interfaces
+	var now []string
+	for _, p := range s.Pods.Prefixes {
+		if t.mine(p.Addr()) {
+			now = append(now, interval(p))
+		}
+	}
+	t.setSpans(pods, now)
+	return t.structure()
+}
+
+func (t *table) setGuards(s *model.State) {
+	for p, v := range s.Guards {
+		if t.mine(p.Addr()) && p.IsSingleIP() {
+			t.setAddress(rejectAddresses, p.Addr(), v == model.Reject)
+			t.setAddress(dropAddresses, p.Addr(), v == model.Drop)
+		}
+	}
+	t.setRanges(s)
+}
+
+// changeGuards touches single addresses one by one; of ranges there are few, and they may be nested.
+func (t *table) changeGuards(s *model.State, c model.Change) {
+	ranges := false
+	set := func(p netip.Prefix, v model.Verdict) {
+		switch {
+		case !t.mine(p.Addr()):
+		case p.IsSingleIP():
+			t.setAddress(rejectAddresses, p.Addr(), v == model.Reject)
+			t.setAddress(dropAddresses, p.Addr(), v == model.Drop)
+		default:
+			ranges = true
+		}
+	}
+	for p, v := range c.Guards.Set {
+		set(p, v)
+	}
+	for _, p := range c.Guards.Delete {
+		set(p, model.Pass)
+	}
+	if ranges {
+		t.setRanges(s)
+	}
+}
+
+func (t *table) setRanges(s *model.State) {
+	nested := map[netip.Prefix]model.Verdict{}
+	for p, v := range s.Guards {
+		if t.mine(p.Addr()) && !p.IsSingleIP() {
+			nested[p] = v
+		}
+	}
+	spans := flatten(nested)
+	for i, v := range map[int]model.Verdict{rejectRanges: model.Reject, dropRanges: model.Drop} {
+		var now []string
+		for _, s := range spans[v] {
+			now = append(now, s.encode())
+		}
+		t.setSpans(i, now)
+	}
+}
