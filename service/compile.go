@@ -1,0 +1,154 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Row is one row of a State.
+type Row[K comparable, V any] struct {
+	Key   K
+	Value V
+}
+
+// Rows are what one Service adds to a State if no other Service contests its addresses. They are
+// sorted by their keys.
+type Rows struct {
+	Frontends []Row[model.Key, model.Frontend]
+	Pools     []Row[model.PoolID, model.Pool] // those that Frontends refer to
+	Health    []Row[netip.AddrPort, model.Health]
+	Problems  []Problem
+}
+
+// Compile computes the rows of a Service from its slices, which must be in the order of their names.
+func Compile(v *View, s *Service, list []*Slice) Rows {
+	c := compiler{view: v, service: s, slices: current(list)}
+	if s.Ignored != "" {
+		return c.rows
+	}
+	for _, ip := range s.ClusterIPs {
+		c.ready = c.ready[:0]
+		for i := range s.Ports {
+			c.port(&s.Ports[i], ip)
+		}
+		c.health(ip)
+	}
+	slices.SortFunc(c.rows.Frontends, func(a, b Row[model.Key, model.Frontend]) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(c.rows.Pools, func(a, b Row[model.PoolID, model.Pool]) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(c.rows.Health, func(a, b Row[netip.AddrPort, model.Health]) int { return a.Key.Compare(b.Key) })
+	return c.rows
+}
+
+// current leaves out mirrored slices if there are real ones.
+func current(list []*Slice) []*Slice {
+	mirrored := func(s *Slice) bool { return s.Mirrored }
+	if !slices.ContainsFunc(list, mirrored) {
+		return list
+	}
+	if own := slices.DeleteFunc(slices.Clone(list), mirrored); len(own) > 0 {
+		return own
+	}
+	return list
+}
+
+// compiler gathers the rows of one Service.
+type compiler struct {
+	view    *View
+	service *Service
+	slices  []*Slice
+	rows    Rows
+	ready   []netip.Addr // of endpoints on this node, of the family at hand, if anybody asks
+}
+
+// port adds the rows of one port of the Service in the family of one of its ClusterIPs.
+func (c *compiler) port(p *Port, ip netip.Addr) {
+	s := choose(c.view, gather(c.view, p, c.slices, ip.Is4()))
+	c.inspect(&s)
+	name := portName(c.service.Name, p.Name)
+	pools := [2]model.PoolID{{Service: name, V6: ip.Is6()}, {Service: name, V6: ip.Is6(), Local: true}}
+	var used [2]bool
+	for _, e := range exposures(c.view, c.service, p, ip) {
+		allow := c.service.allow(c.view, e)
+		for _, l := range c.service.lanes(c.view, e) {
+			row := model.Frontend{Service: name, Verdict: s.verdict(l.pool), Allow: allow}
+			if row.Verdict == model.Forward {
+				row.Pool, row.SNAT = pools[l.pool], l.snat
+				used[l.pool] = true
+			} else if l.scope == model.Internal && row.Verdict == model.Reject && !e.Addr().IsLoopback() {
+				continue // the row for all clients says the same
+			}
+			key := model.Key{Addr: e.Addr(), Port: e.Port(), Protocol: p.Protocol, Scope: l.scope}
+			c.rows.Frontends = append(c.rows.Frontends, Row[model.Key, model.Frontend]{key, row})
+		}
+	}
+	for i := range pools {
+		if used[i] {
+			pool := model.Pool{Backends: s.backends(i), Affinity: c.service.Affinity}
+			c.rows.Pools = append(c.rows.Pools, Row[model.PoolID, model.Pool]{pools[i], pool})
+		}
+	}
+}
+
+// portName is the name of a Service's port in rows.
+func portName(service Name, port string) string {
+	if port == "" {
+		return service.Namespace + "/" + service.Name
+	}
+	return service.Namespace + "/" + service.Name + ":" + port
+}
+
+// verdict is what happens to connections that want a pool. If only local backends are wanted and
+// there are none, silence lets the client or the load balancer try another node.
+func (s *selection) verdict(pool int) model.Verdict {
+	switch {
+	case s.serving[pool] > 0:
+		return model.Forward
+	case s.serving[clusterPool] > 0:
+		return model.Drop
+	}
+	return model.Reject
+}
+
+// inspect counts ready endpoints on this node for the load balancer's health check, and reports
+// those that cannot be endpoints.
+func (c *compiler) inspect(s *selection) {
+	for i := range s.candidates {
+		e := &s.candidates[i]
+		switch {
+		case e.use[clusterPool] == ServiceAddress:
+			c.rows.Problems = append(c.rows.Problems, Problem{e.slice.object(), "endpoints", fmt.Sprintf(
+				"%s is an address of a Service; the endpoint is left out, it would make a loop", e.Addr())})
+		case c.service.HealthCheckNodePort != 0 && e.use[localPool] == Serving && e.endpoint.Ready:
+			c.ready = append(c.ready, e.Addr())
+		}
+	}
+}
+
+// object is the slice's kind and name, for people.
+func (s *Slice) object() string {
+	if s.Mirrored {
+		return "Endpoints " + Name{Namespace: s.Name.Namespace, Name: s.Service}.String()
+	}
+	return "EndpointSlice " + s.Name.String()
+}
+
+// health adds a health check server on each address that takes NodePort connections. It counts
+// addresses: an endpoint that serves two ports is one.
+func (c *compiler) health(ip netip.Addr) {
+	if c.service.HealthCheckNodePort == 0 {
+		return
+	}
+	slices.SortFunc(c.ready, netip.Addr.Compare)
+	c.ready = slices.Compact(c.ready)
+	for _, a := range c.view.NodePorts {
+		if a.Is4() == ip.Is4() {
+			c.rows.Health = append(c.rows.Health, Row[netip.AddrPort, model.Health]{
+				netip.AddrPortFrom(a, c.service.HealthCheckNodePort),
+				model.Health{Service: c.service.Name.String(), Local: len(c.ready)},
+			})
+		}
+	}
+}

@@ -1,0 +1,251 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Use says what an endpoint is in a pool, or why it is not in it.
+type Use uint8
+
+// Everything after Draining is outside of the pool.
+const (
+	Serving        Use = iota // takes new connections
+	Draining                  // serves while it terminates, but others are ready
+	NotReady                  // neither ready, nor serving while it terminates
+	NotLocal                  // on another node, and the traffic policy is Local
+	OtherNode                 // its hints are for other nodes
+	OtherZone                 // its hints are for other zones
+	ServiceAddress            // its address belongs to a Service: it would make a loop
+	Duplicate                 // another endpoint has the same address and port
+)
+
+// The two pools a Service port can have. They are chosen independently of each other (KEP-1669).
+const (
+	clusterPool = iota // all endpoints, of which hints may select some
+	localPool          // those on this node
+)
+
+// candidate is an endpoint for one port of a Service, and what it is in each pool.
+type candidate struct {
+	netip.AddrPort
+	endpoint *Endpoint
+	slice    *Slice
+	local    bool
+	use      [2]Use
+}
+
+// draining reports whether the endpoint serves while it terminates.
+func (c *candidate) draining() bool {
+	return !c.endpoint.Ready && c.endpoint.Serving && c.endpoint.Terminating
+}
+
+// compare orders candidates by address. Of those with the same one the first is used: the one that
+// runs before the one that terminates, whose pod may have given its address to the other's.
+func (c *candidate) compare(o *candidate) int {
+	return cmp.Or(c.AddrPort.Compare(o.AddrPort), falseFirst(c.endpoint.Terminating, o.endpoint.Terminating),
+		falseFirst(!c.endpoint.Ready, !o.endpoint.Ready), falseFirst(!c.endpoint.Serving, !o.endpoint.Serving),
+		falseFirst(!c.local, !o.local))
+}
+
+func falseFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
+
+// gather collects the endpoints that serve a port of a Service, of one address family. The slices
+// are in the order of their names, so that the result depends on nothing else.
+func gather(v *View, p *Port, list []*Slice, v4 bool) []candidate {
+	var all []candidate
+	for _, s := range list {
+		port, ok := s.port(p)
+		if !ok {
+			continue
+		}
+		all = slices.Grow(all, len(s.Endpoints))
+		for i := range s.Endpoints {
+			e := &s.Endpoints[i]
+			if e.Addr.Is4() != v4 {
+				continue
+			}
+			all = append(all, candidate{
+				AddrPort: netip.AddrPortFrom(e.Addr, port),
+				endpoint: e,
+				slice:    s,
+				local:    e.Node != "" && e.Node == v.Node,
+			})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b candidate) int { return a.compare(&b) })
+	return all
+}
+
+// port is the number under which the slice's endpoints serve a port of the Service.
+func (s *Slice) port(p *Port) (uint16, bool) {
+	for i := range s.Ports {
+		if s.Ports[i].Name == p.Name && s.Ports[i].Protocol == p.Protocol {
+			return s.Ports[i].Port, true
+		}
+	}
+	return 0, false
+}
+
+// selection is what became of a Service port's endpoints.
+type selection struct {
+	candidates []candidate
+	serving    [2]int // how many endpoints take connections in each pool
+	hints      hints
+}
+
+// choose decides what each endpoint is in each pool.
+func choose(v *View, candidates []candidate) selection {
+	s := selection{candidates: candidates, hints: hints{node: v.Node, zone: v.Zone}}
+	for i := range candidates {
+		c := &candidates[i]
+		switch {
+		case v.ServiceAddress != nil && v.ServiceAddress(c.Addr()):
+			c.use = [2]Use{ServiceAddress, ServiceAddress}
+		case i > 0 && candidates[i-1].AddrPort == c.AddrPort:
+			c.use = [2]Use{Duplicate, Duplicate}
+		default:
+			s.hints.count(c.endpoint)
+		}
+	}
+	s.fill(clusterPool, s.hints.use)
+	s.fill(localPool, func(c *candidate) Use {
+		if c.local {
+			return Serving
+		}
+		return NotLocal
+	})
+	return s
+}
+
+// fill decides about one pool: ready endpoints, or if there are none, those that serve while they
+// terminate. The filter says Serving of an endpoint that is meant for this pool.
+func (s *selection) fill(pool int, filter func(*candidate) Use) {
+	ready := false
+	for i := range s.candidates {
+		c := &s.candidates[i]
+		if c.use[pool] != Serving {
+			continue
+		}
+		c.use[pool] = filter(c)
+		ready = ready || c.use[pool] == Serving && c.endpoint.Ready
+	}
+	for i := range s.candidates {
+		c := &s.candidates[i]
+		switch {
+		case c.use[pool] != Serving:
+			continue
+		case c.draining() && ready:
+			c.use[pool] = Draining
+		case !c.draining() && !c.endpoint.Ready:
+			c.use[pool] = NotReady
+		default:
+			s.serving[pool]++
+		}
+	}
+}
+
+// backends are the members of a pool.
+func (s *selection) backends(pool int) []model.Backend {
+	n := 0
+	for i := range s.candidates {
+		if s.candidates[i].use[pool] <= Draining {
+			n++
+		}
+	}
+	all := make([]model.Backend, 0, n)
+	for i := range s.candidates {
+		c := &s.candidates[i]
+		switch c.use[pool] {
+		case Serving:
+			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.local, Weight: 1})
+		case Draining:
+			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.local})
+		}
+	}
+	return all
+}
+
+// hints decide whether only endpoints meant for this node, or for its zone, are used. It is all or
+// nothing: every ready endpoint must have a hint, and one of them for this node or zone (KEP-2433,
+// KEP-3015).
+type hints struct {
+	node, zone         string
+	ready              int // endpoints that are ready
+	forNodes, forZones int // of these: with a hint for some node, for some zone
+	here, inZone       int // of these: for this node, for this zone
+}
+
+func (h *hints) count(e *Endpoint) {
+	if !e.Ready {
+		return
+	}
+	h.ready++
+	if e.Hints == nil {
+		return
+	}
+	if len(e.Hints.Nodes) > 0 {
+		h.forNodes++
+	}
+	if slices.Contains(e.Hints.Nodes, h.node) {
+		h.here++
+	}
+	if len(e.Hints.Zones) > 0 {
+		h.forZones++
+	}
+	if slices.Contains(e.Hints.Zones, h.zone) {
+		h.inZone++
+	}
+}
+
+func (h *hints) byNode() bool { return h.here > 0 && h.forNodes == h.ready }
+func (h *hints) byZone() bool { return h.inZone > 0 && h.forZones == h.ready && !h.byNode() }
+
+// use is Serving if the endpoint is meant for this node. One without hints is: the controller takes
+// them from endpoints that terminate, and they may still have flows of this node.
+func (h *hints) use(c *candidate) Use {
+	switch e := c.endpoint.Hints; {
+	case e == nil:
+	case h.byNode() && len(e.Nodes) > 0 && !slices.Contains(e.Nodes, h.node):
+		return OtherNode
+	case h.byZone() && len(e.Zones) > 0 && !slices.Contains(e.Zones, h.zone):
+		return OtherZone
+	}
+	return Serving
+}
+
+// String says whether hints are used, and why not; it is empty if there are none.
+func (h *hints) String() string {
+	switch {
+	case h.forNodes+h.forZones == 0:
+		return ""
+	case h.byNode():
+		return fmt.Sprintf("node hints are followed: %d of %d ready endpoints are meant for node %s", h.here, h.ready, h.node)
+	case h.byZone():
+		return fmt.Sprintf("zone hints are followed: %d of %d ready endpoints are meant for zone %s", h.inZone, h.ready, h.zone)
+	case h.forZones == 0:
+		return "node hints are ignored: " + why(h.forNodes, h.ready, "node "+h.node)
+	case h.zone == "":
+		return "zone hints are ignored: the zone of this node is not known (label topology.kubernetes.io/zone)"
+	}
+	return "zone hints are ignored: " + why(h.forZones, h.ready, "zone "+h.zone)
+}
+
+func why(hinted, ready int, here string) string {
+	if hinted < ready {
+		return fmt.Sprintf("%d of %d ready endpoints have none", ready-hinted, ready)
+	}
+	return "none is for " + here
+}

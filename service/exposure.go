@@ -1,0 +1,147 @@
+package service
+
+import (
+	"net/netip"
+	"slices"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Kind says what a Service's address is in the words of Kubernetes.
+type Kind uint8
+
+// The kinds of addresses at which a Service is reached.
+const (
+	ClusterIP Kind = iota + 1
+	LoadBalancer
+	ExternalIP
+	NodePort
+	HealthCheck // healthCheckNodePort
+)
+
+func (k Kind) String() string {
+	return [...]string{"", "ClusterIP", "LoadBalancer IP", "external IP", "NodePort", "healthCheckNodePort"}[k]
+}
+
+// exposure is one address and port at which clients reach a port of a Service.
+type exposure struct {
+	netip.AddrPort
+	kind Kind
+	port *Port
+}
+
+// exposures lists where a port of a Service is reached in the family of one of its ClusterIPs.
+func exposures(v *View, s *Service, p *Port, clusterIP netip.Addr) []exposure {
+	all := []exposure{{netip.AddrPortFrom(clusterIP, p.Port), ClusterIP, p}}
+	add := func(kind Kind, port uint16, addrs []netip.Addr) {
+		for _, a := range addrs {
+			if a.Is4() == clusterIP.Is4() {
+				all = append(all, exposure{netip.AddrPortFrom(a, port), kind, p})
+			}
+		}
+	}
+	add(LoadBalancer, p.Port, s.LoadBalancerIPs)
+	if v.ExternalIPs {
+		add(ExternalIP, p.Port, s.ExternalIPs)
+	}
+	if p.NodePort != 0 {
+		add(NodePort, p.NodePort, v.NodePorts)
+	}
+	return slices.DeleteFunc(all, func(e exposure) bool { return e.kind == NodePort && s.hidesNodePort(v, e) })
+}
+
+// hidesNodePort reports whether a NodePort's address and port are those of an external address of
+// the same Service, which a node's address can be.
+func (s *Service) hidesNodePort(v *View, e exposure) bool {
+	if !slices.Contains(s.LoadBalancerIPs, e.Addr()) && !(v.ExternalIPs && slices.Contains(s.ExternalIPs, e.Addr())) {
+		return false
+	}
+	return slices.ContainsFunc(s.Ports, func(p Port) bool {
+		return p.Port == e.Port() && p.Protocol == e.port.Protocol
+	})
+}
+
+// allow is whom the exposure admits: nil means everyone. Only a load balancer's address has source
+// ranges. If they admit the node, they admit the address itself too: it is the source of the node's
+// own packets to it wherever it is on an interface of the node.
+func (s *Service) allow(v *View, e exposure) []netip.Prefix {
+	if e.kind != LoadBalancer || s.SourceRanges == nil {
+		return nil
+	}
+	ranges := []netip.Prefix{}
+	for _, p := range s.SourceRanges {
+		if p.Addr().Is4() != e.Addr().Is4() {
+			continue
+		}
+		if p.Bits() == 0 {
+			return nil
+		}
+		ranges = append(ranges, p)
+	}
+	if slices.ContainsFunc(v.IPs, func(a netip.Addr) bool { return contains(ranges, a) }) {
+		ranges = model.Disjoint(append(ranges, hostPrefix(e.Addr())))
+	}
+	return ranges
+}
+
+// lane is one group of an exposure's clients, and what it gets.
+type lane struct {
+	scope model.Scope
+	pool  int
+	snat  model.SNAT
+}
+
+// lanes says which clients of an exposure go to which pool.
+func (s *Service) lanes(v *View, e exposure) []lane {
+	switch {
+	case e.kind == ClusterIP && s.InternalLocal:
+		return []lane{{model.Any, localPool, v.clusterSNAT(e.Addr())}}
+	case e.kind == ClusterIP:
+		return []lane{{model.Any, clusterPool, v.clusterSNAT(e.Addr())}}
+	case e.Addr().IsLoopback():
+		// Only this node itself can send there. Its answers must find back to an address that
+		// means something to the backend.
+		return []lane{{model.Internal, clusterPool, model.Always}}
+	case !s.ExternalLocal:
+		// The backend may be on another node, and answers must come back through this one.
+		return []lane{{model.Any, clusterPool, model.Always}}
+	}
+	// The node and its pods are served as if they had gone out to the load balancer and back in
+	// through any node. The node's own source address can be the very address it talks to.
+	internal := lane{model.Internal, clusterPool, model.Always}
+	if v.detects(e.Addr()) {
+		internal.snat = model.OffCluster
+	}
+	return []lane{internal, {model.Any, localPool, model.Never}}
+}
+
+// clusterSNAT is for ClusterIPs. A client outside of the cluster, which somebody routed here, may be
+// sent to another node. If pods cannot be told from it, nobody's address is replaced.
+func (v *View) clusterSNAT(family netip.Addr) model.SNAT {
+	switch {
+	case v.MasqueradeAll:
+		return model.Always
+	case v.detects(family):
+		return model.OffCluster
+	}
+	return model.Never
+}
+
+// find says what an address, port and protocol are for a Service.
+func (v *View) find(s *Service, c claim) (exposure, bool) {
+	for _, ip := range s.ClusterIPs {
+		for i := range s.Ports {
+			if s.Ports[i].Protocol != c.protocol {
+				continue
+			}
+			for _, e := range exposures(v, s, &s.Ports[i], ip) {
+				if e.AddrPort == c.AddrPort {
+					return e, true
+				}
+			}
+		}
+	}
+	health := s.HealthCheckNodePort != 0 && s.HealthCheckNodePort == c.Port() && c.protocol == model.TCP &&
+		slices.Contains(v.NodePorts, c.Addr())
+	return exposure{AddrPort: c.AddrPort, kind: HealthCheck}, health
+}

@@ -1,0 +1,336 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Table holds the objects and keeps a State that says what they mean for this node. Its State after
+// any chain of Updates is that of a new Table which is told all objects at once.
+type Table struct {
+	options Options
+	node    Node
+	addrs   []netip.Addr
+	cidrs   []netip.Prefix // Service CIDRs
+	view    View
+
+	entries map[Name]*entry
+	slices  map[Name]*Slice
+	claims  map[claim][]*entry  // who wants an address, port and protocol
+	lost    map[claim][]Problem // what was said to those who did not get it
+
+	clusterIPs map[netip.Addr]int   // how many Services have each
+	networks   map[netip.Prefix]int // how many endpoints are in each /24 and /120
+
+	state     *model.State
+	frontends ledger[model.Key, model.Frontend]
+	pools     ledger[model.PoolID, model.Pool]
+	guards    ledger[netip.Prefix, model.Verdict]
+	health    ledger[netip.AddrPort, model.Health]
+
+	update // what the Update at hand has found so far
+}
+
+// update lives for one call of Update.
+type update struct {
+	dirty     map[*entry]struct{} // Services to compile
+	moved     []netip.Addr        // ClusterIPs that came or went
+	contested map[claim]struct{}  // to settle when all Services are compiled
+	compiled  map[*entry]*Rows    // of those that take part
+	problems  []Problem
+}
+
+// entry is what the Table knows of one Service.
+type entry struct {
+	name    Name
+	service *Service // nil: only slices are known yet
+	slices  []*Slice // in the order of their names
+	claims  []claim  // sorted
+	pools   []model.PoolID
+	told    []Problem // that Compile found
+}
+
+// NewTable makes a Table without objects. Its error names the option that is wrong, and its flag.
+func NewTable(o Options) (*Table, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	s := model.NewState()
+	t := &Table{
+		options:    o,
+		entries:    map[Name]*entry{},
+		slices:     map[Name]*Slice{},
+		claims:     map[claim][]*entry{},
+		lost:       map[claim][]Problem{},
+		clusterIPs: map[netip.Addr]int{},
+		networks:   map[netip.Prefix]int{},
+		state:      s,
+		frontends:  newLedger(s.Frontends, model.Frontend.Equal),
+		pools:      newLedger(s.Pools, model.Pool.Equal),
+		guards:     newLedger(s.Guards, equal[model.Verdict]),
+		health:     newLedger(s.Health, equal[model.Health]),
+	}
+	t.view = t.look()
+	s.Pods = t.view.Pods
+	return t, nil
+}
+
+func equal[V comparable](a, b V) bool { return a == b }
+
+// Update takes in what changed and returns the State, which the Table goes on patching, the Change
+// that led to it, and the problems that newly arose, with those of the Batch. Its cost depends on
+// what changed, unless the node, its addresses or the Service CIDRs did.
+func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
+	t.update = update{
+		dirty:     map[*entry]struct{}{},
+		contested: map[claim]struct{}{},
+		compiled:  map[*entry]*Rows{},
+		problems:  slices.Clone(b.Problems),
+	}
+	for name, s := range b.Services {
+		t.setService(name, s)
+	}
+	for name, s := range b.Slices {
+		t.setSlice(name, s)
+	}
+	pods := t.environment(&b)
+	t.findMoved()
+	for e := range t.dirty {
+		t.compile(e)
+	}
+	for c := range t.contested {
+		t.settle(c)
+	}
+	change := model.Change{
+		Frontends: t.frontends.close(),
+		Pools:     t.pools.close(),
+		Guards:    t.guards.close(),
+		Health:    t.health.close(),
+		Pods:      pods,
+	}
+	problems := t.problems
+	t.update = update{}
+	slices.SortFunc(problems, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason))
+	})
+	return t.state, change, slices.Compact(problems)
+}
+
+// setService replaces a Service, or removes it if s is nil.
+func (t *Table) setService(name Name, s *Service) {
+	e := t.entry(name)
+	old := e.service
+	e.service = s
+	t.countClusterIPs(s, +1)
+	t.countClusterIPs(old, -1)
+}
+
+// entry finds or makes the entry of a Service and has it compiled.
+func (t *Table) entry(name Name) *entry {
+	e := t.entries[name]
+	if e == nil {
+		e = &entry{name: name}
+		t.entries[name] = e
+	}
+	t.dirty[e] = struct{}{}
+	return e
+}
+
+// setSlice replaces a slice, or removes it if s is nil.
+func (t *Table) setSlice(name Name, s *Slice) {
+	if old := t.slices[name]; old != nil {
+		t.countEndpoints(old, -1)
+		e := t.entry(Name{Namespace: name.Namespace, Name: old.Service})
+		if i, ok := e.find(name); ok {
+			e.slices = slices.Delete(e.slices, i, i+1)
+		}
+		delete(t.slices, name)
+	}
+	if s == nil {
+		return
+	}
+	t.countEndpoints(s, +1)
+	e := t.entry(Name{Namespace: name.Namespace, Name: s.Service})
+	i, _ := e.find(name)
+	e.slices = slices.Insert(e.slices, i, s)
+	t.slices[name] = s
+}
+
+// find is the place of a slice in the entry.
+func (e *entry) find(name Name) (int, bool) {
+	return slices.BinarySearchFunc(e.slices, name.Name, func(s *Slice, n string) int {
+		return cmp.Compare(s.Name.Name, n)
+	})
+}
+
+// countClusterIPs keeps the guards that refuse unused ports, and notes which addresses begin or
+// cease to be those of a Service.
+func (t *Table) countClusterIPs(s *Service, by int) {
+	if s == nil || s.Ignored != "" {
+		return
+	}
+	for _, a := range s.ClusterIPs {
+		n := t.clusterIPs[a] + by
+		if n == 0 {
+			delete(t.clusterIPs, a)
+		} else {
+			t.clusterIPs[a] = n
+		}
+		if n == 0 || n == by {
+			t.moved = append(t.moved, a)
+			t.guard(hostPrefix(a))
+		}
+	}
+}
+
+// guard sets what happens to packets for a prefix that no Frontend takes: unused ports of a
+// ClusterIP are refused, addresses of a Service CIDR that no Service has are silent.
+func (t *Table) guard(p netip.Prefix) {
+	switch {
+	case p.IsSingleIP() && t.clusterIPs[p.Addr()] > 0:
+		t.guards.set(p, model.Reject)
+	case slices.Contains(t.cidrs, p):
+		t.guards.set(p, model.Drop)
+	default:
+		t.guards.remove(p)
+	}
+}
+
+// countEndpoints keeps the set of networks that have endpoints. Who has a ClusterIP that is in none
+// of them, which is the rule, need not be searched for among all endpoints.
+func (t *Table) countEndpoints(s *Slice, by int) {
+	for i := range s.Endpoints {
+		n := network(s.Endpoints[i].Addr)
+		if t.networks[n] += by; t.networks[n] == 0 {
+			delete(t.networks, n)
+		}
+	}
+}
+
+// network is the /24 or /120 of an address.
+func network(a netip.Addr) netip.Prefix {
+	return netip.PrefixFrom(a, a.BitLen()-8).Masked()
+}
+
+// findMoved has every Service compiled that has an endpoint with an address which began or ceased to
+// be a ClusterIP.
+func (t *Table) findMoved() {
+	moved := map[netip.Addr]struct{}{}
+	for _, a := range t.moved {
+		if t.networks[network(a)] > 0 {
+			moved[a] = struct{}{}
+		}
+	}
+	if len(moved) == 0 {
+		return
+	}
+	for name, s := range t.slices {
+		for i := range s.Endpoints {
+			if _, ok := moved[s.Endpoints[i].Addr]; ok {
+				t.entry(Name{Namespace: name.Namespace, Name: s.Service})
+				break
+			}
+		}
+	}
+}
+
+// environment takes in the node and the Service CIDRs. If they matter, all Services are compiled.
+// It returns how pods are recognised if that changed.
+func (t *Table) environment(b *Batch) *model.Pods {
+	if b.Node == nil && b.Addrs == nil && b.ServiceCIDRs == nil {
+		return nil
+	}
+	if b.Node != nil {
+		t.setNode(*b.Node)
+	}
+	if b.Addrs != nil {
+		t.addrs = slices.Clone(b.Addrs)
+	}
+	changed := b.ServiceCIDRs != nil && t.setServiceCIDRs(model.Disjoint(b.ServiceCIDRs))
+	old := t.view
+	t.view = t.look()
+	if changed || !t.view.equal(&old) {
+		for name := range t.entries {
+			t.entry(name)
+		}
+	}
+	if t.view.Pods.Equal(old.Pods) {
+		return nil
+	}
+	t.state.Pods = t.view.Pods
+	return &model.Pods{Prefixes: t.view.Pods.Prefixes, Interfaces: t.view.Pods.Interfaces}
+}
+
+func (t *Table) look() View {
+	v := t.options.view(t.node, t.addrs, t.cidrs)
+	v.ServiceAddress = t.serviceAddress
+	return v
+}
+
+func (t *Table) setNode(n Node) {
+	if n.Name != "" && n.Name != t.options.NodeName {
+		t.problems = append(t.problems, Problem{"Node " + n.Name, "metadata.name",
+			fmt.Sprintf("this node's name is %q (--hostname-override); the object is ignored", t.options.NodeName)})
+		return
+	}
+	t.node = n
+}
+
+// setServiceCIDRs reports whether they changed.
+func (t *Table) setServiceCIDRs(cidrs []netip.Prefix) bool {
+	old := t.cidrs
+	t.cidrs = cidrs
+	for _, p := range slices.Concat(old, cidrs) {
+		t.guard(p)
+	}
+	return !slices.Equal(old, cidrs)
+}
+
+// serviceAddress reports whether an address is, or can become, a ClusterIP.
+func (t *Table) serviceAddress(a netip.Addr) bool {
+	return t.clusterIPs[a] > 0 || contains(t.cidrs, a)
+}
+
+// compile brings the rows of one Service up to date. What other Services want too is left to settle.
+func (t *Table) compile(e *entry) {
+	rows := t.rows(e)
+	t.claim(e, rows)
+	t.setPools(e, rows)
+	for _, p := range rows.Problems {
+		if !slices.Contains(e.told, p) {
+			t.problems = append(t.problems, p)
+		}
+	}
+	e.told = rows.Problems
+	if e.service == nil && len(e.slices) == 0 {
+		delete(t.entries, e.name)
+	}
+}
+
+// rows are those of a Service if nobody contests them.
+func (t *Table) rows(e *entry) *Rows {
+	if e.service == nil {
+		return &Rows{}
+	}
+	rows := Compile(&t.view, e.service, e.slices)
+	return &rows
+}
+
+// setPools replaces the pools of a Service. Nobody else can want them: they bear its name.
+func (t *Table) setPools(e *entry, rows *Rows) {
+	old := e.pools
+	e.pools = make([]model.PoolID, len(rows.Pools))
+	for i, p := range rows.Pools {
+		t.pools.set(p.Key, p.Value)
+		e.pools[i] = p.Key
+	}
+	for _, id := range old {
+		if !slices.Contains(e.pools, id) {
+			t.pools.remove(id)
+		}
+	}
+}
