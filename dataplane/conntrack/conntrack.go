@@ -1,0 +1,204 @@
+// Package conntrack wraps a data plane so that stale UDP flows are forgotten. Planes based on
+// netfilter choose a backend for the first packet of a flow only; conntrack remembers the choice for
+// as long as packets come. A TCP connection ends with its backend, a UDP flow does not: a client that
+// never pauses would go on talking to an address that nobody, or somebody else, has.
+//
+//	Apply ─► wrapped plane ─► did a UDP row change? ─► dump UDP flows ─► delete the stale ones
+//
+// A flow is stale if its destination is a Frontend and whoever answers is no backend of it, draining
+// ones included; or if the Frontend of its destination is gone. TCP and SCTP are never touched.
+package conntrack
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Wrap makes New make wrapped planes.
+func Wrap(wrapped dataplane.New) dataplane.New {
+	return func(c dataplane.Config) (dataplane.Dataplane, error) {
+		inner, err := wrapped(c)
+		if err != nil {
+			return nil, err
+		}
+		handle, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+		if err != nil {
+			return nil, fmt.Errorf("open conntrack socket: %w", err)
+		}
+		p := &plane{Dataplane: inner, config: c, conntrack: handle, pools: map[model.PoolID]*udpPool{}, rows: map[model.Key]model.PoolID{}}
+		if affine, ok := inner.(dataplane.Affine); ok {
+			return affinePlane{p, affine}, nil
+		}
+		return p, nil
+	}
+}
+
+type plane struct {
+	dataplane.Dataplane
+	config    dataplane.Config
+	conntrack *netlink.Handle
+	rows      map[model.Key]model.PoolID // UDP frontends that forward, as of the last call
+	pools     map[model.PoolID]*udpPool  // their pools
+}
+
+// affinePlane keeps what the wrapped plane can do besides.
+type affinePlane struct {
+	*plane
+	dataplane.Affine
+}
+
+type udpPool struct {
+	backends []model.Backend
+	users    int
+}
+
+// Sync implements dataplane.Dataplane.
+func (p *plane) Sync(ctx context.Context, s *model.State) error {
+	if err := p.Dataplane.Sync(ctx, s); err != nil {
+		return err
+	}
+	clear(p.rows)
+	clear(p.pools)
+	for key, f := range s.Frontends {
+		p.note(s, key, f)
+	}
+	return p.forget(s, nil)
+}
+
+// Apply implements dataplane.Dataplane.
+func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
+	if err := p.Dataplane.Apply(ctx, s, c); err != nil {
+		return err
+	}
+	gone := map[model.Key]bool{}
+	changed := p.poolsLost(c.Pools)
+	for key, f := range c.Frontends.Set {
+		changed = changed || key.Protocol == model.UDP
+		p.drop(key)
+		p.note(s, key, f)
+	}
+	for _, key := range c.Frontends.Delete {
+		if key.Protocol == model.UDP {
+			key.Scope = model.Any
+			gone[key], changed = true, true
+		}
+		p.drop(key)
+	}
+	if !changed {
+		return nil
+	}
+	return p.forget(s, gone)
+}
+
+// poolsLost takes over changed pools and reports whether a UDP one lost backends.
+func (p *plane) poolsLost(d model.Delta[model.PoolID, model.Pool]) (lost bool) {
+	for id, now := range d.Set {
+		if u := p.pools[id]; u != nil {
+			lost = lost || slices.ContainsFunc(u.backends, func(b model.Backend) bool { return !holds(now.Backends, b.AddrPort) })
+			u.backends = now.Backends
+		}
+	}
+	return lost
+}
+
+// note remembers that a frontend uses a pool for UDP.
+func (p *plane) note(s *model.State, key model.Key, f model.Frontend) {
+	if key.Protocol != model.UDP || f.Verdict != model.Forward {
+		return
+	}
+	u := p.pools[f.Pool]
+	if u == nil {
+		u = &udpPool{}
+		p.pools[f.Pool] = u
+	}
+	u.backends = s.Pools[f.Pool].Backends
+	u.users++
+	p.rows[key] = f.Pool
+}
+
+func (p *plane) drop(key model.Key) {
+	id, ok := p.rows[key]
+	if !ok {
+		return
+	}
+	delete(p.rows, key)
+	if u := p.pools[id]; u.users > 1 {
+		u.users--
+	} else {
+		delete(p.pools, id)
+	}
+}
+
+func holds(backends []model.Backend, a netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(backends, a, func(b model.Backend, a netip.AddrPort) int { return b.AddrPort.Compare(a) })
+	return ok
+}
+
+// forget deletes the stale flows of both families.
+func (p *plane) forget(s *model.State, gone map[model.Key]bool) error {
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		if p.config.Fault != nil {
+			if err := p.config.Fault("conntrack delete"); err != nil {
+				return err
+			}
+		}
+		n, err := p.conntrack.ConntrackDeleteFilters(netlink.ConntrackTable, family, staleFlow{s, gone})
+		if err != nil {
+			return fmt.Errorf("forget stale UDP flows: %w", err)
+		}
+		if n > 0 && p.config.Log != nil {
+			p.config.Log.Info("forgot UDP flows to backends that are gone", "flows", n)
+		}
+	}
+	return nil
+}
+
+// staleFlow tells which flows contradict the State.
+type staleFlow struct {
+	state *model.State
+	gone  map[model.Key]bool // frontends that were deleted, as Any
+}
+
+// MatchConntrackFlow implements netlink.CustomConntrackFilter.
+func (f staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	if model.Protocol(flow.Forward.Protocol) != model.UDP {
+		return false
+	}
+	to, ok1 := addrPort(flow.Forward.DstIP, flow.Forward.DstPort)
+	answers, ok2 := addrPort(flow.Reverse.SrcIP, flow.Reverse.SrcPort)
+	if !ok1 || !ok2 {
+		return false
+	}
+	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.UDP}
+	if f.gone[key] && to != answers {
+		return true
+	}
+	known := false
+	for _, key.Scope = range []model.Scope{model.Any, model.Internal} {
+		row, ok := f.state.Frontends[key]
+		known = known || ok
+		if ok && row.Verdict == model.Forward && holds(f.state.Pools[row.Pool].Backends, answers) {
+			return false
+		}
+	}
+	return known
+}
+
+func addrPort(ip []byte, port uint16) (netip.AddrPort, bool) {
+	a, ok := netip.AddrFromSlice(ip)
+	return netip.AddrPortFrom(a.Unmap(), port), ok
+}
+
+// Close implements dataplane.Dataplane.
+func (p *plane) Close() error {
+	p.conntrack.Close()
+	return p.Dataplane.Close()
+}
