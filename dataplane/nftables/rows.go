@@ -146,10 +146,10 @@ func (t *table) sweep() {
 	}
 	t.sweepMembers()
 	t.sweepClasses()
-	for name, id := range t.found.classes {
-		t.deleteClass(id, name)
-	}
 	known := map[string]bool{}
+	for name := range t.found.classes {
+		known[name] = true
+	}
 	for _, c := range t.constantChains() {
 		known[c.name] = true
 	}
@@ -161,7 +161,7 @@ func (t *table) sweep() {
 			t.deleteChain(name)
 		}
 	}
-	t.found = found{}
+	t.found.slots, t.found.choices = nil, nil
 }
 
 func (t *table) deleteChoices(number uint32, handles []handle) {

@@ -228,15 +228,24 @@ func (t *table) use(c class) (id uint32, err error) {
 	return id, nil
 }
 
-// unuse counts one user of a row's class less. Classes without users go with sweepClasses.
+// unuse counts one user of a row's class less.
 func (t *table) unuse(r row) {
 	if c, ok := t.byID[r.token.class()]; ok && !r.found {
 		t.classes[c].users--
 	}
 }
 
-// sweepClasses deletes the chains of classes that nobody uses any more.
+// maxSpare is how many classes without users are kept. A pool that comes back to a former size finds
+// its class there. To make one anew is cheap for us but not for the kernel, which examines all
+// elements of a map when a chain refers to it for the first time (nf_tables_bind_set in the kernel's
+// net/netfilter/nf_tables_api.c): some 50 ns for each.
+const maxSpare = 256
+
+// sweepClasses deletes the chains of classes that nobody uses any more, if there are too many.
 func (t *table) sweepClasses() {
+	if len(t.classes)+len(t.found.classes) <= maxSpare {
+		return
+	}
 	for c, u := range t.classes {
 		if u.users == 0 {
 			t.deleteClass(u.id, c.chain())
@@ -244,6 +253,10 @@ func (t *table) sweepClasses() {
 			delete(t.byID, u.id)
 		}
 	}
+	for name, id := range t.found.classes {
+		t.deleteClass(id, name)
+	}
+	clear(t.found.classes)
 }
 
 func (t *table) deleteClass(id uint32, name string) {
