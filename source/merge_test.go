@@ -19,7 +19,9 @@ type script struct {
 	closed  atomic.Bool
 }
 
-func newScript() *script { return &script{batches: make(chan service.Batch, 8), err: make(chan error, 1)} }
+func newScript() *script {
+	return &script{batches: make(chan service.Batch, 8), err: make(chan error, 1)}
+}
 
 func (s *script) Next(ctx context.Context) (service.Batch, error) {
 	select {

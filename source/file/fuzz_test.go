@@ -1,0 +1,74 @@
+package file
+
+import (
+	"bytes"
+	"hash/maphash"
+	"os"
+	"reflect"
+	"testing"
+)
+
+// FuzzFile reads arbitrary bytes. Whatever they are, reading ends with objects, with a failure, or
+// with neither if there is nothing but white space; and cutting a document into items gives the
+// same objects as decoding it whole.
+func FuzzFile(f *testing.F) {
+	for _, text := range []string{
+		web + "---\n" + webSlice, list(0, web, db), list(2, web, list(2, webEndpoints)), "a: b: c", "---\n...\n%YAML 1.1\n---",
+		`{"kind":"List","items":[{"kind":"Service","apiVersion":"v1"}],"items":[]}{}`, "items:\n- a\n b", "\ufeff{kind: List}",
+		"kind: List\nitems:\n- &a {kind: Service}\n- *a\n", "items:\n  - kind: X\n#c\n  - kind: \"Y\nitems:\"\nkind: List",
+	} {
+		f.Add([]byte(text))
+	}
+	seed := maphash.MakeSeed()
+	f.Fuzz(func(t *testing.T, text []byte) {
+		docs, err := split(bytes.NewReader(text), int64(len(text)), seed)
+		r := readBytes(t, text)
+		if (err != nil || len(docs) > 0) && len(r.contents)+len(r.failures) == 0 {
+			t.Fatalf("neither objects nor a failure from %q", text)
+		}
+		for _, d := range docs {
+			whole := text[d.start:d.end]
+			if d.items == nil || bytes.Count(whole, []byte("items")) > 1 { // a key may not come twice
+				continue
+			}
+			cut := &reading{file: r.file, seed: seed}
+			if cut.list(t.Context(), d) == nil {
+				sameObjects(t, cut, wholeDocument(t, whole))
+			}
+		}
+	})
+}
+
+func readBytes(t *testing.T, text []byte) *reading {
+	f, err := os.Create(t.TempDir() + "/a.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if _, err := f.Write(text); err != nil {
+		t.Fatal(err)
+	}
+	r := newReading(f, &file{path: f.Name()}, &Source{seed: maphash.MakeSeed()})
+	if err := r.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func wholeDocument(t *testing.T, text []byte) *decoder {
+	d := (&reading{}).decoder()
+	if err := d.document(text); err != nil {
+		t.Skip("the document is not valid as a whole")
+	}
+	return d
+}
+
+func sameObjects(t *testing.T, cut *reading, whole *decoder) {
+	var objects []object
+	for _, c := range cut.contents {
+		objects = append(objects, c.objects...)
+	}
+	if !reflect.DeepEqual(objects, whole.objects) {
+		t.Fatalf("by items: %v\nwhole:    %v", objects, whole.objects)
+	}
+}

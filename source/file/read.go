@@ -1,0 +1,248 @@
+package file
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"fairlead.dev/fairlead/service"
+)
+
+const (
+	// maxFile keeps a mistake (a disk image in the directory) from stopping everything else.
+	maxFile = 2 << 30
+	// maxPart is several times what the API server takes for one object.
+	maxPart = 4 << 20
+)
+
+// content is what one part of a file says. The key tells whether it would say the same now.
+type content struct {
+	key
+	objects []object
+}
+
+type key struct {
+	hash uint64
+	list typeMeta // the List of which it is an item
+}
+
+// reading is one pass over a file.
+type reading struct {
+	file     *os.File
+	name     string
+	node     string
+	seed     maphash.Seed
+	old      []content
+	known    map[key][]object // by part, from the last reading
+	contents []content
+	problems []service.Problem // of objects
+	failures []service.Problem // of documents that do not parse, or of the whole file
+	decoded  int64             // bytes
+	torn     bool              // somebody wrote meanwhile
+}
+
+func newReading(opened *os.File, f *file, s *Source) *reading {
+	r := &reading{file: opened, name: f.path, node: s.options.Node, seed: s.seed, old: f.contents}
+	r.known = make(map[key][]object, len(r.old))
+	for _, c := range r.old {
+		r.known[c.key] = c.objects
+	}
+	return r
+}
+
+// run reads the file. Its only error is that of ctx.
+func (r *reading) run(ctx context.Context) error {
+	before, err := r.file.Stat()
+	if err != nil {
+		r.fail(0, err)
+		return nil
+	}
+	if before.Size() > maxFile {
+		r.fail(0, fmt.Errorf("is larger than %d MiB", maxFile>>20))
+		return nil
+	}
+	docs, err := split(r.file, before.Size(), r.seed)
+	if err != nil {
+		r.fail(0, err)
+	}
+	for i, d := range docs {
+		err := r.document(ctx, d)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			r.fail(i+1, err)
+		}
+	}
+	after, err := r.file.Stat()
+	r.torn = err != nil || after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime())
+	return nil
+}
+
+// document adds what a document says, or nothing if it does not parse.
+func (r *reading) document(ctx context.Context, d document) error {
+	if d.items == nil {
+		return r.part(d.part, (*decoder).document)
+	}
+	contents, problems := len(r.contents), len(r.problems)
+	err := r.list(ctx, d)
+	if err == nil {
+		return nil
+	}
+	r.contents, r.problems = r.contents[:contents], r.problems[:problems]
+	if ctx.Err() == nil && d.end-d.start <= maxPart {
+		whole := part{start: d.start, end: d.end} // without hash: nothing recognises it
+		if r.part(whole, (*decoder).document) == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// list decodes a document by its items.
+func (r *reading) list(ctx context.Context, d document) error {
+	text, err := r.head(d)
+	if err != nil {
+		return err
+	}
+	head := r.decoder()
+	list, ok, err := head.head(text)
+	if err != nil {
+		return partError{d.start, err}
+	}
+	r.add(key{}, head)
+	if !ok {
+		return nil // of some other kind, which happens to have items
+	}
+	item := func(d *decoder, text []byte) error { return d.item(text, list) }
+	for _, p := range d.items {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := r.partOf(list, p, item); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *reading) part(p part, decode func(*decoder, []byte) error) error {
+	return r.partOf(typeMeta{}, p, decode)
+}
+
+// partOf decodes a part, unless the last reading had the same.
+func (r *reading) partOf(list typeMeta, p part, decode func(*decoder, []byte) error) error {
+	k := key{p.hash, list}
+	if objects, ok := r.known[k]; ok && p.hash != 0 {
+		r.contents = append(r.contents, content{k, objects})
+		return nil
+	}
+	text, err := r.text(p.start, p.end)
+	if err != nil {
+		return partError{p.start, err}
+	}
+	d := r.decoder()
+	if err := decode(d, text); err != nil {
+		return partError{p.start, err}
+	}
+	r.add(k, d)
+	return nil
+}
+
+func (r *reading) decoder() *decoder { return &decoder{node: r.node, previous: r.previous} }
+
+func (r *reading) add(k key, d *decoder) {
+	r.contents = append(r.contents, content{k, d.objects})
+	r.problems = append(r.problems, d.problems...)
+}
+
+// previous finds an object in what the file said before.
+func (r *reading) previous(o object) (object, bool) {
+	for _, c := range r.old {
+		for _, old := range c.objects {
+			if old.kind == o.kind && old.name == o.name {
+				return old, true
+			}
+		}
+	}
+	return object{}, false
+}
+
+func (r *reading) text(start, end int64) ([]byte, error) {
+	if end-start > maxPart {
+		return nil, fmt.Errorf("is larger than %d MiB in one piece", maxPart>>20)
+	}
+	text := make([]byte, end-start)
+	_, err := r.file.ReadAt(text, start)
+	r.decoded += end - start
+	return text, err
+}
+
+func (r *reading) head(d document) ([]byte, error) {
+	before, err := r.text(d.start, d.items[0].start)
+	if err != nil {
+		return nil, partError{d.start, err}
+	}
+	behind, err := r.text(d.itemsEnd, d.end)
+	if err != nil {
+		return nil, partError{d.itemsEnd, err}
+	}
+	return append(before, behind...), nil
+}
+
+// partError is an error in the part that begins at an offset of the file.
+type partError struct {
+	at  int64
+	err error
+}
+
+func (e partError) Error() string { return e.err.Error() }
+func (e partError) Unwrap() error { return e.err }
+
+// fail notes what keeps a document from being used; number 0 means the whole file.
+func (r *reading) fail(number int, err error) {
+	p := service.Problem{Object: r.name, Reason: err.Error()}
+	var located partError
+	if errors.As(err, &located) {
+		line, reason := r.line(located.at), strings.TrimPrefix(p.Reason, "yaml: ")
+		if n, rest, ok := yamlLine(reason); ok {
+			line, reason = line+n-1, rest
+		}
+		p.Object, p.Reason = r.name+":"+strconv.Itoa(line), reason
+		p.Field = "document " + strconv.Itoa(number)
+	}
+	r.failures = append(r.failures, p)
+}
+
+// yamlLine takes the line, which counts from the part's first one, out of the YAML parser's message:
+// the line of the mistake, or that on which the block around it begins.
+func yamlLine(message string) (int, string, bool) {
+	var n int
+	if _, err := fmt.Sscanf(message, "line %d:", &n); err != nil {
+		return 0, "", false
+	}
+	_, message, _ = strings.Cut(message, ": ")
+	if strings.HasPrefix(message, "did not find expected") {
+		n++ // the parser, unlike the scanner below it, counts from zero
+	}
+	return n, message, true
+}
+
+// line is the number of the line at an offset.
+func (r *reading) line(offset int64) int {
+	section := io.NewSectionReader(r.file, 0, offset)
+	buffer := make([]byte, 64<<10)
+	for line := 1; ; {
+		n, err := section.Read(buffer)
+		line += bytes.Count(buffer[:n], []byte("\n"))
+		if err != nil {
+			return line
+		}
+	}
+}
