@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -113,22 +114,16 @@ func (s *server) answer(c io.ReadWriteCloser, from netip.AddrPort) {
 	defer s.remove(c)
 	line := s.line(from)
 	in := make([]byte, 64)
-	for owed := 1; ; owed = 0 {
-		for ; owed > 0; owed-- {
-			if _, err := c.Write(line); err != nil {
-				return
-			}
+	for lines := 1; ; {
+		if _, err := c.Write(bytes.Repeat(line, lines)); err != nil {
+			return
 		}
-		for owed == 0 {
+		for lines = 0; lines == 0; {
 			n, err := c.Read(in)
 			if err != nil {
 				return
 			}
-			for _, b := range in[:n] {
-				if b == '\n' {
-					owed++
-				}
-			}
+			lines = bytes.Count(in[:n], []byte("\n"))
 		}
 	}
 }
