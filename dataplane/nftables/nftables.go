@@ -34,9 +34,10 @@ import (
 
 // Plane is the nftables data plane.
 type Plane struct {
-	config dataplane.Config
-	conn   *conn
-	tables []*table // IPv4, IPv6; nil: the kernel's content is not known
+	config   dataplane.Config
+	conn     *conn
+	localnet localnet
+	tables   []*table // IPv4, IPv6; nil: the kernel's content is not known
 }
 
 var (
@@ -54,9 +55,9 @@ func New(c dataplane.Config) (dataplane.Dataplane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	p := &Plane{config: c, conn: conn}
+	p := &Plane{config: c, conn: conn, localnet: openLocalnet()}
 	if err := p.probe(); err != nil {
-		return nil, errors.Join(fmt.Errorf("nftables: %w", err), conn.close())
+		return nil, errors.Join(fmt.Errorf("nftables: %w", err), p.Close())
 	}
 	return p, nil
 }
@@ -93,7 +94,7 @@ func (p *Plane) probe() error {
 func (p *Plane) newTables(tx *transaction) []*table {
 	tables := []*table{newTable(ipv4, p.config.Mark), newTable(ipv6, p.config.Mark)}
 	for _, t := range tables {
-		t.tx = tx
+		t.tx, t.localnetIsOn = tx, p.localnet.on()
 	}
 	return tables
 }
@@ -129,8 +130,8 @@ func (p *Plane) plan(s *model.State) ([]*table, *transaction, error) {
 			return nil, nil, err
 		}
 		if t.foreign {
-			t = newTable(t.family, t.mark)
-			t.tx, t.podInterfaces, tables[i] = tx, s.Pods.Interfaces, t
+			t = p.newTables(tx)[i]
+			t.podInterfaces, tables[i] = s.Pods.Interfaces, t
 			t.deleteTable()
 			tx.whole = true
 		}
@@ -149,6 +150,9 @@ func (p *Plane) settle(tables []*table) error {
 		t.classIDs.settle()
 		t.stickies.settle()
 		t.tx = nil
+	}
+	if err := p.settleLocalnet(tables); err != nil {
+		return err
 	}
 	p.tables = tables
 	return nil
@@ -208,14 +212,21 @@ func (t *transaction) drift(i int) dataplane.Drift {
 // Remove implements dataplane.Dataplane.
 func (p *Plane) Remove(context.Context) error {
 	p.tables = nil
+	if err := p.fault("nftables remove"); err != nil {
+		return err
+	}
 	tx := &transaction{}
 	for _, t := range p.newTables(tx) {
 		if err := t.loadTable(p.conn); err != nil {
 			return fmt.Errorf("nftables: %w", err)
 		}
-		if t.exists {
-			t.deleteTable()
+		if !t.exists {
+			continue
 		}
+		if err := p.removeLocalnet(t); err != nil {
+			return fmt.Errorf("nftables: %w", err)
+		}
+		t.deleteTable()
 	}
 	if len(tx.steps) == 0 {
 		return nil
@@ -224,7 +235,7 @@ func (p *Plane) Remove(context.Context) error {
 }
 
 // Close implements dataplane.Dataplane.
-func (p *Plane) Close() error { return p.conn.close() }
+func (p *Plane) Close() error { return errors.Join(p.conn.close(), p.localnet.close()) }
 
 // Remembered implements dataplane.Affine.
 func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr) (netip.AddrPort, bool, error) {

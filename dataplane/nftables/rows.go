@@ -17,7 +17,7 @@ func (t *table) sync(s *model.State) error {
 	t.recheck = true
 	t.adopt(s)
 	t.releaseSources(s)
-	errs := []error{t.setRows(s, s.Pools, s.Frontends)}
+	errs := []error{t.needLocalnet(s.Frontends), t.setRows(s, s.Pools, s.Frontends)}
 	t.setGuards(s)
 	t.setPods(s)
 	for key := range t.rows {
@@ -150,6 +150,7 @@ func (t *table) sweep() {
 	for name := range t.found.classes {
 		known[name] = true
 	}
+	known[chainLocalnet] = true // until Remove
 	for _, c := range t.constantChains() {
 		known[c.name] = true
 	}
@@ -180,7 +181,7 @@ func (t *table) apply(s *model.State, c model.Change) error {
 			return err
 		}
 	}
-	if err := t.setRows(s, c.Pools.Set, c.Frontends.Set); err != nil {
+	if err := errors.Join(t.needLocalnet(c.Frontends.Set), t.setRows(s, c.Pools.Set, c.Frontends.Set)); err != nil {
 		return err
 	}
 	if !c.Guards.Empty() {

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"encoding/binary"
 	"fmt"
 	"hash/fnv"
 	"net/netip"
@@ -298,7 +299,7 @@ func (t *table) constantChains() []chain {
 		{name: chainInternal, rules: []rule{t.dispatch(internalFrontends), {"", all(goTo(chainServices))}}},
 		{
 			name: "prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, -100},
-			rules: append(t.fromPods("pods", goTo(chainInternal)), rule{"", all(goTo(chainServices))}),
+			rules: slices.Concat(t.spoofed(), t.fromPods("pods", goTo(chainInternal)), []rule{{"", all(goTo(chainServices))}}),
 		},
 		{
 			name: "output", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, -100},
@@ -309,6 +310,19 @@ func (t *table) constantChains() []chain {
 			rules: []rule{t.masquerade(), t.masqueradeHairpin()},
 		},
 	}
+}
+
+// spoofed drops what comes from elsewhere for 127.0.0.0/8, as the kernel does unless route_localnet
+// is set. (IPv6 has no such switch.)
+func (t *table) spoofed() []rule {
+	if t.v6() {
+		return nil
+	}
+	return []rule{{"not from elsewhere", all(
+		t.family.load(t.family.destination, 0), &expr.Bitwise{SourceRegister: word(0), DestRegister: word(0), Len: 4, Mask: []byte{255, 0, 0, 0}, Xor: native(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: word(0), Data: []byte{127, 0, 0, 0}},
+		loadMeta(expr.MetaKeyIIFTYPE, 0), &expr.Cmp{Op: expr.CmpOpNeq, Register: word(0), Data: binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)},
+		drop())}}
 }
 
 // dispatch finds the token of the destination and goes to the chain of its class. The token travels

@@ -22,6 +22,8 @@ type table struct {
 	name          string
 	mark          uint32
 	podInterfaces []string
+	localnet      bool // some frontend is on 127.0.0.0/8
+	localnetIsOn  bool
 
 	sets      []*set
 	exists    bool
