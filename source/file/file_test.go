@@ -233,7 +233,7 @@ func TestFile_nodeAndCIDRsGo(t *testing.T) {
 	}).start()
 	b.expect(`node node "a" true`, "cidrs [10.96.0.0/16]")
 	b.must(errors.Join(os.Remove(b.path("a.yaml")), os.Remove(b.path("b.yaml"))))
-	b.expect(`node node "" true`, "cidrs []")
+	b.expect(`node  "" true`, "cidrs []")
 }
 
 func TestFile_sameObjectTwice(t *testing.T) {

@@ -115,7 +115,7 @@ func (v *view) batch(old *view) service.Batch {
 	case v.node != nil && !reflect.DeepEqual(old.node, v.node):
 		b.Node = v.node
 	case v.node == nil && old.node != nil: // as if it had never been: nothing is known of it
-		b.Node = &service.Node{Name: old.node.Name, Eligible: true}
+		b.Node = &service.Node{Eligible: true}
 	}
 	if !slices.Equal(old.cidrs, v.cidrs) {
 		b.ServiceCIDRs = append([]netip.Prefix{}, v.cidrs...) // nil would mean unchanged
