@@ -13,7 +13,7 @@ import (
 // returns, and may keep the rows (which are values) but not the maps.
 type State struct {
 	Frontends map[Key]Frontend
-	Pools     map[PoolID]Pool
+	Pools     map[PoolID]Pool          // only those to which a Frontend forwards
 	Guards    map[netip.Prefix]Verdict // packets that no Frontend takes: Reject or Drop; longest prefix wins
 	Health    map[netip.AddrPort]Health
 	Pods      Pods
@@ -148,7 +148,9 @@ func (s *State) Validate() error {
 	bad := func(row any, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%v: %s", row, fmt.Sprintf(format, args...)))
 	}
+	used := map[PoolID]bool{}
 	for k, f := range s.Frontends {
+		used[f.Pool] = true
 		switch _, ok := s.Pools[f.Pool]; {
 		case !k.Addr.IsValid() || k.Addr.Is4In6() || k.Addr.Zone() != "" || k.Port == 0:
 			bad(k, "not an address and port")
@@ -167,8 +169,11 @@ func (s *State) Validate() error {
 		}
 	}
 	for id, p := range s.Pools {
-		if len(p.Serving()) == 0 {
+		switch {
+		case len(p.Serving()) == 0:
 			bad(id, "no backend takes connections")
+		case !used[id]:
+			bad(id, "no frontend forwards to it")
 		}
 		for i, b := range p.Backends {
 			if !b.IsValid() || b.Port() == 0 || b.Addr().Is6() != id.V6 ||

@@ -2,9 +2,18 @@ package nftables
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os"
 	"os/exec"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -13,21 +22,71 @@ import (
 )
 
 // inNamespace runs f on a thread in a new network namespace, which goes with the thread.
-func inNamespace(t *testing.T, f func()) {
+func inNamespace(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
-	done := make(chan error)
+	unsupported := make(chan error)
 	go func() {
+		defer close(unsupported)
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		defer close(done)
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- err
+			unsupported <- err
 			return
 		}
-		f()
+		f(t)
 	}()
-	if err := <-done; err != nil {
-		t.Skipf("needs root or a user namespace: %v", err)
+	if err := <-unsupported; err != nil {
+		t.Skipf("needs root (or unshare -rn): %v", err)
 	}
+}
+
+// newPlane opens a plane that is closed, and whose objects are removed, after the test.
+func newPlane(t *testing.T, c dataplane.Config) *Plane {
+	p, err := New(c)
+	if err != nil {
+		t.Error(err)
+		runtime.Goexit()
+	}
+	return p.(*Plane)
+}
+
+func parse(t *testing.T, text string) *model.State {
+	t.Helper()
+	s, err := model.ParseState(text)
+	if err != nil {
+		t.Error(err)
+		runtime.Goexit()
+	}
+	return s
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+		runtime.Goexit()
+	}
+}
+
+func nft(t *testing.T, arguments ...string) string {
+	t.Helper()
+	out, err := exec.Command("nft", arguments...).CombinedOutput()
+	if err != nil {
+		t.Errorf("nft %s: %v: %s", arguments, err, out)
+	}
+	return string(out)
+}
+
+// audit has a plane that knows nothing yet compare the kernel with s.
+func audit(t *testing.T, s *model.State) (lines []string) {
+	t.Helper()
+	p := newPlane(t, dataplane.Config{})
+	defer p.Close()
+	drifts, err := p.Audit(context.Background(), s)
+	check(t, err)
+	for _, d := range drifts {
+		lines = append(lines, d.String())
+	}
+	return lines
 }
 
 const example = `
@@ -41,6 +100,7 @@ frontend 10.96.0.10:81/tcp any reject default/web:admin
 frontend 10.96.0.10:82/udp any drop default/web:none
 frontend 192.0.2.1:30080/tcp any forward default/web:http local snat never allow 10.0.0.0/8,192.0.2.0/24
 frontend 192.0.2.1:30080/tcp internal forward default/web:http cluster snat always
+frontend 127.0.0.1:30080/tcp any forward default/web:http cluster snat always
 frontend [fd00::10]:80/tcp any forward default/web:http cluster6 snat offcluster allow fd00::/64
 guard 10.96.0.0/16 drop
 guard 10.96.0.10/32 reject
@@ -54,25 +114,316 @@ pool default/web:http cluster6
 pool default/web:http local
 `
 
-func TestList(t *testing.T) {
-	s, err := model.ParseState(example)
-	if err != nil {
-		t.Fatal(err)
-	}
-	inNamespace(t, func() {
-		p, err := New(dataplane.Config{})
-		if err != nil {
-			t.Error(err)
-			return
-		}
+func TestPlane_whatItInstallsCanBeListed(t *testing.T) {
+	inNamespace(t, func(t *testing.T) {
+		p := newPlane(t, dataplane.Config{})
 		defer p.Close()
-		ctx := context.Background()
-		if err := p.Sync(ctx, s); err != nil {
-			t.Error(err)
+		s := parse(t, example)
+		check(t, p.Sync(context.Background(), s))
+		list := nft(t, "list ruleset")
+		for _, want := range []string{
+			"10.96.0.10 . tcp . 80 : ",
+			"dnat ip to meta priority & f:ffff . numgen random mod 1 map @slots",
+			"update @affinity { ip saddr . meta priority & ffff:0 timeout 3h : meta priority }",
+			"192.0.2.1 . tcp . 30080 . 10.0.0.0/8",
+			"elements = { 10.96.0.0-10.96.6.255, 10.96.8.0-10.96.255.255 }",
+			"iifname \"cali*\" goto internal",
+		} {
+			if !strings.Contains(list, want) {
+				t.Errorf("nft list ruleset does not print %q", want)
+			}
 		}
-		out, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
-		t.Logf("%s%v", out, err)
-		drifts, err := p.Audit(ctx, s)
-		t.Logf("%v %v", drifts, err)
+		if t.Failed() {
+			t.Log(list)
+		}
 	})
+}
+
+func TestPlane_restartChangesNothing(t *testing.T) {
+	inNamespace(t, func(t *testing.T) {
+		s := parse(t, example)
+		p := newPlane(t, dataplane.Config{})
+		check(t, p.Sync(context.Background(), s))
+		check(t, p.Close())
+		before := nft(t, "-a", "list ruleset")
+		p = newPlane(t, dataplane.Config{})
+		defer p.Close()
+		check(t, p.Sync(context.Background(), s))
+		// Handles are in the listing: an object that was made anew would have another one.
+		if after := nft(t, "-a", "list ruleset"); after != before {
+			t.Errorf("before the restart:\n%s\nafter:\n%s", before, after)
+		}
+	})
+}
+
+func TestPlane_removeLeavesNothing(t *testing.T) {
+	inNamespace(t, func(t *testing.T) {
+		p := newPlane(t, dataplane.Config{})
+		defer p.Close()
+		check(t, p.Sync(context.Background(), parse(t, example)))
+		if on, err := os.ReadFile(localnetFile); err != nil || string(on) != "1\n" {
+			t.Errorf("route_localnet is %q (%v) with a frontend on 127.0.0.1", on, err)
+		}
+		nft(t, "add table ip other; add chain ip other mine")
+		check(t, p.Close())
+		p = newPlane(t, dataplane.Config{})
+		for range 2 {
+			check(t, p.Remove(context.Background()))
+		}
+		if list := nft(t, "list ruleset"); list != "table ip other {\n\tchain mine {\n\t}\n}\n" {
+			t.Errorf("left behind:\n%s", list)
+		}
+		if on, _ := os.ReadFile(localnetFile); string(on) != "0\n" {
+			t.Errorf("route_localnet is %q after Remove", on)
+		}
+	})
+}
+
+// Whatever somebody does to our tables, Audit sees it and Sync repairs it.
+func TestPlane_repairs(t *testing.T) {
+	damages := []string{
+		"delete element ip fairlead frontends { 10.96.0.10 . tcp . 80 }",
+		"delete element ip fairlead internal-frontends { 192.0.2.1 . tcp . 30080 }",
+		"flush map ip fairlead slots",
+		"flush map ip fairlead choices",
+		"flush map ip fairlead choices; flush map ip fairlead backends",
+		"flush set ip fairlead sources",
+		"flush set ip fairlead hairpin",
+		"flush set ip fairlead pods",
+		"flush set ip fairlead drop-ranges",
+		"flush set ip fairlead reject-addresses",
+		"add element ip fairlead drop-addresses { 10.96.0.10 }",
+		"add element ip fairlead hairpin { 10.244.2.2 . 10.244.2.2 }",
+		"flush map ip fairlead classes",
+		"flush chain ip fairlead services",
+		"flush chain ip fairlead postrouting; delete chain ip fairlead postrouting",
+		"insert rule ip fairlead services drop",
+		"add rule ip fairlead forward-1-snat-never-sources-any drop",
+		"add chain ip fairlead mine",
+		"add set ip fairlead mine { type ipv4_addr; }",
+		"delete table ip fairlead",
+		"delete table ip6 fairlead",
+		"flush ruleset",
+		"flush table ip6 fairlead",
+		"delete table ip fairlead; add table ip fairlead; add map ip fairlead frontends { type ipv4_addr : mark; }",
+	}
+	for _, damage := range damages {
+		t.Run(damage, func(t *testing.T) {
+			inNamespace(t, func(t *testing.T) {
+				s := parse(t, example)
+				p := newPlane(t, dataplane.Config{})
+				defer p.Close()
+				check(t, p.Sync(context.Background(), s))
+				nft(t, damage)
+				if len(audit(t, s)) == 0 {
+					t.Error("Audit does not see the damage")
+				}
+				check(t, p.Sync(context.Background(), s))
+				if drifts := audit(t, s); len(drifts) > 0 {
+					t.Errorf("after Sync:\n%s", strings.Join(drifts, "\n"))
+				}
+			})
+		})
+	}
+}
+
+// A row that the kernel refuses is named and does not keep the others out.
+func TestPlane_refusedRow(t *testing.T) {
+	inNamespace(t, func(t *testing.T) {
+		s := parse(t, example)
+		key := model.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Protocol: model.TCP}
+		row := s.Frontends[key]
+		row.Allow = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.1.0.0/16")} // overlap
+		s.Frontends[key] = row
+		p := newPlane(t, dataplane.Config{})
+		defer p.Close()
+		err := p.Sync(context.Background(), s)
+		if err == nil || !strings.Contains(err.Error(), "10.96.0.10") || !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOTEMPTY) {
+			t.Errorf("Sync: %v; want the kernel's refusal, with the address", err)
+		}
+		if drifts := audit(t, s); len(drifts) != 1 || !strings.Contains(drifts[0], "10.96.0.10") {
+			t.Errorf("more than the refused element is missing:\n%s", strings.Join(drifts, "\n"))
+		}
+	})
+}
+
+// A chain of Apply leads to what one Sync makes; any operation may fail, and Sync then repairs.
+func TestPlane_randomChanges(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	inNamespace(t, func(t *testing.T) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		var fail float64
+		p := newPlane(t, dataplane.Config{Fault: func(string) error {
+			if random.Float64() < fail {
+				return errors.New("injected")
+			}
+			return nil
+		}})
+		defer p.Close()
+		state := model.NewState()
+		check(t, p.Sync(context.Background(), state))
+		fail = 0.1
+		for step := range 150 {
+			next := randomState(random)
+			change := model.Diff(state, next)
+			state = next
+			for err := p.Apply(context.Background(), state, change); err != nil; {
+				err = p.Sync(context.Background(), state)
+			}
+			if drifts := audit(t, state); len(drifts) > 0 {
+				t.Errorf("seed %d, step %d: state\n%s\ndrifts\n%s", seed, step, state, strings.Join(drifts, "\n"))
+				return
+			}
+		}
+		fail = 0
+		check(t, p.Remove(context.Background()))
+		if list := nft(t, "list ruleset"); list != "" {
+			t.Errorf("left behind:\n%s", list)
+		}
+	})
+}
+
+// randomState has few possible keys, so that two of them have much in common.
+func randomState(r *rand.Rand) *model.State {
+	s := model.NewState()
+	for range r.IntN(12) {
+		v6 := r.IntN(2) == 0
+		id := model.PoolID{Service: fmt.Sprintf("default/svc-%d", r.IntN(5)), Local: r.IntN(2) == 0, V6: v6}
+		if _, ok := s.Pools[id]; !ok {
+			s.Pools[id] = randomPool(r, v6)
+		}
+		key := model.Key{
+			Addr: address(v6, 10, 96, 0, byte(r.IntN(3))), Port: uint16(80 + r.IntN(3)),
+			Protocol: []model.Protocol{model.TCP, model.UDP, model.SCTP}[r.IntN(3)], Scope: model.Scope(r.IntN(2)),
+		}
+		f := model.Frontend{Service: id.Service, Verdict: model.Verdict(1 + r.IntN(3))}
+		if f.Verdict == model.Forward {
+			f.Pool, f.SNAT = id, model.SNAT(r.IntN(3))
+		}
+		if r.IntN(3) == 0 {
+			f.Allow = randomPrefixes(r, v6)
+		}
+		s.Frontends[key] = f
+	}
+	maps.DeleteFunc(s.Pools, func(id model.PoolID, _ model.Pool) bool {
+		for _, f := range s.Frontends {
+			if f.Verdict == model.Forward && f.Pool == id {
+				return false
+			}
+		}
+		return true
+	})
+	for range r.IntN(6) {
+		for _, p := range randomPrefixes(r, r.IntN(2) == 0) {
+			s.Guards[p] = model.Reject + model.Verdict(r.IntN(2))
+		}
+	}
+	s.Pods.Prefixes = model.Disjoint(append(randomPrefixes(r, true), randomPrefixes(r, false)...))
+	if r.IntN(3) == 0 {
+		s.Pods.Interfaces = []string{"cali*"}
+	}
+	return s
+}
+
+func randomPool(r *rand.Rand, v6 bool) model.Pool {
+	p := model.Pool{Affinity: time.Duration(r.IntN(3)) * time.Hour}
+	for i := range 1 + r.IntN(6) {
+		a := netip.AddrPortFrom(address(v6, 10, 244, 1, byte(r.IntN(8))), 8080)
+		if i == 0 || r.IntN(2) == 0 {
+			p.Backends = append(p.Backends, model.Backend{AddrPort: a, Local: r.IntN(2) == 0, Weight: uint16(r.IntN(4))})
+		}
+	}
+	slices.SortFunc(p.Backends, model.Backend.Compare)
+	p.Backends = slices.CompactFunc(p.Backends, func(a, b model.Backend) bool { return a.AddrPort == b.AddrPort })
+	p.Backends[0].Weight = 1
+	return p
+}
+
+func randomPrefixes(r *rand.Rand, v6 bool) []netip.Prefix {
+	prefixes := []netip.Prefix{}
+	for range r.IntN(4) {
+		a := address(v6, 10, byte(96+r.IntN(4)), byte(r.IntN(4)), byte(r.IntN(4)))
+		p, _ := a.Prefix(a.BitLen() - []int{0, 0, 2, 8, 16, 32}[r.IntN(6)])
+		prefixes = append(prefixes, p)
+	}
+	return model.Disjoint(prefixes)
+}
+
+func address(v6 bool, a, b, c, d byte) netip.Addr {
+	if v6 {
+		return netip.AddrFrom16([16]byte{0: 0xfd, 12: a, 13: b, 14: c, 15: d})
+	}
+	return netip.AddrFrom4([4]byte{a, b, c, d})
+}
+
+func TestArrange(t *testing.T) {
+	backends := func(text string) (list []model.Backend) {
+		for _, word := range strings.Fields(text) {
+			weight := uint16(len(word))
+			list = append(list, model.Backend{AddrPort: slot(word[:1]), Weight: weight})
+		}
+		return list
+	}
+	for _, c := range []struct{ old, backends, want string }{
+		{"", "a b c", "abc"},
+		{"abc", "a c", "ac"},
+		{"abc", "b c", "cb"},
+		{"abc", "a b c d", "abcd"},
+		{"abc", "b d e", "dbe"},
+		{"", "aa b", "aab"},
+		{"aab", "a b", "ab"},
+		{"", "aa bb", "ab"},
+		{"abcdef", "f", "f"},
+		{"a-c", "a b c", "abc"},
+	} {
+		var old []netip.AddrPort
+		for _, r := range c.old {
+			old = append(old, slot(string(r)))
+		}
+		var got string
+		for _, a := range arrange(old, backends(c.backends)) {
+			got += string(rune(a.Port()))
+		}
+		if got != c.want {
+			t.Errorf("arrange(%s, %s) = %s, want %s", c.old, c.backends, got, c.want)
+		}
+	}
+}
+
+// slot is a backend named by a letter; - is a missing one.
+func slot(name string) netip.AddrPort {
+	if name == "-" {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(name[0]))
+}
+
+func TestFlatten_agreesWithLookup(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	r := rand.New(rand.NewPCG(seed, 0))
+	for range 200 {
+		s := model.NewState()
+		for range r.IntN(8) {
+			a := address(false, 10, byte(r.IntN(2)), byte(r.IntN(2)), byte(r.IntN(4)))
+			p, _ := a.Prefix(r.IntN(32))
+			s.Guards[p] = model.Reject + model.Verdict(r.IntN(2))
+		}
+		spans := flatten(s.Guards)
+		for range 50 {
+			a := address(false, byte(9+r.IntN(3)), byte(r.IntN(3)), byte(r.IntN(3)), byte(r.IntN(6)))
+			want := s.Lookup(model.Packet{Protocol: model.TCP, Source: a, Destination: netip.AddrPortFrom(a, 1)}).Verdict
+			got := model.Pass
+			for verdict, list := range spans {
+				for _, s := range list {
+					if !a.Less(s.first) && !s.last.Less(a) {
+						got = verdict
+					}
+				}
+			}
+			if got != want {
+				t.Fatalf("seed %d: %s: %s, want %s\n%s", seed, a, got, want, s)
+			}
+		}
+	}
 }
