@@ -6,7 +6,7 @@
 //	Apply ─► wrapped plane ─► did a UDP row change? ─► dump UDP flows ─► delete the stale ones
 //
 // A flow is stale if its destination is a Frontend and whoever answers is no backend of it, draining
-// ones included; or if the Frontend of its destination is gone. TCP and SCTP are never touched.
+// ones included; or if the Frontend of its destination is gone, which after a restart a guard tells. TCP and SCTP are never touched.
 package conntrack
 
 import (
@@ -178,7 +178,7 @@ func (f staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 		return false
 	}
 	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.UDP}
-	if f.gone[key] && to != answers {
+	if to != answers && (f.gone[key] || f.guarded(to)) {
 		return true
 	}
 	known := false
@@ -190,6 +190,11 @@ func (f staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 		}
 	}
 	return known
+}
+
+// guarded reports whether a destination would be one of a Service that no longer exists.
+func (f staleFlow) guarded(to netip.AddrPort) bool {
+	return f.state.Lookup(model.Packet{Protocol: model.UDP, Destination: to}).Guard.IsValid()
 }
 
 func addrPort(ip []byte, port uint16) (netip.AddrPort, bool) {
