@@ -6,7 +6,8 @@
 //	Apply ─► wrapped plane ─► did a UDP row change? ─► dump UDP flows ─► delete the stale ones
 //
 // A flow is stale if its destination is a Frontend and whoever answers is no backend of it, draining
-// ones included; or if the Frontend of its destination is gone, which after a restart a guard tells. TCP and SCTP are never touched.
+// ones included; or if the Frontend of its destination is gone, which after a restart a guard tells.
+// TCP and SCTP are never touched.
 package conntrack
 
 import (
@@ -33,7 +34,10 @@ func Wrap(wrapped dataplane.New) dataplane.New {
 		if err != nil {
 			return nil, fmt.Errorf("open conntrack socket: %w", err)
 		}
-		p := &plane{Dataplane: inner, config: c, conntrack: handle, pools: map[model.PoolID]*udpPool{}, rows: map[model.Key]model.PoolID{}}
+		p := &plane{
+			Dataplane: inner, config: c, conntrack: handle,
+			rows: map[model.Key]model.PoolID{}, pools: map[model.PoolID]*udpPool{},
+		}
 		if affine, ok := inner.(dataplane.Affine); ok {
 			return affinePlane{p, affine}, nil
 		}
@@ -102,7 +106,8 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 func (p *plane) poolsLost(d model.Delta[model.PoolID, model.Pool]) (lost bool) {
 	for id, now := range d.Set {
 		if u := p.pools[id]; u != nil {
-			lost = lost || slices.ContainsFunc(u.backends, func(b model.Backend) bool { return !holds(now.Backends, b.AddrPort) })
+			left := func(b model.Backend) bool { return !holds(now.Backends, b.AddrPort) }
+			lost = lost || slices.ContainsFunc(u.backends, left)
 			u.backends = now.Backends
 		}
 	}
@@ -138,7 +143,8 @@ func (p *plane) drop(key model.Key) {
 }
 
 func holds(backends []model.Backend, a netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(backends, a, func(b model.Backend, a netip.AddrPort) int { return b.AddrPort.Compare(a) })
+	_, ok := slices.BinarySearchFunc(backends, a,
+		func(b model.Backend, a netip.AddrPort) int { return b.AddrPort.Compare(a) })
 	return ok
 }
 

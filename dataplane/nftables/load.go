@@ -32,29 +32,32 @@ func (p *Plane) load(t *table) error {
 	return nil
 }
 
-func tableFilter(kind uint16, name string) []byte {
-	var e encoder
-	e.string(kind, name)
-	return e.b
+// listing asks for objects of one kind in our table. The kernel may list those of others too.
+func (t *table) listing(verb uint16, reset func(), each func(attrs []byte)) listing {
+	const own = unix.NFTA_TABLE_NAME // the table's name has this number in all kinds of messages
+	var filter encoder
+	filter.string(own, t.name)
+	return listing{verb: verb, family: t.family.number, filter: filter.b, reset: reset, each: func(attrs []byte) {
+		if attributeString(attrs, own) == t.name {
+			each(attrs)
+		}
+	}}
 }
 
 func (t *table) loadTable(c *conn) error {
-	return c.dump(unix.NFT_MSG_GETTABLE, t.family.number, nil, func() {}, func(attrs []byte) {
-		t.exists = t.exists || attributeString(attrs, unix.NFTA_TABLE_NAME) == t.name
-	})
+	l := t.listing(unix.NFT_MSG_GETTABLE, func() {}, func([]byte) { t.exists = true })
+	l.filter = nil // with a filter the kernel wants to be asked for one table, not for a list
+	return c.dump(l)
 }
 
 func (t *table) loadSets(c *conn) error {
 	reset := func() { clear(t.foundSets) }
-	return c.dump(unix.NFT_MSG_GETSET, t.family.number, tableFilter(unix.NFTA_SET_TABLE, t.name), reset, func(attrs []byte) {
-		if attributeString(attrs, unix.NFTA_SET_TABLE) != t.name {
-			return
-		}
+	return c.dump(t.listing(unix.NFT_MSG_GETSET, reset, func(attrs []byte) {
 		name := attributeString(attrs, unix.NFTA_SET_NAME)
 		t.foundSets[name] = true
 		i := slices.IndexFunc(t.sets, func(s *set) bool { return s.name == name })
 		t.foreign = t.foreign || i < 0 || !t.sets[i].is(attrs)
-	})
+	}))
 }
 
 // is reports whether a set that the kernel lists has the form of s.
@@ -76,13 +79,11 @@ func (t *table) loadChains(c *conn) error {
 		hooks[c.name] = c.hook
 	}
 	reset := func() { clear(t.chains) }
-	return c.dump(unix.NFT_MSG_GETCHAIN, t.family.number, tableFilter(unix.NFTA_CHAIN_TABLE, t.name), reset, func(attrs []byte) {
-		if attributeString(attrs, unix.NFTA_CHAIN_TABLE) == t.name {
-			name := attributeString(attrs, unix.NFTA_CHAIN_NAME)
-			t.chains[name] = nil
-			t.foreign = t.foreign || !hooks[name].is(attrs)
-		}
-	})
+	return c.dump(t.listing(unix.NFT_MSG_GETCHAIN, reset, func(attrs []byte) {
+		name := attributeString(attrs, unix.NFTA_CHAIN_NAME)
+		t.chains[name] = nil
+		t.foreign = t.foreign || !hooks[name].is(attrs)
+	}))
 }
 
 // is reports whether a chain that the kernel lists hangs where h says; nil: nowhere.
@@ -102,24 +103,23 @@ func (t *table) loadRules(c *conn) error {
 			t.chains[name] = nil
 		}
 	}
-	return c.dump(unix.NFT_MSG_GETRULE, t.family.number, tableFilter(unix.NFTA_RULE_TABLE, t.name), reset, func(attrs []byte) {
-		if attributeString(attrs, unix.NFTA_RULE_TABLE) == t.name {
-			name := attributeString(attrs, unix.NFTA_RULE_CHAIN)
-			t.chains[name] = append(t.chains[name], ruleMark(attribute(attrs, unix.NFTA_RULE_USERDATA)))
-		}
-	})
+	return c.dump(t.listing(unix.NFT_MSG_GETRULE, reset, func(attrs []byte) {
+		name := attributeString(attrs, unix.NFTA_RULE_CHAIN)
+		t.chains[name] = append(t.chains[name], ruleMark(attribute(attrs, unix.NFTA_RULE_USERDATA)))
+	}))
 }
 
 // list calls f for each element of a set.
 func (t *table) list(c *conn, s *set, reset func(), f func(e element)) error {
-	var filter encoder
-	filter.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
-	filter.string(unix.NFTA_SET_ELEM_LIST_SET, s.name)
-	return c.dump(unix.NFT_MSG_GETSETELEM, t.family.number, filter.b, reset, func(attrs []byte) {
+	l := t.listing(unix.NFT_MSG_GETSETELEM, reset, func(attrs []byte) {
 		attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
 			f(decodeElement(data))
 		})
 	})
+	filter := encoder{l.filter}
+	filter.string(unix.NFTA_SET_ELEM_LIST_SET, s.name)
+	l.filter = filter.b
+	return c.dump(l)
 }
 
 func (t *table) loadElements(c *conn) error {

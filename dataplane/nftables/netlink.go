@@ -198,12 +198,21 @@ func (c *conn) drain() {
 
 const maxDumps = 20
 
-// dump lists objects and calls f with the attributes of each. If somebody else changes the ruleset
-// meanwhile the kernel says so, and reset is called before the listing begins anew.
-func (c *conn) dump(verb uint16, family uint8, attrs []byte, reset func(), f func(attrs []byte)) error {
+// A listing asks for all objects of one kind.
+type listing struct {
+	verb   uint16 // NFT_MSG_GET*
+	family uint8
+	filter []byte // attributes of the request
+	// reset forgets what each has seen. If somebody changes the ruleset while it is listed, the
+	// kernel says so and the listing begins anew.
+	reset func()
+	each  func(attrs []byte)
+}
+
+func (c *conn) dump(l listing) error {
 	for range maxDumps {
-		reset()
-		interrupted, err := c.dumpOnce(verb, family, attrs, f)
+		l.reset()
+		interrupted, err := c.dumpOnce(l)
 		if errors.Is(err, unix.ENOENT) {
 			return nil // no such table or set: nothing is listed
 		}
@@ -214,11 +223,11 @@ func (c *conn) dump(verb uint16, family uint8, attrs []byte, reset func(), f fun
 	return errors.New("the ruleset changes faster than it can be listed")
 }
 
-func (c *conn) dumpOnce(verb uint16, family uint8, attrs []byte, f func(attrs []byte)) (interrupted bool, err error) {
+func (c *conn) dumpOnce(l listing) (interrupted bool, err error) {
 	c.drain()
 	c.buf = c.buf[:0]
-	start := c.message(unix.NFNL_SUBSYS_NFTABLES<<8|verb, unix.NLM_F_DUMP, family, 0)
-	c.buf = append(c.buf, attrs...)
+	start := c.message(unix.NFNL_SUBSYS_NFTABLES<<8|l.verb, unix.NLM_F_DUMP, l.family, 0)
+	c.buf = append(c.buf, l.filter...)
 	c.end(start)
 	if err := c.send(); err != nil {
 		return false, err
@@ -237,7 +246,7 @@ func (c *conn) dumpOnce(verb uint16, family uint8, attrs []byte, f func(attrs []
 				done = true
 				err = errno(body)
 			case len(body) >= 4:
-				f(body[4:])
+				l.each(body[4:])
 			}
 			interrupted = interrupted || h.Flags&unix.NLM_F_DUMP_INTR != 0
 		})

@@ -17,9 +17,8 @@ func (t *table) sync(s *model.State) error {
 	t.recheck = true
 	t.adopt(s)
 	t.releaseSources(s)
-	errs := []error{t.needLocalnet(s.Frontends), t.setRows(s, s.Pools, s.Frontends)}
+	errs := []error{t.needLocalnet(s.Frontends), t.setRows(s, s.Pools, s.Frontends), t.setPods(s)}
 	t.setGuards(s)
-	t.setPods(s)
 	for key := range t.rows {
 		if _, ok := s.Frontends[key]; !ok {
 			t.deleteFrontend(key)
@@ -119,7 +118,9 @@ func (t *table) releaseSources(s *model.State) {
 }
 
 // setRows sets pools first, then the frontends that refer to them.
-func (t *table) setRows(s *model.State, pools map[model.PoolID]model.Pool, frontends map[model.Key]model.Frontend) error {
+func (t *table) setRows(
+	s *model.State, pools map[model.PoolID]model.Pool, frontends map[model.Key]model.Frontend,
+) error {
 	var errs []error
 	for id, pool := range pools {
 		if id.V6 == t.v6() {

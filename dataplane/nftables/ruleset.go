@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -88,7 +87,7 @@ var (
 	ipv6 = family{"ip6", unix.NFPROTO_IPV6, field{typeIPv6, 16}, 8, 24, []unreachable{{0, 4}}}
 )
 
-// words is a register of the given number of 32-bit words from the start of the register file.
+// word is the n-th register of 32 bits. Longer values take several in a row.
 func word(n uint32) uint32 { return unix.NFT_REG32_00 + n }
 
 func (f family) load(offset, at uint32) expr.Any {
@@ -135,16 +134,17 @@ const maxAffinity = 1 << 20
 func (f family) sets() []*set {
 	const hash, interval, concat = 0, unix.NFT_SET_INTERVAL, setConcat
 	sourceKey := append(f.frontendKey(), f.address)
+	slotKey, token := []field{priorityField, indexField}, []field{priorityField}
 	sets := []*set{
-		frontends:         {name: "frontends", flags: unix.NFT_SET_MAP, key: f.frontendKey(), data: []field{priorityField}},
-		internalFrontends: {name: "internal-frontends", flags: unix.NFT_SET_MAP, key: f.frontendKey(), data: []field{priorityField}},
-		slots:             {name: "slots", flags: unix.NFT_SET_MAP, key: []field{priorityField, indexField}, data: f.backendData()},
-		choices:           {name: "choices", flags: unix.NFT_SET_MAP, key: []field{priorityField, indexField}, data: []field{priorityField}},
-		backends:          {name: "backends", flags: unix.NFT_SET_MAP, key: []field{priorityField}, data: f.backendData()},
-		classes:           {name: "classes", flags: unix.NFT_SET_MAP, key: []field{priorityField}},
+		frontends:         {name: "frontends", flags: unix.NFT_SET_MAP, key: f.frontendKey(), data: token},
+		internalFrontends: {name: "internal-frontends", flags: unix.NFT_SET_MAP, key: f.frontendKey(), data: token},
+		slots:             {name: "slots", flags: unix.NFT_SET_MAP, key: slotKey, data: f.backendData()},
+		choices:           {name: "choices", flags: unix.NFT_SET_MAP, key: slotKey, data: token},
+		backends:          {name: "backends", flags: unix.NFT_SET_MAP, key: token, data: f.backendData()},
+		classes:           {name: "classes", flags: unix.NFT_SET_MAP, key: token},
 		affinity: {
 			name: "affinity", flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
-			key: []field{f.address, priorityField}, data: []field{priorityField}, maximum: maxAffinity,
+			key: []field{f.address, priorityField}, data: token, maximum: maxAffinity,
 		},
 		sources:         {name: "sources", flags: interval | concat, key: sourceKey},
 		internalSources: {name: "internal-sources", flags: interval | concat, key: sourceKey},
@@ -267,13 +267,21 @@ func find(s string) expr.Any {
 	return &expr.Lookup{SourceRegister: word(0), DestRegister: word(0), IsDestRegSet: true, SetName: s}
 }
 
-func bits(mask, xor uint32) expr.Any {
-	return &expr.Bitwise{SourceRegister: word(0), DestRegister: word(0), Len: 4, Mask: native(mask), Xor: native(xor)}
+func equals(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: word(0), Data: data} }
+func differs(data []byte) expr.Any {
+	return &expr.Cmp{Op: expr.CmpOpNeq, Register: word(0), Data: data}
+}
+
+// bits makes word 0 what it is, and mask, exclusive or xor.
+func bits(mask, xor uint32) expr.Any { return maskBytes(native(mask), native(xor)) }
+
+func maskBytes(mask, xor []byte) expr.Any {
+	return &expr.Bitwise{SourceRegister: word(0), DestRegister: word(0), Len: 4, Mask: mask, Xor: xor}
 }
 
 func loadMeta(k expr.MetaKey, at uint32) expr.Any { return &expr.Meta{Key: k, Register: word(at)} }
-func storeMeta(k expr.MetaKey, at uint32) expr.Any {
-	return &expr.Meta{Key: k, Register: word(at), SourceRegister: true}
+func storeMeta(k expr.MetaKey) expr.Any {
+	return &expr.Meta{Key: k, Register: word(0), SourceRegister: true}
 }
 
 // The names of the constant chains.
@@ -318,20 +326,20 @@ func (t *table) spoofed() []rule {
 	if t.v6() {
 		return nil
 	}
+	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
 	return []rule{{"not from elsewhere", all(
-		t.family.load(t.family.destination, 0), &expr.Bitwise{SourceRegister: word(0), DestRegister: word(0), Len: 4, Mask: []byte{255, 0, 0, 0}, Xor: native(0)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: word(0), Data: []byte{127, 0, 0, 0}},
-		loadMeta(expr.MetaKeyIIFTYPE, 0), &expr.Cmp{Op: expr.CmpOpNeq, Register: word(0), Data: binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)},
+		t.family.load(t.family.destination, 0), maskBytes([]byte{255, 0, 0, 0}, native(0)), equals([]byte{127, 0, 0, 0}),
+		loadMeta(expr.MetaKeyIIFTYPE, 0), differs(loopback),
 		drop())}}
 }
 
 // dispatch finds the token of the destination and goes to the chain of its class. The token travels
 // in the packet's priority because nft cannot print a rule that uses what one map says as the key of
-// the next. Only the first packet of a connection comes here; its priority is reset below.
+// the next. Only the first packet of a connection comes here; translate resets its priority.
 func (t *table) dispatch(m int) rule {
 	exprs, _ := t.family.destinationKey()
 	return rule{"token, then class", append(exprs,
-		find(t.sets[m].name), storeMeta(expr.MetaKeyPRIORITY, 0),
+		find(t.sets[m].name), storeMeta(expr.MetaKeyPRIORITY),
 		loadMeta(expr.MetaKeyPRIORITY, 0), bits(^uint32(poolMask), 0),
 		&expr.Lookup{SourceRegister: word(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: "classes"})}
 }
@@ -340,8 +348,8 @@ func (t *table) dispatch(m int) rule {
 func (t *table) fromPods(comment string, verdict expr.Any) []rule {
 	rules := []rule{{comment, all(t.family.load(t.family.source, 0), in("pods"), verdict)}}
 	for _, name := range t.podInterfaces {
-		rules = append(rules, rule{comment, all(loadMeta(expr.MetaKeyIIFNAME, 0),
-			&expr.Cmp{Op: expr.CmpOpEq, Register: word(0), Data: interfacePattern(name)}, verdict)})
+		rules = append(rules, rule{comment, all(
+			loadMeta(expr.MetaKeyIIFNAME, 0), equals(interfacePattern(name)), verdict)})
 	}
 	return rules
 }
@@ -360,13 +368,13 @@ func (t *table) markChain() chain {
 }
 
 func (t *table) setMark() []expr.Any {
-	return all(loadMeta(expr.MetaKeyMARK, 0), bits(^t.mark, t.mark), storeMeta(expr.MetaKeyMARK, 0))
+	return all(loadMeta(expr.MetaKeyMARK, 0), bits(^t.mark, t.mark), storeMeta(expr.MetaKeyMARK))
 }
 
 func (t *table) masquerade() rule {
 	return rule{"replace the source address, clear the mark", all(
-		loadMeta(expr.MetaKeyMARK, 0), bits(t.mark, 0), &expr.Cmp{Op: expr.CmpOpEq, Register: word(0), Data: native(t.mark)},
-		loadMeta(expr.MetaKeyMARK, 0), bits(^uint32(0), t.mark), storeMeta(expr.MetaKeyMARK, 0),
+		loadMeta(expr.MetaKeyMARK, 0), bits(t.mark, 0), equals(native(t.mark)),
+		loadMeta(expr.MetaKeyMARK, 0), bits(^uint32(0), t.mark), storeMeta(expr.MetaKeyMARK),
 		&expr.Masq{FullyRandom: true})}
 }
 
@@ -375,27 +383,23 @@ func (t *table) masqueradeHairpin() rule {
 	const destinationTranslated = 1 << 5 // IPS_DST_NAT
 	return rule{"backends that reach themselves", all(
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: word(0)}, bits(destinationTranslated, 0),
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: word(0), Data: native(0)},
+		differs(native(0)),
 		f.load(f.source, 0), f.load(f.destination, f.address.words()), in("hairpin"),
 		&expr.Masq{FullyRandom: true})}
 }
 
 func (t *table) rejectChain() chain {
-	c := chain{name: chainReject, rules: []rule{{"", all(isProtocol(unix.IPPROTO_TCP),
-		&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})}}}
-	c.rules[0].exprs = slices.Insert(c.rules[0].exprs, 0, loadMeta(expr.MetaKeyL4PROTO, 0))
+	protocol := loadMeta(expr.MetaKeyL4PROTO, 0)
+	c := chain{name: chainReject, rules: []rule{{"", all(
+		protocol, equals([]byte{unix.IPPROTO_TCP}), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})}}}
 	for _, u := range t.family.unreachable {
 		var exprs []expr.Any
 		if u.protocol != 0 {
-			exprs = all(loadMeta(expr.MetaKeyL4PROTO, 0), isProtocol(u.protocol))
+			exprs = all(protocol, equals([]byte{u.protocol}))
 		}
 		c.rules = append(c.rules, rule{"", append(exprs, &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: u.code})})
 	}
 	return c
-}
-
-func isProtocol(p uint8) expr.Any {
-	return &expr.Cmp{Op: expr.CmpOpEq, Register: word(0), Data: []byte{p}}
 }
 
 // classChain is the chain of a class: who may come in, whose source is replaced, where it goes.
@@ -465,40 +469,9 @@ func (t *table) affinityRules(c class) []rule {
 		Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: c.affinity,
 	}
 	return []rule{
-		{"choose", append(choose(c.slots, "choices"), storeMeta(expr.MetaKeyPRIORITY, 0))},
+		{"choose", append(choose(c.slots, "choices"), storeMeta(expr.MetaKeyPRIORITY))},
 		{"remember", append(slices.Clone(client), loadMeta(expr.MetaKeyPRIORITY, n+1), update)},
-		{"recall", append(slices.Clone(client), find("affinity"), storeMeta(expr.MetaKeyPRIORITY, 0))},
+		{"recall", append(slices.Clone(client), find("affinity"), storeMeta(expr.MetaKeyPRIORITY))},
 		{"", t.translate(all(loadMeta(expr.MetaKeyPRIORITY, 0), find("backends")))},
 	}
-}
-
-// encode writes fields of a key or of data as the kernel wants them: in network byte order, each
-// padded to words of four bytes.
-func encodeKey(k model.Key) []byte {
-	b := k.Addr.AsSlice()
-	return append(b, byte(k.Protocol), 0, 0, 0, byte(k.Port>>8), byte(k.Port), 0, 0)
-}
-
-func decodeKey(b []byte, scope model.Scope) (k model.Key, ok bool) {
-	if len(b) < 8 {
-		return k, false
-	}
-	n := len(b) - 8
-	addr, ok := netip.AddrFromSlice(b[:n])
-	return model.Key{
-		Addr: addr, Protocol: model.Protocol(b[n]), Port: uint16(b[n+4])<<8 | uint16(b[n+5]), Scope: scope,
-	}, ok
-}
-
-func encodeBackend(a netip.AddrPort) []byte {
-	return append(a.Addr().AsSlice(), byte(a.Port()>>8), byte(a.Port()), 0, 0)
-}
-
-func decodeBackend(b []byte) (a netip.AddrPort, ok bool) {
-	if len(b) < 4 {
-		return a, false
-	}
-	n := len(b) - 4
-	addr, ok := netip.AddrFromSlice(b[:n])
-	return netip.AddrPortFrom(addr, uint16(b[n])<<8|uint16(b[n+1])), ok
 }

@@ -1,0 +1,111 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// members counts who needs each element of a set, by its encoded key. An element that nobody needs
+// any more is deleted at once; one that load found has no user until somebody asks for it.
+type members map[string]int
+
+// need counts one more user of an element, and adds it if it is the first.
+func (t *table) need(s int, key string) {
+	n, ok := t.members[s][key]
+	t.members[s][key] = n + 1
+	if !ok {
+		t.member(unix.NFT_MSG_NEWSETELEM, s, key)
+	}
+}
+
+// release counts one user less, and deletes the element if it was the last.
+func (t *table) release(s int, key string) {
+	if t.members[s][key]--; t.members[s][key] <= 0 {
+		t.member(unix.NFT_MSG_DELSETELEM, s, key)
+		delete(t.members[s], key)
+	}
+}
+
+// sweepMembers deletes the elements that load found and nobody needs.
+func (t *table) sweepMembers() {
+	for s := range t.members {
+		for key, n := range t.members[s] {
+			if n == 0 {
+				t.member(unix.NFT_MSG_DELSETELEM, s, key)
+				delete(t.members[s], key)
+			}
+		}
+	}
+}
+
+// member adds or deletes an element of a set that is no map. In interval sets the key holds the
+// first and the last address of the range, in the others it is the element's key.
+func (t *table) member(verb uint16, s int, key string) {
+	k := []byte(key)
+	if !t.sets[s].interval() {
+		t.element(verb, s, k, nil)
+		return
+	}
+	n := int(t.family.address.size)
+	first, last := k[:len(k)-n], k[len(k)-n:]
+	if t.sets[s].flags&setConcat != 0 {
+		t.beginElement(verb, s, first, append(slices.Clone(first[:len(first)-n]), last...))
+		t.endElement()
+		return
+	}
+	t.element(verb, s, first, nil)
+	end, _ := netip.AddrFromSlice(last)
+	if end = end.Next(); end.IsValid() { // a range that reaches the last address has no end element
+		t.tx.join()
+		t.beginElement(verb, s, end.AsSlice(), nil)
+		t.tx.uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		t.endElement()
+	}
+}
+
+// encodeSources are the keys of the elements that allow sources to reach a frontend.
+func (t *table) encodeSources(key model.Key, allow []netip.Prefix) (keys []string) {
+	for _, p := range allow {
+		if p.Addr().Is6() == key.Addr.Is6() {
+			keys = append(keys, string(encodeKey(key))+interval(p))
+		}
+	}
+	return keys
+}
+
+// replace makes some members of a set take the place of others. What is gone goes first, and in the
+// same kernel transaction: a range must not overlap one that is still there.
+func (t *table) replace(s int, old, now []string) {
+	for _, key := range old {
+		if !slices.Contains(now, key) {
+			t.release(s, key)
+			t.tx.join()
+		}
+	}
+	for _, key := range now {
+		if t.members[s][key] == 0 || !slices.Contains(old, key) {
+			t.need(s, key)
+		}
+	}
+}
+
+// setSpans makes a set consist of these ranges.
+func (t *table) setSpans(s int, now []string) {
+	t.replace(s, t.spans[s], now)
+	t.spans[s] = now
+}
+
+// setAddress makes an address a member of a set or not.
+func (t *table) setAddress(s int, a netip.Addr, want bool) {
+	key := string(a.AsSlice())
+	switch n, ok := t.members[s][key]; {
+	case want && n == 0:
+		t.need(s, key)
+	case !want && ok:
+		t.release(s, key)
+	}
+}

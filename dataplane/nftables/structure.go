@@ -1,0 +1,167 @@
+package nftables
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// setChain makes the kernel hold a chain with exactly these rules.
+func (t *table) setChain(c chain) error {
+	var marks []string
+	var bodies [][]byte
+	for _, r := range c.rules {
+		body, mark, err := r.mark(t.family)
+		if err != nil {
+			return err
+		}
+		marks, bodies = append(marks, string(mark)), append(bodies, body)
+	}
+	have, exists := t.chains[c.name]
+	if exists && slices.Equal(have, marks) {
+		return nil
+	}
+	if exists {
+		t.flushChain(c.name)
+	} else {
+		t.newChain(c)
+	}
+	for i, r := range c.rules {
+		t.tx.join() // a chain is never seen without its rules
+		t.newRule(c.name, r, bodies[i], marks[i])
+	}
+	t.chains[c.name] = marks
+	return nil
+}
+
+func (t *table) newChain(c chain) {
+	t.tx.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t)
+	t.tx.string(unix.NFTA_CHAIN_TABLE, t.name)
+	t.tx.string(unix.NFTA_CHAIN_NAME, c.name)
+	if c.hook != nil {
+		h := t.tx.open(unix.NFTA_CHAIN_HOOK)
+		t.tx.uint32(unix.NFTA_HOOK_HOOKNUM, c.hook.number)
+		t.tx.uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.hook.priority))
+		t.tx.close(h)
+		t.tx.string(unix.NFTA_CHAIN_TYPE, c.hook.kind)
+	}
+	t.tx.end()
+}
+
+func (t *table) flushChain(name string) {
+	t.tx.begin(unix.NFT_MSG_DELRULE, 0, t)
+	t.tx.string(unix.NFTA_RULE_TABLE, t.name)
+	t.tx.string(unix.NFTA_RULE_CHAIN, name)
+	t.tx.end()
+}
+
+func (t *table) deleteChain(name string) {
+	t.flushChain(name)
+	t.tx.join()
+	t.tx.begin(unix.NFT_MSG_DELCHAIN, 0, t)
+	t.tx.string(unix.NFTA_CHAIN_TABLE, t.name)
+	t.tx.string(unix.NFTA_CHAIN_NAME, name)
+	t.tx.end()
+	delete(t.chains, name)
+}
+
+// Types of the items in a rule's user data: nft's own for the comment, and one that it skips.
+const (
+	userDataComment = 0
+	userDataMark    = 0x46
+)
+
+func (t *table) newRule(chain string, r rule, body []byte, mark string) {
+	user := []byte{userDataMark, byte(len(mark))}
+	user = append(user, mark...)
+	if r.comment != "" {
+		user = append(user, userDataComment, byte(len(r.comment)+1))
+		user = append(append(user, r.comment...), 0)
+	}
+	t.tx.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t)
+	t.tx.string(unix.NFTA_RULE_TABLE, t.name)
+	t.tx.string(unix.NFTA_RULE_CHAIN, chain)
+	t.tx.attr(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, body)
+	t.tx.attr(unix.NFTA_RULE_USERDATA, user)
+	t.tx.end()
+}
+
+// ruleMark is the mark in a rule's user data; empty if the rule is not ours.
+func ruleMark(user []byte) string {
+	for len(user) >= 2 && len(user) >= 2+int(user[1]) {
+		if user[0] == userDataMark {
+			return string(user[2 : 2+user[1]])
+		}
+		user = user[2+user[1]:]
+	}
+	return ""
+}
+
+func (t *table) newTable() {
+	t.tx.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t)
+	t.tx.string(unix.NFTA_TABLE_NAME, t.name)
+	t.tx.end()
+}
+
+func (t *table) deleteTable() {
+	t.tx.begin(unix.NFT_MSG_DELTABLE, 0, t)
+	t.tx.string(unix.NFTA_TABLE_NAME, t.name)
+	t.tx.end()
+}
+
+func (t *table) newSet(s *set) {
+	t.tx.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, t)
+	t.tx.string(unix.NFTA_SET_TABLE, t.name)
+	t.tx.string(unix.NFTA_SET_NAME, s.name)
+	t.tx.uint32(unix.NFTA_SET_FLAGS, s.flags)
+	t.tx.uint32(unix.NFTA_SET_KEY_TYPE, kind(s.key))
+	t.tx.uint32(unix.NFTA_SET_KEY_LEN, size(s.key))
+	t.tx.uint32(unix.NFTA_SET_ID, s.id)
+	switch {
+	case s.data != nil:
+		t.tx.uint32(unix.NFTA_SET_DATA_TYPE, kind(s.data))
+		t.tx.uint32(unix.NFTA_SET_DATA_LEN, size(s.data))
+	case s.flags&unix.NFT_SET_MAP != 0:
+		t.tx.uint32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
+	}
+	desc := t.tx.open(unix.NFTA_SET_DESC)
+	if s.maximum > 0 {
+		t.tx.uint32(unix.NFTA_SET_DESC_SIZE, s.maximum)
+	}
+	if s.flags&setConcat != 0 {
+		t.concatenation(s.key)
+	}
+	t.tx.close(desc)
+	t.tx.end()
+}
+
+// concatenation describes the parts of the key to sets that look up ranges.
+func (t *table) concatenation(key []field) {
+	c := t.tx.open(setDescConcat)
+	for _, f := range key {
+		e := t.tx.open(unix.NFTA_LIST_ELEM)
+		t.tx.uint32(setFieldLen, f.size)
+		t.tx.close(e)
+	}
+	t.tx.close(c)
+}
+
+// structure makes the table, its sets and its constant chains.
+func (t *table) structure() error {
+	if !t.exists {
+		t.newTable()
+		t.exists = true
+	}
+	for _, s := range t.sets {
+		if !t.foundSets[s.name] {
+			t.newSet(s)
+			t.foundSets[s.name] = true
+		}
+	}
+	for _, c := range t.constantChains() {
+		if err := t.setChain(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
