@@ -33,9 +33,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // Place is where a probe or command starts: Node, NodeB, Outside, or the name of a pod.
@@ -136,7 +133,7 @@ func (b *Bed) addLAN() error {
 		if err := n.addAddr(bridge, lanPrefix(a)); err != nil {
 			return err
 		}
-		if err := n.addRoute(netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: ipNet(anyPrefix(a.Is6()))}); err != nil {
+		if err := n.routeNowhere(anyPrefix(a.Is6())); err != nil {
 			return err
 		}
 	}
@@ -205,6 +202,13 @@ func (b *Bed) addRoutes() error {
 	for _, r := range routes {
 		for _, to := range r.to {
 			if err := b.places[r.from].routeVia(to, r.via); err != nil {
+				return err
+			}
+		}
+	}
+	for _, node := range []Place{Node, NodeB} {
+		for _, p := range PodCIDRs(node) { // an address that no pod has must not leave the node
+			if err := b.places[node].routeNowhere(p); err != nil {
 				return err
 			}
 		}

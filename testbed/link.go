@@ -2,9 +2,11 @@ package testbed
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -31,6 +33,12 @@ func (n *netns) addVeth(v vethSpec) (int, error) {
 	if err := n.link.LinkAdd(link); err != nil {
 		return 0, fmt.Errorf("add interface %s: %w", v.name, err)
 	}
+	if v.master != 0 {
+		// Where br_netfilter is loaded, the bridge itself carries a pod's redirected packet back to it.
+		if err := n.link.LinkSetHairpin(link, true); err != nil {
+			return 0, fmt.Errorf("set hairpin mode of %s: %w", v.name, err)
+		}
+	}
 	eth0, err := v.peer.link.LinkByName("eth0")
 	if err != nil {
 		return 0, fmt.Errorf("find eth0: %w", err)
@@ -38,7 +46,25 @@ func (n *netns) addVeth(v vethSpec) (int, error) {
 	if err := v.peer.link.LinkSetUp(eth0); err != nil {
 		return 0, fmt.Errorf("set eth0 up: %w", err)
 	}
+	for _, index := range []int{link.Index, v.master} {
+		if index == 0 {
+			continue
+		}
+		if err := n.awaitCarrier(index); err != nil {
+			return 0, fmt.Errorf("set interface %s up: %w", v.name, err)
+		}
+	}
 	return eth0.Attrs().Index, nil
+}
+
+// awaitCarrier returns when an interface carries packets. The kernel's link watch makes it do so some
+// time, up to a second, after the other end came up, and what is sent before is lost; since Linux 6.8
+// to ask for the link's state is to have the work done (rtnl_getlink in net/core/rtnetlink.c).
+func (n *netns) awaitCarrier(index int) error {
+	return await(func() (bool, error) {
+		link, err := n.link.LinkByIndex(index)
+		return err == nil && link.Attrs().OperState == netlink.OperUp, err
+	})
 }
 
 // addBridge makes a bridge that is up and knows no timers: ports forward at once.
@@ -62,16 +88,40 @@ func (n *netns) addPodBridge() error {
 	return n.addAddr(index, podGateway())
 }
 
+// addAddr gives an interface an address that can be used at once.
 func (n *netns) addAddr(index int, p netip.Prefix) error {
 	addr := &netlink.Addr{IPNet: ipNet(p)}
 	if p.Addr().Is6() {
-		addr.Flags = unix.IFA_F_NODAD // usable at once
+		addr.Flags = unix.IFA_F_NODAD
 	}
 	err := n.link.AddrAdd(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}, addr)
+	if err == nil && p.Addr().Is6() {
+		err = n.awaitLocal(index, p.Addr())
+	}
 	if err != nil {
 		return fmt.Errorf("add address %s: %w", p, err)
 	}
 	return nil
+}
+
+// awaitLocal returns when the kernel takes packets to an IPv6 address for its own. Even without
+// duplicate address detection, joining the groups of neighbour discovery and adding the local route
+// are left to a work queue, the route last (addrconf_dad_work in net/ipv6/addrconf.c).
+func (n *netns) awaitLocal(index int, a netip.Addr) error {
+	return await(func() (bool, error) {
+		routes, err := n.link.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{OifIndex: index})
+		return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL, nil
+	})
+}
+
+// await polls what the kernel does soon and announces to nobody.
+func await(done func() (bool, error)) error {
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+	}
+	return errors.New("it is not in effect after 5s")
 }
 
 func (n *netns) addRoute(r netlink.Route) error {
@@ -93,6 +143,20 @@ func (n *netns) routeDirect(to netip.Prefix, index int) error {
 		scope = netlink.SCOPE_UNIVERSE // IPv6 routes know no other
 	}
 	return n.addRoute(netlink.Route{Dst: ipNet(to), LinkIndex: index, Scope: scope})
+}
+
+// unroute undoes routeDirect, also where it was never done.
+func (n *netns) unroute(to netip.Prefix) error {
+	err := n.link.RouteDel(&netlink.Route{Dst: ipNet(to)})
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("delete route to %s: %w", to, err)
+	}
+	return nil
+}
+
+// routeNowhere answers packets to a prefix, unless a longer one matches, with "host unreachable".
+func (n *netns) routeNowhere(to netip.Prefix) error {
+	return n.addRoute(netlink.Route{Dst: ipNet(to), Type: unix.RTN_UNREACHABLE})
 }
 
 // routeDefault leads everything of one family to a link-local IPv6 gateway. IPv4 can do that since

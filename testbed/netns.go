@@ -103,9 +103,11 @@ func (n *netns) do(f func() error) error {
 	thread(func() {
 		err := errors.New("the function ended its goroutine (as t.FailNow does) instead of returning")
 		defer func() { done <- err }()
-		if err = n.enter(); err == nil {
-			err = f()
+		if failed := n.enter(); failed != nil {
+			err = failed
+			return
 		}
+		err = f()
 	})
 	return <-done
 }

@@ -44,8 +44,9 @@ type Pod struct {
 type pod struct {
 	Pod
 	spec    PodSpec
-	host    *host  // its namespace, or its node's with HostNetwork
-	port    string // what its cable is called on the other end; empty: it has none
+	host    *host    // its namespace, or its node's with HostNetwork
+	port    string   // what its cable is called on the other end; empty: it has none
+	routed  []*netns // who has routes to its addresses
 	servers map[PodPort]*server
 }
 
@@ -161,6 +162,7 @@ func (b *Bed) connectNode(p *pod) error {
 			return err
 		}
 	}
+	p.routed = []*netns{node}
 	return p.configure(eth0, func(a netip.Addr) error {
 		return errors.Join(node.routeDirect(hostPrefix(a), near), p.host.routeDefault(a.Is6(), eth0))
 	})
@@ -173,17 +175,19 @@ func (b *Bed) connectLAN(p *pod) error {
 	if err != nil {
 		return err
 	}
+	neighbours := map[*netns]int{}
+	for place, port := range map[Place]string{LAN: lanBridge, Node: "eth0", NodeB: "eth0", Outside: "eth0"} {
+		n := b.places[place].netns
+		link, err := n.link.LinkByName(port)
+		if err != nil {
+			return err
+		}
+		neighbours[n] = link.Attrs().Index
+		p.routed = append(p.routed, n)
+	}
 	return p.configure(eth0, func(a netip.Addr) error {
-		for _, neighbour := range []struct {
-			place Place
-			port  string
-		}{{LAN, lanBridge}, {Node, "eth0"}, {NodeB, "eth0"}, {Outside, "eth0"}} {
-			n := b.places[neighbour.place].netns
-			link, err := n.link.LinkByName(neighbour.port)
-			if err != nil {
-				return err
-			}
-			if err := n.routeDirect(hostPrefix(a), link.Attrs().Index); err != nil {
+		for n, index := range neighbours {
+			if err := n.routeDirect(hostPrefix(a), index); err != nil {
 				return err
 			}
 		}
@@ -258,12 +262,19 @@ func (b *Bed) removePod(p *pod) error {
 	return b.unplug(p)
 }
 
-// unplug removes the pod's cable at once; the kernel would do it when it frees the namespace. Routes
-// to a pod go with its interface.
+// unplug removes the pod's routes and cable. The kernel would remove the cable when it frees the
+// namespace, but later.
 func (b *Bed) unplug(p *pod) error {
-	link, err := b.places[p.Node].link.LinkByName(p.port)
-	if err != nil {
-		return nil // it was never laid
+	var errs []error
+	for _, n := range p.routed {
+		for _, a := range p.Addrs {
+			errs = append(errs, n.unroute(hostPrefix(a)))
+		}
 	}
-	return b.places[p.Node].link.LinkDel(link)
+	link, err := b.places[p.Node].link.LinkByName(p.port)
+	if err == nil { // else it was never laid
+		err = b.places[p.Node].link.LinkDel(link)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }

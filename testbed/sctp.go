@@ -58,11 +58,11 @@ func acceptSCTP(l *os.File) accept {
 			fd, from, failed = unix.Accept4(int(listener), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 			return failed != unix.EAGAIN
 		})
-		if err == nil {
-			err = failed
-		}
-		if err != nil {
-			return nil, netip.AddrPort{}, err
+		switch {
+		case err != nil: // raw.Read has no other reason
+			return nil, netip.AddrPort{}, os.ErrClosed
+		case failed != nil:
+			return nil, netip.AddrPort{}, failed
 		}
 		return os.NewFile(uintptr(fd), "sctp"), addrPortOf(from), nil
 	}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -100,7 +99,7 @@ func (s *server) acceptLoop(next accept) {
 	for {
 		c, from, err := next()
 		switch {
-		case errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
+		case err != nil && s.stopped():
 			return
 		case err != nil: // too many open files, or a connection that has gone already
 			time.Sleep(time.Millisecond)
@@ -132,10 +131,10 @@ func (s *server) udpLoop(c *net.UDPConn) {
 	in, control := make([]byte, 64), make([]byte, unix.CmsgSpace(unix.SizeofInet6Pktinfo))
 	for {
 		_, n, _, from, err := c.ReadMsgUDPAddrPort(in, control)
-		if errors.Is(err, net.ErrClosed) {
+		switch {
+		case err != nil && s.stopped():
 			return
-		}
-		if err == nil {
+		case err == nil: // else an ICMP error about an earlier answer
 			// An answer that cannot be sent is a lost datagram, which clients must expect.
 			_, _, _ = c.WriteMsgUDPAddrPort(s.line(from), fromDestination(control[:n]), from)
 		}
@@ -167,11 +166,17 @@ func (s *server) remove(c io.Closer) {
 	delete(s.conns, c)
 }
 
-// stop ends the server and its connections, whose clients see them end.
-func (s *server) stop() {
-	s.port.Close()
+func (s *server) stopped() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.conns == nil
+}
+
+// stop ends the server and its connections, whose clients see them end.
+func (s *server) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.port.Close()
 	for c := range s.conns {
 		c.Close()
 	}

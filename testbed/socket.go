@@ -58,7 +58,7 @@ func (h *host) connect(ctx context.Context, p Probe) (*os.File, error) {
 	err = unix.Connect(fd, sockaddr(p.To))
 	f := os.NewFile(uintptr(fd), p.Protocol.String())
 	if errors.Is(err, unix.EINPROGRESS) {
-		err = await(ctx, f, time.Now().Add(p.Timeout))
+		err = awaitConnection(ctx, f, time.Now().Add(p.Timeout))
 	}
 	if err != nil {
 		f.Close()
@@ -110,8 +110,8 @@ func (h *host) bind(fd int, p Probe) error {
 	return os.NewSyscallError("bind", err)
 }
 
-// await waits until a connection in progress is there or has failed.
-func await(ctx context.Context, f *os.File, deadline time.Time) error {
+// awaitConnection waits until a connection in progress is there or has failed.
+func awaitConnection(ctx context.Context, f *os.File, deadline time.Time) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return err
