@@ -4,7 +4,8 @@
 //	engine ── Sync(state), Apply(state, change) ──► nftables, … ──► kernel
 //
 // Planes live in packages of their own below this one and do not import each other. What several of
-// them need is added by wrapping one: conntrack forgets stale UDP flows after each change.
+// them need is added by wrapping one: conntrack forgets stale UDP flows after each change, localhost
+// serves NodePorts on the IPv6 loopback address.
 package dataplane
 
 import (
@@ -24,9 +25,10 @@ type Dataplane interface {
 	// included. Connections that s still allows are not disturbed.
 	Sync(ctx context.Context, s *model.State) error
 	// Apply performs c, which leads from the State of the last successful call to s.
-	// Its cost depends on c only. After an error the caller calls Sync.
+	// Its cost depends on c only. After an error, but for ErrPartial, the caller calls Sync.
 	Apply(ctx context.Context, s *model.State, c model.Change) error
-	// Audit reads the kernel back and reports each difference from s. It changes nothing.
+	// Audit reads the kernel back and reports each difference from s, the State of the last successful
+	// call if there was one. It changes nothing.
 	Audit(ctx context.Context, s *model.State) ([]Drift, error)
 	// Remove deletes all that this data plane, in this or an earlier process, has made.
 	Remove(ctx context.Context) error
@@ -74,6 +76,10 @@ const DefaultMark = 1 << 14
 // New makes a plane in the calling thread's network namespace. It probes the kernel and returns an
 // error that wraps ErrUnsupported, and says what is missing, if the kernel cannot do it.
 type New func(Config) (Dataplane, error)
+
+// ErrPartial is wrapped by an error of Sync or Apply after which the kernel holds all but the rows that
+// the error names. The caller may go on with Apply; those rows stay missing until a Sync succeeds.
+var ErrPartial = errors.New("some rows are not in force")
 
 // ErrUnsupported says that this kernel cannot run the data plane.
 var ErrUnsupported = errors.New("not supported by this kernel")

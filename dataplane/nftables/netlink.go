@@ -196,6 +196,37 @@ func (c *conn) drain() {
 	}
 }
 
+// generation is the number of the ruleset, which grows by one with each transaction of anybody.
+func (c *conn) generation() (uint32, error) {
+	c.drain()
+	c.buf = c.buf[:0]
+	c.end(c.message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, 0))
+	if err := c.send(); err != nil {
+		return 0, err
+	}
+	var generation uint32
+	var err error
+	for answered := false; !answered; {
+		readErr := c.read(func(h unix.NlMsghdr, body []byte) {
+			switch {
+			case h.Seq != c.seq:
+				return
+			case h.Type == unix.NLMSG_ERROR:
+				err = errno(body)
+			case len(body) > 4:
+				if id := attribute(body[4:], unix.NFTA_GEN_ID); len(id) == 4 {
+					generation = binary.BigEndian.Uint32(id)
+				}
+			}
+			answered = true
+		})
+		if readErr != nil {
+			return 0, readErr
+		}
+	}
+	return generation, err
+}
+
 const maxDumps = 20
 
 // A listing asks for all objects of one kind.

@@ -38,6 +38,10 @@ type Plane struct {
 	conn     *conn
 	localnet localnet
 	tables   []*table // IPv4, IPv6; nil: the kernel's content is not known
+	// clean is the generation of the ruleset at which our tables were as they should be; 0: unknown.
+	// own counts our transactions since it was taken. If the generation has grown by just as many,
+	// nobody else has touched the ruleset.
+	clean, own uint32
 }
 
 var (
@@ -108,7 +112,12 @@ func (p *Plane) fault(operation string) error {
 
 // Sync implements dataplane.Dataplane. What is there and right stays untouched.
 func (p *Plane) Sync(_ context.Context, s *model.State) error {
-	p.tables = nil
+	p.tables, p.clean = nil, 0
+	before, err := p.conn.generation()
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	p.own = 0
 	tables, tx, err := p.plan(s)
 	if err != nil {
 		return err
@@ -116,7 +125,11 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 	if err := p.commit(tx); err != nil {
 		return err
 	}
-	return p.settle(tables)
+	if err := p.settle(tables); err != nil {
+		return err
+	}
+	p.clean = before
+	return nil
 }
 
 // plan finds the steps that lead from what the kernel holds to s.
@@ -180,11 +193,22 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 	return p.settle(tables)
 }
 
-// Audit implements dataplane.Dataplane: each step that Sync would do is a difference.
+// Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not
+// look closer if nobody else has changed the ruleset since the last successful call.
 func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, error) {
+	generation, err := p.conn.generation()
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own {
+		return nil, nil
+	}
 	_, tx, err := p.plan(s)
 	if err != nil {
 		return nil, err
+	}
+	if len(tx.steps) == 0 && p.tables != nil {
+		p.clean, p.own = generation, 0
 	}
 	var drifts []dataplane.Drift
 	for i := range tx.steps {

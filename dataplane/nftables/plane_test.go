@@ -214,9 +214,15 @@ func TestPlane_repairs(t *testing.T) {
 				p := newPlane(t, dataplane.Config{})
 				defer p.Close()
 				check(t, p.Sync(context.Background(), s))
+				if drifts, err := p.Audit(context.Background(), s); err != nil || len(drifts) > 0 {
+					t.Errorf("before the damage: %v, %v", drifts, err)
+				}
 				nft(t, damage)
+				if drifts, err := p.Audit(context.Background(), s); err != nil || len(drifts) == 0 {
+					t.Errorf("Audit does not see the damage (%v)", err)
+				}
 				if len(audit(t, s)) == 0 {
-					t.Error("Audit does not see the damage")
+					t.Error("Audit of another process does not see the damage")
 				}
 				check(t, p.Sync(context.Background(), s))
 				if drifts := audit(t, s); len(drifts) > 0 {

@@ -120,7 +120,11 @@ func (p *Plane) send(t *transaction, steps []step) error {
 	if err := p.conn.send(); err != nil {
 		return err
 	}
-	return p.conn.verdict(first, last, t, steps)
+	err := p.conn.verdict(first, last, t, steps)
+	if err == nil {
+		p.own++
+	}
+	return err
 }
 
 // encode builds the batch and returns the sequence numbers of its begin and of its last message,
