@@ -1,0 +1,109 @@
+package memory
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+const rows = `backend default/web:http cluster 10.244.1.2:8080 local
+frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat offcluster
+frontend 10.96.0.10:81/tcp any reject default/web:admin
+guard 10.96.0.0/16 drop
+health 192.0.2.1:32000 default/web local 2
+pods 10.244.0.0/16
+pool default/web:http cluster
+`
+
+func state(t *testing.T, text string) *model.State {
+	s, err := model.ParseState(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func plane(t *testing.T, k *Kernel, fault func(string) error) dataplane.Dataplane {
+	p, err := k.New(dataplane.Config{Fault: fault})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestPlane_followsRows(t *testing.T) {
+	var k Kernel
+	p, ctx := plane(t, &k, nil), t.Context()
+	one, two := state(t, rows), state(t, strings.ReplaceAll(rows, "81", "82"))
+	if err := p.Sync(ctx, one); err != nil || k.String() != rows {
+		t.Fatal(err, k.String())
+	}
+	drifts, err := p.Audit(ctx, two)
+	want := []string{
+		"frontend 10.96.0.10:81/tcp any: surplus: reject default/web:admin",
+		"frontend 10.96.0.10:82/tcp any: missing: reject default/web:admin",
+	}
+	var got []string
+	for _, d := range drifts {
+		got = append(got, d.String())
+	}
+	if err != nil || !slices.Equal(got, want) {
+		t.Fatal(got, err)
+	}
+	if err := p.Apply(ctx, two, model.Diff(one, two)); err != nil || k.String() != two.String() {
+		t.Fatal(err, k.String())
+	}
+	if drifts, err := p.Audit(ctx, two); len(drifts) > 0 || err != nil {
+		t.Fatal(drifts, err)
+	}
+	if err := plane(t, &k, nil).Remove(ctx); err != nil || k.String() != "" {
+		t.Fatal(err, k.String())
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(k.Calls(), " "); got != "sync audit apply audit remove close" {
+		t.Fatal(got)
+	}
+}
+
+// Whichever call fails, no frontend refers to a pool that is not there, and another Sync repairs.
+func TestPlane_faults(t *testing.T) {
+	errBroken := errors.New("broken")
+	want := state(t, rows)
+	for failing, failed := 1, true; failed; failing++ {
+		var k Kernel
+		n := 0
+		failed = false
+		p := plane(t, &k, func(string) error {
+			if n++; n != failing {
+				return nil
+			}
+			failed = true
+			return errBroken
+		})
+		if err := p.Sync(t.Context(), want); failed != errors.Is(err, errBroken) {
+			t.Fatal(err)
+		}
+		k.Do(func(s *model.State) {
+			for key, f := range s.Frontends {
+				if _, ok := s.Pools[f.Pool]; f.Verdict == model.Forward && !ok {
+					t.Fatalf("call %d failed: %s has no pool", failing, key)
+				}
+			}
+		})
+		if err := p.Sync(t.Context(), want); err != nil || k.String() != rows {
+			t.Fatal(err, k.String())
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := plane(t, &Kernel{}, nil).Sync(ended, want); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,191 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// patience is how long a question waits for the loop.
+const patience = 10 * time.Second
+
+// controlServer answers questions of the same machine's root over a Unix socket:
+//
+//	GET /dump                 the rows, in canonical text form
+//	GET /explain?…            what happens to a packet, see packet
+//	GET /status               how programming goes
+//
+// With format=json the first two answer in JSON, as the last always does.
+type controlServer struct {
+	engine *Engine
+	http   http.Server
+	done   chan struct{}
+}
+
+func (e *Engine) control() (*controlServer, error) {
+	c := &controlServer{engine: e, done: make(chan struct{})}
+	if e.options.ControlSocket == "" {
+		close(c.done)
+		return c, nil
+	}
+	listener, err := listenUnix(e.options.ControlSocket)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /dump", c.dump)
+	mux.HandleFunc("GET /explain", c.explain)
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, true, e.Status()) })
+	c.http.Handler, c.http.ReadHeaderTimeout = mux, patience
+	go func() {
+		defer close(c.done)
+		_ = c.http.Serve(listener)
+	}()
+	return c, nil
+}
+
+func (c *controlServer) close() {
+	_ = c.http.Close() // which removes the socket, too
+	<-c.done
+}
+
+// listenUnix opens a socket for the owner only. One that a killed process has left is replaced.
+func listenUnix(path string) (net.Listener, error) {
+	listener, err := net.Listen("unix", path)
+	if errors.Is(err, unix.EADDRINUSE) {
+		if err := removeStale(path); err != nil {
+			return nil, err
+		}
+		listener, err = net.Listen("unix", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("%s exists and is not a socket", path)
+	}
+	if conn, err := net.Dial("unix", path); err == nil {
+		return errors.Join(fmt.Errorf("another process listens on %s", path), conn.Close())
+	}
+	return os.Remove(path)
+}
+
+// ask has the loop compute an answer.
+func (c *controlServer) ask(w http.ResponseWriter, r *http.Request, f func(context.Context, View) (any, error)) {
+	ctx, cancel := context.WithTimeout(r.Context(), patience)
+	defer cancel()
+	var body any
+	err := c.engine.Do(ctx, func(ctx context.Context, v View) (err error) {
+		body, err = f(ctx, v)
+		return err
+	})
+	if err != nil {
+		http.Error(w, "the proxy is busy or still starting: "+err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	if r.FormValue("format") == "json" {
+		answer(w, true, body)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	fmt.Fprint(w, body)
+}
+
+func (c *controlServer) dump(w http.ResponseWriter, r *http.Request) {
+	c.ask(w, r, func(_ context.Context, v View) (any, error) { return v.State.Clone(), nil })
+}
+
+func (c *controlServer) explain(w http.ResponseWriter, r *http.Request) {
+	p, err := packet(r.URL.Query())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	c.ask(w, r, func(ctx context.Context, v View) (any, error) {
+		x := v.Table.Explain(p)
+		kept, err := remembered(ctx, v, p)
+		if kept.IsValid() {
+			x.Reasons = append(x.Reasons, fmt.Sprintf("session affinity: the client keeps %s", kept))
+		}
+		return x, err
+	})
+}
+
+// remembered is the backend that session affinity holds for the packet's client, if the plane can
+// tell.
+func remembered(ctx context.Context, v View, p model.Packet) (netip.AddrPort, error) {
+	d := v.State.Lookup(p)
+	plane, ok := v.Plane.(dataplane.Affine)
+	if !ok || d.Verdict != model.Forward || v.State.Pools[d.Pool].Affinity == 0 {
+		return netip.AddrPort{}, nil
+	}
+	backend, _, err := plane.Remembered(ctx, d.Pool, p.Source)
+	return backend, err
+}
+
+// packet reads a question: source (an address), destination (address:port), protocol (tcp, if it is
+// missing) and interface (on which the packet arrives; missing if a process of the node sends it).
+func packet(q url.Values) (p model.Packet, err error) {
+	if p.Source, err = netip.ParseAddr(q.Get("source")); err != nil {
+		return p, fmt.Errorf("source: %w", err)
+	}
+	if p.Destination, err = netip.ParseAddrPort(q.Get("destination")); err != nil {
+		return p, fmt.Errorf("destination: %w", err)
+	}
+	p.Protocol = model.TCP
+	if name := q.Get("protocol"); name != "" {
+		if p.Protocol, err = model.ParseProtocol(name); err != nil {
+			return p, fmt.Errorf("protocol: %w", err)
+		}
+	}
+	p.Interface = q.Get("interface")
+	return p, nil
+}
+
+// Ask puts a question, such as "/dump?format=json", to the process that listens on a control socket,
+// and returns its answer.
+func Ask(ctx context.Context, socket, question string) ([]byte, error) {
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+		DisableKeepAlives: true,
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://fairlead"+question, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := transport.RoundTrip(r)
+	if err != nil {
+		return nil, fmt.Errorf("ask the running proxy: %w", err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = errors.New(string(body))
+	}
+	return body, err
+}

@@ -1,0 +1,125 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// affine remembers one backend for everybody.
+type affine struct{ dataplane.Dataplane }
+
+func (affine) Remembered(context.Context, model.PoolID, netip.Addr) (netip.AddrPort, bool, error) {
+	return netip.MustParseAddrPort("10.244.1.2:8080"), true, nil
+}
+
+func TestControl(t *testing.T) {
+	noGoroutineLeft(t)
+	r := newRig(t)
+	socket := filepath.Join(t.TempDir(), "control")
+	r.start(func(o *Options) { o.ControlSocket, o.Plane = socket, affine{o.Plane} })
+	b := web(1, "10.244.1.2")
+	for _, s := range b.Services {
+		s.Affinity = time.Hour
+	}
+	r.send(b)
+	if err := r.engine.Do(t.Context(), func(context.Context, View) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(question string) string {
+		t.Helper()
+		text, err := Ask(t.Context(), socket, question)
+		if err != nil {
+			t.Fatalf("%s: %v", question, err)
+		}
+		return string(text)
+	}
+	if got := ask("/dump"); got != r.state.String() {
+		t.Errorf("dump:\n%s", got)
+	}
+	var dump struct {
+		Frontends []struct{ Address, Pool string }
+		Pools     []struct {
+			Name     string
+			Backends []struct{ Address string }
+		}
+	}
+	if err := json.Unmarshal([]byte(ask("/dump?format=json")), &dump); err != nil || len(dump.Frontends) != 1 ||
+		dump.Frontends[0].Pool != dump.Pools[0].Name || dump.Pools[0].Backends[0].Address != "10.244.1.2:8080" {
+		t.Errorf("%+v %v", dump, err)
+	}
+	question := "/explain?source=10.244.1.9&destination=10.96.0.1:80&interface=eth0"
+	if got := ask(question); !strings.Contains(got, "default/web-1") || !strings.Contains(got, "keeps 10.244.1.2:8080") {
+		t.Error(got)
+	}
+	if got := ask(question + "&format=json"); !json.Valid([]byte(got)) {
+		t.Error(got)
+	}
+	var status Status
+	if err := json.Unmarshal([]byte(ask("/status")), &status); err != nil || status.LastProgrammed.IsZero() {
+		t.Error(status, err)
+	}
+	for question, part := range map[string]string{
+		"/explain?source=x":                                  "source:",
+		"/explain?source=::1&destination=y":                  "destination:",
+		"/explain?source=::1&destination=[::1]:1&protocol=z": "protocol:",
+		"/nothing": "404",
+	} {
+		if _, err := Ask(t.Context(), socket, question); err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%s: %v", question, err)
+		}
+	}
+	if info, err := os.Stat(socket); err != nil || info.Mode().Perm() != 0o600 {
+		t.Error(info.Mode(), err)
+	}
+	if err := New(Options{ControlSocket: socket}).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another process") {
+		t.Error(err)
+	}
+	r.stop()
+	if _, err := os.Stat(socket); !os.IsNotExist(err) {
+		t.Error("the socket is still there")
+	}
+	if _, err := Ask(t.Context(), socket, "/dump"); err == nil {
+		t.Error("nobody answered, and that is no error")
+	}
+}
+
+func TestControl_staleSocket(t *testing.T) {
+	noGoroutineLeft(t)
+	socket := filepath.Join(t.TempDir(), "control")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false) // as kill -9 does
+	l.Close()
+	r := newRig(t)
+	r.start(func(o *Options) { o.ControlSocket = socket })
+	r.send(web(1, "10.244.1.2"))
+	if err := r.engine.Do(t.Context(), func(context.Context, View) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Ask(t.Context(), socket, "/dump"); err != nil || string(got) != r.state.String() {
+		t.Fatal(string(got), err)
+	}
+	r.stop()
+}
+
+func TestControl_pathIsNoSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := New(Options{ControlSocket: path}).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "is not a socket") {
+		t.Fatal(err)
+	}
+}

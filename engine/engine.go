@@ -1,0 +1,297 @@
+// Package engine is the loop that makes the kernel follow the cluster, and the servers that tell
+// others how it does.
+//
+//	source ── Next ──► Table.Update ──► State, Change ──► Sync | Apply ──► data plane
+//	             ▲                          │  │
+//	  requests ──┘ (Do ends the wait)       │  └──► healthCheckNodePort servers
+//	                                        └──► /healthz, /livez, control socket
+//
+// One goroutine, that of Run, owns the State, the Table and the data plane. It does one thing after
+// another and needs no locks; others ask it through Do.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/source"
+)
+
+// Options say what an Engine connects. The caller goes on owning Source and Plane and closes them
+// after Run.
+type Options struct {
+	Source source.Source
+	Table  *service.Table
+	Plane  dataplane.Dataplane
+	Log    *slog.Logger // nil: silent
+
+	// Once ends Run when all has been programmed for the first time, or cannot be.
+	Once bool
+	// AuditInterval is the time between two comparisons of the kernel with the State; 0: one second.
+	// Where a comparison takes long it is made less often, so that it costs a fiftieth of one CPU.
+	AuditInterval time.Duration
+	// HealthTimeout is how long a change may wait to be programmed before /healthz says so; 0: one
+	// minute, which is kube-proxy's (twice its syncPeriod).
+	HealthTimeout time.Duration
+	// HealthAddress is where /healthz and /livez are served; the zero value: nowhere.
+	HealthAddress netip.AddrPort
+	// ControlSocket is the path of the Unix socket on which "fairlead dump" and others ask; empty: none.
+	ControlSocket string
+}
+
+const (
+	auditInterval = time.Second
+	auditShare    = 50
+	healthTimeout = time.Minute
+	// After an error the next attempt waits from the first to the second of these.
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 30 * time.Second
+	// driftMemory is how long a drift that comes again is not logged again.
+	driftMemory = 10 * time.Minute
+	// onceAttempts is how often Once tries.
+	onceAttempts = 4
+)
+
+// View is what a request sees. All of it is lent until the request returns.
+type View struct {
+	State *model.State
+	Table *service.Table
+	Plane dataplane.Dataplane
+}
+
+// ErrStopped says that Run has returned.
+var ErrStopped = errors.New("the engine has stopped")
+
+// Engine drives one data plane.
+type Engine struct {
+	options  Options
+	requests chan *request
+	stopped  chan struct{}
+	status   statusBox
+	checks   *checks
+
+	// What follows belongs to the goroutine of Run.
+	state   *model.State // nil before the first batch
+	dirty   bool         // the kernel is unknown: the next call is Sync
+	retryAt time.Time    // when dirty
+	backoff time.Duration
+	auditAt time.Time
+	drifts  map[string]time.Time // logged lately
+}
+
+// New makes an Engine. Nothing happens before Run.
+func New(o Options) *Engine {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.AuditInterval == 0 {
+		o.AuditInterval = auditInterval
+	}
+	if o.HealthTimeout == 0 {
+		o.HealthTimeout = healthTimeout
+	}
+	e := &Engine{
+		options:  o,
+		requests: make(chan *request),
+		stopped:  make(chan struct{}),
+		dirty:    true,
+		drifts:   map[string]time.Time{},
+	}
+	e.status.set(Status{NodeEligible: true})
+	e.checks = newChecks(e)
+	return e
+}
+
+// Run programs the data plane until ctx ends, and then returns nil and leaves the kernel as it is.
+// It returns an error if the Source fails, or if Once is set and the data plane fails. Sockets are
+// opened on the calling thread, thus in its network namespace. Run is called once.
+func (e *Engine) Run(ctx context.Context) error {
+	defer close(e.stopped)
+	defer e.checks.close()
+	control, err := e.control()
+	if err != nil {
+		return err
+	}
+	defer control.close()
+	e.checks.open(e.options.Log)
+	return e.loop(ctx)
+}
+
+func (e *Engine) loop(ctx context.Context) error {
+	for {
+		batch, r, err := e.next(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("read objects: %w", err)
+		}
+		change := e.take(batch)
+		err = e.program(ctx, change)
+		e.checks.follow(e.state, e.options.Log)
+		if r != nil {
+			r.serve(View{e.state, e.options.Table, e.options.Plane})
+		}
+		if e.options.Once && (!e.dirty || e.status.get().Failures >= onceAttempts) {
+			return err
+		}
+	}
+}
+
+// next waits for a batch, for a request, or until something is due.
+//
+// There are two traps. The first Next has no deadline, and no request ends it: before the first
+// batch, which is complete, the State is empty, and to program that would wipe the node. And a
+// request is not served here, while the Source works, but ends the wait and is served by the loop,
+// between batches; so everything keeps its one caller.
+func (e *Engine) next(ctx context.Context) (service.Batch, *request, error) {
+	if e.state == nil {
+		batch, err := e.options.Source.Next(ctx)
+		return batch, nil, err
+	}
+	wait, end := context.WithDeadline(ctx, e.due())
+	defer end()
+	asked := make(chan *request, 1)
+	go func() {
+		defer close(asked)
+		select {
+		case r := <-e.requests:
+			asked <- r
+			end()
+		case <-wait.Done():
+		}
+	}()
+	batch, err := e.options.Source.Next(wait)
+	end()
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		err = nil // by the contract of Next nothing is lost
+	}
+	return batch, <-asked, err
+}
+
+// due is when the loop has to go round even if nothing changes.
+func (e *Engine) due() time.Time {
+	if e.dirty {
+		return e.retryAt
+	}
+	return e.auditAt
+}
+
+// take brings the State up to date.
+func (e *Engine) take(b service.Batch) model.Change {
+	state, change, problems := e.options.Table.Update(b)
+	e.report(problems)
+	if first := e.state == nil; first || !change.Empty() {
+		e.status.queued(time.Now())
+	}
+	e.state = state
+	if b.Node != nil {
+		e.status.eligible(b.Node.Eligible)
+	}
+	return change
+}
+
+// maxReported bounds what one batch writes to the log.
+const maxReported = 100
+
+func (e *Engine) report(problems []service.Problem) {
+	for i, p := range problems {
+		if i == maxReported {
+			e.options.Log.Warn("more problems", "count", len(problems)-i)
+			return
+		}
+		e.options.Log.Warn("problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
+	}
+}
+
+// program makes the kernel follow. After an error the kernel is unknown, and nothing but Sync helps.
+func (e *Engine) program(ctx context.Context, change model.Change) error {
+	now := time.Now()
+	var err error
+	switch {
+	case e.dirty && now.Before(e.retryAt):
+		return nil
+	case e.dirty:
+		err = e.sync(ctx)
+	case !change.Empty():
+		err = e.options.Plane.Apply(ctx, e.state, change)
+	}
+	if err == nil && !now.Before(e.auditAt) {
+		err = e.audit(ctx)
+	}
+	if err != nil {
+		e.failed(ctx, err)
+		return fmt.Errorf("program the data plane: %w", err)
+	}
+	e.dirty, e.backoff = false, 0
+	e.status.programmed(time.Now())
+	return nil
+}
+
+// sync leaves nothing for an audit to find, so the next one is put off.
+func (e *Engine) sync(ctx context.Context) error {
+	start := time.Now()
+	if err := e.options.Plane.Sync(ctx, e.state); err != nil {
+		return err
+	}
+	now := time.Now()
+	e.options.Log.Info("programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
+		"took", now.Sub(start))
+	e.auditAt = now.Add(e.options.AuditInterval)
+	return nil
+}
+
+// audit compares the kernel with the State, and repairs what somebody else has done to it.
+func (e *Engine) audit(ctx context.Context) error {
+	start := time.Now()
+	drifts, err := e.options.Plane.Audit(ctx, e.state)
+	now := time.Now()
+	e.auditAt = now.Add(max(e.options.AuditInterval, auditShare*now.Sub(start)))
+	if err != nil {
+		return err
+	}
+	e.logDrifts(drifts)
+	if len(drifts) == 0 {
+		return nil
+	}
+	e.status.drifted(len(drifts))
+	return e.options.Plane.Sync(ctx, e.state)
+}
+
+// logDrifts logs what it has not logged lately: somebody may undo every repair.
+func (e *Engine) logDrifts(drifts []dataplane.Drift) {
+	now := time.Now()
+	maps.DeleteFunc(e.drifts, func(_ string, at time.Time) bool { return now.Sub(at) > driftMemory })
+	fresh := 0
+	for _, d := range drifts {
+		text := d.String()
+		if _, known := e.drifts[text]; known {
+			continue
+		}
+		e.drifts[text] = now
+		if fresh++; fresh <= maxReported {
+			e.options.Log.Warn("the kernel was changed by somebody else; repairing", "drift", text)
+		}
+	}
+	if fresh > maxReported {
+		e.options.Log.Warn("the kernel was changed by somebody else; repairing", "more", fresh-maxReported)
+	}
+}
+
+func (e *Engine) failed(ctx context.Context, err error) {
+	e.dirty = true
+	e.backoff = min(max(2*e.backoff, minBackoff), maxBackoff)
+	e.retryAt = time.Now().Add(e.backoff)
+	if ctx.Err() == nil { // else it is no news
+		e.status.failed(err)
+		e.options.Log.Error("programming the data plane failed", "error", err, "retry", e.backoff)
+	}
+}

@@ -1,0 +1,511 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/memory"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
+)
+
+// script is a Source that delivers what a test puts into its channel.
+type script struct {
+	batches chan service.Batch
+	err     chan error
+}
+
+func (s script) Next(ctx context.Context) (service.Batch, error) {
+	select {
+	case b := <-s.batches:
+		return b, nil
+	case err := <-s.err:
+		return service.Batch{}, err
+	case <-ctx.Done():
+		return service.Batch{}, ctx.Err()
+	}
+}
+
+func (script) Close() error { return nil }
+
+var errBroken = errors.New("broken")
+
+// rig is an Engine with both ends in the test's hand.
+type rig struct {
+	t      *testing.T
+	script script
+	kernel *memory.Kernel
+	want   *service.Table // fed the same batches
+	state  *model.State   // of want
+	log    bytes.Buffer
+	engine *Engine
+	cancel context.CancelFunc
+	result chan error
+
+	mu    sync.Mutex
+	fault func(operation string) error
+}
+
+func newRig(t *testing.T) *rig {
+	return &rig{
+		t:      t,
+		script: script{make(chan service.Batch, 100), make(chan error, 1)},
+		kernel: &memory.Kernel{},
+		want:   newTable(t),
+	}
+}
+
+func newTable(t *testing.T) *service.Table {
+	table, err := service.NewTable(service.Options{NodeName: "node", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+func (r *rig) setFault(f func(string) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fault = f
+}
+
+func (r *rig) fail(operation string) error {
+	r.mu.Lock()
+	f := r.fault
+	r.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	return f(operation)
+}
+
+// start runs an Engine; several may follow each other on one Kernel.
+func (r *rig) start(change func(*Options)) {
+	plane, err := r.kernel.New(dataplane.Config{Fault: r.fail})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	o := Options{Source: r.script, Table: newTable(r.t), Plane: plane, Log: slog.New(slog.NewTextHandler(&r.log, nil))}
+	if change != nil {
+		change(&o)
+	}
+	r.engine, r.result = New(o), make(chan error, 1)
+	ctx, cancel := context.WithCancel(r.t.Context())
+	r.cancel = cancel
+	go func() { r.result <- r.engine.Run(ctx) }()
+}
+
+// stop ends the Engine, which must not complain.
+func (r *rig) stop() {
+	r.t.Helper()
+	r.cancel()
+	if err := <-r.result; err != nil {
+		r.t.Error("Run:", err)
+	}
+}
+
+func (r *rig) send(b service.Batch) {
+	r.state, _, _ = r.want.Update(b)
+	r.script.batches <- b
+}
+
+// converged waits (in fake time) and compares the kernel with what it should hold.
+func (r *rig) converged() {
+	r.t.Helper()
+	time.Sleep(time.Minute)
+	if got, want := r.kernel.String(), r.state.String(); got != want || want == "" {
+		r.t.Fatalf("kernel:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// web is a Service and its endpoints.
+func web(i int, endpoints ...string) service.Batch {
+	name := service.Name{Namespace: "default", Name: fmt.Sprint("web-", i)}
+	s := &service.Service{
+		Name:       name,
+		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i)})},
+		Ports:      []service.Port{{Name: "http", Protocol: model.TCP, Port: 80}},
+	}
+	l := &service.Slice{Name: name, Service: name.Name, Ports: []service.SlicePort{{Name: "http", Protocol: model.TCP, Port: 8080}}}
+	for _, e := range endpoints {
+		l.Endpoints = append(l.Endpoints, service.Endpoint{Addr: netip.MustParseAddr(e), Ready: true, Serving: true})
+	}
+	return service.Batch{
+		Services: map[service.Name]*service.Service{name: s},
+		Slices:   map[service.Name]*service.Slice{name: l},
+	}
+}
+
+func gone(i int) service.Batch {
+	name := service.Name{Namespace: "default", Name: fmt.Sprint("web-", i)}
+	return service.Batch{
+		Services: map[service.Name]*service.Service{name: nil},
+		Slices:   map[service.Name]*service.Slice{name: nil},
+	}
+}
+
+func TestEngine_nothingBeforeTheFirstBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.kernel.Do(func(s *model.State) { s.Guards[netip.MustParsePrefix("10.96.0.0/16")] = model.Drop })
+		r.start(nil)
+		for range 10 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			if err := r.engine.Do(ctx, func(context.Context, View) error { return nil }); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatal(err)
+			}
+			cancel()
+		}
+		if calls := r.kernel.Calls(); calls != nil || r.engine.Healthy() {
+			t.Fatalf("calls %v, healthy %v", calls, r.engine.Healthy())
+		}
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		r.stop()
+	})
+}
+
+func TestEngine_syncOnceThenApply(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(func(o *Options) { o.AuditInterval = 10 * time.Hour })
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		for i, b := range []service.Batch{web(2, "10.244.1.3"), {}, web(1), gone(2)} {
+			r.send(b)
+			time.Sleep(time.Second)
+			if s := r.engine.Status(); !s.WaitingSince.IsZero() || s.LastProgrammed.IsZero() {
+				t.Fatalf("batch %d: %+v", i, s)
+			}
+		}
+		r.converged()
+		r.stop()
+		if got := r.kernel.Calls(); !slices.Equal(got, []string{"sync", "apply", "apply", "apply"}) {
+			t.Fatal(got)
+		}
+	})
+}
+
+func TestEngine_afterAnErrorSync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(func(o *Options) { o.AuditInterval = 10 * time.Hour })
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		r.setFault(func(operation string) error {
+			if operation == "frontend set" {
+				r.setFault(nil)
+				return errBroken
+			}
+			return nil
+		})
+		r.send(web(2, "10.244.1.3"))
+		synctest.Wait()
+		if s := r.engine.Status(); s.Failures != 1 || s.WaitingSince.IsZero() || !strings.Contains(s.Error, "frontend set: broken") {
+			t.Fatalf("%+v", s)
+		}
+		r.converged()
+		r.stop()
+		if got := r.kernel.Calls(); !slices.Equal(got, []string{"sync", "apply", "sync"}) {
+			t.Fatal(got)
+		}
+	})
+}
+
+func TestEngine_backsOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		var tries []time.Time
+		r.setFault(func(string) error {
+			tries = append(tries, time.Now())
+			return errBroken
+		})
+		r.start(nil)
+		r.send(web(1, "10.244.1.2"))
+		time.Sleep(10 * time.Second)
+		for i := range 20 { // changes do not hurry it
+			r.send(web(i+2, "10.244.1.2"))
+		}
+		time.Sleep(time.Hour)
+		r.setFault(nil)
+		synctest.Wait()
+		var waits []time.Duration
+		for i := range tries[1:] {
+			waits = append(waits, tries[i+1].Sub(tries[i]))
+		}
+		want := []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond, 800 * time.Millisecond,
+			1600 * time.Millisecond, 3200 * time.Millisecond, 6400 * time.Millisecond, 12800 * time.Millisecond,
+			25600 * time.Millisecond, 30 * time.Second, 30 * time.Second}
+		if !slices.Equal(waits[:len(want)], want) {
+			t.Fatal(waits)
+		}
+		if r.engine.Healthy() {
+			t.Fatal("healthy")
+		}
+		r.converged()
+		if s := r.engine.Status(); !r.engine.Healthy() || s.Failures != 0 || s.Error != "" {
+			t.Fatalf("%+v", s)
+		}
+		r.stop()
+	})
+}
+
+// run is a short life with every kind of change.
+func (r *rig) run() {
+	for i, b := range []service.Batch{
+		web(1, "10.244.1.2", "10.244.2.2"), web(2, "10.244.1.3"), web(1, "10.244.1.2"), web(3),
+		{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}, gone(2), web(3, "10.244.2.9"), web(1),
+	} {
+		r.send(b)
+		if i%2 == 0 {
+			time.Sleep(time.Duration(i) * 300 * time.Millisecond)
+		}
+	}
+}
+
+func TestEngine_anyCallMayFail(t *testing.T) {
+	calls := 0
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.setFault(func(string) error { calls++; return nil })
+		r.start(nil)
+		r.run()
+		time.Sleep(10 * time.Second)
+		r.stop()
+	})
+	if calls < 20 {
+		t.Fatalf("only %d calls", calls)
+	}
+	for k := 1; k <= calls; k++ {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			n := 0
+			r.setFault(func(string) error {
+				if n++; n == k {
+					return errBroken
+				}
+				return nil
+			})
+			r.start(nil)
+			r.run()
+			r.converged()
+			r.stop()
+		})
+	}
+}
+
+func TestEngine_aTenthFails(t *testing.T) {
+	seed := rand.Uint64()
+	t.Log("seed", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.setFault(func(string) error {
+			if random.IntN(10) == 0 {
+				return errBroken
+			}
+			return nil
+		})
+		r.start(nil)
+		for range 20 {
+			r.run()
+		}
+		time.Sleep(time.Hour)
+		r.setFault(nil)
+		r.converged()
+		r.stop()
+	})
+}
+
+func TestEngine_repairsDrift(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(nil)
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		for range 3 { // somebody insists
+			r.kernel.Do(func(s *model.State) { clear(s.Frontends) })
+			time.Sleep(auditInterval)
+			synctest.Wait()
+			if got := r.kernel.String(); got != r.state.String() {
+				t.Fatalf("not repaired after a second:\n%s", got)
+			}
+		}
+		r.stop()
+		if n := strings.Count(r.log.String(), "changed by somebody else"); n != 1 || r.engine.Status().Drifts != 3 {
+			t.Fatalf("logged %d times, %+v\n%s", n, r.engine.Status(), r.log.String())
+		}
+	})
+}
+
+// slowAudit takes its time.
+type slowAudit struct{ dataplane.Dataplane }
+
+func (p slowAudit) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	time.Sleep(time.Second)
+	return p.Dataplane.Audit(ctx, s)
+}
+
+func TestEngine_auditsTakeAFewPercent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(func(o *Options) { o.Plane = slowAudit{o.Plane} })
+		r.send(web(1, "10.244.1.2"))
+		time.Sleep(time.Hour)
+		r.stop()
+		if n := len(r.kernel.Calls()); n < 60 || n > 80 {
+			t.Fatalf("%d calls in an hour", n)
+		}
+	})
+}
+
+func TestEngine_stopLeavesTheKernel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(nil)
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		r.stop()
+		if got := r.kernel.String(); got != r.state.String() {
+			t.Fatal(got)
+		}
+		if err := r.engine.Do(t.Context(), nil); !errors.Is(err, ErrStopped) {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestEngine_endsMidway(t *testing.T) {
+	for k := range 12 {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			n := 0
+			r.setFault(func(string) error {
+				if n++; n == k {
+					r.cancel()
+				}
+				return nil
+			})
+			r.start(nil)
+			r.run()
+			time.Sleep(time.Minute)
+			r.stop()
+			r.setFault(nil)
+			close(r.script.batches) // the rest
+			for range r.script.batches {
+			}
+			r.script.batches = make(chan service.Batch, 1)
+			r.start(nil)
+			r.want = newTable(t)
+			r.send(web(7, "10.244.1.7"))
+			r.converged()
+			r.stop()
+		})
+	}
+}
+
+func TestEngine_do(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(func(o *Options) { o.AuditInterval = 10 * time.Hour })
+		r.send(web(1, "10.244.1.2"))
+		var asking sync.WaitGroup
+		for i := range 20 {
+			asking.Go(func() {
+				err := r.engine.Do(t.Context(), func(_ context.Context, v View) error {
+					if len(v.State.Pools) == 0 || v.Table == nil || v.Plane == nil {
+						return errors.New("the view is not complete")
+					}
+					return fmt.Errorf("%d: %w", i, errBroken)
+				})
+				if !errors.Is(err, errBroken) {
+					t.Error(err)
+				}
+			})
+		}
+		asking.Wait() // no time has to pass for that
+		r.send(web(2, "10.244.1.3"))
+		r.converged()
+		r.stop()
+	})
+}
+
+func TestEngine_doGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(nil)
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		r.setFault(func(string) error { time.Sleep(time.Minute); return nil }) // the loop is busy
+		r.send(web(2, "10.244.1.2"))
+		called := false
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := r.engine.Do(ctx, func(context.Context, View) error { called = true; return nil })
+		time.Sleep(time.Hour)
+		r.setFault(nil)
+		r.stop()
+		if !errors.Is(err, context.DeadlineExceeded) || called {
+			t.Fatalf("%v, called %v", err, called)
+		}
+	})
+}
+
+func TestEngine_once(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.send(web(1, "10.244.1.2"))
+		r.start(func(o *Options) { o.Once = true })
+		if err := <-r.result; err != nil || r.kernel.String() != r.state.String() {
+			t.Fatalf("%v\n%s", err, r.kernel)
+		}
+		r.setFault(func(string) error { return errBroken })
+		r.send(web(1, "10.244.1.2"))
+		r.start(func(o *Options) { o.Once = true })
+		if err := <-r.result; !errors.Is(err, errBroken) {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestEngine_sourceFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(nil)
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		r.script.err <- errBroken
+		if err := <-r.result; !errors.Is(err, errBroken) {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestEngine_reportsProblems(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(nil)
+		b := web(1, "10.244.1.2")
+		for i := range 2 * maxReported {
+			b.Problems = append(b.Problems, service.Problem{Object: fmt.Sprint("Service default/", i), Reason: "bad"})
+		}
+		r.send(b)
+		r.converged()
+		r.stop()
+		if n := strings.Count(r.log.String(), "level=WARN"); n != maxReported+1 || !strings.Contains(r.log.String(), "count=100") {
+			t.Fatalf("%d lines\n%s", n, r.log.String())
+		}
+	})
+}

@@ -1,0 +1,183 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
+)
+
+// freeAddress is a local address and port that nobody has, and probably nobody takes meanwhile.
+func freeAddress(t *testing.T) netip.AddrPort {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// get asks until the answer has the code, and returns it.
+func get(t *testing.T, url string, code int) (map[string]any, http.Header) {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	last := ""
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); runtime.Gosched() {
+		response, err := client.Get(url)
+		if err != nil {
+			last = err.Error()
+			continue
+		}
+		text, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if last = response.Status + " " + string(text); response.StatusCode != code || err != nil {
+			continue
+		}
+		body := map[string]any{}
+		if err := json.Unmarshal(text, &body); err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		return body, response.Header
+	}
+	t.Fatalf("%s does not answer %d: %s", url, code, last)
+	return nil, nil
+}
+
+// noGoroutineLeft checks that what follows leaves no goroutine.
+func noGoroutineLeft(t *testing.T) {
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		for end := time.Now().Add(20 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
+			if time.Now().After(end) {
+				stacks := make([]byte, 1<<20)
+				t.Fatalf("%d goroutines before, now:\n%s", before, stacks[:runtime.Stack(stacks, true)])
+			}
+		}
+	})
+}
+
+func TestHealthz(t *testing.T) {
+	noGoroutineLeft(t)
+	r := newRig(t)
+	at := freeAddress(t)
+	r.setFault(func(string) error { return errBroken })
+	r.start(func(o *Options) { o.HealthAddress, o.HealthTimeout = at, time.Millisecond })
+	healthz, livez := "http://"+at.String()+"/healthz", "http://"+at.String()+"/livez"
+	get(t, healthz, 503) // before the first batch
+	get(t, livez, 503)
+
+	r.send(web(1, "10.244.1.2"))
+	body, _ := get(t, healthz, 503) // the kernel refuses
+	if body["healthy"] != false {
+		t.Fatal(body)
+	}
+	r.setFault(nil)
+	body, _ = get(t, healthz, 200)
+	families := body["status"].(map[string]any)
+	if body["healthy"] != true || body["nodeEligible"] != true || body["lastUpdated"] != body["currentTime"] ||
+		families["IPv4"].(map[string]any)["healthy"] != true || families["IPv6"].(map[string]any)["healthy"] != true {
+		t.Fatal(body)
+	}
+
+	r.send(service.Batch{Node: &service.Node{Name: "node", Eligible: false}})
+	if body, _ = get(t, healthz, 503); body["healthy"] != true || body["nodeEligible"] != false {
+		t.Fatal(body)
+	}
+	get(t, livez, 200)
+	r.send(service.Batch{Node: &service.Node{Name: "node", Eligible: true}})
+	get(t, healthz, 200)
+
+	r.setFault(func(string) error { return errBroken })
+	r.send(web(2, "10.244.1.3"))
+	get(t, healthz, 503)
+	get(t, livez, 503)
+	r.stop()
+}
+
+func TestChecks_followRows(t *testing.T) {
+	noGoroutineLeft(t)
+	e := New(Options{})
+	log := slog.New(slog.DiscardHandler)
+	a, b := freeAddress(t), freeAddress(t)
+	state := model.NewState()
+	state.Health[a] = model.Health{Service: "shop/web", Local: 2}
+	state.Health[b] = model.Health{Service: "shop/db", Local: 0}
+	e.checks.follow(state, log)
+	defer e.checks.close()
+
+	if body, _ := get(t, "http://"+a.String(), 503); body["serviceProxyHealthy"] != false {
+		t.Fatal(body) // nothing is programmed
+	}
+	e.status.programmed(time.Now())
+	body, header := get(t, "http://"+a.String()+"/any/path", 200)
+	want := `{"localEndpoints":2,"service":{"name":"web","namespace":"shop"},"serviceProxyHealthy":true}`
+	if got, _ := json.Marshal(body); string(got) != want || header.Get("X-Load-Balancing-Endpoint-Weight") != "2" ||
+		header.Get("Content-Type") != "application/json" {
+		t.Fatalf("%s %v", got, header)
+	}
+	if body, header := get(t, "http://"+b.String(), 503); header.Get("X-Load-Balancing-Endpoint-Weight") != "0" ||
+		body["serviceProxyHealthy"] != true {
+		t.Fatal(body, header)
+	}
+
+	state.Health[b] = model.Health{Service: "shop/db", Local: 1}
+	delete(state.Health, a)
+	e.checks.follow(state, log)
+	get(t, "http://"+b.String(), 200)
+	if conn, err := net.Dial("tcp", a.String()); err == nil {
+		conn.Close()
+		t.Fatal("the server of a row that is gone still listens")
+	}
+}
+
+func TestChecks_portInUse(t *testing.T) {
+	noGoroutineLeft(t)
+	occupied, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := occupied.Addr().(*net.TCPAddr).AddrPort()
+	var log strings.Builder
+	e := New(Options{})
+	e.status.programmed(time.Now())
+	state := model.NewState()
+	state.Health[at] = model.Health{Service: "shop/web", Local: 1}
+	for range 3 {
+		e.checks.follow(state, slog.New(slog.NewTextHandler(&log, nil)))
+	}
+	defer e.checks.close()
+	if n := strings.Count(log.String(), at.String()+": bind: address already in use"); n != 1 {
+		t.Fatalf("reported %d times: %s", n, log.String())
+	}
+	occupied.Close()
+	e.checks.follow(state, slog.New(slog.DiscardHandler))
+	get(t, "http://"+at.String(), 200)
+}
+
+// The servers of a running Engine follow what it programs, and retry without a change.
+func TestEngine_retriesHealthAddress(t *testing.T) {
+	noGoroutineLeft(t)
+	occupied, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := occupied.Addr().(*net.TCPAddr).AddrPort()
+	r := newRig(t)
+	r.start(func(o *Options) { o.HealthAddress, o.AuditInterval = at, 10*time.Millisecond })
+	r.send(web(1, "10.244.1.2"))
+	if err := r.engine.Do(t.Context(), func(context.Context, View) error { return occupied.Close() }); err != nil {
+		t.Fatal(err)
+	}
+	get(t, "http://"+at.String()+"/healthz", 200)
+	r.stop()
+}
