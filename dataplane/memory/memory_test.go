@@ -97,7 +97,7 @@ func TestPlane_faults(t *testing.T) {
 				}
 			}
 		})
-		if err := p.Sync(t.Context(), want); err != nil || k.String() != rows {
+		if err := plane(t, &k, nil).Sync(t.Context(), want); err != nil || k.String() != rows {
 			t.Fatal(err, k.String())
 		}
 	}
