@@ -146,11 +146,13 @@ func remembered(ctx context.Context, v View, p model.Packet) (netip.AddrPort, er
 	return backend, err
 }
 
-// packet reads a question: source (an address), destination (address:port), protocol (tcp, if it is
+// packet reads a question: source (an address; missing if it is the node's), destination (address:port), protocol (tcp, if it is
 // missing) and interface (on which the packet arrives; missing if a process of the node sends it).
 func packet(q url.Values) (p model.Packet, err error) {
-	if p.Source, err = netip.ParseAddr(q.Get("source")); err != nil {
-		return p, fmt.Errorf("source: %w", err)
+	if name := q.Get("source"); name != "" {
+		if p.Source, err = netip.ParseAddr(name); err != nil {
+			return p, fmt.Errorf("source: %w", err)
+		}
 	}
 	if p.Destination, err = netip.ParseAddrPort(q.Get("destination")); err != nil {
 		return p, fmt.Errorf("destination: %w", err)

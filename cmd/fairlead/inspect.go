@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
+)
+
+// inspection asks the running daemon or, if manifests are named, computes the answer from them.
+type inspection struct {
+	node
+	socket string
+	output string
+}
+
+func (i *inspection) flags(f *pflag.FlagSet) {
+	f.SortFlags = false
+	f.StringVarP(&i.output, "output", "o", "text", "text or json")
+	f.StringVar(&i.socket, "control-socket", defaultSocket, "the running proxy")
+	i.node.flags(f)
+	f.Lookup("manifests").Usage = "compute the answer from this file or directory, not from the running proxy (repeatable)"
+}
+
+func (i *inspection) check() error {
+	if i.output != "text" && i.output != "json" {
+		return misused(fmt.Errorf("--output: %q is neither text nor json", i.output))
+	}
+	return nil
+}
+
+// offline compiles the manifests.
+func (i *inspection) offline(ctx context.Context) (*service.Table, error) {
+	if len(i.nodePorts) == 0 {
+		i.nodePorts = planes()["nftables"].nodePorts
+	}
+	return i.table(ctx, os.Stderr)
+}
+
+// ask puts a question to the running proxy.
+func (i *inspection) ask(ctx context.Context, path string, q url.Values) ([]byte, error) {
+	if i.output == "json" {
+		q.Set("format", "json")
+	}
+	answer, err := engine.Ask(ctx, i.socket, path+"?"+q.Encode())
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
+		return nil, misused(fmt.Errorf("no proxy listens on %s; start \"fairlead run\", or name --manifests", i.socket))
+	}
+	return answer, failed(err)
+}
+
+// print writes what the user asked for; text has its own line end.
+func (i *inspection) print(v fmt.Stringer) error {
+	if i.output == "text" {
+		fmt.Print(v)
+		return nil
+	}
+	e := json.NewEncoder(os.Stdout)
+	e.SetIndent("", "  ")
+	return failed(e.Encode(v))
+}
+
+func dumpCommand() *cobra.Command {
+	var i inspection
+	c := &cobra.Command{
+		Use:   "dump",
+		Short: "print the rows: what this node does with packets to Service addresses",
+		Args:  cobra.NoArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return i.dump(c.Context()) },
+	}
+	i.flags(c.Flags())
+	return c
+}
+
+func (i *inspection) dump(ctx context.Context) error {
+	if err := i.check(); err != nil {
+		return err
+	}
+	if len(i.manifests) == 0 {
+		answer, err := i.ask(ctx, "/dump", url.Values{})
+		_, _ = os.Stdout.Write(answer)
+		return err
+	}
+	table, err := i.offline(ctx)
+	if err != nil {
+		return err
+	}
+	state, _, _ := table.Update(service.Batch{})
+	return i.print(state)
+}
+
+func explainCommand() *cobra.Command {
+	var i inspection
+	var iface string
+	c := &cobra.Command{
+		Use:   "explain SOURCE DESTINATION:PORT[/PROTOCOL]",
+		Short: "say where a packet goes, which backends it may reach, and why not the others",
+		Long: "explain says what this node does with the first packet of a connection from SOURCE (an address, or\n" +
+			"the word node) to a Service address: which row takes it, which backends it may reach and how likely,\n" +
+			"and the rule that excludes each other endpoint. Exit status 1: it does not reach a backend.",
+		Example: "  fairlead explain 10.244.1.7 10.96.0.10:53/udp\n  fairlead explain node '[fd00::10]:80' --manifests all.yaml",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			return i.explain(c.Context(), iface, args[0], args[1])
+		},
+	}
+	i.flags(c.Flags())
+	c.Flags().StringVar(&iface, "interface", "eth0", "on which the packet arrives; SOURCE node has none")
+	return c
+}
+
+func (i *inspection) explain(ctx context.Context, iface, source, destination string) error {
+	if err := i.check(); err != nil {
+		return err
+	}
+	p, err := packet(iface, source, destination)
+	if err != nil {
+		return misused(err)
+	}
+	if len(i.manifests) == 0 {
+		return i.askExplanation(ctx, p)
+	}
+	table, err := i.offline(ctx)
+	if err != nil {
+		return err
+	}
+	x := table.Explain(p)
+	return errors.Join(i.print(x), unreached(x))
+}
+
+func (i *inspection) askExplanation(ctx context.Context, p model.Packet) error {
+	q := url.Values{
+		"destination": {p.Destination.String()}, "protocol": {p.Protocol.String()}, "interface": {p.Interface},
+	}
+	if p.Source.IsValid() {
+		q.Set("source", p.Source.String())
+	}
+	output := i.output
+	i.output = "json"
+	answer, err := i.ask(ctx, "/explain", q)
+	i.output = output
+	if err != nil {
+		return err
+	}
+	var x service.Explanation
+	if err := json.Unmarshal(answer, &x); err != nil {
+		return failed(fmt.Errorf("the proxy's answer: %w", err))
+	}
+	return errors.Join(i.print(x), unreached(x))
+}
+
+// unreached is exit status 1 for a packet that reaches no backend.
+func unreached(x service.Explanation) error {
+	if x.Verdict == model.Forward.String() {
+		return nil
+	}
+	return exitError{status: exitFound}
+}
+
+// packet reads the arguments of explain.
+func packet(iface, source, destination string) (p model.Packet, err error) {
+	where, protocol, named := strings.Cut(destination, "/")
+	p.Protocol = model.TCP
+	if named {
+		if p.Protocol, err = model.ParseProtocol(protocol); err != nil {
+			return p, err
+		}
+	}
+	if p.Destination, err = netip.ParseAddrPort(where); err != nil {
+		return p, fmt.Errorf("%q is not an address and port like 10.96.0.10:80, 10.96.0.10:53/udp or [fd00::10]:80", destination)
+	}
+	if source == "node" {
+		return p, nil
+	}
+	if p.Source, err = netip.ParseAddr(source); err != nil {
+		return p, fmt.Errorf("%q is neither an IP address nor the word node", source)
+	}
+	p.Interface = iface
+	if p.Source.Is4() != p.Destination.Addr().Is4() {
+		return p, fmt.Errorf("%s and %s are of different address families", p.Source, p.Destination)
+	}
+	return p, nil
+}

@@ -1,0 +1,91 @@
+// Command fairlead makes Kubernetes Services work on a Linux node.
+//
+//	run      the daemon: manifests ─► rows ─► kernel
+//	demo     a virtual cluster on this machine, with Services in use
+//	explain  why does a packet go where it goes?
+//	dump     the rows
+//	clean    delete all that run has made
+//
+// Exit status: 0 all is well, 1 it found something (no route for a packet) or failed, 2 bad usage or input.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	exitFound = 1
+	exitUsage = 2
+)
+
+func main() { os.Exit(execute()) }
+
+// execute runs the command line and returns the exit status. The first SIGINT or SIGTERM cancels the
+// context, the second ends the process at once.
+func execute() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+	err := root().ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	var exit exitError
+	if !errors.As(err, &exit) {
+		// What cobra itself complains about is usage.
+		exit = exitError{exitUsage, err}
+	}
+	if exit.error != nil {
+		fmt.Fprintln(os.Stderr, "fairlead:", exit.error)
+	}
+	return exit.status
+}
+
+// exitError is an error with the exit status that it asks for; a nil error has been printed already.
+type exitError struct {
+	status int
+	error
+}
+
+func (e exitError) Unwrap() error { return e.error }
+
+func (e exitError) Error() string {
+	if e.error == nil {
+		return fmt.Sprintf("exit status %d", e.status)
+	}
+	return e.error.Error()
+}
+
+func failed(err error) error {
+	var exit exitError
+	if err == nil || errors.As(err, &exit) {
+		return err
+	}
+	return exitError{exitFound, err}
+}
+
+func misused(err error) error {
+	if err == nil {
+		return nil
+	}
+	return exitError{exitUsage, err}
+}
+
+func root() *cobra.Command {
+	c := &cobra.Command{
+		Use:           "fairlead",
+		Short:         "makes Kubernetes Services work on a Linux node",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	c.CompletionOptions.HiddenDefaultCmd = true
+	c.AddCommand(runCommand(), demoCommand(), explainCommand(), dumpCommand(), cleanCommand())
+	return c
+}
