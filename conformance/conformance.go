@@ -1,0 +1,120 @@
+// Package conformance is the one table of cases that every data plane passes. A case says in a file
+// what objects a cluster has, which rows they mean, and what happens to real packets:
+//
+//	testdata/*.txtar ─┬─ objects ─► service.Table ─► State ─┬─ equals the case's state?  (no root)
+//	                  │                                     ├─ Lookup says of each probe what the case says?
+//	                  │                                     └─► plane ─► kernel ◄─┐
+//	                  └─ probes ─────────────────────────────── packets ──────────┘ the case's answers?
+//
+// The first lines of a file are its rule, in words; docs/semantics.md lists all rules. Then come the
+// sections, each with "-2", "-3" and so on for later steps of the case:
+//
+//	options       flags of the proxy; "family: ipv4 WHY", "family: dual WHY"; "skip PLANE [FAMILY]: WHY"
+//	objects.yaml  what is new or replaces something
+//	delete        what goes: "Kind namespace/name"
+//	rows          in place of objects: rows for which there are no objects
+//	state         all rows in canonical text form
+//	problems      how each problem begins
+//	probes        see type probe
+//
+// A case is written in IPv4; its IPv6 form is derived by embedding each address in fd00::/96. A case
+// plays on the cluster of package testbed, with two more addresses of the node, 192.0.2.101 and
+// 127.0.0.1, and this cast:
+//
+//	client  10.244.1.20  node     pods; each serves tcp 8080, 8081 and 9090,
+//	pod-a   10.244.1.11  node     udp 5353 and sctp 7000
+//	pod-b   10.244.1.12  node
+//	pod-c   10.244.2.13  node-b
+//	pod-d   10.244.2.14  node-b
+//	host    192.0.2.1    node     pods of the host network; they serve tcp 6443 and udp 6053
+//	host-b  192.0.2.2    node-b
+//
+// Beside the table there are random objects, where Lookup is the oracle of the kernel, and kernel
+// calls that fail: see RunRandom and RunFaults.
+package conformance
+
+import (
+	"context"
+	"testing"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// Run plays every case on a data plane, with real packets. It needs root and nft. Cases of protocols
+// that this kernel lacks are played in the test kernel, see vm.go. The name is what "skip" in a
+// case's options calls the plane.
+func Run(t *testing.T, name string, new dataplane.New) {
+	cases, err := load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("cases", func(t *testing.T) { // which ends when both families have
+		for _, f := range []family{ipv4, ipv6} {
+			t.Run(string(f), func(t *testing.T) {
+				t.Parallel()
+				s := stage{name: name, new: new, beds: map[bool]*testbed.Bed{}}
+				defer s.close(t)
+				for _, c := range cases {
+					if c.family == f || c.family == dual && f == ipv4 {
+						t.Run(c.name, func(t *testing.T) { s.play(t, c) })
+					}
+				}
+			})
+		}
+	})
+	if !testbed.HasProtocol(model.SCTP) {
+		t.Run("sctp", runInTestKernel)
+	}
+}
+
+// stage is where the cases of a family are played, one after the other.
+type stage struct {
+	name string
+	new  dataplane.New
+	beds map[bool]*testbed.Bed // with the pods on a bridge, and without
+}
+
+func (s *stage) play(t *testing.T, c *testCase) {
+	if reason := c.skip(s.name); reason != "" {
+		t.Skipf("%s deviates: %s", s.name, reason)
+	}
+	if c.needs(model.SCTP) && !testbed.HasProtocol(model.SCTP) {
+		t.Skip("this kernel has no SCTP; see the subtest sctp at the end")
+	}
+	for _, way := range ways() {
+		t.Run(way.name, func(t *testing.T) {
+			k := kernel{bed: s.bed(t, c.bridged()), new: s.new, log: logger(t)}
+			if err := forget(k.bed); err != nil {
+				t.Fatal(err)
+			}
+			if err := k.play(t.Context(), c, way); err != nil {
+				t.Error(err)
+				if err := k.stop(context.WithoutCancel(t.Context())); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// bed builds the cluster when the first case needs it.
+func (s *stage) bed(t *testing.T, bridged bool) *testbed.Bed {
+	if s.beds[bridged] == nil {
+		bed, err := newBed(context.Background(), bridged)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.beds[bridged] = bed
+	}
+	return s.beds[bridged]
+}
+
+func (s *stage) close(t *testing.T) {
+	for _, bed := range s.beds {
+		if err := bed.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
