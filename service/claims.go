@@ -17,8 +17,10 @@ type claim struct {
 }
 
 func (c claim) compare(o claim) int {
-	return cmp.Or(c.AddrPort.Compare(o.AddrPort), cmp.Compare(c.protocol, o.protocol))
+	return cmp.Or(c.Compare(o.AddrPort), cmp.Compare(c.protocol, o.protocol))
 }
+
+func (c claim) String() string { return fmt.Sprintf("%s/%s", c.AddrPort, c.protocol) }
 
 func (c claim) key(s model.Scope) model.Key {
 	return model.Key{Addr: c.Addr(), Port: c.Port(), Protocol: c.protocol, Scope: s}
@@ -104,13 +106,14 @@ func (t *Table) settle(c claim) {
 		return
 	}
 	winner := slices.MinFunc(entries, (*entry).compare)
-	if t.compiled[winner] == nil {
-		t.compiled[winner] = t.rows(winner)
-	}
-	t.grant(c, t.compiled[winner])
 	var lost []Problem
 	for _, e := range entries {
-		if e != winner {
+		if t.compiled[e] == nil {
+			t.compiled[e] = t.rows(e)
+		}
+		if e == winner {
+			t.grant(c, t.compiled[e])
+		} else {
 			lost = append(lost, t.loss(c, e, winner))
 		}
 	}
@@ -133,11 +136,11 @@ func (e *entry) compare(o *entry) int {
 // loss is what a Service is told that wants what another one has. It is the same for all of the
 // node's addresses.
 func (t *Table) loss(c claim, loser, winner *entry) Problem {
-	x, _ := t.view.find(loser.service, c)
-	what := fmt.Sprintf("%s %s/%s", x.kind, c.AddrPort, c.protocol)
+	x := t.view.find(loser.service, c)
+	what := fmt.Sprintf("%s %s", x.kind, c)
 	if x.kind == NodePort || x.kind == HealthCheck {
 		what = fmt.Sprintf("%s %d/%s", x.kind, c.Port(), c.protocol)
 	}
 	return Problem{"Service " + loser.name.String(), what,
-		fmt.Sprintf("belongs to Service %s, which is older; this one is not reached there", winner.name)}
+		fmt.Sprintf("belongs to Service %s, which came first; this one is not reached there", winner.name)}
 }

@@ -210,9 +210,18 @@ func (c *serviceReader) policies() {
 	external := spec.Type == corev1.ServiceTypeLoadBalancer || spec.Type == corev1.ServiceTypeNodePort ||
 		len(spec.ExternalIPs) > 0
 	c.to.ExternalLocal = external && c.local("spec.externalTrafficPolicy", string(spec.ExternalTrafficPolicy))
-	if port := spec.HealthCheckNodePort; c.to.ExternalLocal && spec.Type == corev1.ServiceTypeLoadBalancer && port != 0 {
-		c.to.HealthCheckNodePort, _ = c.report.port("spec.healthCheckNodePort", port)
+	if c.to.ExternalLocal && spec.Type == corev1.ServiceTypeLoadBalancer && spec.HealthCheckNodePort != 0 {
+		c.to.HealthCheckNodePort = c.healthCheckNodePort("spec.healthCheckNodePort")
 	}
+}
+
+func (c *serviceReader) healthCheckNodePort(field string) uint16 {
+	port, ok := c.report.port(field, c.from.Spec.HealthCheckNodePort)
+	if ok && slices.ContainsFunc(c.to.Ports, func(p Port) bool { return p.NodePort == port && p.Protocol == model.TCP }) {
+		c.add(field, "%d is a node port of the Service too; there is no health check", port)
+		return 0
+	}
+	return port
 }
 
 // local reads a traffic policy; the default is Cluster.

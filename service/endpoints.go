@@ -47,7 +47,7 @@ func (c *candidate) draining() bool {
 // compare orders candidates by address. Of those with the same one the first is used: the one that
 // runs before the one that terminates, whose pod may have given its address to the other's.
 func (c *candidate) compare(o *candidate) int {
-	return cmp.Or(c.AddrPort.Compare(o.AddrPort), falseFirst(c.endpoint.Terminating, o.endpoint.Terminating),
+	return cmp.Or(c.Compare(o.AddrPort), falseFirst(c.endpoint.Terminating, o.endpoint.Terminating),
 		falseFirst(!c.endpoint.Ready, !o.endpoint.Ready), falseFirst(!c.endpoint.Serving, !o.endpoint.Serving),
 		falseFirst(!c.local, !o.local))
 }
@@ -232,20 +232,20 @@ func (h *hints) String() string {
 	case h.forNodes+h.forZones == 0:
 		return ""
 	case h.byNode():
-		return fmt.Sprintf("node hints are followed: %d of %d ready endpoints are meant for node %s", h.here, h.ready, h.node)
+		return fmt.Sprintf("node hints are followed: %d of %d ready endpoints are for node %s", h.here, h.ready, h.node)
 	case h.byZone():
-		return fmt.Sprintf("zone hints are followed: %d of %d ready endpoints are meant for zone %s", h.inZone, h.ready, h.zone)
+		return fmt.Sprintf("zone hints are followed: %d of %d ready endpoints are for zone %s", h.inZone, h.ready, h.zone)
 	case h.forZones == 0:
-		return "node hints are ignored: " + why(h.forNodes, h.ready, "node "+h.node)
+		return "node hints are ignored: " + why(h.forNodes, h.ready, "node", h.node)
 	case h.zone == "":
 		return "zone hints are ignored: the zone of this node is not known (label topology.kubernetes.io/zone)"
 	}
-	return "zone hints are ignored: " + why(h.forZones, h.ready, "zone "+h.zone)
+	return "zone hints are ignored: " + why(h.forZones, h.ready, "zone", h.zone)
 }
 
-func why(hinted, ready int, here string) string {
+func why(hinted, ready int, kind, here string) string {
 	if hinted < ready {
 		return fmt.Sprintf("%d of %d ready endpoints have none", ready-hinted, ready)
 	}
-	return "none is for " + here
+	return "none is for " + kind + " " + here
 }

@@ -53,10 +53,9 @@ func exposures(v *View, s *Service, p *Port, clusterIP netip.Addr) []exposure {
 // hidesNodePort reports whether a NodePort's address and port are those of an external address of
 // the same Service, which a node's address can be.
 func (s *Service) hidesNodePort(v *View, e exposure) bool {
-	if !slices.Contains(s.LoadBalancerIPs, e.Addr()) && !(v.ExternalIPs && slices.Contains(s.ExternalIPs, e.Addr())) {
-		return false
-	}
-	return slices.ContainsFunc(s.Ports, func(p Port) bool {
+	external := slices.Contains(s.LoadBalancerIPs, e.Addr()) ||
+		v.ExternalIPs && slices.Contains(s.ExternalIPs, e.Addr())
+	return external && slices.ContainsFunc(s.Ports, func(p Port) bool {
 		return p.Port == e.Port() && p.Protocol == e.port.Protocol
 	})
 }
@@ -127,8 +126,8 @@ func (v *View) clusterSNAT(family netip.Addr) model.SNAT {
 	return model.Never
 }
 
-// find says what an address, port and protocol are for a Service.
-func (v *View) find(s *Service, c claim) (exposure, bool) {
+// find says what an address, port and protocol are for a Service that claims them.
+func (v *View) find(s *Service, c claim) exposure {
 	for _, ip := range s.ClusterIPs {
 		for i := range s.Ports {
 			if s.Ports[i].Protocol != c.protocol {
@@ -136,12 +135,10 @@ func (v *View) find(s *Service, c claim) (exposure, bool) {
 			}
 			for _, e := range exposures(v, s, &s.Ports[i], ip) {
 				if e.AddrPort == c.AddrPort {
-					return e, true
+					return e
 				}
 			}
 		}
 	}
-	health := s.HealthCheckNodePort != 0 && s.HealthCheckNodePort == c.Port() && c.protocol == model.TCP &&
-		slices.Contains(v.NodePorts, c.Addr())
-	return exposure{AddrPort: c.AddrPort, kind: HealthCheck}, health
+	return exposure{AddrPort: c.AddrPort, kind: HealthCheck} // what else
 }

@@ -45,7 +45,7 @@ func (l *ledger[K, V]) close() model.Delta[K, V] {
 	d := model.Delta[K, V]{Set: map[K]V{}}
 	for k, old := range l.before {
 		switch now, ok := l.rows[k]; {
-		case ok && !(old.ok && l.same(old.value, now)):
+		case ok && (!old.ok || !l.same(old.value, now)):
 			d.Set[k] = now
 		case !ok && old.ok:
 			d.Delete = append(d.Delete, k)

@@ -49,6 +49,7 @@ func TestTable_state(t *testing.T) {
 			}
 			c.compare(t, "state", state.String())
 			c.compare(t, "problems", problemLines(problems))
+			c.compare(t, "explain", c.explain(t, table))
 			if *update {
 				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
 					t.Fatal(err)
@@ -102,6 +103,28 @@ func readCase(t *testing.T, archive *txtar.Archive) *testCase {
 		c.batch.Node = testNode()
 	}
 	return c
+}
+
+// explain explains each line of the section "packets": source, interface (- for this node), and
+// destination as address:port/protocol.
+func (c *testCase) explain(t *testing.T, table *service.Table) string {
+	t.Helper()
+	var b strings.Builder
+	for line := range strings.Lines(string(section(c.archive, "packets"))) {
+		words := strings.Fields(line)
+		destination, protocol, _ := strings.Cut(words[2], "/")
+		proto, err := model.ParseProtocol(protocol)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.WriteString(table.Explain(model.Packet{
+			Protocol:    proto,
+			Source:      addr(words[0]),
+			Interface:   strings.TrimPrefix(words[1], "-"),
+			Destination: netip.MustParseAddrPort(destination),
+		}).String())
+	}
+	return b.String()
 }
 
 // compare compares one section of the case, or writes it.
@@ -186,7 +209,7 @@ func readObjects(t testing.TB, text []byte) service.Batch {
 			}
 			b.Problems = append(b.Problems, problems...)
 		case "Endpoints":
-			all, problems := service.FromEndpoints(decode[corev1.Endpoints](t, doc)) //nolint:staticcheck // old manifests
+			all, problems := service.FromEndpoints(decode[corev1.Endpoints](t, doc))
 			for _, s := range all {
 				b.Slices[s.Name] = s
 			}
@@ -196,7 +219,8 @@ func readObjects(t testing.TB, text []byte) service.Batch {
 			b.Node = n
 			b.Problems = append(b.Problems, problems...)
 		case "ServiceCIDR":
-			cidrs, problems := service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{decode[networkingv1.ServiceCIDR](t, doc)})
+			o := decode[networkingv1.ServiceCIDR](t, doc)
+			cidrs, problems := service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{o})
 			b.ServiceCIDRs = cidrs
 			b.Problems = append(b.Problems, problems...)
 		default:

@@ -105,6 +105,9 @@ func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 	for c := range t.contested {
 		t.settle(c)
 	}
+	for e, rows := range t.compiled {
+		t.setPools(e, rows)
+	}
 	change := model.Change{
 		Frontends: t.frontends.close(),
 		Pools:     t.pools.close(),
@@ -295,11 +298,13 @@ func (t *Table) serviceAddress(a netip.Addr) bool {
 	return t.clusterIPs[a] > 0 || contains(t.cidrs, a)
 }
 
-// compile brings the rows of one Service up to date. What other Services want too is left to settle.
+// compile brings the rows of one Service up to date. If other Services want the same addresses, they
+// are settled later.
 func (t *Table) compile(e *entry) {
 	rows := t.rows(e)
-	t.claim(e, rows)
-	t.setPools(e, rows)
+	if t.claim(e, rows); t.compiled[e] == nil {
+		t.setPools(e, rows)
+	}
 	for _, p := range rows.Problems {
 		if !slices.Contains(e.told, p) {
 			t.problems = append(t.problems, p)
@@ -320,13 +325,17 @@ func (t *Table) rows(e *entry) *Rows {
 	return &rows
 }
 
-// setPools replaces the pools of a Service. Nobody else can want them: they bear its name.
+// setPools replaces the pools of a Service: those that the rows it was granted refer to.
 func (t *Table) setPools(e *entry, rows *Rows) {
 	old := e.pools
-	e.pools = make([]model.PoolID, len(rows.Pools))
-	for i, p := range rows.Pools {
-		t.pools.set(p.Key, p.Value)
-		e.pools[i] = p.Key
+	e.pools = nil
+	for _, p := range rows.Pools {
+		if slices.ContainsFunc(rows.Frontends, func(r Row[model.Key, model.Frontend]) bool {
+			return r.Value.Pool == p.Key && t.state.Frontends[r.Key].Pool == p.Key
+		}) {
+			t.pools.set(p.Key, p.Value)
+			e.pools = append(e.pools, p.Key)
+		}
 	}
 	for _, id := range old {
 		if !slices.Contains(e.pools, id) {

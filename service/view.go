@@ -73,7 +73,7 @@ func (o *Options) validate() error {
 			}
 		}
 	case LocalBridgeInterface, LocalInterfacePrefix:
-		if local.Interface == "" || len(local.Interface) > maxInterface || strings.ContainsAny(local.Interface, "*/ \t\n") {
+		if n := len(local.Interface); n == 0 || n > maxInterface || strings.ContainsAny(local.Interface, "*/ \t\n") {
 			bad(fmt.Sprintf("detectLocal (--detect-local-mode %s)", local.Mode), "%q is not the name of an interface, "+
 				"or its beginning (--pod-bridge-interface, --pod-interface-name-prefix)", local.Interface)
 		}

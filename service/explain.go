@@ -1,0 +1,346 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Explanation says what happens to the first packet of a connection, and why. Its parts are for
+// people: they have no grammar beyond what String prints.
+type Explanation struct {
+	Source      string     `json:"source"`
+	Interface   string     `json:"interface,omitempty"` // empty: a process of this node
+	Destination string     `json:"destination"`         // address:port/protocol
+	Verdict     string     `json:"verdict"`             // forward, reject, drop, or pass: no concern of ours
+	Row         string     `json:"row,omitempty"`       // the row that decides, in canonical text
+	Service     string     `json:"service,omitempty"`   // namespace/name:port
+	Reasons     []string   `json:"reasons"`             // sentences, in the order in which they decide
+	Backends    []Chance   `json:"backends,omitempty"`
+	LeftOut     []Excluded `json:"leftOut,omitempty"` // endpoints that get no new connection
+}
+
+// Chance is a backend that the connection may reach.
+type Chance struct {
+	Backend     string  `json:"backend"`
+	Node        string  `json:"node,omitempty"`
+	Probability float64 `json:"probability"`
+	Masquerade  bool    `json:"masquerade"` // the backend sees the node's address in place of the client's
+}
+
+// Excluded is an endpoint that the connection cannot reach.
+type Excluded struct {
+	Endpoint string `json:"endpoint"`
+	Node     string `json:"node,omitempty"`
+	Object   string `json:"object"` // the EndpointSlice or Endpoints that has it
+	Reason   string `json:"reason"`
+}
+
+// Explain says what the State means for a packet. A packet without a source, or with one of the
+// node's own addresses, is sent by a process of the node. Explain reads the Table's objects and
+// changes nothing.
+func (t *Table) Explain(p model.Packet) Explanation {
+	p = t.fromNode(p)
+	d := t.state.Lookup(p)
+	x := &explainer{t: t, packet: p, decision: d, claim: claim{p.Destination, p.Protocol}}
+	x.out = Explanation{
+		Source:      p.Source.String(),
+		Interface:   p.Interface,
+		Destination: fmt.Sprintf("%s/%s", p.Destination, p.Protocol),
+		Verdict:     d.Verdict.String(),
+	}
+	health, ok := t.state.Health[x.claim.AddrPort]
+	switch {
+	case d.Key.Port != 0:
+		x.frontend()
+	case ok && p.Protocol == model.TCP:
+		x.health(health)
+	default:
+		x.nobody()
+	}
+	return x.out
+}
+
+// explainer fills an Explanation.
+type explainer struct {
+	t        *Table
+	packet   model.Packet
+	decision model.Decision
+	claim    claim
+	out      Explanation
+}
+
+func (x *explainer) say(format string, args ...any) {
+	x.out.Reasons = append(x.out.Reasons, fmt.Sprintf(format, args...))
+}
+
+// frontend explains a packet that a row takes.
+func (x *explainer) frontend() {
+	row := x.t.state.Frontends[x.decision.Key]
+	x.out.Row = fmt.Sprintf("frontend %s %s", x.decision.Key, row)
+	x.out.Service = row.Service
+	e, at := x.owner()
+	if x.decision.NotAllowed {
+		x.say("spec.loadBalancerSourceRanges does not have %s, only: %s", x.packet.Source, list(row.Allow))
+		return
+	}
+	if row.Allow != nil {
+		x.say("spec.loadBalancerSourceRanges has %s", x.packet.Source)
+	}
+	s := choose(&x.t.view, gather(&x.t.view, at.port, current(e.slices), at.Addr().Is4()))
+	pool := x.pool(e.service, at, &s)
+	for i := range s.candidates {
+		x.candidate(&s, i, pool)
+	}
+	if x.decision.Verdict == model.Forward {
+		x.snat(at, row)
+		x.affinity(e.service)
+	}
+}
+
+// owner names the Service that has the address and port, and those that want it too.
+func (x *explainer) owner() (*entry, exposure) {
+	entries := slices.SortedFunc(slices.Values(x.t.claims[x.claim]), (*entry).compare)
+	at := x.t.view.find(entries[0].service, x.claim)
+	x.say("%s is the %s of Service %s", x.claim, at.kind, entries[0].name)
+	for _, e := range entries[1:] {
+		x.say("Service %s wants it too, but came later (by creationTimestamp, then name)", e.name)
+	}
+	return entries[0], at
+}
+
+// health explains a packet to a health check server.
+func (x *explainer) health(h model.Health) {
+	x.out.Row = fmt.Sprintf("health %s %s local %d", x.claim.AddrPort, h.Service, h.Local)
+	x.owner()
+	x.say("this process answers: %d ready endpoints are on this node", h.Local)
+}
+
+// pool explains which endpoints the packet's client may reach, and what happens if there are none.
+func (x *explainer) pool(service *Service, at exposure, s *selection) int {
+	lanes := service.lanes(&x.t.view, at)
+	pool := lanes[len(lanes)-1].pool // of clients from outside
+	if s.serving[clusterPool] == 0 || x.decision.Key.Scope == model.Internal {
+		pool = clusterPool
+	}
+	policy := "externalTrafficPolicy"
+	if at.kind == ClusterIP {
+		policy = "internalTrafficPolicy"
+	}
+	switch {
+	case len(s.candidates) == 0:
+		x.say("it has no endpoints")
+	case s.serving[clusterPool] == 0:
+		x.say("none of its endpoints can serve")
+	case x.decision.Key.Scope == model.Internal && service.ExternalLocal:
+		x.say("externalTrafficPolicy Local does not hold for this node and its pods: they reach all endpoints")
+	case pool == localPool && s.serving[localPool] == 0:
+		x.say("%s is Local, and no endpoint on this node can serve", policy)
+	case pool == localPool:
+		x.say("%s is Local: only endpoints on this node", policy)
+	}
+	if hints := s.hints.String(); hints != "" && pool == clusterPool {
+		x.say("%s", hints)
+	}
+	return pool
+}
+
+// candidate puts an endpoint where it belongs.
+func (x *explainer) candidate(s *selection, i, pool int) {
+	c := &s.candidates[i]
+	if c.use[pool] == Serving {
+		x.out.Backends = append(x.out.Backends, Chance{
+			Backend:     c.AddrPort.String(),
+			Node:        c.endpoint.Node,
+			Probability: 1 / float64(s.serving[pool]),
+			Masquerade:  x.decision.Masquerade(model.Backend{AddrPort: c.AddrPort, Local: c.local}),
+		})
+		return
+	}
+	x.out.LeftOut = append(x.out.LeftOut, Excluded{
+		c.AddrPort.String(), c.endpoint.Node, c.slice.object(), c.reason(pool),
+	})
+}
+
+// reason says in words why an endpoint gets no new connection from a pool.
+func (c *candidate) reason(pool int) string {
+	switch c.use[pool] {
+	case Draining:
+		return "terminates, and others are ready; it keeps the UDP flows it has"
+	case NotReady:
+		if c.endpoint.Terminating {
+			return "terminates and does not serve any more"
+		}
+		return "is not ready"
+	case NotLocal:
+		return "is not on this node"
+	case OtherNode:
+		return "its hints are for other nodes: " + strings.Join(c.endpoint.Hints.Nodes, ", ")
+	case OtherZone:
+		return "its hints are for other zones: " + strings.Join(c.endpoint.Hints.Zones, ", ")
+	case ServiceAddress:
+		return "is an address of a Service, which would make a loop"
+	case Duplicate:
+		return "another endpoint has the same address and port"
+	}
+	return ""
+}
+
+// snat explains whose address the backend sees.
+func (x *explainer) snat(at exposure, row model.Frontend) {
+	const replaced = "the backend sees the node's address: "
+	switch masquerade := x.decision.Masquerade(model.Backend{}); {
+	case !masquerade && slices.ContainsFunc(x.out.Backends, func(c Chance) bool { return c.Masquerade }):
+		x.say("the backend sees the client's address, unless it is the client (hairpin)")
+	case !masquerade:
+		x.say("the backend sees the client's address")
+	case row.SNAT == model.OffCluster && x.packet.Interface == "":
+		x.say(replaced + "the client is this node, not a pod")
+	case row.SNAT == model.OffCluster:
+		x.say(replaced + "the client is not recognised as a pod (detectLocalMode)")
+	case at.kind == ClusterIP:
+		x.say(replaced + "masqueradeAll is on")
+	case at.Addr().IsLoopback():
+		x.say(replaced + "a loopback address means nothing to it")
+	case x.decision.Key.Scope == model.Internal:
+		x.say(replaced + "the client is this node, whose own may be the very address it talks to")
+	default:
+		x.say(replaced + "it may be on another node, and its answer must come back through this one")
+	}
+}
+
+func (x *explainer) affinity(s *Service) {
+	if s.Affinity > 0 {
+		x.say("sessionAffinity ClientIP: a client goes to the backend it went to in the last %s, if it is still there",
+			s.Affinity)
+	}
+}
+
+// nobody explains a packet that no row takes.
+func (x *explainer) nobody() {
+	a := x.claim.Addr()
+	switch g := x.decision.Guard; {
+	case x.decision.Verdict == model.Reject:
+		x.out.Row = fmt.Sprintf("guard %s %s", g, x.decision.Verdict)
+		x.say("%s is a ClusterIP, but not on this port", a)
+	case x.decision.Verdict == model.Drop:
+		x.out.Row = fmt.Sprintf("guard %s %s", g, x.decision.Verdict)
+		x.say("%s is in the Service CIDR %s, but no Service that is handled here has it", a, g)
+	default:
+		x.say("no Service that is handled here has this address, port and protocol")
+	}
+	for _, e := range slices.SortedFunc(maps.Values(x.t.entries), func(a, b *entry) int {
+		return cmp.Or(cmp.Compare(a.name.Namespace, b.name.Namespace), cmp.Compare(a.name.Name, b.name.Name))
+	}) {
+		if e.service != nil {
+			x.near(e.service)
+		}
+	}
+}
+
+// near names a Service that somebody might expect to take the packet, and says why it does not.
+func (x *explainer) near(s *Service) {
+	a := x.claim.Addr()
+	external := slices.Contains(s.ExternalIPs, a)
+	has := external || slices.Contains(s.ClusterIPs, a) || slices.Contains(s.LoadBalancerIPs, a)
+	onPort := slices.ContainsFunc(s.Ports, func(p Port) bool {
+		return p.Port == x.claim.Port() && p.Protocol == x.claim.protocol
+	})
+	nodePort := slices.ContainsFunc(s.Ports, func(p Port) bool {
+		return p.NodePort == x.claim.Port() && p.Protocol == x.claim.protocol && x.t.onNode(a)
+	})
+	switch {
+	case s.Ignored != "" && (has || nodePort):
+		x.say("Service %s has it, but %s", s.Name, s.Ignored)
+	case nodePort:
+		x.say("%d/%s is a NodePort of Service %s, but %s does not take NodePort connections, only: %s "+
+			"(nodePortAddresses)", x.claim.Port(), x.claim.protocol, s.Name, a, list(x.t.view.NodePorts))
+	case external && onPort && !x.t.view.ExternalIPs:
+		x.say("it is an external IP of Service %s, but external IPs are turned off", s.Name)
+	case has:
+		x.say("Service %s has the address on these ports: %s", s.Name, list(s.Ports))
+	}
+}
+
+// fromNode fills in what a packet of the node itself leaves open.
+func (t *Table) fromNode(p model.Packet) model.Packet {
+	if !p.Source.IsValid() {
+		p.Interface = ""
+		for _, ip := range t.view.IPs {
+			if ip.Is4() == p.Destination.Addr().Is4() {
+				p.Source = ip
+			}
+		}
+	}
+	if t.onNode(p.Source) {
+		p.Interface = ""
+	}
+	return p
+}
+
+// onNode reports whether an address is one of this node's.
+func (t *Table) onNode(a netip.Addr) bool {
+	return a.IsLoopback() || slices.Contains(t.addrs, a) || slices.Contains(t.view.IPs, a)
+}
+
+// list joins what is printed to people.
+func list[T fmt.Stringer](all []T) string {
+	if len(all) == 0 {
+		return "none"
+	}
+	words := make([]string, len(all))
+	for i, v := range all {
+		words[i] = v.String()
+	}
+	return strings.Join(words, ", ")
+}
+
+// String is the port's number and protocol.
+func (p Port) String() string { return fmt.Sprintf("%d/%s", p.Port, p.Protocol) }
+
+// String is a text of several lines.
+func (x Explanation) String() string {
+	var b strings.Builder
+	client := x.Source
+	if x.Interface == "" {
+		client += " (this node)"
+	} else {
+		client += " (on " + x.Interface + ")"
+	}
+	fmt.Fprintf(&b, "%s -> %s: %s\n", client, x.Destination, x.Verdict)
+	if x.Row != "" {
+		fmt.Fprintf(&b, "  %s\n", x.Row)
+	}
+	for _, r := range x.Reasons {
+		fmt.Fprintf(&b, "  - %s\n", r)
+	}
+	for i, c := range x.Backends {
+		if i == 0 {
+			b.WriteString("  backends:\n")
+		}
+		source := ""
+		if c.Masquerade {
+			source = ", sees the node's address"
+		}
+		fmt.Fprintf(&b, "    %5.1f%%  %s%s%s\n", 100*c.Probability, c.Backend, on(c.Node), source)
+	}
+	for i, e := range x.LeftOut {
+		if i == 0 {
+			b.WriteString("  left out:\n")
+		}
+		fmt.Fprintf(&b, "    %s%s: %s (%s)\n", e.Endpoint, on(e.Node), e.Reason, e.Object)
+	}
+	return b.String()
+}
+
+func on(node string) string {
+	if node == "" {
+		return ""
+	}
+	return " on " + node
+}

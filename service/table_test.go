@@ -1,0 +1,163 @@
+package service_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"unsafe"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/service"
+)
+
+// Two Services want one NodePort. The younger one is told once, however often things change, and gets
+// it when the older one leaves.
+func TestTable_conflict(t *testing.T) {
+	table := newTable(t, defaultOptions())
+	objects := readObjects(t, []byte(conflict))
+	old, young := service.Name{Namespace: "default", Name: "old"}, service.Name{Namespace: "default", Name: "young"}
+	step := func(what string, b service.Batch, frontend, problem string) {
+		t.Helper()
+		state, _, problems := table.Update(b)
+		if !strings.Contains(state.String(), "\nfrontend "+frontend+"\n") {
+			t.Errorf("%s: there is no row %q in\n%s", what, frontend, state)
+		}
+		if got := problemLines(problems); got != problem {
+			t.Errorf("%s: the problems are\n%s\nshould be\n%s", what, got, problem)
+		}
+	}
+	only := func(name service.Name, s *service.Service) service.Batch {
+		return service.Batch{Services: map[service.Name]*service.Service{name: s}}
+	}
+	const lost = "Service default/young: NodePort 30080/tcp: " +
+		"belongs to Service default/old, which came first; this one is not reached there\n"
+	first := only(young, objects.Services[young])
+	first.Slices, first.Node = objects.Slices, testNode()
+	step("the younger one is alone", first, "192.0.2.1:30080/tcp any forward default/young cluster snat always", "")
+	step("the older one comes", only(old, objects.Services[old]), "192.0.2.1:30080/tcp any reject default/old", lost)
+	step("the younger one changes", only(young, objects.Services[young]), "192.0.2.1:30080/tcp any reject default/old", "")
+	step("the node gets an address", service.Batch{Addrs: []netip.Addr{addr("192.0.2.1"), addr("192.0.2.7")}},
+		"192.0.2.7:30080/tcp any reject default/old", lost)
+	step("the older one leaves", only(old, nil), "192.0.2.1:30080/tcp any forward default/young cluster snat always", "")
+	step("the older one is back", only(old, objects.Services[old]), "192.0.2.1:30080/tcp any reject default/old", lost)
+}
+
+// A problem that Compile finds is told once, as long as it lasts.
+func TestTable_problemOnce(t *testing.T) {
+	table := newTable(t, service.Options{})
+	objects := readObjects(t, []byte(conflict))
+	objects.Slices[service.Name{Namespace: "default", Name: "young-1"}].Endpoints[0].Addr = addr("10.96.0.1")
+	old := service.Name{Namespace: "default", Name: "old"}
+	for i, want := range []int{1, 0, 1} {
+		_, _, problems := table.Update(objects)
+		if len(problems) != want {
+			t.Errorf("update %d: the problems are\n%s\nshould be %d", i, problemLines(problems), want)
+		}
+		if i == 1 {
+			table.Update(service.Batch{Services: map[service.Name]*service.Service{old: nil}})
+			delete(objects.Services, old)
+			objects.ServiceCIDRs = []netip.Prefix{prefix("10.96.0.0/16")}
+		}
+	}
+}
+
+// If this node has no name, an endpoint without a node is not local.
+func TestTable_noName(t *testing.T) {
+	objects := readObjects(t, []byte(conflict))
+	state, _, _ := newTable(t, service.Options{}).Update(objects)
+	if strings.Contains(state.String(), " local\n") {
+		t.Errorf("there is a local endpoint:\n%s", state)
+	}
+}
+
+const conflict = `
+kind: Service
+metadata: {name: old, namespace: default, creationTimestamp: "2026-01-01T00:00:00Z"}
+spec: {type: NodePort, clusterIP: 10.96.0.1, ports: [{port: 80, nodePort: 30080}]}
+---
+kind: Service
+metadata: {name: young, namespace: default, creationTimestamp: "2026-01-02T00:00:00Z"}
+spec: {type: NodePort, clusterIP: 10.96.0.2, ports: [{port: 80, nodePort: 30080}]}
+---
+kind: EndpointSlice
+metadata: {name: young-1, namespace: default, labels: {kubernetes.io/service-name: young}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.244.1.2]}]
+`
+
+func TestNewTable_options(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		options service.Options
+		want    string // in the error; empty: none
+	}{
+		{"none", service.Options{}, ""},
+		{"all words", service.Options{NodePortAddresses: []string{"primary", "localhost", "all", "10.0.0.0/8"}}, ""},
+		{"word", service.Options{NodePortAddresses: []string{"10.0.0.0/8", "first"}},
+			`nodePortAddresses (--nodeport-addresses): "first" is neither a CIDR nor one of primary, localhost, all`},
+		{"node IPs", service.Options{NodeIPs: []netip.Addr{addr("192.0.2.1"), addr("192.0.2.2")}}, "(--node-ip): 192.0.2.2"},
+		{"mode", service.Options{DetectLocal: service.DetectLocal{Mode: "Magic"}}, `(--detect-local-mode): "Magic"`},
+		{"no bridge", service.Options{DetectLocal: service.DetectLocal{Mode: service.LocalBridgeInterface}},
+			`(--detect-local-mode BridgeInterface): ""`},
+		{"long prefix", service.Options{DetectLocal: service.DetectLocal{
+			Mode: service.LocalInterfacePrefix, Interface: "0123456789abcdef"}}, "is not the name of an interface"},
+		{"cluster CIDR", service.Options{DetectLocal: service.DetectLocal{
+			Mode: service.LocalClusterCIDR, ClusterCIDRs: make([]netip.Prefix, 1)}}, "(--cluster-cidr)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := service.NewTable(c.options)
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the error is %v, should have %q", err, c.want)
+			}
+		})
+	}
+}
+
+// A slice with thousands of bad endpoints must not fill the log.
+func TestFromSlice_manyProblems(t *testing.T) {
+	o := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4}
+	o.Name, o.Labels = "web-1", map[string]string{discoveryv1.LabelServiceName: "web"}
+	o.Endpoints = make([]discoveryv1.Endpoint, 1000)
+	_, problems := service.FromSlice(o)
+	last := problems[len(problems)-1].Error()
+	if want := "EndpointSlice default/web-1: 980 more problems"; len(problems) != 21 || last != want {
+		t.Errorf("there are %d problems, the last is %q, should be 21 and %q", len(problems), last, want)
+	}
+}
+
+// An endpoint costs little, and those of a slice share their hints.
+func TestFromSlice_size(t *testing.T) {
+	if size := unsafe.Sizeof(service.Endpoint{}); size > 64 {
+		t.Errorf("an Endpoint has %d bytes", size)
+	}
+	o := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4}
+	o.Labels = map[string]string{discoveryv1.LabelServiceName: "web"}
+	for range 2 {
+		o.Endpoints = append(o.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{"10.244.1.2"},
+			Hints:     &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "zone-a"}}},
+		})
+	}
+	s, _ := service.FromSlice(o)
+	if s.Endpoints[0].Hints != s.Endpoints[1].Hints {
+		t.Error("equal hints are not shared")
+	}
+}
+
+func TestFromNode_eligible(t *testing.T) {
+	tainted := &corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}}}
+	deleted := &corev1.Node{}
+	deleted.DeletionTimestamp = &metav1.Time{}
+	for what, c := range map[string]struct {
+		node *corev1.Node
+		want bool
+	}{"plain": {&corev1.Node{}, true}, "tainted": {tainted, false}, "deleted": {deleted, false}} {
+		if n, _ := service.FromNode(c.node); n.Eligible != c.want {
+			t.Errorf("%s: eligible is %v", what, n.Eligible)
+		}
+	}
+}
