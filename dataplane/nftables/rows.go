@@ -11,8 +11,14 @@ import (
 
 // sync makes the steps from what load found to s.
 func (t *table) sync(s *model.State) error {
+	fresh := !t.exists
 	if err := t.structure(); err != nil {
 		return err
+	}
+	if fresh {
+		if err := t.prepare(s); err != nil {
+			return err
+		}
 	}
 	t.recheck = true
 	t.adopt(s)
@@ -26,6 +32,27 @@ func (t *table) sync(s *model.State) error {
 	}
 	t.sweep()
 	return errors.Join(errs...)
+}
+
+// prepare makes the classes of the sizes that pools are likely to have one day. While the maps are
+// empty this costs next to nothing, see maxSpare.
+func (t *table) prepare(s *model.State) error {
+	largest := map[class]int{} // for each kind of class, whatever its size
+	for key, f := range s.Frontends {
+		if t.mine(key.Addr) && f.Verdict == model.Forward {
+			c := classOf(key, f, s.Pools[f.Pool])
+			largest[c] = max(largest[c], len(s.Pools[f.Pool].Backends))
+		}
+	}
+	for c, n := range largest {
+		for c.slots = 1; c.slots <= min(2*n, maxSpare/2/len(largest)); c.slots++ {
+			if _, err := t.use(c); err != nil {
+				return err
+			}
+			t.classes[c].users--
+		}
+	}
+	return nil
 }
 
 // mine reports whether an address is of the table's family.
@@ -129,7 +156,7 @@ func (t *table) setRows(
 	}
 	for key, f := range frontends {
 		if t.mine(key.Addr) {
-			errs = append(errs, t.setFrontend(key, f, s.Pools[f.Pool].Affinity))
+			errs = append(errs, t.setFrontend(key, f, s.Pools[f.Pool]))
 		}
 	}
 	return errors.Join(errs...)

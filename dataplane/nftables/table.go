@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -124,17 +123,14 @@ func (i *ids) reserve(taken map[uint32]bool) {
 }
 
 // setFrontend makes the kernel hold a frontend. It holds the frontend's pool already.
-func (t *table) setFrontend(key model.Key, f model.Frontend, affinity time.Duration) error {
-	c := class{verdict: f.Verdict}
+func (t *table) setFrontend(key model.Key, f model.Frontend, of model.Pool) error {
+	c := classOf(key, f, of)
 	p := t.pools[f.Pool]
 	if f.Verdict == model.Forward {
 		if p == nil {
 			return fmt.Errorf("frontend %s: its pool %s is not in the kernel", key, f.Pool)
 		}
-		c.slots, c.snat, c.affinity = len(p.slots), f.SNAT, affinity
-	}
-	if f.Allow != nil {
-		c.limited, c.scope = true, key.Scope
+		c.slots = len(p.slots)
 	}
 	// A source that is new is let in before the frontend asks for it, one that is gone is shut out
 	// at once.
@@ -146,6 +142,15 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, affinity time.Durat
 	r.allow = f.Allow
 	t.rows[key] = r
 	return nil
+}
+
+// classOf is the class of a frontend, but for the number of its slots.
+func classOf(key model.Key, f model.Frontend, of model.Pool) class {
+	c := class{verdict: f.Verdict, snat: f.SNAT, affinity: of.Affinity}
+	if f.Allow != nil {
+		c.limited, c.scope = true, key.Scope
+	}
+	return c
 }
 
 // setToken leads packets for key to the chain of a class, with the number of a pool.
@@ -234,7 +239,7 @@ func (t *table) unuse(r row) {
 // its class there. To make one anew is cheap for us but not for the kernel, which examines all
 // elements of a map when a chain refers to it for the first time (nf_tables_bind_set in the kernel's
 // net/netfilter/nf_tables_api.c): some 50 ns for each.
-const maxSpare = 256
+const maxSpare = 512
 
 // sweepClasses deletes the chains of classes that nobody uses any more, if there are too many.
 func (t *table) sweepClasses() {
