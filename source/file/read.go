@@ -8,8 +8,11 @@ import (
 	"hash/maphash"
 	"io"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"fairlead.dev/fairlead/service"
 )
@@ -88,7 +91,7 @@ func (r *reading) run(ctx context.Context) error {
 // document adds what a document says, or nothing if it does not parse.
 func (r *reading) document(ctx context.Context, d document) error {
 	if d.items == nil {
-		return r.part(d.part, (*decoder).document)
+		return r.part(d.part)
 	}
 	contents, problems := len(r.contents), len(r.problems)
 	err := r.list(ctx, d)
@@ -98,7 +101,7 @@ func (r *reading) document(ctx context.Context, d document) error {
 	r.contents, r.problems = r.contents[:contents], r.problems[:problems]
 	if ctx.Err() == nil && d.end-d.start <= maxPart {
 		whole := part{start: d.start, end: d.end} // without hash: nothing recognises it
-		if r.part(whole, (*decoder).document) == nil {
+		if r.part(whole) == nil {
 			return nil
 		}
 	}
@@ -116,51 +119,75 @@ func (r *reading) list(ctx context.Context, d document) error {
 	if err != nil {
 		return partError{d.start, err}
 	}
-	r.add(key{}, head)
-	if !ok {
-		return nil // of some other kind, which happens to have items
+	if !ok { // of some other kind, which happens to have items
+		return r.take(result{content: content{objects: head.objects}, problems: head.problems})
 	}
-	item := func(d *decoder, text []byte) error { return d.item(text, list) }
-	for _, p := range d.items {
-		if ctx.Err() != nil {
+	return r.items(ctx, d.items, list)
+}
+
+// items decodes the items of a List on all CPUs, and adds them in their order up to the first error.
+func (r *reading) items(ctx context.Context, parts []part, list typeMeta) error {
+	results := make([]result, len(parts))
+	var workers errgroup.Group
+	workers.SetLimit(runtime.GOMAXPROCS(0))
+	for i, p := range parts {
+		workers.Go(func() error {
+			if ctx.Err() == nil {
+				results[i] = r.decode(p, list, func(d *decoder, text []byte) error { return d.item(text, list) })
+			}
 			return ctx.Err()
-		}
-		if err := r.partOf(list, p, item); err != nil {
+		})
+	}
+	if err := workers.Wait(); err != nil {
+		return err
+	}
+	for _, result := range results {
+		if err := r.take(result); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *reading) part(p part, decode func(*decoder, []byte) error) error {
-	return r.partOf(typeMeta{}, p, decode)
+// result is what decoding a part has given.
+type result struct {
+	content  content
+	problems []service.Problem
+	bytes    int64 // decoded
+	err      error
 }
 
-// partOf decodes a part, unless the last reading had the same.
-func (r *reading) partOf(list typeMeta, p part, decode func(*decoder, []byte) error) error {
+// decode decodes a part, unless the last reading had the same. Several goroutines may call it.
+func (r *reading) decode(p part, list typeMeta, decode func(*decoder, []byte) error) result {
 	k := key{p.hash, list}
 	if objects, ok := r.known[k]; ok && p.hash != 0 {
-		r.contents = append(r.contents, content{k, objects})
-		return nil
+		return result{content: content{k, objects}}
 	}
 	text, err := r.text(p.start, p.end)
-	if err != nil {
-		return partError{p.start, err}
-	}
 	d := r.decoder()
-	if err := decode(d, text); err != nil {
-		return partError{p.start, err}
+	if err == nil {
+		err = decode(d, text)
 	}
-	r.add(k, d)
+	if err != nil {
+		err = partError{p.start, err}
+	}
+	return result{content{k, d.objects}, d.problems, p.end - p.start, err}
+}
+
+func (r *reading) take(d result) error {
+	r.decoded += d.bytes
+	if d.err != nil {
+		return d.err
+	}
+	r.contents = append(r.contents, d.content)
+	r.problems = append(r.problems, d.problems...)
 	return nil
 }
 
-func (r *reading) decoder() *decoder { return &decoder{node: r.node, previous: r.previous} }
+// part decodes a document in one piece.
+func (r *reading) part(p part) error { return r.take(r.decode(p, typeMeta{}, (*decoder).document)) }
 
-func (r *reading) add(k key, d *decoder) {
-	r.contents = append(r.contents, content{k, d.objects})
-	r.problems = append(r.problems, d.problems...)
-}
+func (r *reading) decoder() *decoder { return &decoder{node: r.node, previous: r.previous} }
 
 // previous finds an object in what the file said before.
 func (r *reading) previous(o object) (object, bool) {
@@ -180,7 +207,6 @@ func (r *reading) text(start, end int64) ([]byte, error) {
 	}
 	text := make([]byte, end-start)
 	_, err := r.file.ReadAt(text, start)
-	r.decoded += end - start
 	return text, err
 }
 
