@@ -138,7 +138,7 @@ func (e *entry) compare(o *entry) int {
 func (t *Table) loss(c claim, loser, winner *entry) Problem {
 	x := t.view.find(loser.service, c)
 	what := fmt.Sprintf("%s %s", x.kind, c)
-	if x.kind == NodePort || x.kind == HealthCheck {
+	if x.kind == atNodePort || x.kind == atHealthCheck {
 		what = fmt.Sprintf("%s %d/%s", x.kind, c.Port(), c.protocol)
 	}
 	return Problem{"Service " + loser.name.String(), what,

@@ -118,10 +118,10 @@ func (c *compiler) inspect(s *selection) {
 	for i := range s.candidates {
 		e := &s.candidates[i]
 		switch {
-		case e.use[clusterPool] == ServiceAddress:
+		case e.use[clusterPool] == serviceAddress:
 			c.rows.Problems = append(c.rows.Problems, Problem{e.slice.object(), "endpoints", fmt.Sprintf(
 				"%s is an address of a Service; the endpoint is left out, it would make a loop", e.Addr())})
-		case c.service.HealthCheckNodePort != 0 && e.use[localPool] == Serving && e.endpoint.Ready:
+		case c.service.HealthCheckNodePort != 0 && e.use[localPool] == serves && e.endpoint.Ready:
 			c.ready = append(c.ready, e.Addr())
 		}
 	}

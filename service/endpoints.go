@@ -9,20 +9,24 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Use says what an endpoint is in a pool, or why it is not in it.
-type Use uint8
+// use says what an endpoint is in a pool, or by which rule it is not in it.
+type use uint8
 
-// Everything after Draining is outside of the pool.
 const (
-	Serving        Use = iota // takes new connections
-	Draining                  // serves while it terminates, but others are ready
-	NotReady                  // neither ready, nor serving while it terminates
-	NotLocal                  // on another node, and the traffic policy is Local
-	OtherNode                 // its hints are for other nodes
-	OtherZone                 // its hints are for other zones
-	ServiceAddress            // its address belongs to a Service: it would make a loop
-	Duplicate                 // another endpoint has the same address and port
+	serves         use = iota // takes new connections
+	drains                    // serves while it terminates, but others are ready; the last that is in the pool
+	notReady                  // neither ready, nor serving while it terminates
+	notLocal                  // on another node, and the traffic policy is Local
+	otherNode                 // its hints are for other nodes
+	otherZone                 // its hints are for other zones
+	serviceAddress            // its address belongs to a Service: it would make a loop
+	duplicate                 // another endpoint has the same address and port
 )
+
+func (u use) String() string {
+	return [...]string{"serves", "terminating", "not-ready", "not-local", "node-hint", "zone-hint",
+		"service-address", "duplicate"}[u]
+}
 
 // The two pools a Service port can have. They are chosen independently of each other (KEP-1669).
 const (
@@ -36,7 +40,7 @@ type candidate struct {
 	endpoint *Endpoint
 	slice    *Slice
 	local    bool
-	use      [2]Use
+	use      [2]use
 }
 
 // draining reports whether the endpoint serves while it terminates.
@@ -113,44 +117,44 @@ func choose(v *View, candidates []candidate) selection {
 		c := &candidates[i]
 		switch {
 		case v.ServiceAddress != nil && v.ServiceAddress(c.Addr()):
-			c.use = [2]Use{ServiceAddress, ServiceAddress}
+			c.use = [2]use{serviceAddress, serviceAddress}
 		case i > 0 && candidates[i-1].AddrPort == c.AddrPort:
-			c.use = [2]Use{Duplicate, Duplicate}
+			c.use = [2]use{duplicate, duplicate}
 		default:
 			s.hints.count(c.endpoint)
 		}
 	}
-	s.fill(clusterPool, s.hints.use)
-	s.fill(localPool, func(c *candidate) Use {
+	s.fill(clusterPool, s.hints.filter)
+	s.fill(localPool, func(c *candidate) use {
 		if c.local {
-			return Serving
+			return serves
 		}
-		return NotLocal
+		return notLocal
 	})
 	return s
 }
 
 // fill decides about one pool: ready endpoints, or if there are none, those that serve while they
-// terminate. The filter says Serving of an endpoint that is meant for this pool.
-func (s *selection) fill(pool int, filter func(*candidate) Use) {
+// terminate. The filter answers serves for an endpoint that is meant for this pool.
+func (s *selection) fill(pool int, filter func(*candidate) use) {
 	ready := false
 	for i := range s.candidates {
 		c := &s.candidates[i]
-		if c.use[pool] != Serving {
+		if c.use[pool] != serves {
 			continue
 		}
 		c.use[pool] = filter(c)
-		ready = ready || c.use[pool] == Serving && c.endpoint.Ready
+		ready = ready || c.use[pool] == serves && c.endpoint.Ready
 	}
 	for i := range s.candidates {
 		c := &s.candidates[i]
 		switch {
-		case c.use[pool] != Serving:
+		case c.use[pool] != serves:
 			continue
 		case c.draining() && ready:
-			c.use[pool] = Draining
+			c.use[pool] = drains
 		case !c.draining() && !c.endpoint.Ready:
-			c.use[pool] = NotReady
+			c.use[pool] = notReady
 		default:
 			s.serving[pool]++
 		}
@@ -161,7 +165,7 @@ func (s *selection) fill(pool int, filter func(*candidate) Use) {
 func (s *selection) backends(pool int) []model.Backend {
 	n := 0
 	for i := range s.candidates {
-		if s.candidates[i].use[pool] <= Draining {
+		if s.candidates[i].use[pool] <= drains {
 			n++
 		}
 	}
@@ -169,9 +173,9 @@ func (s *selection) backends(pool int) []model.Backend {
 	for i := range s.candidates {
 		c := &s.candidates[i]
 		switch c.use[pool] {
-		case Serving:
+		case serves:
 			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.local, Weight: 1})
-		case Draining:
+		case drains:
 			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.local})
 		}
 	}
@@ -213,17 +217,17 @@ func (h *hints) count(e *Endpoint) {
 func (h *hints) byNode() bool { return h.here > 0 && h.forNodes == h.ready }
 func (h *hints) byZone() bool { return h.inZone > 0 && h.forZones == h.ready && !h.byNode() }
 
-// use is Serving if the endpoint is meant for this node. One without hints is: the controller takes
+// filter passes endpoints that are meant for this node. One without hints is: the controller takes
 // them from endpoints that terminate, and they may still have flows of this node.
-func (h *hints) use(c *candidate) Use {
+func (h *hints) filter(c *candidate) use {
 	switch e := c.endpoint.Hints; {
 	case e == nil:
 	case h.byNode() && len(e.Nodes) > 0 && !slices.Contains(e.Nodes, h.node):
-		return OtherNode
+		return otherNode
 	case h.byZone() && len(e.Zones) > 0 && !slices.Contains(e.Zones, h.zone):
-		return OtherZone
+		return otherZone
 	}
-	return Serving
+	return serves
 }
 
 // String says whether hints are used, and why not; it is empty if there are none.

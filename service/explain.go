@@ -38,7 +38,8 @@ type Excluded struct {
 	Endpoint string `json:"endpoint"`
 	Node     string `json:"node,omitempty"`
 	Object   string `json:"object"` // the EndpointSlice or Endpoints that has it
-	Reason   string `json:"reason"`
+	Rule     string `json:"rule"`   // one word: terminating, not-ready, not-local, node-hint, zone-hint, …
+	Reason   string `json:"reason"` // the same for people
 }
 
 // Explain says what the State means for a packet. A packet without a source, or with one of the
@@ -118,7 +119,7 @@ func (x *explainer) owner() (*entry, exposure) {
 func (x *explainer) health(h model.Health) {
 	x.out.Row = fmt.Sprintf("health %s %s local %d", x.claim.AddrPort, h.Service, h.Local)
 	x.owner()
-	x.say("this process answers: %d ready endpoints are on this node", h.Local)
+	x.say("this process answers; ready endpoints on this node: %d", h.Local)
 }
 
 // pool explains which endpoints the packet's client may reach, and what happens if there are none.
@@ -129,7 +130,7 @@ func (x *explainer) pool(service *Service, at exposure, s *selection) int {
 		pool = clusterPool
 	}
 	policy := "externalTrafficPolicy"
-	if at.kind == ClusterIP {
+	if at.kind == atClusterIP {
 		policy = "internalTrafficPolicy"
 	}
 	switch {
@@ -153,7 +154,7 @@ func (x *explainer) pool(service *Service, at exposure, s *selection) int {
 // candidate puts an endpoint where it belongs.
 func (x *explainer) candidate(s *selection, i, pool int) {
 	c := &s.candidates[i]
-	if c.use[pool] == Serving {
+	if c.use[pool] == serves {
 		x.out.Backends = append(x.out.Backends, Chance{
 			Backend:     c.AddrPort.String(),
 			Node:        c.endpoint.Node,
@@ -163,29 +164,29 @@ func (x *explainer) candidate(s *selection, i, pool int) {
 		return
 	}
 	x.out.LeftOut = append(x.out.LeftOut, Excluded{
-		c.AddrPort.String(), c.endpoint.Node, c.slice.object(), c.reason(pool),
+		c.AddrPort.String(), c.endpoint.Node, c.slice.object(), c.use[pool].String(), c.reason(pool),
 	})
 }
 
 // reason says in words why an endpoint gets no new connection from a pool.
 func (c *candidate) reason(pool int) string {
 	switch c.use[pool] {
-	case Draining:
+	case drains:
 		return "terminates, and others are ready; it keeps the UDP flows it has"
-	case NotReady:
+	case notReady:
 		if c.endpoint.Terminating {
 			return "terminates and does not serve any more"
 		}
 		return "is not ready"
-	case NotLocal:
+	case notLocal:
 		return "is not on this node"
-	case OtherNode:
+	case otherNode:
 		return "its hints are for other nodes: " + strings.Join(c.endpoint.Hints.Nodes, ", ")
-	case OtherZone:
+	case otherZone:
 		return "its hints are for other zones: " + strings.Join(c.endpoint.Hints.Zones, ", ")
-	case ServiceAddress:
+	case serviceAddress:
 		return "is an address of a Service, which would make a loop"
-	case Duplicate:
+	case duplicate:
 		return "another endpoint has the same address and port"
 	}
 	return ""
@@ -203,7 +204,7 @@ func (x *explainer) snat(at exposure, row model.Frontend) {
 		x.say(replaced + "the client is this node, not a pod")
 	case row.SNAT == model.OffCluster:
 		x.say(replaced + "the client is not recognised as a pod (detectLocalMode)")
-	case at.kind == ClusterIP:
+	case at.kind == atClusterIP:
 		x.say(replaced + "masqueradeAll is on")
 	case at.Addr().IsLoopback():
 		x.say(replaced + "a loopback address means nothing to it")

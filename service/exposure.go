@@ -7,47 +7,46 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Kind says what a Service's address is in the words of Kubernetes.
-type Kind uint8
+// kind says what a Service's address is in the words of Kubernetes.
+type kind uint8
 
-// The kinds of addresses at which a Service is reached.
 const (
-	ClusterIP Kind = iota + 1
-	LoadBalancer
-	ExternalIP
-	NodePort
-	HealthCheck // healthCheckNodePort
+	atClusterIP kind = iota
+	atLoadBalancer
+	atExternalIP
+	atNodePort
+	atHealthCheck
 )
 
-func (k Kind) String() string {
-	return [...]string{"", "ClusterIP", "LoadBalancer IP", "external IP", "NodePort", "healthCheckNodePort"}[k]
+func (k kind) String() string {
+	return [...]string{"ClusterIP", "LoadBalancer IP", "external IP", "NodePort", "healthCheckNodePort"}[k]
 }
 
 // exposure is one address and port at which clients reach a port of a Service.
 type exposure struct {
 	netip.AddrPort
-	kind Kind
+	kind kind
 	port *Port
 }
 
 // exposures lists where a port of a Service is reached in the family of one of its ClusterIPs.
 func exposures(v *View, s *Service, p *Port, clusterIP netip.Addr) []exposure {
-	all := []exposure{{netip.AddrPortFrom(clusterIP, p.Port), ClusterIP, p}}
-	add := func(kind Kind, port uint16, addrs []netip.Addr) {
+	all := []exposure{{netip.AddrPortFrom(clusterIP, p.Port), atClusterIP, p}}
+	add := func(at kind, port uint16, addrs []netip.Addr) {
 		for _, a := range addrs {
 			if a.Is4() == clusterIP.Is4() {
-				all = append(all, exposure{netip.AddrPortFrom(a, port), kind, p})
+				all = append(all, exposure{netip.AddrPortFrom(a, port), at, p})
 			}
 		}
 	}
-	add(LoadBalancer, p.Port, s.LoadBalancerIPs)
+	add(atLoadBalancer, p.Port, s.LoadBalancerIPs)
 	if v.ExternalIPs {
-		add(ExternalIP, p.Port, s.ExternalIPs)
+		add(atExternalIP, p.Port, s.ExternalIPs)
 	}
 	if p.NodePort != 0 {
-		add(NodePort, p.NodePort, v.NodePorts)
+		add(atNodePort, p.NodePort, v.NodePorts)
 	}
-	return slices.DeleteFunc(all, func(e exposure) bool { return e.kind == NodePort && s.hidesNodePort(v, e) })
+	return slices.DeleteFunc(all, func(e exposure) bool { return e.kind == atNodePort && s.hidesNodePort(v, e) })
 }
 
 // hidesNodePort reports whether a NodePort's address and port are those of an external address of
@@ -64,7 +63,7 @@ func (s *Service) hidesNodePort(v *View, e exposure) bool {
 // ranges. If they admit the node, they admit the address itself too: it is the source of the node's
 // own packets to it wherever it is on an interface of the node.
 func (s *Service) allow(v *View, e exposure) []netip.Prefix {
-	if e.kind != LoadBalancer || s.SourceRanges == nil {
+	if e.kind != atLoadBalancer || s.SourceRanges == nil {
 		return nil
 	}
 	ranges := []netip.Prefix{}
@@ -93,9 +92,9 @@ type lane struct {
 // lanes says which clients of an exposure go to which pool.
 func (s *Service) lanes(v *View, e exposure) []lane {
 	switch {
-	case e.kind == ClusterIP && s.InternalLocal:
+	case e.kind == atClusterIP && s.InternalLocal:
 		return []lane{{model.Any, localPool, v.clusterSNAT(e.Addr())}}
-	case e.kind == ClusterIP:
+	case e.kind == atClusterIP:
 		return []lane{{model.Any, clusterPool, v.clusterSNAT(e.Addr())}}
 	case e.Addr().IsLoopback():
 		// Only this node itself can send there. Its answers must find back to an address that
@@ -140,5 +139,5 @@ func (v *View) find(s *Service, c claim) exposure {
 			}
 		}
 	}
-	return exposure{AddrPort: c.AddrPort, kind: HealthCheck} // what else
+	return exposure{AddrPort: c.AddrPort, kind: atHealthCheck}
 }

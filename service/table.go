@@ -10,7 +10,8 @@ import (
 )
 
 // Table holds the objects and keeps a State that says what they mean for this node. Its State after
-// any chain of Updates is that of a new Table which is told all objects at once.
+// any chain of Updates is that of a new Table which is told all objects at once. It is for one
+// goroutine.
 type Table struct {
 	options Options
 	node    Node

@@ -121,10 +121,9 @@ func (v *View) detects(family netip.Addr) bool {
 	})
 }
 
-// view derives the View from what is known of the node. Addresses inside of Service CIDRs (another
-// proxy may have put them on an interface) are not the node's.
+// view derives the View from what is known of the node.
 func (o *Options) view(n Node, addrs []netip.Addr, serviceCIDRs []netip.Prefix) View {
-	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return contains(serviceCIDRs, a) })
+	addrs = own(addrs, serviceCIDRs)
 	v := View{Node: o.NodeName, Zone: n.Zone, MasqueradeAll: o.MasqueradeAll, ExternalIPs: o.ExternalIPs}
 	v.IPs = o.primary(n, addrs)
 	if len(addrs) == 0 {
@@ -135,13 +134,25 @@ func (o *Options) view(n Node, addrs []netip.Addr, serviceCIDRs []netip.Prefix) 
 	case LocalClusterCIDR:
 		v.Pods.Prefixes = model.Disjoint(o.DetectLocal.ClusterCIDRs)
 	case LocalNodeCIDR:
-		v.Pods.Prefixes = n.PodCIDRs
+		v.Pods.Prefixes = model.Disjoint(n.PodCIDRs)
 	case LocalBridgeInterface:
 		v.Pods.Interfaces = []string{o.DetectLocal.Interface}
 	case LocalInterfacePrefix:
 		v.Pods.Interfaces = []string{o.DetectLocal.Interface + "*"}
 	}
 	return v
+}
+
+// own leaves out addresses inside of Service CIDRs, which another proxy may have put on an interface,
+// and zones, which rows do not have.
+func own(addrs []netip.Addr, serviceCIDRs []netip.Prefix) (all []netip.Addr) {
+	for _, a := range addrs {
+		a = a.WithZone("").Unmap()
+		if a.IsValid() && !contains(serviceCIDRs, a) {
+			all = append(all, a)
+		}
+	}
+	return all
 }
 
 // primary takes, for each family, the first address of: the options, the Node object, and only
