@@ -1,9 +1,9 @@
 # ./dev does the work, because a fresh machine has no make. "./dev help" tells more.
 
-.PHONY: demo test lint generate build clean
-demo test lint generate build clean:
+.PHONY: demo test lint bench generate build clean
+demo test lint bench generate build clean:
 	./dev $@
 
-# make bench-Connect: the benchmarks whose names match
+# make bench-connect, bench-program, bench-change, bench-daemon
 bench-%:
 	./dev bench $*
