@@ -60,27 +60,27 @@ type serviceReader struct {
 	to   *Service
 }
 
-// clusterIPs takes one address for each family. Its family must be the one that ipFamilies names.
+// clusterIPs takes one address for each family. Old objects have only the first, in a field of its own.
 func (c *serviceReader) clusterIPs() {
-	field, texts := "spec.clusterIPs", c.from.Spec.ClusterIPs
-	if len(texts) == 0 {
-		field, texts = "spec.clusterIP", []string{c.from.Spec.ClusterIP}
+	for i, text := range c.from.Spec.ClusterIPs {
+		c.clusterIP(index("spec.clusterIPs", i), text, i)
 	}
-	for i, text := range texts {
-		field := index(field, i)
-		if text == "" {
-			continue
-		}
-		switch a, ok := c.addr(field, text); {
-		case !ok:
-		case hasFamily(c.to.ClusterIPs, a):
-			c.add(field, "%s is a second address of its family; it is left out", a)
-		case i < len(c.from.Spec.IPFamilies) && c.from.Spec.IPFamilies[i] != family(a):
-			c.add(field, "%s is not of the family %s that spec.ipFamilies names; it is left out",
-				a, c.from.Spec.IPFamilies[i])
-		default:
-			c.to.ClusterIPs = append(c.to.ClusterIPs, a)
-		}
+	if len(c.from.Spec.ClusterIPs) == 0 && c.from.Spec.ClusterIP != "" {
+		c.clusterIP("spec.clusterIP", c.from.Spec.ClusterIP, 0)
+	}
+}
+
+// clusterIP adds the i-th address, whose family must be the i-th of ipFamilies.
+func (c *serviceReader) clusterIP(field, text string, i int) {
+	families := c.from.Spec.IPFamilies
+	switch a, ok := c.addr(field, text); {
+	case !ok:
+	case hasFamily(c.to.ClusterIPs, a):
+		c.add(field, "%s is a second address of its family; it is left out", a)
+	case i < len(families) && families[i] != family(a):
+		c.add(field, "%s is not of the family %s that spec.ipFamilies names; it is left out", a, families[i])
+	default:
+		c.to.ClusterIPs = append(c.to.ClusterIPs, a)
 	}
 }
 
