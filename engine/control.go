@@ -139,15 +139,16 @@ func (c *controlServer) explain(w http.ResponseWriter, r *http.Request) {
 func remembered(ctx context.Context, v View, p model.Packet) (netip.AddrPort, error) {
 	d := v.State.Lookup(p)
 	plane, ok := v.Plane.(dataplane.Affine)
-	if !ok || d.Verdict != model.Forward || v.State.Pools[d.Pool].Affinity == 0 {
+	if !ok || !p.Source.IsValid() || d.Verdict != model.Forward || v.State.Pools[d.Pool].Affinity == 0 {
 		return netip.AddrPort{}, nil
 	}
 	backend, _, err := plane.Remembered(ctx, d.Pool, p.Source)
 	return backend, err
 }
 
-// packet reads a question: source (an address; missing if it is the node's), destination (address:port), protocol (tcp, if it is
-// missing) and interface (on which the packet arrives; missing if a process of the node sends it).
+// packet reads a question: source (an address; missing if it is the node's), destination
+// (address:port), protocol (tcp, if it is missing) and interface (on which the packet arrives; missing
+// if a process of the node sends it).
 func packet(q url.Values) (p model.Packet, err error) {
 	if name := q.Get("source"); name != "" {
 		if p.Source, err = netip.ParseAddr(name); err != nil {

@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"runtime/debug"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -33,7 +34,8 @@ type Options struct {
 	Plane  dataplane.Dataplane
 	Log    *slog.Logger // nil: silent
 
-	// Once ends Run when all has been programmed for the first time, or cannot be.
+	// Once ends Run when all has been programmed for the first time, or cannot be. Nobody is served:
+	// another process may do that.
 	Once bool
 	// AuditInterval is the time between two comparisons of the kernel with the State; 0: one second.
 	// Where a comparison takes long it is made less often, so that it costs a fiftieth of one CPU.
@@ -98,6 +100,9 @@ func New(o Options) *Engine {
 	if o.HealthTimeout == 0 {
 		o.HealthTimeout = healthTimeout
 	}
+	if o.Once {
+		o.HealthAddress, o.ControlSocket = netip.AddrPort{}, ""
+	}
 	e := &Engine{
 		options:  o,
 		requests: make(chan *request),
@@ -136,7 +141,9 @@ func (e *Engine) loop(ctx context.Context) error {
 		}
 		change := e.take(batch)
 		err = e.program(ctx, change)
-		e.checks.follow(e.state, e.options.Log)
+		if !e.options.Once {
+			e.checks.follow(e.state, e.options.Log)
+		}
 		if r != nil {
 			r.serve(View{e.state, e.options.Table, e.options.Plane})
 		}
@@ -236,7 +243,7 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 	return nil
 }
 
-// sync leaves nothing for an audit to find, so the next one is put off.
+// sync programs everything. It leaves nothing for an audit to find, so the next one is put off.
 func (e *Engine) sync(ctx context.Context) error {
 	start := time.Now()
 	if err := e.options.Plane.Sync(ctx, e.state); err != nil {
@@ -246,22 +253,23 @@ func (e *Engine) sync(ctx context.Context) error {
 	e.options.Log.Info("programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
 		"took", now.Sub(start))
 	e.auditAt = now.Add(e.options.AuditInterval)
+	debug.FreeOSMemory() // reading and programming everything takes several times what remains
 	return nil
 }
 
-// audit compares the kernel with the State, and repairs what somebody else has done to it.
+// audit compares the kernel with the State, and repairs what somebody else has done to it. The longer
+// both take, the later comes the next audit: somebody may insist.
 func (e *Engine) audit(ctx context.Context) error {
 	start := time.Now()
+	defer func() {
+		now := time.Now()
+		e.auditAt = now.Add(max(e.options.AuditInterval, auditShare*now.Sub(start)))
+	}()
 	drifts, err := e.options.Plane.Audit(ctx, e.state)
-	now := time.Now()
-	e.auditAt = now.Add(max(e.options.AuditInterval, auditShare*now.Sub(start)))
-	if err != nil {
+	if err != nil || len(drifts) == 0 {
 		return err
 	}
 	e.logDrifts(drifts)
-	if len(drifts) == 0 {
-		return nil
-	}
 	e.status.drifted(len(drifts))
 	return e.options.Plane.Sync(ctx, e.state)
 }

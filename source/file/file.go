@@ -57,6 +57,7 @@ type Source struct {
 	said     *view                    // what Next has returned; nil before its first time
 	standing map[service.Problem]bool // what is wrong until the files change, and was returned
 	fresh    []service.Problem        // what is wrong with objects that were read since
+	changed  bool                     // since then, what is in force
 	decoded  int64                    // bytes since memory was given back
 	torn     int                      // looks in a row during which somebody wrote
 }
@@ -158,6 +159,7 @@ func (s *Source) scan() {
 			files[path].root = r
 		}
 	}
+	s.changed = s.changed || !maps.Equal(files, s.files)
 	s.files = files
 }
 
@@ -177,30 +179,32 @@ func (s *Source) sorted() []*file {
 
 // batch is what differs from what Next has returned before, and whether it is worth returning.
 func (s *Source) batch() (service.Batch, bool) {
-	files := s.sorted()
-	now, old := newView(files), s.said
-	if old == nil {
+	first, old, now := s.said == nil, s.said, s.said
+	if first {
 		old = &view{}
 	}
+	if first || s.changed {
+		now = newView(s.sorted())
+	}
 	b := now.batch(old)
-	b.Problems = append(s.fresh, s.stand(append(s.failures(files), now.duplicates(files)...))...)
-	worth := s.said == nil || len(b.Services)+len(b.Slices)+len(b.Problems) > 0 || b.Node != nil || b.ServiceCIDRs != nil
+	b.Problems = append(s.fresh, s.stand(append(s.failures(), now.duplicates...))...)
 	if !maps.Equal(old.skipped, now.skipped) {
 		s.options.Log.Debug("skipped objects of other kinds", "kinds", now.skipped)
 	}
-	s.said, s.fresh = now, nil
+	s.said, s.fresh, s.changed = now, nil, false
 	s.freeMemory()
-	return b, worth
+	return b, first || len(b.Services)+len(b.Slices)+len(b.Problems) > 0 || b.Node != nil || b.ServiceCIDRs != nil
 }
 
-func (s *Source) failures(files []*file) []service.Problem {
+// failures are why files and roots do not say what is in force.
+func (s *Source) failures() []service.Problem {
 	var all []service.Problem
 	for _, r := range s.roots {
 		if r.lost != nil {
 			all = append(all, service.Problem{Object: r.path, Reason: r.lost.Error() + "; " + staysInForce})
 		}
 	}
-	for _, f := range files {
+	for _, f := range s.sorted() {
 		all = append(all, f.failures...)
 	}
 	return all

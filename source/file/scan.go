@@ -131,6 +131,7 @@ func (s *Source) read(ctx context.Context, f *file, info os.FileInfo) error {
 	}
 	if !r.torn || !f.loaded {
 		s.fresh = append(s.fresh, f.take(r)...)
+		s.changed = true
 	}
 	return nil
 }

@@ -17,8 +17,10 @@ type view struct {
 	slices   map[service.Name]*service.Slice
 	node     *service.Node
 	cidrs    []netip.Prefix
-	twice    []object       // found more than once
 	skipped  map[string]int // objects of other kinds
+
+	twice      []object // found more than once
+	duplicates []service.Problem
 }
 
 // newView puts the files together, in order: of an object that is in two of them, the last one wins.
@@ -43,6 +45,7 @@ func newView(files []*file) *view {
 	}
 	v.cidrs = model.Disjoint(v.cidrs)
 	v.addEndpoints(old)
+	v.reportTwice(files)
 	return v
 }
 
@@ -85,13 +88,15 @@ func (v *view) addEndpoints(old []*service.Slice) {
 // maxDuplicates bounds what a file and its backup in the same directory make of the log.
 const maxDuplicates = 20
 
-// duplicates reports each object that is in several places, and where.
-func (v *view) duplicates(files []*file) []service.Problem {
-	var problems []service.Problem
+// reportTwice reports each object that is in several places, and where.
+func (v *view) reportTwice(files []*file) {
+	report := func(object, format string, args ...any) {
+		v.duplicates = append(v.duplicates, service.Problem{Object: object, Reason: fmt.Sprintf(format, args...)})
+	}
 	for i, o := range v.twice {
 		if i == maxDuplicates {
-			more := fmt.Sprintf("%d more objects are defined more than once", len(v.twice)-i)
-			return append(problems, service.Problem{Object: "manifests", Reason: more})
+			report("manifests", "%d more objects are defined more than once", len(v.twice)-i)
+			return
 		}
 		var places []string
 		for _, f := range files {
@@ -99,14 +104,15 @@ func (v *view) duplicates(files []*file) []service.Problem {
 				places = append(places, f.path)
 			}
 		}
-		reason := fmt.Sprintf("is defined more than once, in %s; the last one is used", strings.Join(places, " and "))
-		problems = append(problems, service.Problem{Object: o.String(), Reason: reason})
+		report(o.String(), "is defined more than once, in %s; the last one is used", strings.Join(places, " and "))
 	}
-	return problems
 }
 
 // batch is the difference from an earlier view.
 func (v *view) batch(old *view) service.Batch {
+	if v == old {
+		return service.Batch{}
+	}
 	b := service.Batch{
 		Services: changed(old.services, v.services),
 		Slices:   changed(old.slices, v.slices),
