@@ -1,0 +1,228 @@
+// Package localhost wraps a data plane so that NodePorts on the IPv6 loopback address work. Planes
+// based on netfilter cannot do that: after the translation is undone, a backend's answer is a packet
+// to ::1 that arrived on another interface than lo, and no sysctl makes IPv6 route such a packet (see
+// rt6_need_strict in the kernel's net/ipv6/route.c; IPv4 has route_localnet). So these frontends are
+// served in user space, for the only client they have, which is this node itself:
+//
+//	State ─┬─ all other rows ──────► wrapped plane ─► kernel
+//	       └─ [::1] that forward ──► a socket each ─► choose a backend ─► TCP: copy both ways
+//	                                                                     UDP: a socket for each flow
+//
+// Rows that reject or drop are the wrapped plane's, and so are SCTP frontends, as rows that reject:
+// there is no relay for SCTP. This wrapper is the outermost one: when it fails because a port is
+// taken, all others have done their work, and the error says so (dataplane.ErrPartial).
+//
+// An open TCP connection lives on when its backend leaves, its frontend goes or the plane is removed,
+// but it ends with the process. A UDP flow ends with its backend or frontend. KEP-6032 is kube-proxy's
+// like of it, for TCP.
+package localhost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Wrap makes New make wrapped planes.
+func Wrap(wrapped dataplane.New) dataplane.New {
+	return func(c dataplane.Config) (dataplane.Dataplane, error) {
+		sockets, err := here()
+		if err != nil {
+			return nil, fmt.Errorf("localhost: %w", err)
+		}
+		inner, err := wrapped(c)
+		if err != nil {
+			return nil, errors.Join(err, sockets.close())
+		}
+		p := &plane{
+			Dataplane: inner,
+			config:    c,
+			sockets:   sockets,
+			relays:    map[model.Key]*relay{},
+			missing:   keys{},
+			users:     map[model.PoolID]keys{},
+		}
+		if affine, ok := inner.(dataplane.Affine); ok {
+			return affinePlane{p, affine}, nil
+		}
+		return p, nil
+	}
+}
+
+type plane struct {
+	dataplane.Dataplane
+	config  dataplane.Config
+	sockets namespace
+	known   bool                  // the last call succeeded
+	view    *view                 // of its State; nil: the wrapped plane has that State itself
+	relays  map[model.Key]*relay  // of both scopes, as Any
+	missing keys                  // relays that could not listen
+	users   map[model.PoolID]keys // relays by their pools
+}
+
+// affinePlane keeps what the wrapped plane can do besides.
+type affinePlane struct {
+	*plane
+	dataplane.Affine
+}
+
+// keys are destinations on [::1]. What happens there, Lookup says, whatever the scope of the row.
+type keys map[model.Key]struct{}
+
+func (k keys) add(all iter.Seq[model.Key]) {
+	for key := range all {
+		if onLoopback(key) {
+			key.Scope = model.Any
+			k[key] = struct{}{}
+		}
+	}
+}
+
+// look finds what a State has on [::1], and makes a view if there is anything.
+func look(s *model.State) (v *view, found keys) {
+	found = keys{}
+	if found.add(maps.Keys(s.Frontends)); len(found) > 0 {
+		v = newView(s)
+	}
+	return v, found
+}
+
+// Sync implements dataplane.Dataplane. It tries again to listen where that has failed.
+func (p *plane) Sync(ctx context.Context, s *model.State) error {
+	var touched keys
+	p.view, touched = look(s)
+	touched.add(maps.Keys(p.relays))
+	return p.settle(s, touched, p.Dataplane.Sync(ctx, p.view.of(s)))
+}
+
+// Apply implements dataplane.Dataplane.
+func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
+	touched := keys{}
+	touched.add(maps.Keys(c.Frontends.Set))
+	touched.add(slices.Values(c.Frontends.Delete))
+	switch {
+	case p.view == nil && len(touched) == 0:
+		return p.Dataplane.Apply(ctx, s, c)
+	case p.view == nil: // from now on the wrapped plane has a State of its own
+		return p.Sync(ctx, s)
+	}
+	for id := range c.Pools.Set {
+		maps.Copy(touched, p.users[id])
+	}
+	c = p.view.change(s, c)
+	return p.settle(s, touched, p.Dataplane.Apply(ctx, p.view.State, c))
+}
+
+// settle makes relays serve what the State says, and adds its errors to that of the wrapped plane.
+func (p *plane) settle(s *model.State, touched keys, inner error) error {
+	p.known = inner == nil
+	var errs []error
+	for key := range touched {
+		errs = append(errs, p.serve(s, key))
+	}
+	switch err := errors.Join(errs...); {
+	case err == nil:
+		return inner
+	case inner != nil:
+		return errors.Join(inner, err)
+	default:
+		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+	}
+}
+
+// wants is the pool that a relay serves; ok is false if there shall be none.
+func wants(s *model.State, key model.Key) (id model.PoolID, ok bool) {
+	d := s.Lookup(model.Packet{Protocol: key.Protocol, Source: key.Addr, Destination: key.AddrPort()})
+	return d.Pool, d.Verdict == model.Forward && key.Protocol != model.SCTP
+}
+
+func (p *plane) serve(s *model.State, key model.Key) (err error) {
+	delete(p.missing, key)
+	id, ok := wants(s, key)
+	if !ok {
+		p.end(key)
+		return nil
+	}
+	r := p.relays[key]
+	if r == nil {
+		if r, err = p.listen(key, s.Pools[id]); err != nil {
+			p.missing[key] = struct{}{}
+			return fmt.Errorf("frontend %s/%s of %s: %w", key.AddrPort(), key.Protocol, id.Service, err)
+		}
+		p.relays[key] = r
+	}
+	p.leave(key, r)
+	if p.users[id] == nil {
+		p.users[id] = keys{}
+	}
+	p.users[id][key] = struct{}{}
+	r.use(id, s.Pools[id])
+	return nil
+}
+
+func (p *plane) listen(key model.Key, pool model.Pool) (*relay, error) {
+	if p.config.Fault != nil {
+		if err := p.config.Fault("localhost listen"); err != nil {
+			return nil, err
+		}
+	}
+	return listen(p.sockets, key, pool)
+}
+
+// leave takes a relay from the users of its pool.
+func (p *plane) leave(key model.Key, r *relay) {
+	users := p.users[r.id]
+	if delete(users, key); len(users) == 0 {
+		delete(p.users, r.id)
+	}
+}
+
+func (p *plane) end(key model.Key) {
+	if r := p.relays[key]; r != nil {
+		r.close()
+		p.leave(key, r)
+		delete(p.relays, key)
+	}
+}
+
+// Audit implements dataplane.Dataplane.
+func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	view, missing := p.view, p.missing
+	if !p.known {
+		view, missing = look(s)
+	}
+	drifts, err := p.Dataplane.Audit(ctx, view.of(s))
+	for key := range missing {
+		if id, ok := wants(s, key); ok && p.relays[key] == nil {
+			object := fmt.Sprintf("listener %s/%s", key.AddrPort(), key.Protocol)
+			drifts = append(drifts, dataplane.Drift{Object: object, Want: "relay to " + id.String()})
+		}
+	}
+	return drifts, err
+}
+
+func (p *plane) endAll() {
+	for key := range p.relays {
+		p.end(key)
+	}
+	p.known, p.view = false, nil
+	clear(p.missing)
+}
+
+// Remove implements dataplane.Dataplane.
+func (p *plane) Remove(ctx context.Context) error {
+	p.endAll()
+	return p.Dataplane.Remove(ctx)
+}
+
+// Close implements dataplane.Dataplane.
+func (p *plane) Close() error {
+	p.endAll()
+	return errors.Join(p.Dataplane.Close(), p.sockets.close())
+}
