@@ -130,6 +130,7 @@ func (b *Bed) addLAN() error {
 		return err
 	}
 	for _, a := range b.places[LAN].addrs {
+		b.used[a] = string(LAN)
 		if err := n.addAddr(bridge, lanPrefix(a)); err != nil {
 			return err
 		}
@@ -236,6 +237,14 @@ func (b *Bed) Addr(place Place, v6 bool) netip.Addr {
 		return netip.Addr{}
 	}
 	return addrOf(h.addrs, v6)
+}
+
+// Owner is the place that has an address: a machine, or a pod (HostNetwork apart) or host. It is
+// empty if nobody has it.
+func (b *Bed) Owner(a netip.Addr) Place {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return Place(b.used[a])
 }
 
 // Do runs f in a place's network namespace, on a thread of its own that ends with f. Sockets that f

@@ -77,7 +77,7 @@ func (b *Bed) newPod(s PodSpec) (*pod, error) {
 	switch {
 	case s.Name == "" || b.places[Place(s.Name)] != nil:
 		return nil, errors.New("the name is empty or taken")
-	case PodCIDRs(s.Node) == nil && s.Node != LAN:
+	case PodCIDRs(s.Node) == nil && s.Node != LAN && !(s.Node == Outside && s.HostNetwork):
 		return nil, fmt.Errorf("%q is not a node (node, node-b or lan)", s.Node)
 	}
 	p := &pod{Pod: Pod{Name: s.Name, Node: s.Node}, spec: s, servers: map[PodPort]*server{}}

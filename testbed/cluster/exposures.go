@@ -1,0 +1,141 @@
+package cluster
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// Exposure is one address and port under which a port of a Service is to be reached.
+type Exposure struct {
+	Service  string // namespace/name
+	Port     string // name of the Service's port, or else its number
+	Kind     Kind
+	To       netip.AddrPort
+	Protocol model.Protocol
+	// Backends are the Service's ready endpoints in the address's family, sorted by address. Which of
+	// them a client reaches is the proxy's business: policies and hints may say less than all.
+	Backends []Backend
+}
+
+// Kind is the way in which a Service is exposed.
+type Kind string
+
+// The kinds of exposure.
+const (
+	ClusterIP    Kind = "ClusterIP"
+	ExternalIP   Kind = "ExternalIP"
+	LoadBalancer Kind = "LoadBalancer"
+	NodePort     Kind = "NodePort" // at an address of the node under test
+)
+
+// Backend is an endpoint and the pod that answers there.
+type Backend struct {
+	Place string // empty: nobody does
+	Addr  netip.AddrPort
+}
+
+// exposedAddr is an address of a Service.
+type exposedAddr struct {
+	kind Kind
+	addr netip.Addr
+}
+
+// addresses are a Service's own addresses, whatever its ports.
+func (s *service) addresses() []exposedAddr {
+	var all []exposedAddr
+	add := func(kind Kind, texts []string) {
+		for _, text := range texts {
+			if addr, err := netip.ParseAddr(text); err == nil && slices.Contains(s.Spec.IPFamilies, familyOf(addr)) {
+				all = append(all, exposedAddr{kind, addr})
+			}
+		}
+	}
+	add(ClusterIP, s.Spec.ClusterIPs)
+	add(ExternalIP, s.Spec.ExternalIPs)
+	for _, ingress := range s.Status.LoadBalancer.Ingress {
+		add(LoadBalancer, []string{ingress.IP})
+	}
+	return all
+}
+
+// exposures are all there are of a Service.
+func (c *Cluster) exposures(s *service, made []*discoveryv1.EndpointSlice) []Exposure {
+	var all []Exposure
+	for _, p := range s.Spec.Ports {
+		e := Exposure{Service: s.key(), Port: p.Name, Protocol: protocolOf(p.Protocol)}
+		if e.Port == "" {
+			e.Port = strconv.Itoa(int(p.Port))
+		}
+		add := func(kind Kind, addr netip.Addr, port int32) {
+			e.Kind, e.To = kind, netip.AddrPortFrom(addr, uint16(port))
+			e.Backends = c.backends(made, p.Name, addr)
+			all = append(all, e)
+		}
+		for _, a := range s.addresses() {
+			add(a.kind, a.addr, p.Port)
+		}
+		for _, v6 := range []bool{false, true} {
+			addr := c.bed.Addr(testbed.Node, v6)
+			if p.NodePort != 0 && slices.Contains(s.Spec.IPFamilies, familyOf(addr)) {
+				add(NodePort, addr, p.NodePort)
+			}
+		}
+	}
+	return all
+}
+
+// backends are the ready endpoints of a Service's port in the family of an address.
+func (c *Cluster) backends(made []*discoveryv1.EndpointSlice, port string, like netip.Addr) []Backend {
+	var all []Backend
+	for _, slice := range made {
+		for _, p := range slice.Ports {
+			if p.Port == nil || (p.Name == nil || *p.Name != port) && (p.Name != nil || port != "") {
+				continue
+			}
+			for _, e := range slice.Endpoints {
+				if e.Conditions.Ready != nil && !*e.Conditions.Ready {
+					continue
+				}
+				for _, text := range e.Addresses {
+					if addr, err := netip.ParseAddr(text); err == nil && addr.Is4() == like.Is4() {
+						to := server{netip.AddrPortFrom(addr, uint16(*p.Port)), slicePortProtocol(p)}
+						all = append(all, Backend{c.servers[to], to.AddrPort})
+					}
+				}
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b Backend) int { return a.Addr.Compare(b.Addr) })
+	return slices.CompactFunc(all, func(a, b Backend) bool { return a.Addr == b.Addr })
+}
+
+// server is where a pod answers.
+type server struct {
+	netip.AddrPort
+	protocol model.Protocol
+}
+
+// index finds the pod that answers at an address.
+func (c *Cluster) index() {
+	c.servers = map[server]string{}
+	for place, p := range c.pods {
+		for _, addr := range p.addrs {
+			for _, port := range p.listens() {
+				c.servers[server{netip.AddrPortFrom(addr, port.Port), port.Protocol}] = place
+			}
+		}
+	}
+}
+
+func slicePortProtocol(p discoveryv1.EndpointPort) model.Protocol {
+	if p.Protocol == nil {
+		return model.TCP
+	}
+	return protocolOf(*p.Protocol)
+}

@@ -1,0 +1,237 @@
+package cluster
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+// Manifest is the content of a file: YAML or JSON, with any number of documents.
+type Manifest struct {
+	Name string
+	Data []byte
+}
+
+// Load reads files, and the YAML and JSON files of directories. "-" is the standard input.
+func Load(paths ...string) ([]Manifest, error) {
+	var all []Manifest
+	for _, path := range paths {
+		files := []string{path}
+		if info, err := os.Stat(path); err == nil && info.IsDir() {
+			if files, err = manifestsIn(path); err != nil {
+				return nil, err
+			}
+		}
+		for _, file := range files {
+			data, err := read(file)
+			if err != nil {
+				return nil, fmt.Errorf("read manifests: %w", err)
+			}
+			all = append(all, Manifest{file, data})
+		}
+	}
+	return all, nil
+}
+
+func read(file string) ([]byte, error) {
+	if file == "-" {
+		return io.ReadAll(os.Stdin)
+	}
+	return os.ReadFile(file)
+}
+
+func manifestsIn(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read manifests: %w", err)
+	}
+	var files []string
+	for _, e := range entries {
+		if !e.IsDir() && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(e.Name())) {
+			files = append(files, filepath.Join(dir, e.Name()))
+		}
+	}
+	return files, nil
+}
+
+// object is the identity of an object and where it was read.
+type object struct {
+	file      string
+	document  int
+	kind      string
+	namespace string
+	name      string
+}
+
+func (o object) String() string { return o.kind + " " + o.namespace + "/" + o.name }
+
+// key is namespace/name.
+func (o object) key() string { return o.namespace + "/" + o.name }
+
+func (o object) problem(format string, args ...any) Problem {
+	p := Problem{File: o.file, Document: o.document, Reason: fmt.Sprintf(format, args...)}
+	if o.kind != "" {
+		p.Object = o.String()
+	}
+	return p
+}
+
+// workload is whatever makes pods from a template, of whatever kind; also a single Pod.
+type workload struct {
+	object
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		Replicas *int32                 `json:"replicas"`
+		Template corev1.PodTemplateSpec `json:"template"`
+	} `json:"spec"`
+	status corev1.PodStatus // of a Pod
+}
+
+// input is what the manifests say.
+type input struct {
+	services  []*service
+	workloads []*workload
+	slices    []*discoveryv1.EndpointSlice
+	mirrored  []*discoveryv1.EndpointSlice // made from Endpoints
+	owners    map[types.UID]bool           // objects that others may name as theirs
+	seen      map[string]bool
+	skipped   map[string]int
+	problems  []Problem
+}
+
+func parse(manifests []Manifest) *input {
+	in := &input{owners: map[types.UID]bool{}, seen: map[string]bool{}, skipped: map[string]int{}}
+	for _, m := range manifests {
+		in.file(m)
+	}
+	// What another object of the manifests controls comes with that object: "kubectl get all" lists
+	// Deployments, their ReplicaSets and the Pods of these.
+	in.workloads = slices.DeleteFunc(in.workloads, func(w *workload) bool {
+		owner := metav1.GetControllerOfNoCopy(w)
+		return owner != nil && in.owners[owner.UID]
+	})
+	slices.SortFunc(in.services, func(a, b *service) int { return strings.Compare(a.key(), b.key()) })
+	return in
+}
+
+func (in *input) file(m Manifest) {
+	documents := yamlutil.NewYAMLReader(bufio.NewReader(bytes.NewReader(m.Data)))
+	for o := (object{file: m.Name, document: 1}); ; o.document++ {
+		text, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		var data []byte
+		if err == nil {
+			data, err = yaml.YAMLToJSON(text)
+		}
+		if err != nil {
+			in.problems = append(in.problems, o.problem("does not parse: %v", err))
+			continue
+		}
+		if string(data) != "null" { // only comments
+			in.add(o, data)
+		}
+	}
+}
+
+// add takes one object, or each of a list.
+func (in *input) add(o object, data []byte) {
+	var head struct {
+		metav1.TypeMeta
+		Metadata metav1.ObjectMeta `json:"metadata"`
+		Items    []json.RawMessage `json:"items"`
+	}
+	err := json.Unmarshal(data, &head)
+	o.kind, o.namespace, o.name = head.Kind, head.Metadata.Namespace, head.Metadata.Name
+	if o.namespace == "" {
+		o.namespace = metav1.NamespaceDefault
+	}
+	switch {
+	case err != nil:
+	case head.Kind == "":
+		err = errors.New("has no kind")
+	case strings.HasSuffix(head.Kind, "List") && head.Items != nil:
+		for _, item := range head.Items {
+			in.add(object{file: o.file, document: o.document}, item)
+		}
+		return
+	case in.seen[head.APIVersion+" "+o.String()]:
+		err = errors.New("is there already; the first is taken")
+	default:
+		in.seen[head.APIVersion+" "+o.String()] = true
+		if head.Metadata.UID != "" {
+			in.owners[head.Metadata.UID] = true
+		}
+		err = in.decode(o, head.APIVersion, data)
+	}
+	if err != nil {
+		in.problems = append(in.problems, o.problem("%v", err))
+	}
+}
+
+func (in *input) decode(o object, apiVersion string, data []byte) error {
+	switch apiVersion + " " + o.kind {
+	case "v1 Service":
+		s := &service{object: o}
+		if err := json.Unmarshal(data, &s.Service); err != nil {
+			return err
+		}
+		in.services = append(in.services, s)
+		return nil
+	case "v1 Endpoints":
+		return in.addEndpoints(o, data)
+	case "discovery.k8s.io/v1 EndpointSlice":
+		return in.addSlice(data)
+	case "v1 Pod":
+		var p corev1.Pod
+		if err := json.Unmarshal(data, &p); err != nil {
+			return err
+		}
+		w := &workload{object: o, ObjectMeta: p.ObjectMeta, status: p.Status}
+		w.Spec.Template = corev1.PodTemplateSpec{ObjectMeta: p.ObjectMeta, Spec: p.Spec}
+		in.workloads = append(in.workloads, w)
+		return nil
+	case "batch/v1 Job": // its pods end
+		in.skipped[o.kind]++
+		return nil
+	}
+	return in.addWorkload(o, data)
+}
+
+// addWorkload takes anything that has a template of pods with containers.
+func (in *input) addWorkload(o object, data []byte) error {
+	var shape struct {
+		Spec struct {
+			Template struct {
+				Spec struct {
+					Containers []json.RawMessage `json:"containers"`
+				} `json:"spec"`
+			} `json:"template"`
+		} `json:"spec"`
+	}
+	if err := json.Unmarshal(data, &shape); err != nil || len(shape.Spec.Template.Spec.Containers) == 0 {
+		in.skipped[o.kind]++ // its spec means something else
+		return nil
+	}
+	w := &workload{object: o}
+	if err := json.Unmarshal(data, w); err != nil {
+		return err
+	}
+	in.workloads = append(in.workloads, w)
+	return nil
+}
