@@ -17,9 +17,9 @@
 //
 // What is in force is what the files say, with exceptions that keep an accident from emptying the
 // node. A file that does not parse, cannot be read, or is empty keeps what it said before, all of
-// it; when it is read for the first time, the documents that do parse are used. A path that was
-// given and is gone keeps what it said, also if an empty directory appears in its place, as when a
-// volume is unmounted. A file that disappears from a directory takes its objects with it.
+// it; until it has parsed once, those of its documents that do parse are used. A path that was given
+// and is gone keeps what it said, also if an empty directory appears in its place, as when a volume
+// is unmounted. A file that disappears from a directory takes its objects with it.
 package file
 
 import (

@@ -245,8 +245,13 @@ func TestFile_sameObjectTwice(t *testing.T) {
 }
 
 func TestFile_brokenAtFirst(t *testing.T) {
-	newBench(t, map[string]string{"a.yaml": web + "---\na: b: c\n---\n" + db}).start().expect(webRow, dbRow,
+	b := newBench(t, map[string]string{"a.yaml": web + "---\na: b: c\n---\n" + db}).start()
+	b.expect(webRow, dbRow,
 		"problem a.yaml:6: document 2: mapping values are not allowed in this context; the rest of the file is used")
+	b.write("b.yaml", "# another look says it no second time")
+	b.expectNothing()
+	b.write("a.yaml", web+"---\na: b: c\n---\n"+strings.Replace(db, "0.11", "0.12", 1))
+	b.expect("service shop/db [10.96.0.12]")
 }
 
 func TestFile_brokenLater(t *testing.T) {

@@ -63,7 +63,7 @@ type file struct {
 	root     *root
 	info     os.FileInfo // when it was last read; nil: it has to be read
 	contents []content
-	loaded   bool              // contents are of a reading
+	whole    bool              // contents are of a reading without failures
 	torn     bool              // somebody wrote while it was read
 	failures []service.Problem // why contents are not what the file says now
 }
@@ -129,7 +129,7 @@ func (s *Source) read(ctx context.Context, f *file, info os.FileInfo) error {
 	if f.torn = r.torn; r.torn || time.Since(info.ModTime()) < timesGranularity {
 		f.info = nil
 	}
-	if !r.torn || !f.loaded {
+	if !r.torn || !f.whole {
 		s.fresh = append(s.fresh, f.take(r)...)
 		s.changed = true
 	}
@@ -140,19 +140,19 @@ func (s *Source) read(ctx context.Context, f *file, info os.FileInfo) error {
 // may change again without a trace, and is read again at the next occasion.
 const timesGranularity = 2 * time.Second
 
-// take puts a reading in force if it is complete, or the first, and returns its objects' problems.
+// take puts a reading in force, unless an earlier one was better, and returns its objects' problems.
 func (f *file) take(r *reading) []service.Problem {
-	fate := staysInForce
-	if !f.loaded {
-		fate = othersUsed
+	fate := othersUsed
+	if f.whole {
+		fate = staysInForce
 	}
 	for i := range r.failures {
 		r.failures[i].Reason += "; " + fate
 	}
 	f.failures = r.failures
-	if f.loaded && len(r.failures) > 0 {
+	if f.whole && len(r.failures) > 0 {
 		return nil
 	}
-	f.contents, f.loaded = slices.Clip(r.contents), true
+	f.contents, f.whole = slices.Clip(r.contents), len(r.failures) == 0
 	return r.problems
 }
