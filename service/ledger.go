@@ -6,17 +6,11 @@ import "fairlead.dev/fairlead/model"
 type ledger[K comparable, V any] struct {
 	rows   map[K]V
 	same   func(a, b V) bool
-	before map[K]former[V]
-}
-
-// former is what a row was before: absent, if ok is false.
-type former[V any] struct {
-	value V
-	ok    bool
+	before map[K]*V // nil: there was no row
 }
 
 func newLedger[K comparable, V any](rows map[K]V, same func(a, b V) bool) ledger[K, V] {
-	return ledger[K, V]{rows, same, map[K]former[V]{}}
+	return ledger[K, V]{rows, same, map[K]*V{}}
 }
 
 func (l *ledger[K, V]) set(k K, v V) {
@@ -34,26 +28,31 @@ func (l *ledger[K, V]) remove(k K) {
 }
 
 func (l *ledger[K, V]) remember(k K) {
-	if _, ok := l.before[k]; !ok {
-		v, ok := l.rows[k]
-		l.before[k] = former[V]{v, ok}
+	if _, ok := l.before[k]; ok {
+		return
 	}
+	v, ok := l.rows[k]
+	if !ok {
+		l.before[k] = nil
+		return
+	}
+	old := v // v itself would be allocated for rows that did not exist too
+	l.before[k] = &old
 }
 
 // close returns the difference since the last call. Rows that went away and came back are not in it.
-func (l *ledger[K, V]) close() model.Delta[K, V] {
-	d := model.Delta[K, V]{Set: map[K]V{}}
+func (l *ledger[K, V]) close() (d model.Delta[K, V]) {
 	for k, old := range l.before {
 		switch now, ok := l.rows[k]; {
-		case ok && (!old.ok || !l.same(old.value, now)):
+		case ok && (old == nil || !l.same(*old, now)):
+			if d.Set == nil {
+				d.Set = make(map[K]V, len(l.before))
+			}
 			d.Set[k] = now
-		case !ok && old.ok:
+		case !ok && old != nil:
 			d.Delete = append(d.Delete, k)
 		}
 	}
-	if len(d.Set) == 0 {
-		d.Set = nil
-	}
-	l.before = map[K]former[V]{} // not cleared: the first one is as large as the State
+	l.before = map[K]*V{} // not cleared: the first one is as large as the State
 	return d
 }
