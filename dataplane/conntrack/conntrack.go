@@ -184,18 +184,15 @@ func (f staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 		return false
 	}
 	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.UDP}
-	if to != answers && (f.gone[key] || f.guarded(to)) {
-		return true
-	}
 	known := false
-	for _, key.Scope = range []model.Scope{model.Any, model.Internal} {
+	for _, key.Scope = range []model.Scope{model.Internal, model.Any} { // the latter is the one in gone
 		row, ok := f.state.Frontends[key]
 		known = known || ok
 		if ok && row.Verdict == model.Forward && holds(f.state.Pools[row.Pool].Backends, answers) {
 			return false
 		}
 	}
-	return known
+	return known || to != answers && (f.gone[key] || f.guarded(to))
 }
 
 // guarded reports whether a destination would be one of a Service that no longer exists.

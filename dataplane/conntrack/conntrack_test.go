@@ -1,0 +1,256 @@
+package conntrack_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// What happens to one flow is in the table of package conformance (udp-*.txtar, tcp-lives.txtar). Here
+// are the others, which must live on, and what the wrapper costs.
+
+func TestMain(m *testing.M) {
+	status, done, err := testbed.Reexec()
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "ALL TESTS SKIPPED:", err)
+	case !done:
+		status = m.Run()
+	}
+	os.Exit(status)
+}
+
+// stage is a wrapped plane on the node of a cluster with three backends and a client.
+type stage struct {
+	*testing.T
+	bed   *testbed.Bed
+	plane dataplane.Dataplane
+	state *model.State
+	dumps int   // how often flows were looked through, each time for both families
+	fault error // of that
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	t.Parallel()
+	s := &stage{T: t, state: model.NewState()}
+	ports := []testbed.PodPort{{Protocol: model.UDP, Port: 53}, {Protocol: model.TCP, Port: 80}}
+	bed, err := testbed.New(t.Context(), testbed.Spec{Pods: []testbed.PodSpec{
+		{Name: "a", Ports: ports}, {Name: "b", Node: testbed.NodeB, Ports: ports}, {Name: "c", Node: testbed.NodeB, Ports: ports},
+		{Name: "client"},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.bed = bed
+	err = bed.Do(testbed.Node, func() (err error) {
+		s.plane, err = conntrack.Wrap(nftables.New)(dataplane.Config{Fault: s.inject})
+		return err
+	})
+	if err == nil {
+		err = s.plane.Sync(t.Context(), s.state)
+	}
+	if err != nil {
+		t.Fatal(errors.Join(err, bed.Close()))
+	}
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if err := errors.Join(s.plane.Remove(ctx), s.plane.Close(), bed.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func (s *stage) inject(operation string) error {
+	if operation != "conntrack delete" {
+		return nil
+	}
+	s.dumps++
+	return s.fault
+}
+
+// apply brings the plane to a State of these rows, in which a, b and c are the pods' addresses.
+func (s *stage) apply(rows ...string) error {
+	s.Helper()
+	names := strings.NewReplacer("(a)", "10.244.1.2", "(b)", "10.244.2.2", "(c)", "10.244.2.3")
+	to, err := model.ParseState(names.Replace(strings.Join(rows, "\n")))
+	if err != nil {
+		s.Fatal(err)
+	}
+	c := model.Diff(s.state, to)
+	s.state = to
+	return s.plane.Apply(s.Context(), to, c)
+}
+
+func (s *stage) must(rows ...string) {
+	s.Helper()
+	if err := s.apply(rows...); err != nil {
+		s.Fatal(err)
+	}
+}
+
+type flow struct {
+	net.Conn
+	backend string
+}
+
+// flows opens UDP flows, with a source port each.
+func (s *stage) flows(from testbed.Place, to string) []*flow {
+	s.Helper()
+	const n = 16 // which all choose the same of two backends once in 2^15 times
+	var all []*flow
+	for range n {
+		c, err := s.bed.Dial(s.Context(), from, model.UDP, netip.MustParseAddrPort(to))
+		if err != nil {
+			s.Fatal(err)
+		}
+		s.Cleanup(func() { c.Close() })
+		f := &flow{Conn: c}
+		f.backend = s.ask(f)
+		all = append(all, f)
+	}
+	return all
+}
+
+func (s *stage) ask(f *flow) string {
+	s.Helper()
+	line := make([]byte, 128)
+	_, err := f.Write([]byte("?\n"))
+	err = errors.Join(err, f.SetReadDeadline(time.Now().Add(5*time.Second)))
+	if err != nil {
+		s.Fatal(err)
+	}
+	n, err := f.Read(line)
+	if err != nil {
+		s.Fatal(err)
+	}
+	name, _, _ := strings.Cut(string(line[:n]), " ")
+	return name
+}
+
+// check fails if a flow has another backend than before, except those of one that left.
+func (s *stay) check(flows []*flow) {
+	s.Helper()
+	for _, f := range flows {
+		switch now := s.ask(f); {
+		case now == s.left:
+			s.Errorf("%s still answers", now)
+		case f.backend != s.left && f.backend != now:
+			s.Errorf("%s answers, %s before", now, f.backend)
+		}
+	}
+}
+
+type stay struct {
+	*stage
+	left string
+}
+
+const (
+	dns   = "frontend 10.96.0.10:53/udp any forward default/dns cluster snat offcluster"
+	other = "frontend 10.96.0.11:53/udp any forward default/other cluster snat offcluster"
+	web   = "frontend 10.96.0.10:80/tcp any forward default/web cluster snat offcluster"
+	pods  = "pods 10.244.0.0/16"
+)
+
+// pool is a pool of the given pods.
+func pool(id string, port int, pods ...string) string {
+	lines := []string{"pool " + id}
+	for _, pod := range pods {
+		lines = append(lines, fmt.Sprintf("backend %s (%s):%d", strings.Replace(id, " affinity 1h0m0s", "", 1), pod, port))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestPlane_flowsThatLiveOn(t *testing.T) {
+	s := newStage(t)
+	s.must(pods, dns, pool("default/dns cluster", 53, "a", "b", "c"), other, pool("default/other cluster", 53, "a", "b"))
+	service, others := s.flows("client", "10.96.0.10:53"), s.flows("client", "10.96.0.11:53")
+	direct := s.flows("client", "10.244.1.2:53")
+	s.must(pods, dns, pool("default/dns cluster", 53, "b", "c"), other, pool("default/other cluster", 53, "a", "b"))
+	(&stay{s, "a"}).check(service)
+	(&stay{s, ""}).check(others)
+	(&stay{s, ""}).check(direct)
+}
+
+// When the node and its pods are no longer treated apart, clients from outside keep their backends.
+func TestPlane_scopeGoes(t *testing.T) {
+	s := newStage(t)
+	node := "frontend 192.0.2.1:30053/udp "
+	s.must(pods, node+"internal forward default/dns cluster snat always", node+"any forward default/dns local snat never",
+		pool("default/dns cluster", 53, "a", "b"), pool("default/dns local", 53, "a"))
+	flows := s.flows(testbed.Outside, "192.0.2.1:30053")
+	s.must(pods, node+"any forward default/dns cluster snat always", pool("default/dns cluster", 53, "a", "b"))
+	(&stay{s, ""}).check(flows)
+}
+
+// Flows are looked through only if a change can have made one stale.
+func TestPlane_looksOnlyIfNeeded(t *testing.T) {
+	s := newStage(t)
+	udp := pool("default/dns cluster", 53, "a", "b")
+	tcp := pool("default/web cluster", 80, "a", "b")
+	s.must(pods, dns, udp, web, tcp)
+	for _, step := range []struct {
+		what string
+		rows []string
+		want int
+	}{
+		{"nothing", []string{pods, dns, udp, web, tcp}, 0},
+		{"a TCP backend leaves", []string{pods, dns, udp, web, pool("default/web cluster", 80, "a")}, 0},
+		{"a TCP frontend goes", []string{pods, dns, udp}, 0},
+		{"a UDP backend comes", []string{pods, dns, pool("default/dns cluster", 53, "a", "b", "c")}, 0},
+		{"a UDP backend leaves", []string{pods, dns, udp}, 2},
+		{"a UDP frontend goes", []string{pods}, 2},
+	} {
+		s.dumps = 0
+		if s.must(step.rows...); s.dumps != step.want {
+			t.Errorf("%s: looked %d times, want %d", step.what, s.dumps, step.want)
+		}
+	}
+}
+
+func TestPlane_fault(t *testing.T) {
+	s := newStage(t)
+	s.must(pods, dns, pool("default/dns cluster", 53, "a"))
+	flows := s.flows("client", "10.96.0.10:53")
+	s.fault = errors.New("broken")
+	if err := s.apply(pods, dns, pool("default/dns cluster", 53, "b", "c")); !errors.Is(err, s.fault) {
+		t.Error(err)
+	}
+	s.fault = nil
+	if err := s.plane.Sync(t.Context(), s.state); err != nil {
+		t.Error(err)
+	}
+	(&stay{s, "a"}).check(flows)
+}
+
+// The wrapped plane's memory of clients stays in reach, and follows a flow to its next backend.
+func TestPlane_affinity(t *testing.T) {
+	s := newStage(t)
+	sticky := "default/dns cluster affinity 1h0m0s"
+	s.must(pods, dns, pool(sticky, 53, "a"))
+	flows := s.flows("client", "10.96.0.10:53")
+	for _, backends := range [][]string{{"a"}, {"c"}} {
+		s.must(pods, dns, pool(sticky, 53, backends...))
+		got := s.ask(flows[0])
+		to, ok, err := s.plane.(dataplane.Affine).Remembered(t.Context(), model.PoolID{Service: "default/dns"}, s.bed.Addr("client", false))
+		want := netip.AddrPortFrom(s.bed.Addr(testbed.Place(backends[0]), false), 53)
+		if got != backends[0] || to != want || !ok || err != nil {
+			t.Errorf("%s answers, %s %v %v is remembered, want %s", got, to, ok, err, want)
+		}
+	}
+	(&stay{s, "a"}).check(flows)
+}
