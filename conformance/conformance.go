@@ -35,12 +35,18 @@ package conformance
 
 import (
 	"context"
+	"fmt"
+	"sync"
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
 )
+
+// workers is how many clusters a test uses at the same time. Mostly it waits: for packets that must
+// not come, and for the kernel to free what was removed.
+const workers = 4
 
 // Run plays every case on a data plane, with real packets. It needs root and nft. Cases of protocols
 // that this kernel lacks are played in the test kernel, see vm.go. The name is what "skip" in a
@@ -50,71 +56,81 @@ func Run(t *testing.T, name string, new dataplane.New) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Run("cases", func(t *testing.T) { // which ends when both families have
-		for _, f := range []family{ipv4, ipv6} {
-			t.Run(string(f), func(t *testing.T) {
-				t.Parallel()
-				s := stage{name: name, new: new, beds: map[bool]*testbed.Bed{}}
-				defer s.close(t)
-				for _, c := range cases {
-					if c.family == f || c.family == dual && f == ipv4 {
-						t.Run(c.name, func(t *testing.T) { s.play(t, c) })
-					}
-				}
-			})
+	t.Run("cases", func(t *testing.T) {
+		plays := make(chan play)
+		var group sync.WaitGroup
+		for range workers {
+			s := stage{name: name, new: new, beds: map[bool]*testbed.Bed{}}
+			group.Go(func() { s.playAll(t, plays) })
 		}
+		for _, c := range cases {
+			for _, w := range ways() {
+				plays <- play{c, w}
+			}
+		}
+		close(plays)
+		group.Wait()
 	})
 	if !testbed.HasProtocol(model.SCTP) {
 		t.Run("sctp", runInTestKernel)
 	}
 }
 
-// stage is where the cases of a family are played, one after the other.
+// play is a case and a way to bring it to the kernel.
+type play struct {
+	*testCase
+	way way
+}
+
+// stage is where a worker plays, one case after the other.
 type stage struct {
 	name string
 	new  dataplane.New
 	beds map[bool]*testbed.Bed // with the pods on a bridge, and without
 }
 
-func (s *stage) play(t *testing.T, c *testCase) {
-	if reason := c.skip(s.name); reason != "" {
-		t.Skipf("%s deviates: %s", s.name, reason)
+func (s *stage) playAll(t *testing.T, plays <-chan play) {
+	for p := range plays {
+		t.Run(fmt.Sprintf("%s/%s/%s", p.name, p.family, p.way.name), func(t *testing.T) { s.play(t, p) })
 	}
-	if c.needs(model.SCTP) && !testbed.HasProtocol(model.SCTP) {
-		t.Skip("this kernel has no SCTP; see the subtest sctp at the end")
-	}
-	for _, way := range ways() {
-		t.Run(way.name, func(t *testing.T) {
-			k := kernel{bed: s.bed(t, c.bridged()), new: s.new, log: logger(t)}
-			if err := forget(k.bed); err != nil {
-				t.Fatal(err)
-			}
-			if err := k.play(t.Context(), c, way); err != nil {
-				t.Error(err)
-				if err := k.stop(context.WithoutCancel(t.Context())); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-}
-
-// bed builds the cluster when the first case needs it.
-func (s *stage) bed(t *testing.T, bridged bool) *testbed.Bed {
-	if s.beds[bridged] == nil {
-		bed, err := newBed(context.Background(), bridged)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.beds[bridged] = bed
-	}
-	return s.beds[bridged]
-}
-
-func (s *stage) close(t *testing.T) {
 	for _, bed := range s.beds {
 		if err := bed.Close(); err != nil {
 			t.Error(err)
 		}
 	}
+}
+
+func (s *stage) play(t *testing.T, p play) {
+	if reason := p.skip(s.name); reason != "" {
+		t.Skipf("%s deviates: %s", s.name, reason)
+	}
+	if p.needs(model.SCTP) && !testbed.HasProtocol(model.SCTP) {
+		t.Skip("this kernel has no SCTP; see the subtest sctp at the end")
+	}
+	bed, err := s.bed(p.bridged())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := forget(bed); err != nil {
+		t.Fatal(err)
+	}
+	k := kernel{bed: bed, new: s.new, log: logger(t)}
+	if err := k.play(t.Context(), p.testCase, p.way); err != nil {
+		t.Error(err)
+		if err := k.abandon(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// bed builds the cluster when the first case needs it.
+func (s *stage) bed(bridged bool) (*testbed.Bed, error) {
+	if s.beds[bridged] == nil {
+		bed, err := newBed(context.Background(), bridged)
+		if err != nil {
+			return nil, err
+		}
+		s.beds[bridged] = bed
+	}
+	return s.beds[bridged], nil
 }

@@ -139,7 +139,7 @@ func (s *sweep) changes(ctx context.Context) error {
 			err = s.audit(ctx)
 		}
 		if err != nil {
-			return fmt.Errorf("State %d: %w", i, err)
+			return fmt.Errorf("at State %d: %w", i, err)
 		}
 	}
 	return nil

@@ -186,7 +186,8 @@ func (g generator) slice(service, name string) object {
 		}
 	}
 	if g.chance(5) {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{pick(g, "10.96.0.11", "fe80::1", "", "10.244.0.999")}})
+		bad := pick(g, "10.96.0.11", "fe80::1", "", "10.244.0.999")
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{bad}})
 	}
 	return object{id: "EndpointSlice default/" + name, batch: sliceBatch(s)}
 }
@@ -230,9 +231,11 @@ func (g generator) node() object {
 
 // destination is one that no row may be for.
 func (g generator) destination() netip.AddrPort {
-	addr := pick(g, "10.96.0.10", "10.96.0.11", "10.96.0.17", "10.96.0.200", "192.0.2.1", "203.0.113.1", "198.51.100.1", "198.51.100.50")
+	addr := pick(g, "10.96.0.10", "10.96.0.11", "10.96.0.17", "10.96.0.200", "192.0.2.1",
+		"203.0.113.1", "198.51.100.1", "198.51.100.50")
 	if g.chance(50) {
 		addr = embedWord(addr)
 	}
-	return netip.AddrPortFrom(netip.MustParseAddr(addr), pick[uint16](g, 53, 80, 81, 443, 9000, 30080, 30087, 30099))
+	port := pick[uint16](g, 53, 80, 81, 443, 9000, 30080, 30087, 30099)
+	return netip.AddrPortFrom(netip.MustParseAddr(addr), port)
 }

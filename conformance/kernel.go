@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -57,16 +56,24 @@ func (k *kernel) apply(ctx context.Context, s *model.State, c model.Change) erro
 	return nil
 }
 
-// audit is an error if the kernel does not hold the State, or if nft cannot print what it holds.
+// audit is an error if the kernel does not hold the State.
 func (k *kernel) audit(ctx context.Context) error {
 	drifts, err := k.plane.Audit(ctx, k.state)
+	if err == nil && len(drifts) > 0 {
+		err = fmt.Errorf("%d drifts: %v", len(drifts), drifts)
+	}
 	if err != nil {
 		return fmt.Errorf("audit: %w", err)
 	}
-	if len(drifts) > 0 {
-		return fmt.Errorf("audit: %d drifts: %v", len(drifts), drifts)
+	return nil
+}
+
+// inspect is audit, and an error if nft cannot print what the kernel holds.
+func (k *kernel) inspect(ctx context.Context) error {
+	if err := k.audit(ctx); err != nil {
+		return err
 	}
-	_, err = k.ruleset(ctx)
+	_, err := k.ruleset(ctx)
 	return err
 }
 
@@ -89,7 +96,7 @@ func (k *kernel) stop(ctx context.Context) error {
 	}
 	left, err := k.ruleset(ctx)
 	if err == nil && left != "" {
-		err = fmt.Errorf("Remove left in the kernel:\n%s", left)
+		err = fmt.Errorf("left in the kernel after Remove:\n%s", left)
 	}
 	return err
 }
@@ -138,7 +145,7 @@ func (k *kernel) play(ctx context.Context, c *testCase, way way) error {
 	for i := range c.steps {
 		err := k.step(ctx, w, &c.steps[i], way)
 		if err == nil {
-			err = k.audit(ctx)
+			err = k.inspect(ctx)
 		}
 		if err == nil {
 			err = traffic.run(ctx, c.steps[i].probes)
@@ -203,9 +210,4 @@ func (k *kernel) abandon(ctx context.Context) error {
 		return nil
 	}
 	return k.stop(ctx)
-}
-
-// sctpCases are those that only a kernel with SCTP can play.
-func sctpCases(cases []*testCase) []*testCase {
-	return slices.DeleteFunc(slices.Clone(cases), func(c *testCase) bool { return !c.needs(model.SCTP) })
 }

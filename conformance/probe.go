@@ -3,7 +3,6 @@ package conformance
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -215,14 +214,15 @@ func (p *probe) checkBackends(d model.Decision, backends []model.Backend) error 
 func (p *probe) barrier() bool { return p.flow != "" || p.forgets != 0 }
 
 // batches cuts a step's probes into groups whose members may run at the same time.
-func batches(probes []probe) [][]probe {
-	var out [][]probe
-	for i := range probes {
-		if n := len(out); n > 0 && !probes[i].barrier() && !slices.ContainsFunc(out[n-1], func(p probe) bool { return p.barrier() }) {
-			out[n-1] = append(out[n-1], probes[i])
-			continue
+func batches(probes []probe) (out [][]probe) {
+	alone := true // the last group takes no more
+	for _, p := range probes {
+		if alone || p.barrier() {
+			out = append(out, nil)
 		}
-		out = append(out, probes[i:i+1:i+1])
+		last := &out[len(out)-1]
+		*last = append(*last, p)
+		alone = p.barrier()
 	}
 	return out
 }

@@ -21,24 +21,27 @@ import (
 // with restarts and failing kernel calls, sends packets, and compares what becomes of each with
 // State.Lookup. FAIRLEAD_SEED and FAIRLEAD_SEEDS say which clusters, and how many.
 func RunRandom(t *testing.T, new dataplane.New) {
-	const workers = 4 // most of the time they wait for silence
 	first, n := firstSeed(), uint64(seeds(60))
 	t.Logf("%s=%d %s=%d", seedVariable, first, seedsVariable, n)
+	group, ctx := errgroup.WithContext(t.Context())
 	for w := range uint64(workers) {
-		t.Run(fmt.Sprint("worker ", w), func(t *testing.T) {
-			t.Parallel()
-			bed, err := newBed(t.Context(), false)
+		group.Go(func() error {
+			bed, err := newBed(ctx, false)
 			if err != nil {
-				t.Fatal(err)
+				return err
 			}
 			defer bed.Close()
 			for seed := first + w; seed < first+n; seed += workers {
 				r := newRandomRun(seed, kernel{bed: bed, new: new})
-				if err := r.run(t.Context()); err != nil {
-					t.Fatalf("%s=%d %s=1 repeats it: %v\nState:\n%s", seedVariable, seed, seedsVariable, err, r.state)
+				if err := r.run(ctx); err != nil {
+					return fmt.Errorf("%s=%d %s=1 repeats it: %w\nState:\n%s", seedVariable, seed, seedsVariable, err, r.state)
 				}
 			}
+			return nil
 		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -133,7 +136,7 @@ func (r *randomRun) settle(ctx context.Context, s *model.State) error {
 
 // verify has the plane, and one that has seen nothing of it all, compare the kernel with the State.
 func (r *randomRun) verify(ctx context.Context) error {
-	if err := r.audit(ctx); err != nil {
+	if err := r.inspect(ctx); err != nil {
 		return err
 	}
 	if err := r.restart(); err != nil {
@@ -183,7 +186,8 @@ func (r *randomRun) packet(ctx context.Context, p testbed.Probe) error {
 		return err
 	}
 	if !expected(o, d, backends, source) {
-		return fmt.Errorf("%s %s to %s: %s, but the model says %s %v %v", p.Protocol, p.From, p.To, o, d.Verdict, d.Key, backends)
+		return fmt.Errorf("%s %s to %s: %s, but the model says %s by %v, backends %v",
+			p.Protocol, p.From, p.To, o, d.Verdict, d.Key, backends)
 	}
 	return nil
 }

@@ -78,9 +78,10 @@ func (c *testCase) tableOptions() (service.Options, error) {
 	o := service.Options{
 		NodeName:          string(testbed.Node),
 		NodePortAddresses: []string{"primary"},
-		DetectLocal:       service.DetectLocal{Mode: service.LocalClusterCIDR, ClusterCIDRs: c.prefixes(testbed.ClusterCIDRs())},
 		ExternalIPs:       true,
 	}
+	o.DetectLocal.Mode = service.LocalClusterCIDR
+	o.DetectLocal.ClusterCIDRs = c.prefixes(testbed.ClusterCIDRs())
 	for key, value := range c.options {
 		switch key {
 		case "nodeport-addresses":
