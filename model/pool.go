@@ -42,7 +42,7 @@ func (p Pool) Serving() []Backend {
 // Backend is an address and port that serves.
 type Backend struct {
 	netip.AddrPort
-	Local bool // on this node
+	Local bool // on this node, or on one that is not known
 	// Weight is the share of new connections relative to the pool's other backends. A backend of
 	// weight 0 is draining: it gets no new connection and keeps the flows it has.
 	Weight uint16

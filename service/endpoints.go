@@ -174,13 +174,17 @@ func (s *selection) backends(pool int) []model.Backend {
 		c := &s.candidates[i]
 		switch c.use[pool] {
 		case serves:
-			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.local, Weight: 1})
+			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.mayBeLocal(), Weight: 1})
 		case drains:
-			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.local})
+			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.mayBeLocal()})
 		}
 	}
 	return all
 }
+
+// mayBeLocal reports whether the endpoint can be a client of this node that reaches itself. Where
+// nobody says on which node it is, as in manifests written by hand, it can.
+func (c *candidate) mayBeLocal() bool { return c.local || c.endpoint.Node == "" }
 
 // hints decide whether only endpoints meant for this node, or for its zone, are used. It is all or
 // nothing: every ready endpoint must have a hint, and one of them for this node or zone (KEP-2433,

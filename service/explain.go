@@ -159,7 +159,7 @@ func (x *explainer) candidate(s *selection, i, pool int) {
 			Backend:     c.AddrPort.String(),
 			Node:        c.endpoint.Node,
 			Probability: 1 / float64(s.serving[pool]),
-			Masquerade:  x.decision.Masquerade(model.Backend{AddrPort: c.AddrPort, Local: c.local}),
+			Masquerade:  x.decision.Masquerade(model.Backend{AddrPort: c.AddrPort, Local: c.mayBeLocal()}),
 		})
 		return
 	}

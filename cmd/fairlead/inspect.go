@@ -110,7 +110,8 @@ func explainCommand() *cobra.Command {
 		Long: "explain says what this node does with the first packet of a connection from SOURCE (an address, or\n" +
 			"the word node) to a Service address: which row takes it, which backends it may reach and how likely,\n" +
 			"and the rule that excludes each other endpoint. Exit status 1: it does not reach a backend.",
-		Example: "  fairlead explain 10.244.1.7 10.96.0.10:53/udp\n  fairlead explain node '[fd00::10]:80' --manifests all.yaml",
+		Example: "  fairlead explain 10.244.1.7 10.96.0.10:53/udp\n" +
+			"  fairlead explain node '[fd00::10]:80' --manifests all.yaml",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			return i.explain(c.Context(), iface, args[0], args[1])
@@ -179,7 +180,8 @@ func packet(iface, source, destination string) (p model.Packet, err error) {
 		}
 	}
 	if p.Destination, err = netip.ParseAddrPort(where); err != nil {
-		return p, fmt.Errorf("%q is not an address and port like 10.96.0.10:80, 10.96.0.10:53/udp or [fd00::10]:80", destination)
+		return p, fmt.Errorf("%q is not an address and port like 10.96.0.10:80, 10.96.0.10:53/udp or [fd00::10]:80",
+			destination)
 	}
 	if source == "node" {
 		return p, nil

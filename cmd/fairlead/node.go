@@ -21,27 +21,29 @@ import (
 // node is what the flags say of this machine and of where its Services come from. The names of the
 // flags are kube-proxy's where it has them.
 type node struct {
-	manifests    []string
-	hostname     string
-	ips          []string
-	clusterCIDR  string
-	localMode    string
-	podBridge    string
-	podPrefix    string
-	nodePorts    []string
-	masquerade   bool
-	manifestsSet *pflag.Flag
+	manifests   []string
+	hostname    string
+	ips         []string
+	clusterCIDR string
+	localMode   string
+	podBridge   string
+	podPrefix   string
+	nodePorts   []string
+	masquerade  bool
 }
 
 func (n *node) flags(f *pflag.FlagSet) {
 	f.StringArrayVar(&n.manifests, "manifests", nil, "file or directory of manifests to serve (repeatable)")
 	f.StringVar(&n.hostname, "hostname-override", "", "name of this node (default: the hostname)")
-	f.StringSliceVar(&n.ips, "node-ip", nil, "primary address of this node, one of each family (repeatable; default: the Node object's, or the first of the interfaces)")
-	f.StringVar(&n.clusterCIDR, "cluster-cidr", "", "where pods have their addresses, one range of each family, with commas between them")
-	f.StringVar(&n.localMode, "detect-local-mode", "ClusterCIDR", "how pods are recognised: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
+	f.StringSliceVar(&n.ips, "node-ip", nil,
+		"primary address of this node, one of each family (default: the Node object's, or the first of the interfaces)")
+	f.StringVar(&n.clusterCIDR, "cluster-cidr", "", "range of the pods' addresses, one of each family")
+	f.StringVar(&n.localMode, "detect-local-mode", "ClusterCIDR",
+		"how pods are recognised: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
 	f.StringVar(&n.podBridge, "pod-bridge-interface", "", "the bridge of the pods, for BridgeInterface")
 	f.StringVar(&n.podPrefix, "pod-interface-name-prefix", "", "how the interfaces of pods begin, for InterfaceNamePrefix")
-	f.StringSliceVar(&n.nodePorts, "nodeport-addresses", nil, "addresses that accept NodePorts: CIDRs, primary, localhost, all (default: what kube-proxy's mode of the same name does)")
+	f.StringSliceVar(&n.nodePorts, "nodeport-addresses", nil,
+		"where NodePorts are open: CIDRs, primary, localhost, all (default: as with kube-proxy's mode of the same name)")
 	f.BoolVar(&n.masquerade, "masquerade-all", false, "replace the source address of all connections to ClusterIPs")
 }
 
@@ -91,7 +93,8 @@ func (n *node) detectLocal() (d service.DetectLocal, err error) {
 		d.Interface, err = needed("--pod-interface-name-prefix", n.podPrefix, n.localMode)
 	case service.LocalNodeCIDR:
 	default:
-		err = fmt.Errorf("--detect-local-mode: %q is none of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix", n.localMode)
+		err = fmt.Errorf("--detect-local-mode: %q is none of %s, %s, %s, %s", n.localMode, service.LocalClusterCIDR,
+			service.LocalNodeCIDR, service.LocalBridgeInterface, service.LocalInterfacePrefix)
 	}
 	return d, err
 }

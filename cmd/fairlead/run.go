@@ -71,7 +71,8 @@ func runCommand() *cobra.Command {
 	f.SortFlags = false
 	d.flags(f)
 	f.StringVar(&d.mode, "proxy-mode", "nftables", "the data plane: nftables")
-	f.StringVar(&d.healthz, "healthz-bind-address", "0.0.0.0:10256", "where /healthz and /livez are served; empty: nowhere")
+	f.StringVar(&d.healthz, "healthz-bind-address", "0.0.0.0:10256",
+		"where /healthz and /livez are served; empty: nowhere")
 	f.StringVar(&d.socket, "control-socket", defaultSocket, "where dump and explain ask; empty: nowhere")
 	f.BoolVar(&d.once, "once", false, "program the kernel, then exit")
 	f.BoolVarP(&d.verbose, "verbose", "v", false, "log more")

@@ -1,0 +1,404 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// asFairlead makes the test binary the program itself.
+const asFairlead = "FAIRLEAD_TEST_EXECUTE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asFairlead) != "" {
+		os.Exit(execute())
+	}
+	status, done, err := testbed.Reexec()
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "ALL TESTS SKIPPED:", err)
+	case !done:
+		status = m.Run()
+	}
+	os.Exit(status)
+}
+
+// world is a virtual cluster with two pods, and a directory of manifests for the node.
+type world struct {
+	*testing.T
+	bed       *testbed.Bed
+	manifests string
+	socket    string
+}
+
+const web = `
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+- addresses: [POD-A]
+- addresses: [POD-B]
+`
+
+var (
+	clusterIP = netip.MustParseAddrPort("10.96.0.10:80")
+	nodePort  = netip.MustParseAddrPort("192.0.2.1:30080")
+)
+
+func newWorld(t *testing.T) *world {
+	t.Parallel()
+	bed, err := testbed.New(t.Context(), testbed.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{T: t, bed: bed, manifests: t.TempDir(), socket: filepath.Join(t.TempDir(), "socket")}
+	t.Cleanup(func() {
+		if err := bed.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for name, node := range map[string]testbed.Place{"pod-a": testbed.Node, "pod-b": "node-b"} {
+		ports := []testbed.PodPort{{Protocol: model.TCP, Port: 8080}}
+		if _, err := bed.AddPod(t.Context(), testbed.PodSpec{Name: name, Node: node, Ports: ports}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.write("web.yaml", web)
+	return w
+}
+
+// write replaces a manifest as editors do: a new file takes the place of the old one.
+func (w *world) write(name, text string) {
+	w.Helper()
+	text = strings.NewReplacer("POD-A", w.bed.Addr("pod-a", false).String(), "POD-B", w.bed.Addr("pod-b", false).String()).Replace(text)
+	path := filepath.Join(w.manifests, name)
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o644), os.Rename(path+".new", path)); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) command(args ...string) *testbed.Cmd {
+	self, err := os.Executable()
+	if err != nil {
+		w.Fatal(err)
+	}
+	c := w.bed.Command(context.WithoutCancel(w.Context()), testbed.Node, self, args...)
+	c.Env = append(os.Environ(), asFairlead+"=1")
+	return c
+}
+
+// proxy is a running daemon.
+type proxy struct {
+	*testbed.Cmd
+	w     *world
+	lines chan string // of its log, until it ends
+}
+
+// start starts the daemon and returns when it has programmed the kernel.
+func (w *world) start() *proxy {
+	w.Helper()
+	c := w.command("run", "--manifests", w.manifests, "--cluster-cidr", "10.244.0.0/16", "--node-ip", "192.0.2.1",
+		"--control-socket", w.socket, "--healthz-bind-address", "127.0.0.1:10256")
+	out, in := io.Pipe()
+	c.Stderr = in
+	if err := c.Start(); err != nil {
+		w.Fatal(err)
+	}
+	p := &proxy{Cmd: c, w: w, lines: make(chan string, 1000)}
+	go func() {
+		defer close(p.lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			p.lines <- s.Text()
+		}
+	}()
+	w.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+		_ = in.Close()
+	})
+	p.await("msg=programmed")
+	return p
+}
+
+// patience bounds the wait for what should happen at once; noisy machines get there late.
+const patience = 20 * time.Second
+
+// await waits until the daemon logs something.
+func (p *proxy) await(text string) {
+	p.w.Helper()
+	timeout := time.After(patience)
+	var seen []string
+	for {
+		select {
+		case line, ok := <-p.lines:
+			seen = append(seen, line)
+			if strings.Contains(line, text) {
+				return
+			}
+			if ok {
+				continue
+			}
+		case <-timeout:
+		}
+		p.w.Fatalf("the proxy did not log %q, but:\n%s", text, strings.Join(seen, "\n"))
+	}
+}
+
+// probe is who answers at an address, or what happens instead.
+func (w *world) probe(from testbed.Place, to netip.AddrPort) string {
+	o, err := w.bed.Probe(w.Context(), testbed.Probe{From: from, To: to, Protocol: model.TCP})
+	switch {
+	case err != nil:
+		return err.Error()
+	case o.Result == testbed.Answered:
+		return o.Backend
+	}
+	return o.Result.String()
+}
+
+// eventually waits until probes of the ClusterIP say want.
+func (w *world) eventually(want string) {
+	w.Helper()
+	for end := time.Now().Add(patience); ; {
+		got := w.probe(testbed.Node, clusterIP)
+		if got == want {
+			return
+		}
+		if time.Now().After(end) {
+			w.Fatalf("%s answers %s, want %s", clusterIP, got, want)
+		}
+	}
+}
+
+func TestRun_restartUnderLoad(t *testing.T) {
+	w := newWorld(t)
+	p := w.start()
+	ctx, stop := context.WithCancel(t.Context())
+	var load sync.WaitGroup
+	var answered, failed atomic.Int64
+	places := map[testbed.Place]netip.AddrPort{testbed.Node: clusterIP, "pod-a": clusterIP, "outside": nodePort}
+	for from, to := range places {
+		conn, err := w.bed.Dial(t.Context(), from, model.TCP, to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		load.Go(func() { w.talk(ctx, conn) })
+		load.Go(func() {
+			for ctx.Err() == nil {
+				if got := w.probe(from, to); strings.HasPrefix(got, "pod-") {
+					answered.Add(1)
+				} else if ctx.Err() == nil {
+					failed.Add(1)
+					t.Errorf("from %s: %s", from, got)
+				}
+			}
+		})
+	}
+	for range 3 {
+		before := answered.Load()
+		_ = p.Process.Kill()
+		_ = p.Wait()
+		p = w.start()
+		for answered.Load() < before+100 && failed.Load() == 0 {
+			w.probe(testbed.Node, clusterIP)
+		}
+	}
+	stop()
+	load.Wait()
+	t.Logf("%d connections, %d failed, during 3 times kill -9 and restart", answered.Load(), failed.Load())
+}
+
+// talk goes on talking on a connection, which must stay with its backend.
+func (w *world) talk(ctx context.Context, conn net.Conn) {
+	lines := bufio.NewReader(conn)
+	var first string
+	for ctx.Err() == nil {
+		_ = conn.SetDeadline(time.Now().Add(patience))
+		line, err := lines.ReadString('\n')
+		if first == "" {
+			first = line
+		}
+		if _, werr := io.WriteString(conn, "more\n"); err != nil || werr != nil || line != first {
+			w.Errorf("an open connection broke: %q after %q: %v", line, first, errors.Join(err, werr))
+			return
+		}
+	}
+}
+
+func TestRun_editsAreApplied(t *testing.T) {
+	w := newWorld(t)
+	p := w.start()
+	w.write("web.yaml", strings.Replace(web, "- addresses: [POD-A]\n", "", 1))
+	w.eventually("pod-b")
+	w.write("web.yaml", strings.Replace(web, "- addresses: [POD-B]\n", "", 1))
+	w.eventually("pod-a")
+	// A file that does not parse changes nothing, and does not keep others from changing.
+	w.write("web.yaml", web[:len(web)/2]+"\n  - {")
+	p.await("web.yaml")
+	w.eventually("pod-a")
+	w.write("other.yaml", strings.NewReplacer("web", "other", "10.96.0.10", "10.96.0.11", "30080", "30081").Replace(web))
+	other := netip.MustParseAddrPort("10.96.0.11:80")
+	for end := time.Now().Add(patience); !strings.HasPrefix(w.probe(testbed.Node, other), "pod-"); {
+		if time.Now().After(end) {
+			t.Fatal("a new Service beside a broken file is not served")
+		}
+	}
+	if err := os.Remove(filepath.Join(w.manifests, "web.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("unreachable")
+}
+
+func TestRun_repairsWhatOthersBreak(t *testing.T) {
+	w := newWorld(t)
+	p := w.start()
+	if out, err := w.bed.Command(t.Context(), testbed.Node, "nft", "flush", "ruleset").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	p.await("fairlead") // a line that names the table
+	for w.probe(testbed.Node, clusterIP) != "pod-b" {
+	}
+}
+
+func TestRun_stopsAndIsCleaned(t *testing.T) {
+	w := newWorld(t)
+	p := w.start()
+	if err := p.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	if _, err := os.Stat(w.socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the control socket is still there: %v", err)
+	}
+	if got := w.probe(testbed.Node, clusterIP); !strings.HasPrefix(got, "pod-") {
+		t.Errorf("after the proxy has stopped: %s", got)
+	}
+	for range 2 {
+		if out, err := w.command("clean").CombinedOutput(); err != nil || string(out) != "nftables: removed\n" {
+			t.Errorf("clean: %v, %s", err, out)
+		}
+	}
+	out, err := w.bed.Command(t.Context(), testbed.Node, "nft", "list", "ruleset").CombinedOutput()
+	if err != nil || len(out) > 0 {
+		t.Errorf("after clean: %v\n%s", err, out)
+	}
+}
+
+func TestInspection(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	dump := "backend default/web cluster 10.244.1.2:8080 local\n" +
+		"backend default/web cluster 10.244.2.2:8080 local\n" +
+		"frontend 10.96.0.10:80/tcp any forward default/web cluster snat offcluster\n" +
+		"frontend 192.0.2.1:30080/tcp any forward default/web cluster snat always\n" +
+		"guard 10.96.0.10/32 reject\n" +
+		"pods 10.244.0.0/16\n" +
+		"pool default/web cluster\n"
+	offline := []string{"--manifests", w.manifests, "--cluster-cidr", "10.244.0.0/16", "--node-ip", "192.0.2.1"}
+	online := []string{"--control-socket", w.socket}
+	for _, where := range [][]string{offline, online} {
+		for _, c := range []struct {
+			args   string
+			status int
+			want   string
+		}{
+			{"dump", 0, dump},
+			{"dump -o json", 0, `"prefixes"`},
+			{"explain node 10.96.0.10:80", 0, "50.0%  10.244.1.2:8080"},
+			{"explain 10.244.1.9 10.96.0.10:80 -o json", 0, `"probability": 0.5`},
+			{"explain 10.244.1.9 10.96.0.10:81", 1, "reject"},
+			{"explain 10.244.1.9 8.8.8.8:53/udp", 1, "pass"},
+			{"explain nobody 10.96.0.10:81", 2, `"nobody" is neither an IP address nor the word node`},
+			{"explain node 10.96.0.10", 2, "is not an address and port"},
+			{"dump -o yaml", 2, "--output"},
+		} {
+			status, out := w.execute(append(strings.Fields(c.args), where...)...)
+			if status != c.status || !strings.Contains(out, c.want) {
+				t.Errorf("%s %s: exit status %d, want %d, and this in the output: %s\n%s", c.args, where[0], status, c.status, c.want, out)
+			}
+		}
+	}
+}
+
+// execute runs a command line on the node and returns its exit status and all it printed.
+func (w *world) execute(args ...string) (status int, out string) {
+	w.Helper()
+	text, err := w.command(args...).CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		w.Fatal(err)
+	}
+	if exit != nil {
+		status = exit.ExitCode()
+	}
+	return status, string(text)
+}
+
+func TestUsage(t *testing.T) {
+	w := newWorld(t)
+	full := filepath.Join(w.TempDir(), "socket")
+	if err := os.WriteFile(full, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args   string
+		status int
+		want   string
+	}{
+		{"", 0, "Available Commands"},
+		{"nonsense", 2, `unknown command "nonsense"`},
+		{"run", 2, "--manifests is needed"},
+		{"run --nonsense", 2, "unknown flag: --nonsense"},
+		{"run --manifests /does/not/exist", 2, "/does/not/exist"},
+		{"run --manifests DIR --proxy-mode userspace", 2, "--proxy-mode"},
+		{"run --manifests DIR --node-ip 1.2.3", 2, "--node-ip"},
+		{"run --manifests DIR --cluster-cidr 10.0.0.0", 2, "--cluster-cidr"},
+		{"run --manifests DIR --detect-local-mode Magic", 2, "--detect-local-mode"},
+		{"run --manifests DIR --detect-local-mode BridgeInterface", 2, "--pod-bridge-interface"},
+		{"run --manifests DIR --nodeport-addresses everywhere", 2, "everywhere"},
+		{"run --manifests DIR --healthz-bind-address nowhere", 2, "--healthz-bind-address"},
+		{"run --manifests DIR --control-socket " + full, 1, "not a socket"},
+		{"run --manifests DIR --control-socket= --healthz-bind-address 192.0.2.99:1", 1, "192.0.2.99:1"},
+		{"dump", 2, "no proxy listens"},
+	} {
+		status, out := w.execute(strings.Fields(strings.ReplaceAll(c.args, "DIR", w.manifests))...)
+		if status != c.status || !strings.Contains(out, c.want) {
+			t.Errorf("fairlead %s: exit status %d, want %d, and this in the output: %s\n%s", c.args, status, c.status, c.want, out)
+		}
+		if bytes.Contains([]byte(out), []byte("goroutine ")) {
+			t.Errorf("fairlead %s: panics:\n%s", c.args, out)
+		}
+	}
+}
