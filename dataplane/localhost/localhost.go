@@ -62,7 +62,7 @@ type plane struct {
 	known   bool                  // the last call succeeded
 	view    *view                 // of its State; nil: the wrapped plane has that State itself
 	relays  map[model.Key]*relay  // of both scopes, as Any
-	missing keys                  // relays that could not listen
+	missing keys                  // where a relay could not listen, at least once
 	users   map[model.PoolID]keys // relays by their pools
 }
 
@@ -143,7 +143,6 @@ func wants(s *model.State, key model.Key) (id model.PoolID, ok bool) {
 }
 
 func (p *plane) serve(s *model.State, key model.Key) (err error) {
-	delete(p.missing, key)
 	id, ok := wants(s, key)
 	if !ok {
 		p.end(key)

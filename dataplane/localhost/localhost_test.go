@@ -246,10 +246,12 @@ func TestPlane_reachesBackends(t *testing.T) {
 	if got := s.once(web, model.TCP); !strings.HasSuffix(got, " source fd00::c000:201") {
 		t.Errorf("%s, want the node's address", got)
 	}
+	s.state = parse(t, dnsRow+dnsPool)
 	if err := s.plane.Sync(t.Context(), s.state); err != nil {
 		t.Error(err)
 	}
-	s.reaches(web, model.TCP, "pod-a", "pod-b")
+	s.reaches(web, model.TCP, "refused")
+	s.reaches(dns, model.UDP, "pod-a", "pod-b")
 }
 
 func TestPlane_rejects(t *testing.T) {
@@ -359,6 +361,9 @@ func TestPlane_halfClose(t *testing.T) {
 	}()
 	s.must(webRow + "pool default/web:http cluster6\nbackend default/web:http cluster6 " + podA + ":9000")
 	c := s.client(model.TCP, web).(*net.TCPConn)
+	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := c.Write(make([]byte, size)); err != nil {
 		t.Error(err)
 	}

@@ -101,9 +101,6 @@ func (r *relay) use(id model.PoolID, pool model.Pool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.pool = pool
-	if find(pool.Serving(), r.last) < 0 {
-		r.last = netip.AddrPort{}
-	}
 	for client, f := range r.flows {
 		if find(pool.Backends, f.backend) < 0 {
 			f.Close()
