@@ -112,7 +112,7 @@ func explainCommand() *cobra.Command {
 			"and the rule that excludes each other endpoint. Exit status 1: it does not reach a backend.",
 		Example: "  fairlead explain 10.244.1.7 10.96.0.10:53/udp\n" +
 			"  fairlead explain node '[fd00::10]:80' --manifests all.yaml",
-		Args:    cobra.ExactArgs(2),
+		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			return i.explain(c.Context(), iface, args[0], args[1])
 		},
