@@ -241,7 +241,7 @@ func (t *table) loadRanges(c *conn, i int) error {
 	return err
 }
 
-// reserve keeps the numbers found in the kernel from being handed out anew.
+// reserve keeps the numbers found in the kernel from being handed out anew, and counts what is there.
 func (t *table) reserve() {
 	pools, classes, stickies := map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}
 	for number := range t.found.slots {
@@ -253,7 +253,8 @@ func (t *table) reserve() {
 	for h := range t.backends {
 		stickies[h.sticky()] = true
 	}
-	for _, r := range t.rows {
+	for key, r := range t.rows {
+		t.internals += int(key.Scope)
 		if n := r.token.pool(); n != 0 {
 			pools[n] = true
 		}

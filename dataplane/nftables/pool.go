@@ -3,7 +3,6 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -216,18 +215,20 @@ func (t *table) deletePoolElements(p *pool) {
 // arrange puts backends into slots, each as often as its weight asks for, and leaves as many as it
 // can where they were in old.
 func arrange(old []netip.AddrPort, backends []model.Backend) []netip.AddrPort {
-	want, n := shares(backends)
+	left, n := shares(backends)
 	slots := make([]netip.AddrPort, n)
-	left := maps.Clone(want)
 	for i := range min(n, len(old)) {
-		if left[old[i]] > 0 {
+		k, ok := slices.BinarySearchFunc(backends, old[i], func(b model.Backend, a netip.AddrPort) int {
+			return b.AddrPort.Compare(a)
+		})
+		if ok && left[k] > 0 {
 			slots[i] = old[i]
-			left[old[i]]--
+			left[k]--
 		}
 	}
 	i := 0
-	for _, b := range backends {
-		for ; left[b.AddrPort] > 0; left[b.AddrPort]-- {
+	for k, b := range backends {
+		for ; left[k] > 0; left[k]-- {
 			for slots[i].IsValid() {
 				i++
 			}
@@ -241,20 +242,19 @@ func arrange(old []netip.AddrPort, backends []model.Backend) []netip.AddrPort {
 const maxSlots = 1 << 14
 
 // shares is how many slots each backend gets, and how many there are in all.
-func shares(backends []model.Backend) (map[netip.AddrPort]int, int) {
+func shares(backends []model.Backend) (each []int, n int) {
 	divisor, total := 0, 0
 	for _, b := range backends {
 		divisor = gcd(int(b.Weight), divisor)
 		total += int(b.Weight)
 	}
 	scale := max(1, total/max(divisor, 1)/max(maxSlots, len(backends)))
-	want, n := make(map[netip.AddrPort]int, len(backends)), 0
-	for _, b := range backends {
-		share := max(1, int(b.Weight)/divisor/scale)
-		want[b.AddrPort] = share
-		n += share
+	each = make([]int, len(backends))
+	for i, b := range backends {
+		each[i] = max(1, int(b.Weight)/divisor/scale)
+		n += each[i]
 	}
-	return want, n
+	return each, n
 }
 
 func gcd(a, b int) int {

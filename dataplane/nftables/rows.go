@@ -30,6 +30,7 @@ func (t *table) sync(s *model.State) error {
 			t.deleteFrontend(key)
 		}
 	}
+	errs = append(errs, t.structure()) // which depends on whether there are Internal rows
 	t.sweep()
 	return errors.Join(errs...)
 }
@@ -204,6 +205,7 @@ func (t *table) deleteChoices(number uint32, handles []handle) {
 
 // apply makes the steps of a change.
 func (t *table) apply(s *model.State, c model.Change) error {
+	before := t.internals
 	if c.Pods != nil {
 		if err := t.setPods(s); err != nil {
 			return err
@@ -222,6 +224,9 @@ func (t *table) apply(s *model.State, c model.Change) error {
 		t.deletePool(id)
 	}
 	t.sweepClasses()
+	if (t.internals > 0) != (before > 0) {
+		return t.structure()
+	}
 	return nil
 }
 

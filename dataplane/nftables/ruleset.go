@@ -304,7 +304,7 @@ func (t *table) constantChains() []chain {
 			rule{"guards: ranges", all(f.load(f.destination, 0), in("drop-ranges"), drop())},
 			rule{"", all(f.load(f.destination, 0), in("reject-ranges"), goTo(chainReject))},
 		)},
-		{name: chainInternal, rules: []rule{t.dispatch(internalFrontends), {"", all(goTo(chainServices))}}},
+		{name: chainInternal, rules: append(t.dispatchInternal(), rule{"", all(goTo(chainServices))})},
 		{
 			name: "prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, -100},
 			rules: slices.Concat(t.spoofed(), t.fromPods("pods", goTo(chainInternal)), []rule{{"", all(goTo(chainServices))}}),
@@ -342,6 +342,14 @@ func (t *table) dispatch(m int) rule {
 		find(t.sets[m].name), storeMeta(expr.MetaKeyPRIORITY),
 		loadMeta(expr.MetaKeyPRIORITY, 0), bits(^uint32(poolMask), 0),
 		&expr.Lookup{SourceRegister: word(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: "classes"})}
+}
+
+// dispatchInternal spares packets a look into a map that is empty on most nodes.
+func (t *table) dispatchInternal() []rule {
+	if t.internals == 0 {
+		return nil
+	}
+	return []rule{t.dispatch(internalFrontends)}
 }
 
 // fromPods are the rules that send packets of pods to a verdict.

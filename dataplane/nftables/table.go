@@ -18,6 +18,7 @@ type table struct {
 	name          string
 	mark          uint32
 	podInterfaces []string
+	internals     int  // frontends of scope Internal
 	localnet      bool // some frontend is on 127.0.0.0/8
 	localnetIsOn  bool
 
@@ -164,6 +165,9 @@ func (t *table) setToken(key model.Key, c class, p *pool) error {
 		now = newToken(id, p.number)
 	}
 	old, replaces := t.rows[key]
+	if !replaces {
+		t.internals += int(key.Scope)
+	}
 	t.rows[key] = row{token: now, pool: p, allow: old.allow}
 	old.unlink(key, p)
 	t.unuse(old)
@@ -200,6 +204,7 @@ func (t *table) deleteFrontend(key model.Key) {
 	t.replace(sources+int(key.Scope), t.encodeSources(key, old.allow), nil)
 	old.unlink(key, nil)
 	t.unuse(old)
+	t.internals -= int(key.Scope)
 	delete(t.rows, key)
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,7 +33,20 @@ type transaction struct {
 }
 
 func (t *transaction) begin(verb, flags uint16, table *table) {
+	t.steps, t.b = double(t.steps, 1), double(t.b, maxStep)
 	t.steps = append(t.steps, step{verb: verb, flags: flags, table: table, from: len(t.b)})
+}
+
+// maxStep is about what the attributes of one step take.
+const maxStep = 256
+
+// double makes room for n more elements or, if there is none, for as many again. (Where append makes
+// room it is for a quarter of them: long slices leave four times what they hold as garbage.)
+func double[T any](s []T, n int) []T {
+	if cap(s)-len(s) >= n {
+		return s
+	}
+	return slices.Grow(s, len(s)+n)
 }
 
 func (t *transaction) end() { t.steps[len(t.steps)-1].to = len(t.b) }
