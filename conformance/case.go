@@ -192,3 +192,19 @@ func (c *testCase) inFamily(addrs ...string) []netip.Addr {
 	}
 	return out
 }
+
+// difference lists the lines that only one of two texts has.
+func difference(want, have string) string {
+	var out strings.Builder
+	for _, line := range lines(want) {
+		if !slices.Contains(lines(have), line) {
+			fmt.Fprintln(&out, "missing:", line)
+		}
+	}
+	for _, line := range lines(have) {
+		if !slices.Contains(lines(want), line) {
+			fmt.Fprintln(&out, "surplus:", line)
+		}
+	}
+	return out.String()
+}

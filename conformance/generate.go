@@ -34,7 +34,7 @@ func some[T any](g generator, from ...T) (out []T) {
 
 // options are those of a proxy, in the words of a case.
 func (g generator) options() map[string]string {
-	o := map[string]string{"nodeport-addresses": pick(g, "primary", "all", "192.0.2.96/28")}
+	o := map[string]string{"nodeport-addresses": pick(g, "primary", "all", "192.0.2.96/28", "primary,localhost")}
 	if g.chance(20) {
 		o["masquerade-all"] = "true"
 	}

@@ -110,19 +110,3 @@ func checkProblems(t *testing.T, w *world, want []string) {
 		t.Errorf("problems:\n%s\nshould begin\n%s", strings.Join(have, "\n"), strings.Join(want, "\n"))
 	}
 }
-
-// difference lists the lines that only one of two texts has.
-func difference(want, have string) string {
-	var out strings.Builder
-	for _, line := range lines(want) {
-		if !slices.Contains(lines(have), line) {
-			fmt.Fprintln(&out, "missing:", line)
-		}
-	}
-	for _, line := range lines(have) {
-		if !slices.Contains(lines(want), line) {
-			fmt.Fprintln(&out, "surplus:", line)
-		}
-	}
-	return out.String()
-}

@@ -4,12 +4,19 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/conformance"
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
 )
 
-func TestNFTables(t *testing.T) { conformance.Run(t, "nftables", conntrack.Wrap(nftables.New)) }
+// plane is nftables with all its wrappers, as the daemon runs it.
+func plane(c dataplane.Config) (dataplane.Dataplane, error) {
+	return localhost.Wrap(conntrack.Wrap(nftables.New))(c)
+}
 
-func TestNFTables_random(t *testing.T) { conformance.RunRandom(t, conntrack.Wrap(nftables.New)) }
+func TestNFTables(t *testing.T) { conformance.Run(t, "nftables", plane) }
 
-func TestNFTables_faults(t *testing.T) { conformance.RunFaults(t, conntrack.Wrap(nftables.New)) }
+func TestNFTables_random(t *testing.T) { conformance.RunRandom(t, plane) }
+
+func TestNFTables_faults(t *testing.T) { conformance.RunFaults(t, plane) }
