@@ -13,8 +13,8 @@
 // taken, all others have done their work, and the error says so (dataplane.ErrPartial).
 //
 // An open TCP connection lives on when its backend leaves, its frontend goes or the plane is removed,
-// but it ends with the process. A UDP flow ends with its backend or frontend. KEP-6032 is kube-proxy's
-// like of it, for TCP.
+// but it ends with the process. A UDP flow ends with its backend or frontend. kube-proxy has the like
+// of it for TCP (KEP-6032).
 package localhost
 
 import (
@@ -190,14 +190,15 @@ func (p *plane) end(key model.Key) {
 	}
 }
 
-// Audit implements dataplane.Dataplane.
+// Audit implements dataplane.Dataplane. Of relays it knows those that this process could not make: the
+// relays of another one are not in the kernel to be read.
 func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	view, missing := p.view, p.missing
+	view := p.view
 	if !p.known {
-		view, missing = look(s)
+		view, _ = look(s)
 	}
 	drifts, err := p.Dataplane.Audit(ctx, view.of(s))
-	for key := range missing {
+	for key := range p.missing {
 		if id, ok := wants(s, key); ok && p.relays[key] == nil {
 			object := fmt.Sprintf("listener %s/%s", key.AddrPort(), key.Protocol)
 			drifts = append(drifts, dataplane.Drift{Object: object, Want: "relay to " + id.String()})
