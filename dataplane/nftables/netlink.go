@@ -46,13 +46,23 @@ func dial() (*conn, error) {
 	err = errors.Join(
 		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: timeout}),
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer),
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer))
+		setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer),
+		setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, receiveBuffer))
 	if err != nil {
 		c.close()
-		return nil, fmt.Errorf("set up netlink socket (CAP_NET_ADMIN is needed): %w", err)
+		return nil, fmt.Errorf("set up netlink socket: %w", err)
 	}
 	return c, nil
+}
+
+// setBuffer sets the size of a buffer. The root of a user namespace may not exceed the system's limit
+// (net.core.wmem_max and rmem_max), within which a few hundred Services fit.
+func setBuffer(fd, force, limited, size int) error {
+	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, size)
+	if errors.Is(err, unix.EPERM) {
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, limited, size)
+	}
+	return err
 }
 
 func (c *conn) close() error { return unix.Close(c.fd) }
