@@ -30,6 +30,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -125,7 +126,7 @@ func (b *Bed) addLAN() error {
 		return err
 	}
 	b.places[LAN] = &host{netns: n, addrs: bothAddrs(gatewayAddr)}
-	bridge, err := n.addBridge(lanBridge)
+	bridge, err := n.addBridge(lanBridge, nil)
 	if err != nil {
 		return err
 	}
@@ -166,19 +167,20 @@ func (b *Bed) addMachine(place Place, addrs []netip.Addr) error {
 		}
 	}
 	if b.bridged && place != Outside {
-		return n.addPodBridge()
+		_, err = n.addBridge(podBridge, podGatewayMAC())
 	}
-	return nil
+	return err
 }
 
 // plug connects a namespace to the LAN and returns the index of its eth0.
-func (b *Bed) plug(n *netns, port string, mac []byte) (int, error) {
+func (b *Bed) plug(n *netns, name string, mac net.HardwareAddr) (int, error) {
 	lan := b.places[LAN].netns
 	bridge, err := lan.link.LinkByName(lanBridge)
 	if err != nil {
 		return 0, err
 	}
-	return lan.addVeth(vethSpec{name: port, master: bridge.Attrs().Index, peer: n, mac: mac})
+	_, eth0, err := lan.addVeth(vethSpec{name: name, master: bridge.Attrs().Index, peer: n, far: mac})
+	return eth0, err
 }
 
 // addRoutes leads every range of the plan to where it belongs.

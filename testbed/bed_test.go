@@ -64,7 +64,11 @@ func everybodyReachesEveryPod(t *testing.T, bridged bool, protocols ...model.Pro
 // check makes a probe and compares its outcome's text.
 func check(t *testing.T, b *Bed, from Place, to netip.Addr, port uint16, p model.Protocol, want string) {
 	t.Helper()
-	o, err := b.Probe(t.Context(), Probe{From: from, To: netip.AddrPortFrom(to, port), Protocol: p, Timeout: 5 * time.Second})
+	probe := Probe{From: from, To: netip.AddrPortFrom(to, port), Protocol: p, Timeout: 5 * time.Second}
+	if want == TimedOut.String() {
+		probe.Timeout = 200 * time.Millisecond
+	}
+	o, err := b.Probe(t.Context(), probe)
 	if err != nil || o.String() != want {
 		t.Errorf("%s to %s port %d/%s: %v, %v; want %s", from, to, port, p, o, err, want)
 	}
@@ -214,7 +218,7 @@ func TestBed_Do(t *testing.T) {
 		t.Errorf("the node's links are %v, %v; want eth0 only", names, err)
 	}
 	boom := errors.New("boom")
-	if err := b.Do(Node, func() error { return boom }); err != boom {
+	if err := b.Do(Node, func() error { return boom }); !errors.Is(err, boom) {
 		t.Errorf("Do returned %v, want its function's error", err)
 	}
 	if err := b.Do(Node, func() error { runtime.Goexit(); return nil }); err == nil {

@@ -1,7 +1,6 @@
 package testbed
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -17,44 +16,45 @@ type vethSpec struct {
 	name   string
 	master int // index of the bridge that gets this end; 0: none
 	peer   *netns
-	mac    net.HardwareAddr // of eth0; nil: random
+	near   net.HardwareAddr // of this end; nil: random
+	far    net.HardwareAddr // of eth0; nil: random
 }
 
-// addVeth lays a cable and returns the index of the far end, eth0. Both ends are up.
-func (n *netns) addVeth(v vethSpec) (int, error) {
+// addVeth lays a cable and returns the indexes of its ends. Both are up and carry packets.
+func (n *netns) addVeth(v vethSpec) (near, far int, err error) {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MasterIndex, attrs.Flags = v.name, v.master, net.FlagUp
+	attrs.Name, attrs.MasterIndex, attrs.HardwareAddr, attrs.Flags = v.name, v.master, v.near, net.FlagUp
 	link := &netlink.Veth{
 		LinkAttrs:        attrs,
 		PeerName:         "eth0",
-		PeerHardwareAddr: v.mac,
+		PeerHardwareAddr: v.far,
 		PeerNamespace:    netlink.NsFd(v.peer.file.Fd()),
 	}
 	if err := n.link.LinkAdd(link); err != nil {
-		return 0, fmt.Errorf("add interface %s: %w", v.name, err)
+		return 0, 0, fmt.Errorf("add interface %s: %w", v.name, err)
 	}
 	if v.master != 0 {
 		// Where br_netfilter is loaded, the bridge itself carries a pod's redirected packet back to it.
 		if err := n.link.LinkSetHairpin(link, true); err != nil {
-			return 0, fmt.Errorf("set hairpin mode of %s: %w", v.name, err)
+			return 0, 0, fmt.Errorf("set hairpin mode of %s: %w", v.name, err)
 		}
 	}
 	eth0, err := v.peer.link.LinkByName("eth0")
 	if err != nil {
-		return 0, fmt.Errorf("find eth0: %w", err)
+		return 0, 0, fmt.Errorf("find eth0: %w", err)
 	}
 	if err := v.peer.link.LinkSetUp(eth0); err != nil {
-		return 0, fmt.Errorf("set eth0 up: %w", err)
+		return 0, 0, fmt.Errorf("set eth0 up: %w", err)
 	}
 	for _, index := range []int{link.Index, v.master} {
 		if index == 0 {
 			continue
 		}
 		if err := n.awaitCarrier(index); err != nil {
-			return 0, fmt.Errorf("set interface %s up: %w", v.name, err)
+			return 0, 0, fmt.Errorf("set interface %s up: %w", v.name, err)
 		}
 	}
-	return eth0.Attrs().Index, nil
+	return link.Index, eth0.Attrs().Index, nil
 }
 
 // awaitCarrier returns when an interface carries packets. The kernel's link watch makes it do so some
@@ -68,24 +68,14 @@ func (n *netns) awaitCarrier(index int) error {
 }
 
 // addBridge makes a bridge that is up and knows no timers: ports forward at once.
-func (n *netns) addBridge(name string) (int, error) {
+func (n *netns) addBridge(name string, mac net.HardwareAddr) (int, error) {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Flags = name, net.FlagUp
+	attrs.Name, attrs.HardwareAddr, attrs.Flags = name, mac, net.FlagUp
 	bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: new(bool)}
 	if err := n.link.LinkAdd(bridge); err != nil {
 		return 0, fmt.Errorf("add bridge %s: %w", name, err)
 	}
 	return bridge.Index, nil
-}
-
-// addPodBridge makes cbr0. Like the interface of a single pod it has the address that pods use as
-// gateway and no other, so that the node's own packets to pods carry its primary address.
-func (n *netns) addPodBridge() error {
-	index, err := n.addBridge(podBridge)
-	if err != nil {
-		return err
-	}
-	return n.addAddr(index, podGateway())
 }
 
 // addAddr gives an interface an address that can be used at once.
@@ -145,11 +135,41 @@ func (n *netns) routeDirect(to netip.Prefix, index int) error {
 	return n.addRoute(netlink.Route{Dst: ipNet(to), LinkIndex: index, Scope: scope})
 }
 
-// unroute undoes routeDirect, also where it was never done.
-func (n *netns) unroute(to netip.Prefix) error {
-	err := n.link.RouteDel(&netlink.Route{Dst: ipNet(to)})
+// port is an interface of a namespace.
+type port struct {
+	*netns
+	index int
+}
+
+// reach leads an address to the port behind which it is. The permanent neighbour entry saves the
+// asking, and a place in the kernel's neighbour table, which for all namespaces together has one
+// for each of 1024 others (net.ipv4.neigh.default.gc_thresh3).
+func (p port) reach(a netip.Addr, mac net.HardwareAddr) error {
+	if err := p.setNeighbour(a, mac); err != nil {
+		return err
+	}
+	return p.routeDirect(hostPrefix(a), p.index)
+}
+
+func (p port) setNeighbour(a netip.Addr, mac net.HardwareAddr) error {
+	neighbour := netlink.Neigh{
+		LinkIndex: p.index, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac,
+	}
+	if err := p.link.NeighSet(&neighbour); err != nil {
+		return fmt.Errorf("set neighbour %s: %w", a, err)
+	}
+	return nil
+}
+
+// forget undoes reach, also where it was never done.
+func (p port) forget(a netip.Addr) error {
+	err := p.link.RouteDel(&netlink.Route{Dst: ipNet(hostPrefix(a))})
 	if err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("delete route to %s: %w", to, err)
+		return fmt.Errorf("delete route to %s: %w", a, err)
+	}
+	err = p.link.NeighDel(&netlink.Neigh{LinkIndex: p.index, IP: a.AsSlice()})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("delete neighbour %s: %w", a, err)
 	}
 	return nil
 }
@@ -159,21 +179,25 @@ func (n *netns) routeNowhere(to netip.Prefix) error {
 	return n.addRoute(netlink.Route{Dst: ipNet(to), Type: unix.RTN_UNREACHABLE})
 }
 
-// routeDefault leads everything of one family to a link-local IPv6 gateway. IPv4 can do that since
-// Linux 5.2; it saves a pod's node an IPv4 address for its side of the cable.
-func (n *netns) routeDefault(v6 bool, index int) error {
-	r := netlink.Route{Dst: ipNet(anyPrefix(v6)), LinkIndex: index}
-	gateway := podGateway().Addr().AsSlice()
+// routeDefault leads everything of one family to the node, on its side of a pod's cable. There it
+// has no address, so that what it sends to pods carries its primary one; a link-local address and a
+// neighbour entry stand for it, also in IPv4, which can do that since Linux 5.2.
+func (p port) routeDefault(v6 bool) error {
+	gateway := podGateway().AsSlice()
+	r := netlink.Route{Dst: ipNet(anyPrefix(v6)), LinkIndex: p.index}
 	if v6 {
 		r.Gw = gateway
 	} else {
 		r.Via = &netlink.Via{AddrFamily: unix.AF_INET6, Addr: gateway}
 	}
-	return n.addRoute(r)
+	return p.addRoute(r)
 }
 
-// podGateway is the address of a node on the interfaces of its pods.
-func podGateway() netip.Prefix { return netip.MustParsePrefix("fe80::1/64") }
+// podGateway stands for the node in its pods.
+func podGateway() netip.Addr { return netip.MustParseAddr("fe80::1") }
+
+// podGatewayMAC is the hardware address of every interface on which a node has pods.
+func podGatewayMAC() net.HardwareAddr { return net.HardwareAddr{0xee, 0xee, 0xee, 0xee, 0xee, 0xee} }
 
 // linkLocal is a link-local address that belongs to an address.
 func linkLocal(a netip.Addr) netip.Prefix {
@@ -181,13 +205,6 @@ func linkLocal(a netip.Addr) netip.Prefix {
 	last := a.As16()
 	copy(ll[12:], last[12:])
 	return netip.PrefixFrom(netip.AddrFrom16(ll), 64)
-}
-
-// macOf is a hardware address that belongs to an address, so that a neighbour entry stays right when
-// a pod is replaced by one with the same address.
-func macOf(a netip.Addr) net.HardwareAddr {
-	last := a.As16()
-	return binary.BigEndian.AppendUint32([]byte{0x0a, 0x58}, binary.BigEndian.Uint32(last[12:]))
 }
 
 func anyPrefix(v6 bool) netip.Prefix {

@@ -154,10 +154,14 @@ func thread(f func()) {
 type sysctl struct{ path, value string }
 
 func (s sysctl) write() error {
-	if err := os.WriteFile("/proc/sys/net/"+s.path, []byte(s.value+"\n"), 0); err != nil {
-		return fmt.Errorf("set sysctl: %w (is /proc/sys mounted read-only?)", err)
+	err := os.WriteFile("/proc/sys/net/"+s.path, []byte(s.value+"\n"), 0)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("set sysctl: %w: this kernel lacks IPv6 or is too old", err)
 	}
-	return nil
+	return fmt.Errorf("set sysctl: %w: /proc/sys must be mounted writable", err)
 }
 
 // hostSysctls suit every place.

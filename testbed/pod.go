@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -44,15 +45,18 @@ type Pod struct {
 type pod struct {
 	Pod
 	spec    PodSpec
-	host    *host    // its namespace, or its node's with HostNetwork
-	port    string   // what its cable is called on the other end; empty: it has none
-	routed  []*netns // who has routes to its addresses
+	host    *host  // its namespace, or its node's with HostNetwork
+	cable   string // name of its other end; empty: it has none
+	routed  []port // behind which others find its addresses
 	servers map[PodPort]*server
 }
 
 // AddPod starts a pod. It returns when the pod's addresses can be reached and its ports answer. An
 // error leaves nothing behind.
-func (b *Bed) AddPod(_ context.Context, s PodSpec) (*Pod, error) {
+func (b *Bed) AddPod(ctx context.Context, s PodSpec) (*Pod, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p, err := b.newPod(s)
@@ -137,60 +141,52 @@ func (b *Bed) connect(p *pod) error {
 // connectNode hangs a pod on its node. It can reach nothing but by way of the node.
 func (b *Bed) connectNode(p *pod) error {
 	node := b.places[p.Node].netns
-	cable := vethSpec{name: podInterface("cali", p.Name), peer: p.host.netns, mac: macOf(p.Addrs[0])}
-	p.Interface = cable.name
+	p.cable = podInterface("cali", p.Name)
+	p.Interface = p.cable
+	cable := vethSpec{near: podGatewayMAC(), far: p.mac(), peer: p.host.netns}
 	if b.bridged {
 		bridge, err := node.link.LinkByName(podBridge)
 		if err != nil {
 			return err
 		}
-		cable.name, cable.master = podInterface("veth", p.Name), bridge.Attrs().Index
-		p.Interface = podBridge
+		p.cable, p.Interface = podInterface("veth", p.Name), podBridge
+		cable.near, cable.master = nil, bridge.Attrs().Index
 	}
-	p.port = cable.name
-	eth0, err := node.addVeth(cable)
+	cable.name = p.cable
+	near, far, err := node.addVeth(cable)
 	if err != nil {
 		return err
 	}
-	link, err := node.link.LinkByName(p.Interface)
-	if err != nil {
+	if b.bridged {
+		near = cable.master
+	}
+	p.routed = []port{{node, near}}
+	eth0 := port{p.host.netns, far}
+	if err := eth0.setNeighbour(podGateway(), podGatewayMAC()); err != nil {
 		return err
 	}
-	near := link.Attrs().Index
-	if !b.bridged {
-		if err := node.addAddr(near, podGateway()); err != nil {
-			return err
-		}
-	}
-	p.routed = []*netns{node}
-	return p.configure(eth0, func(a netip.Addr) error {
-		return errors.Join(node.routeDirect(hostPrefix(a), near), p.host.routeDefault(a.Is6(), eth0))
-	})
+	return p.configure(far, func(a netip.Addr) error { return eth0.routeDefault(a.Is6()) })
 }
 
 // connectLAN puts a host on the LAN, whatever its addresses are, and tells everybody there.
 func (b *Bed) connectLAN(p *pod) error {
-	p.port = podInterface("host", p.Name)
-	eth0, err := b.plug(p.host.netns, p.port, macOf(p.Addrs[0]))
+	p.cable = podInterface("host", p.Name)
+	eth0, err := b.plug(p.host.netns, p.cable, p.mac())
 	if err != nil {
 		return err
 	}
-	neighbours := map[*netns]int{}
-	for place, port := range map[Place]string{LAN: lanBridge, Node: "eth0", NodeB: "eth0", Outside: "eth0"} {
+	for place, name := range map[Place]string{LAN: lanBridge, Node: "eth0", NodeB: "eth0", Outside: "eth0"} {
 		n := b.places[place].netns
-		link, err := n.link.LinkByName(port)
+		link, err := n.link.LinkByName(name)
 		if err != nil {
 			return err
 		}
-		neighbours[n] = link.Attrs().Index
-		p.routed = append(p.routed, n)
+		p.routed = append(p.routed, port{n, link.Attrs().Index})
+	}
+	if err := p.host.addAddr(eth0, linkLocal(p.Addrs[0])); err != nil {
+		return err
 	}
 	return p.configure(eth0, func(a netip.Addr) error {
-		for n, index := range neighbours {
-			if err := n.routeDirect(hostPrefix(a), index); err != nil {
-				return err
-			}
-		}
 		if err := p.host.routeDirect(lanOf(a), eth0); err != nil {
 			return err
 		}
@@ -198,11 +194,8 @@ func (b *Bed) connectLAN(p *pod) error {
 	})
 }
 
-// configure gives the pod's eth0 its addresses and calls route for each of them.
+// configure gives the pod's eth0 its addresses, calls route for each of them, and tells others.
 func (p *pod) configure(eth0 int, route func(netip.Addr) error) error {
-	if err := p.host.addAddr(eth0, linkLocal(p.Addrs[0])); err != nil {
-		return err
-	}
 	for _, a := range p.Addrs {
 		if err := p.host.addAddr(eth0, hostPrefix(a)); err != nil {
 			return err
@@ -210,8 +203,19 @@ func (p *pod) configure(eth0 int, route func(netip.Addr) error) error {
 		if err := route(a); err != nil {
 			return err
 		}
+		for _, other := range p.routed {
+			if err := other.reach(a, p.mac()); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+// mac is the hardware address of a pod, which belongs to its first address.
+func (p *pod) mac() net.HardwareAddr {
+	last := p.Addrs[0].As16()
+	return append(net.HardwareAddr{0x0a, 0x58}, last[12:]...)
 }
 
 // podInterface is the name of the far end of a pod's cable. Names of interfaces are at most 15 long.
@@ -266,15 +270,13 @@ func (b *Bed) removePod(p *pod) error {
 // namespace, but later.
 func (b *Bed) unplug(p *pod) error {
 	var errs []error
-	for _, n := range p.routed {
+	for _, other := range p.routed {
 		for _, a := range p.Addrs {
-			errs = append(errs, n.unroute(hostPrefix(a)))
+			errs = append(errs, other.forget(a))
 		}
 	}
-	link, err := b.places[p.Node].link.LinkByName(p.port)
-	if err == nil { // else it was never laid
-		err = b.places[p.Node].link.LinkDel(link)
-		errs = append(errs, err)
+	if link, err := b.places[p.Node].link.LinkByName(p.cable); err == nil { // else it was never laid
+		errs = append(errs, b.places[p.Node].link.LinkDel(link))
 	}
 	return errors.Join(errs...)
 }

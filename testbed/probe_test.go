@@ -235,29 +235,61 @@ func TestCommand_endsWithItsPlace(t *testing.T) {
 	}
 }
 
-// An ordinary user's program gets a cluster by way of a user namespace.
+// An ordinary user's program gets a cluster by way of a user namespace, and its exit status comes out.
 func TestReexec(t *testing.T) {
 	if os.Getenv(reexeced) != "" {
 		t.Skip("this process is the proof: it is in a user namespace")
 	}
+	c := helperCommand(t, "probe")
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := c.CombinedOutput()
+	if strings.Contains(string(out), "ALL TESTS SKIPPED") {
+		t.Skipf("%s", out)
+	}
+	var exit *exec.ExitError
+	if want := "uid 0 saw a source 192.0.2.9\n"; string(out) != want || !errors.As(err, &exit) || exit.ExitCode() != 7 {
+		t.Errorf("got %q, %v; want %q and status 7", out, err, want)
+	}
+}
+
+// A killed program leaves nothing that could keep its cluster: its commands die with it.
+func TestBed_killedProgram(t *testing.T) {
+	c := helperCommand(t, "sleep")
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(out)
+	line, err := lines.ReadString('\n')
+	if err != nil || line != "a command is running\n" {
+		t.Fatalf("the helper says %q, %v", line, err)
+	}
+	if err := c.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	// The command has the other end of the pipe as well, which therefore ends with it.
+	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 {
+		t.Errorf("read %q, %v", rest, err)
+	}
+	_ = c.Wait() // it was killed
+}
+
+// helperCommand is this test binary as a program of its own.
+func helperCommand(t *testing.T, what string) *exec.Cmd {
+	t.Helper()
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer self.Close()
-	c := exec.CommandContext(t.Context(), "/proc/self/fd/3") // its path may be closed to others
+	t.Cleanup(func() { self.Close() })
+	c := exec.CommandContext(t.Context(), "/proc/self/fd/3") // its path may be closed to other users
 	c.Dir = "/"
-	c.Env = append(os.Environ(), helper+"=1")
+	c.Env = append(os.Environ(), helper+"="+what)
 	c.ExtraFiles = []*os.File{self}
-	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	out, err := c.CombinedOutput()
-	var exit *exec.ExitError
-	if strings.Contains(string(out), "ALL TESTS SKIPPED") {
-		t.Skipf("%s", out)
-	}
-	if want := "uid 0 saw a source 192.0.2.9\n"; string(out) != want || !errors.As(err, &exit) || exit.ExitCode() != 7 {
-		t.Errorf("got %q, %v; want %q and status 7", out, err, want)
-	}
+	return c
 }
 
 func helperMain() int {
@@ -268,6 +300,12 @@ func helperMain() int {
 		return 1
 	}
 	defer b.Close()
+	if os.Getenv(helper) == "sleep" {
+		c := b.Command(ctx, Node, "sh", "-c", "echo a command is running; exec sleep 1000")
+		c.Stdout = os.Stdout
+		fmt.Println(c.Run())
+		return 1
+	}
 	o, err := b.Probe(ctx, Probe{From: Outside, To: netip.AddrPortFrom(b.Addr("a", false), 80)})
 	if err != nil {
 		fmt.Println(err)

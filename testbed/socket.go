@@ -161,6 +161,9 @@ func (b *Bed) Dial(ctx context.Context, from Place, p model.Protocol, to netip.A
 	}
 	defer f.Close() // FileConn duplicates it
 	c, err := net.FileConn(f)
+	if tcp, ok := c.(*net.TCPConn); ok {
+		err = tcp.SetLinger(-1) // unlike a probe's, this connection ends in the ordinary way
+	}
 	if err != nil {
 		return nil, fmt.Errorf("testbed: %s to %s/%s: %w", from, to, p, err)
 	}

@@ -6,9 +6,10 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
@@ -18,14 +19,23 @@ import (
 type service struct {
 	object
 	corev1.Service
+	pods  []*pod                       // that it selects
+	given []*discoveryv1.EndpointSlice // by the manifests, if it selects none
 }
 
 func (s *service) headless() bool { return s.Spec.ClusterIP == corev1.ClusterIPNone }
 
 // selects reports whether a pod is an endpoint of the Service.
 func (s *service) selects(p *pod) bool {
-	return len(s.Spec.Selector) > 0 && p.namespace == s.object.namespace && p.spec != nil &&
-		labels.SelectorFromSet(s.Spec.Selector).Matches(p.labels)
+	if len(s.Spec.Selector) == 0 || p.namespace != s.object.namespace {
+		return false
+	}
+	for k, v := range s.Spec.Selector {
+		if value, ok := p.labels[k]; !ok || value != v {
+			return false
+		}
+	}
+	return true
 }
 
 // targets are the ports of a pod to which the Service leads.
@@ -51,6 +61,8 @@ type nodePort struct {
 	port     int32
 }
 
+func (p nodePort) String() string { return fmt.Sprintf("node port %d/%s", p.port, p.protocol) }
+
 // pool hands out values. Whoever had one gets it again.
 type pool[T comparable] struct {
 	owner map[T]string
@@ -70,7 +82,7 @@ func (p pool[T]) next() pool[T] {
 // take gives away a value that somebody asks for by name.
 func (p *pool[T]) take(v T, who string) error {
 	if owner := p.owner[v]; owner != "" {
-		return fmt.Errorf("%v is taken: %s", v, owner)
+		return fmt.Errorf("%v is that of %s", v, owner)
 	}
 	p.owner[v] = who
 	return nil
@@ -89,7 +101,7 @@ func (p *pool[T]) get(who string, candidates iter.Seq[T]) (T, error) {
 		}
 	}
 	var none T
-	return none, fmt.Errorf("%s: all are taken", who)
+	return none, fmt.Errorf("nothing is left for %s", who)
 }
 
 // allocate does for Services what the API server and a cloud do. What Services ask for comes first.
@@ -100,7 +112,7 @@ func (a *allocations) allocate(in []*service, report reporter) []*service {
 		return slices.DeleteFunc(slices.Clone(in), func(s *service) bool {
 			err := f(s)
 			if err != nil {
-				report(s.object, "%v", err)
+				report(s.object, err)
 			}
 			return err != nil
 		})
@@ -194,7 +206,7 @@ func (s *service) validate() error {
 		errs = append(errs, fmt.Errorf("%s: %v %s", field, value, reason))
 	}
 	if len(s.Spec.Ports) == 0 && !s.headless() && s.Spec.Type != corev1.ServiceTypeExternalName {
-		bad("spec.ports", "", "is empty")
+		bad("spec.ports", "[]", "is empty")
 	}
 	names, ports := map[string]bool{}, map[nodePort]bool{}
 	for i, p := range s.Spec.Ports {
@@ -250,7 +262,9 @@ func (a *allocations) claim(s *service) error {
 }
 
 // user is who has an address or port: a use that a Service makes of it.
-func (s *service) user(use ...any) string { return s.key() + " " + fmt.Sprint(use...) }
+func (s *service) user(use ...any) string {
+	return s.key() + ": " + strings.TrimSpace(fmt.Sprintln(use...))
+}
 
 // fill allocates what is still missing.
 func (a *allocations) fill(s *service) error {

@@ -90,42 +90,55 @@ func (c *Cluster) Apply(ctx context.Context, manifests []Manifest) (*Result, err
 	in := parse(manifests)
 	r := &Result{Skipped: in.skipped, Nodes: c.nodes(), ServiceCIDRs: serviceCIDRs(), Problems: in.problems}
 	services := c.allocate(in.services, r.report)
-	pods := planPods(in, services, r.report)
+	pods := planPods(in.workloads, r.report)
 	for _, s := range services {
-		pods.planHosts(c, s, in.given(s, pods), r.report)
+		s.pods = pods.selected(s)
+		if len(s.pods) == 0 {
+			s.given = in.given(s)
+			pods.planHosts(c, s, r.report)
+		}
 	}
 	if err := c.run(ctx, pods, r.report); err != nil {
 		return nil, err
 	}
 	c.index()
 	for _, s := range services {
-		c.publish(s, in.given(s, pods), r)
+		c.publish(s, r)
 	}
 	for place, p := range c.pods {
 		r.Pods = append(r.Pods, Pod{place, p.namespace, p.name, p.node, p.addrs})
 	}
 	slices.SortFunc(r.Pods, func(a, b Pod) int { return cmp.Compare(a.Place, b.Place) })
+	slices.SortStableFunc(r.Problems, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Document, b.Document), cmp.Compare(a.Object, b.Object))
+	})
 	return r, nil
 }
 
-// report notes a problem with an object.
-func (r *Result) report(o object, format string, args ...any) {
-	r.Problems = append(r.Problems, o.problem(format, args...))
+// report notes what is wrong with an object: each of joined errors is a problem of its own.
+func (r *Result) report(o object, err error) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range joined.Unwrap() {
+			r.report(o, err)
+		}
+		return
+	}
+	r.Problems = append(r.Problems, o.problem(err))
 }
 
 // reporter is Result.report.
-type reporter func(o object, format string, args ...any)
+type reporter func(o object, err error)
 
 // publish adds a Service to the result: its slices, its routes and what there is to probe.
-func (c *Cluster) publish(s *service, given []*discoveryv1.EndpointSlice, r *Result) {
+func (c *Cluster) publish(s *service, r *Result) {
 	r.Services = append(r.Services, &s.Service)
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		r.Notes = append(r.Notes, fmt.Sprintf("%s is a name for %s: nothing to proxy", s.object, s.Spec.ExternalName))
 		return
 	}
-	made := given
-	if len(made) == 0 {
-		made = slicesOf(s, c.pods.selected(s))
+	made := s.given
+	if made == nil {
+		made = slicesOf(s)
 	}
 	r.Slices = append(r.Slices, made...)
 	if s.headless() {
@@ -134,7 +147,7 @@ func (c *Cluster) publish(s *service, given []*discoveryv1.EndpointSlice, r *Res
 	}
 	for _, a := range s.addresses() {
 		if err := c.route(a.addr); err != nil {
-			r.report(s.object, "%v", err)
+			r.report(s.object, err)
 		}
 	}
 	r.Exposures = append(r.Exposures, c.exposures(s, made)...)
@@ -163,13 +176,18 @@ func (c *Cluster) run(ctx context.Context, pods plan, report reporter) error {
 	places := slices.SortedFunc(maps.Keys(pods), func(a, b string) int {
 		return cmp.Or(-cmp.Compare(len(pods[a].wanted), len(pods[b].wanted)), cmp.Compare(a, b))
 	})
+	failed := map[object][]error{}
 	for _, place := range places {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := c.start(ctx, place, pods[place]); err != nil {
-			report(pods[place].object, "%v", err)
+		p := pods[place]
+		if err := c.start(ctx, place, p); err != nil {
+			failed[p.object] = append(failed[p.object], err)
 		}
+	}
+	for o, errs := range failed {
+		report(o, fmt.Errorf("%d of its pods do not run: %w", len(errs), errs[0]))
 	}
 	return nil
 }

@@ -91,28 +91,43 @@ func (c *Cluster) exposures(s *service, made []*discoveryv1.EndpointSlice) []Exp
 }
 
 // backends are the ready endpoints of a Service's port in the family of an address.
-func (c *Cluster) backends(made []*discoveryv1.EndpointSlice, port string, like netip.Addr) []Backend {
+func (c *Cluster) backends(made []*discoveryv1.EndpointSlice, name string, like netip.Addr) []Backend {
 	var all []Backend
 	for _, slice := range made {
 		for _, p := range slice.Ports {
-			if p.Port == nil || (p.Name == nil || *p.Name != port) && (p.Name != nil || port != "") {
+			port, ok := slicePort(p)
+			if !ok || deref(p.Name, "") != name {
 				continue
 			}
-			for _, e := range slice.Endpoints {
-				if e.Conditions.Ready != nil && !*e.Conditions.Ready {
-					continue
-				}
-				for _, text := range e.Addresses {
-					if addr, err := netip.ParseAddr(text); err == nil && addr.Is4() == like.Is4() {
-						to := server{netip.AddrPortFrom(addr, uint16(*p.Port)), slicePortProtocol(p)}
-						all = append(all, Backend{c.servers[to], to.AddrPort})
-					}
-				}
+			for _, addr := range readyAddrs(slice, like) {
+				to := server{netip.AddrPortFrom(addr, port.Port), port.Protocol}
+				all = append(all, Backend{c.servers[to], to.AddrPort})
 			}
 		}
 	}
 	slices.SortFunc(all, func(a, b Backend) int { return a.Addr.Compare(b.Addr) })
-	return slices.CompactFunc(all, func(a, b Backend) bool { return a.Addr == b.Addr })
+	return slices.Compact(all)
+}
+
+// readyAddrs are the addresses of a slice's ready endpoints, if they are of the family of like.
+func readyAddrs(slice *discoveryv1.EndpointSlice, like netip.Addr) []netip.Addr {
+	var all []netip.Addr
+	for _, e := range slice.Endpoints {
+		for _, text := range e.Addresses {
+			addr, err := netip.ParseAddr(text)
+			if err == nil && addr.Is4() == like.Is4() && deref(e.Conditions.Ready, true) {
+				all = append(all, addr)
+			}
+		}
+	}
+	return all
+}
+
+func deref[T any](p *T, otherwise T) T {
+	if p == nil {
+		return otherwise
+	}
+	return *p
 }
 
 // server is where a pod answers.
@@ -121,7 +136,7 @@ type server struct {
 	protocol model.Protocol
 }
 
-// index finds the pod that answers at an address.
+// index notes which pod answers where.
 func (c *Cluster) index() {
 	c.servers = map[server]string{}
 	for place, p := range c.pods {
@@ -131,11 +146,4 @@ func (c *Cluster) index() {
 			}
 		}
 	}
-}
-
-func slicePortProtocol(p discoveryv1.EndpointPort) model.Protocol {
-	if p.Protocol == nil {
-		return model.TCP
-	}
-	return protocolOf(*p.Protocol)
 }

@@ -1,25 +1,28 @@
 package cluster
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
 )
 
 // planHosts gives life to the addresses of EndpointSlices that the manifests have themselves: in the
 // range of a node's pods they are pods there, a machine's are served by its own processes, and all
 // others belong to hosts on the LAN.
-func (pods plan) planHosts(c *Cluster, s *service, given []*discoveryv1.EndpointSlice, report reporter) {
-	for _, slice := range given {
+func (pods plan) planHosts(c *Cluster, s *service, report reporter) {
+	for _, slice := range s.given {
 		for i, e := range slice.Endpoints {
 			for _, text := range e.Addresses {
 				addr, err := netip.ParseAddr(text)
 				if err != nil {
-					report(s.object, "EndpointSlice %s: endpoints[%d].addresses: %q is not an address", slice.Name, i, text)
+					err = fmt.Errorf("EndpointSlice %s: endpoints[%d].addresses: %q is not an address", slice.Name, i, text)
+					report(s.object, err)
 					continue
 				}
 				p := pods.host(c, s, e.TargetRef, addr)
@@ -67,9 +70,21 @@ func (c *Cluster) homeOf(addr netip.Addr) testbed.Place {
 func slicePorts(slice *discoveryv1.EndpointSlice) []testbed.PodPort {
 	var ports []testbed.PodPort
 	for _, p := range slice.Ports {
-		if p.Port != nil {
-			ports = append(ports, testbed.PodPort{Protocol: slicePortProtocol(p), Port: uint16(*p.Port)})
+		if port, ok := slicePort(p); ok {
+			ports = append(ports, port)
 		}
 	}
 	return ports
+}
+
+// slicePort is a port of a slice; false if it is not one that a server can have.
+func slicePort(p discoveryv1.EndpointPort) (testbed.PodPort, bool) {
+	if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
+		return testbed.PodPort{}, false
+	}
+	port := testbed.PodPort{Protocol: model.TCP, Port: uint16(*p.Port)}
+	if p.Protocol != nil {
+		port.Protocol = protocolOf(*p.Protocol)
+	}
+	return port, true
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -82,8 +83,8 @@ func (o object) String() string { return o.kind + " " + o.namespace + "/" + o.na
 // key is namespace/name.
 func (o object) key() string { return o.namespace + "/" + o.name }
 
-func (o object) problem(format string, args ...any) Problem {
-	p := Problem{File: o.file, Document: o.document, Reason: fmt.Sprintf(format, args...)}
+func (o object) problem(err error) Problem {
+	p := Problem{File: o.file, Document: o.document, Reason: err.Error()}
 	if o.kind != "" {
 		p.Object = o.String()
 	}
@@ -101,20 +102,37 @@ type workload struct {
 	status corev1.PodStatus // of a Pod
 }
 
+// order puts workloads first whose pods' names are promised.
+func (w *workload) order() int {
+	switch w.kind {
+	case "Pod":
+		return 0
+	case "StatefulSet":
+		return 1
+	}
+	return 2
+}
+
 // input is what the manifests say.
 type input struct {
 	services  []*service
 	workloads []*workload
-	slices    []*discoveryv1.EndpointSlice
-	mirrored  []*discoveryv1.EndpointSlice // made from Endpoints
-	owners    map[types.UID]bool           // objects that others may name as theirs
+	slices    map[string][]*discoveryv1.EndpointSlice // by Service
+	mirrored  map[string][]*discoveryv1.EndpointSlice // made from Endpoints
+	owners    map[types.UID]bool                      // objects that others may name as theirs
 	seen      map[string]bool
 	skipped   map[string]int
 	problems  []Problem
 }
 
 func parse(manifests []Manifest) *input {
-	in := &input{owners: map[types.UID]bool{}, seen: map[string]bool{}, skipped: map[string]int{}}
+	in := &input{
+		slices:   map[string][]*discoveryv1.EndpointSlice{},
+		mirrored: map[string][]*discoveryv1.EndpointSlice{},
+		owners:   map[types.UID]bool{},
+		seen:     map[string]bool{},
+		skipped:  map[string]int{},
+	}
 	for _, m := range manifests {
 		in.file(m)
 	}
@@ -124,7 +142,10 @@ func parse(manifests []Manifest) *input {
 		owner := metav1.GetControllerOfNoCopy(w)
 		return owner != nil && in.owners[owner.UID]
 	})
-	slices.SortFunc(in.services, func(a, b *service) int { return strings.Compare(a.key(), b.key()) })
+	slices.SortFunc(in.services, func(a, b *service) int { return cmp.Compare(a.key(), b.key()) })
+	slices.SortStableFunc(in.workloads, func(a, b *workload) int {
+		return cmp.Or(cmp.Compare(a.order(), b.order()), cmp.Compare(a.key(), b.key()))
+	})
 	return in
 }
 
@@ -140,7 +161,7 @@ func (in *input) file(m Manifest) {
 			data, err = yaml.YAMLToJSON(text)
 		}
 		if err != nil {
-			in.problems = append(in.problems, o.problem("does not parse: %v", err))
+			in.problems = append(in.problems, o.problem(fmt.Errorf("does not parse: %w", err)))
 			continue
 		}
 		if string(data) != "null" { // only comments
@@ -180,7 +201,7 @@ func (in *input) add(o object, data []byte) {
 		err = in.decode(o, head.APIVersion, data)
 	}
 	if err != nil {
-		in.problems = append(in.problems, o.problem("%v", err))
+		in.problems = append(in.problems, o.problem(err))
 	}
 }
 

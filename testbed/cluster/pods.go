@@ -1,12 +1,14 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -41,41 +43,43 @@ func (p *pod) ready() bool { return p.serving && !p.leaving }
 // plan is which pods must run, by their names in the testbed.
 type plan map[string]*pod
 
-// planPods are the pods of workloads, with a server for each Service that selects them.
-func planPods(in *input, services []*service, report reporter) plan {
+// planPods are the pods of workloads.
+func planPods(workloads []*workload, report reporter) plan {
 	pods := plan{}
-	for _, w := range in.workloads {
+	for _, w := range workloads {
 		replicas, err := w.replicas()
 		if err != nil {
-			report(w.object, "%v", err)
+			report(w.object, err)
 		}
 		for _, p := range replicas {
-			place := placeOf(p.namespace, p.name)
-			if other := pods[place]; other != nil {
-				report(w.object, "its pod %s is one of %s already", p.name, other.object)
+			if pods[p.place()] != nil { // real ones have random names
+				p.name = strings.ToLower(w.kind) + "-" + p.name
+			}
+			if other := pods[p.place()]; other != nil {
+				report(w.object, fmt.Errorf("its pod %s is one of %s already", p.name, other.object))
 				continue
 			}
-			pods[place] = p
-		}
-	}
-	for _, s := range services {
-		for _, p := range pods.selected(s) {
-			p.targets = append(p.targets, s.targets(p)...)
+			pods[p.place()] = p
 		}
 	}
 	return pods
 }
 
-// selected are the pods that a Service selects, in the order of their names.
+// selected are the pods that a Service selects, in the order of their names. They get a server for
+// each of its ports.
 func (pods plan) selected(s *service) []*pod {
 	var selected []*pod
-	for _, place := range slices.Sorted(maps.Keys(pods)) {
-		if p := pods[place]; s.selects(p) {
+	for _, p := range pods {
+		if s.selects(p) {
+			p.targets = append(p.targets, s.targets(p)...)
 			selected = append(selected, p)
 		}
 	}
+	slices.SortFunc(selected, func(a, b *pod) int { return cmp.Compare(a.name, b.name) })
 	return selected
 }
+
+func (p *pod) place() string { return placeOf(p.namespace, p.name) }
 
 // placeOf is what a pod is called in the testbed, where there are no namespaces.
 func placeOf(namespace, name string) string {
@@ -90,6 +94,11 @@ func placeOf(namespace, name string) string {
 
 // replicas are the pods of a workload.
 func (w *workload) replicas() ([]*pod, error) {
+	for _, p := range containerPorts(&w.Spec.Template.Spec) {
+		if p.ContainerPort < 1 || p.ContainerPort > 65535 {
+			return nil, fmt.Errorf("containerPort: %d is not a port", p.ContainerPort)
+		}
+	}
 	where := w.nodes()
 	switch w.kind {
 	case "Pod":
@@ -104,16 +113,15 @@ func (w *workload) replicas() ([]*pod, error) {
 		}
 		return pods, nil
 	}
-	count := int32(1)
+	count, first := int32(1), int32(1)
+	if w.kind == "StatefulSet" {
+		first = 0
+	}
 	if w.Spec.Replicas != nil {
 		count = *w.Spec.Replicas
 	}
 	if count < 0 {
 		return nil, fmt.Errorf("spec.replicas: %d is negative", count)
-	}
-	first := int32(1)
-	if w.kind == "StatefulSet" {
-		first = 0
 	}
 	var pods []*pod
 	for i := range count {
@@ -182,9 +190,7 @@ func (p *pod) listens() []testbed.PodPort {
 	for _, port := range p.targets {
 		all[port] = true
 	}
-	maps.DeleteFunc(all, func(port testbed.PodPort, _ bool) bool {
-		return port.Port == 0 || !testbed.HasProtocol(port.Protocol)
-	})
+	maps.DeleteFunc(all, func(port testbed.PodPort, _ bool) bool { return !testbed.HasProtocol(port.Protocol) })
 	return slices.SortedFunc(maps.Keys(all), comparePorts)
 }
 

@@ -18,16 +18,16 @@ const maxEndpoints = 100
 
 // slicesOf is the endpoint slice controller: for each family of the Service, pods that resolve its
 // ports alike share slices. A Service without pods has an empty slice.
-func slicesOf(s *service, pods []*pod) []*discoveryv1.EndpointSlice {
+func slicesOf(s *service) []*discoveryv1.EndpointSlice {
 	if len(s.Spec.Selector) == 0 {
 		return nil // somebody else writes them
 	}
 	var all []*discoveryv1.EndpointSlice
 	for _, family := range s.Spec.IPFamilies {
 		var made []*discoveryv1.EndpointSlice
-		for _, p := range pods {
+		for _, p := range s.pods {
 			addr := addrOf(p.addrs, family)
-			if !addr.IsValid() {
+			if !addr.IsValid() { // of one family, or not running
 				continue
 			}
 			ports := s.endpointPorts(p)
@@ -137,14 +137,15 @@ func (in *input) addSlice(data []byte) error {
 		slice.Namespace = metav1.NamespaceDefault
 	}
 	slice.ManagedFields = nil
-	in.slices = append(in.slices, &slice)
+	key := slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName]
+	in.slices[key] = append(in.slices[key], &slice)
 	return nil
 }
 
 // addEndpoints takes an Endpoints object and mirrors it, as the mirroring controller does for a
 // Service without selector.
 func (in *input) addEndpoints(o object, data []byte) error {
-	var given corev1.Endpoints //nolint:staticcheck // deprecated in favour of slices, and in use
+	var given corev1.Endpoints
 	if err := json.Unmarshal(data, &given); err != nil {
 		return err
 	}
@@ -163,7 +164,7 @@ func (in *input) addEndpoints(o object, data []byte) error {
 			mirror(slice, subset.Addresses, true)
 			mirror(slice, subset.NotReadyAddresses, false)
 			if len(slice.Endpoints) > 0 {
-				in.mirrored = append(in.mirrored, slice)
+				in.mirrored[o.key()] = append(in.mirrored[o.key()], slice)
 			}
 		}
 	}
@@ -171,7 +172,7 @@ func (in *input) addEndpoints(o object, data []byte) error {
 }
 
 // mirror adds addresses of the slice's family.
-func mirror(slice *discoveryv1.EndpointSlice, addrs []corev1.EndpointAddress, ready bool) { //nolint:staticcheck // see above
+func mirror(slice *discoveryv1.EndpointSlice, addrs []corev1.EndpointAddress, ready bool) {
 	for _, a := range addrs {
 		if addr, err := netip.ParseAddr(a.IP); err == nil && discoveryv1.AddressType(familyOf(addr)) == slice.AddressType {
 			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
@@ -184,22 +185,11 @@ func mirror(slice *discoveryv1.EndpointSlice, addrs []corev1.EndpointAddress, re
 	}
 }
 
-// given are the slices that the manifests themselves have for a Service, if it selects no pod of
-// theirs; those made from Endpoints only if there is no real one.
-func (in *input) given(s *service, pods plan) []*discoveryv1.EndpointSlice {
-	if len(pods.selected(s)) > 0 {
-		return nil
+// given are the slices that the manifests themselves have for a Service; those made from Endpoints
+// only if there is no real one.
+func (in *input) given(s *service) []*discoveryv1.EndpointSlice {
+	if given := in.slices[s.key()]; given != nil {
+		return given
 	}
-	for _, source := range [][]*discoveryv1.EndpointSlice{in.slices, in.mirrored} {
-		var given []*discoveryv1.EndpointSlice
-		for _, e := range source {
-			if e.Namespace == s.Namespace && e.Labels[discoveryv1.LabelServiceName] == s.Name {
-				given = append(given, e)
-			}
-		}
-		if len(given) > 0 {
-			return given
-		}
-	}
-	return nil
+	return in.mirrored[s.key()]
 }
