@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -29,6 +30,9 @@ func RunFaults(t *testing.T, new dataplane.New) {
 		left := k
 		s := sweep{kernel: kernel{bed: bed, new: new, log: logger(t)}}
 		s.fault = func(operation string) error {
+			if !s.armed {
+				return nil
+			}
 			if left--; left != 0 {
 				return nil
 			}
@@ -46,7 +50,10 @@ func RunFaults(t *testing.T, new dataplane.New) {
 }
 
 // sweep is one run of the fault test.
-type sweep struct{ kernel }
+type sweep struct {
+	kernel
+	armed bool // operations count, and one fails
+}
 
 // steady is a Service that no change of the run touches.
 func (*sweep) steady() netip.AddrPort { return netip.MustParseAddrPort("10.96.0.10:80") }
@@ -96,8 +103,6 @@ guard 10.96.0.11/32 reject
 
 // run installs the steady Service, and puts a plane whose calls fail in the place of the one that did.
 func (s *sweep) run(ctx context.Context) error {
-	faults := s.fault
-	s.fault = nil
 	first, err := model.ParseState(steadyRows)
 	if err != nil {
 		return err
@@ -105,16 +110,15 @@ func (s *sweep) run(ctx context.Context) error {
 	if err := errors.Join(s.start(), s.sync(ctx, first)); err != nil {
 		return err
 	}
-	s.fault = faults
+	s.armed = true
 	if err := errors.Join(s.restart(), s.watch(ctx, s.changes)); err != nil {
 		return err
 	}
-	if err := s.stop(ctx); errors.Is(err, errInjected) {
-		return s.stop(ctx) // Remove is idempotent, too
-	} else if err != nil {
+	if err := s.plane.Remove(ctx); err != nil && !errors.Is(err, errInjected) {
 		return err
 	}
-	return nil
+	s.armed = false
+	return s.stop(ctx) // Remove is idempotent, too
 }
 
 // changes goes through the States; after an error it calls Sync, as the engine does.
@@ -162,7 +166,7 @@ func (s *sweep) watch(ctx context.Context, f func(context.Context) error) error 
 			select {
 			case <-done:
 				return nil
-			default:
+			case <-time.After(time.Millisecond):
 			}
 		}
 	})

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -88,11 +89,8 @@ func (k *kernel) ruleset(ctx context.Context) (string, error) {
 
 // stop removes the plane; an error says what it left behind.
 func (k *kernel) stop(ctx context.Context) error {
-	if err := k.plane.Remove(ctx); err != nil {
-		return fmt.Errorf("remove: %w", err)
-	}
-	if err := k.plane.Close(); err != nil {
-		return fmt.Errorf("close: %w", err)
+	if err := errors.Join(k.plane.Remove(ctx), k.plane.Close()); err != nil {
+		return fmt.Errorf("remove and close: %w", err)
 	}
 	left, err := k.ruleset(ctx)
 	if err == nil && left != "" {

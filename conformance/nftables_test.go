@@ -15,8 +15,17 @@ func plane(c dataplane.Config) (dataplane.Dataplane, error) {
 	return localhost.Wrap(conntrack.Wrap(nftables.New))(c)
 }
 
-func TestNFTables(t *testing.T) { conformance.Run(t, "nftables", plane) }
+func TestNFTables(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, "nftables", plane)
+}
 
-func TestNFTables_random(t *testing.T) { conformance.RunRandom(t, plane) }
+func TestNFTables_random(t *testing.T) {
+	t.Parallel()
+	conformance.RunRandom(t, plane)
+}
 
-func TestNFTables_faults(t *testing.T) { conformance.RunFaults(t, plane) }
+func TestNFTables_faults(t *testing.T) {
+	t.Parallel()
+	conformance.RunFaults(t, plane)
+}

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -74,10 +75,15 @@ func parseProbe(line string) (probe, error) {
 	if len(words) != 3 {
 		return p, fmt.Errorf("no question")
 	}
-	if err := p.question(words); err != nil {
+	if err := errors.Join(p.question(words), p.answer(strings.Fields(answer))); err != nil {
 		return p, err
 	}
-	return p, p.answer(strings.Fields(answer))
+	for name, source := range p.sources {
+		if source == "" && p.flow == "" {
+			return p, fmt.Errorf("whom does %s see?", name)
+		}
+	}
+	return p, nil
 }
 
 func (p *probe) question(words []string) (err error) {
@@ -203,7 +209,7 @@ func (p *probe) checkBackends(d model.Decision, backends []model.Backend) error 
 		switch {
 		case !ok:
 			return fmt.Errorf("%s: the model has %s (%s) too", p.line, b, name)
-		case want != seen && want != anyPlace && want != "":
+		case want != seen && want != anyPlace && p.flow == "":
 			return fmt.Errorf("%s: the model says that %s sees %s", p.line, name, seen)
 		}
 	}

@@ -99,7 +99,7 @@ func (f *traffic) checkSource(p *probe, o testbed.Outcome) error {
 	switch {
 	case !ok:
 		return fmt.Errorf("%s answers", o)
-	case place == "" || place == anyPlace || o.Source == f.bed.Addr(place, o.Source.Is6()):
+	case place == anyPlace || o.Source == f.bed.Addr(place, o.Source.Is6()):
 		return nil
 	case place == testbed.Node && isNodeAddr(o.Source):
 		return nil
