@@ -11,6 +11,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
@@ -59,7 +60,7 @@ func newPlane(b *testing.B, bed *testbed.Bed) dataplane.Dataplane {
 	b.Helper()
 	var plane dataplane.Dataplane
 	err := bed.Do(testbed.Node, func() (err error) {
-		plane, err = conntrack.Wrap(nftables.New)(dataplane.Config{})
+		plane, err = localhost.Wrap(conntrack.Wrap(nftables.New))(dataplane.Config{})
 		return err
 	})
 	if err != nil {
