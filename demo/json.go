@@ -1,0 +1,49 @@
+package demo
+
+import "encoding/json"
+
+// way is a trial for machines.
+type way struct {
+	Service  string         `json:"service"` // namespace/name
+	Port     string         `json:"port"`    // name, or number if it has none
+	Kind     string         `json:"kind"`
+	Address  string         `json:"address"` // address:port
+	Protocol string         `json:"protocol"`
+	From     string         `json:"from"`
+	Tried    bool           `json:"tried"`
+	Fault    string         `json:"fault,omitempty"` // empty: all is as it should be
+	Note     string         `json:"note,omitempty"`  // why no pod answers
+	Answers  map[string]int `json:"answers,omitempty"`
+	Source   string         `json:"source,omitempty"`      // whose address pods see: kept or node's
+	Times    float64        `json:"timesDirect,omitempty"` // how many times as long as to the pod itself
+}
+
+// printJSON tells machines what the text tells people.
+func (d *demo) printJSON() error {
+	out := struct {
+		Ways     []way          `json:"ways"`
+		Faults   []string       `json:"faults"`   // those of ways, and of what came after them
+		Problems []string       `json:"problems"` // of manifests
+		Notes    []string       `json:"notes"`
+		Skipped  map[string]int `json:"skipped"` // objects by kind
+	}{
+		Ways: []way{}, Faults: append([]string{}, d.faults...), Problems: []string{},
+		Notes: append([]string{}, d.result.Notes...), Skipped: d.result.Skipped,
+	}
+	for _, p := range d.problems {
+		out.Problems = append(out.Problems, p.Error())
+	}
+	for _, t := range d.trials {
+		w := way{
+			Service: t.Service, Port: t.Port, Kind: string(t.Kind), Address: t.To.String(), Protocol: t.Protocol.String(),
+			From: string(t.from), Tried: t.tried, Fault: t.fault, Note: t.note, Answers: t.answers, Times: t.slower(),
+		}
+		if len(t.answers) > 0 {
+			w.Source = t.seen()
+		}
+		out.Ways = append(out.Ways, w)
+	}
+	e := json.NewEncoder(d.Out)
+	e.SetIndent("", "  ")
+	return e.Encode(out)
+}
