@@ -21,11 +21,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -216,7 +216,6 @@ func (d *demo) trial(ctx context.Context, e cluster.Exposure, from testbed.Place
 		t.iface = "eth0"
 	}
 	t.spec = d.service(e.Service)
-	slices.SortFunc(t.Backends, func(a, b cluster.Backend) int { return strings.Compare(a.Place, b.Place) })
 	for _, p := range d.result.Pods {
 		t.here = t.here || p.Node == testbed.Node && slices.ContainsFunc(e.Backends, func(b cluster.Backend) bool {
 			return b.Place == p.Place
@@ -229,6 +228,12 @@ func (d *demo) trial(ctx context.Context, e cluster.Exposure, from testbed.Place
 	for _, b := range t.want.Backends {
 		t.backends[d.podAt(e, b.Backend)] = b
 	}
+	t.pods = slices.Collect(maps.Keys(t.backends))
+	for _, b := range e.Backends {
+		t.pods = append(t.pods, b.Place)
+	}
+	slices.Sort(t.pods)
+	t.pods = slices.Compact(t.pods)
 	return t, nil
 }
 

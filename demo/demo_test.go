@@ -208,14 +208,22 @@ func TestRun_badInput(t *testing.T) {
 	}
 }
 
-// A proxy that does not serve node ports, as told here, is found out.
+// A proxy that does not serve node ports, as told here, is found out. That it has warned is shown.
 func TestRun_wrongProxy(t *testing.T) {
 	proxy := []string{fairlead, "run", "--nodeport-addresses", "192.0.2.77/32"}
-	out, err := runDemo(t.Context(), t, proxy, write(t, web))
+	manifests := web
+	for _, name := range []string{"first", "second"} {
+		manifests += "---\napiVersion: v1\nkind: Service\nmetadata: {name: " + name + "}\n" +
+			"spec: {externalIPs: [198.51.100.5], selector: {app: web}, ports: [{port: 80}]}\n"
+	}
+	out, err := runDemo(t.Context(), t, proxy, write(t, manifests))
 	if !errors.Is(err, ErrFault) {
 		t.Errorf("error %v", err)
 	}
-	for _, part := range []string{"WRONG: expected: forward", "5 ways tried", "3 NOT as they should be", "web NodePort 192.0.2.1:30080/tcp from outside: expected"} {
+	for _, part := range []string{
+		"WRONG: expected: forward", "12 ways tried", "3 NOT as they should be", "taken by default/first, which was first",
+		"web NodePort 192.0.2.1:30080/tcp from outside: expected", "the proxy has to say", "belongs to Service default/first",
+	} {
 		if !strings.Contains(out, part) {
 			t.Errorf("it does not say %q", part)
 		}

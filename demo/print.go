@@ -97,17 +97,13 @@ func (t *trial) title() string {
 	if len(t.spec.Spec.Ports) > 1 {
 		title += " " + t.Port
 	}
-	var pods []string
-	for _, b := range t.Backends {
-		pods = append(pods, strings.TrimPrefix(b.Place, t.spec.Namespace+"/"))
-	}
 	switch {
-	case len(pods) == 0:
-		return title + ": no ready pod"
-	case len(pods) > shownPods:
-		return fmt.Sprintf("%s: %d pods", title, len(pods))
+	case len(t.pods) == 0:
+		return title + ": no pod"
+	case len(t.pods) > shownPods:
+		return fmt.Sprintf("%s: %d pods", title, len(t.pods))
 	}
-	return title + ": " + strings.Join(pods, ", ")
+	return title + ": " + strings.ReplaceAll(strings.Join(t.pods, ", "), t.spec.Namespace+"/", "")
 }
 
 // outcome is what is to be said about a trial.
@@ -134,8 +130,8 @@ func (t *trial) seen() string {
 // connections are the counts of the pods in the title; of many pods, the least and the most.
 func (t *trial) connections() string {
 	var counts []int
-	for _, b := range t.Backends {
-		counts = append(counts, t.answers[b.Place])
+	for _, pod := range t.pods {
+		counts = append(counts, t.answers[pod])
 	}
 	if len(counts) > shownPods {
 		return fmt.Sprintf("%d to %d each", slices.Min(counts), slices.Max(counts))
@@ -183,11 +179,15 @@ func (d *demo) printSummary() {
 }
 
 func (d *demo) printFaults() {
-	for i, f := range d.faults {
-		if i == 0 {
-			d.printf("\nNot as it should be:\n")
-		}
+	if len(d.faults) == 0 {
+		return
+	}
+	d.printf("\nNot as it should be:\n")
+	for _, f := range d.faults {
 		d.printf("  %s\n", f)
+	}
+	if warnings := d.proxy.warnings(); len(warnings) > 0 {
+		d.printf("What the proxy has to say:\n  %s\n", strings.Join(warnings, "\n  "))
 	}
 }
 

@@ -1,7 +1,6 @@
 package demo
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +11,8 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/engine"
@@ -174,12 +175,27 @@ func (p *proxy) explain(ctx context.Context, t *trial) (x service.Explanation, e
 	return x, json.Unmarshal(answer, &x)
 }
 
+// manyLines are more than anybody wants to read.
+const manyLines = 20
+
 // tail is the end of the log.
 func (p *proxy) tail() string {
+	lines := p.lines()
+	return strings.Join(lines[max(0, len(lines)-manyLines):], "\n")
+}
+
+// warnings are the first lines of the log that say what is wrong.
+func (p *proxy) warnings() []string {
+	lines := slices.DeleteFunc(p.lines(), func(line string) bool {
+		return !strings.Contains(line, " level=WARN ") && !strings.Contains(line, " level=ERROR ")
+	})
+	return lines[:min(len(lines), manyLines)]
+}
+
+func (p *proxy) lines() []string {
 	text, err := os.ReadFile(p.log)
 	if err != nil {
-		return err.Error()
+		return []string{err.Error()}
 	}
-	lines := bytes.SplitAfter(text, []byte("\n"))
-	return string(bytes.Join(lines[max(0, len(lines)-20):], nil))
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }

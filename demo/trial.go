@@ -58,6 +58,7 @@ type trial struct {
 
 	want     service.Explanation
 	backends map[string]service.Chance // the wanted ones, by pod
+	pods     []string                  // these, and others that are ready; sorted
 
 	tried   bool
 	note    string         // why nobody answers, or is asked; empty: pods answer
@@ -232,11 +233,15 @@ func (t *trial) connect(ctx context.Context, bed *testbed.Bed) error {
 // both sides, and any of them, so that none is woken for the Service only.
 func (t *trial) compare(ctx context.Context, bed *testbed.Bed) error {
 	n := rand.IntN(len(t.through))
-	for _, b := range t.Backends {
-		if n -= t.answers[b.Place]; n >= 0 {
+	for _, pod := range t.pods {
+		if n -= t.answers[pod]; n >= 0 {
 			continue
 		}
-		o, err := bed.Probe(ctx, t.probe(b.Addr, answerTime))
+		to, err := netip.ParseAddrPort(t.backends[pod].Backend)
+		if err != nil {
+			return fmt.Errorf("the proxy's explanation: %w", err)
+		}
+		o, err := bed.Probe(ctx, t.probe(to, answerTime))
 		if err == nil && o.Result == testbed.Answered {
 			t.direct = append(t.direct, o.RTT)
 		}
