@@ -18,13 +18,12 @@ import (
 	"fairlead.dev/fairlead/testbed"
 )
 
-// perSlice is how many connections a slice opens, after warmUp others. All of them fit into the
-// backlog of the server, which accepts them when the slice is over: while the client measures, it has
-// the processor for itself.
+// A slice opens batches of connections; the first one warms up and does not count. A batch fits into
+// the backlog of a server (and its datagrams into the buffer), which takes it when the batch is over:
+// while the client measures, it has the processor for itself.
 const (
-	perSlice = 1000
-	warmUp   = 100
-	backlog  = 4096
+	perBatch = 100
+	batches  = 10
 )
 
 // servers are the pods to which all Services of this benchmark lead.
@@ -87,8 +86,7 @@ func (a *arena) listen() error {
 		return os.NewSyscallError("socket", err)
 	}
 	a.udp = append(a.udp, udp)
-	return errors.Join(unix.Bind(tcp, any6), unix.Listen(tcp, backlog),
-		unix.Bind(udp, any6), unix.SetsockoptInt(udp, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20))
+	return errors.Join(unix.Bind(tcp, any6), unix.Listen(tcp, perBatch), unix.Bind(udp, any6))
 }
 
 func (a *arena) close() {
@@ -146,35 +144,37 @@ func rawSockaddr(a netip.Addr, port uint16) (raw unix.RawSockaddrInet6) {
 	return raw
 }
 
-// slice opens connections, then has the servers take them and the node forget them.
+// slice opens connections, and then has the node forget them.
 func (c *client) slice() (took []time.Duration, err error) {
 	err = c.bed.Do(c.place, func() (err error) {
-		took, err = c.open(warmUp + perSlice)
+		// The runtime's own signals would interrupt connect.
+		if err := unix.PthreadSigmask(unix.SIG_BLOCK, &unix.Sigset_t{Val: [16]uint64{^uint64(0)}}, nil); err != nil {
+			return os.NewSyscallError("sigmask", err)
+		}
+		for n := 0; n <= batches && err == nil; n++ {
+			err = c.batch(&took)
+		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if n := c.drain(); n != warmUp+perSlice {
-		return nil, fmt.Errorf("%d of %d connections arrived", n, warmUp+perSlice)
-	}
-	return took[warmUp:], c.track.ConntrackTableFlush(netlink.ConntrackTable)
+	return took[perBatch:], c.track.ConntrackTableFlush(netlink.ConntrackTable)
 }
 
-func (c *client) open(n int) ([]time.Duration, error) {
-	// The runtime's own signals would interrupt connect.
-	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &unix.Sigset_t{Val: [16]uint64{^uint64(0)}}, nil); err != nil {
-		return nil, os.NewSyscallError("sigmask", err)
-	}
-	took := make([]time.Duration, n)
-	for i := range took {
-		var err error
-		if took[i], err = c.connect(&c.targets[c.next]); err != nil {
-			return nil, err
+func (c *client) batch(took *[]time.Duration) error {
+	for range perBatch {
+		d, err := c.connect(&c.targets[c.next])
+		if err != nil {
+			return err
 		}
+		*took = append(*took, d)
 		c.next = (c.next + 1) % len(c.targets)
 	}
-	return took, nil
+	if n := c.drain(); n != perBatch {
+		return fmt.Errorf("%d of %d connections arrived", n, perBatch)
+	}
+	return nil
 }
 
 // connect opens one TCP connection and resets it, or sends the first datagram of a UDP flow. It
@@ -275,7 +275,7 @@ func BenchmarkConnect(b *testing.B) {
 		}
 	}
 	runtime.GC()
-	samples, err := Interleave(variants, rounds(b, 15))
+	samples, err := Interleave(variants, rounds(b, 30))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -299,5 +299,5 @@ func reportConnect(b *testing.B, columns []string, samples Samples) {
 		rows = append(rows, row)
 	}
 	title := "connect(), or sendto() of a flow's first datagram: median of %d rounds of %d each; ratios to direct"
-	printTable(fmt.Sprintf(title, len(samples[clients()[0].name+direct]), perSlice), rows...)
+	printTable(fmt.Sprintf(title, len(samples[clients()[0].name+direct]), batches*perBatch), rows...)
 }
