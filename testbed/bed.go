@@ -227,8 +227,17 @@ func (b *Bed) addRoutes() error {
 // Route makes NodeB and Outside send packets for prefix to Node. The ranges of the plan that belong
 // to Services are routed so from the start.
 func (b *Bed) Route(prefix netip.Prefix) error {
-	node := b.places[Node].addrs
-	return errors.Join(b.places[NodeB].routeVia(prefix, node), b.places[Outside].routeVia(prefix, node))
+	via := bothAddrs(nodeAddr)
+	for _, from := range []Place{NodeB, Outside} {
+		h, err := b.host(from)
+		if err == nil {
+			err = h.routeVia(prefix, via)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Addr is the first address of a place in one family, and the zero Addr if it has none or there is

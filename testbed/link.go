@@ -98,7 +98,7 @@ func (n *netns) addAddr(index int, p netip.Prefix) error {
 // duplicate address detection, joining the groups of neighbour discovery and adding the local route
 // are left to a work queue, the route last (addrconf_dad_work in net/ipv6/addrconf.c).
 func (n *netns) awaitLocal(index int, a netip.Addr) error {
-	return await(func() (bool, error) {
+	return await(func() (bool, error) { // until then there may be no route at all: an error
 		routes, err := n.link.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{OifIndex: index})
 		return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL, nil
 	})

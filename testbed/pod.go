@@ -16,7 +16,7 @@ import (
 // PodSpec describes a pod, or with Node: LAN a host on the LAN that is no part of the cluster.
 type PodSpec struct {
 	Name  string
-	Node  Place        // Node, NodeB or LAN; empty: Node
+	Node  Place        // Node, NodeB or LAN (with HostNetwork also Outside); empty: Node
 	Addrs []netip.Addr // at most one of each family; empty: the node's next free pair
 	Ports []PodPort    // on which it serves
 	// HostNetwork puts the pod's servers into the namespace of its node, whose addresses it has.
@@ -81,8 +81,10 @@ func (b *Bed) newPod(s PodSpec) (*pod, error) {
 	switch {
 	case s.Name == "" || b.places[Place(s.Name)] != nil:
 		return nil, errors.New("the name is empty or taken")
-	case PodCIDRs(s.Node) == nil && s.Node != LAN && !(s.Node == Outside && s.HostNetwork):
+	case PodCIDRs(s.Node) == nil && s.Node != LAN && (s.Node != Outside || !s.HostNetwork):
 		return nil, fmt.Errorf("%q is not a node (node, node-b or lan)", s.Node)
+	case b.places[s.Node] == nil:
+		return nil, errors.New("the testbed is closed")
 	}
 	p := &pod{Pod: Pod{Name: s.Name, Node: s.Node}, spec: s, servers: map[PodPort]*server{}}
 	if s.HostNetwork {

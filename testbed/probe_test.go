@@ -247,7 +247,7 @@ func TestReexec(t *testing.T) {
 		t.Skipf("%s", out)
 	}
 	var exit *exec.ExitError
-	if want := "uid 0 saw a source 192.0.2.9\n"; string(out) != want || !errors.As(err, &exit) || exit.ExitCode() != 7 {
+	if want := "uid 0 saw a source fd00::c000:209\n"; string(out) != want || !errors.As(err, &exit) || exit.ExitCode() != 7 {
 		t.Errorf("got %q, %v; want %q and status 7", out, err, want)
 	}
 }
@@ -294,6 +294,9 @@ func helperCommand(t *testing.T, what string) *exec.Cmd {
 
 func helperMain() int {
 	ctx := context.Background()
+	if l, err := net.Listen("tcp", "[::1]:0"); err == nil { // in a new namespace there is no loopback
+		l.Close()
+	}
 	b, err := New(ctx, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}}}}})
 	if err != nil {
 		fmt.Println(err)
@@ -306,7 +309,7 @@ func helperMain() int {
 		fmt.Println(c.Run())
 		return 1
 	}
-	o, err := b.Probe(ctx, Probe{From: Outside, To: netip.AddrPortFrom(b.Addr("a", false), 80)})
+	o, err := b.Probe(ctx, Probe{From: Outside, To: netip.AddrPortFrom(b.Addr("a", true), 80)})
 	if err != nil {
 		fmt.Println(err)
 		return 1

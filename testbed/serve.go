@@ -2,14 +2,12 @@ package testbed
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -61,43 +59,28 @@ func (p *pod) stop() {
 // listen opens the socket, in the calling thread's namespace, and returns the loop that serves it.
 // It serves both families and every address of the namespace.
 func (s *server) listen(p PodPort) (loop func(), err error) {
-	addr := fmt.Sprintf(":%d", p.Port)
-	config := net.ListenConfig{KeepAlive: -1, Control: receiveDestination}
-	config.SetMultipathTCP(false) // its handshake is longer
-	switch p.Protocol {
-	case model.TCP:
-		l, err := config.Listen(context.Background(), "tcp", addr)
-		if err != nil {
-			return nil, err
-		}
-		s.port = l
-		return func() { s.acceptLoop(acceptTCP(l)) }, nil
-	case model.UDP:
-		c, err := config.ListenPacket(context.Background(), "udp", addr)
-		if err != nil {
-			return nil, err
-		}
-		s.port = c
-		return func() { s.udpLoop(c.(*net.UDPConn)) }, nil
-	case model.SCTP:
-		l, err := listenSCTP(p.Port)
-		if err != nil {
-			return nil, err
-		}
-		s.port = l
-		return func() { s.acceptLoop(acceptSCTP(l)) }, nil
+	f, err := listenSocket(p)
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("cannot serve %s", p.Protocol)
+	if p.Protocol != model.UDP {
+		s.port = f
+		return func() { s.acceptLoop(f) }, nil
+	}
+	defer f.Close() // FilePacketConn duplicates it
+	c, err := net.FilePacketConn(f)
+	if err != nil {
+		return nil, err
+	}
+	s.port = c
+	return func() { s.udpLoop(c.(*net.UDPConn)) }, nil
 }
 
-// accept waits for the next connection.
-type accept func() (io.ReadWriteCloser, netip.AddrPort, error)
-
-func (s *server) acceptLoop(next accept) {
+func (s *server) acceptLoop(listener *os.File) {
 	var group sync.WaitGroup
 	defer group.Wait()
 	for {
-		c, from, err := next()
+		c, from, err := accept(listener)
 		switch {
 		case err != nil && s.stopped():
 			return
@@ -109,7 +92,7 @@ func (s *server) acceptLoop(next accept) {
 	}
 }
 
-func (s *server) answer(c io.ReadWriteCloser, from netip.AddrPort) {
+func (s *server) answer(c *os.File, from netip.AddrPort) {
 	defer s.remove(c)
 	line := s.line(from)
 	in := make([]byte, 64)
@@ -181,29 +164,6 @@ func (s *server) stop() {
 		c.Close()
 	}
 	s.conns = nil
-}
-
-func acceptTCP(l net.Listener) accept {
-	return func() (io.ReadWriteCloser, netip.AddrPort, error) {
-		c, err := l.Accept()
-		if err != nil {
-			return nil, netip.AddrPort{}, err
-		}
-		return c, c.RemoteAddr().(*net.TCPAddr).AddrPort(), nil
-	}
-}
-
-// receiveDestination asks for the address to which a datagram was sent, from which the answer must
-// come.
-func receiveDestination(network, _ string, c syscall.RawConn) error {
-	if network[:3] != "udp" {
-		return nil
-	}
-	var failed error
-	err := c.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
-	})
-	return errors.Join(err, failed)
 }
 
 // fromDestination turns the control message that says where a datagram was sent into the one that

@@ -15,6 +15,10 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
+// Sockets are made here and not by package net: that has no SCTP, whose one-to-one sockets behave
+// like those of TCP (RFC 6458 section 4), and it finds out only once whether there is IPv6, perhaps in
+// a namespace that has none. The runtime's poller serves them through os.File.
+
 // openSocket makes a non-blocking socket in the calling thread's namespace, where it stays.
 func openSocket(p model.Protocol, v6 bool) (int, error) {
 	family, kind := unix.AF_INET, unix.SOCK_STREAM
@@ -29,6 +33,71 @@ func openSocket(p model.Protocol, v6 bool) (int, error) {
 		return 0, fmt.Errorf("this kernel has no %s: %w", p, err)
 	}
 	return fd, os.NewSyscallError("socket", err)
+}
+
+// HasProtocol reports whether this kernel has sockets of a protocol. TCP and UDP are always there,
+// SCTP often is not.
+func HasProtocol(p model.Protocol) bool {
+	fd, err := openSocket(p, false)
+	if err != nil {
+		return false
+	}
+	unix.Close(fd)
+	return true
+}
+
+// listenSocket makes a socket that takes packets of both families on a port.
+func listenSocket(p PodPort) (*os.File, error) {
+	fd, err := openSocket(p.Protocol, true)
+	if err != nil {
+		return nil, err
+	}
+	set := func(level, option, value int) {
+		if err == nil {
+			err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, level, option, value))
+		}
+	}
+	set(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+	if p.Protocol == model.UDP {
+		set(unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1) // for fromDestination
+	} else {
+		set(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}
+	if err == nil {
+		err = os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrInet6{Port: int(p.Port)}))
+	}
+	if err == nil && p.Protocol != model.UDP {
+		err = os.NewSyscallError("listen", unix.Listen(fd, unix.SOMAXCONN))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), p.String()), nil
+}
+
+// accept waits for a listening socket's next connection.
+func accept(listener *os.File) (*os.File, netip.AddrPort, error) {
+	raw, err := listener.SyscallConn()
+	if err != nil {
+		return nil, netip.AddrPort{}, err
+	}
+	var (
+		fd     int
+		from   unix.Sockaddr
+		failed error
+	)
+	err = raw.Read(func(listener uintptr) bool {
+		fd, from, failed = unix.Accept4(int(listener), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		return !errors.Is(failed, unix.EAGAIN)
+	})
+	if err == nil {
+		err = failed
+	}
+	if err != nil {
+		return nil, netip.AddrPort{}, err
+	}
+	return os.NewFile(uintptr(fd), "connection"), addrPortOf(from), nil
 }
 
 // sourcePorts hands out the ephemeral ports of a place in turn. A port that the kernel picks at
@@ -146,7 +215,7 @@ func limit(ctx context.Context, f *os.File, deadline time.Time) (release func())
 
 // Dial opens a connection that stays: a stream on which each line sent is answered by one line (the
 // first comes unasked), or a UDP socket with one answer for each datagram. It fails when ctx ends,
-// or after a second.
+// or after DefaultTimeout. Close ends a TCP connection in order and aborts an SCTP association.
 func (b *Bed) Dial(ctx context.Context, from Place, p model.Protocol, to netip.AddrPort) (net.Conn, error) {
 	h, err := b.host(from)
 	if err != nil {

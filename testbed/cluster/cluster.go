@@ -27,6 +27,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
 )
 
@@ -87,6 +88,16 @@ func (p Problem) Error() string {
 // Apply makes the cluster what the manifests say and no more. An error means that ctx ended or the
 // testbed is broken; what is wrong with single objects is in Result.Problems.
 func (c *Cluster) Apply(ctx context.Context, manifests []Manifest) (*Result, error) {
+	r, services, pods := c.plan(manifests)
+	if err := c.run(ctx, pods, r.report); err != nil {
+		return nil, err
+	}
+	c.publish(r, services)
+	return r, nil
+}
+
+// plan does all that needs no kernel.
+func (c *Cluster) plan(manifests []Manifest) (*Result, []*service, plan) {
 	in := parse(manifests)
 	r := &Result{Skipped: in.skipped, Nodes: c.nodes(), ServiceCIDRs: serviceCIDRs(), Problems: in.problems}
 	services := c.allocate(in.services, r.report)
@@ -98,12 +109,17 @@ func (c *Cluster) Apply(ctx context.Context, manifests []Manifest) (*Result, err
 			pods.planHosts(c, s, r.report)
 		}
 	}
-	if err := c.run(ctx, pods, r.report); err != nil {
-		return nil, err
+	if pods.silent(model.SCTP) {
+		r.Notes = append(r.Notes, "this kernel has no SCTP: the pods' SCTP ports do not answer")
 	}
+	return r, services, pods
+}
+
+// publish completes the result from what runs.
+func (c *Cluster) publish(r *Result, services []*service) {
 	c.index()
 	for _, s := range services {
-		c.publish(s, r)
+		c.publishService(r, s)
 	}
 	for place, p := range c.pods {
 		r.Pods = append(r.Pods, Pod{place, p.namespace, p.name, p.node, p.addrs})
@@ -112,7 +128,6 @@ func (c *Cluster) Apply(ctx context.Context, manifests []Manifest) (*Result, err
 	slices.SortStableFunc(r.Problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Document, b.Document), cmp.Compare(a.Object, b.Object))
 	})
-	return r, nil
 }
 
 // report notes what is wrong with an object: each of joined errors is a problem of its own.
@@ -129,20 +144,16 @@ func (r *Result) report(o object, err error) {
 // reporter is Result.report.
 type reporter func(o object, err error)
 
-// publish adds a Service to the result: its slices, its routes and what there is to probe.
-func (c *Cluster) publish(s *service, r *Result) {
+// publishService adds a Service to the result: its slices, its routes and what there is to probe.
+func (c *Cluster) publishService(r *Result, s *service) {
 	r.Services = append(r.Services, &s.Service)
-	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		r.Notes = append(r.Notes, fmt.Sprintf("%s is a name for %s: nothing to proxy", s.object, s.Spec.ExternalName))
-		return
-	}
 	made := s.given
 	if made == nil {
 		made = slicesOf(s)
 	}
 	r.Slices = append(r.Slices, made...)
-	if s.headless() {
-		r.Notes = append(r.Notes, fmt.Sprintf("%s is headless: nothing to proxy", s.object))
+	if why := s.unproxied(); why != "" {
+		r.Notes = append(r.Notes, fmt.Sprintf("%s %s: nothing to proxy", s.object, why))
 		return
 	}
 	for _, a := range s.addresses() {

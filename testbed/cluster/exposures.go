@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"fairlead.dev/fairlead/model"
@@ -49,17 +50,19 @@ type exposedAddr struct {
 // addresses are a Service's own addresses, whatever its ports.
 func (s *service) addresses() []exposedAddr {
 	var all []exposedAddr
-	add := func(kind Kind, texts []string) {
-		for _, text := range texts {
-			if addr, err := netip.ParseAddr(text); err == nil && slices.Contains(s.Spec.IPFamilies, familyOf(addr)) {
+	add := func(kind Kind, texts ...string) {
+		for _, addr := range parseAddrs(texts...) {
+			if slices.Contains(s.Spec.IPFamilies, familyOf(addr)) {
 				all = append(all, exposedAddr{kind, addr})
 			}
 		}
 	}
-	add(ClusterIP, s.Spec.ClusterIPs)
-	add(ExternalIP, s.Spec.ExternalIPs)
+	add(ClusterIP, s.Spec.ClusterIPs...)
+	add(ExternalIP, s.Spec.ExternalIPs...)
 	for _, ingress := range s.Status.LoadBalancer.Ingress {
-		add(LoadBalancer, []string{ingress.IP})
+		if deref(ingress.IPMode, corev1.LoadBalancerIPModeVIP) == corev1.LoadBalancerIPModeVIP {
+			add(LoadBalancer, ingress.IP) // else packets never come with that address
+		}
 	}
 	return all
 }
@@ -113,9 +116,8 @@ func (c *Cluster) backends(made []*discoveryv1.EndpointSlice, name string, like 
 func readyAddrs(slice *discoveryv1.EndpointSlice, like netip.Addr) []netip.Addr {
 	var all []netip.Addr
 	for _, e := range slice.Endpoints {
-		for _, text := range e.Addresses {
-			addr, err := netip.ParseAddr(text)
-			if err == nil && addr.Is4() == like.Is4() && deref(e.Conditions.Ready, true) {
+		for _, addr := range parseAddrs(e.Addresses...) {
+			if addr.Is4() == like.Is4() && deref(e.Conditions.Ready, true) {
 				all = append(all, addr)
 			}
 		}

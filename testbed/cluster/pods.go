@@ -92,6 +92,9 @@ func placeOf(namespace, name string) string {
 	return name
 }
 
+// maxReplicas is more than two nodes have addresses for.
+const maxReplicas = 1000
+
 // replicas are the pods of a workload.
 func (w *workload) replicas() ([]*pod, error) {
 	for _, p := range containerPorts(&w.Spec.Template.Spec) {
@@ -105,11 +108,11 @@ func (w *workload) replicas() ([]*pod, error) {
 		if w.status.Phase == corev1.PodSucceeded || w.status.Phase == corev1.PodFailed {
 			return nil, nil
 		}
-		return []*pod{w.pod(w.object.name, where[0])}, nil
+		return []*pod{w.pod(w.name, where[0])}, nil
 	case "DaemonSet":
 		var pods []*pod
 		for _, node := range where {
-			pods = append(pods, w.pod(w.object.name+"-"+string(node), node))
+			pods = append(pods, w.pod(w.name+"-"+string(node), node))
 		}
 		return pods, nil
 	}
@@ -120,12 +123,12 @@ func (w *workload) replicas() ([]*pod, error) {
 	if w.Spec.Replicas != nil {
 		count = *w.Spec.Replicas
 	}
-	if count < 0 {
-		return nil, fmt.Errorf("spec.replicas: %d is negative", count)
+	if count < 0 || count > maxReplicas {
+		return nil, fmt.Errorf("spec.replicas: %d is not between 0 and %d", count, maxReplicas)
 	}
 	var pods []*pod
 	for i := range count {
-		p := w.pod(w.object.name+"-"+strconv.Itoa(int(first+i)), where[int(i)%len(where)])
+		p := w.pod(w.name+"-"+strconv.Itoa(int(first+i)), where[int(i)%len(where)])
 		if w.kind == "StatefulSet" {
 			p.labels = labels.Merge(p.labels, labels.Set{
 				"statefulset.kubernetes.io/pod-name": p.name,
@@ -144,14 +147,14 @@ func (w *workload) pod(name string, node testbed.Place) *pod {
 		node:    node,
 		labels:  w.Spec.Template.Labels,
 		spec:    &w.Spec.Template.Spec,
-		serving: !w.saysNotReady(),
+		serving: w.ready(),
 		leaving: w.DeletionTimestamp != nil,
 	}
 }
 
-// saysNotReady: the only pods that are not ready are those whose status in the manifest says so.
-func (w *workload) saysNotReady() bool {
-	return slices.ContainsFunc(w.status.Conditions, func(c corev1.PodCondition) bool {
+// ready: all pods are, but those whose status in the manifest says otherwise.
+func (w *workload) ready() bool {
+	return !slices.ContainsFunc(w.status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionFalse
 	})
 }
@@ -180,9 +183,9 @@ func (w *workload) nodes() []testbed.Place {
 	return fit
 }
 
-// listens are the ports on which a pod answers: those of its containers, and those to which Services
-// send. SCTP needs a kernel that has it.
-func (p *pod) listens() []testbed.PodPort {
+// ports are the ports on which a pod is meant to answer: those of its containers, and those to which
+// Services send.
+func (p *pod) ports() map[testbed.PodPort]bool {
 	all := map[testbed.PodPort]bool{}
 	for _, port := range containerPorts(p.spec) {
 		all[testbed.PodPort{Protocol: protocolOf(port.Protocol), Port: uint16(port.ContainerPort)}] = true
@@ -190,8 +193,26 @@ func (p *pod) listens() []testbed.PodPort {
 	for _, port := range p.targets {
 		all[port] = true
 	}
+	return all
+}
+
+// listens are those that this kernel has the protocol for.
+func (p *pod) listens() []testbed.PodPort {
+	all := p.ports()
 	maps.DeleteFunc(all, func(port testbed.PodPort, _ bool) bool { return !testbed.HasProtocol(port.Protocol) })
 	return slices.SortedFunc(maps.Keys(all), comparePorts)
+}
+
+// silent reports whether pods have ports that this kernel lacks the protocol for.
+func (pods plan) silent(protocol model.Protocol) bool {
+	for _, p := range pods {
+		for port := range p.ports() {
+			if port.Protocol == protocol {
+				return !testbed.HasProtocol(protocol)
+			}
+		}
+	}
+	return false
 }
 
 func comparePorts(a, b testbed.PodPort) int {

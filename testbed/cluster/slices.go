@@ -19,8 +19,8 @@ const maxEndpoints = 100
 // slicesOf is the endpoint slice controller: for each family of the Service, pods that resolve its
 // ports alike share slices. A Service without pods has an empty slice.
 func slicesOf(s *service) []*discoveryv1.EndpointSlice {
-	if len(s.Spec.Selector) == 0 {
-		return nil // somebody else writes them
+	if len(s.Spec.Selector) == 0 || s.Spec.Type == corev1.ServiceTypeExternalName {
+		return nil // somebody else writes them, or nobody
 	}
 	var all []*discoveryv1.EndpointSlice
 	for _, family := range s.Spec.IPFamilies {
