@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -115,6 +116,7 @@ func (c *controlServer) ask(w http.ResponseWriter, r *http.Request, f func(conte
 }
 
 func (c *controlServer) dump(w http.ResponseWriter, r *http.Request) {
+	defer debug.FreeOSMemory() // the text can be as large as all else
 	c.ask(w, r, func(_ context.Context, v View) (any, error) { return v.State.Clone(), nil })
 }
 

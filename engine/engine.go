@@ -38,7 +38,7 @@ type Options struct {
 	// another process may do that.
 	Once bool
 	// AuditInterval is the time between two comparisons of the kernel with the State; 0: one second.
-	// Where a comparison takes long it is made less often, so that it costs a fiftieth of one CPU.
+	// Where comparisons take long they are made less often, so that they cost a fiftieth of one CPU.
 	AuditInterval time.Duration
 	// HealthTimeout is how long a change may wait to be programmed before /healthz says so; 0: one
 	// minute, which is kube-proxy's (twice its syncPeriod).
@@ -52,12 +52,16 @@ type Options struct {
 const (
 	auditInterval = time.Second
 	auditShare    = 50
+	auditCredit   = time.Minute
+	maxAuditRest  = 30 * time.Second
 	healthTimeout = time.Minute
 	// After an error the next attempt waits from the first to the second of these.
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = 30 * time.Second
-	// driftMemory is how long a drift that comes again is not logged again.
+	// driftMemory is how long a drift that comes again is not logged again, and maxDrifts how many
+	// are logged in that time.
 	driftMemory = 10 * time.Minute
+	maxDrifts   = 20
 	// onceAttempts is how often Once tries.
 	onceAttempts = 4
 )
@@ -86,6 +90,7 @@ type Engine struct {
 	retryAt time.Time    // when dirty
 	backoff time.Duration
 	auditAt time.Time
+	rested  time.Time            // when all audits so far will have had their rest
 	drifts  map[string]time.Time // logged lately
 }
 
@@ -257,40 +262,52 @@ func (e *Engine) sync(ctx context.Context) error {
 	return nil
 }
 
-// audit compares the kernel with the State, and repairs what somebody else has done to it. The longer
-// both take, the later comes the next audit: somebody may insist.
+// audit compares the kernel with the State, and repairs what somebody else has done to it.
 func (e *Engine) audit(ctx context.Context) error {
 	start := time.Now()
-	defer func() {
-		now := time.Now()
-		e.auditAt = now.Add(max(e.options.AuditInterval, auditShare*now.Sub(start)))
-	}()
+	defer func() { e.scheduleAudit(time.Since(start)) }()
 	drifts, err := e.options.Plane.Audit(ctx, e.state)
 	if err != nil || len(drifts) == 0 {
 		return err
 	}
 	e.logDrifts(drifts)
 	e.status.drifted(len(drifts))
-	return e.options.Plane.Sync(ctx, e.state)
+	return e.sync(ctx)
 }
 
-// logDrifts logs what it has not logged lately: somebody may undo every repair.
+// scheduleAudit keeps audits, with their repairs, to a share of one CPU: each owes a rest of many
+// times its length. Up to auditCredit is lent, so that a single long one does not delay the next, and
+// no rest is longer than maxAuditRest.
+func (e *Engine) scheduleAudit(took time.Duration) {
+	now := time.Now()
+	if e.rested.Before(now) {
+		e.rested = now
+	}
+	owed := min(e.rested.Sub(now)+auditShare*took, auditCredit+maxAuditRest)
+	e.rested = now.Add(owed)
+	e.auditAt = now.Add(max(e.options.AuditInterval, owed-auditCredit))
+}
+
+// logDrifts logs what it has not logged lately: somebody may undo every repair. Of many it logs some
+// and their number.
 func (e *Engine) logDrifts(drifts []dataplane.Drift) {
+	const message = "the kernel was changed by somebody else; repairing"
 	now := time.Now()
 	maps.DeleteFunc(e.drifts, func(_ string, at time.Time) bool { return now.Sub(at) > driftMemory })
-	fresh := 0
+	more := 0
 	for _, d := range drifts {
 		text := d.String()
-		if _, known := e.drifts[text]; known {
-			continue
-		}
-		e.drifts[text] = now
-		if fresh++; fresh <= maxReported {
-			e.options.Log.Warn("the kernel was changed by somebody else; repairing", "drift", text)
+		switch _, known := e.drifts[text]; {
+		case known:
+		case len(e.drifts) == maxDrifts:
+			more++
+		default:
+			e.drifts[text] = now
+			e.options.Log.Warn(message, "drift", text)
 		}
 	}
-	if fresh > maxReported {
-		e.options.Log.Warn("the kernel was changed by somebody else; repairing", "more", fresh-maxReported)
+	if more > 0 {
+		e.options.Log.Warn(message, "more", more)
 	}
 }
 

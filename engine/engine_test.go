@@ -350,25 +350,42 @@ func TestEngine_repairsDrift(t *testing.T) {
 	})
 }
 
-// slowAudit takes its time.
-type slowAudit struct{ dataplane.Dataplane }
+// slowAudit takes its time, the first so many times.
+type slowAudit struct {
+	dataplane.Dataplane
+	took  time.Duration
+	times int
+}
 
-func (p slowAudit) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	time.Sleep(time.Second)
+func (p *slowAudit) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	if p.times--; p.times >= 0 {
+		time.Sleep(p.took)
+	}
 	return p.Dataplane.Audit(ctx, s)
 }
 
-func TestEngine_auditsTakeAFewPercent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t)
-		r.start(func(o *Options) { o.Plane = slowAudit{o.Plane} })
-		r.send(web(1, "10.244.1.2"))
-		time.Sleep(time.Hour)
-		r.stop()
-		if n := len(r.kernel.Calls()); n < 60 || n > 80 {
-			t.Fatalf("%d calls in an hour", n)
-		}
-	})
+func TestEngine_slowAuditsAreRare(t *testing.T) {
+	for _, c := range []struct {
+		took     time.Duration
+		times    int
+		min, max int // audits in an hour
+	}{
+		{0, 0, 3500, 3600},
+		{time.Second, 1, 3500, 3600}, // a single one delays nothing
+		{200 * time.Millisecond, 1 << 30, 340, 370},
+		{10 * time.Second, 1 << 30, 80, 95}, // not rarer than this
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			r.start(func(o *Options) { o.Plane = &slowAudit{o.Plane, c.took, c.times} })
+			r.send(web(1, "10.244.1.2"))
+			time.Sleep(time.Hour)
+			r.stop()
+			if n := len(r.kernel.Calls()); n < c.min || n > c.max {
+				t.Errorf("%d audits in an hour, want %d to %d, if %d of them take %v", n, c.min, c.max, c.times, c.took)
+			}
+		})
+	}
 }
 
 func TestEngine_stopLeavesTheKernel(t *testing.T) {
