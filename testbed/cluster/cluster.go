@@ -69,6 +69,7 @@ type Pod struct {
 // Problem is something wrong with one object. It never stops the others.
 type Problem struct {
 	File     string
+	Line     int    // where the mistake is, or else where the document begins; 0: unknown
 	Document int    // counted from 1; 0: the file as a whole
 	Object   string // kind, namespace/name; empty: unknown
 	Reason   string
@@ -76,6 +77,9 @@ type Problem struct {
 
 func (p Problem) Error() string {
 	s := p.File
+	if p.Line > 0 {
+		s += fmt.Sprintf(":%d", p.Line)
+	}
 	if p.Document > 0 {
 		s += fmt.Sprintf(": document %d", p.Document)
 	}

@@ -72,6 +72,7 @@ func manifestsIn(dir string) ([]string, error) {
 // object is the identity of an object and where it was read.
 type object struct {
 	file      string
+	line      int // of the document
 	document  int
 	kind      string
 	namespace string
@@ -84,11 +85,25 @@ func (o object) String() string { return o.kind + " " + o.namespace + "/" + o.na
 func (o object) key() string { return o.namespace + "/" + o.name }
 
 func (o object) problem(err error) Problem {
-	p := Problem{File: o.file, Document: o.document, Reason: err.Error()}
+	p := Problem{File: o.file, Line: o.line, Document: o.document, Reason: err.Error()}
 	if o.kind != "" {
 		p.Object = o.String()
 	}
 	return p
+}
+
+// unparsed is the problem of a text that is no YAML. The parser counts lines from where the document
+// begins: the line of the mistake or that on which the block around it begins.
+func (o object) unparsed(err error) Problem {
+	message, line := strings.TrimPrefix(err.Error(), "yaml: "), 1
+	if _, err := fmt.Sscanf(message, "line %d:", &line); err == nil {
+		_, message, _ = strings.Cut(message, ": ")
+	}
+	if strings.HasPrefix(message, "did not find expected") {
+		line++ // the parser, unlike the scanner below it, counts from zero
+	}
+	o.line += line - 1
+	return o.problem(fmt.Errorf("does not parse: %s", message))
 }
 
 // workload is whatever makes pods from a template, of whatever kind; also a single Pod.
@@ -151,17 +166,21 @@ func parse(manifests []Manifest) *input {
 
 func (in *input) file(m Manifest) {
 	documents := yamlutil.NewYAMLReader(bufio.NewReader(bytes.NewReader(m.Data)))
-	for o := (object{file: m.Name, document: 1}); ; o.document++ {
+	for o, end := (object{file: m.Name, document: 1}), 0; ; o.document++ {
 		text, err := documents.Read()
 		if errors.Is(err, io.EOF) {
 			return
 		}
+		// The reader cuts the file at its marks and leaves them out.
+		begin := end + max(bytes.Index(m.Data[end:], text), 0)
+		end = begin + len(text)
+		o.line = 1 + bytes.Count(m.Data[:begin], []byte("\n"))
 		var data []byte
 		if err == nil {
 			data, err = yaml.YAMLToJSON(text)
 		}
 		if err != nil {
-			in.problems = append(in.problems, o.problem(fmt.Errorf("does not parse: %w", err)))
+			in.problems = append(in.problems, o.unparsed(err))
 			continue
 		}
 		if string(data) != "null" { // only comments
@@ -177,7 +196,10 @@ func (in *input) add(o object, data []byte) {
 		Metadata metav1.ObjectMeta `json:"metadata"`
 		Items    []json.RawMessage `json:"items"`
 	}
-	err := json.Unmarshal(data, &head)
+	err := errors.New("is not a Kubernetes object")
+	if data[0] == '{' {
+		err = json.Unmarshal(data, &head)
+	}
 	o.kind, o.namespace, o.name = head.Kind, head.Metadata.Namespace, head.Metadata.Name
 	if o.namespace == "" {
 		o.namespace = metav1.NamespaceDefault
@@ -188,7 +210,7 @@ func (in *input) add(o object, data []byte) {
 		err = errors.New("has no kind")
 	case strings.HasSuffix(head.Kind, "List") && head.Items != nil:
 		for _, item := range head.Items {
-			in.add(object{file: o.file, document: o.document}, item)
+			in.add(object{file: o.file, line: o.line, document: o.document}, item)
 		}
 		return
 	case in.seen[head.APIVersion+" "+o.String()]:

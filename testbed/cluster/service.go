@@ -237,6 +237,8 @@ func (s *service) validate() error {
 			bad(field+".nodePort", p.NodePort, "is not a port")
 		case err != nil:
 			bad(field+".protocol", p.Protocol, "is not TCP, UDP or SCTP")
+		case p.Name == "" && len(s.Spec.Ports) > 1:
+			bad(field+".name", `""`, "is no name, which each of several ports must have")
 		case names[p.Name]:
 			bad(field+".name", fmt.Sprintf("%q", p.Name), "is another port's")
 		case ports[key]:
