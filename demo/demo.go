@@ -26,6 +26,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -117,7 +118,7 @@ func (d *demo) run(ctx context.Context, manifests []cluster.Manifest) error {
 	d.problems = d.result.Problems
 	d.printProblems()
 	if len(d.result.Services) == 0 {
-		return fmt.Errorf("%w: there is no Service in it", ErrInput)
+		return fmt.Errorf("%w: there is no Service in %s", ErrInput, strings.Join(d.Files, ", "))
 	}
 	if err := d.play(ctx); err != nil {
 		return err

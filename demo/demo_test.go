@@ -143,7 +143,7 @@ var served = regexp.MustCompile(`(?m)((?: [0-9]+)+|[0-9]+ to [0-9]+ each) +([0-9
 
 // ways is the table in the output of a demo. A count is replaced by the word some, unless it is 0.
 func ways(out string) string {
-	_, out, _ = strings.Cut(out, " time\n")
+	_, out, _ = strings.Cut(out, " vs direct\n")
 	out, _, _ = strings.Cut(out, "\n\n")
 	return served.ReplaceAllStringFunc(out, func(line string) string {
 		m := served.FindStringSubmatch(line)
@@ -189,7 +189,7 @@ func TestRun_brokenDocument(t *testing.T) {
 	if !errors.Is(err, ErrInput) || errors.Is(err, ErrFault) {
 		t.Errorf("error %v", err)
 	}
-	if !strings.Contains(out, "problem: "+file) || !strings.Contains(out, "document 3") || strings.Contains(out, "WRONG") {
+	if !strings.Contains(out, "problem: "+file+":15: document 3: does not parse") || strings.Contains(out, "WRONG") {
 		t.Error("it does not say what is wrong, or something else is wrong")
 	}
 	if !strings.Contains(out, "5 ways tried") {

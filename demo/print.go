@@ -49,6 +49,9 @@ func plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
+// answered is what is said about a trial that pods have answered.
+const answered = "%-16s %-9s %-8s %s"
+
 // table prints trials, with a line for each port of a Service above its own.
 type table struct {
 	out     io.Writer
@@ -72,7 +75,8 @@ func (t *trial) String() string {
 
 func (p *table) row(t *trial) {
 	if p.last == nil {
-		p.line("exposed as", "address", "from", fmt.Sprintf("%-16s %-9s %-8s %s", "connections", "share", "source", "time"))
+		fmt.Fprintln(p.out)
+		p.line("exposed as", "address", "from", fmt.Sprintf(answered, "connections", "share", "source", "vs direct"))
 	}
 	kind, address := string(t.Kind), t.address()
 	if p.last == nil || p.last.Service != t.Service || p.last.Port != t.Port {
@@ -114,7 +118,7 @@ func (t *trial) outcome() string {
 	case t.note != "":
 		return t.note
 	}
-	return fmt.Sprintf("%-16s %-9s %-8s %.2f×", t.connections(), t.share(), t.seen(), t.slower())
+	return fmt.Sprintf(answered, t.connections(), t.share(), t.seen(), fmt.Sprintf("%.2f×", t.slower()))
 }
 
 // seen says whose address the pods take for the client's.
