@@ -318,6 +318,29 @@ func TestCommand_signals(t *testing.T) {
 	}
 }
 
+// Nobody reads on, as in "fairlead demo | head".
+func TestCommand_brokenPipe(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	cmd := exec.CommandContext(t.Context(), fairlead, "demo")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReaderSize(out, 16).ReadString('\n'); err != nil {
+		t.Error(err)
+	}
+	out.Close()
+	if err := cmd.Wait(); err == nil {
+		t.Error("exit status 0")
+	}
+	if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
 func TestCommand_withoutRoot(t *testing.T) {
 	if os.Getuid() != 0 || os.Getenv("FAIRLEAD_USER_NAMESPACE") != "" {
 		t.Skip("all these tests run without root")

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/demo"
 	"fairlead.dev/fairlead/testbed"
@@ -56,6 +58,8 @@ func runDemo(ctx context.Context, o demo.Options) error {
 		return failed(fmt.Errorf("find the program that is to run as the proxy: %w", err))
 	}
 	o.Proxy = []string{self, "run"}
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGPIPE) // as in "fairlead demo | head": clean up then, too
+	defer stop()
 	switch err := demo.Run(ctx, o); {
 	case err == nil:
 		return nil
