@@ -64,14 +64,20 @@ func everybodyReachesEveryPod(t *testing.T, bridged bool, protocols ...model.Pro
 // check makes a probe and compares its outcome's text.
 func check(t *testing.T, b *Bed, from Place, to netip.Addr, port uint16, p model.Protocol, want string) {
 	t.Helper()
-	probe := Probe{From: from, To: netip.AddrPortFrom(to, port), Protocol: p, Timeout: 5 * time.Second}
-	if want == TimedOut.String() {
-		probe.Timeout = 200 * time.Millisecond
-	}
-	o, err := b.Probe(t.Context(), probe)
+	o, err := b.Probe(t.Context(), Probe{
+		From: from, To: netip.AddrPortFrom(to, port), Protocol: p, Timeout: patience(want),
+	})
 	if err != nil || o.String() != want {
 		t.Errorf("%s to %s port %d/%s: %v, %v; want %s", from, to, port, p, o, err, want)
 	}
+}
+
+// patience is how long to wait for an outcome: short only where silence is what must come.
+func patience(want string) time.Duration {
+	if want == TimedOut.String() {
+		return 200 * time.Millisecond
+	}
+	return time.Minute
 }
 
 // What comes to the node's own address for a pod's port is sent to the pod, as a service proxy does.

@@ -104,14 +104,17 @@ func (n *netns) awaitLocal(index int, a netip.Addr) error {
 	})
 }
 
-// await polls what the kernel does soon and announces to nobody.
+// await polls what the kernel does soon and announces to nobody. Soon means seconds on a machine where
+// many namespaces come and go, because one lock (RTNL) serves them all.
 func await(done func() (bool, error)) error {
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
+	pause := 50 * time.Microsecond
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(pause) {
 		if ok, err := done(); ok || err != nil {
 			return err
 		}
+		pause = min(2*pause, 10*time.Millisecond)
 	}
-	return errors.New("it is not in effect after 5s")
+	return errors.New("it is not in effect after a minute")
 }
 
 func (n *netns) addRoute(r netlink.Route) error {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/tools/txtar"
 
@@ -103,7 +104,9 @@ func answers(t *testing.T, bed *testbed.Bed, r *Result) {
 			if !testbed.HasProtocol(e.Protocol) {
 				continue
 			}
-			o, err := bed.Probe(t.Context(), testbed.Probe{From: testbed.Outside, To: backend.Addr, Protocol: e.Protocol})
+			o, err := bed.Probe(t.Context(), testbed.Probe{
+				From: testbed.Outside, To: backend.Addr, Protocol: e.Protocol, Timeout: time.Minute,
+			})
 			if err != nil || o.Backend != backend.Place {
 				t.Errorf("%s %s: %s is %v, %v; want %s", e.Service, e.Port, backend.Addr, o, err, backend.Place)
 			}
