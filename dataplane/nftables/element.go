@@ -133,16 +133,24 @@ func (t *table) describeSlot(e element) string {
 	}
 	number := binary.NativeEndian.Uint32(e.key)
 	name := fmt.Sprintf("of pool number %d", number)
-	for id, p := range t.pools {
-		if p.number == number {
-			name = "of pool " + id.String()
-		}
+	if id, ok := t.poolNames()[number]; ok {
+		name = "of pool " + id.String()
 	}
 	name = fmt.Sprintf("%d %s", binary.NativeEndian.Uint32(e.key[4:]), name)
 	if backend, ok := decodeBackend(e.data); ok {
 		name += ": " + backend.String()
 	}
 	return name
+}
+
+func (t *table) poolNames() map[uint32]model.PoolID {
+	if t.names == nil {
+		t.names = make(map[uint32]model.PoolID, len(t.pools))
+		for id, p := range t.pools {
+			t.names[p.number] = id
+		}
+	}
+	return t.names
 }
 
 // element is what the kernel lists of one.

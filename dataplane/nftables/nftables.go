@@ -162,7 +162,7 @@ func (p *Plane) settle(tables []*table) error {
 		t.numbers.settle()
 		t.classIDs.settle()
 		t.stickies.settle()
-		t.tx = nil
+		t.tx, t.names = nil, nil
 	}
 	if err := p.settleLocalnet(tables); err != nil {
 		return err
@@ -203,7 +203,7 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own {
 		return nil, nil
 	}
-	_, tx, err := p.plan(s)
+	tables, tx, err := p.plan(s)
 	if err != nil {
 		return nil, err
 	}
@@ -211,8 +211,15 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 		p.clean, p.own = generation, 0
 	}
 	var drifts []dataplane.Drift
+	for _, t := range tables {
+		if t.missing {
+			drifts = append(drifts, dataplane.Drift{Object: t.describe(unix.NFT_MSG_NEWTABLE, nil), Want: "all its rows, as this version lays them out"})
+		}
+	}
 	for i := range tx.steps {
-		drifts = append(drifts, tx.drift(i))
+		if !tx.steps[i].table.missing {
+			drifts = append(drifts, tx.drift(i))
+		}
 	}
 	return drifts, nil
 }

@@ -11,11 +11,11 @@ import (
 
 // sync makes the steps from what load found to s.
 func (t *table) sync(s *model.State) error {
-	fresh := !t.exists
+	t.missing = !t.exists
 	if err := t.structure(); err != nil {
 		return err
 	}
-	if fresh {
+	if t.missing {
 		if err := t.prepare(s); err != nil {
 			return err
 		}

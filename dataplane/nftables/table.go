@@ -24,6 +24,7 @@ type table struct {
 
 	sets      []*set
 	exists    bool
+	missing   bool // it did not exist when it was loaded
 	foreign   bool // made by another version: to be replaced, not taken over
 	foundSets map[string]bool
 	chains    map[string][]string // by name: the marks of the rules
@@ -32,7 +33,8 @@ type table struct {
 	pools   map[model.PoolID]*pool
 	classes map[class]*classUse
 	byID    map[uint32]class
-	members [numSets]members // of the sets that are no maps
+	names   map[uint32]model.PoolID // by number, for people; made when first asked
+	members [numSets]members        // of the sets that are no maps
 	found   found
 	spans   [numSets][]string // members of the interval sets that belong to no row
 
