@@ -87,7 +87,8 @@ type Engine struct {
 	// What follows belongs to the goroutine of Run.
 	state   *model.State // nil before the first batch
 	dirty   bool         // the kernel is unknown: the next call is Sync
-	retryAt time.Time    // when dirty
+	partial bool         // some rows are not in force, but the next change may come
+	retryAt time.Time    // when dirty or partial
 	backoff time.Duration
 	auditAt time.Time
 	rested  time.Time            // when all audits so far will have had their rest
@@ -191,7 +192,7 @@ func (e *Engine) next(ctx context.Context) (service.Batch, *request, error) {
 
 // due is when the loop has to go round even if nothing changes.
 func (e *Engine) due() time.Time {
-	if e.dirty {
+	if e.dirty || e.partial {
 		return e.retryAt
 	}
 	return e.auditAt
@@ -224,28 +225,32 @@ func (e *Engine) report(problems []service.Problem) {
 	}
 }
 
-// program makes the kernel follow. After an error the kernel is unknown, and nothing but Sync helps.
+// program makes the kernel follow. After an error the kernel is unknown, and nothing but Sync helps; if
+// only some rows are not in force, changes go on meanwhile.
 func (e *Engine) program(ctx context.Context, change model.Change) error {
 	now := time.Now()
 	var err error
 	switch {
-	case e.dirty && now.Before(e.retryAt):
-		return nil
+	case (e.dirty || e.partial) && !now.Before(e.retryAt):
+		if err = e.sync(ctx); err == nil {
+			e.dirty, e.partial, e.backoff = false, false, 0
+		}
 	case e.dirty:
-		err = e.sync(ctx)
+		return nil
 	case !change.Empty():
 		err = e.options.Plane.Apply(ctx, e.state, change)
 	}
-	if err == nil && !now.Before(e.auditAt) {
+	if err == nil && !e.partial && !now.Before(e.auditAt) {
 		err = e.audit(ctx)
 	}
 	if err != nil {
 		e.failed(ctx, err)
-		return fmt.Errorf("program the data plane: %w", err)
+		err = fmt.Errorf("program the data plane: %w", err)
 	}
-	e.dirty, e.backoff = false, 0
-	e.status.programmed(time.Now())
-	return nil
+	if !e.dirty {
+		e.status.programmed(time.Now(), e.partial)
+	}
+	return err
 }
 
 // sync programs everything. It leaves nothing for an audit to find, so the next one is put off.
@@ -312,7 +317,8 @@ func (e *Engine) logDrifts(drifts []dataplane.Drift) {
 }
 
 func (e *Engine) failed(ctx context.Context, err error) {
-	e.dirty = true
+	e.partial = errors.Is(err, dataplane.ErrPartial)
+	e.dirty = !e.partial
 	e.backoff = min(max(2*e.backoff, minBackoff), maxBackoff)
 	e.retryAt = time.Now().Add(e.backoff)
 	if ctx.Err() == nil { // else it is no news

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -524,5 +525,61 @@ func TestEngine_reportsProblems(t *testing.T) {
 		if n := strings.Count(r.log.String(), "level=WARN"); n != maxReported+1 || !strings.Contains(r.log.String(), "count=100") {
 			t.Fatalf("%d lines\n%s", n, r.log.String())
 		}
+	})
+}
+
+// partialPlane has rows that it cannot put in force.
+type partialPlane struct {
+	dataplane.Dataplane
+	broken *atomic.Bool
+	calls  *atomic.Int64 // of Sync
+}
+
+func (p partialPlane) state(err error) error {
+	if err == nil && p.broken.Load() {
+		err = fmt.Errorf("%w: %w", dataplane.ErrPartial, errBroken)
+	}
+	return err
+}
+
+func (p partialPlane) Sync(ctx context.Context, s *model.State) error {
+	p.calls.Add(1)
+	return p.state(p.Dataplane.Sync(ctx, s))
+}
+
+func (p partialPlane) Apply(ctx context.Context, s *model.State, c model.Change) error {
+	return p.Dataplane.Apply(ctx, s, c)
+}
+
+// A row that cannot be in force holds up neither the changes of others nor /healthz, and is tried again.
+func TestEngine_partial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		var broken atomic.Bool
+		var calls atomic.Int64
+		broken.Store(true)
+		r.start(func(o *Options) { o.Plane = partialPlane{o.Plane, &broken, &calls} })
+		r.send(web(1, "10.244.0.1"))
+		synctest.Wait()
+		time.Sleep(10 * time.Second) // by then a failed engine waits seconds for its next try
+		for i := 2; i < 5; i++ {
+			r.send(web(i, "10.244.0.1"))
+			synctest.Wait()
+			r.converged()
+		}
+		if s := r.engine.Status(); !r.engine.Healthy() || s.Failures == 0 || !strings.Contains(s.Error, errBroken.Error()) {
+			t.Errorf("the status is %+v; want it healthy, with the error", s)
+		}
+		if n := calls.Load(); n < 3 || n > 20 {
+			t.Errorf("%d calls of Sync; want a few, ever more rarely", n)
+		}
+		broken.Store(false)
+		time.Sleep(maxBackoff)
+		synctest.Wait()
+		if s := r.engine.Status(); s.Failures != 0 || s.Error != "" {
+			t.Errorf("when the row is in force: %+v", s)
+		}
+		r.converged()
+		r.stop()
 	})
 }

@@ -118,7 +118,7 @@ func TestChecks_followRows(t *testing.T) {
 	if body, _ := get(t, "http://"+a.String(), 503); body["serviceProxyHealthy"] != false {
 		t.Fatal(body) // nothing is programmed
 	}
-	e.status.programmed(time.Now())
+	e.status.programmed(time.Now(), false)
 	body, header := get(t, "http://"+a.String()+"/any/path", 200)
 	want := `{"localEndpoints":2,"service":{"name":"web","namespace":"shop"},"serviceProxyHealthy":true}`
 	if got, _ := json.Marshal(body); string(got) != want || header.Get("X-Load-Balancing-Endpoint-Weight") != "2" ||
@@ -149,7 +149,7 @@ func TestChecks_portInUse(t *testing.T) {
 	at := occupied.Addr().(*net.TCPAddr).AddrPort()
 	var log strings.Builder
 	e := New(Options{})
-	e.status.programmed(time.Now())
+	e.status.programmed(time.Now(), false)
 	state := model.NewState()
 	state.Health[at] = model.Health{Service: "shop/web", Local: 1}
 	for range 3 {

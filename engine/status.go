@@ -40,8 +40,14 @@ func (b *statusBox) queued(now time.Time) {
 	})
 }
 
-func (b *statusBox) programmed(now time.Time) {
-	b.change(func(s *Status) { s.LastProgrammed, s.WaitingSince, s.Failures, s.Error = now, time.Time{}, 0, "" })
+// programmed notes success; of a partial one the error remains.
+func (b *statusBox) programmed(now time.Time, partial bool) {
+	b.change(func(s *Status) {
+		s.LastProgrammed, s.WaitingSince = now, time.Time{}
+		if !partial {
+			s.Failures, s.Error = 0, ""
+		}
+	})
 }
 
 func (b *statusBox) failed(err error) {

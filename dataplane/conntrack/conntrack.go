@@ -11,7 +11,9 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -66,21 +68,23 @@ type udpPool struct {
 
 // Sync implements dataplane.Dataplane.
 func (p *plane) Sync(ctx context.Context, s *model.State) error {
-	if err := p.Dataplane.Sync(ctx, s); err != nil {
-		return err
+	partial := p.Dataplane.Sync(ctx, s)
+	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+		return partial
 	}
 	clear(p.rows)
 	clear(p.pools)
 	for key, f := range s.Frontends {
 		p.note(s, key, f)
 	}
-	return p.forget(s, nil)
+	return cmp.Or(p.forget(s, nil), partial)
 }
 
 // Apply implements dataplane.Dataplane.
 func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
-	if err := p.Dataplane.Apply(ctx, s, c); err != nil {
-		return err
+	partial := p.Dataplane.Apply(ctx, s, c)
+	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+		return partial
 	}
 	gone := map[model.Key]bool{}
 	changed := p.poolsLost(c.Pools)
@@ -97,9 +101,9 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		p.drop(key)
 	}
 	if !changed {
-		return nil
+		return partial
 	}
-	return p.forget(s, gone)
+	return cmp.Or(p.forget(s, gone), partial)
 }
 
 // poolsLost takes over changed pools and reports whether a UDP one lost backends.

@@ -121,7 +121,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 
 // settle makes relays serve what the State says, and adds its errors to that of the wrapped plane.
 func (p *plane) settle(s *model.State, touched keys, inner error) error {
-	p.known = inner == nil
+	p.known = inner == nil || errors.Is(inner, dataplane.ErrPartial)
 	var errs []error
 	for key := range touched {
 		errs = append(errs, p.serve(s, key))

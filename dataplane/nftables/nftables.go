@@ -122,14 +122,17 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 	if err != nil {
 		return err
 	}
-	if err := p.commit(tx); err != nil {
-		return err
+	partial := p.commit(tx)
+	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+		return partial
 	}
 	if err := p.settle(tables); err != nil {
 		return err
 	}
-	p.clean = before
-	return nil
+	if partial == nil {
+		p.clean = before
+	}
+	return partial
 }
 
 // plan finds the steps that lead from what the kernel holds to s.
@@ -187,10 +190,17 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := p.commit(tx); err != nil {
+	partial := p.commit(tx)
+	if partial != nil {
+		p.clean = 0
+	}
+	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+		return partial
+	}
+	if err := p.settle(tables); err != nil {
 		return err
 	}
-	return p.settle(tables)
+	return partial
 }
 
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not

@@ -244,11 +244,22 @@ func TestPlane_refusedRow(t *testing.T) {
 		p := newPlane(t, dataplane.Config{})
 		defer p.Close()
 		err := p.Sync(context.Background(), s)
-		if err == nil || !strings.Contains(err.Error(), "10.96.0.10") || !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOTEMPTY) {
+		if !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), "10.96.0.10") || !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOTEMPTY) {
 			t.Errorf("Sync: %v; want the kernel's refusal, with the address", err)
 		}
 		if drifts := audit(t, s); len(drifts) != 1 || !strings.Contains(drifts[0], "10.96.0.10") {
 			t.Errorf("more than the refused element is missing:\n%s", strings.Join(drifts, "\n"))
+		}
+		next := s.Clone()
+		row.Allow = row.Allow[:1]
+		next.Frontends[key] = row
+		next.Guards[netip.MustParsePrefix("10.97.0.0/16")] = model.Drop
+		if err := p.Apply(context.Background(), next, model.Diff(s, next)); err != nil && !errors.Is(err, dataplane.ErrPartial) {
+			t.Errorf("a change after the refusal: %v", err)
+		}
+		check(t, p.Sync(context.Background(), next))
+		if drifts := audit(t, next); len(drifts) > 0 {
+			t.Errorf("when the row is mended:\n%s", strings.Join(drifts, "\n"))
 		}
 	})
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
 )
 
 // A step is one thing to do to the kernel: one element to add to or delete from a set, or the
@@ -63,7 +65,8 @@ const (
 	maxRefusals = 16
 )
 
-// commit performs the steps in as few kernel transactions as chunkSize allows.
+// commit performs the steps in as few kernel transactions as chunkSize allows. The error is
+// dataplane.ErrPartial if all but a few steps, which the kernel refuses, have been done.
 func (p *Plane) commit(t *transaction) error {
 	if t.whole {
 		return p.send(t, t.steps)
@@ -74,7 +77,11 @@ func (p *Plane) commit(t *transaction) error {
 		p.isolate(t, steps[:n], &errs)
 		steps = steps[n:]
 	}
-	return errors.Join(errs...)
+	err := errors.Join(errs...)
+	if err == nil || len(errs) >= maxRefusals || slices.ContainsFunc(errs, func(e error) bool { return !refused(e) }) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
 }
 
 // chunk is how many of the steps make up the next kernel transaction.
