@@ -565,7 +565,9 @@ func TestEngine_partial(t *testing.T) {
 		for i := 2; i < 5; i++ {
 			r.send(web(i, "10.244.0.1"))
 			synctest.Wait()
-			r.converged()
+			if got, want := r.kernel.String(), r.state.String(); got != want {
+				t.Errorf("kernel:\n%s\nwant at once:\n%s", got, want)
+			}
 		}
 		if s := r.engine.Status(); !r.engine.Healthy() || s.Failures == 0 || !strings.Contains(s.Error, errBroken.Error()) {
 			t.Errorf("the status is %+v; want it healthy, with the error", s)
