@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -83,6 +84,11 @@ func (d *daemon) run(ctx context.Context) error {
 	level := slog.LevelInfo
 	if d.verbose {
 		level = slog.LevelDebug
+	}
+	if os.Getenv("GOGC") == "" {
+		// Most memory is taken once, while all is read and programmed for the first time. A fifth
+		// more CPU then saves a seventh of the peak, which is what counts on a full node.
+		debug.SetGCPercent(50)
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	plane, err := planeNamed(d.mode)

@@ -35,6 +35,9 @@ func (t *table) sync(s *model.State) error {
 	return errors.Join(errs...)
 }
 
+// likelySlots is to what size a pool may well grow.
+const likelySlots = 32
+
 // prepare makes the classes of the sizes that pools are likely to have one day. While the maps are
 // empty this costs next to nothing, see maxSpare.
 func (t *table) prepare(s *model.State) error {
@@ -46,7 +49,7 @@ func (t *table) prepare(s *model.State) error {
 		}
 	}
 	for c, n := range largest {
-		for c.slots = 1; c.slots <= min(2*n, maxSpare/2/len(largest)); c.slots++ {
+		for c.slots = 1; c.slots <= min(max(2*n, likelySlots), maxSpare/2/len(largest)); c.slots++ {
 			if _, err := t.use(c); err != nil {
 				return err
 			}
