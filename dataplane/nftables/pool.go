@@ -34,8 +34,8 @@ type staleHandle struct {
 	of *sticky // nil: not known
 }
 
-// setPool makes the kernel hold a pool. Its frontends follow when the number of its slots changes:
-// after what is added and before what is deleted.
+// setPool makes the kernel hold a pool, but for the slots that it loses, see trim. Its frontends follow
+// when their number changes.
 func (t *table) setPool(id model.PoolID, want model.Pool) error {
 	p, old := t.pools[id], t.pools[id]
 	if p == nil || (p.sticky != nil) != (want.Affinity > 0) {
@@ -59,14 +59,30 @@ func (t *table) setPool(id model.PoolID, want model.Pool) error {
 			return err
 		}
 	}
-	for i := len(p.slots); i < len(before); i++ {
-		t.setSlot(p, i, before[i], netip.AddrPort{})
+	if len(p.slots) < len(before) {
+		t.surplus = append(t.surplus, surplus{p, before})
 	}
 	t.dropHandles(p)
 	if old != nil && old != p {
 		t.deletePoolElements(old)
 	}
 	return nil
+}
+
+// surplus are slots beyond those that a pool has now.
+type surplus struct {
+	*pool
+	before []netip.AddrPort
+}
+
+// trim deletes the slots that pools have lost, when no frontend chooses among them any more.
+func (t *table) trim() {
+	for _, s := range t.surplus {
+		for i := len(s.slots); i < len(s.before); i++ {
+			t.setSlot(s.pool, i, s.before[i], netip.AddrPort{})
+		}
+	}
+	t.surplus = nil
 }
 
 func (t *table) newPool(affinity bool) (*pool, error) {

@@ -148,7 +148,7 @@ func (t *table) releaseSources(s *model.State) {
 	}
 }
 
-// setRows sets pools first, then the frontends that refer to them.
+// setRows sets pools first, then the frontends that refer to them, and deletes what both have left.
 func (t *table) setRows(
 	s *model.State, pools map[model.PoolID]model.Pool, frontends map[model.Key]model.Frontend,
 ) error {
@@ -163,6 +163,7 @@ func (t *table) setRows(
 			errs = append(errs, t.setFrontend(key, f, s.Pools[f.Pool]))
 		}
 	}
+	t.trim()
 	return errors.Join(errs...)
 }
 

@@ -44,6 +44,7 @@ type table struct {
 
 	backends map[handle]netip.AddrPort // elements of the map of that name
 	stale    []staleHandle
+	surplus  []surplus
 	recheck  bool // the memory of affinity may hold more than stale handles
 
 	tx *transaction
