@@ -24,7 +24,7 @@ func cleanCommand() *cobra.Command {
 func clean(ctx context.Context) error {
 	var errs []error
 	for _, mode := range slices.Sorted(maps.Keys(planes())) {
-		p, err := planes()[mode].new(dataplane.Config{})
+		p, err := planes()[mode].open(dataplane.Config{})
 		switch {
 		case errors.Is(err, dataplane.ErrUnsupported):
 			continue // then it has made nothing

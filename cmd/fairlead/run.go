@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
@@ -29,6 +30,15 @@ type plane struct {
 	// nodePorts is what --nodeport-addresses means if it is not set: what kube-proxy's mode of that
 	// name does.
 	nodePorts []string
+}
+
+// open makes the plane; of its errors the most frequent one says what to do.
+func (p plane) open(c dataplane.Config) (dataplane.Dataplane, error) {
+	opened, err := p.new(c)
+	if errors.Is(err, unix.EPERM) {
+		err = fmt.Errorf("root, or CAP_NET_ADMIN, is needed to program the kernel: %w", err)
+	}
+	return opened, err
 }
 
 func planes() map[string]plane {
@@ -124,14 +134,17 @@ func (d *daemon) engine(o service.Options, log *slog.Logger) (engine.Options, er
 
 // drive opens the source and the plane and runs the engine on them.
 func (d *daemon) drive(ctx context.Context, e engine.Options, p plane, name string) (err error) {
+	if len(d.manifests) == 0 {
+		return misused(errNoManifests)
+	}
+	if e.Plane, err = p.open(dataplane.Config{Mark: dataplane.DefaultMark, Log: e.Log}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Plane.Close()) }()
 	if e.Source, err = d.source(name, e.Log); err != nil {
 		return misused(err)
 	}
 	defer func() { err = errors.Join(err, e.Source.Close()) }()
-	if e.Plane, err = p.new(dataplane.Config{Mark: dataplane.DefaultMark, Log: e.Log}); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, e.Plane.Close()) }()
 	if e.ControlSocket != "" {
 		if err := os.MkdirAll(filepath.Dir(e.ControlSocket), 0o755); err != nil {
 			return fmt.Errorf("--control-socket: %w", err)
