@@ -25,6 +25,7 @@ const (
 // this avoids the wait for an RCU grace period that closing a socket with deletions pending costs.
 type conn struct {
 	fd      int
+	chunk   int // bytes of steps that one transaction may have
 	seq     uint32
 	buf     []byte // of the message being built
 	receive []byte
@@ -42,21 +43,23 @@ func dial() (*conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	c := &conn{fd: fd, receive: make([]byte, readSize)}
+	c := &conn{fd: fd, chunk: chunkSize, receive: make([]byte, readSize)}
 	err = errors.Join(
 		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: timeout}),
 		setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer),
 		setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, receiveBuffer))
 	if err != nil {
-		c.close()
-		return nil, fmt.Errorf("set up netlink socket: %w", err)
+		return nil, errors.Join(fmt.Errorf("set up netlink socket: %w", err), c.close())
+	}
+	if size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF); err == nil {
+		c.chunk = min(c.chunk, size/2) // the other half is more than the headers of messages need
 	}
 	return c, nil
 }
 
 // setBuffer sets the size of a buffer. The root of a user namespace may not exceed the system's limit
-// (net.core.wmem_max and rmem_max), within which a few hundred Services fit.
+// (net.core.wmem_max and rmem_max).
 func setBuffer(fd, force, limited, size int) error {
 	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, size)
 	if errors.Is(err, unix.EPERM) {

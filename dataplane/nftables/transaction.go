@@ -65,7 +65,7 @@ const (
 	maxRefusals = 16
 )
 
-// commit performs the steps in as few kernel transactions as chunkSize allows. The error is
+// commit performs the steps in as few kernel transactions as their size allows. The error is
 // dataplane.ErrPartial if all but a few steps, which the kernel refuses, have been done.
 func (p *Plane) commit(t *transaction) error {
 	if t.whole {
@@ -73,7 +73,7 @@ func (p *Plane) commit(t *transaction) error {
 	}
 	var errs []error
 	for steps := t.steps; len(steps) > 0; {
-		n := t.chunk(steps)
+		n := t.chunk(steps, p.conn.chunk)
 		p.isolate(t, steps[:n], &errs)
 		steps = steps[n:]
 	}
@@ -85,9 +85,9 @@ func (p *Plane) commit(t *transaction) error {
 }
 
 // chunk is how many of the steps make up the next kernel transaction.
-func (t *transaction) chunk(steps []step) int {
+func (t *transaction) chunk(steps []step, size int) int {
 	for n := range steps {
-		if steps[n].to-steps[0].from > chunkSize && n > 0 && !steps[n-1].joined {
+		if steps[n].to-steps[0].from > size && n > 0 && !steps[n-1].joined {
 			return n
 		}
 	}
