@@ -317,10 +317,16 @@ func (e *Engine) logDrifts(drifts []dataplane.Drift) {
 }
 
 func (e *Engine) failed(ctx context.Context, err error) {
-	e.partial = errors.Is(err, dataplane.ErrPartial)
-	e.dirty = !e.partial
-	e.backoff = min(max(2*e.backoff, minBackoff), maxBackoff)
-	e.retryAt = time.Now().Add(e.backoff)
+	partial := errors.Is(err, dataplane.ErrPartial)
+	if now := time.Now(); !e.partial || !partial || !now.Before(e.retryAt) {
+		// A change that fails in part while others wait for their retry does not put that off.
+		e.backoff = min(max(2*e.backoff, minBackoff), maxBackoff)
+		e.retryAt = now.Add(e.backoff)
+	}
+	e.partial, e.dirty = partial, !partial
+	if e.dirty {
+		e.status.queued(time.Now()) // a repair that fails is a change that waits
+	}
 	if ctx.Err() == nil { // else it is no news
 		e.status.failed(err)
 		e.options.Log.Error("programming the data plane failed", "error", err, "retry", e.backoff)

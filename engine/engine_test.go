@@ -548,7 +548,7 @@ func (p partialPlane) Sync(ctx context.Context, s *model.State) error {
 }
 
 func (p partialPlane) Apply(ctx context.Context, s *model.State, c model.Change) error {
-	return p.Dataplane.Apply(ctx, s, c)
+	return p.state(p.Dataplane.Apply(ctx, s, c))
 }
 
 // A row that cannot be in force holds up neither the changes of others nor /healthz, and is tried again.
@@ -568,6 +568,14 @@ func TestEngine_partial(t *testing.T) {
 			if got, want := r.kernel.String(), r.state.String(); got != want {
 				t.Errorf("kernel:\n%s\nwant at once:\n%s", got, want)
 			}
+		}
+		before := calls.Load()
+		for i := range 1000 { // changes that come all the time do not put the retry off
+			r.send(web(5, fmt.Sprintf("10.244.1.%d", i%200+1)))
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := calls.Load() - before; n < 3 {
+			t.Errorf("%d calls of Sync in 100 s of changes", n)
 		}
 		if s := r.engine.Status(); !r.engine.Healthy() || s.Failures == 0 || !strings.Contains(s.Error, errBroken.Error()) {
 			t.Errorf("the status is %+v; want it healthy, with the error", s)

@@ -60,7 +60,7 @@ func (t *table) element(verb uint16, s int, key, data []byte) {
 func (t *table) beginElement(verb uint16, s int, key, keyEnd []byte) {
 	var flags uint16
 	if verb == unix.NFT_MSG_NEWSETELEM {
-		flags = unix.NLM_F_CREATE
+		flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL // what is there already is not what we think
 	}
 	t.tx.begin(verb, flags, t)
 	t.tx.steps[len(t.tx.steps)-1].set = t.sets[s]

@@ -45,7 +45,11 @@ func (t *table) listing(verb uint16, reset func(), each func(attrs []byte)) list
 }
 
 func (t *table) loadTable(c *conn) error {
-	l := t.listing(unix.NFT_MSG_GETTABLE, func() {}, func([]byte) { t.exists = true })
+	l := t.listing(unix.NFT_MSG_GETTABLE, func() {}, func(attrs []byte) {
+		flags := attribute(attrs, unix.NFTA_TABLE_FLAGS)
+		t.exists = true
+		t.foreign = len(flags) == 4 && binary.BigEndian.Uint32(flags) != 0 // dormant, or somebody's own
+	})
 	l.filter = nil // with a filter the kernel wants to be asked for one table, not for a list
 	return c.dump(l)
 }
@@ -82,7 +86,8 @@ func (t *table) loadChains(c *conn) error {
 	return c.dump(t.listing(unix.NFT_MSG_GETCHAIN, reset, func(attrs []byte) {
 		name := attributeString(attrs, unix.NFTA_CHAIN_NAME)
 		t.chains[name] = nil
-		t.foreign = t.foreign || !hooks[name].is(attrs)
+		policy := attribute(attrs, unix.NFTA_CHAIN_POLICY)
+		t.foreign = t.foreign || !hooks[name].is(attrs) || len(policy) == 4 && binary.BigEndian.Uint32(policy) != acceptPolicy
 	}))
 }
 
@@ -163,9 +168,10 @@ func (t *table) loadSet(c *conn, i int) error {
 		})
 	case i == classes:
 		return t.list(c, s, func() { clear(t.found.classes) }, func(e element) {
-			if len(e.key) == 4 {
-				t.found.classes[e.chain] = token(binary.NativeEndian.Uint32(e.key)).class()
-			}
+			id := token(binary.NativeEndian.Uint32(append(e.key, 0, 0, 0, 0))).class()
+			_, twice := t.found.classes[e.chain]
+			t.foreign = t.foreign || twice
+			t.found.classes[e.chain] = id
 		})
 	case s.interval() && s.flags&setConcat == 0:
 		return t.loadRanges(c, i)
@@ -185,24 +191,29 @@ func (t *table) foundSlot(e element) {
 	if !ok || len(e.key) != 8 {
 		return
 	}
-	place(t.found.slots, e.key, backend)
+	t.foreign = t.foreign || !place(t.found.slots, e.key, backend)
 }
 
 func (t *table) foundChoice(e element) {
 	if len(e.key) == 8 && len(e.data) == 4 {
-		place(t.found.choices, e.key, handle(binary.NativeEndian.Uint32(e.data)))
+		t.foreign = t.foreign || !place(t.found.choices, e.key, handle(binary.NativeEndian.Uint32(e.data)))
 	}
 }
 
-// place puts the data of a slot, whose key is the pool's number and an index, where it belongs.
-func place[T any](found map[uint32][]T, key []byte, data T) {
+// place puts the data of a slot, whose key is the pool's number and an index, where it belongs. It
+// reports whether we may have made the slot.
+func place[T any](found map[uint32][]T, key []byte, data T) bool {
 	number, i := binary.NativeEndian.Uint32(key), int(binary.NativeEndian.Uint32(key[4:]))
+	if i >= maxIndex+maxSlots {
+		return false
+	}
 	list := found[number]
 	if i >= len(list) {
 		list = append(list, make([]T, i+1-len(list))...)
 	}
 	list[i] = data
 	found[number] = list
+	return true
 }
 
 // loadRanges pairs the ends of ranges, which the kernel lists as elements of their own.

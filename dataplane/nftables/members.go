@@ -67,6 +67,15 @@ func (t *table) member(verb uint16, s int, key string) {
 	}
 }
 
+// sourcesOf are the keys of the elements that allow sources to reach a frontend now.
+func (t *table) sourcesOf(key model.Key) []string {
+	r := t.rows[key]
+	if r.found {
+		return t.found.sources[key]
+	}
+	return t.encodeSources(key, r.allow)
+}
+
 // encodeSources are the keys of the elements that allow sources to reach a frontend.
 func (t *table) encodeSources(key model.Key, allow []netip.Prefix) (keys []string) {
 	for _, p := range allow {

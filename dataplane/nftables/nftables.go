@@ -119,13 +119,14 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 	}
 	p.own = 0
 	tables, tx, err := p.plan(s)
-	if err != nil {
+	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return err
 	}
 	partial := p.commit(tx)
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return partial
 	}
+	partial = errors.Join(err, partial)
 	if err := p.settle(tables); err != nil {
 		return err
 	}
@@ -135,7 +136,8 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 	return partial
 }
 
-// plan finds the steps that lead from what the kernel holds to s.
+// plan finds the steps that lead from what the kernel holds to s. With ErrPartial they do so but for the
+// rows that the error names.
 func (p *Plane) plan(s *model.State) ([]*table, *transaction, error) {
 	tx := &transaction{}
 	tables := p.newTables(tx)
@@ -153,7 +155,10 @@ func (p *Plane) plan(s *model.State) ([]*table, *transaction, error) {
 		}
 		errs = append(errs, t.sync(s))
 	}
-	return tables, tx, errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return tables, tx, fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+	}
+	return tables, tx, nil
 }
 
 // settle is called when the kernel has done what the tables' transaction says.
@@ -210,11 +215,14 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
+	if p.tables != nil && p.tables[0].localnet && !p.localnet.on() {
+		return []dataplane.Drift{{Object: localnetFile, Want: "1", Have: "0"}}, nil
+	}
 	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own {
 		return nil, nil
 	}
 	tables, tx, err := p.plan(s)
-	if err != nil {
+	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return nil, err
 	}
 	if len(tx.steps) == 0 && p.tables != nil {
@@ -223,7 +231,8 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 	var drifts []dataplane.Drift
 	for _, t := range tables {
 		if t.missing {
-			drifts = append(drifts, dataplane.Drift{Object: t.describe(unix.NFT_MSG_NEWTABLE, nil), Want: "all its rows, as this version lays them out"})
+			table := t.describe(unix.NFT_MSG_NEWTABLE, nil)
+			drifts = append(drifts, dataplane.Drift{Object: table, Want: "all its rows, as this version lays them out"})
 		}
 	}
 	for i := range tx.steps {

@@ -205,6 +205,8 @@ func TestPlane_repairs(t *testing.T) {
 		"delete table ip6 fairlead",
 		"flush ruleset",
 		"flush table ip6 fairlead",
+		"add table ip fairlead { flags dormant; }",
+		"add chain ip fairlead prerouting { policy drop; }",
 		"delete table ip fairlead; add table ip fairlead; add map ip fairlead frontends { type ipv4_addr : mark; }",
 	}
 	for _, damage := range damages {
@@ -231,6 +233,49 @@ func TestPlane_repairs(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A change on a ruleset that somebody has flushed fails as a whole: what is missing is not only what it
+// was about.
+func TestPlane_changeAfterFlush(t *testing.T) {
+	inNamespace(t, func(t *testing.T) {
+		s := parse(t, example)
+		p := newPlane(t, dataplane.Config{})
+		defer p.Close()
+		check(t, p.Sync(context.Background(), s))
+		nft(t, "flush ruleset")
+		next := s.Clone()
+		next.Guards[netip.MustParsePrefix("10.96.0.11/32")] = model.Reject
+		if err := p.Apply(context.Background(), next, model.Diff(s, next)); err == nil || errors.Is(err, dataplane.ErrPartial) {
+			t.Errorf("Apply: %v; want an error that asks for Sync", err)
+		}
+		check(t, p.Sync(context.Background(), next))
+		if drifts := audit(t, next); len(drifts) > 0 {
+			t.Errorf("after Sync:\n%s", strings.Join(drifts, "\n"))
+		}
+	})
+}
+
+// More ways to treat packets than there are classes: what does not fit is named, the rest is served.
+func TestPlane_tooManyClasses(t *testing.T) {
+	inNamespace(t, func(t *testing.T) {
+		s := model.NewState()
+		for i := range maxClass + 10 {
+			id := model.PoolID{Service: fmt.Sprintf("default/svc-%d", i)}
+			backend := model.Backend{AddrPort: netip.MustParseAddrPort("10.244.1.1:80"), Weight: 1}
+			s.Pools[id] = model.Pool{Backends: []model.Backend{backend}, Affinity: time.Duration(i+1) * time.Second}
+			s.Frontends[model.Key{Addr: address(false, 10, 96, byte(i>>8), byte(i)), Port: 80, Protocol: model.TCP}] =
+				model.Frontend{Service: id.Service, Verdict: model.Forward, Pool: id}
+		}
+		p := newPlane(t, dataplane.Config{})
+		defer p.Close()
+		if err := p.Sync(context.Background(), s); !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), "frontend 10.96.") {
+			t.Errorf("Sync: %v; want the frontends that are left out", err)
+		}
+		if n := strings.Count(nft(t, "list map ip fairlead frontends"), ". 80 :"); n < maxClass-maxSpare {
+			t.Errorf("only %d frontends are served", n)
+		}
+	})
 }
 
 // A row that the kernel refuses is named and does not keep the others out.

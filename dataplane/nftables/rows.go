@@ -22,7 +22,7 @@ func (t *table) sync(s *model.State) error {
 	}
 	t.recheck = true
 	t.adopt(s)
-	t.releaseSources(s)
+	t.findSources()
 	errs := []error{t.needLocalnet(s.Frontends), t.setRows(s, s.Pools, s.Frontends), t.setPods(s)}
 	t.setGuards(s)
 	for key := range t.rows {
@@ -35,21 +35,27 @@ func (t *table) sync(s *model.State) error {
 	return errors.Join(errs...)
 }
 
-// likelySlots is to what size a pool may well grow.
-const likelySlots = 32
+// manySlots is for how many slots it is worth while to make classes that nobody may ever use: the
+// kernel walks that many in half a millisecond.
+const manySlots = 10_000
 
 // prepare makes the classes of the sizes that pools are likely to have one day. While the maps are
-// empty this costs next to nothing, see maxSpare.
+// empty this costs little, see maxSpare.
 func (t *table) prepare(s *model.State) error {
 	largest := map[class]int{} // for each kind of class, whatever its size
+	total := 0
 	for key, f := range s.Frontends {
 		if t.mine(key.Addr) && f.Verdict == model.Forward {
-			c := classOf(key, f, s.Pools[f.Pool])
-			largest[c] = max(largest[c], len(s.Pools[f.Pool].Backends))
+			c, n := classOf(key, f, s.Pools[f.Pool]), len(s.Pools[f.Pool].Backends)
+			largest[c] = max(largest[c], n)
+			total += n
 		}
 	}
+	if total < manySlots {
+		return nil
+	}
 	for c, n := range largest {
-		for c.slots = 1; c.slots <= min(max(2*n, likelySlots), maxSpare/2/len(largest)); c.slots++ {
+		for c.slots = 1; c.slots <= min(2*n, maxSpare/2/len(largest)); c.slots++ {
 			if _, err := t.use(c); err != nil {
 				return err
 			}
@@ -65,9 +71,10 @@ func (t *table) mine(a netip.Addr) bool { return a.BitLen() == int(t.family.addr
 // adopt gives the pools of s the numbers under which the kernel holds them, as the tokens of their
 // frontends tell.
 func (t *table) adopt(s *model.State) {
+	shared := t.sharedNumbers(s)
 	for key, f := range s.Frontends {
 		number := t.rows[key].token.pool()
-		if number == 0 || f.Verdict != model.Forward || t.pools[f.Pool] != nil {
+		if number == 0 || shared[number] || f.Verdict != model.Forward || t.pools[f.Pool] != nil {
 			continue
 		}
 		if list, ok := t.found.slots[number]; ok && s.Pools[f.Pool].Affinity == 0 {
@@ -82,6 +89,20 @@ func (t *table) adopt(s *model.State) {
 		}
 	}
 	t.dropUnknownHandles()
+}
+
+// sharedNumbers are those under which frontends of several pools of s are in the kernel. None of them may
+// keep it: until all are told apart, the others would lead to its backends.
+func (t *table) sharedNumbers(s *model.State) map[uint32]bool {
+	of, shared := map[uint32]model.PoolID{}, map[uint32]bool{}
+	for key, f := range s.Frontends {
+		number := t.rows[key].token.pool()
+		if id, ok := of[number]; ok && id != f.Pool {
+			shared[number] = true
+		}
+		of[number] = f.Pool
+	}
+	return shared
 }
 
 // adoptSticky takes over a pool with affinity, or returns nil if what the kernel holds of it is not whole.
@@ -128,21 +149,13 @@ func (t *table) dropUnknownHandles() {
 	}
 }
 
-// releaseSources deletes the allowed sources that no row of s names, before others are added which
-// they might overlap.
-func (t *table) releaseSources(s *model.State) {
-	wanted := map[string]bool{}
-	for key, f := range s.Frontends {
-		if f.Allow != nil && t.mine(key.Addr) {
-			for _, k := range t.encodeSources(key, f.Allow) {
-				wanted[k] = true
-			}
-		}
-	}
-	for _, i := range []int{sources, internalSources} {
-		for key := range t.members[i] {
-			if !wanted[key] {
-				t.release(i, key)
+// findSources sorts the allowed sources in the kernel by their frontend, with which they change.
+func (t *table) findSources() {
+	for scope, i := range []int{sources, internalSources} {
+		for element := range t.members[i] {
+			n := len(element) - 2*int(t.family.address.size)
+			if key, ok := decodeKey([]byte(element[:n]), model.Scope(scope)); ok {
+				t.found.sources[key] = append(t.found.sources[key], element)
 			}
 		}
 	}

@@ -168,7 +168,7 @@ type token uint32
 const (
 	poolBits  = 20
 	poolMask  = 1<<poolBits - 1
-	maxClass  = 1<<(32-poolBits) - 1
+	maxClass  = 1<<(31-poolBits) - 1 // the highest bit tells tokens from handles
 	maxNumber = poolMask
 )
 
@@ -179,6 +179,8 @@ type handle uint32
 const (
 	stickyBits = 16
 	stickyMask = 0xffffffff << stickyBits & 0xffffffff
+	handleBit  = 1 << 31 // set in handles and clear in tokens
+	minSticky  = handleBit >> stickyBits
 	maxSticky  = 1<<(32-stickyBits) - 1
 	maxIndex   = 1<<stickyBits - 1
 )
@@ -204,7 +206,10 @@ type class struct {
 // chain is the name of the class's chain; it says all of the class.
 func (c class) chain() string {
 	words := []string{c.verdict.String()}
-	if c.verdict == model.Forward {
+	switch {
+	case c.verdict != model.Forward && !c.limited:
+		words = append(words, "all") // a chain named reject or drop cannot be listed by itself
+	case c.verdict == model.Forward:
 		words = append(words, fmt.Sprint(c.slots), "snat", c.snat.String())
 	}
 	if c.affinity > 0 {
@@ -320,17 +325,21 @@ func (t *table) constantChains() []chain {
 	}
 }
 
-// spoofed drops what comes from elsewhere for 127.0.0.0/8, as the kernel does unless route_localnet
+// spoofed drops what comes from elsewhere for or from 127.0.0.0/8, as the kernel does unless route_localnet
 // is set. (IPv6 has no such switch.)
 func (t *table) spoofed() []rule {
 	if t.v6() {
 		return nil
 	}
 	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
-	return []rule{{"not from elsewhere", all(
-		t.family.load(t.family.destination, 0), maskBytes([]byte{255, 0, 0, 0}, native(0)), equals([]byte{127, 0, 0, 0}),
-		loadMeta(expr.MetaKeyIIFTYPE, 0), differs(loopback),
-		drop())}}
+	var rules []rule
+	for _, address := range []uint32{t.family.destination, t.family.source} {
+		rules = append(rules, rule{"not from elsewhere", all(
+			t.family.load(address, 0), maskBytes([]byte{255, 0, 0, 0}, native(0)), equals([]byte{127, 0, 0, 0}),
+			loadMeta(expr.MetaKeyIIFTYPE, 0), differs(loopback),
+			drop())})
+	}
+	return rules
 }
 
 // dispatch finds the token of the destination and goes to the chain of its class. The token travels
@@ -437,9 +446,14 @@ func (t *table) classChain(c class) chain {
 	}
 	if c.affinity == 0 {
 		add("", t.translate(choose(c.slots, "slots"))...)
+		// Each look-up sees the ruleset as it is at that moment, the chain as it was when the packet
+		// came. A slot that is gone meanwhile must not let the packet pass untranslated.
+		add("the slot is gone", t.translate(choose(1, "slots"))...)
+		add("", drop())
 		return result
 	}
 	result.rules = append(result.rules, t.affinityRules(c)...)
+	add("the backend is gone", drop())
 	return result
 }
 
@@ -478,6 +492,7 @@ func (t *table) affinityRules(c class) []rule {
 	}
 	return []rule{
 		{"choose", append(choose(c.slots, "choices"), storeMeta(expr.MetaKeyPRIORITY))},
+		{"the slot is gone", all(loadMeta(expr.MetaKeyPRIORITY, 0), bits(handleBit, 0), equals(native(0)), drop())},
 		{"remember", append(slices.Clone(client), loadMeta(expr.MetaKeyPRIORITY, n+1), update)},
 		{"recall", append(slices.Clone(client), find("affinity"), storeMeta(expr.MetaKeyPRIORITY))},
 		{"", t.translate(all(loadMeta(expr.MetaKeyPRIORITY, 0), find("backends")))},

@@ -132,7 +132,25 @@ func (t *table) newSet(s *set) {
 		t.concatenation(s.key)
 	}
 	t.tx.close(desc)
+	t.tx.attr(unix.NFTA_SET_USERDATA, s.userData())
 	t.tx.end()
+}
+
+// userData tells nft, which prints them, that single keys and data of ours are in host byte order.
+func (s *set) userData() (b []byte) {
+	const keyByteOrder, dataByteOrder, host, network = 0, 1, 1, 2
+	order := func(kind byte, fields []field) {
+		o := byte(network)
+		if len(fields) == 1 && fields[0] == priorityField {
+			o = host
+		}
+		b = append(b, kind, 4, o, 0, 0, 0)
+	}
+	order(keyByteOrder, s.key)
+	if s.data != nil {
+		order(dataByteOrder, s.data)
+	}
+	return b
 }
 
 // concatenation describes the parts of the key to sets that look up ranges.

@@ -65,6 +65,7 @@ type classUse struct {
 
 // found is what load saw in the kernel and nobody has claimed yet.
 type found struct {
+	sources map[model.Key][]string      // keys of elements, by frontend
 	slots   map[uint32][]netip.AddrPort // by pool number
 	choices map[uint32][]handle         // by pool number
 	classes map[string]uint32           // id by name of chain
@@ -76,10 +77,10 @@ func newTable(f family, mark uint32) *table {
 		foundSets: map[string]bool{}, chains: map[string][]string{},
 		rows: map[model.Key]row{}, pools: map[model.PoolID]*pool{},
 		classes: map[class]*classUse{}, byID: map[uint32]class{},
-		found:    found{map[uint32][]netip.AddrPort{}, map[uint32][]handle{}, map[string]uint32{}},
+		found:    found{map[model.Key][]string{}, map[uint32][]netip.AddrPort{}, map[uint32][]handle{}, map[string]uint32{}},
 		numbers:  ids{next: 1, max: maxNumber},
 		classIDs: ids{next: 1, max: maxClass},
-		stickies: ids{next: 1, max: maxSticky},
+		stickies: ids{next: minSticky, first: minSticky, max: maxSticky},
 		backends: map[handle]netip.AddrPort{},
 	}
 	for i := range t.members {
@@ -91,7 +92,8 @@ func newTable(f family, mark uint32) *table {
 // ids hands out numbers. Those given back are handed out again after the next settle, because the
 // kernel may hold elements under them until the transaction is done.
 type ids struct {
-	next, max   uint32
+	first, next uint32
+	max         uint32
 	free, given []uint32
 }
 
@@ -119,7 +121,7 @@ func (i *ids) reserve(taken map[uint32]bool) {
 	for id := range taken {
 		i.next = max(i.next, id+1)
 	}
-	for id := uint32(1); id < i.next; id++ {
+	for id := max(i.first, 1); id < i.next; id++ {
 		if !taken[id] {
 			i.free = append(i.free, id)
 		}
@@ -138,7 +140,7 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, of model.Pool) erro
 	}
 	// A source that is new is let in before the frontend asks for it, one that is gone is shut out
 	// at once.
-	t.replace(sources+int(key.Scope), t.encodeSources(key, t.rows[key].allow), t.encodeSources(key, f.Allow))
+	t.replace(sources+int(key.Scope), t.sourcesOf(key), t.encodeSources(key, f.Allow))
 	if err := t.setToken(key, c, p); err != nil {
 		return err
 	}
@@ -204,7 +206,7 @@ func (t *table) deleteFrontend(key model.Key) {
 		return
 	}
 	t.element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), encodeKey(key), nil)
-	t.replace(sources+int(key.Scope), t.encodeSources(key, old.allow), nil)
+	t.replace(sources+int(key.Scope), t.sourcesOf(key), nil)
 	old.unlink(key, nil)
 	t.unuse(old)
 	t.internals -= int(key.Scope)

@@ -61,7 +61,7 @@ const (
 	chunkSize = 512 << 10
 	// maxAttribute is the most that one list of elements may hold: its length is a uint16.
 	maxAttribute = 1<<16 - 512
-	// maxRefusals is after how many refused steps the others are no longer tried one by one.
+	// maxRefusals is after how many refused steps those of a refused transaction are not tried apart.
 	maxRefusals = 16
 )
 
@@ -97,9 +97,6 @@ func (t *transaction) chunk(steps []step, size int) int {
 // isolate performs steps in one kernel transaction or, if the kernel refuses it, in ever smaller
 // ones, so that a row which the kernel does not take does not keep the others out.
 func (p *Plane) isolate(t *transaction, steps []step, errs *[]error) {
-	if len(*errs) >= maxRefusals {
-		return
-	}
 	err := p.send(t, steps)
 	if err == nil {
 		return
@@ -108,7 +105,7 @@ func (p *Plane) isolate(t *transaction, steps []step, errs *[]error) {
 	for half > 0 && steps[half-1].joined {
 		half--
 	}
-	if half == 0 || !refused(err) {
+	if half == 0 || !refused(err) || len(*errs) >= maxRefusals {
 		*errs = append(*errs, err)
 		return
 	}
@@ -116,10 +113,11 @@ func (p *Plane) isolate(t *transaction, steps []step, errs *[]error) {
 	p.isolate(t, steps[half:], errs)
 }
 
-// refused reports whether an error is about what was sent, not about the connection or our rights.
+// refused reports whether an error is about what was sent, not about the connection, our rights, or a
+// ruleset that is not what we take it for.
 func refused(err error) bool {
 	var r *refusal
-	return errors.As(err, &r) && !errors.Is(err, unix.EPERM)
+	return errors.As(err, &r) && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ENOENT)
 }
 
 // refusal is the kernel's answer to a step.
