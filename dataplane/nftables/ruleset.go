@@ -453,7 +453,7 @@ func (t *table) classChain(c class) chain {
 		return result
 	}
 	result.rules = append(result.rules, t.affinityRules(c)...)
-	add("the backend is gone", drop())
+	add("", drop())
 	return result
 }
 
@@ -496,5 +496,9 @@ func (t *table) affinityRules(c class) []rule {
 		{"remember", append(slices.Clone(client), loadMeta(expr.MetaKeyPRIORITY, n+1), update)},
 		{"recall", append(slices.Clone(client), find("affinity"), storeMeta(expr.MetaKeyPRIORITY))},
 		{"", t.translate(all(loadMeta(expr.MetaKeyPRIORITY, 0), find("backends")))},
+		// Normally forget has been here before. The client's next attempt gets another backend.
+		{"the backend is gone", append(slices.Clone(client), loadMeta(expr.MetaKeyPRIORITY, n+1), &expr.Dynset{
+			SrcRegKey: word(0), SrcRegData: word(n + 1), SetName: "affinity", Operation: dynsetDelete,
+		})},
 	}
 }

@@ -138,11 +138,16 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, of model.Pool) erro
 		}
 		c.slots = len(p.slots)
 	}
-	// A source that is new is let in before the frontend asks for it, one that is gone is shut out
-	// at once.
-	t.replace(sources+int(key.Scope), t.sourcesOf(key), t.encodeSources(key, f.Allow))
+	// Sources are let in before the frontend asks for them, and go when it does not ask any more.
+	old, set := t.sourcesOf(key), sources+int(key.Scope)
+	if c.limited {
+		t.replace(set, old, t.encodeSources(key, f.Allow))
+	}
 	if err := t.setToken(key, c, p); err != nil {
 		return err
+	}
+	if !c.limited {
+		t.replace(set, old, nil)
 	}
 	r := t.rows[key]
 	r.allow = f.Allow
