@@ -170,7 +170,7 @@ func (t *table) loadSet(c *conn, i int) error {
 		return t.list(c, s, func() { clear(t.found.classes) }, func(e element) {
 			id := token(binary.NativeEndian.Uint32(append(e.key, 0, 0, 0, 0))).class()
 			_, twice := t.found.classes[e.chain]
-			t.foreign = t.foreign || twice
+			t.foreign = t.foreign || twice || e.chain == ""
 			t.found.classes[e.chain] = id
 		})
 	case s.interval() && s.flags&setConcat == 0:

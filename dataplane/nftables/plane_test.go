@@ -207,6 +207,7 @@ func TestPlane_repairs(t *testing.T) {
 		"flush table ip6 fairlead",
 		"add table ip fairlead { flags dormant; }",
 		"add chain ip fairlead prerouting { policy drop; }",
+		"add element ip fairlead classes { f:fff0 : drop }",
 		"delete table ip fairlead; add table ip fairlead; add map ip fairlead frontends { type ipv4_addr : mark; }",
 	}
 	for _, damage := range damages {
