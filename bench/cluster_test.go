@@ -19,14 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	status, done, err := testbed.Reexec()
-	switch {
-	case err != nil:
-		fmt.Fprintln(os.Stderr, err)
-	case !done:
-		status = m.Run()
-	}
-	os.Exit(status)
+	os.Exit(testbed.RunTests(m.Run))
 }
 
 // rounds counts the rounds of a benchmark, which are its iterations: at least so many, whatever

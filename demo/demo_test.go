@@ -30,14 +30,7 @@ import (
 var fairlead string
 
 func TestMain(m *testing.M) {
-	status, done, err := testbed.Reexec()
-	switch {
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "ALL TESTS SKIPPED:", err)
-	case !done:
-		status = testMain(m)
-	}
-	os.Exit(status)
+	os.Exit(testbed.RunTests(func() int { return testMain(m) }))
 }
 
 // testMain compiles the program, to where everybody may run it, and runs the tests.

@@ -38,6 +38,19 @@ func Reexec() (status int, done bool, err error) {
 	return status, true, nil
 }
 
+// RunTests is the body of a TestMain whose tests need a Bed: it runs them, by Reexec if need be, and
+// returns the exit status.
+func RunTests(run func() int) (status int) {
+	status, done, err := Reexec()
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "ALL TESTS SKIPPED:", err)
+	case !done:
+		status = run()
+	}
+	return status
+}
+
 // tryNetns finds out whether this process may make and configure a network namespace.
 func tryNetns() error {
 	n, err := newNetns(routerSysctls())

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -31,14 +30,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asFairlead) != "" {
 		os.Exit(execute())
 	}
-	status, done, err := testbed.Reexec()
-	switch {
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "ALL TESTS SKIPPED:", err)
-	case !done:
-		status = m.Run()
-	}
-	os.Exit(status)
+	os.Exit(testbed.RunTests(m.Run))
 }
 
 // world is a virtual cluster with two pods, and a directory of manifests for the node.

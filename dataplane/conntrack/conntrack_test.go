@@ -22,14 +22,7 @@ import (
 // are the others, which must live on, and what the wrapper costs.
 
 func TestMain(m *testing.M) {
-	status, done, err := testbed.Reexec()
-	switch {
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "ALL TESTS SKIPPED:", err)
-	case !done:
-		status = m.Run()
-	}
-	os.Exit(status)
+	os.Exit(testbed.RunTests(m.Run))
 }
 
 // stage is a wrapped plane on the node of a cluster with three backends and a client.

@@ -26,14 +26,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	status, done, err := testbed.Reexec()
-	switch {
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "ALL TESTS SKIPPED:", err)
-	case !done:
-		status = m.Run()
-	}
-	os.Exit(status)
+	os.Exit(testbed.RunTests(m.Run))
 }
 
 // stage is a plane on the node of a cluster: pod-a on the node (fd00::af4:102) and pod-b on node-b

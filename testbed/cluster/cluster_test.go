@@ -20,14 +20,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	status, done, err := testbed.Reexec()
-	switch {
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "ALL TESTS SKIPPED:", err)
-	case !done:
-		status = m.Run()
-	}
-	os.Exit(status)
+	os.Exit(testbed.RunTests(m.Run))
 }
 
 func newBed(t *testing.T) *testbed.Bed {
