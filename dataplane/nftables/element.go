@@ -1,10 +1,8 @@
 package nftables
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -186,14 +184,8 @@ func (s span) encode() string { return string(append(s.first.AsSlice(), s.last.A
 
 // flatten turns nested prefixes, of which the longest wins, into disjoint ranges for each verdict.
 func flatten(guards map[netip.Prefix]model.Verdict) map[model.Verdict][]span {
-	prefixes := slices.SortedFunc(maps.Keys(guards), func(a, b netip.Prefix) int {
-		if c := bytes.Compare([]byte(interval(a)), []byte(interval(b))); c != 0 {
-			return c
-		}
-		return 0
-	})
 	var starts []netip.Addr
-	for _, p := range prefixes {
+	for p := range guards {
 		s := prefixSpan(p)
 		starts = append(starts, s.first)
 		if next := s.last.Next(); next.IsValid() {
@@ -205,7 +197,7 @@ func flatten(guards map[netip.Prefix]model.Verdict) map[model.Verdict][]span {
 	spans := map[model.Verdict][]span{}
 	for i, first := range starts {
 		best := netip.Prefix{}
-		for _, p := range prefixes {
+		for p := range guards {
 			if p.Contains(first) && (!best.IsValid() || p.Bits() > best.Bits()) {
 				best = p
 			}
