@@ -47,6 +47,8 @@ type Options struct {
 	HealthAddress netip.AddrPort
 	// ControlSocket is the path of the Unix socket on which "fairlead dump" and others ask; empty: none.
 	ControlSocket string
+	// Observer is told what happens; nil: nobody.
+	Observer Observer
 }
 
 const (
@@ -81,6 +83,7 @@ type Engine struct {
 	options  Options
 	requests chan *request
 	stopped  chan struct{}
+	started  time.Time
 	status   statusBox
 	checks   *checks
 
@@ -93,6 +96,10 @@ type Engine struct {
 	auditAt time.Time
 	rested  time.Time            // when all audits so far will have had their rest
 	drifts  map[string]time.Time // logged lately
+
+	round   Round       // the one that is going on
+	again   bool        // go round without waiting
+	waiting []time.Time // when the endpoint changes happened that are not yet programmed
 }
 
 // New makes an Engine. Nothing happens before Run.
@@ -109,10 +116,14 @@ func New(o Options) *Engine {
 	if o.Once {
 		o.HealthAddress, o.ControlSocket = netip.AddrPort{}, ""
 	}
+	if o.Observer == nil {
+		o.Observer = nobody{}
+	}
 	e := &Engine{
 		options:  o,
 		requests: make(chan *request),
 		stopped:  make(chan struct{}),
+		started:  time.Now(),
 		dirty:    true,
 		drifts:   map[string]time.Time{},
 	}
@@ -150,6 +161,7 @@ func (e *Engine) loop(ctx context.Context) error {
 		if !e.options.Once {
 			e.checks.follow(e.state, e.options.Log)
 		}
+		e.observe(err)
 		if r != nil {
 			r.serve(View{e.state, e.options.Table, e.options.Plane})
 		}
@@ -169,6 +181,10 @@ func (e *Engine) next(ctx context.Context) (service.Batch, *request, error) {
 	if e.state == nil {
 		batch, err := e.options.Source.Next(ctx)
 		return batch, nil, err
+	}
+	if e.again {
+		e.again = false
+		return service.Batch{}, nil, nil
 	}
 	wait, end := context.WithDeadline(ctx, e.due())
 	defer end()
@@ -202,6 +218,7 @@ func (e *Engine) due() time.Time {
 func (e *Engine) take(b service.Batch) model.Change {
 	state, change, problems := e.options.Table.Update(b)
 	e.report(problems)
+	e.begin(b, problems)
 	if first := e.state == nil; first || !change.Empty() {
 		e.status.queued(time.Now())
 	}
@@ -238,7 +255,9 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 	case e.dirty:
 		return nil
 	case !change.Empty():
+		start := time.Now()
 		err = e.options.Plane.Apply(ctx, e.state, change)
+		e.round.Verb, e.round.Took = Applied, time.Since(start)
 	}
 	if err == nil && !e.partial && !now.Before(e.auditAt) {
 		err = e.audit(ctx)
@@ -256,10 +275,12 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 // sync programs everything. It leaves nothing for an audit to find, so the next one is put off.
 func (e *Engine) sync(ctx context.Context) error {
 	start := time.Now()
-	if err := e.options.Plane.Sync(ctx, e.state); err != nil {
+	err := e.options.Plane.Sync(ctx, e.state)
+	now := time.Now()
+	e.round.Verb, e.round.Took = Synced, now.Sub(start)
+	if err != nil {
 		return err
 	}
-	now := time.Now()
 	e.options.Log.Info("programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
 		"took", now.Sub(start))
 	e.auditAt = now.Add(e.options.AuditInterval)
@@ -276,6 +297,7 @@ func (e *Engine) audit(ctx context.Context) error {
 		return err
 	}
 	e.logDrifts(drifts)
+	e.round.Drifts = drifts
 	e.status.drifted(len(drifts))
 	return e.sync(ctx)
 }

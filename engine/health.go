@@ -24,6 +24,7 @@ import (
 type checks struct {
 	healthz netip.AddrPort // the zero value: none
 	health  func() (Status, bool)
+	told    func(path string, status int)
 	servers map[netip.AddrPort]*server
 	refused map[netip.AddrPort]string // what the log knows of those that cannot be opened
 	running sync.WaitGroup
@@ -38,6 +39,7 @@ func newChecks(e *Engine) *checks {
 	return &checks{
 		healthz: e.options.HealthAddress,
 		health:  func() (Status, bool) { return e.Status(), e.Healthy() },
+		told:    e.options.Observer.Answered,
 		servers: map[netip.AddrPort]*server{},
 		refused: map[netip.AddrPort]string{},
 	}
@@ -120,14 +122,19 @@ func (c *checks) healthzHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		status, healthy := c.health()
-		answer(w, healthy && status.NodeEligible, health(status, healthy, &status.NodeEligible))
+		ok := healthy && status.NodeEligible
+		c.answered("/healthz", ok)
+		answer(w, ok, health(status, healthy, &status.NodeEligible))
 	})
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		status, healthy := c.health()
+		c.answered("/livez", healthy)
 		answer(w, healthy, health(status, healthy, nil))
 	})
 	return mux
 }
+
+func (c *checks) answered(path string, ok bool) { c.told(path, httpStatus(ok)) }
 
 // health fills in the answer. Both families are programmed together. As with kube-proxy, lastUpdated
 // is the present while all is well: clients of old take a time long ago for an illness.
@@ -170,12 +177,17 @@ func (c *checks) rowHandler(s *server) http.Handler {
 func answer(w http.ResponseWriter, ok bool, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	if !ok {
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}
+	w.WriteHeader(httpStatus(ok))
 	text, err := json.Marshal(body)
 	if err != nil { // none of our types can
 		text = []byte(strconv.Quote(err.Error()))
 	}
 	fmt.Fprintf(w, "%s\n", text)
+}
+
+func httpStatus(ok bool) int {
+	if ok {
+		return http.StatusOK
+	}
+	return http.StatusServiceUnavailable
 }

@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"sync/atomic"
+
+	"fairlead.dev/fairlead/service"
 )
 
 // request is a function that waits to be called by the loop.
@@ -44,4 +46,13 @@ func (e *Engine) Do(ctx context.Context, f func(context.Context, View) error) er
 		return ctx.Err()
 	}
 	return ErrStopped
+}
+
+// Configure gives the Table new options, which are in force, as far as the kernel obeys, once the
+// loop has gone round again, at once. Its error is service.Table.Configure's.
+func (e *Engine) Configure(ctx context.Context, o service.Options) error {
+	return e.Do(ctx, func(_ context.Context, v View) error {
+		e.again = true
+		return v.Table.Configure(o)
+	})
 }

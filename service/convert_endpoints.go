@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -28,6 +29,9 @@ func FromSlice(o *discoveryv1.EndpointSlice) (*Slice, []Problem) {
 	case s.Service == "":
 		r.add("metadata.labels", "%s is missing; the slice is ignored", discoveryv1.LabelServiceName)
 		return nil, r.done()
+	}
+	if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
+		s.Changed = at // of one that cannot be read nothing is known, which harms nobody
 	}
 	w := sliceWriter{report: r, slice: s}
 	w.ports(o.Ports)

@@ -44,6 +44,9 @@ type Slice struct {
 	Mirrored  bool   // made of Endpoints; not used if the Service has real slices
 	Ports     []SlicePort
 	Endpoints []Endpoint
+	// Changed is when what the slice tells happened in the cluster, by the annotation that the endpoint
+	// controller writes; zero: unknown.
+	Changed time.Time
 }
 
 // SlicePort says on which port the slice's endpoints serve a port of the Service.

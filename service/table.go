@@ -13,11 +13,12 @@ import (
 // any chain of Updates is that of a new Table which is told all objects at once. It is for one
 // goroutine.
 type Table struct {
-	options Options
-	node    Node
-	addrs   []netip.Addr
-	cidrs   []netip.Prefix // Service CIDRs
-	view    View
+	options    Options
+	configured bool // anew, since the last Update
+	node       Node
+	addrs      []netip.Addr
+	cidrs      []netip.Prefix // Service CIDRs
+	view       View
 
 	entries map[Name]*entry
 	slices  map[Name]*Slice
@@ -81,6 +82,17 @@ func NewTable(o Options) (*Table, error) {
 }
 
 func equal[V comparable](a, b V) bool { return a == b }
+
+// Configure replaces the options, but for NodeName, which stays. The next Update, even one with an
+// empty Batch, takes them into account. After an error, which is NewTable's, the old ones hold.
+func (t *Table) Configure(o Options) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	o.NodeName = t.options.NodeName
+	t.options, t.configured = o, true
+	return nil
+}
 
 // Update takes in what changed and returns the State, which the Table goes on patching, the Change
 // that led to it, and the problems that newly arose, with those of the Batch. Its cost depends on
@@ -245,9 +257,10 @@ func (t *Table) findMoved() {
 // environment takes in the node and the Service CIDRs. If they matter, all Services are compiled.
 // It returns how pods are recognised if that changed.
 func (t *Table) environment(b *Batch) *model.Pods {
-	if b.Node == nil && b.Addrs == nil && b.ServiceCIDRs == nil {
+	if b.Node == nil && b.Addrs == nil && b.ServiceCIDRs == nil && !t.configured {
 		return nil
 	}
+	t.configured = false
 	if b.Node != nil {
 		t.setNode(*b.Node)
 	}
