@@ -18,6 +18,7 @@ import (
 	"maps"
 	"net/netip"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -45,6 +46,8 @@ type Options struct {
 	HealthTimeout time.Duration
 	// HealthAddress is where /healthz and /livez are served; the zero value: nowhere.
 	HealthAddress netip.AddrPort
+	// HardFail ends Run if HealthAddress cannot be opened at once. Otherwise it is tried again and again.
+	HardFail bool
 	// ControlSocket is the path of the Unix socket on which "fairlead dump" and others ask; empty: none.
 	ControlSocket string
 	// Observer is told what happens; nil: nobody.
@@ -80,14 +83,17 @@ var ErrStopped = errors.New("the engine has stopped")
 
 // Engine drives one data plane.
 type Engine struct {
-	options  Options
-	requests chan *request
+	options  Options       // but for what Settings and Parts have, they stay
+	requests chan *request // wait for the first batch
+	orders   chan *request // do not
 	stopped  chan struct{}
 	started  time.Time
 	status   statusBox
+	patience atomic.Int64 // nanoseconds: HealthTimeout
 	checks   *checks
 
 	// What follows belongs to the goroutine of Run.
+	control *controlServer
 	state   *model.State // nil before the first batch
 	dirty   bool         // the kernel is unknown: the next call is Sync
 	partial bool         // some rows are not in force, but the next change may come
@@ -99,7 +105,8 @@ type Engine struct {
 
 	round   Round       // the one that is going on
 	again   bool        // go round without waiting
-	waiting []time.Time // when the endpoint changes happened that are not yet programmed
+	waiting []Happening // that are not yet programmed
+	arrived []time.Time // when the batches came that are not
 }
 
 // New makes an Engine. Nothing happens before Run.
@@ -107,12 +114,8 @@ func New(o Options) *Engine {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.AuditInterval == 0 {
-		o.AuditInterval = auditInterval
-	}
-	if o.HealthTimeout == 0 {
-		o.HealthTimeout = healthTimeout
-	}
+	o.AuditInterval = orDefault(o.AuditInterval, auditInterval)
+	o.HealthTimeout = orDefault(o.HealthTimeout, healthTimeout)
 	if o.Once {
 		o.HealthAddress, o.ControlSocket = netip.AddrPort{}, ""
 	}
@@ -122,12 +125,14 @@ func New(o Options) *Engine {
 	e := &Engine{
 		options:  o,
 		requests: make(chan *request),
+		orders:   make(chan *request),
 		stopped:  make(chan struct{}),
 		started:  time.Now(),
 		dirty:    true,
 		drifts:   map[string]time.Time{},
 	}
 	e.status.set(Status{NodeEligible: true})
+	e.patience.Store(int64(o.HealthTimeout))
 	e.checks = newChecks(e)
 	return e
 }
@@ -135,64 +140,83 @@ func New(o Options) *Engine {
 // Run programs the data plane until ctx ends, and then returns nil and leaves the kernel as it is.
 // It returns an error if the Source fails, or if Once is set and the data plane fails. Sockets are
 // opened on the calling thread, thus in its network namespace. Run is called once.
-func (e *Engine) Run(ctx context.Context) error {
+func (e *Engine) Run(ctx context.Context) (err error) {
 	defer close(e.stopped)
 	defer e.checks.close()
-	control, err := e.control()
-	if err != nil {
+	if e.control, err = e.serveControl(e.options.ControlSocket); err != nil {
 		return err
 	}
-	defer control.close()
-	e.checks.open(e.options.Log)
+	defer func() { e.control.close() }() // Configure may have replaced it
+	if err := e.checks.open(e.options.Log); err != nil && e.options.HardFail {
+		return err
+	}
 	return e.loop(ctx)
 }
 
 func (e *Engine) loop(ctx context.Context) error {
 	for {
-		batch, r, err := e.next(ctx)
+		turn, err := e.next(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
 			return fmt.Errorf("read objects: %w", err)
 		}
-		change := e.take(batch)
-		err = e.program(ctx, change)
-		if !e.options.Once {
-			e.checks.follow(e.state, e.options.Log)
+		if e.state != nil || turn.arrived {
+			err = e.turn(ctx, turn.batch)
 		}
-		e.observe(err)
-		if r != nil {
-			r.serve(View{e.state, e.options.Table, e.options.Plane})
+		if turn.request != nil {
+			turn.request.serve(View{e.state, e.options.Table, e.options.Plane})
 		}
-		if e.options.Once && (!e.dirty || e.status.get().Failures >= onceAttempts) {
+		if e.options.Once && e.state != nil && (!e.dirty || e.status.get().Failures >= onceAttempts) {
 			return err
 		}
 	}
 }
 
+// turn takes in a batch and has the kernel and the servers follow.
+func (e *Engine) turn(ctx context.Context, batch service.Batch) error {
+	change := e.take(batch)
+	err := e.program(ctx, change)
+	if !e.options.Once {
+		e.checks.follow(e.state, e.options.Log)
+	}
+	e.observe(err)
+	return err
+}
+
+// turn is why the loop goes round.
+type turn struct {
+	batch   service.Batch
+	arrived bool     // the batch, rather than that something ended the wait
+	request *request // nil: none
+}
+
 // next waits for a batch, for a request, or until something is due.
 //
-// There are two traps. The first Next has no deadline, and no request ends it: before the first
-// batch, which is complete, the State is empty, and to program that would wipe the node. And a
-// request is not served here, while the Source works, but ends the wait and is served by the loop,
-// between batches; so everything keeps its one caller.
-func (e *Engine) next(ctx context.Context) (service.Batch, *request, error) {
-	if e.state == nil {
-		batch, err := e.options.Source.Next(ctx)
-		return batch, nil, err
-	}
-	if e.again {
+// There are two traps. The wait for the first batch has no deadline, and what ends it does not stand
+// for a batch: before the first one, which is complete, the State is empty, and to program that would
+// wipe the node. And a request is not served here, while the Source works, but ends the wait and is
+// served by the loop, between batches; so everything keeps its one caller.
+func (e *Engine) next(ctx context.Context) (turn, error) {
+	if e.again && e.state != nil {
 		e.again = false
-		return service.Batch{}, nil, nil
+		return turn{}, nil
 	}
-	wait, end := context.WithDeadline(ctx, e.due())
+	wait, end := e.wait(ctx)
 	defer end()
+	requests := e.requests
+	if e.state == nil {
+		requests = nil
+	}
 	asked := make(chan *request, 1)
 	go func() {
 		defer close(asked)
 		select {
-		case r := <-e.requests:
+		case r := <-requests:
+			asked <- r
+			end()
+		case r := <-e.orders:
 			asked <- r
 			end()
 		case <-wait.Done():
@@ -200,10 +224,19 @@ func (e *Engine) next(ctx context.Context) (service.Batch, *request, error) {
 	}()
 	batch, err := e.options.Source.Next(wait)
 	end()
+	t := turn{batch: batch, arrived: err == nil, request: <-asked}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		err = nil // by the contract of Next nothing is lost
 	}
-	return batch, <-asked, err
+	return t, err
+}
+
+// wait is the context of a wait for a batch.
+func (e *Engine) wait(ctx context.Context) (context.Context, context.CancelFunc) {
+	if e.state == nil {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, e.due())
 }
 
 // due is when the loop has to go round even if nothing changes.
@@ -293,6 +326,7 @@ func (e *Engine) audit(ctx context.Context) error {
 	start := time.Now()
 	defer func() { e.scheduleAudit(time.Since(start)) }()
 	drifts, err := e.options.Plane.Audit(ctx, e.state)
+	e.round.Audited = time.Since(start)
 	if err != nil || len(drifts) == 0 {
 		return err
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"net/netip"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -36,11 +37,20 @@ type Round struct {
 	Verb     Verb
 	Took     time.Duration // of the verb
 	Err      error         // of programming; see dataplane.ErrPartial
-	// Happened are the times of the endpoint changes that the kernel now follows, as the endpoint
-	// controller wrote them down; those from before this process are left out.
-	Happened []time.Time
-	Drifts   []dataplane.Drift // that an audit found; they are repaired
-	Status   Status            // after it
+	// Happened are the endpoint changes that the kernel now follows and of which it is known when they
+	// happened; those from before this process are left out.
+	Happened []Happening
+	// Arrived are the times when those batches came that the kernel now follows.
+	Arrived []time.Time
+	Audited time.Duration     // how long the audit took; 0: there was none
+	Drifts  []dataplane.Drift // that it found; they are repaired
+	Status  Status            // after it
+}
+
+// Happening is a change of an EndpointSlice.
+type Happening struct {
+	At time.Time // as the endpoint controller wrote it down, by its own clock
+	V6 bool      // the address family of its endpoints
 }
 
 type nobody struct{}
@@ -54,9 +64,13 @@ const maxWaiting = 100_000
 // begin starts the account of a round.
 func (e *Engine) begin(b service.Batch, problems []service.Problem) {
 	e.round = Round{Batch: b, Problems: problems}
+	if len(b.Services)+len(b.Slices) > 0 && len(e.arrived) < maxWaiting {
+		e.arrived = append(e.arrived, time.Now())
+	}
 	for _, s := range b.Slices {
 		if s != nil && s.Changed.After(e.started) && len(e.waiting) < maxWaiting {
-			e.waiting = append(e.waiting, s.Changed)
+			v6 := len(s.Endpoints) > 0 && s.Endpoints[0].Addr.Is6()
+			e.waiting = append(e.waiting, Happening{s.Changed, v6})
 		}
 	}
 }
@@ -65,8 +79,10 @@ func (e *Engine) begin(b service.Batch, problems []service.Problem) {
 func (e *Engine) observe(err error) {
 	r := &e.round
 	r.State, r.Err, r.Status = e.state, err, e.Status()
+	r.Refused = e.checks.takeNews()
 	if !e.dirty {
-		r.Happened, e.waiting = e.waiting, nil
+		r.Happened, r.Arrived = e.waiting, e.arrived
+		e.waiting, e.arrived = e.waiting[:0], e.arrived[:0]
 	}
 	e.options.Observer.Round(*r)
 	e.round = Round{}
