@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"time"
 
 	"fairlead.dev/fairlead/model"
 )
@@ -44,6 +45,7 @@ type Affine interface {
 
 // A Drift is one difference between a State and what the kernel holds.
 type Drift struct {
+	Class  string // of object, one of few: "frontends"
 	Object string // what it is about, in the words of the plane
 	Want   string // empty: surplus object
 	Have   string // empty: missing object
@@ -65,9 +67,22 @@ type Config struct {
 	// decides it to the one that does it; it is cleared there.
 	Mark uint32
 	Log  *slog.Logger
+	// Meter, if not nil, is told what the plane counts.
+	Meter Meter
 	// Fault, if not nil, is called before each operation on the kernel, named "area verb", and makes
 	// it fail by returning an error. Tests inject failures with it.
 	Fault func(operation string) error
+}
+
+// A Meter counts what only planes know. Its methods may be called from several goroutines, and must be
+// quick.
+type Meter interface {
+	// Forgot: the kernel's flows of one address family were looked through, and some forgotten.
+	Forgot(v6 bool, flows int, took time.Duration)
+	// Listening: so many sockets now serve NodePorts on the loopback address.
+	Listening(v6 bool, sockets int)
+	// NotListening: such a socket could not be opened.
+	NotListening(v6 bool)
 }
 
 // DefaultMark is kube-proxy's: bit 14.

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -160,9 +161,13 @@ func (p *plane) forget(s *model.State, gone map[model.Key]bool) error {
 				return err
 			}
 		}
+		start := time.Now()
 		n, err := p.conntrack.ConntrackDeleteFilters(netlink.ConntrackTable, family, staleFlow{s, gone})
 		if err != nil {
 			return fmt.Errorf("forget stale UDP flows: %w", err)
+		}
+		if p.config.Meter != nil {
+			p.config.Meter.Forgot(family == unix.AF_INET6, int(n), time.Since(start))
 		}
 		if n > 0 && p.config.Log != nil {
 			p.config.Log.Info("forgot UDP flows to backends that are gone", "flows", n)

@@ -126,6 +126,7 @@ func (p *plane) settle(s *model.State, touched keys, inner error) error {
 	for key := range touched {
 		errs = append(errs, p.serve(s, key))
 	}
+	p.count()
 	switch err := errors.Join(errs...); {
 	case err == nil:
 		return inner
@@ -133,6 +134,13 @@ func (p *plane) settle(s *model.State, touched keys, inner error) error {
 		return errors.Join(inner, err)
 	default:
 		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+	}
+}
+
+// count tells how many relays there are, all of them on [::1].
+func (p *plane) count() {
+	if p.config.Meter != nil {
+		p.config.Meter.Listening(true, len(p.relays))
 	}
 }
 
@@ -152,6 +160,9 @@ func (p *plane) serve(s *model.State, key model.Key) (err error) {
 	if r == nil {
 		if r, err = p.listen(key, s.Pools[id]); err != nil {
 			p.missing[key] = struct{}{}
+			if p.config.Meter != nil {
+				p.config.Meter.NotListening(key.Addr.Is6())
+			}
 			return fmt.Errorf("frontend %s/%s of %s: %w", key.AddrPort(), key.Protocol, id.Service, err)
 		}
 		p.relays[key] = r
@@ -201,7 +212,8 @@ func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	for key := range p.missing {
 		if id, ok := wants(s, key); ok && p.relays[key] == nil {
 			object := fmt.Sprintf("listener %s/%s", key.AddrPort(), key.Protocol)
-			drifts = append(drifts, dataplane.Drift{Object: object, Want: "relay to " + id.String()})
+			want := "relay to " + id.String()
+			drifts = append(drifts, dataplane.Drift{Class: "listeners", Object: object, Want: want})
 		}
 	}
 	return drifts, err
@@ -211,6 +223,7 @@ func (p *plane) endAll() {
 	for key := range p.relays {
 		p.end(key)
 	}
+	p.count()
 	p.known, p.view = false, nil
 	clear(p.missing)
 }

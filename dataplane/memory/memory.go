@@ -115,7 +115,7 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 		drift("guard", c.Guards, have.Guards),
 		drift("health", c.Health, have.Health))
 	if c.Pods != nil {
-		drifts = append(drifts, dataplane.Drift{Object: "pods", Want: fmt.Sprint(s.Pods), Have: fmt.Sprint(have.Pods)})
+		drifts = append(drifts, dataplane.Drift{Class: "pods", Object: "pods", Want: fmt.Sprint(s.Pods), Have: fmt.Sprint(have.Pods)})
 	}
 	slices.SortFunc(drifts, func(a, b dataplane.Drift) int { return cmp.Compare(a.Object, b.Object) })
 	return drifts, nil
@@ -124,14 +124,14 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 func drift[K comparable, V any](kind string, d model.Delta[K, V], have map[K]V) []dataplane.Drift {
 	var drifts []dataplane.Drift
 	for k, v := range d.Set {
-		row := dataplane.Drift{Object: fmt.Sprintf("%s %v", kind, k), Want: fmt.Sprint(v)}
+		row := dataplane.Drift{Class: kind, Object: fmt.Sprintf("%s %v", kind, k), Want: fmt.Sprint(v)}
 		if old, ok := have[k]; ok {
 			row.Have = fmt.Sprint(old)
 		}
 		drifts = append(drifts, row)
 	}
 	for _, k := range d.Delete {
-		drifts = append(drifts, dataplane.Drift{Object: fmt.Sprintf("%s %v", kind, k), Have: fmt.Sprint(have[k])})
+		drifts = append(drifts, dataplane.Drift{Class: kind, Object: fmt.Sprintf("%s %v", kind, k), Have: fmt.Sprint(have[k])})
 	}
 	return drifts
 }

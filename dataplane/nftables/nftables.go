@@ -216,7 +216,7 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
 	if p.tables != nil && p.tables[0].localnet && !p.localnet.on() {
-		return []dataplane.Drift{{Object: localnetFile, Want: "1", Have: "0"}}, nil
+		return []dataplane.Drift{{Class: "sysctl", Object: localnetFile, Want: "1", Have: "0"}}, nil
 	}
 	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own {
 		return nil, nil
@@ -232,7 +232,8 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 	for _, t := range tables {
 		if t.missing {
 			table := t.describe(unix.NFT_MSG_NEWTABLE, nil)
-			drifts = append(drifts, dataplane.Drift{Object: table, Want: "all its rows, as this version lays them out"})
+			const rows = "all its rows, as this version lays them out"
+			drifts = append(drifts, dataplane.Drift{Class: "table", Object: table, Want: rows})
 		}
 	}
 	for i := range tx.steps {
@@ -248,15 +249,17 @@ func (t *transaction) drift(i int) dataplane.Drift {
 	attrs := t.b[step.from:step.to]
 	object := "table " + step.table.family.name + " " + step.table.name
 	what := strings.TrimPrefix(step.table.describe(step.verb, attrs), object+": ")
+	class := "structure"
 	if step.element() {
-		object += ": " + step.set.name
+		class = step.set.name
+		object += ": " + class
 		what = strings.TrimPrefix(step.table.describeElement(step.set, attrs), step.set.name+" ")
 	}
 	switch step.verb {
 	case unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSETELEM:
-		return dataplane.Drift{Object: object, Have: what}
+		return dataplane.Drift{Class: class, Object: object, Have: what}
 	}
-	return dataplane.Drift{Object: object, Want: what}
+	return dataplane.Drift{Class: class, Object: object, Want: what}
 }
 
 // Remove implements dataplane.Dataplane.
