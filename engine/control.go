@@ -31,17 +31,18 @@ const patience = 10 * time.Second
 // With format=json the first two answer in JSON, as the last always does.
 type controlServer struct {
 	engine *Engine
+	path   string // of the socket; empty: none
 	http   http.Server
 	done   chan struct{}
 }
 
-func (e *Engine) control() (*controlServer, error) {
-	c := &controlServer{engine: e, done: make(chan struct{})}
-	if e.options.ControlSocket == "" {
+func (e *Engine) serveControl(path string) (*controlServer, error) {
+	c := &controlServer{engine: e, path: path, done: make(chan struct{})}
+	if path == "" {
 		close(c.done)
 		return c, nil
 	}
-	listener, err := listenUnix(e.options.ControlSocket)
+	listener, err := listenUnix(path)
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}

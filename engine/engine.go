@@ -147,7 +147,7 @@ func (e *Engine) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { e.control.close() }() // Configure may have replaced it
-	if err := e.checks.open(e.options.Log); err != nil && e.options.HardFail {
+	if err := e.checks.openHealthz(e.options.Log); err != nil && e.options.HardFail {
 		return err
 	}
 	return e.loop(ctx)

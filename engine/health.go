@@ -23,10 +23,12 @@ import (
 // loop goes round.
 type checks struct {
 	healthz netip.AddrPort // the zero value: none
+	leaving netip.AddrPort // answers until healthz does; the zero value: none
 	health  func() (Status, bool)
 	told    func(path string, status int)
 	servers map[netip.AddrPort]*server
-	refused map[netip.AddrPort]string // what the log knows of those that cannot be opened
+	refused map[netip.AddrPort]string // what is known of those that cannot be opened
+	news    []Refusal                 // since the last round
 	running sync.WaitGroup
 }
 
@@ -45,27 +47,22 @@ func newChecks(e *Engine) *checks {
 	}
 }
 
-// open opens /healthz, which is to answer, with 503, before there is a State.
-func (c *checks) open(log *slog.Logger) { c.follow(model.NewState(), log) }
-
 // follow opens and closes servers so that they are those of the rows.
 func (c *checks) follow(s *model.State, log *slog.Logger) {
-	for at, server := range c.servers {
-		if _, ok := s.Health[at]; !ok && at != c.healthz {
-			_ = server.Close()
-			delete(c.servers, at)
+	wanted := func(at netip.AddrPort) bool {
+		_, ok := s.Health[at]
+		return ok || at == c.healthz || at == c.leaving
+	}
+	for at := range c.servers {
+		if !wanted(at) {
+			c.end(at)
 		}
 	}
-	maps.DeleteFunc(c.refused, func(at netip.AddrPort, _ string) bool {
-		_, ok := s.Health[at]
-		return !ok && at != c.healthz
-	})
-	if c.healthz.IsValid() && c.servers[c.healthz] == nil {
-		c.listen(c.healthz, c.healthzHandler(), log)
-	}
+	maps.DeleteFunc(c.refused, func(at netip.AddrPort, _ string) bool { return !wanted(at) })
+	_ = c.openHealthz(log) // it is tried again
 	for at, row := range s.Health {
 		if c.servers[at] == nil {
-			c.listen(at, nil, log)
+			_ = c.listen(at, row.Service, log)
 		}
 		if server := c.servers[at]; server != nil && at != c.healthz {
 			server.row.Store(&row)
@@ -73,26 +70,74 @@ func (c *checks) follow(s *model.State, log *slog.Logger) {
 	}
 }
 
-// listen opens a server. Without a handler it is that of a row.
-func (c *checks) listen(at netip.AddrPort, handler http.Handler, log *slog.Logger) {
+// move lets /healthz answer elsewhere.
+func (c *checks) move(to netip.AddrPort, log *slog.Logger) {
+	if c.servers[c.healthz] != nil && to != c.healthz {
+		c.leaving = c.healthz
+	}
+	if c.healthz = to; c.leaving == to {
+		c.leaving = netip.AddrPort{}
+	}
+	_ = c.openHealthz(log)
+}
+
+// openHealthz opens /healthz where it should be, and then closes it where it was before. Until there
+// is a State it answers 503.
+func (c *checks) openHealthz(log *slog.Logger) error {
+	if c.healthz.IsValid() && c.servers[c.healthz] == nil {
+		if c.healthz.Port() == c.leaving.Port() { // 0.0.0.0 and 127.0.0.1 exclude each other
+			c.leave()
+		}
+		if err := c.listen(c.healthz, "", log); err != nil {
+			return err
+		}
+	}
+	c.leave()
+	return nil
+}
+
+func (c *checks) leave() {
+	if c.leaving.IsValid() {
+		c.end(c.leaving)
+	}
+	c.leaving = netip.AddrPort{}
+}
+
+func (c *checks) end(at netip.AddrPort) {
+	_ = c.servers[at].Close()
+	delete(c.servers, at)
+}
+
+// listen opens the server of a Service, or that of /healthz.
+func (c *checks) listen(at netip.AddrPort, service string, log *slog.Logger) error {
 	listener, err := net.Listen("tcp", at.String())
 	if err != nil {
+		err = fmt.Errorf("health checks cannot be answered on %s: %w", at, err)
 		if c.refused[at] != err.Error() {
-			log.Warn("cannot answer health checks; trying again", "address", at, "error", err)
+			log.Error("cannot answer health checks; trying again", "address", at, "service", service, "error", err)
+			c.news = append(c.news, Refusal{at, service, err})
 		}
 		c.refused[at] = err.Error()
-		return
+		return err
 	}
 	delete(c.refused, at)
 	s := &server{}
-	if handler == nil {
-		handler = c.rowHandler(s)
+	s.Handler = c.healthzHandler()
+	if service != "" {
+		s.Handler = c.rowHandler(s)
 	}
-	s.Handler = handler
 	s.ReadHeaderTimeout, s.IdleTimeout = 5*time.Second, time.Minute
 	s.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	c.servers[at] = s
 	c.running.Go(func() { _ = s.Serve(listener) })
+	return nil
+}
+
+// takeNews is what could not be opened since it was last called.
+func (c *checks) takeNews() []Refusal {
+	news := c.news
+	c.news = nil
+	return news
 }
 
 func (c *checks) close() {

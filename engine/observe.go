@@ -44,7 +44,15 @@ type Round struct {
 	Arrived []time.Time
 	Audited time.Duration     // how long the audit took; 0: there was none
 	Drifts  []dataplane.Drift // that it found; they are repaired
+	Refused []Refusal         // servers that cannot be opened, each said once
 	Status  Status            // after it
+}
+
+// Refusal is a server of health checks that cannot be opened. It is tried again.
+type Refusal struct {
+	Address netip.AddrPort
+	Service string // whose healthCheckNodePort it is; empty: /healthz
+	Err     error
 }
 
 // Happening is a change of an EndpointSlice.

@@ -3,8 +3,6 @@ package engine
 import (
 	"context"
 	"sync/atomic"
-
-	"fairlead.dev/fairlead/service"
 )
 
 // request is a function that waits to be called by the loop.
@@ -25,9 +23,18 @@ func (r *request) serve(v View) {
 // and for the programming that is under way; f is not called any more after Do has returned. f must
 // be quick: while it runs, nothing is programmed.
 func (e *Engine) Do(ctx context.Context, f func(context.Context, View) error) error {
+	return e.ask(ctx, e.requests, f)
+}
+
+// order is Do for what need not wait for the first batch; before that, the View has no State.
+func (e *Engine) order(ctx context.Context, f func(context.Context, View) error) error {
+	return e.ask(ctx, e.orders, f)
+}
+
+func (e *Engine) ask(ctx context.Context, to chan *request, f func(context.Context, View) error) error {
 	r := &request{ctx: ctx, f: f, answer: make(chan error, 1)}
 	select {
-	case e.requests <- r:
+	case to <- r:
 	case <-e.stopped:
 		return ErrStopped
 	case <-ctx.Done():
@@ -46,13 +53,4 @@ func (e *Engine) Do(ctx context.Context, f func(context.Context, View) error) er
 		return ctx.Err()
 	}
 	return ErrStopped
-}
-
-// Configure gives the Table new options, which are in force, as far as the kernel obeys, once the
-// loop has gone round again, at once. Its error is service.Table.Configure's.
-func (e *Engine) Configure(ctx context.Context, o service.Options) error {
-	return e.Do(ctx, func(_ context.Context, v View) error {
-		e.again = true
-		return v.Table.Configure(o)
-	})
 }

@@ -62,5 +62,5 @@ func (e *Engine) Status() Status { return e.status.get() }
 
 // Healthy reports whether the data plane follows.
 func (e *Engine) Healthy() bool {
-	return e.Status().Healthy(time.Now(), e.options.HealthTimeout)
+	return e.Status().Healthy(time.Now(), time.Duration(e.patience.Load()))
 }

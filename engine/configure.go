@@ -1,0 +1,93 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/source"
+)
+
+// Settings are what may change while an Engine runs. Those that Options have too mean the same there.
+type Settings struct {
+	Table         service.Options // the node's name excepted, which is the Table's for good
+	AuditInterval time.Duration
+	HealthTimeout time.Duration
+	HealthAddress netip.AddrPort
+	ControlSocket string
+}
+
+// Configure gives the Engine other Settings, all or, after an error, none. The Table's are in force,
+// as far as the kernel obeys, once the loop has gone round again, which it does at once. A server
+// that moves listens at its new address before it leaves the old one. If the new address of /healthz
+// cannot be opened, the old one goes on answering, and the new one is tried again.
+func (e *Engine) Configure(ctx context.Context, s Settings) error {
+	return e.order(ctx, func(context.Context, View) error { return e.configure(s) })
+}
+
+func (e *Engine) configure(s Settings) error {
+	control := e.control
+	if s.ControlSocket != control.path {
+		var err error
+		if control, err = e.serveControl(s.ControlSocket); err != nil {
+			return err
+		}
+	}
+	if err := e.options.Table.Configure(s.Table); err != nil {
+		if control != e.control {
+			control.close()
+		}
+		return err
+	}
+	if control != e.control {
+		e.control.close()
+		e.control = control
+	}
+	e.options.AuditInterval = orDefault(s.AuditInterval, auditInterval)
+	e.patience.Store(int64(orDefault(s.HealthTimeout, healthTimeout)))
+	e.checks.move(s.HealthAddress, e.options.Log)
+	e.again = true
+	return nil
+}
+
+func orDefault(d, otherwise time.Duration) time.Duration {
+	if d == 0 {
+		return otherwise
+	}
+	return d
+}
+
+// Parts are what an Engine connects. A new Source belongs to a new Table, as its first Batch is complete.
+type Parts struct {
+	Source source.Source
+	Table  *service.Table
+	Plane  dataplane.Dataplane
+}
+
+// Replace lets the Engine go on with other Parts; those that are nil stay. The kernel keeps what it holds until
+// the new Source has delivered its first Batch: what differs then is programmed. A Plane
+// that is replaced is closed, which leaves the kernel as it is; a Source that is replaced is the
+// caller's to close.
+func (e *Engine) Replace(ctx context.Context, p Parts) error {
+	return e.order(ctx, func(context.Context, View) error { return e.replace(p) })
+}
+
+func (e *Engine) replace(p Parts) error {
+	e.dirty, e.partial, e.backoff, e.retryAt, e.again = true, false, 0, time.Time{}, true
+	if p.Source != nil {
+		e.options.Source, e.options.Table, e.state = p.Source, p.Table, nil
+		e.status.eligible(true)
+	}
+	if p.Plane == nil {
+		return nil
+	}
+	old := e.options.Plane
+	e.options.Plane = p.Plane
+	if err := old.Close(); err != nil {
+		return fmt.Errorf("close the data plane that was replaced: %w", err)
+	}
+	return nil
+}
