@@ -1,0 +1,178 @@
+package engine
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
+)
+
+// rounds is an Observer that remembers.
+type rounds struct {
+	mu       sync.Mutex
+	rounds   []Round
+	answered []string
+}
+
+func (o *rounds) Round(r Round) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	// What is lent is copied, and then overwritten by the lender.
+	r.Happened, r.Arrived = slices.Clone(r.Happened), slices.Clone(r.Arrived)
+	o.rounds = append(o.rounds, r)
+}
+
+func (o *rounds) Answered(path string, status int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.answered = append(o.answered, fmt.Sprint(path, " ", status))
+}
+
+func (o *rounds) all() []Round {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.rounds)
+}
+
+func (o *rounds) answers() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.answered)
+}
+
+// take is the rounds since it was last called.
+func (o *rounds) take() []Round {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := o.rounds
+	o.rounds = nil
+	return all
+}
+
+// observed starts an Engine that hardly audits.
+func observed(t *testing.T) (*rig, *rounds) {
+	r, o := newRig(t), &rounds{}
+	r.start(func(options *Options) { options.Observer, options.AuditInterval = o, 10*time.Hour })
+	return r, o
+}
+
+func TestObserver_verbs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := observed(t)
+		problem := service.Problem{Object: "Service default/bad", Field: "spec", Reason: "is bad"}
+		for i, want := range []Verb{Synced, Applied, Rested, Rested} {
+			b := []service.Batch{web(1, "10.244.1.2"), web(1), web(1), {Problems: []service.Problem{problem}}}[i]
+			r.send(b)
+			synctest.Wait()
+			got := o.take()
+			if len(got) != 1 || got[0].Verb != want || got[0].Err != nil || len(got[0].Batch.Services) != len(b.Services) ||
+				got[0].State == nil || got[0].Status.LastProgrammed.IsZero() || !slices.Equal(got[0].Problems, b.Problems) {
+				t.Errorf("batch %d: %+v, want one round that did %q", i, got, want)
+			}
+		}
+		r.stop()
+	})
+}
+
+func TestObserver_drifts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := newRig(t), &rounds{}
+		r.start(func(options *Options) { options.Observer = o })
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		o.take()
+		r.kernel.Do(func(s *model.State) { clear(s.Frontends) })
+		time.Sleep(auditInterval)
+		synctest.Wait()
+		r.stop()
+		drifts := 0
+		for _, round := range o.take() {
+			drifts += len(round.Drifts)
+			if len(round.Drifts) > 0 && round.Verb != Synced {
+				t.Errorf("drifts without a repair: %+v", round)
+			}
+		}
+		if drifts != 1 {
+			t.Errorf("%d drifts, want 1", drifts)
+		}
+	})
+}
+
+// changed is a batch whose slices say when they happened.
+func changed(b service.Batch, at time.Time) service.Batch {
+	for _, s := range b.Slices {
+		s.Changed = at
+	}
+	return b
+}
+
+func TestObserver_whenThingsHappened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		started := time.Now()
+		r, o := observed(t)
+		// What happened before this process says nothing of how fast it is.
+		r.send(changed(web(1, "10.244.1.2"), started.Add(-time.Hour)))
+		r.converged()
+		if got := o.take(); len(got) != 1 || len(got[0].Happened) != 0 || len(got[0].Arrived) != 1 {
+			t.Fatalf("%+v", got)
+		}
+		// While the kernel refuses, changes wait; then each is told once.
+		r.setFault(func(string) error { return errBroken })
+		at := time.Now()
+		r.send(changed(web(2, "10.244.1.3"), at))
+		synctest.Wait()
+		r.send(changed(web(3, "fd00::3"), at.Add(time.Nanosecond)))
+		synctest.Wait()
+		got := o.take()
+		for _, round := range got {
+			if round.Happened != nil || round.Arrived != nil {
+				t.Fatalf("not programmed, and yet %+v", round)
+			}
+		}
+		if len(got) != 2 || got[0].Err == nil || got[0].Status.Failures != 1 {
+			t.Fatalf("%+v", got)
+		}
+		r.setFault(nil)
+		r.converged()
+		var happened []Happening
+		var arrived []time.Time
+		for _, round := range o.take() {
+			happened, arrived = append(happened, round.Happened...), append(arrived, round.Arrived...)
+		}
+		want := []Happening{{at, false}, {at.Add(time.Nanosecond), true}}
+		if !slices.Equal(happened, want) || len(arrived) != 2 {
+			t.Errorf("%v, %v; want %v and two arrivals", happened, arrived, want)
+		}
+		r.stop()
+	})
+}
+
+func TestObserver_refusedServers(t *testing.T) {
+	noGoroutineLeft(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	at := taken.Addr().(*net.TCPAddr).AddrPort()
+	r, o := newRig(t), &rounds{}
+	r.start(func(options *Options) { options.Observer, options.HealthAddress = o, at })
+	r.send(web(1, "10.244.1.2"))
+	for range 3 {
+		r.programmed()
+	}
+	r.stop()
+	var refused []Refusal
+	for _, round := range o.take() {
+		refused = append(refused, round.Refused...)
+	}
+	if len(refused) != 1 || refused[0].Address != at || refused[0].Service != "" || refused[0].Err == nil {
+		t.Errorf("%+v, want one refusal of %s", refused, at)
+	}
+}
