@@ -1,0 +1,141 @@
+package metrics
+
+import (
+	"context"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/component-base/metrics"
+
+	"fairlead.dev/fairlead/engine"
+)
+
+// Engine is what a scrape asks; *engine.Engine is one.
+type Engine interface {
+	Status() engine.Status
+	Healthy() bool
+	Do(ctx context.Context, f func(context.Context, engine.View) error) error
+}
+
+// patience is how long a scrape waits for an engine that is busy. After that it tells what it heard
+// last: when an engine is stuck, its metrics are wanted most.
+const patience = 500 * time.Millisecond
+
+// asked are the metrics that are asked for when somebody scrapes.
+type asked struct {
+	metrics.BaseStableCollector
+	options Options
+	stale   atomic.Bool // the rows changed since they were counted
+	begun   sync.Once   // all rows have been in force once
+
+	mu      sync.Mutex
+	engine  Engine
+	counted *counts // nil: never
+
+	build, mode, rows, noLocal                  *metrics.Desc
+	healthy, eligible, partial, waiting, inARow *metrics.Desc
+	watchAge, watchLists                        *metrics.Desc
+}
+
+func newAsked(s *shelf, o Options) *asked {
+	a := &asked{
+		options: o,
+		build:   s.asked(fairlead("build_info", "What this program is made of; always 1.", "version", "revision", "go_version")),
+		mode:    s.asked(fairlead("mode_info", "The data plane in force; always 1.", "mode")),
+		rows:    s.asked(fairlead("rows", "Rows that say what the node does, by kind.", "kind")),
+		noLocal: s.asked(kubeproxy("sync_proxy_rules_no_local_endpoints_total",
+			"Ports of Services with a traffic policy Local that have endpoints, but none on this node.",
+			"traffic_policy", "ip_family")),
+		healthy:  s.asked(fairlead("healthy", "Whether /livez says so.")),
+		eligible: s.asked(fairlead("node_eligible", "Whether load balancers may use this node; if not, /healthz says 503.")),
+		partial:  s.asked(fairlead("partial", "Whether all is in force but for rows that the kernel refuses.")),
+		waiting:  s.asked(fairlead("waiting_seconds", "How long the oldest change that is not in force has waited; 0: none.")),
+		inARow:   s.asked(fairlead("failures_in_a_row", "Failed attempts to program the kernel since the last that succeeded.")),
+		watchAge: s.asked(fairlead("watch_silence_seconds",
+			"Since when the API server has not been heard of on the watch of a resource.", "resource")),
+	}
+	a.watchLists = s.askedCounter(fairlead("watch_lists_total",
+		"How often all objects of a resource were listed from the API server.", "resource"))
+	a.stale.Store(true)
+	s.registry.CustomMustRegister(a)
+	return a
+}
+
+func (a *asked) follow(e Engine) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.engine = e
+	a.stale.Store(true)
+}
+
+// DescribeWithStability implements metrics.StableCollector.
+func (a *asked) DescribeWithStability(to chan<- *metrics.Desc) {
+	for _, d := range []*metrics.Desc{
+		a.build, a.mode, a.rows, a.noLocal,
+		a.healthy, a.eligible, a.partial, a.waiting, a.inARow,
+		a.watchAge, a.watchLists,
+	} {
+		to <- d
+	}
+}
+
+// CollectWithStability implements metrics.StableCollector.
+func (a *asked) CollectWithStability(to chan<- metrics.Metric) {
+	tell := func(d *metrics.Desc, value float64, labels ...string) {
+		to <- metrics.NewLazyConstMetric(d, metrics.GaugeValue, value, labels...)
+	}
+	tell(a.build, 1, a.options.Version, revision(), runtime.Version())
+	if a.options.Mode != nil {
+		tell(a.mode, 1, a.options.Mode())
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.engine != nil {
+		a.tellStatus(tell)
+		a.count()
+	}
+	if a.counted != nil {
+		a.counted.tell(a, tell)
+	}
+	if a.options.Watches != nil {
+		for _, w := range a.options.Watches() {
+			tell(a.watchAge, time.Since(w.Heard).Seconds(), w.Resource)
+			to <- metrics.NewLazyConstMetric(a.watchLists, metrics.CounterValue, float64(w.Lists), w.Resource)
+		}
+	}
+}
+
+func (a *asked) tellStatus(tell func(*metrics.Desc, float64, ...string)) {
+	s := a.engine.Status()
+	waiting := 0.0
+	if !s.WaitingSince.IsZero() {
+		waiting = time.Since(s.WaitingSince).Seconds()
+	}
+	tell(a.healthy, truth(a.engine.Healthy()))
+	tell(a.eligible, truth(s.NodeEligible))
+	tell(a.partial, truth(s.Failures > 0 && s.WaitingSince.IsZero()))
+	tell(a.waiting, waiting)
+	tell(a.inARow, float64(s.Failures))
+}
+
+func truth(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+func revision() string {
+	info, _ := debug.ReadBuildInfo()
+	if info != nil {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				return s.Value
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,95 @@
+package metrics
+
+import (
+	"context"
+	"net/netip"
+
+	"k8s.io/component-base/metrics"
+
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/model"
+)
+
+// counts are how many rows there are.
+type counts struct {
+	rows    map[string]int
+	noLocal map[lonely]int
+}
+
+// lonely are the ports of Services that have endpoints on other nodes only, as their traffic policy
+// sees it.
+type lonely struct{ policy, family string }
+
+// count has the rows counted, between two batches, if they have changed and if the engine answers in
+// time. Looking at all rows takes a millisecond for ten thousand Services, which is too much for each
+// change and little for each scrape.
+func (a *asked) count() {
+	if !a.stale.Swap(false) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var c *counts
+	err := a.engine.Do(ctx, func(_ context.Context, v engine.View) error {
+		c = countRows(v.State)
+		return nil
+	})
+	if err != nil {
+		a.stale.Store(true)
+		return
+	}
+	a.counted = c
+}
+
+func countRows(s *model.State) *counts {
+	backends := 0
+	for _, p := range s.Pools {
+		backends += len(p.Backends)
+	}
+	return &counts{
+		rows: map[string]int{
+			"frontends": len(s.Frontends), "pools": len(s.Pools), "backends": backends,
+			"guards": len(s.Guards), "health_checks": len(s.Health),
+		},
+		noLocal: countLonely(s),
+	}
+}
+
+// countLonely counts ports whose packets are dropped: no other rows than those of a traffic policy
+// without an endpoint on this node do that.
+func countLonely(s *model.State) map[lonely]int {
+	type port struct {
+		service string
+		lonely
+	}
+	seen := map[port]struct{}{}
+	n := map[lonely]int{}
+	for key, f := range s.Frontends {
+		if f.Verdict != model.Drop {
+			continue
+		}
+		p := port{f.Service, lonely{"external", "IPv4"}}
+		if key.Addr.Is6() {
+			p.family = "IPv6"
+		}
+		if _, ok := s.Guards[netip.PrefixFrom(key.Addr, key.Addr.BitLen())]; ok { // a ClusterIP has one
+			p.policy = "internal"
+		}
+		if _, ok := seen[p]; !ok {
+			seen[p] = struct{}{}
+			n[p.lonely]++
+		}
+	}
+	return n
+}
+
+func (c *counts) tell(a *asked, tell func(*metrics.Desc, float64, ...string)) {
+	for kind, n := range c.rows {
+		tell(a.rows, float64(n), kind)
+	}
+	for _, policy := range []string{"internal", "external"} {
+		for _, family := range []string{"IPv4", "IPv6"} {
+			tell(a.noLocal, float64(c.noLocal[lonely{policy, family}]), policy, family)
+		}
+	}
+}

@@ -1,0 +1,82 @@
+// Package metrics counts and measures what Fairlead does, for Prometheus. What kube-proxy measures
+// too has kube-proxy's name, type, labels and buckets, so that its dashboards and alerts go on
+// working; all else begins with fairlead_.
+//
+//	engine ── Round, Answered ──► Metrics ──► Handler ──► GET /metrics
+//	planes ── Forgot, Listening ─►   │  ▲
+//	engine ◄── rows? status? ────────┘  └── process, Go runtime, client-go
+//
+// What happens often is counted as it happens, without allocation, since programming waits for it.
+// What is a state is asked for when somebody scrapes.
+//
+// The registry is a Metrics' own. Facts of the whole process (its CPU time and memory, the Go runtime,
+// the requests of client-go, which has one global hook for that) are in the registry that all
+// Kubernetes libraries share; Handler adds them.
+package metrics
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // client-go tells legacyregistry of its requests
+)
+
+// Options say what a Metrics shows of the process. Its functions may be called from several
+// goroutines.
+type Options struct {
+	Version string         // of this build
+	Mode    func() string  // the data plane in force, as /proxyMode tells it; nil: unknown
+	Watches func() []Watch // how the watches of the API server do; nil: there are none
+	// ShowHiddenFor, if not empty, shows metrics that are hidden because they are deprecated
+	// (--show-hidden-metrics-for-version). It holds for the whole process.
+	ShowHiddenFor string
+}
+
+// Watch is how the watch of one kind of objects does.
+type Watch struct {
+	Resource string    // "services"
+	Heard    time.Time // when the API server last said something, be it a bookmark
+	Lists    int       // how often everything was listed
+}
+
+// Metrics implements engine.Observer and dataplane.Meter.
+type Metrics struct {
+	shelf   shelf
+	started time.Time
+	proxy   proxy
+	own     own
+	asked   *asked
+}
+
+// New makes a Metrics in which everything is zero.
+func New(o Options) *Metrics {
+	if o.ShowHiddenFor != "" {
+		metrics.SetShowHidden()
+	}
+	m := &Metrics{shelf: shelf{registry: metrics.NewKubeRegistry()}, started: time.Now()}
+	m.proxy = newProxy(&m.shelf)
+	m.own = newOwn(&m.shelf)
+	m.asked = newAsked(&m.shelf, o)
+	return m
+}
+
+// Follow says which engine to ask for its state, from now on.
+func (m *Metrics) Follow(e Engine) { m.asked.follow(e) }
+
+// Handler serves /metrics.
+func (m *Metrics) Handler() http.Handler {
+	return handler(prometheus.Gatherers{m.shelf.registry, legacyregistry.DefaultGatherer})
+}
+
+// Own serves what is about Fairlead, without the facts of the whole process.
+func (m *Metrics) Own() http.Handler { return handler(m.shelf.registry) }
+
+func handler(g metrics.Gatherer) http.Handler {
+	return metrics.HandlerFor(g, metrics.HandlerOpts{ErrorHandling: metrics.ContinueOnError})
+}
+
+// List describes all of them but those of the whole process, sorted by name.
+func (m *Metrics) List() []Description { return m.shelf.list() }

@@ -1,0 +1,149 @@
+package metrics
+
+import (
+	"errors"
+	"time"
+
+	"k8s.io/component-base/metrics"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
+)
+
+// Metrics is both.
+var (
+	_ engine.Observer = (*Metrics)(nil)
+	_ dataplane.Meter = (*Metrics)(nil)
+)
+
+// Round implements engine.Observer.
+func (m *Metrics) Round(r engine.Round) {
+	now := time.Now()
+	m.changes(&r, now)
+	m.programmed(&r, now)
+	m.latencies(&r, now)
+	m.audited(&r)
+	for _, p := range r.Problems {
+		m.own.problems(kindOf(p.Object)).Inc()
+	}
+	if n := len(r.Refused); n > 0 {
+		m.own.deaf.Add(float64(n))
+	}
+}
+
+// changes counts what came, and what waits.
+func (m *Metrics) changes(r *engine.Round, now time.Time) {
+	services, slices := float64(len(r.Batch.Services)), float64(len(r.Batch.Slices))
+	waiting := !r.Status.WaitingSince.IsZero()
+	count := func(n float64, total metrics.CounterMetric, pending metrics.GaugeMetric) {
+		if n > 0 {
+			total.Add(n)
+		}
+		if waiting {
+			pending.Add(n)
+		} else {
+			pending.Set(0)
+		}
+	}
+	count(services, m.proxy.services, m.proxy.servicesPending)
+	count(slices, m.proxy.endpoints, m.proxy.endpointsPending)
+	if r.Verb != engine.Rested || services+slices > 0 {
+		set(m.proxy.queued, now.Add(-r.Took))
+		m.asked.stale.Store(true)
+	}
+}
+
+// programmed measures programming.
+func (m *Metrics) programmed(r *engine.Round, now time.Time) {
+	if r.Status.WaitingSince.IsZero() && !r.Status.LastProgrammed.IsZero() {
+		set(m.proxy.programmed, r.Status.LastProgrammed)
+		m.asked.begun.Do(func() { m.own.start.Set(now.Sub(m.started).Seconds()) })
+	}
+	if r.Err != nil {
+		m.failed(r.Err)
+	}
+	took := r.Took.Seconds()
+	switch r.Verb {
+	case engine.Synced:
+		observe(m.proxy.full, took)
+	case engine.Applied:
+		observe(m.proxy.partial, took)
+	default:
+		return
+	}
+	observe(m.proxy.sync, took)
+}
+
+func (m *Metrics) failed(err error) {
+	for _, counter := range m.proxy.failures {
+		counter.Inc()
+	}
+	if errors.Is(err, dataplane.ErrPartial) {
+		m.own.refused.Inc()
+		return
+	}
+	m.own.failed.Inc()
+}
+
+// latencies tells how late the changes are that are now in force. Clocks of two machines differ: what
+// seems to happen in the future has just happened.
+func (m *Metrics) latencies(r *engine.Round, now time.Time) {
+	for _, at := range r.Arrived {
+		m.own.arrived.Observe(now.Sub(at).Seconds())
+	}
+	for _, h := range r.Happened {
+		late := max(0, now.Sub(h.At)).Seconds()
+		m.proxy.network.of(h.V6).Observe(late)
+		m.own.happened.of(h.V6).Observe(late)
+	}
+}
+
+func (m *Metrics) audited(r *engine.Round) {
+	if r.Audited > 0 {
+		m.own.audits.Observe(r.Audited.Seconds())
+	}
+	if len(r.Drifts) == 0 {
+		return
+	}
+	for i := range r.Drifts {
+		m.own.drifts(r.Drifts[i].Class).Inc()
+	}
+	if r.Err == nil || errors.Is(r.Err, dataplane.ErrPartial) {
+		m.own.repaired.Inc()
+		return
+	}
+	m.own.failing.Inc()
+}
+
+func observe(f families[metrics.ObserverMetric], seconds float64) {
+	f[0].Observe(seconds)
+	f[1].Observe(seconds)
+}
+
+func set(f families[metrics.GaugeMetric], at time.Time) {
+	seconds := float64(at.UnixNano()) / 1e9
+	f[0].Set(seconds)
+	f[1].Set(seconds)
+}
+
+// Answered implements engine.Observer.
+func (m *Metrics) Answered(path string, status int) {
+	switch path {
+	case "/healthz":
+		m.proxy.healthz.count(status)
+	case "/livez":
+		m.proxy.livez.count(status)
+	}
+}
+
+// Forgot implements dataplane.Meter.
+func (m *Metrics) Forgot(v6 bool, flows int, took time.Duration) {
+	m.proxy.forgetting.of(v6).Observe(took.Seconds())
+	m.proxy.forgotten.of(v6).Add(float64(flows))
+}
+
+// Listening implements dataplane.Meter.
+func (m *Metrics) Listening(v6 bool, sockets int) { m.proxy.listeners.of(v6).Set(float64(sockets)) }
+
+// NotListening implements dataplane.Meter.
+func (m *Metrics) NotListening(v6 bool) { m.proxy.notListening.of(v6).Inc() }

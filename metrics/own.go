@@ -1,0 +1,73 @@
+package metrics
+
+import (
+	"strings"
+
+	"k8s.io/component-base/metrics"
+)
+
+// own are the metrics that only Fairlead has and that are counted as things happen.
+type own struct {
+	arrived  metrics.ObserverMetric
+	happened families[metrics.ObserverMetric]
+	audits   metrics.ObserverMetric
+	start    metrics.GaugeMetric
+
+	drifts            func(...string) metrics.CounterMetric
+	repaired, failing metrics.CounterMetric
+	refused, failed   metrics.CounterMetric
+	problems          func(...string) metrics.CounterMetric
+	deaf              metrics.CounterMetric
+}
+
+func newOwn(s *shelf) own {
+	o := own{
+		arrived: s.histogram(fairlead("programming_duration_seconds",
+			"From the arrival of changed objects until what they mean is in force."),
+			metrics.ExponentialBuckets(0.0001, 2, 21))(),
+		happened: by(s.histogram(fairlead("endpoint_programming_duration_seconds",
+			"kubeproxy_network_programming_duration_seconds in finer buckets.", "ip_family"),
+			metrics.ExponentialBuckets(0.001, 2, 17))),
+		audits: s.histogram(fairlead("audit_duration_seconds",
+			"How long it took to compare the kernel with what it shall hold."),
+			metrics.ExponentialBuckets(0.00001, 4, 12))(),
+		start: s.gauge(fairlead("start_duration_seconds",
+			"From the start of the process until all rules were in force; 0: they are not yet."))(),
+		drifts: s.counter(fairlead("drifts_total",
+			"Differences that audits found in the kernel because somebody else changed it, by class of object.", "class")),
+		problems: s.counter(fairlead("problems_total",
+			"What was found to be wrong with objects, by their kind.", "kind")),
+		deaf: s.counter(fairlead("health_check_listen_failures_total",
+			"Servers of /healthz or a healthCheckNodePort that could not be opened, each counted once."))(),
+	}
+	repairs := s.counter(fairlead("repairs_total", "Attempts to undo what somebody else did to the kernel.", "result"))
+	o.repaired, o.failing = repairs("success"), repairs("failure")
+	failures := s.counter(fairlead("programming_failures_total",
+		"Failed attempts to program the kernel, by what is not in force: some rows, or all changes since.", "extent"))
+	o.refused, o.failed = failures("rows"), failures("everything")
+	for _, kind := range kinds() {
+		o.problems(kind)
+	}
+	return o
+}
+
+func fairlead(name, help string, labels ...string) Description {
+	return Description{Name: "fairlead_" + name, Help: help, Labels: labels}
+}
+
+const otherKind = "other"
+
+func kinds() []string {
+	return []string{"Service", "EndpointSlice", "Node", "ServiceCIDR", otherKind}
+}
+
+// kindOf is the kind of a Problem's object. There are few, whatever manifests say.
+func kindOf(object string) string {
+	first, _, _ := strings.Cut(object, " ")
+	for _, kind := range kinds() {
+		if kind == first {
+			return kind
+		}
+	}
+	return otherKind
+}
