@@ -5,6 +5,7 @@
 //	explain  why does a packet go where it goes?
 //	dump     the rows
 //	clean    delete all that run has made
+//	version  which Fairlead this is
 //
 // Exit status: 0 all is well, 1 it found something (no route for a packet) or failed, 2 bad usage or input.
 package main
@@ -18,6 +19,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/version"
 )
 
 const (
@@ -82,10 +85,13 @@ func root() *cobra.Command {
 	c := &cobra.Command{
 		Use:           "fairlead",
 		Short:         "makes Kubernetes Services work on a Linux node",
+		Version:       version.String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
-	c.AddCommand(runCommand(), demoCommand(), explainCommand(), dumpCommand(), cleanCommand())
+	c.AddCommand(runCommand(), demoCommand(), explainCommand(), dumpCommand(), cleanCommand(),
+		versionCommand())
+	c.SetVersionTemplate(version.Line("fairlead") + "\n")
 	return c
 }
