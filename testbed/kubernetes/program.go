@@ -1,0 +1,148 @@
+package kubernetes
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// crew is the thread that starts programs. The kernel kills them when it ends, be it because of dismiss
+// or with this process (Pdeathsig in prctl(2) means the thread, so it must be one that nobody else ends).
+type crew struct {
+	jobs chan func()
+	gone chan struct{}
+}
+
+func newCrew() *crew {
+	c := &crew{jobs: make(chan func()), gone: make(chan struct{})}
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with its goroutine
+		for {
+			select {
+			case job := <-c.jobs:
+				job()
+			case <-c.gone:
+				return
+			}
+		}
+	}()
+	return c
+}
+
+func (c *crew) dismiss() { close(c.gone) }
+
+// at runs f on the thread.
+func (c *crew) at(f func() error) error {
+	done := make(chan error, 1)
+	c.jobs <- func() { done <- f() }
+	return <-done
+}
+
+// program is a part that can be started and stopped several times. Its output goes to a file named
+// after it.
+type program struct {
+	crew *crew
+	path string
+	dir  string
+	args []string
+
+	cmd   *exec.Cmd     // nil: it does not run
+	ended chan struct{} // closed once cmd has ended
+	err   error         // how it ended
+}
+
+func (c *crew) program(path, dir string, args ...string) *program {
+	return &program{crew: c, path: path, dir: dir, args: args}
+}
+
+func (p *program) name() string { return filepath.Base(p.path) }
+
+func (p *program) logPath() string { return filepath.Join(p.dir, p.name()+".log") }
+
+func (p *program) start() error {
+	if p.cmd != nil {
+		return fmt.Errorf("start %s: it runs already", p.name())
+	}
+	log, err := os.OpenFile(p.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(p.path, p.args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = p.dir, log, log
+	// A group of its own: what the terminal sends to the test must not reach it before the test's end.
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
+	if err := p.crew.at(cmd.Start); err != nil {
+		return fmt.Errorf("start %s: %w", p.name(), err)
+	}
+	p.cmd, p.ended = cmd, make(chan struct{})
+	go func() {
+		p.err = cmd.Wait()
+		close(p.ended)
+	}()
+	return nil
+}
+
+// startReady starts the program and returns when ready no longer fails.
+func (p *program) startReady(ctx context.Context, ready func(context.Context) error) error {
+	if err := p.start(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.ended:
+			return fmt.Errorf("%s ended: %w; its last words:\n%s", p.name(), p.err, p.lastWords())
+		case <-ctx.Done():
+			return fmt.Errorf("%s did not get ready: %w; its last words:\n%s", p.name(), err, p.lastWords())
+		case <-time.After(20 * time.Millisecond): // nobody announces it
+		}
+	}
+}
+
+// stop ends the program and returns when it has ended. One that does not run is left alone.
+func (p *program) stop(kill bool) error {
+	if p.cmd == nil {
+		return nil
+	}
+	signal := unix.SIGTERM
+	if kill {
+		signal = unix.SIGKILL
+	}
+	if err := p.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("stop %s: %w", p.name(), err)
+	}
+	select {
+	case <-p.ended:
+	case <-time.After(startPatience):
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+		return fmt.Errorf("%s did not stop when asked to, and was killed", p.name())
+	}
+	p.cmd = nil
+	return nil
+}
+
+// lastWords are the end of its log.
+func (p *program) lastWords() []byte {
+	const lines = 20
+	text, err := os.ReadFile(p.logPath())
+	if err != nil {
+		return []byte(err.Error())
+	}
+	all := bytes.Split(bytes.TrimSpace(text), []byte("\n"))
+	return bytes.Join(all[max(0, len(all)-lines):], []byte("\n"))
+}

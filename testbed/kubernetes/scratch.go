@@ -1,0 +1,97 @@
+package kubernetes
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// scratch is a temporary directory that goes away even if its process is killed: the next process that
+// makes one removes those that nobody holds a lock on.
+type scratch struct {
+	path string
+	lock *os.File
+}
+
+const scratchPattern = "fairlead-control-plane-"
+
+func newScratch() (*scratch, error) {
+	sweep()
+	path, err := os.MkdirTemp("", scratchPattern)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := lockFile(filepath.Join(path, "lock"), unix.LOCK_EX)
+	if err != nil {
+		return nil, err
+	}
+	return &scratch{path, lock}, nil
+}
+
+func (s *scratch) remove() error {
+	defer s.lock.Close()
+	return os.RemoveAll(s.path)
+}
+
+// sweep removes the directories of processes that were killed. What it may not remove it leaves.
+func sweep() {
+	stale, _ := filepath.Glob(filepath.Join(os.TempDir(), scratchPattern+"*", "lock"))
+	for _, name := range stale {
+		lock, err := os.OpenFile(name, os.O_RDWR, 0)
+		if err != nil {
+			continue
+		}
+		if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			_ = os.RemoveAll(filepath.Dir(name))
+		}
+		lock.Close()
+	}
+}
+
+// lockFile opens a file and waits for its lock, which ends with the file.
+func lockFile(name string, how int) (*os.File, error) {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for err = unix.EINTR; err == unix.EINTR; { //nolint:errorlint // a system call's own result
+		err = unix.Flock(int(f.Fd()), how)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", name, err)
+	}
+	return f, nil
+}
+
+// reservedPort is a port of the loopback address that stays this process's while the API server is
+// away: the socket is bound and never listens.
+type reservedPort struct {
+	fd   int
+	port uint16
+}
+
+func reservePort() (*reservedPort, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	p := &reservedPort{fd: fd}
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	}
+	if err == nil {
+		var got unix.Sockaddr
+		if got, err = unix.Getsockname(fd); err == nil {
+			p.port = uint16(got.(*unix.SockaddrInet4).Port)
+			return p, nil
+		}
+	}
+	unix.Close(fd)
+	return nil, fmt.Errorf("reserve a port of the loopback address: %w", err)
+}
+
+func (p *reservedPort) release() { unix.Close(p.fd) }

@@ -1,0 +1,116 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// User is who a client says that it is: by a certificate, or, for system:serviceaccount:NAMESPACE:NAME,
+// by a token of that account, which is made if it does not exist.
+type User struct {
+	Name   string
+	Groups []string
+	Life   time.Duration // of the certificate or token (at least 10 minutes); 0: a day
+}
+
+// Users that every cluster has.
+var (
+	// Admin may do everything.
+	Admin = User{Name: "admin", Groups: []string{"system:masters"}}
+	// KubeProxy has the rights of the ClusterRole system:node-proxier and no others.
+	KubeProxy = User{Name: "system:kube-proxy"}
+)
+
+// serviceAccount splits the name of a service account's user.
+func (u User) serviceAccount() (namespace, name string, ok bool) {
+	rest, ok := strings.CutPrefix(u.Name, "system:serviceaccount:")
+	if !ok {
+		return "", "", false
+	}
+	return strings.Cut(rest, ":")
+}
+
+// configFor is a client's configuration outside of all beds, by certificate.
+func (c *ControlPlane) configFor(u User) (*rest.Config, error) {
+	cert, key, err := c.authority.user(u)
+	if err != nil {
+		return nil, err
+	}
+	return &rest.Config{
+		Host:      c.hostURL(),
+		UserAgent: "fairlead-testbed",
+		TLSClientConfig: rest.TLSClientConfig{
+			CAData: c.authority.caPEM, CertData: cert, KeyData: key,
+		},
+	}, nil
+}
+
+// Kubeconfig writes a kubeconfig for programs in the namespace of this process, as kubectl, and returns
+// its name. Programs in a Bed need Relay.Kubeconfig.
+func (c *ControlPlane) Kubeconfig(dir string, u User) (string, error) {
+	path := filepath.Join(dir, kubeconfigName(u))
+	return path, c.writeKubeconfig(path, c.hostURL(), u)
+}
+
+func kubeconfigName(u User) string { return strings.ReplaceAll(u.Name, ":", "-") + ".kubeconfig" }
+
+func (c *ControlPlane) writeKubeconfig(path, server string, u User) error {
+	auth := clientcmdapi.NewAuthInfo()
+	if namespace, name, ok := u.serviceAccount(); ok {
+		// A file of its own, as in a pod: clients read it again when it changes.
+		auth.TokenFile = path + ".token"
+		if err := c.writeToken(auth.TokenFile, namespace, name, u.Life); err != nil {
+			return err
+		}
+	} else {
+		cert, key, err := c.authority.user(u)
+		if err != nil {
+			return err
+		}
+		auth.ClientCertificateData, auth.ClientKeyData = cert, key
+	}
+	cluster := clientcmdapi.NewCluster()
+	cluster.Server, cluster.CertificateAuthorityData = server, c.authority.caPEM
+	current := clientcmdapi.NewContext()
+	current.Cluster, current.AuthInfo = "testbed", u.Name
+	config := clientcmdapi.NewConfig()
+	config.Clusters["testbed"], config.AuthInfos[u.Name], config.Contexts["testbed"] = cluster, auth, current
+	config.CurrentContext = "testbed"
+	return clientcmd.WriteToFile(*config, path)
+}
+
+// writeToken replaces the token in a file by a new one.
+func (c *ControlPlane) writeToken(path, namespace, name string, life time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startPatience)
+	defer cancel()
+	accounts := c.client.CoreV1().ServiceAccounts(namespace)
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}}
+	if _, err := accounts.Create(ctx, account, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make service account %s/%s: %w", namespace, name, err)
+	}
+	if life == 0 {
+		life = certLife
+	}
+	seconds := int64(life / time.Second)
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
+	token, err := accounts.CreateToken(ctx, name, request, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("make a token of service account %s/%s: %w", namespace, name, err)
+	}
+	if err := os.WriteFile(path+".new", []byte(token.Status.Token), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
