@@ -3,44 +3,163 @@
 // first stays valid for kube-proxy.
 //
 //	flags ──────────────────┐
-//	KubeProxyConfiguration ─┼─► Load: decode, defaults, precedence, schema, validation ─► Config
-//	FairleadConfiguration ──┘                                                              │
-//	                     cmd/fairlead, package daemon ◄────────────────────────────────────┘
+//	KubeProxyConfiguration ─┼─► Load: decode, schema, defaults, precedence, rules ─► Config ─► daemon
+//	FairleadConfiguration ──┘                                        old Config ─► Compare ─► Changes
 //
 // The package knows words and their rules, and nothing of kernels or API servers.
 package config
 
 import (
-	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+	"net/netip"
+	"slices"
+	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/featuregate"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+	netutils "k8s.io/utils/net"
 )
 
 // Config is what the daemon is to do: complete, with all defaults, and valid.
 type Config struct {
+	// KubeProxy is what kube-proxy would do: defaults are filled in, and the mode that is not set is
+	// iptables. Of the sections iptables, ipvs and nftables, what the mode does not use is zero.
 	KubeProxy kubeproxy.KubeProxyConfiguration
 	Fairlead  FairleadConfiguration
+	// Plane is the data plane that serves the mode.
+	Plane string
 	// Warnings are about what was said and has no meaning here, one line each.
 	Warnings []string
-	// Files are those that were read, and would be read again.
+	// Files are those that were read, and those that would be if they existed.
 	Files []string
+
+	gates featuregate.FeatureGate
 }
 
-// FairleadConfiguration is what kube-proxy has no words for.
-type FairleadConfiguration struct {
-	metav1.TypeMeta `json:",inline"`
+// Enabled reports whether one of Kubernetes' feature gates is on. Gates that kube-proxy does not know
+// are off.
+func (c *Config) Enabled(gate string) bool {
+	known := c.gates.(featuregate.MutableFeatureGate).GetAll()
+	_, ok := known[featuregate.Feature(gate)]
+	return ok && c.gates.Enabled(featuregate.Feature(gate))
+}
 
-	// Manifests are files and directories whose Services are served without a cluster; none: those of
-	// the API server.
-	Manifests []string `json:"manifests,omitempty"`
-	// NodeIPs are the primary addresses of this node, at most one of each family; none: those that
-	// the Node object or else the interfaces have.
-	NodeIPs []string `json:"nodeIPs,omitempty"`
-	// ControlSocket is the path of the Unix socket on which dump, explain and others ask; empty: none.
-	ControlSocket string `json:"controlSocket,omitempty"`
-	// AuditInterval is the time between two comparisons of the kernel with what it should hold.
-	AuditInterval metav1.Duration `json:"auditInterval,omitempty"`
-	// TakeOver says what becomes of rules that kube-proxy has left on the node: "Remove", once
-	// Fairlead's own are in force, or "Keep".
-	TakeOver string `json:"takeOver,omitempty"`
+// MasqueradeAll reports whether the source of every connection to a ClusterIP is replaced.
+func (c *Config) MasqueradeAll() bool {
+	if c.KubeProxy.Mode == ModeNFTables {
+		return c.KubeProxy.NFTables.MasqueradeAll
+	}
+	return c.KubeProxy.IPTables.MasqueradeAll
+}
+
+// MasqueradeBit is the bit of the packet mark that the mode uses to remember what is to be masqueraded.
+func (c *Config) MasqueradeBit() int {
+	if c.KubeProxy.Mode == ModeNFTables {
+		return int(*c.KubeProxy.NFTables.MasqueradeBit)
+	}
+	return int(*c.KubeProxy.IPTables.MasqueradeBit)
+}
+
+// NodePortAddresses are the CIDRs and keywords that say where NodePorts are open. If none are set they
+// are what the mode means by that, and in mode iptables they include IPv4's loopback addresses unless
+// iptables.localhostNodePorts is false, as with kube-proxy.
+func (c *Config) NodePortAddresses() []string {
+	said := c.KubeProxy.NodePortAddresses
+	switch c.KubeProxy.Mode {
+	case ModeIPTables:
+		return c.iptablesNodePorts()
+	case ModeIPVS:
+		if len(said) == 0 {
+			return []string{allAddresses}
+		}
+	}
+	addresses := make([]string, len(said))
+	for i, text := range said {
+		addresses[i] = canonicalCIDR(text)
+	}
+	return addresses
+}
+
+// The words that nodePortAddresses may have beside CIDRs.
+const (
+	primaryAddresses   = "primary"
+	localhostAddresses = "localhost"
+	allAddresses       = "all"
+	loopback4          = "127.0.0.0/8"
+	loopback6          = "::1/128"
+	noAddress4         = "127.0.0.0/32" // a range that no node has an address in
+)
+
+func nodePortWords() []string { return []string{primaryAddresses, localhostAddresses, allAddresses} }
+
+// iptablesNodePorts adds what kube-proxy's mode iptables does without being told: IPv4's loopback
+// addresses are open if any range covers them.
+func (c *Config) iptablesNodePorts() (addresses []string) {
+	said := c.KubeProxy.NodePortAddresses
+	if len(said) == 0 {
+		said = []string{allAddresses}
+	}
+	localhost := false
+	for _, text := range said {
+		prefix, err := netip.ParsePrefix(canonicalCIDR(text))
+		covers := err == nil && prefix.Overlaps(netip.MustParsePrefix(loopback4))
+		localhost = localhost || covers || text == localhostAddresses || text == allAddresses
+		switch {
+		case text == localhostAddresses:
+			addresses = append(addresses, loopback6)
+		case covers && prefix.Addr().IsLoopback():
+		default:
+			addresses = append(addresses, canonicalCIDR(text))
+		}
+	}
+	if localhost && *c.KubeProxy.IPTables.LocalhostNodePorts {
+		return append(addresses, loopback4)
+	}
+	if localhost {
+		return append(addresses, noAddress4) // or else IPv4 would be open everywhere if there is nothing else
+	}
+	return addresses
+}
+
+// ClusterCIDRs are the ranges of the pods' addresses, at most one of each family.
+func (c *Config) ClusterCIDRs() (prefixes []netip.Prefix) {
+	for text := range strings.SplitSeq(c.KubeProxy.ClusterCIDR, ",") {
+		if prefix, err := netip.ParsePrefix(canonicalCIDR(text)); err == nil {
+			prefixes = append(prefixes, prefix)
+		}
+	}
+	return prefixes
+}
+
+// NodeIPs are the primary addresses of this node as far as they are configured, at most one of each
+// family: nodeIPs, and for a family that has none there, bindAddress.
+func (c *Config) NodeIPs() (ips []netip.Addr) {
+	for _, text := range slices.Concat(c.Fairlead.NodeIPs, []string{c.KubeProxy.BindAddress}) {
+		ip := parseAddr(text)
+		known := slices.ContainsFunc(ips, func(o netip.Addr) bool { return o.Is4() == ip.Is4() })
+		if ip.IsValid() && !ip.IsUnspecified() && !known {
+			ips = append(ips, ip)
+		}
+	}
+	return ips
+}
+
+// HealthzAddress is where /healthz and /livez are served; the zero value: nowhere.
+func (c *Config) HealthzAddress() netip.AddrPort { return parseAddrPort(c.KubeProxy.HealthzBindAddress) }
+
+// MetricsAddress is where /metrics and all that is for operators is served; the zero value: nowhere.
+func (c *Config) MetricsAddress() netip.AddrPort { return parseAddrPort(c.KubeProxy.MetricsBindAddress) }
+
+// parseAddr reads addresses as kube-proxy does, which allows leading zeros in IPv4; the zero value if
+// it is none.
+func parseAddr(text string) netip.Addr {
+	addr, _ := netip.AddrFromSlice(netutils.ParseIPSloppy(text))
+	return addr.Unmap()
+}
+
+// canonicalCIDR is the usual form of a CIDR, and anything else as it is.
+func canonicalCIDR(text string) string {
+	if _, network, err := netutils.ParseCIDRSloppy(text); err == nil {
+		return network.String()
+	}
+	return text
 }

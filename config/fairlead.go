@@ -1,0 +1,39 @@
+package config
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// Kind and version of the file that has what kube-proxy has no words for, and its name beside the
+// other one.
+const (
+	FairleadKind       = "FairleadConfiguration"
+	FairleadAPIVersion = "fairlead.dev/v1alpha1"
+	fairleadFile       = "fairlead.conf"
+)
+
+// FairleadConfiguration is what kube-proxy has no words for.
+type FairleadConfiguration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Manifests are files and directories whose Services are served without a cluster; none: those of
+	// the API server.
+	Manifests []string `json:"manifests,omitempty"`
+	// NodeIPs are the primary addresses of this node, at most one of each family; none: those that
+	// the Node object or else the interfaces have.
+	NodeIPs []string `json:"nodeIPs,omitempty"`
+	// ControlSocket is the path of the Unix socket on which dump, explain and others ask; empty: none.
+	ControlSocket string `json:"controlSocket"`
+	// AuditInterval is the time between two comparisons of the kernel with what it should hold.
+	AuditInterval metav1.Duration `json:"auditInterval,omitempty"`
+	// TakeOver says what becomes of rules that kube-proxy has left on the node: "Remove", once
+	// Fairlead's own are in force, or "Keep".
+	TakeOver TakeOver `json:"takeOver,omitempty"`
+}
+
+// TakeOver says what becomes of the rules that kube-proxy has left.
+type TakeOver string
+
+// The values of TakeOver.
+const (
+	TakeOverRemove TakeOver = "Remove"
+	TakeOverKeep   TakeOver = "Keep"
+)

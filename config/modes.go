@@ -1,0 +1,36 @@
+package config
+
+import (
+	"slices"
+
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// The modes. kube-proxy has the first three on Linux; Fairlead's data planes have the others as well.
+const (
+	ModeIPTables  kubeproxy.ProxyMode = "iptables"
+	ModeIPVS      kubeproxy.ProxyMode = "ipvs"
+	ModeNFTables  kubeproxy.ProxyMode = "nftables"
+	ModeEBPF      kubeproxy.ProxyMode = "ebpf"
+	ModeUserspace kubeproxy.ProxyMode = "userspace"
+)
+
+// How packets of pods are told from others.
+const (
+	LocalClusterCIDR         kubeproxy.LocalMode = "ClusterCIDR"
+	LocalNodeCIDR            kubeproxy.LocalMode = "NodeCIDR"
+	LocalBridgeInterface     kubeproxy.LocalMode = "BridgeInterface"
+	LocalInterfaceNamePrefix kubeproxy.LocalMode = "InterfaceNamePrefix"
+)
+
+// planeFor is the plane that serves a mode, or "". The modes of kube-proxy are served whatever is
+// built, by the first plane if need be, as a node must not lose its Services over that.
+func planeFor(mode kubeproxy.ProxyMode, planes []string) string {
+	if slices.Contains(planes, string(mode)) {
+		return string(mode)
+	}
+	if len(planes) > 0 && (mode == ModeIPTables || mode == ModeIPVS) {
+		return planes[0]
+	}
+	return ""
+}

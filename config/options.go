@@ -1,0 +1,300 @@
+package config
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// option is a flag: whether it has a place in a file, and in which.
+type option struct {
+	group group
+	flag  string
+	// field is where a file says the same, several in the order of precedence; empty: nowhere.
+	field string
+	// always says that the flag counts beside a --config as well.
+	always     bool
+	bind       func(set *pflag.FlagSet, name, usage string)
+	usage      string
+	deprecated string
+}
+
+// group is a heading of the help.
+type group string
+
+const (
+	serving   group = "what it serves"
+	files     group = "configuration"
+	instead   group = "instead of running"
+	plane     group = "data plane"
+	nodePorts group = "node port"
+	pods      group = "pod detection"
+	listeners group = "listener"
+	kernel    group = "kernel"
+	apiServer group = "API server"
+	logging   group = "logging"
+	ipvs      group = "mode ipvs"
+	obsolete  group = "without meaning here"
+)
+
+func text(to *string) func(*pflag.FlagSet, string, string) {
+	return func(s *pflag.FlagSet, name, usage string) { s.StringVar(to, name, *to, usage) }
+}
+
+func texts(to *[]string) func(*pflag.FlagSet, string, string) {
+	return func(s *pflag.FlagSet, name, usage string) { s.StringSliceVar(to, name, *to, usage) }
+}
+
+func yes(to *bool) func(*pflag.FlagSet, string, string) {
+	return func(s *pflag.FlagSet, name, usage string) { s.BoolVar(to, name, *to, usage) }
+}
+
+func number(to *int32) func(*pflag.FlagSet, string, string) {
+	return func(s *pflag.FlagSet, name, usage string) { s.Int32Var(to, name, *to, usage) }
+}
+
+func span(to *time.Duration) func(*pflag.FlagSet, string, string) {
+	return func(s *pflag.FlagSet, name, usage string) { s.DurationVar(to, name, *to, usage) }
+}
+
+func value(to pflag.Value) func(*pflag.FlagSet, string, string) {
+	return func(s *pflag.FlagSet, name, usage string) { s.Var(to, name, usage) }
+}
+
+func ip(to *string) func(*pflag.FlagSet, string, string) {
+	return value(stringValue[string]{to, "ip", checkIP})
+}
+
+func ipPort(to *string) func(*pflag.FlagSet, string, string) {
+	return value(stringValue[string]{to, "ipport", checkIPPort})
+}
+
+// all are the options, in the order of the help.
+func (f *Flags) all() (all []option) {
+	for _, part := range [][]option{
+		f.serving(), f.filesAndVerbs(), f.dataPlane(), f.nodePortsAndPods(), f.listeners(), f.kernel(),
+		f.apiServer(), f.logging(), f.ipvs(), f.obsolete(),
+	} {
+		all = append(all, part...)
+	}
+	return all
+}
+
+func (f *Flags) serving() []option {
+	own := &f.said.fairlead
+	return []option{
+		{group: serving, flag: "manifests", field: "manifests", always: true,
+			bind: func(s *pflag.FlagSet, name, usage string) {
+				s.StringArrayVar(&own.Manifests, name, own.Manifests, usage)
+			},
+			usage: "file or `directory` of manifests to serve instead of the API server's Services (repeatable)"},
+		{group: serving, flag: "hostname-override", field: "hostnameOverride", always: true,
+			bind: text(&f.said.hostname), usage: "name of this node's Node object (default: the hostname)"},
+		{group: serving, flag: "node-ip", field: "nodeIPs", always: true, bind: texts(&own.NodeIPs),
+			usage: "primary address of this node, one of each family (default: --bind-address, the Node object's, or " +
+				"the first of the interfaces)"},
+		{group: serving, flag: "bind-address", field: "bindAddress", bind: ip(&f.said.kubeProxy.BindAddress),
+			usage: "primary address of this node, unless it is 0.0.0.0 or ::. Nothing binds to it, in spite of its name"},
+		{group: serving, flag: "once", bind: yes(&f.Once), usage: "program the kernel, then exit"},
+		{group: serving, flag: "feature-gates", field: "featureGates",
+			bind:  value(cliflag.NewMapStringBool(&f.said.kubeProxy.FeatureGates)),
+			usage: "Kubernetes' feature gates. With a meaning here: " + meaningfulGates},
+	}
+}
+
+func (f *Flags) filesAndVerbs() []option {
+	return []option{
+		{group: files, flag: "config", always: true, bind: text(&f.Config),
+			usage: "`file` with a KubeProxyConfiguration. Flags that have a field in it are ignored then, but for " +
+				"--hostname-override and those of logging"},
+		{group: files, flag: "fairlead-config", always: true, bind: text(&f.FairleadConfig),
+			usage: "`file` with a " + FairleadKind + "; flags go before it (default: " + fairleadFile +
+				" beside --config, if it is there)"},
+		{group: files, flag: "write-config-to", always: true, bind: text(&f.WriteConfigTo),
+			usage: "write the KubeProxyConfiguration that results to this `file`, and exit"},
+		{group: instead, flag: "cleanup", always: true, bind: yes(&f.Cleanup),
+			usage: "remove every rule of kube-proxy and of Fairlead, and exit"},
+		{group: instead, flag: "init-only", always: true, bind: yes(&f.InitOnly),
+			usage: "do what needs root, and exit; CAP_NET_ADMIN is enough from then on"},
+		{group: instead, flag: "version", always: true, bind: value(&f.Version),
+			usage: "print the version, or with =raw all that is known of it, and exit; =vX.Y.Z is the version to report"},
+	}
+}
+
+func (f *Flags) dataPlane() []option {
+	c, own := &f.said.kubeProxy, &f.said.fairlead
+	mode := stringValue[kubeproxy.ProxyMode]{&c.Mode, "ProxyMode", nil}
+	return []option{
+		{group: plane, flag: "proxy-mode", field: "mode", bind: value(mode),
+			usage: "iptables (which is what empty means), ipvs, nftables, ebpf or userspace"},
+		{group: plane, flag: "masquerade-all", field: "iptables.masqueradeAll nftables.masqueradeAll",
+			bind: yes(&f.said.masqueradeAll), usage: "replace the source address of every connection to a ClusterIP"},
+		{group: plane, flag: "iptables-masquerade-bit", field: "iptables.masqueradeBit", bind: number(c.IPTables.MasqueradeBit),
+			usage: "bit of the packet mark that remembers what is to be masqueraded, within 0 and 31; for the modes " +
+				"iptables and ipvs"},
+		{group: plane, flag: "audit-interval", field: "auditInterval", always: true, bind: span(&own.AuditInterval.Duration),
+			usage: "time between two looks at whether the kernel still holds what it should"},
+		{group: plane, flag: "take-over", field: "takeOver", always: true,
+			bind: value(stringValue[TakeOver]{&own.TakeOver, "TakeOver", nil}),
+			usage: "what becomes of rules that kube-proxy has left: Remove, as soon as Fairlead's own are in force, " +
+				"or Keep"},
+	}
+}
+
+func (f *Flags) nodePortsAndPods() []option {
+	c := &f.said.kubeProxy
+	local := stringValue[kubeproxy.LocalMode]{&c.DetectLocalMode, "LocalMode", nil}
+	return []option{
+		{group: nodePorts, flag: "nodeport-addresses", field: "nodePortAddresses", bind: texts(&c.NodePortAddresses),
+			usage: "where NodePorts are open: CIDRs, primary, localhost, all (default: primary in mode nftables, " +
+				"else all)"},
+		{group: nodePorts, flag: "iptables-localhost-nodeports", field: "iptables.localhostNodePorts",
+			bind:  yes(c.IPTables.LocalhostNodePorts),
+			usage: "open NodePorts on 127.0.0.1 too, in mode iptables"},
+		{group: pods, flag: "detect-local-mode", field: "detectLocalMode", bind: value(local),
+			usage: "how packets of pods are told from others: ClusterCIDR (which is what empty means), NodeCIDR, " +
+				"BridgeInterface or InterfaceNamePrefix"},
+		{group: pods, flag: "cluster-cidr", field: "clusterCIDR", bind: text(&c.ClusterCIDR),
+			usage: "range of the pods' addresses, one of each family and a comma between them, for ClusterCIDR"},
+		{group: pods, flag: "pod-bridge-interface", field: "detectLocal.bridgeInterface",
+			bind: text(&c.DetectLocal.BridgeInterface), usage: "the bridge of the pods, for BridgeInterface"},
+		{group: pods, flag: "pod-interface-name-prefix", field: "detectLocal.interfaceNamePrefix",
+			bind:  text(&c.DetectLocal.InterfaceNamePrefix),
+			usage: "how the interfaces of pods begin, for InterfaceNamePrefix"},
+	}
+}
+
+func (f *Flags) listeners() []option {
+	c := &f.said.kubeProxy
+	return []option{
+		{group: listeners, flag: "healthz-bind-address", field: "healthzBindAddress", bind: ipPort(&c.HealthzBindAddress),
+			usage: "where /healthz and /livez are; the port may be left out"},
+		{group: listeners, flag: "metrics-bind-address", field: "metricsBindAddress", bind: ipPort(&c.MetricsBindAddress),
+			usage: "where /metrics and other pages for operators are; the port may be left out"},
+		{group: listeners, flag: "control-socket", field: "controlSocket", always: true,
+			bind: text(&f.said.fairlead.ControlSocket), usage: "where dump, explain and others ask; empty: nowhere"},
+		{group: listeners, flag: "bind-address-hard-fail", field: "bindAddressHardFail", bind: yes(&c.BindAddressHardFail),
+			usage: "exit if one of the listeners cannot be opened"},
+		{group: listeners, flag: "profiling", field: "enableProfiling", bind: yes(&c.EnableProfiling),
+			usage: "serve /debug/pprof with the metrics"},
+		{group: listeners, flag: "show-hidden-metrics-for-version", field: "showHiddenMetricsForVersion",
+			bind:  text(&c.ShowHiddenMetricsForVersion),
+			usage: "serve metrics that were deprecated in this `version` of Kubernetes, as 1.36; only the previous one counts"},
+		{group: listeners, flag: "healthz-port", bind: number(&f.said.healthzPort),
+			usage: "port of /healthz; 0: none", deprecated: "use --healthz-bind-address"},
+		{group: listeners, flag: "metrics-port", bind: number(&f.said.metricsPort),
+			usage: "port of /metrics; 0: none", deprecated: "use --metrics-bind-address"},
+	}
+}
+
+func (f *Flags) kernel() []option {
+	t, oom := &f.said.kubeProxy.Conntrack, f.said.kubeProxy.OOMScoreAdj
+	return []option{
+		{group: kernel, flag: "conntrack-max-per-core", field: "conntrack.maxPerCore", bind: number(t.MaxPerCore),
+			usage: "connections to track per CPU; 0 leaves the limit as it is, whatever conntrack-min is"},
+		{group: kernel, flag: "conntrack-min", field: "conntrack.min", bind: number(t.Min),
+			usage: "connections to track at least, whatever the number of CPUs"},
+		{group: kernel, flag: "conntrack-tcp-timeout-established", field: "conntrack.tcpEstablishedTimeout",
+			bind: span(&t.TCPEstablishedTimeout.Duration), usage: "forget an idle TCP connection after this; 0: as it is"},
+		{group: kernel, flag: "conntrack-tcp-timeout-close-wait", field: "conntrack.tcpCloseWaitTimeout",
+			bind: span(&t.TCPCloseWaitTimeout.Duration), usage: "the same, where only one side has closed it"},
+		{group: kernel, flag: "conntrack-tcp-be-liberal", field: "conntrack.tcpBeLiberal", bind: yes(&t.TCPBeLiberal),
+			usage: "packets outside of a connection's window are valid (nf_conntrack_tcp_be_liberal)"},
+		{group: kernel, flag: "conntrack-udp-timeout", field: "conntrack.udpTimeout", bind: span(&t.UDPTimeout.Duration),
+			usage: "forget a UDP flow without answers after this; 0: as it is"},
+		{group: kernel, flag: "conntrack-udp-timeout-stream", field: "conntrack.udpStreamTimeout",
+			bind: span(&t.UDPStreamTimeout.Duration), usage: "the same, of one with answers"},
+		{group: kernel, flag: "oom-score-adj", field: "oomScoreAdj", bind: number(oom),
+			usage: "how willingly the kernel ends this process when memory is short, within -1000 and 1000"},
+	}
+}
+
+func (f *Flags) apiServer() []option {
+	c := &f.said.kubeProxy.ClientConnection
+	return []option{
+		{group: apiServer, flag: "kubeconfig", field: "clientConnection.kubeconfig", bind: text(&c.Kubeconfig),
+			usage: "`file` that says where the API server is and how to log in (default: as a pod does)"},
+		{group: apiServer, flag: "master", always: true, bind: text(&f.Master),
+			usage: "`address` of the API server, instead of the one in the kubeconfig"},
+		{group: apiServer, flag: "kube-api-content-type", field: "clientConnection.contentType", bind: text(&c.ContentType),
+			usage: "content type of requests"},
+		{group: apiServer, flag: "kube-api-qps", field: "clientConnection.qps",
+			bind:  func(s *pflag.FlagSet, name, usage string) { s.Float32Var(&c.QPS, name, c.QPS, usage) },
+			usage: "requests a second"},
+		{group: apiServer, flag: "kube-api-burst", field: "clientConnection.burst", bind: number(&c.Burst),
+			usage: "requests that may come at once"},
+	}
+}
+
+func (f *Flags) logging() []option {
+	c := &f.said.kubeProxy.Logging
+	short := func(s *pflag.FlagSet, name, usage string) {
+		s.VarP(logsapi.VerbosityLevelPflag(&c.Verbosity), name, "v", usage)
+	}
+	return []option{
+		{group: logging, flag: "v", field: "logging.verbosity", always: true, bind: short,
+			usage: "how much is logged: 0 what an operator must know, 2 what happens, 4 why"},
+		{group: logging, flag: "logging-format", field: "logging.format", always: true, bind: text(&c.Format),
+			usage: "text or json"},
+		{group: logging, flag: "vmodule", field: "logging.vmodule", always: true,
+			bind: value(logsapi.VModuleConfigurationPflag(&c.VModule)), usage: "has no meaning here"},
+		{group: logging, flag: "log-flush-frequency", field: "logging.flushFrequency", always: true,
+			bind: span(&c.FlushFrequency.Duration.Duration), usage: "has no meaning here: logs are not buffered"},
+		{group: logging, flag: "log-text-split-stream", field: "logging.options.text.splitStream", always: true,
+			bind: yes(&c.Options.Text.SplitStream), usage: "has no meaning here, as the next three"},
+		{group: logging, flag: "log-text-info-buffer-size", field: "logging.options.text.infoBufferSize", always: true,
+			bind: value(&c.Options.Text.InfoBufferSize)},
+		{group: logging, flag: "log-json-split-stream", field: "logging.options.json.splitStream", always: true,
+			bind: yes(&c.Options.JSON.SplitStream)},
+		{group: logging, flag: "log-json-info-buffer-size", field: "logging.options.json.infoBufferSize", always: true,
+			bind: value(&c.Options.JSON.InfoBufferSize)},
+	}
+}
+
+func (f *Flags) ipvs() []option {
+	c := &f.said.kubeProxy.IPVS
+	return []option{
+		{group: ipvs, flag: "ipvs-scheduler", field: "ipvs.scheduler", bind: text(&c.Scheduler),
+			usage: "how a backend is chosen, by the kernel's name: rr (which is what empty means), lc, sh, ..."},
+		{group: ipvs, flag: "ipvs-exclude-cidrs", field: "ipvs.excludeCIDRs", bind: texts(&c.ExcludeCIDRs),
+			usage: "addresses whose virtual servers are left alone"},
+		{group: ipvs, flag: "ipvs-strict-arp", field: "ipvs.strictARP", bind: yes(&c.StrictARP),
+			usage: "answer ARP only for addresses of the interface that is asked (arp_ignore 1, arp_announce 2)"},
+		{group: ipvs, flag: "ipvs-tcp-timeout", field: "ipvs.tcpTimeout", bind: span(&c.TCPTimeout.Duration),
+			usage: "forget an idle TCP connection after this; 0: as it is"},
+		{group: ipvs, flag: "ipvs-tcpfin-timeout", field: "ipvs.tcpFinTimeout", bind: span(&c.TCPFinTimeout.Duration),
+			usage: "the same, of one that is being closed"},
+		{group: ipvs, flag: "ipvs-udp-timeout", field: "ipvs.udpTimeout", bind: span(&c.UDPTimeout.Duration),
+			usage: "forget a UDP flow after this; 0: as it is"},
+	}
+}
+
+// obsolete are flags that are accepted, so that kube-proxy's command line is, and do nothing.
+func (f *Flags) obsolete() []option {
+	c, win := &f.said.kubeProxy, &f.said.kubeProxy.Winkernel
+	const atOnce = "changes are programmed at once"
+	const windows = "for Windows"
+	return []option{
+		{group: obsolete, flag: "iptables-sync-period", field: "iptables.syncPeriod nftables.syncPeriod",
+			bind: span(&f.said.iptables.sync), usage: atOnce},
+		{group: obsolete, flag: "iptables-min-sync-period", field: "iptables.minSyncPeriod nftables.minSyncPeriod",
+			bind: span(&f.said.iptables.minSync), usage: atOnce},
+		{group: obsolete, flag: "ipvs-sync-period", field: "ipvs.syncPeriod", bind: span(&f.said.ipvs.sync), usage: atOnce},
+		{group: obsolete, flag: "ipvs-min-sync-period", field: "ipvs.minSyncPeriod", bind: span(&f.said.ipvs.minSync),
+			usage: atOnce},
+		{group: obsolete, flag: "config-sync-period", field: "configSyncPeriod", bind: span(&c.ConfigSyncPeriod.Duration),
+			usage: "objects are watched"},
+		{group: obsolete, flag: "windows-service", field: "windowsRunAsService", bind: yes(&c.WindowsRunAsService),
+			usage: windows},
+		{group: obsolete, flag: "source-vip", field: "winkernel.sourceVip", bind: text(&win.SourceVip), usage: windows},
+		{group: obsolete, flag: "network-name", field: "winkernel.networkName", bind: text(&win.NetworkName), usage: windows},
+		{group: obsolete, flag: "enable-dsr", field: "winkernel.enableDSR", bind: yes(&win.EnableDSR), usage: windows},
+		{group: obsolete, flag: "root-hnsendpoint-name", field: "winkernel.rootHnsEndpointName",
+			bind: text(&win.RootHnsEndpointName), usage: windows},
+		{group: obsolete, flag: "forward-healthcheck-vip", field: "winkernel.forwardHealthCheckVip",
+			bind: yes(&win.ForwardHealthCheckVip), usage: windows},
+	}
+}
