@@ -1,0 +1,85 @@
+{{- define "fairlead.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fairlead.selectorLabels" -}}
+app.kubernetes.io/name: fairlead
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "fairlead.labels" -}}
+{{ include "fairlead.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end -}}
+
+{{- define "fairlead.serviceAccount" -}}
+{{- if .Values.serviceAccount.name -}}
+{{- .Values.serviceAccount.name -}}
+{{- else if .Values.serviceAccount.create -}}
+{{- include "fairlead.fullname" . -}}
+{{- else -}}
+{{- fail "serviceAccount.name: name the account, as serviceAccount.create is false" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fairlead.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default (printf "v%s" .Chart.AppVersion)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The API server: what the values say, or what kubeadm tells everybody who joins. */}}
+{{- define "fairlead.apiServer" -}}
+{{- if .Values.apiServer -}}
+{{- .Values.apiServer -}}
+{{- else -}}
+{{- $info := lookup "v1" "ConfigMap" "kube-public" "cluster-info" -}}
+{{- if not $info -}}
+{{- fail "apiServer: set the URL of the API server, as https://192.0.2.1:6443 (there is no ConfigMap kube-public/cluster-info to read it from), or existingConfigMap, as kube-proxy" -}}
+{{- end -}}
+{{- $kubeconfig := fromYaml (index $info.data "kubeconfig") -}}
+{{- (first $kubeconfig.clusters).cluster.server -}}
+{{- end -}}
+{{- end -}}
+
+{{/* kube-proxy's configuration, with what only the chart knows. */}}
+{{- define "fairlead.config" -}}
+{{- $own := dict "apiVersion" "kubeproxy.config.k8s.io/v1alpha1" "kind" "KubeProxyConfiguration" -}}
+{{- $own = set $own "clientConnection" (dict "kubeconfig" "/var/lib/kube-proxy/kubeconfig.conf") -}}
+{{- if .Values.podMonitor.enabled -}}
+{{- $own = set $own "metricsBindAddress" (printf "0.0.0.0:%v" .Values.metricsPort) -}}
+{{- end -}}
+{{- /* The kubelet gives pods of this priority the score -997, below which nobody without CAP_SYS_RESOURCE gets. */ -}}
+{{- $own = set $own "oomScoreAdj" -997 -}}
+{{- toYaml (mergeOverwrite $own (deepCopy .Values.config)) -}}
+{{- end -}}
+
+{{- define "fairlead.fairleadConfig" -}}
+{{- $own := dict "apiVersion" "fairlead.dev/v1alpha1" "kind" "FairleadConfiguration" -}}
+{{- toYaml (mergeOverwrite $own (deepCopy .Values.fairleadConfig)) -}}
+{{- end -}}
+
+{{- define "fairlead.args" -}}
+- run
+- --config=/var/lib/kube-proxy/config.conf
+- --fairlead-config=/var/lib/kube-proxy/fairlead.conf
+- --hostname-override=$(NODE_NAME)
+{{- with .Values.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "fairlead.env" -}}
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+{{- end -}}
