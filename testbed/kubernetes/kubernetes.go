@@ -136,7 +136,8 @@ func (c *ControlPlane) describe(o Options) error {
 		return nil
 	}
 	const config = "kube-controller-manager.kubeconfig"
-	if err := c.writeKubeconfig(c.path(config), c.hostURL(), User{Name: "system:kube-controller-manager"}); err != nil {
+	manager := User{Name: "system:kube-controller-manager", Groups: Admin.Groups} // all its controllers in one
+	if err := c.writeKubeconfig(c.path(config), c.hostURL(), manager); err != nil {
 		return err
 	}
 	c.controllers = c.crew.program(o.Parts.Path("kube-controller-manager"), c.dir,
