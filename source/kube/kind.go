@@ -1,0 +1,121 @@
+package kube
+
+import (
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
+)
+
+// proxyNameLabel on a Service says that another proxy handles it.
+const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
+
+// kind is what is watched of one resource, and what becomes of its objects.
+type kind struct {
+	resource string
+	group    schema.GroupVersion
+	labels   string
+	fields   string
+	// optional: a server that does not offer it, or does not let us see it, has none of it.
+	optional bool
+	list     func() runtime.Object
+	// compact keeps what matters; nil: the object does not concern a proxy.
+	compact func(runtime.Object) (any, []service.Problem)
+	// put says in a Batch what an object is now, given all objects of the kind; nil: it is gone.
+	put func(b *service.Batch, all map[service.Name]any, name service.Name)
+}
+
+// kinds are what kube-proxy watches, by its selectors.
+func kinds(node string) []*kind {
+	return []*kind{serviceKind(), sliceKind(), nodeKind(node), cidrKind()}
+}
+
+// serviceKind leaves out those of other proxies, and headless ones, which DNS alone serves.
+func serviceKind() *kind {
+	return &kind{
+		resource: "services",
+		group:    corev1.SchemeGroupVersion,
+		labels:   "!" + proxyNameLabel,
+		fields:   fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
+		list:     func() runtime.Object { return &corev1.ServiceList{} },
+		compact: func(o runtime.Object) (any, []service.Problem) {
+			return service.FromService(o.(*corev1.Service))
+		},
+		put: func(b *service.Batch, all map[service.Name]any, name service.Name) {
+			if b.Services == nil {
+				b.Services = map[service.Name]*service.Service{}
+			}
+			b.Services[name], _ = all[name].(*service.Service)
+		},
+	}
+}
+
+// sliceKind leaves out those of headless Services.
+func sliceKind() *kind {
+	return &kind{
+		resource: "endpointslices",
+		group:    discoveryv1.SchemeGroupVersion,
+		labels:   "!" + corev1.IsHeadlessService,
+		list:     func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
+		compact: func(o runtime.Object) (any, []service.Problem) {
+			s, problems := service.FromSlice(o.(*discoveryv1.EndpointSlice))
+			if s == nil {
+				return nil, problems
+			}
+			return s, problems
+		},
+		put: func(b *service.Batch, all map[service.Name]any, name service.Name) {
+			if b.Slices == nil {
+				b.Slices = map[service.Name]*service.Slice{}
+			}
+			b.Slices[name], _ = all[name].(*service.Slice)
+		},
+	}
+}
+
+func nodeKind(node string) *kind {
+	return &kind{
+		resource: "nodes",
+		group:    corev1.SchemeGroupVersion,
+		fields:   fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(),
+		list:     func() runtime.Object { return &corev1.NodeList{} },
+		compact: func(o runtime.Object) (any, []service.Problem) {
+			return service.FromNode(o.(*corev1.Node))
+		},
+		put: func(b *service.Batch, all map[service.Name]any, name service.Name) {
+			b.Node = &service.Node{}
+			if n, ok := all[name].(*service.Node); ok {
+				b.Node = n
+			}
+		},
+	}
+}
+
+// cidrKind: ServiceCIDRs exist since Kubernetes 1.29, and as networking.k8s.io/v1 since 1.33.
+func cidrKind() *kind {
+	return &kind{
+		resource: "servicecidrs",
+		group:    networkingv1.SchemeGroupVersion,
+		optional: true,
+		list:     func() runtime.Object { return &networkingv1.ServiceCIDRList{} },
+		compact: func(o runtime.Object) (any, []service.Problem) {
+			return service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{o.(*networkingv1.ServiceCIDR)})
+		},
+		put: func(b *service.Batch, all map[service.Name]any, _ service.Name) {
+			ranges := []netip.Prefix{}
+			for _, v := range all {
+				ranges = append(ranges, v.([]netip.Prefix)...)
+			}
+			b.ServiceCIDRs = append([]netip.Prefix{}, model.Disjoint(ranges)...)
+		},
+	}
+}

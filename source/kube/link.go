@@ -1,0 +1,107 @@
+package kube
+
+import (
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// maxReminder is the longest time between two lines about one trouble.
+const maxReminder = 10 * time.Minute
+
+// link knows how the conversation with the API server goes, and logs when a trouble begins, from time
+// to time while it lasts, and when it ends. Troubles that come and go say no more than lasting ones.
+type link struct {
+	log      *slog.Logger
+	server   string
+	interval time.Duration // between the first two lines about one trouble
+
+	mu       sync.Mutex
+	troubles map[trouble]*course
+}
+
+// trouble is what is wrong, with which resource; empty: with the server, whatever is asked for.
+type trouble struct{ resource, what, advice string }
+
+// course is how a trouble went on.
+type course struct {
+	since  time.Time // zero: it is over
+	logged bool      // that it began
+	next   time.Time // when it may be logged again
+	pause  time.Duration
+}
+
+func newLink(c *Client) *link {
+	return &link{log: c.log, server: c.server, interval: c.timing.reminder, troubles: map[trouble]*course{}}
+}
+
+// failed is told of every request that failed.
+func (l *link) failed(resource string, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t, now := diagnose(resource, err), time.Now()
+	c := l.troubles[t]
+	if c == nil {
+		c = &course{pause: l.interval}
+		l.troubles[t] = c
+	}
+	if c.since.IsZero() {
+		c.since, c.logged = now, false
+	}
+	if now.Before(c.next) {
+		return
+	}
+	c.logged = true
+	c.next, c.pause = now.Add(c.pause), min(2*c.pause, maxReminder)
+	l.log.Warn(t.what, "resource", resource, "server", l.server, "since", c.since.Format(time.RFC3339),
+		"error", err, "advice", t.advice)
+}
+
+// works is told of every answer.
+func (l *link) works(resource string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for t, c := range l.troubles {
+		switch {
+		case t.resource != "" && t.resource != resource:
+		case !c.since.IsZero():
+			l.over(t, c, resource)
+		case time.Since(c.next) > maxReminder:
+			delete(l.troubles, t)
+		}
+	}
+}
+
+func (l *link) over(t trouble, c *course, resource string) {
+	if c.logged {
+		l.log.Info("the API server serves again", "trouble", t.what, "resource", resource, "server", l.server,
+			"after", time.Since(c.since).Round(time.Millisecond))
+	}
+	c.since = time.Time{}
+}
+
+// diagnose finds out what an error is about.
+func diagnose(resource string, err error) trouble {
+	const kept = "; meanwhile everything stays as it is"
+	var certificate *tls.CertificateVerificationError
+	var status apierrors.APIStatus
+	switch {
+	case errors.As(err, &certificate):
+		return trouble{"", "the API server's certificate is not accepted",
+			"check the certificate authority and the server's address in the kubeconfig" + kept}
+	case apierrors.IsUnauthorized(err):
+		return trouble{"", "the API server does not accept the credentials",
+			"renew the token or client certificate; files of them are read again by themselves" + kept}
+	case apierrors.IsForbidden(err):
+		return trouble{resource, "the API server forbids a request",
+			"bind the user to cluster role system:node-proxier" + kept}
+	case errors.As(err, &status):
+		return trouble{resource, "the API server answers with an error", "see the server's log" + kept}
+	}
+	return trouble{"", "the API server does not answer",
+		"check that it runs, its address, and the network in between" + kept}
+}

@@ -1,0 +1,104 @@
+package kube
+
+import (
+	"reflect"
+	"slices"
+
+	"fairlead.dev/fairlead/service"
+)
+
+// mirror is the cache.ReflectorStore of one kind: it knows what the reader was last told of each
+// object, and writes into the Source's Batch what is different now.
+type mirror struct {
+	*kind
+	source *Source
+	known  map[service.Name]any               // the reader's own values, never changed
+	bad    map[service.Name][]service.Problem // of objects that have any
+	listed bool
+}
+
+func newMirror(k *kind, s *Source) *mirror {
+	return &mirror{kind: k, source: s, known: map[service.Name]any{}, bad: map[service.Name][]service.Problem{}}
+}
+
+// Add takes an object that is new or has changed.
+func (m *mirror) Add(o any) error {
+	m.source.update(func(b *service.Batch) { m.set(b, o.(*compact)) })
+	return nil
+}
+
+// Update is Add.
+func (m *mirror) Update(o any) error { return m.Add(o) }
+
+// Delete forgets an object.
+func (m *mirror) Delete(o any) error {
+	m.source.update(func(b *service.Batch) { m.remove(b, o.(*compact).name) })
+	return nil
+}
+
+// Replace takes a complete list: what it does not name is gone.
+func (m *mirror) Replace(objects []any, _ string) error {
+	m.source.update(func(b *service.Batch) {
+		named := make(map[service.Name]bool, len(objects))
+		for _, o := range objects {
+			c := o.(*compact)
+			named[c.name] = true
+			m.set(b, c)
+		}
+		had, gone := len(m.known), 0
+		for name := range m.known {
+			if !named[name] {
+				m.remove(b, name)
+				gone++
+			}
+		}
+		for name := range m.bad {
+			if !named[name] {
+				delete(m.bad, name)
+			}
+		}
+		m.listed = true
+		if gone > 1 && gone == had {
+			m.source.log.Warn("the API server says that all objects of a kind are gone; so be it",
+				"resource", m.resource, "gone", gone)
+		}
+	})
+	return nil
+}
+
+// Resync has no meaning here: a reader keeps what it was told.
+func (m *mirror) Resync() error { return nil }
+
+func (m *mirror) set(b *service.Batch, c *compact) {
+	m.report(b, c)
+	if c.value == nil {
+		m.remove(b, c.name)
+		return
+	}
+	if old, ok := m.known[c.name]; ok && reflect.DeepEqual(old, c.value) {
+		return
+	}
+	m.known[c.name] = c.value
+	m.put(b, m.known, c.name)
+}
+
+func (m *mirror) remove(b *service.Batch, name service.Name) {
+	if _, ok := m.known[name]; ok {
+		delete(m.known, name)
+		m.put(b, m.known, name)
+	}
+}
+
+// report adds problems that the object did not have before.
+func (m *mirror) report(b *service.Batch, c *compact) {
+	for _, p := range c.problems {
+		if !slices.Contains(m.bad[c.name], p) {
+			b.Problems = append(b.Problems, p)
+		}
+	}
+	if len(c.problems) > 0 {
+		m.bad[c.name] = c.problems
+	} else {
+		delete(m.bad, c.name)
+	}
+}

@@ -1,0 +1,126 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/source"
+)
+
+var _ source.Source = (*Source)(nil)
+
+// errClosed is what Next returns after Close.
+var errClosed = errors.New("the source is closed") //nolint:gochecknoglobals // a sentinel
+
+// Source is a source.Source of one cluster, as one of its nodes sees it.
+type Source struct {
+	log     *slog.Logger
+	mirrors []*mirror
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+
+	mu      sync.Mutex
+	pending service.Batch // what Next has not yet returned
+	fresh   bool          // pending says something
+	changed chan struct{} // has a token if Next should look
+}
+
+// Source begins to watch the cluster for a node.
+func (c *Client) Source(node string) *Source {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Source{log: c.log, ctx: ctx, cancel: cancel, changed: make(chan struct{}, 1)}
+	// The first Batch says "none" of what turns out not to exist.
+	s.pending = service.Batch{Node: &service.Node{}, ServiceCIDRs: []netip.Prefix{}}
+	l := newLink(c)
+	for _, k := range kinds(node) {
+		m := newMirror(k, s)
+		s.mirrors = append(s.mirrors, m)
+		w := &watcher{mirror: m, client: c.groups[k.group], link: l, timing: c.timing}
+		s.running.Go(func() { w.run(ctx) })
+	}
+	s.running.Go(func() { s.remind(c.timing.reminder, c.server) })
+	return s
+}
+
+// Next returns what changed since the last call. The first time it waits for all kinds of objects.
+func (s *Source) Next(ctx context.Context) (service.Batch, error) {
+	for {
+		if b, ok := s.take(); ok {
+			return b, nil
+		}
+		select {
+		case <-s.changed:
+		case <-ctx.Done():
+			return service.Batch{}, ctx.Err()
+		case <-s.ctx.Done():
+			return service.Batch{}, errClosed
+		}
+	}
+}
+
+func (s *Source) take() (service.Batch, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.fresh || len(s.missing()) > 0 {
+		return service.Batch{}, false
+	}
+	b := s.pending
+	s.pending, s.fresh = service.Batch{}, false
+	return b, true
+}
+
+// missing are the resources that were not yet listed.
+func (s *Source) missing() (resources []string) {
+	for _, m := range s.mirrors {
+		if !m.listed {
+			resources = append(resources, m.resource)
+		}
+	}
+	return resources
+}
+
+// update has f write into the pending Batch.
+func (s *Source) update(f func(*service.Batch)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(&s.pending)
+	s.fresh = true
+	select {
+	case s.changed <- struct{}{}:
+	default: // there is a token
+	}
+}
+
+// remind says from time to time what the first Batch waits for.
+func (s *Source) remind(every time.Duration, server string) {
+	start := time.Now()
+	for ; ; every = min(2*every, maxReminder) {
+		select {
+		case <-time.After(every):
+		case <-s.ctx.Done():
+			return
+		}
+		s.mu.Lock()
+		missing := s.missing()
+		s.mu.Unlock()
+		if len(missing) == 0 {
+			return
+		}
+		s.log.Warn("still waiting for the first list; nothing is changed on this node before it",
+			"resources", strings.Join(missing, " "), "server", server, "since", start.Format(time.RFC3339))
+	}
+}
+
+// Close ends all watching.
+func (s *Source) Close() error {
+	s.cancel()
+	s.running.Wait()
+	return nil
+}
