@@ -34,6 +34,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/transport"
 	"k8s.io/client-go/util/flowcontrol"
 )
 
@@ -101,6 +102,7 @@ func Connect(o ClientOptions) (*Client, error) {
 	config.QPS = cmp.Or(o.QPS, rest.DefaultQPS)
 	config.Burst = cmp.Or(o.Burst, rest.DefaultBurst)
 	config.Dial = dialer().DialContext
+	readTokenWhenRefused(config)
 	c := &Client{server: config.Host, log: o.Log, timing: defaultTiming()}
 	if c.log == nil {
 		c.log = slog.Default()
@@ -178,6 +180,17 @@ func dialer() *net.Dialer {
 		Timeout:         15 * time.Second,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
 	}
+}
+
+// readTokenWhenRefused has a token file read again as soon as the token is refused, beside once a
+// minute as client-go does otherwise.
+func readTokenWhenRefused(config *rest.Config) {
+	if config.BearerTokenFile == "" {
+		return
+	}
+	tokens := transport.NewCachedFileTokenSource(config.BearerTokenFile)
+	config.Wrap(transport.ResettableTokenSourceWrapTransport(tokens))
+	config.BearerToken, config.BearerTokenFile = "", ""
 }
 
 // scheme knows the few kinds that are used here. The one of client-go's clientset knows all of

@@ -131,6 +131,20 @@ func open(t testing.TB, c *Client) source.Source {
 	return s
 }
 
+// watched waits until the server has a watch of each resource, so that it can be told something.
+func (s *apiServer) watched() {
+	s.t.Helper()
+	await(s.t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		resources := map[string]bool{}
+		for w := range s.watches {
+			resources[w.resource] = true
+		}
+		return len(resources) == 4
+	})
+}
+
 // expect calls Next until all rows have come, and accepts no others.
 func expect(t testing.TB, s source.Source, want string) {
 	t.Helper()
@@ -161,6 +175,7 @@ func expect(t testing.TB, s source.Source, want string) {
 // nothing expects that Next has nothing to say for a moment in which the source certainly hears from the server.
 func nothing(t testing.TB, s source.Source, api *apiServer) {
 	t.Helper()
+	api.watched()
 	api.put(aCIDR("mark", "10.99.0.0/16"))
 	expect(t, s, "cidr 10.96.0.0/16\ncidr 10.99.0.0/16")
 	api.remove(aCIDR("mark", "10.99.0.0/16"))
@@ -250,6 +265,7 @@ func TestSource_relistTellsWhatChanged(t *testing.T) {
 			expect(t, s, "cidr 10.96.0.0/16\nnode n1 [192.0.2.1]\nproblem Service default/bad spec.clusterIPs[0]\n"+
 				"service default/bad []\nservice default/db [10.96.0.9]\nservice default/web [10.96.0.1]\n"+
 				"slice default/web-1 10.0.0.1 10.0.0.2")
+			api.watched()
 			api.quietly(func() {
 				api.remove(aService("db", ""))
 				api.put(aSlice("web-1", "web", "10.0.0.7"), aService("web", "10.96.0.1")) // a new version of the same
