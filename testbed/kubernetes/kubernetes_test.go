@@ -165,7 +165,7 @@ func TestKubelet_kubeProxy(t *testing.T) {
 	kubectl("rollout", "status", "deployment/web", "--timeout=60s")
 	kubectl("drain", "node-b", "--ignore-daemonsets", "--timeout=60s")
 	kubectl("get", "pods", "-o", "wide")
-	t.Log(load.Stop())
+	r := load.Stop(); t.Log(r, r.Answered)
 	u, err := p.Usage()
 	t.Logf("%+v %v", u, err)
 }
