@@ -1,0 +1,70 @@
+package takeover
+
+import (
+	"context"
+	"time"
+)
+
+// Progress tells how far the draining of IPVS has come.
+type Progress struct {
+	Servers     int // virtual servers that are left
+	Connections int // through them, and from addresses on kube-ipvs0
+	Deadline    time.Time
+}
+
+// How often to look: soon at first, when short connections end.
+const (
+	firstLook = time.Second
+	lastLook  = 30 * time.Second
+)
+
+// Drain waits until the connections through IPVS have ended, or the deadline has passed, and removes
+// what Remove left for them. It returns at once if there is nothing to wait for. The deadline is in the
+// kernel, as the alias of kube-ipvs0, so that a process that takes over later keeps it. When ctx ends,
+// IPVS goes on; its error is then returned. Errors in between are logged, and the step is repeated.
+// Report is called whenever something has changed, last with zeros; nil: nobody is interested.
+func (t *Takeover) Drain(ctx context.Context, report func(Progress)) error {
+	servers := &virtualServers{log: t.config.Log, drainFor: t.config.Drain}
+	var last Progress
+	for wait := firstLook; ; wait = min(2*wait, lastLook) {
+		var p Progress
+		var left bool
+		err := t.here.do(func() error {
+			var err error
+			if p, err = servers.step(); err != nil {
+				return err
+			}
+			s, err := readIPVS()
+			left = s.draining()
+			return err
+		})
+		switch {
+		case err != nil:
+			t.config.Log.Warn("drain IPVS", "error", err)
+		case p != last:
+			if report != nil {
+				report(p)
+			}
+			last, wait = p, firstLook
+		}
+		if err == nil && !left {
+			return nil
+		}
+		if err := pause(ctx, wait, p.Deadline); err != nil {
+			return err
+		}
+	}
+}
+
+// pause waits, but not beyond the deadline.
+func pause(ctx context.Context, wait time.Duration, deadline time.Time) error {
+	if !deadline.IsZero() {
+		wait = max(min(wait, time.Until(deadline)), 10*time.Millisecond)
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(wait):
+		return nil
+	}
+}

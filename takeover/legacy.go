@@ -1,0 +1,96 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+)
+
+// legacy is kube-proxy's chains in the x_tables of the kernel, which iptables-legacy shows.
+type legacy struct {
+	family family
+	log    *slog.Logger
+}
+
+func (l *legacy) tool() string { return l.family.prefix + "tables-legacy" }
+
+// present are the tables that exist. To ask for one that does not would make it, with its hooks.
+func (l *legacy) present() ([]string, error) {
+	file := "/proc/thread-self/net/" + l.family.prefix + "_tables_names"
+	names, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", l.tool(), err)
+	}
+	exist := strings.Fields(string(names))
+	return slices.DeleteFunc(slices.Clone(tables), func(t string) bool { return !slices.Contains(exist, t) }), nil
+}
+
+func (l *legacy) find(context.Context) ([]Leftover, error) {
+	var found []Leftover
+	err := l.each(func(s *xtSocket, table string) error {
+		blob, err := s.read(table)
+		if err == nil {
+			where := Leftover{Backend: "iptables-legacy", Family: l.family.name, Table: table}
+			found = append(found, blob.plan(table).leftovers(where, l.tool())...)
+		}
+		return err
+	})
+	return found, err
+}
+
+// each calls f for each of the tables that exist, and goes on after errors.
+func (l *legacy) each(f func(s *xtSocket, table string) error) error {
+	present, err := l.present()
+	if err != nil || len(present) == 0 {
+		return err
+	}
+	s, err := openXT(l.family)
+	if err != nil {
+		return fmt.Errorf("%s: %w", l.tool(), err)
+	}
+	defer s.close()
+	var errs []error
+	for _, table := range present {
+		if err := f(s, table); err != nil {
+			errs = append(errs, fmt.Errorf("%s, table %s: %w", l.tool(), table, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// remove replaces each table by one without kube-proxy's part, which is how the kernel changes these
+// tables. Others who do the same at the same time must wait.
+func (l *legacy) remove(ctx context.Context) error {
+	found, err := l.find(ctx)
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	lock, err := lockXT(ctx, l.log)
+	if err != nil {
+		return fmt.Errorf("%s: %w", l.tool(), err)
+	}
+	defer lock.Close()
+	return l.each(func(s *xtSocket, table string) error {
+		blob, err := s.read(table)
+		if err != nil {
+			return err
+		}
+		p := blob.plan(table)
+		for _, left := range p.leftovers(Leftover{Backend: "iptables-legacy", Family: l.family.name, Table: table}, l.tool()) {
+			if left.Stays != "" {
+				l.log.Warn("kube-proxy's chain stays", "leftover", left.String())
+			}
+		}
+		if p.empty() {
+			return nil
+		}
+		return s.replace(blob, blob.without(p))
+	})
+}

@@ -1,0 +1,73 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Messages and attributes of include/uapi/linux/netfilter/nfnetlink_acct.h.
+const (
+	acctSubsystem = 7
+	acctGet       = 1
+	acctDelete    = 3
+	acctName      = 1
+)
+
+// accounting is the counters to which rules of mode iptables refer.
+type accounting struct{}
+
+func (accounting) find(context.Context) ([]Leftover, error) {
+	n := 0
+	for _, name := range counters {
+		switch exists, err := counterExists(name); {
+		case err != nil:
+			return nil, err
+		case exists:
+			n++
+		}
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	return []Leftover{{Backend: "nfacct", What: "counters", Count: n}}, nil
+}
+
+func counterExists(name string) (bool, error) {
+	if !mayAsk("nfnetlink_acct") {
+		return false, nil
+	}
+	err := askCounter(acctGet, 0, name)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
+		return false, nil // not there, or the kernel has none
+	case err != nil:
+		return false, fmt.Errorf("nfacct counter %s: %w", name, err)
+	}
+	return true, nil
+}
+
+func askCounter(command, flags int, name string) error {
+	r := nl.NewNetlinkRequest(acctSubsystem<<8|command, flags)
+	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	r.AddData(nl.NewRtAttr(acctName, nl.ZeroTerminated(name)))
+	_, err := r.Execute(unix.NETLINK_NETFILTER, 0)
+	return err
+}
+
+func (accounting) remove(ctx context.Context) error {
+	var errs []error
+	for _, name := range counters {
+		exists, err := counterExists(name)
+		if exists {
+			err = whileBusy(ctx, func() error { return askCounter(acctDelete, unix.NLM_F_ACK, name) })
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("delete nfacct counter %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,225 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// virtualServers is what mode ipvs leaves besides rules and sets: virtual servers and kube-ipvs0.
+type virtualServers struct {
+	log      *slog.Logger
+	drainFor time.Duration
+}
+
+// ipvsState is what there is of it.
+type ipvsState struct {
+	director *director // nil: no virtual server at all
+	servers  []server  // kube-proxy's
+	dummy    *dummy    // nil: none
+}
+
+func readIPVS() (ipvsState, error) {
+	var s ipvsState
+	var err error
+	if s.dummy, err = findDummy(); err != nil {
+		return s, err
+	}
+	if s.director, err = openDirector(); err != nil || s.director == nil {
+		return s, err
+	}
+	all, err := s.director.servers()
+	if err != nil {
+		return s, err
+	}
+	nodePorts, err := nodePorts()
+	if err != nil {
+		return s, err
+	}
+	for _, v := range all {
+		if s.owns(v, nodePorts) {
+			s.servers = append(s.servers, v)
+		}
+	}
+	return s, nil
+}
+
+// owns reports whether kube-proxy made a virtual server: its address is on kube-ipvs0, or its port is
+// in one of kube-proxy's ip sets. While IPVS drains these are gone, but all that is quiet is ours.
+func (s ipvsState) owns(v server, nodePorts map[servedPort]bool) bool {
+	if s.dummy != nil {
+		if _, ok := s.dummy.addrs[v.address]; ok {
+			return true
+		}
+	}
+	return nodePorts[v.port] || s.draining() && v.quiet()
+}
+
+// nodePorts are those in kube-proxy's ip sets.
+func nodePorts() (map[servedPort]bool, error) {
+	ports := map[servedPort]bool{}
+	for _, f := range families {
+		existing, err := existingSets(f)
+		if err != nil {
+			return nil, err
+		}
+		for name, protocol := range map[string]uint8{
+			"NODE-PORT-TCP": unix.IPPROTO_TCP, "NODE-PORT-UDP": unix.IPPROTO_UDP, "NODE-PORT-SCTP-HASH": unix.IPPROTO_SCTP,
+		} {
+			if name = f.setsName + name; !slices.Contains(existing, name) {
+				continue
+			}
+			members, err := setPorts(name)
+			if err != nil {
+				return nil, err
+			}
+			for _, m := range members {
+				ports[servedPort{protocol, m.port}] = true
+			}
+		}
+	}
+	return ports, nil
+}
+
+func (v *virtualServers) find(context.Context) ([]Leftover, error) {
+	s, err := readIPVS()
+	var found []Leftover
+	var drains string
+	if s.draining() {
+		drains = "its connections may end until " + s.dummy.deadline.UTC().Format(time.RFC3339)
+	}
+	if len(s.servers) > 0 {
+		found = append(found, Leftover{Backend: "ipvs", What: "virtual servers", Count: len(s.servers), Stays: drains})
+	}
+	if s.dummy != nil {
+		found = append(found, Leftover{Backend: "link", What: dummyLink, Count: 1, Stays: drains})
+	}
+	return found, err
+}
+
+// remove ends what IPVS does, or begins to drain it.
+func (v *virtualServers) remove(context.Context) error {
+	s, err := readIPVS()
+	if err != nil || s.empty() {
+		return err
+	}
+	if s.dummy == nil && v.drainFor > 0 { // without addresses nothing reaches IPVS but NodePorts
+		v.log.Info("link kube-ipvs0 is gone: connections through IPVS end now")
+	}
+	if v.drainFor == 0 || s.dummy == nil {
+		return s.finish()
+	}
+	return v.begin(s)
+}
+
+func (s ipvsState) empty() bool    { return len(s.servers) == 0 && s.dummy == nil }
+func (s ipvsState) draining() bool { return s.dummy != nil && !s.dummy.deadline.IsZero() }
+
+// begin makes IPVS take nothing new. Its first step then removes what is idle.
+func (v *virtualServers) begin(s ipvsState) error {
+	var errs []error
+	if s.dummy.deadline.IsZero() {
+		errs = append(errs, s.dummy.setDeadline(time.Now().Add(v.drainFor).Truncate(time.Second)))
+	}
+	errs = append(errs, s.dummy.unprefer())
+	for _, server := range s.servers {
+		errs = append(errs, s.director.quiesce(server))
+	}
+	_, err := v.step()
+	return errors.Join(append(errs, err)...)
+}
+
+// step removes the virtual servers and addresses that nobody uses any more, or all when it is time.
+func (v *virtualServers) step() (Progress, error) {
+	s, err := readIPVS()
+	if err != nil || !s.draining() {
+		return Progress{}, err
+	}
+	if !time.Now().Before(s.dummy.deadline) {
+		return Progress{}, s.finish()
+	}
+	p := Progress{Deadline: s.dummy.deadline}
+	idle := map[netip.Addr]bool{}
+	for addr := range s.dummy.addrs {
+		idle[addr] = true
+	}
+	var errs []error
+	for _, server := range s.servers {
+		n := server.connections()
+		if n == 0 && server.quiet() {
+			errs = append(errs, s.director.remove(server))
+			continue
+		}
+		p.Servers, p.Connections = p.Servers+1, p.Connections+n
+		delete(idle, server.address)
+	}
+	kept, err := s.dropAddresses(idle)
+	p.Connections += kept
+	if p.Servers == 0 && kept == 0 && errors.Join(append(errs, err)...) == nil {
+		return Progress{}, s.dummy.remove()
+	}
+	return p, errors.Join(append(errs, err)...)
+}
+
+// dropAddresses takes addresses from kube-ipvs0, but those that connections come from, and tells how
+// many these are: local processes had the Service's own address for their own.
+func (s ipvsState) dropAddresses(idle map[netip.Addr]bool) (kept int, err error) {
+	if len(idle) == 0 {
+		return 0, nil
+	}
+	used, err := sourcesIn(s.dummy.addrs)
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	for addr := range idle {
+		if used[addr] {
+			kept++
+			continue
+		}
+		errs = append(errs, s.dummy.drop(addr))
+	}
+	return kept, errors.Join(errs...)
+}
+
+// finish removes all, whoever uses it.
+func (s ipvsState) finish() error {
+	var errs []error
+	var open map[flow]bool
+	if len(s.servers) > 0 {
+		all, err := ipvsFlows()
+		errs = append(errs, err)
+		open = s.through(all)
+	}
+	for _, server := range s.servers {
+		errs = append(errs, s.director.remove(server))
+	}
+	if s.dummy != nil {
+		errs = append(errs, s.dummy.remove())
+	}
+	if err := forget(open); err != nil {
+		errs = append(errs, fmt.Errorf("forget connections that IPVS served: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+// through are the flows that go through kube-proxy's servers.
+func (s ipvsState) through(all map[flow]bool) map[flow]bool {
+	served := map[netip.AddrPort]bool{}
+	for _, v := range s.servers {
+		served[netip.AddrPortFrom(v.address, v.port.port)] = true
+	}
+	flows := map[flow]bool{}
+	for f := range all {
+		if served[f.assigned] {
+			flows[f] = true
+		}
+	}
+	return flows
+}

@@ -1,0 +1,130 @@
+// Package takeover finds what kube-proxy has left in a network namespace, whatever its mode was, and
+// removes it. It is called when the rules of a data plane are in force, so that at every moment there
+// is somebody who translates:
+//
+//	          our rules are in force
+//	                   │
+//	Find ──────────────┤   what is there: for people, and for tests
+//	                   ▼
+//	Remove ── chains of iptables (legacy, nf_tables) ── nftables tables ── ip sets ── nfacct
+//	   │
+//	   └── IPVS: weight 0 ──► Drain: wait for its connections ──► virtual servers, kube-ipvs0
+//
+// Removing rules breaks no connection that they translated: conntrack remembers the translation. IPVS
+// remembers in the real server, so that its servers must outlive their connections. New ones never
+// reach them: they are translated in the hooks prerouting and output, before IPVS, which sits in input
+// and behind the translation in output (ip_vs_ops4 in the kernel's net/netfilter/ipvs/ip_vs_core.c).
+//
+// What belongs to kubelet (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT, KUBE-MARK-DROP) and
+// to others is not touched, not even its counters. Looking loads no kernel module and makes no table.
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// DefaultDrain is generous. Draining costs next to nothing, and what then still talks, a watch above
+// all, is used to connect again.
+const DefaultDrain = 24 * time.Hour
+
+// Config says how to take over.
+type Config struct {
+	Log *slog.Logger // nil: say nothing
+	// Drain is how long connections through IPVS may live on. Zero: not at all, Remove ends them.
+	Drain time.Duration
+}
+
+// Takeover looks at one network namespace. Its methods must not be called concurrently, but for Find.
+type Takeover struct {
+	config Config
+	here namespace
+}
+
+// Leftover is a group of objects that kube-proxy made.
+type Leftover struct {
+	Backend string // iptables-legacy, iptables-nft, nftables, ipvs, ipset, nfacct, link
+	Family  string // ip, ip6; empty: both or none
+	Table   string // of iptables and nftables
+	What    string // chains, table, virtual servers, …
+	Count   int
+	// Stays says why Remove leaves it where it is, and what to do about it. Empty: Remove removes it.
+	Stays string
+}
+
+// String is for a log or a terminal: "31 chains (iptables-legacy ip nat)".
+func (l Leftover) String() string {
+	where := l.Backend
+	for _, s := range []string{l.Family, l.Table} {
+		if s != "" {
+			where += " " + s
+		}
+	}
+	s := fmt.Sprintf("%d %s (%s)", l.Count, l.What, where)
+	if l.Stays != "" {
+		s += ": " + l.Stays
+	}
+	return s
+}
+
+// New looks at the network namespace of the calling thread, whichever thread calls the methods.
+func New(c Config) (*Takeover, error) {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	here, err := newNamespace()
+	if err != nil {
+		return nil, fmt.Errorf("kube-proxy's leftovers: network namespace: %w", err)
+	}
+	return &Takeover{config: c, here: here}, nil
+}
+
+// Close ends nothing in the kernel.
+func (t *Takeover) Close() error { return t.here.close() }
+
+// trace is one kind of object that kube-proxy leaves.
+type trace interface {
+	find(ctx context.Context) ([]Leftover, error)
+	// remove may be repeated, and goes on after errors.
+	remove(ctx context.Context) error
+}
+
+// traces come in the order of removal: rules refer to sets and counters, and the sets tell which
+// virtual servers are kube-proxy's.
+func (t *Takeover) traces() []trace {
+	var traces []trace
+	for _, f := range families {
+		traces = append(traces, &legacy{family: f, log: t.config.Log}, &compat{family: f, log: t.config.Log}, &native{family: f})
+	}
+	return append(traces, &virtualServers{log: t.config.Log, drainFor: t.config.Drain}, ipSets{}, accounting{})
+}
+
+// Find tells what Remove would remove, what drains, and what stays and why.
+func (t *Takeover) Find(ctx context.Context) ([]Leftover, error) {
+	var found []Leftover
+	err := t.here.do(func() error {
+		var errs []error
+		for _, x := range t.traces() {
+			some, err := x.find(ctx)
+			found, errs = append(found, some...), append(errs, err)
+		}
+		return errors.Join(errs...)
+	})
+	return found, err
+}
+
+// Remove removes everything that can go at once. If Config.Drain allows for it, IPVS goes on with the
+// connections that it has; Drain waits for their end. What stays because others use it is logged. An
+// error does not keep the rest from being removed.
+func (t *Takeover) Remove(ctx context.Context) error {
+	return t.here.do(func() error {
+		var errs []error
+		for _, x := range t.traces() {
+			errs = append(errs, x.remove(ctx))
+		}
+		return errors.Join(errs...)
+	})
+}
