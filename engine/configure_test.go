@@ -353,7 +353,7 @@ func TestEngine_hardFail(t *testing.T) {
 	r := newRig(t)
 	r.start(func(o *Options) { o.HealthAddress, o.HardFail = at, true })
 	err = <-r.result
-	if err == nil || !strings.Contains(err.Error(), at.String()) {
+	if !errors.Is(err, ErrNotListening) || !strings.Contains(err.Error(), at.String()) {
 		t.Fatal(err)
 	}
 	if err := r.engine.Configure(t.Context(), Settings{}); !errors.Is(err, ErrStopped) {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -112,7 +113,7 @@ func (c *checks) end(at netip.AddrPort) {
 func (c *checks) listen(at netip.AddrPort, service string, log *slog.Logger) error {
 	listener, err := net.Listen("tcp", at.String())
 	if err != nil {
-		err = fmt.Errorf("health checks cannot be answered on %s: %w", at, err)
+		err = fmt.Errorf("%w on %s: %w", ErrNotListening, at, err)
 		if c.refused[at] != err.Error() {
 			log.Error("cannot answer health checks; trying again", "address", at, "service", service, "error", err)
 			c.news = append(c.news, Refusal{at, service, err})
@@ -146,6 +147,9 @@ func (c *checks) close() {
 	}
 	c.running.Wait()
 }
+
+// ErrNotListening is wrapped by errors about servers that cannot be opened.
+var ErrNotListening = errors.New("health checks cannot be answered")
 
 // proxyHealth is kube-proxy's answer (pkg/proxy/healthcheck/proxy_health.go).
 type proxyHealth struct {

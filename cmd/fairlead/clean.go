@@ -1,40 +1,20 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"maps"
-	"slices"
+	"os"
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/daemon"
 )
 
 func cleanCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
-		Short: "delete all that any data plane of this or an earlier process has made in the kernel",
+		Short: "delete all that any data plane of Fairlead, or kube-proxy, has made in the kernel",
 		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return failed(clean(c.Context())) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			return failed(daemon.Clean(c.Context(), os.Stdout, daemon.NewLogs(os.Stderr).Logger()))
+		},
 	}
-}
-
-func clean(ctx context.Context) error {
-	var errs []error
-	for _, mode := range slices.Sorted(maps.Keys(planes())) {
-		p, err := planes()[mode].open(dataplane.Config{})
-		switch {
-		case errors.Is(err, dataplane.ErrUnsupported):
-			continue // then it has made nothing
-		case err == nil:
-			err = errors.Join(p.Remove(ctx), p.Close())
-		}
-		if err == nil {
-			fmt.Println(mode + ": removed")
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"net/url"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
@@ -21,17 +24,29 @@ import (
 
 // inspection asks the running daemon or, if manifests are named, computes the answer from them.
 type inspection struct {
-	node
-	socket string
+	flags  *config.Flags
 	output string
 }
 
-func (i *inspection) flags(f *pflag.FlagSet) {
+// offlineFlags are those of run that matter for the rows.
+var offlineFlags = []string{
+	"config", "fairlead-config", "proxy-mode", "hostname-override", "node-ip", "bind-address",
+	"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
+	"nodeport-addresses", "iptables-localhost-nodeports", "masquerade-all", "feature-gates",
+}
+
+func (i *inspection) addTo(f *pflag.FlagSet) {
+	i.flags = newFlags()
 	f.SortFlags = false
 	f.StringVarP(&i.output, "output", "o", "text", "text or json")
-	f.StringVar(&i.socket, "control-socket", defaultSocket, "the running proxy")
-	i.node.flags(f)
-	f.Lookup("manifests").Usage = "compute the answer from this file or directory, not from the running proxy (repeatable)"
+	socket, manifests := lookup(i.flags, "control-socket"), lookup(i.flags, "manifests")
+	socket.Usage = "the running proxy"
+	manifests.Usage = "compute the answer from this file or directory, not from the running proxy (repeatable)"
+	f.AddFlag(socket)
+	f.AddFlag(manifests)
+	for _, name := range offlineFlags {
+		f.AddFlag(lookup(i.flags, name))
+	}
 }
 
 func (i *inspection) check() error {
@@ -41,22 +56,31 @@ func (i *inspection) check() error {
 	return nil
 }
 
-// offline compiles the manifests.
+// offline compiles the manifests. Problems are printed, one a line.
 func (i *inspection) offline(ctx context.Context) (*service.Table, error) {
-	if len(i.nodePorts) == 0 {
-		i.nodePorts = planes()["nftables"].nodePorts
+	c, err := load(i.flags)
+	if err != nil {
+		return nil, misused(err)
 	}
-	return i.table(ctx, os.Stderr)
+	table, problems, err := daemon.Compile(ctx, c, daemon.NewLogs(io.Discard))
+	for _, p := range problems {
+		fmt.Fprintln(os.Stderr, "problem:", p.Error())
+	}
+	return table, asked(err)
 }
+
+// isOffline reports whether manifests are named.
+func (i *inspection) isOffline() bool { return lookup(i.flags, "manifests").Changed }
 
 // ask puts a question to the running proxy.
 func (i *inspection) ask(ctx context.Context, path string, q url.Values) ([]byte, error) {
 	if i.output == "json" {
 		q.Set("format", "json")
 	}
-	answer, err := engine.Ask(ctx, i.socket, path+"?"+q.Encode())
+	socket := lookup(i.flags, "control-socket").Value.String()
+	answer, err := engine.Ask(ctx, socket, path+"?"+q.Encode())
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
-		return nil, misused(fmt.Errorf("no proxy listens on %s; start \"fairlead run\", or name --manifests", i.socket))
+		return nil, misused(fmt.Errorf("no proxy listens on %s; start \"fairlead run\", or name --manifests", socket))
 	}
 	return answer, failed(err)
 }
@@ -80,7 +104,7 @@ func dumpCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return i.dump(c.Context()) },
 	}
-	i.flags(c.Flags())
+	i.addTo(c.Flags())
 	return c
 }
 
@@ -88,7 +112,7 @@ func (i *inspection) dump(ctx context.Context) error {
 	if err := i.check(); err != nil {
 		return err
 	}
-	if len(i.manifests) == 0 {
+	if !i.isOffline() {
 		answer, err := i.ask(ctx, "/dump", url.Values{})
 		_, _ = os.Stdout.Write(answer)
 		return err
@@ -117,7 +141,7 @@ func explainCommand() *cobra.Command {
 			return i.explain(c.Context(), iface, args[0], args[1])
 		},
 	}
-	i.flags(c.Flags())
+	i.addTo(c.Flags())
 	c.Flags().StringVar(&iface, "interface", "eth0", "on which the packet arrives; SOURCE node has none")
 	return c
 }
@@ -130,7 +154,7 @@ func (i *inspection) explain(ctx context.Context, iface, source, destination str
 	if err != nil {
 		return misused(err)
 	}
-	if len(i.manifests) == 0 {
+	if !i.isOffline() {
 		return i.askExplanation(ctx, p)
 	}
 	table, err := i.offline(ctx)

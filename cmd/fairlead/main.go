@@ -1,10 +1,11 @@
 // Command fairlead makes Kubernetes Services work on a Linux node.
 //
-//	run      the daemon: manifests ─► rows ─► kernel
+//	run      the daemon: API server or manifests ─► rows ─► kernel; under the name kube-proxy, this only
 //	demo     a virtual cluster on this machine, with Services in use
 //	explain  why does a packet go where it goes?
 //	dump     the rows
-//	clean    delete all that run has made
+//	clean    delete all that run, or kube-proxy, has made
+//	config   the configuration that results from files and flags
 //	version  which Fairlead this is
 //
 // Exit status: 0 all is well, 1 it found something (no route for a packet) or failed, 2 bad usage or input.
@@ -16,6 +17,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -36,7 +38,7 @@ func execute() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
-	err := root().ExecuteContext(ctx)
+	err := named(filepath.Base(os.Args[0])).ExecuteContext(ctx)
 	if err == nil {
 		return 0
 	}
@@ -81,6 +83,14 @@ func misused(err error) error {
 	return exitError{exitUsage, err}
 }
 
+// named is what the program is under a name.
+func named(name string) *cobra.Command {
+	if name == drop {
+		return kubeProxyCommand()
+	}
+	return root()
+}
+
 func root() *cobra.Command {
 	c := &cobra.Command{
 		Use:           "fairlead",
@@ -91,7 +101,7 @@ func root() *cobra.Command {
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(runCommand(), demoCommand(), explainCommand(), dumpCommand(), cleanCommand(),
-		versionCommand())
+		configCommand(), versionCommand())
 	c.SetVersionTemplate(version.Line("fairlead") + "\n")
 	return c
 }

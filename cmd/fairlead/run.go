@@ -4,165 +4,148 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"maps"
-	"net/netip"
 	"os"
-	"path/filepath"
 	"runtime/debug"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+	cliflag "k8s.io/component-base/cli/flag"
 
-	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/conntrack"
-	"fairlead.dev/fairlead/dataplane/localhost"
-	"fairlead.dev/fairlead/dataplane/nftables"
-	"fairlead.dev/fairlead/engine"
-	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/daemon"
+	"fairlead.dev/fairlead/version"
 )
 
-// plane is a data plane by the name of its mode.
-type plane struct {
-	new dataplane.New
-	// nodePorts is what --nodeport-addresses means if it is not set: what kube-proxy's mode of that
-	// name does.
-	nodePorts []string
-}
-
-// open makes the plane; of its errors the most frequent one says what to do.
-func (p plane) open(c dataplane.Config) (dataplane.Dataplane, error) {
-	opened, err := p.new(c)
-	if errors.Is(err, unix.EPERM) {
-		err = fmt.Errorf("root, or CAP_NET_ADMIN, is needed to program the kernel: %w", err)
-	}
-	return opened, err
-}
-
-func planes() map[string]plane {
-	return map[string]plane{
-		"nftables": {localhost.Wrap(conntrack.Wrap(nftables.New)), []string{"primary"}},
-	}
-}
-
-func planeNamed(mode string) (plane, error) {
-	p, ok := planes()[mode]
-	if !ok {
-		return p, fmt.Errorf("--proxy-mode: %q is none of: %s", mode,
-			strings.Join(slices.Sorted(maps.Keys(planes())), ", "))
-	}
-	return p, nil
-}
-
-const defaultSocket = "/run/fairlead/fairlead.sock"
-
-// daemon is what the flags of run say.
-type daemon struct {
-	node
-	mode    string
-	healthz string
-	socket  string
-	once    bool
-	verbose bool
-}
+// drop is the name under which the program takes kube-proxy's place.
+const drop = "kube-proxy"
 
 func runCommand() *cobra.Command {
-	var d daemon
+	flags := newFlags()
 	c := &cobra.Command{
-		Use:   "run --manifests PATH...",
-		Short: "serve the Services of manifests until it is told to stop; the kernel keeps the last state",
-		Example: "  fairlead run --manifests /etc/fairlead\n" +
+		Use:   "run",
+		Short: "serve Services until it is told to stop; the kernel keeps the last state",
+		Long: "run serves the Services of a Kubernetes cluster on this node, or those of manifests. It takes kube-proxy's\n" +
+			"flags and its configuration file. The file may be edited while it runs: what changed is brought into force,\n" +
+			"and what is invalid is refused. Without a file of its own the node keeps the last state when it stops.",
+		Example: "  fairlead run --config /var/lib/kube-proxy/config.conf\n" +
+			"  fairlead run --manifests /etc/fairlead\n" +
 			"  kubectl get services,endpointslices,nodes -A -o yaml >all.yaml && fairlead run --manifests all.yaml",
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return d.run(c.Context()) },
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return run(c.Context(), flags) },
 	}
-	f := c.Flags()
-	f.SortFlags = false
-	d.flags(f)
-	f.StringVar(&d.mode, "proxy-mode", "nftables", "the data plane: nftables")
-	f.StringVar(&d.healthz, "healthz-bind-address", "0.0.0.0:10256",
-		"where /healthz and /livez are served; empty: nowhere")
-	f.StringVar(&d.socket, "control-socket", defaultSocket, "where dump and explain ask; empty: nowhere")
-	f.BoolVar(&d.once, "once", false, "program the kernel, then exit")
-	f.BoolVarP(&d.verbose, "verbose", "v", false, "log more")
+	flags.AddTo(c.Flags())
+	groupHelp(c, flags)
 	return c
 }
 
-func (d *daemon) run(ctx context.Context) error {
-	level := slog.LevelInfo
-	if d.verbose {
-		level = slog.LevelDebug
+// kubeProxyCommand is run under the name that a DaemonSet for kube-proxy starts.
+func kubeProxyCommand() *cobra.Command {
+	c := runCommand()
+	c.Use, c.Example = drop, "  kube-proxy --config /var/lib/kube-proxy/config.conf"
+	c.SilenceErrors, c.SilenceUsage = true, true
+	c.CompletionOptions.DisableDefaultCmd = true
+	return c
+}
+
+// noArgs accepts empty arguments, as kube-proxy does: templates leave some behind.
+func noArgs(c *cobra.Command, args []string) error {
+	for _, arg := range args {
+		if arg != "" {
+			return fmt.Errorf("%q is not a flag; %s takes nothing else", arg, c.CommandPath())
+		}
+	}
+	return nil
+}
+
+func newFlags() *config.Flags { return config.NewFlags(daemon.Planes()...) }
+
+// groupHelp shows the flags under headings.
+func groupHelp(c *cobra.Command, flags *config.Flags) {
+	width := 0 // as wide as it is
+	if size, err := unix.IoctlGetWinsize(int(os.Stdout.Fd()), unix.TIOCGWINSZ); err == nil {
+		width = int(size.Col)
+	}
+	cliflag.SetUsageAndHelpFunc(c, flags.Sets(), width)
+}
+
+func run(ctx context.Context, flags *config.Flags) error {
+	if v := flags.Version; v != "" && v != "false" {
+		fmt.Println(version.Line("fairlead"))
+		return nil
 	}
 	if os.Getenv("GOGC") == "" {
 		// Most memory is taken once, while all is read and programmed for the first time. A fifth
 		// more CPU then saves a seventh of the peak, which is what counts on a full node.
 		debug.SetGCPercent(50)
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	plane, err := planeNamed(d.mode)
+	o := daemon.Options{
+		Load:   func() (*config.Config, error) { return load(flags) },
+		Master: flags.Master,
+		Once:   flags.Once,
+		Flags:  func() map[string]string { return values(flags) },
+		Logs:   daemon.NewLogs(os.Stderr),
+	}
+	switch {
+	case flags.WriteConfigTo != "":
+		return write(flags)
+	case flags.Cleanup:
+		return failed(daemon.Clean(ctx, os.Stdout, o.Logs.Logger()))
+	case flags.InitOnly:
+		return asked(daemon.Init(o))
+	}
+	return asked(daemon.Run(ctx, o))
+}
+
+// asked tells errors of what the user said from others.
+func asked(err error) error {
+	var misuse daemon.ConfigError
+	if errors.As(err, &misuse) {
+		return misused(err)
+	}
+	return failed(err)
+}
+
+// load reads the configuration. Manifests without a cluster have no past as kube-proxy's default mode.
+func load(flags *config.Flags) (*config.Config, error) {
+	c, err := flags.Load()
+	if err != nil || len(c.Fairlead.Manifests) == 0 || flags.Config != "" {
+		return c, err
+	}
+	mode := lookup(flags, "proxy-mode")
+	if mode.Changed {
+		return c, nil
+	}
+	if err := mode.Value.Set(string(config.ModeNFTables)); err != nil {
+		return nil, err
+	}
+	return flags.Load()
+}
+
+func lookup(flags *config.Flags, name string) *pflag.Flag {
+	sets := flags.Sets()
+	for _, set := range sets.FlagSets {
+		if f := set.Lookup(name); f != nil {
+			return f
+		}
+	}
+	return nil
+}
+
+// values are what the flags say, by name.
+func values(flags *config.Flags) map[string]string {
+	all := map[string]string{}
+	sets := flags.Sets()
+	for _, set := range sets.FlagSets {
+		set.VisitAll(func(f *pflag.Flag) { all[f.Name] = f.Value.String() })
+	}
+	return all
+}
+
+func write(flags *config.Flags) error {
+	c, err := load(flags)
 	if err != nil {
 		return misused(err)
 	}
-	if len(d.nodePorts) == 0 {
-		d.nodePorts = plane.nodePorts
-	}
-	options, err := d.options()
-	if err != nil {
-		return misused(err)
-	}
-	e, err := d.engine(options, log)
-	if err != nil {
-		return misused(err)
-	}
-	return failed(d.drive(ctx, e, plane, options.NodeName))
-}
-
-// engine makes what is not bound to the kernel; errors are the user's.
-func (d *daemon) engine(o service.Options, log *slog.Logger) (engine.Options, error) {
-	e := engine.Options{Log: log, Once: d.once, ControlSocket: d.socket}
-	var err error
-	if d.healthz != "" {
-		if e.HealthAddress, err = netip.ParseAddrPort(d.healthz); err != nil {
-			return e, fmt.Errorf("--healthz-bind-address: %q is not an address and port like 0.0.0.0:10256", d.healthz)
-		}
-	}
-	e.Table, err = service.NewTable(o)
-	return e, err
-}
-
-// drive opens the source and the plane and runs the engine on them.
-func (d *daemon) drive(ctx context.Context, e engine.Options, p plane, name string) (err error) {
-	if len(d.manifests) == 0 {
-		return misused(errNoManifests)
-	}
-	if e.Plane, err = p.open(dataplane.Config{Mark: dataplane.DefaultMark, Log: e.Log}); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, e.Plane.Close()) }()
-	if e.Source, err = d.source(name, e.Log); err != nil {
-		return misused(err)
-	}
-	defer func() { err = errors.Join(err, e.Source.Close()) }()
-	if e.ControlSocket != "" {
-		if err := os.MkdirAll(filepath.Dir(e.ControlSocket), 0o755); err != nil {
-			return fmt.Errorf("--control-socket: %w", err)
-		}
-	}
-	e.Log.Info("starting", "mode", d.mode, "node", name)
-	warnForwarding(e.Log)
-	return engine.New(e).Run(ctx)
-}
-
-// warnForwarding says what would otherwise be found out by a packet that never arrives.
-func warnForwarding(log *slog.Logger) {
-	for family, file := range map[string]string{
-		"IPv4": "/proc/sys/net/ipv4/ip_forward", "IPv6": "/proc/sys/net/ipv6/conf/all/forwarding",
-	} {
-		if value, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(value)) == "0" {
-			log.Warn("this machine does not forward packets: only its own processes reach backends elsewhere",
-				"family", family, "set to 1", file)
-		}
-	}
+	return failed(c.WriteKubeProxy(flags.WriteConfigTo))
 }

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"fairlead.dev/fairlead/config"
+)
+
+const kubeProxyKind = "KubeProxyConfiguration"
+
+func configCommand() *cobra.Command {
+	flags := newFlags()
+	c := &cobra.Command{
+		Use:   "config [flags of run]",
+		Short: "print the configuration that results from files and flags, or its schema",
+		Example: "  fairlead config --config /var/lib/kube-proxy/config.conf\n" +
+			"  fairlead config schema FairleadConfiguration",
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error { return printConfig(flags) },
+	}
+	flags.AddTo(c.Flags())
+	groupHelp(c, flags)
+	c.AddCommand(schemaCommand())
+	return c
+}
+
+func printConfig(flags *config.Flags) error {
+	c, err := load(flags)
+	if err != nil {
+		return misused(err)
+	}
+	for i, kind := range []string{kubeProxyKind, config.FairleadKind} {
+		text, err := c.Document(kind)
+		if err != nil {
+			return failed(err)
+		}
+		if i > 0 {
+			fmt.Println("---")
+		}
+		fmt.Print(string(text))
+	}
+	for _, w := range c.Warnings {
+		fmt.Fprintln(os.Stderr, "warning:", w)
+	}
+	return nil
+}
+
+func schemaCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:       "schema KIND",
+		Short:     "print the JSON schema of " + kubeProxyKind + " or " + config.FairleadKind,
+		ValidArgs: []string{kubeProxyKind, config.FairleadKind},
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		RunE: func(_ *cobra.Command, args []string) error {
+			fmt.Print(string(config.Schema(args[0])))
+			return nil
+		},
+	}
+}

@@ -1,0 +1,76 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/host"
+	"fairlead.dev/fairlead/takeover"
+)
+
+// Clean removes all that any data plane, in this or an earlier process, and all that kube-proxy has
+// made in the kernel, and says so, one line for each.
+func Clean(ctx context.Context, out io.Writer, log *slog.Logger) error {
+	var errs []error
+	for _, p := range planes() {
+		removed, err := p.remove(ctx)
+		if removed {
+			fmt.Fprintln(out, p.name+": removed")
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, cleanLeftovers(ctx, out, log))...)
+}
+
+func (p plane) remove(ctx context.Context) (bool, error) {
+	opened, err := p.open(dataplane.Config{})
+	switch {
+	case errors.Is(err, dataplane.ErrUnsupported):
+		return false, nil // then it has made nothing
+	case err != nil:
+		return false, err
+	}
+	err = errors.Join(opened.Remove(ctx), opened.Close())
+	return err == nil, err
+}
+
+// cleanLeftovers removes what is kube-proxy's, connections through IPVS included.
+func cleanLeftovers(ctx context.Context, out io.Writer, log *slog.Logger) (err error) {
+	t, err := takeover.New(takeover.Config{Log: log})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	found, err := t.Find(ctx)
+	if err := t.Remove(ctx); err != nil {
+		return err
+	}
+	for _, l := range found {
+		what := "removed"
+		if l.Stays != "" {
+			what = "left alone"
+		}
+		fmt.Fprintf(out, "kube-proxy: %s %s\n", what, l)
+	}
+	return err
+}
+
+// Init does what needs more rights than CAP_NET_ADMIN: it has the kernel load modules, and sets what is
+// the machine's. Nothing is programmed.
+func Init(o Options) error {
+	c, err := load(o)
+	if err != nil {
+		return err
+	}
+	p, err := planeIn(c).open(nil, o.Logs)
+	if err != nil {
+		return err
+	}
+	r := host.Host{}.Apply(hostSettings(c))
+	logHost(o.Logs.Logger(), r)
+	return errors.Join(r.Err(), p.Close())
+}

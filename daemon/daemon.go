@@ -1,0 +1,362 @@
+// Package daemon puts the parts of Fairlead together as one process, and takes them apart again when
+// the configuration changes.
+//
+//	manifests  ─┐        ┌─► table ─► engine ─► data plane ─► kernel
+//	API server ─┼─ feed ─┘              │
+//	interfaces ─┘                       ├─► metrics ◄── server (/metrics, /configz, …)
+//	                                    ├─► reporter ─► Events
+//	                                    └─► successor: removes kube-proxy's rules once ours are in force
+//	configuration files ─► watcher ─► reload ─► engine.Configure | engine.Replace | listeners | host | log
+//
+// A changed file never ends the process. What is invalid is refused as a whole, and the old
+// configuration stays. Of what is valid, most is set anew in the running parts; a new source is asked
+// for its first batch before the old one is closed; a new data plane adopts what the old one has left
+// in the kernel. /healthz answers all the time.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/host"
+	"fairlead.dev/fairlead/metrics"
+	"fairlead.dev/fairlead/server"
+	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/source/kube"
+	"fairlead.dev/fairlead/version"
+)
+
+// Options say what a process is to do.
+type Options struct {
+	// Load reads the configuration, at the start and whenever a file has changed.
+	Load func() (*config.Config, error)
+	// Master is the address of the API server instead of that in the kubeconfig; empty: that.
+	Master string
+	// Once ends Run when all has been programmed for the first time.
+	Once bool
+	// Flags tells the flags of the command line for /flagz.
+	Flags func() map[string]string
+	Logs  *Logs
+}
+
+// Daemon is a running process.
+type Daemon struct {
+	options Options
+	log     *slog.Logger
+	host    host.Host
+	config  atomic.Pointer[config.Config] // in force
+
+	metrics   *metrics.Metrics
+	server    *server.Server
+	report    *reporter
+	successor *successor
+	engine    *engine.Engine
+
+	// What follows belongs to the goroutine that reloads.
+	planeSettings planeSettings
+	plane         dataplane.Dataplane
+	feed          *feed         // in use
+	next          *upcoming     // which will be; nil: none
+	refused       string        // what is known of a configuration that was refused
+	deaf          string        // the same of the metrics server
+	inForce       chan struct{} // closed when the rules are; nil: that is known
+	succeeded     func()        // ends the successor; nil: it has not begun
+	running       sync.WaitGroup
+}
+
+// Run serves until ctx ends, and then returns nil and leaves the kernel as it is. An error of the
+// configuration is a ConfigError.
+func Run(ctx context.Context, o Options) error {
+	c, err := load(o)
+	if err != nil {
+		return err
+	}
+	kube.LogTo(o.Logs.Logger())
+	d := &Daemon{options: o, log: o.Logs.Logger()}
+	d.config.Store(c)
+	return d.run(ctx, c)
+}
+
+// ConfigError is an error that the user made.
+type ConfigError struct{ error }
+
+// Unwrap returns the error.
+func (e ConfigError) Unwrap() error { return e.error }
+
+// load reads the configuration for the first time and obeys what it says of logging.
+func load(o Options) (*config.Config, error) {
+	c, err := o.Load()
+	if err != nil {
+		return nil, ConfigError{err}
+	}
+	o.Logs.Set(uint32(c.KubeProxy.Logging.Verbosity), c.KubeProxy.Logging.Format)
+	for _, w := range c.Warnings {
+		o.Logs.Logger().Warn("configuration: " + w)
+	}
+	return c, nil
+}
+
+func (d *Daemon) run(ctx context.Context, c *config.Config) (err error) {
+	defer func() { err = errors.Join(err, d.close()) }()
+	if err := d.open(c); err != nil {
+		return err
+	}
+	d.setHost(c)
+	warnForwarding(d.log)
+	if d.options.Once {
+		return d.runOnce(ctx)
+	}
+	return d.serve(ctx)
+}
+
+// open makes the parts. The data plane comes first, as it loads the kernel's modules.
+func (d *Daemon) open(c *config.Config) (err error) {
+	settings, err := engineSettings(c)
+	if err != nil {
+		return ConfigError{err}
+	}
+	table, err := service.NewTable(settings.Table)
+	if err != nil {
+		return ConfigError{err}
+	}
+	d.metrics = metrics.New(metrics.Options{
+		Version: version.String(), Mode: d.mode, ShowHiddenFor: c.KubeProxy.ShowHiddenMetricsForVersion,
+	})
+	d.planeSettings = planeIn(c)
+	if d.plane, err = d.planeSettings.open(d.metrics, d.options.Logs); err != nil {
+		return err
+	}
+	if err := d.openFeed(c); err != nil {
+		return ConfigError{err}
+	}
+	if d.successor, err = newSuccessor(d.log, d.report); err != nil {
+		return err
+	}
+	d.inForce = d.successor.inForce
+	d.log.Info("starting", "version", version.String(), "mode", c.KubeProxy.Mode, "plane", c.Plane,
+		"node", settings.Table.NodeName)
+	d.engine = d.newEngine(settings, table)
+	return makeDir(settings.ControlSocket)
+}
+
+// close closes what open has made, as far as it came.
+func (d *Daemon) close() error {
+	var errs []error
+	if d.feed != nil {
+		errs = append(errs, d.feed.close())
+	}
+	if d.successor != nil {
+		errs = append(errs, d.successor.takeover.Close())
+	}
+	if d.plane != nil {
+		errs = append(errs, d.plane.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// openFeed begins to watch the objects.
+func (d *Daemon) openFeed(c *config.Config) error {
+	settings, err := feedIn(c, d.options.Master)
+	if err != nil {
+		return err
+	}
+	if d.feed, err = settings.open(d.options.Logs); err != nil {
+		return err
+	}
+	d.report = newReporter(d.feed.events)
+	return nil
+}
+
+func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
+	e := engine.New(engine.Options{
+		Source:        d.feed.source,
+		Table:         t,
+		Plane:         d.plane,
+		Log:           d.log,
+		Once:          d.options.Once,
+		AuditInterval: s.AuditInterval,
+		HealthTimeout: s.HealthTimeout,
+		HealthAddress: s.HealthAddress,
+		HardFail:      d.config.Load().KubeProxy.BindAddressHardFail,
+		ControlSocket: s.ControlSocket,
+		Observer:      observers{d.metrics, d.report, d.successor},
+	})
+	d.metrics.Follow(e)
+	return e
+}
+
+// runOnce programs the kernel, and takes over from kube-proxy.
+func (d *Daemon) runOnce(ctx context.Context) error {
+	if err := d.engine.Run(ctx); err != nil || ctx.Err() != nil {
+		return err
+	}
+	if d.config.Load().Fairlead.TakeOver != config.TakeOverRemove {
+		return nil
+	}
+	return d.successor.remove(ctx)
+}
+
+// serve runs the engine and follows the configuration.
+func (d *Daemon) serve(ctx context.Context) error {
+	d.report.emit(kube.Event{Reason: reasonStarting})
+	d.server = server.New(server.Options{
+		Metrics:   d.metrics.Handler(),
+		Mode:      d.mode,
+		Config:    d.configz,
+		Flags:     d.options.Flags,
+		Version:   version.String(),
+		Profiling: func() bool { return d.config.Load().KubeProxy.EnableProfiling },
+		Verbosity: d.options.Logs.setVerbosity,
+		Log:       d.log,
+	})
+	defer d.server.Close()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		err := d.engine.Run(ctx)
+		if errors.Is(err, engine.ErrNotListening) {
+			d.report.warn(reasonHealthz, err.Error())
+		}
+		return err
+	})
+	g.Go(func() error { return d.manage(ctx) })
+	return g.Wait()
+}
+
+// listenRetry is kube-proxy's.
+const listenRetry = 5 * time.Second
+
+// manage does what comes up beside the engine's work.
+func (d *Daemon) manage(ctx context.Context) error {
+	defer d.running.Wait()
+	if err := d.listen(ctx); err != nil && d.config.Load().KubeProxy.BindAddressHardFail {
+		d.report.warn(reasonMetrics, err.Error())
+		return err
+	}
+	files, err := newWatcher(d.log)
+	if err != nil {
+		return err
+	}
+	defer files.close()
+	defer d.abandon()
+	retry := time.NewTicker(listenRetry)
+	defer retry.Stop()
+	for {
+		files.follow(d.files())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-files.changed:
+			d.reload(ctx)
+		case result := <-d.next.arrives():
+			d.swap(ctx, result)
+		case <-d.inForce:
+			d.inForce = nil
+			d.takeOver(ctx)
+		case <-retry.C:
+			_ = d.listen(ctx) // it says so itself
+		}
+	}
+}
+
+// files are those that the configuration is in.
+func (d *Daemon) files() []string {
+	c := d.config.Load()
+	return append(slices.Clone(c.Files), c.KubeProxy.ClientConnection.Kubeconfig)
+}
+
+// listen has the metrics server listen where the configuration says. What fails is said once.
+func (d *Daemon) listen(ctx context.Context) error {
+	address := ""
+	if a := d.config.Load().MetricsAddress(); a.IsValid() {
+		address = a.String()
+	}
+	err := d.server.Listen(ctx, address)
+	switch {
+	case err == nil:
+		d.deaf = ""
+	case d.deaf != err.Error():
+		d.deaf = err.Error()
+		d.log.Error("cannot serve metrics; trying again", "error", err, "retry", listenRetry)
+	}
+	return err
+}
+
+// takeOver removes what kube-proxy has left, if it should and our rules are in force.
+func (d *Daemon) takeOver(ctx context.Context) {
+	wanted := d.config.Load().Fairlead.TakeOver == config.TakeOverRemove
+	switch {
+	case !wanted && d.succeeded != nil:
+		d.succeeded()
+		d.succeeded = nil
+	case wanted && d.succeeded == nil && d.inForce == nil:
+		ctx, d.succeeded = context.WithCancel(ctx)
+		d.running.Go(func() { d.successor.succeed(ctx) })
+	}
+}
+
+// setHost sets what is not ours alone. A machine without the wanted settings is better than one
+// without Services.
+func (d *Daemon) setHost(c *config.Config) {
+	r := d.host.Apply(hostSettings(c))
+	logHost(d.log, r)
+	if err := r.Err(); err != nil {
+		d.log.Error("the machine's settings are not as configured", "error", err)
+		d.report.warn(reasonHost, err.Error())
+	}
+}
+
+func logHost(log *slog.Logger, r host.Report) {
+	for _, c := range r.Changed {
+		log.Info("set", "name", c.Name, "from", c.From, "to", c.To)
+	}
+	for _, f := range r.Failed {
+		if f.Optional {
+			log.Debug("not set", "name", f.Name, "error", f.Err)
+		}
+	}
+}
+
+// mode is what /proxyMode tells: the data plane in force.
+func (d *Daemon) mode() string { return d.config.Load().Plane }
+
+func (d *Daemon) configz() map[string]any {
+	c := d.config.Load()
+	return map[string]any{"kubeproxy.config.k8s.io": c.KubeProxy, "fairlead.dev": c.Fairlead}
+}
+
+// makeDir makes the directory of the control socket.
+func makeDir(socket string) error {
+	if socket == "" {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		return fmt.Errorf("controlSocket (--control-socket): %w", err)
+	}
+	return nil
+}
+
+// warnForwarding says what would otherwise be found out by a packet that never arrives.
+func warnForwarding(log *slog.Logger) {
+	for family, file := range map[string]string{
+		"IPv4": "/proc/sys/net/ipv4/ip_forward", "IPv6": "/proc/sys/net/ipv6/conf/all/forwarding",
+	} {
+		if value, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(value)) == "0" {
+			log.Warn("this machine does not forward packets: only its own processes reach backends elsewhere",
+				"family", family, "set to 1", file)
+		}
+	}
+}

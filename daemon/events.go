@@ -1,0 +1,153 @@
+package daemon
+
+import (
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/source/kube"
+)
+
+// component is who Events come from.
+const component = "fairlead"
+
+// emitter takes Events without delay.
+type emitter interface {
+	Emit(kube.Event)
+	Close()
+}
+
+// silence is where Events go without an API server: the log says the same.
+type silence struct{}
+
+func (silence) Emit(kube.Event) {}
+func (silence) Close()          {}
+
+// Reasons of Events. The first ones are kube-proxy's.
+const (
+	reasonStarting      = "Starting"
+	reasonDefaultMode   = "KubeProxyDefaultMode"
+	reasonHealthz       = "FailedToStartProxierHealthcheck"
+	reasonMetrics       = "FailedToStartMetricServer"
+	reasonServiceHealth = "FailedToStartServiceHealthcheck"
+
+	reasonInvalid     = "Invalid" // and the kind of the object
+	reasonHost        = "FailedToConfigureHost"
+	reasonRefused     = "ConfigurationRefused"
+	reasonApplied     = "ConfigurationApplied"
+	reasonTakenOver   = "KubeProxyRulesRemoved"
+	reasonFailing     = "ProgrammingFailed"
+	reasonProgramming = "ProgrammingRecovered"
+	reasonDrift       = "RulesRepaired"
+)
+
+const (
+	// maxProblems bounds the Events of one batch.
+	maxProblems = 100
+	// driftPause is how long somebody may undo every repair before there is another Event of it.
+	driftPause = 10 * time.Minute
+)
+
+// reporter makes Events of what happens. It is an engine.Observer.
+type reporter struct {
+	to atomic.Pointer[emitter]
+
+	// What follows belongs to the engine's goroutine.
+	failing bool
+	drifted time.Time
+}
+
+func newReporter(to emitter) *reporter {
+	r := &reporter{}
+	r.use(to)
+	return r
+}
+
+// use sends what comes from now on somewhere else.
+func (r *reporter) use(to emitter) { r.to.Store(&to) }
+
+// emit takes an Event about the own node, unless it names another object.
+func (r *reporter) emit(e kube.Event) { (*r.to.Load()).Emit(e) }
+
+func (r *reporter) warn(reason, message string) {
+	r.emit(kube.Event{Warning: true, Reason: reason, Message: message})
+}
+
+// Answered implements engine.Observer.
+func (*reporter) Answered(string, int) {}
+
+// Round implements engine.Observer.
+func (r *reporter) Round(round engine.Round) {
+	for _, p := range round.Problems[:min(len(round.Problems), maxProblems)] {
+		r.problem(p)
+	}
+	for _, f := range round.Refused {
+		if f.Service != "" {
+			r.emit(kube.Event{Object: "Service " + f.Service, Warning: true, Reason: reasonServiceHealth, Message: f.Err.Error()})
+		} else {
+			r.warn(reasonHealthz, f.Err.Error())
+		}
+	}
+	r.drifts(&round)
+	r.failure(&round)
+}
+
+// problem regards the object that has it, if Events can regard such objects. Each node finds it.
+func (r *reporter) problem(p service.Problem) {
+	e := kube.Event{Warning: true, Message: p.Error()}
+	switch kind, _, _ := strings.Cut(p.Object, " "); kind {
+	case "Service", "EndpointSlice":
+		e.Object, e.Reason, e.Everywhere = p.Object, reasonInvalid+kind, true
+	case "Node", "ServiceCIDR":
+		e.Reason = reasonInvalid + kind
+	default: // a manifest, or an interface: the log has it
+		return
+	}
+	r.emit(e)
+}
+
+func (r *reporter) drifts(round *engine.Round) {
+	n := len(round.Drifts)
+	if n == 0 || time.Since(r.drifted) < driftPause {
+		return
+	}
+	r.drifted = time.Now()
+	r.warn(reasonDrift, fmt.Sprintf("somebody else changed the rules; repaired: %s%s", round.Drifts[0], andMore(n-1)))
+}
+
+func andMore(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" and %d more", n)
+}
+
+func (r *reporter) failure(round *engine.Round) {
+	switch failing := round.Status.Error != ""; {
+	case failing && !r.failing:
+		r.warn(reasonFailing, round.Status.Error)
+	case !failing && r.failing:
+		r.emit(kube.Event{Reason: reasonProgramming, Message: "the data plane holds all rows again"})
+	}
+	r.failing = round.Status.Error != ""
+}
+
+// observers are told one after the other.
+type observers []engine.Observer
+
+// Round implements engine.Observer.
+func (o observers) Round(r engine.Round) {
+	for _, one := range o {
+		one.Round(r)
+	}
+}
+
+// Answered implements engine.Observer.
+func (o observers) Answered(path string, status int) {
+	for _, one := range o {
+		one.Answered(path, status)
+	}
+}

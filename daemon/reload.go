@@ -1,0 +1,214 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/kube"
+)
+
+// reload reads the configuration again and brings what changed into force, all or nothing.
+func (d *Daemon) reload(ctx context.Context) {
+	c, err := d.options.Load()
+	if err == nil {
+		err = d.change(ctx, c)
+	}
+	switch {
+	case err == nil || ctx.Err() != nil:
+		d.refused = ""
+	case d.refused != err.Error():
+		d.refused = err.Error()
+		d.log.Error("the configuration was refused; the old one stays", "error", err)
+		d.report.warn(reasonRefused, "the old configuration stays: "+err.Error())
+	}
+}
+
+// change brings a configuration into force.
+func (d *Daemon) change(ctx context.Context, c *config.Config) error {
+	changes := config.Compare(d.config.Load(), c)
+	n, err := d.prepare(c)
+	if err != nil || len(changes) == 0 && n.feed == nil {
+		return errors.Join(err, n.drop())
+	}
+	if err := d.engine.Configure(ctx, n.settings); err != nil {
+		return errors.Join(err, n.drop())
+	}
+	d.config.Store(c)
+	d.options.Logs.Set(uint32(c.KubeProxy.Logging.Verbosity), c.KubeProxy.Logging.Format)
+	d.tell(changes, n)
+	if n.plane != nil {
+		d.planeSettings, d.plane = n.planeSettings, n.plane
+		if err := d.engine.Replace(ctx, engine.Parts{Plane: n.plane}); err != nil {
+			d.log.Warn("replacing the data plane", "error", err)
+		}
+	}
+	if n.changesFeed {
+		d.abandon()
+	}
+	if n.feed != nil {
+		d.await(ctx, n.feed)
+	}
+	d.setHost(c)
+	_ = d.listen(ctx) // it is tried again
+	d.takeOver(ctx)
+	return nil
+}
+
+// prepared is what can fail, done before anything is changed.
+type prepared struct {
+	settings      engine.Settings
+	planeSettings planeSettings
+	plane         dataplane.Dataplane // nil: it stays
+	feed          *feed               // nil: it stays
+	changesFeed   bool                // what was on its way is not wanted any more
+}
+
+func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
+	if n.settings, err = engineSettings(c); err != nil {
+		return n, err
+	}
+	if err := makeDir(n.settings.ControlSocket); err != nil {
+		return n, err
+	}
+	wanted, err := feedIn(c, d.options.Master)
+	if err != nil {
+		return n, err
+	}
+	n.changesFeed = wanted != d.wanted()
+	if n.changesFeed && wanted != d.feed.settings {
+		if n.feed, err = wanted.open(d.options.Logs); err != nil {
+			return n, err
+		}
+	}
+	if n.planeSettings = planeIn(c); n.planeSettings != d.planeSettings {
+		n.plane, err = n.planeSettings.open(d.metrics, d.options.Logs)
+	}
+	return n, err
+}
+
+// wanted is the feed that is in use or will be.
+func (d *Daemon) wanted() feedSettings {
+	if d.next != nil {
+		return d.next.feed.settings
+	}
+	return d.feed.settings
+}
+
+// drop closes what was prepared.
+func (n *prepared) drop() error {
+	var errs []error
+	if n.feed != nil {
+		errs = append(errs, n.feed.close())
+	}
+	if n.plane != nil {
+		errs = append(errs, n.plane.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// tell says of each setting what became of it.
+func (d *Daemon) tell(changes config.Changes, n prepared) {
+	for _, c := range changes {
+		how := "in force"
+		switch c.Class {
+		case config.NoEffect:
+			how = "has no meaning here"
+		case config.OnTable:
+			how = "in force; the rows are computed anew"
+		case config.Rebuild:
+			how = "in force; the data plane is made anew"
+			if n.feed != nil {
+				how = "in force as soon as all objects have been read anew"
+			}
+		}
+		d.log.Info("configuration changed", "field", c.Field, "old", c.Old, "new", c.New, "effect", how)
+	}
+	if len(changes) == 0 {
+		d.log.Info("configuration changed", "field", "clientConnection.kubeconfig",
+			"effect", "what the file says is in force as soon as all objects have been read anew")
+	}
+	d.report.emit(kube.Event{Reason: reasonApplied, Message: fmt.Sprintf("%d settings changed", max(1, len(changes)))})
+}
+
+// upcoming is a feed that has not yet delivered its first batch.
+type upcoming struct {
+	feed   *feed
+	cancel context.CancelFunc
+	result chan result
+}
+
+type result struct {
+	source source.Source
+	err    error
+}
+
+// arrives has the result, one time; nil: there is nothing to wait for.
+func (u *upcoming) arrives() chan result {
+	if u == nil {
+		return nil
+	}
+	return u.result
+}
+
+// await waits for the first batch of a feed, while the one in use goes on.
+func (d *Daemon) await(ctx context.Context, f *feed) {
+	ctx, cancel := context.WithCancel(ctx)
+	u := &upcoming{feed: f, cancel: cancel, result: make(chan result, 1)}
+	d.next = u
+	go func() {
+		s, err := primed(ctx, f.source)
+		u.result <- result{s, err}
+	}()
+}
+
+// abandon gives up what await waits for.
+func (d *Daemon) abandon() {
+	if d.next == nil {
+		return
+	}
+	d.next.cancel()
+	<-d.next.result
+	d.closeFeed(d.next.feed)
+	d.next = nil
+}
+
+func (d *Daemon) closeFeed(f *feed) {
+	if err := f.close(); err != nil {
+		d.log.Warn("closing a source", "error", err)
+	}
+}
+
+// swap lets the engine go on with the feed that has delivered, and closes the other.
+func (d *Daemon) swap(ctx context.Context, r result) {
+	u := d.next
+	d.next = nil
+	u.cancel()
+	table, err := d.newTable()
+	if r.err == nil && err == nil {
+		err = d.engine.Replace(ctx, engine.Parts{Source: r.source, Table: table})
+	}
+	if err = errors.Join(r.err, err); err != nil {
+		d.log.Error("objects cannot be read as the configuration says; the old ones stay", "error", err)
+		d.closeFeed(u.feed)
+		return
+	}
+	old := d.feed
+	d.feed = u.feed
+	d.report.use(d.feed.events)
+	d.log.Info("all objects were read anew", "node", d.feed.settings.node)
+	d.closeFeed(old)
+}
+
+func (d *Daemon) newTable() (*service.Table, error) {
+	o, err := tableOptions(d.config.Load())
+	if err != nil {
+		return nil, err
+	}
+	return service.NewTable(o)
+}

@@ -1,0 +1,119 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/host"
+	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/source/kube"
+)
+
+// What follows says the configuration in the words of the packages that obey it.
+
+// nodeName is the name of this node: the configured one, or else the machine's, in lower case, as
+// kube-proxy and kubelet write it.
+func nodeName(c *config.Config) (string, error) {
+	name := c.KubeProxy.HostnameOverride
+	if name == "" {
+		var err error
+		if name, err = os.Hostname(); err != nil {
+			return "", fmt.Errorf("hostnameOverride (--hostname-override) is not set, and the machine has no name: %w", err)
+		}
+	}
+	if name = strings.ToLower(strings.TrimSpace(name)); name == "" {
+		return "", errors.New("hostnameOverride (--hostname-override): the name of the node is empty")
+	}
+	return name, nil
+}
+
+// gateExternalIPs is on unless it is turned off (KEP-5707).
+const gateExternalIPs = "AllowServiceExternalIPs"
+
+// tableOptions are what the configuration means for the rows.
+func tableOptions(c *config.Config) (service.Options, error) {
+	name, err := nodeName(c)
+	return service.Options{
+		NodeName:          name,
+		NodeIPs:           c.NodeIPs(),
+		NodePortAddresses: c.NodePortAddresses(),
+		DetectLocal:       detectLocal(c),
+		MasqueradeAll:     c.MasqueradeAll(),
+		ExternalIPs:       c.Enabled(gateExternalIPs),
+	}, err
+}
+
+func detectLocal(c *config.Config) service.DetectLocal {
+	d := service.DetectLocal{Mode: service.LocalMode(c.KubeProxy.DetectLocalMode)}
+	switch d.Mode {
+	case service.LocalClusterCIDR:
+		if d.ClusterCIDRs = c.ClusterCIDRs(); len(d.ClusterCIDRs) == 0 {
+			d.Mode = service.LocalNone
+		}
+	case service.LocalBridgeInterface:
+		d.Interface = c.KubeProxy.DetectLocal.BridgeInterface
+	case service.LocalInterfacePrefix:
+		d.Interface = c.KubeProxy.DetectLocal.InterfaceNamePrefix
+	}
+	return d
+}
+
+// engineSettings are what an engine can change while it runs. As with kube-proxy, a change may wait two
+// sync periods before health checks say so; only the mode's own section has one.
+func engineSettings(c *config.Config) (engine.Settings, error) {
+	table, err := tableOptions(c)
+	k := &c.KubeProxy
+	period := max(k.IPTables.SyncPeriod.Duration, k.IPVS.SyncPeriod.Duration, k.NFTables.SyncPeriod.Duration)
+	return engine.Settings{
+		Table:         table,
+		AuditInterval: c.Fairlead.AuditInterval.Duration,
+		HealthTimeout: 2 * period,
+		HealthAddress: c.HealthzAddress(),
+		ControlSocket: c.Fairlead.ControlSocket,
+	}, err
+}
+
+// planeSettings tell one data plane from another.
+type planeSettings struct {
+	name string
+	mark uint32
+}
+
+func planeIn(c *config.Config) planeSettings {
+	return planeSettings{c.Plane, 1 << c.MasqueradeBit()}
+}
+
+func (p planeSettings) open(meter dataplane.Meter, l *Logs) (dataplane.Dataplane, error) {
+	return openPlane(p.name, dataplane.Config{Mark: p.mark, Log: l.Logger(), Meter: meter})
+}
+
+func hostSettings(c *config.Config) host.Settings {
+	t := &c.KubeProxy.Conntrack
+	s := host.Settings{
+		MaxPerCore:     int(*t.MaxPerCore),
+		Min:            int(*t.Min),
+		TCPEstablished: t.TCPEstablishedTimeout.Duration,
+		TCPCloseWait:   t.TCPCloseWaitTimeout.Duration,
+		TCPBeLiberal:   t.TCPBeLiberal,
+		UDP:            t.UDPTimeout.Duration,
+		UDPStream:      t.UDPStreamTimeout.Duration,
+	}
+	score := int(*c.KubeProxy.OOMScoreAdj)
+	s.OOMScoreAdj = &score
+	return s
+}
+
+// feedSettings tell one source of objects from another. They are compared.
+type feedSettings struct {
+	manifests string // lines
+	node      string
+	client    kube.ClientOptions // without a Log
+	// kubeconfig is a digest of the file: client-go reads tokens and certificates anew that it names, but
+	// not the file itself.
+	kubeconfig [32]byte
+}
