@@ -1,0 +1,200 @@
+package deploy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/source/kube"
+	"fairlead.dev/fairlead/testbed/kubernetes"
+)
+
+// A real API server takes what is installed, knows every field of it, and gives it all back.
+func TestInstall(t *testing.T) {
+	c := startCluster(t)
+	c.must(t, read(t, "testdata/monitoring-crds.yaml"), "apply", "-f", "-")
+	c.must(t, "", "wait", "--for=condition=Established", "customresourcedefinitions", "--all")
+	c.must(t, read(t, "testdata/kubeadm.yaml"), "apply", "-f", "-")
+	for _, file := range values(t) {
+		t.Run("helm "+filepath.Base(file), func(t *testing.T) { testHelm(t, c, "--values", file) })
+	}
+	t.Run("helm without values", func(t *testing.T) {
+		testHelm(t, c)
+		// The address of the API server is the one that kubeadm published.
+		c.helm(t, "install", "fairlead", chart, "-n", "kube-system")
+		defer c.helm(t, "uninstall", "fairlead", "-n", "kube-system")
+		kubeconfig := c.must(t, "", "-n", "kube-system", "get", "configmap", "fairlead", "-o", `jsonpath={.data.kubeconfig\.conf}`)
+		if !strings.Contains(kubeconfig, "server: https://192.0.2.254:6443\n") {
+			t.Errorf("not the API server of kube-public/cluster-info:\n%s", kubeconfig)
+		}
+	})
+	t.Run("kubectl apply -k", func(t *testing.T) { testKustomize(t, c) })
+	t.Run("instead of kube-proxy", func(t *testing.T) { testInstead(t, c) })
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// testHelm installs, upgrades and uninstalls.
+func testHelm(t *testing.T, c *cluster, flags ...string) {
+	release := append([]string{"fairlead", chart, "-n", "kube-system"}, flags...)
+	c.helm(t, append([]string{"install"}, release...)...)
+	manifest := c.helm(t, "get", "manifest", "fairlead", "-n", "kube-system")
+	c.must(t, manifest, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
+	c.helm(t, append([]string{"upgrade"}, release...)...)
+	c.helm(t, "uninstall", "fairlead", "-n", "kube-system")
+	equal(t, c.ours(t), "")
+}
+
+// ours are the objects with our label.
+func (c *cluster) ours(t *testing.T) string {
+	t.Helper()
+	return c.must(t, "", "get", "daemonsets,configmaps,serviceaccounts,clusterroles,clusterrolebindings,podmonitors,prometheusrules",
+		"--all-namespaces", "--selector=app.kubernetes.io/name=fairlead", "--output=name")
+}
+
+func testKustomize(t *testing.T, c *cluster) {
+	for _, dir := range []string{"base", "overlays/own-configuration"} {
+		path := filepath.Join("kustomize", dir)
+		c.must(t, "", "apply", "--dry-run=server", "--validate=strict", "-k", path)
+	}
+	c.must(t, "", "apply", "-k", "kustomize/base")
+	equal(t, c.ours(t), "daemonset.apps/fairlead\nconfigmap/fairlead\nserviceaccount/fairlead\n"+
+		"clusterrole.rbac.authorization.k8s.io/fairlead\nclusterrolebinding.rbac.authorization.k8s.io/fairlead")
+	c.must(t, "", "delete", "-k", "kustomize/base")
+	equal(t, c.ours(t), "")
+}
+
+// testInstead lets kube-proxy's pods go and comes back, as docs/install.md says.
+func testInstead(t *testing.T, c *cluster) {
+	selector := func() string {
+		return c.must(t, "", "-n", "kube-system", "get", "daemonset", "kube-proxy", "-o", "jsonpath={.spec.template.spec.nodeSelector}")
+	}
+	c.must(t, "", "apply", "--server-side", "-k", "kustomize/overlays/instead-of-kube-proxy")
+	equal(t, selector(), `{"fairlead.dev/kube-proxy":"wanted","kubernetes.io/os":"linux"}`)
+	c.must(t, "", "-n", "kube-system", "patch", "daemonset", "kube-proxy",
+		"-p", `{"spec":{"template":{"spec":{"nodeSelector":{"fairlead.dev/kube-proxy":null}}}}}`)
+	equal(t, selector(), `{"kubernetes.io/os":"linux"}`)
+	c.must(t, "", "delete", "-k", "kustomize/base")
+	equal(t, c.ours(t), "")
+}
+
+// The service account may do what the daemon does, and nothing else.
+func TestRights(t *testing.T) {
+	c := startCluster(t)
+	c.helm(t, "install", "fairlead", chart, "-n", "kube-system", "--set", "apiServer=https://192.0.2.254:6443")
+	account := kubernetes.User{Name: "system:serviceaccount:kube-system:fairlead"}
+	config, err := c.Kubeconfig(t.TempDir(), account)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("daemon", func(t *testing.T) { testDaemonsRequests(t, c, config) })
+	t.Run("others", func(t *testing.T) { testForbidden(t, c, config) })
+	t.Run("rules", func(t *testing.T) {
+		equal(t, c.must(t, "", "get", "clusterrole", "fairlead", "-o",
+			`jsonpath={range .rules[*]}{.apiGroups} {.resources} {.verbs}{"\n"}{end}`), `
+[""] ["services","nodes"] ["list","watch"]
+["discovery.k8s.io"] ["endpointslices"] ["list","watch"]
+["networking.k8s.io"] ["servicecidrs"] ["list","watch"]
+["events.k8s.io"] ["events"] ["create","patch"]`)
+	})
+}
+
+// testDaemonsRequests has the daemon's own client list, watch and write an Event, twice, so that the
+// second one is a patch.
+func testDaemonsRequests(t *testing.T, c *cluster, config string) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	client, err := kube.Connect(kube.ClientOptions{Kubeconfig: config, QPS: -1, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := client.Source("node")
+	defer func() { _ = source.Close() }()
+	first, err := source.Next(ctx)
+	if err != nil {
+		t.Fatalf("the first batch, for which all kinds are listed: %v", err)
+	}
+	if len(first.Services) == 0 || len(first.ServiceCIDRs) == 0 {
+		t.Errorf("neither Service default/kubernetes nor a ServiceCIDR is seen: %+v", first)
+	}
+	c.must(t, "", "create", "service", "clusterip", "watched", "--tcp=80")
+	if b, err := source.Next(ctx); err != nil || len(b.Services) != 1 {
+		t.Errorf("a Service that is created: got %+v, %v", b, err)
+	}
+	events := client.Events("node", "fairlead")
+	for range 2 {
+		events.Emit(kube.Event{Object: "Service default/watched", Warning: true, Reason: "Tested", Message: "twice"})
+	}
+	events.Close()
+	written, err := c.Client().EventsV1().Events("default").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	for _, e := range written.Items {
+		fmt.Fprintf(&got, "%s %s %s\n", e.Regarding.Name, e.Reason, e.Note)
+	}
+	equal(t, got.String(), "watched Tested twice")
+}
+
+// testForbidden tries for real what a stolen token would be used for, and asks about the rest.
+func testForbidden(t *testing.T, c *cluster, config string) {
+	for _, command := range []string{
+		"get secrets --all-namespaces",
+		"get pods --all-namespaces",
+		"get configmaps -n kube-system",
+		"get service kubernetes",
+		"create serviceaccount thief",
+		"delete service kubernetes",
+		"label service kubernetes stolen=yes",
+		"create clusterrolebinding thief --clusterrole=cluster-admin --user=thief",
+		"create token fairlead -n kube-system",
+	} {
+		_, err := c.kubectl(t, config, "", strings.Fields(command)...)
+		if err == nil || !strings.Contains(err.Error(), "Forbidden") && !strings.Contains(err.Error(), "forbidden") {
+			t.Errorf("kubectl %s: got %v, want Forbidden", command, err)
+		}
+	}
+	var got strings.Builder
+	for _, question := range []string{
+		"list services", "watch services", "list nodes", "watch endpointslices.discovery.k8s.io",
+		"watch servicecidrs.networking.k8s.io", "create events.events.k8s.io", "patch events.events.k8s.io",
+		"get services", "update services", "get nodes", "patch nodes", "get secrets", "list pods",
+		"update endpointslices.discovery.k8s.io", "delete events.events.k8s.io", "create pods", "impersonate users",
+	} {
+		answer, _ := c.kubectl(t, config, "", append([]string{"auth", "can-i", "--all-namespaces"}, strings.Fields(question)...)...)
+		fmt.Fprintln(&got, question+":", strings.TrimSpace(answer))
+	}
+	equal(t, got.String(), `
+list services: yes
+watch services: yes
+list nodes: yes
+watch endpointslices.discovery.k8s.io: yes
+watch servicecidrs.networking.k8s.io: yes
+create events.events.k8s.io: yes
+patch events.events.k8s.io: yes
+get services: no
+update services: no
+get nodes: no
+patch nodes: no
+get secrets: no
+list pods: no
+update endpointslices.discovery.k8s.io: no
+delete events.events.k8s.io: no
+create pods: no
+impersonate users: no`)
+}

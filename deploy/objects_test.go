@@ -1,0 +1,267 @@
+package deploy
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"sigs.k8s.io/yaml"
+
+	"fairlead.dev/fairlead/testbed/kubernetes"
+)
+
+const chart = "chart"
+
+// values are the files in chart/ci, each another way to use the chart.
+func values(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob(chart + "/ci/*-values.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal("there are no values in chart/ci: ", err)
+	}
+	return files
+}
+
+// template renders the chart as helm install would.
+func template(t *testing.T, args ...string) string {
+	t.Helper()
+	return must(t)(helm(t, append([]string{"template", "fairlead", chart, "--namespace", "kube-system"}, args...)...))
+}
+
+func TestChart_lint(t *testing.T) {
+	for _, file := range values(t) {
+		if _, err := helm(t, "lint", "--strict", "--quiet", chart, "--values", file); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+}
+
+// Every object that is rendered has only fields that the API knows, with values of their types.
+func TestChart_objects(t *testing.T) {
+	for _, file := range values(t) {
+		t.Run(filepath.Base(file), func(t *testing.T) { decodeAll(t, template(t, "--values", file)) })
+	}
+}
+
+func TestKustomize_objects(t *testing.T) {
+	for dir, want := range map[string]string{
+		"base": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, DaemonSet fairlead, " +
+			"ServiceAccount fairlead",
+		"overlays/own-configuration": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, " +
+			"ConfigMap kube-proxy, DaemonSet fairlead, ServiceAccount fairlead",
+		"overlays/instead-of-kube-proxy": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, " +
+			"DaemonSet fairlead, DaemonSet kube-proxy, ServiceAccount fairlead",
+	} {
+		t.Run(dir, func(t *testing.T) {
+			equal(t, strings.Join(decodeAll(t, kustomize(t, dir)), ", "), want)
+		})
+	}
+}
+
+// kustomize is kubectl kustomize, which kubectl apply -k applies.
+func kustomize(t *testing.T, dir string) string {
+	t.Helper()
+	kubectl := kubernetes.NeedParts(t).Path("kubectl")
+	return must(t)(output(t.Context(), kubectl, "kustomize", filepath.Join("kustomize", dir)))
+}
+
+// decodeAll decodes every document strictly and returns "Kind name" of each, sorted. Kinds of the
+// Prometheus operator have no types here.
+func decodeAll(t *testing.T, manifests string) (names []string) {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{appsv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	strict := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+	for document := range strings.SplitSeq(manifests, "\n---\n") {
+		var head struct {
+			APIVersion string
+			Kind       string
+			Metadata   struct{ Name string }
+		}
+		if err := yaml.Unmarshal([]byte(document), &head); err != nil {
+			t.Errorf("%v in:\n%s", err, document)
+		}
+		if head.Kind == "" {
+			continue // a comment
+		}
+		names = append(names, head.Kind+" "+head.Metadata.Name)
+		if strings.HasPrefix(head.APIVersion, "monitoring.coreos.com/") {
+			continue
+		}
+		if _, _, err := strict.Decode([]byte(document), nil, nil); err != nil {
+			t.Errorf("%s %s: %v", head.Kind, head.Metadata.Name, err)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// values.schema.json names the fields of KubeProxyConfiguration, all of them.
+func TestChart_schemaKnowsConfiguration(t *testing.T) {
+	var schema struct {
+		Properties struct {
+			Config struct{ Properties map[string]any }
+		}
+	}
+	text, err := os.ReadFile(chart + "/values.schema.json")
+	if err == nil {
+		err = json.Unmarshal(text, &schema)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fields []string
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[kubeproxy.KubeProxyConfiguration]()) {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name != "" && f.Name != "Kind" && f.Name != "APIVersion" {
+			fields = append(fields, name)
+		}
+	}
+	slices.Sort(fields)
+	known := slices.Sorted(maps.Keys(schema.Properties.Config.Properties))
+	equal(t, strings.Join(known, "\n"), strings.Join(fields, "\n"))
+}
+
+// What cannot be meant is refused before anything is installed, and the message names the value.
+func TestChart_refuses(t *testing.T) {
+	for set, want := range map[string]string{
+		"apiServer=":                                "apiServer: set the URL of the API server",
+		"apiServer=192.0.2.1:6443":                  "apiServer",
+		"confg.mode=nftables":                       "confg",
+		"config.clusterCidr=10.0.0.0/8":             "clusterCidr",
+		"config.detectLocalMode=Nonsense":           "config/detectLocalMode",
+		"config.oomScoreAdj=-2000":                  "config/oomScoreAdj",
+		"existingConfigMap=Kube_Proxy":              "existingConfigMap",
+		"extraArgs={v=4}":                           "extraArgs/0",
+		"healthzPort=70000":                         "healthzPort",
+		"image.digest=sha256:0":                     "image/digest",
+		"image.pullPolicy=Sometimes":                "image/pullPolicy",
+		"image.tag=a b":                             "image/tag",
+		"podMonitor.interval=soon":                  "podMonitor/interval",
+		"privilegedInit=maybe":                      "privilegedInit",
+		"resources.cpu=1":                           "cpu",
+		"serviceAccount.create=false":               "serviceAccount.name: name the account",
+		"updateStrategy.rollingUpdate.maxSurge=100": "maxSurge",
+	} {
+		t.Run(set, func(t *testing.T) {
+			t.Parallel()
+			out, err := helm(t, "template", "fairlead", chart, "--set", "apiServer=https://192.0.2.1:6443", "--set", set)
+			if err == nil {
+				t.Fatalf("accepted:\n%s", out)
+			}
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("does not say %q: %v", want, err)
+			}
+		})
+	}
+}
+
+// The configuration that the chart writes is kube-proxy's, and what the values say is in it.
+func TestChart_configuration(t *testing.T) {
+	for _, file := range values(t) {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			var said struct{ Config map[string]any }
+			text, err := os.ReadFile(file)
+			if err == nil {
+				err = yaml.Unmarshal(text, &said)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			written := configMap(t, template(t, "--values", file))["config.conf"]
+			if written == "" {
+				equal(t, fmt.Sprint(said.Config), "map[]") // another ConfigMap has it
+				return
+			}
+			var config kubeproxy.KubeProxyConfiguration
+			if err := yaml.UnmarshalStrict([]byte(written), &config); err != nil {
+				t.Fatalf("%v in:\n%s", err, written)
+			}
+			var have map[string]any
+			if err := yaml.Unmarshal([]byte(written), &have); err != nil {
+				t.Fatal(err)
+			}
+			for field, value := range said.Config {
+				if !reflect.DeepEqual(have[field], value) {
+					t.Errorf("%s: got %v, want %v", field, have[field], value)
+				}
+			}
+		})
+	}
+}
+
+// configMap returns the data of the chart's ConfigMap.
+func configMap(t *testing.T, manifests string) map[string]string {
+	t.Helper()
+	for document := range strings.SplitSeq(manifests, "\n---\n") {
+		var m corev1.ConfigMap
+		if !strings.Contains(document, "fairlead.conf: |") {
+			continue
+		}
+		if err := yaml.Unmarshal([]byte(document), &m); err != nil {
+			t.Fatal(err)
+		}
+		return m.Data
+	}
+	t.Fatal("no ConfigMap is rendered")
+	return nil
+}
+
+// What the cluster's monitoring loads is what is in the directory monitoring, byte for byte.
+func TestChart_monitoring(t *testing.T) {
+	rendered := template(t, "--values", chart+"/ci/everything-values.yaml")
+	for _, document := range strings.Split(rendered, "\n---\n") {
+		var object struct {
+			Kind string
+			Data map[string]string
+			Spec json.RawMessage
+		}
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case object.Data["fairlead.json"] != "":
+			want, err := os.ReadFile("monitoring/dashboard.json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal(t, object.Data["fairlead.json"], string(want))
+		case object.Kind == "PrometheusRule":
+			want, err := os.ReadFile("monitoring/alerts.yaml")
+			if err == nil {
+				want, err = yaml.YAMLToJSON(want)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal(t, compact(t, object.Spec), compact(t, want))
+		}
+	}
+}
+
+func compact(t *testing.T, text []byte) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := json.Compact(&out, text); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
