@@ -29,6 +29,7 @@ type Options struct {
 	Mode    func() string            // the data plane in force
 	Config  func() map[string]any    // by API group: "kubeproxy.config.k8s.io" has a KubeProxyConfiguration
 	Flags   func() map[string]string // values by name
+	Name    string                   // of this component; empty: fairlead
 	Version string                   // of this build, as "0.1.0"
 	// Profiling says whether profiles are given out and flags taken; nil: never.
 	Profiling func() bool
@@ -68,8 +69,8 @@ func (s *Server) Handler() http.Handler { return s.handler }
 
 // Listen moves the Server to an address (host:port; port 0: any), or nowhere if it is empty. Nothing
 // happens if it listens there already. The new listener is opened, on the calling thread and thus in
-// its network namespace, before the old one is closed, unless both would want the same port. After an
-// error the Server listens where it did.
+// its network namespace, before the old one is closed, unless both want the same port. After an error
+// the Server listens where it did.
 func (s *Server) Listen(ctx context.Context, address string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,11 +80,7 @@ func (s *Server) Listen(ctx context.Context, address string) error {
 	}
 	next, err := s.open(ctx, address)
 	if old != nil && errors.Is(err, syscall.EADDRINUSE) && samePort(old.bound.String(), address) {
-		old.close()
-		if next, err = s.open(ctx, address); err != nil {
-			s.current, _ = s.open(ctx, old.bound.String())
-			return err
-		}
+		return s.replace(ctx, address)
 	}
 	if err != nil {
 		return err
@@ -93,6 +90,24 @@ func (s *Server) Listen(ctx context.Context, address string) error {
 		old.close()
 	}
 	return nil
+}
+
+// replace opens the new listener where the old one may be in the way: on another address with the
+// same port.
+func (s *Server) replace(ctx context.Context, address string) error {
+	old := s.current
+	old.close()
+	next, err := s.open(ctx, address)
+	if err != nil {
+		var lost error
+		if next, lost = s.open(ctx, old.bound.String()); lost != nil {
+			err = errors.Join(err, lost)
+		} else {
+			next.address = old.address
+		}
+	}
+	s.current = next
+	return err
 }
 
 func samePort(a, b string) bool {
@@ -144,4 +159,3 @@ func (l *listening) close() {
 	_ = l.http.Close()
 	<-l.done
 }
-

@@ -1,0 +1,221 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"fairlead.dev/fairlead/metrics"
+	"fairlead.dev/fairlead/server"
+	"fairlead.dev/fairlead/testbed"
+)
+
+func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// options are those of a server that serves everything.
+func options() server.Options {
+	return server.Options{
+		Metrics: metrics.New(metrics.Options{}).Handler(),
+		Mode:    func() string { return "nftables" },
+		Config: func() map[string]any {
+			return map[string]any{"kubeproxy.config.k8s.io": map[string]string{"mode": "nftables"}}
+		},
+		Flags:     func() map[string]string { return map[string]string{"proxy-mode": "nftables", "config": ""} },
+		Version:   "0.1.0",
+		Profiling: func() bool { return true },
+		Verbosity: func(v string) error {
+			_, err := strconv.ParseUint(v, 10, 8)
+			return err
+		},
+	}
+}
+
+// newServer listens on a port of its own, until the test ends.
+func newServer(t *testing.T, o server.Options) *server.Server {
+	t.Helper()
+	s := server.New(o)
+	must(t, s.Listen(t.Context(), "127.0.0.1:0"))
+	t.Cleanup(func() { must(t, s.Close()) })
+	return s
+}
+
+func client(t *testing.T, s *server.Server) *http.Client {
+	return dialing(t, func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", s.Address().String())
+	})
+}
+
+func get(t *testing.T, c *http.Client, path, accept string) string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), "GET", "http://server"+path, nil)
+	must(t, err)
+	r.Header.Set("Accept", accept)
+	response, err := c.Do(r)
+	must(t, err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	must(t, err)
+	return string(body)
+}
+
+func TestContents(t *testing.T) {
+	t.Parallel()
+	mode := atomic.Pointer[string]{}
+	o := options()
+	o.Mode = func() string { return *mode.Load() }
+	o.Config = func() map[string]any {
+		return map[string]any{
+			"kubeproxy.config.k8s.io": map[string]string{"kind": "KubeProxyConfiguration", "mode": *mode.Load()},
+		}
+	}
+	c := client(t, newServer(t, o))
+	const asJSON = "application/json;v=v1beta1;g=config.k8s.io;as="
+	for _, name := range []string{"nftables", "ebpf"} { // which changes while the server runs
+		mode.Store(&name)
+		for _, want := range []struct{ path, accept, body string }{
+			{"/healthz", "", "ok"},
+			{"/healthz?verbose", "", "[+]ping ok\nhealthz check passed\n"},
+			{"/proxyMode", "", name},
+			{"/configz", "", `{"kubeproxy.config.k8s.io":{"kind":"KubeProxyConfiguration","mode":"` + name + `"}}`},
+			{"/flagz", "", "\nfairlead flagz\nFor people, who read what may change; programs ask for application/json.\n" +
+				"config=\nproxy-mode=nftables\n"},
+			{"/flagz", asJSON + "Flagz", compact(t, `{"kind":"Flagz","apiVersion":"config.k8s.io/v1beta1",
+				"metadata":{"name":"fairlead"},"flags":{"config":"","proxy-mode":"nftables"}}`)},
+		} {
+			body := get(t, c, want.path, want.accept)
+			if want.accept != "" {
+				body = compact(t, body)
+			}
+			if body != want.body {
+				t.Errorf("%s %s: %q, want %q", want.path, want.accept, body, want.body)
+			}
+		}
+	}
+	var status struct {
+		Kind, APIVersion, BinaryVersion, EmulationVersion string
+		Paths                                             []string
+	}
+	must(t, json.Unmarshal([]byte(get(t, c, "/statusz", asJSON+"Statusz")), &status))
+	if s := fmt.Sprint(status); s != "{Statusz config.k8s.io/v1beta1 0.1.0 1.37 [/configz /flagz /healthz /metrics /proxyMode]}" {
+		t.Error(s)
+	}
+	if body := get(t, c, "/metrics", ""); !strings.Contains(body, "\nkubeproxy_sync_proxy_rules_service_changes_total 0\n") {
+		t.Error("/metrics has not what package metrics makes:\n", body)
+	}
+	if body := get(t, c, "/metrics/slis", ""); !strings.Contains(body, `kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 4`) {
+		t.Error("/metrics/slis does not count /healthz:\n", body)
+	}
+}
+
+func compact(t *testing.T, text string) string {
+	t.Helper()
+	var v any
+	must(t, json.Unmarshal([]byte(text), &v))
+	short, err := json.Marshal(v)
+	must(t, err)
+	return string(short)
+}
+
+func TestProfilingSwitch(t *testing.T) {
+	t.Parallel()
+	var on atomic.Bool
+	o := options()
+	o.Profiling = on.Load
+	c := client(t, newServer(t, o))
+	for _, wanted := range []bool{false, true, false} {
+		on.Store(wanted)
+		var have strings.Builder
+		for _, path := range []string{"/debug/pprof/", "/debug/flags/v", "/debug/pprof/heap"} {
+			have.WriteString(exchange(t, c, "GET", path, "", ""))
+		}
+		if found := !strings.Contains(have.String(), "404"); found != wanted {
+			t.Errorf("profiling %v:\n%s", wanted, &have)
+		}
+	}
+}
+
+func TestVerbosity(t *testing.T) {
+	t.Parallel()
+	var sent []string
+	o := options()
+	o.Verbosity = func(v string) error {
+		sent = append(sent, v)
+		return nil
+	}
+	c := client(t, newServer(t, o))
+	exchange(t, c, "PUT", "/debug/flags/v", "", "4\n")
+	exchange(t, c, "PUT", "/debug/flags/v", "", strings.Repeat("4", 1000)) // more than a number
+	exchange(t, c, "GET", "/debug/flags/v", "", "7")
+	if fmt.Sprint(sent) != "[4]" {
+		t.Error(sent)
+	}
+}
+
+// TestListen moves a server about. Its addresses are loopback ones of the test's own ports.
+func TestListen(t *testing.T) {
+	t.Parallel()
+	s := newServer(t, options())
+	first := s.Address().String()
+	c := client(t, s)
+	answers := func(where string) {
+		t.Helper()
+		if body := get(t, c, "/proxyMode", ""); body != "nftables" {
+			t.Errorf("%s: %s", where, body)
+		}
+		c.CloseIdleConnections()
+	}
+	answers("first")
+
+	must(t, s.Listen(t.Context(), "127.0.0.2:0"))
+	answers("another address")
+	if _, err := net.Dial("tcp", first); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Error("the old address still answers:", err)
+	}
+
+	_, port, _ := net.SplitHostPort(s.Address().String())
+	must(t, s.Listen(t.Context(), "0.0.0.0:"+port))
+	answers("all addresses, same port")
+	must(t, s.Listen(t.Context(), "0.0.0.0:"+port))
+	answers("no change")
+	if err := s.Listen(t.Context(), "192.0.2.1:"+port); err == nil {
+		t.Error("an address that this machine has not: no error")
+	}
+	answers("after an address that this machine has not")
+
+	foreign, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer foreign.Close()
+	err = s.Listen(t.Context(), foreign.Addr().String())
+	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "--metrics-bind-address") {
+		t.Error("an address in use:", err)
+	}
+	answers("after an address in use")
+	if err := s.Listen(t.Context(), "nonsense"); err == nil {
+		t.Error("an address that is none: no error")
+	}
+	answers("after nonsense")
+
+	must(t, s.Listen(t.Context(), ""))
+	if s.Address() != nil {
+		t.Error("it listens after all:", s.Address())
+	}
+	must(t, s.Listen(t.Context(), "127.0.0.1:0"))
+	answers("again")
+}

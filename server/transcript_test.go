@@ -1,0 +1,230 @@
+package server_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/kubernetes"
+)
+
+const transcriptFile = "testdata/kube-proxy.txt"
+
+// paths are asked for with GET.
+const paths = `/ /healthz /healthz/ /healthz/ping /healthz?verbose /livez /readyz /proxyMode /proxyMode/
+/configz /statusz /flagz /metrics /metrics/ /metrics/slis /version /debug/pprof /debug/pprof/
+/debug/pprof/cmdline /debug/pprof/symbol /debug/pprof/heap?debug=1 /debug/pprof/goroutine
+/debug/pprof/nothing /debug/flags /debug/flags/ /debug/flags/v`
+
+// formats are what clients ask of /statusz and /flagz.
+const formats = `*/*
+text/*
+text/html
+text/plain
+text/plain;as=Flagz;v=v1beta1;g=config.k8s.io
+application/*
+application/json
+application/yaml
+application/cbor
+application/vnd.kubernetes.protobuf
+*/*;as=Flagz;v=v1beta1;g=config.k8s.io
+application/*;as=Flagz;v=v1beta1;g=config.k8s.io
+application/json;as=Flagz;v=v1beta1;g=config.k8s.io
+application/json;as=Statusz;v=v1beta1;g=config.k8s.io
+application/yaml;as=Statusz;v=v1beta1;g=config.k8s.io
+application/json;as=Statusz;v=v1alpha1;g=config.k8s.io
+application/json;as=Statusz;v=v2;g=config.k8s.io
+application/json;as=Statusz;g=config.k8s.io
+application/json;as=Table;v=v1;g=meta.k8s.io
+text/html, application/json;as=Statusz;v=v1beta1;g=config.k8s.io;q=0.5, text/plain;q=0.4
+text/html, text/plain;q=0.4, application/json;as=Statusz;v=v1beta1;g=config.k8s.io;q=0.3`
+
+// transcript has a line for each request: what the answer is, as far as clients depend on it.
+func transcript(t *testing.T, c *http.Client) string {
+	t.Helper()
+	var b strings.Builder
+	for _, path := range strings.Fields(paths) {
+		b.WriteString(exchange(t, c, "GET", path, "", ""))
+	}
+	for _, format := range strings.Split(formats, "\n") {
+		for _, path := range []string{"/statusz", "/flagz"} {
+			b.WriteString(exchange(t, c, "GET", path, format, ""))
+		}
+	}
+	for _, path := range strings.Fields("/healthz /proxyMode /configz /statusz /flagz /metrics /metrics/slis /debug/flags/v") {
+		for _, method := range []string{"HEAD", "POST", "DELETE"} {
+			b.WriteString(exchange(t, c, method, path, "", ""))
+		}
+	}
+	for _, value := range []string{"4", "2", "x", "-1"} {
+		b.WriteString(exchange(t, c, "PUT", "/debug/flags/v", "", value))
+	}
+	return b.String()
+}
+
+func exchange(t *testing.T, c *http.Client, method, path, accept, body string) string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, "http://server"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if accept != "" {
+		r.Header.Set("Accept", accept)
+	}
+	response, err := c.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		t.Fatal(err)
+	}
+	line := strings.Join(strings.Fields(method+" "+path+" "+body+" "+accept), " ")
+	kind := strings.TrimSpace(response.Header.Get("Content-Type") + " " + response.Header.Get("Location"))
+	warned := ""
+	if response.Header.Get("Warning") != "" {
+		warned = ", with a warning"
+	}
+	return fmt.Sprintf("%s => %d %s%s\n", line, response.StatusCode, kind, warned)
+}
+
+// dialing makes a client whose every connection goes where dial says.
+func dialing(t *testing.T, dial func(context.Context) (net.Conn, error)) *http.Client {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+func recorded(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(transcriptFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// diff is what differs between two lists of lines.
+func diff(want, have string) string {
+	lines := func(s string) map[string]bool {
+		m := map[string]bool{}
+		for line := range strings.Lines(s) {
+			m[line] = true
+		}
+		return m
+	}
+	var b strings.Builder
+	wanted, had := lines(want), lines(have)
+	for line := range strings.Lines(want) {
+		if !had[line] {
+			b.WriteString("want " + line)
+		}
+	}
+	for line := range strings.Lines(have) {
+		if !wanted[line] {
+			b.WriteString("have " + line)
+		}
+	}
+	return b.String()
+}
+
+// TestLikeKubeProxy holds the server against what kube-proxy answered.
+func TestLikeKubeProxy(t *testing.T) {
+	t.Parallel()
+	if d := diff(recorded(t), transcript(t, client(t, newServer(t, options())))); d != "" {
+		t.Error(d)
+	}
+}
+
+// TestKubeProxy holds what kube-proxy is said to have answered against kube-proxy. With FAIRLEAD_RECORD
+// it writes it down.
+func TestKubeProxy(t *testing.T) {
+	parts := kubernetes.NeedParts(t)
+	have := transcript(t, kubeProxy(t, parts))
+	if os.Getenv("FAIRLEAD_RECORD") != "" {
+		if err := os.WriteFile(transcriptFile, []byte(have), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if d := diff(recorded(t), have); d != "" {
+		t.Error(d)
+	}
+}
+
+// kubeProxy starts the real one and returns a client of its metrics server.
+func kubeProxy(t *testing.T, parts kubernetes.Parts) *http.Client {
+	t.Helper()
+	plane, err := kubernetes.Start(t.Context(), kubernetes.Options{Parts: parts, Controllers: []string{}})
+	must(t, err)
+	t.Cleanup(func() { must(t, plane.Close()) })
+	bed, err := testbed.New(t.Context(), testbed.Spec{})
+	must(t, err)
+	t.Cleanup(func() { must(t, bed.Close()) })
+	relay, err := plane.Serve(bed)
+	must(t, err)
+	config, err := relay.Kubeconfig(t.TempDir(), kubernetes.KubeProxy)
+	must(t, err)
+	addr := bed.Addr(testbed.Node, false)
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "node"},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: addr.String()}}},
+	}
+	_, err = plane.Client().CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{})
+	must(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	proxy := bed.Command(ctx, testbed.Node, parts.Path("kube-proxy"), "--kubeconfig", config,
+		"--hostname-override=node", "--proxy-mode=nftables", "--profiling", "--metrics-bind-address=0.0.0.0:10249",
+		"--conntrack-max-per-core=0", "--conntrack-min=0",
+		"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+	log := &strings.Builder{}
+	proxy.Stderr = log
+	must(t, proxy.Start())
+	t.Cleanup(func() {
+		stop()
+		_ = proxy.Wait()
+		if t.Failed() {
+			t.Log(log)
+		}
+	})
+	c := dialing(t, func(ctx context.Context) (net.Conn, error) {
+		return bed.Dial(ctx, testbed.Node, model.TCP, netip.AddrPortFrom(addr, 10249))
+	})
+	answering(t, c)
+	return c
+}
+
+// answering waits until a server answers.
+func answering(t *testing.T, c *http.Client) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for {
+		r, err := http.NewRequestWithContext(ctx, "GET", "http://server/healthz", nil)
+		must(t, err)
+		response, err := c.Do(r)
+		if err == nil {
+			must(t, response.Body.Close())
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatal(err)
+		case <-time.After(20 * time.Millisecond): // nobody announces it
+		}
+	}
+}
