@@ -56,6 +56,7 @@ func DefaultControllers() []string {
 // ControlPlane is a running control plane. Its methods may be called concurrently, but for those that
 // stop and start its programs.
 type ControlPlane struct {
+	parts     Parts
 	dir       string
 	ownDir    *scratch // nil: the caller's
 	ports     *reservedPort
@@ -85,7 +86,7 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 		}
 		o.Parts = parts
 	}
-	c := &ControlPlane{extraArgs: o.APIServerArgs}
+	c := &ControlPlane{parts: o.Parts, extraArgs: o.APIServerArgs}
 	err := c.prepare(o)
 	if err == nil {
 		err = c.startAll(ctx)
@@ -113,7 +114,7 @@ func (c *ControlPlane) prepare(o Options) (err error) {
 	if c.authority, err = newAuthority(c.dir, servingAddrs()); err != nil {
 		return err
 	}
-	if c.admin, err = c.configFor(Admin); err != nil {
+	if c.admin, err = c.configFor(Admin()); err != nil {
 		return err
 	}
 	c.admin.QPS = -1 // no limit
@@ -121,14 +122,17 @@ func (c *ControlPlane) prepare(o Options) (err error) {
 		return err
 	}
 	c.store = newEtcdClient(c.path(etcdSocket))
+	if _, err := c.Kubeconfig(c.dir, Admin()); err != nil {
+		return err
+	}
 	return c.describe(o)
 }
 
 // describe writes the programs' files and command lines.
 func (c *ControlPlane) describe(o Options) error {
 	c.crew = newCrew()
-	c.etcd = c.crew.program(o.Parts.Path("etcd"), c.dir, c.etcdArgs()...)
-	c.apiServer = c.crew.program(o.Parts.Path("kube-apiserver"), c.dir, c.apiServerArgs()...)
+	c.etcd = c.crew.program(c.parts.Path("etcd"), c.dir, c.etcdArgs()...)
+	c.apiServer = c.crew.program(c.parts.Path("kube-apiserver"), c.dir, c.apiServerArgs()...)
 	if o.Controllers == nil {
 		o.Controllers = DefaultControllers()
 	}
@@ -136,11 +140,11 @@ func (c *ControlPlane) describe(o Options) error {
 		return nil
 	}
 	const config = "kube-controller-manager.kubeconfig"
-	manager := User{Name: "system:kube-controller-manager", Groups: Admin.Groups} // all its controllers in one
+	manager := User{Name: "system:kube-controller-manager", Groups: Admin().Groups} // all its controllers in one
 	if err := c.writeKubeconfig(c.path(config), c.hostURL(), manager); err != nil {
 		return err
 	}
-	c.controllers = c.crew.program(o.Parts.Path("kube-controller-manager"), c.dir,
+	c.controllers = c.crew.program(c.parts.Path("kube-controller-manager"), c.dir,
 		"--kubeconfig="+c.path(config), "--controllers="+strings.Join(o.Controllers, ","), "--leader-elect=false",
 		"--secure-port=0", "--service-account-private-key-file="+c.path(serviceAccountKey),
 		"--kube-api-qps=1000", "--kube-api-burst=1000")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -25,13 +26,11 @@ type User struct {
 	Life   time.Duration // of the certificate or token (at least 10 minutes); 0: a day
 }
 
-// Users that every cluster has.
-var (
-	// Admin may do everything.
-	Admin = User{Name: "admin", Groups: []string{"system:masters"}}
-	// KubeProxy has the rights of the ClusterRole system:node-proxier and no others.
-	KubeProxy = User{Name: "system:kube-proxy"}
-)
+// Admin may do everything.
+func Admin() User { return User{Name: "admin", Groups: []string{"system:masters"}} }
+
+// KubeProxy has the rights of the ClusterRole system:node-proxier and no others.
+func KubeProxy() User { return User{Name: "system:kube-proxy"} }
 
 // serviceAccount splits the name of a service account's user.
 func (u User) serviceAccount() (namespace, name string, ok bool) {
@@ -62,6 +61,19 @@ func (c *ControlPlane) configFor(u User) (*rest.Config, error) {
 func (c *ControlPlane) Kubeconfig(dir string, u User) (string, error) {
 	path := filepath.Join(dir, kubeconfigName(u))
 	return path, c.writeKubeconfig(path, c.hostURL(), u)
+}
+
+// Kubectl runs kubectl as administrator with a text as its standard input, and returns what it says.
+func (c *ControlPlane) Kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
+	args = append([]string{"--kubeconfig=" + c.path(kubeconfigName(Admin()))}, args...)
+	cmd := exec.CommandContext(ctx, c.parts.Path("kubectl"), args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	cmd.Env = append(os.Environ(), "HOME="+c.dir) // where it caches what the API has
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("kubectl %s: %w", strings.Join(args, " "), err)
+	}
+	return string(out), nil
 }
 
 func kubeconfigName(u User) string { return strings.ReplaceAll(u.Name, ":", "-") + ".kubeconfig" }
