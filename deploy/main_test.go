@@ -93,7 +93,7 @@ func startCluster(t *testing.T) *cluster {
 			t.Error(err)
 		}
 	})
-	admin, err := plane.Kubeconfig(t.TempDir(), kubernetes.Admin)
+	admin, err := plane.Kubeconfig(t.TempDir(), kubernetes.Admin())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -177,7 +177,7 @@ func kubeProxy(t *testing.T, parts kubernetes.Parts) *http.Client {
 	t.Cleanup(func() { must(t, bed.Close()) })
 	relay, err := plane.Serve(bed)
 	must(t, err)
-	config, err := relay.Kubeconfig(t.TempDir(), kubernetes.KubeProxy)
+	config, err := relay.Kubeconfig(t.TempDir(), kubernetes.KubeProxy())
 	must(t, err)
 	addr := bed.Addr(testbed.Node, false)
 	node := &corev1.Node{
