@@ -32,14 +32,14 @@ type Config struct {
 	// Files are those that were read, and those that would be if they existed.
 	Files []string
 
-	gates featuregate.FeatureGate
+	gates gates
+	unset bool // the mode
 }
 
 // Enabled reports whether one of Kubernetes' feature gates is on. Gates that kube-proxy does not know
 // are off.
 func (c *Config) Enabled(gate string) bool {
-	known := c.gates.(featuregate.MutableFeatureGate).GetAll()
-	_, ok := known[featuregate.Feature(gate)]
+	_, ok := c.gates.GetAll()[featuregate.Feature(gate)]
 	return ok && c.gates.Enabled(featuregate.Feature(gate))
 }
 
@@ -144,10 +144,14 @@ func (c *Config) NodeIPs() (ips []netip.Addr) {
 }
 
 // HealthzAddress is where /healthz and /livez are served; the zero value: nowhere.
-func (c *Config) HealthzAddress() netip.AddrPort { return parseAddrPort(c.KubeProxy.HealthzBindAddress) }
+func (c *Config) HealthzAddress() netip.AddrPort {
+	return parseAddrPort(c.KubeProxy.HealthzBindAddress)
+}
 
 // MetricsAddress is where /metrics and all that is for operators is served; the zero value: nowhere.
-func (c *Config) MetricsAddress() netip.AddrPort { return parseAddrPort(c.KubeProxy.MetricsBindAddress) }
+func (c *Config) MetricsAddress() netip.AddrPort {
+	return parseAddrPort(c.KubeProxy.MetricsBindAddress)
+}
 
 // parseAddr reads addresses as kube-proxy does, which allows leading zeros in IPv4; the zero value if
 // it is none.

@@ -2,7 +2,6 @@ package config
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -103,10 +102,9 @@ func (f *Flags) kubeProxy() *kubeproxy.KubeProxyConfiguration {
 		c.MetricsBindAddress = onPort(c.MetricsBindAddress, f.said.metricsPort)
 	}
 	c.IPTables.MasqueradeAll, c.NFTables.MasqueradeAll = f.said.masqueradeAll, f.said.masqueradeAll
-	chosen := map[kubeproxy.ProxyMode]string{ModeIPVS: "ipvs"}[c.Mode]
-	from := f.said.ipvs
-	if chosen == "" {
-		chosen, from = "iptables", f.said.iptables
+	chosen, from := "iptables", f.said.iptables
+	if c.Mode == ModeIPVS {
+		chosen, from = "ipvs", f.said.ipvs
 	}
 	at := periods{c.IPTables.SyncPeriod.Duration, c.IPTables.MinSyncPeriod.Duration}
 	if f.given(chosen + "-sync-period") {
@@ -138,14 +136,4 @@ func modePeriods(c *kubeproxy.KubeProxyConfiguration) (sync, minSync *time.Durat
 	default:
 		return &c.IPTables.SyncPeriod.Duration, &c.IPTables.MinSyncPeriod.Duration
 	}
-}
-
-// flagOf is the flag that sets a field, or "".
-func (f *Flags) flagOf(field string) string {
-	for _, o := range f.options {
-		if slices.Contains(strings.Fields(o.field), field) {
-			return "--" + o.flag
-		}
-	}
-	return ""
 }

@@ -5,26 +5,58 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/go-logr/logr"
 	"k8s.io/component-base/featuregate"
 )
+
+const gateIPVS = "KubeProxyIPVS"
 
 // meaningfulGates are those that change what Fairlead does.
 const meaningfulGates = "AllowServiceExternalIPs, KubeProxyIPVS, ComponentFlagz, ComponentStatusz"
 
-// knownGates are kube-proxy's: name, default, whether that is locked, stage. cmd/gates of the nested
-// module writes it.
+// alwaysOn are gates of what Fairlead does in any case, and of what changes nothing in it by itself.
+const alwaysOn = "KubeProxyNFTablesLocalhostNodePorts=true LoggingAlphaOptions=true LoggingBetaOptions=false"
+
+// knownGates are those of kube-proxy: name, default, whether that is locked, stage; none is general
+// availability. What --help prints lacks those that are locked or deprecated, which a configuration
+// may have nevertheless.
 //
 //go:embed gates-1.37.txt
 var knownGates string
 
-// newGates sets gates from what was said, and refuses unknown and locked ones.
-func newGates(said map[string]bool) (featuregate.MutableVersionedFeatureGate, error) {
-	gates := featuregate.NewFeatureGate()
+// gates are feature gates that have been set.
+type gates = featuregate.MutableVersionedFeatureGate
+
+// newGates sets what was said, as far as kube-proxy would, and tells what is wrong with the others.
+func newGates(said map[string]bool) (set gates, wrong map[string]string) {
+	set, wrong = featuregate.NewFeatureGate(), map[string]string{}
+	if err := set.Add(knownSpecs()); err != nil {
+		wrong["featureGates"] = err.Error()
+	}
+	known, right := set.GetAll(), map[string]bool{}
+	for name, value := range said {
+		spec, ok := known[featuregate.Feature(name)]
+		switch {
+		case !ok:
+			wrong[name] = "is not a feature gate of kube-proxy " + Kubernetes
+		case spec.LockToDefault && value != spec.Default:
+			wrong[name] = fmt.Sprintf("is locked to %t", spec.Default)
+		default:
+			right[name] = value
+		}
+	}
+	if err := set.(featuregate.MutableFeatureGateWithLogger).SetFromMapWithLogger(logr.Discard(), right); err != nil {
+		wrong["featureGates"] = err.Error()
+	}
+	return set, wrong
+}
+
+func knownSpecs() map[featuregate.Feature]featuregate.FeatureSpec {
 	specs := map[featuregate.Feature]featuregate.FeatureSpec{}
 	for line := range strings.Lines(knownGates) {
 		var name, stage string
 		var spec featuregate.FeatureSpec
-		_, _ = fmt.Sscan(line, &name, &spec.Default, &spec.LockToDefault, &stage) // GA has no stage
+		_, _ = fmt.Sscan(line, &name, &spec.Default, &spec.LockToDefault, &stage) // the stage may lack
 		switch stage {
 		case "ALPHA":
 			spec.PreRelease = featuregate.Alpha
@@ -35,8 +67,5 @@ func newGates(said map[string]bool) (featuregate.MutableVersionedFeatureGate, er
 		}
 		specs[featuregate.Feature(name)] = spec
 	}
-	if err := gates.Add(specs); err != nil {
-		return nil, err
-	}
-	return gates, gates.SetFromMap(said)
+	return specs
 }

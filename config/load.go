@@ -1,23 +1,245 @@
 package config
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-const kubeProxyKind = "KubeProxyConfiguration"
+// KubeProxyKind is the kind of kube-proxy's file.
+const KubeProxyKind = "KubeProxyConfiguration"
+
+// The release whose kube-proxy this package follows, and the one before it.
+const (
+	Kubernetes         = "1.37"
+	PreviousKubernetes = "1.36"
+)
 
 func kubeProxyTypeMeta() metav1.TypeMeta {
-	return metav1.TypeMeta{Kind: kubeProxyKind, APIVersion: kubeproxy.SchemeGroupVersion.String()}
+	return metav1.TypeMeta{Kind: KubeProxyKind, APIVersion: kubeproxy.SchemeGroupVersion.String()}
 }
 
-// Load reads the files that the flags name and says what is to be done. An error has a line for each
-// thing that is wrong.
+// Load reads the files that the flags name, and says what is to be done. The error has one line for
+// each thing that is wrong.
+//
+// With --config, flags that have a field in that file are ignored, but for --hostname-override and
+// those of logging. That is how kube-proxy does it. Flags that have a field in Fairlead's own file go
+// before it.
 func (f *Flags) Load() (*Config, error) {
-	c := &Config{KubeProxy: *f.kubeProxy(), Fairlead: f.said.fairlead}
-	setModeDefaults(&c.KubeProxy)
-	c.Plane = planeFor(c.KubeProxy.Mode, f.planes)
-	gates, err := newGates(c.KubeProxy.FeatureGates)
-	c.gates = gates
-	return c, err
+	l := loading{flags: f, config: &Config{}}
+	l.kubeProxy()
+	l.fairlead()
+	if l.fatal != nil {
+		return nil, errors.Join(append(l.errs, l.fatal)...)
+	}
+	l.config.unset = l.config.KubeProxy.Mode == ""
+	setModeDefaults(&l.config.KubeProxy)
+	fold(&l.config.KubeProxy)
+	l.judge()
+	if len(l.errs) > 0 {
+		slices.SortStableFunc(l.errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+		return nil, errors.Join(l.errs...)
+	}
+	l.config.Warnings = append(l.config.Warnings, l.config.meaningless()...)
+	return l.config, nil
+}
+
+// Reload does what Load does, after a file has changed. It is here for the reader.
+func (f *Flags) Reload() (*Config, error) { return f.Load() }
+
+// loading is one run of Load.
+type loading struct {
+	flags  *Flags
+	config *Config
+	errs   []error
+	fatal  error // what leaves nothing to judge
+}
+
+func (l *loading) warn(format string, args ...any) {
+	l.config.Warnings = append(l.config.Warnings, fmt.Sprintf(format, args...))
+}
+
+// kubeProxy fills in kube-proxy's part: the file's, or else what flags say.
+func (l *loading) kubeProxy() {
+	f, c := l.flags, &l.config.KubeProxy
+	if f.Config == "" {
+		*c = *f.kubeProxy()
+	} else if doc := l.read(f.Config, KubeProxyKind, kubeproxy.SchemeGroupVersion.String()); doc != nil {
+		unknown, errs, err := doc.into(KubeProxyKind, c)
+		l.fatal = errors.Join(l.fatal, err)
+		l.refuse(f.Config, errs)
+		for _, p := range doc.problems {
+			l.warn("%s: %s", f.Config, p.Detail)
+		}
+		if len(unknown) > 0 {
+			l.warn("%s: ignored, as there are no such fields: %s", f.Config, strings.Join(unknown, ", "))
+		}
+		setDefaults(c)
+		l.ignoreFlags()
+		f.logsInto(&c.Logging)
+	}
+	if name := f.said.hostname; name != "" {
+		c.HostnameOverride = strings.ToLower(strings.TrimSpace(name))
+		if c.HostnameOverride == "" {
+			l.errs = append(l.errs, fmt.Errorf("--hostname-override: %q: must not be blank", name))
+		}
+	}
+}
+
+// ignoreFlags says which flags the file outdoes.
+func (l *loading) ignoreFlags() {
+	var ignored []string
+	for _, o := range l.flags.changed() {
+		if !o.always {
+			ignored = append(ignored, "--"+o.flag)
+		}
+	}
+	if len(ignored) > 0 {
+		l.warn("ignored, as --config is given: %s", strings.Join(ignored, ", "))
+	}
+}
+
+// logsInto lets the flags of logging go before the file. Both lists of vmodule count.
+func (f *Flags) logsInto(to *logsapi.LoggingConfiguration) {
+	from := f.said.kubeProxy.Logging.DeepCopy()
+	if f.given("v") {
+		to.Verbosity = from.Verbosity
+	}
+	if f.given("logging-format") {
+		to.Format = from.Format
+	}
+	if f.given("log-flush-frequency") {
+		to.FlushFrequency.Duration = from.FlushFrequency.Duration
+	}
+	to.VModule = append(from.VModule, to.VModule...)
+	for prefix, o := range map[string][2]*logsapi.OutputRoutingOptions{
+		"log-text-": {&to.Options.Text.OutputRoutingOptions, &from.Options.Text.OutputRoutingOptions},
+		"log-json-": {&to.Options.JSON.OutputRoutingOptions, &from.Options.JSON.OutputRoutingOptions},
+	} {
+		if f.given(prefix + "split-stream") {
+			o[0].SplitStream = o[1].SplitStream
+		}
+		if f.given(prefix + "info-buffer-size") {
+			o[0].InfoBufferSize = o[1].InfoBufferSize
+		}
+	}
+}
+
+// fairlead fills in Fairlead's part: the file's, and before it what flags say.
+func (l *loading) fairlead() {
+	f, c := l.flags, &l.config.Fairlead
+	*c = defaultFairlead()
+	path, must := f.FairleadConfig, true
+	if path == "" && f.Config != "" {
+		path, must = filepath.Join(filepath.Dir(f.Config), fairleadFile), false
+	}
+	_, err := os.Stat(path)
+	switch {
+	case path == "":
+	case !must && errors.Is(err, fs.ErrNotExist):
+		l.config.Files = append(l.config.Files, path)
+	default:
+		if doc := l.read(path, FairleadKind, FairleadAPIVersion); doc != nil {
+			unknown, errs, err := doc.into(FairleadKind, c)
+			l.fatal = errors.Join(l.fatal, err)
+			for _, u := range unknown {
+				errs = append(errs, field.Forbidden(field.NewPath(u), "there is no such field"))
+			}
+			l.refuse(path, append(doc.problems, errs...))
+		}
+	}
+	said := f.said.fairlead
+	override(f, "manifests", &c.Manifests, said.Manifests)
+	override(f, "node-ip", &c.NodeIPs, said.NodeIPs)
+	override(f, "control-socket", &c.ControlSocket, said.ControlSocket)
+	override(f, "audit-interval", &c.AuditInterval, said.AuditInterval)
+	override(f, "take-over", &c.TakeOver, said.TakeOver)
+}
+
+func override[T any](f *Flags, flag string, to *T, said T) {
+	if f.given(flag) {
+		*to = said
+	}
+}
+
+// read reads a file of a kind, or nil, if there is nothing to make of it.
+func (l *loading) read(path, kind, apiVersion string) *document {
+	l.config.Files = append(l.config.Files, path)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		l.fatal = errors.Join(l.fatal, fmt.Errorf("the %s cannot be read: %w", kind, err))
+		return nil
+	}
+	doc, err := parse(data)
+	if err == nil {
+		err = doc.wrongKind(kind, apiVersion)
+	}
+	if err != nil {
+		l.fatal = errors.Join(l.fatal, prefixed(path, err))
+		return nil
+	}
+	return doc
+}
+
+// prefixed puts a file's name before each line.
+func prefixed(path string, err error) error {
+	var errs []error
+	for line := range strings.Lines(err.Error()) {
+		errs = append(errs, fmt.Errorf("%s: %s", path, strings.TrimRight(line, "\n")))
+	}
+	return errors.Join(errs...)
+}
+
+func (l *loading) refuse(path string, found field.ErrorList) {
+	slices.SortStableFunc(found, func(a, b *field.Error) int { return strings.Compare(a.Field, b.Field) })
+	for _, e := range found {
+		text := e.Error()
+		if e.Field == "" || e.Field == "<nil>" {
+			text = e.Detail
+		}
+		l.errs = append(l.errs, fmt.Errorf("%s: %s", path, text))
+	}
+}
+
+// judge applies the schemas and rules to what has resulted, and names the flag or the file that is wrong.
+func (l *loading) judge() {
+	for _, e := range l.config.judge(l.flags.planes) {
+		if flag, rest := l.flags.blame(e.Field); flag != "" {
+			e.Field = flag + rest
+			l.errs = append(l.errs, e)
+			continue
+		}
+		file := l.flags.Config
+		if slices.Contains(fairleadPaths(), firstKey(e.Field)) {
+			file = l.config.Files[len(l.config.Files)-1]
+		}
+		l.refuse(file, field.ErrorList{e})
+	}
+}
+
+// blame is the flag that gave a field its value, or should have given it one, and what is left of the
+// field's path; or "", if it was a file.
+func (f *Flags) blame(path string) (flag, rest string) {
+	for _, o := range f.options {
+		if f.Config != "" && !(o.always && f.given(o.flag)) {
+			continue
+		}
+		for _, at := range strings.Fields(o.field) {
+			own := slices.Contains(fairleadPaths(), at)
+			rest, ok := strings.CutPrefix(path, at)
+			if ok && (rest == "" || rest[0] == '[' || rest[0] == '.') && (!own || f.given(o.flag)) {
+				return "--" + o.flag, rest
+			}
+		}
+	}
+	return "", ""
 }

@@ -23,6 +23,10 @@ const (
 	LocalInterfaceNamePrefix kubeproxy.LocalMode = "InterfaceNamePrefix"
 )
 
+func modes() []kubeproxy.ProxyMode {
+	return []kubeproxy.ProxyMode{ModeIPTables, ModeIPVS, ModeNFTables, ModeEBPF, ModeUserspace}
+}
+
 // planeFor is the plane that serves a mode, or "". The modes of kube-proxy are served whatever is
 // built, by the first plane if need be, as a node must not lose its Services over that.
 func planeFor(mode kubeproxy.ProxyMode, planes []string) string {

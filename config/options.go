@@ -76,7 +76,7 @@ func ipPort(to *string) func(*pflag.FlagSet, string, string) {
 func (f *Flags) all() (all []option) {
 	for _, part := range [][]option{
 		f.serving(), f.filesAndVerbs(), f.dataPlane(), f.nodePortsAndPods(), f.listeners(), f.kernel(),
-		f.apiServer(), f.logging(), f.ipvs(), f.obsolete(),
+		f.apiServer(), f.logging(), f.ipvs(), f.obsolete(), f.obsoleteLogging(),
 	} {
 		all = append(all, part...)
 	}
@@ -98,7 +98,7 @@ func (f *Flags) serving() []option {
 				"the first of the interfaces)"},
 		{group: serving, flag: "bind-address", field: "bindAddress", bind: ip(&f.said.kubeProxy.BindAddress),
 			usage: "primary address of this node, unless it is 0.0.0.0 or ::. Nothing binds to it, in spite of its name"},
-		{group: serving, flag: "once", bind: yes(&f.Once), usage: "program the kernel, then exit"},
+		{group: serving, flag: "once", always: true, bind: yes(&f.Once), usage: "program the kernel, then exit"},
 		{group: serving, flag: "feature-gates", field: "featureGates",
 			bind:  value(cliflag.NewMapStringBool(&f.said.kubeProxy.FeatureGates)),
 			usage: "Kubernetes' feature gates. With a meaning here: " + meaningfulGates},
@@ -239,18 +239,6 @@ func (f *Flags) logging() []option {
 			usage: "how much is logged: 0 what an operator must know, 2 what happens, 4 why"},
 		{group: logging, flag: "logging-format", field: "logging.format", always: true, bind: text(&c.Format),
 			usage: "text or json"},
-		{group: logging, flag: "vmodule", field: "logging.vmodule", always: true,
-			bind: value(logsapi.VModuleConfigurationPflag(&c.VModule)), usage: "has no meaning here"},
-		{group: logging, flag: "log-flush-frequency", field: "logging.flushFrequency", always: true,
-			bind: span(&c.FlushFrequency.Duration.Duration), usage: "has no meaning here: logs are not buffered"},
-		{group: logging, flag: "log-text-split-stream", field: "logging.options.text.splitStream", always: true,
-			bind: yes(&c.Options.Text.SplitStream), usage: "has no meaning here, as the next three"},
-		{group: logging, flag: "log-text-info-buffer-size", field: "logging.options.text.infoBufferSize", always: true,
-			bind: value(&c.Options.Text.InfoBufferSize)},
-		{group: logging, flag: "log-json-split-stream", field: "logging.options.json.splitStream", always: true,
-			bind: yes(&c.Options.JSON.SplitStream)},
-		{group: logging, flag: "log-json-info-buffer-size", field: "logging.options.json.infoBufferSize", always: true,
-			bind: value(&c.Options.JSON.InfoBufferSize)},
 	}
 }
 
@@ -296,5 +284,24 @@ func (f *Flags) obsolete() []option {
 			bind: text(&win.RootHnsEndpointName), usage: windows},
 		{group: obsolete, flag: "forward-healthcheck-vip", field: "winkernel.forwardHealthCheckVip",
 			bind: yes(&win.ForwardHealthCheckVip), usage: windows},
+	}
+}
+
+func (f *Flags) obsoleteLogging() []option {
+	c := &f.said.kubeProxy.Logging
+	const unbuffered = "logs are one stream without a buffer"
+	return []option{
+		{group: obsolete, flag: "vmodule", field: "logging.vmodule", always: true,
+			bind: value(logsapi.VModuleConfigurationPflag(&c.VModule)), usage: "nothing is logged by file"},
+		{group: obsolete, flag: "log-flush-frequency", field: "logging.flushFrequency", always: true,
+			bind: span(&c.FlushFrequency.Duration.Duration), usage: unbuffered},
+		{group: obsolete, flag: "log-text-split-stream", field: "logging.options.text.splitStream", always: true,
+			bind: yes(&c.Options.Text.SplitStream), usage: unbuffered},
+		{group: obsolete, flag: "log-text-info-buffer-size", field: "logging.options.text.infoBufferSize", always: true,
+			bind: value(&c.Options.Text.InfoBufferSize), usage: unbuffered},
+		{group: obsolete, flag: "log-json-split-stream", field: "logging.options.json.splitStream", always: true,
+			bind: yes(&c.Options.JSON.SplitStream), usage: unbuffered},
+		{group: obsolete, flag: "log-json-info-buffer-size", field: "logging.options.json.infoBufferSize", always: true,
+			bind: value(&c.Options.JSON.InfoBufferSize), usage: unbuffered},
 	}
 }

@@ -1,8 +1,34 @@
 package config
 
-// WriteKubeProxy writes the effective KubeProxyConfiguration to a file, as kube-proxy's
-// --write-config-to does.
-func (c *Config) WriteKubeProxy(path string) error { return nil }
+import (
+	"fmt"
+	"os"
 
-// Document is a configuration of a kind as YAML: kube-proxy's or Fairlead's.
-func (c *Config) Document(kind string) ([]byte, error) { return nil, nil }
+	"sigs.k8s.io/yaml"
+)
+
+// WriteKubeProxy writes the effective KubeProxyConfiguration to a file that kube-proxy accepts too.
+func (c *Config) WriteKubeProxy(path string) error {
+	text, err := c.Document(KubeProxyKind)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		return fmt.Errorf("--write-config-to: %w", err)
+	}
+	return nil
+}
+
+// Document is the effective configuration of one kind, KubeProxyConfiguration or FairleadConfiguration,
+// as YAML.
+func (c *Config) Document(kind string) ([]byte, error) {
+	switch kind {
+	case KubeProxyKind:
+		out := c.KubeProxy
+		out.TypeMeta = kubeProxyTypeMeta()
+		return yaml.Marshal(out)
+	case FairleadKind:
+		return yaml.Marshal(c.Fairlead)
+	}
+	return nil, fmt.Errorf("there is no kind %q", kind)
+}

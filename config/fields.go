@@ -1,0 +1,49 @@
+package config
+
+import (
+	"slices"
+	"strings"
+)
+
+// Field is a setting of one of the files, and what it means here.
+type Field struct {
+	Kind    string // of the file
+	Path    string
+	Flag    string // that says the same; empty: there is none
+	Group   string // under which help shows the flag
+	Meaning string
+}
+
+// Fields are the settings of both files, in the order of the help.
+func Fields() (fields []Field) {
+	for _, o := range NewFlags().options {
+		for _, path := range strings.Fields(o.field) {
+			kind := KubeProxyKind
+			if slices.Contains(fairleadPaths(), path) {
+				kind = FairleadKind
+			}
+			usage := strings.ReplaceAll(o.usage, "`", "")
+			fields = append(fields, Field{Kind: kind, Path: path, Flag: o.flag, Group: string(o.group), Meaning: usage})
+		}
+	}
+	return append(fields, fieldsWithoutFlags()...)
+}
+
+func fieldsWithoutFlags() []Field {
+	field := func(path string, g group, meaning string) Field {
+		return Field{Kind: KubeProxyKind, Path: path, Group: string(g), Meaning: meaning}
+	}
+	return []Field{
+		field("clientConnection.acceptContentTypes", apiServer, "content types of answers, as an Accept header"),
+		field("nftables.masqueradeBit", plane, "bit of the packet mark that remembers what is to be masqueraded, within "+
+			"0 and 31; for mode nftables and planes that kube-proxy does not have"),
+		field("logging.vmodule[].filePattern", logging, "name of a source file"),
+		field("logging.vmodule[].verbosity", logging, "how much that file logs"),
+		field("portRange", obsolete, "unused, by kube-proxy too"),
+	}
+}
+
+// fairleadPaths are the fields of Fairlead's own file.
+func fairleadPaths() []string {
+	return []string{"manifests", "nodeIPs", "controlSocket", "auditInterval", "takeOver"}
+}

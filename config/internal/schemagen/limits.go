@@ -1,0 +1,83 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"strconv"
+
+	"github.com/invopop/jsonschema"
+
+	"fairlead.dev/fairlead/config"
+)
+
+// limit is what values of a field must be.
+type limit struct {
+	min, max *int64
+	pattern  string
+	meaning  string // of the pattern, as an error puts it
+	enum     []any
+	of       *limit // of the items of a list
+}
+
+// duration is what time.ParseDuration reads, without a minus.
+const duration = `^\+?(0|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$`
+
+const durationMeaning = "must be a duration of at least 0, like 30s, 5m or 2h22m"
+
+func (l limit) apply(s *jsonschema.Schema) {
+	if l.pattern != "" {
+		s.Pattern = l.pattern
+		s.Extras = map[string]any{"patternErrorMessage": l.meaning}
+	}
+	s.Enum = l.enum
+	if l.min != nil {
+		s.Minimum = literal(*l.min)
+	}
+	if l.max != nil {
+		s.Maximum = literal(*l.max)
+	}
+	if l.of != nil {
+		l.of.apply(s.Items)
+	}
+}
+
+func literal(n int64) json.Number { return json.Number(strconv.FormatInt(n, 10)) }
+
+func within(low, high int64) limit { return limit{min: &low, max: &high} }
+
+func words[T ~string](all ...T) limit {
+	var l limit
+	for _, word := range all {
+		l.enum = append(l.enum, string(word))
+	}
+	return l
+}
+
+func kubeProxyLimits() map[string]limit {
+	count := within(0, math.MaxInt32)
+	bit := within(0, 31)
+	return map[string]limit{
+		"mode": words("", config.ModeIPTables, config.ModeIPVS, config.ModeNFTables, config.ModeEBPF, config.ModeUserspace),
+		"detectLocalMode": words("", config.LocalClusterCIDR, config.LocalNodeCIDR, config.LocalBridgeInterface,
+			config.LocalInterfaceNamePrefix),
+		"showHiddenMetricsForVersion":   words("", config.PreviousKubernetes),
+		"iptables.masqueradeBit":        bit,
+		"nftables.masqueradeBit":        bit,
+		"conntrack.maxPerCore":          count,
+		"conntrack.min":                 count,
+		"oomScoreAdj":                   within(-1000, 1000),
+		"clientConnection.burst":        count,
+		"logging.format":                words("", "text", "json"),
+		"logging.verbosity":             count,
+		"logging.vmodule[].verbosity":   count,
+		"logging.vmodule[].filePattern": {pattern: `^[^=,]+$`, meaning: "must be a name without equals sign and comma"},
+	}
+}
+
+func fairleadLimits() map[string]limit {
+	return map[string]limit{
+		"manifests":     {of: &limit{pattern: `^/`, meaning: "must be an absolute path"}},
+		"controlSocket": {pattern: `^(/.*)?$`, meaning: "must be an absolute path, or empty"},
+		"takeOver":      words(config.TakeOverRemove, config.TakeOverKeep),
+	}
+}

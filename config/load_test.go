@@ -1,0 +1,235 @@
+package config_test
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/tools/txtar"
+
+	"fairlead.dev/fairlead/config"
+)
+
+var update = flag.Bool("update", false, "write what is found into the cases")
+
+// A trial is a case of testdata/load: flags and files, and what must come of them. Its files are
+//
+//	flags          one argument a line
+//	config.conf    KubeProxyConfiguration, given by --config=DIR/config.conf
+//	fairlead.conf  FairleadConfiguration, beside it
+//	want           changed settings, warnings and errors
+//	kube-proxy     why the real kube-proxy does something else; without that it must do the same
+type trial struct {
+	path    string
+	archive *txtar.Archive
+	dir     string
+	flags   *config.Flags
+}
+
+func trials(t *testing.T) []*trial {
+	t.Helper()
+	paths, err := filepath.Glob("testdata/load/*.txtar")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no cases: %v", err)
+	}
+	var all []*trial
+	for _, path := range paths {
+		archive, err := txtar.ParseFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, &trial{path: path, archive: archive})
+	}
+	return all
+}
+
+func (c *trial) name() string { return strings.TrimSuffix(filepath.Base(c.path), ".txtar") }
+
+func (c *trial) file(name string) (string, bool) {
+	i := slices.IndexFunc(c.archive.Files, func(f txtar.File) bool { return f.Name == name })
+	if i < 0 {
+		return "", false
+	}
+	return string(c.archive.Files[i].Data), true
+}
+
+// arguments writes the files and returns the command line.
+func (c *trial) arguments(t *testing.T) []string {
+	c.dir = t.TempDir()
+	for _, name := range []string{"config.conf", "fairlead.conf"} {
+		if text, ok := c.file(name); ok {
+			write(t, filepath.Join(c.dir, name), text)
+		}
+	}
+	text, _ := c.file("flags")
+	return strings.FieldsFunc(strings.ReplaceAll(text, "DIR", c.dir), func(r rune) bool { return r == '\n' })
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// load is what Load makes of arguments: errors of the flags themselves are Load's for a user.
+func load(arguments []string) (*config.Flags, *config.Config, error) {
+	flags := config.NewFlags("nftables")
+	set := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	set.SetOutput(new(bytes.Buffer))
+	flags.AddTo(set)
+	if err := set.Parse(arguments); err != nil {
+		return flags, nil, err
+	}
+	c, err := flags.Load()
+	return flags, c, err
+}
+
+// outcome is what has come of it as text: the settings that differ from the default ones, the
+// warnings, the errors.
+func (c *trial) outcome(t *testing.T, loaded *config.Config, err error) string {
+	var out strings.Builder
+	if err == nil {
+		_, plain, plainErr := load(nil)
+		if plainErr != nil {
+			t.Fatal(plainErr)
+		}
+		for _, change := range config.Compare(plain, loaded) {
+			new := change.New
+			if new == "" {
+				new = "nothing"
+			}
+			out.WriteString(change.Field + ": " + new + "\n")
+		}
+		for _, line := range loaded.Warnings {
+			out.WriteString("warning: " + line + "\n")
+		}
+	} else {
+		for line := range strings.Lines(err.Error()) {
+			out.WriteString("error: " + strings.TrimSpace(line) + "\n")
+		}
+	}
+	return strings.ReplaceAll(out.String(), c.dir, "DIR")
+}
+
+// TestLoad holds every case against what Load says.
+func TestLoad(t *testing.T) {
+	for _, c := range trials(t) {
+		t.Run(c.name(), func(t *testing.T) {
+			_, loaded, err := load(c.arguments(t))
+			got := c.outcome(t, loaded, err)
+			want, _ := c.file("want")
+			if got == want {
+				return
+			}
+			if !*update {
+				t.Errorf("%s\n--- got\n%s--- want\n%s", c.archive.Comment, got, want)
+				return
+			}
+			c.set("want", got)
+			write(t, c.path, string(txtar.Format(c.archive)))
+		})
+	}
+}
+
+func (c *trial) set(name, text string) {
+	i := slices.IndexFunc(c.archive.Files, func(f txtar.File) bool { return f.Name == name })
+	if i < 0 {
+		i = len(c.archive.Files)
+		c.archive.Files = append(c.archive.Files, txtar.File{Name: name})
+	}
+	c.archive.Files[i].Data = []byte(text)
+}
+
+// kubeProxy is the path of the real program.
+func kubeProxy(t *testing.T) string {
+	t.Helper()
+	candidates := []string{os.Getenv("FAIRLEAD_KUBE_PROXY")}
+	if cache, err := os.UserCacheDir(); err == nil {
+		found, _ := filepath.Glob(filepath.Join(cache, "fairlead", "parts*", "kube-proxy"))
+		candidates = append(candidates, found...)
+	}
+	for _, path := range candidates {
+		if _, err := os.Stat(path); path != "" && err == nil {
+			return path
+		}
+	}
+	t.Skip("there is no kube-proxy to compare with; FAIRLEAD_KUBE_PROXY names it")
+	return ""
+}
+
+// TestKubeProxyDoesTheSame runs the real kube-proxy on every case. What it accepts we accept, with the
+// same effective configuration; what it refuses we refuse, naming the same fields.
+func TestKubeProxyDoesTheSame(t *testing.T) {
+	program := kubeProxy(t)
+	for _, c := range trials(t) {
+		t.Run(c.name(), func(t *testing.T) {
+			if why, ok := c.file("kube-proxy"); ok {
+				t.Logf("kube-proxy differs: %s", why)
+				return
+			}
+			arguments := c.arguments(t)
+			theirs := filepath.Join(c.dir, "theirs")
+			arguments = append(arguments, "--write-config-to="+theirs)
+			_, loaded, err := load(arguments)
+			output, theirErr := exec.CommandContext(t.Context(), program, arguments...).CombinedOutput()
+			switch {
+			case err == nil && theirErr == nil:
+				compareWritten(t, loaded, theirs)
+			case err == nil:
+				t.Errorf("kube-proxy refuses what we accept: %s", output)
+			case theirErr == nil:
+				t.Errorf("kube-proxy accepts what we refuse: %v", err)
+			default:
+				sameFields(t, err.Error(), string(output))
+			}
+		})
+	}
+}
+
+func compareWritten(t *testing.T, loaded *config.Config, theirs string) {
+	t.Helper()
+	ours := theirs + ".ours"
+	if err := loaded.WriteKubeProxy(ours); err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != string(want) {
+		t.Errorf("--- we\n%s--- kube-proxy\n%s", got, want)
+	}
+}
+
+// sameFields demands that our message names every field that theirs does. Theirs are those of
+// kube-proxy's internal type, of which the last part is nearly the one in the file.
+func sameFields(t *testing.T, ours, theirs string) {
+	t.Helper()
+	names := map[string]string{
+		"InterfaceName": "bridgeInterface", "InterfacePrefix": "interfaceNamePrefix", "ClusterCIDRs": "clusterCIDR",
+		"ProxyMode": "mode",
+	}
+	field := regexp.MustCompile(`KubeProxyConfiguration\.[\w.]*?(\w+)(\[\d+\])?: (Invalid|Unsupported|Duplicate|Forbidden|Required)`)
+	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "-", "")) }
+	for _, match := range field.FindAllStringSubmatch(theirs, -1) {
+		name := match[1]
+		if renamed, ok := names[name]; ok {
+			name = renamed
+		}
+		if !strings.Contains(plain(ours), plain(name)) {
+			t.Errorf("kube-proxy complains about %s, we about\n%s", match[0], ours)
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/component-base/featuregate"
+)
+
+// meaningless says, one line each, what was set to something else than its default and has no meaning
+// here.
+func (c *Config) meaningless() (lines []string) {
+	switch {
+	case string(c.KubeProxy.Mode) == c.Plane:
+	case c.unset:
+		lines = append(lines, fmt.Sprintf("mode is not set, which means %s, as with kube-proxy; "+
+			"the data plane %s serves it", c.KubeProxy.Mode, c.Plane))
+	default:
+		lines = append(lines, fmt.Sprintf("mode: the data plane %s serves mode %s", c.Plane, c.KubeProxy.Mode))
+	}
+	defaults := c.defaults()
+	settings := flatten(c)
+	for _, path := range slices.Sorted(maps.Keys(settings)) {
+		reason := c.reason(path)
+		if path == "ipvs.minSyncPeriod" && settings[path] == `"1s"` {
+			continue // the default of the flags, which differs from the file's
+		}
+		if reason != "" && settings[path] != defaults[path] && used(c.KubeProxy.Mode, path) {
+			lines = append(lines, fmt.Sprintf("%s: %s has no meaning here: %s", path, settings[path], reason))
+		}
+	}
+	return append(lines, c.meaninglessGates()...)
+}
+
+// defaults are the settings of a Config in the same mode of which nothing else was said.
+func (c *Config) defaults() map[string]string {
+	d := &Config{Fairlead: defaultFairlead()}
+	d.KubeProxy.Mode = c.KubeProxy.Mode
+	setDefaults(&d.KubeProxy)
+	setModeDefaults(&d.KubeProxy)
+	fold(&d.KubeProxy)
+	return flatten(d)
+}
+
+// reason says why a field has no meaning here; empty: it has.
+func (c *Config) reason(path string) string {
+	section, name, _ := strings.Cut(path, ".")
+	switch {
+	case section == "ipvs" && !strings.HasSuffix(name, "yncPeriod"):
+		if c.Plane == string(ModeIPVS) {
+			return ""
+		}
+		return "the data plane " + c.Plane + " has nothing like it"
+	case strings.HasSuffix(name, "yncPeriod"):
+		return "changes are programmed at once"
+	case path == "configSyncPeriod":
+		return "objects are watched, not refreshed"
+	case section == "winkernel", path == "windowsRunAsService":
+		return "it is for Windows"
+	case strings.HasPrefix(path, "logging.vmodule"):
+		return "nothing is logged by file"
+	case strings.HasPrefix(path, "logging.options"), path == "logging.flushFrequency":
+		return "logs are one stream without a buffer"
+	}
+	return ""
+}
+
+// meaninglessGates is one line about all gates together.
+func (c *Config) meaninglessGates() []string {
+	known := c.gates.GetAll()
+	var without []string
+	for name, value := range c.KubeProxy.FeatureGates {
+		means := strings.Contains(meaningfulGates, name) || strings.Contains(alwaysOn, fmt.Sprintf("%s=%t", name, value))
+		if spec, ok := known[featuregate.Feature(name)]; !means && ok && spec.Default != value {
+			without = append(without, fmt.Sprintf("%s=%t", name, value))
+		}
+	}
+	if len(without) == 0 {
+		return nil
+	}
+	slices.Sort(without)
+	return []string{"featureGates: without meaning here: " + strings.Join(without, ", ")}
+}
