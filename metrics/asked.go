@@ -43,22 +43,26 @@ type asked struct {
 func newAsked(s *shelf, o Options) *asked {
 	a := &asked{
 		options: o,
-		build:   s.asked(fairlead("build_info", "What this program is made of; always 1.", "version", "revision", "go_version")),
-		mode:    s.asked(fairlead("mode_info", "The data plane in force; always 1.", "mode")),
-		rows:    s.asked(fairlead("rows", "Rows that say what the node does, by kind.", "kind")),
+		build: s.asked(fairlead("build_info", "What this program was made of; always 1.",
+			"version", "revision", "go_version")),
+		mode: s.asked(fairlead("mode_info", "The data plane in force; always 1.", "mode")),
+		rows: s.asked(fairlead("rows", "Rows that say what the node does, by kind.", "kind")),
 		noLocal: s.asked(kubeproxy("sync_proxy_rules_no_local_endpoints_total",
 			"Ports of Services with a traffic policy Local that have endpoints, but none on this node.",
 			"traffic_policy", "ip_family")),
-		healthy:  s.asked(fairlead("healthy", "Whether /livez says so.")),
-		eligible: s.asked(fairlead("node_eligible", "Whether load balancers may use this node; if not, /healthz says 503.")),
-		partial:  s.asked(fairlead("partial", "Whether all is in force but for rows that the kernel refuses.")),
-		waiting:  s.asked(fairlead("waiting_seconds", "How long the oldest change that is not in force has waited; 0: none.")),
-		inARow:   s.asked(fairlead("failures_in_a_row", "Failed attempts to program the kernel since the last that succeeded.")),
+		healthy: s.asked(fairlead("healthy", "Whether /livez says so.")),
+		eligible: s.asked(fairlead("node_eligible",
+			"Whether load balancers may use this node; if not, /healthz says 503.")),
+		partial: s.asked(fairlead("partial", "Whether all is in force but for rows that the kernel refuses.")),
+		waiting: s.asked(fairlead("waiting_seconds",
+			"How long the oldest change that is not in force has waited; 0: none waits.")),
+		inARow: s.asked(fairlead("failures_in_a_row",
+			"Failed attempts to program the kernel since the last that succeeded.")),
 		watchAge: s.asked(fairlead("watch_silence_seconds",
-			"Since when the API server has not been heard of on the watch of a resource.", "resource")),
+			"For how long the watch of a resource has heard nothing of the API server.", "resource")),
 	}
 	a.watchLists = s.askedCounter(fairlead("watch_lists_total",
-		"How often all objects of a resource were listed from the API server.", "resource"))
+		"How often all objects of a resource were fetched from the API server.", "resource"))
 	a.stale.Store(true)
 	s.registry.CustomMustRegister(a)
 	return a

@@ -77,7 +77,8 @@ func debugHandler(verbosity func(string) error) http.Handler {
 
 func listFlags(w http.ResponseWriter, _ *http.Request) {
 	header(w, "text/html; charset=utf-8")
-	fmt.Fprint(w, "<!DOCTYPE html><title>/debug/flags/</title>\n<p>PUT a number to <code>/debug/flags/v</code>: the log's verbosity\n")
+	fmt.Fprint(w, "<!DOCTYPE html><title>/debug/flags/</title>\n",
+		"<p>PUT a number to <code>/debug/flags/v</code>: the log's verbosity\n")
 }
 
 // maxValue bounds what a flag can be set to.

@@ -190,6 +190,14 @@ func TestListen(t *testing.T) {
 	}
 
 	_, port, _ := net.SplitHostPort(s.Address().String())
+	neighbour, err := net.Listen("tcp", "127.0.0.3:"+port)
+	must(t, err)
+	if err := s.Listen(t.Context(), "0.0.0.0:"+port); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Error("an address that includes one in use:", err)
+	}
+	answers("after an address that includes one in use")
+	must(t, neighbour.Close())
+
 	must(t, s.Listen(t.Context(), "0.0.0.0:"+port))
 	answers("all addresses, same port")
 	must(t, s.Listen(t.Context(), "0.0.0.0:"+port))
