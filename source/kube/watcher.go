@@ -139,8 +139,7 @@ func (w *watcher) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interf
 	patience.Stop()
 	if err != nil {
 		cancel()
-		// A server without streaming lists refuses; an ordinary list comes next and will tell.
-		if !streaming {
+		if !streaming || !refusesStreaming(err) {
 			w.failed(ctx, err)
 		}
 		return nil, err
@@ -152,6 +151,13 @@ func (w *watcher) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interf
 		s.pump(ctx)
 	})
 	return s.proxy, nil
+}
+
+// refusesStreaming reports whether the server, or the proxy before it, is too old for streaming lists
+// or has them disabled. An ordinary list comes next, and will tell.
+func refusesStreaming(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err) ||
+		apierrors.IsNotAcceptable(err)
 }
 
 // failed reports an error, and takes an optional resource that is not offered for one without objects.

@@ -1,0 +1,162 @@
+package kube
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/testbed/kubernetes"
+)
+
+// eventRows are all Events of the cluster as sorted text.
+func eventRows(t testing.TB, plane *kubernetes.ControlPlane) string {
+	t.Helper()
+	list, err := plane.Client().EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []string
+	for _, e := range list.Items {
+		if e.ReportingController != "kube-proxy" {
+			continue
+		}
+		row := fmt.Sprintf("%s %s/%s %s %s %s %q", e.Type, e.Regarding.Kind, e.Regarding.Name, e.Reason, e.Action, e.ReportingInstance, e.Note)
+		if e.Series != nil {
+			row += fmt.Sprintf(" x%d", e.Series.Count)
+		}
+		rows = append(rows, row)
+	}
+	slices.Sort(rows)
+	return strings.Join(rows, "\n")
+}
+
+// describe is what kubectl says of an object.
+func describe(t *testing.T, plane *kubernetes.ControlPlane, object ...string) string {
+	t.Helper()
+	path, err := plane.Kubeconfig(t.TempDir(), kubernetes.Admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"--kubeconfig", path, "describe"}, object...)
+	out, err := exec.CommandContext(t.Context(), kubernetes.NeedParts(t).Path("kubectl"), args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("kubectl %v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	logs, log := newLogbook()
+	plane := newPlane(t, kubernetes.Options{APIServerArgs: []string{"--service-cluster-ip-range=10.96.0.0/16"}})
+	apply(t, plane, aService("web", "10.96.0.10"))
+	if _, err := plane.Client().CoreV1().Nodes().Create(t.Context(), aNode("n1"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := plane.Client().DiscoveryV1().EndpointSlices("default").Create(t.Context(), aSlice("web-1", "web"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c := connectReal(t, plane, log)
+	bad := Event{Object: "Service default/web", Warning: true, Reason: "BadObject", Message: "it is bad", Everywhere: true}
+	for _, node := range []string{"n1", "n2"} { // the second finds that all is said
+		e := c.Events(node, "kube-proxy")
+		e.Emit(bad)
+		e.Emit(Event{Object: "Service default/gone", Reason: "Nobody", Message: "would look"})
+		e.Emit(bad)
+		e.Close()
+	}
+	e := c.Events("n1", "kube-proxy")
+	e.Emit(Event{Reason: "Starting", Action: "StartKubeProxy"})
+	e.Emit(Event{Object: "EndpointSlice default/web-1", Reason: "Bad", Message: strings.Repeat("ä", 1000)})
+	e.Emit(Event{Object: "Node n1", Warning: true, Reason: "Drift", Message: "again"})
+	e.Emit(Event{Object: "Node n1", Warning: true, Reason: "Drift", Message: "again"})
+	e.Emit(Event{Object: "Node n1", Warning: true, Reason: "Drift", Message: "again"})
+	want := strings.Join([]string{
+		`Normal EndpointSlice/web-1 Bad Bad kube-proxy-n1 "` + strings.Repeat("ä", 512) + `"`,
+		`Normal Node/n1 Starting StartKubeProxy kube-proxy-n1 ""`,
+		`Warning Node/n1 Drift Drift kube-proxy-n1 "again" x3`,
+		`Warning Service/web BadObject BadObject kube-proxy-n1 "it is bad"`,
+	}, "\n")
+	await(t, func() bool { return eventRows(t, plane) == want || t.Failed() })
+	e.Close()
+	if got := eventRows(t, plane); got != want {
+		t.Errorf("events:\n%s\nwant\n%s", got, want)
+	}
+	for _, c := range []struct {
+		object []string
+		want   string
+	}{
+		{[]string{"service", "web"}, "BadObject"}, {[]string{"node", "n1"}, "Starting"}, {[]string{"endpointslice", "web-1"}, "Bad "},
+	} {
+		if text := describe(t, plane, c.object...); !strings.Contains(text[strings.Index(text, "\nEvents:"):], c.want) {
+			t.Errorf("kubectl describe %v has no %s:\n%s", c.object, c.want, text)
+		}
+	}
+	if l := logs.with("Service default/gone"); len(l) != 2 {
+		t.Errorf("want one line for each node about the event that could not be written:\n%s", strings.Join(logs.with(""), ""))
+	}
+}
+
+// A storm reaches the API server as a breeze, and the emitter does not feel either.
+func TestEvents_storm(t *testing.T) {
+	t.Parallel()
+	_, log := newLogbook()
+	server := newServer(t)
+	var posted atomic.Int32
+	first := make(chan string, 1)
+	server.setFault(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPost {
+			return false
+		}
+		posted.Add(1)
+		select {
+		case first <- r.URL.Path:
+		default:
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(eventsv1.Event{TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: "events.k8s.io/v1"}})
+		return true
+	})
+	e := server.client(log).Events("n1", "kube-proxy")
+	start := time.Now()
+	for i := range 100_000 {
+		e.Emit(Event{Reason: "Storm", Message: fmt.Sprint(i)})
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("Emit waits: %v", took)
+	}
+	if path := <-first; path != "/apis/events.k8s.io/v1/namespaces/"+corev1.NamespaceDefault+"/events" {
+		t.Error(path)
+	}
+	e.Close()
+	if n := posted.Load(); n > eventBurst+5 {
+		t.Errorf("%d events were written", n)
+	}
+}
+
+// Closing does not wait for a server that is away.
+func TestEvents_serverAway(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	server.shut()
+	e := server.client(nil).Events("n1", "kube-proxy")
+	e.Emit(Event{Reason: "Starting"})
+	start := time.Now()
+	e.Close()
+	e.Close()
+	if took := time.Since(start); took > flushTime+3*time.Second {
+		t.Errorf("Close took %v", took)
+	}
+}
