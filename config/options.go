@@ -30,14 +30,14 @@ const (
 	files     group = "configuration"
 	instead   group = "instead of running"
 	plane     group = "data plane"
-	nodePorts group = "node port"
-	pods      group = "pod detection"
-	listeners group = "listener"
-	kernel    group = "kernel"
+	nodePorts group = "node ports"
+	pods      group = "pods"
+	listeners group = "listeners"
+	kernel    group = "kernel settings"
 	apiServer group = "API server"
 	logging   group = "logging"
-	ipvs      group = "mode ipvs"
-	obsolete  group = "without meaning here"
+	ipvs      group = "for mode ipvs"
+	obsolete  group = "accepted, without meaning here"
 )
 
 func text(to *string) func(*pflag.FlagSet, string, string) {
