@@ -1,0 +1,208 @@
+package sidebyside
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/kubernetes"
+)
+
+func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }
+
+// The environment says how random tests begin and how long they go on.
+const (
+	seedVariable  = "FAIRLEAD_SEED"
+	seedsVariable = "FAIRLEAD_SEEDS"
+	usualSeeds    = 6
+)
+
+// perSetup is how many seeds in a row share a configuration, because a start takes long.
+const perSetup = 3
+
+func TestRandom(t *testing.T) {
+	first, n := seeds()
+	t.Logf("%s=%d %s=%d", seedVariable, first, seedsVariable, n)
+	s := newStage(t)
+	var known setup
+	for seed := first; seed < first+n; seed++ {
+		if next := newGenerator(seed/perSetup, 0).setup(); seed == first || !reflect.DeepEqual(next, known) {
+			known = next
+			if err := s.restart(t.Context(), known); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.play(t, newGenerator(seed, 1)); err != nil {
+			t.Fatalf("%s=%d %s=1 repeats it: %v\nsetup: %+v", seedVariable, seed, seedsVariable, err, known)
+		}
+		if t.Failed() {
+			t.Fatalf("%s=%d %s=1 repeats it\nsetup: %+v", seedVariable, seed, seedsVariable, known)
+		}
+	}
+	t.Logf("%d probes compared; differences that are meant: %v", s.compared, s.met)
+}
+
+func seeds() (first, n uint64) {
+	first, err := strconv.ParseUint(os.Getenv(seedVariable), 10, 64)
+	if err != nil {
+		first = uint64(time.Now().UnixMilli())
+	}
+	n, err = strconv.ParseUint(os.Getenv(seedsVariable), 10, 64)
+	if err != nil {
+		n = usualSeeds
+	}
+	return first, n
+}
+
+// stage is where clusters are played: an API server, and the proxies that follow it.
+type stage struct {
+	api   *api
+	pairs []*pair
+	step  marker
+
+	mu       sync.Mutex
+	compared int
+	met      map[string]int // differences, by name
+}
+
+func newStage(t *testing.T) *stage {
+	parts := kubernetes.NeedParts(t)
+	plane, err := kubernetes.Start(t.Context(), kubernetes.Options{Parts: parts, Controllers: []string{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plane.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	s := &stage{api: &api{client: plane.Client(), has: newObjects()}, met: map[string]int{}}
+	if err := s.api.register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fairlead := buildFairlead(t)
+	for _, mode := range []string{nftables, iptables} {
+		s.pairs = append(s.pairs, &pair{
+			mode: mode, theirs: newNode(t, plane, parts.Path("kube-proxy")), ours: newNode(t, plane, fairlead, "run", "--control-socket="),
+		})
+	}
+	return s
+}
+
+func buildFairlead(t *testing.T) string {
+	program := filepath.Join(t.TempDir(), "fairlead")
+	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../../cmd/fairlead").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
+// restart starts all proxies with another configuration, over what those before have left.
+func (s *stage) restart(ctx context.Context, c setup) error {
+	return each(ctx, s.pairs, func(ctx context.Context, p *pair, n *node) error {
+		if err := n.stop(); err != nil {
+			return err
+		}
+		return n.start(context.WithoutCancel(ctx), c, p.mode)
+	})
+}
+
+// play compares a random cluster, some changes of it, and what is left when all is gone.
+func (s *stage) play(t *testing.T, g generator) error {
+	o := g.cluster()
+	for range 3 {
+		probes := g.probes(o)
+		if err := s.compare(t, o, probes); err != nil || t.Failed() {
+			return err
+		}
+		o = g.change(o)
+	}
+	last := g.probes(o)
+	gone := newObjects()
+	gone.zone = o.zone
+	return s.compare(t, gone, last)
+}
+
+// compare brings objects to the API server, waits for all proxies, and sends probes.
+func (s *stage) compare(t *testing.T, o objects, probes []probe) error {
+	if err := s.bring(t.Context(), o); err != nil {
+		return err
+	}
+	const atOnce = 64
+	group, ctx := errgroup.WithContext(t.Context())
+	group.SetLimit(atOnce)
+	for _, p := range s.pairs {
+		for _, q := range probes {
+			group.Go(func() error {
+				c, err := p.contrast(ctx, q, o)
+				if err == nil {
+					s.judge(t, c, o)
+				}
+				return err
+			})
+		}
+	}
+	return group.Wait()
+}
+
+func (s *stage) judge(t *testing.T, c contrast, o objects) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.compared++
+	if c.agree() {
+		return
+	}
+	if d := explain(c); d != nil {
+		s.met[d.name]++
+		return
+	}
+	where := "no Service"
+	if c.service != nil {
+		where = o.only(c.service.Name).String()
+	}
+	t.Errorf("%s\n%s", c, where)
+}
+
+// bring makes the API server hold objects, and returns when all proxies have followed.
+func (s *stage) bring(ctx context.Context, o objects) error {
+	s.step++
+	o = o.clone()
+	s.step.addTo(o)
+	if err := s.api.apply(ctx, o); err != nil {
+		return fmt.Errorf("apply: %w\n%s", err, o)
+	}
+	return each(ctx, s.pairs, func(ctx context.Context, _ *pair, n *node) error {
+		return s.step.await(ctx, n.bed, o.zone)
+	})
+}
+
+// register makes the Node object.
+func (a *api) register(ctx context.Context) error {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: string(testbed.Node)}}
+	for _, c := range testbed.PodCIDRs(testbed.Node) {
+		n.Spec.PodCIDRs = append(n.Spec.PodCIDRs, c.String())
+	}
+	n.Spec.PodCIDR = n.Spec.PodCIDRs[0]
+	n, err := a.client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	for _, addr := range texts(both(nodeAddrs[0])) {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: addr})
+	}
+	_, err = a.client.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{})
+	return err
+}
