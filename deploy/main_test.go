@@ -5,12 +5,14 @@
 //	  │                   └──► kustomize/base ── kubectl kustomize
 //	  └── helm install ──► kube-apiserver: rights, pods                 (install_test.go)
 //	                              │ the DaemonSet's container
-//	./dev image ── layers ── bubblewrap, with what that container may ──► a testbed's node  (pod_test.go)
+//	./dev image ── layers ── bubblewrap, with what that container may ──► a testbed's node
+//	  (image_test.go)          (container_test.go)                          (pod_test.go)
 package deploy
 
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,7 +24,20 @@ import (
 	"fairlead.dev/fairlead/testbed/kubernetes"
 )
 
-func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }
+// scratch is a directory for what several tests share.
+var scratch string
+
+func TestMain(m *testing.M) { os.Exit(testbed.RunTests(func() int { return runIn(m) })) }
+
+func runIn(m *testing.M) int {
+	var err error
+	if scratch, err = os.MkdirTemp("", "fairlead-deploy-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(scratch) }()
+	return m.Run()
+}
 
 // findHelm compiles helm at most once in a run.
 var findHelm = sync.OnceValues(func() (string, error) {

@@ -21,7 +21,7 @@ func debianTree(ctx context.Context, f *fetcher, packages []file) (tree, error) 
 			return nil, fmt.Errorf("%s %s: %w", p.Name, p.Version, err)
 		}
 	}
-	t.addAlternatives()
+	t.addLinks()
 	return t, nil
 }
 
@@ -63,9 +63,10 @@ func wanted(name string) bool {
 	return !unwanted.MatchString(name)
 }
 
-// addAlternatives makes the links that Debian's maintainer scripts would: plain iptables is that on
-// nf_tables.
-func (t tree) addAlternatives() {
+// addLinks makes the links that Debian's maintainer scripts would: plain iptables is that on nf_tables.
+func (t tree) addLinks() {
+	t.addLink("var/run", "/run")
+	t.addLink("var/lock", "/run/lock")
 	for _, tool := range []string{"iptables", "ip6tables"} {
 		for _, verb := range []string{"", "-save", "-restore"} {
 			t.addLink("usr/sbin/"+tool+verb, tool+"-nft"+verb)

@@ -1,0 +1,239 @@
+package deploy
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/kubernetes"
+)
+
+// TestPod runs the containers of each DaemonSet on a node, as its kubelet would: from the image, with
+// the capabilities, volumes and account that the DaemonSet says. Then a Service must be served.
+func TestPod(t *testing.T) {
+	i := needImage(t)
+	c := startCluster(t)
+	// How many connections the kernel tracks is the machine's business, and no namespace may change it.
+	kubeadm := strings.Replace(read(t, "testdata/kubeadm.yaml"), "maxPerCore: null", "maxPerCore: 0", 1)
+	c.must(t, kubeadm, "apply", "-f", "-")
+	c.must(t, read(t, "testdata/web.yaml"), "apply", "-f", "-")
+	c.addNode(t)
+
+	t.Run("chart", func(t *testing.T) {
+		c.helm(t, "install", "fairlead", chart, "-n", "kube-system",
+			"--set", "config.clusterCIDR=10.244.0.0/16", "--set", "config.conntrack.maxPerCore=0")
+		defer c.helm(t, "uninstall", "fairlead", "-n", "kube-system")
+		testServes(t, c, i, "fairlead", "")
+	})
+	t.Run("chart with kubeadm's configuration", func(t *testing.T) {
+		c.helm(t, "install", "fairlead", chart, "-n", "kube-system", "--values", chart+"/ci/kubeadm-values.yaml")
+		defer c.helm(t, "uninstall", "fairlead", "-n", "kube-system")
+		testServes(t, c, i, "fairlead", servesIPTables)
+	})
+	t.Run("kustomize", func(t *testing.T) {
+		c.must(t, "", "apply", "-k", "kustomize/base")
+		defer c.must(t, "", "delete", "-k", "kustomize/base")
+		testServes(t, c, i, "fairlead", servesIPTables)
+	})
+	t.Run("kubeadm's DaemonSet with another image", func(t *testing.T) {
+		c.must(t, "", "-n", "kube-system", "set", "image", "daemonset/kube-proxy", "kube-proxy=fairlead.dev/fairlead:v1.2.3")
+		testServes(t, c, i, "kube-proxy", servesIPTables)
+	})
+}
+
+// addNode registers the testbed's node, with the addresses that it has there.
+func (c *cluster) addNode(t *testing.T) {
+	t.Helper()
+	nodes := c.Client().CoreV1().Nodes()
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: string(testbed.Node)}}
+	made, err := nodes.Create(t.Context(), object, metav1.CreateOptions{})
+	if err == nil {
+		made.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
+		_, err = nodes.UpdateStatus(t.Context(), made, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// servesIPTables is what the daemon has to say about kubeadm's configuration.
+const servesIPTables = `level=WARN msg="configuration: mode: the data plane nftables serves mode iptables"`
+
+// testServes runs the pod of a DaemonSet on a new testbed and tries Service web. In its log nothing but
+// what is expected wants somebody's attention.
+func testServes(t *testing.T, c *cluster, i image, daemonSet, complaint string) {
+	bed := newBed(t)
+	relay, err := c.Serve(bed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(relay.Close)
+	web := testbed.PodSpec{
+		Name: "web", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.77")},
+		Ports: []testbed.PodPort{{Protocol: model.TCP, Port: 8080}},
+	}
+	if _, err := bed.AddPod(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	set, err := c.Client().AppsV1().DaemonSets("kube-system").Get(t.Context(), daemonSet, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := c.host(t, i, set)
+	proxy := h.start(t, bed, set.Spec.Template.Spec)
+	testProbes(t, bed, proxy, set.Spec.Template.Spec.Containers[0])
+	for _, p := range []testbed.Probe{
+		{From: testbed.Node, To: netip.MustParseAddrPort("10.96.0.77:80")},
+		{From: "web", To: netip.MustParseAddrPort("10.96.0.77:80")},
+		{From: testbed.Outside, To: netip.MustParseAddrPort("192.0.2.1:30077")},
+	} {
+		o, err := bed.Probe(t.Context(), p)
+		if err != nil || o.Backend != "web" {
+			t.Errorf("from %s to %s: %v, %v", p.From, p.To, o, err)
+		}
+	}
+	terminate(t, proxy)
+	equal(t, complaints(proxy.Log()), complaint)
+}
+
+// terminate ends the container as a kubelet does: with SIGTERM to its first process, which is the child
+// of bubblewrap's.
+func terminate(t *testing.T, proxy *kubernetes.Proxy) {
+	t.Helper()
+	child, err := strconv.Atoi(strings.TrimSpace(read(t, fmt.Sprintf("/proc/%d/task/%[1]d/children", proxy.Pid()))))
+	if err == nil {
+		err = unix.Kill(child, unix.SIGTERM)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-proxy.Ended()
+	if err := proxy.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("it does not end as it should: %v", err)
+	}
+}
+
+func newBed(t *testing.T) *testbed.Bed {
+	t.Helper()
+	bed, err := testbed.New(t.Context(), testbed.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := bed.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return bed
+}
+
+// host has what the API server gives to the kubelet for the pods of a DaemonSet.
+func (c *cluster) host(t *testing.T, i image, set *appsv1.DaemonSet) host {
+	t.Helper()
+	h := host{root: i.unpack(t, ""), name: string(testbed.Node), paths: t.TempDir(), config: map[string]map[string]string{}}
+	maps, err := c.Client().CoreV1().ConfigMaps("kube-system").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range maps.Items {
+		h.config[m.Name] = m.Data
+	}
+	account := kubernetes.User{Name: "system:serviceaccount:kube-system:" + set.Spec.Template.Spec.ServiceAccountName}
+	config, err := c.Kubeconfig(t.TempDir(), account)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.account = h.dir(t, "account")
+	h.file(t, filepath.Join(h.account, "ca.crt"), string(c.Config().CAData))
+	h.file(t, filepath.Join(h.account, "token"), read(t, config+".token"))
+	return h
+}
+
+// start runs the init containers of a pod to their ends, and then its only container.
+func (h host) start(t *testing.T, bed *testbed.Bed, pod corev1.PodSpec) *kubernetes.Proxy {
+	t.Helper()
+	for _, spec := range pod.InitContainers {
+		c, args := h.arrange(t, pod, spec)
+		command := c.command(t, args...)
+		out, err := bed.Command(t.Context(), testbed.Node, command[0], command[1:]...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", spec.Name, err, out)
+		}
+		t.Logf("%s:\n%s", spec.Name, out)
+	}
+	c, args := h.arrange(t, pod, pod.Containers[0])
+	proxy, err := kubernetes.StartProxy(t.Context(), kubernetes.ProxyOptions{Bed: bed, Command: c.command(t, args...)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(proxy.Log())
+		}
+	})
+	if err := proxy.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.exec(t, bed, c)
+	return proxy
+}
+
+// exec asks the daemon through its control socket, as kubectl exec into the pod would.
+func (h host) exec(t *testing.T, bed *testbed.Bed, c container) {
+	t.Helper()
+	if c.mounts["/run/fairlead"] == "" {
+		return // kubeadm's DaemonSet does not share that directory
+	}
+	command := c.command(t, "/usr/local/bin/fairlead", "dump")
+	out, err := bed.Command(t.Context(), testbed.Node, command[0], command[1:]...).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "10.96.0.77:80/tcp") {
+		t.Errorf("fairlead dump in the container: %v\n%s", err, out)
+	}
+	if _, err := os.Stat(filepath.Join(h.paths, "run/fairlead/fairlead.sock")); err != nil {
+		t.Errorf("the control socket is not in the host's /run/fairlead: %v", err)
+	}
+}
+
+// testProbes asks what the kubelet asks.
+func testProbes(t *testing.T, bed *testbed.Bed, proxy *kubernetes.Proxy, spec corev1.Container) {
+	t.Helper()
+	ports := map[string]int32{}
+	for _, p := range spec.Ports {
+		ports[p.Name] = p.ContainerPort
+	}
+	for _, probe := range []*corev1.Probe{spec.StartupProbe, spec.LivenessProbe, spec.ReadinessProbe} {
+		if probe == nil {
+			continue
+		}
+		to := netip.AddrPortFrom(bed.Addr(testbed.Node, false), uint16(ports[probe.HTTPGet.Port.StrVal]))
+		status, body, err := proxy.Get(t.Context(), to, probe.HTTPGet.Path)
+		if err != nil || status != http.StatusOK {
+			t.Errorf("probe of %s%s: %d %s %v", to, probe.HTTPGet.Path, status, body, err)
+		}
+	}
+}
+
+// complaints are the lines of a log that want somebody's attention, without their times.
+func complaints(log string) string {
+	wanted := regexp.MustCompile(`(?m)^(time=\S+ )?(level=(?:WARN|ERROR).*|panic:.*|[WEF][0-9]{4} .*)$`)
+	var lines []string
+	for _, match := range wanted.FindAllStringSubmatch(log, -1) {
+		lines = append(lines, match[2])
+	}
+	return strings.Join(lines, "\n")
+}
