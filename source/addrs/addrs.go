@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"time"
 
@@ -59,7 +60,15 @@ func New() (*Source, error) {
 
 func (s *Source) subscribe() error {
 	updates, done := make(chan netlink.AddrUpdate), make(chan struct{})
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	o := netlink.AddrSubscribeOptions{Namespace: &s.namespace}
+	if here, err := netns.Get(); err == nil {
+		if here.Equal(s.namespace) { // to enter it again would need CAP_SYS_ADMIN
+			o.Namespace = nil
+		}
+		_ = here.Close()
+	}
 	if err := netlink.AddrSubscribeWithOptions(updates, done, o); err != nil {
 		return fmt.Errorf("node addresses: subscribe: %w", err)
 	}
