@@ -197,6 +197,24 @@ func TestBed_Serve(t *testing.T) {
 	check(t, b, Outside, b.Addr("a", true), 81, model.TCP, "a source fd00::c000:209")
 }
 
+func TestBed_StopServing(t *testing.T) {
+	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
+	for range 2 {
+		if err := b.StopServing("a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(t, b, Outside, b.Addr("a", false), 80, model.TCP, "refused")
+	check(t, b, Outside, b.Addr("a", true), 80, model.UDP, "refused")
+	if err := b.Serve("a", PodPort{model.TCP, 80}); err != nil {
+		t.Fatal(err)
+	}
+	check(t, b, Outside, b.Addr("a", false), 80, model.TCP, "a source 192.0.2.9")
+	if err := b.StopServing("b"); err == nil {
+		t.Error("stopped a pod that is not there")
+	}
+}
+
 func TestBed_Route(t *testing.T) {
 	b := newBed(t, Spec{Pods: []PodSpec{{Name: "b", Node: NodeB}, {Name: "web", HostNetwork: true, Ports: []PodPort{{model.TCP, 80}}}}})
 	odd := netip.MustParsePrefix("100.64.0.0/24")

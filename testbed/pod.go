@@ -240,6 +240,19 @@ func (b *Bed) Serve(name string, ports ...PodPort) error {
 	return nil
 }
 
+// StopServing ends a pod's servers and their connections, as the end of its processes does. What comes
+// to its addresses is refused from then on.
+func (b *Bed) StopServing(name string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := b.pods[name]
+	if p == nil {
+		return fmt.Errorf("testbed: there is no pod %q", name)
+	}
+	p.stop()
+	return nil
+}
+
 // RemovePod ends a pod: its servers close their connections, then its addresses vanish.
 func (b *Bed) RemovePod(name string) error {
 	b.mu.Lock()

@@ -27,7 +27,8 @@ import (
 //
 // What it knows of the Pod API is what moves Services: host network; readiness gates, and the initial
 // delay of a readiness probe, which then succeeds; in deletion a preStop sleep, during which the pod
-// serves on. After that, or after a deletion without grace, its servers are gone and so is the object.
+// serves on. After that its servers end, then its addresses and its object are gone: at once if it was
+// deleted without grace.
 type Kubelet struct {
 	bed    *testbed.Bed
 	client kubernetes.Interface
@@ -45,13 +46,14 @@ type Kubelet struct {
 	errs    []error
 }
 
-// runningPod is a pod of the Bed.
+// runningPod is a pod of the Bed. Only the worker that has its key uses it.
 type runningPod struct {
 	uid     types.UID
 	place   string
 	addrs   []string
 	started time.Time
 	leaving time.Time // when it was told to stop; zero: it was not
+	stopped time.Time // when its servers ended; zero: they serve
 }
 
 // KubeletOptions say how nodes look.
@@ -235,30 +237,55 @@ func (k *Kubelet) end(key string) error {
 	return err
 }
 
-// terminate lets a pod serve as long as its preStop hook sleeps, stops it and removes the object.
+// teardown is the time between the end of a pod's servers and that of its network. Packets that are
+// under way are answered meanwhile.
+const teardown = 300 * time.Millisecond
+
+// terminate lets a pod serve as long as its preStop hook sleeps, ends it and removes the object.
 func (k *Kubelet) terminate(ctx context.Context, key string, pod *corev1.Pod) (again time.Duration, err error) {
-	k.mu.Lock()
-	r := k.running[key]
-	if r != nil && r.leaving.IsZero() {
-		r.leaving = time.Now()
-	}
-	k.mu.Unlock()
-	if r != nil {
-		if left := time.Until(r.leaving.Add(lingering(pod))); left > 0 {
+	if r := k.runs(key); r != nil {
+		if left := r.left(pod); left > 0 {
+			return left, nil
+		}
+		if r.stopped.IsZero() {
+			r.stopped = time.Now()
+			if err := k.bed.StopServing(r.place); err != nil {
+				return 0, err
+			}
+		}
+		if pod.Status.Phase != corev1.PodSucceeded {
+			if err := k.reportEnd(ctx, pod); err != nil {
+				return 0, err
+			}
+		}
+		if left := time.Until(r.stopped.Add(teardown)); left > 0 {
 			return left, nil
 		}
 	}
 	if err := k.end(key); err != nil {
 		return 0, err
 	}
+	return 0, k.forget(ctx, pod)
+}
+
+// left is how long a pod that is being deleted serves on.
+func (r *runningPod) left(pod *corev1.Pod) time.Duration {
+	if r.leaving.IsZero() {
+		r.leaving = time.Now()
+	}
+	return time.Until(r.leaving.Add(lingering(pod)))
+}
+
+// forget removes the object of a pod that has ended.
+func (k *Kubelet) forget(ctx context.Context, pod *corev1.Pod) error {
 	now := int64(0)
-	err = k.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+	err := k.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: &now, Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
 	})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		err = nil
+		return nil
 	}
-	return 0, err
+	return err
 }
 
 // bind gives a pod the schedulable node with the fewest pods.

@@ -91,6 +91,9 @@ func (l *Load) probe(ctx context.Context, p testbed.Probe) {
 	l.changed = make(chan struct{})
 }
 
+// Start is when the load started.
+func (l *Load) Start() time.Time { return l.start }
+
 // AwaitAnswers returns when n more connections have been answered.
 func (l *Load) AwaitAnswers(ctx context.Context, n int) error {
 	for range n {

@@ -69,6 +69,20 @@ func (k *Kubelet) report(ctx context.Context, r *runningPod, pod *corev1.Pod) (a
 	return max(wait, 0), err
 }
 
+// reportEnd tells the API server that a pod's containers have ended.
+func (k *Kubelet) reportEnd(ctx context.Context, pod *corev1.Pod) error {
+	pod = pod.DeepCopy()
+	pod.Status.Phase = corev1.PodSucceeded
+	for _, t := range []corev1.PodConditionType{corev1.ContainersReady, corev1.PodReady} {
+		setCondition(&pod.Status, t, false)
+	}
+	_, err := k.client.CoreV1().Pods(pod.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
 // describe fills in the status of a running pod.
 func (k *Kubelet) describe(r *runningPod, pod *corev1.Pod, ready bool) {
 	s := &pod.Status

@@ -1,0 +1,83 @@
+package integration
+
+import (
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/kubernetes"
+)
+
+// A Deployment is rolled, drained from its nodes, scaled to nothing and back, and its proxy restarted.
+// Its pods serve for some seconds after they were told to go, so that no connection needs to fail.
+func TestDeployment(t *testing.T) {
+	t.Parallel()
+	const linger = 5 * time.Second
+	w := newWorld(t, kubernetes.Options{})
+	w.deployWeb(linger)
+	w.step("rolling update", func(w *world) {
+		w.unbroken(func() {
+			w.kubectl("set", "env", "deployment/web", "VERSION=2")
+			w.rolledOut()
+		})
+	})
+	for _, node := range []string{"node-b", "node"} {
+		w.step("drain "+node, func(w *world) {
+			w.unbroken(func() {
+				w.kubectl("drain", node, "--timeout=120s")
+				w.rolledOut()
+			})
+			w.kubectl("uncordon", node)
+		})
+	}
+	w.step("the proxy is killed", func(w *world) {
+		w.unbroken(func() {
+			if err := w.proxy.Kill(); err != nil {
+				w.Fatal(err)
+			}
+			w.startProxy()
+		})
+	})
+	w.step("scale to zero and back", func(w *world) { w.scaleToZeroAndBack(linger) })
+}
+
+// step is a subtest in the same world.
+func (w *world) step(name string, f func(*world)) {
+	w.Run(name, func(t *testing.T) {
+		inner := *w
+		inner.T = t
+		f(&inner)
+		w.proxy = inner.proxy
+	})
+}
+
+// scaleToZeroAndBack takes all pods away. While they linger they serve, then the Service refuses
+// connections: nobody waits for a timeout. When there is a first pod again, all connections reach one.
+func (w *world) scaleToZeroAndBack(linger time.Duration) {
+	w.Helper()
+	load := w.load()
+	w.answers(load, 100)
+	scaled := time.Now()
+	w.kubectl("scale", "deployment/web", "--replicas=0")
+	w.rolledOut()
+	w.awaitEverywhere(testbed.Refused)
+	for _, f := range load.Stop().Failures {
+		if at := load.Start().Add(f.At); at.Before(scaled.Add(linger)) || f.How == testbed.TimedOut.String() {
+			w.Errorf("%s after scaling: %s", at.Sub(scaled), f)
+		}
+	}
+	empty := w.load()
+	time.Sleep(time.Second) // that nothing happens takes time
+	r := empty.Stop()
+	for _, f := range r.Failures {
+		if f.How != testbed.Refused.String() {
+			w.Error("without pods: ", f)
+		}
+	}
+	if r.Total() > 0 || len(r.Failures) == 0 {
+		w.Error("without pods: ", r)
+	}
+	w.kubectl("scale", "deployment/web", "--replicas=4")
+	w.awaitEverywhere(testbed.Answered)
+	w.unbroken(w.rolledOut)
+}
