@@ -64,7 +64,7 @@ func existingSets(f family) ([]string, error) {
 	}
 	var names []string
 	for _, name := range f.sets() {
-		_, err := setRequest(nl.IPSET_CMD_HEADER, 0, name).Execute(unix.NETLINK_NETFILTER, 0)
+		_, err := setRequest(nl.IPSET_CMD_HEADER, unix.NLM_F_ACK, name).Execute(unix.NETLINK_NETFILTER, 0)
 		switch {
 		case err == nil:
 			names = append(names, name)

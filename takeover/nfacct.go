@@ -40,7 +40,7 @@ func counterExists(name string) (bool, error) {
 	if !mayAsk("nfnetlink_acct") {
 		return false, nil
 	}
-	err := askCounter(acctGet, 0, name)
+	err := askCounter(acctGet, unix.NLM_F_ACK, name)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return false, nil // not there, or the kernel has none

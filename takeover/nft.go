@@ -54,7 +54,7 @@ func (n *native) find(context.Context) ([]Leftover, error) {
 	if !exists || err != nil {
 		return nil, err
 	}
-	return []Leftover{{Backend: "nftables", Family: n.family.name, Table: nftablesTable, What: "table", Count: 1}}, nil
+	return []Leftover{{Backend: "nftables", Family: n.family.name, Table: nftablesTable, What: "tables", Count: 1}}, nil
 }
 
 func (n *native) remove(context.Context) error {

@@ -24,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 )
 
@@ -41,7 +42,7 @@ type Config struct {
 // Takeover looks at one network namespace. Its methods must not be called concurrently, but for Find.
 type Takeover struct {
 	config Config
-	here namespace
+	here   namespace
 }
 
 // Leftover is a group of objects that kube-proxy made.
@@ -49,7 +50,7 @@ type Leftover struct {
 	Backend string // iptables-legacy, iptables-nft, nftables, ipvs, ipset, nfacct, link
 	Family  string // ip, ip6; empty: both or none
 	Table   string // of iptables and nftables
-	What    string // chains, table, virtual servers, …
+	What    string // chains, tables, virtual servers, …
 	Count   int
 	// Stays says why Remove leaves it where it is, and what to do about it. Empty: Remove removes it.
 	Stays string
@@ -63,7 +64,11 @@ func (l Leftover) String() string {
 			where += " " + s
 		}
 	}
-	s := fmt.Sprintf("%d %s (%s)", l.Count, l.What, where)
+	what := l.What
+	if l.Count == 1 {
+		what = strings.TrimSuffix(what, "s")
+	}
+	s := fmt.Sprintf("%d %s (%s)", l.Count, what, where)
 	if l.Stays != "" {
 		s += ": " + l.Stays
 	}
