@@ -11,7 +11,9 @@ type Field struct {
 	Path    string
 	Flag    string // that says the same; empty: there is none
 	Group   string // under which help shows the flag
+	Default string // as JSON; empty: nothing
 	Meaning string
+	Takes   Class // what a change takes
 }
 
 // Fields are the settings of both files, in the order of the help.
@@ -26,7 +28,21 @@ func Fields() (fields []Field) {
 			fields = append(fields, Field{Kind: kind, Path: path, Flag: o.flag, Group: string(o.group), Meaning: usage})
 		}
 	}
-	return append(fields, fieldsWithoutFlags()...)
+	fields = append(fields, fieldsWithoutFlags()...)
+	plain := &Config{Fairlead: defaultFairlead()}
+	setDefaults(&plain.KubeProxy)
+	defaults := flatten(plain)
+	for i := range fields {
+		f := &fields[i]
+		f.Default = defaults[f.Path]
+		switch f.Takes = class(f.Path); {
+		case f.Group == string(obsolete):
+			f.Takes = NoEffect
+		case f.Path == "featureGates":
+			f.Takes = OnTable // those with a meaning, at most
+		}
+	}
+	return fields
 }
 
 func fieldsWithoutFlags() []Field {
@@ -36,7 +52,7 @@ func fieldsWithoutFlags() []Field {
 	return []Field{
 		field("clientConnection.acceptContentTypes", apiServer, "content types of answers, as an Accept header"),
 		field("nftables.masqueradeBit", plane, "bit of the packet mark that remembers what is to be masqueraded, within "+
-			"0 and 31; for mode nftables and planes that kube-proxy does not have"),
+			"0 and 31; for mode nftables"),
 		field("logging.vmodule[].filePattern", logging, "name of a source file"),
 		field("logging.vmodule[].verbosity", logging, "how much that file logs"),
 		field("portRange", obsolete, "unused, by kube-proxy too"),

@@ -30,7 +30,6 @@ type trial struct {
 	path    string
 	archive *txtar.Archive
 	dir     string
-	flags   *config.Flags
 }
 
 func trials(t *testing.T) []*trial {

@@ -132,9 +132,10 @@ func (f *Flags) dataPlane() []option {
 			usage: "iptables (which is what empty means), ipvs, nftables, ebpf or userspace"},
 		{group: plane, flag: "masquerade-all", field: "iptables.masqueradeAll nftables.masqueradeAll",
 			bind: yes(&f.said.masqueradeAll), usage: "replace the source address of every connection to a ClusterIP"},
-		{group: plane, flag: "iptables-masquerade-bit", field: "iptables.masqueradeBit", bind: number(c.IPTables.MasqueradeBit),
-			usage: "bit of the packet mark that remembers what is to be masqueraded, within 0 and 31; for the modes " +
-				"iptables and ipvs"},
+		{group: plane, flag: "iptables-masquerade-bit", field: "iptables.masqueradeBit",
+			bind: number(c.IPTables.MasqueradeBit),
+			usage: "bit of the packet mark that remembers what is to be masqueraded, within 0 and 31; for every mode " +
+				"but nftables"},
 		{group: plane, flag: "audit-interval", field: "auditInterval", always: true, bind: span(&own.AuditInterval.Duration),
 			usage: "time between two looks at whether the kernel still holds what it should"},
 		{group: plane, flag: "take-over", field: "takeOver", always: true,

@@ -1,13 +1,16 @@
-// Schemagen writes the JSON schemas of the configuration files: structure from the Go types,
-// descriptions from the texts of the help, and limits from the table in this package.
+// Configgen writes what is derived from the configuration: its JSON schemas, with the structure of the
+// Go types, the texts of the help and the limits of a table in this package; and the tables of the
+// document about it.
 //
 //	v1alpha1.KubeProxyConfiguration ─┐
-//	config.FairleadConfiguration ────┼─► schemagen ─► schema/KIND.json
-//	config.Fields, limits ───────────┘
+//	config.FairleadConfiguration ────┼─► configgen ─► schema/KIND.json
+//	limits ──────────────────────────┤         └────► docs/configuration.md
+//	config.Fields ───────────────────┘
 package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -25,17 +28,17 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: schemagen DIRECTORY")
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: configgen DIRECTORY DOCUMENT")
 		os.Exit(2)
 	}
-	if err := generate(os.Args[1]); err != nil {
-		fmt.Fprintln(os.Stderr, "schemagen:", err)
+	if err := errors.Join(writeSchemas(os.Args[1]), writeTables(os.Args[2])); err != nil {
+		fmt.Fprintln(os.Stderr, "configgen:", err)
 		os.Exit(1)
 	}
 }
 
-func generate(dir string) error {
+func writeSchemas(dir string) error {
 	kinds := []struct {
 		kind, apiVersion string
 		of               any
