@@ -21,7 +21,7 @@ import (
 )
 
 // newPlane is a real API server and etcd, without controllers. The API server makes the Service
-// "kubernetes" and its slice, and a ServiceCIDR.
+// "kubernetes" and a ServiceCIDR.
 func newPlane(t testing.TB, o kubernetes.Options) *kubernetes.ControlPlane {
 	t.Helper()
 	o.Parts = kubernetes.NeedParts(t)
@@ -95,16 +95,7 @@ func (v *view) next() {
 	v.all.Problems = append(v.all.Problems, b.Problems...)
 }
 
-// String leaves out the API server's own endpoint, whose address is that of the machine.
-func (v *view) String() string {
-	var kept []string
-	for _, row := range strings.Split(rows(v.all), "\n") {
-		if !strings.HasPrefix(row, "slice default/kubernetes ") {
-			kept = append(kept, row)
-		}
-	}
-	return strings.Join(kept, "\n")
-}
+func (v *view) String() string { return rows(v.all) }
 
 // await waits for a state. On the way there nothing may vanish that is in it.
 func (v *view) await(want string) {

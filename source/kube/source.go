@@ -16,7 +16,7 @@ import (
 var _ source.Source = (*Source)(nil)
 
 // errClosed is what Next returns after Close.
-var errClosed = errors.New("the source is closed") //nolint:gochecknoglobals // a sentinel
+var errClosed = errors.New("the source is closed")
 
 // Source is a source.Source of one cluster, as one of its nodes sees it.
 type Source struct {

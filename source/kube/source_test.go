@@ -297,7 +297,7 @@ func TestSource_serverAwayAtStart(t *testing.T) {
 	var away atomic.Bool
 	away.Store(true)
 	server := cluster(t)
-	server.setFault(func(w http.ResponseWriter, r *http.Request) bool {
+	server.setFault(func(_ http.ResponseWriter, r *http.Request) bool {
 		if away.Load() && strings.HasSuffix(r.URL.Path, "/endpointslices") {
 			panic(http.ErrAbortHandler) // one kind alone is not enough for a first batch
 		}
