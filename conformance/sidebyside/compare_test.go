@@ -80,6 +80,7 @@ type contrast struct {
 	probe
 	target
 	mode         string
+	setup        setup
 	theirs, ours outcomes
 }
 
@@ -121,7 +122,7 @@ func (c contrast) enough(asked int) bool {
 // contrast sends a probe through both proxies. What looks like a difference that is not meant gets a
 // second chance, with more patience: the machine is busy, and kernels limit the rate of ICMP errors.
 func (p *pair) contrast(ctx context.Context, q probe, o objects) (contrast, error) {
-	c := contrast{probe: q, target: o.find(q.to, q.protocol), mode: p.mode}
+	c := contrast{probe: q, target: o.find(q.to, q.protocol), mode: p.mode, setup: p.setup}
 	err := c.askAll(ctx, p, patience, manyQuestions)
 	for try := 0; try < 3 && err == nil && !c.agree() && explain(c) == nil; try++ {
 		select {

@@ -73,34 +73,31 @@ func markerSlice(service string, v6 bool, pods ...member) *discoveryv1.EndpointS
 
 // await returns when the proxy on a bed's node has come so far.
 func (m marker) await(ctx context.Context, bed *testbed.Bed, zone string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("the proxy does not follow after a minute"))
-	defer cancel()
 	for _, v6 := range []bool{false, true} {
-		to := netip.MustParseAddr(in(v6, markerIP))
-		for want := m.pod().name; ; {
-			got, err := backends(ctx, bed, netip.AddrPortFrom(to, uint16(m.port())), 1)
-			if err != nil {
-				return fmt.Errorf("%w: %w", err, context.Cause(ctx))
-			}
-			if got == want {
-				break
-			}
+		newest := netip.AddrPortFrom(netip.MustParseAddr(in(v6, markerIP)), uint16(m.port()))
+		if err := awaitBackends(ctx, bed, newest, 1, m.pod().name); err != nil {
+			return err
 		}
-	}
-	want := map[string]string{"zone-a": "pod-a", "zone-b": "pod-b", "": "pod-a pod-b"}[zone]
-	for _, v6 := range []bool{false, true} {
-		to := netip.MustParseAddr(in(v6, zoneIP))
-		for {
-			got, err := backends(ctx, bed, netip.AddrPortFrom(to, 80), 14)
-			if err != nil {
-				return fmt.Errorf("%w: %w", err, context.Cause(ctx))
-			}
-			if got == want {
-				break
-			}
+		inZone := map[string]string{"zone-a": "pod-a", "zone-b": "pod-b", "": "pod-a pod-b"}[zone]
+		hinted := netip.AddrPortFrom(netip.MustParseAddr(in(v6, zoneIP)), 80)
+		if err := awaitBackends(ctx, bed, hinted, 14, inZone); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// awaitBackends returns when so many probes are answered by the wanted backends, all of them.
+func awaitBackends(ctx context.Context, bed *testbed.Bed, to netip.AddrPort, n int, want string) error {
+	const limit = time.Minute
+	var got string
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); {
+		var err error
+		if got, err = backends(ctx, bed, to, n); err != nil || got == want {
+			return err
+		}
+	}
+	return fmt.Errorf("the proxy has not followed after %v: %s is answered by %q, not %q", limit, to, got, want)
 }
 
 // backends are those that answer so many probes, sorted.

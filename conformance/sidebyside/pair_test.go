@@ -23,6 +23,7 @@ import (
 // pair is kube-proxy and Fairlead with the same configuration.
 type pair struct {
 	mode         string
+	setup        setup // both proxies'
 	theirs, ours *node
 }
 
