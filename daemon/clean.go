@@ -60,7 +60,7 @@ func cleanLeftovers(ctx context.Context, out io.Writer, log *slog.Logger) (err e
 }
 
 // Init does what needs more rights than CAP_NET_ADMIN: it has the kernel load modules, and sets what is
-// the machine's. Nothing is programmed.
+// the machine's. No Service is programmed.
 func Init(o Options) error {
 	c, err := load(o)
 	if err != nil {
@@ -72,5 +72,5 @@ func Init(o Options) error {
 	}
 	r := host.Host{}.Apply(hostSettings(c))
 	logHost(o.Logs.Logger(), r)
-	return errors.Join(r.Err(), p.Close())
+	return errors.Join(r.Err(), p.Close(), prepare(c, o.Logs))
 }

@@ -17,12 +17,14 @@ import (
 type plane struct {
 	name string
 	new  dataplane.New
+	// prepare does what NodePorts on 127.0.0.1 need and a process with CAP_NET_ADMIN alone may not do.
+	prepare func(dataplane.Config) error
 }
 
 // planes come in the order in which they are chosen for a mode that has none of its own.
 func planes() []plane {
 	return []plane{
-		{"nftables", localhost.Wrap(conntrack.Wrap(nftables.New))},
+		{"nftables", localhost.Wrap(conntrack.Wrap(nftables.New)), nftables.Prepare},
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -14,8 +15,8 @@ import (
 // Packets that come from outside to 127.0.0.0/8 are then dropped by a rule of ours; so that the
 // sysctl does not stay behind without that rule, a chain records that it was we who set it.
 type localnet struct {
-	file *os.File
-	err  error // why there is no file
+	file *os.File // nil: there is none
+	err  error    // why it cannot be set; nil: it can
 }
 
 const (
@@ -23,10 +24,45 @@ const (
 	chainLocalnet = "route-localnet-was-off"
 )
 
-// openLocalnet opens the sysctl of the calling thread's network namespace.
+// openLocalnet opens the sysctl of the calling thread's network namespace. In a container that is not
+// privileged it can be read only, see Prepare.
 func openLocalnet() localnet {
 	f, err := os.OpenFile(localnetFile, os.O_RDWR, 0)
+	if err != nil {
+		f, _ = os.Open(localnetFile) // what is missing is told by err
+	}
 	return localnet{f, err}
+}
+
+// Prepare sets the sysctl in favour of a later process that may not, in a pod with CAP_NET_ADMIN alone.
+// The rule that belongs to it, and the record that it was off, are there before.
+func Prepare(c dataplane.Config) (err error) {
+	opened, err := New(c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, opened.Close()) }()
+	p := opened.(*Plane)
+	if p.localnet.on() {
+		return nil
+	}
+	tx := &transaction{}
+	t := p.newTables(tx)[0]
+	if err := p.load(t); err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	if !t.exists {
+		if err := t.structure(); err != nil {
+			return err
+		}
+	}
+	if err := t.setChain(chain{name: chainLocalnet}); err != nil {
+		return err
+	}
+	if err := p.commit(tx); err != nil {
+		return err
+	}
+	return p.localnet.set("1")
 }
 
 func (l localnet) on() bool {
@@ -38,8 +74,9 @@ func (l localnet) on() bool {
 }
 
 func (l localnet) set(value string) error {
-	if l.file == nil {
-		return fmt.Errorf("NodePorts on 127.0.0.1: %w", l.err)
+	if l.err != nil {
+		return fmt.Errorf("NodePorts on 127.0.0.1: %w: set it to 1, or run once with --init-only in a privileged container",
+			l.err)
 	}
 	if _, err := l.file.WriteAt([]byte(value), 0); err != nil {
 		return fmt.Errorf("NodePorts on 127.0.0.1: %w", err)

@@ -126,14 +126,11 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return partial
 	}
-	partial = errors.Join(err, partial)
-	if err := p.settle(tables); err != nil {
-		return err
-	}
-	if partial == nil {
+	err = p.finish(tables, errors.Join(err, partial))
+	if err == nil {
 		p.clean = before
 	}
-	return partial
+	return err
 }
 
 // plan finds the steps that lead from what the kernel holds to s. With ErrPartial they do so but for the
@@ -161,7 +158,17 @@ func (p *Plane) plan(s *model.State) ([]*table, *transaction, error) {
 	return tables, tx, nil
 }
 
-// settle is called when the kernel has done what the tables' transaction says.
+// finish settles, and adds what is not in force after that to what was not before.
+func (p *Plane) finish(tables []*table, partial error) error {
+	err := p.settle(tables)
+	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+		return err
+	}
+	return errors.Join(partial, err)
+}
+
+// settle is called when the kernel has done what the tables' transaction says. With ErrPartial all is as
+// it should be but for the rows that the error names.
 func (p *Plane) settle(tables []*table) error {
 	for _, t := range tables {
 		if err := p.forget(t); err != nil {
@@ -172,10 +179,10 @@ func (p *Plane) settle(tables []*table) error {
 		t.stickies.settle()
 		t.tx, t.names = nil, nil
 	}
-	if err := p.settleLocalnet(tables); err != nil {
-		return err
-	}
 	p.tables = tables
+	if err := p.settleLocalnet(tables); err != nil {
+		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+	}
 	return nil
 }
 
@@ -202,10 +209,7 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return partial
 	}
-	if err := p.settle(tables); err != nil {
-		return err
-	}
-	return partial
+	return p.finish(tables, partial)
 }
 
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not
@@ -215,7 +219,7 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	if p.tables != nil && p.tables[0].localnet && !p.localnet.on() {
+	if p.tables != nil && p.tables[0].localnet && p.localnet.err == nil && !p.localnet.on() {
 		return []dataplane.Drift{{Class: "sysctl", Object: localnetFile, Want: "1", Have: "0"}}, nil
 	}
 	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own {

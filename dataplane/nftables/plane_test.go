@@ -179,6 +179,28 @@ func TestPlane_removeLeavesNothing(t *testing.T) {
 	})
 }
 
+// What a privileged process has prepared is taken over by one that is not, and Remove knows of it.
+func TestPrepare(t *testing.T) {
+	inNamespace(t, func(t *testing.T) {
+		for range 2 {
+			check(t, Prepare(dataplane.Config{}))
+		}
+		if on, err := os.ReadFile(localnetFile); err != nil || string(on) != "1\n" {
+			t.Errorf("route_localnet is %q (%v)", on, err)
+		}
+		p := newPlane(t, dataplane.Config{})
+		defer p.Close()
+		check(t, p.Sync(context.Background(), parse(t, example)))
+		check(t, p.Remove(context.Background()))
+		if list := nft(t, "list ruleset"); list != "" {
+			t.Errorf("left behind:\n%s", list)
+		}
+		if off, _ := os.ReadFile(localnetFile); string(off) != "0\n" {
+			t.Errorf("route_localnet is %q after Remove", off)
+		}
+	})
+}
+
 // Whatever somebody does to our tables, Audit sees it and Sync repairs it.
 func TestPlane_repairs(t *testing.T) {
 	damages := []string{
