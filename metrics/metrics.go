@@ -14,6 +14,8 @@
 // Kubernetes libraries share; Handler adds them.
 package metrics
 
+//go:generate go run ./list ../docs/metrics.md
+
 import (
 	"net/http"
 	"time"
