@@ -39,6 +39,9 @@ type Config struct {
 	unset bool // the mode
 }
 
+// ModeUnset reports whether nobody has said which mode it should be.
+func (c *Config) ModeUnset() bool { return c.unset }
+
 // Enabled reports whether one of Kubernetes' feature gates is on. Gates that kube-proxy does not know
 // are off.
 func (c *Config) Enabled(gate string) bool {

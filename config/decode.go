@@ -107,10 +107,7 @@ func (d *document) into(kind string, to any) (unknown []string, errs field.Error
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, to); err != nil {
-		errs = append(errs, field.Invalid(nil, "", err.Error()))
-	}
-	return unknown, errs, nil
+	return unknown, errs, kjson.UnmarshalCaseSensitivePreserveInts(data, to)
 }
 
 // readable reports whether kube-proxy could decode a value that has the right type: what it could not

@@ -75,7 +75,7 @@ func (l *loading) kubeProxy() {
 		*c = *f.kubeProxy()
 	} else if doc := l.read(f.Config, KubeProxyKind, kubeproxy.SchemeGroupVersion.String()); doc != nil {
 		unknown, errs, err := doc.into(KubeProxyKind, c)
-		l.fatal = errors.Join(l.fatal, err)
+		l.fail(f.Config, err)
 		l.refuse(f.Config, errs)
 		for _, p := range doc.problems {
 			l.warn("%s: %s", f.Config, p.Detail)
@@ -150,7 +150,7 @@ func (l *loading) fairlead() {
 	default:
 		if doc := l.read(path, FairleadKind, FairleadAPIVersion); doc != nil {
 			unknown, errs, err := doc.into(FairleadKind, c)
-			l.fatal = errors.Join(l.fatal, err)
+			l.fail(path, err)
 			for _, u := range unknown {
 				errs = append(errs, field.Forbidden(field.NewPath(u), "there is no such field"))
 			}
@@ -184,19 +184,20 @@ func (l *loading) read(path, kind, apiVersion string) *document {
 		err = doc.wrongKind(kind, apiVersion)
 	}
 	if err != nil {
-		l.fatal = errors.Join(l.fatal, prefixed(path, err))
+		l.fail(path, err)
 		return nil
 	}
 	return doc
 }
 
-// prefixed puts a file's name before each line.
-func prefixed(path string, err error) error {
-	var errs []error
-	for line := range strings.Lines(err.Error()) {
-		errs = append(errs, fmt.Errorf("%s: %s", path, strings.TrimRight(line, "\n")))
+// fail notes that there is nothing to make of a file.
+func (l *loading) fail(path string, err error) {
+	if err == nil {
+		return
 	}
-	return errors.Join(errs...)
+	for line := range strings.Lines(err.Error()) {
+		l.fatal = errors.Join(l.fatal, fmt.Errorf("%s: %s", path, strings.TrimRight(line, "\n")))
+	}
 }
 
 func (l *loading) refuse(path string, found field.ErrorList) {

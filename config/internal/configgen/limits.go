@@ -17,6 +17,7 @@ type limit struct {
 	meaning  string // of the pattern, as an error puts it
 	enum     []any
 	of       *limit // of the items of a list
+	nullable bool   // as a duration is only if the Go type has a pointer to it
 }
 
 // duration is what time.ParseDuration reads, without a minus.
@@ -60,17 +61,19 @@ func kubeProxyLimits() map[string]limit {
 		"mode": words("", config.ModeIPTables, config.ModeIPVS, config.ModeNFTables, config.ModeEBPF, config.ModeUserspace),
 		"detectLocalMode": words("", config.LocalClusterCIDR, config.LocalNodeCIDR, config.LocalBridgeInterface,
 			config.LocalInterfaceNamePrefix),
-		"showHiddenMetricsForVersion":   words("", config.PreviousKubernetes),
-		"iptables.masqueradeBit":        bit,
-		"nftables.masqueradeBit":        bit,
-		"conntrack.maxPerCore":          count,
-		"conntrack.min":                 count,
-		"oomScoreAdj":                   within(-1000, 1000),
-		"clientConnection.burst":        count,
-		"logging.format":                words("", "text", "json"),
-		"logging.verbosity":             count,
-		"logging.vmodule[].verbosity":   count,
-		"logging.vmodule[].filePattern": {pattern: `^[^=,]+$`, meaning: "must be a name without equals sign and comma"},
+		"showHiddenMetricsForVersion":     words("", config.PreviousKubernetes),
+		"iptables.masqueradeBit":          bit,
+		"nftables.masqueradeBit":          bit,
+		"conntrack.maxPerCore":            count,
+		"conntrack.min":                   count,
+		"conntrack.tcpEstablishedTimeout": {nullable: true},
+		"conntrack.tcpCloseWaitTimeout":   {nullable: true},
+		"oomScoreAdj":                     within(-1000, 1000),
+		"clientConnection.burst":          count,
+		"logging.format":                  words("", "text", "json"),
+		"logging.verbosity":               count,
+		"logging.vmodule[].verbosity":     count,
+		"logging.vmodule[].filePattern":   {pattern: `^[^=,]+$`, meaning: "must be a name without equals sign and comma"},
 	}
 }
 

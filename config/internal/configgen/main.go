@@ -134,15 +134,16 @@ func (p *painter) property(s *jsonschema.Schema, path string) {
 	if s.Description = p.described[path]; s.Description == "" && s.Properties == nil {
 		p.bare = append(p.bare, path)
 	}
-	if l, ok := p.limits[path]; ok {
-		l.apply(s)
-		delete(p.limits, path)
-	}
+	l := p.limits[path]
+	l.apply(s)
+	delete(p.limits, path)
 	p.object(s, path)
 	if s.Items != nil {
 		p.object(s.Items, path+"[]")
 	}
-	nullable(s)
+	if l.nullable || s.Pattern != duration {
+		nullable(s)
+	}
 }
 
 // nullable lets the property be null, which means that it is not set. Kubeadm writes that.
