@@ -73,6 +73,7 @@ type Daemon struct {
 	next          *upcoming     // which will be; nil: none
 	refused       string        // what is known of a configuration that was refused
 	deaf          string        // the same of the metrics server
+	unset         string        // the same of the machine's settings
 	inForce       chan struct{} // closed when the rules are; nil: that is known
 	succeeded     func()        // ends the successor; nil: it has not begun
 	running       sync.WaitGroup
@@ -103,10 +104,7 @@ func load(o Options) (*config.Config, error) {
 	if err != nil {
 		return nil, ConfigError{err}
 	}
-	o.Logs.Set(uint32(c.KubeProxy.Logging.Verbosity), c.KubeProxy.Logging.Format)
-	for _, w := range c.Warnings {
-		o.Logs.Logger().Warn("configuration: " + w)
-	}
+	o.Logs.obey(c, nil)
 	return c, nil
 }
 
@@ -213,6 +211,10 @@ func (d *Daemon) runOnce(ctx context.Context) error {
 // serve runs the engine and follows the configuration.
 func (d *Daemon) serve(ctx context.Context) error {
 	d.report.emit(kube.Event{Reason: reasonStarting})
+	if c := d.config.Load(); c.ModeUnset() && !standalone(c) {
+		d.report.warn(reasonDefaultMode, fmt.Sprintf("no mode is configured, which means %s; the data plane %s serves it. "+
+			"Set mode (--proxy-mode): that of a later kube-proxy will mean nftables", c.KubeProxy.Mode, c.Plane))
+	}
 	d.server = server.New(server.Options{
 		Metrics:   d.metrics.Handler(),
 		Mode:      d.mode,
@@ -309,14 +311,19 @@ func (d *Daemon) takeOver(ctx context.Context) {
 }
 
 // setHost sets what is not ours alone. A machine without the wanted settings is better than one
-// without Services.
+// without Services, so what fails is said, once, and no more.
 func (d *Daemon) setHost(c *config.Config) {
 	r := d.host.Apply(hostSettings(c))
 	logHost(d.log, r)
+	said := ""
 	if err := r.Err(); err != nil {
-		d.log.Error("the machine's settings are not as configured", "error", err)
-		d.report.warn(reasonHost, err.Error())
+		said = err.Error()
 	}
+	if said != "" && said != d.unset {
+		d.log.Error("the machine's settings are not as configured", "error", said)
+		d.report.warn(reasonHost, said)
+	}
+	d.unset = said
 }
 
 func logHost(log *slog.Logger, r host.Report) {

@@ -4,10 +4,13 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync/atomic"
 
 	"k8s.io/klog/v2"
+
+	"fairlead.dev/fairlead/config"
 )
 
 // Logs is where the process logs: one line for each event, as text or as JSON. Verbosity and format may
@@ -36,6 +39,16 @@ func (l *Logs) Set(verbosity uint32, format string) {
 	l.json.Store(format == formatJSON)
 	var klogLevel klog.Level                                     // Set sets the one of the process
 	_ = klogLevel.Set(strconv.FormatUint(uint64(verbosity), 10)) // a number is never refused
+}
+
+// obey does what a configuration says of logging, and logs its warnings but those that are known.
+func (l *Logs) obey(c *config.Config, known []string) {
+	l.Set(uint32(c.KubeProxy.Logging.Verbosity), c.KubeProxy.Logging.Format)
+	for _, w := range c.Warnings {
+		if !slices.Contains(known, w) {
+			l.log.Warn("configuration: " + w)
+		}
+	}
 }
 
 // setVerbosity takes what was sent to /debug/flags/v.

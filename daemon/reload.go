@@ -39,9 +39,17 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	if err := d.engine.Configure(ctx, n.settings); err != nil {
 		return errors.Join(err, n.drop())
 	}
-	d.config.Store(c)
-	d.options.Logs.Set(uint32(c.KubeProxy.Logging.Verbosity), c.KubeProxy.Logging.Format)
+	d.options.Logs.obey(c, d.config.Swap(c).Warnings)
 	d.tell(changes, n)
+	d.replace(ctx, n)
+	d.setHost(c)
+	_ = d.listen(ctx) // it is tried again
+	d.takeOver(ctx)
+	return nil
+}
+
+// replace lets the engine work with what was prepared, the feed once that has delivered.
+func (d *Daemon) replace(ctx context.Context, n prepared) {
 	if n.plane != nil {
 		d.planeSettings, d.plane = n.planeSettings, n.plane
 		if err := d.engine.Replace(ctx, engine.Parts{Plane: n.plane}); err != nil {
@@ -54,10 +62,6 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	if n.feed != nil {
 		d.await(ctx, n.feed)
 	}
-	d.setHost(c)
-	_ = d.listen(ctx) // it is tried again
-	d.takeOver(ctx)
-	return nil
 }
 
 // prepared is what can fail, done before anything is changed.
@@ -114,26 +118,33 @@ func (n *prepared) drop() error {
 
 // tell says of each setting what became of it.
 func (d *Daemon) tell(changes config.Changes, n prepared) {
+	folded := changes.Has("mode") // then sections of other modes have come and gone
 	for _, c := range changes {
-		how := "in force"
-		switch c.Class {
-		case config.NoEffect:
-			how = "has no meaning here"
-		case config.OnTable:
-			how = "in force; the rows are computed anew"
-		case config.Rebuild:
-			how = "in force; the data plane is made anew"
-			if n.feed != nil {
-				how = "in force as soon as all objects have been read anew"
-			}
+		if folded && c.Class == config.NoEffect {
+			continue
 		}
-		d.log.Info("configuration changed", "field", c.Field, "old", c.Old, "new", c.New, "effect", how)
+		d.log.Info("configuration changed", "field", c.Field, "old", c.Old, "new", c.New, "effect", n.effect(c.Class))
 	}
 	if len(changes) == 0 {
-		d.log.Info("configuration changed", "field", "clientConnection.kubeconfig",
-			"effect", "what the file says is in force as soon as all objects have been read anew")
+		d.log.Info("configuration changed", "field", "clientConnection.kubeconfig: what is in the file",
+			"effect", n.effect(config.Rebuild))
 	}
-	d.report.emit(kube.Event{Reason: reasonApplied, Message: fmt.Sprintf("%d settings changed", max(1, len(changes)))})
+	d.report.emit(kube.Event{Reason: reasonApplied, Message: fmt.Sprintf("settings changed: %d", max(1, len(changes)))})
+}
+
+// effect is when and how a change comes into force.
+func (n *prepared) effect(class config.Class) string {
+	switch {
+	case class == config.NoEffect:
+		return "none, it has no meaning here"
+	case class == config.OnTable:
+		return "at once, rows are computed anew"
+	case class == config.Rebuild && n.feed != nil:
+		return "when all objects have been read anew; until then the old ones are served"
+	case class == config.Rebuild && n.plane != nil:
+		return "at once, by a new data plane that adopts what is in the kernel"
+	}
+	return "at once"
 }
 
 // upcoming is a feed that has not yet delivered its first batch.

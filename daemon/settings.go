@@ -32,6 +32,9 @@ func nodeName(c *config.Config) (string, error) {
 	return name, nil
 }
 
+// standalone reports whether manifests are served, not the Services of an API server.
+func standalone(c *config.Config) bool { return len(c.Fairlead.Manifests) > 0 }
+
 // gateExternalIPs is on unless it is turned off (KEP-5707).
 const gateExternalIPs = "AllowServiceExternalIPs"
 
@@ -63,16 +66,12 @@ func detectLocal(c *config.Config) service.DetectLocal {
 	return d
 }
 
-// engineSettings are what an engine can change while it runs. As with kube-proxy, a change may wait two
-// sync periods before health checks say so; only the mode's own section has one.
+// engineSettings are what an engine can change while it runs.
 func engineSettings(c *config.Config) (engine.Settings, error) {
 	table, err := tableOptions(c)
-	k := &c.KubeProxy
-	period := max(k.IPTables.SyncPeriod.Duration, k.IPVS.SyncPeriod.Duration, k.NFTables.SyncPeriod.Duration)
 	return engine.Settings{
 		Table:         table,
 		AuditInterval: c.Fairlead.AuditInterval.Duration,
-		HealthTimeout: 2 * period,
 		HealthAddress: c.HealthzAddress(),
 		ControlSocket: c.Fairlead.ControlSocket,
 	}, err

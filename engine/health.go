@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,9 +34,13 @@ type checks struct {
 	running sync.WaitGroup
 }
 
+// answerTime is how long an answer may take when its server ends.
+const answerTime = time.Second
+
 type server struct {
 	http.Server
-	row atomic.Pointer[model.Health] // of a healthCheckNodePort
+	socket net.Listener
+	row    atomic.Pointer[model.Health] // of a healthCheckNodePort
 }
 
 func newChecks(e *Engine) *checks {
@@ -104,9 +109,18 @@ func (c *checks) leave() {
 	c.leaving = netip.AddrPort{}
 }
 
+// end closes a server's socket at once. Who has been accepted gets the answer.
 func (c *checks) end(at netip.AddrPort) {
-	_ = c.servers[at].Close()
+	s := c.servers[at]
 	delete(c.servers, at)
+	_ = s.socket.Close()
+	c.running.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+		defer cancel()
+		if s.Shutdown(ctx) != nil {
+			_ = s.Close()
+		}
+	})
 }
 
 // listen opens the server of a Service, or that of /healthz.
@@ -122,7 +136,7 @@ func (c *checks) listen(at netip.AddrPort, service string, log *slog.Logger) err
 		return err
 	}
 	delete(c.refused, at)
-	s := &server{}
+	s := &server{socket: listener}
 	s.Handler = c.healthzHandler()
 	if service != "" {
 		s.Handler = c.rowHandler(s)

@@ -9,8 +9,6 @@ import (
 	"fairlead.dev/fairlead/config"
 )
 
-const kubeProxyKind = "KubeProxyConfiguration"
-
 func configCommand() *cobra.Command {
 	flags := newFlags()
 	c := &cobra.Command{
@@ -32,7 +30,7 @@ func printConfig(flags *config.Flags) error {
 	if err != nil {
 		return misused(err)
 	}
-	for i, kind := range []string{kubeProxyKind, config.FairleadKind} {
+	for i, kind := range []string{config.KubeProxyKind, config.FairleadKind} {
 		text, err := c.Document(kind)
 		if err != nil {
 			return failed(err)
@@ -51,8 +49,8 @@ func printConfig(flags *config.Flags) error {
 func schemaCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:       "schema KIND",
-		Short:     "print the JSON schema of " + kubeProxyKind + " or " + config.FairleadKind,
-		ValidArgs: []string{kubeProxyKind, config.FairleadKind},
+		Short:     "print the JSON schema of " + config.KubeProxyKind + " or " + config.FairleadKind,
+		ValidArgs: []string{config.KubeProxyKind, config.FairleadKind},
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		RunE: func(_ *cobra.Command, args []string) error {
 			fmt.Print(string(config.Schema(args[0])))

@@ -371,7 +371,7 @@ func TestUsage(t *testing.T) {
 	}{
 		{"", 0, "Available Commands"},
 		{"nonsense", 2, `unknown command "nonsense"`},
-		{"run", 2, "--manifests is needed"},
+		{"run", 2, "no API server: clientConnection.kubeconfig (--kubeconfig)"},
 		{"run --nonsense", 2, "unknown flag: --nonsense"},
 		{"run --manifests /does/not/exist", 2, "/does/not/exist"},
 		{"run --manifests DIR --proxy-mode userspace", 2, "--proxy-mode"},

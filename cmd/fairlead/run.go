@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
-	cliflag "k8s.io/component-base/cli/flag"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/daemon"
@@ -62,11 +61,30 @@ func newFlags() *config.Flags { return config.NewFlags(daemon.Planes()...) }
 
 // groupHelp shows the flags under headings.
 func groupHelp(c *cobra.Command, flags *config.Flags) {
-	width := 0 // as wide as it is
+	c.SetUsageFunc(func(c *cobra.Command) error {
+		fmt.Fprintf(c.OutOrStderr(), "Usage:\n  %s\n", c.UseLine())
+		if c.HasExample() {
+			fmt.Fprintf(c.OutOrStderr(), "\nExamples:\n%s\n", c.Example)
+		}
+		return flags.PrintHelp(c.OutOrStderr(), columns())
+	})
+	c.SetHelpFunc(func(c *cobra.Command, _ []string) {
+		text := c.Long
+		if text == "" {
+			text = c.Short
+		}
+		fmt.Fprintf(c.OutOrStdout(), "%s\n\n", text)
+		c.SetErr(c.OutOrStdout())
+		_ = c.Usage()
+	})
+}
+
+// columns is how wide the terminal is; 0: as wide as it likes.
+func columns() int {
 	if size, err := unix.IoctlGetWinsize(int(os.Stdout.Fd()), unix.TIOCGWINSZ); err == nil {
-		width = int(size.Col)
+		return int(size.Col)
 	}
-	cliflag.SetUsageAndHelpFunc(c, flags.Sets(), width)
+	return 0
 }
 
 func run(ctx context.Context, flags *config.Flags) error {

@@ -1,0 +1,446 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/kubernetes"
+)
+
+// realCluster is a real control plane, two virtual nodes, and a directory that is mounted as a ConfigMap.
+type realCluster struct {
+	*testing.T
+	plane  *kubernetes.ControlPlane
+	bed    *testbed.Bed
+	relay  *kubernetes.Relay
+	volume string // what the process finds at /var/lib/kube-proxy
+	swaps  int
+}
+
+const shop = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      containers: [{name: web, image: web, ports: [{containerPort: 8080}]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
+`
+
+var (
+	webIP     = netip.MustParseAddrPort("10.96.0.10:80")
+	localPort = netip.MustParseAddrPort("127.0.0.1:30080")
+	metricsAt = netip.MustParseAddrPort("127.0.0.1:10249")
+	healthzAt = netip.MustParseAddrPort("127.0.0.1:10256")
+)
+
+func newRealCluster(t *testing.T) *realCluster {
+	t.Helper()
+	w := &realCluster{T: t, volume: t.TempDir()}
+	var err error
+	if w.plane, err = kubernetes.Start(t.Context(), kubernetes.Options{Parts: kubernetes.NeedParts(t)}); err != nil {
+		t.Fatal(err)
+	}
+	w.closes(w.plane.Close)
+	if w.bed, err = testbed.New(t.Context(), testbed.Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	w.closes(w.bed.Close)
+	if w.relay, err = w.plane.Serve(w.bed); err != nil {
+		t.Fatal(err)
+	}
+	kubelet, err := w.plane.StartKubelet(t.Context(), w.bed, kubernetes.KubeletOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.closes(kubelet.Close)
+	w.kubectl(shop, "apply", "-f", "-")
+	return w
+}
+
+func (w *realCluster) closes(f func() error) {
+	w.Cleanup(func() {
+		if err := f(); err != nil {
+			w.Error(err)
+		}
+	})
+}
+
+func (w *realCluster) kubectl(stdin string, args ...string) {
+	w.Helper()
+	if out, err := w.plane.Kubectl(w.Context(), stdin, args...); err != nil {
+		w.Fatalf("kubectl %q: %v\n%s", args, err, out)
+	}
+}
+
+// configMap is what the volume has now, by the names of the files.
+type configMap map[string]string
+
+// kubeadm is the data of the ConfigMap that kubeadm makes for kube-proxy, with credentials of this cluster.
+func (w *realCluster) kubeadm() configMap {
+	w.Helper()
+	text, err := os.ReadFile("../../deploy/testdata/kubeadm.yaml")
+	if err != nil {
+		w.Fatal(err)
+	}
+	for doc := range strings.SplitSeq(string(text), "\n---\n") {
+		var m corev1.ConfigMap
+		if err := yaml.Unmarshal([]byte(doc), &m); err == nil && m.Kind == "ConfigMap" && m.Name == "kube-proxy" {
+			return configMap{"config.conf": m.Data["config.conf"], "kubeconfig.conf": w.kubeconfig(kubernetes.KubeProxy())}
+		}
+	}
+	w.Fatal("there is no ConfigMap kube-proxy")
+	return nil
+}
+
+func (w *realCluster) kubeconfig(u kubernetes.User) string {
+	w.Helper()
+	path, err := w.relay.Kubeconfig(w.TempDir(), u)
+	if err != nil {
+		w.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return string(text)
+}
+
+// mount puts data into the volume as the kubelet does: in a directory of its own, to which the link
+// "..data" is then moved.
+func (w *realCluster) mount(m configMap) {
+	w.Helper()
+	w.swaps++
+	dir := fmt.Sprintf("..%d", w.swaps)
+	try := func(err error) {
+		if err != nil {
+			w.Fatal(err)
+		}
+	}
+	try(os.Mkdir(filepath.Join(w.volume, dir), 0o755))
+	for name, text := range m {
+		try(os.WriteFile(filepath.Join(w.volume, dir, name), []byte(text), 0o644))
+		if _, err := os.Lstat(filepath.Join(w.volume, name)); err != nil {
+			try(os.Symlink("..data/"+name, filepath.Join(w.volume, name)))
+		}
+	}
+	try(os.Symlink(dir, filepath.Join(w.volume, "..data_tmp")))
+	try(os.Rename(filepath.Join(w.volume, "..data_tmp"), filepath.Join(w.volume, "..data")))
+	if w.swaps > 1 {
+		try(os.RemoveAll(filepath.Join(w.volume, fmt.Sprintf("..%d", w.swaps-1))))
+	}
+}
+
+// edit replaces text in a file of the ConfigMap and mounts the result.
+func (w *realCluster) edit(m configMap, name, old, now string) {
+	w.Helper()
+	if !strings.Contains(m[name], old) {
+		w.Fatalf("%s has no %q", name, old)
+	}
+	m[name] = strings.Replace(m[name], old, now, 1)
+	w.mount(m)
+}
+
+// start starts this program as kube-proxy in the place of kubeadm's DaemonSet: with its volume and its
+// command line.
+func (w *realCluster) start(args ...string) *kubernetes.Proxy {
+	w.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		w.Fatal(err)
+	}
+	program := filepath.Join(w.TempDir(), "kube-proxy")
+	if err := os.Symlink(self, program); err != nil {
+		w.Fatal(err)
+	}
+	run := fmt.Sprintf("mount -t tmpfs none /var/lib && mkdir /var/lib/kube-proxy && mount --bind '%s' /var/lib/kube-proxy && "+
+		"mount -t tmpfs none /run && exec '%s' \"$@\"", w.volume, program)
+	command := append([]string{"unshare", "-m", "sh", "-c", run, "sh",
+		"--config=/var/lib/kube-proxy/config.conf", "--hostname-override=" + string(testbed.Node)}, args...)
+	p, err := kubernetes.StartProxy(w.Context(), kubernetes.ProxyOptions{Bed: w.bed, Command: command, Env: []string{asFairlead + "=1"}})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		_ = p.Kill()
+		if w.Failed() {
+			w.Logf("the proxy's log:\n%s", p.Log())
+		}
+	})
+	return p
+}
+
+// until waits until something is so.
+func (w *realCluster) until(what string, is func(context.Context) bool) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+	defer cancel()
+	for !is(ctx) {
+		if ctx.Err() != nil {
+			w.Fatalf("%s: it is not so after a minute", what)
+		}
+		time.Sleep(5 * time.Millisecond) // nobody announces it
+	}
+}
+
+func (w *realCluster) answers(from testbed.Place, to netip.AddrPort) bool {
+	o, err := w.bed.Probe(w.Context(), testbed.Probe{From: from, To: to})
+	return err == nil && o.Result == testbed.Answered
+}
+
+func (w *realCluster) logged(p *kubernetes.Proxy, text ...string) {
+	w.Helper()
+	w.until(fmt.Sprintf("a line of the log has %q", text), func(context.Context) bool {
+		for line := range strings.Lines(p.Log()) {
+			if !slices.ContainsFunc(text, func(s string) bool { return !strings.Contains(line, s) }) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// event waits for an Event.
+func (w *realCluster) event(object, reason, text string) {
+	w.Helper()
+	w.until("an Event "+reason+" of "+object, func(ctx context.Context) bool {
+		list, err := w.plane.Client().EventsV1().Events("").List(ctx, metav1.ListOptions{})
+		return err == nil && slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
+			return e.Regarding.Kind+" "+e.Regarding.Name == object && e.Reason == reason && strings.Contains(e.Note, text)
+		})
+	})
+}
+
+// page is what a server of the proxy answers.
+func (w *realCluster) page(p *kubernetes.Proxy, at netip.AddrPort, path string) string {
+	status, body, err := p.Get(w.Context(), at, path)
+	if err != nil || status != http.StatusOK {
+		return fmt.Sprint(status, " ", err)
+	}
+	return string(body)
+}
+
+// health asks all the time whether the proxy is well; the result has everything else that came.
+func (w *realCluster) health(p *kubernetes.Proxy) (stop func() []string) {
+	ctx, cancel := context.WithCancel(w.Context())
+	result := make(chan []string)
+	go func() {
+		var bad []string
+		for ctx.Err() == nil {
+			status, _, err := p.Get(ctx, healthzAt, "/healthz")
+			if ctx.Err() == nil && (err != nil || status != http.StatusOK) {
+				bad = append(bad, fmt.Sprint(status, " ", err))
+			}
+		}
+		result <- bad
+	}()
+	return func() []string { cancel(); return <-result }
+}
+
+// dump waits until the rows have, or have not, some lines.
+func (w *realCluster) dump(socket string, has, hasNot []string) {
+	w.Helper()
+	last := ""
+	defer func() {
+		if w.Failed() {
+			w.Logf("the last dump:\n%s", last)
+		}
+	}()
+	w.until(fmt.Sprintf("the rows have %q and not %q", has, hasNot), func(ctx context.Context) bool {
+		text, err := engine.Ask(ctx, socket, "/dump")
+		if err == nil {
+			last = string(text)
+		}
+		missing := func(s string) bool { return !strings.Contains(last, s) }
+		return err == nil && !slices.ContainsFunc(has, missing) && !slices.ContainsFunc(hasNot, func(s string) bool { return !missing(s) })
+	})
+}
+
+// movesHealthz lets /healthz listen elsewhere.
+func (w *realCluster) movesHealthz(p *kubernetes.Proxy, files configMap) {
+	moved := netip.MustParseAddrPort("127.0.0.1:20256")
+	healthy := func(at netip.AddrPort) func(context.Context) bool {
+		return func(ctx context.Context) bool {
+			status, _, err := p.Get(ctx, at, "/healthz")
+			return err == nil && status == http.StatusOK
+		}
+	}
+	w.edit(files, "config.conf", `healthzBindAddress: ""`, `healthzBindAddress: "127.0.0.1:20256"`)
+	w.until("/healthz has moved", healthy(moved))
+	if healthy(healthzAt)(w.Context()) {
+		w.Error("the old address of /healthz still answers")
+	}
+	w.edit(files, "config.conf", `healthzBindAddress: "127.0.0.1:20256"`, `healthzBindAddress: "0.0.0.0:10256"`)
+	w.until("/healthz is back", healthy(healthzAt))
+}
+
+// followsNode changes the Node object, over which kube-proxy would exit.
+func (w *realCluster) followsNode(p *kubernetes.Proxy, files configMap) {
+	socket := filepath.Join(w.TempDir(), "control")
+	files["fairlead.conf"] = "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\ncontrolSocket: " + socket + "\n"
+	w.mount(files)
+	w.dump(socket, []string{"pods 10.244.0.0/16"}, nil)
+	w.edit(files, "config.conf", `detectLocalMode: ""`, `detectLocalMode: NodeCIDR`)
+	w.dump(socket, []string{"pods 10.244.1.0/24"}, []string{"pods 10.244.0.0/16"})
+	w.edit(files, "config.conf", "nodePortAddresses: null", "nodePortAddresses: [primary]")
+	w.dump(socket, []string{"192.0.2.1:30080/tcp"}, []string{"127.0.0.1:30080"})
+
+	w.kubectl("", "delete", "node", "node")
+	w.until("/healthz says that the node is gone", func(ctx context.Context) bool {
+		status, _, err := p.Get(ctx, healthzAt, "/healthz")
+		return err == nil && status == http.StatusServiceUnavailable
+	})
+	if status, _, err := p.Get(w.Context(), healthzAt, "/livez"); err != nil || status != http.StatusOK {
+		w.Errorf("/livez: %d, %v", status, err)
+	}
+	if !w.answers(testbed.Node, webIP) {
+		w.Error("without its Node the node does not serve")
+	}
+
+	w.kubectl(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"node"}}`, "apply", "-f", "-")
+	w.kubectl("", "patch", "node", "node", "--subresource=status", "-p",
+		`{"status":{"addresses":[{"type":"InternalIP","address":"10.244.1.1"}]}}`)
+	w.dump(socket, []string{"10.244.1.1:30080/tcp"}, []string{"192.0.2.1:30080/tcp", "pods 10"})
+	w.kubectl("", "patch", "node", "node", "-p", `{"spec":{"podCIDR":"10.244.1.0/24","podCIDRs":["10.244.1.0/24"]}}`)
+	w.dump(socket, []string{"pods 10.244.1.0/24"}, nil)
+	if err := p.Ready(w.Context()); err != nil {
+		w.Error(err)
+	}
+}
+
+// The program takes kube-proxy's place in a cluster of kubeadm: its ConfigMap and its command line
+// stay as they are. Then the ConfigMap is edited, while connections are made all the time.
+func TestKubeProxy_kubeadm(t *testing.T) {
+	t.Parallel()
+	w := newRealCluster(t)
+	files := w.kubeadm()
+	w.mount(files)
+	p := w.start()
+	if err := p.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.until("the Service answers", func(context.Context) bool { return w.answers(testbed.Node, webIP) })
+	for from, to := range map[testbed.Place]netip.AddrPort{testbed.Node: localPort, testbed.Outside: nodePort} {
+		if !w.answers(from, to) {
+			t.Errorf("from %s: no answer from %s", from, to)
+		}
+	}
+	w.event("Node node", "Starting", "")
+	if got := w.page(p, metricsAt, "/proxyMode"); got != "nftables" {
+		t.Errorf("/proxyMode: %s", got)
+	}
+	if got := w.page(p, metricsAt, "/metrics"); !strings.Contains(got, "kubeproxy_sync_proxy_rules_duration_seconds") {
+		t.Errorf("/metrics: %.300s", got)
+	}
+
+	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
+		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 2 * time.Millisecond,
+	})
+	stop := w.health(p)
+	w.reloads(p, files)
+	if bad := stop(); len(bad) > 0 {
+		t.Errorf("while the configuration changed, /healthz answered: %q", bad)
+	}
+	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
+		t.Errorf("while the configuration changed: %s", r)
+	}
+	w.movesHealthz(p, files)
+	w.followsNode(p, files)
+	if err := p.Terminate(); err != nil {
+		t.Errorf("SIGTERM: %v", err)
+	}
+	if !w.answers(testbed.Node, webIP) {
+		t.Error("the kernel's state is gone with the process")
+	}
+}
+
+// reloads edits the ConfigMap in many ways, each of which must be in force soon.
+func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
+	// Rows: NodePorts on 127.0.0.1 go, and come back.
+	w.edit(files, "config.conf", "localhostNodePorts: null", "localhostNodePorts: false")
+	w.logged(p, "configuration changed", "iptables.localhostNodePorts", "rows are computed anew")
+	w.until("127.0.0.1 is closed", func(context.Context) bool { return !w.answers(testbed.Node, localPort) })
+	w.edit(files, "config.conf", "localhostNodePorts: false", "localhostNodePorts: true")
+	w.until("127.0.0.1 is open", func(context.Context) bool { return w.answers(testbed.Node, localPort) })
+
+	// Listeners.
+	moved := netip.MustParseAddrPort("127.0.0.1:20249")
+	w.edit(files, "config.conf", `metricsBindAddress: ""`, `metricsBindAddress: "127.0.0.1:20249"`)
+	w.until("metrics have moved", func(context.Context) bool { return w.page(p, moved, "/proxyMode") == "nftables" })
+	if _, _, err := p.Get(w.Context(), metricsAt, "/proxyMode"); err == nil {
+		w.Error("the old listener is still there")
+	}
+
+	// What is wrong changes nothing, is said, and is forgotten.
+	w.edit(files, "config.conf", "mode: iptables", "mode: magic")
+	w.logged(p, "level=ERROR", "configuration was refused", "magic")
+	w.event("Node node", "ConfigurationRefused", "magic")
+	w.edit(files, "config.conf", "mode: magic", "mode: [")
+	w.logged(p, "level=ERROR", "configuration was refused", "config.conf")
+
+	// The data plane and the mark of its packets.
+	w.edit(files, "config.conf", "mode: [", "mode: nftables")
+	w.logged(p, "configuration changed", "field=mode")
+	w.edit(files, "config.conf", "mode: nftables", "mode: ipvs")
+	w.edit(files, "config.conf", "masqueradeBit: null", "masqueradeBit: 20")
+	w.logged(p, "masqueradeBit", "new data plane that adopts")
+	w.until("rules with the new mark", func(ctx context.Context) bool {
+		out, err := w.bed.Command(ctx, testbed.Node, "nft", "list", "table", "ip", "fairlead").CombinedOutput()
+		return err == nil && strings.Contains(string(out), "0x00100000") && !strings.Contains(string(out), "0x00004000")
+	})
+
+	// Where objects come from: other credentials; none that work, and again some that do.
+	files["kubeconfig.conf"] = w.kubeconfig(kubernetes.Admin())
+	w.mount(files)
+	w.logged(p, "kubeconfig", "until then the old ones are served")
+	w.logged(p, "all objects were read anew")
+	good := files["kubeconfig.conf"]
+	files["kubeconfig.conf"] = strings.ReplaceAll(good, ":6443", ":6444")
+	w.mount(files)
+	w.logged(p, "6444")
+	w.kubectl("", "scale", "deployment/web", "--replicas=3") // the old source is still heard
+	w.until("three backends", func(ctx context.Context) bool {
+		out, err := w.bed.Command(ctx, testbed.Node, "nft", "list", "table", "ip", "fairlead").CombinedOutput()
+		return err == nil && strings.Contains(string(out), "-3-")
+	})
+	files["kubeconfig.conf"] = good
+	w.mount(files)
+	w.kubectl(strings.NewReplacer("web", "more", "10.96.0.10", "10.96.0.11", "30080", "30081").Replace(shop), "apply", "-f", "-")
+	more := netip.MustParseAddrPort("10.96.0.11:80")
+	w.until("a new Service", func(context.Context) bool { return w.answers(testbed.Node, more) })
+
+	// More words in the log.
+	if strings.Contains(p.Log(), "level=DEBUG") || strings.Count(p.Log(), "settings are not as configured") > 1 {
+		w.Error("debug messages, though nobody asked for them")
+	}
+	w.edit(files, "config.conf", "verbosity: 0", "verbosity: 6\n  format: json")
+	w.logged(p, `"level":"DEBUG"`)
+	w.event("Node node", "ConfigurationApplied", "")
+}
