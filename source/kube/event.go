@@ -63,7 +63,7 @@ func temporary(err error) bool {
 // create takes one that exists for success: it has been said, by another node or by a request whose
 // answer was lost.
 func (e *Events) create(ctx context.Context, o *eventsv1.Event) error {
-	err := e.client.Post().Namespace(o.Namespace).Resource("events").Body(o).Do(ctx).Error()
+	err := e.client.Post().Namespace(o.Namespace).Resource(eventsResource).Body(o).Do(ctx).Error()
 	if apierrors.IsAlreadyExists(err) {
 		return nil
 	}
@@ -80,7 +80,7 @@ func (e *Events) patch(s *series) error {
 	}
 	ctx, cancel := context.WithTimeout(e.ctx, requestTime)
 	defer cancel()
-	err = e.client.Patch(types.MergePatchType).Namespace(o.Namespace).Resource("events").Name(o.Name).
+	err = e.client.Patch(types.MergePatchType).Namespace(o.Namespace).Resource(eventsResource).Name(o.Name).
 		Body(text).Do(ctx).Error()
 	if apierrors.IsNotFound(err) {
 		return e.create(ctx, o)

@@ -9,8 +9,10 @@ import (
 
 	"golang.org/x/time/rate"
 
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 )
@@ -24,6 +26,9 @@ const (
 	flushTime    = 2 * time.Second
 	rememberTime = 10 * time.Minute // an Event that comes later is a new one
 )
+
+// eventsResource is what the link knows Events by.
+const eventsResource = "events"
 
 // eventsPerSecond may be written after a burst.
 const eventsPerSecond rate.Limit = 0.5
@@ -44,6 +49,7 @@ type Events struct {
 	node, component string
 	client          rest.Interface
 	objects         metadata.Interface
+	link            *link
 	log             *slog.Logger
 	interval        time.Duration // between two counts of a repeated Event
 
@@ -52,7 +58,8 @@ type Events struct {
 	ctx     context.Context // ends when Close has waited long enough
 	cancel  context.CancelFunc
 	close   sync.Once
-	done    chan struct{}
+	closing chan struct{}
+	done    chan struct{} // the worker has ended
 
 	// The worker's own:
 	limit   *rate.Limiter
@@ -71,8 +78,8 @@ func (c *Client) Events(node, component string) *Events {
 	ctx, cancel := context.WithCancel(context.Background())
 	e := &Events{
 		node: node, component: component,
-		client: c.events, objects: c.objects, log: c.log, interval: c.timing.series,
-		queue: make(chan Event, maxQueued), ctx: ctx, cancel: cancel, done: make(chan struct{}),
+		client: c.events, objects: c.objects, link: c.link, log: c.log, interval: c.timing.series,
+		queue: make(chan Event, maxQueued), ctx: ctx, cancel: cancel, closing: make(chan struct{}), done: make(chan struct{}),
 		limit: rate.NewLimiter(eventsPerSecond, eventBurst), written: map[Event]*series{},
 	}
 	go e.work()
@@ -80,7 +87,7 @@ func (c *Client) Events(node, component string) *Events {
 }
 
 // Emit has an Event written soon. It never waits; if too many are queued already, it is only counted.
-// It may be called by several goroutines, but not after Close.
+// It may be called by several goroutines. After Close it does nothing.
 func (e *Events) Emit(event Event) {
 	select {
 	case e.queue <- event:
@@ -92,7 +99,7 @@ func (e *Events) Emit(event Event) {
 // Close waits a short time until what was emitted is written.
 func (e *Events) Close() {
 	e.close.Do(func() {
-		close(e.queue)
+		close(e.closing)
 		late := time.AfterFunc(flushTime, e.cancel)
 		<-e.done
 		late.Stop()
@@ -106,16 +113,28 @@ func (e *Events) work() {
 	defer tick.Stop()
 	for {
 		select {
-		case event, ok := <-e.queue:
-			if !ok {
-				return
-			}
+		case event := <-e.queue:
 			e.handle(event)
+		case <-e.closing:
+			e.flush()
+			return
 		case <-tick.C:
 			e.countAll()
 			if n := e.dropped.Swap(0); n > 0 {
 				e.log.Warn("too many events at once; some were not written", "dropped", n)
 			}
+		}
+	}
+}
+
+// flush handles what is queued until the time is over.
+func (e *Events) flush() {
+	for e.ctx.Err() == nil {
+		select {
+		case event := <-e.queue:
+			e.handle(event)
+		default:
+			return
 		}
 	}
 }
@@ -131,15 +150,23 @@ func (e *Events) handle(event Event) {
 	}
 	o, err := e.write(event)
 	if err != nil {
-		if e.ctx.Err() == nil {
-			e.log.Warn("an event could not be written", "object", event.Object, "reason", event.Reason,
-				"message", event.Message, "error", err)
-		}
+		e.failed(event, err)
 		return
 	}
+	e.link.works(eventsResource)
 	if len(e.written) < maxRemember {
 		e.written[event] = &series{event: o, count: 1, said: 1, last: time.Now()}
 	}
+}
+
+// failed says that an Event is lost. That its object is gone, or is going, is no trouble.
+func (e *Events) failed(event Event, err error) {
+	gone := apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
+	if e.ctx.Err() == nil && !gone {
+		e.link.failed(eventsResource, err)
+	}
+	e.log.Debug("an event could not be written", "object", event.Object, "reason", event.Reason,
+		"message", event.Message, "error", err)
 }
 
 // countAll tells the API server how often Events came again, and forgets old ones.

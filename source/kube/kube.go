@@ -58,6 +58,7 @@ type Client struct {
 	groups  map[schema.GroupVersion]rest.Interface // the groups of the API that are watched
 	events  rest.Interface
 	objects metadata.Interface // to find UIDs
+	link    *link
 	log     *slog.Logger
 	timing  timing
 }
@@ -107,6 +108,7 @@ func Connect(o ClientOptions) (*Client, error) {
 	if c.log == nil {
 		c.log = slog.Default()
 	}
+	c.link = newLink(c)
 	if err := c.prepare(config); err != nil {
 		return nil, fmt.Errorf("API server %s: %w", config.Host, err)
 	}

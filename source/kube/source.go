@@ -28,7 +28,6 @@ type Source struct {
 
 	mu      sync.Mutex
 	pending service.Batch // what Next has not yet returned
-	fresh   bool          // pending says something
 	changed chan struct{} // has a token if Next should look
 }
 
@@ -38,11 +37,10 @@ func (c *Client) Source(node string) *Source {
 	s := &Source{log: c.log, ctx: ctx, cancel: cancel, changed: make(chan struct{}, 1)}
 	// The first Batch says "none" of what turns out not to exist.
 	s.pending = service.Batch{Node: &service.Node{}, ServiceCIDRs: []netip.Prefix{}}
-	l := newLink(c)
 	for _, k := range kinds(node) {
 		m := newMirror(k, s)
 		s.mirrors = append(s.mirrors, m)
-		w := &watcher{mirror: m, client: c.groups[k.group], link: l, timing: c.timing}
+		w := &watcher{mirror: m, client: c.groups[k.group], link: c.link, timing: c.timing}
 		s.running.Go(func() { w.run(ctx) })
 	}
 	s.running.Go(func() { s.remind(c.timing.reminder, c.server) })
@@ -68,12 +66,16 @@ func (s *Source) Next(ctx context.Context) (service.Batch, error) {
 func (s *Source) take() (service.Batch, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.fresh || len(s.missing()) > 0 {
+	if empty(s.pending) || len(s.missing()) > 0 {
 		return service.Batch{}, false
 	}
 	b := s.pending
-	s.pending, s.fresh = service.Batch{}, false
+	s.pending = service.Batch{}
 	return b, true
+}
+
+func empty(b service.Batch) bool {
+	return len(b.Services)+len(b.Slices)+len(b.Problems) == 0 && b.Node == nil && b.ServiceCIDRs == nil
 }
 
 // missing are the resources that were not yet listed.
@@ -90,8 +92,9 @@ func (s *Source) missing() (resources []string) {
 func (s *Source) update(f func(*service.Batch)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f(&s.pending)
-	s.fresh = true
+	if f(&s.pending); empty(s.pending) {
+		return
+	}
 	select {
 	case s.changed <- struct{}{}:
 	default: // there is a token

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -28,7 +29,8 @@ type watcher struct {
 	client rest.Interface
 	link   *link
 	timing timing
-	absent bool // an optional resource that the server does not offer
+	absent atomic.Bool // an optional resource that the server does not offer
+	served atomic.Bool // it has been offered
 }
 
 // run returns when ctx ends.
@@ -71,7 +73,7 @@ func (w *watcher) List(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 
 // pause waits before it asks again for what the server does not offer.
 func (w *watcher) pause(ctx context.Context) bool {
-	if !w.absent {
+	if !w.absent.Load() {
 		return true
 	}
 	select {
@@ -165,14 +167,14 @@ func (w *watcher) failed(ctx context.Context, err error) {
 	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return // we are closing; or history was compacted, and the Reflector lists anew
 	}
-	if !w.optional || !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+	notOffered := apierrors.IsNotFound(err) || apierrors.IsForbidden(err)
+	if !w.optional || !notOffered || w.served.Load() {
 		w.link.failed(w.resource, err)
 		return
 	}
-	if w.absent {
-		return
+	if w.absent.Swap(true) {
+		return // known
 	}
-	w.absent = true
 	w.source.log.Warn("the API server does not offer an optional resource; doing without",
 		"resource", w.resource, "server", w.link.server, "error", err,
 		"advice", "none for Kubernetes older than 1.33; otherwise let cluster role system:node-proxier list and watch it")
@@ -180,7 +182,8 @@ func (w *watcher) failed(ctx context.Context, err error) {
 }
 
 func (w *watcher) works() {
-	w.absent = false
+	w.absent.Store(false)
+	w.served.Store(true)
 	w.link.works(w.resource)
 }
 
