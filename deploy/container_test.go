@@ -42,7 +42,7 @@ func (c container) command(t *testing.T, args ...string) []string {
 	if c.privileged {
 		command = append(command, "--bind", "/proc/sys", "/proc/sys", "--cap-add", "ALL")
 	} else {
-		command = append(command, "--cap-drop", "ALL")
+		command = append(command, "--ro-bind", "/proc/sys", "/proc/sys", "--cap-drop", "ALL")
 	}
 	for _, name := range c.capabilities {
 		command = append(command, "--cap-add", "CAP_"+name)

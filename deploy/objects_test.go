@@ -228,7 +228,8 @@ func configMap(t *testing.T, manifests string) map[string]string {
 // What the cluster's monitoring loads is what is in the directory monitoring, byte for byte.
 func TestChart_monitoring(t *testing.T) {
 	rendered := template(t, "--values", chart+"/ci/everything-values.yaml")
-	for _, document := range strings.Split(rendered, "\n---\n") {
+	seen := 0
+	for document := range strings.SplitSeq(rendered, "\n---\n") {
 		var object struct {
 			Kind string
 			Data map[string]string
@@ -244,6 +245,7 @@ func TestChart_monitoring(t *testing.T) {
 				t.Fatal(err)
 			}
 			equal(t, object.Data["fairlead.json"], string(want))
+			seen++
 		case object.Kind == "PrometheusRule":
 			want, err := os.ReadFile("monitoring/alerts.yaml")
 			if err == nil {
@@ -253,7 +255,11 @@ func TestChart_monitoring(t *testing.T) {
 				t.Fatal(err)
 			}
 			equal(t, compact(t, object.Spec), compact(t, want))
+			seen++
 		}
+	}
+	if seen != 2 {
+		t.Errorf("%d of dashboard and alerts are rendered", seen)
 	}
 }
 

@@ -97,11 +97,15 @@ func testServes(t *testing.T, c *cluster, i image, daemonSet, complaint string) 
 	h := c.host(t, i, set)
 	proxy := h.start(t, bed, set.Spec.Template.Spec)
 	testProbes(t, bed, proxy, set.Spec.Template.Spec.Containers[0])
-	for _, p := range []testbed.Probe{
+	probes := []testbed.Probe{
 		{From: testbed.Node, To: netip.MustParseAddrPort("10.96.0.77:80")},
 		{From: "web", To: netip.MustParseAddrPort("10.96.0.77:80")},
 		{From: testbed.Outside, To: netip.MustParseAddrPort("192.0.2.1:30077")},
-	} {
+	}
+	if complaint == servesIPTables { // that mode serves node ports on all addresses
+		probes = append(probes, testbed.Probe{From: testbed.Node, To: netip.MustParseAddrPort("127.0.0.1:30077")})
+	}
+	for _, p := range probes {
 		o, err := bed.Probe(t.Context(), p)
 		if err != nil || o.Backend != "web" {
 			t.Errorf("from %s to %s: %v, %v", p.From, p.To, o, err)
