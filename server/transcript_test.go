@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientset "k8s.io/client-go/kubernetes"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
@@ -151,11 +152,12 @@ func TestLikeKubeProxy(t *testing.T) {
 	}
 }
 
-// TestKubeProxy holds what kube-proxy is said to have answered against kube-proxy. With FAIRLEAD_RECORD
-// it writes it down.
+// TestKubeProxy holds what kube-proxy is said to have answered, and our metrics, against kube-proxy. With
+// FAIRLEAD_RECORD it writes the answers down.
 func TestKubeProxy(t *testing.T) {
 	parts := kubernetes.NeedParts(t)
-	have := transcript(t, kubeProxy(t, parts))
+	c, client := kubeProxy(t, parts)
+	have := transcript(t, c)
 	if os.Getenv("FAIRLEAD_RECORD") != "" {
 		if err := os.WriteFile(transcriptFile, []byte(have), 0o644); err != nil {
 			t.Fatal(err)
@@ -164,10 +166,11 @@ func TestKubeProxy(t *testing.T) {
 	if d := diff(recorded(t), have); d != "" {
 		t.Error(d)
 	}
+	compareMetrics(t, client, c)
 }
 
-// kubeProxy starts the real one and returns a client of its metrics server.
-func kubeProxy(t *testing.T, parts kubernetes.Parts) *http.Client {
+// kubeProxy starts the real one and returns clients of its metrics server and of its cluster.
+func kubeProxy(t *testing.T, parts kubernetes.Parts) (*http.Client, clientset.Interface) {
 	t.Helper()
 	plane, err := kubernetes.Start(t.Context(), kubernetes.Options{Parts: parts, Controllers: []string{}})
 	must(t, err)
@@ -188,7 +191,8 @@ func kubeProxy(t *testing.T, parts kubernetes.Parts) *http.Client {
 	must(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	proxy := bed.Command(ctx, testbed.Node, parts.Path("kube-proxy"), "--kubeconfig", config,
-		"--hostname-override=node", "--proxy-mode=nftables", "--profiling", "--metrics-bind-address=0.0.0.0:10249",
+		"--hostname-override=node", "--proxy-mode=nftables", "--profiling",
+		"--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true", "--metrics-bind-address=0.0.0.0:10249",
 		"--conntrack-max-per-core=0", "--conntrack-min=0",
 		"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
 	log := &strings.Builder{}
@@ -205,7 +209,7 @@ func kubeProxy(t *testing.T, parts kubernetes.Parts) *http.Client {
 		return bed.Dial(ctx, testbed.Node, model.TCP, netip.AddrPortFrom(addr, 10249))
 	})
 	answering(t, c)
-	return c
+	return c, plane.Client()
 }
 
 // answering waits until a server answers.

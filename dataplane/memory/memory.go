@@ -115,7 +115,9 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 		drift("guard", c.Guards, have.Guards),
 		drift("health", c.Health, have.Health))
 	if c.Pods != nil {
-		drifts = append(drifts, dataplane.Drift{Class: "pods", Object: "pods", Want: fmt.Sprint(s.Pods), Have: fmt.Sprint(have.Pods)})
+		drifts = append(drifts, dataplane.Drift{
+			Class: "pods", Object: "pods", Want: fmt.Sprint(s.Pods), Have: fmt.Sprint(have.Pods),
+		})
 	}
 	slices.SortFunc(drifts, func(a, b dataplane.Drift) int { return cmp.Compare(a.Object, b.Object) })
 	return drifts, nil
@@ -131,7 +133,8 @@ func drift[K comparable, V any](kind string, d model.Delta[K, V], have map[K]V) 
 		drifts = append(drifts, row)
 	}
 	for _, k := range d.Delete {
-		drifts = append(drifts, dataplane.Drift{Class: kind, Object: fmt.Sprintf("%s %v", kind, k), Have: fmt.Sprint(have[k])})
+		object := fmt.Sprintf("%s %v", kind, k)
+		drifts = append(drifts, dataplane.Drift{Class: kind, Object: object, Have: fmt.Sprint(have[k])})
 	}
 	return drifts
 }
