@@ -80,6 +80,7 @@ type world struct {
 	relay   *kubernetes.Relay
 	proxy   *kubernetes.Proxy
 	command []string
+	dir     string // of its kubeconfig
 }
 
 // newWorld is a cluster in which the proxy runs and nothing else.
@@ -99,6 +100,8 @@ func newWorld(t *testing.T, o kubernetes.Options) *world {
 	if w.relay, err = w.plane.Serve(w.bed); err != nil {
 		t.Fatal(err)
 	}
+	w.kubectl("create", "clusterrolebinding", "kubeadm:node-proxier",
+		"--clusterrole=system:node-proxier", "--serviceaccount=kube-system:kube-proxy")
 	kubelet, err := w.plane.StartKubelet(t.Context(), w.bed, kubernetes.KubeletOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -125,16 +128,24 @@ func (w *world) cleanup(f func() error) {
 // proxyCommand is Fairlead with the flags of kube-proxy, or that itself.
 func (w *world) proxyCommand(parts kubernetes.Parts) []string {
 	w.Helper()
-	config, err := w.relay.Kubeconfig(w.TempDir(), kubernetes.KubeProxy())
-	if err != nil {
-		w.Fatal(err)
-	}
-	command := kubernetes.KubeProxyCommand(parts, config, "nftables")
+	w.dir = w.TempDir()
+	command := kubernetes.KubeProxyCommand(parts, w.newToken(), "nftables")
 	if os.Getenv("FAIRLEAD_TEST_PROXY") != "kube-proxy" {
 		command[0] = fairlead(w.T)
 		command = append(command, "--control-socket="+filepath.Join(w.TempDir(), "socket"))
 	}
 	return command
+}
+
+// newToken writes the kubeconfig of the account that kubeadm makes for kube-proxy, with a new token, and
+// returns its name.
+func (w *world) newToken() string {
+	w.Helper()
+	config, err := w.relay.Kubeconfig(w.dir, kubernetes.User{Name: "system:serviceaccount:kube-system:kube-proxy"})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return config
 }
 
 func (w *world) startProxy() {
@@ -268,24 +279,34 @@ func (w *world) answers(load *kubernetes.Load, n int) {
 	}
 }
 
-// onlyPods checks that between two reports only pods answered that there are, and all of them.
+// onlyPods checks that between two reports only pods answered that are there to stay, and all of them.
 func (w *world) onlyPods(before, after kubernetes.Report) {
 	w.Helper()
-	list, err := w.plane.Client().CoreV1().Pods("default").List(w.Context(), metav1.ListOptions{})
-	if err != nil {
-		w.Fatal(err)
-	}
-	exist := map[string]bool{}
-	for _, p := range list.Items {
-		place := string(kubernetes.PodPlace(p.Namespace, p.Name))
-		exist[place] = true
+	pods := w.pods()
+	for place := range pods {
 		if after.Answered[place] == before.Answered[place] {
 			w.Errorf("%s gets no connections", place)
 		}
 	}
 	for place, n := range after.Answered {
-		if n > before.Answered[place] && !exist[place] {
+		if n > before.Answered[place] && !pods[place] {
 			w.Errorf("%s still gets connections", place)
 		}
 	}
+}
+
+// pods are those that are there to stay.
+func (w *world) pods() map[string]bool {
+	w.Helper()
+	list, err := w.plane.Client().CoreV1().Pods("default").List(w.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	pods := map[string]bool{}
+	for _, p := range list.Items {
+		if p.DeletionTimestamp == nil {
+			pods[string(kubernetes.PodPlace(p.Namespace, p.Name))] = true
+		}
+	}
+	return pods
 }

@@ -239,7 +239,7 @@ func (k *Kubelet) end(key string) error {
 
 // teardown is the time between the end of a pod's servers and that of its network. Packets that are
 // under way are answered meanwhile.
-const teardown = 300 * time.Millisecond
+const teardown = 2 * time.Second
 
 // terminate lets a pod serve as long as its preStop hook sleeps, ends it and removes the object.
 func (k *Kubelet) terminate(ctx context.Context, key string, pod *corev1.Pod) (again time.Duration, err error) {

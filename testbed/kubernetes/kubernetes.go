@@ -207,7 +207,7 @@ func (c *ControlPlane) StartEtcd(ctx context.Context) error {
 	return c.etcd.startReady(ctx, c.store.healthy)
 }
 
-// StopEtcd stops etcd: in order, or with kill by SIGKILL.
+// StopEtcd stops etcd: by SIGTERM, and as a kubelet does by SIGKILL after a while, or with kill at once.
 func (c *ControlPlane) StopEtcd(kill bool) error { return c.etcd.stop(kill) }
 
 // StartAPIServer starts the API server at the address where it was, and returns when it is ready.
@@ -217,7 +217,8 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	})
 }
 
-// StopAPIServer stops the API server: in order, or with kill by SIGKILL.
+// StopAPIServer stops the API server: by SIGTERM, and as a kubelet does by SIGKILL after a while, or with
+// kill at once.
 func (c *ControlPlane) StopAPIServer(kill bool) error { return c.apiServer.stop(kill) }
 
 // StartControllers starts kube-controller-manager again.
