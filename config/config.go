@@ -10,10 +10,7 @@
 package config
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -47,21 +44,6 @@ func (c *Config) ModeUnset() bool { return c.unset }
 func (c *Config) Enabled(gate string) bool {
 	_, ok := c.gates.GetAll()[featuregate.Feature(gate)]
 	return ok && c.gates.Enabled(featuregate.Feature(gate))
-}
-
-// NodeName is the name of this node's Node object: hostnameOverride, or else the hostname.
-func (c *Config) NodeName() (string, error) {
-	name := c.KubeProxy.HostnameOverride
-	if name == "" {
-		var err error
-		if name, err = os.Hostname(); err != nil {
-			return "", fmt.Errorf("hostnameOverride (--hostname-override) is not set, and the machine has no name: %w", err)
-		}
-	}
-	if name = strings.ToLower(strings.TrimSpace(name)); name == "" {
-		return "", errors.New("hostnameOverride (--hostname-override): the name of the node is blank")
-	}
-	return name, nil
 }
 
 // MasqueradeAll reports whether the source of every connection to a ClusterIP is replaced.

@@ -154,3 +154,16 @@ func TestVersion(t *testing.T) {
 		}
 	}
 }
+
+// TestSchema has one for each kind, and none for others.
+func TestSchema(t *testing.T) {
+	for _, f := range config.Fields() {
+		last := f.Path[strings.LastIndex(f.Path, ".")+1:]
+		if !strings.Contains(string(config.Schema(f.Kind)), `"`+last+`": {`) {
+			t.Errorf("the schema of %s lacks %s", f.Kind, f.Path)
+		}
+	}
+	if text := config.Schema("KubeletConfiguration"); text != nil {
+		t.Errorf("a schema of another kind: %s", text)
+	}
+}
