@@ -244,7 +244,7 @@ func TestReal_backupRestored(t *testing.T) {
 	must(plane.StartEtcd(t.Context()))
 
 	c := connectReal(t, plane, nil)
-	c.timing.silence = 3 * time.Second
+	c.timing.silence = 8 * time.Second
 	must(plane.Client().CoreV1().Services("default").Delete(t.Context(), "db", metav1.DeleteOptions{}))
 	apply(t, plane, aService("later", "10.96.0.13"))
 	for i := range 200 { // the future

@@ -30,6 +30,7 @@ type watcher struct {
 	link   *link
 	timing timing
 	absent atomic.Bool // an optional resource that the server does not offer
+	later  atomic.Bool // it is to be asked for again only later
 	served atomic.Bool // it has been offered
 }
 
@@ -73,7 +74,7 @@ func (w *watcher) List(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 
 // pause waits before it asks again for what the server does not offer.
 func (w *watcher) pause(ctx context.Context) bool {
-	if !w.absent.Load() {
+	if !w.later.Load() {
 		return true
 	}
 	select {
@@ -123,9 +124,11 @@ func header(o runtime.Object) (*compact, error) {
 	}, nil
 }
 
+// request has the Reflector retry, which knows what else to try: of a version that the server does not
+// know since etcd was restored, for one, client-go's request would ask for most of a minute.
 func (w *watcher) request(o metav1.ListOptions) *rest.Request {
 	o.LabelSelector, o.FieldSelector = w.labels, w.fields
-	return w.client.Get().Resource(w.resource).VersionedParams(&o, metav1.ParameterCodec)
+	return w.client.Get().Resource(w.resource).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0)
 }
 
 // Watch is called for a streaming list (SendInitialEvents), and to continue where a watch ended.
@@ -164,14 +167,15 @@ func refusesStreaming(err error) bool {
 
 // failed reports an error, and takes an optional resource that is not offered for one without objects.
 func (w *watcher) failed(ctx context.Context, err error) {
-	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		return // we are closing; or history was compacted, and the Reflector lists anew
+	if ctx.Err() != nil || unknownVersion(err) {
+		return // we are closing, or the Reflector lists anew
 	}
 	notOffered := apierrors.IsNotFound(err) || apierrors.IsForbidden(err)
 	if !w.optional || !notOffered || w.served.Load() {
 		w.link.failed(w.resource, err)
 		return
 	}
+	w.later.Store(apierrors.IsNotFound(err)) // forbidden it is for a moment while a server starts
 	if w.absent.Swap(true) {
 		return // known
 	}
@@ -181,9 +185,19 @@ func (w *watcher) failed(ctx context.Context, err error) {
 	w.source.update(func(*service.Batch) { w.mirror.listed = true })
 }
 
+// unknownVersion reports whether history was compacted, or has not yet come to where the watch ended.
+func unknownVersion(err error) bool {
+	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) ||
+		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge)
+}
+
 func (w *watcher) works() {
-	w.absent.Store(false)
+	w.later.Store(false)
 	w.served.Store(true)
+	if w.absent.Swap(false) {
+		w.source.log.Info("the API server offers an optional resource now", "resource", w.resource,
+			"server", w.link.server)
+	}
 	w.link.works(w.resource)
 }
 
