@@ -39,8 +39,11 @@ func runIn(m *testing.M) int {
 	return m.Run()
 }
 
-// findHelm compiles helm at most once in a run.
+// findHelm finds the helm that ./dev test names, or has it compiled, at most once in a run.
 var findHelm = sync.OnceValues(func() (string, error) {
+	if program := os.Getenv("FAIRLEAD_HELM"); program != "" {
+		return program, nil
+	}
 	cmd := exec.Command("../dev", "tool", "helm")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()

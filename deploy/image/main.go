@@ -63,7 +63,7 @@ func build(ctx context.Context, flags *flag.FlagSet, args []string, lock *string
 		b.programs = append(b.programs, p)
 	}
 	if b.out == "" || b.version == "" || len(b.programs) == 0 {
-		return fmt.Errorf("usage: image build -out DIR -version VERSION [flag...] ARCHITECTURE=PROGRAM...")
+		return fmt.Errorf("usage: image build -out DIR -version VERSION [flag...] ARCHITECTURE=PROGRAM [...]")
 	}
 	var err error
 	if b.lock, err = readLock(*lock); err != nil {
