@@ -175,6 +175,7 @@ func (d *Daemon) openFeed(c *config.Config) error {
 	if d.feed, err = settings.open(d.options.Logs); err != nil {
 		return err
 	}
+	d.metrics.Watching(d.feed.watches)
 	d.report = newReporter(d.feed.events)
 	return nil
 }

@@ -86,7 +86,8 @@ func (r *reporter) Round(round engine.Round) {
 	}
 	for _, f := range round.Refused {
 		if f.Service != "" {
-			r.emit(kube.Event{Object: "Service " + f.Service, Warning: true, Reason: reasonServiceHealth, Message: f.Err.Error()})
+			r.emit(kube.Event{Object: "Service " + f.Service, Warning: true, Reason: reasonServiceHealth,
+				Message: f.Err.Error()})
 		} else {
 			r.warn(reasonHealthz, f.Err.Error())
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/metrics"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/addrs"
@@ -44,6 +45,7 @@ type feed struct {
 	settings feedSettings
 	source   source.Source
 	events   emitter
+	watches  func() []metrics.Watch // nil: there are none
 }
 
 // open begins to watch the manifests or the API server, and the addresses of this machine.
@@ -72,7 +74,14 @@ func (s feedSettings) openObjects(l *Logs) (*feed, error) {
 	if err != nil {
 		return nil, err
 	}
-	f.source, f.events = client.Source(s.node), client.Events(s.node, component)
+	cluster := client.Source(s.node)
+	f.source, f.events = cluster, client.Events(s.node, component)
+	f.watches = func() (all []metrics.Watch) {
+		for _, w := range cluster.Watches() {
+			all = append(all, metrics.Watch(w))
+		}
+		return all
+	}
 	return f, nil
 }
 

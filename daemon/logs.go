@@ -68,7 +68,10 @@ const formatJSON = "json"
 
 // plainLevel calls everything below Info DEBUG: "DEBUG+2" means nothing to people.
 func plainLevel(groups []string, a slog.Attr) slog.Attr {
-	if level, ok := a.Value.Any().(slog.Level); ok && a.Key == slog.LevelKey && len(groups) == 0 && level < slog.LevelInfo {
+	if a.Key != slog.LevelKey || len(groups) > 0 {
+		return a
+	}
+	if level, ok := a.Value.Any().(slog.Level); ok && level < slog.LevelInfo {
 		a.Value = slog.StringValue(slog.LevelDebug.String())
 	}
 	return a

@@ -1,0 +1,343 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/spf13/pflag"
+
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/host"
+	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/source/kube"
+	"fairlead.dev/fairlead/testbed"
+)
+
+func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }
+
+// configured is the configuration that a file, and flags, make.
+func configured(t *testing.T, file string, flags ...string) *config.Config {
+	t.Helper()
+	f := config.NewFlags(Planes()...)
+	set := pflag.NewFlagSet("", pflag.ContinueOnError)
+	f.AddTo(set)
+	if file != "" {
+		path := filepath.Join(t.TempDir(), "config.conf")
+		text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n" + file
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		flags = append(flags, "--config", path)
+	}
+	if err := set.Parse(flags); err != nil {
+		t.Fatal(err)
+	}
+	c, err := f.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestTableOptions(t *testing.T) {
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, localhost := "all", "127.0.0.0/8"
+	for _, c := range []struct {
+		file string
+		want service.Options
+	}{
+		{"", service.Options{NodeName: strings.ToLower(name), NodePortAddresses: []string{all, localhost}, ExternalIPs: true}},
+		{"mode: ipvs", service.Options{NodeName: strings.ToLower(name), NodePortAddresses: []string{all}, ExternalIPs: true}},
+		{"mode: nftables", service.Options{NodeName: strings.ToLower(name), NodePortAddresses: []string{"primary"}, ExternalIPs: true}},
+		{"mode: nftables\nhostnameOverride: Node.Example\nnftables: {masqueradeAll: true}\niptables: {masqueradeAll: false}\n" +
+			"bindAddress: 192.0.2.7\nclusterCIDR: 10.0.0.0/8,fd00::/8\nfeatureGates: {AllowServiceExternalIPs: false}",
+			service.Options{NodeName: "node.example", NodePortAddresses: []string{"primary"}, MasqueradeAll: true,
+				NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.7")},
+				DetectLocal: service.DetectLocal{Mode: service.LocalClusterCIDR, ClusterCIDRs: []netip.Prefix{
+					netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}}},
+		{"mode: nftables\nhostnameOverride: one\ndetectLocalMode: NodeCIDR\nclusterCIDR: 10.0.0.0/8",
+			service.Options{NodeName: "one", NodePortAddresses: []string{"primary"}, ExternalIPs: true,
+				DetectLocal: service.DetectLocal{Mode: service.LocalNodeCIDR}}},
+		{"mode: nftables\nhostnameOverride: one\ndetectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0, interfaceNamePrefix: veth}",
+			service.Options{NodeName: "one", NodePortAddresses: []string{"primary"}, ExternalIPs: true,
+				DetectLocal: service.DetectLocal{Mode: service.LocalBridgeInterface, Interface: "cni0"}}},
+		{"mode: nftables\nhostnameOverride: one\ndetectLocalMode: InterfaceNamePrefix\ndetectLocal: {bridgeInterface: cni0, interfaceNamePrefix: veth}",
+			service.Options{NodeName: "one", NodePortAddresses: []string{"primary"}, ExternalIPs: true,
+				DetectLocal: service.DetectLocal{Mode: service.LocalInterfacePrefix, Interface: "veth"}}},
+	} {
+		got, err := tableOptions(configured(t, c.file))
+		if err != nil || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", c.want) {
+			t.Errorf("%s\ngot  %+v %v\nwant %+v", c.file, got, err, c.want)
+		}
+	}
+}
+
+func TestPlaneSettings(t *testing.T) {
+	for file, want := range map[string]planeSettings{
+		"mode: nftables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {"nftables", 1 << 20},
+		"mode: iptables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {"nftables", 1 << 3},
+		"mode: ipvs\niptables: {masqueradeBit: 4}":                                    {"nftables", 1 << 4},
+		"mode: nftables": {"nftables", dataplane.DefaultMark},
+	} {
+		if got := planeIn(configured(t, file)); got != want {
+			t.Errorf("%s: %+v, want %+v", file, got, want)
+		}
+	}
+}
+
+func TestHostSettings(t *testing.T) {
+	got := hostSettings(configured(t, ""))
+	score := *got.OOMScoreAdj
+	got.OOMScoreAdj = nil
+	want := host.Settings{MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
+	if got != want || score != -999 {
+		t.Errorf("%+v, %d", got, score)
+	}
+	got = hostSettings(configured(t, "conntrack: {maxPerCore: 0, min: 7, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 1m, "+
+		"tcpBeLiberal: true, udpTimeout: 2m, udpStreamTimeout: 3m}\noomScoreAdj: 5"))
+	score = *got.OOMScoreAdj
+	got.OOMScoreAdj = nil
+	want = host.Settings{Min: 7, TCPCloseWait: time.Minute, TCPBeLiberal: true, UDP: 2 * time.Minute, UDPStream: 3 * time.Minute}
+	if got != want || score != 5 {
+		t.Errorf("%+v, %d", got, score)
+	}
+}
+
+func TestLogs(t *testing.T) {
+	var out bytes.Buffer
+	l := NewLogs(&out)
+	log := l.Logger().With("a", 1).WithGroup("g")
+	said := func(want ...string) {
+		t.Helper()
+		text := out.String()
+		out.Reset()
+		for _, w := range want {
+			if !strings.Contains(text, w) {
+				t.Errorf("the log has no %q, but\n%s", w, text)
+			}
+		}
+		if len(want) == 0 && text != "" {
+			t.Errorf("the log has\n%s", text)
+		}
+	}
+	log.Debug("hidden")
+	said()
+	log.Info("shown", "b", 2)
+	said("level=INFO", "msg=shown", "a=1", "g.b=2")
+	l.Set(2, "text")
+	log.Log(t.Context(), -2, "two")
+	said("level=DEBUG", "msg=two")
+	log.Debug("four")
+	said()
+	l.Set(4, "json")
+	log.Debug("four")
+	said(`"level":"DEBUG"`, `"a":1`)
+	if err := l.setVerbosity("1"); err != nil {
+		t.Error(err)
+	}
+	log.Debug("hidden")
+	said()
+	log.Info("still json")
+	said(`"msg":"still json"`)
+	if err := l.setVerbosity("much"); err == nil {
+		t.Error("no error")
+	}
+	kube.LogTo(l.Logger())
+	klog.V(3).Info("hidden")
+	said()
+	l.Set(3, "text")
+	klog.V(3).Info("from a library")
+	said("level=DEBUG", "from a library")
+}
+
+// recorded are Events, one line for each.
+type recorded struct{ lines []string }
+
+func (r *recorded) Close() {}
+
+func (r *recorded) Emit(e kube.Event) {
+	kind := "Normal"
+	if e.Warning {
+		kind = "Warning"
+	}
+	r.lines = append(r.lines, fmt.Sprintf("%s|%s|%s|%s|%t", e.Object, kind, e.Reason, e.Message, e.Everywhere))
+}
+
+func (r *recorded) take() []string {
+	lines := r.lines
+	r.lines = nil
+	return lines
+}
+
+func TestReporter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to := &recorded{}
+		r := newReporter(to)
+		expect := func(round engine.Round, want ...string) {
+			t.Helper()
+			r.Round(round)
+			if got := to.take(); !slices.Equal(got, want) {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+			}
+		}
+		expect(engine.Round{Problems: []service.Problem{
+			{Object: "Service default/web", Field: "spec.ports[0]", Reason: "is bad"},
+			{Object: "EndpointSlice default/web-1", Reason: "is bad"},
+			{Object: "Node n", Field: "status", Reason: "is bad"},
+			{Object: "manifests", Reason: "are bad"},
+		}},
+			"Service default/web|Warning|InvalidService|Service default/web: spec.ports[0]: is bad|true",
+			"EndpointSlice default/web-1|Warning|InvalidEndpointSlice|EndpointSlice default/web-1: is bad|true",
+			"|Warning|InvalidNode|Node n: status: is bad|false")
+		at := netip.MustParseAddrPort("192.0.2.1:30000")
+		expect(engine.Round{Refused: []engine.Refusal{{Address: at, Service: "default/web", Err: errors.New("no")}, {Address: at, Err: errors.New("no")}}},
+			"Service default/web|Warning|FailedToStartServiceHealthcheck|no|false",
+			"|Warning|FailedToStartProxierHealthcheck|no|false")
+
+		failing := engine.Round{Status: engine.Status{Error: "the kernel refuses"}}
+		expect(failing, "|Warning|ProgrammingFailed|the kernel refuses|false")
+		expect(failing) // said
+		expect(engine.Round{}, "|Normal|ProgrammingRecovered|the data plane holds all rows again|false")
+		expect(engine.Round{})
+
+		drift := engine.Round{Drifts: []dataplane.Drift{{Object: "table", Want: "fairlead"}, {Object: "map"}}}
+		said := "|Warning|RulesRepaired|somebody else changed the rules; repaired: table: missing: fairlead and 1 more|false"
+		expect(drift, said)
+		time.Sleep(driftPause - time.Second)
+		expect(drift) // somebody insists
+		time.Sleep(2 * time.Second)
+		expect(drift, said)
+
+		var many []service.Problem
+		for range 10 * maxProblems {
+			many = append(many, service.Problem{Object: "Service a/b", Reason: "is bad"})
+		}
+		r.Round(engine.Round{Problems: many})
+		if n := len(to.take()); n != maxProblems {
+			t.Errorf("%d Events of one batch", n)
+		}
+		other := &recorded{}
+		r.use(other)
+		r.warn("Reason", "elsewhere")
+		if got := other.take(); len(got) != 1 || len(to.take()) != 0 {
+			t.Error(got)
+		}
+	})
+}
+
+// await waits for a token.
+func await(t *testing.T, what string, c <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(20 * time.Second):
+		t.Fatal("not seen: " + what)
+	}
+}
+
+func TestWatcher(t *testing.T) {
+	dir, elsewhere := t.TempDir(), t.TempDir()
+	file, linked, target := filepath.Join(dir, "config.conf"), filepath.Join(dir, "linked"), filepath.Join(elsewhere, "target")
+	volume := t.TempDir()
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write := func(path string) { t.Helper(); do(os.WriteFile(path, []byte("text"), 0o644)) }
+	write(file)
+	write(target)
+	do(os.Symlink(target, linked))
+	mounted := filepath.Join(volume, "config.conf")
+	for _, data := range []string{"..1", "..2"} {
+		do(os.Mkdir(filepath.Join(volume, data), 0o755))
+		write(filepath.Join(volume, data, "config.conf"))
+	}
+	do(os.Symlink("..1", filepath.Join(volume, "..data")))
+	do(os.Symlink("..data/config.conf", mounted))
+
+	w, err := newWatcher(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	files := []string{"", file, linked, mounted, filepath.Join(dir, "absent"), "/does/not/exist"}
+	for _, c := range []struct {
+		what string
+		do   func()
+	}{
+		{"written in place", func() { write(file) }},
+		{"replaced", func() { write(file + ".new"); do(os.Rename(file+".new", file)) }},
+		{"deleted", func() { do(os.Remove(file)) }},
+		{"made again", func() { write(file) }},
+		{"one that was absent", func() { write(filepath.Join(dir, "absent")) }},
+		{"written where a link leads", func() { write(target) }},
+		{"a link that leads elsewhere", func() { do(os.Remove(linked)); do(os.Symlink(file, linked)) }},
+		{"a ConfigMap", func() {
+			do(os.Symlink("..2", filepath.Join(volume, "..data_tmp")))
+			do(os.Rename(filepath.Join(volume, "..data_tmp"), filepath.Join(volume, "..data")))
+		}},
+	} {
+		w.follow(files)
+		c.do()
+		await(t, c.what, w.changed)
+	}
+}
+
+// late is a source whose first batch comes when it is told to.
+type late struct{ batches chan service.Batch }
+
+func (s late) Next(ctx context.Context) (service.Batch, error) {
+	select {
+	case b := <-s.batches:
+		return b, nil
+	case <-ctx.Done():
+		return service.Batch{}, ctx.Err()
+	}
+}
+
+func (late) Close() error { return nil }
+
+func TestPrimed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := late{make(chan service.Batch, 2)}
+		s.batches <- service.Batch{Node: &service.Node{Name: "first"}}
+		p, err := primed(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.batches <- service.Batch{Node: &service.Node{Name: "second"}}
+		for _, want := range []string{"first", "second"} {
+			if b, err := p.Next(t.Context()); err != nil || b.Node.Name != want {
+				t.Errorf("%+v %v, want %s", b.Node, err, want)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := p.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		if _, err := primed(ctx, s); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	})
+}
