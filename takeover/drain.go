@@ -21,27 +21,17 @@ const (
 // Drain waits until the connections through IPVS have ended, or the deadline has passed, and removes
 // what Remove left for them. It returns at once if there is nothing to wait for. The deadline is in the
 // kernel, as the alias of kube-ipvs0, so that a process that takes over later keeps it. When ctx ends,
-// IPVS goes on; its error is then returned. Errors in between are logged, and the step is repeated.
-// Report is called whenever something has changed, last with zeros; nil: nobody is interested.
+// IPVS goes on; its error is then returned. Errors in between are logged, and the step is repeated. So
+// is progress, and report is called with it, last with zeros; nil: nobody is interested.
 func (t *Takeover) Drain(ctx context.Context, report func(Progress)) error {
-	servers := &virtualServers{log: t.config.Log, drainFor: t.config.Drain}
 	var last Progress
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
-		var p Progress
-		var left bool
-		err := t.here.do(func() error {
-			var err error
-			if p, err = servers.step(); err != nil {
-				return err
-			}
-			s, err := readIPVS()
-			left = s.draining()
-			return err
-		})
-		switch {
-		case err != nil:
-			t.config.Log.Warn("drain IPVS", "error", err)
-		case p != last:
+		p, left, err := t.look()
+		if err != nil {
+			t.config.Log.Warn("drain IPVS; trying again", "error", err)
+		}
+		if err == nil && p != last {
+			t.say(p)
 			if report != nil {
 				report(p)
 			}
@@ -54,6 +44,30 @@ func (t *Takeover) Drain(ctx context.Context, report func(Progress)) error {
 			return err
 		}
 	}
+}
+
+// look does one step, and tells whether there is more to do.
+func (t *Takeover) look() (p Progress, left bool, err error) {
+	servers := &virtualServers{log: t.config.Log, drainFor: t.config.Drain}
+	err = t.here.do(func() error {
+		var err error
+		if p, err = servers.step(); err != nil {
+			return err
+		}
+		s, err := readIPVS()
+		left = s.draining()
+		return err
+	})
+	return p, left, err
+}
+
+func (t *Takeover) say(p Progress) {
+	if p == (Progress{}) {
+		t.config.Log.Info("IPVS serves no connection any more; what kube-proxy had left of it is removed")
+		return
+	}
+	t.config.Log.Info("connections through IPVS live on", "servers", p.Servers, "connections", p.Connections,
+		"until", p.Deadline)
 }
 
 // pause waits, but not beyond the deadline.

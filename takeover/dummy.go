@@ -108,23 +108,23 @@ func (d *dummy) sources() (map[bool]net.IP, error) {
 }
 
 // setSource replaces the route to a local address by one that prefers another source. IPv6 knows only
-// routes beside each other, of which the one that the kernel made goes first.
+// routes beside each other, of which the one that the kernel made goes first, and none on a link that
+// is down, as this one is.
 func (d *dummy) setSource(addr netip.Addr, source net.IP) error {
 	route := d.route(addr)
 	route.Src = source
 	if addr.Is4() {
 		return netlink.RouteReplace(route)
 	}
-	if err := netlink.RouteAdd(route); err != nil {
-		if errors.Is(err, unix.EEXIST) {
-			return nil
-		}
+	route.LinkIndex = loopback
+	if err := netlink.RouteAdd(route); ignore(err, unix.EEXIST) != nil {
 		return err
 	}
-	kernels := d.route(addr)
-	kernels.Protocol = unix.RTPROT_KERNEL
-	return ignore(netlink.RouteDel(kernels), unix.ESRCH)
+	return ignore(netlink.RouteDel(d.route(addr)), unix.ESRCH)
 }
+
+// loopback is the index of lo.
+const loopback = 1
 
 func (d *dummy) route(addr netip.Addr) *netlink.Route {
 	r := &netlink.Route{
@@ -132,9 +132,10 @@ func (d *dummy) route(addr netip.Addr) *netlink.Route {
 		Dst:       &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())},
 		Table:     unix.RT_TABLE_LOCAL,
 		Type:      unix.RTN_LOCAL,
+		Protocol:  unix.RTPROT_KERNEL,
 	}
 	if addr.Is4() {
-		r.Scope, r.Protocol = netlink.SCOPE_HOST, unix.RTPROT_KERNEL
+		r.Scope = netlink.SCOPE_HOST
 	}
 	return r
 }
@@ -143,20 +144,30 @@ func (d *dummy) route(addr netip.Addr) *netlink.Route {
 func (d *dummy) drop(addr netip.Addr) error {
 	a := d.addrs[addr]
 	delete(d.addrs, addr)
-	err := errors.Join(
-		ignore(netlink.AddrDel(d.link, &a), unix.EADDRNOTAVAIL),
-		ignore(netlink.RouteDel(d.route(addr)), unix.ESRCH))
+	err := errors.Join(ignore(netlink.AddrDel(d.link, &a), unix.EADDRNOTAVAIL), d.dropRoute(addr))
 	if err != nil {
 		return fmt.Errorf("take %s from %s: %w", addr, dummyLink, err)
 	}
 	return nil
 }
 
-func (d *dummy) remove() error {
-	if err := netlink.LinkDel(d.link); err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) {
-		return fmt.Errorf("delete link %s: %w", dummyLink, ignore(err, unix.ENODEV))
+func (d *dummy) dropRoute(addr netip.Addr) error {
+	route := d.route(addr)
+	if addr.Is6() {
+		route.LinkIndex = loopback
 	}
-	return nil
+	return ignore(netlink.RouteDel(route), unix.ESRCH)
+}
+
+func (d *dummy) remove() error {
+	var errs []error
+	for addr := range d.addrs {
+		errs = append(errs, d.dropRoute(addr))
+	}
+	if err := netlink.LinkDel(d.link); err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) {
+		errs = append(errs, fmt.Errorf("delete link %s: %w", dummyLink, err))
+	}
+	return errors.Join(errs...)
 }
 
 func ignore(err, expected error) error {

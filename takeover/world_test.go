@@ -255,6 +255,9 @@ func (l *load) endShort() {
 
 func (l *load) endLong() {
 	for _, s := range l.streams {
+		if c, ok := s.Conn.(*net.TCPConn); ok {
+			_ = c.SetLinger(0) // a reset leaves no state that waits
+		}
 		s.Close()
 	}
 }

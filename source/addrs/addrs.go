@@ -129,15 +129,35 @@ func (s *Source) list() ([]netip.Addr, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
+	services, err := s.serviceLink()
+	if err != nil {
+		return nil, err
+	}
 	slices.SortStableFunc(list, func(a, b netlink.Addr) int { return rank(a) - rank(b) })
 	addrs := []netip.Addr{}
 	for _, a := range list {
 		addr, ok := netip.AddrFromSlice(a.IP)
-		if addr = addr.Unmap(); ok && usable(a) && !slices.Contains(addrs, addr) {
+		if addr = addr.Unmap(); ok && usable(a) && a.LinkIndex != services && !slices.Contains(addrs, addr) {
 			addrs = append(addrs, addr)
 		}
 	}
 	return addrs, nil
+}
+
+// kubeProxyLink holds the addresses of all Services where kube-proxy's mode ipvs is or was, and as long
+// as connections that it served live on. They are not the node's.
+const kubeProxyLink = "kube-ipvs0"
+
+// serviceLink is the index of that link; 0: there is none.
+func (s *Source) serviceLink() (int, error) {
+	link, err := s.netlink.LinkByName(kubeProxyLink)
+	switch {
+	case errors.As(err, &netlink.LinkNotFoundError{}):
+		return 0, nil
+	case err != nil:
+		return 0, fmt.Errorf("list addresses: link %s: %w", kubeProxyLink, err)
+	}
+	return link.Attrs().Index, nil
 }
 
 func rank(a netlink.Addr) int {

@@ -122,6 +122,28 @@ func TestSource_follows(t *testing.T) {
 	})
 }
 
+// What kube-proxy holds on kube-ipvs0 are addresses of Services.
+func TestSource_leavesServices(t *testing.T) {
+	namespace(t, func(t *testing.T, link netlink.Link) {
+		services := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs0"}, PeerName: "c"}
+		err := errors.Join(netlink.LinkAdd(services), netlink.AddrAdd(services, addr("10.96.0.1/32", 0)),
+			netlink.AddrAdd(link, addr("192.0.2.1/24", 0)))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		s, err := New()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer s.Close()
+		if got, err := next(t.Context(), s); err != nil || fmt.Sprint(got) != "[192.0.2.1]" {
+			t.Errorf("got %v, %v", got, err)
+		}
+	})
+}
+
 // An address on a link that is up is tentative until the kernel knows that nobody else has it.
 func TestSource_tentative(t *testing.T) {
 	namespace(t, func(t *testing.T, link netlink.Link) {

@@ -1,0 +1,187 @@
+package takeover_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/takeover"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// needIPVS plays a test in the test kernel if this one has no IPVS, and reports whether it did.
+func needIPVS(t *testing.T) (played bool) {
+	if _, err := os.Stat("/proc/net/ip_vs"); err == nil {
+		return false
+	}
+	vm, err := vmRun()
+	if err != nil {
+		t.Skipf("NOT TESTED: this kernel has no IPVS, and there is no test kernel: %v (set FAIRLEAD_VM_RUN)", err)
+	}
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), vm, "-t", "300", "--",
+		executable, "-test.v", "-test.run", "^"+t.Name()+"$").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) || strings.Contains(string(out), "--- SKIP") {
+		t.Errorf("in the test kernel: %v\n%s", err, out)
+	}
+	return true
+}
+
+// vmRun finds the program that runs another one in the test kernel.
+func vmRun() (string, error) {
+	if path := os.Getenv("FAIRLEAD_VM_RUN"); path != "" {
+		return exec.LookPath(path)
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	return exec.LookPath(filepath.Join(dir, "../../shared/test-kernel/vm-run"))
+}
+
+// leisurely is the time between two attempts of each kind in the test kernel, which is slow.
+const leisurely = 200 * time.Millisecond
+
+// Short time-outs of IPVS, so that the test need not wait for what nobody uses any more.
+// (198.18.0.9 is somebody else's, which kube-proxy respects only if it is told.)
+var ipvsFlags = []string{"--ipvs-udp-timeout=15s", "--ipvs-tcpfin-timeout=3s", "--ipvs-exclude-cidrs=198.18.0.9/32"}
+
+// ipvsWorld has kube-proxy's rules in mode ipvs, and connections through it.
+func ipvsWorld(t *testing.T, backend string) (w *world, before map[string]string, l *load) {
+	w = newWorld(t, backend)
+	w.run("", "ipvsadm", "-A", "-t", "198.18.0.9:8888", "-s", "rr")
+	w.run("", "ipvsadm", "-a", "-t", "198.18.0.9:8888", "-r", "10.244.1.9:80", "-m", "-w", "5")
+	w.addForeign()
+	before = w.snapshot()
+	before["ipvs"] = w.run("", "ipvsadm", "-S", "-n")
+	p := w.startKubeProxy("ipvs", ipvsFlags...)
+	l = w.startLoad(leisurely)
+	l.await(20)
+	p.stop()
+	return w, before, l
+}
+
+func (w *world) expectNoIPVS(before map[string]string) {
+	w.Helper()
+	if got := w.run("", "ipvsadm", "-S", "-n"); got != before["ipvs"] {
+		w.Errorf("virtual servers: was\n%s\nis now\n%s", before["ipvs"], got)
+	}
+	w.expect(before)
+}
+
+func TestIPVS(t *testing.T) {
+	t.Parallel()
+	if needIPVS(t) {
+		return
+	}
+	w, before, l := ipvsWorld(t, "legacy")
+	to := w.takeover(time.Hour)
+	t.Logf("kube-proxy has left\n%s", w.find(to))
+	f := w.startFairlead()
+	l.await(20)
+	// Its source is the Service's own address, as long as that is on kube-ipvs0.
+	l.streams = append(l.streams, w.open(try{testbed.Node, web.clusterIP(false), model.TCP}),
+		w.open(try{testbed.Node, web.clusterIP(true), model.TCP}))
+	w.remove(to)
+	l.await(40)
+	left := w.find(to)
+	if strings.Contains(left, "iptables") || strings.Contains(left, "ipset") || !strings.Contains(left, "virtual server") {
+		t.Errorf("while IPVS drains there is\n%s", left)
+	}
+	to = w.takeover(2 * time.Hour) // another process
+	w.remove(to)
+	w.expectLeft(to, left)
+	l.await(40)
+	l.endShort()
+
+	var servers atomic.Int64
+	servers.Store(1 << 30)
+	drained := make(chan error, 1)
+	go func() {
+		drained <- to.Drain(t.Context(), func(p takeover.Progress) {
+			t.Log(p)
+			servers.Store(int64(p.Servers))
+		})
+	}()
+	const streaming = 10 // web and dns of both families, with their NodePorts, and self
+	for servers.Load() > streaming {
+		l.talk()
+		time.Sleep(leisurely)
+	}
+	l.endLong()
+	if err := <-drained; err != nil {
+		t.Error(err)
+	}
+	w.expectLeft(to, "")
+	f.audit()
+	f.clean()
+	w.expectNoIPVS(before)
+}
+
+// TestIPVSDeadline: what still talks is cut off, and served anew.
+func TestIPVSDeadline(t *testing.T) {
+	t.Parallel()
+	if needIPVS(t) {
+		return
+	}
+	w, before, l := ipvsWorld(t, "legacy")
+	f := w.startFairlead()
+	to := w.takeover(3 * time.Second)
+	w.remove(to)
+	l.await(10)
+	if err := to.Drain(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	w.expectLeft(to, "")
+	for _, s := range l.streams {
+		s.line = "" // a backend may be another one now
+		err := s.talk()
+		switch {
+		case s.try.from == testbed.Node: // the Service's address was its own, and is gone
+		case s.try.protocol == model.UDP && err != nil, errors.Is(err, os.ErrDeadlineExceeded):
+			t.Errorf("after the deadline, %s: %v", s.try, err)
+		}
+		s.Close()
+	}
+	l.streams = nil
+	l.await(20)
+	l.endShort()
+	f.audit()
+	f.clean()
+	w.expectNoIPVS(before)
+}
+
+// TestIPVSNow: fairlead clean does not wait, and a Drain that nobody began ends at once.
+func TestIPVSNow(t *testing.T) {
+	t.Parallel()
+	if needIPVS(t) {
+		return
+	}
+	w, before, l := ipvsWorld(t, "nft")
+	l.endShort()
+	l.endLong()
+	to := w.takeover(0)
+	left := w.find(to)
+	if err := to.Drain(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	w.expectLeft(to, left)
+	w.remove(to)
+	w.expectLeft(to, "")
+	w.expectNoIPVS(before)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := to.Drain(ctx, nil); err != nil && !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
