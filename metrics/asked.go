@@ -33,6 +33,7 @@ type asked struct {
 
 	mu      sync.Mutex
 	engine  Engine
+	watches func() []Watch
 	counted *counts // nil: never
 
 	build, mode, rows, noLocal                  *metrics.Desc
@@ -75,6 +76,12 @@ func (a *asked) follow(e Engine) {
 	a.stale.Store(true)
 }
 
+func (a *asked) watch(f func() []Watch) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.watches = f
+}
+
 // DescribeWithStability implements metrics.StableCollector.
 func (a *asked) DescribeWithStability(to chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{
@@ -104,8 +111,8 @@ func (a *asked) CollectWithStability(to chan<- metrics.Metric) {
 	if a.counted != nil {
 		a.counted.tell(a, tell)
 	}
-	if a.options.Watches != nil {
-		for _, w := range a.options.Watches() {
+	if a.watches != nil {
+		for _, w := range a.watches() {
 			tell(a.watchAge, time.Since(w.Heard).Seconds(), w.Resource)
 			to <- metrics.NewLazyConstMetric(a.watchLists, metrics.CounterValue, float64(w.Lists), w.Resource)
 		}

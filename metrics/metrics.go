@@ -29,9 +29,8 @@ import (
 // Options say what a Metrics shows of the process. Its functions may be called from several
 // goroutines.
 type Options struct {
-	Version string         // of this build
-	Mode    func() string  // the data plane in force, as /proxyMode tells it; nil: unknown
-	Watches func() []Watch // how the watches of the API server do; nil: there are none
+	Version string        // of this build
+	Mode    func() string // the data plane in force, as /proxyMode tells it; nil: unknown
 	// ShowHiddenFor, if not empty, shows metrics that are hidden because they are deprecated
 	// (--show-hidden-metrics-for-version). It holds for the whole process.
 	ShowHiddenFor string
@@ -67,6 +66,9 @@ func New(o Options) *Metrics {
 
 // Follow says which engine to ask for its state, from now on.
 func (m *Metrics) Follow(e Engine) { m.asked.follow(e) }
+
+// Watching says whom to ask how the watches of the API server do, from now on; nil: nobody.
+func (m *Metrics) Watching(f func() []Watch) { m.asked.watch(f) }
 
 // Handler serves /metrics.
 func (m *Metrics) Handler() http.Handler {

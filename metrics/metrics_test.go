@@ -198,14 +198,12 @@ gauge fairlead_waiting_seconds{} 90
 
 func TestWatchesAndInfo(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		m := metrics.New(metrics.Options{
-			Version: "v1", Mode: func() string { return "nftables" },
-			Watches: func() []metrics.Watch {
-				return []metrics.Watch{
-					{Resource: "services", Heard: time.Now().Add(-time.Minute), Lists: 2},
-					{Resource: "nodes", Heard: time.Now(), Lists: 1},
-				}
-			},
+		m := metrics.New(metrics.Options{Version: "v1", Mode: func() string { return "nftables" }})
+		m.Watching(func() []metrics.Watch {
+			return []metrics.Watch{
+				{Resource: "services", Heard: time.Now().Add(-time.Minute), Lists: 2},
+				{Resource: "nodes", Heard: time.Now(), Lists: 1},
+			}
 		})
 		text := scrape(t, m.Own())
 		if have, want := counted(t, text), `counter fairlead_watch_lists_total{resource="nodes"} 1

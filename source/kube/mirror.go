@@ -3,6 +3,8 @@ package kube
 import (
 	"reflect"
 	"slices"
+	"sync/atomic"
+	"time"
 
 	"fairlead.dev/fairlead/service"
 )
@@ -15,6 +17,8 @@ type mirror struct {
 	known  map[service.Name]any               // the reader's own values, never changed
 	bad    map[service.Name][]service.Problem // of objects that have any
 	listed bool
+	heard  atomic.Int64 // when the API server last said something of it, in Unix nanoseconds; 0: never
+	lists  atomic.Int64 // how often it was listed
 }
 
 func newMirror(k *kind, s *Source) *mirror {
@@ -58,6 +62,8 @@ func (m *mirror) Replace(objects []any, _ string) error {
 			}
 		}
 		m.listed = true
+		m.lists.Add(1)
+		m.UpdateResourceVersion("")
 		if gone > 1 && gone == had {
 			m.source.log.Warn("the API server says that all objects of a kind are gone; so be it",
 				"resource", m.resource, "gone", gone)
@@ -65,6 +71,9 @@ func (m *mirror) Replace(objects []any, _ string) error {
 	})
 	return nil
 }
+
+// UpdateResourceVersion is called for each event of a watch, bookmarks among them.
+func (m *mirror) UpdateResourceVersion(string) { m.heard.Store(time.Now().UnixNano()) }
 
 // Resync has no meaning here: a reader keeps what it was told.
 func (m *mirror) Resync() error { return nil }

@@ -121,6 +121,24 @@ func (s *Source) remind(every time.Duration, server string) {
 	}
 }
 
+// Watch is how the watch of one kind of objects does.
+type Watch struct {
+	Resource string
+	Heard    time.Time // when the API server last said something, be it a bookmark
+	Lists    int       // how often all objects were listed
+}
+
+// Watches tells of those that have been listed at least once. It may be called from any goroutine.
+func (s *Source) Watches() []Watch {
+	var all []Watch
+	for _, m := range s.mirrors {
+		if n := m.lists.Load(); n > 0 {
+			all = append(all, Watch{m.resource, time.Unix(0, m.heard.Load()), int(n)})
+		}
+	}
+	return all
+}
+
 // Close ends all watching.
 func (s *Source) Close() error {
 	s.cancel()

@@ -33,10 +33,8 @@ func (following) Do(ctx context.Context, f func(context.Context, engine.View) er
 // exporter serves what a node that runs for a while does: /metrics.
 func exporter(t *testing.T) http.Handler {
 	t.Helper()
-	m := metrics.New(metrics.Options{
-		Version: "v1", Mode: func() string { return "nftables" },
-		Watches: func() []metrics.Watch { return []metrics.Watch{{Resource: "services", Heard: time.Now(), Lists: 1}} },
-	})
+	m := metrics.New(metrics.Options{Version: "v1", Mode: func() string { return "nftables" }})
+	m.Watching(func() []metrics.Watch { return []metrics.Watch{{Resource: "services", Heard: time.Now(), Lists: 1}} })
 	m.Follow(following{})
 	m.Round(engine.Round{Drifts: []dataplane.Drift{{Class: "frontends"}}, Status: following{}.Status()})
 	askAPIServer(t)

@@ -1,0 +1,53 @@
+package kube
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestWatches(t *testing.T) {
+	t.Parallel()
+	server := cluster(t)
+	s := open(t, server.client(nil)).(*Source)
+	if _, err := s.Next(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := s.Watches()
+	var have []string
+	for _, w := range before {
+		if time.Since(w.Heard) > time.Minute {
+			t.Error(w)
+		}
+		have = append(have, fmt.Sprint(w.Resource, " ", w.Lists))
+	}
+	slices.Sort(have)
+	if text := strings.Join(have, ", "); text != "endpointslices 1, nodes 1, servicecidrs 1, services 1" {
+		t.Error(text)
+	}
+
+	server.put(aService("other", "10.96.0.2"))
+	if _, err := s.Next(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The Reflector tells of the version after it has handed over the object.
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if heard(s, "services").After(find(before, "services").Heard) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("an event was not heard")
+		}
+	}
+	if w := find(s.Watches(), "nodes"); w != find(before, "nodes") {
+		t.Error("nothing was said of nodes:", w)
+	}
+}
+
+func heard(s *Source, resource string) time.Time { return find(s.Watches(), resource).Heard }
+
+func find(all []Watch, resource string) Watch {
+	return all[slices.IndexFunc(all, func(w Watch) bool { return w.Resource == resource })]
+}
