@@ -15,6 +15,11 @@ import (
 // Clean removes all that any data plane, in this or an earlier process, and all that kube-proxy has
 // made in the kernel, and says so, one line for each.
 func Clean(ctx context.Context, out io.Writer, log *slog.Logger) error {
+	return errors.Join(CleanOwn(ctx, out), cleanLeftovers(ctx, out, log))
+}
+
+// CleanOwn does that without kube-proxy's, which may be back already.
+func CleanOwn(ctx context.Context, out io.Writer) error {
 	var errs []error
 	for _, p := range planes() {
 		removed, err := p.remove(ctx)
@@ -23,7 +28,7 @@ func Clean(ctx context.Context, out io.Writer, log *slog.Logger) error {
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, cleanLeftovers(ctx, out, log))...)
+	return errors.Join(errs...)
 }
 
 func (p plane) remove(ctx context.Context) (bool, error) {

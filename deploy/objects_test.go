@@ -61,6 +61,7 @@ func TestKustomize_objects(t *testing.T) {
 	for dir, want := range map[string]string{
 		"base": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, DaemonSet fairlead, " +
 			"ServiceAccount fairlead",
+		"clean": "DaemonSet fairlead-clean",
 		"overlays/own-configuration": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, " +
 			"ConfigMap kube-proxy, DaemonSet fairlead, ServiceAccount fairlead",
 		"overlays/instead-of-kube-proxy": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, " +

@@ -113,6 +113,33 @@ func testServes(t *testing.T, c *cluster, i image, daemonSet, complaint string) 
 	}
 	terminate(t, proxy)
 	equal(t, complaints(proxy.Log()), complaint)
+	testClean(t, c, h, bed)
+}
+
+// testClean runs what cleans a node on which kube-proxy is back: its rules, of which one stands for all,
+// stay.
+func testClean(t *testing.T, c *cluster, h host, bed *testbed.Bed) {
+	t.Helper()
+	nft := func(args ...string) string {
+		t.Helper()
+		out, err := bed.Command(t.Context(), testbed.Node, "nft", args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("nft %s: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	nft("add table ip kube-proxy; add chain ip kube-proxy services")
+	if tables := nft("list tables"); !strings.Contains(tables, "table ip fairlead\n") {
+		t.Errorf("Services are not served any more when the pod has ended: %s", tables)
+	}
+	c.must(t, "", "apply", "-k", "kustomize/clean")
+	defer c.must(t, "", "delete", "-k", "kustomize/clean")
+	set, err := c.Client().AppsV1().DaemonSets("kube-system").Get(t.Context(), "fairlead-clean", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.initialise(t, bed, set.Spec.Template.Spec)
+	equal(t, nft("list tables"), "table ip kube-proxy")
 }
 
 // terminate ends the container as a kubelet does: with SIGTERM to its first process, which is the child
@@ -171,15 +198,7 @@ func (c *cluster) host(t *testing.T, i image, set *appsv1.DaemonSet) host {
 // start runs the init containers of a pod to their ends, and then its only container.
 func (h host) start(t *testing.T, bed *testbed.Bed, pod corev1.PodSpec) *kubernetes.Proxy {
 	t.Helper()
-	for _, spec := range pod.InitContainers {
-		c, args := h.arrange(t, pod, spec)
-		command := c.command(t, args...)
-		out, err := bed.Command(t.Context(), testbed.Node, command[0], command[1:]...).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%s: %v\n%s", spec.Name, err, out)
-		}
-		t.Logf("%s:\n%s", spec.Name, out)
-	}
+	h.initialise(t, bed, pod)
 	c, args := h.arrange(t, pod, pod.Containers[0])
 	proxy, err := kubernetes.StartProxy(t.Context(), kubernetes.ProxyOptions{Bed: bed, Command: c.command(t, args...)})
 	if err != nil {
@@ -195,6 +214,20 @@ func (h host) start(t *testing.T, bed *testbed.Bed, pod corev1.PodSpec) *kuberne
 	}
 	h.exec(t, bed, c)
 	return proxy
+}
+
+// initialise runs the init containers of a pod to their ends.
+func (h host) initialise(t *testing.T, bed *testbed.Bed, pod corev1.PodSpec) {
+	t.Helper()
+	for _, spec := range pod.InitContainers {
+		c, args := h.arrange(t, pod, spec)
+		command := c.command(t, args...)
+		out, err := bed.Command(t.Context(), testbed.Node, command[0], command[1:]...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", spec.Name, err, out)
+		}
+		t.Logf("%s:\n%s", spec.Name, out)
+	}
 }
 
 // exec asks the daemon through its control socket, as kubectl exec into the pod would.
