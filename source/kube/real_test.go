@@ -100,8 +100,13 @@ func (v *view) String() string { return rows(v.all) }
 // await waits for a state. On the way there nothing may vanish that is in it.
 func (v *view) await(want string) {
 	v.t.Helper()
-	for v.String() != want {
+	for had := v.String(); had != want; had = v.String() {
 		v.next()
+		for _, row := range strings.Split(had, "\n") {
+			if strings.Contains(want, row) && !strings.Contains(v.String(), row) {
+				v.t.Errorf("meanwhile %q vanished by\n%s", row, rows(v.last))
+			}
+		}
 	}
 }
 

@@ -398,7 +398,7 @@ func (b *logbook) with(text string) (found []string) {
 // await waits for a line.
 func (b *logbook) await(t testing.TB, text string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	for len(b.with(text)) == 0 {
 		select {

@@ -148,7 +148,7 @@ func (s *apiServer) watched() {
 // expect calls Next until all rows have come, and accepts no others.
 func expect(t testing.TB, s source.Source, want string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var got []string
 	for {
@@ -371,7 +371,7 @@ func TestSource_keepsStateWhileServerIsAway(t *testing.T) {
 // await waits for what nobody announces.
 func await(t testing.TB, what func() bool) {
 	t.Helper()
-	for end := time.Now().Add(8 * time.Second); !what(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !what(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("it did not happen")
 		}
