@@ -14,7 +14,6 @@ import (
 	"testing"
 
 	names "github.com/prometheus/common/model"
-	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql/parser"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -111,7 +110,7 @@ func checkExpr(t *testing.T, where, text string, known map[string]map[string]boo
 			used[l] = true
 		}
 		for _, m := range s.LabelMatchers {
-			if m.Name != labels.MetricName && !have[m.Name] {
+			if m.Name != names.MetricNameLabel && !have[m.Name] {
 				t.Errorf("%s: %s has no label %s", where, s.Name, m.Name)
 			}
 		}
