@@ -37,12 +37,15 @@ func (l *legacy) find(context.Context) ([]Leftover, error) {
 	err := l.each(func(s *xtSocket, table string) error {
 		blob, err := s.read(table)
 		if err == nil {
-			where := Leftover{Backend: "iptables-legacy", Family: l.family.name, Table: table}
-			found = append(found, blob.plan(table).leftovers(where, l.tool())...)
+			found = append(found, l.leftovers(blob.plan(table), table)...)
 		}
 		return err
 	})
 	return found, err
+}
+
+func (l *legacy) leftovers(p plan, table string) []Leftover {
+	return p.leftovers(Leftover{Backend: "iptables-legacy", Family: l.family.name, Table: table}, l.tool())
 }
 
 // each calls f for each of the tables that exist, and goes on after errors.
@@ -83,7 +86,7 @@ func (l *legacy) remove(ctx context.Context) error {
 			return err
 		}
 		p := blob.plan(table)
-		for _, left := range p.leftovers(Leftover{Backend: "iptables-legacy", Family: l.family.name, Table: table}, l.tool()) {
+		for _, left := range l.leftovers(p, table) {
 			if left.Stays != "" {
 				l.log.Warn("kube-proxy's chain stays", "leftover", left.String())
 			}

@@ -26,10 +26,15 @@ const (
 // nftTries is how often a transaction is tried that failed because somebody else was faster.
 const nftTries = 5
 
-func openNFT() (*nftables.Conn, error) {
-	return nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *mdlayher.Conn) error {
+// openNFT opens a connection and says how to close it.
+func openNFT() (c *nftables.Conn, closeIt func(), err error) {
+	c, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *mdlayher.Conn) error {
 		return errors.Join(c.SetReadBuffer(nftBuffer), c.SetWriteBuffer(nftBuffer))
 	}))
+	if err != nil {
+		return nil, nil, fmt.Errorf("nftables: open netlink: %w", err)
+	}
+	return c, func() { _ = c.CloseLasting() }, nil // everything has been answered
 }
 
 // native is the tables of the mode nftables.
@@ -45,11 +50,11 @@ func (n *native) exists(c *nftables.Conn) (bool, error) {
 }
 
 func (n *native) find(context.Context) ([]Leftover, error) {
-	c, err := openNFT()
+	c, closeIt, err := openNFT()
 	if err != nil {
 		return nil, err
 	}
-	defer c.CloseLasting()
+	defer closeIt()
 	exists, err := n.exists(c)
 	if !exists || err != nil {
 		return nil, err
@@ -58,11 +63,11 @@ func (n *native) find(context.Context) ([]Leftover, error) {
 }
 
 func (n *native) remove(context.Context) error {
-	c, err := openNFT()
+	c, closeIt, err := openNFT()
 	if err != nil {
 		return err
 	}
-	defer c.CloseLasting()
+	defer closeIt()
 	if exists, err := n.exists(c); !exists || err != nil {
 		return err
 	}
@@ -87,14 +92,18 @@ func (x *compat) table(name string) *nftables.Table {
 }
 
 func (x *compat) find(context.Context) ([]Leftover, error) {
-	c, err := openNFT()
+	c, closeIt, err := openNFT()
 	if err != nil {
 		return nil, err
 	}
-	defer c.CloseLasting()
+	defer closeIt()
+	chains, err := x.chains(c)
+	if err != nil {
+		return nil, err
+	}
 	var found []Leftover
 	for _, table := range tables {
-		p, err := x.plan(c, table)
+		p, err := x.plan(table, chains)
 		if err != nil {
 			return found, err
 		}
@@ -107,13 +116,18 @@ func (x *compat) leftovers(table string, p plan) []Leftover {
 	return p.leftovers(Leftover{Backend: "iptables-nft", Family: x.family.name, Table: table}, x.tool())
 }
 
-// plan reads the chains of a table. Only the rules of chains that are not kube-proxy's are read, and
-// of those of kube-proxy's that stay for the sake of others.
-func (x *compat) plan(c *nftables.Conn, table string) (plan, error) {
+// chains are those of all tables.
+func (x *compat) chains(c *nftables.Conn) ([]*nftables.Chain, error) {
 	chains, err := c.ListChainsOfTableFamily(nftables.TableFamily(x.family.number))
 	if err != nil {
-		return plan{}, fmt.Errorf("%s: list chains: %w", x.tool(), err)
+		return nil, fmt.Errorf("%s: list chains: %w", x.tool(), err)
 	}
+	return chains, nil
+}
+
+// plan reads a table. Only the rules of chains that are not kube-proxy's are read, and of those of
+// kube-proxy's that stay for the sake of others.
+func (x *compat) plan(table string, chains []*nftables.Chain) (plan, error) {
 	var names []string
 	base := map[string]bool{}
 	owned := false
@@ -228,11 +242,11 @@ func nested(b []byte) iter.Seq2[uint16, []byte] {
 }
 
 func (x *compat) remove(ctx context.Context) error {
-	c, err := openNFT()
+	c, closeIt, err := openNFT()
 	if err != nil {
 		return err
 	}
-	defer c.CloseLasting()
+	defer closeIt()
 	var errs []error
 	for _, table := range tables {
 		var err error
@@ -253,7 +267,11 @@ func (x *compat) remove(ctx context.Context) error {
 // removeFrom first cuts, in one transaction, the chains off the hooks: then packets go past them, and
 // the rest may take its time.
 func (x *compat) removeFrom(ctx context.Context, c *nftables.Conn, table string) error {
-	p, err := x.plan(c, table)
+	chains, err := x.chains(c)
+	if err != nil {
+		return err
+	}
+	p, err := x.plan(table, chains)
 	if err != nil {
 		return err
 	}
@@ -273,7 +291,8 @@ func (x *compat) removeFrom(ctx context.Context, c *nftables.Conn, table string)
 		return err
 	}
 	// A chain can only be deleted when no other one leads to it.
-	if err := inBatches(ctx, c, p.chains, func(name string) { c.FlushChain(&nftables.Chain{Table: t, Name: name}) }); err != nil {
+	flush := func(name string) { c.FlushChain(&nftables.Chain{Table: t, Name: name}) }
+	if err := inBatches(ctx, c, p.chains, flush); err != nil {
 		return err
 	}
 	return inBatches(ctx, c, p.chains, func(name string) { c.DelChain(&nftables.Chain{Table: t, Name: name}) })

@@ -102,7 +102,8 @@ type trace interface {
 func (t *Takeover) traces() []trace {
 	var traces []trace
 	for _, f := range families {
-		traces = append(traces, &legacy{family: f, log: t.config.Log}, &compat{family: f, log: t.config.Log}, &native{family: f})
+		traces = append(traces,
+			&legacy{family: f, log: t.config.Log}, &compat{family: f, log: t.config.Log}, &native{family: f})
 	}
 	return append(traces, &virtualServers{log: t.config.Log, drainFor: t.config.Drain}, ipSets{}, accounting{})
 }

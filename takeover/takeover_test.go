@@ -1,6 +1,7 @@
 package takeover_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -47,7 +48,10 @@ func TestTakeover(t *testing.T) {
 			to := w.takeover(0)
 			w.expectLeft(to, c.left)
 			f := w.startFairlead()
-			l.await(200)
+			if c.mode == "iptables" {
+				w.expectFirst(l)
+			}
+			l.await(100)
 			w.remove(to)
 			l.await(200)
 			for _, v6 := range []bool{false, true} { // kube-proxy's last word was to refuse it
@@ -63,6 +67,22 @@ func TestTakeover(t *testing.T) {
 			f.clean()
 			w.expect(before)
 		})
+	}
+}
+
+// expectFirst uses both translators at once, and is an error if kube-proxy's is asked for a connection.
+func (w *world) expectFirst(l *load) {
+	w.Helper()
+	for _, tool := range []string{"iptables", "ip6tables"} {
+		w.run("", tool, "-t", "nat", "-Z", "KUBE-SERVICES")
+	}
+	l.await(200)
+	for _, tool := range []string{"iptables-save", "ip6tables-save"} {
+		for _, rule := range strings.Split(w.run("", tool, "-c", "-t", "nat"), "\n") {
+			if strings.Contains(rule, "-j KUBE-S") && strings.Contains(rule, "dport") && !strings.HasPrefix(rule, "[0:0]") {
+				w.Errorf("kube-proxy's rule goes before Fairlead's: %s", rule)
+			}
+		}
 	}
 }
 
@@ -143,6 +163,31 @@ COMMIT
 			if got := w.run("", "iptables", "-t", "nat", "-S"); got != want {
 				t.Errorf("there is\n%s", got)
 			}
+		})
+	}
+}
+
+// TestManyChains takes more than one transaction.
+func TestManyChains(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"legacy", "nft"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, backend)
+			w.addForeign()
+			before := w.snapshot()
+			text := ":KUBE-SERVICES - [0:0]\n"
+			rules := "-A PREROUTING -j KUBE-SERVICES\n-I PREROUTING 1 -j KUBE-SERVICES\n"
+			for i := range 2500 {
+				chain := "KUBE-SVC-" + strings.NewReplacer("0", "A", "1", "B", "8", "I", "9", "J").Replace(fmt.Sprintf("%016d", i))
+				text += ":" + chain + " - [0:0]\n"
+				rules += fmt.Sprintf("-A KUBE-SERVICES -d 10.97.%d.%d -j %s\n-A %s -j RETURN\n", i>>8, i&255, chain, chain)
+			}
+			w.run("*nat\n"+text+rules+"COMMIT\n", "iptables-restore", "--noflush")
+			to := w.takeover(0)
+			w.expectLeft(to, "2501 chains (iptables-"+backend+" ip nat)\n")
+			w.remove(to)
+			w.expect(before)
 		})
 	}
 }
