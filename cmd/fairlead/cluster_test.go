@@ -324,10 +324,13 @@ func (w *realCluster) followsNode(p *kubernetes.Proxy, files configMap) {
 		w.Error("without its Node the node does not serve")
 	}
 
+	if out, err := w.bed.Command(w.Context(), testbed.Node, "ip", "addr", "add", "192.0.2.77/32", "dev", "lo").CombinedOutput(); err != nil {
+		w.Fatalf("%v: %s", err, out)
+	}
 	w.kubectl(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"node"}}`, "apply", "-f", "-")
 	w.kubectl("", "patch", "node", "node", "--subresource=status", "-p",
-		`{"status":{"addresses":[{"type":"InternalIP","address":"10.244.1.1"}]}}`)
-	w.dump(socket, []string{"10.244.1.1:30080/tcp"}, []string{"192.0.2.1:30080/tcp", "pods 10"})
+		`{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.77"}]}}`)
+	w.dump(socket, []string{"192.0.2.77:30080/tcp"}, []string{"192.0.2.1:30080/tcp", "pods 10"})
 	w.kubectl("", "patch", "node", "node", "-p", `{"spec":{"podCIDR":"10.244.1.0/24","podCIDRs":["10.244.1.0/24"]}}`)
 	w.dump(socket, []string{"pods 10.244.1.0/24"}, nil)
 	if err := p.Ready(w.Context()); err != nil {
@@ -443,4 +446,106 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	w.edit(files, "config.conf", "verbosity: 0", "verbosity: 6\n  format: json")
 	w.logged(p, `"level":"DEBUG"`)
 	w.event("Node node", "ConfigurationApplied", "")
+}
+
+// rules are what is in the kernel of the node that some proxy has made, as names.
+func (w *realCluster) rules() string {
+	w.Helper()
+	var found []string
+	for _, c := range [][]string{
+		{"nft", "list", "tables"}, {"iptables-legacy-save"}, {"iptables-nft-save"}, {"ip6tables-legacy-save"}, {"ip6tables-nft-save"},
+	} {
+		out, err := w.bed.Command(w.Context(), testbed.Node, c[0], c[1:]...).CombinedOutput()
+		if err != nil {
+			w.Logf("%q: %v\n%s", c, err, out)
+		}
+		for _, name := range []string{"KUBE-SERVICES", "KUBE-SVC-", "table ip kube-proxy", "table ip fairlead", "table ip6 fairlead"} {
+			if strings.Contains(string(out), name) && !slices.Contains(found, name) {
+				found = append(found, name)
+			}
+		}
+	}
+	slices.Sort(found)
+	return strings.Join(found, ", ")
+}
+
+// kubeProxy starts the real one and waits for its rules.
+func (w *realCluster) kubeProxy(kubeconfig, mode, makes string) *kubernetes.Proxy {
+	w.Helper()
+	command := kubernetes.KubeProxyCommand(kubernetes.NeedParts(w), kubeconfig, mode)
+	p, err := kubernetes.StartProxy(w.Context(), kubernetes.ProxyOptions{Bed: w.bed, Command: command})
+	if err == nil {
+		err = p.Ready(w.Context())
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.until("kube-proxy's rules", func(context.Context) bool { return strings.Contains(w.rules(), makes) })
+	return p
+}
+
+// From kube-proxy to Fairlead and back, while connections are made all the time.
+func TestKubeProxy_succession(t *testing.T) {
+	t.Parallel()
+	w := newRealCluster(t)
+	files := w.kubeadm()
+	w.mount(files)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte(files["kubeconfig.conf"]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	real := func(mode, makes string) *kubernetes.Proxy { return w.kubeProxy(kubeconfig, mode, makes) }
+	p := real("iptables", "KUBE-SVC-")
+	w.until("the Service answers", func(context.Context) bool { return w.answers(testbed.Outside, webIP) })
+	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
+		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 2 * time.Millisecond,
+	})
+	end := func(p *kubernetes.Proxy) {
+		t.Helper()
+		if err := p.Kill(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	end(p)
+	if got := w.rules(); got != "KUBE-SERVICES, KUBE-SVC-" {
+		t.Fatalf("kube-proxy has left: %s", got)
+	}
+	p = w.start()
+	w.logged(p, "removed what kube-proxy had left", "iptables")
+	w.event("Node node", "KubeProxyRulesRemoved", "chains")
+	if got := w.rules(); got != "table ip fairlead, table ip6 fairlead" {
+		t.Errorf("after taking over: %s", got)
+	}
+	end(p)
+	p = real("nftables", "table ip kube-proxy")
+	end(p)
+	p = w.start()
+	w.logged(p, "removed what kube-proxy had left", "nftables")
+	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
+		t.Errorf("while one took over from the other: %s", r)
+	}
+	// What the administrator wants kept is kept, until it is not.
+	end(p)
+	p = real("iptables", "KUBE-SVC-")
+	end(p)
+	p = w.start("--take-over=Keep")
+	if err := p.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.rules(); got != "KUBE-SERVICES, KUBE-SVC-, table ip fairlead, table ip6 fairlead" {
+		t.Errorf("with takeOver: Keep: %s", got)
+	}
+	end(p)
+	p = w.start("--once")
+	<-p.Ended()
+	if got := w.rules(); got != "table ip fairlead, table ip6 fairlead" {
+		t.Errorf("after --once: %s\n%s", got, p.Log())
+	}
+	p = real("iptables", "KUBE-SVC-")
+	end(p)
+	p = w.start("--cleanup")
+	<-p.Ended()
+	if got := w.rules(); got != "" || !strings.Contains(p.Log(), "nftables: removed") || !strings.Contains(p.Log(), "kube-proxy: removed") {
+		t.Errorf("after --cleanup: %s\n%s", got, p.Log())
+	}
 }

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// runs runs a command line under a name and expects an exit status and text in all it printed.
+func (w *world) runs(name, args string, status int, want ...string) string {
+	w.Helper()
+	c := w.command(strings.Fields(strings.ReplaceAll(args, "DIR", w.manifests))...)
+	c.Args[0] = name
+	out, _ := c.CombinedOutput()
+	if c.ProcessState == nil {
+		w.Fatalf("%s %s: it did not start", name, args)
+	}
+	if got := c.ProcessState.ExitCode(); got != status {
+		w.Errorf("%s %s: exit status %d, want %d\n%s", name, args, got, status, out)
+	}
+	for _, text := range want {
+		if !strings.Contains(string(out), text) {
+			w.Errorf("%s %s: no %q in the output:\n%s", name, args, text, out)
+		}
+	}
+	return string(out)
+}
+
+func TestKubeProxy_commandLine(t *testing.T) {
+	w := newWorld(t)
+	written := filepath.Join(t.TempDir(), "written.conf")
+	w.runs("kube-proxy", "--help", 0, "kube-proxy", "--conntrack-max-per-core", "Node port", "--healthz-bind-address")
+	w.runs("kube-proxy", "--version", 0, "fairlead ")
+	w.runs("kube-proxy", "run", 2, `"run" is not a flag`)
+	w.runs("kube-proxy", "--nonsense", 2, "unknown flag: --nonsense")
+	w.runs("kube-proxy", "--config /does/not/exist", 2, "/does/not/exist")
+	w.runs("/usr/local/bin/kube-proxy", "--proxy-mode ipvs --masquerade-all --write-config-to "+written, 0)
+	text, err := os.ReadFile(written)
+	if err != nil || !strings.Contains(string(text), "mode: ipvs") || !strings.Contains(string(text), "kind: KubeProxyConfiguration") {
+		t.Errorf("written: %v\n%s", err, text)
+	}
+	w.runs("fairlead", "config --config "+written, 0, "mode: ipvs", "kind: FairleadConfiguration", "\n---\n")
+	w.runs("fairlead", "config schema FairleadConfiguration", 0, `"$schema"`)
+	w.runs("fairlead", "config schema Nonsense", 2, "Nonsense")
+	w.runs("fairlead", "run --help", 0, "fairlead run", "Configuration", "--config", "Examples")
+}
+
+// sysctl reads a setting of connection tracking on the node.
+func (w *world) sysctl(name string) string {
+	w.Helper()
+	out, err := w.bed.Command(w.Context(), testbed.Node, "cat", "/proc/sys/net/netfilter/nf_conntrack_"+name).CombinedOutput()
+	if err != nil {
+		w.Fatalf("%s: %v %s", name, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func (w *world) ruleset() string {
+	w.Helper()
+	out, err := w.bed.Command(w.Context(), testbed.Node, "nft", "list", "ruleset").CombinedOutput()
+	if err != nil {
+		w.Fatalf("nft: %v %s", err, out)
+	}
+	return string(out)
+}
+
+func TestKubeProxy_initOnly(t *testing.T) {
+	w := newWorld(t)
+	settings := " --proxy-mode nftables --conntrack-max-per-core 0 --conntrack-tcp-timeout-close-wait 7m --conntrack-tcp-be-liberal --conntrack-udp-timeout 11s"
+	w.runs("kube-proxy", "--init-only"+settings, 0, "nf_conntrack_tcp_timeout_close_wait")
+	for name, want := range map[string]string{"tcp_timeout_close_wait": "420", "tcp_be_liberal": "1", "udp_timeout": "11"} {
+		if got := w.sysctl(name); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+	if rules := w.ruleset(); rules != "" {
+		t.Errorf("rules, though nothing should be programmed:\n%s", rules)
+	}
+	// Nothing is left to do, and so nothing is said.
+	if out := w.runs("kube-proxy", "--init-only"+settings, 0); strings.Contains(out, "msg=set ") {
+		t.Errorf("the second time:\n%s", out)
+	}
+	// The number of connections is the machine's, which a namespace cannot change.
+	w.runs("kube-proxy", "--init-only --conntrack-max-per-core 1 --conntrack-min 12345", 1,
+		"cannot set nf_conntrack_max to 12345", "conntrack.maxPerCore: 0")
+}
+
+// unprivileged are the arguments that make a command run without root, with or without CAP_NET_ADMIN.
+func (w *world) unprivileged(caps string, args ...string) *testbed.Cmd {
+	w.Helper()
+	self := w.command(args...)
+	c := w.bed.Command(context.WithoutCancel(w.Context()), testbed.Node, "setpriv", append([]string{
+		"--reuid=65534", "--clear-groups", "--no-new-privs", "--bounding-set=" + caps, "--inh-caps=" + caps, "--ambient-caps=" + caps,
+		"--", self.Path}, args...)...)
+	c.Env = self.Env
+	return c
+}
+
+func TestRun_withoutRoot(t *testing.T) {
+	w := newWorld(t)
+	if os.Getuid() != 0 {
+		t.Skip("in a user namespace there is no other user")
+	}
+	open(t, w.manifests) // t.TempDir is root's
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	open(t, filepath.Dir(self))
+	args := []string{"run", "--manifests", w.manifests, "--once", "--node-ip", "192.0.2.1", "--conntrack-max-per-core=0",
+		"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=9m"}
+	out, err := w.unprivileged("-all", args...).CombinedOutput()
+	if err == nil || strings.Count(string(out), "root, or CAP_NET_ADMIN, is needed") != 1 {
+		t.Errorf("without any capability: %v\n%s", err, out)
+	}
+	w.runs("fairlead", "run --init-only "+strings.Join(args[6:], " "), 0)
+	out, err = w.unprivileged("-all,+net_admin", args...).CombinedOutput()
+	if err != nil || strings.Contains(string(out), "level=ERROR") {
+		t.Errorf("with CAP_NET_ADMIN: %v\n%s", err, out)
+	}
+	if got := w.probe(testbed.Node, clusterIP); !strings.HasPrefix(got, "pod-") {
+		t.Errorf("%s answers %s", clusterIP, got)
+	}
+}
+
+// open lets everybody into a directory and those above it, as far as they are this test's.
+func open(t *testing.T, dir string) {
+	t.Helper()
+	for ; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(dir, info.Mode()|0o055); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// busy listens on the node where the proxy would.
+func (w *world) busy(at string) net.Listener {
+	w.Helper()
+	var l net.Listener
+	err := w.bed.Do(testbed.Node, func() (err error) {
+		l, err = net.Listen("tcp", at)
+		return err
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func (w *world) get(at netip.AddrPort, path string) int {
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return w.bed.Dial(ctx, testbed.Node, model.TCP, at)
+		},
+	}}
+	response, err := client.Get("http://" + at.String() + path)
+	if err != nil {
+		return 0
+	}
+	_ = response.Body.Close()
+	return response.StatusCode
+}
+
+// The ports of kube-proxy's listeners may be taken: then they are tried again and again, unless the
+// administrator has said that this is fatal.
+func TestRun_takenPorts(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []struct{ at, flag string }{
+		{"127.0.0.1:10249", "--metrics-bind-address"},
+		{"127.0.0.1:10256", "--healthz-bind-address"},
+	} {
+		l := w.busy(c.at)
+		w.runs("fairlead", "run --manifests DIR --bind-address-hard-fail --control-socket "+w.socket+" "+c.flag+" "+c.at, 1,
+			c.at, "address already in use")
+		if c.flag == "--healthz-bind-address" {
+			_ = l.Close()
+			continue
+		}
+		p := w.start() // all the same
+		_ = l.Close()
+		at := netip.MustParseAddrPort(c.at)
+		w.within("metrics are served", func() bool { return w.get(at, "/metrics") == http.StatusOK })
+		if err := p.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = p.Wait()
+	}
+}
+
+// within waits until something is so.
+func (w *world) within(what string, is func() bool) {
+	w.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) { // nobody announces it
+		if time.Now().After(end) {
+			w.Fatal("it is not so: " + what)
+		}
+	}
+}
