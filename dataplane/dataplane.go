@@ -79,8 +79,8 @@ type Config struct {
 type Meter interface {
 	// Forgot: the kernel's flows of one address family were looked through, and some forgotten.
 	Forgot(v6 bool, flows int, took time.Duration)
-	// Listening: so many sockets now serve NodePorts on the loopback address.
-	Listening(v6 bool, sockets int)
+	// Listening: so many sockets more, or fewer, serve NodePorts on the loopback address.
+	Listening(v6 bool, more int)
 	// NotListening: such a socket could not be opened.
 	NotListening(v6 bool)
 }

@@ -138,7 +138,7 @@ func TestMeterAndAnswers(t *testing.T) {
 		m.Forgot(false, 3, 2*time.Millisecond)
 		m.Forgot(true, 0, time.Millisecond)
 		m.Listening(true, 7)
-		m.Listening(true, 4)
+		m.Listening(true, -3)
 		m.NotListening(true)
 		for _, status := range []int{200, 503, 503} {
 			m.Answered("/healthz", status)

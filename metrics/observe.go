@@ -143,7 +143,7 @@ func (m *Metrics) Forgot(v6 bool, flows int, took time.Duration) {
 }
 
 // Listening implements dataplane.Meter.
-func (m *Metrics) Listening(v6 bool, sockets int) { m.proxy.listeners.of(v6).Set(float64(sockets)) }
+func (m *Metrics) Listening(v6 bool, more int) { m.proxy.listeners.of(v6).Add(float64(more)) }
 
 // NotListening implements dataplane.Meter.
 func (m *Metrics) NotListening(v6 bool) { m.proxy.notListening.of(v6).Inc() }

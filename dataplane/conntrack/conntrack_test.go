@@ -33,7 +33,28 @@ type stage struct {
 	state *model.State
 	dumps int   // how often flows were looked through, each time for both families
 	fault error // of that
+
+	looked, forgotten [2]int // what the meter was told of IPv4 and IPv6
 }
+
+// Forgot implements dataplane.Meter.
+func (s *stage) Forgot(v6 bool, flows int, took time.Duration) {
+	family := 0
+	if v6 {
+		family = 1
+	}
+	s.looked[family]++
+	s.forgotten[family] += flows
+	if took <= 0 {
+		s.Error("looking through flows took ", took)
+	}
+}
+
+// Listening implements dataplane.Meter.
+func (s *stage) Listening(bool, int) { s.Error("nobody listens") }
+
+// NotListening implements dataplane.Meter.
+func (s *stage) NotListening(bool) { s.Error("nobody wants to listen") }
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
@@ -49,7 +70,7 @@ func newStage(t *testing.T) *stage {
 	}
 	s.bed = bed
 	err = bed.Do(testbed.Node, func() (err error) {
-		s.plane, err = conntrack.Wrap(nftables.New)(dataplane.Config{Fault: s.inject})
+		s.plane, err = conntrack.Wrap(nftables.New)(dataplane.Config{Fault: s.inject, Meter: s})
 		return err
 	})
 	if err == nil {
@@ -173,7 +194,17 @@ func TestPlane_flowsThatLiveOn(t *testing.T) {
 	s.must(pods, dns, pool("default/dns cluster", 53, "a", "b", "c"), other, pool("default/other cluster", 53, "a", "b"))
 	service, others := s.flows("client", "10.96.0.10:53"), s.flows("client", "10.96.0.11:53")
 	direct := s.flows("client", "10.244.1.2:53")
+	s.looked, s.forgotten = [2]int{}, [2]int{}
 	s.must(pods, dns, pool("default/dns cluster", 53, "b", "c"), other, pool("default/other cluster", 53, "a", "b"))
+	gone := 0
+	for _, f := range service {
+		if f.backend == "a" {
+			gone++
+		}
+	}
+	if s.looked != [2]int{1, 1} || s.forgotten != [2]int{gone, 0} {
+		t.Errorf("the meter was told of %v looks and %v flows, want one look each and %d flows of IPv4", s.looked, s.forgotten, gone)
+	}
 	(&stay{s, "a"}).check(service)
 	(&stay{s, ""}).check(others)
 	(&stay{s, ""}).check(direct)

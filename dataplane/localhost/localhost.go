@@ -62,6 +62,7 @@ type plane struct {
 	known   bool                  // the last call succeeded
 	view    *view                 // of its State; nil: the wrapped plane has that State itself
 	relays  map[model.Key]*relay  // of both scopes, as Any
+	counted int                   // relays that the meter knows
 	missing keys                  // where a relay could not listen, at least once
 	users   map[model.PoolID]keys // relays by their pools
 }
@@ -137,10 +138,11 @@ func (p *plane) settle(s *model.State, touched keys, inner error) error {
 	}
 }
 
-// count tells how many relays there are, all of them on [::1].
+// count tells how many relays came or went, all of them on [::1].
 func (p *plane) count() {
-	if p.config.Meter != nil {
-		p.config.Meter.Listening(true, len(p.relays))
+	more := len(p.relays) - p.counted
+	if p.counted = len(p.relays); more != 0 && p.config.Meter != nil {
+		p.config.Meter.Listening(true, more)
 	}
 }
 

@@ -38,7 +38,22 @@ type stage struct {
 	plane dataplane.Dataplane
 	state *model.State
 	fault func(string) error
+
+	listening, failed int // what the meter was told
 }
+
+// Forgot implements dataplane.Meter.
+func (*stage) Forgot(bool, int, time.Duration) {}
+
+// Listening implements dataplane.Meter.
+func (s *stage) Listening(v6 bool, more int) {
+	if s.listening += more; !v6 || more == 0 || s.listening < 0 {
+		s.Errorf("the meter was told of %d more listeners (IPv6: %v), which makes %d", more, v6, s.listening)
+	}
+}
+
+// NotListening implements dataplane.Meter.
+func (s *stage) NotListening(bool) { s.failed++ }
 
 const (
 	podA = "[fd00::af4:102]"
@@ -68,7 +83,7 @@ func newStage(t *testing.T) *stage {
 func (s *stage) newPlane() (p dataplane.Dataplane) {
 	s.Helper()
 	err := s.bed.Do(testbed.Node, func() (err error) {
-		p, err = localhost.Wrap(conntrack.Wrap(nftables.New))(dataplane.Config{Fault: func(operation string) error {
+		p, err = localhost.Wrap(conntrack.Wrap(nftables.New))(dataplane.Config{Meter: s, Fault: func(operation string) error {
 			if s.fault == nil {
 				return nil
 			}
@@ -198,6 +213,9 @@ func (s *stage) finish() {
 	ctx := context.WithoutCancel(s.Context())
 	if err := errors.Join(s.plane.Remove(ctx), s.plane.Close()); err != nil {
 		s.Error(err)
+	}
+	if s.listening != 0 {
+		s.Errorf("after Remove: the meter knows of %d listeners", s.listening)
 	}
 	out, err := s.bed.Command(ctx, testbed.Node, "ss", "-Hlntu").CombinedOutput()
 	if err != nil || len(out) > 0 {
@@ -487,6 +505,9 @@ func TestPlane_portTaken(t *testing.T) {
 	s.reaches(web, model.TCP, "pod-a", "pod-b")
 	if got := s.audit(); len(got) > 0 {
 		t.Errorf("audit: %v", got)
+	}
+	if s.listening != 2 || s.failed == 0 {
+		t.Errorf("the meter was told of %d listeners and %d failures, want 2 and some", s.listening, s.failed)
 	}
 	if err := s.bed.Do(testbed.Node, take); err == nil {
 		t.Error("another program can listen on the port of a relay")
