@@ -220,7 +220,8 @@ func merge[V any](to, from map[service.Name]*V) {
 	maps.DeleteFunc(to, func(_ service.Name, v *V) bool { return v == nil })
 }
 
-// TestTable_incremental checks that a State after many Updates is that of a new Table, that each
+// TestTable_incremental checks that a State after many Updates, with other options now and then, is
+// that of a new Table, that each
 // Change is exactly the difference, and that no problem of the final State was kept silent.
 func TestTable_incremental(t *testing.T) {
 	seed := rand.Uint64()
@@ -240,6 +241,12 @@ func testIncremental(t *testing.T, seed uint64) {
 	for range 30 {
 		b := d.batch(4)
 		w.add(b)
+		if d.one(4) {
+			name := options.NodeName
+			options = d.options()
+			checkConfigure(t, table, options)
+			options.NodeName = name // which stays
+		}
 		state, change, problems := table.Update(b)
 		checkChange(t, before, state, change)
 		checkState(t, state)
@@ -270,6 +277,19 @@ func testIncremental(t *testing.T, seed uint64) {
 	state, _, _ := table.Update(gone)
 	if len(state.Frontends)+len(state.Pools)+len(state.Health) > 0 || len(state.Guards) > len(w.ServiceCIDRs) {
 		t.Errorf("rows are left when all objects are gone:\n%s", state)
+	}
+}
+
+// checkConfigure gives a Table other options, and then some which it must refuse.
+func checkConfigure(t *testing.T, table *service.Table, o service.Options) {
+	t.Helper()
+	o.NodeName = "elsewhere"
+	if err := table.Configure(o); err != nil {
+		t.Error(err)
+	}
+	o.MasqueradeAll, o.NodePortAddresses = !o.MasqueradeAll, []string{"everywhere"}
+	if err := table.Configure(o); err == nil {
+		t.Error("no error for nodePortAddresses everywhere")
 	}
 }
 
