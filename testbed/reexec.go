@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"syscall"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,11 +22,13 @@ const reexeced = "FAIRLEAD_USER_NAMESPACE"
 //
 //	if status, done, err := testbed.Reexec(); done || err != nil { … os.Exit(status) }
 //
+// The user namespace comes with a network namespace, of which only the loopback interface is of use.
+//
 // The error says what to change if the system allows neither.
 func Reexec() (status int, done bool, err error) {
 	denied := tryNetns()
 	if denied == nil {
-		return 0, false, nil
+		return 0, false, ownLoopback()
 	}
 	err = errors.New("their root may not either")
 	if os.Getenv(reexeced) == "" {
@@ -49,6 +52,17 @@ func RunTests(run func() int) (status int) {
 		status = run()
 	}
 	return status
+}
+
+// ownLoopback sets the loopback interface up in the network namespace that Reexec has made.
+func ownLoopback() error {
+	if os.Getenv(reexeced) == "" {
+		return nil
+	}
+	if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}); err != nil {
+		return fmt.Errorf("set loopback up: %w", err)
+	}
+	return nil
 }
 
 // tryNetns finds out whether this process may make and configure a network namespace.
