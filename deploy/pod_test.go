@@ -1,7 +1,6 @@
 package deploy
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -154,7 +153,7 @@ func terminate(t *testing.T, proxy *kubernetes.Proxy) {
 		t.Fatal(err)
 	}
 	<-proxy.Ended()
-	if err := proxy.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := proxy.Terminate(); err != nil { // it has ended, and this tells how
 		t.Errorf("it does not end as it should: %v", err)
 	}
 }
