@@ -65,7 +65,7 @@ type Client struct {
 
 // timing is how long to wait for what.
 type timing struct {
-	silence  time.Duration // until a watch that says nothing is given up; servers send a bookmark a minute
+	silence  time.Duration // until a watch that says nothing is doubted; most send a bookmark a minute
 	list     time.Duration // until a list is given up; servers give up after one minute by default
 	settled  time.Duration // until a watch that has not ended counts as working
 	absent   time.Duration // until an optional resource that is not offered is asked for again
@@ -80,7 +80,7 @@ const maxBackoff = 10 * time.Second
 
 func defaultTiming() timing {
 	return timing{
-		silence:  150 * time.Second,
+		silence:  5 * time.Minute,
 		list:     5 * time.Minute,
 		settled:  time.Second,
 		absent:   2 * time.Minute,

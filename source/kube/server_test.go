@@ -185,9 +185,21 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed)
 	case r.URL.Query().Get("watch") != "":
 		s.watch(w, r, resource)
+	case s.future(r.URL.Query().Get("resourceVersion")):
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusGatewayTimeout)
+		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Timeout","code":504,
+			"details":{"causes":[{"reason":"ResourceVersionTooLarge"}]}}`)
 	default:
 		s.list(w, resource)
 	}
+}
+
+func (s *apiServer) future(version string) bool {
+	v, _ := strconv.Atoi(version)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return v > s.version
 }
 
 // refuse answers with a Status.

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
@@ -151,6 +152,9 @@ func (w *watcher) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interf
 	}
 	to := make(chan watch.Event)
 	s := &stream{watcher: w, from: from, to: to, proxy: watch.NewProxyWatcher(to)}
+	if !streaming {
+		s.version = o.ResourceVersion
+	}
 	w.source.running.Go(func() {
 		defer cancel()
 		s.pump(ctx)
@@ -207,11 +211,12 @@ type stream struct {
 	from  watch.Interface
 	to    chan watch.Event
 	proxy *watch.ProxyWatcher
+	// version is how far the watch has come; empty: it is in the first objects, which come in any order.
+	version string
 }
 
-// pump ends when the watch ends, and when it is silent for so long that it cannot be alive: servers
-// send bookmarks. A connection that broke unnoticed is silent, and so is a watch from a version that
-// lies in the future since etcd was restored from a backup. So the Reflector is told to list anew.
+// pump ends when the watch ends, and when it has been silent for so long that it may be dead, though the
+// connection is not. The Reflector then continues by another watch.
 func (s *stream) pump(ctx context.Context) {
 	defer close(s.to)
 	defer s.from.Stop()
@@ -227,12 +232,7 @@ func (s *stream) pump(ctx context.Context) {
 			}
 			silence.Reset(s.timing.silence)
 		case <-silence.C:
-			s.source.log.Warn("a watch has been silent for too long; the objects are listed anew",
-				"resource", s.resource, "server", s.link.server, "silence", s.timing.silence)
-			s.send(watch.Event{Type: watch.Error, Object: &metav1.Status{
-				Status: metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired,
-				Message: "the watch was silent for too long",
-			}})
+			s.checkHistory(ctx)
 			return
 		case <-settled.C: // many watches have nothing to say for long
 			s.works()
@@ -242,6 +242,30 @@ func (s *stream) pump(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// checkHistory finds out whether the watch is silent because it waits for a version that lies in the
+// future since etcd was restored from a backup: another watch from there would be as silent, so the
+// Reflector is told to list anew. That costs the server much; the question, about no object, little.
+func (s *stream) checkHistory(ctx context.Context) {
+	if s.version == "" {
+		return // it was silent from its beginning
+	}
+	requestCtx, cancel := context.WithTimeout(ctx, s.timing.list)
+	defer cancel()
+	o := metav1.ListOptions{ResourceVersion: s.version, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}
+	nothing := fields.OneTermEqualSelector(metav1.ObjectNameField, "-").String()
+	err := s.client.Get().Resource(s.resource).VersionedParams(&o, metav1.ParameterCodec).
+		Param("fieldSelector", nothing).MaxRetries(0).Do(requestCtx).Error()
+	if !apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) {
+		return
+	}
+	s.source.log.Warn("the API server's history went back, as after a restore of etcd; the objects are listed anew",
+		"resource", s.resource, "server", s.link.server, "version", s.version)
+	s.send(watch.Event{Type: watch.Error, Object: &metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired,
+		Message: "the server's history went back",
+	}})
 }
 
 func (s *stream) send(e watch.Event) bool {
@@ -269,6 +293,9 @@ func (s *stream) translate(ctx context.Context, e watch.Event) watch.Event {
 	if err != nil {
 		s.failed(ctx, err)
 		return watch.Event{Type: watch.Error, Object: &apierrors.NewInternalError(err).ErrStatus}
+	}
+	if s.version != "" || c.listed {
+		s.version = c.version
 	}
 	e.Object = c
 	return e
