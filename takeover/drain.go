@@ -2,6 +2,7 @@ package takeover
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -20,13 +21,18 @@ const (
 
 // Drain waits until the connections through IPVS have ended, or the deadline has passed, and removes
 // what Remove left for them. It returns at once if there is nothing to wait for. The deadline is in the
-// kernel, as the alias of kube-ipvs0, so that a process that takes over later keeps it. When ctx ends,
-// IPVS goes on; its error is then returned. Errors in between are logged, and the step is repeated. So
-// is progress, and report is called with it, last with zeros; nil: nobody is interested.
+// kernel, as the alias of kube-ipvs0, so that a process that takes over later keeps it. Progress is
+// logged, and report is called with it, last with zeros; nil: nobody is interested.
+//
+// When ctx ends, IPVS goes on, and the error is that of ctx. It is an error, too, when kube-proxy is
+// back. After others, which are logged, the step is repeated.
 func (t *Takeover) Drain(ctx context.Context, report func(Progress)) error {
 	var last Progress
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
 		p, left, err := t.look()
+		if errors.Is(err, errReturned) {
+			return err
+		}
 		if err != nil {
 			t.config.Log.Warn("drain IPVS; trying again", "error", err)
 		}

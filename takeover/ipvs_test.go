@@ -161,6 +161,47 @@ func TestIPVSDeadline(t *testing.T) {
 	w.expectNoIPVS(before)
 }
 
+// TestIPVSReturns: kube-proxy comes back while IPVS drains, and serves the same connections again.
+func TestIPVSReturns(t *testing.T) {
+	t.Parallel()
+	if needIPVS(t) {
+		return
+	}
+	w, before, l := ipvsWorld(t, "nft")
+	f := w.startFairlead()
+	to := w.takeover(time.Hour)
+	w.remove(to)
+	l.await(10)
+	p := w.startKubeProxy("ipvs", ipvsFlags...)
+	drained := make(chan error, 1)
+	go func() { drained <- to.Drain(t.Context(), nil) }()
+	for done := false; !done; {
+		select {
+		case err := <-drained:
+			if done = true; err == nil || !strings.Contains(err.Error(), "kube-proxy is back") {
+				t.Errorf("with kube-proxy back: %v", err)
+			}
+		case <-time.After(leisurely):
+			l.talk()
+		}
+	}
+	for tool, last := range map[string]string{"iptables-save": "KUBE-CLUSTER-IP", "ip6tables-save": "KUBE-6-CLUSTER-IP"} {
+		for end := time.Now().Add(patience); !strings.Contains(w.run("", tool), "--match-set "+last); l.talk() {
+			if time.Now().After(end) {
+				t.Fatalf("kube-proxy has not finished\n%s\n%s", w.find(to), p.log)
+			}
+		}
+	}
+	f.clean()
+	l.await(20)
+	p.stop()
+	l.await(20)
+	l.endShort()
+	l.endLong()
+	w.remove(w.takeover(0))
+	w.expectNoIPVS(before)
+}
+
 // TestIPVSNow: fairlead clean does not wait, and a Drain that nobody began ends at once.
 func TestIPVSNow(t *testing.T) {
 	t.Parallel()

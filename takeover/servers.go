@@ -90,15 +90,15 @@ func nodePorts() (map[servedPort]bool, error) {
 func (v *virtualServers) find(context.Context) ([]Leftover, error) {
 	s, err := readIPVS()
 	var found []Leftover
-	var drains string
-	if s.draining() {
-		drains = "its connections may end until " + s.dummy.deadline.UTC().Format(time.RFC3339)
+	var until time.Time
+	if s.dummy != nil {
+		until = s.dummy.deadline
 	}
 	if len(s.servers) > 0 {
-		found = append(found, Leftover{Backend: "ipvs", What: "virtual servers", Count: len(s.servers), Stays: drains})
+		found = append(found, Leftover{Backend: "ipvs", What: "virtual servers", Count: len(s.servers), Until: until})
 	}
 	if s.dummy != nil {
-		found = append(found, Leftover{Backend: "link", What: dummyLink, Count: 1, Stays: drains})
+		found = append(found, Leftover{Backend: "link", What: dummyLink, Count: 1, Until: until})
 	}
 	return found, err
 }
@@ -121,10 +121,15 @@ func (v *virtualServers) remove(context.Context) error {
 func (s ipvsState) empty() bool    { return len(s.servers) == 0 && s.dummy == nil }
 func (s ipvsState) draining() bool { return s.dummy != nil && !s.dummy.deadline.IsZero() }
 
+// quiet reports whether nothing takes new connections.
+func (s ipvsState) quiet() bool {
+	return !slices.ContainsFunc(s.servers, func(v server) bool { return !v.quiet() })
+}
+
 // begin makes IPVS take nothing new. Its first step then removes what is idle.
 func (v *virtualServers) begin(s ipvsState) error {
 	var errs []error
-	if s.dummy.deadline.IsZero() {
+	if s.dummy.deadline.IsZero() || !s.quiet() { // in the latter case kube-proxy has been back
 		errs = append(errs, s.dummy.setDeadline(time.Now().Add(v.drainFor).Truncate(time.Second)))
 	}
 	errs = append(errs, s.dummy.unprefer())
@@ -135,11 +140,17 @@ func (v *virtualServers) begin(s ipvsState) error {
 	return errors.Join(append(errs, err)...)
 }
 
+// errReturned ends a Drain.
+var errReturned = errors.New("kube-proxy is back: its virtual servers of IPVS take new connections again")
+
 // step removes the virtual servers and addresses that nobody uses any more, or all when it is time.
 func (v *virtualServers) step() (Progress, error) {
 	s, err := readIPVS()
 	if err != nil || !s.draining() {
 		return Progress{}, err
+	}
+	if !s.quiet() {
+		return Progress{}, errReturned
 	}
 	if !time.Now().Before(s.dummy.deadline) {
 		return Progress{}, s.finish()
@@ -152,7 +163,7 @@ func (v *virtualServers) step() (Progress, error) {
 	var errs []error
 	for _, server := range s.servers {
 		n := server.connections()
-		if n == 0 && server.quiet() {
+		if n == 0 {
 			errs = append(errs, s.director.remove(server))
 			continue
 		}

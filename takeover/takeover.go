@@ -54,6 +54,8 @@ type Leftover struct {
 	Count   int
 	// Stays says why Remove leaves it where it is, and what to do about it. Empty: Remove removes it.
 	Stays string
+	// Until is how long Drain leaves it to its connections. Zero: it does not drain.
+	Until time.Time
 }
 
 // String is for a log or a terminal: "31 chains (iptables-legacy ip nat)".
@@ -71,6 +73,9 @@ func (l Leftover) String() string {
 	s := fmt.Sprintf("%d %s (%s)", l.Count, what, where)
 	if l.Stays != "" {
 		s += ": " + l.Stays
+	}
+	if !l.Until.IsZero() {
+		s += ": for its connections, until " + l.Until.UTC().Format(time.RFC3339)
 	}
 	return s
 }
