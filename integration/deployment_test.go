@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
 	"fairlead.dev/fairlead/testbed/kubernetes"
 )
@@ -16,10 +17,15 @@ func TestDeployment(t *testing.T) {
 	w := newWorld(t, kubernetes.Options{})
 	w.deployWeb(linger)
 	w.step("rolling update", func(w *world) {
+		lasted := w.converse()
+		start := time.Now()
 		w.unbroken(func() {
 			w.kubectl("set", "env", "deployment/web", "VERSION=2")
 			w.rolledOut()
 		})
+		if d := (<-lasted).Sub(start); d < linger {
+			w.Errorf("a connection that was open ended after %s, before its pod did", d)
+		}
 	})
 	for _, node := range []string{"node-b", "node"} {
 		w.step("drain "+node, func(w *world) {
@@ -39,6 +45,30 @@ func TestDeployment(t *testing.T) {
 		})
 	})
 	w.step("scale to zero and back", func(w *world) { w.scaleToZeroAndBack(linger) })
+}
+
+// converse opens a connection and uses it all the time. It sends when it ended.
+func (w *world) converse() <-chan time.Time {
+	w.Helper()
+	conn, err := w.bed.Dial(w.Context(), client, model.TCP, addresses()[0])
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.cleanup(conn.Close)
+	ended := make(chan time.Time, 1)
+	go func() {
+		for line := make([]byte, 64); ; time.Sleep(10 * time.Millisecond) {
+			_, err := conn.Read(line) // the first comes unasked
+			if err == nil {
+				_, err = conn.Write([]byte("\n"))
+			}
+			if err != nil {
+				ended <- time.Now()
+				return
+			}
+		}
+	}()
+	return ended
 }
 
 // step is a subtest in the same world.

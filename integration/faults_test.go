@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -109,7 +110,7 @@ func (w *world) revokeToken() {
 		if apierrors.IsUnauthorized(err) {
 			return nil
 		}
-		return fmt.Errorf("the answer is %v", err)
+		return errors.New("the answer is " + fmt.Sprint(err))
 	})
 }
 

@@ -77,6 +77,7 @@ func BuildParts(ctx context.Context) (Parts, error) {
 // partsBuild builds the module at source into dir.
 type partsBuild struct {
 	source, dir string
+	parts       []part
 	flags       []string
 	progress    io.Writer
 }
@@ -90,7 +91,7 @@ func newPartsBuild(progress io.Writer) (*partsBuild, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &partsBuild{source: filepath.Join(root, "testbed", "kubernetes", "parts"), progress: progress}
+	b := &partsBuild{source: filepath.Join(root, "testbed", "kubernetes", "parts"), parts: allParts(), progress: progress}
 	hash := sha256.New()
 	for _, name := range []string{"go.mod", "go.sum"} {
 		text, err := os.ReadFile(filepath.Join(b.source, name))
@@ -102,7 +103,7 @@ func newPartsBuild(progress io.Writer) (*partsBuild, error) {
 			b.flags = buildFlags(string(text))
 		}
 	}
-	fmt.Fprintln(hash, runtime.GOARCH, b.flags, allParts())
+	fmt.Fprintln(hash, runtime.GOARCH, b.flags, b.parts)
 	b.dir = filepath.Join(cache, "fairlead", "parts-"+hex.EncodeToString(hash.Sum(nil))[:16])
 	return b, nil
 }
@@ -191,15 +192,14 @@ func (b *partsBuild) lock(ctx context.Context) (*os.File, error) {
 // once when they are complete.
 func (b *partsBuild) build(ctx context.Context) error {
 	start := time.Now()
-	parts := allParts()
 	fmt.Fprintf(b.progress, "parts: building etcd, Kubernetes and kubectl, this once: some 10 minutes on 2 cores\n")
 	fresh, err := os.MkdirTemp(filepath.Dir(b.dir), filepath.Base(b.dir)+".new-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(fresh)
-	for i, p := range parts {
-		fmt.Fprintf(b.progress, "parts: %4.0fs  %s (%d of %d)\n", time.Since(start).Seconds(), p.name, i+1, len(parts))
+	for i, p := range b.parts {
+		fmt.Fprintf(b.progress, "parts: %4.0fs  %s (%d of %d)\n", time.Since(start).Seconds(), p.name, i+1, len(b.parts))
 		if err := b.buildOne(ctx, p, filepath.Join(fresh, p.name)); err != nil {
 			return err
 		}

@@ -19,15 +19,21 @@ const scratchPattern = "fairlead-control-plane-"
 
 func newScratch() (*scratch, error) {
 	sweep()
-	path, err := os.MkdirTemp("", scratchPattern)
-	if err != nil {
-		return nil, err
+	for {
+		path, err := os.MkdirTemp("", scratchPattern)
+		if err != nil {
+			return nil, err
+		}
+		name := filepath.Join(path, "lock")
+		lock, err := lockFile(name, unix.LOCK_EX)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := os.Stat(name); err == nil {
+			return &scratch{path, lock}, nil
+		}
+		lock.Close() // another process's sweep had the lock first
 	}
-	lock, err := lockFile(filepath.Join(path, "lock"), unix.LOCK_EX)
-	if err != nil {
-		return nil, err
-	}
-	return &scratch{path, lock}, nil
 }
 
 func (s *scratch) remove() error {
