@@ -31,7 +31,10 @@ var cast = []member{
 }
 
 // clients are where probes come from.
-var clients = []testbed.Place{"client", "pod-a", "pod-c", testbed.Node, testbed.NodeB, testbed.Outside}
+var clients = []testbed.Place{"client", "pod-a", farPod, testbed.Node, testbed.NodeB, testbed.Outside}
+
+// farPod is a client whose address is a pod's, but none of this node.
+const farPod testbed.Place = "pod-c"
 
 // nodeAddrs are the addresses of the node, the second of which is none that it would choose.
 var nodeAddrs = []string{"192.0.2.1", "192.0.2.101"}

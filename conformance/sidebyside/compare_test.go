@@ -89,9 +89,9 @@ func (c contrast) String() string {
 }
 
 // sticky reports whether session affinity makes every probe after the first reach the same backend.
-func (c contrast) sticky() bool {
-	return c.service != nil && c.service.Spec.SessionAffinity == corev1.ServiceAffinityClientIP
-}
+func (c contrast) sticky() bool { return c.service != nil && sticky(c.service) }
+
+func sticky(s *corev1.Service) bool { return s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP }
 
 // agree reports whether there is no difference. Where affinity binds the client each side answers from one
 // backend, by chance not the same; what they can be shows while the same Service has none.

@@ -52,7 +52,7 @@ var differences = []difference{
 			externalLocal(c.service) && c.theirs.are(timedOut) && c.ours.are(refused)
 	}},
 	{"remote-hairpin", func(c contrast) bool {
-		return c.mode == iptables && c.from == "pod-c" && hairpinOnly(c)
+		return c.mode == iptables && c.from == farPod && hairpinOnly(c)
 	}},
 	{"endpoint-is-service", func(c contrast) bool {
 		theirs := maps.Clone(c.theirs)

@@ -280,7 +280,9 @@ func (g generator) endpoint(m member, family discoveryv1.AddressType, hinted boo
 	return e
 }
 
-// probes are some for each address of each Service, and some for nobody's.
+// probes are some for each address of each Service, and some for nobody's. Of a Service with affinity the
+// pod of the other node is no client: it may be bound to a backend whose answers do not find back through
+// the node.
 func (g generator) probes(o objects) (all []probe) {
 	for i := range services {
 		s := o.services[serviceName(i)]
@@ -290,8 +292,8 @@ func (g generator) probes(o objects) (all []probe) {
 		for _, port := range s.Spec.Ports {
 			protocol, _ := model.ParseProtocol(string(port.Protocol))
 			for _, to := range addresses(s, port) {
-				if g.chance(65) {
-					all = append(all, g.probe(to, protocol))
+				if p := g.probe(to, protocol); g.chance(65) && !(p.from == farPod && sticky(s)) {
+					all = append(all, p)
 				}
 			}
 		}

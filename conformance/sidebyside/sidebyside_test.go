@@ -149,6 +149,7 @@ func (s *stage) compare(t *testing.T, o objects, probes []probe) error {
 	group, ctx := errgroup.WithContext(t.Context())
 	group.SetLimit(atOnce)
 	for _, p := range s.pairs {
+		group.Go(func() error { return p.health(ctx, o) })
 		for _, q := range probes {
 			group.Go(func() error {
 				c, err := p.contrast(ctx, q, o)
