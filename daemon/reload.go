@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
@@ -33,16 +34,19 @@ func (d *Daemon) reload(ctx context.Context) {
 func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	changes := config.Compare(d.config.Load(), c)
 	n, err := d.prepare(c)
-	if err != nil || len(changes) == 0 && n.feed == nil {
+	if err != nil || len(changes) == 0 && !n.changesFeed {
 		return errors.Join(err, n.drop())
 	}
 	if err := d.engine.Configure(ctx, n.settings); err != nil {
 		return errors.Join(err, n.drop())
 	}
-	d.options.Logs.obey(c, d.config.Swap(c).Warnings)
+	old := d.config.Swap(c)
+	d.options.Logs.obey(c, old.Warnings)
 	d.tell(changes, n)
 	d.replace(ctx, n)
-	d.setHost(c)
+	if d.unset != "" || !reflect.DeepEqual(hostSettings(old), hostSettings(c)) {
+		d.setHost(c) // else an administrator may have set something meanwhile
+	}
 	_ = d.listen(ctx) // it is tried again
 	d.takeOver(ctx)
 	return nil

@@ -435,6 +435,7 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	})
 	files["kubeconfig.conf"] = good
 	w.mount(files)
+	w.logged(p, "what is in the file", `effect="at once"`) // what was waited for is given up
 	w.kubectl(strings.NewReplacer("web", "more", "10.96.0.10", "10.96.0.11", "30080", "30081").Replace(shop), "apply", "-f", "-")
 	more := netip.MustParseAddrPort("10.96.0.11:80")
 	w.until("a new Service", func(context.Context) bool { return w.answers(testbed.Node, more) })
