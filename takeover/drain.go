@@ -29,7 +29,7 @@ const (
 func (t *Takeover) Drain(ctx context.Context, report func(Progress)) error {
 	var last Progress
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
-		p, left, err := t.look()
+		p, left, err := t.look(ctx)
 		if errors.Is(err, errReturned) {
 			return err
 		}
@@ -53,11 +53,11 @@ func (t *Takeover) Drain(ctx context.Context, report func(Progress)) error {
 }
 
 // look does one step, and tells whether there is more to do.
-func (t *Takeover) look() (p Progress, left bool, err error) {
+func (t *Takeover) look(ctx context.Context) (p Progress, left bool, err error) {
 	servers := &virtualServers{log: t.config.Log, drainFor: t.config.Drain}
 	err = t.here.do(func() error {
 		var err error
-		if p, err = servers.step(); err != nil {
+		if p, err = servers.step(ctx); err != nil {
 			return err
 		}
 		s, err := readIPVS()

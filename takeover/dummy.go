@@ -47,6 +47,14 @@ func findDummy() (*dummy, error) {
 	return d, nil
 }
 
+// until is the deadline; zero if nothing drains.
+func (d *dummy) until() time.Time {
+	if d == nil {
+		return time.Time{}
+	}
+	return d.deadline
+}
+
 // addresses are those of a link, or of all.
 func addresses(link netlink.Link) (list []netlink.Addr, err error) {
 	for range nftTries {

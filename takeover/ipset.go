@@ -46,12 +46,14 @@ type ipSets struct{}
 
 func (ipSets) find(context.Context) ([]Leftover, error) {
 	var found []Leftover
-	var errs []error
+	dummy, err := findDummy()
+	errs := []error{err}
 	for _, f := range families {
 		names, err := existingSets(f)
 		errs = append(errs, err)
 		if len(names) > 0 {
-			found = append(found, Leftover{Backend: "ipset", Family: f.name, What: "sets", Count: len(names)})
+			found = append(found,
+				Leftover{Backend: "ipset", Family: f.name, What: "sets", Count: len(names), Until: dummy.until()})
 		}
 	}
 	return found, errors.Join(errs...)
@@ -77,23 +79,32 @@ func existingSets(f family) ([]string, error) {
 	return names, nil
 }
 
+// remove leaves those that IPVS needs to drain.
 func (ipSets) remove(ctx context.Context) error {
-	var errs []error
+	dummy, err := findDummy()
+	errs := []error{err}
 	for _, f := range families {
 		names, err := existingSets(f)
 		errs = append(errs, err)
 		for _, name := range names {
-			err := whileBusy(ctx, func() error { return setError(netlink.IpsetDestroy(name)) })
-			if errors.Is(err, unix.EBUSY) {
-				err = fmt.Errorf("%w: rules that kube-proxy did not make refer to it (iptables-save | grep %s); "+
-					"delete them and run fairlead clean", err, name)
-			}
-			if err != nil && !errors.Is(err, unix.ENOENT) {
-				errs = append(errs, fmt.Errorf("delete ipset %s: %w", name, err))
+			if _, needed := f.nodePortSets()[name]; !needed || dummy.until().IsZero() {
+				errs = append(errs, destroySet(ctx, name))
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func destroySet(ctx context.Context, name string) error {
+	err := whileBusy(ctx, func() error { return setError(netlink.IpsetDestroy(name)) })
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.EBUSY):
+		err = fmt.Errorf("%w: rules that kube-proxy did not make refer to it (iptables-save | grep %s); "+
+			"delete them and run fairlead clean", err, name)
+	}
+	return fmt.Errorf("delete ipset %s: %w", name, err)
 }
 
 // setError makes the kernel's own number for a set in use an ordinary one.

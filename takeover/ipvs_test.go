@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -95,7 +96,9 @@ func TestIPVS(t *testing.T) {
 	w.remove(to)
 	l.await(40)
 	left := w.find(to)
-	if strings.Contains(left, "iptables") || strings.Contains(left, "ipset") || !strings.Contains(left, "virtual server") {
+	want := regexp.MustCompile(`(?m)^1 kube-ipvs0 \(link\)(: for its connections, until .*Z\n)` +
+		`\d+ virtual servers \(ipvs\)(.*\n)3 sets \(ipset ip\)(.*\n)3 sets \(ipset ip6\)(.*\n)$`)
+	if !want.MatchString(left) {
 		t.Errorf("while IPVS drains there is\n%s", left)
 	}
 	to = w.takeover(2 * time.Hour) // another process

@@ -42,6 +42,9 @@ type native struct{ family family }
 
 func (n *native) exists(c *nftables.Conn) (bool, error) {
 	list, err := c.ListTablesOfFamily(nftables.TableFamily(n.family.number))
+	if errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
+		return false, nil
+	}
 	if err != nil {
 		return false, fmt.Errorf("nftables: list tables of %s: %w", n.family.name, err)
 	}
@@ -119,6 +122,9 @@ func (x *compat) leftovers(table string, p plan) []Leftover {
 // chains are those of all tables.
 func (x *compat) chains(c *nftables.Conn) ([]*nftables.Chain, error) {
 	chains, err := c.ListChainsOfTableFamily(nftables.TableFamily(x.family.number))
+	if errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: list chains: %w", x.tool(), err)
 	}

@@ -87,6 +87,15 @@ func (f family) sets() []string {
 	return names
 }
 
+// nodePortSets are those that hold the NodePorts of a protocol.
+func (f family) nodePortSets() map[string]uint8 {
+	return map[string]uint8{
+		f.setsName + "NODE-PORT-TCP":       unix.IPPROTO_TCP,
+		f.setsName + "NODE-PORT-UDP":       unix.IPPROTO_UDP,
+		f.setsName + "NODE-PORT-SCTP-HASH": unix.IPPROTO_SCTP,
+	}
+}
+
 const (
 	nftablesTable = "kube-proxy"
 	dummyLink     = "kube-ipvs0"

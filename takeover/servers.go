@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // virtualServers is what mode ipvs leaves besides rules and sets: virtual servers and kube-ipvs0.
@@ -51,14 +49,14 @@ func readIPVS() (ipvsState, error) {
 }
 
 // owns reports whether kube-proxy made a virtual server: its address is on kube-ipvs0, or its port is
-// in one of kube-proxy's ip sets. While IPVS drains these are gone, but all that is quiet is ours.
+// in one of kube-proxy's ip sets, which stay for that reason until IPVS has drained.
 func (s ipvsState) owns(v server, nodePorts map[servedPort]bool) bool {
 	if s.dummy != nil {
 		if _, ok := s.dummy.addrs[v.address]; ok {
 			return true
 		}
 	}
-	return nodePorts[v.port] || s.draining() && v.quiet()
+	return nodePorts[v.port]
 }
 
 // nodePorts are those in kube-proxy's ip sets.
@@ -69,10 +67,8 @@ func nodePorts() (map[servedPort]bool, error) {
 		if err != nil {
 			return nil, err
 		}
-		for name, protocol := range map[string]uint8{
-			"NODE-PORT-TCP": unix.IPPROTO_TCP, "NODE-PORT-UDP": unix.IPPROTO_UDP, "NODE-PORT-SCTP-HASH": unix.IPPROTO_SCTP,
-		} {
-			if name = f.setsName + name; !slices.Contains(existing, name) {
+		for name, protocol := range f.nodePortSets() {
+			if !slices.Contains(existing, name) {
 				continue
 			}
 			members, err := setPorts(name)
@@ -90,10 +86,7 @@ func nodePorts() (map[servedPort]bool, error) {
 func (v *virtualServers) find(context.Context) ([]Leftover, error) {
 	s, err := readIPVS()
 	var found []Leftover
-	var until time.Time
-	if s.dummy != nil {
-		until = s.dummy.deadline
-	}
+	until := s.dummy.until()
 	if len(s.servers) > 0 {
 		found = append(found, Leftover{Backend: "ipvs", What: "virtual servers", Count: len(s.servers), Until: until})
 	}
@@ -104,7 +97,7 @@ func (v *virtualServers) find(context.Context) ([]Leftover, error) {
 }
 
 // remove ends what IPVS does, or begins to drain it.
-func (v *virtualServers) remove(context.Context) error {
+func (v *virtualServers) remove(ctx context.Context) error {
 	s, err := readIPVS()
 	if err != nil || s.empty() {
 		return err
@@ -115,11 +108,11 @@ func (v *virtualServers) remove(context.Context) error {
 	if v.drainFor == 0 || s.dummy == nil {
 		return s.finish()
 	}
-	return v.begin(s)
+	return v.begin(ctx, s)
 }
 
 func (s ipvsState) empty() bool    { return len(s.servers) == 0 && s.dummy == nil }
-func (s ipvsState) draining() bool { return s.dummy != nil && !s.dummy.deadline.IsZero() }
+func (s ipvsState) draining() bool { return !s.dummy.until().IsZero() }
 
 // quiet reports whether nothing takes new connections.
 func (s ipvsState) quiet() bool {
@@ -127,7 +120,7 @@ func (s ipvsState) quiet() bool {
 }
 
 // begin makes IPVS take nothing new. Its first step then removes what is idle.
-func (v *virtualServers) begin(s ipvsState) error {
+func (v *virtualServers) begin(ctx context.Context, s ipvsState) error {
 	var errs []error
 	if s.dummy.deadline.IsZero() || !s.quiet() { // in the latter case kube-proxy has been back
 		errs = append(errs, s.dummy.setDeadline(time.Now().Add(v.drainFor).Truncate(time.Second)))
@@ -136,7 +129,7 @@ func (v *virtualServers) begin(s ipvsState) error {
 	for _, server := range s.servers {
 		errs = append(errs, s.director.quiesce(server))
 	}
-	_, err := v.step()
+	_, err := v.step(ctx)
 	return errors.Join(append(errs, err)...)
 }
 
@@ -144,7 +137,7 @@ func (v *virtualServers) begin(s ipvsState) error {
 var errReturned = errors.New("kube-proxy is back: its virtual servers of IPVS take new connections again")
 
 // step removes the virtual servers and addresses that nobody uses any more, or all when it is time.
-func (v *virtualServers) step() (Progress, error) {
+func (v *virtualServers) step(ctx context.Context) (Progress, error) {
 	s, err := readIPVS()
 	if err != nil || !s.draining() {
 		return Progress{}, err
@@ -153,7 +146,7 @@ func (v *virtualServers) step() (Progress, error) {
 		return Progress{}, errReturned
 	}
 	if !time.Now().Before(s.dummy.deadline) {
-		return Progress{}, s.finish()
+		return Progress{}, errors.Join(s.finish(), ipSets{}.remove(ctx))
 	}
 	p := Progress{Deadline: s.dummy.deadline}
 	idle := map[netip.Addr]bool{}
@@ -173,7 +166,7 @@ func (v *virtualServers) step() (Progress, error) {
 	kept, err := s.dropAddresses(idle)
 	p.Connections += kept
 	if p.Servers == 0 && kept == 0 && errors.Join(append(errs, err)...) == nil {
-		return Progress{}, s.dummy.remove()
+		return Progress{}, errors.Join(s.dummy.remove(), ipSets{}.remove(ctx))
 	}
 	return p, errors.Join(append(errs, err)...)
 }
