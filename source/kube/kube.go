@@ -74,9 +74,11 @@ type timing struct {
 	series   time.Duration // between two counts of a repeated Event
 }
 
-// maxBackoff is between half and twice of what a retry waits for at most. It is shorter than
-// client-go's: a node that misses endpoints is worse than a few more refused connections.
-const maxBackoff = 10 * time.Second
+// maxBackoff is between half and twice of what a retry waits for at most. It is much shorter than
+// client-go's: a node that misses endpoints is worse than a few more refused connections. With 10 s, an
+// API server's restart that took 8 s was followed by up to 26 s without news, nearly the 30 s for which
+// pods may go on serving by default.
+const maxBackoff = 3 * time.Second
 
 func defaultTiming() timing {
 	return timing{
