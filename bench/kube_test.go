@@ -258,7 +258,11 @@ func (r *run) measureSingle(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		took, events = append(took, d.Seconds()), append(events, afterEvent(v, <-r.seen[i]))
+		event, err := r.saw(i)
+		if err != nil {
+			return err
+		}
+		took, events = append(took, d.Seconds()), append(events, afterEvent(v, event))
 		time.Sleep(r.pause)
 	}
 	r.single.add(took, events)
@@ -323,7 +327,11 @@ func (r *run) collect(vigils map[int]*vigil) error {
 		if err != nil {
 			return err
 		}
-		took, events = append(took, d.Seconds()), append(events, afterEvent(v, <-r.seen[i]))
+		event, err := r.saw(i)
+		if err != nil {
+			return err
+		}
+		took, events = append(took, d.Seconds()), append(events, afterEvent(v, event))
 	}
 	r.churn.add(took, events)
 	return nil

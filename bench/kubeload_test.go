@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,8 +12,11 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	clientset "k8s.io/client-go/kubernetes"
 	discoveryclient "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"fairlead.dev/fairlead/testbed"
 	"fairlead.dev/fairlead/testbed/kubernetes"
@@ -199,7 +201,7 @@ func (c *cluster) patch(ctx context.Context, i, endpoint int, a netip.Addr) erro
 
 // bystander is a bare watch: it tells when the API server announces a change, to anybody.
 type bystander struct {
-	seen map[int]chan time.Time // by Service; of one change at a time
+	seen map[int]chan time.Time // by probed Service
 	stop func()
 }
 
@@ -209,13 +211,18 @@ func (c *cluster) watch(ctx context.Context) (*bystander, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := c.slices().Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	// The server ends watches when it is very busy.
+	w, err := watchtools.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &cache.ListWatch{
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return c.slices().Watch(ctx, o)
+		},
+	})
 	if err != nil {
 		return nil, err
 	}
 	by := &bystander{seen: map[int]chan time.Time{}, stop: w.Stop}
 	for i := range c.open {
-		by.seen[i] = make(chan time.Time, 100)
+		by.seen[i] = make(chan time.Time, most+probedServices)
 	}
 	go func() {
 		for e := range w.ResultChan() {
@@ -224,10 +231,20 @@ func (c *cluster) watch(ctx context.Context) (*bystander, error) {
 				continue
 			}
 			var i int
-			if _, err := fmt.Sscanf(strings.TrimPrefix(s.Name, "svc-"), "%d", &i); err == nil && by.seen[i] != nil {
+			if _, err := fmt.Sscanf(s.Name, "svc-%d", &i); err == nil && by.seen[i] != nil {
 				by.seen[i] <- time.Now()
 			}
 		}
 	}()
 	return by, nil
+}
+
+// saw is when the bystander saw a probed Service's next change.
+func (b *bystander) saw(i int) (time.Time, error) {
+	select {
+	case t := <-b.seen[i]:
+		return t, nil
+	case <-time.After(changeLimit):
+		return time.Time{}, fmt.Errorf("the API server did not announce a change of %s", serviceName(i))
+	}
 }
