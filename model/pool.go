@@ -17,7 +17,7 @@ type PoolID struct {
 
 // Compare orders pools by Service, the cluster-wide one first, IPv4 first.
 func (p PoolID) Compare(o PoolID) int {
-	return cmp.Or(cmp.Compare(p.Service, o.Service), compareBool(p.Local, o.Local), compareBool(p.V6, o.V6))
+	return cmp.Or(cmp.Compare(p.Service, o.Service), FalseFirst(p.Local, o.Local), FalseFirst(p.V6, o.V6))
 }
 
 // Pool is the set of backends among which new connections are spread.
@@ -53,7 +53,8 @@ func (b Backend) draining() bool { return b.Weight == 0 }
 // Compare orders backends by address and port.
 func (b Backend) Compare(o Backend) int { return b.AddrPort.Compare(o.AddrPort) }
 
-func compareBool(a, b bool) int {
+// FalseFirst compares as cmp.Compare would: false comes before true.
+func FalseFirst(a, b bool) int {
 	switch {
 	case a == b:
 		return 0

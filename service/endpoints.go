@@ -51,19 +51,9 @@ func (c *candidate) draining() bool {
 // compare orders candidates by address. Of those with the same one the first is used: the one that
 // runs before the one that terminates, whose pod may have given its address to the other's.
 func (c *candidate) compare(o *candidate) int {
-	return cmp.Or(c.Compare(o.AddrPort), falseFirst(c.endpoint.Terminating, o.endpoint.Terminating),
-		falseFirst(!c.endpoint.Ready, !o.endpoint.Ready), falseFirst(!c.endpoint.Serving, !o.endpoint.Serving),
-		falseFirst(!c.local, !o.local))
-}
-
-func falseFirst(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
+	return cmp.Or(c.Compare(o.AddrPort), model.FalseFirst(c.endpoint.Terminating, o.endpoint.Terminating),
+		model.FalseFirst(!c.endpoint.Ready, !o.endpoint.Ready), model.FalseFirst(!c.endpoint.Serving, !o.endpoint.Serving),
+		model.FalseFirst(!c.local, !o.local))
 }
 
 // gather collects the endpoints that serve a port of a Service, of one address family. The slices

@@ -69,8 +69,8 @@ type Endpoint struct {
 // Hints are the nodes and zones that the endpoint is meant to serve.
 type Hints struct{ Nodes, Zones []string }
 
-// Node is what matters of this machine's own Node object. FromNode makes it; without a Name there is
-// no such object.
+// Node is what matters of this machine's own Node object. FromNode makes it. Without a Name there is
+// no such object: it is missing or, if Eligible, nobody needs one, as where there is no API server.
 type Node struct {
 	Name     string
 	Zone     string       // label topology.kubernetes.io/zone; empty: unknown

@@ -180,7 +180,7 @@ func (d dice) batch(n int) service.Batch {
 }
 
 func (d dice) environment(b *service.Batch) {
-	b.Node = pick(d, testNode(), &service.Node{},
+	b.Node = pick(d, testNode(), &service.Node{}, &service.Node{Eligible: true},
 		&service.Node{Name: "node", IPs: []netip.Addr{addr("192.0.2.1")}, PodCIDRs: []netip.Prefix{prefix("10.244.1.0/24")}})
 	b.Addrs = some(d, addr("192.0.2.1"), addr("fd00::c000:201"), addr("127.0.0.1"), addr("10.244.1.1"), addr("10.96.0.7"))
 	b.ServiceCIDRs = some(d, prefix("10.96.0.0/28"), prefix("10.96.0.1/32"), prefix("fd00::a60:0/112"))
@@ -204,7 +204,7 @@ func newWorld() world {
 func (w *world) add(b service.Batch) {
 	merge(w.Services, b.Services)
 	merge(w.Slices, b.Slices)
-	if b.Node != nil {
+	if b.Node != nil && (b.Node.Name != "" || b.Node.Eligible || w.Node == nil) { // what was deleted is remembered
 		w.Node = b.Node
 	}
 	if b.Addrs != nil {

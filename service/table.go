@@ -2,7 +2,6 @@ package service
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -10,12 +9,12 @@ import (
 )
 
 // Table holds the objects and keeps a State that says what they mean for this node. Its State after
-// any chain of Updates is that of a new Table which is told all objects at once. It is for one
-// goroutine.
+// any chain of Updates is that of a new Table which is told all objects at once; but a Node that was
+// deleted is remembered. It is for one goroutine.
 type Table struct {
 	options    Options
 	configured bool // anew, since the last Update
-	node       Node
+	own        ownNode
 	addrs      []netip.Addr
 	cidrs      []netip.Prefix // Service CIDRs
 	view       View
@@ -64,6 +63,7 @@ func NewTable(o Options) (*Table, error) {
 	s := model.NewState()
 	t := &Table{
 		options:    o,
+		configured: true,
 		entries:    map[Name]*entry{},
 		slices:     map[Name]*Slice{},
 		claims:     map[claim][]*entry{},
@@ -262,7 +262,7 @@ func (t *Table) environment(b *Batch) *model.Pods {
 	}
 	t.configured = false
 	if b.Node != nil {
-		t.setNode(*b.Node)
+		t.setNode(b.Node)
 	}
 	if b.Addrs != nil {
 		t.addrs = slices.Clone(b.Addrs)
@@ -270,6 +270,7 @@ func (t *Table) environment(b *Batch) *model.Pods {
 	changed := b.ServiceCIDRs != nil && t.setServiceCIDRs(model.Disjoint(b.ServiceCIDRs))
 	old := t.view
 	t.view = t.look()
+	t.checkPods()
 	if changed || !t.view.equal(&old) {
 		for name := range t.entries {
 			t.entry(name)
@@ -283,18 +284,9 @@ func (t *Table) environment(b *Batch) *model.Pods {
 }
 
 func (t *Table) look() View {
-	v := t.options.view(t.node, t.addrs, t.cidrs)
+	v := t.options.view(t.own.node, t.addrs, t.cidrs)
 	v.ServiceAddress = t.serviceAddress
 	return v
-}
-
-func (t *Table) setNode(n Node) {
-	if n.Name != "" && n.Name != t.options.NodeName {
-		t.problems = append(t.problems, Problem{"Node " + n.Name, "metadata.name",
-			fmt.Sprintf("this node's name is %q (--hostname-override); the object is ignored", t.options.NodeName)})
-		return
-	}
-	t.node = n
 }
 
 // setServiceCIDRs reports whether they changed.

@@ -82,9 +82,12 @@ func sliceKind() *kind {
 	}
 }
 
+// nodes is the resource of which the own one alone is watched.
+const nodes = "nodes"
+
 func nodeKind(node string) *kind {
 	return &kind{
-		resource: "nodes",
+		resource: nodes,
 		group:    corev1.SchemeGroupVersion,
 		fields:   fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(),
 		list:     func() runtime.Object { return &corev1.NodeList{} },

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -43,7 +44,10 @@ func (c *Client) Source(node string) *Source {
 		w := &watcher{mirror: m, client: c.groups[k.group], link: c.link, timing: c.timing}
 		s.running.Go(func() { w.run(ctx) })
 	}
-	s.running.Go(func() { s.remind(c.timing.reminder, c.server) })
+	s.running.Go(func() {
+		s.remind(c.timing.reminder, c.server)
+		s.remindOfNode(c.timing.reminder)
+	})
 	return s
 }
 
@@ -119,6 +123,31 @@ func (s *Source) remind(every time.Duration, server string) {
 		s.log.Warn("still waiting for the first list; nothing is changed on this node before it",
 			"resources", strings.Join(missing, " "), "server", server, "since", start.Format(time.RFC3339))
 	}
+}
+
+// remindOfNode says from time to time that there is still no Node, as it may never come: the name is
+// wrong. It returns when there is one. What that means, and that it once went, the Table says.
+func (s *Source) remindOfNode(every time.Duration) {
+	for ; ; every = min(2*every, maxReminder) {
+		select {
+		case <-time.After(every):
+		case <-s.ctx.Done():
+			return
+		}
+		there := false
+		s.update(func(b *service.Batch) {
+			if there = s.hasNode(); !there {
+				b.Node = &service.Node{}
+			}
+		})
+		if there {
+			return
+		}
+	}
+}
+
+func (s *Source) hasNode() bool {
+	return slices.ContainsFunc(s.mirrors, func(m *mirror) bool { return m.resource == nodes && len(m.known) > 0 })
 }
 
 // Watch is how the watch of one kind of objects does.

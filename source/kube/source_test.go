@@ -196,6 +196,38 @@ func TestSource(t *testing.T) {
 	expect(t, s, "node n1 [192.0.2.1]")
 }
 
+// A Node that never was is told again and again, one that was deleted only once.
+func TestSource_noNode(t *testing.T) {
+	t.Parallel()
+	api := cluster(t)
+	api.remove(aNode("n1"))
+	c := api.client(nil)
+	c.timing.reminder = 50 * time.Millisecond
+	s := open(t, c)
+	expect(t, s, strings.ReplaceAll(wholeCluster, "node n1 [192.0.2.1]", "node  []"))
+	for range 3 {
+		expect(t, s, "node  []")
+	}
+	api.put(aNode("n1"))
+	for {
+		b, err := s.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := rows(b); got == "node n1 [192.0.2.1]" {
+			break
+		} else if got != "node  []" {
+			t.Fatal(got)
+		}
+	}
+	time.Sleep(time.Second) // longer than the longest pause so far: nothing can be awaited that must not come
+	nothing(t, s, api)
+	api.remove(aNode("n1"))
+	expect(t, s, "node  []")
+	time.Sleep(time.Second)
+	nothing(t, s, api)
+}
+
 // These are the selectors of kube-proxy 1.37 (cmd/kube-proxy/app/server.go).
 func TestSource_requests(t *testing.T) {
 	t.Parallel()
