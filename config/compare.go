@@ -15,6 +15,8 @@ type Class int
 const (
 	// NoEffect: nothing, as the setting has no meaning here, or not in this mode.
 	NoEffect Class = iota
+	// AtStart: another process, as the setting is looked at only when one starts.
+	AtStart
 	// InPlace: something beside the engine's rows is set anew: listeners, the log level, kernel settings.
 	InPlace
 	// OnTable: the engine computes its rows anew; connections live on.
@@ -27,6 +29,8 @@ func (c Class) String() string {
 	switch c {
 	case NoEffect:
 		return "no effect"
+	case AtStart:
+		return "at the next start"
 	case InPlace:
 		return "in place"
 	case OnTable:
@@ -108,11 +112,13 @@ func class(path string) Class {
 	}):
 		return OnTable
 	case matches(path, []string{
-		"logging", "healthzBindAddress", "metricsBindAddress", "bindAddressHardFail", "enableProfiling", "conntrack",
+		"logging", "healthzBindAddress", "metricsBindAddress", "enableProfiling", "conntrack",
 		"oomScoreAdj", "controlSocket", "auditInterval", "takeOver", "featureGates.ComponentFlagz",
 		"featureGates.ComponentStatusz",
 	}):
 		return InPlace
+	case matches(path, []string{"bindAddressHardFail", "showHiddenMetricsForVersion"}):
+		return AtStart
 	case matches(path, []string{"featureGates"}):
 		return NoEffect
 	}

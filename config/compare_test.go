@@ -42,6 +42,11 @@ nodePortAddresses: from nothing to ["primary"] (on the table)`},
 conntrack.min: from 131072 to 0 (in place)
 healthzBindAddress: from "0.0.0.0:10256" to "127.0.0.1:1" (in place)
 logging.verbosity: from 0 to 4 (in place)`},
+		{name: "what counts at the start", class: config.AtStart,
+			after: "bindAddressHardFail: true\nshowHiddenMetricsForVersion: '1.36'\nipvs: {scheduler: lc}",
+			want: `bindAddressHardFail: from false to true (at the next start)
+ipvs.scheduler: from nothing to "lc" (no effect)
+showHiddenMetricsForVersion: from nothing to "1.36" (at the next start)`},
 		{name: "what the engine is made of", class: config.Rebuild,
 			after: "iptables: {masqueradeBit: 15}\nnftables: {masqueradeBit: 15}\nclientConnection: {qps: 50}",
 			want: `clientConnection.qps: from 5 to 50 (rebuild)

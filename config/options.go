@@ -90,7 +90,7 @@ func (f *Flags) serving() []option {
 			bind: func(s *pflag.FlagSet, name, usage string) {
 				s.StringArrayVar(&own.Manifests, name, own.Manifests, usage)
 			},
-			usage: "file or `directory` of manifests to serve instead of the API server's Services (repeatable)"},
+			usage: "`file or directory` of manifests to serve instead of the API server's Services (repeatable)"},
 		{group: serving, flag: "hostname-override", field: "hostnameOverride", always: true,
 			bind: text(&f.said.hostname), usage: "name of this node's Node object (default: the hostname)"},
 		{group: serving, flag: "node-ip", field: "nodeIPs", always: true, bind: texts(&own.NodeIPs),

@@ -141,6 +141,8 @@ func (n *prepared) effect(class config.Class) string {
 	switch {
 	case class == config.NoEffect:
 		return "none, it has no meaning here"
+	case class == config.AtStart:
+		return "when the process starts the next time"
 	case class == config.OnTable:
 		return "at once, rows are computed anew"
 	case class == config.Rebuild && n.feed != nil:

@@ -51,7 +51,8 @@ func TestKubeProxy_commandLine(t *testing.T) {
 	w.runs("fairlead", "config --config "+written, 0, "mode: ipvs", "kind: FairleadConfiguration", "\n---\n")
 	w.runs("fairlead", "config schema FairleadConfiguration", 0, `"$schema"`)
 	w.runs("fairlead", "config schema Nonsense", 2, "Nonsense")
-	w.runs("fairlead", "run --help", 0, "fairlead run", "Configuration", "--config", "Examples")
+	w.runs("fairlead", "run --help", 0, "fairlead run", "Configuration", "--config", "Examples",
+		"--manifests file or directory ")
 }
 
 // sysctl reads a setting of connection tracking on the node.

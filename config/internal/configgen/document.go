@@ -59,7 +59,8 @@ func row(f config.Field) string {
 		flag = "--" + flag
 	}
 	effect := map[config.Class]string{
-		config.NoEffect: "–", config.InPlace: "in place", config.OnTable: "on the rows", config.Rebuild: "by rebuilding",
+		config.NoEffect: "–", config.AtStart: "at the next start", config.InPlace: "in place",
+		config.OnTable: "on the rows", config.Rebuild: "by rebuilding",
 	}[f.Takes]
 	meaning := strings.ReplaceAll(f.Meaning, "|", "\\|")
 	return fmt.Sprintf("| %s | %s | %s | %s | %s |\n", code(f.Path), code(flag), code(f.Default), meaning, effect)
