@@ -1,0 +1,170 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// backend is the kernel's side: x_tables proper (legacy), or nf_tables in the form that iptables-nft
+// understands.
+type backend interface {
+	// begin keeps others from changing tables until end is called, if they can be kept from it.
+	begin(ctx context.Context) error
+	end()
+	// load reads a table.
+	load(id tableID) (*content, error)
+	// write changes tables. It tells apart, by refusedError, what is about the rules in it.
+	write(changes []*change) error
+	// undisturbed reports whether nobody else can have changed the tables since the last settled.
+	undisturbed() (bool, error)
+	settled() error
+	// mark is a number that tells rules apart; that of a rule in the kernel as it stands there.
+	mark(id tableID, r *rule, sets setIndexes) uint64
+	// use is called with all the ipsets to which rules may refer.
+	use(sets setIndexes)
+	// tidy deletes what the back end made beside chains and rules of ours, if nobody else uses it.
+	tidy(id tableID) error
+	close() error
+}
+
+// tableID names a table of an address family.
+type tableID struct {
+	v6   bool
+	name string
+}
+
+func (t tableID) String() string {
+	if t.v6 {
+		return "ip6tables -t " + t.name
+	}
+	return "iptables -t " + t.name
+}
+
+// content is what concerns us of what a table holds.
+type content struct {
+	chains map[string][]uint64 // of ours: the marks of their rules
+	base   []foundRule         // rules in other people's chains that lead to ours, in their order
+}
+
+// foundRule is a rule of a chain that is not ours.
+type foundRule struct {
+	chain string
+	id    uint64 // the back end's name for it
+	mark  uint64
+	to    string // the chain of ours to which it leads
+	base  bool   // the chain is the kernel's own
+}
+
+// change is what shall become of a table.
+type change struct {
+	table  tableID
+	set    map[string][]rule
+	known  map[string]bool // of them those that are there already
+	gone   []string
+	add    []baseRule // the last one comes first in its chain
+	remove []foundRule
+}
+
+func (c *change) empty() bool {
+	return len(c.set) == 0 && len(c.gone) == 0 && len(c.add) == 0 && len(c.remove) == 0
+}
+
+// chains are those that are set; those to which others lead come before them.
+func (c *change) chains() []string {
+	var order []string
+	done := map[string]bool{}
+	var visit func(name string)
+	visit = func(name string) {
+		if _, ok := c.set[name]; !ok || done[name] {
+			return
+		}
+		done[name] = true
+		for _, r := range c.set[name] {
+			if r.do.verb == jump || r.do.verb == goTo {
+				visit(r.do.name)
+			}
+		}
+		order = append(order, name)
+	}
+	each(slices.Sorted(maps.Keys(c.set)), visit)
+	return order
+}
+
+func each[T any](list []T, f func(T)) {
+	for _, x := range list {
+		f(x)
+	}
+}
+
+// difference is the change that makes a table hold the chains that are wanted, and nothing else of ours.
+func difference(b backend, id tableID, want map[string][]rule, have *content, sets setIndexes) *change {
+	c := &change{table: id, set: map[string][]rule{}, known: map[string]bool{}}
+	for name, rules := range want {
+		marks, exists := have.chains[name]
+		c.known[name] = exists
+		if !exists || !slices.EqualFunc(rules, marks, func(r rule, m uint64) bool { return b.mark(id, &r, sets) == m }) {
+			c.set[name] = rules
+		}
+	}
+	for name, marks := range have.chains {
+		if _, ok := want[name]; ok {
+			continue
+		}
+		if !have.leadsTo(name) {
+			c.gone = append(c.gone, name)
+		} else if len(marks) > 0 {
+			c.set[name], c.known[name] = nil, true
+		}
+	}
+	slices.Sort(c.gone)
+	c.baseRules(b, have, want, sets)
+	return c
+}
+
+// leadsTo reports whether a rule in somebody else's chain leads to a chain.
+func (c *content) leadsTo(chain string) bool {
+	return slices.ContainsFunc(c.base, func(f foundRule) bool { return f.to == chain && !f.base })
+}
+
+// baseRules keeps the first of each rule of ours in the kernel's chains, and takes others that lead to
+// chains of ours away. What other people's chains do is their business.
+func (c *change) baseRules(b backend, have *content, want map[string][]rule, sets setIndexes) {
+	wanted := baseRules(c.table.name)
+	if len(want) == 0 {
+		wanted = nil
+	}
+	seen := make([]bool, len(wanted))
+	for _, f := range have.base {
+		i := slices.IndexFunc(wanted, func(w baseRule) bool {
+			return w.chain == f.chain && b.mark(c.table, &w.rule, sets) == f.mark
+		})
+		switch {
+		case i >= 0 && !seen[i]:
+			seen[i] = true
+		case f.base:
+			c.remove = append(c.remove, f)
+		}
+	}
+	for i := len(wanted) - 1; i >= 0; i-- {
+		if !seen[i] {
+			c.add = append(c.add, wanted[i])
+		}
+	}
+}
+
+// refusedError is an answer of the kernel that is about what was sent.
+type refusedError struct {
+	what string
+	err  error
+}
+
+func (e *refusedError) Error() string { return fmt.Sprintf("the kernel refuses %s: %v", e.what, e.err) }
+func (e *refusedError) Unwrap() error { return e.err }
+
+func refused(err error) bool {
+	var r *refusedError
+	return errors.As(err, &r)
+}

@@ -1,0 +1,608 @@
+package iptables
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// numHooks are prerouting, input, forward, output and postrouting.
+const numHooks = 5
+
+var hookNames = [numHooks]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+
+// xtLayout is where struct ipt_entry or ip6t_entry (include/uapi/linux/netfilter_ip…/ip…_tables.h) has its
+// parts, on machines of 64 bits.
+type xtLayout struct {
+	cache    int // behind what is compared with packets
+	offsets  int // of the target, and of the next entry
+	counters int
+	size     int
+}
+
+func layoutOf(v6 bool) xtLayout {
+	if v6 {
+		return xtLayout{cache: 136, offsets: 140, counters: 152, size: 168}
+	}
+	return xtLayout{cache: 84, offsets: 88, counters: 96, size: 112}
+}
+
+const (
+	extensionHeader = 32 // struct xt_entry_match and xt_entry_target: size, name, revision
+	nameOffset      = 2
+	nameLength      = 29
+	revisionOffset  = 31
+	xtCounters      = 16 // bytes of struct xt_counters
+	verdictTarget   = extensionHeader + 8
+	chainTarget     = extensionHeader + 32
+)
+
+// blob is a table: a segment for each chain, those of others first. Jumps are offsets into it.
+type blob struct {
+	id        tableID
+	raw       []byte // what is sent to the kernel: struct ipt_replace, then the entries
+	info      []byte // struct ipt_getinfo, as the kernel answers
+	number    int    // entries
+	foreign   int    // bytes up to the end of the entries of others
+	ordered   bool   // these come first
+	hooks     uint32
+	hook      [numHooks]uint32
+	underflow [numHooks]uint32
+	segments  []*segment
+	byName    map[string]*segment
+	kept      map[int]int // entries whose counters are those of entries of the blob before
+}
+
+// segment is a chain: for the kernel's own chains the rules and, last, the policy; for others a head that
+// has the chain's name, the rules and a return.
+type segment struct {
+	name    string
+	base    bool
+	owned   bool
+	offset  int    // behind the header of the blob
+	bytes   []byte // in the blob
+	entries int
+	first   int // number of the first entry
+	jumps   []jumpAt
+}
+
+// jumpAt is a verdict of a segment that is an offset.
+type jumpAt struct {
+	at    int // in the segment
+	to    *segment
+	delta int // behind the segment's beginning
+}
+
+// headSize is that of a chain's first entry.
+func (s *segment) headSize(layout xtLayout) int {
+	if s.base {
+		return 0
+	}
+	return layout.size + chainTarget
+}
+
+func parseBlob(id tableID, info, raw []byte) (*blob, error) {
+	b := &blob{id: id, info: info, hooks: native.Uint32(info[tableName:]), byName: map[string]*segment{}}
+	for h := range numHooks {
+		b.hook[h] = native.Uint32(info[infoHooks+4*h:])
+		b.underflow[h] = native.Uint32(info[infoUnderflows+4*h:])
+	}
+	b.raw = append(make([]byte, replaceHeader, replaceHeader+len(raw)), raw...)
+	entries := b.raw[replaceHeader:]
+	layout := layoutOf(id.v6)
+	var current *segment
+	for at := 0; at < len(entries); {
+		e, err := entryAt(entries[at:], layout)
+		if err != nil {
+			return nil, fmt.Errorf("entry at %d: %w", at, err)
+		}
+		if next := b.begins(at, e, layout); next != nil {
+			current = next
+			current.offset, current.first = at, b.number
+			b.segments = append(b.segments, current)
+			b.byName[current.name] = current
+		}
+		if current == nil {
+			return nil, fmt.Errorf("entry at %d belongs to no chain", at)
+		}
+		current.entries++
+		b.number++
+		at += len(e)
+		current.bytes = entries[current.offset:at]
+	}
+	// The last entry is the head of a chain ERROR that has no rules.
+	last := b.segments[len(b.segments)-1]
+	b.segments = b.segments[:len(b.segments)-1]
+	delete(b.byName, last.name)
+	b.findJumps(layout)
+	for _, s := range b.segments {
+		if !s.owned {
+			b.ordered = b.foreign == s.offset
+			b.foreign = s.offset + len(s.bytes)
+		}
+	}
+	return b, nil
+}
+
+// entryAt is the entry that begins there.
+func entryAt(raw []byte, layout xtLayout) ([]byte, error) {
+	if len(raw) < layout.size {
+		return nil, fmt.Errorf("%d bytes are too few", len(raw))
+	}
+	target, size := targetOf(raw, layout), int(native.Uint16(raw[layout.offsets+2:]))
+	if target < layout.size || size < target+extensionHeader || size > len(raw) {
+		return nil, fmt.Errorf("target at %d and size %d of %d bytes make no sense", target, size, len(raw))
+	}
+	return raw[:size], nil
+}
+
+func targetOf(entry []byte, layout xtLayout) int { return int(native.Uint16(entry[layout.offsets:])) }
+
+// targetName is the target's name, and what is behind its header.
+func targetName(entry []byte, layout xtLayout) (string, []byte) {
+	t := entry[targetOf(entry, layout):]
+	return cString(t[nameOffset:][:nameLength]), t[extensionHeader:]
+}
+
+func cString(b []byte) string {
+	if end := bytes.IndexByte(b, 0); end >= 0 {
+		b = b[:end]
+	}
+	return string(b)
+}
+
+// begins is the chain that begins with an entry, or nil.
+func (b *blob) begins(at int, e []byte, layout xtLayout) *segment {
+	for h, name := range hookNames {
+		if b.hooks&(1<<h) != 0 && int(b.hook[h]) == at {
+			return &segment{name: name, base: true}
+		}
+	}
+	if name, data := targetName(e, layout); name == "ERROR" {
+		chain := cString(data)
+		return &segment{name: chain, owned: owned(chain)}
+	}
+	return nil
+}
+
+// jumpOf is the offset to which an entry leads, if it does.
+func jumpOf(e []byte, layout xtLayout) (offset int, ok bool) {
+	name, data := targetName(e, layout)
+	if name != "" || len(data) < 4 {
+		return 0, false
+	}
+	verdict := int(int32(native.Uint32(data)))
+	return verdict, verdict >= 0
+}
+
+// eachEntry calls f with each entry of a segment and its place.
+func (s *segment) eachEntry(layout xtLayout, f func(at int, e []byte)) {
+	for at := 0; at < len(s.bytes); {
+		size := int(native.Uint16(s.bytes[at+layout.offsets+2:]))
+		f(at, s.bytes[at:at+size])
+		at += size
+	}
+}
+
+func (b *blob) findJumps(layout xtLayout) {
+	for _, s := range b.segments {
+		s.eachEntry(layout, func(at int, e []byte) {
+			offset, ok := jumpOf(e, layout)
+			if !ok {
+				return
+			}
+			i, found := slices.BinarySearchFunc(b.segments, offset, func(s *segment, o int) int { return s.offset - o })
+			if !found {
+				i--
+			}
+			to := b.segments[i]
+			s.jumps = append(s.jumps, jumpAt{at + targetOf(e, layout) + extensionHeader, to, offset - to.offset})
+		})
+	}
+}
+
+// theNext is where a rule without a target leads.
+const theNext = "."
+
+// leadsTo is the chain to whose first rule an entry jumps; empty if it does not.
+func (s *segment) leadsTo(at int, e []byte, layout xtLayout) string {
+	verdict := at + targetOf(e, layout) + extensionHeader
+	i, found := slices.BinarySearchFunc(s.jumps, verdict, func(j jumpAt, at int) int { return j.at - at })
+	switch {
+	case !found:
+		return ""
+	case s.jumps[i].to == s || s.jumps[i].to.base:
+		return theNext
+	}
+	return s.jumps[i].to.name
+}
+
+func (b *blob) content() *content {
+	c := &content{chains: map[string][]uint64{}}
+	layout := layoutOf(b.id.v6)
+	for _, s := range b.segments {
+		var marks []uint64
+		s.eachEntry(layout, func(at int, e []byte) {
+			to := s.leadsTo(at, e, layout)
+			switch {
+			case s.owned:
+				marks = append(marks, hashEntry(layout, e, to))
+			case owned(to):
+				c.base = append(c.base, foundRule{
+					chain: s.name, id: uint64(at), mark: hashEntry(layout, e, to), to: to, base: s.base,
+				})
+			}
+		})
+		if s.owned {
+			c.chains[s.name] = marks[1 : len(marks)-1] // not the head, and not the return
+		}
+	}
+	return c
+}
+
+// changed is the blob after a change.
+func (b *blob) changed(c *change, sets setIndexes) (*blob, error) {
+	next := &blob{id: b.id, hooks: b.hooks, ordered: true, byName: map[string]*segment{}}
+	gone := map[string]bool{}
+	for _, name := range c.gone {
+		gone[name] = true
+	}
+	renewed := map[*segment]*segment{} // what takes the place of a segment
+	var mine []*segment
+	for _, s := range b.segments {
+		_, set := c.set[s.name]
+		switch {
+		case s.owned && (gone[s.name] || set):
+			renewed[s] = nil
+			continue
+		case s.base:
+			n := b.baseChanged(s, c, sets)
+			renewed[s] = n
+			next.segments = append(next.segments, n)
+		case s.owned:
+			mine = append(mine, s.copy())
+			renewed[s] = mine[len(mine)-1]
+		default:
+			next.segments = append(next.segments, s.copy())
+			renewed[s] = next.segments[len(next.segments)-1]
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.set)) {
+		s := &segment{name: name, owned: true}
+		mine = append(mine, s)
+		if old := b.byName[name]; old != nil {
+			renewed[old] = s
+		}
+	}
+	slices.SortFunc(mine, func(x, y *segment) int { return bytes.Compare([]byte(x.name), []byte(y.name)) })
+	next.segments = append(next.segments, mine...)
+	for _, s := range next.segments {
+		next.byName[s.name] = s
+	}
+	if err := next.resolve(c, renewed, sets); err != nil {
+		return nil, err
+	}
+	next.assemble(b, renewed)
+	return next, nil
+}
+
+func (s *segment) copy() *segment {
+	n := *s
+	return &n
+}
+
+// encoded is a segment under construction for the rules of a chain.
+func (b *blob) encode(s *segment, rules []rule, sets setIndexes) error {
+	e := entryEncoder{v6: b.id.v6, sets: sets}
+	if !s.base {
+		e.head(s.name)
+	}
+	layout := layoutOf(b.id.v6)
+	s.entries = len(rules) + 2
+	for i := range rules {
+		start := len(e.b)
+		e.rule(&rules[i])
+		name := rules[i].do.chainName()
+		if name == "" {
+			continue
+		}
+		to := b.byName[name]
+		if to == nil {
+			return &refusedError{fmt.Sprintf("-A %s %s", s.name, &rules[i]), fmt.Errorf("no chain %s", name)}
+		}
+		at := start + targetOf(e.b[start:], layout) + extensionHeader
+		s.jumps = append(s.jumps, jumpAt{at, to, to.headSize(layout)})
+	}
+	e.verdict(xtReturn)
+	s.bytes = e.b
+	return nil
+}
+
+// baseChanged is a chain of the kernel with rules of ours added and removed. Its jumps are still those of b.
+func (b *blob) baseChanged(s *segment, c *change, sets setIndexes) *segment {
+	layout := layoutOf(b.id.v6)
+	n := &segment{name: s.name, base: true}
+	e := entryEncoder{v6: b.id.v6, sets: sets}
+	for i := len(c.add) - 1; i >= 0; i-- {
+		if a := &c.add[i]; a.chain == s.name {
+			start := len(e.b)
+			e.rule(&a.rule)
+			at := start + targetOf(e.b[start:], layout) + extensionHeader
+			n.jumps = append(n.jumps, jumpAt{at, &segment{name: a.do.name}, layout.size + chainTarget})
+			n.entries++
+		}
+	}
+	s.eachEntry(layout, func(at int, entry []byte) {
+		if slices.ContainsFunc(c.remove, func(f foundRule) bool { return f.chain == s.name && int(f.id) == at }) {
+			return
+		}
+		verdict := at + targetOf(entry, layout) + extensionHeader
+		if i, ok := slices.BinarySearchFunc(s.jumps, verdict, func(j jumpAt, at int) int { return j.at - at }); ok {
+			j := s.jumps[i]
+			j.at += len(e.b) - at
+			if j.to == s { // a rule without a target leads to the next one
+				j.delta += len(e.b) - at
+			}
+			n.jumps = append(n.jumps, j)
+		}
+		e.b = append(e.b, entry...)
+		n.entries++
+	})
+	n.bytes = e.b
+	return n
+}
+
+// resolve makes the jumps of all segments lead to segments of b.
+func (b *blob) resolve(c *change, renewed map[*segment]*segment, sets setIndexes) error {
+	for _, s := range b.segments {
+		if rules, set := c.set[s.name]; set && s.owned {
+			if err := b.encode(s, rules, sets); err != nil {
+				return err
+			}
+			continue
+		}
+		jumps := make([]jumpAt, len(s.jumps))
+		for i, j := range s.jumps {
+			to := b.byName[j.to.name]
+			if n, ok := renewed[j.to]; ok {
+				to = n
+			}
+			if to == nil {
+				return &refusedError{"a rule of chain " + s.name, fmt.Errorf("no chain %s", j.to.name)}
+			}
+			j.to = to
+			jumps[i] = j
+		}
+		s.jumps = jumps
+	}
+	return nil
+}
+
+// assemble puts the segments together.
+func (b *blob) assemble(before *blob, renewed map[*segment]*segment) {
+	layout := layoutOf(b.id.v6)
+	size := replaceHeader + layout.size + chainTarget
+	offset := 0
+	for _, s := range b.segments {
+		s.offset, s.first = offset, b.number
+		offset += len(s.bytes)
+		b.number += s.entries
+		size += len(s.bytes)
+		if !s.owned {
+			b.foreign = offset
+		}
+	}
+	b.raw = make([]byte, replaceHeader, size)
+	for _, s := range b.segments {
+		at := len(b.raw)
+		b.raw = append(b.raw, s.bytes...)
+		s.bytes = b.raw[at:len(b.raw):len(b.raw)]
+		for _, j := range s.jumps {
+			native.PutUint32(s.bytes[j.at:], uint32(j.to.offset+j.delta))
+		}
+	}
+	tail := entryEncoder{v6: b.id.v6, b: b.raw}
+	tail.head("ERROR")
+	b.raw = tail.b
+	b.number++
+	for h, name := range hookNames {
+		if b.hooks&(1<<h) != 0 {
+			s := b.byName[name]
+			b.hook[h] = uint32(s.offset)
+			b.underflow[h] = uint32(s.offset + len(s.bytes) - layout.size - verdictTarget)
+		}
+	}
+	b.keepCounters(before, renewed)
+}
+
+// keepCounters notes which entries of others were there before. Added rules come first in a chain.
+func (b *blob) keepCounters(before *blob, renewed map[*segment]*segment) {
+	b.kept = map[int]int{}
+	layout := layoutOf(b.id.v6)
+	for _, s := range before.segments {
+		n := renewed[s]
+		if n == nil || s.owned {
+			continue
+		}
+		old := map[uint64][]int{} // by content, in order
+		i := s.first
+		s.eachEntry(layout, func(at int, e []byte) {
+			h := hashEntry(layout, e, s.leadsTo(at, e, layout))
+			old[h] = append(old[h], i)
+			i++
+		})
+		i = n.first
+		n.eachEntry(layout, func(at int, e []byte) {
+			h := hashEntry(layout, e, n.leadsTo(at, e, layout))
+			if from := old[h]; len(from) > 0 {
+				b.kept[i], old[h] = from[0], from[1:]
+			}
+			i++
+		})
+	}
+}
+
+// setInfo is what the kernel will answer about the table.
+func (b *blob) setInfo() {
+	b.info = make([]byte, sizeofInfo)
+	native.PutUint32(b.info[tableName:], b.hooks)
+	for h := range numHooks {
+		native.PutUint32(b.info[infoHooks+4*h:], b.hook[h])
+		native.PutUint32(b.info[infoUnderflows+4*h:], b.underflow[h])
+	}
+	native.PutUint32(b.info[infoNumber:], uint32(b.number))
+	native.PutUint32(b.info[infoSize:], uint32(len(b.raw)-replaceHeader))
+}
+
+// sameForeign reports whether the entries of others are those at the beginning of a table that was read.
+func (b *blob) sameForeign(read []byte) bool {
+	layout := layoutOf(b.id.v6)
+	mine := b.raw[replaceHeader:]
+	for at := 0; at < b.foreign; {
+		size := int(native.Uint16(mine[at+layout.offsets+2:]))
+		x, y := mine[at:at+size], read[at:at+size]
+		if !bytes.Equal(x[:layout.cache], y[:layout.cache]) ||
+			!bytes.Equal(x[layout.offsets:layout.offsets+4], y[layout.offsets:layout.offsets+4]) ||
+			!bytes.Equal(x[layout.size:], y[layout.size:]) {
+			return false
+		}
+		at += size
+	}
+	return true
+}
+
+// entryEncoder appends entries.
+type entryEncoder struct {
+	v6   bool
+	sets setIndexes
+	b    []byte
+}
+
+// begin appends an entry without matches and target.
+func (e *entryEncoder) begin() (start int, layout xtLayout) {
+	layout = layoutOf(e.v6)
+	start = len(e.b)
+	e.b = append(e.b, make([]byte, layout.size)...)
+	return start, layout
+}
+
+func (e *entryEncoder) extension(x extension) {
+	start := len(e.b)
+	e.b = append(e.b, make([]byte, extensionHeader)...)
+	native.PutUint16(e.b[start:], uint16(extensionHeader+len(x.info)))
+	copy(e.b[start+nameOffset:], x.name)
+	e.b[start+revisionOffset] = x.revision
+	e.b = append(e.b, x.info...)
+}
+
+// finish appends the target.
+func (e *entryEncoder) finish(start int, target extension) {
+	layout := layoutOf(e.v6)
+	native.PutUint16(e.b[start+layout.offsets:], uint16(len(e.b)-start))
+	e.extension(target)
+	native.PutUint16(e.b[start+layout.offsets+2:], uint16(len(e.b)-start))
+}
+
+// head begins a chain.
+func (e *entryEncoder) head(chain string) {
+	start, _ := e.begin()
+	info := make([]byte, chainTarget-extensionHeader)
+	copy(info, chain)
+	e.finish(start, extension{name: "ERROR", info: info})
+}
+
+func verdictInfo(v int) []byte {
+	info := make([]byte, verdictTarget-extensionHeader)
+	native.PutUint32(info, uint32(int32(v)))
+	return info
+}
+
+// verdict appends an entry for all packets.
+func (e *entryEncoder) verdict(v int) {
+	start, _ := e.begin()
+	e.finish(start, extension{info: verdictInfo(v)})
+}
+
+// rule appends a rule. The verdict of a jump is filled in later.
+func (e *entryEncoder) rule(r *rule) {
+	start, _ := e.begin()
+	e.match(e.b[start:], r)
+	for _, m := range r.matches(e.sets) {
+		e.extension(m)
+	}
+	if r.comment != "" {
+		e.extension(commentMatch(r.comment))
+	}
+	if x, ok := r.do.extension(e.v6, e.sets); ok {
+		e.finish(start, x)
+		return
+	}
+	v := 0
+	switch r.do.verb {
+	case accept:
+		v = xtAccept
+	case drop:
+		v = xtDrop
+	case back:
+		v = xtReturn
+	}
+	e.finish(start, extension{info: verdictInfo(v)})
+}
+
+// match fills in struct ipt_ip or ip6t_ip6.
+func (e *entryEncoder) match(ip []byte, r *rule) {
+	const inverseIn = 1
+	size, protocol, flags, invert := 4, 80, 82, 83
+	goToFlag := byte(2)
+	if e.v6 {
+		size, protocol, flags, invert = 16, 128, 131, 132
+		goToFlag = 4
+	}
+	if r.src.IsValid() {
+		copy(ip, r.src.Addr().AsSlice())
+		putMask(ip[2*size:3*size], r.src.Bits())
+	}
+	if r.dst.IsValid() {
+		copy(ip[size:], r.dst.Addr().AsSlice())
+		putMask(ip[3*size:4*size], r.dst.Bits())
+	}
+	e.putInterface(ip[4*size:], r.in)
+	if r.notIn {
+		ip[invert] |= inverseIn
+	}
+	native.PutUint16(ip[protocol:], uint16(r.protocol))
+	if e.v6 && r.protocol != 0 {
+		ip[flags] |= 1
+	}
+	if r.do.verb == goTo {
+		ip[flags] |= goToFlag
+	}
+}
+
+func putMask(mask []byte, bits int) {
+	for i := range bits {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+}
+
+const interfaceName = 16
+
+// putInterface fills in the name, and behind that of the interface on which packets leave the mask.
+func (e *entryEncoder) putInterface(b []byte, name string) {
+	if name == "" {
+		return
+	}
+	wild := false
+	if name[len(name)-1] == '*' {
+		name, wild = name[:len(name)-1], true
+	}
+	copy(b[:interfaceName], name)
+	n := len(name)
+	if !wild {
+		n++
+	}
+	for i := range n {
+		b[2*interfaceName+i] = 0xff
+	}
+}

@@ -1,0 +1,147 @@
+package iptables
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// baseRule is a rule of ours in a chain of the kernel's own.
+type baseRule struct {
+	chain string
+	rule
+}
+
+// baseRules lead from the kernel's chains of a table to ours. What table nat has forwarded does not concern
+// table filter.
+func baseRules(table string) []baseRule {
+	if table == "nat" {
+		return []baseRule{
+			{"PREROUTING", rule{do: jumpTo(chainIn), comment: "kubernetes service portals"}},
+			{"OUTPUT", rule{do: jumpTo(chainOut), comment: "kubernetes service portals"}},
+			{"POSTROUTING", rule{do: jumpTo(chainPost), comment: "kubernetes postrouting rules"}},
+		}
+	}
+	unserved := func(chain string) rule {
+		return rule{state: stateNew, notState: stateDNAT, do: jumpTo(chain), comment: "kubernetes service portals"}
+	}
+	return []baseRule{
+		{"INPUT", unserved(chainIn)},
+		{"FORWARD", unserved(chainIn)},
+		{"FORWARD", rule{do: jumpTo(chainForward), comment: "kubernetes forwarding rules"}},
+		{"OUTPUT", unserved(chainOut)},
+	}
+}
+
+// owned reports whether a chain is ours or kube-proxy's. kubelet has chains of its own with similar names.
+func owned(chain string) bool {
+	switch chain {
+	case "KUBE-FIREWALL", "KUBE-MARK-DROP", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT":
+		return false
+	case "KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY",
+		"KUBE-LOAD-BALANCER", "KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER",
+		"KUBE-IPVS-OUT-FILTER",
+		chainIn, chainOut, chainInternal, chainGuards, chainRanges, chainReject, chainMark, chainOffNode, chainPost,
+		chainHairpin, chainForward, chainLocalnet:
+		return true
+	}
+	return slices.ContainsFunc([]string{
+		"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-",
+		"KUBE-IP-", "KUBE-INT-", "KUBE-UP-", "KUBE-HP-", "KUBE-PORTS-", "KUBE-PART-",
+	}, func(prefix string) bool { return strings.HasPrefix(chain, prefix) })
+}
+
+// constants are the chains that do not depend on the rows, or little.
+func (l *layout) constants() {
+	if l.recorded = l.recorded || l.localnets > 0 && !l.localnetWasOn; l.recorded {
+		l.natEdit.keep(chainLocalnet, nil)
+	}
+	l.natEdit.keep(chainIn, slices.Concat(l.spoofed(accept), l.fromPods(!l.nat[model.Internal].empty()),
+		[]rule{{do: goes(chainServices)}}))
+	l.natEdit.keep(chainOut, append(l.internal(!l.nat[model.Internal].empty()), rule{do: goes(chainServices)}))
+	l.natEdit.keep(chainMark, []rule{{do: target{verb: orMark, mark: l.mark}}})
+	l.natEdit.keep(chainOffNode, l.offNode())
+	l.natEdit.keep(chainPost, l.postrouting())
+	refused := []rule{{do: jumpTo(chainServices)}, {do: jumpTo(chainGuards)}, {do: goes(chainRanges)}}
+	l.fEdit.keep(chainIn, slices.Concat(l.spoofed(drop), l.fromPods(!l.filter[model.Internal].empty()), refused))
+	l.fEdit.keep(chainOut, slices.Concat(l.internal(!l.filter[model.Internal].empty()), refused))
+	l.fEdit.keep(chainReject, l.rejectRules())
+	l.fEdit.keep(chainForward, l.forwardRules())
+}
+
+// spoofed are packets from elsewhere for or from 127.0.0.0/8, which the kernel drops unless route_localnet
+// is set: here it is for NodePorts on these addresses. (IPv6 has no such switch.)
+func (l *layout) spoofed(v verb) []rule {
+	if !l.spoofable() {
+		return nil
+	}
+	loopback := netip.MustParsePrefix("127.0.0.0/8")
+	const why = "not from elsewhere"
+	return []rule{
+		{dst: loopback, in: loopbackDevice, notIn: true, do: target{verb: v}, comment: why},
+		{src: loopback, in: loopbackDevice, notIn: true, do: target{verb: v}, comment: why},
+	}
+}
+
+// pods are the rules for packets of pods.
+func (l *layout) ofPods(do target) (rules []rule) {
+	for _, p := range l.pods.Prefixes {
+		if l.mine(p.Addr()) {
+			rules = append(rules, rule{src: p, do: do})
+		}
+	}
+	for _, name := range l.pods.Interfaces {
+		rules = append(rules, rule{in: name, do: do})
+	}
+	return rules
+}
+
+func (l *layout) fromPods(there bool) []rule {
+	if !there {
+		return nil
+	}
+	return l.ofPods(jumpTo(chainInternal))
+}
+
+func (l *layout) internal(there bool) []rule {
+	if !there {
+		return nil
+	}
+	return []rule{{do: jumpTo(chainInternal)}}
+}
+
+func (l *layout) offNode() []rule {
+	return append(l.ofPods(target{verb: back}), rule{do: target{verb: orMark, mark: l.mark}})
+}
+
+// postrouting replaces the source address and clears the mark.
+func (l *layout) postrouting() []rule {
+	return []rule{
+		{unmarked: l.mark, notState: stateDNAT, do: target{verb: back}},
+		{unmarked: l.mark, do: goes(chainHairpin), comment: "backends that reach themselves"},
+		{do: target{verb: xorMark, mark: l.mark}},
+		{do: target{verb: masquerade}, comment: "kubernetes service traffic requiring SNAT"},
+	}
+}
+
+func (l *layout) rejectRules() []rule {
+	rules := []rule{{protocol: model.TCP, do: target{verb: reject, with: withReset}}}
+	if !l.v6 { // SCTP gives up at once for an unreachable protocol only (RFC 9260, section 10.2)
+		rules = append(rules, rule{protocol: model.SCTP, do: target{verb: reject, with: withUnreachableProtocol}})
+	}
+	return append(rules, rule{do: target{verb: reject, with: withUnreachablePort}})
+}
+
+// forwardRules let connections to Services through where the policy is to drop, and keep packets that
+// conntrack does not understand from reaching a client untranslated, who would reset its connection.
+func (l *layout) forwardRules() []rule {
+	var rules []rule
+	if !l.keepInvalid {
+		rules = append(rules, rule{state: stateInvalid, do: target{verb: drop}})
+	}
+	return append(rules,
+		rule{marked: l.mark, do: target{verb: accept}, comment: "kubernetes forwarding rules"},
+		rule{state: stateRelated | stateEstablished, do: target{verb: accept}, comment: "kubernetes forwarding conntrack rule"})
+}

@@ -1,0 +1,555 @@
+// Package iptables programs the rows into the tables nat and filter, of x_tables (iptables-legacy) or of
+// nf_tables as iptables-nft uses it. The chains have the names and comments that kube-proxy's users know;
+// but a packet finds its Service by a tree, and its backend by few choices, however many there are.
+//
+//	nat: PREROUTING ─► KUBE-PROXY-IN ─ from a pod ─► KUBE-INTERNAL ─┐
+//	     OUTPUT ─────► KUBE-PROXY-OUT ─────────────►   │ not found  ├─► KUBE-IP-10.96.0.0-15 ─► …-18 ─► … ─► KUBE-SVC-…
+//	                     others ──────────────────► KUBE-SERVICES ──┘      prefixes of addresses            │ mark,
+//	                                                                                                        ▼ choose
+//	     POSTROUTING ─► KUBE-POSTROUTING: marked, or a backend that reaches itself ─► MASQUERADE          DNAT
+//	filter: INPUT, FORWARD, OUTPUT ─ new, not translated ─► the same tree, for rows and guards that refuse
+//
+// A chain's content depends on few rows, so that a change touches few chains; which ones, is found by
+// laying out the parts of the trees that the change concerns, before and after it.
+//
+// The kernel is spoken to directly. Measured with 10,000 Services of 10 endpoints, iptables-nft-restore
+// lists the ruleset and starts a process for each change; a netlink transaction that replaces one chain does
+// neither. Legacy tables can only be replaced as a whole; doing it here saves reading most of them.
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Options are what is particular to this data plane.
+type Options struct {
+	Backend Backend // empty: as the system does, see Detect
+	// KeepInvalid lets packets through that connection tracking finds invalid. It is for nodes on which
+	// the sysctl nf_conntrack_tcp_be_liberal is set.
+	KeepInvalid bool
+}
+
+// Backend is which of the kernel's two packet filters holds the rules.
+type Backend string
+
+// The back ends, named as iptables --version does.
+const (
+	Legacy   Backend = "legacy"
+	NFTables Backend = "nf_tables"
+)
+
+// Plane is the iptables data plane.
+type Plane struct {
+	config   dataplane.Config
+	options  Options
+	backend  backend
+	ipsets   *ipsets
+	localnet localnet
+	families []*familyState // IPv4, IPv6; nil: the kernel's content is not known
+}
+
+// familyState is what the plane has laid out for an address family.
+type familyState struct {
+	*layout
+	known [2]map[string]bool // the chains of nat and filter
+	sets  map[string]setUse
+}
+
+var (
+	_ dataplane.New       = New(Options{})
+	_ dataplane.Dataplane = (*Plane)(nil)
+	_ dataplane.Affine    = (*Plane)(nil)
+)
+
+// New returns what opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
+func New(o Options) dataplane.New {
+	return func(c dataplane.Config) (dataplane.Dataplane, error) {
+		p := &Plane{config: c, options: o}
+		if c.Mark == 0 {
+			p.config.Mark = dataplane.DefaultMark
+		}
+		if c.Log == nil {
+			p.config.Log = slog.New(slog.DiscardHandler)
+		}
+		if err := p.open(); err != nil {
+			return nil, errors.Join(fmt.Errorf("iptables: %w", err), p.Close())
+		}
+		return p, nil
+	}
+}
+
+func (p *Plane) open() (err error) {
+	if p.options.Backend == "" {
+		if p.options.Backend, err = Detect(); err != nil {
+			return err
+		}
+	}
+	p.localnet = openLocalnet()
+	if p.ipsets, err = openIPSets(p.fault); err != nil {
+		return err
+	}
+	switch p.options.Backend {
+	case Legacy:
+		p.backend, err = openLegacy(p.fault, p.config.Log)
+	case NFTables:
+		p.backend, err = openNFT(p.fault)
+	default:
+		return fmt.Errorf("back end %q: want %s or %s", p.options.Backend, Legacy, NFTables)
+	}
+	if err != nil {
+		p.backend = nil
+		return err
+	}
+	return p.probe()
+}
+
+// probe finds out whether the kernel has what every node needs.
+func (p *Plane) probe() error {
+	for _, id := range tableIDs() {
+		if _, err := p.backend.load(id); err != nil {
+			if errors.Is(err, unix.EPERM) {
+				return err
+			}
+			return fmt.Errorf("%w: %w (%s)", dataplane.ErrUnsupported, err, p.options.Backend)
+		}
+	}
+	return nil
+}
+
+// Backend is the one in use.
+func (p *Plane) Backend() Backend { return p.options.Backend }
+
+func (p *Plane) fault(operation string) error {
+	if p.config.Fault == nil {
+		return nil
+	}
+	return p.config.Fault(operation)
+}
+
+const nat, filter = 0, 1
+
+var tableNames = [2]string{nat: "nat", filter: "filter"}
+
+func tableIDs() (ids []tableID) {
+	for _, v6 := range []bool{false, true} {
+		for _, name := range tableNames {
+			ids = append(ids, tableID{v6, name})
+		}
+	}
+	return ids
+}
+
+// Sync implements dataplane.Dataplane. What is there and right stays untouched.
+func (p *Plane) Sync(ctx context.Context, s *model.State) error {
+	p.families = nil
+	if err := p.backend.begin(ctx); err != nil {
+		return fmt.Errorf("iptables: %w", err)
+	}
+	defer p.backend.end()
+	families, changes, stale, err := p.plan(s, true)
+	if err != nil {
+		return fmt.Errorf("iptables: %w", err)
+	}
+	partial := p.commit(changes)
+	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+		return fmt.Errorf("iptables: %w", partial)
+	}
+	if err := p.ipsets.drop(stale); err != nil {
+		return fmt.Errorf("iptables: %w", err)
+	}
+	if partial == nil {
+		if err := p.backend.settled(); err != nil {
+			return fmt.Errorf("iptables: %w", err)
+		}
+	}
+	return p.finish(families, partial)
+}
+
+// plan finds the changes that lead from what the kernel holds to s, and the ipsets that nobody needs then.
+// The ipsets that are missing it makes, if it may.
+func (p *Plane) plan(s *model.State, may bool) ([]*familyState, []*change, []string, error) {
+	var families []*familyState
+	var changes []*change
+	found, err := p.ipsets.list()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if err := p.ipsets.know(found); err != nil {
+		return nil, nil, nil, err
+	}
+	needed := map[string]bool{}
+	for _, v6 := range []bool{false, true} {
+		f := &familyState{layout: newLayout(v6, p.config.Mark, p.options)}
+		have, err := p.load(f)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		f.all(s)
+		f.sets = f.neededSets()
+		for name := range f.sets {
+			needed[name] = true
+		}
+		if may {
+			if err := p.ipsets.need(v6, f.sets); err != nil {
+				return nil, nil, nil, err
+			}
+		}
+		natEdit, filterEdit := f.take()
+		for i, e := range []*edit{natEdit, filterEdit} {
+			c := difference(p.backend, tableID{v6, tableNames[i]}, e.set, have[i], p.ipsets.indexes)
+			changes = append(changes, c)
+			f.known[i] = map[string]bool{}
+			for name := range e.set {
+				f.known[i][name] = true
+			}
+		}
+		families = append(families, f)
+	}
+	stale := slices.DeleteFunc(found, func(name string) bool { return needed[name] })
+	return families, changes, stale, nil
+}
+
+// load reads both tables of a family, and what they record.
+func (p *Plane) load(f *familyState) (have [2]*content, err error) {
+	for i, name := range tableNames {
+		if have[i], err = p.backend.load(tableID{f.v6, name}); err != nil {
+			return have, err
+		}
+	}
+	_, f.recorded = have[nat].chains[chainLocalnet]
+	f.localnetWasOn = f.v6 || p.localnet.on()
+	return have, nil
+}
+
+// finish sets what is not in tables.
+func (p *Plane) finish(families []*familyState, partial error) error {
+	p.families = families
+	if families[0].localnets > 0 && !p.localnet.on() {
+		if err := p.localnet.set("1"); err != nil {
+			partial = errors.Join(partial, fmt.Errorf("%w: iptables: %w", dataplane.ErrPartial, err))
+		}
+	}
+	return partial
+}
+
+// Apply implements dataplane.Dataplane.
+func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
+	families := p.families
+	if families == nil {
+		return errors.New("iptables: the kernel's content is not known; Sync first")
+	}
+	p.families = nil
+	var changes []*change
+	var stale []string
+	for _, f := range families {
+		f.apply(s, c)
+		sets := f.neededSetsAfter(c)
+		if err := p.ipsets.need(f.v6, sets); err != nil {
+			return fmt.Errorf("iptables: %w", err)
+		}
+		for name := range f.sets {
+			if _, ok := sets[name]; !ok {
+				stale = append(stale, name)
+			}
+		}
+		f.sets = sets
+		natEdit, filterEdit := f.take()
+		for i, e := range []*edit{natEdit, filterEdit} {
+			if c := f.change(i, e); !c.empty() {
+				changes = append(changes, c)
+			}
+		}
+	}
+	partial := p.write(ctx, changes)
+	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+		return fmt.Errorf("iptables: %w", partial)
+	}
+	if err := p.ipsets.drop(stale); err != nil {
+		return fmt.Errorf("iptables: %w", err)
+	}
+	return p.finish(families, partial)
+}
+
+// neededSetsAfter is neededSets, which looks at all pools, if some pool has affinity.
+func (f *familyState) neededSetsAfter(c model.Change) map[string]setUse {
+	if len(f.sets) == 0 && !slices.ContainsFunc(slices.Collect(maps.Values(c.Pools.Set)), hasAffinity) {
+		return f.sets
+	}
+	return f.neededSets()
+}
+
+func hasAffinity(p model.Pool) bool { return p.Affinity > 0 }
+
+// change is what an edit makes of a table, of which nobody else is thought to have touched our chains.
+func (f *familyState) change(i int, e *edit) *change {
+	c := &change{table: tableID{f.v6, tableNames[i]}, set: e.set, known: map[string]bool{}}
+	for name := range e.set {
+		c.known[name] = f.known[i][name]
+		f.known[i][name] = true
+	}
+	for name := range e.gone {
+		if f.known[i][name] {
+			c.gone = append(c.gone, name)
+			delete(f.known[i], name)
+		}
+	}
+	slices.Sort(c.gone)
+	return c
+}
+
+func (p *Plane) write(ctx context.Context, changes []*change) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	if err := p.backend.begin(ctx); err != nil {
+		return err
+	}
+	defer p.backend.end()
+	return p.commit(changes)
+}
+
+// maxRefusals is after how many refused chains those of a refused change are not tried apart.
+const maxRefusals = 16
+
+// commit writes changes. The error is dataplane.ErrPartial if all but a few chains, which the kernel refuses,
+// are as they should be.
+func (p *Plane) commit(changes []*change) error {
+	p.backend.use(p.ipsets.indexes)
+	changes = slices.DeleteFunc(slices.Clone(changes), (*change).empty)
+	if len(changes) == 0 {
+		return nil
+	}
+	err := p.backend.write(changes)
+	if !refused(err) {
+		return err
+	}
+	var errs []error
+	for _, c := range changes {
+		errs = append(errs, p.isolate(c)...)
+	}
+	err = errors.Join(errs...)
+	if err == nil || len(errs) >= maxRefusals || slices.ContainsFunc(errs, func(e error) bool { return !refused(e) }) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+}
+
+// isolate writes a change that was refused in ever smaller parts, so that a chain which the kernel does not
+// take does not keep the others out. First come the chains, empty, so that those that lead to it are not
+// refused for it.
+func (p *Plane) isolate(c *change) (errs []error) {
+	names := c.chains()
+	fresh := &change{table: c.table, set: map[string][]rule{}, known: map[string]bool{}}
+	for _, name := range names {
+		if !c.known[name] {
+			fresh.set[name] = nil
+		}
+	}
+	if err := p.backend.write([]*change{fresh}); err != nil {
+		return []error{err}
+	}
+	errs = p.halve(c, names, nil)
+	rest := *c
+	rest.set = nil
+	if err := p.backend.write([]*change{&rest}); err != nil {
+		errs = append(errs, err)
+	}
+	return errs
+}
+
+func (p *Plane) halve(c *change, names []string, errs []error) []error {
+	if len(names) == 0 || len(errs) >= maxRefusals {
+		return errs
+	}
+	part := &change{table: c.table, set: map[string][]rule{}, known: map[string]bool{}}
+	for _, name := range names {
+		part.set[name], part.known[name] = c.set[name], true
+	}
+	err := p.backend.write([]*change{part})
+	if err == nil {
+		return errs
+	}
+	half := len(names) / 2
+	if !refused(err) {
+		return append(errs, err)
+	}
+	if half == 0 {
+		what := fmt.Sprintf("chain %s of %s (%s)", names[0], c.table, describe(c.set[names[0]]))
+		return append(errs, &refusedError{what, errors.Unwrap(err)})
+	}
+	return p.halve(c, names[half:], p.halve(c, names[:half], errs))
+}
+
+// Audit implements dataplane.Dataplane: what Sync would change is a difference. It does not look closer if
+// nobody else can have changed the tables since the last successful call.
+func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	if p.families != nil && p.families[0].localnets > 0 && p.localnet.err == nil && !p.localnet.on() {
+		return []dataplane.Drift{{Class: "sysctl", Object: localnetFile, Want: "1", Have: "0"}}, nil
+	}
+	if err := p.backend.begin(ctx); err != nil {
+		return nil, fmt.Errorf("iptables: %w", err)
+	}
+	defer p.backend.end()
+	if p.families != nil {
+		if ok, err := p.backend.undisturbed(); err != nil {
+			return nil, fmt.Errorf("iptables: %w", err)
+		} else if ok {
+			return nil, nil
+		}
+	}
+	families, changes, stale, err := p.plan(s, false)
+	if err != nil {
+		return nil, fmt.Errorf("iptables: %w", err)
+	}
+	var drifts []dataplane.Drift
+	for _, c := range changes {
+		drifts = append(drifts, c.drifts()...)
+	}
+	for _, name := range stale {
+		drifts = append(drifts, dataplane.Drift{Class: "ipset", Object: "ipset " + name, Have: "clients"})
+	}
+	for _, f := range families {
+		for name, use := range f.sets {
+			if _, ok := p.ipsets.indexes[name]; !ok {
+				what := "clients of " + use.backend.String()
+				drifts = append(drifts, dataplane.Drift{Class: "ipset", Object: "ipset " + name, Want: what})
+			}
+		}
+	}
+	if len(drifts) == 0 && p.families != nil {
+		err = p.backend.settled()
+	}
+	return drifts, err
+}
+
+// drifts says what a change means.
+func (c *change) drifts() (drifts []dataplane.Drift) {
+	add := func(class, object, want, have string) {
+		drifts = append(drifts, dataplane.Drift{Class: class, Object: c.table.String() + ": " + object, Want: want, Have: have})
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.set)) {
+		have := ""
+		if c.known[name] {
+			have = "other rules"
+		}
+		add("chain", "chain "+name, describe(c.set[name]), have)
+	}
+	for _, name := range c.gone {
+		add("chain", "chain "+name, "", "rules")
+	}
+	for _, r := range c.add {
+		add("rule", "chain "+r.chain, r.String(), "")
+	}
+	for _, f := range c.remove {
+		add("rule", "chain "+f.chain, "", "a rule that leads to "+f.to)
+	}
+	return drifts
+}
+
+// maxDescribed is how many rules of a chain a difference tells.
+const maxDescribed = 3
+
+func describe(rules []rule) string {
+	if len(rules) == 0 {
+		return "no rules"
+	}
+	text := ""
+	for i, r := range rules[:min(len(rules), maxDescribed)] {
+		if i > 0 {
+			text += "; "
+		}
+		text += r.String()
+	}
+	if more := len(rules) - maxDescribed; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
+}
+
+// Remove implements dataplane.Dataplane. A chain of ours to which somebody else's leads stays, empty.
+func (p *Plane) Remove(ctx context.Context) error {
+	p.families = nil
+	if err := p.remove(ctx); err != nil {
+		return fmt.Errorf("iptables: %w", err)
+	}
+	return nil
+}
+
+func (p *Plane) remove(ctx context.Context) error {
+	if err := p.fault("iptables remove"); err != nil {
+		return err
+	}
+	if err := p.backend.begin(ctx); err != nil {
+		return err
+	}
+	defer p.backend.end()
+	var changes []*change
+	for _, id := range tableIDs() {
+		have, err := p.backend.load(id)
+		if err != nil {
+			return err
+		}
+		if _, recorded := have.chains[chainLocalnet]; recorded {
+			if err := p.localnet.set("0"); err != nil {
+				return err
+			}
+		}
+		if c := difference(p.backend, id, nil, have, nil); !c.empty() {
+			changes = append(changes, c)
+		}
+	}
+	if len(changes) > 0 {
+		if err := p.backend.write(changes); err != nil {
+			return err
+		}
+	}
+	for _, id := range tableIDs() {
+		if err := p.backend.tidy(id); err != nil {
+			return err
+		}
+	}
+	sets, err := p.ipsets.list()
+	if err != nil {
+		return err
+	}
+	return p.ipsets.drop(sets)
+}
+
+// Close implements dataplane.Dataplane.
+func (p *Plane) Close() error {
+	err := p.localnet.close()
+	if p.ipsets != nil {
+		err = errors.Join(err, p.ipsets.close())
+	}
+	if p.backend != nil {
+		err = errors.Join(err, p.backend.close())
+	}
+	return err
+}
+
+// Remembered implements dataplane.Affine.
+func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr) (netip.AddrPort, bool, error) {
+	for _, f := range p.families {
+		for name, use := range f.sets {
+			if use.pool != id || client.Is6() != id.V6 {
+				continue
+			}
+			ok, err := p.ipsets.contains(name, client)
+			if ok || err != nil {
+				return use.backend, ok, err
+			}
+		}
+	}
+	return netip.AddrPort{}, false, nil
+}

@@ -1,0 +1,470 @@
+package iptables
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// The names of the chains of which there is one.
+const (
+	chainIn        = "KUBE-PROXY-IN"  // what arrives
+	chainOut       = "KUBE-PROXY-OUT" // what this node sends
+	chainServices  = "KUBE-SERVICES"
+	chainInternal  = "KUBE-INTERNAL"
+	chainGuards    = "KUBE-UNUSED-PORTS"
+	chainRanges    = "KUBE-UNUSED-IPS"
+	chainReject    = "KUBE-REJECT"
+	chainMark      = "KUBE-MARK-MASQ"
+	chainOffNode   = "KUBE-MARK-OFF-CLUSTER"
+	chainPost      = "KUBE-POSTROUTING"
+	chainHairpin   = "KUBE-HAIRPIN"
+	chainForward   = "KUBE-FORWARD"
+	chainLocalnet  = "KUBE-LOCALNET-WAS-OFF"
+	loopbackDevice = "lo"
+)
+
+// layout is how the rows of one address family are laid out in chains of the tables nat and filter. It
+// remembers what it needs to tell which chains a change touches.
+type layout struct {
+	v6          bool
+	mark        uint32
+	keepInvalid bool
+	localnets   int  // frontends on 127.0.0.1
+	recorded    bool // a chain says that it was we who allowed them
+
+	localnetWasOn bool // they were allowed before
+	pods          model.Pods
+
+	nat, filter    [2]*dispatch // by scope
+	guards         *dispatch
+	hairpin        tree
+	hairpinLeaves  []leaf
+	frontends      map[model.Key]model.Frontend
+	entries        map[entry]int // in use by so many frontends
+	limits         map[string]int
+	pools          map[model.PoolID]model.Pool
+	parts          map[partsOf][]string // chains below the entries of a pool
+	sets           map[string]setUse
+	locals         map[netip.Addr]int // local backends, by how many pools
+	natEdit, fEdit *edit
+}
+
+// entry is a chain in which frontends of a pool meet.
+type entry struct {
+	pool     model.PoolID
+	protocol model.Protocol
+	snat     model.SNAT
+}
+
+type partsOf struct {
+	pool     model.PoolID
+	protocol model.Protocol
+}
+
+// setUse is an ipset for the clients of a backend.
+type setUse struct {
+	expire  time.Duration
+	pool    model.PoolID
+	backend netip.AddrPort
+}
+
+func newLayout(v6 bool, mark uint32, o Options) *layout {
+	l := &layout{
+		v6: v6, mark: mark, keepInvalid: o.KeepInvalid,
+		guards:    newDispatch(v6, chainGuards, "KUBE-UP-"),
+		frontends: map[model.Key]model.Frontend{},
+		entries:   map[entry]int{},
+		limits:    map[string]int{},
+		pools:     map[model.PoolID]model.Pool{},
+		parts:     map[partsOf][]string{},
+		sets:      map[string]setUse{},
+		locals:    map[netip.Addr]int{},
+		natEdit:   newEdit(), fEdit: newEdit(),
+	}
+	for scope, names := range [2][2]string{{chainServices, "KUBE-IP-"}, {chainInternal, "KUBE-INT-"}} {
+		l.nat[scope], l.filter[scope] = newDispatch(v6, names[0], names[1]), newDispatch(v6, names[0], names[1])
+	}
+	l.hairpin = addressTree(v6, "KUBE-HP-", func(p netip.Prefix) rule { return rule{src: p} })
+	return l
+}
+
+func (l *layout) mine(a netip.Addr) bool { return a.Is6() == l.v6 }
+
+// take returns what the calls since the last one make of the chains of both tables.
+func (l *layout) take() (nat, filter *edit) {
+	nat, filter = l.natEdit.settle(), l.fEdit.settle()
+	l.natEdit, l.fEdit = newEdit(), newEdit()
+	return nat, filter
+}
+
+// all lays out a State from nothing.
+func (l *layout) all(s *model.State) {
+	l.apply(s, model.Diff(model.NewState(), s))
+	empty := []key{}
+	(&walk{&l.nat[model.Any].addresses, empty, l.natEdit.keep}).chains(chainServices, l.nat[model.Any].leaves)
+	(&walk{&l.filter[model.Any].addresses, empty, l.fEdit.keep}).chains(chainServices, l.filter[model.Any].leaves)
+	(&walk{&l.guards.addresses, empty, l.fEdit.keep}).chains(chainGuards, l.guards.leaves)
+	(&walk{&l.hairpin, empty, l.natEdit.keep}).chains(chainHairpin, l.hairpinLeaves)
+	l.ranges(s)
+	l.constants()
+}
+
+// apply lays out a change that leads to s.
+func (l *layout) apply(s *model.State, c model.Change) {
+	internals := l.internals()
+	l.setPools(c)
+	l.setFrontends(c)
+	l.setGuards(s, c)
+	if c.Pods != nil {
+		l.pods = *c.Pods
+	}
+	if c.Pods != nil || internals != l.internals() {
+		l.constants()
+	}
+}
+
+func (l *layout) internals() [2]bool {
+	return [2]bool{!l.nat[model.Internal].empty(), !l.filter[model.Internal].empty()}
+}
+
+// setFrontends makes the rules for destinations.
+func (l *layout) setFrontends(c model.Change) {
+	var nat, filter [2]map[model.Key][]rule
+	for scope := range nat {
+		nat[scope], filter[scope] = map[model.Key][]rule{}, map[model.Key][]rule{}
+	}
+	spoofable := l.spoofable()
+	for k, f := range c.Frontends.Set {
+		if !l.mine(k.Addr) {
+			continue
+		}
+		if old, ok := l.frontends[k]; ok {
+			defer l.release(k, old)
+			l.localnets -= needsLocalnet(k, old)
+		}
+		l.localnets += needsLocalnet(k, f)
+		l.frontends[k] = f
+		nat[k.Scope][k], filter[k.Scope][k] = l.natRules(k, f), l.filterRules(k, f)
+	}
+	for _, k := range c.Frontends.Delete {
+		if old, ok := l.frontends[k]; ok {
+			defer l.release(k, old)
+			l.localnets -= needsLocalnet(k, old)
+			delete(l.frontends, k)
+			nat[k.Scope][k], filter[k.Scope][k] = nil, nil
+		}
+	}
+	for scope := range nat {
+		l.nat[scope].change(nat[scope], l.natEdit)
+		l.filter[scope].change(filter[scope], l.fEdit)
+	}
+	if l.nat[model.Internal].empty() {
+		l.natEdit.leave(chainInternal, nil)
+		delete(l.natEdit.set, chainInternal)
+	}
+	if l.filter[model.Internal].empty() {
+		l.fEdit.leave(chainInternal, nil)
+		delete(l.fEdit.set, chainInternal)
+	}
+	if spoofable != l.spoofable() {
+		l.constants()
+	}
+}
+
+// needsLocalnet is 1 for a row that needs the sysctl route_localnet.
+func needsLocalnet(k model.Key, f model.Frontend) int {
+	if f.Verdict == model.Forward && isLocalnet(k.Addr) {
+		return 1
+	}
+	return 0
+}
+
+// spoofable reports whether packets from elsewhere may reach 127.0.0.0/8 for our sake.
+func (l *layout) spoofable() bool { return !l.v6 && (l.localnets > 0 || l.recorded) }
+
+// match is what a rule asks of a packet for a destination, but for the address.
+func match(k model.Key, f model.Frontend) rule {
+	return rule{protocol: k.Protocol, ports: ports{k.Port, k.Port}, comment: f.Service}
+}
+
+// natRules send connections to a pool. What an Internal row does not forward must not come to the row for
+// Any client; the table filter will see it.
+func (l *layout) natRules(k model.Key, f model.Frontend) []rule {
+	r := match(k, f)
+	switch {
+	case f.Verdict != model.Forward && k.Scope == model.Internal:
+		r.do.verb = accept
+	case f.Verdict != model.Forward:
+		return nil
+	case f.Allow != nil:
+		r.do = goes(l.limited(f, l.enter(k, f)))
+	default:
+		r.do = goes(l.enter(k, f))
+	}
+	return []rule{r}
+}
+
+// filterRules refuse connections. Those that table nat has forwarded never come here, so that what comes
+// to a row with allowed sources is not from one of them.
+func (l *layout) filterRules(k model.Key, f model.Frontend) []rule {
+	r := match(k, f)
+	switch {
+	case f.Verdict == model.Reject && f.Allow == nil:
+		r.do = goes(chainReject)
+	case f.Verdict == model.Drop || f.Verdict == model.Forward && f.Allow != nil:
+		r.do.verb = drop
+	case f.Verdict == model.Reject:
+		return l.rejectSome(r, f.Allow)
+	default:
+		return nil
+	}
+	return []rule{r}
+}
+
+// rejectSome drops the packets of sources that are not allowed even to be refused.
+func (l *layout) rejectSome(r rule, allow []netip.Prefix) []rule {
+	var rules []rule
+	for _, p := range allow {
+		one := r
+		one.src, one.do = p, goes(chainReject)
+		rules = append(rules, one)
+	}
+	r.do.verb = drop
+	return append(rules, r)
+}
+
+func entryOf(k model.Key, f model.Frontend) entry { return entry{f.Pool, k.Protocol, f.SNAT} }
+
+func (e entry) id() string {
+	return hashed(fmt.Sprintf("%s %t %s", e.pool.Service, e.pool.Local, e.protocol))
+}
+
+// chain is the entry's name: like kube-proxy's chains for endpoints anywhere and on this node.
+func (e entry) chain() string {
+	kind := "KUBE-SVC-"
+	if e.pool.Local {
+		kind = "KUBE-SVL-"
+	}
+	if e.snat == model.OffCluster {
+		return kind + e.id()
+	}
+	return kind + hashed(e.id()+e.snat.String())
+}
+
+// enter is the chain in which a frontend's connections choose their backend.
+func (l *layout) enter(k model.Key, f model.Frontend) string {
+	e := entryOf(k, f)
+	l.entries[e]++
+	if l.entries[e] == 1 {
+		l.makePool(f.Pool)
+	}
+	return e.chain()
+}
+
+// limited is the chain that lets allowed sources go on to another one.
+func (l *layout) limited(f model.Frontend, to string) string {
+	name := limitName(f, to)
+	l.limits[name]++
+	if l.limits[name] == 1 {
+		var rules []rule
+		for _, p := range f.Allow {
+			rules = append(rules, rule{src: p, do: goes(to)})
+		}
+		rules = append(rules, rule{do: target{verb: accept}, comment: f.Service + " is not for others"})
+		l.natEdit.keep(name, rules)
+	}
+	return name
+}
+
+func limitName(f model.Frontend, to string) string {
+	return "KUBE-FW-" + hashed(fmt.Sprint(f.Service, to, f.Allow))
+}
+
+// release gives up what a frontend used.
+func (l *layout) release(k model.Key, f model.Frontend) {
+	if f.Verdict != model.Forward {
+		return
+	}
+	e := entryOf(k, f)
+	if f.Allow != nil {
+		name := limitName(f, e.chain())
+		if l.limits[name]--; l.limits[name] == 0 {
+			delete(l.limits, name)
+			delete(l.natEdit.set, name)
+			l.natEdit.leave(name, nil)
+		}
+	}
+	if l.entries[e]--; l.entries[e] == 0 {
+		delete(l.entries, e)
+		delete(l.natEdit.set, e.chain())
+		l.natEdit.leave(e.chain(), nil)
+		l.makeParts(partsOf{e.pool, e.protocol})
+	}
+}
+
+// setPools takes over pools that are new or changed.
+func (l *layout) setPools(c model.Change) {
+	changed := map[netip.Addr]bool{}
+	for id, p := range c.Pools.Set {
+		if id.V6 != l.v6 {
+			continue
+		}
+		l.countLocals(l.pools[id], -1, changed)
+		l.countLocals(p, 1, changed)
+		l.pools[id] = p
+		l.makePool(id)
+	}
+	for _, id := range c.Pools.Delete {
+		if p, ok := l.pools[id]; ok {
+			l.countLocals(p, -1, changed)
+			delete(l.pools, id)
+		}
+	}
+	l.setHairpin(changed)
+}
+
+// countLocals notes the backends on this node, which may meet themselves.
+func (l *layout) countLocals(p model.Pool, by int, changed map[netip.Addr]bool) {
+	for _, b := range p.Serving() {
+		if b.Local {
+			a := b.Addr()
+			l.locals[a] += by
+			changed[a] = true
+			if l.locals[a] == 0 {
+				delete(l.locals, a)
+			}
+		}
+	}
+}
+
+// setHairpin masquerades backends that reach themselves.
+func (l *layout) setHairpin(addresses map[netip.Addr]bool) {
+	if len(addresses) == 0 {
+		return
+	}
+	var changed []leaf
+	for a := range addresses {
+		c := leaf{key: addressKey(a)}
+		if l.locals[a] > 0 {
+			c.rules = []rule{{src: host(a), dst: host(a), do: target{verb: masquerade}}}
+		}
+		changed = append(changed, c)
+	}
+	slices.SortFunc(changed, func(x, y leaf) int { return x.key.compare(y.key) })
+	w := walk{&l.hairpin, keys(changed), l.natEdit.leave}
+	w.chains(chainHairpin, l.hairpinLeaves)
+	l.hairpinLeaves = merge(l.hairpinLeaves, changed)
+	w.emit = l.natEdit.keep
+	w.chains(chainHairpin, l.hairpinLeaves)
+}
+
+func (l *layout) hairpinRoot() []leaf { return l.hairpinLeaves }
+
+// makePool lays out the chains of a pool, those that are in use.
+func (l *layout) makePool(id model.PoolID) {
+	for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		l.makeParts(partsOf{id, protocol})
+	}
+}
+
+func (l *layout) makeParts(of partsOf) {
+	for _, chain := range l.parts[of] {
+		l.natEdit.leave(chain, nil)
+		delete(l.natEdit.set, chain)
+	}
+	delete(l.parts, of)
+	pool := l.pools[of.pool]
+	var c chooser
+	var rules []rule
+	for _, snat := range []model.SNAT{model.Never, model.OffCluster, model.Always} {
+		e := entry{of.pool, of.protocol, snat}
+		if l.entries[e] == 0 {
+			continue
+		}
+		if rules == nil {
+			c = chooser{id: e.id(), protocol: of.protocol, affinity: pool.Affinity, edit: l.natEdit.keep}
+			rules = c.choice(pool.Serving())
+			l.parts[of] = c.chains
+		}
+		l.natEdit.keep(e.chain(), append(markRules(of.pool, snat), rules...))
+	}
+}
+
+func markRules(id model.PoolID, snat model.SNAT) []rule {
+	switch snat {
+	case model.OffCluster:
+		return []rule{{do: jumpTo(chainOffNode), comment: poolName(id)}}
+	case model.Always:
+		return []rule{{do: jumpTo(chainMark), comment: poolName(id)}}
+	}
+	return nil
+}
+
+// neededSets are the ipsets to which the rules refer.
+func (l *layout) neededSets() map[string]setUse {
+	needed := map[string]setUse{}
+	for e := range l.entries {
+		p := l.pools[e.pool]
+		if p.Affinity == 0 {
+			continue
+		}
+		c := chooser{id: e.id()}
+		for _, b := range p.Serving() {
+			needed[c.setName(b)] = setUse{p.Affinity, e.pool, b.AddrPort}
+		}
+	}
+	return needed
+}
+
+// setGuards makes the rules for packets that no frontend takes: single addresses are many, ranges few.
+func (l *layout) setGuards(s *model.State, c model.Change) {
+	changed := map[model.Key][]rule{}
+	ranges := false
+	note := func(p netip.Prefix, rules []rule) {
+		switch {
+		case !l.mine(p.Addr()):
+		case p.IsSingleIP():
+			changed[model.Key{Addr: p.Addr()}] = rules
+		default:
+			ranges = true
+		}
+	}
+	for p, v := range c.Guards.Set {
+		note(p, []rule{{do: guardTarget(v)}})
+	}
+	for _, p := range c.Guards.Delete {
+		note(p, nil)
+	}
+	if len(changed) > 0 {
+		l.guards.change(changed, l.fEdit)
+	}
+	if ranges {
+		l.ranges(s)
+	}
+}
+
+func guardTarget(v model.Verdict) target {
+	if v == model.Reject {
+		return goes(chainReject)
+	}
+	return target{verb: drop}
+}
+
+// ranges puts longer prefixes first.
+func (l *layout) ranges(s *model.State) {
+	var rules []rule
+	for p, v := range s.Guards {
+		if l.mine(p.Addr()) && !p.IsSingleIP() {
+			rules = append(rules, rule{dst: p, do: guardTarget(v)})
+		}
+	}
+	slices.SortFunc(rules, func(x, y rule) int {
+		return cmp.Or(cmp.Compare(y.dst.Bits(), x.dst.Bits()), x.dst.Addr().Compare(y.dst.Addr()))
+	})
+	l.fEdit.keep(chainRanges, rules)
+}

@@ -1,0 +1,131 @@
+package iptables
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"math/big"
+	"strings"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// certain is the chance that xt_statistic takes for one: it compares with 31 random bits.
+const certain = 1 << 31
+
+const (
+	maxRow = 12 // backends of a chain that are tried one after the other
+	fanOut = 8  // chains among which a chain with more of them chooses
+)
+
+// chooser makes the chains that choose a backend of a pool.
+type chooser struct {
+	id       string // of the pool and protocol, in the names of chains and sets
+	protocol model.Protocol
+	affinity time.Duration
+	edit     func(chain string, rules []rule)
+	chains   []string // made below the first one
+}
+
+// hashed is what kube-proxy puts behind the kind of a chain: letters and digits that stand for a name.
+func hashed(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return base32.StdEncoding.EncodeToString(sum[:])[:16]
+}
+
+// setName is the ipset that remembers the clients of a backend.
+func (c *chooser) setName(b model.Backend) string {
+	return "KUBE-CLIENTS-" + hashed(c.id+" "+b.AddrPort.String())
+}
+
+// choice are the rules that choose, and make the chains below them.
+func (c *chooser) choice(backends []model.Backend) []rule {
+	var rules []rule
+	if c.affinity > 0 {
+		for _, b := range backends {
+			rules = append(rules, rule{set: c.setName(b), do: goes(c.sticky(b))})
+		}
+	}
+	return append(rules, c.split(backends, "")...)
+}
+
+// sticky is the chain of a backend that remembers its clients.
+func (c *chooser) sticky(b model.Backend) string {
+	name := "KUBE-SEP-" + hashed(c.id+" "+b.AddrPort.String())
+	c.make(name, []rule{
+		{do: target{verb: remember, name: c.setName(b), expire: c.affinity}},
+		c.translate(b),
+	})
+	return name
+}
+
+func (c *chooser) make(name string, rules []rule) {
+	c.chains = append(c.chains, name)
+	c.edit(name, rules)
+}
+
+func (c *chooser) translate(b model.Backend) rule {
+	return rule{protocol: c.protocol, do: target{verb: dnat, to: b.AddrPort}}
+}
+
+// split is a chain's rules for some of the backends: to each of few, or to chains for a part of many.
+func (c *chooser) split(backends []model.Backend, path string) []rule {
+	var rules []rule
+	left := total(backends)
+	if len(backends) <= maxRow {
+		for i, b := range backends {
+			r := c.translate(b)
+			if c.affinity > 0 {
+				r = rule{do: goes(c.stickyName(b))}
+			}
+			if i < len(backends)-1 {
+				r.chance = chance(uint64(b.Weight), left)
+			}
+			left -= uint64(b.Weight)
+			rules = append(rules, r)
+		}
+		return rules
+	}
+	parts := min(fanOut, (len(backends)+maxRow-1)/maxRow)
+	for i := range parts {
+		from, to := len(backends)*i/parts, len(backends)*(i+1)/parts
+		name := fmt.Sprintf("KUBE-PART-%s%s%d", c.id[:12], path, i)
+		part := backends[from:to]
+		c.make(name, c.split(part, fmt.Sprint(path, i)))
+		r := rule{do: goes(name)}
+		if i < parts-1 {
+			r.chance = chance(total(part), left)
+		}
+		left -= total(part)
+		rules = append(rules, r)
+	}
+	return rules
+}
+
+func (c *chooser) stickyName(b model.Backend) string {
+	return "KUBE-SEP-" + hashed(c.id+" "+b.AddrPort.String())
+}
+
+func total(backends []model.Backend) (sum uint64) {
+	for _, b := range backends {
+		sum += uint64(b.Weight)
+	}
+	return sum
+}
+
+// chance is part of whole in units of 1<<31, rounded.
+func chance(part, whole uint64) uint32 {
+	n := new(big.Int).SetUint64(part)
+	n.Lsh(n, 31).Add(n, new(big.Int).SetUint64(whole/2)).Div(n, new(big.Int).SetUint64(whole))
+	return uint32(n.Uint64())
+}
+
+// poolName is the pool in names and comments.
+func poolName(id model.PoolID) string {
+	words := []string{id.Service}
+	if id.Local {
+		words = append(words, "local")
+	}
+	return strings.Join(words, " ")
+}

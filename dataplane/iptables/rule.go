@@ -1,0 +1,198 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// rule is one rule of a chain. What is zero is not asked for.
+type rule struct {
+	src, dst netip.Prefix
+	in       string // the interface on which the packet arrived; a trailing * stands for any ending
+	notIn    bool   // any interface but in
+	protocol model.Protocol
+	ports    ports
+	state    states // of the connection: one of them
+	notState states // none of them
+	unmarked uint32 // bits of the mark that are not all set
+	marked   uint32 // bits of the mark that are set
+	set      string // an ipset that contains the source address
+	chance   uint32 // matches at random, so many times of 1<<31
+	do       target
+	comment  string
+}
+
+// ports are those of the destination, from first to last.
+type ports struct{ first, last uint16 }
+
+// states are those that xt_conntrack tells.
+type states uint16
+
+// As in include/uapi/linux/netfilter/xt_conntrack.h.
+const (
+	stateInvalid     states = 1 << 0
+	stateEstablished states = 1 << 1
+	stateRelated     states = 1 << 2
+	stateNew         states = 1 << 3
+	stateDNAT        states = 1 << 7
+)
+
+// verb is what a rule does with a packet.
+type verb uint8
+
+const (
+	nothing verb = iota
+	jump
+	goTo
+	accept
+	drop
+	back // to the calling chain
+	reject
+	dnat
+	masquerade
+	orMark
+	xorMark
+	remember // the source address, in an ipset
+)
+
+// target is what a rule does, and with what.
+type target struct {
+	verb   verb
+	name   string         // jump, goTo: the chain; remember: the set
+	to     netip.AddrPort // dnat
+	mark   uint32         // orMark, xorMark
+	with   refusal        // reject
+	expire time.Duration  // remember
+}
+
+// refusal is how a packet is rejected.
+type refusal uint8
+
+const (
+	withReset refusal = iota
+	withUnreachablePort
+	withUnreachableProtocol // IPv4 only
+)
+
+func jumpTo(chain string) target { return target{verb: jump, name: chain} }
+func goes(chain string) target   { return target{verb: goTo, name: chain} }
+
+// host is the prefix that holds one address.
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// String is the rule as iptables -S prints it, without its chain.
+func (r rule) String() string {
+	var words []string
+	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
+	if r.src.IsValid() {
+		add("-s %s", r.src)
+	}
+	if r.dst.IsValid() {
+		add("-d %s", r.dst)
+	}
+	if r.in != "" {
+		add("%s-i %s", not(r.notIn), strings.Replace(r.in, "*", "+", 1))
+	}
+	if r.protocol != 0 {
+		add("-p %s", r.protocol)
+	}
+	if r.ports != (ports{}) {
+		add("-m %s --dport %s", r.protocol, r.ports)
+	}
+	if r.set != "" {
+		add("-m set --match-set %s src", r.set)
+	}
+	if r.marked != 0 {
+		add("-m mark --mark 0x%x/0x%x", r.marked, r.marked)
+	}
+	if r.unmarked != 0 {
+		add("-m mark ! --mark 0x%x/0x%x", r.unmarked, r.unmarked)
+	}
+	if r.state != 0 {
+		add("-m conntrack --ctstate %s", r.state)
+	}
+	if r.notState != 0 {
+		add("-m conntrack ! --ctstate %s", r.notState)
+	}
+	if r.comment != "" {
+		add("-m comment --comment %q", r.comment)
+	}
+	if r.chance != 0 {
+		add("-m statistic --mode random --probability %.11f", float64(r.chance)/certain)
+	}
+	return strings.Join(append(words, r.do.String()), " ")
+}
+
+func not(b bool) string {
+	if b {
+		return "! "
+	}
+	return ""
+}
+
+func (p ports) String() string {
+	if p.first == p.last {
+		return fmt.Sprint(p.first)
+	}
+	return fmt.Sprintf("%d:%d", p.first, p.last)
+}
+
+func (s states) String() string {
+	var words []string
+	for _, w := range []struct {
+		bit  states
+		name string
+	}{
+		{stateInvalid, "INVALID"}, {stateNew, "NEW"}, {stateRelated, "RELATED"},
+		{stateEstablished, "ESTABLISHED"}, {stateDNAT, "DNAT"},
+	} {
+		if s&w.bit != 0 {
+			words = append(words, w.name)
+		}
+	}
+	return strings.Join(words, ",")
+}
+
+func (t target) String() string {
+	switch t.verb {
+	case jump:
+		return "-j " + t.name
+	case goTo:
+		return "-g " + t.name
+	case accept:
+		return "-j ACCEPT"
+	case drop:
+		return "-j DROP"
+	case back:
+		return "-j RETURN"
+	case reject:
+		return "-j REJECT --reject-with " + t.with.String()
+	case dnat:
+		return "-j DNAT --to-destination " + t.to.String()
+	case masquerade:
+		return "-j MASQUERADE --random-fully"
+	case orMark:
+		return fmt.Sprintf("-j MARK --or-mark 0x%x", t.mark)
+	case xorMark:
+		return fmt.Sprintf("-j MARK --xor-mark 0x%x", t.mark)
+	case remember:
+		return fmt.Sprintf("-j SET --add-set %s src --exist --timeout %d", t.name, t.seconds())
+	}
+	return ""
+}
+
+func (r refusal) String() string {
+	return [...]string{"tcp-reset", "port-unreachable", "protocol-unreachable"}[r]
+}
+
+// maxTimeout is the kernel's IPSET_MAX_TIMEOUT.
+const maxTimeout = 2147483
+
+// seconds is how long an ipset remembers, which counts in whole ones.
+func (t target) seconds() uint32 {
+	return uint32(min(max((t.expire+time.Second-1)/time.Second, 1), maxTimeout))
+}

@@ -1,0 +1,160 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// setIndexes are the kernel's numbers of ipsets, by which rules refer to them.
+type setIndexes map[string]uint16
+
+const (
+	setPrefix = "KUBE-CLIENTS-"
+	// maxClients bounds the clients that are remembered for a backend, and so the kernel's memory.
+	maxClients = 1 << 18
+)
+
+// ipsets are those of the plane's network namespace. They remember the clients of backends: exactly, and as
+// many as there are, where xt_recent holds a hundred for each backend.
+type ipsets struct {
+	handle  *netlink.Handle
+	conn    *conn
+	fd      int // of a socket that answers for the numbers of sets
+	indexes setIndexes
+	fault   func(string) error
+}
+
+func openIPSets(fault func(string) error) (*ipsets, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	c, err := dial()
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return nil, fmt.Errorf("open raw socket: %w", err)
+	}
+	return &ipsets{handle: h, conn: c, fd: fd, indexes: setIndexes{}, fault: fault}, nil
+}
+
+// need makes those of the sets that are missing.
+func (s *ipsets) need(v6 bool, needed map[string]setUse) error {
+	for name, use := range needed {
+		if _, ok := s.indexes[name]; ok {
+			continue
+		}
+		if err := s.fault("ipset create"); err != nil {
+			return err
+		}
+		if err := s.create(v6, name, use); err != nil {
+			return fmt.Errorf("ipset %s for the clients of %s: %w", name, use.backend, err)
+		}
+	}
+	return nil
+}
+
+func (s *ipsets) create(v6 bool, name string, use setUse) error {
+	timeout := target{expire: use.expire}.seconds()
+	o := netlink.IpsetCreateOptions{Timeout: &timeout, MaxElements: maxClients, Replace: true, Family: unix.AF_INET}
+	if v6 {
+		o.Family = unix.AF_INET6
+	}
+	err := s.handle.IpsetCreate(name, "hash:ip", o)
+	if err != nil {
+		return err
+	}
+	index, err := setIndex(s.fd, name)
+	if err == nil {
+		s.indexes[name] = index
+	}
+	return err
+}
+
+// list are the sets of ours that the kernel holds.
+func (s *ipsets) list() ([]string, error) {
+	const listSetName = 1 << 1
+	var filter encoder
+	filter.attr(nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
+	filter.uint32(nl.IPSET_ATTR_FLAGS|unix.NLA_F_NET_BYTEORDER, listSetName)
+	var names []string
+	err := s.conn.dump(request{
+		kind: unix.NFNL_SUBSYS_IPSET<<8 | nl.IPSET_CMD_LIST, filter: filter.b,
+		each: func(attrs []byte) {
+			if name := attributeString(attrs, nl.IPSET_ATTR_SETNAME); strings.HasPrefix(name, setPrefix) {
+				names = append(names, name)
+			}
+		},
+	}, func() { names = nil })
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // a kernel without ip sets
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list ipsets: %w", err)
+	}
+	return names, nil
+}
+
+// drop deletes sets to which no rule refers any more.
+func (s *ipsets) drop(names []string) error {
+	var errs []error
+	for _, name := range names {
+		delete(s.indexes, name)
+		err := s.fault("ipset destroy")
+		if err == nil {
+			err = s.destroy(name)
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("delete ipset %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// The kernel gives up what a deleted rule referred to a while later.
+const (
+	busyTries    = 500
+	busyInterval = 2 * time.Millisecond
+)
+
+func (s *ipsets) destroy(name string) (err error) {
+	for range busyTries {
+		if err = s.handle.IpsetDestroy(name); !errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)) {
+			return err
+		}
+		time.Sleep(busyInterval)
+	}
+	return err
+}
+
+// know learns the numbers of the sets that there are.
+func (s *ipsets) know(names []string) error {
+	clear(s.indexes)
+	for _, name := range names {
+		index, err := setIndex(s.fd, name)
+		if err != nil {
+			return fmt.Errorf("ipset %s: %w", name, err)
+		}
+		s.indexes[name] = index
+	}
+	return nil
+}
+
+// contains reports whether a set remembers a client.
+func (s *ipsets) contains(name string, client netip.Addr) (bool, error) {
+	return s.handle.IpsetTest(name, &netlink.IPSetEntry{IP: client.AsSlice()})
+}
+
+func (s *ipsets) close() error {
+	s.handle.Close()
+	return errors.Join(s.conn.close(), unix.Close(s.fd))
+}

@@ -1,0 +1,184 @@
+package iptables
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+)
+
+// A tree finds the rules for a key among many by few comparisons: a chain for each prefix of keys, with a
+// rule for each longer one that leads to a chain of its own, and in the end chains of few rules.
+//
+//	KUBE-SERVICES ─ -d 10.96.0.0/15 ─► …-10.96.0.0-15 ─ -d 10.96.64.0/18 ─► … ─► -d 10.96.66.7/32 --dport 80 ─► KUBE-SVC-…
+//
+// Lengths of prefixes are multiples of stride, so that the chain of a prefix depends on the keys below it
+// and on nothing else. It follows that a new key changes the chains above it only.
+type tree struct {
+	width  int             // bits of a key
+	first  int             // bits after which the first prefixes end; then every stride bits
+	name   func(at) string // of the chain for a prefix
+	prefix func(at) rule   // what matches it
+}
+
+const (
+	stride  = 3
+	maxLeaf = 8 // rules in a chain without prefixes
+	maxHere = 2 // rules that are not worth a chain of their own
+)
+
+// at is a key's first bits.
+type at struct {
+	key  key
+	bits int
+}
+
+// key is compared from the highest bit on.
+type key struct{ hi, lo uint64 }
+
+func (k key) compare(o key) int { return cmp.Or(cmp.Compare(k.hi, o.hi), cmp.Compare(k.lo, o.lo)) }
+
+// common is how many of the first bits two keys share.
+func (k key) common(o key) int {
+	if x := k.hi ^ o.hi; x != 0 {
+		return bits.LeadingZeros64(x)
+	}
+	return 64 + bits.LeadingZeros64(k.lo^o.lo)
+}
+
+// masked is the key with all but its first n bits cleared.
+func (k key) masked(n int) key {
+	switch {
+	case n >= 128:
+		return k
+	case n > 64:
+		return key{k.hi, k.lo &^ (1<<(128-n) - 1)}
+	case n == 64:
+		return key{k.hi, 0}
+	}
+	return key{k.hi &^ (1<<(64-n) - 1), 0}
+}
+
+// leaf is a key and the rules for it, of which there is at least one.
+type leaf struct {
+	key   key
+	rules []rule
+}
+
+// boundary is the length of the next longer prefix.
+func (t *tree) boundary(bits int) int {
+	if bits < t.first {
+		return t.first
+	}
+	return min(t.first+((bits-t.first)/stride+1)*stride, t.width)
+}
+
+// floor is the longest prefix that may end at or before a bit.
+func (t *tree) floor(bits int) int {
+	if bits >= t.width {
+		return t.width
+	}
+	if bits < t.first {
+		return 0
+	}
+	return t.first + (bits-t.first)/stride*stride
+}
+
+// walk is one visit to the chains of a tree.
+type walk struct {
+	*tree
+	changed []key // sorted; chains of other keys are visited only if it costs little. nil: all are visited
+	emit    func(chain string, rules []rule)
+}
+
+// chains emits the chain for the root, and those below it that the changed keys have to do with: the same
+// ones before and after the change, but for those that come or go.
+func (w *walk) chains(root string, leaves []leaf) { w.node(root, 0, leaves) }
+
+func (w *walk) node(name string, depth int, leaves []leaf) {
+	if weight(leaves) <= maxLeaf || depth >= w.width {
+		w.emit(name, flat(leaves))
+		return
+	}
+	var rules []rule
+	next := w.boundary(depth)
+	for len(leaves) > 0 {
+		group := prefixed(leaves, at{leaves[0].key, next})
+		leaves = leaves[len(group):]
+		if weight(group) <= maxHere {
+			rules = append(rules, flat(group)...)
+			continue
+		}
+		below := at{group[0].key, w.floor(group[0].key.common(group[len(group)-1].key))}
+		below.key = below.key.masked(below.bits)
+		r := w.prefix(below)
+		r.do = goes(w.name(below))
+		rules = append(rules, r)
+		if w.concerns(at{group[0].key, next}, group) {
+			w.node(r.do.name, below.bits, group)
+		}
+	}
+	w.emit(name, rules)
+}
+
+// concerns reports whether a chain may not be as it was. One without prefixes may be new although its
+// keys are not; one with prefixes cannot: the chains that led to its keys had as many, and so prefixes, too.
+func (w *walk) concerns(p at, group []leaf) bool {
+	if w.changed == nil || weight(group) <= maxLeaf {
+		return true
+	}
+	first := p.key.masked(p.bits)
+	i, _ := slices.BinarySearchFunc(w.changed, first, key.compare)
+	return i < len(w.changed) && w.changed[i].masked(p.bits) == first
+}
+
+// prefixed is how many of the leaves begin as the first one does.
+func prefixed(leaves []leaf, p at) []leaf {
+	want := p.key.masked(p.bits)
+	n, _ := slices.BinarySearchFunc(leaves, want, func(l leaf, want key) int {
+		if l.key.masked(p.bits) == want {
+			return -1
+		}
+		return 1
+	})
+	return leaves[:n]
+}
+
+// weight is how many rules there are, as far as it matters.
+func weight(leaves []leaf) (n int) {
+	for i := 0; i < len(leaves) && n <= maxLeaf; i++ {
+		n += len(leaves[i].rules)
+	}
+	return n
+}
+
+func flat(leaves []leaf) (rules []rule) {
+	for _, l := range leaves {
+		rules = append(rules, l.rules...)
+	}
+	return rules
+}
+
+// merge puts what has changed into a sorted list, of which it makes a new one. Leaves without rules go.
+func merge(leaves, changed []leaf) []leaf {
+	merged := make([]leaf, 0, len(leaves)+len(changed))
+	for _, c := range changed {
+		i, found := slices.BinarySearchFunc(leaves, c.key, func(l leaf, k key) int { return l.key.compare(k) })
+		merged = append(merged, leaves[:i]...)
+		leaves = leaves[i:]
+		if found {
+			leaves = leaves[1:]
+		}
+		if len(c.rules) > 0 {
+			merged = append(merged, c)
+		}
+	}
+	return append(merged, leaves...)
+}
+
+func keys(leaves []leaf) (list []key) {
+	list = []key{}
+	for _, l := range leaves {
+		list = append(list, l.key)
+	}
+	return list
+}

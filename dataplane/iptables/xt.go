@@ -1,0 +1,226 @@
+package iptables
+
+import (
+	"encoding/binary"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// extension is a match or a target of x_tables, in the form that both back ends take: the name, the
+// revision, and a structure from include/uapi/linux/netfilter/. The revision is the highest one, because
+// iptables prints no other.
+type extension struct {
+	name     string
+	revision uint8
+	info     []byte
+}
+
+// aligned makes room for a structure of n bytes: XT_ALIGN.
+func aligned(n int) int { return (n + 7) &^ 7 }
+
+var native = binary.NativeEndian
+
+// matches are those of a rule that are extensions, cheap ones first. Comments are told apart, because
+// nf_tables has a better place for them.
+func (r *rule) matches(sets setIndexes) []extension {
+	var m []extension
+	if r.ports != (ports{}) {
+		m = append(m, r.portMatch())
+	}
+	if r.marked != 0 {
+		m = append(m, markMatch(r.marked, false))
+	}
+	if r.unmarked != 0 {
+		m = append(m, markMatch(r.unmarked, true))
+	}
+	if r.state != 0 {
+		m = append(m, stateMatch(r.state, false))
+	}
+	if r.notState != 0 {
+		m = append(m, stateMatch(r.notState, true))
+	}
+	if r.set != "" {
+		m = append(m, setMatch(sets[r.set]))
+	}
+	if r.chance != 0 {
+		m = append(m, statisticMatch(r.chance))
+	}
+	return m
+}
+
+// portMatch is struct xt_tcp, xt_udp or xt_sctp_info.
+func (r *rule) portMatch() extension {
+	any := func(b []byte) {
+		native.PutUint16(b, 0)
+		native.PutUint16(b[2:], 0xffff)
+	}
+	those := func(b []byte) {
+		native.PutUint16(b, r.ports.first)
+		native.PutUint16(b[2:], r.ports.last)
+	}
+	switch r.protocol {
+	case model.SCTP:
+		const size, flags, destinationPorts = 292, 284, 2
+		info := make([]byte, aligned(size))
+		those(info)
+		native.PutUint32(info[flags:], destinationPorts)
+		return extension{name: "sctp", info: info}
+	case model.UDP:
+		info := make([]byte, aligned(10))
+		any(info)
+		those(info[4:])
+		return extension{name: "udp", info: info}
+	}
+	info := make([]byte, aligned(12))
+	any(info)
+	those(info[4:])
+	return extension{name: "tcp", info: info}
+}
+
+// markMatch is struct xt_mark_mtinfo1.
+func markMatch(bits uint32, invert bool) extension {
+	info := make([]byte, aligned(12))
+	native.PutUint32(info, bits)
+	native.PutUint32(info[4:], bits)
+	if invert {
+		info[8] = 1
+	}
+	return extension{"mark", 1, info}
+}
+
+// stateMatch is struct xt_conntrack_mtinfo3.
+func stateMatch(s states, invert bool) extension {
+	const size, matchFlags, invertFlags, stateMask, xtConntrackState = 164, 146, 148, 150, 1
+	info := make([]byte, aligned(size))
+	native.PutUint16(info[matchFlags:], xtConntrackState)
+	if invert {
+		native.PutUint16(info[invertFlags:], xtConntrackState)
+	}
+	native.PutUint16(info[stateMask:], uint16(s))
+	return extension{"conntrack", 3, info}
+}
+
+// As in include/uapi/linux/netfilter/ipset/ip_set.h.
+const (
+	oneDimension = 1
+	sourceOfOne  = 1 << 1
+	invalidSet   = 0xffff
+	flagExist    = 1
+)
+
+// setMatch is struct xt_set_info_match_v4.
+func setMatch(index uint16) extension {
+	info := make([]byte, aligned(44))
+	putSet(info, index)
+	return extension{"set", 4, info}
+}
+
+// putSet is struct xt_set_info.
+func putSet(b []byte, index uint16) {
+	native.PutUint16(b, index)
+	if index != invalidSet {
+		b[2], b[3] = oneDimension, sourceOfOne
+	}
+}
+
+// statisticMatch is struct xt_statistic_info.
+func statisticMatch(chance uint32) extension {
+	info := make([]byte, aligned(24))
+	native.PutUint32(info[4:], chance)
+	return extension{name: "statistic", info: info}
+}
+
+// commentMatch is struct xt_comment_info, which is long.
+func commentMatch(text string) extension {
+	info := make([]byte, 256)
+	copy(info[:255], text)
+	return extension{name: "comment", info: info}
+}
+
+// extension is what does the target's work, if it is not a verdict.
+func (t target) extension(v6 bool, sets setIndexes) (extension, bool) {
+	switch t.verb {
+	case dnat:
+		return t.dnatTarget(), true
+	case masquerade:
+		return masqueradeTarget(v6), true
+	case orMark, xorMark:
+		info := make([]byte, 8) // struct xt_mark_tginfo2
+		native.PutUint32(info, t.mark)
+		if t.verb == orMark {
+			native.PutUint32(info[4:], t.mark)
+		}
+		return extension{"MARK", 2, info}, true
+	case reject:
+		info := make([]byte, 8) // struct ipt_reject_info or ip6t_reject_info
+		native.PutUint32(info, t.with.code(v6))
+		return extension{name: "REJECT", info: info}, true
+	case remember:
+		return t.rememberTarget(sets[t.name]), true
+	}
+	return extension{}, false
+}
+
+// Flags of a range of addresses (include/uapi/linux/netfilter/nf_nat.h).
+const (
+	natAddress  = 1 << 0
+	natPort     = 1 << 1
+	natRandomly = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
+)
+
+// dnatTarget is struct nf_nat_range2.
+func (t target) dnatTarget() extension {
+	info := make([]byte, aligned(44))
+	native.PutUint32(info, natAddress|natPort)
+	copy(info[4:20], t.to.Addr().AsSlice())
+	copy(info[20:36], t.to.Addr().AsSlice())
+	binary.BigEndian.PutUint16(info[36:], t.to.Port())
+	binary.BigEndian.PutUint16(info[38:], t.to.Port())
+	return extension{"DNAT", 2, info}
+}
+
+// masqueradeTarget is struct nf_nat_ipv4_multi_range_compat or nf_nat_range.
+func masqueradeTarget(v6 bool) extension {
+	if v6 {
+		info := make([]byte, aligned(40))
+		native.PutUint32(info, natRandomly)
+		return extension{name: "MASQUERADE", info: info}
+	}
+	info := make([]byte, aligned(20))
+	native.PutUint32(info, 1)
+	native.PutUint32(info[4:], natRandomly)
+	return extension{name: "MASQUERADE", info: info}
+}
+
+// code is the kernel's number (enum ipt_reject_with and ip6t_reject_with).
+func (r refusal) code(v6 bool) uint32 {
+	switch {
+	case r == withReset && v6:
+		return 6
+	case r == withReset:
+		return 7
+	case v6:
+		return 4
+	case r == withUnreachableProtocol:
+		return 2
+	}
+	return 3
+}
+
+// rememberTarget is struct xt_set_info_target_v3.
+func (t target) rememberTarget(index uint16) extension {
+	info := make([]byte, aligned(20))
+	putSet(info, index)
+	putSet(info[4:], invalidSet)
+	putSet(info[8:], invalidSet)
+	native.PutUint32(info[12:], flagExist)
+	native.PutUint32(info[16:], t.seconds())
+	return extension{"SET", 3, info}
+}
+
+// Verdicts, as x_tables has them: those of netfilter, minus one, negative.
+const (
+	xtDrop   = -1
+	xtAccept = -2
+	xtReturn = -5
+)
