@@ -37,7 +37,6 @@ func (t *Takeover) Drain(ctx context.Context, report func(Progress)) error {
 			t.config.Log.Warn("drain IPVS; trying again", "error", err)
 		}
 		if err == nil && p != last {
-			t.say(p)
 			if report != nil {
 				report(p)
 			}
@@ -54,7 +53,7 @@ func (t *Takeover) Drain(ctx context.Context, report func(Progress)) error {
 
 // look does one step, and tells whether there is more to do.
 func (t *Takeover) look(ctx context.Context) (p Progress, left bool, err error) {
-	servers := &virtualServers{log: t.config.Log, drainFor: t.config.Drain}
+	servers := t.servers()
 	err = t.here.do(func() error {
 		var err error
 		if p, err = servers.step(ctx); err != nil {
@@ -67,13 +66,18 @@ func (t *Takeover) look(ctx context.Context) (p Progress, left bool, err error) 
 	return p, left, err
 }
 
-func (t *Takeover) say(p Progress) {
-	if p == (Progress{}) {
-		t.config.Log.Info("IPVS serves no connection any more; what kube-proxy had left of it is removed")
+// say logs how far draining has come, when that has changed.
+func (v *virtualServers) say(p Progress) {
+	switch last := *v.said; {
+	case p == last:
 		return
+	case p == (Progress{}):
+		v.log.Info("IPVS serves no connection any more; what kube-proxy had left of it is removed")
+	default:
+		v.log.Info("connections through IPVS live on", "servers", p.Servers, "connections", p.Connections,
+			"until", p.Deadline)
 	}
-	t.config.Log.Info("connections through IPVS live on", "servers", p.Servers, "connections", p.Connections,
-		"until", p.Deadline)
+	*v.said = p
 }
 
 // pause waits, but not beyond the deadline.

@@ -14,9 +14,11 @@ import (
 type legacy struct {
 	family family
 	log    *slog.Logger
+	kept   *kept
 }
 
-func (l *legacy) tool() string { return l.family.prefix + "tables-legacy" }
+func (l *legacy) tool() string   { return l.family.prefix + "tables-legacy" }
+func (l *legacy) String() string { return "iptables-legacy " + l.family.name }
 
 // present are the tables that exist. To ask for one that does not would make it, with its hooks.
 func (l *legacy) present() ([]string, error) {
@@ -37,11 +39,32 @@ func (l *legacy) find(context.Context) ([]Leftover, error) {
 	err := l.each(func(s *xtSocket, table string) error {
 		blob, err := s.read(table)
 		if err == nil {
-			found = append(found, l.leftovers(blob.plan(table), table)...)
+			found = append(found, l.leftovers(l.plan(blob, table), table)...)
 		}
 		return err
 	})
 	return found, err
+}
+
+func (l *legacy) plan(b *xtBlob, table string) plan {
+	p := b.plan(table, l.kept.keeps(table, b.forward()))
+	l.kept.note(p)
+	return p
+}
+
+func (l *legacy) blocked() (blocked bool, err error) {
+	err = l.each(func(s *xtSocket, table string) error {
+		if table != filterTable {
+			return nil
+		}
+		blob, err := s.read(table)
+		if err == nil {
+			f := blob.forward()
+			blocked = f.closed && !f.kube
+		}
+		return err
+	})
+	return blocked, err
 }
 
 func (l *legacy) leftovers(p plan, table string) []Leftover {
@@ -85,12 +108,7 @@ func (l *legacy) remove(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		p := blob.plan(table)
-		for _, left := range l.leftovers(p, table) {
-			if left.Stays != "" {
-				l.log.Warn("kube-proxy's chain stays", "leftover", left.String())
-			}
-		}
+		p := l.plan(blob, table)
 		if p.empty() {
 			return nil
 		}

@@ -18,22 +18,29 @@ const (
 )
 
 // accounting is the counters to which rules of mode iptables refer.
-type accounting struct{}
+type accounting struct{ *kept }
 
-func (accounting) find(context.Context) ([]Leftover, error) {
+// counts reports whether a chain that stays refers to the counter.
+func (a accounting) counts(counter string) bool { return a.forward && counter == invalidCounter }
+
+func (a accounting) find(context.Context) ([]Leftover, error) {
+	var found []Leftover
 	n := 0
 	for _, name := range counters {
 		switch exists, err := counterExists(name); {
 		case err != nil:
 			return nil, err
+		case exists && a.counts(name):
+			found = append(found, Leftover{Backend: "nfacct", What: "counters", Count: 1,
+				Stays: "chain " + forwardChain + " counts with it"})
 		case exists:
 			n++
 		}
 	}
-	if n == 0 {
-		return nil, nil
+	if n > 0 {
+		found = append(found, Leftover{Backend: "nfacct", What: "counters", Count: n})
 	}
-	return []Leftover{{Backend: "nfacct", What: "counters", Count: n}}, nil
+	return found, nil
 }
 
 func counterExists(name string) (bool, error) {
@@ -58,9 +65,12 @@ func askCounter(command, flags int, name string) error {
 	return err
 }
 
-func (accounting) remove(ctx context.Context) error {
+func (a accounting) remove(ctx context.Context) error {
 	var errs []error
 	for _, name := range counters {
+		if a.counts(name) {
+			continue
+		}
 		exists, err := counterExists(name)
 		if exists {
 			err = whileBusy(ctx, func() error { return askCounter(acctDelete, unix.NLM_F_ACK, name) })

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"slices"
 
 	"github.com/google/nftables"
@@ -85,10 +84,11 @@ func (n *native) remove(context.Context) error {
 // what is not kube-proxy's does not move.
 type compat struct {
 	family family
-	log    *slog.Logger
+	kept   *kept
 }
 
-func (x *compat) tool() string { return x.family.prefix + "tables-nft" }
+func (x *compat) tool() string   { return x.family.prefix + "tables-nft" }
+func (x *compat) String() string { return "iptables-nft " + x.family.name }
 
 func (x *compat) table(name string) *nftables.Table {
 	return &nftables.Table{Name: name, Family: nftables.TableFamily(x.family.number)}
@@ -110,6 +110,7 @@ func (x *compat) find(context.Context) ([]Leftover, error) {
 		if err != nil {
 			return found, err
 		}
+		x.kept.note(p)
 		found = append(found, x.leftovers(table, p)...)
 	}
 	return found, nil
@@ -134,53 +135,110 @@ func (x *compat) chains(c *nftables.Conn) ([]*nftables.Chain, error) {
 // plan reads a table. Only the rules of chains that are not kube-proxy's are read, and of those of
 // kube-proxy's that stay for the sake of others.
 func (x *compat) plan(table string, chains []*nftables.Chain) (plan, error) {
-	var names []string
+	var names, owned, foreign []string
 	base := map[string]bool{}
-	owned := false
 	for _, c := range chains {
-		if c.Table.Name == table {
-			names = append(names, c.Name)
-			base[c.Name] = c.Hooknum != nil
-			owned = owned || ownedChain(table, c.Name)
-		}
-	}
-	if !owned {
-		return plan{}, nil
-	}
-	var jumps []jump
-	for _, name := range names {
-		if ownedChain(table, name) {
+		if c.Table.Name != table {
 			continue
 		}
-		some, err := x.jumps(table, name)
-		if err != nil {
-			return plan{}, err
-		}
-		for _, j := range some {
-			j.fromBase = base[name]
-			jumps = append(jumps, j)
+		names = append(names, c.Name)
+		base[c.Name] = c.Hooknum != nil
+		if ownedChain(table, c.Name) {
+			owned = append(owned, c.Name)
+		} else {
+			foreign = append(foreign, c.Name)
 		}
 	}
-	p := newPlan(table, names, jumps)
+	if len(owned) == 0 {
+		return plan{}, nil
+	}
+	keepForward, err := x.keepsForward(table, owned)
+	if err != nil {
+		return plan{}, err
+	}
+	if keepForward && len(owned) == 1 { // as it is for years; FORWARD is known to lead to it
+		return newPlan(table, names, []jump{{from: forwardHook, fromBase: true, to: forwardChain}}, true), nil
+	}
+	jumps, err := x.jumps(table, foreign, base)
+	if err != nil {
+		return plan{}, err
+	}
+	p := newPlan(table, names, jumps, keepForward)
 	if len(p.stay) == 0 {
 		return p, nil
 	}
-	for _, name := range names { // rarely: what leads where inside
-		if ownedChain(table, name) {
-			some, err := x.jumps(table, name)
-			if err != nil {
-				return plan{}, err
-			}
-			jumps = append(jumps, some...)
-		}
-	}
-	return newPlan(table, names, jumps), nil
+	inside, err := x.jumps(table, owned, base) // rarely: what leads where inside
+	return newPlan(table, names, append(jumps, inside...), keepForward), err
 }
 
-// jumps are the rules of a chain that lead to another one; the id is their handle.
-func (x *compat) jumps(table, chain string) ([]jump, error) {
-	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: x.family.number, Version: nl.NFNETLINK_V0})
+// keepsForward reports whether KUBE-FORWARD, if the table has it, must stay.
+func (x *compat) keepsForward(table string, owned []string) (bool, error) {
+	if table != filterTable || !slices.Contains(owned, forwardChain) {
+		return false, nil
+	}
+	f, err := x.forward()
+	return f.kube && x.kept.keeps(table, f), err
+}
+
+// forward looks at the chain FORWARD of this back end.
+func (x *compat) forward() (forward, error) {
+	var f forward
+	request := x.request(unix.NFT_MSG_GETCHAIN, 0)
+	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(filterTable)))
+	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(forwardHook)))
+	answer, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) { // the latter is a kernel without nf_tables
+		return f, nil
+	}
+	if err != nil {
+		return f, fmt.Errorf("%s: chain FORWARD: %w", x.tool(), err)
+	}
+	for _, m := range answer {
+		policy := attributes(m[nl.SizeofNfgenmsg:])[unix.NFTA_CHAIN_POLICY]
+		f.closed = len(policy) == 4 && binary.BigEndian.Uint32(policy) == nfDrop
+	}
+	rules, err := x.rules(filterTable, forwardHook)
+	for _, r := range rules {
+		expressions := r[unix.NFTA_RULE_EXPRESSIONS]
+		f.closed = f.closed || refusesAll(expressions)
+		f.kube = f.kube || destination(expressions) == forwardChain
+	}
+	return f, err
+}
+
+func (x *compat) blocked() (bool, error) {
+	f, err := x.forward()
+	return f.closed && !f.kube, err
+}
+
+func (x *compat) request(kind, flags int) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags)
+	r.AddData(&nl.Nfgenmsg{NfgenFamily: x.family.number, Version: nl.NFNETLINK_V0})
+	return r
+}
+
+// jumps are the rules of some chains that lead to others; the id is their handle.
+func (x *compat) jumps(table string, chains []string, base map[string]bool) ([]jump, error) {
+	var jumps []jump
+	for _, chain := range chains {
+		rules, err := x.rules(table, chain)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range rules {
+			handle := r[unix.NFTA_RULE_HANDLE]
+			if to := destination(r[unix.NFTA_RULE_EXPRESSIONS]); to != "" && len(handle) == 8 {
+				id := int(binary.BigEndian.Uint64(handle))
+				jumps = append(jumps, jump{from: chain, fromBase: base[chain], to: to, id: id})
+			}
+		}
+	}
+	return jumps, nil
+}
+
+// rules are the attributes of a chain's rules.
+func (x *compat) rules(table, chain string) ([]map[uint16][]byte, error) {
+	request := x.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
 	request.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(table)))
 	request.AddData(nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(chain)))
 	var messages [][]byte
@@ -197,30 +255,61 @@ func (x *compat) jumps(table, chain string) ([]jump, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: list rules of chain %s of table %s: %w", x.tool(), chain, table, err)
 	}
-	var jumps []jump
+	rules := make([]map[uint16][]byte, 0, len(messages))
 	for _, m := range messages {
-		rule := attributes(m[nl.SizeofNfgenmsg:])
-		handle := rule[unix.NFTA_RULE_HANDLE]
-		if to := destination(rule[unix.NFTA_RULE_EXPRESSIONS]); to != "" && len(handle) == 8 {
-			jumps = append(jumps, jump{from: chain, to: to, id: int(binary.BigEndian.Uint64(handle))})
-		}
+		rules = append(rules, attributes(m[nl.SizeofNfgenmsg:]))
 	}
-	return jumps, nil
+	return rules, nil
 }
 
 // destination is the chain that the expressions of a rule jump or go to.
 func destination(expressions []byte) string {
-	for kind, element := range nested(expressions) {
-		e := attributes(element)
-		if kind != unix.NFTA_LIST_ELEM || cString(e[unix.NFTA_EXPR_NAME]) != "immediate" {
-			continue
-		}
-		data := attributes(attributes(e[unix.NFTA_EXPR_DATA])[unix.NFTA_IMMEDIATE_DATA])
-		if chain := attributes(data[unix.NFTA_DATA_VERDICT])[unix.NFTA_VERDICT_CHAIN]; chain != nil {
+	for _, e := range all(expressions) {
+		if chain := verdict(e)[unix.NFTA_VERDICT_CHAIN]; chain != nil {
 			return cString(chain)
 		}
 	}
 	return ""
+}
+
+// refusesAll reports whether the expressions of a rule drop or reject whatever comes.
+func refusesAll(expressions []byte) bool {
+	refuses := false
+	for _, e := range all(expressions) {
+		switch cString(e[unix.NFTA_EXPR_NAME]) {
+		case "counter":
+		case "immediate":
+			code := verdict(e)[unix.NFTA_VERDICT_CODE]
+			refuses = len(code) == 4 && binary.BigEndian.Uint32(code) == nfDrop
+		case "reject":
+			refuses = true
+		case "target":
+			refuses = cString(attributes(e[unix.NFTA_EXPR_DATA])[unix.NFTA_TARGET_NAME]) == "REJECT"
+		default: // it looks at the packet
+			return false
+		}
+	}
+	return refuses
+}
+
+// all are the attributes of a rule's expressions.
+func all(expressions []byte) []map[uint16][]byte {
+	var list []map[uint16][]byte
+	for kind, element := range nested(expressions) {
+		if kind == unix.NFTA_LIST_ELEM {
+			list = append(list, attributes(element))
+		}
+	}
+	return list
+}
+
+// verdict are the attributes of that which an expression has.
+func verdict(expression map[uint16][]byte) map[uint16][]byte {
+	if cString(expression[unix.NFTA_EXPR_NAME]) != "immediate" {
+		return nil
+	}
+	data := attributes(attributes(expression[unix.NFTA_EXPR_DATA])[unix.NFTA_IMMEDIATE_DATA])
+	return attributes(data[unix.NFTA_DATA_VERDICT])
 }
 
 // attributes are netlink attributes by their type.
@@ -281,11 +370,7 @@ func (x *compat) removeFrom(ctx context.Context, c *nftables.Conn, table string)
 	if err != nil {
 		return err
 	}
-	for _, left := range x.leftovers(table, p) {
-		if left.Stays != "" {
-			x.log.Warn("kube-proxy's chain stays", "leftover", left.String())
-		}
-	}
+	x.kept.note(p)
 	t := x.table(table)
 	for _, j := range p.jumps {
 		rule := &nftables.Rule{Table: t, Chain: &nftables.Chain{Name: j.from}, Handle: uint64(j.id)}

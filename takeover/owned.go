@@ -27,7 +27,7 @@ var tables = []string{"nat", "filter", "mangle"}
 // entries are the chains to which kube-proxy jumps from built-in chains; the last lines are those of
 // kube-proxy 1.26 and older.
 var entries = []string{
-	"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-FORWARD",
+	"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", forwardChain,
 	"KUBE-PROXY-FIREWALL",
 	"KUBE-NODE-PORT", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER", // mode ipvs
 	"KUBE-PORTALS-CONTAINER", "KUBE-PORTALS-HOST", // mode userspace
@@ -102,4 +102,7 @@ const (
 )
 
 // counters are the nfacct objects that the mode iptables has since 1.32.
-var counters = []string{"ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"}
+var counters = []string{invalidCounter, "localhost_nps_accepted_pkts"}
+
+// invalidCounter is that of a rule of KUBE-FORWARD.
+const invalidCounter = "ct_state_invalid_dropped_pkts"

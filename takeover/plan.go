@@ -21,13 +21,13 @@ type plan struct {
 }
 
 // stay is a chain of kube-proxy to which a rule of somebody else jumps. It cannot be deleted without
-// that rule, and the rule is not ours to delete.
+// that rule, and the rule is not ours to delete. Or it is KUBE-FORWARD, because of FORWARD.
 type stay struct{ chain, because string }
 
 // newPlan divides the chains of a table. The jumps from built-in chains to kube-proxy's entries are
 // kube-proxy's; any other from outside is somebody's who uses its chain, as CRI-O and the CNI plug-in
-// portmap can use KUBE-MARK-MASQ.
-func newPlan(table string, chains []string, jumps []jump) plan {
+// portmap can use KUBE-MARK-MASQ. KeepForward says that FORWARD must go on asking KUBE-FORWARD.
+func newPlan(table string, chains []string, jumps []jump, keepForward bool) plan {
 	stays := map[string]string{} // chain to who uses it
 	var keep func(chain, user string)
 	keep = func(chain, user string) {
@@ -45,6 +45,8 @@ func newPlan(table string, chains []string, jumps []jump) plan {
 	for _, j := range jumps {
 		switch {
 		case !ownedChain(table, j.to) || ownedChain(table, j.from):
+		case keepForward && j.fromBase && j.to == forwardChain:
+			keep(j.to, forwardHook)
 		case j.fromBase && slices.Contains(entries, j.to):
 			p.jumps = append(p.jumps, j)
 		default:
@@ -78,6 +80,10 @@ func (p plan) leftovers(l Leftover, tool string) []Leftover {
 		l.What, l.Count = "chain "+s.chain, 1
 		l.Stays = fmt.Sprintf("a rule of chain %s jumps to it, which kube-proxy did not make; if nobody needs that rule, "+
 			"delete it (see %s -t %s -S %s) and run fairlead clean", s.because, tool, l.Table, s.because)
+		if s.because == forwardHook {
+			l.Stays = fmt.Sprintf("chain FORWARD lets nothing else pass of what Services need; have the CNI plug-in, or rules of "+
+				"your own, accept packets from and to pods, then delete its rule in FORWARD (see %s -S FORWARD)", tool)
+		}
 		found = append(found, l)
 	}
 	return found

@@ -14,6 +14,7 @@ import (
 type virtualServers struct {
 	log      *slog.Logger
 	drainFor time.Duration
+	said     *Progress // what the log says of draining
 }
 
 // ipvsState is what there is of it.
@@ -88,7 +89,11 @@ func (v *virtualServers) find(context.Context) ([]Leftover, error) {
 	var found []Leftover
 	until := s.dummy.until()
 	if len(s.servers) > 0 {
-		found = append(found, Leftover{Backend: "ipvs", What: "virtual servers", Count: len(s.servers), Until: until})
+		l := Leftover{Backend: "ipvs", What: "virtual servers", Count: len(s.servers)}
+		if s.quiet() { // otherwise kube-proxy has been back
+			l.Until = until
+		}
+		found = append(found, l)
 	}
 	if s.dummy != nil {
 		found = append(found, Leftover{Backend: "link", What: dummyLink, Count: 1, Until: until})
@@ -138,6 +143,14 @@ var errReturned = errors.New("kube-proxy is back: its virtual servers of IPVS ta
 
 // step removes the virtual servers and addresses that nobody uses any more, or all when it is time.
 func (v *virtualServers) step(ctx context.Context) (Progress, error) {
+	p, err := v.goOn(ctx)
+	if err == nil {
+		v.say(p)
+	}
+	return p, err
+}
+
+func (v *virtualServers) goOn(ctx context.Context) (Progress, error) {
 	s, err := readIPVS()
 	if err != nil || !s.draining() {
 		return Progress{}, err

@@ -37,12 +37,16 @@ type Config struct {
 	Log *slog.Logger // nil: say nothing
 	// Drain is how long connections through IPVS may live on. Zero: not at all, Remove ends them.
 	Drain time.Duration
+	// KeepForward leaves the chain KUBE-FORWARD where FORWARD lets nothing pass that no rule accepts:
+	// open connections, and those to NodePorts, need it there.
+	KeepForward bool
 }
 
 // Takeover looks at one network namespace. Its methods must not be called concurrently, but for Find.
 type Takeover struct {
 	config Config
 	here   namespace
+	said   Progress // of draining
 }
 
 // Leftover is a group of objects that kube-proxy made.
@@ -106,11 +110,16 @@ type trace interface {
 // virtual servers are kube-proxy's.
 func (t *Takeover) traces() []trace {
 	var traces []trace
+	kept := &kept{wanted: t.config.KeepForward}
 	for _, f := range families {
 		traces = append(traces,
-			&legacy{family: f, log: t.config.Log}, &compat{family: f, log: t.config.Log}, &native{family: f})
+			&legacy{family: f, log: t.config.Log, kept: kept}, &compat{family: f, kept: kept}, &native{family: f})
 	}
-	return append(traces, &virtualServers{log: t.config.Log, drainFor: t.config.Drain}, ipSets{}, accounting{})
+	return append(traces, t.servers(), ipSets{}, accounting{kept})
+}
+
+func (t *Takeover) servers() *virtualServers {
+	return &virtualServers{log: t.config.Log, drainFor: t.config.Drain, said: &t.said}
 }
 
 // Find tells what Remove would remove, what drains, and what stays and why.
@@ -128,8 +137,9 @@ func (t *Takeover) Find(ctx context.Context) ([]Leftover, error) {
 }
 
 // Remove removes everything that can go at once. If Config.Drain allows for it, IPVS goes on with the
-// connections that it has; Drain waits for their end. What stays because others use it is logged. An
-// error does not keep the rest from being removed.
+// connections that it has; Drain waits for their end, or Remove is called now and then, which also
+// copes with a kube-proxy that is back. What stays is what Find says. An error does not keep the rest
+// from being removed.
 func (t *Takeover) Remove(ctx context.Context) error {
 	return t.here.do(func() error {
 		var errs []error

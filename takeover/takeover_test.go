@@ -5,6 +5,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"fairlead.dev/fairlead/takeover"
+	"fairlead.dev/fairlead/testbed"
 )
 
 // steady is the time between two attempts of each kind.
@@ -206,5 +209,99 @@ func TestLooking(t *testing.T) {
 	}
 	if got := w.run("", "nft", "list", "ruleset"); got != "" {
 		t.Errorf("there is\n%s", got)
+	}
+}
+
+// closed are ways to let nothing pass through FORWARD that no rule accepts.
+var closed = map[string]string{
+	"policy": "-P FORWARD DROP",
+	"reject": "-A FORWARD -j REJECT",
+	"drop":   "-A FORWARD -j DROP",
+}
+
+// TestForward: where FORWARD lets nothing pass but what pods send, KUBE-FORWARD is what lets
+// connections to NodePorts, and answers to them, pass.
+func TestForward(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"legacy", "nft"} {
+		for name, rule := range closed {
+			t.Run(backend+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t, backend)
+				for i, tool := range []string{"iptables", "ip6tables"} {
+					w.run("", tool, "-A", "FORWARD", "-s", testbed.ClusterCIDRs()[i].String(), "-j", "ACCEPT")
+					w.run("", append([]string{tool}, strings.Fields(rule)...)...)
+				}
+				before := w.forward()
+				to, cleaner := w.keeper(), w.takeover(0)
+				w.expectBlocked(to, "iptables-"+backend+" ip\niptables-"+backend+" ip6\n")
+				p := w.startKubeProxy("iptables")
+				l := w.startLoad(steady)
+				l.await(50)
+				p.stop()
+				w.expectBlocked(to, "")
+				during := w.forward()
+				f := w.startFairlead()
+				w.remove(to)
+				l.await(200)
+				l.endShort()
+				l.endLong()
+				w.expectLeft(to, strings.ReplaceAll(forwardStays, "BACKEND", backend))
+				w.expectBlocked(to, "")
+				if got := w.forward(); !strings.Contains(got, "-j KUBE-FORWARD") ||
+					!strings.Contains(during, "-j KUBE-SERVICES") || strings.Contains(got, "-j KUBE-SERVICES") {
+					t.Errorf("there were\n%s\nand are\n%s", during, got)
+				}
+				w.remove(to)
+				w.expectLeft(to, strings.ReplaceAll(forwardStays, "BACKEND", backend))
+				if name == "policy" { // somebody opens FORWARD
+					w.run("", "iptables", "-P", "FORWARD", "ACCEPT")
+					if left := w.find(to); !strings.Contains(left, "1 chain (iptables-"+backend+" ip filter)\n") {
+						t.Errorf("with an open FORWARD there is\n%s", left)
+					}
+					w.run("", "iptables", "-P", "FORWARD", "DROP")
+				}
+				w.remove(cleaner)
+				w.expectLeft(to, "")
+				if got := w.forward(); got != before {
+					t.Errorf("there were\n%s\nand are\n%s", before, got)
+				}
+				w.expectBlocked(to, "iptables-"+backend+" ip\niptables-"+backend+" ip6\n")
+				f.clean()
+			})
+		}
+	}
+}
+
+// forwardStays is what there is when the rest is gone.
+const forwardStays = `1 chain KUBE-FORWARD (iptables-BACKEND ip filter): chain FORWARD lets nothing else pass of what Services need; ` +
+	`have the CNI plug-in, or rules of your own, accept packets from and to pods, then delete its rule in FORWARD ` +
+	`(see iptables-BACKEND -S FORWARD)
+1 chain KUBE-FORWARD (iptables-BACKEND ip6 filter): chain FORWARD lets nothing else pass of what Services need; ` +
+	`have the CNI plug-in, or rules of your own, accept packets from and to pods, then delete its rule in FORWARD ` +
+	`(see ip6tables-BACKEND -S FORWARD)
+1 counter (nfacct): chain KUBE-FORWARD counts with it
+`
+
+func (w *world) forward() string {
+	w.Helper()
+	return w.run("", "iptables", "-S", "FORWARD") + w.run("", "ip6tables", "-S", "FORWARD")
+}
+
+// keeper is a takeover that keeps KUBE-FORWARD.
+func (w *world) keeper() *takeover.Takeover {
+	w.Helper()
+	return w.takeoverWith(takeover.Config{Log: w.logger(), KeepForward: true})
+}
+
+func (w *world) expectBlocked(t *takeover.Takeover, want string) {
+	w.Helper()
+	blocked, err := t.Blocked(w.Context())
+	got := ""
+	for _, b := range blocked {
+		got += b + "\n"
+	}
+	if err != nil || got != want {
+		w.Errorf("blocked is\n%s instead of\n%s (%v)", got, want, err)
 	}
 }

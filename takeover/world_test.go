@@ -346,9 +346,14 @@ func (w *world) logger() *slog.Logger {
 // takeover is one for the node.
 func (w *world) takeover(drain time.Duration) *takeover.Takeover {
 	w.Helper()
+	return w.takeoverWith(takeover.Config{Log: w.logger(), Drain: drain})
+}
+
+func (w *world) takeoverWith(c takeover.Config) *takeover.Takeover {
+	w.Helper()
 	var to *takeover.Takeover
 	err := w.bed.Do(testbed.Node, func() (err error) {
-		to, err = takeover.New(takeover.Config{Log: w.logger(), Drain: drain})
+		to, err = takeover.New(c)
 		return err
 	})
 	if err != nil {

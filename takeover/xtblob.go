@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // numHooks are prerouting, input, forward, output and postrouting.
@@ -15,14 +16,18 @@ var hookNames = [numHooks]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "PO
 // xtLayout is where struct ipt_entry or ip6t_entry (include/uapi/linux/netfilter_ip…/ip…_tables.h) has
 // its parts, on machines of 64 bits.
 type xtLayout struct {
+	condition    int // how long the part is that says which addresses and links it regards
 	targetOffset int // where the entry says where its target begins, and behind that its size
 	counters     int
 }
 
 var (
-	layoutV4 = xtLayout{targetOffset: 88, counters: 96}
-	layoutV6 = xtLayout{targetOffset: 140, counters: 152}
+	layoutV4 = xtLayout{condition: 84, targetOffset: 88, counters: 96}
+	layoutV6 = xtLayout{condition: 136, targetOffset: 140, counters: 152}
 )
+
+// xtDrop is a verdict: those that are not jumps are -NF_… - 1.
+const xtDrop = -nfDrop - 1
 
 // Parts of struct xt_entry_target, and what is behind its header of 32 bytes: a verdict, or the name
 // of the chain that begins there.
@@ -53,6 +58,8 @@ type xtEntry struct {
 	base    bool   // that is a built-in one
 	head    bool   // it begins the chain
 	verdict int    // the offset to jump to; negative: none
+	// refusesAll: it drops or rejects whatever comes
+	refusesAll bool
 }
 
 func newXTBlob(raw []byte, layout xtLayout, into *xtBlob) error {
@@ -81,11 +88,15 @@ func parseEntry(raw []byte, layout xtLayout) (xtEntry, error) {
 	}
 	e := xtEntry{bytes: raw[:size], target: target, verdict: -1}
 	data := e.bytes[target+targetData:]
+	whatever := target == fixed && strings.Trim(string(raw[:layout.condition]), "\x00") == ""
 	switch name := cString(e.bytes[target+targetName:][:nameLength]); {
 	case name == "ERROR":
 		e.head, e.chain = true, cString(data)
+	case name == "REJECT":
+		e.refusesAll = whatever
 	case name == "" && len(data) >= 4:
 		e.verdict = int(int32(binary.NativeEndian.Uint32(data)))
+		e.refusesAll = whatever && e.verdict == xtDrop
 	}
 	return e, nil
 }
@@ -120,21 +131,40 @@ func (b *xtBlob) at(offset int) (int, bool) {
 	return slices.BinarySearchFunc(b.entries, offset, func(e xtEntry, o int) int { return e.offset - o })
 }
 
-func (b *xtBlob) plan(table string) plan {
+func (b *xtBlob) plan(table string, keepForward bool) plan {
 	var chains []string
 	var jumps []jump
 	for i, e := range b.entries {
 		if e.head {
 			chains = append(chains, e.chain)
 		}
-		if e.verdict < 0 || e.verdict == e.offset+len(e.bytes) { // the latter is a rule without a target
-			continue
-		}
-		if to, ok := b.at(e.verdict); ok {
-			jumps = append(jumps, jump{from: e.chain, fromBase: e.base, to: b.entries[to].chain, id: i})
+		if to := b.destination(e); to != "" {
+			jumps = append(jumps, jump{from: e.chain, fromBase: e.base, to: to, id: i})
 		}
 	}
-	return newPlan(table, chains, jumps)
+	return newPlan(table, chains, jumps, keepForward)
+}
+
+// destination is the chain that a rule jumps or goes to.
+func (b *xtBlob) destination(e xtEntry) string {
+	if e.verdict < 0 || e.verdict == e.offset+len(e.bytes) { // the latter is a rule without a target
+		return ""
+	}
+	if to, ok := b.at(e.verdict); ok {
+		return b.entries[to].chain
+	}
+	return ""
+}
+
+// forward looks at the chain FORWARD. Its policy is its last rule.
+func (b *xtBlob) forward() (f forward) {
+	for _, e := range b.entries {
+		if e.base && e.chain == forwardHook {
+			f.closed = f.closed || e.refusesAll
+			f.kube = f.kube || b.destination(e) == forwardChain
+		}
+	}
+	return f
 }
 
 // without is the blob that is left, and which of the entries that are.

@@ -1,0 +1,52 @@
+package takeover_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/takeover"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// BenchmarkFind is what looking costs where nothing is kube-proxy's: on an empty node, and beside
+// 10,000 chains of somebody else.
+func BenchmarkFind(b *testing.B) {
+	for _, backend := range []string{"legacy", "nft"} {
+		for _, n := range []int{0, 10_000} {
+			b.Run(fmt.Sprintf("backend=%s/chains=%d", backend, n), func(b *testing.B) {
+				bed, err := testbed.New(b.Context(), testbed.Spec{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.Cleanup(func() { _ = bed.Close() })
+				var rules strings.Builder
+				rules.WriteString("*nat\n")
+				for i := range n {
+					fmt.Fprintf(&rules, ":SITE-%d - [0:0]\n-A SITE-%d -p tcp --dport 80 -j ACCEPT\n", i, i)
+				}
+				rules.WriteString("COMMIT\n")
+				c := bed.Command(b.Context(), testbed.Node, "/usr/sbin/xtables-"+backend+"-multi", "iptables-restore")
+				c.Stdin = strings.NewReader(rules.String())
+				if out, err := c.CombinedOutput(); err != nil {
+					b.Fatalf("%v: %s", err, out)
+				}
+				var to *takeover.Takeover
+				err = bed.Do(testbed.Node, func() (err error) {
+					to, err = takeover.New(takeover.Config{KeepForward: true})
+					return err
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer to.Close()
+				b.ReportAllocs()
+				for b.Loop() {
+					if found, err := to.Find(b.Context()); err != nil || len(found) > 0 {
+						b.Fatal(found, err)
+					}
+				}
+			})
+		}
+	}
+}
