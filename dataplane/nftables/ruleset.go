@@ -289,6 +289,15 @@ func storeMeta(k expr.MetaKey) expr.Any {
 	return &expr.Meta{Key: k, Register: word(0), SourceRegister: true}
 }
 
+// The priorities of base chains: those of nft's dstnat and srcnat, the first one later by one. The kernel
+// asks no further chain about a connection that one has translated, so that kube-proxy, whose chains have
+// -100, goes first as long as its rules are there. When it comes back and Fairlead is gone, what
+// Fairlead has left in the kernel, and nobody brings up to date any more, does no harm.
+const (
+	translation  = -99
+	masquerading = 100
+)
+
 // The names of the constant chains.
 const (
 	chainServices = "services"
@@ -311,15 +320,15 @@ func (t *table) constantChains() []chain {
 		)},
 		{name: chainInternal, rules: append(t.dispatchInternal(), rule{"", all(goTo(chainServices))})},
 		{
-			name: "prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, -100},
+			name: "prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, translation},
 			rules: slices.Concat(t.spoofed(), t.fromPods("pods", goTo(chainInternal)), []rule{{"", all(goTo(chainServices))}}),
 		},
 		{
-			name: "output", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, -100},
+			name: "output", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, translation},
 			rules: []rule{{"this node", all(goTo(chainInternal))}},
 		},
 		{
-			name: "postrouting", hook: &hook{"nat", unix.NF_INET_POST_ROUTING, 100},
+			name: "postrouting", hook: &hook{"nat", unix.NF_INET_POST_ROUTING, masquerading},
 			rules: []rule{t.masquerade(), t.masqueradeHairpin()},
 		},
 	}
