@@ -59,6 +59,7 @@ type Daemon struct {
 	log     *slog.Logger
 	host    host.Host
 	config  atomic.Pointer[config.Config] // in force
+	source  atomic.Pointer[feed]          // in use
 
 	metrics   *metrics.Metrics
 	server    *server.Server
@@ -69,7 +70,7 @@ type Daemon struct {
 	// What follows belongs to the goroutine that reloads.
 	planeSettings planeSettings
 	plane         dataplane.Dataplane
-	feed          *feed         // in use
+	feed          *feed         // in use; see use
 	next          *upcoming     // which will be; nil: none
 	refused       string        // what is known of a configuration that was refused
 	deaf          string        // the same of the metrics server
@@ -172,12 +173,21 @@ func (d *Daemon) openFeed(c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	if d.feed, err = settings.open(d.options.Logs); err != nil {
+	f, err := settings.open(d.options.Logs)
+	if err != nil {
 		return err
 	}
-	d.metrics.Watching(d.feed.watches)
-	d.report = newReporter(d.feed.events)
+	d.report = newReporter(f.events)
+	d.use(f)
 	return nil
+}
+
+// use has all parts but the engine use a feed.
+func (d *Daemon) use(f *feed) {
+	d.feed = f
+	d.source.Store(f)
+	d.metrics.Watching(f.watches)
+	d.report.use(f.events)
 }
 
 func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
@@ -192,6 +202,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		HealthAddress: s.HealthAddress,
 		HardFail:      d.config.Load().KubeProxy.BindAddressHardFail,
 		ControlSocket: s.ControlSocket,
+		About:         d.about,
 		Observer:      observers{d.metrics, d.report, d.successor},
 	})
 	d.metrics.Follow(e)
@@ -340,6 +351,21 @@ func logHost(log *slog.Logger, r host.Report) {
 
 // mode is what /proxyMode tells: the data plane in force.
 func (d *Daemon) mode() string { return d.config.Load().Plane }
+
+// about is for "fairlead status".
+func (d *Daemon) about() engine.About {
+	c, f := d.config.Load(), d.source.Load()
+	a := engine.About{
+		Version: version.String(), Mode: string(c.KubeProxy.Mode), Plane: c.Plane, Node: f.settings.node,
+	}
+	if f.watches == nil {
+		return a
+	}
+	for _, w := range f.watches() {
+		a.Watches = append(a.Watches, engine.Watch{Resource: w.Resource, Heard: w.Heard})
+	}
+	return a
+}
 
 func (d *Daemon) configz() map[string]any {
 	c := d.config.Load()

@@ -216,9 +216,7 @@ func (d *Daemon) swap(ctx context.Context, r result) {
 		return
 	}
 	old := d.feed
-	d.feed = u.feed
-	d.metrics.Watching(d.feed.watches)
-	d.report.use(d.feed.events)
+	d.use(u.feed)
 	d.log.Info("all objects were read anew", "node", d.feed.settings.node)
 	d.closeFeed(old)
 }

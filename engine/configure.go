@@ -86,6 +86,7 @@ func (e *Engine) replace(p Parts) error {
 	}
 	old := e.options.Plane
 	e.options.Plane = p.Plane
+	e.status.planeChanged()
 	if err := old.Close(); err != nil {
 		return fmt.Errorf("close the data plane that was replaced: %w", err)
 	}

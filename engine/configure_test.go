@@ -192,6 +192,7 @@ func TestEngine_replacePlane(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		before := r.engine.Status().InForceSince
 		r.kernel.Do(func(s *model.State) { clear(s.Frontends) }) // a sync is needed to find this
 		if err := r.engine.Replace(t.Context(), Parts{Plane: plane}); !errors.Is(err, errBroken) {
 			t.Fatal(err)
@@ -199,6 +200,9 @@ func TestEngine_replacePlane(t *testing.T) {
 		synctest.Wait()
 		if got := r.kernel.String(); got != r.state.String() {
 			t.Fatalf("kernel:\n%s\nwant:\n%s", got, r.state)
+		}
+		if since := r.engine.Status().InForceSince; before.IsZero() || !since.After(before) {
+			t.Errorf("the new plane is in force since %v, the old one was since %v", since, before)
 		}
 		r.send(web(2, "10.244.1.3"))
 		r.converged()

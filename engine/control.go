@@ -26,7 +26,7 @@ const patience = 10 * time.Second
 //
 //	GET /dump                 the rows, in canonical text form
 //	GET /explain?…            what happens to a packet, see packet
-//	GET /status               how programming goes
+//	GET /status               how programming goes, a Report
 //
 // With format=json the first two answer in JSON, as the last always does.
 type controlServer struct {
@@ -49,7 +49,7 @@ func (e *Engine) serveControl(path string) (*controlServer, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /dump", c.dump)
 	mux.HandleFunc("GET /explain", c.explain)
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, true, e.Status()) })
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, true, e.report()) })
 	c.http.Handler, c.http.ReadHeaderTimeout = mux, patience
 	go func() {
 		defer close(c.done)

@@ -26,7 +26,10 @@ func TestControl(t *testing.T) {
 	noGoroutineLeft(t)
 	r := newRig(t)
 	socket := filepath.Join(t.TempDir(), "control")
-	r.start(func(o *Options) { o.ControlSocket, o.Plane = socket, affine{o.Plane} })
+	r.start(func(o *Options) {
+		o.ControlSocket, o.Plane = socket, affine{o.Plane}
+		o.About = func() About { return About{Plane: "memory", Watches: []Watch{{Resource: "nodes"}}} }
+	})
 	b := web(1, "10.244.1.2")
 	for _, s := range b.Services {
 		s.Affinity = time.Hour
@@ -64,10 +67,7 @@ func TestControl(t *testing.T) {
 	if got := ask(question + "&format=json"); !json.Valid([]byte(got)) {
 		t.Error(got)
 	}
-	var status Status
-	if err := json.Unmarshal([]byte(ask("/status")), &status); err != nil || status.LastProgrammed.IsZero() {
-		t.Error(status, err)
-	}
+	checkReport(t, ask("/status"), count(r.state))
 	for question, part := range map[string]string{
 		"/explain?source=x":                                  "source:",
 		"/explain?source=::1&destination=y":                  "destination:",
@@ -90,6 +90,16 @@ func TestControl(t *testing.T) {
 	}
 	if _, err := Ask(t.Context(), socket, "/dump"); err == nil {
 		t.Error("nobody answered, and that is no error")
+	}
+}
+
+func checkReport(t *testing.T, text string, rows Rows) {
+	t.Helper()
+	var r Report
+	err := json.Unmarshal([]byte(text), &r)
+	if err != nil || r.InForceSince.IsZero() || r.InForceSince.After(r.LastProgrammed) || r.Now.Before(r.LastProgrammed) ||
+		!r.Healthy || r.Plane != "memory" || len(r.Watches) != 1 || r.Rows != rows {
+		t.Errorf("%s %v", text, err)
 	}
 }
 

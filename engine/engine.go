@@ -50,6 +50,8 @@ type Options struct {
 	HardFail bool
 	// ControlSocket is the path of the Unix socket on which "fairlead dump" and others ask; empty: none.
 	ControlSocket string
+	// About tells more for "fairlead status"; nil: nothing. It may be called from any goroutine.
+	About func() About
 	// Observer is told what happens; nil: nobody.
 	Observer Observer
 }
@@ -250,22 +252,33 @@ func (e *Engine) due() time.Time {
 // take brings the State up to date.
 func (e *Engine) take(b service.Batch) model.Change {
 	state, change, problems := e.options.Table.Update(b)
-	e.report(problems)
+	e.log(problems)
 	e.begin(b, problems)
 	if first := e.state == nil; first || !change.Empty() {
 		e.status.queued(time.Now())
 	}
 	e.state = state
+	e.status.counted(count(state))
 	if b.Node != nil {
-		e.status.eligible(b.Node.Eligible)
+		e.setEligible(b.Node.Eligible)
 	}
 	return change
+}
+
+func (e *Engine) setEligible(is bool) {
+	switch was := e.Status().NodeEligible; {
+	case was && !is:
+		e.options.Log.Info("load balancers should not use this node: /healthz says 503")
+	case is && !was:
+		e.options.Log.Info("load balancers may use this node again")
+	}
+	e.status.eligible(is)
 }
 
 // maxReported bounds what one batch writes to the log.
 const maxReported = 100
 
-func (e *Engine) report(problems []service.Problem) {
+func (e *Engine) log(problems []service.Problem) {
 	for i, p := range problems {
 		if i == maxReported {
 			e.options.Log.Warn("more problems", "count", len(problems)-i)

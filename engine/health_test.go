@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"fairlead.dev/fairlead/model"
@@ -162,6 +163,29 @@ func TestChecks_portInUse(t *testing.T) {
 	occupied.Close()
 	e.checks.follow(state, slog.New(slog.DiscardHandler))
 	get(t, "http://"+at.String(), 200)
+}
+
+// That load balancers are sent away is said, once, and why is in the problems.
+func TestEngine_saysWhoMayUseTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(nil)
+		node := &service.Node{Name: "node", Eligible: true}
+		for range 2 {
+			for _, n := range []*service.Node{node, {}, {}, node, node} {
+				r.send(service.Batch{Node: n})
+			}
+			synctest.Wait()
+		}
+		r.stop()
+		for text, want := range map[string]int{
+			"load balancers should not use this node": 2, "load balancers may use this node again": 2, "was deleted": 2,
+		} {
+			if n := strings.Count(r.log.String(), text); n != want {
+				t.Errorf("%q was logged %d times, want %d:\n%s", text, n, want, r.log.String())
+			}
+		}
+	})
 }
 
 // The servers of a running Engine follow what it programs, and retry without a change.

@@ -3,6 +3,8 @@ package engine
 import (
 	"sync/atomic"
 	"time"
+
+	"fairlead.dev/fairlead/model"
 )
 
 // Status is how programming goes.
@@ -13,6 +15,20 @@ type Status struct {
 	Error          string    `json:"error,omitempty"`         // of the last failure
 	Drifts         int       `json:"drifts,omitempty"`        // found and repaired so far
 	NodeEligible   bool      `json:"nodeEligible"`            // for load balancers
+	InForceSince   time.Time `json:"inForceSince,omitzero"`   // when this data plane first held the whole State
+	Rows           Rows      `json:"rows"`                    // of the State that should be programmed
+}
+
+// Rows are numbers of rows.
+type Rows struct {
+	Frontends    int `json:"frontends"`
+	Pools        int `json:"pools"`
+	Guards       int `json:"guards"`
+	HealthChecks int `json:"healthChecks"`
+}
+
+func count(s *model.State) Rows {
+	return Rows{len(s.Frontends), len(s.Pools), len(s.Guards), len(s.Health)}
 }
 
 // Healthy reports whether a complete State is programmed, and no change has waited longer than that.
@@ -44,6 +60,9 @@ func (b *statusBox) queued(now time.Time) {
 func (b *statusBox) programmed(now time.Time, partial bool) {
 	b.change(func(s *Status) {
 		s.LastProgrammed, s.WaitingSince = now, time.Time{}
+		if s.InForceSince.IsZero() {
+			s.InForceSince = now
+		}
 		if !partial {
 			s.Failures, s.Error = 0, ""
 		}
@@ -55,6 +74,8 @@ func (b *statusBox) failed(err error) {
 }
 
 func (b *statusBox) drifted(n int)    { b.change(func(s *Status) { s.Drifts += n }) }
+func (b *statusBox) counted(r Rows)   { b.change(func(s *Status) { s.Rows = r }) }
+func (b *statusBox) planeChanged()    { b.change(func(s *Status) { s.InForceSince = time.Time{} }) }
 func (b *statusBox) eligible(is bool) { b.change(func(s *Status) { s.NodeEligible = is }) }
 
 // Status is how programming goes at this moment.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -283,6 +284,26 @@ func (w *realCluster) dump(socket string, has, hasNot []string) {
 	})
 }
 
+// status asks as an administrator does.
+func (w *realCluster) status(socket string, status int, has ...string) {
+	w.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		w.Fatal(err)
+	}
+	c := exec.CommandContext(w.Context(), self, "status", "--control-socket", socket)
+	c.Env = append(os.Environ(), asFairlead+"=1")
+	out, _ := c.CombinedOutput()
+	if got := c.ProcessState.ExitCode(); got != status {
+		w.Errorf("status: exit status %d, want %d", got, status)
+	}
+	for _, text := range has {
+		if !strings.Contains(string(out), text) {
+			w.Errorf("status: no %q in\n%s", text, out)
+		}
+	}
+}
+
 // movesHealthz lets /healthz listen elsewhere.
 func (w *realCluster) movesHealthz(p *kubernetes.Proxy, files configMap) {
 	moved := netip.MustParseAddrPort("127.0.0.1:20256")
@@ -323,6 +344,10 @@ func (w *realCluster) followsNode(p *kubernetes.Proxy, files configMap) {
 	if !w.answers(testbed.Node, webIP) {
 		w.Error("without its Node the node does not serve")
 	}
+	w.logged(p, "was deleted; /healthz says 503")
+	w.event("Node node", "InvalidNode", "was deleted")
+	w.dump(socket, []string{"pods 10.244.1.0/24", "192.0.2.1:30080/tcp"}, nil)
+	w.status(socket, 1, "healthy          yes\n", "should not use it", "nftables, for mode ipvs", "nodes ", "servicecidrs ")
 
 	if out, err := w.bed.Command(w.Context(), testbed.Node, "ip", "addr", "add", "192.0.2.77/32", "dev", "lo").CombinedOutput(); err != nil {
 		w.Fatalf("%v: %s", err, out)
@@ -331,6 +356,7 @@ func (w *realCluster) followsNode(p *kubernetes.Proxy, files configMap) {
 	w.kubectl("", "patch", "node", "node", "--subresource=status", "-p",
 		`{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.77"}]}}`)
 	w.dump(socket, []string{"192.0.2.77:30080/tcp"}, []string{"192.0.2.1:30080/tcp", "pods 10"})
+	w.logged(p, "spec.podCIDRs", "are not masqueraded until it has one")
 	w.kubectl("", "patch", "node", "node", "-p", `{"spec":{"podCIDR":"10.244.1.0/24","podCIDRs":["10.244.1.0/24"]}}`)
 	w.dump(socket, []string{"pods 10.244.1.0/24"}, nil)
 	if err := p.Ready(w.Context()); err != nil {
@@ -382,6 +408,9 @@ func TestKubeProxy_kubeadm(t *testing.T) {
 	if !w.answers(testbed.Node, webIP) {
 		t.Error("the kernel's state is gone with the process")
 	}
+	p = w.start("--hostname-override=nosuch")
+	w.logged(p, "there is no such Node; is hostnameOverride (--hostname-override) right")
+	w.event("Node nosuch", "InvalidNode", "--hostname-override")
 }
 
 // reloads edits the ConfigMap in many ways, each of which must be in force soon.
@@ -444,6 +473,8 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	if strings.Contains(p.Log(), "level=DEBUG") || strings.Count(p.Log(), "settings are not as configured") > 1 {
 		w.Error("debug messages, though nobody asked for them")
 	}
+	w.edit(files, "config.conf", "bindAddressHardFail: false", "bindAddressHardFail: true")
+	w.logged(p, "bindAddressHardFail", `effect="when the process starts the next time"`)
 	w.edit(files, "config.conf", "verbosity: 0", "verbosity: 6\n  format: json")
 	w.logged(p, `"level":"DEBUG"`)
 	w.event("Node node", "ConfigurationApplied", "")

@@ -344,6 +344,41 @@ func TestInspection(t *testing.T) {
 	}
 }
 
+func TestStatus(t *testing.T) {
+	w := newWorld(t)
+	ask := func(status int, args string, has ...string) {
+		t.Helper()
+		got, out := w.execute(append(strings.Fields("status --control-socket "+w.socket), strings.Fields(args)...)...)
+		if got != status {
+			t.Errorf("status %s: exit status %d, want %d", args, got, status)
+		}
+		for _, text := range has {
+			if !strings.Contains(out, text) {
+				t.Errorf("status %s: no %q in\n%s", args, text, out)
+			}
+		}
+	}
+	ask(1, "", "no proxy listens on "+w.socket)
+	ask(2, "-o yaml", "--output")
+	ask(2, "--manifests DIR", "unknown flag: --manifests")
+	w.start()
+	ask(0, "", "healthy          yes\n", ", load balancers may use it\n", "data plane       nftables\n", "in force since   20",
+		"waiting          nothing\n", "failures         none\n", "drifts repaired  0\n", "2 frontends, 1 pools, 1 guards, 0 health checks\n")
+	ask(0, "-o json", `"healthy": true`, `"nodeEligible": true`, `"plane": "nftables"`, `"inForceSince": "20`, `"frontends": 2`)
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.write("node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: "+strings.ToLower(name)+"}\n"+
+		"spec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}\n")
+	w.within("load balancers should not use the node", func() bool {
+		status, _ := w.execute("status", "--control-socket", w.socket)
+		return status == 1
+	})
+	ask(1, "", "healthy          yes\n", strings.ToLower(name)+", load balancers should not use it")
+	ask(1, "-o json", `"healthy": true`, `"nodeEligible": false`)
+}
+
 // execute runs a command line on the node and returns its exit status and all it printed.
 func (w *world) execute(args ...string) (status int, out string) {
 	w.Helper()

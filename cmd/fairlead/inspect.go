@@ -35,14 +35,21 @@ var offlineFlags = []string{
 	"nodeport-addresses", "iptables-localhost-nodeports", "masquerade-all", "feature-gates",
 }
 
+// addTo adds the flags of a command that asks the running daemon only.
 func (i *inspection) addTo(f *pflag.FlagSet) {
 	i.flags = newFlags()
 	f.SortFlags = false
 	f.StringVarP(&i.output, "output", "o", "text", "text or json")
-	socket, manifests := lookup(i.flags, "control-socket"), lookup(i.flags, "manifests")
+	socket := lookup(i.flags, "control-socket")
 	socket.Usage = "the running proxy"
-	manifests.Usage = "compute the answer from this file or directory, not from the running proxy (repeatable)"
 	f.AddFlag(socket)
+}
+
+// addOfflineTo adds those of one that can do without.
+func (i *inspection) addOfflineTo(f *pflag.FlagSet) {
+	i.addTo(f)
+	manifests := lookup(i.flags, "manifests")
+	manifests.Usage = "compute the answer from this `file or directory`, not from the running proxy (repeatable)"
 	f.AddFlag(manifests)
 	for _, name := range offlineFlags {
 		f.AddFlag(lookup(i.flags, name))
@@ -72,17 +79,28 @@ func (i *inspection) offline(ctx context.Context) (*service.Table, error) {
 // isOffline reports whether manifests are named.
 func (i *inspection) isOffline() bool { return lookup(i.flags, "manifests").Changed }
 
-// ask puts a question to the running proxy.
+// ask puts a question to the running proxy. Without one, the answer can be computed.
 func (i *inspection) ask(ctx context.Context, path string, q url.Values) ([]byte, error) {
 	if i.output == "json" {
 		q.Set("format", "json")
 	}
-	socket := lookup(i.flags, "control-socket").Value.String()
-	answer, err := engine.Ask(ctx, socket, path+"?"+q.Encode())
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
-		return nil, misused(fmt.Errorf("no proxy listens on %s; start \"fairlead run\", or name --manifests", socket))
+	answer, err := i.answer(ctx, path+"?"+q.Encode())
+	if errors.Is(err, errNoProxy) {
+		return nil, misused(fmt.Errorf("%w, or name --manifests", err))
 	}
 	return answer, failed(err)
+}
+
+var errNoProxy = errors.New("no proxy listens")
+
+// answer is the running proxy's to a question; the error is errNoProxy if there is none.
+func (i *inspection) answer(ctx context.Context, question string) ([]byte, error) {
+	socket := lookup(i.flags, "control-socket").Value.String()
+	answer, err := engine.Ask(ctx, socket, question)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
+		return nil, fmt.Errorf("%w on %s; start \"fairlead run\"", errNoProxy, socket)
+	}
+	return answer, err
 }
 
 // print writes what the user asked for; text has its own line end.
@@ -104,7 +122,7 @@ func dumpCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return i.dump(c.Context()) },
 	}
-	i.addTo(c.Flags())
+	i.addOfflineTo(c.Flags())
 	return c
 }
 
@@ -141,7 +159,7 @@ func explainCommand() *cobra.Command {
 			return i.explain(c.Context(), iface, args[0], args[1])
 		},
 	}
-	i.addTo(c.Flags())
+	i.addOfflineTo(c.Flags())
 	c.Flags().StringVar(&iface, "interface", "eth0", "on which the packet arrives; SOURCE node has none")
 	return c
 }

@@ -4,11 +4,12 @@
 //	demo     a virtual cluster on this machine, with Services in use
 //	explain  why does a packet go where it goes?
 //	dump     the rows
+//	status   how the running proxy does
 //	clean    delete all that run, or kube-proxy, has made
 //	config   the configuration that results from files and flags
 //	version  which Fairlead this is
 //
-// Exit status: 0 all is well, 1 it found something (no route for a packet) or failed, 2 bad usage or input.
+// Exit status: 0 all is well, 1 it found something (no route for a packet, ill health) or failed, 2 bad usage or input.
 package main
 
 import (
@@ -100,8 +101,8 @@ func root() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
-	c.AddCommand(runCommand(), demoCommand(), explainCommand(), dumpCommand(), cleanCommand(),
-		configCommand(), versionCommand())
+	c.AddCommand(runCommand(), demoCommand(), explainCommand(), dumpCommand(), statusCommand(),
+		cleanCommand(), configCommand(), versionCommand())
 	c.SetVersionTemplate(version.Line("fairlead") + "\n")
 	return c
 }

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"fairlead.dev/fairlead/engine"
+)
+
+func statusCommand() *cobra.Command {
+	var i inspection
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "say how the running proxy does, and what keeps load balancers from using this node",
+		Long: "status says how the running proxy does: whether the kernel follows the cluster and since when, what\n" +
+			"failed, and when the API server was last heard. Exit status 1: no proxy runs, or its /healthz says 503.",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return i.status(c.Context()) },
+	}
+	i.addTo(c.Flags())
+	return c
+}
+
+func (i *inspection) status(ctx context.Context) error {
+	if err := i.check(); err != nil {
+		return err
+	}
+	answer, err := i.answer(ctx, "/status")
+	if err != nil {
+		return failed(err)
+	}
+	var r report
+	if err := json.Unmarshal(answer, &r.Report); err != nil {
+		return failed(fmt.Errorf("the proxy's answer: %w", err))
+	}
+	return errors.Join(i.print(r), r.exit())
+}
+
+// report is a Report for people.
+type report struct{ engine.Report }
+
+// exit is exit status 1 if /healthz says 503.
+func (r report) exit() error {
+	if r.Healthy && r.NodeEligible {
+		return nil
+	}
+	return exitError{status: exitFound}
+}
+
+// String has one line for each question.
+func (r report) String() string {
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	for _, row := range [][2]string{
+		{"healthy", r.health()},
+		{"node", r.node()},
+		{"data plane", r.plane()},
+		{"in force since", r.time(r.InForceSince)},
+		{"last programmed", r.time(r.LastProgrammed)},
+		{"waiting", r.waiting()},
+		{"failures", r.failures()},
+		{"drifts repaired", fmt.Sprint(r.Drifts)},
+		{"rows", r.rows()},
+		{"heard of", r.watches()},
+		{"version", r.Version},
+	} {
+		if row[1] != "" {
+			fmt.Fprintf(w, "%s\t%s\n", row[0], row[1])
+		}
+	}
+	_ = w.Flush() // a Builder takes everything
+	return text.String()
+}
+
+func (r report) health() string {
+	switch {
+	case r.Healthy:
+		return "yes"
+	case r.LastProgrammed.IsZero():
+		return "no, nothing has been programmed yet: the log says what it waits for"
+	}
+	return "no, a change waits for too long"
+}
+
+func (r report) node() string {
+	if r.NodeEligible {
+		return r.Node + ", load balancers may use it"
+	}
+	return r.Node + ", load balancers should not use it: the Node is being deleted, or there is no such Node"
+}
+
+func (r report) plane() string {
+	if r.Mode == r.Plane {
+		return r.Plane
+	}
+	return r.Plane + ", for mode " + r.Mode
+}
+
+func (r report) waiting() string {
+	if r.WaitingSince.IsZero() {
+		return "nothing"
+	}
+	return "a change, since " + r.time(r.WaitingSince)
+}
+
+func (r report) failures() string {
+	if r.Failures == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("%d in a row: %s", r.Failures, r.Error)
+}
+
+func (r report) rows() string {
+	return fmt.Sprintf("%d frontends, %d pools, %d guards, %d health checks",
+		r.Rows.Frontends, r.Rows.Pools, r.Rows.Guards, r.Rows.HealthChecks)
+}
+
+// watches are the resources of the API server and how long ago it said something of them.
+func (r report) watches() string {
+	all := slices.SortedFunc(slices.Values(r.Watches), func(a, b engine.Watch) int {
+		return cmp.Compare(a.Resource, b.Resource)
+	})
+	var texts []string
+	for _, w := range all {
+		texts = append(texts, fmt.Sprintf("%s %s ago", w.Resource, r.age(w.Heard)))
+	}
+	return strings.Join(texts, ", ")
+}
+
+func (r report) time(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return fmt.Sprintf("%s (%s ago)", t.Local().Format(time.RFC3339), r.age(t))
+}
+
+func (r report) age(t time.Time) string { return duration.HumanDuration(r.Now.Sub(t)) }

@@ -1,0 +1,35 @@
+package engine
+
+import "time"
+
+// Report is what "fairlead status" tells.
+type Report struct {
+	Now     time.Time `json:"currentTime"`
+	Healthy bool      `json:"healthy"` // as /livez says; /healthz wants the node to be eligible, too
+	About
+	Status
+}
+
+// About is what an Engine's owner knows of it. What is empty is not known.
+type About struct {
+	Version string  `json:"version,omitempty"`
+	Mode    string  `json:"mode,omitempty"`  // as it is configured
+	Plane   string  `json:"plane,omitempty"` // that serves it
+	Node    string  `json:"node,omitempty"`
+	Watches []Watch `json:"watches,omitempty"`
+}
+
+// Watch is how the watch of one kind of objects does.
+type Watch struct {
+	Resource string    `json:"resource"`
+	Heard    time.Time `json:"heard"` // when the API server last said something, be it a bookmark
+}
+
+// report does not wait for the loop: it is wanted most when that is stuck.
+func (e *Engine) report() Report {
+	r := Report{Now: time.Now(), Healthy: e.Healthy(), Status: e.Status()}
+	if e.options.About != nil {
+		r.About = e.options.About()
+	}
+	return r
+}
