@@ -19,8 +19,12 @@ func (h background) Enabled(ctx context.Context, l slog.Level) bool {
 	return h.Handler.Enabled(ctx, min(l, slog.LevelDebug))
 }
 
+// Handle asks once more: logr does not ask whether errors are enabled.
 func (h background) Handle(ctx context.Context, r slog.Record) error {
 	r.Level = min(r.Level, slog.LevelDebug)
+	if !h.Handler.Enabled(ctx, r.Level) {
+		return nil
+	}
 	return h.Handler.Handle(ctx, r)
 }
 

@@ -373,9 +373,11 @@ type logbook struct {
 	more  chan struct{}
 }
 
-func newLogbook() (*logbook, *slog.Logger) {
+func newLogbook() (*logbook, *slog.Logger) { return newLogbookFrom(slog.LevelInfo) }
+
+func newLogbookFrom(level slog.Level) (*logbook, *slog.Logger) {
 	b := &logbook{more: make(chan struct{}, 1)}
-	options := &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey {
 			return slog.Attr{}
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -319,6 +320,31 @@ func refuseStreaming(w http.ResponseWriter, r *http.Request) bool {
 	}
 	refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	return true
+}
+
+// What client-go says of each failed request is for who asks for it: the link says once what matters.
+func TestSource_logsOfAnOutage(t *testing.T) {
+	t.Parallel()
+	for _, level := range []slog.Level{slog.LevelInfo, slog.LevelDebug} {
+		t.Run(level.String(), func(t *testing.T) {
+			t.Parallel()
+			logs, log := newLogbookFrom(level)
+			api := cluster(t)
+			var refused atomic.Int32
+			api.setFault(func(w http.ResponseWriter, _ *http.Request) bool {
+				refused.Add(1)
+				refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
+				return true
+			})
+			open(t, api.client(log))
+			await(t, func() bool { return refused.Load() > 30 })
+			if level == slog.LevelDebug {
+				logs.await(t, "level=DEBUG")
+			} else if l := logs.with("level=DEBUG"); l != nil {
+				t.Errorf("at level INFO it logs:\n%s", strings.Join(l, ""))
+			}
+		})
+	}
 }
 
 func TestSource_serverAwayAtStart(t *testing.T) {
