@@ -9,9 +9,9 @@ import (
 	"fairlead.dev/fairlead/testbed"
 )
 
-// BenchmarkFind is what looking costs where nothing is kube-proxy's: on an empty node, and beside
-// 10,000 chains of somebody else.
-func BenchmarkFind(b *testing.B) {
+// BenchmarkLooking is what it costs where nothing is kube-proxy's: on an empty node, and beside 10,000
+// chains of somebody else.
+func BenchmarkLooking(b *testing.B) {
 	for _, backend := range []string{"legacy", "nft"} {
 		for _, n := range []int{0, 10_000} {
 			b.Run(fmt.Sprintf("backend=%s/chains=%d", backend, n), func(b *testing.B) {
@@ -40,12 +40,20 @@ func BenchmarkFind(b *testing.B) {
 					b.Fatal(err)
 				}
 				defer to.Close()
-				b.ReportAllocs()
-				for b.Loop() {
-					if found, err := to.Find(b.Context()); err != nil || len(found) > 0 {
-						b.Fatal(found, err)
+				b.Run("find", func(b *testing.B) {
+					for b.Loop() {
+						if found, err := to.Find(b.Context()); err != nil || len(found) > 0 {
+							b.Fatal(found, err)
+						}
 					}
-				}
+				})
+				b.Run("glance", func(b *testing.B) {
+					for b.Loop() {
+						if back, err := to.Glance(b.Context()); err != nil || back {
+							b.Fatal(back, err)
+						}
+					}
+				})
 			})
 		}
 	}

@@ -183,20 +183,12 @@ func (x *compat) keepsForward(table string, owned []string) (bool, error) {
 // forward looks at the chain FORWARD of this back end.
 func (x *compat) forward() (forward, error) {
 	var f forward
-	request := x.request(unix.NFT_MSG_GETCHAIN, 0)
-	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(filterTable)))
-	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(forwardHook)))
-	answer, err := request.Execute(unix.NETLINK_NETFILTER, 0)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) { // the latter is a kernel without nf_tables
-		return f, nil
+	chain, err := x.chain(filterTable, forwardHook)
+	if chain == nil || err != nil {
+		return f, err
 	}
-	if err != nil {
-		return f, fmt.Errorf("%s: chain FORWARD: %w", x.tool(), err)
-	}
-	for _, m := range answer {
-		policy := attributes(m[nl.SizeofNfgenmsg:])[unix.NFTA_CHAIN_POLICY]
-		f.closed = len(policy) == 4 && binary.BigEndian.Uint32(policy) == nfDrop
-	}
+	policy := chain[unix.NFTA_CHAIN_POLICY]
+	f.closed = len(policy) == 4 && binary.BigEndian.Uint32(policy) == nfDrop
 	rules, err := x.rules(filterTable, forwardHook)
 	for _, r := range rules {
 		expressions := r[unix.NFTA_RULE_EXPRESSIONS]
@@ -204,6 +196,24 @@ func (x *compat) forward() (forward, error) {
 		f.kube = f.kube || destination(expressions) == forwardChain
 	}
 	return f, err
+}
+
+// chain are the attributes of a chain; nil: there is none.
+func (x *compat) chain(table, name string) (map[uint16][]byte, error) {
+	request := x.request(unix.NFT_MSG_GETCHAIN, 0)
+	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(table)))
+	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(name)))
+	answer, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) { // the latter is a kernel without nf_tables
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: read chain %s of table %s: %w", x.tool(), name, table, err)
+	}
+	for _, m := range answer {
+		return attributes(m[nl.SizeofNfgenmsg:]), nil
+	}
+	return nil, nil
 }
 
 func (x *compat) blocked() (bool, error) {

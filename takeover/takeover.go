@@ -5,6 +5,7 @@
 //	          our rules are in force
 //	                   │
 //	Find ──────────────┤   what is there: for people, and for tests
+//	Glance ────────────┤   is kube-proxy back?
 //	                   ▼
 //	Remove ── chains of iptables (legacy, nf_tables) ── nftables tables ── ip sets ── nfacct
 //	   │
@@ -42,11 +43,12 @@ type Config struct {
 	KeepForward bool
 }
 
-// Takeover looks at one network namespace. Its methods must not be called concurrently, but for Find.
+// Takeover looks at one network namespace. Its methods must not be called concurrently, but for Find and Blocked.
 type Takeover struct {
 	config Config
 	here   namespace
-	said   Progress // of draining
+	said   Progress          // of draining
+	seen   map[string]xtInfo // tables of iptables-legacy without anything of kube-proxy's
 }
 
 // Leftover is a group of objects that kube-proxy made.
@@ -93,7 +95,7 @@ func New(c Config) (*Takeover, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kube-proxy's leftovers: network namespace: %w", err)
 	}
-	return &Takeover{config: c, here: here}, nil
+	return &Takeover{config: c, here: here, seen: map[string]xtInfo{}}, nil
 }
 
 // Close ends nothing in the kernel.

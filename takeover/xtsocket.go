@@ -105,11 +105,22 @@ func (s *xtSocket) read(table string) (*xtBlob, error) {
 	return nil, fmt.Errorf("it changes all the time: %w", err)
 }
 
+// xtInfo is what the kernel tells of a table's shape.
+type xtInfo [sizeofInfo]byte
+
+func (s *xtSocket) info(table string) (xtInfo, error) {
+	var info xtInfo
+	copy(info[:], table)
+	if err := s.get(xtGetInfo, info[:]); err != nil {
+		return info, fmt.Errorf("read its size: %w", err)
+	}
+	return info, nil
+}
+
 func (s *xtSocket) tryRead(table string) (*xtBlob, error) {
-	info := make([]byte, sizeofInfo)
-	copy(info, table)
-	if err := s.get(xtGetInfo, info); err != nil {
-		return nil, fmt.Errorf("read its size: %w", err)
+	info, err := s.info(table)
+	if err != nil {
+		return nil, err
 	}
 	b := &xtBlob{table: table, validHooks: binary.NativeEndian.Uint32(info[tableName:])}
 	for h := range numHooks {
