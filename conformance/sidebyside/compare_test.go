@@ -77,10 +77,9 @@ func (o outcomes) ask(ctx context.Context, bed *testbed.Bed, p probe, timeout ti
 
 // contrast is how a probe fares by the two proxies of a pair.
 type contrast struct {
+	*pair
 	probe
 	target
-	mode         string
-	setup        setup
 	theirs, ours outcomes
 }
 
@@ -122,26 +121,26 @@ func (c contrast) enough(asked int) bool {
 // contrast sends a probe through both proxies. What looks like a difference that is not meant gets a
 // second chance, with more patience: the machine is busy, and kernels limit the rate of ICMP errors.
 func (p *pair) contrast(ctx context.Context, q probe, o objects) (contrast, error) {
-	c := contrast{probe: q, target: o.find(q.to, q.protocol), mode: p.mode, setup: p.setup}
-	err := c.askAll(ctx, p, patience, manyQuestions)
+	c := contrast{pair: p, probe: q, target: o.find(q.to, q.protocol)}
+	err := c.askAll(ctx, patience, manyQuestions)
 	for try := 0; try < 3 && err == nil && !c.agree() && explain(c) == nil; try++ {
 		select {
 		case <-time.After(errorPause):
 		case <-ctx.Done():
 			return c, ctx.Err()
 		}
-		err = c.askAll(ctx, p, longPatience, manyQuestions/2)
+		err = c.askAll(ctx, longPatience, manyQuestions/2)
 	}
 	return c, err
 }
 
 // askAll asks until the two agree and that is no accident, or until it is clear that they do not.
-func (c *contrast) askAll(ctx context.Context, p *pair, timeout time.Duration, atMost int) error {
+func (c *contrast) askAll(ctx context.Context, timeout time.Duration, atMost int) error {
 	c.theirs, c.ours = outcomes{}, outcomes{}
 	for asked := 0; asked < atMost && !(c.agree() && c.enough(asked)) && !c.apart(asked); asked++ {
 		group, ctx := errgroup.WithContext(ctx)
-		group.Go(func() error { return c.theirs.ask(ctx, p.theirs.bed, c.probe, timeout) })
-		group.Go(func() error { return c.ours.ask(ctx, p.ours.bed, c.probe, timeout) })
+		group.Go(func() error { return c.theirs.ask(ctx, c.pair.theirs.bed, c.probe, timeout) })
+		group.Go(func() error { return c.ours.ask(ctx, c.pair.ours.bed, c.probe, timeout) })
 		if err := group.Wait(); err != nil {
 			return err
 		}

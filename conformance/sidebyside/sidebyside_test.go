@@ -69,9 +69,8 @@ type stage struct {
 	pairs []*pair
 	step  marker
 
-	mu       sync.Mutex
 	compared int
-	met      map[string]int // differences, by name
+	met      map[string]int // differences that are meant, by name
 }
 
 func newStage(t *testing.T) *stage {
@@ -148,37 +147,63 @@ func (s *stage) compare(t *testing.T, o objects, probes []probe) error {
 	const atOnce = 64
 	group, ctx := errgroup.WithContext(t.Context())
 	group.SetLimit(atOnce)
+	var mu sync.Mutex
+	var unexplained []contrast
 	for _, p := range s.pairs {
 		group.Go(func() error { return p.health(ctx, o) })
 		for _, q := range probes {
 			group.Go(func() error {
 				c, err := p.contrast(ctx, q, o)
-				if err == nil {
-					s.judge(t, c, o)
+				mu.Lock()
+				defer mu.Unlock()
+				if s.compared++; err == nil && !s.settled(c) {
+					unexplained = append(unexplained, c)
 				}
 				return err
 			})
 		}
 	}
-	return group.Wait()
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	return s.report(t, o, unexplained)
 }
 
-func (s *stage) judge(t *testing.T, c contrast, o objects) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.compared++
+// settled reports whether a contrast is no difference, or one that is meant, which it counts.
+func (s *stage) settled(c contrast) bool {
 	if c.agree() {
-		return
+		return true
 	}
-	if d := explain(c); d != nil {
+	d := explain(c)
+	if d != nil {
 		s.met[d.name]++
-		return
 	}
-	where := "no Service"
-	if c.service != nil {
-		where = o.only(c.service.Name).String()
+	return d != nil
+}
+
+// report makes differences failures. It tries each Service again alone, with nothing else that could
+// matter.
+func (s *stage) report(t *testing.T, o objects, unexplained []contrast) error {
+	const most = 5
+	for _, c := range unexplained[:min(most, len(unexplained))] {
+		if c.service == nil {
+			t.Errorf("%s", c)
+			continue
+		}
+		alone := o.only(c.service.Name)
+		if err := s.bring(t.Context(), alone); err != nil {
+			return err
+		}
+		again, err := c.pair.contrast(t.Context(), c.probe, alone)
+		if err != nil {
+			return err
+		}
+		t.Errorf("%s\n\twith no other Service:\n\tkube-proxy: %s\n\tfairlead:   %s\n%s", c, again.theirs, again.ours, alone)
 	}
-	t.Errorf("%s\n%s", c, where)
+	if n := len(unexplained) - most; n > 0 {
+		t.Errorf("and %d more", n)
+	}
+	return nil
 }
 
 // bring makes the API server hold objects, and returns when all proxies have followed.
