@@ -337,7 +337,7 @@ func TestSource_logsOfAnOutage(t *testing.T) {
 				return true
 			})
 			open(t, api.client(log))
-			await(t, func() bool { return refused.Load() > 30 })
+			await(t, func() bool { return refused.Load() > 12 })
 			if level == slog.LevelDebug {
 				logs.await(t, "level=DEBUG")
 			} else if l := logs.with("level=DEBUG"); l != nil {

@@ -33,6 +33,7 @@ type watcher struct {
 	absent atomic.Bool // an optional resource that the server does not offer
 	later  atomic.Bool // it is to be asked for again only later
 	served atomic.Bool // it has been offered
+	restraint
 }
 
 // run returns when ctx ends.
@@ -73,17 +74,12 @@ func (w *watcher) List(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 	return list, nil
 }
 
-// pause waits before it asks again for what the server does not offer.
+// pause waits before it asks again for what the server does not offer, or a server in trouble.
 func (w *watcher) pause(ctx context.Context) bool {
-	if !w.later.Load() {
-		return true
+	if w.later.Load() {
+		return sleep(ctx, w.timing.absent)
 	}
-	select {
-	case <-time.After(w.timing.absent):
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return w.restraint.wait(ctx)
 }
 
 func (w *watcher) compactList(full runtime.Object) (*compactList, error) {
@@ -136,7 +132,7 @@ func (w *watcher) request(o metav1.ListOptions) *rest.Request {
 func (w *watcher) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	streaming := o.SendInitialEvents != nil
-	if streaming && !w.pause(ctx) {
+	if !w.pause(ctx) {
 		return nil, ctx.Err()
 	}
 	requestCtx, cancel := context.WithCancel(ctx)
@@ -174,6 +170,7 @@ func (w *watcher) failed(ctx context.Context, err error) {
 	if ctx.Err() != nil || unknownVersion(err) {
 		return // we are closing, or the Reflector lists anew
 	}
+	w.restraint.failed(err)
 	notOffered := apierrors.IsNotFound(err) || apierrors.IsForbidden(err)
 	if !w.optional || !notOffered || w.served.Load() {
 		w.link.failed(w.resource, err)
@@ -196,6 +193,7 @@ func unknownVersion(err error) bool {
 }
 
 func (w *watcher) works() {
+	w.restraint.works()
 	w.later.Store(false)
 	w.served.Store(true)
 	if w.absent.Swap(false) {

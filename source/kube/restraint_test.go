@@ -1,0 +1,74 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// pauses are how long a watcher waits after each of some errors in a row.
+func pauses(t *testing.T, errs ...error) []time.Duration {
+	var r restraint
+	var all []time.Duration
+	for _, err := range errs {
+		r.failed(err)
+		start := time.Now()
+		if !r.wait(t.Context()) {
+			t.Error("interrupted")
+		}
+		all = append(all, time.Since(start))
+	}
+	return all
+}
+
+func TestRestraint(t *testing.T) {
+	broken := apierrors.NewInternalError(unix.EIO)
+	synctest.Test(t, func(t *testing.T) {
+		for i, d := range pauses(t, slices.Repeat([]error{broken}, 12)...) {
+			least := min(firstRestraint<<i, maxRestraint)
+			if d < least || d > 2*least {
+				t.Errorf("pause %d is %v, want %v and up to as much again", i, d, least)
+			}
+		}
+		wish := apierrors.NewTooManyRequests("", 7)
+		if d := pauses(t, wish)[0]; d != 7*time.Second {
+			t.Errorf("the server wishes for 7s and gets %v", d)
+		}
+		for _, err := range []error{
+			fmt.Errorf("dial: %w", unix.ECONNREFUSED),
+			apierrors.NewUnauthorized(""),
+			apierrors.NewForbidden(schema.GroupResource{}, "", nil),
+			apierrors.NewResourceExpired(""),
+		} {
+			if d := pauses(t, err)[0]; d != 0 {
+				t.Errorf("%v after %v", d, err)
+			}
+		}
+	})
+}
+
+func TestRestraint_ends(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r restraint
+		for range 10 {
+			r.failed(apierrors.NewServiceUnavailable(""))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if r.wait(ctx) {
+			t.Error("a server in trouble may be asked again after one second")
+		}
+		r.works()
+		if start := time.Now(); !r.wait(t.Context()) || time.Since(start) != 0 {
+			t.Error("one that works may not")
+		}
+	})
+}
