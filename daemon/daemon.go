@@ -260,10 +260,7 @@ func (d *Daemon) manage(ctx context.Context) error {
 		d.report.warn(reasonMetrics, err.Error())
 		return err
 	}
-	files, err := newWatcher(d.log)
-	if err != nil {
-		return err
-	}
+	files := newWatcher(d.log, lookInterval)
 	defer files.close()
 	defer d.abandon()
 	retry := time.NewTicker(listenRetry)

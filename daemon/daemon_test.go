@@ -275,10 +275,7 @@ func TestWatcher(t *testing.T) {
 	do(os.Symlink("..1", filepath.Join(volume, "..data")))
 	do(os.Symlink("..data/config.conf", mounted))
 
-	w, err := newWatcher(slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := newWatcher(slog.New(slog.DiscardHandler), time.Hour)
 	defer w.close()
 	files := []string{"", file, linked, mounted, filepath.Join(dir, "absent"), "/does/not/exist"}
 	for _, c := range []struct {

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"fmt"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -12,60 +11,98 @@ import (
 )
 
 const (
-	// quiet is how long to wait for more after a file was touched: an edit takes several steps.
-	quiet = 100 * time.Millisecond
-	// lookInterval bounds the delay of what inotify does not show, as on network file systems.
+	// quiet is how long nobody must have touched the files before they are read: an edit takes several steps.
+	quiet = 500 * time.Millisecond
+	// patience is how long somebody may go on touching them before they are read all the same.
+	patience = 5 * time.Second
+	// lookInterval bounds the delay of what inotify does not show, as on network file systems, and of
+	// everything where the kernel grants no inotify.
 	lookInterval = 30 * time.Second
 )
 
 // watcher tells when files may have changed. It watches directories: editors put new files in the place
 // of old ones, and Kubernetes mounts a ConfigMap as links through "..data", which it replaces.
 type watcher struct {
-	changed chan struct{} // has a token when the files should be looked at
-	notify  *fsnotify.Watcher
-	log     *slog.Logger
-	ended   chan struct{}
+	changed        chan struct{} // has a token when the files should be looked at
+	log            *slog.Logger
+	interval       time.Duration // between looks that nothing gives rise to
+	closing, ended chan struct{}
 
-	mu    sync.Mutex
-	paths map[string]bool // of the files, and of what they link to
+	mu     sync.Mutex
+	notify *fsnotify.Watcher // nil: the kernel grants none
+	paths  map[string]bool   // of the files, and of what they link to
+	dirs   map[string]bool   // in which these are
+
+	// The goroutine's own:
+	timer   *time.Timer // until the next look
+	touched time.Time   // the first time since the last look; zero: not
+	denied  bool        // it was said that the kernel grants none
 }
 
-func newWatcher(log *slog.Logger) (*watcher, error) {
-	notify, err := fsnotify.NewWatcher()
-	if err != nil {
-		return nil, fmt.Errorf("watch the configuration: %w", err)
+func newWatcher(log *slog.Logger, interval time.Duration) *watcher {
+	w := &watcher{
+		changed: make(chan struct{}, 1), log: log, interval: interval,
+		closing: make(chan struct{}), ended: make(chan struct{}), timer: time.NewTimer(interval),
 	}
-	w := &watcher{changed: make(chan struct{}, 1), notify: notify, log: log, ended: make(chan struct{})}
+	w.open()
 	go w.run()
-	return w, nil
+	return w
 }
 
 func (w *watcher) close() {
-	_ = w.notify.Close()
+	close(w.closing)
 	<-w.ended
+}
+
+// open begins to use inotify. A user has few instances of it, and on a busy node others may have taken
+// them all; then the files are looked at now and then, and each time it is tried again.
+func (w *watcher) open() {
+	notify, err := fsnotify.NewWatcher()
+	if err != nil {
+		if !w.denied {
+			w.log.Warn("changes of the configuration are noticed late: inotify cannot be used", "error", err,
+				"looked at every", w.interval, "advice", "raise the sysctl fs.inotify.max_user_instances")
+		}
+		w.denied = true
+		return
+	}
+	w.mu.Lock()
+	w.notify = notify
+	w.watch()
+	w.mu.Unlock()
+	if w.denied {
+		w.log.Info("changes of the configuration are noticed at once again")
+	}
 }
 
 // follow watches other files, or the same ones after their links have changed.
 func (w *watcher) follow(files []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.paths = map[string]bool{}
-	dirs := map[string]bool{}
+	w.paths, w.dirs = map[string]bool{}, map[string]bool{}
 	for _, path := range files {
 		if path == "" {
 			continue
 		}
 		for _, p := range []string{path, target(path)} {
 			w.paths[p] = true
-			dirs[filepath.Dir(p)] = true
+			w.dirs[filepath.Dir(p)] = true
 		}
 	}
+	w.watch()
+}
+
+// watch has the kernel tell of the wanted directories and of no others.
+func (w *watcher) watch() {
+	if w.notify == nil {
+		return
+	}
 	for _, dir := range w.notify.WatchList() {
-		if !dirs[dir] {
+		if !w.dirs[dir] {
 			_ = w.notify.Remove(dir) // it fails only if the directory is gone
 		}
 	}
-	for dir := range dirs {
+	for dir := range w.dirs {
 		if err := w.notify.Add(dir); err != nil {
 			w.log.Debug("cannot watch; it is looked at periodically", "directory", dir, "error", err)
 		}
@@ -84,32 +121,53 @@ func target(path string) string {
 // run puts a token into changed soon after the files were touched, and now and then.
 func (w *watcher) run() {
 	defer close(w.ended)
-	timer := time.NewTimer(lookInterval)
-	defer timer.Stop()
-	for touched := false; ; {
+	defer w.timer.Stop()
+	for {
+		events, errs := w.channels()
 		select {
-		case e, ok := <-w.notify.Events:
-			if !ok {
-				return
+		case <-w.closing:
+			if w.notify != nil {
+				_ = w.notify.Close()
 			}
-			if !touched && w.matters(e.Name) {
-				touched = true
-				timer.Reset(quiet)
+			return
+		case e := <-events:
+			if w.matters(e.Name) {
+				w.touch()
 			}
-		case err, ok := <-w.notify.Errors: // an overflow: events are lost
-			if !ok {
-				return
-			}
+		case err := <-errs: // an overflow: events are lost
 			w.log.Warn("watching the configuration", "error", err)
-			timer.Reset(quiet)
-		case <-timer.C:
-			touched = false
-			timer.Reset(lookInterval)
-			select {
-			case w.changed <- struct{}{}:
-			default:
-			}
+			w.touch()
+		case <-w.timer.C:
+			w.look()
 		}
+	}
+}
+
+// channels are nil without inotify.
+func (w *watcher) channels() (<-chan fsnotify.Event, <-chan error) {
+	if w.notify == nil {
+		return nil, nil
+	}
+	return w.notify.Events, w.notify.Errors
+}
+
+// touch puts the next look off until it is quiet.
+func (w *watcher) touch() {
+	if w.touched.IsZero() {
+		w.touched = time.Now()
+	}
+	w.timer.Reset(min(quiet, time.Until(w.touched.Add(patience))))
+}
+
+func (w *watcher) look() {
+	w.touched = time.Time{}
+	w.timer.Reset(w.interval)
+	if w.notify == nil {
+		w.open()
+	}
+	select {
+	case w.changed <- struct{}{}:
+	default:
 	}
 }
 

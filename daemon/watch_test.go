@@ -1,0 +1,128 @@
+package daemon
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A file is read when its writer has paused, not in the midst of what it writes.
+func TestWatcher_slowWriter(t *testing.T) {
+	t.Parallel()
+	file, err := os.Create(filepath.Join(t.TempDir(), "config.conf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	w := newWatcher(slog.New(slog.DiscardHandler), time.Hour)
+	defer w.close()
+	w.follow([]string{file.Name()})
+	write := func() (at time.Time) {
+		t.Helper()
+		if _, err := file.WriteString("text\n"); err != nil {
+			t.Fatal(err)
+		}
+		return time.Now()
+	}
+	last := write()
+	for start := last; time.Since(start) < 4*quiet; {
+		time.Sleep(quiet / 10)
+		select {
+		case <-w.changed:
+			if time.Since(last) < quiet { // else this test's process was held up
+				t.Error("it does not wait until the writer has paused")
+			}
+		default:
+		}
+		last = write()
+	}
+	await(t, "the file was written", w.changed)
+
+	// Who writes for ever does not keep the file from being read.
+	start := write()
+	for done := false; !done; time.Sleep(quiet / 10) {
+		select {
+		case <-w.changed:
+			done = true
+		default:
+			if write(); time.Since(start) > patience+20*time.Second {
+				t.Fatal("it waits for ever")
+			}
+		}
+	}
+}
+
+// withoutInotify makes the test binary one that has no inotify to begin with.
+const withoutInotify = "FAIRLEAD_TEST_WITHOUT_INOTIFY"
+
+// On a busy node others may have all instances of inotify. The limit is a user namespace's, so that
+// one of the test's own does not concern the machine.
+func TestWatcher_withoutInotify(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(withoutInotify) != "" {
+		testWithoutInotify(t)
+		return
+	}
+	self := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestWatcher_withoutInotify$", "-test.v")
+	self.Env = append(os.Environ(), withoutInotify+"=1")
+	self.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+	}
+	out, err := self.CombinedOutput()
+	var failed *exec.ExitError
+	switch {
+	case err != nil && !errors.As(err, &failed):
+		t.Skipf("no user namespace: %v", err)
+	case err != nil || !strings.Contains(string(out), "--- PASS: TestWatcher_withoutInotify"):
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func testWithoutInotify(t *testing.T) {
+	limit := func(n string) {
+		t.Helper()
+		if err := os.WriteFile("/proc/sys/user/max_inotify_instances", []byte(n), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit("0")
+	said := make(lines, 100)
+	w := newWatcher(slog.New(slog.NewTextHandler(said, nil)), 10*time.Millisecond)
+	defer w.close()
+	file := filepath.Join(t.TempDir(), "config.conf")
+	w.follow([]string{file})
+	if line := <-said; !strings.Contains(line, "level=WARN") || !strings.Contains(line, "fs.inotify.max_user_instances") {
+		t.Error(line)
+	}
+	for range 3 {
+		await(t, "it looks by itself", w.changed)
+	}
+	if len(said) > 0 {
+		t.Errorf("said again: %s", <-said)
+	}
+	limit("8")
+	if line := <-said; !strings.Contains(line, "at once again") {
+		t.Error(line)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if got := w.notify.WatchList(); len(got) != 1 || got[0] != filepath.Dir(file) {
+		t.Errorf("watched: %v", got)
+	}
+}
+
+// lines takes what is logged.
+type lines chan string
+
+func (l lines) Write(line []byte) (int, error) {
+	l <- string(line)
+	return len(line), nil
+}
