@@ -443,13 +443,20 @@ func (b *blob) keepCounters(before *blob, renewed map[*segment]*segment) {
 	}
 }
 
+// noHook is where a table begins for a hook that it does not have.
+const noHook = 1<<32 - 1
+
 // setInfo is what the kernel will answer about the table.
 func (b *blob) setInfo() {
 	b.info = make([]byte, sizeofInfo)
 	native.PutUint32(b.info[tableName:], b.hooks)
 	for h := range numHooks {
-		native.PutUint32(b.info[infoHooks+4*h:], b.hook[h])
-		native.PutUint32(b.info[infoUnderflows+4*h:], b.underflow[h])
+		hook, underflow := uint32(noHook), uint32(noHook)
+		if b.hooks&(1<<h) != 0 {
+			hook, underflow = b.hook[h], b.underflow[h]
+		}
+		native.PutUint32(b.info[infoHooks+4*h:], hook)
+		native.PutUint32(b.info[infoUnderflows+4*h:], underflow)
 	}
 	native.PutUint32(b.info[infoNumber:], uint32(b.number))
 	native.PutUint32(b.info[infoSize:], uint32(len(b.raw)-replaceHeader))

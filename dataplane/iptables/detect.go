@@ -1,12 +1,99 @@
 package iptables
 
 import (
+	"errors"
 	"os"
-	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
-var _ = os.Getenv
-var _ = exec.LookPath
+// Detect finds the back end that the machine uses, in the network namespace of the calling thread: the one
+// in which kubelet has put its hint (KEP-3178), or the one of the iptables program on the path, or the one that
+// there is. It is what the wrapper scripts of kube-proxy's images look at.
+func Detect() (Backend, error) {
+	n, err := openNFT(nil)
+	if err == nil {
+		hinted, listErr := n.hinted()
+		err = errors.Join(listErr, n.close())
+		if hinted {
+			return NFTables, nil
+		}
+	}
+	switch {
+	case legacyHinted():
+		return Legacy, nil
+	case err != nil: // no nf_tables, or no right to look
+		if errors.Is(err, unix.EPERM) {
+			return "", err
+		}
+		return Legacy, nil
+	}
+	if b := installed(filepath.SplitList(os.Getenv("PATH"))); b != "" {
+		return b, nil
+	}
+	return NFTables, nil
+}
 
-// Detect is the back end.
-func Detect() (Backend, error) { return NFTables, nil }
+// isHint reports whether a chain of table mangle is one that kubelet keeps there.
+func isHint(chain string) bool {
+	return chain == "KUBE-IPTABLES-HINT" || chain == "KUBE-KUBELET-CANARY"
+}
+
+const hintTable = "mangle"
+
+func (n *nft) hinted() (found bool, err error) {
+	for _, v6 := range []bool{false, true} {
+		err := n.dump(request{kind: nftMessage | unix.NFT_MSG_GETCHAIN, family: nftFamily(v6), each: func(attrs []byte) {
+			found = found || attributeString(attrs, unix.NFTA_CHAIN_TABLE) == hintTable &&
+				isHint(attributeString(attrs, unix.NFTA_CHAIN_NAME))
+		}}, func() {})
+		if found || err != nil {
+			return found, err
+		}
+	}
+	return false, nil
+}
+
+// legacyHinted does not look into tables that nobody has used: that would make them.
+func legacyHinted() bool {
+	l, err := openLegacy(nil, nil)
+	if err != nil {
+		return false
+	}
+	defer l.close()
+	for _, id := range []tableID{{false, hintTable}, {true, hintTable}} {
+		file := "/proc/thread-self/net/ip_tables_names"
+		if id.v6 {
+			file = "/proc/thread-self/net/ip6_tables_names"
+		}
+		names, _ := os.ReadFile(file) // where there is none, there are no tables
+		if !slices.Contains(strings.Fields(string(names)), hintTable) {
+			continue
+		}
+		b, err := l.read(id)
+		if err == nil && slices.ContainsFunc(b.segments, func(s *segment) bool { return isHint(s.name) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// installed is the back end of the first iptables program in some directories; empty if there is none.
+func installed(path []string) Backend {
+	for _, dir := range path {
+		program, err := filepath.EvalSymlinks(filepath.Join(dir, "iptables"))
+		if err != nil {
+			continue
+		}
+		switch name := filepath.Base(program); {
+		case strings.Contains(name, "legacy"):
+			return Legacy
+		case strings.Contains(name, "nft"):
+			return NFTables
+		}
+	}
+	return ""
+}

@@ -158,10 +158,10 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	}
 	defer p.backend.end()
 	families, changes, stale, err := p.plan(s, true)
-	if err != nil {
+	if err != nil && !refused(err) {
 		return fmt.Errorf("iptables: %w", err)
 	}
-	partial := p.commit(changes)
+	partial := partially(p.commit(changes), err)
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return fmt.Errorf("iptables: %w", partial)
 	}
@@ -177,10 +177,11 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 }
 
 // plan finds the changes that lead from what the kernel holds to s, and the ipsets that nobody needs then.
-// The ipsets that are missing it makes, if it may.
+// The ipsets that are missing it makes, if it may; a refusedError is about these.
 func (p *Plane) plan(s *model.State, may bool) ([]*familyState, []*change, []string, error) {
 	var families []*familyState
 	var changes []*change
+	var missing error
 	found, err := p.ipsets.list()
 	if err != nil {
 		return nil, nil, nil, err
@@ -201,9 +202,11 @@ func (p *Plane) plan(s *model.State, may bool) ([]*familyState, []*change, []str
 			needed[name] = true
 		}
 		if may {
-			if err := p.ipsets.need(v6, f.sets); err != nil {
+			err := p.ipsets.need(v6, f.sets)
+			if err != nil && !refused(err) {
 				return nil, nil, nil, err
 			}
+			missing = errors.Join(missing, err)
 		}
 		natEdit, filterEdit := f.take()
 		for i, e := range []*edit{natEdit, filterEdit} {
@@ -217,7 +220,15 @@ func (p *Plane) plan(s *model.State, may bool) ([]*familyState, []*change, []str
 		families = append(families, f)
 	}
 	stale := slices.DeleteFunc(found, func(name string) bool { return needed[name] })
-	return families, changes, stale, nil
+	return families, changes, stale, missing
+}
+
+// partially adds what was refused before to what became of a change.
+func partially(err, before error) error {
+	if before == nil || err != nil && !errors.Is(err, dataplane.ErrPartial) {
+		return err
+	}
+	return errors.Join(err, fmt.Errorf("%w: %w", dataplane.ErrPartial, before))
 }
 
 // load reads both tables of a family, and what they record.
@@ -252,10 +263,13 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	p.families = nil
 	var changes []*change
 	var stale []string
+	var missing error
 	for _, f := range families {
 		f.apply(s, c)
 		sets := f.neededSetsAfter(c)
-		if err := p.ipsets.need(f.v6, sets); err != nil {
+		if err := p.ipsets.need(f.v6, sets); refused(err) {
+			missing = errors.Join(missing, err)
+		} else if err != nil {
 			return fmt.Errorf("iptables: %w", err)
 		}
 		for name := range f.sets {
@@ -271,7 +285,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 			}
 		}
 	}
-	partial := p.write(ctx, changes)
+	partial := partially(p.write(ctx, changes), missing)
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return fmt.Errorf("iptables: %w", partial)
 	}
@@ -329,6 +343,11 @@ func (p *Plane) commit(changes []*change) error {
 	changes = slices.DeleteFunc(slices.Clone(changes), (*change).empty)
 	if len(changes) == 0 {
 		return nil
+	}
+	for _, c := range changes {
+		for name, rules := range c.set {
+			c.set[name] = p.ipsets.without(rules)
+		}
 	}
 	err := p.backend.write(changes)
 	if !refused(err) {
@@ -408,7 +427,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 			return nil, nil
 		}
 	}
-	families, changes, stale, err := p.plan(s, false)
+	families, changes, stale, err := p.plan(s, false) // which makes nothing, and so is never refused
 	if err != nil {
 		return nil, fmt.Errorf("iptables: %w", err)
 	}

@@ -45,8 +45,8 @@ type layout struct {
 	hairpin        tree
 	hairpinLeaves  []leaf
 	frontends      map[model.Key]model.Frontend
-	entries        map[entry]int // in use by so many frontends
-	limits         map[string]int
+	entries        map[entry]int     // in use by so many frontends
+	limits         [2]map[string]int // chains in nat and filter, by how many frontends
 	pools          map[model.PoolID]model.Pool
 	parts          map[partsOf][]string // chains below the entries of a pool
 	sets           map[string]setUse
@@ -79,7 +79,7 @@ func newLayout(v6 bool, mark uint32, o Options) *layout {
 		guards:    newDispatch(v6, chainGuards, "KUBE-UP-"),
 		frontends: map[model.Key]model.Frontend{},
 		entries:   map[entry]int{},
-		limits:    map[string]int{},
+		limits:    [2]map[string]int{{}, {}},
 		pools:     map[model.PoolID]model.Pool{},
 		parts:     map[partsOf][]string{},
 		sets:      map[string]setUse{},
@@ -218,24 +218,12 @@ func (l *layout) filterRules(k model.Key, f model.Frontend) []rule {
 		r.do = goes(chainReject)
 	case f.Verdict == model.Drop || f.Verdict == model.Forward && f.Allow != nil:
 		r.do.verb = drop
-	case f.Verdict == model.Reject:
-		return l.rejectSome(r, f.Allow)
+	case f.Verdict == model.Reject: // others are dropped
+		r.do = goes(l.limit(f, chainReject, limits{l.limits[filter], l.fEdit, rule{do: target{verb: drop}}}))
 	default:
 		return nil
 	}
 	return []rule{r}
-}
-
-// rejectSome drops the packets of sources that are not allowed even to be refused.
-func (l *layout) rejectSome(r rule, allow []netip.Prefix) []rule {
-	var rules []rule
-	for _, p := range allow {
-		one := r
-		one.src, one.do = p, goes(chainReject)
-		rules = append(rules, one)
-	}
-	r.do.verb = drop
-	return append(rules, r)
 }
 
 func entryOf(k model.Key, f model.Frontend) entry { return entry{f.Pool, k.Protocol, f.SNAT} }
@@ -266,19 +254,38 @@ func (l *layout) enter(k model.Key, f model.Frontend) string {
 	return e.chain()
 }
 
-// limited is the chain that lets allowed sources go on to another one.
+// limited is the chain of table nat that lets allowed sources go on to another one.
 func (l *layout) limited(f model.Frontend, to string) string {
+	others := rule{do: target{verb: accept}, comment: f.Service + " is not for others"}
+	return l.limit(f, to, limits{l.limits[nat], l.natEdit, others})
+}
+
+// limits are the chains of a table that treat allowed sources and others differently.
+type limits struct {
+	users  map[string]int
+	edit   *edit
+	others rule
+}
+
+func (l *layout) limit(f model.Frontend, to string, in limits) string {
 	name := limitName(f, to)
-	l.limits[name]++
-	if l.limits[name] == 1 {
+	in.users[name]++
+	if in.users[name] == 1 {
 		var rules []rule
 		for _, p := range f.Allow {
 			rules = append(rules, rule{src: p, do: goes(to)})
 		}
-		rules = append(rules, rule{do: target{verb: accept}, comment: f.Service + " is not for others"})
-		l.natEdit.keep(name, rules)
+		in.edit.keep(name, append(rules, in.others))
 	}
 	return name
+}
+
+func (in limits) release(name string) {
+	if in.users[name]--; in.users[name] == 0 {
+		delete(in.users, name)
+		delete(in.edit.set, name)
+		in.edit.leave(name, nil)
+	}
 }
 
 func limitName(f model.Frontend, to string) string {
@@ -287,17 +294,15 @@ func limitName(f model.Frontend, to string) string {
 
 // release gives up what a frontend used.
 func (l *layout) release(k model.Key, f model.Frontend) {
+	if f.Verdict == model.Reject && f.Allow != nil {
+		limits{l.limits[filter], l.fEdit, rule{}}.release(limitName(f, chainReject))
+	}
 	if f.Verdict != model.Forward {
 		return
 	}
 	e := entryOf(k, f)
 	if f.Allow != nil {
-		name := limitName(f, e.chain())
-		if l.limits[name]--; l.limits[name] == 0 {
-			delete(l.limits, name)
-			delete(l.natEdit.set, name)
-			l.natEdit.leave(name, nil)
-		}
+		limits{l.limits[nat], l.natEdit, rule{}}.release(limitName(f, e.chain()))
 	}
 	if l.entries[e]--; l.entries[e] == 0 {
 		delete(l.entries, e)

@@ -1,11 +1,18 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"log/slog"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -53,6 +60,7 @@ func parse(t *testing.T, text string) *model.State {
 	t.Helper()
 	s, err := model.ParseState(text)
 	check(t, err)
+	check(t, s.Validate())
 	return s
 }
 
@@ -67,30 +75,26 @@ func check(t *testing.T, err error) {
 // tool runs one of iptables' programs, of the back end.
 func tool(t *testing.T, b Backend, program, input string, arguments ...string) string {
 	t.Helper()
-	kind := "nft"
-	if b == Legacy {
-		kind = "legacy"
+	kind := map[Backend]string{Legacy: "-legacy", NFTables: "-nft"}[b]
+	name, rest, found := strings.Cut(program, "-")
+	if name += kind; found {
+		name += "-" + rest
 	}
-	name, rest, _ := strings.Cut(program, "-")
-	command := name + "-" + kind
-	if rest != "" {
-		command += "-" + rest
-	}
-	c := exec.Command(command, arguments...)
+	c := exec.Command(name, arguments...)
 	c.Stdin = strings.NewReader(input)
 	out, err := c.CombinedOutput()
 	if err != nil {
-		t.Errorf("%s %s: %v: %s", command, arguments, err, out)
+		t.Errorf("%s %s: %v: %s", name, arguments, err, out)
 	}
 	return string(out)
 }
 
 // save is what iptables-save prints of both families, without what differs each time.
-func save(t *testing.T, b Backend) string {
+func save(t *testing.T, b Backend, arguments ...string) string {
 	t.Helper()
 	var lines []string
 	for _, program := range []string{"iptables-save", "ip6tables-save"} {
-		for line := range strings.Lines(tool(t, b, program, "")) {
+		for line := range strings.Lines(tool(t, b, program, "", arguments...)) {
 			if !strings.HasPrefix(line, "#") {
 				lines = append(lines, line)
 			}
@@ -99,15 +103,24 @@ func save(t *testing.T, b Backend) string {
 	return strings.Join(lines, "")
 }
 
+// audit is what a plane that knows nothing yet finds different.
+func audit(t *testing.T, b Backend, s *model.State) []dataplane.Drift {
+	t.Helper()
+	p := newPlane(t, Options{Backend: b}, dataplane.Config{})
+	drifts, err := p.Audit(context.Background(), s)
+	check(t, errors.Join(err, p.Close()))
+	return drifts
+}
+
 const everything = `
 frontend 10.96.0.11:80/tcp any forward default/web:http cluster snat offcluster
 frontend 10.96.0.11:53/udp any forward default/web:dns cluster snat always
-frontend 10.96.0.12:99/sctp any forward default/sctp: cluster snat never
 frontend 192.0.2.1:30080/tcp any forward default/web:http local snat never
 frontend 192.0.2.1:30080/tcp internal forward default/web:http cluster snat offcluster
 frontend 127.0.0.1:30080/tcp any forward default/web:http cluster snat offcluster
 frontend 203.0.113.1:80/tcp any forward default/web:http cluster snat always allow 192.0.2.8/29
 frontend 203.0.113.2:80/tcp any reject default/none:http
+frontend 203.0.113.2:81/tcp any reject default/none:some allow 192.0.2.8/29
 frontend 203.0.113.3:80/tcp any drop default/none:http
 frontend [fd00::11]:80/tcp any forward default/web:http cluster6 snat offcluster
 pool default/web:http cluster affinity 10m0s
@@ -120,24 +133,275 @@ pool default/web:http local
 backend default/web:http local 10.244.1.11:8080 local
 pool default/web:dns cluster
 backend default/web:dns cluster 10.244.1.12:5353 local
-pool default/sctp: cluster
-backend default/sctp: cluster 10.244.1.12:99 local
 guard 10.96.0.11/32 reject
 guard 10.96.0.0/16 drop
+guard fd00::/108 drop
 pods 10.244.0.0/16
 pods fd00:1::/64
 pods interface cali*
 pods interface eth5
 `
 
-// TestPlane_printable shows that iptables prints what is programmed, and takes it back as it is.
-func TestPlane_printable(t *testing.T) {
+// others is what others have in the tables, with what is peculiar about rules and their counters.
+const others = `*filter
+:FORWARD DROP [7:700]
+:ZED - [0:0]
+:AUDIT - [0:0]
+-A INPUT -i lo -j ACCEPT
+[3:300] -A FORWARD -s 192.0.2.0/24 ! -d 198.51.100.0/24 -m comment --comment "like KUBE-" -j ZED
+-A AUDIT
+[5:500] -A ZED -m limit --limit 5/min -j AUDIT
+-A ZED -p tcp -m multiport --dports 1,2,3 -g AUDIT
+COMMIT
+*nat
+:CNI-SETMARK - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -m comment --comment "mine" -j CNI-SETMARK
+[1:2] -A CNI-SETMARK -p tcp -j DNAT --to-destination 10.9.9.9:9
+COMMIT
+`
+
+// kubeProxy is some of what kube-proxy leaves behind, under names that we use too.
+const kubeProxy = `*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-W3PUE36WFRY3BCNB - [0:0]
+:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A KUBE-SERVICES -d 10.96.0.11/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-W3PUE36WFRY3BCNB
+-A KUBE-SVC-W3PUE36WFRY3BCNB -j KUBE-SEP-AAAAAAAAAAAAAAAA
+-A KUBE-SEP-AAAAAAAAAAAAAAAA -p tcp -j DNAT --to-destination 10.244.9.9:80
+COMMIT
+`
+
+// foreign is what iptables-save prints of others, with counters.
+func foreign(t *testing.T, b Backend) string {
+	t.Helper()
+	var kept []string
+	for line := range strings.Lines(tool(t, b, "iptables-save", "", "--counters")) {
+		ours := slices.ContainsFunc(strings.Fields(strings.TrimLeft(line, ":")), owned)
+		if !strings.HasPrefix(line, "#") && !ours {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "")
+}
+
+// TestPlane_others shows that what belongs to others stays as it is, whatever we do, counters included, and
+// that iptables prints and takes back what we program.
+func TestPlane_others(t *testing.T) {
 	onBoth(t, func(t *testing.T, b Backend) {
+		tool(t, b, "iptables-restore", others, "--counters")
+		tool(t, b, "iptables-restore", kubeProxy, "--noflush")
+		withLeftovers := foreign(t, b)
 		s := parse(t, everything)
-		check(t, s.Validate())
 		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
 		check(t, p.Sync(context.Background(), s))
-		before := save(t, b)
-		t.Log(before)
+		full := save(t, b)
+		if got := foreign(t, b); got != withLeftovers {
+			t.Errorf("after Sync others have\n%s\nnot\n%s", got, withLeftovers)
+		}
+		if strings.Contains(full, "KUBE-NODEPORTS") || strings.Contains(full, "10.244.9.9") {
+			t.Errorf("leftovers of kube-proxy stayed:\n%s", full)
+		}
+		if drifts := audit(t, b, s); len(drifts) > 0 {
+			t.Errorf("drifts after Sync: %v", drifts)
+		}
+		for _, text := range []string{"", everything, ""} {
+			next := parse(t, text)
+			check(t, p.Apply(context.Background(), next, model.Diff(s, next)))
+			s = next
+			if drifts := audit(t, b, s); len(drifts) > 0 {
+				t.Errorf("drifts after Apply: %v", drifts)
+			}
+			if got := foreign(t, b); got != withLeftovers {
+				t.Errorf("after Apply others have\n%s\nnot\n%s", got, withLeftovers)
+			}
+		}
+		check(t, p.Remove(context.Background()))
+		check(t, p.Close())
+		if got := foreign(t, b); got != withLeftovers {
+			t.Errorf("after Remove others have\n%s\nnot\n%s", got, withLeftovers)
+		}
+		if left := strings.ReplaceAll(save(t, b), "KUBE-KUBELET-CANARY", ""); strings.Contains(left, ":KUBE-") {
+			t.Errorf("Remove left\n%s", left)
+		}
 	})
+}
+
+// TestPlane_restorable shows that iptables-restore takes what iptables-save prints.
+func TestPlane_restorable(t *testing.T) {
+	onBoth(t, func(t *testing.T, b Backend) {
+		s := parse(t, everything)
+		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
+		check(t, p.Sync(context.Background(), s))
+		before := tool(t, b, "iptables-save", "")
+		before6 := tool(t, b, "ip6tables-save", "")
+		tool(t, b, "iptables-restore", before)
+		tool(t, b, "ip6tables-restore", before6)
+		after := tool(t, b, "iptables-save", "")
+		same := func(a, b string) bool {
+			strip := func(s string) (lines []string) {
+				for l := range strings.Lines(s) {
+					if !strings.HasPrefix(l, "#") {
+						lines = append(lines, l)
+					}
+				}
+				return lines
+			}
+			return strings.Join(strip(a), "") == strings.Join(strip(b), "")
+		}
+		if !same(before, after) {
+			t.Errorf("restored it is\n%s\nnot\n%s", after, before)
+		}
+		check(t, p.Sync(context.Background(), s)) // whatever that did
+		if drifts := audit(t, b, s); len(drifts) > 0 {
+			t.Errorf("drifts: %v", drifts)
+		}
+		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+	})
+}
+
+// TestPlane_disturbed lets others destroy what there is, in many ways.
+func TestPlane_disturbed(t *testing.T) {
+	ways := map[string]func(t *testing.T, b Backend){
+		"nat flushed":  func(t *testing.T, b Backend) { tool(t, b, "iptables", "", "-t", "nat", "-F") },
+		"rule deleted": func(t *testing.T, b Backend) { tool(t, b, "iptables", "", "-t", "nat", "-D", "KUBE-HAIRPIN", "1") },
+		"rule added": func(t *testing.T, b Backend) {
+			tool(t, b, "iptables", "", "-t", "nat", "-A", "KUBE-HAIRPIN", "-j", "RETURN")
+		},
+		"rule replaced": func(t *testing.T, b Backend) {
+			tool(t, b, "iptables", "", "-t", "nat", "-R", "KUBE-HAIRPIN", "1", "-s", "1.2.3.4", "-d", "1.2.3.4", "-j", "RETURN")
+		},
+		"jump deleted": func(t *testing.T, b Backend) { tool(t, b, "iptables", "", "-t", "filter", "-D", "FORWARD", "1") },
+		"jump twice": func(t *testing.T, b Backend) {
+			tool(t, b, "iptables", "", "-t", "nat", "-A", "PREROUTING", "-j", "KUBE-SERVICES")
+		},
+		"v6 chain added":  func(t *testing.T, b Backend) { tool(t, b, "ip6tables", "", "-t", "nat", "-N", "KUBE-SVC-X") },
+		"all of it saved": func(t *testing.T, b Backend) { tool(t, b, "iptables-restore", tool(t, b, "iptables-save", "")) },
+	}
+	for name, disturb := range ways {
+		t.Run(name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, b Backend) {
+				s := parse(t, everything)
+				p := newPlane(t, Options{Backend: b}, dataplane.Config{})
+				check(t, p.Sync(context.Background(), s))
+				before := save(t, b)
+				disturb(t, b)
+				drifts, err := p.Audit(context.Background(), s)
+				check(t, err)
+				if len(drifts) == 0 && name != "all of it saved" {
+					t.Error("Audit finds nothing")
+				}
+				check(t, p.Sync(context.Background(), s))
+				if after := save(t, b); after != before {
+					t.Errorf("repaired to\n%s\nfrom\n%s", after, before)
+				}
+				drifts, err = p.Audit(context.Background(), s)
+				check(t, err)
+				if len(drifts) > 0 {
+					t.Errorf("after Sync: %v", drifts)
+				}
+				check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+			})
+		})
+	}
+}
+
+// TestPlane_between shows that a change does not overwrite what others have changed since.
+func TestPlane_between(t *testing.T) {
+	onBoth(t, func(t *testing.T, b Backend) {
+		tool(t, b, "iptables-restore", others)
+		s := parse(t, everything)
+		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
+		check(t, p.Sync(context.Background(), s))
+		for range 3 {
+			tool(t, b, "iptables", "", "-t", "nat", "-R", "CNI-SETMARK", "1", "-p", "tcp", "-j", "DNAT", "--to-destination", "10.9.9.8:8")
+			tool(t, b, "iptables", "", "-t", "nat", "-A", "CNI-SETMARK", "-j", "RETURN")
+			next := parse(t, strings.Replace(everything, "10.244.2.13", "10.244.2.14", 1))
+			check(t, p.Apply(context.Background(), next, model.Diff(s, next)))
+			saved := save(t, b)
+			if !strings.Contains(saved, "10.9.9.8:8") || !strings.Contains(saved, "-A CNI-SETMARK -j RETURN") {
+				t.Errorf("the change of another program is gone:\n%s", saved)
+			}
+			check(t, p.Apply(context.Background(), s, model.Diff(next, s)))
+		}
+		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+	})
+}
+
+// TestPlane_refused has one row that the kernel does not take, because a set has the wrong type.
+func TestPlane_refused(t *testing.T) {
+	onBoth(t, func(t *testing.T, b Backend) {
+		s := parse(t, everything)
+		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
+		check(t, p.Sync(context.Background(), s))
+		bad := (&chooser{id: entry{pool: model.PoolID{Service: "default/bad:"}, protocol: model.TCP}.id()}).setName(
+			model.Backend{AddrPort: parse(t, badRows).Pools[model.PoolID{Service: "default/bad:"}].Backends[0].AddrPort})
+		if out, err := exec.Command("ipset", "create", bad, "list:set").CombinedOutput(); err != nil {
+			t.Errorf("ipset: %v: %s", err, out)
+		}
+		next := parse(t, everything+badRows)
+		err := p.Apply(context.Background(), next, model.Diff(s, next))
+		if !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), "default/bad:") {
+			t.Errorf("want ErrPartial that names default/bad:, got %v", err)
+		}
+		if !strings.Contains(save(t, b), "10.244.7.7:7") {
+			t.Error("the other new row is not in force")
+		}
+		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+	})
+}
+
+const badRows = `
+frontend 10.96.0.13:80/tcp any forward default/bad: cluster snat never
+pool default/bad: cluster affinity 10m0s
+backend default/bad: cluster 10.244.7.6:6
+frontend 10.96.0.14:80/tcp any forward default/good: cluster snat never
+pool default/good: cluster
+backend default/good: cluster 10.244.7.7:7
+`
+
+// TestPlane_lock shows that the lock of x_tables is waited for, and that this is told.
+func TestPlane_lock(t *testing.T) {
+	inNamespace(t, func(t *testing.T) {
+		var log bytes.Buffer
+		p := newPlane(t, Options{Backend: Legacy}, dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		f, err := os.OpenFile(xtLock, os.O_RDONLY|os.O_CREATE, 0o600)
+		check(t, err)
+		defer f.Close()
+		check(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
+		ctx, cancel := context.WithTimeout(context.Background(), lockPatience+lockPatience/2)
+		defer cancel()
+		if err := p.Sync(ctx, model.NewState()); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("want a timeout, got %v", err)
+		}
+		if !strings.Contains(log.String(), "waiting for another program") {
+			t.Errorf("the log says only %q", &log)
+		}
+		time.AfterFunc(10*lockInterval, func() { _ = f.Close() })
+		check(t, p.Sync(context.Background(), model.NewState()))
+		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+	})
+}
+
+// TestDetect looks where kubelet has put its hint.
+func TestDetect(t *testing.T) {
+	onBoth(t, func(t *testing.T, b Backend) {
+		tool(t, b, "iptables", "", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+		got, err := Detect()
+		check(t, err)
+		if got != b {
+			t.Errorf("Detect says %s, want %s", got, b)
+		}
+	})
+	dir := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(dir, "xtables-legacy-multi"), nil, 0o700))
+	check(t, os.Symlink("xtables-legacy-multi", filepath.Join(dir, "iptables")))
+	if got := installed([]string{t.TempDir(), dir}); got != Legacy {
+		t.Errorf("installed: %q", got)
+	}
 }

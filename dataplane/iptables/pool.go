@@ -4,7 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/base32"
 	"fmt"
-	"math/big"
+	"math/bits"
 	"strings"
 	"time"
 
@@ -116,9 +116,10 @@ func total(backends []model.Backend) (sum uint64) {
 
 // chance is part of whole in units of 1<<31, rounded.
 func chance(part, whole uint64) uint32 {
-	n := new(big.Int).SetUint64(part)
-	n.Lsh(n, 31).Add(n, new(big.Int).SetUint64(whole/2)).Div(n, new(big.Int).SetUint64(whole))
-	return uint32(n.Uint64())
+	hi, lo := bits.Mul64(part, certain)
+	lo, carry := bits.Add64(lo, whole/2, 0)
+	n, _ := bits.Div64(hi+carry, lo, whole)
+	return uint32(n)
 }
 
 // poolName is the pool in names and comments.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,8 +48,9 @@ func openIPSets(fault func(string) error) (*ipsets, error) {
 	return &ipsets{handle: h, conn: c, fd: fd, indexes: setIndexes{}, fault: fault}, nil
 }
 
-// need makes those of the sets that are missing.
+// need makes those of the sets that are missing. It goes on after an error that is about one set.
 func (s *ipsets) need(v6 bool, needed map[string]setUse) error {
+	var errs []error
 	for name, use := range needed {
 		if _, ok := s.indexes[name]; ok {
 			continue
@@ -57,10 +59,24 @@ func (s *ipsets) need(v6 bool, needed map[string]setUse) error {
 			return err
 		}
 		if err := s.create(v6, name, use); err != nil {
-			return fmt.Errorf("ipset %s for the clients of %s: %w", name, use.backend, err)
+			what := fmt.Sprintf("ipset %s for the clients of %s at %s", name, poolName(use.pool), use.backend)
+			errs = append(errs, &refusedError{what, err})
 		}
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// without leaves out the rules that refer to sets that could not be made.
+func (s *ipsets) without(rules []rule) []rule {
+	missing := func(set string) bool {
+		_, ok := s.indexes[set]
+		return set != "" && !ok
+	}
+	bad := func(r rule) bool { return missing(r.set) || r.do.verb == remember && missing(r.do.name) }
+	if !slices.ContainsFunc(rules, bad) {
+		return rules
+	}
+	return slices.DeleteFunc(slices.Clone(rules), bad)
 }
 
 func (s *ipsets) create(v6 bool, name string, use setUse) error {

@@ -113,22 +113,21 @@ func (w *walk) node(name string, depth int, leaves []leaf) {
 		r := w.prefix(below)
 		r.do = goes(w.name(below))
 		rules = append(rules, r)
-		if w.concerns(at{group[0].key, next}, group) {
+		if w.concerns(below, group) {
 			w.node(r.do.name, below.bits, group)
 		}
 	}
 	w.emit(name, rules)
 }
 
-// concerns reports whether a chain may not be as it was. One without prefixes may be new although its
-// keys are not; one with prefixes cannot: the chains that led to its keys had as many, and so prefixes, too.
+// concerns reports whether a chain may not be as it was, or shall be. One without prefixes may be new although
+// its keys are not; one with prefixes cannot: the chains that led to its keys had as many, and so prefixes, too.
 func (w *walk) concerns(p at, group []leaf) bool {
 	if w.changed == nil || weight(group) <= maxLeaf {
 		return true
 	}
-	first := p.key.masked(p.bits)
-	i, _ := slices.BinarySearchFunc(w.changed, first, key.compare)
-	return i < len(w.changed) && w.changed[i].masked(p.bits) == first
+	i, _ := slices.BinarySearchFunc(w.changed, p.key, key.compare)
+	return i < len(w.changed) && w.changed[i].masked(p.bits) == p.key
 }
 
 // prefixed is how many of the leaves begin as the first one does.
