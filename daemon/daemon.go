@@ -142,7 +142,7 @@ func (d *Daemon) open(c *config.Config) (err error) {
 	if err := d.openFeed(c); err != nil {
 		return ConfigError{err}
 	}
-	if d.successor, err = newSuccessor(d.log, d.report); err != nil {
+	if d.successor, err = d.newSuccessor(); err != nil {
 		return err
 	}
 	d.inForce = d.successor.inForce
@@ -217,7 +217,7 @@ func (d *Daemon) runOnce(ctx context.Context) error {
 	if d.config.Load().Fairlead.TakeOver != config.TakeOverRemove {
 		return nil
 	}
-	return d.successor.remove(ctx)
+	return d.successor.succeedOnce(ctx)
 }
 
 // serve runs the engine and follows the configuration.
@@ -276,6 +276,7 @@ func (d *Daemon) manage(ctx context.Context) error {
 			d.swap(ctx, result)
 		case <-d.inForce:
 			d.inForce = nil
+			d.running.Go(func() { d.successor.stand(ctx) })
 			d.takeOver(ctx)
 		case <-retry.C:
 			_ = d.listen(ctx) // it says so itself
@@ -317,6 +318,13 @@ func (d *Daemon) takeOver(ctx context.Context) {
 		ctx, d.succeeded = context.WithCancel(ctx)
 		d.running.Go(func() { d.successor.succeed(ctx) })
 	}
+}
+
+func (d *Daemon) newSuccessor() (*successor, error) {
+	return newSuccessor(successorConfig{
+		log: d.log, report: d.report, returned: d.metrics.KubeProxyReturned,
+		accepted: func() bool { return acceptsForward(d.config.Load()) },
+	})
 }
 
 // setHost sets what is not ours alone. A machine without the wanted settings is better than one

@@ -35,6 +35,12 @@ func nodeName(c *config.Config) (string, error) {
 // standalone reports whether manifests are served, not the Services of an API server.
 func standalone(c *config.Config) bool { return len(c.Fairlead.Manifests) > 0 }
 
+// acceptsForward reports whether kube-proxy would accept in FORWARD what it translates, and the data
+// plane, as in mode nftables, does not.
+func acceptsForward(c *config.Config) bool {
+	return c.KubeProxy.Mode != config.ModeNFTables && c.Plane == string(config.ModeNFTables) && !standalone(c)
+}
+
 // gateExternalIPs is on unless it is turned off (KEP-5707).
 const gateExternalIPs = "AllowServiceExternalIPs"
 

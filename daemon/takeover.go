@@ -3,75 +3,251 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/takeover"
 )
 
-// takeoverRetry is the time between two attempts to remove what kube-proxy has left.
-const takeoverRetry = time.Minute
+const (
+	// takeoverInterval is the time between two looks for what kube-proxy has made, and so the time for
+	// which stale rules of one that has been back can win. One that lives makes its rules again within
+	// its syncPeriod, 30 s: to remove them as often costs no more than that does, and whoever of the two
+	// translates meanwhile, the backends are the same.
+	takeoverInterval = 30 * time.Second
+	// drainInterval is the first of the times between two looks while IPVS drains.
+	drainInterval = time.Second
+	// episode is how long nothing must have come back for the next time to be news.
+	episode = 10 * time.Minute
+)
 
 // successor notes when the rules are in force for the first time, and then removes those of kube-proxy:
-// at every moment there is somebody who translates. It is an engine.Observer.
+// at every moment there is somebody who translates. Then it looks whether kube-proxy comes back. It is
+// an engine.Observer.
 type successor struct {
-	log      *slog.Logger
-	report   *reporter
+	successorConfig
 	takeover *takeover.Takeover
 	inForce  chan struct{} // closed once
 	once     sync.Once
+	interval time.Duration
+
+	turn sync.Mutex      // held by who looks
+	said map[string]bool // of what stays or is missing; belongs to that one
 }
 
-func newSuccessor(log *slog.Logger, r *reporter) (*successor, error) {
-	t, err := takeover.New(takeover.Config{Log: log, Drain: takeover.DefaultDrain})
-	return &successor{log: log, report: r, takeover: t, inForce: make(chan struct{})}, err
+type successorConfig struct {
+	log      *slog.Logger
+	report   *reporter
+	returned func()      // is called when kube-proxy has been back
+	accepted func() bool // reports whether kube-proxy would accept in FORWARD what Services need
+}
+
+func newSuccessor(c successorConfig) (*successor, error) {
+	t, err := takeover.New(takeover.Config{Log: c.log, Drain: takeover.DefaultDrain, KeepForward: true})
+	return &successor{
+		successorConfig: c, takeover: t, inForce: make(chan struct{}), interval: takeoverInterval, said: map[string]bool{},
+	}, err
 }
 
 // Answered implements engine.Observer.
 func (*successor) Answered(string, int) {}
 
-// Round implements engine.Observer.
+// Round implements engine.Observer. Rules are in force, too, when the kernel refuses some rows.
 func (s *successor) Round(r engine.Round) {
-	if r.Verb == engine.Synced && r.Err == nil {
+	if r.Verb == engine.Synced && (r.Err == nil || errors.Is(r.Err, dataplane.ErrPartial)) {
 		s.once.Do(func() { close(s.inForce) })
 	}
 }
 
-// succeed tries until nothing is left.
+// succeed removes what kube-proxy has left, and whatever it makes later, until ctx ends.
 func (s *successor) succeed(ctx context.Context) {
-	for said := ""; ctx.Err() == nil; {
-		err := s.remove(ctx)
-		if err == nil || ctx.Err() != nil {
-			return
-		}
-		if said != err.Error() {
-			s.log.Error("kube-proxy's rules could not be removed; trying again", "error", err, "retry", takeoverRetry)
-		}
-		said = err.Error()
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	for w := (watch{successor: s}); ctx.Err() == nil; {
+		w.look(ctx)
 		select {
 		case <-ctx.Done():
-		case <-time.After(takeoverRetry):
+		case <-time.After(w.pause):
 		}
 	}
 }
 
-// remove removes what is left, and waits for connections that still need some of it.
-func (s *successor) remove(ctx context.Context) error {
-	found, err := s.takeover.Find(ctx)
-	if err == nil && len(found) == 0 {
-		return nil
-	}
-	if err := s.takeover.Remove(ctx); err != nil {
+// succeedOnce removes what is left, and waits for connections that still need some of it.
+func (s *successor) succeedOnce(ctx context.Context) error {
+	w := watch{successor: s}
+	if err := w.remove(ctx); err != nil {
 		return err
 	}
-	s.log.Info("removed what kube-proxy had left", "removed", leftovers(found))
-	s.report.emit(kube.Event{Reason: reasonTakenOver,
-		Message: "Fairlead serves; removed what kube-proxy had left: " + leftovers(found)})
-	return errors.Join(err, s.takeover.Drain(ctx, nil))
+	return s.takeover.Drain(ctx, nil)
+}
+
+// stand says what is missing where kube-proxy's rules are left alone.
+func (s *successor) stand(ctx context.Context) {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	s.explainBlocked(ctx)
+}
+
+// explainBlocked says where packets will be dropped that kube-proxy would accept.
+func (s *successor) explainBlocked(ctx context.Context) {
+	if !s.accepted() {
+		return
+	}
+	where, err := s.takeover.Blocked(ctx)
+	if err != nil {
+		s.log.Warn("cannot see whether packets to pods are forwarded", "error", err)
+	}
+	if text := strings.Join(where, ", "); text != "" && s.news("blocked "+text) {
+		s.log.Warn("chain FORWARD lets nothing pass that no rule accepts: have the CNI plug-in, or rules of your own, "+
+			"accept packets from and to pods; kube-proxy in its mode would accept those of Services", "where", text)
+		s.report.warn(reasonBlocked, fmt.Sprintf("chain FORWARD (%s) lets nothing pass that no rule accepts, and "+
+			"kube-proxy's KUBE-FORWARD, which would accept packets of Services, is not there: have the CNI plug-in, or "+
+			"rules of your own, accept packets from and to pods", text))
+	}
+}
+
+// news reports whether something has not been said before.
+func (s *successor) news(text string) bool {
+	said := s.said[text]
+	s.said[text] = true
+	return !said
+}
+
+// watch is what a successor knows from earlier looks.
+type watch struct {
+	*successor
+	pause   time.Duration // until the next look
+	clean   bool          // nothing was left but what stays
+	removed bool          // all has been removed once: what is found then has come back
+	stays   []takeover.Leftover
+	back    time.Time // when something had come back
+	failure string
+}
+
+// look looks once, and removes what it finds.
+func (w *watch) look(ctx context.Context) {
+	if len(w.stays) > 0 { // somebody may have cut them off
+		defer w.explainBlocked(ctx)
+	}
+	if w.clean {
+		if back, err := w.takeover.Glance(ctx); !back && err == nil {
+			return
+		}
+	}
+	err := w.remove(ctx)
+	if err == nil || ctx.Err() != nil {
+		w.failure = ""
+		return
+	}
+	w.pause = w.interval
+	if err.Error() != w.failure {
+		w.failure = err.Error()
+		w.log.Error("kube-proxy's rules could not be removed; trying again", "error", err, "retry", w.pause)
+	}
+}
+
+// remove removes what can go, and says why the rest stays.
+func (w *watch) remove(ctx context.Context) error {
+	all, err := w.takeover.Find(ctx)
+	f := sortOut(all)
+	w.schedule(f, err)
+	w.explain(f.stays)
+	if len(f.goes) > 0 {
+		w.returns(f.goes)
+	}
+	w.stays = f.stays
+	if len(f.goes)+len(f.drains) > 0 {
+		if err := w.takeover.Remove(ctx); err != nil {
+			return err
+		}
+	}
+	if len(f.goes) > 0 && !w.removed {
+		w.log.Info("removed what kube-proxy had left", "removed", leftovers(f.goes))
+		w.report.emit(kube.Event{Reason: reasonTakenOver,
+			Message: "Fairlead serves; removed what kube-proxy had left: " + leftovers(f.goes)})
+	}
+	w.removed = w.removed || err == nil
+	return err
+}
+
+// schedule decides when to look next, and how. What drains is looked at soon at first, when short
+// connections end.
+func (w *watch) schedule(f finding, err error) {
+	w.clean = err == nil && len(f.goes)+len(f.drains) == 0
+	switch {
+	case err != nil || w.clean:
+		w.pause = w.interval
+	case !w.removed:
+		w.pause = min(drainInterval, w.interval)
+	case len(f.goes) == 0:
+		w.pause = min(2*w.pause, w.interval)
+	default:
+		w.pause = w.interval
+	}
+}
+
+// explain says what stays and what to do about it, once.
+func (w *watch) explain(stays []takeover.Leftover) {
+	var texts []string
+	for _, l := range stays {
+		if text := l.String(); w.news("stays " + text) {
+			w.log.Warn("something of kube-proxy's stays", "what", text)
+			texts = append(texts, text)
+		}
+	}
+	if len(texts) > 0 {
+		w.report.warn(reasonStays, "left of kube-proxy: "+strings.Join(texts, "; "))
+	}
+}
+
+// returns says that kube-proxy has been back, if that is so: once, until it has been away for a while.
+func (w *watch) returns(goes []takeover.Leftover) {
+	goes = slices.DeleteFunc(slices.Clone(goes), w.stayed)
+	if !w.removed || len(goes) == 0 {
+		return
+	}
+	w.returned()
+	again := time.Since(w.back) < episode
+	w.back = time.Now()
+	if again {
+		return
+	}
+	w.log.Warn("kube-proxy runs beside Fairlead, or has run; stop it: its rules are removed whenever they come back",
+		"found", leftovers(goes))
+	w.report.warn(reasonReturned, "kube-proxy runs beside Fairlead, or has run: "+leftovers(goes)+
+		"; stop it (kubectl -n kube-system get daemonset kube-proxy). Until then its rules are removed every "+
+		w.interval.String())
+}
+
+// stayed reports whether somebody has made it possible to remove what had to stay.
+func (w *watch) stayed(l takeover.Leftover) bool {
+	return slices.ContainsFunc(w.stays, func(s takeover.Leftover) bool {
+		return s.Backend == l.Backend && s.Family == l.Family && s.Table == l.Table
+	})
+}
+
+// finding is what is left of kube-proxy, by what happens to it.
+type finding struct{ goes, drains, stays []takeover.Leftover }
+
+func sortOut(found []takeover.Leftover) (f finding) {
+	for _, l := range found {
+		switch {
+		case l.Stays != "":
+			f.stays = append(f.stays, l)
+		case !l.Until.IsZero():
+			f.drains = append(f.drains, l)
+		default:
+			f.goes = append(f.goes, l)
+		}
+	}
+	return f
 }
 
 // leftovers are what is removed, in one line.

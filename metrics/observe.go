@@ -136,6 +136,9 @@ func (m *Metrics) Answered(path string, status int) {
 	}
 }
 
+// KubeProxyReturned counts a look that found kube-proxy's rules again.
+func (m *Metrics) KubeProxyReturned() { m.own.returned.Inc() }
+
 // Forgot implements dataplane.Meter.
 func (m *Metrics) Forgot(v6 bool, flows int, took time.Duration) {
 	m.proxy.forgetting.of(v6).Observe(took.Seconds())

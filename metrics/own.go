@@ -17,7 +17,7 @@ type own struct {
 	repaired, failing metrics.CounterMetric
 	refused, failed   metrics.CounterMetric
 	problems          func(...string) metrics.CounterMetric
-	deaf              metrics.CounterMetric
+	deaf, returned    metrics.CounterMetric
 }
 
 func newOwn(s *shelf) own {
@@ -39,6 +39,8 @@ func newOwn(s *shelf) own {
 			"What was found to be wrong with objects, by their kind.", "kind")),
 		deaf: s.counter(fairlead("health_check_listen_failures_total",
 			"Servers of /healthz or a healthCheckNodePort that could not be opened, each counted once."))(),
+		returned: s.counter(fairlead("kube_proxy_returns_total",
+			"Looks that found rules which kube-proxy had made since its rules were removed."))(),
 	}
 	repairs := s.counter(fairlead("repairs_total", "Attempts to undo what somebody else did to the kernel.", "result"))
 	o.repaired, o.failing = repairs("success"), repairs("failure")

@@ -1,0 +1,200 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/source/kube"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// told are Events, as they come.
+type told chan kube.Event
+
+func (c told) Emit(e kube.Event) { c <- e }
+func (told) Close()              {}
+
+// succession is a successor on a node of its own that looks all the time.
+type succession struct {
+	*testing.T
+	bed      *testbed.Bed
+	events   told
+	returned chan struct{}
+	*successor
+}
+
+func newSuccession(t *testing.T) *succession {
+	t.Helper()
+	bed, err := testbed.New(t.Context(), testbed.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := bed.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	s := &succession{T: t, bed: bed, events: make(told, 100), returned: make(chan struct{}, 1000)}
+	err = bed.Do(testbed.Node, func() (err error) {
+		s.successor, err = newSuccessor(successorConfig{
+			log: slog.New(slog.NewTextHandler(t.Output(), nil)), report: newReporter(s.events),
+			returned: func() { s.returned <- struct{}{} }, accepted: func() bool { return true },
+		})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.interval = time.Millisecond
+	t.Cleanup(func() { _ = s.takeover.Close() })
+	return s
+}
+
+// begin looks until what it returns is called.
+func (s *succession) begin() (end func()) {
+	ctx, cancel := context.WithCancel(s.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.succeed(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+func (s *succession) run(input string, command ...string) string {
+	s.Helper()
+	c := s.bed.Command(s.Context(), testbed.Node, command[0], command[1:]...)
+	c.Stdin = strings.NewReader(input)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		s.Fatalf("%q: %v: %s", command, err, out)
+	}
+	return string(out)
+}
+
+// expect waits for an Event.
+func (s *succession) expect(reason, text string) {
+	s.Helper()
+	select {
+	case e := <-s.events:
+		if e.Reason != reason || !strings.Contains(e.Message, text) || e.Object != "" {
+			s.Fatalf("%+v, should be %s with %q", e, reason, text)
+		}
+	case <-time.After(time.Minute):
+		s.Fatalf("no Event %s with %q", reason, text)
+	}
+}
+
+// gone waits until kube-proxy has been noticed, and what it had made is gone.
+func (s *succession) gone(command ...string) {
+	s.Helper()
+	await(s.T, "kube-proxy is back", s.returned)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // nobody announces it
+		got := s.run("", command...)
+		if !strings.Contains(got, "kube-proxy") && !strings.Contains(got, "KUBE-SERVICES") {
+			return
+		}
+		if time.Now().After(end) {
+			s.Fatalf("there still is\n%s", got)
+		}
+	}
+}
+
+const (
+	tablesOfKubeProxy = "table ip kube-proxy {}\ntable ip6 kube-proxy {}\n"
+	chainsOfKubeProxy = `*nat
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -j KUBE-SERVICES
+COMMIT
+*filter
+:FORWARD DROP [0:0]
+:KUBE-FORWARD - [0:0]
+-A FORWARD -j KUBE-FORWARD
+-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+COMMIT
+`
+)
+
+func TestSuccessor(t *testing.T) {
+	t.Parallel()
+	s := newSuccession(t)
+	s.run(tablesOfKubeProxy, "nft", "-f", "-")
+	end := s.begin()
+	s.expect(reasonTakenOver, "1 table (nftables ip kube-proxy), 1 table (nftables ip6 kube-proxy)")
+
+	s.run(tablesOfKubeProxy, "nft", "-f", "-")
+	s.expect(reasonReturned, "(nftables ip")
+	s.gone("nft", "list", "tables")
+	s.run(tablesOfKubeProxy, "nft", "-f", "-") // it is known
+	s.gone("nft", "list", "tables")
+	end()
+	s.run(tablesOfKubeProxy, "nft", "-f", "-")
+	if got := s.run("", "nft", "list", "tables"); !strings.Contains(got, "kube-proxy") {
+		t.Errorf("nobody should have removed what there was, but there is\n%s", got)
+	}
+	for len(s.returned) > 0 {
+		<-s.returned
+	}
+
+	end = s.begin() // wanted again: kube-proxy has not been back, but left alone
+	s.expect(reasonTakenOver, "nftables")
+	for _, backend := range []string{"legacy", "nft"} {
+		s.run(chainsOfKubeProxy, "/usr/sbin/xtables-"+backend+"-multi", "iptables-restore", "--noflush")
+		if backend == "legacy" {
+			s.expect(reasonStays, "1 chain KUBE-FORWARD (iptables-legacy ip filter): chain FORWARD lets nothing else pass")
+			s.expect(reasonReturned, "1 chain (iptables-legacy ip nat)")
+		} else {
+			s.expect(reasonStays, "1 chain KUBE-FORWARD (iptables-nft ip filter): chain FORWARD lets nothing else pass")
+		}
+		s.gone("/usr/sbin/xtables-"+backend+"-multi", "iptables", "-t", "nat", "-S")
+	}
+	// A firewall that begins anew cuts off what has stayed.
+	s.run("", "iptables-nft", "-F", "FORWARD")
+	s.expect(reasonBlocked, "chain FORWARD (iptables-nft ip) lets nothing pass")
+	end()
+	if len(s.events) > 0 {
+		t.Errorf("there are Events nobody needs: %+v", <-s.events)
+	}
+}
+
+// TestSuccessor_fresh is a node where kube-proxy has never been since it started.
+func TestSuccessor_fresh(t *testing.T) {
+	t.Parallel()
+	s := newSuccession(t)
+	s.run("", "ip6tables-nft", "-P", "FORWARD", "DROP")
+	s.stand(t.Context())
+	s.expect(reasonBlocked, "(iptables-nft ip6)")
+	s.stand(t.Context())
+	if len(s.events) > 0 {
+		t.Errorf("said twice: %+v", <-s.events)
+	}
+}
+
+func TestSuccessor_inForce(t *testing.T) {
+	t.Parallel()
+	s := newSuccession(t)
+	for _, r := range []engine.Round{
+		{Verb: engine.Synced, Err: errors.New("no")},
+		{Verb: engine.Applied},
+		{Verb: engine.Applied, Err: dataplane.ErrPartial},
+	} {
+		s.Round(r)
+		select {
+		case <-s.inForce:
+			t.Fatalf("%+v is not all rules", r)
+		default:
+		}
+	}
+	s.Round(engine.Round{Verb: engine.Synced, Err: fmt.Errorf("%w: one row", dataplane.ErrPartial)})
+	await(t, "rules are in force", s.inForce)
+}
