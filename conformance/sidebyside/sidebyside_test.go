@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }
 const (
 	seedVariable  = "FAIRLEAD_SEED"
 	seedsVariable = "FAIRLEAD_SEEDS"
-	usualSeeds    = 6
+	usualSeeds    = 4
 )
 
 // perSetup is how many seeds in a row share a configuration, because a start takes long.
