@@ -37,6 +37,7 @@ const (
 	reasonInvalid     = "Invalid" // and the kind of the object
 	reasonHost        = "FailedToConfigureHost"
 	reasonRefused     = "ConfigurationRefused"
+	reasonAccepted    = "ConfigurationAccepted"
 	reasonApplied     = "ConfigurationApplied"
 	reasonTakenOver   = "KubeProxyRulesRemoved"
 	reasonReturned    = "KubeProxyReturned"

@@ -20,10 +20,20 @@ func (d *Daemon) reload(ctx context.Context) {
 	if err == nil {
 		err = d.change(ctx, c)
 	}
+	if ctx.Err() == nil {
+		d.judged(err)
+	}
+}
+
+// judged says that the configuration is refused, and why, or that it is well again.
+func (d *Daemon) judged(err error) {
+	d.metrics.ConfigurationRefused(err != nil)
 	switch {
-	case err == nil || ctx.Err() != nil:
+	case err == nil && d.refused != "":
 		d.refused = ""
-	case d.refused != err.Error():
+		d.log.Info("the configuration is accepted again")
+		d.report.emit(kube.Event{Reason: reasonAccepted, Message: "the configuration in force is that of the files again"})
+	case err != nil && d.refused != err.Error():
 		d.refused = err.Error()
 		d.log.Error("the configuration was refused; the old one stays", "error", err)
 		d.report.warn(reasonRefused, "the old configuration stays: "+err.Error())

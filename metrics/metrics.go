@@ -70,6 +70,9 @@ func (m *Metrics) Follow(e Engine) { m.asked.follow(e) }
 // Watching says whom to ask how the watches of the API server do, from now on; nil: nobody.
 func (m *Metrics) Watching(f func() []Watch) { m.asked.watch(f) }
 
+// ConfigurationRefused says whether a configuration is in force that the files do not say any more.
+func (m *Metrics) ConfigurationRefused(is bool) { m.own.stale.Set(truth(is)) }
+
 // Handler serves /metrics.
 func (m *Metrics) Handler() http.Handler {
 	return handler(prometheus.Gatherers{m.shelf.registry, legacyregistry.DefaultGatherer})

@@ -12,6 +12,7 @@ type own struct {
 	happened families[metrics.ObserverMetric]
 	audits   metrics.ObserverMetric
 	start    metrics.GaugeMetric
+	stale    metrics.GaugeMetric // whether the configuration in the files was refused
 
 	drifts            func(...string) metrics.CounterMetric
 	repaired, failing metrics.CounterMetric
@@ -33,6 +34,8 @@ func newOwn(s *shelf) own {
 			metrics.ExponentialBuckets(0.00001, 4, 12))(),
 		start: s.gauge(fairlead("start_duration_seconds",
 			"From the start of the process until all rules were in force; 0: they are not yet."))(),
+		stale: s.gauge(fairlead("configuration_refused",
+			"Whether the files of the configuration say what is not accepted, so that the one before stays in force."))(),
 		drifts: s.counter(fairlead("drifts_total",
 			"Differences that audits found in the kernel because somebody else changed it, by class of object.", "class")),
 		problems: s.counter(fairlead("problems_total",

@@ -434,12 +434,21 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	w.edit(files, "config.conf", "mode: iptables", "mode: magic")
 	w.logged(p, "level=ERROR", "configuration was refused", "magic")
 	w.event("Node node", "ConfigurationRefused", "magic")
+	refused := func(is string) {
+		w.until("the metric says "+is, func(context.Context) bool {
+			return strings.Contains(w.page(p, moved, "/metrics"), "\nfairlead_configuration_refused "+is+"\n")
+		})
+	}
+	refused("1")
 	w.edit(files, "config.conf", "mode: magic", "mode: [")
 	w.logged(p, "level=ERROR", "configuration was refused", "config.conf")
 
 	// The data plane and the mark of its packets.
 	w.edit(files, "config.conf", "mode: [", "mode: nftables")
 	w.logged(p, "configuration changed", "field=mode")
+	w.logged(p, "the configuration is accepted again")
+	w.event("Node node", "ConfigurationAccepted", "")
+	refused("0")
 	w.edit(files, "config.conf", "mode: nftables", "mode: ipvs")
 	w.edit(files, "config.conf", "masqueradeBit: null", "masqueradeBit: 20")
 	w.logged(p, "masqueradeBit", "new data plane that adopts")
