@@ -20,7 +20,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -149,7 +148,7 @@ func (d *Daemon) open(c *config.Config) (err error) {
 	d.log.Info("starting", "version", version.String(), "mode", c.KubeProxy.Mode, "plane", c.Plane,
 		"node", settings.Table.NodeName)
 	d.engine = d.newEngine(settings, table)
-	return makeDir(settings.ControlSocket)
+	return nil
 }
 
 // close closes what open has made, as far as it came.
@@ -276,8 +275,9 @@ func (d *Daemon) manage(ctx context.Context) error {
 			d.swap(ctx, result)
 		case <-d.inForce:
 			d.inForce = nil
-			d.running.Go(func() { d.successor.stand(ctx) })
-			d.takeOver(ctx)
+			if d.takeOver(ctx); d.succeeded == nil {
+				d.running.Go(func() { d.successor.stand(ctx) })
+			}
 		case <-retry.C:
 			_ = d.listen(ctx) // it says so itself
 		}
@@ -375,17 +375,6 @@ func (d *Daemon) about() engine.About {
 func (d *Daemon) configz() map[string]any {
 	c := d.config.Load()
 	return map[string]any{"kubeproxy.config.k8s.io": c.KubeProxy, "fairlead.dev": c.Fairlead}
-}
-
-// makeDir makes the directory of the control socket.
-func makeDir(socket string) error {
-	if socket == "" {
-		return nil
-	}
-	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
-		return fmt.Errorf("controlSocket (--control-socket): %w", err)
-	}
-	return nil
 }
 
 // warnForwarding says what would otherwise be found out by a packet that never arrives.

@@ -70,6 +70,7 @@ func (s *successor) Round(r engine.Round) {
 func (s *successor) succeed(ctx context.Context) {
 	s.turn.Lock()
 	defer s.turn.Unlock()
+	s.explainBlocked(ctx)
 	for w := (watch{successor: s}); ctx.Err() == nil; {
 		w.look(ctx)
 		select {

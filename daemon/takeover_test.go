@@ -175,6 +175,7 @@ func TestSuccessor_fresh(t *testing.T) {
 	s.stand(t.Context())
 	s.expect(reasonBlocked, "(iptables-nft ip6)")
 	s.stand(t.Context())
+	s.begin()()
 	if len(s.events) > 0 {
 		t.Errorf("said twice: %+v", <-s.events)
 	}

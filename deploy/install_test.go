@@ -85,11 +85,11 @@ func testInstead(t *testing.T, c *cluster) {
 	}
 	c.must(t, "", "apply", "--server-side", "-k", "kustomize/overlays/instead-of-kube-proxy")
 	equal(t, selector(), `{"fairlead.dev/kube-proxy":"wanted","kubernetes.io/os":"linux"}`)
+	c.must(t, "", "delete", "-k", "kustomize/base")
+	equal(t, c.ours(t), "")
 	c.must(t, "", "-n", "kube-system", "patch", "daemonset", "kube-proxy",
 		"-p", `{"spec":{"template":{"spec":{"nodeSelector":{"fairlead.dev/kube-proxy":null}}}}}`)
 	equal(t, selector(), `{"kubernetes.io/os":"linux"}`)
-	c.must(t, "", "delete", "-k", "kustomize/base")
-	equal(t, c.ours(t), "")
 }
 
 // The service account may do what the daemon does, and nothing else.
