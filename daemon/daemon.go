@@ -221,6 +221,9 @@ func (d *Daemon) runOnce(ctx context.Context) error {
 
 // serve runs the engine and follows the configuration.
 func (d *Daemon) serve(ctx context.Context) error {
+	if here, err := announce(); err == nil {
+		defer here.Close()
+	}
 	d.report.emit(kube.Event{Reason: reasonStarting})
 	if c := d.config.Load(); c.ModeUnset() && !standalone(c) {
 		d.report.warn(reasonDefaultMode, fmt.Sprintf("no mode is configured, which means %s; the data plane %s serves it. "+

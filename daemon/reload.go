@@ -91,9 +91,6 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 	if n.settings, err = engineSettings(c); err != nil {
 		return n, err
 	}
-	if err := makeDir(n.settings.ControlSocket); err != nil {
-		return n, err
-	}
 	wanted, err := feedIn(c, d.options.Master)
 	if err != nil {
 		return n, err

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"time"
 
@@ -34,14 +35,46 @@ type controlServer struct {
 	path   string // of the socket; empty: none
 	http   http.Server
 	done   chan struct{}
+
+	refused error     // why it does not listen; nil: it does
+	retryAt time.Time // then
+}
+
+// controlRetry is the time between two attempts to open the control socket.
+const controlRetry = time.Second
+
+// openControl opens the control socket. To serve is more than to answer, so that a failure, which is said
+// once, ends nothing; it is tried again.
+func (e *Engine) openControl(path string) {
+	c, err := e.serveControl(path)
+	if err != nil {
+		c = e.silentControl(path)
+		c.refused, c.retryAt = err, time.Now().Add(controlRetry)
+		if e.control == nil || e.control.refused.Error() != err.Error() {
+			e.options.Log.Error("nobody can ask this process; serving all the same, and trying again", "error", err)
+		}
+	}
+	e.control = c
+}
+
+// followControl tries again.
+func (e *Engine) followControl() {
+	if e.control.refused != nil && !time.Now().Before(e.control.retryAt) {
+		e.openControl(e.control.path)
+	}
+}
+
+func (e *Engine) silentControl(path string) *controlServer {
+	c := &controlServer{engine: e, path: path, done: make(chan struct{})}
+	close(c.done)
+	return c
 }
 
 func (e *Engine) serveControl(path string) (*controlServer, error) {
-	c := &controlServer{engine: e, path: path, done: make(chan struct{})}
 	if path == "" {
-		close(c.done)
-		return c, nil
+		return e.silentControl(path), nil
 	}
+	c := &controlServer{engine: e, path: path, done: make(chan struct{})}
 	listener, err := listenUnix(path)
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
@@ -63,8 +96,12 @@ func (c *controlServer) close() {
 	<-c.done
 }
 
-// listenUnix opens a socket for the owner only. One that a killed process has left is replaced.
+// listenUnix opens a socket for the owner only. One that a killed process has left is replaced, and the
+// directory is made.
 func listenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
 	listener, err := net.Listen("unix", path)
 	if errors.Is(err, unix.EADDRINUSE) {
 		if err := removeStale(path); err != nil {

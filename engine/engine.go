@@ -142,12 +142,10 @@ func New(o Options) *Engine {
 // Run programs the data plane until ctx ends, and then returns nil and leaves the kernel as it is.
 // It returns an error if the Source fails, or if Once is set and the data plane fails. Sockets are
 // opened on the calling thread, thus in its network namespace. Run is called once.
-func (e *Engine) Run(ctx context.Context) (err error) {
+func (e *Engine) Run(ctx context.Context) error {
 	defer close(e.stopped)
 	defer e.checks.close()
-	if e.control, err = e.serveControl(e.options.ControlSocket); err != nil {
-		return err
-	}
+	e.openControl(e.options.ControlSocket)
 	defer func() { e.control.close() }() // Configure may have replaced it
 	if err := e.checks.openHealthz(e.options.Log); err != nil && e.options.HardFail {
 		return err
@@ -182,6 +180,7 @@ func (e *Engine) turn(ctx context.Context, batch service.Batch) error {
 	err := e.program(ctx, change)
 	if !e.options.Once {
 		e.checks.follow(e.state, e.options.Log)
+		e.followControl()
 	}
 	e.observe(err)
 	return err
@@ -295,7 +294,7 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 	var err error
 	switch {
 	case (e.dirty || e.partial) && !now.Before(e.retryAt):
-		if err = e.sync(ctx); err == nil {
+		if err = e.sync(ctx, slog.LevelInfo); err == nil {
 			e.dirty, e.partial, e.backoff = false, false, 0
 		}
 	case e.dirty:
@@ -318,8 +317,9 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 	return err
 }
 
-// sync programs everything. It leaves nothing for an audit to find, so the next one is put off.
-func (e *Engine) sync(ctx context.Context) error {
+// sync programs everything. It leaves nothing for an audit to find, so the next one is put off. Of a
+// repair, which somebody may call for every second, it says so only to who wants to know much.
+func (e *Engine) sync(ctx context.Context, level slog.Level) error {
 	start := time.Now()
 	err := e.options.Plane.Sync(ctx, e.state)
 	now := time.Now()
@@ -327,7 +327,7 @@ func (e *Engine) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.options.Log.Info("programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
+	e.options.Log.Log(ctx, level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
 		"took", now.Sub(start))
 	e.auditAt = now.Add(e.options.AuditInterval)
 	debug.FreeOSMemory() // reading and programming everything takes several times what remains
@@ -346,7 +346,7 @@ func (e *Engine) audit(ctx context.Context) error {
 	e.logDrifts(drifts)
 	e.round.Drifts = drifts
 	e.status.drifted(len(drifts))
-	return e.sync(ctx)
+	return e.sync(ctx, slog.LevelDebug)
 }
 
 // scheduleAudit keeps audits, with their repairs, to a share of one CPU: each owes a rest of many

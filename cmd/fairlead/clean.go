@@ -1,6 +1,9 @@
 package main
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -8,19 +11,32 @@ import (
 	"fairlead.dev/fairlead/daemon"
 )
 
+// cleaning is what is to be cleaned up.
+type cleaning struct {
+	own   bool
+	force bool
+	log   *slog.Logger
+}
+
 func cleanCommand() *cobra.Command {
-	own := false
+	o := cleaning{log: daemon.NewLogs(os.Stderr).Logger()}
 	c := &cobra.Command{
 		Use:   "clean",
 		Short: "delete all that any data plane of Fairlead, or kube-proxy, has made in the kernel",
 		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if own {
-				return failed(daemon.CleanOwn(c.Context(), os.Stdout))
-			}
-			return failed(daemon.Clean(c.Context(), os.Stdout, daemon.NewLogs(os.Stderr).Logger()))
-		},
+		RunE:  func(c *cobra.Command, _ []string) error { return clean(c.Context(), o) },
 	}
-	c.Flags().BoolVar(&own, "own", false, "only what Fairlead has made: for a node where kube-proxy is back")
+	c.Flags().BoolVar(&o.own, "own", false, "only what Fairlead has made: for a node where kube-proxy is back")
+	c.Flags().BoolVar(&o.force, "force", false, "even if a Fairlead runs here, which puts everything back")
 	return c
+}
+
+func clean(ctx context.Context, o cleaning) error {
+	if err := daemon.Alone(); err != nil && !o.force {
+		return failed(fmt.Errorf("%w, or use fairlead clean --force", err))
+	}
+	if o.own {
+		return failed(daemon.CleanOwn(ctx, os.Stdout))
+	}
+	return failed(daemon.Clean(ctx, os.Stdout, o.log))
 }

@@ -285,6 +285,12 @@ func TestRun_repairsWhatOthersBreak(t *testing.T) {
 func TestRun_stopsAndIsCleaned(t *testing.T) {
 	w := newWorld(t)
 	p := w.start()
+	for _, args := range []string{"clean", "clean --own", "run --cleanup"} {
+		out, err := w.command(strings.Fields(args)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "stop it first") {
+			t.Errorf("%s beside a running proxy: %v, %s", args, err, out)
+		}
+	}
 	if err := p.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -395,10 +401,6 @@ func (w *world) execute(args ...string) (status int, out string) {
 
 func TestUsage(t *testing.T) {
 	w := newWorld(t)
-	full := filepath.Join(w.TempDir(), "socket")
-	if err := os.WriteFile(full, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	for _, c := range []struct {
 		args   string
 		status int
@@ -416,7 +418,6 @@ func TestUsage(t *testing.T) {
 		{"run --manifests DIR --detect-local-mode BridgeInterface", 2, "--pod-bridge-interface"},
 		{"run --manifests DIR --nodeport-addresses everywhere", 2, "everywhere"},
 		{"run --manifests DIR --healthz-bind-address nowhere", 2, "--healthz-bind-address"},
-		{"run --manifests DIR --control-socket " + full, 1, "not a socket"},
 		{"dump", 2, "no proxy listens"},
 	} {
 		status, out := w.execute(strings.Fields(strings.ReplaceAll(c.args, "DIR", w.manifests))...)

@@ -108,7 +108,7 @@ func run(ctx context.Context, flags *config.Flags) error {
 	case flags.WriteConfigTo != "":
 		return write(flags)
 	case flags.Cleanup:
-		return failed(daemon.Clean(ctx, os.Stdout, o.Logs.Logger()))
+		return clean(ctx, cleaning{log: o.Logs.Logger()})
 	case flags.InitOnly:
 		return asked(daemon.Init(o))
 	}
