@@ -21,7 +21,7 @@ func TestInstall(t *testing.T) {
 	c := startCluster(t)
 	c.must(t, read(t, "testdata/monitoring-crds.yaml"), "apply", "-f", "-")
 	c.must(t, "", "wait", "--for=condition=Established", "customresourcedefinitions", "--all")
-	c.must(t, read(t, "testdata/kubeadm.yaml"), "apply", "-f", "-")
+	c.kubeadm(t, "create")
 	for _, file := range values(t) {
 		t.Run("helm "+filepath.Base(file), func(t *testing.T) { testHelm(t, c, "--values", file) })
 	}
@@ -78,18 +78,40 @@ func testKustomize(t *testing.T, c *cluster) {
 	equal(t, c.ours(t), "")
 }
 
+// affinity is where a DaemonSet's pods may run, by its node affinity and by its anti-affinity.
+func (c *cluster) affinity(t *testing.T, daemonSet string) string {
+	t.Helper()
+	return c.must(t, "", "-n", "kube-system", "get", "daemonset", daemonSet, "-o", `jsonpath={.spec.template.spec.nodeSelector} `+
+		`{.spec.template.spec.affinity..matchExpressions}{.spec.template.spec.affinity.podAntiAffinity}`)
+}
+
 // testInstead lets kube-proxy's pods go and comes back, as docs/install.md says.
 func testInstead(t *testing.T, c *cluster) {
-	selector := func() string {
-		return c.must(t, "", "-n", "kube-system", "get", "daemonset", "kube-proxy", "-o", "jsonpath={.spec.template.spec.nodeSelector}")
+	apply := func() []string {
+		t.Helper()
+		out := c.must(t, "", "apply", "--server-side", "-k", "kustomize/overlays/instead-of-kube-proxy")
+		equal(t, c.affinity(t, "kube-proxy"), `{"kubernetes.io/os":"linux"} `+
+			`[{"key":"fairlead.dev/kube-proxy","operator":"In","values":["wanted"]}]`)
+		return strings.Split(out, "\n")
 	}
-	c.must(t, "", "apply", "--server-side", "-k", "kustomize/overlays/instead-of-kube-proxy")
-	equal(t, selector(), `{"fairlead.dev/kube-proxy":"wanted","kubernetes.io/os":"linux"}`)
+	if first := apply()[0]; first != "daemonset.apps/kube-proxy serverside-applied" {
+		t.Errorf("it begins with %s", first)
+	}
+	equal(t, c.affinity(t, "fairlead"), `{"kubernetes.io/os":"linux"} {"requiredDuringSchedulingIgnoredDuringExecution":`+
+		`[{"labelSelector":{"matchLabels":{"k8s-app":"kube-proxy"}},"namespaces":["kube-system"],"topologyKey":"kubernetes.io/hostname"}]}`)
+	c.kubeadm(t, "replace") // as kubeadm upgrade does
+	equal(t, c.affinity(t, "kube-proxy"), `{"kubernetes.io/os":"linux"}`)
+	apply()
 	c.must(t, "", "delete", "-k", "kustomize/base")
 	equal(t, c.ours(t), "")
-	c.must(t, "", "-n", "kube-system", "patch", "daemonset", "kube-proxy",
-		"-p", `{"spec":{"template":{"spec":{"nodeSelector":{"fairlead.dev/kube-proxy":null}}}}}`)
-	equal(t, selector(), `{"kubernetes.io/os":"linux"}`)
+	c.must(t, "", "-n", "kube-system", "patch", "daemonset", "kube-proxy", "-p", `{"spec":{"template":{"spec":{"affinity":null}}}}`)
+	equal(t, c.affinity(t, "kube-proxy"), `{"kubernetes.io/os":"linux"}`)
+}
+
+// kubeadm has kubectl write what kubeadm writes, in its name: whose a field is decides who may apply it.
+func (c *cluster) kubeadm(t *testing.T, verb string) {
+	t.Helper()
+	c.must(t, read(t, "testdata/kubeadm.yaml"), verb, "--field-manager=kubeadm", "-f", "-")
 }
 
 // The service account may do what the daemon does, and nothing else.
