@@ -188,6 +188,9 @@ func TestIPVSReturns(t *testing.T) {
 			l.talk()
 		}
 	}
+	if left := w.find(to); strings.Contains(left, "virtual servers (ipvs):") {
+		t.Errorf("servers that take new connections do not drain:\n%s", left)
+	}
 	for tool, last := range map[string]string{"iptables-save": "KUBE-CLUSTER-IP", "ip6tables-save": "KUBE-6-CLUSTER-IP"} {
 		for end := time.Now().Add(patience); !strings.Contains(w.run("", tool), "--match-set "+last); l.talk() {
 			if time.Now().After(end) {

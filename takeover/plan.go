@@ -81,8 +81,8 @@ func (p plan) leftovers(l Leftover, tool string) []Leftover {
 		l.Stays = fmt.Sprintf("a rule of chain %s jumps to it, which kube-proxy did not make; if nobody needs that rule, "+
 			"delete it (see %s -t %s -S %s) and run fairlead clean", s.because, tool, l.Table, s.because)
 		if s.because == forwardHook {
-			l.Stays = fmt.Sprintf("chain FORWARD lets nothing else pass of what Services need; have the CNI plug-in, or rules of "+
-				"your own, accept packets from and to pods, then delete its rule in FORWARD (see %s -S FORWARD)", tool)
+			l.Stays = fmt.Sprintf("chain FORWARD lets nothing else pass of what Services need; have the CNI plug-in, or rules "+
+				"of your own, accept packets from and to pods, then delete its rule in FORWARD (see %s -S FORWARD)", tool)
 		}
 		found = append(found, l)
 	}

@@ -73,7 +73,8 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
-// expectFirst uses both translators at once, and is an error if kube-proxy's is asked for a connection.
+// expectFirst uses both translators at once, and is an error if kube-proxy's is not asked first: what
+// Fairlead leaves behind when it ends must not stand in the way of a kube-proxy that comes back.
 func (w *world) expectFirst(l *load) {
 	w.Helper()
 	for _, tool := range []string{"iptables", "ip6tables"} {
@@ -82,8 +83,8 @@ func (w *world) expectFirst(l *load) {
 	l.await(200)
 	for _, tool := range []string{"iptables-save", "ip6tables-save"} {
 		for _, rule := range strings.Split(w.run("", tool, "-c", "-t", "nat"), "\n") {
-			if strings.Contains(rule, "-j KUBE-S") && strings.Contains(rule, "dport") && !strings.HasPrefix(rule, "[0:0]") {
-				w.Errorf("kube-proxy's rule goes before Fairlead's: %s", rule)
+			if strings.Contains(rule, "-j KUBE-S") && strings.Contains(rule, "dport") && strings.HasPrefix(rule, "[0:0]") {
+				w.Errorf("Fairlead's rule goes before kube-proxy's: %s", rule)
 			}
 		}
 	}
