@@ -22,7 +22,7 @@ type backend interface {
 	undisturbed() (bool, error)
 	settled() error
 	// mark is a number that tells rules apart; that of a rule in the kernel as it stands there.
-	mark(id tableID, r *rule, sets setIndexes) uint64
+	mark(id tableID, r *rule) uint64
 	// use is called with all the ipsets to which rules may refer.
 	use(sets setIndexes)
 	// tidy deletes what the back end made beside chains and rules of ours, if nobody else uses it.
@@ -100,12 +100,12 @@ func each[T any](list []T, f func(T)) {
 }
 
 // difference is the change that makes a table hold the chains that are wanted, and nothing else of ours.
-func difference(b backend, id tableID, want map[string][]rule, have *content, sets setIndexes) *change {
+func difference(b backend, id tableID, want map[string][]rule, have *content) *change {
 	c := &change{table: id, set: map[string][]rule{}, known: map[string]bool{}}
 	for name, rules := range want {
 		marks, exists := have.chains[name]
 		c.known[name] = exists
-		if !exists || !slices.EqualFunc(rules, marks, func(r rule, m uint64) bool { return b.mark(id, &r, sets) == m }) {
+		if !exists || !slices.EqualFunc(rules, marks, func(r rule, m uint64) bool { return b.mark(id, &r) == m }) {
 			c.set[name] = rules
 		}
 	}
@@ -120,7 +120,7 @@ func difference(b backend, id tableID, want map[string][]rule, have *content, se
 		}
 	}
 	slices.Sort(c.gone)
-	c.baseRules(b, have, want, sets)
+	c.baseRules(b, have, want)
 	return c
 }
 
@@ -131,7 +131,7 @@ func (c *content) leadsTo(chain string) bool {
 
 // baseRules keeps the first of each rule of ours in the kernel's chains, and takes others that lead to
 // chains of ours away. What other people's chains do is their business.
-func (c *change) baseRules(b backend, have *content, want map[string][]rule, sets setIndexes) {
+func (c *change) baseRules(b backend, have *content, want map[string][]rule) {
 	wanted := baseRules(c.table.name)
 	if len(want) == 0 {
 		wanted = nil
@@ -139,7 +139,7 @@ func (c *change) baseRules(b backend, have *content, want map[string][]rule, set
 	seen := make([]bool, len(wanted))
 	for _, f := range have.base {
 		i := slices.IndexFunc(wanted, func(w baseRule) bool {
-			return w.chain == f.chain && b.mark(c.table, &w.rule, sets) == f.mark
+			return w.chain == f.chain && b.mark(c.table, &w.rule) == f.mark
 		})
 		switch {
 		case i >= 0 && !seen[i]:

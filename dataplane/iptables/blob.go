@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -83,10 +84,10 @@ func (s *segment) headSize(layout xtLayout) int {
 }
 
 func parseBlob(id tableID, info, raw []byte) (*blob, error) {
-	b := &blob{id: id, info: info, hooks: native.Uint32(info[tableName:]), byName: map[string]*segment{}}
+	b := &blob{id: id, info: info, hooks: binary.NativeEndian.Uint32(info[tableName:]), byName: map[string]*segment{}}
 	for h := range numHooks {
-		b.hook[h] = native.Uint32(info[infoHooks+4*h:])
-		b.underflow[h] = native.Uint32(info[infoUnderflows+4*h:])
+		b.hook[h] = binary.NativeEndian.Uint32(info[infoHooks+4*h:])
+		b.underflow[h] = binary.NativeEndian.Uint32(info[infoUnderflows+4*h:])
 	}
 	b.raw = append(make([]byte, replaceHeader, replaceHeader+len(raw)), raw...)
 	entries := b.raw[replaceHeader:]
@@ -130,14 +131,16 @@ func entryAt(raw []byte, layout xtLayout) ([]byte, error) {
 	if len(raw) < layout.size {
 		return nil, fmt.Errorf("%d bytes are too few", len(raw))
 	}
-	target, size := targetOf(raw, layout), int(native.Uint16(raw[layout.offsets+2:]))
+	target, size := targetOf(raw, layout), int(binary.NativeEndian.Uint16(raw[layout.offsets+2:]))
 	if target < layout.size || size < target+extensionHeader || size > len(raw) {
 		return nil, fmt.Errorf("target at %d and size %d of %d bytes make no sense", target, size, len(raw))
 	}
 	return raw[:size], nil
 }
 
-func targetOf(entry []byte, layout xtLayout) int { return int(native.Uint16(entry[layout.offsets:])) }
+func targetOf(entry []byte, layout xtLayout) int {
+	return int(binary.NativeEndian.Uint16(entry[layout.offsets:]))
+}
 
 // targetName is the target's name, and what is behind its header.
 func targetName(entry []byte, layout xtLayout) (string, []byte) {
@@ -172,14 +175,14 @@ func jumpOf(e []byte, layout xtLayout) (offset int, ok bool) {
 	if name != "" || len(data) < 4 {
 		return 0, false
 	}
-	verdict := int(int32(native.Uint32(data)))
+	verdict := int(int32(binary.NativeEndian.Uint32(data)))
 	return verdict, verdict >= 0
 }
 
 // eachEntry calls f with each entry of a segment and its place.
 func (s *segment) eachEntry(layout xtLayout, f func(at int, e []byte)) {
 	for at := 0; at < len(s.bytes); {
-		size := int(native.Uint16(s.bytes[at+layout.offsets+2:]))
+		size := int(binary.NativeEndian.Uint16(s.bytes[at+layout.offsets+2:]))
 		f(at, s.bytes[at:at+size])
 		at += size
 	}
@@ -399,7 +402,7 @@ func (b *blob) assemble(before *blob, renewed map[*segment]*segment) {
 		b.raw = append(b.raw, s.bytes...)
 		s.bytes = b.raw[at:len(b.raw):len(b.raw)]
 		for _, j := range s.jumps {
-			native.PutUint32(s.bytes[j.at:], uint32(j.to.offset+j.delta))
+			binary.NativeEndian.PutUint32(s.bytes[j.at:], uint32(j.to.offset+j.delta))
 		}
 	}
 	tail := entryEncoder{v6: b.id.v6, b: b.raw}
@@ -449,17 +452,17 @@ const noHook = 1<<32 - 1
 // setInfo is what the kernel will answer about the table.
 func (b *blob) setInfo() {
 	b.info = make([]byte, sizeofInfo)
-	native.PutUint32(b.info[tableName:], b.hooks)
+	binary.NativeEndian.PutUint32(b.info[tableName:], b.hooks)
 	for h := range numHooks {
 		hook, underflow := uint32(noHook), uint32(noHook)
 		if b.hooks&(1<<h) != 0 {
 			hook, underflow = b.hook[h], b.underflow[h]
 		}
-		native.PutUint32(b.info[infoHooks+4*h:], hook)
-		native.PutUint32(b.info[infoUnderflows+4*h:], underflow)
+		binary.NativeEndian.PutUint32(b.info[infoHooks+4*h:], hook)
+		binary.NativeEndian.PutUint32(b.info[infoUnderflows+4*h:], underflow)
 	}
-	native.PutUint32(b.info[infoNumber:], uint32(b.number))
-	native.PutUint32(b.info[infoSize:], uint32(len(b.raw)-replaceHeader))
+	binary.NativeEndian.PutUint32(b.info[infoNumber:], uint32(b.number))
+	binary.NativeEndian.PutUint32(b.info[infoSize:], uint32(len(b.raw)-replaceHeader))
 }
 
 // sameForeign reports whether the entries of others are those at the beginning of a table that was read.
@@ -467,7 +470,7 @@ func (b *blob) sameForeign(read []byte) bool {
 	layout := layoutOf(b.id.v6)
 	mine := b.raw[replaceHeader:]
 	for at := 0; at < b.foreign; {
-		size := int(native.Uint16(mine[at+layout.offsets+2:]))
+		size := int(binary.NativeEndian.Uint16(mine[at+layout.offsets+2:]))
 		x, y := mine[at:at+size], read[at:at+size]
 		if !bytes.Equal(x[:layout.cache], y[:layout.cache]) ||
 			!bytes.Equal(x[layout.offsets:layout.offsets+4], y[layout.offsets:layout.offsets+4]) ||
@@ -487,17 +490,16 @@ type entryEncoder struct {
 }
 
 // begin appends an entry without matches and target.
-func (e *entryEncoder) begin() (start int, layout xtLayout) {
-	layout = layoutOf(e.v6)
+func (e *entryEncoder) begin() (start int) {
 	start = len(e.b)
-	e.b = append(e.b, make([]byte, layout.size)...)
-	return start, layout
+	e.b = append(e.b, make([]byte, layoutOf(e.v6).size)...)
+	return start
 }
 
 func (e *entryEncoder) extension(x extension) {
 	start := len(e.b)
 	e.b = append(e.b, make([]byte, extensionHeader)...)
-	native.PutUint16(e.b[start:], uint16(extensionHeader+len(x.info)))
+	binary.NativeEndian.PutUint16(e.b[start:], uint16(extensionHeader+len(x.info)))
 	copy(e.b[start+nameOffset:], x.name)
 	e.b[start+revisionOffset] = x.revision
 	e.b = append(e.b, x.info...)
@@ -506,14 +508,14 @@ func (e *entryEncoder) extension(x extension) {
 // finish appends the target.
 func (e *entryEncoder) finish(start int, target extension) {
 	layout := layoutOf(e.v6)
-	native.PutUint16(e.b[start+layout.offsets:], uint16(len(e.b)-start))
+	binary.NativeEndian.PutUint16(e.b[start+layout.offsets:], uint16(len(e.b)-start))
 	e.extension(target)
-	native.PutUint16(e.b[start+layout.offsets+2:], uint16(len(e.b)-start))
+	binary.NativeEndian.PutUint16(e.b[start+layout.offsets+2:], uint16(len(e.b)-start))
 }
 
 // head begins a chain.
 func (e *entryEncoder) head(chain string) {
-	start, _ := e.begin()
+	start := e.begin()
 	info := make([]byte, chainTarget-extensionHeader)
 	copy(info, chain)
 	e.finish(start, extension{name: "ERROR", info: info})
@@ -521,19 +523,19 @@ func (e *entryEncoder) head(chain string) {
 
 func verdictInfo(v int) []byte {
 	info := make([]byte, verdictTarget-extensionHeader)
-	native.PutUint32(info, uint32(int32(v)))
+	binary.NativeEndian.PutUint32(info, uint32(int32(v)))
 	return info
 }
 
 // verdict appends an entry for all packets.
 func (e *entryEncoder) verdict(v int) {
-	start, _ := e.begin()
+	start := e.begin()
 	e.finish(start, extension{info: verdictInfo(v)})
 }
 
 // rule appends a rule. The verdict of a jump is filled in later.
 func (e *entryEncoder) rule(r *rule) {
-	start, _ := e.begin()
+	start := e.begin()
 	e.match(e.b[start:], r)
 	for _, m := range r.matches(e.sets) {
 		e.extension(m)
@@ -578,7 +580,7 @@ func (e *entryEncoder) match(ip []byte, r *rule) {
 	if r.notIn {
 		ip[invert] |= inverseIn
 	}
-	native.PutUint16(ip[protocol:], uint16(r.protocol))
+	binary.NativeEndian.PutUint16(ip[protocol:], uint16(r.protocol))
 	if e.v6 && r.protocol != 0 {
 		ip[flags] |= 1
 	}

@@ -143,5 +143,5 @@ func (l *layout) forwardRules() []rule {
 	}
 	return append(rules,
 		rule{marked: l.mark, do: target{verb: accept}, comment: "kubernetes forwarding rules"},
-		rule{state: stateRelated | stateEstablished, do: target{verb: accept}, comment: "kubernetes forwarding conntrack rule"})
+		rule{state: stateRelated | stateEstablished, do: target{verb: accept}, comment: "kubernetes forwarding conntrack"})
 }

@@ -208,9 +208,10 @@ func (p *Plane) plan(s *model.State, may bool) ([]*familyState, []*change, []str
 			}
 			missing = errors.Join(missing, err)
 		}
+		p.backend.use(p.ipsets.indexes)
 		natEdit, filterEdit := f.take()
 		for i, e := range []*edit{natEdit, filterEdit} {
-			c := difference(p.backend, tableID{v6, tableNames[i]}, e.set, have[i], p.ipsets.indexes)
+			c := difference(p.backend, tableID{v6, tableNames[i]}, e.set, have[i])
 			changes = append(changes, c)
 			f.known[i] = map[string]bool{}
 			for name := range e.set {
@@ -455,7 +456,8 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 // drifts says what a change means.
 func (c *change) drifts() (drifts []dataplane.Drift) {
 	add := func(class, object, want, have string) {
-		drifts = append(drifts, dataplane.Drift{Class: class, Object: c.table.String() + ": " + object, Want: want, Have: have})
+		object = c.table.String() + ": " + object
+		drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Want: want, Have: have})
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.set)) {
 		have := ""
@@ -524,7 +526,7 @@ func (p *Plane) remove(ctx context.Context) error {
 				return err
 			}
 		}
-		if c := difference(p.backend, id, nil, have, nil); !c.empty() {
+		if c := difference(p.backend, id, nil, have); !c.empty() {
 			changes = append(changes, c)
 		}
 	}

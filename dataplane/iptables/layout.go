@@ -368,8 +368,6 @@ func (l *layout) setHairpin(addresses map[netip.Addr]bool) {
 	w.chains(chainHairpin, l.hairpinLeaves)
 }
 
-func (l *layout) hairpinRoot() []leaf { return l.hairpinLeaves }
-
 // makePool lays out the chains of a pool, those that are in use.
 func (l *layout) makePool(id model.PoolID) {
 	for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {

@@ -3,6 +3,7 @@ package iptables
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -142,7 +143,7 @@ func (l *legacy) info(id tableID) ([]byte, error) {
 	info := make([]byte, sizeofInfo)
 	copy(info, id.name)
 	fd, level := l.socket(id)
-	if _, err := getOption(fd, level, xtGetInfo, info); err != nil {
+	if err := getOption(fd, level, xtGetInfo, info); err != nil {
 		return nil, fmt.Errorf("%s: read its size: %w", id, err)
 	}
 	return info, nil
@@ -168,11 +169,11 @@ func (l *legacy) read(id tableID) (*blob, error) {
 		if err != nil {
 			return nil, err
 		}
-		size := native.Uint32(info[infoSize:])
+		size := binary.NativeEndian.Uint32(info[infoSize:])
 		entries := make([]byte, getEntriesHeader+int(size))
 		copy(entries, id.name)
-		native.PutUint32(entries[tableName:], size)
-		_, err = getOption(fd, level, xtGetEntries, entries)
+		binary.NativeEndian.PutUint32(entries[tableName:], size)
+		err = getOption(fd, level, xtGetEntries, entries)
 		if errors.Is(err, unix.EAGAIN) {
 			continue
 		}
@@ -217,14 +218,14 @@ func (l *legacy) same(id tableID) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("map memory: %w", err)
 	}
-	defer unix.Munmap(memory)
+	defer func() { _ = unix.Munmap(memory) }()
 	if err := unix.Mprotect(memory[whole:], unix.PROT_NONE); err != nil {
 		return false, fmt.Errorf("protect memory: %w", err)
 	}
 	at := memory[whole-head : whole]
-	size := native.Uint32(info[infoSize:])
+	size := binary.NativeEndian.Uint32(info[infoSize:])
 	copy(at, id.name)
-	native.PutUint32(at[tableName:], size)
+	binary.NativeEndian.PutUint32(at[tableName:], size)
 	fd, level := l.socket(id)
 	err = getLongOption(fd, level, xtGetEntries, longOption{at, getEntriesHeader + size})
 	if err != nil && !errors.Is(err, unix.EFAULT) {
@@ -281,17 +282,17 @@ func (l *legacy) replace(old, next *blob) error {
 	message := next.raw[:replaceHeader]
 	clear(message)
 	copy(message, next.id.name)
-	native.PutUint32(message[tableName:], next.hooks)
-	native.PutUint32(message[replaceNumber:], uint32(next.number))
-	native.PutUint32(message[replaceSize:], uint32(len(next.raw)-replaceHeader))
-	native.PutUint32(message[replaceOldNumber:], uint32(old.number))
+	binary.NativeEndian.PutUint32(message[tableName:], next.hooks)
+	binary.NativeEndian.PutUint32(message[replaceNumber:], uint32(next.number))
+	binary.NativeEndian.PutUint32(message[replaceSize:], uint32(len(next.raw)-replaceHeader))
+	binary.NativeEndian.PutUint32(message[replaceOldNumber:], uint32(old.number))
 	for h := range numHooks {
-		native.PutUint32(message[replaceHooks+4*h:], next.hook[h])
-		native.PutUint32(message[replaceUnderflows+4*h:], next.underflow[h])
+		binary.NativeEndian.PutUint32(message[replaceHooks+4*h:], next.hook[h])
+		binary.NativeEndian.PutUint32(message[replaceUnderflows+4*h:], next.underflow[h])
 	}
 	var pin runtime.Pinner
 	defer pin.Unpin()
-	native.PutUint64(message[replaceCounters:], pinned(&pin, counters))
+	binary.NativeEndian.PutUint64(message[replaceCounters:], pinned(&pin, counters))
 	fd, level := l.socket(next.id)
 	err := setOption(fd, level, xtSetReplace, next.raw)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EAGAIN) {
@@ -310,7 +311,7 @@ func (l *legacy) addCounters(old, next *blob, counters []byte) error {
 	}
 	message := make([]byte, countersHeader+xtCounters*next.number)
 	copy(message, next.id.name)
-	native.PutUint32(message[countersNumber:], uint32(next.number))
+	binary.NativeEndian.PutUint32(message[countersNumber:], uint32(next.number))
 	for to, from := range next.kept {
 		copy(message[countersHeader+xtCounters*to:], counters[xtCounters*from:][:xtCounters])
 	}
@@ -321,8 +322,8 @@ func (l *legacy) addCounters(old, next *blob, counters []byte) error {
 	return nil
 }
 
-func (l *legacy) mark(id tableID, r *rule, sets setIndexes) uint64 {
-	e := &entryEncoder{v6: id.v6, sets: sets}
+func (l *legacy) mark(id tableID, r *rule) uint64 {
+	e := &entryEncoder{v6: id.v6, sets: l.sets}
 	e.rule(r)
 	return hashEntry(layoutOf(id.v6), e.b, r.do.chainName())
 }

@@ -61,8 +61,8 @@ func (c *conn) close() error { return unix.Close(c.fd) }
 type encoder struct{ b []byte }
 
 func (e *encoder) header(kind uint16, length int) {
-	e.b = native.AppendUint16(e.b, uint16(4+length))
-	e.b = native.AppendUint16(e.b, kind)
+	e.b = binary.NativeEndian.AppendUint16(e.b, uint16(4+length))
+	e.b = binary.NativeEndian.AppendUint16(e.b, kind)
 }
 
 func (e *encoder) attr(kind uint16, data []byte) {
@@ -96,31 +96,35 @@ func (e *encoder) open(kind uint16) (start int) {
 	return start
 }
 
-func (e *encoder) close(start int) { native.PutUint16(e.b[start:], uint16(len(e.b)-start)) }
+func (e *encoder) close(start int) {
+	binary.NativeEndian.PutUint16(e.b[start:], uint16(len(e.b)-start))
+}
 
 // message begins a message with a netlink header and an nfgenmsg header; finish ends it.
 func (e *encoder) message(h unix.NlMsghdr, family uint8, resource uint16) (start int) {
 	start = len(e.b)
-	e.b = native.AppendUint32(e.b, 0)
-	e.b = native.AppendUint16(e.b, h.Type)
-	e.b = native.AppendUint16(e.b, h.Flags|unix.NLM_F_REQUEST)
-	e.b = native.AppendUint32(e.b, h.Seq)
-	e.b = native.AppendUint32(e.b, 0) // port
+	e.b = binary.NativeEndian.AppendUint32(e.b, 0)
+	e.b = binary.NativeEndian.AppendUint16(e.b, h.Type)
+	e.b = binary.NativeEndian.AppendUint16(e.b, h.Flags|unix.NLM_F_REQUEST)
+	e.b = binary.NativeEndian.AppendUint32(e.b, h.Seq)
+	e.b = binary.NativeEndian.AppendUint32(e.b, 0) // port
 	e.b = append(e.b, family, unix.NFNETLINK_V0)
 	e.b = binary.BigEndian.AppendUint16(e.b, resource)
 	return start
 }
 
-func (e *encoder) finish(start int) { native.PutUint32(e.b[start:], uint32(len(e.b)-start)) }
+func (e *encoder) finish(start int) {
+	binary.NativeEndian.PutUint32(e.b[start:], uint32(len(e.b)-start))
+}
 
 // attributes calls f for each attribute in b; the bytes are valid during the call only.
 func attributes(b []byte, f func(kind uint16, data []byte)) {
 	for len(b) >= 4 {
-		length := int(native.Uint16(b))
+		length := int(binary.NativeEndian.Uint16(b))
 		if length < 4 || length > len(b) {
 			return
 		}
-		f(native.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), b[4:length])
+		f(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), b[4:length])
 		b = b[min((length+3)&^3, len(b)):]
 	}
 }
@@ -161,7 +165,10 @@ func (c *conn) read(f func(h unix.NlMsghdr, body []byte)) error {
 	}
 	for b := c.receive[:n]; len(b) >= unix.SizeofNlMsghdr; {
 		h := unix.NlMsghdr{
-			Len: native.Uint32(b), Type: native.Uint16(b[4:]), Flags: native.Uint16(b[6:]), Seq: native.Uint32(b[8:]),
+			Len:   binary.NativeEndian.Uint32(b),
+			Type:  binary.NativeEndian.Uint16(b[4:]),
+			Flags: binary.NativeEndian.Uint16(b[6:]),
+			Seq:   binary.NativeEndian.Uint32(b[8:]),
 		}
 		if h.Len < unix.SizeofNlMsghdr || int(h.Len) > len(b) {
 			return errors.New("truncated netlink message")
@@ -177,7 +184,7 @@ func errno(body []byte) syscall.Errno {
 	if len(body) < 4 {
 		return unix.EPROTO
 	}
-	return syscall.Errno(-int32(native.Uint32(body)))
+	return syscall.Errno(-int32(binary.NativeEndian.Uint32(body)))
 }
 
 // drain throws away answers that an earlier, interrupted exchange left in the socket.

@@ -68,7 +68,7 @@ func nftFamily(v6 bool) uint8 {
 
 // mark is a hash of what a rule says. It is kept in the rule's user data, which iptables does not look at,
 // and with which nobody else changes a rule.
-func (n *nft) mark(_ tableID, r *rule, _ setIndexes) uint64 {
+func (n *nft) mark(_ tableID, r *rule) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(r.String()))
 	return h.Sum64()
@@ -94,7 +94,8 @@ func (n *nft) load(id tableID) (*content, error) {
 	var filter encoder
 	filter.string(unix.NFTA_RULE_TABLE, id.name)
 	names := have.chains
-	err = n.dump(request{kind: nftMessage | unix.NFT_MSG_GETRULE, family: nftFamily(id.v6), filter: filter.b, each: have.add}, func() {
+	rules := request{kind: nftMessage | unix.NFT_MSG_GETRULE, family: nftFamily(id.v6), filter: filter.b, each: have.add}
+	err = n.dump(rules, func() {
 		*have = content{chains: map[string][]uint64{}}
 		for name := range names {
 			have.chains[name] = nil
@@ -332,7 +333,7 @@ func (t *transaction) newRule(flags uint16, chain string, r *rule, sets setIndex
 		t.close(c)
 	}
 	user := []byte{userDataMark, 8}
-	user = binary.BigEndian.AppendUint64(user, (*nft)(nil).mark(tableID{}, r, nil))
+	user = binary.BigEndian.AppendUint64(user, (*nft)(nil).mark(tableID{}, r))
 	if r.comment != "" {
 		comment := r.comment[:min(len(r.comment), 128)]
 		user = append(user, userDataComment, byte(len(comment)+1))
@@ -359,6 +360,9 @@ func (t *transaction) expressions(r *rule, sets setIndexes) {
 	if t.v6() {
 		source, destination = 8, 24
 	}
+	if r.chance != 0 { // the others cost nothing if it decides against the rule
+		t.extension("match", statisticMatch(r.chance))
+	}
 	if r.dst.IsValid() {
 		t.prefix(destination, r.dst.Addr().AsSlice(), r.dst.Bits())
 	}
@@ -379,7 +383,9 @@ func (t *transaction) expressions(r *rule, sets setIndexes) {
 		t.compare(false, []byte{byte(r.protocol)})
 	}
 	for _, m := range r.matches(sets) {
-		t.extension("match", m)
+		if m.name != "statistic" {
+			t.extension("match", m)
+		}
 	}
 	t.target(r.do, sets)
 }
@@ -499,12 +505,12 @@ func (n *nft) transact(t *transaction, from, to unit) error {
 	b.finish(begin)
 	last := begin
 	b.b = append(b.b, t.b[from.bytes:to.bytes]...)
-	for at := int(native.Uint32(b.b)); at < len(b.b); at += int(native.Uint32(b.b[at:])) {
+	for at := int(binary.NativeEndian.Uint32(b.b)); at < len(b.b); at += int(binary.NativeEndian.Uint32(b.b[at:])) {
 		n.seq++
-		native.PutUint32(b.b[at+8:], n.seq)
+		binary.NativeEndian.PutUint32(b.b[at+8:], n.seq)
 		last = at
 	}
-	native.PutUint16(b.b[last+6:], native.Uint16(b.b[last+6:])|unix.NLM_F_ACK)
+	binary.NativeEndian.PutUint16(b.b[last+6:], binary.NativeEndian.Uint16(b.b[last+6:])|unix.NLM_F_ACK)
 	b.finish(b.message(unix.NlMsghdr{Type: unix.NFNL_MSG_BATCH_END, Seq: n.seq}, 0, unix.NFNL_SUBSYS_NFTABLES))
 	if err := n.send(b.b); err != nil {
 		return err
@@ -567,9 +573,8 @@ func (n *nft) tidy(id tableID) error {
 	made := false
 	var filter encoder
 	filter.string(unix.NFTA_TABLE_NAME, id.name)
-	err = n.ask(request{kind: nftMessage | unix.NFT_MSG_GETTABLE, family: t.family, filter: filter.b, each: func(attrs []byte) {
-		made = string(attribute(attrs, attrTableUserData)) == string(ours())
-	}})
+	table := func(attrs []byte) { made = string(attribute(attrs, attrTableUserData)) == string(ours()) }
+	err = n.ask(request{kind: nftMessage | unix.NFT_MSG_GETTABLE, family: t.family, filter: filter.b, each: table})
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}

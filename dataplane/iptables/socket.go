@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"encoding/binary"
 	"fmt"
 	"runtime"
 	"unsafe"
@@ -9,14 +10,14 @@ import (
 )
 
 // getOption and setOption are getsockopt and setsockopt with structures of any length.
-func getOption(fd, level, name int, value []byte) (int, error) {
+func getOption(fd, level, name int, value []byte) error {
 	length := uint32(len(value))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name),
 		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&length)), 0)
 	if errno != 0 {
-		return 0, errno
+		return errno
 	}
-	return int(length), nil
+	return nil
 }
 
 func setOption(fd, level, name int, value []byte) error {
@@ -32,13 +33,13 @@ func setOption(fd, level, name int, value []byte) error {
 func setIndex(fd int, name string) (uint16, error) {
 	const soIPSet, byName, version, request = 83, 6, 7, 40
 	b := make([]byte, request)
-	native.PutUint32(b, byName)
-	native.PutUint32(b[4:], version)
+	binary.NativeEndian.PutUint32(b, byName)
+	binary.NativeEndian.PutUint32(b[4:], version)
 	copy(b[8:39], name)
-	if _, err := getOption(fd, unix.SOL_IP, soIPSet, b); err != nil {
+	if err := getOption(fd, unix.SOL_IP, soIPSet, b); err != nil {
 		return 0, fmt.Errorf("ask for its number: %w", err)
 	}
-	return native.Uint16(b[8:]), nil
+	return binary.NativeEndian.Uint16(b[8:]), nil
 }
 
 // pinned keeps memory in its place whose address a structure has as a number.

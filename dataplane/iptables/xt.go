@@ -18,8 +18,6 @@ type extension struct {
 // aligned makes room for a structure of n bytes: XT_ALIGN.
 func aligned(n int) int { return (n + 7) &^ 7 }
 
-var native = binary.NativeEndian
-
 // matches are those of a rule that are extensions, cheap ones first. Comments are told apart, because
 // nf_tables has a better place for them.
 func (r *rule) matches(sets setIndexes) []extension {
@@ -51,19 +49,19 @@ func (r *rule) matches(sets setIndexes) []extension {
 // portMatch is struct xt_tcp, xt_udp or xt_sctp_info.
 func (r *rule) portMatch() extension {
 	any := func(b []byte) {
-		native.PutUint16(b, 0)
-		native.PutUint16(b[2:], 0xffff)
+		binary.NativeEndian.PutUint16(b, 0)
+		binary.NativeEndian.PutUint16(b[2:], 0xffff)
 	}
 	those := func(b []byte) {
-		native.PutUint16(b, r.ports.first)
-		native.PutUint16(b[2:], r.ports.last)
+		binary.NativeEndian.PutUint16(b, r.ports.first)
+		binary.NativeEndian.PutUint16(b[2:], r.ports.last)
 	}
 	switch r.protocol {
 	case model.SCTP:
 		const size, flags, destinationPorts = 292, 284, 2
 		info := make([]byte, aligned(size))
 		those(info)
-		native.PutUint32(info[flags:], destinationPorts)
+		binary.NativeEndian.PutUint32(info[flags:], destinationPorts)
 		return extension{name: "sctp", info: info}
 	case model.UDP:
 		info := make([]byte, aligned(10))
@@ -80,8 +78,8 @@ func (r *rule) portMatch() extension {
 // markMatch is struct xt_mark_mtinfo1.
 func markMatch(bits uint32, invert bool) extension {
 	info := make([]byte, aligned(12))
-	native.PutUint32(info, bits)
-	native.PutUint32(info[4:], bits)
+	binary.NativeEndian.PutUint32(info, bits)
+	binary.NativeEndian.PutUint32(info[4:], bits)
 	if invert {
 		info[8] = 1
 	}
@@ -92,11 +90,11 @@ func markMatch(bits uint32, invert bool) extension {
 func stateMatch(s states, invert bool) extension {
 	const size, matchFlags, invertFlags, stateMask, xtConntrackState = 164, 146, 148, 150, 1
 	info := make([]byte, aligned(size))
-	native.PutUint16(info[matchFlags:], xtConntrackState)
+	binary.NativeEndian.PutUint16(info[matchFlags:], xtConntrackState)
 	if invert {
-		native.PutUint16(info[invertFlags:], xtConntrackState)
+		binary.NativeEndian.PutUint16(info[invertFlags:], xtConntrackState)
 	}
-	native.PutUint16(info[stateMask:], uint16(s))
+	binary.NativeEndian.PutUint16(info[stateMask:], uint16(s))
 	return extension{"conntrack", 3, info}
 }
 
@@ -117,7 +115,7 @@ func setMatch(index uint16) extension {
 
 // putSet is struct xt_set_info.
 func putSet(b []byte, index uint16) {
-	native.PutUint16(b, index)
+	binary.NativeEndian.PutUint16(b, index)
 	if index != invalidSet {
 		b[2], b[3] = oneDimension, sourceOfOne
 	}
@@ -126,7 +124,7 @@ func putSet(b []byte, index uint16) {
 // statisticMatch is struct xt_statistic_info.
 func statisticMatch(chance uint32) extension {
 	info := make([]byte, aligned(24))
-	native.PutUint32(info[4:], chance)
+	binary.NativeEndian.PutUint32(info[4:], chance)
 	return extension{name: "statistic", info: info}
 }
 
@@ -146,14 +144,14 @@ func (t target) extension(v6 bool, sets setIndexes) (extension, bool) {
 		return masqueradeTarget(v6), true
 	case orMark, xorMark:
 		info := make([]byte, 8) // struct xt_mark_tginfo2
-		native.PutUint32(info, t.mark)
+		binary.NativeEndian.PutUint32(info, t.mark)
 		if t.verb == orMark {
-			native.PutUint32(info[4:], t.mark)
+			binary.NativeEndian.PutUint32(info[4:], t.mark)
 		}
 		return extension{"MARK", 2, info}, true
 	case reject:
 		info := make([]byte, 8) // struct ipt_reject_info or ip6t_reject_info
-		native.PutUint32(info, t.with.code(v6))
+		binary.NativeEndian.PutUint32(info, t.with.code(v6))
 		return extension{name: "REJECT", info: info}, true
 	case remember:
 		return t.rememberTarget(sets[t.name]), true
@@ -171,7 +169,7 @@ const (
 // dnatTarget is struct nf_nat_range2.
 func (t target) dnatTarget() extension {
 	info := make([]byte, aligned(44))
-	native.PutUint32(info, natAddress|natPort)
+	binary.NativeEndian.PutUint32(info, natAddress|natPort)
 	copy(info[4:20], t.to.Addr().AsSlice())
 	copy(info[20:36], t.to.Addr().AsSlice())
 	binary.BigEndian.PutUint16(info[36:], t.to.Port())
@@ -183,12 +181,12 @@ func (t target) dnatTarget() extension {
 func masqueradeTarget(v6 bool) extension {
 	if v6 {
 		info := make([]byte, aligned(40))
-		native.PutUint32(info, natRandomly)
+		binary.NativeEndian.PutUint32(info, natRandomly)
 		return extension{name: "MASQUERADE", info: info}
 	}
 	info := make([]byte, aligned(20))
-	native.PutUint32(info, 1)
-	native.PutUint32(info[4:], natRandomly)
+	binary.NativeEndian.PutUint32(info, 1)
+	binary.NativeEndian.PutUint32(info[4:], natRandomly)
 	return extension{name: "MASQUERADE", info: info}
 }
 
@@ -213,8 +211,8 @@ func (t target) rememberTarget(index uint16) extension {
 	putSet(info, index)
 	putSet(info[4:], invalidSet)
 	putSet(info[8:], invalidSet)
-	native.PutUint32(info[12:], flagExist)
-	native.PutUint32(info[16:], t.seconds())
+	binary.NativeEndian.PutUint32(info[12:], flagExist)
+	binary.NativeEndian.PutUint32(info[16:], t.seconds())
 	return extension{"SET", 3, info}
 }
 

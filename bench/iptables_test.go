@@ -1,0 +1,523 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/kubernetes"
+)
+
+// backends are those of iptables.
+func backends() []iptables.Backend { return []iptables.Backend{iptables.Legacy, iptables.NFTables} }
+
+// endpointNet are addresses that all lead to the server of a treeArena.
+var endpointNet = netip.MustParsePrefix("10.130.0.0/15")
+
+// newTreeArena is an arena with one server, which has all addresses of endpointNet, too.
+func newTreeArena(b *testing.B) *arena {
+	b.Helper()
+	server := testbed.PodSpec{Name: openPod, Addrs: []netip.Addr{podAddrs[openPod], testbed.EmbedV6(podAddrs[openPod])}}
+	a := &arena{bed: newBed(b, testbed.PodSpec{Name: clientPod}, server)}
+	b.Cleanup(a.close)
+	if err := a.bed.Do(openPod, a.listen); err != nil {
+		b.Fatal(err)
+	}
+	command(b, a.bed, openPod, "ip", "route", "add", "local", endpointNet.String(), "dev", "lo")
+	command(b, a.bed, testbed.Node, "ip", "route", "add", endpointNet.String(), "via", podAddrs[openPod].String(), "onlink",
+		"dev", device(b, a.bed))
+	err := a.bed.Do(testbed.Node, func() (err error) {
+		a.track, err = netlink.NewHandle(unix.NETLINK_NETFILTER)
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return a
+}
+
+// command runs a program somewhere in the cluster.
+func command(b *testing.B, bed *testbed.Bed, place testbed.Place, words ...string) string {
+	b.Helper()
+	out, err := bed.Command(b.Context(), place, words[0], words[1:]...).CombinedOutput()
+	if err != nil {
+		b.Fatalf("%s: %v: %s", words, err, out)
+	}
+	return string(out)
+}
+
+// device is the node's link to the server.
+func device(b *testing.B, bed *testbed.Bed) string {
+	words := strings.Fields(command(b, bed, testbed.Node, "ip", "route", "get", podAddrs[openPod].String()))
+	return words[slices.Index(words, "dev")+1]
+}
+
+// target is a client that connects to one address.
+func (a *arena) target(to netip.AddrPort) *client {
+	return &client{
+		arena: a, place: clientPod, protocol: tcp, size: unix.SizeofSockaddrInet4,
+		targets: []unix.RawSockaddrInet6{rawSockaddr(to.Addr(), to.Port())},
+	}
+}
+
+// treeFleet is a State with Services of a number of endpoints each.
+func treeFleet(services, endpoints int) *model.State {
+	s := model.NewState()
+	for i := range services {
+		addService(s, i, endpointsOf(i, endpoints))
+	}
+	s.Guards[testbed.ServiceCIDRs()[0]] = model.Drop
+	s.Pods.Prefixes = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+	return s
+}
+
+func endpointsOf(i, n int) []model.Backend {
+	var list []model.Backend
+	for e := range n {
+		a := nth(endpointNet.Addr(), (i*n+e)%(1<<17))
+		list = append(list, model.Backend{AddrPort: netip.AddrPortFrom(a, podPort), Weight: 1})
+	}
+	slices.SortFunc(list, model.Backend.Compare)
+	return list
+}
+
+func addService(s *model.State, i int, list []model.Backend) {
+	a, id := serviceAddr(i), poolOf(i)
+	s.Frontends[model.Key{Addr: a, Port: servicePort, Protocol: tcp}] = model.Frontend{
+		Service: id.Service, Verdict: model.Forward, Pool: id, SNAT: model.OffCluster,
+	}
+	s.Pools[id] = model.Pool{Backends: list}
+	s.Guards[netip.PrefixFrom(a, 32)] = model.Reject
+}
+
+func poolOf(i int) model.PoolID { return model.PoolID{Service: serviceName(i).String() + ":tcp"} }
+
+// serve has a plane hold a State on an arena's node, and returns it and what that took.
+func (a *arena) serve(b *testing.B, backend iptables.Backend, s *model.State) (dataplane.Dataplane, time.Duration) {
+	b.Helper()
+	var plane dataplane.Dataplane
+	err := a.bed.Do(testbed.Node, func() (err error) {
+		plane, err = iptables.New(iptables.Options{Backend: backend})(dataplane.Config{})
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := plane.Close(); err != nil {
+			b.Error(err)
+		}
+	})
+	begin := time.Now()
+	if err := plane.Sync(b.Context(), s); err != nil {
+		b.Fatal(err)
+	}
+	return plane, time.Since(begin)
+}
+
+// serveKubeProxy has the real kube-proxy serve n Services on an arena's node, and returns the last one.
+func (a *arena) serveKubeProxy(b *testing.B, n int) (last netip.AddrPort) {
+	b.Helper()
+	c := newCluster(b, n)
+	relay, err := c.plane.Serve(a.bed)
+	if err != nil {
+		b.Fatal(err)
+	}
+	kubeconfig, err := relay.Kubeconfig(b.TempDir(), kubernetes.KubeProxy())
+	if err != nil {
+		b.Fatal(err)
+	}
+	p, err := kubernetes.StartProxy(b.Context(), kubernetes.ProxyOptions{
+		Bed: a.bed, Command: kubernetes.KubeProxyCommand(kubernetes.NeedParts(b), kubeconfig, "iptables"), Env: legacyIptables(b),
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for begin := time.Now(); ; {
+		rules := command(b, a.bed, testbed.Node, "iptables-legacy-save", "-t", "nat")
+		count := 0
+		for line := range strings.Lines(rules) {
+			if words := strings.Fields(line); strings.HasPrefix(line, "-A KUBE-SERVICES -d ") && strings.Contains(line, "svc-") {
+				count++
+				last = netip.AddrPortFrom(netip.MustParsePrefix(words[3]).Addr(), servicePort)
+			}
+		}
+		if count == n {
+			break
+		}
+		if time.Since(begin) > startLimit {
+			b.Fatalf("kube-proxy has made %d of %d Services:\n%s", count, n, lastWords(p.Log()))
+		}
+		time.Sleep(time.Second)
+	}
+	if err := p.Kill(); err != nil { // its rules stay
+		b.Fatal(err)
+	}
+	return last
+}
+
+// BenchmarkIPTables_connect compares what it takes to connect to the last Service, by the tree and by the
+// list of the real kube-proxy.
+func BenchmarkIPTables_connect(b *testing.B) {
+	pod := netip.AddrPortFrom(podAddrs[openPod], podPort)
+	variants := []Variant{
+		{direct, newTreeArena(b).target(pod).slice},
+		{"direct again (A/A)", newTreeArena(b).target(pod).slice},
+	}
+	add := func(name string, c *client) { variants = append(variants, Variant{name, c.slice}) }
+	last := func(n int) netip.AddrPort { return netip.AddrPortFrom(serviceAddr(n-1), servicePort) }
+	const rivalSize, manyEndpoints = 10_000, 1000
+	for _, backend := range backends() {
+		for _, n := range []int{1000, rivalSize, 30_000} {
+			endpoints := 2
+			if n == rivalSize {
+				endpoints = perService
+			}
+			a, s := newTreeArena(b), treeFleet(n, endpoints)
+			addService(s, n, endpointsOf(0, manyEndpoints))
+			a.serve(b, backend, s)
+			add(fmt.Sprintf("%s, last of %d", backend, n), a.target(last(n)))
+			if n == 1000 {
+				add(fmt.Sprintf("%s, %d endpoints", backend, manyEndpoints), a.target(last(n+1)))
+			}
+		}
+		progress("%s is ready", backend)
+	}
+	rival := newTreeArena(b)
+	add("kube-proxy", rival.target(rival.serveKubeProxy(b, rivalSize)))
+	runtime.GC()
+	names := variantNames(variants)
+	samples, err := Interleave(variants, rounds(b, 40))
+	if err != nil {
+		b.Fatal(err)
+	}
+	rows := [][]string{{"", "p50", "ratio to direct", "extra"}}
+	for _, name := range names {
+		s := samples.Series(name, 0.5)
+		rows = append(rows, []string{name, show(s.Duration()), s.Ratio(samples.Series(direct, 0.5)).String(),
+			show(s.minus(samples.Series(direct, 0.5)).Duration())})
+	}
+	printTable("connect() to one Service: medians of rounds", rows...)
+	extra := func(name string) Series { return samples.Series(name, 0.5).minus(samples.Series(direct, 0.5)) }
+	for _, backend := range backends() {
+		name := func(n int) string { return fmt.Sprintf("%s, last of %d", backend, n) }
+		b.ReportMetric(extra("kube-proxy").Duration().Seconds()/extra(name(rivalSize)).Duration().Seconds(),
+			"times-cheaper-"+string(backend))
+		b.ReportMetric(samples.Series(name(30_000), 0.5).Ratio(samples.Series(name(1000), 0.5)).Median, "growth-"+string(backend))
+		many := samples.Series(fmt.Sprintf("%s, %d endpoints", backend, manyEndpoints), 0.5)
+		b.ReportMetric(many.Ratio(samples.Series(name(1000), 0.5)).Median, "endpoints-"+string(backend))
+	}
+}
+
+func variantNames(variants []Variant) (names []string) {
+	for _, v := range variants {
+		names = append(names, v.Name)
+	}
+	return names
+}
+
+// minus is what is more than a control, in each round.
+func (s Series) minus(control Series) (more Series) {
+	for i := range s {
+		more = append(more, s[i]-control[i])
+	}
+	return more
+}
+
+// changer changes endpoints of a plane's Services, one at a time.
+type changer struct {
+	plane dataplane.Dataplane
+	state *model.State
+	n     int
+	used  time.Duration // processor time of the last change
+}
+
+func (c *changer) change(ctx context.Context) (time.Duration, error) {
+	c.n++
+	id := poolOf(c.n * 7919 % (len(c.state.Pools) - 1)) // not the last one
+	pool := c.state.Pools[id]
+	pool.Backends = slices.Clone(pool.Backends)
+	i := rand.IntN(len(pool.Backends))
+	pool.Backends[i].AddrPort = netip.AddrPortFrom(nth(netip.MustParseAddr("10.200.0.0"), c.n), podPort)
+	slices.SortFunc(pool.Backends, model.Backend.Compare)
+	change := model.Change{Pools: model.Delta[model.PoolID, model.Pool]{Set: map[model.PoolID]model.Pool{id: pool}}}
+	c.state.Apply(change)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	begin, used := time.Now(), processorTime()
+	err := c.plane.Apply(ctx, c.state, change)
+	c.used = processorTime() - used
+	return time.Since(begin), err
+}
+
+// BenchmarkIPTables_change compares what it takes until the rules are in force after the change of one
+// endpoint among 10,000 Services of 10, with the time from the same news to the answer of the new endpoint by
+// the real kube-proxy.
+func BenchmarkIPTables_change(b *testing.B) {
+	const services, perSlice = 10_000, 20
+	var variants []Variant
+	for _, backend := range backends() {
+		a, s := newTreeArena(b), treeFleet(services, perService)
+		plane, _ := a.serve(b, backend, s)
+		c := &changer{plane: plane, state: s}
+		variants = append(variants, Variant{string(backend), func() (took []time.Duration, err error) {
+			for range perSlice {
+				d, err := c.change(b.Context())
+				if err != nil {
+					return nil, err
+				}
+				took = append(took, d)
+			}
+			return took, nil
+		}})
+	}
+	k := &contestant{rival: rivals()[2]}
+	k.path, k.vars = k.program(b), k.env(b)
+	variants = append(variants, k.changes(b, newCluster(b, services)))
+	runtime.GC()
+	names := variantNames(variants)
+	samples, err := Interleave(variants, rounds(b, 15))
+	if err != nil {
+		b.Fatal(err)
+	}
+	rows := [][]string{{"10,000 Services × 10", "p50", "p99", "least", "ratio to kube-proxy"}}
+	for _, name := range names {
+		all := samples.All(name)
+		rows = append(rows, []string{name, show(quantile(all, 0.5)), show(quantile(all, 0.99)), show(quantile(all, 0)),
+			samples.Series(name, 0.5).Ratio(samples.Series(k.name, 0.5)).String()})
+		b.ReportMetric(quantile(all, 0.99).Seconds()*1e3, "ms-p99-"+compact(name))
+	}
+	printTable("the change of one endpoint", rows...)
+}
+
+// changes starts a contestant for good; a slice of it is some changes, from the news to the answer.
+func (k *contestant) changes(b *testing.B, c *cluster) Variant {
+	ctx := b.Context()
+	bed, err := c.newNode(ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = bed.Close() })
+	relay, err := c.plane.Serve(bed)
+	if err != nil {
+		b.Fatal(err)
+	}
+	kubeconfig, err := relay.Kubeconfig(b.TempDir(), kubernetes.KubeProxy())
+	if err != nil {
+		b.Fatal(err)
+	}
+	by, err := c.watch(ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(by.stop)
+	r := &run{contestant: k, cluster: c, bystander: by, prober: newProber(bed)}
+	b.Cleanup(func() { _ = r.prober.stop() })
+	if err := r.measureStart(ctx, kubernetes.ProxyOptions{Bed: bed, Command: k.command(b, kubeconfig), Env: k.vars}); err != nil {
+		b.Fatalf("%s: %v", k.name, err)
+	}
+	b.Cleanup(func() { _ = r.proxy.Kill() })
+	return Variant{k.name, func() (took []time.Duration, err error) {
+		const changes = 4
+		for range changes {
+			i := r.pick()
+			v := r.await(i, !r.cluster.open[i])
+			if err := r.toggle(ctx, i); err != nil {
+				return nil, err
+			}
+			if _, err := v.wait(changeLimit); err != nil {
+				return nil, err
+			}
+			event, err := r.saw(i)
+			if err != nil {
+				return nil, err
+			}
+			took = append(took, time.Duration(afterEvent(v, event)*1e9))
+			time.Sleep(r.pause)
+		}
+		return took, nil
+	}}
+}
+
+// BenchmarkIPTables_many loads 200,000 endpoints and compares the rate of short connections to 500 Services
+// with that beside 10,000.
+func BenchmarkIPTables_many(b *testing.B) {
+	const few, many, each = 10_000, 200_000, 20
+	var variants []Variant
+	rows := [][]string{{"back end", "endpoints", "load", "memory of the process", "of the kernel"}}
+	for _, backend := range backends() {
+		for _, n := range []int{few, many} {
+			a, s := newTreeArena(b), treeFleet(n/each, each)
+			runtime.GC()
+			heap, kernel := heapSize(), kernelMemory()
+			_, took := a.serve(b, backend, s)
+			runtime.GC()
+			rows = append(rows, []string{string(backend), fmt.Sprint(n), show(took),
+				megabytes(Series{heapSize() - heap}), megabytes(Series{kernelMemory() - kernel})})
+			b.ReportMetric(took.Seconds(), fmt.Sprintf("s-load-%s-%d", backend, n))
+			c := a.client(client{place: clientPod, protocol: tcp}, few/each)
+			variants = append(variants, Variant{fmt.Sprint(backend, n), c.shortConnections})
+		}
+	}
+	samples, err := Interleave(variants, rounds(b, 40))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, backend := range backends() {
+		ratio := samples.Series(fmt.Sprint(backend, few), 0.5).Ratio(samples.Series(fmt.Sprint(backend, many), 0.5))
+		rows = append(rows, []string{string(backend), "rate with many / with few", ratio.String(), "", ""})
+		b.ReportMetric(ratio.Median, "rate-"+string(backend))
+	}
+	printTable("200,000 endpoints", rows...)
+}
+
+// shortConnections returns what a connection takes from the client's socket() to the server's close(), on
+// average.
+func (c *client) shortConnections() ([]time.Duration, error) {
+	var took []time.Duration
+	var whole time.Duration
+	err := c.bed.Do(c.place, func() (err error) {
+		if err := unix.PthreadSigmask(unix.SIG_BLOCK, &unix.Sigset_t{Val: [16]uint64{^uint64(0)}}, nil); err != nil {
+			return os.NewSyscallError("sigmask", err)
+		}
+		begin := time.Now()
+		for n := 0; n <= batches && err == nil; n++ {
+			err = c.batch(&took)
+		}
+		whole = time.Since(begin)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return []time.Duration{whole / time.Duration(len(took))}, c.track.ConntrackTableFlush(netlink.ConntrackTable)
+}
+
+func heapSize() float64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}
+
+// kernelMemory is what the kernel has for itself: of slabs, of vmalloc, and for each processor.
+func kernelMemory() (bytes float64) {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		var name string
+		var kib float64
+		if _, err := fmt.Sscan(s.Text(), &name, &kib); err == nil &&
+			slices.Contains([]string{"SUnreclaim:", "VmallocUsed:", "Percpu:"}, name) {
+			bytes += kib * 1024
+		}
+	}
+	return bytes
+}
+
+// BenchmarkIPTables_jitter compares the rate of short connections while endpoints change 20 times a second
+// with that while nothing changes.
+func BenchmarkIPTables_jitter(b *testing.B) {
+	const services, rate = 10_000, 20
+	var variants []Variant
+	for _, backend := range backends() {
+		a, s := newTreeArena(b), treeFleet(services, 2)
+		plane, _ := a.serve(b, backend, s)
+		c := a.target(netip.AddrPortFrom(serviceAddr(services-1), servicePort))
+		ch := &changer{plane: plane, state: s}
+		variants = append(variants,
+			Variant{string(backend) + " quiet", c.second},
+			Variant{string(backend) + " quiet again", c.second},
+			Variant{string(backend) + " changing", c.beside(b, rate, ch.change)},
+			Variant{string(backend) + " beside as much work", c.beside(b, rate, ch.spin)})
+	}
+	names := variantNames(variants)
+	samples, err := Interleave(variants, rounds(b, 15))
+	if err != nil {
+		b.Fatal(err)
+	}
+	rows := [][]string{{"", "a connection", "rate to that when quiet"}}
+	for _, name := range names {
+		backend, _, _ := strings.Cut(name, " ")
+		took := samples.Series(name, 0.5)
+		ratio := samples.Series(backend+" quiet", 0.5).Ratio(took)
+		rows = append(rows, []string{name, show(took.Duration()), ratio.String()})
+		b.ReportMetric(ratio.Median, "rate-"+compact(name))
+	}
+	printTable(fmt.Sprintf("short connections at %d changes a second", rate), rows...)
+}
+
+// second is what connections take, again and again for a second.
+func (c *client) second() (all []time.Duration, err error) {
+	for begin := time.Now(); time.Since(begin) < time.Second && err == nil; {
+		var took []time.Duration
+		took, err = c.shortConnections()
+		all = append(all, took...)
+	}
+	return all, err
+}
+
+// beside is what connections take while something is done again and again.
+func (c *client) beside(b *testing.B, rate int, do func(context.Context) (time.Duration, error),
+) func() ([]time.Duration, error) {
+	return func() ([]time.Duration, error) {
+		ctx, stop := context.WithCancel(b.Context())
+		failed := make(chan error)
+		go func() { failed <- keepDoing(ctx, rate, do) }()
+		took, err := c.second()
+		stop()
+		return took, errors.Join(err, <-failed)
+	}
+}
+
+func keepDoing(ctx context.Context, rate int, do func(context.Context) (time.Duration, error)) error {
+	tick := time.NewTicker(time.Second / time.Duration(rate))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if _, err := do(context.WithoutCancel(ctx)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// spin uses a processor for as long as the last change has, and changes nothing.
+func (c *changer) spin(context.Context) (time.Duration, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	begin := processorTime()
+	for processorTime()-begin < c.used {
+	}
+	return c.used, nil
+}
+
+// processorTime is that of the calling thread.
+func processorTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}

@@ -1,0 +1,66 @@
+package iptables
+
+import (
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// TestChooser_exact computes with which probability each backend is chosen: its share of the weights, but for
+// the 31st bit at each choice, by few tests.
+func TestChooser_exact(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 1))
+	for _, n := range []int{1, 2, 3, 10, maxRow, maxRow + 1, 100, 1000, 5000} {
+		for _, weighted := range []bool{false, true} {
+			var backends []model.Backend
+			sum := 0
+			for i := range n {
+				b := model.Backend{Weight: 1}
+				if weighted {
+					b.Weight = uint16(1 + random.IntN(math.MaxUint16))
+				}
+				b.AddrPort = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)
+				sum += int(b.Weight)
+				backends = append(backends, b)
+			}
+			chains := map[string][]rule{}
+			c := chooser{
+				id: hashed("pool"), protocol: model.TCP,
+				edit: func(chain string, rules []rule) { chains[chain] = rules },
+			}
+			chains[""] = c.choice(backends)
+			chosen := map[netip.AddrPort]float64{}
+			tests := expectedTests(chains, "", 1, chosen)
+			for _, b := range backends {
+				want := float64(b.Weight) / float64(sum)
+				if difference := math.Abs(chosen[b.AddrPort] - want); difference > 1e-8 {
+					t.Errorf("%d backends, weighted: %t: %s is chosen with %g, want %g", n, weighted, b.AddrPort, chosen[b.AddrPort], want)
+				}
+			}
+			if limit := 7 + 5*math.Log(float64(n))/math.Log(fanOut); tests > limit {
+				t.Errorf("%d backends, weighted: %t: %.1f rules on average, more than %.1f", n, weighted, tests, limit)
+			}
+		}
+	}
+}
+
+// expectedTests adds up with which probability backends are chosen, and returns how many rules that takes.
+func expectedTests(chains map[string][]rule, chain string, p float64, chosen map[netip.AddrPort]float64) (tests float64) {
+	for _, r := range chains[chain] {
+		tests += p
+		taken := p
+		if r.chance != 0 {
+			taken = p * float64(r.chance) / certain
+		}
+		if r.do.verb == dnat {
+			chosen[r.do.to] += taken
+		} else {
+			tests += expectedTests(chains, r.do.name, taken, chosen)
+		}
+		p -= taken
+	}
+	return tests
+}
