@@ -4,6 +4,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead.dev/fairlead/service"
 )
@@ -15,6 +16,7 @@ type compact struct {
 	version  string
 	value    any // what the Batch will have; nil: the object does not concern a proxy
 	problems []service.Problem
+	uid      types.UID // if there are problems
 	// listed marks the bookmark behind the last object of a streaming list.
 	listed bool
 }

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"fairlead.dev/fairlead/service"
 )
 
 // requestTime bounds each request about an Event.
@@ -108,8 +110,15 @@ func (e *Events) reference(ctx context.Context, object string) (corev1.ObjectRef
 	return r, apierrors.NewBadRequest(fmt.Sprintf("%q is neither a Service, an EndpointSlice nor a Node", object))
 }
 
-// findUID lists the one object: kube-proxy's cluster role allows list, but not get.
+// findUID finds the UID of an object that the Source knows to be bad, or lists the one object:
+// kube-proxy's cluster role allows list, but not get.
 func (e *Events) findUID(ctx context.Context, resource schema.GroupVersionResource, r *corev1.ObjectReference) error {
+	if s := e.seen.Load(); s != nil {
+		r.UID = s.badUID(resource.Resource, service.Name{Namespace: r.Namespace, Name: r.Name})
+	}
+	if r.UID != "" {
+		return nil
+	}
 	list, err := e.objects.Resource(resource).Namespace(r.Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, r.Name).String(),
 	})
@@ -121,6 +130,24 @@ func (e *Events) findUID(ctx context.Context, resource schema.GroupVersionResour
 	}
 	r.UID = list.Items[0].UID
 	return nil
+}
+
+// countNodes asks how many nodes there are. It lists one: the server says how many remain.
+func (e *Events) countNodes() {
+	err := e.retry(func(ctx context.Context) error {
+		list, err := e.objects.Resource(corev1.SchemeGroupVersion.WithResource(nodes)).List(ctx, metav1.ListOptions{Limit: 1})
+		if err != nil {
+			return err
+		}
+		e.nodes = len(list.Items)
+		if list.RemainingItemCount != nil {
+			e.nodes += int(*list.RemainingItemCount)
+		}
+		return nil
+	})
+	if err != nil && e.ctx.Err() == nil {
+		e.log.Debug("nodes could not be counted", "error", err)
+	}
 }
 
 func (e *Events) newObject(event Event, regarding corev1.ObjectReference) *eventsv1.Event {

@@ -3,18 +3,23 @@ package kube
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"fairlead.dev/fairlead/testbed/kubernetes"
 )
@@ -61,8 +66,10 @@ func TestEvents(t *testing.T) {
 	logs, log := newLogbook()
 	plane := newPlane(t, kubernetes.Options{APIServerArgs: []string{"--service-cluster-ip-range=10.96.0.0/16"}})
 	apply(t, plane, aService("web", "10.96.0.10"))
-	if _, err := plane.Client().CoreV1().Nodes().Create(t.Context(), aNode("n1"), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"n1", "n2", "n3"} {
+		if _, err := plane.Client().CoreV1().Nodes().Create(t.Context(), aNode(name), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if _, err := plane.Client().DiscoveryV1().EndpointSlices("default").Create(t.Context(), aSlice("web-1", "web"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -90,6 +97,9 @@ func TestEvents(t *testing.T) {
 	}, "\n")
 	await(t, func() bool { return eventRows(t, plane) == want || t.Failed() })
 	e.Close()
+	if e.nodes != 3 {
+		t.Errorf("it counted %d nodes", e.nodes)
+	}
 	if got := eventRows(t, plane); got != want {
 		t.Errorf("events:\n%s\nwant\n%s", got, want)
 	}
@@ -114,8 +124,10 @@ func TestEvents_forbidden(t *testing.T) {
 	logs, log := newLogbook()
 	server := newServer(t)
 	var posted atomic.Int32
-	server.setFault(func(w http.ResponseWriter, _ *http.Request) bool {
-		posted.Add(1)
+	server.setFault(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPost {
+			posted.Add(1)
+		}
 		refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
 		return true
 	})
@@ -180,5 +192,124 @@ func TestEvents_serverAway(t *testing.T) {
 	e.Close()
 	if took := time.Since(start); took > flushTime+3*time.Second {
 		t.Errorf("Close took %v", took)
+	}
+}
+
+// takeEvents has the server accept Events, and returns a function that tells which came, one line each.
+func (s *apiServer) takeEvents() func() []string {
+	var mu sync.Mutex
+	var rows []string
+	s.setFault(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPost {
+			return false
+		}
+		text, err := io.ReadAll(r.Body)
+		if err != nil {
+			s.t.Error(err)
+		}
+		event := &eventsv1.Event{}
+		if err := runtime.DecodeInto(s.codecs.UniversalDeserializer(), text, event); err != nil {
+			s.t.Error(err)
+		}
+		mu.Lock()
+		rows = append(rows, fmt.Sprintf("%s %s %s %s", event.Reason, event.Regarding.Kind, event.Regarding.Name, event.Regarding.UID))
+		mu.Unlock()
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+		w.WriteHeader(http.StatusCreated)
+		_, _ = w.Write(s.encode(event))
+		return true
+	})
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(rows)
+	}
+}
+
+// What every node finds is written by about ten, however many there are.
+func TestEvents_everywhere(t *testing.T) {
+	t.Parallel()
+	const objects, nodes = 20, 500
+	server := newServer(t)
+	server.nodes = nodes
+	events := server.takeEvents()
+	client := server.client(nil)
+	var all errgroup.Group
+	all.SetLimit(8) // Close does not wait for long
+	for n := range nodes {
+		all.Go(func() error {
+			e := client.Events(fmt.Sprint("n", n), "kube-proxy")
+			for o := range objects {
+				e.Emit(Event{Object: fmt.Sprint("Service default/bad-", o), Reason: "Bad", Everywhere: true})
+			}
+			e.Close()
+			return nil
+		})
+	}
+	_ = all.Wait() // they have no errors
+	said := map[string]int{}
+	for _, row := range events() {
+		said[row]++
+	}
+	// With these bounds it fails by bad luck in one of 20,000 runs, or less.
+	if n := len(events()); len(said) < objects-1 || n < speakers*objects/2 || n > speakers*objects*2 {
+		t.Errorf("%d requests about %d of %d objects", n, len(said), objects)
+	}
+}
+
+// Those that write it do not all do so at once, and what is the node's own does not wait for it.
+func TestEvents_spread(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	server.nodes = speakers // so that each speaks
+	events := server.takeEvents()
+	client := server.client(nil)
+	client.timing.spread = time.Hour // that is, maxSpread for all of them
+	e := client.Events("n1", "kube-proxy")
+	everywhere := Event{Object: "Node n1", Reason: "Everywhere", Everywhere: true}
+	const many = 10 // the first of them comes within a second in one of six runs
+	for i := range many {
+		everywhere.Message = fmt.Sprint(i)
+		e.Emit(everywhere)
+		e.Emit(everywhere)
+	}
+	e.Emit(Event{Reason: "Own"})
+	await(t, func() bool { return slices.Contains(events(), "Own Node n1 n1") })
+	if n := len(events()); n > many/2 {
+		t.Errorf("%d of %d were written at once", n-1, many)
+	}
+	e.Close()
+	if n := len(events()); n != many+1 {
+		t.Errorf("%d Events were written, want each once, the last ones by Close", n)
+	}
+}
+
+// The UID of an object that came with a problem is known without asking.
+func TestEvents_badObject(t *testing.T) {
+	t.Parallel()
+	server := cluster(t)
+	bad := aService("bad", "no address")
+	bad.UID = "seen"
+	server.put(bad)
+	events := server.takeEvents()
+	client := server.client(nil)
+	expect(t, open(t, client), "cidr 10.96.0.0/16\nnode n1 [192.0.2.1]\n"+
+		"problem Service default/bad spec.clusterIPs[0]\nservice default/bad []\nservice default/web [10.96.0.1]\n"+
+		"slice default/web-1 10.0.0.1 10.0.0.2")
+	e := client.Events("n1", "kube-proxy")
+	e.Emit(Event{Object: "Service default/bad", Reason: "Bad", Everywhere: true})
+	e.Emit(Event{Object: "Service default/web", Reason: "Conflicts", Everywhere: true})
+	e.Close()
+	got := events()
+	slices.Sort(got)
+	if want := []string{"Bad Service bad seen", "Conflicts Service web found"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	for _, r := range server.requests {
+		if strings.Contains(r, "metadata.name%3Dbad") {
+			t.Errorf("%s, though its UID was in the watch", r)
+		}
 	}
 }

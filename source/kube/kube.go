@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,6 +62,7 @@ type Client struct {
 	link    *link
 	log     *slog.Logger
 	timing  timing
+	source  atomic.Pointer[Source] // the last one; nil: none
 }
 
 // timing is how long to wait for what.
@@ -72,6 +74,7 @@ type timing struct {
 	reminder time.Duration // until it is said again that something is waited for; doubles up to ten minutes
 	backoff  time.Duration // before the first retry; doubles up to maxBackoff
 	series   time.Duration // between two counts of a repeated Event
+	spread   time.Duration // between what two nodes say of the same, on average, if all did
 }
 
 // maxBackoff is between half and twice of what a retry waits for at most. It is much shorter than
@@ -89,6 +92,7 @@ func defaultTiming() timing {
 		reminder: 30 * time.Second,
 		backoff:  500 * time.Millisecond,
 		series:   time.Minute,
+		spread:   100 * time.Millisecond,
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"fairlead.dev/fairlead/service"
 )
 
@@ -14,15 +16,21 @@ import (
 type mirror struct {
 	*kind
 	source *Source
-	known  map[service.Name]any               // the reader's own values, never changed
-	bad    map[service.Name][]service.Problem // of objects that have any
+	known  map[service.Name]any // the reader's own values, never changed
+	bad    map[service.Name]flaw
 	listed bool
 	heard  atomic.Int64 // when the API server last said something of it, in Unix nanoseconds; 0: never
 	lists  atomic.Int64 // how often it was listed
 }
 
+// flaw is what is known of an object that has problems.
+type flaw struct {
+	uid      types.UID
+	problems []service.Problem
+}
+
 func newMirror(k *kind, s *Source) *mirror {
-	return &mirror{kind: k, source: s, known: map[service.Name]any{}, bad: map[service.Name][]service.Problem{}}
+	return &mirror{kind: k, source: s, known: map[service.Name]any{}, bad: map[service.Name]flaw{}}
 }
 
 // Add takes an object that is new or has changed.
@@ -36,7 +44,10 @@ func (m *mirror) Update(o any) error { return m.Add(o) }
 
 // Delete forgets an object.
 func (m *mirror) Delete(o any) error {
-	m.source.update(func(b *service.Batch) { m.remove(b, o.(*compact).name) })
+	m.source.update(func(b *service.Batch) {
+		delete(m.bad, o.(*compact).name)
+		m.remove(b, o.(*compact).name)
+	})
 	return nil
 }
 
@@ -101,12 +112,12 @@ func (m *mirror) remove(b *service.Batch, name service.Name) {
 // report adds problems that the object did not have before.
 func (m *mirror) report(b *service.Batch, c *compact) {
 	for _, p := range c.problems {
-		if !slices.Contains(m.bad[c.name], p) {
+		if !slices.Contains(m.bad[c.name].problems, p) {
 			b.Problems = append(b.Problems, p)
 		}
 	}
 	if len(c.problems) > 0 {
-		m.bad[c.name] = c.problems
+		m.bad[c.name] = flaw{c.uid, c.problems}
 	} else {
 		delete(m.bad, c.name)
 	}

@@ -43,6 +43,7 @@ type apiServer struct {
 	objects  map[string]map[string]runtime.Object // by resource, then namespace/name
 	watches  map[*serverWatch]bool
 	requests []string // what was asked, for tests to look at
+	nodes    int      // how many it says there are, if asked for that
 	// fault answers a request in the server's place, if it returns true.
 	fault func(w http.ResponseWriter, r *http.Request) bool
 }
@@ -181,6 +182,10 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	resource := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
 	switch {
+	case strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList"):
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","items":[{"metadata":{"uid":"found"}}],
+			"metadata":{"remainingItemCount":%d}}`, max(0, s.nodes-1))
 	case r.Method != http.MethodGet:
 		refuse(w, http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed)
 	case r.URL.Query().Get("watch") != "":

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
 )
@@ -44,6 +46,7 @@ func (c *Client) Source(node string) *Source {
 		w := &watcher{mirror: m, client: c.groups[k.group], link: c.link, timing: c.timing}
 		s.running.Go(func() { w.run(ctx) })
 	}
+	c.source.Store(s)
 	s.running.Go(func() {
 		s.remind(c.timing.reminder, c.server)
 		s.remindOfNode(c.timing.reminder)
@@ -90,6 +93,18 @@ func (s *Source) missing() (resources []string) {
 		}
 	}
 	return resources
+}
+
+// badUID is the UID of an object that has problems; empty: none is known.
+func (s *Source) badUID(resource string, name service.Name) types.UID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.mirrors {
+		if m.resource == resource {
+			return m.bad[name].uid
+		}
+	}
+	return ""
 }
 
 // update has f write into the pending Batch.

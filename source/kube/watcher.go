@@ -105,6 +105,9 @@ func (w *watcher) reduce(o runtime.Object) (*compact, error) {
 	if err == nil {
 		c.value, c.problems = w.compact(o)
 	}
+	if m, ok := o.(metav1.Object); ok && len(c.problems) > 0 {
+		c.uid = m.GetUID()
+	}
 	return c, err
 }
 
