@@ -78,15 +78,12 @@ func New(o Options) (*Source, error) {
 		}
 		s.roots = append(s.roots, &root{path: filepath.Clean(path)})
 	}
-	var err error
-	if s.watcher, err = newWatcher(o.Log); err != nil {
-		return nil, fmt.Errorf("manifests: watch files: %w", err)
-	}
+	s.watcher = newWatcher(o.Log)
 	return s, nil
 }
 
 // Close ends the watching.
-func (s *Source) Close() error { return s.watcher.Close() }
+func (s *Source) Close() error { return s.watcher.close() }
 
 // Skipped counts the objects of kinds that are of no use, by kind, as of the last Next.
 func (s *Source) Skipped() map[string]int {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -25,42 +26,100 @@ const (
 
 // watcher says when to look at the files.
 type watcher struct {
-	*fsnotify.Watcher
 	log     *slog.Logger
+	closed  chan struct{}
 	due     time.Time       // when to look
 	touched time.Time       // the first event since the last look; zero: none
 	dirs    map[string]bool // whose manifests matter
 	paths   map[string]bool // which matter
+
+	mu     sync.Mutex
+	notify *fsnotify.Watcher // nil: the kernel grants none
+	denied bool              // that was said
 }
 
-func newWatcher(log *slog.Logger) (*watcher, error) {
-	w, err := fsnotify.NewWatcher()
-	return &watcher{Watcher: w, log: log}, err
+func newWatcher(log *slog.Logger) *watcher {
+	w := &watcher{log: log, closed: make(chan struct{})}
+	w.open()
+	return w
+}
+
+// open begins to use inotify. A user has few instances of it, and on a busy node others may have taken
+// them all; then the files are looked at now and then, and each time it is tried again.
+func (w *watcher) open() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.notify != nil || w.isClosed() {
+		return
+	}
+	var err error
+	w.notify, err = fsnotify.NewWatcher()
+	switch {
+	case err != nil && !w.denied:
+		w.log.Warn("changes of manifests are noticed late: inotify cannot be used", "error", err,
+			"looked at every", pollInterval, "advice", "raise the sysctl fs.inotify.max_user_instances")
+	case err == nil && w.denied:
+		w.log.Info("changes of manifests are noticed at once again")
+	}
+	w.denied = err != nil
+}
+
+func (w *watcher) isClosed() bool {
+	select {
+	case <-w.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// close ends the watching, and wait.
+func (w *watcher) close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.isClosed() {
+		close(w.closed)
+	}
+	if w.notify == nil {
+		return nil
+	}
+	return w.notify.Close()
+}
+
+// channels are nil without inotify.
+func (w *watcher) channels() (<-chan fsnotify.Event, <-chan error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.notify == nil {
+		return nil, nil
+	}
+	return w.notify.Events, w.notify.Errors
 }
 
 // wait blocks until the files should be looked at. The kernel keeps events while nobody waits.
 func (w *watcher) wait(ctx context.Context) error {
+	events, errs := w.channels()
 	for {
 		timer := time.NewTimer(time.Until(w.due))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return ctx.Err()
-		case e, ok := <-w.Events:
-			if !ok {
-				return fsnotify.ErrClosed
-			}
+		case <-w.closed:
+			timer.Stop()
+			return fsnotify.ErrClosed
+		case e := <-events:
 			if w.matters(filepath.Clean(e.Name)) {
 				w.touch()
 			}
-		case err, ok := <-w.Errors: // an overflow: events are lost
-			if !ok {
-				return fsnotify.ErrClosed
+		case err := <-errs: // an overflow: events are lost
+			if err != nil {
+				w.log.Warn("watching manifests", "error", err)
+				w.touch()
 			}
-			w.log.Warn("watching manifests", "error", err)
-			w.touch()
 		case <-timer.C:
 			w.due, w.touched = time.Now().Add(pollInterval), time.Time{}
+			w.open()
 			return nil
 		}
 		timer.Stop()
@@ -115,13 +174,18 @@ func (w *watcher) update() {
 	for path := range w.paths {
 		want[filepath.Dir(path)] = true
 	}
-	for _, dir := range w.WatchList() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.notify == nil {
+		return
+	}
+	for _, dir := range w.notify.WatchList() {
 		if !want[dir] {
-			_ = w.Remove(dir) // it fails only if the directory is gone
+			_ = w.notify.Remove(dir) // it fails only if the directory is gone
 		}
 	}
 	for dir := range want {
-		if err := w.Add(dir); err != nil {
+		if err := w.notify.Add(dir); err != nil {
 			w.log.Debug("cannot watch; it is looked at periodically", "directory", dir, "error", err)
 		}
 	}
