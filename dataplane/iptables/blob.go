@@ -561,7 +561,7 @@ func (e *entryEncoder) rule(r *rule) {
 
 // match fills in struct ipt_ip or ip6t_ip6.
 func (e *entryEncoder) match(ip []byte, r *rule) {
-	const inverseIn = 1
+	const inverseIn, inverseSource = 1, 8
 	size, protocol, flags, invert := 4, 80, 82, 83
 	goToFlag := byte(2)
 	if e.v6 {
@@ -579,6 +579,9 @@ func (e *entryEncoder) match(ip []byte, r *rule) {
 	e.putInterface(ip[4*size:], r.in)
 	if r.notIn {
 		ip[invert] |= inverseIn
+	}
+	if r.notSrc {
+		ip[invert] |= inverseSource
 	}
 	binary.NativeEndian.PutUint16(ip[protocol:], uint16(r.protocol))
 	if e.v6 && r.protocol != 0 {

@@ -12,9 +12,10 @@
 // A chain's content depends on few rows, so that a change touches few chains; which ones, is found by
 // laying out the parts of the trees that the change concerns, before and after it.
 //
-// The kernel is spoken to directly. Measured with 10,000 Services of 10 endpoints, iptables-nft-restore
-// lists the ruleset and starts a process for each change; a netlink transaction that replaces one chain does
-// neither. Legacy tables can only be replaced as a whole; doing it here saves reading most of them.
+// The kernel is spoken to directly. The change of one endpoint among 10,000 Services of 10 takes 140 ms on legacy
+// tables and 29 ms on nf_tables at best; by iptables-restore --noflush, of the same chain in the same table, it is
+// 282 ms and 36 ms, and more in the middle: the programs read all that there is, and legacy tables they sort.
+// Of a legacy table, which can only be replaced as a whole, it suffices to read what belongs to others.
 package iptables
 
 import (

@@ -117,12 +117,15 @@ func (l *layout) all(s *model.State) {
 // apply lays out a change that leads to s.
 func (l *layout) apply(s *model.State, c model.Change) {
 	internals := l.internals()
+	if c.Pods != nil {
+		l.pods = *c.Pods
+		for id := range l.pools {
+			l.makePool(id)
+		}
+	}
 	l.setPools(c)
 	l.setFrontends(c)
 	l.setGuards(s, c)
-	if c.Pods != nil {
-		l.pods = *c.Pods
-	}
 	if c.Pods != nil || internals != l.internals() {
 		l.constants()
 	}
@@ -394,18 +397,27 @@ func (l *layout) makeParts(of partsOf) {
 			rules = c.choice(pool.Serving())
 			l.parts[of] = c.chains
 		}
-		l.natEdit.keep(e.chain(), append(markRules(of.pool, snat), rules...))
+		l.natEdit.keep(e.chain(), append(l.markRules(of.pool, snat), rules...))
 	}
 }
 
-func markRules(id model.PoolID, snat model.SNAT) []rule {
-	switch snat {
-	case model.OffCluster:
-		return []rule{{do: jumpTo(chainOffNode), comment: poolName(id)}}
-	case model.Always:
-		return []rule{{do: jumpTo(chainMark), comment: poolName(id)}}
+// markRules say whose source address is to be replaced. That of OffCluster is spelled out where one rule does,
+// which the kernel checks sooner than one that leads to others.
+func (l *layout) markRules(id model.PoolID, snat model.SNAT) []rule {
+	r := rule{comment: poolName(id)}
+	switch pods := l.ofPods(target{}); {
+	case snat == model.Always:
+		r.do = jumpTo(chainMark)
+	case snat == model.Never:
+		return nil
+	case len(pods) == 0:
+		r.do = jumpTo(chainMark)
+	case len(pods) == 1 && pods[0].src.IsValid():
+		r.src, r.notSrc, r.do = pods[0].src, true, target{verb: orMark, mark: l.mark}
+	default:
+		r.do = jumpTo(chainOffNode)
 	}
-	return nil
+	return []rule{r}
 }
 
 // neededSets are the ipsets to which the rules refer.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -364,10 +365,10 @@ func (t *transaction) expressions(r *rule, sets setIndexes) {
 		t.extension("match", statisticMatch(r.chance))
 	}
 	if r.dst.IsValid() {
-		t.prefix(destination, r.dst.Addr().AsSlice(), r.dst.Bits())
+		t.prefix(destination, r.dst, false)
 	}
 	if r.src.IsValid() {
-		t.prefix(source, r.src.Addr().AsSlice(), r.src.Bits())
+		t.prefix(source, r.src, r.notSrc)
 	}
 	if r.in != "" {
 		t.meta(unix.NFT_META_IIFNAME)
@@ -428,7 +429,8 @@ func (t *transaction) extension(kind string, x extension) {
 }
 
 // prefix compares the first bits of an address.
-func (t *transaction) prefix(offset uint32, address []byte, bits int) {
+func (t *transaction) prefix(offset uint32, p netip.Prefix, differs bool) {
+	address, bits := p.Addr().AsSlice(), p.Bits()
 	t.expression("payload", func() {
 		t.uint32(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1)
 		t.uint32(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER)
@@ -448,7 +450,7 @@ func (t *transaction) prefix(offset uint32, address []byte, bits int) {
 			t.value(unix.NFTA_BITWISE_XOR, make([]byte, len(address)))
 		})
 	}
-	t.compare(false, address)
+	t.compare(differs, address)
 }
 
 func (t *transaction) value(kind uint16, data []byte) {

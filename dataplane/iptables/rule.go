@@ -12,6 +12,7 @@ import (
 // rule is one rule of a chain. What is zero is not asked for.
 type rule struct {
 	src, dst netip.Prefix
+	notSrc   bool   // any source but src
 	in       string // the interface on which the packet arrived; a trailing * stands for any ending
 	notIn    bool   // any interface but in
 	protocol model.Protocol
@@ -89,7 +90,7 @@ func (r rule) String() string {
 	var words []string
 	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
 	if r.src.IsValid() {
-		add("-s %s", r.src)
+		add("%s-s %s", not(r.notSrc), r.src)
 	}
 	if r.dst.IsValid() {
 		add("-d %s", r.dst)
