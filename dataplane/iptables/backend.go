@@ -14,12 +14,14 @@ type backend interface {
 	// begin keeps others from changing tables until end is called, if they can be kept from it.
 	begin(ctx context.Context) error
 	end()
+	// probe has the kernel check rules, as far as it can without their being in force.
+	probe(v6 bool) error
 	// load reads a table.
 	load(id tableID) (*content, error)
 	// write changes tables. It tells apart, by refusedError, what is about the rules in it.
 	write(changes []*change) error
 	// undisturbed reports whether nobody else can have changed the tables since the last settled.
-	undisturbed() (bool, error)
+	undisturbed(tables []tableID) (bool, error)
 	settled() error
 	// mark is a number that tells rules apart; that of a rule in the kernel as it stands there.
 	mark(id tableID, r *rule) uint64

@@ -57,7 +57,8 @@ type Plane struct {
 	backend  backend
 	ipsets   *ipsets
 	localnet localnet
-	families []*familyState // IPv4, IPv6; nil: the kernel's content is not known
+	v6       []bool         // the address families that the kernel has: whether each is IPv6
+	families []*familyState // in the order of v6; nil: the kernel's content is not known
 }
 
 // familyState is what the plane has laid out for an address family.
@@ -115,17 +116,31 @@ func (p *Plane) open() (err error) {
 	return p.probe()
 }
 
-// probe finds out whether the kernel has what every node needs.
+// probe finds out whether the kernel has what every node needs. Nodes without IPv6 there are many.
 func (p *Plane) probe() error {
-	for _, id := range tableIDs() {
-		if _, err := p.backend.load(id); err != nil {
-			if errors.Is(err, unix.EPERM) {
-				return err
-			}
+	for _, v6 := range []bool{false, true} {
+		err := p.probeFamily(v6)
+		switch {
+		case errors.Is(err, unix.EPERM):
+			return err
+		case err != nil && !v6:
 			return fmt.Errorf("%w: %w (%s)", dataplane.ErrUnsupported, err, p.options.Backend)
+		case err != nil:
+			p.config.Log.Warn("this kernel has no iptables for IPv6: Services have no IPv6 addresses here", "error", err)
+		default:
+			p.v6 = append(p.v6, v6)
 		}
 	}
 	return nil
+}
+
+func (p *Plane) probeFamily(v6 bool) error {
+	for _, name := range tableNames {
+		if _, err := p.backend.load(tableID{v6, name}); err != nil {
+			return err
+		}
+	}
+	return p.backend.probe(v6)
 }
 
 // Backend is the one in use.
@@ -142,8 +157,9 @@ const nat, filter = 0, 1
 
 var tableNames = [2]string{nat: "nat", filter: "filter"}
 
-func tableIDs() (ids []tableID) {
-	for _, v6 := range []bool{false, true} {
+// tableIDs are the tables of the families that the kernel has.
+func (p *Plane) tableIDs() (ids []tableID) {
+	for _, v6 := range p.v6 {
 		for _, name := range tableNames {
 			ids = append(ids, tableID{v6, name})
 		}
@@ -191,7 +207,7 @@ func (p *Plane) plan(s *model.State, may bool) ([]*familyState, []*change, []str
 		return nil, nil, nil, err
 	}
 	needed := map[string]bool{}
-	for _, v6 := range []bool{false, true} {
+	for _, v6 := range p.v6 {
 		f := &familyState{layout: newLayout(v6, p.config.Mark, p.options)}
 		have, err := p.load(f)
 		if err != nil {
@@ -423,7 +439,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	}
 	defer p.backend.end()
 	if p.families != nil {
-		if ok, err := p.backend.undisturbed(); err != nil {
+		if ok, err := p.backend.undisturbed(p.tableIDs()); err != nil {
 			return nil, fmt.Errorf("iptables: %w", err)
 		} else if ok {
 			return nil, nil
@@ -517,7 +533,7 @@ func (p *Plane) remove(ctx context.Context) error {
 	}
 	defer p.backend.end()
 	var changes []*change
-	for _, id := range tableIDs() {
+	for _, id := range p.tableIDs() {
 		have, err := p.backend.load(id)
 		if err != nil {
 			return err
@@ -536,7 +552,7 @@ func (p *Plane) remove(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, id := range tableIDs() {
+	for _, id := range p.tableIDs() {
 		if err := p.backend.tidy(id); err != nil {
 			return err
 		}

@@ -1,9 +1,14 @@
 package iptables
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
 )
 
 // localnet is the sysctl without which the kernel does not route what comes back from a backend to a
@@ -26,6 +31,43 @@ func openLocalnet() localnet {
 	return localnet{f, err}
 }
 
+// Prepare sets the sysctl in favour of a later process that may not, in a pod with CAP_NET_ADMIN alone. The rules
+// that belong to it, and the record that it was off, are there before.
+func Prepare(o Options) func(dataplane.Config) error {
+	return func(c dataplane.Config) (err error) {
+		opened, err := New(o)(c)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, opened.Close()) }()
+		p := opened.(*Plane)
+		if p.localnet.on() {
+			return nil
+		}
+		if err := p.prepareLocalnet(); err != nil {
+			return fmt.Errorf("iptables: %w", err)
+		}
+		return p.localnet.set("1")
+	}
+}
+
+// prepareLocalnet leaves what another process has programmed as it is.
+func (p *Plane) prepareLocalnet() error {
+	ctx, id := context.Background(), tableID{name: tableNames[nat]}
+	have, err := p.backend.load(id)
+	if err != nil {
+		return err
+	}
+	record := &change{table: id, set: map[string][]rule{chainLocalnet: nil}, known: map[string]bool{}}
+	if err := p.write(ctx, []*change{record}); err != nil {
+		return err
+	}
+	if _, programmed := have.chains[chainIn]; programmed {
+		return nil
+	}
+	return p.Sync(ctx, model.NewState())
+}
+
 func (l localnet) on() bool {
 	var b [1]byte
 	if l.file != nil {
@@ -36,7 +78,8 @@ func (l localnet) on() bool {
 
 func (l localnet) set(value string) error {
 	if l.err != nil {
-		return fmt.Errorf("NodePorts on 127.0.0.1: %w: set %s to 1", l.err, localnetFile)
+		return fmt.Errorf("NodePorts on 127.0.0.1: %w: set it to 1, or run once with --init-only in a privileged container",
+			l.err)
 	}
 	if _, err := l.file.WriteAt([]byte(value), 0); err != nil {
 		return fmt.Errorf("NodePorts on 127.0.0.1: %w", err)

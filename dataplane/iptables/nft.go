@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
 )
 
 // From include/uapi/linux/netfilter/nf_tables.h and nf_tables_compat.h; x/sys/unix lacks them.
@@ -55,7 +57,7 @@ func (n *nft) settled() (err error) {
 	return err
 }
 
-func (n *nft) undisturbed() (bool, error) {
+func (n *nft) undisturbed([]tableID) (bool, error) {
 	now, err := n.generation()
 	return err == nil && n.clean != 0 && now == n.clean+n.own, err
 }
@@ -493,15 +495,52 @@ func (n *nft) commit(t *transaction) error {
 	return nil
 }
 
+// probe implements backend. What the rules are made of must be there as extensions of nf_tables' compatibility.
+func (n *nft) probe(v6 bool) error {
+	id := tableID{v6, tableNames[nat]}
+	t := &transaction{seq: n.seq}
+	t.in(id)
+	address := netip.IPv4Unspecified()
+	if v6 {
+		address = netip.IPv6Unspecified()
+	}
+	rules := []rule{
+		{unmarked: 1, notState: stateDNAT, do: target{verb: orMark, mark: 1}},
+		{protocol: model.TCP, ports: ports{1, 2}, chance: 1, do: target{verb: dnat, to: netip.AddrPortFrom(address, 1)}},
+		{do: target{verb: masquerade}},
+	}
+	const chain = "KUBE-SVC-PROBE"
+	t.prepare(&change{table: id, set: map[string][]rule{chain: rules}})
+	t.chainRules(chain, rules, nil)
+	first, last, err := n.batch(t, unit{}, t.units[len(t.units)-1], false)
+	if err != nil {
+		return err
+	}
+	return n.verdict(first, last, t.steps)
+}
+
 // transact has the kernel perform messages: all or none of them (nfnetlink_rcv_batch in its
-// net/netfilter/nfnetlink.c). The last one only is asked to be acknowledged.
+// net/netfilter/nfnetlink.c).
 func (n *nft) transact(t *transaction, from, to unit) error {
 	if err := n.fault("nf_tables commit"); err != nil {
 		return err
 	}
+	first, last, err := n.batch(t, from, to, true)
+	if err == nil {
+		err = n.verdict(first, last, t.steps[from.steps:to.steps])
+	}
+	if err == nil {
+		n.own++
+	}
+	return err
+}
+
+// batch sends messages and returns the sequence numbers of its begin and of its last one, which only is asked to
+// be acknowledged. A batch that does not end is checked by the kernel and then forgotten.
+func (n *nft) batch(t *transaction, from, to unit, end bool) (first, lastSeq uint32, err error) {
 	n.drain()
-	first := n.seq + 1
 	n.seq++
+	first = n.seq
 	b := encoder{make([]byte, 0, to.bytes-from.bytes+64)}
 	begin := b.message(unix.NlMsghdr{Type: unix.NFNL_MSG_BATCH_BEGIN, Seq: first}, 0, unix.NFNL_SUBSYS_NFTABLES)
 	b.finish(begin)
@@ -513,15 +552,10 @@ func (n *nft) transact(t *transaction, from, to unit) error {
 		last = at
 	}
 	binary.NativeEndian.PutUint16(b.b[last+6:], binary.NativeEndian.Uint16(b.b[last+6:])|unix.NLM_F_ACK)
-	b.finish(b.message(unix.NlMsghdr{Type: unix.NFNL_MSG_BATCH_END, Seq: n.seq}, 0, unix.NFNL_SUBSYS_NFTABLES))
-	if err := n.send(b.b); err != nil {
-		return err
+	if end {
+		b.finish(b.message(unix.NlMsghdr{Type: unix.NFNL_MSG_BATCH_END, Seq: n.seq}, 0, unix.NFNL_SUBSYS_NFTABLES))
 	}
-	err := n.verdict(first, n.seq, t.steps[from.steps:to.steps])
-	if err == nil {
-		n.own++
-	}
-	return err
+	return first, n.seq, n.send(b.b)
 }
 
 // verdict reads the kernel's answers to a batch. An error for the batch's begin stands for all.

@@ -405,3 +405,50 @@ func TestDetect(t *testing.T) {
 		t.Errorf("installed: %q", got)
 	}
 }
+
+// TestPrepare shows that the sysctl is set for a later process, with the rules that belong to it, and put back.
+func TestPrepare(t *testing.T) {
+	onBoth(t, func(t *testing.T, b Backend) {
+		value := func() string {
+			v, err := os.ReadFile("/proc/thread-self/root" + localnetFile)
+			check(t, err)
+			return strings.TrimSpace(string(v))
+		}
+		check(t, Prepare(Options{Backend: b})(dataplane.Config{}))
+		if value() != "1" || !strings.Contains(save(t, b), "127.0.0.0/8") {
+			t.Errorf("the sysctl is %s, and the rules are\n%s", value(), save(t, b))
+		}
+		check(t, Prepare(Options{Backend: b})(dataplane.Config{}))
+		s := parse(t, everything)
+		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
+		check(t, p.Sync(context.Background(), s))
+		if drifts := audit(t, b, s); len(drifts) > 0 {
+			t.Errorf("drifts: %v", drifts)
+		}
+		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+		if value() != "0" {
+			t.Error("Remove did not put the sysctl back")
+		}
+	})
+}
+
+// TestPlane_sameLength has somebody replace a rule by one that is as long, which shows in no size.
+func TestPlane_sameLength(t *testing.T) {
+	onBoth(t, func(t *testing.T, b Backend) {
+		s := parse(t, everything)
+		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
+		check(t, p.Sync(context.Background(), s))
+		tool(t, b, "iptables", "", "-t", "nat", "-R", "KUBE-HAIRPIN", "1", "-s", "10.244.1.11", "-d", "10.244.1.99", "-j",
+			"MASQUERADE", "--random-fully")
+		found := 0
+		for range maxGlances {
+			drifts, err := p.Audit(context.Background(), s)
+			check(t, err)
+			found += len(drifts)
+		}
+		if found == 0 {
+			t.Error("nobody noticed")
+		}
+		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+	})
+}
