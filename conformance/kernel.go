@@ -89,7 +89,9 @@ func (k *kernel) ruleset(ctx context.Context) (string, error) {
 
 // stop removes the plane; an error says what it left behind.
 func (k *kernel) stop(ctx context.Context) error {
-	if err := errors.Join(k.plane.Remove(ctx), k.plane.Close()); err != nil {
+	err := errors.Join(k.plane.Remove(ctx), k.plane.Close())
+	k.plane = nil
+	if err != nil {
 		return fmt.Errorf("remove and close: %w", err)
 	}
 	left, err := k.ruleset(ctx)

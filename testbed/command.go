@@ -22,7 +22,7 @@ func (b *Bed) Command(ctx context.Context, place Place, name string, args ...str
 	c := &Cmd{Cmd: exec.CommandContext(ctx, name, args...)}
 	c.host, c.err = b.host(place)
 	c.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	c.WaitDelay = time.Second // for grandchildren that keep its output open
+	c.WaitDelay = 10 * time.Second // for grandchildren that keep its output open
 	return c
 }
 

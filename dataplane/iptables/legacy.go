@@ -47,8 +47,8 @@ func openLegacy(fault func(string) error, log *slog.Logger) (*legacy, error) {
 }
 
 func (l *legacy) close() (err error) {
-	for _, fd := range l.fds {
-		if fd >= 0 {
+	for i, fd := range l.fds {
+		if l.fds[i] = -1; fd >= 0 {
 			err = errors.Join(err, unix.Close(fd))
 		}
 	}

@@ -172,5 +172,9 @@ func (s *ipsets) contains(name string, client netip.Addr) (bool, error) {
 
 func (s *ipsets) close() error {
 	s.handle.Close()
-	return errors.Join(s.conn.close(), unix.Close(s.fd))
+	fd := s.fd
+	if s.fd = -1; fd < 0 {
+		return nil
+	}
+	return errors.Join(s.conn.close(), unix.Close(fd))
 }

@@ -70,7 +70,14 @@ func setBuffer(fd, force, limited, size int) error {
 	return err
 }
 
-func (c *conn) close() error { return unix.Close(c.fd) }
+// close may be repeated: by then the number may be that of another file.
+func (c *conn) close() error {
+	fd := c.fd
+	if c.fd = -1; fd < 0 {
+		return nil
+	}
+	return unix.Close(fd)
+}
 
 // encoder appends netlink attributes (include/uapi/linux/netlink.h) to a byte slice.
 type encoder struct{ b []byte }
