@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -26,16 +27,24 @@ import (
 //	objects.yaml       what the API server has
 //	probes.MODE        FROM PROTOCOL TO -> what becomes of it by kube-proxy; by Fairlead
 //	                   FROM PROTOCOL TO -> what becomes of it by both
+//	health.MODE        ADDRESS:PORT -> how many endpoints kube-proxy says the node has; Fairlead
+//	                   ADDRESS:PORT -> how many both say
 type testCase struct {
 	name    string
 	setup   setup
 	objects objects
 	probes  map[string][]expectation // by mode
+	health  map[string][]healthExpectation
 }
 
 type expectation struct {
 	probe
 	theirs, ours string
+}
+
+type healthExpectation struct {
+	to           netip.AddrPort
+	theirs, ours int
 }
 
 // TestDifferences shows that every difference is still one, and that nothing else is.
@@ -62,6 +71,9 @@ func TestDifferences(t *testing.T) {
 				for _, e := range c.probes[p.mode] {
 					c.check(t, p, e)
 				}
+				for _, e := range c.health[p.mode] {
+					c.checkHealth(t, p, e)
+				}
 			}
 		})
 	}
@@ -81,6 +93,28 @@ func (c *testCase) check(t *testing.T, p *pair, want expectation) {
 		return
 	}
 	if d := explain(got); want.theirs != want.ours && (d == nil || d.name != c.name) {
+		t.Errorf("%s\nis explained by %+v", got, d)
+	}
+}
+
+func (c *testCase) checkHealth(t *testing.T, p *pair, want healthExpectation) {
+	t.Helper()
+	got := healthContrast{pair: p, objects: c.objects, to: want.to}
+	for _, s := range c.objects.services {
+		if s.Spec.HealthCheckNodePort == int32(want.to.Port()) {
+			got.service = s
+		}
+	}
+	if got.service == nil {
+		t.Fatalf("%s is no Service's health check", want.to)
+	}
+	theirs, ours := told(got.service, want.theirs), told(got.service, want.ours)
+	got.await(t.Context(), func(c healthContrast) bool { return c.theirs == theirs && c.ours == ours })
+	if got.theirs != theirs || got.ours != ours {
+		t.Errorf("%s\nbut the case says\n\tkube-proxy: %s\n\tfairlead:   %s", got, theirs, ours)
+		return
+	}
+	if d := explainHealth(got); theirs != ours && (d == nil || d.name != c.name) {
 		t.Errorf("%s\nis explained by %+v", got, d)
 	}
 }
@@ -107,7 +141,7 @@ func readCase(name string) (testCase, error) {
 	if err != nil {
 		return c, err
 	}
-	c.probes = map[string][]expectation{}
+	c.probes, c.health = map[string][]expectation{}, map[string][]healthExpectation{}
 	for _, section := range txtar.Parse(text).Files {
 		lines := strings.Split(strings.TrimSpace(string(section.Data)), "\n")
 		switch section.Name {
@@ -117,6 +151,8 @@ func readCase(name string) (testCase, error) {
 			c.objects, err = readObjects(section.Data)
 		case "probes." + nftables, "probes." + iptables:
 			c.probes[strings.TrimPrefix(section.Name, "probes.")], err = readProbes(lines)
+		case "health." + nftables, "health." + iptables:
+			c.health[strings.TrimPrefix(section.Name, "health.")], err = readHealth(lines)
 		default:
 			err = fmt.Errorf("unknown section %s", section.Name)
 		}
@@ -144,6 +180,28 @@ func readProbes(lines []string) (all []expectation, err error) {
 			return nil, err
 		}
 		if e.to, err = netip.ParseAddrPort(words[2]); err != nil {
+			return nil, err
+		}
+		all = append(all, e)
+	}
+	return all, nil
+}
+
+func readHealth(lines []string) (all []healthExpectation, err error) {
+	for _, line := range lines {
+		var e healthExpectation
+		to, answers, _ := strings.Cut(line, " -> ")
+		theirs, ours, two := strings.Cut(answers, "; ")
+		if !two {
+			ours = theirs
+		}
+		if e.to, err = netip.ParseAddrPort(to); err != nil {
+			return nil, err
+		}
+		if e.theirs, err = strconv.Atoi(theirs); err != nil {
+			return nil, err
+		}
+		if e.ours, err = strconv.Atoi(ours); err != nil {
 			return nil, err
 		}
 		all = append(all, e)
@@ -181,6 +239,11 @@ func readObjects(text []byte) (objects, error) {
 				return o, err
 			}
 			s.Namespace = metav1.NamespaceDefault
+			for i := range s.Ports {
+				if s.Ports[i].Protocol == nil {
+					s.Ports[i].Protocol = new(corev1.ProtocolTCP)
+				}
+			}
 			o.slices[s.Name] = s
 		default:
 			return o, fmt.Errorf("kind %q", meta.Kind)

@@ -18,10 +18,11 @@ const (
 )
 
 // difference is one that is meant: docs/differences.md says why, and the case testdata/NAME.txtar shows
-// it and in which modes there is it.
+// it and in which modes there is it. It is one of packets or one of health checks.
 type difference struct {
-	name    string
-	applies func(c contrast) bool
+	name   string
+	packet func(c contrast) bool
+	health func(c healthContrast) bool
 }
 
 // What became of a probe that no backend answered.
@@ -32,36 +33,40 @@ var (
 )
 
 var differences = []difference{
-	{"unused-port", func(c contrast) bool {
+	{name: "unused-port", packet: func(c contrast) bool {
 		return c.mode == iptables && c.kind == unusedPort && c.theirs.are(unreachable) && c.ours.are(refused)
 	}},
-	{"unallocated-address", func(c contrast) bool {
+	{name: "unallocated-address", packet: func(c contrast) bool {
 		return c.mode == iptables && (c.kind == unallocated || c.kind == otherProxys) &&
 			c.theirs.are(unreachable) && c.ours.are(timedOut)
 	}},
-	{"no-endpoints-from-node", func(c contrast) bool {
+	{name: "no-endpoints-from-node", packet: func(c contrast) bool {
 		return c.mode == iptables && (c.kind == externalIP || c.kind == loadBalancer) && c.from == testbed.Node &&
 			c.theirs.are(unreachable) && c.ours.are(refused)
 	}},
-	{"source-ranges-no-endpoints", func(c contrast) bool {
+	{name: "source-ranges-no-endpoints", packet: func(c contrast) bool {
 		return c.mode == iptables && c.kind == loadBalancer && len(c.service.Spec.LoadBalancerSourceRanges) > 0 &&
 			(c.theirs.are(refused) || c.from == testbed.Node && c.theirs.are(unreachable)) && c.ours.are(timedOut)
 	}},
-	{"no-local-endpoints-elsewhere", func(c contrast) bool {
+	{name: "no-local-endpoints-elsewhere", packet: func(c contrast) bool {
 		return c.mode == iptables && (c.kind == nodePort || c.kind == localNodePort) && !c.setup.open(c.to.Addr()) &&
 			externalLocal(c.service) && c.theirs.are(timedOut) && c.ours.are(refused)
 	}},
-	{"remote-hairpin", func(c contrast) bool {
+	{name: "remote-hairpin", packet: func(c contrast) bool {
 		return c.mode == iptables && c.from == farPod && hairpinOnly(c)
 	}},
-	{"endpoint-is-service", func(c contrast) bool {
+	{name: "endpoint-is-service", packet: func(c contrast) bool {
 		theirs := maps.Clone(c.theirs)
 		delete(theirs, map[string]string{nftables: refused, iptables: unreachable}[c.mode])
 		return c.kind == clusterIP && len(theirs) < len(c.theirs) && c.ours.answered() && same(theirs, c.ours)
 	}},
-	{"localhost-node-port", func(c contrast) bool {
+	{name: "localhost-node-port", packet: func(c contrast) bool {
 		return c.mode == nftables && c.kind == localNodePort && slices.Contains(c.setup.nodePortAddresses, "localhost") &&
 			c.theirs.are(refused) && c.ours.answered()
+	}},
+	{name: "health-check-other-ports", health: func(c healthContrast) bool {
+		serving, others := c.localReady()
+		return others > 0 && c.ours == told(c.service, serving) && c.theirs == told(c.service, serving+others)
 	}},
 }
 
@@ -95,7 +100,16 @@ func hairpinOnly(c contrast) bool {
 
 // explain is the difference that a contrast is, or nil.
 func explain(c contrast) *difference {
-	i := slices.IndexFunc(differences, func(d difference) bool { return d.applies(c) })
+	i := slices.IndexFunc(differences, func(d difference) bool { return d.packet != nil && d.packet(c) })
+	if i < 0 {
+		return nil
+	}
+	return &differences[i]
+}
+
+// explainHealth is the difference that a contrast is, or nil.
+func explainHealth(c healthContrast) *difference {
+	i := slices.IndexFunc(differences, func(d difference) bool { return d.health != nil && d.health(c) })
 	if i < 0 {
 		return nil
 	}

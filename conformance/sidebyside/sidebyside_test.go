@@ -69,6 +69,7 @@ type stage struct {
 	pairs []*pair
 	step  marker
 
+	mu       sync.Mutex // guards what follows
 	compared int
 	met      map[string]int // differences that are meant, by name
 }
@@ -147,15 +148,14 @@ func (s *stage) compare(t *testing.T, o objects, probes []probe) error {
 	const atOnce = 64
 	group, ctx := errgroup.WithContext(t.Context())
 	group.SetLimit(atOnce)
-	var mu sync.Mutex
 	var unexplained []contrast
 	for _, p := range s.pairs {
-		group.Go(func() error { return p.health(ctx, o) })
+		group.Go(func() error { return s.compareHealth(ctx, p, o) })
 		for _, q := range probes {
 			group.Go(func() error {
 				c, err := p.contrast(ctx, q, o)
-				mu.Lock()
-				defer mu.Unlock()
+				s.mu.Lock()
+				defer s.mu.Unlock()
 				if s.compared++; err == nil && !s.settled(c) {
 					unexplained = append(unexplained, c)
 				}
@@ -167,6 +167,22 @@ func (s *stage) compare(t *testing.T, o objects, probes []probe) error {
 		return err
 	}
 	return s.report(t, o, unexplained)
+}
+
+func (s *stage) compareHealth(ctx context.Context, p *pair, o objects) error {
+	for _, c := range p.health(ctx, o) {
+		if c.theirs == c.ours {
+			continue
+		}
+		d := explainHealth(c)
+		if d == nil {
+			return fmt.Errorf("%s\n%s", c, o.only(c.service.Name))
+		}
+		s.mu.Lock()
+		s.met[d.name]++
+		s.mu.Unlock()
+	}
+	return nil
 }
 
 // settled reports whether a contrast is no difference, or one that is meant, which it counts.

@@ -50,6 +50,8 @@ func (c *ControlPlane) configFor(u User) (*rest.Config, error) {
 	return &rest.Config{
 		Host:      c.hostURL(),
 		UserAgent: "fairlead-testbed",
+		// Tests write deprecated fields on purpose.
+		WarningHandler: rest.NoWarnings{},
 		TLSClientConfig: rest.TLSClientConfig{
 			CAData: c.authority.caPEM, CertData: cert, KeyData: key,
 		},
