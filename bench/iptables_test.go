@@ -24,6 +24,14 @@ import (
 	"fairlead.dev/fairlead/testbed/kubernetes"
 )
 
+// BenchmarkIPTables measures both back ends of iptables, some of it beside the real kube-proxy.
+func BenchmarkIPTables(b *testing.B) {
+	b.Run("connect", iptablesConnect)
+	b.Run("change", iptablesChange)
+	b.Run("many", iptablesMany)
+	b.Run("jitter", iptablesJitter)
+}
+
 // backends are those of iptables.
 func backends() []iptables.Backend { return []iptables.Backend{iptables.Legacy, iptables.NFTables} }
 
@@ -172,9 +180,9 @@ func (a *arena) serveKubeProxy(b *testing.B, n int) (last netip.AddrPort) {
 	return last
 }
 
-// BenchmarkIPTables_connect compares what it takes to connect to the last Service, by the tree and by the
+// iptablesConnect compares what it takes to connect to the last Service, by the tree and by the
 // list of the real kube-proxy.
-func BenchmarkIPTables_connect(b *testing.B) {
+func iptablesConnect(b *testing.B) {
 	pod := netip.AddrPortFrom(podAddrs[openPod], podPort)
 	variants := []Variant{
 		{direct, newTreeArena(b).target(pod).slice},
@@ -266,10 +274,10 @@ func (c *changer) change(ctx context.Context) (time.Duration, error) {
 	return time.Since(begin), err
 }
 
-// BenchmarkIPTables_change compares what it takes until the rules are in force after the change of one
+// iptablesChange compares what it takes until the rules are in force after the change of one
 // endpoint among 10,000 Services of 10, with the time from the same news to the answer of the new endpoint by
 // the real kube-proxy.
-func BenchmarkIPTables_change(b *testing.B) {
+func iptablesChange(b *testing.B) {
 	const services, perSlice = 10_000, 20
 	var variants []Variant
 	for _, backend := range backends() {
@@ -355,9 +363,9 @@ func (k *contestant) changes(b *testing.B, c *cluster) Variant {
 	}}
 }
 
-// BenchmarkIPTables_many loads 200,000 endpoints and compares the rate of short connections to 500 Services
+// iptablesMany loads 200,000 endpoints and compares the rate of short connections to 500 Services
 // with that beside 10,000.
-func BenchmarkIPTables_many(b *testing.B) {
+func iptablesMany(b *testing.B) {
 	const few, many, each = 10_000, 200_000, 20
 	var variants []Variant
 	rows := [][]string{{"back end", "endpoints", "load", "memory of the process", "of the kernel"}}
@@ -433,9 +441,9 @@ func kernelMemory() (bytes float64) {
 	return bytes
 }
 
-// BenchmarkIPTables_jitter compares the rate of short connections while endpoints change 20 times a second
+// iptablesJitter compares the rate of short connections while endpoints change 20 times a second
 // with that while nothing changes.
-func BenchmarkIPTables_jitter(b *testing.B) {
+func iptablesJitter(b *testing.B) {
 	const services, rate = 10_000, 20
 	var variants []Variant
 	for _, backend := range backends() {
