@@ -108,6 +108,9 @@ func Connect(o ClientOptions) (*Client, error) {
 	config.UserAgent = cmp.Or(o.UserAgent, rest.DefaultKubernetesUserAgent())
 	config.QPS = cmp.Or(o.QPS, rest.DefaultQPS)
 	config.Burst = cmp.Or(o.Burst, rest.DefaultBurst)
+	// Servers compress streaming lists, too. Without that a node of 10,000 Services starts a quarter sooner, at
+	// the cost of several times the bytes, and the server has less to do for each watch.
+	config.DisableCompression = true
 	config.Dial = dialer().DialContext
 	readTokenWhenRefused(config)
 	c := &Client{server: config.Host, log: o.Log, timing: defaultTiming()}
