@@ -108,13 +108,13 @@ func class(path string) Class {
 	case matches(path, []string{
 		"nodePortAddresses", "iptables.localhostNodePorts", "detectLocalMode", "detectLocal", "clusterCIDR",
 		"iptables.masqueradeAll", "nftables.masqueradeAll", "bindAddress", "nodeIPs",
-		"featureGates.AllowServiceExternalIPs",
+		"featureGates." + gateExternalIPs,
 	}):
 		return OnTable
 	case matches(path, []string{
 		"logging", "healthzBindAddress", "metricsBindAddress", "enableProfiling", "conntrack",
-		"oomScoreAdj", "controlSocket", "auditInterval", "takeOver", "featureGates.ComponentFlagz",
-		"featureGates.ComponentStatusz",
+		"oomScoreAdj", "controlSocket", "auditInterval", "takeOver", "featureGates." + GateFlagz,
+		"featureGates." + GateStatusz,
 	}):
 		return InPlace
 	case matches(path, []string{"bindAddressHardFail", "showHiddenMetricsForVersion"}):

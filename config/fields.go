@@ -39,7 +39,8 @@ func Fields() (fields []Field) {
 		case f.Group == string(obsolete):
 			f.Takes = NoEffect
 		case f.Path == "featureGates":
-			f.Takes = OnTable // those with a meaning, at most
+			f.Takes = OnTable
+			f.Meaning += ". Of these only the first is on the rows; the last two take effect in place"
 		}
 	}
 	return fields
@@ -53,8 +54,8 @@ func fieldsWithoutFlags() []Field {
 		field("clientConnection.acceptContentTypes", apiServer, "content types of answers, as an Accept header"),
 		field("nftables.masqueradeBit", plane, "bit of the packet mark that remembers what is to be masqueraded, within "+
 			"0 and 31; for mode nftables"),
-		field("logging.vmodule[].filePattern", logging, "name of a source file"),
-		field("logging.vmodule[].verbosity", logging, "how much that file logs"),
+		field("logging.vmodule[].filePattern", obsolete, "name of a source file: nothing is logged by file"),
+		field("logging.vmodule[].verbosity", obsolete, "how much that file logs"),
 		field("portRange", obsolete, "unused, by kube-proxy too"),
 	}
 }

@@ -9,13 +9,21 @@ import (
 	"k8s.io/component-base/featuregate"
 )
 
-const gateIPVS = "KubeProxyIPVS"
+// Gates that change what Fairlead does.
+const (
+	gateExternalIPs = "AllowServiceExternalIPs"
+	gateIPVS        = "KubeProxyIPVS"
 
-// meaningfulGates are those that change what Fairlead does.
-const meaningfulGates = "AllowServiceExternalIPs, KubeProxyIPVS, ComponentFlagz, ComponentStatusz"
+	GateFlagz   = "ComponentFlagz"
+	GateStatusz = "ComponentStatusz"
+)
+
+func meaningfulGates() []string { return []string{gateExternalIPs, gateIPVS, GateFlagz, GateStatusz} }
 
 // alwaysOn are gates of what Fairlead does in any case, and of what changes nothing in it by itself.
-const alwaysOn = "KubeProxyNFTablesLocalhostNodePorts=true LoggingAlphaOptions=true LoggingBetaOptions=false"
+func alwaysOn() []string {
+	return []string{"KubeProxyNFTablesLocalhostNodePorts=true", "LoggingAlphaOptions=true", "LoggingBetaOptions=false"}
+}
 
 // knownGates are those of kube-proxy: name, default, whether that is locked, stage; none is general
 // availability. What --help prints lacks those that are locked or deprecated, which a configuration

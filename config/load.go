@@ -41,6 +41,7 @@ func (f *Flags) Load() (*Config, error) {
 	if l.fatal != nil {
 		return nil, errors.Join(append(l.errs, l.fatal)...)
 	}
+	l.standaloneMode()
 	l.config.unset = l.config.KubeProxy.Mode == ""
 	setModeDefaults(&l.config.KubeProxy)
 	fold(&l.config.KubeProxy)
@@ -163,6 +164,14 @@ func (l *loading) fairlead() {
 	override(f, "control-socket", &c.ControlSocket, said.ControlSocket)
 	override(f, "audit-interval", &c.AuditInterval, said.AuditInterval)
 	override(f, "take-over", &c.TakeOver, said.TakeOver)
+}
+
+// standaloneMode is the mode of manifests without a file of kube-proxy's: nobody there can expect what
+// kube-proxy's default means.
+func (l *loading) standaloneMode() {
+	if l.flags.Config == "" && len(l.config.Fairlead.Manifests) > 0 {
+		setDefault(&l.config.KubeProxy.Mode, ModeNFTables)
+	}
 }
 
 func override[T any](f *Flags, flag string, to *T, said T) {

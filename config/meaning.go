@@ -72,9 +72,10 @@ func (c *Config) meaninglessGates() []string {
 	known := c.gates.GetAll()
 	var without []string
 	for name, value := range c.KubeProxy.FeatureGates {
-		means := strings.Contains(meaningfulGates, name) || strings.Contains(alwaysOn, fmt.Sprintf("%s=%t", name, value))
+		said := fmt.Sprintf("%s=%t", name, value)
+		means := slices.Contains(meaningfulGates(), name) || slices.Contains(alwaysOn(), said)
 		if spec, ok := known[featuregate.Feature(name)]; !means && ok && spec.Default != value {
-			without = append(without, fmt.Sprintf("%s=%t", name, value))
+			without = append(without, said)
 		}
 	}
 	if len(without) == 0 {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -100,8 +101,9 @@ func (f *Flags) serving() []option {
 			usage: "primary address of this node, unless it is 0.0.0.0 or ::. Nothing binds to it, in spite of its name"},
 		{group: serving, flag: "once", always: true, bind: yes(&f.Once), usage: "program the kernel, then exit"},
 		{group: serving, flag: "feature-gates", field: "featureGates",
-			bind:  value(cliflag.NewMapStringBool(&f.said.kubeProxy.FeatureGates)),
-			usage: "Kubernetes' feature gates. With a meaning here: " + meaningfulGates},
+			bind: value(cliflag.NewMapStringBool(&f.said.kubeProxy.FeatureGates)),
+			usage: "Kubernetes' feature gates. With a meaning here: " +
+				strings.Join(meaningfulGates(), ", ")},
 	}
 }
 

@@ -236,6 +236,8 @@ func (d *Daemon) serve(ctx context.Context) error {
 		Flags:     d.options.Flags,
 		Version:   version.String(),
 		Profiling: func() bool { return d.config.Load().KubeProxy.EnableProfiling },
+		Flagz:     func() bool { return d.config.Load().Enabled(config.GateFlagz) },
+		Statusz:   func() bool { return d.config.Load().Enabled(config.GateStatusz) },
 		Verbosity: d.options.Logs.setVerbosity,
 		Log:       d.log,
 	})

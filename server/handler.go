@@ -21,8 +21,8 @@ func newHandler(o Options) http.Handler {
 	mux.Handle("/healthz/ping", http.HandlerFunc(checks.ping))
 	mux.Handle("/proxyMode", text(o.Mode))
 	mux.Handle("/configz", configz(o.Config))
-	mux.Handle("/statusz", page{kind: "Statusz", text: pages.statusText, object: pages.status})
-	mux.Handle("/flagz", page{kind: "Flagz", text: pages.flagText, object: pages.flags})
+	mux.Handle("/statusz", when(o.Statusz, page{kind: "Statusz", text: pages.statusText, object: pages.status}))
+	mux.Handle("/flagz", when(o.Flagz, page{kind: "Flagz", text: pages.flagText, object: pages.flags}))
 	mux.Handle("/debug/", when(o.Profiling, debugHandler(o.Verbosity)))
 	return mux
 }

@@ -31,8 +31,9 @@ type Options struct {
 	Flags   func() map[string]string // values by name
 	Name    string                   // of this component; empty: fairlead
 	Version string                   // of this build, as "0.1.0"
-	// Profiling says whether profiles are given out and flags taken; nil: never.
-	Profiling func() bool
+	// Profiling says whether profiles are given out and flags taken, Flagz and Statusz whether these
+	// pages are there; nil: never.
+	Profiling, Flagz, Statusz func() bool
 	// Verbosity sets the log's verbosity to what was sent; nil: it cannot be set.
 	Verbosity func(string) error
 	Log       *slog.Logger // nil: silent

@@ -40,6 +40,8 @@ func options() server.Options {
 		Flags:     func() map[string]string { return map[string]string{"proxy-mode": "nftables", "config": ""} },
 		Version:   "0.1.0",
 		Profiling: func() bool { return true },
+		Flagz:     func() bool { return true },
+		Statusz:   func() bool { return true },
 		Verbosity: func(v string) error {
 			_, err := strconv.ParseUint(v, 10, 8)
 			return err
@@ -133,20 +135,34 @@ func compact(t *testing.T, text string) string {
 	return string(short)
 }
 
-func TestProfilingSwitch(t *testing.T) {
+// TestSwitches turns pages on and off while the server runs; the others stay.
+func TestSwitches(t *testing.T) {
 	t.Parallel()
-	var on atomic.Bool
+	var profiling, flagz, statusz atomic.Bool
 	o := options()
-	o.Profiling = on.Load
+	o.Profiling, o.Flagz, o.Statusz = profiling.Load, flagz.Load, statusz.Load
 	c := client(t, newServer(t, o))
-	for _, wanted := range []bool{false, true, false} {
-		on.Store(wanted)
-		var have strings.Builder
-		for _, path := range []string{"/debug/pprof/", "/debug/flags/v", "/debug/pprof/heap"} {
-			have.WriteString(exchange(t, c, "GET", path, "", ""))
+	pages := map[*atomic.Bool][]string{
+		&profiling: {"/debug/pprof/", "/debug/flags/v", "/debug/pprof/heap"},
+		&flagz:     {"/flagz"},
+		&statusz:   {"/statusz"},
+	}
+	expect := func() {
+		t.Helper()
+		for on, paths := range pages {
+			for _, path := range paths {
+				have := exchange(t, c, "GET", path, "", "")
+				if found := !strings.Contains(have, "404"); found != on.Load() {
+					t.Errorf("wanted %v:\n%s", on.Load(), have)
+				}
+			}
 		}
-		if found := !strings.Contains(have.String(), "404"); found != wanted {
-			t.Errorf("profiling %v:\n%s", wanted, &have)
+	}
+	expect()
+	for on := range pages {
+		for _, wanted := range []bool{true, false} {
+			on.Store(wanted)
+			expect()
 		}
 	}
 }

@@ -26,7 +26,7 @@ func configCommand() *cobra.Command {
 }
 
 func printConfig(flags *config.Flags) error {
-	c, err := load(flags)
+	c, err := flags.Load()
 	if err != nil {
 		return misused(err)
 	}

@@ -65,7 +65,7 @@ func (i *inspection) check() error {
 
 // offline compiles the manifests. Problems are printed, one a line.
 func (i *inspection) offline(ctx context.Context) (*service.Table, error) {
-	c, err := load(i.flags)
+	c, err := i.flags.Load()
 	if err != nil {
 		return nil, misused(err)
 	}

@@ -98,7 +98,7 @@ func run(ctx context.Context, flags *config.Flags) error {
 		debug.SetGCPercent(50)
 	}
 	o := daemon.Options{
-		Load:   func() (*config.Config, error) { return load(flags) },
+		Load:   flags.Load,
 		Master: flags.Master,
 		Once:   flags.Once,
 		Flags:  func() map[string]string { return values(flags) },
@@ -124,22 +124,6 @@ func asked(err error) error {
 	return failed(err)
 }
 
-// load reads the configuration. Manifests without a cluster have no past as kube-proxy's default mode.
-func load(flags *config.Flags) (*config.Config, error) {
-	c, err := flags.Load()
-	if err != nil || len(c.Fairlead.Manifests) == 0 || flags.Config != "" {
-		return c, err
-	}
-	mode := lookup(flags, "proxy-mode")
-	if mode.Changed {
-		return c, nil
-	}
-	if err := mode.Value.Set(string(config.ModeNFTables)); err != nil {
-		return nil, err
-	}
-	return flags.Load()
-}
-
 func lookup(flags *config.Flags, name string) *pflag.Flag {
 	sets := flags.Sets()
 	for _, set := range sets.FlagSets {
@@ -161,7 +145,7 @@ func values(flags *config.Flags) map[string]string {
 }
 
 func write(flags *config.Flags) error {
-	c, err := load(flags)
+	c, err := flags.Load()
 	if err != nil {
 		return misused(err)
 	}
