@@ -280,9 +280,8 @@ func (d *Daemon) manage(ctx context.Context) error {
 			d.swap(ctx, result)
 		case <-d.inForce:
 			d.inForce = nil
-			if d.takeOver(ctx); d.succeeded == nil {
-				d.running.Go(func() { d.successor.stand(ctx) })
-			}
+			d.takeOver(ctx)
+			d.running.Go(func() { d.successor.watchForward(ctx) })
 		case <-retry.C:
 			_ = d.listen(ctx) // it says so itself
 		}

@@ -43,6 +43,7 @@ const (
 	reasonReturned    = "KubeProxyReturned"
 	reasonStays       = "KubeProxyRulesStay"
 	reasonBlocked     = "ForwardingBlocked"
+	reasonUnblocked   = "ForwardingOpen"
 	reasonFailing     = "ProgrammingFailed"
 	reasonProgramming = "ProgrammingRecovered"
 	reasonDrift       = "RulesRepaired"

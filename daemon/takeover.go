@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -29,7 +28,8 @@ const (
 )
 
 // successor notes when the rules are in force for the first time, and then removes those of kube-proxy:
-// at every moment there is somebody who translates. Then it looks whether kube-proxy comes back. It is
+// at every moment there is somebody who translates. Then it looks whether kube-proxy comes back, and beside that whether
+// FORWARD closes. It is
 // an engine.Observer.
 type successor struct {
 	successorConfig
@@ -37,9 +37,10 @@ type successor struct {
 	inForce  chan struct{} // closed once
 	once     sync.Once
 	interval time.Duration
+	reminder time.Duration // of a closed FORWARD
 
 	turn sync.Mutex      // held by who looks
-	said map[string]bool // of what stays or is missing; belongs to that one
+	said map[string]bool // of what stays; belongs to that one
 }
 
 type successorConfig struct {
@@ -52,7 +53,8 @@ type successorConfig struct {
 func newSuccessor(c successorConfig) (*successor, error) {
 	t, err := takeover.New(takeover.Config{Log: c.log, Drain: takeover.DefaultDrain, KeepForward: true})
 	return &successor{
-		successorConfig: c, takeover: t, inForce: make(chan struct{}), interval: takeoverInterval, said: map[string]bool{},
+		successorConfig: c, takeover: t, inForce: make(chan struct{}), said: map[string]bool{},
+		interval: takeoverInterval, reminder: forwardReminder,
 	}, err
 }
 
@@ -70,7 +72,6 @@ func (s *successor) Round(r engine.Round) {
 func (s *successor) succeed(ctx context.Context) {
 	s.turn.Lock()
 	defer s.turn.Unlock()
-	s.explainBlocked(ctx)
 	for w := (watch{successor: s}); ctx.Err() == nil; {
 		w.look(ctx)
 		select {
@@ -87,31 +88,6 @@ func (s *successor) succeedOnce(ctx context.Context) error {
 		return err
 	}
 	return s.takeover.Drain(ctx, nil)
-}
-
-// stand says what is missing where kube-proxy's rules are left alone.
-func (s *successor) stand(ctx context.Context) {
-	s.turn.Lock()
-	defer s.turn.Unlock()
-	s.explainBlocked(ctx)
-}
-
-// explainBlocked says where packets will be dropped that kube-proxy would accept.
-func (s *successor) explainBlocked(ctx context.Context) {
-	if !s.accepted() {
-		return
-	}
-	where, err := s.takeover.Blocked(ctx)
-	if err != nil {
-		s.log.Warn("cannot see whether packets to pods are forwarded", "error", err)
-	}
-	if text := strings.Join(where, ", "); text != "" && s.news("blocked "+text) {
-		s.log.Warn("chain FORWARD lets nothing pass that no rule accepts: have the CNI plug-in, or rules of your own, "+
-			"accept packets from and to pods; kube-proxy in its mode would accept those of Services", "where", text)
-		s.report.warn(reasonBlocked, fmt.Sprintf("chain FORWARD (%s) lets nothing pass that no rule accepts, and "+
-			"kube-proxy's KUBE-FORWARD, which would accept packets of Services, is not there: have the CNI plug-in, or "+
-			"rules of your own, accept packets from and to pods", text))
-	}
 }
 
 // news reports whether something has not been said before.
@@ -134,9 +110,6 @@ type watch struct {
 
 // look looks once, and removes what it finds.
 func (w *watch) look(ctx context.Context) {
-	if len(w.stays) > 0 { // somebody may have cut them off
-		defer w.explainBlocked(ctx)
-	}
 	if w.clean {
 		if back, err := w.takeover.Glance(ctx); !back && err == nil {
 			return

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -63,7 +64,10 @@ func (s *succession) begin() (end func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.succeed(ctx)
+		var both sync.WaitGroup
+		both.Go(func() { s.succeed(ctx) })
+		both.Go(func() { s.watchForward(ctx) })
+		both.Wait()
 	}()
 	return func() {
 		cancel()
@@ -167,17 +171,36 @@ func TestSuccessor(t *testing.T) {
 	}
 }
 
-// TestSuccessor_fresh is a node where kube-proxy has never been since it started.
-func TestSuccessor_fresh(t *testing.T) {
+// TestSuccessor_forward is a node where kube-proxy has never been since it started. A firewall comes
+// later than Fairlead, and begins anew.
+func TestSuccessor_forward(t *testing.T) {
 	t.Parallel()
-	s := newSuccession(t)
-	s.run("", "ip6tables-nft", "-P", "FORWARD", "DROP")
-	s.stand(t.Context())
-	s.expect(reasonBlocked, "(iptables-nft ip6)")
-	s.stand(t.Context())
-	s.begin()()
-	if len(s.events) > 0 {
-		t.Errorf("said twice: %+v", <-s.events)
+	for _, c := range []struct{ tool, where string }{
+		{"ip6tables-nft", "(iptables-nft ip6)"},
+		{"iptables-legacy", "(iptables-legacy ip)"},
+	} {
+		t.Run(c.tool, func(t *testing.T) {
+			t.Parallel()
+			s := newSuccession(t)
+			policy := func(p string) { s.run("", c.tool, "-P", "FORWARD", p) }
+			end := s.begin()
+			for range 2 {
+				policy("DROP")
+				s.expect(reasonBlocked, c.where)
+				policy("ACCEPT")
+				s.expect(reasonUnblocked, "")
+			}
+			end()
+			if len(s.events) > 0 {
+				t.Errorf("said twice: %+v", <-s.events)
+			}
+			s.reminder = 0
+			policy("DROP")
+			end = s.begin()
+			s.expect(reasonBlocked, c.where)
+			s.expect(reasonBlocked, c.where)
+			end()
+		})
 	}
 }
 

@@ -1,0 +1,74 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"fairlead.dev/fairlead/source/kube"
+)
+
+// forwardReminder is how long a closed FORWARD goes without being said again. An API server keeps
+// Events for an hour.
+const forwardReminder = 30 * time.Minute
+
+// forwarding is what a successor knows of the chain FORWARD.
+type forwarding struct {
+	*successor
+	blocked string // where packets are dropped that kube-proxy would accept, as said last
+	said    time.Time
+	failure string
+}
+
+// watchForward looks until ctx ends whether packets will be dropped that kube-proxy would accept: a
+// firewall may come long after the process, and KUBE-FORWARD may be cut off.
+func (s *successor) watchForward(ctx context.Context) {
+	for f := (forwarding{successor: s}); ; {
+		f.look(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.interval):
+		}
+	}
+}
+
+// look says what begins and what ends, and from time to time what lasts.
+func (f *forwarding) look(ctx context.Context) {
+	if !f.accepted() {
+		f.blocked = ""
+		return
+	}
+	where, err := f.takeover.Blocked(ctx)
+	if err != nil {
+		f.fails(err)
+		return
+	}
+	f.failure = ""
+	switch text := strings.Join(where, ", "); {
+	case text != "" && (text != f.blocked || time.Since(f.said) >= f.reminder):
+		f.warn(text)
+	case text == "" && f.blocked != "":
+		f.blocked = ""
+		f.log.Info("chain FORWARD drops nothing any more that kube-proxy would accept")
+		f.report.emit(kube.Event{Reason: reasonUnblocked,
+			Message: "chain FORWARD drops nothing any more that kube-proxy would accept"})
+	}
+}
+
+func (f *forwarding) warn(where string) {
+	f.blocked, f.said = where, time.Now()
+	f.log.Warn("chain FORWARD lets nothing pass that no rule accepts: have the CNI plug-in, or rules of your own, "+
+		"accept packets from and to pods; kube-proxy in its mode would accept those of Services", "where", where)
+	f.report.warn(reasonBlocked, fmt.Sprintf("chain FORWARD (%s) lets nothing pass that no rule accepts, and "+
+		"kube-proxy's KUBE-FORWARD, which would accept packets of Services, is not there: have the CNI plug-in, or "+
+		"rules of your own, accept packets from and to pods", where))
+}
+
+func (f *forwarding) fails(err error) {
+	if err.Error() != f.failure {
+		f.failure = err.Error()
+		f.log.Warn("cannot see whether packets to pods are forwarded", "error", err)
+	}
+}
