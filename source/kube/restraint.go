@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"math"
 	"net/http"
@@ -12,12 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// restraint spares a server that answers, but that it is overloaded or broken: of all nodes' questions
-// each costs it something. A server that does not answer at all is not hurt by being asked often.
+// restraint spares a server that answers, but that it is overloaded or broken, or that it does not know us:
+// of all nodes' questions each costs it something. A server that does not answer at all is not hurt by
+// being asked often.
 type restraint struct {
-	mu      sync.Mutex
-	backoff *wait.Backoff // nil: all is well
-	until   time.Time
+	mu       sync.Mutex
+	backoff  *wait.Backoff // nil: it is neither overloaded nor broken
+	refusals int           // of us, in a row
+	until    time.Time
 }
 
 // The pauses after answers that say so: the first one doubles up to client-go's longest.
@@ -26,18 +29,45 @@ const (
 	maxRestraint   = 30 * time.Second
 )
 
-// failed takes in an error. The server's own wish, Retry-After, is respected.
+// Credentials are often renewed within seconds of their end, so that the first refusals do not count.
+// Then between one and two of these pass.
+const (
+	quickRefusals = 3
+	refusedPause  = 5 * time.Second
+)
+
+// failed takes in an error.
 func (r *restraint) failed(err error) {
-	var status apierrors.APIStatus
-	if !errors.As(err, &status) {
-		return
-	}
-	code := status.Status().Code
-	if code < http.StatusInternalServerError && code != http.StatusTooManyRequests {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var delay time.Duration
+	switch {
+	case overloaded(err):
+		delay = r.step(err)
+	case refusesUs(err):
+		if r.refusals++; r.refusals > quickRefusals {
+			delay = wait.Jitter(refusedPause, 1)
+		}
+	}
+	r.until = time.Now().Add(delay)
+}
+
+func overloaded(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	code := status.Status().Code
+	return code >= http.StatusInternalServerError || code == http.StatusTooManyRequests
+}
+
+func refusesUs(err error) bool {
+	var certificate *tls.CertificateVerificationError
+	return apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || errors.As(err, &certificate)
+}
+
+// step is the next pause, or longer if the server wishes so (Retry-After).
+func (r *restraint) step(err error) time.Duration {
 	if r.backoff == nil {
 		r.backoff = &wait.Backoff{Duration: firstRestraint, Factor: 2, Jitter: 1, Cap: maxRestraint, Steps: math.MaxInt32}
 	}
@@ -45,14 +75,14 @@ func (r *restraint) failed(err error) {
 	if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
 		delay = max(delay, time.Duration(seconds)*time.Second)
 	}
-	r.until = time.Now().Add(delay)
+	return delay
 }
 
 // works ends the restraint.
 func (r *restraint) works() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.backoff, r.until = nil, time.Time{}
+	r.backoff, r.refusals, r.until = nil, 0, time.Time{}
 }
 
 // wait returns false if ctx ended before the server may be asked again.

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"slices"
 	"testing"
@@ -44,12 +45,20 @@ func TestRestraint(t *testing.T) {
 		}
 		for _, err := range []error{
 			fmt.Errorf("dial: %w", unix.ECONNREFUSED),
-			apierrors.NewUnauthorized(""),
-			apierrors.NewForbidden(schema.GroupResource{}, "", nil),
 			apierrors.NewResourceExpired(""),
 		} {
-			if d := pauses(t, err)[0]; d != 0 {
+			if d := pauses(t, slices.Repeat([]error{err}, 10)...)[9]; d != 0 {
 				t.Errorf("%v after %v", d, err)
+			}
+		}
+		for _, err := range []error{
+			apierrors.NewUnauthorized(""),
+			apierrors.NewForbidden(schema.GroupResource{}, "", nil),
+			&tls.CertificateVerificationError{Err: unix.EIO},
+		} {
+			all := pauses(t, slices.Repeat([]error{err}, 5)...)
+			if slices.Max(all[:quickRefusals]) != 0 || slices.Min(all[quickRefusals:]) < refusedPause {
+				t.Errorf("%v after %v", all, err)
 			}
 		}
 	})
