@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -71,6 +73,32 @@ func TestKustomize_objects(t *testing.T) {
 			equal(t, strings.Join(decodeAll(t, kustomize(t, dir)), ", "), want)
 		})
 	}
+}
+
+// The commands in docs/install.md put IMAGE in the place of every image of Fairlead.
+func TestKustomize_image(t *testing.T) {
+	recipe := regexp.MustCompile(`(?m)^kubectl kustomize deploy/kustomize/(\S+) \| sed '([^']+)' \| kubectl apply`)
+	var have []string
+	for _, m := range recipe.FindAllStringSubmatch(read(t, "../docs/install.md"), -1) {
+		sed := exec.Command("sed", m[2])
+		sed.Stdin = strings.NewReader(kustomize(t, m[1]))
+		out, err := sed.Output()
+		if err != nil {
+			t.Fatalf("sed %s: %v", m[2], err)
+		}
+		for _, image := range regexp.MustCompile(`image: (.*)`).FindAllSubmatch(out, -1) {
+			have = append(have, m[1]+" "+string(image[1]))
+		}
+	}
+	slices.Sort(have)
+	equal(t, strings.Join(have, "\n"), `base IMAGE
+base IMAGE
+clean IMAGE
+clean registry.k8s.io/pause:3.10
+overlays/instead-of-kube-proxy IMAGE
+overlays/instead-of-kube-proxy IMAGE
+overlays/own-configuration IMAGE
+overlays/own-configuration IMAGE`)
 }
 
 // kustomize is kubectl kustomize, which kubectl apply -k applies.
