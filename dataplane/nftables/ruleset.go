@@ -291,8 +291,10 @@ func storeMeta(k expr.MetaKey) expr.Any {
 
 // The priorities of base chains: those of nft's dstnat and srcnat, the first one later by one. The kernel
 // asks no further chain about a connection that one has translated, so that kube-proxy, whose chains have
-// -100, goes first as long as its rules are there. When it comes back and Fairlead is gone, what
-// Fairlead has left in the kernel, and nobody brings up to date any more, does no harm.
+// -100, goes first as long as its rules are there. So when it comes back and Fairlead is gone,
+// changes of Services that have endpoints are followed, whatever Fairlead has left in the kernel. Where
+// kube-proxy has no rule, as for a Service that was deleted or (but in its mode nftables) has no endpoints
+// any more, what was left, and nobody brings up to date, still answers, until fairlead clean has run.
 const (
 	translation  = -99
 	masquerading = 100
