@@ -3,7 +3,6 @@ package metrics
 import (
 	"context"
 	"runtime"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +44,7 @@ func newAsked(s *shelf, o Options) *asked {
 	a := &asked{
 		options: o,
 		build: s.asked(fairlead("build_info", "What this program was made of; always 1.",
-			"version", "revision", "go_version")),
+			"version", "go_version")),
 		mode: s.asked(fairlead("mode_info", "The data plane in force; always 1.", "mode")),
 		rows: s.asked(fairlead("rows", "Rows that say what the node does, by kind.", "kind")),
 		noLocal: s.asked(kubeproxy("sync_proxy_rules_no_local_endpoints_total",
@@ -98,7 +97,7 @@ func (a *asked) CollectWithStability(to chan<- metrics.Metric) {
 	tell := func(d *metrics.Desc, value float64, labels ...string) {
 		to <- metrics.NewLazyConstMetric(d, metrics.GaugeValue, value, labels...)
 	}
-	tell(a.build, 1, a.options.Version, revision(), runtime.Version())
+	tell(a.build, 1, a.options.Version, runtime.Version())
 	if a.options.Mode != nil {
 		tell(a.mode, 1, a.options.Mode())
 	}
@@ -137,16 +136,4 @@ func truth(is bool) float64 {
 		return 1
 	}
 	return 0
-}
-
-func revision() string {
-	info, _ := debug.ReadBuildInfo()
-	if info != nil {
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				return s.Value
-			}
-		}
-	}
-	return ""
 }
