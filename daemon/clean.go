@@ -24,7 +24,7 @@ func CleanOwn(ctx context.Context, out io.Writer) error {
 	for _, p := range planes() {
 		removed, err := p.remove(ctx)
 		if removed {
-			fmt.Fprintln(out, p.name+": removed")
+			fmt.Fprintln(out, p.name+": removed what there was")
 		}
 		errs = append(errs, err)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -201,6 +202,34 @@ func TestRun_takenPorts(t *testing.T) {
 		}
 		_ = p.Wait()
 	}
+}
+
+// Feature gates say which pages there are, and may be edited.
+func TestRun_gatesOfPages(t *testing.T) {
+	w := newWorld(t)
+	file := filepath.Join(t.TempDir(), "config.conf")
+	gates := func(said string) {
+		t.Helper()
+		text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n" +
+			"clusterCIDR: 10.244.0.0/16\nfeatureGates: {" + said + "}\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pages := func(flagz, statusz int) {
+		t.Helper()
+		at := netip.MustParseAddrPort("127.0.0.1:10249")
+		w.within(fmt.Sprintf("/flagz %d, /statusz %d", flagz, statusz), func() bool {
+			return w.get(at, "/flagz") == flagz && w.get(at, "/statusz") == statusz
+		})
+	}
+	gates("ComponentFlagz: false")
+	w.start("--config", file)
+	pages(http.StatusNotFound, http.StatusOK)
+	gates("ComponentStatusz: false")
+	pages(http.StatusOK, http.StatusNotFound)
+	gates("")
+	pages(http.StatusOK, http.StatusOK)
 }
 
 // within waits until something is so.
