@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -525,7 +526,63 @@ func (w *realCluster) kubeProxy(kubeconfig, mode, makes string) *kubernetes.Prox
 	return p
 }
 
-// From kube-proxy to Fairlead and back, while connections are made all the time.
+// kubeProxyKnows waits until kube-proxy's rules, and its alone, translate to so many pods, and no other is left.
+func (w *realCluster) kubeProxyKnows(n int) {
+	w.Helper()
+	pod := regexp.MustCompile(`(10\.244\.\d+\.\d+)(?::| \. )8080`)
+	var last []byte
+	defer func() {
+		if w.Failed() {
+			w.Logf("kube-proxy's last rules:\n%s", last)
+		}
+	}()
+	w.until(fmt.Sprintf("kube-proxy knows %d pods", n), func(ctx context.Context) bool {
+		pods, err := w.plane.Client().CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
+		known := map[string]bool{}
+		var rules []byte
+		for _, c := range [][]string{
+			{"nft", "list", "table", "ip", "kube-proxy"}, {"iptables-legacy-save", "-t", "nat"}, {"iptables-nft-save", "-t", "nat"},
+		} {
+			out, _ := w.bed.Command(ctx, testbed.Node, c[0], c[1:]...).Output() // one of them has rules
+			rules = append(rules, out...)
+		}
+		if ctx.Err() == nil {
+			last = rules
+		}
+		for line := range strings.Lines(string(rules)) {
+			if strings.Contains(line, "--to-destination") || strings.Contains(line, "dnat ") {
+				for _, m := range pod.FindAllStringSubmatch(line, -1) {
+					known[m[1]] = true
+				}
+			}
+		}
+		return err == nil && len(pods.Items) == n && len(known) == n
+	})
+}
+
+// goesBack takes away all pods but one, while the real kube-proxy runs and Fairlead, which has ended,
+// still has all of them in its rules. What kube-proxy knows counts.
+func (w *realCluster) goesBack(mode string) {
+	w.Helper()
+	w.kubeProxyKnows(4)
+	w.kubectl("", "scale", "deployment/web", "--replicas=1")
+	w.kubeProxyKnows(1)
+	if out, err := w.bed.Command(w.Context(), testbed.Node, "nft", "list", "table", "ip", "fairlead").Output(); err != nil ||
+		!strings.Contains(string(out), "-4-") {
+		w.Fatalf("Fairlead should have left four pods in its rules: %v\n%s", err, out)
+	}
+	left := map[string]bool{}
+	for i := range 50 {
+		for from, to := range map[testbed.Place]netip.AddrPort{testbed.Outside: nodePort, testbed.Node: webIP} {
+			o, err := w.bed.Probe(w.Context(), testbed.Probe{From: from, To: to})
+			if left[o.Backend] = true; err != nil || o.Result != testbed.Answered || len(left) > 1 {
+				w.Fatalf("back to kube-proxy in mode %s, connection %d from %s to %s: %s, %v", mode, i+1, from, to, o, err)
+			}
+		}
+	}
+}
+
+// From kube-proxy to Fairlead and back, while connections are made all the time and pods go.
 func TestKubeProxy_succession(t *testing.T) {
 	t.Parallel()
 	w := newRealCluster(t)
@@ -564,6 +621,18 @@ func TestKubeProxy_succession(t *testing.T) {
 	w.logged(p, "removed what kube-proxy had left", "nftables")
 	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
 		t.Errorf("while one took over from the other: %s", r)
+	}
+	for _, back := range []struct{ mode, makes string }{
+		{"iptables", "KUBE-SVC-"}, {"nftables", "table ip kube-proxy"},
+	} {
+		w.kubectl("", "scale", "deployment/web", "--replicas=4")
+		w.backends("fairlead", 4)
+		end(p)
+		p = real(back.mode, back.makes)
+		w.goesBack(back.mode)
+		end(p)
+		p = w.start()
+		w.logged(p, "removed what kube-proxy had left", back.mode)
 	}
 	// What the administrator wants kept is kept, until it is not.
 	end(p)

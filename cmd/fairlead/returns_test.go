@@ -82,7 +82,7 @@ func TestKubeProxy_returns(t *testing.T) {
 // translates reports whether a table has rules that translate to pods.
 func (w *realCluster) translates(table string) bool {
 	out, err := w.bed.Command(w.Context(), testbed.Node, "nft", "list", "table", "ip", table).CombinedOutput()
-	return err == nil && strings.Contains(string(out), "dnat to")
+	return err == nil && strings.Contains(string(out), "dnat ")
 }
 
 // Where FORWARD has the policy DROP, as Docker sets it, NodePorts and open connections need what
