@@ -28,9 +28,8 @@ const (
 )
 
 // successor notes when the rules are in force for the first time, and then removes those of kube-proxy:
-// at every moment there is somebody who translates. Then it looks whether kube-proxy comes back, and beside that whether
-// FORWARD closes. It is
-// an engine.Observer.
+// at every moment there is somebody who translates. Then it looks whether kube-proxy comes back, and beside
+// that whether FORWARD closes. It is an engine.Observer.
 type successor struct {
 	successorConfig
 	takeover *takeover.Takeover

@@ -582,6 +582,13 @@ func (w *realCluster) goesBack(mode string) {
 	}
 }
 
+func (w *realCluster) kill(p *kubernetes.Proxy) {
+	w.Helper()
+	if err := p.Kill(); err != nil {
+		w.Fatal(err)
+	}
+}
+
 // From kube-proxy to Fairlead and back, while connections are made all the time and pods go.
 func TestKubeProxy_succession(t *testing.T) {
 	t.Parallel()
@@ -598,12 +605,7 @@ func TestKubeProxy_succession(t *testing.T) {
 	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
 		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 2 * time.Millisecond,
 	})
-	end := func(p *kubernetes.Proxy) {
-		t.Helper()
-		if err := p.Kill(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	end := w.kill
 	end(p)
 	if got := w.rules(); got != "KUBE-SERVICES, KUBE-SVC-" {
 		t.Fatalf("kube-proxy has left: %s", got)
