@@ -560,6 +560,12 @@ func (w *realCluster) kubeProxyKnows(n int) {
 	})
 }
 
+func (w *realCluster) fourPods() {
+	w.Helper()
+	w.kubectl("", "scale", "deployment/web", "--replicas=4")
+	w.backends("fairlead", 4)
+}
+
 // goesBack takes away all pods but one, while the real kube-proxy runs and Fairlead, which has ended,
 // still has all of them in its rules. What kube-proxy knows counts.
 func (w *realCluster) goesBack(mode string) {
@@ -624,11 +630,8 @@ func TestKubeProxy_succession(t *testing.T) {
 	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
 		t.Errorf("while one took over from the other: %s", r)
 	}
-	for _, back := range []struct{ mode, makes string }{
-		{"iptables", "KUBE-SVC-"}, {"nftables", "table ip kube-proxy"},
-	} {
-		w.kubectl("", "scale", "deployment/web", "--replicas=4")
-		w.backends("fairlead", 4)
+	for _, back := range []struct{ mode, makes string }{{"iptables", "KUBE-SVC-"}, {"nftables", "table ip kube-proxy"}} {
+		w.fourPods()
 		end(p)
 		p = real(back.mode, back.makes)
 		w.goesBack(back.mode)
