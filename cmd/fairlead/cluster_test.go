@@ -611,8 +611,7 @@ func TestKubeProxy_succession(t *testing.T) {
 	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
 		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 2 * time.Millisecond,
 	})
-	end := w.kill
-	end(p)
+	w.kill(p)
 	if got := w.rules(); got != "KUBE-SERVICES, KUBE-SVC-" {
 		t.Fatalf("kube-proxy has left: %s", got)
 	}
@@ -622,9 +621,9 @@ func TestKubeProxy_succession(t *testing.T) {
 	if got := w.rules(); got != "table ip fairlead, table ip6 fairlead" {
 		t.Errorf("after taking over: %s", got)
 	}
-	end(p)
+	w.kill(p)
 	p = real("nftables", "table ip kube-proxy")
-	end(p)
+	w.kill(p)
 	p = w.start()
 	w.logged(p, "removed what kube-proxy had left", "nftables")
 	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
@@ -632,17 +631,17 @@ func TestKubeProxy_succession(t *testing.T) {
 	}
 	for _, back := range []struct{ mode, makes string }{{"iptables", "KUBE-SVC-"}, {"nftables", "table ip kube-proxy"}} {
 		w.fourPods()
-		end(p)
+		w.kill(p)
 		p = real(back.mode, back.makes)
 		w.goesBack(back.mode)
-		end(p)
+		w.kill(p)
 		p = w.start()
 		w.logged(p, "removed what kube-proxy had left", back.mode)
 	}
 	// What the administrator wants kept is kept, until it is not.
-	end(p)
+	w.kill(p)
 	p = real("iptables", "KUBE-SVC-")
-	end(p)
+	w.kill(p)
 	p = w.start("--take-over=Keep")
 	if err := p.Ready(t.Context()); err != nil {
 		t.Fatal(err)
@@ -650,14 +649,14 @@ func TestKubeProxy_succession(t *testing.T) {
 	if got := w.rules(); got != "KUBE-SERVICES, KUBE-SVC-, table ip fairlead, table ip6 fairlead" {
 		t.Errorf("with takeOver: Keep: %s", got)
 	}
-	end(p)
+	w.kill(p)
 	p = w.start("--once")
 	<-p.Ended()
 	if got := w.rules(); got != "table ip fairlead, table ip6 fairlead" {
 		t.Errorf("after --once: %s\n%s", got, p.Log())
 	}
 	p = real("iptables", "KUBE-SVC-")
-	end(p)
+	w.kill(p)
 	p = w.start("--cleanup")
 	<-p.Ended()
 	if got := w.rules(); got != "" || !strings.Contains(p.Log(), "nftables: removed") || !strings.Contains(p.Log(), "kube-proxy: removed") {
