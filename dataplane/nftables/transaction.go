@@ -101,16 +101,27 @@ func (p *Plane) isolate(t *transaction, steps []step, errs *[]error) {
 	if err == nil {
 		return
 	}
-	half := len(steps) / 2
-	for half > 0 && steps[half-1].joined {
-		half--
-	}
+	half := middle(steps)
 	if half == 0 || !refused(err) || len(*errs) >= maxRefusals {
 		*errs = append(*errs, err)
 		return
 	}
 	p.isolate(t, steps[:half], errs)
 	p.isolate(t, steps[half:], errs)
+}
+
+// middle is where steps can be parted, as near to their middle as the joined ones allow; 0: nowhere.
+func middle(steps []step) int {
+	half := len(steps) / 2
+	for before, after := half, half; before > 0 || after < len(steps); before, after = before-1, after+1 {
+		if before > 0 && !steps[before-1].joined {
+			return before
+		}
+		if after > 0 && after < len(steps) && !steps[after-1].joined {
+			return after
+		}
+	}
+	return 0
 }
 
 // refused reports whether an error is about what was sent, not about the connection, our rights, or a
