@@ -156,6 +156,23 @@ func TestPlane_restartChangesNothing(t *testing.T) {
 	})
 }
 
+// Also classes that no frontend uses at the moment, and that stay for those to come, have the new mark.
+func TestPlane_newMark(t *testing.T) {
+	inNamespace(t, func(t *testing.T) {
+		s := parse(t, example)
+		p := newPlane(t, dataplane.Config{})
+		check(t, p.Sync(context.Background(), s))
+		check(t, p.Close())
+		p = newPlane(t, dataplane.Config{Mark: 1 << 20})
+		defer p.Close()
+		check(t, p.Sync(context.Background(), parse(t, "guard 10.96.0.0/16 drop\n")))
+		rules := nft(t, "list ruleset")
+		if strings.Contains(rules, "0x00004000") || !strings.Contains(rules, "0x00100000") {
+			t.Error("the rules have not the new mark alone:\n", rules)
+		}
+	})
+}
+
 func TestPlane_removeLeavesNothing(t *testing.T) {
 	inNamespace(t, func(t *testing.T) {
 		p := newPlane(t, dataplane.Config{})

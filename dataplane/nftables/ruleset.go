@@ -302,10 +302,11 @@ const (
 
 // The names of the constant chains.
 const (
-	chainServices = "services"
-	chainInternal = "internal"
-	chainReject   = "refuse"
-	chainMark     = "mark-off-cluster"
+	chainServices       = "services"
+	chainInternal       = "internal"
+	chainReject         = "refuse"
+	chainMark           = "mark"
+	chainMarkOffCluster = "mark-off-cluster"
 )
 
 // constantChains are the chains that do not depend on the rows, but for Pods.Interfaces.
@@ -313,7 +314,8 @@ func (t *table) constantChains() []chain {
 	f := t.family
 	return []chain{
 		t.rejectChain(),
-		t.markChain(),
+		{name: chainMark, rules: []rule{{"", t.setMark()}}},
+		{name: chainMarkOffCluster, rules: append(t.fromPods("pods keep their address", back()), rule{"", t.setMark()})},
 		{name: chainServices, rules: append([]rule{t.dispatch(frontends)},
 			rule{"guards: addresses", all(f.load(f.destination, 0), in("drop-addresses"), drop())},
 			rule{"", all(f.load(f.destination, 0), in("reject-addresses"), goTo(chainReject))},
@@ -390,11 +392,8 @@ func interfacePattern(name string) []byte {
 	return append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
 }
 
-func (t *table) markChain() chain {
-	return chain{name: chainMark, rules: append(t.fromPods("pods keep their address", back()),
-		rule{"", t.setMark()})}
-}
-
+// setMark is in the constant chains only: classes that nobody uses at the moment stay in the kernel, and
+// must not keep the mark of a former configuration.
 func (t *table) setMark() []expr.Any {
 	return all(loadMeta(expr.MetaKeyMARK, 0), bits(^t.mark, t.mark), storeMeta(expr.MetaKeyMARK))
 }
@@ -451,9 +450,9 @@ func (t *table) classChain(c class) chain {
 	}
 	switch c.snat {
 	case model.OffCluster:
-		add("", jump(chainMark))
+		add("", jump(chainMarkOffCluster))
 	case model.Always:
-		add("", t.setMark()...)
+		add("", jump(chainMark))
 	}
 	if c.affinity == 0 {
 		add("", t.translate(choose(c.slots, "slots"))...)
