@@ -206,11 +206,13 @@ func TestReporter(t *testing.T) {
 		}},
 			"Service default/web|Warning|InvalidService|Service default/web: spec.ports[0]: is bad|true",
 			"EndpointSlice default/web-1|Warning|InvalidEndpointSlice|EndpointSlice default/web-1: is bad|true",
+			{Object: "ServiceCIDR wide", Reason: "is bad"},
 			"|Warning|InvalidNode|Node n: status: is bad|false")
 		at := netip.MustParseAddrPort("192.0.2.1:30000")
 		expect(engine.Round{Refused: []engine.Refusal{{Address: at, Service: "default/web", Err: errors.New("no")}, {Address: at, Err: errors.New("no")}}},
 			"Service default/web|Warning|FailedToStartServiceHealthcheck|no|false",
 			"|Warning|FailedToStartProxierHealthcheck|no|false")
+			"ServiceCIDR wide|Warning|InvalidServiceCIDR|ServiceCIDR wide: is bad|true",
 
 		failing := engine.Round{Status: engine.Status{Error: "the kernel refuses"}}
 		expect(failing, "|Warning|ProgrammingFailed|the kernel refuses|false")

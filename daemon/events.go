@@ -101,13 +101,14 @@ func (r *reporter) Round(round engine.Round) {
 	r.failure(&round)
 }
 
-// problem regards the object that has it, if Events can regard such objects. Each node finds it.
+// problem regards the object that has it, if Events can regard such objects. But for what is wrong with a
+// Node, which is the own one, each node finds it.
 func (r *reporter) problem(p service.Problem) {
 	e := kube.Event{Warning: true, Message: p.Error()}
 	switch kind, _, _ := strings.Cut(p.Object, " "); kind {
-	case "Service", "EndpointSlice":
+	case "Service", "EndpointSlice", "ServiceCIDR":
 		e.Object, e.Reason, e.Everywhere = p.Object, reasonInvalid+kind, true
-	case "Node", "ServiceCIDR":
+	case "Node":
 		e.Reason = reasonInvalid + kind
 	default: // a manifest, or an interface: the log has it
 		return

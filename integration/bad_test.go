@@ -33,11 +33,11 @@ func TestBadObjects(t *testing.T) {
 EndpointSlice default/bad-1 InvalidEndpointSlice endpoints[0].addresses[0]
 EndpointSlice default/bad-1 InvalidEndpointSlice ports[0].port
 EndpointSlice default/web-bad InvalidEndpointSlice endpoints[0].addresses[0]
-Node node InvalidServiceCIDR spec.cidrs[0]
 Service default/bad-cluster-ip InvalidService spec.clusterIPs[0]
 Service default/bad-port InvalidService spec.ports[0].port
 Service default/bad-port InvalidService spec.ports[1].protocol
 Service default/bad-ranges InvalidService spec.loadBalancerSourceRanges[0]
+ServiceCIDR bad InvalidServiceCIDR spec.cidrs[0]
 `)
 	})
 	w.step("at random", func(w *world) {

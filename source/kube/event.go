@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -106,8 +107,11 @@ func (e *Events) reference(ctx context.Context, object string) (corev1.ObjectRef
 	case kind == "EndpointSlice" && namespaced:
 		r.APIVersion, r.Namespace, r.Name = discoveryv1.SchemeGroupVersion.String(), namespace, inNamespace
 		return r, e.findUID(ctx, discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), &r)
+	case kind == "ServiceCIDR" && !namespaced:
+		r.APIVersion, r.Name = networkingv1.SchemeGroupVersion.String(), name
+		return r, e.findUID(ctx, networkingv1.SchemeGroupVersion.WithResource("servicecidrs"), &r)
 	}
-	return r, apierrors.NewBadRequest(fmt.Sprintf("%q is neither a Service, an EndpointSlice nor a Node", object))
+	return r, apierrors.NewBadRequest(fmt.Sprintf("no Event can regard %q", object))
 }
 
 // findUID finds the UID of an object that the Source knows to be bad, or lists the one object:

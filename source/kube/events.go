@@ -39,7 +39,9 @@ const eventsPerSecond rate.Limit = 0.5
 
 // Event is something that people should find with kubectl.
 type Event struct {
-	Object  string // what it regards: "Service default/web", "EndpointSlice ns/name", "Node name"; empty: the own Node
+	// Object is what it regards: "Service default/web", "EndpointSlice ns/name", "ServiceCIDR name", "Node name";
+	// empty: the own Node.
+	Object  string
 	Warning bool   // not Normal
 	Reason  string // one word in CamelCase
 	Action  string // what was done or failed, a word; empty: Reason

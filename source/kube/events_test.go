@@ -290,19 +290,22 @@ func TestEvents_badObject(t *testing.T) {
 	server := cluster(t)
 	bad := aService("bad", "no address")
 	bad.UID = "seen"
-	server.put(bad)
+	badRange := aCIDR("bad", "no range")
+	badRange.UID = "seen, too"
+	server.put(bad, badRange)
 	events := server.takeEvents()
 	client := server.client(nil)
 	expect(t, open(t, client), "cidr 10.96.0.0/16\nnode n1 [192.0.2.1]\n"+
-		"problem Service default/bad spec.clusterIPs[0]\nservice default/bad []\nservice default/web [10.96.0.1]\n"+
+		"problem Service default/bad spec.clusterIPs[0]\nproblem ServiceCIDR bad spec.cidrs[0]\nservice default/bad []\nservice default/web [10.96.0.1]\n"+
 		"slice default/web-1 10.0.0.1 10.0.0.2")
 	e := client.Events("n1", "kube-proxy")
 	e.Emit(Event{Object: "Service default/bad", Reason: "Bad", Everywhere: true})
 	e.Emit(Event{Object: "Service default/web", Reason: "Conflicts", Everywhere: true})
+	e.Emit(Event{Object: "ServiceCIDR bad", Reason: "Bad", Everywhere: true})
 	e.Close()
 	got := events()
 	slices.Sort(got)
-	if want := []string{"Bad Service bad seen", "Conflicts Service web found"}; !slices.Equal(got, want) {
+	if want := []string{"Bad Service bad seen", "Bad ServiceCIDR bad seen, too", "Conflicts Service web found"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	server.mu.Lock()
