@@ -223,6 +223,8 @@ func (d *Daemon) runOnce(ctx context.Context) error {
 func (d *Daemon) serve(ctx context.Context) error {
 	if here, err := announce(); err == nil {
 		defer here.Close()
+	} else {
+		d.log.Warn("fairlead clean will not see that this process runs", "error", err)
 	}
 	d.report.emit(kube.Event{Reason: reasonStarting})
 	if c := d.config.Load(); c.ModeUnset() && !standalone(c) {

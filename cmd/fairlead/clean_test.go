@@ -1,0 +1,29 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// Who cleans up beside a Fairlead is told that it would be in vain, unless he insists.
+func TestClean_besideRun(t *testing.T) {
+	w := newWorld(t)
+	p := w.start()
+	before := w.ruleset()
+	for _, c := range [][2]string{{"fairlead", "clean"}, {"fairlead", "clean --own"}, {"kube-proxy", "--cleanup"}} {
+		w.runs(c[0], c[1], 1, "a Fairlead runs here", "stop it first", "fairlead clean --force")
+	}
+	if after := w.ruleset(); after != before || !strings.Contains(after, "table ip fairlead") {
+		t.Errorf("before\n%s\nand now\n%s", before, after)
+	}
+	w.runs("fairlead", "clean --own --force", 0, "nftables: removed")
+	p.await("the kernel was changed by somebody else")
+	if err := p.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.Wait()
+	w.runs("fairlead", "clean", 0)
+	if after := w.ruleset(); after != "" {
+		t.Errorf("it has left\n%s", after)
+	}
+}
