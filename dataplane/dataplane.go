@@ -67,6 +67,11 @@ type Config struct {
 	// decides it to the one that does it; it is cleared there.
 	Mark uint32
 	Log  *slog.Logger
+	// LocalnetWasOff says that another plane has set the sysctl route_localnet. This one records that, guards it, and
+	// puts it back in the end.
+	LocalnetWasOff bool
+	// KeepLocalnet has Remove leave that sysctl alone, as another plane has recorded it.
+	KeepLocalnet bool
 	// Meter, if not nil, is told what the plane counts.
 	Meter Meter
 	// Fault, if not nil, is called before each operation on the kernel, named "area verb", and makes
@@ -83,6 +88,12 @@ type Meter interface {
 	Listening(v6 bool, more int)
 	// NotListening: such a socket could not be opened.
 	NotListening(v6 bool)
+}
+
+// Traces tell what a plane, in this or an earlier process, has left in the kernel.
+type Traces struct {
+	Rules          bool // there are some
+	LocalnetWasOff bool // it has set the sysctl route_localnet
 }
 
 // DefaultMark is kube-proxy's: bit 14.

@@ -36,21 +36,40 @@ func baseRules(table string) []baseRule {
 }
 
 // owned reports whether a chain is ours or kube-proxy's. kubelet has chains of its own with similar names.
-func owned(chain string) bool {
+func owned(chain string) bool { return onlyOurs(chain) || shared(chain) || kubeProxys(chain) }
+
+// onlyOurs reports whether nobody else makes such a chain.
+func onlyOurs(chain string) bool {
 	switch chain {
-	case "KUBE-FIREWALL", "KUBE-MARK-DROP", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT":
-		return false
-	case "KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY",
-		"KUBE-LOAD-BALANCER", "KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER",
-		"KUBE-IPVS-OUT-FILTER",
-		chainIn, chainOut, chainInternal, chainGuards, chainRanges, chainReject, chainMark, chainOffNode, chainPost,
-		chainHairpin, chainForward, chainLocalnet:
+	case chainIn, chainOut, chainInternal, chainGuards, chainRanges, chainReject, chainOffNode, chainHairpin,
+		chainLocalnet:
 		return true
 	}
-	return slices.ContainsFunc([]string{
-		"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-",
-		"KUBE-IP-", "KUBE-INT-", "KUBE-UP-", "KUBE-HP-", "KUBE-PORTS-", "KUBE-PART-",
-	}, func(prefix string) bool { return strings.HasPrefix(chain, prefix) })
+	return begins(chain, kindPods, kindLocal, kindSticky, kindLimit,
+		"KUBE-IP-", "KUBE-INT-", "KUBE-UP-", "KUBE-HP-", "KUBE-PORTS-", "KUBE-PART-")
+}
+
+// shared reports whether kube-proxy has a chain of this name and meaning, too.
+func shared(chain string) bool {
+	return slices.Contains([]string{chainServices, chainMark, chainPost, chainForward}, chain)
+}
+
+// kubeProxys reports whether only kube-proxy makes such a chain.
+func kubeProxys(chain string) bool {
+	switch chain {
+	case "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL", chainCanary,
+		"KUBE-LOAD-BALANCER", "KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER",
+		"KUBE-IPVS-OUT-FILTER":
+		return true
+	}
+	return begins(chain, "KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-")
+}
+
+// chainCanary is what kube-proxy makes when it starts, before everything else.
+const chainCanary = "KUBE-PROXY-CANARY"
+
+func begins(chain string, prefixes ...string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
 }
 
 // constants are the chains that do not depend on the rows, or little.

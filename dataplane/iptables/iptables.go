@@ -3,7 +3,7 @@
 // but a packet finds its Service by a tree, and its backend by few choices, however many there are.
 //
 //	nat: PREROUTING ─► KUBE-PROXY-IN ─ from a pod ─► KUBE-INTERNAL ─┐
-//	     OUTPUT ─────► KUBE-PROXY-OUT ─────────────►   │ not found  ├─► KUBE-IP-10.96.0.0-15 ─► …-18 ─► … ─► KUBE-SVC-…
+//	     OUTPUT ─────► KUBE-PROXY-OUT ─────────────►   │ not found  ├─► KUBE-IP-10.96.0.0-15 ─► …-18 ─► … ─► KUBE-PODS-…
 //	                     others ──────────────────► KUBE-SERVICES ──┘      prefixes of addresses            │ mark,
 //	                                                                                                        ▼ choose
 //	     POSTROUTING ─► KUBE-POSTROUTING: marked, or a backend that reaches itself ─► MASQUERADE          DNAT
@@ -59,6 +59,9 @@ type Plane struct {
 	localnet localnet
 	v6       []bool         // the address families that the kernel has: whether each is IPv6
 	families []*familyState // in the order of v6; nil: the kernel's content is not known
+
+	elsewhere *place // the other back end; nil: there is nothing of ours
+	wasOff    bool   // the sysctl route_localnet, says what is left elsewhere
 }
 
 // familyState is what the plane has laid out for an address family.
@@ -101,19 +104,12 @@ func (p *Plane) open() (err error) {
 	if p.ipsets, err = openIPSets(p.fault); err != nil {
 		return err
 	}
-	switch p.options.Backend {
-	case Legacy:
-		p.backend, err = openLegacy(p.fault, p.config.Log)
-	case NFTables:
-		p.backend, err = openNFT(p.fault)
-	default:
-		return fmt.Errorf("back end %q: want %s or %s", p.options.Backend, Legacy, NFTables)
-	}
+	b, err := openBackend(p.options.Backend, p)
 	if err != nil {
-		p.backend = nil
 		return err
 	}
-	return p.probe()
+	p.backend = b
+	return errors.Join(p.probe(), p.openElsewhere())
 }
 
 // probe finds out whether the kernel has what every node needs. Nodes without IPv6 there are many.
@@ -174,6 +170,10 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 		return fmt.Errorf("iptables: %w", err)
 	}
 	defer p.backend.end()
+	left, err := p.leftElsewhere()
+	if err != nil {
+		return fmt.Errorf("iptables: %w", err)
+	}
 	families, changes, stale, err := p.plan(s, true)
 	if err != nil && !refused(err) {
 		return fmt.Errorf("iptables: %w", err)
@@ -181,6 +181,9 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	partial := partially(p.commit(changes), err)
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return fmt.Errorf("iptables: %w", partial)
+	}
+	if err := p.leave(ctx, left); err != nil { // whose rules may refer to the sets
+		return p.finish(families, errors.Join(partial, fmt.Errorf("%w: iptables: %w", dataplane.ErrPartial, err)))
 	}
 	if err := p.ipsets.drop(stale); err != nil {
 		return fmt.Errorf("iptables: %w", err)
@@ -257,6 +260,7 @@ func (p *Plane) load(f *familyState) (have [2]*content, err error) {
 		}
 	}
 	_, f.recorded = have[nat].chains[chainLocalnet]
+	f.recorded = f.recorded || !f.v6 && (p.wasOff || p.config.LocalnetWasOff)
 	f.localnetWasOn = f.v6 || p.localnet.on()
 	return have, nil
 }
@@ -515,7 +519,8 @@ func describe(rules []rule) string {
 	return text
 }
 
-// Remove implements dataplane.Dataplane. A chain of ours to which somebody else's leads stays, empty.
+// Remove implements dataplane.Dataplane. A chain of ours to which somebody else's leads stays, empty. Chains that
+// kube-proxy has taken over since stay as they are.
 func (p *Plane) Remove(ctx context.Context) error {
 	p.families = nil
 	if err := p.remove(ctx); err != nil {
@@ -528,29 +533,28 @@ func (p *Plane) remove(ctx context.Context) error {
 	if err := p.fault("iptables remove"); err != nil {
 		return err
 	}
-	if err := p.backend.begin(ctx); err != nil {
-		return err
-	}
-	defer p.backend.end()
-	var changes []*change
+	found := map[tableID]*content{}
 	for _, id := range p.tableIDs() {
 		have, err := p.backend.load(id)
 		if err != nil {
 			return err
 		}
-		if _, recorded := have.chains[chainLocalnet]; recorded {
-			if err := p.localnet.set("0"); err != nil {
-				return err
-			}
-		}
-		if c := difference(p.backend, id, nil, have); !c.empty() {
-			changes = append(changes, c)
+		if have = have.own(); len(have.chains) > 0 {
+			found[id] = have
 		}
 	}
-	if len(changes) > 0 {
-		if err := p.backend.write(changes); err != nil {
+	left, err := p.leftElsewhere()
+	if err != nil {
+		return err
+	}
+	if (recorded(found) || p.wasOff) && !p.config.KeepLocalnet {
+		if err := p.localnet.set("0"); err != nil {
 			return err
 		}
+	}
+	here := place{backend: p.backend, kind: p.options.Backend}
+	if err := errors.Join(here.clear(ctx, found), p.leave(ctx, left)); err != nil {
+		return err
 	}
 	for _, id := range p.tableIDs() {
 		if err := p.backend.tidy(id); err != nil {
@@ -572,6 +576,9 @@ func (p *Plane) Close() error {
 	}
 	if p.backend != nil {
 		err = errors.Join(err, p.backend.close())
+	}
+	if p.elsewhere != nil {
+		err = errors.Join(err, p.elsewhere.close())
 	}
 	return err
 }

@@ -28,6 +28,15 @@ const (
 	loopbackDevice = "lo"
 )
 
+// How the names of the chains begin that a pool has. They are not kube-proxy's KUBE-SVC- and KUBE-SEP-: of these it
+// deletes, in one transaction with all else, those that it does not know, which fails where others lead to them.
+const (
+	kindPods   = "KUBE-PODS-"
+	kindLocal  = "KUBE-LOCAL-"
+	kindSticky = "KUBE-STICK-"
+	kindLimit  = "KUBE-ALLOW-"
+)
+
 // layout is how the rows of one address family are laid out in chains of the tables nat and filter. It
 // remembers what it needs to tell which chains a change touches.
 type layout struct {
@@ -235,11 +244,11 @@ func (e entry) id() string {
 	return hashed(fmt.Sprintf("%s %t %s", e.pool.Service, e.pool.Local, e.protocol))
 }
 
-// chain is the entry's name: like kube-proxy's chains for endpoints anywhere and on this node.
+// chain is the entry's name, which tells endpoints anywhere from those on this node.
 func (e entry) chain() string {
-	kind := "KUBE-SVC-"
+	kind := kindPods
 	if e.pool.Local {
-		kind = "KUBE-SVL-"
+		kind = kindLocal
 	}
 	if e.snat == model.OffCluster {
 		return kind + e.id()
@@ -292,7 +301,7 @@ func (in limits) release(name string) {
 }
 
 func limitName(f model.Frontend, to string) string {
-	return "KUBE-FW-" + hashed(fmt.Sprint(f.Service, to, f.Allow))
+	return kindLimit + hashed(fmt.Sprint(f.Service, to, f.Allow))
 }
 
 // release gives up what a frontend used.

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
 )
 
 // legacy is the back end x_tables: tables that are read and replaced as a whole.
@@ -30,7 +32,7 @@ type legacy struct {
 
 func openLegacy(fault func(string) error, log *slog.Logger) (*legacy, error) {
 	if bits.UintSize != 64 {
-		return nil, errors.New("back end legacy: not on machines of 32 bits; use nf_tables")
+		return nil, fmt.Errorf("%w: back end legacy on a machine of 32 bits; use nf_tables", dataplane.ErrUnsupported)
 	}
 	l := &legacy{fault: fault, log: log, fds: [2]int{-1, -1}, tables: map[tableID]*blob{}}
 	for i, domain := range []int{unix.AF_INET, unix.AF_INET6} {

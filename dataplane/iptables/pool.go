@@ -52,7 +52,7 @@ func (c *chooser) choice(backends []model.Backend) []rule {
 
 // sticky is the chain of a backend that remembers its clients.
 func (c *chooser) sticky(b model.Backend) string {
-	name := "KUBE-SEP-" + hashed(c.id+" "+b.AddrPort.String())
+	name := c.stickyName(b)
 	c.make(name, []rule{
 		{do: target{verb: remember, name: c.setName(b), expire: c.affinity}},
 		c.translate(b),
@@ -104,7 +104,7 @@ func (c *chooser) split(backends []model.Backend, path string) []rule {
 }
 
 func (c *chooser) stickyName(b model.Backend) string {
-	return "KUBE-SEP-" + hashed(c.id+" "+b.AddrPort.String())
+	return kindSticky + hashed(c.id+" "+b.AddrPort.String())
 }
 
 func total(backends []model.Backend) (sum uint64) {

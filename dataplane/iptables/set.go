@@ -41,9 +41,9 @@ func openIPSets(fault func(string) error) (*ipsets, error) {
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0) // no raw one, which takes CAP_NET_RAW
 	if err != nil {
-		return nil, fmt.Errorf("open raw socket: %w", err)
+		return nil, fmt.Errorf("open socket: %w", err)
 	}
 	return &ipsets{handle: h, conn: c, fd: fd, indexes: setIndexes{}, fault: fault}, nil
 }

@@ -9,7 +9,7 @@ import (
 // A tree finds the rules for a key among many by few comparisons: a chain for each prefix of keys, with a
 // rule for each longer one that leads to a chain of its own, and in the end chains of few rules.
 //
-//	KUBE-SERVICES ─ -d 10.96.0.0/15 ─► …-15 ─ -d 10.96.64.0/18 ─► … ─► -d 10.96.66.7/32 --dport 80 ─► KUBE-SVC-…
+//	KUBE-SERVICES ─ -d 10.96.0.0/15 ─► …-15 ─ -d 10.96.64.0/18 ─► … ─► -d 10.96.66.7/32 --dport 80 ─► KUBE-PODS-…
 //
 // Lengths of prefixes are multiples of stride, so that the chain of a prefix depends on the keys below it
 // and on nothing else. It follows that a new key changes the chains above it only.

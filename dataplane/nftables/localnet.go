@@ -91,7 +91,7 @@ func (l localnet) close() error {
 	return l.file.Close()
 }
 
-// needLocalnet records, in the transaction, that the sysctl is about to be set.
+// needLocalnet records, in the transaction, that the sysctl is about to be set, or that another plane has set it.
 func (t *table) needLocalnet(frontends map[model.Key]model.Frontend) error {
 	if t.v6() || t.localnet {
 		return nil
@@ -102,7 +102,8 @@ func (t *table) needLocalnet(frontends map[model.Key]model.Frontend) error {
 			break
 		}
 	}
-	if _, recorded := t.chains[chainLocalnet]; !t.localnet || recorded || t.localnetIsOn {
+	needed := t.localnet && !t.localnetIsOn || t.localnetWasOff
+	if _, recorded := t.chains[chainLocalnet]; recorded || !needed {
 		return nil
 	}
 	return t.setChain(chain{name: chainLocalnet})
@@ -123,7 +124,7 @@ func (p *Plane) settleLocalnet(tables []*table) error {
 // removeLocalnet puts the sysctl back before the table goes that says that we set it.
 func (p *Plane) removeLocalnet(t *table) error {
 	err := t.loadChains(p.conn)
-	if _, recorded := t.chains[chainLocalnet]; recorded {
+	if _, recorded := t.chains[chainLocalnet]; recorded && !p.config.KeepLocalnet {
 		err = errors.Join(err, p.localnet.set("0"))
 	}
 	return err

@@ -98,7 +98,7 @@ func (p *Plane) probe() error {
 func (p *Plane) newTables(tx *transaction) []*table {
 	tables := []*table{newTable(ipv4, p.config.Mark), newTable(ipv6, p.config.Mark)}
 	for _, t := range tables {
-		t.tx, t.localnetIsOn = tx, p.localnet.on()
+		t.tx, t.localnetIsOn, t.localnetWasOff = tx, p.localnet.on(), p.config.LocalnetWasOff
 	}
 	return tables
 }

@@ -14,13 +14,14 @@ import (
 // table is what we know of our table of one family in the kernel. Its methods append the steps that
 // change the kernel to a transaction and assume that they will be done.
 type table struct {
-	family        family
-	name          string
-	mark          uint32
-	podInterfaces []string
-	internals     int  // frontends of scope Internal
-	localnet      bool // some frontend is on 127.0.0.0/8
-	localnetIsOn  bool
+	family         family
+	name           string
+	mark           uint32
+	podInterfaces  []string
+	internals      int  // frontends of scope Internal
+	localnet       bool // some frontend is on 127.0.0.0/8
+	localnetIsOn   bool
+	localnetWasOff bool // and it was another plane that set it
 
 	sets      []*set
 	exists    bool

@@ -1,0 +1,53 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+)
+
+// Traces tells what this data plane has left in the network namespace of the calling thread.
+func Traces() (t dataplane.Traces, err error) {
+	p, err := look(dataplane.Config{})
+	if err != nil {
+		return t, err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	for _, table := range p.newTables(&transaction{}) {
+		err := table.loadTable(p.conn)
+		if err == nil && table.exists {
+			err = table.loadChains(p.conn)
+		}
+		if errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
+			return t, nil
+		}
+		if err != nil {
+			return t, fmt.Errorf("nftables: %w", err)
+		}
+		_, recorded := table.chains[chainLocalnet]
+		t.Rules, t.LocalnetWasOff = t.Rules || table.exists, t.LocalnetWasOff || recorded
+	}
+	return t, nil
+}
+
+// Clean deletes that.
+func Clean(ctx context.Context, c dataplane.Config) error {
+	p, err := look(c)
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.Remove(ctx), p.Close())
+}
+
+// look makes a plane that is not asked to program anything.
+func look(c dataplane.Config) (*Plane, error) {
+	conn, err := dial()
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	return &Plane{config: c, conn: conn, localnet: openLocalnet()}, nil
+}
