@@ -329,7 +329,7 @@ func (d *Daemon) takeOver(ctx context.Context) {
 func (d *Daemon) newSuccessor() (*successor, error) {
 	return newSuccessor(successorConfig{
 		log: d.log, report: d.report, returned: d.metrics.KubeProxyReturned,
-		accepted: func() bool { return acceptsForward(d.config.Load()) },
+		accepted: func() bool { return acceptsForward(d.config.Load()) }, closed: d.metrics.ForwardingBlocked,
 	})
 }
 

@@ -38,6 +38,7 @@ func (s *successor) watchForward(ctx context.Context) {
 func (f *forwarding) look(ctx context.Context) {
 	if !f.accepted() {
 		f.blocked = ""
+		f.closed(false)
 		return
 	}
 	where, err := f.takeover.Blocked(ctx)
@@ -46,6 +47,7 @@ func (f *forwarding) look(ctx context.Context) {
 		return
 	}
 	f.failure = ""
+	f.closed(len(where) > 0)
 	switch text := strings.Join(where, ", "); {
 	case text != "" && (text != f.blocked || time.Since(f.said) >= f.reminder):
 		f.warn(text)

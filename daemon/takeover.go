@@ -47,6 +47,7 @@ type successorConfig struct {
 	report   *reporter
 	returned func()      // is called when kube-proxy has been back
 	accepted func() bool // reports whether kube-proxy would accept in FORWARD what Services need
+	closed   func(bool)  // is told whether FORWARD drops that
 }
 
 func newSuccessor(c successorConfig) (*successor, error) {

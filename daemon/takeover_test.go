@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +29,8 @@ type succession struct {
 	bed      *testbed.Bed
 	events   told
 	returned chan struct{}
+	unwanted atomic.Bool // by the mode, that FORWARD accepts
+	closed   atomic.Bool // as the metric says
 	*successor
 }
 
@@ -46,7 +49,8 @@ func newSuccession(t *testing.T) *succession {
 	err = bed.Do(testbed.Node, func() (err error) {
 		s.successor, err = newSuccessor(successorConfig{
 			log: slog.New(slog.NewTextHandler(t.Output(), nil)), report: newReporter(s.events),
-			returned: func() { s.returned <- struct{}{} }, accepted: func() bool { return true },
+			returned: func() { s.returned <- struct{}{} },
+			accepted: func() bool { return !s.unwanted.Load() }, closed: s.closed.Store,
 		})
 		return err
 	})
@@ -110,6 +114,16 @@ func (s *succession) gone(command ...string) {
 		}
 		if time.Now().After(end) {
 			s.Fatalf("there still is\n%s", got)
+		}
+	}
+}
+
+// measures waits until the metric says whether FORWARD is closed.
+func (s *succession) measures(closed bool) {
+	s.Helper()
+	for end := time.Now().Add(time.Minute); s.closed.Load() != closed; time.Sleep(time.Millisecond) { // nobody announces it
+		if time.Now().After(end) {
+			s.Fatalf("closed is not %t", closed)
 		}
 	}
 }
@@ -187,8 +201,10 @@ func TestSuccessor_forward(t *testing.T) {
 			for range 2 {
 				policy("DROP")
 				s.expect(reasonBlocked, c.where)
+				s.measures(true)
 				policy("ACCEPT")
 				s.expect(reasonUnblocked, "")
+				s.measures(false)
 			}
 			end()
 			if len(s.events) > 0 {
@@ -199,6 +215,8 @@ func TestSuccessor_forward(t *testing.T) {
 			end = s.begin()
 			s.expect(reasonBlocked, c.where)
 			s.expect(reasonBlocked, c.where)
+			s.unwanted.Store(true) // the mode is another now
+			s.measures(false)
 			end()
 		})
 	}

@@ -73,6 +73,9 @@ func (m *Metrics) Watching(f func() []Watch) { m.asked.watch(f) }
 // ConfigurationRefused says whether a configuration is in force that the files do not say any more.
 func (m *Metrics) ConfigurationRefused(is bool) { m.own.stale.Set(truth(is)) }
 
+// ForwardingBlocked says whether FORWARD is closed to what kube-proxy would accept there.
+func (m *Metrics) ForwardingBlocked(is bool) { m.own.blocked.Set(truth(is)) }
+
 // Handler serves /metrics.
 func (m *Metrics) Handler() http.Handler {
 	return handler(prometheus.Gatherers{m.shelf.registry, legacyregistry.DefaultGatherer})

@@ -13,6 +13,7 @@ type own struct {
 	audits   metrics.ObserverMetric
 	start    metrics.GaugeMetric
 	stale    metrics.GaugeMetric // whether the configuration in the files was refused
+	blocked  metrics.GaugeMetric // whether FORWARD is closed
 
 	drifts            func(...string) metrics.CounterMetric
 	repaired, failing metrics.CounterMetric
@@ -36,6 +37,8 @@ func newOwn(s *shelf) own {
 			"From the start of the process until all rules were in force; 0: they are not yet."))(),
 		stale: s.gauge(fairlead("configuration_refused",
 			"Whether the files of the configuration say what is not accepted, so that the one before stays in force."))(),
+		blocked: s.gauge(fairlead("forwarding_blocked",
+			"Whether chain FORWARD drops what kube-proxy would accept in the configured mode and other rules do not."))(),
 		drifts: s.counter(fairlead("drifts_total",
 			"Differences that audits found in the kernel because somebody else changed it, by class of object.", "class")),
 		problems: s.counter(fairlead("problems_total",
