@@ -35,6 +35,7 @@ func TestInstall(t *testing.T) {
 			t.Errorf("not the API server of kube-public/cluster-info:\n%s", kubeconfig)
 		}
 	})
+	t.Run("misspelt", func(t *testing.T) { testMisspelt(t, c) })
 	t.Run("kubectl apply -k", func(t *testing.T) { testKustomize(t, c) })
 	t.Run("instead of kube-proxy", func(t *testing.T) { testInstead(t, c) })
 }
@@ -57,6 +58,18 @@ func testHelm(t *testing.T, c *cluster, flags ...string) {
 	c.helm(t, append([]string{"upgrade"}, release...)...)
 	c.helm(t, "uninstall", "fairlead", "-n", "kube-system")
 	equal(t, c.ours(t), "")
+}
+
+// testMisspelt shows that fields are known, those of the Prometheus operator's kinds too.
+func testMisspelt(t *testing.T, c *cluster) {
+	rendered := template(t, "--values", chart+"/ci/everything-values.yaml")
+	for _, field := range []string{"updateStrategy", "podMetricsEndpoints", "relabelings", "expr"} {
+		wrong := strings.ReplaceAll(rendered, field+":", field+"s:")
+		out, err := c.kubectl(t, c.admin, wrong, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
+		if err == nil || !strings.Contains(out+err.Error(), field+`s"`) {
+			t.Errorf("%ss: %v\n%s", field, err, out)
+		}
+	}
 }
 
 // ours are the objects with our label.
