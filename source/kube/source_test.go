@@ -8,12 +8,14 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -221,12 +223,54 @@ func TestSource_noNode(t *testing.T) {
 			t.Fatal(got)
 		}
 	}
-	time.Sleep(time.Second) // longer than the longest pause so far: nothing can be awaited that must not come
-	nothing(t, s, api)
-	api.remove(aNode("n1"))
-	expect(t, s, "node  []")
-	time.Sleep(time.Second)
-	nothing(t, s, api)
+}
+
+// The same without a server, in a time of its own: what must not come cannot be awaited otherwise.
+func TestSource_noNodeAnyMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		s := &Source{
+			ctx: ctx, cancel: cancel, changed: make(chan struct{}, 1),
+			pending: service.Batch{Node: &service.Node{}, ServiceCIDRs: []netip.Prefix{}},
+		}
+		m := newMirror(nodeKind("n1"), s)
+		s.mirrors = []*mirror{m}
+		do := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		next := func(want string) {
+			t.Helper()
+			b, err := s.Next(ctx)
+			if do(err); rows(b) != want {
+				t.Fatalf("%s, want %s", rows(b), want)
+			}
+		}
+		silent := func() {
+			t.Helper()
+			time.Sleep(10 * maxReminder)
+			synctest.Wait()
+			if b, ok := s.take(); ok {
+				t.Fatal(rows(b))
+			}
+		}
+		do(m.Replace(nil, "1"))
+		next("cidr none\nnode  []")
+		s.running.Go(func() { s.remindOfNode(time.Second) })
+		for range 20 {
+			next("node  []")
+		}
+		node := &compact{name: service.Name{Name: "n1"}, value: &service.Node{Name: "n1"}}
+		do(m.Add(node))
+		next("node n1 []")
+		silent()
+		do(m.Delete(node))
+		next("node  []")
+		silent()
+		do(s.Close())
+	})
 }
 
 // These are the selectors of kube-proxy 1.37 (cmd/kube-proxy/app/server.go).
