@@ -27,6 +27,7 @@ func (s *State) MarshalJSON() ([]byte, error) {
 	type pool struct {
 		Name            string    `json:"name"`
 		AffinitySeconds float64   `json:"affinitySeconds,omitempty"`
+		Scheduler       string    `json:"scheduler,omitempty"`
 		Backends        []backend `json:"backends"`
 	}
 	type guard struct {
@@ -60,8 +61,9 @@ func (s *State) MarshalJSON() ([]byte, error) {
 		out.Frontends = append(out.Frontends, row)
 	}
 	for _, id := range slices.SortedFunc(maps.Keys(s.Pools), PoolID.Compare) {
-		row := pool{Name: id.String(), AffinitySeconds: s.Pools[id].Affinity.Seconds()}
-		for _, b := range s.Pools[id].Backends {
+		p := s.Pools[id]
+		row := pool{Name: id.String(), AffinitySeconds: p.Affinity.Seconds(), Scheduler: p.Scheduler}
+		for _, b := range p.Backends {
 			row.Backends = append(row.Backends, backend{b.AddrPort.String(), b.Local, b.Weight})
 		}
 		out.Pools = append(out.Pools, row)

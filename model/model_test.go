@@ -28,9 +28,9 @@ health 192.0.2.1:32000 default/web local 2
 pods 10.244.0.0/16
 pods interface cali*
 pods interface cbr0
-pool default/web:http cluster affinity 3h0m0s
+pool default/web:http cluster affinity 3h0m0s scheduler mh
 pool default/web:http cluster6
-pool default/web:http local
+pool default/web:http local scheduler wlc
 `
 
 func TestParseState_roundTrip(t *testing.T) {
@@ -79,6 +79,9 @@ func TestParseState_errors(t *testing.T) {
 		"frontend 10.0.0.1:80/tcp any forward x cluster snat never\nbackend x cluster [fd00::1]:80": "another address family",
 		"frontend 10.0.0.1:80/tcp any forward x cluster snat never\nbackend x cluster 10.0.0.2:80 weight 0": "no backend " +
 			"takes connections",
+		"backend x cluster 10.0.0.1:80 weight 65536": "out of range",
+		"frontend 10.0.0.1:80/tcp any forward x cluster snat never\nbackend x cluster 10.0.0.2:80\n" +
+			"pool x cluster scheduler best": `there is no scheduler "best"`,
 	} {
 		if _, err := ParseState(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v; want an error with %q", text, err, want)
@@ -160,8 +163,11 @@ func TestDiff(t *testing.T) {
 		for id, p := range s.Pools {
 			if r.IntN(3) == 0 {
 				p.Affinity++
-				s.Pools[id] = p
 			}
+			if r.IntN(3) == 0 {
+				p.Scheduler = Schedulers()[r.IntN(2)]
+			}
+			s.Pools[id] = p
 		}
 		for p := range s.Guards {
 			s.Guards[p] = Reject + Verdict(r.IntN(2))
@@ -209,6 +215,8 @@ func TestState_MarshalJSON(t *testing.T) {
 			`"verdict":"forward","pool":"default/web:http cluster","snat":"offcluster"}`,
 		`"allow":["10.0.0.0/8","192.0.2.0/24"]`, `"allow":[]`,
 		`{"address":"10.244.2.2:8080","local":false,"weight":3}`,
+		`{"name":"default/web:http cluster","affinitySeconds":10800,"scheduler":"mh","backends":`,
+		`{"name":"default/web:http cluster6","backends":`,
 		`{"prefix":"10.96.0.10/32","verdict":"reject"}`,
 		`{"address":"192.0.2.1:32000","service":"default/web","local":2}`,
 		`"pods":{"prefixes":["10.244.0.0/16"],"interfaces":["cali*","cbr0"]}`,

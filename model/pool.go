@@ -24,11 +24,19 @@ func (p PoolID) Compare(o PoolID) int {
 type Pool struct {
 	Backends []Backend     // sorted, unique by address and port; at least one has a weight
 	Affinity time.Duration // how long after its last connection a client keeps its backend; 0: not at all
+	// Scheduler is one of Schedulers, by which a plane that has them chooses a backend; empty: the one
+	// that the plane is configured to. All other planes choose at random, by weight.
+	Scheduler string
+}
+
+// Schedulers are the kernel's names for the ways in which IPVS chooses: the modules ip_vs_NAME.
+func Schedulers() []string {
+	return []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf", "twos"}
 }
 
 // Equal reports whether two rows say the same.
 func (p Pool) Equal(o Pool) bool {
-	return p.Affinity == o.Affinity && slices.Equal(p.Backends, o.Backends)
+	return p.Affinity == o.Affinity && p.Scheduler == o.Scheduler && slices.Equal(p.Backends, o.Backends)
 }
 
 // Serving yields the backends that take new connections.

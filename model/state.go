@@ -174,6 +174,8 @@ func (s *State) Validate() error {
 			bad(id, "no backend takes connections")
 		case !used[id]:
 			bad(id, "no frontend forwards to it")
+		case p.Scheduler != "" && !slices.Contains(Schedulers(), p.Scheduler):
+			bad(id, "there is no scheduler %q", p.Scheduler)
 		}
 		for i, b := range p.Backends {
 			if !b.IsValid() || b.Port() == 0 || b.Addr().Is6() != id.V6 ||

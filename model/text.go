@@ -20,7 +20,7 @@ import (
 //	health 192.0.2.1:32000 default/web local 2
 //	pods 10.244.0.0/16
 //	pods interface cali*
-//	pool default/web:http cluster affinity 3h0m0s
+//	pool default/web:http cluster affinity 3h0m0s scheduler mh
 //	pool default/web:http cluster6
 
 var (
@@ -79,6 +79,17 @@ func (b Backend) String() string {
 	return s
 }
 
+// words are what the text form says of the pool beside its name and backends.
+func (p Pool) words() (s string) {
+	if p.Affinity != 0 {
+		s += " affinity " + p.Affinity.String()
+	}
+	if p.Scheduler != "" {
+		s += " scheduler " + p.Scheduler
+	}
+	return s
+}
+
 func (f Frontend) String() string {
 	s := f.Verdict.String() + " "
 	if f.Verdict == Forward {
@@ -111,11 +122,7 @@ func (s *State) Lines() []string {
 		add("frontend %s %s", k, f)
 	}
 	for id, p := range s.Pools {
-		if p.Affinity == 0 {
-			add("pool %s", id)
-		} else {
-			add("pool %s affinity %s", id, p.Affinity)
-		}
+		add("pool %s%s", id, p.words())
 		for _, b := range p.Backends {
 			add("backend %s %s", id, b)
 		}
@@ -213,6 +220,9 @@ func (p *lineParser) row(s *State) {
 		if p.option("affinity") {
 			pool.Affinity = parse(p, time.ParseDuration)
 		}
+		if p.option("scheduler") {
+			pool.Scheduler = p.next()
+		}
 		s.Pools[id] = pool
 	case "backend":
 		id := p.poolID()
@@ -278,9 +288,14 @@ func (p *lineParser) poolID() PoolID {
 func (p *lineParser) backend() Backend {
 	b := Backend{AddrPort: parse(p, netip.ParseAddrPort), Local: p.option("local"), Weight: 1}
 	if p.option("weight") {
-		b.Weight = uint16(parse(p, strconv.Atoi))
+		b.Weight = parse(p, parseWeight)
 	}
 	return b
+}
+
+func parseWeight(word string) (uint16, error) {
+	n, err := strconv.ParseUint(word, 10, 16)
+	return uint16(n), err
 }
 
 func parse[T any](p *lineParser, f func(string) (T, error)) T { return parseWord(p, p.next(), f) }
