@@ -114,7 +114,7 @@ func class(path string) Class {
 	case matches(path, []string{
 		"logging", "healthzBindAddress", "metricsBindAddress", "enableProfiling", "conntrack",
 		"oomScoreAdj", "controlSocket", "auditInterval", "takeOver", "featureGates." + GateFlagz,
-		"featureGates." + GateStatusz,
+		"featureGates." + GateStatusz, "iptables.minSyncPeriod", "nftables.minSyncPeriod", "ipvs.minSyncPeriod",
 	}):
 		return InPlace
 	case matches(path, []string{"bindAddressHardFail", "showHiddenMetricsForVersion"}):

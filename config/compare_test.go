@@ -37,10 +37,13 @@ detectLocalMode: from "ClusterCIDR" to "BridgeInterface" (on the table)
 iptables.masqueradeAll: from false to true (on the table)
 nodePortAddresses: from nothing to ["primary"] (on the table)`},
 		{name: "what is beside them", class: config.InPlace,
-			after: "logging: {verbosity: 4}\nhealthzBindAddress: 127.0.0.1:1\nconntrack: {min: 0}\nconfigSyncPeriod: 1m",
+			after: "logging: {verbosity: 4}\nhealthzBindAddress: 127.0.0.1:1\nconntrack: {min: 0}\nconfigSyncPeriod: 1m\n" +
+				"iptables: {minSyncPeriod: 2s, syncPeriod: 1m}",
 			want: `configSyncPeriod: from "15m0s" to "1m0s" (no effect)
 conntrack.min: from 131072 to 0 (in place)
 healthzBindAddress: from "0.0.0.0:10256" to "127.0.0.1:1" (in place)
+iptables.minSyncPeriod: from "1s" to "2s" (in place)
+iptables.syncPeriod: from "30s" to "1m0s" (no effect)
 logging.verbosity: from 0 to 4 (in place)`},
 		{name: "what counts at the start", class: config.AtStart,
 			after: "bindAddressHardFail: true\nshowHiddenMetricsForVersion: '1.36'\nipvs: {scheduler: lc}",

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/component-base/featuregate"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
@@ -52,6 +53,12 @@ func (c *Config) MasqueradeAll() bool {
 		return c.KubeProxy.NFTables.MasqueradeAll
 	}
 	return c.KubeProxy.IPTables.MasqueradeAll
+}
+
+// MinSyncPeriod is how long changes are gathered at most where programming them takes long; 0: never.
+func (c *Config) MinSyncPeriod() time.Duration {
+	_, period := modePeriods(&c.KubeProxy)
+	return *period
 }
 
 // MasqueradeBit is the bit of the packet mark that the mode uses to remember what is to be masqueraded.

@@ -107,7 +107,7 @@ func TestHelp(t *testing.T) {
 What it serves: manifests hostname-override node-ip bind-address once feature-gates
 Configuration: config fairlead-config write-config-to
 Instead of running: cleanup init-only version
-Data plane: proxy-mode masquerade-all iptables-masquerade-bit audit-interval take-over
+Data plane: proxy-mode masquerade-all iptables-masquerade-bit iptables-min-sync-period ipvs-min-sync-period audit-interval take-over
 Node ports: nodeport-addresses iptables-localhost-nodeports
 Pods: detect-local-mode cluster-cidr pod-bridge-interface pod-interface-name-prefix
 Listeners: healthz-bind-address metrics-bind-address control-socket bind-address-hard-fail profiling show-hidden-metrics-for-version
@@ -115,7 +115,7 @@ Kernel settings: conntrack-max-per-core conntrack-min conntrack-tcp-timeout-esta
 API server: kubeconfig master kube-api-content-type kube-api-qps kube-api-burst
 Logging: v logging-format
 For mode ipvs: ipvs-scheduler ipvs-exclude-cidrs ipvs-strict-arp ipvs-tcp-timeout ipvs-tcpfin-timeout ipvs-udp-timeout
-Accepted, without meaning here: iptables-sync-period iptables-min-sync-period ipvs-sync-period ipvs-min-sync-period config-sync-period windows-service source-vip network-name enable-dsr root-hnsendpoint-name forward-healthcheck-vip vmodule log-flush-frequency log-text-split-stream log-text-info-buffer-size log-json-split-stream log-json-info-buffer-size
+Accepted, without meaning here: iptables-sync-period ipvs-sync-period config-sync-period windows-service source-vip network-name enable-dsr root-hnsendpoint-name forward-healthcheck-vip vmodule log-flush-frequency log-text-split-stream log-text-info-buffer-size log-json-split-stream log-json-info-buffer-size
 `
 	var help bytes.Buffer
 	if err := config.NewFlags("nftables").PrintHelp(&help, 100); err != nil {

@@ -24,9 +24,6 @@ func (c *Config) meaningless() (lines []string) {
 	settings := flatten(c)
 	for _, path := range slices.Sorted(maps.Keys(settings)) {
 		reason := c.reason(path)
-		if path == "ipvs.minSyncPeriod" && settings[path] == `"1s"` {
-			continue // the default of the flags, which differs from the file's
-		}
 		if reason != "" && settings[path] != defaults[path] && used(c.KubeProxy.Mode, path) {
 			lines = append(lines, fmt.Sprintf("%s: %s has no meaning here: %s", path, settings[path], reason))
 		}
@@ -48,13 +45,15 @@ func (c *Config) defaults() map[string]string {
 func (c *Config) reason(path string) string {
 	section, name, _ := strings.Cut(path, ".")
 	switch {
-	case section == "ipvs" && !strings.HasSuffix(name, "yncPeriod"):
+	case section == "ipvs" && name != "syncPeriod" && name != "minSyncPeriod":
 		if c.Plane == string(ModeIPVS) {
 			return ""
 		}
 		return "the data plane " + c.Plane + " has nothing like it"
-	case strings.HasSuffix(name, "yncPeriod"):
-		return "changes are programmed at once"
+	case name == "minSyncPeriod":
+		return ""
+	case name == "syncPeriod":
+		return "audits do that, see auditInterval"
 	case path == "configSyncPeriod":
 		return "objects are watched, not refreshed"
 	case section == "winkernel", path == "windowsRunAsService":

@@ -129,6 +129,8 @@ func (f *Flags) filesAndVerbs() []option {
 func (f *Flags) dataPlane() []option {
 	c, own := &f.said.kubeProxy, &f.said.fairlead
 	mode := stringValue[kubeproxy.ProxyMode]{&c.Mode, "ProxyMode", nil}
+	const gathered = "where programming a change takes long, the next ones are gathered for 32 times as long, " +
+		"but not longer than this; 0: never (in a file: the default)"
 	return []option{
 		{group: plane, flag: "proxy-mode", field: "mode", bind: value(mode),
 			usage: "iptables (which is what empty means), ipvs, nftables, ebpf or userspace"},
@@ -138,6 +140,10 @@ func (f *Flags) dataPlane() []option {
 			bind: number(c.IPTables.MasqueradeBit),
 			usage: "bit of the packet mark that remembers what is to be masqueraded, within 0 and 31; for every mode " +
 				"but nftables"},
+		{group: plane, flag: "iptables-min-sync-period", field: "iptables.minSyncPeriod nftables.minSyncPeriod",
+			bind: span(&f.said.iptables.minSync), usage: gathered},
+		{group: plane, flag: "ipvs-min-sync-period", field: "ipvs.minSyncPeriod", bind: span(&f.said.ipvs.minSync),
+			usage: gathered + "; in mode ipvs"},
 		{group: plane, flag: "audit-interval", field: "auditInterval", always: true, bind: span(&own.AuditInterval.Duration),
 			usage: "time between two looks at whether the kernel still holds what it should"},
 		{group: plane, flag: "take-over", field: "takeOver", always: true,
@@ -266,16 +272,12 @@ func (f *Flags) ipvs() []option {
 // obsolete are flags that are accepted, so that kube-proxy's command line is, and do nothing.
 func (f *Flags) obsolete() []option {
 	c, win := &f.said.kubeProxy, &f.said.kubeProxy.Winkernel
-	const atOnce = "changes are programmed at once"
+	const audited = "audits do that, see auditInterval"
 	const windows = "for Windows"
 	return []option{
 		{group: obsolete, flag: "iptables-sync-period", field: "iptables.syncPeriod nftables.syncPeriod",
-			bind: span(&f.said.iptables.sync), usage: atOnce},
-		{group: obsolete, flag: "iptables-min-sync-period", field: "iptables.minSyncPeriod nftables.minSyncPeriod",
-			bind: span(&f.said.iptables.minSync), usage: atOnce},
-		{group: obsolete, flag: "ipvs-sync-period", field: "ipvs.syncPeriod", bind: span(&f.said.ipvs.sync), usage: atOnce},
-		{group: obsolete, flag: "ipvs-min-sync-period", field: "ipvs.minSyncPeriod", bind: span(&f.said.ipvs.minSync),
-			usage: atOnce},
+			bind: span(&f.said.iptables.sync), usage: audited},
+		{group: obsolete, flag: "ipvs-sync-period", field: "ipvs.syncPeriod", bind: span(&f.said.ipvs.sync), usage: audited},
 		{group: obsolete, flag: "config-sync-period", field: "configSyncPeriod", bind: span(&c.ConfigSyncPeriod.Duration),
 			usage: "objects are watched"},
 		{group: obsolete, flag: "windows-service", field: "windowsRunAsService", bind: yes(&c.WindowsRunAsService),

@@ -78,6 +78,7 @@ func engineSettings(c *config.Config) (engine.Settings, error) {
 	return engine.Settings{
 		Table:         table,
 		AuditInterval: c.Fairlead.AuditInterval.Duration,
+		MaxRest:       c.MinSyncPeriod(),
 		HealthAddress: c.HealthzAddress(),
 		ControlSocket: c.Fairlead.ControlSocket,
 	}, err

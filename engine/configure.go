@@ -15,6 +15,7 @@ import (
 type Settings struct {
 	Table         service.Options // the node's name excepted, which is the Table's for good
 	AuditInterval time.Duration
+	MaxRest       time.Duration
 	HealthTimeout time.Duration
 	HealthAddress netip.AddrPort
 	ControlSocket string
@@ -46,11 +47,19 @@ func (e *Engine) configure(s Settings) error {
 		e.control.close()
 		e.control = control
 	}
-	e.options.AuditInterval = orDefault(s.AuditInterval, auditInterval)
-	e.patience.Store(int64(orDefault(s.HealthTimeout, healthTimeout)))
+	e.setTimes(s.AuditInterval, s.HealthTimeout, s.MaxRest)
+	e.endRest()
 	e.checks.move(s.HealthAddress, e.options.Log)
 	e.again = true
 	return nil
+}
+
+// setTimes sets what both New and Configure may. A rest must not look like a plane that fails.
+func (e *Engine) setTimes(audit, health, rest time.Duration) {
+	health = orDefault(health, healthTimeout)
+	e.options.AuditInterval = orDefault(audit, auditInterval)
+	e.patience.Store(int64(health))
+	e.changes.longest = min(rest, health/2)
 }
 
 func orDefault(d, otherwise time.Duration) time.Duration {
@@ -77,7 +86,9 @@ func (e *Engine) Replace(ctx context.Context, p Parts) error {
 
 func (e *Engine) replace(p Parts) error {
 	e.dirty, e.partial, e.backoff, e.retryAt, e.again = true, false, 0, time.Time{}, true
+	e.endRest()
 	if p.Source != nil {
+		e.held, e.holds = service.Batch{}, false
 		e.options.Source, e.options.Table, e.state = p.Source, p.Table, nil
 		e.status.eligible(true)
 	}

@@ -69,9 +69,8 @@ func (nobody) Answered(string, int) {}
 // maxWaiting bounds what is remembered while nothing can be programmed.
 const maxWaiting = 100_000
 
-// begin starts the account of a round.
-func (e *Engine) begin(b service.Batch, problems []service.Problem) {
-	e.round = Round{Batch: b, Problems: problems}
+// note remembers when what a batch tells has happened.
+func (e *Engine) note(b service.Batch) {
 	if len(b.Services)+len(b.Slices) > 0 && len(e.arrived) < maxWaiting {
 		e.arrived = append(e.arrived, time.Now())
 	}
@@ -83,12 +82,12 @@ func (e *Engine) begin(b service.Batch, problems []service.Problem) {
 	}
 }
 
-// observe closes it.
+// observe closes the account of a round.
 func (e *Engine) observe(err error) {
 	r := &e.round
 	r.State, r.Err, r.Status = e.state, err, e.Status()
 	r.Refused = e.checks.takeNews()
-	if !e.dirty {
+	if !e.dirty && !e.holds {
 		r.Happened, r.Arrived = e.waiting, e.arrived
 		e.waiting, e.arrived = e.waiting[:0], e.arrived[:0]
 	}

@@ -94,11 +94,11 @@ func (m *merged) take(d delivery) {
 	if d.first {
 		m.waiting--
 	}
-	add(&m.pending, d.batch)
+	Add(&m.pending, d.batch)
 }
 
-// add lets a later batch follow an earlier one.
-func add(to *service.Batch, b service.Batch) {
+// Add lets a later batch follow an earlier one, whose maps it may go on using.
+func Add(to *service.Batch, b service.Batch) {
 	to.Services = union(to.Services, b.Services)
 	to.Slices = union(to.Slices, b.Slices)
 	if b.Node != nil {

@@ -1,0 +1,309 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
+)
+
+// dearPlane takes a while for every change, and notes when it began.
+type dearPlane struct {
+	dataplane.Dataplane
+	took func() time.Duration
+
+	mu    sync.Mutex
+	began []time.Time
+}
+
+func (p *dearPlane) Apply(ctx context.Context, s *model.State, c model.Change) error {
+	p.mu.Lock()
+	p.began = append(p.began, time.Now())
+	p.mu.Unlock()
+	time.Sleep(p.took())
+	return p.Dataplane.Apply(ctx, s, c)
+}
+
+// since is when it began, in milliseconds after a time.
+func (p *dearPlane) since(start time.Time) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []string
+	for _, at := range p.began {
+		all = append(all, fmt.Sprint(at.Sub(start).Milliseconds()))
+	}
+	return strings.Join(all, " ")
+}
+
+func (p *dearPlane) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.began = nil
+}
+
+// dear starts an Engine for whose plane every change takes so long.
+func dear(t *testing.T, took time.Duration, change func(*Options)) (*rig, *dearPlane) {
+	r, p := newRig(t), &dearPlane{took: func() time.Duration { return took }}
+	r.start(func(o *Options) {
+		p.Dataplane, o.Plane = o.Plane, p
+		o.AuditInterval, o.MaxRest = 10*time.Hour, time.Second
+		if change != nil {
+			change(o)
+		}
+	})
+	r.send(web(1))
+	r.converged()
+	return r, p
+}
+
+// Where changes are programmed quickly, none waits. Where that takes long all the time, it gets a part of a
+// processor, but no change waits for more than MaxRest.
+func TestEngine_rests(t *testing.T) {
+	quick := func(n int) string {
+		var all []string
+		for i := range n {
+			all = append(all, fmt.Sprint(50*i))
+		}
+		return strings.Join(all, " ")
+	}
+	for _, c := range []struct {
+		took    time.Duration
+		maxRest time.Duration
+		want    string // when changes are programmed that come each 50 ms for two seconds
+	}{
+		{time.Millisecond, time.Second, quick(40)},
+		{10 * time.Millisecond, time.Second, "0 80 400 720 1040 1360 1680 2000"},
+		{10 * time.Millisecond, 100 * time.Millisecond, "0 80 190 300 410 520 630 740 850 960 1070 1180 1290 1400 1510 1620 1730 1840 1950 2060"},
+		{30 * time.Millisecond, time.Second, "0 740 1700 2660"},
+		{300 * time.Millisecond, time.Second, "0 1300 2600"},
+		{40 * time.Millisecond, 0, quick(40)},
+	} {
+		t.Run(fmt.Sprint(c.took, c.maxRest), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, p := dear(t, c.took, func(o *Options) { o.MaxRest = c.maxRest })
+				start := time.Now()
+				for i := range 40 {
+					r.send(web(i%4+1, fmt.Sprintf("10.244.1.%d", i+1)))
+					time.Sleep(50 * time.Millisecond)
+				}
+				r.converged()
+				if got := p.since(start); got != c.want {
+					t.Errorf("programmed after %s ms\nwant             %s", got, c.want)
+				}
+				quiet := time.Now()
+				p.forget()
+				r.send(web(1, "10.244.2.1"))
+				r.converged()
+				if got := p.since(quiet); got != "0" {
+					t.Errorf("after a quiet time a change is programmed after %s ms, want at once", got)
+				}
+				r.stop()
+			})
+		})
+	}
+}
+
+// One that is slow once in a while is not held to be slow.
+func TestEngine_oneSlowChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, p := dear(t, 0, nil)
+		n := 0
+		p.took = func() time.Duration {
+			if n++; n%20 == 0 {
+				return 6 * time.Millisecond
+			}
+			return 50 * time.Microsecond
+		}
+		start := time.Now()
+		var want []string
+		for i := range 100 {
+			want = append(want, fmt.Sprint(10*i))
+			r.send(web(1, fmt.Sprintf("10.244.1.%d", i+1)))
+			time.Sleep(10 * time.Millisecond)
+		}
+		r.converged()
+		if got := p.since(start); got != strings.Join(want, " ") {
+			t.Errorf("programmed after %s ms, want every one at once", got)
+		}
+		r.stop()
+	})
+}
+
+// resting is an Engine whose plane rests for a second, while a change waits.
+func resting(t *testing.T, change func(*Options)) (*rig, *dearPlane) {
+	r, p := dear(t, 100*time.Millisecond, change)
+	r.send(web(1, "10.244.1.1"))
+	time.Sleep(100 * time.Millisecond)
+	synctest.Wait()
+	r.send(web(1, "10.244.1.2"))
+	synctest.Wait()
+	return r, p
+}
+
+func TestEngine_servesWhileItRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, p := resting(t, nil)
+		start := time.Now()
+		for range 3 {
+			err := r.engine.Do(t.Context(), func(_ context.Context, v View) error {
+				if got := r.kernel.String(); got != v.State.String() {
+					t.Errorf("a request sees\n%s\nwhile the kernel holds\n%s", v.State, got)
+				}
+				return nil
+			})
+			if err != nil || time.Since(start) > 0 {
+				t.Fatalf("a request was answered after %v: %v", time.Since(start), err)
+			}
+		}
+		if s := r.engine.Status(); !s.WaitingSince.Equal(start) {
+			t.Errorf("a change waits since %v by the status, want %v", s.WaitingSince, start)
+		}
+		time.Sleep(1100 * time.Millisecond)
+		synctest.Wait()
+		if s := r.engine.Status(); !s.WaitingSince.IsZero() {
+			t.Errorf("when the rest is over, a change waits since %v", s.WaitingSince)
+		}
+		if got := p.since(start); got != "-100 1000" {
+			t.Errorf("programmed after %s ms, want 1000", got)
+		}
+		r.converged()
+		r.stop()
+	})
+}
+
+func TestEngine_auditsWhileItRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := resting(t, func(o *Options) { o.AuditInterval = 10 * time.Millisecond })
+		before := r.kernel.String()
+		r.kernel.Do(func(s *model.State) { clear(s.Frontends) })
+		time.Sleep(20 * time.Millisecond)
+		synctest.Wait()
+		if got := r.kernel.String(); got != before {
+			t.Errorf("in the rest the kernel is\n%s\nwant it repaired, without the change that waits:\n%s", got, before)
+		}
+		r.converged()
+		r.stop()
+	})
+}
+
+func TestEngine_endsWhileItRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := resting(t, nil)
+		start := time.Now()
+		r.stop()
+		if took := time.Since(start); took > 0 {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// Who changes the settings or a part does not want to wait.
+func TestEngine_changedWhileItRests(t *testing.T) {
+	settings := Settings{Table: masquerade(), AuditInterval: time.Hour}
+	for name, change := range map[string]func(*rig) error{
+		"settings": func(r *rig) error {
+			if err := r.want.Configure(settings.Table); err != nil {
+				return err
+			}
+			r.state, _, _ = r.want.Update(service.Batch{})
+			return r.engine.Configure(r.t.Context(), settings)
+		},
+		"plane": func(r *rig) error {
+			plane, err := r.kernel.New(dataplane.Config{})
+			if err != nil {
+				return err
+			}
+			return r.engine.Replace(r.t.Context(), Parts{Plane: plane})
+		},
+		"source": func(r *rig) error {
+			next := script{make(chan service.Batch, 1), make(chan error, 1)}
+			next.batches <- web(2, "10.244.2.2")
+			r.want = newTable(r.t) // what the old source said, and what waits of it, is forgotten
+			r.state, _, _ = r.want.Update(web(2, "10.244.2.2"))
+			return r.engine.Replace(r.t.Context(), Parts{Source: next, Table: newTable(r.t)})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, _ := resting(t, nil)
+				if err := change(r); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(200 * time.Millisecond) // for a last Apply
+				synctest.Wait()
+				if got, want := r.kernel.String(), r.state.String(); got != want {
+					t.Errorf("the kernel holds\n%s\nwant\n%s", got, want)
+				}
+				r.stop()
+			})
+		})
+	}
+}
+
+func TestEngine_failsWhileItRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := resting(t, nil)
+		r.setFault(func(string) error { return errBroken })
+		time.Sleep(10 * time.Second)
+		if s := r.engine.Status(); s.Failures == 0 || s.WaitingSince.IsZero() {
+			t.Errorf("the status is %+v, want failures", s)
+		}
+		r.setFault(nil)
+		r.converged()
+		r.stop()
+	})
+}
+
+// What waits for a rest to end counts from when it came.
+func TestObserver_whenTheEngineRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &rounds{}
+		r, _ := dear(t, 100*time.Millisecond, func(options *Options) { options.Observer = o })
+		o.take()
+		start := time.Now()
+		var sent []time.Time
+		var happened []Happening
+		for i := range 4 {
+			at := time.Now().Add(-time.Millisecond)
+			sent, happened = append(sent, time.Now()), append(happened, Happening{At: at})
+			r.send(changed(web(1, fmt.Sprintf("10.244.1.%d", i+1)), at))
+			time.Sleep(200 * time.Millisecond)
+			if err := r.engine.Do(t.Context(), func(context.Context, View) error { return nil }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.converged()
+		r.stop()
+		var got []Round
+		for _, round := range o.take() {
+			if round.Verb != Rested {
+				got = append(got, round)
+			} else if len(round.Arrived) > 0 || len(round.Happened) > 0 {
+				t.Errorf("nothing was programmed, and yet %+v", round)
+			}
+		}
+		if len(got) != 2 || got[1].Verb != Applied {
+			t.Fatalf("%d rounds, want two; %+v", len(got), got)
+		}
+		arrived := slices.Concat(got[0].Arrived, got[1].Arrived)
+		all := slices.Concat(got[0].Happened, got[1].Happened)
+		if !slices.Equal(arrived, sent) || !slices.Equal(all, happened) {
+			t.Errorf("arrived %v, happened %v, want %v and %v", since(start, arrived), all, since(start, sent), happened)
+		}
+	})
+}
+
+func since(start time.Time, times []time.Time) (all []time.Duration) {
+	for _, at := range times {
+		all = append(all, at.Sub(start))
+	}
+	return all
+}
