@@ -191,19 +191,19 @@ func (d *Daemon) use(f *feed) {
 
 func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 	e := engine.New(engine.Options{
-		Source:        d.feed.source,
-		Table:         t,
-		Plane:         d.plane,
-		Log:           d.log,
-		Once:          d.options.Once,
-		AuditInterval: s.AuditInterval,
-		MaxRest:       s.MaxRest,
-		HealthTimeout: s.HealthTimeout,
-		HealthAddress: s.HealthAddress,
-		HardFail:      d.config.Load().KubeProxy.BindAddressHardFail,
-		ControlSocket: s.ControlSocket,
-		About:         d.about,
-		Observer:      observers{d.metrics, d.report, d.successor},
+		Source:         d.feed.source,
+		Table:          t,
+		Plane:          d.plane,
+		Log:            d.log,
+		Once:           d.options.Once,
+		AuditInterval:  s.AuditInterval,
+		HealthTimeout:  s.HealthTimeout,
+		HealthAddress:  s.HealthAddress,
+		HardFail:       d.config.Load().KubeProxy.BindAddressHardFail,
+		ControlSocket:  s.ControlSocket,
+		About:          d.about,
+		ControlRefused: func(err error) { d.report.warn(reasonControl, err.Error()) },
+		Observer:       observers{d.metrics, d.report, d.successor},
 	})
 	d.metrics.Follow(e)
 	return e

@@ -35,6 +35,7 @@ const (
 	reasonServiceHealth = "FailedToStartServiceHealthcheck"
 
 	reasonInvalid     = "Invalid" // and the kind of the object
+	reasonControl     = "FailedToStartControlSocket"
 	reasonHost        = "FailedToConfigureHost"
 	reasonRefused     = "ConfigurationRefused"
 	reasonAccepted    = "ConfigurationAccepted"

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,13 +33,11 @@ const patience = 10 * time.Second
 //
 // With format=json the first two answer in JSON, as the last always does.
 type controlServer struct {
-	engine *Engine
-	path   string // of the socket; empty: none
-	http   http.Server
-	done   chan struct{}
-
-	refused error     // why it does not listen; nil: it does
-	retryAt time.Time // then
+	engine  *Engine
+	path    string // of the socket; empty: none
+	http    http.Server
+	closing chan struct{}
+	done    chan struct{}
 }
 
 // controlRetry is the time between two attempts to open the control socket.
@@ -46,52 +46,67 @@ const controlRetry = time.Second
 // openControl opens the control socket. To serve is more than to answer, so that a failure, which is said
 // once, ends nothing; it is tried again.
 func (e *Engine) openControl(path string) {
-	c, err := e.serveControl(path)
-	if err != nil {
-		c = e.silentControl(path)
-		c.refused, c.retryAt = err, time.Now().Add(controlRetry)
-		if e.control == nil || e.control.refused.Error() != err.Error() {
-			e.options.Log.Error("nobody can ask this process; serving all the same, and trying again", "error", err)
-		}
-	}
-	e.control = c
+	e.control = e.newControl(path)
+	listener, err := e.control.listen()
+	go e.control.run(listener, err)
 }
 
-// followControl tries again.
-func (e *Engine) followControl() {
-	if e.control.refused != nil && !time.Now().Before(e.control.retryAt) {
-		e.openControl(e.control.path)
-	}
-}
-
-func (e *Engine) silentControl(path string) *controlServer {
-	c := &controlServer{engine: e, path: path, done: make(chan struct{})}
-	close(c.done)
-	return c
-}
-
+// serveControl is openControl for a socket that must be opened now.
 func (e *Engine) serveControl(path string) (*controlServer, error) {
-	if path == "" {
-		return e.silentControl(path), nil
-	}
-	c := &controlServer{engine: e, path: path, done: make(chan struct{})}
-	listener, err := listenUnix(path)
+	c := e.newControl(path)
+	listener, err := c.listen()
 	if err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
+		return nil, err
 	}
+	go c.run(listener, nil)
+	return c, nil
+}
+
+func (e *Engine) newControl(path string) *controlServer {
+	c := &controlServer{engine: e, path: path, closing: make(chan struct{}), done: make(chan struct{})}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /dump", c.dump)
 	mux.HandleFunc("GET /explain", c.explain)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, true, e.report()) })
 	c.http.Handler, c.http.ReadHeaderTimeout = mux, patience
-	go func() {
-		defer close(c.done)
+	return c
+}
+
+// listen returns nil if there shall be no socket.
+func (c *controlServer) listen() (net.Listener, error) {
+	if c.path == "" {
+		return nil, nil
+	}
+	listener, err := listenUnix(c.path)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	return listener, nil
+}
+
+// run answers. Before that it tries to get the socket, whatever the loop waits for: as long as nothing is
+// programmed, people ask most.
+func (c *controlServer) run(listener net.Listener, err error) {
+	defer close(c.done)
+	for said := ""; err != nil; listener, err = c.listen() {
+		if text := err.Error(); text != said {
+			said = text
+			c.engine.options.Log.Error("nobody can ask this process; serving all the same, and trying again", "error", err)
+			c.engine.options.ControlRefused(err)
+		}
+		select {
+		case <-time.After(controlRetry):
+		case <-c.closing:
+			return
+		}
+	}
+	if listener != nil {
 		_ = c.http.Serve(listener)
-	}()
-	return c, nil
+	}
 }
 
 func (c *controlServer) close() {
+	close(c.closing)
 	_ = c.http.Close() // which removes the socket, too
 	<-c.done
 }
@@ -102,20 +117,24 @@ func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
-	listener, err := net.Listen("unix", path)
+	listener, err := listenPrivately(path)
 	if errors.Is(err, unix.EADDRINUSE) {
 		if err := removeStale(path); err != nil {
 			return nil, err
 		}
-		listener, err = net.Listen("unix", path)
+		listener, err = listenPrivately(path)
 	}
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, listener.Close())
-	}
-	return listener, nil
+	return listener, err
+}
+
+// listenPrivately has the file begin with the mode that is wanted: in Linux it takes that of the socket.
+func listenPrivately(path string) (net.Listener, error) {
+	var refused error
+	c := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
+		err := socket.Control(func(fd uintptr) { refused = unix.Fchmod(int(fd), 0o600) })
+		return cmp.Or(err, refused)
+	}}
+	return c.Listen(context.Background(), "unix", path)
 }
 
 func removeStale(path string) error {

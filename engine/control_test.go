@@ -142,20 +142,42 @@ func TestControl_staleSocket(t *testing.T) {
 	r.stop()
 }
 
+// It is said, and tried again until it works, whatever the loop waits for.
 func TestControl_pathIsNoSocket(t *testing.T) {
+	noGoroutineLeft(t)
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t)
-	r.start(func(o *Options) { o.ControlSocket = path })
-	r.send(web(1, "10.244.1.2"))
-	r.programmed()
-	r.stop()
-	if got := r.log.String(); strings.Count(got, "is not a socket") != 1 {
-		t.Error(got)
+	start := func() (*rig, chan error) {
+		r, refused := newRig(t), make(chan error, 10)
+		r.start(func(o *Options) { o.ControlSocket, o.ControlRefused = path, func(err error) { refused <- err } })
+		if err := <-refused; !strings.Contains(err.Error(), "is not a socket") {
+			t.Error(err)
+		}
+		return r, refused
 	}
+	r, _ := start()
+	r.stop() // while it waits
 	if text, err := os.ReadFile(path); string(text) != "precious" {
 		t.Error(string(text), err)
+	}
+	r, refused := start()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	for { // nothing is programmed, nobody announces it
+		if text, err := Ask(t.Context(), path, "/status"); err == nil {
+			var report Report
+			if err := json.Unmarshal(text, &report); err != nil || report.Healthy {
+				t.Errorf("%s %v", text, err)
+			}
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	r.stop()
+	if got := r.log.String(); strings.Count(got, "is not a socket") != 1 || len(refused) > 0 {
+		t.Error(got)
 	}
 }

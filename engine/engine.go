@@ -41,9 +41,6 @@ type Options struct {
 	// AuditInterval is the time between two comparisons of the kernel with the State; 0: one second.
 	// Where comparisons take long they are made less often, so that they cost a fiftieth of one CPU.
 	AuditInterval time.Duration
-	// MaxRest is how long a change may have to wait at most because programming the last ones took long;
-	// 0: it never has to. Where programming is quick no change ever waits.
-	MaxRest time.Duration
 	// HealthTimeout is how long a change may wait to be programmed before /healthz says so; 0: one
 	// minute, which is kube-proxy's (twice its syncPeriod).
 	HealthTimeout time.Duration
@@ -53,6 +50,9 @@ type Options struct {
 	HardFail bool
 	// ControlSocket is the path of the Unix socket on which "fairlead dump" and others ask; empty: none.
 	ControlSocket string
+	// ControlRefused is told why the control socket cannot be opened, once; nil: nobody is. It may be called from any
+	// goroutine. It is tried again.
+	ControlRefused func(error)
 	// About tells more for "fairlead status"; nil: nothing. It may be called from any goroutine.
 	About func() About
 	// Observer is told what happens; nil: nobody.
@@ -61,6 +61,8 @@ type Options struct {
 
 const (
 	auditInterval = time.Second
+	auditShare    = 50
+	auditCredit   = time.Minute
 	maxAuditRest  = 30 * time.Second
 	healthTimeout = time.Minute
 	// After an error the next attempt waits from the first to the second of these.
@@ -103,13 +105,8 @@ type Engine struct {
 	retryAt time.Time    // when dirty or partial
 	backoff time.Duration
 	auditAt time.Time
-	audits  budget
+	rested  time.Time            // when all audits so far will have had their rest
 	drifts  map[string]time.Time // logged lately
-
-	changes budget
-	restEnd time.Time     // changes are gathered until then
-	held    service.Batch // that have been gathered
-	holds   bool          // there are some
 
 	round   Round       // the one that is going on
 	again   bool        // go round without waiting
@@ -122,11 +119,16 @@ func New(o Options) *Engine {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	o.AuditInterval = orDefault(o.AuditInterval, auditInterval)
+	o.HealthTimeout = orDefault(o.HealthTimeout, healthTimeout)
 	if o.Once {
 		o.HealthAddress, o.ControlSocket = netip.AddrPort{}, ""
 	}
 	if o.Observer == nil {
 		o.Observer = nobody{}
+	}
+	if o.ControlRefused == nil {
+		o.ControlRefused = func(error) {}
 	}
 	e := &Engine{
 		options:  o,
@@ -135,12 +137,10 @@ func New(o Options) *Engine {
 		stopped:  make(chan struct{}),
 		started:  time.Now(),
 		dirty:    true,
-		audits:   budget{share: 50, credit: time.Minute, longest: maxAuditRest},
 		drifts:   map[string]time.Time{},
-		changes:  budget{share: 32, credit: 250 * time.Millisecond, free: 4 * time.Millisecond},
 	}
 	e.status.set(Status{NodeEligible: true})
-	e.setTimes(o.AuditInterval, o.HealthTimeout, o.MaxRest)
+	e.patience.Store(int64(o.HealthTimeout))
 	e.checks = newChecks(e)
 	return e
 }
@@ -168,11 +168,8 @@ func (e *Engine) loop(ctx context.Context) error {
 		case err != nil:
 			return fmt.Errorf("read objects: %w", err)
 		}
-		if turn.arrived {
-			e.gather(turn.batch)
-		}
-		if e.mustTurn(turn) {
-			err = e.turn(ctx)
+		if e.state != nil || turn.arrived {
+			err = e.turn(ctx, turn.batch)
 		}
 		if turn.request != nil {
 			turn.request.serve(View{e.state, e.options.Table, e.options.Plane})
@@ -183,21 +180,12 @@ func (e *Engine) loop(ctx context.Context) error {
 	}
 }
 
-// mustTurn reports whether there is anything to do now. While the plane rests a batch is no reason.
-func (e *Engine) mustTurn(t turn) bool {
-	if t.arrived && t.request == nil && e.resting() {
-		return !time.Now().Before(e.due())
-	}
-	return e.state != nil || t.arrived
-}
-
-// turn takes in what has arrived and has the kernel and the servers follow.
-func (e *Engine) turn(ctx context.Context) error {
-	change := e.take(e.release())
+// turn takes in a batch and has the kernel and the servers follow.
+func (e *Engine) turn(ctx context.Context, batch service.Batch) error {
+	change := e.take(batch)
 	err := e.program(ctx, change)
 	if !e.options.Once {
 		e.checks.follow(e.state, e.options.Log)
-		e.followControl()
 	}
 	e.observe(err)
 	return err
@@ -259,21 +247,17 @@ func (e *Engine) wait(ctx context.Context) (context.Context, context.CancelFunc)
 
 // due is when the loop has to go round even if nothing changes.
 func (e *Engine) due() time.Time {
-	due := e.auditAt
 	if e.dirty || e.partial {
-		due = e.retryAt
+		return e.retryAt
 	}
-	if e.holds && e.restEnd.Before(due) {
-		due = e.restEnd
-	}
-	return due
+	return e.auditAt
 }
 
 // take brings the State up to date.
 func (e *Engine) take(b service.Batch) model.Change {
 	state, change, problems := e.options.Table.Update(b)
 	e.log(problems)
-	e.round = Round{Batch: b, Problems: problems}
+	e.begin(b, problems)
 	if first := e.state == nil; first || !change.Empty() {
 		e.status.queued(time.Now())
 	}
@@ -324,7 +308,6 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 		start := time.Now()
 		err = e.options.Plane.Apply(ctx, e.state, change)
 		e.round.Verb, e.round.Took = Applied, time.Since(start)
-		e.rest(e.round.Took)
 	}
 	if err == nil && !e.partial && !now.Before(e.auditAt) {
 		err = e.audit(ctx)
@@ -335,7 +318,6 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 	}
 	if !e.dirty {
 		e.status.programmed(time.Now(), e.partial)
-		e.markHeld()
 	}
 	return err
 }
@@ -372,10 +354,17 @@ func (e *Engine) audit(ctx context.Context) error {
 	return e.sync(ctx, slog.LevelDebug)
 }
 
-// scheduleAudit keeps audits, with their repairs, to a share of one CPU.
+// scheduleAudit keeps audits, with their repairs, to a share of one CPU: each owes a rest of many
+// times its length. Up to auditCredit is lent, so that a single long one does not delay the next, and
+// no rest is longer than maxAuditRest.
 func (e *Engine) scheduleAudit(took time.Duration) {
-	rest := max(e.options.AuditInterval, e.audits.rest(took))
-	e.auditAt = time.Now().Add(rest)
+	now := time.Now()
+	if e.rested.Before(now) {
+		e.rested = now
+	}
+	owed := min(e.rested.Sub(now)+auditShare*took, auditCredit+maxAuditRest)
+	e.rested = now.Add(owed)
+	e.auditAt = now.Add(max(e.options.AuditInterval, owed-auditCredit))
 }
 
 // logDrifts logs what it has not logged lately: somebody may undo every repair. Of many it logs some
