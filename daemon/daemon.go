@@ -197,6 +197,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		Log:            d.log,
 		Once:           d.options.Once,
 		AuditInterval:  s.AuditInterval,
+		MaxRest:        s.MaxRest,
 		HealthTimeout:  s.HealthTimeout,
 		HealthAddress:  s.HealthAddress,
 		HardFail:       d.config.Load().KubeProxy.BindAddressHardFail,

@@ -41,6 +41,9 @@ type Options struct {
 	// AuditInterval is the time between two comparisons of the kernel with the State; 0: one second.
 	// Where comparisons take long they are made less often, so that they cost a fiftieth of one CPU.
 	AuditInterval time.Duration
+	// MaxRest is how long a change may have to wait at most because programming the last ones took long;
+	// 0: it never has to. Where programming is quick no change ever waits.
+	MaxRest time.Duration
 	// HealthTimeout is how long a change may wait to be programmed before /healthz says so; 0: one
 	// minute, which is kube-proxy's (twice its syncPeriod).
 	HealthTimeout time.Duration
@@ -61,8 +64,6 @@ type Options struct {
 
 const (
 	auditInterval = time.Second
-	auditShare    = 50
-	auditCredit   = time.Minute
 	maxAuditRest  = 30 * time.Second
 	healthTimeout = time.Minute
 	// After an error the next attempt waits from the first to the second of these.
@@ -105,8 +106,13 @@ type Engine struct {
 	retryAt time.Time    // when dirty or partial
 	backoff time.Duration
 	auditAt time.Time
-	rested  time.Time            // when all audits so far will have had their rest
+	audits  budget
 	drifts  map[string]time.Time // logged lately
+
+	changes budget
+	restEnd time.Time     // changes are gathered until then
+	held    service.Batch // that have been gathered
+	holds   bool          // there are some
 
 	round   Round       // the one that is going on
 	again   bool        // go round without waiting
@@ -119,8 +125,6 @@ func New(o Options) *Engine {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	o.AuditInterval = orDefault(o.AuditInterval, auditInterval)
-	o.HealthTimeout = orDefault(o.HealthTimeout, healthTimeout)
 	if o.Once {
 		o.HealthAddress, o.ControlSocket = netip.AddrPort{}, ""
 	}
@@ -137,10 +141,12 @@ func New(o Options) *Engine {
 		stopped:  make(chan struct{}),
 		started:  time.Now(),
 		dirty:    true,
+		audits:   budget{share: 50, credit: time.Minute, longest: maxAuditRest},
 		drifts:   map[string]time.Time{},
+		changes:  budget{share: 32, credit: 250 * time.Millisecond, free: 4 * time.Millisecond},
 	}
 	e.status.set(Status{NodeEligible: true})
-	e.patience.Store(int64(o.HealthTimeout))
+	e.setTimes(o.AuditInterval, o.HealthTimeout, o.MaxRest)
 	e.checks = newChecks(e)
 	return e
 }
@@ -168,8 +174,11 @@ func (e *Engine) loop(ctx context.Context) error {
 		case err != nil:
 			return fmt.Errorf("read objects: %w", err)
 		}
-		if e.state != nil || turn.arrived {
-			err = e.turn(ctx, turn.batch)
+		if turn.arrived {
+			e.gather(turn.batch)
+		}
+		if e.mustTurn(turn) {
+			err = e.turn(ctx)
 		}
 		if turn.request != nil {
 			turn.request.serve(View{e.state, e.options.Table, e.options.Plane})
@@ -180,9 +189,17 @@ func (e *Engine) loop(ctx context.Context) error {
 	}
 }
 
-// turn takes in a batch and has the kernel and the servers follow.
-func (e *Engine) turn(ctx context.Context, batch service.Batch) error {
-	change := e.take(batch)
+// mustTurn reports whether there is anything to do now. While the plane rests a batch is no reason.
+func (e *Engine) mustTurn(t turn) bool {
+	if t.arrived && t.request == nil && e.resting() {
+		return !time.Now().Before(e.due())
+	}
+	return e.state != nil || t.arrived
+}
+
+// turn takes in what has arrived and has the kernel and the servers follow.
+func (e *Engine) turn(ctx context.Context) error {
+	change := e.take(e.release())
 	err := e.program(ctx, change)
 	if !e.options.Once {
 		e.checks.follow(e.state, e.options.Log)
@@ -247,17 +264,21 @@ func (e *Engine) wait(ctx context.Context) (context.Context, context.CancelFunc)
 
 // due is when the loop has to go round even if nothing changes.
 func (e *Engine) due() time.Time {
+	due := e.auditAt
 	if e.dirty || e.partial {
-		return e.retryAt
+		due = e.retryAt
 	}
-	return e.auditAt
+	if e.holds && e.restEnd.Before(due) {
+		due = e.restEnd
+	}
+	return due
 }
 
 // take brings the State up to date.
 func (e *Engine) take(b service.Batch) model.Change {
 	state, change, problems := e.options.Table.Update(b)
 	e.log(problems)
-	e.begin(b, problems)
+	e.round = Round{Batch: b, Problems: problems}
 	if first := e.state == nil; first || !change.Empty() {
 		e.status.queued(time.Now())
 	}
@@ -308,6 +329,7 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 		start := time.Now()
 		err = e.options.Plane.Apply(ctx, e.state, change)
 		e.round.Verb, e.round.Took = Applied, time.Since(start)
+		e.rest(e.round.Took)
 	}
 	if err == nil && !e.partial && !now.Before(e.auditAt) {
 		err = e.audit(ctx)
@@ -318,6 +340,7 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 	}
 	if !e.dirty {
 		e.status.programmed(time.Now(), e.partial)
+		e.markHeld()
 	}
 	return err
 }
@@ -354,17 +377,10 @@ func (e *Engine) audit(ctx context.Context) error {
 	return e.sync(ctx, slog.LevelDebug)
 }
 
-// scheduleAudit keeps audits, with their repairs, to a share of one CPU: each owes a rest of many
-// times its length. Up to auditCredit is lent, so that a single long one does not delay the next, and
-// no rest is longer than maxAuditRest.
+// scheduleAudit keeps audits, with their repairs, to a share of one CPU.
 func (e *Engine) scheduleAudit(took time.Duration) {
-	now := time.Now()
-	if e.rested.Before(now) {
-		e.rested = now
-	}
-	owed := min(e.rested.Sub(now)+auditShare*took, auditCredit+maxAuditRest)
-	e.rested = now.Add(owed)
-	e.auditAt = now.Add(max(e.options.AuditInterval, owed-auditCredit))
+	rest := max(e.options.AuditInterval, e.audits.rest(took))
+	e.auditAt = time.Now().Add(rest)
 }
 
 // logDrifts logs what it has not logged lately: somebody may undo every repair. Of many it logs some
