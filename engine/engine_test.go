@@ -141,7 +141,7 @@ func web(i int, endpoints ...string) service.Batch {
 	}
 	l := &service.Slice{Name: name, Service: name.Name, Ports: []service.SlicePort{{Name: "http", Protocol: model.TCP, Port: 8080}}}
 	for _, e := range endpoints {
-		l.Endpoints = append(l.Endpoints, service.Endpoint{Addr: netip.MustParseAddr(e), Ready: true, Serving: true})
+		l.Endpoints = append(l.Endpoints, service.Endpoint{Addr: netip.MustParseAddr(e), Ready: true, Serving: true, Weight: 1})
 	}
 	return service.Batch{
 		Services: map[service.Name]*service.Service{name: s},

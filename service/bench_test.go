@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"strings"
 	"testing"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
@@ -31,7 +34,7 @@ func slice(name service.Name, first, k int) *service.Slice {
 	s := &service.Slice{Name: name, Service: name.Name, Endpoints: make([]service.Endpoint, k)}
 	s.Ports = []service.SlicePort{{Name: "http", Protocol: model.TCP, Port: 8080}}
 	for i := range s.Endpoints {
-		s.Endpoints[i] = service.Endpoint{Addr: numbered(10<<24|128<<16, first+i), Node: "node-b", Ready: true, Serving: true}
+		s.Endpoints[i] = service.Endpoint{Addr: numbered(10<<24|128<<16, first+i), Node: "node-b", Ready: true, Serving: true, Weight: 1}
 	}
 	return s
 }
@@ -105,14 +108,28 @@ func BenchmarkUpdate_service(b *testing.B) {
 	})
 }
 
+// BenchmarkFromSlice reads a slice of 100 endpoints, of which an annotation weighs all, each, or none.
 func BenchmarkFromSlice(b *testing.B) {
 	d := seeded(1)
 	o := d.slice()
-	for len(o.Endpoints) < 100 {
-		o.Endpoints = append(o.Endpoints, d.endpoint(o.AddressType))
+	o.AddressType, o.Endpoints = discoveryv1.AddressTypeIPv4, nil
+	each := make([]string, 100)
+	for i := range each {
+		e := d.endpoint(o.AddressType)
+		e.Addresses[0] = numbered(10<<24|128<<16, i).String()
+		o.Endpoints = append(o.Endpoints, e)
+		each[i] = e.Addresses[0] + "=3"
 	}
-	b.ReportAllocs()
-	for b.Loop() {
-		service.FromSlice(o)
+	for name, weights := range map[string]string{"none": "", "all": "3", "each": strings.Join(each, ",")} {
+		b.Run("weights="+name, func(b *testing.B) {
+			o.Annotations = nil
+			if weights != "" {
+				o.Annotations = map[string]string{"fairlead.dev/weights": weights}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				service.FromSlice(o)
+			}
+		})
 	}
 }

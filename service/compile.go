@@ -86,7 +86,9 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 	}
 	for i := range pools {
 		if used[i] {
-			pool := model.Pool{Backends: s.backends(i), Affinity: c.service.Affinity}
+			pool := model.Pool{
+				Backends: s.backends(i), Affinity: c.service.Affinity, Scheduler: c.service.Scheduler,
+			}
 			c.rows.Pools = append(c.rows.Pools, Row[model.PoolID, model.Pool]{pools[i], pool})
 		}
 	}

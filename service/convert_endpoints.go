@@ -33,7 +33,7 @@ func FromSlice(o *discoveryv1.EndpointSlice) (*Slice, []Problem) {
 	if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
 		s.Changed = at // of one that cannot be read nothing is known, which harms nobody
 	}
-	w := sliceWriter{report: r, slice: s}
+	w := sliceWriter{report: r, slice: s, weights: r.weights(o.Annotations)}
 	w.ports(o.Ports)
 	s.Endpoints = make([]Endpoint, 0, len(o.Endpoints))
 	for i := range o.Endpoints {
@@ -45,8 +45,9 @@ func FromSlice(o *discoveryv1.EndpointSlice) (*Slice, []Problem) {
 // sliceWriter fills a Slice.
 type sliceWriter struct {
 	*report
-	slice *Slice
-	hints map[string]*Hints // those that endpoints before had; there are few different ones
+	slice   *Slice
+	weights weights
+	hints   map[string]*Hints // those that endpoints before had; there are few different ones
 }
 
 func (w *sliceWriter) ports(ports []discoveryv1.EndpointPort) {
@@ -97,6 +98,7 @@ func (w *sliceWriter) endpoint(field string, o *discoveryv1.Endpoint, family dis
 		Ready:       deref(o.Conditions.Ready, true),
 		Serving:     deref(o.Conditions.Serving, true),
 		Terminating: deref(o.Conditions.Terminating, false),
+		Weight:      w.weights.of(a),
 		Hints:       w.hint(o.Hints),
 	})
 }
@@ -153,8 +155,9 @@ func FromEndpoints(o *corev1.Endpoints) ([]*Slice, []Problem) {
 		return nil, nil
 	}
 	var all []*Slice
+	shares := r.weights(o.Annotations) // which the controller hands on to the slices
 	for i := range o.Subsets {
-		both := sliceWriter{report: r, slice: &Slice{}}
+		both := sliceWriter{report: r, slice: &Slice{}, weights: shares}
 		both.subset(index("subsets", i), &o.Subsets[i])
 		for _, v6 := range []bool{false, true} {
 			s := &Slice{Service: name.Name, Mirrored: true, Ports: both.slice.Ports}
@@ -186,6 +189,7 @@ func (w *sliceWriter) addresses(field string, addresses []corev1.EndpointAddress
 		if a, ok := w.endpointAddr(index(field, i)+".ip", addresses[i].IP); ok {
 			w.slice.Endpoints = append(w.slice.Endpoints, Endpoint{
 				Addr: a, Node: intern(deref(addresses[i].NodeName, "")), Ready: ready, Serving: ready,
+				Weight: w.weights.of(a),
 			})
 		}
 	}

@@ -26,6 +26,7 @@ func FromService(o *corev1.Service) (*Service, []Problem) {
 	c.sourceRanges()
 	c.policies()
 	c.affinity()
+	c.scheduler()
 	if c.to.Ignored = notOurs(o); c.to.Ignored != "" {
 		return c.to, nil
 	}

@@ -14,7 +14,8 @@ type use uint8
 
 const (
 	serves         use = iota // takes new connections
-	drains                    // serves while it terminates, but others are ready; the last that is in the pool
+	drains                    // serves while it terminates, but others are ready
+	noWeight                  // its weight is 0; the last that is in the pool
 	notReady                  // neither ready, nor serving while it terminates
 	notLocal                  // on another node, and the traffic policy is Local
 	otherNode                 // its hints are for other nodes
@@ -24,7 +25,7 @@ const (
 )
 
 func (u use) String() string {
-	return [...]string{"serves", "terminating", "not-ready", "not-local", "node-hint", "zone-hint",
+	return [...]string{"serves", "terminating", "no-weight", "not-ready", "not-local", "node-hint", "zone-hint",
 		"service-address", "duplicate"}[u]
 }
 
@@ -42,6 +43,9 @@ type candidate struct {
 	local    bool
 	use      [2]use
 }
+
+// takes reports whether the endpoint is ready for new connections.
+func (e *Endpoint) takes() bool { return e.Ready && e.Weight > 0 }
 
 // draining reports whether the endpoint serves while it terminates.
 func (c *candidate) draining() bool {
@@ -96,7 +100,7 @@ func (s *Slice) port(p *Port) (uint16, bool) {
 // selection is what became of a Service port's endpoints.
 type selection struct {
 	candidates []candidate
-	serving    [2]int // how many endpoints take connections in each pool
+	serving    [2]int // the weights of those that take connections in each pool
 	hints      hints
 }
 
@@ -125,7 +129,8 @@ func choose(v *View, candidates []candidate) selection {
 }
 
 // fill decides about one pool: ready endpoints, or if there are none, those that serve while they
-// terminate. The filter answers serves for an endpoint that is meant for this pool.
+// terminate. Endpoints without a weight are none of them. The filter answers serves for an endpoint that
+// is meant for this pool.
 func (s *selection) fill(pool int, filter func(*candidate) use) {
 	ready := false
 	for i := range s.candidates {
@@ -134,7 +139,7 @@ func (s *selection) fill(pool int, filter func(*candidate) use) {
 			continue
 		}
 		c.use[pool] = filter(c)
-		ready = ready || c.use[pool] == serves && c.endpoint.Ready
+		ready = ready || c.use[pool] == serves && c.endpoint.takes()
 	}
 	for i := range s.candidates {
 		c := &s.candidates[i]
@@ -145,8 +150,10 @@ func (s *selection) fill(pool int, filter func(*candidate) use) {
 			c.use[pool] = drains
 		case !c.draining() && !c.endpoint.Ready:
 			c.use[pool] = notReady
+		case c.endpoint.Weight == 0:
+			c.use[pool] = noWeight
 		default:
-			s.serving[pool]++
+			s.serving[pool] += int(c.endpoint.Weight)
 		}
 	}
 }
@@ -155,7 +162,7 @@ func (s *selection) fill(pool int, filter func(*candidate) use) {
 func (s *selection) backends(pool int) []model.Backend {
 	n := 0
 	for i := range s.candidates {
-		if s.candidates[i].use[pool] <= drains {
+		if s.candidates[i].use[pool] <= noWeight {
 			n++
 		}
 	}
@@ -164,8 +171,8 @@ func (s *selection) backends(pool int) []model.Backend {
 		c := &s.candidates[i]
 		switch c.use[pool] {
 		case serves:
-			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.mayBeLocal(), Weight: 1})
-		case drains:
+			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.mayBeLocal(), Weight: c.endpoint.Weight})
+		case drains, noWeight:
 			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.mayBeLocal()})
 		}
 	}
@@ -178,7 +185,7 @@ func (c *candidate) mayBeLocal() bool { return c.local || c.endpoint.Node == "" 
 
 // hints decide whether only endpoints meant for this node, or for its zone, are used. It is all or
 // nothing: every ready endpoint must have a hint, and one of them for this node or zone (KEP-2433,
-// KEP-3015).
+// KEP-3015). Endpoints without a weight do not count: a zone that only has such ones would have none.
 type hints struct {
 	node, zone         string
 	ready              int // endpoints that are ready
@@ -187,7 +194,7 @@ type hints struct {
 }
 
 func (h *hints) count(e *Endpoint) {
-	if !e.Ready {
+	if !e.takes() {
 		return
 	}
 	h.ready++

@@ -101,6 +101,7 @@ func (x *explainer) frontend() {
 	if x.decision.Verdict == model.Forward {
 		x.snat(at, row)
 		x.affinity(e.service)
+		x.scheduler(e.service)
 	}
 }
 
@@ -158,7 +159,7 @@ func (x *explainer) candidate(s *selection, i, pool int) {
 		x.out.Backends = append(x.out.Backends, Chance{
 			Backend:     c.AddrPort.String(),
 			Node:        c.endpoint.Node,
-			Probability: 1 / float64(s.serving[pool]),
+			Probability: float64(c.endpoint.Weight) / float64(s.serving[pool]),
 			Masquerade:  x.decision.Masquerade(model.Backend{AddrPort: c.AddrPort, Local: c.mayBeLocal()}),
 		})
 		return
@@ -173,6 +174,8 @@ func (c *candidate) reason(pool int) string {
 	switch c.use[pool] {
 	case drains:
 		return "terminates, and others are ready; it keeps the UDP flows it has"
+	case noWeight:
+		return "has weight 0 by annotation " + weightsAnnotation + ": it takes no new connections"
 	case notReady:
 		if c.endpoint.Terminating {
 			return "terminates and does not serve any more"
@@ -219,6 +222,13 @@ func (x *explainer) affinity(s *Service) {
 	if s.Affinity > 0 {
 		x.say("sessionAffinity ClientIP: a client goes to the backend it went to in the last %s, if it is still there",
 			s.Affinity)
+	}
+}
+
+// scheduler says who honours one. Which data plane is in force is not known here.
+func (x *explainer) scheduler(s *Service) {
+	if s.Scheduler != "" {
+		x.say("annotation %s: IPVS chooses by %s, other data planes at random by weight", schedulerAnnotation, s.Scheduler)
 	}
 }
 

@@ -23,6 +23,7 @@ type Service struct {
 	SourceRanges        []netip.Prefix // loadBalancerSourceRanges; nil: everyone, otherwise nobody else
 	Ports               []Port
 	Affinity            time.Duration // ClientIP affinity's timeout; 0: none
+	Scheduler           string        // one of model.Schedulers; empty: the one that is configured
 	HealthCheckNodePort uint16        // 0: none
 	InternalLocal       bool          // internalTrafficPolicy: Local
 	ExternalLocal       bool          // externalTrafficPolicy: Local
@@ -63,6 +64,7 @@ type Endpoint struct {
 	Ready       bool
 	Serving     bool
 	Terminating bool
+	Weight      uint16 // share of new connections, relative to others; 0: none. What nobody weighs has 1
 	Hints       *Hints // nil: none
 }
 

@@ -68,6 +68,9 @@ func (d dice) meta(names ...string) metav1.ObjectMeta {
 
 func (d dice) service() *corev1.Service {
 	o := &corev1.Service{ObjectMeta: d.meta("a", "b", "c")}
+	if d.one(3) {
+		o.Annotations = map[string]string{"fairlead.dev/scheduler": pick(d, "rr", "mh", "best", "")}
+	}
 	o.CreationTimestamp = metav1.NewTime(time.Unix(int64(d.n(3)), 0))
 	if d.one(10) {
 		o.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
@@ -109,6 +112,10 @@ func (d dice) slice() *discoveryv1.EndpointSlice {
 			Protocol: new(pick(d, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP)),
 			Port:     new(pick[int32](d, 8080, 8081, 0)),
 		})
+	}
+	if d.one(2) {
+		o.Annotations = map[string]string{"fairlead.dev/weights": pick(d, "0", "3", "10.244.1.2=5,10.244.2.2=0",
+			"0,10.244.1.3=256", "fd00::af4:102=0, 7", "257", "10.244.1.2", "1,2", "")}
 	}
 	for range d.n(6) {
 		o.Endpoints = append(o.Endpoints, d.endpoint(o.AddressType))
@@ -344,8 +351,12 @@ func checkExplain(t *testing.T, d dice, table *service.Table, s *model.State) {
 		}
 		if decision.Verdict == model.Forward {
 			serving := s.Pools[decision.Pool].Serving()
+			sum := 0
 			for _, b := range serving {
-				want = append(want, fmt.Sprintf("%.3f %s %v", 1/float64(len(serving)), b.AddrPort, decision.Masquerade(b)))
+				sum += int(b.Weight)
+			}
+			for _, b := range serving {
+				want = append(want, fmt.Sprintf("%.3f %s %v", float64(b.Weight)/float64(sum), b.AddrPort, decision.Masquerade(b)))
 			}
 		}
 		if x.Verdict != decision.Verdict.String() || !slices.Equal(got, want) {

@@ -1,0 +1,114 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Annotations say what Kubernetes has no fields for.
+const (
+	schedulerAnnotation = "fairlead.dev/scheduler" // of a Service: how an endpoint is chosen
+	weightsAnnotation   = "fairlead.dev/weights"   // of an EndpointSlice or Endpoints: see weights
+)
+
+// annotation is the path of an annotation.
+func annotation(name string) string { return "metadata.annotations[" + name + "]" }
+
+// scheduler reads the annotation. The copy of the name does not keep the object's buffer alive.
+func (c *serviceReader) scheduler() {
+	text, ok := c.from.Annotations[schedulerAnnotation]
+	if !ok {
+		return
+	}
+	names := model.Schedulers()
+	i := slices.Index(names, text)
+	if i < 0 {
+		c.add(annotation(schedulerAnnotation), "%.40q is none of %s; the one that is configured is used", text,
+			strings.Join(names, ", "))
+		return
+	}
+	c.to.Scheduler = names[i]
+}
+
+const (
+	// oneWeight is that of an endpoint of which no annotation says anything else.
+	oneWeight = 1
+	// maxWeight bounds what a pool costs a plane that has a slot for each unit of weight.
+	maxWeight = 256
+)
+
+// weights are those of a slice's endpoints: "3" gives all of them one, "10.244.1.2=3,10.244.2.2=0" gives
+// some their own, "3,10.244.2.2=0" does both.
+type weights struct {
+	others uint16 // of endpoints that are not named
+	named  map[netip.Addr]uint16
+}
+
+// of is the weight of an endpoint.
+func (w *weights) of(a netip.Addr) uint16 {
+	if n, ok := w.named[a]; ok {
+		return n
+	}
+	return w.others
+}
+
+// weights reads the annotation. If a part of it is wrong, nothing of it holds: shares are relative, and
+// would be others than were meant.
+func (r *report) weights(annotations map[string]string) weights {
+	text, ok := annotations[weightsAnnotation]
+	if !ok {
+		return weights{others: oneWeight}
+	}
+	w, err := parseWeights(text)
+	if err != nil {
+		r.add(annotation(weightsAnnotation), "%v; all weights are %d. It is WEIGHT, ADDRESS=WEIGHT, or several of these, "+
+			"separated by commas", err, oneWeight)
+		return weights{others: oneWeight}
+	}
+	return w
+}
+
+func parseWeights(text string) (weights, error) {
+	w := weights{others: oneWeight, named: map[netip.Addr]uint16{}}
+	rest := false
+	for item := range strings.SplitSeq(text, ",") {
+		addr, number, named := strings.Cut(item, "=")
+		if !named {
+			addr, number = "", item
+		}
+		n, err := strconv.ParseUint(strings.TrimSpace(number), 10, 16)
+		if err != nil || n > maxWeight {
+			return w, fmt.Errorf("%.40q has no weight from 0 to %d", item, maxWeight)
+		}
+		if !named {
+			if rest {
+				return w, fmt.Errorf("%.40q is a second weight for all", item)
+			}
+			w.others, rest = uint16(n), true
+			continue
+		}
+		if err := w.name(addr, uint16(n)); err != nil {
+			return w, err
+		}
+	}
+	return w, nil
+}
+
+// name sets the weight of one endpoint. An address that the slice does not have does no harm: pods come and
+// go, and move from slice to slice.
+func (w *weights) name(addr string, n uint16) error {
+	a, err := netip.ParseAddr(strings.TrimSpace(addr))
+	if err != nil || a.Zone() != "" {
+		return fmt.Errorf("%.40q is not an IP address", addr)
+	}
+	if _, ok := w.named[a.Unmap()]; ok {
+		return fmt.Errorf("%s has two weights", a)
+	}
+	w.named[a.Unmap()] = n
+	return nil
+}
