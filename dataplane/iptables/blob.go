@@ -6,53 +6,28 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/xtables"
 )
 
-// numHooks are prerouting, input, forward, output and postrouting.
-const numHooks = 5
-
-var hookNames = [numHooks]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
-
-// xtLayout is where struct ipt_entry or ip6t_entry (include/uapi/linux/netfilter_ip…/ip…_tables.h) has its
-// parts, on machines of 64 bits.
-type xtLayout struct {
-	cache    int // behind what is compared with packets
-	offsets  int // of the target, and of the next entry
-	counters int
-	size     int
-}
-
-func layoutOf(v6 bool) xtLayout {
-	if v6 {
-		return xtLayout{cache: 136, offsets: 140, counters: 152, size: 168}
-	}
-	return xtLayout{cache: 84, offsets: 88, counters: 96, size: 112}
-}
-
+// Sizes of an entry's target.
 const (
-	extensionHeader = 32 // struct xt_entry_match and xt_entry_target: size, name, revision
-	nameOffset      = 2
-	nameLength      = 29
-	revisionOffset  = 31
-	xtCounters      = 16 // bytes of struct xt_counters
-	verdictTarget   = extensionHeader + 8
-	chainTarget     = extensionHeader + 32
+	verdictTarget = xtables.ExtensionHeader + 8
+	chainTarget   = xtables.ExtensionHeader + 32
 )
 
 // blob is a table: a segment for each chain, those of others first. Jumps are offsets into it.
 type blob struct {
-	id        tableID
-	raw       []byte // what is sent to the kernel: struct ipt_replace, then the entries
-	info      []byte // struct ipt_getinfo, as the kernel answers
-	number    int    // entries
-	foreign   int    // bytes up to the end of the entries of others
-	ordered   bool   // these come first
-	hooks     uint32
-	hook      [numHooks]uint32
-	underflow [numHooks]uint32
-	segments  []*segment
-	byName    map[string]*segment
-	kept      map[int]int // entries whose counters are those of entries of the blob before
+	xtables.Info // as the kernel answers
+	id           tableID
+	raw          []byte // what is sent to the kernel: a header, then the entries
+	foreign      int    // bytes up to the end of the entries of others
+	ordered      bool   // these come first
+	segments     []*segment
+	byName       map[string]*segment
+	kept         map[int]int // entries whose counters are those of entries of the blob before
 }
 
 // segment is a chain: for the kernel's own chains the rules and, last, the policy; for others a head that
@@ -76,31 +51,27 @@ type jumpAt struct {
 }
 
 // headSize is that of a chain's first entry.
-func (s *segment) headSize(layout xtLayout) int {
+func (s *segment) headSize(layout xtables.Layout) int {
 	if s.base {
 		return 0
 	}
-	return layout.size + chainTarget
+	return layout.Size + chainTarget
 }
 
-func parseBlob(id tableID, info, raw []byte) (*blob, error) {
-	b := &blob{id: id, info: info, hooks: binary.NativeEndian.Uint32(info[tableName:]), byName: map[string]*segment{}}
-	for h := range numHooks {
-		b.hook[h] = binary.NativeEndian.Uint32(info[infoHooks+4*h:])
-		b.underflow[h] = binary.NativeEndian.Uint32(info[infoUnderflows+4*h:])
-	}
-	b.raw = append(make([]byte, replaceHeader, replaceHeader+len(raw)), raw...)
-	entries := b.raw[replaceHeader:]
-	layout := layoutOf(id.v6)
+func parseBlob(id tableID, info xtables.Info, raw []byte) (*blob, error) {
+	b := &blob{id: id, Info: info, raw: raw, byName: map[string]*segment{}}
+	entries := b.raw[xtables.Header:]
+	layout := xtables.LayoutOf(id.v6)
+	number := 0
 	var current *segment
 	for at := 0; at < len(entries); {
-		e, err := entryAt(entries[at:], layout)
+		e, err := layout.Entry(entries[at:])
 		if err != nil {
 			return nil, fmt.Errorf("entry at %d: %w", at, err)
 		}
 		if next := b.begins(at, e, layout); next != nil {
 			current = next
-			current.offset, current.first = at, b.number
+			current.offset, current.first = at, number
 			b.segments = append(b.segments, current)
 			b.byName[current.name] = current
 		}
@@ -108,7 +79,7 @@ func parseBlob(id tableID, info, raw []byte) (*blob, error) {
 			return nil, fmt.Errorf("entry at %d belongs to no chain", at)
 		}
 		current.entries++
-		b.number++
+		number++
 		at += len(e)
 		current.bytes = entries[current.offset:at]
 	}
@@ -126,73 +97,34 @@ func parseBlob(id tableID, info, raw []byte) (*blob, error) {
 	return b, nil
 }
 
-// entryAt is the entry that begins there.
-func entryAt(raw []byte, layout xtLayout) ([]byte, error) {
-	if len(raw) < layout.size {
-		return nil, fmt.Errorf("%d bytes are too few", len(raw))
-	}
-	target, size := targetOf(raw, layout), int(binary.NativeEndian.Uint16(raw[layout.offsets+2:]))
-	if target < layout.size || size < target+extensionHeader || size > len(raw) {
-		return nil, fmt.Errorf("target at %d and size %d of %d bytes make no sense", target, size, len(raw))
-	}
-	return raw[:size], nil
-}
-
-func targetOf(entry []byte, layout xtLayout) int {
-	return int(binary.NativeEndian.Uint16(entry[layout.offsets:]))
-}
-
-// targetName is the target's name, and what is behind its header.
-func targetName(entry []byte, layout xtLayout) (string, []byte) {
-	t := entry[targetOf(entry, layout):]
-	return cString(t[nameOffset:][:nameLength]), t[extensionHeader:]
-}
-
-func cString(b []byte) string {
-	if end := bytes.IndexByte(b, 0); end >= 0 {
-		b = b[:end]
-	}
-	return string(b)
-}
-
 // begins is the chain that begins with an entry, or nil.
-func (b *blob) begins(at int, e []byte, layout xtLayout) *segment {
-	for h, name := range hookNames {
-		if b.hooks&(1<<h) != 0 && int(b.hook[h]) == at {
+func (b *blob) begins(at int, e []byte, layout xtables.Layout) *segment {
+	for h, name := range xtables.HookNames {
+		if b.ValidHooks&(1<<h) != 0 && int(b.Hooks[h]) == at {
 			return &segment{name: name, base: true}
 		}
 	}
-	if name, data := targetName(e, layout); name == "ERROR" {
-		chain := cString(data)
+	if name, data := layout.TargetName(e); name == xtables.ErrorTarget {
+		chain := unix.ByteSliceToString(data)
 		return &segment{name: chain, owned: owned(chain)}
 	}
 	return nil
 }
 
-// jumpOf is the offset to which an entry leads, if it does.
-func jumpOf(e []byte, layout xtLayout) (offset int, ok bool) {
-	name, data := targetName(e, layout)
-	if name != "" || len(data) < 4 {
-		return 0, false
-	}
-	verdict := int(int32(binary.NativeEndian.Uint32(data)))
-	return verdict, verdict >= 0
-}
-
 // eachEntry calls f with each entry of a segment and its place.
-func (s *segment) eachEntry(layout xtLayout, f func(at int, e []byte)) {
+func (s *segment) eachEntry(layout xtables.Layout, f func(at int, e []byte)) {
 	for at := 0; at < len(s.bytes); {
-		size := int(binary.NativeEndian.Uint16(s.bytes[at+layout.offsets+2:]))
+		size := layout.Next(s.bytes[at:])
 		f(at, s.bytes[at:at+size])
 		at += size
 	}
 }
 
-func (b *blob) findJumps(layout xtLayout) {
+func (b *blob) findJumps(layout xtables.Layout) {
 	for _, s := range b.segments {
 		s.eachEntry(layout, func(at int, e []byte) {
-			offset, ok := jumpOf(e, layout)
-			if !ok {
+			offset, ok := layout.Verdict(e)
+			if !ok || offset < 0 {
 				return
 			}
 			i, found := slices.BinarySearchFunc(b.segments, offset, func(s *segment, o int) int { return s.offset - o })
@@ -200,7 +132,7 @@ func (b *blob) findJumps(layout xtLayout) {
 				i--
 			}
 			to := b.segments[i]
-			s.jumps = append(s.jumps, jumpAt{at + targetOf(e, layout) + extensionHeader, to, offset - to.offset})
+			s.jumps = append(s.jumps, jumpAt{at + layout.Target(e) + xtables.ExtensionHeader, to, offset - to.offset})
 		})
 	}
 }
@@ -209,8 +141,8 @@ func (b *blob) findJumps(layout xtLayout) {
 const theNext = "."
 
 // leadsTo is the chain to whose first rule an entry jumps; empty if it does not.
-func (s *segment) leadsTo(at int, e []byte, layout xtLayout) string {
-	verdict := at + targetOf(e, layout) + extensionHeader
+func (s *segment) leadsTo(at int, e []byte, layout xtables.Layout) string {
+	verdict := at + layout.Target(e) + xtables.ExtensionHeader
 	i, found := slices.BinarySearchFunc(s.jumps, verdict, func(j jumpAt, at int) int { return j.at - at })
 	switch {
 	case !found:
@@ -223,7 +155,7 @@ func (s *segment) leadsTo(at int, e []byte, layout xtLayout) string {
 
 func (b *blob) content() *content {
 	c := &content{chains: map[string][]uint64{}}
-	layout := layoutOf(b.id.v6)
+	layout := xtables.LayoutOf(b.id.v6)
 	for _, s := range b.segments {
 		var marks []uint64
 		s.eachEntry(layout, func(at int, e []byte) {
@@ -246,7 +178,8 @@ func (b *blob) content() *content {
 
 // changed is the blob after a change.
 func (b *blob) changed(c *change, sets setIndexes) (*blob, error) {
-	next := &blob{id: b.id, hooks: b.hooks, ordered: true, byName: map[string]*segment{}}
+	next := &blob{id: b.id, ordered: true, byName: map[string]*segment{}}
+	next.ValidHooks = b.ValidHooks
 	gone := map[string]bool{}
 	for _, name := range c.gone {
 		gone[name] = true
@@ -301,7 +234,7 @@ func (b *blob) encode(s *segment, rules []rule, sets setIndexes) error {
 	if !s.base {
 		e.head(s.name)
 	}
-	layout := layoutOf(b.id.v6)
+	layout := xtables.LayoutOf(b.id.v6)
 	s.entries = len(rules) + 2
 	for i := range rules {
 		start := len(e.b)
@@ -314,25 +247,25 @@ func (b *blob) encode(s *segment, rules []rule, sets setIndexes) error {
 		if to == nil {
 			return &refusedError{fmt.Sprintf("-A %s %s", s.name, &rules[i]), fmt.Errorf("no chain %s", name)}
 		}
-		at := start + targetOf(e.b[start:], layout) + extensionHeader
+		at := start + layout.Target(e.b[start:]) + xtables.ExtensionHeader
 		s.jumps = append(s.jumps, jumpAt{at, to, to.headSize(layout)})
 	}
-	e.verdict(xtReturn)
+	e.verdict(xtables.Return)
 	s.bytes = e.b
 	return nil
 }
 
 // baseChanged is a chain of the kernel with rules of ours added and removed. Its jumps are still those of b.
 func (b *blob) baseChanged(s *segment, c *change, sets setIndexes) *segment {
-	layout := layoutOf(b.id.v6)
+	layout := xtables.LayoutOf(b.id.v6)
 	n := &segment{name: s.name, base: true}
 	e := entryEncoder{v6: b.id.v6, sets: sets}
 	for i := len(c.add) - 1; i >= 0; i-- {
 		if a := &c.add[i]; a.chain == s.name {
 			start := len(e.b)
 			e.rule(&a.rule)
-			at := start + targetOf(e.b[start:], layout) + extensionHeader
-			n.jumps = append(n.jumps, jumpAt{at, &segment{name: a.do.name}, layout.size + chainTarget})
+			at := start + layout.Target(e.b[start:]) + xtables.ExtensionHeader
+			n.jumps = append(n.jumps, jumpAt{at, &segment{name: a.do.name}, layout.Size + chainTarget})
 			n.entries++
 		}
 	}
@@ -340,7 +273,7 @@ func (b *blob) baseChanged(s *segment, c *change, sets setIndexes) *segment {
 		if slices.ContainsFunc(c.remove, func(f foundRule) bool { return f.chain == s.name && int(f.id) == at }) {
 			return
 		}
-		verdict := at + targetOf(entry, layout) + extensionHeader
+		verdict := at + layout.Target(entry) + xtables.ExtensionHeader
 		if i, ok := slices.BinarySearchFunc(s.jumps, verdict, func(j jumpAt, at int) int { return j.at - at }); ok {
 			j := s.jumps[i]
 			j.at += len(e.b) - at
@@ -384,19 +317,19 @@ func (b *blob) resolve(c *change, renewed map[*segment]*segment, sets setIndexes
 
 // assemble puts the segments together.
 func (b *blob) assemble(before *blob, renewed map[*segment]*segment) {
-	layout := layoutOf(b.id.v6)
-	size := replaceHeader + layout.size + chainTarget
-	offset := 0
+	layout := xtables.LayoutOf(b.id.v6)
+	size := xtables.Header + layout.Size + chainTarget
+	offset, number := 0, 0
 	for _, s := range b.segments {
-		s.offset, s.first = offset, b.number
+		s.offset, s.first = offset, number
 		offset += len(s.bytes)
-		b.number += s.entries
+		number += s.entries
 		size += len(s.bytes)
 		if !s.owned {
 			b.foreign = offset
 		}
 	}
-	b.raw = make([]byte, replaceHeader, size)
+	b.raw = make([]byte, xtables.Header, size)
 	for _, s := range b.segments {
 		at := len(b.raw)
 		b.raw = append(b.raw, s.bytes...)
@@ -406,14 +339,15 @@ func (b *blob) assemble(before *blob, renewed map[*segment]*segment) {
 		}
 	}
 	tail := entryEncoder{v6: b.id.v6, b: b.raw}
-	tail.head("ERROR")
+	tail.head(xtables.ErrorTarget)
 	b.raw = tail.b
-	b.number++
-	for h, name := range hookNames {
-		if b.hooks&(1<<h) != 0 {
+	b.Number, b.Size = uint32(number+1), uint32(len(b.raw)-xtables.Header)
+	for h, name := range xtables.HookNames {
+		b.Hooks[h], b.Underflows[h] = noHook, noHook
+		if b.ValidHooks&(1<<h) != 0 {
 			s := b.byName[name]
-			b.hook[h] = uint32(s.offset)
-			b.underflow[h] = uint32(s.offset + len(s.bytes) - layout.size - verdictTarget)
+			b.Hooks[h] = uint32(s.offset)
+			b.Underflows[h] = uint32(s.offset + len(s.bytes) - layout.Size - verdictTarget)
 		}
 	}
 	b.keepCounters(before, renewed)
@@ -422,7 +356,7 @@ func (b *blob) assemble(before *blob, renewed map[*segment]*segment) {
 // keepCounters notes which entries of others were there before. Added rules come first in a chain.
 func (b *blob) keepCounters(before *blob, renewed map[*segment]*segment) {
 	b.kept = map[int]int{}
-	layout := layoutOf(b.id.v6)
+	layout := xtables.LayoutOf(b.id.v6)
 	for _, s := range before.segments {
 		n := renewed[s]
 		if n == nil || s.owned {
@@ -446,35 +380,19 @@ func (b *blob) keepCounters(before *blob, renewed map[*segment]*segment) {
 	}
 }
 
-// noHook is where a table begins for a hook that it does not have.
+// noHook is where the kernel says that a table begins for a hook that it does not have.
 const noHook = 1<<32 - 1
-
-// setInfo is what the kernel will answer about the table.
-func (b *blob) setInfo() {
-	b.info = make([]byte, sizeofInfo)
-	binary.NativeEndian.PutUint32(b.info[tableName:], b.hooks)
-	for h := range numHooks {
-		hook, underflow := uint32(noHook), uint32(noHook)
-		if b.hooks&(1<<h) != 0 {
-			hook, underflow = b.hook[h], b.underflow[h]
-		}
-		binary.NativeEndian.PutUint32(b.info[infoHooks+4*h:], hook)
-		binary.NativeEndian.PutUint32(b.info[infoUnderflows+4*h:], underflow)
-	}
-	binary.NativeEndian.PutUint32(b.info[infoNumber:], uint32(b.number))
-	binary.NativeEndian.PutUint32(b.info[infoSize:], uint32(len(b.raw)-replaceHeader))
-}
 
 // sameForeign reports whether the entries of others are those at the beginning of a table that was read.
 func (b *blob) sameForeign(read []byte) bool {
-	layout := layoutOf(b.id.v6)
-	mine := b.raw[replaceHeader:]
+	layout := xtables.LayoutOf(b.id.v6)
+	mine := b.raw[xtables.Header:]
 	for at := 0; at < b.foreign; {
-		size := int(binary.NativeEndian.Uint16(mine[at+layout.offsets+2:]))
+		size := layout.Next(mine[at:])
 		x, y := mine[at:at+size], read[at:at+size]
-		if !bytes.Equal(x[:layout.cache], y[:layout.cache]) ||
-			!bytes.Equal(x[layout.offsets:layout.offsets+4], y[layout.offsets:layout.offsets+4]) ||
-			!bytes.Equal(x[layout.size:], y[layout.size:]) {
+		if !bytes.Equal(x[:layout.Condition], y[:layout.Condition]) ||
+			!bytes.Equal(x[layout.Offsets:layout.Offsets+4], y[layout.Offsets:layout.Offsets+4]) ||
+			!bytes.Equal(x[layout.Size:], y[layout.Size:]) {
 			return false
 		}
 		at += size
@@ -492,37 +410,37 @@ type entryEncoder struct {
 // begin appends an entry without matches and target.
 func (e *entryEncoder) begin() (start int) {
 	start = len(e.b)
-	e.b = append(e.b, make([]byte, layoutOf(e.v6).size)...)
+	e.b = append(e.b, make([]byte, xtables.LayoutOf(e.v6).Size)...)
 	return start
 }
 
 func (e *entryEncoder) extension(x extension) {
 	start := len(e.b)
-	e.b = append(e.b, make([]byte, extensionHeader)...)
-	binary.NativeEndian.PutUint16(e.b[start:], uint16(extensionHeader+len(x.info)))
-	copy(e.b[start+nameOffset:], x.name)
-	e.b[start+revisionOffset] = x.revision
+	e.b = append(e.b, make([]byte, xtables.ExtensionHeader)...)
+	binary.NativeEndian.PutUint16(e.b[start:], uint16(xtables.ExtensionHeader+len(x.info)))
+	copy(e.b[start+xtables.NameOffset:], x.name)
+	e.b[start+xtables.RevisionOffset] = x.revision
 	e.b = append(e.b, x.info...)
 }
 
 // finish appends the target.
 func (e *entryEncoder) finish(start int, target extension) {
-	layout := layoutOf(e.v6)
-	binary.NativeEndian.PutUint16(e.b[start+layout.offsets:], uint16(len(e.b)-start))
+	layout := xtables.LayoutOf(e.v6)
+	binary.NativeEndian.PutUint16(e.b[start+layout.Offsets:], uint16(len(e.b)-start))
 	e.extension(target)
-	binary.NativeEndian.PutUint16(e.b[start+layout.offsets+2:], uint16(len(e.b)-start))
+	binary.NativeEndian.PutUint16(e.b[start+layout.Offsets+2:], uint16(len(e.b)-start))
 }
 
 // head begins a chain.
 func (e *entryEncoder) head(chain string) {
 	start := e.begin()
-	info := make([]byte, chainTarget-extensionHeader)
+	info := make([]byte, chainTarget-xtables.ExtensionHeader)
 	copy(info, chain)
-	e.finish(start, extension{name: "ERROR", info: info})
+	e.finish(start, extension{name: xtables.ErrorTarget, info: info})
 }
 
 func verdictInfo(v int) []byte {
-	info := make([]byte, verdictTarget-extensionHeader)
+	info := make([]byte, verdictTarget-xtables.ExtensionHeader)
 	binary.NativeEndian.PutUint32(info, uint32(int32(v)))
 	return info
 }
@@ -550,11 +468,11 @@ func (e *entryEncoder) rule(r *rule) {
 	v := 0
 	switch r.do.verb {
 	case accept:
-		v = xtAccept
+		v = xtables.Accept
 	case drop:
-		v = xtDrop
+		v = xtables.Drop
 	case back:
-		v = xtReturn
+		v = xtables.Return
 	}
 	e.finish(start, extension{info: verdictInfo(v)})
 }

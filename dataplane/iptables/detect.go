@@ -8,6 +8,9 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/xtables"
 )
 
 // Detect finds the back end that the machine uses, in the network namespace of the calling thread: the one
@@ -46,10 +49,10 @@ const hintTable = "mangle"
 
 func (n *nft) hinted() (found bool, err error) {
 	for _, v6 := range []bool{false, true} {
-		err := n.dump(request{kind: nftMessage | unix.NFT_MSG_GETCHAIN, family: nftFamily(v6), each: func(attrs []byte) {
-			found = found || attributeString(attrs, unix.NFTA_CHAIN_TABLE) == hintTable &&
-				isHint(attributeString(attrs, unix.NFTA_CHAIN_NAME))
-		}}, func() {})
+		err := n.conn.Dump(listing(unix.NFT_MSG_GETCHAIN, tableID{v6: v6}, func() {}, func(attrs []byte) {
+			found = found || nfnetlink.Text(attrs, unix.NFTA_CHAIN_TABLE) == hintTable &&
+				isHint(nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME))
+		}))
 		if found || err != nil {
 			return found, err
 		}
@@ -65,12 +68,8 @@ func legacyHinted() bool {
 	}
 	defer l.close()
 	for _, id := range []tableID{{false, hintTable}, {true, hintTable}} {
-		file := "/proc/thread-self/net/ip_tables_names"
-		if id.v6 {
-			file = "/proc/thread-self/net/ip6_tables_names"
-		}
-		names, _ := os.ReadFile(file) // where there is none, there are no tables
-		if !slices.Contains(strings.Fields(string(names)), hintTable) {
+		present, _ := xtables.Present(id.v6) // what cannot be read has no hint
+		if !slices.Contains(present, hintTable) {
 			continue
 		}
 		b, err := l.read(id)

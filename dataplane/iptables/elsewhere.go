@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/localnet"
 )
 
 // place is a back end in which there may be something of ours, from an earlier process or from one with other
@@ -232,7 +233,7 @@ func Clean(ctx context.Context, c dataplane.Config) (err error) {
 	if p.ipsets, err = openIPSets(p.fault); err != nil {
 		return err
 	}
-	p.localnet = openLocalnet()
+	p.localnet = localnet.Open()
 	defer func() { err = errors.Join(err, p.Close()) }()
 	err = eachPlace(p, func(l *place) error {
 		found, err := l.find()
@@ -240,7 +241,7 @@ func Clean(ctx context.Context, c dataplane.Config) (err error) {
 			return err
 		}
 		if recorded(found) && !c.KeepLocalnet {
-			if err := p.localnet.set("0"); err != nil {
+			if err := p.localnet.Set("0"); err != nil {
 				return err
 			}
 		}

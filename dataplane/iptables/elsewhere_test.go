@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/localnet"
 )
 
 func traces(t *testing.T) dataplane.Traces {
@@ -60,7 +61,7 @@ func TestPlane_elsewhere(t *testing.T) {
 
 func routeLocalnet(t *testing.T, want string) {
 	t.Helper()
-	if text, err := os.ReadFile(localnetFile); err != nil || strings.TrimSpace(string(text)) != want {
+	if text, err := os.ReadFile(localnet.File); err != nil || strings.TrimSpace(string(text)) != want {
 		t.Errorf("route_localnet: %s, %v; want %s", text, err, want)
 	}
 }

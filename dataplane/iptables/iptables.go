@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/localnet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -56,7 +57,7 @@ type Plane struct {
 	options  Options
 	backend  backend
 	ipsets   *ipsets
-	localnet localnet
+	localnet localnet.Sysctl
 	v6       []bool         // the address families that the kernel has: whether each is IPv6
 	families []*familyState // in the order of v6; nil: the kernel's content is not known
 
@@ -100,7 +101,7 @@ func (p *Plane) open() (err error) {
 			return err
 		}
 	}
-	p.localnet = openLocalnet()
+	p.localnet = localnet.Open()
 	if p.ipsets, err = openIPSets(p.fault); err != nil {
 		return err
 	}
@@ -261,15 +262,15 @@ func (p *Plane) load(f *familyState) (have [2]*content, err error) {
 	}
 	_, f.recorded = have[nat].chains[chainLocalnet]
 	f.recorded = f.recorded || !f.v6 && (p.wasOff || p.config.LocalnetWasOff)
-	f.localnetWasOn = f.v6 || p.localnet.on()
+	f.localnetWasOn = f.v6 || p.localnet.On()
 	return have, nil
 }
 
 // finish sets what is not in tables.
 func (p *Plane) finish(families []*familyState, partial error) error {
 	p.families = families
-	if families[0].localnets > 0 && !p.localnet.on() {
-		if err := p.localnet.set("1"); err != nil {
+	if families[0].localnets > 0 && !p.localnet.On() {
+		if err := p.localnet.Set("1"); err != nil {
 			partial = errors.Join(partial, fmt.Errorf("%w: iptables: %w", dataplane.ErrPartial, err))
 		}
 	}
@@ -435,8 +436,10 @@ func (p *Plane) halve(c *change, names []string, errs []error) []error {
 // Audit implements dataplane.Dataplane: what Sync would change is a difference. It does not look closer if
 // nobody else can have changed the tables since the last successful call.
 func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	if p.families != nil && p.families[0].localnets > 0 && p.localnet.err == nil && !p.localnet.on() {
-		return []dataplane.Drift{{Class: "sysctl", Object: localnetFile, Want: "1", Have: "0"}}, nil
+	if p.families != nil && p.families[0].localnets > 0 {
+		if drifts := p.localnet.Drift(); drifts != nil {
+			return drifts, nil
+		}
 	}
 	if err := p.backend.begin(ctx); err != nil {
 		return nil, fmt.Errorf("iptables: %w", err)
@@ -548,7 +551,7 @@ func (p *Plane) remove(ctx context.Context) error {
 		return err
 	}
 	if (recorded(found) || p.wasOff) && !p.config.KeepLocalnet {
-		if err := p.localnet.set("0"); err != nil {
+		if err := p.localnet.Set("0"); err != nil {
 			return err
 		}
 	}
@@ -570,7 +573,7 @@ func (p *Plane) remove(ctx context.Context) error {
 
 // Close implements dataplane.Dataplane.
 func (p *Plane) Close() error {
-	err := p.localnet.close()
+	err := p.localnet.Close()
 	if p.ipsets != nil {
 		err = errors.Join(err, p.ipsets.close())
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane/internal/localnet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -190,7 +191,7 @@ func (l *layout) setFrontends(c model.Change) {
 
 // needsLocalnet is 1 for a row that needs the sysctl route_localnet.
 func needsLocalnet(k model.Key, f model.Frontend) int {
-	if f.Verdict == model.Forward && isLocalnet(k.Addr) {
+	if f.Verdict == model.Forward && localnet.Contains(k.Addr) {
 		return 1
 	}
 	return 0

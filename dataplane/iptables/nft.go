@@ -12,7 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/xtables"
 )
 
 // From include/uapi/linux/netfilter/nf_tables.h and nf_tables_compat.h; x/sys/unix lacks them.
@@ -32,7 +34,7 @@ const chunkSize = 2 << 20
 // nft is the back end nf_tables. Its rules are what iptables-nft makes: comparisons of addresses and
 // protocols in nf_tables' own words, matches and targets as extensions of x_tables.
 type nft struct {
-	*conn
+	conn  *nfnetlink.Socket
 	fault func(string) error
 	sets  setIndexes
 	// clean is the generation of the ruleset when all was as it should be; own counts our transactions since.
@@ -40,7 +42,7 @@ type nft struct {
 }
 
 func openNFT(fault func(string) error) (*nft, error) {
-	c, err := dial()
+	c, err := nfnetlink.Dial()
 	if err != nil {
 		return nil, err
 	}
@@ -49,16 +51,17 @@ func openNFT(fault func(string) error) (*nft, error) {
 
 func (n *nft) begin(context.Context) error { return nil }
 func (n *nft) end()                        {}
+func (n *nft) close() error                { return n.conn.Close() }
 func (n *nft) use(sets setIndexes)         { n.sets = sets }
 
 func (n *nft) settled() (err error) {
-	n.clean, err = n.generation()
+	n.clean, err = n.conn.Generation()
 	n.own = 0
 	return err
 }
 
 func (n *nft) undisturbed([]tableID) (bool, error) {
-	now, err := n.generation()
+	now, err := n.conn.Generation()
 	return err == nil && n.clean != 0 && now == n.clean+n.own, err
 }
 
@@ -83,28 +86,32 @@ const (
 	userDataMark    = 0x46
 )
 
+// listing asks for objects of one kind.
+func listing(verb uint16, id tableID, reset func(), each func(attrs []byte)) nfnetlink.Request {
+	return nfnetlink.Request{Kind: nfnetlink.NFTables | verb, Family: nftFamily(id.v6), Reset: reset, Each: each}
+}
+
 func (n *nft) load(id tableID) (*content, error) {
 	have := &content{}
-	err := n.dump(request{kind: nftMessage | unix.NFT_MSG_GETCHAIN, family: nftFamily(id.v6), each: func(attrs []byte) {
-		name := attributeString(attrs, unix.NFTA_CHAIN_NAME)
-		if attributeString(attrs, unix.NFTA_CHAIN_TABLE) == id.name && owned(name) {
+	empty := func() { *have = content{chains: map[string][]uint64{}} }
+	err := n.conn.Dump(listing(unix.NFT_MSG_GETCHAIN, id, empty, func(attrs []byte) {
+		name := nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME)
+		if nfnetlink.Text(attrs, unix.NFTA_CHAIN_TABLE) == id.name && owned(name) {
 			have.chains[name] = nil
 		}
-	}}, func() { *have = content{chains: map[string][]uint64{}} })
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("list chains of %s: %w", id, err)
 	}
-	var filter encoder
-	filter.string(unix.NFTA_RULE_TABLE, id.name)
 	names := have.chains
-	rules := request{kind: nftMessage | unix.NFT_MSG_GETRULE, family: nftFamily(id.v6), filter: filter.b, each: have.add}
-	err = n.dump(rules, func() {
-		*have = content{chains: map[string][]uint64{}}
+	rules := listing(unix.NFT_MSG_GETRULE, id, func() {
+		empty()
 		for name := range names {
 			have.chains[name] = nil
 		}
-	})
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	}, have.add)
+	rules.Filter.Text(unix.NFTA_RULE_TABLE, id.name)
+	if err := n.conn.Dump(rules); err != nil {
 		return nil, fmt.Errorf("list rules of %s: %w", id, err)
 	}
 	return have, nil
@@ -112,20 +119,20 @@ func (n *nft) load(id tableID) (*content, error) {
 
 // add takes a rule as nf_tables lists it.
 func (c *content) add(attrs []byte) {
-	chain := attributeString(attrs, unix.NFTA_RULE_CHAIN)
-	mark := ruleMark(attribute(attrs, unix.NFTA_RULE_USERDATA))
+	chain := nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN)
+	mark := ruleMark(nfnetlink.Attribute(attrs, unix.NFTA_RULE_USERDATA))
 	if owned(chain) {
 		c.chains[chain] = append(c.chains[chain], mark)
 		return
 	}
-	if to := verdictChain(attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)); owned(to) {
-		handle := binary.BigEndian.Uint64(attribute(attrs, unix.NFTA_RULE_HANDLE))
+	if to := verdictChain(nfnetlink.Attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)); owned(to) {
+		handle := binary.BigEndian.Uint64(nfnetlink.Attribute(attrs, unix.NFTA_RULE_HANDLE))
 		c.base = append(c.base, foundRule{chain: chain, id: handle, mark: mark, to: to, base: isBase(chain)})
 	}
 }
 
 func isBase(chain string) bool {
-	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, chain)
+	return slices.Contains(xtables.HookNames[:], chain)
 }
 
 // ruleMark is the mark in a rule's user data; 0 if the rule is not ours.
@@ -141,10 +148,10 @@ func ruleMark(user []byte) uint64 {
 
 // verdictChain is the chain to which one of a rule's expressions leads.
 func verdictChain(expressions []byte) (chain string) {
-	attributes(expressions, func(_ uint16, e []byte) {
-		if attributeString(e, unix.NFTA_EXPR_NAME) == "immediate" {
-			data := attribute(attribute(e, unix.NFTA_EXPR_DATA), unix.NFTA_IMMEDIATE_DATA)
-			chain = attributeString(attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN)
+	nfnetlink.Attributes(expressions, func(_ uint16, e []byte) {
+		if nfnetlink.Text(e, unix.NFTA_EXPR_NAME) == "immediate" {
+			data := nfnetlink.Attribute(nfnetlink.Attribute(e, unix.NFTA_EXPR_DATA), unix.NFTA_IMMEDIATE_DATA)
+			chain = nfnetlink.Text(nfnetlink.Attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN)
 		}
 	})
 	return chain
@@ -152,10 +159,9 @@ func verdictChain(expressions []byte) (chain string) {
 
 // transaction gathers messages. Units are the places where it may be divided.
 type transaction struct {
-	encoder
+	nfnetlink.Encoder
 	family uint8
 	table  string
-	seq    uint32
 	units  []unit
 	steps  []step
 }
@@ -178,16 +184,15 @@ func (s step) String() string {
 
 func (t *transaction) begin(verb, flags uint16, s step) int {
 	t.steps = append(t.steps, s)
-	t.seq++
-	return t.message(unix.NlMsghdr{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | verb, Flags: flags, Seq: t.seq}, t.family, 0)
+	return t.Message(nfnetlink.NFTables|verb, flags, t.family)
 }
 
-func (t *transaction) unit() { t.units = append(t.units, unit{len(t.b), len(t.steps)}) }
+func (t *transaction) unit() { t.units = append(t.units, unit{len(t.B), len(t.steps)}) }
 
 // write implements backend, as one transaction if it is not too large: all or nothing for packets, too. A
 // large one is divided so that packets find their way after each part.
 func (n *nft) write(changes []*change) error {
-	t := &transaction{seq: n.seq}
+	t := &transaction{}
 	for _, c := range changes {
 		t.in(c.table)
 		t.prepare(c)
@@ -202,7 +207,6 @@ func (n *nft) write(changes []*change) error {
 		t.in(c.table)
 		t.finishChange(c, n.sets)
 	}
-	n.seq = t.seq
 	return n.commit(t)
 }
 
@@ -239,9 +243,9 @@ func hookOf(table, chain string) hook {
 func (t *transaction) prepare(c *change) {
 	if len(c.set) > 0 || len(c.add) > 0 {
 		m := t.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, step{chain: c.table.name})
-		t.string(unix.NFTA_TABLE_NAME, t.table)
-		t.attr(attrTableUserData, ours())
-		t.finish(m)
+		t.Text(unix.NFTA_TABLE_NAME, t.table)
+		t.Bytes(attrTableUserData, ours())
+		t.Finish(m)
 	}
 	made := map[string]bool{}
 	for _, b := range c.add {
@@ -263,30 +267,30 @@ func ours() []byte { return []byte{userDataMark, 1, 1} }
 
 func (t *transaction) newBaseChain(name string) {
 	m := t.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, step{chain: name})
-	t.string(unix.NFTA_CHAIN_TABLE, t.table)
-	t.string(unix.NFTA_CHAIN_NAME, name)
+	t.Text(unix.NFTA_CHAIN_TABLE, t.table)
+	t.Text(unix.NFTA_CHAIN_NAME, name)
 	hook := hookOf(t.table, name)
-	h := t.open(unix.NFTA_CHAIN_HOOK)
-	t.uint32(unix.NFTA_HOOK_HOOKNUM, hook.number)
-	t.uint32(unix.NFTA_HOOK_PRIORITY, uint32(hook.priority))
-	t.close(h)
-	t.string(unix.NFTA_CHAIN_TYPE, hook.kind)
-	t.attr(attrChainUserData, ours())
-	t.finish(m)
+	h := t.Open(unix.NFTA_CHAIN_HOOK)
+	t.Uint32(unix.NFTA_HOOK_HOOKNUM, hook.number)
+	t.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(hook.priority))
+	t.Close(h)
+	t.Text(unix.NFTA_CHAIN_TYPE, hook.kind)
+	t.Bytes(attrChainUserData, ours())
+	t.Finish(m)
 }
 
 func (t *transaction) chainMessage(verb, flags uint16, name string) {
 	m := t.begin(verb, flags, step{chain: name})
-	t.string(unix.NFTA_CHAIN_TABLE, t.table)
-	t.string(unix.NFTA_CHAIN_NAME, name)
-	t.finish(m)
+	t.Text(unix.NFTA_CHAIN_TABLE, t.table)
+	t.Text(unix.NFTA_CHAIN_NAME, name)
+	t.Finish(m)
 }
 
 func (t *transaction) flush(name string) {
 	m := t.begin(unix.NFT_MSG_DELRULE, 0, step{chain: name})
-	t.string(unix.NFTA_RULE_TABLE, t.table)
-	t.string(unix.NFTA_RULE_CHAIN, name)
-	t.finish(m)
+	t.Text(unix.NFTA_RULE_TABLE, t.table)
+	t.Text(unix.NFTA_RULE_CHAIN, name)
+	t.Finish(m)
 }
 
 // chainRules makes a chain hold these rules, whatever it held.
@@ -306,10 +310,10 @@ func (t *transaction) finishChange(c *change, sets setIndexes) {
 	}
 	for _, f := range c.remove {
 		m := t.begin(unix.NFT_MSG_DELRULE, 0, step{chain: f.chain})
-		t.string(unix.NFTA_RULE_TABLE, t.table)
-		t.string(unix.NFTA_RULE_CHAIN, f.chain)
-		t.attr(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, f.id))
-		t.finish(m)
+		t.Text(unix.NFTA_RULE_TABLE, t.table)
+		t.Text(unix.NFTA_RULE_CHAIN, f.chain)
+		t.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, f.id))
+		t.Finish(m)
 	}
 	t.unit()
 	for _, name := range c.gone {
@@ -324,16 +328,16 @@ func (t *transaction) finishChange(c *change, sets setIndexes) {
 
 func (t *transaction) newRule(flags uint16, chain string, r *rule, sets setIndexes) {
 	m := t.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, step{chain, r})
-	t.string(unix.NFTA_RULE_TABLE, t.table)
-	t.string(unix.NFTA_RULE_CHAIN, chain)
-	x := t.open(unix.NFTA_RULE_EXPRESSIONS)
+	t.Text(unix.NFTA_RULE_TABLE, t.table)
+	t.Text(unix.NFTA_RULE_CHAIN, chain)
+	x := t.Open(unix.NFTA_RULE_EXPRESSIONS)
 	t.expressions(r, sets)
-	t.close(x)
+	t.Close(x)
 	if r.protocol != 0 {
-		c := t.open(unix.NFTA_RULE_COMPAT)
-		t.uint32(compatProtocol, uint32(r.protocol))
-		t.uint32(compatFlags, 0)
-		t.close(c)
+		c := t.Open(unix.NFTA_RULE_COMPAT)
+		t.Uint32(compatProtocol, uint32(r.protocol))
+		t.Uint32(compatFlags, 0)
+		t.Close(c)
 	}
 	user := []byte{userDataMark, 8}
 	user = binary.BigEndian.AppendUint64(user, (*nft)(nil).mark(tableID{}, r))
@@ -342,18 +346,18 @@ func (t *transaction) newRule(flags uint16, chain string, r *rule, sets setIndex
 		user = append(user, userDataComment, byte(len(comment)+1))
 		user = append(append(user, comment...), 0)
 	}
-	t.attr(unix.NFTA_RULE_USERDATA, user)
-	t.finish(m)
+	t.Bytes(unix.NFTA_RULE_USERDATA, user)
+	t.Finish(m)
 }
 
 // expression encloses the attributes of an expression.
 func (t *transaction) expression(name string, attrs func()) {
-	e := t.open(unix.NFTA_LIST_ELEM)
-	t.string(unix.NFTA_EXPR_NAME, name)
-	d := t.open(unix.NFTA_EXPR_DATA)
+	e := t.Open(unix.NFTA_LIST_ELEM)
+	t.Text(unix.NFTA_EXPR_NAME, name)
+	d := t.Open(unix.NFTA_EXPR_DATA)
 	attrs()
-	t.close(d)
-	t.close(e)
+	t.Close(d)
+	t.Close(e)
 }
 
 func (t *transaction) v6() bool { return t.family == unix.NFPROTO_IPV6 }
@@ -410,23 +414,23 @@ func (t *transaction) target(do target, sets setIndexes) {
 		code = 1
 	}
 	t.expression("immediate", func() {
-		t.uint32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
-		d := t.open(unix.NFTA_IMMEDIATE_DATA)
-		v := t.open(unix.NFTA_DATA_VERDICT)
-		t.uint32(unix.NFTA_VERDICT_CODE, uint32(code))
+		t.Uint32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
+		d := t.Open(unix.NFTA_IMMEDIATE_DATA)
+		v := t.Open(unix.NFTA_DATA_VERDICT)
+		t.Uint32(unix.NFTA_VERDICT_CODE, uint32(code))
 		if do.name != "" {
-			t.string(unix.NFTA_VERDICT_CHAIN, do.name)
+			t.Text(unix.NFTA_VERDICT_CHAIN, do.name)
 		}
-		t.close(v)
-		t.close(d)
+		t.Close(v)
+		t.Close(d)
 	})
 }
 
 func (t *transaction) extension(kind string, x extension) {
 	t.expression(kind, func() {
-		t.string(extensionName, x.name)
-		t.uint32(extensionRevision, uint32(x.revision))
-		t.attr(extensionInfo, x.info)
+		t.Text(extensionName, x.name)
+		t.Uint32(extensionRevision, uint32(x.revision))
+		t.Bytes(extensionInfo, x.info)
 	})
 }
 
@@ -434,10 +438,10 @@ func (t *transaction) extension(kind string, x extension) {
 func (t *transaction) prefix(offset uint32, p netip.Prefix, differs bool) {
 	address, bits := p.Addr().AsSlice(), p.Bits()
 	t.expression("payload", func() {
-		t.uint32(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1)
-		t.uint32(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER)
-		t.uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
-		t.uint32(unix.NFTA_PAYLOAD_LEN, uint32(len(address)))
+		t.Uint32(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1)
+		t.Uint32(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER)
+		t.Uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
+		t.Uint32(unix.NFTA_PAYLOAD_LEN, uint32(len(address)))
 	})
 	if bits < 8*len(address) {
 		mask := make([]byte, len(address))
@@ -445,9 +449,9 @@ func (t *transaction) prefix(offset uint32, p netip.Prefix, differs bool) {
 			mask[i/8] |= 0x80 >> (i % 8)
 		}
 		t.expression("bitwise", func() {
-			t.uint32(unix.NFTA_BITWISE_SREG, unix.NFT_REG_1)
-			t.uint32(unix.NFTA_BITWISE_DREG, unix.NFT_REG_1)
-			t.uint32(unix.NFTA_BITWISE_LEN, uint32(len(address)))
+			t.Uint32(unix.NFTA_BITWISE_SREG, unix.NFT_REG_1)
+			t.Uint32(unix.NFTA_BITWISE_DREG, unix.NFT_REG_1)
+			t.Uint32(unix.NFTA_BITWISE_LEN, uint32(len(address)))
 			t.value(unix.NFTA_BITWISE_MASK, mask)
 			t.value(unix.NFTA_BITWISE_XOR, make([]byte, len(address)))
 		})
@@ -456,36 +460,37 @@ func (t *transaction) prefix(offset uint32, p netip.Prefix, differs bool) {
 }
 
 func (t *transaction) value(kind uint16, data []byte) {
-	v := t.open(kind)
-	t.attr(unix.NFTA_DATA_VALUE, data)
-	t.close(v)
+	v := t.Open(kind)
+	t.Bytes(unix.NFTA_DATA_VALUE, data)
+	t.Close(v)
 }
 
 func (t *transaction) meta(key uint32) {
 	t.expression("meta", func() {
-		t.uint32(unix.NFTA_META_DREG, unix.NFT_REG_1)
-		t.uint32(unix.NFTA_META_KEY, key)
+		t.Uint32(unix.NFTA_META_DREG, unix.NFT_REG_1)
+		t.Uint32(unix.NFTA_META_KEY, key)
 	})
 }
 
 func (t *transaction) compare(differs bool, data []byte) {
 	t.expression("cmp", func() {
-		t.uint32(unix.NFTA_CMP_SREG, unix.NFT_REG_1)
+		t.Uint32(unix.NFTA_CMP_SREG, unix.NFT_REG_1)
 		op := uint32(unix.NFT_CMP_EQ)
 		if differs {
 			op = unix.NFT_CMP_NEQ
 		}
-		t.uint32(unix.NFTA_CMP_OP, op)
+		t.Uint32(unix.NFTA_CMP_OP, op)
 		t.value(unix.NFTA_CMP_DATA, data)
 	})
 }
 
 // commit sends the transaction, in parts if it is large.
 func (n *nft) commit(t *transaction) error {
+	size := min(chunkSize, n.conn.Room/4)
 	from := unit{}
 	for i, u := range t.units {
 		last := i == len(t.units)-1
-		if u.bytes > from.bytes && (last || t.units[i+1].bytes-from.bytes > n.chunk) {
+		if u.bytes > from.bytes && (last || t.units[i+1].bytes-from.bytes > size) {
 			if err := n.transact(t, from, u); err != nil {
 				return err
 			}
@@ -498,7 +503,7 @@ func (n *nft) commit(t *transaction) error {
 // probe implements backend. What the rules are made of must be there as extensions of nf_tables' compatibility.
 func (n *nft) probe(v6 bool) error {
 	id := tableID{v6, tableNames[nat]}
-	t := &transaction{seq: n.seq}
+	t := &transaction{}
 	t.in(id)
 	address := netip.IPv4Unspecified()
 	if v6 {
@@ -512,77 +517,37 @@ func (n *nft) probe(v6 bool) error {
 	const chain = "KUBE-SVC-PROBE"
 	t.prepare(&change{table: id, set: map[string][]rule{chain: rules}})
 	t.chainRules(chain, rules, nil)
-	first, last, err := n.batch(t, unit{}, t.units[len(t.units)-1], false)
-	if err != nil {
-		return err
-	}
-	return n.verdict(first, last, t.steps)
+	b := n.conn.Begin()
+	b.B = append(b.B, t.B...)
+	return explain(n.conn.Check(), t.steps)
 }
 
-// transact has the kernel perform messages: all or none of them (nfnetlink_rcv_batch in its
-// net/netfilter/nfnetlink.c).
+// transact has the kernel perform messages: all or none of them.
 func (n *nft) transact(t *transaction, from, to unit) error {
 	if err := n.fault("nf_tables commit"); err != nil {
 		return err
 	}
-	first, last, err := n.batch(t, from, to, true)
-	if err == nil {
-		err = n.verdict(first, last, t.steps[from.steps:to.steps])
-	}
+	b := n.conn.Begin()
+	b.B = append(b.B, t.B[from.bytes:to.bytes]...)
+	err := explain(n.conn.Commit(), t.steps[from.steps:to.steps])
 	if err == nil {
 		n.own++
 	}
 	return err
 }
 
-// batch sends messages and returns the sequence numbers of its begin and of its last one, which only is asked to
-// be acknowledged. A batch that does not end is checked by the kernel and then forgotten.
-func (n *nft) batch(t *transaction, from, to unit, end bool) (first, lastSeq uint32, err error) {
-	n.drain()
-	n.seq++
-	first = n.seq
-	b := encoder{make([]byte, 0, to.bytes-from.bytes+64)}
-	begin := b.message(unix.NlMsghdr{Type: unix.NFNL_MSG_BATCH_BEGIN, Seq: first}, 0, unix.NFNL_SUBSYS_NFTABLES)
-	b.finish(begin)
-	last := begin
-	b.b = append(b.b, t.b[from.bytes:to.bytes]...)
-	for at := int(binary.NativeEndian.Uint32(b.b)); at < len(b.b); at += int(binary.NativeEndian.Uint32(b.b[at:])) {
-		n.seq++
-		binary.NativeEndian.PutUint32(b.b[at+8:], n.seq)
-		last = at
+// explain says which step was refused, if one was.
+func explain(err error, steps []step) error {
+	var r *nfnetlink.Refusal
+	switch {
+	case !errors.As(err, &r):
+		return err
+	case r.Message < 0:
+		return fmt.Errorf("nf_tables: %w", r.Err)
+	case r.Err == unix.EPERM || r.Err == unix.ENOENT: // not about what was sent
+		return fmt.Errorf("nf_tables: %s: %w", steps[r.Message], r.Err)
 	}
-	binary.NativeEndian.PutUint16(b.b[last+6:], binary.NativeEndian.Uint16(b.b[last+6:])|unix.NLM_F_ACK)
-	if end {
-		b.finish(b.message(unix.NlMsghdr{Type: unix.NFNL_MSG_BATCH_END, Seq: n.seq}, 0, unix.NFNL_SUBSYS_NFTABLES))
-	}
-	return first, n.seq, n.send(b.b)
-}
-
-// verdict reads the kernel's answers to a batch. An error for the batch's begin stands for all.
-func (n *nft) verdict(first, last uint32, steps []step) error {
-	var err error
-	for done := false; !done; {
-		readErr := n.read(func(h unix.NlMsghdr, body []byte) {
-			if h.Type != unix.NLMSG_ERROR || h.Seq < first || h.Seq > last {
-				return
-			}
-			done = done || h.Seq == last || h.Seq == first
-			e := errno(body)
-			switch {
-			case e == 0 || err != nil:
-			case h.Seq == first:
-				err = fmt.Errorf("nf_tables: %w", e)
-			case e == unix.EPERM || e == unix.ENOENT: // not about what was sent
-				err = fmt.Errorf("nf_tables: %s: %w", steps[h.Seq-first-1], e)
-			default:
-				err = &refusedError{fmt.Sprint(steps[h.Seq-first-1]), e}
-			}
-		})
-		if readErr != nil {
-			return readErr
-		}
-	}
-	return err
+	return &refusedError{fmt.Sprint(steps[r.Message]), r.Err}
 }
 
 // tidy deletes what we made for lack of it: the kernel's chains, if they are empty, and their table.
@@ -590,16 +555,17 @@ func (n *nft) tidy(id tableID) error {
 	t := &transaction{}
 	t.in(id)
 	empty, all := []string{}, 0
-	err := n.dump(request{kind: nftMessage | unix.NFT_MSG_GETCHAIN, family: t.family, each: func(attrs []byte) {
-		if attributeString(attrs, unix.NFTA_CHAIN_TABLE) != id.name {
+	reset := func() { empty, all = nil, 0 }
+	err := n.conn.Dump(listing(unix.NFT_MSG_GETCHAIN, id, reset, func(attrs []byte) {
+		if nfnetlink.Text(attrs, unix.NFTA_CHAIN_TABLE) != id.name {
 			return
 		}
 		all++
-		used := binary.BigEndian.Uint32(attribute(attrs, unix.NFTA_CHAIN_USE))
-		if used == 0 && string(attribute(attrs, attrChainUserData)) == string(ours()) {
-			empty = append(empty, attributeString(attrs, unix.NFTA_CHAIN_NAME))
+		used := binary.BigEndian.Uint32(nfnetlink.Attribute(attrs, unix.NFTA_CHAIN_USE))
+		if used == 0 && string(nfnetlink.Attribute(attrs, attrChainUserData)) == string(ours()) {
+			empty = append(empty, nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME))
 		}
-	}}, func() { empty, all = nil, 0 })
+	}))
 	if err != nil {
 		return err
 	}
@@ -607,17 +573,17 @@ func (n *nft) tidy(id tableID) error {
 		t.chainMessage(unix.NFT_MSG_DELCHAIN, 0, name)
 	}
 	made := false
-	var filter encoder
-	filter.string(unix.NFTA_TABLE_NAME, id.name)
-	table := func(attrs []byte) { made = string(attribute(attrs, attrTableUserData)) == string(ours()) }
-	err = n.ask(request{kind: nftMessage | unix.NFT_MSG_GETTABLE, family: t.family, filter: filter.b, each: table})
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	table := listing(unix.NFT_MSG_GETTABLE, id, nil, func(attrs []byte) {
+		made = string(nfnetlink.Attribute(attrs, attrTableUserData)) == string(ours())
+	})
+	table.Filter.Text(unix.NFTA_TABLE_NAME, id.name)
+	if err := n.conn.Get(table); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	if made && all == len(empty) {
 		m := t.begin(unix.NFT_MSG_DELTABLE, 0, step{chain: id.name})
-		t.string(unix.NFTA_TABLE_NAME, id.name)
-		t.finish(m)
+		t.Text(unix.NFTA_TABLE_NAME, id.name)
+		t.Finish(m)
 	}
 	t.unit()
 	return n.commit(t)

@@ -17,7 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/localnet"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/xtables"
 )
 
 // inNamespace runs f on a thread in a new network namespace, which goes with the thread.
@@ -370,11 +372,11 @@ func TestPlane_lock(t *testing.T) {
 	inNamespace(t, func(t *testing.T) {
 		var log bytes.Buffer
 		p := newPlane(t, Options{Backend: Legacy}, dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
-		f, err := os.OpenFile(xtLock, os.O_RDONLY|os.O_CREATE, 0o600)
+		f, err := os.OpenFile(xtables.LockFile, os.O_RDONLY|os.O_CREATE, 0o600)
 		check(t, err)
 		defer f.Close()
 		check(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
-		ctx, cancel := context.WithTimeout(context.Background(), lockPatience+lockPatience/2)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second) // it tells after one
 		defer cancel()
 		if err := p.Sync(ctx, model.NewState()); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("want a timeout, got %v", err)
@@ -382,7 +384,7 @@ func TestPlane_lock(t *testing.T) {
 		if !strings.Contains(log.String(), "waiting for another program") {
 			t.Errorf("the log says only %q", &log)
 		}
-		time.AfterFunc(10*lockInterval, func() { _ = f.Close() })
+		time.AfterFunc(50*time.Millisecond, func() { _ = f.Close() })
 		check(t, p.Sync(context.Background(), model.NewState()))
 		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
 	})
@@ -410,7 +412,7 @@ func TestDetect(t *testing.T) {
 func TestPrepare(t *testing.T) {
 	onBoth(t, func(t *testing.T, b Backend) {
 		value := func() string {
-			v, err := os.ReadFile("/proc/thread-self/root" + localnetFile)
+			v, err := os.ReadFile("/proc/thread-self/root" + localnet.File)
 			check(t, err)
 			return strings.TrimSpace(string(v))
 		}

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -11,6 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/xtables"
 )
 
 // setIndexes are the kernel's numbers of ipsets, by which rules refer to them.
@@ -26,7 +30,7 @@ const (
 // many as there are, where xt_recent holds a hundred for each backend.
 type ipsets struct {
 	handle  *netlink.Handle
-	conn    *conn
+	conn    *nfnetlink.Socket
 	fd      int // of a socket that answers for the numbers of sets
 	indexes setIndexes
 	fault   func(string) error
@@ -37,7 +41,7 @@ func openIPSets(fault func(string) error) (*ipsets, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	c, err := dial()
+	c, err := nfnetlink.Dial()
 	if err != nil {
 		return nil, err
 	}
@@ -96,21 +100,35 @@ func (s *ipsets) create(v6 bool, name string, use setUse) error {
 	return err
 }
 
+// setIndex asks for the number of an ipset (struct ip_set_req_get_set in the kernel's ip_set.h).
+func setIndex(fd int, name string) (uint16, error) {
+	const soIPSet, byName, version, request = 83, 6, 7, 40
+	b := make([]byte, request)
+	binary.NativeEndian.PutUint32(b, byName)
+	binary.NativeEndian.PutUint32(b[4:], version)
+	copy(b[8:39], name)
+	if err := xtables.GetOption(fd, unix.SOL_IP, soIPSet, b); err != nil {
+		return 0, fmt.Errorf("ask for its number: %w", err)
+	}
+	return binary.NativeEndian.Uint16(b[8:]), nil
+}
+
 // list are the sets of ours that the kernel holds.
 func (s *ipsets) list() ([]string, error) {
 	const listSetName = 1 << 1
-	var filter encoder
-	filter.attr(nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
-	filter.uint32(nl.IPSET_ATTR_FLAGS|unix.NLA_F_NET_BYTEORDER, listSetName)
 	var names []string
-	err := s.conn.dump(request{
-		kind: unix.NFNL_SUBSYS_IPSET<<8 | nl.IPSET_CMD_LIST, filter: filter.b,
-		each: func(attrs []byte) {
-			if name := attributeString(attrs, nl.IPSET_ATTR_SETNAME); strings.HasPrefix(name, setPrefix) {
+	r := nfnetlink.Request{
+		Kind:  unix.NFNL_SUBSYS_IPSET<<8 | nl.IPSET_CMD_LIST,
+		Reset: func() { names = nil },
+		Each: func(attrs []byte) {
+			if name := nfnetlink.Text(attrs, nl.IPSET_ATTR_SETNAME); strings.HasPrefix(name, setPrefix) {
 				names = append(names, name)
 			}
 		},
-	}, func() { names = nil })
+	}
+	r.Filter.Bytes(nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
+	r.Filter.Uint32(nl.IPSET_ATTR_FLAGS|unix.NLA_F_NET_BYTEORDER, listSetName)
+	err := s.conn.Dump(r)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // a kernel without ip sets
 		return nil, nil
 	}
@@ -176,5 +194,5 @@ func (s *ipsets) close() error {
 	if s.fd = -1; fd < 0 {
 		return nil
 	}
-	return errors.Join(s.conn.close(), unix.Close(fd))
+	return errors.Join(s.conn.Close(), unix.Close(fd))
 }

@@ -215,10 +215,3 @@ func (t target) rememberTarget(index uint16) extension {
 	binary.NativeEndian.PutUint32(info[16:], t.seconds())
 	return extension{"SET", 3, info}
 }
-
-// Verdicts, as x_tables has them: those of netfilter, minus one, negative.
-const (
-	xtDrop   = -1
-	xtAccept = -2
-	xtReturn = -5
-)

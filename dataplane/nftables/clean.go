@@ -8,6 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/localnet"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 )
 
 // Traces tells what this data plane has left in the network namespace of the calling thread.
@@ -45,9 +47,9 @@ func Clean(ctx context.Context, c dataplane.Config) error {
 
 // look makes a plane that is not asked to program anything.
 func look(c dataplane.Config) (*Plane, error) {
-	conn, err := dial()
+	conn, err := nfnetlink.Dial()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	return &Plane{config: c, conn: conn, localnet: openLocalnet()}, nil
+	return &Plane{config: c, conn: conn, localnet: localnet.Open()}, nil
 }

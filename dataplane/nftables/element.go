@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -46,9 +47,9 @@ func decodeBackend(b []byte) (a netip.AddrPort, ok bool) {
 func (t *table) element(verb uint16, s int, key, data []byte) {
 	t.beginElement(verb, s, key, nil)
 	if data != nil {
-		d := t.tx.open(unix.NFTA_SET_ELEM_DATA)
-		t.tx.attr(unix.NFTA_DATA_VALUE, data)
-		t.tx.close(d)
+		d := t.tx.Open(unix.NFTA_SET_ELEM_DATA)
+		t.tx.Bytes(unix.NFTA_DATA_VALUE, data)
+		t.tx.Close(d)
 	}
 	t.endElement()
 }
@@ -62,19 +63,19 @@ func (t *table) beginElement(verb uint16, s int, key, keyEnd []byte) {
 	}
 	t.tx.begin(verb, flags, t)
 	t.tx.steps[len(t.tx.steps)-1].set = t.sets[s]
-	t.tx.open(unix.NFTA_LIST_ELEM)
-	k := t.tx.open(unix.NFTA_SET_ELEM_KEY)
-	t.tx.attr(unix.NFTA_DATA_VALUE, key)
-	t.tx.close(k)
+	t.tx.Open(unix.NFTA_LIST_ELEM)
+	k := t.tx.Open(unix.NFTA_SET_ELEM_KEY)
+	t.tx.Bytes(unix.NFTA_DATA_VALUE, key)
+	t.tx.Close(k)
 	if keyEnd != nil {
-		k = t.tx.open(attrKeyEnd)
-		t.tx.attr(unix.NFTA_DATA_VALUE, keyEnd)
-		t.tx.close(k)
+		k = t.tx.Open(attrKeyEnd)
+		t.tx.Bytes(unix.NFTA_DATA_VALUE, keyEnd)
+		t.tx.Close(k)
 	}
 }
 
 func (t *table) endElement() {
-	t.tx.close(t.tx.steps[len(t.tx.steps)-1].from)
+	t.tx.Close(t.tx.steps[len(t.tx.steps)-1].from)
 	t.tx.end()
 }
 
@@ -93,11 +94,11 @@ func (t *table) describe(verb uint16, attrs []byte) string {
 	text := "table " + t.family.name + " " + t.name
 	switch verb {
 	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
-		return text + ": set " + attributeString(attrs, unix.NFTA_SET_NAME)
+		return text + ": set " + nfnetlink.Text(attrs, unix.NFTA_SET_NAME)
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		return text + ": chain " + attributeString(attrs, unix.NFTA_CHAIN_NAME)
+		return text + ": chain " + nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME)
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		return text + ": rules of chain " + attributeString(attrs, unix.NFTA_RULE_CHAIN)
+		return text + ": rules of chain " + nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN)
 	}
 	return text
 }
@@ -159,15 +160,15 @@ type element struct {
 }
 
 func decodeElement(b []byte) (e element) {
-	attributes(b, func(kind uint16, data []byte) {
+	nfnetlink.Attributes(b, func(kind uint16, data []byte) {
 		switch kind {
 		case unix.NFTA_SET_ELEM_KEY:
-			e.key = attribute(data, unix.NFTA_DATA_VALUE)
+			e.key = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
 		case attrKeyEnd:
-			e.keyEnd = attribute(data, unix.NFTA_DATA_VALUE)
+			e.keyEnd = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
-			e.data = attribute(data, unix.NFTA_DATA_VALUE)
-			e.chain = attributeString(attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN)
+			e.data = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
+			e.chain = nfnetlink.Text(nfnetlink.Attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN)
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.end = len(data) == 4 && binary.BigEndian.Uint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		}

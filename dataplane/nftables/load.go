@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -19,7 +20,7 @@ func (p *Plane) load(t *table) error {
 	if err := p.fault("nftables list"); err != nil {
 		return err
 	}
-	steps := []func(*conn) error{t.loadTable, t.loadSets, t.loadChains, t.loadRules, t.loadElements}
+	steps := []func(*nfnetlink.Socket) error{t.loadTable, t.loadSets, t.loadChains, t.loadRules, t.loadElements}
 	for _, step := range steps {
 		if err := step(p.conn); err != nil {
 			return fmt.Errorf("list table %s %s: %w", t.family.name, t.name, err)
@@ -33,31 +34,32 @@ func (p *Plane) load(t *table) error {
 }
 
 // listing asks for objects of one kind in our table. The kernel may list those of others too.
-func (t *table) listing(verb uint16, reset func(), each func(attrs []byte)) listing {
+func (t *table) listing(verb uint16, reset func(), each func(attrs []byte)) nfnetlink.Request {
 	const own = unix.NFTA_TABLE_NAME // the table's name has this number in all kinds of messages
-	var filter encoder
-	filter.string(own, t.name)
-	return listing{verb: verb, family: t.family.number, filter: filter.b, reset: reset, each: func(attrs []byte) {
-		if attributeString(attrs, own) == t.name {
+	r := nfnetlink.Request{Kind: nfnetlink.NFTables | verb, Family: t.family.number, Reset: reset}
+	r.Each = func(attrs []byte) {
+		if nfnetlink.Text(attrs, own) == t.name {
 			each(attrs)
 		}
-	}}
+	}
+	r.Filter.Text(own, t.name)
+	return r
 }
 
-func (t *table) loadTable(c *conn) error {
+func (t *table) loadTable(c *nfnetlink.Socket) error {
 	l := t.listing(unix.NFT_MSG_GETTABLE, func() {}, func(attrs []byte) {
-		flags := attribute(attrs, unix.NFTA_TABLE_FLAGS)
+		flags := nfnetlink.Attribute(attrs, unix.NFTA_TABLE_FLAGS)
 		t.exists = true
 		t.foreign = len(flags) == 4 && binary.BigEndian.Uint32(flags) != 0 // dormant, or somebody's own
 	})
-	l.filter = nil // with a filter the kernel wants to be asked for one table, not for a list
-	return c.dump(l)
+	l.Filter.B = nil // with a filter the kernel wants to be asked for one table, not for a list
+	return c.Dump(l)
 }
 
-func (t *table) loadSets(c *conn) error {
+func (t *table) loadSets(c *nfnetlink.Socket) error {
 	reset := func() { clear(t.foundSets) }
-	return c.dump(t.listing(unix.NFT_MSG_GETSET, reset, func(attrs []byte) {
-		name := attributeString(attrs, unix.NFTA_SET_NAME)
+	return c.Dump(t.listing(unix.NFT_MSG_GETSET, reset, func(attrs []byte) {
+		name := nfnetlink.Text(attrs, unix.NFTA_SET_NAME)
 		t.foundSets[name] = true
 		i := slices.IndexFunc(t.sets, func(s *set) bool { return s.name == name })
 		t.foreign = t.foreign || i < 0 || !t.sets[i].is(attrs)
@@ -67,7 +69,7 @@ func (t *table) loadSets(c *conn) error {
 // is reports whether a set that the kernel lists has the form of s.
 func (s *set) is(attrs []byte) bool {
 	number := func(kind uint16) uint32 {
-		if b := attribute(attrs, kind); len(b) == 4 {
+		if b := nfnetlink.Attribute(attrs, kind); len(b) == 4 {
 			return binary.BigEndian.Uint32(b)
 		}
 		return 0
@@ -77,57 +79,57 @@ func (s *set) is(attrs []byte) bool {
 		(s.data == nil || number(unix.NFTA_SET_DATA_TYPE) == kind(s.data) && number(unix.NFTA_SET_DATA_LEN) == size(s.data))
 }
 
-func (t *table) loadChains(c *conn) error {
+func (t *table) loadChains(c *nfnetlink.Socket) error {
 	hooks := map[string]*hook{}
 	for _, c := range t.constantChains() {
 		hooks[c.name] = c.hook
 	}
 	reset := func() { clear(t.chains) }
-	return c.dump(t.listing(unix.NFT_MSG_GETCHAIN, reset, func(attrs []byte) {
-		name := attributeString(attrs, unix.NFTA_CHAIN_NAME)
+	return c.Dump(t.listing(unix.NFT_MSG_GETCHAIN, reset, func(attrs []byte) {
+		name := nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME)
 		t.chains[name] = nil
-		policy := attribute(attrs, unix.NFTA_CHAIN_POLICY)
+		policy := nfnetlink.Attribute(attrs, unix.NFTA_CHAIN_POLICY)
 		t.foreign = t.foreign || !hooks[name].is(attrs) || len(policy) == 4 && binary.BigEndian.Uint32(policy) != acceptPolicy
 	}))
 }
 
 // is reports whether a chain that the kernel lists hangs where h says; nil: nowhere.
 func (h *hook) is(attrs []byte) bool {
-	have := attribute(attrs, unix.NFTA_CHAIN_HOOK)
+	have := nfnetlink.Attribute(attrs, unix.NFTA_CHAIN_HOOK)
 	if h == nil || have == nil {
 		return h == nil && have == nil
 	}
-	return attributeString(attrs, unix.NFTA_CHAIN_TYPE) == h.kind &&
-		bytes.Equal(attribute(have, unix.NFTA_HOOK_HOOKNUM), binary.BigEndian.AppendUint32(nil, h.number)) &&
-		bytes.Equal(attribute(have, unix.NFTA_HOOK_PRIORITY), binary.BigEndian.AppendUint32(nil, uint32(h.priority)))
+	is := func(attr uint16, want uint32) bool {
+		return bytes.Equal(nfnetlink.Attribute(have, attr), binary.BigEndian.AppendUint32(nil, want))
+	}
+	return nfnetlink.Text(attrs, unix.NFTA_CHAIN_TYPE) == h.kind &&
+		is(unix.NFTA_HOOK_HOOKNUM, h.number) && is(unix.NFTA_HOOK_PRIORITY, uint32(h.priority))
 }
 
-func (t *table) loadRules(c *conn) error {
+func (t *table) loadRules(c *nfnetlink.Socket) error {
 	reset := func() {
 		for name := range t.chains {
 			t.chains[name] = nil
 		}
 	}
-	return c.dump(t.listing(unix.NFT_MSG_GETRULE, reset, func(attrs []byte) {
-		name := attributeString(attrs, unix.NFTA_RULE_CHAIN)
-		t.chains[name] = append(t.chains[name], ruleMark(attribute(attrs, unix.NFTA_RULE_USERDATA)))
+	return c.Dump(t.listing(unix.NFT_MSG_GETRULE, reset, func(attrs []byte) {
+		name := nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN)
+		t.chains[name] = append(t.chains[name], ruleMark(nfnetlink.Attribute(attrs, unix.NFTA_RULE_USERDATA)))
 	}))
 }
 
 // list calls f for each element of a set.
-func (t *table) list(c *conn, s *set, reset func(), f func(e element)) error {
+func (t *table) list(c *nfnetlink.Socket, s *set, reset func(), f func(e element)) error {
 	l := t.listing(unix.NFT_MSG_GETSETELEM, reset, func(attrs []byte) {
-		attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
+		nfnetlink.Attributes(nfnetlink.Attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
 			f(decodeElement(data))
 		})
 	})
-	filter := encoder{l.filter}
-	filter.string(unix.NFTA_SET_ELEM_LIST_SET, s.name)
-	l.filter = filter.b
-	return c.dump(l)
+	l.Filter.Text(unix.NFTA_SET_ELEM_LIST_SET, s.name)
+	return c.Dump(l)
 }
 
-func (t *table) loadElements(c *conn) error {
+func (t *table) loadElements(c *nfnetlink.Socket) error {
 	for i, s := range t.sets {
 		if i == affinity || !t.foundSets[s.name] {
 			continue
@@ -139,7 +141,7 @@ func (t *table) loadElements(c *conn) error {
 	return nil
 }
 
-func (t *table) loadSet(c *conn, i int) error {
+func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
 	s := t.sets[i]
 	switch {
 	case i == frontends || i == internalFrontends:
@@ -217,7 +219,7 @@ func place[T any](found map[uint32][]T, key []byte, data T) bool {
 }
 
 // loadRanges pairs the ends of ranges, which the kernel lists as elements of their own.
-func (t *table) loadRanges(c *conn, i int) error {
+func (t *table) loadRanges(c *nfnetlink.Socket, i int) error {
 	type edge struct {
 		addr netip.Addr
 		end  bool

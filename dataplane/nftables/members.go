@@ -62,7 +62,7 @@ func (t *table) member(verb uint16, s int, key string) {
 	if end = end.Next(); end.IsValid() { // a range that reaches the last address has no end element
 		t.tx.join()
 		t.beginElement(verb, s, end.AsSlice(), nil)
-		t.tx.uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		t.tx.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 		t.endElement()
 	}
 }

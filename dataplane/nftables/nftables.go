@@ -29,14 +29,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/localnet"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 
 // Plane is the nftables data plane.
 type Plane struct {
 	config   dataplane.Config
-	conn     *conn
-	localnet localnet
+	conn     *nfnetlink.Socket
+	localnet localnet.Sysctl
 	tables   []*table // IPv4, IPv6; nil: the kernel's content is not known
 	// clean is the generation of the ruleset at which our tables were as they should be; 0: unknown.
 	// own counts our transactions since it was taken. If the generation has grown by just as many,
@@ -55,11 +57,11 @@ func New(c dataplane.Config) (dataplane.Dataplane, error) {
 	if c.Mark == 0 {
 		c.Mark = dataplane.DefaultMark
 	}
-	conn, err := dial()
+	conn, err := nfnetlink.Dial()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	p := &Plane{config: c, conn: conn, localnet: openLocalnet()}
+	p := &Plane{config: c, conn: conn, localnet: localnet.Open()}
 	if err := p.probe(); err != nil {
 		return nil, errors.Join(fmt.Errorf("nftables: %w", err), p.Close())
 	}
@@ -83,11 +85,8 @@ func (p *Plane) probe() error {
 			}
 		}
 	}
-	first, last := p.conn.encode(&tx, tx.steps, false)
-	if err := p.conn.send(); err != nil {
-		return err
-	}
-	err := p.conn.verdict(first, last, &tx, tx.steps)
+	tx.encode(p.conn.Begin(), tx.steps)
+	err := tx.explain(p.conn.Check(), tx.steps)
 	if err == nil || errors.Is(err, unix.EPERM) {
 		return err
 	}
@@ -98,7 +97,7 @@ func (p *Plane) probe() error {
 func (p *Plane) newTables(tx *transaction) []*table {
 	tables := []*table{newTable(ipv4, p.config.Mark), newTable(ipv6, p.config.Mark)}
 	for _, t := range tables {
-		t.tx, t.localnetIsOn, t.localnetWasOff = tx, p.localnet.on(), p.config.LocalnetWasOff
+		t.tx, t.localnetIsOn, t.localnetWasOff = tx, p.localnet.On(), p.config.LocalnetWasOff
 	}
 	return tables
 }
@@ -113,7 +112,7 @@ func (p *Plane) fault(operation string) error {
 // Sync implements dataplane.Dataplane. What is there and right stays untouched.
 func (p *Plane) Sync(_ context.Context, s *model.State) error {
 	p.tables, p.clean = nil, 0
-	before, err := p.conn.generation()
+	before, err := p.conn.Generation()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
@@ -215,12 +214,14 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not
 // look closer if nobody else has changed the ruleset since the last successful call.
 func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, error) {
-	generation, err := p.conn.generation()
+	generation, err := p.conn.Generation()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	if p.tables != nil && p.tables[0].localnet && p.localnet.err == nil && !p.localnet.on() {
-		return []dataplane.Drift{{Class: "sysctl", Object: localnetFile, Want: "1", Have: "0"}}, nil
+	if p.tables != nil && p.tables[0].localnet {
+		if drifts := p.localnet.Drift(); drifts != nil {
+			return drifts, nil
+		}
 	}
 	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own {
 		return nil, nil
@@ -250,7 +251,7 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 
 func (t *transaction) drift(i int) dataplane.Drift {
 	step := &t.steps[i]
-	attrs := t.b[step.from:step.to]
+	attrs := t.B[step.from:step.to]
 	object := "table " + step.table.family.name + " " + step.table.name
 	what := strings.TrimPrefix(step.table.describe(step.verb, attrs), object+": ")
 	class := "structure"
@@ -292,7 +293,7 @@ func (p *Plane) Remove(context.Context) error {
 }
 
 // Close implements dataplane.Dataplane.
-func (p *Plane) Close() error { return errors.Join(p.conn.close(), p.localnet.close()) }
+func (p *Plane) Close() error { return errors.Join(p.conn.Close(), p.localnet.Close()) }
 
 // Remembered implements dataplane.Affine.
 func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr) (netip.AddrPort, bool, error) {
@@ -340,7 +341,7 @@ func (p *Plane) forget(t *table) error {
 	return err
 }
 
-func (t *table) forgetSteps(c *conn) error {
+func (t *table) forgetSteps(c *nfnetlink.Socket) error {
 	stale := make(map[handle]bool, len(t.stale))
 	for _, s := range t.stale {
 		stale[s.handle] = true

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/localnet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -178,7 +179,7 @@ func TestPlane_removeLeavesNothing(t *testing.T) {
 		p := newPlane(t, dataplane.Config{})
 		defer p.Close()
 		check(t, p.Sync(context.Background(), parse(t, example)))
-		if on, err := os.ReadFile(localnetFile); err != nil || string(on) != "1\n" {
+		if on, err := os.ReadFile(localnet.File); err != nil || string(on) != "1\n" {
 			t.Errorf("route_localnet is %q (%v) with a frontend on 127.0.0.1", on, err)
 		}
 		nft(t, "add table ip other; add chain ip other mine")
@@ -190,7 +191,7 @@ func TestPlane_removeLeavesNothing(t *testing.T) {
 		if list := nft(t, "list ruleset"); list != "table ip other {\n\tchain mine {\n\t}\n}\n" {
 			t.Errorf("left behind:\n%s", list)
 		}
-		if on, _ := os.ReadFile(localnetFile); string(on) != "0\n" {
+		if on, _ := os.ReadFile(localnet.File); string(on) != "0\n" {
 			t.Errorf("route_localnet is %q after Remove", on)
 		}
 	})
@@ -202,7 +203,7 @@ func TestPrepare(t *testing.T) {
 		for range 2 {
 			check(t, Prepare(dataplane.Config{}))
 		}
-		if on, err := os.ReadFile(localnetFile); err != nil || string(on) != "1\n" {
+		if on, err := os.ReadFile(localnet.File); err != nil || string(on) != "1\n" {
 			t.Errorf("route_localnet is %q (%v)", on, err)
 		}
 		p := newPlane(t, dataplane.Config{})
@@ -212,7 +213,7 @@ func TestPrepare(t *testing.T) {
 		if list := nft(t, "list ruleset"); list != "" {
 			t.Errorf("left behind:\n%s", list)
 		}
-		if off, _ := os.ReadFile(localnetFile); string(off) != "0\n" {
+		if off, _ := os.ReadFile(localnet.File); string(off) != "0\n" {
 			t.Errorf("route_localnet is %q after Remove", off)
 		}
 	})

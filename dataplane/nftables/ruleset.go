@@ -11,7 +11,18 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
+)
+
+// From include/uapi/linux/netfilter/nf_tables.h; x/sys/unix lacks them.
+const (
+	acceptPolicy  = 1    // NF_ACCEPT
+	dynsetDelete  = 2    // NFT_DYNSET_OP_DELETE
+	setConcat     = 0x80 // NFT_SET_CONCAT: ranges of concatenations
+	setDescConcat = 2    // NFTA_SET_DESC_CONCAT
+	setFieldLen   = 1    // NFTA_SET_FIELD_LEN
+	attrKeyEnd    = 10   // NFTA_SET_ELEM_KEY_END
 )
 
 // Ids of nft's data types (nftables, include/datatype.h): they tell "nft list" how to print.
@@ -249,9 +260,9 @@ func (r rule) mark(f family) (body, mark []byte, err error) {
 		if err != nil {
 			return nil, nil, fmt.Errorf("encode rule %q: %w", r.comment, err)
 		}
-		e := encoder{body}
-		e.attr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
-		body = e.b
+		e := nfnetlink.Encoder{B: body}
+		e.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
+		body = e.B
 	}
 	hash.Write(body)
 	hash.Write([]byte(r.comment))

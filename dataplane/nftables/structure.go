@@ -36,22 +36,22 @@ func (t *table) setChain(c chain) error {
 
 func (t *table) newChain(c chain) {
 	t.tx.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t)
-	t.tx.string(unix.NFTA_CHAIN_TABLE, t.name)
-	t.tx.string(unix.NFTA_CHAIN_NAME, c.name)
+	t.tx.Text(unix.NFTA_CHAIN_TABLE, t.name)
+	t.tx.Text(unix.NFTA_CHAIN_NAME, c.name)
 	if c.hook != nil {
-		h := t.tx.open(unix.NFTA_CHAIN_HOOK)
-		t.tx.uint32(unix.NFTA_HOOK_HOOKNUM, c.hook.number)
-		t.tx.uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.hook.priority))
-		t.tx.close(h)
-		t.tx.string(unix.NFTA_CHAIN_TYPE, c.hook.kind)
+		h := t.tx.Open(unix.NFTA_CHAIN_HOOK)
+		t.tx.Uint32(unix.NFTA_HOOK_HOOKNUM, c.hook.number)
+		t.tx.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.hook.priority))
+		t.tx.Close(h)
+		t.tx.Text(unix.NFTA_CHAIN_TYPE, c.hook.kind)
 	}
 	t.tx.end()
 }
 
 func (t *table) flushChain(name string) {
 	t.tx.begin(unix.NFT_MSG_DELRULE, 0, t)
-	t.tx.string(unix.NFTA_RULE_TABLE, t.name)
-	t.tx.string(unix.NFTA_RULE_CHAIN, name)
+	t.tx.Text(unix.NFTA_RULE_TABLE, t.name)
+	t.tx.Text(unix.NFTA_RULE_CHAIN, name)
 	t.tx.end()
 }
 
@@ -59,8 +59,8 @@ func (t *table) deleteChain(name string) {
 	t.flushChain(name)
 	t.tx.join()
 	t.tx.begin(unix.NFT_MSG_DELCHAIN, 0, t)
-	t.tx.string(unix.NFTA_CHAIN_TABLE, t.name)
-	t.tx.string(unix.NFTA_CHAIN_NAME, name)
+	t.tx.Text(unix.NFTA_CHAIN_TABLE, t.name)
+	t.tx.Text(unix.NFTA_CHAIN_NAME, name)
 	t.tx.end()
 	delete(t.chains, name)
 }
@@ -79,10 +79,10 @@ func (t *table) newRule(chain string, r rule, body []byte, mark string) {
 		user = append(append(user, r.comment...), 0)
 	}
 	t.tx.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t)
-	t.tx.string(unix.NFTA_RULE_TABLE, t.name)
-	t.tx.string(unix.NFTA_RULE_CHAIN, chain)
-	t.tx.attr(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, body)
-	t.tx.attr(unix.NFTA_RULE_USERDATA, user)
+	t.tx.Text(unix.NFTA_RULE_TABLE, t.name)
+	t.tx.Text(unix.NFTA_RULE_CHAIN, chain)
+	t.tx.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, body)
+	t.tx.Bytes(unix.NFTA_RULE_USERDATA, user)
 	t.tx.end()
 }
 
@@ -99,40 +99,40 @@ func ruleMark(user []byte) string {
 
 func (t *table) newTable() {
 	t.tx.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t)
-	t.tx.string(unix.NFTA_TABLE_NAME, t.name)
+	t.tx.Text(unix.NFTA_TABLE_NAME, t.name)
 	t.tx.end()
 }
 
 func (t *table) deleteTable() {
 	t.tx.begin(unix.NFT_MSG_DELTABLE, 0, t)
-	t.tx.string(unix.NFTA_TABLE_NAME, t.name)
+	t.tx.Text(unix.NFTA_TABLE_NAME, t.name)
 	t.tx.end()
 }
 
 func (t *table) newSet(s *set) {
 	t.tx.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, t)
-	t.tx.string(unix.NFTA_SET_TABLE, t.name)
-	t.tx.string(unix.NFTA_SET_NAME, s.name)
-	t.tx.uint32(unix.NFTA_SET_FLAGS, s.flags)
-	t.tx.uint32(unix.NFTA_SET_KEY_TYPE, kind(s.key))
-	t.tx.uint32(unix.NFTA_SET_KEY_LEN, size(s.key))
-	t.tx.uint32(unix.NFTA_SET_ID, s.id)
+	t.tx.Text(unix.NFTA_SET_TABLE, t.name)
+	t.tx.Text(unix.NFTA_SET_NAME, s.name)
+	t.tx.Uint32(unix.NFTA_SET_FLAGS, s.flags)
+	t.tx.Uint32(unix.NFTA_SET_KEY_TYPE, kind(s.key))
+	t.tx.Uint32(unix.NFTA_SET_KEY_LEN, size(s.key))
+	t.tx.Uint32(unix.NFTA_SET_ID, s.id)
 	switch {
 	case s.data != nil:
-		t.tx.uint32(unix.NFTA_SET_DATA_TYPE, kind(s.data))
-		t.tx.uint32(unix.NFTA_SET_DATA_LEN, size(s.data))
+		t.tx.Uint32(unix.NFTA_SET_DATA_TYPE, kind(s.data))
+		t.tx.Uint32(unix.NFTA_SET_DATA_LEN, size(s.data))
 	case s.flags&unix.NFT_SET_MAP != 0:
-		t.tx.uint32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
+		t.tx.Uint32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
 	}
-	desc := t.tx.open(unix.NFTA_SET_DESC)
+	desc := t.tx.Open(unix.NFTA_SET_DESC)
 	if s.maximum > 0 {
-		t.tx.uint32(unix.NFTA_SET_DESC_SIZE, s.maximum)
+		t.tx.Uint32(unix.NFTA_SET_DESC_SIZE, s.maximum)
 	}
 	if s.flags&setConcat != 0 {
 		t.concatenation(s.key)
 	}
-	t.tx.close(desc)
-	t.tx.attr(unix.NFTA_SET_USERDATA, s.userData())
+	t.tx.Close(desc)
+	t.tx.Bytes(unix.NFTA_SET_USERDATA, s.userData())
 	t.tx.end()
 }
 
@@ -155,13 +155,13 @@ func (s *set) userData() (b []byte) {
 
 // concatenation describes the parts of the key to sets that look up ranges.
 func (t *table) concatenation(key []field) {
-	c := t.tx.open(setDescConcat)
+	c := t.tx.Open(setDescConcat)
 	for _, f := range key {
-		e := t.tx.open(unix.NFTA_LIST_ELEM)
-		t.tx.uint32(setFieldLen, f.size)
-		t.tx.close(e)
+		e := t.tx.Open(unix.NFTA_LIST_ELEM)
+		t.tx.Uint32(setFieldLen, f.size)
+		t.tx.Close(e)
 	}
-	t.tx.close(c)
+	t.tx.Close(c)
 }
 
 // structure makes the table, its sets and its constant chains.

@@ -11,6 +11,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
+// tableName is the name of our table in each family. We own what is in it, and nothing else.
+const tableName = "fairlead"
+
 // table is what we know of our table of one family in the kernel. Its methods append the steps that
 // change the kernel to a transaction and assume that they will be done.
 type table struct {
@@ -284,12 +287,12 @@ func (t *table) deleteClass(id uint32, name string) {
 func (t *table) classElement(verb uint16, id uint32, chain string) {
 	t.beginElement(verb, classes, native(uint32(newToken(id, 0))), nil)
 	if verb == unix.NFT_MSG_NEWSETELEM {
-		data := t.tx.open(unix.NFTA_SET_ELEM_DATA)
-		verdict := t.tx.open(unix.NFTA_DATA_VERDICT)
-		t.tx.uint32(unix.NFTA_VERDICT_CODE, uint32(0xffffffff&int64(unix.NFT_GOTO)))
-		t.tx.string(unix.NFTA_VERDICT_CHAIN, chain)
-		t.tx.close(verdict)
-		t.tx.close(data)
+		data := t.tx.Open(unix.NFTA_SET_ELEM_DATA)
+		verdict := t.tx.Open(unix.NFTA_DATA_VERDICT)
+		t.tx.Uint32(unix.NFTA_VERDICT_CODE, uint32(0xffffffff&int64(unix.NFT_GOTO)))
+		t.tx.Text(unix.NFTA_VERDICT_CHAIN, chain)
+		t.tx.Close(verdict)
+		t.tx.Close(data)
 	}
 	t.endElement()
 }

@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 )
 
 // A step is one thing to do to the kernel: one element to add to or delete from a set, or the
@@ -18,7 +18,7 @@ type step struct {
 	flags    uint16
 	table    *table
 	set      *set // elements only
-	from, to int  // its attributes in transaction.data
+	from, to int  // its attributes in the transaction's bytes
 	joined   bool // the next step must be in the same kernel transaction
 }
 
@@ -28,15 +28,15 @@ func (s *step) element() bool { return s.set != nil }
 // that does not end in a joined step leaves the kernel in a state in which packets find their way:
 // what rows refer to is added before them and deleted after them.
 type transaction struct {
-	encoder
+	nfnetlink.Encoder
 	steps []step
 	// whole: all steps or none, because the first one takes the old table away.
 	whole bool
 }
 
 func (t *transaction) begin(verb, flags uint16, table *table) {
-	t.steps, t.b = double(t.steps, 1), double(t.b, maxStep)
-	t.steps = append(t.steps, step{verb: verb, flags: flags, table: table, from: len(t.b)})
+	t.steps, t.B = double(t.steps, 1), double(t.B, maxStep)
+	t.steps = append(t.steps, step{verb: verb, flags: flags, table: table, from: len(t.B)})
 }
 
 // maxStep is about what the attributes of one step take.
@@ -51,7 +51,7 @@ func double[T any](s []T, n int) []T {
 	return slices.Grow(s, len(s)+n)
 }
 
-func (t *transaction) end() { t.steps[len(t.steps)-1].to = len(t.b) }
+func (t *transaction) end() { t.steps[len(t.steps)-1].to = len(t.B) }
 
 // join ties the last step to the one that follows.
 func (t *transaction) join() { t.steps[len(t.steps)-1].joined = true }
@@ -72,8 +72,9 @@ func (p *Plane) commit(t *transaction) error {
 		return p.send(t, t.steps)
 	}
 	var errs []error
+	size := min(chunkSize, p.conn.Room/2) // the other half is more than the headers of messages need
 	for steps := t.steps; len(steps) > 0; {
-		n := t.chunk(steps, p.conn.chunk)
+		n := t.chunk(steps, size)
 		p.isolate(t, steps[:n], &errs)
 		steps = steps[n:]
 	}
@@ -140,109 +141,76 @@ type refusal struct {
 func (r *refusal) Error() string { return fmt.Sprintf("nf_tables refuses %s: %v", r.step, r.err) }
 func (r *refusal) Unwrap() error { return r.err }
 
-// send performs steps as one kernel transaction (see nfnetlink_rcv_batch in the kernel's
-// net/netfilter/nfnetlink.c): all or none of them.
+// send performs steps as one kernel transaction: all or none of them.
 func (p *Plane) send(t *transaction, steps []step) error {
 	if err := p.fault("nftables commit"); err != nil {
 		return err
 	}
-	first, last := p.conn.encode(t, steps, true)
-	if err := p.conn.send(); err != nil {
-		return err
-	}
-	err := p.conn.verdict(first, last, t, steps)
+	t.encode(p.conn.Begin(), steps)
+	err := t.explain(p.conn.Commit(), steps)
 	if err == nil {
 		p.own++
 	}
 	return err
 }
 
-// encode builds the batch and returns the sequence numbers of its begin and of its last message,
-// the only one that the kernel is asked to acknowledge. A batch that does not end is checked by the
-// kernel and then forgotten.
-func (c *conn) encode(t *transaction, steps []step, end bool) (first, last uint32) {
-	c.drain()
-	c.buf = c.buf[:0]
-	c.end(c.message(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES))
-	first = c.seq
-	var start int
+func (t *transaction) encode(e *nfnetlink.Encoder, steps []step) {
 	for i := 0; i < len(steps); {
 		s := &steps[i]
-		start = c.message(unix.NFNL_SUBSYS_NFTABLES<<8|s.verb, s.flags, s.table.family.number, 0)
+		start := e.Message(nfnetlink.NFTables|s.verb, s.flags, s.table.family.number)
 		if !s.element() {
-			c.buf = append(c.buf, t.b[s.from:s.to]...)
+			e.B = append(e.B, t.B[s.from:s.to]...)
 			i++
 		} else {
-			i += c.elements(t, steps[i:])
+			i += t.elements(e, steps[i:])
 		}
-		c.end(start)
+		e.Finish(start)
 	}
-	binary.NativeEndian.PutUint16(c.buf[start+6:],
-		binary.NativeEndian.Uint16(c.buf[start+6:])|unix.NLM_F_ACK)
-	last = c.seq
-	if end {
-		c.end(c.message(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES))
-	}
-	return first, last
 }
 
 // elements appends the attributes of one message for as many of the steps as belong in it, and
 // returns how many.
-func (c *conn) elements(t *transaction, steps []step) (n int) {
-	e := encoder{c.buf}
-	e.string(unix.NFTA_SET_ELEM_LIST_TABLE, steps[0].table.name)
-	e.string(unix.NFTA_SET_ELEM_LIST_SET, steps[0].set.name)
-	list := e.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+func (t *transaction) elements(e *nfnetlink.Encoder, steps []step) (n int) {
+	e.Text(unix.NFTA_SET_ELEM_LIST_TABLE, steps[0].table.name)
+	e.Text(unix.NFTA_SET_ELEM_LIST_SET, steps[0].set.name)
+	list := e.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	for n < len(steps) && steps[n].verb == steps[0].verb && steps[n].set == steps[0].set &&
-		len(e.b)-list+steps[n].to-steps[n].from <= maxAttribute {
-		e.b = append(e.b, t.b[steps[n].from:steps[n].to]...)
+		len(e.B)-list+steps[n].to-steps[n].from <= maxAttribute {
+		e.B = append(e.B, t.B[steps[n].from:steps[n].to]...)
 		n++
 	}
-	e.close(list)
-	c.buf = e.b
+	e.Close(list)
 	return n
 }
 
-// verdict reads the kernel's answers to a batch. An error for the batch's begin stands for all.
-func (c *conn) verdict(first, last uint32, t *transaction, steps []step) error {
-	var err error
-	for done := false; !done; {
-		readErr := c.read(func(h unix.NlMsghdr, body []byte) {
-			if h.Type != unix.NLMSG_ERROR || h.Seq < first || h.Seq > last {
-				return
-			}
-			done = done || h.Seq == last || h.Seq == first
-			if e := errno(body); e != 0 && err == nil {
-				err = &refusal{step: t.describe(steps, h.Seq-first), err: e}
-			}
-		})
-		if readErr != nil {
-			return readErr
-		}
+// explain says which step was refused, if one was.
+func (t *transaction) explain(err error, steps []step) error {
+	var r *nfnetlink.Refusal
+	if errors.As(err, &r) {
+		return &refusal{step: t.describe(steps, r.Message), err: r.Err}
 	}
 	return err
 }
 
-// describe says in words what the n-th message of a batch was about; 0 is its begin.
-func (t *transaction) describe(steps []step, n uint32) string {
+// describe says in words what the n-th message of a batch was about; -1 is all of it.
+func (t *transaction) describe(steps []step, n int) string {
 	i := 0
-	for c := (&conn{}); n > 1 && i < len(steps); n-- {
+	for ; n > 0 && i < len(steps); n-- {
 		if steps[i].element() {
-			i += c.elements(t, steps[i:])
-			c.buf = c.buf[:0]
+			i += t.elements(&nfnetlink.Encoder{}, steps[i:])
 		} else {
 			i++
 		}
 	}
-	if n == 0 || i >= len(steps) {
+	if n < 0 || i >= len(steps) {
 		return "the transaction"
 	}
 	s := &steps[i]
 	if !s.element() {
-		return fmt.Sprintf("%s %s", verbs[s.verb], s.table.describe(s.verb, t.b[s.from:s.to]))
+		return fmt.Sprintf("%s %s", verbs[s.verb], s.table.describe(s.verb, t.B[s.from:s.to]))
 	}
-	others := (&conn{}).elements(t, steps[i:]) - 1
-	text := fmt.Sprintf("%s %s", verbs[s.verb], s.table.describeElement(s.set, t.b[s.from:s.to]))
+	others := t.elements(&nfnetlink.Encoder{}, steps[i:]) - 1
+	text := fmt.Sprintf("%s %s", verbs[s.verb], s.table.describeElement(s.set, t.B[s.from:s.to]))
 	if others > 0 {
 		text += fmt.Sprintf(" or one of the %d after it", others)
 	}

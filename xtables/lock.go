@@ -1,0 +1,51 @@
+package xtables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// LockFile is what all users of x_tables lock: iptables-legacy (iptables/xshared.c), kubelet, CNI plug-ins.
+// Unlike the tables it is one for all network namespaces.
+const LockFile = "/run/xtables.lock"
+
+const (
+	lockInterval = 5 * time.Millisecond
+	lockPatience = time.Second // then we say that we wait
+)
+
+// Lock waits for the lock. Closing the file gives it up.
+func Lock(ctx context.Context, log *slog.Logger) (*os.File, error) {
+	f, err := os.OpenFile(LockFile, os.O_RDONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("the lock of the machine's iptables: %w: in a container, mount that file of the host", err)
+	}
+	began := time.Now()
+	for told := false; ; {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		waited := time.Since(began)
+		switch {
+		case err == nil && told:
+			log.Warn("another program kept iptables locked", "lock", LockFile, "waited", waited)
+			fallthrough
+		case err == nil:
+			return f, nil
+		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", LockFile, err), f.Close())
+		case waited > lockPatience && !told:
+			told = true
+			log.Warn("waiting for another program that changes iptables", "lock", LockFile)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("wait for %s, which another program holds: %w", LockFile, ctx.Err()), f.Close())
+		case <-time.After(lockInterval):
+		}
+	}
+}
