@@ -27,6 +27,9 @@ type FairleadConfiguration struct {
 	// TakeOver says what becomes of rules that kube-proxy has left on the node: "Remove", once
 	// Fairlead's own are in force, or "Keep".
 	TakeOver TakeOver `json:"takeOver,omitempty"`
+	// IPTablesBackend is which packet filter of the kernel holds the rules of mode iptables; empty: the one
+	// that the machine's iptables uses.
+	IPTablesBackend IPTablesBackend `json:"iptablesBackend,omitempty"`
 }
 
 // TakeOver says what becomes of the rules that kube-proxy has left.
@@ -36,4 +39,14 @@ type TakeOver string
 const (
 	TakeOverRemove TakeOver = "Remove"
 	TakeOverKeep   TakeOver = "Keep"
+)
+
+// IPTablesBackend is one of the kernel's packet filters, named as iptables --version does.
+type IPTablesBackend string
+
+// The values of IPTablesBackend.
+const (
+	IPTablesAsSystem IPTablesBackend = ""
+	IPTablesLegacy   IPTablesBackend = "legacy"
+	IPTablesNFTables IPTablesBackend = "nf_tables"
 )

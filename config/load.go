@@ -164,6 +164,7 @@ func (l *loading) fairlead() {
 	override(f, "control-socket", &c.ControlSocket, said.ControlSocket)
 	override(f, "audit-interval", &c.AuditInterval, said.AuditInterval)
 	override(f, "take-over", &c.TakeOver, said.TakeOver)
+	override(f, "iptables-backend", &c.IPTablesBackend, said.IPTablesBackend)
 }
 
 // standaloneMode is the mode of manifests without a file of kube-proxy's: nobody there can expect what

@@ -54,6 +54,10 @@ func (c *Config) reason(path string) string {
 		return ""
 	case name == "syncPeriod":
 		return "audits do that, see auditInterval"
+	case path == "iptablesBackend":
+		if c.KubeProxy.Mode != ModeIPTables {
+			return "it is for mode iptables"
+		}
 	case path == "configSyncPeriod":
 		return "objects are watched, not refreshed"
 	case section == "winkernel", path == "windowsRunAsService":

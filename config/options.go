@@ -150,6 +150,10 @@ func (f *Flags) dataPlane() []option {
 			bind: value(stringValue[TakeOver]{&own.TakeOver, "TakeOver", nil}),
 			usage: "what becomes of rules that kube-proxy has left: Remove, as soon as Fairlead's own are in force, " +
 				"or Keep"},
+		{group: plane, flag: "iptables-backend", field: "iptablesBackend", always: true,
+			bind: value(stringValue[IPTablesBackend]{&own.IPTablesBackend, "IPTablesBackend", nil}),
+			usage: "which packet filter of the kernel holds the rules of mode iptables: legacy or nf_tables (default: the " +
+				"one that kubelet, or else the machine's iptables, uses)"},
 	}
 }
 

@@ -79,8 +79,9 @@ func kubeProxyLimits() map[string]limit {
 
 func fairleadLimits() map[string]limit {
 	return map[string]limit{
-		"manifests":     {of: &limit{pattern: `^/`, meaning: "must be an absolute path"}},
-		"controlSocket": {pattern: `^(/.*)?$`, meaning: "must be an absolute path, or empty"},
-		"takeOver":      words(config.TakeOverRemove, config.TakeOverKeep),
+		"manifests":       {of: &limit{pattern: `^/`, meaning: "must be an absolute path"}},
+		"controlSocket":   {pattern: `^(/.*)?$`, meaning: "must be an absolute path, or empty"},
+		"takeOver":        words(config.TakeOverRemove, config.TakeOverKeep),
+		"iptablesBackend": words(config.IPTablesAsSystem, config.IPTablesLegacy, config.IPTablesNFTables),
 	}
 }
