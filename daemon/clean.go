@@ -22,25 +22,16 @@ func Clean(ctx context.Context, out io.Writer, log *slog.Logger) error {
 func CleanOwn(ctx context.Context, out io.Writer) error {
 	var errs []error
 	for _, p := range planes() {
-		removed, err := p.remove(ctx)
-		if removed {
+		left, err := p.traces()
+		if err == nil {
+			err = p.clean(ctx, dataplane.Config{})
+		}
+		if err == nil && left.Rules {
 			fmt.Fprintln(out, p.name+": removed what there was")
 		}
-		errs = append(errs, err)
+		errs = append(errs, permitted(err))
 	}
 	return errors.Join(errs...)
-}
-
-func (p plane) remove(ctx context.Context) (bool, error) {
-	opened, err := p.open(dataplane.Config{})
-	switch {
-	case errors.Is(err, dataplane.ErrUnsupported):
-		return false, nil // then it has made nothing
-	case err != nil:
-		return false, err
-	}
-	err = errors.Join(opened.Remove(ctx), opened.Close())
-	return err == nil, err
 }
 
 // cleanLeftovers removes what is kube-proxy's, connections through IPVS included.
@@ -71,11 +62,11 @@ func Init(o Options) error {
 	if err != nil {
 		return err
 	}
-	p, err := planeIn(c).open(nil, o.Logs)
+	p, err := planeIn(c).open(dataplane.Config{Log: o.Logs.Logger()})
 	if err != nil {
 		return err
 	}
 	r := host.Host{}.Apply(hostSettings(c))
 	logHost(o.Logs.Logger(), r)
-	return errors.Join(r.Err(), p.Close(), prepare(c, o.Logs))
+	return errors.Join(r.Err(), p.Close(), prepare(c, p.settings, o.Logs))
 }

@@ -59,6 +59,7 @@ type Daemon struct {
 	host    host.Host
 	config  atomic.Pointer[config.Config] // in force
 	source  atomic.Pointer[feed]          // in use
+	serving atomic.Pointer[planeSettings] // of the data plane in use
 
 	metrics   *metrics.Metrics
 	server    *server.Server
@@ -68,7 +69,7 @@ type Daemon struct {
 
 	// What follows belongs to the goroutine that reloads.
 	planeSettings planeSettings
-	plane         dataplane.Dataplane
+	plane         *opened
 	feed          *feed         // in use; see use
 	next          *upcoming     // which will be; nil: none
 	refused       string        // what is known of a configuration that was refused
@@ -135,9 +136,10 @@ func (d *Daemon) open(c *config.Config) (err error) {
 		Version: version.String(), Mode: d.mode, ShowHiddenFor: c.KubeProxy.ShowHiddenMetricsForVersion,
 	})
 	d.planeSettings = planeIn(c)
-	if d.plane, err = d.planeSettings.open(d.metrics, d.options.Logs); err != nil {
+	if d.plane, err = d.openPlane(d.planeSettings); err != nil {
 		return err
 	}
+	d.serving.Store(&d.plane.settings)
 	if err := d.openFeed(c); err != nil {
 		return ConfigError{err}
 	}
@@ -145,10 +147,21 @@ func (d *Daemon) open(c *config.Config) (err error) {
 		return err
 	}
 	d.inForce = d.successor.inForce
-	d.log.Info("starting", "version", version.String(), "mode", c.KubeProxy.Mode, "plane", c.Plane,
+	d.successor.spared.all()
+	d.log.Info("starting", "version", version.String(), "mode", c.KubeProxy.Mode, "plane", d.mode(),
 		"node", settings.Table.NodeName)
 	d.engine = d.newEngine(settings, table)
 	return nil
+}
+
+// openPlane opens a data plane that will be the only one.
+func (d *Daemon) openPlane(s planeSettings) (*opened, error) {
+	c := dataplane.Config{Log: d.log, Meter: d.metrics}
+	o, err := s.inherit(c, func(o opened) { d.successor.spared.set(o.settings.iptables.Backend) })
+	if err != nil {
+		return nil, err
+	}
+	return &o, nil
 }
 
 // close closes what open has made, as far as it came.
@@ -231,7 +244,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 	d.report.emit(kube.Event{Reason: reasonStarting})
 	if c := d.config.Load(); c.ModeUnset() && !standalone(c) {
 		d.report.warn(reasonDefaultMode, fmt.Sprintf("no mode is configured, which means %s; the data plane %s serves it. "+
-			"Set mode (--proxy-mode): that of a later kube-proxy will mean nftables", c.KubeProxy.Mode, c.Plane))
+			"Set mode (--proxy-mode): that of a later kube-proxy will mean nftables", c.KubeProxy.Mode, d.mode()))
 	}
 	d.server = server.New(server.Options{
 		Metrics:   d.metrics.Handler(),
@@ -331,7 +344,7 @@ func (d *Daemon) takeOver(ctx context.Context) {
 func (d *Daemon) newSuccessor() (*successor, error) {
 	return newSuccessor(successorConfig{
 		log: d.log, report: d.report, returned: d.metrics.KubeProxyReturned,
-		accepted: func() bool { return acceptsForward(d.config.Load()) }, closed: d.metrics.ForwardingBlocked,
+		accepted: func() bool { return acceptsForward(d.config.Load(), d.mode()) }, closed: d.metrics.ForwardingBlocked,
 	})
 }
 
@@ -363,13 +376,14 @@ func logHost(log *slog.Logger, r host.Report) {
 }
 
 // mode is what /proxyMode tells: the data plane in force.
-func (d *Daemon) mode() string { return d.config.Load().Plane }
+func (d *Daemon) mode() string { return d.serving.Load().name }
 
 // about is for "fairlead status".
 func (d *Daemon) about() engine.About {
-	c, f := d.config.Load(), d.source.Load()
+	c, f, p := d.config.Load(), d.source.Load(), d.serving.Load()
 	a := engine.About{
-		Version: version.String(), Mode: string(c.KubeProxy.Mode), Plane: c.Plane, Node: f.settings.node,
+		Version: version.String(), Mode: string(c.KubeProxy.Mode), Plane: p.name, Backend: string(p.iptables.Backend),
+		Node: f.settings.node,
 	}
 	if f.watches == nil {
 		return a

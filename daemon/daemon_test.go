@@ -21,6 +21,7 @@ import (
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/host"
 	"fairlead.dev/fairlead/service"
@@ -97,14 +98,20 @@ func TestTableOptions(t *testing.T) {
 
 func TestPlaneSettings(t *testing.T) {
 	for file, want := range map[string]planeSettings{
-		"mode: nftables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {"nftables", 1 << 20},
-		"mode: iptables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {"nftables", 1 << 3},
-		"mode: ipvs\niptables: {masqueradeBit: 4}":                                    {"nftables", 1 << 4},
-		"mode: nftables": {"nftables", dataplane.DefaultMark},
+		"mode: nftables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {name: "nftables", mark: 1 << 20},
+		"mode: iptables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {name: "iptables", mark: 1 << 3},
+		"mode: ipvs\niptables: {masqueradeBit: 4}":                                    {name: "nftables", mark: 1 << 4},
+		"mode: nftables\nconntrack: {tcpBeLiberal: true}":                             {name: "nftables", mark: dataplane.DefaultMark},
+		"":                                {name: "iptables", mark: dataplane.DefaultMark},
+		"conntrack: {tcpBeLiberal: true}": {"iptables", dataplane.DefaultMark, iptables.Options{KeepInvalid: true}},
 	} {
 		if got := planeIn(configured(t, file)); got != want {
 			t.Errorf("%s: %+v, want %+v", file, got, want)
 		}
+	}
+	want := planeSettings{"iptables", dataplane.DefaultMark, iptables.Options{Backend: iptables.Legacy}}
+	if got := planeIn(configured(t, "", "--iptables-backend=legacy")); got != want {
+		t.Errorf("--iptables-backend: %+v, want %+v", got, want)
 	}
 }
 

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
 )
@@ -16,15 +18,34 @@ import (
 // plane is a data plane by its name.
 type plane struct {
 	name string
-	new  dataplane.New
+	new  func(planeSettings) dataplane.New
 	// prepare does what NodePorts on 127.0.0.1 need and a process with CAP_NET_ADMIN alone may not do.
-	prepare func(dataplane.Config) error
+	prepare func(planeSettings) func(dataplane.Config) error
+	// traces and clean are about what it has left, in whatever process and with whatever settings.
+	traces func() (dataplane.Traces, error)
+	clean  func(context.Context, dataplane.Config) error
 }
+
+const (
+	nftablesPlane = "nftables"
+	iptablesPlane = "iptables"
+)
 
 // planes come in the order in which they are chosen for a mode that has none of its own.
 func planes() []plane {
 	return []plane{
-		{"nftables", localhost.Wrap(conntrack.Wrap(nftables.New)), nftables.Prepare},
+		{
+			name:    nftablesPlane,
+			new:     func(planeSettings) dataplane.New { return nftables.New },
+			prepare: func(planeSettings) func(dataplane.Config) error { return nftables.Prepare },
+			traces:  nftables.Traces, clean: nftables.Clean,
+		},
+		{
+			name:    iptablesPlane,
+			new:     func(s planeSettings) dataplane.New { return iptables.New(s.iptables) },
+			prepare: func(s planeSettings) func(dataplane.Config) error { return iptables.Prepare(s.iptables) },
+			traces:  iptables.Traces, clean: iptables.Clean,
+		},
 	}
 }
 
@@ -36,20 +57,61 @@ func Planes() (names []string) {
 	return names
 }
 
-// openPlane opens a data plane by its name.
-func openPlane(name string, c dataplane.Config) (dataplane.Dataplane, error) {
+func planeNamed(name string) (plane, error) {
 	i := slices.Index(Planes(), name)
 	if i < 0 {
-		return nil, fmt.Errorf("there is no data plane %q", name)
+		return plane{}, fmt.Errorf("there is no data plane %q", name)
 	}
-	return planes()[i].open(c)
+	return planes()[i], nil
 }
 
-// open makes the plane; of its errors the most frequent one says what to do.
-func (p plane) open(c dataplane.Config) (dataplane.Dataplane, error) {
-	opened, err := p.new(c)
-	if errors.Is(err, unix.EPERM) {
-		err = fmt.Errorf("root, or CAP_NET_ADMIN, is needed to program the kernel: %w", err)
+// planeSettings tell one data plane from another. They are compared.
+type planeSettings struct {
+	name     string
+	mark     uint32
+	iptables iptables.Options // of that plane
+}
+
+// opened is a data plane and what it is.
+type opened struct {
+	dataplane.Dataplane
+	settings planeSettings // with the back end that it has found
+}
+
+// open makes a plane. A node that cannot have iptables has nftables rather than no Services.
+func (s planeSettings) open(c dataplane.Config) (opened, error) {
+	o, err := s.openItself(c)
+	if s.name != iptablesPlane || !errors.Is(err, dataplane.ErrUnsupported) {
+		return o, err
 	}
-	return opened, err
+	c.Log.Warn("this kernel cannot do what mode iptables needs; the data plane nftables serves instead. Set mode "+
+		"(--proxy-mode) to nftables, or have the kernel load its modules for iptables", "error", err)
+	s = planeSettings{name: nftablesPlane, mark: s.mark}
+	if o, second := s.openItself(c); second == nil {
+		return o, nil
+	}
+	return opened{}, err
+}
+
+func (s planeSettings) openItself(c dataplane.Config) (o opened, err error) {
+	p, err := planeNamed(s.name)
+	if err != nil {
+		return o, err
+	}
+	if s.name == iptablesPlane && s.iptables.Backend == "" {
+		if s.iptables.Backend, err = iptables.Detect(); err != nil {
+			return o, permitted(err)
+		}
+	}
+	c.Mark = s.mark
+	made, err := localhost.Wrap(conntrack.Wrap(p.new(s)))(c)
+	return opened{made, s}, permitted(err)
+}
+
+// permitted says of the most frequent error what to do.
+func permitted(err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("root, or CAP_NET_ADMIN, is needed to program the kernel: %w", err)
+	}
+	return err
 }

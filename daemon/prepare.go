@@ -9,12 +9,12 @@ import (
 )
 
 // prepare has the plane set what only a privileged process can, if the configuration needs it.
-func prepare(c *config.Config, l *Logs) error {
-	i := slices.Index(Planes(), c.Plane)
-	if i < 0 || !slices.ContainsFunc(c.NodePortAddresses(), meansLocalhost) {
-		return nil
+func prepare(c *config.Config, s planeSettings, l *Logs) error {
+	p, err := planeNamed(s.name)
+	if err != nil || !slices.ContainsFunc(c.NodePortAddresses(), meansLocalhost) {
+		return err
 	}
-	return planes()[i].prepare(dataplane.Config{Mark: planeIn(c).mark, Log: l.Logger()})
+	return p.prepare(s)(dataplane.Config{Mark: s.mark, Log: l.Logger()})
 }
 
 // meansLocalhost reports whether NodePorts are open on 127.0.0.1 by this word or range: 0.0.0.0/0 does not

@@ -7,7 +7,6 @@ import (
 	"reflect"
 
 	"fairlead.dev/fairlead/config"
-	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
@@ -65,7 +64,9 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 // replace lets the engine work with what was prepared, the feed once that has delivered.
 func (d *Daemon) replace(ctx context.Context, n prepared) {
 	if n.plane != nil {
+		d.successor.spared.all()
 		d.planeSettings, d.plane = n.planeSettings, n.plane
+		d.serving.Store(&n.plane.settings)
 		if err := d.engine.Replace(ctx, engine.Parts{Plane: n.plane}); err != nil {
 			d.log.Warn("replacing the data plane", "error", err)
 		}
@@ -82,9 +83,9 @@ func (d *Daemon) replace(ctx context.Context, n prepared) {
 type prepared struct {
 	settings      engine.Settings
 	planeSettings planeSettings
-	plane         dataplane.Dataplane // nil: it stays
-	feed          *feed               // nil: it stays
-	changesFeed   bool                // what was on its way is not wanted any more
+	plane         *opened // nil: it stays
+	feed          *feed   // nil: it stays
+	changesFeed   bool    // what was on its way is not wanted any more
 }
 
 func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
@@ -102,7 +103,7 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 		}
 	}
 	if n.planeSettings = planeIn(c); n.planeSettings != d.planeSettings {
-		n.plane, err = n.planeSettings.open(d.metrics, d.options.Logs)
+		n.plane, err = d.openPlane(n.planeSettings)
 	}
 	return n, err
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/config"
-	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/host"
 	"fairlead.dev/fairlead/service"
@@ -37,8 +37,8 @@ func standalone(c *config.Config) bool { return len(c.Fairlead.Manifests) > 0 }
 
 // acceptsForward reports whether kube-proxy would accept in FORWARD what it translates, and the data
 // plane, as in mode nftables, does not.
-func acceptsForward(c *config.Config) bool {
-	return c.KubeProxy.Mode != config.ModeNFTables && c.Plane == string(config.ModeNFTables) && !standalone(c)
+func acceptsForward(c *config.Config, plane string) bool {
+	return c.KubeProxy.Mode != config.ModeNFTables && plane == nftablesPlane && !standalone(c)
 }
 
 // gateExternalIPs is on unless it is turned off (KEP-5707).
@@ -84,18 +84,14 @@ func engineSettings(c *config.Config) (engine.Settings, error) {
 	}, err
 }
 
-// planeSettings tell one data plane from another.
-type planeSettings struct {
-	name string
-	mark uint32
-}
-
 func planeIn(c *config.Config) planeSettings {
-	return planeSettings{c.Plane, 1 << c.MasqueradeBit()}
-}
-
-func (p planeSettings) open(meter dataplane.Meter, l *Logs) (dataplane.Dataplane, error) {
-	return openPlane(p.name, dataplane.Config{Mark: p.mark, Log: l.Logger(), Meter: meter})
+	s := planeSettings{name: c.Plane, mark: 1 << c.MasqueradeBit()}
+	if s.name == iptablesPlane {
+		s.iptables = iptables.Options{
+			Backend: iptables.Backend(c.Fairlead.IPTablesBackend), KeepInvalid: c.KubeProxy.Conntrack.TCPBeLiberal,
+		}
+	}
+	return s
 }
 
 func hostSettings(c *config.Config) host.Settings {

@@ -33,6 +33,7 @@ const (
 type successor struct {
 	successorConfig
 	takeover *takeover.Takeover
+	spared   *spared
 	inForce  chan struct{} // closed once
 	once     sync.Once
 	interval time.Duration
@@ -51,9 +52,10 @@ type successorConfig struct {
 }
 
 func newSuccessor(c successorConfig) (*successor, error) {
-	t, err := takeover.New(takeover.Config{Log: c.log, Drain: takeover.DefaultDrain, KeepForward: true})
+	s := &spared{}
+	t, err := takeover.New(takeover.Config{Log: c.log, Drain: takeover.DefaultDrain, KeepForward: true, Spare: s.has})
 	return &successor{
-		successorConfig: c, takeover: t, inForce: make(chan struct{}), said: map[string]bool{},
+		successorConfig: c, takeover: t, spared: s, inForce: make(chan struct{}), said: map[string]bool{},
 		interval: takeoverInterval, reminder: forwardReminder,
 	}, err
 }
@@ -110,6 +112,8 @@ type watch struct {
 
 // look looks once, and removes what it finds.
 func (w *watch) look(ctx context.Context) {
+	w.spared.looking.RLock()
+	defer w.spared.looking.RUnlock()
 	if w.clean {
 		if back, err := w.takeover.Glance(ctx); !back && err == nil {
 			return

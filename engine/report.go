@@ -13,8 +13,9 @@ type Report struct {
 // About is what an Engine's owner knows of it. What is empty is not known.
 type About struct {
 	Version string  `json:"version,omitempty"`
-	Mode    string  `json:"mode,omitempty"`  // as it is configured
-	Plane   string  `json:"plane,omitempty"` // that serves it
+	Mode    string  `json:"mode,omitempty"`    // as it is configured
+	Plane   string  `json:"plane,omitempty"`   // that serves it
+	Backend string  `json:"backend,omitempty"` // of the plane, if it has several
 	Node    string  `json:"node,omitempty"`
 	Watches []Watch `json:"watches,omitempty"`
 }

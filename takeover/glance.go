@@ -5,9 +5,10 @@ import (
 	"errors"
 )
 
-// signs are the chains to look for, by their table: one without which kube-proxy translates nothing,
-// and one that may have stayed and need not any more.
-var signs = map[string]string{"nat": "KUBE-SERVICES", filterTable: forwardChain}
+// signs are the chains to look for, by their table: one without which kube-proxy translates nothing, one that
+// may have stayed and need not any more, and one by which it sees that somebody has removed its rules, where
+// those of the first names are the caller's.
+var signs = map[string]string{"nat": "KUBE-SERVICES", filterTable: forwardChain, "mangle": "KUBE-PROXY-CANARY"}
 
 // glancer is a trace that can be sought without looking at everything.
 type glancer interface {
@@ -35,9 +36,6 @@ func (t *Takeover) Glance(context.Context) (bool, error) {
 func (l *legacy) glance(seen map[string]xtInfo) (bool, error) {
 	found := false
 	err := l.each(func(s *xtSocket, table string) error {
-		if signs[table] == "" {
-			return nil
-		}
 		key := l.String() + " " + table
 		info, err := s.info(table)
 		if err != nil || seen[key] == info {
@@ -58,7 +56,8 @@ func (l *legacy) glance(seen map[string]xtInfo) (bool, error) {
 }
 
 func (x *compat) glance(map[string]xtInfo) (bool, error) {
-	for table, chain := range signs {
+	for _, table := range x.tables {
+		chain := signs[table]
 		c, err := x.chain(table, chain)
 		if err != nil {
 			return false, err

@@ -13,14 +13,15 @@ import (
 // legacy is kube-proxy's chains in the x_tables of the kernel, which iptables-legacy shows.
 type legacy struct {
 	family family
+	tables []string // in which chains can be kube-proxy's
 	log    *slog.Logger
 	kept   *kept
 }
 
 func (l *legacy) tool() string   { return l.family.prefix + "tables-legacy" }
-func (l *legacy) String() string { return "iptables-legacy " + l.family.name }
+func (l *legacy) String() string { return IPTablesLegacy + " " + l.family.name }
 
-// present are the tables that exist. To ask for one that does not would make it, with its hooks.
+// present are those of the tables that exist. To ask for one that does not would make it, with its hooks.
 func (l *legacy) present() ([]string, error) {
 	file := "/proc/thread-self/net/" + l.family.prefix + "_tables_names"
 	names, err := os.ReadFile(file)
@@ -31,7 +32,7 @@ func (l *legacy) present() ([]string, error) {
 		return nil, fmt.Errorf("%s: %w", l.tool(), err)
 	}
 	exist := strings.Fields(string(names))
-	return slices.DeleteFunc(slices.Clone(tables), func(t string) bool { return !slices.Contains(exist, t) }), nil
+	return slices.DeleteFunc(slices.Clone(l.tables), func(t string) bool { return !slices.Contains(exist, t) }), nil
 }
 
 func (l *legacy) find(context.Context) ([]Leftover, error) {
@@ -68,7 +69,7 @@ func (l *legacy) blocked() (blocked bool, err error) {
 }
 
 func (l *legacy) leftovers(p plan, table string) []Leftover {
-	return p.leftovers(Leftover{Backend: "iptables-legacy", Family: l.family.name, Table: table}, l.tool())
+	return p.leftovers(Leftover{Backend: IPTablesLegacy, Family: l.family.name, Table: table}, l.tool())
 }
 
 // each calls f for each of the tables that exist, and goes on after errors.

@@ -84,11 +84,12 @@ func (n *native) remove(context.Context) error {
 // what is not kube-proxy's does not move.
 type compat struct {
 	family family
+	tables []string // in which chains can be kube-proxy's
 	kept   *kept
 }
 
 func (x *compat) tool() string   { return x.family.prefix + "tables-nft" }
-func (x *compat) String() string { return "iptables-nft " + x.family.name }
+func (x *compat) String() string { return IPTablesNFT + " " + x.family.name }
 
 func (x *compat) table(name string) *nftables.Table {
 	return &nftables.Table{Name: name, Family: nftables.TableFamily(x.family.number)}
@@ -105,7 +106,7 @@ func (x *compat) find(context.Context) ([]Leftover, error) {
 		return nil, err
 	}
 	var found []Leftover
-	for _, table := range tables {
+	for _, table := range x.tables {
 		p, err := x.plan(table, chains)
 		if err != nil {
 			return found, err
@@ -117,7 +118,7 @@ func (x *compat) find(context.Context) ([]Leftover, error) {
 }
 
 func (x *compat) leftovers(table string, p plan) []Leftover {
-	return p.leftovers(Leftover{Backend: "iptables-nft", Family: x.family.name, Table: table}, x.tool())
+	return p.leftovers(Leftover{Backend: IPTablesNFT, Family: x.family.name, Table: table}, x.tool())
 }
 
 // chains are those of all tables.
@@ -353,7 +354,7 @@ func (x *compat) remove(ctx context.Context) error {
 	}
 	defer closeIt()
 	var errs []error
-	for _, table := range tables {
+	for _, table := range x.tables {
 		var err error
 		for range nftTries {
 			// Somebody may have changed between our reading and our writing what we are about to

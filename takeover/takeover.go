@@ -25,6 +25,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 )
@@ -41,7 +42,16 @@ type Config struct {
 	// KeepForward leaves the chain KUBE-FORWARD where FORWARD lets nothing pass that no rule accepts:
 	// open connections, and those to NodePorts, need it there.
 	KeepForward bool
+	// Spare reports whether the chains of a back end, IPTablesLegacy or IPTablesNFT, are the caller's in the tables
+	// nat and filter, whatever their names are. Nil: they are not.
+	Spare func(backend string) bool
 }
+
+// The back ends of iptables.
+const (
+	IPTablesLegacy = "iptables-legacy"
+	IPTablesNFT    = "iptables-nft"
+)
 
 // Takeover looks at one network namespace. Its methods must not be called concurrently, but for Find and Blocked.
 type Takeover struct {
@@ -115,9 +125,18 @@ func (t *Takeover) traces() []trace {
 	kept := &kept{wanted: t.config.KeepForward}
 	for _, f := range families {
 		traces = append(traces,
-			&legacy{family: f, log: t.config.Log, kept: kept}, &compat{family: f, kept: kept}, &native{family: f})
+			&legacy{family: f, log: t.config.Log, kept: kept, tables: t.tables(IPTablesLegacy)},
+			&compat{family: f, kept: kept, tables: t.tables(IPTablesNFT)}, &native{family: f})
 	}
 	return append(traces, t.servers(), ipSets{}, accounting{kept})
+}
+
+// tables are those of a back end in which chains can be kube-proxy's.
+func (t *Takeover) tables(backend string) []string {
+	if t.config.Spare == nil || !t.config.Spare(backend) {
+		return tables
+	}
+	return slices.DeleteFunc(slices.Clone(tables), func(table string) bool { return table == "nat" || table == filterTable })
 }
 
 func (t *Takeover) servers() *virtualServers {

@@ -100,10 +100,14 @@ func (r report) node() string {
 }
 
 func (r report) plane() string {
-	if r.Mode == r.Plane {
-		return r.Plane
+	text := r.Plane
+	if r.Backend != "" {
+		text += " (" + r.Backend + ")"
 	}
-	return r.Plane + ", for mode " + r.Mode
+	if r.Mode != r.Plane {
+		text += ", for mode " + r.Mode
+	}
+	return text
 }
 
 func (r report) waiting() string {

@@ -1,0 +1,39 @@
+package daemon
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/takeover"
+)
+
+// spared are the back ends of iptables in which chains that are named like kube-proxy's may be ours.
+type spared struct {
+	looking sync.RWMutex // held for reading by who removes what is kube-proxy's
+	names   atomic.Pointer[map[string]bool]
+}
+
+// set waits for the end of a look that began under other circumstances.
+func (s *spared) set(backends ...iptables.Backend) {
+	names := map[string]bool{}
+	for _, b := range backends {
+		switch b {
+		case iptables.Legacy:
+			names[takeover.IPTablesLegacy] = true
+		case iptables.NFTables:
+			names[takeover.IPTablesNFT] = true
+		}
+	}
+	s.looking.Lock()
+	defer s.looking.Unlock()
+	s.names.Store(&names)
+}
+
+// all is for while it is not known what other planes have left.
+func (s *spared) all() { s.set(iptables.Legacy, iptables.NFTables) }
+
+func (s *spared) has(name string) bool {
+	names := s.names.Load()
+	return names != nil && (*names)[name]
+}
