@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
 )
 
@@ -88,6 +90,9 @@ func (g generator) service(name string) object {
 	s.CreationTimestamp.Time = time.Unix(int64(g.IntN(3)), 0)
 	if g.chance(5) {
 		s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
+	}
+	if g.chance(20) {
+		s.Annotations = map[string]string{"fairlead.dev/scheduler": pick(g, append(model.Schedulers(), "best")...)}
 	}
 	g.addresses(&s.Spec, &s.Status)
 	g.policies(&s.Spec)
@@ -167,6 +172,9 @@ func (g generator) slice(service, name string) object {
 		AddressType: pick(g, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6),
 	}
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service}
+	if g.chance(30) {
+		s.Annotations = map[string]string{"fairlead.dev/weights": g.weights()}
+	}
 	hosts := g.chance(15)
 	tcp, udp := pick[int32](g, 8080, 8081), int32(5353)
 	if hosts {
@@ -190,6 +198,16 @@ func (g generator) slice(service, name string) object {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{bad}})
 	}
 	return object{id: "EndpointSlice default/" + name, batch: sliceBatch(s)}
+}
+
+// weights are those of a slice, and of some members of the cast in both families.
+func (g generator) weights() string {
+	words := some(g, pick(g, "0", "3", "256", "257"))
+	for _, m := range some(g, cast()...) {
+		weight := fmt.Sprintf("=%d", pick(g, 0, 0, 1, 7))
+		words = append(words, m.addr+weight, embedWord(m.addr)+weight)
+	}
+	return strings.Join(words, ",")
 }
 
 func (g generator) endpoint(m member, family discoveryv1.AddressType, hinted bool) discoveryv1.Endpoint {
