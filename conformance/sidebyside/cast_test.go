@@ -26,9 +26,12 @@ var cast = []member{
 	{name: "pod-b", node: testbed.Node, addr: "10.244.1.12"},
 	{name: "pod-c", node: testbed.NodeB, addr: "10.244.2.13"},
 	{name: "pod-d", node: testbed.NodeB, addr: "10.244.2.14"},
-	{name: "host", node: testbed.Node, addr: "192.0.2.1", hostNetwork: true},
+	{name: hostPod, node: testbed.Node, addr: "192.0.2.1", hostNetwork: true},
 	{name: "host-b", node: testbed.NodeB, addr: "192.0.2.2", hostNetwork: true},
 }
+
+// hostPod is a pod in the node's own network.
+const hostPod = "host"
 
 // clients are where probes come from.
 var clients = []testbed.Place{"client", "pod-a", farPod, testbed.Node, testbed.NodeB, testbed.Outside}

@@ -110,6 +110,9 @@ type target struct {
 	port    corev1.ServicePort
 }
 
+// otherProxy is the label of Services that are none of our proxies' business.
+const otherProxy = "service.kubernetes.io/service-proxy-name"
+
 // find says whom a packet is for. External addresses come before node ports, which can be on the same
 // address.
 func (o objects) find(to netip.AddrPort, p model.Protocol) target {
@@ -118,7 +121,7 @@ func (o objects) find(to netip.AddrPort, p model.Protocol) target {
 		s := o.services[name]
 		if slices.Contains(s.Spec.ClusterIPs, to.Addr().String()) {
 			nobody.kind = unusedPort
-			if s.Labels["service.kubernetes.io/service-proxy-name"] != "" {
+			if s.Labels[otherProxy] != "" {
 				nobody.kind = otherProxys
 			}
 		}

@@ -80,6 +80,7 @@ type contrast struct {
 	*pair
 	probe
 	target
+	objects      objects
 	theirs, ours outcomes
 }
 
@@ -93,14 +94,21 @@ func (c contrast) sticky() bool { return c.service != nil && sticky(c.service) }
 func sticky(s *corev1.Service) bool { return s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP }
 
 // agree reports whether there is no difference. Where affinity binds the client each side answers from one
-// backend, by chance not the same; what they can be shows while the same Service has none.
+// backend, by chance not the same. Then each must be one that could be chosen, and both see the same source,
+// unless one is the client itself, or the node, on the way to which nothing is masqueraded.
 func (c contrast) agree() bool {
-	if c.sticky() && c.theirs.answered() && c.ours.answered() && len(c.theirs) == 1 && len(c.ours) == 1 {
-		theirs, ours := c.theirs.String(), c.ours.String()
-		backend := func(s string) string { return strings.Fields(s)[0] }
-		return theirs == ours || backend(theirs) != backend(ours)
+	if same(c.theirs, c.ours) {
+		return true
 	}
-	return same(c.theirs, c.ours)
+	if !c.sticky() || len(c.theirs) != 1 || len(c.ours) != 1 || !c.theirs.answered() || !c.ours.answered() {
+		return false
+	}
+	theirs, theirSource, _ := strings.Cut(c.theirs.String(), " sees ")
+	ours, ourSource, _ := strings.Cut(c.ours.String(), " sees ")
+	special := []string{string(c.from), hostPod}
+	choices := c.choices()
+	return theirs != ours && slices.Contains(choices, theirs) && slices.Contains(choices, ours) &&
+		(theirSource == ourSource || slices.Contains(special, theirs) || slices.Contains(special, ours))
 }
 
 // enough reports whether as many questions would have shown one more outcome with near certainty.
@@ -121,7 +129,7 @@ func (c contrast) enough(asked int) bool {
 // contrast sends a probe through both proxies. What looks like a difference that is not meant gets a
 // second chance, with more patience: the machine is busy, and kernels limit the rate of ICMP errors.
 func (p *pair) contrast(ctx context.Context, q probe, o objects) (contrast, error) {
-	c := contrast{pair: p, probe: q, target: o.find(q.to, q.protocol)}
+	c := contrast{pair: p, probe: q, target: o.find(q.to, q.protocol), objects: o}
 	err := c.askAll(ctx, patience, manyQuestions)
 	for try := 0; try < 3 && err == nil && !c.agree() && explain(c) == nil; try++ {
 		select {

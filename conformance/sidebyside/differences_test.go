@@ -42,15 +42,16 @@ var differences = []difference{
 	}},
 	{name: "no-endpoints-from-node", packet: func(c contrast) bool {
 		return c.mode == iptables && (c.kind == externalIP || c.kind == loadBalancer) && c.from == testbed.Node &&
-			c.theirs.are(unreachable) && c.ours.are(refused)
+			len(usable(c.endpoints())) == 0 && c.theirs.are(unreachable) && c.ours.are(refused)
 	}},
 	{name: "source-ranges-no-endpoints", packet: func(c contrast) bool {
-		return c.mode == iptables && c.kind == loadBalancer && len(c.service.Spec.LoadBalancerSourceRanges) > 0 &&
+		return c.mode == iptables && c.kind == loadBalancer && c.keptOut() && len(usable(c.endpoints())) == 0 &&
 			(c.theirs.are(refused) || c.from == testbed.Node && c.theirs.are(unreachable)) && c.ours.are(timedOut)
 	}},
 	{name: "no-local-endpoints-elsewhere", packet: func(c contrast) bool {
 		return c.mode == iptables && (c.kind == nodePort || c.kind == localNodePort) && !c.setup.open(c.to.Addr()) &&
-			externalLocal(c.service) && c.theirs.are(timedOut) && c.ours.are(refused)
+			externalLocal(c.service) && len(usable(here(c.endpoints()))) == 0 && len(usable(c.endpoints())) > 0 &&
+			c.theirs.are(timedOut) && c.ours.are(refused)
 	}},
 	{name: "remote-hairpin", packet: func(c contrast) bool {
 		return c.mode == iptables && c.from == farPod && hairpinOnly(c)
@@ -58,7 +59,8 @@ var differences = []difference{
 	{name: "endpoint-is-service", packet: func(c contrast) bool {
 		theirs := maps.Clone(c.theirs)
 		delete(theirs, map[string]string{nftables: refused, iptables: unreachable}[c.mode])
-		return c.kind == clusterIP && len(theirs) < len(c.theirs) && c.ours.answered() && same(theirs, c.ours)
+		return c.kind == clusterIP && slices.ContainsFunc(c.endpoints(), c.isService) && len(theirs) < len(c.theirs) &&
+			c.ours.answered() && same(theirs, c.ours)
 	}},
 	{name: "localhost-node-port", packet: func(c contrast) bool {
 		return c.mode == nftables && c.kind == localNodePort && slices.Contains(c.setup.nodePortAddresses, "localhost") &&
@@ -92,10 +94,10 @@ func hairpinOnly(c contrast) bool {
 	for _, a := range both(nodeAddrs[0]) {
 		delete(theirs, fmt.Sprintf("%s sees %s", c.from, a))
 	}
-	reached := len(theirs) < len(c.theirs)
+	reached, silent := len(theirs) < len(c.theirs), c.ours[timedOut] > 0
 	delete(theirs, timedOut)
 	delete(ours, timedOut)
-	return reached && same(theirs, ours)
+	return reached && silent && same(theirs, ours)
 }
 
 // explain is the difference that a contrast is, or nil.

@@ -92,7 +92,7 @@ func (g generator) service(i int, clusterIPs []string) *corev1.Service {
 	s := &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}}
 	s.Name, s.Namespace = serviceName(i), metav1.NamespaceDefault
 	if g.chance(4) {
-		s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
+		s.Labels = map[string]string{otherProxy: "other"}
 	}
 	s.Spec.Type = pick(g, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer)
 	if s.Spec.ClusterIPs = clusterIPs; clusterIPs == nil {
