@@ -154,25 +154,27 @@ func (l *legacy) writeTable(c *change) error {
 		}
 		l.tables[c.table] = b
 	}
-	old := l.tables[c.table]
-	next, err := old.changed(c, l.sets)
-	if err != nil {
-		return err
-	}
 	if err := l.fault("x_tables replace"); err != nil {
 		return err
 	}
-	if err := l.replace(old, next); err != nil {
+	b := l.tables[c.table]
+	number := b.Number
+	delete(l.tables, c.table) // until the kernel has taken what becomes of it
+	next, err := b.after(c, l.sets)
+	if err != nil {
+		return err
+	}
+	if err := l.replace(next, number); err != nil {
 		return err
 	}
 	l.tables[c.table] = next
 	return nil
 }
 
-// replace puts a table in the place of another one. What the old rules had counted is added to the counters of
+// replace puts a table in the place of one with so many rules. What the old rules had counted is added to the counters of
 // those rules of others that stay.
-func (l *legacy) replace(old, next *blob) error {
-	counters, err := l.socket(next.id).Replace(next.id.name, old.Number, next.Info, next.raw)
+func (l *legacy) replace(next *blob, number uint32) error {
+	counters, err := l.socket(next.id).Replace(next.id.name, number, next.Info, next.raw)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EAGAIN) {
 		return fmt.Errorf("%s: replace it: %w", next.id, err)
 	}
