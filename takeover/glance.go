@@ -3,6 +3,8 @@ package takeover
 import (
 	"context"
 	"errors"
+
+	"fairlead.dev/fairlead/xtables"
 )
 
 // signs are the chains to look for, by their table: one without which kube-proxy translates nothing, one that
@@ -12,7 +14,7 @@ var signs = map[string]string{"nat": "KUBE-SERVICES", filterTable: forwardChain,
 
 // glancer is a trace that can be sought without looking at everything.
 type glancer interface {
-	glance(seen map[string]xtInfo) (bool, error)
+	glance(seen map[string]xtables.Info) (bool, error)
 }
 
 // Glance reports whether a kube-proxy has made something since Remove has removed everything. It is
@@ -33,15 +35,15 @@ func (t *Takeover) Glance(context.Context) (bool, error) {
 	return seen, err
 }
 
-func (l *legacy) glance(seen map[string]xtInfo) (bool, error) {
+func (l *legacy) glance(seen map[string]xtables.Info) (bool, error) {
 	found := false
-	err := l.each(func(s *xtSocket, table string) error {
+	err := l.each(func(s xtables.Socket, table string) error {
 		key := l.String() + " " + table
-		info, err := s.info(table)
+		info, err := s.Info(table)
 		if err != nil || seen[key] == info {
 			return err
 		}
-		blob, err := s.read(table)
+		blob, err := readXT(s, l.family.v6, table)
 		if err != nil {
 			return err
 		}
@@ -55,7 +57,7 @@ func (l *legacy) glance(seen map[string]xtInfo) (bool, error) {
 	return found, err
 }
 
-func (x *compat) glance(map[string]xtInfo) (bool, error) {
+func (x *compat) glance(map[string]xtables.Info) (bool, error) {
 	for _, table := range x.tables {
 		chain := signs[table]
 		c, err := x.chain(table, chain)
@@ -72,12 +74,12 @@ func (x *compat) glance(map[string]xtInfo) (bool, error) {
 	return false, nil
 }
 
-func (n *native) glance(map[string]xtInfo) (bool, error) {
+func (n *native) glance(map[string]xtables.Info) (bool, error) {
 	found, err := n.find(context.Background())
 	return len(found) > 0, err
 }
 
-func (*virtualServers) glance(map[string]xtInfo) (bool, error) {
+func (*virtualServers) glance(map[string]xtables.Info) (bool, error) {
 	dummy, err := findDummy()
 	return dummy != nil, err
 }

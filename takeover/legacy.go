@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
+	"math/bits"
 	"slices"
-	"strings"
+
+	"fairlead.dev/fairlead/xtables"
 )
 
 // legacy is kube-proxy's chains in the x_tables of the kernel, which iptables-legacy shows.
@@ -23,22 +24,17 @@ func (l *legacy) String() string { return IPTablesLegacy + " " + l.family.name }
 
 // present are those of the tables that exist. To ask for one that does not would make it, with its hooks.
 func (l *legacy) present() ([]string, error) {
-	file := "/proc/thread-self/net/" + l.family.prefix + "_tables_names"
-	names, err := os.ReadFile(file)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
+	exist, err := xtables.Present(l.family.v6)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", l.tool(), err)
 	}
-	exist := strings.Fields(string(names))
 	return slices.DeleteFunc(slices.Clone(l.tables), func(t string) bool { return !slices.Contains(exist, t) }), nil
 }
 
 func (l *legacy) find(context.Context) ([]Leftover, error) {
 	var found []Leftover
-	err := l.each(func(s *xtSocket, table string) error {
-		blob, err := s.read(table)
+	err := l.each(func(s xtables.Socket, table string) error {
+		blob, err := readXT(s, l.family.v6, table)
 		if err == nil {
 			found = append(found, l.leftovers(l.plan(blob, table), table)...)
 		}
@@ -54,11 +50,11 @@ func (l *legacy) plan(b *xtBlob, table string) plan {
 }
 
 func (l *legacy) blocked() (blocked bool, err error) {
-	err = l.each(func(s *xtSocket, table string) error {
+	err = l.each(func(s xtables.Socket, table string) error {
 		if table != filterTable {
 			return nil
 		}
-		blob, err := s.read(table)
+		blob, err := readXT(s, l.family.v6, table)
 		if err == nil {
 			f := blob.forward()
 			blocked = f.closed && !f.kube
@@ -73,16 +69,19 @@ func (l *legacy) leftovers(p plan, table string) []Leftover {
 }
 
 // each calls f for each of the tables that exist, and goes on after errors.
-func (l *legacy) each(f func(s *xtSocket, table string) error) error {
+func (l *legacy) each(f func(s xtables.Socket, table string) error) error {
 	present, err := l.present()
 	if err != nil || len(present) == 0 {
 		return err
 	}
-	s, err := openXT(l.family)
+	if bits.UintSize != 64 {
+		return fmt.Errorf("%s: on a machine of 32 bits this is left to kube-proxy: run kube-proxy --cleanup", l.tool())
+	}
+	s, err := xtables.Open(l.family.v6)
 	if err != nil {
 		return fmt.Errorf("%s: %w", l.tool(), err)
 	}
-	defer s.close()
+	defer func() { _ = s.Close() }()
 	var errs []error
 	for _, table := range present {
 		if err := f(s, table); err != nil {
@@ -99,13 +98,13 @@ func (l *legacy) remove(ctx context.Context) error {
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	lock, err := lockXT(ctx, l.log)
+	lock, err := xtables.Lock(ctx, l.log)
 	if err != nil {
 		return fmt.Errorf("%s: %w", l.tool(), err)
 	}
 	defer lock.Close()
-	return l.each(func(s *xtSocket, table string) error {
-		blob, err := s.read(table)
+	return l.each(func(s xtables.Socket, table string) error {
+		blob, err := readXT(s, l.family.v6, table)
 		if err != nil {
 			return err
 		}
@@ -113,6 +112,6 @@ func (l *legacy) remove(ctx context.Context) error {
 		if p.empty() {
 			return nil
 		}
-		return s.replace(blob, blob.without(p))
+		return replaceXT(s, table, blob, blob.without(p))
 	})
 }

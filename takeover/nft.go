@@ -277,7 +277,7 @@ func (x *compat) rules(table, chain string) ([]map[uint16][]byte, error) {
 func destination(expressions []byte) string {
 	for _, e := range all(expressions) {
 		if chain := verdict(e)[unix.NFTA_VERDICT_CHAIN]; chain != nil {
-			return cString(chain)
+			return unix.ByteSliceToString(chain)
 		}
 	}
 	return ""
@@ -287,7 +287,7 @@ func destination(expressions []byte) string {
 func refusesAll(expressions []byte) bool {
 	refuses := false
 	for _, e := range all(expressions) {
-		switch cString(e[unix.NFTA_EXPR_NAME]) {
+		switch unix.ByteSliceToString(e[unix.NFTA_EXPR_NAME]) {
 		case "counter":
 		case "immediate":
 			code := verdict(e)[unix.NFTA_VERDICT_CODE]
@@ -295,7 +295,7 @@ func refusesAll(expressions []byte) bool {
 		case "reject":
 			refuses = true
 		case "target":
-			refuses = cString(attributes(e[unix.NFTA_EXPR_DATA])[unix.NFTA_TARGET_NAME]) == "REJECT"
+			refuses = unix.ByteSliceToString(attributes(e[unix.NFTA_EXPR_DATA])[unix.NFTA_TARGET_NAME]) == "REJECT"
 		default: // it looks at the packet
 			return false
 		}
@@ -316,7 +316,7 @@ func all(expressions []byte) []map[uint16][]byte {
 
 // verdict are the attributes of that which an expression has.
 func verdict(expression map[uint16][]byte) map[uint16][]byte {
-	if cString(expression[unix.NFTA_EXPR_NAME]) != "immediate" {
+	if unix.ByteSliceToString(expression[unix.NFTA_EXPR_NAME]) != "immediate" {
 		return nil
 	}
 	data := attributes(attributes(expression[unix.NFTA_EXPR_DATA])[unix.NFTA_IMMEDIATE_DATA])

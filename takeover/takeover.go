@@ -28,6 +28,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"fairlead.dev/fairlead/xtables"
 )
 
 // DefaultDrain is generous. Draining costs next to nothing, and what then still talks, a watch above
@@ -57,8 +59,8 @@ const (
 type Takeover struct {
 	config Config
 	here   namespace
-	said   Progress          // of draining
-	seen   map[string]xtInfo // tables of iptables-legacy without anything of kube-proxy's
+	said   Progress                // of draining
+	seen   map[string]xtables.Info // tables of iptables-legacy without anything of kube-proxy's
 }
 
 // Leftover is a group of objects that kube-proxy made.
@@ -105,7 +107,7 @@ func New(c Config) (*Takeover, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kube-proxy's leftovers: network namespace: %w", err)
 	}
-	return &Takeover{config: c, here: here, seen: map[string]xtInfo{}}, nil
+	return &Takeover{config: c, here: here, seen: map[string]xtables.Info{}}, nil
 }
 
 // Close ends nothing in the kernel.

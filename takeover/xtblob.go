@@ -1,52 +1,22 @@
 package takeover
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
-)
 
-// numHooks are prerouting, input, forward, output and postrouting.
-const numHooks = 5
+	"golang.org/x/sys/unix"
 
-var hookNames = [numHooks]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
-
-// xtLayout is where struct ipt_entry or ip6t_entry (include/uapi/linux/netfilter_ip…/ip…_tables.h) has
-// its parts, on machines of 64 bits.
-type xtLayout struct {
-	condition    int // how long the part is that says which addresses and links it regards
-	targetOffset int // where the entry says where its target begins, and behind that its size
-	counters     int
-}
-
-var (
-	layoutV4 = xtLayout{condition: 84, targetOffset: 88, counters: 96}
-	layoutV6 = xtLayout{condition: 136, targetOffset: 140, counters: 152}
-)
-
-// xtDrop is a verdict: those that are not jumps are -NF_… - 1.
-const xtDrop = -nfDrop - 1
-
-// Parts of struct xt_entry_target, and what is behind its header of 32 bytes: a verdict, or the name
-// of the chain that begins there.
-const (
-	targetName = 2
-	targetData = 32
-	nameLength = 29
-	xtCounters = 16 // bytes of struct xt_counters
+	"fairlead.dev/fairlead/xtables"
 )
 
 // xtBlob is a table of x_tables as the kernel hands it out: entries one after the other, those of a
 // built-in chain from its hook to its underflow (the policy), those of other chains behind an entry
 // that bears their name. Jumps are offsets. What matches and targets say stays as it is.
 type xtBlob struct {
-	table      string
-	validHooks uint32
-	hooks      [numHooks]uint32
-	underflows [numHooks]uint32
-	entries    []xtEntry
+	xtables.Info
+	entries []xtEntry
 }
 
 // xtEntry is a rule, a policy, or the head or end of a chain.
@@ -62,50 +32,45 @@ type xtEntry struct {
 	refusesAll bool
 }
 
-func newXTBlob(raw []byte, layout xtLayout, into *xtBlob) error {
+// readXT reads a table, which must exist.
+func readXT(s xtables.Socket, v6 bool, table string) (*xtBlob, error) {
+	info, raw, err := s.Read(table)
+	if err != nil {
+		return nil, err
+	}
+	b, raw := &xtBlob{Info: info}, raw[xtables.Header:]
 	for at := 0; at < len(raw); {
-		e, err := parseEntry(raw[at:], layout)
+		e, err := parseEntry(raw[at:], xtables.LayoutOf(v6))
 		if err != nil {
-			return fmt.Errorf("entry at %d: %w", at, err)
+			return nil, fmt.Errorf("read its rules: entry at %d: %w", at, err)
 		}
 		e.offset = at
 		at += len(e.bytes)
-		into.entries = append(into.entries, e)
+		b.entries = append(b.entries, e)
 	}
-	into.assignChains()
-	return nil
+	b.assignChains()
+	return b, nil
 }
 
-func parseEntry(raw []byte, layout xtLayout) (xtEntry, error) {
-	fixed := layout.counters + xtCounters
-	if len(raw) < fixed {
-		return xtEntry{}, fmt.Errorf("%d bytes are too few", len(raw))
+func parseEntry(raw []byte, layout xtables.Layout) (xtEntry, error) {
+	entry, err := layout.Entry(raw)
+	if err != nil {
+		return xtEntry{}, err
 	}
-	target := int(binary.NativeEndian.Uint16(raw[layout.targetOffset:]))
-	size := int(binary.NativeEndian.Uint16(raw[layout.targetOffset+2:]))
-	if target < fixed || size < target+targetData || size > len(raw) {
-		return xtEntry{}, fmt.Errorf("target at %d and size %d of %d bytes make no sense", target, size, len(raw))
-	}
-	e := xtEntry{bytes: raw[:size], target: target, verdict: -1}
-	data := e.bytes[target+targetData:]
-	whatever := target == fixed && strings.Trim(string(raw[:layout.condition]), "\x00") == ""
-	switch name := cString(e.bytes[target+targetName:][:nameLength]); {
-	case name == "ERROR":
-		e.head, e.chain = true, cString(data)
-	case name == "REJECT":
+	e := xtEntry{bytes: entry, target: layout.Target(entry), verdict: -1}
+	whatever := e.target == layout.Size && strings.Trim(string(raw[:layout.Condition]), "\x00") == ""
+	switch target, data := layout.TargetName(entry); target {
+	case xtables.ErrorTarget:
+		e.head, e.chain = true, unix.ByteSliceToString(data)
+	case "REJECT":
 		e.refusesAll = whatever
-	case name == "" && len(data) >= 4:
-		e.verdict = int(int32(binary.NativeEndian.Uint32(data)))
-		e.refusesAll = whatever && e.verdict == xtDrop
+	default:
+		if verdict, ok := layout.Verdict(entry); ok {
+			e.verdict = verdict
+			e.refusesAll = whatever && verdict == xtables.Drop
+		}
 	}
 	return e, nil
-}
-
-func cString(b []byte) string {
-	if end := bytes.IndexByte(b, 0); end >= 0 {
-		b = b[:end]
-	}
-	return string(b)
 }
 
 // assignChains tells each entry its chain. The last entry is the head of a chain ERROR that has none.
@@ -117,8 +82,8 @@ func (b *xtBlob) assignChains() {
 		if e.head {
 			chain, base = e.chain, false
 		}
-		for h, name := range hookNames {
-			if b.validHooks&(1<<h) != 0 && int(b.hooks[h]) == e.offset {
+		for h, name := range xtables.HookNames {
+			if b.ValidHooks&(1<<h) != 0 && int(b.Hooks[h]) == e.offset {
 				chain, base = name, true
 			}
 		}
@@ -190,8 +155,8 @@ func (b *xtBlob) without(p plan) xtRest {
 type xtRest struct {
 	dropped   []bool
 	newOffset map[int]int // where what began there begins now, or what comes after it
-	raw       []byte
-	kept      []int // which entries
+	raw       []byte      // with a header
+	kept      []int       // which entries
 }
 
 func (r *xtRest) drop(i, n int) {
@@ -210,14 +175,32 @@ func (r *xtRest) build(b *xtBlob) {
 			size += len(e.bytes)
 		}
 	}
-	r.raw = make([]byte, 0, size)
+	r.raw = make([]byte, xtables.Header, xtables.Header+size)
 	for _, i := range r.kept {
 		e := b.entries[i]
 		at := len(r.raw)
 		r.raw = append(r.raw, e.bytes...)
 		if e.verdict >= 0 {
-			to := r.raw[at+e.target+targetData:]
+			to := r.raw[at+e.target+xtables.ExtensionHeader:]
 			binary.NativeEndian.PutUint32(to, uint32(r.newOffset[e.verdict]))
 		}
 	}
+}
+
+// replaceXT puts the rest in the table's place. What its rules had counted is added to the new ones.
+func replaceXT(s xtables.Socket, table string, old *xtBlob, rest xtRest) error {
+	next := xtables.Info{
+		ValidHooks: old.ValidHooks, Number: uint32(len(rest.kept)), Size: uint32(len(rest.raw) - xtables.Header),
+	}
+	for h := range xtables.NumHooks {
+		if old.ValidHooks&(1<<h) != 0 {
+			next.Hooks[h] = uint32(rest.newOffset[int(old.Hooks[h])])
+			next.Underflows[h] = uint32(rest.newOffset[int(old.Underflows[h])])
+		}
+	}
+	counters, err := s.Replace(table, old.Number, next, rest.raw)
+	if err != nil {
+		return fmt.Errorf("replace it: %w", err)
+	}
+	return s.AddCounters(table, next.Number, slices.All(rest.kept), counters)
 }
