@@ -78,7 +78,7 @@ func (d *dice) change(id tableID) *change {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.chains)) {
-		if _, set := c.set[name]; !set && !used[name] && d.IntN(4) == 0 {
+		if _, set := c.set[name]; !set && !used[name] && d.IntN(20) == 0 {
 			c.gone = append(c.gone, name)
 			delete(d.chains, name)
 		}
@@ -104,7 +104,7 @@ func TestBlob_patch(t *testing.T) {
 				t.Fatalf("seed %d, change %d: %v", seed, i, err)
 			}
 		}
-		if len(d.chains) < 20 {
+		if len(d.chains) < 10 {
 			t.Errorf("seed %d: only %d chains in the end", seed, len(d.chains))
 		}
 	}
