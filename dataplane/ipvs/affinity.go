@@ -1,0 +1,89 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+const forgetTries = 5
+
+// forget deletes the backends that have left their pools from the memory of affinity. It comes after the
+// change, when nobody can choose them any more.
+func (p *Plane) forget(k *kernel, s *model.State, needed bool) (err error) {
+	if !needed {
+		return nil
+	}
+	byNumber := map[uint32]*poolUse{}
+	for _, use := range k.pools {
+		if use.row.Affinity > 0 {
+			byNumber[use.number] = use
+		}
+	}
+	for range forgetTries {
+		for _, t := range k.tables {
+			if err := p.fault("nftables list"); err != nil {
+				return err
+			}
+			if err := t.forgetSteps(p, byNumber); err != nil {
+				return fmt.Errorf("list remembered clients: %w", err)
+			}
+		}
+		if err = p.commit(k.tx); !errors.Is(err, unix.ENOENT) { // ENOENT: a client's time ran out meanwhile
+			return err
+		}
+		*k.tx = transaction{}
+	}
+	return err
+}
+
+func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
+	var stale []entry
+	err := t.list(p.conn, t.sets[affinity], func() { stale = nil }, func(e listedElement) {
+		_, number, ok := decodeClient(e.key)
+		backend, ok2 := decodeBackend(e.data)
+		if use := pools[number]; !ok || !ok2 || use == nil || !serves(use.row, backend) {
+			stale = append(stale, entry{affinity, string(e.key), ""})
+		}
+	})
+	for _, e := range stale {
+		t.element(unix.NFT_MSG_DELSETELEM, e)
+	}
+	return err
+}
+
+func serves(p model.Pool, backend netip.AddrPort) bool {
+	return slices.ContainsFunc(p.Backends, func(b model.Backend) bool { return b.AddrPort == backend && b.Weight > 0 })
+}
+
+func decodeClient(key []byte) (client netip.Addr, pool uint32, ok bool) {
+	if len(key) < 4 {
+		return client, 0, false
+	}
+	n := len(key) - 4
+	client, ok = netip.AddrFromSlice(key[:n])
+	return client, number(key[n:]), ok
+}
+
+// Remembered implements dataplane.Affine.
+func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr) (backend netip.AddrPort, ok bool, err error) {
+	if p.held == nil || p.held.pools[id] == nil || client.Is6() != id.V6 {
+		return backend, false, nil
+	}
+	t, want := p.held.tables[index(id.V6)], p.held.pools[id].number
+	err = t.list(p.conn, t.sets[affinity], func() { ok = false }, func(e listedElement) {
+		if c, n, whole := decodeClient(e.key); whole && c == client && n == want {
+			backend, ok = decodeBackend(e.data)
+		}
+	})
+	if err != nil {
+		return backend, false, fmt.Errorf("ipvs: list remembered clients: %w", err)
+	}
+	return backend, ok, nil
+}

@@ -1,0 +1,404 @@
+package ipvs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/mdlayher/netlink"
+	nl "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Commands and attributes of include/uapi/linux/ip_vs.h.
+const (
+	genlName    = "IPVS"
+	genlVersion = 1
+
+	cmdNewService = 1
+	cmdSetService = 2
+	cmdDelService = 3
+	cmdGetService = 4
+	cmdNewDest    = 5
+	cmdSetDest    = 6
+	cmdDelDest    = 7
+	cmdGetDest    = 8
+	cmdSetConfig  = 12
+
+	attrService    = 1 // of commands
+	attrDest       = 2
+	attrTimeoutTCP = 4
+	attrTimeoutFIN = 5
+	attrTimeoutUDP = 6
+
+	serviceFamily    = 1 // of virtual servers
+	serviceProtocol  = 2
+	serviceAddress   = 3
+	servicePort      = 4
+	serviceMark      = 5
+	serviceScheduler = 6
+	serviceFlags     = 7
+	serviceTimeout   = 8
+	serviceNetmask   = 9
+
+	destAddress  = 1 // of real servers
+	destPort     = 2
+	destMethod   = 3
+	destWeight   = 4
+	destUpper    = 5
+	destLower    = 6
+	destActive   = 7
+	destInactive = 8
+
+	masquerade = 0 // IP_VS_CONN_F_MASQ, the forwarding method that translates address and port
+	methodMask = 7 // IP_VS_CONN_F_FWD_MASK
+)
+
+// serverKey names a virtual server: by what packets are sent to or, if mark is not 0, by their mark.
+type serverKey struct {
+	addr     netip.Addr
+	port     uint16
+	protocol model.Protocol
+	mark     uint32
+	v6       bool
+}
+
+func addressKey(k model.Key) serverKey {
+	return serverKey{addr: k.Addr, port: k.Port, protocol: k.Protocol, v6: k.Addr.Is6()}
+}
+
+func (k serverKey) String() string {
+	switch {
+	case k.mark == 0:
+		return fmt.Sprintf("%s/%s", netip.AddrPortFrom(k.addr, k.port), k.protocol)
+	case k.v6:
+		return fmt.Sprintf("fwmark %#x IPv6", k.mark)
+	}
+	return fmt.Sprintf("fwmark %#x", k.mark)
+}
+
+// compare orders virtual servers as people would: addresses first.
+func (k serverKey) family() uint16 {
+	if k.v6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+func (k serverKey) encode(ae *netlink.AttributeEncoder) {
+	ae.Uint16(serviceFamily, k.family())
+	if k.mark != 0 {
+		ae.Uint32(serviceMark, k.mark)
+		return
+	}
+	ae.Uint16(serviceProtocol, uint16(k.protocol))
+	ae.Bytes(serviceAddress, k.addr.AsSlice())
+	ae.Bytes(servicePort, binary.BigEndian.AppendUint16(nil, k.port))
+}
+
+// identify encodes what names a virtual server in a request about its real servers.
+func (k serverKey) identify(ae *netlink.AttributeEncoder) {
+	ae.Nested(attrService, func(ae *netlink.AttributeEncoder) error {
+		k.encode(ae)
+		return nil
+	})
+}
+
+// A request is one thing to do to IPVS. The kernel answers each by itself, so that one that it refuses
+// does not keep the others out.
+type request struct {
+	command uint8
+	what    string // for people: the object
+	encode  func(ae *netlink.AttributeEncoder)
+	done    func() // what the plane remembers when it has been done
+}
+
+func newServer(k serverKey, scheduler string, done func()) request {
+	return serverRequest(cmdNewService, k, scheduler, done)
+}
+
+func setServer(k serverKey, scheduler string, done func()) request {
+	return serverRequest(cmdSetService, k, scheduler, done)
+}
+
+func serverRequest(command uint8, k serverKey, scheduler string, done func()) request {
+	return request{command, "virtual server " + k.String(), func(ae *netlink.AttributeEncoder) {
+		ae.Nested(attrService, func(ae *netlink.AttributeEncoder) error {
+			k.encode(ae)
+			ae.String(serviceScheduler, scheduler)
+			ae.Bytes(serviceFlags, flagBytes(0))
+			ae.Uint32(serviceTimeout, 0)
+			ae.Uint32(serviceNetmask, k.netmask())
+			return nil
+		})
+	}, done}
+}
+
+// flagBytes sets exactly these flags of a virtual server (struct ip_vs_flags).
+func flagBytes(flags uint32) []byte {
+	b := binary.NativeEndian.AppendUint32(nil, flags)
+	return binary.NativeEndian.AppendUint32(b, ^uint32(0))
+}
+
+// netmask makes persistence, if there is any, remember single addresses.
+func (k serverKey) netmask() uint32 {
+	if k.v6 {
+		return 128
+	}
+	return ^uint32(0)
+}
+
+func deleteServer(k serverKey, done func()) request {
+	return request{cmdDelService, "virtual server " + k.String(), k.identify, done}
+}
+
+func realRequest(command uint8, k serverKey, real netip.AddrPort, weight uint32, done func()) request {
+	what := fmt.Sprintf("real server %s of %s", real, k)
+	return request{command, what, func(ae *netlink.AttributeEncoder) {
+		k.identify(ae)
+		ae.Nested(attrDest, func(ae *netlink.AttributeEncoder) error {
+			ae.Bytes(destAddress, real.Addr().AsSlice())
+			ae.Bytes(destPort, binary.BigEndian.AppendUint16(nil, real.Port()))
+			ae.Uint32(destMethod, masquerade)
+			ae.Uint32(destWeight, weight)
+			ae.Uint32(destUpper, 0)
+			ae.Uint32(destLower, 0)
+			return nil
+		})
+	}, done}
+}
+
+// director is the IPVS of the network namespace of the thread that opened it.
+type director struct {
+	conn   *netlink.Conn
+	family uint16 // generic netlink's number of IPVS
+	fault  func(operation string) error
+}
+
+func openDirector(fault func(string) error) (*director, error) {
+	family, err := nl.GenlFamilyGet(genlName) // which loads the module, since Linux 5.6
+	if errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("%w: it has no IPVS (module ip_vs, CONFIG_IP_VS)", dataplane.ErrUnsupported)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find IPVS: %w", err)
+	}
+	conn, err := netlink.Dial(unix.NETLINK_GENERIC, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	return &director{conn, family.ID, fault}, nil
+}
+
+func (d *director) close() error {
+	if d.conn == nil {
+		return nil
+	}
+	conn := d.conn
+	d.conn = nil
+	return conn.Close()
+}
+
+func (d *director) message(r request, flags netlink.HeaderFlags) (netlink.Message, error) {
+	ae := netlink.NewAttributeEncoder()
+	r.encode(ae)
+	attributes, err := ae.Encode()
+	if err != nil {
+		return netlink.Message{}, fmt.Errorf("encode %s: %w", r.what, err)
+	}
+	return netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(d.family), Flags: netlink.Request | flags},
+		Data:   append([]byte{r.command, genlVersion, 0, 0}, attributes...),
+	}, nil
+}
+
+// batchSize is how many requests go to the kernel at once: their answers must fit into the socket.
+const batchSize = 128
+
+// perform does the requests in their order and returns an error for each that the kernel refuses. The
+// second error is one after which it is not known what has been done.
+func (d *director) perform(requests []request) (refused []error, err error) {
+	for len(requests) > 0 {
+		n := min(len(requests), batchSize)
+		more, err := d.send(requests[:n])
+		refused = append(refused, more...)
+		if err != nil {
+			return refused, err
+		}
+		requests = requests[n:]
+	}
+	return refused, nil
+}
+
+func (d *director) send(requests []request) (refused []error, err error) {
+	if err := d.fault("ipvs send"); err != nil {
+		return nil, err
+	}
+	messages := make([]netlink.Message, len(requests))
+	for i, r := range requests {
+		if messages[i], err = d.message(r, netlink.Acknowledge); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := d.conn.SendMessages(messages); err != nil {
+		return nil, err
+	}
+	for _, r := range requests { // each is answered by a datagram, in their order
+		_, err := d.conn.Receive()
+		switch {
+		case err == nil:
+			r.done()
+		case errors.Is(err, unix.EPERM) || !answered(err):
+			return refused, err
+		default:
+			refused = append(refused, fmt.Errorf("IPVS refuses %s: %w", r.what, err))
+		}
+	}
+	return refused, nil
+}
+
+// answered reports whether an error is the kernel's answer to a request, not one of the socket.
+func answered(err error) bool {
+	var number unix.Errno
+	return errors.As(err, &number) && number != unix.ENOBUFS && number != unix.EBADF
+}
+
+// dump calls f with the nested attribute of each object that the kernel lists.
+func (d *director) dump(r request, kind uint16, f func(ad *netlink.AttributeDecoder) error) error {
+	m, err := d.message(r, netlink.Dump)
+	if err != nil {
+		return err
+	}
+	messages, err := d.conn.Execute(m)
+	if err != nil {
+		return fmt.Errorf("list %s: %w", r.what, err)
+	}
+	for _, m := range messages {
+		if len(m.Data) < 4 {
+			continue
+		}
+		ad, err := netlink.NewAttributeDecoder(m.Data[4:])
+		if err != nil {
+			return err
+		}
+		for ad.Next() {
+			if ad.Type() == kind {
+				ad.Nested(f)
+			}
+		}
+		if err := ad.Err(); err != nil {
+			return fmt.Errorf("list %s: %w", r.what, err)
+		}
+	}
+	return nil
+}
+
+// listed is a virtual server as the kernel lists it, without its real servers.
+type listed struct {
+	scheduler  string
+	persistent bool
+}
+
+// servers are all virtual servers in the namespace, whoever made them.
+func (d *director) servers() (map[serverKey]listed, error) {
+	found := map[serverKey]listed{}
+	all := request{command: cmdGetService, what: "virtual servers", encode: func(*netlink.AttributeEncoder) {}}
+	err := d.dump(all, attrService, func(ad *netlink.AttributeDecoder) error {
+		key, s := decodeServer(ad)
+		found[key] = s
+		return ad.Err()
+	})
+	return found, err
+}
+
+func decodeServer(ad *netlink.AttributeDecoder) (key serverKey, s listed) {
+	const persistent = 1 // IP_VS_SVC_F_PERSISTENT
+	var address []byte
+	for ad.Next() {
+		switch ad.Type() {
+		case serviceFamily:
+			key.v6 = ad.Uint16() == unix.AF_INET6
+		case serviceProtocol:
+			key.protocol = model.Protocol(ad.Uint16())
+		case serviceAddress:
+			address = ad.Bytes()
+		case servicePort:
+			key.port = bigEndian16(ad.Bytes())
+		case serviceMark:
+			key.mark = ad.Uint32()
+		case serviceScheduler:
+			s.scheduler = ad.String()
+		case serviceFlags:
+			if b := ad.Bytes(); len(b) >= 4 {
+				s.persistent = binary.NativeEndian.Uint32(b)&persistent != 0
+			}
+		}
+	}
+	if key.mark != 0 {
+		return serverKey{mark: key.mark, v6: key.v6}, s
+	}
+	key.addr = decodeAddress(address, key.v6)
+	return key, s
+}
+
+func bigEndian16(b []byte) uint16 {
+	if len(b) != 2 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(b)
+}
+
+// decodeAddress takes the part of a union nf_inet_addr that an address family uses.
+func decodeAddress(b []byte, v6 bool) netip.Addr {
+	if !v6 && len(b) > 4 {
+		b = b[:4]
+	}
+	addr, _ := netip.AddrFromSlice(b)
+	return addr
+}
+
+// real is a real server as the kernel lists it.
+type real struct {
+	addr        netip.AddrPort
+	weight      uint32
+	method      uint32
+	connections uint32
+}
+
+// reals are the real servers of a virtual server.
+func (d *director) reals(k serverKey) (found []real, err error) {
+	of := request{command: cmdGetDest, what: "real servers of " + k.String(), encode: k.identify}
+	err = d.dump(of, attrDest, func(ad *netlink.AttributeDecoder) error {
+		found = append(found, decodeReal(ad, k.v6))
+		return ad.Err()
+	})
+	if errors.Is(err, unix.ESRCH) { // the virtual server went meanwhile
+		return nil, nil
+	}
+	return found, err
+}
+
+func decodeReal(ad *netlink.AttributeDecoder, v6 bool) (r real) {
+	var address []byte
+	var port uint16
+	for ad.Next() {
+		switch ad.Type() {
+		case destAddress:
+			address = ad.Bytes()
+		case destPort:
+			port = bigEndian16(ad.Bytes())
+		case destMethod:
+			r.method = ad.Uint32() & methodMask
+		case destWeight:
+			r.weight = ad.Uint32()
+		case destActive, destInactive:
+			r.connections += ad.Uint32()
+		}
+	}
+	r.addr = netip.AddrPortFrom(decodeAddress(address, v6), port)
+	return r
+}

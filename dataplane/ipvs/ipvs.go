@@ -1,0 +1,568 @@
+// Package ipvs programs the rows into IPVS, the kernel's load balancer, driven by generic netlink. A
+// frontend that forwards is a virtual server, the backends of its pool are the real servers, and the kernel
+// has many ways to choose among them. What IPVS cannot say is said by one table of nf_tables for each address
+// family, whose rules do not depend on the rows: scopes, who may come in, refusals, guards, whose source
+// address is replaced, affinity.
+//
+//	prerouting, output ─ frontends, internal-frontends ─► class: refuse, drop, or mark for SNAT and let pass
+//	      │                     │ not found ─► guards      └─ affinity: a remembered backend? ─► dnat
+//	      ▼
+//	  local routes ─► input ─► IPVS: virtual server of the address or, for scope Internal, of the pool's mark
+//	                             │ real server
+//	                             ▼
+//	                 output ─► remember it, if the pool has affinity ─► postrouting: masquerade
+//
+// The table sees the first packet of a connection only. What IPVS remembers of it lives on: a real server that
+// leaves takes no new connections, and is deleted when it has none left.
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/model"
+)
+
+// Plane is the IPVS data plane.
+type Plane struct {
+	config   dataplane.Config
+	options  Options
+	conn     *nfnetlink.Socket
+	director *director
+	sysctls  []*sysctl
+	locals   *locals
+	held     *kernel // nil: the kernel's content is not known
+}
+
+// kernel is what we know of the kernel, and the rows that it serves.
+type kernel struct {
+	*rows
+	servers *servers
+	tables  []*table // IPv4, IPv6
+	tx      *transaction
+	forget  bool // affinity may have learnt a backend while that left
+}
+
+var (
+	_ dataplane.New       = New(Options{})
+	_ dataplane.Dataplane = (*Plane)(nil)
+	_ dataplane.Affine    = (*Plane)(nil)
+)
+
+// New returns what opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
+func New(o Options) dataplane.New {
+	return func(c dataplane.Config) (dataplane.Dataplane, error) {
+		if c.Mark == 0 {
+			c.Mark = dataplane.DefaultMark
+		}
+		if c.Log == nil {
+			c.Log = slog.New(slog.DiscardHandler)
+		}
+		p := &Plane{config: c, options: o}
+		if err := p.open(); err != nil {
+			return nil, errors.Join(fmt.Errorf("ipvs: %w", err), p.Close())
+		}
+		return p, nil
+	}
+}
+
+func (p *Plane) open() (err error) {
+	if p.director, err = openDirector(p.fault); err != nil {
+		return err
+	}
+	if p.conn, err = nfnetlink.Dial(); err != nil {
+		return err
+	}
+	if p.sysctls, err = openSysctls(p.options); err != nil {
+		return err
+	}
+	if p.locals, err = openLocals(p.options, p.fault); err != nil {
+		return err
+	}
+	return p.probe()
+}
+
+// probe has the kernel check, but not perform, a transaction with everything the plane may need.
+func (p *Plane) probe() error {
+	k := p.newKernel()
+	for _, t := range k.tables {
+		t.name += "-probe"
+		if err := t.structure(); err != nil {
+			return err
+		}
+		for _, c := range []class{
+			{verdict: model.Forward, snat: model.OffCluster, affinity: 1e9, limited: true, scope: model.Internal},
+			{verdict: model.Reject, limited: true},
+		} {
+			if _, err := t.use(c); err != nil {
+				return err
+			}
+		}
+	}
+	k.tx.encode(p.conn.Begin(), k.tx.steps)
+	err := p.conn.Check()
+	if err == nil || errors.Is(err, unix.EPERM) {
+		return err
+	}
+	return fmt.Errorf("%w: %w (Linux 5.13 or newer with nf_tables, NAT and masquerading is needed)",
+		dataplane.ErrUnsupported, err)
+}
+
+func (p *Plane) newKernel() *kernel {
+	tx := &transaction{}
+	return &kernel{
+		rows:    newRows(),
+		servers: &servers{director: p.director, options: p.options},
+		tables:  []*table{newTable(ipv4, p.config.Mark, tx), newTable(ipv6, p.config.Mark, tx)},
+		tx:      tx,
+	}
+}
+
+func (p *Plane) fault(operation string) error {
+	if p.config.Fault == nil {
+		return nil
+	}
+	return p.config.Fault(operation)
+}
+
+// read finds out what the kernel holds. What is there and right stays untouched.
+func (p *Plane) read(s *model.State) (*kernel, error) {
+	k := p.newKernel()
+	for i, t := range k.tables {
+		if err := p.load(t); err != nil {
+			return nil, err
+		}
+		if t.foreign {
+			k.tables[i] = newTable(t.family, t.mark, k.tx)
+			k.tables[i].deleteTable()
+			k.tx.join()
+		}
+	}
+	k.adopt(s, k.tables)
+	wanted := map[serverKey]bool{}
+	for key, f := range s.Frontends {
+		if forwards(key, f) && key.Scope == model.Any {
+			wanted[addressKey(key)] = true
+		}
+	}
+	err := k.servers.load(func(key serverKey) bool {
+		if key.mark != 0 {
+			return key.mark&markMask == markBits
+		}
+		return wanted[key] || k.tables[index(key.v6)].recorded(key)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return k, p.locals.load()
+}
+
+// work is what leads from what the kernel holds to a State, in this order: records of what will be ours,
+// new virtual and real servers, the table, routes, and servers and records that are gone.
+type work struct {
+	servers plan
+	records transaction
+	table   transaction
+	add     []netip.Prefix // local routes
+	forget  bool
+}
+
+// plan finds what is to be done for changes.
+func (k *kernel) plan(s *model.State, w *changes, l *locals) (*work, error) {
+	todo := &work{forget: w.forget}
+	for _, t := range k.tables {
+		if err := t.structure(); err != nil {
+			return nil, err
+		}
+	}
+	k.planServers(w, todo)
+	todo.records, *k.tx = *k.tx, transaction{}
+	err := k.planTables(s, w)
+	todo.add = k.planLocals(l, w)
+	todo.table, *k.tx = *k.tx, transaction{}
+	return todo, err
+}
+
+func (k *kernel) planServers(w *changes, todo *work) {
+	for key := range w.servers {
+		want := k.server(key, k.servers.options)
+		if key.mark == 0 && want != nil {
+			k.tables[index(key.v6)].record(key, true)
+		}
+		k.servers.set(key, want, &todo.servers)
+	}
+}
+
+func (k *kernel) planTables(s *model.State, w *changes) error {
+	var errs []error
+	for _, t := range k.tables {
+		t.setGuards(s, w.guards)
+		if w.pods {
+			errs = append(errs, t.setPods(s.Pods))
+		}
+	}
+	for id := range w.pools {
+		k.tables[index(id.V6)].setPool(id, k.pools[id])
+	}
+	for key := range w.frontends {
+		f, ok := k.frontends[key]
+		errs = append(errs, k.tables[index(key.Addr.Is6())].setFrontend(key, f, ok, k.pools[f.Pool]))
+	}
+	for _, t := range k.tables {
+		if !w.whole { // otherwise what read found goes first
+			t.sweepClasses()
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// planLocals finds the addresses that are to be made local, and closes the ports that are not those of
+// frontends on them.
+func (k *kernel) planLocals(l *locals, w *changes) []netip.Prefix {
+	var candidates []netip.Prefix
+	for key := range w.frontends {
+		candidates = append(candidates, single(key.Addr))
+	}
+	missing := l.missing(append(candidates, l.ranges...))
+	slices.SortFunc(missing, netip.Prefix.Compare)
+	missing = slices.Compact(missing)
+	for _, p := range missing {
+		if p.IsSingleIP() {
+			k.tables[index(p.Addr().Is6())].setLocal(p.Addr(), true)
+		}
+	}
+	return missing
+}
+
+// Sync implements dataplane.Dataplane.
+func (p *Plane) Sync(_ context.Context, s *model.State) error {
+	p.held = nil
+	for _, c := range p.sysctls {
+		if err := p.fault("sysctl write"); err != nil {
+			return err
+		}
+		if err := c.set(); err != nil {
+			return fmt.Errorf("ipvs: %w", err)
+		}
+	}
+	if err := p.sync(s); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	return nil
+}
+
+func (p *Plane) sync(s *model.State) error {
+	k, err := p.read(s)
+	if err != nil {
+		return err
+	}
+	todo, err := p.planAll(k, s)
+	if err != nil {
+		return err
+	}
+	return p.perform(k, s, todo)
+}
+
+// planAll finds what leads from what read found to s.
+func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
+	w, err := k.take(s, everything(s))
+	if err != nil {
+		return nil, err
+	}
+	w.forget, w.whole = true, true
+	for key := range k.servers.held {
+		w.servers[key] = struct{}{}
+		if key.mark == 0 {
+			k.tables[index(key.v6)].record(key, true)
+		}
+	}
+	p.locals.want(s)
+	for held := range p.locals.held {
+		if held.IsSingleIP() {
+			k.tables[index(held.Addr().Is6())].setLocal(held.Addr(), true)
+		}
+	}
+	for _, t := range k.tables {
+		wanted := t.intervals(s)
+		t.sweep(true, func(set int, key string) bool { return wanted[entry{set, key, ""}] })
+	}
+	todo, err := k.plan(s, w, p.locals)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range k.tables {
+		t.sweep(false, func(int, string) bool { return false })
+		for _, id := range t.foundIDs {
+			delete(t.takenIDs, id)
+		}
+		clear(t.foundIDs)
+		t.sweepClasses()
+	}
+	todo.table.append(k.tx)
+	return todo, nil
+}
+
+// Apply implements dataplane.Dataplane.
+func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
+	if p.held == nil {
+		return errors.New("ipvs: the kernel's content is not known; Sync first")
+	}
+	if err := p.apply(s, c); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	return nil
+}
+
+func (p *Plane) apply(s *model.State, c model.Change) error {
+	k := p.held
+	p.held = nil
+	p.countLocals(k, s, c)
+	w, err := k.take(s, c)
+	if err != nil {
+		return err
+	}
+	todo, err := k.plan(s, w, p.locals)
+	if err != nil {
+		return err
+	}
+	return p.perform(k, s, todo)
+}
+
+// countLocals takes over which addresses frontends have. It comes before the rows are.
+func (p *Plane) countLocals(k *kernel, s *model.State, c model.Change) {
+	for _, key := range c.Frontends.Delete {
+		p.locals.count(key, k.frontends[key], -1)
+	}
+	for key, f := range c.Frontends.Set {
+		p.locals.count(key, k.frontends[key], -1)
+		p.locals.count(key, f, 1)
+	}
+	if !c.Guards.Empty() {
+		p.locals.setRanges(s)
+	}
+}
+
+// perform does the work. With dataplane.ErrPartial all is as it should be but for what the error names.
+func (p *Plane) perform(k *kernel, s *model.State, todo *work) error {
+	var refused []error
+	soft := func(err error) error {
+		if errors.Is(err, dataplane.ErrPartial) {
+			refused = append(refused, err)
+			return nil
+		}
+		return err
+	}
+	for _, step := range []func() error{
+		func() error { return p.commit(&todo.records) },
+		func() error { return soft(k.servers.perform(todo.servers.first)) },
+		func() error { return p.commit(&todo.table) },
+		func() error { return soft(p.locals.add(todo.add)) },
+		func() error { return soft(k.servers.perform(todo.servers.last)) },
+		func() error { return soft(k.drain()) },
+		func() error { return p.tidy(k, &refused) },
+		func() error { return p.forget(k, s, todo.forget) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	k.forget = todo.forget
+	p.held = k
+	return errors.Join(refused...)
+}
+
+// drain deletes what has drained.
+func (k *kernel) drain() error {
+	return k.servers.drain(func(key serverKey) bool { _, ok := k.wanted[key]; return ok })
+}
+
+// tidy deletes the routes that nobody needs, and the records of what is gone. As long as connections to
+// servers that leave go on, no address stops being local: theirs may be among them.
+func (p *Plane) tidy(k *kernel, refused *[]error) error {
+	if len(k.servers.draining) == 0 {
+		surplus := p.locals.surplus()
+		if err := p.locals.remove(surplus); errors.Is(err, dataplane.ErrPartial) {
+			*refused = append(*refused, err)
+		} else if err != nil {
+			return err
+		}
+		for _, gone := range surplus {
+			if gone.IsSingleIP() && !p.locals.held[gone] {
+				k.tables[index(gone.Addr().Is6())].setLocal(gone.Addr(), false)
+			}
+		}
+	}
+	for _, t := range k.tables {
+		for row := range t.entries {
+			if key, ok := row.(serverKey); ok && k.servers.held[key] == nil {
+				t.record(key, false)
+			}
+		}
+	}
+	return p.commit(k.tx)
+}
+
+// Audit implements dataplane.Dataplane.
+func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, error) {
+	drifts, err := p.audit(s)
+	if err != nil {
+		return nil, fmt.Errorf("ipvs: %w", err)
+	}
+	return drifts, nil
+}
+
+func (p *Plane) audit(s *model.State) (drifts []dataplane.Drift, err error) {
+	for _, c := range p.sysctls {
+		if have := c.get(); have != c.value {
+			drifts = append(drifts, dataplane.Drift{Class: "sysctl", Object: c.file, Want: c.value, Have: have})
+		}
+	}
+	if p.held != nil {
+		if err := p.tick(s); err != nil {
+			return nil, err
+		}
+	}
+	k, err := p.read(s)
+	if err != nil {
+		return nil, err
+	}
+	users, ranges := p.locals.users, p.locals.ranges
+	todo, err := p.planAll(k, s)
+	if err != nil {
+		return nil, err
+	}
+	drifts = append(drifts, k.drifts(todo, p.locals)...)
+	p.locals.users, p.locals.ranges = users, ranges
+	return drifts, nil
+}
+
+// tick does what time brings about: backends that left have no connections any more.
+func (p *Plane) tick(s *model.State) error {
+	k := p.held
+	p.held = nil
+	var refused []error
+	if err := errors.Join(k.drain(), p.tidy(k, &refused), p.forget(k, s, k.forget)); err != nil {
+		return err
+	}
+	k.forget = false
+	p.held = k
+	return nil
+}
+
+// drifts are what there is to do, but for what drains.
+func (k *kernel) drifts(todo *work, l *locals) []dataplane.Drift {
+	want := map[serverKey]*server{}
+	for key := range k.wanted {
+		want[key] = k.server(key, k.servers.options)
+	}
+	drifts := k.servers.compare(want)
+	for _, tx := range []*transaction{&todo.records, &todo.table} {
+		for i := range tx.steps {
+			drifts = append(drifts, tx.drift(i))
+		}
+	}
+	for _, p := range todo.add {
+		drifts = append(drifts, dataplane.Drift{Class: "routes", Object: "local address", Want: p.String()})
+	}
+	if len(k.servers.draining) == 0 {
+		for _, p := range l.surplus() {
+			drifts = append(drifts, dataplane.Drift{Class: "routes", Object: "local address", Have: p.String()})
+		}
+	}
+	return drifts
+}
+
+// Remove implements dataplane.Dataplane.
+func (p *Plane) Remove(context.Context) error {
+	p.held = nil
+	if err := p.remove(); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	return nil
+}
+
+func (p *Plane) remove() error {
+	k, err := p.read(model.NewState())
+	if err != nil {
+		return err
+	}
+	if err := p.fault("routes delete"); err != nil {
+		return err
+	}
+	var requests []request
+	for key := range k.servers.held {
+		requests = append(requests, deleteServer(key, func() {}))
+	}
+	if err := errors.Join(p.locals.mode.clear(), k.servers.perform(requests)); err != nil {
+		return err
+	}
+	*k.tx = transaction{}
+	for _, t := range k.tables {
+		if t.exists {
+			t.deleteTable()
+		}
+	}
+	return p.commit(k.tx)
+}
+
+// Close implements dataplane.Dataplane.
+func (p *Plane) Close() error {
+	var errs []error
+	for _, c := range p.sysctls {
+		errs = append(errs, c.close())
+	}
+	p.sysctls = nil
+	if p.director != nil {
+		errs = append(errs, p.director.close())
+	}
+	if p.conn != nil {
+		errs = append(errs, p.conn.Close())
+	}
+	if p.locals != nil {
+		p.locals.handle.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// Prepare sets what a later process may not set, in a pod with CAP_NET_ADMIN alone.
+func Prepare(o Options) func(dataplane.Config) error {
+	return func(c dataplane.Config) (err error) {
+		opened, err := New(o)(c)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, opened.Close()) }()
+		for _, c := range opened.(*Plane).sysctls {
+			err = errors.Join(err, c.set())
+		}
+		return err
+	}
+}
+
+// intervals are the elements of interval sets that the rows of s need.
+func (t *table) intervals(s *model.State) map[entry]bool {
+	shadow := newTable(t.family, t.mark, &transaction{})
+	shadow.setGuards(s, slices.Collect(maps.Keys(s.Guards)))
+	wanted := map[entry]bool{}
+	for _, e := range shadow.entries[rangeRows{}] {
+		wanted[e] = true
+	}
+	for _, p := range s.Pods.Prefixes {
+		wanted[entry{pods, interval(p), ""}] = true
+	}
+	for key, f := range s.Frontends {
+		for _, p := range f.Allow {
+			wanted[entry{sources + int(key.Scope), string(encodeKey(key)) + interval(p), ""}] = true
+		}
+	}
+	return wanted
+}

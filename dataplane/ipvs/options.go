@@ -1,0 +1,79 @@
+package ipvs
+
+import (
+	"net/netip"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Options are what is particular to this data plane.
+type Options struct {
+	// Scheduler chooses among the backends of pools that name none; empty: rr.
+	Scheduler string
+	// AddressMode is how the node takes packets to Service addresses for its own; empty: Route.
+	AddressMode AddressMode
+	// DrainTimeout is how long a backend that left keeps its connections; 0: as long as they last.
+	DrainTimeout time.Duration
+	// Timeouts after which IPVS forgets a connection without packets; 0: as the kernel has it.
+	Timeouts Timeouts
+	// StrictARP keeps interfaces from answering ARP requests for addresses of others.
+	StrictARP bool
+}
+
+// Timeouts are of the states of IPVS that can be set.
+type Timeouts struct{ TCP, TCPFin, UDP time.Duration }
+
+// AddressMode is a way to make addresses local.
+type AddressMode string
+
+const (
+	// Route is by local routes through the loopback interface: one for each range of Service addresses,
+	// one for each other address.
+	Route AddressMode = "route"
+	// Dummy is by addresses on the interface kube-ipvs0, as kube-proxy has them.
+	Dummy AddressMode = "dummy"
+)
+
+// schedulerOf is how the virtual servers of a pool choose. Round robin and least connections do not look
+// at weights; where these differ, their weighted forms are what is meant.
+func (o Options) schedulerOf(p model.Pool) string {
+	name := p.Scheduler
+	if name == "" {
+		name = o.Scheduler
+	}
+	switch {
+	case name == "":
+		name = "rr"
+	case name != "rr" && name != "lc":
+		return name
+	}
+	serving := p.Serving()
+	for _, b := range serving {
+		if b.Weight != serving[0].Weight {
+			return "w" + name
+		}
+	}
+	return name
+}
+
+// deadline is when a backend that leaves now goes in any case; zero: never.
+func (o Options) deadline() (t time.Time) {
+	if o.DrainTimeout > 0 {
+		t = time.Now().Add(o.DrainTimeout)
+	}
+	return t
+}
+
+// want is the virtual server for a pool.
+func (o Options) want(p model.Pool, protocol model.Protocol) *server {
+	w := &server{
+		scheduler: o.schedulerOf(p),
+		forgetful: protocol == model.UDP,
+		reals:     make(map[netip.AddrPort]uint32, len(p.Backends)),
+	}
+	for _, b := range p.Backends {
+		w.reals[b.AddrPort] = uint32(b.Weight)
+	}
+	return w
+}

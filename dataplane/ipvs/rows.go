@@ -1,0 +1,381 @@
+package ipvs
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// rows are those of the State that the plane has programmed, and what follows from them.
+type rows struct {
+	frontends map[model.Key]model.Frontend
+	pools     map[model.PoolID]*poolUse
+	wanted    map[serverKey]model.PoolID // virtual servers
+	next      uint32                     // the lowest number that no pool has had
+	free      []uint32                   // numbers of pools that are gone
+}
+
+// poolUse is a pool with the frontends that forward to it.
+type poolUse struct {
+	row       model.Pool
+	number    uint32 // 0: nobody needs to know it
+	keys      map[model.Key]struct{}
+	internals int // how many of the keys are of scope Internal; they share the virtual server of a mark
+}
+
+func newRows() *rows {
+	return &rows{
+		frontends: map[model.Key]model.Frontend{},
+		pools:     map[model.PoolID]*poolUse{},
+		wanted:    map[serverKey]model.PoolID{},
+		next:      1,
+	}
+}
+
+// forwards reports whether a frontend has a virtual server. IPVS does not send packets from loopback addresses
+// anywhere (crosses_local_route_boundary in the kernel's net/netfilter/ipvs/ip_vs_xmit.c); they are refused
+// unless the wrapper localhost serves them.
+func forwards(key model.Key, f model.Frontend) bool {
+	return f.Verdict == model.Forward && !key.Addr.IsLoopback()
+}
+
+// changes are what of the rows is to be programmed.
+type changes struct {
+	frontends map[model.Key]struct{}
+	pools     map[model.PoolID]struct{}
+	servers   map[serverKey]struct{}
+	guards    []netip.Prefix
+	pods      bool
+	whole     bool // all of a State
+	forget    bool // affinity may hold backends that are gone
+}
+
+func newChanges() *changes {
+	return &changes{
+		frontends: map[model.Key]struct{}{}, pools: map[model.PoolID]struct{}{}, servers: map[serverKey]struct{}{},
+	}
+}
+
+// everything is a whole State as changes.
+func everything(s *model.State) model.Change {
+	c := model.Change{Pods: &s.Pods}
+	c.Frontends.Set, c.Pools.Set, c.Guards.Set = s.Frontends, s.Pools, s.Guards
+	return c
+}
+
+// take takes over a change that leads to s, and finds what it touches.
+func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
+	w := newChanges()
+	for _, key := range c.Frontends.Delete {
+		r.drop(key, w)
+	}
+	for key := range c.Frontends.Set {
+		r.drop(key, w)
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(c.Frontends.Set), model.Key.Compare) {
+		r.add(key, c.Frontends.Set[key], s, w)
+	}
+	for id, p := range c.Pools.Set {
+		r.setPool(id, p, w)
+	}
+	for id := range r.pools {
+		if len(r.pools[id].keys) == 0 {
+			r.dropPool(id, w)
+		}
+	}
+	w.guards = slices.AppendSeq(slices.Clone(c.Guards.Delete), maps.Keys(c.Guards.Set))
+	w.pods = c.Pods != nil
+	if r.next > maxNumber {
+		return w, fmt.Errorf("more than %d pools with affinity or for clients of this node", maxNumber)
+	}
+	return w, nil
+}
+
+func (r *rows) drop(key model.Key, w *changes) {
+	w.frontends[key] = struct{}{}
+	f, ok := r.frontends[key]
+	if !ok {
+		return
+	}
+	delete(r.frontends, key)
+	if !forwards(key, f) {
+		return
+	}
+	use := r.pools[f.Pool]
+	server := use.server(key)
+	w.servers[server] = struct{}{}
+	w.pools[f.Pool] = struct{}{}
+	delete(use.keys, key)
+	if use.internals -= int(key.Scope); key.Scope == model.Any || use.internals == 0 {
+		delete(r.wanted, server)
+	}
+}
+
+func (r *rows) add(key model.Key, f model.Frontend, s *model.State, w *changes) {
+	r.frontends[key] = f
+	if !forwards(key, f) {
+		return
+	}
+	use := r.pools[f.Pool]
+	if use == nil {
+		use = &poolUse{row: s.Pools[f.Pool], keys: map[model.Key]struct{}{}}
+		r.pools[f.Pool] = use
+	}
+	use.keys[key] = struct{}{}
+	use.internals += int(key.Scope)
+	if use.number == 0 && (key.Scope == model.Internal || use.row.Affinity > 0) {
+		use.number = r.takeNumber()
+	}
+	w.pools[f.Pool] = struct{}{}
+	server := use.server(key)
+	w.servers[server] = struct{}{}
+	r.wanted[server] = f.Pool
+}
+
+// server is the virtual server of a frontend of the pool.
+func (u *poolUse) server(key model.Key) serverKey {
+	if key.Scope == model.Internal {
+		return serverKey{mark: markBits | u.number, v6: key.Addr.Is6()}
+	}
+	return addressKey(key)
+}
+
+func (r *rows) setPool(id model.PoolID, p model.Pool, w *changes) {
+	use := r.pools[id]
+	if use == nil {
+		return
+	}
+	w.pools[id] = struct{}{}
+	w.forget = w.forget || use.row.Affinity > 0
+	if use.row.Affinity != p.Affinity { // the class of its frontends is another one
+		if use.number == 0 {
+			use.number = r.takeNumber()
+		}
+		maps.Copy(w.frontends, use.keys)
+	}
+	use.row = p
+	for key := range use.keys {
+		w.servers[use.server(key)] = struct{}{}
+	}
+}
+
+func (r *rows) dropPool(id model.PoolID, w *changes) {
+	use := r.pools[id]
+	w.forget = w.forget || use.row.Affinity > 0
+	if use.number != 0 {
+		r.free = append(r.free, use.number)
+	}
+	delete(r.pools, id)
+}
+
+func (r *rows) takeNumber() uint32 {
+	if n := len(r.free); n > 0 {
+		number := r.free[n-1]
+		r.free = r.free[:n-1]
+		return number
+	}
+	r.next++
+	return r.next - 1
+}
+
+// adopt gives the pools of s the numbers under which the kernel holds them, as the tokens of their
+// frontends tell. It comes before anything else.
+func (r *rows) adopt(s *model.State, tables []*table) {
+	taken := map[uint32]bool{}
+	for _, key := range slices.SortedFunc(maps.Keys(s.Frontends), model.Key.Compare) {
+		f := s.Frontends[key]
+		if !forwards(key, f) || r.pools[f.Pool] != nil {
+			continue
+		}
+		n := tables[index(key.Addr.Is6())].token(key).pool()
+		if n == 0 || taken[n] || s.Pools[f.Pool].Affinity == 0 && key.Scope == model.Any {
+			continue
+		}
+		taken[n] = true
+		r.next = max(r.next, n+1)
+		r.pools[f.Pool] = &poolUse{row: s.Pools[f.Pool], number: n, keys: map[model.Key]struct{}{}}
+	}
+	for n := uint32(1); n < r.next; n++ {
+		if !taken[n] {
+			r.free = append(r.free, n)
+		}
+	}
+}
+
+// server is what a virtual server should be; nil: it should not be.
+func (r *rows) server(key serverKey, o Options) *server {
+	id, ok := r.wanted[key]
+	if !ok {
+		return nil
+	}
+	use := r.pools[id]
+	protocol := key.protocol
+	for k := range use.keys {
+		if key.mark != 0 && k.Scope == model.Internal {
+			protocol = k.Protocol
+		}
+	}
+	return o.want(use.row, protocol)
+}
+
+// index is where the table of an address family is.
+func index(v6 bool) int {
+	if v6 {
+		return 1
+	}
+	return 0
+}
+
+// token is what the kernel holds for a frontend.
+func (t *table) token(key model.Key) token {
+	if e := t.elements[frontends+int(key.Scope)][string(encodeKey(key))]; e != nil {
+		return token(number([]byte(e.data)))
+	}
+	return 0
+}
+
+// setFrontend makes the table treat packets as a frontend says; ok is false if there is none.
+func (t *table) setFrontend(key model.Key, f model.Frontend, ok bool, use *poolUse) error {
+	old, had := t.classOf[key]
+	defer func() {
+		if had {
+			t.classes[old].users--
+		}
+	}()
+	if !ok {
+		t.set(key, nil)
+		delete(t.classOf, key)
+		return nil
+	}
+	c := class{verdict: f.Verdict, limited: f.Allow != nil, scope: key.Scope}
+	var n uint32
+	switch {
+	case forwards(key, f):
+		c.snat, c.affinity = f.SNAT, use.row.Affinity
+		if n = use.number; c.affinity == 0 && key.Scope == model.Any {
+			n = 0
+		}
+	case f.Verdict == model.Forward:
+		c.verdict = model.Reject
+	}
+	id, err := t.use(c)
+	if err != nil {
+		return fmt.Errorf("frontend %s: %w", key, err)
+	}
+	t.classOf[key] = c
+	k := string(encodeKey(key))
+	entries := []entry{{frontends + int(key.Scope), k, string(native(uint32(newToken(id, n))))}}
+	for _, p := range f.Allow {
+		if p.Addr().Is6() == key.Addr.Is6() {
+			entries = append(entries, entry{sources + int(key.Scope), k + interval(p), ""})
+		}
+	}
+	if c.affinity > 0 {
+		entries = append(entries, entry{sticky, k, ""})
+	}
+	t.set(key, entries)
+	return nil
+}
+
+// setPool makes the table know the backends that may reach themselves; nil: none.
+func (t *table) setPool(id model.PoolID, use *poolUse) {
+	var entries []entry
+	if use != nil {
+		for _, b := range use.row.Backends {
+			if a := string(b.Addr().AsSlice()); b.Local {
+				entries = append(entries, entry{hairpin, a + a, ""})
+			}
+		}
+	}
+	t.set(id, slices.Compact(entries)) // backends are sorted: those of one address are neighbours
+}
+
+// Keys of entries that belong to no single row.
+type (
+	rangeRows struct{}
+	podRows   struct{}
+	localRow  netip.Addr
+)
+
+func (t *table) v6() bool { return t.family.address.size == 16 }
+
+func (t *table) setGuard(p netip.Prefix, v model.Verdict) {
+	switch key := string(p.Addr().AsSlice()); v {
+	case model.Reject:
+		t.set(p, []entry{{rejectAddresses, key, ""}})
+	case model.Drop:
+		t.set(p, []entry{{dropAddresses, key, ""}})
+	default:
+		t.set(p, nil)
+	}
+}
+
+// setGuards touches single addresses one by one; of ranges there are few, and they may be nested.
+func (t *table) setGuards(s *model.State, changed []netip.Prefix) {
+	ranges := false
+	for _, p := range changed {
+		switch {
+		case p.Addr().Is6() != t.v6():
+		case p.IsSingleIP():
+			t.setGuard(p, s.Guards[p])
+		default:
+			ranges = true
+		}
+	}
+	if !ranges {
+		return
+	}
+	nested := map[netip.Prefix]model.Verdict{}
+	for p, v := range s.Guards {
+		if p.Addr().Is6() == t.v6() && !p.IsSingleIP() {
+			nested[p] = v
+		}
+	}
+	var entries []entry
+	spans := flatten(nested)
+	for set, v := range map[int]model.Verdict{rejectRanges: model.Reject, dropRanges: model.Drop} {
+		for _, s := range spans[v] {
+			entries = append(entries, entry{set, s.encode(), ""})
+		}
+	}
+	t.set(rangeRows{}, entries)
+}
+
+// setPods makes the table recognise the packets of pods.
+func (t *table) setPods(p model.Pods) error {
+	t.podInterfaces = p.Interfaces
+	var entries []entry
+	for _, prefix := range p.Prefixes {
+		if prefix.Addr().Is6() == t.v6() {
+			entries = append(entries, entry{pods, interval(prefix), ""})
+		}
+	}
+	t.set(podRows{}, entries)
+	return t.structure()
+}
+
+func (t *table) setLocal(a netip.Addr, want bool) {
+	var entries []entry
+	if want {
+		entries = []entry{{localAddresses, string(a.AsSlice()), ""}}
+	}
+	t.set(localRow(a), entries)
+}
+
+// record makes the table say which virtual servers are ours; those of marks say it themselves.
+func (t *table) record(key serverKey, want bool) {
+	var entries []entry
+	if want {
+		k := model.Key{Addr: key.addr, Port: key.port, Protocol: key.protocol}
+		entries = []entry{{virtualServers, string(encodeKey(k)), ""}}
+	}
+	t.set(key, entries)
+}
+
+func (t *table) recorded(key serverKey) bool {
+	k := model.Key{Addr: key.addr, Port: key.port, Protocol: key.protocol}
+	return t.elements[virtualServers][string(encodeKey(k))] != nil
+}

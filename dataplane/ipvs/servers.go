@@ -1,0 +1,274 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// server is a virtual server in the kernel, or as it should be.
+type server struct {
+	scheduler string
+	// forgetful: its connections end when their real server leaves, because nobody else would end them.
+	forgetful bool
+	reals     map[netip.AddrPort]uint32 // weights
+	// leaving are those of the real servers that take no new connections and go when they have none
+	// left; the time is when they go in any case, zero: never.
+	leaving map[netip.AddrPort]time.Time
+}
+
+// servers are the virtual servers of ours.
+type servers struct {
+	director *director
+	options  Options
+	held     map[serverKey]*server
+	draining map[serverKey]struct{} // those with real servers that leave
+}
+
+// load reads back what the kernel holds of the virtual servers that are ours.
+func (s *servers) load(ours func(serverKey) bool) error {
+	s.held, s.draining = map[serverKey]*server{}, map[serverKey]struct{}{}
+	if err := s.director.fault("ipvs list"); err != nil {
+		return err
+	}
+	all, err := s.director.servers()
+	if err != nil {
+		return err
+	}
+	for key, found := range all {
+		if !ours(key) {
+			continue
+		}
+		reals, err := s.director.reals(key)
+		if err != nil {
+			return err
+		}
+		s.held[key] = adopt(key, found, reals)
+	}
+	return nil
+}
+
+// adopt is a virtual server that the kernel lists. What differs from how we make them in other ways than
+// by the names in server's fields is written as a name that nobody wants, so that it is corrected.
+func adopt(key serverKey, found listed, reals []real) *server {
+	held := &server{
+		scheduler: found.scheduler,
+		forgetful: key.protocol == model.UDP,
+		reals:     map[netip.AddrPort]uint32{},
+		leaving:   map[netip.AddrPort]time.Time{},
+	}
+	if found.persistent {
+		held.scheduler += " persistent"
+	}
+	for _, r := range reals {
+		held.reals[r.addr] = r.weight
+		if r.method != masquerade {
+			held.reals[r.addr] = ^uint32(0)
+		}
+	}
+	return held
+}
+
+// plan is what leads from the held virtual servers to others: first what is new or changes, then, when
+// nothing leads to it any more, what goes.
+type plan struct{ first, last []request }
+
+// set plans a virtual server; nil: none.
+func (s *servers) set(key serverKey, want *server, p *plan) {
+	held := s.held[key]
+	switch {
+	case held == nil && want == nil:
+		return
+	case held == nil:
+		held = &server{forgetful: want.forgetful, reals: map[netip.AddrPort]uint32{}, leaving: map[netip.AddrPort]time.Time{}}
+		p.first = append(p.first, newServer(key, want.scheduler, func() {
+			held.scheduler = want.scheduler
+			s.held[key] = held
+		}))
+	case want == nil:
+		s.end(key, held, p)
+		return
+	case held.scheduler != want.scheduler:
+		p.first = append(p.first, setServer(key, want.scheduler, func() { held.scheduler = want.scheduler }))
+	}
+	held.forgetful = want.forgetful
+	for _, real := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
+		setReal(key, held, real, want.reals[real], p)
+	}
+	for _, real := range slices.SortedFunc(maps.Keys(held.reals), netip.AddrPort.Compare) {
+		if _, wanted := want.reals[real]; !wanted {
+			s.leave(key, held, real, p)
+		}
+	}
+}
+
+// setReal plans a real server and its weight.
+func setReal(key serverKey, held *server, real netip.AddrPort, weight uint32, p *plan) {
+	command := uint8(cmdSetDest)
+	switch have, exists := held.reals[real]; {
+	case !exists:
+		command = cmdNewDest
+	case have == weight:
+		delete(held.leaving, real)
+		return
+	}
+	p.first = append(p.first, realRequest(command, key, real, weight, func() {
+		held.reals[real] = weight
+		delete(held.leaving, real)
+	}))
+}
+
+// end plans the end of a virtual server: now, or when its connections have ended.
+func (s *servers) end(key serverKey, held *server, p *plan) {
+	if held.forgetful || len(held.reals) == 0 {
+		p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
+		return
+	}
+	for _, real := range slices.SortedFunc(maps.Keys(held.reals), netip.AddrPort.Compare) {
+		s.leave(key, held, real, p)
+	}
+}
+
+func (s *servers) forget(key serverKey) {
+	delete(s.held, key)
+	delete(s.draining, key)
+}
+
+// leave plans that a real server takes no new connections, and goes: at once if its connections shall
+// end, otherwise when they have ended.
+func (s *servers) leave(key serverKey, held *server, real netip.AddrPort, p *plan) {
+	if held.forgetful {
+		p.last = append(p.last, held.deleteReal(key, real))
+		return
+	}
+	if _, already := held.leaving[real]; already && held.reals[real] == 0 {
+		return
+	}
+	note := func() {
+		held.reals[real], held.leaving[real] = 0, s.options.deadline()
+		s.draining[key] = struct{}{}
+	}
+	if held.reals[real] == 0 { // adopted
+		note()
+		return
+	}
+	p.first = append(p.first, realRequest(cmdSetDest, key, real, 0, note))
+}
+
+func (held *server) deleteReal(key serverKey, real netip.AddrPort) request {
+	return realRequest(cmdDelDest, key, real, 0, func() {
+		delete(held.reals, real)
+		delete(held.leaving, real)
+	})
+}
+
+// drain deletes the real servers that leave and have no connections any more, or whose time is over, and
+// the virtual servers of which that leaves nothing and which wanted says nobody wants.
+func (s *servers) drain(wanted func(serverKey) bool) error {
+	if len(s.draining) == 0 {
+		return nil
+	}
+	if err := s.director.fault("ipvs drain"); err != nil {
+		return err
+	}
+	var p plan
+	now := time.Now()
+	for key := range s.draining {
+		held := s.held[key]
+		if len(held.leaving) == 0 {
+			delete(s.draining, key)
+			continue
+		}
+		reals, err := s.director.reals(key)
+		if err != nil {
+			return err
+		}
+		left := len(held.reals)
+		for _, r := range reals {
+			until, leaves := held.leaving[r.addr]
+			over := !until.IsZero() && !now.Before(until)
+			if leaves && (r.connections == 0 || over) {
+				p.last = append(p.last, held.deleteReal(key, r.addr))
+				left--
+			}
+		}
+		if left == 0 && !wanted(key) {
+			p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
+		}
+	}
+	return s.perform(p.last)
+}
+
+// perform does the requests. With dataplane.ErrPartial all has been done but what the error names.
+func (s *servers) perform(requests []request) error {
+	refused, err := s.director.perform(requests)
+	if err != nil {
+		return err
+	}
+	if len(refused) > 0 {
+		return fmt.Errorf("%w: %w", dataplane.ErrPartial, errors.Join(refused...))
+	}
+	return nil
+}
+
+// compare reports how the held virtual servers differ from what should be.
+func (s *servers) compare(want map[serverKey]*server) (drifts []dataplane.Drift) {
+	for key, w := range want {
+		drifts = append(drifts, s.held[key].compare(key, w)...)
+	}
+	for key, held := range s.held {
+		if _, wanted := want[key]; !wanted && !held.quiet() {
+			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: key.String(), Have: held.String()})
+		}
+	}
+	return drifts
+}
+
+// quiet reports whether nothing is left of a virtual server but what drains.
+func (held *server) quiet() bool {
+	for _, weight := range held.reals {
+		if weight != 0 {
+			return false
+		}
+	}
+	return len(held.reals) > 0 && !held.forgetful
+}
+
+func (held *server) compare(key serverKey, want *server) (drifts []dataplane.Drift) {
+	object := "virtual server " + key.String()
+	if held == nil {
+		return []dataplane.Drift{{Class: "servers", Object: object, Want: want.String()}}
+	}
+	if held.scheduler != want.scheduler {
+		drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: want.scheduler, Have: held.scheduler})
+	}
+	for real, weight := range want.reals {
+		if have, ok := held.reals[real]; !ok || have != weight {
+			d := dataplane.Drift{Class: "reals", Object: object, Want: describeReal(real, weight)}
+			if ok {
+				d.Have = describeReal(real, have)
+			}
+			drifts = append(drifts, d)
+		}
+	}
+	for real, weight := range held.reals {
+		if _, ok := want.reals[real]; !ok && (weight != 0 || held.forgetful) {
+			drifts = append(drifts, dataplane.Drift{Class: "reals", Object: object, Have: describeReal(real, weight)})
+		}
+	}
+	return drifts
+}
+
+func (held *server) String() string {
+	return fmt.Sprintf("scheduler %s, %d real servers", held.scheduler, len(held.reals))
+}
+
+func describeReal(real netip.AddrPort, weight uint32) string {
+	return fmt.Sprintf("real server %s weight %d", real, weight)
+}
