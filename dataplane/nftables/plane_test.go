@@ -319,6 +319,40 @@ func TestPlane_tooManyClasses(t *testing.T) {
 	})
 }
 
+// As many endpoints as a slice can have, as heavy as they can be, with weights that have no common divisor: one
+// of them is emptied.
+func TestPlane_heaviest(t *testing.T) {
+	for _, affinity := range []time.Duration{0, time.Hour} {
+		inNamespace(t, func(t *testing.T) {
+			s, id := model.NewState(), model.PoolID{Service: "default/web"}
+			pool := model.Pool{Affinity: affinity}
+			for i := range 1000 {
+				a := netip.AddrPortFrom(address(false, 10, 244, byte(i>>8), byte(i)), 80)
+				pool.Backends = append(pool.Backends, model.Backend{AddrPort: a, Weight: uint16(256 - i%2)})
+			}
+			s.Pools[id] = pool
+			s.Frontends[model.Key{Addr: address(false, 10, 96, 0, 1), Port: 80, Protocol: model.TCP}] =
+				model.Frontend{Service: id.Service, Verdict: model.Forward, Pool: id}
+			p := newPlane(t, dataplane.Config{})
+			defer p.Close()
+			check(t, p.Sync(context.Background(), s))
+			next := s.Clone()
+			pool.Backends = slices.Clone(pool.Backends)
+			pool.Backends[7].Weight = 0
+			next.Pools[id] = pool
+			check(t, p.Apply(context.Background(), next, model.Diff(s, next)))
+			if drifts := audit(t, next); len(drifts) > 0 {
+				t.Errorf("%d drifts, the first: %s", len(drifts), drifts[0])
+			}
+			list := nft(t, "list table ip fairlead")
+			heavy, empty := strings.Count(list, ": 10.244.0.9 . 80"), strings.Count(list, ": 10.244.0.7 . 80")
+			if heavy == 0 || affinity == 0 && heavy < 2 || empty > 0 {
+				t.Errorf("a heavy backend is in %d elements, an emptied one in %d", heavy, empty)
+			}
+		})
+	}
+}
+
 // A row that the kernel refuses is named and does not keep the others out.
 func TestPlane_refusedRow(t *testing.T) {
 	inNamespace(t, func(t *testing.T) {
