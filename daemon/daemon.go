@@ -35,6 +35,7 @@ import (
 	"fairlead.dev/fairlead/metrics"
 	"fairlead.dev/fairlead/server"
 	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/version"
 )
@@ -58,7 +59,6 @@ type Daemon struct {
 	log     *slog.Logger
 	host    host.Host
 	config  atomic.Pointer[config.Config] // in force
-	source  atomic.Pointer[feed]          // in use
 	serving atomic.Pointer[planeSettings] // of the data plane in use
 
 	metrics   *metrics.Metrics
@@ -70,8 +70,7 @@ type Daemon struct {
 	// What follows belongs to the goroutine that reloads.
 	planeSettings planeSettings
 	plane         *opened
-	feed          *feed         // in use; see use
-	next          *upcoming     // which will be; nil: none
+	feeds         feeds
 	refused       string        // what is known of a configuration that was refused
 	deaf          string        // the same of the metrics server
 	unset         string        // the same of the machine's settings
@@ -89,6 +88,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	kube.LogTo(o.Logs.Logger())
 	d := &Daemon{options: o, log: o.Logs.Logger()}
+	d.feeds.log, d.feeds.tell = d.log, d.hear
 	d.config.Store(c)
 	return d.run(ctx, c)
 }
@@ -167,8 +167,8 @@ func (d *Daemon) openPlane(s planeSettings) (*opened, error) {
 // close closes what open has made, as far as it came.
 func (d *Daemon) close() error {
 	var errs []error
-	if d.feed != nil {
-		errs = append(errs, d.feed.close())
+	if f := d.feeds.used.Load(); f != nil {
+		errs = append(errs, f.close())
 	}
 	if d.successor != nil {
 		errs = append(errs, d.successor.takeover.Close())
@@ -190,21 +190,19 @@ func (d *Daemon) openFeed(c *config.Config) error {
 		return err
 	}
 	d.report = newReporter(f.events)
-	d.use(f)
+	d.feeds.use(f)
 	return nil
 }
 
-// use has all parts but the engine use a feed.
-func (d *Daemon) use(f *feed) {
-	d.feed = f
-	d.source.Store(f)
+// hear has all parts but the engine work with a feed.
+func (d *Daemon) hear(f *feed) {
 	d.metrics.Watching(f.watches)
 	d.report.use(f.events)
 }
 
 func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 	e := engine.New(engine.Options{
-		Source:         d.feed.source,
+		Source:         d.feeds.used.Load().source,
 		Table:          t,
 		Plane:          d.plane,
 		Log:            d.log,
@@ -283,7 +281,7 @@ func (d *Daemon) manage(ctx context.Context) error {
 	}
 	files := newWatcher(d.log, lookInterval)
 	defer files.close()
-	defer d.abandon()
+	defer d.feeds.abandon()
 	retry := time.NewTicker(listenRetry)
 	defer retry.Stop()
 	for {
@@ -293,8 +291,8 @@ func (d *Daemon) manage(ctx context.Context) error {
 			return nil
 		case <-files.changed:
 			d.reload(ctx)
-		case result := <-d.next.arrives():
-			d.swap(ctx, result)
+		case result := <-d.feeds.arrives():
+			d.feeds.settle(result, func(s source.Source) error { return d.adopt(ctx, s) })
 		case <-d.inForce:
 			d.inForce = nil
 			d.takeOver(ctx)
@@ -380,7 +378,7 @@ func (d *Daemon) mode() string { return d.serving.Load().name }
 
 // about is for "fairlead status".
 func (d *Daemon) about() engine.About {
-	c, f, p := d.config.Load(), d.source.Load(), d.serving.Load()
+	c, f, p := d.config.Load(), d.feeds.used.Load(), d.serving.Load()
 	a := engine.About{
 		Version: version.String(), Mode: string(c.KubeProxy.Mode), Plane: p.name, Backend: string(p.iptables.Backend),
 		Node: f.settings.node,

@@ -72,10 +72,10 @@ func (d *Daemon) replace(ctx context.Context, n prepared) {
 		}
 	}
 	if n.changesFeed {
-		d.abandon()
+		d.feeds.abandon()
 	}
 	if n.feed != nil {
-		d.await(ctx, n.feed)
+		d.feeds.await(ctx, n.feed)
 	}
 }
 
@@ -96,8 +96,8 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 	if err != nil {
 		return n, err
 	}
-	n.changesFeed = wanted != d.wanted()
-	if n.changesFeed && wanted != d.feed.settings {
+	n.changesFeed = wanted != d.feeds.wanted()
+	if n.changesFeed && wanted != d.feeds.used.Load().settings {
 		if n.feed, err = wanted.open(d.options.Logs); err != nil {
 			return n, err
 		}
@@ -106,14 +106,6 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 		n.plane, err = d.openPlane(n.planeSettings)
 	}
 	return n, err
-}
-
-// wanted is the feed that is in use or will be.
-func (d *Daemon) wanted() feedSettings {
-	if d.next != nil {
-		return d.next.feed.settings
-	}
-	return d.feed.settings
 }
 
 // drop closes what was prepared.
@@ -161,78 +153,15 @@ func (n *prepared) effect(class config.Class) string {
 	return "at once"
 }
 
-// upcoming is a feed that has not yet delivered its first batch.
-type upcoming struct {
-	feed   *feed
-	cancel context.CancelFunc
-	result chan result
-}
-
-type result struct {
-	source source.Source
-	err    error
-}
-
-// arrives has the result, one time; nil: there is nothing to wait for.
-func (u *upcoming) arrives() chan result {
-	if u == nil {
-		return nil
-	}
-	return u.result
-}
-
-// await waits for the first batch of a feed, while the one in use goes on.
-func (d *Daemon) await(ctx context.Context, f *feed) {
-	ctx, cancel := context.WithCancel(ctx)
-	u := &upcoming{feed: f, cancel: cancel, result: make(chan result, 1)}
-	d.next = u
-	go func() {
-		s, err := primed(ctx, f.source)
-		u.result <- result{s, err}
-	}()
-}
-
-// abandon gives up what await waits for.
-func (d *Daemon) abandon() {
-	if d.next == nil {
-		return
-	}
-	d.next.cancel()
-	<-d.next.result
-	d.closeFeed(d.next.feed)
-	d.next = nil
-}
-
-func (d *Daemon) closeFeed(f *feed) {
-	if err := f.close(); err != nil {
-		d.log.Warn("closing a source", "error", err)
-	}
-}
-
-// swap lets the engine go on with the feed that has delivered, and closes the other.
-func (d *Daemon) swap(ctx context.Context, r result) {
-	u := d.next
-	d.next = nil
-	u.cancel()
-	table, err := d.newTable()
-	if r.err == nil && err == nil {
-		err = d.engine.Replace(ctx, engine.Parts{Source: r.source, Table: table})
-	}
-	if err = errors.Join(r.err, err); err != nil {
-		d.log.Error("objects cannot be read as the configuration says; the old ones stay", "error", err)
-		d.closeFeed(u.feed)
-		return
-	}
-	old := d.feed
-	d.use(u.feed)
-	d.log.Info("all objects were read anew", "node", d.feed.settings.node)
-	d.closeFeed(old)
-}
-
-func (d *Daemon) newTable() (*service.Table, error) {
+// adopt lets the engine go on with another source.
+func (d *Daemon) adopt(ctx context.Context, s source.Source) error {
 	o, err := tableOptions(d.config.Load())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return service.NewTable(o)
+	table, err := service.NewTable(o)
+	if err != nil {
+		return err
+	}
+	return d.engine.Replace(ctx, engine.Parts{Source: s, Table: table})
 }
