@@ -41,7 +41,7 @@ func owned(chain string) bool { return onlyOurs(chain) || shared(chain) || kubeP
 // onlyOurs reports whether nobody else makes such a chain.
 func onlyOurs(chain string) bool {
 	switch chain {
-	case chainIn, chainOut, chainInternal, chainGuards, chainRanges, chainReject, chainOffNode, chainHairpin,
+	case chainIn, chainOut, chainPost, chainForward, chainInternal, chainGuards, chainRanges, chainReject, chainOffNode, chainHairpin,
 		chainLocalnet:
 		return true
 	}
@@ -51,13 +51,13 @@ func onlyOurs(chain string) bool {
 
 // shared reports whether kube-proxy has a chain of this name and meaning, too.
 func shared(chain string) bool {
-	return slices.Contains([]string{chainServices, chainMark, chainPost, chainForward}, chain)
+	return chain == chainServices || chain == chainMark
 }
 
 // kubeProxys reports whether only kube-proxy makes such a chain.
 func kubeProxys(chain string) bool {
 	switch chain {
-	case "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL", chainCanary,
+	case chainKubePost, "KUBE-FORWARD", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL", chainCanary,
 		"KUBE-LOAD-BALANCER", "KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER",
 		"KUBE-IPVS-OUT-FILTER":
 		return true
@@ -65,8 +65,12 @@ func kubeProxys(chain string) bool {
 	return begins(chain, "KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-")
 }
 
-// chainCanary is what kube-proxy makes when it starts, before everything else.
-const chainCanary = "KUBE-PROXY-CANARY"
+const (
+	// chainCanary is what kube-proxy makes when it starts, before everything else.
+	chainCanary = "KUBE-PROXY-CANARY"
+	// chainKubePost is kubelet's, too, up to 1.26.
+	chainKubePost = "KUBE-POSTROUTING"
+)
 
 func begins(chain string, prefixes ...string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(chain, p) })

@@ -149,7 +149,7 @@ func (l *place) clear(ctx context.Context, found map[tableID]*content) error {
 func (c *content) own() *content {
 	there := func(kind func(string) bool) bool {
 		for name := range c.chains {
-			if name != chainCanary && kind(name) {
+			if name != chainCanary && name != chainKubePost && kind(name) {
 				return true
 			}
 		}

@@ -6,7 +6,7 @@
 //	     OUTPUT ─────► KUBE-PROXY-OUT ─────────────►   │ not found  ├─► KUBE-IP-10.96.0.0-15 ─► …-18 ─► … ─► KUBE-PODS-…
 //	                     others ──────────────────► KUBE-SERVICES ──┘      prefixes of addresses            │ mark,
 //	                                                                                                        ▼ choose
-//	     POSTROUTING ─► KUBE-POSTROUTING: marked, or a backend that reaches itself ─► MASQUERADE          DNAT
+//	     POSTROUTING ─► KUBE-PROXY-POST: marked, or a backend that reaches itself ─► MASQUERADE           DNAT
 //	filter: INPUT, FORWARD, OUTPUT ─ new, not translated ─► the same tree, for rows and guards that refuse
 //
 // A chain's content depends on few rows, so that a change touches few chains; which ones, is found by
