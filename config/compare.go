@@ -67,14 +67,6 @@ func (c Changes) Has(paths ...string) bool {
 	})
 }
 
-// Class is the highest one among the Changes; NoEffect if there are none.
-func (c Changes) Class() (highest Class) {
-	for _, change := range c {
-		highest = max(highest, change.Class)
-	}
-	return highest
-}
-
 // String has one line for each Change.
 func (c Changes) String() string {
 	lines := make([]string, len(c))

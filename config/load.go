@@ -54,9 +54,6 @@ func (f *Flags) Load() (*Config, error) {
 	return l.config, nil
 }
 
-// Reload does what Load does, after a file has changed. It is here for the reader.
-func (f *Flags) Reload() (*Config, error) { return f.Load() }
-
 // loading is one run of Load.
 type loading struct {
 	flags  *Flags

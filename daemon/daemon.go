@@ -209,7 +209,6 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		Once:           d.options.Once,
 		AuditInterval:  s.AuditInterval,
 		MaxRest:        s.MaxRest,
-		HealthTimeout:  s.HealthTimeout,
 		HealthAddress:  s.HealthAddress,
 		HardFail:       d.config.Load().KubeProxy.BindAddressHardFail,
 		ControlSocket:  s.ControlSocket,

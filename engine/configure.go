@@ -16,7 +16,6 @@ type Settings struct {
 	Table         service.Options // the node's name excepted, which is the Table's for good
 	AuditInterval time.Duration
 	MaxRest       time.Duration
-	HealthTimeout time.Duration
 	HealthAddress netip.AddrPort
 	ControlSocket string
 }
@@ -47,7 +46,7 @@ func (e *Engine) configure(s Settings) error {
 		e.control.close()
 		e.control = control
 	}
-	e.setTimes(s.AuditInterval, s.HealthTimeout, s.MaxRest)
+	e.setTimes(s.AuditInterval, s.MaxRest)
 	e.endRest()
 	e.checks.move(s.HealthAddress, e.options.Log)
 	e.again = true
@@ -55,11 +54,9 @@ func (e *Engine) configure(s Settings) error {
 }
 
 // setTimes sets what both New and Configure may. A rest must not look like a plane that fails.
-func (e *Engine) setTimes(audit, health, rest time.Duration) {
-	health = orDefault(health, healthTimeout)
+func (e *Engine) setTimes(audit, rest time.Duration) {
 	e.options.AuditInterval = orDefault(audit, auditInterval)
-	e.patience.Store(int64(health))
-	e.changes.longest = min(rest, health/2)
+	e.changes.longest = min(rest, e.options.HealthTimeout/2)
 }
 
 func orDefault(d, otherwise time.Duration) time.Duration {

@@ -82,10 +82,10 @@ func TestEngine_configureBeforeTheFirstBatch(t *testing.T) {
 func TestEngine_configureTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		r.start(func(o *Options) { o.AuditInterval = 10 * time.Hour })
+		r.start(func(o *Options) { o.AuditInterval, o.HealthTimeout = 10*time.Hour, 10*time.Second })
 		r.send(web(1, "10.244.1.2"))
 		r.converged()
-		s := Settings{AuditInterval: time.Second, HealthTimeout: 10 * time.Second}
+		s := Settings{AuditInterval: time.Second} // the timeout stays
 		if err := r.engine.Configure(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}

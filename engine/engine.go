@@ -18,7 +18,6 @@ import (
 	"maps"
 	"net/netip"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -95,7 +94,6 @@ type Engine struct {
 	stopped  chan struct{}
 	started  time.Time
 	status   statusBox
-	patience atomic.Int64 // nanoseconds: HealthTimeout
 	checks   *checks
 
 	// What follows belongs to the goroutine of Run.
@@ -128,6 +126,7 @@ func New(o Options) *Engine {
 	if o.Once {
 		o.HealthAddress, o.ControlSocket = netip.AddrPort{}, ""
 	}
+	o.HealthTimeout = orDefault(o.HealthTimeout, healthTimeout)
 	if o.Observer == nil {
 		o.Observer = nobody{}
 	}
@@ -146,7 +145,7 @@ func New(o Options) *Engine {
 		changes:  budget{share: 32, credit: 250 * time.Millisecond, free: 4 * time.Millisecond},
 	}
 	e.status.set(Status{NodeEligible: true})
-	e.setTimes(o.AuditInterval, o.HealthTimeout, o.MaxRest)
+	e.setTimes(o.AuditInterval, o.MaxRest)
 	e.checks = newChecks(e)
 	return e
 }

@@ -83,5 +83,5 @@ func (e *Engine) Status() Status { return e.status.get() }
 
 // Healthy reports whether the data plane follows.
 func (e *Engine) Healthy() bool {
-	return e.Status().Healthy(time.Now(), time.Duration(e.patience.Load()))
+	return e.Status().Healthy(time.Now(), e.options.HealthTimeout)
 }

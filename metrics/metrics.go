@@ -81,9 +81,6 @@ func (m *Metrics) Handler() http.Handler {
 	return handler(prometheus.Gatherers{m.shelf.registry, legacyregistry.DefaultGatherer})
 }
 
-// Own serves what is about Fairlead, without the facts of the whole process.
-func (m *Metrics) Own() http.Handler { return handler(m.shelf.registry) }
-
 func handler(g metrics.Gatherer) http.Handler {
 	return metrics.HandlerFor(g, metrics.HandlerOpts{ErrorHandling: metrics.ContinueOnError})
 }
