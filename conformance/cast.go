@@ -12,23 +12,24 @@ import (
 	"fairlead.dev/fairlead/testbed"
 )
 
-// member is a pod of the cast; see the package's comment.
-type member struct {
-	name        string
-	node        testbed.Place
-	addr        string
-	hostNetwork bool
+// Member is a pod of the cast; see the package's comment.
+type Member struct {
+	Name        string
+	Node        testbed.Place
+	Addr        string
+	HostNetwork bool
 }
 
-func cast() []member {
-	return []member{
-		{name: "client", node: testbed.Node, addr: "10.244.1.20"},
-		{name: "pod-a", node: testbed.Node, addr: "10.244.1.11"},
-		{name: "pod-b", node: testbed.Node, addr: "10.244.1.12"},
-		{name: "pod-c", node: testbed.NodeB, addr: "10.244.2.13"},
-		{name: "pod-d", node: testbed.NodeB, addr: "10.244.2.14"},
-		{name: "host", node: testbed.Node, addr: "192.0.2.1", hostNetwork: true},
-		{name: "host-b", node: testbed.NodeB, addr: "192.0.2.2", hostNetwork: true},
+// Cast is also that of package sidebyside.
+func Cast() []Member {
+	return []Member{
+		{Name: "client", Node: testbed.Node, Addr: "10.244.1.20"},
+		{Name: "pod-a", Node: testbed.Node, Addr: "10.244.1.11"},
+		{Name: "pod-b", Node: testbed.Node, Addr: "10.244.1.12"},
+		{Name: "pod-c", Node: testbed.NodeB, Addr: "10.244.2.13"},
+		{Name: "pod-d", Node: testbed.NodeB, Addr: "10.244.2.14"},
+		{Name: "host", Node: testbed.Node, Addr: "192.0.2.1", HostNetwork: true},
+		{Name: "host-b", Node: testbed.NodeB, Addr: "192.0.2.2", HostNetwork: true},
 	}
 }
 
@@ -40,8 +41,8 @@ func places() map[testbed.Place]string {
 	return map[testbed.Place]string{testbed.Node: "192.0.2.1", testbed.NodeB: "192.0.2.2", testbed.Outside: "192.0.2.9"}
 }
 
-func (m member) ports() []testbed.PodPort {
-	if m.hostNetwork {
+func (m Member) ports() []testbed.PodPort {
+	if m.HostNetwork {
 		return []testbed.PodPort{{Protocol: model.TCP, Port: 6443}, {Protocol: model.UDP, Port: 6053}}
 	}
 	ports := []testbed.PodPort{
@@ -58,10 +59,10 @@ func (m member) ports() []testbed.PodPort {
 
 // podAt is the name of the pod that serves at an address; of a host's pods the one with that port.
 func podAt(a netip.AddrPort) string {
-	for _, m := range cast() {
-		v4 := netip.MustParseAddr(m.addr)
+	for _, m := range Cast() {
+		v4 := netip.MustParseAddr(m.Addr)
 		if a.Addr() == v4 || a.Addr() == embedAddr(v4) {
-			return m.name
+			return m.Name
 		}
 	}
 	return "nobody"
@@ -72,10 +73,10 @@ func podAt(a netip.AddrPort) string {
 func (c *testCase) arrival(from testbed.Place, to netip.Addr) (source netip.Addr, iface string) {
 	v4, ok := places()[from]
 	iface = "eth0"
-	for _, m := range cast() {
-		if m.name == string(from) {
-			v4, ok = m.addr, true
-			if m.node == testbed.Node {
+	for _, m := range Cast() {
+		if m.Name == string(from) {
+			v4, ok = m.Addr, true
+			if m.Node == testbed.Node {
 				iface = c.podInterface()
 			}
 		}
@@ -107,13 +108,13 @@ func (c *testCase) podInterface() string {
 // bridged reports whether the case wants the pods on a bridge.
 func (c *testCase) bridged() bool { return c.options["pod-bridge"] == "true" }
 
-// newBed builds the cluster with the cast in it.
-func newBed(ctx context.Context, bridged bool) (*testbed.Bed, error) {
+// NewBed builds the cluster with the cast in it.
+func NewBed(ctx context.Context, bridged bool) (*testbed.Bed, error) {
 	spec := testbed.Spec{PodBridge: bridged}
-	for _, m := range cast() {
-		p := testbed.PodSpec{Name: m.name, Node: m.node, Ports: m.ports(), HostNetwork: m.hostNetwork}
-		if !m.hostNetwork {
-			v4 := netip.MustParseAddr(m.addr)
+	for _, m := range Cast() {
+		p := testbed.PodSpec{Name: m.Name, Node: m.Node, Ports: m.ports(), HostNetwork: m.HostNetwork}
+		if !m.HostNetwork {
+			v4 := netip.MustParseAddr(m.Addr)
 			p.Addrs = []netip.Addr{v4, embedAddr(v4)}
 		}
 		spec.Pods = append(spec.Pods, p)

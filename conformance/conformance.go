@@ -126,7 +126,7 @@ func (s *stage) play(t *testing.T, p play) {
 // bed builds the cluster when the first case needs it.
 func (s *stage) bed(bridged bool) (*testbed.Bed, error) {
 	if s.beds[bridged] == nil {
-		bed, err := newBed(context.Background(), bridged)
+		bed, err := NewBed(context.Background(), bridged)
 		if err != nil {
 			return nil, err
 		}

@@ -19,7 +19,7 @@ import (
 // no operation is left. Whatever fails, the next Sync makes good, and a Service that is not touched
 // answers all the while.
 func RunFaults(t *testing.T, new dataplane.New) {
-	bed, err := newBed(t.Context(), false)
+	bed, err := NewBed(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}

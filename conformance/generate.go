@@ -188,8 +188,8 @@ func (g generator) slice(service, name string) object {
 		s.Ports = append(s.Ports, port)
 	}
 	hinted := g.chance(30)
-	for _, m := range some(g, cast()...) {
-		if m.hostNetwork == hosts {
+	for _, m := range some(g, Cast()...) {
+		if m.HostNetwork == hosts {
 			s.Endpoints = append(s.Endpoints, g.endpoint(m, s.AddressType, hinted))
 		}
 	}
@@ -203,19 +203,19 @@ func (g generator) slice(service, name string) object {
 // weights are those of a slice, and of some members of the cast in both families.
 func (g generator) weights() string {
 	words := some(g, pick(g, "0", "3", "256", "257"))
-	for _, m := range some(g, cast()...) {
+	for _, m := range some(g, Cast()...) {
 		weight := fmt.Sprintf("=%d", pick(g, 0, 0, 1, 7))
-		words = append(words, m.addr+weight, embedWord(m.addr)+weight)
+		words = append(words, m.Addr+weight, embedWord(m.Addr)+weight)
 	}
 	return strings.Join(words, ",")
 }
 
-func (g generator) endpoint(m member, family discoveryv1.AddressType, hinted bool) discoveryv1.Endpoint {
-	addr := m.addr
+func (g generator) endpoint(m Member, family discoveryv1.AddressType, hinted bool) discoveryv1.Endpoint {
+	addr := m.Addr
 	if family == discoveryv1.AddressTypeIPv6 {
 		addr = embedWord(addr)
 	}
-	e := discoveryv1.Endpoint{Addresses: []string{addr}, NodeName: new(string(m.node))}
+	e := discoveryv1.Endpoint{Addresses: []string{addr}, NodeName: new(string(m.Node))}
 	if g.chance(40) {
 		c := &e.Conditions
 		c.Ready, c.Serving, c.Terminating = new(g.chance(50)), new(g.chance(70)), new(g.chance(70))

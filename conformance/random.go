@@ -26,7 +26,7 @@ func RunRandom(t *testing.T, new dataplane.New) {
 	group, ctx := errgroup.WithContext(t.Context())
 	for w := range uint64(workers) {
 		group.Go(func() error {
-			bed, err := newBed(ctx, false)
+			bed, err := NewBed(ctx, false)
 			if err != nil {
 				return err
 			}
@@ -204,8 +204,8 @@ func (r *randomRun) packet(ctx context.Context, p testbed.Probe) error {
 // need not if neither end is on the node and nobody's source was replaced. Then the other node, which
 // has no proxy, or the LAN takes it straight to the client, who does not know whom it is from.
 func answerable(from testbed.Place, d model.Decision, backends []model.Backend) bool {
-	onNode := from == testbed.Node || slices.ContainsFunc(cast(), func(m member) bool {
-		return m.name == string(from) && m.node == testbed.Node
+	onNode := from == testbed.Node || slices.ContainsFunc(Cast(), func(m Member) bool {
+		return m.Name == string(from) && m.Node == testbed.Node
 	})
 	return onNode || !slices.ContainsFunc(backends, func(b model.Backend) bool { return !b.Local && !d.Masquerade(b) })
 }

@@ -44,7 +44,7 @@ func TestRandom_notices(t *testing.T) {
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			bed, err := newBed(t.Context(), false)
+			bed, err := NewBed(t.Context(), false)
 			if err != nil {
 				t.Fatal(err)
 			}

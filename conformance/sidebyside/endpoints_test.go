@@ -78,8 +78,8 @@ func (c contrast) choices() (names []string) {
 	for _, e := range usable(all) {
 		a := netip.MustParseAddr(e.Addresses[0])
 		for _, m := range cast {
-			if slices.Contains(both(m.addr), a) {
-				names = append(names, m.name)
+			if slices.Contains(both(m.Addr), a) {
+				names = append(names, m.Name)
 			}
 		}
 	}

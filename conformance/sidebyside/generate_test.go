@@ -207,7 +207,7 @@ func (g generator) slices(s *corev1.Service) (list []*discoveryv1.EndpointSlice)
 		hinted := g.chance(35)
 		endpoints := map[string]discoveryv1.Endpoint{} // a pod is the same in all slices
 		for _, m := range cast {
-			endpoints[m.name] = g.endpoint(m, family, hinted)
+			endpoints[m.Name] = g.endpoint(m, family, hinted)
 		}
 		for j := range pick(g, 0, 1, 1, 2, 2, 3) {
 			slice := g.slice(family, endpoints)
@@ -244,14 +244,14 @@ func (g generator) slice(family discoveryv1.AddressType, endpoints map[string]di
 		s.Ports = append(s.Ports, port)
 	}
 	for _, m := range some(g, cast...) {
-		if m.hostNetwork != hosts {
+		if m.HostNetwork != hosts {
 			continue
 		}
-		s.Endpoints = append(s.Endpoints, endpoints[m.name])
+		s.Endpoints = append(s.Endpoints, endpoints[m.Name])
 		if g.chance(5) { // another pod that had the address before and has not gone yet
-			old := endpoints[m.name]
+			old := endpoints[m.Name]
 			old.Conditions.Ready, old.Conditions.Terminating = new(false), new(true)
-			if c := endpoints[m.name].Conditions; c.Terminating == nil || !*c.Terminating {
+			if c := endpoints[m.Name].Conditions; c.Terminating == nil || !*c.Terminating {
 				s.Endpoints = append(s.Endpoints, old)
 			}
 		}
@@ -261,8 +261,8 @@ func (g generator) slice(family discoveryv1.AddressType, endpoints map[string]di
 
 func (g generator) endpoint(m member, family discoveryv1.AddressType, hinted bool) discoveryv1.Endpoint {
 	e := discoveryv1.Endpoint{
-		Addresses: []string{in(family == discoveryv1.AddressTypeIPv6, m.addr)},
-		NodeName:  new(string(m.node)),
+		Addresses: []string{in(family == discoveryv1.AddressTypeIPv6, m.Addr)},
+		NodeName:  new(string(m.Node)),
 	}
 	if g.chance(40) {
 		c := &e.Conditions

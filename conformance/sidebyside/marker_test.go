@@ -66,7 +66,7 @@ func markerSlice(service string, v6 bool, pods ...member) *discoveryv1.EndpointS
 	}
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: "sidebyside.fairlead.dev"}
 	for _, m := range pods {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{in(v6, m.addr)}})
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{in(v6, m.Addr)}})
 	}
 	return s
 }
@@ -75,7 +75,7 @@ func markerSlice(service string, v6 bool, pods ...member) *discoveryv1.EndpointS
 func (m marker) await(ctx context.Context, bed *testbed.Bed, zone string) error {
 	for _, v6 := range []bool{false, true} {
 		newest := netip.AddrPortFrom(netip.MustParseAddr(in(v6, markerIP)), uint16(m.port()))
-		if err := awaitBackends(ctx, bed, newest, 1, m.pod().name); err != nil {
+		if err := awaitBackends(ctx, bed, newest, 1, m.pod().Name); err != nil {
 			return err
 		}
 		inZone := map[string]string{"zone-a": "pod-a", "zone-b": "pod-b", "": "pod-a pod-b"}[zone]

@@ -16,6 +16,7 @@ import (
 	kubeproxyconfig "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 
+	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/testbed"
 	"fairlead.dev/fairlead/testbed/kubernetes"
 )
@@ -123,7 +124,7 @@ func (n *node) log() string {
 
 // newNode is a cluster on whose node a program shall run.
 func newNode(t *testing.T, plane *kubernetes.ControlPlane, command ...string) *node {
-	bed, err := newBed(t.Context(), false)
+	bed, err := conformance.NewBed(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
