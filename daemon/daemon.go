@@ -33,6 +33,7 @@ import (
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/host"
 	"fairlead.dev/fairlead/metrics"
+	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/server"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
@@ -71,9 +72,9 @@ type Daemon struct {
 	planeSettings planeSettings
 	plane         *opened
 	feeds         feeds
-	refused       string        // what is known of a configuration that was refused
-	deaf          string        // the same of the metrics server
-	unset         string        // the same of the machine's settings
+	refused       said.Trouble  // a configuration
+	deaf          said.Trouble  // the metrics server
+	unset         said.Trouble  // the machine's settings
 	inForce       chan struct{} // closed when the rules are; nil: that is known
 	succeeded     func()        // ends the successor; nil: it has not begun
 	running       sync.WaitGroup
@@ -317,9 +318,8 @@ func (d *Daemon) listen(ctx context.Context) error {
 	err := d.server.Listen(ctx, address)
 	switch {
 	case err == nil:
-		d.deaf = ""
-	case d.deaf != err.Error():
-		d.deaf = err.Error()
+		d.deaf.Over()
+	case d.deaf.News(err.Error()):
 		d.log.Error("cannot serve metrics; trying again", "error", err, "retry", listenRetry)
 	}
 	return err
@@ -350,15 +350,13 @@ func (d *Daemon) newSuccessor() (*successor, error) {
 func (d *Daemon) setHost(c *config.Config) {
 	r := d.host.Apply(hostSettings(c))
 	logHost(d.log, r)
-	said := ""
-	if err := r.Err(); err != nil {
-		said = err.Error()
+	switch err := r.Err(); {
+	case err == nil:
+		d.unset.Over()
+	case d.unset.News(err.Error()):
+		d.log.Error("the machine's settings are not as configured", "error", err)
+		d.report.warn(reasonHost, err.Error())
 	}
-	if said != "" && said != d.unset {
-		d.log.Error("the machine's settings are not as configured", "error", said)
-		d.report.warn(reasonHost, said)
-	}
-	d.unset = said
 }
 
 func logHost(log *slog.Logger, r host.Report) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/source/kube"
 )
 
@@ -16,15 +17,14 @@ const forwardReminder = 30 * time.Minute
 // forwarding is what a successor knows of the chain FORWARD.
 type forwarding struct {
 	*successor
-	blocked string // where packets are dropped that kube-proxy would accept, as said last
-	said    time.Time
-	failure string
+	blocked said.Trouble // packets are dropped that kube-proxy would accept
+	failure said.Trouble // to find that out
 }
 
 // watchForward looks until ctx ends whether packets will be dropped that kube-proxy would accept: a
 // firewall may come long after the process, and KUBE-FORWARD may be cut off.
 func (s *successor) watchForward(ctx context.Context) {
-	for f := (forwarding{successor: s}); ; {
+	for f := (forwarding{successor: s, blocked: said.Trouble{Reminder: s.reminder}}); ; {
 		f.look(ctx)
 		select {
 		case <-ctx.Done():
@@ -37,7 +37,7 @@ func (s *successor) watchForward(ctx context.Context) {
 // look says what begins and what ends, and from time to time what lasts.
 func (f *forwarding) look(ctx context.Context) {
 	if !f.accepted() {
-		f.blocked = ""
+		f.blocked.Over()
 		f.closed(false)
 		return
 	}
@@ -46,13 +46,12 @@ func (f *forwarding) look(ctx context.Context) {
 		f.fails(err)
 		return
 	}
-	f.failure = ""
+	f.failure.Over()
 	f.closed(len(where) > 0)
 	switch text := strings.Join(where, ", "); {
-	case text != "" && (text != f.blocked || time.Since(f.said) >= f.reminder):
+	case text != "" && f.blocked.News(text):
 		f.warn(text)
-	case text == "" && f.blocked != "":
-		f.blocked = ""
+	case text == "" && f.blocked.Over():
 		f.log.Info("chain FORWARD drops nothing any more that kube-proxy would accept")
 		f.report.emit(kube.Event{Reason: reasonUnblocked,
 			Message: "chain FORWARD drops nothing any more that kube-proxy would accept"})
@@ -60,7 +59,6 @@ func (f *forwarding) look(ctx context.Context) {
 }
 
 func (f *forwarding) warn(where string) {
-	f.blocked, f.said = where, time.Now()
 	f.log.Warn("chain FORWARD lets nothing pass that no rule accepts: have the CNI plug-in, or rules of your own, "+
 		"accept packets from and to pods; kube-proxy in its mode would accept those of Services", "where", where)
 	f.report.warn(reasonBlocked, fmt.Sprintf("chain FORWARD (%s) lets nothing pass that no rule accepts, and "+
@@ -69,8 +67,7 @@ func (f *forwarding) warn(where string) {
 }
 
 func (f *forwarding) fails(err error) {
-	if err.Error() != f.failure {
-		f.failure = err.Error()
+	if f.failure.News(err.Error()) {
 		f.log.Warn("cannot see whether packets to pods are forwarded", "error", err)
 	}
 }

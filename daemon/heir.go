@@ -16,6 +16,7 @@ import (
 type heir struct {
 	dataplane.Dataplane
 	self    plane
+	others  func() []plane // all of them; only tests have some of their own
 	log     *slog.Logger
 	cleared func() // is called when there is nothing left of others
 	alone   bool   // there is nothing left
@@ -44,7 +45,7 @@ func (s planeSettings) inherit(c dataplane.Config, cleared func(opened)) (opened
 		return o, err
 	}
 	self, err := planeNamed(o.settings.name)
-	h := &heir{Dataplane: o.Dataplane, self: self, log: c.Log, cleared: func() { cleared(o) }}
+	h := &heir{Dataplane: o.Dataplane, self: self, others: planes, log: c.Log, cleared: func() { cleared(o) }}
 	if affine, ok := o.Dataplane.(dataplane.Affine); ok {
 		return opened{affineHeir{h, affine}, o.settings}, err
 	}
@@ -68,7 +69,7 @@ func (h *heir) Sync(ctx context.Context, s *model.State) error {
 // clear removes what others have left.
 func (h *heir) clear(ctx context.Context) error {
 	var errs []error
-	for _, p := range planes() {
+	for _, p := range h.others() {
 		if p.name == h.self.name {
 			continue
 		}

@@ -28,12 +28,10 @@ func (d *Daemon) reload(ctx context.Context) {
 func (d *Daemon) judged(err error) {
 	d.metrics.ConfigurationRefused(err != nil)
 	switch {
-	case err == nil && d.refused != "":
-		d.refused = ""
+	case err == nil && d.refused.Over():
 		d.log.Info("the configuration is accepted again")
 		d.report.emit(kube.Event{Reason: reasonAccepted, Message: "the configuration in force is that of the files again"})
-	case err != nil && d.refused != err.Error():
-		d.refused = err.Error()
+	case err != nil && d.refused.News(err.Error()):
 		d.log.Error("the configuration was refused; the old one stays", "error", err)
 		d.report.warn(reasonRefused, "the old configuration stays: "+err.Error())
 	}
@@ -53,7 +51,7 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	d.options.Logs.obey(c, old.Warnings)
 	d.tell(changes, n)
 	d.replace(ctx, n)
-	if d.unset != "" || !reflect.DeepEqual(hostSettings(old), hostSettings(c)) {
+	if d.unset.Lasts() || !reflect.DeepEqual(hostSettings(old), hostSettings(c)) {
 		d.setHost(c) // else an administrator may have set something meanwhile
 	}
 	_ = d.listen(ctx) // it is tried again

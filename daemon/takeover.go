@@ -11,6 +11,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/takeover"
 )
@@ -94,9 +95,9 @@ func (s *successor) succeedOnce(ctx context.Context) error {
 
 // news reports whether something has not been said before.
 func (s *successor) news(text string) bool {
-	said := s.said[text]
+	known := s.said[text]
 	s.said[text] = true
-	return !said
+	return !known
 }
 
 // watch is what a successor knows from earlier looks.
@@ -107,7 +108,7 @@ type watch struct {
 	removed bool          // all has been removed once: what is found then has come back
 	stays   []takeover.Leftover
 	back    time.Time // when something had come back
-	failure string
+	failure said.Trouble
 }
 
 // look looks once, and removes what it finds.
@@ -121,12 +122,11 @@ func (w *watch) look(ctx context.Context) {
 	}
 	err := w.remove(ctx)
 	if err == nil || ctx.Err() != nil {
-		w.failure = ""
+		w.failure.Over()
 		return
 	}
 	w.pause = w.interval
-	if err.Error() != w.failure {
-		w.failure = err.Error()
+	if w.failure.News(err.Error()) {
 		w.log.Error("kube-proxy's rules could not be removed; trying again", "error", err, "retry", w.pause)
 	}
 }

@@ -210,7 +210,7 @@ func TestSuccessor_forward(t *testing.T) {
 			if len(s.events) > 0 {
 				t.Errorf("said twice: %+v", <-s.events)
 			}
-			s.reminder = 0
+			s.reminder = time.Nanosecond
 			policy("DROP")
 			end = s.begin()
 			s.expect(reasonBlocked, c.where)

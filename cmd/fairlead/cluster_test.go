@@ -383,7 +383,7 @@ func TestKubeProxy_kubeadm(t *testing.T) {
 		}
 	}
 	w.event("Node node", "Starting", "")
-	if got := w.page(p, metricsAt, "/proxyMode"); got != "nftables" {
+	if got := w.page(p, metricsAt, "/proxyMode"); got != "iptables" {
 		t.Errorf("/proxyMode: %s", got)
 	}
 	if got := w.page(p, metricsAt, "/metrics"); !strings.Contains(got, "kubeproxy_sync_proxy_rules_duration_seconds") {
@@ -426,7 +426,7 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	// Listeners.
 	moved := netip.MustParseAddrPort("127.0.0.1:20249")
 	w.edit(files, "config.conf", `metricsBindAddress: ""`, `metricsBindAddress: "127.0.0.1:20249"`)
-	w.until("metrics have moved", func(context.Context) bool { return w.page(p, moved, "/proxyMode") == "nftables" })
+	w.until("metrics have moved", func(context.Context) bool { return w.page(p, moved, "/proxyMode") == "iptables" })
 	if _, _, err := p.Get(w.Context(), metricsAt, "/proxyMode"); err == nil {
 		w.Error("the old listener is still there")
 	}
@@ -490,25 +490,73 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	w.event("Node node", "ConfigurationApplied", "")
 }
 
-// rules are what is in the kernel of the node that some proxy has made, as names.
+// rules tell whose rules are in the kernel of the node, and where.
 func (w *realCluster) rules() string {
 	w.Helper()
 	var found []string
-	for _, c := range [][]string{
-		{"nft", "list", "tables"}, {"iptables-legacy-save"}, {"iptables-nft-save"}, {"ip6tables-legacy-save"}, {"ip6tables-nft-save"},
-	} {
-		out, err := w.bed.Command(w.Context(), testbed.Node, c[0], c[1:]...).CombinedOutput()
+	for _, c := range ruleLists() {
+		out, err := w.bed.Command(w.Context(), testbed.Node, c.command[0], c.command[1:]...).CombinedOutput()
 		if err != nil {
-			w.Logf("%q: %v\n%s", c, err, out)
+			w.Logf("%q: %v\n%s", c.command, err, out)
 		}
-		for _, name := range []string{"KUBE-SERVICES", "KUBE-SVC-", "table ip kube-proxy", "table ip fairlead", "table ip6 fairlead"} {
-			if strings.Contains(string(out), name) && !slices.Contains(found, name) {
+		for who, sign := range c.signs {
+			if name := who + " " + c.where; strings.Contains(string(out), sign) && !slices.Contains(found, name) {
 				found = append(found, name)
 			}
 		}
 	}
 	slices.Sort(found)
 	return strings.Join(found, ", ")
+}
+
+// ruleList prints rules, and how those of the proxies are recognized.
+type ruleList struct {
+	where   string
+	command []string
+	signs   map[string]string
+}
+
+func ruleLists() (lists []ruleList) {
+	lists = append(lists, ruleList{"nftables", []string{"nft", "list", "tables"},
+		map[string]string{"kube-proxy": "table ip kube-proxy", "fairlead": "table ip fairlead"}})
+	for _, where := range []string{"legacy", "nft"} {
+		for _, family := range []string{"iptables-", "ip6tables-"} {
+			lists = append(lists, ruleList{"iptables-" + where, []string{family + where + "-save"},
+				map[string]string{"kube-proxy": "KUBE-SVC-", "fairlead": "KUBE-PROXY-IN"}})
+		}
+	}
+	return lists
+}
+
+// translations are the pods to which the rules of a proxy translate.
+func (w *realCluster) translations(ctx context.Context, who string) map[string]bool {
+	pod := regexp.MustCompile(`(10\.244\.\d+\.\d+)(?::| \. )8080`)
+	ours := regexp.MustCompile(`-A KUBE-(PODS|LOCAL|PART|STICK)-`)
+	known := map[string]bool{}
+	for _, c := range [][]string{
+		{"nft", "list", "table", "ip", who}, {"iptables-legacy-save", "-t", "nat"}, {"iptables-nft-save", "-t", "nat"},
+	} {
+		out, _ := w.bed.Command(ctx, testbed.Node, c[0], c[1:]...).Output() // some have no rules
+		for line := range strings.Lines(string(out)) {
+			iptables := strings.Contains(line, "--to-destination") && ours.MatchString(line) == (who == "fairlead")
+			if !iptables && c[0] != "nft" {
+				continue
+			}
+			for _, m := range pod.FindAllStringSubmatch(line, -1) {
+				known[m[1]] = true
+			}
+		}
+	}
+	return known
+}
+
+// knows waits until the rules of a proxy translate to so many pods, and no other is left.
+func (w *realCluster) knows(who string, n int) {
+	w.Helper()
+	w.until(fmt.Sprintf("%s knows %d pods", who, n), func(ctx context.Context) bool {
+		pods, err := w.plane.Client().CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
+		return err == nil && len(pods.Items) == n && len(w.translations(ctx, who)) == n
+	})
 }
 
 // kubeProxy starts the real one and waits for its rules.
@@ -526,56 +574,21 @@ func (w *realCluster) kubeProxy(kubeconfig, mode, makes string) *kubernetes.Prox
 	return p
 }
 
-// kubeProxyKnows waits until kube-proxy's rules, and its alone, translate to so many pods, and no other is left.
-func (w *realCluster) kubeProxyKnows(n int) {
-	w.Helper()
-	pod := regexp.MustCompile(`(10\.244\.\d+\.\d+)(?::| \. )8080`)
-	var last []byte
-	defer func() {
-		if w.Failed() {
-			w.Logf("kube-proxy's last rules:\n%s", last)
-		}
-	}()
-	w.until(fmt.Sprintf("kube-proxy knows %d pods", n), func(ctx context.Context) bool {
-		pods, err := w.plane.Client().CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
-		known := map[string]bool{}
-		var rules []byte
-		for _, c := range [][]string{
-			{"nft", "list", "table", "ip", "kube-proxy"}, {"iptables-legacy-save", "-t", "nat"}, {"iptables-nft-save", "-t", "nat"},
-		} {
-			out, _ := w.bed.Command(ctx, testbed.Node, c[0], c[1:]...).Output() // one of them has rules
-			rules = append(rules, out...)
-		}
-		if ctx.Err() == nil {
-			last = rules
-		}
-		for line := range strings.Lines(string(rules)) {
-			if strings.Contains(line, "--to-destination") || strings.Contains(line, "dnat ") {
-				for _, m := range pod.FindAllStringSubmatch(line, -1) {
-					known[m[1]] = true
-				}
-			}
-		}
-		return err == nil && len(pods.Items) == n && len(known) == n
-	})
-}
-
 func (w *realCluster) fourPods() {
 	w.Helper()
 	w.kubectl("", "scale", "deployment/web", "--replicas=4")
-	w.backends("fairlead", 4)
+	w.knows("fairlead", 4)
 }
 
 // goesBack takes away all pods but one, while the real kube-proxy runs and Fairlead, which has ended,
 // still has all of them in its rules. What kube-proxy knows counts.
 func (w *realCluster) goesBack(mode string) {
 	w.Helper()
-	w.kubeProxyKnows(4)
+	w.knows("kube-proxy", 4)
 	w.kubectl("", "scale", "deployment/web", "--replicas=1")
-	w.kubeProxyKnows(1)
-	if out, err := w.bed.Command(w.Context(), testbed.Node, "nft", "list", "table", "ip", "fairlead").Output(); err != nil ||
-		!strings.Contains(string(out), "-4-") {
-		w.Fatalf("Fairlead should have left four pods in its rules: %v\n%s", err, out)
+	w.knows("kube-proxy", 1)
+	if left := w.translations(w.Context(), "fairlead"); len(left) != 4 {
+		w.Fatalf("Fairlead should have left four pods in its rules, and has %v", left)
 	}
 	left := map[string]bool{}
 	for i := range 50 {
@@ -606,30 +619,32 @@ func TestKubeProxy_succession(t *testing.T) {
 		t.Fatal(err)
 	}
 	real := func(mode, makes string) *kubernetes.Proxy { return w.kubeProxy(kubeconfig, mode, makes) }
-	p := real("iptables", "KUBE-SVC-")
+	p := real("iptables", "kube-proxy iptables-nft")
 	w.until("the Service answers", func(context.Context) bool { return w.answers(testbed.Outside, webIP) })
 	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
 		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 2 * time.Millisecond,
 	})
 	w.kill(p)
-	if got := w.rules(); got != "KUBE-SERVICES, KUBE-SVC-" {
+	if got := w.rules(); got != "kube-proxy iptables-nft" {
 		t.Fatalf("kube-proxy has left: %s", got)
 	}
 	p = w.start()
 	w.logged(p, "removed what kube-proxy had left", "iptables")
-	w.event("Node node", "KubeProxyRulesRemoved", "chains")
-	if got := w.rules(); got != "table ip fairlead, table ip6 fairlead" {
+	w.event("Node node", "KubeProxyRulesRemoved", "(iptables-nft ip mangle)")
+	if got := w.rules(); got != "fairlead iptables-nft" {
 		t.Errorf("after taking over: %s", got)
 	}
 	w.kill(p)
-	p = real("nftables", "table ip kube-proxy")
+	p = real("nftables", "kube-proxy nftables")
 	w.kill(p)
 	p = w.start()
 	w.logged(p, "removed what kube-proxy had left", "nftables")
 	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
 		t.Errorf("while one took over from the other: %s", r)
 	}
-	for _, back := range []struct{ mode, makes string }{{"iptables", "KUBE-SVC-"}, {"nftables", "table ip kube-proxy"}} {
+	for _, back := range []struct{ mode, makes string }{
+		{"iptables", "kube-proxy iptables-nft"}, {"nftables", "kube-proxy nftables"},
+	} {
 		w.fourPods()
 		w.kill(p)
 		p = real(back.mode, back.makes)
@@ -640,26 +655,26 @@ func TestKubeProxy_succession(t *testing.T) {
 	}
 	// What the administrator wants kept is kept, until it is not.
 	w.kill(p)
-	p = real("iptables", "KUBE-SVC-")
+	p = real("nftables", "kube-proxy nftables")
 	w.kill(p)
 	p = w.start("--take-over=Keep")
 	if err := p.Ready(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.rules(); got != "KUBE-SERVICES, KUBE-SVC-, table ip fairlead, table ip6 fairlead" {
+	if got := w.rules(); got != "fairlead iptables-nft, kube-proxy nftables" {
 		t.Errorf("with takeOver: Keep: %s", got)
 	}
 	w.kill(p)
 	p = w.start("--once")
 	<-p.Ended()
-	if got := w.rules(); got != "table ip fairlead, table ip6 fairlead" {
+	if got := w.rules(); got != "fairlead iptables-nft" {
 		t.Errorf("after --once: %s\n%s", got, p.Log())
 	}
-	p = real("iptables", "KUBE-SVC-")
+	p = real("iptables", "kube-proxy iptables-nft")
 	w.kill(p)
 	p = w.start("--cleanup")
 	<-p.Ended()
-	if got := w.rules(); got != "" || !strings.Contains(p.Log(), "nftables: removed") || !strings.Contains(p.Log(), "kube-proxy: removed") {
+	if got := w.rules(); got != "" || !strings.Contains(p.Log(), "iptables: removed") || !strings.Contains(p.Log(), "kube-proxy: removed") {
 		t.Errorf("after --cleanup: %s\n%s", got, p.Log())
 	}
 }

@@ -18,13 +18,13 @@ func TestKubeProxy_modes(t *testing.T) {
 		t.Fatalf("kubeadm's file has no mode iptables:\n%s", written)
 	}
 	for _, c := range []struct {
-		mode, warning string
-		localhost     testbed.Result
+		mode, plane, warning string
+		localhost            testbed.Result
 	}{
-		{`""`, "mode is not set, which means iptables", testbed.Answered},
-		{"iptables", "mode: the data plane nftables serves mode iptables", testbed.Answered},
-		{"ipvs", "mode: the data plane nftables serves mode ipvs", testbed.Refused},
-		{"nftables", "", testbed.Refused},
+		{`""`, "iptables", "", testbed.Answered},
+		{"iptables", "iptables", "", testbed.Answered},
+		{"ipvs", "nftables", "mode: the data plane nftables serves mode ipvs", testbed.Refused},
+		{"nftables", "nftables", "", testbed.Refused},
 	} {
 		files := w.kubeadm()
 		files["config.conf"] = strings.Replace(written, "\nmode: iptables\n", "\nmode: "+c.mode+"\n", 1)
@@ -44,7 +44,7 @@ func TestKubeProxy_modes(t *testing.T) {
 		if err != nil || o.Result != c.localhost {
 			t.Errorf("mode %s: %s answers %s, %v; want %s", c.mode, localPort, o, err, c.localhost)
 		}
-		if got := w.page(p, metricsAt, "/proxyMode"); got != "nftables" {
+		if got := w.page(p, metricsAt, "/proxyMode"); got != c.plane {
 			t.Errorf("mode %s: /proxyMode: %s", c.mode, got)
 		}
 		if got := aboutMode(p.Log()); len(got) > 1 || !strings.Contains(strings.Join(got, ""), c.warning) ||

@@ -8,32 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"fairlead.dev/fairlead/testbed"
 )
-
-// backends waits until a table of the node knows so many of the pods.
-func (w *realCluster) backends(table string, n int) {
-	w.Helper()
-	w.until("the pods are in table "+table, func(ctx context.Context) bool {
-		pods, err := w.plane.Client().DiscoveryV1().EndpointSlices("default").List(ctx,
-			metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=web"})
-		if err != nil {
-			return false
-		}
-		out, err := w.bed.Command(ctx, testbed.Node, "nft", "list", "table", "ip", table).CombinedOutput()
-		ready, known := 0, 0
-		for _, slice := range pods.Items {
-			for _, e := range slice.Endpoints {
-				if ready++; strings.Contains(string(out), e.Addresses[0]) {
-					known++
-				}
-			}
-		}
-		return err == nil && ready == n && known == n
-	})
-}
 
 // A kube-proxy that comes beside Fairlead and goes leaves rules that are asked first, as they are later
 // ones, and that nobody keeps up to date. They must not last.
@@ -48,8 +24,8 @@ func TestKubeProxy_returns(t *testing.T) {
 	}
 	p := w.start()
 	w.kubectl("", "scale", "deployment/web", "--replicas=4")
-	w.backends("fairlead", 4)
-	intruder := w.kubeProxy(kubeconfig, "nftables", "table ip kube-proxy")
+	w.knows("fairlead", 4)
+	intruder := w.kubeProxy(kubeconfig, "nftables", "kube-proxy nftables")
 	w.until("kube-proxy knows a backend", func(context.Context) bool { // unless its table is already gone
 		return strings.Contains(p.Log(), "kube-proxy runs beside") || w.translates("kube-proxy")
 	})
@@ -57,10 +33,10 @@ func TestKubeProxy_returns(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.kubectl("", "scale", "deployment/web", "--replicas=1")
-	w.backends("fairlead", 1)
+	w.knows("fairlead", 1)
 
 	w.until("kube-proxy's rules are gone", func(context.Context) bool {
-		return w.rules() == "table ip fairlead, table ip6 fairlead"
+		return w.rules() == "fairlead iptables-nft"
 	})
 	for range 50 {
 		for from, to := range map[testbed.Place]netip.AddrPort{testbed.Outside: nodePort, testbed.Node: webIP} {
@@ -85,23 +61,30 @@ func (w *realCluster) translates(table string) bool {
 	return err == nil && strings.Contains(string(out), "dnat ")
 }
 
-// Where FORWARD has the policy DROP, as Docker sets it, NodePorts and open connections need what
-// kube-proxy accepts there.
+// Where FORWARD has the policy DROP, as Docker sets it, NodePorts and open connections need what kube-proxy accepts
+// there. In mode iptables Fairlead accepts it, too.
 func TestKubeProxy_forwardDrops(t *testing.T) {
 	t.Parallel()
-	for _, backend := range []string{"legacy", "nft"} {
-		t.Run(backend, func(t *testing.T) {
+	for _, c := range []struct{ tool, backend string }{{"legacy", "legacy"}, {"nft", "nf_tables"}} {
+		t.Run(c.tool, func(t *testing.T) {
 			t.Parallel()
 			w := newRealCluster(t)
-			if out, err := w.bed.Command(t.Context(), testbed.Node, "/usr/sbin/xtables-"+backend+"-multi",
+			if out, err := w.bed.Command(t.Context(), testbed.Node, "/usr/sbin/xtables-"+c.tool+"-multi",
 				"iptables", "-P", "FORWARD", "DROP").CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
 			files := w.kubeadm()
+			files["fairlead.conf"] = fairleadConf + "iptablesBackend: " + c.backend + "\n"
+			files["config.conf"] = strings.Replace(files["config.conf"], "\nmode: iptables\n", "\nmode: ipvs\n", 1)
 			w.mount(files)
 			p := w.start()
-			w.logged(p, "level=WARN", "FORWARD lets nothing pass that no rule accepts", "iptables-"+backend+" ip")
+			w.logged(p, "level=WARN", "FORWARD lets nothing pass that no rule accepts", "iptables-"+c.tool+" ip")
 			w.event("Node node", "ForwardingBlocked", "have the CNI plug-in")
+			if w.answers(testbed.Outside, nodePort) {
+				t.Error("nothing is dropped")
+			}
+			w.edit(files, "config.conf", "mode: ipvs", "mode: iptables")
+			w.until("the NodePort answers", func(context.Context) bool { return w.answers(testbed.Outside, nodePort) })
 		})
 	}
 }

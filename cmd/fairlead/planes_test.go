@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/kubernetes"
+)
+
+const fairleadConf = "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\n"
+
+// TestKubeProxy_planes changes the data plane, and the back end of iptables, while connections are made all the time:
+// in a process that runs, and by one that starts after another.
+func TestKubeProxy_planes(t *testing.T) {
+	t.Parallel()
+	w := newRealCluster(t)
+	files := w.kubeadm()
+	files["config.conf"] = strings.Replace(files["config.conf"], "nodePortAddresses: null", "nodePortAddresses: [all, localhost]", 1)
+	files["fairlead.conf"] = fairleadConf
+	w.mount(files)
+	p := w.start()
+	w.until("the Service answers", func(context.Context) bool { return w.answers(testbed.Node, localPort) })
+	loads := []*kubernetes.Load{
+		kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
+			From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP, nodePort}, Interval: 4 * time.Millisecond,
+		}),
+		kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
+			From: []testbed.Place{testbed.Node}, To: []netip.AddrPort{localPort}, Interval: 4 * time.Millisecond,
+		}),
+	}
+	steps := []struct{ mode, backend, rules, proxyMode string }{
+		{"nftables", "", "fairlead nftables", "nftables"},
+		{"iptables", "", "fairlead iptables-nft", "iptables"},
+		{"iptables", "legacy", "fairlead iptables-legacy", "iptables"},
+		{"nftables", "", "fairlead nftables", "nftables"},
+		{"iptables", "legacy", "fairlead iptables-legacy", "iptables"},
+		{"iptables", "nf_tables", "fairlead iptables-nft", "iptables"},
+	}
+	for _, restart := range []bool{false, true} {
+		mode := "iptables"
+		for _, s := range steps {
+			files["config.conf"] = strings.Replace(files["config.conf"], "\nmode: "+mode+"\n", "\nmode: "+s.mode+"\n", 1)
+			files["fairlead.conf"] = fairleadConf + "iptablesBackend: \"" + s.backend + "\"\n"
+			mode = s.mode
+			if restart {
+				w.kill(p)
+			}
+			w.mount(files)
+			if restart {
+				p = w.start()
+			}
+			w.until("what there is, is "+s.rules, func(context.Context) bool { return w.rules() == s.rules })
+			w.until("/proxyMode is "+s.proxyMode, func(context.Context) bool {
+				return w.page(p, metricsAt, "/proxyMode") == s.proxyMode
+			})
+			w.knows("fairlead", 2)
+		}
+	}
+	for _, load := range loads {
+		if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
+			t.Errorf("while the data plane changed: %s", r)
+		}
+	}
+	if strings.Contains(p.Log(), "kube-proxy") {
+		t.Error("what other planes had left was taken for kube-proxy's")
+	}
+	if err := p.Terminate(); err != nil {
+		t.Error(err)
+	}
+	w.clean()
+	if out, err := w.bed.Command(t.Context(), testbed.Node, "cat", "/proc/sys/net/ipv4/conf/all/route_localnet").Output(); err != nil ||
+		strings.TrimSpace(string(out)) != "0" {
+		t.Errorf("route_localnet is %s, %v", out, err)
+	}
+}
+
+// A kube-proxy of the same mode writes the same chains as Fairlead. That is noticed all the same.
+func TestKubeProxy_returnsInPlace(t *testing.T) {
+	t.Parallel()
+	w := newRealCluster(t)
+	files := w.kubeadm()
+	w.mount(files)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte(files["kubeconfig.conf"]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := w.start()
+	w.knows("fairlead", 2)
+	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
+		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 4 * time.Millisecond,
+	})
+	intruder := w.kubeProxy(kubeconfig, "iptables", "")
+	w.event("Node node", "KubeProxyReturned", "(iptables-nft ip mangle)")
+	w.kill(intruder)
+	w.until("kube-proxy's rules are gone", func(context.Context) bool { return w.rules() == "fairlead iptables-nft" })
+	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
+		t.Errorf("while both were there: %s", r)
+	}
+	if n := strings.Count(p.Log(), "kube-proxy runs beside Fairlead, or has run"); n != 1 {
+		t.Errorf("the log says %d times that kube-proxy is back", n)
+	}
+}

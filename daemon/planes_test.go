@@ -1,0 +1,142 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"runtime"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/model"
+)
+
+// inNamespace runs f on a thread in a new network namespace, which goes with the thread.
+func inNamespace(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	unsupported := make(chan error)
+	go func() {
+		defer close(unsupported)
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			unsupported <- err
+			return
+		}
+		f(t)
+	}()
+	if err := <-unsupported; err != nil {
+		t.Skipf("needs root (or unshare -rn): %v", err)
+	}
+}
+
+// withoutXTables makes the thread's kernel one that has no x_tables: questions for the tables of iptables-legacy have no
+// answer.
+func withoutXTables(t *testing.T) {
+	t.Helper()
+	const (
+		load, equal, answer    = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+		number, option         = 0, 32 // struct seccomp_data: the call, and the lower half of its third argument
+		getInfo                = 64    // IPT_SO_GET_INFO
+		allow, refuse   uint32 = 0x7fff0000, 0x00050000
+	)
+	filter := []unix.SockFilter{
+		{Code: load, K: number},
+		{Code: equal, K: unix.SYS_GETSOCKOPT, Jf: 3},
+		{Code: load, K: option},
+		{Code: equal, K: getInfo, Jf: 1},
+		{Code: answer, K: refuse | uint32(unix.ENOPROTOOPT)},
+		{Code: answer, K: allow},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	if err == nil {
+		err = unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
+	}
+	if err != nil {
+		t.Error(err)
+		runtime.Goexit()
+	}
+}
+
+func TestPlaneSettings_unsupported(t *testing.T) {
+	t.Parallel()
+	inNamespace(t, func(t *testing.T) {
+		withoutXTables(t)
+		var log bytes.Buffer
+		s := planeSettings{iptablesPlane, 1 << 20, iptables.Options{Backend: iptables.Legacy}}
+		o, err := s.inherit(dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, func(opened) {})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if want := (planeSettings{name: nftablesPlane, mark: 1 << 20}); o.settings != want {
+			t.Errorf("%+v, want %+v", o.settings, want)
+		}
+		if got := log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "nftables serves instead") {
+			t.Errorf("the log says\n%s", got)
+		}
+		ctx := context.Background()
+		if err := errors.Join(o.Sync(ctx, model.NewState()), o.Remove(ctx), o.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// What cannot be removed keeps nobody from serving, and is tried again.
+func TestHeir(t *testing.T) {
+	t.Parallel()
+	for from, to := range map[string]string{nftablesPlane: iptablesPlane, iptablesPlane: nftablesPlane} {
+		inNamespace(t, func(t *testing.T) {
+			ctx, s := context.Background(), model.NewState()
+			log := slog.New(slog.NewTextHandler(t.Output(), nil))
+			o, err := planeSettings{name: from, mark: 1 << 14}.open(dataplane.Config{Log: log})
+			if err == nil {
+				err = errors.Join(o.Sync(ctx, s), o.Close())
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			there := func() dataplane.Traces {
+				p, _ := planeNamed(from)
+				left, err := p.traces()
+				if err != nil {
+					t.Error(err)
+				}
+				return left
+			}
+			cleared := 0
+			o, err = planeSettings{name: to, mark: 1 << 14}.inherit(dataplane.Config{Log: log}, func(opened) { cleared++ })
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer o.Close()
+			resists := errors.New("it resists")
+			unwrapped, ok := o.Dataplane.(affineHeir)
+			if !ok {
+				t.Errorf("%T", o.Dataplane)
+				return
+			}
+			unwrapped.others = func() []plane {
+				return []plane{{name: from, traces: func() (dataplane.Traces, error) { return dataplane.Traces{}, resists }}}
+			}
+			if err := o.Sync(ctx, s); !errors.Is(err, dataplane.ErrPartial) || !errors.Is(err, resists) || !there().Rules || cleared > 0 {
+				t.Errorf("%v, %+v", err, there())
+			}
+			unwrapped.others = planes
+			if err := o.Sync(ctx, s); err != nil || there().Rules || cleared != 1 {
+				t.Errorf("%v, %+v", err, there())
+			}
+			if err := errors.Join(o.Sync(ctx, s), o.Remove(ctx)); err != nil || cleared != 1 {
+				t.Errorf("%v, cleared %d times", err, cleared)
+			}
+		})
+	}
+}
