@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -17,6 +18,9 @@ import (
 // That keeps what it does not know while it updates them. The scheduler of a Service arrives as well.
 func TestWeights(t *testing.T) {
 	t.Parallel()
+	if os.Getenv("FAIRLEAD_TEST_PROXY") == "kube-proxy" {
+		t.Skip("kube-proxy has no weights")
+	}
 	w := newWorld(t, kubernetes.Options{})
 	w.deployWeb(time.Second)
 	pod, weights := w.emptied()
