@@ -130,15 +130,16 @@ func (s *succession) measures(closed bool) {
 
 const (
 	tablesOfKubeProxy = "table ip kube-proxy {}\ntable ip6 kube-proxy {}\n"
-	chainsOfKubeProxy = `*nat
-:KUBE-SERVICES - [0:0]
--A PREROUTING -j KUBE-SERVICES
-COMMIT
-*filter
+	// What stays comes first: somebody may look between the two tables.
+	chainsOfKubeProxy = `*filter
 :FORWARD DROP [0:0]
 :KUBE-FORWARD - [0:0]
 -A FORWARD -j KUBE-FORWARD
 -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+COMMIT
+*nat
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -j KUBE-SERVICES
 COMMIT
 `
 )

@@ -20,6 +20,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/said"
 )
 
 // patience is how long a question waits for the loop.
@@ -88,9 +89,8 @@ func (c *controlServer) listen() (net.Listener, error) {
 // programmed, people ask most.
 func (c *controlServer) run(listener net.Listener, err error) {
 	defer close(c.done)
-	for said := ""; err != nil; listener, err = c.listen() {
-		if text := err.Error(); text != said {
-			said = text
+	for refused := (said.Trouble{}); err != nil; listener, err = c.listen() {
+		if refused.News(err.Error()) {
 			c.engine.options.Log.Error("nobody can ask this process; serving all the same, and trying again", "error", err)
 			c.engine.options.ControlRefused(err)
 		}

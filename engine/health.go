@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/said"
 )
 
 // checks are the servers that load balancers ask: /healthz, and one for each row of State.Health.
@@ -29,8 +30,8 @@ type checks struct {
 	health  func() (Status, bool)
 	told    func(path string, status int)
 	servers map[netip.AddrPort]*server
-	refused map[netip.AddrPort]string // what is known of those that cannot be opened
-	news    []Refusal                 // since the last round
+	refused map[netip.AddrPort]*said.Trouble // servers that cannot be opened
+	news    []Refusal                        // since the last round
 	running sync.WaitGroup
 }
 
@@ -49,7 +50,7 @@ func newChecks(e *Engine) *checks {
 		health:  func() (Status, bool) { return e.Status(), e.Healthy() },
 		told:    e.options.Observer.Answered,
 		servers: map[netip.AddrPort]*server{},
-		refused: map[netip.AddrPort]string{},
+		refused: map[netip.AddrPort]*said.Trouble{},
 	}
 }
 
@@ -64,7 +65,7 @@ func (c *checks) follow(s *model.State, log *slog.Logger) {
 			c.end(at)
 		}
 	}
-	maps.DeleteFunc(c.refused, func(at netip.AddrPort, _ string) bool { return !wanted(at) })
+	maps.DeleteFunc(c.refused, func(at netip.AddrPort, _ *said.Trouble) bool { return !wanted(at) })
 	_ = c.openHealthz(log) // it is tried again
 	for at, row := range s.Health {
 		if c.servers[at] == nil {
@@ -128,11 +129,13 @@ func (c *checks) listen(at netip.AddrPort, service string, log *slog.Logger) err
 	listener, err := net.Listen("tcp", at.String())
 	if err != nil {
 		err = fmt.Errorf("%w on %s: %w", ErrNotListening, at, err)
-		if c.refused[at] != err.Error() {
+		if c.refused[at] == nil {
+			c.refused[at] = &said.Trouble{}
+		}
+		if c.refused[at].News(err.Error()) {
 			log.Error("cannot answer health checks; trying again", "address", at, "service", service, "error", err)
 			c.news = append(c.news, Refusal{at, service, err})
 		}
-		c.refused[at] = err.Error()
 		return err
 	}
 	delete(c.refused, at)

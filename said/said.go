@@ -1,0 +1,36 @@
+// Package said keeps what lasts from being said again and again, in a log or by Events.
+//
+//	something is wrong ──► News ── true ──► say what
+//	all is well ─────────► Over ── true ──► say that it is over
+package said
+
+import "time"
+
+// Trouble is one thing that may be wrong, and what was said of it last. The zero value is well. It belongs to one
+// goroutine at a time.
+type Trouble struct {
+	// Reminder is how long the same may last without being news again; 0: for ever.
+	Reminder time.Duration
+
+	text string // empty: all is well
+	at   time.Time
+}
+
+// News reports whether what is wrong now must be said: it was not, or something else was. The text is not empty.
+func (t *Trouble) News(text string) bool {
+	if text == t.text && (t.Reminder == 0 || time.Since(t.at) < t.Reminder) {
+		return false
+	}
+	t.text, t.at = text, time.Now()
+	return true
+}
+
+// Lasts reports whether something was wrong the last time.
+func (t *Trouble) Lasts() bool { return t.text != "" }
+
+// Over takes in that all is well, and reports whether something was wrong before.
+func (t *Trouble) Over() bool {
+	was := t.Lasts()
+	t.text = ""
+	return was
+}
