@@ -171,8 +171,8 @@ func (l *legacy) writeTable(c *change) error {
 	return nil
 }
 
-// replace puts a table in the place of one with so many rules. What the old rules had counted is added to the counters of
-// those rules of others that stay.
+// replace puts a table in the place of one with so many rules. What the old rules had counted is added to the
+// counters of those rules of others that stay.
 func (l *legacy) replace(next *blob, number uint32) error {
 	counters, err := l.socket(next.id).Replace(next.id.name, number, next.Info, next.raw)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EAGAIN) {
