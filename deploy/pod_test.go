@@ -37,21 +37,27 @@ func TestPod(t *testing.T) {
 		c.helm(t, "install", "fairlead", chart, "-n", "kube-system",
 			"--set", "config.clusterCIDR=10.244.0.0/16", "--set", "config.conntrack.maxPerCore=0")
 		defer c.helm(t, "uninstall", "fairlead", "-n", "kube-system")
-		testServes(t, c, i, "fairlead", "")
+		testServes(t, c, i, served{"fairlead", nftables})
 	})
 	t.Run("chart with kubeadm's configuration", func(t *testing.T) {
 		c.helm(t, "install", "fairlead", chart, "-n", "kube-system", "--values", chart+"/ci/kubeadm-values.yaml")
 		defer c.helm(t, "uninstall", "fairlead", "-n", "kube-system")
-		testServes(t, c, i, "fairlead", servesIPTables)
+		testServes(t, c, i, served{"fairlead", iptables})
+	})
+	t.Run("chart with iptables-legacy", func(t *testing.T) {
+		c.helm(t, "install", "fairlead", chart, "-n", "kube-system", "--set", "config.conntrack.maxPerCore=0",
+			"--set", "config.mode=iptables", "--set", "fairleadConfig.iptablesBackend=legacy")
+		defer c.helm(t, "uninstall", "fairlead", "-n", "kube-system")
+		testServes(t, c, i, served{"fairlead", legacy})
 	})
 	t.Run("kustomize", func(t *testing.T) {
 		c.must(t, "", "apply", "-k", "kustomize/base")
 		defer c.must(t, "", "delete", "-k", "kustomize/base")
-		testServes(t, c, i, "fairlead", servesIPTables)
+		testServes(t, c, i, served{"fairlead", iptables})
 	})
 	t.Run("kubeadm's DaemonSet with another image", func(t *testing.T) {
 		c.must(t, "", "-n", "kube-system", "set", "image", "daemonset/kube-proxy", "kube-proxy=fairlead.dev/fairlead:v1.2.3")
-		testServes(t, c, i, "kube-proxy", servesIPTables)
+		testServes(t, c, i, served{"kube-proxy", iptables})
 	})
 }
 
@@ -70,12 +76,18 @@ func (c *cluster) addNode(t *testing.T) {
 	}
 }
 
-// servesIPTables is what the daemon has to say about kubeadm's configuration.
-const servesIPTables = `level=WARN msg="configuration: mode: the data plane nftables serves mode iptables"`
+// served is what a DaemonSet serves Services with.
+type served struct{ daemonSet, plane string }
 
-// testServes runs the pod of a DaemonSet on a new testbed and tries Service web. In its log nothing but
-// what is expected wants somebody's attention.
-func testServes(t *testing.T, c *cluster, i image, daemonSet, complaint string) {
+const (
+	nftables = "nftables"
+	iptables = "iptables"
+	legacy   = "iptables-legacy"
+)
+
+// testServes runs the pod of a DaemonSet on a new testbed and tries Service web. In its log nothing wants
+// somebody's attention.
+func testServes(t *testing.T, c *cluster, i image, by served) {
 	bed := newBed(t)
 	relay, err := c.Serve(bed)
 	if err != nil {
@@ -89,7 +101,7 @@ func testServes(t *testing.T, c *cluster, i image, daemonSet, complaint string) 
 	if _, err := bed.AddPod(t.Context(), web); err != nil {
 		t.Fatal(err)
 	}
-	set, err := c.Client().AppsV1().DaemonSets("kube-system").Get(t.Context(), daemonSet, metav1.GetOptions{})
+	set, err := c.Client().AppsV1().DaemonSets("kube-system").Get(t.Context(), by.daemonSet, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +113,7 @@ func testServes(t *testing.T, c *cluster, i image, daemonSet, complaint string) 
 		{From: "web", To: netip.MustParseAddrPort("10.96.0.77:80")},
 		{From: testbed.Outside, To: netip.MustParseAddrPort("192.0.2.1:30077")},
 	}
-	if complaint == servesIPTables { // that mode serves node ports on all addresses
+	if by.plane != nftables { // that mode serves node ports on all addresses
 		probes = append(probes, testbed.Probe{From: testbed.Node, To: netip.MustParseAddrPort("127.0.0.1:30077")})
 	}
 	for _, p := range probes {
@@ -111,25 +123,28 @@ func testServes(t *testing.T, c *cluster, i image, daemonSet, complaint string) 
 		}
 	}
 	terminate(t, proxy)
-	equal(t, complaints(proxy.Log()), complaint)
-	testClean(t, c, h, bed)
+	equal(t, complaints(proxy.Log()), "")
+	testClean(t, c, h, bed, by)
 }
 
 // testClean runs what cleans a node on which kube-proxy is back: its rules, of which one stands for all,
 // stay.
-func testClean(t *testing.T, c *cluster, h host, bed *testbed.Bed) {
+func testClean(t *testing.T, c *cluster, h host, bed *testbed.Bed, by served) {
 	t.Helper()
-	nft := func(args ...string) string {
+	run := func(command ...string) string {
 		t.Helper()
-		out, err := bed.Command(t.Context(), testbed.Node, "nft", args...).CombinedOutput()
+		out, err := bed.Command(t.Context(), testbed.Node, command[0], command[1:]...).CombinedOutput()
 		if err != nil {
-			t.Fatalf("nft %s: %v\n%s", args, err, out)
+			t.Fatalf("%s: %v\n%s", command, err, out)
 		}
 		return string(out)
 	}
-	nft("add table ip kube-proxy; add chain ip kube-proxy services")
-	if tables := nft("list tables"); !strings.Contains(tables, "table ip fairlead\n") {
-		t.Errorf("Services are not served any more when the pod has ended: %s", tables)
+	run("nft", "add table ip kube-proxy; add chain ip kube-proxy services")
+	list := map[string]string{nftables: "nft list ruleset", iptables: "nft list ruleset", legacy: "iptables-legacy-save"}
+	rules := func() string { return run(strings.Fields(list[by.plane])...) }
+	sign := map[string]string{nftables: "table ip fairlead {", iptables: "KUBE-PROXY-IN", legacy: "KUBE-PROXY-IN"}[by.plane]
+	if rules := rules(); !strings.Contains(rules, sign) {
+		t.Errorf("Services are not served any more when the pod has ended: %s", rules)
 	}
 	c.must(t, "", "apply", "-k", "kustomize/clean")
 	defer c.must(t, "", "delete", "-k", "kustomize/clean")
@@ -138,7 +153,10 @@ func testClean(t *testing.T, c *cluster, h host, bed *testbed.Bed) {
 		t.Fatal(err)
 	}
 	h.initialise(t, bed, set.Spec.Template.Spec)
-	equal(t, nft("list tables"), "table ip kube-proxy")
+	equal(t, run("nft", "list", "tables"), "table ip kube-proxy")
+	if rules := rules(); strings.Contains(rules, sign) {
+		t.Errorf("fairlead clean has left %s", rules)
+	}
 }
 
 // terminate ends the container as a kubelet does: with SIGTERM to its first process, which is the child
