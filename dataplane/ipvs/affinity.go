@@ -44,16 +44,24 @@ func (p *Plane) forget(k *kernel, s *model.State, needed bool) (err error) {
 }
 
 func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
-	var stale []entry
-	err := t.list(p.conn, t.sets[affinity], func() { stale = nil }, func(e listedElement) {
+	present := map[string]bool{}
+	err := t.list(p.conn, t.sets[clients], func() { clear(present) }, func(e listedElement) { present[string(e.key)] = true })
+	if err != nil {
+		return err
+	}
+	var stale []string
+	err = t.list(p.conn, t.sets[affinity], func() { stale = nil }, func(e listedElement) {
 		_, number, ok := decodeClient(e.key)
 		backend, ok2 := decodeBackend(e.data)
 		if use := pools[number]; !ok || !ok2 || use == nil || !serves(use.row, backend) {
-			stale = append(stale, entry{affinity, string(e.key), ""})
+			stale = append(stale, string(e.key))
 		}
 	})
-	for _, e := range stale {
-		t.element(unix.NFT_MSG_DELSETELEM, e)
+	for _, key := range stale {
+		if present[key] {
+			t.element(unix.NFT_MSG_DELSETELEM, entry{clients, key, ""})
+		}
+		t.element(unix.NFT_MSG_DELSETELEM, entry{affinity, key, ""})
 	}
 	return err
 }
@@ -77,6 +85,14 @@ func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr
 		return backend, false, nil
 	}
 	t, want := p.held.tables[index(id.V6)], p.held.pools[id].number
+	known := false
+	err = t.list(p.conn, t.sets[clients], func() { known = false }, func(e listedElement) {
+		c, n, whole := decodeClient(e.key)
+		known = known || whole && c == client && n == want
+	})
+	if err != nil || !known {
+		return backend, false, err
+	}
 	err = t.list(p.conn, t.sets[affinity], func() { ok = false }, func(e listedElement) {
 		if c, n, whole := decodeClient(e.key); whole && c == client && n == want {
 			backend, ok = decodeBackend(e.data)

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -205,7 +206,7 @@ func (t *table) classChain(c class) chain {
 		add("", jump(chainMark))
 	}
 	if c.affinity > 0 {
-		add("recall", t.recall(c)...)
+		result.rules = append(result.rules, t.recall(c)...)
 	}
 	if c.scope == model.Internal {
 		add("to the pool's virtual server", loadMeta(expr.MetaKeyPRIORITY, 0), bits(0, poolMask, markBits),
@@ -222,29 +223,48 @@ func (t *table) client() (exprs []any, next uint32) {
 	return all(t.family.load(t.family.source, 0), loadMeta(expr.MetaKeyPRIORITY, n), bits(n, poolMask, 0)), n + 1
 }
 
-// recall sends the client to the backend that is remembered for it, if one is, past IPVS. Its time begins
-// anew: an update keeps the data of what it finds (nft_rhash_update in the kernel's net/netfilter/nft_set_hash.c).
-func (t *table) recall(c class) []any {
+// spare is how much longer than a client is remembered its backend is kept, so that one who is remembered
+// has one.
+const spare = time.Minute
+
+// remember makes the client's time begin anew, in both memories. An update keeps the data of what it finds
+// (nft_rhash_update in the kernel's net/netfilter/nft_set_hash.c).
+func (t *table) remember(c class) []any {
 	exprs, next := t.client()
-	scratch := next + t.family.address.words() + 1
-	exprs = append(exprs, find("affinity", next), &expr.Dynset{
-		SrcRegKey: word(0), SrcRegData: word(next), SetName: "affinity",
-		Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: c.affinity,
-	})
-	exprs = append(exprs, setPriority(scratch)...)
-	return append(exprs, &expr.NAT{
-		Type: expr.NATTypeDestNAT, Family: uint32(t.family.number),
-		RegAddrMin: word(next), RegProtoMin: word(next + t.family.address.words()), Specified: true,
-	})
+	exprs = append(exprs, t.family.load(t.family.destination, next), loadPort(next+t.family.address.words()))
+	return append(exprs,
+		&expr.Dynset{
+			SrcRegKey: word(0), SrcRegData: word(next), SetName: "affinity",
+			Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: c.affinity + spare,
+		},
+		&expr.Dynset{
+			SrcRegKey: word(0), SetName: "clients", Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: c.affinity,
+		})
 }
 
-// learnerChain remembers the backend that IPVS chose.
+// recall sends the client to the backend that is remembered for it, if one is, past IPVS. Whether one is
+// tells a set of its own, because nft cannot print a rule that writes back what a map says.
+func (t *table) recall(c class) []rule {
+	n := t.family.address.words()
+	known, next := t.client()
+	known = append(known, in("clients"))
+	scratch := next + n + 1
+	backend, _ := t.client()
+	backend = append(slices.Concat(known, backend), find("affinity", next))
+	backend = append(backend, setPriority(scratch)...)
+	return []rule{
+		{"remembered", slices.Concat(known, t.remember(c))},
+		{"recall", append(backend, &expr.NAT{
+			Type: expr.NATTypeDestNAT, Family: uint32(t.family.number),
+			RegAddrMin: word(next), RegProtoMin: word(next + n), Specified: true,
+		})},
+	}
+}
+
+// learnerChain remembers the backend that IPVS chose, in place of an earlier one.
 func (t *table) learnerChain(c class) chain {
-	f := t.family
-	exprs, next := t.client()
-	exprs = append(exprs, f.load(f.destination, next), loadPort(next+f.address.words()), &expr.Dynset{
-		SrcRegKey: word(0), SrcRegData: word(next), SetName: "affinity",
-		Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: c.affinity,
-	})
-	return chain{name: c.learner(), rules: []rule{{"", exprs}, {"", setPriority(0)}}}
+	former, next := t.client()
+	former = append(former, t.family.load(t.family.destination, next), loadPort(next+t.family.address.words()),
+		&expr.Dynset{SrcRegKey: word(0), SrcRegData: word(next), SetName: "affinity", Operation: dynsetDelete})
+	return chain{name: c.learner(), rules: []rule{{"", former}, {"", t.remember(c)}, {"", setPriority(0)}}}
 }

@@ -146,6 +146,7 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 			k.tables[i].deleteTable()
 			k.tx.join()
 		}
+		k.tables[i].podInterfaces = s.Pods.Interfaces
 	}
 	k.adopt(s, k.tables)
 	wanted := map[serverKey]bool{}

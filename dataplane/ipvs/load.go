@@ -128,7 +128,7 @@ func (t *table) list(c *nfnetlink.Socket, s *set, reset func(), f func(e listedE
 
 func (t *table) loadElements(c *nfnetlink.Socket) error {
 	for i, s := range t.sets {
-		if i == affinity || !t.foundSets[s.name] {
+		if i == affinity || i == clients || !t.foundSets[s.name] {
 			continue
 		}
 		var err error

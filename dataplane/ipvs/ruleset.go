@@ -125,6 +125,7 @@ const (
 	internalFrontends
 	classes
 	learners
+	clients
 	affinity
 	sticky
 	sources
@@ -153,6 +154,10 @@ func (f family) sets() []*set {
 		internalFrontends: {name: "internal-frontends", flags: unix.NFT_SET_MAP, key: f.frontendKey(), data: token},
 		classes:           {name: "classes", flags: unix.NFT_SET_MAP, key: token},
 		learners:          {name: "learners", flags: unix.NFT_SET_MAP, key: token},
+		clients: {
+			name: "clients", flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
+			key: []field{f.address, priorityField}, maximum: maxAffinity,
+		},
 		affinity: {
 			name: "affinity", flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
 			key: []field{f.address, priorityField}, data: []field{f.address, portField}, maximum: maxAffinity,

@@ -19,6 +19,7 @@ const tableName = "fairlead-ipvs"
 // From include/uapi/linux/netfilter/nf_tables.h; x/sys/unix lacks them.
 const (
 	acceptPolicy  = 1    // NF_ACCEPT
+	dynsetDelete  = 2    // NFT_DYNSET_OP_DELETE
 	setConcat     = 0x80 // NFT_SET_CONCAT: ranges of concatenations
 	setDescConcat = 2    // NFTA_SET_DESC_CONCAT
 	setFieldLen   = 1    // NFTA_SET_FIELD_LEN

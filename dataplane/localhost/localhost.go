@@ -1,8 +1,8 @@
 // Package localhost wraps a data plane so that NodePorts on the IPv6 loopback address work. Planes
 // based on netfilter cannot do that: after the translation is undone, a backend's answer is a packet
 // to ::1 that arrived on another interface than lo, and no sysctl makes IPv6 route such a packet (see
-// rt6_need_strict in the kernel's net/ipv6/route.c; IPv4 has route_localnet). So these frontends are
-// served in user space, for the only client they have, which is this node itself:
+// rt6_need_strict in the kernel's net/ipv6/route.c; IPv4 has route_localnet, but IPVS sends nothing from
+// there to other machines, see WrapBoth). So these frontends are served in user space, for the only client they have, which is this node itself:
 //
 //	State ─┬─ all other rows ──────► wrapped plane ─► kernel
 //	       └─ [::1] that forward ──► a socket each ─► choose a backend ─► TCP: copy both ways
@@ -30,7 +30,12 @@ import (
 )
 
 // Wrap makes New make wrapped planes.
-func Wrap(wrapped dataplane.New) dataplane.New {
+func Wrap(wrapped dataplane.New) dataplane.New { return wrap(wrapped, onIPv6Loopback) }
+
+// WrapBoth is Wrap for planes that cannot serve 127.0.0.0/8 either.
+func WrapBoth(wrapped dataplane.New) dataplane.New { return wrap(wrapped, onLoopback) }
+
+func wrap(wrapped dataplane.New, which ours) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		sockets, err := here()
 		if err != nil {
@@ -43,10 +48,12 @@ func Wrap(wrapped dataplane.New) dataplane.New {
 		p := &plane{
 			Dataplane: inner,
 			config:    c,
+			ours:      which,
 			sockets:   sockets,
 			relays:    map[model.Key]*relay{},
 			missing:   keys{},
 			users:     map[model.PoolID]keys{},
+			counted:   map[bool]int{},
 		}
 		if affine, ok := inner.(dataplane.Affine); ok {
 			return affinePlane{p, affine}, nil
@@ -58,11 +65,12 @@ func Wrap(wrapped dataplane.New) dataplane.New {
 type plane struct {
 	dataplane.Dataplane
 	config  dataplane.Config
+	ours    ours
 	sockets namespace
 	known   bool                  // the last call succeeded
 	view    *view                 // of its State; nil: the wrapped plane has that State itself
 	relays  map[model.Key]*relay  // of both scopes, as Any
-	counted int                   // relays that the meter knows
+	counted map[bool]int          // relays that the meter knows, by whether they are on [::1]
 	missing keys                  // where a relay could not listen, at least once
 	users   map[model.PoolID]keys // relays by their pools
 }
@@ -73,23 +81,23 @@ type affinePlane struct {
 	dataplane.Affine
 }
 
-// keys are destinations on [::1]. What happens there, Lookup says, whatever the scope of the row.
+// keys are destinations that are ours. What happens there, Lookup says, whatever the scope of the row.
 type keys map[model.Key]struct{}
 
-func (k keys) add(all iter.Seq[model.Key]) {
+func (k keys) add(ours ours, all iter.Seq[model.Key]) {
 	for key := range all {
-		if onLoopback(key) {
+		if ours(key) {
 			key.Scope = model.Any
 			k[key] = struct{}{}
 		}
 	}
 }
 
-// look finds what a State has on [::1], and makes a view if there is anything.
-func look(s *model.State) (v *view, found keys) {
+// look finds what a State has that is ours, and makes a view if there is anything.
+func look(s *model.State, ours ours) (v *view, found keys) {
 	found = keys{}
-	if found.add(maps.Keys(s.Frontends)); len(found) > 0 {
-		v = newView(s)
+	if found.add(ours, maps.Keys(s.Frontends)); len(found) > 0 {
+		v = newView(s, ours)
 	}
 	return v, found
 }
@@ -97,16 +105,16 @@ func look(s *model.State) (v *view, found keys) {
 // Sync implements dataplane.Dataplane. It tries again to listen where that has failed.
 func (p *plane) Sync(ctx context.Context, s *model.State) error {
 	var touched keys
-	p.view, touched = look(s)
-	touched.add(maps.Keys(p.relays))
+	p.view, touched = look(s, p.ours)
+	touched.add(p.ours, maps.Keys(p.relays))
 	return p.settle(s, touched, p.Dataplane.Sync(ctx, p.view.of(s)))
 }
 
 // Apply implements dataplane.Dataplane.
 func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
 	touched := keys{}
-	touched.add(maps.Keys(c.Frontends.Set))
-	touched.add(slices.Values(c.Frontends.Delete))
+	touched.add(p.ours, maps.Keys(c.Frontends.Set))
+	touched.add(p.ours, slices.Values(c.Frontends.Delete))
 	switch {
 	case p.view == nil && len(touched) == 0:
 		return p.Dataplane.Apply(ctx, s, c)
@@ -138,12 +146,18 @@ func (p *plane) settle(s *model.State, touched keys, inner error) error {
 	}
 }
 
-// count tells how many relays came or went, all of them on [::1].
+// count tells how many relays came or went.
 func (p *plane) count() {
-	more := len(p.relays) - p.counted
-	if p.counted = len(p.relays); more != 0 && p.config.Meter != nil {
-		p.config.Meter.Listening(true, more)
+	now := map[bool]int{}
+	for key := range p.relays {
+		now[key.Addr.Is6()]++
 	}
+	for _, v6 := range []bool{false, true} {
+		if more := now[v6] - p.counted[v6]; more != 0 && p.config.Meter != nil {
+			p.config.Meter.Listening(v6, more)
+		}
+	}
+	p.counted = now
 }
 
 // wants is the pool that a relay serves; ok is false if there shall be none.
@@ -208,7 +222,7 @@ func (p *plane) end(key model.Key) {
 func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
 	view := p.view
 	if !p.known {
-		view, _ = look(s)
+		view, _ = look(s, p.ours)
 	}
 	drifts, err := p.Dataplane.Audit(ctx, view.of(s))
 	for key := range p.missing {

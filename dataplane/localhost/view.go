@@ -11,11 +11,12 @@ import (
 // pools that only those use.
 type view struct {
 	*model.State
+	ours  ours
 	users map[model.PoolID]int // how many of its frontends forward to a pool
 }
 
-func newView(s *model.State) *view {
-	v := &view{model.NewState(), map[model.PoolID]int{}}
+func newView(s *model.State, ours ours) *view {
+	v := &view{model.NewState(), ours, map[model.PoolID]int{}}
 	v.change(s, model.Diff(v.State, s))
 	return v
 }
@@ -29,9 +30,9 @@ func (v *view) of(s *model.State) *model.State {
 }
 
 // pass is the row that the wrapped plane gets; ok is false if it gets none.
-func pass(key model.Key, f model.Frontend) (row model.Frontend, ok bool) {
+func (v *view) pass(key model.Key, f model.Frontend) (row model.Frontend, ok bool) {
 	switch {
-	case !onLoopback(key) || f.Verdict != model.Forward || !f.Allows(key.Addr):
+	case !v.ours(key) || f.Verdict != model.Forward || !f.Allows(key.Addr):
 		return f, true
 	case key.Protocol == model.SCTP:
 		return model.Frontend{Service: f.Service, Verdict: model.Reject}, true
@@ -39,7 +40,11 @@ func pass(key model.Key, f model.Frontend) (row model.Frontend, ok bool) {
 	return model.Frontend{}, false
 }
 
-func onLoopback(key model.Key) bool { return key.Addr.Is6() && key.Addr.IsLoopback() }
+// ours tells the frontends that are served here.
+type ours func(model.Key) bool
+
+func onLoopback(key model.Key) bool     { return key.Addr.IsLoopback() }
+func onIPv6Loopback(key model.Key) bool { return key.Addr.Is6() && onLoopback(key) }
 
 // change performs a change that leads to s, and returns what is left of it for the wrapped plane.
 func (v *view) change(s *model.State, c model.Change) model.Change {
@@ -59,7 +64,7 @@ func (v *view) change(s *model.State, c model.Change) model.Change {
 		}
 	}
 	for key, f := range c.Frontends.Set {
-		if row, ok := pass(key, f); ok {
+		if row, ok := v.pass(key, f); ok {
 			rows.Set[key] = row
 			replace(key, row)
 		} else {
