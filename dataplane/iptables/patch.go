@@ -23,7 +23,9 @@ func (b *blob) after(c *change, sets setIndexes) (*blob, error) {
 //
 //	before: others' │ KUBE-IP-… │ KUBE-PODS-AAAA │ KUBE-PODS-CCCC │ ERROR
 //	after:  others' │ KUBE-IP-… │ KUBE-PODS-AAAA (longer) │ KUBE-PODS-BBBB (new) │ KUBE-PODS-CCCC │ ERROR
-//	                └ stays     ┘                                                └ is moved, and where it is led to put right
+//	        stays               │ is made                                        │ moves
+//
+// Where a chain moves, the jumps that lead to it are put right.
 func (b *blob) patch(c *change, sets setIndexes) error {
 	b.rename(c)
 	fresh := map[*segment]*segment{} // what a segment shall be
