@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -15,6 +13,7 @@ import (
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/takeover"
 	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/vm"
 )
 
 // needIPVS plays a test in the test kernel if this one has no IPVS, and reports whether it did.
@@ -22,32 +21,8 @@ func needIPVS(t *testing.T) (played bool) {
 	if _, err := os.Stat("/proc/net/ip_vs"); err == nil {
 		return false
 	}
-	vm, err := vmRun()
-	if err != nil {
-		t.Skipf("NOT TESTED: this kernel has no IPVS, and there is no test kernel: %v (set FAIRLEAD_VM_RUN)", err)
-	}
-	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), vm, "-t", "300", "--",
-		executable, "-test.v", "-test.run", "^"+t.Name()+"$").CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) || strings.Contains(string(out), "--- SKIP") {
-		t.Errorf("in the test kernel: %v\n%s", err, out)
-	}
+	vm.Replay(t, "IPVS")
 	return true
-}
-
-// vmRun finds the program that runs another one in the test kernel.
-func vmRun() (string, error) {
-	if path := os.Getenv("FAIRLEAD_VM_RUN"); path != "" {
-		return exec.LookPath(path)
-	}
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	return exec.LookPath(filepath.Join(dir, "../../shared/test-kernel/vm-run"))
 }
 
 // leisurely is the time between two attempts of each kind in the test kernel, which is slow.

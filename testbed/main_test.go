@@ -3,11 +3,10 @@ package testbed
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed/vm"
 )
 
 // helper makes the test binary a program of its own, see TestReexec.
@@ -58,23 +57,6 @@ func needSCTP(t *testing.T) bool {
 	if HasProtocol(model.SCTP) {
 		return true
 	}
-	vmRun := os.Getenv("FAIRLEAD_VM_RUN")
-	if vmRun == "" {
-		vmRun = "../../shared/test-kernel/vm-run"
-	}
-	vmRun, err := filepath.Abs(vmRun)
-	if _, missing := os.Stat(vmRun); err != nil || missing != nil {
-		t.Skip("this kernel has no SCTP, and there is no test kernel: set FAIRLEAD_VM_RUN to its vm-run")
-	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), vmRun, "-t", "120", "--", self, "-test.v", "-test.run", "^"+t.Name()+"$")
-	out, err := cmd.CombinedOutput()
-	t.Logf("in the test kernel:\n%s", out)
-	if err != nil {
-		t.Error(err)
-	}
+	vm.Replay(t, "SCTP")
 	return false
 }

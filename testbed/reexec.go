@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/testbed/vm"
 )
 
 // reexeced is set in the environment of the program that Reexec starts.
@@ -25,7 +27,10 @@ const reexeced = "FAIRLEAD_USER_NAMESPACE"
 // The user namespace comes with a network namespace, of which only the loopback interface is of use.
 //
 // The error says what to change if the system allows neither.
+//
+// In the test kernel, process 1 does its work here, see vm.Guest.
 func Reexec() (status int, done bool, err error) {
+	vm.Guest()
 	denied := tryNetns()
 	if denied == nil {
 		return 0, false, ownLoopback()
