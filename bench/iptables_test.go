@@ -10,7 +10,9 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,7 +21,9 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/testbed"
 	"fairlead.dev/fairlead/testbed/kubernetes"
 )
@@ -30,6 +34,20 @@ func BenchmarkIPTables(b *testing.B) {
 	b.Run("change", iptablesChange)
 	b.Run("many", iptablesMany)
 	b.Run("jitter", iptablesJitter)
+}
+
+// iptablesSize is the number of Services where there is one size: that of sizesVariable, or 10,000.
+func iptablesSize(b *testing.B) int {
+	b.Helper()
+	text := os.Getenv(sizesVariable)
+	if text == "" {
+		return 10_000
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < probedServices {
+		b.Fatalf("%s: %q is not a number of Services (at least %d)", sizesVariable, text, probedServices)
+	}
+	return n
 }
 
 // backends are those of iptables.
@@ -116,8 +134,8 @@ func addService(s *model.State, i int, list []model.Backend) {
 
 func poolOf(i int) model.PoolID { return model.PoolID{Service: serviceName(i).String() + ":tcp"} }
 
-// serve has a plane hold a State on an arena's node, and returns it and what that took.
-func (a *arena) serve(b *testing.B, backend iptables.Backend, s *model.State) (dataplane.Dataplane, time.Duration) {
+// plane is one on an arena's node.
+func (a *arena) plane(b *testing.B, backend iptables.Backend) dataplane.Dataplane {
 	b.Helper()
 	var plane dataplane.Dataplane
 	err := a.bed.Do(testbed.Node, func() (err error) {
@@ -132,6 +150,13 @@ func (a *arena) serve(b *testing.B, backend iptables.Backend, s *model.State) (d
 			b.Error(err)
 		}
 	})
+	return plane
+}
+
+// serve has a plane hold a State on an arena's node, and returns it and what that took.
+func (a *arena) serve(b *testing.B, backend iptables.Backend, s *model.State) (dataplane.Dataplane, time.Duration) {
+	b.Helper()
+	plane := a.plane(b, backend)
 	begin := time.Now()
 	if err := plane.Sync(b.Context(), s); err != nil {
 		b.Fatal(err)
@@ -190,7 +215,8 @@ func iptablesConnect(b *testing.B) {
 	}
 	add := func(name string, c *client) { variants = append(variants, Variant{name, c.slice}) }
 	last := func(n int) netip.AddrPort { return netip.AddrPortFrom(serviceAddr(n-1), servicePort) }
-	const rivalSize, manyEndpoints = 10_000, 1000
+	const manyEndpoints = 1000
+	rivalSize := iptablesSize(b)
 	for _, backend := range backends() {
 		for _, n := range []int{1000, rivalSize, 30_000} {
 			endpoints := 2
@@ -253,7 +279,6 @@ type changer struct {
 	plane dataplane.Dataplane
 	state *model.State
 	n     int
-	used  time.Duration // processor time of the last change
 }
 
 func (c *changer) change(ctx context.Context) (time.Duration, error) {
@@ -266,11 +291,8 @@ func (c *changer) change(ctx context.Context) (time.Duration, error) {
 	slices.SortFunc(pool.Backends, model.Backend.Compare)
 	change := model.Change{Pools: model.Delta[model.PoolID, model.Pool]{Set: map[model.PoolID]model.Pool{id: pool}}}
 	c.state.Apply(change)
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	begin, used := time.Now(), processorTime()
+	begin := time.Now()
 	err := c.plane.Apply(ctx, c.state, change)
-	c.used = processorTime() - used
 	return time.Since(begin), err
 }
 
@@ -278,7 +300,8 @@ func (c *changer) change(ctx context.Context) (time.Duration, error) {
 // endpoint among 10,000 Services of 10, with the time from the same news to the answer of the new endpoint by
 // the real kube-proxy.
 func iptablesChange(b *testing.B) {
-	const services, perSlice = 10_000, 20
+	const perSlice = 20
+	services := iptablesSize(b)
 	var variants []Variant
 	for _, backend := range backends() {
 		a, s := newTreeArena(b), treeFleet(services, perService)
@@ -300,11 +323,11 @@ func iptablesChange(b *testing.B) {
 	variants = append(variants, k.changes(b, newCluster(b, services)))
 	runtime.GC()
 	names := variantNames(variants)
-	samples, err := Interleave(variants, rounds(b, 15))
+	samples, err := Interleave(variants, rounds(b, 12))
 	if err != nil {
 		b.Fatal(err)
 	}
-	rows := [][]string{{"10,000 Services × 10", "p50", "p99", "least", "ratio to kube-proxy"}}
+	rows := [][]string{{fmt.Sprintf("%d Services × %d", services, perService), "p50", "p99", "least", "ratio to kube-proxy"}}
 	for _, name := range names {
 		all := samples.All(name)
 		rows = append(rows, []string{name, show(quantile(all, 0.5)), show(quantile(all, 0.99)), show(quantile(all, 0)),
@@ -342,7 +365,7 @@ func (k *contestant) changes(b *testing.B, c *cluster) Variant {
 	}
 	b.Cleanup(func() { _ = r.proxy.Kill() })
 	return Variant{k.name, func() (took []time.Duration, err error) {
-		const changes = 4
+		const changes = 3
 		for range changes {
 			i := r.pick()
 			v := r.await(i, !r.cluster.open[i])
@@ -441,24 +464,31 @@ func kernelMemory() (bytes float64) {
 	return bytes
 }
 
-// iptablesJitter compares the rate of short connections while endpoints change 20 times a second
-// with that while nothing changes.
+// iptablesJitter compares the rate of short connections while endpoints change 20 times a second, which come
+// to the plane through an engine as they do in the daemon, with that while nothing changes. An engine whose
+// plane only keeps a processor busy for as long shows what of it is the work, and what the changing rules.
 func iptablesJitter(b *testing.B) {
-	const services, rate = 10_000, 20
 	var variants []Variant
+	var planes []*metered
+	services := iptablesSize(b)
 	for _, backend := range backends() {
-		a, s := newTreeArena(b), treeFleet(services, 2)
-		plane, _ := a.serve(b, backend, s)
+		a := newTreeArena(b)
+		real := &metered{Dataplane: a.plane(b, backend)}
+		planes = append(planes, real)
+		all := fleet{services: services, endpoints: apart(perService)}
+		few := fleet{services: 100, endpoints: all.endpoints}
 		c := a.target(netip.AddrPortFrom(serviceAddr(services-1), servicePort))
-		ch := &changer{plane: plane, state: s}
+		changing, spinning := newChurn(b, a, real, all), newChurn(b, a, &spinner{work: real}, few)
 		variants = append(variants,
-			Variant{string(backend) + " quiet", c.second},
-			Variant{string(backend) + " quiet again", c.second},
-			Variant{string(backend) + " changing", c.beside(b, rate, ch.change)},
-			Variant{string(backend) + " beside as much work", c.beside(b, rate, ch.spin)})
+			Variant{string(backend) + " quiet", c.rate},
+			Variant{string(backend) + " quiet again", c.rate},
+			Variant{string(backend) + " changing", changing.beside(c)},
+			Variant{string(backend) + " beside as much work", spinning.beside(c)})
+		progress("%s is ready", backend)
 	}
+	runtime.GC()
 	names := variantNames(variants)
-	samples, err := Interleave(variants, rounds(b, 15))
+	samples, err := Interleave(variants, rounds(b, 10))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -467,58 +497,176 @@ func iptablesJitter(b *testing.B) {
 		backend, _, _ := strings.Cut(name, " ")
 		took := samples.Series(name, 0.5)
 		ratio := samples.Series(backend+" quiet", 0.5).Ratio(took)
-		rows = append(rows, []string{name, show(took.Duration()), ratio.String()})
+		rows = append(rows, []string{name, show(took.Duration()),
+			fmt.Sprintf("%.3f (%.3f–%.3f)", ratio.Median, ratio.Low, ratio.High)})
 		b.ReportMetric(ratio.Median, "rate-"+compact(name))
 	}
-	printTable(fmt.Sprintf("short connections at %d changes a second", rate), rows...)
-}
-
-// second is what connections take, again and again for a second.
-func (c *client) second() (all []time.Duration, err error) {
-	for begin := time.Now(); time.Since(begin) < time.Second && err == nil; {
-		var took []time.Duration
-		took, err = c.shortConnections()
-		all = append(all, took...)
+	for i, backend := range backends() {
+		rows = append(rows, []string{string(backend) + ": programmed", fmt.Sprintf("%d times for %d changes, %v each",
+			planes[i].times, planes[i].changes, (planes[i].all / time.Duration(max(1, planes[i].times))).Round(time.Millisecond)), ""})
 	}
-	return all, err
+	printTable(fmt.Sprintf("short connections at %d changes a second, %d Services × %d", changeRate, services, perService),
+		rows...)
 }
 
-// beside is what connections take while something is done again and again.
-func (c *client) beside(b *testing.B, rate int, do func(context.Context) (time.Duration, error),
-) func() ([]time.Duration, error) {
-	return func() ([]time.Duration, error) {
-		ctx, stop := context.WithCancel(b.Context())
-		failed := make(chan error)
-		go func() { failed <- keepDoing(ctx, rate, do) }()
-		took, err := c.second()
+// What changes while connections are opened, and how.
+const (
+	changeRate = 20              // a second
+	rateTime   = 2 * time.Second // for which connections are counted
+	warmUp     = time.Second     // of changes before that
+)
+
+// metered notes what the changes of a plane take.
+type metered struct {
+	dataplane.Dataplane
+	last           atomic.Int64  // processor time of the last one
+	all            time.Duration // of all
+	times, changes int
+}
+
+func (m *metered) Apply(ctx context.Context, s *model.State, c model.Change) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	begin := processorTime()
+	err := m.Dataplane.Apply(ctx, s, c)
+	used := processorTime() - begin
+	m.last.Store(int64(used))
+	m.all, m.times, m.changes = m.all+used, m.times+1, m.changes+len(c.Pools.Set)
+	return err
+}
+
+// spinner is a plane that works as long for a change as another one has for its last, and changes nothing.
+type spinner struct {
+	dataplane.Dataplane // nil
+	work                *metered
+}
+
+func (*spinner) Sync(context.Context, *model.State) error { return nil }
+
+func (*spinner) Audit(context.Context, *model.State) ([]dataplane.Drift, error) { return nil, nil }
+
+func (p *spinner) Apply(context.Context, *model.State, model.Change) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for begin, used := processorTime(), p.work.last.Load(); int64(processorTime()-begin) < used; {
+	}
+	return nil
+}
+
+// churn is an engine and the source of what it follows.
+type churn struct {
+	fleet   fleet
+	engine  *engine.Engine
+	batches chan service.Batch
+	n       int
+}
+
+// newChurn has a plane follow a fleet, as in the daemon.
+func newChurn(b *testing.B, a *arena, plane dataplane.Dataplane, f fleet) *churn {
+	b.Helper()
+	c := &churn{fleet: f, batches: make(chan service.Batch)}
+	c.engine = engine.New(engine.Options{Source: c, Table: newTable(b), Plane: plane, MaxRest: time.Second})
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- c.engine.Run(ctx) }()
+	b.Cleanup(func() {
 		stop()
-		return took, errors.Join(err, <-failed)
+		if err := <-ended; err != nil {
+			b.Error(err)
+		}
+	})
+	c.batches <- f.batch(a.bed)
+	if err := c.engine.Do(b.Context(), func(context.Context, engine.View) error { return nil }); err != nil {
+		b.Fatal(err)
+	}
+	return c
+}
+
+// Next implements source.Source.
+func (c *churn) Next(ctx context.Context) (service.Batch, error) {
+	select {
+	case batch := <-c.batches:
+		return batch, nil
+	case <-ctx.Done():
+		return service.Batch{}, ctx.Err()
 	}
 }
 
-func keepDoing(ctx context.Context, rate int, do func(context.Context) (time.Duration, error)) error {
-	tick := time.NewTicker(time.Second / time.Duration(rate))
+// Close implements source.Source.
+func (*churn) Close() error { return nil }
+
+// change is news of another endpoint of one of the Services, but for the last one.
+func (c *churn) change() service.Batch {
+	c.n++
+	i := c.n * 7919 % (c.fleet.services - 1)
+	addrs := c.fleet.endpoints(i)
+	addrs[rand.IntN(len(addrs))] = nth(netip.MustParseAddr("10.200.0.0"), c.n)
+	batch := service.Batch{Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{}}
+	fleet{endpoints: func(int) []netip.Addr { return addrs }}.add(&batch, i)
+	return batch
+}
+
+// beside is what connections take while there are changes all the time.
+func (c *churn) beside(from *client) func() ([]time.Duration, error) {
+	return func() ([]time.Duration, error) {
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			c.keepChanging(stop)
+		}()
+		time.Sleep(warmUp)
+		took, err := from.rate()
+		close(stop)
+		<-stopped
+		return took, errors.Join(err, c.settle())
+	}
+}
+
+func (c *churn) keepChanging(stop chan struct{}) {
+	tick := time.NewTicker(time.Second / changeRate)
 	defer tick.Stop()
 	for {
 		select {
-		case <-ctx.Done():
-			return nil
+		case <-stop:
+			return
 		case <-tick.C:
-			if _, err := do(context.WithoutCancel(ctx)); err != nil {
-				return err
-			}
+			c.batches <- c.change()
 		}
 	}
 }
 
-// spin uses a processor for as long as the last change has, and changes nothing.
-func (c *changer) spin(context.Context) (time.Duration, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	begin := processorTime()
-	for processorTime()-begin < c.used {
+// settle waits until the last change is programmed.
+func (c *churn) settle() error {
+	for begin := time.Now(); time.Since(begin) < changeLimit; {
+		time.Sleep(10 * time.Millisecond)
+		switch s := c.engine.Status(); {
+		case s.Error != "":
+			return errors.New(s.Error)
+		case s.WaitingSince.IsZero():
+			return nil
+		}
 	}
-	return c.used, nil
+	return errors.New("the changes are not programmed")
+}
+
+// rate is what a connection takes, of all that are opened for a while.
+func (c *client) rate() ([]time.Duration, error) {
+	var all Series
+	for begin := time.Now(); time.Since(begin) < rateTime; {
+		took, err := c.shortConnections()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, took[0].Seconds())
+	}
+	return []time.Duration{time.Duration(mean(all) * 1e9)}, nil
+}
+
+func mean(s Series) (mean float64) {
+	for _, v := range s {
+		mean += v / float64(len(s))
+	}
+	return mean
 }
 
 // processorTime is that of the calling thread.
