@@ -40,10 +40,10 @@ func inNamespace(t *testing.T, f func(t *testing.T)) {
 func withoutXTables(t *testing.T) {
 	t.Helper()
 	const (
-		load, equal, answer    = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
-		number, option         = 0, 32 // struct seccomp_data: the call, and the lower half of its third argument
-		getInfo                = 64    // IPT_SO_GET_INFO
-		allow, refuse   uint32 = 0x7fff0000, 0x00050000
+		load, equal, answer        = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+		number, option             = 0, 32 // struct seccomp_data: the call, and the lower half of its third argument
+		getInfo                    = 64    // IPT_SO_GET_INFO
+		allow, refuse       uint32 = 0x7fff0000, 0x00050000
 	)
 	filter := []unix.SockFilter{
 		{Code: load, K: number},
