@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"runtime"
 	"runtime/debug"
 	"time"
 
@@ -40,8 +41,8 @@ type Options struct {
 	// AuditInterval is the time between two comparisons of the kernel with the State; 0: one second.
 	// Where comparisons take long they are made less often, so that they cost a fiftieth of one CPU.
 	AuditInterval time.Duration
-	// MaxRest is how long a change may have to wait at most because programming the last ones took long;
-	// 0: it never has to. Where programming is quick no change ever waits.
+	// MaxRest is how long a change may have to wait at most because programming the last ones took much
+	// processor time; 0: it never has to. Where programming is quick no change ever waits.
 	MaxRest time.Duration
 	// HealthTimeout is how long a change may wait to be programmed before /healthz says so; 0: one
 	// minute, which is kube-proxy's (twice its syncPeriod).
@@ -59,6 +60,8 @@ type Options struct {
 	About func() About
 	// Observer is told what happens; nil: nobody.
 	Observer Observer
+
+	work func() time.Duration // a clock of the calling thread's work; nil: its processor time
 }
 
 const (
@@ -129,6 +132,9 @@ func New(o Options) *Engine {
 	o.HealthTimeout = orDefault(o.HealthTimeout, healthTimeout)
 	if o.Observer == nil {
 		o.Observer = nobody{}
+	}
+	if o.work == nil {
+		o.work = processorTime
 	}
 	if o.ControlRefused == nil {
 		o.ControlRefused = func(error) {}
@@ -325,10 +331,7 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 	case e.dirty:
 		return nil
 	case !change.Empty():
-		start := time.Now()
-		err = e.options.Plane.Apply(ctx, e.state, change)
-		e.round.Verb, e.round.Took = Applied, time.Since(start)
-		e.rest(e.round.Took)
+		err = e.apply(ctx, change)
 	}
 	if err == nil && !e.partial && !now.Before(e.auditAt) {
 		err = e.audit(ctx)
@@ -341,6 +344,18 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 		e.status.programmed(time.Now(), e.partial)
 		e.markHeld()
 	}
+	return err
+}
+
+// apply programs a change, and lets the plane rest after it. What counts is the processor time that it took:
+// on a busy node much of the time goes by with waiting.
+func (e *Engine) apply(ctx context.Context, change model.Change) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	start, worked := time.Now(), e.options.work()
+	err := e.options.Plane.Apply(ctx, e.state, change)
+	e.round.Verb, e.round.Took = Applied, time.Since(start)
+	e.rest(e.options.work() - worked)
 	return err
 }
 

@@ -3,6 +3,8 @@ package engine
 import (
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
 )
@@ -42,6 +44,15 @@ func (b *budget) rest(took time.Duration) time.Duration {
 func (e *Engine) rest(took time.Duration) { e.restEnd = time.Now().Add(e.changes.rest(took)) }
 
 func (e *Engine) endRest() { e.restEnd = time.Time{} }
+
+// processorTime is that of the calling thread; if the kernel does not tell, no time goes by.
+func processorTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
 
 // resting reports whether what has come has to wait. It does not for a Sync, which takes as long with it.
 func (e *Engine) resting() bool { return !e.dirty && time.Now().Before(e.restEnd) }

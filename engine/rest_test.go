@@ -52,7 +52,9 @@ func (p *dearPlane) forget() {
 // dear starts an Engine for whose plane every change takes so long.
 func dear(t *testing.T, took time.Duration, change func(*Options)) (*rig, *dearPlane) {
 	r, p := newRig(t), &dearPlane{took: func() time.Duration { return took }}
+	start := time.Now()
 	r.start(func(o *Options) {
+		o.work = func() time.Duration { return time.Since(start) } // as if sleeping were work
 		p.Dataplane, o.Plane = o.Plane, p
 		o.AuditInterval, o.MaxRest = 10*time.Hour, time.Second
 		if change != nil {
@@ -306,4 +308,47 @@ func since(start time.Time, times []time.Time) (all []time.Duration) {
 		all = append(all, at.Sub(start))
 	}
 	return all
+}
+
+// What a plane takes is what it works, not what it waits for.
+func TestEngine_restsAfterWork(t *testing.T) {
+	for name, c := range map[string]struct {
+		spend func()
+		want  int // changes programmed of two
+	}{
+		"work": {func() {
+			for begin := processorTime(); processorTime()-begin < 300*time.Millisecond; {
+			}
+		}, 1},
+		"waiting": {func() { time.Sleep(300 * time.Millisecond) }, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &dearPlane{took: func() time.Duration { c.spend(); return 0 }}
+			r := newRig(t)
+			r.start(func(o *Options) { p.Dataplane, o.Plane, o.MaxRest = o.Plane, p, time.Hour })
+			defer r.stop()
+			r.send(web(1))
+			r.programmed()
+			for i := range 2 {
+				r.send(web(1, fmt.Sprintf("10.244.1.%d", i+1)))
+				r.taken()
+			}
+			if got := len(strings.Fields(p.since(time.Now()))); got != c.want {
+				t.Errorf("%d changes were programmed, want %d", got, c.want)
+			}
+		})
+	}
+}
+
+// taken waits until the engine has taken what was sent, and has done with it what it does at once.
+func (r *rig) taken() {
+	r.t.Helper()
+	for len(r.script.batches) > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	for range 2 { // the first may come before the batch
+		if err := r.engine.Do(r.t.Context(), func(context.Context, View) error { return nil }); err != nil {
+			r.t.Fatal(err)
+		}
+	}
 }
