@@ -81,7 +81,6 @@ func (k serverKey) String() string {
 	return fmt.Sprintf("fwmark %#x", k.mark)
 }
 
-// compare orders virtual servers as people would: addresses first.
 func (k serverKey) family() uint16 {
 	if k.v6 {
 		return unix.AF_INET6
@@ -130,12 +129,22 @@ func serverRequest(command uint8, k serverKey, scheduler string, done func()) re
 		ae.Nested(attrService, func(ae *netlink.AttributeEncoder) error {
 			k.encode(ae)
 			ae.String(serviceScheduler, scheduler)
-			ae.Bytes(serviceFlags, flagBytes(0))
+			ae.Bytes(serviceFlags, flagBytes(flagsOf(scheduler)))
 			ae.Uint32(serviceTimeout, 0)
 			ae.Uint32(serviceNetmask, k.netmask())
 			return nil
 		})
 	}, done}
+}
+
+// flagsOf has schedulers that hash choose another real server where the one that they find takes no
+// connections; otherwise they would refuse its clients (IP_VS_SVC_F_SCHED_SH_FALLBACK, …MH_FALLBACK).
+func flagsOf(scheduler string) uint32 {
+	const fallback = 8
+	if scheduler == "sh" || scheduler == "mh" {
+		return fallback
+	}
+	return 0
 }
 
 // flagBytes sets exactly these flags of a virtual server (struct ip_vs_flags).
@@ -299,8 +308,8 @@ func (d *director) dump(r request, kind uint16, f func(ad *netlink.AttributeDeco
 
 // listed is a virtual server as the kernel lists it, without its real servers.
 type listed struct {
-	scheduler  string
-	persistent bool
+	scheduler string
+	flags     uint32
 }
 
 // servers are all virtual servers in the namespace, whoever made them.
@@ -316,7 +325,7 @@ func (d *director) servers() (map[serverKey]listed, error) {
 }
 
 func decodeServer(ad *netlink.AttributeDecoder) (key serverKey, s listed) {
-	const persistent = 1 // IP_VS_SVC_F_PERSISTENT
+	const hashed = 2 // IP_VS_SVC_F_HASHED, which says nothing
 	var address []byte
 	for ad.Next() {
 		switch ad.Type() {
@@ -334,7 +343,7 @@ func decodeServer(ad *netlink.AttributeDecoder) (key serverKey, s listed) {
 			s.scheduler = ad.String()
 		case serviceFlags:
 			if b := ad.Bytes(); len(b) >= 4 {
-				s.persistent = binary.NativeEndian.Uint32(b)&persistent != 0
+				s.flags = binary.NativeEndian.Uint32(b) &^ hashed
 			}
 		}
 	}

@@ -441,9 +441,14 @@ func (p *Plane) audit(s *model.State) (drifts []dataplane.Drift, err error) {
 	if err != nil {
 		return nil, err
 	}
-	drifts = append(drifts, k.drifts(todo, p.locals)...)
-	p.locals.users, p.locals.ranges = users, ranges
-	return drifts, nil
+	found := k.drifts(todo, p.locals)
+	if p.held == nil && len(found) == 0 {
+		p.held = k
+	}
+	if p.held != k {
+		p.locals.users, p.locals.ranges = users, ranges
+	}
+	return append(drifts, found...), nil
 }
 
 // tick does what time brings about: backends that left have no connections any more.

@@ -15,6 +15,7 @@ import (
 // server is a virtual server in the kernel, or as it should be.
 type server struct {
 	scheduler string
+	wants     string // the scheduler that the pool asks for, see effective
 	// forgetful: its connections end when their real server leaves, because nobody else would end them.
 	forgetful bool
 	reals     map[netip.AddrPort]uint32 // weights
@@ -63,8 +64,8 @@ func adopt(key serverKey, found listed, reals []real) *server {
 		reals:     map[netip.AddrPort]uint32{},
 		leaving:   map[netip.AddrPort]time.Time{},
 	}
-	if found.persistent {
-		held.scheduler += " persistent"
+	if found.flags != flagsOf(found.scheduler) {
+		held.scheduler += fmt.Sprintf(" with flags %#x", found.flags)
 	}
 	for _, r := range reals {
 		held.reals[r.addr] = r.weight
@@ -85,18 +86,22 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 	switch {
 	case held == nil && want == nil:
 		return
-	case held == nil:
-		held = &server{forgetful: want.forgetful, reals: map[netip.AddrPort]uint32{}, leaving: map[netip.AddrPort]time.Time{}}
-		p.first = append(p.first, newServer(key, want.scheduler, func() {
-			held.scheduler = want.scheduler
-			s.held[key] = held
-		}))
 	case want == nil:
 		s.end(key, held, p)
 		return
-	case held.scheduler != want.scheduler:
-		p.first = append(p.first, setServer(key, want.scheduler, func() { held.scheduler = want.scheduler }))
 	}
+	scheduler := effective(want.scheduler, held.takesNone(want))
+	switch {
+	case held == nil:
+		held = &server{reals: map[netip.AddrPort]uint32{}, leaving: map[netip.AddrPort]time.Time{}}
+		p.first = append(p.first, newServer(key, scheduler, func() {
+			held.scheduler = scheduler
+			s.held[key] = held
+		}))
+	case held.scheduler != scheduler:
+		p.first = append(p.first, setServer(key, scheduler, func() { held.scheduler = scheduler }))
+	}
+	held.wants = want.scheduler
 	held.forgetful = want.forgetful
 	for _, real := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
 		setReal(key, held, real, want.reals[real], p)
@@ -106,6 +111,34 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 			s.leave(key, held, real, p)
 		}
 	}
+}
+
+// effective is the scheduler for what a pool asks for. Destination hashing refuses everybody while the real
+// server that it finds takes no connections. Since a virtual server is one destination, it always finds the same
+// one; so does failover, which looks for one that takes connections.
+func effective(wants string, some bool) string {
+	if wants == "dh" && some {
+		return "fo"
+	}
+	return wants
+}
+
+// takesNone reports whether there will be a real server that takes no connections.
+func (held *server) takesNone(want *server) bool {
+	for _, weight := range want.reals {
+		if weight == 0 {
+			return true
+		}
+	}
+	if held == nil || want.forgetful {
+		return false
+	}
+	for real := range held.reals {
+		if _, wanted := want.reals[real]; !wanted {
+			return true
+		}
+	}
+	return false
 }
 
 // setReal plans a real server and its weight.
@@ -198,11 +231,24 @@ func (s *servers) drain(wanted func(serverKey) bool) error {
 				left--
 			}
 		}
-		if left == 0 && !wanted(key) {
+		switch scheduler := effective(held.wants, left > held.taking()); {
+		case left == 0 && !wanted(key):
 			p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
+		case scheduler != held.scheduler && wanted(key):
+			p.last = append(p.last, setServer(key, scheduler, func() { held.scheduler = scheduler }))
 		}
 	}
 	return s.perform(p.last)
+}
+
+// taking is how many real servers take connections.
+func (held *server) taking() (n int) {
+	for _, weight := range held.reals {
+		if weight > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // perform does the requests. With dataplane.ErrPartial all has been done but what the error names.
@@ -245,8 +291,8 @@ func (held *server) compare(key serverKey, want *server) (drifts []dataplane.Dri
 	if held == nil {
 		return []dataplane.Drift{{Class: "servers", Object: object, Want: want.String()}}
 	}
-	if held.scheduler != want.scheduler {
-		drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: want.scheduler, Have: held.scheduler})
+	if scheduler := effective(want.scheduler, held.taking() < len(held.reals)); held.scheduler != scheduler {
+		drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: scheduler, Have: held.scheduler})
 	}
 	for real, weight := range want.reals {
 		if have, ok := held.reals[real]; !ok || have != weight {
