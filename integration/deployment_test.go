@@ -13,8 +13,16 @@ import (
 // Its pods serve for some seconds after they were told to go, so that no connection needs to fail.
 func TestDeployment(t *testing.T) {
 	t.Parallel()
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			testDeployment(newWorldIn(t, mode, kubernetes.Options{}))
+		})
+	}
+}
+
+func testDeployment(w *world) {
 	const linger = 5 * time.Second
-	w := newWorld(t, kubernetes.Options{})
 	w.deployWeb(linger)
 	w.step("rolling update", func(w *world) {
 		lasted := w.converse()

@@ -86,6 +86,12 @@ type world struct {
 // newWorld is a cluster in which the proxy runs and nothing else.
 func newWorld(t *testing.T, o kubernetes.Options) *world {
 	t.Helper()
+	return newWorldIn(t, "nftables", o)
+}
+
+// newWorldIn is one in which the proxy has a mode.
+func newWorldIn(t *testing.T, mode string, o kubernetes.Options) *world {
+	t.Helper()
 	o.Parts = kubernetes.NeedParts(t)
 	w := &world{T: t}
 	var err error
@@ -107,7 +113,7 @@ func newWorld(t *testing.T, o kubernetes.Options) *world {
 		t.Fatal(err)
 	}
 	w.cleanup(kubelet.Close)
-	w.command = w.proxyCommand(o.Parts)
+	w.command = w.proxyCommand(o.Parts, mode)
 	w.startProxy()
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -126,10 +132,10 @@ func (w *world) cleanup(f func() error) {
 }
 
 // proxyCommand is Fairlead with the flags of kube-proxy, or that itself.
-func (w *world) proxyCommand(parts kubernetes.Parts) []string {
+func (w *world) proxyCommand(parts kubernetes.Parts, mode string) []string {
 	w.Helper()
 	w.dir = w.TempDir()
-	command := kubernetes.KubeProxyCommand(parts, w.newToken(), "nftables")
+	command := kubernetes.KubeProxyCommand(parts, w.newToken(), mode)
 	if os.Getenv("FAIRLEAD_TEST_PROXY") != "kube-proxy" {
 		command[0] = fairlead(w.T)
 		command = append(command, "--control-socket="+filepath.Join(w.TempDir(), "socket"))

@@ -138,7 +138,7 @@ func (t *Takeover) tables(backend string) []string {
 	if t.config.Spare == nil || !t.config.Spare(backend) {
 		return tables
 	}
-	return slices.DeleteFunc(slices.Clone(tables), func(table string) bool { return table == "nat" || table == filterTable })
+	return slices.DeleteFunc(slices.Clone(tables), func(t string) bool { return t == "nat" || t == filterTable })
 }
 
 func (t *Takeover) servers() *virtualServers {

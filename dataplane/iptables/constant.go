@@ -41,8 +41,8 @@ func owned(chain string) bool { return onlyOurs(chain) || shared(chain) || kubeP
 // onlyOurs reports whether nobody else makes such a chain.
 func onlyOurs(chain string) bool {
 	switch chain {
-	case chainIn, chainOut, chainPost, chainForward, chainInternal, chainGuards, chainRanges, chainReject, chainOffNode, chainHairpin,
-		chainLocalnet:
+	case chainIn, chainOut, chainPost, chainForward, chainInternal, chainGuards, chainRanges, chainReject, chainOffNode,
+		chainHairpin, chainLocalnet:
 		return true
 	}
 	return begins(chain, kindPods, kindLocal, kindSticky, kindLimit,

@@ -30,8 +30,8 @@ const (
 )
 
 // How the names of the chains begin that a pool has. They are not kube-proxy's KUBE-SVC- and KUBE-SEP-: of these it
-// deletes, in one transaction with all else, those that it does not know, which fails where others lead to them. Nor are
-// the chains for postrouting and forwarding: a kube-proxy in another mode first removes the rules that lead to its own.
+// deletes, in one transaction with all else, those that it does not know, which fails where others lead to them. Nor
+// are the chains for postrouting and forwarding: a kube-proxy in another mode first removes what leads to its own.
 const (
 	kindPods   = "KUBE-PODS-"
 	kindLocal  = "KUBE-LOCAL-"
