@@ -250,6 +250,31 @@ func TestEngine_changedWhileItRests(t *testing.T) {
 	}
 }
 
+// How long it rests can be changed while it runs.
+func TestEngine_configureTheRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, p := dear(t, 100*time.Millisecond, func(o *Options) { o.MaxRest = 0 })
+		for _, rest := range []time.Duration{0, time.Second, 500 * time.Millisecond, time.Hour} {
+			if err := r.engine.Configure(t.Context(), Settings{AuditInterval: 10 * time.Hour, MaxRest: rest}); err != nil {
+				t.Fatal(err)
+			}
+			r.converged()
+			p.forget()
+			start := time.Now()
+			for i := range 2 {
+				r.send(web(1, fmt.Sprintf("10.244.%d.%d", rest/time.Millisecond%200, i+1)))
+				time.Sleep(time.Millisecond)
+			}
+			r.converged()
+			want := fmt.Sprint("0 ", (100*time.Millisecond + min(rest, 32*100*time.Millisecond-250*time.Millisecond)).Milliseconds())
+			if got := p.since(start); got != want {
+				t.Errorf("with rests of %v: programmed after %s ms, want %s", rest, got, want)
+			}
+		}
+		r.stop()
+	})
+}
+
 func TestEngine_failsWhileItRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := resting(t, nil)
