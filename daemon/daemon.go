@@ -11,7 +11,7 @@
 // A changed file never ends the process. What is invalid is refused as a whole, and the old
 // configuration stays. Of what is valid, most is set anew in the running parts; a new source is asked
 // for its first batch before the old one is closed; a new data plane adopts what the old one has left
-// in the kernel. /healthz answers all the time.
+// in the kernel, or removes it when its own rules are in force. /healthz answers all the time.
 package daemon
 
 import (

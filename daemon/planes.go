@@ -72,6 +72,11 @@ type planeSettings struct {
 	iptables iptables.Options // of that plane
 }
 
+// movesFrom reports whether its rules are in another place than those of another plane.
+func (s planeSettings) movesFrom(old planeSettings) bool {
+	return s.name != old.name || s.iptables.Backend != old.iptables.Backend
+}
+
 // opened is a data plane and what it is.
 type opened struct {
 	dataplane.Dataplane

@@ -82,6 +82,7 @@ type prepared struct {
 	settings      engine.Settings
 	planeSettings planeSettings
 	plane         *opened // nil: it stays
+	moves         bool    // the rules of the new plane are elsewhere
 	feed          *feed   // nil: it stays
 	changesFeed   bool    // what was on its way is not wanted any more
 }
@@ -101,6 +102,7 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 		}
 	}
 	if n.planeSettings = planeIn(c); n.planeSettings != d.planeSettings {
+		n.moves = n.planeSettings.movesFrom(d.planeSettings)
 		n.plane, err = d.openPlane(n.planeSettings)
 	}
 	return n, err
@@ -145,6 +147,8 @@ func (n *prepared) effect(class config.Class) string {
 		return "at once, rows are computed anew"
 	case class == config.Rebuild && n.feed != nil:
 		return "when all objects have been read anew; until then the old ones are served"
+	case class == config.Rebuild && n.plane != nil && n.moves:
+		return "at once, by a new data plane; the rules of the old one go when its own are in force"
 	case class == config.Rebuild && n.plane != nil:
 		return "at once, by a new data plane that adopts what is in the kernel"
 	}
