@@ -1,7 +1,8 @@
 package ipvs
 
 import (
-	"encoding/hex"
+	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"strings"
 
@@ -9,6 +10,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/model"
 )
 
 // append adds the steps of another transaction.
@@ -31,7 +33,7 @@ func (t *transaction) drift(i int) dataplane.Drift {
 	if s.set != nil {
 		d.Class = s.set.name
 		d.Object += ": " + s.set.name
-		what = s.table.describeElement(decodeElement(attrs[4:]))
+		what = s.set.describeElement(decodeElement(attrs[4:]))
 	}
 	switch s.verb {
 	case unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSETELEM:
@@ -55,21 +57,31 @@ func describe(verb uint16, attrs []byte) string {
 	return "the table"
 }
 
-// describeElement writes the addresses and numbers of an element's key one after the other.
-func (t *table) describeElement(e listedElement) string {
+// describeElement writes the parts of an element's key as people do.
+func (s *set) describeElement(e listedElement) string {
 	var words []string
-	n := int(t.family.address.size)
-	for key := e.key; len(key) > 0; {
-		if len(key) < n {
-			words = append(words, hex.EncodeToString(key))
-			break
-		}
-		a, _ := netip.AddrFromSlice(key[:n])
-		words = append(words, a.String())
+	key := e.key
+	for _, f := range s.key {
+		n := min(int(f.words()*4), len(key))
+		part := key[:n]
 		key = key[n:]
+		switch f.kind {
+		case typeInetProto:
+			words = append(words, model.Protocol(part[0]).String())
+		case typeInetService:
+			words = append(words, fmt.Sprint(binary.BigEndian.Uint16(part)))
+		case typeClassID:
+			words = append(words, fmt.Sprintf("%#x", number(part)))
+		default:
+			a, _ := netip.AddrFromSlice(part)
+			words = append(words, a.String())
+		}
 	}
-	if e.chain != "" {
+	switch {
+	case e.chain != "":
 		words = append(words, e.chain)
+	case e.end:
+		words = append(words, "(where a range ends)")
 	}
 	return strings.Join(words, " ")
 }

@@ -180,11 +180,6 @@ type work struct {
 // plan finds what is to be done for changes.
 func (k *kernel) plan(s *model.State, w *changes, l *locals) (*work, error) {
 	todo := &work{forget: w.forget}
-	for _, t := range k.tables {
-		if err := t.structure(); err != nil {
-			return nil, err
-		}
-	}
 	k.planServers(w, todo)
 	todo.records, *k.tx = *k.tx, transaction{}
 	err := k.planTables(s, w)
@@ -280,6 +275,11 @@ func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
 		return nil, err
 	}
 	w.forget, w.whole = true, true
+	for _, t := range k.tables {
+		if err := t.structure(); err != nil {
+			return nil, err
+		}
+	}
 	for key := range k.servers.held {
 		w.servers[key] = struct{}{}
 		if key.mark == 0 {

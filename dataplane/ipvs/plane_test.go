@@ -1,0 +1,381 @@
+package ipvs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed/vm"
+)
+
+func TestMain(m *testing.M) {
+	vm.Guest()
+	os.Exit(m.Run())
+}
+
+// TestPlane is one test for the test kernel, which takes longer to start than all of them to run.
+func TestPlane(t *testing.T) {
+	if _, err := ipvs.New(ipvs.Options{})(dataplane.Config{}); errors.Is(err, dataplane.ErrUnsupported) {
+		vm.Replay(t, "IPVS")
+		return
+	}
+	for name, test := range map[string]func(*namespace){
+		"what it installs can be listed": (*namespace).canBeListed,
+		"a restart changes nothing":      (*namespace).restart,
+		"repairs":                        (*namespace).repairs,
+		"leaves others alone":            (*namespace).others,
+		"takes over":                     (*namespace).takesOver,
+		"remove leaves nothing":          (*namespace).remove,
+		"a refused row":                  (*namespace).refused,
+		"schedulers":                     (*namespace).schedulers,
+		"addresses of the node":          (*namespace).ownAddresses,
+		"dummy":                          (*namespace).dummy,
+		"prepare":                        (*namespace).prepare,
+		"closed twice":                   (*namespace).closedTwice,
+	} {
+		t.Run(name, func(t *testing.T) { inNamespace(t, test) })
+	}
+}
+
+// namespace is a network namespace that goes with the test's thread.
+type namespace struct {
+	*testing.T
+	options ipvs.Options
+}
+
+func inNamespace(t *testing.T, f func(*namespace)) {
+	done := make(chan error)
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- err
+			return
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err == nil {
+			err = netlink.LinkSetUp(lo)
+		}
+		if err != nil {
+			done <- err
+			return
+		}
+		f(&namespace{T: t})
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// check ends the test's goroutine, which is not the one that FailNow is for.
+func (n *namespace) check(err error) {
+	n.Helper()
+	if err != nil {
+		n.Error(err)
+		runtime.Goexit()
+	}
+}
+
+func (n *namespace) open() dataplane.Dataplane {
+	n.Helper()
+	p, err := ipvs.New(n.options)(dataplane.Config{})
+	n.check(err)
+	n.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
+func (n *namespace) sync(rows string) dataplane.Dataplane {
+	n.Helper()
+	p := n.open()
+	n.check(p.Sync(context.Background(), n.parse(rows)))
+	return p
+}
+
+func (n *namespace) parse(rows string) *model.State {
+	n.Helper()
+	s, err := model.ParseState(rows)
+	n.check(err)
+	return s
+}
+
+// audit has a plane that knows nothing yet compare the kernel with rows.
+func (n *namespace) audit(rows string) (lines []string) {
+	n.Helper()
+	drifts, err := n.open().Audit(context.Background(), n.parse(rows))
+	n.check(err)
+	for _, d := range drifts {
+		lines = append(lines, d.String())
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+func (n *namespace) equal(have, want string) {
+	n.Helper()
+	if have != want {
+		n.Errorf("have\n%s\nwant\n%s", have, want)
+	}
+}
+
+// kernel is all that a plane may have left in the namespace.
+func (n *namespace) kernel() string {
+	n.Helper()
+	return n.servers() + n.run("nft", "list", "ruleset") +
+		n.run("ip", "route", "show", "table", "local", "proto", "250") + n.run("ip", "-br", "link")
+}
+
+// servers are the virtual servers as "ipvsadm -Ln" has them, without numbers of connections.
+func (n *namespace) servers() string {
+	n.Helper()
+	b, err := os.ReadFile("/proc/thread-self/net/ip_vs")
+	n.check(err)
+	var out strings.Builder
+	const header = 3
+	for _, line := range strings.Split(strings.TrimSpace(string(b)), "\n")[header:] {
+		words := strings.Fields(line)
+		fmt.Fprintln(&out, strings.Join(words[:min(len(words), 4)], " "))
+	}
+	return out.String()
+}
+
+func (n *namespace) run(name string, args ...string) string {
+	n.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		n.Errorf("%s %s: %v: %s", name, args, err, out)
+	}
+	return string(out)
+}
+
+const example = `
+backend default/web:http cluster 10.244.1.2:8080 local
+backend default/web:http cluster 10.244.2.2:8080
+backend default/web:http cluster 10.244.2.3:8080 weight 2
+backend default/web:http cluster6 [fd00::1]:8080
+backend default/web:http local 10.244.1.2:8080 local
+frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat offcluster
+frontend 10.96.0.10:81/tcp any reject default/web:admin
+frontend 10.96.0.10:82/udp any drop default/web:none
+frontend 203.0.113.1:80/tcp any forward default/web:http local snat never allow 10.0.0.0/8,192.0.2.0/24
+frontend 203.0.113.1:80/tcp internal forward default/web:http cluster snat always
+frontend [fd00::10]:80/tcp any forward default/web:http cluster6 snat offcluster allow fd00::/64
+guard 10.96.0.0/16 drop
+guard 10.96.0.10/32 reject
+guard 10.96.7.0/24 reject
+guard fd00::10/128 reject
+pods 10.244.0.0/16
+pods interface cali*
+pool default/web:http cluster affinity 3h0m0s
+pool default/web:http cluster6
+pool default/web:http local
+`
+
+const exampleServers = `FWM FA100001 wrr
+-> 0AF40102:1F90 Masq 1
+-> 0AF40202:1F90 Masq 1
+-> 0AF40203:1F90 Masq 2
+TCP 0A60000A:0050 wrr
+-> 0AF40102:1F90 Masq 1
+-> 0AF40202:1F90 Masq 1
+-> 0AF40203:1F90 Masq 2
+TCP CB007101:0050 rr
+-> 0AF40102:1F90 Masq 1
+TCP [fd00:0000:0000:0000:0000:0000:0000:0010]:0050 rr
+-> [fd00:0000:0000:0000:0000:0000:0000:0001]:1F90 Masq 1
+`
+
+// blocks sorts the virtual servers, which the kernel lists as it hashes them, and each one's real servers.
+func blocks(text string) string {
+	var all []string
+	for _, block := range strings.Split("\n"+text, "\n")[1:] {
+		if strings.HasPrefix(block, "->") {
+			all[len(all)-1] += "\n" + block
+		} else if block != "" {
+			all = append(all, block)
+		}
+	}
+	for i, block := range all {
+		lines := strings.Split(block, "\n")
+		slices.Sort(lines[1:])
+		all[i] = strings.Join(lines, "\n")
+	}
+	slices.Sort(all)
+	return strings.Join(all, "\n") + "\n"
+}
+
+func (n *namespace) canBeListed() {
+	n.sync(example)
+	n.equal(blocks(n.servers()), exampleServers)
+	rules := n.run("nft", "list", "ruleset")
+	for _, want := range []string{
+		"10.96.0.10 . tcp . 80", "map @affinity", "chain remember-10800s", "chain forward-internal-snat-always-affinity-10800s",
+	} {
+		if !strings.Contains(rules, want) {
+			n.Errorf("no %q in\n%s", want, rules)
+		}
+	}
+	n.equal(n.run("ip", "-o", "route", "show", "table", "local", "proto", "250"),
+		"local 10.96.0.0/16 dev lo scope host \nlocal 203.0.113.1 dev lo scope host \n")
+}
+
+func (n *namespace) restart() {
+	n.sync(example)
+	before := n.kernel()
+	if drifts := n.audit(example); len(drifts) > 0 {
+		n.Errorf("drifts: %s", drifts)
+	}
+	n.sync(example)
+	n.equal(n.kernel(), before)
+}
+
+func (n *namespace) repairs() {
+	p := n.sync(example)
+	before := n.kernel()
+	n.run("ip", "route", "del", "local", "203.0.113.1", "table", "local")
+	n.run("ip", "-6", "route", "del", "local", "fd00::10", "table", "local")
+	n.run("nft", "delete", "element", "ip", "fairlead-ipvs", "frontends", "{ 10.96.0.10 . tcp . 80 }")
+	n.run("nft", "add", "element", "ip", "fairlead-ipvs", "drop-ranges", "{ 10.97.0.0/16 }")
+	n.run("nft", "add", "chain", "ip6", "fairlead-ipvs", "mine")
+	n.check(os.WriteFile("/proc/sys/net/ipv4/vs/conntrack", []byte("0"), 0))
+	state := n.parse(example)
+	drifts, err := p.Audit(context.Background(), state)
+	n.check(err)
+	var lines []string
+	for _, d := range drifts {
+		lines = append(lines, d.String())
+	}
+	slices.Sort(lines)
+	n.equal(strings.Join(lines, "\n"), `/proc/sys/net/ipv4/vs/conntrack: is 0, should be 1
+local address: missing: 203.0.113.1/32
+local address: missing: fd00::10/128
+table ip fairlead-ipvs: drop-ranges: surplus: 10.97.0.0
+table ip fairlead-ipvs: drop-ranges: surplus: 10.98.0.0 (where a range ends)
+table ip fairlead-ipvs: frontends: missing: 10.96.0.10 tcp 80
+table ip6 fairlead-ipvs: surplus: chain mine
+table ip6 fairlead-ipvs: surplus: rules of chain mine`)
+	n.check(p.Sync(context.Background(), state))
+	n.equal(n.kernel(), before)
+}
+
+func (n *namespace) others() {
+	n.sync(example)
+	n.run("nft", "add", "table", "ip", "mine")
+	n.run("ip", "route", "add", "local", "198.51.100.9", "dev", "lo", "table", "local")
+	n.run("ipvsadm", "-A", "-t", "198.51.100.9:80", "-s", "wlc")
+	n.run("ipvsadm", "-A", "-f", "1", "-s", "wlc")
+	p := n.sync(example)
+	n.check(p.Remove(context.Background()))
+	n.equal(blocks(n.servers()), "FWM 00000001 wlc\nTCP C6336409:0050 wlc\n")
+	n.equal(n.run("nft", "list", "tables"), "table ip mine\n")
+	if routes := n.run("ip", "route", "show", "table", "local"); !strings.Contains(routes, "local 198.51.100.9") {
+		n.Errorf("somebody's route is gone:\n%s", routes)
+	}
+}
+
+// takesOver finds virtual servers that kube-proxy may have made where its own shall be.
+func (n *namespace) takesOver() {
+	n.run("ipvsadm", "-A", "-t", "10.96.0.10:80", "-s", "mh", "-p", "60")
+	n.run("ipvsadm", "-a", "-t", "10.96.0.10:80", "-r", "10.244.1.2:8080", "-m", "-w", "7")
+	n.run("ipvsadm", "-a", "-t", "10.96.0.10:80", "-r", "10.244.2.2:8080", "-i")
+	n.run("ipvsadm", "-a", "-t", "10.96.0.10:80", "-r", "10.244.9.9:8080", "-m")
+	n.sync(example)
+	leaving := "-> 0AF40909:1F90 Masq 0\n"
+	n.equal(strings.Replace(blocks(n.servers()), leaving, "", 1), exampleServers)
+}
+
+func (n *namespace) remove() {
+	before := n.kernel()
+	n.sync(example)
+	if n.kernel() == before {
+		n.Error("nothing was installed")
+	}
+	n.check(n.open().Remove(context.Background())) // by another process
+	n.equal(n.kernel(), before)
+}
+
+func (n *namespace) refused() {
+	const rows = `
+frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat never
+backend default/web:http cluster 10.244.1.2:8080
+frontend 10.96.0.11:80/tcp any forward default/odd:http cluster snat never
+backend default/odd:http cluster 10.244.1.2:8080
+`
+	n.options.Scheduler = "nonsense"
+	state := n.parse(rows)
+	web := model.PoolID{Service: "default/web:http"}
+	pool := state.Pools[web]
+	pool.Scheduler = "rr"
+	state.Pools[web] = pool
+	err := n.open().Sync(context.Background(), state)
+	if !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), "10.96.0.11:80/tcp") {
+		n.Errorf("%v is not about the refused virtual server", err)
+	}
+	n.equal(blocks(n.servers()), "TCP 0A60000A:0050 rr\n-> 0AF40102:1F90 Masq 1\n")
+}
+
+// schedulers tries each that the model knows.
+func (n *namespace) schedulers() {
+	for _, name := range model.Schedulers() {
+		state := n.parse("frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat never\n" +
+			"backend default/web:http cluster 10.244.1.2:8080\n")
+		id := model.PoolID{Service: "default/web:http"}
+		pool := state.Pools[id]
+		pool.Scheduler = name
+		state.Pools[id] = pool
+		p := n.open()
+		n.check(p.Sync(context.Background(), state))
+		if have := n.servers(); !strings.HasPrefix(have, "TCP 0A60000A:0050 "+name) {
+			n.Errorf("scheduler %s: %s", name, have)
+		}
+		drifts, err := p.Audit(context.Background(), state)
+		if err != nil || len(drifts) > 0 {
+			n.Errorf("scheduler %s: %v, %v", name, drifts, err)
+		}
+	}
+}
+
+func (n *namespace) ownAddresses() {
+	n.run("ip", "address", "add", "203.0.113.1/32", "dev", "lo")
+	n.sync(example)
+	routes := n.run("ip", "-o", "route", "show", "table", "local", "proto", "250")
+	n.equal(routes, "local 10.96.0.0/16 dev lo scope host \n")
+	n.run("ip", "address", "del", "203.0.113.1/32", "dev", "lo")
+	if drifts := n.audit(example); len(drifts) == 0 {
+		n.Error("nobody notices that the address is gone")
+	}
+}
+
+func (n *namespace) dummy() {
+	n.options.AddressMode = ipvs.Dummy
+	before := n.kernel()
+	p := n.sync(example)
+	n.equal(n.run("ip", "-br", "address", "show", "dev", "kube-ipvs0"),
+		"kube-ipvs0       DOWN           10.96.0.10/32 203.0.113.1/32 fd00::10/128 \n")
+	n.check(p.Apply(context.Background(), n.parse(""), model.Diff(n.parse(example), n.parse(""))))
+	n.check(p.Remove(context.Background()))
+	n.equal(n.kernel(), before)
+}
+
+func (n *namespace) prepare() {
+	n.check(ipvs.Prepare(n.options)(dataplane.Config{}))
+	b, err := os.ReadFile("/proc/sys/net/ipv4/vs/conntrack")
+	n.check(err)
+	n.equal(string(b), "1\n")
+}
+
+func (n *namespace) closedTwice() {
+	p := n.sync("")
+	n.check(errors.Join(p.Close(), p.Close()))
+}
