@@ -63,6 +63,7 @@ type Plane struct {
 
 	elsewhere *place // the other back end; nil: there is nothing of ours
 	wasOff    bool   // the sysctl route_localnet, says what is left elsewhere
+	told      bool   // that kube-proxy's chains were replaced
 }
 
 // familyState is what the plane has laid out for an address family.
@@ -183,6 +184,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return fmt.Errorf("iptables: %w", partial)
 	}
+	p.tellReplaced(changes)
 	if err := p.leave(ctx, left); err != nil { // whose rules may refer to the sets
 		return p.finish(families, errors.Join(partial, fmt.Errorf("%w: iptables: %w", dataplane.ErrPartial, err)))
 	}
@@ -195,6 +197,22 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 		}
 	}
 	return p.finish(families, partial)
+}
+
+// tellReplaced says once that kube-proxy's chains are gone.
+func (p *Plane) tellReplaced(changes []*change) {
+	replaced := 0
+	for _, c := range changes {
+		for _, name := range c.gone {
+			if kubeProxys(name) {
+				replaced++
+			}
+		}
+	}
+	if replaced > 0 && !p.told {
+		p.told = true
+		p.config.Log.Info("took the place of what kube-proxy had left", "chains", replaced, "backend", p.options.Backend)
+	}
 }
 
 // plan finds the changes that lead from what the kernel holds to s, and the ipsets that nobody needs then.
