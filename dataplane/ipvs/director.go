@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	nl "github.com/vishvananda/netlink"
@@ -163,6 +164,19 @@ func (k serverKey) netmask() uint32 {
 
 func deleteServer(k serverKey, done func()) request {
 	return request{cmdDelService, "virtual server " + k.String(), k.identify, done}
+}
+
+// setTimeouts sets those that are given, in seconds.
+func setTimeouts(t Timeouts) request {
+	return request{cmdSetConfig, "timeouts", func(ae *netlink.AttributeEncoder) {
+		for kind, d := range map[uint16]time.Duration{
+			attrTimeoutTCP: t.TCP, attrTimeoutFIN: t.TCPFin, attrTimeoutUDP: t.UDP,
+		} {
+			if d > 0 {
+				ae.Uint32(kind, uint32(d.Seconds()))
+			}
+		}
+	}, func() {}}
 }
 
 func realRequest(command uint8, k serverKey, real netip.AddrPort, weight uint32, done func()) request {

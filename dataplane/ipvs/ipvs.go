@@ -41,6 +41,10 @@ type Plane struct {
 	sysctls  []*sysctl
 	locals   *locals
 	held     *kernel // nil: the kernel's content is not known
+	// clean is the generation of the ruleset at which our tables were as they should be; 0: unknown.
+	// own counts our transactions since it was taken. If the generation has grown by just as many,
+	// nobody else has touched the ruleset.
+	clean, own uint32
 }
 
 // kernel is what we know of the kernel, and the rows that it serves.
@@ -241,15 +245,6 @@ func (k *kernel) planLocals(l *locals, w *changes) []netip.Prefix {
 
 // Sync implements dataplane.Dataplane.
 func (p *Plane) Sync(_ context.Context, s *model.State) error {
-	p.held = nil
-	for _, c := range p.sysctls {
-		if err := p.fault("sysctl write"); err != nil {
-			return err
-		}
-		if err := c.set(); err != nil {
-			return fmt.Errorf("ipvs: %w", err)
-		}
-	}
 	if err := p.sync(s); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
@@ -257,6 +252,15 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 }
 
 func (p *Plane) sync(s *model.State) error {
+	p.held, p.clean = nil, 0
+	if err := p.configure(); err != nil {
+		return err
+	}
+	before, err := p.conn.Generation()
+	if err != nil {
+		return err
+	}
+	p.own = 0
 	k, err := p.read(s)
 	if err != nil {
 		return err
@@ -265,7 +269,27 @@ func (p *Plane) sync(s *model.State) error {
 	if err != nil {
 		return err
 	}
-	return p.perform(k, s, todo)
+	if err = p.perform(k, s, todo); err == nil {
+		p.clean = before
+	}
+	return err
+}
+
+// configure sets what holds for all virtual servers.
+func (p *Plane) configure() error {
+	for _, c := range p.sysctls {
+		if err := p.fault("sysctl write"); err != nil {
+			return err
+		}
+		if err := c.set(); err != nil {
+			return err
+		}
+	}
+	if p.options.Timeouts == (Timeouts{}) {
+		return nil
+	}
+	refused, err := p.director.perform([]request{setTimeouts(p.options.Timeouts)})
+	return errors.Join(append(refused, err)...)
 }
 
 // planAll finds what leads from what read found to s.
@@ -335,7 +359,10 @@ func (p *Plane) apply(s *model.State, c model.Change) error {
 	if err != nil {
 		return err
 	}
-	return p.perform(k, s, todo)
+	if err = p.perform(k, s, todo); err != nil {
+		p.clean = 0
+	}
+	return err
 }
 
 // countLocals takes over which addresses frontends have. It comes before the rows are.
@@ -432,6 +459,34 @@ func (p *Plane) audit(s *model.State) (drifts []dataplane.Drift, err error) {
 			return nil, err
 		}
 	}
+	generation, err := p.conn.Generation()
+	if err != nil {
+		return nil, err
+	}
+	var found []dataplane.Drift
+	if p.held != nil && p.clean != 0 && generation == p.clean+p.own {
+		found, err = p.glance()
+	} else if found, err = p.compare(s); err == nil && len(found) == 0 {
+		p.clean, p.own = generation, 0
+	}
+	return append(drifts, found...), err
+}
+
+// glance looks at what is not in the ruleset, which nobody else has touched.
+func (p *Plane) glance() ([]dataplane.Drift, error) {
+	drifts, err := p.held.servers.verify()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.locals.load(); err != nil {
+		return nil, err
+	}
+	missing := p.locals.missing(p.locals.all())
+	return append(drifts, p.held.localDrifts(missing, p.locals)...), nil
+}
+
+// compare reads everything. If it is as s says, that is what is held from now on, where nothing was known.
+func (p *Plane) compare(s *model.State) ([]dataplane.Drift, error) {
 	k, err := p.read(s)
 	if err != nil {
 		return nil, err
@@ -448,7 +503,7 @@ func (p *Plane) audit(s *model.State) (drifts []dataplane.Drift, err error) {
 	if p.held != k {
 		p.locals.users, p.locals.ranges = users, ranges
 	}
-	return append(drifts, found...), nil
+	return found, nil
 }
 
 // tick does what time brings about: backends that left have no connections any more.
@@ -476,13 +531,19 @@ func (k *kernel) drifts(todo *work, l *locals) []dataplane.Drift {
 			drifts = append(drifts, tx.drift(i))
 		}
 	}
-	for _, p := range todo.add {
-		drifts = append(drifts, dataplane.Drift{Class: "routes", Object: "local address", Want: p.String()})
+	return append(drifts, k.localDrifts(todo.add, l)...)
+}
+
+func (k *kernel) localDrifts(missing []netip.Prefix, l *locals) (drifts []dataplane.Drift) {
+	const class, object = "routes", "local address"
+	for _, p := range missing {
+		drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Want: p.String()})
 	}
-	if len(k.servers.draining) == 0 {
-		for _, p := range l.surplus() {
-			drifts = append(drifts, dataplane.Drift{Class: "routes", Object: "local address", Have: p.String()})
-		}
+	if len(k.servers.draining) > 0 { // connections to them may need what nobody else does
+		return drifts
+	}
+	for _, p := range l.surplus() {
+		drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Have: p.String()})
 	}
 	return drifts
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -36,6 +37,8 @@ func TestPlane(t *testing.T) {
 		"a restart changes nothing":      (*namespace).restart,
 		"repairs":                        (*namespace).repairs,
 		"leaves others alone":            (*namespace).others,
+		"repairs virtual servers":        (*namespace).repairsServers,
+		"timeouts":                       (*namespace).timeouts,
 		"takes over":                     (*namespace).takesOver,
 		"remove leaves nothing":          (*namespace).remove,
 		"a refused row":                  (*namespace).refused,
@@ -267,6 +270,39 @@ table ip6 fairlead-ipvs: surplus: chain mine
 table ip6 fairlead-ipvs: surplus: rules of chain mine`)
 	n.check(p.Sync(context.Background(), state))
 	n.equal(n.kernel(), before)
+}
+
+// repairsServers changes what no generation tells of.
+func (n *namespace) repairsServers() {
+	p := n.sync(example)
+	state := n.parse(example)
+	n.run("ipvsadm", "-D", "-t", "203.0.113.1:80")
+	n.run("ipvsadm", "-E", "-t", "10.96.0.10:80", "-s", "lc")
+	n.run("ipvsadm", "-d", "-t", "10.96.0.10:80", "-r", "10.244.1.2:8080")
+	n.run("ipvsadm", "-e", "-t", "10.96.0.10:80", "-r", "10.244.2.2:8080", "-m", "-w", "5")
+	n.run("ipvsadm", "-a", "-t", "10.96.0.10:80", "-r", "10.244.9.9:8080", "-m")
+	drifts, err := p.Audit(context.Background(), state)
+	n.check(err)
+	var lines []string
+	for _, d := range drifts {
+		lines = append(lines, d.String())
+	}
+	slices.Sort(lines)
+	n.equal(strings.Join(lines, "\n"), `virtual server 10.96.0.10:80/tcp: is lc, should be wrr
+virtual server 10.96.0.10:80/tcp: is real server 10.244.2.2:8080 weight 5, should be real server 10.244.2.2:8080 weight 1
+virtual server 10.96.0.10:80/tcp: missing: real server 10.244.1.2:8080 weight 1
+virtual server 10.96.0.10:80/tcp: surplus: real server 10.244.9.9:8080 weight 1
+virtual server 203.0.113.1:80/tcp: missing: scheduler rr, 1 real servers`)
+	n.check(p.Sync(context.Background(), state))
+	_, err = p.Audit(context.Background(), state) // nobody has a connection to what leaves
+	n.check(err)
+	n.equal(blocks(n.servers()), exampleServers)
+}
+
+func (n *namespace) timeouts() {
+	n.options.Timeouts = ipvs.Timeouts{TCP: time.Hour, UDP: time.Minute}
+	n.sync("")
+	n.equal(n.run("ipvsadm", "-l", "--timeout"), "Timeout (tcp tcpfin udp): 3600 120 60\n")
 }
 
 func (n *namespace) others() {

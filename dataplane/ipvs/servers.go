@@ -263,6 +263,50 @@ func (s *servers) perform(requests []request) error {
 	return nil
 }
 
+// maxVerified is of how many virtual servers verify lists the real servers.
+const maxVerified = 500
+
+// verify reports what of the held virtual servers is not so in the kernel. Nothing says when IPVS is
+// changed, and listing the real servers of thousands takes long; of so many, those of some are looked at each
+// time, as the map has them: others each time.
+func (s *servers) verify() (drifts []dataplane.Drift, err error) {
+	if err := s.director.fault("ipvs list"); err != nil {
+		return nil, err
+	}
+	listed, err := s.director.servers()
+	if err != nil {
+		return nil, err
+	}
+	verified := 0
+	for key, held := range s.held {
+		object := "virtual server " + key.String()
+		found, ok := listed[key]
+		if !ok {
+			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: held.String()})
+			continue
+		}
+		now := adopt(key, found, nil)
+		if now.scheduler != held.scheduler {
+			d := dataplane.Drift{Class: "servers", Object: object, Want: held.scheduler, Have: now.scheduler}
+			drifts = append(drifts, d)
+		}
+		if verified++; verified > maxVerified {
+			continue
+		}
+		reals, err := s.director.reals(key)
+		if err != nil {
+			return nil, err
+		}
+		drifts = append(drifts, adopt(key, found, reals).compareReals(key, held.reals)...)
+	}
+	for key := range listed {
+		if s.held[key] == nil && key.mark&markMask == markBits {
+			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: "virtual server", Have: key.String()})
+		}
+	}
+	return drifts, nil
+}
+
 // compare reports how the held virtual servers differ from what should be.
 func (s *servers) compare(want map[serverKey]*server) (drifts []dataplane.Drift) {
 	for key, w := range want {
@@ -294,7 +338,12 @@ func (held *server) compare(key serverKey, want *server) (drifts []dataplane.Dri
 	if scheduler := effective(want.scheduler, held.taking() < len(held.reals)); held.scheduler != scheduler {
 		drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: scheduler, Have: held.scheduler})
 	}
-	for real, weight := range want.reals {
+	return append(drifts, held.compareReals(key, want.reals)...)
+}
+
+func (held *server) compareReals(key serverKey, want map[netip.AddrPort]uint32) (drifts []dataplane.Drift) {
+	object := "virtual server " + key.String()
+	for real, weight := range want {
 		if have, ok := held.reals[real]; !ok || have != weight {
 			d := dataplane.Drift{Class: "reals", Object: object, Want: describeReal(real, weight)}
 			if ok {
@@ -304,7 +353,7 @@ func (held *server) compare(key serverKey, want *server) (drifts []dataplane.Dri
 		}
 	}
 	for real, weight := range held.reals {
-		if _, ok := want.reals[real]; !ok && (weight != 0 || held.forgetful) {
+		if _, ok := want[real]; !ok && (weight != 0 || held.forgetful) {
 			drifts = append(drifts, dataplane.Drift{Class: "reals", Object: object, Have: describeReal(real, weight)})
 		}
 	}

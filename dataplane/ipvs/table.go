@@ -122,6 +122,7 @@ func (p *Plane) commit(t *transaction) error {
 		if err := p.conn.Commit(); err != nil {
 			return fmt.Errorf("change table %s: %w", tableName, err)
 		}
+		p.own++
 		steps = steps[n:]
 	}
 	*t = transaction{}
