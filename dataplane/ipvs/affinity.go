@@ -16,7 +16,7 @@ const forgetTries = 5
 
 // forget deletes the backends that have left their pools from the memory of affinity. It comes after the
 // change, when nobody can choose them any more.
-func (p *Plane) forget(k *kernel, s *model.State, needed bool) (err error) {
+func (p *Plane) forget(k *kernel, needed bool) (err error) {
 	if !needed {
 		return nil
 	}
@@ -45,7 +45,9 @@ func (p *Plane) forget(k *kernel, s *model.State, needed bool) (err error) {
 
 func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
 	present := map[string]bool{}
-	err := t.list(p.conn, t.sets[clients], func() { clear(present) }, func(e listedElement) { present[string(e.key)] = true })
+	err := t.list(p.conn, t.sets[clients], func() { clear(present) }, func(e listedElement) {
+		present[string(e.key)] = true
+	})
 	if err != nil {
 		return err
 	}
@@ -80,7 +82,9 @@ func decodeClient(key []byte) (client netip.Addr, pool uint32, ok bool) {
 }
 
 // Remembered implements dataplane.Affine.
-func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr) (backend netip.AddrPort, ok bool, err error) {
+func (p *Plane) Remembered(
+	_ context.Context, id model.PoolID, client netip.Addr,
+) (backend netip.AddrPort, ok bool, err error) {
 	if p.held == nil || p.held.pools[id] == nil || client.Is6() != id.V6 {
 		return backend, false, nil
 	}

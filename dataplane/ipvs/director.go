@@ -179,15 +179,15 @@ func setTimeouts(t Timeouts) request {
 	}, func() {}}
 }
 
-func realRequest(command uint8, k serverKey, real netip.AddrPort, weight uint32, done func()) request {
-	what := fmt.Sprintf("real server %s of %s", real, k)
+func realRequest(command uint8, k serverKey, r real, done func()) request {
+	what := fmt.Sprintf("real server %s of %s", r.addr, k)
 	return request{command, what, func(ae *netlink.AttributeEncoder) {
 		k.identify(ae)
 		ae.Nested(attrDest, func(ae *netlink.AttributeEncoder) error {
-			ae.Bytes(destAddress, real.Addr().AsSlice())
-			ae.Bytes(destPort, binary.BigEndian.AppendUint16(nil, real.Port()))
+			ae.Bytes(destAddress, r.addr.Addr().AsSlice())
+			ae.Bytes(destPort, binary.BigEndian.AppendUint16(nil, r.addr.Port()))
 			ae.Uint32(destMethod, masquerade)
-			ae.Uint32(destWeight, weight)
+			ae.Uint32(destWeight, r.weight)
 			ae.Uint32(destUpper, 0)
 			ae.Uint32(destLower, 0)
 			return nil

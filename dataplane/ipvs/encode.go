@@ -14,10 +14,6 @@ func encodeKey(k model.Key) []byte {
 	return append(b, byte(k.Protocol), 0, 0, 0, byte(k.Port>>8), byte(k.Port), 0, 0)
 }
 
-func encodeBackend(a netip.AddrPort) []byte {
-	return append(a.Addr().AsSlice(), byte(a.Port()>>8), byte(a.Port()), 0, 0)
-}
-
 func decodeBackend(b []byte) (a netip.AddrPort, ok bool) {
 	if len(b) < 4 {
 		return a, false

@@ -269,7 +269,7 @@ func (p *Plane) sync(s *model.State) error {
 	if err != nil {
 		return err
 	}
-	if err = p.perform(k, s, todo); err == nil {
+	if err = p.perform(k, todo); err == nil {
 		p.clean = before
 	}
 	return err
@@ -359,7 +359,7 @@ func (p *Plane) apply(s *model.State, c model.Change) error {
 	if err != nil {
 		return err
 	}
-	if err = p.perform(k, s, todo); err != nil {
+	if err = p.perform(k, todo); err != nil {
 		p.clean = 0
 	}
 	return err
@@ -380,7 +380,7 @@ func (p *Plane) countLocals(k *kernel, s *model.State, c model.Change) {
 }
 
 // perform does the work. With dataplane.ErrPartial all is as it should be but for what the error names.
-func (p *Plane) perform(k *kernel, s *model.State, todo *work) error {
+func (p *Plane) perform(k *kernel, todo *work) error {
 	var refused []error
 	soft := func(err error) error {
 		if errors.Is(err, dataplane.ErrPartial) {
@@ -397,7 +397,7 @@ func (p *Plane) perform(k *kernel, s *model.State, todo *work) error {
 		func() error { return soft(k.servers.perform(todo.servers.last)) },
 		func() error { return soft(k.drain()) },
 		func() error { return p.tidy(k, &refused) },
-		func() error { return p.forget(k, s, todo.forget) },
+		func() error { return p.forget(k, todo.forget) },
 	} {
 		if err := step(); err != nil {
 			return err
@@ -455,7 +455,7 @@ func (p *Plane) audit(s *model.State) (drifts []dataplane.Drift, err error) {
 		}
 	}
 	if p.held != nil {
-		if err := p.tick(s); err != nil {
+		if err := p.tick(); err != nil {
 			return nil, err
 		}
 	}
@@ -507,11 +507,11 @@ func (p *Plane) compare(s *model.State) ([]dataplane.Drift, error) {
 }
 
 // tick does what time brings about: backends that left have no connections any more.
-func (p *Plane) tick(s *model.State) error {
+func (p *Plane) tick() error {
 	k := p.held
 	p.held = nil
 	var refused []error
-	if err := errors.Join(k.drain(), p.tidy(k, &refused), p.forget(k, s, k.forget)); err != nil {
+	if err := errors.Join(k.drain(), p.tidy(k, &refused), p.forget(k, k.forget)); err != nil {
 		return err
 	}
 	k.forget = false

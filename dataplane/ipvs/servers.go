@@ -104,7 +104,7 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 	held.wants = want.scheduler
 	held.forgetful = want.forgetful
 	for _, real := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
-		setReal(key, held, real, want.reals[real], p)
+		held.setReal(key, real, want.reals[real], p)
 	}
 	for _, real := range slices.SortedFunc(maps.Keys(held.reals), netip.AddrPort.Compare) {
 		if _, wanted := want.reals[real]; !wanted {
@@ -142,18 +142,18 @@ func (held *server) takesNone(want *server) bool {
 }
 
 // setReal plans a real server and its weight.
-func setReal(key serverKey, held *server, real netip.AddrPort, weight uint32, p *plan) {
+func (held *server) setReal(key serverKey, addr netip.AddrPort, weight uint32, p *plan) {
 	command := uint8(cmdSetDest)
-	switch have, exists := held.reals[real]; {
+	switch have, exists := held.reals[addr]; {
 	case !exists:
 		command = cmdNewDest
 	case have == weight:
-		delete(held.leaving, real)
+		delete(held.leaving, addr)
 		return
 	}
-	p.first = append(p.first, realRequest(command, key, real, weight, func() {
-		held.reals[real] = weight
-		delete(held.leaving, real)
+	p.first = append(p.first, realRequest(command, key, real{addr: addr, weight: weight}, func() {
+		held.reals[addr] = weight
+		delete(held.leaving, addr)
 	}))
 }
 
@@ -175,29 +175,29 @@ func (s *servers) forget(key serverKey) {
 
 // leave plans that a real server takes no new connections, and goes: at once if its connections shall
 // end, otherwise when they have ended.
-func (s *servers) leave(key serverKey, held *server, real netip.AddrPort, p *plan) {
+func (s *servers) leave(key serverKey, held *server, addr netip.AddrPort, p *plan) {
 	if held.forgetful {
-		p.last = append(p.last, held.deleteReal(key, real))
+		p.last = append(p.last, held.deleteReal(key, addr))
 		return
 	}
-	if _, already := held.leaving[real]; already && held.reals[real] == 0 {
+	if _, already := held.leaving[addr]; already && held.reals[addr] == 0 {
 		return
 	}
 	note := func() {
-		held.reals[real], held.leaving[real] = 0, s.options.deadline()
+		held.reals[addr], held.leaving[addr] = 0, s.options.deadline()
 		s.draining[key] = struct{}{}
 	}
-	if held.reals[real] == 0 { // adopted
+	if held.reals[addr] == 0 { // it takes none already
 		note()
 		return
 	}
-	p.first = append(p.first, realRequest(cmdSetDest, key, real, 0, note))
+	p.first = append(p.first, realRequest(cmdSetDest, key, real{addr: addr}, note))
 }
 
-func (held *server) deleteReal(key serverKey, real netip.AddrPort) request {
-	return realRequest(cmdDelDest, key, real, 0, func() {
-		delete(held.reals, real)
-		delete(held.leaving, real)
+func (held *server) deleteReal(key serverKey, addr netip.AddrPort) request {
+	return realRequest(cmdDelDest, key, real{addr: addr}, func() {
+		delete(held.reals, addr)
+		delete(held.leaving, addr)
 	})
 }
 

@@ -250,27 +250,30 @@ func (t *table) element(verb uint16, e entry) {
 	s := t.sets[e.set]
 	key := []byte(e.key)
 	if !s.interval() {
-		t.keyed(verb, e.set, key, nil, func() { t.data(verb, s, e.data) })
+		t.keyed(verb, e.set, elementKey{first: key}, func() { t.data(verb, s, e.data) })
 		return
 	}
 	n := int(t.family.address.size)
 	first, last := key[:len(key)-n], key[len(key)-n:]
 	if s.flags&setConcat != 0 {
-		t.keyed(verb, e.set, first, append(slices.Clone(first[:len(first)-n]), last...), func() {})
+		t.keyed(verb, e.set, elementKey{first, append(slices.Clone(first[:len(first)-n]), last...)}, func() {})
 		return
 	}
-	t.keyed(verb, e.set, first, nil, func() {})
+	t.keyed(verb, e.set, elementKey{first: first}, func() {})
 	end, _ := netip.AddrFromSlice(last)
 	if end = end.Next(); end.IsValid() { // a range that reaches the last address has no end element
 		t.tx.join()
-		t.keyed(verb, e.set, end.AsSlice(), nil, func() {
+		t.keyed(verb, e.set, elementKey{first: end.AsSlice()}, func() {
 			t.tx.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 		})
 	}
 }
 
-// keyed appends a step for one element. keyEnd is the upper end of a concatenated range.
-func (t *table) keyed(verb uint16, s int, key, keyEnd []byte, rest func()) {
+// elementKey is an element's key; end is the upper end of a concatenated range, else nil.
+type elementKey struct{ first, end []byte }
+
+// keyed appends a step for one element.
+func (t *table) keyed(verb uint16, s int, k elementKey, rest func()) {
 	var flags uint16
 	if verb == unix.NFT_MSG_NEWSETELEM {
 		flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL // what is there already is not what we think
@@ -283,9 +286,9 @@ func (t *table) keyed(verb uint16, s int, key, keyEnd []byte, rest func()) {
 		t.tx.Bytes(unix.NFTA_DATA_VALUE, b)
 		t.tx.Close(k)
 	}
-	value(unix.NFTA_SET_ELEM_KEY, key)
-	if keyEnd != nil {
-		value(attrKeyEnd, keyEnd)
+	value(unix.NFTA_SET_ELEM_KEY, k.first)
+	if k.end != nil {
+		value(attrKeyEnd, k.end)
 	}
 	rest()
 	t.tx.Close(whole)

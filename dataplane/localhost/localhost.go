@@ -2,7 +2,8 @@
 // based on netfilter cannot do that: after the translation is undone, a backend's answer is a packet
 // to ::1 that arrived on another interface than lo, and no sysctl makes IPv6 route such a packet (see
 // rt6_need_strict in the kernel's net/ipv6/route.c; IPv4 has route_localnet, but IPVS sends nothing from
-// there to other machines, see WrapBoth). So these frontends are served in user space, for the only client they have, which is this node itself:
+// there to other machines, see WrapBoth). So these frontends are served in user space, for the only client
+// they have, which is this node itself:
 //
 //	State ─┬─ all other rows ──────► wrapped plane ─► kernel
 //	       └─ [::1] that forward ──► a socket each ─► choose a backend ─► TCP: copy both ways
