@@ -23,8 +23,8 @@ type blob struct {
 	xtables.Info // as the kernel answers
 	id           tableID
 	raw          []byte // what is sent to the kernel: a header, then the entries
-	foreign      int    // bytes up to the end of the entries of others
-	ordered      bool   // these come first
+	foreign      int    // bytes up to the end of the last entry of others
+	ordered      bool   // others come first, then our chains by their names
 	segments     []*segment
 	byName       map[string]*segment
 	kept         map[int]int // entries whose counters are those of entries of the blob before
@@ -88,13 +88,24 @@ func parseBlob(id tableID, info xtables.Info, raw []byte) (*blob, error) {
 	b.segments = b.segments[:len(b.segments)-1]
 	delete(b.byName, last.name)
 	b.findJumps(layout)
-	for _, s := range b.segments {
-		if !s.owned {
-			b.ordered = b.foreign == s.offset
-			b.foreign = s.offset + len(s.bytes)
-		}
-	}
+	b.findOrder()
 	return b, nil
+}
+
+// findOrder finds where the entries of others end, and whether the table is laid out as we do it: others first,
+// then our chains by their names. Whoever rewrites it by iptables sorts all chains by their names.
+func (b *blob) findOrder() {
+	b.ordered = true
+	last := "" // of our chains
+	for _, s := range b.segments {
+		if s.owned {
+			b.ordered = b.ordered && last < s.name
+			last = s.name
+			continue
+		}
+		b.ordered = b.ordered && last == ""
+		b.foreign = s.offset + len(s.bytes)
+	}
 }
 
 // begins is the chain that begins with an entry, or nil.
@@ -383,7 +394,7 @@ func (b *blob) keepCounters(before *blob, renewed map[*segment]*segment) {
 // noHook is where the kernel says that a table begins for a hook that it does not have.
 const noHook = 1<<32 - 1
 
-// sameForeign reports whether the entries of others are those at the beginning of a table that was read.
+// sameForeign reports whether the entries up to the last one of others are those of a table that was read.
 func (b *blob) sameForeign(read []byte) bool {
 	layout := xtables.LayoutOf(b.id.v6)
 	mine := b.raw[xtables.Header:]

@@ -113,15 +113,15 @@ func (l *legacy) undisturbed(tables []tableID) (bool, error) {
 	return true, nil
 }
 
-// same reports whether a table is as last read or written. It compares sizes, and the rules of others, which
-// come first in what we write.
+// same reports whether a table is as last read or written. It compares sizes, and the rules up to the last one of
+// others, who come first in what we write.
 func (l *legacy) same(id tableID) (same bool, err error) {
 	b := l.tables[id]
 	info, err := l.socket(id).Info(id.name)
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", id, err)
 	}
-	if b == nil || !b.ordered || info != b.Info {
+	if b == nil || info != b.Info {
 		return false, nil
 	}
 	err = l.socket(id).Peek(id.name, info.Size, b.foreign, func(entries []byte) { same = b.sameForeign(entries) })

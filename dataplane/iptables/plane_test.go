@@ -454,3 +454,41 @@ func TestPlane_sameLength(t *testing.T) {
 		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
 	})
 }
+
+// TestPlane_sorted has somebody add chains whose names come after ours: iptables-legacy, which sorts all chains,
+// then leaves them behind ours.
+func TestPlane_sorted(t *testing.T) {
+	const behind = `*nat
+:cali-A - [0:0]
+:cali-B - [0:0]
+[5:500] -A cali-A -j RETURN
+[6:600] -A cali-B -j cali-A
+COMMIT
+`
+	onBoth(t, func(t *testing.T, b Backend) {
+		s, next := parse(t, everything), parse(t, "")
+		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
+		check(t, p.Sync(context.Background(), s))
+		for range 3 {
+			tool(t, b, "iptables-restore", behind, "--counters", "--noflush")
+			want := foreign(t, b)
+			drifts, err := p.Audit(context.Background(), s)
+			check(t, err)
+			if len(drifts) > 0 {
+				t.Errorf("drifts: %v", drifts)
+			}
+			if ok, err := p.backend.undisturbed(p.tableIDs()); !ok || err != nil {
+				t.Errorf("what others have added is not known after an audit: %v", err)
+			}
+			check(t, p.Apply(context.Background(), next, model.Diff(s, next)))
+			if got := foreign(t, b); got != want {
+				t.Errorf("after Apply others have\n%s\nnot\n%s", got, want)
+			}
+			if drifts := audit(t, b, next); len(drifts) > 0 {
+				t.Errorf("drifts after Apply: %v", drifts)
+			}
+			s, next = next, s
+		}
+		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+	})
+}
