@@ -146,7 +146,12 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 			return nil, err
 		}
 		if t.foreign {
+			former, err := t.records(p.conn)
+			if err != nil {
+				return nil, err
+			}
 			k.tables[i] = newTable(t.family, t.mark, k.tx)
+			k.tables[i].former = former
 			k.tables[i].deleteTable()
 			k.tx.join()
 		}
@@ -574,7 +579,7 @@ func (p *Plane) remove() error {
 	}
 	*k.tx = transaction{}
 	for _, t := range k.tables {
-		if t.exists {
+		if t.exists || t.former != nil {
 			t.deleteTable()
 		}
 	}

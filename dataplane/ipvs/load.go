@@ -126,6 +126,15 @@ func (t *table) list(c *nfnetlink.Socket, s *set, reset func(), f func(e listedE
 	return c.Dump(l)
 }
 
+// records are the keys of the virtual servers that the table says are ours, whatever else it holds.
+func (t *table) records(c *nfnetlink.Socket) (map[string]bool, error) {
+	found, s := map[string]bool{}, t.sets[virtualServers]
+	if !t.foundSets[s.name] {
+		return found, nil
+	}
+	return found, t.list(c, s, func() { clear(found) }, func(e listedElement) { found[string(e.key)] = true })
+}
+
 func (t *table) loadElements(c *nfnetlink.Socket) error {
 	for i, s := range t.sets {
 		if i == affinity || i == clients || !t.foundSets[s.name] {

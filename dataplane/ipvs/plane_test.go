@@ -39,6 +39,7 @@ func TestPlane(t *testing.T) {
 		"leaves others alone":            (*namespace).others,
 		"repairs virtual servers":        (*namespace).repairsServers,
 		"timeouts":                       (*namespace).timeouts,
+		"another version":                (*namespace).anotherVersion,
 		"takes over":                     (*namespace).takesOver,
 		"remove leaves nothing":          (*namespace).remove,
 		"a refused row":                  (*namespace).refused,
@@ -318,6 +319,21 @@ func (n *namespace) others() {
 	if routes := n.run("ip", "route", "show", "table", "local"); !strings.Contains(routes, "local 198.51.100.9") {
 		n.Errorf("somebody's route is gone:\n%s", routes)
 	}
+}
+
+// anotherVersion finds tables that this one would not have made.
+func (n *namespace) anotherVersion() {
+	before := n.kernel()
+	n.sync(example)
+	n.run("nft", "add", "set", "ip", "fairlead-ipvs", "other", "{ type mark; }")
+	n.sync(example)
+	if drifts := n.audit(example); len(drifts) > 0 {
+		n.Errorf("drifts: %s", drifts)
+	}
+	n.equal(blocks(n.servers()), exampleServers)
+	n.run("nft", "add", "set", "ip", "fairlead-ipvs", "other", "{ type mark; }")
+	n.check(n.open().Remove(context.Background()))
+	n.equal(n.kernel(), before)
 }
 
 // takesOver finds virtual servers that kube-proxy may have made where its own shall be.

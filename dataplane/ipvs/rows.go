@@ -377,5 +377,6 @@ func (t *table) record(key serverKey, want bool) {
 
 func (t *table) recorded(key serverKey) bool {
 	k := model.Key{Addr: key.addr, Port: key.port, Protocol: key.protocol}
-	return t.elements[virtualServers][string(encodeKey(k))] != nil
+	encoded := string(encodeKey(k))
+	return t.elements[virtualServers][encoded] != nil || t.former[encoded]
 }

@@ -40,6 +40,7 @@ type table struct {
 	foundSets map[string]bool
 	chains    map[string][]string // by name: the marks of the rules
 	elements  [numSets]map[string]*element
+	former    map[string]bool // records of virtual servers in the table that this one replaces; nil: there is none
 
 	entries  map[any][]entry // what each row needs; by its key
 	classes  map[class]*classUse
