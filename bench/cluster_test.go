@@ -19,6 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	playRole()
 	os.Exit(testbed.RunTests(m.Run))
 }
 
@@ -159,13 +160,17 @@ func addSlice(b *service.Batch, s *service.Service, addrs []netip.Addr) {
 	b.Slices[slice.Name] = slice
 }
 
-// newTable is a Table with the options that most clusters have.
-func newTable(b *testing.B) *service.Table {
-	b.Helper()
-	table, err := service.NewTable(service.Options{
+// tableOptions are those that most clusters have.
+func tableOptions() service.Options {
+	return service.Options{
 		NodeName:    string(testbed.Node),
 		DetectLocal: service.DetectLocal{Mode: service.LocalClusterCIDR, ClusterCIDRs: testbed.ClusterCIDRs()},
-	})
+	}
+}
+
+func newTable(b *testing.B) *service.Table {
+	b.Helper()
+	table, err := service.NewTable(tableOptions())
 	if err != nil {
 		b.Fatal(err)
 	}

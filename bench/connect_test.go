@@ -107,6 +107,7 @@ type client struct {
 	v6       bool
 	targets  []unix.RawSockaddrInet6 // in which an IPv4 one fits
 	size     uintptr                 // of a target
+	bind     func(fd int) error      // chooses the source; nil: the kernel does
 	next     int
 }
 
@@ -147,9 +148,8 @@ func rawSockaddr(a netip.Addr, port uint16) (raw unix.RawSockaddrInet6) {
 // slice opens connections, and then has the node forget them.
 func (c *client) slice() (took []time.Duration, err error) {
 	err = c.bed.Do(c.place, func() (err error) {
-		// The runtime's own signals would interrupt connect.
-		if err := unix.PthreadSigmask(unix.SIG_BLOCK, &unix.Sigset_t{Val: [16]uint64{^uint64(0)}}, nil); err != nil {
-			return os.NewSyscallError("sigmask", err)
+		if err := blockSignals(); err != nil {
+			return err
 		}
 		for n := 0; n <= batches && err == nil; n++ {
 			err = c.batch(&took)
@@ -160,6 +160,12 @@ func (c *client) slice() (took []time.Duration, err error) {
 		return nil, err
 	}
 	return took[perBatch:], c.track.ConntrackTableFlush(netlink.ConntrackTable)
+}
+
+// blockSignals keeps the runtime's own signals from interrupting connect.
+func blockSignals() error {
+	err := unix.PthreadSigmask(unix.SIG_BLOCK, &unix.Sigset_t{Val: [16]uint64{^uint64(0)}}, nil)
+	return os.NewSyscallError("sigmask", err)
 }
 
 func (c *client) batch(took *[]time.Duration) error {
@@ -177,24 +183,40 @@ func (c *client) batch(took *[]time.Duration) error {
 	return nil
 }
 
-// connect opens one TCP connection and resets it, or sends the first datagram of a UDP flow. It
-// returns what connect or sendto took; the kernel carries the packets through all namespaces within
-// these calls.
+// connect opens one TCP connection and resets it, or sends the first datagram of a UDP flow.
 func (c *client) connect(to *unix.RawSockaddrInet6) (took time.Duration, err error) {
+	fd, err := c.socket(to)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	return c.dial(fd, to)
+}
+
+func (c *client) socket(to *unix.RawSockaddrInet6) (fd int, err error) {
 	kind := unix.SOCK_STREAM
 	if c.protocol == model.UDP {
 		kind = unix.SOCK_DGRAM
 	}
-	fd, err := unix.Socket(int(to.Family), kind|unix.SOCK_CLOEXEC, 0)
+	fd, err = unix.Socket(int(to.Family), kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, os.NewSyscallError("socket", err)
 	}
-	defer unix.Close(fd)
 	err = errors.Join(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 5}))
-	if err != nil {
-		return 0, os.NewSyscallError("setsockopt", err)
+	if err == nil && c.bind != nil {
+		err = c.bind(fd)
 	}
+	if err != nil {
+		unix.Close(fd)
+		return 0, fmt.Errorf("prepare a socket: %w", err)
+	}
+	return fd, nil
+}
+
+// dial returns what connect or sendto took; the kernel carries the packets through all namespaces within
+// these calls.
+func (c *client) dial(fd int, to *unix.RawSockaddrInet6) (took time.Duration, err error) {
 	var errno unix.Errno
 	start := time.Now()
 	if c.protocol == model.UDP {

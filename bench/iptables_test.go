@@ -67,7 +67,7 @@ func newTreeArena(b *testing.B) *arena {
 	}
 	command(b, a.bed, openPod, "ip", "route", "add", "local", endpointNet.String(), "dev", "lo")
 	command(b, a.bed, testbed.Node, "ip", "route", "add", endpointNet.String(), "via", podAddrs[openPod].String(), "onlink",
-		"dev", device(b, a.bed))
+		"dev", device(b, a.bed, podAddrs[openPod]))
 	err := a.bed.Do(testbed.Node, func() (err error) {
 		a.track, err = netlink.NewHandle(unix.NETLINK_NETFILTER)
 		return err
@@ -88,9 +88,9 @@ func command(b *testing.B, bed *testbed.Bed, place testbed.Place, words ...strin
 	return string(out)
 }
 
-// device is the node's link to the server.
-func device(b *testing.B, bed *testbed.Bed) string {
-	words := strings.Fields(command(b, bed, testbed.Node, "ip", "route", "get", podAddrs[openPod].String()))
+// device is the node's link to a pod.
+func device(b *testing.B, bed *testbed.Bed, pod netip.Addr) string {
+	words := strings.Fields(command(b, bed, testbed.Node, "ip", "route", "get", pod.String()))
 	return words[slices.Index(words, "dev")+1]
 }
 

@@ -59,7 +59,7 @@ func (t *Takeover) look(ctx context.Context) (p Progress, left bool, err error) 
 		if p, err = servers.step(ctx); err != nil {
 			return err
 		}
-		s, err := readIPVS()
+		s, err := servers.read()
 		left = s.draining()
 		return err
 	})

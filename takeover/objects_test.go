@@ -66,7 +66,6 @@ func (s serviceSpec) modelProtocol() model.Protocol {
 
 func newObjects(bed *testbed.Bed, specs ...serviceSpec) clusterObjects {
 	o := clusterObjects{node: &corev1.Node{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
 		ObjectMeta: metav1.ObjectMeta{Name: string(testbed.Node)},
 	}}
 	for _, v6 := range []bool{false, true} {
@@ -85,7 +84,6 @@ func newObjects(bed *testbed.Bed, specs ...serviceSpec) clusterObjects {
 func (s serviceSpec) service() *corev1.Service {
 	both := corev1.IPFamilyPolicyRequireDualStack
 	o := &corev1.Service{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name, ResourceVersion: "1"},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeNodePort, ClusterIP: s.address, IPFamilyPolicy: &both,
@@ -107,7 +105,6 @@ func (s serviceSpec) slice(bed *testbed.Bed, v6 bool) *discoveryv1.EndpointSlice
 		port = udpPort
 	}
 	o := &discoveryv1.EndpointSlice{
-		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "default", Name: s.name + "-" + strings.ToLower(string(kind)), ResourceVersion: "1",
 			Labels: map[string]string{discoveryv1.LabelServiceName: s.name},
@@ -123,29 +120,16 @@ func (s serviceSpec) slice(bed *testbed.Bed, v6 bool) *discoveryv1.EndpointSlice
 	return o
 }
 
-func (o clusterObjects) lists() map[string]list {
-	lists := map[string]list{
-		"services":       {TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceList"}},
-		"nodes":          {TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, Items: []runtime.Object{o.node}},
-		"endpointslices": {TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSliceList"}},
-		"servicecidrs":   {TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDRList"}},
-	}
-	add := func(name string, object runtime.Object) {
-		l := lists[name]
-		l.Items = append(l.Items, object)
-		lists[name] = l
-	}
+// all are what the API server has.
+func (o clusterObjects) all() []runtime.Object {
+	all := []runtime.Object{o.node}
 	for _, s := range o.services {
-		add("services", s)
+		all = append(all, s)
 	}
 	for _, s := range o.slices {
-		add("endpointslices", s)
+		all = append(all, s)
 	}
-	for name, l := range lists {
-		l.ResourceVersion = "1"
-		lists[name] = l
-	}
-	return lists
+	return all
 }
 
 // state is what Fairlead makes of the objects.

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"fairlead.dev/fairlead/model"
 )
 
 // virtualServers is what mode ipvs leaves besides rules and sets: virtual servers and kube-ipvs0.
@@ -15,6 +17,8 @@ type virtualServers struct {
 	log      *slog.Logger
 	drainFor time.Duration
 	said     *Progress // what the log says of draining
+	owned    func() (func(netip.AddrPort, model.Protocol) bool, error)
+	exclude  []netip.Prefix
 }
 
 // ipvsState is what there is of it.
@@ -24,7 +28,7 @@ type ipvsState struct {
 	dummy    *dummy    // nil: none
 }
 
-func readIPVS() (ipvsState, error) {
+func (v *virtualServers) read() (ipvsState, error) {
 	var s ipvsState
 	var err error
 	if s.dummy, err = findDummy(); err != nil {
@@ -41,12 +45,32 @@ func readIPVS() (ipvsState, error) {
 	if err != nil {
 		return s, err
 	}
+	spared, err := v.spared()
+	if err != nil {
+		return s, err
+	}
 	for _, v := range all {
-		if s.owns(v, nodePorts) {
+		if s.owns(v, nodePorts) && !spared(v) {
 			s.servers = append(s.servers, v)
 		}
 	}
 	return s, nil
+}
+
+// spared reports whether a virtual server is the caller's, or left alone at the user's wish.
+func (v *virtualServers) spared() (func(server) bool, error) {
+	owned := func(netip.AddrPort, model.Protocol) bool { return false }
+	if v.owned != nil {
+		var err error
+		if owned, err = v.owned(); err != nil {
+			return nil, err
+		}
+	}
+	return func(s server) bool {
+		contains := func(p netip.Prefix) bool { return p.Contains(s.address) }
+		return owned(netip.AddrPortFrom(s.address, s.port.port), model.Protocol(s.port.protocol)) ||
+			slices.ContainsFunc(v.exclude, contains)
+	}, nil
 }
 
 // owns reports whether kube-proxy made a virtual server: its address is on kube-ipvs0, or its port is
@@ -85,7 +109,7 @@ func nodePorts() (map[servedPort]bool, error) {
 }
 
 func (v *virtualServers) find(context.Context) ([]Leftover, error) {
-	s, err := readIPVS()
+	s, err := v.read()
 	var found []Leftover
 	until := s.dummy.until()
 	if len(s.servers) > 0 {
@@ -103,7 +127,7 @@ func (v *virtualServers) find(context.Context) ([]Leftover, error) {
 
 // remove ends what IPVS does, or begins to drain it.
 func (v *virtualServers) remove(ctx context.Context) error {
-	s, err := readIPVS()
+	s, err := v.read()
 	if err != nil || s.empty() {
 		return err
 	}
@@ -151,7 +175,7 @@ func (v *virtualServers) step(ctx context.Context) (Progress, error) {
 }
 
 func (v *virtualServers) goOn(ctx context.Context) (Progress, error) {
-	s, err := readIPVS()
+	s, err := v.read()
 	if err != nil || !s.draining() {
 		return Progress{}, err
 	}

@@ -25,10 +25,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/xtables"
 )
 
@@ -47,6 +49,11 @@ type Config struct {
 	// Spare reports whether the chains of a back end, IPTablesLegacy or IPTablesNFT, are the caller's in the tables
 	// nat and filter, whatever their names are. Nil: they are not.
 	Spare func(backend string) bool
+	// Owned finds out which virtual servers of IPVS are the caller's, although their addresses or ports are those of
+	// kube-proxy's: he has adopted them. Nil: none.
+	Owned func() (func(netip.AddrPort, model.Protocol) bool, error)
+	// Exclude are addresses whose virtual servers nobody touches.
+	Exclude []netip.Prefix
 }
 
 // The back ends of iptables.
@@ -142,7 +149,9 @@ func (t *Takeover) tables(backend string) []string {
 }
 
 func (t *Takeover) servers() *virtualServers {
-	return &virtualServers{log: t.config.Log, drainFor: t.config.Drain, said: &t.said}
+	return &virtualServers{
+		log: t.config.Log, drainFor: t.config.Drain, said: &t.said, owned: t.config.Owned, exclude: t.config.Exclude,
+	}
 }
 
 // Find tells what Remove would remove, what drains, and what stays and why.

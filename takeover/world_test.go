@@ -66,8 +66,25 @@ func newWorld(t *testing.T, backend string) *world {
 	}
 	without := late
 	without.pods = nil
-	w.kubeconfig = serveAPI(t, w.bed, newObjects(w.bed, web, dns, self, without))
+	w.serveAPI(newObjects(w.bed, web, dns, self, without))
 	return w
+}
+
+// serveAPI has an API server with objects that never change: all that kube-proxy needs.
+func (w *world) serveAPI(objects clusterObjects) {
+	w.Helper()
+	catalog, err := kubernetes.NewCatalog(objects.all()...)
+	if err == nil {
+		w.kubeconfig, err = catalog.Serve(w.bed, w.TempDir())
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		if err := catalog.Close(); err != nil {
+			w.Error(err)
+		}
+	})
 }
 
 // toolsOf is a directory in which iptables is of one back end.
@@ -116,7 +133,7 @@ type kubeProxy struct {
 func (w *world) startKubeProxy(mode string, flags ...string) *kubeProxy {
 	w.Helper()
 	command := kubernetes.KubeProxyCommand(kubernetes.NeedParts(w.T), w.kubeconfig, mode)
-	command = append(append(command, "--kube-api-content-type=application/json"), flags...)
+	command = append(command, flags...)
 	p := &kubeProxy{Cmd: w.bed.Command(context.WithoutCancel(w.Context()), testbed.Node, command[0], command[1:]...), w: w, log: &bytes.Buffer{}}
 	p.Stdout, p.Stderr = p.log, p.log
 	p.Env = append(os.Environ(), "PATH="+w.path+":"+os.Getenv("PATH"))

@@ -1,0 +1,42 @@
+package bench
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/testbed/kubernetes"
+	"fairlead.dev/fairlead/testbed/vm"
+)
+
+// inTestKernel runs a benchmark in the test kernel if this one has no IPVS, and reports whether it did. All that
+// is compared runs there, so that nothing but the ratio of two figures of one such run means anything.
+func inTestKernel(b *testing.B) (done bool) {
+	b.Helper()
+	if _, err := os.Stat("/proc/net/ip_vs"); err == nil {
+		return false
+	}
+	kernel, parts := vm.Need(b), kubernetes.NeedParts(b)
+	self, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Setenv(kubernetes.PartsVariable, parts.Dir)
+	_, below, nested := strings.Cut(flag.Lookup("test.bench").Value.String(), "/")
+	pattern := "^" + b.Name() + "$"
+	if nested {
+		pattern += "/" + below
+	}
+	m := vm.Machine{
+		Kernel: kernel, Stdout: os.Stdout, Stderr: os.Stderr, Memory: "6G",
+		Args: []string{self, "-test.run=^$", "-test.bench=" + pattern, "-test.timeout=1h",
+			"-test.benchtime=" + flag.Lookup("test.benchtime").Value.String()},
+	}
+	progress("this kernel has no IPVS; in the test kernel:")
+	status, err := m.Run(b.Context())
+	if err != nil || status != 0 {
+		b.Fatalf("in the test kernel: status %d, %v", status, err)
+	}
+	return true
+}
