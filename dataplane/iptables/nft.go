@@ -544,10 +544,15 @@ func explain(err error, steps []step) error {
 		return err
 	case r.Message < 0:
 		return fmt.Errorf("nf_tables: %w", r.Err)
-	case r.Err == unix.EPERM || r.Err == unix.ENOENT: // not about what was sent
-		return fmt.Errorf("nf_tables: %s: %w", steps[r.Message], r.Err)
 	}
-	return &refusedError{fmt.Sprint(steps[r.Message]), r.Err}
+	step := steps[r.Message]
+	switch {
+	case r.Err == unix.ENOENT && step.rule != nil: // the chain is there: it was flushed just before
+		return &refusedError{step.String(), fmt.Errorf("%w: a chain, or a module for a match or target of it", r.Err)}
+	case r.Err == unix.EPERM || r.Err == unix.ENOENT: // not about what was sent
+		return fmt.Errorf("nf_tables: %s: %w", step, r.Err)
+	}
+	return &refusedError{step.String(), r.Err}
 }
 
 // tidy deletes what we made for lack of it: the kernel's chains, if they are empty, and their table.

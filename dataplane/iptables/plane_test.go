@@ -492,3 +492,25 @@ COMMIT
 		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
 	})
 }
+
+// A kernel that lacks a match of one rule refuses that rule, and not the others.
+func TestNFT_withoutMatch(t *testing.T) {
+	inNamespace(t, func(t *testing.T) {
+		p := newPlane(t, Options{Backend: NFTables}, dataplane.Config{})
+		check(t, p.Sync(context.Background(), parse(t, everything)))
+		n, x := p.backend.(*nft), &transaction{}
+		x.in(tableID{name: "nat"})
+		m := x.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE, step{chainPost, &rule{protocol: model.SCTP}})
+		x.Text(unix.NFTA_RULE_TABLE, "nat")
+		x.Text(unix.NFTA_RULE_CHAIN, chainPost)
+		e := x.Open(unix.NFTA_RULE_EXPRESSIONS)
+		x.extension("match", extension{name: "nobody has it"})
+		x.Close(e)
+		x.Finish(m)
+		x.unit()
+		if err := n.commit(x); !refused(err) || !strings.Contains(err.Error(), "-p sctp") {
+			t.Errorf("want the rule refused, got %v", err)
+		}
+		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+	})
+}
