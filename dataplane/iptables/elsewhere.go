@@ -116,7 +116,7 @@ func recorded(found map[tableID]*content) bool {
 	return ok
 }
 
-// clear deletes what find has found.
+// clear deletes what find has found, and what has come to the same tables since.
 func (l *place) clear(ctx context.Context, found map[tableID]*content) error {
 	if len(found) == 0 {
 		return nil
@@ -126,8 +126,12 @@ func (l *place) clear(ctx context.Context, found map[tableID]*content) error {
 	}
 	defer l.end()
 	var changes []*change
-	for id, have := range found {
-		if c := difference(l.backend, id, nil, have); !c.empty() {
+	for id := range found {
+		have, err := l.load(id) // as it is now, while nobody else changes it
+		if err != nil {
+			return fmt.Errorf("back end %s: %w", l.kind, err)
+		}
+		if c := difference(l.backend, id, nil, have.own()); !c.empty() {
 			changes = append(changes, c)
 		}
 	}

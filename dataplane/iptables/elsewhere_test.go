@@ -147,3 +147,20 @@ func TestPlane_kubeProxyIsBack(t *testing.T) {
 		}
 	})
 }
+
+// Others may change a table between the look and the removal.
+func TestPlace_changedMeanwhile(t *testing.T) {
+	onBoth(t, func(t *testing.T, b Backend) {
+		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
+		check(t, errors.Join(p.Sync(context.Background(), parse(t, everything)), p.Close()))
+		l, err := openPlace(b, p)
+		check(t, err)
+		found, err := l.find()
+		check(t, err)
+		tool(t, b, "iptables", "", "-t", "nat", "-I", "PREROUTING", "-p", "tcp", "-j", "ACCEPT")
+		check(t, errors.Join(l.clear(context.Background(), found), l.close()))
+		if got := save(t, b); strings.Contains(got, "KUBE-") || !strings.Contains(got, "-A PREROUTING -p tcp -j ACCEPT") {
+			t.Errorf("there is left\n%s", got)
+		}
+	})
+}
