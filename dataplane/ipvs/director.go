@@ -115,6 +115,10 @@ type request struct {
 	what    string // for people: the object
 	encode  func(ae *netlink.AttributeEncoder)
 	done    func() // what the plane remembers when it has been done
+	// server is the virtual server that this is, or is part of; lacks says what the kernel has not if it
+	// answers ENOENT.
+	server serverKey
+	lacks  string
 }
 
 func newServer(k serverKey, scheduler string, done func()) request {
@@ -126,7 +130,7 @@ func setServer(k serverKey, scheduler string, done func()) request {
 }
 
 func serverRequest(command uint8, k serverKey, scheduler string, done func()) request {
-	return request{command, "virtual server " + k.String(), func(ae *netlink.AttributeEncoder) {
+	encode := func(ae *netlink.AttributeEncoder) {
 		ae.Nested(attrService, func(ae *netlink.AttributeEncoder) error {
 			k.encode(ae)
 			ae.String(serviceScheduler, scheduler)
@@ -135,7 +139,10 @@ func serverRequest(command uint8, k serverKey, scheduler string, done func()) re
 			ae.Uint32(serviceNetmask, k.netmask())
 			return nil
 		})
-	}, done}
+	}
+	lacks := fmt.Sprintf("this kernel has no scheduler %s: load module ip_vs_%[1]s, or choose another", scheduler)
+	what := "virtual server " + k.String()
+	return request{command: command, what: what, encode: encode, done: done, server: k, lacks: lacks}
 }
 
 // flagsOf has schedulers that hash choose another real server where the one that they find takes no
@@ -163,12 +170,12 @@ func (k serverKey) netmask() uint32 {
 }
 
 func deleteServer(k serverKey, done func()) request {
-	return request{cmdDelService, "virtual server " + k.String(), k.identify, done}
+	return request{command: cmdDelService, what: "virtual server " + k.String(), encode: k.identify, done: done, server: k}
 }
 
 // setTimeouts sets those that are given, in seconds.
 func setTimeouts(t Timeouts) request {
-	return request{cmdSetConfig, "timeouts", func(ae *netlink.AttributeEncoder) {
+	return request{command: cmdSetConfig, what: "timeouts", encode: func(ae *netlink.AttributeEncoder) {
 		for kind, d := range map[uint16]time.Duration{
 			attrTimeoutTCP: t.TCP, attrTimeoutFIN: t.TCPFin, attrTimeoutUDP: t.UDP,
 		} {
@@ -176,12 +183,12 @@ func setTimeouts(t Timeouts) request {
 				ae.Uint32(kind, uint32(d.Seconds()))
 			}
 		}
-	}, func() {}}
+	}, done: func() {}}
 }
 
 func realRequest(command uint8, k serverKey, r real, done func()) request {
 	what := fmt.Sprintf("real server %s of %s", r.addr, k)
-	return request{command, what, func(ae *netlink.AttributeEncoder) {
+	return request{command: command, what: what, server: k, done: done, encode: func(ae *netlink.AttributeEncoder) {
 		k.identify(ae)
 		ae.Nested(attrDest, func(ae *netlink.AttributeEncoder) error {
 			ae.Bytes(destAddress, r.addr.Addr().AsSlice())
@@ -192,7 +199,7 @@ func realRequest(command uint8, k serverKey, r real, done func()) request {
 			ae.Uint32(destLower, 0)
 			return nil
 		})
-	}, done}
+	}}
 }
 
 // director is the IPVS of the network namespace of the thread that opened it.
@@ -245,9 +252,10 @@ const batchSize = 128
 // perform does the requests in their order and returns an error for each that the kernel refuses. The
 // second error is one after which it is not known what has been done.
 func (d *director) perform(requests []request) (refused []error, err error) {
+	absent := map[serverKey]bool{}
 	for len(requests) > 0 {
 		n := min(len(requests), batchSize)
-		more, err := d.send(requests[:n])
+		more, err := d.send(requests[:n], absent)
 		refused = append(refused, more...)
 		if err != nil {
 			return refused, err
@@ -257,7 +265,9 @@ func (d *director) perform(requests []request) (refused []error, err error) {
 	return refused, nil
 }
 
-func (d *director) send(requests []request) (refused []error, err error) {
+// send does at most batchSize requests. Virtual servers that the kernel refuses are absent; that it then refuses
+// their real servers as well is not worth an error each.
+func (d *director) send(requests []request, absent map[serverKey]bool) (refused []error, err error) {
 	if err := d.fault("ipvs send"); err != nil {
 		return nil, err
 	}
@@ -277,11 +287,21 @@ func (d *director) send(requests []request) (refused []error, err error) {
 			r.done()
 		case errors.Is(err, unix.EPERM) || !answered(err):
 			return refused, err
+		case errors.Is(err, unix.ESRCH) && absent[r.server]:
 		default:
-			refused = append(refused, fmt.Errorf("IPVS refuses %s: %w", r.what, err))
+			refused = append(refused, r.refusal(err))
+			absent[r.server] = absent[r.server] || r.command == cmdNewService
 		}
 	}
 	return refused, nil
+}
+
+// refusal says what the kernel does not do, and why.
+func (r request) refusal(err error) error {
+	if r.lacks != "" && errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("IPVS refuses %s: %w: %s", r.what, err, r.lacks)
+	}
+	return fmt.Errorf("IPVS refuses %s: %w", r.what, err)
 }
 
 // answered reports whether an error is the kernel's answer to a request, not one of the socket.
