@@ -380,7 +380,9 @@ func (e *Engine) sync(ctx context.Context, level slog.Level) error {
 func (e *Engine) audit(ctx context.Context) error {
 	start := time.Now()
 	defer func() { e.scheduleAudit(time.Since(start)) }()
-	drifts, err := e.options.Plane.Audit(ctx, e.state)
+	look, end := context.WithTimeout(ctx, e.options.HealthTimeout/2) // nobody knows of changes that come meanwhile
+	defer end()
+	drifts, err := e.options.Plane.Audit(look, e.state)
 	e.round.Audited = time.Since(start)
 	if err != nil || len(drifts) == 0 {
 		return err

@@ -389,6 +389,44 @@ func TestEngine_slowAuditsAreRare(t *testing.T) {
 	}
 }
 
+// stuckPlane waits for something that never comes.
+type stuckPlane struct {
+	dataplane.Dataplane
+	stuck atomic.Bool
+}
+
+func (p *stuckPlane) Sync(ctx context.Context, s *model.State) error {
+	if p.stuck.Load() {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return p.Dataplane.Sync(ctx, s)
+}
+
+func (p *stuckPlane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	if p.stuck.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return p.Dataplane.Audit(ctx, s)
+}
+
+// Somebody may keep the machine's iptables locked for good. While an audit waits for that no change is taken in.
+func TestEngine_stuckAuditShows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, p := newRig(t), &stuckPlane{}
+		r.start(func(o *Options) { p.Dataplane, o.Plane = o.Plane, p })
+		r.send(web(1))
+		r.converged()
+		p.stuck.Store(true)
+		time.Sleep(2 * healthTimeout)
+		if r.engine.Healthy() || r.engine.Status().Failures == 0 {
+			t.Errorf("nothing can be programmed, and the status is %+v", r.engine.Status())
+		}
+		r.stop()
+	})
+}
+
 func TestEngine_stopLeavesTheKernel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
