@@ -422,7 +422,7 @@ func (k *kernel) drain() error {
 // servers that leave go on, no address stops being local: theirs may be among them.
 func (p *Plane) tidy(k *kernel, refused *[]error) error {
 	if len(k.servers.draining) == 0 {
-		surplus := p.locals.surplus()
+		surplus := p.locals.idle()
 		if err := p.locals.remove(surplus); errors.Is(err, dataplane.ErrPartial) {
 			*refused = append(*refused, err)
 		} else if err != nil {
@@ -434,13 +434,12 @@ func (p *Plane) tidy(k *kernel, refused *[]error) error {
 			}
 		}
 	}
-	for _, t := range k.tables {
-		for row := range t.entries {
-			if key, ok := row.(serverKey); ok && k.servers.held[key] == nil {
-				t.record(key, false)
-			}
+	for _, key := range k.servers.gone {
+		if k.servers.held[key] == nil {
+			k.tables[index(key.v6)].record(key, false)
 		}
 	}
+	k.servers.gone = nil
 	return p.commit(k.tx)
 }
 

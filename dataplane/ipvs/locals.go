@@ -24,6 +24,8 @@ type locals struct {
 	ranges []netip.Prefix     // of Service addresses; disjoint
 	own    map[netip.Addr]bool
 	held   map[netip.Prefix]bool
+	// unused are those that may be surplus, nil: any.
+	unused map[netip.Prefix]struct{}
 }
 
 // localMode is a way to make addresses local.
@@ -63,6 +65,7 @@ func (l *locals) load() (err error) {
 	if err = l.fault("routes list"); err != nil {
 		return err
 	}
+	l.unused = nil
 	if l.held, err = l.mode.load(); err != nil {
 		return err
 	}
@@ -83,13 +86,17 @@ func (l *locals) count(key model.Key, f model.Frontend, n int) {
 	if f.Verdict != model.Forward {
 		return
 	}
-	if l.users[key.Addr] += n; l.users[key.Addr] == 0 {
-		delete(l.users, key.Addr)
+	if l.users[key.Addr] += n; l.users[key.Addr] > 0 {
+		return
+	}
+	delete(l.users, key.Addr)
+	if l.unused != nil {
+		l.unused[single(key.Addr)] = struct{}{}
 	}
 }
 
 func (l *locals) setRanges(s *model.State) {
-	l.ranges = nil
+	l.ranges, l.unused = nil, nil
 	if !l.mode.ranges() {
 		return
 	}
@@ -137,6 +144,20 @@ func (l *locals) surplus() (surplus []netip.Prefix) {
 			surplus = append(surplus, p)
 		}
 	}
+	return surplus
+}
+
+// idle is surplus, at a cost that depends on what has changed since the last call.
+func (l *locals) idle() (surplus []netip.Prefix) {
+	if l.unused == nil {
+		surplus = l.surplus()
+	}
+	for p := range l.unused {
+		if l.held[p] && !l.wants(p) {
+			surplus = append(surplus, p)
+		}
+	}
+	l.unused = map[netip.Prefix]struct{}{}
 	return surplus
 }
 

@@ -81,8 +81,8 @@ func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
 	for id, p := range c.Pools.Set {
 		r.setPool(id, p, w)
 	}
-	for id := range r.pools {
-		if len(r.pools[id].keys) == 0 {
+	for id := range w.pools {
+		if use := r.pools[id]; use != nil && len(use.keys) == 0 {
 			r.dropPool(id, w)
 		}
 	}
@@ -149,7 +149,7 @@ func (r *rows) setPool(id model.PoolID, p model.Pool, w *changes) {
 		return
 	}
 	w.pools[id] = struct{}{}
-	w.forget = w.forget || use.row.Affinity > 0
+	w.forget = w.forget || use.row.Affinity > 0 && loses(use.row, p)
 	if use.row.Affinity != p.Affinity { // the class of its frontends is another one
 		if use.number == 0 {
 			use.number = r.takeNumber()
@@ -160,6 +160,11 @@ func (r *rows) setPool(id model.PoolID, p model.Pool, w *changes) {
 	for key := range use.keys {
 		w.servers[use.server(key)] = struct{}{}
 	}
+}
+
+// loses reports whether a backend does not take connections any more.
+func loses(before, now model.Pool) bool {
+	return slices.ContainsFunc(before.Serving(), func(b model.Backend) bool { return !serves(now, b.AddrPort) })
 }
 
 func (r *rows) dropPool(id model.PoolID, w *changes) {

@@ -30,6 +30,7 @@ type servers struct {
 	options  Options
 	held     map[serverKey]*server
 	draining map[serverKey]struct{} // those with real servers that leave
+	gone     []serverKey            // of which there is still a record
 }
 
 // load reads back what the kernel holds of the virtual servers that are ours.
@@ -171,6 +172,7 @@ func (s *servers) end(key serverKey, held *server, p *plan) {
 func (s *servers) forget(key serverKey) {
 	delete(s.held, key)
 	delete(s.draining, key)
+	s.gone = append(s.gone, key)
 }
 
 // leave plans that a real server takes no new connections, and goes: at once if its connections shall
