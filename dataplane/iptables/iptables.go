@@ -188,9 +188,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if err := p.leave(ctx, left); err != nil { // whose rules may refer to the sets
 		return p.finish(families, errors.Join(partial, fmt.Errorf("%w: iptables: %w", dataplane.ErrPartial, err)))
 	}
-	if err := p.ipsets.drop(stale); err != nil {
-		return fmt.Errorf("iptables: %w", err)
-	}
+	partial = partially(partial, p.ipsets.drop(stale))
 	if partial == nil {
 		if err := p.backend.settled(); err != nil {
 			return fmt.Errorf("iptables: %w", err)
@@ -330,10 +328,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return fmt.Errorf("iptables: %w", partial)
 	}
-	if err := p.ipsets.drop(stale); err != nil {
-		return fmt.Errorf("iptables: %w", err)
-	}
-	return p.finish(families, partial)
+	return p.finish(families, partially(partial, p.ipsets.drop(stale)))
 }
 
 // neededSetsAfter is neededSets, which looks at all pools, if some pool has affinity.

@@ -514,3 +514,32 @@ func TestNFT_withoutMatch(t *testing.T) {
 		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
 	})
 }
+
+// An ipset that somebody else's rule needs cannot go. That keeps nothing else from being programmed.
+func TestPlane_setInUse(t *testing.T) {
+	onBoth(t, func(t *testing.T, b Backend) {
+		s, next := parse(t, everything), parse(t, "")
+		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
+		check(t, p.Sync(context.Background(), s))
+		var set string
+		for name, use := range p.families[0].sets {
+			if use.backend.Port() == 8080 {
+				set = name
+			}
+		}
+		tool(t, b, "iptables", "", "-A", "INPUT", "-m", "set", "--match-set", set, "src", "-j", "ACCEPT")
+		err := p.Apply(context.Background(), next, model.Diff(s, next))
+		if !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), set) {
+			t.Errorf("want ErrPartial that names %s, got %v", set, err)
+		}
+		if err := p.Sync(context.Background(), next); !errors.Is(err, dataplane.ErrPartial) {
+			t.Errorf("want ErrPartial, got %v", err)
+		}
+		check(t, p.Apply(context.Background(), s, model.Diff(next, s)))
+		if drifts := audit(t, b, s); len(drifts) > 0 {
+			t.Errorf("drifts: %v", drifts)
+		}
+		tool(t, b, "iptables", "", "-F", "INPUT")
+		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+	})
+}
