@@ -61,7 +61,7 @@ sed    2,3,7  any  ccbcacbcc
 nq     2,3,7  any  (abc) cccbcc -a a
 
 # ip_vs_fo.c: the highest weight, as long as it is there
-fo     2,3,7  any  cccc c=0 bb b=0 a ? c=7 c
+fo     1,2,3  any  cccccc a=4 aaaaaa a=0 c c=0 b ? c=3 c
 
 # ip_vs_ovf.c: the highest weight until more connections than that are open, then the next; nobody has room: refused
 ovf    1,2,4  any  ccccc bbb aa ! -c ccccc !
@@ -640,6 +640,11 @@ func (l *lab) unknown() {
 	good, bad := l.newService(140, "rr", 1, 1, 1), l.newService(141, "nonsense", 1, 1, 1)
 	err := l.to(func(state *model.State) { bad.put(state); good.put(state) })
 	l.missing(err, bad)
+	// The address is local, and the port is one of the node's own.
+	_, err = l.dial(testbed.Outside, netip.Addr{}, bad.addresses[0])
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		l.Errorf("a Service that is not in force is not refused, but %v", err)
+	}
 	s := &sequence{lab: l, service: good, from: testbed.Outside, letters: "xyz", names: map[string]string{}}
 	s.address = good.addresses[0]
 	have, err := s.play(strings.Fields("xyxy"))

@@ -53,7 +53,8 @@ type kernel struct {
 	servers *servers
 	tables  []*table // IPv4, IPv6
 	tx      *transaction
-	forget  bool // affinity may have learnt a backend while that left
+	forget  bool                   // affinity may have learnt a backend while that left
+	refused map[model.Key]struct{} // frontends whose virtual servers the kernel does not take
 }
 
 var (
@@ -397,6 +398,7 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 	for _, step := range []func() error{
 		func() error { return p.commit(&todo.records) },
 		func() error { return soft(k.servers.perform(todo.servers.first)) },
+		func() error { return k.refuse(&todo.table, len(refused) > 0) },
 		func() error { return p.commit(&todo.table) },
 		func() error { return soft(p.locals.add(todo.add)) },
 		func() error { return soft(k.servers.perform(todo.servers.last)) },

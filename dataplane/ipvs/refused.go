@@ -1,0 +1,44 @@
+package ipvs
+
+import (
+	"errors"
+	"maps"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// refuse has the table refuse the clients of frontends whose virtual servers the kernel has not taken: the addresses
+// are the node's, and whatever of the node's listens on the port would answer in their place. What it has taken
+// meanwhile is served. Some says that it has just refused something.
+func (k *kernel) refuse(table *transaction, some bool) error {
+	candidates := maps.Keys(k.refused)
+	if some {
+		candidates = maps.Keys(k.frontends)
+	}
+	refused := map[model.Key]struct{}{}
+	*k.tx = *table
+	var errs []error
+	for key := range candidates {
+		f, exists := k.frontends[key]
+		_, was := k.refused[key]
+		switch {
+		case exists && k.lacks(key, f):
+			refused[key] = struct{}{}
+			errs = append(errs, k.setFrontend(key, model.Frontend{Verdict: model.Reject, Allow: f.Allow}))
+		case exists && was:
+			errs = append(errs, k.setFrontend(key, f))
+		}
+	}
+	*table, *k.tx = *k.tx, transaction{}
+	k.refused = refused
+	return errors.Join(errs...)
+}
+
+// lacks reports whether a frontend should have a virtual server and has none.
+func (k *kernel) lacks(key model.Key, f model.Frontend) bool {
+	return forwards(key, f) && k.servers.held[k.pools[f.Pool].server(key)] == nil
+}
+
+func (k *kernel) setFrontend(key model.Key, f model.Frontend) error {
+	return k.tables[index(key.Addr.Is6())].setFrontend(key, f, true, k.pools[f.Pool])
+}
