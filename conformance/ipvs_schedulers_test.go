@@ -605,34 +605,32 @@ func (l *lab) hashByDestination() {
 	l.check(l.to(s.delete))
 }
 
-// twoChoices tests twos (ip_vs_twos.c: of two that are drawn by weight the one with fewer connections, as wlc counts).
-// As long as a has fewer than b it is taken unless b is drawn twice: three times in four.
+// twoChoices tests twos (ip_vs_twos.c: of two that are drawn by weight the one with fewer connections for its weight, as
+// wlc counts). As long as a has fewer than b it is taken unless b is drawn twice: three times in four if they weigh the
+// same, seven times in sixteen if b weighs three times as much.
 func (l *lab) twoChoices() {
 	const n = 300
-	s := &sequence{lab: l, service: l.newService(130, "twos", 1, 0, 100), from: testbed.Outside}
-	s.address = s.addresses[0]
-	l.check(l.to(s.put))
-	have, err := s.play(nil)
-	l.check(err)
-	for range n {
-		name, err := s.once()
+	for i, c := range []struct {
+		weight uint16 // of b
+		share  float64
+	}{{100, 3. / 4}, {300, 7. / 16}} {
+		s := &sequence{lab: l, service: l.newService(130+i, "twos", 1, 0, c.weight), from: testbed.Outside}
+		s.address = s.addresses[0]
+		l.check(l.to(s.put))
+		all := strings.Repeat("b", n)
+		have, err := s.connect(all)
 		l.check(err)
-		have += name
-	}
-	l.equal(have, strings.Repeat("b", n))
-	s.setWeight("a", 100)
-	l.check(l.to(s.put))
-	have = ""
-	for range n {
-		name, err := s.once()
+		l.equal(have, all)
+		s.setWeight("a", 100)
+		l.check(l.to(s.put))
+		have, err = s.connect(all)
 		l.check(err)
-		have += name
+		a := float64(strings.Count(have, "a"))
+		if want := n * c.share; math.Abs(a-want) > 5*math.Sqrt(want*(1-c.share)) {
+			l.Errorf("b has weight %d, and a gets %.0f of %d, not about %.0f", c.weight, a, n, want)
+		}
+		l.check(errors.Join(s.end("a"), s.end("b"), l.to(s.delete)))
 	}
-	// Five standard deviations are 38. A choice at random would be at 150, the fewest connections at 300.
-	if a := float64(strings.Count(have, "a")); math.Abs(a-n*.75) > 5*math.Sqrt(n*.75*.25) {
-		l.Errorf("a got %.0f of %d, not three quarters", a, n)
-	}
-	l.check(errors.Join(s.end("a"), s.end("b"), l.to(s.delete)))
 }
 
 // unknown has a Service ask for a scheduler that the kernel has not: it is refused, all others are served.
@@ -640,11 +638,9 @@ func (l *lab) unknown() {
 	good, bad := l.newService(140, "rr", 1, 1, 1), l.newService(141, "nonsense", 1, 1, 1)
 	err := l.to(func(state *model.State) { bad.put(state); good.put(state) })
 	l.missing(err, bad)
-	// The address is local, and the port is one of the node's own.
-	_, err = l.dial(testbed.Outside, netip.Addr{}, bad.addresses[0])
-	if !errors.Is(err, unix.ECONNREFUSED) {
-		l.Errorf("a Service that is not in force is not refused, but %v", err)
-	}
+	l.refused(bad)
+	l.missing(l.plane.Sync(l.Context(), l.state), bad) // the next try
+	l.refused(bad)
 	s := &sequence{lab: l, service: good, from: testbed.Outside, letters: "xyz", names: map[string]string{}}
 	s.address = good.addresses[0]
 	have, err := s.play(strings.Fields("xyxy"))
@@ -674,6 +670,18 @@ func (l *lab) unknown() {
 	l.check(l.to(func(state *model.State) { bad.delete(state); good.delete(state) }))
 }
 
+// refused checks that connections to a Service are. Its address is local, and its port one of the node's own.
+func (l *lab) refused(s *service) {
+	l.Helper()
+	c, err := l.dial(testbed.Outside, netip.Addr{}, s.addresses[0])
+	if err == nil {
+		l.Errorf("a Service that is not in force is answered by %s", c.backend)
+		l.check(c.Close())
+	} else if !errors.Is(err, unix.ECONNREFUSED) {
+		l.Error(err)
+	}
+}
+
 // missing checks that an error says which virtual server is not as it should be, and what the kernel lacks.
 func (l *lab) missing(err error, s *service) {
 	l.Helper()
@@ -684,5 +692,8 @@ func (l *lab) missing(err error, s *service) {
 		if !strings.Contains(err.Error(), want) {
 			l.Errorf("no %q in: %v", want, err)
 		}
+	}
+	if n := strings.Count(err.Error(), "refuses"); n != 1 {
+		l.Errorf("%d errors for one Service: %v", n, err)
 	}
 }
