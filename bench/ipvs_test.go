@@ -19,12 +19,15 @@ import (
 const (
 	ipvsSizes     = "1,10,100,1000,10000,20000" // sizesVariable
 	ipvsEndpoints = 2                           // of each Service
-	ipvsRounds    = 3                           // roundsVariable: of starts and additions
+	ipvsRounds    = 2                           // roundsVariable: of starts and additions
 	additions     = 6                           // Services added in each of these
+	manyServices  = 10_000                      // from which on only the last round has a start: it takes minutes
 
-	firstSyncLimit = 10 * time.Minute
+	firstSyncLimit = 20 * time.Minute
+	additionLimit  = 5 * time.Minute
 
 	roundsVariable = "FAIRLEAD_BENCH_ROUNDS"
+	rivalsVariable = "FAIRLEAD_BENCH_RIVALS" // modes of kube-proxy: "ipvs,iptables", or "none"
 )
 
 // BenchmarkIPVS compares Fairlead's plane ipvs with the real kube-proxy in modes ipvs and iptables, in one run of
@@ -45,15 +48,11 @@ func BenchmarkIPVS(b *testing.B) {
 			all = append(all, &ipvsEntry{rival: r, services: n})
 		}
 	}
-	n := ipvsRounds
-	if text := os.Getenv(roundsVariable); text != "" {
-		var err error
-		if n, err = strconv.Atoi(text); err != nil || n < 1 {
-			b.Fatalf("%s: %q is not a number of rounds", roundsVariable, text)
-		}
-	}
-	for round := range n {
+	for round, n := 0, ipvsRoundsOf(b); round < n; round++ {
 		for _, e := range shuffled(all) {
+			if e.services >= manyServices && round < n-1 {
+				continue
+			}
 			begin := time.Now()
 			if err := e.run(b, round == n-1); err != nil {
 				b.Fatalf("%s, %d Services: %v", e.name, e.services, err)
@@ -91,6 +90,18 @@ func ipvsSizesOf(b *testing.B) (sizes []int) {
 	return sizes
 }
 
+func ipvsRoundsOf(b *testing.B) int {
+	text := os.Getenv(roundsVariable)
+	if text == "" {
+		return ipvsRounds
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		b.Fatalf("%s: %q is not a number of rounds", roundsVariable, text)
+	}
+	return n
+}
+
 // ipvsRivals has Fairlead first.
 func ipvsRivals() []rival {
 	kubeProxy := func(b *testing.B) string { return kubernetes.NeedParts(b).Path("kube-proxy") }
@@ -102,11 +113,17 @@ func ipvsRivals() []rival {
 		return file
 	}
 	role := func(*testing.B) []string { return []string{roleVariable + "=fairlead"} }
-	return []rival{
-		{name: "Fairlead, ipvs", mode: "ipvs", program: self, env: role},
-		{name: "kube-proxy, ipvs", mode: "ipvs", program: kubeProxy, env: legacyIptables},
-		{name: "kube-proxy, iptables", mode: "iptables", program: kubeProxy, env: legacyIptables},
+	rivals := []rival{{name: "Fairlead, ipvs", mode: "ipvs", program: self, env: role}}
+	modes := os.Getenv(rivalsVariable)
+	if modes == "" {
+		modes = "ipvs,iptables"
 	}
+	for mode := range strings.SplitSeq(modes, ",") {
+		if mode != "none" {
+			rivals = append(rivals, rival{name: "kube-proxy, " + mode, mode: mode, program: kubeProxy, env: legacyIptables})
+		}
+	}
+	return rivals
 }
 
 // ipvsEntry is a rival at a number of Services, and its figures: one of each round, but for additions.
@@ -162,7 +179,7 @@ type turn struct {
 }
 
 func (t *turn) measure(begin time.Time, kernelBefore float64) error {
-	started, err := t.arena.answering(t.sample(), firstSyncLimit)
+	started, err := t.arena.expect(t.sample(), firstSyncLimit)()
 	if err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
@@ -210,11 +227,12 @@ func (t *turn) sample() (sample []int) {
 // addOne measures from the watch event to the first connection.
 func (t *turn) addOne() error {
 	i, s := t.stock.another()
+	wait := t.arena.expect([]int{i}, additionLimit)
 	begin := time.Now()
 	if err := t.stock.Add(s); err != nil {
 		return err
 	}
-	answered, err := t.arena.answering([]int{i}, changeLimit)
+	answered, err := wait()
 	if err != nil {
 		return err
 	}

@@ -11,34 +11,50 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answering returns when each of some Services has answered the arena's client. It tries all the time, but only when
-// the processor has nothing else to do (SCHED_IDLE): the proxy, with which it shares that, hardly notices, and
-// the answer is noticed at once where a sleeping process would take milliseconds to wake up.
-func (a *arena) answering(services []int, limit time.Duration) (when time.Time, err error) {
-	var targets []netip.AddrPort
-	for _, i := range services {
-		targets = append(targets, netip.AddrPortFrom(serviceAddr(i), servicePort))
-	}
-	err = a.bed.Do(clientPod, func() error {
-		if err := errors.Join(blockSignals(), beIdle()); err != nil {
-			return err
-		}
-		for begin := time.Now(); len(targets) > 0; {
-			open, err := answersNow(targets[0])
-			switch {
-			case err != nil:
+// expect begins to wait until each of some Services has answered the arena's client, and wait returns when that was. It
+// tries all the time, but only when the processor has nothing else to do (SCHED_IDLE): the proxy, with which it
+// shares that, hardly notices, and the answer is noticed at once where a sleeping process would take milliseconds to
+// wake up.
+func (a *arena) expect(services []int, limit time.Duration) (wait func() (time.Time, error)) {
+	var when time.Time
+	begun, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		done <- a.bed.Do(clientPod, func() error {
+			if err := errors.Join(blockSignals(), beIdle()); err != nil {
 				return err
-			case open:
-				targets = targets[1:]
-			case time.Since(begin) > limit:
-				return fmt.Errorf("%d of %d Services do not answer after %v", len(targets), len(services), limit)
 			}
+			close(begun)
+			err := tryAll(services, limit)
+			when = time.Now()
+			return err
+		})
+	}()
+	select {
+	case <-begun:
+	case err := <-done:
+		done <- err
+	}
+	return func() (time.Time, error) {
+		err := <-done
+		a.drain()
+		return when, err
+	}
+}
+
+// tryAll returns when each Service has answered.
+func tryAll(services []int, limit time.Duration) error {
+	for begin := time.Now(); len(services) > 0; {
+		open, err := answersNow(netip.AddrPortFrom(serviceAddr(services[0]), servicePort))
+		switch {
+		case err != nil:
+			return err
+		case open:
+			services = services[1:]
+		case time.Since(begin) > limit:
+			return fmt.Errorf("%d Services do not answer after %v", len(services), limit)
 		}
-		when = time.Now()
-		return nil
-	})
-	a.drain()
-	return when, err
+	}
+	return nil
 }
 
 // beIdle gives the calling thread what time others leave.
