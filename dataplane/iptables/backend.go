@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // backend is the kernel's side: x_tables proper (legacy), or nf_tables in the form that iptables-nft
@@ -165,6 +167,15 @@ type refusedError struct {
 
 func (e *refusedError) Error() string { return fmt.Sprintf("the kernel refuses %s: %v", e.what, e.err) }
 func (e *refusedError) Unwrap() error { return e.err }
+
+// judged is a refusedError unless the error is about the caller (EPERM), others (EAGAIN) or memory: none of that is
+// mended by leaving out rules.
+func judged(what string, err error) error {
+	if slices.ContainsFunc([]error{unix.EPERM, unix.EAGAIN, unix.ENOMEM}, func(e error) bool { return errors.Is(err, e) }) {
+		return fmt.Errorf("change %s: %w", what, err)
+	}
+	return &refusedError{what, err}
+}
 
 func refused(err error) bool {
 	var r *refusedError

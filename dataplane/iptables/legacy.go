@@ -175,11 +175,8 @@ func (l *legacy) writeTable(c *change) error {
 // counters of those rules of others that stay.
 func (l *legacy) replace(next *blob, number uint32) error {
 	counters, err := l.socket(next.id).Replace(next.id.name, number, next.Info, next.raw)
-	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EAGAIN) {
-		return fmt.Errorf("%s: replace it: %w", next.id, err)
-	}
 	if err != nil {
-		return &refusedError{fmt.Sprintf("%s with %d rules", next.id, next.Number), err}
+		return judged(fmt.Sprintf("%s with %d rules", next.id, next.Number), err)
 	}
 	err = l.socket(next.id).AddCounters(next.id.name, next.Number, maps.All(next.kept), counters)
 	if err != nil {

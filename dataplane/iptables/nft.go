@@ -549,10 +549,10 @@ func explain(err error, steps []step) error {
 	switch {
 	case r.Err == unix.ENOENT && step.rule != nil: // the chain is there: it was flushed just before
 		return &refusedError{step.String(), fmt.Errorf("%w: a chain, or a module for a match or target of it", r.Err)}
-	case r.Err == unix.EPERM || r.Err == unix.ENOENT: // not about what was sent
+	case r.Err == unix.ENOENT: // what was there is gone
 		return fmt.Errorf("nf_tables: %s: %w", step, r.Err)
 	}
-	return &refusedError{step.String(), r.Err}
+	return judged(step.String(), r.Err)
 }
 
 // tidy deletes what we made for lack of it: the kernel's chains, if they are empty, and their table.

@@ -11,8 +11,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -542,4 +544,40 @@ func TestPlane_setInUse(t *testing.T) {
 		tool(t, b, "iptables", "", "-F", "INPUT")
 		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
 	})
+}
+
+// TestPlane_noMemory: that there is none for a table is no reason to look for the chain that is to blame.
+func TestPlane_noMemory(t *testing.T) {
+	inNamespace(t, func(t *testing.T) {
+		p := newPlane(t, Options{Backend: Legacy}, dataplane.Config{})
+		s := parse(t, everything)
+		check(t, p.Sync(context.Background(), model.NewState()))
+		replaceAnswers(t, unix.ENOMEM)
+		err := p.Apply(context.Background(), s, model.Diff(model.NewState(), s))
+		if !errors.Is(err, unix.ENOMEM) || errors.Is(err, dataplane.ErrPartial) || strings.Contains(err.Error(), "refuses") {
+			t.Errorf("want one error about memory, got %v", err)
+		}
+		check(t, p.Close())
+	})
+}
+
+// replaceAnswers lets the thread's kernel refuse to replace tables of x_tables.
+func replaceAnswers(t *testing.T, errno syscall.Errno) {
+	t.Helper()
+	const (
+		load, equal, answer = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+		number, option      = 0, 32 // struct seccomp_data: the call, and the lower half of its third argument
+		setReplace          = 64    // IPT_SO_SET_REPLACE
+	)
+	filter := []unix.SockFilter{
+		{Code: load, K: number},
+		{Code: equal, K: unix.SYS_SETSOCKOPT, Jf: 3},
+		{Code: load, K: option},
+		{Code: equal, K: setReplace, Jf: 1},
+		{Code: answer, K: unix.SECCOMP_RET_ERRNO | uint32(errno)},
+		{Code: answer, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	check(t, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+	check(t, unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0))
 }
