@@ -13,8 +13,8 @@ import (
 )
 
 // ipvsPlane is IPVS with all the wrappers, as the daemon runs it.
-func ipvsPlane() dataplane.New {
-	return localhost.WrapBoth(conntrack.Wrap(ipvs.New(ipvs.Options{})))
+func ipvsPlane(o ipvs.Options) dataplane.New {
+	return localhost.WrapBoth(conntrack.Wrap(ipvs.New(o)))
 }
 
 // hasIPVS reports whether this kernel has what the plane needs; opening it changes nothing.
@@ -40,7 +40,18 @@ func TestIPVS(t *testing.T) {
 		vm.Replay(t, "IPVS", "^TestIPVS$/^cases$/./^(ipv4|dual)$|^TestIPVS$/^cases$/././^restarts$")
 		return
 	}
-	conformance.Run(t, "ipvs", ipvsPlane())
+	conformance.Run(t, "ipvs", ipvsPlane(ipvs.Options{}))
+}
+
+// TestIPVS_dummy is where addresses on an interface could make a difference.
+func TestIPVS_dummy(t *testing.T) {
+	t.Parallel()
+	if !hasIPVS(t) {
+		const some = "^(affinity-shared|cluster-ip|external-local|guards|hairpin|host-endpoint|source-ranges-node)$"
+		vm.Replay(t, "IPVS", "^TestIPVS_dummy$/^cases$/"+some+"/./^restarts$")
+		return
+	}
+	conformance.Run(t, "ipvs", ipvsPlane(ipvs.Options{AddressMode: ipvs.Dummy}))
 }
 
 func TestIPVS_random(t *testing.T) {
@@ -49,7 +60,7 @@ func TestIPVS_random(t *testing.T) {
 		vm.Replay(t, "IPVS")
 		return
 	}
-	conformance.RunRandom(t, ipvsPlane())
+	conformance.RunRandom(t, ipvsPlane(ipvs.Options{}))
 }
 
 func TestIPVS_faults(t *testing.T) {
@@ -58,5 +69,5 @@ func TestIPVS_faults(t *testing.T) {
 		vm.Replay(t, "IPVS")
 		return
 	}
-	conformance.RunFaults(t, ipvsPlane())
+	conformance.RunFaults(t, ipvsPlane(ipvs.Options{}))
 }

@@ -71,7 +71,9 @@ func (t *table) hooks() []chain {
 	return []chain{
 		at("prerouting", nat, unix.NF_INET_PRE_ROUTING, translation,
 			append(t.fromPods("pods", goTo(chainInternal)), rule{"", all(goTo(chainServices))})...),
-		at("output", nat, unix.NF_INET_LOCAL_OUT, translation, rule{"this node", all(goTo(chainInternal))}),
+		at("output", nat, unix.NF_INET_LOCAL_OUT, translation,
+			rule{"refusals, whose destination may be a Service address", append(is(expr.CtStateBitRELATED), accept())},
+			rule{"this node", all(goTo(chainInternal))}),
 		at("input-before-ipvs", filter, unix.NF_INET_LOCAL_IN, beforeIPVSIn, rule{"", all(goTo(chainBefore))}),
 		at("input-after-ipvs", filter, unix.NF_INET_LOCAL_IN, afterIPVSIn, rule{"", all(goTo(chainAfter))}),
 		at("output-before-ipvs", filter, unix.NF_INET_LOCAL_OUT, beforeIPVSOut, rule{"", all(goTo(chainBefore))}),
@@ -89,7 +91,7 @@ func (t *table) aroundIPVS() []chain {
 		storeMeta(expr.MetaKeyMARK, 1), storeMeta(expr.MetaKeyPRIORITY, 0),
 	}
 	const destinationTranslated = 1 << 5 // IPS_DST_NAT
-	chosen := append(isNew(), &expr.Ct{Key: expr.CtKeySTATUS, Register: word(0)}, bits(0, destinationTranslated, 0),
+	chosen := append(is(expr.CtStateBitNEW), &expr.Ct{Key: expr.CtKeySTATUS, Register: word(0)}, bits(0, destinationTranslated, 0),
 		equals(native(0)))
 	return []chain{
 		{name: chainBefore, rules: []rule{

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -375,9 +376,15 @@ func (d dummy) remove(p netip.Prefix) error {
 	return err
 }
 
+// addressOn makes IPv6 addresses deprecated, so that masquerading takes none of them for a source: it looks
+// at the addresses of all interfaces.
 func addressOn(p netip.Prefix) *netlink.Addr {
 	n := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-	return &netlink.Addr{IPNet: n, Flags: unix.IFA_F_NODAD}
+	a := &netlink.Addr{IPNet: n}
+	if p.Addr().Is6() {
+		a.Flags, a.ValidLft = unix.IFA_F_NODAD, math.MaxUint32
+	}
+	return a
 }
 
 func (d dummy) clear() error {

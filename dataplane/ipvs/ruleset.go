@@ -295,6 +295,7 @@ func all(exprs ...any) []any { return exprs }
 func jump(c string) any  { return &expr.Verdict{Kind: expr.VerdictJump, Chain: c} }
 func goTo(c string) any  { return &expr.Verdict{Kind: expr.VerdictGoto, Chain: c} }
 func back() any          { return &expr.Verdict{Kind: expr.VerdictReturn} }
+func accept() any        { return &expr.Verdict{Kind: expr.VerdictAccept} }
 func drop() any          { return &expr.Verdict{Kind: expr.VerdictDrop} }
 func in(s string) any    { return &expr.Lookup{SourceRegister: word(0), SetName: s} }
 func notIn(s string) any { return &expr.Lookup{SourceRegister: word(0), SetName: s, Invert: true} }
@@ -336,7 +337,7 @@ func hasMarkBits(k expr.MetaKey) []any {
 	return []any{loadMeta(k, 0), bits(0, markMask, 0), equals(native(markBits))}
 }
 
-// isNew matches the first packets of connections.
-func isNew() []any {
-	return []any{&expr.Ct{Key: expr.CtKeySTATE, Register: word(0)}, bits(0, expr.CtStateBitNEW, 0), differs(native(0))}
+// is matches packets by the state of their connection.
+func is(state uint32) []any {
+	return []any{&expr.Ct{Key: expr.CtKeySTATE, Register: word(0)}, bits(0, state, 0), differs(native(0))}
 }
