@@ -91,8 +91,8 @@ func (t *table) aroundIPVS() []chain {
 		storeMeta(expr.MetaKeyMARK, 1), storeMeta(expr.MetaKeyPRIORITY, 0),
 	}
 	const destinationTranslated = 1 << 5 // IPS_DST_NAT
-	chosen := append(is(expr.CtStateBitNEW), &expr.Ct{Key: expr.CtKeySTATUS, Register: word(0)}, bits(0, destinationTranslated, 0),
-		equals(native(0)))
+	chosen := append(is(expr.CtStateBitNEW), &expr.Ct{Key: expr.CtKeySTATUS, Register: word(0)},
+		bits(0, destinationTranslated, 0), equals(native(0)))
 	return []chain{
 		{name: chainBefore, rules: []rule{
 			{"select the virtual server of the pool", append(hasMarkBits(expr.MetaKeyPRIORITY), swap...)},

@@ -382,6 +382,6 @@ func (t *table) record(key serverKey, want bool) {
 
 func (t *table) recorded(key serverKey) bool {
 	k := model.Key{Addr: key.addr, Port: key.port, Protocol: key.protocol}
-	encoded := string(encodeKey(k))
-	return t.elements[virtualServers][encoded] != nil || t.former[encoded]
+	encoded := encodeKey(k)
+	return t.elements[virtualServers][string(encoded)] != nil || t.former[string(encoded)]
 }
