@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
@@ -262,6 +263,19 @@ func (t *turn) quiet() (idle time.Time, err error) {
 	return idle, errors.New("the proxy is busy without end")
 }
 
+// programStart is what starting a small program takes: in the test kernel more than elsewhere.
+func programStart(b *testing.B) string {
+	var took Series
+	for range 20 {
+		begin := time.Now()
+		if out, err := exec.Command("ipset", "version").CombinedOutput(); err != nil {
+			b.Fatalf("ipset version: %v: %s", err, out)
+		}
+		took = append(took, time.Since(begin).Seconds())
+	}
+	return show(took.Duration())
+}
+
 // printIPVSControl prints what the proxies need.
 func printIPVSControl(b *testing.B, all []*ipvsEntry) {
 	b.Helper()
@@ -279,8 +293,8 @@ func printIPVSControl(b *testing.B, all []*ipvsEntry) {
 			megabytes(e.settled), megabytes(e.peak), megabytes(e.childPeak), megabytes(e.slabs)})
 		sizes[e.name], medians[e.name] = append(sizes[e.name], float64(e.services)), append(medians[e.name], median(e.added))
 	}
-	printTable(fmt.Sprintf("start and addition: medians of %d rounds, %d additions each; ratios to Fairlead",
-		len(ours.start), additions), rows...)
+	printTable(fmt.Sprintf("start and addition: medians of up to %d rounds, %d additions each; ratios to Fairlead; "+
+		"a program like ipset, of which kube-proxy starts many, takes %s here", ipvsRoundsOf(b), additions, programStart(b)), rows...)
 	growth := [][]string{{"one Service added", "largest / smallest", "exponent"}}
 	for _, r := range ipvsRivals() {
 		if y := medians[r.name]; len(y) > 1 {

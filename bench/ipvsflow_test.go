@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -44,16 +43,16 @@ func (s *sources) bind(fd int) error {
 	return nil
 }
 
-// flows are those of an arena's client: new ones to each of n Services in turn, or to the server itself.
-func (a *arena) flows(n int) *client {
-	var s sources
-	c := client{place: clientPod, protocol: tcp, bind: s.bind}
-	if n > 0 {
-		return a.client(c, n)
-	}
-	whole := a.target(netip.AddrPortFrom(podAddrs[openPod], podPort))
-	whole.bind = s.bind
-	return whole
+// flowsTo are those of an arena's client to one address.
+func (a *arena) flowsTo(to netip.AddrPort, from *sources) *client {
+	c := a.target(to)
+	c.bind = from.bind
+	return c
+}
+
+// flowsToEach are those to each of n Services in turn.
+func (a *arena) flowsToEach(n int, from *sources) *client {
+	return a.client(client{place: clientPod, protocol: tcp, bind: from.bind}, n)
 }
 
 // An established flow is asked so often in a slice, after some that do not count.
@@ -124,41 +123,53 @@ func pass(from, to int) error {
 	}
 }
 
+// flowKind is a kind of flow that is compared.
+type flowKind struct{ name, title string }
+
+func flowKinds() []flowKind {
+	return []flowKind{
+		{"last", "a new flow to the last Service: connect()"},
+		{"each", "a new flow to each Service in turn: connect()"},
+		{"established", "an established flow: a byte there and back"},
+	}
+}
+
+const directAgain = "direct again (A/A)"
+
 // ipvsFlows compares flows through all that is programmed with those to a pod on a node without any rules.
 func ipvsFlows(b *testing.B, sizes []int, all []*ipvsEntry) {
 	var variants []Variant
-	add := func(name string, a *arena, n int) {
-		c := a.flows(n)
-		variants = append(variants, Variant{newFlow + name, c.slice}, Variant{oldFlow + name, c.established})
+	add := func(name string, last, each *client) {
+		slices := []func() ([]time.Duration, error){last.slice, each.slice, last.established}
+		for i, kind := range flowKinds() {
+			variants = append(variants, Variant{kind.name + name, slices[i]})
+		}
 	}
-	add(direct, newFlowArena(b), 0)
-	add(directAgain, newFlowArena(b), 0)
+	for _, name := range []string{direct, directAgain} {
+		c := newFlowArena(b).flowsTo(netip.AddrPortFrom(podAddrs[openPod], podPort), &sources{})
+		add(name, c, c)
+	}
 	for _, e := range all {
-		add(e.at(), e.arena, e.services)
+		from, last := &sources{}, netip.AddrPortFrom(serviceAddr(e.services-1), servicePort)
+		add(e.at(), e.arena.flowsTo(last, from), e.arena.flowsToEach(e.services, from))
 	}
 	runtime.GC()
-	samples, err := Interleave(variants, rounds(b, 30))
+	samples, err := Interleave(variants, rounds(b, 20))
 	if err != nil {
 		b.Fatal(err)
 	}
-	reportFlows(b, newFlow, sizes, samples)
-	reportFlows(b, oldFlow, sizes, samples)
+	for _, kind := range flowKinds() {
+		reportFlows(b, kind, sizes, samples)
+	}
 }
-
-// Names of variants.
-const (
-	newFlow     = "a new flow: connect() to each Service in turn"
-	oldFlow     = "an established flow: a byte there and back"
-	directAgain = "direct again (A/A)"
-)
 
 func (e *ipvsEntry) at() string { return fmt.Sprint(e.name, e.services) }
 
 // reportFlows prints a kind of flow: what it takes, as ratios to the control, and how that grows.
-func reportFlows(b *testing.B, kind string, sizes []int, samples Samples) {
+func reportFlows(b *testing.B, kind flowKind, sizes []int, samples Samples) {
 	b.Helper()
-	control := samples.Series(kind+direct, 0.5)
-	head := []string{kind}
+	control := samples.Series(kind.name+direct, 0.5)
+	head := []string{kind.title}
 	for _, n := range sizes {
 		head = append(head, fmt.Sprint(n))
 	}
@@ -166,16 +177,16 @@ func reportFlows(b *testing.B, kind string, sizes []int, samples Samples) {
 	for _, r := range ipvsRivals() {
 		row := []string{r.name}
 		for _, n := range sizes {
-			row = append(row, samples.Series(kind+fmt.Sprint(r.name, n), 0.5).Ratio(control).String())
+			row = append(row, samples.Series(kind.name+fmt.Sprint(r.name, n), 0.5).Ratio(control).String())
 		}
-		least := samples.Series(kind+fmt.Sprint(r.name, sizes[0]), 0.5)
-		most := samples.Series(kind+fmt.Sprint(r.name, sizes[len(sizes)-1]), 0.5)
+		least := samples.Series(kind.name+fmt.Sprint(r.name, sizes[0]), 0.5)
+		most := samples.Series(kind.name+fmt.Sprint(r.name, sizes[len(sizes)-1]), 0.5)
 		growth := most.Ratio(least)
 		rows = append(rows, append(row, growth.String(), show(most.minus(control).Duration())))
-		b.ReportMetric(growth.Median, compact("growth-"+strings.Fields(kind)[1]+"-"+r.name))
+		b.ReportMetric(growth.Median, compact("growth-"+kind.name+"-"+r.name))
 	}
-	again := samples.Series(kind+directAgain, 0.5).Ratio(control)
+	again := samples.Series(kind.name+directAgain, 0.5).Ratio(control)
 	rows = append(rows, []string{directAgain, again.String()})
 	printTable(fmt.Sprintf("ratios to direct, which takes %s: medians of %d rounds of %d",
-		show(control.Duration()), len(control), len(samples[kind+direct][0])), rows...)
+		show(control.Duration()), len(control), len(samples[kind.name+direct][0])), rows...)
 }
