@@ -51,7 +51,7 @@ func openLocals(o Options, fault func(string) error) (*locals, error) {
 	l := &locals{handle: handle, fault: fault}
 	switch o.AddressMode {
 	case "", Route:
-		l.mode = routes{handle}
+		l.mode = routes{handle, map[bool]net.IP{}}
 	case Dummy:
 		l.mode = dummy{handle}
 	default:
@@ -225,7 +225,10 @@ func ownAddresses(h *netlink.Handle, but string) (map[netip.Addr]bool, error) {
 
 // routes are local routes through the loopback interface, in the table that the kernel keeps those of
 // the node's own addresses in: packets that pass the node take no further look-up for them.
-type routes struct{ handle *netlink.Handle }
+type routes struct {
+	handle *netlink.Handle
+	nodes  map[bool]net.IP // the node's first address of each family, true for IPv6, once it was asked for
+}
 
 // protocol marks our routes ("ip route show table local proto 250").
 const protocol = 250
@@ -233,9 +236,12 @@ const protocol = 250
 const localTable = unix.RT_TABLE_LOCAL
 
 func (routes) ranges() bool { return true }
-func (routes) link() string { return "" }
+
+// link is that of kube-proxy's addresses, which go.
+func (routes) link() string { return dummyName }
 
 func (r routes) load() (map[netip.Prefix]bool, error) {
+	clear(r.nodes)
 	held := map[netip.Prefix]bool{}
 	all, err := r.list()
 	for _, route := range all {
@@ -289,9 +295,32 @@ func (r routes) clear() error {
 func (r routes) source(a netip.Addr) net.IP {
 	found, err := r.handle.RouteGet(a.AsSlice())
 	if err != nil || len(found) == 0 || found[0].Type == unix.RTN_LOCAL {
-		return nil // nobody here can have sent packets there; what is still sent is masqueraded
+		return r.node(a.Is6()) // it is still on kube-proxy's interface
 	}
 	return found[0].Src
+}
+
+// node is the node's first address of a family; nil: it has none.
+func (r routes) node(v6 bool) net.IP {
+	if ip, known := r.nodes[v6]; known {
+		return ip
+	}
+	family := netlink.FAMILY_V4
+	if v6 {
+		family = netlink.FAMILY_V6
+	}
+	but, _ := r.handle.LinkByName(dummyName)
+	addrs, _ := r.handle.AddrList(nil, family) // without one the kernel chooses
+	r.nodes[v6] = nil
+	for _, a := range addrs {
+		const unwanted = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE
+		proxys := but != nil && a.LinkIndex == but.Attrs().Index
+		if !proxys && a.Scope == int(netlink.SCOPE_UNIVERSE) && a.Flags&unwanted == 0 {
+			r.nodes[v6] = a.IP
+			break
+		}
+	}
+	return r.nodes[v6]
 }
 
 // loopbackIndex is that of lo in every network namespace.

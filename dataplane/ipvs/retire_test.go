@@ -1,0 +1,104 @@
+package ipvs_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/testbed/vm"
+)
+
+func TestRetire(t *testing.T) {
+	t.Parallel()
+	if _, err := ipvs.New(ipvs.Options{})(dataplane.Config{}); errors.Is(err, dataplane.ErrUnsupported) {
+		vm.Replay(t, "IPVS")
+		return
+	}
+	for name, test := range map[string]func(*namespace){
+		"retires":       (*namespace).retires,
+		"serves again":  (*namespace).servesAgain,
+		"cleans":        (*namespace).cleans,
+		"whose is what": (*namespace).owns,
+	} {
+		t.Run(name, func(t *testing.T) { inNamespace(t, test) })
+	}
+}
+
+func (n *namespace) retire(connections int) {
+	n.Helper()
+	got, err := ipvs.Retire(context.Background(), dataplane.Config{})
+	n.check(err)
+	if (got > 0) != (connections > 0) {
+		n.Errorf("%d connections are left, want %d", got, connections)
+	}
+}
+
+func (n *namespace) expectTraces(want bool) {
+	n.Helper()
+	got, err := ipvs.Traces()
+	n.check(err)
+	if got != (dataplane.Traces{Rules: want}) {
+		n.Errorf("traces: %+v, want %t", got, want)
+	}
+}
+
+// retires: nothing goes before it is seen that nobody has come since.
+func (n *namespace) retires() {
+	before := n.kernel()
+	n.expectTraces(false)
+	n.retire(0)
+	n.sync(example)
+	n.expectTraces(true)
+	n.retire(1)
+	n.expectTraces(true)
+	n.equal(n.run("nft", "list", "chains"), "table ip fairlead-ipvs {\n}\ntable ip6 fairlead-ipvs {\n}\n")
+	n.retire(0)
+	n.expectTraces(false)
+	n.equal(n.kernel(), before)
+}
+
+func (n *namespace) servesAgain() {
+	n.sync(example)
+	want := n.servers()
+	n.retire(1)
+	if n.servers() == want {
+		n.Error("nothing has changed")
+	}
+	n.sync(example)
+	n.equal(n.servers(), want)
+	n.equal(strings.Join(n.audit(example), "\n"), "")
+}
+
+func (n *namespace) cleans() {
+	before := n.kernel()
+	n.check(ipvs.Clean(context.Background(), dataplane.Config{}))
+	n.sync(example)
+	n.check(ipvs.Clean(context.Background(), dataplane.Config{}))
+	n.equal(n.kernel(), before)
+}
+
+func (n *namespace) owns() {
+	n.sync(example)
+	owns, err := ipvs.Owns()
+	n.check(err)
+	for _, c := range []struct {
+		at       string
+		protocol uint8
+		want     bool
+	}{
+		{"10.96.0.10:80", unix.IPPROTO_TCP, true},
+		{"10.96.0.10:80", unix.IPPROTO_UDP, false},
+		{"10.96.0.10:81", unix.IPPROTO_TCP, false},
+		{"[fd00::10]:80", unix.IPPROTO_TCP, true},
+	} {
+		if got := owns(netip.MustParseAddrPort(c.at), c.protocol); got != c.want {
+			n.Errorf("%s, protocol %d: %t", c.at, c.protocol, got)
+		}
+	}
+}
