@@ -3,6 +3,7 @@ package takeover_test
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"os"
 	"regexp"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/takeover"
 	"fairlead.dev/fairlead/testbed"
@@ -103,6 +105,39 @@ func TestIPVS(t *testing.T) {
 	w.expectLeft(to, "")
 	f.audit()
 	f.clean()
+	w.expectNoIPVS(before)
+}
+
+// TestIPVSInPlace: the data plane ipvs makes kube-proxy's virtual servers its own, with the connections through them.
+func TestIPVSInPlace(t *testing.T) {
+	t.Parallel()
+	if needIPVS(t) {
+		return
+	}
+	w, before, l := ipvsWorld(t, "legacy")
+	const excluded = "10.96.0.10:9999" // as if on one of kube-proxy's addresses
+	w.run("", "ipvsadm", "-A", "-t", excluded, "-s", "lc")
+	f := w.startPlane(ipvs.New(ipvs.Options{}))
+	l.await(20)
+	exclude := func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")} }
+	to := w.takeoverWith(takeover.Config{Log: w.logger(), Drain: time.Hour, Owned: ipvs.Owns, Exclude: exclude})
+	w.remove(to)
+	// Sources of connections are addresses of kube-ipvs0.
+	if left := w.find(to); strings.Contains(left, "virtual servers") || !strings.HasPrefix(left, "1 kube-ipvs0 (link): for its connections") {
+		t.Errorf("there is left\n%s", left)
+	}
+	l.await(40)
+	l.endLong()
+	l.streams = nil
+	if err := to.Drain(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	w.expectLeft(to, "")
+	f.audit()
+	l.await(20)
+	l.endShort()
+	f.clean()
+	w.run("", "ipvsadm", "-D", "-t", excluded)
 	w.expectNoIPVS(before)
 }
 

@@ -4,21 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"time"
-
-	"fairlead.dev/fairlead/model"
 )
 
 // virtualServers is what mode ipvs leaves besides rules and sets: virtual servers and kube-ipvs0.
 type virtualServers struct {
-	log      *slog.Logger
-	drainFor time.Duration
-	said     *Progress // what the log says of draining
-	owned    func() (func(netip.AddrPort, model.Protocol) bool, error)
-	exclude  []netip.Prefix
+	Config
+	said *Progress // what the log says of draining
 }
 
 // ipvsState is what there is of it.
@@ -59,17 +53,20 @@ func (v *virtualServers) read() (ipvsState, error) {
 
 // spared reports whether a virtual server is the caller's, or left alone at the user's wish.
 func (v *virtualServers) spared() (func(server) bool, error) {
-	owned := func(netip.AddrPort, model.Protocol) bool { return false }
-	if v.owned != nil {
+	owned := func(netip.AddrPort, uint8) bool { return false }
+	if v.Owned != nil {
 		var err error
-		if owned, err = v.owned(); err != nil {
+		if owned, err = v.Owned(); err != nil {
 			return nil, err
 		}
 	}
+	var excluded []netip.Prefix
+	if v.Exclude != nil {
+		excluded = v.Exclude()
+	}
 	return func(s server) bool {
 		contains := func(p netip.Prefix) bool { return p.Contains(s.address) }
-		return owned(netip.AddrPortFrom(s.address, s.port.port), model.Protocol(s.port.protocol)) ||
-			slices.ContainsFunc(v.exclude, contains)
+		return owned(netip.AddrPortFrom(s.address, s.port.port), s.port.protocol) || slices.ContainsFunc(excluded, contains)
 	}, nil
 }
 
@@ -131,10 +128,10 @@ func (v *virtualServers) remove(ctx context.Context) error {
 	if err != nil || s.empty() {
 		return err
 	}
-	if s.dummy == nil && v.drainFor > 0 { // without addresses nothing reaches IPVS but NodePorts
-		v.log.Info("link kube-ipvs0 is gone: connections through IPVS end now")
+	if s.dummy == nil && v.Drain > 0 { // without addresses nothing reaches IPVS but NodePorts
+		v.Log.Info("link kube-ipvs0 is gone: connections through IPVS end now")
 	}
-	if v.drainFor == 0 || s.dummy == nil {
+	if v.Drain == 0 || s.dummy == nil {
 		return s.finish()
 	}
 	return v.begin(ctx, s)
@@ -152,7 +149,7 @@ func (s ipvsState) quiet() bool {
 func (v *virtualServers) begin(ctx context.Context, s ipvsState) error {
 	var errs []error
 	if s.dummy.deadline.IsZero() || !s.quiet() { // in the latter case kube-proxy has been back
-		errs = append(errs, s.dummy.setDeadline(time.Now().Add(v.drainFor).Truncate(time.Second)))
+		errs = append(errs, s.dummy.setDeadline(time.Now().Add(v.Drain).Truncate(time.Second)))
 	}
 	errs = append(errs, s.dummy.unprefer())
 	for _, server := range s.servers {

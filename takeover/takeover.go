@@ -30,7 +30,6 @@ import (
 	"strings"
 	"time"
 
-	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/xtables"
 )
 
@@ -51,9 +50,9 @@ type Config struct {
 	Spare func(backend string) bool
 	// Owned finds out which virtual servers of IPVS are the caller's, although their addresses or ports are those of
 	// kube-proxy's: he has adopted them. Nil: none.
-	Owned func() (func(netip.AddrPort, model.Protocol) bool, error)
-	// Exclude are addresses whose virtual servers nobody touches.
-	Exclude []netip.Prefix
+	Owned func() (func(a netip.AddrPort, protocol uint8) bool, error)
+	// Exclude are addresses whose virtual servers stay as they are. Nil: none.
+	Exclude func() []netip.Prefix
 }
 
 // The back ends of iptables.
@@ -149,9 +148,7 @@ func (t *Takeover) tables(backend string) []string {
 }
 
 func (t *Takeover) servers() *virtualServers {
-	return &virtualServers{
-		log: t.config.Log, drainFor: t.config.Drain, said: &t.said, owned: t.config.Owned, exclude: t.config.Exclude,
-	}
+	return &virtualServers{Config: t.config, said: &t.said}
 }
 
 // Find tells what Remove would remove, what drains, and what stays and why.

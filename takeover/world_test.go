@@ -333,9 +333,14 @@ type fairlead struct {
 
 func (w *world) startFairlead() *fairlead {
 	w.Helper()
+	return w.startPlane(nftables.New)
+}
+
+func (w *world) startPlane(plane dataplane.New) *fairlead {
+	w.Helper()
 	f := &fairlead{w: w, state: newObjects(w.bed, web, dns, self, late).state(w.T, w.bed, w.detect)}
 	err := w.bed.Do(testbed.Node, func() (err error) {
-		make := localhost.Wrap(conntrack.Wrap(nftables.New))
+		make := localhost.Wrap(conntrack.Wrap(plane))
 		f.Dataplane, err = make(dataplane.Config{Mark: dataplane.DefaultMark, Log: w.logger()})
 		return err
 	})
