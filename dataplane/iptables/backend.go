@@ -171,7 +171,7 @@ func (e *refusedError) Unwrap() error { return e.err }
 // judged is a refusedError unless the error is about the caller (EPERM), others (EAGAIN) or memory: none of that is
 // mended by leaving out rules.
 func judged(what string, err error) error {
-	if slices.ContainsFunc([]error{unix.EPERM, unix.EAGAIN, unix.ENOMEM}, func(e error) bool { return errors.Is(err, e) }) {
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOMEM) {
 		return fmt.Errorf("change %s: %w", what, err)
 	}
 	return &refusedError{what, err}
