@@ -107,6 +107,7 @@ func class(path string) Class {
 		"logging", "healthzBindAddress", "metricsBindAddress", "enableProfiling", "conntrack",
 		"oomScoreAdj", "controlSocket", "auditInterval", "takeOver", "featureGates." + GateFlagz,
 		"featureGates." + GateStatusz, "iptables.minSyncPeriod", "nftables.minSyncPeriod", "ipvs.minSyncPeriod",
+		"ipvs.excludeCIDRs",
 	}):
 		return InPlace
 	case matches(path, []string{"bindAddressHardFail", "showHiddenMetricsForVersion"}):

@@ -140,6 +140,16 @@ func (c *Config) ClusterCIDRs() (prefixes []netip.Prefix) {
 	return prefixes
 }
 
+// ExcludedCIDRs are addresses whose virtual servers of IPVS stay as they are.
+func (c *Config) ExcludedCIDRs() (prefixes []netip.Prefix) {
+	for _, text := range c.KubeProxy.IPVS.ExcludeCIDRs {
+		if prefix, err := netip.ParsePrefix(canonicalCIDR(text)); err == nil {
+			prefixes = append(prefixes, prefix)
+		}
+	}
+	return prefixes
+}
+
 // NodeIPs are the primary addresses of this node as far as they are configured, at most one of each
 // family: nodeIPs, and for a family that has none there, bindAddress.
 func (c *Config) NodeIPs() (ips []netip.Addr) {

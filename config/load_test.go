@@ -24,6 +24,7 @@ var update = flag.Bool("update", false, "write what is found into the cases")
 //	flags          one argument a line
 //	config.conf    KubeProxyConfiguration, given by --config=DIR/config.conf
 //	fairlead.conf  FairleadConfiguration, beside it
+//	planes         the data planes that are built in; without it nftables
 //	want           changed settings, warnings and errors
 //	kube-proxy     why the real kube-proxy does something else; without that it must do the same
 type trial struct {
@@ -59,6 +60,14 @@ func (c *trial) file(name string) (string, bool) {
 	return string(c.archive.Files[i].Data), true
 }
 
+// planes are the data planes that are built in.
+func (c *trial) planes() []string {
+	if text, ok := c.file("planes"); ok {
+		return strings.Fields(text)
+	}
+	return []string{"nftables"}
+}
+
 // arguments writes the files and returns the command line.
 func (c *trial) arguments(t *testing.T) []string {
 	c.dir = t.TempDir()
@@ -79,8 +88,10 @@ func write(t *testing.T, path, text string) {
 }
 
 // load is what Load makes of arguments: errors of the flags themselves are Load's for a user.
-func load(arguments []string) (*config.Flags, *config.Config, error) {
-	flags := config.NewFlags("nftables")
+func load(arguments []string) (*config.Flags, *config.Config, error) { return loadFor(arguments, "nftables") }
+
+func loadFor(arguments []string, planes ...string) (*config.Flags, *config.Config, error) {
+	flags := config.NewFlags(planes...)
 	set := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	set.SetOutput(new(bytes.Buffer))
 	flags.AddTo(set)
@@ -122,7 +133,7 @@ func (c *trial) outcome(t *testing.T, loaded *config.Config, err error) string {
 func TestLoad(t *testing.T) {
 	for _, c := range trials(t) {
 		t.Run(c.name(), func(t *testing.T) {
-			_, loaded, err := load(c.arguments(t))
+			_, loaded, err := loadFor(c.arguments(t), c.planes()...)
 			got := c.outcome(t, loaded, err)
 			want, _ := c.file("want")
 			if got == want {

@@ -261,7 +261,7 @@ func (f *Flags) ipvs() []option {
 		{group: ipvs, flag: "ipvs-scheduler", field: "ipvs.scheduler", bind: text(&c.Scheduler),
 			usage: "how a backend is chosen, by the kernel's name: rr (which is what empty means), lc, sh, ..."},
 		{group: ipvs, flag: "ipvs-exclude-cidrs", field: "ipvs.excludeCIDRs", bind: texts(&c.ExcludeCIDRs),
-			usage: "addresses whose virtual servers are left alone"},
+			usage: "addresses at which no virtual server of kube-proxy is removed"},
 		{group: ipvs, flag: "ipvs-strict-arp", field: "ipvs.strictARP", bind: yes(&c.StrictARP),
 			usage: "answer ARP only for addresses of the interface that is asked (arp_ignore 1, arp_announce 2)"},
 		{group: ipvs, flag: "ipvs-tcp-timeout", field: "ipvs.tcpTimeout", bind: span(&c.TCPTimeout.Duration),
