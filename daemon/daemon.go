@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -342,6 +343,7 @@ func (d *Daemon) newSuccessor() (*successor, error) {
 	return newSuccessor(successorConfig{
 		log: d.log, report: d.report, returned: d.metrics.KubeProxyReturned,
 		accepted: func() bool { return acceptsForward(d.config.Load(), d.mode()) }, closed: d.metrics.ForwardingBlocked,
+		exclude: func() []netip.Prefix { return d.config.Load().ExcludedCIDRs() },
 	})
 }
 

@@ -22,6 +22,7 @@ import (
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/host"
 	"fairlead.dev/fairlead/service"
@@ -100,16 +101,20 @@ func TestPlaneSettings(t *testing.T) {
 	for file, want := range map[string]planeSettings{
 		"mode: nftables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {name: "nftables", mark: 1 << 20},
 		"mode: iptables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {name: "iptables", mark: 1 << 3},
-		"mode: ipvs\niptables: {masqueradeBit: 4}":                                    {name: "nftables", mark: 1 << 4},
-		"mode: nftables\nconntrack: {tcpBeLiberal: true}":                             {name: "nftables", mark: dataplane.DefaultMark},
+		"mode: ipvs\niptables: {masqueradeBit: 4}":                                    {name: "ipvs", mark: 1 << 4},
+		"mode: ipvs\nipvs: {scheduler: sh, strictARP: true, tcpTimeout: 1h, tcpFinTimeout: 2m, udpTimeout: 3s}": {
+			name: "ipvs", mark: dataplane.DefaultMark, ipvs: ipvs.Options{Scheduler: "sh", StrictARP: true,
+				Timeouts: ipvs.Timeouts{TCP: time.Hour, TCPFin: 2 * time.Minute, UDP: 3 * time.Second}},
+		},
+		"mode: nftables\nconntrack: {tcpBeLiberal: true}": {name: "nftables", mark: dataplane.DefaultMark},
 		"":                                {name: "iptables", mark: dataplane.DefaultMark},
-		"conntrack: {tcpBeLiberal: true}": {"iptables", dataplane.DefaultMark, iptables.Options{KeepInvalid: true}},
+		"conntrack: {tcpBeLiberal: true}": {name: "iptables", mark: dataplane.DefaultMark, iptables: iptables.Options{KeepInvalid: true}},
 	} {
 		if got := planeIn(configured(t, file)); got != want {
 			t.Errorf("%s: %+v, want %+v", file, got, want)
 		}
 	}
-	want := planeSettings{"iptables", dataplane.DefaultMark, iptables.Options{Backend: iptables.Legacy}}
+	want := planeSettings{name: "iptables", mark: dataplane.DefaultMark, iptables: iptables.Options{Backend: iptables.Legacy}}
 	if got := planeIn(configured(t, "", "--iptables-backend=legacy")); got != want {
 		t.Errorf("--iptables-backend: %+v, want %+v", got, want)
 	}

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/takeover"
 )
 
 // heir is a data plane that removes what other planes of ours have left, in this or an earlier process, once its own
@@ -18,8 +20,15 @@ type heir struct {
 	self    plane
 	others  func() []plane // all of them; only tests have some of their own
 	log     *slog.Logger
-	cleared func() // is called when there is nothing left of others
-	alone   bool   // there is nothing left
+	cleared func() // is called when nothing is left of others, but what connections still need
+	alone   bool   // so it is
+	retired retired
+}
+
+// retired is about connections that need what another plane has left.
+type retired struct {
+	since, look time.Time     // when they were found, and when to look the next time; zero: there are none
+	pause       time.Duration // between two looks
 }
 
 // affineHeir keeps what the plane can do besides.
@@ -66,14 +75,26 @@ func (h *heir) Sync(ctx context.Context, s *model.State) error {
 	return err
 }
 
+// Audit implements dataplane.Dataplane. It is also when it is seen that connections have ended.
+func (h *heir) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	if !h.retired.look.IsZero() && h.retired.look.Before(time.Now()) {
+		if err := h.clear(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return h.Dataplane.Audit(ctx, s)
+}
+
 // clear removes what others have left.
 func (h *heir) clear(ctx context.Context) error {
 	var errs []error
+	connections := 0
 	for _, p := range h.others() {
 		if p.name == h.self.name {
 			continue
 		}
-		removed, err := h.clearOne(ctx, p)
+		removed, n, err := h.clearOne(ctx, p)
+		connections += n
 		if err != nil {
 			err = fmt.Errorf("remove what the data plane %s has left: %w", p.name, err)
 		}
@@ -82,21 +103,49 @@ func (h *heir) clear(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
+	h.retired.note(connections, h.log)
 	return errors.Join(errs...)
 }
 
-func (h *heir) clearOne(ctx context.Context, p plane) (removed bool, err error) {
+// note decides when to look again: soon at first, when short connections end.
+func (r *retired) note(connections int, log *slog.Logger) {
+	now := time.Now()
+	switch {
+	case connections == 0:
+		*r = retired{}
+		return
+	case r.since.IsZero():
+		r.since, r.pause = now, drainInterval
+		log.Info("connections through another data plane live on", "connections", connections,
+			"until", now.Add(takeover.DefaultDrain).Truncate(time.Second))
+	default:
+		r.pause = min(2*r.pause, takeoverInterval)
+	}
+	r.look = now.Add(r.pause)
+}
+
+// over reports whether connections have had their time.
+func (r *retired) over() bool {
+	return !r.since.IsZero() && time.Since(r.since) > takeover.DefaultDrain
+}
+
+// clearOne removes what one has left, unless there are connections that need it.
+func (h *heir) clearOne(ctx context.Context, p plane) (removed bool, connections int, err error) {
 	left, err := p.traces()
 	if err != nil || !left.Rules {
-		return false, err
+		return false, 0, err
 	}
 	c := dataplane.Config{Log: h.log}
 	if left.LocalnetWasOff {
 		own, err := h.self.traces()
 		if err != nil {
-			return false, err
+			return false, 0, err
 		}
 		c.KeepLocalnet = own.LocalnetWasOff
 	}
-	return true, p.clean(ctx, c)
+	if p.retire != nil && !h.retired.over() {
+		connections, err = p.retire(ctx, c)
+		return connections == 0, connections, err
+	}
+	return true, 0, p.clean(ctx, c)
 }

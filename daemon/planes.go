@@ -11,6 +11,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
 	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
 )
@@ -24,11 +25,15 @@ type plane struct {
 	// traces and clean are about what it has left, in whatever process and with whatever settings.
 	traces func() (dataplane.Traces, error)
 	clean  func(context.Context, dataplane.Config) error
+	// retire does what clean does, but as long as there are connections that need what it has left. It tells how many;
+	// nil: there are none.
+	retire func(context.Context, dataplane.Config) (connections int, err error)
 }
 
 const (
 	nftablesPlane = "nftables"
 	iptablesPlane = "iptables"
+	ipvsPlane     = "ipvs"
 )
 
 // planes come in the order in which they are chosen for a mode that has none of its own.
@@ -45,6 +50,12 @@ func planes() []plane {
 			new:     func(s planeSettings) dataplane.New { return iptables.New(s.iptables) },
 			prepare: func(s planeSettings) func(dataplane.Config) error { return iptables.Prepare(s.iptables) },
 			traces:  iptables.Traces, clean: iptables.Clean,
+		},
+		{
+			name:    ipvsPlane,
+			new:     func(s planeSettings) dataplane.New { return ipvs.New(s.ipvs) },
+			prepare: func(s planeSettings) func(dataplane.Config) error { return ipvs.Prepare(s.ipvs) },
+			traces:  ipvs.Traces, clean: ipvs.Clean, retire: ipvs.Retire,
 		},
 	}
 }
@@ -70,6 +81,7 @@ type planeSettings struct {
 	name     string
 	mark     uint32
 	iptables iptables.Options // of that plane
+	ipvs     ipvs.Options     // likewise
 }
 
 // movesFrom reports whether its rules are in another place than those of another plane.
@@ -83,14 +95,14 @@ type opened struct {
 	settings planeSettings // with the back end that it has found
 }
 
-// open makes a plane. A node that cannot have iptables has nftables rather than no Services.
+// open makes a plane. A node that cannot have that of one of kube-proxy's modes has nftables rather than no Services.
 func (s planeSettings) open(c dataplane.Config) (opened, error) {
 	o, err := s.openItself(c)
-	if s.name != iptablesPlane || !errors.Is(err, dataplane.ErrUnsupported) {
+	if s.name != iptablesPlane && s.name != ipvsPlane || !errors.Is(err, dataplane.ErrUnsupported) {
 		return o, err
 	}
-	c.Log.Warn("this kernel cannot do what mode iptables needs; the data plane nftables serves instead. Set mode "+
-		"(--proxy-mode) to nftables, or have the kernel load its modules for iptables", "error", err)
+	c.Log.Warn(fmt.Sprintf("this kernel cannot do what mode %[1]s needs; the data plane nftables serves instead. "+
+		"Set mode (--proxy-mode) to nftables, or have the kernel load its modules for %[1]s", s.name), "error", err)
 	s = planeSettings{name: nftablesPlane, mark: s.mark}
 	if o, second := s.openItself(c); second == nil {
 		return o, nil

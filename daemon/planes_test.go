@@ -69,7 +69,7 @@ func TestPlaneSettings_unsupported(t *testing.T) {
 	inNamespace(t, func(t *testing.T) {
 		withoutXTables(t)
 		var log bytes.Buffer
-		s := planeSettings{iptablesPlane, 1 << 20, iptables.Options{Backend: iptables.Legacy}}
+		s := planeSettings{name: iptablesPlane, mark: 1 << 20, iptables: iptables.Options{Backend: iptables.Legacy}}
 		o, err := s.inherit(dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, func(opened) {})
 		if err != nil {
 			t.Error(err)

@@ -8,10 +8,11 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// prepare has the plane set what only a privileged process can, if the configuration needs it.
+// prepare has the plane set what only a privileged process can, if the configuration needs it:
+// IPVS in any case, others for NodePorts on 127.0.0.1.
 func prepare(c *config.Config, s planeSettings, l *Logs) error {
 	p, err := planeNamed(s.name)
-	if err != nil || !slices.ContainsFunc(c.NodePortAddresses(), meansLocalhost) {
+	if err != nil || s.name != ipvsPlane && !slices.ContainsFunc(c.NodePortAddresses(), meansLocalhost) {
 		return err
 	}
 	return p.prepare(s)(dataplane.Config{Mark: s.mark, Log: l.Logger()})

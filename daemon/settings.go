@@ -8,6 +8,7 @@ import (
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/host"
 	"fairlead.dev/fairlead/service"
@@ -38,7 +39,7 @@ func standalone(c *config.Config) bool { return len(c.Fairlead.Manifests) > 0 }
 // acceptsForward reports whether kube-proxy would accept in FORWARD what it translates, and the data
 // plane, as in mode nftables, does not.
 func acceptsForward(c *config.Config, plane string) bool {
-	return c.KubeProxy.Mode != config.ModeNFTables && plane == nftablesPlane && !standalone(c)
+	return c.KubeProxy.Mode != config.ModeNFTables && plane != iptablesPlane && !standalone(c)
 }
 
 // gateExternalIPs is on unless it is turned off (KEP-5707).
@@ -86,9 +87,17 @@ func engineSettings(c *config.Config) (engine.Settings, error) {
 
 func planeIn(c *config.Config) planeSettings {
 	s := planeSettings{name: c.Plane, mark: 1 << c.MasqueradeBit()}
-	if s.name == iptablesPlane {
+	switch s.name {
+	case iptablesPlane:
 		s.iptables = iptables.Options{
 			Backend: iptables.Backend(c.Fairlead.IPTablesBackend), KeepInvalid: c.KubeProxy.Conntrack.TCPBeLiberal,
+		}
+	case ipvsPlane:
+		o := c.KubeProxy.IPVS
+		s.ipvs = ipvs.Options{
+			Scheduler: o.Scheduler,
+			StrictARP: o.StrictARP,
+			Timeouts:  ipvs.Timeouts{TCP: o.TCPTimeout.Duration, TCPFin: o.TCPFinTimeout.Duration, UDP: o.UDPTimeout.Duration},
 		}
 	}
 	return s

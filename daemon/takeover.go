@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/source/kube"
@@ -47,14 +49,17 @@ type successor struct {
 type successorConfig struct {
 	log      *slog.Logger
 	report   *reporter
-	returned func()      // is called when kube-proxy has been back
-	accepted func() bool // reports whether kube-proxy would accept in FORWARD what Services need
-	closed   func(bool)  // is told whether FORWARD drops that
+	returned func()                // is called when kube-proxy has been back
+	accepted func() bool           // reports whether kube-proxy would accept in FORWARD what Services need
+	closed   func(bool)            // is told whether FORWARD drops that
+	exclude  func() []netip.Prefix // whose virtual servers of IPVS stay
 }
 
 func newSuccessor(c successorConfig) (*successor, error) {
 	s := &spared{}
-	t, err := takeover.New(takeover.Config{Log: c.log, Drain: takeover.DefaultDrain, KeepForward: true, Spare: s.has})
+	t, err := takeover.New(takeover.Config{
+		Log: c.log, Drain: takeover.DefaultDrain, KeepForward: true, Spare: s.has, Owned: ipvs.Owns, Exclude: c.exclude,
+	})
 	return &successor{
 		successorConfig: c, takeover: t, spared: s, inForce: make(chan struct{}), said: map[string]bool{},
 		interval: takeoverInterval, reminder: forwardReminder,

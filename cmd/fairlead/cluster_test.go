@@ -348,7 +348,7 @@ func (w *realCluster) followsNode(p *kubernetes.Proxy, files configMap) {
 	w.logged(p, "was deleted; /healthz says 503")
 	w.event("Node node", "InvalidNode", "was deleted")
 	w.dump(socket, []string{"pods 10.244.1.0/24", "192.0.2.1:30080/tcp"}, nil)
-	w.status(socket, 1, "healthy          yes\n", "should not use it", "nftables, for mode ipvs", "nodes ", "servicecidrs ")
+	w.status(socket, 1, "healthy          yes\n", "should not use it", "data plane       nftables\n", "nodes ", "servicecidrs ")
 
 	if out, err := w.bed.Command(w.Context(), testbed.Node, "ip", "addr", "add", "192.0.2.77/32", "dev", "lo").CombinedOutput(); err != nil {
 		w.Fatalf("%v: %s", err, out)
@@ -450,8 +450,8 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	w.logged(p, "the configuration is accepted again")
 	w.event("Node node", "ConfigurationAccepted", "")
 	refused("0")
-	w.edit(files, "config.conf", "mode: nftables", "mode: ipvs")
-	w.edit(files, "config.conf", "masqueradeBit: null", "masqueradeBit: 20")
+	w.edit(files, "config.conf", "nftables:\n  masqueradeAll: false\n  masqueradeBit: null",
+		"nftables:\n  masqueradeAll: false\n  masqueradeBit: 20")
 	w.logged(p, "masqueradeBit", "new data plane that adopts")
 	w.until("rules with the new mark", func(ctx context.Context) bool {
 		out, err := w.bed.Command(ctx, testbed.Node, "nft", "list", "table", "ip", "fairlead").CombinedOutput()
