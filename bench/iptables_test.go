@@ -183,15 +183,8 @@ func (a *arena) serveKubeProxy(b *testing.B, n int) (last netip.AddrPort) {
 		b.Fatal(err)
 	}
 	for begin := time.Now(); ; {
-		rules := command(b, a.bed, testbed.Node, "iptables-legacy-save", "-t", "nat")
-		count := 0
-		for line := range strings.Lines(rules) {
-			if words := strings.Fields(line); strings.HasPrefix(line, "-A KUBE-SERVICES -d ") && strings.Contains(line, "svc-") {
-				count++
-				last = netip.AddrPortFrom(netip.MustParsePrefix(words[3]).Addr(), servicePort)
-			}
-		}
-		if count == n {
+		var count int
+		if count, last = a.kubeServices(b); count == n {
 			break
 		}
 		if time.Since(begin) > startLimit {
@@ -203,6 +196,19 @@ func (a *arena) serveKubeProxy(b *testing.B, n int) (last netip.AddrPort) {
 		b.Fatal(err)
 	}
 	return last
+}
+
+// kubeServices counts the Services in the list of kube-proxy's mode iptables, and finds the last one.
+func (a *arena) kubeServices(b *testing.B) (count int, last netip.AddrPort) {
+	b.Helper()
+	rules := command(b, a.bed, testbed.Node, "iptables-legacy-save", "-t", "nat")
+	for line := range strings.Lines(rules) {
+		if words := strings.Fields(line); strings.HasPrefix(line, "-A KUBE-SERVICES -d ") && strings.Contains(line, "svc-") {
+			count++
+			last = netip.AddrPortFrom(netip.MustParsePrefix(words[3]).Addr(), servicePort)
+		}
+	}
+	return count, last
 }
 
 // iptablesConnect compares what it takes to connect to the last Service, by the tree and by the

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -22,7 +23,8 @@ const (
 	ipvsEndpoints = 2                           // of each Service
 	ipvsRounds    = 2                           // roundsVariable: of starts and additions
 	additions     = 6                           // Services added in each of these
-	manyServices  = 10_000                      // from which on only the last round has a start: it takes minutes
+	fewServices   = 100                         // fewer Services than these start in the last round only,
+	manyServices  = 10_000                      // and from these on as well: it takes minutes
 
 	firstSyncLimit = 20 * time.Minute
 	additionLimit  = 5 * time.Minute
@@ -51,7 +53,7 @@ func BenchmarkIPVS(b *testing.B) {
 	}
 	for round, n := 0, ipvsRoundsOf(b); round < n; round++ {
 		for _, e := range shuffled(all) {
-			if e.services >= manyServices && round < n-1 {
+			if round < n-1 && (e.services < fewServices || e.services >= manyServices) {
 				continue
 			}
 			begin := time.Now()
@@ -131,7 +133,8 @@ func ipvsRivals() []rival {
 type ipvsEntry struct {
 	rival
 	services int
-	arena    *arena // of the last round, with its rules
+	arena    *arena         // of the last round, with its rules
+	last     netip.AddrPort // the Service that a packet finds last, where there is a list
 
 	start, idle, cpu                Series // seconds
 	added                           Series // seconds, of all additions
@@ -165,10 +168,21 @@ func (e *ipvsEntry) run(b *testing.B, last bool) error {
 		return errors.Join(fmt.Errorf("%w; its last words:\n%s", err, lastWords(proxy.Log())), proxy.Kill())
 	}
 	if last {
-		e.arena = a
+		e.arena, e.last = a, netip.AddrPortFrom(serviceAddr(e.services-1), servicePort)
+		if e.mode == "iptables" {
+			_, e.last = a.kubeServices(b)
+		}
 		return nil
 	}
 	return a.bed.Close()
+}
+
+// child is the size of the largest program that was started, if the kernel tells whose children there are.
+func (e *ipvsEntry) child() string {
+	if median(e.childPeak) == 0 {
+		return "–"
+	}
+	return megabytes(e.childPeak)
 }
 
 // turn is a rival on a node.
@@ -290,7 +304,7 @@ func printIPVSControl(b *testing.B, all []*ipvsEntry) {
 		rows = append(rows, []string{fmt.Sprint(e.services), e.name, show(e.start.Duration()), show(e.idle.Duration()), show(e.cpu.Duration()),
 			fmt.Sprintf("%s (%s)", show(e.added.Duration()), show(quantile(e.added, 1))),
 			e.start.Ratio(ours.start).String(), e.added.Ratio(ours.added).String(),
-			megabytes(e.settled), megabytes(e.peak), megabytes(e.childPeak), megabytes(e.slabs)})
+			megabytes(e.settled), megabytes(e.peak), e.child(), megabytes(e.slabs)})
 		sizes[e.name], medians[e.name] = append(sizes[e.name], float64(e.services)), append(medians[e.name], median(e.added))
 	}
 	printTable(fmt.Sprintf("start and addition: medians of up to %d rounds, %d additions each; ratios to Fairlead; "+

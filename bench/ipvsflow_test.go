@@ -128,7 +128,7 @@ type flowKind struct{ name, title string }
 
 func flowKinds() []flowKind {
 	return []flowKind{
-		{"last", "a new flow to the last Service: connect()"},
+		{"last", "a new flow to one Service, the last of a list: connect()"},
 		{"each", "a new flow to each Service in turn: connect()"},
 		{"established", "an established flow: a byte there and back"},
 	}
@@ -150,8 +150,8 @@ func ipvsFlows(b *testing.B, sizes []int, all []*ipvsEntry) {
 		add(name, c, c)
 	}
 	for _, e := range all {
-		from, last := &sources{}, netip.AddrPortFrom(serviceAddr(e.services-1), servicePort)
-		add(e.at(), e.arena.flowsTo(last, from), e.arena.flowsToEach(e.services, from))
+		from := &sources{}
+		add(e.at(), e.arena.flowsTo(e.last, from), e.arena.flowsToEach(e.services, from))
 	}
 	runtime.GC()
 	samples, err := Interleave(variants, rounds(b, 20))
