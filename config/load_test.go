@@ -88,7 +88,9 @@ func write(t *testing.T, path, text string) {
 }
 
 // load is what Load makes of arguments: errors of the flags themselves are Load's for a user.
-func load(arguments []string) (*config.Flags, *config.Config, error) { return loadFor(arguments, "nftables") }
+func load(arguments []string) (*config.Flags, *config.Config, error) {
+	return loadFor(arguments, "nftables")
+}
 
 func loadFor(arguments []string, planes ...string) (*config.Flags, *config.Config, error) {
 	flags := config.NewFlags(planes...)

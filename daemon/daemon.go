@@ -206,7 +206,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 	e := engine.New(engine.Options{
 		Source:         d.feeds.used.Load().source,
 		Table:          t,
-		Plane:          d.plane,
+		Plane:          d.plane.Dataplane,
 		Log:            d.log,
 		Once:           d.options.Once,
 		AuditInterval:  s.AuditInterval,

@@ -17,6 +17,7 @@ import (
 // keeps nobody from serving; the engine says it and tries again.
 type heir struct {
 	dataplane.Dataplane
+	inner   dataplane.Dataplane // without what wraps it
 	self    plane
 	others  func() []plane // all of them; only tests have some of their own
 	log     *slog.Logger
@@ -54,11 +55,13 @@ func (s planeSettings) inherit(c dataplane.Config, cleared func(opened)) (opened
 		return o, err
 	}
 	self, err := planeNamed(o.settings.name)
-	h := &heir{Dataplane: o.Dataplane, self: self, others: planes, log: c.Log, cleared: func() { cleared(o) }}
-	if affine, ok := o.Dataplane.(dataplane.Affine); ok {
-		return opened{affineHeir{h, affine}, o.settings}, err
+	h := &heir{
+		Dataplane: o.Dataplane, inner: o.inner, self: self, others: planes, log: c.Log, cleared: func() { cleared(o) },
 	}
-	return opened{h, o.settings}, err
+	if affine, ok := o.Dataplane.(dataplane.Affine); ok {
+		return opened{affineHeir{h, affine}, o.inner, o.settings}, err
+	}
+	return opened{h, o.inner, o.settings}, err
 }
 
 // Sync implements dataplane.Dataplane.
@@ -73,6 +76,14 @@ func (h *heir) Sync(ctx context.Context, s *model.State) error {
 	h.alone = true
 	h.cleared()
 	return err
+}
+
+// Describe implements dataplane.Describer, whatever the plane is.
+func (h *heir) Describe() []string {
+	if d, ok := h.inner.(dataplane.Describer); ok {
+		return d.Describe()
+	}
+	return nil
 }
 
 // Audit implements dataplane.Dataplane. It is also when it is seen that connections have ended.

@@ -92,7 +92,8 @@ func (s planeSettings) movesFrom(old planeSettings) bool {
 // opened is a data plane and what it is.
 type opened struct {
 	dataplane.Dataplane
-	settings planeSettings // with the back end that it has found
+	inner    dataplane.Dataplane // without what wraps it
+	settings planeSettings       // with the back end that it has found
 }
 
 // open makes a plane. A node that cannot have that of one of kube-proxy's modes has nftables rather than no Services.
@@ -121,8 +122,14 @@ func (s planeSettings) openItself(c dataplane.Config) (o opened, err error) {
 		}
 	}
 	c.Mark = s.mark
-	made, err := localhost.Wrap(conntrack.Wrap(p.new(s)))(c)
-	return opened{made, s}, permitted(err)
+	o.settings = s
+	remember := func(c dataplane.Config) (dataplane.Dataplane, error) {
+		made, err := p.new(s)(c)
+		o.inner = made
+		return made, err
+	}
+	o.Dataplane, err = localhost.Wrap(conntrack.Wrap(remember))(c)
+	return o, permitted(err)
 }
 
 // permitted says of the most frequent error what to do.

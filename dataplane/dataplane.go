@@ -43,6 +43,13 @@ type Affine interface {
 	Remembered(ctx context.Context, pool model.PoolID, client netip.Addr) (backend netip.AddrPort, ok bool, err error)
 }
 
+// A Describer is a plane whose kernel objects have names that do not say whose they are.
+type Describer interface {
+	// Describe says it, in a line for each object as the tool that lists them names it. It asks no kernel; the
+	// goroutine that calls the methods of Dataplane calls it.
+	Describe() []string
+}
+
 // A Drift is one difference between a State and what the kernel holds.
 type Drift struct {
 	Class  string // of object, one of few: "frontends"

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"syscall"
 	"time"
 
@@ -174,7 +175,28 @@ func (c *controlServer) ask(w http.ResponseWriter, r *http.Request, f func(conte
 
 func (c *controlServer) dump(w http.ResponseWriter, r *http.Request) {
 	defer debug.FreeOSMemory() // the text can be as large as all else
-	c.ask(w, r, func(_ context.Context, v View) (any, error) { return v.State.Clone(), nil })
+	c.ask(w, r, func(_ context.Context, v View) (any, error) {
+		d := dumped{State: v.State.Clone()}
+		if plane, ok := v.Plane.(dataplane.Describer); ok {
+			d.objects = plane.Describe()
+		}
+		return d, nil
+	})
+}
+
+// dumped are the rows, and what the plane says of its objects. To who reads the text as rows that is a comment.
+type dumped struct {
+	*model.State
+	objects []string
+}
+
+func (d dumped) String() string {
+	var text strings.Builder
+	text.WriteString(d.State.String())
+	for _, o := range d.objects {
+		text.WriteString("# " + o + "\n")
+	}
+	return text.String()
 }
 
 func (c *controlServer) explain(w http.ResponseWriter, r *http.Request) {

@@ -314,6 +314,18 @@ func TestRun_stopsAndIsCleaned(t *testing.T) {
 	}
 }
 
+// TestExplain_affinity: who is remembered is asked of the data plane.
+func TestExplain_affinity(t *testing.T) {
+	w := newWorld(t)
+	w.write("web.yaml", strings.Replace(web, "type: NodePort", "sessionAffinity: ClientIP", 1))
+	w.start()
+	who := map[string]string{"pod-a": "10.244.1.2:8080", "pod-b": "10.244.2.2:8080"}[w.probe("pod-a", clusterIP)]
+	status, out := w.execute("explain", w.bed.Addr("pod-a", false).String(), clusterIP.String(), "--control-socket", w.socket)
+	if want := "session affinity: the client keeps " + who; status != 0 || who == "" || !strings.Contains(out, want) {
+		t.Errorf("exit status %d, no %q in\n%s", status, want, out)
+	}
+}
+
 func TestInspection(t *testing.T) {
 	w := newWorld(t)
 	w.start()

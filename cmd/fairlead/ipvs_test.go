@@ -111,7 +111,7 @@ func TestRun_ipvs(t *testing.T) {
 	want := "TCP 10.96.0.10:80 wlc\n" + reals + "TCP 192.0.2.1:30080 wlc\n" + reals
 	w.becomes("ipvsadm -Ln", want, w.servers)
 	_, out := w.execute("dump", "--control-socket", w.socket)
-	if !strings.Contains(out, "frontend 10.96.0.10:80/tcp any forward default/web") {
+	if !strings.Contains(out, "\n# virtual server TCP 10.96.0.10:80 wlc: default/web cluster\n") {
 		t.Errorf("dump says\n%s", out)
 	}
 	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
