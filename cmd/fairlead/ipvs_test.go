@@ -116,7 +116,7 @@ func TestRun_ipvs(t *testing.T) {
 	}
 	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
 		From: []testbed.Place{testbed.Node, testbed.Outside, "pod-a"}, To: []netip.AddrPort{clusterIP, nodePort},
-		Interval: 50 * time.Millisecond,
+		Interval: 50 * time.Millisecond, Timeout: patience, // where the test kernel itself stands still for a while
 	})
 	for _, other := range []struct{ mode, tables string }{
 		{"nftables", "table ip fairlead\ntable ip6 fairlead\n"},

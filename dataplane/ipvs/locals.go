@@ -294,7 +294,10 @@ func (r routes) clear() error {
 // local. Left to itself the kernel takes the destination for the source.
 func (r routes) source(a netip.Addr) net.IP {
 	found, err := r.handle.RouteGet(a.AsSlice())
-	if err != nil || len(found) == 0 || found[0].Type == unix.RTN_LOCAL {
+	switch {
+	case err != nil || len(found) == 0:
+		return nil // nobody here can have sent packets there; what is still sent is masqueraded
+	case found[0].Type == unix.RTN_LOCAL:
 		return r.node(a.Is6()) // it is still on kube-proxy's interface
 	}
 	return found[0].Src
