@@ -45,7 +45,7 @@ func onlyOurs(chain string) bool {
 		chainHairpin, chainLocalnet:
 		return true
 	}
-	return begins(chain, kindPods, kindLocal, kindSticky, kindLimit,
+	return begins(chain, kindPods, kindLocal, kindSticky, kindKnown, kindLimit,
 		"KUBE-IP-", "KUBE-INT-", "KUBE-UP-", "KUBE-HP-", "KUBE-PORTS-", "KUBE-PART-")
 }
 

@@ -479,8 +479,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	for _, f := range families {
 		for name, use := range f.sets {
 			if _, ok := p.ipsets.indexes[name]; !ok {
-				what := "clients of " + use.backend.String()
-				drifts = append(drifts, dataplane.Drift{Class: "ipset", Object: "ipset " + name, Want: what})
+				drifts = append(drifts, dataplane.Drift{Class: "ipset", Object: "ipset " + name, Want: use.String()})
 			}
 		}
 	}
@@ -603,7 +602,7 @@ func (p *Plane) Close() error {
 func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr) (netip.AddrPort, bool, error) {
 	for _, f := range p.families {
 		for name, use := range f.sets {
-			if use.pool != id || client.Is6() != id.V6 {
+			if use.pool != id || client.Is6() != id.V6 || use.group() {
 				continue
 			}
 			ok, err := p.ipsets.contains(name, client)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
 	"fairlead.dev/fairlead/model"
@@ -36,6 +35,7 @@ const (
 	kindPods   = "KUBE-PODS-"
 	kindLocal  = "KUBE-LOCAL-"
 	kindSticky = "KUBE-STICK-"
+	kindKnown  = "KUBE-KNOWN-"
 	kindLimit  = "KUBE-ALLOW-"
 )
 
@@ -75,13 +75,6 @@ type entry struct {
 type partsOf struct {
 	pool     model.PoolID
 	protocol model.Protocol
-}
-
-// setUse is an ipset for the clients of a backend.
-type setUse struct {
-	expire  time.Duration
-	pool    model.PoolID
-	backend netip.AddrPort
 }
 
 func newLayout(v6 bool, mark uint32, o Options) *layout {
@@ -396,7 +389,7 @@ func (l *layout) makeParts(of partsOf) {
 	}
 	delete(l.parts, of)
 	pool := l.pools[of.pool]
-	var c chooser
+	var c *chooser
 	var rules []rule
 	for _, snat := range []model.SNAT{model.Never, model.OffCluster, model.Always} {
 		e := entry{of.pool, of.protocol, snat}
@@ -404,8 +397,10 @@ func (l *layout) makeParts(of partsOf) {
 			continue
 		}
 		if rules == nil {
-			c = chooser{id: e.id(), protocol: of.protocol, affinity: pool.Affinity, edit: l.natEdit.keep}
-			rules = c.choice(pool.Serving())
+			serving := pool.Serving()
+			c = newChooser(e.id(), pool, len(serving))
+			c.protocol, c.edit = of.protocol, l.natEdit.keep
+			rules = c.choice(serving)
 			l.parts[of] = c.chains
 		}
 		l.natEdit.keep(e.chain(), append(l.markRules(of.pool, snat), rules...))
@@ -434,15 +429,15 @@ func (l *layout) markRules(id model.PoolID, snat model.SNAT) []rule {
 // neededSets are the ipsets to which the rules refer.
 func (l *layout) neededSets() map[string]setUse {
 	needed := map[string]setUse{}
+	seen := map[partsOf]bool{}
 	for e := range l.entries {
-		p := l.pools[e.pool]
-		if p.Affinity == 0 {
+		p, of := l.pools[e.pool], partsOf{e.pool, e.protocol}
+		if p.Affinity == 0 || seen[of] {
 			continue
 		}
-		c := chooser{id: e.id()}
-		for _, b := range p.Serving() {
-			needed[c.setName(b)] = setUse{p.Affinity, e.pool, b.AddrPort}
-		}
+		seen[of] = true
+		serving := p.Serving()
+		newChooser(e.id(), p, len(serving)).addSets(needed, e.pool, serving)
 	}
 	return needed
 }

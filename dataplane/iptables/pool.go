@@ -24,6 +24,7 @@ type chooser struct {
 	id       string // of the pool and protocol, in the names of chains and sets
 	protocol model.Protocol
 	affinity time.Duration
+	levels   int // of groups by which clients are found
 	edit     func(chain string, rules []rule)
 	chains   []string // made below the first one
 }
@@ -36,28 +37,25 @@ func hashed(name string) string {
 
 // setName is the ipset that remembers the clients of a backend.
 func (c *chooser) setName(b model.Backend) string {
-	return "KUBE-CLIENTS-" + hashed(c.id+" "+b.AddrPort.String())
+	return setPrefix + hashed(c.id+" "+b.AddrPort.String())
+}
+
+// newChooser is for a pool's backends, which are those that it serves.
+func newChooser(id string, pool model.Pool, backends int) *chooser {
+	c := &chooser{id: id, affinity: pool.Affinity}
+	if c.affinity > 0 {
+		c.levels = levelsOf(backends)
+	}
+	return c
 }
 
 // choice are the rules that choose, and make the chains below them.
 func (c *chooser) choice(backends []model.Backend) []rule {
 	var rules []rule
 	if c.affinity > 0 {
-		for _, b := range backends {
-			rules = append(rules, rule{set: c.setName(b), do: goes(c.sticky(b))})
-		}
+		rules = c.find(backends, "")
 	}
 	return append(rules, c.split(backends, "")...)
-}
-
-// sticky is the chain of a backend that remembers its clients.
-func (c *chooser) sticky(b model.Backend) string {
-	name := c.stickyName(b)
-	c.make(name, []rule{
-		{do: target{verb: remember, name: c.setName(b), expire: c.affinity}},
-		c.translate(b),
-	})
-	return name
 }
 
 func (c *chooser) make(name string, rules []rule) {

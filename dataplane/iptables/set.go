@@ -24,6 +24,8 @@ const (
 	setPrefix = "KUBE-CLIENTS-"
 	// maxClients bounds the clients that are remembered for a backend, and so the kernel's memory.
 	maxClients = 1 << 18
+	// maxGroupClients is the same for a group of backends.
+	maxGroupClients = 1 << 22
 )
 
 // ipsets are those of the plane's network namespace. They remember the clients of backends: exactly, and as
@@ -55,19 +57,31 @@ func openIPSets(fault func(string) error) (*ipsets, error) {
 // need makes those of the sets that are missing. It goes on after an error that is about one set.
 func (s *ipsets) need(v6 bool, needed map[string]setUse) error {
 	var errs []error
+	for _, name := range s.missing(needed) {
+		if err := s.fault("ipset create"); err != nil {
+			return err
+		}
+		if err := s.create(v6, name, needed[name]); err != nil {
+			errs = append(errs, &refusedError{fmt.Sprintf("ipset %s for the %s", name, needed[name]), err})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// missing are the sets to make, those of groups first: of their members only those that there are know clients.
+func (s *ipsets) missing(needed map[string]setUse) []string {
+	var groups, others []string
 	for name, use := range needed {
 		if _, ok := s.indexes[name]; ok {
 			continue
 		}
-		if err := s.fault("ipset create"); err != nil {
-			return err
-		}
-		if err := s.create(v6, name, use); err != nil {
-			what := fmt.Sprintf("ipset %s for the clients of %s at %s", name, poolName(use.pool), use.backend)
-			errs = append(errs, &refusedError{what, err})
+		if use.group() {
+			groups = append(groups, name)
+		} else {
+			others = append(others, name)
 		}
 	}
-	return errors.Join(errs...)
+	return append(groups, others...)
 }
 
 // without leaves out the rules that refer to sets that could not be made.
@@ -89,15 +103,42 @@ func (s *ipsets) create(v6 bool, name string, use setUse) error {
 	if v6 {
 		o.Family = unix.AF_INET6
 	}
+	if use.group() {
+		o.MaxElements = maxGroupClients
+	}
 	err := s.handle.IpsetCreate(name, "hash:ip", o)
 	if err != nil {
 		return err
+	}
+	if err := s.learn(name, use.members); err != nil {
+		return errors.Join(err, s.handle.IpsetDestroy(name)) // so that it is made and taught another time
 	}
 	index, err := setIndex(s.fd, name)
 	if err == nil {
 		s.indexes[name] = index
 	}
 	return err
+}
+
+// learn puts the clients of a new group's members into its set: a pool that grew, or rules of a former release,
+// had none. They are remembered for as long as if they came now, which does not matter as their backend's set says
+// what is true. A client that first comes between this and the new rules may get another backend the next time.
+func (s *ipsets) learn(name string, members []string) error {
+	for _, member := range members {
+		if _, ok := s.indexes[member]; !ok {
+			continue
+		}
+		clients, err := s.handle.IpsetList(member)
+		if err != nil {
+			return fmt.Errorf("list ipset %s: %w", member, err)
+		}
+		for _, c := range clients.Entries {
+			if err := s.handle.IpsetAdd(name, &netlink.IPSetEntry{IP: c.IP, Replace: true}); err != nil {
+				return fmt.Errorf("add %s of ipset %s: %w", c.IP, member, err)
+			}
+		}
+	}
+	return nil
 }
 
 // setIndex asks for the number of an ipset (struct ip_set_req_get_set in the kernel's ip_set.h).
