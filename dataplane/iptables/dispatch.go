@@ -45,6 +45,9 @@ type dispatch struct {
 	seed      maphash.Seed
 }
 
+// portsPrefix is how the names of chains begin that tell ports apart. There is room for a hash behind it.
+const portsPrefix = "KUBE-PORTS-"
+
 // maxPorts is how many ports of an address are told apart along with it.
 const maxPorts = 3
 
@@ -104,10 +107,19 @@ func newDispatch(v6 bool, root, prefix string) *dispatch {
 	}
 }
 
+// dispatches reports whether a chain belongs to a tree: its rules have nothing to do with each other.
+func dispatches(chain string) bool {
+	switch chain {
+	case chainServices, chainInternal, chainGuards, chainHairpin:
+		return true
+	}
+	return begins(chain, "KUBE-IP-", "KUBE-INT-", "KUBE-UP-", "KUBE-HP-", portsPrefix)
+}
+
 // portTree is the tree of an address with many ports.
 func (d *dispatch) portTree(a netip.Addr) (root string, t *tree) {
-	id := hashed(d.root + " " + a.String())
-	root = "KUBE-PORTS-" + id
+	id := d.root + " " + a.String()
+	root = portsPrefix + hashed(id)
 	t = &tree{width: 24, first: 8}
 	t.prefix = func(p at) rule {
 		r := rule{protocol: model.Protocol(p.key.hi >> 56)}
@@ -118,8 +130,7 @@ func (d *dispatch) portTree(a netip.Addr) (root string, t *tree) {
 		return r
 	}
 	t.name = func(p at) string {
-		r := t.prefix(p)
-		return fmt.Sprintf("KUBE-PORTS-%s-%c%d-%d", id[:6], r.protocol.String()[0], r.ports.first, p.bits-8)
+		return portsPrefix + hashed(fmt.Sprintf("%s %x %d", id, p.key.hi, p.bits))
 	}
 	return root, t
 }

@@ -119,3 +119,18 @@ func printed(chains map[string][]rule) (lines []string) {
 	}
 	return lines
 }
+
+// TestDispatch_names: chains of the ports of different addresses must not be the same.
+func TestDispatch_names(t *testing.T) {
+	d := newDispatch(false, chainServices, "KUBE-IP-")
+	names := map[string]netip.Addr{}
+	for i := range 200_000 {
+		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		_, ports := d.portTree(a)
+		name := ports.name(at{rowKey(model.TCP, 0), 8})
+		if other, ok := names[name]; ok {
+			t.Fatalf("%s and %s have chain %s", a, other, name)
+		}
+		names[name] = a
+	}
+}
