@@ -369,11 +369,8 @@ func (p *Plane) write(ctx context.Context, changes []*change) error {
 	return p.commit(changes)
 }
 
-// maxRefusals is after how many refused chains those of a refused change are not tried apart.
-const maxRefusals = 16
-
-// commit writes changes. The error is dataplane.ErrPartial if all but a few chains, which the kernel refuses,
-// are as they should be.
+// commit writes changes. The error is dataplane.ErrPartial if all is as it should be but what the kernel
+// refuses, and what of the same shape is not told apart from it.
 func (p *Plane) commit(changes []*change) error {
 	p.backend.use(p.ipsets.indexes)
 	changes = slices.DeleteFunc(slices.Clone(changes), (*change).empty)
@@ -385,65 +382,25 @@ func (p *Plane) commit(changes []*change) error {
 			c.set[name] = p.ipsets.without(rules)
 		}
 	}
-	err := p.backend.write(changes)
-	if !refused(err) {
-		return err
+	together := len(changes)
+	if p.options.Backend == Legacy { // each table for itself: what one has taken is not looked at again
+		together = 1
 	}
 	var errs []error
-	for _, c := range changes {
-		errs = append(errs, p.isolate(c)...)
+	for part := range slices.Chunk(changes, together) {
+		err := p.backend.write(part)
+		if err != nil && !refused(err) {
+			return err
+		}
+		if err != nil {
+			errs = append(errs, p.isolateAll(part)...)
+		}
 	}
-	err = errors.Join(errs...)
-	if err == nil || len(errs) >= maxRefusals || slices.ContainsFunc(errs, func(e error) bool { return !refused(e) }) {
+	err := errors.Join(errs...)
+	if err == nil || slices.ContainsFunc(errs, func(e error) bool { return !refused(e) }) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
-}
-
-// isolate writes a change that was refused in ever smaller parts, so that a chain which the kernel does not
-// take does not keep the others out. First come the chains, empty, so that those that lead to it are not
-// refused for it.
-func (p *Plane) isolate(c *change) (errs []error) {
-	names := c.chains()
-	fresh := &change{table: c.table, set: map[string][]rule{}, known: map[string]bool{}}
-	for _, name := range names {
-		if !c.known[name] {
-			fresh.set[name] = nil
-		}
-	}
-	if err := p.backend.write([]*change{fresh}); err != nil {
-		return []error{err}
-	}
-	errs = p.halve(c, names, nil)
-	rest := *c
-	rest.set = nil
-	if err := p.backend.write([]*change{&rest}); err != nil {
-		errs = append(errs, err)
-	}
-	return errs
-}
-
-func (p *Plane) halve(c *change, names []string, errs []error) []error {
-	if len(names) == 0 || len(errs) >= maxRefusals {
-		return errs
-	}
-	part := &change{table: c.table, set: map[string][]rule{}, known: map[string]bool{}}
-	for _, name := range names {
-		part.set[name], part.known[name] = c.set[name], true
-	}
-	err := p.backend.write([]*change{part})
-	if err == nil {
-		return errs
-	}
-	half := len(names) / 2
-	if !refused(err) {
-		return append(errs, err)
-	}
-	if half == 0 {
-		what := fmt.Sprintf("chain %s of %s (%s)", names[0], c.table, describe(c.set[names[0]]))
-		return append(errs, &refusedError{what, errors.Unwrap(err)})
-	}
-	return p.halve(c, names[half:], p.halve(c, names[:half], errs))
 }
 
 // Audit implements dataplane.Dataplane: what Sync would change is a difference. It does not look closer if
