@@ -45,8 +45,8 @@ func (s planeSettings) inherit(c dataplane.Config, cleared func(opened)) (opened
 			continue
 		}
 		left, err := p.traces()
-		if err != nil {
-			return opened{}, permitted(err)
+		if err != nil && c.Log != nil { // the plane that is wanted may well work; Sync will look again
+			c.Log.Warn("cannot tell whether another data plane has left something", "plane", p.name, "error", err)
 		}
 		c.LocalnetWasOff = c.LocalnetWasOff || left.LocalnetWasOff
 	}
@@ -90,7 +90,8 @@ func (h *heir) Describe() []string {
 func (h *heir) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
 	if !h.retired.look.IsZero() && h.retired.look.Before(time.Now()) {
 		if err := h.clear(ctx); err != nil {
-			return nil, err
+			h.alone = false // the next Sync tries again
+			return nil, fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
 		}
 	}
 	return h.Dataplane.Audit(ctx, s)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os/exec"
 	"runtime"
 	"strings"
 	"testing"
@@ -35,9 +36,9 @@ func inNamespace(t *testing.T, f func(t *testing.T)) {
 	}
 }
 
-// withoutXTables makes the thread's kernel one that has no x_tables: questions for the tables of iptables-legacy have no
-// answer.
-func withoutXTables(t *testing.T) {
+// withXTables makes the thread's kernel one that answers questions for the tables of iptables-legacy with an error;
+// ENOPROTOOPT says that there are none.
+func withXTables(t *testing.T, says unix.Errno) {
 	t.Helper()
 	const (
 		load, equal, answer        = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
@@ -50,7 +51,7 @@ func withoutXTables(t *testing.T) {
 		{Code: equal, K: unix.SYS_GETSOCKOPT, Jf: 3},
 		{Code: load, K: option},
 		{Code: equal, K: getInfo, Jf: 1},
-		{Code: answer, K: refuse | uint32(unix.ENOPROTOOPT)},
+		{Code: answer, K: refuse | uint32(says)},
 		{Code: answer, K: allow},
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
@@ -67,7 +68,7 @@ func withoutXTables(t *testing.T) {
 func TestPlaneSettings_unsupported(t *testing.T) {
 	t.Parallel()
 	inNamespace(t, func(t *testing.T) {
-		withoutXTables(t)
+		withXTables(t, unix.ENOPROTOOPT)
 		var log bytes.Buffer
 		s := planeSettings{name: iptablesPlane, mark: 1 << 20, iptables: iptables.Options{Backend: iptables.Legacy}}
 		o, err := s.inherit(dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, func(opened) {})
@@ -88,55 +89,86 @@ func TestPlaneSettings_unsupported(t *testing.T) {
 	})
 }
 
+// Who wants another plane is not kept from it by tables that cannot be read.
+func TestPlaneSettings_unreadable(t *testing.T) {
+	t.Parallel()
+	inNamespace(t, func(t *testing.T) {
+		if out, err := exec.Command("iptables-legacy", "-t", "nat", "-N", "THEIRS").CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+			return
+		}
+		withXTables(t, unix.EIO)
+		var log bytes.Buffer
+		s := planeSettings{name: nftablesPlane, mark: 1 << 20}
+		o, err := s.inherit(dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, func(opened) {})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		ctx := context.Background()
+		if err := o.Sync(ctx, model.NewState()); err != nil && !errors.Is(err, dataplane.ErrPartial) {
+			t.Error(err)
+		}
+		if got := log.String(); !strings.Contains(got, "cannot tell whether another data plane has left something") {
+			t.Errorf("the log says\n%s", got)
+		}
+		if err := errors.Join(o.Remove(ctx), o.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // What cannot be removed keeps nobody from serving, and is tried again.
 func TestHeir(t *testing.T) {
 	t.Parallel()
 	for from, to := range map[string]string{nftablesPlane: iptablesPlane, iptablesPlane: nftablesPlane} {
-		inNamespace(t, func(t *testing.T) {
-			ctx, s := context.Background(), model.NewState()
-			log := slog.New(slog.NewTextHandler(t.Output(), nil))
-			o, err := planeSettings{name: from, mark: 1 << 14}.open(dataplane.Config{Log: log})
-			if err == nil {
-				err = errors.Join(o.Sync(ctx, s), o.Close())
-			}
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			there := func() dataplane.Traces {
-				p, _ := planeNamed(from)
-				left, err := p.traces()
+		t.Run(from+" to "+to, func(t *testing.T) {
+			inNamespace(t, func(t *testing.T) {
+				ctx, s := context.Background(), model.NewState()
+				log := slog.New(slog.NewTextHandler(t.Output(), nil))
+				o, err := planeSettings{name: from, mark: 1 << 14}.open(dataplane.Config{Log: log})
+				if err == nil {
+					err = errors.Join(o.Sync(ctx, s), o.Close())
+				}
 				if err != nil {
 					t.Error(err)
+					return
 				}
-				return left
-			}
-			cleared := 0
-			o, err = planeSettings{name: to, mark: 1 << 14}.inherit(dataplane.Config{Log: log}, func(opened) { cleared++ })
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer o.Close()
-			resists := errors.New("it resists")
-			unwrapped, ok := o.Dataplane.(affineHeir)
-			if !ok {
-				t.Errorf("%T", o.Dataplane)
-				return
-			}
-			unwrapped.others = func() []plane {
-				return []plane{{name: from, traces: func() (dataplane.Traces, error) { return dataplane.Traces{}, resists }}}
-			}
-			if err := o.Sync(ctx, s); !errors.Is(err, dataplane.ErrPartial) || !errors.Is(err, resists) || !there().Rules || cleared > 0 {
-				t.Errorf("%v, %+v", err, there())
-			}
-			unwrapped.others = planes
-			if err := o.Sync(ctx, s); err != nil || there().Rules || cleared != 1 {
-				t.Errorf("%v, %+v", err, there())
-			}
-			if err := errors.Join(o.Sync(ctx, s), o.Remove(ctx)); err != nil || cleared != 1 {
-				t.Errorf("%v, cleared %d times", err, cleared)
-			}
+				there := func() dataplane.Traces {
+					p, _ := planeNamed(from)
+					left, err := p.traces()
+					if err != nil {
+						t.Error(err)
+					}
+					return left
+				}
+				cleared := 0
+				o, err = planeSettings{name: to, mark: 1 << 14}.inherit(dataplane.Config{Log: log}, func(opened) { cleared++ })
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer o.Close()
+				resists := errors.New("it resists")
+				unwrapped, ok := o.Dataplane.(affineHeir)
+				if !ok {
+					t.Errorf("%T", o.Dataplane)
+					return
+				}
+				unwrapped.others = func() []plane {
+					return []plane{{name: from, traces: func() (dataplane.Traces, error) { return dataplane.Traces{}, resists }}}
+				}
+				if err := o.Sync(ctx, s); !errors.Is(err, dataplane.ErrPartial) || !errors.Is(err, resists) || !there().Rules || cleared > 0 {
+					t.Errorf("%v, %+v", err, there())
+				}
+				unwrapped.others = planes
+				if err := o.Sync(ctx, s); err != nil || there().Rules || cleared != 1 {
+					t.Errorf("%v, %+v", err, there())
+				}
+				if err := errors.Join(o.Sync(ctx, s), o.Remove(ctx)); err != nil || cleared != 1 {
+					t.Errorf("%v, cleared %d times", err, cleared)
+				}
+			})
 		})
 	}
 }
