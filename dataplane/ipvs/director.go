@@ -271,23 +271,17 @@ func (d *director) send(requests []request, absent map[serverKey]bool) (refused 
 	if err := d.fault("ipvs send"); err != nil {
 		return nil, err
 	}
-	messages := make([]netlink.Message, len(requests))
-	for i, r := range requests {
-		if messages[i], err = d.message(r, netlink.Acknowledge); err != nil {
-			return nil, err
-		}
-	}
-	if _, err := d.conn.SendMessages(messages); err != nil {
+	errnos, err := d.ask(requests)
+	if err != nil {
 		return nil, err
 	}
-	for _, r := range requests { // each is answered by a datagram, in their order
-		_, err := d.conn.Receive()
-		switch {
-		case err == nil:
+	for i, r := range requests {
+		switch err := errnos[i]; {
+		case err == 0:
 			r.done()
-		case errors.Is(err, unix.EPERM) || !answered(err):
-			return refused, err
-		case errors.Is(err, unix.ESRCH) && absent[r.server]:
+		case err == unix.EPERM:
+			return refused, r.refusal(err)
+		case err == unix.ESRCH && absent[r.server]:
 		default:
 			refused = append(refused, r.refusal(err))
 			absent[r.server] = absent[r.server] || r.command == cmdNewService
@@ -296,18 +290,36 @@ func (d *director) send(requests []request, absent map[serverKey]bool) (refused 
 	return refused, nil
 }
 
+// ask sends requests to the kernel and returns its answer to each, 0 for those it has done. Only the last asks to be
+// acknowledged: errors are answered unasked, and requests are taken in their order. Reading an acknowledgement of
+// each took half of the time of a first Sync.
+func (d *director) ask(requests []request) (answers []unix.Errno, err error) {
+	messages := make([]netlink.Message, len(requests))
+	for i, r := range requests {
+		if messages[i], err = d.message(r, 0); err != nil {
+			return nil, err
+		}
+	}
+	messages[len(messages)-1].Header.Flags |= netlink.Acknowledge
+	if messages, err = d.conn.SendMessages(messages); err != nil {
+		return nil, err
+	}
+	found, err := d.answers(messages[len(messages)-1].Header.Sequence)
+	if err != nil {
+		return nil, fmt.Errorf("tell IPVS of %s and %d more: %w", requests[0].what, len(requests)-1, err)
+	}
+	for _, m := range messages {
+		answers = append(answers, found[m.Header.Sequence])
+	}
+	return answers, nil
+}
+
 // refusal says what the kernel does not do, and why.
-func (r request) refusal(err error) error {
-	if r.lacks != "" && errors.Is(err, unix.ENOENT) {
+func (r request) refusal(err unix.Errno) error {
+	if r.lacks != "" && err == unix.ENOENT {
 		return fmt.Errorf("IPVS refuses %s: %w: %s", r.what, err, r.lacks)
 	}
 	return fmt.Errorf("IPVS refuses %s: %w", r.what, err)
-}
-
-// answered reports whether an error is the kernel's answer to a request, not one of the socket.
-func answered(err error) bool {
-	var number unix.Errno
-	return errors.As(err, &number) && number != unix.ENOBUFS && number != unix.EBADF
 }
 
 // dump calls f with the nested attribute of each object that the kernel lists.
