@@ -166,6 +166,14 @@ func (d *Daemon) openPlane(s planeSettings) (*opened, error) {
 	return &o, nil
 }
 
+// tellSubstitute says that another data plane serves than the mode's own. The log has the reason.
+func (d *Daemon) tellSubstitute() {
+	if wanted := d.planeSettings.name; d.plane.settings.name != wanted {
+		d.report.warn(reasonSubstitute, fmt.Sprintf("this kernel cannot do what mode %s needs; the data plane %s serves instead, "+
+			"until the next start. Set mode (--proxy-mode) to %[2]s, or have the kernel load its modules", wanted, d.mode()))
+	}
+}
+
 // close closes what open has made, as far as it came.
 func (d *Daemon) close() error {
 	var errs []error
@@ -241,6 +249,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 		d.log.Warn("fairlead clean will not see that this process runs", "error", err)
 	}
 	d.report.emit(kube.Event{Reason: reasonStarting})
+	d.tellSubstitute()
 	if c := d.config.Load(); c.ModeUnset() && !standalone(c) {
 		d.report.warn(reasonDefaultMode, fmt.Sprintf("no mode is configured, which means %s; the data plane %s serves it. "+
 			"Set mode (--proxy-mode): that of a later kube-proxy will mean nftables", c.KubeProxy.Mode, d.mode()))

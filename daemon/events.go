@@ -37,6 +37,7 @@ const (
 	reasonInvalid     = "Invalid" // and the kind of the object
 	reasonControl     = "FailedToStartControlSocket"
 	reasonHost        = "FailedToConfigureHost"
+	reasonSubstitute  = "DataPlaneSubstituted"
 	reasonRefused     = "ConfigurationRefused"
 	reasonAccepted    = "ConfigurationAccepted"
 	reasonApplied     = "ConfigurationApplied"

@@ -65,6 +65,7 @@ func (d *Daemon) replace(ctx context.Context, n prepared) {
 		d.successor.spared.all()
 		d.planeSettings, d.plane = n.planeSettings, n.plane
 		d.serving.Store(&n.plane.settings)
+		d.tellSubstitute()
 		if err := d.engine.Replace(ctx, engine.Parts{Plane: n.plane.Dataplane}); err != nil {
 			d.log.Warn("replacing the data plane", "error", err)
 		}

@@ -57,6 +57,9 @@ func TestKubeProxy_modes(t *testing.T) {
 			(len(got) > 0) != (c.warning != "") {
 			t.Errorf("mode %s: the log should warn once with %q, but has %q", c.mode, c.warning, got)
 		}
+		if c.warning != "" {
+			w.event("Node node", "DataPlaneSubstituted", "the data plane "+c.plane+" serves instead")
+		}
 		if err := p.Terminate(); err != nil {
 			t.Errorf("mode %s: SIGTERM: %v", c.mode, err)
 		}
