@@ -109,6 +109,7 @@ type client struct {
 	size     uintptr                 // of a target
 	bind     func(fd int) error      // chooses the source; nil: the kernel does
 	next     int
+	stints   []stint // of the batches of shortConnections
 }
 
 // client connects to the first n Services in turn, or to the pods.

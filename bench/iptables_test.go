@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -435,7 +436,10 @@ func (c *client) shortConnections() ([]time.Duration, error) {
 		}
 		begin := time.Now()
 		for n := 0; n <= batches && err == nil; n++ {
+			s := stint{begin: time.Now()}
 			err = c.batch(&took)
+			s.end = time.Now()
+			c.stints = append(c.stints, s)
 		}
 		whole = time.Since(begin)
 		return err
@@ -476,6 +480,7 @@ func kernelMemory() (bytes float64) {
 func iptablesJitter(b *testing.B) {
 	var variants []Variant
 	var planes []*metered
+	var dips dips
 	services := iptablesSize(b)
 	for _, backend := range backends() {
 		a := newTreeArena(b)
@@ -487,8 +492,8 @@ func iptablesJitter(b *testing.B) {
 		changing, spinning := newChurn(b, a, real, all), newChurn(b, a, &spinner{work: real}, few)
 		variants = append(variants,
 			Variant{string(backend) + " quiet", c.rate},
-			Variant{string(backend) + " quiet again", c.rate},
-			Variant{string(backend) + " changing", changing.beside(c)},
+			Variant{string(backend) + " quiet again", dips.note(string(backend)+", nothing (A/A)", c, c.rate, real.likely)},
+			Variant{string(backend) + " changing", dips.note(string(backend)+", changes", c, changing.beside(c), real.stints)},
 			Variant{string(backend) + " beside as much work", spinning.beside(c)})
 		progress("%s is ready", backend)
 	}
@@ -513,6 +518,60 @@ func iptablesJitter(b *testing.B) {
 	}
 	printTable(fmt.Sprintf("short connections at %d changes a second, %d Services × %d", changeRate, services, perService),
 		rows...)
+	dips.print(b)
+}
+
+// A stint is the time that a few connections took, or one change.
+type stint struct{ begin, end time.Time }
+
+// dips are what changes cost within the same two seconds: the rate of all connections, to that of those that
+// met no change. So whatever else makes one slice of time slower than another does not count.
+type dips struct {
+	names []string
+	kept  map[string]Series
+}
+
+// aftermath is how long after a change connections may still feel it.
+const aftermath = 20 * time.Millisecond
+
+// note adds to what is measured how much of the rate is kept beside changes.
+func (d *dips) note(name string, c *client, measure func() ([]time.Duration, error), changes func() []stint,
+) func() ([]time.Duration, error) {
+	d.names = append(d.names, name)
+	return func() ([]time.Duration, error) {
+		took, err := measure()
+		if err != nil {
+			return nil, err
+		}
+		var all, apart Series
+		busy := changes()
+		for _, s := range c.stints {
+			t := s.end.Sub(s.begin).Seconds()
+			all = append(all, t)
+			if !slices.ContainsFunc(busy, func(b stint) bool { return s.begin.Before(b.end.Add(aftermath)) && s.end.After(b.begin) }) {
+				apart = append(apart, t)
+			}
+		}
+		if d.kept == nil {
+			d.kept = map[string]Series{}
+		}
+		d.kept[name] = append(d.kept[name], mean(apart)/mean(all))
+		return took, nil
+	}
+}
+
+func (d *dips) print(b *testing.B) {
+	rows := [][]string{{"beside", "rate of all connections to that of those between the changes"}}
+	for _, name := range d.names {
+		ones := make(Series, len(d.kept[name]))
+		for i := range ones {
+			ones[i] = 1
+		}
+		r := d.kept[name].Ratio(ones)
+		rows = append(rows, []string{name, fmt.Sprintf("%.4f (%.4f–%.4f)", r.Median, r.Low, r.High)})
+		b.ReportMetric(r.Median, "kept-"+compact(name))
+	}
+	printTable("the same within each two seconds", rows...)
 }
 
 // What changes while connections are opened, and how.
@@ -528,14 +587,34 @@ type metered struct {
 	last           atomic.Int64  // processor time of the last one
 	all            time.Duration // of all
 	times, changes int
+	mu             sync.Mutex
+	done           []stint // the times of all changes
+}
+
+func (m *metered) stints() []stint {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.done)
+}
+
+// likely are changes that there might have been lately: as long as the last one, one in a second.
+func (m *metered) likely() (stints []stint) {
+	length, now := time.Duration(m.last.Load()), time.Now()
+	for at := now.Add(-2 * rateTime); at.Before(now); at = at.Add(time.Second) {
+		stints = append(stints, stint{at, at.Add(length)})
+	}
+	return stints
 }
 
 func (m *metered) Apply(ctx context.Context, s *model.State, c model.Change) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	begin := processorTime()
+	begin, at := processorTime(), time.Now()
 	err := m.Dataplane.Apply(ctx, s, c)
 	used := processorTime() - begin
+	m.mu.Lock()
+	m.done = append(m.done, stint{at, time.Now()})
+	m.mu.Unlock()
 	m.last.Store(int64(used))
 	m.all, m.times, m.changes = m.all+used, m.times+1, m.changes+len(c.Pools.Set)
 	return err
@@ -658,6 +737,7 @@ func (c *churn) settle() error {
 // rate is what a connection takes, of all that are opened for a while.
 func (c *client) rate() ([]time.Duration, error) {
 	var all Series
+	c.stints = nil
 	for begin := time.Now(); time.Since(begin) < rateTime; {
 		took, err := c.shortConnections()
 		if err != nil {
