@@ -231,10 +231,11 @@ func (l *load) ask(t try, every time.Duration) {
 			return
 		case <-ticker.C:
 		}
+		begin := time.Now()
 		got, err := l.w.probe(t)
 		if err != nil || !strings.HasPrefix(got, "pod-") {
 			l.failed.Add(1)
-			l.w.Errorf("%s: %s, %v", t, got, err)
+			l.w.Errorf("%s, at %s, after %s: %s, %v", t, begin.Format(time.StampMicro), time.Since(begin), got, err)
 			continue
 		}
 		l.answered.Add(1)
