@@ -106,6 +106,14 @@ func (n *node) start(ctx context.Context, s setup, mode string) error {
 	return err
 }
 
+// restart starts the proxy over what the one before has left.
+func (n *node) restart(ctx context.Context, s setup, mode string) error {
+	if err := n.stop(); err != nil {
+		return err
+	}
+	return n.start(context.WithoutCancel(ctx), s, mode)
+}
+
 // stop kills the proxy, so that it leaves its rules.
 func (n *node) stop() error {
 	if n.proxy == nil {

@@ -3,10 +3,12 @@ package sidebyside
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -16,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
 	"fairlead.dev/fairlead/testbed/kubernetes"
 )
@@ -116,12 +119,41 @@ func (s *stage) configure(ctx context.Context, c setup) error {
 	for _, p := range s.pairs {
 		p.setup = c
 	}
-	return each(ctx, s.pairs, func(ctx context.Context, p *pair, n *node) error {
-		if err := n.stop(); err != nil {
+	err := each(ctx, s.pairs, func(ctx context.Context, p *pair, n *node) error { return n.restart(ctx, c, p.mode) })
+	if err != nil {
+		return err
+	}
+	return s.awaitGuards(ctx)
+}
+
+// awaitGuards restarts kube-proxy in mode nftables until it guards the Service CIDRs. It writes that rule in
+// full syncs only, of which there is one at the start and one an hour later. If it has not heard of the
+// ServiceCIDRs by then, in one family or the other, it lets packets to addresses of no Service pass.
+func (s *stage) awaitGuards(ctx context.Context) error {
+	p := s.pairs[slices.IndexFunc(s.pairs, func(p *pair) bool { return p.mode == nftables })]
+	for {
+		if err := s.bring(ctx, newObjects()); err != nil { // it has synced
 			return err
 		}
-		return n.start(context.WithoutCancel(ctx), c, p.mode)
-	})
+		if guarded, err := guarded(ctx, p.theirs.bed); guarded || err != nil {
+			return err
+		}
+		if err := p.theirs.restart(ctx, p.setup, p.mode); err != nil {
+			return err
+		}
+	}
+}
+
+// guarded reports whether packets to addresses that no Service has stay on a bed's node, in both families.
+func guarded(ctx context.Context, bed *testbed.Bed) (bool, error) {
+	got := outcomes{}
+	for _, nobodys := range both("10.96.88.88") {
+		q := probe{"client", model.TCP, netip.AddrPortFrom(nobodys, 80)}
+		if err := got.ask(ctx, bed, q, 5*patience); err != nil {
+			return false, err
+		}
+	}
+	return got.are(timedOut), nil
 }
 
 // play compares a random cluster, some changes of it, and what is left when all is gone.

@@ -103,6 +103,9 @@ func clientIn(t *testing.T, bed *testbed.Bed, kubeconfig string) *kubernetes.Cli
 // listServices returns an error's reason, or "ok".
 func listServices(ctx context.Context, client *kubernetes.Clientset) string {
 	_, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) { // it had not noticed yet that its connection is gone
+		_, err = client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	}
 	switch reason := apierrors.ReasonForError(err); {
 	case err == nil:
 		return "ok"
