@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -45,18 +46,18 @@ func (p *Plane) forget(k *kernel, needed bool) (err error) {
 
 func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
 	present := map[string]bool{}
-	err := t.list(p.conn, t.sets[clients], func() { clear(present) }, func(e listedElement) {
-		present[string(e.key)] = true
+	err := t.list(p.conn, t.sets[clients], func() { clear(present) }, func(e nf.Element) {
+		present[string(e.Key)] = true
 	})
 	if err != nil {
 		return err
 	}
 	var stale []string
-	err = t.list(p.conn, t.sets[affinity], func() { stale = nil }, func(e listedElement) {
-		_, number, ok := decodeClient(e.key)
-		backend, ok2 := decodeBackend(e.data)
+	err = t.list(p.conn, t.sets[affinity], func() { stale = nil }, func(e nf.Element) {
+		_, number, ok := decodeClient(e.Key)
+		backend, ok2 := nf.DecodeBackend(e.Data)
 		if use := pools[number]; !ok || !ok2 || use == nil || !serves(use.row, backend) {
-			stale = append(stale, string(e.key))
+			stale = append(stale, string(e.Key))
 		}
 	})
 	for _, key := range stale {
@@ -90,16 +91,16 @@ func (p *Plane) Remembered(
 	}
 	t, want := p.held.tables[index(id.V6)], p.held.pools[id].number
 	known := false
-	err = t.list(p.conn, t.sets[clients], func() { known = false }, func(e listedElement) {
-		c, n, whole := decodeClient(e.key)
+	err = t.list(p.conn, t.sets[clients], func() { known = false }, func(e nf.Element) {
+		c, n, whole := decodeClient(e.Key)
 		known = known || whole && c == client && n == want
 	})
 	if err != nil || !known {
 		return backend, false, err
 	}
-	err = t.list(p.conn, t.sets[affinity], func() { ok = false }, func(e listedElement) {
-		if c, n, whole := decodeClient(e.key); whole && c == client && n == want {
-			backend, ok = decodeBackend(e.data)
+	err = t.list(p.conn, t.sets[affinity], func() { ok = false }, func(e nf.Element) {
+		if c, n, whole := decodeClient(e.Key); whole && c == client && n == want {
+			backend, ok = nf.DecodeBackend(e.Data)
 		}
 	})
 	if err != nil {

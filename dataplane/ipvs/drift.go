@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -33,7 +34,7 @@ func (t *transaction) drift(i int) dataplane.Drift {
 	if s.set != nil {
 		d.Class = s.set.name
 		d.Object += ": " + s.set.name
-		what = s.set.describeElement(decodeElement(attrs[4:]))
+		what = s.set.describeElement(nf.DecodeElement(attrs[4:]))
 	}
 	switch s.verb {
 	case unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSETELEM:
@@ -58,9 +59,9 @@ func describe(verb uint16, attrs []byte) string {
 }
 
 // describeElement writes the parts of an element's key as people do.
-func (s *set) describeElement(e listedElement) string {
+func (s *set) describeElement(e nf.Element) string {
 	var words []string
-	key := e.key
+	key := e.Key
 	for _, f := range s.key {
 		n := min(int(f.words()*4), len(key))
 		part := key[:n]
@@ -78,9 +79,9 @@ func (s *set) describeElement(e listedElement) string {
 		}
 	}
 	switch {
-	case e.chain != "":
-		words = append(words, e.chain)
-	case e.end:
+	case e.Chain != "":
+		words = append(words, e.Chain)
+	case e.End:
 		words = append(words, "(where a range ends)")
 	}
 	return strings.Join(words, " ")

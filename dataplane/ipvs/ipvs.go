@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -630,11 +631,11 @@ func (t *table) intervals(s *model.State) map[entry]bool {
 		wanted[e] = true
 	}
 	for _, p := range s.Pods.Prefixes {
-		wanted[entry{pods, interval(p), ""}] = true
+		wanted[entry{pods, nf.Interval(p), ""}] = true
 	}
 	for key, f := range s.Frontends {
 		for _, p := range f.Allow {
-			wanted[entry{sources + int(key.Scope), string(encodeKey(key)) + interval(p), ""}] = true
+			wanted[entry{sources + int(key.Scope), string(nf.EncodeKey(key)) + nf.Interval(p), ""}] = true
 		}
 	}
 	return wanted

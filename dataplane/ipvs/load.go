@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 )
 
@@ -111,15 +112,15 @@ func (t *table) loadRules(c *nfnetlink.Socket) error {
 	}
 	return c.Dump(t.listing(unix.NFT_MSG_GETRULE, reset, func(attrs []byte) {
 		name := nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN)
-		t.chains[name] = append(t.chains[name], ruleMark(nfnetlink.Attribute(attrs, unix.NFTA_RULE_USERDATA)))
+		t.chains[name] = append(t.chains[name], nf.RuleMark(nfnetlink.Attribute(attrs, unix.NFTA_RULE_USERDATA)))
 	}))
 }
 
 // list calls f for each element of a set.
-func (t *table) list(c *nfnetlink.Socket, s *set, reset func(), f func(e listedElement)) error {
+func (t *table) list(c *nfnetlink.Socket, s *set, reset func(), f func(e nf.Element)) error {
 	l := t.listing(unix.NFT_MSG_GETSETELEM, reset, func(attrs []byte) {
 		nfnetlink.Attributes(nfnetlink.Attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
-			f(decodeElement(data))
+			f(nf.DecodeElement(data))
 		})
 	})
 	l.Filter.Text(unix.NFTA_SET_ELEM_LIST_SET, s.name)
@@ -132,7 +133,7 @@ func (t *table) records(c *nfnetlink.Socket) (map[string]bool, error) {
 	if !t.foundSets[s.name] {
 		return found, nil
 	}
-	return found, t.list(c, s, func() { clear(found) }, func(e listedElement) { found[string(e.key)] = true })
+	return found, t.list(c, s, func() { clear(found) }, func(e nf.Element) { found[string(e.Key)] = true })
 }
 
 func (t *table) loadElements(c *nfnetlink.Socket) error {
@@ -159,13 +160,13 @@ func (t *table) loadElements(c *nfnetlink.Socket) error {
 
 func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
 	s, n := t.sets[i], int(t.family.address.size)
-	return t.list(c, s, func() { clear(t.elements[i]) }, func(e listedElement) {
-		key, data := string(e.key), string(e.data)
-		if s.interval() && len(e.keyEnd) == len(e.key) {
-			key += string(e.keyEnd[len(e.keyEnd)-n:])
+	return t.list(c, s, func() { clear(t.elements[i]) }, func(e nf.Element) {
+		key, data := string(e.Key), string(e.Data)
+		if s.interval() && len(e.KeyEnd) == len(e.Key) {
+			key += string(e.KeyEnd[len(e.KeyEnd)-n:])
 		}
 		if s.verdicts() {
-			data = e.chain
+			data = e.Chain
 		}
 		t.elements[i][key] = &element{data: data}
 	})
@@ -173,68 +174,14 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
 
 // loadRanges pairs the ends of ranges, which the kernel lists as elements of their own.
 func (t *table) loadRanges(c *nfnetlink.Socket, i int) error {
-	type edge struct {
-		addr netip.Addr
-		end  bool
-	}
-	var edges []edge
-	err := t.list(c, t.sets[i], func() { edges = nil }, func(e listedElement) {
-		if a, ok := netip.AddrFromSlice(e.key); ok {
-			edges = append(edges, edge{a, e.end})
+	var edges []nf.Edge
+	err := t.list(c, t.sets[i], func() { edges = nil }, func(e nf.Element) {
+		if a, ok := netip.AddrFromSlice(e.Key); ok {
+			edges = append(edges, nf.Edge{Addr: a, End: e.End})
 		}
 	})
-	slices.SortFunc(edges, func(a, b edge) int {
-		if c := a.addr.Compare(b.addr); c != 0 || a.end == b.end {
-			return c
-		} else if a.end { // a range ends before the next one starts at the same address
-			return -1
-		}
-		return 1
-	})
-	for n, e := range edges {
-		if e.end {
-			continue
-		}
-		last := prefixSpan(netip.PrefixFrom(e.addr, 0)).last
-		if n+1 < len(edges) {
-			last = edges[n+1].addr.Prev()
-		}
-		t.elements[i][span{e.addr, last}.encode()] = &element{}
+	for _, s := range nf.Ranges(edges) {
+		t.elements[i][s.Encode()] = &element{}
 	}
 	return err
-}
-
-// listedElement is what the kernel lists of one.
-type listedElement struct {
-	key, keyEnd, data []byte
-	chain             string
-	end               bool
-}
-
-func decodeElement(b []byte) (e listedElement) {
-	nfnetlink.Attributes(b, func(kind uint16, data []byte) {
-		switch kind {
-		case unix.NFTA_SET_ELEM_KEY:
-			e.key = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
-		case attrKeyEnd:
-			e.keyEnd = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
-		case unix.NFTA_SET_ELEM_DATA:
-			e.data = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
-			e.chain = nfnetlink.Text(nfnetlink.Attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN)
-		case unix.NFTA_SET_ELEM_FLAGS:
-			e.end = len(data) == 4 && binary.BigEndian.Uint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
-		}
-	})
-	return e
-}
-
-// ruleMark is the mark in a rule's user data; empty if the rule is not ours.
-func ruleMark(user []byte) string {
-	for len(user) >= 2 && len(user) >= 2+int(user[1]) {
-		if user[0] == userDataMark {
-			return string(user[2 : 2+user[1]])
-		}
-		user = user[2+user[1]:]
-	}
-	return ""
 }

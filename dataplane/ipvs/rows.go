@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -236,7 +237,7 @@ func index(v6 bool) int {
 
 // token is what the kernel holds for a frontend.
 func (t *table) token(key model.Key) token {
-	if e := t.elements[frontends+int(key.Scope)][string(encodeKey(key))]; e != nil {
+	if e := t.elements[frontends+int(key.Scope)][string(nf.EncodeKey(key))]; e != nil {
 		return token(number([]byte(e.data)))
 	}
 	return 0
@@ -271,11 +272,11 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, ok bool, use *poolU
 		return fmt.Errorf("frontend %s: %w", key, err)
 	}
 	t.classOf[key] = c
-	k := string(encodeKey(key))
+	k := string(nf.EncodeKey(key))
 	entries := []entry{{frontends + int(key.Scope), k, string(native(uint32(newToken(id, n))))}}
 	for _, p := range f.Allow {
 		if p.Addr().Is6() == key.Addr.Is6() {
-			entries = append(entries, entry{sources + int(key.Scope), k + interval(p), ""})
+			entries = append(entries, entry{sources + int(key.Scope), k + nf.Interval(p), ""})
 		}
 	}
 	if c.affinity > 0 {
@@ -340,10 +341,10 @@ func (t *table) setGuards(s *model.State, changed []netip.Prefix) {
 		}
 	}
 	var entries []entry
-	spans := flatten(nested)
+	spans := nf.Flatten(nested)
 	for set, v := range map[int]model.Verdict{rejectRanges: model.Reject, dropRanges: model.Drop} {
 		for _, s := range spans[v] {
-			entries = append(entries, entry{set, s.encode(), ""})
+			entries = append(entries, entry{set, s.Encode(), ""})
 		}
 	}
 	t.set(rangeRows{}, entries)
@@ -355,7 +356,7 @@ func (t *table) setPods(p model.Pods) error {
 	var entries []entry
 	for _, prefix := range p.Prefixes {
 		if prefix.Addr().Is6() == t.v6() {
-			entries = append(entries, entry{pods, interval(prefix), ""})
+			entries = append(entries, entry{pods, nf.Interval(prefix), ""})
 		}
 	}
 	t.set(podRows{}, entries)
@@ -375,13 +376,13 @@ func (t *table) record(key serverKey, want bool) {
 	var entries []entry
 	if want {
 		k := model.Key{Addr: key.addr, Port: key.port, Protocol: key.protocol}
-		entries = []entry{{virtualServers, string(encodeKey(k)), ""}}
+		entries = []entry{{virtualServers, string(nf.EncodeKey(k)), ""}}
 	}
 	t.set(key, entries)
 }
 
 func (t *table) recorded(key serverKey) bool {
 	k := model.Key{Addr: key.addr, Port: key.port, Protocol: key.protocol}
-	encoded := encodeKey(k)
+	encoded := nf.EncodeKey(k)
 	return t.elements[virtualServers][string(encoded)] != nil || t.former[string(encoded)]
 }

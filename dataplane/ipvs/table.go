@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -23,7 +24,6 @@ const (
 	setConcat     = 0x80 // NFT_SET_CONCAT: ranges of concatenations
 	setDescConcat = 2    // NFTA_SET_DESC_CONCAT
 	setFieldLen   = 1    // NFTA_SET_FIELD_LEN
-	attrKeyEnd    = 10   // NFTA_SET_ELEM_KEY_END
 )
 
 // table is what we know of our table of one family in the kernel. Its methods append the steps that
@@ -289,7 +289,7 @@ func (t *table) keyed(verb uint16, s int, k elementKey, rest func()) {
 	}
 	value(unix.NFTA_SET_ELEM_KEY, k.first)
 	if k.end != nil {
-		value(attrKeyEnd, k.end)
+		value(nf.KeyEnd, k.end)
 	}
 	rest()
 	t.tx.Close(whole)
@@ -476,24 +476,12 @@ func (t *table) deleteChain(name string) {
 	delete(t.chains, name)
 }
 
-// Types of the items in a rule's user data: nft's own for the comment, and one that it skips.
-const (
-	userDataComment = 0
-	userDataMark    = 0x46
-)
-
 func (t *table) newRule(chain string, r rule, body []byte, mark string) {
-	user := []byte{userDataMark, byte(len(mark))}
-	user = append(user, mark...)
-	if r.comment != "" {
-		user = append(user, userDataComment, byte(len(r.comment)+1))
-		user = append(append(user, r.comment...), 0)
-	}
 	t.tx.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t)
 	t.tx.Text(unix.NFTA_RULE_TABLE, t.name)
 	t.tx.Text(unix.NFTA_RULE_CHAIN, chain)
 	t.tx.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, body)
-	t.tx.Bytes(unix.NFTA_RULE_USERDATA, user)
+	t.tx.Bytes(unix.NFTA_RULE_USERDATA, nf.RuleUserData(mark, r.comment))
 	t.tx.end()
 }
 

@@ -4,44 +4,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
-
-// encodeKey writes a destination as the kernel wants the parts of a concatenation: in network byte
-// order, each padded to words of four bytes.
-func encodeKey(k model.Key) []byte {
-	b := k.Addr.AsSlice()
-	return append(b, byte(k.Protocol), 0, 0, 0, byte(k.Port>>8), byte(k.Port), 0, 0)
-}
-
-func decodeKey(b []byte, scope model.Scope) (k model.Key, ok bool) {
-	if len(b) < 8 {
-		return k, false
-	}
-	n := len(b) - 8
-	addr, ok := netip.AddrFromSlice(b[:n])
-	return model.Key{
-		Addr: addr, Protocol: model.Protocol(b[n]), Port: uint16(b[n+4])<<8 | uint16(b[n+5]), Scope: scope,
-	}, ok
-}
-
-func encodeBackend(a netip.AddrPort) []byte {
-	return append(a.Addr().AsSlice(), byte(a.Port()>>8), byte(a.Port()), 0, 0)
-}
-
-func decodeBackend(b []byte) (a netip.AddrPort, ok bool) {
-	if len(b) < 4 {
-		return a, false
-	}
-	n := len(b) - 4
-	addr, ok := netip.AddrFromSlice(b[:n])
-	return netip.AddrPortFrom(addr, uint16(b[n])<<8|uint16(b[n+1])), ok
-}
 
 // element appends a step for one element; data may be nil.
 func (t *table) element(verb uint16, s int, key, data []byte) {
@@ -68,7 +37,7 @@ func (t *table) beginElement(verb uint16, s int, key, keyEnd []byte) {
 	t.tx.Bytes(unix.NFTA_DATA_VALUE, key)
 	t.tx.Close(k)
 	if keyEnd != nil {
-		k = t.tx.Open(attrKeyEnd)
+		k = t.tx.Open(nf.KeyEnd)
 		t.tx.Bytes(unix.NFTA_DATA_VALUE, keyEnd)
 		t.tx.Close(k)
 	}
@@ -77,16 +46,6 @@ func (t *table) beginElement(verb uint16, s int, key, keyEnd []byte) {
 func (t *table) endElement() {
 	t.tx.Close(t.tx.steps[len(t.tx.steps)-1].from)
 	t.tx.end()
-}
-
-// interval is the first and the last address of a prefix, encoded.
-func interval(p netip.Prefix) string {
-	first := p.Masked().Addr().AsSlice()
-	last := slices.Clone(first)
-	for i := p.Bits(); i < len(last)*8; i++ {
-		last[i/8] |= 0x80 >> (i % 8)
-	}
-	return string(append(first, last...))
 }
 
 // describe names the object of a message that is not about elements.
@@ -105,38 +64,38 @@ func (t *table) describe(verb uint16, attrs []byte) string {
 
 // describeElement names an element, given its NFTA_LIST_ELEM attribute.
 func (t *table) describeElement(s *set, attr []byte) string {
-	e := decodeElement(attr[4:])
+	e := nf.DecodeElement(attr[4:])
 	text := s.name + " "
 	switch s.name {
 	case "frontends", "internal-frontends":
-		key, _ := decodeKey(e.key, model.Any)
+		key, _ := nf.DecodeKey(e.Key, model.Any)
 		return fmt.Sprintf("%s %s/%s", text, key.AddrPort(), key.Protocol)
 	case "slots", "choices":
 		return text + t.describeSlot(e)
 	case "backends":
-		b, _ := decodeBackend(e.data)
-		return fmt.Sprintf("%s %x %s", text, e.key, b)
+		b, _ := nf.DecodeBackend(e.Data)
+		return fmt.Sprintf("%s %x %s", text, e.Key, b)
 	case "classes":
-		return fmt.Sprintf("%s%d %s", text, token(binary.NativeEndian.Uint32(e.key)).class(), e.chain)
+		return fmt.Sprintf("%s%d %s", text, token(binary.NativeEndian.Uint32(e.Key)).class(), e.Chain)
 	}
-	for n := int(t.family.address.size); len(e.key) >= n; e.key = e.key[n:] {
-		a, _ := netip.AddrFromSlice(e.key[:n])
+	for n := int(t.family.address.size); len(e.Key) >= n; e.Key = e.Key[n:] {
+		a, _ := netip.AddrFromSlice(e.Key[:n])
 		text += a.String() + " "
 	}
 	return text[:len(text)-1]
 }
 
-func (t *table) describeSlot(e element) string {
-	if len(e.key) < 8 {
+func (t *table) describeSlot(e nf.Element) string {
+	if len(e.Key) < 8 {
 		return "?"
 	}
-	number := binary.NativeEndian.Uint32(e.key)
+	number := binary.NativeEndian.Uint32(e.Key)
 	name := fmt.Sprintf("of pool number %d", number)
 	if id, ok := t.poolNames()[number]; ok {
 		name = "of pool " + id.String()
 	}
-	name = fmt.Sprintf("%d %s", binary.NativeEndian.Uint32(e.key[4:]), name)
-	if backend, ok := decodeBackend(e.data); ok {
+	name = fmt.Sprintf("%d %s", binary.NativeEndian.Uint32(e.Key[4:]), name)
+	if backend, ok := nf.DecodeBackend(e.Data); ok {
 		name += ": " + backend.String()
 	}
 	return name
@@ -152,72 +111,4 @@ func (t *table) poolNames() map[uint32]model.PoolID {
 	return t.names
 }
 
-// element is what the kernel lists of one.
-type element struct {
-	key, keyEnd, data []byte
-	chain             string
-	end               bool
-}
-
-func decodeElement(b []byte) (e element) {
-	nfnetlink.Attributes(b, func(kind uint16, data []byte) {
-		switch kind {
-		case unix.NFTA_SET_ELEM_KEY:
-			e.key = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
-		case attrKeyEnd:
-			e.keyEnd = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
-		case unix.NFTA_SET_ELEM_DATA:
-			e.data = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
-			e.chain = nfnetlink.Text(nfnetlink.Attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN)
-		case unix.NFTA_SET_ELEM_FLAGS:
-			e.end = len(data) == 4 && binary.BigEndian.Uint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
-		}
-	})
-	return e
-}
-
 func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
-
-// span is a range of addresses, both ends included.
-type span struct{ first, last netip.Addr }
-
-func (s span) encode() string { return string(append(s.first.AsSlice(), s.last.AsSlice()...)) }
-
-// flatten turns nested prefixes, of which the longest wins, into disjoint ranges for each verdict.
-func flatten(guards map[netip.Prefix]model.Verdict) map[model.Verdict][]span {
-	var starts []netip.Addr
-	for p := range guards {
-		s := prefixSpan(p)
-		starts = append(starts, s.first)
-		if next := s.last.Next(); next.IsValid() {
-			starts = append(starts, next)
-		}
-	}
-	slices.SortFunc(starts, netip.Addr.Compare)
-	starts = slices.Compact(starts)
-	spans := map[model.Verdict][]span{}
-	for i, first := range starts {
-		best := netip.Prefix{}
-		for p := range guards {
-			if p.Contains(first) && (!best.IsValid() || p.Bits() > best.Bits()) {
-				best = p
-			}
-		}
-		if !best.IsValid() {
-			continue
-		}
-		last := prefixSpan(best).last
-		if i+1 < len(starts) && !last.Less(starts[i+1]) {
-			last = starts[i+1].Prev()
-		}
-		spans[guards[best]] = append(spans[guards[best]], span{first, last})
-	}
-	return spans
-}
-
-func prefixSpan(p netip.Prefix) span {
-	b := []byte(interval(p))
-	first, _ := netip.AddrFromSlice(b[:len(b)/2])
-	last, _ := netip.AddrFromSlice(b[len(b)/2:])
-	return span{first, last}
-}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -114,15 +115,15 @@ func (t *table) loadRules(c *nfnetlink.Socket) error {
 	}
 	return c.Dump(t.listing(unix.NFT_MSG_GETRULE, reset, func(attrs []byte) {
 		name := nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN)
-		t.chains[name] = append(t.chains[name], ruleMark(nfnetlink.Attribute(attrs, unix.NFTA_RULE_USERDATA)))
+		t.chains[name] = append(t.chains[name], nf.RuleMark(nfnetlink.Attribute(attrs, unix.NFTA_RULE_USERDATA)))
 	}))
 }
 
 // list calls f for each element of a set.
-func (t *table) list(c *nfnetlink.Socket, s *set, reset func(), f func(e element)) error {
+func (t *table) list(c *nfnetlink.Socket, s *set, reset func(), f func(e nf.Element)) error {
 	l := t.listing(unix.NFT_MSG_GETSETELEM, reset, func(attrs []byte) {
 		nfnetlink.Attributes(nfnetlink.Attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
-			f(decodeElement(data))
+			f(nf.DecodeElement(data))
 		})
 	})
 	l.Filter.Text(unix.NFTA_SET_ELEM_LIST_SET, s.name)
@@ -153,9 +154,9 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
 				}
 			}
 		}
-		return t.list(c, s, reset, func(e element) {
-			if key, ok := decodeKey(e.key, scope); ok && len(e.data) == 4 {
-				t.rows[key] = row{token: token(binary.NativeEndian.Uint32(e.data)), found: true}
+		return t.list(c, s, reset, func(e nf.Element) {
+			if key, ok := nf.DecodeKey(e.Key, scope); ok && len(e.Data) == 4 {
+				t.rows[key] = row{token: token(binary.NativeEndian.Uint32(e.Data)), found: true}
 			}
 		})
 	case i == slots:
@@ -163,42 +164,42 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
 	case i == choices:
 		return t.list(c, s, func() { clear(t.found.choices) }, t.foundChoice)
 	case i == backends:
-		return t.list(c, s, func() { clear(t.backends) }, func(e element) {
-			if b, ok := decodeBackend(e.data); ok && len(e.key) == 4 {
-				t.backends[handle(binary.NativeEndian.Uint32(e.key))] = b
+		return t.list(c, s, func() { clear(t.backends) }, func(e nf.Element) {
+			if b, ok := nf.DecodeBackend(e.Data); ok && len(e.Key) == 4 {
+				t.backends[handle(binary.NativeEndian.Uint32(e.Key))] = b
 			}
 		})
 	case i == classes:
-		return t.list(c, s, func() { clear(t.found.classes) }, func(e element) {
-			id := token(binary.NativeEndian.Uint32(append(e.key, 0, 0, 0, 0))).class()
-			_, twice := t.found.classes[e.chain]
-			t.foreign = t.foreign || twice || e.chain == ""
-			t.found.classes[e.chain] = id
+		return t.list(c, s, func() { clear(t.found.classes) }, func(e nf.Element) {
+			id := token(binary.NativeEndian.Uint32(append(e.Key, 0, 0, 0, 0))).class()
+			_, twice := t.found.classes[e.Chain]
+			t.foreign = t.foreign || twice || e.Chain == ""
+			t.found.classes[e.Chain] = id
 		})
 	case s.interval() && s.flags&setConcat == 0:
 		return t.loadRanges(c, i)
 	}
 	n := t.family.address.size
-	return t.list(c, s, func() { clear(t.members[i]) }, func(e element) {
-		key := string(e.key)
-		if s.interval() && len(e.keyEnd) == len(e.key) {
-			key += string(e.keyEnd[len(e.keyEnd)-int(n):])
+	return t.list(c, s, func() { clear(t.members[i]) }, func(e nf.Element) {
+		key := string(e.Key)
+		if s.interval() && len(e.KeyEnd) == len(e.Key) {
+			key += string(e.KeyEnd[len(e.KeyEnd)-int(n):])
 		}
 		t.members[i][key] = 0
 	})
 }
 
-func (t *table) foundSlot(e element) {
-	backend, ok := decodeBackend(e.data)
-	if !ok || len(e.key) != 8 {
+func (t *table) foundSlot(e nf.Element) {
+	backend, ok := nf.DecodeBackend(e.Data)
+	if !ok || len(e.Key) != 8 {
 		return
 	}
-	t.foreign = t.foreign || !place(t.found.slots, e.key, backend)
+	t.foreign = t.foreign || !place(t.found.slots, e.Key, backend)
 }
 
-func (t *table) foundChoice(e element) {
-	if len(e.key) == 8 && len(e.data) == 4 {
-		t.foreign = t.foreign || !place(t.found.choices, e.key, handle(binary.NativeEndian.Uint32(e.data)))
+func (t *table) foundChoice(e nf.Element) {
+	if len(e.Key) == 8 && len(e.Data) == 4 {
+		t.foreign = t.foreign || !place(t.found.choices, e.Key, handle(binary.NativeEndian.Uint32(e.Data)))
 	}
 }
 
@@ -220,33 +221,14 @@ func place[T any](found map[uint32][]T, key []byte, data T) bool {
 
 // loadRanges pairs the ends of ranges, which the kernel lists as elements of their own.
 func (t *table) loadRanges(c *nfnetlink.Socket, i int) error {
-	type edge struct {
-		addr netip.Addr
-		end  bool
-	}
-	var edges []edge
-	err := t.list(c, t.sets[i], func() { edges = nil }, func(e element) {
-		if a, ok := netip.AddrFromSlice(e.key); ok {
-			edges = append(edges, edge{a, e.end})
+	var edges []nf.Edge
+	err := t.list(c, t.sets[i], func() { edges = nil }, func(e nf.Element) {
+		if a, ok := netip.AddrFromSlice(e.Key); ok {
+			edges = append(edges, nf.Edge{Addr: a, End: e.End})
 		}
 	})
-	slices.SortFunc(edges, func(a, b edge) int {
-		if c := a.addr.Compare(b.addr); c != 0 || a.end == b.end {
-			return c
-		} else if a.end { // a range ends before the next one starts at the same address
-			return -1
-		}
-		return 1
-	})
-	for n, e := range edges {
-		if e.end {
-			continue
-		}
-		last := prefixSpan(netip.PrefixFrom(e.addr, 0)).last
-		if n+1 < len(edges) {
-			last = edges[n+1].addr.Prev()
-		}
-		t.members[i][span{e.addr, last}.encode()] = 0
+	for _, s := range nf.Ranges(edges) {
+		t.members[i][s.Encode()] = 0
 	}
 	for key := range t.members[i] {
 		t.spans[i] = append(t.spans[i], key)

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -80,7 +81,7 @@ func (t *table) sourcesOf(key model.Key) []string {
 func (t *table) encodeSources(key model.Key, allow []netip.Prefix) (keys []string) {
 	for _, p := range allow {
 		if p.Addr().Is6() == key.Addr.Is6() {
-			keys = append(keys, string(encodeKey(key))+interval(p))
+			keys = append(keys, string(nf.EncodeKey(key))+nf.Interval(p))
 		}
 	}
 	return keys

@@ -30,6 +30,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -305,9 +306,9 @@ func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr
 			continue
 		}
 		want := string(append(client.AsSlice(), native(uint32(newHandle(pool.sticky.number, 0)))...))
-		err := t.list(p.conn, t.sets[affinity], func() {}, func(e element) {
-			if string(e.key) == want && len(e.data) == 4 {
-				backend, ok = t.backends[handle(binary.NativeEndian.Uint32(e.data))]
+		err := t.list(p.conn, t.sets[affinity], func() {}, func(e nf.Element) {
+			if string(e.Key) == want && len(e.Data) == 4 {
+				backend, ok = t.backends[handle(binary.NativeEndian.Uint32(e.Data))]
 			}
 		})
 		if err != nil {
@@ -346,13 +347,13 @@ func (t *table) forgetSteps(c *nfnetlink.Socket) error {
 	for _, s := range t.stale {
 		stale[s.handle] = true
 	}
-	err := t.list(c, t.sets[affinity], func() { *t.tx = transaction{} }, func(e element) {
-		if len(e.data) != 4 {
+	err := t.list(c, t.sets[affinity], func() { *t.tx = transaction{} }, func(e nf.Element) {
+		if len(e.Data) != 4 {
 			return
 		}
-		h := handle(binary.NativeEndian.Uint32(e.data))
+		h := handle(binary.NativeEndian.Uint32(e.Data))
 		if _, known := t.backends[h]; stale[h] || !known {
-			t.element(unix.NFT_MSG_DELSETELEM, affinity, e.key, nil)
+			t.element(unix.NFT_MSG_DELSETELEM, affinity, e.Key, nil)
 		}
 	})
 	for h := range stale {

@@ -535,32 +535,3 @@ func slot(name string) netip.AddrPort {
 	}
 	return netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(name[0]))
 }
-
-func TestFlatten_agreesWithLookup(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	r := rand.New(rand.NewPCG(seed, 0))
-	for range 200 {
-		s := model.NewState()
-		for range r.IntN(8) {
-			a := address(false, 10, byte(r.IntN(2)), byte(r.IntN(2)), byte(r.IntN(4)))
-			p, _ := a.Prefix(r.IntN(32))
-			s.Guards[p] = model.Reject + model.Verdict(r.IntN(2))
-		}
-		spans := flatten(s.Guards)
-		for range 50 {
-			a := address(false, byte(9+r.IntN(3)), byte(r.IntN(3)), byte(r.IntN(3)), byte(r.IntN(6)))
-			want := s.Lookup(model.Packet{Protocol: model.TCP, Source: a, Destination: netip.AddrPortFrom(a, 1)}).Verdict
-			got := model.Pass
-			for verdict, list := range spans {
-				for _, s := range list {
-					if !a.Less(s.first) && !s.last.Less(a) {
-						got = verdict
-					}
-				}
-			}
-			if got != want {
-				t.Fatalf("seed %d: %s: %s, want %s\n%s", seed, a, got, want, s)
-			}
-		}
-	}
-}

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -121,7 +122,7 @@ func (t *table) setSlot(p *pool, i int, old, backend netip.AddrPort) {
 	if old.IsValid() {
 		t.tx.join()
 	}
-	data := encodeBackend
+	data := nf.EncodeBackend
 	if p.sticky != nil {
 		data = func(b netip.AddrPort) []byte { return native(uint32(p.sticky.handles[b])) }
 	}
@@ -148,7 +149,7 @@ func (t *table) setHandles(p *pool) error {
 		h := newHandle(p.sticky.number, index)
 		p.sticky.handles[b] = h
 		t.backends[h] = b
-		t.element(unix.NFT_MSG_NEWSETELEM, backends, native(uint32(h)), encodeBackend(b))
+		t.element(unix.NFT_MSG_NEWSETELEM, backends, native(uint32(h)), nf.EncodeBackend(b))
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -154,7 +155,7 @@ func (t *table) findSources() {
 	for scope, i := range []int{sources, internalSources} {
 		for element := range t.members[i] {
 			n := len(element) - 2*int(t.family.address.size)
-			if key, ok := decodeKey([]byte(element[:n]), model.Scope(scope)); ok {
+			if key, ok := nf.DecodeKey([]byte(element[:n]), model.Scope(scope)); ok {
 				t.found.sources[key] = append(t.found.sources[key], element)
 			}
 		}
@@ -253,7 +254,7 @@ func (t *table) setPods(s *model.State) error {
 	var now []string
 	for _, p := range s.Pods.Prefixes {
 		if t.mine(p.Addr()) {
-			now = append(now, interval(p))
+			now = append(now, nf.Interval(p))
 		}
 	}
 	t.setSpans(pods, now)
@@ -301,11 +302,11 @@ func (t *table) setRanges(s *model.State) {
 			nested[p] = v
 		}
 	}
-	spans := flatten(nested)
+	spans := nf.Flatten(nested)
 	for i, v := range map[int]model.Verdict{rejectRanges: model.Reject, dropRanges: model.Drop} {
 		var now []string
 		for _, s := range spans[v] {
-			now = append(now, s.encode())
+			now = append(now, s.Encode())
 		}
 		t.setSpans(i, now)
 	}

@@ -22,7 +22,6 @@ const (
 	setConcat     = 0x80 // NFT_SET_CONCAT: ranges of concatenations
 	setDescConcat = 2    // NFTA_SET_DESC_CONCAT
 	setFieldLen   = 1    // NFTA_SET_FIELD_LEN
-	attrKeyEnd    = 10   // NFTA_SET_ELEM_KEY_END
 )
 
 // Ids of nft's data types (nftables, include/datatype.h): they tell "nft list" how to print.

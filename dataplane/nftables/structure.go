@@ -4,6 +4,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 )
 
 // setChain makes the kernel hold a chain with exactly these rules.
@@ -65,36 +67,13 @@ func (t *table) deleteChain(name string) {
 	delete(t.chains, name)
 }
 
-// Types of the items in a rule's user data: nft's own for the comment, and one that it skips.
-const (
-	userDataComment = 0
-	userDataMark    = 0x46
-)
-
 func (t *table) newRule(chain string, r rule, body []byte, mark string) {
-	user := []byte{userDataMark, byte(len(mark))}
-	user = append(user, mark...)
-	if r.comment != "" {
-		user = append(user, userDataComment, byte(len(r.comment)+1))
-		user = append(append(user, r.comment...), 0)
-	}
 	t.tx.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t)
 	t.tx.Text(unix.NFTA_RULE_TABLE, t.name)
 	t.tx.Text(unix.NFTA_RULE_CHAIN, chain)
 	t.tx.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, body)
-	t.tx.Bytes(unix.NFTA_RULE_USERDATA, user)
+	t.tx.Bytes(unix.NFTA_RULE_USERDATA, nf.RuleUserData(mark, r.comment))
 	t.tx.end()
-}
-
-// ruleMark is the mark in a rule's user data; empty if the rule is not ours.
-func ruleMark(user []byte) string {
-	for len(user) >= 2 && len(user) >= 2+int(user[1]) {
-		if user[0] == userDataMark {
-			return string(user[2 : 2+user[1]])
-		}
-		user = user[2+user[1]:]
-	}
-	return ""
 }
 
 func (t *table) newTable() {

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -189,10 +190,10 @@ func (t *table) setToken(key model.Key, c class, p *pool) error {
 	case old.token == now:
 		return nil
 	case replaces:
-		t.element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), encodeKey(key), nil)
+		t.element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), nil)
 		t.tx.join()
 	}
-	t.element(unix.NFT_MSG_NEWSETELEM, frontends+int(key.Scope), encodeKey(key), native(uint32(now)))
+	t.element(unix.NFT_MSG_NEWSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), native(uint32(now)))
 	return nil
 }
 
@@ -214,7 +215,7 @@ func (t *table) deleteFrontend(key model.Key) {
 	if !ok {
 		return
 	}
-	t.element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), encodeKey(key), nil)
+	t.element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), nil)
 	t.replace(sources+int(key.Scope), t.sourcesOf(key), nil)
 	old.unlink(key, nil)
 	t.unuse(old)
