@@ -67,10 +67,11 @@ func setModeDefaults(c *kubeproxy.KubeProxyConfiguration) {
 
 func defaultFairlead() FairleadConfiguration {
 	return FairleadConfiguration{
-		TypeMeta:      metav1.TypeMeta{Kind: FairleadKind, APIVersion: FairleadAPIVersion},
-		ControlSocket: "/run/fairlead/fairlead.sock",
-		AuditInterval: metav1.Duration{Duration: time.Second},
-		TakeOver:      TakeOverRemove,
+		TypeMeta:        metav1.TypeMeta{Kind: FairleadKind, APIVersion: FairleadAPIVersion},
+		ControlSocket:   "/run/fairlead/fairlead.sock",
+		AuditInterval:   metav1.Duration{Duration: time.Second},
+		TakeOver:        TakeOverRemove,
+		IPVSAddressMode: IPVSAddressesByCIDR,
 	}
 }
 

@@ -30,6 +30,8 @@ type FairleadConfiguration struct {
 	// IPTablesBackend is which packet filter of the kernel holds the rules of mode iptables; empty: the one
 	// that the machine's iptables uses.
 	IPTablesBackend IPTablesBackend `json:"iptablesBackend,omitempty"`
+	// IPVSAddressMode is how the node takes packets to Service addresses for its own in mode ipvs.
+	IPVSAddressMode IPVSAddressMode `json:"ipvsAddressMode,omitempty"`
 }
 
 // TakeOver says what becomes of the rules that kube-proxy has left.
@@ -49,4 +51,14 @@ const (
 	IPTablesAsSystem IPTablesBackend = ""
 	IPTablesLegacy   IPTablesBackend = "legacy"
 	IPTablesNFTables IPTablesBackend = "nf_tables"
+)
+
+// IPVSAddressMode is a way to make addresses of Services local.
+type IPVSAddressMode string
+
+// The values of IPVSAddressMode.
+const (
+	IPVSAddressesByCIDR  IPVSAddressMode = "cidr"
+	IPVSAddressesByRoute IPVSAddressMode = "route"
+	IPVSAddressesOnDummy IPVSAddressMode = "dummy"
 )

@@ -62,5 +62,7 @@ func fieldsWithoutFlags() []Field {
 
 // fairleadPaths are the fields of Fairlead's own file.
 func fairleadPaths() []string {
-	return []string{"manifests", "nodeIPs", "controlSocket", "auditInterval", "takeOver", "iptablesBackend"}
+	return []string{
+		"manifests", "nodeIPs", "controlSocket", "auditInterval", "takeOver", "iptablesBackend", "ipvsAddressMode",
+	}
 }

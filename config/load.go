@@ -162,6 +162,7 @@ func (l *loading) fairlead() {
 	override(f, "audit-interval", &c.AuditInterval, said.AuditInterval)
 	override(f, "take-over", &c.TakeOver, said.TakeOver)
 	override(f, "iptables-backend", &c.IPTablesBackend, said.IPTablesBackend)
+	override(f, "ipvs-address-mode", &c.IPVSAddressMode, said.IPVSAddressMode)
 }
 
 // standaloneMode is the mode of manifests without a file of kube-proxy's: nobody there can expect what

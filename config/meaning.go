@@ -58,6 +58,10 @@ func (c *Config) reason(path string) string {
 		if c.KubeProxy.Mode != ModeIPTables {
 			return "it is for mode iptables"
 		}
+	case path == "ipvsAddressMode":
+		if c.Plane != string(ModeIPVS) {
+			return "it is for the data plane ipvs"
+		}
 	case path == "configSyncPeriod":
 		return "objects are watched, not refreshed"
 	case section == "winkernel", path == "windowsRunAsService":

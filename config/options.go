@@ -256,10 +256,16 @@ func (f *Flags) logging() []option {
 }
 
 func (f *Flags) ipvs() []option {
-	c := &f.said.kubeProxy.IPVS
+	c, own := &f.said.kubeProxy.IPVS, &f.said.fairlead
 	return []option{
+		{group: ipvs, flag: "ipvs-address-mode", field: "ipvsAddressMode", always: true,
+			bind: value(stringValue[IPVSAddressMode]{&own.IPVSAddressMode, "IPVSAddressMode", nil}),
+			usage: "how the node takes packets to Service addresses for its own: cidr (a local route for each Service CIDR, " +
+				"and for each address outside), route (a local route for each address) or dummy (each address on kube-ipvs0, " +
+				"as with kube-proxy)"},
 		{group: ipvs, flag: "ipvs-scheduler", field: "ipvs.scheduler", bind: text(&c.Scheduler),
-			usage: "how a backend is chosen, by the kernel's name: rr (which is what empty means), lc, sh, ..."},
+			usage: "how a backend is chosen where a Service does not say it, by the kernel's name: rr (which is what empty " +
+				"means), wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh, fo, ovf or twos"},
 		{group: ipvs, flag: "ipvs-exclude-cidrs", field: "ipvs.excludeCIDRs", bind: texts(&c.ExcludeCIDRs),
 			usage: "addresses at which no virtual server of kube-proxy is removed"},
 		{group: ipvs, flag: "ipvs-strict-arp", field: "ipvs.strictARP", bind: yes(&c.StrictARP),

@@ -52,7 +52,7 @@ func values() map[string]string {
 		"iptables.minSyncPeriod":          "0s 2s | null x",
 		"iptables.syncPeriod":             "0s 10s 1m | null x",
 		"ipvs.excludeCIDRs":               "[] [10.0.0.0/8] null | [a] a",
-		"ipvs.scheduler":                  word,
+		"ipvs.scheduler":                  `"" rr mh null | 1 [a]`,
 		"ipvs.strictARP":                  yes,
 		"ipvs.tcpTimeout":                 span,
 		"logging.flushFrequency":          "0 5s 5000000000 null | -1s -5 x",

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -180,11 +181,7 @@ func judgePeriods(c *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) {
 	switch c.Mode {
 	case ModeIPVS:
 		section = field.NewPath("ipvs")
-		for i, text := range c.IPVS.ExcludeCIDRs {
-			if !isCIDR(text) {
-				errs = append(errs, field.Invalid(section.Child("excludeCIDRs").Index(i), text, "must be a CIDR"))
-			}
-		}
+		errs = judgeIPVS(section, &c.IPVS)
 	case ModeNFTables:
 		section = field.NewPath("nftables")
 	}
@@ -198,6 +195,29 @@ func judgePeriods(c *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) {
 	}
 	if c.ConfigSyncPeriod.Duration == 0 {
 		errs = append(errs, field.Invalid(field.NewPath("configSyncPeriod"), "0s", "must be greater than 0"))
+	}
+	return errs
+}
+
+// The kernel keeps a timeout of IPVS as seconds, and as ticks, of which there are at most 1000 a second, in an int.
+const (
+	leastTimeout = time.Second
+	mostTimeout  = 596 * time.Hour
+)
+
+func judgeIPVS(section *field.Path, c *kubeproxy.KubeProxyIPVSConfiguration) (errs field.ErrorList) {
+	for i, text := range c.ExcludeCIDRs {
+		if !isCIDR(text) {
+			errs = append(errs, field.Invalid(section.Child("excludeCIDRs").Index(i), text, "must be a CIDR"))
+		}
+	}
+	for name, timeout := range map[string]time.Duration{
+		"tcpTimeout": c.TCPTimeout.Duration, "tcpFinTimeout": c.TCPFinTimeout.Duration, "udpTimeout": c.UDPTimeout.Duration,
+	} {
+		if timeout > 0 && timeout < leastTimeout || timeout > mostTimeout {
+			errs = append(errs, field.Invalid(section.Child(name), timeout.String(), "must be 0, which leaves it as it is, "+
+				"or within 1s and 596h"))
+		}
 	}
 	return errs
 }

@@ -43,15 +43,21 @@ func TestIPVS(t *testing.T) {
 	conformance.Run(t, "ipvs", ipvsPlane(ipvs.Options{}))
 }
 
-// TestIPVS_dummy is where addresses on an interface could make a difference.
-func TestIPVS_dummy(t *testing.T) {
+// The address modes differ in what is local, and in whose addresses they are.
+const addressCases = "^(affinity-shared|cluster-ip|conflict|external-ip-node|external-ips|external-local|" +
+	"external-other-ports|guards|hairpin|host-endpoint|load-balancer|no-endpoints|node-port-all|source-ranges-node)$"
+
+func TestIPVS_route(t *testing.T) { runAddressMode(t, "TestIPVS_route", ipvs.Route) }
+
+func TestIPVS_dummy(t *testing.T) { runAddressMode(t, "TestIPVS_dummy", ipvs.Dummy) }
+
+func runAddressMode(t *testing.T, name string, mode ipvs.AddressMode) {
 	t.Parallel()
 	if !hasIPVS(t) {
-		const some = "^(affinity-shared|cluster-ip|external-local|guards|hairpin|host-endpoint|source-ranges-node)$"
-		vm.Replay(t, "IPVS", "^TestIPVS_dummy$/^cases$/"+some+"/./^restarts$")
+		vm.Replay(t, "IPVS", "^"+name+"$/^cases$/"+addressCases+"/./^restarts$")
 		return
 	}
-	conformance.Run(t, "ipvs", ipvsPlane(ipvs.Options{AddressMode: ipvs.Dummy}))
+	conformance.Run(t, "ipvs", ipvsPlane(ipvs.Options{AddressMode: mode}))
 }
 
 func TestIPVS_random(t *testing.T) {

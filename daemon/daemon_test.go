@@ -101,9 +101,11 @@ func TestPlaneSettings(t *testing.T) {
 	for file, want := range map[string]planeSettings{
 		"mode: nftables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {name: "nftables", mark: 1 << 20},
 		"mode: iptables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {name: "iptables", mark: 1 << 3},
-		"mode: ipvs\niptables: {masqueradeBit: 4}":                                    {name: "ipvs", mark: 1 << 4},
+		"mode: ipvs\niptables: {masqueradeBit: 4}": {
+			name: "ipvs", mark: 1 << 4, ipvs: ipvs.Options{AddressMode: ipvs.CIDR},
+		},
 		"mode: ipvs\nipvs: {scheduler: sh, strictARP: true, tcpTimeout: 1h, tcpFinTimeout: 2m, udpTimeout: 3s}": {
-			name: "ipvs", mark: dataplane.DefaultMark, ipvs: ipvs.Options{Scheduler: "sh", StrictARP: true,
+			name: "ipvs", mark: dataplane.DefaultMark, ipvs: ipvs.Options{Scheduler: "sh", StrictARP: true, AddressMode: ipvs.CIDR,
 				Timeouts: ipvs.Timeouts{TCP: time.Hour, TCPFin: 2 * time.Minute, UDP: 3 * time.Second}},
 		},
 		"mode: nftables\nconntrack: {tcpBeLiberal: true}": {name: "nftables", mark: dataplane.DefaultMark},

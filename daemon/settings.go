@@ -95,12 +95,25 @@ func planeIn(c *config.Config) planeSettings {
 	case ipvsPlane:
 		o := c.KubeProxy.IPVS
 		s.ipvs = ipvs.Options{
-			Scheduler: o.Scheduler,
-			StrictARP: o.StrictARP,
-			Timeouts:  ipvs.Timeouts{TCP: o.TCPTimeout.Duration, TCPFin: o.TCPFinTimeout.Duration, UDP: o.UDPTimeout.Duration},
+			Scheduler:   o.Scheduler,
+			AddressMode: ipvs.AddressMode(c.Fairlead.IPVSAddressMode),
+			Exclude:     excluded(c),
+			StrictARP:   o.StrictARP,
+			Timeouts:    ipvs.Timeouts{TCP: o.TCPTimeout.Duration, TCPFin: o.TCPFinTimeout.Duration, UDP: o.UDPTimeout.Duration},
 		}
 	}
 	return s
+}
+
+// excluded are ipvs.excludeCIDRs where the plane looks at them: as settings that can be compared.
+func excluded(c *config.Config) string {
+	var texts []string
+	if c.Fairlead.IPVSAddressMode == config.IPVSAddressesOnDummy {
+		for _, p := range c.ExcludedCIDRs() {
+			texts = append(texts, p.String())
+		}
+	}
+	return strings.Join(texts, ",")
 }
 
 func hostSettings(c *config.Config) host.Settings {

@@ -58,7 +58,8 @@ type successorConfig struct {
 func newSuccessor(c successorConfig) (*successor, error) {
 	s := &spared{}
 	t, err := takeover.New(takeover.Config{
-		Log: c.log, Drain: takeover.DefaultDrain, KeepForward: true, Spare: s.has, Owned: ipvs.Owns, Exclude: c.exclude,
+		Log: c.log, Drain: takeover.DefaultDrain, KeepForward: true, Spare: s.has, Owned: ipvs.Owns,
+		OwnAlias: ipvs.DummyAlias, Exclude: c.exclude,
 	})
 	return &successor{
 		successorConfig: c, takeover: t, spared: s, inForce: make(chan struct{}), said: map[string]bool{},

@@ -22,14 +22,17 @@ type dummy struct {
 	deadline time.Time // as the alias says; zero: it does not
 }
 
-// findDummy is nil if there is none.
-func findDummy() (*dummy, error) {
+// findDummy is nil if there is none, or it is the caller's by its alias.
+func findDummy(own string) (*dummy, error) {
 	link, err := netlink.LinkByName(dummyLink)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", dummyLink, err)
+	}
+	if own != "" && link.Attrs().Alias == own {
+		return nil, nil
 	}
 	d := &dummy{link: link, addrs: map[netip.Addr]netlink.Addr{}}
 	if at, ok := strings.CutPrefix(link.Attrs().Alias, drainAlias); ok {

@@ -79,7 +79,7 @@ func (n *native) glance(map[string]xtables.Info) (bool, error) {
 	return len(found) > 0, err
 }
 
-func (*virtualServers) glance(map[string]xtables.Info) (bool, error) {
-	dummy, err := findDummy()
+func (v *virtualServers) glance(map[string]xtables.Info) (bool, error) {
+	dummy, err := findDummy(v.OwnAlias)
 	return dummy != nil, err
 }

@@ -46,7 +46,7 @@ type ipSets struct{}
 
 func (ipSets) find(context.Context) ([]Leftover, error) {
 	var found []Leftover
-	dummy, err := findDummy()
+	dummy, err := findDummy("")
 	errs := []error{err}
 	for _, f := range families {
 		names, err := existingSets(f)
@@ -81,7 +81,7 @@ func existingSets(f family) ([]string, error) {
 
 // remove leaves those that IPVS needs to drain.
 func (ipSets) remove(ctx context.Context) error {
-	dummy, err := findDummy()
+	dummy, err := findDummy("")
 	errs := []error{err}
 	for _, f := range families {
 		names, err := existingSets(f)

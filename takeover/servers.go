@@ -25,7 +25,7 @@ type ipvsState struct {
 func (v *virtualServers) read() (ipvsState, error) {
 	var s ipvsState
 	var err error
-	if s.dummy, err = findDummy(); err != nil {
+	if s.dummy, err = findDummy(v.OwnAlias); err != nil {
 		return s, err
 	}
 	if s.director, err = openDirector(); err != nil || s.director == nil {

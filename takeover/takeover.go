@@ -51,6 +51,8 @@ type Config struct {
 	// Owned finds out which virtual servers of IPVS are the caller's, although their addresses or ports are those of
 	// kube-proxy's: he has adopted them. Nil: none.
 	Owned func() (func(a netip.AddrPort, protocol uint8) bool, error)
+	// OwnAlias is that of the link kube-ipvs0 when it is the caller's. Empty: it is not.
+	OwnAlias string
 	// Exclude are addresses whose virtual servers stay as they are. Nil: none.
 	Exclude func() []netip.Prefix
 }

@@ -91,7 +91,7 @@ func (p *Plane) open() (err error) {
 	if p.sysctls, err = openSysctls(p.options); err != nil {
 		return err
 	}
-	if p.locals, err = openLocals(p.options, p.fault); err != nil {
+	if p.locals, err = openLocals(p.options, p.config.Log, p.fault); err != nil {
 		return err
 	}
 	return p.probe()
@@ -160,22 +160,27 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 		k.tables[i].podInterfaces = s.Pods.Interfaces
 	}
 	k.adopt(s, k.tables)
+	if err := p.locals.loadAll(); err != nil {
+		return nil, err
+	}
+	return k, p.readServers(k, s)
+}
+
+// readServers finds out which virtual servers are ours: those with our marks, those that the table says are, and
+// those at addresses that frontends have or that are on the interface for such addresses.
+func (p *Plane) readServers(k *kernel, s *model.State) error {
 	wanted := map[serverKey]bool{}
 	for key, f := range s.Frontends {
 		if forwards(key, f) && key.Scope == model.Any {
 			wanted[addressKey(key)] = true
 		}
 	}
-	err := k.servers.load(func(key serverKey) bool {
+	return k.servers.load(func(key serverKey) bool {
 		if key.mark != 0 {
 			return key.mark&markMask == markBits
 		}
-		return wanted[key] || k.tables[index(key.v6)].recorded(key)
+		return wanted[key] || k.tables[index(key.v6)].recorded(key) || p.locals.claimed(key.addr)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return k, p.locals.load()
 }
 
 // work is what leads from what the kernel holds to a State, in this order: records of what will be ours,
@@ -260,7 +265,7 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 
 func (p *Plane) sync(s *model.State) error {
 	p.held, p.clean = nil, 0
-	if err := p.configure(); err != nil {
+	if err := errors.Join(p.configure(), p.locals.claim()); err != nil {
 		return err
 	}
 	before, err := p.conn.Generation()
@@ -318,9 +323,11 @@ func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
 		}
 	}
 	p.locals.want(s)
-	for held := range p.locals.held {
-		if held.IsSingleIP() {
-			k.tables[index(held.Addr().Is6())].setLocal(held.Addr(), true)
+	for _, there := range []map[netip.Prefix]bool{p.locals.held, p.locals.former} {
+		for held := range there {
+			if held.IsSingleIP() {
+				k.tables[index(held.Addr().Is6())].setLocal(held.Addr(), true)
+			}
 		}
 	}
 	for _, t := range k.tables {
@@ -424,17 +431,21 @@ func (k *kernel) drain() error {
 // tidy deletes the routes that nobody needs, and the records of what is gone. As long as connections to
 // servers that leave go on, no address stops being local: theirs may be among them.
 func (p *Plane) tidy(k *kernel, refused *[]error) error {
-	if len(k.servers.draining) == 0 {
+	ending := len(k.servers.draining) > 0
+	gone, err := p.locals.removeFormer(ending)
+	if !ending {
 		surplus := p.locals.idle()
-		if err := p.locals.remove(surplus); errors.Is(err, dataplane.ErrPartial) {
-			*refused = append(*refused, err)
-		} else if err != nil {
-			return err
-		}
-		for _, gone := range surplus {
-			if gone.IsSingleIP() && !p.locals.held[gone] {
-				k.tables[index(gone.Addr().Is6())].setLocal(gone.Addr(), false)
-			}
+		err = errors.Join(err, p.locals.remove(surplus))
+		gone = append(gone, surplus...)
+	}
+	if errors.Is(err, dataplane.ErrPartial) {
+		*refused = append(*refused, err)
+	} else if err != nil {
+		return err
+	}
+	for _, gone := range gone {
+		if gone.IsSingleIP() && !p.locals.held[gone] && !p.locals.former[gone] {
+			k.tables[index(gone.Addr().Is6())].setLocal(gone.Addr(), false)
 		}
 	}
 	for _, key := range k.servers.gone {
@@ -549,7 +560,7 @@ func (k *kernel) localDrifts(missing []netip.Prefix, l *locals) (drifts []datapl
 	if len(k.servers.draining) > 0 { // connections to them may need what nobody else does
 		return drifts
 	}
-	for _, p := range l.surplus() {
+	for _, p := range slices.AppendSeq(l.surplus(), maps.Keys(l.former)) {
 		drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Have: p.String()})
 	}
 	return drifts
@@ -569,14 +580,11 @@ func (p *Plane) remove() error {
 	if err != nil {
 		return err
 	}
-	if err := p.fault("routes delete"); err != nil {
-		return err
-	}
 	var requests []request
 	for key := range k.servers.held {
 		requests = append(requests, deleteServer(key, func() {}))
 	}
-	if err := errors.Join(p.locals.mode.clear(), k.servers.perform(requests)); err != nil {
+	if err := errors.Join(p.locals.clear(), k.servers.perform(requests)); err != nil {
 		return err
 	}
 	*k.tx = transaction{}

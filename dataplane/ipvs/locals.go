@@ -3,7 +3,7 @@ package ipvs
 import (
 	"errors"
 	"fmt"
-	"math"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -19,46 +19,76 @@ import (
 // elsewhere only if they are for this node. What is an address of one of the node's interfaces is local anyway.
 type locals struct {
 	handle *netlink.Handle
+	log    *slog.Logger
 	fault  func(operation string) error
-	mode   localMode
-	users  map[netip.Addr]int // frontends that forward
-	ranges []netip.Prefix     // of Service addresses; disjoint
-	own    map[netip.Addr]bool
-	held   map[netip.Prefix]bool
+	routes *routes
+	dummy  *dummy
+	// way is that of the address mode, other is not. What the latter holds is left from another mode, and goes when
+	// the same addresses are local by the former.
+	way, other way
+	whole      bool               // ranges are made local as a whole
+	users      map[netip.Addr]int // frontends that forward
+	ranges     []netip.Prefix     // of Service addresses; disjoint
+	own        map[netip.Addr]bool
+	held       map[netip.Prefix]bool
+	former     map[netip.Prefix]bool // what the other way holds; nil: nothing
 	// unused are those that may be surplus, nil: any.
 	unused map[netip.Prefix]struct{}
 }
 
-// localMode is a way to make addresses local.
-type localMode interface {
-	// load lists what is there, and what belongs to the node itself.
+// way is a way to make addresses local.
+type way interface {
+	// claim makes what the addresses shall be on.
+	claim() error
+	// load lists what is there of ours.
 	load() (held map[netip.Prefix]bool, err error)
 	add(p netip.Prefix) error
 	remove(p netip.Prefix) error
-	// ranges reports whether whole ranges can be added.
-	ranges() bool
-	// link is the name of the interface whose addresses are not the node's own.
-	link() string
-	// clear deletes all that there is.
+	// clear deletes all that there is of ours.
 	clear() error
 }
 
-func openLocals(o Options, fault func(string) error) (*locals, error) {
+func openLocals(o Options, log *slog.Logger, fault func(string) error) (*locals, error) {
+	excluded, err := o.excluded()
+	if err != nil {
+		return nil, err
+	}
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	l := &locals{handle: handle, fault: fault}
+	l := &locals{
+		handle: handle, log: log, fault: fault,
+		routes: &routes{handle, map[bool]net.IP{}},
+		dummy:  &dummy{handle: handle, excluded: excluded},
+	}
+	l.way, l.other, l.whole = l.routes, l.dummy, true
 	switch o.AddressMode {
-	case "", Route:
-		l.mode = routes{handle, map[bool]net.IP{}}
+	case "", CIDR:
+	case Route:
+		l.whole = false
 	case Dummy:
-		l.mode = dummy{handle}
+		l.way, l.other, l.whole = l.dummy, l.routes, false
 	default:
 		handle.Close()
-		return nil, fmt.Errorf("address mode %q is none of %s, %s", o.AddressMode, Route, Dummy)
+		return nil, fmt.Errorf("address mode %q is none of %s, %s, %s", o.AddressMode, CIDR, Route, Dummy)
 	}
 	return l, nil
+}
+
+// claim makes what the addresses shall be on. A kernel that cannot have the interface has routes.
+func (l *locals) claim() error {
+	if err := l.fault("routes claim"); err != nil {
+		return err
+	}
+	err := l.way.claim()
+	if !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	l.log.Warn("this kernel cannot have the interface of address mode dummy (module dummy); mode cidr is used",
+		"error", err)
+	l.way, l.other, l.whole = l.routes, l.dummy, true
+	return nil
 }
 
 // load reads back what the kernel holds.
@@ -67,12 +97,24 @@ func (l *locals) load() (err error) {
 		return err
 	}
 	l.unused = nil
-	if l.held, err = l.mode.load(); err != nil {
+	if l.held, err = l.way.load(); err != nil {
 		return err
 	}
-	l.own, err = ownAddresses(l.handle, l.mode.link())
+	l.own, err = ownAddresses(l.handle)
 	return err
 }
+
+// loadAll reads back what the other modes have left, too.
+func (l *locals) loadAll() (err error) {
+	if err = l.load(); err != nil {
+		return err
+	}
+	l.former, err = l.other.load()
+	return err
+}
+
+// claimed reports whether an address is on the interface that is ours in this mode. It may have been kube-proxy's.
+func (l *locals) claimed(a netip.Addr) bool { return l.way == l.dummy && l.dummy.held[single(a)] }
 
 // want takes over what a State needs.
 func (l *locals) want(s *model.State) {
@@ -98,7 +140,7 @@ func (l *locals) count(key model.Key, f model.Frontend, n int) {
 
 func (l *locals) setRanges(s *model.State) {
 	l.ranges, l.unused = nil, nil
-	if !l.mode.ranges() {
+	if !l.whole {
 		return
 	}
 	var all []netip.Prefix
@@ -170,7 +212,7 @@ func (l *locals) add(missing []netip.Prefix) error {
 		if err := l.fault("routes add"); err != nil {
 			return err
 		}
-		if err := l.mode.add(p); err != nil {
+		if err := l.way.add(p); err != nil {
 			errs = append(errs, fmt.Errorf("make %s local: %w", p, err))
 			continue
 		}
@@ -180,18 +222,56 @@ func (l *locals) add(missing []netip.Prefix) error {
 }
 
 func (l *locals) remove(surplus []netip.Prefix) error {
+	return l.removeFrom(l.way, l.held, surplus)
+}
+
+// removeFormer removes what other modes have left and is local by this one, or needed by nobody: as long as
+// connections end, others may be.
+func (l *locals) removeFormer(ending bool) (gone []netip.Prefix, err error) {
+	if l.former == nil {
+		return nil, nil
+	}
+	for p := range l.former {
+		if !ending || l.holds(p) {
+			gone = append(gone, p)
+		}
+	}
+	if err := l.removeFrom(l.other, l.former, gone); err != nil || len(l.former) > 0 {
+		return gone, err
+	}
+	l.former = nil
+	return gone, l.other.clear()
+}
+
+// holds reports whether an address is local by the way of the address mode.
+func (l *locals) holds(p netip.Prefix) bool {
+	if l.held[p] {
+		return true
+	}
+	return slices.ContainsFunc(l.ranges, func(r netip.Prefix) bool { return l.held[r] && r.Contains(p.Addr()) })
+}
+
+func (l *locals) removeFrom(way way, held map[netip.Prefix]bool, surplus []netip.Prefix) error {
 	var errs []error
 	for _, p := range surplus {
 		if err := l.fault("routes delete"); err != nil {
 			return err
 		}
-		if err := l.mode.remove(p); err != nil {
+		if err := way.remove(p); err != nil {
 			errs = append(errs, fmt.Errorf("make %s no longer local: %w", p, err))
 			continue
 		}
-		delete(l.held, p)
+		delete(held, p)
 	}
 	return partial(errs)
+}
+
+// clear deletes everything that any mode has made.
+func (l *locals) clear() error {
+	if err := l.fault("routes delete"); err != nil {
+		return err
+	}
+	return errors.Join(l.routes.clear(), l.dummy.clear())
 }
 
 // partial is dataplane.ErrPartial with the errors, or nil if there are none.
@@ -202,13 +282,11 @@ func partial(errs []error) error {
 	return nil
 }
 
-// ownAddresses are those of all interfaces but the one of that name.
-func ownAddresses(h *netlink.Handle, but string) (map[netip.Addr]bool, error) {
+// ownAddresses are those of all interfaces but the one for addresses of Services.
+func ownAddresses(h *netlink.Handle) (map[netip.Addr]bool, error) {
 	except := 0
-	if but != "" {
-		if link, err := h.LinkByName(but); err == nil {
-			except = link.Attrs().Index
-		}
+	if link, err := h.LinkByName(dummyName); err == nil {
+		except = link.Attrs().Index
 	}
 	addrs, err := h.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
@@ -221,211 +299,4 @@ func ownAddresses(h *netlink.Handle, but string) (map[netip.Addr]bool, error) {
 		}
 	}
 	return own, nil
-}
-
-// routes are local routes through the loopback interface, in the table that the kernel keeps those of
-// the node's own addresses in: packets that pass the node take no further look-up for them.
-type routes struct {
-	handle *netlink.Handle
-	nodes  map[bool]net.IP // the node's first address of each family, true for IPv6, once it was asked for
-}
-
-// protocol marks our routes ("ip route show table local proto 250").
-const protocol = 250
-
-const localTable = unix.RT_TABLE_LOCAL
-
-func (routes) ranges() bool { return true }
-
-// link is that of kube-proxy's addresses, which go.
-func (routes) link() string { return dummyName }
-
-func (r routes) load() (map[netip.Prefix]bool, error) {
-	clear(r.nodes)
-	held := map[netip.Prefix]bool{}
-	all, err := r.list()
-	for _, route := range all {
-		if p, ok := prefixOf(route.Dst); ok {
-			held[p] = true
-		}
-	}
-	return held, err
-}
-
-func (r routes) list() (all []netlink.Route, err error) {
-	filter := netlink.Route{Table: localTable, Protocol: protocol}
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		some, err := r.handle.RouteListFiltered(family, &filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
-		if err != nil {
-			return nil, fmt.Errorf("list local routes: %w", err)
-		}
-		all = append(all, some...)
-	}
-	return all, nil
-}
-
-func (r routes) add(p netip.Prefix) error {
-	route := routeTo(p)
-	route.Src = r.source(p.Addr())
-	err := r.handle.RouteAppend(route)
-	if errors.Is(err, unix.EEXIST) {
-		return nil
-	}
-	return err
-}
-
-func (r routes) remove(p netip.Prefix) error {
-	err := r.handle.RouteDel(routeTo(p))
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	return err
-}
-
-func (r routes) clear() error {
-	all, err := r.list()
-	for _, route := range all {
-		err = errors.Join(err, r.handle.RouteDel(&route))
-	}
-	return err
-}
-
-// source is the address that processes of this node would have for packets to an address if it were not
-// local. Left to itself the kernel takes the destination for the source.
-func (r routes) source(a netip.Addr) net.IP {
-	found, err := r.handle.RouteGet(a.AsSlice())
-	switch {
-	case err != nil || len(found) == 0:
-		return nil // nobody here can have sent packets there; what is still sent is masqueraded
-	case found[0].Type == unix.RTN_LOCAL:
-		return r.node(a.Is6()) // it is still on kube-proxy's interface
-	}
-	return found[0].Src
-}
-
-// node is the node's first address of a family; nil: it has none.
-func (r routes) node(v6 bool) net.IP {
-	if ip, known := r.nodes[v6]; known {
-		return ip
-	}
-	family := netlink.FAMILY_V4
-	if v6 {
-		family = netlink.FAMILY_V6
-	}
-	but, _ := r.handle.LinkByName(dummyName)
-	addrs, _ := r.handle.AddrList(nil, family) // without one the kernel chooses
-	r.nodes[v6] = nil
-	for _, a := range addrs {
-		const unwanted = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE
-		proxys := but != nil && a.LinkIndex == but.Attrs().Index
-		if !proxys && a.Scope == int(netlink.SCOPE_UNIVERSE) && a.Flags&unwanted == 0 {
-			r.nodes[v6] = a.IP
-			break
-		}
-	}
-	return r.nodes[v6]
-}
-
-// loopbackIndex is that of lo in every network namespace.
-const loopbackIndex = 1
-
-func routeTo(p netip.Prefix) *netlink.Route {
-	return &netlink.Route{
-		Dst:       &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
-		LinkIndex: loopbackIndex, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Table: localTable, Protocol: protocol,
-	}
-}
-
-func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
-	if n == nil {
-		return netip.Prefix{}, false
-	}
-	addr, ok := netip.AddrFromSlice(n.IP)
-	bits, size := n.Mask.Size()
-	if size == 32 {
-		addr = addr.Unmap()
-	}
-	return netip.PrefixFrom(addr, bits), ok
-}
-
-// dummy is the interface of kube-proxy's mode ipvs, with an address for each that shall be local.
-type dummy struct{ handle *netlink.Handle }
-
-const dummyName = "kube-ipvs0"
-
-func (dummy) ranges() bool { return false }
-func (dummy) link() string { return dummyName }
-
-func (d dummy) load() (map[netip.Prefix]bool, error) {
-	held := map[netip.Prefix]bool{}
-	link, err := d.handle.LinkByName(dummyName)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return held, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find %s: %w", dummyName, err)
-	}
-	addrs, err := d.handle.AddrList(link, netlink.FAMILY_ALL)
-	for _, a := range addrs {
-		if p, ok := prefixOf(a.IPNet); ok && !p.Addr().IsLinkLocalUnicast() {
-			held[p] = true
-		}
-	}
-	return held, err
-}
-
-// find makes the interface if need be. It stays down: its addresses are local all the same.
-func (d dummy) find() (netlink.Link, error) {
-	link, err := d.handle.LinkByName(dummyName)
-	if !errors.As(err, &netlink.LinkNotFoundError{}) {
-		return link, err
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = dummyName
-	if err := d.handle.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}); err != nil {
-		return nil, fmt.Errorf("make interface %s: %w", dummyName, err)
-	}
-	return d.handle.LinkByName(dummyName)
-}
-
-func (d dummy) add(p netip.Prefix) error {
-	link, err := d.find()
-	if err != nil {
-		return err
-	}
-	return d.handle.AddrReplace(link, addressOn(p))
-}
-
-func (d dummy) remove(p netip.Prefix) error {
-	link, err := d.find()
-	if err != nil {
-		return err
-	}
-	err = d.handle.AddrDel(link, addressOn(p))
-	if errors.Is(err, unix.EADDRNOTAVAIL) {
-		return nil
-	}
-	return err
-}
-
-// addressOn makes IPv6 addresses deprecated, so that masquerading takes none of them for a source: it looks
-// at the addresses of all interfaces.
-func addressOn(p netip.Prefix) *netlink.Addr {
-	n := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-	a := &netlink.Addr{IPNet: n}
-	if p.Addr().Is6() {
-		a.Flags, a.ValidLft = unix.IFA_F_NODAD, math.MaxUint32
-	}
-	return a
-}
-
-func (d dummy) clear() error {
-	link, err := d.handle.LinkByName(dummyName)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return d.handle.LinkDel(link)
 }

@@ -1,7 +1,9 @@
 package ipvs
 
 import (
+	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/model"
@@ -11,12 +13,15 @@ import (
 type Options struct {
 	// Scheduler chooses among the backends of pools that name none; empty: rr.
 	Scheduler string
-	// AddressMode is how the node takes packets to Service addresses for its own; empty: Route.
+	// AddressMode is how the node takes packets to Service addresses for its own; empty: CIDR.
 	AddressMode AddressMode
 	// DrainTimeout is how long a backend that left keeps its connections; 0: as long as they last.
 	DrainTimeout time.Duration
 	// Timeouts after which IPVS forgets a connection without packets; 0: as the kernel has it.
 	Timeouts Timeouts
+	// Exclude are ranges with commas between them. Virtual servers of others at addresses there, and these addresses
+	// on kube-ipvs0, are left alone, unless frontends have them.
+	Exclude string
 	// StrictARP keeps interfaces from answering ARP requests for addresses of others.
 	StrictARP bool
 }
@@ -28,12 +33,28 @@ type Timeouts struct{ TCP, TCPFin, UDP time.Duration }
 type AddressMode string
 
 const (
-	// Route is by local routes through the loopback interface: one for each range of Service addresses,
+	// CIDR is by local routes through the loopback interface: one for each range of Service addresses,
 	// one for each other address.
+	CIDR AddressMode = "cidr"
+	// Route is by such a route for each address.
 	Route AddressMode = "route"
 	// Dummy is by addresses on the interface kube-ipvs0, as kube-proxy has them.
 	Dummy AddressMode = "dummy"
 )
+
+func (o Options) excluded() (all []netip.Prefix, err error) {
+	for text := range strings.SplitSeq(o.Exclude, ",") {
+		if text == "" {
+			continue
+		}
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("excluded addresses: %w", err)
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
 
 // schedulerOf is how the virtual servers of a pool choose. Round robin and least connections do not look
 // at weights; where these differ, their weighted forms are what is meant.

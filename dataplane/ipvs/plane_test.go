@@ -45,7 +45,8 @@ func TestPlane(t *testing.T) {
 		"a refused row":                  (*namespace).refused,
 		"schedulers":                     (*namespace).schedulers,
 		"addresses of the node":          (*namespace).ownAddresses,
-		"dummy":                          (*namespace).dummy,
+		"address modes":                  (*namespace).modes,
+		"kube-proxy's interface":         (*namespace).inherits,
 		"prepare":                        (*namespace).prepare,
 		"closed twice":                   (*namespace).closedTwice,
 	} {
@@ -409,14 +410,84 @@ func (n *namespace) ownAddresses() {
 	}
 }
 
-func (n *namespace) dummy() {
-	n.options.AddressMode = ipvs.Dummy
+// addresses are those of ours that are local, by the address modes.
+func (n *namespace) addresses() string {
+	n.Helper()
+	text := n.run("ip", "-o", "route", "show", "table", "local", "proto", "250") +
+		n.run("ip", "-o", "-6", "route", "show", "table", "local", "proto", "250")
+	if links := n.run("ip", "-br", "link"); strings.Contains(links, "kube-ipvs0") {
+		text += n.run("ip", "-br", "address", "show", "dev", "kube-ipvs0")
+	}
+	var lines []string
+	for line := range strings.Lines(text) {
+		lines = append(lines, strings.Join(strings.Fields(line), " ")+"\n")
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "")
+}
+
+func addressModes() map[ipvs.AddressMode]string {
+	return map[ipvs.AddressMode]string{
+		ipvs.CIDR: "local 10.96.0.0/16 dev lo scope host\nlocal 203.0.113.1 dev lo scope host\n" +
+			"local fd00::10 dev lo metric 1024 pref medium\n",
+		ipvs.Route: "local 10.96.0.10 dev lo scope host\nlocal 203.0.113.1 dev lo scope host\n" +
+			"local fd00::10 dev lo metric 1024 pref medium\n",
+		ipvs.Dummy: "kube-ipvs0 DOWN 10.96.0.10/32 203.0.113.1/32 fd00::10/128\n",
+	}
+}
+
+// modes goes from each address mode to each. What is not of the plane stays as it was.
+func (n *namespace) modes() {
 	before := n.kernel()
-	p := n.sync(example)
-	n.equal(n.run("ip", "-br", "address", "show", "dev", "kube-ipvs0"),
-		"kube-ipvs0       DOWN           10.96.0.10/32 203.0.113.1/32 fd00::10/128 \n")
-	n.check(p.Apply(context.Background(), n.parse(""), model.Diff(n.parse(example), n.parse(""))))
-	n.check(p.Remove(context.Background()))
+	local := n.run("ip", "-d", "route", "show", "table", "local") + n.run("ip", "-d", "-6", "route", "show", "table", "local")
+	for from := range addressModes() {
+		for to, want := range addressModes() {
+			n.options.AddressMode = from
+			n.sync(example)
+			n.options.AddressMode = to
+			if drifts := n.audit(example); (len(drifts) > 0) != (from != to) {
+				n.Errorf("from %s to %s: drifts: %s", from, to, drifts)
+			}
+			p := n.sync(example)
+			n.equal(n.addresses(), want)
+			if drifts := n.audit(example); len(drifts) > 0 {
+				n.Errorf("%s: drifts: %s", to, drifts)
+			}
+			n.check(p.Apply(context.Background(), n.parse(""), model.Diff(n.parse(example), n.parse(""))))
+			if to == ipvs.Dummy {
+				n.equal(n.addresses(), "kube-ipvs0 DOWN\n")
+			} else {
+				n.equal(n.addresses(), "")
+			}
+		}
+	}
+	n.check(n.open().Remove(context.Background()))
+	n.equal(n.kernel(), before)
+	n.equal(n.run("ip", "-d", "route", "show", "table", "local")+n.run("ip", "-d", "-6", "route", "show", "table", "local"), local)
+}
+
+// inherits finds kube-proxy's interface, with more on it than is wanted.
+func (n *namespace) inherits() {
+	before := n.kernel()
+	n.run("ip", "link", "add", "kube-ipvs0", "type", "dummy")
+	for _, address := range []string{"10.96.0.10/32", "10.96.0.66/32", "198.51.100.7/32"} {
+		n.run("ip", "address", "add", address, "dev", "kube-ipvs0")
+	}
+	for _, at := range []string{"10.96.0.66:80", "198.51.100.7:80", "198.51.100.8:80"} {
+		n.run("ipvsadm", "-A", "-t", at, "-s", "rr")
+	}
+	n.run("ipvsadm", "-a", "-t", "10.96.0.66:80", "-r", "10.244.1.2:8080", "-m")
+	foreign := n.kernel()
+	n.sync("") // mode cidr leaves it to package takeover
+	n.check(n.open().Remove(context.Background()))
+	n.equal(n.kernel(), foreign)
+
+	n.options.AddressMode, n.options.Exclude = ipvs.Dummy, "198.51.100.0/24"
+	n.sync(example)
+	n.equal(n.addresses(), "kube-ipvs0 DOWN 10.96.0.10/32 198.51.100.7/32 203.0.113.1/32 fd00::10/128\n")
+	n.check(ipvs.Clean(context.Background(), dataplane.Config{}))
+	n.equal(blocks(n.servers()), "TCP C6336407:0050 rr\nTCP C6336408:0050 rr\n")
+	n.run("ipvsadm", "-C")
 	n.equal(n.kernel(), before)
 }
 

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -22,7 +21,6 @@ type remains struct {
 	*Plane
 	tables []*table // those that exist
 	tx     transaction
-	local  []netlink.Route
 }
 
 // findRemains looks at the network namespace of the calling thread.
@@ -41,10 +39,10 @@ func (r *remains) open() (err error) {
 	if r.conn, err = nfnetlink.Dial(); err != nil {
 		return err
 	}
-	if r.locals, err = openLocals(Options{}, r.fault); err != nil {
+	if r.locals, err = openLocals(Options{}, r.config.Log, r.fault); err != nil {
 		return err
 	}
-	if r.local, err = (routes{handle: r.locals.handle}).list(); err != nil {
+	if err = r.locals.loadAll(); err != nil {
 		return err
 	}
 	for _, f := range []family{ipv4, ipv6} {
@@ -63,7 +61,9 @@ func (r *remains) open() (err error) {
 	return nil
 }
 
-func (r *remains) none() bool { return len(r.tables)+len(r.local) == 0 }
+func (r *remains) none() bool {
+	return len(r.tables)+len(r.locals.held) == 0 && r.locals.dummy.link == nil
+}
 
 // servers are the virtual servers that are left.
 func (r *remains) servers() (ours []serverKey, err error) {
@@ -99,10 +99,8 @@ func (r *remains) clear() error {
 	if err != nil {
 		return err
 	}
-	for _, route := range r.local {
-		if err := r.locals.handle.RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("delete local route %s: %w", route.Dst, err)
-		}
+	if err := r.locals.clear(); err != nil {
+		return err
 	}
 	var requests []request
 	for _, key := range keys {

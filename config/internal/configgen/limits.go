@@ -8,6 +8,7 @@ import (
 	"github.com/invopop/jsonschema"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/model"
 )
 
 // limit is what values of a field must be.
@@ -69,6 +70,7 @@ func kubeProxyLimits() map[string]limit {
 		"conntrack.tcpEstablishedTimeout": {nullable: true},
 		"conntrack.tcpCloseWaitTimeout":   {nullable: true},
 		"oomScoreAdj":                     within(-1000, 1000),
+		"ipvs.scheduler":                  words(append([]string{""}, model.Schedulers()...)...),
 		"clientConnection.burst":          count,
 		"logging.format":                  words("", "text", "json"),
 		"logging.verbosity":               count,
@@ -83,5 +85,6 @@ func fairleadLimits() map[string]limit {
 		"controlSocket":   {pattern: `^(/.*)?$`, meaning: "must be an absolute path, or empty"},
 		"takeOver":        words(config.TakeOverRemove, config.TakeOverKeep),
 		"iptablesBackend": words(config.IPTablesAsSystem, config.IPTablesLegacy, config.IPTablesNFTables),
+		"ipvsAddressMode": words(config.IPVSAddressesByCIDR, config.IPVSAddressesByRoute, config.IPVSAddressesOnDummy),
 	}
 }

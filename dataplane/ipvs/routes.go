@@ -1,0 +1,135 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// routes are local routes through the loopback interface, in the table that the kernel keeps those of
+// the node's own addresses in: packets that pass the node take no further look-up for them.
+type routes struct {
+	handle *netlink.Handle
+	nodes  map[bool]net.IP // the node's first address of each family, true for IPv6, once it was asked for
+}
+
+// protocol marks our routes ("ip route show table local proto 250").
+const protocol = 250
+
+const localTable = unix.RT_TABLE_LOCAL
+
+func (*routes) claim() error { return nil }
+
+func (r *routes) load() (map[netip.Prefix]bool, error) {
+	clear(r.nodes)
+	held := map[netip.Prefix]bool{}
+	all, err := r.list()
+	for _, route := range all {
+		if p, ok := prefixOf(route.Dst); ok {
+			held[p] = true
+		}
+	}
+	return held, err
+}
+
+func (r *routes) list() (all []netlink.Route, err error) {
+	filter := netlink.Route{Table: localTable, Protocol: protocol}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		some, err := r.handle.RouteListFiltered(family, &filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			return nil, fmt.Errorf("list local routes: %w", err)
+		}
+		all = append(all, some...)
+	}
+	return all, nil
+}
+
+func (r *routes) add(p netip.Prefix) error {
+	route := routeTo(p)
+	route.Src = r.source(p.Addr())
+	err := r.handle.RouteAppend(route)
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}
+
+func (r *routes) remove(p netip.Prefix) error {
+	err := r.handle.RouteDel(routeTo(p))
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+func (r *routes) clear() error {
+	all, err := r.list()
+	for _, route := range all {
+		if gone := r.handle.RouteDel(&route); gone != nil && !errors.Is(gone, unix.ESRCH) {
+			err = errors.Join(err, fmt.Errorf("delete local route %s: %w", route.Dst, gone))
+		}
+	}
+	return err
+}
+
+// source is the address that processes of this node would have for packets to an address if it were not
+// local. Left to itself the kernel takes the destination for the source.
+func (r *routes) source(a netip.Addr) net.IP {
+	found, err := r.handle.RouteGet(a.AsSlice())
+	switch {
+	case err != nil || len(found) == 0:
+		return nil // nobody here can have sent packets there; what is still sent is masqueraded
+	case found[0].Type == unix.RTN_LOCAL:
+		return r.node(a.Is6()) // it is local already, by another way
+	}
+	return found[0].Src
+}
+
+// node is the node's first address of a family; nil: it has none.
+func (r *routes) node(v6 bool) net.IP {
+	if ip, known := r.nodes[v6]; known {
+		return ip
+	}
+	family := netlink.FAMILY_V4
+	if v6 {
+		family = netlink.FAMILY_V6
+	}
+	but, _ := r.handle.LinkByName(dummyName)
+	addrs, _ := r.handle.AddrList(nil, family) // without one the kernel chooses
+	r.nodes[v6] = nil
+	for _, a := range addrs {
+		const unwanted = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE
+		proxys := but != nil && a.LinkIndex == but.Attrs().Index
+		if !proxys && a.Scope == int(netlink.SCOPE_UNIVERSE) && a.Flags&unwanted == 0 {
+			r.nodes[v6] = a.IP
+			break
+		}
+	}
+	return r.nodes[v6]
+}
+
+// loopbackIndex is that of lo in every network namespace.
+const loopbackIndex = 1
+
+func routeTo(p netip.Prefix) *netlink.Route {
+	return &netlink.Route{
+		Dst:       &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
+		LinkIndex: loopbackIndex, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Table: localTable, Protocol: protocol,
+	}
+}
+
+func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
+	if n == nil {
+		return netip.Prefix{}, false
+	}
+	addr, ok := netip.AddrFromSlice(n.IP)
+	bits, size := n.Mask.Size()
+	if size == 32 {
+		addr = addr.Unmap()
+	}
+	return netip.PrefixFrom(addr, bits), ok
+}
