@@ -4,8 +4,8 @@
 //	engine ── Sync(state), Apply(state, change) ──► nftables, … ──► kernel
 //
 // Planes live in packages of their own below this one and do not import each other. What several of
-// them need is added by wrapping one: conntrack forgets stale UDP flows after each change, localhost
-// serves NodePorts on the IPv6 loopback address.
+// them need is added by wrapping one: conntrack forgets stale UDP flows after each change, and
+// after Sync TCP clients that came too early; localhost serves NodePorts on the IPv6 loopback address.
 package dataplane
 
 import (

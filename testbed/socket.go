@@ -100,14 +100,17 @@ func accept(listener *os.File) (*os.File, netip.AddrPort, error) {
 	return os.NewFile(uintptr(fd), "connection"), addrPortOf(from), nil
 }
 
-// sourcePorts hands out the ephemeral ports of a place in turn. A port that the kernel picks at
-// random may be one that it gave away a moment ago, and the connection tracking on the node would
-// take the new UDP flow for the old one, and send it to the old one's backend.
-type sourcePorts struct{ last atomic.Uint32 }
+// sourcePorts hands out the ephemeral ports of a place in turn, those of each protocol by itself. A port that
+// the kernel picks may be one that it gave away a moment ago: for UDP it picks at random, for TCP it goes on
+// from the last one, but from somewhere else every ten seconds (secure_ipv4_port_ephemeral in
+// net/core/secure_seq.c). The connection tracking on the node would take the new flow for the old one: a UDP
+// flow goes to the old one's backend; so does a TCP connection where the old one was never answered, and if
+// nobody had translated that, the new one is not translated either.
+type sourcePorts [256]atomic.Uint32 // by protocol
 
-func (s *sourcePorts) next() uint16 {
+func (s *sourcePorts) next(p model.Protocol) uint16 {
 	const first, count = 32768, 28232 // net.ipv4.ip_local_port_range by default
-	return uint16(first + s.last.Add(1)%count)
+	return uint16(first + s[p].Add(1)%count)
 }
 
 // connect opens a connection from a place. The file is its owner's to close, which resets it.
@@ -157,7 +160,7 @@ func (h *host) prepare(fd int, p Probe) error {
 	return h.bind(fd, p)
 }
 
-// bind gives the socket its source port: the wanted one or, where it matters, the next.
+// bind gives the socket its source port: the wanted one or the next.
 func (h *host) bind(fd int, p Probe) error {
 	local := netip.IPv4Unspecified()
 	if p.To.Addr().Is6() {
@@ -169,12 +172,9 @@ func (h *host) bind(fd int, p Probe) error {
 		}
 		return os.NewSyscallError("bind", unix.Bind(fd, sockaddr(netip.AddrPortFrom(local, p.SourcePort))))
 	}
-	if p.Protocol == model.TCP {
-		return nil // a new TCP connection is never taken for an old one
-	}
 	err := error(unix.EADDRINUSE)
 	for try := 0; try < 1000 && errors.Is(err, unix.EADDRINUSE); try++ {
-		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(local, h.ports.next())))
+		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(local, h.ports.next(p.Protocol))))
 	}
 	return os.NewSyscallError("bind", err)
 }

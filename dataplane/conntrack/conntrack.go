@@ -1,13 +1,18 @@
-// Package conntrack wraps a data plane so that stale UDP flows are forgotten. Planes based on
+// Package conntrack wraps a data plane so that stale flows are forgotten. Planes based on
 // netfilter choose a backend for the first packet of a flow only; conntrack remembers the choice for
 // as long as packets come. A TCP connection ends with its backend, a UDP flow does not: a client that
 // never pauses would go on talking to an address that nobody, or somebody else, has.
 //
 //	Apply ─► wrapped plane ─► did a UDP row change? ─► dump UDP flows ─► delete the stale ones
+//	Sync ──► wrapped plane ─────────────────────────► the same, and TCP that came too early
 //
 // A flow is stale if its destination is a Frontend and whoever answers is no backend of it, draining
 // ones included; or if the Frontend of its destination is gone, which after a restart a guard tells.
-// TCP and SCTP are never touched.
+//
+// A TCP connection is never touched. But a client that tried before the rules were in force has asked an
+// address that nobody has, and goes on asking there for some two minutes: conntrack remembers, and renews
+// with each attempt, that this is not translated. Sync, after which clients of a node that has just started
+// are to be served, forgets attempts that nobody has answered; the next one is translated.
 package conntrack
 
 import (
@@ -20,6 +25,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -78,7 +84,7 @@ func (p *plane) Sync(ctx context.Context, s *model.State) error {
 	for key, f := range s.Frontends {
 		p.note(s, key, f)
 	}
-	return cmp.Or(p.forget(s, nil), partial)
+	return cmp.Or(p.forget(&staleFlow{state: s, attempts: true}), partial)
 }
 
 // Apply implements dataplane.Dataplane.
@@ -104,7 +110,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if !changed {
 		return partial
 	}
-	return cmp.Or(p.forget(s, gone), partial)
+	return cmp.Or(p.forget(&staleFlow{state: s, gone: gone}), partial)
 }
 
 // poolsLost takes over changed pools and reports whether a UDP one lost backends.
@@ -154,7 +160,7 @@ func holds(backends []model.Backend, a netip.AddrPort) bool {
 }
 
 // forget deletes the stale flows of both families.
-func (p *plane) forget(s *model.State, gone map[model.Key]bool) error {
+func (p *plane) forget(stale *staleFlow) error {
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 		if p.config.Fault != nil {
 			if err := p.config.Fault("conntrack delete"); err != nil {
@@ -162,36 +168,57 @@ func (p *plane) forget(s *model.State, gone map[model.Key]bool) error {
 			}
 		}
 		start := time.Now()
-		n, err := p.conntrack.ConntrackDeleteFilters(netlink.ConntrackTable, family, staleFlow{s, gone})
+		stale.early = 0
+		n, err := p.conntrack.ConntrackDeleteFilters(netlink.ConntrackTable, family, stale)
 		if err != nil {
-			return fmt.Errorf("forget stale UDP flows: %w", err)
+			return fmt.Errorf("forget stale flows: %w", err)
 		}
+		udp := max(0, int(n)-stale.early)
 		if p.config.Meter != nil {
-			p.config.Meter.Forgot(family == unix.AF_INET6, int(n), time.Since(start))
+			p.config.Meter.Forgot(family == unix.AF_INET6, udp, time.Since(start))
 		}
-		if n > 0 && p.config.Log != nil {
-			p.config.Log.Info("forgot UDP flows to backends that are gone", "flows", n)
-		}
+		p.say("forgot UDP flows to backends that are gone", udp)
+		p.say("forgot attempts to connect that came before they were translated", stale.early)
 	}
 	return nil
 }
 
+func (p *plane) say(what string, flows int) {
+	if flows > 0 && p.config.Log != nil {
+		p.config.Log.Info(what, "flows", flows)
+	}
+}
+
 // staleFlow tells which flows contradict the State.
 type staleFlow struct {
-	state *model.State
-	gone  map[model.Key]bool // frontends that were deleted, as Any
+	state    *model.State
+	gone     map[model.Key]bool // frontends that were deleted, as Any
+	attempts bool               // TCP, too
+	early    int                // how many of these there were
 }
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (f staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	if model.Protocol(flow.Forward.Protocol) != model.UDP {
-		return false
-	}
+func (f *staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	to, ok1 := addrPort(flow.Forward.DstIP, flow.Forward.DstPort)
 	answers, ok2 := addrPort(flow.Reverse.SrcIP, flow.Reverse.SrcPort)
 	if !ok1 || !ok2 {
 		return false
 	}
+	switch model.Protocol(flow.Forward.Protocol) {
+	case model.UDP:
+		return f.stale(to, answers)
+	case model.TCP:
+		early := f.attempts && to == answers && unanswered(flow) && f.forwards(to)
+		if early {
+			f.early++
+		}
+		return early
+	}
+	return false
+}
+
+// stale reports whether a UDP flow is.
+func (f *staleFlow) stale(to, answers netip.AddrPort) bool {
 	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.UDP}
 	known := false
 	for _, key.Scope = range []model.Scope{model.Internal, model.Any} { // the latter is the one in gone
@@ -204,8 +231,25 @@ func (f staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	return known || to != answers && (f.gone[key] || f.guarded(to))
 }
 
+// forwards reports whether TCP connections to a destination are somebody's now.
+func (f *staleFlow) forwards(to netip.AddrPort) bool {
+	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.TCP}
+	for _, key.Scope = range []model.Scope{model.Internal, model.Any} {
+		if row, ok := f.state.Frontends[key]; ok && row.Verdict == model.Forward {
+			return true
+		}
+	}
+	return false
+}
+
+// unanswered reports whether only the client of a TCP connection has sent anything.
+func unanswered(flow *netlink.ConntrackFlow) bool {
+	tcp, ok := flow.ProtoInfo.(*netlink.ProtoInfoTCP)
+	return ok && tcp.State == nl.TCP_CONNTRACK_SYN_SENT
+}
+
 // guarded reports whether a destination would be one of a Service that no longer exists.
-func (f staleFlow) guarded(to netip.AddrPort) bool {
+func (f *staleFlow) guarded(to netip.AddrPort) bool {
 	return f.state.Lookup(model.Packet{Protocol: model.UDP, Destination: to}).Guard.IsValid()
 }
 

@@ -210,6 +210,48 @@ func TestPlane_flowsThatLiveOn(t *testing.T) {
 	(&stay{s, ""}).check(direct)
 }
 
+// A client that asked before there were rules is served when it asks again, from the same port: that is what
+// it does when it sends its SYN once more.
+func TestPlane_tooEarly(t *testing.T) {
+	s := newStage(t)
+	ask := func(to netip.Addr) string {
+		t.Helper()
+		const port = 20000
+		p := testbed.Probe{From: "client", To: netip.AddrPortFrom(to, 80), SourcePort: port, Timeout: 5 * time.Second}
+		outcome, err := s.bed.Probe(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return outcome.String()
+	}
+	v4, v6 := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00::a60:a")
+	for _, to := range []netip.Addr{v4, v6} {
+		if got := ask(to); got != "unreachable" {
+			t.Fatalf("before there are rules, %s: %s", to, got)
+		}
+	}
+	rows := []string{
+		pods, "pods fd00::af4:0/112", web, pool("default/web cluster", 80, "b"),
+		"frontend [fd00::a60:a]:80/tcp any forward default/web cluster6 snat offcluster",
+		"pool default/web cluster6\nbackend default/web cluster6 [fd00::af4:202]:80",
+	}
+	state, err := model.ParseState(strings.ReplaceAll(strings.Join(rows, "\n"), "(b)", "10.244.2.2"))
+	if err == nil {
+		err = s.plane.Sync(t.Context(), state)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for to, want := range map[netip.Addr]string{v4: "b source 10.244.1.3", v6: "b source fd00::af4:103"} {
+		if got := ask(to); got != want {
+			t.Errorf("with rules, %s: %s; want %s", to, got, want)
+		}
+	}
+	if s.forgotten != [2]int{} {
+		t.Errorf("the meter was told of %v UDP flows", s.forgotten)
+	}
+}
+
 // When the node and its pods are no longer treated apart, clients from outside keep their backends.
 func TestPlane_scopeGoes(t *testing.T) {
 	s := newStage(t)
