@@ -3,8 +3,10 @@ package conformance_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -25,65 +27,173 @@ func TestIPVS_drain(t *testing.T) {
 		vm.Replay(t, "IPVS")
 		return
 	}
-	t.Run("goes when its connection has ended", func(t *testing.T) {
-		d := newDrain(t, ipvs.Options{})
-		flow := d.open(model.TCP, "10.96.0.10:80", "pod-a")
-		d.apply(strings.ReplaceAll(drainRows, "10.244.1.11", "10.244.2.13"))
-		d.audit()
-		d.has("0AF4010B:1F90 Masq 0", true)
-		d.has("0AF4020D:1F90 Masq 1", true)
+	for name, test := range map[string]struct {
+		options ipvs.Options
+		run     func(*drain)
+	}{
+		"goes when its connection has ended":       {ipvs.Options{}, (*drain).ends},
+		"goes when its time is over":               {ipvs.Options{DrainTimeout: 2 * time.Second}, (*drain).timesOut},
+		"comes back":                               {ipvs.Options{}, (*drain).comesBack},
+		"a port that is used again":                {ipvs.Options{}, (*drain).portUsedAgain},
+		"a process that is killed":                 {ipvs.Options{}, (*drain).restarts},
+		"UDP is forgotten at once":                 {ipvs.Options{}, (*drain).forgetsUDP},
+		"UDP stays while the backend is listed":    {ipvs.Options{DrainTimeout: time.Nanosecond}, (*drain).keepsUDP},
+		"a Service that is gone":                   {ipvs.Options{}, (*drain).serviceGone},
+		"a Service whose number another one takes": {ipvs.Options{}, (*drain).numberUsedAgain},
+	} {
+		t.Run(name, func(t *testing.T) { test.run(newDrain(t, test.options)) })
+	}
+}
+
+// Ports of drainRows, by protocol, and pod-a's real servers of them as the kernel prints these.
+var (
+	drainPorts = map[model.Protocol]string{
+		model.TCP: "10.96.0.10:80", model.UDP: "10.96.0.10:53", model.SCTP: "10.96.0.10:3868",
+	}
+	drainReals = map[model.Protocol]string{
+		model.TCP: "0AF4010B:1F90", model.UDP: "0AF4010B:14E9", model.SCTP: "0AF4010B:1B58",
+	}
+	connected = []model.Protocol{model.TCP, model.SCTP}
+)
+
+func (d *drain) ends() {
+	flows := d.openAll(connected)
+	d.apply(podALeft)
+	d.audit()
+	for p, flow := range flows {
+		d.has(drainReals[p]+" Masq 0", true)
 		flow.answers("pod-a")
-		// An end in good order is remembered for two minutes.
-		if err := flow.Conn.(interface{ SetLinger(int) error }).SetLinger(0); err != nil {
-			t.Fatal(err)
-		}
-		flow.Close()
-		d.until("0AF4010B:1F90", false)
-	})
-	t.Run("goes when its time is over", func(t *testing.T) {
-		d := newDrain(t, ipvs.Options{DrainTimeout: 2 * time.Second})
-		flow := d.open(model.TCP, "10.96.0.10:80", "pod-a")
-		d.apply(strings.ReplaceAll(drainRows, "10.244.1.11", "10.244.2.13"))
+		d.open(p, drainPorts[p], "pod-c")
+		flow.abort()
+	}
+	d.until(drainReals[model.TCP], false)
+	d.has(drainReals[model.SCTP], true) // the kernel remembers an aborted association for a minute
+}
+
+// timesOut: the client learns of it, and is not left waiting.
+func (d *drain) timesOut() {
+	flows := d.openAll(connected)
+	d.apply(podALeft)
+	for _, flow := range flows {
 		flow.answers("pod-a")
-		d.until("0AF4010B:1F90", false)
-	})
-	t.Run("comes back", func(t *testing.T) {
-		d := newDrain(t, ipvs.Options{})
-		d.open(model.TCP, "10.96.0.10:80", "pod-a")
-		d.apply(strings.ReplaceAll(drainRows, "10.244.1.11", "10.244.2.13"))
-		d.apply(drainRows)
-		d.audit()
-		d.has("0AF4010B:1F90 Masq 1", true)
-		d.open(model.TCP, "10.96.0.10:80", "pod-a")
-	})
-	t.Run("SCTP drains as TCP does", func(t *testing.T) {
-		d := newDrain(t, ipvs.Options{})
-		flow := d.open(model.SCTP, "10.96.0.10:3868", "pod-a")
-		d.apply(strings.ReplaceAll(drainRows, "10.244.1.11", "10.244.2.13"))
-		d.audit()
-		d.has("0AF4010B:1B58 Masq 0", true)
+	}
+	for p, flow := range flows {
+		d.until(drainReals[p], false)
+		flow.fails()
+	}
+}
+
+func (d *drain) comesBack() {
+	flows := d.openAll(connected)
+	d.apply(podALeft)
+	d.apply(drainRows)
+	d.audit()
+	for p, flow := range flows {
+		d.has(drainReals[p]+" Masq 1", true)
+		d.open(p, drainPorts[p], "pod-a")
 		flow.answers("pod-a")
-	})
-	t.Run("UDP is forgotten at once", func(t *testing.T) {
-		d := newDrain(t, ipvs.Options{})
-		flow := d.open(model.UDP, "10.96.0.10:53", "pod-a")
-		d.apply(strings.ReplaceAll(drainRows, "10.244.1.11", "10.244.2.13"))
-		d.has("0AF4010B:14E9", false)
-		flow.answers("pod-c")
-	})
-	t.Run("a Service that is gone", func(t *testing.T) {
-		d := newDrain(t, ipvs.Options{})
-		flow := d.open(model.TCP, "203.0.113.10:80", "pod-a")
-		d.apply("guard 10.96.0.0/16 drop\n")
-		d.audit()
+	}
+}
+
+// portUsedAgain is what a client does whose port is fixed, as many of SCTP are.
+func (d *drain) portUsedAgain() {
+	flows := d.openAll(connected)
+	d.apply(podALeft)
+	for p, flow := range flows {
+		d.has(drainReals[p]+" Masq 0", true)
+		from := flow.LocalAddr()
+		flow.abort()
+		d.openFrom(from, p, "pod-c")
+	}
+}
+
+// restarts: nothing but the kernel remembers what drains.
+func (d *drain) restarts() {
+	flows := d.openAll([]model.Protocol{model.TCP, model.SCTP, model.UDP})
+	d.apply(podAListed)
+	d.restart(podAListed)
+	for _, flow := range flows {
 		flow.answers("pod-a")
-		o, err := d.bed.Probe(t.Context(), testbed.Probe{
-			From: testbed.Outside, To: netip.MustParseAddrPort("203.0.113.10:80"), Protocol: model.TCP, Timeout: time.Second,
-		})
-		if err != nil || o.Result != testbed.Refused {
-			t.Errorf("a new connection: %s, %v", o, err)
-		}
+	}
+	d.restart(podALeft)
+	d.restart(podALeft)
+	d.has(drainReals[model.UDP], false)
+	flows[model.UDP].answers("pod-c")
+	for _, p := range connected {
+		d.has(drainReals[p]+" Masq 0", true)
+		flows[p].answers("pod-a")
+		d.open(p, drainPorts[p], "pod-c")
+	}
+	flows[model.TCP].abort()
+	d.until(drainReals[model.TCP], false)
+}
+
+func (d *drain) forgetsUDP() {
+	flow := d.open(model.UDP, drainPorts[model.UDP], "pod-a")
+	d.apply(podALeft)
+	d.has(drainReals[model.UDP], false)
+	flow.answers("pod-c")
+}
+
+// keepsUDP: a backend that is listed with weight 0 terminates and still serves. There is no deadline but that of
+// whoever lists it.
+func (d *drain) keepsUDP() {
+	flow := d.open(model.UDP, drainPorts[model.UDP], "pod-a")
+	d.apply(podAListed)
+	for range 16 {
+		d.open(model.UDP, drainPorts[model.UDP], "pod-c")
+	}
+	d.audit()
+	d.has(drainReals[model.UDP]+" Masq 0", true)
+	flow.answers("pod-a")
+
+	d.apply(drainRows)
+	d.has(drainReals[model.UDP]+" Masq 1", true)
+	flow.answers("pod-a")
+	d.open(model.UDP, drainPorts[model.UDP], "pod-a")
+
+	d.apply(podAListed)
+	flow.answers("pod-a")
+	d.apply(podALeft)
+	d.has(drainReals[model.UDP], false)
+	flow.answers("pod-c")
+}
+
+func (d *drain) serviceGone() {
+	flow := d.open(model.TCP, "203.0.113.10:80", "pod-a")
+	d.apply("guard 10.96.0.0/16 drop\n")
+	d.audit()
+	flow.answers("pod-a")
+	o, err := d.bed.Probe(d.Context(), testbed.Probe{
+		From: testbed.Outside, To: netip.MustParseAddrPort("203.0.113.10:80"), Protocol: model.TCP, Timeout: time.Second,
 	})
+	if err != nil || o.Result != testbed.Refused {
+		d.Errorf("a new connection: %s, %v", o, err)
+	}
+}
+
+// numberUsedAgain: virtual servers for clients of the node have numbers, of which the lowest that is free is taken.
+func (d *drain) numberUsedAgain() {
+	const tcp, udp = `
+frontend 10.96.0.20:80/tcp internal forward default/old:http cluster snat never
+backend default/old:http cluster 10.244.1.11:8080
+`, `
+frontend 10.96.0.20:53/udp internal forward default/new:dns cluster snat never
+backend default/new:dns cluster 10.244.1.12:5353
+`
+	d.apply(podPrefix + tcp)
+	old := d.open(model.TCP, "10.96.0.20:80", "pod-a")
+	d.apply(podPrefix)
+	d.apply(podPrefix + udp)
+	flow := d.open(model.UDP, "10.96.0.20:53", "pod-b")
+	d.audit()
+	old.answers("pod-a")
+
+	d.restart(podPrefix) // which learns of both from the kernel alone
+	old.answers("pod-a")
+	flow.unanswered()
+	old.abort()
+	d.until("Masq", false)
 }
 
 // TestIPVS_hostPorts tries what listens on the node at addresses that are local for the sake of IPVS.
@@ -127,10 +237,24 @@ backend default/web:s1ap cluster 10.244.1.11:7000
 guard 10.96.0.0/16 drop
 `
 
+// podPrefix makes the pods' addresses known as such.
+const podPrefix = "pods 10.244.0.0/16\nguard 10.96.0.0/16 drop\n"
+
+// pod-c takes the place of pod-a, which has left, or is still listed but takes nothing new.
+var (
+	podALeft   = strings.ReplaceAll(drainRows, "10.244.1.11", "10.244.2.13")
+	podAListed = podALeft + `
+backend default/web:http cluster 10.244.1.11:8080 weight 0
+backend default/web:dns cluster 10.244.1.11:5353 weight 0
+backend default/web:s1ap cluster 10.244.1.11:7000 weight 0
+`
+)
+
 // drain is a plane on a cluster, with drainRows at first.
 type drain struct {
 	*testing.T
 	bed   *testbed.Bed
+	new   dataplane.New
 	plane dataplane.Dataplane
 	state *model.State
 }
@@ -142,15 +266,33 @@ func newDrain(t *testing.T, o ipvs.Options) *drain {
 	}
 	t.Cleanup(func() { _ = bed.Close() })
 	d := &drain{T: t, bed: bed, state: model.NewState()}
-	d.check(bed.Do(testbed.Node, func() (err error) {
-		if d.plane, err = conntrack.Wrap(ipvs.New(o))(dataplane.Config{}); err != nil {
-			return err
-		}
-		return d.plane.Sync(t.Context(), d.state)
-	}))
+	d.new = conntrack.Wrap(ipvs.New(o))
+	d.start()
 	t.Cleanup(func() { _ = d.plane.Close() })
 	d.apply(drainRows)
 	return d
+}
+
+// start opens the plane and brings it to the State.
+func (d *drain) start() {
+	d.Helper()
+	d.check(d.bed.Do(testbed.Node, func() (err error) {
+		if d.plane, err = d.new(dataplane.Config{}); err != nil {
+			return err
+		}
+		return d.plane.Sync(d.Context(), d.state)
+	}))
+}
+
+// restart leaves the kernel to another process, which finds other rows.
+func (d *drain) restart(rows string) {
+	d.Helper()
+	d.check(d.plane.Close()) // as the end of a process does
+	next, err := model.ParseState(rows)
+	d.check(err)
+	d.state = next
+	d.start()
+	d.audit()
 }
 
 func (d *drain) check(err error) {
@@ -215,6 +357,16 @@ type drainFlow struct {
 	lines *bufio.Reader
 }
 
+// openAll opens a connection of each protocol, to pod-a.
+func (d *drain) openAll(protocols []model.Protocol) map[model.Protocol]*drainFlow {
+	d.Helper()
+	flows := map[model.Protocol]*drainFlow{}
+	for _, p := range protocols {
+		flows[p] = d.open(p, drainPorts[p], "pod-a")
+	}
+	return flows
+}
+
 // open connects, and wants a pod to answer.
 func (d *drain) open(p model.Protocol, to, pod string) *drainFlow {
 	d.Helper()
@@ -230,12 +382,47 @@ func (d *drain) open(p model.Protocol, to, pod string) *drainFlow {
 	return f
 }
 
+// openFrom connects once from a client's port.
+func (d *drain) openFrom(client net.Addr, p model.Protocol, pod string) {
+	d.Helper()
+	from, err := netip.ParseAddrPort(client.String())
+	d.check(err)
+	o, err := d.bed.Probe(d.Context(), testbed.Probe{
+		From: "client", SourcePort: from.Port(), To: netip.MustParseAddrPort(drainPorts[p]), Protocol: p,
+		Timeout: 10 * time.Second, // the kernel drops the first packet of SCTP, which is sent again after three
+	})
+	if err != nil || o.Result != testbed.Answered || o.Backend != pod {
+		d.Errorf("%s from the port of an earlier connection: %s, %v; want an answer of %s", p, o, err, pod)
+	}
+}
+
+// abort ends a connection without the exchange of packets that IPVS remembers for two minutes.
+func (f *drainFlow) abort() {
+	f.Helper()
+	if tcp, ok := f.Conn.(*net.TCPConn); ok {
+		if err := tcp.SetLinger(0); err != nil {
+			f.Error(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		f.Error(err)
+	}
+}
+
 func (f *drainFlow) answers(pod string) {
 	f.Helper()
+	f.asks()
+	f.reads(pod)
+}
+
+func (f *drainFlow) asks() {
+	f.Helper()
+	if err := f.SetWriteDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		f.Error(err)
+	}
 	if _, err := f.Write([]byte("?\n")); err != nil {
 		f.Error(err)
 	}
-	f.reads(pod)
 }
 
 func (f *drainFlow) reads(pod string) {
@@ -246,5 +433,32 @@ func (f *drainFlow) reads(pod string) {
 	line, err := f.lines.ReadString('\n')
 	if name, _, _ := strings.Cut(line, " "); err != nil || name != pod {
 		f.Errorf("%q, %v; want an answer of %s", line, err, pod)
+	}
+}
+
+// fails asks, and wants to be told that nobody is there any more.
+func (f *drainFlow) fails() {
+	f.Helper()
+	if err := f.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		f.Error(err)
+	}
+	_, err := f.Write([]byte("?\n"))
+	if err == nil {
+		_, err = f.lines.ReadString('\n')
+	}
+	if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		f.Errorf("%v; want another error", err)
+	}
+}
+
+// unanswered asks in vain.
+func (f *drainFlow) unanswered() {
+	f.Helper()
+	f.asks()
+	if err := f.SetReadDeadline(time.Now().Add(time.Second / 2)); err != nil {
+		f.Error(err)
+	}
+	if line, err := f.lines.ReadString('\n'); err == nil {
+		f.Errorf("%q, though nobody should answer", line)
 	}
 }

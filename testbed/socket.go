@@ -2,6 +2,7 @@ package testbed
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -157,7 +158,26 @@ func (h *host) prepare(fd int, p Probe) error {
 			return os.NewSyscallError("setsockopt", err)
 		}
 	}
+	if p.Protocol == model.SCTP {
+		if err := oneAddress(fd); err != nil {
+			return err
+		}
+	}
 	return h.bind(fd, p)
+}
+
+// oneAddress keeps an SCTP client to the address that it connects to. A server tells it all of its own, and by
+// default they are tried after some seconds (RFC 9260 section 8.3); those of a pod behind a Service do not know the
+// Service's port, and their answer ends the association.
+func oneAddress(fd int) error {
+	const (
+		peerAddrParams   = 9 // SCTP_PEER_ADDR_PARAMS of include/uapi/linux/sctp.h, which package unix does not have
+		disableHeartbeat = 2
+		size, flags      = 156, 146
+	)
+	params := make([]byte, size)
+	binary.NativeEndian.PutUint32(params[flags:], disableHeartbeat)
+	return os.NewSyscallError("setsockopt", unix.SetsockoptString(fd, unix.IPPROTO_SCTP, peerAddrParams, string(params)))
 }
 
 // bind gives the socket its source port: the wanted one or the next.

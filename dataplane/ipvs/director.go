@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -72,6 +73,11 @@ func addressKey(k model.Key) serverKey {
 	return serverKey{addr: k.Addr, port: k.Port, protocol: k.Protocol, v6: k.Addr.Is6()}
 }
 
+func (k serverKey) compare(o serverKey) int {
+	return cmp.Or(cmp.Compare(k.mark, o.mark), k.addr.Compare(o.addr), cmp.Compare(k.port, o.port),
+		cmp.Compare(k.protocol, o.protocol), model.FalseFirst(k.v6, o.v6))
+}
+
 func (k serverKey) String() string {
 	switch {
 	case k.mark == 0:
@@ -80,6 +86,14 @@ func (k serverKey) String() string {
 		return fmt.Sprintf("fwmark %#x IPv6", k.mark)
 	}
 	return fmt.Sprintf("fwmark %#x", k.mark)
+}
+
+// udp reports whether a virtual server is one of UDP. That of a mark tells by its pool's number, see numbers.
+func (k serverKey) udp() bool {
+	if k.mark != 0 {
+		return k.mark%2 == 0
+	}
+	return k.protocol == model.UDP
 }
 
 func (k serverKey) family() uint16 {

@@ -410,7 +410,7 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 		func() error { return p.commit(&todo.table) },
 		func() error { return soft(p.locals.add(todo.add)) },
 		func() error { return soft(k.servers.perform(todo.servers.last)) },
-		func() error { return soft(k.drain()) },
+		func() error { return soft(k.drain(k.servers.draining.begun())) },
 		func() error { return p.tidy(k, &refused) },
 		func() error { return p.forget(k, todo.forget) },
 	} {
@@ -423,15 +423,15 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 	return errors.Join(refused...)
 }
 
-// drain deletes what has drained.
-func (k *kernel) drain() error {
-	return k.servers.drain(func(key serverKey) bool { _, ok := k.wanted[key]; return ok })
+// drain deletes what has drained of some virtual servers.
+func (k *kernel) drain(keys []serverKey) error {
+	return k.servers.drain(keys, func(key serverKey) bool { _, ok := k.wanted[key]; return ok })
 }
 
 // tidy deletes the routes that nobody needs, and the records of what is gone. As long as connections to
 // servers that leave go on, no address stops being local: theirs may be among them.
 func (p *Plane) tidy(k *kernel, refused *[]error) error {
-	ending := len(k.servers.draining) > 0
+	ending := !k.servers.draining.none()
 	gone, err := p.locals.removeFormer(ending)
 	if !ending {
 		surplus := p.locals.idle()
@@ -529,7 +529,7 @@ func (p *Plane) tick() error {
 	k := p.held
 	p.held = nil
 	var refused []error
-	if err := errors.Join(k.drain(), p.tidy(k, &refused), p.forget(k, k.forget)); err != nil {
+	if err := errors.Join(k.drain(k.servers.draining.next()), p.tidy(k, &refused), p.forget(k, k.forget)); err != nil {
 		return err
 	}
 	k.forget = false
@@ -557,7 +557,7 @@ func (k *kernel) localDrifts(missing []netip.Prefix, l *locals) (drifts []datapl
 	for _, p := range missing {
 		drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Want: p.String()})
 	}
-	if len(k.servers.draining) > 0 { // connections to them may need what nobody else does
+	if !k.servers.draining.none() { // connections to them may need what nobody else does
 		return drifts
 	}
 	for _, p := range slices.AppendSeq(l.surplus(), maps.Keys(l.former)) {

@@ -87,10 +87,9 @@ func (o Options) deadline() (t time.Time) {
 }
 
 // want is the virtual server for a pool.
-func (o Options) want(p model.Pool, protocol model.Protocol) *server {
+func (o Options) want(p model.Pool) *server {
 	w := &server{
 		scheduler: o.schedulerOf(p),
-		forgetful: protocol == model.UDP,
 		reals:     make(map[netip.AddrPort]uint32, len(p.Backends)),
 	}
 	for _, b := range p.Backends {

@@ -15,14 +15,21 @@ type rows struct {
 	frontends map[model.Key]model.Frontend
 	pools     map[model.PoolID]*poolUse
 	wanted    map[serverKey]model.PoolID // virtual servers
-	next      uint32                     // the lowest number that no pool has had
-	free      []uint32                   // numbers of pools that are gone
+	numbers   [2]numbers                 // even ones, which are those of UDP, and odd ones
+}
+
+// numbers are those that pools may have. That of a pool tells whether it is one of UDP, so that the virtual server
+// of a mark does: after a restart nobody else may know.
+type numbers struct {
+	next uint32   // the lowest that no pool has had
+	free []uint32 // those of pools that are gone
 }
 
 // poolUse is a pool with the frontends that forward to it.
 type poolUse struct {
 	row       model.Pool
 	number    uint32 // 0: nobody needs to know it
+	numbers   *numbers
 	keys      map[model.Key]struct{}
 	internals int // how many of the keys are of scope Internal; they share the virtual server of a mark
 }
@@ -32,7 +39,7 @@ func newRows() *rows {
 		frontends: map[model.Key]model.Frontend{},
 		pools:     map[model.PoolID]*poolUse{},
 		wanted:    map[serverKey]model.PoolID{},
-		next:      1,
+		numbers:   [2]numbers{{next: 2}, {next: 1}},
 	}
 }
 
@@ -89,8 +96,9 @@ func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
 	}
 	w.guards = slices.AppendSeq(slices.Clone(c.Guards.Delete), maps.Keys(c.Guards.Set))
 	w.pods = c.Pods != nil
-	if r.next > maxNumber {
-		return w, fmt.Errorf("more than %d pools with affinity or for clients of this node", maxNumber)
+	if max(r.numbers[0].next, r.numbers[1].next) > maxNumber {
+		return w, fmt.Errorf("more than %d pools of UDP or of others with affinity or for clients of this node",
+			maxNumber/2)
 	}
 	return w, nil
 }
@@ -121,14 +129,18 @@ func (r *rows) add(key model.Key, f model.Frontend, s *model.State, w *changes) 
 		return
 	}
 	use := r.pools[f.Pool]
+	if use != nil && len(use.keys) == 0 && use.numbers != r.numbersOf(key) { // the port has another protocol now
+		r.dropPool(f.Pool, w)
+		use = nil
+	}
 	if use == nil {
-		use = &poolUse{row: s.Pools[f.Pool], keys: map[model.Key]struct{}{}}
+		use = &poolUse{row: s.Pools[f.Pool], numbers: r.numbersOf(key), keys: map[model.Key]struct{}{}}
 		r.pools[f.Pool] = use
 	}
 	use.keys[key] = struct{}{}
 	use.internals += int(key.Scope)
 	if use.number == 0 && (key.Scope == model.Internal || use.row.Affinity > 0) {
-		use.number = r.takeNumber()
+		use.number = use.numbers.take()
 	}
 	w.pools[f.Pool] = struct{}{}
 	server := use.server(key)
@@ -153,7 +165,7 @@ func (r *rows) setPool(id model.PoolID, p model.Pool, w *changes) {
 	w.forget = w.forget || use.row.Affinity > 0 && loses(use.row, p)
 	if use.row.Affinity != p.Affinity { // the class of its frontends is another one
 		if use.number == 0 {
-			use.number = r.takeNumber()
+			use.number = use.numbers.take()
 		}
 		maps.Copy(w.frontends, use.keys)
 	}
@@ -172,19 +184,27 @@ func (r *rows) dropPool(id model.PoolID, w *changes) {
 	use := r.pools[id]
 	w.forget = w.forget || use.row.Affinity > 0
 	if use.number != 0 {
-		r.free = append(r.free, use.number)
+		use.numbers.free = append(use.numbers.free, use.number)
 	}
 	delete(r.pools, id)
 }
 
-func (r *rows) takeNumber() uint32 {
-	if n := len(r.free); n > 0 {
-		number := r.free[n-1]
-		r.free = r.free[:n-1]
+// numbersOf are those that the pool of a frontend may have.
+func (r *rows) numbersOf(key model.Key) *numbers {
+	if key.Protocol == model.UDP {
+		return &r.numbers[0]
+	}
+	return &r.numbers[1]
+}
+
+func (n *numbers) take() uint32 {
+	if last := len(n.free) - 1; last >= 0 {
+		number := n.free[last]
+		n.free = n.free[:last]
 		return number
 	}
-	r.next++
-	return r.next - 1
+	n.next += 2
+	return n.next - 2
 }
 
 // adopt gives the pools of s the numbers under which the kernel holds them, as the tokens of their
@@ -197,16 +217,21 @@ func (r *rows) adopt(s *model.State, tables []*table) {
 			continue
 		}
 		n := tables[index(key.Addr.Is6())].token(key).pool()
-		if n == 0 || taken[n] || s.Pools[f.Pool].Affinity == 0 && key.Scope == model.Any {
+		numbers := r.numbersOf(key)
+		if n == 0 || n%2 != numbers.next%2 || taken[n] || s.Pools[f.Pool].Affinity == 0 && key.Scope == model.Any {
 			continue
 		}
 		taken[n] = true
-		r.next = max(r.next, n+1)
-		r.pools[f.Pool] = &poolUse{row: s.Pools[f.Pool], number: n, keys: map[model.Key]struct{}{}}
+		numbers.next = max(numbers.next, n+2)
+		keys := map[model.Key]struct{}{}
+		r.pools[f.Pool] = &poolUse{row: s.Pools[f.Pool], number: n, numbers: numbers, keys: keys}
 	}
-	for n := uint32(1); n < r.next; n++ {
-		if !taken[n] {
-			r.free = append(r.free, n)
+	for i := range r.numbers {
+		numbers := &r.numbers[i]
+		for n := 2 - uint32(i); n < numbers.next; n += 2 {
+			if !taken[n] {
+				numbers.free = append(numbers.free, n)
+			}
 		}
 	}
 }
@@ -217,14 +242,7 @@ func (r *rows) server(key serverKey, o Options) *server {
 	if !ok {
 		return nil
 	}
-	use := r.pools[id]
-	protocol := key.protocol
-	for k := range use.keys {
-		if key.mark != 0 && k.Scope == model.Internal {
-			protocol = k.Protocol
-		}
-	}
-	return o.want(use.row, protocol)
+	return o.want(r.pools[id].row)
 }
 
 // index is where the table of an address family is.

@@ -9,15 +9,12 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/model"
 )
 
 // server is a virtual server in the kernel, or as it should be.
 type server struct {
 	scheduler string
-	wants     string // the scheduler that the pool asks for, see effective
-	// forgetful: its connections end when their real server leaves, because nobody else would end them.
-	forgetful bool
+	wants     string                    // the scheduler that the pool asks for, see effective
 	reals     map[netip.AddrPort]uint32 // weights
 	// leaving are those of the real servers that take no new connections and go when they have none
 	// left; the time is when they go in any case, zero: never.
@@ -29,13 +26,13 @@ type servers struct {
 	director *director
 	options  Options
 	held     map[serverKey]*server
-	draining map[serverKey]struct{} // those with real servers that leave
-	gone     []serverKey            // of which there is still a record
+	draining drains
+	gone     []serverKey // of which there is still a record
 }
 
 // load reads back what the kernel holds of the virtual servers that are ours.
 func (s *servers) load(ours func(serverKey) bool) error {
-	s.held, s.draining = map[serverKey]*server{}, map[serverKey]struct{}{}
+	s.held, s.draining = map[serverKey]*server{}, drains{}
 	if err := s.director.fault("ipvs list"); err != nil {
 		return err
 	}
@@ -51,17 +48,16 @@ func (s *servers) load(ours func(serverKey) bool) error {
 		if err != nil {
 			return err
 		}
-		s.held[key] = adopt(key, found, reals)
+		s.held[key] = adopt(found, reals)
 	}
 	return nil
 }
 
 // adopt is a virtual server that the kernel lists. What differs from how we make them in other ways than
 // by the names in server's fields is written as a name that nobody wants, so that it is corrected.
-func adopt(key serverKey, found listed, reals []real) *server {
+func adopt(found listed, reals []real) *server {
 	held := &server{
 		scheduler: found.scheduler,
-		forgetful: key.protocol == model.UDP,
 		reals:     map[netip.AddrPort]uint32{},
 		leaving:   map[netip.AddrPort]time.Time{},
 	}
@@ -91,7 +87,7 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 		s.end(key, held, p)
 		return
 	}
-	scheduler := effective(want.scheduler, held.takesNone(want))
+	scheduler := effective(want.scheduler, held.takesNone(key, want))
 	switch {
 	case held == nil:
 		held = &server{reals: map[netip.AddrPort]uint32{}, leaving: map[netip.AddrPort]time.Time{}}
@@ -103,7 +99,6 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 		p.first = append(p.first, setServer(key, scheduler, func() { held.scheduler = scheduler }))
 	}
 	held.wants = want.scheduler
-	held.forgetful = want.forgetful
 	for _, real := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
 		held.setReal(key, real, want.reals[real], p)
 	}
@@ -125,13 +120,13 @@ func effective(wants string, some bool) string {
 }
 
 // takesNone reports whether there will be a real server that takes no connections.
-func (held *server) takesNone(want *server) bool {
+func (held *server) takesNone(key serverKey, want *server) bool {
 	for _, weight := range want.reals {
 		if weight == 0 {
 			return true
 		}
 	}
-	if held == nil || want.forgetful {
+	if held == nil || key.udp() {
 		return false
 	}
 	for real := range held.reals {
@@ -160,7 +155,7 @@ func (held *server) setReal(key serverKey, addr netip.AddrPort, weight uint32, p
 
 // end plans the end of a virtual server: now, or when its connections have ended.
 func (s *servers) end(key serverKey, held *server, p *plan) {
-	if held.forgetful || len(held.reals) == 0 {
+	if key.udp() || len(held.reals) == 0 {
 		p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
 		return
 	}
@@ -171,76 +166,8 @@ func (s *servers) end(key serverKey, held *server, p *plan) {
 
 func (s *servers) forget(key serverKey) {
 	delete(s.held, key)
-	delete(s.draining, key)
+	s.draining.end(key)
 	s.gone = append(s.gone, key)
-}
-
-// leave plans that a real server takes no new connections, and goes: at once if its connections shall
-// end, otherwise when they have ended.
-func (s *servers) leave(key serverKey, held *server, addr netip.AddrPort, p *plan) {
-	if held.forgetful {
-		p.last = append(p.last, held.deleteReal(key, addr))
-		return
-	}
-	if _, already := held.leaving[addr]; already && held.reals[addr] == 0 {
-		return
-	}
-	note := func() {
-		held.reals[addr], held.leaving[addr] = 0, s.options.deadline()
-		s.draining[key] = struct{}{}
-	}
-	if held.reals[addr] == 0 { // it takes none already
-		note()
-		return
-	}
-	p.first = append(p.first, realRequest(cmdSetDest, key, real{addr: addr}, note))
-}
-
-func (held *server) deleteReal(key serverKey, addr netip.AddrPort) request {
-	return realRequest(cmdDelDest, key, real{addr: addr}, func() {
-		delete(held.reals, addr)
-		delete(held.leaving, addr)
-	})
-}
-
-// drain deletes the real servers that leave and have no connections any more, or whose time is over, and
-// the virtual servers of which that leaves nothing and which wanted says nobody wants.
-func (s *servers) drain(wanted func(serverKey) bool) error {
-	if len(s.draining) == 0 {
-		return nil
-	}
-	if err := s.director.fault("ipvs drain"); err != nil {
-		return err
-	}
-	var p plan
-	now := time.Now()
-	for key := range s.draining {
-		held := s.held[key]
-		if len(held.leaving) == 0 {
-			delete(s.draining, key)
-			continue
-		}
-		reals, err := s.director.reals(key)
-		if err != nil {
-			return err
-		}
-		left := len(held.reals)
-		for _, r := range reals {
-			until, leaves := held.leaving[r.addr]
-			over := !until.IsZero() && !now.Before(until)
-			if leaves && (r.connections == 0 || over) {
-				p.last = append(p.last, held.deleteReal(key, r.addr))
-				left--
-			}
-		}
-		switch scheduler := effective(held.wants, left > held.taking()); {
-		case left == 0 && !wanted(key):
-			p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
-		case scheduler != held.scheduler && wanted(key):
-			p.last = append(p.last, setServer(key, scheduler, func() { held.scheduler = scheduler }))
-		}
-	}
-	return s.perform(p.last)
 }
 
 // taking is how many real servers take connections.
@@ -287,7 +214,7 @@ func (s *servers) verify() (drifts []dataplane.Drift, err error) {
 			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: held.String()})
 			continue
 		}
-		now := adopt(key, found, nil)
+		now := adopt(found, nil)
 		if now.scheduler != held.scheduler {
 			d := dataplane.Drift{Class: "servers", Object: object, Want: held.scheduler, Have: now.scheduler}
 			drifts = append(drifts, d)
@@ -299,7 +226,7 @@ func (s *servers) verify() (drifts []dataplane.Drift, err error) {
 		if err != nil {
 			return nil, err
 		}
-		drifts = append(drifts, adopt(key, found, reals).compareReals(key, held.reals)...)
+		drifts = append(drifts, adopt(found, reals).compareReals(key, held.reals)...)
 	}
 	for key := range listed {
 		if s.held[key] == nil && key.mark&markMask == markBits {
@@ -315,7 +242,7 @@ func (s *servers) compare(want map[serverKey]*server) (drifts []dataplane.Drift)
 		drifts = append(drifts, s.held[key].compare(key, w)...)
 	}
 	for key, held := range s.held {
-		if _, wanted := want[key]; !wanted && !held.quiet() {
+		if _, wanted := want[key]; !wanted && !held.quiet(key) {
 			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: key.String(), Have: held.String()})
 		}
 	}
@@ -323,13 +250,13 @@ func (s *servers) compare(want map[serverKey]*server) (drifts []dataplane.Drift)
 }
 
 // quiet reports whether nothing is left of a virtual server but what drains.
-func (held *server) quiet() bool {
+func (held *server) quiet(key serverKey) bool {
 	for _, weight := range held.reals {
 		if weight != 0 {
 			return false
 		}
 	}
-	return len(held.reals) > 0 && !held.forgetful
+	return len(held.reals) > 0 && !key.udp()
 }
 
 func (held *server) compare(key serverKey, want *server) (drifts []dataplane.Drift) {
@@ -355,7 +282,7 @@ func (held *server) compareReals(key serverKey, want map[netip.AddrPort]uint32) 
 		}
 	}
 	for real, weight := range held.reals {
-		if _, ok := want[real]; !ok && (weight != 0 || held.forgetful) {
+		if _, ok := want[real]; !ok && (weight != 0 || key.udp()) {
 			drifts = append(drifts, dataplane.Drift{Class: "reals", Object: object, Have: describeReal(real, weight)})
 		}
 	}

@@ -1,0 +1,155 @@
+package ipvs
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// A backend that is no longer in its pool takes no new connections. What becomes of those that it has depends on
+// who would end them otherwise:
+//
+//	TCP, SCTP   the backend does, or its silence tells the client. The real server stays with weight 0 until there
+//	            are none, or until DrainTimeout is over
+//	UDP         nobody: a client that keeps its socket would go on sending to an address that nobody has, or by then
+//	            somebody else. The real server goes at once, and the next packet chooses another one
+//
+// A backend of UDP that terminates but still serves has not left: it is in its pool, with weight 0, keeps the flows
+// that it has, and gets no new ones. How long that may last is whoever listed it to say, which in Kubernetes is the
+// grace period of the pod; as soon as the pod is gone, or says that it does not serve, so is the backend. That is what
+// kube-proxy's other modes do (KEP-1669). In mode ipvs it deletes the real servers of UDP and SCTP at once.
+
+// drains are the virtual servers with real servers that leave. To look at one takes a listing of its real
+// servers; so a change looks at those that it touches, and Audit at some each time, in turn.
+type drains struct {
+	looked map[serverKey]int // when it was looked at last, as turn was then
+	turn   int
+	fresh  []serverKey // where something has begun to leave since somebody looked
+}
+
+// maxLooked is how many virtual servers Audit looks at.
+const maxLooked = 500
+
+func (d *drains) begin(key serverKey) {
+	if d.looked == nil {
+		d.looked = map[serverKey]int{}
+	}
+	d.looked[key] = d.turn - 1
+	d.fresh = append(d.fresh, key)
+}
+
+func (d *drains) end(key serverKey) { delete(d.looked, key) }
+
+func (d *drains) none() bool { return len(d.looked) == 0 }
+
+// begun are those where something has begun to leave.
+func (d *drains) begun() []serverKey {
+	fresh := d.fresh
+	d.fresh = nil
+	slices.SortFunc(fresh, serverKey.compare)
+	return slices.Compact(fresh)
+}
+
+// next are some that have waited longest.
+func (d *drains) next() (keys []serverKey) {
+	for key, turn := range d.looked {
+		if turn != d.turn {
+			keys = append(keys, key)
+			d.looked[key] = d.turn
+		}
+		if len(keys) == maxLooked {
+			return keys
+		}
+	}
+	d.turn++
+	return keys
+}
+
+// leave plans that a real server takes no new connections, and goes: at once if its connections shall
+// end, otherwise when they have ended.
+func (s *servers) leave(key serverKey, held *server, addr netip.AddrPort, p *plan) {
+	if key.udp() {
+		p.last = append(p.last, held.deleteReal(key, addr))
+		return
+	}
+	if _, already := held.leaving[addr]; already && held.reals[addr] == 0 {
+		return
+	}
+	note := func() {
+		held.reals[addr], held.leaving[addr] = 0, s.options.deadline()
+		s.draining.begin(key)
+	}
+	if held.reals[addr] == 0 { // it takes none already
+		note()
+		return
+	}
+	p.first = append(p.first, realRequest(cmdSetDest, key, real{addr: addr}, note))
+}
+
+func (held *server) deleteReal(key serverKey, addr netip.AddrPort) request {
+	return realRequest(cmdDelDest, key, real{addr: addr}, func() { held.drop(addr) })
+}
+
+func (held *server) drop(addr netip.AddrPort) {
+	delete(held.reals, addr)
+	delete(held.leaving, addr)
+}
+
+// drain deletes those real servers of some virtual servers that leave and have no connections any more, or whose time
+// is over, and the virtual servers of which that leaves nothing and which wanted says nobody wants.
+func (s *servers) drain(keys []serverKey, wanted func(serverKey) bool) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	if err := s.director.fault("ipvs drain"); err != nil {
+		return err
+	}
+	var p plan
+	for _, key := range keys {
+		if held := s.held[key]; held != nil && len(held.leaving) > 0 {
+			if err := s.drainOne(key, held, wanted(key), &p); err != nil {
+				return err
+			}
+		}
+	}
+	err := s.perform(p.last)
+	for _, key := range keys {
+		if held := s.held[key]; held == nil || len(held.leaving) == 0 {
+			s.draining.end(key)
+		}
+	}
+	return err
+}
+
+func (s *servers) drainOne(key serverKey, held *server, wanted bool, p *plan) error {
+	reals, err := s.director.reals(key)
+	if err != nil {
+		return err
+	}
+	connections := map[netip.AddrPort]uint32{}
+	for _, r := range reals {
+		connections[r.addr] = r.connections
+	}
+	now := time.Now()
+	left := len(held.reals)
+	for addr, until := range maps.Clone(held.leaving) {
+		n, there := connections[addr]
+		over := !until.IsZero() && !now.Before(until)
+		switch {
+		case !there: // somebody else has deleted it
+			held.drop(addr)
+			left--
+		case n == 0 || over:
+			p.last = append(p.last, held.deleteReal(key, addr))
+			left--
+		}
+	}
+	switch scheduler := effective(held.wants, left > held.taking()); {
+	case left == 0 && !wanted:
+		p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
+	case scheduler != held.scheduler && wanted:
+		p.last = append(p.last, setServer(key, scheduler, func() { held.scheduler = scheduler }))
+	}
+	return nil
+}

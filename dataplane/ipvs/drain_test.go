@@ -1,0 +1,96 @@
+package ipvs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed/vm"
+)
+
+// What happens to connections is tested in package conformance.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	if _, err := ipvs.New(ipvs.Options{})(dataplane.Config{}); errors.Is(err, dataplane.ErrUnsupported) {
+		vm.Replay(t, "IPVS")
+		return
+	}
+	for name, test := range map[string]func(*namespace){
+		"many rolling updates":     (*namespace).rollingUpdates,
+		"a refused real server":    (*namespace).refusedReal,
+		"somebody deletes as well": (*namespace).deletedByOthers,
+	} {
+		t.Run(name, func(t *testing.T) { inNamespace(t, test) })
+	}
+}
+
+const webFrontend = "frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat never\n"
+
+// rollingUpdates replaces all of 200 backends again and again. Nobody has connections, so nothing is left of those
+// that are gone.
+func (n *namespace) rollingUpdates() {
+	const backends, updates = 200, 30
+	rows := func(update int) string {
+		text := webFrontend
+		for i := range backends {
+			text += fmt.Sprintf("backend default/web:http cluster 10.%d.1.%d:8080\n", 100+update, 1+i)
+		}
+		return text
+	}
+	p, state := n.sync(rows(0)), n.parse(rows(0))
+	for update := range updates {
+		next := n.parse(rows(1 + update))
+		n.check(p.Apply(context.Background(), next, model.Diff(state, next)))
+		state = next
+		if have := strings.Count(n.servers(), "Masq 1\n"); have != backends || strings.Contains(n.servers(), "Masq 0") {
+			n.Errorf("after update %d there are %d real servers with weight 1, want %d\n%s", update, have, backends, n.servers())
+		}
+	}
+	drifts, err := p.Audit(context.Background(), state)
+	if err != nil || len(drifts) > 0 {
+		n.Error(drifts, err)
+	}
+}
+
+// refusedReal has the kernel refuse one backend, which others do not suffer from.
+func (n *namespace) refusedReal() {
+	const bad = "backend default/web:http cluster 224.0.0.9:8080\n"
+	const good = webFrontend + "backend default/web:http cluster 10.244.1.2:8080\n" +
+		"frontend 10.96.0.11:80/tcp any forward default/other:http cluster snat never\n" +
+		"backend default/other:http cluster 10.244.1.3:8080\n"
+	p := n.open()
+	err := p.Sync(context.Background(), n.parse(good+bad))
+	n.partial(err, "real server 224.0.0.9:8080 of 10.96.0.10:80/tcp")
+	n.equal(blocks(n.servers()), "TCP 0A60000A:0050 rr\n-> 0AF40102:1F90 Masq 1\nTCP 0A60000B:0050 rr\n-> 0AF40103:1F90 Masq 1\n")
+
+	less := strings.Replace(good+bad, "10.244.1.3", "10.244.1.4", 1)
+	n.check(p.Apply(context.Background(), n.parse(less), model.Diff(n.parse(good+bad), n.parse(less))))
+	n.equal(blocks(n.servers()), "TCP 0A60000A:0050 rr\n-> 0AF40102:1F90 Masq 1\nTCP 0A60000B:0050 rr\n-> 0AF40104:1F90 Masq 1\n")
+
+	n.check(p.Apply(context.Background(), n.parse(good), model.Diff(n.parse(less), n.parse(good))))
+	n.equal(strings.Join(n.audit(good), "\n"), "")
+}
+
+func (n *namespace) partial(err error, about string) {
+	n.Helper()
+	if !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), about) || strings.Count(err.Error(), "refuses") != 1 {
+		n.Errorf("%v is not about %s alone", err, about)
+	}
+}
+
+// deletedByOthers deletes what is about to leave.
+func (n *namespace) deletedByOthers() {
+	const two = webFrontend + "backend default/web:http cluster 10.244.1.2:8080\nbackend default/web:http cluster 10.244.1.3:8080\n"
+	one := strings.Replace(two, "backend default/web:http cluster 10.244.1.3:8080\n", "", 1)
+	p := n.sync(two)
+	n.run("ipvsadm", "-d", "-t", "10.96.0.10:80", "-r", "10.244.1.3:8080")
+	err := p.Apply(context.Background(), n.parse(one), model.Diff(n.parse(two), n.parse(one)))
+	n.partial(err, "real server 10.244.1.3:8080 of 10.96.0.10:80/tcp")
+	n.check(p.Sync(context.Background(), n.parse(one)))
+	n.equal(blocks(n.servers()), "TCP 0A60000A:0050 rr\n-> 0AF40102:1F90 Masq 1\n")
+}
