@@ -19,7 +19,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	playRole()
 	os.Exit(testbed.RunTests(m.Run))
 }
 

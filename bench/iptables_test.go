@@ -367,7 +367,7 @@ func (k *contestant) changes(b *testing.B, c *cluster) Variant {
 	b.Cleanup(by.stop)
 	r := &run{contestant: k, cluster: c, bystander: by, prober: newProber(bed)}
 	b.Cleanup(func() { _ = r.prober.stop() })
-	if err := r.measureStart(ctx, kubernetes.ProxyOptions{Bed: bed, Command: k.command(b, kubeconfig), Env: k.vars}); err != nil {
+	if err := r.measureStart(ctx, kubernetes.ProxyOptions{Bed: bed, Command: k.command(b, k.path, kubeconfig), Env: k.vars}); err != nil {
 		b.Fatalf("%s: %v", k.name, err)
 	}
 	b.Cleanup(func() { _ = r.proxy.Kill() })

@@ -40,6 +40,7 @@ const (
 //	   start ─► all answer ─► memory ─► Services are added, one at a time ─► the proxy is killed, its rules stay
 //	the arenas of the last round: new flows, established flows, interleaved with those to a pod without rules
 func BenchmarkIPVS(b *testing.B) {
+	b.Setenv(daemonVariable, buildDaemon(b))
 	if inTestKernel(b) {
 		return
 	}
@@ -108,15 +109,8 @@ func ipvsRoundsOf(b *testing.B) int {
 // ipvsRivals has Fairlead first.
 func ipvsRivals() []rival {
 	kubeProxy := func(b *testing.B) string { return kubernetes.NeedParts(b).Path("kube-proxy") }
-	self := func(b *testing.B) string {
-		file, err := os.Executable()
-		if err != nil {
-			b.Fatal(err)
-		}
-		return file
-	}
-	role := func(*testing.B) []string { return []string{roleVariable + "=fairlead"} }
-	rivals := []rival{{name: "Fairlead, ipvs", mode: "ipvs", program: self, env: role}}
+	nothing := func(*testing.B) []string { return nil }
+	rivals := []rival{{name: "Fairlead, ipvs", mode: "ipvs", program: buildDaemon, env: nothing, args: fairleadArgs}}
 	modes := os.Getenv(rivalsVariable)
 	if modes == "" {
 		modes = "ipvs,iptables"
@@ -154,8 +148,7 @@ func (e *ipvsEntry) run(b *testing.B, last bool) error {
 		return err
 	}
 	defer objects.Close()
-	command := kubernetes.KubeProxyCommand(kubernetes.NeedParts(b), kubeconfig, e.mode)
-	command[0] = e.program(b)
+	command := e.command(b, e.program(b), kubeconfig)
 	runtime.GC()
 	before := kernelMemory()
 	begin := time.Now()
@@ -194,7 +187,7 @@ type turn struct {
 }
 
 func (t *turn) measure(begin time.Time, kernelBefore float64) error {
-	started, err := t.arena.expect(t.sample(), firstSyncLimit)()
+	started, err := t.arena.expect(t.sample(), firstSyncLimit, t.proxy.Ended())()
 	if err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
@@ -242,7 +235,7 @@ func (t *turn) sample() (sample []int) {
 // addOne measures from the watch event to the first connection.
 func (t *turn) addOne() error {
 	i, s := t.stock.another()
-	wait := t.arena.expect([]int{i}, additionLimit)
+	wait := t.arena.expect([]int{i}, additionLimit, t.proxy.Ended())
 	begin := time.Now()
 	if err := t.stock.Add(s); err != nil {
 		return err

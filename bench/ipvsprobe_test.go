@@ -15,7 +15,7 @@ import (
 // tries all the time, but only when the processor has nothing else to do (SCHED_IDLE): the proxy, with which it
 // shares that, hardly notices, and the answer is noticed at once where a sleeping process would take milliseconds to
 // wake up.
-func (a *arena) expect(services []int, limit time.Duration) (wait func() (time.Time, error)) {
+func (a *arena) expect(services []int, limit time.Duration, ended <-chan struct{}) (wait func() (time.Time, error)) {
 	var when time.Time
 	begun, done := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -24,7 +24,7 @@ func (a *arena) expect(services []int, limit time.Duration) (wait func() (time.T
 				return err
 			}
 			close(begun)
-			err := tryAll(services, limit)
+			err := tryAll(services, limit, ended)
 			when = time.Now()
 			return err
 		})
@@ -41,9 +41,14 @@ func (a *arena) expect(services []int, limit time.Duration) (wait func() (time.T
 	}
 }
 
-// tryAll returns when each Service has answered.
-func tryAll(services []int, limit time.Duration) error {
+// tryAll returns when each Service has answered, or the proxy has ended.
+func tryAll(services []int, limit time.Duration, ended <-chan struct{}) error {
 	for begin := time.Now(); len(services) > 0; {
+		select {
+		case <-ended:
+			return errors.New("the proxy has ended")
+		default:
+		}
 		open, err := answersNow(netip.AddrPortFrom(serviceAddr(services[0]), servicePort))
 		switch {
 		case err != nil:

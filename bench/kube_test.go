@@ -33,19 +33,23 @@ type rival struct {
 	mode    string
 	program func(b *testing.B) string
 	env     func(b *testing.B) []string
+	args    []string // before those that all have
 	// pause between one change and the next, so that a proxy that collects changes (minSyncPeriod) does
 	// not wait because of the one before.
 	pause time.Duration
 }
+
+// fairleadArgs make Fairlead understand the arguments of kube-proxy.
+var fairleadArgs = []string{"run", "--control-socket="}
 
 func rivals() []rival {
 	kubeProxy := func(b *testing.B) string { return kubernetes.NeedParts(b).Path("kube-proxy") }
 	nothing := func(*testing.B) []string { return nil }
 	const minSyncPeriod = 1100 * time.Millisecond
 	return []rival{
-		{"fairlead", "nftables", buildDaemon, nothing, 50 * time.Millisecond},
-		{"kube-proxy, nftables", "nftables", kubeProxy, nothing, minSyncPeriod},
-		{"kube-proxy, iptables", "iptables", kubeProxy, legacyIptables, minSyncPeriod},
+		{"fairlead", "nftables", buildDaemon, nothing, fairleadArgs, 50 * time.Millisecond},
+		{"kube-proxy, nftables", "nftables", kubeProxy, nothing, nil, minSyncPeriod},
+		{"kube-proxy, iptables", "iptables", kubeProxy, legacyIptables, nil, minSyncPeriod},
 	}
 }
 
@@ -170,7 +174,7 @@ func (k *contestant) run(b *testing.B, c *cluster) error {
 	defer by.stop()
 	r := run{contestant: k, cluster: c, bystander: by, prober: newProber(bed)}
 	begin := time.Now()
-	err = r.measure(ctx, kubernetes.ProxyOptions{Bed: bed, Command: k.command(b, kubeconfig), Env: k.vars})
+	err = r.measure(ctx, kubernetes.ProxyOptions{Bed: bed, Command: k.command(b, k.path, kubeconfig), Env: k.vars})
 	if err != nil && r.proxy != nil {
 		err = fmt.Errorf("%w; its last words:\n%s", err, lastWords(r.proxy.Log()))
 	}
@@ -181,13 +185,10 @@ func (k *contestant) run(b *testing.B, c *cluster) error {
 // progress is for whoever waits.
 func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...) }
 
-// command is the same for all.
-func (k *contestant) command(b *testing.B, kubeconfig string) []string {
-	command := kubernetes.KubeProxyCommand(kubernetes.NeedParts(b), kubeconfig, k.mode)
-	if k.name == "fairlead" {
-		return append([]string{k.path, "run", "--control-socket="}, command[1:]...)
-	}
-	return command
+// command starts the rival whose program is at path.
+func (r rival) command(b *testing.B, path, kubeconfig string) []string {
+	common := kubernetes.KubeProxyCommand(kubernetes.NeedParts(b), kubeconfig, r.mode)[1:]
+	return slices.Concat([]string{path}, r.args, common)
 }
 
 func lastWords(log string) string { return log[max(0, len(log)-2000):] }

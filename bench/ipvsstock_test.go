@@ -1,75 +1,15 @@
 package bench
 
 import (
-	"context"
-	"fmt"
-	"os"
-	"runtime/debug"
-	"strings"
-	"time"
-
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/conntrack"
-	"fairlead.dev/fairlead/dataplane/ipvs"
-	"fairlead.dev/fairlead/dataplane/localhost"
-	"fairlead.dev/fairlead/engine"
-	"fairlead.dev/fairlead/service"
-	"fairlead.dev/fairlead/source"
-	"fairlead.dev/fairlead/source/addrs"
-	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/testbed"
 	"fairlead.dev/fairlead/testbed/kubernetes"
 )
-
-// roleVariable makes this program another one: Fairlead with plane ipvs.
-const roleVariable = "FAIRLEAD_BENCH_ROLE"
-
-// playRole does not return if there is a role. The parts are put together as the daemon does it.
-func playRole() {
-	if os.Getenv(roleVariable) == "" {
-		return
-	}
-	err := fmt.Errorf("no kubeconfig among %q", os.Args)
-	for _, arg := range os.Args {
-		if file, is := strings.CutPrefix(arg, "--kubeconfig="); is {
-			err = serveIPVS(file)
-		}
-	}
-	fmt.Fprintln(os.Stderr, err)
-	os.Exit(1)
-}
-
-func serveIPVS(kubeconfig string) error {
-	debug.SetGCPercent(50) // as fairlead run
-	client, err := kube.Connect(kube.ClientOptions{Kubeconfig: kubeconfig})
-	if err != nil {
-		return err
-	}
-	interfaces, err := addrs.New()
-	if err != nil {
-		return err
-	}
-	plane, err := localhost.WrapBoth(conntrack.Wrap(ipvs.New(ipvs.Options{})))(dataplane.Config{})
-	if err != nil {
-		return err
-	}
-	options := tableOptions()
-	options.NodePortAddresses = []string{"primary"}
-	table, err := service.NewTable(options)
-	if err != nil {
-		return err
-	}
-	e := engine.New(engine.Options{
-		Source: source.Merge(client.Source(string(testbed.Node)), interfaces), Table: table, Plane: plane, MaxRest: time.Second,
-	})
-	return e.Run(context.Background())
-}
 
 // stock is an API server with a number of Services, and more of which it has only the endpoints so far: so that a
 // Service is added by a single event.
