@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -152,4 +153,206 @@ func TestRun_ipvs(t *testing.T) {
 	if left := w.servers() + w.tables() + w.localRoutes(); left != "" {
 		t.Errorf("after fairlead clean there is\n%s", left)
 	}
+}
+
+// changing is what the modes of addresses have to do with: a Service CIDR, and addresses outside of it, one of which is
+// the node's own.
+const changing = `
+apiVersion: networking.k8s.io/v1
+kind: ServiceCIDR
+metadata: {name: kubernetes}
+spec: {cidrs: [10.96.0.0/16]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: outer}
+spec:
+  clusterIP: 10.96.0.11
+  clusterIPs: [10.96.0.11]
+  externalIPs: [192.0.2.1, 198.51.100.7]
+  ports: [{port: 81, targetPort: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: outer, labels: {kubernetes.io/service-name: outer}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+- addresses: [POD-A]
+- addresses: [POD-B]
+`
+
+// on has a command of a place print something.
+func (w *world) on(place testbed.Place, name string, args ...string) string {
+	w.Helper()
+	out, err := w.bed.Command(w.Context(), place, name, args...).CombinedOutput()
+	if err != nil {
+		w.Fatalf("%s %s: %v %s", name, args, err, out)
+	}
+	return string(out)
+}
+
+// local are what of Services is local: our routes, and the interface's addresses.
+func (w *world) local() string {
+	w.Helper()
+	var lines []string
+	for line := range strings.Lines(w.localRoutes() + w.on(testbed.Node, "ip", "-br", "address")) {
+		if strings.HasPrefix(line, "local") || strings.HasPrefix(line, "kube-ipvs0") {
+			lines = append(lines, strings.Join(strings.Fields(line), " ")+"\n")
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "")
+}
+
+// others are all local routes that are not for Services, byte by byte.
+func (w *world) others() string {
+	w.Helper()
+	var kept string
+	for _, family := range []string{"-4", "-6"} {
+		for line := range strings.Lines(w.on(testbed.Node, "ip", "-d", family, "route", "show", "table", "local")) {
+			if !strings.Contains(line, "proto 250") && !strings.Contains(line, "kube-ipvs0") {
+				kept += line
+			}
+		}
+	}
+	return kept
+}
+
+// addressModes is what is local in each, without some addresses.
+func addressModes(without ...string) map[string]string {
+	addresses := slices.DeleteFunc([]string{"10.96.0.10", "10.96.0.11", "198.51.100.7"},
+		func(a string) bool { return slices.Contains(without, a) })
+	modes := map[string]string{"dummy": "kube-ipvs0 DOWN"}
+	route := func(to string) string { return "local " + to + " dev lo scope host src 192.0.2.1\n" }
+	for _, a := range addresses {
+		modes["route"] += route(a)
+		modes["dummy"] += " " + a + "/32"
+		if !strings.HasPrefix(a, "10.96.") {
+			modes["cidr"] += route(a)
+		}
+	}
+	modes["dummy"] += "\n"
+	if !slices.Contains(without, "10.96.0.0/16") {
+		modes["cidr"] = route("10.96.0.0/16") + modes["cidr"]
+	}
+	return modes
+}
+
+// setAddressMode writes the file that the process finds beside the other.
+func (w *world) setAddressMode(mode string) {
+	w.Helper()
+	path := filepath.Join(filepath.Dir(w.socket), "fairlead.conf")
+	text := fairleadConf + "ipvsAddressMode: " + mode + "\n"
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o644), os.Rename(path+".new", path)); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// TestRun_ipvsAddresses goes from each address mode to each other, while connections are made all the time, and some are
+// open. What is the node's own stays as it is.
+func TestRun_ipvsAddresses(t *testing.T) {
+	if needIPVS(t) {
+		return
+	}
+	w := newWorld(t)
+	w.write("changing.yaml", changing)
+	before := w.others()
+	w.configure("ipvs", "")
+	w.setAddressMode("cidr")
+	p := w.start("--config", w.config())
+	modes := addressModes()
+	for mode, want := range modes {
+		w.setAddressMode(mode)
+		w.becomes("in mode "+mode, want, w.local)
+		if err := os.Remove(filepath.Join(w.manifests, "changing.yaml")); err != nil {
+			t.Fatal(err)
+		}
+		w.becomes("with one Service in mode "+mode, addressModes("10.96.0.11", "198.51.100.7", "10.96.0.0/16")[mode], w.local)
+		if others := w.others(); others != before {
+			t.Errorf("in mode %s: of the local routes there were\n%s\nand are\n%s", mode, before, others)
+		}
+		w.write("changing.yaml", changing)
+		w.becomes("with the Service in mode "+mode, want, w.local)
+	}
+	// IPVS tells answers apart by client and backend. So that no two connections have both, each client has an address of
+	// its own to ask.
+	clients := map[testbed.Place]netip.AddrPort{
+		testbed.Node: netip.MustParseAddrPort("198.51.100.7:81"), testbed.Outside: clusterIP, "pod-a": nodePort,
+		"pod-b": netip.MustParseAddrPort("192.0.2.1:81"),
+	}
+	var loads []*kubernetes.Load
+	for from, to := range clients {
+		loads = append(loads, kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
+			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 50 * time.Millisecond, Timeout: patience,
+		}))
+	}
+	var open []net.Conn
+	for _, mode := range []string{"dummy", "route", "cidr", "route", "dummy", "cidr"} {
+		for from, to := range clients {
+			open = append(open, w.dial(from, to))
+		}
+		w.setAddressMode(mode)
+		w.becomes("in mode "+mode, modes[mode], w.local)
+		for _, load := range loads {
+			if err := load.AwaitAnswers(t.Context(), 10); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, c := range open {
+			if err := talk(c); err != nil {
+				t.Errorf("in mode %s an open connection from %s to %s broke: %v", mode, c.LocalAddr(), c.RemoteAddr(), err)
+			}
+		}
+		if others := w.others(); others != before {
+			t.Errorf("in mode %s: of the local routes there were\n%s\nand are\n%s", mode, before, others)
+		}
+	}
+	for _, c := range open {
+		_ = c.Close()
+	}
+	for _, load := range loads {
+		if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 60 {
+			t.Errorf("while addresses moved: %s", r)
+		}
+	}
+	w.setAddressMode("nonsense")
+	p.await(`ipvsAddressMode: Unsupported value: \"nonsense\"`)
+	if err := p.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	_ = p.Wait()
+	w.runs("fairlead", "clean", 0, "ipvs: removed what there was")
+	if left := w.servers() + w.tables() + w.local(); left != "" {
+		t.Errorf("after fairlead clean there is\n%s", left)
+	}
+	if others := w.others(); others != before {
+		t.Errorf("of the local routes there were\n%s\nand are\n%s", before, others)
+	}
+}
+
+// dial opens a connection that has been answered.
+func (w *world) dial(from testbed.Place, to netip.AddrPort) net.Conn {
+	w.Helper()
+	c, err := w.bed.Dial(w.Context(), from, model.TCP, to)
+	if err == nil {
+		_, err = c.Read(make([]byte, 128)) // the server speaks first
+	}
+	if err == nil {
+		err = talk(c)
+	}
+	if err != nil {
+		w.Fatalf("from %s to %s: %v", from, to, err)
+	}
+	return c
+}
+
+// talk has a server echo something.
+func talk(c net.Conn) error {
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err := io.WriteString(c, "more\n"); err != nil {
+		return err
+	}
+	_, err := c.Read(make([]byte, 128))
+	return err
 }
