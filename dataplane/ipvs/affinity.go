@@ -39,21 +39,21 @@ func (p *Plane) forget(k *kernel, needed bool) (err error) {
 		if err = p.commit(k.tx); !errors.Is(err, unix.ENOENT) { // ENOENT: a client's time ran out meanwhile
 			return err
 		}
-		*k.tx = transaction{}
+		*k.tx = nf.Transaction{}
 	}
 	return err
 }
 
 func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
 	present := map[string]bool{}
-	err := t.list(p.conn, t.sets[clients], func() { clear(present) }, func(e nf.Element) {
+	err := t.List(p.conn, clients, func() { clear(present) }, func(e nf.Element) {
 		present[string(e.Key)] = true
 	})
 	if err != nil {
 		return err
 	}
 	var stale []string
-	err = t.list(p.conn, t.sets[affinity], func() { stale = nil }, func(e nf.Element) {
+	err = t.List(p.conn, affinity, func() { stale = nil }, func(e nf.Element) {
 		_, number, ok := decodeClient(e.Key)
 		backend, ok2 := nf.DecodeBackend(e.Data)
 		if use := pools[number]; !ok || !ok2 || use == nil || !serves(use.row, backend) {
@@ -79,7 +79,7 @@ func decodeClient(key []byte) (client netip.Addr, pool uint32, ok bool) {
 	}
 	n := len(key) - 4
 	client, ok = netip.AddrFromSlice(key[:n])
-	return client, number(key[n:]), ok
+	return client, nf.Number(key[n:]), ok
 }
 
 // Remembered implements dataplane.Affine.
@@ -91,14 +91,14 @@ func (p *Plane) Remembered(
 	}
 	t, want := p.held.tables[index(id.V6)], p.held.pools[id].number
 	known := false
-	err = t.list(p.conn, t.sets[clients], func() { known = false }, func(e nf.Element) {
+	err = t.List(p.conn, clients, func() { known = false }, func(e nf.Element) {
 		c, n, whole := decodeClient(e.Key)
 		known = known || whole && c == client && n == want
 	})
 	if err != nil || !known {
 		return backend, false, err
 	}
-	err = t.list(p.conn, t.sets[affinity], func() { ok = false }, func(e nf.Element) {
+	err = t.List(p.conn, affinity, func() { ok = false }, func(e nf.Element) {
 		if c, n, whole := decodeClient(e.Key); whole && c == client && n == want {
 			backend, ok = nf.DecodeBackend(e.Data)
 		}

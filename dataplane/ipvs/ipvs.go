@@ -53,7 +53,7 @@ type kernel struct {
 	*rows
 	servers *servers
 	tables  []*table // IPv4, IPv6
-	tx      *transaction
+	tx      *nf.Transaction
 	forget  bool                   // affinity may have learnt a backend while that left
 	refused map[model.Key]struct{} // frontends whose virtual servers the kernel does not take
 }
@@ -101,7 +101,7 @@ func (p *Plane) open() (err error) {
 func (p *Plane) probe() error {
 	k := p.newKernel()
 	for _, t := range k.tables {
-		t.name += "-probe"
+		t.Name += "-probe"
 		if err := t.structure(); err != nil {
 			return err
 		}
@@ -114,8 +114,7 @@ func (p *Plane) probe() error {
 			}
 		}
 	}
-	k.tx.encode(p.conn.Begin(), k.tx.steps)
-	err := p.conn.Check()
+	err := k.tx.Check(p.conn)
 	if err == nil || errors.Is(err, unix.EPERM) {
 		return err
 	}
@@ -124,11 +123,11 @@ func (p *Plane) probe() error {
 }
 
 func (p *Plane) newKernel() *kernel {
-	tx := &transaction{}
+	tx := &nf.Transaction{}
 	return &kernel{
 		rows:    newRows(),
 		servers: &servers{director: p.director, options: p.options},
-		tables:  []*table{newTable(ipv4, p.config.Mark, tx), newTable(ipv6, p.config.Mark, tx)},
+		tables:  newTables(p.config.Mark, tx),
 		tx:      tx,
 	}
 }
@@ -147,17 +146,17 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 		if err := p.load(t); err != nil {
 			return nil, err
 		}
-		if t.foreign {
+		if t.Foreign {
 			former, err := t.records(p.conn)
 			if err != nil {
 				return nil, err
 			}
-			k.tables[i] = newTable(t.family, t.mark, k.tx)
+			k.tables[i] = newTable(t.Family, t.Mark, k.tx)
 			k.tables[i].former = former
-			k.tables[i].deleteTable()
-			k.tx.join()
+			k.tables[i].Delete()
+			k.tx.Join()
 		}
-		k.tables[i].podInterfaces = s.Pods.Interfaces
+		k.tables[i].PodInterfaces = s.Pods.Interfaces
 	}
 	k.adopt(s, k.tables)
 	if err := p.locals.loadAll(); err != nil {
@@ -187,8 +186,8 @@ func (p *Plane) readServers(k *kernel, s *model.State) error {
 // new virtual and real servers, the table, routes, and servers and records that are gone.
 type work struct {
 	servers plan
-	records transaction
-	table   transaction
+	records nf.Transaction
+	table   nf.Transaction
 	add     []netip.Prefix // local routes
 	forget  bool
 }
@@ -197,10 +196,10 @@ type work struct {
 func (k *kernel) plan(s *model.State, w *changes, l *locals) (*work, error) {
 	todo := &work{forget: w.forget}
 	k.planServers(w, todo)
-	todo.records, *k.tx = *k.tx, transaction{}
+	todo.records, *k.tx = *k.tx, nf.Transaction{}
 	err := k.planTables(s, w)
 	todo.add = k.planLocals(l, w)
-	todo.table, *k.tx = *k.tx, transaction{}
+	todo.table, *k.tx = *k.tx, nf.Transaction{}
 	return todo, err
 }
 
@@ -346,7 +345,7 @@ func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
 		clear(t.foundIDs)
 		t.sweepClasses()
 	}
-	todo.table.append(k.tx)
+	todo.table.Append(k.tx)
 	return todo, nil
 }
 
@@ -544,9 +543,9 @@ func (k *kernel) drifts(todo *work, l *locals) []dataplane.Drift {
 		want[key] = k.server(key, k.servers.options)
 	}
 	drifts := k.servers.compare(want)
-	for _, tx := range []*transaction{&todo.records, &todo.table} {
-		for i := range tx.steps {
-			drifts = append(drifts, tx.drift(i))
+	for _, tx := range []*nf.Transaction{&todo.records, &todo.table} {
+		for i := range tx.Steps {
+			drifts = append(drifts, tx.Drift(&tx.Steps[i]))
 		}
 	}
 	return append(drifts, k.localDrifts(todo.add, l)...)
@@ -587,10 +586,10 @@ func (p *Plane) remove() error {
 	if err := errors.Join(p.locals.clear(), k.servers.perform(requests)); err != nil {
 		return err
 	}
-	*k.tx = transaction{}
+	*k.tx = nf.Transaction{}
 	for _, t := range k.tables {
-		if t.exists || t.former != nil {
-			t.deleteTable()
+		if t.Exists || t.former != nil {
+			t.Delete()
 		}
 	}
 	return p.commit(k.tx)
@@ -632,7 +631,7 @@ func Prepare(o Options) func(dataplane.Config) error {
 
 // intervals are the elements of interval sets that the rows of s need.
 func (t *table) intervals(s *model.State) map[entry]bool {
-	shadow := newTable(t.family, t.mark, &transaction{})
+	shadow := newTable(t.Family, t.Mark, &nf.Transaction{})
 	shadow.setGuards(s, slices.Collect(maps.Keys(s.Guards)))
 	wanted := map[entry]bool{}
 	for _, e := range shadow.entries[rangeRows{}] {
@@ -642,8 +641,8 @@ func (t *table) intervals(s *model.State) map[entry]bool {
 		wanted[entry{pods, nf.Interval(p), ""}] = true
 	}
 	for key, f := range s.Frontends {
-		for _, p := range f.Allow {
-			wanted[entry{sources + int(key.Scope), string(nf.EncodeKey(key)) + nf.Interval(p), ""}] = true
+		for _, p := range nf.EncodeSources(key, f.Allow) {
+			wanted[entry{sources + int(key.Scope), p, ""}] = true
 		}
 	}
 	return wanted

@@ -36,6 +36,7 @@ func TestPlane(t *testing.T) {
 		"what it installs can be listed": (*namespace).canBeListed,
 		"a restart changes nothing":      (*namespace).restart,
 		"repairs":                        (*namespace).repairs,
+		"repairs rules":                  (*namespace).repairsRules,
 		"leaves others alone":            (*namespace).others,
 		"repairs virtual servers":        (*namespace).repairsServers,
 		"timeouts":                       (*namespace).timeouts,
@@ -270,6 +271,23 @@ table ip fairlead-ipvs: drop-ranges: surplus: 10.98.0.0 (where a range ends)
 table ip fairlead-ipvs: frontends: missing: 10.96.0.10 tcp 80
 table ip6 fairlead-ipvs: surplus: chain mine
 table ip6 fairlead-ipvs: surplus: rules of chain mine`)
+	n.check(p.Sync(context.Background(), state))
+	n.equal(n.kernel(), before)
+}
+
+// repairsRules finds a chain without rules, and nothing else amiss.
+func (n *namespace) repairsRules() {
+	p, state := n.sync(example), n.parse(example)
+	before := n.kernel()
+	n.run("nft", "flush", "chain", "ip", "fairlead-ipvs", "internal")
+	drifts, err := p.Audit(context.Background(), state)
+	n.check(err)
+	const missing = "table ip fairlead-ipvs: missing: rules of chain internal"
+	var lines []string
+	for _, d := range drifts {
+		lines = append(lines, d.String())
+	}
+	n.equal(strings.Join(lines, "\n"), missing+"\n"+missing)
 	n.check(p.Sync(context.Background(), state))
 	n.equal(n.kernel(), before)
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -20,7 +21,7 @@ import (
 type remains struct {
 	*Plane
 	tables []*table // those that exist
-	tx     transaction
+	tx     nf.Transaction
 }
 
 // findRemains looks at the network namespace of the calling thread.
@@ -45,8 +46,7 @@ func (r *remains) open() (err error) {
 	if err = r.locals.loadAll(); err != nil {
 		return err
 	}
-	for _, f := range []family{ipv4, ipv6} {
-		t := newTable(f, r.config.Mark, &r.tx)
+	for _, t := range newTables(r.config.Mark, &r.tx) {
 		err := r.load(t)
 		if errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
 			return nil
@@ -54,7 +54,7 @@ func (r *remains) open() (err error) {
 		if err != nil {
 			return err
 		}
-		if t.exists {
+		if t.Exists {
 			r.tables = append(r.tables, t)
 		}
 	}
@@ -86,7 +86,7 @@ func (r *remains) servers() (ours []serverKey, err error) {
 
 func (r *remains) owns(key serverKey) bool {
 	for _, t := range r.tables {
-		if t.v6() == key.v6 && key.mark == 0 && t.recorded(key) {
+		if t.Family.V6() == key.v6 && key.mark == 0 && t.recorded(key) {
 			return true
 		}
 	}
@@ -109,9 +109,9 @@ func (r *remains) clear() error {
 	if err := r.perform(requests); err != nil {
 		return err
 	}
-	r.tx = transaction{}
+	r.tx = nf.Transaction{}
 	for _, t := range r.tables {
-		t.deleteTable()
+		t.Delete()
 	}
 	return r.commit(&r.tx)
 }
@@ -201,31 +201,20 @@ func (r *remains) retire() (connections int, err error) {
 
 // hollow leaves nothing of a table but the record of which virtual servers are ours.
 func (t *table) hollow() {
-	if len(t.chains) == 0 {
+	if len(t.Chains) == 0 {
 		return
 	}
-	t.tx.begin(unix.NFT_MSG_DELRULE, 0, t) // of all chains
-	t.tx.Text(unix.NFTA_RULE_TABLE, t.name)
-	t.tx.end()
-	t.tx.join()
-	for i, s := range t.sets {
-		if i == virtualServers || !t.foundSets[s.name] {
-			continue
+	t.Flush("")
+	for i, s := range t.Sets {
+		if i != virtualServers && t.FoundSets[s.Name] {
+			t.Tx.Join()
+			t.DeleteSet(s.Name)
 		}
-		t.tx.begin(unix.NFT_MSG_DELSET, 0, t)
-		t.tx.Text(unix.NFTA_SET_TABLE, t.name)
-		t.tx.Text(unix.NFTA_SET_NAME, s.name)
-		t.tx.end()
-		t.tx.join()
 	}
-	for name := range t.chains {
-		t.tx.begin(unix.NFT_MSG_DELCHAIN, 0, t)
-		t.tx.Text(unix.NFTA_CHAIN_TABLE, t.name)
-		t.tx.Text(unix.NFTA_CHAIN_NAME, name)
-		t.tx.end()
-		t.tx.join()
+	for name := range t.Chains {
+		t.Tx.Join()
+		t.DeleteChain(name)
 	}
-	t.tx.steps[len(t.tx.steps)-1].joined = false
 }
 
 // Owns tells, in the network namespace of the calling thread, which virtual servers are of this data plane: some of

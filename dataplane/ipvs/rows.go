@@ -96,9 +96,9 @@ func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
 	}
 	w.guards = slices.AppendSeq(slices.Clone(c.Guards.Delete), maps.Keys(c.Guards.Set))
 	w.pods = c.Pods != nil
-	if max(r.numbers[0].next, r.numbers[1].next) > maxNumber {
+	if max(r.numbers[0].next, r.numbers[1].next) > nf.MaxNumber {
 		return w, fmt.Errorf("more than %d pools of UDP or of others with affinity or for clients of this node",
-			maxNumber/2)
+			nf.MaxNumber/2)
 	}
 	return w, nil
 }
@@ -216,7 +216,7 @@ func (r *rows) adopt(s *model.State, tables []*table) {
 		if !forwards(key, f) || r.pools[f.Pool] != nil {
 			continue
 		}
-		n := tables[index(key.Addr.Is6())].token(key).pool()
+		n := tables[index(key.Addr.Is6())].token(key).Pool()
 		numbers := r.numbersOf(key)
 		if n == 0 || n%2 != numbers.next%2 || taken[n] || s.Pools[f.Pool].Affinity == 0 && key.Scope == model.Any {
 			continue
@@ -254,9 +254,9 @@ func index(v6 bool) int {
 }
 
 // token is what the kernel holds for a frontend.
-func (t *table) token(key model.Key) token {
+func (t *table) token(key model.Key) nf.Token {
 	if e := t.elements[frontends+int(key.Scope)][string(nf.EncodeKey(key))]; e != nil {
-		return token(number([]byte(e.data)))
+		return nf.Token(nf.Number([]byte(e.data)))
 	}
 	return 0
 }
@@ -291,11 +291,9 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, ok bool, use *poolU
 	}
 	t.classOf[key] = c
 	k := string(nf.EncodeKey(key))
-	entries := []entry{{frontends + int(key.Scope), k, string(native(uint32(newToken(id, n))))}}
-	for _, p := range f.Allow {
-		if p.Addr().Is6() == key.Addr.Is6() {
-			entries = append(entries, entry{sources + int(key.Scope), k + nf.Interval(p), ""})
-		}
+	entries := []entry{{frontends + int(key.Scope), k, string(nf.Native(uint32(nf.NewToken(id, n))))}}
+	for _, source := range nf.EncodeSources(key, f.Allow) {
+		entries = append(entries, entry{sources + int(key.Scope), source, ""})
 	}
 	if c.affinity > 0 {
 		entries = append(entries, entry{sticky, k, ""})
@@ -324,8 +322,6 @@ type (
 	localRow  netip.Addr
 )
 
-func (t *table) v6() bool { return t.family.address.size == 16 }
-
 func (t *table) setGuard(p netip.Prefix, v model.Verdict) {
 	switch key := string(p.Addr().AsSlice()); v {
 	case model.Reject:
@@ -342,7 +338,7 @@ func (t *table) setGuards(s *model.State, changed []netip.Prefix) {
 	ranges := false
 	for _, p := range changed {
 		switch {
-		case p.Addr().Is6() != t.v6():
+		case p.Addr().Is6() != t.Family.V6():
 		case p.IsSingleIP():
 			t.setGuard(p, s.Guards[p])
 		default:
@@ -352,14 +348,8 @@ func (t *table) setGuards(s *model.State, changed []netip.Prefix) {
 	if !ranges {
 		return
 	}
-	nested := map[netip.Prefix]model.Verdict{}
-	for p, v := range s.Guards {
-		if p.Addr().Is6() == t.v6() && !p.IsSingleIP() {
-			nested[p] = v
-		}
-	}
 	var entries []entry
-	spans := nf.Flatten(nested)
+	spans := nf.Flatten(s.Guards, t.Family)
 	for set, v := range map[int]model.Verdict{rejectRanges: model.Reject, dropRanges: model.Drop} {
 		for _, s := range spans[v] {
 			entries = append(entries, entry{set, s.Encode(), ""})
@@ -370,10 +360,10 @@ func (t *table) setGuards(s *model.State, changed []netip.Prefix) {
 
 // setPods makes the table recognise the packets of pods.
 func (t *table) setPods(p model.Pods) error {
-	t.podInterfaces = p.Interfaces
+	t.PodInterfaces = p.Interfaces
 	var entries []entry
 	for _, prefix := range p.Prefixes {
-		if prefix.Addr().Is6() == t.v6() {
+		if prefix.Addr().Is6() == t.Family.V6() {
 			entries = append(entries, entry{pods, nf.Interval(prefix), ""})
 		}
 	}

@@ -1,81 +1,17 @@
 package ipvs
 
 import (
-	"encoding/binary"
 	"fmt"
-	"hash/fnv"
 	"strings"
 	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
-
-// Ids of nft's data types (nftables, include/datatype.h): they tell "nft list" how to print.
-const (
-	typeIPv4        = 7
-	typeIPv6        = 8
-	typeInetProto   = 12
-	typeInetService = 13
-	typeClassID     = 23
-	typeBits        = 6 // of each part of a concatenation
-)
-
-// A field is one part of a set's key or of a map's data. In the kernel each part is padded to words
-// of four bytes.
-type field struct{ kind, size uint32 }
-
-func (f field) words() uint32 { return (f.size + 3) / 4 }
-
-var (
-	protocolField = field{typeInetProto, 1}
-	portField     = field{typeInetService, 2}
-	priorityField = field{typeClassID, 4} // the packet's priority carries tokens
-)
-
-// set is an nf_tables set or map.
-type set struct {
-	name    string
-	id      uint32 // in the transaction that makes it
-	flags   uint32
-	key     []field
-	data    []field // maps only; nil in a verdict map
-	maximum uint32  // elements; 0: no limit
-}
-
-func size(fields []field) (bytes uint32) {
-	for _, f := range fields {
-		bytes += f.words() * 4
-	}
-	return bytes
-}
-
-func kind(fields []field) (id uint32) {
-	for _, f := range fields {
-		id = id<<typeBits | f.kind
-	}
-	return id
-}
-
-func (s *set) interval() bool { return s.flags&unix.NFT_SET_INTERVAL != 0 }
-func (s *set) verdicts() bool { return s.flags&unix.NFT_SET_MAP != 0 && s.data == nil }
-
-// family is what differs between the two tables.
-type family struct {
-	name        string // as nft prints it
-	number      uint8
-	address     field
-	source      uint32 // offset of the address in the network header
-	destination uint32
-	original    expr.CtKey // of the destination
-	unreachable []unreachable
-}
-
-// unreachable is the ICMP error that refuses a protocol; 0 is all other protocols.
-type unreachable struct{ protocol, code uint8 }
 
 // From include/uapi/linux/netfilter/nf_tables.h; nft cannot print a concatenation with NFT_CT_DST.
 const (
@@ -83,41 +19,16 @@ const (
 	ctDstIP6 expr.CtKey = 22 // NFT_CT_DST_IP6
 )
 
-var (
-	ipv4 = family{"ip", unix.NFPROTO_IPV4, field{typeIPv4, 4}, 12, 16, ctDstIP, []unreachable{
-		// SCTP gives up at once for an unreachable protocol, but not for an unreachable port
-		// (RFC 9260, section 10.2).
-		{unix.IPPROTO_SCTP, 2}, {0, 3},
-	}}
-	ipv6 = family{"ip6", unix.NFPROTO_IPV6, field{typeIPv6, 16}, 8, 24, ctDstIP6, []unreachable{{0, 4}}}
-)
-
-// word is the n-th register of 32 bits. Longer values take several in a row.
-func word(n uint32) uint32 { return unix.NFT_REG32_00 + n }
-
-func (f family) load(offset, at uint32) any {
-	return &expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: f.address.size, DestRegister: word(at)}
-}
-
-func loadPort(at uint32) any {
-	return &expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: word(at)}
-}
-
-// destinationKey loads address, protocol and port of the destination: the key of the frontends.
-func (f family) destinationKey() (exprs []any, next uint32) {
-	n := f.address.words()
-	return []any{f.load(f.destination, 0), loadMeta(expr.MetaKeyL4PROTO, n), loadPort(n + 1)}, n + 2
-}
-
-// originalKey is the same of the destination that the connection's first packet had when it came.
-func (f family) originalKey() []any {
-	n := f.address.words()
+// originalKey loads the key of the frontends for the destination that the connection's first packet had when it came.
+func originalKey(f nf.Family) []any {
+	address, n := ctDstIP, f.Address.Words()
+	if f.V6() {
+		address = ctDstIP6
+	}
 	return []any{
-		original{f.original, word(0)}, loadMeta(expr.MetaKeyL4PROTO, n), original{expr.CtKeyPROTODST, word(n + 1)},
+		original{address, nf.Word(0)}, nf.LoadMeta(expr.MetaKeyL4PROTO, n), original{expr.CtKeyPROTODST, nf.Word(n + 1)},
 	}
 }
-
-func (f family) frontendKey() []field { return []field{f.address, protocolField, portField} }
 
 // The sets and maps of a table, by index.
 const (
@@ -145,59 +56,42 @@ const (
 // 120 bytes for each). Beyond it new clients are balanced without being remembered.
 const maxAffinity = 1 << 20
 
-func (f family) sets() []*set {
-	const hash, interval, concat = 0, unix.NFT_SET_INTERVAL, setConcat
-	sourceKey := append(f.frontendKey(), f.address)
-	token, address := []field{priorityField}, []field{f.address}
-	sets := []*set{
-		frontends:         {name: "frontends", flags: unix.NFT_SET_MAP, key: f.frontendKey(), data: token},
-		internalFrontends: {name: "internal-frontends", flags: unix.NFT_SET_MAP, key: f.frontendKey(), data: token},
-		classes:           {name: "classes", flags: unix.NFT_SET_MAP, key: token},
-		learners:          {name: "learners", flags: unix.NFT_SET_MAP, key: token},
+func sets(f nf.Family) []*nf.Set {
+	const hash, interval, concat = 0, unix.NFT_SET_INTERVAL, nf.Concat
+	sourceKey := append(f.FrontendKey(), f.Address)
+	token, address := []nf.Field{nf.Priority}, []nf.Field{f.Address}
+	return []*nf.Set{
+		frontends:         {Name: "frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: token},
+		internalFrontends: {Name: "internal-frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: token},
+		classes:           {Name: "classes", Flags: unix.NFT_SET_MAP, Key: token},
+		learners:          {Name: "learners", Flags: unix.NFT_SET_MAP, Key: token},
 		clients: {
-			name: "clients", flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
-			key: []field{f.address, priorityField}, maximum: maxAffinity,
+			Name: "clients", Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
+			Key: []nf.Field{f.Address, nf.Priority}, Maximum: maxAffinity,
 		},
 		affinity: {
-			name: "affinity", flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
-			key: []field{f.address, priorityField}, data: []field{f.address, portField}, maximum: maxAffinity,
+			Name: "affinity", Flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
+			Key: []nf.Field{f.Address, nf.Priority}, Data: []nf.Field{f.Address, nf.Port}, Maximum: maxAffinity,
 		},
-		sticky:          {name: "sticky", flags: hash, key: f.frontendKey()},
-		sources:         {name: "sources", flags: interval | concat, key: sourceKey},
-		internalSources: {name: "internal-sources", flags: interval | concat, key: sourceKey},
-		hairpin:         {name: "hairpin", flags: hash, key: []field{f.address, f.address}},
-		pods:            {name: "pods", flags: interval, key: address},
-		rejectAddresses: {name: "reject-addresses", flags: hash, key: address},
-		dropAddresses:   {name: "drop-addresses", flags: hash, key: address},
-		rejectRanges:    {name: "reject-ranges", flags: interval, key: address},
-		dropRanges:      {name: "drop-ranges", flags: interval, key: address},
-		localAddresses:  {name: "local-addresses", flags: hash, key: address},
-		virtualServers:  {name: "virtual-servers", flags: hash, key: f.frontendKey()},
+		sticky:          {Name: "sticky", Flags: hash, Key: f.FrontendKey()},
+		sources:         {Name: "sources", Flags: interval | concat, Key: sourceKey},
+		internalSources: {Name: "internal-sources", Flags: interval | concat, Key: sourceKey},
+		hairpin:         {Name: "hairpin", Flags: hash, Key: []nf.Field{f.Address, f.Address}},
+		pods:            {Name: "pods", Flags: interval, Key: address},
+		rejectAddresses: {Name: "reject-addresses", Flags: hash, Key: address},
+		dropAddresses:   {Name: "drop-addresses", Flags: hash, Key: address},
+		rejectRanges:    {Name: "reject-ranges", Flags: interval, Key: address},
+		dropRanges:      {Name: "drop-ranges", Flags: interval, Key: address},
+		localAddresses:  {Name: "local-addresses", Flags: hash, Key: address},
+		virtualServers:  {Name: "virtual-servers", Flags: hash, Key: f.FrontendKey()},
 	}
-	for i, s := range sets {
-		s.id = uint32(i + 1)
-	}
-	return sets
 }
 
-// A token is what the frontends map holds for a destination: its class in the upper bits, the
-// number of its pool in the lower ones; 0 if nobody needs to know it.
-type token uint32
-
+// The upper bits of the marks by which packets find the virtual server of a pool; the lower ones are its number.
 const (
-	poolBits  = 20
-	poolMask  = 1<<poolBits - 1
-	maxClass  = 1<<(31-poolBits) - 1
-	maxNumber = poolMask
-
-	// markBits are the upper bits of the marks by which packets find the virtual server of a pool.
-	markBits = 0xfa1 << poolBits
-	markMask = 0xffffffff << poolBits & 0xffffffff
+	markBits = 0xfa1 * (nf.PoolMask + 1)
+	markMask = 0xffffffff &^ nf.PoolMask
 )
-
-func newToken(class, pool uint32) token { return token(class<<poolBits | pool) }
-func (t token) class() uint32           { return uint32(t) >> poolBits }
-func (t token) pool() uint32            { return uint32(t) & poolMask }
 
 // A class is a way of treating packets that many frontends share; each has one chain.
 type class struct {
@@ -226,52 +120,6 @@ func (c class) chain() string {
 // learner is the name of the chain that remembers what IPVS chose.
 func (c class) learner() string { return fmt.Sprintf("remember-%ds", int(c.affinity.Seconds())) }
 
-// chain is an nf_tables chain with its rules.
-type chain struct {
-	name  string
-	hook  *hook // base chains only
-	rules []rule
-}
-
-type hook struct {
-	kind     string
-	number   uint32
-	priority int32
-}
-
-// rule is an nf_tables rule; the comment is what "nft list" shows behind it. Its expressions are
-// google/nftables' or encode themselves.
-type rule struct {
-	comment string
-	exprs   []any
-}
-
-// mark is a hash of the rule. It is kept in the rule's user data, where nft does not look, and tells
-// whether a rule found in the kernel is the one we want.
-func (r rule) mark(f family) (body, mark []byte, err error) {
-	hash := fnv.New64a()
-	for _, x := range r.exprs {
-		var b []byte
-		switch x := x.(type) {
-		case original:
-			b = x.encode()
-		case expr.Any:
-			b, err = expr.Marshal(f.number, x)
-		default:
-			err = fmt.Errorf("%T is no expression", x)
-		}
-		if err != nil {
-			return nil, nil, fmt.Errorf("encode rule %q: %w", r.comment, err)
-		}
-		e := nfnetlink.Encoder{B: body}
-		e.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
-		body = e.B
-	}
-	hash.Write(body)
-	hash.Write([]byte(r.comment))
-	return body, hash.Sum(nil), nil
-}
-
 // original loads a part of the connection's original tuple. (expr.Ct writes the direction in four bytes;
 // the kernel takes the first one, and complains in its log.)
 type original struct {
@@ -279,7 +127,8 @@ type original struct {
 	register uint32
 }
 
-func (o original) encode() []byte {
+// Encode implements nf.Expression.
+func (o original) Encode() []byte {
 	var e nfnetlink.Encoder
 	e.Text(unix.NFTA_EXPR_NAME, "ct")
 	data := e.Open(unix.NFTA_EXPR_DATA)
@@ -290,54 +139,12 @@ func (o original) encode() []byte {
 	return e.B
 }
 
-func all(exprs ...any) []any { return exprs }
-
-func jump(c string) any  { return &expr.Verdict{Kind: expr.VerdictJump, Chain: c} }
-func goTo(c string) any  { return &expr.Verdict{Kind: expr.VerdictGoto, Chain: c} }
-func back() any          { return &expr.Verdict{Kind: expr.VerdictReturn} }
-func accept() any        { return &expr.Verdict{Kind: expr.VerdictAccept} }
-func drop() any          { return &expr.Verdict{Kind: expr.VerdictDrop} }
-func in(s string) any    { return &expr.Lookup{SourceRegister: word(0), SetName: s} }
-func notIn(s string) any { return &expr.Lookup{SourceRegister: word(0), SetName: s, Invert: true} }
-
-// find looks up the key that starts at word 0 and puts the map's data at another.
-func find(s string, at uint32) any {
-	return &expr.Lookup{SourceRegister: word(0), DestRegister: word(at), IsDestRegSet: true, SetName: s}
-}
-
-// follow goes to the chain that a verdict map has for the key at word 0.
-func follow(s string) any {
-	return &expr.Lookup{SourceRegister: word(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: s}
-}
-
-func equals(data []byte) any { return &expr.Cmp{Op: expr.CmpOpEq, Register: word(0), Data: data} }
-func differs(data []byte) any {
-	return &expr.Cmp{Op: expr.CmpOpNeq, Register: word(0), Data: data}
-}
-
-// bits makes a word what it is, and mask, exclusive or xor.
-func bits(at, mask, xor uint32) any {
-	return &expr.Bitwise{SourceRegister: word(at), DestRegister: word(at), Len: 4, Mask: native(mask), Xor: native(xor)}
-}
-
-func loadMeta(k expr.MetaKey, at uint32) any { return &expr.Meta{Key: k, Register: word(at)} }
-func storeMeta(k expr.MetaKey, at uint32) any {
-	return &expr.Meta{Key: k, Register: word(at), SourceRegister: true}
-}
-
-// setPriority gives the packet the priority back that packets have by default.
-func setPriority(at uint32) []any {
-	return []any{&expr.Immediate{Register: word(at), Data: native(0)}, storeMeta(expr.MetaKeyPRIORITY, at)}
-}
-
-func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
-
 // hasMarkBits matches packets of which that word has the bits that tell our marks from those of others.
 func hasMarkBits(k expr.MetaKey) []any {
-	return []any{loadMeta(k, 0), bits(0, markMask, 0), equals(native(markBits))}
+	return []any{nf.LoadMeta(k, 0), nf.Bits(0, markMask, 0), nf.Equals(nf.Native(markBits))}
 }
 
 // is matches packets by the state of their connection.
 func is(state uint32) []any {
-	return []any{&expr.Ct{Key: expr.CtKeySTATE, Register: word(0)}, bits(0, state, 0), differs(native(0))}
+	return []any{&expr.Ct{Key: expr.CtKeySTATE, Register: nf.Word(0)}, nf.Bits(0, state, 0), nf.Differs(nf.Native(0))}
 }

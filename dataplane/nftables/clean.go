@@ -9,6 +9,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 )
 
@@ -19,10 +20,10 @@ func Traces() (t dataplane.Traces, err error) {
 		return t, err
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
-	for _, table := range p.newTables(&transaction{}) {
-		err := table.loadTable(p.conn)
-		if err == nil && table.exists {
-			err = table.loadChains(p.conn)
+	for _, table := range p.newTables(&nf.Transaction{}) {
+		err := table.LoadTable(p.conn)
+		if err == nil && table.Exists {
+			err = table.LoadChains(p.conn, nil)
 		}
 		if errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
 			return t, nil
@@ -30,8 +31,8 @@ func Traces() (t dataplane.Traces, err error) {
 		if err != nil {
 			return t, fmt.Errorf("nftables: %w", err)
 		}
-		_, recorded := table.chains[chainLocalnet]
-		t.Rules, t.LocalnetWasOff = t.Rules || table.exists, t.LocalnetWasOff || recorded
+		_, recorded := table.Chains[chainLocalnet]
+		t.Rules, t.LocalnetWasOff = t.Rules || table.Exists, t.LocalnetWasOff || recorded
 	}
 	return t, nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -24,17 +25,17 @@ func Prepare(c dataplane.Config) (err error) {
 	if p.localnet.On() {
 		return nil
 	}
-	tx := &transaction{}
+	tx := &nf.Transaction{}
 	t := p.newTables(tx)[0]
 	if err := p.load(t); err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
-	if !t.exists {
+	if !t.Exists {
 		if err := t.structure(); err != nil {
 			return err
 		}
 	}
-	if err := t.setChain(chain{name: chainLocalnet}); err != nil {
+	if err := t.SetChain(nf.Chain{Name: chainLocalnet}); err != nil {
 		return err
 	}
 	if err := p.commit(tx); err != nil {
@@ -45,7 +46,7 @@ func Prepare(c dataplane.Config) (err error) {
 
 // needLocalnet records, in the transaction, that the sysctl is about to be set, or that another plane has set it.
 func (t *table) needLocalnet(frontends map[model.Key]model.Frontend) error {
-	if t.v6() || t.localnet {
+	if t.Family.V6() || t.localnet {
 		return nil
 	}
 	for key, f := range frontends {
@@ -55,10 +56,10 @@ func (t *table) needLocalnet(frontends map[model.Key]model.Frontend) error {
 		}
 	}
 	needed := t.localnet && !t.localnetIsOn || t.localnetWasOff
-	if _, recorded := t.chains[chainLocalnet]; recorded || !needed {
+	if _, recorded := t.Chains[chainLocalnet]; recorded || !needed {
 		return nil
 	}
-	return t.setChain(chain{name: chainLocalnet})
+	return t.SetChain(nf.Chain{Name: chainLocalnet})
 }
 
 // settleLocalnet sets the sysctl if it is needed, and puts it back if it no longer is and we set it.
@@ -73,8 +74,8 @@ func (p *Plane) settleLocalnet(tables []*table) error {
 
 // removeLocalnet puts the sysctl back before the table goes that says that we set it.
 func (p *Plane) removeLocalnet(t *table) error {
-	err := t.loadChains(p.conn)
-	if _, recorded := t.chains[chainLocalnet]; recorded && !p.config.KeepLocalnet {
+	err := t.LoadChains(p.conn, nil)
+	if _, recorded := t.Chains[chainLocalnet]; recorded && !p.config.KeepLocalnet {
 		err = errors.Join(err, p.localnet.Set("0"))
 	}
 	return err

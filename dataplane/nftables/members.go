@@ -19,14 +19,14 @@ func (t *table) need(s int, key string) {
 	n, ok := t.members[s][key]
 	t.members[s][key] = n + 1
 	if !ok {
-		t.member(unix.NFT_MSG_NEWSETELEM, s, key)
+		t.Element(unix.NFT_MSG_NEWSETELEM, s, []byte(key), nil)
 	}
 }
 
 // release counts one user less, and deletes the element if it was the last.
 func (t *table) release(s int, key string) {
 	if t.members[s][key]--; t.members[s][key] <= 0 {
-		t.member(unix.NFT_MSG_DELSETELEM, s, key)
+		t.Element(unix.NFT_MSG_DELSETELEM, s, []byte(key), nil)
 		delete(t.members[s], key)
 	}
 }
@@ -36,35 +36,10 @@ func (t *table) sweepMembers() {
 	for s := range t.members {
 		for key, n := range t.members[s] {
 			if n == 0 {
-				t.member(unix.NFT_MSG_DELSETELEM, s, key)
+				t.Element(unix.NFT_MSG_DELSETELEM, s, []byte(key), nil)
 				delete(t.members[s], key)
 			}
 		}
-	}
-}
-
-// member adds or deletes an element of a set that is no map. In interval sets the key holds the
-// first and the last address of the range, in the others it is the element's key.
-func (t *table) member(verb uint16, s int, key string) {
-	k := []byte(key)
-	if !t.sets[s].interval() {
-		t.element(verb, s, k, nil)
-		return
-	}
-	n := int(t.family.address.size)
-	first, last := k[:len(k)-n], k[len(k)-n:]
-	if t.sets[s].flags&setConcat != 0 {
-		t.beginElement(verb, s, first, append(slices.Clone(first[:len(first)-n]), last...))
-		t.endElement()
-		return
-	}
-	t.element(verb, s, first, nil)
-	end, _ := netip.AddrFromSlice(last)
-	if end = end.Next(); end.IsValid() { // a range that reaches the last address has no end element
-		t.tx.join()
-		t.beginElement(verb, s, end.AsSlice(), nil)
-		t.tx.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
-		t.endElement()
 	}
 }
 
@@ -74,17 +49,7 @@ func (t *table) sourcesOf(key model.Key) []string {
 	if r.found {
 		return t.found.sources[key]
 	}
-	return t.encodeSources(key, r.allow)
-}
-
-// encodeSources are the keys of the elements that allow sources to reach a frontend.
-func (t *table) encodeSources(key model.Key, allow []netip.Prefix) (keys []string) {
-	for _, p := range allow {
-		if p.Addr().Is6() == key.Addr.Is6() {
-			keys = append(keys, string(nf.EncodeKey(key))+nf.Interval(p))
-		}
-	}
-	return keys
+	return nf.EncodeSources(key, r.allow)
 }
 
 // replace makes some members of a set take the place of others. What is gone goes first, and in the
@@ -93,7 +58,7 @@ func (t *table) replace(s int, old, now []string) {
 	for _, key := range old {
 		if !slices.Contains(now, key) {
 			t.release(s, key)
-			t.tx.join()
+			t.Tx.Join()
 		}
 	}
 	for _, key := range now {

@@ -24,7 +24,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -71,9 +70,9 @@ func New(c dataplane.Config) (dataplane.Dataplane, error) {
 
 // probe has the kernel check, but not perform, a transaction with everything the plane may need.
 func (p *Plane) probe() error {
-	var tx transaction
+	var tx nf.Transaction
 	for _, t := range p.newTables(&tx) {
-		t.name += "-probe"
+		t.Name += "-probe"
 		if err := t.structure(); err != nil {
 			return err
 		}
@@ -86,8 +85,7 @@ func (p *Plane) probe() error {
 			}
 		}
 	}
-	tx.encode(p.conn.Begin(), tx.steps)
-	err := tx.explain(p.conn.Check(), tx.steps)
+	err := tx.Check(p.conn)
 	if err == nil || errors.Is(err, unix.EPERM) {
 		return err
 	}
@@ -95,10 +93,12 @@ func (p *Plane) probe() error {
 		dataplane.ErrUnsupported, err)
 }
 
-func (p *Plane) newTables(tx *transaction) []*table {
-	tables := []*table{newTable(ipv4, p.config.Mark), newTable(ipv6, p.config.Mark)}
-	for _, t := range tables {
-		t.tx, t.localnetIsOn, t.localnetWasOff = tx, p.localnet.On(), p.config.LocalnetWasOff
+func (p *Plane) newTables(tx *nf.Transaction) []*table {
+	var tables []*table
+	for _, f := range nf.Families {
+		t := newTable(f, p.config.Mark, tx)
+		t.localnetIsOn, t.localnetWasOff = p.localnet.On(), p.config.LocalnetWasOff
+		tables = append(tables, t)
 	}
 	return tables
 }
@@ -135,20 +135,19 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 
 // plan finds the steps that lead from what the kernel holds to s. With ErrPartial they do so but for the
 // rows that the error names.
-func (p *Plane) plan(s *model.State) ([]*table, *transaction, error) {
-	tx := &transaction{}
+func (p *Plane) plan(s *model.State) ([]*table, *nf.Transaction, error) {
+	tx := &nf.Transaction{}
 	tables := p.newTables(tx)
 	var errs []error
 	for i, t := range tables {
-		t.podInterfaces = s.Pods.Interfaces
+		t.PodInterfaces = s.Pods.Interfaces
 		if err := p.load(t); err != nil {
 			return nil, nil, err
 		}
-		if t.foreign {
+		if t.Foreign {
 			t = p.newTables(tx)[i]
-			t.podInterfaces, tables[i] = s.Pods.Interfaces, t
-			t.deleteTable()
-			tx.whole = true
+			t.PodInterfaces, tables[i] = s.Pods.Interfaces, t
+			t.Delete()
 		}
 		errs = append(errs, t.sync(s))
 	}
@@ -177,7 +176,7 @@ func (p *Plane) settle(tables []*table) error {
 		t.numbers.settle()
 		t.classIDs.settle()
 		t.stickies.settle()
-		t.tx, t.names = nil, nil
+		t.Tx, t.names = nil, nil
 	}
 	p.tables = tables
 	if err := p.settleLocalnet(tables); err != nil {
@@ -193,10 +192,10 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 		return errors.New("nftables: the kernel's content is not known; Sync first")
 	}
 	p.tables = nil
-	tx := &transaction{}
+	tx := &nf.Transaction{}
 	var errs []error
 	for _, t := range tables {
-		t.tx = tx
+		t.Tx = tx
 		errs = append(errs, t.apply(s, c))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -231,41 +230,23 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return nil, err
 	}
-	if len(tx.steps) == 0 && p.tables != nil {
+	if len(tx.Steps) == 0 && p.tables != nil {
 		p.clean, p.own = generation, 0
 	}
 	var drifts []dataplane.Drift
+	missing := map[*nf.Table]bool{}
 	for _, t := range tables {
-		if t.missing {
-			table := t.describe(unix.NFT_MSG_NEWTABLE, nil)
+		if missing[&t.Table] = t.missing; t.missing {
 			const rows = "all its rows, as this version lays them out"
-			drifts = append(drifts, dataplane.Drift{Class: "table", Object: table, Want: rows})
+			drifts = append(drifts, dataplane.Drift{Class: "table", Object: t.String(), Want: rows})
 		}
 	}
-	for i := range tx.steps {
-		if !tx.steps[i].table.missing {
-			drifts = append(drifts, tx.drift(i))
+	for i := range tx.Steps {
+		if s := &tx.Steps[i]; !missing[s.Table] {
+			drifts = append(drifts, tx.Drift(s))
 		}
 	}
 	return drifts, nil
-}
-
-func (t *transaction) drift(i int) dataplane.Drift {
-	step := &t.steps[i]
-	attrs := t.B[step.from:step.to]
-	object := "table " + step.table.family.name + " " + step.table.name
-	what := strings.TrimPrefix(step.table.describe(step.verb, attrs), object+": ")
-	class := "structure"
-	if step.element() {
-		class = step.set.name
-		object += ": " + class
-		what = strings.TrimPrefix(step.table.describeElement(step.set, attrs), step.set.name+" ")
-	}
-	switch step.verb {
-	case unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSETELEM:
-		return dataplane.Drift{Class: class, Object: object, Have: what}
-	}
-	return dataplane.Drift{Class: class, Object: object, Want: what}
 }
 
 // Remove implements dataplane.Dataplane.
@@ -274,20 +255,20 @@ func (p *Plane) Remove(context.Context) error {
 	if err := p.fault("nftables remove"); err != nil {
 		return err
 	}
-	tx := &transaction{}
+	tx := &nf.Transaction{}
 	for _, t := range p.newTables(tx) {
-		if err := t.loadTable(p.conn); err != nil {
+		if err := t.LoadTable(p.conn); err != nil {
 			return fmt.Errorf("nftables: %w", err)
 		}
-		if !t.exists {
+		if !t.Exists {
 			continue
 		}
 		if err := p.removeLocalnet(t); err != nil {
 			return fmt.Errorf("nftables: %w", err)
 		}
-		t.deleteTable()
+		t.Delete()
 	}
-	if len(tx.steps) == 0 {
+	if len(tx.Steps) == 0 {
 		return nil
 	}
 	return p.commit(tx)
@@ -305,8 +286,8 @@ func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr
 		if pool == nil || pool.sticky == nil || client.Is6() != id.V6 {
 			continue
 		}
-		want := string(append(client.AsSlice(), native(uint32(newHandle(pool.sticky.number, 0)))...))
-		err := t.list(p.conn, t.sets[affinity], func() {}, func(e nf.Element) {
+		want := string(append(client.AsSlice(), nf.Native(uint32(newHandle(pool.sticky.number, 0)))...))
+		err := t.List(p.conn, affinity, func() {}, func(e nf.Element) {
 			if string(e.Key) == want && len(e.Data) == 4 {
 				backend, ok = t.backends[handle(binary.NativeEndian.Uint32(e.Data))]
 			}
@@ -328,11 +309,11 @@ func (p *Plane) forget(t *table) error {
 	}
 	var err error
 	for range forgetTries {
-		t.tx = &transaction{}
+		t.Tx = &nf.Transaction{}
 		if err = t.forgetSteps(p.conn); err != nil {
 			return err
 		}
-		if err = p.commit(t.tx); !errors.Is(err, unix.ENOENT) { // ENOENT: a client's time ran out meanwhile
+		if err = p.commit(t.Tx); !errors.Is(err, unix.ENOENT) { // ENOENT: a client's time ran out meanwhile
 			break
 		}
 	}
@@ -347,17 +328,17 @@ func (t *table) forgetSteps(c *nfnetlink.Socket) error {
 	for _, s := range t.stale {
 		stale[s.handle] = true
 	}
-	err := t.list(c, t.sets[affinity], func() { *t.tx = transaction{} }, func(e nf.Element) {
+	err := t.List(c, affinity, func() { *t.Tx = nf.Transaction{} }, func(e nf.Element) {
 		if len(e.Data) != 4 {
 			return
 		}
 		h := handle(binary.NativeEndian.Uint32(e.Data))
 		if _, known := t.backends[h]; stale[h] || !known {
-			t.element(unix.NFT_MSG_DELSETELEM, affinity, e.Key, nil)
+			t.Element(unix.NFT_MSG_DELSETELEM, affinity, e.Key, nil)
 		}
 	})
 	for h := range stale {
-		t.element(unix.NFT_MSG_DELSETELEM, backends, native(uint32(h)), nil)
+		t.Element(unix.NFT_MSG_DELSETELEM, backends, nf.Native(uint32(h)), nil)
 	}
 	return err
 }

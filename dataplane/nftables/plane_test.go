@@ -19,6 +19,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -301,7 +302,7 @@ func TestPlane_changeAfterFlush(t *testing.T) {
 func TestPlane_tooManyClasses(t *testing.T) {
 	inNamespace(t, func(t *testing.T) {
 		s := model.NewState()
-		for i := range maxClass + 10 {
+		for i := range nf.MaxClass + 10 {
 			id := model.PoolID{Service: fmt.Sprintf("default/svc-%d", i)}
 			backend := model.Backend{AddrPort: netip.MustParseAddrPort("10.244.1.1:80"), Weight: 1}
 			s.Pools[id] = model.Pool{Backends: []model.Backend{backend}, Affinity: time.Duration(i+1) * time.Second}
@@ -313,7 +314,7 @@ func TestPlane_tooManyClasses(t *testing.T) {
 		if err := p.Sync(context.Background(), s); !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), "frontend 10.96.") {
 			t.Errorf("Sync: %v; want the frontends that are left out", err)
 		}
-		if n := strings.Count(nft(t, "list map ip fairlead frontends"), ". 80 :"); n < maxClass-maxSpare {
+		if n := strings.Count(nft(t, "list map ip fairlead frontends"), ". 80 :"); n < nf.MaxClass-maxSpare {
 			t.Errorf("only %d frontends are served", n)
 		}
 	})

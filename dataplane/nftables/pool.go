@@ -114,23 +114,23 @@ func (t *table) setSlot(p *pool, i int, old, backend netip.AddrPort) {
 	}
 	key := slotKey(p.number, i)
 	if old.IsValid() {
-		t.element(unix.NFT_MSG_DELSETELEM, m, key, nil)
+		t.Element(unix.NFT_MSG_DELSETELEM, m, key, nil)
 	}
 	if !backend.IsValid() {
 		return
 	}
 	if old.IsValid() {
-		t.tx.join()
+		t.Tx.Join()
 	}
 	data := nf.EncodeBackend
 	if p.sticky != nil {
-		data = func(b netip.AddrPort) []byte { return native(uint32(p.sticky.handles[b])) }
+		data = func(b netip.AddrPort) []byte { return nf.Native(uint32(p.sticky.handles[b])) }
 	}
-	t.element(unix.NFT_MSG_NEWSETELEM, m, key, data(backend))
+	t.Element(unix.NFT_MSG_NEWSETELEM, m, key, data(backend))
 }
 
 func slotKey(number uint32, i int) []byte {
-	return binary.NativeEndian.AppendUint32(native(number), uint32(i))
+	return binary.NativeEndian.AppendUint32(nf.Native(number), uint32(i))
 }
 
 // setHandles gives each backend of a pool with affinity a handle.
@@ -149,7 +149,7 @@ func (t *table) setHandles(p *pool) error {
 		h := newHandle(p.sticky.number, index)
 		p.sticky.handles[b] = h
 		t.backends[h] = b
-		t.element(unix.NFT_MSG_NEWSETELEM, backends, native(uint32(h)), nf.EncodeBackend(b))
+		t.Element(unix.NFT_MSG_NEWSETELEM, backends, nf.Native(uint32(h)), nf.EncodeBackend(b))
 	}
 	return nil
 }
@@ -194,7 +194,7 @@ func pair(a netip.Addr) string {
 // reclass leads the frontends of a pool to the pool that takes its place, and to the class of its size.
 func (t *table) reclass(old, p *pool, want model.Pool) error {
 	for _, key := range slices.Clone(old.users) {
-		was := t.byID[t.rows[key].token.class()]
+		was := t.byID[t.rows[key].token.Class()]
 		now := was
 		now.slots, now.affinity = len(p.slots), want.Affinity
 		if now == was && old == p {

@@ -12,7 +12,7 @@ import (
 
 // sync makes the steps from what load found to s.
 func (t *table) sync(s *model.State) error {
-	t.missing = !t.exists
+	t.missing = !t.Exists
 	if err := t.structure(); err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func (t *table) prepare(s *model.State) error {
 	largest := map[class]int{} // for each kind of class, whatever its size
 	total := 0
 	for key, f := range s.Frontends {
-		if t.mine(key.Addr) && f.Verdict == model.Forward {
+		if t.Family.Mine(key.Addr) && f.Verdict == model.Forward {
 			c, n := classOf(key, f, s.Pools[f.Pool]), len(s.Pools[f.Pool].Backends)
 			largest[c] = max(largest[c], n)
 			total += n
@@ -66,15 +66,12 @@ func (t *table) prepare(s *model.State) error {
 	return nil
 }
 
-// mine reports whether an address is of the table's family.
-func (t *table) mine(a netip.Addr) bool { return a.BitLen() == int(t.family.address.size)*8 }
-
 // adopt gives the pools of s the numbers under which the kernel holds them, as the tokens of their
 // frontends tell.
 func (t *table) adopt(s *model.State) {
 	shared := t.sharedNumbers(s)
 	for key, f := range s.Frontends {
-		number := t.rows[key].token.pool()
+		number := t.rows[key].token.Pool()
 		if number == 0 || shared[number] || f.Verdict != model.Forward || t.pools[f.Pool] != nil {
 			continue
 		}
@@ -97,7 +94,7 @@ func (t *table) adopt(s *model.State) {
 func (t *table) sharedNumbers(s *model.State) map[uint32]bool {
 	of, shared := map[uint32]model.PoolID{}, map[uint32]bool{}
 	for key, f := range s.Frontends {
-		number := t.rows[key].token.pool()
+		number := t.rows[key].token.Pool()
 		if id, ok := of[number]; ok && id != f.Pool {
 			shared[number] = true
 		}
@@ -154,7 +151,7 @@ func (t *table) dropUnknownHandles() {
 func (t *table) findSources() {
 	for scope, i := range []int{sources, internalSources} {
 		for element := range t.members[i] {
-			n := len(element) - 2*int(t.family.address.size)
+			n := len(element) - 2*int(4*t.Family.Address.Words())
 			if key, ok := nf.DecodeKey([]byte(element[:n]), model.Scope(scope)); ok {
 				t.found.sources[key] = append(t.found.sources[key], element)
 			}
@@ -168,20 +165,18 @@ func (t *table) setRows(
 ) error {
 	var errs []error
 	for id, pool := range pools {
-		if id.V6 == t.v6() {
+		if id.V6 == t.Family.V6() {
 			errs = append(errs, t.setPool(id, pool))
 		}
 	}
 	for key, f := range frontends {
-		if t.mine(key.Addr) {
+		if t.Family.Mine(key.Addr) {
 			errs = append(errs, t.setFrontend(key, f, s.Pools[f.Pool]))
 		}
 	}
 	t.trim()
 	return errors.Join(errs...)
 }
-
-func (t *table) v6() bool { return t.family.address.size == 16 }
 
 // sweep deletes what load found and s does not need.
 func (t *table) sweep() {
@@ -193,29 +188,21 @@ func (t *table) sweep() {
 	}
 	t.sweepMembers()
 	t.sweepClasses()
-	known := map[string]bool{}
+	keep := map[string]bool{chainLocalnet: true} // until Remove
 	for name := range t.found.classes {
-		known[name] = true
-	}
-	known[chainLocalnet] = true // until Remove
-	for _, c := range t.constantChains() {
-		known[c.name] = true
+		keep[name] = true
 	}
 	for c := range t.classes {
-		known[c.chain()] = true
+		keep[c.chain()] = true
 	}
-	for name := range t.chains {
-		if !known[name] {
-			t.deleteChain(name)
-		}
-	}
+	t.SweepChains(keep)
 	t.found.slots, t.found.choices = nil, nil
 }
 
 func (t *table) deleteChoices(number uint32, handles []handle) {
 	for i, h := range handles {
 		if h != 0 {
-			t.element(unix.NFT_MSG_DELSETELEM, choices, slotKey(number, i), nil)
+			t.Element(unix.NFT_MSG_DELSETELEM, choices, slotKey(number, i), nil)
 		}
 	}
 	t.numbers.give(number)
@@ -250,10 +237,10 @@ func (t *table) apply(s *model.State, c model.Change) error {
 
 // setPods makes the kernel recognise the packets of pods.
 func (t *table) setPods(s *model.State) error {
-	t.podInterfaces = s.Pods.Interfaces
+	t.PodInterfaces = s.Pods.Interfaces
 	var now []string
 	for _, p := range s.Pods.Prefixes {
-		if t.mine(p.Addr()) {
+		if t.Family.Mine(p.Addr()) {
 			now = append(now, nf.Interval(p))
 		}
 	}
@@ -263,7 +250,7 @@ func (t *table) setPods(s *model.State) error {
 
 func (t *table) setGuards(s *model.State) {
 	for p, v := range s.Guards {
-		if t.mine(p.Addr()) && p.IsSingleIP() {
+		if t.Family.Mine(p.Addr()) && p.IsSingleIP() {
 			t.setAddress(rejectAddresses, p.Addr(), v == model.Reject)
 			t.setAddress(dropAddresses, p.Addr(), v == model.Drop)
 		}
@@ -276,7 +263,7 @@ func (t *table) changeGuards(s *model.State, c model.Change) {
 	ranges := false
 	set := func(p netip.Prefix, v model.Verdict) {
 		switch {
-		case !t.mine(p.Addr()):
+		case !t.Family.Mine(p.Addr()):
 		case p.IsSingleIP():
 			t.setAddress(rejectAddresses, p.Addr(), v == model.Reject)
 			t.setAddress(dropAddresses, p.Addr(), v == model.Drop)
@@ -296,13 +283,7 @@ func (t *table) changeGuards(s *model.State, c model.Change) {
 }
 
 func (t *table) setRanges(s *model.State) {
-	nested := map[netip.Prefix]model.Verdict{}
-	for p, v := range s.Guards {
-		if t.mine(p.Addr()) && !p.IsSingleIP() {
-			nested[p] = v
-		}
-	}
-	spans := nf.Flatten(nested)
+	spans := nf.Flatten(s.Guards, t.Family)
 	for i, v := range map[int]model.Verdict{rejectRanges: model.Reject, dropRanges: model.Drop} {
 		var now []string
 		for _, s := range spans[v] {

@@ -18,21 +18,12 @@ const tableName = "fairlead"
 // table is what we know of our table of one family in the kernel. Its methods append the steps that
 // change the kernel to a transaction and assume that they will be done.
 type table struct {
-	family         family
-	name           string
-	mark           uint32
-	podInterfaces  []string
+	nf.Table
 	internals      int  // frontends of scope Internal
 	localnet       bool // some frontend is on 127.0.0.0/8
 	localnetIsOn   bool
 	localnetWasOff bool // and it was another plane that set it
-
-	sets      []*set
-	exists    bool
-	missing   bool // it did not exist when it was loaded
-	foreign   bool // made by another version: to be replaced, not taken over
-	foundSets map[string]bool
-	chains    map[string][]string // by name: the marks of the rules
+	missing        bool // it did not exist when it was loaded
 
 	rows    map[model.Key]row
 	pools   map[model.PoolID]*pool
@@ -51,13 +42,11 @@ type table struct {
 	stale    []staleHandle
 	surplus  []surplus
 	recheck  bool // the memory of affinity may hold more than stale handles
-
-	tx *transaction
 }
 
 // row is a frontend in the kernel.
 type row struct {
-	token token
+	token nf.Token
 	pool  *pool // nil: none
 	allow []netip.Prefix
 	found bool // by load: only the token is known, and the class does not count it among its users
@@ -76,23 +65,28 @@ type found struct {
 	classes map[string]uint32           // id by name of chain
 }
 
-func newTable(f family, mark uint32) *table {
+func newTable(f nf.Family, mark uint32, tx *nf.Transaction) *table {
 	t := &table{
-		family: f, name: tableName, mark: mark, sets: f.sets(),
-		foundSets: map[string]bool{}, chains: map[string][]string{},
+		Table: nf.Table{
+			Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx,
+			FoundSets: map[string]bool{}, Chains: map[string][]string{},
+		},
 		rows: map[model.Key]row{}, pools: map[model.PoolID]*pool{},
 		classes: map[class]*classUse{}, byID: map[uint32]class{},
 		found:    found{map[model.Key][]string{}, map[uint32][]netip.AddrPort{}, map[uint32][]handle{}, map[string]uint32{}},
-		numbers:  ids{next: 1, max: maxNumber},
-		classIDs: ids{next: 1, max: maxClass},
+		numbers:  ids{next: 1, max: nf.MaxNumber},
+		classIDs: ids{next: 1, max: nf.MaxClass},
 		stickies: ids{next: minSticky, first: minSticky, max: maxSticky},
 		backends: map[handle]netip.AddrPort{},
 	}
 	for i := range t.members {
 		t.members[i] = members{}
 	}
+	t.Describe = t.describe
 	return t
 }
+
+func (t *table) structure() error { return t.Structure(t.constantChains()) }
 
 // ids hands out numbers. Those given back are handed out again after the next settle, because the
 // kernel may hold elements under them until the transaction is done.
@@ -146,7 +140,7 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, of model.Pool) erro
 	// Sources are let in before the frontend asks for them, and go when it does not ask any more.
 	old, set := t.sourcesOf(key), sources+int(key.Scope)
 	if c.limited {
-		t.replace(set, old, t.encodeSources(key, f.Allow))
+		t.replace(set, old, nf.EncodeSources(key, f.Allow))
 	}
 	if err := t.setToken(key, c, p); err != nil {
 		return err
@@ -175,9 +169,9 @@ func (t *table) setToken(key model.Key, c class, p *pool) error {
 	if err != nil {
 		return fmt.Errorf("frontend %s: %w", key, err)
 	}
-	now := newToken(id, 0)
+	now := nf.NewToken(id, 0)
 	if p != nil {
-		now = newToken(id, p.number)
+		now = nf.NewToken(id, p.number)
 	}
 	old, replaces := t.rows[key]
 	if !replaces {
@@ -190,10 +184,10 @@ func (t *table) setToken(key model.Key, c class, p *pool) error {
 	case old.token == now:
 		return nil
 	case replaces:
-		t.element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), nil)
-		t.tx.join()
+		t.Element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), nil)
+		t.Tx.Join()
 	}
-	t.element(unix.NFT_MSG_NEWSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), native(uint32(now)))
+	t.Element(unix.NFT_MSG_NEWSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), nf.Native(uint32(now)))
 	return nil
 }
 
@@ -215,7 +209,7 @@ func (t *table) deleteFrontend(key model.Key) {
 	if !ok {
 		return
 	}
-	t.element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), nil)
+	t.Element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), nil)
 	t.replace(sources+int(key.Scope), t.sourcesOf(key), nil)
 	old.unlink(key, nil)
 	t.unuse(old)
@@ -237,7 +231,7 @@ func (t *table) use(c class) (id uint32, err error) {
 		}
 	}
 	delete(t.found.classes, name)
-	if err := t.setChain(t.classChain(c)); err != nil {
+	if err := t.SetChain(t.classChain(c)); err != nil {
 		return 0, err
 	}
 	if !adopted {
@@ -250,7 +244,7 @@ func (t *table) use(c class) (id uint32, err error) {
 
 // unuse counts one user of a row's class less.
 func (t *table) unuse(r row) {
-	if c, ok := t.byID[r.token.class()]; ok && !r.found {
+	if c, ok := t.byID[r.token.Class()]; ok && !r.found {
 		t.classes[c].users--
 	}
 }
@@ -281,19 +275,10 @@ func (t *table) sweepClasses() {
 
 func (t *table) deleteClass(id uint32, name string) {
 	t.classElement(unix.NFT_MSG_DELSETELEM, id, name)
-	t.deleteChain(name)
+	t.DeleteChain(name)
 	t.classIDs.give(id)
 }
 
 func (t *table) classElement(verb uint16, id uint32, chain string) {
-	t.beginElement(verb, classes, native(uint32(newToken(id, 0))), nil)
-	if verb == unix.NFT_MSG_NEWSETELEM {
-		data := t.tx.Open(unix.NFTA_SET_ELEM_DATA)
-		verdict := t.tx.Open(unix.NFTA_DATA_VERDICT)
-		t.tx.Uint32(unix.NFTA_VERDICT_CODE, uint32(0xffffffff&int64(unix.NFT_GOTO)))
-		t.tx.Text(unix.NFTA_VERDICT_CHAIN, chain)
-		t.tx.Close(verdict)
-		t.tx.Close(data)
-	}
-	t.endElement()
+	t.Element(verb, classes, nf.Native(uint32(nf.NewToken(id, 0))), []byte(chain))
 }

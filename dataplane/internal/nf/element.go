@@ -1,8 +1,3 @@
-// Package nf says once how the data planes that keep tables of nf_tables write and read what those hold: keys of
-// sets, ranges of addresses, elements as the kernel lists them, and by which mark they know their own rules.
-//
-//	rows ── EncodeKey, Interval, Flatten ──► sets ──► kernel
-//	what is there ◄── DecodeElement, DecodeBackend, RuleMark ──┘
 package nf
 
 import (
@@ -15,9 +10,6 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
-
-// KeyEnd is NFTA_SET_ELEM_KEY_END of include/uapi/linux/netfilter/nf_tables.h, which x/sys/unix lacks.
-const KeyEnd = 10
 
 // EncodeKey writes a destination as the kernel wants the parts of a concatenation: in network byte
 // order, each padded to words of four bytes.
@@ -63,14 +55,31 @@ func Interval(p netip.Prefix) string {
 	return string(append(first, last...))
 }
 
+// EncodeSources are the elements that let sources reach a destination: its key with their ranges.
+func EncodeSources(key model.Key, allow []netip.Prefix) (keys []string) {
+	for _, p := range allow {
+		if p.Addr().Is6() == key.Addr.Is6() {
+			keys = append(keys, string(EncodeKey(key))+Interval(p))
+		}
+	}
+	return keys
+}
+
 // Span is a range of addresses, both ends included.
 type Span struct{ First, Last netip.Addr }
 
 // Encode writes both ends.
 func (s Span) Encode() string { return string(append(s.First.AsSlice(), s.Last.AsSlice()...)) }
 
-// Flatten turns nested prefixes, of which the longest wins, into disjoint ranges for each verdict.
-func Flatten(guards map[netip.Prefix]model.Verdict) map[model.Verdict][]Span {
+// Flatten turns the nested prefixes of one family, of which the longest wins, into disjoint ranges for each verdict.
+// Single addresses are left out.
+func Flatten(all map[netip.Prefix]model.Verdict, f Family) map[model.Verdict][]Span {
+	guards := map[netip.Prefix]model.Verdict{}
+	for p, v := range all {
+		if f.Mine(p.Addr()) && !p.IsSingleIP() {
+			guards[p] = v
+		}
+	}
 	var starts []netip.Addr
 	for p := range guards {
 		s := prefixSpan(p)
@@ -101,35 +110,6 @@ func Flatten(guards map[netip.Prefix]model.Verdict) map[model.Verdict][]Span {
 	return spans
 }
 
-// Edge is where a range begins or, not included, ends. The kernel lists each as an element of its own.
-type Edge struct {
-	netip.Addr
-	End bool
-}
-
-// Ranges pairs the edges of ranges.
-func Ranges(edges []Edge) (spans []Span) {
-	slices.SortFunc(edges, func(a, b Edge) int {
-		if c := a.Compare(b.Addr); c != 0 || a.End == b.End {
-			return c
-		} else if a.End { // a range ends before the next one starts at the same address
-			return -1
-		}
-		return 1
-	})
-	for n, e := range edges {
-		if e.End {
-			continue
-		}
-		last := prefixSpan(netip.PrefixFrom(e.Addr, 0)).Last // where there is no end
-		if n+1 < len(edges) {
-			last = edges[n+1].Prev()
-		}
-		spans = append(spans, Span{e.Addr, last})
-	}
-	return spans
-}
-
 func prefixSpan(p netip.Prefix) Span {
 	b := []byte(Interval(p))
 	first, _ := netip.AddrFromSlice(b[:len(b)/2])
@@ -139,19 +119,18 @@ func prefixSpan(p netip.Prefix) Span {
 
 // Element is what the kernel lists of one.
 type Element struct {
-	Key, KeyEnd, Data []byte
+	Key, Data, keyEnd []byte
 	Chain             string // of verdict maps
 	End               bool   // of an interval
 }
 
-// DecodeElement reads the attributes of one.
-func DecodeElement(b []byte) (e Element) {
+func decodeElement(b []byte) (e Element) {
 	nfnetlink.Attributes(b, func(kind uint16, data []byte) {
 		switch kind {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
-		case KeyEnd:
-			e.KeyEnd = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
+		case attrKeyEnd:
+			e.keyEnd = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Data = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
 			e.Chain = nfnetlink.Text(nfnetlink.Attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN)
@@ -160,32 +139,4 @@ func DecodeElement(b []byte) (e Element) {
 		}
 	})
 	return e
-}
-
-// Types of the items in a rule's user data: nft's own for the comment, and one that it skips.
-const (
-	userDataComment = 0
-	userDataMark    = 0x46
-)
-
-// RuleUserData is what a rule carries for people, the comment, and for us, its mark.
-func RuleUserData(mark, comment string) []byte {
-	user := []byte{userDataMark, byte(len(mark))}
-	user = append(user, mark...)
-	if comment != "" {
-		user = append(user, userDataComment, byte(len(comment)+1))
-		user = append(append(user, comment...), 0)
-	}
-	return user
-}
-
-// RuleMark is the mark in a rule's user data; empty if the rule is not ours.
-func RuleMark(user []byte) string {
-	for len(user) >= 2 && len(user) >= 2+int(user[1]) {
-		if user[0] == userDataMark {
-			return string(user[2 : 2+user[1]])
-		}
-		user = user[2+user[1]:]
-	}
-	return ""
 }

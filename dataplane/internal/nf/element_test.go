@@ -19,7 +19,7 @@ func TestFlatten_agreesWithLookup(t *testing.T) {
 			p, _ := a.Prefix(r.IntN(32))
 			s.Guards[p] = model.Reject + model.Verdict(r.IntN(2))
 		}
-		spans := Flatten(s.Guards)
+		spans := Flatten(s.Guards, Families[0])
 		for range 50 {
 			a := address(byte(9+r.IntN(3)), byte(r.IntN(3)), byte(r.IntN(3)), byte(r.IntN(6)))
 			want := s.Lookup(model.Packet{Protocol: model.TCP, Source: a, Destination: netip.AddrPortFrom(a, 1)}).Verdict

@@ -1,0 +1,181 @@
+package nf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+)
+
+// Load reads what the kernel holds in the table, but for elements; the chains are those of Structure. A table whose
+// sets or base chains differ from ours, because another version made them, is not taken over: it is Foreign.
+func (t *Table) Load(c *nfnetlink.Socket, chains []Chain) error {
+	for _, step := range []func() error{
+		func() error { return t.LoadTable(c) },
+		func() error { return t.loadSets(c) },
+		func() error { return t.LoadChains(c, chains) },
+		func() error { return t.loadRules(c) },
+	} {
+		if err := step(); err != nil {
+			return fmt.Errorf("list %s: %w", t, err)
+		}
+		if !t.Exists || t.Foreign {
+			return nil
+		}
+	}
+	return nil
+}
+
+// listing asks for objects of one kind in our table. The kernel may list those of others too.
+func (t *Table) listing(verb uint16, reset func(), each func(attrs []byte)) nfnetlink.Request {
+	const own = unix.NFTA_TABLE_NAME // the table's name has this number in all kinds of messages
+	r := nfnetlink.Request{Kind: nfnetlink.NFTables | verb, Family: t.Family.Number, Reset: reset}
+	r.Each = func(attrs []byte) {
+		if nfnetlink.Text(attrs, own) == t.Name {
+			each(attrs)
+		}
+	}
+	r.Filter.Text(own, t.Name)
+	return r
+}
+
+// LoadTable finds out whether the table exists.
+func (t *Table) LoadTable(c *nfnetlink.Socket) error {
+	l := t.listing(unix.NFT_MSG_GETTABLE, func() {}, func(attrs []byte) {
+		t.Exists = true
+		t.Foreign = number(attrs, unix.NFTA_TABLE_FLAGS) != 0 // dormant, or somebody's own
+	})
+	l.Filter.B = nil // with a filter the kernel wants to be asked for one table, not for a list
+	return c.Dump(l)
+}
+
+// number is an attribute of four bytes; 0 if there is none.
+func number(attrs []byte, kind uint16) uint32 {
+	if b := nfnetlink.Attribute(attrs, kind); len(b) == 4 {
+		return binary.BigEndian.Uint32(b)
+	}
+	return 0
+}
+
+func (t *Table) loadSets(c *nfnetlink.Socket) error {
+	reset := func() { clear(t.FoundSets) }
+	return c.Dump(t.listing(unix.NFT_MSG_GETSET, reset, func(attrs []byte) {
+		name := nfnetlink.Text(attrs, unix.NFTA_SET_NAME)
+		t.FoundSets[name] = true
+		i := slices.IndexFunc(t.Sets, func(s *Set) bool { return s.Name == name })
+		t.Foreign = t.Foreign || i < 0 || !t.Sets[i].is(attrs)
+	}))
+}
+
+// is reports whether a set that the kernel lists has the form of s.
+func (s *Set) is(attrs []byte) bool {
+	is := func(attr uint16, want uint32) bool { return number(attrs, attr) == want }
+	return is(unix.NFTA_SET_FLAGS, s.Flags) &&
+		is(unix.NFTA_SET_KEY_TYPE, kind(s.Key)) && is(unix.NFTA_SET_KEY_LEN, size(s.Key)) &&
+		(s.Data == nil || is(unix.NFTA_SET_DATA_TYPE, kind(s.Data)) && is(unix.NFTA_SET_DATA_LEN, size(s.Data)))
+}
+
+// LoadChains reads which chains there are.
+func (t *Table) LoadChains(c *nfnetlink.Socket, chains []Chain) error {
+	hooks := map[string]*Hook{}
+	for _, c := range chains {
+		hooks[c.Name] = c.Hook
+	}
+	reset := func() { clear(t.Chains) }
+	return c.Dump(t.listing(unix.NFT_MSG_GETCHAIN, reset, func(attrs []byte) {
+		name := nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME)
+		t.Chains[name] = nil
+		policy := nfnetlink.Attribute(attrs, unix.NFTA_CHAIN_POLICY)
+		t.Foreign = t.Foreign || !hooks[name].is(attrs) || len(policy) == 4 && binary.BigEndian.Uint32(policy) != acceptPolicy
+	}))
+}
+
+// is reports whether a chain that the kernel lists hangs where h says; nil: nowhere.
+func (h *Hook) is(attrs []byte) bool {
+	have := nfnetlink.Attribute(attrs, unix.NFTA_CHAIN_HOOK)
+	if h == nil || have == nil {
+		return h == nil && have == nil
+	}
+	is := func(attr uint16, want uint32) bool {
+		return bytes.Equal(nfnetlink.Attribute(have, attr), binary.BigEndian.AppendUint32(nil, want))
+	}
+	return nfnetlink.Text(attrs, unix.NFTA_CHAIN_TYPE) == h.Kind &&
+		is(unix.NFTA_HOOK_HOOKNUM, h.Number) && is(unix.NFTA_HOOK_PRIORITY, uint32(h.Priority))
+}
+
+func (t *Table) loadRules(c *nfnetlink.Socket) error {
+	reset := func() {
+		for name := range t.Chains {
+			t.Chains[name] = nil
+		}
+	}
+	return c.Dump(t.listing(unix.NFT_MSG_GETRULE, reset, func(attrs []byte) {
+		name := nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN)
+		t.Chains[name] = append(t.Chains[name], ruleMark(nfnetlink.Attribute(attrs, unix.NFTA_RULE_USERDATA)))
+	}))
+}
+
+// List calls f for each element of a set as the kernel lists it, and reset when it lists from the start.
+func (t *Table) List(c *nfnetlink.Socket, set int, reset func(), f func(Element)) error {
+	l := t.listing(unix.NFT_MSG_GETSETELEM, reset, func(attrs []byte) {
+		nfnetlink.Attributes(nfnetlink.Attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
+			f(decodeElement(data))
+		})
+	})
+	l.Filter.Text(unix.NFTA_SET_ELEM_LIST_SET, t.Sets[set].Name)
+	return c.Dump(l)
+}
+
+// Members does the same, with the keys that Element takes.
+func (t *Table) Members(c *nfnetlink.Socket, set int, reset func(), f func(key string, e Element)) error {
+	s, n := t.Sets[set], int(t.Family.Address.size())
+	if s.Interval() && s.Flags&Concat == 0 {
+		reset()
+		return t.ranges(c, set, f)
+	}
+	return t.List(c, set, reset, func(e Element) {
+		key := string(e.Key)
+		if s.Interval() && len(e.keyEnd) == len(e.Key) {
+			key += string(e.keyEnd[len(e.keyEnd)-n:])
+		}
+		f(key, e)
+	})
+}
+
+// ranges pairs the ends of ranges, which the kernel lists as elements of their own.
+func (t *Table) ranges(c *nfnetlink.Socket, set int, f func(key string, e Element)) error {
+	type edge struct {
+		netip.Addr
+		end bool
+	}
+	var edges []edge
+	err := t.List(c, set, func() { edges = nil }, func(e Element) {
+		if a, ok := netip.AddrFromSlice(e.Key); ok {
+			edges = append(edges, edge{a, e.End})
+		}
+	})
+	slices.SortFunc(edges, func(a, b edge) int {
+		if c := a.Compare(b.Addr); c != 0 || a.end == b.end {
+			return c
+		} else if a.end { // a range ends before the next one starts at the same address
+			return -1
+		}
+		return 1
+	})
+	for n, e := range edges {
+		if e.end {
+			continue
+		}
+		last := prefixSpan(netip.PrefixFrom(e.Addr, 0)).Last // where there is no end
+		if n+1 < len(edges) {
+			last = edges[n+1].Prev()
+		}
+		f(Span{e.Addr, last}.Encode(), Element{})
+	}
+	return err
+}

@@ -1,0 +1,136 @@
+package nf
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// The priorities of base chains: those of nft's dstnat and srcnat, the first one later by one. The kernel
+// asks no further chain about a connection that one has translated, so that kube-proxy, whose chains have
+// -100, goes first as long as its rules are there. So when it comes back and Fairlead is gone,
+// changes of Services that have endpoints are followed, whatever Fairlead has left in the kernel. Where
+// kube-proxy has no rule, as for a Service that was deleted or (but in its mode nftables) has no endpoints
+// any more, what was left, and nobody brings up to date, still answers, until fairlead clean has run.
+const (
+	Translation  = -99
+	Masquerading = 100
+)
+
+// Chains that base chains and classes lead to.
+const (
+	ChainServices = "services" // packets of others
+	ChainInternal = "internal" // packets of this node and its pods
+	ChainReject   = "refuse"
+
+	chainMark           = "mark"
+	chainMarkOffCluster = "mark-off-cluster"
+)
+
+// Decisions are the chains that look up the destination of a connection's first packet, and those they need. Internal
+// are the rules that come first for packets of this node, last those at the end for all.
+func (t *Table) Decisions(internal []Rule, last ...Rule) []Chain {
+	to := func(set string, verdict any) []any {
+		return []any{t.Family.Load(t.Family.Destination, 0), In(set), verdict}
+	}
+	mark := NewRule("", LoadMeta(expr.MetaKeyMARK, 0), Bits(0, ^t.Mark, t.Mark), StoreMeta(expr.MetaKeyMARK, 0))
+	return []Chain{
+		t.rejectChain(),
+		{Name: chainMark, Rules: []Rule{mark}},
+		{Name: chainMarkOffCluster, Rules: append(t.FromPods("pods keep their address", Return()), mark)},
+		{Name: ChainServices, Rules: append([]Rule{
+			t.Dispatch("frontends"),
+			NewRule("guards: addresses", to("drop-addresses", Drop())...),
+			NewRule("", to("reject-addresses", GoTo(ChainReject))...),
+			NewRule("guards: ranges", to("drop-ranges", Drop())...),
+			NewRule("", to("reject-ranges", GoTo(ChainReject))...),
+		}, last...)},
+		{Name: ChainInternal, Rules: append(slices.Clone(internal), NewRule("", GoTo(ChainServices)))},
+	}
+}
+
+// Dispatch finds the token of the destination in a map and goes to the chain of its class. The token travels
+// in the packet's priority because nft cannot print a rule that uses what one map says as the key of
+// the next. Only the first packet of a connection comes here; the class's chain resets its priority.
+func (t *Table) Dispatch(frontends string) Rule {
+	exprs, _ := t.Family.DestinationKey()
+	return NewRule("token, then class", append(exprs,
+		Find(frontends, 0), StoreMeta(expr.MetaKeyPRIORITY, 0),
+		LoadMeta(expr.MetaKeyPRIORITY, 0), Bits(0, ^uint32(PoolMask), 0), Follow("classes"))...)
+}
+
+// FromPods are the rules that send packets of pods to a verdict.
+func (t *Table) FromPods(comment string, verdict any) []Rule {
+	rules := []Rule{NewRule(comment, t.Family.Load(t.Family.Source, 0), In("pods"), verdict)}
+	for _, name := range t.PodInterfaces {
+		rules = append(rules, NewRule(comment,
+			LoadMeta(expr.MetaKeyIIFNAME, 0), Equals(InterfacePattern(name)), verdict))
+	}
+	return rules
+}
+
+// InterfacePattern is the name as the kernel compares it: whole, or the bytes before a final *.
+func InterfacePattern(name string) []byte {
+	if prefix, wild := strings.CutSuffix(name, "*"); wild {
+		return []byte(prefix)
+	}
+	return append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
+}
+
+func (t *Table) rejectChain() Chain {
+	protocol := LoadMeta(expr.MetaKeyL4PROTO, 0)
+	c := Chain{Name: ChainReject, Rules: []Rule{NewRule("",
+		protocol, Equals([]byte{unix.IPPROTO_TCP}), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})}}
+	for _, u := range t.Family.unreachable {
+		exprs := []any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: u.code}}
+		if u.protocol != 0 {
+			exprs = append([]any{protocol, Equals([]byte{u.protocol})}, exprs...)
+		}
+		c.Rules = append(c.Rules, NewRule("", exprs...))
+	}
+	return c
+}
+
+// Admission are the first rules of a class's chain: who may come in, and whose source is to be replaced. Unless the
+// verdict is Forward they are all. Sources names the set of those who may; empty: everybody may.
+//
+// The mark is set in the constant chains only: classes that nobody uses at the moment may stay in the kernel, and
+// must not keep the mark of a former configuration.
+func (t *Table) Admission(v model.Verdict, snat model.SNAT, sources string) (rules []Rule) {
+	add := func(comment string, exprs ...any) { rules = append(rules, NewRule(comment, exprs...)) }
+	if sources != "" {
+		key, next := t.Family.DestinationKey()
+		add("allowed sources", append(key, t.Family.Load(t.Family.Source, next), NotIn(sources), Drop())...)
+	}
+	switch {
+	case v == model.Drop:
+		add("", Drop())
+	case v == model.Reject:
+		add("", GoTo(ChainReject))
+	case snat == model.OffCluster:
+		add("", Jump(chainMarkOffCluster))
+	case snat == model.Always:
+		add("", Jump(chainMark))
+	}
+	return rules
+}
+
+// Masquerade is the rule for packets whose source is to be replaced.
+func (t *Table) Masquerade() Rule {
+	return NewRule("replace the source address, clear the mark",
+		LoadMeta(expr.MetaKeyMARK, 0), Bits(0, t.Mark, 0), Equals(Native(t.Mark)),
+		LoadMeta(expr.MetaKeyMARK, 0), Bits(0, ^uint32(0), t.Mark), StoreMeta(expr.MetaKeyMARK, 0),
+		&expr.Masq{FullyRandom: true})
+}
+
+// MasqueradeHairpin is the rule for backends that reach themselves. It begins with the plane's conditions.
+func (t *Table) MasqueradeHairpin(conditions ...any) Rule {
+	f := t.Family
+	return NewRule("backends that reach themselves", append(conditions,
+		f.Load(f.Source, 0), f.Load(f.Destination, f.Address.Words()), In("hairpin"),
+		&expr.Masq{FullyRandom: true})...)
+}

@@ -1,0 +1,272 @@
+package nf
+
+import (
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Table is what we know of our table of one family in the kernel. We own what is in it. The methods that change it
+// append steps to Tx and assume that they will be done.
+type Table struct {
+	Family        Family
+	Name          string
+	Mark          uint32   // the packets' bit that has their source replaced
+	PodInterfaces []string // whose packets are of pods
+	Sets          []*Set
+	Tx            *Transaction
+	// Describe, if not nil, names an element within its set; empty: its key says enough.
+	Describe func(*Set, Element) string
+
+	Exists    bool
+	Foreign   bool // made by another version: to be replaced, not taken over
+	FoundSets map[string]bool
+	Chains    map[string][]string // by name: the marks of the rules
+
+	constant map[string]bool // names of the chains of Structure
+}
+
+// String names the table as people do.
+func (t *Table) String() string { return "table " + t.Family.Name + " " + t.Name }
+
+// Structure makes the table, its sets and the chains that it always has.
+func (t *Table) Structure(chains []Chain) error {
+	if !t.Exists {
+		t.object(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, "")
+		t.Tx.end()
+		t.Exists = true
+	}
+	for i, s := range t.Sets {
+		if !t.FoundSets[s.Name] {
+			t.newSet(i)
+			t.FoundSets[s.Name] = true
+		}
+	}
+	t.constant = map[string]bool{}
+	for _, c := range chains { // before the rules that lead to them
+		t.constant[c.Name] = true
+		if _, exists := t.Chains[c.Name]; !exists {
+			t.newChain(c)
+			t.Tx.Join()
+			t.Chains[c.Name] = nil
+		}
+	}
+	for _, c := range chains {
+		if err := t.SetChain(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Delete deletes the table with all that is in it.
+func (t *Table) Delete() {
+	t.object(unix.NFT_MSG_DELTABLE, 0, 0, "")
+	t.Tx.end()
+}
+
+// SetChain makes the kernel hold a chain with exactly these rules.
+func (t *Table) SetChain(c Chain) error {
+	var marks []string
+	var bodies [][]byte
+	for _, r := range c.Rules {
+		body, mark, err := r.encode(t.Family)
+		if err != nil {
+			return err
+		}
+		marks, bodies = append(marks, mark), append(bodies, body)
+	}
+	have, exists := t.Chains[c.Name]
+	switch {
+	case exists && slices.Equal(have, marks):
+		return nil
+	case !exists:
+		t.newChain(c)
+	case len(have) > 0:
+		t.Flush(c.Name)
+	}
+	for i, r := range c.Rules {
+		t.Tx.Join() // a chain is never seen without its rules
+		t.object(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFTA_RULE_CHAIN, c.Name)
+		t.Tx.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, bodies[i])
+		t.Tx.Bytes(unix.NFTA_RULE_USERDATA, r.userData(marks[i]))
+		t.Tx.end()
+	}
+	t.Chains[c.Name] = marks
+	return nil
+}
+
+// DeleteChain deletes a chain and its rules.
+func (t *Table) DeleteChain(name string) {
+	t.Flush(name)
+	t.Tx.Join()
+	t.object(unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME, name)
+	t.Tx.end()
+	delete(t.Chains, name)
+}
+
+// SweepChains deletes all chains but those that the table always has, and these.
+func (t *Table) SweepChains(keep map[string]bool) {
+	for name := range t.Chains {
+		if !t.constant[name] && !keep[name] {
+			t.DeleteChain(name)
+		}
+	}
+}
+
+// Flush deletes the rules of a chain, or of all if the name is empty.
+func (t *Table) Flush(chain string) {
+	t.object(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, chain)
+	t.Tx.end()
+}
+
+// DeleteSet deletes a set and its elements.
+func (t *Table) DeleteSet(name string) {
+	t.object(unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, name)
+	t.Tx.end()
+}
+
+// object begins a step about an object in the table, by its name; without a name it is about the table itself.
+func (t *Table) object(verb, flags, kind uint16, name string) {
+	const table = unix.NFTA_TABLE_NAME // the table's name has this number in all kinds of messages
+	t.Tx.begin(verb, flags, t)
+	t.Tx.Text(table, t.Name)
+	if name != "" {
+		t.Tx.Text(kind, name)
+	}
+}
+
+func (t *Table) newChain(c Chain) {
+	t.object(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, c.Name)
+	if c.Hook != nil {
+		h := t.Tx.Open(unix.NFTA_CHAIN_HOOK)
+		t.Tx.Uint32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Number)
+		t.Tx.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))
+		t.Tx.Close(h)
+		t.Tx.Text(unix.NFTA_CHAIN_TYPE, c.Hook.Kind)
+	}
+	t.Tx.end()
+}
+
+func (t *Table) newSet(i int) {
+	s := t.Sets[i]
+	t.object(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, s.Name)
+	t.Tx.Uint32(unix.NFTA_SET_FLAGS, s.Flags)
+	t.Tx.Uint32(unix.NFTA_SET_KEY_TYPE, kind(s.Key))
+	t.Tx.Uint32(unix.NFTA_SET_KEY_LEN, size(s.Key))
+	t.Tx.Uint32(unix.NFTA_SET_ID, uint32(i+1)) // in this transaction
+	switch {
+	case s.Data != nil:
+		t.Tx.Uint32(unix.NFTA_SET_DATA_TYPE, kind(s.Data))
+		t.Tx.Uint32(unix.NFTA_SET_DATA_LEN, size(s.Data))
+	case s.Verdicts():
+		t.Tx.Uint32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
+	}
+	desc := t.Tx.Open(unix.NFTA_SET_DESC)
+	if s.Maximum > 0 {
+		t.Tx.Uint32(unix.NFTA_SET_DESC_SIZE, s.Maximum)
+	}
+	if s.Flags&Concat != 0 {
+		t.concatenation(s.Key)
+	}
+	t.Tx.Close(desc)
+	t.Tx.Bytes(unix.NFTA_SET_USERDATA, s.userData())
+	t.Tx.end()
+}
+
+// concatenation describes the parts of the key to sets that look up ranges.
+func (t *Table) concatenation(key []Field) {
+	c := t.Tx.Open(setDescConcat)
+	for _, f := range key {
+		e := t.Tx.Open(unix.NFTA_LIST_ELEM)
+		t.Tx.Uint32(setFieldLen, f.size())
+		t.Tx.Close(e)
+	}
+	t.Tx.Close(c)
+}
+
+// userData tells nft, which prints them, that single keys and data of ours are in host byte order.
+func (s *Set) userData() (b []byte) {
+	const keyByteOrder, dataByteOrder, host, network = 0, 1, 1, 2
+	order := func(kind byte, fields []Field) {
+		o := byte(network)
+		if len(fields) == 1 && fields[0] == Priority {
+			o = host
+		}
+		b = append(b, kind, 4, o, 0, 0, 0)
+	}
+	order(keyByteOrder, s.Key)
+	if s.Data != nil {
+		order(dataByteOrder, s.Data)
+	}
+	return b
+}
+
+// Element adds an element to a set, or deletes it. The key of a range is its first and its last address, after what
+// comes before them in a concatenation; data is the name of a chain in a verdict map.
+func (t *Table) Element(verb uint16, set int, key, data []byte) {
+	s := t.Sets[set]
+	if !s.Interval() {
+		t.begin(verb, s, key, nil)
+		t.data(verb, s, data)
+		t.end()
+		return
+	}
+	n := int(t.Family.Address.size())
+	first, last := key[:len(key)-n], key[len(key)-n:]
+	if s.Flags&Concat != 0 {
+		t.begin(verb, s, first, append(slices.Clone(first[:len(first)-n]), last...))
+		t.end()
+		return
+	}
+	t.begin(verb, s, first, nil)
+	t.end()
+	end, _ := netip.AddrFromSlice(last)
+	if end = end.Next(); end.IsValid() { // a range that reaches the last address has no end element
+		t.Tx.Join()
+		t.begin(verb, s, end.AsSlice(), nil)
+		t.Tx.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		t.end()
+	}
+}
+
+// begin opens a step for one element of which more attributes follow. keyEnd is the upper end of a concatenated
+// range, else nil.
+func (t *Table) begin(verb uint16, s *Set, key, keyEnd []byte) {
+	var flags uint16
+	if verb == unix.NFT_MSG_NEWSETELEM {
+		flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL // what is there already is not what we think
+	}
+	t.Tx.begin(verb, flags, t).set = s
+	t.Tx.Open(unix.NFTA_LIST_ELEM)
+	k := t.Tx.Open(unix.NFTA_SET_ELEM_KEY)
+	t.Tx.Bytes(unix.NFTA_DATA_VALUE, key)
+	t.Tx.Close(k)
+	if keyEnd != nil {
+		k = t.Tx.Open(attrKeyEnd)
+		t.Tx.Bytes(unix.NFTA_DATA_VALUE, keyEnd)
+		t.Tx.Close(k)
+	}
+}
+
+func (t *Table) end() {
+	t.Tx.Close(t.Tx.last().from)
+	t.Tx.end()
+}
+
+func (t *Table) data(verb uint16, s *Set, data []byte) {
+	if verb != unix.NFT_MSG_NEWSETELEM || s.Flags&unix.NFT_SET_MAP == 0 {
+		return
+	}
+	d := t.Tx.Open(unix.NFTA_SET_ELEM_DATA)
+	if s.Verdicts() {
+		verdict := t.Tx.Open(unix.NFTA_DATA_VERDICT)
+		t.Tx.Uint32(unix.NFTA_VERDICT_CODE, uint32(0xffffffff&int64(unix.NFT_GOTO)))
+		t.Tx.Text(unix.NFTA_VERDICT_CHAIN, string(data))
+		t.Tx.Close(verdict)
+	} else {
+		t.Tx.Bytes(unix.NFTA_DATA_VALUE, data)
+	}
+	t.Tx.Close(d)
+}

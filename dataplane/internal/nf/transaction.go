@@ -1,0 +1,276 @@
+package nf
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/model"
+)
+
+// A Step is one thing to do to the kernel: one element to add to or delete from a set, or the
+// attributes of any other nf_tables message.
+type Step struct {
+	Verb     uint16 // NFT_MSG_*
+	Table    *Table
+	flags    uint16
+	set      *Set // elements only
+	from, to int  // its attributes in the transaction's bytes
+	joined   bool // the next step must be in the same kernel transaction
+}
+
+// Transaction gathers steps in the order in which the kernel shall perform them. Any prefix of it
+// that does not end in a joined step leaves the kernel in a state in which packets find their way:
+// what rows refer to is added before them and deleted after them.
+type Transaction struct {
+	nfnetlink.Encoder
+	Steps []Step
+}
+
+func (t *Transaction) begin(verb, flags uint16, table *Table) *Step {
+	t.Steps, t.B = double(t.Steps, 1), double(t.B, maxStep)
+	t.Steps = append(t.Steps, Step{Verb: verb, flags: flags, Table: table, from: len(t.B)})
+	return t.last()
+}
+
+// maxStep is about what the attributes of one step take.
+const maxStep = 256
+
+// double makes room for n more elements or, if there is none, for as many again. (Where append makes
+// room it is for a quarter of them: long slices leave four times what they hold as garbage.)
+func double[T any](s []T, n int) []T {
+	if cap(s)-len(s) >= n {
+		return s
+	}
+	return slices.Grow(s, len(s)+n)
+}
+
+func (t *Transaction) last() *Step { return &t.Steps[len(t.Steps)-1] }
+
+func (t *Transaction) end() { t.last().to = len(t.B) }
+
+// Join ties the last step, if there is one, to the one that follows.
+func (t *Transaction) Join() {
+	if len(t.Steps) > 0 {
+		t.last().joined = true
+	}
+}
+
+// Joined reports whether the next step must be in the same kernel transaction.
+func (s *Step) Joined() bool { return s.joined }
+
+// Append adds the steps of another transaction, which is empty then.
+func (t *Transaction) Append(o *Transaction) {
+	offset := len(t.B)
+	t.B = append(t.B, o.B...)
+	for _, s := range o.Steps {
+		s.from, s.to = s.from+offset, s.to+offset
+		t.Steps = append(t.Steps, s)
+	}
+	*o = Transaction{}
+}
+
+const (
+	// chunkSize bounds one kernel transaction, and with it how long the ruleset's lock is held.
+	chunkSize = 512 << 10
+	// maxAttribute is the most that one list of elements may hold: its length is a uint16.
+	maxAttribute = 1<<16 - 512
+)
+
+// Chunks are the steps in as few kernel transactions as their size allows.
+func (t *Transaction) Chunks(c *nfnetlink.Socket) iter.Seq[[]Step] {
+	size := min(chunkSize, c.Room/2) // the other half is more than the headers of messages need
+	return func(yield func([]Step) bool) {
+		for steps := t.Steps; len(steps) > 0; {
+			n := chunk(steps, size)
+			if !yield(steps[:n]) {
+				return
+			}
+			steps = steps[n:]
+		}
+	}
+}
+
+// chunk is how many of the steps make up the next kernel transaction.
+func chunk(steps []Step, size int) int {
+	for n := range steps {
+		if steps[n].to-steps[0].from > size && n > 0 && !steps[n-1].joined {
+			return n
+		}
+	}
+	return len(steps)
+}
+
+// Refusal is the kernel's answer to a step.
+type Refusal struct {
+	step string
+	err  error
+}
+
+func (r *Refusal) Error() string { return fmt.Sprintf("nf_tables refuses %s: %v", r.step, r.err) }
+func (r *Refusal) Unwrap() error { return r.err }
+
+// Send performs steps of the transaction as one kernel transaction: all or none of them. The error is a Refusal if
+// the kernel does not take one.
+func (t *Transaction) Send(c *nfnetlink.Socket, steps []Step) error {
+	t.encode(c.Begin(), steps)
+	return t.explain(c.Commit(), steps)
+}
+
+// Check has the kernel check all steps, but not perform them.
+func (t *Transaction) Check(c *nfnetlink.Socket) error {
+	t.encode(c.Begin(), t.Steps)
+	return t.explain(c.Check(), t.Steps)
+}
+
+func (t *Transaction) encode(e *nfnetlink.Encoder, steps []Step) {
+	for i := 0; i < len(steps); {
+		s := &steps[i]
+		start := e.Message(nfnetlink.NFTables|s.Verb, s.flags, s.Table.Family.Number)
+		if s.set == nil {
+			e.B = append(e.B, t.B[s.from:s.to]...)
+			i++
+		} else {
+			i += t.elements(e, steps[i:])
+		}
+		e.Finish(start)
+	}
+}
+
+// elements appends the attributes of one message for as many of the steps as belong in it, and
+// returns how many.
+func (t *Transaction) elements(e *nfnetlink.Encoder, steps []Step) (n int) {
+	e.Text(unix.NFTA_SET_ELEM_LIST_TABLE, steps[0].Table.Name)
+	e.Text(unix.NFTA_SET_ELEM_LIST_SET, steps[0].set.Name)
+	list := e.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	for n < len(steps) && steps[n].Verb == steps[0].Verb && steps[n].set == steps[0].set &&
+		len(e.B)-list+steps[n].to-steps[n].from <= maxAttribute {
+		e.B = append(e.B, t.B[steps[n].from:steps[n].to]...)
+		n++
+	}
+	e.Close(list)
+	return n
+}
+
+// explain says which step was refused, if one was.
+func (t *Transaction) explain(err error, steps []Step) error {
+	var r *nfnetlink.Refusal
+	if errors.As(err, &r) {
+		return &Refusal{step: t.message(steps, r.Message), err: r.Err}
+	}
+	return err
+}
+
+// message says in words what the n-th message of a batch was about; -1 is all of it.
+func (t *Transaction) message(steps []Step, n int) string {
+	i := 0
+	for ; n > 0 && i < len(steps); n-- {
+		if steps[i].set != nil {
+			i += t.elements(&nfnetlink.Encoder{}, steps[i:])
+		} else {
+			i++
+		}
+	}
+	if n < 0 || i >= len(steps) {
+		return "the transaction"
+	}
+	s := &steps[i]
+	what := t.describe(s)
+	if s.set == nil {
+		if what != "" {
+			what = ": " + what
+		}
+		return verbs[s.Verb] + " " + s.Table.String() + what
+	}
+	text := verbs[s.Verb] + " " + s.set.Name + " " + what
+	if others := t.elements(&nfnetlink.Encoder{}, steps[i:]) - 1; others > 0 {
+		text += fmt.Sprintf(" or one of the %d after it", others)
+	}
+	return text
+}
+
+const deleting = "deleting"
+
+var verbs = map[uint16]string{
+	unix.NFT_MSG_NEWTABLE: "adding", unix.NFT_MSG_DELTABLE: deleting,
+	unix.NFT_MSG_NEWSET: "adding", unix.NFT_MSG_DELSET: deleting,
+	unix.NFT_MSG_NEWCHAIN: "adding", unix.NFT_MSG_DELCHAIN: deleting,
+	unix.NFT_MSG_NEWRULE: "adding", unix.NFT_MSG_DELRULE: deleting,
+	unix.NFT_MSG_NEWSETELEM: "adding", unix.NFT_MSG_DELSETELEM: deleting,
+}
+
+// describe names what a step is about within its table, or set; empty: the table itself.
+func (t *Transaction) describe(s *Step) string {
+	attrs := t.B[s.from:s.to]
+	if s.set != nil {
+		e := decodeElement(attrs[4:])
+		if f := s.Table.Describe; f != nil {
+			if what := f(s.set, e); what != "" {
+				return what
+			}
+		}
+		return s.set.describe(e)
+	}
+	switch s.Verb {
+	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
+		return "set " + nfnetlink.Text(attrs, unix.NFTA_SET_NAME)
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		return "chain " + nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME)
+	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+		return "rules of chain " + nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN)
+	}
+	return ""
+}
+
+// describe writes the parts of an element's key as people do.
+func (s *Set) describe(e Element) string {
+	var words []string
+	key := e.Key
+	for _, f := range s.Key {
+		n := min(int(f.Words()*4), len(key))
+		part := key[:n]
+		key = key[n:]
+		switch f {
+		case Protocol:
+			words = append(words, model.Protocol(part[0]).String())
+		case Port:
+			words = append(words, fmt.Sprint(binary.BigEndian.Uint16(part)))
+		case Priority:
+			words = append(words, fmt.Sprintf("%#x", Number(part)))
+		default:
+			a, _ := netip.AddrFromSlice(part)
+			words = append(words, a.String())
+		}
+	}
+	switch {
+	case e.Chain != "":
+		words = append(words, e.Chain)
+	case e.End:
+		words = append(words, "(where a range ends)")
+	}
+	return strings.Join(words, " ")
+}
+
+// Drift says what is wrong if a step has to be done.
+func (t *Transaction) Drift(s *Step) dataplane.Drift {
+	d := dataplane.Drift{Class: "structure", Object: s.Table.String()}
+	if s.set != nil {
+		d.Class = s.set.Name
+		d.Object += ": " + d.Class
+	}
+	if what := cmp.Or(t.describe(s), "the table"); verbs[s.Verb] == deleting {
+		d.Have = what
+	} else {
+		d.Want = what
+	}
+	return d
+}
