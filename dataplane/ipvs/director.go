@@ -20,6 +20,7 @@ import (
 const (
 	genlName    = "IPVS"
 	genlVersion = 1
+	genlHeader  = 4 // bytes
 
 	cmdNewService = 1
 	cmdSetService = 2
@@ -221,6 +222,7 @@ type director struct {
 	conn   *netlink.Conn
 	family uint16 // generic netlink's number of IPVS
 	fault  func(operation string) error
+	buffer []byte // for lists
 }
 
 func openDirector(fault func(string) error) (*director, error) {
@@ -235,7 +237,7 @@ func openDirector(fault func(string) error) (*director, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	return &director{conn, family.ID, fault}, nil
+	return &director{conn: conn, family: family.ID, fault: fault}, nil
 }
 
 func (d *director) close() error {
@@ -334,36 +336,6 @@ func (r request) refusal(err unix.Errno) error {
 		return fmt.Errorf("IPVS refuses %s: %w: %s", r.what, err, r.lacks)
 	}
 	return fmt.Errorf("IPVS refuses %s: %w", r.what, err)
-}
-
-// dump calls f with the nested attribute of each object that the kernel lists.
-func (d *director) dump(r request, kind uint16, f func(ad *netlink.AttributeDecoder) error) error {
-	m, err := d.message(r, netlink.Dump)
-	if err != nil {
-		return err
-	}
-	messages, err := d.conn.Execute(m)
-	if err != nil {
-		return fmt.Errorf("list %s: %w", r.what, err)
-	}
-	for _, m := range messages {
-		if len(m.Data) < 4 {
-			continue
-		}
-		ad, err := netlink.NewAttributeDecoder(m.Data[4:])
-		if err != nil {
-			return err
-		}
-		for ad.Next() {
-			if ad.Type() == kind {
-				ad.Nested(f)
-			}
-		}
-		if err := ad.Err(); err != nil {
-			return fmt.Errorf("list %s: %w", r.what, err)
-		}
-	}
-	return nil
 }
 
 // listed is a virtual server as the kernel lists it, without its real servers.

@@ -57,12 +57,9 @@ func (s *servers) load(ours func(serverKey) bool) error {
 // by the names in server's fields is written as a name that nobody wants, so that it is corrected.
 func adopt(found listed, reals []real) *server {
 	held := &server{
-		scheduler: found.scheduler,
+		scheduler: found.String(),
 		reals:     map[netip.AddrPort]uint32{},
 		leaving:   map[netip.AddrPort]time.Time{},
-	}
-	if found.flags != flagsOf(found.scheduler) {
-		held.scheduler += fmt.Sprintf(" with flags %#x", found.flags)
 	}
 	for _, r := range reals {
 		held.reals[r.addr] = r.weight
@@ -71,6 +68,13 @@ func adopt(found listed, reals []real) *server {
 		}
 	}
 	return held
+}
+
+func (l listed) String() string {
+	if l.flags != flagsOf(l.scheduler) {
+		return fmt.Sprintf("%s with flags %#x", l.scheduler, l.flags)
+	}
+	return l.scheduler
 }
 
 // plan is what leads from the held virtual servers to others: first what is new or changes, then, when
@@ -208,16 +212,15 @@ func (s *servers) verify() (drifts []dataplane.Drift, err error) {
 	}
 	verified := 0
 	for key, held := range s.held {
-		object := "virtual server " + key.String()
 		found, ok := listed[key]
 		if !ok {
+			object := "virtual server " + key.String()
 			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: held.String()})
 			continue
 		}
-		now := adopt(found, nil)
-		if now.scheduler != held.scheduler {
-			d := dataplane.Drift{Class: "servers", Object: object, Want: held.scheduler, Have: now.scheduler}
-			drifts = append(drifts, d)
+		if have := found.String(); have != held.scheduler {
+			object := "virtual server " + key.String()
+			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: held.scheduler, Have: have})
 		}
 		if verified++; verified > maxVerified {
 			continue

@@ -1,0 +1,92 @@
+package ipvs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/model"
+)
+
+// BenchmarkAudit looks at N Services of two backends each, which nobody has touched; read is the control, the kernel's
+// own listing of the same as text.
+//
+//	./dev vm-test ./dataplane/ipvs -test.run XXX -test.bench Audit
+func BenchmarkAudit(b *testing.B) {
+	if _, err := ipvs.New(ipvs.Options{})(dataplane.Config{}); errors.Is(err, dataplane.ErrUnsupported) {
+		b.Skip("this kernel has no IPVS: see ./dev vm-test")
+	}
+	for _, services := range []int{100, 1000, 20_000} {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+			err := unix.Unshare(unix.CLONE_NEWNET)
+			if err == nil {
+				err = exec.Command("ip", "link", "set", "lo", "up").Run()
+			}
+			if err == nil {
+				err = benchmarkAudit(b, services)
+			}
+			if err != nil {
+				b.Error(err)
+			}
+		}()
+		<-done
+	}
+}
+
+func benchmarkAudit(b *testing.B, services int) error {
+	var text strings.Builder
+	text.WriteString("guard 10.96.0.0/12 drop\n")
+	for i := range services {
+		at := fmt.Sprintf("%d.%d", i/250, 1+i%250)
+		fmt.Fprintf(&text, "frontend 10.96.%s:80/tcp any forward s%d:http cluster snat never\n", at, i)
+		fmt.Fprintf(&text, "backend s%d:http cluster 10.244.%s:80\nbackend s%d:http cluster 10.245.%s:80\n", i, at, i, at)
+	}
+	state, err := model.ParseState(text.String())
+	if err != nil {
+		return err
+	}
+	p, err := ipvs.New(ipvs.Options{})(dataplane.Config{})
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	if err := p.Sync(context.Background(), state); err != nil {
+		return err
+	}
+	look := func() {
+		if drifts, err := p.Audit(context.Background(), state); err != nil || len(drifts) > 0 {
+			b.Error(drifts, err)
+		}
+	}
+	listing, err := os.Open("/proc/thread-self/net/ip_vs") // of this namespace, whoever reads it
+	if err != nil {
+		return err
+	}
+	defer listing.Close()
+	read := func() {
+		if _, err := io.Copy(io.Discard, io.NewSectionReader(listing, 0, 1<<30)); err != nil {
+			b.Error(err)
+		}
+	}
+	for name, f := range map[string]func(){"audit": look, "read": read} {
+		b.Run(fmt.Sprintf("%s/%d", name, services), func(b *testing.B) {
+			for b.Loop() {
+				f()
+			}
+		})
+	}
+	return nil
+}
