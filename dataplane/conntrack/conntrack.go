@@ -199,26 +199,24 @@ type staleFlow struct {
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (f *staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	to, ok1 := addrPort(flow.Forward.DstIP, flow.Forward.DstPort)
-	answers, ok2 := addrPort(flow.Reverse.SrcIP, flow.Reverse.SrcPort)
-	if !ok1 || !ok2 {
-		return false
-	}
 	switch model.Protocol(flow.Forward.Protocol) {
 	case model.UDP:
-		return f.stale(to, answers)
+		return f.stale(flow)
 	case model.TCP:
-		early := f.attempts && to == answers && unanswered(flow) && f.forwards(to)
-		if early {
+		if f.attempts && unanswered(flow) && f.untranslated(flow) {
 			f.early++
+			return true
 		}
-		return early
 	}
 	return false
 }
 
 // stale reports whether a UDP flow is.
-func (f *staleFlow) stale(to, answers netip.AddrPort) bool {
+func (f *staleFlow) stale(flow *netlink.ConntrackFlow) bool {
+	to, answers, ok := ends(flow)
+	if !ok {
+		return false
+	}
 	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.UDP}
 	known := false
 	for _, key.Scope = range []model.Scope{model.Internal, model.Any} { // the latter is the one in gone
@@ -229,6 +227,19 @@ func (f *staleFlow) stale(to, answers netip.AddrPort) bool {
 		}
 	}
 	return known || to != answers && (f.gone[key] || f.guarded(to))
+}
+
+// untranslated reports whether a TCP connection is to go to a backend, and does not.
+func (f *staleFlow) untranslated(flow *netlink.ConntrackFlow) bool {
+	to, answers, ok := ends(flow)
+	return ok && to == answers && f.forwards(to)
+}
+
+// ends are whom a client asks and who answers.
+func ends(flow *netlink.ConntrackFlow) (to, answers netip.AddrPort, ok bool) {
+	to, ok1 := addrPort(flow.Forward.DstIP, flow.Forward.DstPort)
+	answers, ok2 := addrPort(flow.Reverse.SrcIP, flow.Reverse.SrcPort)
+	return to, answers, ok1 && ok2
 }
 
 // forwards reports whether TCP connections to a destination are somebody's now.
