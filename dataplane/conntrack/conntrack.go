@@ -5,14 +5,16 @@
 //
 //	Apply ─► wrapped plane ─► did a UDP row change? ─► dump UDP flows ─► delete the stale ones
 //	Sync ──► wrapped plane ─────────────────────────► the same, and TCP that came too early
+//	Audit ─► has a TCP row come since? ─────────────► the same
 //
 // A flow is stale if its destination is a Frontend and whoever answers is no backend of it, draining
 // ones included; or if the Frontend of its destination is gone, which after a restart a guard tells.
 //
 // A TCP connection is never touched. But a client that tried before the rules were in force has asked an
 // address that nobody has, and goes on asking there for some two minutes: conntrack remembers, and renews
-// with each attempt, that this is not translated. Sync, after which clients of a node that has just started
-// are to be served, forgets attempts that nobody has answered; the next one is translated.
+// with each attempt, that this is not translated. After Sync such attempts, which nobody has answered, are
+// forgotten, and the client's next one is translated. It comes a second later at the earliest; so, for a
+// Service that Apply has brought, the next Audit is soon enough, and Apply need not look at all flows.
 package conntrack
 
 import (
@@ -60,6 +62,7 @@ type plane struct {
 	conntrack *netlink.Handle
 	rows      map[model.Key]model.PoolID // UDP frontends that forward, as of the last call
 	pools     map[model.PoolID]*udpPool  // their pools
+	came      bool                       // Apply has brought TCP frontends that forward since flows were looked at
 }
 
 // affinePlane keeps what the wrapped plane can do besides.
@@ -84,7 +87,17 @@ func (p *plane) Sync(ctx context.Context, s *model.State) error {
 	for key, f := range s.Frontends {
 		p.note(s, key, f)
 	}
-	return cmp.Or(p.forget(&staleFlow{state: s, attempts: true}), partial)
+	return cmp.Or(p.forgetAttempts(s), partial)
+}
+
+// Audit implements dataplane.Dataplane.
+func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	if p.came {
+		if err := p.forgetAttempts(s); err != nil {
+			return nil, err
+		}
+	}
+	return p.Dataplane.Audit(ctx, s)
 }
 
 // Apply implements dataplane.Dataplane.
@@ -97,6 +110,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	changed := p.poolsLost(c.Pools)
 	for key, f := range c.Frontends.Set {
 		changed = changed || key.Protocol == model.UDP
+		p.came = p.came || key.Protocol == model.TCP && f.Verdict == model.Forward
 		p.drop(key)
 		p.note(s, key, f)
 	}
@@ -157,6 +171,13 @@ func holds(backends []model.Backend, a netip.AddrPort) bool {
 	_, ok := slices.BinarySearchFunc(backends, a,
 		func(b model.Backend, a netip.AddrPort) int { return b.AddrPort.Compare(a) })
 	return ok
+}
+
+// forgetAttempts forgets those to reach frontends before they were there, and stale flows.
+func (p *plane) forgetAttempts(s *model.State) error {
+	err := p.forget(&staleFlow{state: s, attempts: true})
+	p.came = err != nil
+	return err
 }
 
 // forget deletes the stale flows of both families.

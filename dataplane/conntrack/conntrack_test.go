@@ -96,8 +96,15 @@ func (s *stage) inject(operation string) error {
 	return s.fault
 }
 
-// apply brings the plane to a State of these rows, in which a, b and c are the pods' addresses.
+// apply brings the plane to a State of these rows.
 func (s *stage) apply(rows ...string) error {
+	s.Helper()
+	c := s.parse(rows...)
+	return s.plane.Apply(s.Context(), s.state, c)
+}
+
+// parse makes these rows, in which a, b and c are the pods' addresses, the wanted State.
+func (s *stage) parse(rows ...string) model.Change {
 	s.Helper()
 	names := strings.NewReplacer("(a)", "10.244.1.2", "(b)", "10.244.2.2", "(c)", "10.244.2.3")
 	to, err := model.ParseState(names.Replace(strings.Join(rows, "\n")))
@@ -106,7 +113,7 @@ func (s *stage) apply(rows ...string) error {
 	}
 	c := model.Diff(s.state, to)
 	s.state = to
-	return s.plane.Apply(s.Context(), to, c)
+	return c
 }
 
 func (s *stage) must(rows ...string) {
@@ -213,42 +220,50 @@ func TestPlane_flowsThatLiveOn(t *testing.T) {
 // A client that asked before there were rules is served when it asks again, from the same port: that is what
 // it does when it sends its SYN once more.
 func TestPlane_tooEarly(t *testing.T) {
-	s := newStage(t)
-	ask := func(to netip.Addr) string {
-		t.Helper()
-		const port = 20000
-		p := testbed.Probe{From: "client", To: netip.AddrPortFrom(to, 80), SourcePort: port, Timeout: 5 * time.Second}
-		outcome, err := s.bed.Probe(t.Context(), p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return outcome.String()
-	}
-	v4, v6 := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00::a60:a")
-	for _, to := range []netip.Addr{v4, v6} {
-		if got := ask(to); got != "unreachable" {
-			t.Fatalf("before there are rules, %s: %s", to, got)
-		}
-	}
 	rows := []string{
 		pods, "pods fd00::af4:0/112", web, pool("default/web cluster", 80, "b"),
 		"frontend [fd00::a60:a]:80/tcp any forward default/web cluster6 snat offcluster",
 		"pool default/web cluster6\nbackend default/web cluster6 [fd00::af4:202]:80",
 	}
-	state, err := model.ParseState(strings.ReplaceAll(strings.Join(rows, "\n"), "(b)", "10.244.2.2"))
-	if err == nil {
-		err = s.plane.Sync(t.Context(), state)
+	for name, program := range map[string]func(s *stage) error{
+		"sync": func(s *stage) error {
+			s.parse(rows...)
+			return s.plane.Sync(s.Context(), s.state)
+		},
+		"audit": func(s *stage) error {
+			s.must(rows...)
+			drifts, err := s.plane.Audit(s.Context(), s.state)
+			if len(drifts) > 0 {
+				s.Error(drifts)
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			v4, v6 := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00::a60:a")
+			s.expect(v4, "unreachable")
+			s.expect(v6, "unreachable")
+			if err := program(s); err != nil {
+				t.Fatal(err)
+			}
+			s.expect(v4, "b source 10.244.1.3")
+			s.expect(v6, "b source fd00::af4:103")
+			if s.forgotten != [2]int{} {
+				t.Errorf("the meter was told of %v UDP flows", s.forgotten)
+			}
+		})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for to, want := range map[netip.Addr]string{v4: "b source 10.244.1.3", v6: "b source fd00::af4:103"} {
-		if got := ask(to); got != want {
-			t.Errorf("with rules, %s: %s; want %s", to, got, want)
-		}
-	}
-	if s.forgotten != [2]int{} {
-		t.Errorf("the meter was told of %v UDP flows", s.forgotten)
+}
+
+// expect compares with what the client gets at port 80, always from the same port.
+func (s *stage) expect(to netip.Addr, want string) {
+	s.Helper()
+	const port = 20000
+	p := testbed.Probe{From: "client", To: netip.AddrPortFrom(to, 80), SourcePort: port, Timeout: 5 * time.Second}
+	outcome, err := s.bed.Probe(s.Context(), p)
+	if got := outcome.String(); got != want || err != nil {
+		s.Errorf("%s: %s, %v; want %s", to, got, err, want)
 	}
 }
 
