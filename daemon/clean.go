@@ -15,16 +15,26 @@ import (
 // Clean removes all that any data plane, in this or an earlier process, and all that kube-proxy has
 // made in the kernel, and says so, one line for each.
 func Clean(ctx context.Context, out io.Writer, log *slog.Logger) error {
-	return errors.Join(CleanOwn(ctx, out), cleanLeftovers(ctx, out, log))
+	return errors.Join(cleanOwn(ctx, out, false), cleanLeftovers(ctx, out, log))
 }
 
 // CleanOwn does that without kube-proxy's, which may be back already.
 func CleanOwn(ctx context.Context, out io.Writer) error {
+	back, err := usesIPVS()
+	return errors.Join(err, cleanOwn(ctx, out, back))
+}
+
+// cleanOwn leaves what kube-proxy shares with us if that is back in mode ipvs.
+func cleanOwn(ctx context.Context, out io.Writer, back bool) error {
 	var errs []error
 	for _, p := range planes() {
+		clean := p.clean
+		if back && p.handOver != nil {
+			clean = p.handOver
+		}
 		left, err := p.traces()
 		if err == nil {
-			err = p.clean(ctx, dataplane.Config{})
+			err = clean(ctx, dataplane.Config{})
 		}
 		if err == nil && left.Rules {
 			fmt.Fprintln(out, p.name+": removed what there was")
@@ -32,6 +42,16 @@ func CleanOwn(ctx context.Context, out io.Writer) error {
 		errs = append(errs, permitted(err))
 	}
 	return errors.Join(errs...)
+}
+
+// usesIPVS reports whether kube-proxy has been here in mode ipvs, since Fairlead has removed what it had left.
+func usesIPVS() (back bool, err error) {
+	t, err := takeover.New(takeover.Config{})
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	return t.UsesIPVS()
 }
 
 // cleanLeftovers removes what is kube-proxy's, connections through IPVS included.

@@ -25,6 +25,9 @@ type plane struct {
 	// traces and clean are about what it has left, in whatever process and with whatever settings.
 	traces func() (dataplane.Traces, error)
 	clean  func(context.Context, dataplane.Config) error
+	// handOver does what clean does on a node where kube-proxy is back in the mode of that name, and shares what has no
+	// owner; nil: nothing is shared.
+	handOver func(context.Context, dataplane.Config) error
 	// retire does what clean does, but as long as there are connections that need what it has left. It tells how many;
 	// nil: there are none.
 	retire func(context.Context, dataplane.Config) (connections int, err error)
@@ -55,7 +58,7 @@ func planes() []plane {
 			name:    ipvsPlane,
 			new:     func(s planeSettings) dataplane.New { return ipvs.New(s.ipvs) },
 			prepare: func(s planeSettings) func(dataplane.Config) error { return ipvs.Prepare(s.ipvs) },
-			traces:  ipvs.Traces, clean: ipvs.Clean, retire: ipvs.Retire,
+			traces:  ipvs.Traces, clean: ipvs.Clean, handOver: ipvs.HandOver, retire: ipvs.Retire,
 		},
 	}
 }

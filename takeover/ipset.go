@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -57,6 +58,24 @@ func (ipSets) find(context.Context) ([]Leftover, error) {
 		}
 	}
 	return found, errors.Join(errs...)
+}
+
+// servingSet is one that kube-proxy's mode ipvs always has, and Remove never leaves.
+const servingSet = "CLUSTER-IP"
+
+// UsesIPVS reports whether kube-proxy serves in mode ipvs, or has done so since Remove.
+func (t *Takeover) UsesIPVS() (uses bool, err error) {
+	err = t.here.do(func() error {
+		for _, f := range families {
+			names, err := existingSets(f)
+			if err != nil {
+				return err
+			}
+			uses = uses || slices.Contains(names, f.setsName+servingSet)
+		}
+		return nil
+	})
+	return uses, err
 }
 
 // existingSets asks for the header of each set, not for its members.

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/takeover"
@@ -141,6 +142,79 @@ func TestIPVSInPlace(t *testing.T) {
 	w.expectNoIPVS(before)
 }
 
+// TestIPVSBeside: kube-proxy in mode ipvs runs beside the data plane ipvs, is stopped, takes over from one that was killed,
+// and gets all for itself.
+func TestIPVSBeside(t *testing.T) {
+	t.Parallel()
+	if needIPVS(t) {
+		return
+	}
+	for _, mode := range []ipvs.AddressMode{ipvs.CIDR, ipvs.Dummy} {
+		t.Run(string(mode), func(t *testing.T) { beside(t, mode) })
+	}
+}
+
+func beside(t *testing.T, mode ipvs.AddressMode) {
+	w, before, l := ipvsWorld(t, "nft")
+	f := w.startPlane(ipvs.New(ipvs.Options{AddressMode: mode}))
+	to := w.takeoverWith(takeover.Config{
+		Log: w.logger(), Drain: time.Hour, Owned: ipvs.Owns, OwnAlias: ipvs.DummyAlias,
+		Exclude: func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("198.18.0.9/32")} },
+	})
+	w.remove(to)
+	l.await(20)
+	if left := w.find(to); strings.Contains(left, "kube-ipvs0") != (mode == ipvs.CIDR) {
+		t.Errorf("in mode %s there is left\n%s", mode, left)
+	}
+	p := w.startKubeProxy("ipvs", ipvsFlags...)
+	p.finishes(l)
+	for range 3 { // as the engine and the daemon do all the time
+		l.await(10)
+		if _, err := f.Audit(w.Context(), f.state); err != nil {
+			t.Error(err)
+		}
+		w.remove(to)
+		if err := f.Sync(w.Context(), f.state); err != nil {
+			t.Error(err)
+		}
+	}
+	l.await(10)
+	p.stop()
+	w.remove(to)
+	if uses, err := to.UsesIPVS(); uses || err != nil {
+		t.Errorf("kube-proxy uses IPVS: %t, %v", uses, err)
+	}
+	f.audit()
+	l.await(10)
+
+	if err := f.Close(); err != nil { // as if killed
+		t.Error(err)
+	}
+	p = w.startKubeProxy("ipvs", ipvsFlags...)
+	p.finishes(l)
+	l.await(20)
+	if uses, err := to.UsesIPVS(); !uses || err != nil {
+		t.Errorf("kube-proxy uses IPVS: %t, %v", uses, err)
+	}
+	err := w.bed.Do(testbed.Node, func() error { return ipvs.HandOver(w.Context(), dataplane.Config{}) })
+	if err != nil {
+		t.Error(err)
+	}
+	l.await(20)
+	if routes := w.run("", "ip", "route", "show", "table", "local", "proto", "250"); routes != "" {
+		t.Errorf("local routes are left\n%s", routes)
+	}
+	p.stop()
+	l.endShort()
+	l.endLong()
+	err = w.bed.Do(testbed.Node, func() error { return ipvs.Clean(w.Context(), dataplane.Config{}) })
+	if err != nil {
+		t.Error(err)
+	}
+	w.remove(w.takeover(0))
+	w.expectNoIPVS(before)
+}
+
 // TestIPVSDeadline: what still talks is cut off, and served anew.
 func TestIPVSDeadline(t *testing.T) {
 	t.Parallel()
@@ -201,13 +275,7 @@ func TestIPVSReturns(t *testing.T) {
 	if left := w.find(to); strings.Contains(left, "virtual servers (ipvs):") {
 		t.Errorf("servers that take new connections do not drain:\n%s", left)
 	}
-	for tool, last := range map[string]string{"iptables-save": "KUBE-CLUSTER-IP", "ip6tables-save": "KUBE-6-CLUSTER-IP"} {
-		for end := time.Now().Add(patience); !strings.Contains(w.run("", tool), "--match-set "+last); l.talk() {
-			if time.Now().After(end) {
-				t.Fatalf("kube-proxy has not finished\n%s\n%s", w.find(to), p.log)
-			}
-		}
-	}
+	p.finishes(l)
 	f.clean()
 	l.await(20)
 	p.stop()
@@ -216,6 +284,18 @@ func TestIPVSReturns(t *testing.T) {
 	l.endLong()
 	w.remove(w.takeover(0))
 	w.expectNoIPVS(before)
+}
+
+// finishes waits until kube-proxy has made what it makes last, while connections are made.
+func (p *kubeProxy) finishes(l *load) {
+	p.w.Helper()
+	for tool, last := range map[string]string{"iptables-save": "KUBE-CLUSTER-IP", "ip6tables-save": "KUBE-6-CLUSTER-IP"} {
+		for end := time.Now().Add(patience); !strings.Contains(p.w.run("", tool), "--match-set "+last); l.talk() {
+			if time.Now().After(end) {
+				p.w.Fatalf("kube-proxy has not finished\n%s", p.log)
+			}
+		}
+	}
 }
 
 // TestIPVSNow: fairlead clean does not wait, and a Drain that nobody began ends at once.

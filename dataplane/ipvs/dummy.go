@@ -112,6 +112,17 @@ func (d *dummy) removeRoute(p netip.Prefix) error {
 	return err
 }
 
+// release leaves the interface to kube-proxy.
+func (d *dummy) release() error {
+	if _, err := d.load(); err != nil || d.link == nil {
+		return err
+	}
+	if err := d.handle.LinkSetAlias(d.link, ""); err != nil {
+		return fmt.Errorf("delete the alias of interface %s: %w", dummyName, err)
+	}
+	return nil
+}
+
 func (d *dummy) clear() error {
 	held, err := d.load()
 	if err != nil || d.link == nil {

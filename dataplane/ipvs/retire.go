@@ -22,6 +22,7 @@ type remains struct {
 	*Plane
 	tables []*table // those that exist
 	tx     nf.Transaction
+	shared bool // kube-proxy has what has addresses, too
 }
 
 // findRemains looks at the network namespace of the calling thread.
@@ -99,12 +100,14 @@ func (r *remains) clear() error {
 	if err != nil {
 		return err
 	}
-	if err := r.locals.clear(); err != nil {
+	if err := r.clearLocals(); err != nil {
 		return err
 	}
 	var requests []request
 	for _, key := range keys {
-		requests = append(requests, deleteServer(key, func() {}))
+		if key.mark != 0 || !r.shared {
+			requests = append(requests, deleteServer(key, func() {}))
+		}
 	}
 	if err := r.perform(requests); err != nil {
 		return err
@@ -114,6 +117,13 @@ func (r *remains) clear() error {
 		t.Delete()
 	}
 	return r.commit(&r.tx)
+}
+
+func (r *remains) clearLocals() error {
+	if r.shared {
+		return errors.Join(r.locals.routes.clear(), r.locals.dummy.release())
+	}
+	return r.locals.clear()
 }
 
 func (r *remains) perform(requests []request) error {
@@ -140,6 +150,20 @@ func Clean(_ context.Context, c dataplane.Config) error {
 	if err != nil {
 		return err
 	}
+	if err = r.clear(); err != nil {
+		err = fmt.Errorf("ipvs: %w", err)
+	}
+	return errors.Join(err, r.Close())
+}
+
+// HandOver deletes what is not kube-proxy's as well, for a node where that is back in mode ipvs: the virtual servers of
+// addresses and the interface kube-ipvs0 stay, with their connections. It deletes itself what no Service has any more.
+func HandOver(_ context.Context, c dataplane.Config) error {
+	r, err := findRemains(c)
+	if err != nil {
+		return err
+	}
+	r.shared = true
 	if err = r.clear(); err != nil {
 		err = fmt.Errorf("ipvs: %w", err)
 	}
