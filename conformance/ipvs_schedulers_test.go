@@ -100,6 +100,7 @@ func TestIPVS_schedulers(t *testing.T) {
 				"sequences":   (*lab).sequences,
 				"source":      (*lab).hashBySource,
 				"disruption":  (*lab).disruption,
+				"drain":       (*lab).drainHashed,
 				"destination": (*lab).hashByDestination,
 				"twos":        (*lab).twoChoices,
 				"unknown":     (*lab).unknown,
@@ -577,6 +578,29 @@ func (l *lab) disruption() {
 	}
 }
 
+// drainHashed has a backend drain, come back, drain again and go. Meanwhile nobody's client moves but its own: sh and mh
+// keep the buckets of a backend without weight, which the kernel does by as many as its weight was for mh, by one for sh.
+func (l *lab) drainHashed() {
+	for i, c := range []struct {
+		scheduler string
+		weights   []uint16
+	}{{"sh", []uint16{1, 1, 1, 1}}, {"sh", []uint16{5, 5, 5, 5}}, {"mh", []uint16{1, 1, 1, 1}}, {"mh", []uint16{3, 1, 2, 4}}} {
+		s := l.newService(150+i, c.scheduler, 1, c.weights...)
+		l.check(l.to(s.put))
+		before := l.assign(s.addresses[0])
+		s.setWeight("d", 0)
+		l.check(l.to(s.put))
+		during := l.assign(s.addresses[0])
+		s.setWeight("d", c.weights[3])
+		l.check(l.to(s.put))
+		again := l.assign(s.addresses[0])
+		l.equal(fmt.Sprintf("%s %d: while d drains it has %d clients, and %d others move; then %d differ",
+			c.scheduler, c.weights, strings.Count(during, "d"), differ(before, during)-strings.Count(before, "d"), differ(before, again)),
+			fmt.Sprintf("%s %d: while d drains it has 0 clients, and 0 others move; then 0 differ", c.scheduler, c.weights))
+		l.check(l.to(s.delete))
+	}
+}
+
 // hashByDestination tests dh (ip_vs_dh.c: 256 buckets for hashes of the destination address, one for each backend in
 // turn).
 func (l *lab) hashByDestination() {
@@ -599,9 +623,22 @@ func (l *lab) hashByDestination() {
 		"a 16, b 16, c 16; again: 0 differ; another client: 0 differ")
 	s.setWeight("c", 0)
 	l.check(l.to(s.put))
-	if served := reach(l.clients()[0]); strings.Contains(served, "c") {
-		l.Errorf("c drains, and yet the addresses reach %s", served)
+	draining := reach(l.clients()[0])
+	l.equal("c drains: "+shares(draining, 1, 1, 0), "c drains: a 24, b 24, c 0")
+	drifts, err := l.plane.Audit(l.Context(), l.state)
+	if err != nil || len(drifts) > 0 {
+		l.Errorf("audit: %v, %v", drifts, err)
 	}
+	s.setWeight("c", 1)
+	l.check(l.to(s.put))
+	back := reach(l.clients()[0])
+	s.setWeight("c", 0)
+	l.check(l.to(s.put))
+	s.pool.Backends = s.pool.Backends[:2]
+	l.check(l.to(s.put))
+	gone := reach(l.clients()[0])
+	l.equal(fmt.Sprintf("c comes back: %d differ; c has drained and is gone: %d differ", differ(first, back), differ(draining, gone)),
+		"c comes back: 0 differ; c has drained and is gone: 0 differ")
 	l.check(l.to(s.delete))
 }
 

@@ -91,11 +91,6 @@ func (held *server) deleteReal(key serverKey, addr netip.AddrPort) request {
 	return realRequest(cmdDelDest, key, real{addr: addr}, func() { held.drop(addr) })
 }
 
-func (held *server) drop(addr netip.AddrPort) {
-	delete(held.reals, addr)
-	delete(held.leaving, addr)
-}
-
 // drain deletes those real servers of some virtual servers that leave and have no connections any more, or whose time
 // is over, and the virtual servers of which that leaves nothing and which wanted says nobody wants.
 func (s *servers) drain(keys []serverKey, wanted func(serverKey) bool) error {
@@ -114,12 +109,20 @@ func (s *servers) drain(keys []serverKey, wanted func(serverKey) bool) error {
 		}
 	}
 	err := s.perform(p.last)
+	var then plan
 	for _, key := range keys {
-		if held := s.held[key]; held == nil || len(held.leaving) == 0 {
+		held := s.held[key]
+		if held == nil || len(held.leaving) == 0 {
 			s.draining.end(key)
 		}
+		if held != nil && held.pool != nil {
+			s.set(key, held.pool, &then)
+		}
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return s.perform(append(then.first, then.last...))
 }
 
 func (s *servers) drainOne(key serverKey, held *server, wanted bool, p *plan) error {
@@ -145,11 +148,8 @@ func (s *servers) drainOne(key serverKey, held *server, wanted bool, p *plan) er
 			left--
 		}
 	}
-	switch scheduler := effective(held.wants, left > held.taking()); {
-	case left == 0 && !wanted:
+	if left == 0 && !wanted {
 		p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
-	case scheduler != held.scheduler && wanted:
-		p.last = append(p.last, setServer(key, scheduler, func() { held.scheduler = scheduler }))
 	}
 	return nil
 }

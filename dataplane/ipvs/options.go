@@ -95,5 +95,22 @@ func (o Options) want(p model.Pool) *server {
 	for _, b := range p.Backends {
 		w.reals[b.AddrPort] = uint32(b.Weight)
 	}
+	if w.scheduler == "sh" {
+		w.reduce()
+	}
 	return w
+}
+
+// reduce divides weights by what they have in common. With sh a real server has as many buckets as its weight, and
+// still one when that is 0: where all weights are 1, others' clients stay where they are while one drains.
+func (held *server) reduce() {
+	common := uint32(0)
+	for _, weight := range held.reals {
+		for a := weight; a != 0; {
+			common, a = a, common%a
+		}
+	}
+	for addr := range held.reals {
+		held.reals[addr] /= max(common, 1)
+	}
 }

@@ -14,8 +14,12 @@ import (
 // server is a virtual server in the kernel, or as it should be.
 type server struct {
 	scheduler string
-	wants     string                    // the scheduler that the pool asks for, see effective
 	reals     map[netip.AddrPort]uint32 // weights
+	// pool is what the pool wants where the kernel holds something else, see shaped; nil: what it holds.
+	pool *server
+	// order is that in which the kernel lists the real servers; only dh needs it, and then it is ordered.
+	order   []netip.AddrPort
+	ordered bool
 	// leaving are those of the real servers that take no new connections and go when they have none
 	// left; the time is when they go in any case, zero: never.
 	leaving map[netip.AddrPort]time.Time
@@ -53,18 +57,24 @@ func (s *servers) load(ours func(serverKey) bool) error {
 	return nil
 }
 
+func newHeld(scheduler string) *server {
+	return &server{
+		scheduler: scheduler, reals: map[netip.AddrPort]uint32{}, leaving: map[netip.AddrPort]time.Time{},
+	}
+}
+
 // adopt is a virtual server that the kernel lists. What differs from how we make them in other ways than
 // by the names in server's fields is written as a name that nobody wants, so that it is corrected.
 func adopt(found listed, reals []real) *server {
-	held := &server{
-		scheduler: found.String(),
-		reals:     map[netip.AddrPort]uint32{},
-		leaving:   map[netip.AddrPort]time.Time{},
-	}
+	held := newHeld(found.String())
+	held.ordered = held.scheduler == "dh" || held.scheduler == "fo"
 	for _, r := range reals {
 		held.reals[r.addr] = r.weight
 		if r.method != masquerade {
 			held.reals[r.addr] = ^uint32(0)
+		}
+		if held.ordered {
+			held.order = append(held.order, r.addr)
 		}
 	}
 	return held
@@ -91,20 +101,24 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 		s.end(key, held, p)
 		return
 	}
-	scheduler := effective(want.scheduler, held.takesNone(key, want))
-	switch {
-	case held == nil:
-		held = &server{reals: map[netip.AddrPort]uint32{}, leaving: map[netip.AddrPort]time.Time{}}
-		p.first = append(p.first, newServer(key, scheduler, func() {
-			held.scheduler = scheduler
-			s.held[key] = held
-		}))
-	case held.scheduler != scheduler:
-		p.first = append(p.first, setServer(key, scheduler, func() { held.scheduler = scheduler }))
+	made := held.shaped(key, want)
+	if held == nil {
+		held = newHeld(made.scheduler)
+		held.ordered = want.scheduler == "dh"
+		p.first = append(p.first, newServer(key, made.scheduler, func() { s.held[key] = held }))
 	}
-	held.wants = want.scheduler
-	for _, real := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
-		held.setReal(key, real, want.reals[real], p)
+	if held.pool = want; made == want {
+		held.pool = nil
+	}
+	// dh refuses clients while there is a real server without weight, so that it comes last.
+	if made.scheduler != "dh" {
+		held.setScheduler(key, made.scheduler, p)
+	}
+	for _, real := range slices.SortedFunc(maps.Keys(made.reals), netip.AddrPort.Compare) {
+		held.setReal(key, real, made.reals[real], p)
+	}
+	if made.scheduler == "dh" {
+		held.setScheduler(key, made.scheduler, p)
 	}
 	for _, real := range slices.SortedFunc(maps.Keys(held.reals), netip.AddrPort.Compare) {
 		if _, wanted := want.reals[real]; !wanted {
@@ -113,14 +127,10 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 	}
 }
 
-// effective is the scheduler for what a pool asks for. Destination hashing refuses everybody while the real
-// server that it finds takes no connections. Since a virtual server is one destination, it always finds the same
-// one; so does failover, which looks for one that takes connections.
-func effective(wants string, some bool) string {
-	if wants == "dh" && some {
-		return "fo"
+func (held *server) setScheduler(key serverKey, name string, p *plan) {
+	if held.scheduler != name {
+		p.first = append(p.first, setServer(key, name, func() { held.scheduler = name }))
 	}
-	return wants
 }
 
 // takesNone reports whether there will be a real server that takes no connections.
@@ -153,12 +163,14 @@ func (held *server) setReal(key serverKey, addr netip.AddrPort, weight uint32, p
 	}
 	p.first = append(p.first, realRequest(command, key, real{addr: addr, weight: weight}, func() {
 		held.reals[addr] = weight
+		held.added(addr)
 		delete(held.leaving, addr)
 	}))
 }
 
 // end plans the end of a virtual server: now, or when its connections have ended.
 func (s *servers) end(key serverKey, held *server, p *plan) {
+	held.pool = nil
 	if key.udp() || len(held.reals) == 0 {
 		p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
 		return
@@ -172,16 +184,6 @@ func (s *servers) forget(key serverKey) {
 	delete(s.held, key)
 	s.draining.end(key)
 	s.gone = append(s.gone, key)
-}
-
-// taking is how many real servers take connections.
-func (held *server) taking() (n int) {
-	for _, weight := range held.reals {
-		if weight > 0 {
-			n++
-		}
-	}
-	return n
 }
 
 // perform does the requests. With dataplane.ErrPartial all has been done but what the error names.
@@ -267,8 +269,10 @@ func (held *server) compare(key serverKey, want *server) (drifts []dataplane.Dri
 	if held == nil {
 		return []dataplane.Drift{{Class: "servers", Object: object, Want: want.String()}}
 	}
-	if scheduler := effective(want.scheduler, held.taking() < len(held.reals)); held.scheduler != scheduler {
-		drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: scheduler, Have: held.scheduler})
+	want = held.shaped(key, want)
+	if held.scheduler != want.scheduler {
+		d := dataplane.Drift{Class: "servers", Object: object, Want: want.scheduler, Have: held.scheduler}
+		drifts = append(drifts, d)
 	}
 	return append(drifts, held.compareReals(key, want.reals)...)
 }
