@@ -21,11 +21,11 @@ import (
 // attributes of any other nf_tables message.
 type Step struct {
 	Verb     uint16 // NFT_MSG_*
-	Table    *Table
 	flags    uint16
+	joined   bool // the next step must be in the same kernel transaction
+	Table    *Table
 	set      *Set // elements only
 	from, to int  // its attributes in the transaction's bytes
-	joined   bool // the next step must be in the same kernel transaction
 }
 
 // Transaction gathers steps in the order in which the kernel shall perform them. Any prefix of it
