@@ -16,25 +16,8 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed/nstest"
 )
-
-// inNamespace runs f on a thread in a new network namespace, which goes with the thread.
-func inNamespace(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	unsupported := make(chan error)
-	go func() {
-		defer close(unsupported)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			unsupported <- err
-			return
-		}
-		f(t)
-	}()
-	if err := <-unsupported; err != nil {
-		t.Skipf("needs root (or unshare -rn): %v", err)
-	}
-}
 
 // withXTables makes the thread's kernel one that answers questions for the tables of iptables-legacy with an error;
 // ENOPROTOOPT says that there are none.
@@ -67,7 +50,7 @@ func withXTables(t *testing.T, says unix.Errno) {
 
 func TestPlaneSettings_unsupported(t *testing.T) {
 	t.Parallel()
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		withXTables(t, unix.ENOPROTOOPT)
 		var log bytes.Buffer
 		s := planeSettings{name: iptablesPlane, mark: 1 << 20, iptables: iptables.Options{Backend: iptables.Legacy}}
@@ -92,7 +75,7 @@ func TestPlaneSettings_unsupported(t *testing.T) {
 // Who wants another plane is not kept from it by tables that cannot be read.
 func TestPlaneSettings_unreadable(t *testing.T) {
 	t.Parallel()
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		if out, err := exec.Command("iptables-legacy", "-t", "nat", "-N", "THEIRS").CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 			return
@@ -123,7 +106,7 @@ func TestHeir(t *testing.T) {
 	t.Parallel()
 	for from, to := range map[string]string{nftablesPlane: iptablesPlane, iptablesPlane: nftablesPlane} {
 		t.Run(from+" to "+to, func(t *testing.T) {
-			inNamespace(t, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
 				ctx, s := context.Background(), model.NewState()
 				log := slog.New(slog.NewTextHandler(t.Output(), nil))
 				o, err := planeSettings{name: from, mark: 1 << 14}.open(dataplane.Config{Log: log})

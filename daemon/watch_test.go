@@ -1,15 +1,14 @@
 package daemon
 
 import (
-	"errors"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"fairlead.dev/fairlead/testbed/nstest"
 )
 
 // A file is read when its writer has paused, not in the midst of what it writes.
@@ -58,35 +57,13 @@ func TestWatcher_slowWriter(t *testing.T) {
 	}
 }
 
-// withoutInotify makes the test binary one that has no inotify to begin with.
-const withoutInotify = "FAIRLEAD_TEST_WITHOUT_INOTIFY"
-
 // On a busy node others may have all instances of inotify. The limit is a user namespace's, so that
 // one of the test's own does not concern the machine.
 func TestWatcher_withoutInotify(t *testing.T) {
 	t.Parallel()
-	if os.Getenv(withoutInotify) != "" {
-		testWithoutInotify(t)
+	if !nstest.Root(t) {
 		return
 	}
-	self := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestWatcher_withoutInotify$", "-test.v")
-	self.Env = append(os.Environ(), withoutInotify+"=1")
-	self.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
-	}
-	out, err := self.CombinedOutput()
-	var failed *exec.ExitError
-	switch {
-	case err != nil && !errors.As(err, &failed):
-		t.Skipf("no user namespace: %v", err)
-	case err != nil || !strings.Contains(string(out), "--- PASS: TestWatcher_withoutInotify"):
-		t.Errorf("%v\n%s", err, out)
-	}
-}
-
-func testWithoutInotify(t *testing.T) {
 	limit := func(n string) {
 		t.Helper()
 		if err := os.WriteFile("/proc/sys/user/max_inotify_instances", []byte(n), 0); err != nil {

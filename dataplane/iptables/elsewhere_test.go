@@ -9,6 +9,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
+	"fairlead.dev/fairlead/testbed/nstest"
 )
 
 func traces(t *testing.T) dataplane.Traces {
@@ -82,7 +83,7 @@ func TestClean(t *testing.T) {
 
 // Where nobody has used iptables, looking makes no tables.
 func TestTraces_nothing(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		if got := traces(t); got != (dataplane.Traces{}) {
 			t.Errorf("traces: %+v", got)
 		}

@@ -21,26 +21,9 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed/nstest"
 	"fairlead.dev/fairlead/xtables"
 )
-
-// inNamespace runs f on a thread in a new network namespace, which goes with the thread.
-func inNamespace(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	unsupported := make(chan error)
-	go func() {
-		defer close(unsupported)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			unsupported <- err
-			return
-		}
-		f(t)
-	}()
-	if err := <-unsupported; err != nil {
-		t.Skipf("needs root (or unshare -rn): %v", err)
-	}
-}
 
 // onBoth runs f in a namespace for each back end.
 func onBoth(t *testing.T, f func(t *testing.T, b Backend)) {
@@ -48,7 +31,7 @@ func onBoth(t *testing.T, f func(t *testing.T, b Backend)) {
 	for _, b := range []Backend{Legacy, NFTables} {
 		t.Run(string(b), func(t *testing.T) {
 			t.Parallel()
-			inNamespace(t, func(t *testing.T) { f(t, b) })
+			nstest.Run(t, func(t *testing.T) { f(t, b) })
 		})
 	}
 }
@@ -371,7 +354,7 @@ backend default/good: cluster 10.244.7.7:7
 
 // TestPlane_lock shows that the lock of x_tables is waited for, and that this is told.
 func TestPlane_lock(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		var log bytes.Buffer
 		p := newPlane(t, Options{Backend: Legacy}, dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
 		f, err := os.OpenFile(xtables.LockFile, os.O_RDONLY|os.O_CREATE, 0o600)
@@ -497,7 +480,7 @@ COMMIT
 
 // A kernel that lacks a match of one rule refuses that rule, and not the others.
 func TestNFT_withoutMatch(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		p := newPlane(t, Options{Backend: NFTables}, dataplane.Config{})
 		check(t, p.Sync(context.Background(), parse(t, everything)))
 		n, x := p.backend.(*nft), &transaction{}
@@ -548,7 +531,7 @@ func TestPlane_setInUse(t *testing.T) {
 
 // TestPlane_noMemory: that there is none for a table is no reason to look for the chain that is to blame.
 func TestPlane_noMemory(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		p := newPlane(t, Options{Backend: Legacy}, dataplane.Config{})
 		s := parse(t, everything)
 		check(t, p.Sync(context.Background(), model.NewState()))

@@ -12,12 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed/nstest"
 	"fairlead.dev/fairlead/testbed/vm"
 )
 
@@ -62,27 +60,12 @@ type namespace struct {
 }
 
 func inNamespace(t *testing.T, f func(*namespace)) {
-	done := make(chan error)
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- err
-			return
-		}
-		lo, err := netlink.LinkByName("lo")
-		if err == nil {
-			err = netlink.LinkSetUp(lo)
-		}
-		if err != nil {
-			done <- err
-			return
-		}
-		f(&namespace{T: t})
-	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	t.Helper()
+	nstest.Run(t, func(t *testing.T) {
+		n := &namespace{T: t}
+		n.run("ip", "link", "set", "lo", "up")
+		f(n)
+	})
 }
 
 // check ends the test's goroutine, which is not the one that FailNow is for.

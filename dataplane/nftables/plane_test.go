@@ -21,25 +21,8 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed/nstest"
 )
-
-// inNamespace runs f on a thread in a new network namespace, which goes with the thread.
-func inNamespace(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	unsupported := make(chan error)
-	go func() {
-		defer close(unsupported)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			unsupported <- err
-			return
-		}
-		f(t)
-	}()
-	if err := <-unsupported; err != nil {
-		t.Skipf("needs root (or unshare -rn): %v", err)
-	}
-}
 
 // newPlane opens a plane that is closed, and whose objects are removed, after the test.
 func newPlane(t *testing.T, c dataplane.Config) *Plane {
@@ -117,7 +100,7 @@ pool default/web:http local
 `
 
 func TestPlane_whatItInstallsCanBeListed(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		p := newPlane(t, dataplane.Config{})
 		defer p.Close()
 		s := parse(t, example)
@@ -142,7 +125,7 @@ func TestPlane_whatItInstallsCanBeListed(t *testing.T) {
 }
 
 func TestPlane_restartChangesNothing(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		s := parse(t, example)
 		p := newPlane(t, dataplane.Config{})
 		check(t, p.Sync(context.Background(), s))
@@ -160,7 +143,7 @@ func TestPlane_restartChangesNothing(t *testing.T) {
 
 // Also classes that no frontend uses at the moment, and that stay for those to come, have the new mark.
 func TestPlane_newMark(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		s := parse(t, example)
 		p := newPlane(t, dataplane.Config{})
 		check(t, p.Sync(context.Background(), s))
@@ -176,7 +159,7 @@ func TestPlane_newMark(t *testing.T) {
 }
 
 func TestPlane_removeLeavesNothing(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		p := newPlane(t, dataplane.Config{})
 		defer p.Close()
 		check(t, p.Sync(context.Background(), parse(t, example)))
@@ -200,7 +183,7 @@ func TestPlane_removeLeavesNothing(t *testing.T) {
 
 // What a privileged process has prepared is taken over by one that is not, and Remove knows of it.
 func TestPrepare(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		for range 2 {
 			check(t, Prepare(dataplane.Config{}))
 		}
@@ -253,7 +236,7 @@ func TestPlane_repairs(t *testing.T) {
 	}
 	for _, damage := range damages {
 		t.Run(damage, func(t *testing.T) {
-			inNamespace(t, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
 				s := parse(t, example)
 				p := newPlane(t, dataplane.Config{})
 				defer p.Close()
@@ -280,7 +263,7 @@ func TestPlane_repairs(t *testing.T) {
 // A change on a ruleset that somebody has flushed fails as a whole: what is missing is not only what it
 // was about.
 func TestPlane_changeAfterFlush(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		s := parse(t, example)
 		p := newPlane(t, dataplane.Config{})
 		defer p.Close()
@@ -300,7 +283,7 @@ func TestPlane_changeAfterFlush(t *testing.T) {
 
 // More ways to treat packets than there are classes: what does not fit is named, the rest is served.
 func TestPlane_tooManyClasses(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		s := model.NewState()
 		for i := range nf.MaxClass + 10 {
 			id := model.PoolID{Service: fmt.Sprintf("default/svc-%d", i)}
@@ -324,7 +307,7 @@ func TestPlane_tooManyClasses(t *testing.T) {
 // of them is emptied.
 func TestPlane_heaviest(t *testing.T) {
 	for _, affinity := range []time.Duration{0, time.Hour} {
-		inNamespace(t, func(t *testing.T) {
+		nstest.Run(t, func(t *testing.T) {
 			s, id := model.NewState(), model.PoolID{Service: "default/web"}
 			pool := model.Pool{Affinity: affinity}
 			for i := range 1000 {
@@ -356,7 +339,7 @@ func TestPlane_heaviest(t *testing.T) {
 
 // A row that the kernel refuses is named and does not keep the others out.
 func TestPlane_refusedRow(t *testing.T) {
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		s := parse(t, example)
 		key := model.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Protocol: model.TCP}
 		row := s.Frontends[key]
@@ -389,7 +372,7 @@ func TestPlane_refusedRow(t *testing.T) {
 func TestPlane_randomChanges(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	inNamespace(t, func(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		var fail float64
 		p := newPlane(t, dataplane.Config{Fault: func(string) error {

@@ -12,30 +12,21 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/testbed/nstest"
 )
 
-// namespace runs a test in a network namespace of its own, which goes with the thread.
+// namespace runs a test in a network namespace with a link.
 func namespace(t *testing.T, test func(t *testing.T, link netlink.Link)) {
-	failed := make(chan error, 1)
-	go func() {
-		defer close(failed)
-		runtime.LockOSThread() // and never unlock: the thread must not be used again
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			failed <- err
-			return
-		}
+	t.Helper()
+	nstest.Run(t, func(t *testing.T) {
 		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a"}, PeerName: "b"}
 		if err := netlink.LinkAdd(link); err != nil {
-			failed <- err
+			t.Error(err)
 			return
 		}
 		test(t, link)
-	}()
-	if err := <-failed; errors.Is(err, unix.EPERM) {
-		t.Skip("making a network namespace needs root")
-	} else if err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 func addr(text string, flags int) *netlink.Addr {
