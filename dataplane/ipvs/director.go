@@ -132,8 +132,9 @@ type request struct {
 	done    func() // what the plane remembers when it has been done
 	// server is the virtual server that this is, or is part of; lacks says what the kernel has not if it
 	// answers ENOENT.
-	server serverKey
-	lacks  string
+	server    serverKey
+	lacks     string
+	scheduler string // of a virtual server that is made or changed
 }
 
 func newServer(k serverKey, scheduler string, done func()) request {
@@ -157,7 +158,7 @@ func serverRequest(command uint8, k serverKey, scheduler string, done func()) re
 	}
 	lacks := fmt.Sprintf("this kernel has no scheduler %s: load module ip_vs_%[1]s, or choose another", scheduler)
 	what := "virtual server " + k.String()
-	return request{command: command, what: what, encode: encode, done: done, server: k, lacks: lacks}
+	return request{command: command, what: what, encode: encode, done: done, server: k, lacks: lacks, scheduler: scheduler}
 }
 
 // flagsOf has schedulers that hash choose another real server where the one that they find takes no
@@ -223,6 +224,7 @@ type director struct {
 	family uint16 // generic netlink's number of IPVS
 	fault  func(operation string) error
 	buffer []byte // for lists
+	*lacking
 }
 
 func openDirector(fault func(string) error) (*director, error) {
@@ -237,7 +239,7 @@ func openDirector(fault func(string) error) (*director, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	return &director{conn: conn, family: family.ID, fault: fault}, nil
+	return &director{conn: conn, family: family.ID, fault: fault, lacking: newLacking()}, nil
 }
 
 func (d *director) close() error {
@@ -298,6 +300,8 @@ func (d *director) send(requests []request, absent map[serverKey]bool) (refused 
 		case err == unix.EPERM:
 			return refused, r.refusal(err)
 		case err == unix.ESRCH && absent[r.server]:
+		case err == unix.ENOENT && d.lacking.refused(r):
+			absent[r.server] = absent[r.server] || r.command == cmdNewService
 		default:
 			refused = append(refused, r.refusal(err))
 			absent[r.server] = absent[r.server] || r.command == cmdNewService

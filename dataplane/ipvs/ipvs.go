@@ -118,7 +118,7 @@ func (p *Plane) probe() error {
 	if err == nil || errors.Is(err, unix.EPERM) {
 		return err
 	}
-	return fmt.Errorf("%w: %w (Linux 5.13 or newer with nf_tables, NAT and masquerading is needed)",
+	return fmt.Errorf("%w: %w (Linux 5.13 or newer with nf_tables, NAT, reject and masquerading is needed)",
 		dataplane.ErrUnsupported, err)
 }
 
@@ -205,7 +205,7 @@ func (k *kernel) plan(s *model.State, w *changes, l *locals) (*work, error) {
 
 func (k *kernel) planServers(w *changes, todo *work) {
 	for key := range w.servers {
-		want := k.server(key, k.servers.options)
+		want := k.want(key)
 		if key.mark == 0 && want != nil {
 			k.tables[index(key.v6)].record(key, true)
 		}
@@ -264,6 +264,7 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 
 func (p *Plane) sync(s *model.State) error {
 	p.held, p.clean = nil, 0
+	clear(p.director.lacking.names) // somebody may have loaded a module
 	if err := errors.Join(p.configure(), p.locals.claim()); err != nil {
 		return err
 	}
@@ -405,6 +406,7 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 	for _, step := range []func() error{
 		func() error { return p.commit(&todo.records) },
 		func() error { return soft(k.servers.perform(todo.servers.first)) },
+		func() error { return soft(p.substitute(k, todo)) },
 		func() error { return k.refuse(&todo.table, len(refused) > 0) },
 		func() error { return p.commit(&todo.table) },
 		func() error { return soft(p.locals.add(todo.add)) },
@@ -540,7 +542,7 @@ func (p *Plane) tick() error {
 func (k *kernel) drifts(todo *work, l *locals) []dataplane.Drift {
 	want := map[serverKey]*server{}
 	for key := range k.wanted {
-		want[key] = k.server(key, k.servers.options)
+		want[key] = k.want(key)
 	}
 	drifts := k.servers.compare(want)
 	for _, tx := range []*nf.Transaction{&todo.records, &todo.table} {

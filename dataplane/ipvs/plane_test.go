@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"runtime"
@@ -42,6 +43,7 @@ func TestPlane(t *testing.T) {
 		"takes over":                     (*namespace).takesOver,
 		"remove leaves nothing":          (*namespace).remove,
 		"a refused row":                  (*namespace).refused,
+		"a scheduler that is missing":    (*namespace).missingScheduler,
 		"schedulers":                     (*namespace).schedulers,
 		"addresses of the node":          (*namespace).ownAddresses,
 		"address modes":                  (*namespace).modes,
@@ -355,28 +357,59 @@ func (n *namespace) remove() {
 	if n.kernel() == before {
 		n.Error("nothing was installed")
 	}
+	settings := n.sysctls()
 	n.check(n.open().Remove(context.Background())) // by another process
 	n.equal(n.kernel(), before)
+	n.equal(n.sysctls(), settings) // as kube-proxy's, they stay
 }
 
-func (n *namespace) refused() {
+func (n *namespace) sysctls() string {
+	n.Helper()
+	return n.run("grep", "-r", "", "/proc/sys/net/ipv4/vs/", "/proc/sys/net/ipv4/conf/all/")
+}
+
+// missingScheduler has the kernel make one that it has no module for.
+func (n *namespace) missingScheduler() {
 	const rows = `
 frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat never
 backend default/web:http cluster 10.244.1.2:8080
 frontend 10.96.0.11:80/tcp any forward default/odd:http cluster snat never
 backend default/odd:http cluster 10.244.1.2:8080
 `
-	n.options.Scheduler = "nonsense"
+	var log strings.Builder
 	state := n.parse(rows)
 	web := model.PoolID{Service: "default/web:http"}
 	pool := state.Pools[web]
-	pool.Scheduler = "rr"
+	pool.Scheduler = "mh"
 	state.Pools[web] = pool
-	err := n.open().Sync(context.Background(), state)
-	if !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), "10.96.0.11:80/tcp") {
-		n.Errorf("%v is not about the refused virtual server", err)
+	p, err := ipvs.New(ipvs.Options{Scheduler: "nonsense"})(dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	n.check(err)
+	n.check(errors.Join(p.Sync(context.Background(), state), p.Sync(context.Background(), state)))
+	n.equal(blocks(n.servers()), "TCP 0A60000A:0050 mh\n-> 0AF40102:1F90 Masq 1\nTCP 0A60000B:0050 wrr\n-> 0AF40102:1F90 Masq 1\n")
+	drifts, err := p.Audit(context.Background(), state)
+	if err != nil || len(drifts) > 0 {
+		n.Errorf("%v, %v", drifts, err)
 	}
-	n.equal(blocks(n.servers()), "TCP 0A60000A:0050 rr\n-> 0AF40102:1F90 Masq 1\n")
+	const want = `no scheduler nonsense; load module ip_vs_nonsense`
+	if strings.Count(log.String(), want) != 1 || !strings.Contains(log.String(), `"used instead"=wrr`) {
+		n.Errorf("the log should say once %q, but has\n%s", want, log.String())
+	}
+	n.check(p.Close())
+}
+
+// refused has a backend that no kernel takes.
+func (n *namespace) refused() {
+	const rows = `
+frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat never
+backend default/web:http cluster 10.244.1.2:8080
+frontend 10.96.0.11:80/tcp any forward default/odd:http cluster snat never
+backend default/odd:http cluster 224.0.0.12:8080
+`
+	err := n.open().Sync(context.Background(), n.parse(rows))
+	if !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), "10.96.0.11:80/tcp") {
+		n.Errorf("%v is not about the refused backend", err)
+	}
+	n.equal(blocks(n.servers()), "TCP 0A60000A:0050 rr\n-> 0AF40102:1F90 Masq 1\nTCP 0A60000B:0050 rr\n")
 }
 
 // schedulers tries each that the model knows.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"fairlead.dev/fairlead/dataplane"
 )
 
 // setting is a sysctl that the plane relies on.
@@ -42,6 +44,9 @@ func openSysctls(o Options) (all []*sysctl, err error) {
 	for _, s := range settings(o) {
 		c := &sysctl{setting: s}
 		c.read, err = os.Open(s.file)
+		if errors.Is(err, os.ErrNotExist) {
+			return all, fmt.Errorf("%w: it has no %s (CONFIG_IP_VS_NFCT)", dataplane.ErrUnsupported, s.file)
+		}
 		if err != nil {
 			return all, fmt.Errorf("settings of IPVS: %w", err)
 		}
