@@ -33,6 +33,7 @@ func TestIPVS_drain(t *testing.T) {
 	}{
 		"goes when its connection has ended":       {ipvs.Options{}, (*drain).ends},
 		"goes when its time is over":               {ipvs.Options{DrainTimeout: 2 * time.Second}, (*drain).timesOut},
+		"its time goes on during repairs":          {ipvs.Options{DrainTimeout: 2 * time.Second}, (*drain).timesOutRepaired},
 		"comes back":                               {ipvs.Options{}, (*drain).comesBack},
 		"a port that is used again":                {ipvs.Options{}, (*drain).portUsedAgain},
 		"a process that is killed":                 {ipvs.Options{}, (*drain).restarts},
@@ -81,6 +82,16 @@ func (d *drain) timesOut() {
 		d.until(drainReals[p], false)
 		flow.fails()
 	}
+}
+
+// timesOutRepaired has a plane that reads everything anew all the time, as where a row is refused.
+func (d *drain) timesOutRepaired() {
+	d.open(model.TCP, drainPorts[model.TCP], "pod-a").answers("pod-a")
+	d.apply(podALeft)
+	d.apply(drainRows)
+	d.apply(podALeft)
+	d.has(drainReals[model.TCP], true)
+	d.wait(drainReals[model.TCP], false, func() { d.check(d.plane.Sync(d.Context(), d.state)) })
 }
 
 func (d *drain) comesBack() {
@@ -338,6 +349,11 @@ func (d *drain) has(real string, want bool) {
 // until calls Audit, as the engine does again and again, until a real server is there or not.
 func (d *drain) until(real string, want bool) {
 	d.Helper()
+	d.wait(real, want, d.audit)
+}
+
+func (d *drain) wait(real string, want bool, look func()) {
+	d.Helper()
 	ctx, cancel := context.WithTimeout(d.Context(), time.Minute)
 	defer cancel()
 	for strings.Contains(d.servers(), real) != want {
@@ -346,7 +362,7 @@ func (d *drain) until(real string, want bool) {
 			d.Fatalf("%q is there: %t\n%s", real, !want, d.servers())
 		case <-time.After(50 * time.Millisecond):
 		}
-		d.audit()
+		look()
 	}
 }
 

@@ -65,10 +65,3 @@ func (held *server) added(addr netip.AddrPort) {
 		held.order = slices.Insert(held.order, 0, addr)
 	}
 }
-
-// drop forgets a real server that is gone.
-func (held *server) drop(addr netip.AddrPort) {
-	delete(held.reals, addr)
-	delete(held.leaving, addr)
-	held.order = slices.DeleteFunc(held.order, func(a netip.AddrPort) bool { return a == addr })
-}

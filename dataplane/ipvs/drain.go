@@ -70,14 +70,14 @@ func (d *drains) next() (keys []serverKey) {
 // end, otherwise when they have ended.
 func (s *servers) leave(key serverKey, held *server, addr netip.AddrPort, p *plan) {
 	if key.udp() {
-		p.last = append(p.last, held.deleteReal(key, addr))
+		p.last = append(p.last, s.deleteReal(key, held, addr))
 		return
 	}
 	if _, already := held.leaving[addr]; already && held.reals[addr] == 0 {
 		return
 	}
 	note := func() {
-		held.reals[addr], held.leaving[addr] = 0, s.options.deadline()
+		held.reals[addr], held.leaving[addr] = 0, s.deadline(key, addr)
 		s.draining.begin(key)
 	}
 	if held.reals[addr] == 0 { // it takes none already
@@ -87,8 +87,56 @@ func (s *servers) leave(key serverKey, held *server, addr netip.AddrPort, p *pla
 	p.first = append(p.first, realRequest(cmdSetDest, key, real{addr: addr}, note))
 }
 
-func (held *server) deleteReal(key serverKey, addr netip.AddrPort) request {
-	return realRequest(cmdDelDest, key, real{addr: addr}, func() { held.drop(addr) })
+func (s *servers) deleteReal(key serverKey, held *server, addr netip.AddrPort) request {
+	return realRequest(cmdDelDest, key, real{addr: addr}, func() { s.drop(key, held, addr) })
+}
+
+// drop forgets a real server that is gone.
+func (s *servers) drop(key serverKey, held *server, addr netip.AddrPort) {
+	s.stay(key, held, addr)
+	delete(held.reals, addr)
+	held.order = slices.DeleteFunc(held.order, func(a netip.AddrPort) bool { return a == addr })
+}
+
+// stay forgets that a real server leaves.
+func (s *servers) stay(key serverKey, held *server, addr netip.AddrPort) {
+	delete(held.leaving, addr)
+	delete(s.deadlines, leaver{key, addr})
+}
+
+// leaver is a real server that leaves.
+type leaver struct {
+	server serverKey
+	real   netip.AddrPort
+}
+
+// deadlines are when leavers go in any case. Sync, which reads everything else anew, leaves them as they are.
+type deadlines map[leaver]time.Time
+
+// deadline is when a real server that leaves goes in any case; zero: never.
+func (s *servers) deadline(key serverKey, addr netip.AddrPort) (t time.Time) {
+	if s.options.DrainTimeout <= 0 {
+		return t
+	}
+	l := leaver{key, addr}
+	t, known := s.deadlines[l]
+	if !known {
+		t = time.Now().Add(s.options.DrainTimeout)
+		s.deadlines[l] = t
+	}
+	return t
+}
+
+// prune forgets the deadlines of what the kernel does not hold any more.
+func (s *servers) prune() {
+	maps.DeleteFunc(s.deadlines, func(l leaver, _ time.Time) bool {
+		held := s.held[l.server]
+		if held == nil {
+			return true
+		}
+		weight, exists := held.reals[l.real]
+		return !exists || weight != 0
+	})
 }
 
 // drain deletes those real servers of some virtual servers that leave and have no connections any more, or whose time
@@ -141,10 +189,10 @@ func (s *servers) drainOne(key serverKey, held *server, wanted bool, p *plan) er
 		over := !until.IsZero() && !now.Before(until)
 		switch {
 		case !there: // somebody else has deleted it
-			held.drop(addr)
+			s.drop(key, held, addr)
 			left--
 		case n == 0 || over:
-			p.last = append(p.last, held.deleteReal(key, addr))
+			p.last = append(p.last, s.deleteReal(key, held, addr))
 			left--
 		}
 	}

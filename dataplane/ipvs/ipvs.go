@@ -42,6 +42,8 @@ type Plane struct {
 	sysctls  []*sysctl
 	locals   *locals
 	held     *kernel // nil: the kernel's content is not known
+	// deadlines are those of backends that left.
+	deadlines deadlines
 	// clean is the generation of the ruleset at which our tables were as they should be; 0: unknown.
 	// own counts our transactions since it was taken. If the generation has grown by just as many,
 	// nobody else has touched the ruleset.
@@ -73,7 +75,7 @@ func New(o Options) dataplane.New {
 		if c.Log == nil {
 			c.Log = slog.New(slog.DiscardHandler)
 		}
-		p := &Plane{config: c, options: o}
+		p := &Plane{config: c, options: o, deadlines: deadlines{}}
 		if err := p.open(); err != nil {
 			return nil, errors.Join(fmt.Errorf("ipvs: %w", err), p.Close())
 		}
@@ -126,7 +128,7 @@ func (p *Plane) newKernel() *kernel {
 	tx := &nf.Transaction{}
 	return &kernel{
 		rows:    newRows(),
-		servers: &servers{director: p.director, options: p.options},
+		servers: &servers{director: p.director, options: p.options, deadlines: p.deadlines},
 		tables:  newTables(p.config.Mark, tx),
 		tx:      tx,
 	}

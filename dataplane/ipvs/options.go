@@ -78,14 +78,6 @@ func (o Options) schedulerOf(p model.Pool) string {
 	return name
 }
 
-// deadline is when a backend that leaves now goes in any case; zero: never.
-func (o Options) deadline() (t time.Time) {
-	if o.DrainTimeout > 0 {
-		t = time.Now().Add(o.DrainTimeout)
-	}
-	return t
-}
-
 // want is the virtual server for a pool.
 func (o Options) want(p model.Pool) *server {
 	w := &server{

@@ -31,7 +31,9 @@ type servers struct {
 	options  Options
 	held     map[serverKey]*server
 	draining drains
-	gone     []serverKey // of which there is still a record
+	// deadlines are the plane's.
+	deadlines deadlines
+	gone      []serverKey // of which there is still a record
 }
 
 // load reads back what the kernel holds of the virtual servers that are ours.
@@ -54,6 +56,7 @@ func (s *servers) load(ours func(serverKey) bool) error {
 		}
 		s.held[key] = adopt(found, reals)
 	}
+	s.prune()
 	return nil
 }
 
@@ -114,8 +117,8 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 	if made.scheduler != "dh" {
 		held.setScheduler(key, made.scheduler, p)
 	}
-	for _, real := range slices.SortedFunc(maps.Keys(made.reals), netip.AddrPort.Compare) {
-		held.setReal(key, real, made.reals[real], p)
+	for _, addr := range slices.SortedFunc(maps.Keys(made.reals), netip.AddrPort.Compare) {
+		s.setReal(key, held, real{addr: addr, weight: made.reals[addr]}, p)
 	}
 	if made.scheduler == "dh" {
 		held.setScheduler(key, made.scheduler, p)
@@ -152,19 +155,19 @@ func (held *server) takesNone(key serverKey, want *server) bool {
 }
 
 // setReal plans a real server and its weight.
-func (held *server) setReal(key serverKey, addr netip.AddrPort, weight uint32, p *plan) {
+func (s *servers) setReal(key serverKey, held *server, r real, p *plan) {
 	command := uint8(cmdSetDest)
-	switch have, exists := held.reals[addr]; {
+	switch have, exists := held.reals[r.addr]; {
 	case !exists:
 		command = cmdNewDest
-	case have == weight:
-		delete(held.leaving, addr)
+	case have == r.weight:
+		s.stay(key, held, r.addr)
 		return
 	}
-	p.first = append(p.first, realRequest(command, key, real{addr: addr, weight: weight}, func() {
-		held.reals[addr] = weight
-		held.added(addr)
-		delete(held.leaving, addr)
+	p.first = append(p.first, realRequest(command, key, r, func() {
+		held.reals[r.addr] = r.weight
+		held.added(r.addr)
+		s.stay(key, held, r.addr)
 	}))
 }
 
