@@ -32,6 +32,8 @@ type FairleadConfiguration struct {
 	IPTablesBackend IPTablesBackend `json:"iptablesBackend,omitempty"`
 	// IPVSAddressMode is how the node takes packets to Service addresses for its own in mode ipvs.
 	IPVSAddressMode IPVSAddressMode `json:"ipvsAddressMode,omitempty"`
+	// IPVSDrainTimeout is how long a backend that is gone keeps its connections in mode ipvs; 0: as long as they last.
+	IPVSDrainTimeout metav1.Duration `json:"ipvsDrainTimeout,omitempty"`
 }
 
 // TakeOver says what becomes of the rules that kube-proxy has left.

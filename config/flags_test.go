@@ -114,7 +114,7 @@ Listeners: healthz-bind-address metrics-bind-address control-socket bind-address
 Kernel settings: conntrack-max-per-core conntrack-min conntrack-tcp-timeout-established conntrack-tcp-timeout-close-wait conntrack-tcp-be-liberal conntrack-udp-timeout conntrack-udp-timeout-stream oom-score-adj
 API server: kubeconfig master kube-api-content-type kube-api-qps kube-api-burst
 Logging: v logging-format
-For mode ipvs: ipvs-address-mode ipvs-scheduler ipvs-exclude-cidrs ipvs-strict-arp ipvs-tcp-timeout ipvs-tcpfin-timeout ipvs-udp-timeout
+For mode ipvs: ipvs-address-mode ipvs-drain-timeout ipvs-scheduler ipvs-exclude-cidrs ipvs-strict-arp ipvs-tcp-timeout ipvs-tcpfin-timeout ipvs-udp-timeout
 Accepted, without meaning here: iptables-sync-period ipvs-sync-period config-sync-period windows-service source-vip network-name enable-dsr root-hnsendpoint-name forward-healthcheck-vip vmodule log-flush-frequency log-text-split-stream log-text-info-buffer-size log-json-split-stream log-json-info-buffer-size
 `
 	var help bytes.Buffer

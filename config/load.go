@@ -163,6 +163,7 @@ func (l *loading) fairlead() {
 	override(f, "take-over", &c.TakeOver, said.TakeOver)
 	override(f, "iptables-backend", &c.IPTablesBackend, said.IPTablesBackend)
 	override(f, "ipvs-address-mode", &c.IPVSAddressMode, said.IPVSAddressMode)
+	override(f, "ipvs-drain-timeout", &c.IPVSDrainTimeout, said.IPVSDrainTimeout)
 }
 
 // standaloneMode is the mode of manifests without a file of kube-proxy's: nobody there can expect what

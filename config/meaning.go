@@ -58,7 +58,7 @@ func (c *Config) reason(path string) string {
 		if c.KubeProxy.Mode != ModeIPTables {
 			return "it is for mode iptables"
 		}
-	case path == "ipvsAddressMode":
+	case path == "ipvsAddressMode", path == "ipvsDrainTimeout":
 		if c.Plane != string(ModeIPVS) {
 			return "it is for the data plane ipvs"
 		}

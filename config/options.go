@@ -263,6 +263,9 @@ func (f *Flags) ipvs() []option {
 			usage: "how the node takes packets to Service addresses for its own: cidr (a local route for each Service CIDR, " +
 				"and for each address outside), route (a local route for each address) or dummy (each address on kube-ipvs0, " +
 				"as with kube-proxy)"},
+		{group: ipvs, flag: "ipvs-drain-timeout", field: "ipvsDrainTimeout", always: true,
+			bind:  span(&own.IPVSDrainTimeout.Duration),
+			usage: "how long a backend that is gone keeps its TCP and SCTP connections; 0: as long as they last"},
 		{group: ipvs, flag: "ipvs-scheduler", field: "ipvs.scheduler", bind: text(&c.Scheduler),
 			usage: "how a backend is chosen where a Service does not say it, by the kernel's name: rr (which is what empty " +
 				"means), wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh, fo, ovf or twos"},

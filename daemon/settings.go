@@ -95,11 +95,12 @@ func planeIn(c *config.Config) planeSettings {
 	case ipvsPlane:
 		o := c.KubeProxy.IPVS
 		s.ipvs = ipvs.Options{
-			Scheduler:   o.Scheduler,
-			AddressMode: ipvs.AddressMode(c.Fairlead.IPVSAddressMode),
-			Exclude:     excluded(c),
-			StrictARP:   o.StrictARP,
-			Timeouts:    ipvs.Timeouts{TCP: o.TCPTimeout.Duration, TCPFin: o.TCPFinTimeout.Duration, UDP: o.UDPTimeout.Duration},
+			Scheduler:    o.Scheduler,
+			AddressMode:  ipvs.AddressMode(c.Fairlead.IPVSAddressMode),
+			Exclude:      excluded(c),
+			DrainTimeout: c.Fairlead.IPVSDrainTimeout.Duration,
+			StrictARP:    o.StrictARP,
+			Timeouts:     ipvs.Timeouts{TCP: o.TCPTimeout.Duration, TCPFin: o.TCPFinTimeout.Duration, UDP: o.UDPTimeout.Duration},
 		}
 	}
 	return s

@@ -15,7 +15,7 @@ type Options struct {
 	Scheduler string
 	// AddressMode is how the node takes packets to Service addresses for its own; empty: CIDR.
 	AddressMode AddressMode
-	// DrainTimeout is how long a backend that left keeps its connections; 0: as long as they last.
+	// DrainTimeout is how long a backend that left keeps its connections of TCP and SCTP; 0: as long as they last.
 	DrainTimeout time.Duration
 	// Timeouts after which IPVS forgets a connection without packets; 0: as the kernel has it.
 	Timeouts Timeouts
