@@ -559,10 +559,10 @@ func (w *realCluster) knows(who string, n int) {
 	})
 }
 
-// kubeProxy starts the real one and waits for its rules.
-func (w *realCluster) kubeProxy(kubeconfig, mode, makes string) *kubernetes.Proxy {
+// kubeProxy starts the real one, with the mounted credentials, and waits for its rules.
+func (w *realCluster) kubeProxy(mode, makes string) *kubernetes.Proxy {
 	w.Helper()
-	command := kubernetes.KubeProxyCommand(kubernetes.NeedParts(w), kubeconfig, mode)
+	command := kubernetes.KubeProxyCommand(kubernetes.NeedParts(w), filepath.Join(w.volume, "kubeconfig.conf"), mode)
 	p, err := kubernetes.StartProxy(w.Context(), kubernetes.ProxyOptions{Bed: w.bed, Command: command})
 	if err == nil {
 		err = p.Ready(w.Context())
@@ -612,14 +612,8 @@ func (w *realCluster) kill(p *kubernetes.Proxy) {
 func TestKubeProxy_succession(t *testing.T) {
 	t.Parallel()
 	w := newRealCluster(t)
-	files := w.kubeadm()
-	w.mount(files)
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, []byte(files["kubeconfig.conf"]), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	real := func(mode, makes string) *kubernetes.Proxy { return w.kubeProxy(kubeconfig, mode, makes) }
-	p := real("iptables", "kube-proxy iptables-nft")
+	w.mount(w.kubeadm())
+	p := w.kubeProxy("iptables", "kube-proxy iptables-nft")
 	w.until("the Service answers", func(context.Context) bool { return w.answers(testbed.Outside, webIP) })
 	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
 		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 2 * time.Millisecond,
@@ -635,7 +629,7 @@ func TestKubeProxy_succession(t *testing.T) {
 		t.Errorf("after taking over: %s", got)
 	}
 	w.kill(p)
-	p = real("nftables", "kube-proxy nftables")
+	p = w.kubeProxy("nftables", "kube-proxy nftables")
 	w.kill(p)
 	p = w.start()
 	w.logged(p, "removed what kube-proxy had left", "nftables")
@@ -647,7 +641,7 @@ func TestKubeProxy_succession(t *testing.T) {
 	} {
 		w.fourPods()
 		w.kill(p)
-		p = real(back.mode, back.makes)
+		p = w.kubeProxy(back.mode, back.makes)
 		w.goesBack(back.mode)
 		w.kill(p)
 		p = w.start()
@@ -655,7 +649,7 @@ func TestKubeProxy_succession(t *testing.T) {
 	}
 	// What the administrator wants kept is kept, until it is not.
 	w.kill(p)
-	p = real("nftables", "kube-proxy nftables")
+	p = w.kubeProxy("nftables", "kube-proxy nftables")
 	w.kill(p)
 	p = w.start("--take-over=Keep")
 	if err := p.Ready(t.Context()); err != nil {
@@ -670,7 +664,7 @@ func TestKubeProxy_succession(t *testing.T) {
 	if got := w.rules(); got != "fairlead iptables-nft" {
 		t.Errorf("after --once: %s\n%s", got, p.Log())
 	}
-	p = real("iptables", "kube-proxy iptables-nft")
+	p = w.kubeProxy("iptables", "kube-proxy iptables-nft")
 	w.kill(p)
 	p = w.start("--cleanup")
 	<-p.Ended()

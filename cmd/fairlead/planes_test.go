@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -84,18 +82,13 @@ func TestKubeProxy_planes(t *testing.T) {
 func TestKubeProxy_returnsInPlace(t *testing.T) {
 	t.Parallel()
 	w := newRealCluster(t)
-	files := w.kubeadm()
-	w.mount(files)
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, []byte(files["kubeconfig.conf"]), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	w.mount(w.kubeadm())
 	p := w.start()
 	w.knows("fairlead", 2)
 	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
 		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 4 * time.Millisecond,
 	})
-	intruder := w.kubeProxy(kubeconfig, "iptables", "")
+	intruder := w.kubeProxy("iptables", "")
 	w.event("Node node", "KubeProxyReturned", "(iptables-nft ip mangle)")
 	w.kill(intruder)
 	w.until("kube-proxy's rules are gone", func(context.Context) bool { return w.rules() == "fairlead iptables-nft" })

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -16,16 +14,11 @@ import (
 func TestKubeProxy_returns(t *testing.T) {
 	t.Parallel()
 	w := newRealCluster(t)
-	files := w.kubeadm()
-	w.mount(files)
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, []byte(files["kubeconfig.conf"]), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	w.mount(w.kubeadm())
 	p := w.start()
 	w.kubectl("", "scale", "deployment/web", "--replicas=4")
 	w.knows("fairlead", 4)
-	intruder := w.kubeProxy(kubeconfig, "nftables", "kube-proxy nftables")
+	intruder := w.kubeProxy("nftables", "kube-proxy nftables")
 	w.until("kube-proxy knows a backend", func(context.Context) bool { // unless its table is already gone
 		return strings.Contains(p.Log(), "kube-proxy runs beside") || w.translates("kube-proxy")
 	})
