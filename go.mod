@@ -3,6 +3,7 @@ module fairlead.dev/fairlead
 go 1.26.0
 
 require (
+	github.com/cilium/ebpf v0.22.0
 	github.com/fsnotify/fsnotify v1.10.1
 	github.com/go-logr/logr v1.4.3
 	github.com/google/nftables v0.3.0

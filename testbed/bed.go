@@ -62,11 +62,15 @@ type Spec struct {
 	// PodBridge puts the pods of each node on a bridge named cbr0 instead of an interface of their
 	// own each.
 	PodBridge bool
+	// Cgroup puts Node and its pods into a control group of their own; see Bed.Cgroup. It needs root, and the hierarchy of
+	// version 2. A killed process leaves the group, empty.
+	Cgroup bool
 }
 
 // Bed is a running cluster. Its methods may be called concurrently.
 type Bed struct {
 	bridged bool
+	cgroup  *cgroup // of Node and its pods; may be nil
 
 	mu     sync.RWMutex
 	places map[Place]*host
@@ -96,7 +100,12 @@ func New(ctx context.Context, s Spec) (*Bed, error) {
 	return b, nil
 }
 
-func (b *Bed) build(ctx context.Context, s Spec) error {
+func (b *Bed) build(ctx context.Context, s Spec) (err error) {
+	if s.Cgroup {
+		if b.cgroup, err = newCgroup(); err != nil {
+			return fmt.Errorf("testbed: cgroup: %w", err)
+		}
+	}
 	if err := b.addLAN(); err != nil {
 		return fmt.Errorf("testbed: LAN: %w", err)
 	}
@@ -148,7 +157,7 @@ func (b *Bed) addMachine(place Place, addrs []netip.Addr) error {
 	if place != Outside {
 		sysctls = routerSysctls()
 	}
-	n, err := newNetns(sysctls)
+	n, err := b.newNetns(place, sysctls)
 	if err != nil {
 		return err
 	}
@@ -170,6 +179,26 @@ func (b *Bed) addMachine(place Place, addrs []netip.Addr) error {
 		_, err = n.addBridge(podBridge, podGatewayMAC())
 	}
 	return err
+}
+
+// newNetns makes a namespace on a machine; those on Node are in the cgroup.
+func (b *Bed) newNetns(machine Place, sysctls []sysctl) (*netns, error) {
+	n, err := newNetns(sysctls)
+	if err == nil && machine == Node {
+		if err = n.join(b.cgroup); err != nil {
+			n.close()
+		}
+	}
+	return n, err
+}
+
+// Cgroup is the directory of the control group to which the sockets of Node and its pods belong, and those of what
+// Do runs there; empty without Spec.Cgroup.
+func (b *Bed) Cgroup() string {
+	if b.cgroup == nil {
+		return ""
+	}
+	return b.cgroup.dir
 }
 
 // plug connects a namespace to the LAN and returns the index of its eth0.
@@ -293,5 +322,5 @@ func (b *Bed) Close() error {
 	clear(b.places)
 	clear(b.pods)
 	clear(b.used)
-	return nil
+	return b.cgroup.close()
 }

@@ -18,6 +18,7 @@ type netns struct {
 	file *os.File
 	link *netlink.Handle
 	jobs chan func()
+	in   *cgroup // may be nil
 	gone chan struct{}
 	once sync.Once
 }
@@ -86,6 +87,12 @@ func (n *netns) close() {
 	})
 }
 
+// join puts the namespace's thread, and those that will run its functions, into a cgroup.
+func (n *netns) join(c *cgroup) error {
+	n.in = c
+	return n.at(c.join)
+}
+
 // at runs f on the namespace's own thread, one after the other: f must be short.
 func (n *netns) at(f func() error) error {
 	done := make(chan error, 1)
@@ -125,7 +132,7 @@ func (n *netns) enter() error {
 	if failed != nil {
 		return fmt.Errorf("enter network namespace: %w", failed)
 	}
-	return nil
+	return n.in.join()
 }
 
 // thread runs f on an operating system thread that ends with it, so that whatever f does to the

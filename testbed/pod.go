@@ -96,7 +96,7 @@ func (b *Bed) newPod(s PodSpec) (*pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	n, err := newNetns(hostSysctls())
+	n, err := b.newNetns(s.Node, hostSysctls())
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+// Copyright The Fairlead Authors
+
+// What becomes of a connection: the rows, and the choice of a backend. Knows neither sockets nor packets.
+#pragma once
+
+#include "maps.h"
+
+#define SECOND 1000000000ULL
+
+static __always_inline bool same_addr(const struct addr *a, const struct addr *b)
+{
+	return a->word[3] == b->word[3] && a->word[2] == b->word[2] &&
+	       a->word[1] == b->word[1] && a->word[0] == b->word[0];
+}
+
+static __always_inline bool same(const struct endpoint *a, const struct endpoint *b)
+{
+	return a->port == b->port && same_addr(&a->addr, &b->addr);
+}
+
+static __always_inline bool is_ipv4(const struct addr *a)
+{
+	return !a->word[0] && !a->word[1] && a->word[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline bool is_loopback(const struct addr *a)
+{
+	if (is_ipv4(a))
+		return (a->word[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+	return !a->word[0] && !a->word[1] && !a->word[2] && a->word[3] == bpf_htonl(1);
+}
+
+// row reads what one key says to a client. It reports false if nothing does.
+static __always_inline bool row(const struct frontend_key *key, bool internal, struct target *t)
+{
+	// A mismatch means that the element was replaced at this moment; the next look finds what is there now.
+	for (int i = 0; i < 4; i++) {
+		struct frontend *f = bpf_map_lookup_elem(&frontends, key);
+
+		if (!f)
+			return false;
+		*t = internal && f->internal.verdict ? f->internal : f->any;
+		barrier();
+		if (same_addr(&f->key.addr, &key->addr) && f->key.port == key->port &&
+		    f->key.protocol == key->protocol)
+			return t->verdict != PASS;
+	}
+	return false;
+}
+
+// decide says what becomes of a connection to an address and port.
+static __always_inline void decide(const struct endpoint *to, __u8 protocol, bool internal, struct target *t)
+{
+	struct frontend_key key = {.addr = to->addr, .port = to->port, .protocol = protocol};
+
+	if (row(&key, internal, t))
+		return;
+	key.port = 0;
+	key.protocol = 0;
+	if (row(&key, internal, t))
+		return;
+
+	struct guard_key guard = {.bits = 128, .addr = to->addr};
+	enum verdict *verdict = bpf_map_lookup_elem(&guards, &guard);
+
+	*t = (struct target){.verdict = verdict ? *verdict : PASS};
+}
+
+static __always_inline enum membership membership(const struct endpoint *backend, __u32 pool)
+{
+	struct member_key key = {.backend = *backend, .pool = pool};
+	enum membership *m = bpf_map_lookup_elem(&members, &key);
+
+	return m ? *m : STRANGER;
+}
+
+static __always_inline struct slot *slot_at(__u32 first, __u32 index)
+{
+	__u32 key = first + index;
+
+	return bpf_map_lookup_elem(&slots, &key);
+}
+
+// pick takes a slot at random, and its backend or its alias's. Slots are used again only when no program can have
+// read the word that led to them.
+static __always_inline bool pick(struct pool *p, struct endpoint *backend)
+{
+	__u64 word = *(volatile __u64 *)p;
+	__u32 first = word, count = word >> 32;
+	struct slot *s = slot_at(first, (__u64)bpf_get_prandom_u32() * count >> 32);
+
+	if (s && s->share != ~0U && bpf_get_prandom_u32() >= s->share)
+		s = slot_at(first, s->alias);
+	if (!s || !count)
+		return false;
+	*backend = s->backend;
+	return true;
+}
+
+// choose gives a client a backend of a pool: the one that it had, if the pool has affinity.
+static __always_inline bool choose(__u32 pool, struct pool *p, const struct addr *client, struct endpoint *backend)
+{
+	if (!p->affinity)
+		return pick(p, backend);
+
+	struct affinity_key key = {.client = *client, .pool = p->name};
+	struct affinity *a = bpf_map_lookup_elem(&affinities, &key);
+	__u64 now = bpf_ktime_get_ns();
+
+	if (a && now - a->last < p->affinity * SECOND) {
+		*backend = a->backend;
+		if (membership(backend, pool) == SERVING) {
+			a->last = now;
+			return true;
+		}
+	}
+	if (!pick(p, backend))
+		return false;
+	struct affinity fresh = {.backend = *backend, .last = now};
+
+	bpf_map_update_elem(&affinities, &key, &fresh, BPF_ANY);
+	return true;
+}

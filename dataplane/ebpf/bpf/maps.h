@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+// Copyright The Fairlead Authors
+
+// The tables that all programs share.
+//
+//   frontends: address, port, protocol ─► what becomes of clients, and the number of a pool
+//   pools[number]                      ─► which slots are in force, one word
+//   slots[first ... first + count)     ─► a backend each
+//
+// These are made anew, with the programs that use them, by every Sync. What sockets and clients are remembered in
+// (affinities, flows, peers) is pinned and outlives the programs: whoever changes a layout there changes
+// the number in pin.go.
+#pragma once
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+// IPv4 addresses are IPv4-mapped (::ffff:a.b.c.d), so that one table serves both families, and sockets of
+// IPv6 that connect to such an address.
+struct addr {
+	__be32 word[4];
+};
+
+struct endpoint {
+	struct addr addr;
+	__be16 port;
+	__u16 pad;
+};
+
+enum verdict {
+	PASS, // no row says anything
+	FORWARD,
+	REJECT,
+	DROP,
+};
+
+enum {
+	LIMITED = 1 << 0,	// only some sources are allowed
+	SNAT_OFFCLUSTER = 1 << 1, // the address of clients that are no pods is hidden
+	SNAT_ALWAYS = 1 << 2,	// that of all
+};
+
+struct target {
+	__u32 pool;
+	__u8 verdict;
+	__u8 flags;
+	__u16 pad;
+};
+
+// A whole address, for what is said of its other ports, has port and protocol 0.
+struct frontend_key {
+	struct addr addr;
+	__be16 port;
+	__u8 protocol;
+	__u8 pad;
+};
+
+// The value repeats the key: while a program looks at a value, the kernel may give its memory to another key.
+struct frontend {
+	struct frontend_key key;
+	struct target any;
+	struct target internal; // for the node and its pods, if it has a verdict
+};
+
+struct pool {
+	__u32 first; // read and written together with count
+	__u32 count;
+	__u64 name; // the same in every process
+	__u32 affinity; // seconds; 0: none
+	__u32 pad;
+};
+
+// Walker's alias method: each slot is taken as often as any other, and gives up a part of that to another one.
+struct slot {
+	struct endpoint backend;
+	__u32 alias; // counted from the pool's first
+	__u32 share; // what the slot keeps, in 2^-32; ~0: all
+	__u32 pad;   // the elements of an array are multiples of 8 bytes
+};
+
+// The backends of pools whose clients are remembered.
+struct member_key {
+	struct endpoint backend;
+	__u32 pool;
+};
+
+enum membership {
+	STRANGER,
+	SERVING,
+	DRAINING, // it keeps what it has
+};
+
+struct guard_key {
+	__u32 bits;
+	struct addr addr;
+};
+
+struct affinity_key {
+	struct addr client;
+	__u64 pool; // its name
+};
+
+struct affinity {
+	struct endpoint backend;
+	__u32 pad;
+	__u64 last; // when it was used, by bpf_ktime_get_ns
+};
+
+// What a socket that is not connected has sent: to a Service's address (forth), or got from a backend (back).
+struct flow_key {
+	__u64 cookie;
+	struct endpoint peer;
+	__u32 back;
+};
+
+struct flow {
+	struct endpoint other;
+	__u32 pad;
+	__u64 pool; // its name; forth only
+	__u64 last; // forth only
+};
+
+// What a connected socket has asked for, and what it got.
+struct peer {
+	struct endpoint service;
+	struct endpoint backend;
+};
+
+// Sizes are set when the maps are made. They follow the rows, so what can be allocated at once is: adding to such a
+// map takes half the time, and cannot fail for want of memory.
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct frontend_key);
+	__type(value, struct frontend);
+} frontends SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct pool);
+} pools SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct slot);
+} slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct member_key);
+	__type(value, enum membership);
+} members SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct guard_key);
+	__type(value, enum verdict);
+} guards SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct affinity_key);
+	__type(value, struct affinity);
+} affinities SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct peer);
+} peers SEC(".maps");

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+// Copyright The Fairlead Authors
+
+// Services for everything that has a socket: the address is translated once, in the system call.
+//
+//   connect     ─► service to backend; the socket remembers both
+//   sendmsg     ─► the same for each datagram of a socket that is not connected
+//   recvmsg     ─► backend to service: programs compare where an answer comes from
+//   getpeername ─► backend to service
+#include "balance.h"
+
+#define ETIMEDOUT 110
+#define ECONNREFUSED 111
+
+// As long as this without a datagram, a socket that is not connected keeps its backend: what conntrack does.
+#define FLOW_IDLE (120 * SECOND)
+
+// Set when the programs are loaded. The verifier leaves out what does not apply.
+const volatile __u64 node_netns;       // cookie of the node's network namespace; 0: the first one
+const volatile bool pods_known[2];     // whether the rows recognise pods, in IPv4 and in IPv6
+const volatile bool alone;	       // nobody serves packets: what is not forwarded must be refused here
+const volatile bool has_set_retval;    // and with it another error than EPERM: Linux 5.18
+
+static __always_inline void load4(const struct bpf_sock_addr *ctx, struct endpoint *e)
+{
+	*e = (struct endpoint){
+		.addr.word = {0, 0, bpf_htonl(0xffff), ctx->user_ip4},
+		.port = ctx->user_port,
+	};
+}
+
+static __always_inline void store4(struct bpf_sock_addr *ctx, const struct endpoint *e)
+{
+	ctx->user_ip4 = e->addr.word[3];
+	ctx->user_port = e->port;
+}
+
+static __always_inline void load6(const struct bpf_sock_addr *ctx, struct endpoint *e)
+{
+	*e = (struct endpoint){
+		.addr.word = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]},
+		.port = ctx->user_port,
+	};
+}
+
+static __always_inline void store6(struct bpf_sock_addr *ctx, const struct endpoint *e)
+{
+	ctx->user_ip6[0] = e->addr.word[0];
+	ctx->user_ip6[1] = e->addr.word[1];
+	ctx->user_ip6[2] = e->addr.word[2];
+	ctx->user_ip6[3] = e->addr.word[3];
+	ctx->user_port = e->port;
+}
+
+enum { REFUSED = 0, ALLOWED = 1 };
+
+static __always_inline int refuse(enum verdict verdict)
+{
+	if (has_set_retval)
+		bpf_set_retval(verdict == DROP ? -ETIMEDOUT : -ECONNREFUSED);
+	return REFUSED;
+}
+
+// client stands for the address that a socket does not have yet: all sockets of a namespace are one client.
+static __always_inline struct addr client(__u64 netns)
+{
+	return (struct addr){{~0U, 0, netns >> 32, netns}};
+}
+
+static __always_inline bool is_node(__u64 netns)
+{
+	return netns == (node_netns ? node_netns : bpf_get_netns_cookie(NULL));
+}
+
+// route finds out what becomes of a connection, and with FORWARD the pool. PASS leaves it to those who see its
+// packets, also where a socket cannot do what the row says: which source address it will have is not known here,
+// and it keeps it. The node's own is what others are hidden behind.
+static __always_inline enum verdict route(struct bpf_sock_addr *ctx, const struct endpoint *to, __u64 netns,
+					  __u32 *pool)
+{
+	bool node = is_node(netns), pod = pods_known[!is_ipv4(&to->addr)];
+	struct target t;
+
+	if (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP)
+		return PASS;
+	if (!node && is_loopback(&to->addr))
+		return PASS;
+	decide(to, ctx->protocol, node || pod, &t);
+	if (t.flags & LIMITED)
+		return PASS;
+	if (t.verdict != FORWARD)
+		return alone ? t.verdict : PASS;
+	if (!node && (t.flags & SNAT_ALWAYS || (t.flags & SNAT_OFFCLUSTER && !pod)))
+		return PASS;
+	*pool = t.pool;
+	return FORWARD;
+}
+
+// remember lets the socket know its peer; nothing but that is lost if the kernel has no memory for it.
+static __always_inline void remember(struct bpf_sock_addr *ctx, struct peer *p)
+{
+	struct peer *kept = bpf_sk_storage_get(&peers, ctx->sk, p, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (kept)
+		*kept = *p;
+}
+
+// connected translates the address of a connection.
+static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint *to, bool *changed)
+{
+	__u64 netns = bpf_get_netns_cookie(ctx);
+	struct addr from = client(netns);
+	struct peer peer = {.service = *to};
+	__u32 number = 0;
+	enum verdict verdict = route(ctx, to, netns, &number);
+
+	if (verdict == PASS) {
+		bpf_sk_storage_delete(&peers, ctx->sk); // of an earlier connection
+		return ALLOWED;
+	}
+	if (verdict != FORWARD)
+		return refuse(verdict);
+	struct pool *pool = bpf_map_lookup_elem(&pools, &number);
+
+	if (!pool || !choose(number, pool, &from, to))
+		return refuse(REJECT);
+	peer.backend = *to;
+	remember(ctx, &peer);
+	*changed = true;
+	return ALLOWED;
+}
+
+// assign gives a datagram to the backend that its socket had for it, while that has not left.
+static __always_inline bool assign(const struct flow_key *forth, __u32 number, const struct addr *client,
+				   struct endpoint *backend)
+{
+	struct pool *pool = bpf_map_lookup_elem(&pools, &number);
+	struct flow *known = bpf_map_lookup_elem(&flows, forth);
+	__u64 now = bpf_ktime_get_ns();
+
+	if (!pool)
+		return false;
+	if (known && known->pool == pool->name && now - known->last < FLOW_IDLE) {
+		*backend = known->other;
+		if (membership(backend, number) != STRANGER) {
+			known->last = now;
+			return true;
+		}
+	}
+	if (!choose(number, pool, client, backend))
+		return false;
+	struct flow fresh = {.other = *backend, .pool = pool->name, .last = now};
+
+	bpf_map_update_elem(&flows, forth, &fresh, BPF_ANY);
+	return true;
+}
+
+// sent translates the address of a datagram.
+static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, bool *changed)
+{
+	__u64 netns = bpf_get_netns_cookie(ctx);
+	struct addr from = client(netns);
+	__u32 number = 0;
+	enum verdict verdict = route(ctx, to, netns, &number);
+
+	if (verdict == PASS)
+		return ALLOWED;
+	if (verdict != FORWARD)
+		return refuse(verdict);
+	struct flow_key forth = {.cookie = bpf_get_socket_cookie(ctx), .peer = *to};
+	struct endpoint backend;
+
+	if (!assign(&forth, number, &from, &backend))
+		return refuse(REJECT);
+	struct flow_key back = {.cookie = forth.cookie, .peer = backend, .back = 1};
+	struct flow *answer = bpf_map_lookup_elem(&flows, &back);
+
+	if (!answer || !same(&answer->other, to)) {
+		struct flow service = {.other = *to};
+
+		bpf_map_update_elem(&flows, &back, &service, BPF_ANY);
+	}
+	*to = backend;
+	*changed = true;
+	return ALLOWED;
+}
+
+// peer_of translates the address of a connected socket's peer back.
+static __always_inline bool peer_of(struct bpf_sock_addr *ctx, struct endpoint *from)
+{
+	struct peer *p = bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
+
+	if (!p || !same(&p->backend, from))
+		return false;
+	*from = p->service;
+	return true;
+}
+
+// received translates where a datagram comes from.
+static __always_inline bool received(struct bpf_sock_addr *ctx, struct endpoint *from)
+{
+	if (peer_of(ctx, from))
+		return true;
+	struct flow_key back = {.cookie = bpf_get_socket_cookie(ctx), .peer = *from, .back = 1};
+	struct flow *f = bpf_map_lookup_elem(&flows, &back);
+
+	if (!f)
+		return false;
+	*from = f->other;
+	return true;
+}
+
+#define TRANSLATE(hook, family, translate)					\
+	SEC("cgroup/" #hook #family)						\
+	int hook##family(struct bpf_sock_addr *ctx)				\
+	{									\
+		struct endpoint e;						\
+		bool changed = false;						\
+										\
+		load##family(ctx, &e);						\
+		int result = translate(ctx, &e, &changed);			\
+										\
+		if (changed)							\
+			store##family(ctx, &e);					\
+		return result;							\
+	}
+
+#define TRANSLATE_BACK(hook, family, translate)					\
+	SEC("cgroup/" #hook #family)						\
+	int hook##family(struct bpf_sock_addr *ctx)				\
+	{									\
+		struct endpoint e;						\
+										\
+		load##family(ctx, &e);						\
+		if (translate(ctx, &e))						\
+			store##family(ctx, &e);					\
+		return ALLOWED;							\
+	}
+
+TRANSLATE(connect, 4, connected)
+TRANSLATE(connect, 6, connected)
+TRANSLATE(sendmsg, 4, sent)
+TRANSLATE(sendmsg, 6, sent)
+TRANSLATE_BACK(recvmsg, 4, received)
+TRANSLATE_BACK(recvmsg, 6, received)
+TRANSLATE_BACK(getpeername, 4, peer_of)
+TRANSLATE_BACK(getpeername, 6, peer_of)
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,252 @@
+// Package ebpf serves Services in the system calls of whoever uses them: connect() to a Service's address becomes
+// connect() to a backend. No packet is translated and nothing is tracked, so an open connection costs what one to the
+// pod itself does.
+//
+//	connect4/6, sendmsg4/6 ─► frontends[address, port, protocol] ─► pools[number] ─► slots[random] ─► backend
+//	                          │ not found: guards                    │ affinity: the one the client had
+//	recvmsg4/6, getpeername4/6 ◄── peers, flows: what a socket asked for, and what it got
+//
+// The programs (bpf/) are attached to a cgroup, and see the sockets of all processes in it and below it, in whatever
+// network namespace: the node's and its pods'. They decide what a socket can decide. The rest passes, as packets, and
+// is served by another plane, if Options name one: what comes from outside, rows whose source addresses matter,
+// SCTP, and whatever has no socket here.
+//
+// A Sync makes new tables, fills them, and replaces the programs by ones that use these, one atomic step for each hook.
+// Nothing of the old tables needs to be understood, so a process of any version takes over from one of any other. An
+// Apply writes a pool's backends into slots that nobody uses, and then one word that leads there; no connection sees
+// a part of a change. When rows do not fit any more, Apply does what Sync does, with larger tables: their
+// memory follows their use.
+//
+// Links, which hold the programs, and what sockets and clients are remembered in are pinned in a file system of type
+// bpf. When the process ends, or is killed, all goes on.
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Options are what the plane needs to know beside its Config.
+type Options struct {
+	// Cgroup is the directory of the cgroup (version 2) whose processes are served; the root of the hierarchy for all.
+	Cgroup string
+	// Pins is a directory that belongs to the plane alone; its parent is in a file system of type bpf.
+	Pins string
+	// Packets makes the plane for what the hooks let pass. Without one, what they cannot do is not done, and
+	// connections that are to be refused or dropped fail at once.
+	Packets dataplane.New
+}
+
+// DefaultPins is the directory of the pins on a node.
+const DefaultPins = "/sys/fs/bpf/fairlead"
+
+// Plane is the ebpf data plane.
+type Plane struct {
+	config       dataplane.Config
+	cgroup, pins string
+	cgroupID     uint64
+	netns        uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
+	hasSetRetval bool
+	packets      dataplane.Dataplane  // may be nil
+	memory       map[string]*ebpf.Map // nil: not open
+	tables       *tables              // nil: the kernel's content is not known
+	audited      cursor
+}
+
+var _ dataplane.Dataplane = (*Plane)(nil)
+
+// New makes New open the plane in the network namespace of the calling thread. It needs CAP_BPF and CAP_NET_ADMIN.
+func New(o Options) dataplane.New {
+	return func(c dataplane.Config) (dataplane.Dataplane, error) {
+		p, err := open(c, o)
+		if err != nil {
+			return nil, fmt.Errorf("ebpf: %w", err)
+		}
+		return p, nil
+	}
+}
+
+func open(c dataplane.Config, o Options) (*Plane, error) {
+	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins}
+	if p.pins == "" {
+		p.pins = DefaultPins
+	}
+	if err := rlimit.RemoveMemlock(); err != nil { // before Linux 5.11 maps counted as locked memory
+		return nil, err
+	}
+	if err := errors.Join(checkPins(p.pins), p.identify()); err != nil {
+		return nil, err
+	}
+	if err := p.probe(); err != nil {
+		return nil, err
+	}
+	if o.Packets != nil {
+		var err error
+		if p.packets, err = o.Packets(c); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// identify finds out by which numbers the programs and links know the cgroup and the network namespace.
+func (p *Plane) identify() error {
+	var fs unix.Statfs_t
+	var cgroup unix.Stat_t
+	if err := errors.Join(unix.Statfs(p.cgroup, &fs), unix.Stat(p.cgroup, &cgroup)); err != nil {
+		return fmt.Errorf("cgroup %q: %w", p.cgroup, err)
+	}
+	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
+		return fmt.Errorf("%w: %s is no cgroup of version 2", dataplane.ErrUnsupported, p.cgroup)
+	}
+	p.cgroupID = cgroup.Ino
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	p.netns, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if errors.Is(err, unix.ENOPROTOOPT) { // before Linux 5.14
+		return nil
+	}
+	return os.NewSyscallError("getsockopt", err)
+}
+
+func (p *Plane) fault(operation string) error {
+	if p.config.Fault == nil {
+		return nil
+	}
+	return p.config.Fault(operation)
+}
+
+// Sync implements dataplane.Dataplane.
+func (p *Plane) Sync(ctx context.Context, s *model.State) error {
+	var partial error
+	if p.packets != nil {
+		partial = p.packets.Sync(ctx, s)
+		if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+			return partial
+		}
+	}
+	if err := p.replace(s); err != nil {
+		p.forget()
+		return fmt.Errorf("ebpf: %w", err)
+	}
+	return partial
+}
+
+// replace puts new programs with new tables in force.
+func (p *Plane) replace(s *model.State) error {
+	if err := p.fault("ebpf load"); err != nil {
+		return err
+	}
+	if err := p.openMemory(); err != nil {
+		return fmt.Errorf("open what is pinned in %s: %w", p.pins, err)
+	}
+	t, err := p.fillNew(s)
+	if err != nil {
+		return err
+	}
+	for _, hook := range hookNames() {
+		if err = p.fault("ebpf attach"); err == nil {
+			err = p.attach(hook, t.Programs[hook])
+		}
+		if err != nil {
+			t.close()
+			return fmt.Errorf("attach %s to %s: %w", hook, p.cgroup, err)
+		}
+	}
+	p.forget()
+	p.tables = t
+	return p.dropLayouts()
+}
+
+// fillNew makes tables that hold s, and programs that are not attached.
+func (p *Plane) fillNew(s *model.State) (*tables, error) {
+	c, err := p.program(capacityFor(s), s.Pods)
+	if err != nil {
+		return nil, fmt.Errorf("load programs: %w", err)
+	}
+	t, err := newTables(c, p.fault)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.load(s); err != nil {
+		t.close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// forget closes the tables, which the kernel keeps while programs that use them are attached.
+func (p *Plane) forget() {
+	if p.tables != nil {
+		p.tables.close()
+	}
+	p.tables = nil
+}
+
+// Apply implements dataplane.Dataplane.
+func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
+	if p.tables == nil {
+		return errors.New("ebpf: the kernel's content is not known; Sync first")
+	}
+	var partial error
+	if p.packets != nil {
+		partial = p.packets.Apply(ctx, s, c)
+		if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+			p.forget()
+			return partial
+		}
+	}
+	err := errFull
+	if c.Pods == nil {
+		err = p.tables.apply(s, c)
+	}
+	if errors.Is(err, errFull) {
+		err = p.replace(s)
+	}
+	if err != nil {
+		p.forget()
+		return fmt.Errorf("ebpf: %w", err)
+	}
+	return partial
+}
+
+// Remove implements dataplane.Dataplane.
+func (p *Plane) Remove(ctx context.Context) error {
+	p.forget()
+	closeMaps(p.memory)
+	p.memory = nil
+	err := p.fault("ebpf remove")
+	if err == nil {
+		err = p.unpin()
+	}
+	if err != nil {
+		err = fmt.Errorf("ebpf: %w", err)
+	}
+	if p.packets != nil {
+		err = errors.Join(p.packets.Remove(ctx), err)
+	}
+	return err
+}
+
+// Close implements dataplane.Dataplane.
+func (p *Plane) Close() error {
+	p.forget()
+	closeMaps(p.memory)
+	p.memory = nil
+	if p.packets != nil {
+		return p.packets.Close()
+	}
+	return nil
+}

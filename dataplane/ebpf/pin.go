@@ -1,0 +1,181 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// What is pinned, below a directory of ours in a file system of type bpf:
+//
+//	links/connect4 …      each holds a program to the cgroup, the program its tables
+//	v1/affinities …       what clients and sockets are remembered in: adopted by the next process
+//
+// A layout that is not ours is left alone until our programs are attached; then it goes.
+
+// memoryLayout is the number of the layout in bpf/maps.h.
+const memoryLayout = "v1"
+
+const (
+	affinities = 1 << 16 // clients remembered; the one that was silent longest is forgotten first
+	flows      = 1 << 16 // two for each peer of a UDP socket that is not connected
+)
+
+// memorySpecs gives the maps of the memory their sizes.
+func memorySpecs(spec *ebpf.CollectionSpec) map[string]*ebpf.MapSpec {
+	spec.Maps[objectsMapAffinities].MaxEntries = affinities
+	spec.Maps[objectsMapFlows].MaxEntries = flows
+	memory := map[string]*ebpf.MapSpec{}
+	for _, name := range []string{objectsMapAffinities, objectsMapFlows, objectsMapPeers} {
+		memory[name] = spec.Maps[name]
+	}
+	return memory
+}
+
+// checkPins makes sure that pins can be made.
+func checkPins(dir string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(dir), &fs); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Dir(dir), err)
+	}
+	if fs.Type != unix.BPF_FS_MAGIC {
+		return fmt.Errorf("%s is no file system of type bpf; mount -t bpf bpf %[1]s", filepath.Dir(dir))
+	}
+	return nil
+}
+
+// openMemory adopts what an earlier process remembers, or begins anew.
+func (p *Plane) openMemory() error {
+	if p.memory != nil {
+		return nil
+	}
+	spec, err := loadObjects()
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(p.pins, memoryLayout)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	memory := map[string]*ebpf.Map{}
+	for name, want := range memorySpecs(spec) {
+		m, err := openPinned(filepath.Join(dir, name), want)
+		if err != nil {
+			closeMaps(memory)
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		memory[name] = m
+	}
+	p.memory = memory
+	return nil
+}
+
+func openPinned(path string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err == nil {
+		if spec.Compatible(m) == nil {
+			return m, nil
+		}
+		m.Close()
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if m, err = ebpf.NewMap(spec); err != nil {
+		return nil, err
+	}
+	if err := m.Pin(path); err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func closeMaps(maps map[string]*ebpf.Map) {
+	for _, m := range maps {
+		m.Close()
+	}
+}
+
+// attach puts a program in force at its hook, in place of the one that is there.
+func (p *Plane) attach(hook string, program *ebpf.Program) error {
+	path := p.linkPath(hook)
+	if l := p.openLink(hook); l != nil {
+		defer l.Close()
+		return l.Update(program)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: p.cgroup, Attach: hooks()[hook], Program: program})
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	return l.Pin(path)
+}
+
+func (p *Plane) linkPath(hook string) string { return filepath.Join(p.pins, "links", hook) }
+
+// openLink is nil if there is no link of that hook to our cgroup.
+func (p *Plane) openLink(hook string) link.Link {
+	l, err := link.LoadPinnedLink(p.linkPath(hook), nil)
+	if err != nil {
+		return nil
+	}
+	if info, err := l.Info(); err == nil {
+		if at := info.Cgroup(); at != nil && at.CgroupId == p.cgroupID && uint32(at.AttachType) == uint32(hooks()[hook]) {
+			return l
+		}
+	}
+	l.Close()
+	return nil
+}
+
+// dropLayouts removes the memory of other versions.
+func (p *Plane) dropLayouts() error {
+	entries, err := os.ReadDir(p.pins)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if e.Name() != memoryLayout && e.Name() != "links" {
+			errs = append(errs, os.RemoveAll(filepath.Join(p.pins, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unpin detaches all programs and removes all pins, whoever made them.
+func (p *Plane) unpin() error {
+	if _, err := os.Stat(p.pins); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var errs []error
+	for hook := range hooks() {
+		l, err := link.LoadPinnedLink(p.linkPath(hook), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = errors.Join(l.Detach(), l.Close())
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", hook, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return os.RemoveAll(p.pins)
+}

@@ -1,0 +1,160 @@
+package ebpf_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/vm"
+)
+
+func TestMain(m *testing.M) {
+	vm.Guest()
+	os.Exit(m.Run())
+}
+
+// cluster is a Bed whose node and pods are in a cgroup, and a place for pins.
+type cluster struct {
+	*testbed.Bed
+	t    *testing.T
+	pins string
+}
+
+func newCluster(t *testing.T) cluster {
+	t.Helper()
+	pod := func(name string, node testbed.Place, addr string) testbed.PodSpec {
+		v4 := netip.MustParseAddr(addr)
+		return testbed.PodSpec{
+			Name: name, Node: node, Addrs: []netip.Addr{v4, testbed.EmbedV6(v4)},
+			Ports: []testbed.PodPort{{Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 5353}},
+		}
+	}
+	bed, err := testbed.New(t.Context(), testbed.Spec{Cgroup: true, Pods: []testbed.PodSpec{
+		pod("client", testbed.Node, "10.244.1.20"), pod("pod-a", testbed.Node, "10.244.1.11"),
+		pod("pod-b", testbed.Node, "10.244.1.12"), pod("pod-c", testbed.NodeB, "10.244.2.13"),
+	}})
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
+		t.Skipf("needs root, and control groups of version 2: %v", err)
+	}
+	check(t, err)
+	fs, path, err := testbed.BPFFS()
+	check(t, err)
+	t.Cleanup(func() { check(t, errors.Join(bed.Close(), fs.Close())) })
+	return cluster{bed, t, filepath.Join(path, "fairlead")}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// open makes a plane on the node, with nothing behind it.
+func (c cluster) open() dataplane.Dataplane {
+	c.t.Helper()
+	var p dataplane.Dataplane
+	err := c.Do(testbed.Node, func() (err error) {
+		p, err = ebpf.New(ebpf.Options{Cgroup: c.Cgroup(), Pins: c.pins})(dataplane.Config{})
+		return err
+	})
+	if errors.Is(err, dataplane.ErrUnsupported) {
+		c.t.Skip(err)
+	}
+	check(c.t, err)
+	return p
+}
+
+func parse(t *testing.T, text string) *model.State {
+	t.Helper()
+	s, err := model.ParseState(text)
+	check(t, err)
+	return s
+}
+
+// answers are the outcomes of some probes, sorted, each once.
+func (c cluster) answers(from testbed.Place, p model.Protocol, to string) string {
+	c.t.Helper()
+	seen := map[string]bool{}
+	for range 40 {
+		o, err := c.Probe(c.t.Context(), testbed.Probe{
+			From: from, Protocol: p, To: netip.MustParseAddrPort(to), Timeout: 5 * time.Second,
+		})
+		check(c.t, err)
+		seen[o.String()] = true
+	}
+	var lines []string
+	for line := range seen {
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, ", ")
+}
+
+func (c cluster) expect(want string, from testbed.Place, p model.Protocol, to string) {
+	c.t.Helper()
+	if got := c.answers(from, p, to); got != want {
+		c.t.Errorf("%s to %s/%s: %s; want %s", from, to, p, got, want)
+	}
+}
+
+// audited is an error if the plane finds a difference.
+func (c cluster) audited(p dataplane.Dataplane, s *model.State) {
+	c.t.Helper()
+	drifts, err := p.Audit(c.t.Context(), s)
+	check(c.t, err)
+	for _, d := range drifts {
+		c.t.Error(d)
+	}
+}
+
+const web = `
+backend default/web:http cluster 10.244.1.11:8080 local
+backend default/web:http cluster 10.244.2.13:8080
+backend default/web:http cluster6 [fd00::af4:10b]:8080 local
+backend default/web:dns cluster 10.244.1.12:5353 local
+frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat offcluster
+frontend 10.96.0.10:53/udp any forward default/web:dns cluster snat offcluster
+frontend 10.96.0.10:81/tcp any reject default/web:admin
+frontend 127.0.0.1:30080/tcp any forward default/web:http cluster snat always
+frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat never
+frontend [fd00::a60:a]:80/tcp any forward default/web:http cluster6 snat offcluster
+guard 10.96.0.0/16 drop
+guard 10.96.0.10/32 reject
+pods 10.244.0.0/16
+pods fd00::af4:0/112
+`
+
+func TestServes(t *testing.T) {
+	c := newCluster(t)
+	p := c.open()
+	s := parse(t, web)
+	check(t, p.Sync(t.Context(), s))
+	c.audited(p, s)
+	for _, from := range []testbed.Place{"client", testbed.Node} {
+		v4, v6 := c.Addr(from, false), c.Addr(from, true)
+		c.expect(fmt.Sprintf("pod-a source %s, pod-c source %[1]s", v4), from, model.TCP, "10.96.0.10:80")
+		c.expect(fmt.Sprintf("pod-a source %s, pod-c source %[1]s", v4), from, model.TCP, "192.0.2.1:30080")
+		c.expect(fmt.Sprintf("pod-a source %s", v6), from, model.TCP, "[fd00::a60:a]:80")
+		c.expect(fmt.Sprintf("pod-b source %s", v4), from, model.UDP, "10.96.0.10:53")
+		c.expect("refused", from, model.TCP, "10.96.0.10:81")
+		c.expect("refused", from, model.TCP, "10.96.0.10:82")
+		c.expect("timed out", from, model.TCP, "10.96.0.11:80")
+	}
+	check(t, p.Remove(context.Background()))
+	if _, err := os.Stat(c.pins); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("pins are left: %v", err)
+	}
+	check(t, p.Close())
+}

@@ -1,0 +1,126 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// The compiler is pinned, so that the same source makes the same object; ./dev installs it. The last include
+// directory has asm/types.h, which is another one on each architecture, and the same for us.
+//
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type slot -type member_key -type membership -type verdict -type guard_key objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+
+// hooks are the names of the programs, and where they are attached.
+func hooks() map[string]ebpf.AttachType {
+	return map[string]ebpf.AttachType{
+		objectsProgConnect4:     ebpf.AttachCGroupInet4Connect,
+		objectsProgConnect6:     ebpf.AttachCGroupInet6Connect,
+		objectsProgSendmsg4:     ebpf.AttachCGroupUDP4Sendmsg,
+		objectsProgSendmsg6:     ebpf.AttachCGroupUDP6Sendmsg,
+		objectsProgRecvmsg4:     ebpf.AttachCGroupUDP4Recvmsg,
+		objectsProgRecvmsg6:     ebpf.AttachCGroupUDP6Recvmsg,
+		objectsProgGetpeername4: ebpf.AttachCgroupInet4GetPeername,
+		objectsProgGetpeername6: ebpf.AttachCgroupInet6GetPeername,
+	}
+}
+
+// capacity is how many rows of each kind the tables can hold.
+type capacity struct{ frontends, pools, slots, members, guards uint32 }
+
+// roomFor leaves room to grow by a half before all has to be made anew.
+func roomFor(rows int) uint32 { return uint32(rows + rows/2 + 1024) }
+
+func capacityFor(s *model.State) capacity {
+	var slots, members int
+	for _, p := range s.Pools {
+		slots += int(class(uint32(len(p.Backends))))
+		members += len(p.Backends)
+	}
+	return capacity{
+		frontends: roomFor(len(s.Frontends) + len(s.Guards)),
+		pools:     roomFor(len(s.Pools)),
+		slots:     roomFor(slots),
+		members:   roomFor(members),
+		guards:    roomFor(len(s.Guards)),
+	}
+}
+
+// program makes tables of that size, empty, and programs that use them and the memory. Nothing is attached.
+func (p *Plane) program(size capacity, pods model.Pods) (*ebpf.Collection, error) {
+	spec, err := loadObjects()
+	if err != nil {
+		return nil, err
+	}
+	for name, entries := range map[string]uint32{
+		objectsMapFrontends: size.frontends,
+		objectsMapPools:     size.pools,
+		objectsMapSlots:     size.slots,
+		objectsMapMembers:   size.members,
+		objectsMapGuards:    size.guards,
+	} {
+		spec.Maps[name].MaxEntries = entries
+	}
+	memorySpecs(spec)
+	for name, value := range map[string]any{
+		objectsVarNodeNetns:    p.netns,
+		objectsVarPodsKnown:    podsKnown(pods),
+		objectsVarAlone:        p.packets == nil,
+		objectsVarHasSetRetval: p.hasSetRetval,
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, err
+		}
+	}
+	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: p.memory})
+}
+
+// podsKnown says for each family whether the rows tell pods from others. A socket in another network namespace
+// than the node's then is a pod's: what interface and address it will use is not known before it connects.
+func podsKnown(pods model.Pods) (known [2]bool) {
+	for _, prefix := range pods.Prefixes {
+		if prefix.Addr().Is6() {
+			known[1] = true
+		} else {
+			known[0] = true
+		}
+	}
+	if len(pods.Interfaces) > 0 {
+		known = [2]bool{true, true}
+	}
+	return known
+}
+
+// probe has the kernel verify the programs. The error says what it lacks.
+func (p *Plane) probe() error {
+	var refused *ebpf.VerifierError
+	var c *ebpf.Collection
+	var err error
+	for _, p.hasSetRetval = range []bool{true, false} { // Linux 5.18
+		if c, err = p.program(capacityFor(model.NewState()), model.Pods{}); !errors.As(err, &refused) {
+			break
+		}
+	}
+	switch {
+	case err == nil:
+		c.Close()
+	case errors.Is(err, ebpf.ErrNotSupported), errors.As(err, &refused):
+		return fmt.Errorf("%w: %w (Linux 5.10 or newer with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF is needed)",
+			dataplane.ErrUnsupported, err)
+	}
+	return err
+}
+
+func hookNames() []string {
+	var names []string
+	for name := range hooks() {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,96 @@
+package ebpf
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"net/netip"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Rows as the programs see them: see bpf/maps.h. Addresses and ports are in network byte order, and IPv4 addresses are
+// IPv4-mapped.
+
+const (
+	flagLimited = 1 << iota
+	flagSNATOffCluster
+	flagSNATAlways
+)
+
+func address(a netip.Addr) (out objectsAddr) {
+	b := a.As16()
+	for i := range out.Word {
+		out.Word[i] = binary.NativeEndian.Uint32(b[4*i:])
+	}
+	return out
+}
+
+func port(p uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, p))
+}
+
+func endpoint(a netip.AddrPort) objectsEndpoint {
+	return objectsEndpoint{Addr: address(a.Addr()), Port: port(a.Port())}
+}
+
+func frontendKey(k model.Key) objectsFrontendKey {
+	return objectsFrontendKey{Addr: address(k.Addr), Port: port(k.Port), Protocol: uint8(k.Protocol)}
+}
+
+// hostKey is for what is said of an address and none of its ports.
+func hostKey(a netip.Addr) objectsFrontendKey { return objectsFrontendKey{Addr: address(a)} }
+
+func guardKey(p netip.Prefix) objectsGuardKey {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return objectsGuardKey{Bits: uint32(bits), Addr: address(p.Addr())}
+}
+
+func flags(f model.Frontend) (bits uint8) {
+	if f.Allow != nil {
+		bits |= flagLimited
+	}
+	switch f.SNAT {
+	case model.OffCluster:
+		bits |= flagSNATOffCluster
+	case model.Always:
+		bits |= flagSNATAlways
+	}
+	return bits
+}
+
+// poolName is a number that names the pool in every process: clients are remembered by it.
+func poolName(id model.PoolID) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(id.String()))
+	return h.Sum64()
+}
+
+// seconds rounds up: a client may be remembered a moment longer, but never forgotten too early.
+func seconds(d time.Duration) uint32 { return uint32((d + time.Second - 1) / time.Second) }
+
+func membership(b model.Backend) objectsMembership {
+	if b.Weight == 0 {
+		return objectsMembershipDRAINING
+	}
+	return objectsMembershipSERVING
+}
+
+// model is the key of a Frontend, or of a guard if its port is 0.
+func (k objectsFrontendKey) model() model.Key {
+	var b [16]byte
+	for i, word := range k.Addr.Word {
+		binary.NativeEndian.PutUint32(b[4*i:], word)
+	}
+	return model.Key{
+		Addr: netip.AddrFrom16(b).Unmap(), Port: port(k.Port), Protocol: model.Protocol(k.Protocol),
+	}
+}
+
+func (k objectsFrontendKey) String() string {
+	m := k.model()
+	return m.AddrPort().String() + "/" + m.Protocol.String()
+}

@@ -1,0 +1,111 @@
+package ebpf
+
+import (
+	"math"
+	"math/bits"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// fill writes backends into as many slots, so that a slot taken at random and its alias give each backend its
+// share (Walker 1977; the construction is Vose's, 1991).
+func fill(slots []objectsSlot, backends []model.Backend) {
+	total := uint64(0)
+	for i, b := range backends {
+		slots[i] = objectsSlot{Backend: endpoint(b.AddrPort), Share: math.MaxUint32}
+		total += uint64(b.Weight)
+	}
+	n := uint64(len(backends))
+	if total == n*uint64(backends[0].Weight) && even(backends) {
+		return
+	}
+	// What each backend has to give, in parts of which a slot has total.
+	left := make([]uint64, n)
+	var poor, rich []int
+	for i, b := range backends {
+		left[i] = uint64(b.Weight) * n
+		if left[i] < total {
+			poor = append(poor, i)
+		} else {
+			rich = append(rich, i)
+		}
+	}
+	for len(poor) > 0 && len(rich) > 0 {
+		p, r := poor[len(poor)-1], rich[len(rich)-1]
+		poor = poor[:len(poor)-1]
+		slots[p].Alias = uint32(r)
+		slots[p].Share = uint32(scale(left[p], total))
+		if left[r] -= total - left[p]; left[r] < total {
+			rich = rich[:len(rich)-1]
+			poor = append(poor, r)
+		}
+	}
+}
+
+func even(backends []model.Backend) bool {
+	for _, b := range backends {
+		if b.Weight != backends[0].Weight {
+			return false
+		}
+	}
+	return true
+}
+
+// scale is part/total in 2^-32; part is the smaller one.
+func scale(part, total uint64) uint64 {
+	high, low := bits.Mul64(part, 1<<32)
+	quotient, _ := bits.Div64(high, low, total)
+	return quotient
+}
+
+// class is how many slots are set aside for a pool of n: at most a quarter more, so that they fit others later.
+func class(n uint32) uint32 {
+	if n <= 8 {
+		return n
+	}
+	step := uint32(1) << (bits.Len32(n-1) - 3)
+	return (n + step - 1) / step * step
+}
+
+// spans hands out ranges of numbers below a limit.
+type spans struct {
+	next, limit uint32
+	free        map[uint32][]uint32 // by class: where such ranges begin
+	retired     []span              // no longer in use, but by programs that run at this moment
+	waiting     uint32              // how many numbers these are
+}
+
+type span struct{ first, class uint32 }
+
+func newSpans(limit uint32) spans { return spans{limit: limit, free: map[uint32][]uint32{}} }
+
+// take reports false if there is no room.
+func (s *spans) take(n uint32) (first uint32, ok bool) {
+	c := class(n)
+	if free := s.free[c]; len(free) > 0 {
+		s.free[c] = free[:len(free)-1]
+		return free[len(free)-1], true
+	}
+	if s.limit-s.next < c {
+		return 0, false
+	}
+	first = s.next
+	s.next += c
+	return first, true
+}
+
+// retire gives a range back. It is free after the next call of settle.
+func (s *spans) retire(first, n uint32) {
+	if n == 0 {
+		return
+	}
+	s.retired = append(s.retired, span{first, class(n)})
+	s.waiting += class(n)
+}
+
+func (s *spans) settle() {
+	for _, r := range s.retired {
+		s.free[r.class] = append(s.free[r.class], r.first)
+	}
+	s.retired, s.waiting = s.retired[:0], 0
+}

@@ -1,0 +1,423 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// tables are the rows in the kernel, with the programs that read them.
+type tables struct {
+	*ebpf.Collection
+	pools   map[model.PoolID]*pool
+	udp     map[model.PoolID]bool // pools of UDP frontends, whose members are known to the kernel
+	numbers spans                 // of pools
+	ranges  spans                 // of slots
+	entries []objectsPool         // memory of the kernel
+	slots   []objectsSlot         // likewise
+	mapped  [][]byte
+	grace   *ebpf.Map
+	fault   func(operation string) error
+}
+
+// pool is a model.Pool in the kernel.
+type pool struct {
+	number, first, count uint32
+	members              []netip.AddrPort
+}
+
+// errFull says that rows do not fit into the tables as they are.
+var errFull = errors.New("the tables are full")
+
+func newTables(c *ebpf.Collection, fault func(string) error) (*tables, error) {
+	t := &tables{
+		Collection: c, fault: fault,
+		pools: map[model.PoolID]*pool{}, udp: map[model.PoolID]bool{},
+		numbers: newSpans(c.Maps[objectsMapPools].MaxEntries()),
+		ranges:  newSpans(c.Maps[objectsMapSlots].MaxEntries()),
+	}
+	var err error
+	if t.entries, err = mapMemory[objectsPool](t, objectsMapPools); err == nil {
+		t.slots, err = mapMemory[objectsSlot](t, objectsMapSlots)
+	}
+	if err == nil {
+		t.grace, err = newGrace()
+	}
+	if err != nil {
+		t.close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// mapMemory is an array's memory. What is written there the programs see at once, without a system call.
+func mapMemory[V any](t *tables, name string) ([]V, error) {
+	m := t.Maps[name]
+	var v V
+	size := int(m.MaxEntries()) * int(unsafe.Sizeof(v))
+	page := unix.Getpagesize()
+	b, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map the memory of %s: %w", name, err)
+	}
+	t.mapped = append(t.mapped, b)
+	return unsafe.Slice((*V)(unsafe.Pointer(&b[0])), m.MaxEntries()), nil
+}
+
+// publish puts an entry's slots in force, in one word, after all that was written before.
+func (t *tables) publish(number, first, count uint32) {
+	word := [2]uint32{first, count}
+	atomic.StoreUint64((*uint64)(unsafe.Pointer(&t.entries[number])), *(*uint64)(unsafe.Pointer(&word)))
+}
+
+// newGrace makes a map of maps, for the sake of wait.
+func newGrace() (*ebpf.Map, error) {
+	inner := &ebpf.MapSpec{Name: "grace_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	return ebpf.NewMap(&ebpf.MapSpec{
+		Name: "grace", Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner,
+	})
+}
+
+// wait returns when no program runs any more that ran when it was called: the kernel promises this of an update of a
+// map of maps (maybe_wait_bpf_programs in kernel/bpf/syscall.c), and of nothing else. It takes some milliseconds.
+func (t *tables) wait() error {
+	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return err
+	}
+	defer inner.Close()
+	return t.grace.Put(uint32(0), inner)
+}
+
+// settle makes room of what was given back.
+func (t *tables) settle() error {
+	if err := t.wait(); err != nil {
+		return fmt.Errorf("wait for programs that run: %w", err)
+	}
+	t.numbers.settle()
+	t.ranges.settle()
+	return nil
+}
+
+func (t *tables) close() {
+	for _, b := range t.mapped {
+		_ = unix.Munmap(b) // fails only if it is not mapped
+	}
+	if t.grace != nil {
+		t.grace.Close()
+	}
+	t.Close()
+}
+
+// load fills empty tables.
+func (t *tables) load(s *model.State) error {
+	return t.apply(s, model.Change{
+		Frontends: model.Delta[model.Key, model.Frontend]{Set: s.Frontends},
+		Pools:     model.Delta[model.PoolID, model.Pool]{Set: s.Pools},
+		Guards:    model.Delta[netip.Prefix, model.Verdict]{Set: s.Guards},
+	})
+}
+
+// apply performs a change, in an order in which every connection finds its way after each step: pools, what leads
+// to them, and then what nobody is led to any more.
+func (t *tables) apply(s *model.State, c model.Change) error {
+	var gone []objectsMemberKey
+	for key, f := range c.Frontends.Set {
+		if key.Protocol == model.UDP && f.Verdict == model.Forward && !t.udp[f.Pool] {
+			t.udp[f.Pool] = true
+			if _, changed := c.Pools.Set[f.Pool]; t.pools[f.Pool] != nil && !changed {
+				if _, err := t.setMembers(f.Pool, s.Pools[f.Pool]); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	for id, want := range c.Pools.Set {
+		left, err := t.setPool(id, want)
+		if err != nil {
+			return fmt.Errorf("pool %s: %w", id, err)
+		}
+		gone = append(gone, left...)
+	}
+	if err := t.setFrontends(s, c); err != nil {
+		return err
+	}
+	for _, id := range c.Pools.Delete {
+		gone = append(gone, t.dropPool(id)...)
+	}
+	if err := t.delete(objectsMapMembers, gone, len(gone)); err != nil {
+		return err
+	}
+	if t.ranges.waiting+t.numbers.waiting > 1024+t.ranges.next/8 {
+		return t.settle()
+	}
+	return nil
+}
+
+// setPool has a pool's new connections go to other backends. It returns the members that have left.
+func (t *tables) setPool(id model.PoolID, want model.Pool) ([]objectsMemberKey, error) {
+	p := t.pools[id]
+	if p == nil {
+		number, err := t.take(&t.numbers, 1)
+		if err != nil {
+			return nil, err
+		}
+		p = &pool{number: number}
+		t.entries[number] = objectsPool{Name: poolName(id)}
+		t.pools[id] = p
+	}
+	left, err := t.setMembers(id, want)
+	if err != nil {
+		return nil, err
+	}
+	serving := want.Serving()
+	first, err := t.take(&t.ranges, uint32(len(serving)))
+	if err != nil {
+		return nil, err
+	}
+	fill(t.slots[first:], serving)
+	t.entries[p.number].Affinity = seconds(want.Affinity)
+	t.publish(p.number, first, uint32(len(serving)))
+	t.ranges.retire(p.first, p.count)
+	p.first, p.count = first, uint32(len(serving))
+	return left, nil
+}
+
+// take takes a range, and has what was given back settle if need be.
+func (t *tables) take(s *spans, n uint32) (uint32, error) {
+	first, ok := s.take(n)
+	if !ok && s.waiting > 0 {
+		if err := t.settle(); err != nil {
+			return 0, err
+		}
+		first, ok = s.take(n)
+	}
+	if !ok {
+		return 0, errFull
+	}
+	return first, nil
+}
+
+// setMembers lets the kernel know a pool's backends if clients are remembered, and returns those that are to go.
+func (t *tables) setMembers(id model.PoolID, want model.Pool) (left []objectsMemberKey, err error) {
+	p := t.pools[id]
+	before := p.members
+	p.members = nil
+	if t.udp[id] || want.Affinity > 0 {
+		var keys []objectsMemberKey
+		var values []objectsMembership
+		for _, b := range want.Backends {
+			p.members = append(p.members, b.AddrPort)
+			keys = append(keys, p.member(b.AddrPort))
+			values = append(values, membership(b))
+		}
+		if err := t.update(objectsMapMembers, keys, values, len(keys)); err != nil {
+			return nil, err
+		}
+	}
+	for _, b := range before {
+		if _, stays := slices.BinarySearchFunc(p.members, b, netip.AddrPort.Compare); !stays {
+			left = append(left, p.member(b))
+		}
+	}
+	return left, nil
+}
+
+func (p *pool) member(b netip.AddrPort) objectsMemberKey {
+	return objectsMemberKey{Backend: endpoint(b), Pool: p.number}
+}
+
+func (t *tables) dropPool(id model.PoolID) (left []objectsMemberKey) {
+	p := t.pools[id]
+	if p == nil {
+		return nil
+	}
+	for _, b := range p.members {
+		left = append(left, p.member(b))
+	}
+	t.ranges.retire(p.first, p.count)
+	t.numbers.retire(p.number, 1)
+	delete(t.pools, id)
+	delete(t.udp, id)
+	return left
+}
+
+// batch is how many elements one system call changes.
+const batch = 1024
+
+// setFrontends writes what leads to pools, and what else is said of addresses.
+func (t *tables) setFrontends(s *model.State, c model.Change) error {
+	w := writer{tables: t}
+	for key := range c.Frontends.Set {
+		w.frontend(s, key)
+	}
+	for _, key := range c.Frontends.Delete {
+		w.frontend(s, key)
+	}
+	for prefix, verdict := range c.Guards.Set {
+		w.guard(prefix, verdict)
+	}
+	for _, prefix := range c.Guards.Delete {
+		w.guard(prefix, model.Pass)
+	}
+	return w.flush()
+}
+
+// writer gathers elements of the table of frontends.
+type writer struct {
+	*tables
+	keys   []objectsFrontendKey
+	values []objectsFrontend
+	gone   []objectsFrontendKey
+	err    error
+}
+
+// frontend writes both scopes of a key as s has them.
+func (w *writer) frontend(s *model.State, key model.Key) {
+	w.set(frontendKey(key), w.value(s, key))
+}
+
+// value is what the table says of an address, port and protocol.
+func (t *tables) value(s *model.State, key model.Key) objectsFrontend {
+	v := objectsFrontend{Key: frontendKey(key)}
+	key.Scope = model.Any
+	v.Any = t.target(s, key)
+	key.Scope = model.Internal
+	v.Internal = t.target(s, key)
+	return v
+}
+
+func (t *tables) target(s *model.State, key model.Key) (v objectsTarget) {
+	f, ok := s.Frontends[key]
+	if !ok {
+		return v
+	}
+	v.Verdict, v.Flags = uint8(f.Verdict), flags(f)
+	if f.Verdict == model.Forward {
+		v.Pool = t.pools[f.Pool].number
+	}
+	return v
+}
+
+func (w *writer) guard(p netip.Prefix, verdict model.Verdict) {
+	switch {
+	case p.IsSingleIP():
+		v := objectsFrontend{Key: hostKey(p.Addr())}
+		v.Any.Verdict = uint8(verdict)
+		w.set(v.Key, v)
+	case w.err == nil:
+		w.err = w.setGuard(p, verdict)
+	}
+}
+
+func (t *tables) setGuard(p netip.Prefix, verdict model.Verdict) error {
+	if err := t.fault("ebpf guard"); err != nil {
+		return err
+	}
+	m, key := t.Maps[objectsMapGuards], guardKey(p)
+	var err error
+	if verdict != model.Pass {
+		err = insist(func() error { return m.Put(key, objectsVerdict(verdict)) })
+	} else if err = m.Delete(key); errors.Is(err, ebpf.ErrKeyNotExist) {
+		err = nil
+	}
+	if errors.Is(err, unix.ENOSPC) {
+		return errFull
+	}
+	if err != nil {
+		return fmt.Errorf("guard %s: %w", p, err)
+	}
+	return nil
+}
+
+// insist tries again if there is no memory: the kernel keeps little at hand for a trie, and gets more in the
+// background.
+func insist(f func() error) error {
+	err := f()
+	for try := 0; try < 50 && errors.Is(err, unix.ENOMEM); try++ {
+		time.Sleep(5 * time.Millisecond)
+		err = f()
+	}
+	return err
+}
+
+func (w *writer) set(key objectsFrontendKey, v objectsFrontend) {
+	if v.Any.Verdict == 0 && v.Internal.Verdict == 0 {
+		w.gone = append(w.gone, key)
+	} else {
+		w.keys, w.values = append(w.keys, key), append(w.values, v)
+	}
+	if w.err == nil && len(w.keys)+len(w.gone) == batch {
+		w.err = w.flush()
+	}
+}
+
+func (w *writer) flush() error {
+	if w.err == nil {
+		w.err = w.update(objectsMapFrontends, w.keys, w.values, len(w.keys))
+	}
+	if w.err == nil {
+		w.err = w.delete(objectsMapFrontends, w.gone, len(w.gone))
+	}
+	w.keys, w.values, w.gone = w.keys[:0], w.values[:0], w.gone[:0]
+	return w.err
+}
+
+// update writes n elements, which are slices.
+func (t *tables) update(table string, keys, values any, n int) error {
+	if n == 0 {
+		return nil
+	}
+	if err := t.fault("ebpf update " + table); err != nil {
+		return err
+	}
+	_, err := t.Maps[table].BatchUpdate(keys, values, nil)
+	if errors.Is(err, unix.E2BIG) {
+		return errFull
+	}
+	if err != nil {
+		return fmt.Errorf("update %d %s: %w", n, table, err)
+	}
+	return nil
+}
+
+// delete deletes elements, those that are there.
+func (t *tables) delete(table string, keys any, n int) error {
+	if n == 0 {
+		return nil
+	}
+	if err := t.fault("ebpf delete " + table); err != nil {
+		return err
+	}
+	switch keys := keys.(type) {
+	case []objectsFrontendKey:
+		return deleteEach(t.Maps[table], keys)
+	case []objectsMemberKey:
+		return deleteEach(t.Maps[table], keys)
+	}
+	return fmt.Errorf("%s: %T", table, keys)
+}
+
+// deleteEach goes on after the elements that are not there, at which a batch ends.
+func deleteEach[K any](m *ebpf.Map, keys []K) error {
+	for len(keys) > 0 {
+		n, err := m.BatchDelete(keys, nil)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete %d elements: %w", len(keys), err)
+		}
+		keys = keys[n+1:]
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package testbed
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+)
+
+// BPFFS makes a file system of type bpf that is mounted nowhere. It is there, below the path that is returned, as long
+// as the file is open in this process.
+func BPFFS() (f *os.File, path string, err error) {
+	context, err := unix.Fsopen("bpf", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, "", os.NewSyscallError("fsopen", err)
+	}
+	defer unix.Close(context)
+	if err := unix.FsconfigCreate(context); err != nil {
+		return nil, "", os.NewSyscallError("fsconfig", err)
+	}
+	mount, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return nil, "", os.NewSyscallError("fsmount", err)
+	}
+	return os.NewFile(uintptr(mount), "bpf"), fmt.Sprintf("/proc/self/fd/%d", mount), nil
+}
+
+// cgroup is a control group of version 2, for threads: those that join it are in it, whatever the rest of the process
+// is in. The sockets that they open are in it as well, and with them the programs that are attached to it.
+type cgroup struct{ dir string }
+
+// newCgroup makes one below the process's own.
+func newCgroup() (*cgroup, error) {
+	own, err := ownCgroup()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(own, "fairlead-test-")
+	if err != nil {
+		return nil, err
+	}
+	c := &cgroup{dir}
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0); err != nil {
+		return nil, errors.Join(fmt.Errorf("make a cgroup for threads: %w", err), c.close())
+	}
+	return c, nil
+}
+
+func ownCgroup() (string, error) {
+	mounts, err := procfs.GetMounts()
+	if err != nil {
+		return "", err
+	}
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", err
+	}
+	_, path, ok := strings.Cut(string(own), "0::/")
+	for _, m := range mounts {
+		if ok && m.FSType == "cgroup2" {
+			path, _, _ = strings.Cut(path, "\n")
+			return filepath.Join(m.MountPoint, path), nil
+		}
+	}
+	return "", fmt.Errorf("no control groups of version 2: %w", errors.ErrUnsupported)
+}
+
+// join moves the calling thread.
+func (c *cgroup) join() error {
+	if c == nil {
+		return nil
+	}
+	if err := os.WriteFile(filepath.Join(c.dir, "cgroup.threads"), []byte("0"), 0); err != nil {
+		return fmt.Errorf("join cgroup: %w", err)
+	}
+	return nil
+}
+
+// close waits for the threads to end, which they do in the background.
+func (c *cgroup) close() error {
+	if c == nil {
+		return nil
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := os.Remove(c.dir)
+		if err == nil || errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
