@@ -670,67 +670,43 @@ func (l *lab) twoChoices() {
 	}
 }
 
-// unknown has a Service ask for a scheduler that the kernel has not: it is refused, all others are served.
+// unknown has a Service ask for a scheduler that the kernel has not: it has the configured one, wlc, until the kernel
+// can do better, and all others are served.
 func (l *lab) unknown() {
 	good, bad := l.newService(140, "rr", 1, 1, 1), l.newService(141, "nonsense", 1, 1, 1)
-	err := l.to(func(state *model.State) { bad.put(state); good.put(state) })
-	l.missing(err, bad)
-	l.refused(bad)
-	l.missing(l.plane.Sync(l.Context(), l.state), bad) // the next try
-	l.refused(bad)
-	s := &sequence{lab: l, service: good, from: testbed.Outside, letters: "xyz", names: map[string]string{}}
-	s.address = good.addresses[0]
-	have, err := s.play(strings.Fields("xyxy"))
-	l.check(err)
-	l.equal(have, "xyxy")
+	l.check(l.to(func(state *model.State) { bad.put(state); good.put(state) }))
+	l.check(l.plane.Sync(l.Context(), l.state)) // the next try
+	l.plays(good, "xyxy")
+	l.plays(bad, "(xy)(xy)")
 
-	// What is in force stays until the kernel can do better.
-	s.open = nil
-	have, err = s.connect("xy")
+	s := l.watch(good)
+	have, err := s.connect("xy")
 	l.check(err)
 	good.pool.Scheduler = "nonsense"
-	l.missing(l.to(good.put), good)
-	more, err := s.connect("xy")
+	l.check(l.to(good.put))
+	more, err := s.connect("(xy)")
 	l.check(err)
 	alive, err := s.answers()
 	l.check(err)
-	l.equal(have+more+alive, "xyxy?")
+	l.equal(have+more+alive, "xy(xy)?")
+	l.check(errors.Join(s.end("x"), s.end("y")))
 
 	good.pool.Scheduler, bad.pool.Scheduler = "rr", "fo"
 	l.check(l.to(func(state *model.State) { bad.put(state); good.put(state) }))
-	l.check(errors.Join(s.end("x"), s.end("y")))
-	s = &sequence{lab: l, service: bad, from: testbed.Outside, letters: "xyz", names: map[string]string{}}
-	s.address = bad.addresses[0]
-	have, err = s.play(strings.Fields("xxx"))
-	l.check(err)
-	l.equal(have, "xxx")
+	l.plays(good, "xyxy")
+	l.plays(bad, "xxx")
 	l.check(l.to(func(state *model.State) { bad.delete(state); good.delete(state) }))
 }
 
-// refused checks that connections to a Service are. Its address is local, and its port one of the node's own.
-func (l *lab) refused(s *service) {
-	l.Helper()
-	c, err := l.dial(testbed.Outside, netip.Addr{}, s.addresses[0])
-	if err == nil {
-		l.Errorf("a Service that is not in force is answered by %s", c.backend)
-		l.check(c.Close())
-	} else if !errors.Is(err, unix.ECONNREFUSED) {
-		l.Error(err)
+func (l *lab) watch(s *service) *sequence {
+	return &sequence{
+		lab: l, service: s, from: testbed.Outside, letters: "xyz", names: map[string]string{}, address: s.addresses[0],
 	}
 }
 
-// missing checks that an error says which virtual server is not as it should be, and what the kernel lacks.
-func (l *lab) missing(err error, s *service) {
+func (l *lab) plays(s *service, words string) {
 	l.Helper()
-	if !errors.Is(err, dataplane.ErrPartial) {
-		l.Fatalf("%v does not say that some rows are not in force", err)
-	}
-	for _, want := range []string{s.addresses[0].String() + "/tcp", "module ip_vs_nonsense"} {
-		if !strings.Contains(err.Error(), want) {
-			l.Errorf("no %q in: %v", want, err)
-		}
-	}
-	if n := strings.Count(err.Error(), "refuses"); n != 1 {
-		l.Errorf("%d errors for one Service: %v", n, err)
-	}
+	have, err := l.watch(s).play(strings.Fields(words))
+	l.check(err)
+	l.equal(have, words)
 }

@@ -15,11 +15,15 @@ import (
 // gone. A virtual server of a mark can be several destinations, which meet at one real server meanwhile.
 
 // shaped is how a virtual server is to be made for what a pool wants.
-func (held *server) shaped(key serverKey, want *server) *server {
+func (s *servers) shaped(key serverKey, held, want *server) *server {
+	const standIn = "fo"
 	if want.scheduler != "dh" || !held.takesNone(key, want) {
 		return want
 	}
-	made := &server{scheduler: "fo", reals: want.reals}
+	made := &server{scheduler: s.director.instead(standIn, ""), reals: want.reals}
+	if made.scheduler != standIn { // the kernel lacks it
+		return made
+	}
 	if found, ok := held.hashed(key, want); ok {
 		made.reals = maps.Clone(want.reals)
 		made.reals[found] = 1 + slices.Max(slices.Collect(maps.Values(want.reals)))

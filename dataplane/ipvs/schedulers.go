@@ -30,8 +30,8 @@ func (l *lacking) refused(r request) bool {
 // lastResort is the scheduler that every kernel with IPVS is built with, mostly.
 const lastResort = "rr"
 
-// instead is the scheduler to use for one that is wanted: the configured one, or one that looks at weights, if the kernel
-// lacks it.
+// instead is the scheduler to use for one that is wanted: the configured one, or one that looks at weights, if the
+// kernel lacks it.
 func (l *lacking) instead(wanted, configured string) string {
 	for _, name := range []string{wanted, configured, "wrr"} {
 		if name != "" && !l.names[name] {
@@ -77,6 +77,9 @@ func (p *Plane) substitute(k *kernel, todo *work) error {
 func (p *Plane) tellSubstitute(k *kernel, key serverKey) {
 	wanted := k.server(key, k.servers.options)
 	if wanted == nil || p.director.lacking.said[wanted.scheduler] {
+		return
+	}
+	if k.want(key).scheduler == wanted.scheduler { // it is a stand-in that is lacking, see shaped
 		return
 	}
 	p.director.lacking.said[wanted.scheduler] = true

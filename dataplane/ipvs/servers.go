@@ -104,7 +104,7 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 		s.end(key, held, p)
 		return
 	}
-	made := held.shaped(key, want)
+	made := s.shaped(key, held, want)
 	if held == nil {
 		held = newHeld(made.scheduler)
 		held.ordered = want.scheduler == "dh"
@@ -247,7 +247,11 @@ func (s *servers) verify() (drifts []dataplane.Drift, err error) {
 // compare reports how the held virtual servers differ from what should be.
 func (s *servers) compare(want map[serverKey]*server) (drifts []dataplane.Drift) {
 	for key, w := range want {
-		drifts = append(drifts, s.held[key].compare(key, w)...)
+		held := s.held[key]
+		if held != nil {
+			w = s.shaped(key, held, w)
+		}
+		drifts = append(drifts, held.compare(key, w)...)
 	}
 	for key, held := range s.held {
 		if _, wanted := want[key]; !wanted && !held.quiet(key) {
@@ -272,7 +276,6 @@ func (held *server) compare(key serverKey, want *server) (drifts []dataplane.Dri
 	if held == nil {
 		return []dataplane.Drift{{Class: "servers", Object: object, Want: want.String()}}
 	}
-	want = held.shaped(key, want)
 	if held.scheduler != want.scheduler {
 		d := dataplane.Drift{Class: "servers", Object: object, Want: want.scheduler, Have: held.scheduler}
 		drifts = append(drifts, d)
