@@ -45,7 +45,7 @@ func TestIPVS(t *testing.T) {
 
 // The address modes differ in what is local, and in whose addresses they are.
 const addressCases = "^(affinity-shared|cluster-ip|conflict|external-ip-node|external-ips|external-local|" +
-	"external-other-ports|guards|hairpin|host-endpoint|load-balancer|no-endpoints|node-port-all|source-ranges-node)$"
+	"external-other-ports|guards|guards-node|hairpin|host-endpoint|load-balancer|no-endpoints|node-port-all|source-ranges-node)$"
 
 func TestIPVS_route(t *testing.T) { runAddressMode(t, "TestIPVS_route", ipvs.Route) }
 

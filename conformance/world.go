@@ -61,7 +61,17 @@ func (c *testCase) node() (service.Batch, error) {
 	}
 	manifest := fmt.Sprintf(nodeManifest, strings.Join(cidrs, ", "), strings.Join(addrs, ", "))
 	o, err := parseObject([]byte(manifest))
+	if err != nil {
+		return o.batch, err
+	}
 	o.batch.ServiceCIDRs = c.prefixes(testbed.ServiceCIDRs())
+	if text, ok := c.options["service-cidr"]; ok {
+		more, err := netip.ParsePrefix(text)
+		if err != nil {
+			return o.batch, err
+		}
+		o.batch.ServiceCIDRs = append(o.batch.ServiceCIDRs, more)
+	}
 	o.batch.Addrs = c.inFamily(nodeAddrs()...)
 	return o.batch, err
 }
@@ -96,7 +106,7 @@ func (c *testCase) tableOptions() (service.Options, error) {
 			o.DetectLocal.Interface = value
 		case "allow-external-ips":
 			o.ExternalIPs = value == "true"
-		case "pod-bridge", "family":
+		case "pod-bridge", "family", "service-cidr":
 		default:
 			if !strings.HasPrefix(key, "skip ") {
 				return o, fmt.Errorf("unknown option %q", key)

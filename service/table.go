@@ -17,6 +17,7 @@ type Table struct {
 	own        ownNode
 	addrs      []netip.Addr
 	cidrs      []netip.Prefix // Service CIDRs
+	guarded    []netip.Prefix // these, without the node's own addresses
 	view       View
 
 	entries map[Name]*entry
@@ -209,7 +210,7 @@ func (t *Table) guard(p netip.Prefix) {
 	switch {
 	case p.IsSingleIP() && t.clusterIPs[p.Addr()] > 0:
 		t.guards.set(p, model.Reject)
-	case slices.Contains(t.cidrs, p):
+	case slices.Contains(t.guarded, p):
 		t.guards.set(p, model.Drop)
 	default:
 		t.guards.remove(p)
@@ -270,6 +271,7 @@ func (t *Table) environment(b *Batch) *model.Pods {
 	changed := b.ServiceCIDRs != nil && t.setServiceCIDRs(model.Disjoint(b.ServiceCIDRs))
 	old := t.view
 	t.view = t.look()
+	t.guardCIDRs()
 	t.checkPods()
 	if changed || !t.view.equal(&old) {
 		for name := range t.entries {
@@ -293,10 +295,36 @@ func (t *Table) look() View {
 func (t *Table) setServiceCIDRs(cidrs []netip.Prefix) bool {
 	old := t.cidrs
 	t.cidrs = cidrs
-	for _, p := range slices.Concat(old, cidrs) {
+	return !slices.Equal(old, cidrs)
+}
+
+// guardCIDRs guards the Service CIDRs. An address by which the cluster knows this node, and that is in one by mistake,
+// stays reachable, or nobody could log in any more to mend it. Others on its interfaces may well be those of Services.
+func (t *Table) guardCIDRs() {
+	own := slices.Concat(t.options.NodeIPs, t.own.node.IPs)
+	old := t.guarded
+	t.guarded = nil
+	for _, p := range t.cidrs {
+		t.guarded = append(t.guarded, without(p, own)...)
+	}
+	for _, p := range slices.Concat(old, t.guarded) {
 		t.guard(p)
 	}
-	return !slices.Equal(old, cidrs)
+}
+
+// without are the largest prefixes in p that have none of the addresses.
+func without(p netip.Prefix, addrs []netip.Addr) []netip.Prefix {
+	if !slices.ContainsFunc(addrs, p.Contains) {
+		return []netip.Prefix{p}
+	}
+	if p.IsSingleIP() {
+		return nil
+	}
+	lower := netip.PrefixFrom(p.Addr(), p.Bits()+1)
+	b := p.Addr().AsSlice()
+	b[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
+	middle, _ := netip.AddrFromSlice(b)
+	return append(without(lower, addrs), without(netip.PrefixFrom(middle, p.Bits()+1), addrs)...)
 }
 
 // serviceAddress reports whether an address is, or can become, a ClusterIP.

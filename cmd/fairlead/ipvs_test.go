@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -11,6 +12,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
@@ -355,4 +360,105 @@ func talk(c net.Conn) error {
 	}
 	_, err := c.Read(make([]byte, 128))
 	return err
+}
+
+// TestRun_ipvsNeighbours: whoever asks on the link who has an address of a Service hears of the node, in each address mode,
+// unless ipvs.strictARP is set. A ping is refused, whoever sends it.
+func TestRun_ipvsNeighbours(t *testing.T) {
+	if needIPVS(t) {
+		return
+	}
+	w := newWorld(t)
+	w.write("changing.yaml", changing)
+	modes := addressModes()
+	outer := netip.MustParseAddrPort("198.51.100.7:81")
+	w.on(testbed.Outside, "ip", "route", "replace", outer.Addr().String()+"/32", "dev", w.link(testbed.Outside))
+	for _, strict := range []bool{false, true} {
+		w.configure("ipvs", fmt.Sprintf("ipvs: {strictARP: %t}\n", strict))
+		w.setAddressMode("cidr")
+		p := w.start("--config", w.config())
+		for mode, want := range modes {
+			w.setAddressMode(mode)
+			w.becomes("in mode "+mode, want, w.local)
+			w.on(testbed.Outside, "ip", "neigh", "flush", "all")
+			o, err := w.bed.Probe(t.Context(), testbed.Probe{From: testbed.Outside, To: outer})
+			if answered := o.Result == testbed.Answered; err != nil || answered == strict {
+				t.Errorf("in mode %s, with strictARP %t: %s, %v", mode, strict, o, err)
+			}
+			for from, want := range map[testbed.Place]string{
+				testbed.Node: "not permitted", testbed.Outside: "unreachable port", "pod-a": "unreachable port",
+			} {
+				if got := w.ping(from, clusterIP.Addr()); got != want {
+					t.Errorf("in mode %s: a ping from %s to %s: %s", mode, from, clusterIP, got)
+				}
+			}
+			if got := w.ping(testbed.Outside, netip.MustParseAddr("192.0.2.1")); got != "echo" {
+				t.Errorf("in mode %s: a ping of the node, an address of which is a Service's: %s", mode, got)
+			}
+		}
+		if err := p.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+		_ = p.Wait()
+	}
+}
+
+// link is the name of the interface that a place has its addresses on.
+func (w *world) link(place testbed.Place) string {
+	w.Helper()
+	f := strings.Fields(w.on(place, "ip", "-o", "route", "get", "192.0.2.254"))
+	return f[slices.Index(f, "dev")+1]
+}
+
+// ping sends an ICMP echo request, and tells what came back.
+func (w *world) ping(from testbed.Place, to netip.Addr) string {
+	w.Helper()
+	var got string
+	err := w.bed.Do(from, func() error {
+		c, err := net.ListenPacket("ip4:icmp", "0.0.0.0")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		request := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: 4711, Seq: 1}}
+		b, err := request.Marshal(nil)
+		if err != nil {
+			return err
+		}
+		if _, err := c.WriteTo(b, &net.IPAddr{IP: to.AsSlice()}); errors.Is(err, unix.EPERM) {
+			got = "not permitted" // refused before it was sent
+			return nil
+		} else if err != nil {
+			return err
+		}
+		got, err = w.echo(c)
+		return err
+	})
+	if err != nil {
+		w.Errorf("ping from %s to %s: %v", from, to, err)
+	}
+	return got
+}
+
+// echo is the first answer to a ping.
+func (w *world) echo(c net.PacketConn) (string, error) {
+	const timeout = 5 * time.Second
+	_ = c.SetDeadline(time.Now().Add(timeout))
+	b := make([]byte, 1500)
+	for {
+		n, _, err := c.ReadFrom(b)
+		if err != nil {
+			return "", err
+		}
+		const protocol, port = 1, 3
+		m, err := icmp.ParseMessage(protocol, b[:n])
+		switch {
+		case err != nil:
+			return "", err
+		case m.Type == ipv4.ICMPTypeEchoReply:
+			return "echo", nil
+		case m.Type == ipv4.ICMPTypeDestinationUnreachable && m.Code == port:
+			return "unreachable port", nil
+		}
+	}
 }
