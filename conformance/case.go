@@ -74,7 +74,7 @@ func parseFile(name, text string) ([]*testCase, error) {
 	switch word, _, _ := strings.Cut(c.options["family"], " "); family(word) {
 	case "":
 		c.family = ipv4
-		twin, err := parseCase(name, embedText(text))
+		twin, err := parseCase(name, EmbedText(text))
 		if err != nil {
 			return nil, fmt.Errorf("in IPv6: %w", err)
 		}

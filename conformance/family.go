@@ -10,8 +10,8 @@ import (
 
 // Cases are written in IPv4. Their IPv6 form has each address replaced by its twin.
 
-// embedText derives the IPv6 form of a case.
-func embedText(text string) string {
+// EmbedText derives the IPv6 form of a case, or of rows.
+func EmbedText(text string) string {
 	text = addrPattern().ReplaceAllStringFunc(text, embedWord)
 	text = poolPattern().ReplaceAllString(text, "${1}6")
 	return strings.NewReplacer("addressType: IPv4", "addressType: IPv6", "[IPv4]", "[IPv6]").Replace(text)

@@ -42,7 +42,12 @@ func TestIPVS_drain(t *testing.T) {
 		"a Service that is gone":                   {ipvs.Options{}, (*drain).serviceGone},
 		"a Service whose number another one takes": {ipvs.Options{}, (*drain).numberUsedAgain},
 	} {
-		t.Run(name, func(t *testing.T) { test.run(newDrain(t, test.options)) })
+		for family, v6 := range map[string]bool{"IPv4": false, "IPv6": true} {
+			t.Run(name+"/"+family, func(t *testing.T) {
+				t.Parallel()
+				test.run(newDrain(t, test.options, v6))
+			})
+		}
 	}
 }
 
@@ -176,7 +181,7 @@ func (d *drain) serviceGone() {
 	d.audit()
 	flow.answers("pod-a")
 	o, err := d.bed.Probe(d.Context(), testbed.Probe{
-		From: testbed.Outside, To: netip.MustParseAddrPort("203.0.113.10:80"), Protocol: model.TCP, Timeout: time.Second,
+		From: testbed.Outside, To: netip.MustParseAddrPort(d.text("203.0.113.10:80")), Protocol: model.TCP, Timeout: time.Second,
 	})
 	if err != nil || o.Result != testbed.Refused {
 		d.Errorf("a new connection: %s, %v", o, err)
@@ -214,7 +219,7 @@ func TestIPVS_hostPorts(t *testing.T) {
 		vm.Replay(t, "IPVS")
 		return
 	}
-	d := newDrain(t, ipvs.Options{})
+	d := newDrain(t, ipvs.Options{}, false)
 	for from, places := range map[testbed.Place][]string{
 		testbed.Outside: {"203.0.113.10:6443", "10.96.0.10:6443", "10.96.0.99:6443"},
 		"client":        {"203.0.113.10:6443", "10.96.0.10:6443", "10.96.0.99:6443"},
@@ -265,18 +270,19 @@ backend default/web:s1ap cluster 10.244.1.11:7000 weight 0
 type drain struct {
 	*testing.T
 	bed   *testbed.Bed
+	v6    bool
 	new   dataplane.New
 	plane dataplane.Dataplane
 	state *model.State
 }
 
-func newDrain(t *testing.T, o ipvs.Options) *drain {
+func newDrain(t *testing.T, o ipvs.Options, v6 bool) *drain {
 	bed, err := conformance.NewBed(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bed.Close() })
-	d := &drain{T: t, bed: bed, state: model.NewState()}
+	d := &drain{T: t, bed: bed, v6: v6, state: model.NewState()}
 	d.new = conntrack.Wrap(ipvs.New(o))
 	d.start()
 	t.Cleanup(func() { _ = d.plane.Close() })
@@ -299,7 +305,7 @@ func (d *drain) start() {
 func (d *drain) restart(rows string) {
 	d.Helper()
 	d.check(d.plane.Close()) // as the end of a process does
-	next, err := model.ParseState(rows)
+	next, err := model.ParseState(d.text(rows))
 	d.check(err)
 	d.state = next
 	d.start()
@@ -315,7 +321,7 @@ func (d *drain) check(err error) {
 
 func (d *drain) apply(rows string) {
 	d.Helper()
-	next, err := model.ParseState(rows)
+	next, err := model.ParseState(d.text(rows))
 	d.check(err)
 	change := model.Diff(d.state, next)
 	d.state = next
@@ -339,9 +345,26 @@ func (d *drain) servers() string {
 	return strings.Join(strings.Fields(string(out)), " ")
 }
 
+// text is the form of rows or an address in the test's family.
+func (d *drain) text(v4 string) string {
+	if d.v6 {
+		return conformance.EmbedText(v4)
+	}
+	return v4
+}
+
+// real is the same for a real server as the kernel prints it.
+func (d *drain) real(v4 string) string {
+	if hex, rest, ok := strings.Cut(v4, ":"); d.v6 && ok {
+		hex = strings.ToLower(hex)
+		return "[fd00" + strings.Repeat(":0000", 5) + ":" + hex[:4] + ":" + hex[4:] + "]:" + rest
+	}
+	return v4
+}
+
 func (d *drain) has(real string, want bool) {
 	d.Helper()
-	if text := d.servers(); strings.Contains(text, real) != want {
+	if text := d.servers(); strings.Contains(text, d.real(real)) != want {
 		d.Errorf("%q is there: %t\n%s", real, !want, text)
 	}
 }
@@ -356,7 +379,7 @@ func (d *drain) wait(real string, want bool, look func()) {
 	d.Helper()
 	ctx, cancel := context.WithTimeout(d.Context(), time.Minute)
 	defer cancel()
-	for strings.Contains(d.servers(), real) != want {
+	for strings.Contains(d.servers(), d.real(real)) != want {
 		select {
 		case <-ctx.Done():
 			d.Fatalf("%q is there: %t\n%s", real, !want, d.servers())
@@ -386,7 +409,7 @@ func (d *drain) openAll(protocols []model.Protocol) map[model.Protocol]*drainFlo
 // open connects, and wants a pod to answer.
 func (d *drain) open(p model.Protocol, to, pod string) *drainFlow {
 	d.Helper()
-	c, err := d.bed.Dial(d.Context(), "client", p, netip.MustParseAddrPort(to))
+	c, err := d.bed.Dial(d.Context(), "client", p, netip.MustParseAddrPort(d.text(to)))
 	d.check(err)
 	d.Cleanup(func() { _ = c.Close() })
 	f := &drainFlow{c, d.T, bufio.NewReader(c)}
@@ -404,7 +427,7 @@ func (d *drain) openFrom(client net.Addr, p model.Protocol, pod string) {
 	from, err := netip.ParseAddrPort(client.String())
 	d.check(err)
 	o, err := d.bed.Probe(d.Context(), testbed.Probe{
-		From: "client", SourcePort: from.Port(), To: netip.MustParseAddrPort(drainPorts[p]), Protocol: p,
+		From: "client", SourcePort: from.Port(), To: netip.MustParseAddrPort(d.text(drainPorts[p])), Protocol: p,
 		Timeout: 10 * time.Second, // the kernel drops the first packet of SCTP, which is sent again after three
 	})
 	if err != nil || o.Result != testbed.Answered || o.Backend != pod {
