@@ -406,16 +406,16 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 		return err
 	}
 	for _, step := range []func() error{
-		func() error { return p.commit(&todo.records) },
+		func() error { return soft(p.commit(&todo.records)) },
 		func() error { return soft(k.servers.perform(todo.servers.first)) },
 		func() error { return soft(p.substitute(k, todo)) },
 		func() error { return k.refuse(&todo.table, len(refused) > 0) },
-		func() error { return p.commit(&todo.table) },
+		func() error { return soft(p.commit(&todo.table)) },
 		func() error { return soft(p.locals.add(todo.add)) },
 		func() error { return soft(k.servers.perform(todo.servers.last)) },
 		func() error { return soft(k.drain(k.servers.draining.begun())) },
-		func() error { return p.tidy(k, &refused) },
-		func() error { return p.forget(k, todo.forget) },
+		func() error { return soft(p.tidy(k, &refused)) },
+		func() error { return soft(p.forget(k, todo.forget)) },
 	} {
 		if err := step(); err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -43,6 +44,7 @@ func TestPlane(t *testing.T) {
 		"takes over":                     (*namespace).takesOver,
 		"remove leaves nothing":          (*namespace).remove,
 		"a refused row":                  (*namespace).refused,
+		"a refused element":              (*namespace).refusedElement,
 		"a scheduler that is missing":    (*namespace).missingScheduler,
 		"schedulers":                     (*namespace).schedulers,
 		"addresses of the node":          (*namespace).ownAddresses,
@@ -395,6 +397,38 @@ backend default/odd:http cluster 10.244.1.2:8080
 		n.Errorf("the log should say once %q, but has\n%s", want, log.String())
 	}
 	n.check(p.Close())
+}
+
+// refusedElement has allowed sources that overlap, which the kernel does not take. All else is in force.
+func (n *namespace) refusedElement() {
+	s := n.parse(example)
+	key := model.Key{Addr: netip.MustParseAddr("203.0.113.1"), Port: 80, Protocol: model.TCP}
+	row := s.Frontends[key]
+	row.Allow = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.1.0.0/16")}
+	s.Frontends[key] = row
+	p := n.open()
+	err := p.Sync(context.Background(), s)
+	if !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), "203.0.113.1") {
+		n.Errorf("Sync: %v; want the kernel's refusal, with the address", err)
+	}
+	n.equal(blocks(n.servers()), exampleServers)
+	drifts, err := p.Audit(context.Background(), s)
+	n.check(err)
+	if len(drifts) != 1 || !strings.Contains(drifts[0].String(), "203.0.113.1") {
+		n.Errorf("more than the refused element is missing: %v", drifts)
+	}
+	next := s.Clone()
+	next.Guards[netip.MustParsePrefix("10.97.0.0/16")] = model.Drop
+	if err := p.Apply(context.Background(), next, model.Diff(s, next)); err != nil {
+		n.Errorf("a change after the refusal: %v", err)
+	}
+	row.Allow = row.Allow[:1]
+	next.Frontends[key] = row
+	n.check(p.Sync(context.Background(), next))
+	drifts, err = p.Audit(context.Background(), next)
+	if err != nil || len(drifts) > 0 {
+		n.Errorf("when the row is mended: %v, %v", drifts, err)
+	}
 }
 
 // refused has a backend that no kernel takes.

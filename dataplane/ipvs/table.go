@@ -62,19 +62,23 @@ func newTables(mark uint32, tx *nf.Transaction) (tables []*table) {
 	return tables
 }
 
-// commit performs the steps in as few kernel transactions as their size allows.
+// commit performs the steps, but for a few that the kernel refuses: the error is then dataplane.ErrPartial.
 func (p *Plane) commit(t *nf.Transaction) error {
-	for steps := range t.Chunks(p.conn) {
-		if err := p.fault("nftables commit"); err != nil {
-			return err
-		}
-		if err := t.Send(p.conn, steps); err != nil {
-			return err
-		}
+	err := t.Commit(p.conn, func(steps []nf.Step) error { return p.send(t, steps) })
+	*t = nf.Transaction{}
+	return err
+}
+
+// send performs steps as one kernel transaction: all or none of them.
+func (p *Plane) send(t *nf.Transaction, steps []nf.Step) error {
+	if err := p.fault("nftables commit"); err != nil {
+		return err
+	}
+	err := t.Send(p.conn, steps)
+	if err == nil {
 		p.own++
 	}
-	*t = nf.Transaction{}
-	return nil
+	return err
 }
 
 // set makes a row need these elements, and no longer those that it needed before.

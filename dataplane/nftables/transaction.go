@@ -1,71 +1,10 @@
 package nftables
 
-import (
-	"errors"
-	"fmt"
-	"slices"
+import "fairlead.dev/fairlead/dataplane/internal/nf"
 
-	"golang.org/x/sys/unix"
-
-	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
-)
-
-// maxRefusals is after how many refused steps those of a refused transaction are not tried apart.
-const maxRefusals = 16
-
-// commit performs the steps in as few kernel transactions as their size allows. The error is
-// dataplane.ErrPartial if all but a few steps, which the kernel refuses, have been done.
+// commit performs the steps, but for a few that the kernel refuses: the error is then dataplane.ErrPartial.
 func (p *Plane) commit(t *nf.Transaction) error {
-	if slices.ContainsFunc(t.Steps, func(s nf.Step) bool { return s.Verb == unix.NFT_MSG_DELTABLE }) {
-		return p.send(t, t.Steps) // all or none: a new table takes the place of the old one
-	}
-	var errs []error
-	for steps := range t.Chunks(p.conn) {
-		p.isolate(t, steps, &errs)
-	}
-	err := errors.Join(errs...)
-	if err == nil || len(errs) >= maxRefusals || slices.ContainsFunc(errs, func(e error) bool { return !refused(e) }) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
-}
-
-// isolate performs steps in one kernel transaction or, if the kernel refuses it, in ever smaller
-// ones, so that a row which the kernel does not take does not keep the others out.
-func (p *Plane) isolate(t *nf.Transaction, steps []nf.Step, errs *[]error) {
-	err := p.send(t, steps)
-	if err == nil {
-		return
-	}
-	half := middle(steps)
-	if half == 0 || !refused(err) || len(*errs) >= maxRefusals {
-		*errs = append(*errs, err)
-		return
-	}
-	p.isolate(t, steps[:half], errs)
-	p.isolate(t, steps[half:], errs)
-}
-
-// middle is where steps can be parted, as near to their middle as the joined ones allow; 0: nowhere.
-func middle(steps []nf.Step) int {
-	half := len(steps) / 2
-	for before, after := half, half; before > 0 || after < len(steps); before, after = before-1, after+1 {
-		if before > 0 && !steps[before-1].Joined() {
-			return before
-		}
-		if after > 0 && after < len(steps) && !steps[after-1].Joined() {
-			return after
-		}
-	}
-	return 0
-}
-
-// refused reports whether an error is about what was sent, not about the connection, our rights, or a
-// ruleset that is not what we take it for.
-func refused(err error) bool {
-	var r *nf.Refusal
-	return errors.As(err, &r) && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ENOENT)
+	return t.Commit(p.conn, func(steps []nf.Step) error { return p.send(t, steps) })
 }
 
 // send performs steps as one kernel transaction: all or none of them.
