@@ -18,8 +18,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// BenchmarkAudit looks at N Services of two backends each, which nobody has touched; read is the control, the kernel's
-// own listing of the same as text.
+// BenchmarkAudit looks at N Services of two backends each, which nobody has touched; adopt is the Sync of a process that
+// finds them; read is the control, the kernel's own listing of the same as text.
 //
 //	./dev vm-test ./dataplane/ipvs -test.run XXX -test.bench Audit
 func BenchmarkAudit(b *testing.B) {
@@ -81,7 +81,12 @@ func benchmarkAudit(b *testing.B, services int) error {
 			b.Error(err)
 		}
 	}
-	for name, f := range map[string]func(){"audit": look, "read": read} {
+	adopt := func() {
+		if err := p.Sync(context.Background(), state); err != nil {
+			b.Error(err)
+		}
+	}
+	for name, f := range map[string]func(){"audit": look, "read": read, "adopt": adopt} {
 		b.Run(fmt.Sprintf("%s/%d", name, services), func(b *testing.B) {
 			for b.Loop() {
 				f()
