@@ -100,7 +100,9 @@ func planeIn(c *config.Config) planeSettings {
 			Exclude:      excluded(c),
 			DrainTimeout: c.Fairlead.IPVSDrainTimeout.Duration,
 			StrictARP:    o.StrictARP,
-			Timeouts:     ipvs.Timeouts{TCP: o.TCPTimeout.Duration, TCPFin: o.TCPFinTimeout.Duration, UDP: o.UDPTimeout.Duration},
+			Timeouts: ipvs.Timeouts{
+				TCP: o.TCPTimeout.Duration, TCPFin: o.TCPFinTimeout.Duration, UDP: o.UDPTimeout.Duration,
+			},
 		}
 	}
 	return s

@@ -267,19 +267,7 @@ func TestRun_ipvsAddresses(t *testing.T) {
 	w.setAddressMode("cidr")
 	p := w.start("--config", w.config())
 	modes := addressModes()
-	for mode, want := range modes {
-		w.setAddressMode(mode)
-		w.becomes("in mode "+mode, want, w.local)
-		if err := os.Remove(filepath.Join(w.manifests, "changing.yaml")); err != nil {
-			t.Fatal(err)
-		}
-		w.becomes("with one Service in mode "+mode, addressModes("10.96.0.11", "198.51.100.7", "10.96.0.0/16")[mode], w.local)
-		if others := w.others(); others != before {
-			t.Errorf("in mode %s: of the local routes there were\n%s\nand are\n%s", mode, before, others)
-		}
-		w.write("changing.yaml", changing)
-		w.becomes("with the Service in mode "+mode, want, w.local)
-	}
+	w.comesAndGoes(before)
 	// IPVS tells answers apart by client and backend. So that no two connections have both, each client has an address of
 	// its own to ask.
 	clients := map[testbed.Place]netip.AddrPort{
@@ -333,6 +321,24 @@ func TestRun_ipvsAddresses(t *testing.T) {
 	}
 	if others := w.others(); others != before {
 		t.Errorf("of the local routes there were\n%s\nand are\n%s", before, others)
+	}
+}
+
+// comesAndGoes takes away a Service one of whose addresses is the node's own, in each address mode.
+func (w *world) comesAndGoes(before string) {
+	w.Helper()
+	for mode, want := range addressModes() {
+		w.setAddressMode(mode)
+		w.becomes("in mode "+mode, want, w.local)
+		if err := os.Remove(filepath.Join(w.manifests, "changing.yaml")); err != nil {
+			w.Fatal(err)
+		}
+		w.becomes("with one Service in mode "+mode, addressModes("10.96.0.11", "198.51.100.7", "10.96.0.0/16")[mode], w.local)
+		if others := w.others(); others != before {
+			w.Errorf("in mode %s: of the local routes there were\n%s\nand are\n%s", mode, before, others)
+		}
+		w.write("changing.yaml", changing)
+		w.becomes("with the Service in mode "+mode, want, w.local)
 	}
 }
 
