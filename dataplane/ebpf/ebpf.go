@@ -60,6 +60,8 @@ type Plane struct {
 	memory       map[string]*ebpf.Map // nil: not open
 	tables       *tables              // nil: the kernel's content is not known
 	audited      cursor
+	// cannotRelease says that this kernel does not abort sockets for us.
+	cannotRelease bool
 }
 
 var _ dataplane.Dataplane = (*Plane)(nil)
@@ -167,7 +169,8 @@ func (p *Plane) replace(s *model.State) error {
 	}
 	p.forget()
 	p.tables = t
-	return p.dropLayouts()
+	p.tables.lost = true
+	return errors.Join(p.dropLayouts(), p.settle(s))
 }
 
 // fillNew makes tables that hold s, and programs that are not attached.
@@ -185,6 +188,15 @@ func (p *Plane) fillNew(s *model.State) (*tables, error) {
 		return nil, err
 	}
 	return t, nil
+}
+
+// settle makes sure that no UDP socket stays with a backend that it has lost.
+func (p *Plane) settle(s *model.State) error {
+	if !p.tables.lost {
+		return nil
+	}
+	p.tables.lost = false
+	return p.release(s)
 }
 
 // forget closes the tables, which the kernel keeps while programs that use them are attached.
@@ -211,6 +223,9 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	err := errFull
 	if c.Pods == nil {
 		err = p.tables.apply(s, c)
+	}
+	if err == nil {
+		err = p.settle(s)
 	}
 	if errors.Is(err, errFull) {
 		err = p.replace(s)

@@ -21,6 +21,10 @@ import (
 
 func TestMain(m *testing.M) {
 	vm.Guest()
+	if cgroup := os.Getenv(runPlane); cgroup != "" {
+		fmt.Fprintln(os.Stderr, planeProcess(cgroup))
+		os.Exit(1)
+	}
 	os.Exit(m.Run())
 }
 

@@ -79,15 +79,21 @@ func membership(b model.Backend) objectsMembership {
 	return objectsMembershipSERVING
 }
 
-// model is the key of a Frontend, or of a guard if its port is 0.
-func (k objectsFrontendKey) model() model.Key {
+func (a objectsAddr) addr() netip.Addr {
 	var b [16]byte
-	for i, word := range k.Addr.Word {
+	for i, word := range a.Word {
 		binary.NativeEndian.PutUint32(b[4*i:], word)
 	}
-	return model.Key{
-		Addr: netip.AddrFrom16(b).Unmap(), Port: port(k.Port), Protocol: model.Protocol(k.Protocol),
-	}
+	return netip.AddrFrom16(b).Unmap()
+}
+
+func (e objectsEndpoint) addrPort() netip.AddrPort {
+	return netip.AddrPortFrom(e.Addr.addr(), port(e.Port))
+}
+
+// model is the key of a Frontend, or of a guard if its port is 0.
+func (k objectsFrontendKey) model() model.Key {
+	return model.Key{Addr: k.Addr.addr(), Port: port(k.Port), Protocol: model.Protocol(k.Protocol)}
 }
 
 func (k objectsFrontendKey) String() string {

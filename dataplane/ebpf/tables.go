@@ -26,6 +26,7 @@ type tables struct {
 	slots   []objectsSlot         // likewise
 	mapped  [][]byte
 	grace   *ebpf.Map
+	lost    bool // a UDP socket may have lost its backend since the plane looked
 	fault   func(operation string) error
 }
 
@@ -131,7 +132,11 @@ func (t *tables) load(s *model.State) error {
 // to them, and then what nobody is led to any more.
 func (t *tables) apply(s *model.State, c model.Change) error {
 	var gone []objectsMemberKey
+	for _, key := range c.Frontends.Delete {
+		t.lost = t.lost || key.Protocol == model.UDP
+	}
 	for key, f := range c.Frontends.Set {
+		t.lost = t.lost || key.Protocol == model.UDP
 		if key.Protocol == model.UDP && f.Verdict == model.Forward && !t.udp[f.Pool] {
 			t.udp[f.Pool] = true
 			if _, changed := c.Pools.Set[f.Pool]; t.pools[f.Pool] != nil && !changed {
@@ -147,6 +152,7 @@ func (t *tables) apply(s *model.State, c model.Change) error {
 			return fmt.Errorf("pool %s: %w", id, err)
 		}
 		gone = append(gone, left...)
+		t.lost = t.lost || t.udp[id] && len(left) > 0
 	}
 	if err := t.setFrontends(s, c); err != nil {
 		return err

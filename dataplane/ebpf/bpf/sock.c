@@ -105,6 +105,28 @@ static __always_inline void remember(struct bpf_sock_addr *ctx, struct peer *p)
 		*kept = *p;
 }
 
+// expect lets datagrams from a backend come from the service, and tells the agent whom a UDP socket talks to.
+static __always_inline void expect(struct bpf_sock_addr *ctx, const struct endpoint *backend,
+				   const struct endpoint *service)
+{
+	struct flow_key back = {.cookie = bpf_get_socket_cookie(ctx), .peer = *backend, .back = 1};
+	struct flow *known = bpf_map_lookup_elem(&flows, &back);
+	struct flow fresh = {.other = *service};
+
+	if (!known || !same(&known->other, service))
+		bpf_map_update_elem(&flows, &back, &fresh, BPF_ANY);
+}
+
+// unexpect is for a socket that connects to an address that is no service's. It may have come there by one before.
+static __always_inline void unexpect(struct bpf_sock_addr *ctx, const struct endpoint *to)
+{
+	struct flow_key back = {.cookie = bpf_get_socket_cookie(ctx), .peer = *to, .back = 1};
+
+	bpf_sk_storage_delete(&peers, ctx->sk);
+	if (ctx->protocol == IPPROTO_UDP)
+		bpf_map_delete_elem(&flows, &back);
+}
+
 // connected translates the address of a connection.
 static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint *to, bool *changed)
 {
@@ -115,7 +137,7 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 	enum verdict verdict = route(ctx, to, netns, &number);
 
 	if (verdict == PASS) {
-		bpf_sk_storage_delete(&peers, ctx->sk); // of an earlier connection
+		unexpect(ctx, to);
 		return ALLOWED;
 	}
 	if (verdict != FORWARD)
@@ -126,6 +148,8 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 		return refuse(REJECT);
 	peer.backend = *to;
 	remember(ctx, &peer);
+	if (ctx->protocol == IPPROTO_UDP)
+		expect(ctx, to, &peer.service);
 	*changed = true;
 	return ALLOWED;
 }
@@ -172,14 +196,7 @@ static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, 
 
 	if (!assign(&forth, number, &from, &backend))
 		return refuse(REJECT);
-	struct flow_key back = {.cookie = forth.cookie, .peer = backend, .back = 1};
-	struct flow *answer = bpf_map_lookup_elem(&flows, &back);
-
-	if (!answer || !same(&answer->other, to)) {
-		struct flow service = {.other = *to};
-
-		bpf_map_update_elem(&flows, &back, &service, BPF_ANY);
-	}
+	expect(ctx, &backend, to);
 	*to = backend;
 	*changed = true;
 	return ALLOWED;

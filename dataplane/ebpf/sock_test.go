@@ -1,0 +1,280 @@
+package ebpf_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+const dns = `
+backend default/web:dns cluster 10.244.1.11:5353 local
+backend default/web:dns cluster 10.244.1.12:5353 local
+backend default/web:dns cluster6 [fd00::af4:10b]:5353 local
+frontend 10.96.0.10:53/udp any forward default/web:dns cluster snat offcluster
+frontend 10.96.0.11:53/udp any forward default/web:dns cluster snat offcluster
+frontend [fd00::a60:a]:53/udp any forward default/web:dns cluster6 snat offcluster
+pods 10.244.0.0/16
+pods fd00::af4:0/112
+`
+
+// ask sends a datagram by a socket that is not connected, and returns who answers and what address it has to the
+// receiver.
+func ask(conn *net.UDPConn, to string) (string, error) {
+	if _, err := conn.WriteToUDPAddrPort([]byte("?\n"), netip.MustParseAddrPort(to)); err != nil {
+		return "", err
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return "", err
+	}
+	answer := make([]byte, 128)
+	n, from, err := conn.ReadFromUDPAddrPort(answer)
+	if err != nil {
+		return "", err
+	}
+	name, _, _ := strings.Cut(string(answer[:n]), " ")
+	return fmt.Sprintf("%s from %s", name, netip.AddrPortFrom(from.Addr().Unmap(), from.Port())), nil
+}
+
+// listen opens a UDP socket in a place.
+func (c cluster) listen(from testbed.Place, network string) *net.UDPConn {
+	c.t.Helper()
+	var conn *net.UDPConn
+	check(c.t, c.Do(from, func() (err error) {
+		conn, err = net.ListenUDP(network, nil)
+		return err
+	}))
+	c.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// A socket that is not connected gets all its answers from the address that it asked, and keeps its backend until that
+// leaves. A socket of IPv6 may ask addresses of both families.
+func TestDatagrams(t *testing.T) {
+	c := newCluster(t)
+	p := c.open()
+	defer p.Close()
+	before := parse(t, dns)
+	check(t, p.Sync(t.Context(), before))
+	for _, network := range []string{"udp4", "udp"} {
+		conn := c.listen("client", network)
+		first := map[string]string{}
+		for _, service := range []string{"10.96.0.10:53", "10.96.0.11:53"} {
+			for i := range 20 {
+				answer, err := ask(conn, service)
+				check(t, err)
+				if i == 0 {
+					first[service] = answer
+				}
+				if answer != first[service] || !strings.HasSuffix(answer, " from "+service) {
+					t.Fatalf("%s, then %s; asked was %s", first[service], answer, service)
+				}
+			}
+		}
+		if network == "udp" {
+			answer, err := ask(conn, "[fd00::a60:a]:53")
+			check(t, err)
+			if answer != "pod-a from [fd00::a60:a]:53" {
+				t.Error(answer)
+			}
+		}
+		gone, _, _ := strings.Cut(first["10.96.0.10:53"], " ")
+		stays := map[string]string{"pod-a": "pod-b", "pod-b": "pod-a"}[gone]
+		addr := map[string]string{"pod-a": "10.244.1.11", "pod-b": "10.244.1.12"}[gone]
+		after := parse(t, strings.Replace(dns, "backend default/web:dns cluster "+addr+":5353 local\n", "", 1))
+		check(t, p.Apply(t.Context(), after, model.Diff(before, after)))
+		answer, err := ask(conn, "10.96.0.10:53")
+		check(t, err)
+		if answer != stays+" from 10.96.0.10:53" {
+			t.Errorf("%s has left, and %s", gone, answer)
+		}
+		check(t, p.Apply(t.Context(), before, model.Diff(after, before)))
+	}
+}
+
+// A connected UDP socket is aborted when its backend leaves, others are not.
+func TestRelease(t *testing.T) {
+	c := newCluster(t)
+	p := c.open()
+	defer p.Close()
+	before := parse(t, strings.Replace(dns, "backend default/web:dns cluster 10.244.1.12:5353 local\n", "", 1))
+	check(t, p.Sync(t.Context(), before))
+	dial := func(to string) net.Conn {
+		conn, err := c.Dial(t.Context(), "client", model.UDP, netip.MustParseAddrPort(to))
+		check(t, err)
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	ask := func(conn net.Conn) (string, error) {
+		if _, err := conn.Write([]byte("?\n")); err != nil {
+			return "", err
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return "", err
+		}
+		answer := make([]byte, 128)
+		n, err := conn.Read(answer)
+		name, _, _ := strings.Cut(string(answer[:n]), " ")
+		return name, err
+	}
+	service, six, direct := dial("10.96.0.10:53"), dial("[fd00::a60:a]:53"), dial("10.244.1.11:5353")
+	for _, conn := range []net.Conn{service, six, direct} {
+		if name, err := ask(conn); name != "pod-a" {
+			t.Fatal(name, err)
+		}
+	}
+	after := parse(t, strings.Replace(dns, "backend default/web:dns cluster 10.244.1.11:5353 local\n", "", 1))
+	check(t, p.Apply(t.Context(), after, model.Diff(before, after)))
+	if name, err := ask(service); !errors.Is(err, unix.EDESTADDRREQ) {
+		t.Errorf("the backend has left, and %q answers (%v)", name, err)
+	}
+	for _, conn := range []net.Conn{six, direct} {
+		if name, err := ask(conn); name != "pod-a" {
+			t.Errorf("%s has lost nothing, but %q answers (%v)", conn.RemoteAddr(), name, err)
+		}
+	}
+	if name, err := ask(dial("10.96.0.10:53")); name != "pod-b" {
+		t.Error(name, err)
+	}
+}
+
+// getpeername tells the address that was asked for, in all families.
+func TestPeerName(t *testing.T) {
+	c := newCluster(t)
+	p := c.open()
+	defer p.Close()
+	check(t, p.Sync(t.Context(), parse(t, web)))
+	mapped := [16]byte{10: 0xff, 11: 0xff, 12: 10, 13: 96, 15: 10}
+	six := netip.MustParseAddr("fd00::a60:a").As16()
+	for name, to := range map[string]unix.Sockaddr{
+		"IPv4":        &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 10}, Port: 80},
+		"IPv6":        &unix.SockaddrInet6{Addr: six, Port: 80},
+		"IPv4-mapped": &unix.SockaddrInet6{Addr: mapped, Port: 80},
+	} {
+		family := unix.AF_INET6
+		if name == "IPv4" {
+			family = unix.AF_INET
+		}
+		check(t, c.Do("client", func() error {
+			fd, err := unix.Socket(family, unix.SOCK_STREAM, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			if err := unix.Connect(fd, to); err != nil {
+				return fmt.Errorf("connect: %w", err)
+			}
+			peer, err := unix.Getpeername(fd)
+			if got, want := fmt.Sprint(peer), fmt.Sprint(to); err == nil && port(peer) != 80 {
+				t.Errorf("%s: the peer is %s, not %s", name, got, want)
+			}
+			return err
+		}))
+	}
+}
+
+func port(a unix.Sockaddr) int {
+	switch a := a.(type) {
+	case *unix.SockaddrInet4:
+		return a.Port
+	case *unix.SockaddrInet6:
+		return a.Port
+	}
+	return 0
+}
+
+// runPlane is set in the environment of a process that has a plane serve web, says so, and waits to be killed.
+const runPlane = "FAIRLEAD_TEST_EBPF_CGROUP"
+
+// planeProcess is the life of that process. File 3 is its file system for pins.
+func planeProcess(cgroup string) error {
+	s, err := model.ParseState(web)
+	if err != nil {
+		return err
+	}
+	p, err := ebpf.New(ebpf.Options{Cgroup: cgroup, Pins: "/proc/self/fd/3/fairlead"})(dataplane.Config{})
+	if err != nil {
+		return err
+	}
+	for {
+		if err := p.Sync(context.Background(), s); err != nil {
+			return err
+		}
+		fmt.Println("ready")
+	}
+}
+
+// Processes are killed at any moment, and others begin: no connection fails.
+func TestKill(t *testing.T) {
+	c := newCluster(t)
+	pins, err := os.Open(filepath.Dir(c.pins))
+	check(t, err)
+	defer pins.Close()
+	start := func() (kill func()) {
+		cmd := c.Command(t.Context(), testbed.Node, "/proc/self/exe")
+		cmd.Env = append(os.Environ(), runPlane+"="+c.Cgroup())
+		cmd.ExtraFiles = []*os.File{pins}
+		cmd.Stderr = t.Output()
+		out, err := cmd.StdoutPipe()
+		check(t, err)
+		check(t, cmd.Start())
+		if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+			t.Fatal(line, err)
+		}
+		return func() {
+			check(t, cmd.Process.Kill())
+			_ = cmd.Wait() // it says that the process was killed
+		}
+	}
+	kill := start()
+	var connections atomic.Int64
+	done, failed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		defer close(failed)
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			o, err := c.Probe(t.Context(), testbed.Probe{
+				From: "client", To: netip.MustParseAddrPort("10.96.0.10:80"), Timeout: 5 * time.Second,
+			})
+			if err != nil || o.Result != testbed.Answered {
+				failed <- fmt.Errorf("connection %d: %s: %w", connections.Load(), o, err)
+				return
+			}
+			connections.Add(1)
+		}
+	}()
+	for range 5 {
+		seen := connections.Load()
+		kill()
+		for len(failed) == 0 && connections.Load() < seen+20 {
+			time.Sleep(time.Millisecond)
+		}
+		kill = start()
+	}
+	close(done)
+	kill()
+	if err := <-failed; err != nil {
+		t.Error(err)
+	}
+	p := c.open()
+	check(t, errors.Join(p.Remove(t.Context()), p.Close()))
+}
