@@ -110,7 +110,10 @@ func (c *testCase) bridged() bool { return c.options["pod-bridge"] == "true" }
 
 // NewBed builds the cluster with the cast in it.
 func NewBed(ctx context.Context, bridged bool) (*testbed.Bed, error) {
-	spec := testbed.Spec{PodBridge: bridged}
+	return newBed(ctx, testbed.Spec{PodBridge: bridged})
+}
+
+func newBed(ctx context.Context, spec testbed.Spec) (*testbed.Bed, error) {
 	for _, m := range Cast() {
 		p := testbed.PodSpec{Name: m.Name, Node: m.Node, Ports: m.ports(), HostNetwork: m.HostNetwork}
 		if !m.HostNetwork {

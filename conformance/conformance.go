@@ -51,7 +51,15 @@ const workers = 4
 // Run plays every case on a data plane, with real packets. It needs root and nft. Cases of protocols
 // that this kernel lacks are played in the test kernel, see vm.go. The name is what "skip" in a
 // case's options calls the plane.
-func Run(t *testing.T, name string, new dataplane.New) {
+func Run(t *testing.T, name string, new dataplane.New) { run(t, name, new, testbed.Spec{}) }
+
+// RunSockets is Run for a plane that serves sockets: the node and its pods are in a control group, and New is called
+// by a thread in it. A pod that reaches itself may see its own address in place of the node's.
+func RunSockets(t *testing.T, name string, new dataplane.New) {
+	run(t, name, new, testbed.Spec{Cgroup: true})
+}
+
+func run(t *testing.T, name string, new dataplane.New, spec testbed.Spec) {
 	cases, err := load()
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +68,7 @@ func Run(t *testing.T, name string, new dataplane.New) {
 		plays := make(chan play)
 		var group sync.WaitGroup
 		for range workers {
-			s := stage{new: new, beds: map[bool]*testbed.Bed{}}
+			s := stage{new: new, spec: spec, beds: map[bool]*testbed.Bed{}}
 			group.Go(func() { s.playAll(t, plays) })
 		}
 		for _, c := range cases {
@@ -92,6 +100,7 @@ type play struct {
 // stage is where a worker plays, one case after the other.
 type stage struct {
 	new  dataplane.New
+	spec testbed.Spec
 	beds map[bool]*testbed.Bed // with the pods on a bridge, and without
 }
 
@@ -129,7 +138,9 @@ func (s *stage) play(t *testing.T, p play) {
 // bed builds the cluster when the first case needs it.
 func (s *stage) bed(bridged bool) (*testbed.Bed, error) {
 	if s.beds[bridged] == nil {
-		bed, err := NewBed(context.Background(), bridged)
+		spec := s.spec
+		spec.PodBridge = bridged
+		bed, err := newBed(context.Background(), spec)
 		if err != nil {
 			return nil, err
 		}

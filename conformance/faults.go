@@ -18,8 +18,13 @@ import (
 // RunFaults lets the first kernel operation of a short run fail, then the second one, and so on until
 // no operation is left. Whatever fails, the next Sync makes good, and a Service that is not touched
 // answers all the while.
-func RunFaults(t *testing.T, new dataplane.New) {
-	bed, err := NewBed(t.Context(), false)
+func RunFaults(t *testing.T, new dataplane.New) { runFaults(t, new, testbed.Spec{}) }
+
+// RunFaultsSockets is to RunFaults what RunSockets is to Run.
+func RunFaultsSockets(t *testing.T, new dataplane.New) { runFaults(t, new, testbed.Spec{Cgroup: true}) }
+
+func runFaults(t *testing.T, new dataplane.New, spec testbed.Spec) {
+	bed, err := newBed(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}

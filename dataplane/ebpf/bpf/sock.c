@@ -96,16 +96,17 @@ static __always_inline enum verdict route(struct bpf_sock_addr *ctx, const struc
 	return FORWARD;
 }
 
-// remember lets the socket know its peer; nothing but that is lost if the kernel has no memory for it.
-static __always_inline void remember(struct bpf_sock_addr *ctx, struct peer *p)
+// remember lets the socket know its peer. It reports false if the kernel has no memory for that.
+static __always_inline bool remember(struct bpf_sock_addr *ctx, struct peer *p)
 {
 	struct peer *kept = bpf_sk_storage_get(&peers, ctx->sk, p, BPF_SK_STORAGE_GET_F_CREATE);
 
 	if (kept)
 		*kept = *p;
+	return kept;
 }
 
-// expect lets datagrams from a backend come from the service, and tells the agent whom a UDP socket talks to.
+// expect has what comes from a backend come from the service, and tells the agent whom a UDP socket talks to.
 static __always_inline void expect(struct bpf_sock_addr *ctx, const struct endpoint *backend,
 				   const struct endpoint *service)
 {
@@ -147,8 +148,7 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 	if (!pool || !choose(number, pool, &from, to))
 		return refuse(REJECT);
 	peer.backend = *to;
-	remember(ctx, &peer);
-	if (ctx->protocol == IPPROTO_UDP)
+	if (!remember(ctx, &peer) || ctx->protocol == IPPROTO_UDP)
 		expect(ctx, to, &peer.service);
 	*changed = true;
 	return ALLOWED;
@@ -202,29 +202,21 @@ static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, 
 	return ALLOWED;
 }
 
-// peer_of translates the address of a connected socket's peer back.
-static __always_inline bool peer_of(struct bpf_sock_addr *ctx, struct endpoint *from)
+// translate_back makes a service of a backend: of a connected socket's peer, or of where a datagram comes from.
+static __always_inline bool translate_back(struct bpf_sock_addr *ctx, struct endpoint *from)
 {
 	struct peer *p = bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
 
-	if (!p || !same(&p->backend, from))
-		return false;
-	*from = p->service;
-	return true;
-}
-
-// received translates where a datagram comes from.
-static __always_inline bool received(struct bpf_sock_addr *ctx, struct endpoint *from)
-{
-	if (peer_of(ctx, from))
+	if (p && same(&p->backend, from)) {
+		*from = p->service;
 		return true;
+	}
 	struct flow_key back = {.cookie = bpf_get_socket_cookie(ctx), .peer = *from, .back = 1};
 	struct flow *f = bpf_map_lookup_elem(&flows, &back);
 
-	if (!f)
-		return false;
-	*from = f->other;
-	return true;
+	if (f)
+		*from = f->other;
+	return f;
 }
 
 #define TRANSLATE(hook, family, translate)					\
@@ -242,14 +234,14 @@ static __always_inline bool received(struct bpf_sock_addr *ctx, struct endpoint 
 		return result;							\
 	}
 
-#define TRANSLATE_BACK(hook, family, translate)					\
+#define TRANSLATE_BACK(hook, family)						\
 	SEC("cgroup/" #hook #family)						\
 	int hook##family(struct bpf_sock_addr *ctx)				\
 	{									\
 		struct endpoint e;						\
 										\
 		load##family(ctx, &e);						\
-		if (translate(ctx, &e))						\
+		if (translate_back(ctx, &e))					\
 			store##family(ctx, &e);					\
 		return ALLOWED;							\
 	}
@@ -258,9 +250,9 @@ TRANSLATE(connect, 4, connected)
 TRANSLATE(connect, 6, connected)
 TRANSLATE(sendmsg, 4, sent)
 TRANSLATE(sendmsg, 6, sent)
-TRANSLATE_BACK(recvmsg, 4, received)
-TRANSLATE_BACK(recvmsg, 6, received)
-TRANSLATE_BACK(getpeername, 4, peer_of)
-TRANSLATE_BACK(getpeername, 6, peer_of)
+TRANSLATE_BACK(recvmsg, 4)
+TRANSLATE_BACK(recvmsg, 6)
+TRANSLATE_BACK(getpeername, 4)
+TRANSLATE_BACK(getpeername, 6)
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,69 @@
+package conformance_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/procfs"
+
+	"fairlead.dev/fairlead/conformance"
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// ebpfPlane serves the sockets of the calling thread's cgroup, and leaves packets to the plane that nftables is.
+func ebpfPlane(t *testing.T) dataplane.New {
+	fs, pins, err := testbed.BPFFS()
+	if err != nil {
+		t.Skipf("no place for pins: %v", err)
+	}
+	t.Cleanup(func() { fs.Close() })
+	return func(c dataplane.Config) (dataplane.Dataplane, error) {
+		cgroup, err := threadCgroup()
+		if err != nil {
+			return nil, err
+		}
+		return ebpf.New(ebpf.Options{
+			Cgroup: cgroup, Pins: filepath.Join(pins, filepath.Base(cgroup)), Packets: plane,
+		})(c)
+	}
+}
+
+// threadCgroup is the directory of the calling thread's cgroup.
+func threadCgroup() (string, error) {
+	mounts, err := procfs.GetMounts()
+	if err != nil {
+		return "", err
+	}
+	own, err := os.ReadFile("/proc/thread-self/cgroup")
+	if err != nil {
+		return "", err
+	}
+	_, path, _ := strings.Cut(string(own), "0::")
+	for _, m := range mounts {
+		if m.FSType == "cgroup2" {
+			return filepath.Join(m.MountPoint, strings.TrimSpace(path)), nil
+		}
+	}
+	return "", fmt.Errorf("no control groups of version 2: %w", errors.ErrUnsupported)
+}
+
+func TestEBPF(t *testing.T) {
+	t.Parallel()
+	conformance.RunSockets(t, "ebpf", ebpfPlane(t))
+}
+
+func TestEBPF_random(t *testing.T) {
+	t.Parallel()
+	conformance.RunRandomSockets(t, ebpfPlane(t))
+}
+
+func TestEBPF_faults(t *testing.T) {
+	t.Parallel()
+	conformance.RunFaultsSockets(t, ebpfPlane(t))
+}
