@@ -39,6 +39,7 @@ func TestIPVS_drain(t *testing.T) {
 		"a process that is killed":                 {ipvs.Options{}, (*drain).restarts},
 		"UDP is forgotten at once":                 {ipvs.Options{}, (*drain).forgetsUDP},
 		"UDP stays while the backend is listed":    {ipvs.Options{DrainTimeout: time.Nanosecond}, (*drain).keepsUDP},
+		"rolling updates":                          {ipvs.Options{}, (*drain).rolls},
 		"a Service that is gone":                   {ipvs.Options{}, (*drain).serviceGone},
 		"a Service whose number another one takes": {ipvs.Options{}, (*drain).numberUsedAgain},
 	} {
@@ -173,6 +174,38 @@ func (d *drain) keepsUDP() {
 	d.apply(podALeft)
 	d.has(drainReals[model.UDP], false)
 	flow.answers("pod-c")
+}
+
+// rolls replaces the backend again and again, by one that has drained before in the end. Each terminates first, and
+// serves meanwhile.
+func (d *drain) rolls() {
+	pods := [][2]string{
+		{"pod-a", "10.244.1.11"}, {"pod-b", "10.244.1.12"}, {"pod-c", "10.244.2.13"}, {"pod-d", "10.244.2.14"},
+	}
+	kept := map[*drainFlow]string{}
+	keep := func(pod string) {
+		for _, p := range connected {
+			kept[d.open(p, drainPorts[p], pod)] = pod
+		}
+	}
+	d.apply(drainRows)
+	flow := d.open(model.UDP, drainPorts[model.UDP], "pod-a")
+	for n := range 2 * len(pods) {
+		pod, next := pods[n%len(pods)], pods[(n+1)%len(pods)]
+		serves := strings.ReplaceAll(drainRows, "10.244.1.11", pod[1])
+		d.apply(serves)
+		flow.answers(pod[0])
+		keep(pod[0])
+
+		d.apply(strings.NewReplacer("10.244.1.11", pod[1], "10.244.2.13", next[1]).Replace(podAListed))
+		flow.answers(pod[0])
+		d.open(model.UDP, drainPorts[model.UDP], next[0])
+		keep(next[0])
+		for f, pod := range kept {
+			f.answers(pod)
+		}
+		d.audit()
+	}
 }
 
 func (d *drain) serviceGone() {
