@@ -59,20 +59,28 @@ func (d *dummy) find() (netlink.Link, error) {
 	return link, nil
 }
 
-func (d *dummy) load() (map[netip.Prefix]bool, error) {
-	d.link, d.held = nil, map[netip.Prefix]bool{}
-	link, err := d.find()
-	if err != nil || link == nil || link.Attrs().Alias != DummyAlias {
+func (d *dummy) load(addrs []netlink.Addr) (map[netip.Prefix]bool, error) {
+	d.held = map[netip.Prefix]bool{}
+	if err := d.findOwn(); err != nil || d.link == nil {
 		return d.held, err
 	}
-	d.link = link
-	addrs, err := d.handle.AddrList(link, netlink.FAMILY_ALL)
 	for _, a := range addrs {
-		if p, ok := prefixOf(a.IPNet); ok && !p.Addr().IsLinkLocalUnicast() && !d.excludes(p.Addr()) {
+		p, ok := prefixOf(a.IPNet)
+		ours := ok && a.LinkIndex == d.link.Attrs().Index
+		if ours && !p.Addr().IsLinkLocalUnicast() && !d.excludes(p.Addr()) {
 			d.held[p] = true
 		}
 	}
-	return d.held, err
+	return d.held, nil
+}
+
+// findOwn sets link.
+func (d *dummy) findOwn() error {
+	link, err := d.find()
+	if d.link = nil; link != nil && link.Attrs().Alias == DummyAlias {
+		d.link = link
+	}
+	return err
 }
 
 func (d *dummy) excludes(a netip.Addr) bool {
@@ -114,7 +122,7 @@ func (d *dummy) removeRoute(p netip.Prefix) error {
 
 // release leaves the interface to kube-proxy.
 func (d *dummy) release() error {
-	if _, err := d.load(); err != nil || d.link == nil {
+	if err := d.findOwn(); err != nil || d.link == nil {
 		return err
 	}
 	if err := d.handle.LinkSetAlias(d.link, ""); err != nil {
@@ -124,11 +132,11 @@ func (d *dummy) release() error {
 }
 
 func (d *dummy) clear() error {
-	held, err := d.load()
+	err := d.findOwn()
 	if err != nil || d.link == nil {
 		return err
 	}
-	for p := range held {
+	for p := range d.held { // with their routes; what else is on the interface goes with it
 		err = errors.Join(err, d.remove(p))
 	}
 	if gone := d.handle.LinkDel(d.link); gone != nil && !errors.Is(gone, unix.ENODEV) {

@@ -29,6 +29,7 @@ type locals struct {
 	whole      bool               // ranges are made local as a whole
 	users      map[netip.Addr]int // frontends that forward
 	ranges     []netip.Prefix     // of Service addresses; disjoint
+	addrs      []netlink.Addr     // of all interfaces
 	own        map[netip.Addr]bool
 	held       map[netip.Prefix]bool
 	former     map[netip.Prefix]bool // what the other way holds; nil: nothing
@@ -40,8 +41,8 @@ type locals struct {
 type way interface {
 	// claim makes what the addresses shall be on.
 	claim() error
-	// load lists what is there of ours.
-	load() (held map[netip.Prefix]bool, err error)
+	// load lists what is there of ours; addrs are those of all interfaces.
+	load(addrs []netlink.Addr) (held map[netip.Prefix]bool, err error)
 	add(p netip.Prefix) error
 	remove(p netip.Prefix) error
 	// clear deletes all that there is of ours.
@@ -97,10 +98,13 @@ func (l *locals) load() (err error) {
 		return err
 	}
 	l.unused = nil
-	if l.held, err = l.way.load(); err != nil {
+	if l.addrs, err = addresses(l.handle); err != nil {
 		return err
 	}
-	l.own, err = ownAddresses(l.handle)
+	if l.held, err = l.way.load(l.addrs); err != nil {
+		return err
+	}
+	l.own, err = l.ownAddresses()
 	return err
 }
 
@@ -109,7 +113,7 @@ func (l *locals) loadAll() (err error) {
 	if err = l.load(); err != nil {
 		return err
 	}
-	l.former, err = l.other.load()
+	l.former, err = l.other.load(l.addrs)
 	return err
 }
 
@@ -283,20 +287,38 @@ func partial(errs []error) error {
 }
 
 // ownAddresses are those of all interfaces but the one for addresses of Services.
-func ownAddresses(h *netlink.Handle) (map[netip.Addr]bool, error) {
-	except := 0
-	if link, err := h.LinkByName(dummyName); err == nil {
-		except = link.Attrs().Index
-	}
-	addrs, err := h.AddrList(nil, netlink.FAMILY_ALL)
+func (l *locals) ownAddresses() (map[netip.Addr]bool, error) {
+	link, err := l.dummy.find()
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
 	own := map[netip.Addr]bool{}
-	for _, a := range addrs {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok && a.LinkIndex != except {
+	for _, a := range l.addrs {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && (link == nil || a.LinkIndex != link.Attrs().Index) {
 			own[addr.Unmap()] = true
 		}
 	}
 	return own, nil
+}
+
+// addresses are those of all interfaces.
+func addresses(h *netlink.Handle) ([]netlink.Addr, error) {
+	addrs, err := list(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	return addrs, nil
+}
+
+// listTries is how often a list is asked for that changes while the kernel writes it.
+const listTries = 10
+
+// list repeats what lists many objects until none of them changed meanwhile.
+func list[T any](once func() ([]T, error)) (all []T, err error) {
+	for range listTries {
+		if all, err = once(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return all, err
 }

@@ -24,7 +24,7 @@ const localTable = unix.RT_TABLE_LOCAL
 
 func (*routes) claim() error { return nil }
 
-func (r *routes) load() (map[netip.Prefix]bool, error) {
+func (r *routes) load([]netlink.Addr) (map[netip.Prefix]bool, error) {
 	clear(r.nodes)
 	held := map[netip.Prefix]bool{}
 	all, err := r.list()
@@ -39,7 +39,9 @@ func (r *routes) load() (map[netip.Prefix]bool, error) {
 func (r *routes) list() (all []netlink.Route, err error) {
 	filter := netlink.Route{Table: localTable, Protocol: protocol}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		some, err := r.handle.RouteListFiltered(family, &filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		some, err := list(func() ([]netlink.Route, error) {
+			return r.handle.RouteListFiltered(family, &filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("list local routes: %w", err)
 		}
@@ -99,7 +101,9 @@ func (r *routes) node(v6 bool) net.IP {
 		family = netlink.FAMILY_V6
 	}
 	but, _ := r.handle.LinkByName(dummyName)
-	addrs, _ := r.handle.AddrList(nil, family) // without one the kernel chooses
+	addrs, _ := list(func() ([]netlink.Addr, error) { // without one the kernel chooses
+		return r.handle.AddrList(nil, family)
+	})
 	r.nodes[v6] = nil
 	for _, a := range addrs {
 		const unwanted = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE
