@@ -171,6 +171,27 @@ func (c *testCase) skip(plane string) string {
 	return cmp.Or(c.options[key], c.options[key+" "+string(c.family)])
 }
 
+// ofSockets is the case without the probes that do not come from a TCP or UDP socket on the node, and with what is
+// said of sources as long as sockets keep theirs.
+func (c *testCase) ofSockets() *testCase {
+	out := *c
+	out.steps = slices.Clone(c.steps)
+	opened := map[string]bool{}
+	for i := range out.steps {
+		var kept []probe
+		for _, p := range c.steps[i].probes {
+			if !p.again {
+				opened[p.flow] = p.ofSocket()
+			}
+			if opened[p.flow] {
+				kept = append(kept, p.keepsSource())
+			}
+		}
+		out.steps[i].probes = kept
+	}
+	return &out
+}
+
 // needs reports whether a probe of the case uses a protocol.
 func (c *testCase) needs(p model.Protocol) bool {
 	return slices.ContainsFunc(c.steps, func(s step) bool {

@@ -51,15 +51,21 @@ const workers = 4
 // Run plays every case on a data plane, with real packets. It needs root and nft. Cases of protocols
 // that this kernel lacks are played in the test kernel, see vm.go. The name is what "skip" in a
 // case's options calls the plane.
-func Run(t *testing.T, name string, new dataplane.New) { run(t, name, new, testbed.Spec{}) }
+func Run(t *testing.T, name string, new dataplane.New) { run(t, name, stage{new: new}) }
 
 // RunSockets is Run for a plane that serves sockets: the node and its pods are in a control group, and New is called
 // by a thread in it. A pod that reaches itself may see its own address in place of the node's.
 func RunSockets(t *testing.T, name string, new dataplane.New) {
-	run(t, name, new, testbed.Spec{Cgroup: true})
+	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}})
 }
 
-func run(t *testing.T, name string, new dataplane.New, spec testbed.Spec) {
+// RunOnlySockets is RunSockets for a plane with nothing behind it: probes from elsewhere are left out, and pods may keep
+// their addresses where others would see the node's.
+func RunOnlySockets(t *testing.T, name string, new dataplane.New) {
+	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, onlySockets: true})
+}
+
+func run(t *testing.T, name string, s stage) {
 	cases, err := load()
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +74,8 @@ func run(t *testing.T, name string, new dataplane.New, spec testbed.Spec) {
 		plays := make(chan play)
 		var group sync.WaitGroup
 		for range workers {
-			s := stage{new: new, spec: spec, beds: map[bool]*testbed.Bed{}}
+			s := s
+			s.beds = map[bool]*testbed.Bed{}
 			group.Go(func() { s.playAll(t, plays) })
 		}
 		for _, c := range cases {
@@ -101,7 +108,9 @@ type play struct {
 type stage struct {
 	new  dataplane.New
 	spec testbed.Spec
-	beds map[bool]*testbed.Bed // with the pods on a bridge, and without
+	// onlySockets leaves out what no process on the node sends.
+	onlySockets bool
+	beds        map[bool]*testbed.Bed // with the pods on a bridge, and without
 }
 
 func (s *stage) playAll(t *testing.T, plays <-chan play) {
@@ -127,6 +136,9 @@ func (s *stage) play(t *testing.T, p play) {
 		t.Fatal(err)
 	}
 	k := kernel{bed: bed, new: s.new, log: logger(t)}
+	if s.onlySockets {
+		p.testCase = p.ofSockets()
+	}
 	if err := k.play(t.Context(), p.testCase, p.way); err != nil {
 		t.Error(err)
 		if err := k.abandon(context.WithoutCancel(t.Context())); err != nil {

@@ -16,8 +16,8 @@ import (
 	"fairlead.dev/fairlead/testbed"
 )
 
-// ebpfPlane serves the sockets of the calling thread's cgroup, and leaves packets to the plane that nftables is.
-func ebpfPlane(t *testing.T) dataplane.New {
+// ebpfPlane serves the sockets of the calling thread's cgroup, and leaves packets to another plane.
+func ebpfPlane(t *testing.T, packets dataplane.New) dataplane.New {
 	fs, pins, err := testbed.BPFFS()
 	if err != nil {
 		t.Skipf("no place for pins: %v", err)
@@ -29,7 +29,7 @@ func ebpfPlane(t *testing.T) dataplane.New {
 			return nil, err
 		}
 		return ebpf.New(ebpf.Options{
-			Cgroup: cgroup, Pins: filepath.Join(pins, filepath.Base(cgroup)), Packets: plane,
+			Cgroup: cgroup, Pins: filepath.Join(pins, filepath.Base(cgroup)), Packets: packets,
 		})(c)
 	}
 }
@@ -55,15 +55,21 @@ func threadCgroup() (string, error) {
 
 func TestEBPF(t *testing.T) {
 	t.Parallel()
-	conformance.RunSockets(t, "ebpf", ebpfPlane(t))
+	conformance.RunSockets(t, "ebpf", ebpfPlane(t, plane))
+}
+
+// What sockets can do without another plane.
+func TestEBPF_alone(t *testing.T) {
+	t.Parallel()
+	conformance.RunOnlySockets(t, "sockets", ebpfPlane(t, nil))
 }
 
 func TestEBPF_random(t *testing.T) {
 	t.Parallel()
-	conformance.RunRandomSockets(t, ebpfPlane(t))
+	conformance.RunRandomSockets(t, ebpfPlane(t, plane))
 }
 
 func TestEBPF_faults(t *testing.T) {
 	t.Parallel()
-	conformance.RunFaultsSockets(t, ebpfPlane(t))
+	conformance.RunFaultsSockets(t, ebpfPlane(t, plane))
 }

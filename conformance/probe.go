@@ -3,7 +3,9 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -181,6 +183,25 @@ func (p *probe) check(s *model.State, c *testCase) error {
 		}
 	}
 	return nil
+}
+
+// ofSocket reports whether a TCP or UDP socket on the node under test sends the probe.
+func (p *probe) ofSocket() bool {
+	return p.protocol != model.SCTP && (p.from == testbed.Node || slices.ContainsFunc(Cast(), func(m Member) bool {
+		return m.Name == string(p.from) && m.Node == testbed.Node
+	}))
+}
+
+// keepsSource is the probe if nothing hides its sender's address.
+func (p *probe) keepsSource() probe {
+	out := *p
+	out.sources = maps.Clone(p.sources)
+	for name, source := range p.sources {
+		if source == testbed.Node {
+			out.sources[name] = p.from
+		}
+	}
+	return out
 }
 
 func (p *probe) verdict() model.Verdict {

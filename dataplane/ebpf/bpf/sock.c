@@ -74,7 +74,7 @@ static __always_inline bool is_node(__u64 netns)
 
 // route finds out what becomes of a connection, and with FORWARD the pool. PASS leaves it to those who see its
 // packets, also where a socket cannot do what the row says: which source address it will have is not known here,
-// and it keeps it. The node's own is what others are hidden behind.
+// and it keeps it. The node's own is what others are hidden behind. To keep it is better than not to be served.
 static __always_inline enum verdict route(struct bpf_sock_addr *ctx, const struct endpoint *to, __u64 netns,
 					  __u32 *pool)
 {
@@ -90,7 +90,7 @@ static __always_inline enum verdict route(struct bpf_sock_addr *ctx, const struc
 		return PASS;
 	if (t.verdict != FORWARD)
 		return alone ? t.verdict : PASS;
-	if (!node && (t.flags & SNAT_ALWAYS || (t.flags & SNAT_OFFCLUSTER && !pod)))
+	if (!alone && !node && (t.flags & SNAT_ALWAYS || (t.flags & SNAT_OFFCLUSTER && !pod)))
 		return PASS;
 	*pool = t.pool;
 	return FORWARD;
