@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -16,9 +19,6 @@ import (
 // sample is how many rows of a kind one Audit looks at. Nobody but us has the tables, so that it is for others who
 // look for trouble with bpftool; where there are more rows, each Audit takes others.
 const sample = 1000
-
-// cursor is where in the table of frontends the next Audit goes on.
-type cursor = ebpf.MapBatchCursor
 
 // Audit implements dataplane.Dataplane.
 func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
@@ -32,9 +32,9 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	if p.tables == nil {
 		return append(drifts, dataplane.Drift{Class: "programs", Object: "programs", Want: "those of this process"}), nil
 	}
-	drifts = append(drifts, p.auditHooks()...)
+	drifts = append(append(drifts, p.auditHooks()...), p.auditMemory()...)
 	for _, audit := range []func(*model.State) ([]dataplane.Drift, error){
-		p.tables.auditFrontends, p.tables.auditGuards, p.tables.auditPools, p.auditSurplus,
+		p.tables.auditFrontends, p.tables.auditGuards, p.tables.auditPools, p.tables.auditSurplus,
 	} {
 		more, err := audit(s)
 		if err != nil {
@@ -64,6 +64,17 @@ func (p *Plane) auditHooks() (drifts []dataplane.Drift) {
 		if id, ok := want.ID(); ok && id != have.Program {
 			d.Have = fmt.Sprintf("program %d", have.Program)
 			drifts = append(drifts, d)
+		}
+	}
+	return drifts
+}
+
+// auditMemory finds maps that the next process would not find.
+func (p *Plane) auditMemory() (drifts []dataplane.Drift) {
+	for _, name := range slices.Sorted(maps.Keys(p.memory)) {
+		path := filepath.Join(p.pins, memoryLayout, name)
+		if _, err := os.Stat(path); err != nil {
+			drifts = append(drifts, dataplane.Drift{Class: "pins", Object: "pin " + path, Want: "map " + name})
 		}
 	}
 	return drifts
@@ -171,11 +182,11 @@ func (t *tables) auditPools(s *model.State) (drifts []dataplane.Drift, err error
 }
 
 // auditSurplus looks for elements that the State does not have.
-func (p *Plane) auditSurplus(s *model.State) (drifts []dataplane.Drift, err error) {
+func (t *tables) auditSurplus(s *model.State) (drifts []dataplane.Drift, err error) {
 	keys, values := make([]objectsFrontendKey, sample), make([]objectsFrontend, sample)
-	n, err := p.tables.Maps[objectsMapFrontends].BatchLookup(&p.audited, keys, values, nil)
+	n, err := t.Maps[objectsMapFrontends].BatchLookup(&t.audited, keys, values, nil)
 	if err != nil {
-		p.audited = cursor{} // from the start the next time
+		t.audited = ebpf.MapBatchCursor{} // from the start the next time
 		if !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return nil, err
 		}

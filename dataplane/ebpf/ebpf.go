@@ -59,7 +59,6 @@ type Plane struct {
 	packets      dataplane.Dataplane  // may be nil
 	memory       map[string]*ebpf.Map // nil: not open
 	tables       *tables              // nil: the kernel's content is not known
-	audited      cursor
 	// cannotRelease says that this kernel does not abort sockets for us.
 	cannotRelease bool
 }

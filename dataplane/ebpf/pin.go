@@ -50,17 +50,17 @@ func checkPins(dir string) error {
 	return nil
 }
 
-// openMemory adopts what an earlier process remembers, or begins anew.
+// openMemory adopts what an earlier process remembers, or begins anew, and makes sure that it is pinned.
 func (p *Plane) openMemory() error {
+	dir := filepath.Join(p.pins, memoryLayout)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
 	if p.memory != nil {
-		return nil
+		return p.pinAgain(dir)
 	}
 	spec, err := loadObjects()
 	if err != nil {
-		return err
-	}
-	dir := filepath.Join(p.pins, memoryLayout)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	memory := map[string]*ebpf.Map{}
@@ -73,6 +73,20 @@ func (p *Plane) openMemory() error {
 		memory[name] = m
 	}
 	p.memory = memory
+	return nil
+}
+
+// pinAgain restores the pins that somebody has removed.
+func (p *Plane) pinAgain(dir string) error {
+	for name, m := range p.memory {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := errors.Join(m.Unpin(), m.Pin(path)); err != nil { // it thinks that it is pinned
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
 	return nil
 }
 

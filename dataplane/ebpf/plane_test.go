@@ -41,7 +41,10 @@ func newCluster(t *testing.T) cluster {
 		v4 := netip.MustParseAddr(addr)
 		return testbed.PodSpec{
 			Name: name, Node: node, Addrs: []netip.Addr{v4, testbed.EmbedV6(v4)},
-			Ports: []testbed.PodPort{{Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 5353}},
+			Ports: []testbed.PodPort{
+				{Protocol: model.TCP, Port: 8080}, {Protocol: model.TCP, Port: 8081}, {Protocol: model.TCP, Port: 8082},
+				{Protocol: model.UDP, Port: 5353},
+			},
 		}
 	}
 	bed, err := testbed.New(t.Context(), testbed.Spec{Cgroup: true, Pods: []testbed.PodSpec{

@@ -33,6 +33,9 @@ func hooks() map[string]ebpf.AttachType {
 // capacity is how many rows of each kind the tables can hold.
 type capacity struct{ frontends, pools, slots, members, guards uint32 }
 
+// spareSlots are so many that the wait before slots are used again is rare in small clusters, too.
+const spareSlots = 1 << 13
+
 // roomFor leaves room to grow by a half before all has to be made anew.
 func roomFor(rows int) uint32 { return uint32(rows + rows/2 + 1024) }
 
@@ -45,7 +48,7 @@ func capacityFor(s *model.State) capacity {
 	return capacity{
 		frontends: roomFor(len(s.Frontends) + len(s.Guards)),
 		pools:     roomFor(len(s.Pools)),
-		slots:     roomFor(slots),
+		slots:     roomFor(slots) + spareSlots,
 		members:   roomFor(members),
 		guards:    roomFor(len(s.Guards)),
 	}

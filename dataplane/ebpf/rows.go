@@ -3,6 +3,7 @@ package ebpf
 import (
 	"encoding/binary"
 	"hash/fnv"
+	"io"
 	"net/netip"
 	"time"
 
@@ -27,7 +28,9 @@ func address(a netip.Addr) (out objectsAddr) {
 }
 
 func port(p uint16) uint16 {
-	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, p))
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], p)
+	return binary.NativeEndian.Uint16(b[:])
 }
 
 func endpoint(a netip.AddrPort) objectsEndpoint {
@@ -65,7 +68,7 @@ func flags(f model.Frontend) (bits uint8) {
 // poolName is a number that names the pool in every process: clients are remembered by it.
 func poolName(id model.PoolID) uint64 {
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(id.String()))
+	_, _ = io.WriteString(h, id.String()) // never fails
 	return h.Sum64()
 }
 

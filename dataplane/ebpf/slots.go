@@ -72,7 +72,6 @@ type spans struct {
 	next, limit uint32
 	free        map[uint32][]uint32 // by class: where such ranges begin
 	retired     []span              // no longer in use, but by programs that run at this moment
-	waiting     uint32              // how many numbers these are
 }
 
 type span struct{ first, class uint32 }
@@ -100,12 +99,11 @@ func (s *spans) retire(first, n uint32) {
 		return
 	}
 	s.retired = append(s.retired, span{first, class(n)})
-	s.waiting += class(n)
 }
 
 func (s *spans) settle() {
 	for _, r := range s.retired {
 		s.free[r.class] = append(s.free[r.class], r.first)
 	}
-	s.retired, s.waiting = s.retired[:0], 0
+	s.retired = s.retired[:0]
 }

@@ -26,7 +26,8 @@ type tables struct {
 	slots   []objectsSlot         // likewise
 	mapped  [][]byte
 	grace   *ebpf.Map
-	lost    bool // a UDP socket may have lost its backend since the plane looked
+	audited ebpf.MapBatchCursor // where in the frontends the next Audit goes on
+	lost    bool                // a UDP socket may have lost its backend since the plane looked
 	fault   func(operation string) error
 }
 
@@ -160,13 +161,7 @@ func (t *tables) apply(s *model.State, c model.Change) error {
 	for _, id := range c.Pools.Delete {
 		gone = append(gone, t.dropPool(id)...)
 	}
-	if err := t.delete(objectsMapMembers, gone, len(gone)); err != nil {
-		return err
-	}
-	if t.ranges.waiting+t.numbers.waiting > 1024+t.ranges.next/8 {
-		return t.settle()
-	}
-	return nil
+	return t.delete(objectsMapMembers, gone, len(gone))
 }
 
 // setPool has a pool's new connections go to other backends. It returns the members that have left.
@@ -201,7 +196,7 @@ func (t *tables) setPool(id model.PoolID, want model.Pool) ([]objectsMemberKey, 
 // take takes a range, and has what was given back settle if need be.
 func (t *tables) take(s *spans, n uint32) (uint32, error) {
 	first, ok := s.take(n)
-	if !ok && s.waiting > 0 {
+	if !ok && len(s.retired) > 0 {
 		if err := t.settle(); err != nil {
 			return 0, err
 		}
