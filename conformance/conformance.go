@@ -59,8 +59,8 @@ func RunSockets(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}})
 }
 
-// RunOnlySockets is RunSockets for a plane with nothing behind it: probes from elsewhere are left out, and pods may keep
-// their addresses where others would see the node's.
+// RunOnlySockets is RunSockets for a plane with nothing behind it: probes from elsewhere are left out, and pods may
+// keep their addresses where others would see the node's.
 func RunOnlySockets(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, onlySockets: true})
 }
