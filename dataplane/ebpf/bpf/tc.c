@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+// Copyright The Fairlead Authors
+
+// Services for packets whose sender has no socket here: what comes from outside, virtual machines, SCTP.
+//
+//	device ─► ingress: where it goes ─► the stack routes, filters, forwards ─► egress: where it comes from ─► device
+//
+// The two hooks divide the work as NAT in the stack does, and for its reasons. A packet from the node's own address
+// that arrives is a martian to IPv4, so a source may be hidden only after routing. In return the kernel does all that
+// it knows better: routes, tunnels, neighbours, the time to live, the MTU and who may forward what. Filters see clients
+// by their own address, on both ways.
+//
+// Flows have a table of their own (flows.h), since the programs load on Linux 5.10 without kernel BTF, where conntrack
+// cannot be called. bpf_skb_ct_alloc and its siblings need Linux 6.0, BTF and the module; an entry there costs what
+// it costs every NAT (some 2 µs for each connection, and a look-up that each packet pays in any case while conntrack is
+// in use). It would buy collisions with the node's own connections solved, and conntrack(8). What is to be measured
+// before it, or redirecting past the stack, is added: ns per packet of both hooks, connections per second,
+// bytes per connection, each against this.
+//
+// Neither hook keeps what it does not know from others: they see the packet next.
+#include "flows.h"
+
+struct source_key {
+	__u32 bits;
+	struct frontend_key frontend;
+	__u32 internal; // whether the client is the node or a pod of it
+	struct addr addr;
+};
+
+// Who may use frontends that are LIMITED.
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct source_key);
+	__type(value, __u32);
+} sources SEC(".maps");
+
+// The source addresses of pods.
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct guard_key);
+	__type(value, __u32);
+} pods SEC(".maps");
+
+// Where a device leads.
+enum device {
+	ANYWHERE,
+	TO_PODS, // of this node, and nowhere else
+};
+
+// What a packet meets.
+struct meeting {
+	struct target target;
+	bool pod;   // it comes from one
+	bool local; // from this node
+};
+
+static __always_inline bool allowed(const struct packet *p, bool internal)
+{
+	struct source_key key = {
+		.bits = 8 * (sizeof(key) - sizeof(key.bits)),
+		.frontend = {.addr = p->tuple.dst.addr, .port = p->tuple.dst.port, .protocol = p->tuple.protocol},
+		.internal = internal,
+		.addr = p->tuple.src.addr,
+	};
+
+	return bpf_map_lookup_elem(&sources, &key);
+}
+
+// meet says what becomes of a flow that a packet may begin.
+static __noinline int meet(const struct packet *p, struct meeting *m, enum device device)
+{
+	if (!p || !m)
+		return 0;
+	struct guard_key key = {.bits = 128, .addr = p->tuple.src.addr};
+
+	m->local = device == TO_PODS;
+	m->pod = m->local || bpf_map_lookup_elem(&pods, &key);
+	decide(&p->tuple.dst, p->tuple.protocol, m->pod, &m->target);
+	if (m->target.flags & LIMITED && !allowed(p, m->pod))
+		m->target.verdict = DROP;
+	return 0;
+}
+
+// hides says whether the backend sees the node in place of the client. What goes to the node itself is never hidden:
+// it does not pass the egress hook of any device.
+static __always_inline bool hides(const struct packet *p, const struct meeting *m, const struct addr *backend)
+{
+	struct addr here = node(p->v4);
+
+	if (same_addr(backend, &here))
+		return false;
+	if (m->local && same_addr(backend, &p->tuple.src.addr))
+		return true;
+	return m->target.flags & SNAT_ALWAYS || (m->target.flags & SNAT_OFFCLUSTER && !m->pod);
+}
+
+// begin chooses a backend for a flow.
+static __noinline int begin(const struct packet *p, const struct meeting *m, struct translation *flow)
+{
+	if (!p || !m || !flow)
+		return REJECT;
+	__u32 number = m->target.pool;
+	struct pool *pool = bpf_map_lookup_elem(&pools, &number);
+
+	if (!pool || !choose(number, pool, &p->tuple.src.addr, &flow->dst))
+		return REJECT;
+	flow->pool = pool->name;
+	flow->src = p->tuple.src;
+	flow->last = bpf_ktime_get_ns();
+	if (hides(p, m, &flow->dst.addr))
+		flow->port = is_ours(p->tuple.src.port) ? p->tuple.src.port : any_port();
+	return FORWARD;
+}
+
+// left says whether the backend of a datagram has left.
+static __always_inline bool left(const struct translation *flow, const struct meeting *m)
+{
+	__u32 number = m->target.pool;
+	struct pool *pool = bpf_map_lookup_elem(&pools, &number);
+
+	return m->target.verdict != FORWARD || !pool || pool->name != flow->pool ||
+	       membership(&flow->dst, number) == STRANGER;
+}
+
+// over says whether a packet begins a new flow in place of one that is known.
+static __always_inline bool over(const struct packet *p, const struct translation *flow, __u64 now)
+{
+	if (now - flow->last > patience(p->tuple.protocol, flow->state))
+		return true;
+	return p->is & BEGINS && p->tuple.protocol != IPPROTO_UDP && flow->state & ENDING;
+}
+
+// use notes that a flow is used. It says, once in ten seconds, that what follows from it is to be made again.
+static __always_inline bool use(const struct packet *p, struct translation *flow, __u64 now)
+{
+	__u64 idle = now - flow->last;
+
+	flow->state |= state_of(p);
+	if (idle >= SECOND)
+		flow->last = now;
+	return idle > 10 * SECOND;
+}
+
+// quoted translates an ICMP error: the packet that it quotes went the other way.
+static __noinline int quoted(struct __sk_buff *skb, const struct packet *p, enum hook hook)
+{
+	if (!p)
+		return TC_ACT_UNSPEC;
+	struct packet in = {.ip = p->l4 + ICMP_HEADER, .v4 = p->v4};
+	struct tuple key;
+
+	if (!parse(skb, &in) || in.is & ERROR)
+		return TC_ACT_UNSPEC;
+	reverse(&key, &in.tuple.src, &in.tuple.dst, in.tuple.protocol, hook);
+	struct translation *t = bpf_map_lookup_elem(&translations, &key);
+
+	if (!t)
+		return TC_ACT_UNSPEC;
+	struct endpoint src = t->src, dst = t->dst;
+	struct sums outer = sums_of(p), inner = inside(p);
+
+	if (!rewrite(skb, &in, &inner, &dst, &src))
+		return TC_ACT_SHOT;
+	// Whoever sent it keeps its address, unless it is the far end itself.
+	if (!same_addr(&p->tuple.src.addr, &key.src.addr))
+		src.addr = p->tuple.src.addr;
+	if (!same_addr(&p->tuple.dst.addr, &key.dst.addr))
+		dst.addr = p->tuple.dst.addr;
+	return set_addr(skb, p, &outer, true, &src.addr) && set_addr(skb, p, &outer, false, &dst.addr) ?
+		       TC_ACT_UNSPEC : TC_ACT_SHOT;
+}
+
+static __always_inline int forward(struct __sk_buff *skb, const struct packet *p, const struct translation *t)
+{
+	struct sums s = sums_of(p);
+
+	return rewrite(skb, p, &s, &t->src, &t->dst) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+}
+
+// established finds what becomes of a packet of a flow that is known. It is false if there is none.
+static __always_inline bool established(const struct packet *p, struct meeting *m, enum device device,
+					struct translation *out)
+{
+	struct translation *t = bpf_map_lookup_elem(&translations, &p->tuple);
+	__u64 now = bpf_ktime_get_ns();
+
+	if (!t)
+		return false;
+	*out = *t;
+	if (t->state & BACK)
+		return true;
+	bool gone = over(p, t, now);
+
+	if (!gone && p->tuple.protocol == IPPROTO_UDP) {
+		meet(p, m, device);
+		gone = left(t, m);
+	}
+	if (gone) {
+		forget(&p->tuple, t);
+		*out = (struct translation){};
+		return false;
+	}
+	if (use(p, t, now))
+		lay(&p->tuple, out);
+	return true;
+}
+
+// keep puts a flow into the table. It fails if no port is free, or another processor was faster: the client will
+// send its packet again.
+static __always_inline bool keep(const struct packet *p, struct translation *flow)
+{
+	return lay(&p->tuple, flow) && !bpf_map_update_elem(&translations, &p->tuple, flow, BPF_NOEXIST);
+}
+
+static __always_inline int arrive(struct __sk_buff *skb, enum device device)
+{
+	struct packet p = {};
+	struct meeting m = {};
+	struct translation t = {};
+
+	if (!load(skb, &p))
+		return TC_ACT_UNSPEC;
+	if (p.is & ERROR)
+		return quoted(skb, &p, INGRESS);
+	p.tuple.hook = INGRESS;
+	if (established(&p, &m, device, &t))
+		return forward(skb, &p, &t);
+	if (!(p.is & BEGINS))
+		return TC_ACT_UNSPEC;
+	meet(&p, &m, device);
+	int verdict = m.target.verdict;
+
+	if (verdict == FORWARD)
+		verdict = begin(&p, &m, &t);
+	if (verdict == FORWARD && !keep(&p, &t))
+		verdict = DROP;
+	switch (verdict) {
+	case FORWARD:
+		return forward(skb, &p, &t);
+	case DROP:
+		return TC_ACT_SHOT;
+	}
+	return TC_ACT_UNSPEC; // a guard behind us answers those that are to be refused
+}
+
+SEC("tc/ingress")
+int from_anywhere(struct __sk_buff *skb)
+{
+	return arrive(skb, ANYWHERE);
+}
+
+SEC("tc/ingress")
+int from_pods(struct __sk_buff *skb)
+{
+	return arrive(skb, TO_PODS);
+}
+
+SEC("tc/egress")
+int leave(struct __sk_buff *skb)
+{
+	struct packet p = {};
+
+	if (!load(skb, &p))
+		return TC_ACT_UNSPEC;
+	if (p.is & ERROR)
+		return quoted(skb, &p, EGRESS);
+	p.tuple.hook = EGRESS;
+	struct translation *t = bpf_map_lookup_elem(&translations, &p.tuple);
+
+	if (!t)
+		return TC_ACT_UNSPEC;
+	__u64 now = bpf_ktime_get_ns();
+
+	// The first answer counts, and that the flow is not idle; not every one.
+	if (t->state & BACK && (!(t->state & ANSWERED) || now - t->last > SECOND || state_of(&p))) {
+		t->state |= ANSWERED;
+		t->last = now;
+		answered(t, &p, now);
+	}
+	return forward(skb, &p, t);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

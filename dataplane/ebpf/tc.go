@@ -1,0 +1,182 @@
+package ebpf
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// The programs for packets (bpf/tc.c) are loaded beside those for sockets and read the same tables. No plane uses
+// them yet.
+//
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel packets bpf/tc.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+
+const (
+	// translations are two for each flow, four if its client is hidden. The one unused longest is forgotten first.
+	translations = 1 << 18
+	fragmented   = 1 << 12 // datagrams whose fragments are on their way
+)
+
+// packetOptions are what the programs for packets need to know beside the rows.
+type packetOptions struct {
+	Node  []netip.Addr // what clients are hidden behind: one address of each family
+	Ports portRange    // of the node, that stand for clients; zero: those that freePorts finds
+	// Translations is how many the programs keep; 0: the default.
+	Translations uint32
+}
+
+// portRange is a range of ports that no socket of the node is given when it asks for none.
+type portRange struct{ First, Count uint16 }
+
+// freePorts is the larger of the ranges on both sides of what sockets are given.
+func freePorts() (portRange, error) {
+	const file = "/proc/sys/net/ipv4/ip_local_port_range"
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return portRange{}, err
+	}
+	var low, high uint16
+	if _, err := fmt.Sscan(string(b), &low, &high); err != nil {
+		return portRange{}, fmt.Errorf("%s: %q: %w", file, strings.TrimSpace(string(b)), err)
+	}
+	below, above := portRange{1024, max(low, 1024) - 1024}, portRange{high + 1, 65535 - high}
+	if below.Count == 0 && above.Count == 0 {
+		return portRange{}, fmt.Errorf("%s leaves no port from 1024 on to stand for clients", file)
+	}
+	if above.Count > below.Count {
+		return above, nil
+	}
+	return below, nil
+}
+
+// newPackets makes the programs for packets, which read rows from tables that are filled and go on to be. Nothing is
+// attached. Pods and the sources that frontends allow are read from the State only now.
+func newPackets(tables map[string]*ebpf.Map, s *model.State, o packetOptions) (*ebpf.Collection, error) {
+	if o.Ports.Count == 0 {
+		var err error
+		if o.Ports, err = freePorts(); err != nil {
+			return nil, err
+		}
+	}
+	spec, err := packetSpec(s, o)
+	if err != nil {
+		return nil, err
+	}
+	shared := map[string]*ebpf.Map{}
+	for _, name := range []string{
+		packetsMapFrontends, packetsMapPools, packetsMapSlots, packetsMapMembers, packetsMapGuards, packetsMapAffinities,
+	} {
+		shared[name] = tables[name]
+		spec.Maps[name].MaxEntries = tables[name].MaxEntries()
+	}
+	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(fillPods(c.Maps[packetsMapPods], s.Pods), fillSources(c.Maps[packetsMapSources], s))
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// packetSpec sets sizes and constants.
+func packetSpec(s *model.State, o packetOptions) (*ebpf.CollectionSpec, error) {
+	spec, err := packetObjects()
+	if err != nil {
+		return nil, err
+	}
+	for name, entries := range map[string]uint32{
+		packetsMapTranslations: cmp.Or(o.Translations, translations),
+		packetsMapFragments:    fragmented,
+		packetsMapPods:         roomFor(len(s.Pods.Prefixes)),
+		packetsMapSources:      roomFor(len(sourcesOf(s))),
+	} {
+		spec.Maps[name].MaxEntries = entries
+	}
+	constants := map[string]any{packetsVarPortsFirst: o.Ports.First, packetsVarPortsCount: o.Ports.Count}
+	for _, a := range o.Node {
+		if a.Is6() {
+			constants[packetsVarNodeAddr6] = packetsAddr(address(a))
+		} else {
+			constants[packetsVarNodeAddr4] = address(a).Word[3]
+		}
+	}
+	for name, value := range constants {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return spec, nil
+}
+
+// packetObjects leaves out what only sockets are remembered in.
+func packetObjects() (*ebpf.CollectionSpec, error) {
+	spec, err := loadPackets()
+	if err != nil {
+		return nil, err
+	}
+	delete(spec.Maps, objectsMapFlows)
+	delete(spec.Maps, objectsMapPeers)
+	return spec, nil
+}
+
+func fillPods(m *ebpf.Map, pods model.Pods) error {
+	for _, prefix := range pods.Prefixes {
+		if err := insist(func() error { return m.Put(guardKey(prefix), uint32(1)) }); err != nil {
+			return fmt.Errorf("pods %s: %w", prefix, err)
+		}
+	}
+	return nil
+}
+
+func fillSources(m *ebpf.Map, s *model.State) error {
+	for _, key := range sourcesOf(s) {
+		if err := insist(func() error { return m.Put(key, uint32(1)) }); err != nil {
+			return fmt.Errorf("allowed sources: %w", err)
+		}
+	}
+	return nil
+}
+
+// sourcesOf are the elements that say who may use frontends: as the programs ask, a row for any client that no
+// internal one stands beside counts for the node and its pods as well.
+func sourcesOf(s *model.State) (keys []packetsSourceKey) {
+	for key, f := range s.Frontends {
+		scopes := []model.Scope{key.Scope}
+		internal := key
+		internal.Scope = model.Internal
+		if _, both := s.Frontends[internal]; !both {
+			scopes = append(scopes, model.Internal)
+		}
+		for _, scope := range scopes {
+			for _, prefix := range f.Allow {
+				keys = append(keys, sourceKey(key, scope, prefix))
+			}
+		}
+	}
+	return keys
+}
+
+func sourceKey(key model.Key, scope model.Scope, p netip.Prefix) packetsSourceKey {
+	guard := guardKey(p)
+	f := frontendKey(key)
+	k := packetsSourceKey{
+		Frontend: packetsFrontendKey{Addr: packetsAddr(f.Addr), Port: f.Port, Protocol: f.Protocol},
+		Addr:     packetsAddr(guard.Addr),
+	}
+	if scope == model.Internal {
+		k.Internal = 1
+	}
+	k.Bits = uint32(8*unsafe.Offsetof(k.Addr)-8*unsafe.Offsetof(k.Frontend)) + guard.Bits
+	return k
+}

@@ -1,0 +1,123 @@
+package ebpf
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/tools/txtar"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// packetRun sends packets through the programs, which are attached to nothing.
+type packetRun struct {
+	*testing.T
+	programs *ebpf.Collection
+}
+
+func newPacketRun(t *testing.T, rows string) packetRun {
+	t.Helper()
+	s, err := model.ParseState(rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Plane{}
+	sockets, err := p.program(capacityFor(s), s.Pods)
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
+		t.Skipf("programs cannot be loaded here: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := newTables(sockets, p.fault)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(tables.close)
+	if err := tables.load(s); err != nil {
+		t.Fatal(err)
+	}
+	programs, err := newPackets(tables.Maps, s, packetOptions{
+		Node:  []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::c000:201")},
+		Ports: portRange{1024, 30000}, Translations: 1024,
+	})
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	t.Cleanup(programs.Close)
+	return packetRun{t, programs}
+}
+
+// through is what becomes of a packet at a hook.
+func (r packetRun) through(hook string, in packet) string {
+	r.Helper()
+	program := map[string]string{
+		"lan": packetsProgFromAnywhere, "pod": packetsProgFromPods, "out": packetsProgLeave,
+	}[hook]
+	if program == "" {
+		r.Fatalf("no hook is called %q", hook)
+	}
+	run := ebpf.RunOptions{Data: in.bytes(), DataOut: make([]byte, 512)}
+	result, err := r.programs.Programs[program].Run(&run)
+	if err != nil {
+		r.Fatal(err)
+	}
+	switch int32(result) {
+	case 2: // TC_ACT_SHOT
+		return "dropped"
+	case -1: // TC_ACT_UNSPEC
+	default:
+		r.Errorf("program %s returns %d", program, int32(result))
+	}
+	out, err := decode(run.DataOut)
+	if err != nil {
+		r.Fatalf("%v: % x", err, run.DataOut)
+	}
+	if out.String() == in.String() {
+		return "the same"
+	}
+	return out.String()
+}
+
+// play sends packets one after the other; see testdata.
+func (r packetRun) play(lines string) {
+	r.Helper()
+	port := "PORT"
+	for line := range strings.Lines(lines) {
+		in, want, ok := strings.Cut(strings.TrimSpace(strings.ReplaceAll(line, "PORT", port)), "->")
+		hook, text, _ := strings.Cut(in, " ")
+		p, err := parsePacket(text)
+		if err != nil || !ok {
+			r.Fatalf("%q: %v", line, err)
+		}
+		got, want := r.through(hook, p), strings.TrimSpace(want)
+		if port == "PORT" {
+			pattern := strings.ReplaceAll(regexp.QuoteMeta(want), port, `(\d+)`)
+			if chosen := regexp.MustCompile(pattern).FindStringSubmatch(got); len(chosen) > 1 {
+				port, want = chosen[1], strings.ReplaceAll(want, "PORT", chosen[1])
+			}
+		}
+		if got != want {
+			r.Errorf("%s %s -> %s; want %s", hook, p, got, want)
+		}
+	}
+}
+
+func TestPackets(t *testing.T) {
+	tables, err := txtar.ParseFile("testdata/packets.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := string(tables.Files[0].Data)
+	for _, table := range tables.Files[1:] {
+		t.Run(table.Name, func(t *testing.T) {
+			t.Parallel()
+			newPacketRun(t, rows).play(string(table.Data))
+		})
+	}
+}
