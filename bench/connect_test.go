@@ -39,11 +39,25 @@ type arena struct {
 // newArena makes a cluster whose node has a proxy with n Services, or none at all.
 func newArena(b *testing.B, n int) *arena {
 	b.Helper()
+	a := newArenaOn(b, newBed(b, arenaPods()...))
+	if n > 0 {
+		fleet{n, func(int) []netip.Addr { return a.pods() }, true}.install(b, a.bed)
+	}
+	return a
+}
+
+func arenaPods() []testbed.PodSpec {
 	pods := []testbed.PodSpec{{Name: "client"}}
 	for i := range serverPods {
 		pods = append(pods, testbed.PodSpec{Name: serverPod(i)})
 	}
-	a := &arena{bed: newBed(b, pods...)}
+	return pods
+}
+
+// newArenaOn has arenaPods serve on a node without a proxy.
+func newArenaOn(b *testing.B, bed *testbed.Bed) *arena {
+	b.Helper()
+	a := &arena{bed: bed}
 	b.Cleanup(a.close)
 	for i := range serverPods {
 		if err := a.bed.Do(testbed.Place(serverPod(i)), a.listen); err != nil {
@@ -56,9 +70,6 @@ func newArena(b *testing.B, n int) *arena {
 	})
 	if err != nil {
 		b.Fatal(err)
-	}
-	if n > 0 {
-		fleet{n, func(int) []netip.Addr { return a.pods() }, true}.install(b, a.bed)
 	}
 	return a
 }
