@@ -93,7 +93,7 @@ func run(t *testing.T, name string, s stage) {
 			t.Run(fmt.Sprintf("deviations/%s/%s", c.name, c.family), func(t *testing.T) { t.Skip(reason) })
 		}
 	}
-	if !testbed.HasProtocol(model.SCTP) {
+	if !testbed.HasProtocol(model.SCTP) && !s.onlySockets {
 		t.Run("sctp", runInTestKernel)
 	}
 }

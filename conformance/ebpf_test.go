@@ -18,6 +18,9 @@ import (
 
 // ebpfPlane serves the sockets of the calling thread's cgroup, and leaves packets to another plane.
 func ebpfPlane(t *testing.T, packets dataplane.New) dataplane.New {
+	if _, err := threadCgroup(); err != nil {
+		t.Skip(err)
+	}
 	fs, pins, err := testbed.BPFFS()
 	if err != nil {
 		t.Skipf("no place for pins: %v", err)

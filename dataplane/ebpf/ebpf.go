@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -37,7 +38,9 @@ import (
 
 // Options are what the plane needs to know beside its Config.
 type Options struct {
-	// Cgroup is the directory of the cgroup (version 2) whose processes are served; the root of the hierarchy for all.
+	// Cgroup is the directory of the cgroup (version 2) whose processes are served, and those below it; empty: where the
+	// hierarchy is mounted. That is its root, which all processes are below, unless this one is in a cgroup namespace, as
+	// a container may be: then it needs the machine's hierarchy mounted.
 	Cgroup string
 	// Pins is a directory that belongs to the plane alone; its parent is in a file system of type bpf.
 	Pins string
@@ -81,6 +84,12 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 	if p.pins == "" {
 		p.pins = DefaultPins
 	}
+	if p.cgroup == "" {
+		var err error
+		if p.cgroup, err = findCgroup(); err != nil {
+			return nil, err
+		}
+	}
 	if err := rlimit.RemoveMemlock(); err != nil { // before Linux 5.11 maps counted as locked memory
 		return nil, err
 	}
@@ -97,6 +106,20 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 		}
 	}
 	return p, nil
+}
+
+// findCgroup is where the hierarchy of cgroups of version 2 is mounted.
+func findCgroup() (string, error) {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if fields := strings.Fields(line); len(fields) > 2 && fields[2] == "cgroup2" {
+			return fields[1], nil
+		}
+	}
+	return "", fmt.Errorf("%w: no cgroups of version 2 are mounted", dataplane.ErrUnsupported)
 }
 
 // identify finds out by which numbers the programs and links know the cgroup and the network namespace.

@@ -1,0 +1,100 @@
+package ebpf
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/cilium/ebpf/rlimit"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// The kernel takes the programs whatever it can do, and whatever the rows recognise.
+func TestProgram(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+	both := model.Pods{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}
+	for _, retval := range []bool{false, true} {
+		for _, netns := range []uint64{0, 7} {
+			for _, pods := range []model.Pods{{}, both} {
+				p := &Plane{hasSetRetval: retval, netns: netns}
+				c, err := p.program(capacityFor(model.NewState()), pods)
+				if err != nil {
+					t.Errorf("retval %t, netns %d, pods %v: %+v", retval, netns, pods.Prefixes, err)
+					continue
+				}
+				c.Close()
+			}
+		}
+	}
+}
+
+// What slots and their aliases give is what weights ask for.
+func TestFill(t *testing.T) {
+	for _, weights := range [][]uint16{{1}, {1, 1, 1}, {1, 2}, {7, 1, 1, 1}, {65535, 1}, {3, 3, 5, 9, 1, 100, 2}} {
+		backends, total := []model.Backend{}, 0.0
+		for i, w := range weights {
+			a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80)
+			backends = append(backends, model.Backend{AddrPort: a, Weight: w})
+			total += float64(w)
+		}
+		slots := make([]objectsSlot, len(weights))
+		fill(slots, backends)
+		got := make([]float64, len(weights))
+		for i, s := range slots {
+			keeps := (float64(s.Share) + 1) / (1 << 32)
+			if s.Share != math.MaxUint32 {
+				keeps = float64(s.Share) / (1 << 32)
+			}
+			got[i] += keeps
+			got[s.Alias] += 1 - keeps
+		}
+		for i, w := range weights {
+			if want := float64(w) / total * float64(len(weights)); math.Abs(got[i]-want) > 1e-6 {
+				t.Errorf("%v: backend %d gets %v of a slot, not %v", weights, i, got[i], want)
+			}
+		}
+	}
+}
+
+// Ranges do not overlap, and those that were given back are used again.
+func TestSpans(t *testing.T) {
+	s := newSpans(1000)
+	owner := map[uint32]string{}
+	take := func(name string, n uint32) uint32 {
+		first, ok := s.take(n)
+		if !ok {
+			t.Fatalf("no room for %s", name)
+		}
+		for i := first; i < first+n; i++ {
+			if owner[i] != "" {
+				t.Fatalf("%s and %s share %d", owner[i], name, i)
+			}
+			owner[i] = name
+		}
+		return first
+	}
+	for round := range 20 {
+		firsts := map[uint32]uint32{}
+		for n := uint32(1); n < 30; n++ {
+			firsts[n] = take(fmt.Sprintf("%d in round %d", n, round), n)
+		}
+		for n, first := range firsts {
+			s.retire(first, n)
+			for i := first; i < first+n; i++ {
+				delete(owner, i)
+			}
+		}
+		s.settle()
+	}
+	if _, ok := s.take(1000); ok {
+		t.Error("there is more than was given")
+	}
+}
