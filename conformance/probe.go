@@ -253,3 +253,18 @@ func batches(probes []probe) (out [][]probe) {
 	}
 	return out
 }
+
+// queues divides a batch into probes that run one after the other, side by side with other queues. Those that are
+// answered make one: two clients that connect in step would each see but one of two backends where the scheduler takes
+// these in turn, as IPVS's rr does. Silence and refusals reach no scheduler, and silence takes long.
+func queues(batch []probe) (out [][]probe) {
+	var answered []probe
+	for _, p := range batch {
+		if p.result == testbed.Answered {
+			answered = append(answered, p)
+		} else {
+			out = append(out, []probe{p})
+		}
+	}
+	return append(out, answered)
+}

@@ -37,20 +37,25 @@ type flow struct {
 	protocol model.Protocol
 }
 
-// run performs the probes of a step, those next to each other at the same time.
+// run performs the probes of a step, those next to each other at the same time, as far as they do not disturb each
+// other.
 func (f *traffic) run(ctx context.Context, probes []probe) error {
 	for _, batch := range batches(probes) {
 		group, ctx := errgroup.WithContext(ctx)
-		for i := range batch {
-			group.Go(func() error {
-				if err := f.probe(ctx, &batch[i]); err != nil {
-					return fmt.Errorf("%s: %w", batch[i].line, err)
-				}
-				return nil
-			})
+		for _, queue := range queues(batch) {
+			group.Go(func() error { return f.inTurn(ctx, queue) })
 		}
 		if err := group.Wait(); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+func (f *traffic) inTurn(ctx context.Context, probes []probe) error {
+	for i := range probes {
+		if err := f.probe(ctx, &probes[i]); err != nil {
+			return fmt.Errorf("%s: %w", probes[i].line, err)
 		}
 	}
 	return nil
@@ -128,7 +133,8 @@ func (f *traffic) unanswered(ctx context.Context, p *probe) error {
 }
 
 // spread connects until every backend has answered. The limit makes a fair choice among n backends
-// fail less than once in 10^15: it misses one of them 40n times with n(1-1/n)^40n < n·e^-40.
+// fail less than once in 10^15: it misses one of them 40n times with n(1-1/n)^40n < n·e^-40. Schedulers that take
+// the backends in turn are fair to a probe only while no other one connects, see queues.
 func (f *traffic) spread(ctx context.Context, p *probe) error {
 	n := len(p.sources)
 	seen := map[string]bool{}
