@@ -86,7 +86,8 @@ static __always_inline __be16 any_port(void)
 	return bpf_htons(ports_first + bpf_get_prandom_u32() % (ports_count ? ports_count : 1));
 }
 
-// claim makes a way back, to the port it names or another one that is free. Whoever has one has it alone.
+// claim makes a way back, to the port it names or another one that is free. Whoever has one has it alone, until the
+// client uses its own port again or the table, which is full, forgets it: nothing looks for flows that have ended.
 static __noinline int claim(struct tuple *key, const struct translation *becomes)
 {
 	if (!key || !becomes)
@@ -133,23 +134,32 @@ static __noinline int lay(const struct tuple *from, struct translation *flow)
 	return !bpf_map_update_elem(&translations, &key, &t, BPF_ANY);
 }
 
-// forget removes a flow and what follows from it.
-static __noinline int forget(const struct tuple *from, struct translation *known)
+// drop_back removes a way back that leads to a client, and not one that belongs to somebody else by now.
+static __always_inline bool drop_back(const struct tuple *key, const struct endpoint *client)
 {
-	if (!from || !known)
+	struct translation *t = bpf_map_lookup_elem(&translations, key);
+
+	return t && same(&t->dst, client) && !bpf_map_delete_elem(&translations, key);
+}
+
+// forget removes a flow and what follows from it.
+static __noinline int forget(const struct tuple *from, const struct translation *flow)
+{
+	if (!from || !flow)
 		return 0;
-	struct translation flow = *known;
 	struct tuple key;
 
-	reverse(&key, &flow.src, &flow.dst, from->protocol, EGRESS);
-	bpf_map_delete_elem(&translations, &key);
-	if (flow.port) {
-		key.dst.addr = node(is_ipv4(&flow.src.addr));
-		key.dst.port = flow.port;
+	reverse(&key, &flow->src, &flow->dst, from->protocol, EGRESS);
+	bool own = drop_back(&key, &from->src);
+
+	if (flow->port) {
+		key.dst.addr = node(is_ipv4(&flow->src.addr));
+		key.dst.port = flow->port;
 		key.hook = INGRESS;
-		bpf_map_delete_elem(&translations, &key);
-		key = (struct tuple){.src = flow.src, .dst = flow.dst, .protocol = from->protocol, .hook = EGRESS};
-		bpf_map_delete_elem(&translations, &key);
+		drop_back(&key, &flow->src);
+		reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
+		if (own)
+			bpf_map_delete_elem(&translations, &key);
 	}
 	return bpf_map_delete_elem(&translations, from);
 }

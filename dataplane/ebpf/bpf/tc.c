@@ -200,7 +200,7 @@ static __always_inline bool established(const struct packet *p, struct meeting *
 		gone = left(t, m);
 	}
 	if (gone) {
-		forget(&p->tuple, t);
+		forget(&p->tuple, out);
 		*out = (struct translation){};
 		return false;
 	}

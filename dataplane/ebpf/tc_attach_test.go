@@ -1,0 +1,193 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+const outsideRows = `
+backend default/web:http cluster 10.244.1.11:8080 local
+backend default/web:http cluster 10.244.2.13:8080
+backend default/web:http local 10.244.1.11:8080 local
+backend default/web:http cluster6 [fd00::af4:10b]:8080 local
+backend default/web:http cluster6 [fd00::af4:20d]:8080
+backend default/web:dns cluster 10.244.1.11:5353 local
+backend default/web:dns cluster6 [fd00::af4:20d]:5353
+frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat offcluster
+frontend 203.0.113.1:80/tcp any forward default/web:http local snat never
+frontend 203.0.113.1:80/tcp internal forward default/web:http cluster snat offcluster
+frontend 192.0.2.1:30053/udp any forward default/web:dns cluster snat offcluster
+frontend 203.0.113.1:53/udp any forward default/web:dns cluster snat never
+frontend [fd00::c000:201]:30080/tcp any forward default/web:http cluster6 snat offcluster
+frontend [fd00::c000:201]:30053/udp any forward default/web:dns cluster6 snat offcluster
+frontend 203.0.113.2:80/tcp any forward default/web:http cluster snat never allow 198.51.100.0/24
+backend default/web:deaf cluster 10.244.1.11:9 local
+backend default/web:deaf cluster6 [fd00::af4:20d]:9
+frontend 192.0.2.1:9/tcp any forward default/web:deaf cluster snat offcluster
+frontend 192.0.2.1:9/udp any forward default/web:deaf cluster snat offcluster
+frontend 203.0.113.1:9/udp any forward default/web:deaf cluster snat never
+frontend [fd00::c000:201]:9/udp any forward default/web:deaf cluster6 snat offcluster
+pods 10.244.0.0/16
+pods fd00::af4:0/112
+`
+
+// attachTo attaches the programs to all devices of the node but lo.
+func attachTo(t *testing.T, bed *testbed.Bed, attach func(int, side, *ebpf.Program) (detach, error), r packetRun) {
+	t.Helper()
+	node := func(f func() error) {
+		t.Helper()
+		if err := bed.Do(testbed.Node, f); errors.Is(err, errors.ErrUnsupported) {
+			t.Skip(err)
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	node(func() error {
+		devices, err := net.Interfaces()
+		if err != nil {
+			return err
+		}
+		for _, d := range devices {
+			if d.Name == "lo" {
+				continue
+			}
+			in := r.programs.Programs[packetsProgFromAnywhere]
+			if strings.HasPrefix(d.Name, "cali") {
+				in = r.programs.Programs[packetsProgFromPods]
+			}
+			for at, program := range map[side]*ebpf.Program{
+				ingress(): in, egress(): r.programs.Programs[packetsProgLeave],
+			} {
+				undo, err := attach(d.Index, at, program)
+				if err != nil {
+					return err
+				}
+				t.Cleanup(func() { node(undo) })
+			}
+		}
+		return nil
+	})
+}
+
+func outsideBed(t *testing.T) *testbed.Bed {
+	t.Helper()
+	pod := func(name string, node testbed.Place, addr string) testbed.PodSpec {
+		v4 := netip.MustParseAddr(addr)
+		return testbed.PodSpec{
+			Name: name, Node: node, Addrs: []netip.Addr{v4, testbed.EmbedV6(v4)},
+			Ports: []testbed.PodPort{{Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 5353}},
+		}
+	}
+	bed, err := testbed.New(t.Context(), testbed.Spec{Pods: []testbed.PodSpec{
+		pod("pod-a", testbed.Node, "10.244.1.11"), pod("pod-c", testbed.NodeB, "10.244.2.13"),
+	}})
+	if errors.Is(err, os.ErrPermission) {
+		t.Skipf("needs root: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := bed.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return bed
+}
+
+// probes are the outcomes of some probes, each once.
+func probes(t *testing.T, bed *testbed.Bed, p testbed.Probe, n int) string {
+	t.Helper()
+	var seen []string
+	p.Timeout = time.Second
+	for range n {
+		o, err := bed.Probe(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen = append(seen, o.String())
+	}
+	slices.Sort(seen)
+	return strings.Join(slices.Compact(seen), ", ")
+}
+
+func TestFromOutside(t *testing.T) {
+	for name, attach := range map[string]func(int, side, *ebpf.Program) (detach, error){
+		"link": attachPackets, "filter": attachFilter,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bed := outsideBed(t)
+			attachTo(t, bed, attach, newPacketRun(t, outsideRows))
+			node, node6 := bed.Addr(testbed.Node, false), bed.Addr(testbed.Node, true)
+			for _, c := range []struct {
+				from     testbed.Place
+				protocol model.Protocol
+				to, want string
+			}{
+				{testbed.Outside, model.TCP, "192.0.2.1:30080", fmt.Sprintf("pod-a source %s, pod-c source %[1]s", node)},
+				{testbed.Outside, model.TCP, "[fd00::c000:201]:30080",
+					fmt.Sprintf("pod-a source %s, pod-c source %[1]s", node6)},
+				{testbed.Outside, model.UDP, "192.0.2.1:30053", fmt.Sprintf("pod-a source %s", node)},
+				{testbed.Outside, model.UDP, "[fd00::c000:201]:30053", fmt.Sprintf("pod-c source %s", node6)},
+				{testbed.Outside, model.TCP, "203.0.113.1:80", "pod-a source 192.0.2.9"},
+				{testbed.Outside, model.UDP, "203.0.113.1:53", "pod-a source 192.0.2.9"},
+				{testbed.Outside, model.TCP, "192.0.2.1:9", "refused"},
+				{testbed.Outside, model.UDP, "192.0.2.1:9", "refused"}, // by an ICMP error
+				{testbed.Outside, model.UDP, "203.0.113.1:9", "refused"},
+				{testbed.Outside, model.UDP, "[fd00::c000:201]:9", "refused"},
+				{testbed.Outside, model.TCP, "203.0.113.2:80", "timed out"}, // not an allowed source
+				{"pod-a", model.TCP, "203.0.113.1:80",
+					fmt.Sprintf("pod-a source %s, pod-c source 10.244.1.11", node)},
+			} {
+				p := testbed.Probe{From: c.from, Protocol: c.protocol, To: netip.MustParseAddrPort(c.to)}
+				n := 1
+				if strings.Contains(c.want, ", ") { // several backends
+					n = 24
+				}
+				if got := probes(t, bed, p, n); got != c.want {
+					t.Errorf("%s to %s/%s: %s; want %s", c.from, c.to, c.protocol, got, c.want)
+				}
+			}
+		})
+	}
+}
+
+// TestFragmented sends datagrams that are larger than what any device takes.
+func TestFragmented(t *testing.T) {
+	t.Parallel()
+	bed := outsideBed(t)
+	attachTo(t, bed, attachPackets, newPacketRun(t, outsideRows))
+	for to, want := range map[string]string{
+		"192.0.2.1:30053": "192.0.2.1", "203.0.113.1:53": "192.0.2.9", "[fd00::c000:201]:30053": "fd00::c000:201",
+	} {
+		c, err := bed.Dial(t.Context(), testbed.Outside, model.UDP, netip.MustParseAddrPort(to))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		answer := make([]byte, 100)
+		if _, err = c.Write(make([]byte, 4000)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := c.Read(answer)
+		if err != nil || !strings.Contains(string(answer[:n]), want) {
+			t.Errorf("%s: %q, %v; want an answer to %s", to, answer[:n], err, want)
+		}
+	}
+}
