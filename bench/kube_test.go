@@ -37,6 +37,8 @@ type rival struct {
 	// pause between one change and the next, so that a proxy that collects changes (minSyncPeriod) does
 	// not wait because of the one before.
 	pause time.Duration
+	// fewBuckets makes the kernel's table of virtual servers a small one.
+	fewBuckets bool
 }
 
 // fairleadArgs make Fairlead understand the arguments of kube-proxy.
@@ -47,9 +49,9 @@ func rivals() []rival {
 	nothing := func(*testing.B) []string { return nil }
 	const minSyncPeriod = 1100 * time.Millisecond
 	return []rival{
-		{"fairlead", "nftables", buildDaemon, nothing, fairleadArgs, 50 * time.Millisecond},
-		{"kube-proxy, nftables", "nftables", kubeProxy, nothing, nil, minSyncPeriod},
-		{"kube-proxy, iptables", "iptables", kubeProxy, legacyIptables, nil, minSyncPeriod},
+		{name: "fairlead", mode: "nftables", program: buildDaemon, env: nothing, args: fairleadArgs, pause: 50 * time.Millisecond},
+		{name: "kube-proxy, nftables", mode: "nftables", program: kubeProxy, env: nothing, pause: minSyncPeriod},
+		{name: "kube-proxy, iptables", mode: "iptables", program: kubeProxy, env: legacyIptables, pause: minSyncPeriod},
 	}
 }
 
