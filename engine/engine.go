@@ -369,6 +369,7 @@ func (e *Engine) sync(ctx context.Context, level slog.Level) error {
 	if err != nil {
 		return err
 	}
+	e.status.programmed(now, false) // who has read the line finds it there
 	e.options.Log.Log(ctx, level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
 		"took", now.Sub(start))
 	e.auditAt = now.Add(e.options.AuditInterval)
