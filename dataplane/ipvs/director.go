@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/mdlayher/netlink"
 	nl "github.com/vishvananda/netlink"
@@ -31,6 +30,7 @@ const (
 	cmdDelDest    = 7
 	cmdGetDest    = 8
 	cmdSetConfig  = 12
+	cmdGetConfig  = 13
 
 	attrService    = 1 // of commands
 	attrDest       = 2
@@ -187,19 +187,6 @@ func (k serverKey) netmask() uint32 {
 
 func deleteServer(k serverKey, done func()) request {
 	return request{command: cmdDelService, what: "virtual server " + k.String(), encode: k.identify, done: done, server: k}
-}
-
-// setTimeouts sets those that are given, in seconds.
-func setTimeouts(t Timeouts) request {
-	return request{command: cmdSetConfig, what: "timeouts", encode: func(ae *netlink.AttributeEncoder) {
-		for kind, d := range map[uint16]time.Duration{
-			attrTimeoutTCP: t.TCP, attrTimeoutFIN: t.TCPFin, attrTimeoutUDP: t.UDP,
-		} {
-			if d > 0 {
-				ae.Uint32(kind, uint32(d.Seconds()))
-			}
-		}
-	}, done: func() {}}
 }
 
 func realRequest(command uint8, k serverKey, r real, done func()) request {

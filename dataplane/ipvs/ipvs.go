@@ -48,6 +48,7 @@ type Plane struct {
 	// own counts our transactions since it was taken. If the generation has grown by just as many,
 	// nobody else has touched the ruleset.
 	clean, own uint32
+	timeouts   []timeout // those that the kernel has taken
 }
 
 // kernel is what we know of the kernel, and the rows that it serves.
@@ -283,10 +284,18 @@ func (p *Plane) sync(s *model.State) error {
 	if err != nil {
 		return err
 	}
-	if err = p.perform(k, todo); err == nil {
+	err = p.perform(k, todo)
+	switch {
+	case err == nil:
 		p.clean = before
+	case !errors.Is(err, dataplane.ErrPartial):
+		return err
 	}
-	return err
+	late := p.setTimeouts()
+	if late != nil && !errors.Is(late, dataplane.ErrPartial) {
+		return late
+	}
+	return errors.Join(err, late)
 }
 
 // configure sets what holds for all virtual servers.
@@ -299,11 +308,7 @@ func (p *Plane) configure() error {
 			return err
 		}
 	}
-	if p.options.Timeouts == (Timeouts{}) {
-		return nil
-	}
-	refused, err := p.director.perform([]request{setTimeouts(p.options.Timeouts)})
-	return errors.Join(append(refused, err)...)
+	return nil
 }
 
 // planAll finds what leads from what read found to s.
@@ -475,6 +480,11 @@ func (p *Plane) audit(s *model.State) (drifts []dataplane.Drift, err error) {
 			drifts = append(drifts, dataplane.Drift{Class: "sysctl", Object: c.file, Want: c.value, Have: have})
 		}
 	}
+	set, err := p.timeoutDrifts()
+	if err != nil {
+		return nil, err
+	}
+	drifts = append(drifts, set...)
 	if p.held != nil {
 		if err := p.tick(); err != nil {
 			return nil, err

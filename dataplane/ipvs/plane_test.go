@@ -40,6 +40,8 @@ func TestPlane(t *testing.T) {
 		"leaves others alone":            (*namespace).others,
 		"repairs virtual servers":        (*namespace).repairsServers,
 		"timeouts":                       (*namespace).timeouts,
+		"a refused timeout":              (*namespace).refusedTimeout,
+		"strict ARP":                     (*namespace).strictARP,
 		"another version":                (*namespace).anotherVersion,
 		"takes over":                     (*namespace).takesOver,
 		"remove leaves nothing":          (*namespace).remove,
@@ -308,8 +310,64 @@ virtual server 203.0.113.1:80/tcp: missing: scheduler rr, 1 real servers`)
 
 func (n *namespace) timeouts() {
 	n.options.Timeouts = ipvs.Timeouts{TCP: time.Hour, UDP: time.Minute}
+	p := n.sync(example)
+	const hour = "Timeout (tcp tcpfin udp): 3600 120 60\n"
+	list := func() string { return n.run("ipvsadm", "-l", "--timeout") }
+	n.equal(list(), hour)
+	for drifts, change := range map[string][]string{
+		"": {"0", "0", "0"}, // as it is
+		"ipvs.tcpTimeout: is 10m0s, should be 1h0m0s\nipvs.udpTimeout: is 1m1s, should be 1m0s": {"600", "0", "61"},
+	} {
+		n.run("ipvsadm", append([]string{"--set"}, change...)...)
+		n.equal(n.drifts(p, example), drifts)
+		n.check(p.Sync(context.Background(), n.parse(example)))
+		n.equal(list(), hour)
+	}
+
+	n.options.Timeouts = ipvs.Timeouts{TCP: 2 * time.Hour, TCPFin: 3 * time.Minute, UDP: 4 * time.Minute}
 	n.sync("")
-	n.equal(n.run("ipvsadm", "-l", "--timeout"), "Timeout (tcp tcpfin udp): 3600 120 60\n")
+	n.equal(list(), "Timeout (tcp tcpfin udp): 7200 180 240\n")
+}
+
+// refusedTimeout is one that is too long for any kernel: all else is in force.
+func (n *namespace) refusedTimeout() {
+	n.options.Timeouts = ipvs.Timeouts{TCP: 596520 * time.Hour, TCPFin: 3 * time.Minute}
+	p := n.open()
+	err := p.Sync(context.Background(), n.parse(example))
+	if !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), "IPVS refuses ipvs.tcpTimeout 596520h0m0s:") {
+		n.Errorf("Sync: %v", err)
+	}
+	n.equal(blocks(n.servers()), exampleServers)
+	n.equal(n.run("ipvsadm", "-l", "--timeout"), "Timeout (tcp tcpfin udp): 900 180 300\n")
+	n.equal(n.drifts(p, example), "")
+}
+
+// drifts are those that a plane finds, sorted.
+func (n *namespace) drifts(p dataplane.Dataplane, rows string) string {
+	n.Helper()
+	drifts, err := p.Audit(context.Background(), n.parse(rows))
+	n.check(err)
+	var lines []string
+	for _, d := range drifts {
+		lines = append(lines, d.String())
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// strictARP sets what keeps the node from answering for Service addresses; without it that stays as it is.
+func (n *namespace) strictARP() {
+	const dir = "/proc/sys/net/ipv4/conf/all/"
+	values := func() string { return n.run("cat", dir+"arp_ignore", dir+"arp_announce") }
+	n.sync(example)
+	n.equal(values(), "0\n0\n")
+	n.options.StrictARP = true
+	p := n.sync(example)
+	n.equal(values(), "1\n2\n")
+	n.check(os.WriteFile(dir+"arp_ignore", []byte("0"), 0))
+	n.equal(n.drifts(p, example), dir+"arp_ignore: is 0, should be 1")
+	n.check(p.Sync(context.Background(), n.parse(example)))
+	n.equal(values(), "1\n2\n")
 }
 
 func (n *namespace) others() {
