@@ -19,11 +19,15 @@ const (
 	afterIPVSIn   = 100
 	beforeIPVSOut = -99
 	afterIPVSOut  = -97
+
+	// fromIPVS is before all others in LOCAL_OUT, even their tables raw (-300, or -450 before defragmentation).
+	fromIPVS = -500
 )
 
 // The names of the constant chains.
 const (
 	chainBefore        = "before-ipvs"
+	chainSent          = "sent-by-ipvs"
 	chainAfter         = "after-ipvs"
 	chainLearn         = "learn"
 	chainLearnInternal = "learn-internal"
@@ -52,6 +56,7 @@ func (t *table) hooks() []nf.Chain {
 			nf.NewRule("this node", nf.GoTo(nf.ChainInternal))),
 		at("input-before-ipvs", filter, unix.NF_INET_LOCAL_IN, beforeIPVSIn, nf.NewRule("", nf.GoTo(chainBefore))),
 		at("input-after-ipvs", filter, unix.NF_INET_LOCAL_IN, afterIPVSIn, nf.NewRule("", nf.GoTo(chainAfter))),
+		at("output-sent-by-ipvs", filter, unix.NF_INET_LOCAL_OUT, fromIPVS, nf.NewRule("", nf.GoTo(chainSent))),
 		at("output-before-ipvs", filter, unix.NF_INET_LOCAL_OUT, beforeIPVSOut, nf.NewRule("", nf.GoTo(chainBefore))),
 		at("output-after-ipvs", filter, unix.NF_INET_LOCAL_OUT, afterIPVSOut, nf.NewRule("", nf.GoTo(chainAfter))),
 		at("postrouting", nat, unix.NF_INET_POST_ROUTING, nf.Masquerading, t.Masquerade(), t.masqueradeHairpin()),
@@ -60,28 +65,70 @@ func (t *table) hooks() []nf.Chain {
 
 // aroundIPVS are the chains directly before and after it. A packet for the virtual server of a mark has
 // that mark for this short way only, because IPVS compares all its bits; its priority keeps the mark that it
-// had. Then what IPVS chose is remembered, if the pool has affinity.
+// had. So does that of a packet that somebody else has given a mark like ours: between these chains a mark
+// like ours is ours. Then what IPVS chose is remembered, if the pool has affinity.
 func (t *table) aroundIPVS() []nf.Chain {
-	swap := []any{
-		nf.LoadMeta(expr.MetaKeyMARK, 0), nf.LoadMeta(expr.MetaKeyPRIORITY, 1),
-		nf.StoreMeta(expr.MetaKeyMARK, 1), nf.StoreMeta(expr.MetaKeyPRIORITY, 0),
-	}
 	const destinationTranslated = 1 << 5 // IPS_DST_NAT
+	tracked := uint32(expr.CtStateBitNEW | expr.CtStateBitESTABLISHED)
 	chosen := append(is(expr.CtStateBitNEW), &expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)},
 		nf.Bits(0, destinationTranslated, 0), nf.Equals(nf.Native(0)))
+	formerMark := nf.NewRule("the former mark", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), swap())...)
 	return []nf.Chain{
 		{Name: chainBefore, Rules: []nf.Rule{
-			nf.NewRule("select the virtual server of the pool", append(hasMarkBits(expr.MetaKeyPRIORITY), swap...)...),
+			nf.NewRule("select the virtual server of the pool", slices.Concat(
+				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), swap(), []any{nf.Accept()})...),
+			nf.NewRule("others' marks select none", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), hide())...),
 		}},
+		{Name: chainSent, Rules: append([]nf.Rule{formerMark}, t.keepMasquerade()...)},
 		{Name: chainAfter, Rules: []nf.Rule{
-			nf.NewRule("the former mark", append(hasMarkBits(expr.MetaKeyMARK), swap...)...),
+			formerMark,
+			nf.NewRule("masquerade, whatever others did to the mark", slices.Concat(
+				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), []any{
+					nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, masqueradeFlag, 0), nf.Differs(nf.Native(0)),
+					nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, ^t.Mark, t.Mark), nf.StoreMeta(expr.MetaKeyMARK, 0),
+				})...),
 			nf.NewRule("affinity", slices.Concat(chosen, originalKey(t.Family), []any{nf.In("sticky"), nf.Jump(chainLearn)})...),
 			nf.NewRule("", append(hasMarkBits(expr.MetaKeyPRIORITY), nf.ResetPriority(0)...)...),
 		}},
 		{Name: chainLearn, Rules: append([]nf.Rule{
-			nf.NewRule("", append(hasMarkBits(expr.MetaKeyPRIORITY), nf.GoTo(chainLearnInternal))...),
+			nf.NewRule("", append(hasPool(), nf.GoTo(chainLearnInternal))...),
 		}, t.learn(frontends)...)},
 		{Name: chainLearnInternal, Rules: t.learn(internalFrontends)},
+	}
+}
+
+// keepMasquerade notes in the priority of what IPVS sends that its source is to be replaced: rules of others that
+// see it in LOCAL_OUT may set another mark. Only what IPVS sends has a connection when it comes there; what sockets
+// send gets one later.
+func (t *table) keepMasquerade() []nf.Rule {
+	masquerade := slices.Concat(
+		[]any{nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, t.Mark, 0), nf.Equals(nf.Native(t.Mark))},
+		is(expr.CtStateBitNEW))
+	note := func(conditions []any, mask uint32) []any {
+		return slices.Concat(masquerade, conditions, []any{
+			nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, mask, markBits|masqueradeFlag),
+			nf.StoreMeta(expr.MetaKeyPRIORITY, 0), nf.Accept(),
+		})
+	}
+	return []nf.Rule{
+		nf.NewRule("keep in mind: masquerade", note(hasMarkBits(expr.MetaKeyPRIORITY), nf.PoolMask)...),
+		nf.NewRule("keep in mind: masquerade", note(nil, 0)...),
+	}
+}
+
+// swap exchanges mark and priority.
+func swap() []any {
+	return []any{
+		nf.LoadMeta(expr.MetaKeyMARK, 0), nf.LoadMeta(expr.MetaKeyPRIORITY, 1),
+		nf.StoreMeta(expr.MetaKeyMARK, 1), nf.StoreMeta(expr.MetaKeyPRIORITY, 0),
+	}
+}
+
+// hide puts the mark into the priority, and a mark of ours that is no virtual server's in its place.
+func hide() []any {
+	return []any{
+		nf.LoadMeta(expr.MetaKeyMARK, 0), nf.StoreMeta(expr.MetaKeyPRIORITY, 0),
+		&expr.Immediate{Register: nf.Word(0), Data: nf.Native(markBits)}, nf.StoreMeta(expr.MetaKeyMARK, 0),
 	}
 }
 

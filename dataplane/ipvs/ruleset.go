@@ -91,6 +91,10 @@ func sets(f nf.Family) []*nf.Set {
 const (
 	markBits = 0xfa1 * (nf.PoolMask + 1)
 	markMask = 0xffffffff &^ nf.PoolMask
+
+	// masqueradeFlag is set beside these bits in the priority of what IPVS sends and is to be masqueraded. Number 0 is
+	// no pool's.
+	masqueradeFlag = 2 * (nf.PoolMask + 1)
 )
 
 // A class is a way of treating packets that many frontends share; each has one chain.
@@ -141,7 +145,13 @@ func (o original) Encode() []byte {
 
 // hasMarkBits matches packets of which that word has the bits that tell our marks from those of others.
 func hasMarkBits(k expr.MetaKey) []any {
-	return []any{nf.LoadMeta(k, 0), nf.Bits(0, markMask, 0), nf.Equals(nf.Native(markBits))}
+	return []any{nf.LoadMeta(k, 0), nf.Bits(0, markMask&^masqueradeFlag, 0), nf.Equals(nf.Native(markBits))}
+}
+
+// hasPool matches packets whose priority has the number of a pool.
+func hasPool() []any {
+	return append(hasMarkBits(expr.MetaKeyPRIORITY),
+		nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, nf.PoolMask, 0), nf.Differs(nf.Native(0)))
 }
 
 // is matches packets by the state of their connection.
