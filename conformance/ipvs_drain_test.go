@@ -41,6 +41,8 @@ func TestIPVS_drain(t *testing.T) {
 		"UDP stays while the backend is listed":    {ipvs.Options{DrainTimeout: time.Nanosecond}, (*drain).keepsUDP},
 		"rolling updates":                          {ipvs.Options{}, (*drain).rolls},
 		"a Service that is gone":                   {ipvs.Options{}, (*drain).serviceGone},
+		"addresses that are released":              {ipvs.Options{}, (*drain).releases},
+		"addresses of marks that are released":     {ipvs.Options{}, (*drain).releasesMarks},
 		"a Service whose number another one takes": {ipvs.Options{}, (*drain).numberUsedAgain},
 	} {
 		for family, v6 := range map[string]bool{"IPv4": false, "IPv6": true} {
@@ -218,6 +220,73 @@ func (d *drain) serviceGone() {
 	})
 	if err != nil || o.Result != testbed.Refused {
 		d.Errorf("a new connection: %s, %v", o, err)
+	}
+}
+
+// releases: a connection keeps its own address local, and no other.
+func (d *drain) releases() {
+	const other = "frontend 203.0.113.77:80/tcp any forward default/web:http cluster snat always\n"
+	d.apply(drainRows + other)
+	flow := d.open(model.TCP, "203.0.113.10:80", "pod-a")
+	d.apply(podALeft + other)
+	d.local("203.0.113.77", true)
+	d.apply(podALeft)
+	d.local("203.0.113.77", false)
+	d.audit()
+	flow.answers("pod-a")
+
+	d.apply("guard 10.96.0.0/16 drop\n")
+	d.audit()
+	d.local("203.0.113.10", true)
+	d.restart("guard 10.96.0.0/16 drop\n")
+	d.local("203.0.113.10", true)
+	flow.answers("pod-a")
+	flow.abort()
+	d.until(drainReals[model.TCP], false)
+	d.local("203.0.113.10", false)
+	d.audit()
+}
+
+// releasesMarks: a mark does not tell which addresses it is for.
+func (d *drain) releasesMarks() {
+	const (
+		kept  = "frontend 203.0.113.20:80/tcp internal forward default/old:http cluster snat never\n"
+		other = "frontend 203.0.113.77:80/tcp any forward default/new:http cluster snat always\n"
+		pods  = "backend default/old:http cluster 10.244.1.11:8080\nbackend default/new:http cluster 10.244.1.12:8080\n"
+		old   = "backend default/old:http cluster 10.244.1.11:8080\n"
+	)
+	d.apply(podPrefix + kept + other + pods)
+	flow := d.open(model.TCP, "203.0.113.20:80", "pod-a")
+	d.apply(podPrefix + strings.Replace(other+pods, old, "", 1))
+	d.apply(podPrefix)
+	d.local("203.0.113.77", false)
+	d.local("203.0.113.20", true)
+	for range 2 {
+		d.check(d.plane.Sync(d.Context(), d.state))
+		d.audit()
+		d.local("203.0.113.20", true)
+	}
+	d.restart(podPrefix)
+	d.local("203.0.113.20", true)
+	flow.answers("pod-a")
+	flow.abort()
+	d.until("Masq", false)
+	d.local("203.0.113.20", false)
+	d.audit()
+}
+
+// local looks whether an address is local for the sake of IPVS.
+func (d *drain) local(a string, want bool) {
+	d.Helper()
+	var all string
+	for _, family := range []string{"-4", "-6"} {
+		out, err := d.bed.Command(d.Context(), testbed.Node,
+			"ip", family, "route", "show", "table", "local", "proto", "250").CombinedOutput()
+		d.check(err)
+		all += string(out)
+	}
+	if strings.Contains(all, "local "+d.text(a)+" ") != want {
+		d.Errorf("%s is local: %t\n%s", a, !want, all)
 	}
 }
 

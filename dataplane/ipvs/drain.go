@@ -41,8 +41,6 @@ func (d *drains) begin(key serverKey) {
 
 func (d *drains) end(key serverKey) { delete(d.looked, key) }
 
-func (d *drains) none() bool { return len(d.looked) == 0 }
-
 // begun are those where something has begun to leave.
 func (d *drains) begun() []serverKey {
 	fresh := d.fresh

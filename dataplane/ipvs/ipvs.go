@@ -44,6 +44,8 @@ type Plane struct {
 	held     *kernel // nil: the kernel's content is not known
 	// deadlines are those of backends that left.
 	deadlines deadlines
+	// formers are the addresses that virtual servers of marks had frontends at; nil: nothing was read yet.
+	formers formers
 	// clean is the generation of the ruleset at which our tables were as they should be; 0: unknown.
 	// own counts our transactions since it was taken. If the generation has grown by just as many,
 	// nobody else has touched the ruleset.
@@ -266,6 +268,7 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 }
 
 func (p *Plane) sync(s *model.State) error {
+	p.noteFormers()
 	p.held, p.clean = nil, 0
 	clear(p.director.lacking.names) // somebody may have loaded a module
 	if err := errors.Join(p.configure(), p.locals.claim()); err != nil {
@@ -330,6 +333,7 @@ func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
 		}
 	}
 	p.locals.want(s)
+	p.adoptFormers(k)
 	for _, there := range []map[netip.Prefix]bool{p.locals.held, p.locals.former} {
 		for held := range there {
 			if held.IsSingleIP() {
@@ -372,6 +376,7 @@ func (p *Plane) apply(s *model.State, c model.Change) error {
 	k := p.held
 	p.held = nil
 	p.countLocals(k, s, c)
+	p.formers.note(k.rows, c)
 	w, err := k.take(s, c)
 	if err != nil {
 		return err
@@ -436,16 +441,15 @@ func (k *kernel) drain(keys []serverKey) error {
 	return k.servers.drain(keys, func(key serverKey) bool { _, ok := k.wanted[key]; return ok })
 }
 
-// tidy deletes the routes that nobody needs, and the records of what is gone. As long as connections to
-// servers that leave go on, no address stops being local: theirs may be among them.
+// tidy deletes the routes that nobody needs, and the records of what is gone. An address to which connections may go on
+// stays local.
 func (p *Plane) tidy(k *kernel, refused *[]error) error {
-	ending := !k.servers.draining.none()
+	p.formers.prune(&k.servers.draining)
+	ending := p.formers.ending(&k.servers.draining)
 	gone, err := p.locals.removeFormer(ending)
-	if !ending {
-		surplus := p.locals.idle()
-		err = errors.Join(err, p.locals.remove(surplus))
-		gone = append(gone, surplus...)
-	}
+	surplus := p.locals.idle(ending)
+	err = errors.Join(err, p.locals.remove(surplus))
+	gone = append(gone, surplus...)
 	if errors.Is(err, dataplane.ErrPartial) {
 		*refused = append(*refused, err)
 	} else if err != nil {
@@ -513,7 +517,7 @@ func (p *Plane) glance() ([]dataplane.Drift, error) {
 		return nil, err
 	}
 	missing := p.locals.missing(p.locals.all())
-	return append(drifts, p.held.localDrifts(missing, p.locals)...), nil
+	return append(drifts, p.localDrifts(p.held, missing)...), nil
 }
 
 // compare reads everything. If it is as s says, that is what is held from now on, where nothing was known.
@@ -527,7 +531,7 @@ func (p *Plane) compare(s *model.State) ([]dataplane.Drift, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := k.drifts(todo, p.locals)
+	found := append(k.drifts(todo), p.localDrifts(k, todo.add)...)
 	if p.held == nil && len(found) == 0 {
 		p.held = k
 	}
@@ -551,7 +555,7 @@ func (p *Plane) tick() error {
 }
 
 // drifts are what there is to do, but for what drains.
-func (k *kernel) drifts(todo *work, l *locals) []dataplane.Drift {
+func (k *kernel) drifts(todo *work) []dataplane.Drift {
 	want := map[serverKey]*server{}
 	for key := range k.wanted {
 		want[key] = k.want(key)
@@ -562,19 +566,19 @@ func (k *kernel) drifts(todo *work, l *locals) []dataplane.Drift {
 			drifts = append(drifts, tx.Drift(&tx.Steps[i]))
 		}
 	}
-	return append(drifts, k.localDrifts(todo.add, l)...)
+	return drifts
 }
 
-func (k *kernel) localDrifts(missing []netip.Prefix, l *locals) (drifts []dataplane.Drift) {
+func (p *Plane) localDrifts(k *kernel, missing []netip.Prefix) (drifts []dataplane.Drift) {
 	const class, object = "routes", "local address"
-	for _, p := range missing {
-		drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Want: p.String()})
+	for _, m := range missing {
+		drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Want: m.String()})
 	}
-	if !k.servers.draining.none() { // connections to them may need what nobody else does
-		return drifts
-	}
-	for _, p := range slices.AppendSeq(l.surplus(), maps.Keys(l.former)) {
-		drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Have: p.String()})
+	ending := p.formers.ending(&k.servers.draining)
+	for _, there := range slices.AppendSeq(p.locals.surplus(), maps.Keys(p.locals.former)) {
+		if !ending.keep(there) {
+			drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Have: there.String()})
+		}
 	}
 	return drifts
 }

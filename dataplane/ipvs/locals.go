@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -194,17 +195,22 @@ func (l *locals) surplus() (surplus []netip.Prefix) {
 	return surplus
 }
 
-// idle is surplus, at a cost that depends on what has changed since the last call.
-func (l *locals) idle() (surplus []netip.Prefix) {
+// idle is surplus but for where connections go on, at a cost that depends on what has changed since the last call.
+func (l *locals) idle(ending ending) (surplus []netip.Prefix) {
+	candidates := slices.Collect(maps.Keys(l.unused))
 	if l.unused == nil {
-		surplus = l.surplus()
+		candidates = l.surplus()
 	}
-	for p := range l.unused {
-		if l.held[p] && !l.wants(p) {
+	l.unused = map[netip.Prefix]struct{}{}
+	for _, p := range candidates {
+		switch {
+		case !l.held[p] || l.wants(p):
+		case ending.keep(p):
+			l.unused[p] = struct{}{}
+		default:
 			surplus = append(surplus, p)
 		}
 	}
-	l.unused = map[netip.Prefix]struct{}{}
 	return surplus
 }
 
@@ -229,14 +235,14 @@ func (l *locals) remove(surplus []netip.Prefix) error {
 	return l.removeFrom(l.way, l.held, surplus)
 }
 
-// removeFormer removes what other modes have left and is local by this one, or needed by nobody: as long as
-// connections end, others may be.
-func (l *locals) removeFormer(ending bool) (gone []netip.Prefix, err error) {
+// removeFormer removes what other modes have left and is local by this one, or needed by nobody, not even by
+// connections that go on.
+func (l *locals) removeFormer(ending ending) (gone []netip.Prefix, err error) {
 	if l.former == nil {
 		return nil, nil
 	}
 	for p := range l.former {
-		if !ending || l.holds(p) {
+		if l.holds(p) || !ending.keep(p) {
 			gone = append(gone, p)
 		}
 	}

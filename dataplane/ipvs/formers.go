@@ -1,0 +1,108 @@
+package ipvs
+
+import (
+	"maps"
+	"net/netip"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// formers are the addresses of former frontends of virtual servers of marks, which do not name them: connections to
+// them may go on for as long as the virtual server drains.
+type formers map[serverKey]map[netip.Addr]struct{}
+
+func (f formers) add(server serverKey, a netip.Addr) {
+	if f[server] == nil {
+		f[server] = map[netip.Addr]struct{}{}
+	}
+	f[server][a] = struct{}{}
+}
+
+// note takes in what a change takes away from the rows, or may take away. It comes before they change.
+func (f formers) note(r *rows, c model.Change) {
+	for _, key := range c.Frontends.Delete {
+		f.noteOne(r, key)
+	}
+	for key := range c.Frontends.Set {
+		f.noteOne(r, key)
+	}
+}
+
+func (f formers) noteOne(r *rows, key model.Key) {
+	if row, ok := r.frontends[key]; ok && key.Scope == model.Internal && forwards(key, row) {
+		f.add(r.pools[row.Pool].server(key), key.Addr)
+	}
+}
+
+// noteFormers does so for a whole State, which takes the place of what is held.
+func (p *Plane) noteFormers() {
+	if p.held == nil {
+		return
+	}
+	for key := range p.held.frontends {
+		p.formers.noteOne(p.held.rows, key)
+	}
+}
+
+// adoptFormers is for what another process has left. Nothing tells which addresses its marks were for: any that nobody
+// needs now.
+func (p *Plane) adoptFormers(k *kernel) {
+	if p.formers != nil {
+		return
+	}
+	p.formers = formers{}
+	for key := range k.servers.held {
+		if key.mark == 0 {
+			continue
+		}
+		for _, there := range p.locals.surplus() {
+			p.formers.add(key, there.Addr())
+		}
+		for there := range p.locals.former {
+			p.formers.add(key, there.Addr())
+		}
+	}
+}
+
+// prune forgets what does not drain.
+func (f formers) prune(d *drains) {
+	maps.DeleteFunc(f, func(key serverKey, _ map[netip.Addr]struct{}) bool {
+		_, drains := d.looked[key]
+		return !drains
+	})
+}
+
+// ending finds the addresses to which connections may go on, when somebody asks for them.
+type ending func() map[netip.Addr]struct{}
+
+func (f formers) ending(d *drains) ending {
+	var found map[netip.Addr]struct{}
+	return func() map[netip.Addr]struct{} {
+		if found != nil {
+			return found
+		}
+		found = map[netip.Addr]struct{}{}
+		for key := range d.looked {
+			if key.mark == 0 {
+				found[key.addr] = struct{}{}
+			}
+			maps.Copy(found, f[key])
+		}
+		return found
+	}
+}
+
+// keep reports whether an address, or one of a range, is among them.
+func (e ending) keep(p netip.Prefix) bool {
+	addrs := e()
+	if p.IsSingleIP() {
+		_, ok := addrs[p.Addr()]
+		return ok
+	}
+	for a := range addrs {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
