@@ -131,7 +131,7 @@ func (p *Plane) newKernel() *kernel {
 	tx := &nf.Transaction{}
 	return &kernel{
 		rows:    newRows(),
-		servers: &servers{director: p.director, options: p.options, deadlines: p.deadlines},
+		servers: &servers{director: p.director, options: p.options, deadlines: maps.Clone(p.deadlines)},
 		tables:  newTables(p.config.Mark, tx),
 		tx:      tx,
 	}
@@ -303,6 +303,7 @@ func (p *Plane) sync(s *model.State) error {
 	if err != nil {
 		return err
 	}
+	p.deadlines = k.servers.deadlines
 	todo, err := p.planAll(k, s)
 	if err != nil {
 		return err
@@ -553,7 +554,7 @@ func (p *Plane) compare(s *model.State) ([]dataplane.Drift, error) {
 	}
 	found := append(k.drifts(todo), p.localDrifts(k, todo.add)...)
 	if p.held == nil && len(found) == 0 {
-		p.held = k
+		p.held, p.deadlines = k, k.servers.deadlines
 	}
 	if p.held != k {
 		p.locals.users, p.locals.ranges = users, ranges

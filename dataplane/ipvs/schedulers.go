@@ -27,6 +27,9 @@ func (l *lacking) refused(r request) bool {
 	return true
 }
 
+// substitutes is how many others may take the place of a scheduler, see instead.
+const substitutes = 3
+
 // lastResort is the scheduler that every kernel with IPVS is built with, mostly.
 const lastResort = "rr"
 
@@ -53,7 +56,7 @@ func (k *kernel) want(key serverKey) *server {
 // substitute gives other schedulers to the virtual servers whose own the kernel has no module for.
 func (p *Plane) substitute(k *kernel, todo *work) error {
 	l := p.director.lacking
-	for range 1 + len([]string{"configured", "wrr", lastResort}) {
+	for range substitutes + 1 {
 		affected := l.servers
 		if l.servers = nil; len(affected) == 0 {
 			return nil

@@ -31,7 +31,7 @@ type servers struct {
 	options  Options
 	held     map[serverKey]*server
 	draining drains
-	// deadlines are the plane's.
+	// deadlines are the plane's, once the servers are.
 	deadlines deadlines
 	gone      []serverKey // of which there is still a record
 }
