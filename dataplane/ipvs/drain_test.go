@@ -24,6 +24,7 @@ func TestDrain(t *testing.T) {
 		"many rolling updates":     (*namespace).rollingUpdates,
 		"a refused real server":    (*namespace).refusedReal,
 		"somebody deletes as well": (*namespace).deletedByOthers,
+		"or while it is drained":   (*namespace).deletedMeanwhile,
 		"dh and another process":   (*namespace).hashedByAnother,
 	} {
 		t.Run(name, func(t *testing.T) { inNamespace(t, test) })
@@ -94,6 +95,47 @@ func (n *namespace) deletedByOthers() {
 	n.partial(err, "real server 10.244.1.3:8080 of 10.96.0.10:80/tcp")
 	n.check(p.Sync(context.Background(), n.parse(one)))
 	n.equal(blocks(n.servers()), "TCP 0A60000A:0050 rr\n-> 0AF40102:1F90 Masq 1\n")
+}
+
+// deletedMeanwhile deletes what Audit has just found drained. That is reported, and the plane goes on.
+func (n *namespace) deletedMeanwhile() {
+	const rows = webFrontend + "backend default/web:http cluster 10.244.1.2:8080\n"
+	var meanwhile func(operation string) error
+	p, err := ipvs.New(n.options)(dataplane.Config{Fault: func(operation string) error { return meanwhile(operation) }})
+	n.check(err)
+	n.Cleanup(func() { _ = p.Close() })
+	fails := errors.New("fails")
+	meanwhile = func(operation string) error {
+		if operation == "ipvs list" {
+			return fails
+		}
+		return nil
+	}
+	n.sync(rows)
+	if err := p.Sync(context.Background(), n.parse(rows)); !errors.Is(err, fails) {
+		n.Errorf("Sync: %v, want the fault", err)
+	}
+	audit := func() error {
+		drifts, err := p.Audit(context.Background(), n.parse(rows))
+		if len(drifts) > 0 {
+			n.Error(drifts)
+		}
+		return err
+	}
+	n.run("ipvsadm", "-a", "-t", "10.96.0.10:80", "-r", "10.244.1.3:8080", "-m", "-w", "0")
+	meanwhile = func(string) error { return nil }
+	n.check(audit()) // it is as it should be, but for what drains
+	meanwhile = func(operation string) error {
+		if operation == "ipvs send" {
+			n.run("ipvsadm", "-d", "-t", "10.96.0.10:80", "-r", "10.244.1.3:8080")
+		}
+		return nil
+	}
+	n.partial(audit(), "real server 10.244.1.3:8080 of 10.96.0.10:80/tcp")
+	meanwhile = func(string) error { return nil }
+	next := strings.Replace(rows, "10.244.1.2", "10.244.1.4", 1)
+	n.check(p.Apply(context.Background(), n.parse(next), model.Diff(n.parse(rows), n.parse(next))))
+	n.equal(blocks(n.servers()), "TCP 0A60000A:0050 rr\n-> 0AF40104:1F90 Masq 1\n")
 }
 
 // hashedByAnother has one process make the stand-in for dh, and another one find it as it should be.

@@ -429,13 +429,7 @@ func (p *Plane) countLocals(k *kernel, s *model.State, c model.Change) {
 // perform does the work. With dataplane.ErrPartial all is as it should be but for what the error names.
 func (p *Plane) perform(k *kernel, todo *work) error {
 	var refused []error
-	soft := func(err error) error {
-		if errors.Is(err, dataplane.ErrPartial) {
-			refused = append(refused, err)
-			return nil
-		}
-		return err
-	}
+	soft := func(err error) error { return soften(err, &refused) }
 	for _, step := range []func() error{
 		func() error { return soft(p.commit(&todo.records)) },
 		func() error { return soft(k.servers.perform(todo.servers.first)) },
@@ -445,7 +439,7 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 		func() error { return soft(p.locals.add(todo.add)) },
 		func() error { return soft(k.servers.perform(todo.servers.last)) },
 		func() error { return soft(k.drain(k.servers.draining.begun())) },
-		func() error { return soft(p.tidy(k, &refused)) },
+		func() error { return p.tidy(k, &refused) },
 		func() error { return soft(p.forget(k, todo.forget)) },
 	} {
 		if err := step(); err != nil {
@@ -455,6 +449,15 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 	k.forget = todo.forget
 	p.held = k
 	return errors.Join(refused...)
+}
+
+// soften puts an error that leaves all as it should be, but for what it names, among those refused.
+func soften(err error, refused *[]error) error {
+	if errors.Is(err, dataplane.ErrPartial) {
+		*refused = append(*refused, err)
+		return nil
+	}
+	return err
 }
 
 // drain deletes what has drained of some virtual servers.
@@ -471,9 +474,7 @@ func (p *Plane) tidy(k *kernel, refused *[]error) error {
 	surplus := p.locals.idle(ending)
 	err = errors.Join(err, p.locals.remove(surplus))
 	gone = append(gone, surplus...)
-	if errors.Is(err, dataplane.ErrPartial) {
-		*refused = append(*refused, err)
-	} else if err != nil {
+	if err := soften(err, refused); err != nil {
 		return err
 	}
 	for _, gone := range gone {
@@ -487,7 +488,7 @@ func (p *Plane) tidy(k *kernel, refused *[]error) error {
 		}
 	}
 	k.servers.gone = nil
-	return p.commit(k.tx)
+	return soften(p.commit(k.tx), refused)
 }
 
 // Audit implements dataplane.Dataplane.
@@ -562,17 +563,24 @@ func (p *Plane) compare(s *model.State) ([]dataplane.Drift, error) {
 	return found, nil
 }
 
-// tick does what time brings about: backends that left have no connections any more.
+// tick does what time brings about: backends that left have no connections any more. Its errors are like those of
+// perform.
 func (p *Plane) tick() error {
 	k := p.held
 	p.held = nil
 	var refused []error
-	if err := errors.Join(k.drain(k.servers.draining.next()), p.tidy(k, &refused), p.forget(k, k.forget)); err != nil {
-		return err
+	for _, step := range []func() error{
+		func() error { return soften(k.drain(k.servers.draining.next()), &refused) },
+		func() error { return p.tidy(k, &refused) },
+		func() error { return soften(p.forget(k, k.forget), &refused) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
 	}
 	k.forget = false
 	p.held = k
-	return nil
+	return errors.Join(refused...)
 }
 
 // drifts are what there is to do, but for what drains.
