@@ -364,27 +364,39 @@ func TestIPVS_hostPorts(t *testing.T) {
 		vm.Replay(t, "IPVS")
 		return
 	}
-	d := newDrain(t, ipvs.Options{}, false)
-	for from, places := range map[testbed.Place][]string{
-		testbed.Outside: {"203.0.113.10:6443", "10.96.0.10:6443", "10.96.0.99:6443"},
-		"client":        {"203.0.113.10:6443", "10.96.0.10:6443", "10.96.0.99:6443"},
-		testbed.Node:    {"203.0.113.10:6443", "10.96.0.10:6443", "10.96.0.99:6443"},
-	} {
-		for _, to := range places {
-			o, err := d.bed.Probe(t.Context(), testbed.Probe{
-				From: from, To: netip.MustParseAddrPort(to), Protocol: model.TCP, Timeout: time.Second / 4,
+	for _, mode := range []ipvs.AddressMode{ipvs.CIDR, ipvs.Route, ipvs.Dummy} {
+		for family, v6 := range map[string]bool{"IPv4": false, "IPv6": true} {
+			t.Run(string(mode)+"/"+family, func(t *testing.T) {
+				t.Parallel()
+				newDrain(t, ipvs.Options{AddressMode: mode}, v6).hostPorts()
 			})
-			if err != nil || o.Result == testbed.Answered {
-				t.Errorf("%s to %s: %s, %v", from, to, o, err)
-			}
 		}
 	}
-	o, err := d.bed.Probe(t.Context(), testbed.Probe{
-		From: testbed.Outside, To: netip.MustParseAddrPort("192.0.2.1:6443"), Protocol: model.TCP, Timeout: time.Second,
-	})
-	if err != nil || o.Result != testbed.Answered {
-		t.Errorf("the node's own address: %s, %v", o, err)
+}
+
+// hostPorts: the node's listeners of 6443 (TCP) and 6053 (UDP) answer at its own addresses only.
+func (d *drain) hostPorts() {
+	for protocol, port := range map[model.Protocol]string{model.TCP: "6443", model.UDP: "6053"} {
+		for _, from := range []testbed.Place{testbed.Outside, "client", testbed.Node} {
+			for _, to := range []string{"203.0.113.10:", "10.96.0.10:", "10.96.0.99:"} {
+				if o := d.hostPort(from, to+port, protocol, time.Second/4); o.Result == testbed.Answered {
+					d.Errorf("%s to %s%s/%s: %s", from, to, port, protocol, o)
+				}
+			}
+		}
+		if o := d.hostPort(testbed.Outside, "192.0.2.1:"+port, protocol, time.Second); o.Result != testbed.Answered {
+			d.Errorf("the node's own address, port %s/%s: %s", port, protocol, o)
+		}
 	}
+}
+
+func (d *drain) hostPort(from testbed.Place, to string, p model.Protocol, limit time.Duration) testbed.Outcome {
+	d.Helper()
+	o, err := d.bed.Probe(d.Context(), testbed.Probe{
+		From: from, To: netip.MustParseAddrPort(d.text(to)), Protocol: p, Timeout: limit,
+	})
+	d.check(err)
+	return o
 }
 
 const drainRows = `

@@ -2,11 +2,14 @@ package conformance_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,37 +21,62 @@ import (
 	"fairlead.dev/fairlead/testbed/vm"
 )
 
+// naive is what kube-proxy of an older kernel may have left: a connection from a port that was used before goes
+// where the earlier one went, be that gone.
+func naive() map[string]string {
+	return map[string]string{"conn_reuse_mode": "0", "expire_nodest_conn": "0"}
+}
+
 // TestIPVS_rollingUpdate replaces the backends of a Service one by one, again and again, while a client makes
-// short connections from few source ports. IPVS still remembers the earlier connections from these. As the
-// kernel is set where nobody cares, it takes new ones to where the earlier ones went; the plane's settings
-// lose none.
+// short connections from few source ports. IPVS still remembers the earlier connections from these. With naive
+// settings it takes new ones to where the earlier ones went; the plane's settings lose none. On Linux 5.16 and
+// later either of the two is enough for that, whence the tests of what each does alone: TestIPVS_portsUsedAgain
+// needs conn_reuse_mode, "goes when its time is over" of TestIPVS_drain expire_nodest_conn.
 func TestIPVS_rollingUpdate(t *testing.T) {
 	if !hasIPVS(t) {
 		vm.Replay(t, "IPVS")
 		return
 	}
-	naive := map[string]string{"conn_reuse_mode": "0", "expire_nodest_conn": "0"}
-	if lost := roll(t, naive, 500); len(lost) == 0 {
-		t.Error("no connection is lost with naive settings, so that the test proves nothing")
-	}
-	if lost := roll(t, nil, 10_000); len(lost) > 0 {
-		t.Errorf("%d connections are lost, the first is %s", len(lost), lost[0])
+	for _, way := range []rolling{
+		{}, {deleted: true}, {fin: true}, {deleted: true, fin: true}, {v6: true}, {deleted: true, fin: true, v6: true},
+	} {
+		if lost := way.roll(t, naive(), 500); lost == "" {
+			t.Errorf("%+v: no connection is lost with naive settings, so that the test proves nothing", way)
+		}
+		if lost := way.roll(t, nil, 2000); lost != "" {
+			t.Errorf("%+v: %s", way, lost)
+		}
 	}
 }
 
-// roll makes n connections, with a change of the backends after every twentieth, and returns what
-// became of those that were not answered by a backend in service.
-func roll(t *testing.T, sysctls map[string]string, n int) (lost []string) {
-	bed, err := conformance.NewBed(t.Context(), false)
-	if err != nil {
-		t.Fatal(err)
+// TestIPVS_portsUsedAgain connects from one port all the time. Each connection is a new one, and both backends get
+// some of them, unless IPVS is set to remember.
+func TestIPVS_portsUsedAgain(t *testing.T) {
+	if !hasIPVS(t) {
+		vm.Replay(t, "IPVS")
+		return
 	}
-	defer bed.Close()
-	r := rollout{bed: bed, state: model.NewState()}
-	if err := r.begin(t.Context(), sysctls); err != nil {
-		t.Fatal(err)
+	for want, sysctls := range map[int]map[string]string{2: nil, 1: {"conn_reuse_mode": "0"}} {
+		r := rolling{fin: true}.begin(t, sysctls)
+		seen := map[string]bool{}
+		for range 20 {
+			answer, err := r.connect(20000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, _, _ := strings.Cut(answer, " ")
+			seen[name] = true
+		}
+		if len(seen) != want {
+			t.Errorf("with %v: %d backends instead of %d", sysctls, len(seen), want)
+		}
 	}
-	defer r.plane.Close()
+}
+
+// roll makes up to n connections, with a change of the backends after every twentieth, and returns what became of
+// the first that was not answered by a backend in service.
+func (w rolling) roll(t *testing.T, sysctls map[string]string, n int) (lost string) {
+	r := w.begin(t, sysctls)
 	for i := range n {
 		if i%20 == 19 {
 			if err := r.next(t.Context(), i/20); err != nil {
@@ -57,39 +85,62 @@ func roll(t *testing.T, sysctls map[string]string, n int) (lost []string) {
 		}
 		answer, err := r.connect(20000 + i%10)
 		if name, _, _ := strings.Cut(answer, " "); err != nil || !slices.Contains(r.serving, name) {
-			lost = append(lost, fmt.Sprintf("connection %d: answer %q, %v; %s serve", i, answer, err, r.serving))
+			return fmt.Sprintf("connection %d: answer %q, %v; %s serve", i, answer, err, r.serving)
 		}
 	}
-	return lost
+	return ""
+}
+
+// rolling is a way to update.
+type rolling struct {
+	deleted bool // backends that leave are deleted at once, otherwise they drain
+	fin     bool // connections end with FIN, as they mostly do, otherwise with RST
+	v6      bool
 }
 
 type rollout struct {
+	rolling
 	bed     *testbed.Bed
 	plane   dataplane.Dataplane
 	state   *model.State
 	serving []string // names of pods
 }
 
-func (r *rollout) begin(ctx context.Context, sysctls map[string]string) error {
-	first, err := r.rows(0)
+// begin has a plane find naive settings, and sets some of IPVS when it has set its own.
+func (w rolling) begin(t *testing.T, sysctls map[string]string) *rollout {
+	bed, err := conformance.NewBed(t.Context(), false)
 	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bed.Close() })
+	r := &rollout{rolling: w, bed: bed}
+	if r.state, err = r.rows(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := bed.Do(testbed.Node, func() error { return r.start(t.Context(), sysctls) }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.plane.Close() })
+	return r
+}
+
+func (r *rollout) start(ctx context.Context, sysctls map[string]string) (err error) {
+	if err := set(naive()); err != nil {
 		return err
 	}
-	r.state = first
-	return r.bed.Do(testbed.Node, func() error {
-		if r.plane, err = ipvs.New(ipvs.Options{})(dataplane.Config{}); err != nil {
+	if r.plane, err = ipvs.New(r.options())(dataplane.Config{}); err != nil {
+		return err
+	}
+	return errors.Join(r.plane.Sync(ctx, r.state), set(sysctls))
+}
+
+func set(sysctls map[string]string) error {
+	for name, value := range sysctls {
+		if err := os.WriteFile("/proc/sys/net/ipv4/vs/"+name, []byte(value), 0); err != nil {
 			return err
 		}
-		if err := r.plane.Sync(ctx, first); err != nil {
-			return err
-		}
-		for name, value := range sysctls {
-			if err := os.WriteFile("/proc/sys/net/ipv4/vs/"+name, []byte(value), 0); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // rows are those of the n-th stage: two of four pods serve, and a third one drains in every other stage.
@@ -105,10 +156,10 @@ func (r *rollout) rows(n int) (*model.State, error) {
 		r.serving = append(r.serving, pod.name)
 		text += fmt.Sprintf("backend default/web:http cluster %s\n", pod.addr)
 	}
-	if n%2 == 0 {
+	if n%2 == 0 && !r.deleted {
 		text += fmt.Sprintf("backend default/web:http cluster %s weight 0\n", pods[n/2%len(pods)].addr)
 	}
-	return model.ParseState(text)
+	return model.ParseState(r.text(text))
 }
 
 func (r *rollout) next(ctx context.Context, n int) error {
@@ -121,10 +172,23 @@ func (r *rollout) next(ctx context.Context, n int) error {
 	return r.plane.Apply(ctx, next, change)
 }
 
-// connect asks from a source port, and aborts the connection, so that the port can be used again at once.
+func (w rolling) options() ipvs.Options {
+	if w.deleted {
+		return ipvs.Options{DrainTimeout: time.Nanosecond}
+	}
+	return ipvs.Options{}
+}
+
+// connect asks from a source port, and leaves nothing of the connection at the client, so that the port can be used
+// again at once.
 func (r *rollout) connect(port int) (answer string, err error) {
+	family, from, to := r.addresses(port)
 	err = r.bed.Do("client", func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		// Without sockets in the state TIME_WAIT.
+		if err := os.WriteFile("/proc/sys/net/ipv4/tcp_max_tw_buckets", []byte("0"), 0); err != nil {
+			return err
+		}
+		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
@@ -135,8 +199,8 @@ func (r *rollout) connect(port int) (answer string, err error) {
 			unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
 			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
 			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit),
-			unix.Bind(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{10, 244, 1, 20}}),
-			unix.Connect(fd, &unix.SockaddrInet4{Port: 80, Addr: [4]byte{10, 96, 0, 10}}),
+			unix.Bind(fd, from),
+			unix.Connect(fd, to),
 		} {
 			if err != nil {
 				return err
@@ -145,7 +209,39 @@ func (r *rollout) connect(port int) (answer string, err error) {
 		line := make([]byte, 64)
 		n, err := unix.Read(fd, line)
 		answer = strings.TrimSpace(string(line[:max(n, 0)]))
-		return err
+		if err != nil || !r.fin {
+			return err
+		}
+		return finish(fd)
 	})
 	return answer, err
+}
+
+// finish closes both directions: the server closes its own when it has seen the end of the client's.
+func finish(fd int) error {
+	if err := unix.Shutdown(fd, unix.SHUT_WR); err != nil {
+		return err
+	}
+	n, err := unix.Read(fd, make([]byte, 64))
+	if n > 0 {
+		return fmt.Errorf("%d more bytes instead of the end", n)
+	}
+	return err
+}
+
+func (w rolling) text(ipv4 string) string {
+	if w.v6 {
+		return conformance.EmbedText(ipv4)
+	}
+	return ipv4
+}
+
+func (w rolling) addresses(port int) (family int, from, to unix.Sockaddr) {
+	client, service := netip.MustParseAddrPort(w.text("10.244.1.20:0")), netip.MustParseAddrPort(w.text("10.96.0.10:80"))
+	if w.v6 {
+		return unix.AF_INET6, &unix.SockaddrInet6{Port: port, Addr: client.Addr().As16()},
+			&unix.SockaddrInet6{Port: int(service.Port()), Addr: service.Addr().As16()}
+	}
+	return unix.AF_INET, &unix.SockaddrInet4{Port: port, Addr: client.Addr().As4()},
+		&unix.SockaddrInet4{Port: int(service.Port()), Addr: service.Addr().As4()}
 }
