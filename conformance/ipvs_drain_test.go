@@ -399,6 +399,41 @@ func (d *drain) hostPort(from testbed.Place, to string, p model.Protocol, limit 
 	return o
 }
 
+// TestIPVS_untracked tries the same where somebody exempts packets from connection tracking, which table nat then does
+// not see: neither the node's ports nor a frontend may answer.
+func TestIPVS_untracked(t *testing.T) {
+	t.Parallel()
+	if !hasIPVS(t) {
+		vm.Replay(t, "IPVS")
+		return
+	}
+	for family, v6 := range map[string]bool{"IPv4": false, "IPv6": true} {
+		t.Run(family, func(t *testing.T) {
+			t.Parallel()
+			d := newDrain(t, ipvs.Options{}, v6)
+			d.apply(drainRows + "guard 10.96.0.10/32 reject\n")
+			d.nft("add table inet other;" +
+				"add chain inet other prerouting { type filter hook prerouting priority raw; };" +
+				"add chain inet other output { type filter hook output priority raw; };" +
+				"add rule inet other prerouting tcp dport { 80, 6443 } notrack;" +
+				"add rule inet other output tcp dport { 80, 6443 } notrack;" +
+				"add rule inet other output tcp sport { 80, 6443 } notrack")
+			for _, from := range []testbed.Place{testbed.Outside, "client", testbed.Node} {
+				for to, want := range map[string]testbed.Result{
+					"203.0.113.10:6443": testbed.Refused, "203.0.113.10:80": testbed.Refused,
+					"10.96.0.10:6443": testbed.Refused, "10.96.0.10:80": testbed.Refused,
+					"10.96.0.99:6443": testbed.TimedOut,
+					"192.0.2.1:6443":  testbed.Answered,
+				} {
+					if o := d.hostPort(from, to, model.TCP, time.Second/2); o.Result != want {
+						t.Errorf("%s to %s: %s; want %s", from, to, o, want)
+					}
+				}
+			}
+		})
+	}
+}
+
 const drainRows = `
 frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat never
 frontend 203.0.113.10:80/tcp any forward default/web:http cluster snat always

@@ -27,6 +27,7 @@ const (
 // The names of the constant chains.
 const (
 	chainBefore        = "before-ipvs"
+	chainUntracked     = "untracked"
 	chainSent          = "sent-by-ipvs"
 	chainAfter         = "after-ipvs"
 	chainLearn         = "learn"
@@ -39,7 +40,10 @@ func (t *table) constantChains() []nf.Chain {
 	rest := nf.NewRule("addresses that are local for IPVS only",
 		t.Family.Load(t.Family.Destination, 0), nf.In("local-addresses"), nf.GoTo(nf.ChainReject))
 	decisions := t.Decisions([]nf.Rule{t.Dispatch(t.Sets[internalFrontends].Name)}, rest)
-	return slices.Concat(decisions, t.hooks(), t.aroundIPVS())
+	// Nothing but connections passes the chains that decide, not even one to a frontend: whether its client may come in
+	// was not asked, and who answers would not know it by another address.
+	untracked := nf.Chain{Name: chainUntracked, Rules: append(t.Guards(), rest)}
+	return slices.Concat(decisions, []nf.Chain{untracked}, t.hooks(), t.aroundIPVS())
 }
 
 func (t *table) hooks() []nf.Chain {
@@ -75,6 +79,10 @@ func (t *table) aroundIPVS() []nf.Chain {
 	formerMark := nf.NewRule("the former mark", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), swap())...)
 	return []nf.Chain{
 		{Name: chainBefore, Rules: []nf.Rule{
+			nf.NewRule("what is not tracked", append(is(expr.CtStateBitUNTRACKED),
+				// Connection tracking itself leaves out neighbours' questions.
+				nf.LoadMeta(expr.MetaKeyL4PROTO, 0), nf.Differs([]byte{unix.IPPROTO_ICMPV6}),
+				nf.GoTo(chainUntracked))...),
 			nf.NewRule("select the virtual server of the pool", slices.Concat(
 				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), swap(), []any{nf.Accept()})...),
 			nf.NewRule("others' marks select none", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), hide())...),

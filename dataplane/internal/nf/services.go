@@ -34,22 +34,26 @@ const (
 // Decisions are the chains that look up the destination of a connection's first packet, and those they need. Internal
 // are the rules that come first for packets of this node, last those at the end for all.
 func (t *Table) Decisions(internal []Rule, last ...Rule) []Chain {
-	to := func(set string, verdict any) []any {
-		return []any{t.Family.Load(t.Family.Destination, 0), In(set), verdict}
-	}
 	mark := NewRule("", LoadMeta(expr.MetaKeyMARK, 0), Bits(0, ^t.Mark, t.Mark), StoreMeta(expr.MetaKeyMARK, 0))
 	return []Chain{
 		t.rejectChain(),
 		{Name: chainMark, Rules: []Rule{mark}},
 		{Name: chainMarkOffCluster, Rules: append(t.FromPods("pods keep their address", Return()), mark)},
-		{Name: ChainServices, Rules: append([]Rule{
-			t.Dispatch("frontends"),
-			NewRule("guards: addresses", to("drop-addresses", Drop())...),
-			NewRule("", to("reject-addresses", GoTo(ChainReject))...),
-			NewRule("guards: ranges", to("drop-ranges", Drop())...),
-			NewRule("", to("reject-ranges", GoTo(ChainReject))...),
-		}, last...)},
+		{Name: ChainServices, Rules: slices.Concat([]Rule{t.Dispatch("frontends")}, t.Guards(), last)},
 		{Name: ChainInternal, Rules: append(slices.Clone(internal), NewRule("", GoTo(ChainServices)))},
+	}
+}
+
+// Guards are the rules for addresses at which nothing is served but frontends.
+func (t *Table) Guards() []Rule {
+	to := func(set string, verdict any) []any {
+		return []any{t.Family.Load(t.Family.Destination, 0), In(set), verdict}
+	}
+	return []Rule{
+		NewRule("guards: addresses", to("drop-addresses", Drop())...),
+		NewRule("", to("reject-addresses", GoTo(ChainReject))...),
+		NewRule("guards: ranges", to("drop-ranges", Drop())...),
+		NewRule("", to("reject-ranges", GoTo(ChainReject))...),
 	}
 }
 
