@@ -41,7 +41,6 @@ func TestIPVS_drain(t *testing.T) {
 		"UDP stays while the backend is listed":    {ipvs.Options{DrainTimeout: time.Nanosecond}, (*drain).keepsUDP},
 		"rolling updates":                          {ipvs.Options{}, (*drain).rolls},
 		"a Service that is gone":                   {ipvs.Options{}, (*drain).serviceGone},
-		"a NodePort that is gone":                  {ipvs.Options{}, (*drain).nodePortGone},
 		"addresses that are released":              {ipvs.Options{}, (*drain).releases},
 		"addresses of marks that are released":     {ipvs.Options{}, (*drain).releasesMarks},
 		"a Service whose number another one takes": {ipvs.Options{}, (*drain).numberUsedAgain},
@@ -221,48 +220,6 @@ func (d *drain) serviceGone() {
 	})
 	if err != nil || o.Result != testbed.Refused {
 		d.Errorf("a new connection: %s, %v", o, err)
-	}
-}
-
-// nodePortGone: what listens on the node has its port back at once. The connection to the Service ends, and its client
-// is told so.
-func (d *drain) nodePortGone() {
-	const (
-		address  = "192.0.2.1:6443" // where a process of the node listens
-		backend  = "backend default/web:http cluster 10.244.1.11:8080\n"
-		nodePort = "frontend " + address + "/tcp any forward default/web:http cluster snat always\n" + backend
-	)
-	for _, between := range []string{
-		podPrefix, podPrefix + "frontend " + address + "/tcp any reject default/web:http\n",
-	} {
-		d.apply(podPrefix + nodePort)
-		flow := d.open(model.TCP, address, "pod-a")
-		if d.apply(between); between != podPrefix {
-			flow.answers("pod-a")
-			d.apply(podPrefix)
-		}
-		for _, from := range []testbed.Place{testbed.Outside, testbed.Node, "client"} {
-			d.hostAnswers(from, address)
-		}
-		flow.fails()
-		d.audit()
-	}
-
-	d.apply(podPrefix + nodePort)
-	flow := d.open(model.TCP, address, "pod-a")
-	d.restart(podPrefix)
-	d.hostAnswers(testbed.Outside, address)
-	flow.fails()
-}
-
-// hostAnswers connects to what listens on the node.
-func (d *drain) hostAnswers(from testbed.Place, to string) {
-	d.Helper()
-	o, err := d.bed.Probe(d.Context(), testbed.Probe{
-		From: from, To: netip.MustParseAddrPort(d.text(to)), Protocol: model.TCP, Timeout: 5 * time.Second,
-	})
-	if err != nil || o.Result != testbed.Answered || strings.HasPrefix(o.Backend, "pod-") {
-		d.Errorf("%s to %s: %s, %v; want an answer of the node", from, to, o, err)
 	}
 }
 

@@ -200,7 +200,7 @@ type work struct {
 // plan finds what is to be done for changes.
 func (k *kernel) plan(s *model.State, w *changes, l *locals) (*work, error) {
 	todo := &work{forget: w.forget}
-	k.planServers(w, l, todo)
+	k.planServers(w, todo)
 	todo.records, *k.tx = *k.tx, nf.Transaction{}
 	err := k.planTables(s, w)
 	todo.add = k.planLocals(l, w)
@@ -208,34 +208,14 @@ func (k *kernel) plan(s *model.State, w *changes, l *locals) (*work, error) {
 	return todo, err
 }
 
-func (k *kernel) planServers(w *changes, l *locals, todo *work) {
-	for key := range w.frontends {
-		if _, there := k.frontends[key]; !there && key.Scope == model.Any {
-			w.servers[addressKey(key)] = struct{}{}
-		}
-	}
+func (k *kernel) planServers(w *changes, todo *work) {
 	for key := range w.servers {
 		want := k.want(key)
-		if want == nil && k.vacates(key, l) {
-			k.servers.remove(key, &todo.servers)
-			continue
-		}
 		if key.mark == 0 && want != nil {
 			k.tables[index(key.v6)].record(key, true)
 		}
 		k.servers.set(key, want, &todo.servers)
 	}
-}
-
-// vacates reports whether the node itself has a port back that was a frontend's on an address of its own. New
-// connections must reach what listens there, and IPVS would refuse them as long as there is a virtual server, so that
-// this does not drain.
-func (k *kernel) vacates(key serverKey, l *locals) bool {
-	if key.mark != 0 || !l.own[key.addr] {
-		return false
-	}
-	_, there := k.frontends[model.Key{Addr: key.addr, Port: key.port, Protocol: key.protocol}]
-	return !there
 }
 
 func (k *kernel) planTables(s *model.State, w *changes) error {

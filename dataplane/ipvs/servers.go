@@ -175,18 +175,11 @@ func (s *servers) setReal(key serverKey, held *server, r real, p *plan) {
 func (s *servers) end(key serverKey, held *server, p *plan) {
 	held.pool = nil
 	if key.udp() || len(held.reals) == 0 {
-		s.remove(key, p)
+		p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
 		return
 	}
 	for _, real := range slices.SortedFunc(maps.Keys(held.reals), netip.AddrPort.Compare) {
 		s.leave(key, held, real, p)
-	}
-}
-
-// remove plans that a virtual server goes now, with its connections.
-func (s *servers) remove(key serverKey, p *plan) {
-	if s.held[key] != nil {
-		p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
 	}
 }
 
