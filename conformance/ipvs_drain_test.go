@@ -378,7 +378,7 @@ func TestIPVS_untracked(t *testing.T) {
 			for _, from := range []testbed.Place{testbed.Outside, "client", testbed.Node} {
 				for to, want := range map[string]testbed.Result{
 					"203.0.113.10:6443": testbed.Refused, "203.0.113.10:80": testbed.Refused,
-					"10.96.0.10:6443": testbed.Refused, "10.96.0.10:80": testbed.Refused,
+					"10.96.0.10:6443": testbed.Refused, "10.96.0.10:80": testbed.Answered,
 					"10.96.0.99:6443": testbed.TimedOut,
 					"192.0.2.1:6443":  testbed.Answered,
 				} {

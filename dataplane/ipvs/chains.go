@@ -40,10 +40,17 @@ func (t *table) constantChains() []nf.Chain {
 	rest := nf.NewRule("addresses that are local for IPVS only",
 		t.Family.Load(t.Family.Destination, 0), nf.In("local-addresses"), nf.GoTo(nf.ChainReject))
 	decisions := t.Decisions([]nf.Rule{t.Dispatch(t.Sets[internalFrontends].Name)}, rest)
-	// Nothing but connections passes the chains that decide, not even one to a frontend: whether its client may come in
-	// was not asked, and who answers would not know it by another address.
-	untracked := nf.Chain{Name: chainUntracked, Rules: append(t.Guards(), rest)}
-	return slices.Concat(decisions, []nf.Chain{untracked}, t.hooks(), t.aroundIPVS())
+	// Nothing but connections passes the chains that decide. For a ClusterIP there is nothing to decide but the backend,
+	// and NodeLocal DNSCache exempts questions to that of the DNS; who may come in by another address was not asked.
+	untracked := slices.Concat([]nf.Rule{t.servedIn("drop-ranges"), t.servedIn("reject-ranges")}, t.Guards(), []nf.Rule{rest})
+	return slices.Concat(decisions, []nf.Chain{{Name: chainUntracked, Rules: untracked}}, t.hooks(), t.aroundIPVS())
+}
+
+// servedIn lets packets to virtual servers pass whose addresses are in ranges of Service addresses.
+func (t *table) servedIn(ranges string) nf.Rule {
+	key, _ := t.Family.DestinationKey()
+	return nf.NewRule("virtual servers in "+ranges, slices.Concat(
+		[]any{t.Family.Load(t.Family.Destination, 0), nf.In(ranges)}, key, []any{nf.In("virtual-servers"), nf.Accept()})...)
 }
 
 func (t *table) hooks() []nf.Chain {
