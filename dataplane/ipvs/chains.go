@@ -42,7 +42,8 @@ func (t *table) constantChains() []nf.Chain {
 	decisions := t.Decisions([]nf.Rule{t.Dispatch(t.Sets[internalFrontends].Name)}, rest)
 	// Nothing but connections passes the chains that decide. For a ClusterIP there is nothing to decide but the backend,
 	// and NodeLocal DNSCache exempts questions to that of the DNS; who may come in by another address was not asked.
-	untracked := slices.Concat([]nf.Rule{t.servedIn("drop-ranges"), t.servedIn("reject-ranges")}, t.Guards(), []nf.Rule{rest})
+	served := []nf.Rule{t.servedIn("drop-ranges"), t.servedIn("reject-ranges")}
+	untracked := slices.Concat(served, t.Guards(), []nf.Rule{rest})
 	return slices.Concat(decisions, []nf.Chain{{Name: chainUntracked, Rules: untracked}}, t.hooks(), t.aroundIPVS())
 }
 
