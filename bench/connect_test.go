@@ -285,11 +285,7 @@ func BenchmarkConnect(b *testing.B) {
 	for _, n := range []int{few, 1000, 10_000, many} {
 		arenas[n] = newArena(b, n)
 	}
-	columns := []struct {
-		name  string
-		arena *arena
-		of    int // how many Services are used, in turn; 0: the pods
-	}{
+	columns := []column{
 		{direct, bare, 0},
 		{"direct again (A/A)", again, 0},
 		{"direct, beside 50,000 Services", arenas[many], 0},
@@ -300,6 +296,19 @@ func BenchmarkConnect(b *testing.B) {
 		{"each of 10,000", arenas[10_000], 10_000},
 		{"each of 50,000", arenas[many], many},
 	}
+	compareConnects(b, columns)
+}
+
+// column is what clients of each kind connect to.
+type column struct {
+	name  string
+	arena *arena
+	of    int // how many Services are used, in turn; 0: the pods
+}
+
+// compareConnects interleaves them. One of them is the control.
+func compareConnects(b *testing.B, columns []column) {
+	b.Helper()
 	var variants []Variant
 	var names []string
 	for _, c := range columns {

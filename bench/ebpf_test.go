@@ -3,7 +3,6 @@ package bench
 import (
 	"net/netip"
 	"path/filepath"
-	"runtime"
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -53,11 +52,7 @@ func BenchmarkConnectEBPF(b *testing.B) {
 	const few, many = 10, 50_000
 	bare, again := newArena(b, 0), newArena(b, 0)
 	small, large, nft := newSocketArena(b, few), newSocketArena(b, many), newArena(b, 10_000)
-	columns := []struct {
-		name  string
-		arena *arena
-		of    int
-	}{
+	columns := []column{
 		{direct, bare, 0},
 		{"direct again (A/A)", again, 0},
 		{"direct, beside 50,000 Services", large, 0},
@@ -66,18 +61,5 @@ func BenchmarkConnectEBPF(b *testing.B) {
 		{"each of 50,000", large, many},
 		{"nftables: each of 10,000", nft, 10_000},
 	}
-	var variants []Variant
-	var names []string
-	for _, c := range columns {
-		names = append(names, c.name)
-		for _, kind := range clients() {
-			variants = append(variants, Variant{kind.name + c.name, c.arena.client(kind, c.of).slice})
-		}
-	}
-	runtime.GC()
-	samples, err := Interleave(variants, rounds(b, 30))
-	if err != nil {
-		b.Fatal(err)
-	}
-	reportConnect(b, names, samples)
+	compareConnects(b, columns)
 }
