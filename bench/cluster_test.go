@@ -1,10 +1,12 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -194,6 +196,19 @@ func (f fleet) install(b *testing.B, bed *testbed.Bed) (dataplane.Dataplane, *se
 		b.Fatal(err)
 	}
 	return plane, table
+}
+
+// sizesOf are the numbers of Services that the environment names, or else these.
+func sizesOf(b *testing.B, otherwise string) (sizes []int) {
+	b.Helper()
+	for word := range strings.SplitSeq(cmp.Or(os.Getenv(sizesVariable), otherwise), ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil || n < 1 {
+			b.Fatalf("%s: %q is not a number of Services", sizesVariable, word)
+		}
+		sizes = append(sizes, n)
+	}
+	return sizes
 }
 
 // printTable prints rows as Markdown.

@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -46,20 +48,23 @@ func newSocketArena(b *testing.B, n int) *arena {
 	return a
 }
 
-// BenchmarkConnectEBPF is BenchmarkConnect for the ebpf plane, beside nftables. What differs from "direct" there
-// are programs that find nothing to do.
+// connectSizes are the numbers of Services of BenchmarkConnectEBPF; sizesVariable names others.
+const connectSizes = "10,10000,100000"
+
+// BenchmarkConnectEBPF is BenchmarkConnect for the ebpf plane. "Beside" are connections to the pods themselves, for which
+// the programs find nothing to do. Beside nftables stands, unless rivalsVariable is "none".
 func BenchmarkConnectEBPF(b *testing.B) {
-	const few, many = 10, 50_000
-	bare, again := newArena(b, 0), newArena(b, 0)
-	small, large, nft := newSocketArena(b, few), newSocketArena(b, many), newArena(b, 10_000)
-	columns := []column{
-		{direct, bare, 0},
-		{"direct again (A/A)", again, 0},
-		{"direct, beside 50,000 Services", large, 0},
-		{"each of 10", small, few},
-		{"one of 50,000", large, 1},
-		{"each of 50,000", large, many},
-		{"nftables: each of 10,000", nft, 10_000},
+	columns := []column{{direct, newArena(b, 0), 0}, {"direct again (A/A)", newArena(b, 0), 0}}
+	sizes := sizesOf(b, connectSizes)
+	for i, n := range sizes {
+		a := newSocketArena(b, n)
+		if i == len(sizes)-1 {
+			columns = append(columns, column{fmt.Sprintf("direct, beside %d Services", n), a, 0})
+		}
+		columns = append(columns, column{fmt.Sprintf("one of %d", n), a, 1}, column{fmt.Sprintf("each of %d", n), a, n})
+	}
+	if os.Getenv(rivalsVariable) != "none" {
+		columns = append(columns, column{"nftables: each of 10000", newArena(b, 10_000), 10_000})
 	}
 	compareConnects(b, columns)
 }

@@ -46,7 +46,7 @@ func BenchmarkIPVS(b *testing.B) {
 		return
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4)) // a client that waits must not keep the API server from serving
-	sizes := ipvsSizesOf(b)
+	sizes := sizesOf(b, ipvsSizes)
 	var all []*ipvsEntry
 	for _, n := range sizes {
 		for _, r := range ipvsRivals() {
@@ -78,21 +78,6 @@ func shuffled(all []*ipvsEntry) []*ipvsEntry {
 	order := slices.Clone(all)
 	rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 	return order
-}
-
-func ipvsSizesOf(b *testing.B) (sizes []int) {
-	text := os.Getenv(sizesVariable)
-	if text == "" {
-		text = ipvsSizes
-	}
-	for word := range strings.SplitSeq(text, ",") {
-		n, err := strconv.Atoi(word)
-		if err != nil || n < 1 {
-			b.Fatalf("%s: %q is not a number of Services", sizesVariable, word)
-		}
-		sizes = append(sizes, n)
-	}
-	return sizes
 }
 
 func ipvsRoundsOf(b *testing.B) int {
