@@ -127,6 +127,12 @@ type packetsGuardKey struct {
 	}
 }
 
+type packetsMac struct {
+	_     structs.HostLayout
+	Bytes [6]uint8
+	Pad   uint16
+}
+
 type packetsMemberKey struct {
 	_       structs.HostLayout
 	Backend struct {
@@ -284,6 +290,7 @@ const (
 	packetsMapFrontends     = "frontends"
 	packetsMapGuards        = "guards"
 	packetsMapMembers       = "members"
+	packetsMapOutside       = "outside"
 	packetsMapPeers         = "peers"
 	packetsMapPods          = "pods"
 	packetsMapPools         = "pools"
@@ -291,6 +298,7 @@ const (
 	packetsMapSources       = "sources"
 	packetsMapTranslations  = "translations"
 	packetsProgFromAnywhere = "from_anywhere"
+	packetsProgFromOutside  = "from_outside"
 	packetsProgFromPods     = "from_pods"
 	packetsProgLeave        = "leave"
 	packetsVarLinkHeader    = "link_header"
@@ -343,6 +351,7 @@ type packetsSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsProgramSpecs struct {
 	FromAnywhere *ebpf.ProgramSpec `ebpf:"from_anywhere"`
+	FromOutside  *ebpf.ProgramSpec `ebpf:"from_outside"`
 	FromPods     *ebpf.ProgramSpec `ebpf:"from_pods"`
 	Leave        *ebpf.ProgramSpec `ebpf:"leave"`
 }
@@ -357,6 +366,7 @@ type packetsMapSpecs struct {
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
 	Guards       *ebpf.MapSpec `ebpf:"guards"`
 	Members      *ebpf.MapSpec `ebpf:"members"`
+	Outside      *ebpf.MapSpec `ebpf:"outside"`
 	Peers        *ebpf.MapSpec `ebpf:"peers"`
 	Pods         *ebpf.MapSpec `ebpf:"pods"`
 	Pools        *ebpf.MapSpec `ebpf:"pools"`
@@ -402,6 +412,7 @@ type packetsMaps struct {
 	Frontends    *ebpf.Map `ebpf:"frontends"`
 	Guards       *ebpf.Map `ebpf:"guards"`
 	Members      *ebpf.Map `ebpf:"members"`
+	Outside      *ebpf.Map `ebpf:"outside"`
 	Peers        *ebpf.Map `ebpf:"peers"`
 	Pods         *ebpf.Map `ebpf:"pods"`
 	Pools        *ebpf.Map `ebpf:"pools"`
@@ -418,6 +429,7 @@ func (m *packetsMaps) Close() error {
 		m.Frontends,
 		m.Guards,
 		m.Members,
+		m.Outside,
 		m.Peers,
 		m.Pods,
 		m.Pools,
@@ -443,6 +455,7 @@ type packetsVariables struct {
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsPrograms struct {
 	FromAnywhere *ebpf.Program `ebpf:"from_anywhere"`
+	FromOutside  *ebpf.Program `ebpf:"from_outside"`
 	FromPods     *ebpf.Program `ebpf:"from_pods"`
 	Leave        *ebpf.Program `ebpf:"leave"`
 }
@@ -450,6 +463,7 @@ type packetsPrograms struct {
 func (p *packetsPrograms) Close() error {
 	return _PacketsClose(
 		p.FromAnywhere,
+		p.FromOutside,
 		p.FromPods,
 		p.Leave,
 	)

@@ -17,7 +17,7 @@ import (
 // The programs for packets (bpf/tc.c) are loaded beside those for sockets and read the same tables. No plane uses
 // them yet.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel packets bpf/tc.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 const (
 	// translations are two for each flow, four if its client is hidden. The one unused longest is forgotten first.
@@ -31,6 +31,8 @@ type packetOptions struct {
 	Ports portRange    // of the node, that stand for clients; zero: those that freePorts finds
 	// Translations is how many the programs keep; 0: the default.
 	Translations uint32
+	// Fast adds the program for devices whose drivers run XDP.
+	Fast bool
 }
 
 // portRange is a range of ports that no socket of the node is given when it asks for none.
@@ -94,6 +96,9 @@ func packetSpec(s *model.State, o packetOptions) (*ebpf.CollectionSpec, error) {
 	spec, err := packetObjects()
 	if err != nil {
 		return nil, err
+	}
+	if !o.Fast {
+		withoutFast(spec)
 	}
 	for name, entries := range map[string]uint32{
 		packetsMapTranslations: cmp.Or(o.Translations, translations),

@@ -183,3 +183,16 @@ static __always_inline void answered(const struct translation *back, const struc
 	flow->state |= ANSWERED | state_of(p);
 	flow->last = now;
 }
+
+// confirm notes that a packet goes back to a client. The first answer counts, and that the flow is not idle; not every
+// one.
+static __always_inline void confirm(struct translation *back, const struct packet *p)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	if (!(back->state & BACK) || (back->state & ANSWERED && now - back->last <= SECOND && !state_of(p)))
+		return;
+	back->state |= ANSWERED;
+	back->last = now;
+	answered(back, p, now);
+}

@@ -273,14 +273,7 @@ int leave(struct __sk_buff *skb)
 
 	if (!t)
 		return TC_ACT_UNSPEC;
-	__u64 now = bpf_ktime_get_ns();
-
-	// The first answer counts, and that the flow is not idle; not every one.
-	if (t->state & BACK && (!(t->state & ANSWERED) || now - t->last > SECOND || state_of(&p))) {
-		t->state |= ANSWERED;
-		t->last = now;
-		answered(t, &p, now);
-	}
+	confirm(t, &p);
 	return forward(skb, &p, t);
 }
 
