@@ -42,6 +42,12 @@ type packetsAffinityKey struct {
 	Pool uint64
 }
 
+type packetsBound struct {
+	_      structs.HostLayout
+	Second uint64
+	Sent   uint64
+}
+
 type packetsFlow struct {
 	_     structs.HostLayout
 	Other struct {
@@ -285,6 +291,7 @@ const (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	packetsMapAffinities    = "affinities"
+	packetsMapAnswers       = "answers"
 	packetsMapFlows         = "flows"
 	packetsMapFragments     = "fragments"
 	packetsMapFrontends     = "frontends"
@@ -361,6 +368,7 @@ type packetsProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsMapSpecs struct {
 	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
+	Answers      *ebpf.MapSpec `ebpf:"answers"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
@@ -407,6 +415,7 @@ func (o *packetsObjects) Close() error {
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsMaps struct {
 	Affinities   *ebpf.Map `ebpf:"affinities"`
+	Answers      *ebpf.Map `ebpf:"answers"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
@@ -424,6 +433,7 @@ type packetsMaps struct {
 func (m *packetsMaps) Close() error {
 	return _PacketsClose(
 		m.Affinities,
+		m.Answers,
 		m.Flows,
 		m.Fragments,
 		m.Frontends,

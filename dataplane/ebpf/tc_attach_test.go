@@ -10,8 +10,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
@@ -39,6 +41,15 @@ frontend 192.0.2.1:9/tcp any forward default/web:deaf cluster snat offcluster
 frontend 192.0.2.1:9/udp any forward default/web:deaf cluster snat offcluster
 frontend 203.0.113.1:9/udp any forward default/web:deaf cluster snat never
 frontend [fd00::c000:201]:9/udp any forward default/web:deaf cluster6 snat offcluster
+frontend 192.0.2.1:30081/tcp any reject default/none
+frontend 192.0.2.1:30081/udp any reject default/none
+frontend 192.0.2.1:30081/sctp any reject default/none
+frontend [fd00::c000:201]:30081/tcp any reject default/none
+frontend [fd00::c000:201]:30081/udp any reject default/none
+frontend [fd00::c000:201]:30081/sctp any reject default/none
+guard 203.0.113.0/24 drop
+guard 203.0.113.1/32 reject
+guard fd00::cb00:7101/128 reject
 pods 10.244.0.0/16
 pods fd00::af4:0/112
 `
@@ -121,6 +132,88 @@ func probes(t *testing.T, bed *testbed.Bed, p testbed.Probe, n int) string {
 	}
 	slices.Sort(seen)
 	return strings.Join(slices.Compact(seen), ", ")
+}
+
+// refused tries what is to be refused, and fails unless it is at once.
+func refused(t *testing.T, bed *testbed.Bed, protocols []model.Protocol) {
+	t.Helper()
+	for _, from := range []testbed.Place{testbed.Outside, "pod-a"} {
+		for _, protocol := range protocols {
+			for _, to := range []string{
+				"192.0.2.1:30081", "203.0.113.1:81", "[fd00::c000:201]:30081", "[fd00::cb00:7101]:81",
+			} {
+				p := testbed.Probe{From: from, Protocol: protocol, To: netip.MustParseAddrPort(to)}
+				want := "refused"
+				if protocol == model.SCTP && p.To.Addr().Is4() {
+					want = "unreachable" // is the protocol then
+				}
+				if got := probes(t, bed, p, 1); got != want {
+					t.Errorf("%s to %s/%s: %s; want %s", from, to, protocol, got, want)
+				}
+			}
+		}
+	}
+}
+
+// Checksums are in the packets or not when they arrive, and a device of the node computes those of what it sends or not.
+func TestRefused(t *testing.T) {
+	for _, client := range []bool{true, false} {
+		for _, node := range []bool{true, false} {
+			t.Run(fmt.Sprintf("client=%t node=%t", client, node), func(t *testing.T) {
+				t.Parallel()
+				bed := outsideBed(t)
+				for place, on := range map[testbed.Place]bool{testbed.Node: node, testbed.Outside: client, "pod-a": client} {
+					if err := bed.Do(place, func() error { return setOffload(on) }); err != nil {
+						t.Fatal(err)
+					}
+				}
+				attachTo(t, bed, attachPackets, newPacketRun(t, outsideRows))
+				protocols := []model.Protocol{model.TCP, model.UDP}
+				// Nobody computes the CRC of a packet of which an error quotes a part, if the device does not.
+				if testbed.HasProtocol(model.SCTP) && (node || !client) {
+					protocols = append(protocols, model.SCTP)
+				}
+				refused(t, bed, protocols)
+				p := testbed.Probe{From: testbed.Outside, Protocol: model.TCP, To: netip.MustParseAddrPort("203.0.113.99:80")}
+				if got := probes(t, bed, p, 1); got != "timed out" {
+					t.Errorf("to an address that is guarded: %s", got)
+				}
+			})
+		}
+	}
+}
+
+// setOffload says whether the devices of this network namespace compute checksums of what is sent.
+func setOffload(on bool) error {
+	devices, err := net.Interfaces()
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	value := struct{ command, on uint32 }{command: unix.ETHTOOL_STXCSUM}
+	if on {
+		value.on = 1
+	}
+	for _, d := range devices {
+		if d.Name == "lo" {
+			continue
+		}
+		request := struct { // struct ifreq
+			name  [unix.IFNAMSIZ]byte
+			value unsafe.Pointer
+			_     [16]byte
+		}{value: unsafe.Pointer(&value)}
+		copy(request.name[:], d.Name)
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+		if errno != 0 {
+			return fmt.Errorf("%s: %w", d.Name, errno)
+		}
+	}
+	return nil
 }
 
 func TestFromOutside(t *testing.T) {

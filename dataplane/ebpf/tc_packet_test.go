@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -18,8 +19,9 @@ import (
 //	udp 192.0.2.9:4000 > 192.0.2.1:30053 unsummed
 //	icmp 192.0.2.254:0 > 192.0.2.1:0 unreachable (tcp 192.0.2.1:30080 > 192.0.2.9:4000)
 //
-// More words: options (IPv4 options; IPv6 extension headers), first, later (fragments of one datagram). When bytes
-// become text, a checksum that is wrong is named.
+// More words: options (IPv4 options; IPv6 extension headers), first, later (fragments of one datagram); of TCP seq=N and
+// ack=N, 0 if they are missing, and empty, which most are not; of ICMP port-unreachable, protocol-unreachable and echo.
+// When bytes become text, a checksum or length that is wrong is named.
 type packet struct {
 	protocol model.Protocol
 	src, dst netip.AddrPort
@@ -84,7 +86,7 @@ func (p packet) String() string {
 
 // bytes are those of the packet, with the header of Ethernet.
 func (p packet) bytes() []byte {
-	frame := make([]byte, 12, 200)
+	frame := append(make([]byte, 11, 200), 1) // to a device that has no address, from one that has
 	if p.v6() {
 		return append(append(frame, 0x86, 0xdd), p.ip()...)
 	}
@@ -164,8 +166,12 @@ func (p packet) l4() []byte {
 	switch p.protocol {
 	case model.TCP:
 		b = append(b, make([]byte, 16)...)
+		binary.BigEndian.PutUint32(b[4:], p.number("seq"))
+		binary.BigEndian.PutUint32(b[8:], p.number("ack"))
 		b[12], b[13] = 0x50, p.flags()
-		b = append(b, "hello"...)
+		if !p.is("empty") {
+			b = append(b, "hello"...)
+		}
 		binary.BigEndian.PutUint16(b[16:], ^sum(p.pseudo(len(b)), b))
 	case model.UDP:
 		b = append(b, make([]byte, datagram-4)...)
@@ -174,19 +180,53 @@ func (p packet) l4() []byte {
 			binary.BigEndian.PutUint16(b[6:], ^sum(p.pseudo(datagram), b))
 		}
 	case model.SCTP:
-		b = append(b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4)
+		b = append(b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 1)
 		if p.is("init") {
 			b[12] = 1
 		}
 		binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
-	case icmp:
-		b = append([]byte{3, 1, 0, 0, 0, 0, 0, 0}, p.inner.ip()...)
-		binary.BigEndian.PutUint16(b[2:], ^sum(b))
-	case icmpv6:
-		b = append([]byte{1, 0, 0, 0, 0, 0, 0, 0}, p.inner.ip()...)
-		binary.BigEndian.PutUint16(b[2:], ^sum(p.pseudo(len(b)), b))
+	case icmp, icmpv6:
+		return p.icmp()
 	}
 	return b
+}
+
+// messages are the types and codes of ICMP.
+func messages(protocol model.Protocol) map[string][2]byte {
+	if protocol == icmp {
+		return map[string][2]byte{
+			"unreachable": {3, 1}, "protocol-unreachable": {3, 2}, "port-unreachable": {3, 3}, "echo": {8, 0},
+		}
+	}
+	return map[string][2]byte{"unreachable": {1, 0}, "port-unreachable": {1, 4}, "echo": {128, 0}}
+}
+
+func (p packet) icmp() []byte {
+	b := make([]byte, 8)
+	for word, message := range messages(p.protocol) {
+		if p.is(word) {
+			copy(b, message[:])
+		}
+	}
+	if p.inner != nil {
+		b = append(b, p.inner.ip()...)
+	}
+	var pseudo []byte
+	if p.protocol == icmpv6 {
+		pseudo = p.pseudo(len(b))
+	}
+	binary.BigEndian.PutUint16(b[2:], ^sum(pseudo, b))
+	return b
+}
+
+// number is what stands behind a name.
+func (p packet) number(name string) (n uint32) {
+	for _, word := range p.words {
+		if _, err := fmt.Sscanf(word, name+"=%d", &n); err == nil {
+			break
+		}
+	}
+	return n
 }
 
 const flagLetters = "FSRPA"
@@ -239,9 +279,9 @@ func decodeIP(b []byte, whole bool) (p packet, err error) {
 	}
 	var payload []byte
 	if b[0]>>4 == 6 {
-		payload = p.decode6(b)
+		payload = p.decode6(b, whole)
 	} else {
-		payload = p.decode4(b)
+		payload = p.decode4(b, whole)
 	}
 	if !p.is("later") {
 		p.src = netip.AddrPortFrom(p.src.Addr(), binary.BigEndian.Uint16(payload))
@@ -254,8 +294,11 @@ func decodeIP(b []byte, whole bool) (p packet, err error) {
 	return p, nil
 }
 
-func (p *packet) decode4(b []byte) []byte {
+func (p *packet) decode4(b []byte, whole bool) []byte {
 	header := int(b[0]&15) * 4
+	if whole && int(binary.BigEndian.Uint16(b[2:])) != len(b) {
+		p.words = append(p.words, "BAD-LENGTH")
+	}
 	p.protocol = model.Protocol(b[9])
 	src, _ := netip.AddrFromSlice(b[12:16])
 	dst, _ := netip.AddrFromSlice(b[16:20])
@@ -279,7 +322,10 @@ func (p *packet) decodeFragment(more, offset bool) {
 	}
 }
 
-func (p *packet) decode6(b []byte) []byte {
+func (p *packet) decode6(b []byte, whole bool) []byte {
+	if whole && int(binary.BigEndian.Uint16(b[4:]))+40 != len(b) {
+		p.words = append(p.words, "BAD-LENGTH")
+	}
 	src, _ := netip.AddrFromSlice(b[8:24])
 	dst, _ := netip.AddrFromSlice(b[24:40])
 	p.src, p.dst = netip.AddrPortFrom(src, 0), netip.AddrPortFrom(dst, 0)
@@ -313,6 +359,11 @@ func (p *packet) decodeL4(b []byte, whole bool) (err error) {
 	switch p.protocol {
 	case model.TCP:
 		p.words = append(p.words, letters(b[13])...)
+		p.addNumber("seq", b[4:])
+		p.addNumber("ack", b[8:])
+		if whole && len(b) == 20 {
+			p.words = append(p.words, "empty")
+		}
 		good = sum(p.pseudo(length), b) == 0xffff
 	case model.UDP:
 		if b[6] == 0 && b[7] == 0 {
@@ -329,19 +380,31 @@ func (p *packet) decodeL4(b []byte, whole bool) (err error) {
 		good = binary.LittleEndian.Uint32(b[8:]) == crc32.Checksum(c, crc32.MakeTable(crc32.Castagnoli))
 	case icmp, icmpv6:
 		p.src, p.dst = netip.AddrPortFrom(p.src.Addr(), 0), netip.AddrPortFrom(p.dst.Addr(), 0)
-		p.words = append(p.words, "unreachable")
+		for word, message := range messages(p.protocol) {
+			if bytes.Equal(b[:2], message[:]) {
+				p.words = append(p.words, word)
+			}
+		}
 		good = sum(b) == 0xffff
 		if p.protocol == icmpv6 {
 			good = sum(p.pseudo(length), b) == 0xffff
 		}
-		var inner packet
-		inner, err = decodeIP(b[8:], false)
-		p.inner = &inner
+		if len(b) > 8 {
+			var inner packet
+			inner, err = decodeIP(b[8:], false)
+			p.inner = &inner
+		}
 	}
 	if whole && !good {
 		p.words = append(p.words, "BAD-SUM")
 	}
 	return err
+}
+
+func (p *packet) addNumber(name string, b []byte) {
+	if n := binary.BigEndian.Uint32(b); n > 0 {
+		p.words = append(p.words, fmt.Sprintf("%s=%d", name, n))
+	}
 }
 
 func letters(flags byte) []string {

@@ -1,10 +1,12 @@
 package ebpf
 
 import (
+	"bytes"
 	"errors"
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -67,9 +69,15 @@ func (r packetRun) through(hook string, in packet) string {
 	if err != nil {
 		r.Fatal(err)
 	}
+	var back string
 	switch int32(result) {
 	case 2: // TC_ACT_SHOT
 		return "dropped"
+	case 7: // TC_ACT_REDIRECT
+		back = "back "
+		if sent := slices.Concat(run.DataOut[6:12], run.DataOut[:6]); !bytes.Equal(sent, run.Data[:12]) {
+			back = "to another station "
+		}
 	case -1: // TC_ACT_UNSPEC
 	default:
 		r.Errorf("program %s returns %d", program, int32(result))
@@ -81,7 +89,7 @@ func (r packetRun) through(hook string, in packet) string {
 	if out.String() == in.String() {
 		return "the same"
 	}
-	return out.String()
+	return back + out.String()
 }
 
 // play sends packets one after the other; see testdata.

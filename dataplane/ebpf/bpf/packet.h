@@ -38,6 +38,9 @@ enum icmp_error {
 	PARAMETER_PROBLEM6 = 4,
 };
 
+#define ECHO 8
+#define ECHO6 128
+
 // Linux 6.16 and its stable siblings: the flag of bpf_l4_csum_replace for IPv6, which has no header checksum.
 #define CSUM_IPV6 (1ULL << 7)
 
@@ -65,6 +68,7 @@ enum {
 	LATER = 1 << 3,	 // a fragment that is not the first, and has no ports
 	FIRST = 1 << 4,	 // one that has them
 	ERROR = 1 << 5,	 // ICMP, about another packet
+	ASKS = 1 << 6,	 // ICMP, for an echo: it is never forwarded, but may be refused
 };
 
 struct packet {
@@ -97,6 +101,15 @@ struct {
 	__type(key, struct fragment_key);
 	__type(value, struct ports);
 } fragments SEC(".maps");
+
+// fold makes 16 bits of a sum of the Internet.
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum >> 32) + (sum & 0xffffffff);
+	sum = (sum >> 16) + (sum & 0xffff);
+	sum = (sum >> 16) + (sum & 0xffff);
+	return (sum >> 16) + (sum & 0xffff);
+}
 
 static __always_inline struct addr mapped(__be32 v4)
 {
@@ -210,8 +223,8 @@ static __always_inline bool parse_l4(struct __sk_buff *skb, struct packet *p)
 	case IPPROTO_ICMPV6:
 		if ((p->tuple.protocol == IPPROTO_ICMP) != p->v4 || bpf_skb_load_bytes(skb, p->l4, &byte, 1))
 			return false;
-		p->is |= is_error(p, byte) ? ERROR : 0;
-		return p->is & ERROR;
+		p->is |= is_error(p, byte) ? ERROR : byte == (p->v4 ? ECHO : ECHO6) ? ASKS : 0;
+		return p->is & (ERROR | ASKS);
 	default:
 		return false;
 	}
@@ -256,7 +269,7 @@ static __noinline int parse(struct __sk_buff *skb, struct packet *p)
 		return false;
 	if (!(p->is & LATER) && !parse_l4(skb, p))
 		return false;
-	if (p->is & ERROR)
+	if (p->is & (ERROR | ASKS))
 		return !(p->is & FIRST);
 	return !(p->is & (FIRST | LATER)) || ports_of(p);
 }

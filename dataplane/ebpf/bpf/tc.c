@@ -18,6 +18,7 @@
 // bytes per connection, each against this.
 //
 // Neither hook keeps what it does not know from others: they see the packet next.
+#include "answer.h"
 #include "flows.h"
 
 struct source_key {
@@ -153,7 +154,7 @@ static __noinline int quoted(struct __sk_buff *skb, const struct packet *p, enum
 	struct packet in = {.ip = p->l4 + ICMP_HEADER, .v4 = p->v4};
 	struct tuple key;
 
-	if (!parse(skb, &in) || in.is & ERROR)
+	if (!parse(skb, &in) || in.is & (ERROR | ASKS))
 		return TC_ACT_UNSPEC;
 	reverse(&key, &in.tuple.src, &in.tuple.dst, in.tuple.protocol, hook);
 	struct translation *t = bpf_map_lookup_elem(&translations, &key);
@@ -216,20 +217,24 @@ static __always_inline bool keep(const struct packet *p, struct translation *flo
 	return lay(&p->tuple, flow) && !bpf_map_update_elem(&translations, &p->tuple, flow, BPF_NOEXIST);
 }
 
+// For others than this node, in linux/if_packet.h, which needs the C library.
+#define PACKET_OTHERHOST 3
+
 static __always_inline int arrive(struct __sk_buff *skb, enum device device)
 {
 	struct packet p = {};
 	struct meeting m = {};
 	struct translation t = {};
 
-	if (!load(skb, &p))
+	// What is for another machine passes a bridge here, or is only overheard.
+	if (skb->pkt_type == PACKET_OTHERHOST || !load(skb, &p))
 		return TC_ACT_UNSPEC;
 	if (p.is & ERROR)
 		return quoted(skb, &p, INGRESS);
 	p.tuple.hook = INGRESS;
-	if (established(&p, &m, device, &t))
+	if (!(p.is & ASKS) && established(&p, &m, device, &t))
 		return forward(skb, &p, &t);
-	if (!(p.is & BEGINS))
+	if (!(p.is & (BEGINS | ASKS)))
 		return TC_ACT_UNSPEC;
 	meet(&p, &m, device);
 	int verdict = m.target.verdict;
@@ -241,10 +246,12 @@ static __always_inline int arrive(struct __sk_buff *skb, enum device device)
 	switch (verdict) {
 	case FORWARD:
 		return forward(skb, &p, &t);
+	case REJECT:
+		return refuse(skb, &p);
 	case DROP:
 		return TC_ACT_SHOT;
 	}
-	return TC_ACT_UNSPEC; // a guard behind us answers those that are to be refused
+	return TC_ACT_UNSPEC;
 }
 
 SEC("tc/ingress")
@@ -268,6 +275,8 @@ int leave(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (p.is & ERROR)
 		return quoted(skb, &p, EGRESS);
+	if (p.is & ASKS)
+		return TC_ACT_UNSPEC;
 	p.tuple.hook = EGRESS;
 	struct translation *t = bpf_map_lookup_elem(&translations, &p.tuple);
 

@@ -87,15 +87,6 @@ static __always_inline bool read_frame(const struct xdp_md *ctx, const __u8 *dev
 	return p->l4 < p->end && p->end <= end - data;
 }
 
-static __always_inline __u16 fold(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
-}
-
 // turned is a checksum after some words have become others, of which plus is the sum of the new ones and of the
 // complements of the old ones (RFC 1624, equation 3).
 static __always_inline __u16 turned(__u16 sum, __u64 plus)
