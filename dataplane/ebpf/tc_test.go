@@ -46,7 +46,7 @@ func newPacketRun(t *testing.T, rows string) packetRun {
 	}
 	programs, err := newPackets(tables.Maps, s, packetOptions{
 		Node:  []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::c000:201")},
-		Ports: portRange{1024, 30000}, Translations: 1024,
+		Ports: portRange{1024, 30000}, Translations: 1024, Fast: true,
 	})
 	if err != nil {
 		t.Fatalf("%+v", err)
