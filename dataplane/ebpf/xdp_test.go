@@ -126,16 +126,23 @@ type station struct {
 
 // run sends a frame through a program.
 func (s *station) run(program string, frame []byte) (int, []byte, error) {
-	in := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256)}
+	device := uint32(s.eth0.Attrs().Index)
+	in := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: skbContext{Device: device}}
 	if program == packetsProgFromOutside {
-		in.Context = xdpContext{DataEnd: uint32(len(frame)), Ingress: uint32(s.eth0.Attrs().Index)}
+		in.Context = xdpContext{DataEnd: uint32(len(frame)), Ingress: device}
 	}
 	result, err := s.programs.Programs[program].Run(&in)
 	return int(int32(result)), in.DataOut, err
 }
 
-// xdpContext is struct xdp_md of the kernel.
-type xdpContext struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
+// These are structs xdp_md and, its beginning, __sk_buff of the kernel.
+type (
+	xdpContext struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
+	skbContext struct {
+		_      [10]uint32
+		Device uint32
+	}
+)
 
 // pass is what becomes of a frame that has come from outside: it leaves, or something else.
 func (s *station) pass(frame []byte) (string, error) {
