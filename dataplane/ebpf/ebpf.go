@@ -4,7 +4,7 @@
 //
 //	connect4/6, sendmsg4/6 ─► frontends[address, port, protocol] ─► pools[number] ─► slots[random] ─► backend
 //	                          │ not found: guards                    │ affinity: the one the client had
-//	recvmsg4/6, getpeername4/6 ◄── peers, flows: what a socket asked for, and what it got
+//	recvmsg4/6, getpeername4/6 ◄── sockets, flows: what a socket asked for, and what it got
 //
 // The programs (bpf/) are attached to a cgroup, and see the sockets of all processes in it and below it, in whatever
 // network namespace: the node's and its pods'. They decide what a socket can decide. The rest passes, as packets, and
@@ -47,6 +47,8 @@ type Options struct {
 	// Packets makes the plane for what the hooks let pass. Without one, what they cannot do is not done, and
 	// connections that are to be refused or dropped fail at once.
 	Packets dataplane.New
+	// Sizes say how much is remembered; what is 0 has its default.
+	Sizes Sizes
 }
 
 // DefaultPins is the directory of the pins on a node.
@@ -59,6 +61,7 @@ type Plane struct {
 	cgroupID     uint64
 	netns        uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
 	hasSetRetval bool
+	sizes        Sizes
 	packets      dataplane.Dataplane  // may be nil
 	memory       map[string]*ebpf.Map // nil: not open
 	tables       *tables              // nil: the kernel's content is not known
@@ -80,7 +83,7 @@ func New(o Options) dataplane.New {
 }
 
 func open(c dataplane.Config, o Options) (*Plane, error) {
-	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins}
+	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes}
 	if p.pins == "" {
 		p.pins = DefaultPins
 	}

@@ -122,7 +122,7 @@ func TestAudit(t *testing.T) {
 	defer p.Close()
 	s := parse(t, web)
 	check(t, p.Sync(t.Context(), s))
-	for _, pin := range []string{"links/connect4", "v1/affinities"} {
+	for _, pin := range []string{"links/connect4", "v2/affinities"} {
 		check(t, os.Remove(filepath.Join(c.pins, pin)))
 	}
 	check(t, os.Mkdir(filepath.Join(c.pins, "v0"), 0o700))

@@ -94,6 +94,15 @@ type objectsPeer struct {
 	Backend objectsEndpoint
 }
 
+type objectsPlace struct {
+	_        structs.HostLayout
+	Cookie   uint64
+	Taken    uint32
+	Protocol uint32
+	Netns    uint64
+	Peer     objectsPeer
+}
+
 type objectsPool struct {
 	_        structs.HostLayout
 	First    uint32
@@ -140,6 +149,8 @@ const (
 	objectsMapPeers         = "peers"
 	objectsMapPools         = "pools"
 	objectsMapSlots         = "slots"
+	objectsMapSockets       = "sockets"
+	objectsProgClosed       = "closed"
 	objectsProgConnect4     = "connect4"
 	objectsProgConnect6     = "connect6"
 	objectsProgGetpeername4 = "getpeername4"
@@ -151,6 +162,7 @@ const (
 	objectsVarAlone         = "alone"
 	objectsVarHasSetRetval  = "has_set_retval"
 	objectsVarNodeNetns     = "node_netns"
+	objectsVarPlaces        = "places"
 	objectsVarPodsKnown     = "pods_known"
 )
 
@@ -196,6 +208,7 @@ type objectsSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectsProgramSpecs struct {
+	Closed       *ebpf.ProgramSpec `ebpf:"closed"`
 	Connect4     *ebpf.ProgramSpec `ebpf:"connect4"`
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
@@ -218,6 +231,7 @@ type objectsMapSpecs struct {
 	Peers      *ebpf.MapSpec `ebpf:"peers"`
 	Pools      *ebpf.MapSpec `ebpf:"pools"`
 	Slots      *ebpf.MapSpec `ebpf:"slots"`
+	Sockets    *ebpf.MapSpec `ebpf:"sockets"`
 }
 
 // objectsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -227,6 +241,7 @@ type objectsVariableSpecs struct {
 	Alone        *ebpf.VariableSpec `ebpf:"alone"`
 	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	NodeNetns    *ebpf.VariableSpec `ebpf:"node_netns"`
+	Places       *ebpf.VariableSpec `ebpf:"places"`
 	PodsKnown    *ebpf.VariableSpec `ebpf:"pods_known"`
 }
 
@@ -258,6 +273,7 @@ type objectsMaps struct {
 	Peers      *ebpf.Map `ebpf:"peers"`
 	Pools      *ebpf.Map `ebpf:"pools"`
 	Slots      *ebpf.Map `ebpf:"slots"`
+	Sockets    *ebpf.Map `ebpf:"sockets"`
 }
 
 func (m *objectsMaps) Close() error {
@@ -270,6 +286,7 @@ func (m *objectsMaps) Close() error {
 		m.Peers,
 		m.Pools,
 		m.Slots,
+		m.Sockets,
 	)
 }
 
@@ -280,6 +297,7 @@ type objectsVariables struct {
 	Alone        *ebpf.Variable `ebpf:"alone"`
 	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
 	NodeNetns    *ebpf.Variable `ebpf:"node_netns"`
+	Places       *ebpf.Variable `ebpf:"places"`
 	PodsKnown    *ebpf.Variable `ebpf:"pods_known"`
 }
 
@@ -287,6 +305,7 @@ type objectsVariables struct {
 //
 // It can be passed to loadObjectsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectsPrograms struct {
+	Closed       *ebpf.Program `ebpf:"closed"`
 	Connect4     *ebpf.Program `ebpf:"connect4"`
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
@@ -299,6 +318,7 @@ type objectsPrograms struct {
 
 func (p *objectsPrograms) Close() error {
 	return _ObjectsClose(
+		p.Closed,
 		p.Connect4,
 		p.Connect6,
 		p.Getpeername4,

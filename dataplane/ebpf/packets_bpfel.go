@@ -183,6 +183,15 @@ type packetsPeer struct {
 	}
 }
 
+type packetsPlace struct {
+	_        structs.HostLayout
+	Cookie   uint64
+	Taken    uint32
+	Protocol uint32
+	Netns    uint64
+	Peer     packetsPeer
+}
+
 type packetsPool struct {
 	_        structs.HostLayout
 	First    uint32
@@ -302,6 +311,7 @@ const (
 	packetsMapPods          = "pods"
 	packetsMapPools         = "pools"
 	packetsMapSlots         = "slots"
+	packetsMapSockets       = "sockets"
 	packetsMapSources       = "sources"
 	packetsMapTranslations  = "translations"
 	packetsProgFromAnywhere = "from_anywhere"
@@ -379,6 +389,7 @@ type packetsMapSpecs struct {
 	Pods         *ebpf.MapSpec `ebpf:"pods"`
 	Pools        *ebpf.MapSpec `ebpf:"pools"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
+	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
 	Sources      *ebpf.MapSpec `ebpf:"sources"`
 	Translations *ebpf.MapSpec `ebpf:"translations"`
 }
@@ -426,6 +437,7 @@ type packetsMaps struct {
 	Pods         *ebpf.Map `ebpf:"pods"`
 	Pools        *ebpf.Map `ebpf:"pools"`
 	Slots        *ebpf.Map `ebpf:"slots"`
+	Sockets      *ebpf.Map `ebpf:"sockets"`
 	Sources      *ebpf.Map `ebpf:"sources"`
 	Translations *ebpf.Map `ebpf:"translations"`
 }
@@ -444,6 +456,7 @@ func (m *packetsMaps) Close() error {
 		m.Pods,
 		m.Pools,
 		m.Slots,
+		m.Sockets,
 		m.Sources,
 		m.Translations,
 	)

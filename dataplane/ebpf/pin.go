@@ -15,28 +15,12 @@ import (
 // What is pinned, below a directory of ours in a file system of type bpf:
 //
 //	links/connect4 …      each holds a program to the cgroup, the program its tables
-//	v1/affinities …       what clients and sockets are remembered in: adopted by the next process
+//	v2/affinities …       what clients and sockets are remembered in: adopted by the next process
 //
 // A layout that is not ours is left alone until our programs are attached; then it goes.
 
 // memoryLayout is the number of the layout in bpf/maps.h.
-const memoryLayout = "v1"
-
-const (
-	affinities = 1 << 16 // clients remembered; the one that was silent longest is forgotten first
-	flows      = 1 << 16 // two for each peer of a UDP socket that is not connected
-)
-
-// memorySpecs gives the maps of the memory their sizes.
-func memorySpecs(spec *ebpf.CollectionSpec) map[string]*ebpf.MapSpec {
-	spec.Maps[objectsMapAffinities].MaxEntries = affinities
-	spec.Maps[objectsMapFlows].MaxEntries = flows
-	memory := map[string]*ebpf.MapSpec{}
-	for _, name := range []string{objectsMapAffinities, objectsMapFlows, objectsMapPeers} {
-		memory[name] = spec.Maps[name]
-	}
-	return memory
-}
+const memoryLayout = "v2"
 
 // checkPins makes sure that pins can be made.
 func checkPins(dir string) error {
@@ -64,7 +48,7 @@ func (p *Plane) openMemory() error {
 		return err
 	}
 	memory := map[string]*ebpf.Map{}
-	for name, want := range memorySpecs(spec) {
+	for name, want := range p.sizes.memory(spec) {
 		m, err := openPinned(filepath.Join(dir, name), want)
 		if err != nil {
 			closeMaps(memory)

@@ -14,11 +14,12 @@ import (
 // The compiler is pinned, so that the same source makes the same object; ./dev installs it. The last include
 // directory has asm/types.h, which is another one on each architecture, and the same for us.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type slot -type member_key -type membership -type verdict -type guard_key -type flow_key -type flow objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type slot -type member_key -type membership -type verdict -type guard_key -type flow_key -type flow -type place objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 // hooks are the names of the programs, and where they are attached.
 func hooks() map[string]ebpf.AttachType {
 	return map[string]ebpf.AttachType{
+		objectsProgClosed:       ebpf.AttachCgroupInetSockRelease,
 		objectsProgConnect4:     ebpf.AttachCGroupInet4Connect,
 		objectsProgConnect6:     ebpf.AttachCGroupInet6Connect,
 		objectsProgSendmsg4:     ebpf.AttachCGroupUDP4Sendmsg,
@@ -69,11 +70,12 @@ func (p *Plane) program(size capacity, pods model.Pods) (*ebpf.Collection, error
 	} {
 		spec.Maps[name].MaxEntries = entries
 	}
-	memorySpecs(spec)
+	p.sizes.memory(spec)
 	for name, value := range map[string]any{
 		objectsVarNodeNetns:    p.netns,
 		objectsVarPodsKnown:    podsKnown(pods),
 		objectsVarAlone:        p.packets == nil,
+		objectsVarPlaces:       p.sizes.orDefault().Sockets - 1,
 		objectsVarHasSetRetval: p.hasSetRetval,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
@@ -119,6 +121,7 @@ func (p *Plane) probe() error {
 	return err
 }
 
+// hookNames are in the order in which the programs are attached: who gets a place must be seen to give it back.
 func hookNames() []string {
 	var names []string
 	for name := range hooks() {

@@ -19,7 +19,7 @@ import (
 // connect() led there are aborted: reading fails with ECONNABORTED, writing with EDESTADDRREQ, and their owners connect
 // anew.
 //
-//	/proc/*/ns/net ─► connected UDP sockets ─► flows: is the peer a backend? ─► does a row still say so? ─► destroy
+//	/proc/*/ns/net ─► connected UDP sockets ─► sockets: is the peer a backend? ─► does a row still say so? ─► destroy
 
 // Of include/uapi/linux/inet_diag.h and sock_diag.h.
 const (
@@ -115,9 +115,16 @@ func (p *Plane) releaseIn(ns *os.File, s *model.State) error {
 
 // service is what a socket asked for when it got its peer; ok is false if connect() did not translate that.
 func (p *Plane) service(socket diagSocket) (a netip.AddrPort, ok bool, err error) {
-	key := objectsFlowKey{Cookie: socket.cookie(), Peer: endpoint(socket.peer()), Back: 1}
+	var at objectsPlace
+	peer, cookie := endpoint(socket.peer()), socket.cookie()
+	if err := p.memory[objectsMapSockets].Lookup(uint32(cookie)&(p.sizes.orDefault().Sockets-1), &at); err != nil {
+		return a, false, err
+	}
+	if at.Cookie == cookie && at.Peer.Backend == peer {
+		return at.Peer.Service.addrPort(), true, nil
+	}
 	var flow objectsFlow
-	err = p.memory[objectsMapFlows].Lookup(key, &flow)
+	err = p.memory[objectsMapFlows].Lookup(objectsFlowKey{Cookie: cookie, Peer: peer, Back: 1}, &flow)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return a, false, nil
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	bpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -107,11 +108,30 @@ func TestDatagrams(t *testing.T) {
 	}
 }
 
+// openSized is open for a plane that remembers other numbers of clients and sockets.
+func (c cluster) openSized(sizes ebpf.Sizes) (p dataplane.Dataplane) {
+	c.t.Helper()
+	check(c.t, c.Do(testbed.Node, func() (err error) {
+		p, err = ebpf.New(ebpf.Options{Cgroup: c.Cgroup(), Pins: c.pins, Sizes: sizes})(dataplane.Config{})
+		return err
+	}))
+	return p
+}
+
 // A connected UDP socket is aborted when its backend leaves, others are not.
 func TestRelease(t *testing.T) {
-	c := newCluster(t)
-	p := c.open()
-	defer p.Close()
+	for name, sockets := range map[string]uint32{"places": 0, "one place": 1} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			p := c.openSized(ebpf.Sizes{Sockets: sockets})
+			defer p.Close()
+			c.released(p)
+		})
+	}
+}
+
+func (c cluster) released(p dataplane.Dataplane) {
+	t := c.t
 	before := parse(t, strings.Replace(dns, "backend default/web:dns cluster 10.244.1.12:5353 local\n", "", 1))
 	check(t, p.Sync(t.Context(), before))
 	dial := func(to string) net.Conn {
@@ -185,6 +205,63 @@ func TestPeerName(t *testing.T) {
 			}
 			return err
 		}))
+	}
+}
+
+// places is how many connected sockets have a place of their own, of the only one that there is.
+func (c cluster) places() uint32 {
+	c.t.Helper()
+	m, err := bpf.LoadPinnedMap(filepath.Join(c.pins, "v2", "sockets"), nil)
+	check(c.t, err)
+	defer m.Close()
+	var place struct {
+		_     uint64
+		Taken uint32
+		_     [52]byte
+	}
+	check(c.t, m.Lookup(uint32(0), &place))
+	return place.Taken
+}
+
+// Sockets that find their place taken are remembered all the same: one of eight has the place.
+func TestPlaces(t *testing.T) {
+	c := newCluster(t)
+	p := c.openSized(ebpf.Sizes{Sockets: 1})
+	defer p.Close()
+	s := parse(t, web)
+	check(t, p.Sync(t.Context(), s))
+	to := unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 10}, Port: 80}
+	for range 3 {
+		var sockets []int
+		check(t, c.Do("client", func() error {
+			for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+				to := to
+				if kind == unix.SOCK_DGRAM {
+					to.Port = 53
+				}
+				for range 4 {
+					fd, err := unix.Socket(unix.AF_INET, kind, 0)
+					check(t, err)
+					sockets = append(sockets, fd)
+					check(t, unix.Connect(fd, &to))
+				}
+			}
+			return nil
+		}))
+		if n := c.places(); n != 1 {
+			t.Errorf("%d sockets have the place", n)
+		}
+		check(t, p.Sync(t.Context(), s))
+		for i, fd := range sockets {
+			peer, err := unix.Getpeername(fd)
+			if err != nil || port(peer) != []int{80, 53}[i/4] {
+				t.Errorf("socket %d: the peer is %+v (%v)", i, peer, err)
+			}
+			check(t, unix.Close(fd))
+		}
+		if n := c.places(); n != 0 {
+			t.Errorf("%d sockets have the place, and all are closed", n)
+		}
 	}
 }
 

@@ -130,6 +130,7 @@ func packetObjects() (*ebpf.CollectionSpec, error) {
 	}
 	delete(spec.Maps, objectsMapFlows)
 	delete(spec.Maps, objectsMapPeers)
+	delete(spec.Maps, objectsMapSockets)
 	return spec, nil
 }
 

@@ -8,7 +8,7 @@
 //   slots[first ... first + count)     ─► a backend each
 //
 // These are made anew, with the programs that use them, by every Sync. What sockets and clients are remembered in
-// (affinities, flows, peers) is pinned and outlives the programs: whoever changes a layout there changes
+// (affinities, flows, sockets, peers) is pinned and outlives the programs: whoever changes a layout there changes
 // the number in pin.go.
 #pragma once
 
@@ -129,6 +129,15 @@ struct peer {
 	struct endpoint backend;
 };
 
+// A place in which one connected socket at a time is remembered.
+struct place {
+	__u64 cookie; // of the socket, or of the one that had the place before
+	__u32 taken;  // how many have it, or try to get it
+	__u32 protocol;
+	__u64 netns; // cookie of the socket's namespace
+	struct peer peer;
+};
+
 // Sizes are set when the maps are made. They follow the rows, so what can be allocated at once is: adding to such a
 // map takes half the time, and cannot fail for want of memory.
 
@@ -183,6 +192,16 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 } flows SEC(".maps");
+
+// Connected sockets, each in the place that its cookie names. Memory of the socket's own (peers) costs connect() five
+// percent, and is for those that find their place taken. Who closes gives it back, so that none is ever forgotten.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct place);
+} sockets SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);

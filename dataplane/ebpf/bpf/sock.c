@@ -7,6 +7,7 @@
 //   sendmsg     ─► the same for each datagram of a socket that is not connected
 //   recvmsg     ─► backend to service: programs compare where an answer comes from
 //   getpeername ─► backend to service
+//   close       ─► the socket's place is free
 #include "balance.h"
 
 #define ETIMEDOUT 110
@@ -19,6 +20,7 @@
 const volatile __u64 node_netns;       // cookie of the node's network namespace; 0: the first one
 const volatile bool pods_known[2];     // whether the rows recognise pods, in IPv4 and in IPv6
 const volatile bool alone;	       // nobody serves packets: what is not forwarded must be refused here
+const volatile __u32 places;	       // how many there are for connected sockets, less one: a power of two
 const volatile bool has_set_retval;    // and with it another error than EPERM: Linux 5.18
 
 static __always_inline void load4(const struct bpf_sock_addr *ctx, struct endpoint *e)
@@ -96,21 +98,53 @@ static __always_inline enum verdict route(struct bpf_sock_addr *ctx, const struc
 	return FORWARD;
 }
 
-// remember lets the socket know its peer. It reports false if the kernel has no memory for that.
-static __always_inline bool remember(struct bpf_sock_addr *ctx, struct peer *p)
+// place_of is where a socket is remembered, if it is.
+static __always_inline struct place *place_of(__u64 cookie)
 {
-	struct peer *kept = bpf_sk_storage_get(&peers, ctx->sk, p, BPF_SK_STORAGE_GET_F_CREATE);
+	__u32 key = cookie & places;
 
-	if (kept)
-		*kept = *p;
-	return kept;
+	return bpf_map_lookup_elem(&sockets, &key);
 }
 
-// expect has what comes from a backend come from the service, and tells the agent whom a UDP socket talks to.
-static __always_inline void expect(struct bpf_sock_addr *ctx, const struct endpoint *backend,
-				   const struct endpoint *service)
+// take gets a place for a socket, or reports that another one has it. What two try at the same time neither may get.
+// Linux 5.10 has no atomic operation that returns what it found; here, who adds first and then reads 1 is alone.
+static __always_inline bool take(struct place *at, __u64 cookie)
 {
-	struct flow_key back = {.cookie = bpf_get_socket_cookie(ctx), .peer = *backend, .back = 1};
+	if (at->cookie == cookie) // only its owner has written that
+		return true;
+	if (*(volatile __u32 *)&at->taken)
+		return false;
+	__sync_fetch_and_add(&at->taken, 1);
+	if (*(volatile __u32 *)&at->taken == 1)
+		return true;
+	__sync_fetch_and_add(&at->taken, -1);
+	return false;
+}
+
+// remember lets the socket know its peer. It reports false if there is no place where the agent finds that.
+static __always_inline bool remember(struct bpf_sock_addr *ctx, __u64 cookie, __u64 netns, struct peer *p)
+{
+	struct place *at = place_of(cookie);
+
+	if (at && take(at, cookie)) {
+		at->peer = *p;
+		at->netns = netns;
+		at->protocol = ctx->protocol;
+		barrier();
+		at->cookie = cookie;
+		return true;
+	}
+	struct peer *own = bpf_sk_storage_get(&peers, ctx->sk, p, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (own)
+		*own = *p;
+	return false;
+}
+
+// expect has what comes from a backend come from the service, and tells the agent whom a socket without a place talks to.
+static __always_inline void expect(__u64 cookie, const struct endpoint *backend, const struct endpoint *service)
+{
+	struct flow_key back = {.cookie = cookie, .peer = *backend, .back = 1};
 	struct flow *known = bpf_map_lookup_elem(&flows, &back);
 	struct flow fresh = {.other = *service};
 
@@ -119,26 +153,28 @@ static __always_inline void expect(struct bpf_sock_addr *ctx, const struct endpo
 }
 
 // unexpect is for a socket that connects to an address that is no service's. It may have come there by one before.
-static __always_inline void unexpect(struct bpf_sock_addr *ctx, const struct endpoint *to)
+static __always_inline void unexpect(struct bpf_sock_addr *ctx, __u64 cookie, const struct endpoint *to)
 {
-	struct flow_key back = {.cookie = bpf_get_socket_cookie(ctx), .peer = *to, .back = 1};
+	struct flow_key back = {.cookie = cookie, .peer = *to, .back = 1};
+	struct place *at = place_of(cookie);
 
-	bpf_sk_storage_delete(&peers, ctx->sk);
-	if (ctx->protocol == IPPROTO_UDP)
+	if (at && at->cookie == cookie)
+		at->peer = (struct peer){};
+	if (!bpf_sk_storage_delete(&peers, ctx->sk) || ctx->protocol == IPPROTO_UDP)
 		bpf_map_delete_elem(&flows, &back);
 }
 
 // connected translates the address of a connection.
 static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint *to, bool *changed)
 {
-	__u64 netns = bpf_get_netns_cookie(ctx);
+	__u64 netns = bpf_get_netns_cookie(ctx), cookie = bpf_get_socket_cookie(ctx);
 	struct addr from = client(netns);
 	struct peer peer = {.service = *to};
 	__u32 number = 0;
 	enum verdict verdict = route(ctx, to, netns, &number);
 
 	if (verdict == PASS) {
-		unexpect(ctx, to);
+		unexpect(ctx, cookie, to);
 		return ALLOWED;
 	}
 	if (verdict != FORWARD)
@@ -148,8 +184,8 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 	if (!pool || !choose(number, pool, &from, to))
 		return refuse(REJECT);
 	peer.backend = *to;
-	if (!remember(ctx, &peer) || ctx->protocol == IPPROTO_UDP)
-		expect(ctx, to, &peer.service);
+	if (!remember(ctx, cookie, netns, &peer))
+		expect(cookie, to, &peer.service);
 	*changed = true;
 	return ALLOWED;
 }
@@ -196,7 +232,7 @@ static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, 
 
 	if (!assign(&forth, number, &from, &backend))
 		return refuse(REJECT);
-	expect(ctx, &backend, to);
+	expect(forth.cookie, &backend, to);
 	*to = backend;
 	*changed = true;
 	return ALLOWED;
@@ -205,13 +241,14 @@ static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, 
 // translate_back makes a service of a backend: of a connected socket's peer, or of where a datagram comes from.
 static __always_inline bool translate_back(struct bpf_sock_addr *ctx, struct endpoint *from)
 {
-	struct peer *p = bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
+	struct flow_key back = {.cookie = bpf_get_socket_cookie(ctx), .peer = *from, .back = 1};
+	struct place *at = place_of(back.cookie);
+	struct peer *p = at && at->cookie == back.cookie ? &at->peer : bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
 
 	if (p && same(&p->backend, from)) {
 		*from = p->service;
 		return true;
 	}
-	struct flow_key back = {.cookie = bpf_get_socket_cookie(ctx), .peer = *from, .back = 1};
 	struct flow *f = bpf_map_lookup_elem(&flows, &back);
 
 	if (f)
@@ -254,5 +291,16 @@ TRANSLATE_BACK(recvmsg, 4)
 TRANSLATE_BACK(recvmsg, 6)
 TRANSLATE_BACK(getpeername, 4)
 TRANSLATE_BACK(getpeername, 6)
+
+SEC("cgroup/sock_release")
+int closed(struct bpf_sock *ctx)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	struct place *at = place_of(cookie);
+
+	if (at && at->cookie == cookie)
+		__sync_fetch_and_add(&at->taken, -1);
+	return ALLOWED;
+}
 
 char _license[] SEC("license") = "Dual BSD/GPL";

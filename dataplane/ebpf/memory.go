@@ -1,0 +1,45 @@
+package ebpf
+
+import (
+	"cmp"
+	"math/bits"
+
+	"github.com/cilium/ebpf"
+)
+
+// Sizes say how many clients and sockets the plane remembers. Their memory is taken at once; a process with other sizes
+// than the one before begins with that table empty.
+type Sizes struct {
+	// Affinities are clients of pools with affinity; 0: 65,536. Each takes 112 bytes. The one that was silent longest
+	// is forgotten first.
+	Affinities uint32
+	// Flows are two for each peer of a UDP socket that is not connected; 0: 65,536. Each takes 128 bytes. Of those that
+	// are forgotten answers seem to come from the backend.
+	Flows uint32
+	// Sockets are connected ones, rounded up to a power of two; 0: 65,536. Each takes 64 bytes. None is ever forgotten:
+	// those that find their place taken are remembered in memory of their own, which costs time.
+	Sockets uint32
+}
+
+func (s Sizes) orDefault() Sizes {
+	const usual = 1 << 16
+	sockets := min(cmp.Or(s.Sockets, usual), 1<<24)
+	return Sizes{
+		Affinities: cmp.Or(s.Affinities, usual),
+		Flows:      cmp.Or(s.Flows, usual),
+		Sockets:    1 << bits.Len32(sockets-1),
+	}
+}
+
+// memory gives the maps that outlive the programs their sizes, and returns them.
+func (s Sizes) memory(spec *ebpf.CollectionSpec) map[string]*ebpf.MapSpec {
+	s = s.orDefault()
+	spec.Maps[objectsMapAffinities].MaxEntries = s.Affinities
+	spec.Maps[objectsMapFlows].MaxEntries = s.Flows
+	spec.Maps[objectsMapSockets].MaxEntries = s.Sockets
+	memory := map[string]*ebpf.MapSpec{}
+	for _, name := range []string{objectsMapAffinities, objectsMapFlows, objectsMapSockets, objectsMapPeers} {
+		memory[name] = spec.Maps[name]
+	}
+	return memory
+}
