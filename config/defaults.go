@@ -60,7 +60,7 @@ func setListenerDefaults(c *kubeproxy.KubeProxyConfiguration) {
 func setModeDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	setDefault(&c.Mode, ModeIPTables)
 	setDefault(&c.DetectLocalMode, LocalClusterCIDR)
-	if c.Mode == ModeNFTables && len(c.NodePortAddresses) == 0 {
+	if (c.Mode == ModeNFTables || c.Mode == ModeEBPF) && len(c.NodePortAddresses) == 0 {
 		c.NodePortAddresses = []string{primaryAddresses}
 	}
 }
@@ -72,6 +72,7 @@ func defaultFairlead() FairleadConfiguration {
 		AuditInterval:   metav1.Duration{Duration: time.Second},
 		TakeOver:        TakeOverRemove,
 		IPVSAddressMode: IPVSAddressesByCIDR,
+		EBPF:            EBPF{BPFRoot: "/sys/fs/bpf", Packets: EBPFPacketsByNFTables},
 	}
 }
 

@@ -34,6 +34,18 @@ type FairleadConfiguration struct {
 	IPVSAddressMode IPVSAddressMode `json:"ipvsAddressMode,omitempty"`
 	// IPVSDrainTimeout is how long a backend that is gone keeps its connections in mode ipvs; 0: as long as they last.
 	IPVSDrainTimeout metav1.Duration `json:"ipvsDrainTimeout,omitempty"`
+	// EBPF is for the data plane ebpf.
+	EBPF EBPF `json:"ebpf,omitempty"`
+}
+
+// EBPF are the settings of the data plane ebpf. They are compared.
+type EBPF struct {
+	// CgroupRoot is the root of the machine's cgroups of version 2; empty: where they are mounted.
+	CgroupRoot string `json:"cgroupRoot,omitempty"`
+	// BPFRoot is where a file system of type bpf is mounted, or will be.
+	BPFRoot string `json:"bpfRoot,omitempty"`
+	// Packets is who serves what has no socket on the node.
+	Packets EBPFPackets `json:"packets,omitempty"`
 }
 
 // TakeOver says what becomes of the rules that kube-proxy has left.
@@ -63,4 +75,13 @@ const (
 	IPVSAddressesByCIDR  IPVSAddressMode = "cidr"
 	IPVSAddressesByRoute IPVSAddressMode = "route"
 	IPVSAddressesOnDummy IPVSAddressMode = "dummy"
+)
+
+// EBPFPackets is a way to serve packets that come from no socket of the node.
+type EBPFPackets string
+
+// The values of EBPFPackets.
+const (
+	EBPFPacketsByTC       EBPFPackets = "tc"
+	EBPFPacketsByNFTables EBPFPackets = "nftables"
 )

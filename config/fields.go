@@ -64,6 +64,6 @@ func fieldsWithoutFlags() []Field {
 func fairleadPaths() []string {
 	return []string{
 		"manifests", "nodeIPs", "controlSocket", "auditInterval", "takeOver", "iptablesBackend", "ipvsAddressMode",
-		"ipvsDrainTimeout",
+		"ipvsDrainTimeout", "ebpf.cgroupRoot", "ebpf.bpfRoot", "ebpf.packets",
 	}
 }

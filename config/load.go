@@ -164,6 +164,9 @@ func (l *loading) fairlead() {
 	override(f, "iptables-backend", &c.IPTablesBackend, said.IPTablesBackend)
 	override(f, "ipvs-address-mode", &c.IPVSAddressMode, said.IPVSAddressMode)
 	override(f, "ipvs-drain-timeout", &c.IPVSDrainTimeout, said.IPVSDrainTimeout)
+	override(f, "cgroup-root", &c.EBPF.CgroupRoot, said.EBPF.CgroupRoot)
+	override(f, "bpf-root", &c.EBPF.BPFRoot, said.EBPF.BPFRoot)
+	override(f, "ebpf-packets", &c.EBPF.Packets, said.EBPF.Packets)
 }
 
 // standaloneMode is the mode of manifests without a file of kube-proxy's: nobody there can expect what

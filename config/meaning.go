@@ -62,6 +62,10 @@ func (c *Config) reason(path string) string {
 		if c.Plane != string(ModeIPVS) {
 			return "it is for the data plane ipvs"
 		}
+	case section == "ebpf":
+		if c.Plane != string(ModeEBPF) {
+			return "it is for the data plane ebpf"
+		}
 	case path == "configSyncPeriod":
 		return "objects are watched, not refreshed"
 	case section == "winkernel", path == "windowsRunAsService":

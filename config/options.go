@@ -38,6 +38,7 @@ const (
 	apiServer group = "API server"
 	logging   group = "logging"
 	ipvs      group = "for mode ipvs"
+	ebpf      group = "for mode ebpf"
 	obsolete  group = "accepted, without meaning here"
 )
 
@@ -77,7 +78,7 @@ func ipPort(to *string) func(*pflag.FlagSet, string, string) {
 func (f *Flags) all() (all []option) {
 	for _, part := range [][]option{
 		f.serving(), f.filesAndVerbs(), f.dataPlane(), f.nodePortsAndPods(), f.listeners(), f.kernel(),
-		f.apiServer(), f.logging(), f.ipvs(), f.obsolete(), f.obsoleteLogging(),
+		f.apiServer(), f.logging(), f.ipvs(), f.ebpf(), f.obsolete(), f.obsoleteLogging(),
 	} {
 		all = append(all, part...)
 	}
@@ -279,6 +280,22 @@ func (f *Flags) ipvs() []option {
 			usage: "the same, of one that is being closed"},
 		{group: ipvs, flag: "ipvs-udp-timeout", field: "ipvs.udpTimeout", bind: span(&c.UDPTimeout.Duration),
 			usage: "forget a UDP flow after this; 0: as it is"},
+	}
+}
+
+func (f *Flags) ebpf() []option {
+	own := &f.said.fairlead.EBPF
+	return []option{
+		{group: ebpf, flag: "cgroup-root", field: "ebpf.cgroupRoot", always: true, bind: text(&own.CgroupRoot),
+			usage: "`directory` of the machine's cgroups of version 2, whose processes are served (default: where they are " +
+				"mounted)"},
+		{group: ebpf, flag: "bpf-root", field: "ebpf.bpfRoot", always: true, bind: text(&own.BPFRoot),
+			usage: "`directory` where a file system of type bpf is mounted, which keeps programs when the process ends; it is " +
+				"mounted if it is not"},
+		{group: ebpf, flag: "ebpf-packets", field: "ebpf.packets", always: true,
+			bind: value(stringValue[EBPFPackets]{&own.Packets, "EBPFPackets", nil}),
+			usage: "who serves packets that come from no socket of the node: tc (programs on the node's devices) or nftables " +
+				"(that data plane, with connection tracking)"},
 	}
 }
 

@@ -86,5 +86,8 @@ func fairleadLimits() map[string]limit {
 		"takeOver":        words(config.TakeOverRemove, config.TakeOverKeep),
 		"iptablesBackend": words(config.IPTablesAsSystem, config.IPTablesLegacy, config.IPTablesNFTables),
 		"ipvsAddressMode": words(config.IPVSAddressesByCIDR, config.IPVSAddressesByRoute, config.IPVSAddressesOnDummy),
+		"ebpf.cgroupRoot": {pattern: `^(/.*)?$`, meaning: "must be an absolute path, or empty"},
+		"ebpf.bpfRoot":    {pattern: `^/`, meaning: "must be an absolute path"},
+		"ebpf.packets":    words(config.EBPFPacketsByTC, config.EBPFPacketsByNFTables),
 	}
 }
