@@ -166,12 +166,10 @@ func (d *Daemon) openPlane(s planeSettings) (*opened, error) {
 	return &o, nil
 }
 
-// tellSubstitute says that another data plane serves than the mode's own. The log has the reason.
+// tellSubstitute says that another data plane serves than the mode's own.
 func (d *Daemon) tellSubstitute() {
-	if wanted := d.planeSettings.name; d.plane.settings.name != wanted {
-		d.report.warn(reasonSubstitute, fmt.Sprintf("this kernel cannot do what mode %s needs; "+
-			"the data plane %s serves instead, until the next start. "+
-			"Set mode (--proxy-mode) to %[2]s, or have the kernel load its modules", wanted, d.mode()))
+	if d.plane.instead != "" {
+		d.report.warn(reasonSubstitute, d.plane.instead)
 	}
 }
 

@@ -58,10 +58,11 @@ func (s planeSettings) inherit(c dataplane.Config, cleared func(opened)) (opened
 	h := &heir{
 		Dataplane: o.Dataplane, inner: o.inner, self: self, others: planes, log: c.Log, cleared: func() { cleared(o) },
 	}
-	if affine, ok := o.Dataplane.(dataplane.Affine); ok {
-		return opened{affineHeir{h, affine}, o.inner, o.settings}, err
+	o.Dataplane = h
+	if affine, ok := h.Dataplane.(dataplane.Affine); ok {
+		o.Dataplane = affineHeir{h, affine}
 	}
-	return opened{h, o.inner, o.settings}, err
+	return o, err
 }
 
 // Sync implements dataplane.Dataplane.
@@ -102,7 +103,7 @@ func (h *heir) clear(ctx context.Context) error {
 	var errs []error
 	connections := 0
 	for _, p := range h.others() {
-		if p.name == h.self.name {
+		if p.name == h.self.name || p.name == h.self.behind {
 			continue
 		}
 		removed, n, err := h.clearOne(ctx, p)
@@ -149,15 +150,26 @@ func (h *heir) clearOne(ctx context.Context, p plane) (removed bool, connections
 	}
 	c := dataplane.Config{Log: h.log}
 	if left.LocalnetWasOff {
-		own, err := h.self.traces()
-		if err != nil {
+		if c.KeepLocalnet, err = h.recordsLocalnet(); err != nil {
 			return false, 0, err
 		}
-		c.KeepLocalnet = own.LocalnetWasOff
 	}
 	if p.retire != nil && !h.retired.over() {
 		connections, err = p.retire(ctx, c)
 		return connections == 0, connections, err
 	}
 	return true, 0, p.clean(ctx, c)
+}
+
+// recordsLocalnet reports whether this plane, or the one behind it, knows that the sysctl route_localnet was off.
+func (h *heir) recordsLocalnet() (bool, error) {
+	for _, p := range h.others() {
+		if p.name == h.self.name || p.name == h.self.behind {
+			own, err := p.traces()
+			if err != nil || own.LocalnetWasOff {
+				return own.LocalnetWasOff, err
+			}
+		}
+	}
+	return false, nil
 }

@@ -8,8 +8,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/dataplane/localhost"
@@ -20,6 +22,10 @@ import (
 type plane struct {
 	name string
 	new  func(planeSettings) dataplane.New
+	// bare says that new wraps itself what needs it.
+	bare bool
+	// behind is the plane that serves what this one cannot, if there is one: its traces are this one's.
+	behind string
 	// prepare does what NodePorts on 127.0.0.1 need and a process with CAP_NET_ADMIN alone may not do.
 	prepare func(planeSettings) func(dataplane.Config) error
 	// traces and clean are about what it has left, in whatever process and with whatever settings.
@@ -37,6 +43,7 @@ const (
 	nftablesPlane = "nftables"
 	iptablesPlane = "iptables"
 	ipvsPlane     = "ipvs"
+	ebpfPlane     = "ebpf"
 )
 
 // planes come in the order in which they are chosen for a mode that has none of its own.
@@ -59,6 +66,14 @@ func planes() []plane {
 			new:     func(s planeSettings) dataplane.New { return ipvs.New(s.ipvs) },
 			prepare: func(s planeSettings) func(dataplane.Config) error { return ipvs.Prepare(s.ipvs) },
 			traces:  ipvs.Traces, clean: ipvs.Clean, handOver: ipvs.HandOver, retire: ipvs.Retire,
+		},
+		{
+			name:    ebpfPlane,
+			new:     func(s planeSettings) dataplane.New { return ebpf.New(ebpfOptions(s.ebpf)) },
+			bare:    true,
+			behind:  nftablesPlane,
+			prepare: func(planeSettings) func(dataplane.Config) error { return nftables.Prepare },
+			traces:  ebpf.Traces, clean: ebpf.Clean,
 		},
 	}
 }
@@ -85,7 +100,17 @@ type planeSettings struct {
 	mark     uint32
 	iptables iptables.Options // of that plane
 	ipvs     ipvs.Options     // likewise
+	ebpf     config.EBPF      // likewise
 }
+
+// ebpfOptions are a section of the configuration in the words of the plane. Behind it is the plane of packets with all
+// that wraps one: a socket that the ebpf plane translates needs no relay and no connection tracking.
+func ebpfOptions(c config.EBPF) ebpf.Options {
+	return ebpf.Options{Cgroup: c.CgroupRoot, Pins: ebpf.Pins(c.BPFRoot), Packets: wrapped(nftables.New)}
+}
+
+// wrapped adds what planes based on netfilter need.
+func wrapped(new dataplane.New) dataplane.New { return localhost.Wrap(conntrack.Wrap(new)) }
 
 // movesFrom reports whether its rules are in another place than those of another plane.
 func (s planeSettings) movesFrom(old planeSettings) bool {
@@ -97,21 +122,42 @@ type opened struct {
 	dataplane.Dataplane
 	inner    dataplane.Dataplane // without what wraps it
 	settings planeSettings       // with the back end that it has found
+	instead  string              // why it is another one than was wanted, and what to do; empty: it is not
 }
 
-// open makes a plane. A node that cannot have that of one of kube-proxy's modes has nftables rather than no Services.
+// open makes a plane. A node that cannot have the one that its mode names has nftables rather than no Services.
 func (s planeSettings) open(c dataplane.Config) (opened, error) {
 	o, err := s.openItself(c)
-	if s.name != iptablesPlane && s.name != ipvsPlane || !errors.Is(err, dataplane.ErrUnsupported) {
-		return o, err
+	if err == nil || s.name == nftablesPlane || !s.lacks(err) {
+		return o, permitted(err)
 	}
-	c.Log.Warn(fmt.Sprintf("this kernel cannot do what mode %[1]s needs; the data plane nftables serves instead. "+
-		"Set mode (--proxy-mode) to nftables, or have the kernel load its modules for %[1]s", s.name), "error", err)
+	instead := s.instead(err)
 	s = planeSettings{name: nftablesPlane, mark: s.mark}
-	if o, second := s.openItself(c); second == nil {
-		return o, nil
+	o, second := s.openItself(c)
+	if second != nil {
+		return opened{}, permitted(err)
 	}
-	return opened{}, err
+	c.Log.Warn(instead, "error", err)
+	o.instead = instead
+	return o, nil
+}
+
+// lacks reports whether it is for want of something of the machine that a plane cannot be opened.
+func (s planeSettings) lacks(err error) bool {
+	return errors.Is(err, dataplane.ErrUnsupported) || s.name == ebpfPlane && errors.Is(err, unix.EPERM)
+}
+
+// instead says that nftables serves, and what to do.
+func (s planeSettings) instead(err error) string {
+	lacking, remedy := "this kernel cannot do what mode %s needs", "have the kernel load its modules for %s"
+	if s.name == ebpfPlane {
+		lacking, remedy = "mode %s is not possible here: "+err.Error(), "see to what is missing for %s, and start anew"
+		if errors.Is(err, unix.EPERM) {
+			lacking = "mode %s needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"
+		}
+	}
+	return fmt.Sprintf(lacking+"; the data plane nftables serves instead, until the next start. Set mode (--proxy-mode) to nftables, or "+remedy,
+		s.name, s.name)
 }
 
 func (s planeSettings) openItself(c dataplane.Config) (o opened, err error) {
@@ -121,7 +167,7 @@ func (s planeSettings) openItself(c dataplane.Config) (o opened, err error) {
 	}
 	if s.name == iptablesPlane && s.iptables.Backend == "" {
 		if s.iptables.Backend, err = iptables.Detect(); err != nil {
-			return o, permitted(err)
+			return o, err
 		}
 	}
 	c.Mark = s.mark
@@ -131,8 +177,11 @@ func (s planeSettings) openItself(c dataplane.Config) (o opened, err error) {
 		o.inner = made
 		return made, err
 	}
-	o.Dataplane, err = localhost.Wrap(conntrack.Wrap(remember))(c)
-	return o, permitted(err)
+	if !p.bare {
+		remember = wrapped(remember)
+	}
+	o.Dataplane, err = remember(c)
+	return o, err
 }
 
 // permitted says of the most frequent error what to do.

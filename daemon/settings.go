@@ -37,9 +37,9 @@ func nodeName(c *config.Config) (string, error) {
 func standalone(c *config.Config) bool { return len(c.Fairlead.Manifests) > 0 }
 
 // acceptsForward reports whether kube-proxy would accept in FORWARD what it translates, and the data
-// plane, as in mode nftables, does not.
+// plane, as in mode nftables and those that kube-proxy has not, does not.
 func acceptsForward(c *config.Config, plane string) bool {
-	return c.KubeProxy.Mode != config.ModeNFTables && plane != iptablesPlane && !standalone(c)
+	return c.KubeProxy.Mode != config.ModeNFTables && c.KubeProxy.Mode != config.ModeEBPF && plane != iptablesPlane && !standalone(c)
 }
 
 // gateExternalIPs is on unless it is turned off (KEP-5707).
@@ -104,6 +104,8 @@ func planeIn(c *config.Config) planeSettings {
 				TCP: o.TCPTimeout.Duration, TCPFin: o.TCPFinTimeout.Duration, UDP: o.UDPTimeout.Duration,
 			},
 		}
+	case ebpfPlane:
+		s.ebpf = c.Fairlead.EBPF
 	}
 	return s
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,7 @@ type world struct {
 	bed       *testbed.Bed
 	manifests string
 	socket    string
+	inside    []string // the command that starts others, in a mount namespace, for example; empty: none is needed
 }
 
 const web = `
@@ -66,9 +68,14 @@ var (
 	nodePort  = netip.MustParseAddrPort("192.0.2.1:30080")
 )
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T) *world { return newWorldOf(t, testbed.Spec{}) }
+
+func newWorldOf(t *testing.T, s testbed.Spec) *world {
 	t.Parallel()
-	bed, err := testbed.New(t.Context(), testbed.Spec{})
+	bed, err := testbed.New(t.Context(), s)
+	if s.Cgroup && (errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported)) {
+		t.Skipf("needs root, and control groups of version 2: %v", err)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +86,7 @@ func newWorld(t *testing.T) *world {
 		}
 	})
 	for name, node := range map[string]testbed.Place{"pod-a": testbed.Node, "pod-b": "node-b"} {
-		ports := []testbed.PodPort{{Protocol: model.TCP, Port: 8080}}
+		ports := []testbed.PodPort{{Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 5353}}
 		if _, err := bed.AddPod(t.Context(), testbed.PodSpec{Name: name, Node: node, Ports: ports}); err != nil {
 			t.Fatal(err)
 		}
@@ -98,12 +105,15 @@ func (w *world) write(name, text string) {
 	}
 }
 
-func (w *world) command(args ...string) *testbed.Cmd {
+func (w *world) command(args ...string) *testbed.Cmd { return w.commandOn(testbed.Node, args...) }
+
+func (w *world) commandOn(p testbed.Place, args ...string) *testbed.Cmd {
 	self, err := os.Executable()
 	if err != nil {
 		w.Fatal(err)
 	}
-	c := w.bed.Command(context.WithoutCancel(w.Context()), testbed.Node, self, args...)
+	command := slices.Concat(w.inside, []string{self}, args)
+	c := w.bed.Command(context.WithoutCancel(w.Context()), p, command[0], command[1:]...)
 	c.Env = append(os.Environ(), asFairlead+"=1")
 	return c
 }

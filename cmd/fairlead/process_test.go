@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -164,6 +165,11 @@ func (w *world) busy(at string) net.Listener {
 }
 
 func (w *world) get(at netip.AddrPort, path string) int {
+	status, _ := w.page(at, path)
+	return status
+}
+
+func (w *world) page(at netip.AddrPort, path string) (status int, body string) {
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -172,10 +178,11 @@ func (w *world) get(at netip.AddrPort, path string) int {
 	}}
 	response, err := client.Get("http://" + at.String() + path)
 	if err != nil {
-		return 0
+		return 0, ""
 	}
-	_ = response.Body.Close()
-	return response.StatusCode
+	defer response.Body.Close()
+	text, _ := io.ReadAll(response.Body)
+	return response.StatusCode, string(text)
 }
 
 // The ports of kube-proxy's listeners may be taken: then they are tried again and again, unless the

@@ -26,7 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -42,7 +42,8 @@ type Options struct {
 	// hierarchy is mounted. That is its root, which all processes are below, unless this one is in a cgroup namespace, as
 	// a container may be: then it needs the machine's hierarchy mounted.
 	Cgroup string
-	// Pins is a directory that belongs to the plane alone; its parent is in a file system of type bpf.
+	// Pins is a directory that belongs to the plane alone; its parent is in a file system of type bpf, or one can be
+	// mounted there.
 	Pins string
 	// Packets makes the plane for what the hooks let pass. Without one, what they cannot do is not done, and
 	// connections that are to be refused or dropped fail at once.
@@ -51,14 +52,20 @@ type Options struct {
 	Sizes Sizes
 }
 
-// DefaultPins is the directory of the pins on a node.
-const DefaultPins = "/sys/fs/bpf/fairlead"
+// Pins is the directory for the pins of a node's plane, where a file system of type bpf is mounted, or will be.
+func Pins(bpfRoot string) string { return filepath.Join(bpfRoot, pinsName) }
+
+const (
+	defaultRoot = "/sys/fs/bpf"
+	pinsName    = "fairlead"
+)
 
 // Plane is the ebpf data plane.
 type Plane struct {
 	config       dataplane.Config
 	cgroup, pins string
 	cgroupID     uint64
+	node         string // the network namespace
 	netns        uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
 	hasSetRetval bool
 	sizes        Sizes
@@ -85,7 +92,7 @@ func New(o Options) dataplane.New {
 func open(c dataplane.Config, o Options) (*Plane, error) {
 	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes}
 	if p.pins == "" {
-		p.pins = DefaultPins
+		p.pins = Pins(defaultRoot)
 	}
 	if p.cgroup == "" {
 		var err error
@@ -96,7 +103,7 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 	if err := rlimit.RemoveMemlock(); err != nil { // before Linux 5.11 maps counted as locked memory
 		return nil, err
 	}
-	if err := errors.Join(checkPins(p.pins), p.identify()); err != nil {
+	if err := errors.Join(mountBPF(filepath.Dir(p.pins)), p.identify()); err != nil {
 		return nil, err
 	}
 	if err := p.probe(); err != nil {
@@ -111,20 +118,6 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 	return p, nil
 }
 
-// findCgroup is where the hierarchy of cgroups of version 2 is mounted.
-func findCgroup() (string, error) {
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(mounts)) {
-		if fields := strings.Fields(line); len(fields) > 2 && fields[2] == "cgroup2" {
-			return fields[1], nil
-		}
-	}
-	return "", fmt.Errorf("%w: no cgroups of version 2 are mounted", dataplane.ErrUnsupported)
-}
-
 // identify finds out by which numbers the programs and links know the cgroup and the network namespace.
 func (p *Plane) identify() error {
 	var fs unix.Statfs_t
@@ -136,6 +129,16 @@ func (p *Plane) identify() error {
 		return fmt.Errorf("%w: %s is no cgroup of version 2", dataplane.ErrUnsupported, p.cgroup)
 	}
 	p.cgroupID = cgroup.Ino
+	if err := p.checkCgroup(); err != nil {
+		return err
+	}
+	return p.identifyNode()
+}
+
+func (p *Plane) identifyNode() (err error) {
+	if p.node, err = ownNode(); err != nil {
+		return err
+	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return os.NewSyscallError("socket", err)

@@ -6,14 +6,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 )
 
 // What is pinned, below a directory of ours in a file system of type bpf:
 //
+//	netns                 the node's network namespace, by a symbolic link
 //	links/connect4 …      each holds a program to the cgroup, the program its tables
 //	v2/affinities …       what clients and sockets are remembered in: adopted by the next process
 //
@@ -22,20 +23,11 @@ import (
 // memoryLayout is the number of the layout in bpf/maps.h.
 const memoryLayout = "v2"
 
-// checkPins makes sure that pins can be made.
-func checkPins(dir string) error {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(filepath.Dir(dir), &fs); err != nil {
-		return fmt.Errorf("%s: %w", filepath.Dir(dir), err)
-	}
-	if fs.Type != unix.BPF_FS_MAGIC {
-		return fmt.Errorf("%s is no file system of type bpf; mount -t bpf bpf %[1]s", filepath.Dir(dir))
-	}
-	return nil
-}
-
 // openMemory adopts what an earlier process remembers, or begins anew, and makes sure that it is pinned.
 func (p *Plane) openMemory() error {
+	if err := p.claim(); err != nil {
+		return err
+	}
 	dir := filepath.Join(p.pins, memoryLayout)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -147,7 +139,7 @@ func (p *Plane) dropLayouts() error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if e.Name() != memoryLayout && e.Name() != "links" {
+		if !slices.Contains([]string{ownerLink, memoryLayout, "links"}, e.Name()) {
 			errs = append(errs, os.RemoveAll(filepath.Join(p.pins, e.Name())))
 		}
 	}

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/kubernetes"
+)
+
+// machine is a world whose node has cgroups, and a file system of type bpf, of its own.
+type machine struct {
+	*world
+	mounts string // its mount namespace
+	pinned string // its directory of pins
+}
+
+func newMachine(t *testing.T) machine {
+	w := newWorldOf(t, testbed.Spec{Cgroup: true})
+	const run = "mount -t bpf bpf /sys/fs/bpf && echo mounted && exec sleep infinity"
+	holder := w.bed.Command(t.Context(), testbed.Node, "unshare", "--mount", "sh", "-c", run)
+	out, err := holder.StdoutPipe()
+	if err == nil {
+		err = holder.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = holder.Process.Kill()
+		_ = holder.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("mount: %q, %v", line, err)
+	}
+	process := fmt.Sprintf("/proc/%d/", holder.Process.Pid)
+	m := machine{w, process + "ns/mnt", process + "root" + ebpf.Pins("/sys/fs/bpf")}
+	w.inside = []string{"nsenter", "--mount=" + m.mounts, "--"}
+	return m
+}
+
+// pins are the names of what is pinned on the node.
+func (m machine) pins() string {
+	m.Helper()
+	entries, err := os.ReadDir(m.pinned)
+	if err != nil && !os.IsNotExist(err) {
+		m.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return strings.Join(names, " ")
+}
+
+// tablesOfIPv4 are their names.
+func (w *world) tablesOfIPv4() string {
+	w.Helper()
+	var names []string
+	for line := range strings.Lines(w.tables()) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "table ip "); ok {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// everywhere are who connects to what in the tests of the data plane ebpf.
+func everywhere() map[testbed.Place]netip.AddrPort {
+	return map[testbed.Place]netip.AddrPort{
+		testbed.Node: clusterIP, "pod-a": clusterIP, testbed.Outside: nodePort, "pod-b": nodePort,
+	}
+}
+
+func (w *world) loads() (loads []*kubernetes.Load) {
+	for from, to := range everywhere() {
+		loads = append(loads, kubernetes.StartLoad(w.Context(), w.bed, kubernetes.LoadSpec{
+			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 10 * time.Millisecond, Timeout: patience,
+		}))
+	}
+	return loads
+}
+
+// TestRun_ebpf changes between the data plane ebpf and each other one while connections are made all the time. Open ones,
+// made under whichever, go on.
+func TestRun_ebpf(t *testing.T) {
+	w := newMachine(t)
+	flags := []string{"--config", w.config(), "--cgroup-root", w.bed.Cgroup()}
+	w.configure("ebpf", "")
+	p := w.start(flags...)
+	loads := w.loads()
+	var open []net.Conn
+	defer func() {
+		for _, c := range open {
+			_ = c.Close()
+		}
+	}()
+	modes := []string{"nftables", "ebpf", "iptables", "ebpf", "ebpf"}
+	for i, mode := range modes {
+		for from, to := range everywhere() {
+			open = append(open, w.dial(from, to))
+		}
+		w.configure(mode, "")
+		if restart := i >= 3; restart {
+			_ = p.Process.Kill()
+			_ = p.Wait()
+			p = w.start(flags...)
+		}
+		metrics := netip.MustParseAddrPort("127.0.0.1:10249")
+		w.becomes("/proxyMode", mode, func() string {
+			_, body := w.page(metrics, "/proxyMode")
+			return body
+		})
+		pins := map[bool]string{true: "links netns v1"}[mode == "ebpf"]
+		w.becomes("pins in mode "+mode, pins, w.pins)
+		tables := map[bool]string{true: "nat filter", false: "fairlead"}[mode == "iptables"]
+		w.becomes("tables in mode "+mode, tables, w.tablesOfIPv4)
+		for _, load := range loads {
+			if err := load.AwaitAnswers(t.Context(), 20); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, c := range open {
+			if err := talk(c); err != nil {
+				t.Errorf("in mode %s an open connection from %s to %s broke: %v", mode, c.LocalAddr(), c.RemoteAddr(), err)
+			}
+		}
+	}
+	for _, load := range loads {
+		if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
+			t.Errorf("while the data plane changed: %s", r)
+		}
+	}
+	_ = p.Process.Kill()
+	_ = p.Wait()
+	w.sparesPins()
+	w.runs("fairlead", "clean", 0, "nftables: removed what there was", "ebpf: removed what there was")
+	if left := w.pins() + w.tables(); left != "" {
+		t.Errorf("after fairlead clean there is %s", left)
+	}
+}
+
+// sparesPins has another node, which shares the file system, clean up and begin.
+func (m machine) sparesPins() {
+	m.Helper()
+	before := m.pins()
+	if out, err := m.commandOn("node-b", "clean").CombinedOutput(); err != nil || len(out) > 0 || m.pins() != before {
+		m.Errorf("clean on another node: %v\n%s\nthere were pins %s, now %s", err, out, before, m.pins())
+	}
+	out, err := m.commandOn("node-b", "run", "--once", "--proxy-mode", "ebpf", "--cgroup-root", m.bed.Cgroup(),
+		"--manifests", m.manifests, "--node-ip", "192.0.2.2", "--control-socket", "").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "has the pins of another node") {
+		m.Errorf("run on another node: %v\n%s", err, out)
+	}
+}
+
+// Where the machine lacks what mode ebpf needs, the node has Services all the same, and one line says what is missing.
+func TestRun_ebpfInstead(t *testing.T) {
+	w := newMachine(t)
+	const container = "mount -t cgroup2 cgroup2 /mnt && exec \"$0\" \"$@\""
+	for _, c := range []struct {
+		args, want string
+		inside     []string
+	}{
+		{"--cgroup-root CGROUP --bpf-root DIR", "there is no file system of type bpf", nil},
+		{"--cgroup-root DIR", "is no cgroup of version 2", nil},
+		{"--cgroup-root /mnt", "is not the root of the machine's cgroups but that of this container",
+			[]string{"unshare", "--cgroup", "--mount", "sh", "-c", container}},
+		{"--cgroup-root CGROUP", "mode ebpf needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN",
+			[]string{"setpriv", "--bounding-set=-bpf,-perfmon,-sys_admin"}},
+	} {
+		before := w.inside
+		w.inside = slices.Concat(before, c.inside)
+		args := strings.ReplaceAll("run --manifests DIR --once --proxy-mode ebpf --node-ip 192.0.2.1 "+c.args, "CGROUP", w.bed.Cgroup())
+		out := w.runs("fairlead", args, 0, c.want, "the data plane nftables serves instead")
+		if n := strings.Count(out, "level=WARN"); n != 1 {
+			t.Errorf("%s: there are %d warnings in\n%s", c.args, n, out)
+		}
+		w.inside = before
+		if got := w.tablesOfIPv4() + w.pins(); got != "fairlead" {
+			t.Errorf("%s: there is %s", c.args, got)
+		}
+		w.eventually("pod-b") // once in a while
+	}
+}
