@@ -156,8 +156,8 @@ func (s planeSettings) instead(err error) string {
 			lacking = "mode %s needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"
 		}
 	}
-	return fmt.Sprintf(lacking+"; the data plane nftables serves instead, until the next start. Set mode (--proxy-mode) to nftables, or "+remedy,
-		s.name, s.name)
+	return fmt.Sprintf(lacking+"; the data plane nftables serves instead, until the next start. "+
+		"Set mode (--proxy-mode) to nftables, or "+remedy, s.name, s.name)
 }
 
 func (s planeSettings) openItself(c dataplane.Config) (o opened, err error) {

@@ -37,9 +37,10 @@ func nodeName(c *config.Config) (string, error) {
 func standalone(c *config.Config) bool { return len(c.Fairlead.Manifests) > 0 }
 
 // acceptsForward reports whether kube-proxy would accept in FORWARD what it translates, and the data
-// plane, as in mode nftables and those that kube-proxy has not, does not.
+// plane, as in mode nftables, does not.
 func acceptsForward(c *config.Config, plane string) bool {
-	return c.KubeProxy.Mode != config.ModeNFTables && c.KubeProxy.Mode != config.ModeEBPF && plane != iptablesPlane && !standalone(c)
+	like := c.KubeProxy.Mode == config.ModeNFTables || c.KubeProxy.Mode == config.ModeEBPF
+	return !like && plane != iptablesPlane && !standalone(c)
 }
 
 // gateExternalIPs is on unless it is turned off (KEP-5707).

@@ -15,8 +15,8 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// The plane needs two directories of the machine: the root of its cgroups, and a file system of type bpf. In a container
-// both are easily others than they seem to be.
+// The plane needs two directories of the machine: the root of its cgroups, and a file system of type bpf. In a
+// container both are easily others than they seem to be.
 
 // rootInode is the number of a hierarchy's root (kernfs_create_root in the kernel's fs/kernfs/dir.c).
 const rootInode = 1
@@ -43,8 +43,8 @@ func mountsOf(fsType string) ([]*procfs.MountInfo, error) {
 	return slices.DeleteFunc(mounts, func(m *procfs.MountInfo) bool { return m.FSType != fsType }), nil
 }
 
-// checkCgroup refuses the one mistake that would go unnoticed: the cgroup of the container that this process is in, which
-// looks like the machine's. Any other below the root has been chosen, or the node is a container itself.
+// checkCgroup refuses the one mistake that would go unnoticed: the cgroup of the container that this process is in,
+// which looks like the machine's. Any other below the root has been chosen, or the node is a container itself.
 func (p *Plane) checkCgroup() error {
 	if p.cgroupID == rootInode {
 		return nil
@@ -64,8 +64,8 @@ func (p *Plane) checkCgroup() error {
 	return nil
 }
 
-// isOwnCgroup reports whether a directory is the root of this process's cgroup namespace, and has nothing in it but this
-// process's container.
+// isOwnCgroup reports whether a directory is the root of this process's cgroup namespace, and has nothing in it but
+// this process's container.
 func isOwnCgroup(dir string) (bool, error) {
 	own, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -85,8 +85,8 @@ func isOwnCgroup(dir string) (bool, error) {
 	return !slices.ContainsFunc(entries, fs.DirEntry.IsDir), err
 }
 
-// mountBPF makes sure that a directory is in a file system of type bpf. It mounts one only where others will see it: one
-// in a mount namespace of this process's own would end with it, and the programs with that.
+// mountBPF makes sure that a directory is in a file system of type bpf. It mounts one only where others will see it:
+// one in a mount namespace of this process's own would end with it, and the programs with that.
 func mountBPF(dir string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
@@ -101,8 +101,8 @@ func mountBPF(dir string) error {
 			return nil
 		}
 	}
-	return errors.Join(fmt.Errorf("%w: there is no file system of type bpf, to keep programs in: mount -t bpf bpf %s on the "+
-		"machine", dataplane.ErrUnsupported, dir), err)
+	return errors.Join(fmt.Errorf("%w: there is no file system of type bpf, to keep programs in: "+
+		"mount -t bpf bpf %s on the machine", dataplane.ErrUnsupported, dir), err)
 }
 
 // isShared reports whether what is mounted in a directory is mounted in other mount namespaces, too.
