@@ -18,11 +18,11 @@ import (
 
 // packetRun sends packets through the programs, which are attached to nothing.
 type packetRun struct {
-	*testing.T
+	testing.TB
 	programs *ebpf.Collection
 }
 
-func newPacketRun(t *testing.T, rows string) packetRun {
+func newPacketRun(t testing.TB, rows string) packetRun {
 	t.Helper()
 	s, err := model.ParseState(rows)
 	if err != nil {

@@ -81,6 +81,10 @@ func (d drivers) attach(l netlink.Link, program *ebpf.Program, outside *ebpf.Map
 	if err := sends(l); err != nil {
 		return errors.Join(err, d.detach(device.Index))
 	}
+	return d.put(device, program, outside)
+}
+
+func (d drivers) put(device *netlink.LinkAttrs, program *ebpf.Program, outside *ebpf.Map) error {
 	err := d.replace(device.Index, program)
 	switch {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):

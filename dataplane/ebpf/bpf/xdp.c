@@ -50,11 +50,9 @@ static __always_inline bool has_address(const __u8 *mac)
 
 // find_route asks the kernel which way a packet goes that ingress has translated, and whether it goes at all. It returns
 // by what action, XDP_PASS if the stack is needed.
-static __noinline int find_route(struct xdp_md *ctx, const struct packet *p, const struct translation *to,
-				 struct bpf_fib_lookup *r)
+static __always_inline int find_route(struct xdp_md *ctx, const struct packet *p, const struct translation *to,
+				      struct bpf_fib_lookup *r)
 {
-	if (!ctx || !p || !to || !r)
-		return XDP_PASS;
 	const struct ethhdr *eth = (void *)(long)ctx->data;
 	const struct iphdr *ip = (void *)(eth + 1);
 	const __be32 *flow = (void *)(eth + 1);
@@ -84,6 +82,22 @@ static __noinline int find_route(struct xdp_md *ctx, const struct packet *p, con
 	return bpf_map_lookup_elem(&outside, &r->ifindex) ? XDP_REDIRECT : XDP_PASS;
 }
 
+// send has a packet of a known flow leave, to which ingress does what `to` says.
+static __noinline int send(struct xdp_md *ctx, const struct packet *p, struct translation *to)
+{
+	if (!ctx || !p || !to)
+		return XDP_PASS;
+	struct bpf_fib_lookup route = {};
+	int action = find_route(ctx, p, to, &route);
+
+	if (action == XDP_PASS || spoils(ctx, p))
+		return XDP_PASS;
+	add_egress(p, to);
+	if (!write_frame(ctx, p, to, &route))
+		return XDP_PASS;
+	return action == XDP_REDIRECT ? bpf_redirect(route.ifindex, 0) : action;
+}
+
 // unwanted says whether a packet that belongs to no flow is to be dropped. What ingress would refuse or forward, it sees
 // itself; most datagrams are for no Service at all, and learn that by one look-up.
 static __always_inline bool unwanted(const struct packet *p, struct meeting *m)
@@ -104,19 +118,11 @@ int from_outside(struct xdp_md *ctx)
 	struct packet p = {};
 	struct meeting m = {};
 	struct translation to = {};
-	struct bpf_fib_lookup route = {};
 
 	if (!mac || !read_frame(ctx, mac->bytes, &p))
 		return XDP_PASS;
 	p.tuple.hook = INGRESS;
-	if (!established(&p, &m, ANYWHERE, &to))
-		return unwanted(&p, &m) ? XDP_DROP : XDP_PASS;
-	int action = find_route(ctx, &p, &to, &route);
-
-	if (action == XDP_PASS || spoils(ctx, &p))
-		return XDP_PASS;
-	add_egress(&p, &to);
-	if (!write_frame(ctx, &p, &to, &route))
-		return XDP_PASS;
-	return action == XDP_REDIRECT ? bpf_redirect(route.ifindex, 0) : action;
+	if (established(&p, &m, ANYWHERE, &to))
+		return send(ctx, &p, &to);
+	return unwanted(&p, &m) ? XDP_DROP : XDP_PASS;
 }

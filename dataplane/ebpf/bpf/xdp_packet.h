@@ -181,11 +181,9 @@ static __always_inline bool write6(struct ipv6hdr *ip, const void *end, const st
 
 // write_frame changes from where to where a packet goes, one hop on, and on Ethernet as the route says. It is false if
 // the packet has other headers than were read, which the verifier cannot rule out.
-static __noinline int write_frame(struct xdp_md *ctx, const struct packet *p, const struct translation *to,
-				  const struct bpf_fib_lookup *route)
+static __always_inline bool write_frame(struct xdp_md *ctx, const struct packet *p, const struct translation *to,
+					const struct bpf_fib_lookup *route)
 {
-	if (!ctx || !p || !to || !route)
-		return false;
 	struct ethhdr *eth = (void *)(long)ctx->data;
 	const void *end = (void *)(long)ctx->data_end;
 	void *ip = eth + 1;
