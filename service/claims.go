@@ -12,18 +12,21 @@ import (
 // claim is what only one Service can have: an address, port and protocol. A health check server
 // needs it for TCP.
 type claim struct {
-	netip.AddrPort
+	addr     netip.Addr
+	port     uint16
 	protocol model.Protocol
 }
 
+func (c claim) addrPort() netip.AddrPort { return netip.AddrPortFrom(c.addr, c.port) }
+
 func (c claim) compare(o claim) int {
-	return cmp.Or(c.Compare(o.AddrPort), cmp.Compare(c.protocol, o.protocol))
+	return cmp.Or(c.addr.Compare(o.addr), cmp.Compare(c.port, o.port), cmp.Compare(c.protocol, o.protocol))
 }
 
-func (c claim) String() string { return fmt.Sprintf("%s/%s", c.AddrPort, c.protocol) }
+func (c claim) String() string { return fmt.Sprintf("%s/%s", c.addrPort(), c.protocol) }
 
 func (c claim) key(s model.Scope) model.Key {
-	return model.Key{Addr: c.Addr(), Port: c.Port(), Protocol: c.protocol, Scope: s}
+	return model.Key{Addr: c.addr, Port: c.port, Protocol: c.protocol, Scope: s}
 }
 
 // claims are all that the rows need; sorted.
@@ -31,10 +34,10 @@ func (r *Rows) claims() []claim {
 	all := make([]claim, 0, len(r.Frontends)+len(r.Health))
 	for i := range r.Frontends {
 		k := &r.Frontends[i].Key
-		all = append(all, claim{k.AddrPort(), k.Protocol})
+		all = append(all, claim{k.Addr, k.Port, k.Protocol})
 	}
 	for _, h := range r.Health {
-		all = append(all, claim{h.Key, model.TCP})
+		all = append(all, claim{h.Key.Addr(), h.Key.Port(), model.TCP})
 	}
 	slices.SortFunc(all, claim.compare)
 	return slices.Compact(all)
@@ -50,57 +53,124 @@ func (t *Table) claim(e *entry, rows *Rows) {
 		}
 	}
 	for _, c := range e.claims {
-		wanted := t.claims[c]
-		if !slices.Contains(wanted, e) {
-			wanted = append(wanted, e)
-			t.claims[c] = wanted
+		rivals, owner := t.rivals[c], (*entry)(nil)
+		if rivals == nil {
+			owner = t.owner(c)
 		}
-		if len(wanted) == 1 {
+		switch {
+		case owner == e:
 			t.grant(c, rows)
 			continue
+		case owner != nil:
+			rivals = []*entry{owner, e}
+		case rivals == nil:
+			t.grantFree(c, rows)
+			continue
+		case !slices.Contains(rivals, e):
+			rivals = append(rivals, e)
 		}
+		t.rivals[c] = rivals
 		t.contested[c] = struct{}{}
 		t.compiled[e] = rows
 	}
 }
 
+// owner is the Service that has a claim, by the rows in force; nil: nobody has it.
+func (t *Table) owner(c claim) *entry {
+	name := t.health.rows[c.addrPort()].Service
+	if c.protocol != model.TCP {
+		name = ""
+	}
+	for _, scope := range []model.Scope{model.Internal, model.Any} {
+		if row, ok := t.frontends.rows[c.key(scope)]; ok {
+			name = row.Service
+		}
+	}
+	if name == "" {
+		return nil
+	}
+	return t.entries[rowOwner(name)]
+}
+
+// wanted are all Services that want a claim, those that have not got it among them.
+func (t *Table) wanted(c claim) []*entry {
+	if rivals := t.rivals[c]; rivals != nil {
+		return rivals
+	}
+	if e := t.owner(c); e != nil {
+		return []*entry{e}
+	}
+	return nil
+}
+
 func (t *Table) release(c claim, e *entry) {
-	i := slices.Index(t.claims[c], e)
-	if t.claims[c] = slices.Delete(t.claims[c], i, i+1); len(t.claims[c]) > 0 {
+	rivals := t.rivals[c]
+	if i := slices.Index(rivals, e); i >= 0 {
+		rivals = slices.Delete(rivals, i, i+1)
 		t.contested[c] = struct{}{}
+	}
+	if len(rivals) > 0 {
+		t.rivals[c] = rivals
 		return
 	}
-	delete(t.claims, c)
+	delete(t.rivals, c)
 	t.grant(c, &Rows{})
 }
 
 // grant gives the claim to the rows of one Service; what was there before goes.
 func (t *Table) grant(c claim, rows *Rows) {
 	for _, scope := range []model.Scope{model.Any, model.Internal} {
-		key := c.key(scope)
-		i, ok := slices.BinarySearchFunc(rows.Frontends, key, func(r Row[model.Key, model.Frontend], k model.Key) int {
-			return r.Key.Compare(k)
-		})
-		if ok {
-			t.frontends.set(key, rows.Frontends[i].Value)
-		} else {
+		if key := c.key(scope); rows.frontend(key) == nil {
 			t.frontends.remove(key)
 		}
 	}
-	if c.protocol != model.TCP {
-		return
+	if c.protocol == model.TCP && rows.healthOf(c) == nil {
+		t.health.remove(c.addrPort())
 	}
-	i := slices.IndexFunc(rows.Health, func(r Row[netip.AddrPort, model.Health]) bool { return r.Key == c.AddrPort })
-	if i >= 0 {
-		t.health.set(c.AddrPort, rows.Health[i].Value)
-	} else {
-		t.health.remove(c.AddrPort)
+	t.grantFree(c, rows)
+}
+
+// grantFree gives a claim that nobody has to the rows of one Service.
+func (t *Table) grantFree(c claim, rows *Rows) {
+	for _, scope := range []model.Scope{model.Any, model.Internal} {
+		key := c.key(scope)
+		if f := rows.frontend(key); f != nil {
+			t.frontends.put(key, *f)
+		}
 	}
+	if c.protocol == model.TCP {
+		if h := rows.healthOf(c); h != nil {
+			t.health.put(c.addrPort(), *h)
+		}
+	}
+}
+
+// frontend is nil if there is none.
+func (r *Rows) frontend(key model.Key) *model.Frontend {
+	i, ok := slices.BinarySearchFunc(r.Frontends, key, func(r Row[model.Key, model.Frontend], k model.Key) int {
+		return r.Key.Compare(k)
+	})
+	if !ok {
+		return nil
+	}
+	return &r.Frontends[i].Value
+}
+
+// healthOf is nil if there is none.
+func (r *Rows) healthOf(c claim) *model.Health {
+	i := slices.IndexFunc(r.Health, func(r Row[netip.AddrPort, model.Health]) bool { return r.Key == c.addrPort() })
+	if i < 0 {
+		return nil
+	}
+	return &r.Health[i].Value
 }
 
 // settle gives a contested claim to the Service that came first, and says so to the others.
 func (t *Table) settle(c claim) {
-	entries := t.claims[c]
+	entries := t.rivals[c]
+	if len(entries) < 2 {
+		delete(t.rivals, c)
+	}
 	if len(entries) == 0 {
 		delete(t.lost, c)
 		return
@@ -109,7 +179,7 @@ func (t *Table) settle(c claim) {
 	var lost []Problem
 	for _, e := range entries {
 		if t.compiled[e] == nil {
-			t.compiled[e] = t.rows(e)
+			t.compiled[e] = t.rows(e, nil)
 		}
 		if e == winner {
 			t.grant(c, t.compiled[e])
@@ -130,7 +200,8 @@ func (t *Table) settle(c claim) {
 // compare orders Services by their right to an address: the older one first.
 func (e *entry) compare(o *entry) int {
 	return cmp.Or(e.service.Created.Compare(o.service.Created),
-		cmp.Compare(e.name.Namespace, o.name.Namespace), cmp.Compare(e.name.Name, o.name.Name))
+		cmp.Compare(e.service.Name.Namespace, o.service.Name.Namespace),
+		cmp.Compare(e.service.Name.Name, o.service.Name.Name))
 }
 
 // loss is what a Service is told that wants what another one has. It is the same for all of the
@@ -139,8 +210,8 @@ func (t *Table) loss(c claim, loser, winner *entry) Problem {
 	x := t.view.find(loser.service, c)
 	what := fmt.Sprintf("%s %s", x.kind, c)
 	if x.kind == atNodePort || x.kind == atHealthCheck {
-		what = fmt.Sprintf("%s %d/%s", x.kind, c.Port(), c.protocol)
+		what = fmt.Sprintf("%s %d/%s", x.kind, c.port, c.protocol)
 	}
-	return Problem{"Service " + loser.name.String(), what,
-		fmt.Sprintf("belongs to Service %s, which came first; this one is not reached there", winner.name)}
+	return Problem{"Service " + loser.service.Name.String(), what,
+		fmt.Sprintf("belongs to Service %s, which came first; this one is not reached there", winner.service.Name)}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"fairlead.dev/fairlead/model"
 )
@@ -26,20 +27,24 @@ type Rows struct {
 // Compile computes the rows of a Service from its slices, which must be in the order of their names.
 func Compile(v *View, s *Service, list []*Slice) Rows {
 	c := compiler{view: v, service: s, slices: current(list)}
-	if s.Ignored != "" {
-		return c.rows
+	c.compile()
+	return c.rows
+}
+
+func (c *compiler) compile() {
+	if c.service.Ignored != "" {
+		return
 	}
-	for _, ip := range s.ClusterIPs {
+	for _, ip := range c.service.ClusterIPs {
 		c.ready = c.ready[:0]
-		for i := range s.Ports {
-			c.port(&s.Ports[i], ip)
+		for i := range c.service.Ports {
+			c.port(&c.service.Ports[i], ip)
 		}
 		c.health(ip)
 	}
 	slices.SortFunc(c.rows.Frontends, func(a, b Row[model.Key, model.Frontend]) int { return a.Key.Compare(b.Key) })
 	slices.SortFunc(c.rows.Pools, func(a, b Row[model.PoolID, model.Pool]) int { return a.Key.Compare(b.Key) })
 	slices.SortFunc(c.rows.Health, func(a, b Row[netip.AddrPort, model.Health]) int { return a.Key.Compare(b.Key) })
-	return c.rows
 }
 
 // current leaves out mirrored slices if there are real ones.
@@ -100,6 +105,13 @@ func portName(service Name, port string) string {
 		return service.Namespace + "/" + service.Name
 	}
 	return service.Namespace + "/" + service.Name + ":" + port
+}
+
+// rowOwner is the name of the Service that portName has named.
+func rowOwner(row string) Name {
+	namespace, name, _ := strings.Cut(row, "/")
+	name, _, _ = strings.Cut(name, ":")
+	return Name{Namespace: namespace, Name: name}
 }
 
 // verdict is what happens to connections that want a pool. If only local backends are wanted and

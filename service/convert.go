@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"unique"
 
@@ -18,7 +19,8 @@ const maxProblems = 20
 
 // report gathers the problems of one object.
 type report struct {
-	object   string
+	kind     string
+	of       Name
 	problems []Problem
 	more     int // problems beyond maxProblems
 }
@@ -28,28 +30,34 @@ func (r *report) add(field, format string, args ...any) {
 		r.more++
 		return
 	}
-	r.problems = append(r.problems, Problem{r.object, field, fmt.Sprintf(format, args...)})
+	r.problems = append(r.problems, Problem{r.object(), field, fmt.Sprintf(format, args...)})
 }
 
 func (r *report) done() []Problem {
 	if r.more > 0 {
-		r.problems = append(r.problems, Problem{Object: r.object, Reason: fmt.Sprintf("%d more problems", r.more)})
+		r.problems = append(r.problems, Problem{Object: r.object(), Reason: fmt.Sprintf("%d more problems", r.more)})
 	}
 	return r.problems
 }
 
-// name is the object's name. Like kubectl it takes a missing namespace for "default".
-func (r *report) name(m *metav1.ObjectMeta) Name {
-	n := Name{Namespace: m.Namespace, Name: m.Name}
-	if n.Namespace == "" {
-		n.Namespace = metav1.NamespaceDefault
+func (r *report) object() string {
+	if r.of.Namespace == "" { // there is one for the whole cluster
+		return r.kind + " " + r.of.Name
 	}
-	r.object += " " + n.String()
-	return Name{Namespace: intern(n.Namespace), Name: intern(n.Name)}
+	return r.kind + " " + r.of.String()
 }
 
-// intern gives equal strings that live at the same time one copy, and none of them keeps the buffer
-// of a decoder alive.
+// name is the object's name. Like kubectl it takes a missing namespace for "default". Decoders give each string memory
+// of its own, so that a name, of which there are hardly two alike, may be kept as it is.
+func (r *report) name(m *metav1.ObjectMeta) Name {
+	r.of = Name{Namespace: intern(m.Namespace), Name: m.Name}
+	if m.Namespace == "" {
+		r.of.Namespace = metav1.NamespaceDefault
+	}
+	return r.of
+}
+
+// intern gives equal strings that live at the same time one copy. It is for those of which there are few different ones.
 func intern(s string) string { return unique.Make(s).Value() }
 
 // label reports whether s can be a part of a Service's name, and thereby a word in a row.
@@ -113,7 +121,7 @@ func (r *report) protocol(field, name string) (model.Protocol, bool) {
 }
 
 // index is the path of a list's element.
-func index(field string, i int) string { return fmt.Sprintf("%s[%d]", field, i) }
+func index(field string, i int) string { return field + "[" + strconv.Itoa(i) + "]" }
 
 // hasFamily reports whether one of the addresses is of the other one's family.
 func hasFamily(addrs []netip.Addr, a netip.Addr) bool {

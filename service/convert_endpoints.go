@@ -17,8 +17,8 @@ const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 // FromSlice validates an EndpointSlice and keeps what matters. It returns nil for a slice that is no
 // concern of a proxy: of a headless Service, without a Service, or with names in place of addresses.
 func FromSlice(o *discoveryv1.EndpointSlice) (*Slice, []Problem) {
-	r := &report{object: "EndpointSlice"}
-	s := &Slice{Name: r.name(&o.ObjectMeta), Service: intern(o.Labels[discoveryv1.LabelServiceName])}
+	r := &report{kind: "EndpointSlice"}
+	s := &Slice{Name: r.name(&o.ObjectMeta), Service: o.Labels[discoveryv1.LabelServiceName]}
 	if _, headless := o.Labels[corev1.IsHeadlessService]; headless {
 		return nil, nil
 	}
@@ -30,8 +30,8 @@ func FromSlice(o *discoveryv1.EndpointSlice) (*Slice, []Problem) {
 		r.add("metadata.labels", "%s is missing; the slice is ignored", discoveryv1.LabelServiceName)
 		return nil, r.done()
 	}
-	if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
-		s.Changed = at // of one that cannot be read nothing is known, which harms nobody
+	if text, ok := o.Annotations[corev1.EndpointsLastChangeTriggerTime]; ok {
+		s.Changed, _ = time.Parse(time.RFC3339Nano, text) // of one that cannot be read nothing is known, which harms nobody
 	}
 	w := sliceWriter{report: r, slice: s, weights: r.weights(o.Annotations)}
 	w.ports(o.Ports)
@@ -147,7 +147,7 @@ func deref[T any](p *T, otherwise T) T {
 // Kubernetes does: one for each subset and address family. Their names cannot be those of real
 // slices (they have a slash), and a Service that has real slices does not use them.
 func FromEndpoints(o *corev1.Endpoints) ([]*Slice, []Problem) {
-	r := &report{object: "Endpoints"}
+	r := &report{kind: "Endpoints"}
 	name := r.name(&o.ObjectMeta)
 	_, lock := o.Annotations[leaderAnnotation]
 	_, headless := o.Labels[corev1.IsHeadlessService]

@@ -15,7 +15,7 @@ const deletionTaint = "ToBeDeletedByClusterAutoscaler"
 // FromNode validates a Node and keeps what matters. Of each family the first internal address is
 // the primary one, or the first external address if there is no internal one.
 func FromNode(o *corev1.Node) (*Node, []Problem) {
-	r := &report{object: "Node " + o.Name}
+	r := &report{kind: "Node", of: Name{Name: o.Name}}
 	n := &Node{Name: o.Name, Zone: o.Labels[corev1.LabelTopologyZone], Eligible: eligible(o)}
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for i, a := range o.Status.Addresses {
@@ -52,7 +52,7 @@ func FromServiceCIDRs(objects []*networkingv1.ServiceCIDR) ([]netip.Prefix, []Pr
 	all := []netip.Prefix{}
 	var problems []Problem
 	for _, o := range objects {
-		r := &report{object: "ServiceCIDR " + o.Name}
+		r := &report{kind: "ServiceCIDR", of: Name{Name: o.Name}}
 		all = append(all, r.prefixes("spec.cidrs", o.Spec.CIDRs)...)
 		problems = append(problems, r.done()...)
 	}

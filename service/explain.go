@@ -48,14 +48,14 @@ type Excluded struct {
 func (t *Table) Explain(p model.Packet) Explanation {
 	p = t.fromNode(p)
 	d := t.state.Lookup(p)
-	x := &explainer{t: t, packet: p, decision: d, claim: claim{p.Destination, p.Protocol}}
+	x := &explainer{t: t, packet: p, decision: d, claim: claim{p.Destination.Addr(), p.Destination.Port(), p.Protocol}}
 	x.out = Explanation{
 		Source:      p.Source.String(),
 		Interface:   p.Interface,
 		Destination: fmt.Sprintf("%s/%s", p.Destination, p.Protocol),
 		Verdict:     d.Verdict.String(),
 	}
-	health, ok := t.state.Health[x.claim.AddrPort]
+	health, ok := t.state.Health[x.claim.addrPort()]
 	switch {
 	case d.Key.Port != 0:
 		x.frontend()
@@ -107,18 +107,18 @@ func (x *explainer) frontend() {
 
 // owner names the Service that has the address and port, and those that want it too.
 func (x *explainer) owner() (*entry, exposure) {
-	entries := slices.SortedFunc(slices.Values(x.t.claims[x.claim]), (*entry).compare)
+	entries := slices.SortedFunc(slices.Values(x.t.wanted(x.claim)), (*entry).compare)
 	at := x.t.view.find(entries[0].service, x.claim)
-	x.say("%s is the %s of Service %s", x.claim, at.kind, entries[0].name)
+	x.say("%s is the %s of Service %s", x.claim, at.kind, entries[0].service.Name)
 	for _, e := range entries[1:] {
-		x.say("Service %s wants it too, but came later (by creationTimestamp, then name)", e.name)
+		x.say("Service %s wants it too, but came later (by creationTimestamp, then name)", e.service.Name)
 	}
 	return entries[0], at
 }
 
 // health explains a packet to a health check server.
 func (x *explainer) health(h model.Health) {
-	x.out.Row = fmt.Sprintf("health %s %s local %d", x.claim.AddrPort, h.Service, h.Local)
+	x.out.Row = fmt.Sprintf("health %s %s local %d", x.claim.addrPort(), h.Service, h.Local)
 	x.owner()
 	x.say("this process answers; ready endpoints on this node: %d", h.Local)
 }
@@ -234,7 +234,7 @@ func (x *explainer) scheduler(s *Service) {
 
 // nobody explains a packet that no row takes.
 func (x *explainer) nobody() {
-	a := x.claim.Addr()
+	a := x.claim.addr
 	switch g := x.decision.Guard; {
 	case x.decision.Verdict == model.Reject:
 		x.out.Row = fmt.Sprintf("guard %s %s", g, x.decision.Verdict)
@@ -245,32 +245,32 @@ func (x *explainer) nobody() {
 	default:
 		x.say("no Service that is handled here has this address, port and protocol")
 	}
-	for _, e := range slices.SortedFunc(maps.Values(x.t.entries), func(a, b *entry) int {
-		return cmp.Or(cmp.Compare(a.name.Namespace, b.name.Namespace), cmp.Compare(a.name.Name, b.name.Name))
+	for _, name := range slices.SortedFunc(maps.Keys(x.t.entries), func(a, b Name) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	}) {
-		if e.service != nil {
-			x.near(e.service)
+		if s := x.t.entries[name].service; s != nil {
+			x.near(s)
 		}
 	}
 }
 
 // near names a Service that somebody might expect to take the packet, and says why it does not.
 func (x *explainer) near(s *Service) {
-	a := x.claim.Addr()
+	a := x.claim.addr
 	external := slices.Contains(s.ExternalIPs, a)
 	has := external || slices.Contains(s.ClusterIPs, a) || slices.Contains(s.LoadBalancerIPs, a)
 	onPort := slices.ContainsFunc(s.Ports, func(p Port) bool {
-		return p.Port == x.claim.Port() && p.Protocol == x.claim.protocol
+		return p.Port == x.claim.port && p.Protocol == x.claim.protocol
 	})
 	nodePort := slices.ContainsFunc(s.Ports, func(p Port) bool {
-		return p.NodePort == x.claim.Port() && p.Protocol == x.claim.protocol && x.t.onNode(a)
+		return p.NodePort == x.claim.port && p.Protocol == x.claim.protocol && x.t.onNode(a)
 	})
 	switch {
 	case s.Ignored != "" && (has || nodePort):
 		x.say("Service %s has it, but %s", s.Name, s.Ignored)
 	case nodePort:
 		x.say("%d/%s is a NodePort of Service %s, but %s does not take NodePort connections, only: %s "+
-			"(nodePortAddresses)", x.claim.Port(), x.claim.protocol, s.Name, a, list(x.t.view.NodePorts))
+			"(nodePortAddresses)", x.claim.port, x.claim.protocol, s.Name, a, list(x.t.view.NodePorts))
 	case external && onPort && !x.t.view.ExternalIPs:
 		x.say("it is an external IP of Service %s, but external IPs are turned off", s.Name)
 	case has:

@@ -133,11 +133,11 @@ func (v *View) find(s *Service, c claim) exposure {
 				continue
 			}
 			for _, e := range exposures(v, s, &s.Ports[i], ip) {
-				if e.AddrPort == c.AddrPort {
+				if e.AddrPort == c.addrPort() {
 					return e
 				}
 			}
 		}
 	}
-	return exposure{AddrPort: c.AddrPort, kind: atHealthCheck}
+	return exposure{AddrPort: c.addrPort(), kind: atHealthCheck}
 }

@@ -2,57 +2,70 @@ package service
 
 import "fairlead.dev/fairlead/model"
 
-// ledger patches one table of a State and remembers what its rows were, for the Change.
+// ledger patches one table of a State and gathers the Change.
 type ledger[K comparable, V any] struct {
 	rows   map[K]V
 	same   func(a, b V) bool
-	before map[K]*V // nil: there was no row
+	set    map[K]V  // rows that are new or differ since the last call of close
+	before map[K]*V // what rows were that differ, or are gone
+	expect int      // so many rows will probably be new
 }
 
 func newLedger[K comparable, V any](rows map[K]V, same func(a, b V) bool) ledger[K, V] {
-	return ledger[K, V]{rows, same, map[K]*V{}}
+	return ledger[K, V]{rows: rows, same: same, before: map[K]*V{}}
 }
 
-func (l *ledger[K, V]) set(k K, v V) {
-	if old, ok := l.rows[k]; !ok || !l.same(old, v) {
-		l.remember(k)
-		l.rows[k] = v
+func (l *ledger[K, V]) put(k K, v V) {
+	old, ok := l.rows[k]
+	if ok && l.same(old, v) {
+		return
 	}
+	if ok {
+		l.remember(k, old)
+	}
+	l.rows[k] = v
+	if was := l.before[k]; was != nil && l.same(*was, v) {
+		delete(l.set, k)
+		return
+	}
+	if l.set == nil {
+		l.set = make(map[K]V, l.expect)
+	}
+	l.set[k] = v
 }
 
 func (l *ledger[K, V]) remove(k K) {
-	if _, ok := l.rows[k]; ok {
-		l.remember(k)
+	if old, ok := l.rows[k]; ok {
+		l.remember(k, old)
 		delete(l.rows, k)
+		delete(l.set, k)
 	}
 }
 
-func (l *ledger[K, V]) remember(k K) {
-	if _, ok := l.before[k]; ok {
-		return
+// remember keeps what a row was at the last call of close, if there was one.
+func (l *ledger[K, V]) remember(k K, old V) {
+	if _, fresh := l.set[k]; fresh {
+		return // it is new, or was remembered before
 	}
-	v, ok := l.rows[k]
-	if !ok {
-		l.before[k] = nil
-		return
+	if _, ok := l.before[k]; !ok {
+		was := old // old itself would be allocated for rows that are new too
+		l.before[k] = &was
 	}
-	old := v // v itself would be allocated for rows that did not exist too
-	l.before[k] = &old
 }
 
 // close returns the difference since the last call. Rows that went away and came back are not in it.
 func (l *ledger[K, V]) close() (d model.Delta[K, V]) {
-	for k, old := range l.before {
-		switch now, ok := l.rows[k]; {
-		case ok && (old == nil || !l.same(*old, now)):
-			if d.Set == nil {
-				d.Set = make(map[K]V, len(l.before))
-			}
-			d.Set[k] = now
-		case !ok && old != nil:
+	if len(l.set) > 0 {
+		d.Set = l.set
+	}
+	for k := range l.before {
+		if _, ok := l.rows[k]; !ok {
 			d.Delete = append(d.Delete, k)
 		}
 	}
-	l.before = map[K]*V{} // not cleared: the first one is as large as the State
+	l.set, l.expect = nil, 0
+	if len(l.before) > 0 { // not cleared: it may be as large as the State
+		l.before = map[K]*V{}
+	}
 	return d
 }

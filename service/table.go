@@ -22,11 +22,12 @@ type Table struct {
 
 	entries map[Name]*entry
 	slices  map[Name]*Slice
-	claims  map[claim][]*entry  // who wants an address, port and protocol
+	rivals  map[claim][]*entry  // who wants an address, port and protocol, where several Services do
 	lost    map[claim][]Problem // what was said to those who did not get it
+	told    map[Name][]Problem  // that Compile found in Services and their slices
 
-	clusterIPs map[netip.Addr]int   // how many Services have each
-	networks   map[netip.Prefix]int // how many endpoints are in each /24 and /120
+	shared   map[netip.Addr]int   // ClusterIPs of several Services: how many more than one have each
+	networks map[netip.Prefix]int // how many endpoints are in each /24 and /120
 
 	state     *model.State
 	frontends ledger[model.Key, model.Frontend]
@@ -39,21 +40,27 @@ type Table struct {
 
 // update lives for one call of Update.
 type update struct {
-	dirty     map[*entry]struct{} // Services to compile
-	moved     []netip.Addr        // ClusterIPs that came or went
-	contested map[claim]struct{}  // to settle when all Services are compiled
-	compiled  map[*entry]*Rows    // of those that take part
+	dirty     []named            // Services to compile
+	moved     []netip.Addr       // ClusterIPs that came or went
+	contested map[claim]struct{} // to settle when all Services are compiled
+	compiled  map[*entry]*Rows   // of those that take part
+	spare     *Rows              // memory for those that nobody keeps
 	problems  []Problem
 }
 
-// entry is what the Table knows of one Service.
+// entry is what the Table knows of one Service. There is one for each, so that it has nothing that can be found elsewhere.
 type entry struct {
-	name    Name
 	service *Service // nil: only slices are known yet
 	slices  []*Slice // in the order of their names
 	claims  []claim  // sorted
 	pools   []model.PoolID
-	told    []Problem // that Compile found
+	dirty   bool
+}
+
+// named is an entry and its key.
+type named struct {
+	*entry
+	name Name
 }
 
 // NewTable makes a Table without objects. Its error names the option that is wrong, and its flag.
@@ -67,9 +74,10 @@ func NewTable(o Options) (*Table, error) {
 		configured: true,
 		entries:    map[Name]*entry{},
 		slices:     map[Name]*Slice{},
-		claims:     map[claim][]*entry{},
+		rivals:     map[claim][]*entry{},
 		lost:       map[claim][]Problem{},
-		clusterIPs: map[netip.Addr]int{},
+		told:       map[Name][]Problem{},
+		shared:     map[netip.Addr]int{},
 		networks:   map[netip.Prefix]int{},
 		state:      s,
 		frontends:  newLedger(s.Frontends, model.Frontend.Equal),
@@ -100,7 +108,7 @@ func (t *Table) Configure(o Options) error {
 // what changed, unless the node, its addresses or the Service CIDRs did.
 func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 	t.update = update{
-		dirty:     map[*entry]struct{}{},
+		dirty:     make([]named, 0, max(len(b.Services), len(b.Slices))),
 		contested: map[claim]struct{}{},
 		compiled:  map[*entry]*Rows{},
 		problems:  slices.Clone(b.Problems),
@@ -113,7 +121,8 @@ func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 	}
 	pods := t.environment(&b)
 	t.findMoved()
-	for e := range t.dirty {
+	t.expectRows()
+	for _, e := range t.dirty {
 		t.compile(e)
 	}
 	for c := range t.contested {
@@ -150,11 +159,25 @@ func (t *Table) setService(name Name, s *Service) {
 func (t *Table) entry(name Name) *entry {
 	e := t.entries[name]
 	if e == nil {
-		e = &entry{name: name}
+		e = &entry{}
 		t.entries[name] = e
 	}
-	t.dirty[e] = struct{}{}
+	if !e.dirty {
+		e.dirty = true
+		t.dirty = append(t.dirty, named{e, name})
+	}
 	return e
+}
+
+// expectRows makes room in the Change at once for what many new Services bring.
+func (t *Table) expectRows() {
+	fresh := 0
+	for _, e := range t.dirty {
+		if e.claims == nil && e.service != nil {
+			fresh++
+		}
+	}
+	t.frontends.expect, t.pools.expect = fresh, fresh
 }
 
 // setSlice replaces a slice, or removes it if s is nil.
@@ -191,27 +214,31 @@ func (t *Table) countClusterIPs(s *Service, by int) {
 		return
 	}
 	for _, a := range s.ClusterIPs {
-		n := t.clusterIPs[a] + by
-		if n == 0 {
-			delete(t.clusterIPs, a)
-		} else {
-			t.clusterIPs[a] = n
-		}
-		if n == 0 || n == by {
+		switch has := t.clusterIP(a); {
+		case by > 0 && has:
+			t.shared[a]++
+		case t.shared[a] > 1:
+			t.shared[a]--
+		case t.shared[a] == 1:
+			delete(t.shared, a)
+		default:
 			t.moved = append(t.moved, a)
-			t.guard(hostPrefix(a))
+			t.guard(hostPrefix(a), by > 0)
 		}
 	}
 }
 
+// clusterIP reports whether an address is one: no other guard refuses.
+func (t *Table) clusterIP(a netip.Addr) bool { return t.guards.rows[hostPrefix(a)] == model.Reject }
+
 // guard sets what happens to packets for a prefix that no Frontend takes: unused ports of a
 // ClusterIP are refused, addresses of a Service CIDR that no Service has are silent.
-func (t *Table) guard(p netip.Prefix) {
+func (t *Table) guard(p netip.Prefix, clusterIP bool) {
 	switch {
-	case p.IsSingleIP() && t.clusterIPs[p.Addr()] > 0:
-		t.guards.set(p, model.Reject)
+	case clusterIP:
+		t.guards.put(p, model.Reject)
 	case slices.Contains(t.guarded, p):
-		t.guards.set(p, model.Drop)
+		t.guards.put(p, model.Drop)
 	default:
 		t.guards.remove(p)
 	}
@@ -308,7 +335,7 @@ func (t *Table) guardCIDRs() {
 		t.guarded = append(t.guarded, without(p, own)...)
 	}
 	for _, p := range slices.Concat(old, t.guarded) {
-		t.guard(p)
+		t.guard(p, t.guards.rows[p] == model.Reject)
 	}
 }
 
@@ -329,34 +356,54 @@ func without(p netip.Prefix, addrs []netip.Addr) []netip.Prefix {
 
 // serviceAddress reports whether an address is, or can become, a ClusterIP.
 func (t *Table) serviceAddress(a netip.Addr) bool {
-	return t.clusterIPs[a] > 0 || contains(t.cidrs, a)
+	return t.clusterIP(a) || contains(t.cidrs, a)
 }
 
 // compile brings the rows of one Service up to date. If other Services want the same addresses, they
 // are settled later.
-func (t *Table) compile(e *entry) {
-	rows := t.rows(e)
-	if t.claim(e, rows); t.compiled[e] == nil {
-		t.setPools(e, rows)
+func (t *Table) compile(e named) {
+	e.dirty = false
+	rows := t.rows(e.entry, t.spare)
+	t.spare = nil
+	if t.claim(e.entry, rows); t.compiled[e.entry] == nil {
+		t.setPools(e.entry, rows)
+		t.spare = rows
 	}
-	for _, p := range rows.Problems {
-		if !slices.Contains(e.told, p) {
-			t.problems = append(t.problems, p)
-		}
-	}
-	e.told = rows.Problems
+	t.tell(e.name, rows.Problems)
 	if e.service == nil && len(e.slices) == 0 {
 		delete(t.entries, e.name)
 	}
 }
 
-// rows are those of a Service if nobody contests them.
-func (t *Table) rows(e *entry) *Rows {
+// tell reports the problems of a Service that it did not have before.
+func (t *Table) tell(service Name, problems []Problem) {
+	told := t.told[service]
+	for _, p := range problems {
+		if !slices.Contains(told, p) {
+			t.problems = append(t.problems, p)
+		}
+	}
+	if len(problems) > 0 {
+		t.told[service] = problems
+	} else if told != nil {
+		delete(t.told, service)
+	}
+}
+
+// rows are those of a Service if nobody contests them. They are written over old ones, if there are any.
+func (t *Table) rows(e *entry, over *Rows) *Rows {
 	if e.service == nil {
 		return &Rows{}
 	}
-	rows := Compile(&t.view, e.service, e.slices)
-	return &rows
+	c := compiler{view: &t.view, service: e.service, slices: current(e.slices)}
+	if over != nil {
+		c.rows = Rows{Frontends: over.Frontends[:0], Pools: over.Pools[:0], Health: over.Health[:0]}
+	} else {
+		over = &Rows{}
+	}
+	c.compile()
+	*over = c.rows
+	return over
 }
 
 // setPools replaces the pools of a Service: those that the rows it was granted refer to.
@@ -367,7 +414,7 @@ func (t *Table) setPools(e *entry, rows *Rows) {
 		if slices.ContainsFunc(rows.Frontends, func(r Row[model.Key, model.Frontend]) bool {
 			return r.Value.Pool == p.Key && t.state.Frontends[r.Key].Pool == p.Key
 		}) {
-			t.pools.set(p.Key, p.Value)
+			t.pools.put(p.Key, p.Value)
 			e.pools = append(e.pools, p.Key)
 		}
 	}
