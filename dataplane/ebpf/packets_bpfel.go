@@ -13,6 +13,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type packetsActivity struct {
+	_    structs.HostLayout
+	Busy uint32
+	Laid uint32
+}
+
 type packetsAddr struct {
 	_    structs.HostLayout
 	Word [4]uint32
@@ -20,17 +26,9 @@ type packetsAddr struct {
 
 type packetsAffinity struct {
 	_       structs.HostLayout
-	Backend struct {
-		_    structs.HostLayout
-		Addr struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Pad  uint16
-	}
-	Pad  uint32
-	Last uint64
+	Backend packetsEndpoint
+	Pad     uint32
+	Last    uint64
 }
 
 type packetsAffinityKey struct {
@@ -48,35 +46,29 @@ type packetsBound struct {
 	Sent   uint64
 }
 
+type packetsEndpoint struct {
+	_    structs.HostLayout
+	Addr struct {
+		_    structs.HostLayout
+		Word [4]uint32
+	}
+	Port uint16
+	Pad  uint16
+}
+
 type packetsFlow struct {
 	_     structs.HostLayout
-	Other struct {
-		_    structs.HostLayout
-		Addr struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Pad  uint16
-	}
-	Pad  uint32
-	Pool uint64
-	Last uint64
+	Other packetsEndpoint
+	Pad   uint32
+	Pool  uint64
+	Last  uint64
 }
 
 type packetsFlowKey struct {
 	_      structs.HostLayout
 	Cookie uint64
-	Peer   struct {
-		_    structs.HostLayout
-		Addr struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Pad  uint16
-	}
-	Back uint32
+	Peer   packetsEndpoint
+	Back   uint32
 }
 
 type packetsFragmentKey struct {
@@ -141,16 +133,8 @@ type packetsMac struct {
 
 type packetsMemberKey struct {
 	_       structs.HostLayout
-	Backend struct {
-		_    structs.HostLayout
-		Addr struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Pad  uint16
-	}
-	Pool uint32
+	Backend packetsEndpoint
+	Pool    uint32
 }
 
 type packetsMembership uint32
@@ -163,24 +147,8 @@ const (
 
 type packetsPeer struct {
 	_       structs.HostLayout
-	Service struct {
-		_    structs.HostLayout
-		Addr struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Pad  uint16
-	}
-	Backend struct {
-		_    structs.HostLayout
-		Addr struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Pad  uint16
-	}
+	Service packetsEndpoint
+	Backend packetsEndpoint
 }
 
 type packetsPlace struct {
@@ -209,18 +177,10 @@ type packetsPorts struct {
 
 type packetsSlot struct {
 	_       structs.HostLayout
-	Backend struct {
-		_    structs.HostLayout
-		Addr struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Pad  uint16
-	}
-	Alias uint32
-	Share uint32
-	Pad   uint32
+	Backend packetsEndpoint
+	Alias   uint32
+	Share   uint32
+	Pad     uint32
 }
 
 type packetsSourceKey struct {
@@ -234,53 +194,36 @@ type packetsSourceKey struct {
 	}
 }
 
+type packetsTraffic struct {
+	_       structs.HostLayout
+	Packets [2]uint64
+	Bytes   [2]uint64
+}
+
+type packetsTrafficKey struct {
+	_       structs.HostLayout
+	Pool    uint64
+	Backend packetsEndpoint
+	Pad     uint32
+}
+
 type packetsTranslation struct {
-	_   structs.HostLayout
-	Src struct {
-		_    structs.HostLayout
-		Addr struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Pad  uint16
-	}
-	Dst struct {
-		_    structs.HostLayout
-		Addr struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Pad  uint16
-	}
-	Last  uint64
-	Pool  uint64
-	Port  uint16
-	State uint8
-	Pad   [5]uint8
+	_       structs.HostLayout
+	Src     packetsEndpoint
+	Dst     packetsEndpoint
+	Last    uint32
+	Bytes   uint32
+	Pool    uint64
+	Packets uint32
+	Port    uint16
+	State   uint8
+	Pad     uint8
 }
 
 type packetsTuple struct {
-	_   structs.HostLayout
-	Src struct {
-		_    structs.HostLayout
-		Addr struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Pad  uint16
-	}
-	Dst struct {
-		_    structs.HostLayout
-		Addr struct {
-			_    structs.HostLayout
-			Word [4]uint32
-		}
-		Port uint16
-		Pad  uint16
-	}
+	_        structs.HostLayout
+	Src      packetsEndpoint
+	Dst      packetsEndpoint
 	Protocol uint8
 	Hook     uint8
 	Pad      uint16
@@ -299,6 +242,7 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	packetsMapActivity      = "activity"
 	packetsMapAffinities    = "affinities"
 	packetsMapAnswers       = "answers"
 	packetsMapFlows         = "flows"
@@ -313,6 +257,7 @@ const (
 	packetsMapSlots         = "slots"
 	packetsMapSockets       = "sockets"
 	packetsMapSources       = "sources"
+	packetsMapTraffic       = "traffic"
 	packetsMapTranslations  = "translations"
 	packetsProgFromAnywhere = "from_anywhere"
 	packetsProgFromOutside  = "from_outside"
@@ -321,6 +266,7 @@ const (
 	packetsVarLinkHeader    = "link_header"
 	packetsVarNodeAddr4     = "node_addr4"
 	packetsVarNodeAddr6     = "node_addr6"
+	packetsVarPatience      = "patience"
 	packetsVarPortsCount    = "ports_count"
 	packetsVarPortsFirst    = "ports_first"
 )
@@ -377,6 +323,7 @@ type packetsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsMapSpecs struct {
+	Activity     *ebpf.MapSpec `ebpf:"activity"`
 	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
 	Answers      *ebpf.MapSpec `ebpf:"answers"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
@@ -391,6 +338,7 @@ type packetsMapSpecs struct {
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
 	Sources      *ebpf.MapSpec `ebpf:"sources"`
+	Traffic      *ebpf.MapSpec `ebpf:"traffic"`
 	Translations *ebpf.MapSpec `ebpf:"translations"`
 }
 
@@ -401,6 +349,7 @@ type packetsVariableSpecs struct {
 	LinkHeader *ebpf.VariableSpec `ebpf:"link_header"`
 	NodeAddr4  *ebpf.VariableSpec `ebpf:"node_addr4"`
 	NodeAddr6  *ebpf.VariableSpec `ebpf:"node_addr6"`
+	Patience   *ebpf.VariableSpec `ebpf:"patience"`
 	PortsCount *ebpf.VariableSpec `ebpf:"ports_count"`
 	PortsFirst *ebpf.VariableSpec `ebpf:"ports_first"`
 }
@@ -425,6 +374,7 @@ func (o *packetsObjects) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsMaps struct {
+	Activity     *ebpf.Map `ebpf:"activity"`
 	Affinities   *ebpf.Map `ebpf:"affinities"`
 	Answers      *ebpf.Map `ebpf:"answers"`
 	Flows        *ebpf.Map `ebpf:"flows"`
@@ -439,11 +389,13 @@ type packetsMaps struct {
 	Slots        *ebpf.Map `ebpf:"slots"`
 	Sockets      *ebpf.Map `ebpf:"sockets"`
 	Sources      *ebpf.Map `ebpf:"sources"`
+	Traffic      *ebpf.Map `ebpf:"traffic"`
 	Translations *ebpf.Map `ebpf:"translations"`
 }
 
 func (m *packetsMaps) Close() error {
 	return _PacketsClose(
+		m.Activity,
 		m.Affinities,
 		m.Answers,
 		m.Flows,
@@ -458,6 +410,7 @@ func (m *packetsMaps) Close() error {
 		m.Slots,
 		m.Sockets,
 		m.Sources,
+		m.Traffic,
 		m.Translations,
 	)
 }
@@ -469,6 +422,7 @@ type packetsVariables struct {
 	LinkHeader *ebpf.Variable `ebpf:"link_header"`
 	NodeAddr4  *ebpf.Variable `ebpf:"node_addr4"`
 	NodeAddr6  *ebpf.Variable `ebpf:"node_addr6"`
+	Patience   *ebpf.Variable `ebpf:"patience"`
 	PortsCount *ebpf.Variable `ebpf:"ports_count"`
 	PortsFirst *ebpf.Variable `ebpf:"ports_first"`
 }

@@ -17,12 +17,13 @@ import (
 // The programs for packets (bpf/tc.c) are loaded beside those for sockets and read the same tables. No plane uses
 // them yet.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type mac -type tuple -type translation packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type endpoint -type mac -type tuple -type translation packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 const (
 	// translations are two for each flow, four if its client is hidden. The one unused longest is forgotten first.
 	translations = 1 << 18
 	fragmented   = 1 << 12 // datagrams whose fragments are on their way
+	trafficked   = 1 << 16 // backends whose traffic is counted; the one without any for longest is forgotten first
 )
 
 // packetOptions are what the programs for packets need to know beside the rows.
@@ -31,6 +32,8 @@ type packetOptions struct {
 	Ports portRange    // of the node, that stand for clients; zero: those that freePorts finds
 	// Translations is how many the programs keep; 0: the default.
 	Translations uint32
+	// Patience is for how many seconds flows may be silent; nil: as patience says.
+	Patience *phases
 	// Fast adds the program for devices whose drivers run XDP.
 	Fast bool
 }
@@ -101,12 +104,17 @@ func packetSpec(s *model.State, o packetOptions) (*ebpf.CollectionSpec, error) {
 	for name, entries := range map[string]uint32{
 		packetsMapTranslations: cmp.Or(o.Translations, translations),
 		packetsMapFragments:    fragmented,
+		packetsMapTraffic:      trafficked,
 		packetsMapPods:         roomFor(len(s.Pods.Prefixes)),
 		packetsMapSources:      roomFor(len(sourcesOf(s))),
 	} {
 		spec.Maps[name].MaxEntries = entries
 	}
 	constants := map[string]any{packetsVarPortsFirst: o.Ports.First, packetsVarPortsCount: o.Ports.Count}
+	if o.Patience == nil {
+		o.Patience = patience()
+	}
+	constants[packetsVarPatience] = *o.Patience
 	for _, a := range o.Node {
 		if a.Is6() {
 			constants[packetsVarNodeAddr6] = packetsAddr(address(a))

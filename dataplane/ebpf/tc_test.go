@@ -24,6 +24,12 @@ type packetRun struct {
 
 func newPacketRun(t testing.TB, rows string) packetRun {
 	t.Helper()
+	return newPacketRunWith(t, rows, packetOptions{Translations: 1024})
+}
+
+// newPacketRunWith is for options that say more than the node's addresses and the ports for clients.
+func newPacketRunWith(t testing.TB, rows string, o packetOptions) packetRun {
+	t.Helper()
 	s, err := model.ParseState(rows)
 	if err != nil {
 		t.Fatal(err)
@@ -44,10 +50,9 @@ func newPacketRun(t testing.TB, rows string) packetRun {
 	if err := tables.load(s); err != nil {
 		t.Fatal(err)
 	}
-	programs, err := newPackets(tables.Maps, s, packetOptions{
-		Node:  []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::c000:201")},
-		Ports: portRange{1024, 30000}, Translations: 1024, Fast: true,
-	})
+	o.Node = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::c000:201")}
+	o.Ports, o.Fast = portRange{1024, 30000}, true
+	programs, err := newPackets(tables.Maps, s, o)
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}

@@ -17,20 +17,35 @@
 
 #include "packet.h"
 
+// Times are in 2^20 ns, about a millisecond. What is longer ago than 49 days is not known.
+#define TICKS 954 // per second
+
+static __always_inline __u32 ticks(void)
+{
+	return bpf_ktime_get_ns() >> 20;
+}
+
 struct translation {
 	struct endpoint src;
 	struct endpoint dst;
-	__u64 last;   // when it was used, by bpf_ktime_get_ns
-	__u64 pool;   // its name; the flow only
-	__be16 port;  // of the node, that stands for the client; 0: none; the flow only
-	__u8 state;   // the bits below
-	__u8 pad[5];
+	__u32 last;  // when it was used
+	__u32 bytes; // that passed since they were last added to the traffic
+	__u64 pool;  // its name
+	__u32 packets;
+	__be16 port; // of the node, that stands for the client; 0: none; the flow only
+	__u8 state;  // the bits below
+	__u8 pad;
 };
 
 enum {
-	BACK = 1 << 0,	   // from backend to client
-	ANSWERED = 1 << 1, // the backend has sent something
-	ENDING = 1 << 2,   // one side has
+	BACK = 1 << 0,	      // from backend to client
+	ANSWERED = 1 << 1,    // the backend has sent something
+	CLIENT_ENDS = 1 << 2, // no more comes from there
+	BACKEND_ENDS = 1 << 3,
+	BROKEN = 1 << 4, // by a reset, it seems: only the ends know whether it is a valid one
+	LASTING = 1 << 5, // a client has gone on after an answer
+
+	ENDING = CLIENT_ENDS | BACKEND_ENDS | BROKEN,
 };
 
 struct {
@@ -40,6 +55,62 @@ struct {
 	__type(value, struct translation);
 } translations SEC(".maps");
 
+// Whether there may be flows. Programs set both words when they make one. Who finds the table empty (sweep.go) clears
+// busy if nothing was laid since it began to look.
+struct activity {
+	__u32 busy;
+	__u32 laid;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct activity);
+} activity SEC(".maps");
+
+// What has passed between clients and a backend. It is added to once in a second for each flow, so that processors
+// share it.
+struct traffic_key {
+	__u64 pool; // its name
+	struct endpoint backend;
+	__u32 pad;
+};
+
+enum direction {
+	TO_BACKEND,
+	TO_CLIENT,
+	DIRECTIONS,
+};
+
+struct traffic {
+	__u64 packets[DIRECTIONS];
+	__u64 bytes[DIRECTIONS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct traffic_key);
+	__type(value, struct traffic);
+} traffic SEC(".maps");
+
+// What a flow is at, and for how many seconds it may be silent at that. The seconds are set when the programs are
+// loaded, because others look for flows that are over, too.
+enum phase {
+	UDP_ASKING,
+	UDP_LASTING,
+	BEGINNING, // not answered yet
+	TCP_OPEN,
+	SCTP_OPEN,
+	HALF_CLOSED,
+	OVER,
+	PHASES,
+};
+
+const volatile __u32 patience[PHASES];
+
 const volatile __be32 node_addr4; // what clients are hidden behind
 const volatile struct addr node_addr6;
 const volatile __u16 ports_first; // ports that no socket of the node is given by itself
@@ -47,16 +118,82 @@ const volatile __u16 ports_count;
 
 #define TRIES 32 // to find a port that is free
 
-// As conntrack's defaults, but that a side that ends ends the flow: who still sends keeps it.
-static __always_inline __u64 patience(__u8 protocol, __u8 state)
+static __always_inline enum phase phase(__u8 protocol, __u8 state)
 {
 	if (protocol == IPPROTO_UDP)
-		return 120 * SECOND;
+		return state & LASTING ? UDP_LASTING : UDP_ASKING;
+	if (state & BROKEN || (state & CLIENT_ENDS && state & BACKEND_ENDS))
+		return OVER;
 	if (state & ENDING)
-		return 120 * SECOND;
+		return HALF_CLOSED;
 	if (!(state & ANSWERED))
-		return 60 * SECOND;
-	return protocol == IPPROTO_SCTP ? 210 * SECOND : 5 * 24 * 3600 * SECOND;
+		return BEGINNING;
+	return protocol == IPPROTO_SCTP ? SCTP_OPEN : TCP_OPEN;
+}
+
+static __always_inline __u32 patience_at(enum phase at)
+{
+	return at < PHASES ? patience[at] * TICKS : 0;
+}
+
+// Not on the stack, of which a chain of functions has 512 bytes.
+static const __u32 only = 0; // key of the only element of a table
+static const struct traffic no_traffic;
+
+static __always_inline bool has_flows(void)
+{
+	struct activity *a = bpf_map_lookup_elem(&activity, &only);
+
+	return !a || *(volatile __u32 *)&a->busy;
+}
+
+static __always_inline void have_flows(void)
+{
+	struct activity *a = bpf_map_lookup_elem(&activity, &only);
+
+	if (!a)
+		return;
+	// Not written again and again: processors would wait for each other.
+	if (!*(volatile __u32 *)&a->laid)
+		*(volatile __u32 *)&a->laid = 1;
+	if (!*(volatile __u32 *)&a->busy)
+		*(volatile __u32 *)&a->busy = 1;
+}
+
+// count adds a packet to what passed. Should another processor do so at the same moment, one of the two is not counted.
+static __always_inline void count(struct translation *t, const struct packet *p)
+{
+	t->bytes += p->end - p->ip;
+	t->packets += p->segments ? p->segments : 1;
+}
+
+// is_due says whether what is known of a flow is to be brought up to date: once in a second, and when it ends.
+static __always_inline bool is_due(const struct translation *t, const struct packet *p, __u32 now)
+{
+	return now - t->last >= TICKS || p->is & (FINAL | RESETS) || t->bytes >> 31;
+}
+
+// book adds what has passed to the backend's traffic.
+static __noinline int book(struct translation *t, const struct endpoint *backend, enum direction way)
+{
+	if (!t || !backend || way >= DIRECTIONS)
+		return 0;
+	struct traffic_key key = {.pool = t->pool, .backend = *backend};
+	struct traffic *sum = bpf_map_lookup_elem(&traffic, &key);
+	__u64 bytes = t->bytes;
+	__u32 packets = t->packets;
+
+	t->bytes = 0;
+	t->packets = 0;
+	if (!sum) {
+		bpf_map_update_elem(&traffic, &key, &no_traffic, BPF_NOEXIST);
+		sum = bpf_map_lookup_elem(&traffic, &key);
+	}
+	if (!sum)
+		return 0;
+	__sync_fetch_and_add(&sum->packets[way], packets);
+	__sync_fetch_and_add(&sum->bytes[way], bytes);
+	return 0;
 }
 
 static __always_inline void reverse(struct tuple *out, const struct endpoint *src, const struct endpoint *dst,
@@ -87,7 +224,7 @@ static __always_inline __be16 any_port(void)
 }
 
 // claim makes a way back, to the port it names or another one that is free. Whoever has one has it alone, until the
-// client uses its own port again or the table, which is full, forgets it: nothing looks for flows that have ended.
+// client uses its own port again, the table, which is full, forgets it, or somebody finds that the flow is over.
 static __noinline int claim(struct tuple *key, const struct translation *becomes)
 {
 	if (!key || !becomes)
@@ -110,7 +247,9 @@ static __noinline int lay(const struct tuple *from, struct translation *flow)
 {
 	if (!from || !flow)
 		return false;
-	struct translation t = {.src = from->dst, .dst = from->src, .last = flow->last, .state = BACK};
+	struct translation t = {
+		.src = from->dst, .dst = from->src, .last = flow->last, .pool = flow->pool, .state = BACK,
+	};
 	struct tuple key;
 
 	reverse(&key, &flow->src, &flow->dst, from->protocol, EGRESS);
@@ -139,16 +278,22 @@ static __always_inline bool drop_back(const struct tuple *key, const struct endp
 {
 	struct translation *t = bpf_map_lookup_elem(&translations, key);
 
-	return t && same(&t->dst, client) && !bpf_map_delete_elem(&translations, key);
+	if (!t || !same(&t->dst, client))
+		return false;
+	if (t->packets)
+		book(t, &key->src, TO_CLIENT);
+	return !bpf_map_delete_elem(&translations, key);
 }
 
 // forget removes a flow and what follows from it.
-static __noinline int forget(const struct tuple *from, const struct translation *flow)
+static __noinline int forget(const struct tuple *from, struct translation *flow)
 {
 	if (!from || !flow)
 		return 0;
 	struct tuple key;
 
+	if (flow->packets)
+		book(flow, &flow->dst, TO_BACKEND);
 	reverse(&key, &flow->src, &flow->dst, from->protocol, EGRESS);
 	bool own = drop_back(&key, &from->src);
 
@@ -164,14 +309,22 @@ static __noinline int forget(const struct tuple *from, const struct translation 
 	return bpf_map_delete_elem(&translations, from);
 }
 
-static __always_inline __u8 state_of(const struct packet *p)
+// A connection that is broken sends nothing, but what was on its way already.
+#define BREAKING (2 * TICKS)
+
+// progress is what a packet does to the state of its flow, of which it is one side's.
+static __always_inline __u8 progress(const struct packet *p, __u8 state, __u8 ends, __u32 idle)
 {
-	return p->is & (FINAL | RESETS) ? ENDING : 0;
+	if (p->is & RESETS)
+		return state | BROKEN;
+	if (state & BROKEN && idle > BREAKING)
+		state &= ~BROKEN;
+	return p->is & FINAL ? state | ends : state;
 }
 
 // answered lets the flow know that its backend has sent something. What two processors write here at the same time
 // may be lost: a flow then is forgotten later.
-static __always_inline void answered(const struct translation *back, const struct packet *p, __u64 now)
+static __always_inline void answered(const struct translation *back, const struct packet *p, __u32 now)
 {
 	struct tuple key;
 
@@ -180,19 +333,25 @@ static __always_inline void answered(const struct translation *back, const struc
 
 	if (!flow)
 		return;
-	flow->state |= ANSWERED | state_of(p);
+	flow->state = ANSWERED | progress(p, flow->state, BACKEND_ENDS, now - flow->last);
 	flow->last = now;
+	if (flow->packets)
+		book(flow, &p->tuple.src, TO_BACKEND);
 }
 
 // confirm notes that a packet goes back to a client. The first answer counts, and that the flow is not idle; not every
 // one.
 static __always_inline void confirm(struct translation *back, const struct packet *p)
 {
-	__u64 now = bpf_ktime_get_ns();
+	__u32 now = ticks();
 
-	if (!(back->state & BACK) || (back->state & ANSWERED && now - back->last <= SECOND && !state_of(p)))
+	if (!(back->state & BACK))
+		return;
+	count(back, p);
+	if (back->state & ANSWERED && !is_due(back, p, now))
 		return;
 	back->state |= ANSWERED;
 	back->last = now;
+	book(back, &p->tuple.src, TO_CLIENT);
 	answered(back, p, now);
 }

@@ -24,6 +24,8 @@
 #define EXTENSIONS 6 // headers between that of IPv6 and the ports; RFC 8200 knows as many that may come before them
 
 #define SCTP_INIT 1
+#define SCTP_ABORT 6
+#define SCTP_SHUTDOWN_COMPLETE 14
 
 // Of ICMP, in both versions alike: how long its header is, and where the checksum. The kernel's header of ICMP includes
 // that of the C library.
@@ -64,7 +66,7 @@ struct tuple {
 enum {
 	BEGINS = 1 << 0, // a flow; all others of TCP and SCTP belong to one
 	FINAL = 1 << 1,	 // FIN
-	RESETS = 1 << 2, // RST
+	RESETS = 1 << 2, // RST, or what ends an association
 	LATER = 1 << 3,	 // a fragment that is not the first, and has no ports
 	FIRST = 1 << 4,	 // one that has them
 	ERROR = 1 << 5,	 // ICMP, about another packet
@@ -77,7 +79,8 @@ struct packet {
 	__u32 l4;	// where that of its protocol begins
 	__u32 end;	// where it ends
 	__u32 fragment; // what the fragments of a datagram have in common
-	__u16 is;	// the bits above
+	__u16 segments; // that devices will make of it; 0: not known to be several
+	__u8 is;	// the bits above
 	bool v4;
 };
 
@@ -213,8 +216,10 @@ static __always_inline bool parse_l4(struct __sk_buff *skb, struct packet *p)
 		}
 		break;
 	case IPPROTO_SCTP:
-		if (!bpf_skb_load_bytes(skb, p->l4 + 12, &byte, 1))
+		if (!bpf_skb_load_bytes(skb, p->l4 + 12, &byte, 1)) {
 			p->is |= byte == SCTP_INIT ? BEGINS : 0;
+			p->is |= byte == SCTP_ABORT || byte == SCTP_SHUTDOWN_COMPLETE ? RESETS : 0;
+		}
 		break;
 	case IPPROTO_UDP:
 		p->is |= BEGINS;
@@ -278,6 +283,7 @@ static __noinline int parse(struct __sk_buff *skb, struct packet *p)
 static __always_inline bool load(struct __sk_buff *skb, struct packet *p)
 {
 	p->ip = link_header;
+	p->segments = skb->gso_segs;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		p->v4 = true;
 	else if (skb->protocol != bpf_htons(ETH_P_IPV6))

@@ -111,7 +111,8 @@ static __noinline int begin(const struct packet *p, const struct meeting *m, str
 		return REJECT;
 	flow->pool = pool->name;
 	flow->src = p->tuple.src;
-	flow->last = bpf_ktime_get_ns();
+	flow->last = ticks();
+	count(flow, p);
 	if (hides(p, m, &flow->dst.addr))
 		flow->port = is_ours(p->tuple.src.port) ? p->tuple.src.port : any_port();
 	return FORWARD;
@@ -128,22 +129,53 @@ static __always_inline bool left(const struct translation *flow, const struct me
 }
 
 // over says whether a packet begins a new flow in place of one that is known.
-static __always_inline bool over(const struct packet *p, const struct translation *flow, __u64 now)
+static __always_inline bool over(const struct packet *p, const struct translation *flow, __u32 now)
 {
-	if (now - flow->last > patience(p->tuple.protocol, flow->state))
+	if (now - flow->last > patience_at(phase(p->tuple.protocol, flow->state)))
 		return true;
 	return p->is & BEGINS && p->tuple.protocol != IPPROTO_UDP && flow->state & ENDING;
 }
 
-// use notes that a flow is used. It says, once in ten seconds, that what follows from it is to be made again.
-static __always_inline bool use(const struct packet *p, struct translation *flow, __u64 now)
+// use notes that a flow is used.
+static __always_inline void use(const struct packet *p, struct translation *flow, __u32 now)
 {
-	__u64 idle = now - flow->last;
+	count(flow, p);
+	flow->state = progress(p, flow->state, CLIENT_ENDS, now - flow->last);
+	if (!is_due(flow, p, now))
+		return;
+	if (p->tuple.protocol == IPPROTO_UDP && flow->state & ANSWERED && now - flow->last >= TICKS)
+		flow->state |= LASTING;
+	flow->last = now;
+	book(flow, &flow->dst, TO_BACKEND);
+}
 
-	flow->state |= state_of(p);
-	if (idle >= SECOND)
-		flow->last = now;
-	return idle > 10 * SECOND;
+// rests says whether a flow was silent for so long that what follows from it is to be made again.
+static __always_inline bool rests(const struct translation *flow, __u32 now)
+{
+	return now - flow->last > 10 * TICKS;
+}
+
+// ends says whether a packet is no longer one of the flow that is known.
+static __always_inline bool ends(const struct packet *p, const struct translation *flow, struct meeting *m,
+				 enum device device, __u32 now)
+{
+	if (over(p, flow, now))
+		return true;
+	if (p->tuple.protocol != IPPROTO_UDP)
+		return false;
+	meet(p, m, device);
+	return left(flow, m);
+}
+
+// find is what becomes of a packet of a flow that is known and needs nothing else. Nothing is noted yet.
+static __always_inline struct translation *find(const struct packet *p, struct meeting *m, enum device device)
+{
+	struct translation *t = has_flows() ? bpf_map_lookup_elem(&translations, &p->tuple) : 0;
+	__u32 now = ticks();
+
+	if (!t || t->state & BACK)
+		return t;
+	return rests(t, now) || ends(p, t, m, device, now) ? 0 : t;
 }
 
 // quoted translates an ICMP error: the packet that it quotes went the other way.
@@ -186,26 +218,25 @@ static __always_inline int forward(struct __sk_buff *skb, const struct packet *p
 static __always_inline bool established(const struct packet *p, struct meeting *m, enum device device,
 					struct translation *out)
 {
+	if (!has_flows())
+		return false;
 	struct translation *t = bpf_map_lookup_elem(&translations, &p->tuple);
-	__u64 now = bpf_ktime_get_ns();
+	__u32 now = ticks();
 
 	if (!t)
 		return false;
 	*out = *t;
 	if (t->state & BACK)
 		return true;
-	bool gone = over(p, t, now);
-
-	if (!gone && p->tuple.protocol == IPPROTO_UDP) {
-		meet(p, m, device);
-		gone = left(t, m);
-	}
-	if (gone) {
+	if (ends(p, t, m, device, now)) {
 		forget(&p->tuple, out);
 		*out = (struct translation){};
 		return false;
 	}
-	if (use(p, t, now))
+	bool again = rests(t, now);
+
+	use(p, t, now);
+	if (again)
 		lay(&p->tuple, out);
 	return true;
 }
@@ -214,6 +245,7 @@ static __always_inline bool established(const struct packet *p, struct meeting *
 // send its packet again.
 static __always_inline bool keep(const struct packet *p, struct translation *flow)
 {
+	have_flows();
 	return lay(&p->tuple, flow) && !bpf_map_update_elem(&translations, &p->tuple, flow, BPF_NOEXIST);
 }
 
@@ -271,7 +303,7 @@ int leave(struct __sk_buff *skb)
 {
 	struct packet p = {};
 
-	if (!load(skb, &p))
+	if (!has_flows() || !load(skb, &p))
 		return TC_ACT_UNSPEC;
 	if (p.is & ERROR)
 		return quoted(skb, &p, EGRESS);

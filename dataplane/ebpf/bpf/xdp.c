@@ -117,12 +117,18 @@ int from_outside(struct xdp_md *ctx)
 	struct mac *mac = bpf_map_lookup_elem(&outside, &device);
 	struct packet p = {};
 	struct meeting m = {};
-	struct translation to = {};
 
 	if (!mac || !read_frame(ctx, mac->bytes, &p))
 		return XDP_PASS;
 	p.tuple.hook = INGRESS;
-	if (established(&p, &m, ANYWHERE, &to))
-		return send(ctx, &p, &to);
-	return unwanted(&p, &m) ? XDP_DROP : XDP_PASS;
+	struct translation *flow = find(&p, &m, ANYWHERE);
+
+	if (!flow)
+		return unwanted(&p, &m) ? XDP_DROP : XDP_PASS;
+	struct translation to = *flow;
+	int action = send(ctx, &p, &to);
+
+	if (action != XDP_PASS && !(flow->state & BACK)) // what is left to the stack, ingress counts
+		use(&p, flow, ticks());
+	return action;
 }

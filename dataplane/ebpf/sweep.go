@@ -1,0 +1,296 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// What a flow can be at; see enum phase in bpf/flows.h.
+const (
+	udpAsking = iota
+	udpLasting
+	beginning
+	tcpOpen
+	sctpOpen
+	halfClosed
+	over
+	numPhases
+)
+
+// phases are seconds for each thing that a flow can be at.
+type phases [numPhases]uint32
+
+// patience is for how long a flow may be silent. The programs know it from here. It is what connection tracking has by
+// default, but that a side which ends does not hurry the other one, and what is over has a port of the node for ten
+// seconds and not for two minutes.
+func patience() *phases {
+	const minute, day = 60, 24 * 60 * 60
+	return &phases{
+		udpAsking:  30,
+		udpLasting: 2 * minute,
+		beginning:  minute,
+		tcpOpen:    5 * day,
+		sctpOpen:   210,
+		halfClosed: 2 * minute,
+		over:       10,
+	}
+}
+
+// The bits of a translation's state, as bpf/flows.h has them.
+const (
+	stateBack = 1 << iota
+	stateAnswered
+	stateClientEnds
+	stateBackendEnds
+	stateBroken
+	stateLasting
+
+	hookIngress = 1
+	hookEgress  = 2
+)
+
+// phase is what the programs' function of that name says.
+func phase(protocol, state uint8) int {
+	const bothEnd = stateClientEnds | stateBackendEnds
+	switch {
+	case protocol == unix.IPPROTO_UDP && state&stateLasting != 0:
+		return udpLasting
+	case protocol == unix.IPPROTO_UDP:
+		return udpAsking
+	case state&stateBroken != 0, state&bothEnd == bothEnd:
+		return over
+	case state&bothEnd != 0:
+		return halfClosed
+	case state&stateAnswered == 0:
+		return beginning
+	case protocol == unix.IPPROTO_SCTP:
+		return sctpOpen
+	}
+	return tcpOpen
+}
+
+// flowMaps are the tables that flows are remembered in. They belong together, and outlive the programs.
+func flowMaps() []string {
+	return []string{packetsMapTranslations, packetsMapFragments, packetsMapActivity, packetsMapTraffic}
+}
+
+const (
+	// sweepCalls is in how many calls a full table is looked through: called once a second, in a minute.
+	sweepCalls = 60
+	// sweepRest is the time from the begin of one pass to that of the next, at least: the table may be almost empty.
+	sweepRest ticks = 10 * ticksPerSecond
+	// sweepOrphans is how many followers one call looks up the flows of.
+	sweepOrphans = 256
+	// orphanAge is what a translation has that is no longer about to become a part of a flow.
+	orphanAge ticks = 60 * ticksPerSecond
+)
+
+// sweep removes flows that are over, a share of the table at a time, and what is left of flows that the kernel has
+// forgotten. The programs do not: what comes too late for its flow begins a new one, but nobody comes for most.
+type sweep struct {
+	maps     map[string]*ebpf.Map
+	patience phases
+	activity *packetsActivity // memory of the kernel
+	mapped   []byte
+	cursor   ebpf.MapBatchCursor
+	passing  bool  // through the table: the next share goes on where the last one ended
+	swept    bool  // once at least
+	began    ticks // when the last pass did
+	kept     int   // in this pass
+	orphans  int   // that this call may still look up
+	keys     []packetsTuple
+	values   []packetsTranslation
+	rest     map[packetsTrafficKey]packetsTraffic // of flows that are gone
+}
+
+// newSweep makes a sweep of tables, which it does not own.
+func newSweep(maps map[string]*ebpf.Map, p *phases) (*sweep, error) {
+	page := unix.Getpagesize()
+	b, err := unix.Mmap(maps[packetsMapActivity].FD(), 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map the memory of %s: %w", packetsMapActivity, err)
+	}
+	share := max(int(maps[packetsMapTranslations].MaxEntries())/sweepCalls, 1024)
+	s := &sweep{
+		maps: map[string]*ebpf.Map{}, patience: *p, mapped: b, activity: (*packetsActivity)(unsafe.Pointer(&b[0])),
+		keys: make([]packetsTuple, share), values: make([]packetsTranslation, share),
+		rest: map[packetsTrafficKey]packetsTraffic{},
+	}
+	for _, name := range flowMaps() {
+		s.maps[name] = maps[name]
+	}
+	atomic.StoreUint32(&s.activity.Busy, 1) // whether there are flows already, the first pass finds out
+	return s, nil
+}
+
+func (s *sweep) close() error { return unix.Munmap(s.mapped) }
+
+// ticks is a time as the programs have it: see bpf/flows.h. Differences are right for 49 days.
+type ticks uint32
+
+const ticksPerSecond = 954
+
+func now() (ticks, error) {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
+		return 0, fmt.Errorf("clock_gettime: %w", err)
+	}
+	return ticks(t.Nano() >> 20), nil
+}
+
+// step looks at the next share of the table. It is meant to be called about once in a second, and returns how many
+// flows it has removed.
+func (s *sweep) step() (gone int, err error) {
+	now, err := now()
+	if err != nil || atomic.LoadUint32(&s.activity.Busy) == 0 {
+		return 0, err
+	}
+	if !s.passing {
+		if s.swept && now-s.began < sweepRest {
+			return 0, nil
+		}
+		s.passing, s.swept, s.began, s.kept, s.cursor = true, true, now, 0, ebpf.MapBatchCursor{}
+		atomic.StoreUint32(&s.activity.Laid, 0)
+	}
+	return s.share(now)
+}
+
+func (s *sweep) share(now ticks) (gone int, err error) {
+	n, err := s.maps[packetsMapTranslations].BatchLookup(&s.cursor, s.keys, s.values, nil)
+	last := errors.Is(err, ebpf.ErrKeyNotExist)
+	if err != nil && !last {
+		s.passing = false
+		return 0, fmt.Errorf("read flows: %w", err)
+	}
+	s.kept += n
+	s.orphans = sweepOrphans
+	for i, key := range s.keys[:n] {
+		removed, err := s.judge(key, &s.values[i], now)
+		if err != nil {
+			return gone, err
+		}
+		if removed {
+			gone++
+		}
+	}
+	if last {
+		s.passing = false
+	}
+	if last && s.kept == 0 {
+		s.idle()
+	}
+	return gone, nil
+}
+
+// idle lets the programs know that there are no flows, unless one was made meanwhile. One that is made at this very
+// moment may lose its first packet.
+func (s *sweep) idle() {
+	if atomic.LoadUint32(&s.activity.Laid) != 0 {
+		return
+	}
+	atomic.StoreUint32(&s.activity.Busy, 0)
+	if atomic.LoadUint32(&s.activity.Laid) != 0 {
+		atomic.StoreUint32(&s.activity.Busy, 1)
+	}
+}
+
+// judge removes a translation if it is a flow that is over, or follows from none. It reports whether it was a flow.
+func (s *sweep) judge(key packetsTuple, t *packetsTranslation, now ticks) (bool, error) {
+	silent := now - ticks(t.Last)
+	if key.Hook == hookIngress && t.State&stateBack == 0 {
+		if silent <= ticks(s.patience[phase(key.Protocol, t.State)])*ticksPerSecond {
+			return false, nil
+		}
+		return s.forget(key, t)
+	}
+	if silent < orphanAge || s.orphans == 0 {
+		return false, nil
+	}
+	s.orphans--
+	if ok, err := s.hasFlow(key, t); ok || err != nil {
+		return false, err
+	}
+	return false, s.remove(key)
+}
+
+// look finds a translation. It is false if there is none.
+func (s *sweep) look(key packetsTuple, t *packetsTranslation) (bool, error) {
+	err := s.maps[packetsMapTranslations].Lookup(key, t)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look up a flow: %w", err)
+	}
+	return true, nil
+}
+
+func (s *sweep) remove(key packetsTuple) error {
+	err := s.maps[packetsMapTranslations].Delete(key)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove a flow: %w", err)
+	}
+	return nil
+}
+
+func at(hook uint8, protocol uint8, src, dst packetsEndpoint) packetsTuple {
+	return packetsTuple{Src: src, Dst: dst, Protocol: protocol, Hook: hook}
+}
+
+// forget removes a flow that is as it was when it was read, with what follows from it, as the programs' function of
+// that name does.
+func (s *sweep) forget(key packetsTuple, read *packetsTranslation) (bool, error) {
+	var flow packetsTranslation
+	if ok, err := s.look(key, &flow); !ok || err != nil || flow.Last != read.Last || flow.State != read.State {
+		return false, err
+	}
+	client, backend := flow.Src, flow.Dst
+	s.book(flow.Pool, backend, toBackend, &flow)
+	own, err := s.dropBack(at(hookEgress, key.Protocol, backend, client), key.Src)
+	if err == nil && flow.Port != 0 {
+		// The way to the node's port says which address that is.
+		var forth packetsTranslation
+		hidden := at(hookEgress, key.Protocol, client, backend)
+		var known bool
+		if known, err = s.look(hidden, &forth); known && own {
+			_, err = s.dropBack(at(hookIngress, key.Protocol, backend, forth.Src), client)
+			err = errors.Join(err, s.remove(hidden))
+		}
+	}
+	return true, errors.Join(err, s.remove(key))
+}
+
+// dropBack removes a way back that leads to a client, and not one that belongs to somebody else by now.
+func (s *sweep) dropBack(key packetsTuple, client packetsEndpoint) (bool, error) {
+	var t packetsTranslation
+	if ok, err := s.look(key, &t); !ok || err != nil || t.Dst != client {
+		return false, err
+	}
+	s.book(t.Pool, key.Src, toClient, &t)
+	return true, s.remove(key)
+}
+
+// hasFlow says whether a translation follows from a flow that is there. See the picture in bpf/flows.h.
+func (s *sweep) hasFlow(key packetsTuple, t *packetsTranslation) (bool, error) {
+	backend, client := key.Src, key.Dst // of the way back to the client, translated
+	switch {
+	case key.Hook == hookIngress:
+		client = t.Dst
+	case t.State&stateBack == 0:
+		backend, client = key.Dst, key.Src
+	}
+	var back, flow packetsTranslation
+	if ok, err := s.look(at(hookEgress, key.Protocol, backend, client), &back); !ok || err != nil {
+		return false, err
+	}
+	ok, err := s.look(at(hookIngress, key.Protocol, back.Dst, back.Src), &flow)
+	if !ok || err != nil || flow.Src != client || flow.Dst != backend {
+		return false, err
+	}
+	return key.Hook == hookEgress || flow.Port == key.Dst.Port, nil
+}

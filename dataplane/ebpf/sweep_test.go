@@ -1,0 +1,272 @@
+package ebpf
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/model"
+)
+
+const sweptRows = `
+backend default/web:http cluster 10.244.1.11:8080 local
+backend default/web:dns cluster 10.244.1.12:5353 local
+frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat offcluster
+frontend 203.0.113.1:80/tcp any forward default/web:http cluster snat never
+frontend 203.0.113.1:53/udp any forward default/web:dns cluster snat never
+`
+
+// swept is a packetRun whose flows may be silent for no time at all, or for ever.
+func swept(t *testing.T, o packetOptions, impatient ...int) (packetRun, *sweep) {
+	t.Helper()
+	p := phases{}
+	for i := range p {
+		p[i] = 1 << 20
+	}
+	for _, i := range impatient {
+		p[i] = 0
+	}
+	o.Patience = &p
+	r := newPacketRunWith(t, sweptRows, o)
+	s, err := newSweep(r.programs.Maps, &p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r, s
+}
+
+// pass looks through the table once, and returns how many flows were over.
+func (r packetRun) pass(s *sweep) (gone int) {
+	r.Helper()
+	s.swept = false // it need not rest
+	for more := true; more; more = s.passing {
+		n, err := s.step()
+		if err != nil {
+			r.Fatal(err)
+		}
+		gone += n
+	}
+	return gone
+}
+
+// flows are the translations that there are.
+func (r packetRun) flows() string {
+	r.Helper()
+	var key packetsTuple
+	var t packetsTranslation
+	var lines []string
+	for i := r.programs.Maps[packetsMapTranslations].Iterate(); i.Next(&key, &t); {
+		at := map[uint8]string{hookIngress: "in", hookEgress: "out"}[key.Hook]
+		lines = append(lines, fmt.Sprintf("%s %s > %s", at, r.endpoint(key.Src), r.endpoint(key.Dst)))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func (packetRun) endpoint(e packetsEndpoint) string {
+	return objectsEndpoint{Addr: e.Addr, Port: e.Port}.addrPort().String()
+}
+
+// sent sends packets of which only the effect counts.
+func (r packetRun) sent(lines ...string) {
+	r.Helper()
+	for _, line := range lines {
+		hook, text, _ := strings.Cut(line, " ")
+		p, err := parsePacket(text)
+		if err != nil {
+			r.Fatal(err)
+		}
+		if out := r.through(hook, p); out == "dropped" {
+			r.Errorf("%s: %s", line, out)
+		}
+	}
+}
+
+// What follows from a flow goes with it, and nothing else does.
+func TestSweep(t *testing.T) {
+	const (
+		kept   = "tcp 192.0.2.9:4000 > 203.0.113.1:80 S"
+		hidden = "tcp 192.0.2.8:4000 > 192.0.2.1:30080 S"
+	)
+	for name, c := range map[string]struct {
+		impatient []int
+		packets   []string
+		want      string
+	}{
+		"beginning": {[]int{beginning}, []string{"lan " + kept, "lan " + hidden}, ""},
+		"answered": {[]int{beginning, halfClosed, over}, []string{
+			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan " + hidden,
+		}, "in 192.0.2.9:4000 > 203.0.113.1:80\nout 10.244.1.11:8080 > 192.0.2.9:4000"},
+		"one side has ended": {[]int{tcpOpen, over}, []string{
+			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 FA",
+		}, "in 192.0.2.9:4000 > 203.0.113.1:80\nout 10.244.1.11:8080 > 192.0.2.9:4000"},
+		"both sides have ended": {[]int{over}, []string{
+			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 FA",
+			"out tcp 10.244.1.11:8080 > 192.0.2.9:4000 FA",
+		}, ""},
+		"reset by the backend": {[]int{over}, []string{
+			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 RA", "lan " + hidden,
+		}, strings.Join([]string{
+			"in 10.244.1.11:8080 > 192.0.2.1:4000", "in 192.0.2.8:4000 > 192.0.2.1:30080",
+			"out 10.244.1.11:8080 > 192.0.2.8:4000", "out 192.0.2.8:4000 > 10.244.1.11:8080",
+		}, "\n")},
+		"reset by the client": {[]int{over}, []string{"lan " + hidden, "lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 R"}, ""},
+		"datagrams": {[]int{udpAsking}, []string{
+			"lan udp 192.0.2.9:4000 > 203.0.113.1:53", "out udp 10.244.1.12:5353 > 192.0.2.9:4000",
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, s := swept(t, packetOptions{Translations: 1024}, c.impatient...)
+			r.sent(c.packets...)
+			waitTick(t)
+			r.pass(s)
+			if got := r.flows(); got != c.want {
+				t.Errorf("left are\n%s\nwant\n%s", got, c.want)
+			}
+		})
+	}
+}
+
+// waitTick waits until what happened is past, to the programs' clock.
+func waitTick(t *testing.T) {
+	t.Helper()
+	began, err := now()
+	for at := began; err == nil && at == began; {
+		at, err = now()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The kernel may forget a part of a flow when the table is full. What is left of it goes.
+func TestSweep_orphans(t *testing.T) {
+	r, s := swept(t, packetOptions{Translations: 1024})
+	r.sent("lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 S", "lan tcp 192.0.2.9:4001 > 192.0.2.1:30080 S")
+	before := r.flows()
+	age(t, r)
+	r.pass(s)
+	if got := r.flows(); got != before {
+		t.Errorf("left of two flows are\n%s", got)
+	}
+	for key := range r.translations() {
+		if key.Hook == hookIngress && r.endpoint(key.Src) == "192.0.2.8:4000" {
+			if err := r.programs.Maps[packetsMapTranslations].Delete(key); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r.pass(s)
+	for line := range strings.Lines(r.flows()) {
+		if strings.Contains(line, "192.0.2.8:4000") || strings.Contains(line, "192.0.2.1:4000") {
+			t.Errorf("left is %s", line)
+		}
+	}
+	if n := strings.Count(r.flows(), "\n") + 1; n != 4 {
+		t.Errorf("%d translations are left, want 4 of one flow:\n%s", n, r.flows())
+	}
+}
+
+func (r packetRun) translations() map[packetsTuple]packetsTranslation {
+	all := map[packetsTuple]packetsTranslation{}
+	var key packetsTuple
+	var t packetsTranslation
+	for i := r.programs.Maps[packetsMapTranslations].Iterate(); i.Next(&key, &t); {
+		all[key] = t
+	}
+	return all
+}
+
+// age makes all translations so old that they are no longer about to become parts of flows.
+func age(t *testing.T, r packetRun) {
+	t.Helper()
+	for key, value := range r.translations() {
+		value.Last -= uint32(orphanAge)
+		if err := r.programs.Maps[packetsMapTranslations].Put(key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A node has some 30,000 ports for the clients of one backend, and any number of connections one after the other.
+func TestSweep_ports(t *testing.T) {
+	const connections, batch = 40_000, 10_000
+	r, s := swept(t, packetOptions{Translations: 1 << 18}, over)
+	var gone int
+	for i := range connections {
+		from := fmt.Sprintf("192.0.%d.%d:%d", 2+i/200%200, 1+i%200, 4000+i/40_000)
+		r.sent("lan tcp "+from+" > 192.0.2.1:30080 S", "lan tcp "+from+" > 192.0.2.1:30080 R")
+		if i%batch == batch-1 {
+			waitTick(t)
+			gone += r.pass(s)
+		}
+	}
+	if left := r.flows(); gone != connections || left != "" {
+		t.Errorf("%d of %d flows were removed, %d translations are left", gone, connections, strings.Count(left, "\n"))
+	}
+}
+
+// While there are no flows the programs do not look for any; the first packet of one is enough to make them look again.
+func TestSweep_idle(t *testing.T) {
+	r, s := swept(t, packetOptions{Translations: 1024}, over)
+	for range 3 {
+		r.pass(s)
+		if s.activity.Busy != 0 {
+			t.Error("there are no flows, and the programs look for them")
+		}
+		if gone, err := s.step(); gone != 0 || s.passing || err != nil {
+			t.Errorf("there are no flows, and a pass removes %d: %v", gone, err)
+		}
+		r.play(`lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 S        -> tcp 192.0.2.9:4000 > 10.244.1.11:8080 S
+out tcp 192.0.2.9:4000 > 10.244.1.11:8080 S       -> tcp 192.0.2.1:4000 > 10.244.1.11:8080 S
+lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 R        -> tcp 192.0.2.9:4000 > 10.244.1.11:8080 R`)
+		waitTick(t)
+		r.pass(s)
+		if s.activity.Busy == 0 {
+			t.Error("a flow was there when the pass began")
+		}
+	}
+}
+
+// What passes is counted, to the last packet of a flow that is over.
+func TestTraffic(t *testing.T) {
+	r, s := swept(t, packetOptions{Translations: 1024}, over)
+	r.sent(
+		"lan tcp 192.0.2.9:4000 > 203.0.113.1:80 S",
+		"out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA",
+		"lan tcp 192.0.2.9:4000 > 203.0.113.1:80 A",
+		"lan tcp 192.0.2.9:4000 > 203.0.113.1:80 FA",
+		"out tcp 10.244.1.11:8080 > 192.0.2.9:4000 FA",
+		"lan tcp 192.0.2.9:4000 > 203.0.113.1:80 A",
+		"lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 S",
+		"out tcp 192.0.2.8:4000 > 10.244.1.11:8080 S",
+		"pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 SA",
+		"out tcp 10.244.1.11:8080 > 192.0.2.8:4000 SA",
+		"lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 R",
+	)
+	waitTick(t)
+	r.pass(s)
+	got, err := s.traffic()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 45 // of a packet: IP, TCP, hello
+	want := packetsTraffic{Packets: [2]uint64{6, 3}, Bytes: [2]uint64{6 * size, 3 * size}}
+	name := poolName(model.PoolID{Service: "default/web:http"})
+	if len(got) != 1 {
+		t.Fatalf("traffic of %d backends: %v", len(got), slices.Collect(maps.Keys(got)))
+	}
+	for key, have := range got {
+		if key.Pool != name || r.endpoint(key.Backend) != "10.244.1.11:8080" || have != want {
+			t.Errorf("%s has %+v, want %+v", r.endpoint(key.Backend), have, want)
+		}
+	}
+}
