@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/rlimit"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/model"
@@ -25,6 +27,8 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, planeProcess(cgroup))
 		os.Exit(1)
 	}
+	// For tests that load programs without a plane. Where that is not allowed, they are skipped.
+	_ = rlimit.RemoveMemlock()
 	os.Exit(m.Run())
 }
 

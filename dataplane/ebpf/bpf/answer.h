@@ -175,14 +175,17 @@ struct error {
 	__u32 unused;
 };
 
-// quote is the sum of what an error quotes: so many bytes.
+// quote is the sum of what an error quotes: so many bytes. Verifiers before Linux 6.8 do not learn from "is not 0", but that
+// what is 1 more than a number below QUOTE is a size; the empty instruction keeps the compiler from knowing better.
 static __noinline int quote(struct __sk_buff *skb, __u32 at, __u32 size, __u64 *sum)
 {
 	__u8 bytes[QUOTE] = {};
+	__u32 last = size - 1;
 
-	if (!sum || !size || size > sizeof(bytes) || bpf_skb_load_bytes(skb, at, bytes, size))
+	asm volatile("" : "+r"(last));
+	if (!sum || last >= sizeof(bytes) || bpf_skb_load_bytes(skb, at, bytes, last + 1))
 		return false;
-	*sum = sum_of(bytes, size, *sum);
+	*sum = sum_of(bytes, last + 1, *sum);
 	return true;
 }
 
