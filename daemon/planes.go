@@ -152,9 +152,6 @@ func (s planeSettings) instead(err error) string {
 	lacking, remedy := "this kernel cannot do what mode %s needs", "have the kernel load its modules for %s"
 	if s.name == ebpfPlane {
 		lacking, remedy = "mode %s is not possible here: "+err.Error(), "see to what is missing for %s, and start anew"
-		if errors.Is(err, unix.EPERM) {
-			lacking = "mode %s needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"
-		}
 	}
 	return fmt.Sprintf(lacking+"; the data plane nftables serves instead, until the next start. "+
 		"Set mode (--proxy-mode) to nftables, or "+remedy, s.name, s.name)

@@ -153,6 +153,17 @@ func TestRun_ebpf(t *testing.T) {
 	}
 }
 
+// TestRun_ebpfRights has no more than is said to be needed.
+func TestRun_ebpfRights(t *testing.T) {
+	w := newMachine(t)
+	w.inside = append(w.inside, "setpriv", "--bounding-set=-all,+net_admin,+bpf,+perfmon")
+	out := w.runs("fairlead", "run --manifests DIR --once --proxy-mode ebpf --node-ip 192.0.2.1 --conntrack-max-per-core 0 "+
+		"--cgroup-root "+w.bed.Cgroup(), 0, "msg=programmed")
+	if strings.Contains(out, "level=ERROR") || strings.Contains(out, "level=WARN") {
+		t.Error(out)
+	}
+}
+
 // sparesPins has another node, which shares the file system, clean up and begin.
 func (m machine) sparesPins() {
 	m.Helper()
@@ -179,7 +190,7 @@ func TestRun_ebpfInstead(t *testing.T) {
 		{"--cgroup-root DIR", "is no cgroup of version 2", nil},
 		{"--cgroup-root /mnt", "is not the root of the machine's cgroups but that of this container",
 			[]string{"unshare", "--cgroup", "--mount", "sh", "-c", container}},
-		{"--cgroup-root CGROUP", "mode ebpf needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN",
+		{"--cgroup-root CGROUP", "this process lacks CAP_BPF, CAP_PERFMON: operation not permitted",
 			[]string{"setpriv", "--bounding-set=-bpf,-perfmon,-sys_admin"}},
 	} {
 		before := w.inside

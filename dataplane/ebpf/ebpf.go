@@ -72,8 +72,8 @@ type Plane struct {
 	packets      dataplane.Dataplane  // may be nil
 	memory       map[string]*ebpf.Map // nil: not open
 	tables       *tables              // nil: the kernel's content is not known
-	// cannotRelease says that this kernel does not abort sockets for us.
-	cannotRelease bool
+	// cannotRelease says that this kernel does not abort sockets for us, onlyNode that it does so for the node alone.
+	cannotRelease, onlyNode bool
 }
 
 var _ dataplane.Dataplane = (*Plane)(nil)
@@ -99,6 +99,9 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 		if p.cgroup, err = findCgroup(); err != nil {
 			return nil, err
 		}
+	}
+	if err := checkRights(); err != nil {
+		return nil, err
 	}
 	if err := rlimit.RemoveMemlock(); err != nil { // before Linux 5.11 maps counted as locked memory
 		return nil, err

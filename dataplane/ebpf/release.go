@@ -45,7 +45,12 @@ func (p *Plane) release(s *model.State) error {
 	}
 	var errs []error
 	for _, ns := range spaces {
-		errs = append(errs, p.releaseIn(ns, s))
+		err := p.releaseIn(ns, s)
+		if errors.Is(err, unix.EPERM) {
+			p.cannotReleasePods(err)
+			err = nil
+		}
+		errs = append(errs, err)
 		ns.Close()
 	}
 	err = errors.Join(errs...)
@@ -60,11 +65,26 @@ func (p *Plane) release(s *model.State) error {
 	return err
 }
 
-// namespaces opens each network namespace in which a process lives, or a thread of this one.
+// cannotReleasePods says it once.
+func (p *Plane) cannotReleasePods(err error) {
+	if p.onlyNode {
+		return
+	}
+	p.onlyNode = true
+	if p.config.Log != nil {
+		p.config.Log.Warn("connected UDP sockets of pods stay with backends that are gone: CAP_SYS_ADMIN is needed to reach "+
+			"them", "error", err)
+	}
+}
+
+// namespaces opens each network namespace in which a process lives, or a thread of this one, and those that container
+// runtimes have: in a container other processes cannot be seen.
 func namespaces() ([]*os.File, error) {
 	var files []*os.File
 	seen := map[uint64]bool{}
-	for _, pattern := range []string{"/proc/[0-9]*/ns/net", "/proc/self/task/*/ns/net"} {
+	for _, pattern := range []string{
+		"/proc/[0-9]*/ns/net", "/proc/self/task/*/ns/net", "/run/netns/*", "/run/docker/netns/*",
+	} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			return nil, err
@@ -75,7 +95,9 @@ func namespaces() ([]*os.File, error) {
 				continue // it has ended
 			}
 			var st unix.Stat_t
-			if err := unix.Fstat(int(f.Fd()), &st); err != nil || seen[st.Ino] {
+			var fs unix.Statfs_t
+			err = errors.Join(unix.Fstat(int(f.Fd()), &st), unix.Fstatfs(int(f.Fd()), &fs))
+			if err != nil || fs.Type != unix.NSFS_MAGIC || seen[st.Ino] {
 				f.Close()
 				continue
 			}
@@ -87,7 +109,15 @@ func namespaces() ([]*os.File, error) {
 }
 
 func (p *Plane) releaseIn(ns *os.File, s *model.State) error {
-	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, &netlink.Config{NetNS: int(ns.Fd())})
+	var st unix.Stat_t
+	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
+		return err
+	}
+	c := &netlink.Config{}
+	if fmt.Sprintf("net:[%d]", st.Ino) != p.node { // where this process is it needs no rights to go
+		c.NetNS = int(ns.Fd())
+	}
+	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, c)
 	if err != nil {
 		return fmt.Errorf("open sock_diag: %w", err)
 	}

@@ -21,7 +21,7 @@ import (
 // rootInode is the number of a hierarchy's root (kernfs_create_root in the kernel's fs/kernfs/dir.c).
 const rootInode = 1
 
-// findCgroup is where the hierarchy of cgroups of version 2 is mounted.
+// findCgroup is where the hierarchy of cgroups of version 2 is mounted, its root if that can be seen.
 func findCgroup() (string, error) {
 	mounts, err := mountsOf("cgroup2")
 	if err != nil {
@@ -30,6 +30,12 @@ func findCgroup() (string, error) {
 	if len(mounts) == 0 {
 		return "", fmt.Errorf("%w: no cgroups of version 2 are mounted (mount -t cgroup2 none DIRECTORY)",
 			dataplane.ErrUnsupported)
+	}
+	for _, m := range mounts {
+		var root unix.Stat_t
+		if err := unix.Stat(m.MountPoint, &root); err == nil && root.Ino == rootInode {
+			return m.MountPoint, nil
+		}
 	}
 	return mounts[0].MountPoint, nil
 }
@@ -120,4 +126,30 @@ func isShared(dir string) (bool, error) {
 		}
 	}
 	return shared, nil
+}
+
+// checkRights names the capabilities that are missing. Without CAP_PERFMON the kernel's verifier ends in errors that say
+// nothing of it.
+func checkRights() error {
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0]); err != nil {
+		return os.NewSyscallError("capget", err)
+	}
+	has := func(c int) bool { return sets[c/32].Effective&(1<<(c%32)) != 0 }
+	var missing []string
+	for _, c := range []struct {
+		name  string
+		bit   int
+		admin bool // CAP_SYS_ADMIN includes it
+	}{
+		{"CAP_BPF", unix.CAP_BPF, true}, {"CAP_PERFMON", unix.CAP_PERFMON, true}, {"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, false},
+	} {
+		if !has(c.bit) && (!c.admin || !has(unix.CAP_SYS_ADMIN)) {
+			missing = append(missing, c.name)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("this process lacks %s: %w", strings.Join(missing, ", "), unix.EPERM)
+	}
+	return nil
 }
