@@ -153,14 +153,22 @@ func TestRun_ebpf(t *testing.T) {
 	}
 }
 
-// TestRun_ebpfRights has no more than is said to be needed.
+// TestRun_ebpfRights has no more than is said to be needed. A process in another mode, which has less, removes what is
+// left all the same.
 func TestRun_ebpfRights(t *testing.T) {
 	w := newMachine(t)
-	w.inside = append(w.inside, "setpriv", "--bounding-set=-all,+net_admin,+bpf,+perfmon")
+	before := w.inside
+	w.inside = slices.Concat(before, []string{"setpriv", "--bounding-set=-all,+net_admin,+bpf,+perfmon"})
 	out := w.runs("fairlead", "run --manifests DIR --once --proxy-mode ebpf --node-ip 192.0.2.1 --conntrack-max-per-core 0 "+
 		"--cgroup-root "+w.bed.Cgroup(), 0, "msg=programmed")
 	if strings.Contains(out, "level=ERROR") || strings.Contains(out, "level=WARN") {
 		t.Error(out)
+	}
+	w.inside = slices.Concat(before, []string{"setpriv", "--bounding-set=-all,+net_admin"})
+	w.runs("fairlead", "run --manifests DIR --once --proxy-mode nftables --node-ip 192.0.2.1 --conntrack-max-per-core 0",
+		0, "removed what another data plane had left")
+	if left := w.pins(); left != "" {
+		t.Errorf("there is %s", left)
 	}
 }
 

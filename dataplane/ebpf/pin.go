@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // What is pinned, below a directory of ours in a file system of type bpf:
@@ -154,7 +155,7 @@ func (p *Plane) unpin() error {
 	var errs []error
 	for hook := range hooks() {
 		l, err := link.LoadPinnedLink(p.linkPath(hook), nil)
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EPERM) { // without CAP_BPF: it goes with its pin
 			continue
 		}
 		if err == nil {

@@ -62,8 +62,17 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- toYaml (mergeOverwrite $own (deepCopy .Values.config)) -}}
 {{- end -}}
 
+{{/* Not empty if the pods may run in mode ebpf. */}}
+{{- define "fairlead.ebpf" -}}
+{{- if or .Values.ebpf (eq (get .Values.config "mode") "ebpf") -}}yes{{- end -}}
+{{- end -}}
+
 {{- define "fairlead.fairleadConfig" -}}
 {{- $own := dict "apiVersion" "fairlead.dev/v1alpha1" "kind" "FairleadConfiguration" -}}
+{{- if include "fairlead.ebpf" . -}}
+{{- /* Not /sys/fs/bpf: AppArmor's profiles for containers let nobody write there. */ -}}
+{{- $own = set $own "ebpf" (dict "bpfRoot" "/host/bpf") -}}
+{{- end -}}
 {{- toYaml (mergeOverwrite $own (deepCopy .Values.fairleadConfig)) -}}
 {{- end -}}
 
@@ -82,4 +91,28 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
+{{- end -}}
+
+{{/* What mode ebpf needs to see of the machine beside the file system for its pins. The root of the machine's cgroups
+is found wherever it is mounted. */}}
+{{- define "fairlead.ebpfVolumes" -}}
+- name: cgroup
+  hostPath:
+    path: /sys/fs/cgroup
+- name: netns
+  hostPath:
+    path: /run/netns
+    type: DirectoryOrCreate
+{{- end -}}
+
+{{- define "fairlead.ebpfMounts" -}}
+- name: cgroup
+  mountPath: /host/cgroup
+  readOnly: true
+  mountPropagation: HostToContainer
+# Where sockets of pods are told that their backend is gone.
+- name: netns
+  mountPath: /run/netns
+  readOnly: true
+  mountPropagation: HostToContainer
 {{- end -}}
