@@ -18,17 +18,19 @@ frontend 203.0.113.1:80/tcp any forward default/web:http cluster snat never
 frontend 203.0.113.1:53/udp any forward default/web:dns cluster snat never
 `
 
-// swept is a packetRun whose flows may be silent for no time at all, or for ever.
+// swept is a packetRun whose flows may be silent for ever, and a sweep to which some may be for no time at all. (To the
+// programs they may not: two packets of a flow are as far apart as a slow machine has them.)
 func swept(t *testing.T, o packetOptions, impatient ...int) (packetRun, *sweep) {
 	t.Helper()
 	p := phases{}
 	for i := range p {
 		p[i] = 1 << 20
 	}
+	patient := p
 	for _, i := range impatient {
 		p[i] = 0
 	}
-	o.Patience = &p
+	o.Patience = &patient
 	r := newPacketRunWith(t, sweptRows, o)
 	s, err := newSweep(r.programs.Maps, &p)
 	if err != nil {
