@@ -71,12 +71,16 @@ type Plane struct {
 	sizes        Sizes
 	packets      dataplane.Dataplane  // may be nil
 	memory       map[string]*ebpf.Map // nil: not open
+	counted      tally                // what tables have counted that are no more, and what was collected
 	tables       *tables              // nil: the kernel's content is not known
 	// cannotRelease says that this kernel does not abort sockets for us, onlyNode that it does so for the node alone.
 	cannotRelease, onlyNode bool
 }
 
-var _ dataplane.Dataplane = (*Plane)(nil)
+var (
+	_ dataplane.Dataplane = (*Plane)(nil)
+	_ dataplane.Counted   = (*Plane)(nil)
+)
 
 // New makes New open the plane in the network namespace of the calling thread. It needs CAP_BPF and CAP_NET_ADMIN.
 func New(o Options) dataplane.New {
@@ -90,7 +94,7 @@ func New(o Options) dataplane.New {
 }
 
 func open(c dataplane.Config, o Options) (*Plane, error) {
-	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes}
+	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, counted: tally{}}
 	if p.pins == "" {
 		p.pins = Pins(defaultRoot)
 	}
@@ -233,6 +237,7 @@ func (p *Plane) settle(s *model.State) error {
 // forget closes the tables, which the kernel keeps while programs that use them are attached.
 func (p *Plane) forget() {
 	if p.tables != nil {
+		p.keepCounters()
 		p.tables.close()
 	}
 	p.tables = nil

@@ -90,8 +90,12 @@ static __always_inline enum verdict route(struct bpf_sock_addr *ctx, const struc
 	decide(to, ctx->protocol, node || pod, &t);
 	if (t.flags & LIMITED)
 		return PASS;
-	if (t.verdict != FORWARD)
-		return alone ? t.verdict : PASS;
+	if (t.verdict != FORWARD) {
+		if (!alone || t.verdict == PASS)
+			return PASS;
+		refused(to, ctx->protocol, &t);
+		return t.verdict;
+	}
 	if (!alone && !node && (t.flags & SNAT_ALWAYS || (t.flags & SNAT_OFFCLUSTER && !pod)))
 		return PASS;
 	*pool = t.pool;
