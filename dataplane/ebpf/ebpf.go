@@ -29,7 +29,6 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -104,17 +103,12 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 			return nil, err
 		}
 	}
-	if err := checkRights(); err != nil {
-		return nil, err
-	}
-	if err := rlimit.RemoveMemlock(); err != nil { // before Linux 5.11 maps counted as locked memory
-		return nil, err
-	}
-	if err := errors.Join(mountBPF(filepath.Dir(p.pins)), p.identify()); err != nil {
-		return nil, err
-	}
-	if err := p.probe(); err != nil {
-		return nil, err
+	for _, step := range []func() error{
+		checkRights, checkKernel, func() error { return mountBPF(filepath.Dir(p.pins)) }, p.identify, p.probe,
+	} {
+		if err := step(); err != nil {
+			return nil, err
+		}
 	}
 	if o.Packets != nil {
 		var err error
@@ -129,7 +123,11 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 func (p *Plane) identify() error {
 	var fs unix.Statfs_t
 	var cgroup unix.Stat_t
-	if err := errors.Join(unix.Statfs(p.cgroup, &fs), unix.Stat(p.cgroup, &cgroup)); err != nil {
+	err := unix.Statfs(p.cgroup, &fs)
+	if err == nil {
+		err = unix.Stat(p.cgroup, &cgroup)
+	}
+	if err != nil {
 		return fmt.Errorf("cgroup %q: %w", p.cgroup, err)
 	}
 	if fs.Type != unix.CGROUP2_SUPER_MAGIC {

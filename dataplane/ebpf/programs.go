@@ -2,12 +2,10 @@ package ebpf
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/cilium/ebpf"
 
-	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -104,22 +102,19 @@ func podsKnown(pods model.Pods) (known [2]bool) {
 
 // probe has the kernel verify the programs. The error says what it lacks.
 func (p *Plane) probe() error {
-	var refused *ebpf.VerifierError
+	var verifier *ebpf.VerifierError
 	var c *ebpf.Collection
 	var err error
 	for _, p.hasSetRetval = range []bool{true, false} { // Linux 5.18
-		if c, err = p.program(capacityFor(model.NewState()), model.Pods{}); !errors.As(err, &refused) {
+		if c, err = p.program(capacityFor(model.NewState()), model.Pods{}); !errors.As(err, &verifier) {
 			break
 		}
 	}
-	switch {
-	case err == nil:
-		c.Close()
-	case errors.Is(err, ebpf.ErrNotSupported), errors.As(err, &refused):
-		return fmt.Errorf("%w: %w (Linux 5.10 or newer with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF is needed)",
-			dataplane.ErrUnsupported, err)
+	if err != nil {
+		return whyRefused(err)
 	}
-	return err
+	c.Close()
+	return nil
 }
 
 // hookNames are in the order in which the programs are attached: who gets a place must be seen to give it back.

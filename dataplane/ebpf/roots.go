@@ -1,7 +1,6 @@
 package ebpf
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -101,14 +100,19 @@ func mountBPF(dir string) error {
 	if fs.Type == unix.BPF_FS_MAGIC {
 		return nil
 	}
+	lacking := fmt.Errorf("%w: there is no file system of type bpf, to keep programs in: mount -t bpf bpf %s on the machine",
+		dataplane.ErrUnsupported, dir)
 	shared, err := isShared(dir)
-	if err == nil && shared {
-		if err = unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err == nil {
-			return nil
-		}
+	if err == nil && !shared {
+		return lacking
 	}
-	return errors.Join(fmt.Errorf("%w: there is no file system of type bpf, to keep programs in: "+
-		"mount -t bpf bpf %s on the machine", dataplane.ErrUnsupported, dir), err)
+	if err == nil {
+		err = unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
+	}
+	if err != nil {
+		return fmt.Errorf("%w (%w)", lacking, err)
+	}
+	return nil
 }
 
 // isShared reports whether what is mounted in a directory is mounted in other mount namespaces, too.
