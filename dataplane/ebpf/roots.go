@@ -132,8 +132,8 @@ func isShared(dir string) (bool, error) {
 	return shared, nil
 }
 
-// checkRights names the capabilities that are missing. Without CAP_PERFMON the kernel's verifier ends in errors that say
-// nothing of it.
+// checkRights names the capabilities that are missing. Without CAP_PERFMON the kernel's verifier ends in errors that
+// say nothing of it.
 func checkRights() error {
 	var sets [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0]); err != nil {
@@ -146,7 +146,9 @@ func checkRights() error {
 		bit   int
 		admin bool // CAP_SYS_ADMIN includes it
 	}{
-		{"CAP_BPF", unix.CAP_BPF, true}, {"CAP_PERFMON", unix.CAP_PERFMON, true}, {"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, false},
+		{"CAP_BPF", unix.CAP_BPF, true},
+		{"CAP_PERFMON", unix.CAP_PERFMON, true},
+		{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, false},
 	} {
 		if !has(c.bit) && (!c.admin || !has(unix.CAP_SYS_ADMIN)) {
 			missing = append(missing, c.name)
