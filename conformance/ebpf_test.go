@@ -16,8 +16,8 @@ import (
 	"fairlead.dev/fairlead/testbed"
 )
 
-// ebpfPlane serves the sockets of the calling thread's cgroup, and leaves packets to another plane.
-func ebpfPlane(t *testing.T, packets dataplane.New) dataplane.New {
+// ebpfPlane serves the sockets of the calling thread's cgroup, and packets itself or by another plane.
+func ebpfPlane(t *testing.T, serve ebpf.Server, behind dataplane.New) dataplane.New {
 	if _, err := threadCgroup(); err != nil {
 		t.Skip(err)
 	}
@@ -32,7 +32,7 @@ func ebpfPlane(t *testing.T, packets dataplane.New) dataplane.New {
 			return nil, err
 		}
 		return ebpf.New(ebpf.Options{
-			Cgroup: cgroup, Pins: filepath.Join(pins, filepath.Base(cgroup)), Packets: packets,
+			Cgroup: cgroup, Pins: filepath.Join(pins, filepath.Base(cgroup)), Serve: serve, Packets: behind,
 		})(c)
 	}
 }
@@ -58,21 +58,27 @@ func threadCgroup() (string, error) {
 
 func TestEBPF(t *testing.T) {
 	t.Parallel()
-	conformance.RunSockets(t, "ebpf", ebpfPlane(t, plane))
+	conformance.RunSockets(t, "ebpf", ebpfPlane(t, ebpf.TC, plane))
+}
+
+// Where the kernel has no programs for packets, or nobody wants them.
+func TestEBPF_behind(t *testing.T) {
+	t.Parallel()
+	conformance.RunSockets(t, "ebpf", ebpfPlane(t, ebpf.Behind, plane))
 }
 
 // What sockets can do without another plane.
 func TestEBPF_alone(t *testing.T) {
 	t.Parallel()
-	conformance.RunOnlySockets(t, "sockets", ebpfPlane(t, nil))
+	conformance.RunOnlySockets(t, "sockets", ebpfPlane(t, ebpf.Behind, nil))
 }
 
 func TestEBPF_random(t *testing.T) {
 	t.Parallel()
-	conformance.RunRandomSockets(t, ebpfPlane(t, plane))
+	conformance.RunRandomSockets(t, ebpfPlane(t, ebpf.TC, plane))
 }
 
 func TestEBPF_faults(t *testing.T) {
 	t.Parallel()
-	conformance.RunFaultsSockets(t, ebpfPlane(t, plane))
+	conformance.RunFaultsSockets(t, ebpfPlane(t, ebpf.TC, plane))
 }

@@ -22,12 +22,9 @@ const sample = 1000
 
 // Audit implements dataplane.Dataplane.
 func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	var drifts []dataplane.Drift
-	if p.packets != nil {
-		var err error
-		if drifts, err = p.packets.Audit(ctx, s); err != nil {
-			return nil, err
-		}
+	drifts, err := p.auditBehind(ctx, s)
+	if err != nil {
+		return nil, err
 	}
 	if p.tables == nil {
 		return append(drifts, dataplane.Drift{Class: "programs", Object: "programs", Want: "those of this process"}), nil
@@ -35,6 +32,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	drifts = append(append(drifts, p.auditHooks()...), p.auditMemory()...)
 	for _, audit := range []func(*model.State) ([]dataplane.Drift, error){
 		p.tables.auditFrontends, p.tables.auditGuards, p.tables.auditPools, p.tables.auditSurplus,
+		p.auditPackets,
 	} {
 		more, err := audit(s)
 		if err != nil {
@@ -43,6 +41,39 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 		drifts = append(drifts, more...)
 	}
 	return drifts, nil
+}
+
+// auditBehind has the plane behind look.
+func (p *Plane) auditBehind(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	switch {
+	case p.behind == nil:
+		return nil, nil
+	case p.serve == TC:
+		return p.left.audit(ctx, s)
+	}
+	return p.behind.Audit(ctx, s)
+}
+
+// auditPackets removes some flows that are over. It finds devices without programs, and addresses that the programs
+// have and the node has not.
+func (p *Plane) auditPackets(*model.State) ([]dataplane.Drift, error) {
+	if p.serve != TC {
+		return nil, nil
+	}
+	if _, err := p.sweep.step(); err != nil {
+		return nil, err
+	}
+	drifts, err := p.devices.drifts()
+	if err != nil || !p.devices.takeMoved() {
+		return drifts, err
+	}
+	want, err := p.devices.nodeAddrs()
+	if have := p.tables.packets.node; err == nil && !slices.Equal(have, want) {
+		drifts = append(drifts, dataplane.Drift{
+			Class: "programs", Object: "what clients are hidden behind", Have: fmt.Sprint(have), Want: fmt.Sprint(want),
+		})
+	}
+	return drifts, err
 }
 
 // auditHooks finds programs that are not attached as they should be.
@@ -162,30 +193,23 @@ func (t *tables) auditPools(s *model.State) (drifts []dataplane.Drift, err error
 		if left--; left < 0 {
 			break
 		}
-		p := t.pools[id]
-		if p != nil {
-			left -= int(p.count / 64)
+		p, serving := t.pools[id], want.Serving()
+		d := dataplane.Drift{Class: "pools", Object: "pool " + id.String(), Want: fmt.Sprint(serving)}
+		if p == nil {
+			drifts = append(drifts, d)
+			continue
 		}
-		if p == nil || !t.holds(p, id, want) {
-			d := dataplane.Drift{Class: "pools", Object: "pool " + id.String(), Want: fmt.Sprint(want.Serving())}
-			if p != nil {
-				d.Have = "something else"
-			}
+		entry := objectsPool{
+			First: p.first, Count: uint32(len(serving)), Name: poolName(id), Affinity: seconds(want.Affinity),
+		}
+		slots := make([]objectsSlot, len(serving))
+		fill(slots, serving)
+		if t.entries[p.number] != entry || !slices.Equal(t.slots[p.first:p.first+p.count], slots) {
+			d.Have = "something else"
 			drifts = append(drifts, d)
 		}
 	}
 	return drifts, nil
-}
-
-// holds reports whether the kernel has a pool as it should be.
-func (t *tables) holds(p *pool, id model.PoolID, want model.Pool) bool {
-	serving := want.Serving()
-	slots := make([]objectsSlot, slotsFor(want, len(serving)))
-	spread(slots, want, serving)
-	entry := objectsPool{
-		First: p.first, Count: uint32(len(slots)), Name: poolName(id), Affinity: seconds(want.Affinity), Hashed: hashed(want),
-	}
-	return t.entries[p.number] == entry && slices.EqualFunc(t.slots[p.first:p.first+p.count], slots, sameSlot)
 }
 
 // auditSurplus looks for elements that the State does not have.

@@ -7,9 +7,9 @@
 //	recvmsg4/6, getpeername4/6 ◄── sockets, flows: what a socket asked for, and what it got
 //
 // The programs (bpf/) are attached to a cgroup, and see the sockets of all processes in it and below it, in whatever
-// network namespace: the node's and its pods'. They decide what a socket can decide. The rest passes, as packets, and
-// is served by another plane, if Options name one: what comes from outside, rows whose source addresses matter,
-// SCTP, and whatever has no socket here.
+// network namespace: the node's and its pods'. They decide what a socket can decide. The rest passes, as packets: what
+// comes from outside, rows whose source addresses matter, SCTP, and whatever has no socket here. Programs at the
+// devices serve that (bpf/tc.c, devices.go), or another plane, which in any case serves what is left (leftover.go).
 //
 // A Sync makes new tables, fills them, and replaces the programs by ones that use these, one atomic step for each hook.
 // Nothing of the old tables needs to be understood, so a process of any version takes over from one of any other. An
@@ -29,6 +29,7 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -44,8 +45,9 @@ type Options struct {
 	// Pins is a directory that belongs to the plane alone; its parent is in a file system of type bpf, or one can be
 	// mounted there.
 	Pins string
-	// Packets makes the plane for what the hooks let pass. Without one, what they cannot do is not done, and
-	// connections that are to be refused or dropped fail at once.
+	// Serve says who serves packets.
+	Serve Server
+	// Packets makes the plane behind, which serves them or what is left. Without one, that is not done.
 	Packets dataplane.New
 	// Sizes say how much is remembered; what is 0 has its default.
 	Sizes Sizes
@@ -59,6 +61,20 @@ const (
 	pinsName    = "fairlead"
 )
 
+// Server says who serves the packets of those who have no socket here, or whose sockets cannot do what a row says.
+type Server string
+
+const (
+	// Auto is TC where the kernel can do that, else Behind.
+	Auto Server = ""
+	// TC has programs of the plane serve them, at every device of the node but lo. The plane behind serves what is left
+	// for the node itself, and has nothing in the kernel while there is no such row.
+	TC Server = "tc"
+	// Behind leaves all packets to the plane behind. Without one, nobody serves them, and connections that are to be
+	// refused or dropped fail at once.
+	Behind Server = "behind"
+)
+
 // Plane is the ebpf data plane.
 type Plane struct {
 	config       dataplane.Config
@@ -68,18 +84,18 @@ type Plane struct {
 	netns        uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
 	hasSetRetval bool
 	sizes        Sizes
-	packets      dataplane.Dataplane  // may be nil
+	serve        Server               // TC or Behind
+	devices      *devices             // of the node; nil before they are needed
+	behind       dataplane.Dataplane  // may be nil
+	left         leftover             // for it, with TC
 	memory       map[string]*ebpf.Map // nil: not open
-	counted      tally                // what tables have counted that are no more, and what was collected
+	sweep        *sweep               // of it, with TC
 	tables       *tables              // nil: the kernel's content is not known
 	// cannotRelease says that this kernel does not abort sockets for us, onlyNode that it does so for the node alone.
 	cannotRelease, onlyNode bool
 }
 
-var (
-	_ dataplane.Dataplane = (*Plane)(nil)
-	_ dataplane.Counted   = (*Plane)(nil)
-)
+var _ dataplane.Dataplane = (*Plane)(nil)
 
 // New makes New open the plane in the network namespace of the calling thread. It needs CAP_BPF and CAP_NET_ADMIN.
 func New(o Options) dataplane.New {
@@ -93,7 +109,7 @@ func New(o Options) dataplane.New {
 }
 
 func open(c dataplane.Config, o Options) (*Plane, error) {
-	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, counted: tally{}}
+	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes}
 	if p.pins == "" {
 		p.pins = Pins(defaultRoot)
 	}
@@ -103,31 +119,60 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 			return nil, err
 		}
 	}
-	for _, step := range []func() error{
-		checkRights, checkKernel, func() error { return mountBPF(filepath.Dir(p.pins)) }, p.identify, p.probe,
-	} {
-		if err := step(); err != nil {
-			return nil, err
-		}
+	if err := checkRights(); err != nil {
+		return nil, err
 	}
-	if o.Packets != nil {
-		var err error
-		if p.packets, err = o.Packets(c); err != nil {
-			return nil, err
-		}
+	if err := rlimit.RemoveMemlock(); err != nil { // before Linux 5.11 maps counted as locked memory
+		return nil, err
+	}
+	if err := errors.Join(mountBPF(filepath.Dir(p.pins)), p.identify()); err != nil {
+		return nil, err
+	}
+	if err := p.probe(); err != nil {
+		return nil, err
+	}
+	if err := p.openPackets(o); err != nil {
+		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
+}
+
+// openPackets finds out who serves packets.
+func (p *Plane) openPackets(o Options) (err error) {
+	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.fault); err != nil {
+		return err
+	}
+	if p.serve = o.Serve; o.Serve != Behind {
+		err = p.probePackets()
+		if o.Serve == Auto && errors.Is(err, dataplane.ErrUnsupported) {
+			p.say("packets are left to the plane behind", "error", err)
+			p.serve, err = Behind, nil
+		} else {
+			p.serve = TC
+		}
+	}
+	if err == nil && p.serve == TC {
+		err = p.devices.follow()
+	}
+	if err == nil && o.Packets != nil {
+		p.behind, err = o.Packets(p.config)
+	}
+	p.left.behind = p.behind
+	return err
+}
+
+// say tells what somebody may want to know.
+func (p *Plane) say(message string, args ...any) {
+	if p.config.Log != nil {
+		p.config.Log.Info(message, args...)
+	}
 }
 
 // identify finds out by which numbers the programs and links know the cgroup and the network namespace.
 func (p *Plane) identify() error {
 	var fs unix.Statfs_t
 	var cgroup unix.Stat_t
-	err := unix.Statfs(p.cgroup, &fs)
-	if err == nil {
-		err = unix.Stat(p.cgroup, &cgroup)
-	}
-	if err != nil {
+	if err := errors.Join(unix.Statfs(p.cgroup, &fs), unix.Stat(p.cgroup, &cgroup)); err != nil {
 		return fmt.Errorf("cgroup %q: %w", p.cgroup, err)
 	}
 	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
@@ -163,21 +208,32 @@ func (p *Plane) fault(operation string) error {
 	return p.config.Fault(operation)
 }
 
-// Sync implements dataplane.Dataplane.
+// Sync implements dataplane.Dataplane. Who takes packets over has its rules in force before who has served them gives
+// up his.
 func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	var partial error
-	if p.packets != nil {
-		partial = p.packets.Sync(ctx, s)
-		if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+	if p.serve == Behind && p.behind != nil {
+		if partial = p.behind.Sync(ctx, s); !isPartial(partial) {
 			return partial
 		}
 	}
-	if err := p.replace(s); err != nil {
+	err := p.replace(s)
+	if !isPartial(err) {
 		p.forget()
 		return fmt.Errorf("ebpf: %w", err)
 	}
+	partial = errors.Join(partial, err)
+	if p.serve == TC {
+		if err = p.left.sync(ctx, s); !isPartial(err) {
+			return err
+		}
+		partial = errors.Join(partial, err)
+	}
 	return partial
 }
+
+// isPartial reports whether an error, or none, leaves the kernel known.
+func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.ErrPartial) }
 
 // replace puts new programs with new tables in force.
 func (p *Plane) replace(s *model.State) error {
@@ -191,19 +247,37 @@ func (p *Plane) replace(s *model.State) error {
 	if err != nil {
 		return err
 	}
+	partial := p.attachAll(t)
+	if !isPartial(partial) {
+		t.close()
+		return partial
+	}
+	if p.tables != nil {
+		p.tables.close()
+	}
+	p.tables = t
+	p.tables.lost = true
+	if err := errors.Join(p.dropLayouts(), p.settle(s)); err != nil {
+		return err
+	}
+	return partial
+}
+
+// attachAll puts the programs in force that use some tables.
+func (p *Plane) attachAll(t *tables) error {
 	for _, hook := range hookNames() {
-		if err = p.fault("ebpf attach"); err == nil {
+		err := p.fault("ebpf attach")
+		if err == nil {
 			err = p.attach(hook, t.Programs[hook])
 		}
 		if err != nil {
-			t.close()
 			return fmt.Errorf("attach %s to %s: %w", hook, p.cgroup, err)
 		}
 	}
-	p.forget()
-	p.tables = t
-	p.tables.lost = true
-	return errors.Join(p.dropLayouts(), p.settle(s))
+	if p.serve == Behind {
+		return p.devices.remove()
+	}
+	return p.devices.replace(t.packets)
 }
 
 // fillNew makes tables that hold s, and programs that are not attached.
@@ -216,7 +290,11 @@ func (p *Plane) fillNew(s *model.State) (*tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := t.load(s); err != nil {
+	err = t.load(s)
+	if err == nil && p.serve == TC {
+		t.packets, err = p.newPackets(t, s)
+	}
+	if err != nil {
 		t.close()
 		return nil, err
 	}
@@ -234,8 +312,10 @@ func (p *Plane) settle(s *model.State) error {
 
 // forget closes the tables, which the kernel keeps while programs that use them are attached.
 func (p *Plane) forget() {
+	if p.devices != nil {
+		p.devices.forget()
+	}
 	if p.tables != nil {
-		p.keepCounters()
 		p.tables.close()
 	}
 	p.tables = nil
@@ -247,13 +327,28 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		return errors.New("ebpf: the kernel's content is not known; Sync first")
 	}
 	var partial error
-	if p.packets != nil {
-		partial = p.packets.Apply(ctx, s, c)
-		if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+	if p.serve == Behind && p.behind != nil {
+		if partial = p.behind.Apply(ctx, s, c); !isPartial(partial) {
 			p.forget()
 			return partial
 		}
 	}
+	err := p.apply(s, c)
+	if err == nil && p.serve == TC {
+		partial = p.left.apply(ctx, s, c)
+		if !isPartial(partial) {
+			err = partial
+		}
+	}
+	if err != nil {
+		p.forget()
+		return fmt.Errorf("ebpf: %w", err)
+	}
+	return partial
+}
+
+// apply changes the tables, or makes others if they are full.
+func (p *Plane) apply(s *model.State, c model.Change) error {
 	err := errFull
 	if c.Pods == nil {
 		err = p.tables.apply(s, c)
@@ -264,38 +359,47 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if errors.Is(err, errFull) {
 		err = p.replace(s)
 	}
-	if err != nil {
-		p.forget()
-		return fmt.Errorf("ebpf: %w", err)
-	}
-	return partial
+	return err
 }
 
 // Remove implements dataplane.Dataplane.
 func (p *Plane) Remove(ctx context.Context) error {
 	p.forget()
-	closeMaps(p.memory)
-	p.memory = nil
-	err := p.fault("ebpf remove")
+	err := errors.Join(p.closeMemory(), p.fault("ebpf remove"))
+	if err == nil {
+		err = p.removeDevices()
+	}
 	if err == nil {
 		err = p.unpin()
 	}
 	if err != nil {
 		err = fmt.Errorf("ebpf: %w", err)
 	}
-	if p.packets != nil {
-		err = errors.Join(p.packets.Remove(ctx), err)
+	if p.behind != nil {
+		p.left.state = nil
+		err = errors.Join(p.behind.Remove(ctx), err)
 	}
 	return err
 }
 
-// Close implements dataplane.Dataplane.
-func (p *Plane) Close() error {
-	p.forget()
-	closeMaps(p.memory)
-	p.memory = nil
-	if p.packets != nil {
-		return p.packets.Close()
+func (p *Plane) removeDevices() (err error) {
+	if p.devices == nil {
+		if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.fault); err != nil {
+			return err
+		}
 	}
-	return nil
+	return p.devices.remove()
+}
+
+// Close implements dataplane.Dataplane.
+func (p *Plane) Close() (err error) {
+	p.forget()
+	err = p.closeMemory()
+	if p.devices != nil {
+		err = errors.Join(err, p.devices.close())
+	}
+	if p.behind != nil {
+		err = errors.Join(err, p.behind.Close())
+	}
+	return err
 }

@@ -74,12 +74,6 @@ type objectsGuardKey struct {
 	Addr objectsAddr
 }
 
-type objectsMember struct {
-	_    structs.HostLayout
-	Is   objectsMembership
-	Slot uint32
-}
-
 type objectsMemberKey struct {
 	_       structs.HostLayout
 	Backend objectsEndpoint
@@ -115,23 +109,15 @@ type objectsPool struct {
 	Count    uint32
 	Name     uint64
 	Affinity uint32
-	Hashed   uint32
-}
-
-type objectsRefusal struct {
-	_        structs.HostLayout
-	Addr     objectsAddr
-	Port     uint16
-	Protocol uint8
-	Verdict  uint8
+	Pad      uint32
 }
 
 type objectsSlot struct {
-	_           structs.HostLayout
-	Backend     objectsEndpoint
-	Alias       uint32
-	Share       uint32
-	Connections uint32
+	_       structs.HostLayout
+	Backend objectsEndpoint
+	Alias   uint32
+	Share   uint32
+	Pad     uint32
 }
 
 type objectsTarget struct {
@@ -139,7 +125,7 @@ type objectsTarget struct {
 	Pool    uint32
 	Verdict uint8
 	Flags   uint8
-	Level   uint16
+	Pad     uint16
 }
 
 type objectsVerdict uint32
@@ -162,7 +148,6 @@ const (
 	objectsMapMembers       = "members"
 	objectsMapPeers         = "peers"
 	objectsMapPools         = "pools"
-	objectsMapRefusals      = "refusals"
 	objectsMapSlots         = "slots"
 	objectsMapSockets       = "sockets"
 	objectsProgClosed       = "closed"
@@ -176,6 +161,7 @@ const (
 	objectsProgSendmsg6     = "sendmsg6"
 	objectsVarAlone         = "alone"
 	objectsVarHasSetRetval  = "has_set_retval"
+	objectsVarNodeAlone     = "node_alone"
 	objectsVarNodeNetns     = "node_netns"
 	objectsVarPlaces        = "places"
 	objectsVarPodsKnown     = "pods_known"
@@ -245,7 +231,6 @@ type objectsMapSpecs struct {
 	Members    *ebpf.MapSpec `ebpf:"members"`
 	Peers      *ebpf.MapSpec `ebpf:"peers"`
 	Pools      *ebpf.MapSpec `ebpf:"pools"`
-	Refusals   *ebpf.MapSpec `ebpf:"refusals"`
 	Slots      *ebpf.MapSpec `ebpf:"slots"`
 	Sockets    *ebpf.MapSpec `ebpf:"sockets"`
 }
@@ -256,6 +241,7 @@ type objectsMapSpecs struct {
 type objectsVariableSpecs struct {
 	Alone        *ebpf.VariableSpec `ebpf:"alone"`
 	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	NodeAlone    *ebpf.VariableSpec `ebpf:"node_alone"`
 	NodeNetns    *ebpf.VariableSpec `ebpf:"node_netns"`
 	Places       *ebpf.VariableSpec `ebpf:"places"`
 	PodsKnown    *ebpf.VariableSpec `ebpf:"pods_known"`
@@ -288,7 +274,6 @@ type objectsMaps struct {
 	Members    *ebpf.Map `ebpf:"members"`
 	Peers      *ebpf.Map `ebpf:"peers"`
 	Pools      *ebpf.Map `ebpf:"pools"`
-	Refusals   *ebpf.Map `ebpf:"refusals"`
 	Slots      *ebpf.Map `ebpf:"slots"`
 	Sockets    *ebpf.Map `ebpf:"sockets"`
 }
@@ -302,7 +287,6 @@ func (m *objectsMaps) Close() error {
 		m.Members,
 		m.Peers,
 		m.Pools,
-		m.Refusals,
 		m.Slots,
 		m.Sockets,
 	)
@@ -314,6 +298,7 @@ func (m *objectsMaps) Close() error {
 type objectsVariables struct {
 	Alone        *ebpf.Variable `ebpf:"alone"`
 	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
+	NodeAlone    *ebpf.Variable `ebpf:"node_alone"`
 	NodeNetns    *ebpf.Variable `ebpf:"node_netns"`
 	Places       *ebpf.Variable `ebpf:"places"`
 	PodsKnown    *ebpf.Variable `ebpf:"pods_known"`

@@ -11,12 +11,15 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
 )
 
 // What is pinned, below a directory of ours in a file system of type bpf:
 //
 //	netns                 the node's network namespace, by a symbolic link
 //	links/connect4 …      each holds a program to the cgroup, the program its tables
+//	links/ingress-2 …     likewise to a device, by its index
 //	v2/affinities …       what clients and sockets are remembered in: adopted by the next process
 //
 // A layout that is not ours is left alone until our programs are attached; then it goes.
@@ -40,8 +43,14 @@ func (p *Plane) openMemory() error {
 	if err != nil {
 		return err
 	}
+	wanted := p.sizes.memory(spec)
+	if p.serve == TC {
+		if err := addPacketMemory(wanted); err != nil {
+			return err
+		}
+	}
 	memory := map[string]*ebpf.Map{}
-	for name, want := range p.sizes.memory(spec) {
+	for name, want := range wanted {
 		m, err := openPinned(filepath.Join(dir, name), want)
 		if err != nil {
 			closeMaps(memory)
@@ -50,7 +59,36 @@ func (p *Plane) openMemory() error {
 		memory[name] = m
 	}
 	p.memory = memory
+	if p.serve != TC {
+		return nil
+	}
+	if p.sweep, err = newSweep(memory, patience()); err != nil {
+		return errors.Join(err, p.closeMemory())
+	}
 	return nil
+}
+
+// addPacketMemory adds what flows are remembered in.
+func addPacketMemory(wanted map[string]*ebpf.MapSpec) error {
+	spec, err := packetSpec(model.NewState(), packetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, name := range flowMaps() {
+		wanted[name] = spec.Maps[name]
+	}
+	return nil
+}
+
+// memoryOf is the part of the memory that some programs use.
+func (p *Plane) memoryOf(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
+	out := map[string]*ebpf.Map{}
+	for name, m := range p.memory {
+		if spec.Maps[name] != nil {
+			out[name] = m
+		}
+	}
+	return out
 }
 
 // pinAgain restores the pins that somebody has removed.
@@ -88,6 +126,16 @@ func openPinned(path string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
+// closeMemory leaves it to the kernel.
+func (p *Plane) closeMemory() (err error) {
+	if p.sweep != nil {
+		err = p.sweep.close()
+	}
+	closeMaps(p.memory)
+	p.memory, p.sweep = nil, nil
+	return err
+}
+
 func closeMaps(maps map[string]*ebpf.Map) {
 	for _, m := range maps {
 		m.Close()
@@ -115,7 +163,9 @@ func (p *Plane) attach(hook string, program *ebpf.Program) error {
 	return l.Pin(path)
 }
 
-func (p *Plane) linkPath(hook string) string { return filepath.Join(p.pins, "links", hook) }
+func (p *Plane) linkPath(hook string) string { return filepath.Join(p.linksDir(), hook) }
+
+func (p *Plane) linksDir() string { return filepath.Join(p.pins, "links") }
 
 // openLink is nil if there is no link of that hook to our cgroup.
 func (p *Plane) openLink(hook string) link.Link {

@@ -2,17 +2,19 @@ package ebpf
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/cilium/ebpf"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 )
 
 // The compiler is pinned, so that the same source makes the same object; ./dev installs it. The last include
 // directory has asm/types.h, which is another one on each architecture, and the same for us.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type slot -type member_key -type member -type membership -type refusal -type affinity_key -type affinity -type verdict -type guard_key -type flow_key -type flow -type place objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type slot -type member_key -type membership -type verdict -type guard_key -type flow_key -type flow -type place objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 // hooks are the names of the programs, and where they are attached.
 func hooks() map[string]ebpf.AttachType {
@@ -39,16 +41,15 @@ const spareSlots = 1 << 13
 func roomFor(rows int) uint32 { return uint32(rows + rows/2 + 1024) }
 
 func capacityFor(s *model.State) capacity {
-	var slots, largest, members int
+	var slots, members int
 	for _, p := range s.Pools {
-		n := int(class(slotsFor(p, len(p.Backends))))
-		slots, largest = slots+n, max(largest, n)
+		slots += int(class(uint32(len(p.Backends))))
 		members += len(p.Backends)
 	}
 	return capacity{
 		frontends: roomFor(len(s.Frontends) + len(s.Guards)),
 		pools:     roomFor(len(s.Pools)),
-		slots:     roomFor(slots) + uint32(largest) + spareSlots, // a pool that changes has two ranges
+		slots:     roomFor(slots) + spareSlots,
 		members:   roomFor(members),
 		guards:    roomFor(len(s.Guards)),
 	}
@@ -73,7 +74,8 @@ func (p *Plane) program(size capacity, pods model.Pods) (*ebpf.Collection, error
 	for name, value := range map[string]any{
 		objectsVarNodeNetns:    p.netns,
 		objectsVarPodsKnown:    podsKnown(pods),
-		objectsVarAlone:        p.packets == nil,
+		objectsVarAlone:        p.serve != TC && p.behind == nil,
+		objectsVarNodeAlone:    p.serve == TC || p.behind == nil,
 		objectsVarPlaces:       p.sizes.orDefault().Sockets - 1,
 		objectsVarHasSetRetval: p.hasSetRetval,
 	} {
@@ -81,7 +83,7 @@ func (p *Plane) program(size capacity, pods model.Pods) (*ebpf.Collection, error
 			return nil, err
 		}
 	}
-	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: p.memory})
+	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: p.memoryOf(spec)})
 }
 
 // podsKnown says for each family whether the rows tell pods from others. A socket in another network namespace
@@ -102,19 +104,43 @@ func podsKnown(pods model.Pods) (known [2]bool) {
 
 // probe has the kernel verify the programs. The error says what it lacks.
 func (p *Plane) probe() error {
-	var verifier *ebpf.VerifierError
+	var refused *ebpf.VerifierError
 	var c *ebpf.Collection
 	var err error
 	for _, p.hasSetRetval = range []bool{true, false} { // Linux 5.18
-		if c, err = p.program(capacityFor(model.NewState()), model.Pods{}); !errors.As(err, &verifier) {
+		if c, err = p.program(capacityFor(model.NewState()), model.Pods{}); !errors.As(err, &refused) {
 			break
 		}
 	}
-	if err != nil {
-		return whyRefused(err)
+	switch {
+	case err == nil:
+		c.Close()
+	case errors.Is(err, ebpf.ErrNotSupported), errors.As(err, &refused):
+		return fmt.Errorf("%w: %w (Linux 5.10 or newer with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF is needed)",
+			dataplane.ErrUnsupported, err)
 	}
-	c.Close()
-	return nil
+	return err
+}
+
+// probePackets has it verify those for packets.
+func (p *Plane) probePackets() error {
+	c, err := p.program(capacityFor(model.NewState()), model.Pods{})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	packets, err := newPackets(c.Maps, model.NewState(), packetOptions{
+		Ports: portRange{First: 1024, Count: 1}, Translations: 1, Anywhere: true,
+	})
+	var refused *ebpf.VerifierError
+	switch {
+	case err == nil:
+		packets.Close()
+	case errors.Is(err, ebpf.ErrNotSupported), errors.As(err, &refused):
+		return fmt.Errorf("%w: programs for packets: %w (CONFIG_NET_CLS_ACT and CONFIG_NET_CLS_BPF are needed)",
+			dataplane.ErrUnsupported, err)
+	}
+	return err
 }
 
 // hookNames are in the order in which the programs are attached: who gets a place must be seen to give it back.

@@ -26,10 +26,9 @@ type tables struct {
 	slots   []objectsSlot         // likewise
 	mapped  [][]byte
 	grace   *ebpf.Map
-	counted tally               // what was taken from slots
-	unused  []used              // slots that are not in force, but may still count
 	audited ebpf.MapBatchCursor // where in the frontends the next Audit goes on
 	lost    bool                // a UDP socket may have lost its backend since the plane looked
+	packets *packets            // nil: packets are left to others
 	fault   func(operation string) error
 }
 
@@ -37,7 +36,6 @@ type tables struct {
 type pool struct {
 	number, first, count uint32
 	members              []netip.AddrPort
-	backends             []model.Backend
 }
 
 // errFull says that rows do not fit into the tables as they are.
@@ -46,7 +44,7 @@ var errFull = errors.New("the tables are full")
 func newTables(c *ebpf.Collection, fault func(string) error) (*tables, error) {
 	t := &tables{
 		Collection: c, fault: fault,
-		pools: map[model.PoolID]*pool{}, udp: map[model.PoolID]bool{}, counted: tally{},
+		pools: map[model.PoolID]*pool{}, udp: map[model.PoolID]bool{},
 		numbers: newSpans(c.Maps[objectsMapPools].MaxEntries()),
 		ranges:  newSpans(c.Maps[objectsMapSlots].MaxEntries()),
 	}
@@ -108,13 +106,15 @@ func (t *tables) settle() error {
 	if err := t.wait(); err != nil {
 		return fmt.Errorf("wait for programs that run: %w", err)
 	}
-	t.collectUnused()
 	t.numbers.settle()
 	t.ranges.settle()
 	return nil
 }
 
 func (t *tables) close() {
+	if t.packets != nil {
+		t.packets.close()
+	}
 	for _, b := range t.mapped {
 		_ = unix.Munmap(b) // fails only if it is not mapped
 	}
@@ -145,7 +145,7 @@ func (t *tables) apply(s *model.State, c model.Change) error {
 		if key.Protocol == model.UDP && f.Verdict == model.Forward && !t.udp[f.Pool] {
 			t.udp[f.Pool] = true
 			if _, changed := c.Pools.Set[f.Pool]; t.pools[f.Pool] != nil && !changed {
-				if _, err := t.setMembers(f.Pool, s.Pools[f.Pool], t.pools[f.Pool].first); err != nil {
+				if _, err := t.setMembers(f.Pool, s.Pools[f.Pool]); err != nil {
 					return err
 				}
 			}
@@ -159,7 +159,14 @@ func (t *tables) apply(s *model.State, c model.Change) error {
 		gone = append(gone, left...)
 		t.lost = t.lost || t.udp[id] && len(left) > 0
 	}
+	forbidden, err := t.packets.allow(s, c)
+	if err != nil {
+		return err
+	}
 	if err := t.setFrontends(s, c); err != nil {
+		return err
+	}
+	if err := t.packets.disallow(forbidden); err != nil {
 		return err
 	}
 	for _, id := range c.Pools.Delete {
@@ -180,22 +187,20 @@ func (t *tables) setPool(id model.PoolID, want model.Pool) ([]objectsMemberKey, 
 		t.entries[number] = objectsPool{Name: poolName(id)}
 		t.pools[id] = p
 	}
+	left, err := t.setMembers(id, want)
+	if err != nil {
+		return nil, err
+	}
 	serving := want.Serving()
-	count := slotsFor(want, len(serving))
-	first, err := t.take(&t.ranges, count)
+	first, err := t.take(&t.ranges, uint32(len(serving)))
 	if err != nil {
 		return nil, err
 	}
-	slots := t.slots[first : first+count]
-	spread(slots, want, serving)
-	left, err := t.setMembers(id, want, first)
-	if err != nil {
-		return nil, err
-	}
-	t.entries[p.number].Affinity, t.entries[p.number].Hashed = seconds(want.Affinity), hashed(want)
-	t.publish(p.number, first, count)
-	t.retireSlots(id, p)
-	p.first, p.count, p.backends = first, count, want.Backends
+	fill(t.slots[first:], serving)
+	t.entries[p.number].Affinity = seconds(want.Affinity)
+	t.publish(p.number, first, uint32(len(serving)))
+	t.ranges.retire(p.first, p.count)
+	p.first, p.count = first, uint32(len(serving))
 	return left, nil
 }
 
@@ -214,20 +219,18 @@ func (t *tables) take(s *spans, n uint32) (uint32, error) {
 	return first, nil
 }
 
-// setMembers lets the kernel know a pool's backends, whose slots begin at first, if clients are remembered, and returns
-// those that are to go.
-func (t *tables) setMembers(id model.PoolID, want model.Pool, first uint32) (left []objectsMemberKey, err error) {
+// setMembers lets the kernel know a pool's backends if clients are remembered, and returns those that are to go.
+func (t *tables) setMembers(id model.PoolID, want model.Pool) (left []objectsMemberKey, err error) {
 	p := t.pools[id]
 	before := p.members
 	p.members = nil
 	if t.udp[id] || want.Affinity > 0 {
 		var keys []objectsMemberKey
-		var values []objectsMember
-		at := t.firstSlots(first, want)
+		var values []objectsMembership
 		for _, b := range want.Backends {
 			p.members = append(p.members, b.AddrPort)
 			keys = append(keys, p.member(b.AddrPort))
-			values = append(values, objectsMember{Is: membership(b), Slot: at[endpoint(b.AddrPort)]})
+			values = append(values, membership(b))
 		}
 		if err := t.update(objectsMapMembers, keys, values, len(keys)); err != nil {
 			return nil, err
@@ -239,18 +242,6 @@ func (t *tables) setMembers(id model.PoolID, want model.Pool, first uint32) (lef
 		}
 	}
 	return left, nil
-}
-
-// firstSlots finds a slot of each backend that serves.
-func (t *tables) firstSlots(first uint32, want model.Pool) map[objectsEndpoint]uint32 {
-	at := map[objectsEndpoint]uint32{}
-	serving := len(want.Serving())
-	for i := first; len(at) < serving; i++ {
-		if _, known := at[t.slots[i].Backend]; !known {
-			at[t.slots[i].Backend] = i
-		}
-	}
-	return at
 }
 
 func (p *pool) member(b netip.AddrPort) objectsMemberKey {
@@ -265,7 +256,7 @@ func (t *tables) dropPool(id model.PoolID) (left []objectsMemberKey) {
 	for _, b := range p.members {
 		left = append(left, p.member(b))
 	}
-	t.retireSlots(id, p)
+	t.ranges.retire(p.first, p.count)
 	t.numbers.retire(p.number, 1)
 	delete(t.pools, id)
 	delete(t.udp, id)

@@ -2,8 +2,8 @@ package ebpf
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"strings"
@@ -14,8 +14,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// The programs for packets (bpf/tc.c) are loaded beside those for sockets and read the same tables. No plane uses
-// them yet.
+// The programs for packets (bpf/tc.c) are loaded beside those for sockets and read the same tables.
 //
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type endpoint -type mac -type tuple -type translation packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
@@ -36,6 +35,12 @@ type packetOptions struct {
 	Patience *phases
 	// Fast adds the program for devices whose drivers run XDP.
 	Fast bool
+	// Bare is for devices whose packets begin with the IP header.
+	Bare bool
+	// Anywhere leaves out the program for devices that lead to pods: to verify it takes the kernel time.
+	Anywhere bool
+	// Maps are used in place of new ones.
+	Maps map[string]*ebpf.Map
 }
 
 // portRange is a range of ports that no socket of the node is given when it asks for none.
@@ -63,7 +68,7 @@ func freePorts() (portRange, error) {
 }
 
 // newPackets makes the programs for packets, which read rows from tables that are filled and go on to be. Nothing is
-// attached. Pods and the sources that frontends allow are read from the State only now.
+// attached. Pods and the sources that frontends allow are read from the State.
 func newPackets(tables map[string]*ebpf.Map, s *model.State, o packetOptions) (*ebpf.Collection, error) {
 	if o.Ports.Count == 0 {
 		var err error
@@ -75,10 +80,12 @@ func newPackets(tables map[string]*ebpf.Map, s *model.State, o packetOptions) (*
 	if err != nil {
 		return nil, err
 	}
-	shared := map[string]*ebpf.Map{}
+	shared := maps.Clone(o.Maps)
+	if shared == nil {
+		shared = map[string]*ebpf.Map{}
+	}
 	for _, name := range []string{
 		packetsMapFrontends, packetsMapPools, packetsMapSlots, packetsMapMembers, packetsMapGuards, packetsMapAffinities,
-		packetsMapRefusals,
 	} {
 		shared[name] = tables[name]
 		spec.Maps[name].MaxEntries = tables[name].MaxEntries()
@@ -87,10 +94,18 @@ func newPackets(tables map[string]*ebpf.Map, s *model.State, o packetOptions) (*
 	if err != nil {
 		return nil, err
 	}
-	err = errors.Join(fillPods(c.Maps[packetsMapPods], s.Pods), fillSources(c.Maps[packetsMapSources], s))
-	if err != nil {
+	if shared[packetsMapPods] != nil {
+		return c, nil
+	}
+	if err := fillPods(c.Maps[packetsMapPods], s.Pods); err != nil {
 		c.Close()
 		return nil, err
+	}
+	for key := range s.Frontends {
+		if err := putAll(c.Maps[packetsMapSources], sourcesOf(s, key)); err != nil {
+			c.Close()
+			return nil, fmt.Errorf("frontend %s: %w", key, err)
+		}
 	}
 	return c, nil
 }
@@ -102,20 +117,29 @@ func packetSpec(s *model.State, o packetOptions) (*ebpf.CollectionSpec, error) {
 		return nil, err
 	}
 	fast(spec, o.Fast)
+	if o.Anywhere {
+		delete(spec.Programs, packetsProgFromPods)
+	}
 	for name, entries := range map[string]uint32{
 		packetsMapTranslations: cmp.Or(o.Translations, translations),
 		packetsMapFragments:    fragmented,
 		packetsMapTraffic:      trafficked,
 		packetsMapPods:         roomFor(len(s.Pods.Prefixes)),
-		packetsMapSources:      roomFor(len(sourcesOf(s))),
+		packetsMapSources:      roomFor(countSources(s)),
 	} {
 		spec.Maps[name].MaxEntries = entries
+	}
+	for name, m := range o.Maps {
+		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
 	constants := map[string]any{packetsVarPortsFirst: o.Ports.First, packetsVarPortsCount: o.Ports.Count}
 	if o.Patience == nil {
 		o.Patience = patience()
 	}
 	constants[packetsVarPatience] = *o.Patience
+	if o.Bare {
+		constants[packetsVarLinkHeader] = uint32(0)
+	}
 	for _, a := range o.Node {
 		if a.Is6() {
 			constants[packetsVarNodeAddr6] = packetsAddr(address(a))
@@ -141,43 +165,6 @@ func packetObjects() (*ebpf.CollectionSpec, error) {
 	delete(spec.Maps, objectsMapPeers)
 	delete(spec.Maps, objectsMapSockets)
 	return spec, nil
-}
-
-func fillPods(m *ebpf.Map, pods model.Pods) error {
-	for _, prefix := range pods.Prefixes {
-		if err := insist(func() error { return m.Put(guardKey(prefix), uint32(1)) }); err != nil {
-			return fmt.Errorf("pods %s: %w", prefix, err)
-		}
-	}
-	return nil
-}
-
-func fillSources(m *ebpf.Map, s *model.State) error {
-	for _, key := range sourcesOf(s) {
-		if err := insist(func() error { return m.Put(key, uint32(1)) }); err != nil {
-			return fmt.Errorf("allowed sources: %w", err)
-		}
-	}
-	return nil
-}
-
-// sourcesOf are the elements that say who may use frontends: as the programs ask, a row for any client that no
-// internal one stands beside counts for the node and its pods as well.
-func sourcesOf(s *model.State) (keys []packetsSourceKey) {
-	for key, f := range s.Frontends {
-		scopes := []model.Scope{key.Scope}
-		internal := key
-		internal.Scope = model.Internal
-		if _, both := s.Frontends[internal]; !both {
-			scopes = append(scopes, model.Internal)
-		}
-		for _, scope := range scopes {
-			for _, prefix := range f.Allow {
-				keys = append(keys, sourceKey(key, scope, prefix))
-			}
-		}
-	}
-	return keys
 }
 
 func sourceKey(key model.Key, scope model.Scope, p netip.Prefix) packetsSourceKey {

@@ -3,6 +3,11 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -14,77 +19,204 @@ import (
 type side struct {
 	attach ebpf.AttachType
 	parent uint32 // of a filter of tc
-	name   string
+	name   string // of a pin, before the device's index
 }
 
-func ingress() side {
-	return side{ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS, "fairlead-ingress"}
+func ingress() side { return side{ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS, "ingress-"} }
+func egress() side  { return side{ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS, "egress-"} }
+
+// filter is the name of a filter of tc.
+func (s side) filter() string { return "fairlead-" + strings.TrimSuffix(s.name, "-") }
+
+func (d *devices) pin(index int, at side) string {
+	return filepath.Join(d.pins, at.name+strconv.Itoa(index))
 }
 
-func egress() side {
-	return side{ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS, "fairlead-egress"}
-}
-
-// detach takes a program from its hook.
-type detach func() error
-
-// attachPackets puts a program in force at a device of the calling thread's network namespace, beside those of others:
-// what it leaves alone they see as well. Before Linux 6.6 that is a filter of tc.
-func attachPackets(device int, at side, program *ebpf.Program) (detach, error) {
-	l, err := link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: at.attach})
+// attach puts a program in force, in place of ours that is there and beside those of others: what it leaves alone they
+// see as well. Before Linux 6.6 that is a filter of tc. It runs in the devices' namespace.
+func (d *devices) attach(dev device, at side, program *ebpf.Program) error {
+	if d.filters {
+		return d.attachFilter(dev, at, program)
+	}
+	if l := d.openLink(dev.index, at); l != nil {
+		defer l.Close()
+		return l.Update(program)
+	}
+	path := d.pin(dev.index, at)
+	if err := os.MkdirAll(d.pins, 0o700); err != nil {
+		return err
+	}
+	if err := unpinLink(path); err != nil {
+		return err
+	}
+	l, err := link.AttachTCX(link.TCXOptions{Interface: dev.index, Program: program, Attach: at.attach})
 	if errors.Is(err, ebpf.ErrNotSupported) {
-		return attachFilter(device, at, program)
+		d.filters = true
+		return d.attachFilter(dev, at, program)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("attach to interface %d: %w", device, err)
+		return err
 	}
-	return l.Close, nil
+	defer l.Close()
+	return l.Pin(path)
 }
 
-// attachFilter uses the qdisc clsact, which others may have made. It stays then, and when they use it.
-func attachFilter(device int, at side, program *ebpf.Program) (detach, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+// openLink is nil if there is no link of ours in force at a device.
+func (d *devices) openLink(index int, at side) link.Link {
+	l, err := link.LoadPinnedLink(d.pin(index, at), nil)
 	if err != nil {
-		return nil, err
+		return nil
 	}
-	qdisc := clsact(device)
-	if err := h.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
-		h.Close()
-		return nil, fmt.Errorf("add qdisc clsact to interface %d: %w", device, err)
+	if info, err := l.Info(); err == nil {
+		if tcx := info.TCX(); tcx != nil && int(tcx.Ifindex) == index && uint32(tcx.AttachType) == uint32(at.attach) {
+			return l
+		}
 	}
-	filter := &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: device, Parent: at.parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: filterPriority,
-		},
-		Fd: program.FD(), Name: at.name, DirectAction: true,
+	l.Close()
+	return nil
+}
+
+// attached is the program of ours at a device; 0: none.
+func (d *devices) attached(dev device, at side) ebpf.ProgramID {
+	if d.filters {
+		if f := d.filter(dev.index, at); f != nil {
+			return ebpf.ProgramID(f.Id)
+		}
+		return 0
 	}
-	if err := h.FilterReplace(filter); err != nil {
-		h.Close()
-		return nil, fmt.Errorf("add filter %s to interface %d: %w", at.name, device, err)
+	l := d.openLink(dev.index, at)
+	if l == nil {
+		return 0
 	}
-	return func() error {
-		defer h.Close()
-		return errors.Join(h.FilterDel(filter), dropClsact(h, device))
-	}, nil
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return 0
+	}
+	return info.Program
+}
+
+// drop takes the programs of all processes from the devices for whose index it says so, the ones that are gone
+// included.
+func (d *devices) drop(from func(index int) bool) error {
+	var errs []error
+	entries, err := os.ReadDir(d.pins)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if index, ok := pinnedAt(e.Name()); ok && from(index) {
+			errs = append(errs, unpinLink(filepath.Join(d.pins, e.Name())))
+		}
+	}
+	return errors.Join(append(errs, d.dropFilters(from))...)
+}
+
+// pinnedAt is the device of a link, by the name of its pin.
+func pinnedAt(pin string) (index int, ok bool) {
+	for _, at := range []side{ingress(), egress()} {
+		if number, is := strings.CutPrefix(pin, at.name); is {
+			index, err := strconv.Atoi(number)
+			return index, err == nil
+		}
+	}
+	return 0, false
+}
+
+// unpinLink ends a link. Its device may be gone, or in another namespace: then it has it still.
+func unpinLink(path string) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = l.Detach()
+		if errors.Is(err, unix.ENOLINK) {
+			err = nil
+		}
+		err = errors.Join(err, l.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return os.Remove(path)
 }
 
 // filterPriority is behind those that people choose, and before the kernel's own.
 const filterPriority = 0x4661
 
-func clsact(device int) netlink.Qdisc {
+// attachFilter uses the qdisc clsact, which others may have made. It stays then, and when they use it.
+func (d *devices) attachFilter(dev device, at side, program *ebpf.Program) error {
+	if err := d.netlink.QdiscAdd(clsact(dev.index)); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add qdisc clsact: %w", err)
+	}
+	filter := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: dev.index, Parent: at.parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: filterPriority,
+		},
+		Fd: program.FD(), Name: at.filter(), DirectAction: true,
+	}
+	if err := d.netlink.FilterReplace(filter); err != nil {
+		return fmt.Errorf("add filter %s: %w", filter.Name, err)
+	}
+	return nil
+}
+
+func clsact(index int) netlink.Qdisc {
 	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: device, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}}
 }
 
+// filter is ours at a device; nil: there is none.
+func (d *devices) filter(index int, at side) *netlink.BpfFilter {
+	filters, err := d.netlink.FilterList(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}, at.parent)
+	if err != nil {
+		return nil
+	}
+	for _, f := range filters {
+		bpf, ok := f.(*netlink.BpfFilter)
+		if ok && bpf.Priority == filterPriority && bpf.Name == at.filter() {
+			return bpf
+		}
+	}
+	return nil
+}
+
+// dropFilters removes filters, and the qdiscs that nobody uses any more.
+func (d *devices) dropFilters(from func(index int) bool) error {
+	qdiscs, err := d.netlink.QdiscList(nil)
+	if err != nil {
+		return fmt.Errorf("list qdiscs: %w", err)
+	}
+	var errs []error
+	for _, q := range qdiscs {
+		index := q.Attrs().LinkIndex
+		if q.Type() != "clsact" || !from(index) {
+			continue
+		}
+		ours := false
+		for _, at := range []side{ingress(), egress()} {
+			if f := d.filter(index, at); f != nil {
+				ours = true
+				errs = append(errs, d.netlink.FilterDel(f))
+			}
+		}
+		if ours {
+			errs = append(errs, d.dropClsact(index))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // dropClsact removes the qdisc if nobody has a filter there.
-func dropClsact(h *netlink.Handle, device int) error {
-	l := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: device}}
+func (d *devices) dropClsact(index int) error {
+	l := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 	for _, at := range []side{ingress(), egress()} {
-		filters, err := h.FilterList(l, at.parent)
+		filters, err := d.netlink.FilterList(l, at.parent)
 		if err != nil || len(filters) > 0 {
 			return err
 		}
 	}
-	return h.QdiscDel(clsact(device))
+	return d.netlink.QdiscDel(clsact(index))
 }

@@ -6,13 +6,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 	"unsafe"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/model"
@@ -54,42 +54,32 @@ pods 10.244.0.0/16
 pods fd00::af4:0/112
 `
 
-// attachTo attaches the programs to all devices of the node but lo.
-func attachTo(t *testing.T, bed *testbed.Bed, attach func(int, side, *ebpf.Program) (detach, error), r packetRun) {
+// attachTo attaches the programs to all devices of the node but lo, by filters of tc or by links.
+func attachTo(t *testing.T, bed *testbed.Bed, filters bool, r packetRun) *devices {
 	t.Helper()
-	node := func(f func() error) {
-		t.Helper()
-		if err := bed.Do(testbed.Node, f); errors.Is(err, errors.ErrUnsupported) {
-			t.Skip(err)
-		} else if err != nil {
-			t.Fatal(err)
-		}
+	fs, dir, err := testbed.BPFFS()
+	if err != nil {
+		t.Skipf("no place for pins: %v", err)
 	}
-	node(func() error {
-		devices, err := net.Interfaces()
-		if err != nil {
-			return err
-		}
-		for _, d := range devices {
-			if d.Name == "lo" {
-				continue
-			}
-			in := r.programs.Programs[packetsProgFromAnywhere]
-			if strings.HasPrefix(d.Name, "cali") {
-				in = r.programs.Programs[packetsProgFromPods]
-			}
-			for at, program := range map[side]*ebpf.Program{
-				ingress(): in, egress(): r.programs.Programs[packetsProgLeave],
-			} {
-				undo, err := attach(d.Index, at, program)
-				if err != nil {
-					return err
-				}
-				t.Cleanup(func() { node(undo) })
-			}
-		}
-		return nil
+	t.Cleanup(func() { fs.Close() })
+	var d *devices
+	err = bed.Do(testbed.Node, func() (err error) {
+		d, err = newDevices(filepath.Join(dir, "links"), nil, func(string) error { return nil })
+		return err
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.filters = filters
+	t.Cleanup(func() {
+		if err := errors.Join(d.remove(), d.close()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := d.replace(&packets{Collection: r.programs, pods: model.Pods{Interfaces: []string{"cali*"}}}); err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 func outsideBed(t *testing.T) *testbed.Bed {
@@ -167,7 +157,7 @@ func TestRefused(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				attachTo(t, bed, attachPackets, newPacketRun(t, outsideRows))
+				attachTo(t, bed, false, newPacketRun(t, outsideRows))
 				protocols := []model.Protocol{model.TCP, model.UDP}
 				// Nobody computes the CRC of a packet of which an error quotes a part, if the device does not.
 				if testbed.HasProtocol(model.SCTP) && (node || !client) {
@@ -217,13 +207,11 @@ func setOffload(on bool) error {
 }
 
 func TestFromOutside(t *testing.T) {
-	for name, attach := range map[string]func(int, side, *ebpf.Program) (detach, error){
-		"link": attachPackets, "filter": attachFilter,
-	} {
+	for name, filters := range map[string]bool{"link": false, "filter": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			bed := outsideBed(t)
-			attachTo(t, bed, attach, newPacketRun(t, outsideRows))
+			attachTo(t, bed, filters, newPacketRun(t, outsideRows))
 			node, node6 := bed.Addr(testbed.Node, false), bed.Addr(testbed.Node, true)
 			for _, c := range []struct {
 				from     testbed.Place
@@ -262,7 +250,7 @@ func TestFromOutside(t *testing.T) {
 func TestFragmented(t *testing.T) {
 	t.Parallel()
 	bed := outsideBed(t)
-	attachTo(t, bed, attachPackets, newPacketRun(t, outsideRows))
+	attachTo(t, bed, false, newPacketRun(t, outsideRows))
 	for to, want := range map[string]string{
 		"192.0.2.1:30053": "192.0.2.1", "203.0.113.1:53": "192.0.2.9", "[fd00::c000:201]:30053": "fd00::c000:201",
 	} {

@@ -27,6 +27,7 @@ import (
 	"slices"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/namespace"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -38,13 +39,13 @@ func WrapBoth(wrapped dataplane.New) dataplane.New { return wrap(wrapped, onLoop
 
 func wrap(wrapped dataplane.New, which ours) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
-		sockets, err := here()
+		sockets, err := namespace.Here()
 		if err != nil {
 			return nil, fmt.Errorf("localhost: %w", err)
 		}
 		inner, err := wrapped(c)
 		if err != nil {
-			return nil, errors.Join(err, sockets.close())
+			return nil, errors.Join(err, sockets.Close())
 		}
 		p := &plane{
 			Dataplane: inner,
@@ -67,7 +68,7 @@ type plane struct {
 	dataplane.Dataplane
 	config  dataplane.Config
 	ours    ours
-	sockets namespace
+	sockets namespace.Namespace
 	known   bool                  // the last call succeeded
 	view    *view                 // of its State; nil: the wrapped plane has that State itself
 	relays  map[model.Key]*relay  // of both scopes, as Any
@@ -254,5 +255,5 @@ func (p *plane) Remove(ctx context.Context) error {
 // Close implements dataplane.Dataplane.
 func (p *plane) Close() error {
 	p.endAll()
-	return errors.Join(p.Dataplane.Close(), p.sockets.close())
+	return errors.Join(p.Dataplane.Close(), p.sockets.Close())
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/namespace"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -26,7 +27,7 @@ const (
 // relay serves one frontend. What is above mu belongs to the plane's goroutine or does not change.
 type relay struct {
 	id      model.PoolID
-	sockets namespace
+	sockets namespace.Namespace
 	network string // tcp or udp
 	socket  io.Closer
 	stop    context.CancelFunc
@@ -41,7 +42,7 @@ type relay struct {
 }
 
 // listen opens a relay.
-func listen(sockets namespace, key model.Key, pool model.Pool) (*relay, error) {
+func listen(sockets namespace.Namespace, key model.Key, pool model.Pool) (*relay, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	r := &relay{
 		sockets: sockets,
@@ -52,7 +53,7 @@ func listen(sockets namespace, key model.Key, pool model.Pool) (*relay, error) {
 		flows:   map[netip.AddrPort]*flow{},
 	}
 	var loop func()
-	err := sockets.do(func() (err error) {
+	err := sockets.Do(func() (err error) {
 		loop, err = r.open(ctx, key.AddrPort().String())
 		return err
 	})
@@ -131,7 +132,7 @@ func (r *relay) dial(ctx context.Context) (conn net.Conn, backend netip.AddrPort
 	left, i := r.choose()
 	for range maxDials {
 		backend = left[i].AddrPort
-		err = r.sockets.do(func() (err error) {
+		err = r.sockets.Do(func() (err error) {
 			conn, err = dialer.DialContext(ctx, r.network, backend.String())
 			return err
 		})

@@ -21,6 +21,7 @@ const volatile __u64 node_netns;       // cookie of the node's network namespace
 const volatile bool pods_known[2];     // whether the rows recognise pods, in IPv4 and in IPv6
 const volatile bool alone;	       // nobody serves packets: what is not forwarded must be refused here
 const volatile __u32 places;	       // how many there are for connected sockets, less one: a power of two
+const volatile bool node_alone;	       // nobody serves the node's own packets: likewise
 const volatile bool has_set_retval;    // and with it another error than EPERM: Linux 5.18
 
 static __always_inline void load4(const struct bpf_sock_addr *ctx, struct endpoint *e)
@@ -90,12 +91,8 @@ static __always_inline enum verdict route(struct bpf_sock_addr *ctx, const struc
 	decide(to, ctx->protocol, node || pod, &t);
 	if (t.flags & LIMITED)
 		return PASS;
-	if (t.verdict != FORWARD) {
-		if (!alone || t.verdict == PASS)
-			return PASS;
-		refused(to, ctx->protocol, &t);
-		return t.verdict;
-	}
+	if (t.verdict != FORWARD)
+		return alone || (node && node_alone) ? t.verdict : PASS;
 	if (!alone && !node && (t.flags & SNAT_ALWAYS || (t.flags & SNAT_OFFCLUSTER && !pod)))
 		return PASS;
 	*pool = t.pool;

@@ -107,10 +107,7 @@ static __always_inline bool unwanted(const struct packet *p, struct meeting *m)
 	if (!(p->is & BEGINS) || (p->tuple.protocol == IPPROTO_UDP && !bpf_map_lookup_elem(&frontends, &key)))
 		return false;
 	meet(p, m, ANYWHERE);
-	if (m->target.verdict != DROP)
-		return false;
-	refused(&p->tuple.dst, p->tuple.protocol, &m->target);
-	return true;
+	return m->target.verdict == DROP;
 }
 
 SEC("xdp")

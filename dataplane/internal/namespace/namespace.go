@@ -1,4 +1,9 @@
-package localhost
+// Package namespace runs what depends on the network namespace of a thread in the one in which a plane was made,
+// whichever goroutine asks.
+//
+//	New, on a thread of the node ──► Here ─┐
+//	Sync, on any thread ──► Do(f) ─────────┴─► f, on a thread of the node
+package namespace
 
 import (
 	"os"
@@ -7,19 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespace is the network namespace in which sockets are made. A socket stays where it was made,
-// whoever uses it.
-type namespace struct {
+// Namespace is a network namespace. A socket that is made in it stays there, whoever uses it.
+type Namespace struct {
 	file *os.File // nil: the one in which all goroutines run that are not locked to a thread
 }
 
 const threadNamespace = "/proc/thread-self/ns/net"
 
-// here is the namespace of the calling thread. If it is not the usual one, its goroutine is locked to it.
-func here() (namespace, error) {
+// Here is the namespace of the calling thread. If it is not the usual one, its goroutine is locked to it.
+func Here() (Namespace, error) {
 	own, err := os.Readlink(threadNamespace)
 	if err != nil {
-		return namespace{}, err
+		return Namespace{}, err
 	}
 	usual := make(chan string)
 	go func() {
@@ -27,14 +31,14 @@ func here() (namespace, error) {
 		usual <- name
 	}()
 	if own == <-usual {
-		return namespace{}, nil
+		return Namespace{}, nil
 	}
 	file, err := os.Open(threadNamespace)
-	return namespace{file}, err
+	return Namespace{file}, err
 }
 
-// do runs f in the namespace.
-func (n namespace) do(f func() error) error {
+// Do runs f in the namespace.
+func (n Namespace) Do(f func() error) error {
 	if n.file == nil {
 		return f()
 	}
@@ -43,7 +47,7 @@ func (n namespace) do(f func() error) error {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() { // this thread cannot end, and /proc/self shows its namespace
 			defer runtime.UnlockOSThread()
-			done <- n.do(f)
+			done <- n.Do(f)
 			return
 		}
 		err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET)
@@ -55,7 +59,8 @@ func (n namespace) do(f func() error) error {
 	return <-done
 }
 
-func (n namespace) close() error {
+// Close forgets the namespace.
+func (n Namespace) Close() error {
 	if n.file == nil {
 		return nil
 	}

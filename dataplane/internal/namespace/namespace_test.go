@@ -1,4 +1,4 @@
-package localhost
+package namespace
 
 import (
 	"os"
@@ -9,14 +9,14 @@ import (
 )
 
 func TestNamespace_usual(t *testing.T) {
-	n, err := here()
+	n, err := Here()
 	if err != nil || n.file != nil {
 		t.Errorf("%v, %v: needs no entering", n, err)
 	}
 }
 
 func TestNamespace_ofThread(t *testing.T) {
-	own, there := make(chan string, 1), make(chan namespace, 1)
+	own, there := make(chan string, 1), make(chan Namespace, 1)
 	go func() {
 		defer close(there)
 		defer close(own)
@@ -31,16 +31,16 @@ func TestNamespace_ofThread(t *testing.T) {
 			return
 		}
 		own <- link(t)
-		n, err := here()
+		n, err := Here()
 		if err != nil {
 			t.Error(err)
 		}
 		there <- n
 	}()
 	want, n := <-own, <-there
-	defer n.close()
+	defer n.Close()
 	for range 20 {
-		err := n.do(func() error {
+		err := n.Do(func() error {
 			if got := link(t); n.file != nil && got != want {
 				t.Errorf("%s, want %s", got, want)
 			}

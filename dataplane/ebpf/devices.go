@@ -1,0 +1,337 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/namespace"
+)
+
+// devices has the programs for packets in force at the devices of the node.
+//
+//	Sync ────────────────► replace: every device gets the new programs
+//	a device comes or goes ► watch: it gets those in force, or its pins go
+//	Audit ───────────────► drifts: what somebody else has undone
+//
+// Every packet shall pass a program once on its way in and once on its way out: where the stack of this node meets the
+// device. So lo is left out, whose packets have a socket here, and what is a port of a bridge, a bond or the like: its
+// packets pass that one, too, or never meet the stack.
+//
+// A device leads to pods, and to nothing else, if the rows say so by its name: as a netfilter plane looks at the name
+// of the interface on which a packet arrives. Everywhere else the source address tells pods, as State.Lookup says.
+type devices struct {
+	pins      string // a directory for links
+	namespace namespace.Namespace
+	netlink   *netlink.Handle
+	log       *slog.Logger
+	fault     func(operation string) error
+
+	mu       sync.Mutex
+	programs *packets       // nil: none are in force, or they are not known
+	served   map[int]device // at which programs is in force, as far as nobody else has changed that
+	audited  int            // the index of the device that Audit has looked at last
+	filters  bool           // the kernel has no links of tcx: Linux before 6.6
+	moved    bool           // addresses may have changed
+	watch    *watch
+}
+
+// device is what matters of an interface.
+type device struct {
+	index int
+	name  string
+	bare  bool // its packets have no header before that of IP
+}
+
+// newDevices are those of the calling thread's network namespace.
+func newDevices(pins string, log *slog.Logger, fault func(string) error) (*devices, error) {
+	ns, err := namespace.Here()
+	if err != nil {
+		return nil, err
+	}
+	d := &devices{pins: pins, namespace: ns, log: log, fault: fault, served: map[int]device{}}
+	if d.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	return d, nil
+}
+
+// follow begins to serve devices as they come, which are those of the calling thread's namespace.
+func (d *devices) follow() (err error) {
+	if d.watch, err = newWatch(d.happened); err != nil {
+		return fmt.Errorf("watch devices: %w", err)
+	}
+	return nil
+}
+
+func (d *devices) close() (err error) {
+	if d.watch != nil {
+		err = d.watch.close()
+	}
+	d.netlink.Close()
+	return errors.Join(err, d.namespace.Close())
+}
+
+// forget says that the programs are not known any more.
+func (d *devices) forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.programs = nil
+	clear(d.served)
+}
+
+// replace puts programs in force everywhere. A device that takes none does not keep others from being served.
+func (d *devices) replace(p *packets) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	wanted, err := d.list()
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	d.programs = nil
+	clear(d.served)
+	var refused []error
+	for _, dev := range wanted {
+		if err := d.fault("ebpf attach"); err != nil {
+			return err
+		}
+		if err := d.serve(p, dev); err != nil {
+			refused = append(refused, err)
+		}
+	}
+	if err := d.drop(func(index int) bool { _, stays := d.served[index]; return !stays }); err != nil {
+		return err
+	}
+	d.programs = p
+	if refused != nil {
+		return fmt.Errorf("%w: %w", dataplane.ErrPartial, errors.Join(refused...))
+	}
+	return nil
+}
+
+// serve attaches programs to a device. One that is gone by now is served.
+func (d *devices) serve(p *packets, dev device) error {
+	err := d.namespace.Do(func() error {
+		for _, at := range []side{ingress(), egress()} {
+			program, err := p.at(dev, at)
+			if err == nil {
+				err = d.attach(dev, at, program)
+			}
+			if err != nil {
+				return fmt.Errorf("attach to %s: %w", dev.name, err)
+			}
+		}
+		return nil
+	})
+	if errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	if err == nil {
+		d.served[dev.index] = dev
+	}
+	return err
+}
+
+// list is what shall have programs.
+func (d *devices) list() ([]device, error) {
+	links, err := d.netlink.LinkList()
+	for try := 0; try < 10 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		links, err = d.netlink.LinkList()
+	}
+	if err != nil {
+		return nil, err
+	}
+	kinds := map[int]string{}
+	for _, l := range links {
+		kinds[l.Attrs().Index] = l.Type()
+	}
+	var out []device
+	for _, l := range links {
+		if dev, ok := asDevice(l.Attrs(), kinds[l.Attrs().MasterIndex]); ok {
+			out = append(out, dev)
+		}
+	}
+	return out, nil
+}
+
+// asDevice reports false if a device needs no programs. The routing domain that a vrf is gets its packets by its
+// members, which the programs see. A device that is down has no packets; it may be about to go to a pod.
+func asDevice(a *netlink.LinkAttrs, master string) (device, bool) {
+	bare, known := isBare(a.EncapType)
+	member := a.MasterIndex != 0 && master != "vrf"
+	if a.Flags&net.FlagLoopback != 0 || a.Flags&net.FlagUp == 0 || member || !known {
+		return device{}, false
+	}
+	return device{a.Index, a.Name, bare}, true
+}
+
+// isBare reports whether a device has no header of a link layer, by its type (ARPHRD_ in linux/if_arp.h) as the library
+// calls it. If it has another one than Ethernet's, known is false; such devices carry no Services.
+func isBare(kind string) (bare, known bool) {
+	switch kind {
+	case "ether":
+		return false, true
+	case "none", "ipip", "tunnel6", "sit", "gre", "gre6", "ppp", "rawip":
+		return true, true
+	}
+	return false, false
+}
+
+// happened follows what the kernel tells.
+func (d *devices) happened(e event) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.moved = true
+	if d.programs == nil {
+		return
+	}
+	var err error
+	switch {
+	case e.lost:
+		err = d.catchUp()
+	case e.gone:
+		delete(d.served, e.link.Attrs().Index)
+		err = d.drop(func(index int) bool { return index == e.link.Attrs().Index })
+	case e.link != nil:
+		err = d.appeared(e.link.Attrs())
+	}
+	if err != nil && d.log != nil { // Audit will find it, too
+		d.log.Warn("a device may be without programs for Services", "error", err)
+	}
+}
+
+// appeared serves a device unless it is served already.
+func (d *devices) appeared(a *netlink.LinkAttrs) error {
+	master := ""
+	if a.MasterIndex != 0 {
+		if l, err := d.netlink.LinkByIndex(a.MasterIndex); err == nil {
+			master = l.Type()
+		}
+	}
+	dev, wanted := asDevice(a, master)
+	was, served := d.served[a.Index]
+	switch {
+	case wanted && (!served || was != dev):
+		return d.serve(d.programs, dev)
+	case served && a.Flags&net.FlagUp != 0 && !wanted: // it has become a port
+		delete(d.served, a.Index)
+		return d.drop(func(index int) bool { return index == a.Index })
+	}
+	return nil
+}
+
+// catchUp is for when some of what the kernel told was lost.
+func (d *devices) catchUp() error {
+	wanted, err := d.list()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	present := map[int]bool{}
+	for _, dev := range wanted {
+		present[dev.index] = true
+		if d.served[dev.index] != dev {
+			errs = append(errs, d.serve(d.programs, dev))
+		}
+	}
+	maps.DeleteFunc(d.served, func(index int, _ device) bool { return !present[index] })
+	errs = append(errs, d.drop(func(index int) bool { return !present[index] }))
+	return errors.Join(errs...)
+}
+
+// devicesAudited is how many devices one Audit looks at; devices that nobody has served yet do not count.
+const devicesAudited = 64
+
+// drifts finds devices whose programs are not those in force.
+func (d *devices) drifts() (drifts []dataplane.Drift, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.programs == nil {
+		return nil, nil
+	}
+	wanted, err := d.list()
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	slices.SortFunc(wanted, func(a, b device) int { return a.index - b.index })
+	missing := func(dev device) {
+		drifts = append(drifts, dataplane.Drift{
+			Class: "programs", Object: "programs at device " + dev.name, Want: "those of this process",
+		})
+	}
+	for _, dev := range wanted {
+		if d.served[dev.index] != dev {
+			missing(dev)
+		}
+	}
+	for _, dev := range d.inTurn(wanted) {
+		ok, err := d.holds(dev)
+		if err != nil {
+			return nil, fmt.Errorf("programs at %s: %w", dev.name, err)
+		}
+		if !ok {
+			missing(dev)
+		}
+	}
+	return drifts, nil
+}
+
+// inTurn are some of those that are served; the next ones the next time.
+func (d *devices) inTurn(wanted []device) (out []device) {
+	served := slices.DeleteFunc(slices.Clone(wanted), func(dev device) bool { return d.served[dev.index] != dev })
+	if len(served) == 0 {
+		return nil
+	}
+	first, _ := slices.BinarySearchFunc(served, d.audited+1, func(dev device, index int) int { return dev.index - index })
+	for i := range min(devicesAudited, len(served)) {
+		out = append(out, served[(first+i)%len(served)])
+	}
+	d.audited = out[len(out)-1].index
+	return out
+}
+
+// holds reports whether a device has the programs in force.
+func (d *devices) holds(dev device) (ok bool, err error) {
+	err = d.namespace.Do(func() error {
+		for _, at := range []side{ingress(), egress()} {
+			program, err := d.programs.at(dev, at)
+			if err != nil {
+				return err
+			}
+			info, err := program.Info()
+			if err != nil {
+				return err
+			}
+			id, _ := info.ID()
+			if ok = d.attached(dev, at) == id; !ok {
+				return nil
+			}
+		}
+		return nil
+	})
+	return ok, err
+}
+
+// remove takes all programs from all devices, whoever attached them.
+func (d *devices) remove() error {
+	d.forget()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.drop(func(int) bool { return true })
+}
+
+// takeMoved reports whether addresses may have changed since it was called.
+func (d *devices) takeMoved() (moved bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	moved, d.moved = d.moved, false
+	return moved
+}

@@ -1,0 +1,245 @@
+package ebpf_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	bpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// attached lists the programs at the devices of the node, a line for each device that has some.
+func (c cluster) attached() string {
+	c.t.Helper()
+	var lines []string
+	check(c.t, c.Do(testbed.Node, func() error {
+		devices, err := net.Interfaces()
+		if err != nil {
+			return err
+		}
+		for _, d := range devices {
+			names, err := programsAt(d.Index)
+			if err != nil {
+				return err
+			}
+			if len(names) > 0 {
+				lines = append(lines, d.Name+": "+strings.Join(names, " "))
+			}
+		}
+		return nil
+	}))
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// programsAt are the programs of links, and of filters, at a device of the calling thread's namespace.
+func programsAt(index int) (names []string, err error) {
+	for _, at := range []bpf.AttachType{bpf.AttachTCXIngress, bpf.AttachTCXEgress} {
+		result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
+		if errors.Is(err, bpf.ErrNotSupported) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range result.Programs {
+			name, err := programName(p.ID)
+			if err != nil {
+				return nil, err
+			}
+			names = append(names, name)
+		}
+	}
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		filters, err := netlink.FilterList(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}, parent)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range filters {
+			if f, ok := f.(*netlink.BpfFilter); ok {
+				name, err := programName(bpf.ProgramID(f.Id))
+				if err != nil {
+					return nil, err
+				}
+				names = append(names, name)
+			}
+		}
+	}
+	return names, nil
+}
+
+func programName(id bpf.ProgramID) (string, error) {
+	p, err := bpf.NewProgramFromID(id)
+	if err != nil {
+		return "", err
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return "", err
+	}
+	return info.Name, nil
+}
+
+// await returns when the programs at the node's devices are as wanted.
+func (c cluster) await(want string) {
+	c.t.Helper()
+	var have string
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if have = c.attached(); have == want {
+			return
+		}
+	}
+	c.t.Errorf("attached:\n%s\nwant:\n%s", have, want)
+}
+
+// device is the name of the node's device that leads to a pod.
+func (c cluster) device(pod string) (name string) {
+	c.t.Helper()
+	check(c.t, c.Do(testbed.Node, func() error {
+		routes, err := netlink.RouteGet(c.Addr(testbed.Place(pod), false).AsSlice())
+		if err != nil {
+			return err
+		}
+		l, err := netlink.LinkByIndex(routes[0].LinkIndex)
+		if err != nil {
+			return err
+		}
+		name = l.Attrs().Name
+		return nil
+	}))
+	return name
+}
+
+func (c cluster) pinned() string {
+	c.t.Helper()
+	entries, err := os.ReadDir(filepath.Join(c.pins, "links"))
+	if errors.Is(err, os.ErrNotExist) {
+		return ""
+	}
+	check(c.t, err)
+	n := 0
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "ingress-") || strings.HasPrefix(e.Name(), "egress-") {
+			n++
+		}
+	}
+	return fmt.Sprint(n)
+}
+
+const fromPods = "pods interface cali*\n"
+
+// A device has programs as soon as it is there, and pins no longer than that.
+func TestDevices(t *testing.T) {
+	c := newCluster(t)
+	p := c.open()
+	defer p.Close()
+	s := parse(t, web+fromPods)
+	check(t, p.Sync(t.Context(), s))
+	want := []string{"eth0: from_anywhere leave"}
+	for _, pod := range []string{"client", "pod-a", "pod-b"} {
+		want = append(want, c.device(pod)+": from_pods leave")
+	}
+	slices.Sort(want)
+	c.await(strings.Join(want, "\n"))
+
+	_, err := c.AddPod(t.Context(), testbed.PodSpec{Name: "late", Node: testbed.Node})
+	check(t, err)
+	more := append([]string{c.device("late") + ": from_pods leave"}, want...)
+	slices.Sort(more)
+	c.await(strings.Join(more, "\n"))
+	c.audited(p, s)
+	check(t, c.RemovePod("late"))
+	c.await(strings.Join(want, "\n"))
+	c.audited(p, s)
+
+	again := c.open() // a process that takes over, of rows that tell pods by their addresses
+	defer again.Close()
+	check(t, p.Close())
+	s = parse(t, web)
+	check(t, again.Sync(t.Context(), s))
+	c.await(strings.ReplaceAll(strings.Join(want, "\n"), "from_pods", "from_anywhere"))
+	if got := c.pinned(); got != "8" && got != "0" { // of links: before Linux 6.6 there are none
+		t.Errorf("%s pins of 4 devices", got)
+	}
+	check(t, again.Remove(t.Context()))
+	c.await("")
+}
+
+// What somebody else does to the programs at a device is found and undone.
+func TestDevices_audit(t *testing.T) {
+	c := newCluster(t)
+	p := c.open()
+	defer p.Close()
+	s := parse(t, web)
+	check(t, p.Sync(t.Context(), s))
+	want := c.attached()
+	pins, err := filepath.Glob(filepath.Join(c.pins, "links", "*gress-*"))
+	check(t, err)
+	if len(pins) == 0 {
+		t.Skip("no links of tcx")
+	}
+	for _, pin := range pins {
+		check(t, os.Remove(pin))
+		drifts, err := p.Audit(t.Context(), s)
+		check(t, err)
+		if len(drifts) != 1 || drifts[0].Class != "programs" {
+			t.Errorf("without %s: %v", filepath.Base(pin), drifts)
+		}
+		check(t, p.Sync(t.Context(), s))
+		c.audited(p, s)
+		c.await(want)
+	}
+}
+
+// A new process removes what an earlier one has attached.
+func TestDevices_remove(t *testing.T) {
+	c := newCluster(t)
+	p := c.open()
+	check(t, p.Sync(t.Context(), parse(t, web)))
+	check(t, p.Close())
+	if c.attached() == "" {
+		t.Error("nothing is attached when the process has ended")
+	}
+	p = c.open()
+	defer p.Close()
+	check(t, p.Remove(context.Background()))
+	c.await("")
+	check(t, c.Do(testbed.Node, func() error {
+		qdiscs, err := netlink.QdiscList(nil)
+		for _, q := range qdiscs {
+			if q.Type() == "clsact" {
+				t.Errorf("a qdisc is left: %v", q.Attrs())
+			}
+		}
+		return err
+	}))
+}
+
+// A plane that leaves packets to another one takes its own programs for them away.
+func TestDevices_behind(t *testing.T) {
+	c := newCluster(t)
+	s := parse(t, web)
+	p := c.open()
+	check(t, p.Sync(t.Context(), s))
+	check(t, p.Close())
+	p = c.openAs(ebpf.Options{Serve: ebpf.Behind})
+	defer p.Close()
+	check(t, p.Sync(t.Context(), s))
+	c.await("")
+	c.audited(p, s)
+	c.expect("pod-b source 10.244.1.20", "client", model.UDP, "10.96.0.10:53")
+}
