@@ -72,7 +72,9 @@ func defaultFairlead() FairleadConfiguration {
 		AuditInterval:   metav1.Duration{Duration: time.Second},
 		TakeOver:        TakeOverRemove,
 		IPVSAddressMode: IPVSAddressesByCIDR,
-		EBPF:            EBPF{BPFRoot: "/sys/fs/bpf", Packets: EBPFPacketsByNFTables},
+		EBPF: EBPF{
+			BPFRoot: "/sys/fs/bpf", Packets: EBPFPacketsByNFTables, Acceleration: EBPFAccelerationOff,
+		},
 	}
 }
 

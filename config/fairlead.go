@@ -46,6 +46,8 @@ type EBPF struct {
 	BPFRoot string `json:"bpfRoot,omitempty"`
 	// Packets is who serves what has no socket on the node.
 	Packets EBPFPackets `json:"packets,omitempty"`
+	// Acceleration is whether drivers of devices serve known flows from outside to outside.
+	Acceleration EBPFAcceleration `json:"acceleration,omitempty"`
 }
 
 // TakeOver says what becomes of the rules that kube-proxy has left.
@@ -84,4 +86,14 @@ type EBPFPackets string
 const (
 	EBPFPacketsByTC       EBPFPackets = "tc"
 	EBPFPacketsByNFTables EBPFPackets = "nftables"
+)
+
+// EBPFAcceleration is a way to use drivers of network devices.
+type EBPFAcceleration string
+
+// The values of EBPFAcceleration.
+const (
+	EBPFAccelerationOff        EBPFAcceleration = "off"
+	EBPFAccelerationBestEffort EBPFAcceleration = "best-effort"
+	EBPFAccelerationNative     EBPFAcceleration = "native"
 )

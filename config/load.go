@@ -167,6 +167,7 @@ func (l *loading) fairlead() {
 	override(f, "cgroup-root", &c.EBPF.CgroupRoot, said.EBPF.CgroupRoot)
 	override(f, "bpf-root", &c.EBPF.BPFRoot, said.EBPF.BPFRoot)
 	override(f, "ebpf-packets", &c.EBPF.Packets, said.EBPF.Packets)
+	override(f, "ebpf-acceleration", &c.EBPF.Acceleration, said.EBPF.Acceleration)
 }
 
 // standaloneMode is the mode of manifests without a file of kube-proxy's: nobody there can expect what

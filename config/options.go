@@ -296,6 +296,10 @@ func (f *Flags) ebpf() []option {
 			bind: value(stringValue[EBPFPackets]{&own.Packets, "EBPFPackets", nil}),
 			usage: "who serves packets that come from no socket of the node: tc (programs on the node's devices) or nftables " +
 				"(that data plane, with connection tracking)"},
+		{group: ebpf, flag: "ebpf-acceleration", field: "ebpf.acceleration", always: true,
+			bind: value(stringValue[EBPFAcceleration]{&own.Acceleration, "EBPFAcceleration", nil}),
+			usage: "whether drivers of network devices forward packets of known connections from outside that go there again " +
+				"(XDP): off, best-effort (where the driver can) or native (an error says where it cannot)"},
 	}
 }
 

@@ -89,5 +89,7 @@ func fairleadLimits() map[string]limit {
 		"ebpf.cgroupRoot": {pattern: `^(/.*)?$`, meaning: "must be an absolute path, or empty"},
 		"ebpf.bpfRoot":    {pattern: `^/`, meaning: "must be an absolute path"},
 		"ebpf.packets":    words(config.EBPFPacketsByTC, config.EBPFPacketsByNFTables),
+		"ebpf.acceleration": words(
+			config.EBPFAccelerationOff, config.EBPFAccelerationBestEffort, config.EBPFAccelerationNative),
 	}
 }
