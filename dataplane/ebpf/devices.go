@@ -34,6 +34,7 @@ type devices struct {
 	netlink   *netlink.Handle
 	log       *slog.Logger
 	fault     func(operation string) error
+	drivers   drivers
 
 	mu       sync.Mutex
 	programs *packets       // nil: none are in force, or they are not known
@@ -57,7 +58,7 @@ func newDevices(pins string, log *slog.Logger, fault func(string) error) (*devic
 	if err != nil {
 		return nil, err
 	}
-	d := &devices{pins: pins, namespace: ns, log: log, fault: fault, served: map[int]device{}}
+	d := &devices{pins: pins, namespace: ns, log: log, fault: fault, served: map[int]device{}, drivers: newDrivers(pins, log)}
 	if d.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
@@ -111,6 +112,9 @@ func (d *devices) replace(p *packets) error {
 		return err
 	}
 	d.programs = p
+	if err := d.accelerate(p); err != nil {
+		refused = append(refused, err)
+	}
 	if refused != nil {
 		return fmt.Errorf("%w: %w", dataplane.ErrPartial, errors.Join(refused...))
 	}
@@ -140,12 +144,17 @@ func (d *devices) serve(p *packets, dev device) error {
 	return err
 }
 
-// list is what shall have programs.
-func (d *devices) list() ([]device, error) {
+func (d *devices) links() ([]netlink.Link, error) {
 	links, err := d.netlink.LinkList()
 	for try := 0; try < 10 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
 		links, err = d.netlink.LinkList()
 	}
+	return links, err
+}
+
+// list is what shall have programs.
+func (d *devices) list() ([]device, error) {
+	links, err := d.links()
 	if err != nil {
 		return nil, err
 	}
@@ -281,7 +290,8 @@ func (d *devices) drifts() (drifts []dataplane.Drift, err error) {
 			missing(dev)
 		}
 	}
-	return drifts, nil
+	more, err := d.accelerated()
+	return append(drifts, more...), err
 }
 
 // inTurn are some of those that are served; the next ones the next time.
@@ -325,7 +335,7 @@ func (d *devices) remove() error {
 	d.forget()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.drop(func(int) bool { return true })
+	return errors.Join(d.drivers.keep(nil), d.drop(func(int) bool { return true }))
 }
 
 // takeMoved reports whether addresses may have changed since it was called.

@@ -47,6 +47,8 @@ type Options struct {
 	Pins string
 	// Serve says who serves packets.
 	Serve Server
+	// Acceleration says whether drivers serve known flows that come from outside and go there again, with TC.
+	Acceleration Acceleration
 	// Packets makes the plane behind, which serves them or what is left. Without one, that is not done.
 	Packets dataplane.New
 	// Sizes say how much is remembered; what is 0 has its default.
@@ -143,13 +145,16 @@ func (p *Plane) openPackets(o Options) (err error) {
 		return err
 	}
 	if p.serve = o.Serve; o.Serve != Behind {
-		err = p.probePackets()
+		err = p.probePackets(false)
 		if o.Serve == Auto && errors.Is(err, dataplane.ErrUnsupported) {
 			p.say("packets are left to the plane behind", "error", err)
 			p.serve, err = Behind, nil
 		} else {
 			p.serve = TC
 		}
+	}
+	if err == nil && p.serve == TC {
+		err = p.probeFast(o.Acceleration)
 	}
 	if err == nil && p.serve == TC {
 		err = p.devices.follow()

@@ -30,7 +30,9 @@ func (p *Plane) newPackets(t *tables, s *model.State) (*packets, error) {
 		return nil, err
 	}
 	own := packets{pods: s.Pods, fault: p.fault, sources: map[objectsFrontendKey][]packetsSourceKey{}}
-	o := packetOptions{Anywhere: len(s.Pods.Interfaces) == 0, Maps: map[string]*ebpf.Map{}}
+	o := packetOptions{
+		Anywhere: len(s.Pods.Interfaces) == 0, Fast: p.devices.drivers.mode.wanted(), Maps: map[string]*ebpf.Map{},
+	}
 	for _, name := range flowMaps() {
 		o.Maps[name] = p.memory[name]
 	}
@@ -53,7 +55,7 @@ func (p *Plane) newPackets(t *tables, s *model.State) (*packets, error) {
 			own.sources[frontendKey(key)] = keys
 		}
 	}
-	o.Bare = true
+	o.Bare, o.Fast = true, false
 	for _, name := range []string{packetsMapPods, packetsMapSources} {
 		o.Maps[name] = own.Maps[name]
 	}

@@ -125,12 +125,6 @@ type packetsGuardKey struct {
 	}
 }
 
-type packetsMac struct {
-	_     structs.HostLayout
-	Bytes [6]uint8
-	Pad   uint16
-}
-
 type packetsMemberKey struct {
 	_       structs.HostLayout
 	Backend packetsEndpoint
@@ -144,6 +138,13 @@ const (
 	packetsMembershipSERVING  packetsMembership = 1
 	packetsMembershipDRAINING packetsMembership = 2
 )
+
+type packetsOutlet struct {
+	_         structs.HostLayout
+	Mac       [6]uint8
+	Redirects uint8
+	Pad       uint8
+}
 
 type packetsPeer struct {
 	_       structs.HostLayout

@@ -123,14 +123,14 @@ func (p *Plane) probe() error {
 }
 
 // probePackets has it verify those for packets.
-func (p *Plane) probePackets() error {
+func (p *Plane) probePackets(fast bool) error {
 	c, err := p.program(capacityFor(model.NewState()), model.Pods{})
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	packets, err := newPackets(c.Maps, model.NewState(), packetOptions{
-		Ports: portRange{First: 1024, Count: 1}, Translations: 1, Anywhere: true,
+		Ports: portRange{First: 1024, Count: 1}, Translations: 1, Anywhere: true, Fast: fast,
 	})
 	var refused *ebpf.VerifierError
 	switch {

@@ -1,11 +1,17 @@
 package ebpf
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/said"
 )
 
 // Acceleration says whether packets of known flows that come from outside and go there again take a way past the
@@ -52,40 +59,214 @@ func fast(spec *ebpf.CollectionSpec, wanted bool) {
 	delete(spec.Maps, packetsMapOutside)
 }
 
-// drivers are the devices whose drivers run a program. Links are held by pins alone, in a directory that others use, too.
-type drivers struct{ dir string }
+// drivers run the program for them at the devices by which packets come from outside.
+//
+//	Sync ──► replace: every such device gets the new program, if its driver can
+//	Audit ─► audit: devices that have come since get it; what somebody else has undone
+//
+// Links are held by pins alone. Whoever calls is in the devices' network namespace.
+type drivers struct {
+	dir  string // of pins, which others use, too
+	mode Acceleration
+	log  *slog.Logger
+
+	running map[int]packetsOutlet // by device, as far as nobody else has changed that
+	refused map[int]error         // since the last Sync
+	said    map[string]*said.Trouble
+}
+
+func newDrivers(dir string, log *slog.Logger) drivers {
+	return drivers{
+		dir: dir, log: log, running: map[int]packetsOutlet{}, refused: map[int]error{}, said: map[string]*said.Trouble{},
+	}
+}
+
+// replace puts the program in force at some devices, and at no other. What it returns in native mode is an
+// ErrPartial: all is served, if not in this way.
+func (d *drivers) replace(p *packets, at []netlink.Link) error {
+	clear(d.running)
+	clear(d.refused)
+	if p.Programs[packetsProgFromOutside] == nil {
+		return d.keep(d.running)
+	}
+	for _, l := range at {
+		d.add(p, l)
+	}
+	errs := []error{d.keep(d.running)}
+	if d.mode == AccelerationNative {
+		errs = slices.AppendSeq(errs, maps.Values(d.refused))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+	}
+	return nil
+}
+
+// add puts the program in force at a device, or remembers and says why not.
+func (d *drivers) add(p *packets, l netlink.Link) {
+	index, name := l.Attrs().Index, l.Attrs().Name
+	trouble := d.said[name]
+	if trouble == nil {
+		trouble = &said.Trouble{}
+		d.said[name] = trouble
+	}
+	err := d.attach(l, p.Programs[packetsProgFromOutside], p.Maps[packetsMapOutside])
+	switch {
+	case err == nil:
+		d.running[index] = outletOf(l)
+		trouble.Over()
+		return
+	case errors.Is(err, unix.ENODEV): // it is gone by now
+		return
+	}
+	delete(d.running, index)
+	d.refused[index] = fmt.Errorf("XDP at %s: %w", name, err)
+	if trouble.News(err.Error()) && d.log != nil {
+		level := slog.LevelInfo
+		if d.mode == AccelerationNative {
+			level = slog.LevelWarn
+		}
+		d.log.Log(context.Background(), level, "packets are served by tc alone at a device", "device", name, "error", err)
+	}
+}
+
+// audit gives the program to devices that have come, or have changed, since, and reports where somebody else has taken
+// it away.
+func (d *drivers) audit(p *packets, at []netlink.Link) (drifts []dataplane.Drift) {
+	program, outside := p.Programs[packetsProgFromOutside], p.Maps[packetsMapOutside]
+	if program == nil {
+		return nil
+	}
+	gone := maps.Clone(d.running)
+	for _, l := range at {
+		index := l.Attrs().Index
+		delete(gone, index)
+		is, runs := d.running[index]
+		switch {
+		case d.refused[index] != nil:
+		case !runs, is != outletOf(l), sends(l) != nil:
+			d.add(p, l)
+		case !d.holds(index, program):
+			drifts = append(drifts, dataplane.Drift{
+				Class: "programs", Object: "XDP program at device " + l.Attrs().Name, Want: "that of this process",
+			})
+		}
+	}
+	for index := range gone {
+		err := outside.Delete(uint32(index))
+		if err = errors.Join(err, d.detach(index)); err != nil && d.log != nil {
+			d.log.Warn("an XDP program may be left at a device", "index", index, "error", err)
+		}
+		delete(d.running, index)
+	}
+	return drifts
+}
+
+func (d *drivers) holds(index int, program *ebpf.Program) bool {
+	info, err := program.Info()
+	if err != nil {
+		return false
+	}
+	id, _ := info.ID()
+	return d.runs(index) == id
+}
+
+func outletOf(l netlink.Link) (out packetsOutlet) {
+	copy(out.Mac[:], l.Attrs().HardwareAddr)
+	if l.Type() == "veth" {
+		out.Redirects = 1
+	}
+	return out
+}
 
 // worthFast says whether a device is one by which packets come from outside and leave again. Ports of a bridge, and
 // those that lead to pods, have no address of the node; tunnels, VLANs and bridges themselves have no driver.
 func worthFast(l netlink.Link, addrs []netlink.Addr) bool {
+	a := l.Attrs()
 	switch l.Type() {
 	case "device", "bond", "veth":
 	default:
 		return false
 	}
-	if l.Attrs().EncapType != "ether" || l.Attrs().MasterIndex != 0 {
+	if a.EncapType != "ether" || a.MasterIndex != 0 || a.Flags&net.FlagUp == 0 {
 		return false
 	}
-	for _, a := range addrs {
-		if a.IP.IsGlobalUnicast() {
-			return true
+	return slices.ContainsFunc(addrs, func(have netlink.Addr) bool {
+		return have.LinkIndex == a.Index && have.IP.IsGlobalUnicast()
+	})
+}
+
+// outside are the devices for drivers.
+func (d *devices) outside(p *packets) (out []netlink.Link, err error) {
+	links, err := d.links()
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := d.netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil, err
+	}
+	for _, l := range links {
+		if worthFast(l, addrs) && !p.pods.Contain(netip.Addr{}, l.Attrs().Name) {
+			out = append(out, l)
 		}
 	}
-	return false
+	return out, nil
+}
+
+// accelerate puts the program for drivers in force.
+func (d *devices) accelerate(p *packets) error {
+	var at []netlink.Link
+	if d.drivers.mode.wanted() {
+		var err error
+		if at, err = d.outside(p); err != nil {
+			return fmt.Errorf("list devices: %w", err)
+		}
+	}
+	return d.namespace.Do(func() error { return d.drivers.replace(p, at) })
+}
+
+// accelerated looks after it.
+func (d *devices) accelerated() (drifts []dataplane.Drift, err error) {
+	if !d.drivers.mode.wanted() {
+		return nil, nil
+	}
+	at, err := d.outside(d.programs)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	err = d.namespace.Do(func() error {
+		drifts = d.drivers.audit(d.programs, at)
+		return nil
+	})
+	return drifts, err
+}
+
+// probeFast has the kernel verify the program for drivers. If it cannot, it is no error but in native mode.
+func (p *Plane) probeFast(mode Acceleration) error {
+	if !mode.wanted() {
+		return nil
+	}
+	err := p.probePackets(true)
+	if errors.Is(err, dataplane.ErrUnsupported) && mode != AccelerationNative {
+		p.say("packets are served by tc alone", "error", err)
+		return nil
+	}
+	p.devices.drivers.mode = mode
+	return err
 }
 
 // attach puts a program in force at a device, in place of the one that an earlier call or process has put there, and
 // lists the device in outside.
-func (d drivers) attach(l netlink.Link, program *ebpf.Program, outside *ebpf.Map) error {
-	device := l.Attrs()
+func (d *drivers) attach(l netlink.Link, program *ebpf.Program, outside *ebpf.Map) error {
 	if err := sends(l); err != nil {
-		return errors.Join(err, d.detach(device.Index))
+		return errors.Join(err, d.detach(l.Attrs().Index))
 	}
-	return d.put(device, program, outside)
+	return d.put(l, program, outside)
 }
 
-func (d drivers) put(device *netlink.LinkAttrs, program *ebpf.Program, outside *ebpf.Map) error {
-	err := d.replace(device.Index, program)
+func (d *drivers) put(device netlink.Link, program *ebpf.Program, outside *ebpf.Map) error {
+	err := d.link(device.Attrs().Index, program)
 	switch {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
 		err = errForeign
@@ -95,12 +276,10 @@ func (d drivers) put(device *netlink.LinkAttrs, program *ebpf.Program, outside *
 	if err != nil {
 		return err
 	}
-	var mac packetsMac
-	copy(mac.Bytes[:], device.HardwareAddr)
-	return outside.Put(uint32(device.Index), mac)
+	return outside.Put(uint32(device.Attrs().Index), outletOf(device))
 }
 
-func (d drivers) replace(device int, program *ebpf.Program) error {
+func (d *drivers) link(device int, program *ebpf.Program) error {
 	if l := d.open(device); l != nil {
 		defer l.Close()
 		return l.Update(program)
@@ -109,7 +288,7 @@ func (d drivers) replace(device int, program *ebpf.Program) error {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := unpinLink(path); err != nil {
 		return err
 	}
 	l, err := link.AttachXDP(link.XDPOptions{Interface: device, Program: program, Flags: link.XDPDriverMode})
@@ -120,10 +299,12 @@ func (d drivers) replace(device int, program *ebpf.Program) error {
 	return l.Pin(path)
 }
 
-func (d drivers) path(device int) string { return filepath.Join(d.dir, xdpPrefix+strconv.Itoa(device)) }
+func (d *drivers) path(device int) string {
+	return filepath.Join(d.dir, xdpPrefix+strconv.Itoa(device))
+}
 
 // open is nil if there is no link of ours to that device.
-func (d drivers) open(device int) link.Link {
+func (d *drivers) open(device int) link.Link {
 	l, err := link.LoadPinnedLink(d.path(device), nil)
 	if err != nil {
 		return nil
@@ -138,7 +319,7 @@ func (d drivers) open(device int) link.Link {
 }
 
 // runs is the program that a device has from us; 0: none.
-func (d drivers) runs(device int) ebpf.ProgramID {
+func (d *drivers) runs(device int) ebpf.ProgramID {
 	l := d.open(device)
 	if l == nil {
 		return 0
@@ -152,20 +333,12 @@ func (d drivers) runs(device int) ebpf.ProgramID {
 }
 
 // detach takes our program from a device, also one that is gone.
-func (d drivers) detach(device int) error {
-	path := d.path(device)
-	l, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return errors.Join(l.Unpin(), l.Close()) // nobody else holds it
+func (d *drivers) detach(device int) error {
+	return unpinLink(d.path(device))
 }
 
 // pinned are the devices that have had a program from us.
-func (d drivers) pinned() (devices []int, err error) {
+func (d *drivers) pinned() (devices []int, err error) {
 	entries, err := os.ReadDir(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -181,11 +354,11 @@ func (d drivers) pinned() (devices []int, err error) {
 }
 
 // keep takes our programs from all devices but some.
-func (d drivers) keep(some map[int]bool) error {
+func (d *drivers) keep(some map[int]packetsOutlet) error {
 	devices, err := d.pinned()
 	errs := []error{err}
 	for _, device := range devices {
-		if !some[device] {
+		if _, stays := some[device]; !stays {
 			errs = append(errs, d.detach(device))
 		}
 	}
@@ -210,7 +383,8 @@ func sends(l netlink.Link) error {
 	features, err := xdpFeatures(l.Attrs().Index)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: whether the other end of a veth takes what XDP programs send: %w", dataplane.ErrUnsupported, err)
+		return fmt.Errorf("%w: whether the other end of a veth takes what XDP programs send: %w",
+			dataplane.ErrUnsupported, err)
 	case features&netdevXmit == 0:
 		return fmt.Errorf("%w: the other end of this veth takes nothing from XDP programs (`ethtool -K DEVICE gro on` there "+
 			"lets it)", dataplane.ErrUnsupported)

@@ -18,7 +18,7 @@ func BenchmarkPackets(b *testing.B) {
 	s := &station{packetRun: newPacketRun(b, fastRows), runs: map[string]int{}}
 	s.eth0 = accelerate(b, bed, s.packetRun, "eth0")
 	// Packets come from the device that test runs are said to come from, lo, whose address is zero.
-	if err := s.programs.Maps[packetsMapOutside].Put(uint32(1), packetsMac{}); err != nil {
+	if err := s.programs.Maps[packetsMapOutside].Put(uint32(1), packetsOutlet{}); err != nil {
 		b.Fatal(err)
 	}
 	for name, kind := range map[string]ebpf.ProgramType{"nothing/tc": ebpf.SchedCLS, "nothing/xdp": ebpf.XDP} {

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"testing"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -88,7 +87,14 @@ func accelerate(t testing.TB, bed *testbed.Bed, r packetRun, name string) (l net
 		if l, err = netlink.LinkByName(name); err != nil {
 			return err
 		}
-		return drivers{pins}.put(l.Attrs(), r.programs.Programs[packetsProgFromOutside], r.programs.Maps[packetsMapOutside])
+		d := newDrivers(pins, nil)
+		outside := r.programs.Maps[packetsMapOutside]
+		if err := d.put(l, r.programs.Programs[packetsProgFromOutside], outside); err != nil {
+			return err
+		}
+		as := outletOf(l) // as of hardware
+		as.Redirects = 0
+		return outside.Put(uint32(l.Attrs().Index), as)
 	})
 	return l
 }
@@ -428,27 +434,3 @@ func TestFastIsTheSame(t *testing.T) {
 		t.Errorf("%d translations; without XDP %d", len(have), len(want))
 	}
 }
-
-// ethtool sets a feature of a device of the calling thread's namespace.
-func ethtool(device string, command, value uint32) error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	setting := [2]uint32{command, value}
-	request := struct {
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte
-	}{data: unsafe.Pointer(&setting)}
-	copy(request.name[:], device)
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
-	if errno != 0 {
-		return errno
-	}
-	return nil
-}
-
-// ethtoolTXSum is ETHTOOL_STXCSUM of linux/ethtool.h.
-const ethtoolTXSum = 0x17

@@ -15,18 +15,21 @@
 // Only what is to be dropped has its end here: a flood of it costs least before there is an skb.
 #include "xdp_packet.h"
 
-struct mac {
-	__u8 bytes[ETH_ALEN];
-	__u16 pad;
+// A device that has this program.
+struct outlet {
+	__u8 mac[ETH_ALEN];
+	// XDP_TX does not do: what a veth so sends stays, unnoticed, in the queue of an end that has GRO and no program
+	// (veth_xdp_flush in drivers/net/veth.c).
+	__u8 redirects;
+	__u8 pad;
 };
 
-// The devices that have this program, and their addresses: what arrives by one may leave by another. A device that is
-// not listed leaves all to the stack.
+// What arrives by one of these may leave by another. A device that is not listed leaves all to the stack.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct mac);
+	__type(value, struct outlet);
 } outside SEC(".maps");
 
 // add_egress adds to what ingress makes of a packet what egress makes of that.
@@ -77,9 +80,11 @@ static __always_inline int find_route(struct xdp_md *ctx, const struct packet *p
 	}
 	if (bpf_fib_lookup(ctx, r, sizeof(*r), 0) != BPF_FIB_LKUP_RET_SUCCESS || !has_address(r->dmac))
 		return XDP_PASS;
-	if (r->ifindex == ctx->ingress_ifindex)
-		return XDP_TX;
-	return bpf_map_lookup_elem(&outside, &r->ifindex) ? XDP_REDIRECT : XDP_PASS;
+	struct outlet *out = bpf_map_lookup_elem(&outside, &r->ifindex);
+
+	if (!out)
+		return XDP_PASS;
+	return r->ifindex == ctx->ingress_ifindex && !out->redirects ? XDP_TX : XDP_REDIRECT;
 }
 
 // send has a packet of a known flow leave, to which ingress does what `to` says.
@@ -114,11 +119,11 @@ SEC("xdp")
 int from_outside(struct xdp_md *ctx)
 {
 	__u32 device = ctx->ingress_ifindex;
-	struct mac *mac = bpf_map_lookup_elem(&outside, &device);
+	struct outlet *in = bpf_map_lookup_elem(&outside, &device);
 	struct packet p = {};
 	struct meeting m = {};
 
-	if (!mac || !read_frame(ctx, mac->bytes, &p))
+	if (!in || !read_frame(ctx, in->mac, &p))
 		return XDP_PASS;
 	p.tuple.hook = INGRESS;
 	struct translation *flow = find(&p, &m, ANYWHERE);
