@@ -58,7 +58,8 @@ func newDevices(pins string, log *slog.Logger, fault func(string) error) (*devic
 	if err != nil {
 		return nil, err
 	}
-	d := &devices{pins: pins, namespace: ns, log: log, fault: fault, served: map[int]device{}, drivers: newDrivers(pins, log)}
+	d := &devices{pins: pins, namespace: ns, log: log, fault: fault, served: map[int]device{}}
+	d.drivers = newDrivers(pins, log)
 	if d.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
