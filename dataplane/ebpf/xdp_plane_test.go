@@ -217,7 +217,7 @@ func TestFastLives(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.takesFrames(true)
-	p, s := c.accelerated(ebpf.AccelerationBestEffort)
+	p, s := c.accelerated(ebpf.AccelerationNative)
 	first := c.xdp("eth0")
 	if first == 0 {
 		t.Fatal("eth0 has no program")

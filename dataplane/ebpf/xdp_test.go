@@ -351,21 +351,32 @@ func disfigure(r *rand.Rand, frame []byte, device net.HardwareAddr) []byte {
 	return frame
 }
 
-// flows is what the programs remember, but when.
-func (s *station) flows(t *testing.T) map[packetsTuple]packetsTranslation {
+// flows is what the programs remember, and how many packets and bytes have passed. What depends on the moment is left
+// out: when a flow was used, and what is noted once in a second.
+func (s *station) flows(t *testing.T) (out map[packetsTuple]packetsTranslation, packets, octets uint64) {
 	t.Helper()
-	out := map[packetsTuple]packetsTranslation{}
+	const lasting = 1 << 5
+	out = map[packetsTuple]packetsTranslation{}
 	var key packetsTuple
 	var value packetsTranslation
 	all := s.programs.Maps[packetsMapTranslations].Iterate()
 	for all.Next(&key, &value) {
-		value.Last = 0
+		packets += uint64(value.Packets)
+		octets += uint64(value.Bytes)
+		value.Last, value.Packets, value.Bytes, value.State = 0, 0, 0, value.State&^lasting
 		out[key] = value
 	}
-	if err := all.Err(); err != nil {
+	var whose packetsTrafficKey
+	var passed packetsTraffic
+	counted := s.programs.Maps[packetsMapTraffic].Iterate()
+	for counted.Next(&whose, &passed) {
+		packets += passed.Packets[0] + passed.Packets[1]
+		octets += passed.Bytes[0] + passed.Bytes[1]
+	}
+	if err := errors.Join(all.Err(), counted.Err()); err != nil {
 		t.Fatal(err)
 	}
-	return out
+	return out, packets, octets
 }
 
 // Nobody can tell whether a node has the program for drivers: what becomes of any packet is the same, to the last bit,
@@ -424,7 +435,11 @@ func TestFastIsTheSame(t *testing.T) {
 		with.runs[strconv.Itoa(xdpDrop)] < 30 {
 		t.Errorf("few packets were handled by the program for drivers: %v", with.runs)
 	}
-	have, want := with.flows(t), without.flows(t)
+	have, packets, octets := with.flows(t)
+	want, wantPackets, wantOctets := without.flows(t)
+	if packets != wantPackets || octets != wantOctets {
+		t.Errorf("%d packets, %d bytes; without XDP %d, %d", packets, octets, wantPackets, wantOctets)
+	}
 	for key, value := range want {
 		if have[key] != value {
 			t.Errorf("%+v: %+v; without XDP %+v", key, have[key], value)
