@@ -106,7 +106,10 @@ type planeSettings struct {
 // ebpfOptions are a section of the configuration in the words of the plane. Behind it is the plane of packets with all
 // that wraps one: a socket that the ebpf plane translates needs no relay and no connection tracking.
 func ebpfOptions(c config.EBPF) ebpf.Options {
-	return ebpf.Options{Cgroup: c.CgroupRoot, Pins: ebpf.Pins(c.BPFRoot), Packets: wrapped(nftables.New)}
+	return ebpf.Options{
+		Cgroup: c.CgroupRoot, Pins: ebpf.Pins(c.BPFRoot),
+		Acceleration: ebpf.Acceleration(c.Acceleration), Packets: wrapped(nftables.New),
+	}
 }
 
 // wrapped adds what planes based on netfilter need.
