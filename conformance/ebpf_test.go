@@ -1,18 +1,24 @@
 package conformance_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/procfs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
 )
 
@@ -81,4 +87,105 @@ func TestEBPF_random(t *testing.T) {
 func TestEBPF_faults(t *testing.T) {
 	t.Parallel()
 	conformance.RunFaultsSockets(t, ebpfPlane(t, ebpf.TC, plane))
+}
+
+const untouched = `
+frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat offcluster
+frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat always
+frontend 203.0.113.1:53/udp any forward default/web:dns cluster snat never
+frontend 10.96.0.10:81/tcp any reject default/web:none
+backend default/web:http cluster 10.244.1.11:8080 local
+backend default/web:http cluster 10.244.2.13:8080
+backend default/web:dns cluster 10.244.1.11:5353 local
+guard 10.96.0.0/16 drop
+pods 10.244.0.0/16
+`
+
+// While nothing is left for the plane behind, packets are neither tracked nor filtered on the proxy's account.
+func TestEBPF_withoutNetfilter(t *testing.T) {
+	t.Parallel()
+	pod := func(name string, node testbed.Place, addr string) testbed.PodSpec {
+		return testbed.PodSpec{
+			Name: name, Node: node, Addrs: []netip.Addr{netip.MustParseAddr(addr)},
+			Ports: []testbed.PodPort{{Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 5353}},
+		}
+	}
+	bed, err := testbed.New(t.Context(), testbed.Spec{Cgroup: true, Pods: []testbed.PodSpec{
+		pod("pod-a", testbed.Node, "10.244.1.11"), pod("pod-c", testbed.NodeB, "10.244.2.13"),
+	}})
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
+		t.Skipf("needs root, and control groups of version 2: %v", err)
+	}
+	must(t, err)
+	t.Cleanup(func() { must(t, bed.Close()) })
+	var p dataplane.Dataplane
+	must(t, bed.Do(testbed.Node, func() (err error) {
+		p, err = ebpfPlane(t, ebpf.TC, plane)(dataplane.Config{Mark: dataplane.DefaultMark})
+		return err
+	}))
+	t.Cleanup(func() { must(t, errors.Join(p.Remove(context.Background()), p.Close())) })
+
+	first, err := model.ParseState(untouched)
+	must(t, err)
+	must(t, p.Sync(t.Context(), first))
+	served(t, bed)
+	tracked(t, bed, false)
+	limited, err := model.ParseState(untouched +
+		"frontend 203.0.113.1:80/tcp any forward default/web:http cluster snat always allow 192.0.2.1/32\n")
+	must(t, err)
+	must(t, p.Apply(t.Context(), limited, model.Diff(first, limited)))
+	o, err := bed.Probe(t.Context(), testbed.Probe{From: testbed.Node, To: netip.MustParseAddrPort("203.0.113.1:80")})
+	if must(t, err); o.Result != testbed.Answered {
+		t.Errorf("the node, to what only some may use: %s", o)
+	}
+	tracked(t, bed, true)
+	must(t, p.Apply(t.Context(), first, model.Diff(limited, first)))
+	must(t, bed.Do(testbed.Node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+	served(t, bed)
+	tracked(t, bed, false)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// served is an error if somebody is not served.
+func served(t *testing.T, bed *testbed.Bed) {
+	t.Helper()
+	for _, c := range []struct {
+		from     testbed.Place
+		protocol model.Protocol
+		to       string
+		want     testbed.Result
+	}{
+		{testbed.Outside, model.TCP, "192.0.2.1:30080", testbed.Answered},
+		{testbed.Outside, model.UDP, "203.0.113.1:53", testbed.Answered},
+		{testbed.Outside, model.TCP, "10.96.0.10:81", testbed.Refused},
+		{testbed.Node, model.TCP, "10.96.0.10:80", testbed.Answered},
+		{testbed.Node, model.TCP, "10.96.0.10:81", testbed.Refused},
+		{"pod-a", model.TCP, "192.0.2.1:30080", testbed.Answered},
+	} {
+		p := testbed.Probe{From: c.from, Protocol: c.protocol, To: netip.MustParseAddrPort(c.to), Timeout: 5 * time.Second}
+		if o, err := bed.Probe(t.Context(), p); err != nil || o.Result != c.want {
+			t.Errorf("%s to %s/%s: %s (%v); want %s", c.from, c.to, c.protocol, o, err, c.want)
+		}
+	}
+}
+
+// tracked is an error if the node has rules, or tracks connections, and should not, or the other way round.
+func tracked(t *testing.T, bed *testbed.Bed, want bool) {
+	t.Helper()
+	rules, err := bed.Command(t.Context(), testbed.Node, "nft", "list", "ruleset").CombinedOutput()
+	must(t, err)
+	var flows []*netlink.ConntrackFlow
+	must(t, bed.Do(testbed.Node, func() (err error) {
+		flows, err = netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		return err
+	}))
+	if (len(rules) > 0) != want || (len(flows) > 0) != want {
+		t.Errorf("rules and flows should be there: %t; they are:\n%s\n%v", want, rules, flows)
+	}
 }

@@ -56,7 +56,6 @@ enum device {
 struct meeting {
 	struct target target;
 	bool pod;   // it comes from one
-	bool local; // from this node
 };
 
 static __always_inline bool allowed(const struct packet *p, bool internal)
@@ -78,8 +77,7 @@ static __noinline int meet(const struct packet *p, struct meeting *m, enum devic
 		return 0;
 	struct guard_key key = {.bits = 128, .addr = p->tuple.src.addr};
 
-	m->local = device == TO_PODS;
-	m->pod = m->local || bpf_map_lookup_elem(&pods, &key);
+	m->pod = device == TO_PODS || bpf_map_lookup_elem(&pods, &key);
 	decide(&p->tuple.dst, p->tuple.protocol, m->pod, &m->target);
 	if (m->target.flags & LIMITED && !allowed(p, m->pod))
 		m->target.verdict = DROP;
@@ -87,14 +85,15 @@ static __noinline int meet(const struct packet *p, struct meeting *m, enum devic
 }
 
 // hides says whether the backend sees the node in place of the client. What goes to the node itself is never hidden:
-// it does not pass the egress hook of any device.
+// it does not pass the egress hook of any device. A client that is its own backend always is: its answer to itself
+// would not come here. (The rows ask for that on this node only. Elsewhere no other way would work.)
 static __always_inline bool hides(const struct packet *p, const struct meeting *m, const struct addr *backend)
 {
 	struct addr here = node(p->v4);
 
 	if (same_addr(backend, &here))
 		return false;
-	if (m->local && same_addr(backend, &p->tuple.src.addr))
+	if (same_addr(backend, &p->tuple.src.addr))
 		return true;
 	return m->target.flags & SNAT_ALWAYS || (m->target.flags & SNAT_OFFCLUSTER && !m->pod);
 }
