@@ -228,8 +228,16 @@ func (x *explainer) affinity(s *Service) {
 // scheduler says who honours one. Which data plane is in force is not known here.
 func (x *explainer) scheduler(s *Service) {
 	if s.Scheduler != "" {
-		x.say("annotation %s: IPVS chooses by %s, other data planes at random by weight", schedulerAnnotation, s.Scheduler)
+		x.say("annotation %s: %s by %s, other data planes at random by weight",
+			schedulerAnnotation, choosers(s.Scheduler), s.Scheduler)
 	}
+}
+
+func choosers(scheduler string) string {
+	if scheduler == "mh" {
+		return "IPVS and eBPF choose"
+	}
+	return "IPVS chooses"
 }
 
 // nobody explains a packet that no row takes.

@@ -193,23 +193,30 @@ func (t *tables) auditPools(s *model.State) (drifts []dataplane.Drift, err error
 		if left--; left < 0 {
 			break
 		}
-		p, serving := t.pools[id], want.Serving()
-		d := dataplane.Drift{Class: "pools", Object: "pool " + id.String(), Want: fmt.Sprint(serving)}
-		if p == nil {
-			drifts = append(drifts, d)
-			continue
+		p := t.pools[id]
+		if p != nil {
+			left -= int(p.count / 64)
 		}
-		entry := objectsPool{
-			First: p.first, Count: uint32(len(serving)), Name: poolName(id), Affinity: seconds(want.Affinity),
-		}
-		slots := make([]objectsSlot, len(serving))
-		fill(slots, serving)
-		if t.entries[p.number] != entry || !slices.Equal(t.slots[p.first:p.first+p.count], slots) {
-			d.Have = "something else"
+		if p == nil || !t.holds(p, id, want) {
+			d := dataplane.Drift{Class: "pools", Object: "pool " + id.String(), Want: fmt.Sprint(want.Serving())}
+			if p != nil {
+				d.Have = "something else"
+			}
 			drifts = append(drifts, d)
 		}
 	}
 	return drifts, nil
+}
+
+// holds reports whether the kernel has a pool as it should be.
+func (t *tables) holds(p *pool, id model.PoolID, want model.Pool) bool {
+	serving := want.Serving()
+	slots := make([]objectsSlot, slotsFor(want, len(serving)))
+	spread(slots, want, serving)
+	entry := objectsPool{
+		First: p.first, Count: uint32(len(slots)), Name: poolName(id), Affinity: seconds(want.Affinity), Hashed: hashed(want),
+	}
+	return t.entries[p.number] == entry && slices.EqualFunc(t.slots[p.first:p.first+p.count], slots, sameSlot)
 }
 
 // auditSurplus looks for elements that the State does not have.

@@ -29,7 +29,6 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -91,13 +90,17 @@ type Plane struct {
 	behind       dataplane.Dataplane  // may be nil
 	left         leftover             // for it, with TC
 	memory       map[string]*ebpf.Map // nil: not open
+	counted      tally                // what tables have counted that are no more, and what was collected
 	sweep        *sweep               // of it, with TC
 	tables       *tables              // nil: the kernel's content is not known
 	// cannotRelease says that this kernel does not abort sockets for us, onlyNode that it does so for the node alone.
 	cannotRelease, onlyNode bool
 }
 
-var _ dataplane.Dataplane = (*Plane)(nil)
+var (
+	_ dataplane.Dataplane = (*Plane)(nil)
+	_ dataplane.Counted   = (*Plane)(nil)
+)
 
 // New makes New open the plane in the network namespace of the calling thread. It needs CAP_BPF and CAP_NET_ADMIN.
 func New(o Options) dataplane.New {
@@ -111,7 +114,7 @@ func New(o Options) dataplane.New {
 }
 
 func open(c dataplane.Config, o Options) (*Plane, error) {
-	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes}
+	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, counted: tally{}}
 	if p.pins == "" {
 		p.pins = Pins(defaultRoot)
 	}
@@ -121,17 +124,12 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 			return nil, err
 		}
 	}
-	if err := checkRights(); err != nil {
-		return nil, err
-	}
-	if err := rlimit.RemoveMemlock(); err != nil { // before Linux 5.11 maps counted as locked memory
-		return nil, err
-	}
-	if err := errors.Join(mountBPF(filepath.Dir(p.pins)), p.identify()); err != nil {
-		return nil, err
-	}
-	if err := p.probe(); err != nil {
-		return nil, err
+	for _, step := range []func() error{
+		checkRights, checkKernel, func() error { return mountBPF(filepath.Dir(p.pins)) }, p.identify, p.probe,
+	} {
+		if err := step(); err != nil {
+			return nil, err
+		}
 	}
 	if err := p.openPackets(o); err != nil {
 		return nil, errors.Join(err, p.Close())
@@ -177,7 +175,11 @@ func (p *Plane) say(message string, args ...any) {
 func (p *Plane) identify() error {
 	var fs unix.Statfs_t
 	var cgroup unix.Stat_t
-	if err := errors.Join(unix.Statfs(p.cgroup, &fs), unix.Stat(p.cgroup, &cgroup)); err != nil {
+	err := unix.Statfs(p.cgroup, &fs)
+	if err == nil {
+		err = unix.Stat(p.cgroup, &cgroup)
+	}
+	if err != nil {
 		return fmt.Errorf("cgroup %q: %w", p.cgroup, err)
 	}
 	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
@@ -257,9 +259,7 @@ func (p *Plane) replace(s *model.State) error {
 		t.close()
 		return partial
 	}
-	if p.tables != nil {
-		p.tables.close()
-	}
+	p.closeTables()
 	p.tables = t
 	p.tables.lost = true
 	if err := errors.Join(p.dropLayouts(), p.settle(s)); err != nil {
@@ -320,7 +320,12 @@ func (p *Plane) forget() {
 	if p.devices != nil {
 		p.devices.forget()
 	}
+	p.closeTables()
+}
+
+func (p *Plane) closeTables() {
 	if p.tables != nil {
+		p.keepCounters()
 		p.tables.close()
 	}
 	p.tables = nil

@@ -21,6 +21,9 @@ type Sizes struct {
 	Sockets uint32
 }
 
+// refusals is of how many frontends it is counted what they refuse: those that refused nobody for longest begin anew first.
+const refusals = 1 << 13
+
 func (s Sizes) orDefault() Sizes {
 	const usual = 1 << 16
 	sockets := min(cmp.Or(s.Sockets, usual), 1<<24)
@@ -36,9 +39,12 @@ func (s Sizes) memory(spec *ebpf.CollectionSpec) map[string]*ebpf.MapSpec {
 	s = s.orDefault()
 	spec.Maps[objectsMapAffinities].MaxEntries = s.Affinities
 	spec.Maps[objectsMapFlows].MaxEntries = s.Flows
+	spec.Maps[objectsMapRefusals].MaxEntries = refusals
 	spec.Maps[objectsMapSockets].MaxEntries = s.Sockets
 	memory := map[string]*ebpf.MapSpec{}
-	for _, name := range []string{objectsMapAffinities, objectsMapFlows, objectsMapSockets, objectsMapPeers} {
+	for _, name := range []string{
+		objectsMapAffinities, objectsMapFlows, objectsMapRefusals, objectsMapSockets, objectsMapPeers,
+	} {
 		memory[name] = spec.Maps[name]
 	}
 	return memory

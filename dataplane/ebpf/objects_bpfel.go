@@ -74,6 +74,12 @@ type objectsGuardKey struct {
 	Addr objectsAddr
 }
 
+type objectsMember struct {
+	_    structs.HostLayout
+	Is   objectsMembership
+	Slot uint32
+}
+
 type objectsMemberKey struct {
 	_       structs.HostLayout
 	Backend objectsEndpoint
@@ -109,15 +115,23 @@ type objectsPool struct {
 	Count    uint32
 	Name     uint64
 	Affinity uint32
-	Pad      uint32
+	Hashed   uint32
+}
+
+type objectsRefusal struct {
+	_        structs.HostLayout
+	Addr     objectsAddr
+	Port     uint16
+	Protocol uint8
+	Verdict  uint8
 }
 
 type objectsSlot struct {
-	_       structs.HostLayout
-	Backend objectsEndpoint
-	Alias   uint32
-	Share   uint32
-	Pad     uint32
+	_           structs.HostLayout
+	Backend     objectsEndpoint
+	Alias       uint32
+	Share       uint32
+	Connections uint32
 }
 
 type objectsTarget struct {
@@ -125,7 +139,7 @@ type objectsTarget struct {
 	Pool    uint32
 	Verdict uint8
 	Flags   uint8
-	Pad     uint16
+	Level   uint16
 }
 
 type objectsVerdict uint32
@@ -148,6 +162,7 @@ const (
 	objectsMapMembers       = "members"
 	objectsMapPeers         = "peers"
 	objectsMapPools         = "pools"
+	objectsMapRefusals      = "refusals"
 	objectsMapSlots         = "slots"
 	objectsMapSockets       = "sockets"
 	objectsProgClosed       = "closed"
@@ -231,6 +246,7 @@ type objectsMapSpecs struct {
 	Members    *ebpf.MapSpec `ebpf:"members"`
 	Peers      *ebpf.MapSpec `ebpf:"peers"`
 	Pools      *ebpf.MapSpec `ebpf:"pools"`
+	Refusals   *ebpf.MapSpec `ebpf:"refusals"`
 	Slots      *ebpf.MapSpec `ebpf:"slots"`
 	Sockets    *ebpf.MapSpec `ebpf:"sockets"`
 }
@@ -274,6 +290,7 @@ type objectsMaps struct {
 	Members    *ebpf.Map `ebpf:"members"`
 	Peers      *ebpf.Map `ebpf:"peers"`
 	Pools      *ebpf.Map `ebpf:"pools"`
+	Refusals   *ebpf.Map `ebpf:"refusals"`
 	Slots      *ebpf.Map `ebpf:"slots"`
 	Sockets    *ebpf.Map `ebpf:"sockets"`
 }
@@ -287,6 +304,7 @@ func (m *objectsMaps) Close() error {
 		m.Members,
 		m.Peers,
 		m.Pools,
+		m.Refusals,
 		m.Slots,
 		m.Sockets,
 	)

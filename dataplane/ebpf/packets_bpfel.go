@@ -94,14 +94,14 @@ type packetsFrontend struct {
 		Pool    uint32
 		Verdict uint8
 		Flags   uint8
-		Pad     uint16
+		Level   uint16
 	}
 	Internal struct {
 		_       structs.HostLayout
 		Pool    uint32
 		Verdict uint8
 		Flags   uint8
-		Pad     uint16
+		Level   uint16
 	}
 }
 
@@ -125,19 +125,17 @@ type packetsGuardKey struct {
 	}
 }
 
+type packetsMember struct {
+	_    structs.HostLayout
+	Is   uint32
+	Slot uint32
+}
+
 type packetsMemberKey struct {
 	_       structs.HostLayout
 	Backend packetsEndpoint
 	Pool    uint32
 }
-
-type packetsMembership uint32
-
-const (
-	packetsMembershipSTRANGER packetsMembership = 0
-	packetsMembershipSERVING  packetsMembership = 1
-	packetsMembershipDRAINING packetsMembership = 2
-)
 
 type packetsOutlet struct {
 	_         structs.HostLayout
@@ -167,7 +165,7 @@ type packetsPool struct {
 	Count    uint32
 	Name     uint64
 	Affinity uint32
-	Pad      uint32
+	Hashed   uint32
 }
 
 type packetsPorts struct {
@@ -176,12 +174,23 @@ type packetsPorts struct {
 	Dst uint16
 }
 
+type packetsRefusal struct {
+	_    structs.HostLayout
+	Addr struct {
+		_    structs.HostLayout
+		Word [4]uint32
+	}
+	Port     uint16
+	Protocol uint8
+	Verdict  uint8
+}
+
 type packetsSlot struct {
-	_       structs.HostLayout
-	Backend packetsEndpoint
-	Alias   uint32
-	Share   uint32
-	Pad     uint32
+	_           structs.HostLayout
+	Backend     packetsEndpoint
+	Alias       uint32
+	Share       uint32
+	Connections uint32
 }
 
 type packetsSourceKey struct {
@@ -255,6 +264,7 @@ const (
 	packetsMapPeers         = "peers"
 	packetsMapPods          = "pods"
 	packetsMapPools         = "pools"
+	packetsMapRefusals      = "refusals"
 	packetsMapSlots         = "slots"
 	packetsMapSockets       = "sockets"
 	packetsMapSources       = "sources"
@@ -336,6 +346,7 @@ type packetsMapSpecs struct {
 	Peers        *ebpf.MapSpec `ebpf:"peers"`
 	Pods         *ebpf.MapSpec `ebpf:"pods"`
 	Pools        *ebpf.MapSpec `ebpf:"pools"`
+	Refusals     *ebpf.MapSpec `ebpf:"refusals"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
 	Sources      *ebpf.MapSpec `ebpf:"sources"`
@@ -387,6 +398,7 @@ type packetsMaps struct {
 	Peers        *ebpf.Map `ebpf:"peers"`
 	Pods         *ebpf.Map `ebpf:"pods"`
 	Pools        *ebpf.Map `ebpf:"pools"`
+	Refusals     *ebpf.Map `ebpf:"refusals"`
 	Slots        *ebpf.Map `ebpf:"slots"`
 	Sockets      *ebpf.Map `ebpf:"sockets"`
 	Sources      *ebpf.Map `ebpf:"sources"`
@@ -408,6 +420,7 @@ func (m *packetsMaps) Close() error {
 		m.Peers,
 		m.Pods,
 		m.Pools,
+		m.Refusals,
 		m.Slots,
 		m.Sockets,
 		m.Sources,

@@ -14,7 +14,7 @@ import (
 // The compiler is pinned, so that the same source makes the same object; ./dev installs it. The last include
 // directory has asm/types.h, which is another one on each architecture, and the same for us.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type slot -type member_key -type membership -type verdict -type guard_key -type flow_key -type flow -type place objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type slot -type member_key -type member -type membership -type refusal -type affinity_key -type affinity -type verdict -type guard_key -type flow_key -type flow -type place objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 // hooks are the names of the programs, and where they are attached.
 func hooks() map[string]ebpf.AttachType {
@@ -41,15 +41,16 @@ const spareSlots = 1 << 13
 func roomFor(rows int) uint32 { return uint32(rows + rows/2 + 1024) }
 
 func capacityFor(s *model.State) capacity {
-	var slots, members int
+	var slots, largest, members int
 	for _, p := range s.Pools {
-		slots += int(class(uint32(len(p.Backends))))
+		n := int(class(slotsFor(p, len(p.Backends))))
+		slots, largest = slots+n, max(largest, n)
 		members += len(p.Backends)
 	}
 	return capacity{
 		frontends: roomFor(len(s.Frontends) + len(s.Guards)),
 		pools:     roomFor(len(s.Pools)),
-		slots:     roomFor(slots) + spareSlots,
+		slots:     roomFor(slots) + uint32(largest) + spareSlots, // a pool that changes has two ranges
 		members:   roomFor(members),
 		guards:    roomFor(len(s.Guards)),
 	}
@@ -104,22 +105,19 @@ func podsKnown(pods model.Pods) (known [2]bool) {
 
 // probe has the kernel verify the programs. The error says what it lacks.
 func (p *Plane) probe() error {
-	var refused *ebpf.VerifierError
+	var verifier *ebpf.VerifierError
 	var c *ebpf.Collection
 	var err error
 	for _, p.hasSetRetval = range []bool{true, false} { // Linux 5.18
-		if c, err = p.program(capacityFor(model.NewState()), model.Pods{}); !errors.As(err, &refused) {
+		if c, err = p.program(capacityFor(model.NewState()), model.Pods{}); !errors.As(err, &verifier) {
 			break
 		}
 	}
-	switch {
-	case err == nil:
-		c.Close()
-	case errors.Is(err, ebpf.ErrNotSupported), errors.As(err, &refused):
-		return fmt.Errorf("%w: %w (Linux 5.10 or newer with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF is needed)",
-			dataplane.ErrUnsupported, err)
+	if err != nil {
+		return whyRefused(err)
 	}
-	return err
+	c.Close()
+	return nil
 }
 
 // probePackets has it verify those for packets.

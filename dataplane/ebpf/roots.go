@@ -1,7 +1,6 @@
 package ebpf
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -101,14 +100,19 @@ func mountBPF(dir string) error {
 	if fs.Type == unix.BPF_FS_MAGIC {
 		return nil
 	}
+	lacking := fmt.Errorf("%w: there is no file system of type bpf, to keep programs in: mount -t bpf bpf %s on the machine",
+		dataplane.ErrUnsupported, dir)
 	shared, err := isShared(dir)
-	if err == nil && shared {
-		if err = unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err == nil {
-			return nil
-		}
+	if err == nil && !shared {
+		return lacking
 	}
-	return errors.Join(fmt.Errorf("%w: there is no file system of type bpf, to keep programs in: "+
-		"mount -t bpf bpf %s on the machine", dataplane.ErrUnsupported, dir), err)
+	if err == nil {
+		err = unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
+	}
+	if err != nil {
+		return fmt.Errorf("%w (%w)", lacking, err)
+	}
+	return nil
 }
 
 // isShared reports whether what is mounted in a directory is mounted in other mount namespaces, too.
@@ -128,8 +132,8 @@ func isShared(dir string) (bool, error) {
 	return shared, nil
 }
 
-// checkRights names the capabilities that are missing. Without CAP_PERFMON the kernel's verifier ends in errors that say
-// nothing of it.
+// checkRights names the capabilities that are missing. Without CAP_PERFMON the kernel's verifier ends in errors that
+// say nothing of it.
 func checkRights() error {
 	var sets [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0]); err != nil {
@@ -142,7 +146,9 @@ func checkRights() error {
 		bit   int
 		admin bool // CAP_SYS_ADMIN includes it
 	}{
-		{"CAP_BPF", unix.CAP_BPF, true}, {"CAP_PERFMON", unix.CAP_PERFMON, true}, {"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, false},
+		{"CAP_BPF", unix.CAP_BPF, true},
+		{"CAP_PERFMON", unix.CAP_PERFMON, true},
+		{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, false},
 	} {
 		if !has(c.bit) && (!c.admin || !has(unix.CAP_SYS_ADMIN)) {
 			missing = append(missing, c.name)

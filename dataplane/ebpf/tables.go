@@ -26,6 +26,8 @@ type tables struct {
 	slots   []objectsSlot         // likewise
 	mapped  [][]byte
 	grace   *ebpf.Map
+	counted tally               // what was taken from slots
+	unused  []used              // slots that are not in force, but may still count
 	audited ebpf.MapBatchCursor // where in the frontends the next Audit goes on
 	lost    bool                // a UDP socket may have lost its backend since the plane looked
 	packets *packets            // nil: packets are left to others
@@ -36,6 +38,7 @@ type tables struct {
 type pool struct {
 	number, first, count uint32
 	members              []netip.AddrPort
+	backends             []model.Backend
 }
 
 // errFull says that rows do not fit into the tables as they are.
@@ -44,7 +47,7 @@ var errFull = errors.New("the tables are full")
 func newTables(c *ebpf.Collection, fault func(string) error) (*tables, error) {
 	t := &tables{
 		Collection: c, fault: fault,
-		pools: map[model.PoolID]*pool{}, udp: map[model.PoolID]bool{},
+		pools: map[model.PoolID]*pool{}, udp: map[model.PoolID]bool{}, counted: tally{},
 		numbers: newSpans(c.Maps[objectsMapPools].MaxEntries()),
 		ranges:  newSpans(c.Maps[objectsMapSlots].MaxEntries()),
 	}
@@ -106,6 +109,7 @@ func (t *tables) settle() error {
 	if err := t.wait(); err != nil {
 		return fmt.Errorf("wait for programs that run: %w", err)
 	}
+	t.collectUnused()
 	t.numbers.settle()
 	t.ranges.settle()
 	return nil
@@ -145,7 +149,7 @@ func (t *tables) apply(s *model.State, c model.Change) error {
 		if key.Protocol == model.UDP && f.Verdict == model.Forward && !t.udp[f.Pool] {
 			t.udp[f.Pool] = true
 			if _, changed := c.Pools.Set[f.Pool]; t.pools[f.Pool] != nil && !changed {
-				if _, err := t.setMembers(f.Pool, s.Pools[f.Pool]); err != nil {
+				if _, err := t.setMembers(f.Pool, s.Pools[f.Pool], t.pools[f.Pool].first); err != nil {
 					return err
 				}
 			}
@@ -187,20 +191,22 @@ func (t *tables) setPool(id model.PoolID, want model.Pool) ([]objectsMemberKey, 
 		t.entries[number] = objectsPool{Name: poolName(id)}
 		t.pools[id] = p
 	}
-	left, err := t.setMembers(id, want)
-	if err != nil {
-		return nil, err
-	}
 	serving := want.Serving()
-	first, err := t.take(&t.ranges, uint32(len(serving)))
+	count := slotsFor(want, len(serving))
+	first, err := t.take(&t.ranges, count)
 	if err != nil {
 		return nil, err
 	}
-	fill(t.slots[first:], serving)
-	t.entries[p.number].Affinity = seconds(want.Affinity)
-	t.publish(p.number, first, uint32(len(serving)))
-	t.ranges.retire(p.first, p.count)
-	p.first, p.count = first, uint32(len(serving))
+	slots := t.slots[first : first+count]
+	spread(slots, want, serving)
+	left, err := t.setMembers(id, want, first)
+	if err != nil {
+		return nil, err
+	}
+	t.entries[p.number].Affinity, t.entries[p.number].Hashed = seconds(want.Affinity), hashed(want)
+	t.publish(p.number, first, count)
+	t.retireSlots(id, p)
+	p.first, p.count, p.backends = first, count, want.Backends
 	return left, nil
 }
 
@@ -219,18 +225,20 @@ func (t *tables) take(s *spans, n uint32) (uint32, error) {
 	return first, nil
 }
 
-// setMembers lets the kernel know a pool's backends if clients are remembered, and returns those that are to go.
-func (t *tables) setMembers(id model.PoolID, want model.Pool) (left []objectsMemberKey, err error) {
+// setMembers lets the kernel know a pool's backends, whose slots begin at first, if clients are remembered, and returns
+// those that are to go.
+func (t *tables) setMembers(id model.PoolID, want model.Pool, first uint32) (left []objectsMemberKey, err error) {
 	p := t.pools[id]
 	before := p.members
 	p.members = nil
 	if t.udp[id] || want.Affinity > 0 {
 		var keys []objectsMemberKey
-		var values []objectsMembership
+		var values []objectsMember
+		at := t.firstSlots(first, want)
 		for _, b := range want.Backends {
 			p.members = append(p.members, b.AddrPort)
 			keys = append(keys, p.member(b.AddrPort))
-			values = append(values, membership(b))
+			values = append(values, objectsMember{Is: membership(b), Slot: at[endpoint(b.AddrPort)]})
 		}
 		if err := t.update(objectsMapMembers, keys, values, len(keys)); err != nil {
 			return nil, err
@@ -242,6 +250,18 @@ func (t *tables) setMembers(id model.PoolID, want model.Pool) (left []objectsMem
 		}
 	}
 	return left, nil
+}
+
+// firstSlots finds a slot of each backend that serves.
+func (t *tables) firstSlots(first uint32, want model.Pool) map[objectsEndpoint]uint32 {
+	at := map[objectsEndpoint]uint32{}
+	serving := len(want.Serving())
+	for i := first; len(at) < serving; i++ {
+		if _, known := at[t.slots[i].Backend]; !known {
+			at[t.slots[i].Backend] = i
+		}
+	}
+	return at
 }
 
 func (p *pool) member(b netip.AddrPort) objectsMemberKey {
@@ -256,7 +276,7 @@ func (t *tables) dropPool(id model.PoolID) (left []objectsMemberKey) {
 	for _, b := range p.members {
 		left = append(left, p.member(b))
 	}
-	t.ranges.retire(p.first, p.count)
+	t.retireSlots(id, p)
 	t.numbers.retire(p.number, 1)
 	delete(t.pools, id)
 	delete(t.udp, id)

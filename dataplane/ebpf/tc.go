@@ -86,6 +86,7 @@ func newPackets(tables map[string]*ebpf.Map, s *model.State, o packetOptions) (*
 	}
 	for _, name := range []string{
 		packetsMapFrontends, packetsMapPools, packetsMapSlots, packetsMapMembers, packetsMapGuards, packetsMapAffinities,
+		packetsMapRefusals,
 	} {
 		shared[name] = tables[name]
 		spec.Maps[name].MaxEntries = tables[name].MaxEntries()

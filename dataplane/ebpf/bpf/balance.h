@@ -54,12 +54,16 @@ static __always_inline void decide(const struct endpoint *to, __u8 protocol, boo
 {
 	struct frontend_key key = {.addr = to->addr, .port = to->port, .protocol = protocol};
 
-	if (row(&key, internal, t))
+	if (row(&key, internal, t)) {
+		t->level = PORT;
 		return;
+	}
 	key.port = 0;
 	key.protocol = 0;
-	if (row(&key, internal, t))
+	if (row(&key, internal, t)) {
+		t->level = ADDRESS;
 		return;
+	}
 
 	struct guard_key guard = {.bits = 128, .addr = to->addr};
 	enum verdict *verdict = bpf_map_lookup_elem(&guards, &guard);
@@ -67,12 +71,41 @@ static __always_inline void decide(const struct endpoint *to, __u8 protocol, boo
 	*t = (struct target){.verdict = verdict ? *verdict : PASS};
 }
 
-static __always_inline enum membership membership(const struct endpoint *backend, __u32 pool)
+// refused counts a connection that is not to be. The first two at the same moment may count as one.
+static __noinline int refused(const struct endpoint *to, __u8 protocol, const struct target *t)
+{
+	if (!to || !t)
+		return 0;
+	struct refusal key = {.verdict = t->verdict};
+	__u64 one = 1;
+
+	if (t->level)
+		key.addr = to->addr;
+	if (t->level == PORT) {
+		key.port = to->port;
+		key.protocol = protocol;
+	}
+	__u64 *n = bpf_map_lookup_elem(&refusals, &key);
+
+	if (n)
+		__sync_fetch_and_add(n, 1);
+	else
+		bpf_map_update_elem(&refusals, &key, &one, BPF_NOEXIST);
+	return 0;
+}
+
+static __always_inline struct member *member(const struct endpoint *backend, __u32 pool)
 {
 	struct member_key key = {.backend = *backend, .pool = pool};
-	enum membership *m = bpf_map_lookup_elem(&members, &key);
 
-	return m ? *m : STRANGER;
+	return bpf_map_lookup_elem(&members, &key);
+}
+
+static __always_inline enum membership membership(const struct endpoint *backend, __u32 pool)
+{
+	struct member *m = member(backend, pool);
+
+	return m ? m->is : STRANGER;
 }
 
 static __always_inline struct slot *slot_at(__u32 first, __u32 index)
@@ -82,19 +115,52 @@ static __always_inline struct slot *slot_at(__u32 first, __u32 index)
 	return bpf_map_lookup_elem(&slots, &key);
 }
 
-// pick takes a slot at random, and its backend or its alias's. Slots are used again only when no program can have
+// hash mixes an address (the finalizer of MurmurHash3): the same on all nodes, and in the tests.
+static __always_inline __u32 hash(const struct addr *a)
+{
+	__u64 h = (__u64)a->word[0] << 32 | a->word[1];
+
+	for (int i = 0; i < 2; i++) {
+		h ^= h >> 33;
+		h *= 0xff51afd7ed558ccdULL;
+		h ^= h >> 33;
+		h *= 0xc4ceb9fe1a85ec53ULL;
+		h ^= h >> 33;
+		if (!i)
+			h ^= (__u64)a->word[2] << 32 | a->word[3];
+	}
+	return h;
+}
+
+// pick takes a slot, its own or its alias's, and counts that. Slots are used again only when no program can have
 // read the word that led to them.
-static __always_inline bool pick(struct pool *p, struct endpoint *backend)
+static __always_inline bool pick(struct pool *p, const struct addr *client, struct endpoint *backend)
 {
 	__u64 word = *(volatile __u64 *)p;
 	__u32 first = word, count = word >> 32;
-	struct slot *s = slot_at(first, (__u64)bpf_get_prandom_u32() * count >> 32);
+	__u64 random = p->hashed ? hash(client) : bpf_get_prandom_u32();
+	struct slot *s = slot_at(first, random * count >> 32);
 
 	if (s && s->share != ~0U && bpf_get_prandom_u32() >= s->share)
 		s = slot_at(first, s->alias);
 	if (!s || !count)
 		return false;
 	*backend = s->backend;
+	__sync_fetch_and_add(&s->connections, 1);
+	return true;
+}
+
+// keeps gives a client the backend that it had, if that serves.
+static __always_inline bool keeps(__u32 pool, const struct endpoint *backend)
+{
+	struct member *m = member(backend, pool);
+
+	if (!m || m->is != SERVING)
+		return false;
+	struct slot *s = slot_at(m->slot, 0);
+
+	if (s)
+		__sync_fetch_and_add(&s->connections, 1);
 	return true;
 }
 
@@ -102,7 +168,7 @@ static __always_inline bool pick(struct pool *p, struct endpoint *backend)
 static __always_inline bool choose(__u32 pool, struct pool *p, const struct addr *client, struct endpoint *backend)
 {
 	if (!p->affinity)
-		return pick(p, backend);
+		return pick(p, client, backend);
 
 	struct affinity_key key = {.client = *client, .pool = p->name};
 	struct affinity *a = bpf_map_lookup_elem(&affinities, &key);
@@ -110,12 +176,12 @@ static __always_inline bool choose(__u32 pool, struct pool *p, const struct addr
 
 	if (a && now - a->last < p->affinity * SECOND) {
 		*backend = a->backend;
-		if (membership(backend, pool) == SERVING) {
+		if (keeps(pool, backend)) {
 			a->last = now;
 			return true;
 		}
 	}
-	if (!pick(p, backend))
+	if (!pick(p, client, backend))
 		return false;
 	struct affinity fresh = {.backend = *backend, .last = now};
 

@@ -8,7 +8,7 @@
 //   slots[first ... first + count)     ─► a backend each
 //
 // These are made anew, with the programs that use them, by every Sync. What sockets and clients are remembered in
-// (affinities, flows, sockets, peers) is pinned and outlives the programs: whoever changes a layout there changes
+// (affinities, flows, sockets, peers), and what was refused, is pinned and outlives the programs: whoever changes a layout there changes
 // the number in pin.go.
 #pragma once
 
@@ -43,11 +43,18 @@ enum {
 	SNAT_ALWAYS = 1 << 2,	// that of all
 };
 
+// Who says what becomes of a connection.
+enum level {
+	GUARD = 0, // or nobody
+	PORT,	   // what is said of an address and port
+	ADDRESS,   // of all others of an address
+};
+
 struct target {
 	__u32 pool;
 	__u8 verdict;
 	__u8 flags;
-	__u16 pad;
+	__u16 level; // 0 in the table
 };
 
 // A whole address, for what is said of its other ports, has port and protocol 0.
@@ -70,15 +77,15 @@ struct pool {
 	__u32 count;
 	__u64 name; // the same in every process
 	__u32 affinity; // seconds; 0: none
-	__u32 pad;
+	__u32 hashed;	// slots are taken by the client's address, not at random
 };
 
 // Walker's alias method: each slot is taken as often as any other, and gives up a part of that to another one.
 struct slot {
 	struct endpoint backend;
-	__u32 alias; // counted from the pool's first
-	__u32 share; // what the slot keeps, in 2^-32; ~0: all
-	__u32 pad;   // the elements of an array are multiples of 8 bytes
+	__u32 alias;	   // counted from the pool's first
+	__u32 share;	   // what the slot keeps, in 2^-32; ~0: all
+	__u32 connections; // that were led to its backend; the agent takes them away
 };
 
 // The backends of pools whose clients are remembered.
@@ -93,9 +100,22 @@ enum membership {
 	DRAINING, // it keeps what it has
 };
 
+struct member {
+	enum membership is;
+	__u32 slot; // one of its slots, if it serves
+};
+
 struct guard_key {
 	__u32 bits;
 	struct addr addr;
+};
+
+// What was refused: by an address and port, by an address alone, or, all zero, by guards.
+struct refusal {
+	struct addr addr;
+	__be16 port;
+	__u8 protocol;
+	__u8 verdict;
 };
 
 struct affinity_key {
@@ -168,7 +188,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
 	__type(key, struct member_key);
-	__type(value, enum membership);
+	__type(value, struct member);
 } members SEC(".maps");
 
 struct {
@@ -192,6 +212,14 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 } flows SEC(".maps");
+
+// How often.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct refusal);
+	__type(value, __u64);
+} refusals SEC(".maps");
 
 // Connected sockets, each in the place that its cookie names. Memory of the socket's own (peers) costs connect() five
 // percent, and is for those that find their place taken. Who closes gives it back, so that none is ever forgotten.

@@ -91,8 +91,12 @@ static __always_inline enum verdict route(struct bpf_sock_addr *ctx, const struc
 	decide(to, ctx->protocol, node || pod, &t);
 	if (t.flags & LIMITED)
 		return PASS;
-	if (t.verdict != FORWARD)
-		return alone || (node && node_alone) ? t.verdict : PASS;
+	if (t.verdict != FORWARD) {
+		if (t.verdict == PASS || !(alone || (node && node_alone)))
+			return PASS;
+		refused(to, ctx->protocol, &t);
+		return t.verdict;
+	}
 	if (!alone && !node && (t.flags & SNAT_ALWAYS || (t.flags & SNAT_OFFCLUSTER && !pod)))
 		return PASS;
 	*pool = t.pool;

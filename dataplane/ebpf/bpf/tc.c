@@ -270,6 +270,8 @@ static __always_inline int arrive(struct __sk_buff *skb, enum device device)
 	meet(&p, &m, device);
 	int verdict = m.target.verdict;
 
+	if (verdict == REJECT || verdict == DROP)
+		refused(&p.tuple.dst, p.tuple.protocol, &m.target);
 	if (verdict == FORWARD)
 		verdict = begin(&p, &m, &t);
 	if (verdict == FORWARD && !keep(&p, &t))

@@ -112,7 +112,10 @@ static __always_inline bool unwanted(const struct packet *p, struct meeting *m)
 	if (!(p->is & BEGINS) || (p->tuple.protocol == IPPROTO_UDP && !bpf_map_lookup_elem(&frontends, &key)))
 		return false;
 	meet(p, m, ANYWHERE);
-	return m->target.verdict == DROP;
+	if (m->target.verdict != DROP)
+		return false;
+	refused(&p->tuple.dst, p->tuple.protocol, &m->target);
+	return true;
 }
 
 SEC("xdp")

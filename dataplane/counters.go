@@ -1,0 +1,128 @@
+package dataplane
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Counted is implemented by planes that count what they serve.
+type Counted interface {
+	// Counters are sums since this process first called Sync, those of refused connections since the node started. The
+	// goroutine that calls the methods of Dataplane calls it.
+	Counters(ctx context.Context) (Counters, error)
+}
+
+// Counters are what a plane has counted.
+type Counters struct {
+	Served  []Served  `json:"served"`
+	Refused []Refused `json:"refused"`
+	Tables  []Table   `json:"tables"`
+}
+
+// Served is what a backend of a pool got. Of a connection of UDP that is the first datagram from a socket to an address, or
+// of a flow that was silent for two minutes.
+type Served struct {
+	Pool        model.PoolID
+	Backend     netip.AddrPort // not valid: all that have left the pool
+	Connections uint64
+	// Of what passes as packets: where both ends have sockets on the node, the plane sees only the connection.
+	ToBackend, ToClient Traffic
+}
+
+// MarshalJSON has the words of the text form.
+func (s Served) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Pool        string  `json:"pool"`
+		Backend     string  `json:"backend"`
+		Connections uint64  `json:"connections"`
+		ToBackend   Traffic `json:"toBackend,omitzero"`
+		ToClient    Traffic `json:"toClient,omitzero"`
+	}{s.Pool.String(), s.backend(), s.Connections, s.ToBackend, s.ToClient})
+}
+
+func (s Served) backend() string {
+	if !s.Backend.IsValid() {
+		return "gone"
+	}
+	return s.Backend.String()
+}
+
+// Traffic is packets, and their bytes.
+type Traffic struct {
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
+}
+
+// Refused is what a row has refused, or all guards together, which have no address.
+type Refused struct {
+	Addr        netip.Addr
+	Port        uint16 // 0: the address itself, for ports that no row names
+	Protocol    model.Protocol
+	Verdict     model.Verdict
+	Connections uint64
+}
+
+// MarshalJSON has the words of the text form.
+func (r Refused) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		By          string `json:"by"`
+		Verdict     string `json:"verdict"`
+		Connections uint64 `json:"connections"`
+	}{r.by(), r.Verdict.String(), r.Connections})
+}
+
+func (r Refused) by() string {
+	switch {
+	case !r.Addr.IsValid():
+		return "guards"
+	case r.Port == 0:
+		return r.Addr.String()
+	}
+	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(r.Addr, r.Port), r.Protocol)
+}
+
+// Table is one of the plane's tables in the kernel.
+type Table struct {
+	Name     string `json:"name"`
+	Capacity uint32 `json:"capacity"`
+	Bytes    uint64 `json:"bytes"`
+}
+
+// Sort puts all in order.
+func (c *Counters) Sort() {
+	slices.SortFunc(c.Served, func(a, b Served) int {
+		return cmp.Or(a.Pool.Compare(b.Pool), a.Backend.Compare(b.Backend))
+	})
+	slices.SortFunc(c.Refused, func(a, b Refused) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol),
+			cmp.Compare(a.Verdict, b.Verdict))
+	})
+	slices.SortFunc(c.Tables, func(a, b Table) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// String has a line for each row.
+func (c Counters) String() string {
+	var text strings.Builder
+	for _, s := range c.Served {
+		fmt.Fprintf(&text, "served %s %s connections %d", s.Pool, s.backend(), s.Connections)
+		if s.ToBackend.Packets+s.ToClient.Packets > 0 {
+			fmt.Fprintf(&text, " to-backend %d packets %d bytes to-client %d packets %d bytes",
+				s.ToBackend.Packets, s.ToBackend.Bytes, s.ToClient.Packets, s.ToClient.Bytes)
+		}
+		text.WriteString("\n")
+	}
+	for _, r := range c.Refused {
+		fmt.Fprintf(&text, "refused %s %s %d\n", r.by(), r.Verdict, r.Connections)
+	}
+	for _, t := range c.Tables {
+		fmt.Fprintf(&text, "table %s capacity %d bytes %d\n", t.Name, t.Capacity, t.Bytes)
+	}
+	return text.String()
+}

@@ -1,0 +1,176 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// A program that takes a slot adds one to it, in memory that it has before it anyhow. Here that is read without a system
+// call, and taken away: the sums are those of this process.
+//
+//	slots ─► collect ─► tally ─► Counters ◄── refusals, traffic
+
+// tally is how many connections backends got. One without an address stands for all that have left their pool.
+type tally map[counted]uint64
+
+type counted struct {
+	pool    model.PoolID
+	backend netip.AddrPort
+}
+
+// used is a range of slots that a pool had.
+type used struct {
+	pool         model.PoolID
+	first, count uint32
+}
+
+func (t *tables) retireSlots(id model.PoolID, p *pool) {
+	t.ranges.retire(p.first, p.count)
+	if p.count > 0 {
+		t.unused = append(t.unused, used{id, p.first, p.count})
+	}
+}
+
+// collect takes what was counted since the last time.
+func (t *tables) collect() {
+	for id, p := range t.pools {
+		t.collectSlots(used{id, p.first, p.count})
+	}
+	for _, u := range t.unused {
+		t.collectSlots(u)
+	}
+}
+
+// collectUnused does that for slots in which no program counts any more.
+func (t *tables) collectUnused() {
+	for _, u := range t.unused {
+		t.collectSlots(u)
+	}
+	t.unused = nil
+	t.counted.prune(t.pools)
+}
+
+func (t *tables) collectSlots(u used) {
+	for i := range t.slots[u.first : u.first+u.count] {
+		s := &t.slots[int(u.first)+i]
+		if atomic.LoadUint32(&s.Connections) > 0 {
+			t.counted[counted{u.pool, s.Backend.addrPort()}] += uint64(atomic.SwapUint32(&s.Connections, 0))
+		}
+	}
+}
+
+// prune forgets pools that are gone, and adds up backends that are.
+func (c tally) prune(pools map[model.PoolID]*pool) {
+	for k, n := range c {
+		p := pools[k.pool]
+		switch {
+		case p == nil:
+			delete(c, k)
+		case k.backend.IsValid() && !p.has(k.backend):
+			delete(c, k)
+			c[counted{pool: k.pool}] += n
+		}
+	}
+}
+
+func (c tally) add(o tally) {
+	for k, n := range o {
+		c[k] += n
+	}
+}
+
+func (p *pool) has(a netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(p.backends, a, func(b model.Backend, a netip.AddrPort) int {
+		return b.AddrPort.Compare(a)
+	})
+	return found
+}
+
+// keepCounters takes what tables have counted that are about to be closed. If programs still use them, because others could
+// not take their place, what these count is lost.
+func (p *Plane) keepCounters() {
+	_ = p.tables.wait() // without it, what is counted at this moment is lost
+	p.tables.collect()
+	if p.counted == nil {
+		p.counted = tally{}
+	}
+	p.counted.add(p.tables.counted)
+}
+
+// Counters implements dataplane.Counted.
+func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
+	if p.tables == nil {
+		return dataplane.Counters{}, errors.New("ebpf: the kernel's content is not known")
+	}
+	p.tables.collect()
+	p.counted.add(p.tables.counted)
+	clear(p.tables.counted)
+	p.counted.prune(p.tables.pools)
+	served := map[counted]*dataplane.Served{}
+	for k, n := range p.counted {
+		served[k] = &dataplane.Served{Pool: k.pool, Backend: k.backend, Connections: n}
+	}
+	out := dataplane.Counters{}
+	for _, s := range served {
+		out.Served = append(out.Served, *s)
+	}
+	var err error
+	if out.Refused, err = p.refused(); err != nil {
+		return out, fmt.Errorf("ebpf: %w", err)
+	}
+	out.Tables = p.tableSizes()
+	out.Sort()
+	return out, nil
+}
+
+// refused reads what was refused.
+func (p *Plane) refused() (out []dataplane.Refused, err error) {
+	m := p.memory[objectsMapRefusals]
+	keys, values := make([]objectsRefusal, refusals), make([]uint64, refusals)
+	for cursor := (ebpf.MapBatchCursor{}); ; {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil, fmt.Errorf("read what was refused: %w", err)
+		}
+		for i, key := range keys[:n] {
+			out = append(out, key.row(values[i]))
+		}
+		if err != nil {
+			return out, nil
+		}
+	}
+}
+
+func (k objectsRefusal) row(n uint64) dataplane.Refused {
+	r := dataplane.Refused{
+		Port: port(k.Port), Protocol: model.Protocol(k.Protocol), Verdict: model.Verdict(k.Verdict), Connections: n,
+	}
+	if k.Addr != (objectsAddr{}) {
+		r.Addr = k.Addr.addr()
+	}
+	return r
+}
+
+// tableSizes are what the kernel says of its tables.
+func (p *Plane) tableSizes() (out []dataplane.Table) {
+	all := maps.Clone(p.tables.Maps)
+	maps.Copy(all, p.memory)
+	for name, m := range all {
+		t := dataplane.Table{Name: name, Capacity: m.MaxEntries()}
+		if info, err := m.Info(); err == nil {
+			t.Bytes, _ = info.Memlock()
+		}
+		out = append(out, t)
+	}
+	return out
+}
