@@ -120,6 +120,7 @@ func (d *drivers) add(p *packets, l netlink.Link) {
 		return
 	}
 	delete(d.running, index)
+	_ = p.Maps[packetsMapOutside].Delete(uint32(index)) // others do not send there; it may not be listed
 	d.refused[index] = fmt.Errorf("XDP at %s: %w", name, err)
 	if trouble.News(err.Error()) && d.log != nil {
 		level := slog.LevelInfo
