@@ -76,7 +76,7 @@ func (c tally) prune(pools map[model.PoolID]*pool) {
 		switch {
 		case p == nil:
 			delete(c, k)
-		case k.backend.IsValid() && !p.has(k.backend):
+		case k.backend.IsValid() && !hasBackend(p.backends, k.backend):
 			delete(c, k)
 			c[counted{pool: k.pool}] += n
 		}
@@ -89,8 +89,8 @@ func (c tally) add(o tally) {
 	}
 }
 
-func (p *pool) has(a netip.AddrPort) bool {
-	_, found := slices.BinarySearchFunc(p.backends, a, func(b model.Backend, a netip.AddrPort) int {
+func hasBackend(backends []model.Backend, a netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(backends, a, func(b model.Backend, a netip.AddrPort) int {
 		return b.AddrPort.Compare(a)
 	})
 	return found

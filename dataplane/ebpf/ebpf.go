@@ -52,6 +52,9 @@ type Options struct {
 	Packets dataplane.New
 	// Sizes say how much is remembered; what is 0 has its default.
 	Sizes Sizes
+	// ReleaseTCP has connections of TCP aborted whose backend has left its pool, as those of UDP are in any case. Without
+	// it they live on until one of their ends ends them. A backend that drains has not left.
+	ReleaseTCP bool
 }
 
 // Pins is the directory for the pins of a node's plane, where a file system of type bpf is mounted, or will be.
@@ -85,10 +88,11 @@ type Plane struct {
 	netns        uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
 	hasSetRetval bool
 	sizes        Sizes
-	serve        Server               // TC or Behind
-	devices      *devices             // of the node; nil before they are needed
-	behind       dataplane.Dataplane  // may be nil
-	left         leftover             // for it, with TC
+	serve        Server              // TC or Behind
+	devices      *devices            // of the node; nil before they are needed
+	behind       dataplane.Dataplane // may be nil
+	left         leftover            // for it, with TC
+	releaseTCP   bool
 	memory       map[string]*ebpf.Map // nil: not open
 	counted      tally                // what tables have counted that are no more, and what was collected
 	sweep        *sweep               // of it, with TC
@@ -114,7 +118,7 @@ func New(o Options) dataplane.New {
 }
 
 func open(c dataplane.Config, o Options) (*Plane, error) {
-	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, counted: tally{}}
+	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, releaseTCP: o.ReleaseTCP, counted: tally{}}
 	if p.pins == "" {
 		p.pins = Pins(defaultRoot)
 	}
@@ -295,6 +299,7 @@ func (p *Plane) fillNew(s *model.State) (*tables, error) {
 	if err != nil {
 		return nil, err
 	}
+	t.tcp = p.releaseTCP
 	err = t.load(s)
 	if err == nil && p.serve == TC {
 		t.packets, err = p.newPackets(t, s)
@@ -306,7 +311,7 @@ func (p *Plane) fillNew(s *model.State) (*tables, error) {
 	return t, nil
 }
 
-// settle makes sure that no UDP socket stays with a backend that it has lost.
+// settle makes sure that no socket stays with a backend that it has lost.
 func (p *Plane) settle(s *model.State) error {
 	if !p.tables.lost {
 		return nil

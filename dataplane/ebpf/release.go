@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/mdlayher/netlink"
@@ -17,9 +18,12 @@ import (
 
 // A UDP socket that is connected keeps its backend, whatever becomes of that. When one has left, the sockets that
 // connect() led there are aborted: reading fails with ECONNABORTED, writing with EDESTADDRREQ, and their owners connect
-// anew.
+// anew. Those of TCP are, if that is wanted, as well; else their backends end their connections, or time does.
 //
-//	/proc/*/ns/net ─► connected UDP sockets ─► sockets: is the peer a backend? ─► does a row still say so? ─► destroy
+//	sockets, flows: does a row still lead there? ─ no ─► /proc/*/ns/net ─► sock_diag: who has that peer? ─► destroy
+//
+// Most changes end with the first step, which reads memory that is shared with the kernel. Else the sockets of the namespaces
+// in question are listed.
 
 // Of include/uapi/linux/inet_diag.h and sock_diag.h.
 const (
@@ -28,15 +32,20 @@ const (
 	diagID         = 48 // bytes of inet_diag_sockid, with the cookie, in both
 	diagRequestID  = 8  // where it begins
 	diagMessageID  = 4
-	stateConnected = 1 << 1 // TCP_ESTABLISHED, of UDP sockets as well
+	stateConnected = 1 << 1                       // TCP_ESTABLISHED, of UDP sockets as well
+	statesTCP      = stateConnected | 1<<2 | 1<<8 // TCP_SYN_SENT, and TCP_CLOSE_WAIT
 )
 
-// release aborts the connected UDP sockets whose backend does not serve them any more.
+// release aborts the connected sockets whose backend does not serve them any more.
 func (p *Plane) release(s *model.State) error {
 	if p.cannotRelease {
 		return nil
 	}
 	if err := p.fault("ebpf release"); err != nil {
+		return err
+	}
+	where, err := p.bereft(s)
+	if err != nil || len(where) == 0 {
 		return err
 	}
 	spaces, err := namespaces()
@@ -45,7 +54,7 @@ func (p *Plane) release(s *model.State) error {
 	}
 	var errs []error
 	for _, ns := range spaces {
-		err := p.releaseIn(ns, s)
+		err := p.releaseIn(ns, s, where)
 		if errors.Is(err, unix.EPERM) {
 			p.cannotReleasePods(err)
 			err = nil
@@ -57,8 +66,8 @@ func (p *Plane) release(s *model.State) error {
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
 		p.cannotRelease = true
 		if p.config.Log != nil {
-			p.config.Log.Warn("connected UDP sockets stay with backends that are gone: "+
-				"the kernel has no CONFIG_INET_UDP_DIAG or CONFIG_INET_DIAG_DESTROY", "error", err)
+			p.config.Log.Warn("connected sockets stay with backends that are gone: "+
+				"the kernel has no CONFIG_INET_UDP_DIAG, CONFIG_INET_TCP_DIAG or CONFIG_INET_DIAG_DESTROY", "error", err)
 		}
 		return nil
 	}
@@ -72,7 +81,7 @@ func (p *Plane) cannotReleasePods(err error) {
 	}
 	p.onlyNode = true
 	if p.config.Log != nil {
-		p.config.Log.Warn("connected UDP sockets of pods stay with backends that are gone: CAP_SYS_ADMIN is needed to reach "+
+		p.config.Log.Warn("connected sockets of pods stay with backends that are gone: CAP_SYS_ADMIN is needed to reach "+
 			"them", "error", err)
 	}
 }
@@ -84,6 +93,7 @@ func namespaces() ([]*os.File, error) {
 	seen := map[uint64]bool{}
 	for _, pattern := range []string{
 		"/proc/[0-9]*/ns/net", "/proc/self/task/*/ns/net", "/run/netns/*", "/run/docker/netns/*",
+		"/proc/1/root/run/netns/*", // the machine's, if its processes can be seen
 	} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
@@ -108,7 +118,7 @@ func namespaces() ([]*os.File, error) {
 	return files, nil
 }
 
-func (p *Plane) releaseIn(ns *os.File, s *model.State) error {
+func (p *Plane) releaseIn(ns *os.File, s *model.State, where map[uint64]bool) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
 		return err
@@ -122,25 +132,113 @@ func (p *Plane) releaseIn(ns *os.File, s *model.State) error {
 		return fmt.Errorf("open sock_diag: %w", err)
 	}
 	defer conn.Close()
+	if cookie, known := netnsCookie(conn); known && !where[cookie] && !where[anyNetns] {
+		return nil
+	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		sockets, err := listSockets(conn, family)
-		if err != nil {
-			return fmt.Errorf("list UDP sockets: %w", err)
-		}
-		for _, socket := range sockets {
-			service, ok, err := p.service(socket)
-			if err != nil {
+		for _, protocol := range p.releases() {
+			if err := p.releaseSockets(conn, family, protocol, s); err != nil {
 				return err
-			}
-			if !ok || serves(s, service, socket.peer()) {
-				continue
-			}
-			if err := socket.destroy(conn); err != nil && !errors.Is(err, unix.ENOENT) { // it has been closed
-				return fmt.Errorf("abort a UDP socket: %w", err)
 			}
 		}
 	}
 	return nil
+}
+
+// releases are the protocols whose sockets are aborted.
+func (p *Plane) releases() []model.Protocol {
+	if p.releaseTCP {
+		return []model.Protocol{model.UDP, model.TCP}
+	}
+	return []model.Protocol{model.UDP}
+}
+
+func (p *Plane) releaseSockets(conn *netlink.Conn, family uint8, protocol model.Protocol, s *model.State) error {
+	sockets, err := listSockets(conn, family, protocol)
+	if err != nil {
+		return fmt.Errorf("list %s sockets: %w", protocol, err)
+	}
+	for _, socket := range sockets {
+		service, ok, err := p.service(socket)
+		if err != nil {
+			return err
+		}
+		if !ok || serves(s, protocol, service, socket.peer()) {
+			continue
+		}
+		if err := socket.destroy(conn); err != nil && !errors.Is(err, unix.ENOENT) { // it has been closed
+			return fmt.Errorf("abort a %s socket: %w", protocol, err)
+		}
+	}
+	return nil
+}
+
+// anyNetns stands for namespaces that are not known.
+const anyNetns = 0
+
+func netnsCookie(conn *netlink.Conn) (cookie uint64, known bool) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, false
+	}
+	var refused error
+	err = raw.Control(func(fd uintptr) {
+		cookie, refused = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	})
+	return cookie, errors.Join(err, refused) == nil // else it is older than Linux 5.14
+}
+
+// bereft are the namespaces in which sockets were led to backends that serve them no more, by their cookies.
+func (p *Plane) bereft(s *model.State) (map[uint64]bool, error) {
+	where := map[uint64]bool{}
+	places, unmap, err := mapped[objectsPlace](p.memory[objectsMapSockets])
+	if err != nil {
+		return nil, fmt.Errorf("sockets: %w", err)
+	}
+	defer unmap()
+	for i := range places {
+		at := &places[i]
+		protocol := model.Protocol(at.Protocol)
+		if at.Taken == 0 || at.Peer.Backend.Port == 0 || !slices.Contains(p.releases(), protocol) {
+			continue
+		}
+		if !where[at.Netns] && !serves(s, protocol, at.Peer.Service.addrPort(), at.Peer.Backend.addrPort()) {
+			where[at.Netns] = true
+		}
+	}
+	lost, err := p.bereftFlow(s)
+	if lost {
+		where[anyNetns] = true
+	}
+	return where, err
+}
+
+// bereftFlow reports whether that is true of one that found no place. Where it is, and of what protocol, is not known.
+func (p *Plane) bereftFlow(s *model.State) (bool, error) {
+	keys, flows := make([]objectsFlowKey, batch), make([]objectsFlow, batch)
+	for cursor := (ebpf.MapBatchCursor{}); ; {
+		n, err := p.memory[objectsMapFlows].BatchLookup(&cursor, keys, flows, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return false, fmt.Errorf("flows: %w", err)
+		}
+		for i, key := range keys[:n] {
+			if key.Back == 1 && flows[i].Pool == placeless && !p.servesAny(s, flows[i].Other.addrPort(), key.Peer.addrPort()) {
+				return true, nil
+			}
+		}
+		if err != nil {
+			return false, nil
+		}
+	}
+}
+
+// placeless is what a flow of a connected socket has in place of a pool.
+const placeless = 1
+
+func (p *Plane) servesAny(s *model.State, service, backend netip.AddrPort) bool {
+	return slices.ContainsFunc(p.releases(), func(protocol model.Protocol) bool {
+		return serves(s, protocol, service, backend)
+	})
 }
 
 // service is what a socket asked for when it got its peer; ok is false if connect() did not translate that.
@@ -162,9 +260,9 @@ func (p *Plane) service(socket diagSocket) (a netip.AddrPort, ok bool, err error
 }
 
 // serves reports whether a row leads from a service to a backend.
-func serves(s *model.State, service, backend netip.AddrPort) bool {
+func serves(s *model.State, protocol model.Protocol, service, backend netip.AddrPort) bool {
 	for _, scope := range []model.Scope{model.Any, model.Internal} {
-		key := model.Key{Addr: service.Addr(), Port: service.Port(), Protocol: model.UDP, Scope: scope}
+		key := model.Key{Addr: service.Addr(), Port: service.Port(), Protocol: protocol, Scope: scope}
 		for _, b := range s.Pools[s.Frontends[key].Pool].Backends {
 			if b.AddrPort == backend {
 				return true
@@ -174,16 +272,21 @@ func serves(s *model.State, service, backend netip.AddrPort) bool {
 	return false
 }
 
-// diagSocket is a connected UDP socket.
+// diagSocket is a connected socket.
 type diagSocket struct {
-	family uint8
-	id     [diagID]byte // ports, addresses, interface, cookie
+	family   uint8
+	protocol model.Protocol
+	id       [diagID]byte // ports, addresses, interface, cookie
 }
 
 func (d diagSocket) request() []byte {
 	b := make([]byte, diagRequest)
-	b[0], b[1] = d.family, unix.IPPROTO_UDP
-	binary.NativeEndian.PutUint32(b[4:], stateConnected)
+	b[0], b[1] = d.family, uint8(d.protocol)
+	states := uint32(stateConnected)
+	if d.protocol == model.TCP {
+		states = statesTCP
+	}
+	binary.NativeEndian.PutUint32(b[4:], states)
 	copy(b[diagRequestID:], d.id[:])
 	return b
 }
@@ -196,10 +299,10 @@ func (d diagSocket) destroy(conn *netlink.Conn) error {
 	return err
 }
 
-func listSockets(conn *netlink.Conn, family uint8) ([]diagSocket, error) {
+func listSockets(conn *netlink.Conn, family uint8, protocol model.Protocol) ([]diagSocket, error) {
 	messages, err := conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.SOCK_DIAG_BY_FAMILY, Flags: netlink.Request | netlink.Dump},
-		Data:   diagSocket{family: family}.request(),
+		Data:   diagSocket{family: family, protocol: protocol}.request(),
 	})
 	if err != nil {
 		return nil, err
@@ -207,7 +310,7 @@ func listSockets(conn *netlink.Conn, family uint8) ([]diagSocket, error) {
 	var sockets []diagSocket
 	for _, m := range messages {
 		if len(m.Data) >= diagMessage {
-			sockets = append(sockets, diagSocket{m.Data[0], [diagID]byte(m.Data[diagMessageID:])})
+			sockets = append(sockets, diagSocket{m.Data[0], protocol, [diagID]byte(m.Data[diagMessageID:])})
 		}
 	}
 	return sockets, nil

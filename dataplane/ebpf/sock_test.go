@@ -173,6 +173,81 @@ func (c cluster) released(p dataplane.Dataplane) {
 	}
 }
 
+// If it is wanted, a TCP connection is aborted when its backend has left, and neither when that drains nor if it did not
+// come by a Service. A namespace in which no process lives is reached as well.
+func TestRelease_TCP(t *testing.T) {
+	for name, sockets := range map[string]uint32{"places": 0, "one place": 1} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			var p dataplane.Dataplane
+			check(t, c.Do(testbed.Node, func() (err error) {
+				o := ebpf.Options{Cgroup: c.Cgroup(), Pins: c.pins, ReleaseTCP: true, Sizes: ebpf.Sizes{Sockets: sockets}}
+				p, err = ebpf.New(o)(dataplane.Config{})
+				return err
+			}))
+			defer p.Close()
+			c.releasedTCP(p)
+		})
+	}
+}
+
+func (c cluster) releasedTCP(p dataplane.Dataplane) {
+	t := c.t
+	state := func(backend string) *model.State {
+		return parse(t, "pods 10.244.0.0/16\nfrontend 10.96.0.1:80/tcp any forward default/a: cluster snat offcluster\n"+
+			"backend default/a: cluster 10.244.1.12:8080 local\n"+backend)
+	}
+	only := parse(t, strings.Replace(state("backend default/a: cluster 10.244.1.11:8080 local\n").String(),
+		"backend default/a: cluster 10.244.1.12:8080 local\n", "", 1))
+	check(t, p.Sync(t.Context(), only))
+	var conns []net.Conn
+	for _, to := range []string{"10.96.0.1:80", "10.96.0.1:80", "10.244.1.11:8080"} {
+		conn, err := c.Dial(t.Context(), "client", model.TCP, netip.MustParseAddrPort(to))
+		check(t, err)
+		t.Cleanup(func() { conn.Close() })
+		conns = append(conns, conn)
+	}
+	lives := func(conn net.Conn) error {
+		_, err := conn.Write([]byte("?\n"))
+		if err == nil {
+			err = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		}
+		if err == nil {
+			_, err = conn.Read(make([]byte, 128))
+		}
+		return err
+	}
+	have := only
+	for _, step := range []struct {
+		backend string
+		aborted bool
+	}{
+		{"backend default/a: cluster 10.244.1.11:8080 local\n", false},
+		{"backend default/a: cluster 10.244.1.11:8080 local weight 0\n", false},
+		{"", true},
+	} {
+		want := state(step.backend)
+		check(t, p.Apply(t.Context(), want, model.Diff(have, want)))
+		have = want
+		for i, conn := range conns {
+			var aborted unix.Errno
+			raw, err := conn.(*net.TCPConn).SyscallConn()
+			check(t, err)
+			check(t, raw.Control(func(fd uintptr) {
+				code, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+				check(t, err)
+				aborted = unix.Errno(code)
+			}))
+			if want := step.aborted && i < 2; want != (aborted == unix.ECONNABORTED) {
+				t.Errorf("after %q connection %d has the error %v", step.backend, i, aborted)
+			}
+		}
+	}
+	if err := lives(conns[2]); err != nil {
+		t.Error(err)
+	}
+}
+
 // getpeername tells the address that was asked for, in all families.
 func TestPeerName(t *testing.T) {
 	c := newCluster(t)

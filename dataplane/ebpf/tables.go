@@ -24,12 +24,13 @@ type tables struct {
 	ranges  spans                 // of slots
 	entries []objectsPool         // memory of the kernel
 	slots   []objectsSlot         // likewise
-	mapped  [][]byte
+	unmap   []func()
 	grace   *ebpf.Map
 	counted tally               // what was taken from slots
 	unused  []used              // slots that are not in force, but may still count
 	audited ebpf.MapBatchCursor // where in the frontends the next Audit goes on
-	lost    bool                // a UDP socket may have lost its backend since the plane looked
+	tcp     bool                // sockets of TCP are not to stay with a backend that has left
+	lost    bool                // a socket may have lost its backend since the plane looked
 	packets *packets            // nil: packets are left to others
 	fault   func(operation string) error
 }
@@ -65,18 +66,27 @@ func newTables(c *ebpf.Collection, fault func(string) error) (*tables, error) {
 	return t, nil
 }
 
-// mapMemory is an array's memory. What is written there the programs see at once, without a system call.
+// mapMemory is an array's memory, as long as the tables are open.
 func mapMemory[V any](t *tables, name string) ([]V, error) {
-	m := t.Maps[name]
+	memory, unmap, err := mapped[V](t.Maps[name])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	t.unmap = append(t.unmap, unmap)
+	return memory, nil
+}
+
+// mapped is an array's memory. What is written there the programs see at once, without a system call.
+func mapped[V any](m *ebpf.Map) (memory []V, unmap func(), err error) {
 	var v V
 	size := int(m.MaxEntries()) * int(unsafe.Sizeof(v))
 	page := unix.Getpagesize()
 	b, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("map the memory of %s: %w", name, err)
+		return nil, nil, fmt.Errorf("map the memory: %w", err)
 	}
-	t.mapped = append(t.mapped, b)
-	return unsafe.Slice((*V)(unsafe.Pointer(&b[0])), m.MaxEntries()), nil
+	memory = unsafe.Slice((*V)(unsafe.Pointer(&b[0])), m.MaxEntries())
+	return memory, func() { _ = unix.Munmap(b) }, nil // it fails only if it is not mapped
 }
 
 // publish puts an entry's slots in force, in one word, after all that was written before.
@@ -119,8 +129,8 @@ func (t *tables) close() {
 	if t.packets != nil {
 		t.packets.close()
 	}
-	for _, b := range t.mapped {
-		_ = unix.Munmap(b) // fails only if it is not mapped
+	for _, unmap := range t.unmap {
+		unmap()
 	}
 	if t.grace != nil {
 		t.grace.Close()
@@ -142,10 +152,10 @@ func (t *tables) load(s *model.State) error {
 func (t *tables) apply(s *model.State, c model.Change) error {
 	var gone []objectsMemberKey
 	for _, key := range c.Frontends.Delete {
-		t.lost = t.lost || key.Protocol == model.UDP
+		t.lost = t.lost || t.tcp || key.Protocol == model.UDP
 	}
 	for key, f := range c.Frontends.Set {
-		t.lost = t.lost || key.Protocol == model.UDP
+		t.lost = t.lost || t.tcp || key.Protocol == model.UDP
 		if key.Protocol == model.UDP && f.Verdict == model.Forward && !t.udp[f.Pool] {
 			t.udp[f.Pool] = true
 			if _, changed := c.Pools.Set[f.Pool]; t.pools[f.Pool] != nil && !changed {
@@ -206,6 +216,9 @@ func (t *tables) setPool(id model.PoolID, want model.Pool) ([]objectsMemberKey, 
 	t.entries[p.number].Affinity, t.entries[p.number].Hashed = seconds(want.Affinity), hashed(want)
 	t.publish(p.number, first, count)
 	t.retireSlots(id, p)
+	t.lost = t.lost || t.tcp && slices.ContainsFunc(p.backends, func(b model.Backend) bool {
+		return !hasBackend(want.Backends, b.AddrPort)
+	})
 	p.first, p.count, p.backends = first, count, want.Backends
 	return left, nil
 }

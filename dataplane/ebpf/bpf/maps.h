@@ -136,10 +136,12 @@ struct flow_key {
 	__u32 back;
 };
 
+#define PLACELESS 1
+
 struct flow {
 	struct endpoint other;
 	__u32 pad;
-	__u64 pool; // its name; forth only
+	__u64 pool; // its name; back: PLACELESS, if the socket is connected
 	__u64 last; // forth only
 };
 

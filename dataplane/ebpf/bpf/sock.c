@@ -147,13 +147,14 @@ static __always_inline bool remember(struct bpf_sock_addr *ctx, __u64 cookie, __
 }
 
 // expect has what comes from a backend come from the service, and tells the agent whom a socket without a place talks to.
-static __always_inline void expect(__u64 cookie, const struct endpoint *backend, const struct endpoint *service)
+static __always_inline void expect(__u64 cookie, const struct endpoint *backend, const struct endpoint *service,
+				   bool connected)
 {
 	struct flow_key back = {.cookie = cookie, .peer = *backend, .back = 1};
 	struct flow *known = bpf_map_lookup_elem(&flows, &back);
-	struct flow fresh = {.other = *service};
+	struct flow fresh = {.other = *service, .pool = connected ? PLACELESS : 0};
 
-	if (!known || !same(&known->other, service))
+	if (!known || !same(&known->other, service) || known->pool < fresh.pool)
 		bpf_map_update_elem(&flows, &back, &fresh, BPF_ANY);
 }
 
@@ -190,7 +191,7 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 		return refuse(REJECT);
 	peer.backend = *to;
 	if (!remember(ctx, cookie, netns, &peer))
-		expect(cookie, to, &peer.service);
+		expect(cookie, to, &peer.service, true);
 	*changed = true;
 	return ALLOWED;
 }
@@ -237,7 +238,7 @@ static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, 
 
 	if (!assign(&forth, number, &from, &backend))
 		return refuse(REJECT);
-	expect(forth.cookie, &backend, to);
+	expect(forth.cookie, &backend, to, false);
 	*to = backend;
 	*changed = true;
 	return ALLOWED;
