@@ -84,6 +84,11 @@ func attachTo(t *testing.T, bed *testbed.Bed, filters bool, r packetRun) *device
 
 func outsideBed(t *testing.T) *testbed.Bed {
 	t.Helper()
+	return outsideBedOf(t, testbed.Spec{})
+}
+
+func outsideBedOf(t *testing.T, spec testbed.Spec) *testbed.Bed {
+	t.Helper()
 	pod := func(name string, node testbed.Place, addr string) testbed.PodSpec {
 		v4 := netip.MustParseAddr(addr)
 		return testbed.PodSpec{
@@ -91,10 +96,11 @@ func outsideBed(t *testing.T) *testbed.Bed {
 			Ports: []testbed.PodPort{{Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 5353}},
 		}
 	}
-	bed, err := testbed.New(t.Context(), testbed.Spec{Pods: []testbed.PodSpec{
+	spec.Pods = []testbed.PodSpec{
 		pod("pod-a", testbed.Node, "10.244.1.11"), pod("pod-c", testbed.NodeB, "10.244.2.13"),
-	}})
-	if errors.Is(err, os.ErrPermission) {
+	}
+	bed, err := testbed.New(t.Context(), spec)
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
 		t.Skipf("needs root: %v", err)
 	}
 	if err != nil {
