@@ -3,8 +3,8 @@
 
 // Packets: from where to where they go, and how to change that. Knows no Services.
 //
-// Everything is read and written by helpers, which find the bytes wherever the kernel keeps them. What cannot be
-// understood completely (a routing header, more extension headers than anybody sends, a header cut off) is no packet
+// What almost all packets are (TCP and UDP behind a header without options, in memory that is at hand) is read and written
+// in place. All else is by helpers, which find the bytes wherever the kernel keeps them. What cannot be understood completely (a routing header, more extension headers than anybody sends, a header cut off) is no packet
 // of ours.
 #pragma once
 
@@ -81,7 +81,8 @@ struct packet {
 	__u32 fragment; // what the fragments of a datagram have in common
 	__u16 segments; // that devices will make of it; 0: not known to be several
 	__u8 is;	// the bits above
-	bool v4;
+	__u8 v4 : 1;
+	__u8 plain : 1; // it was read in place
 };
 
 struct fragment_key {
@@ -279,6 +280,69 @@ static __noinline int parse(struct __sk_buff *skb, struct packet *p)
 	return !(p->is & (FIRST | LATER)) || ports_of(p);
 }
 
+static __always_inline bool glance4(const struct iphdr *ip, const void *end, struct packet *p)
+{
+	if ((const void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5 ||
+	    ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET))
+		return false;
+	p->tuple.src.addr = mapped(ip->saddr);
+	p->tuple.dst.addr = mapped(ip->daddr);
+	p->tuple.protocol = ip->protocol;
+	p->l4 = p->ip + sizeof(*ip);
+	p->end = p->ip + bpf_ntohs(ip->tot_len);
+	return true;
+}
+
+static __always_inline bool glance6(const struct ipv6hdr *ip, const void *end, struct packet *p)
+{
+	if ((const void *)(ip + 1) > end || ip->version != 6)
+		return false;
+	__builtin_memcpy(&p->tuple.src.addr, &ip->saddr, sizeof(struct addr));
+	__builtin_memcpy(&p->tuple.dst.addr, &ip->daddr, sizeof(struct addr));
+	p->tuple.protocol = ip->nexthdr;
+	p->l4 = p->ip + sizeof(*ip);
+	p->end = p->l4 + bpf_ntohs(ip->payload_len);
+	return true;
+}
+
+static __always_inline __u8 meaning(const struct tcphdr *tcp)
+{
+	return (tcp->syn && !tcp->ack ? BEGINS : 0) | (tcp->fin ? FINAL : 0) | (tcp->rst ? RESETS : 0);
+}
+
+// glance reads a packet in place. If it cannot, what it has read counts for nothing.
+static __always_inline bool glance(struct __sk_buff *skb, struct packet *p)
+{
+	const void *end = (void *)(long)skb->data_end, *ip = (void *)(long)skb->data + link_header;
+	const struct tcphdr *tcp;
+
+	if (p->v4 ? !glance4(ip, end, p) : !glance6(ip, end, p))
+		return false;
+	tcp = ip + (p->v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
+	if (p->tuple.protocol == IPPROTO_TCP && (const void *)(tcp + 1) <= end)
+		p->is = meaning(tcp);
+	else if (p->tuple.protocol == IPPROTO_UDP && (const void *)tcp + sizeof(struct udphdr) <= end)
+		p->is = BEGINS;
+	else
+		return false;
+	p->tuple.src.port = tcp->source;
+	p->tuple.dst.port = tcp->dest;
+	p->plain = true;
+	return true;
+}
+
+// begins_nothing says of a segment of TCP that it can only belong to a flow. It is not sure of everything.
+static __always_inline bool begins_nothing(struct __sk_buff *skb)
+{
+	const void *end = (void *)(long)skb->data_end;
+	const struct iphdr *ip = (void *)(long)skb->data + link_header;
+	const struct tcphdr *tcp = (const void *)(ip + 1);
+
+	return skb->protocol == bpf_htons(ETH_P_IP) && (const void *)(tcp + 1) <= end && ip->ihl == 5 &&
+	       ip->protocol == IPPROTO_TCP && !(ip->frag_off & bpf_htons(IP_FRAGMENT_OFFSET)) &&
+	       !(meaning(tcp) & BEGINS);
+}
+
 // load reads a packet that passes a hook.
 static __always_inline bool load(struct __sk_buff *skb, struct packet *p)
 {
@@ -288,7 +352,7 @@ static __always_inline bool load(struct __sk_buff *skb, struct packet *p)
 		p->v4 = true;
 	else if (skb->protocol != bpf_htons(ETH_P_IPV6))
 		return false;
-	return parse(skb, p);
+	return glance(skb, p) || parse(skb, p);
 }
 
 // sums are the checksums that depend on the addresses and ports of a packet.
@@ -427,4 +491,70 @@ static __always_inline bool rewrite(struct __sk_buff *skb, const struct packet *
 	return set_addr(skb, p, s, true, &src->addr) && set_addr(skb, p, s, false, &dst->addr) &&
 	       set_port(skb, p, s, true, src->port) && set_port(skb, p, s, false, dst->port) &&
 	       (!s->crc || set_crc(skb, p, src->port, dst->port));
+}
+
+// sum_in is by how much a sum differs for another address.
+static __always_inline __u64 sum_in(const struct addr *from, const struct addr *to, bool v4)
+{
+	__u64 sum = (__u32)~from->word[3] + (__u64)to->word[3];
+
+	if (v4)
+		return sum;
+	for (int i = 0; i < 3; i++)
+		sum += (__u32)~from->word[i] + (__u64)to->word[i];
+	return sum;
+}
+
+static __always_inline bool place4(void *at, const void *end, const struct endpoint *src, const struct endpoint *dst,
+				   __u64 sum)
+{
+	struct iphdr *ip = at;
+	struct udphdr *l4 = at + sizeof(*ip);
+
+	if ((void *)(l4 + 1) > end)
+		return false;
+	ip->check = ~fold((__u16)~ip->check + sum);
+	ip->saddr = src->addr.word[3];
+	ip->daddr = dst->addr.word[3];
+	l4->source = src->port;
+	l4->dest = dst->port;
+	return true;
+}
+
+static __always_inline bool place6(void *at, const void *end, const struct endpoint *src, const struct endpoint *dst)
+{
+	struct ipv6hdr *ip = at;
+	struct udphdr *l4 = at + sizeof(*ip);
+
+	if ((void *)(l4 + 1) > end)
+		return false;
+	__builtin_memcpy(&ip->saddr, &src->addr, sizeof(struct addr));
+	__builtin_memcpy(&ip->daddr, &dst->addr, sizeof(struct addr));
+	l4->source = src->port;
+	l4->dest = dst->port;
+	return true;
+}
+
+// write_plain is rewrite for what was read in place.
+static __noinline int write_plain(struct __sk_buff *skb, const struct packet *p, const struct endpoint *src,
+				  const struct endpoint *dst)
+{
+	if (!p || !src || !dst)
+		return false;
+	const void *end = (void *)(long)skb->data_end;
+	void *ip = (void *)(long)skb->data + link_header;
+	__u64 addresses = sum_in(&p->tuple.src.addr, &src->addr, p->v4) +
+			  sum_in(&p->tuple.dst.addr, &dst->addr, p->v4);
+	__u32 from = p->tuple.src.port + p->tuple.dst.port, to = src->port + dst->port;
+	__u64 mangled = p->tuple.protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	__u32 at = p->l4 + (mangled ? offsetof(struct udphdr, check) : offsetof(struct tcphdr, check));
+
+	if (p->v4 ? !place4(ip, end, src, dst, addresses) : !place6(ip, end, src, dst))
+		return false;
+	addresses = (addresses >> 32) + (__u32)addresses;
+	addresses = (addresses >> 32) + (__u32)addresses;
+	if ((p->v4 || bpf_l4_csum_replace(skb, at, 0, addresses, BPF_F_PSEUDO_HDR | mangled | CSUM_IPV6)) &&
+	    bpf_l4_csum_replace(skb, at, 0, addresses, BPF_F_PSEUDO_HDR | mangled))
+		return false;
+	return from == to || !bpf_l4_csum_replace(skb, at, from, to, mangled | sizeof(to));
 }

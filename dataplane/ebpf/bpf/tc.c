@@ -210,6 +210,8 @@ static __always_inline int forward(struct __sk_buff *skb, const struct packet *p
 {
 	struct sums s = sums_of(p);
 
+	if (p->plain)
+		return write_plain(skb, p, &t->src, &t->dst) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 	return rewrite(skb, p, &s, &t->src, &t->dst) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 }
 
@@ -258,7 +260,7 @@ static __always_inline int arrive(struct __sk_buff *skb, enum device device)
 	struct translation t = {};
 
 	// What is for another machine passes a bridge here, or is only overheard.
-	if (skb->pkt_type == PACKET_OTHERHOST || !load(skb, &p))
+	if (skb->pkt_type == PACKET_OTHERHOST || (!has_flows() && begins_nothing(skb)) || !load(skb, &p))
 		return TC_ACT_UNSPEC;
 	if (p.is & ERROR)
 		return quoted(skb, &p, INGRESS);
