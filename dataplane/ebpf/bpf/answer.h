@@ -21,7 +21,7 @@
 #define TIME_TO_LIVE 64
 #define QUOTED_SCTP 20 // the tag that names an association which is about to begin
 #define QUOTED 8
-#define QUOTE 128 // at most, with all headers
+#define QUOTE 96 // at most, with all headers
 
 #define UNREACH_PROTOCOL 2
 #define UNREACH_PORT 3
