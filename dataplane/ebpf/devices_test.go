@@ -15,6 +15,7 @@ import (
 	bpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/model"
@@ -49,7 +50,7 @@ func (c cluster) attached() string {
 func programsAt(index int) (names []string, err error) {
 	for _, at := range []bpf.AttachType{bpf.AttachTCXIngress, bpf.AttachTCXEgress} {
 		result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
-		if errors.Is(err, bpf.ErrNotSupported) {
+		if errors.Is(err, bpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) { // before Linux 6.6
 			continue
 		}
 		if err != nil {

@@ -3,9 +3,11 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"runtime"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
@@ -44,4 +46,40 @@ func whyRefused(err error) error {
 		release = unix.ByteSliceToString(name.Release[:])
 	}
 	return fmt.Errorf("%w: this is Linux %s, needed is 5.10 or newer: %w", dataplane.ErrUnsupported, release, err)
+}
+
+// attachable reports whether programs for packets can be attached to a device. It tries that in a network namespace which
+// ends with it; who may make none learns it from the node's devices.
+func attachable(program *ebpf.Program) error {
+	failed := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends here, and the namespace with it
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = attachToLoopback(program)
+		} else if errors.Is(err, unix.EPERM) {
+			err = nil
+		}
+		failed <- err
+	}()
+	return <-failed
+}
+
+func attachToLoopback(program *ebpf.Program) error {
+	lo := device{index: 1}
+	l, err := link.AttachTCX(link.TCXOptions{Interface: lo.index, Program: program, Attach: ingress().attach})
+	if err == nil {
+		return l.Close()
+	}
+	d, err := newDevices("", nil, nil)
+	if err != nil {
+		return err
+	}
+	if err := d.attachFilter(lo, ingress(), program); err != nil {
+		err = fmt.Errorf("%w: programs for packets need tcx (Linux 6.6), or CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF: %w",
+			dataplane.ErrUnsupported, err)
+		_ = d.close()
+		return err
+	}
+	return d.close()
 }

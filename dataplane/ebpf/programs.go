@@ -7,7 +7,6 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -130,15 +129,11 @@ func (p *Plane) probePackets(fast bool) error {
 	packets, err := newPackets(c.Maps, model.NewState(), packetOptions{
 		Ports: portRange{First: 1024, Count: 1}, Translations: 1, Anywhere: true, Fast: fast,
 	})
-	var refused *ebpf.VerifierError
-	switch {
-	case err == nil:
-		packets.Close()
-	case errors.Is(err, ebpf.ErrNotSupported), errors.As(err, &refused):
-		return fmt.Errorf("%w: programs for packets: %w (CONFIG_NET_CLS_ACT and CONFIG_NET_CLS_BPF are needed)",
-			dataplane.ErrUnsupported, err)
+	if err != nil {
+		return whyRefused(fmt.Errorf("programs for packets: %w", err))
 	}
-	return err
+	defer packets.Close()
+	return attachable(packets.Programs[packetsProgLeave])
 }
 
 // hookNames are in the order in which the programs are attached: who gets a place must be seen to give it back.
