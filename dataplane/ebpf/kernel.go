@@ -48,8 +48,8 @@ func whyRefused(err error) error {
 	return fmt.Errorf("%w: this is Linux %s, needed is 5.10 or newer: %w", dataplane.ErrUnsupported, release, err)
 }
 
-// attachable reports whether programs for packets can be attached to a device. It tries that in a network namespace which
-// ends with it; who may make none learns it from the node's devices.
+// attachable reports whether programs for packets can be attached to a device. It tries that in a network namespace
+// which ends with it; who may make none learns it from the node's devices.
 func attachable(program *ebpf.Program) error {
 	failed := make(chan error)
 	go func() {
@@ -76,8 +76,8 @@ func attachToLoopback(program *ebpf.Program) error {
 		return err
 	}
 	if err := d.attachFilter(lo, ingress(), program); err != nil {
-		err = fmt.Errorf("%w: programs for packets need tcx (Linux 6.6), or CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF: %w",
-			dataplane.ErrUnsupported, err)
+		err = fmt.Errorf("%w: programs for packets need tcx (Linux 6.6), or CONFIG_NET_SCH_INGRESS and "+
+			"CONFIG_NET_CLS_BPF: %w", dataplane.ErrUnsupported, err)
 		_ = d.close()
 		return err
 	}

@@ -100,8 +100,8 @@ func mountBPF(dir string) error {
 	if fs.Type == unix.BPF_FS_MAGIC {
 		return nil
 	}
-	lacking := fmt.Errorf("%w: there is no file system of type bpf, to keep programs in: mount -t bpf bpf %s on the machine",
-		dataplane.ErrUnsupported, dir)
+	lacking := fmt.Errorf("%w: there is no file system of type bpf, to keep programs in: "+
+		"mount -t bpf bpf %s on the machine", dataplane.ErrUnsupported, dir)
 	shared, err := isShared(dir)
 	if err == nil && !shared {
 		return lacking
