@@ -215,3 +215,26 @@ func TestRun_ebpfInstead(t *testing.T) {
 		w.eventually("pod-b") // once in a while
 	}
 }
+
+// TestRun_ebpfAffinity: sockets are remembered by their network namespace, and explain finds it by its address.
+func TestRun_ebpfAffinity(t *testing.T) {
+	w := newMachine(t)
+	w.write("web.yaml", strings.Replace(web, "type: NodePort", "type: NodePort\n  sessionAffinity: ClientIP", 1))
+	w.start("--proxy-mode", "ebpf", "--cgroup-root", w.bed.Cgroup())
+	process := w.bed.Command(t.Context(), "pod-a", "sleep", "infinity") // as a pod has, but not one of a testbed
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = process.Process.Kill()
+		_ = process.Wait()
+	}()
+	backends := map[string]string{"pod-a": "10.244.1.2:8080", "pod-b": "10.244.2.2:8080"}
+	for from, to := range everywhere() {
+		who := backends[w.probe(from, to)]
+		status, out := w.execute("explain", w.bed.Addr(from, false).String(), to.String(), "--control-socket", w.socket)
+		if want := "session affinity: the client keeps " + who; status != 0 || who == "" || !strings.Contains(out, want) {
+			t.Errorf("from %s: exit status %d, no %q in\n%s", from, status, want, out)
+		}
+	}
+}
