@@ -73,7 +73,7 @@ func defaultFairlead() FairleadConfiguration {
 		TakeOver:        TakeOverRemove,
 		IPVSAddressMode: IPVSAddressesByCIDR,
 		EBPF: EBPF{
-			BPFRoot: "/sys/fs/bpf", Packets: EBPFPacketsByNFTables, Acceleration: EBPFAccelerationOff,
+			BPFRoot: "/sys/fs/bpf", Packets: EBPFPacketsByTC, Acceleration: EBPFAccelerationOff,
 		},
 	}
 }

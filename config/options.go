@@ -294,8 +294,8 @@ func (f *Flags) ebpf() []option {
 				"mounted if it is not"},
 		{group: ebpf, flag: "ebpf-packets", field: "ebpf.packets", always: true,
 			bind: value(stringValue[EBPFPackets]{&own.Packets, "EBPFPackets", nil}),
-			usage: "who serves packets that come from no socket of the node: tc (programs on the node's devices) or nftables " +
-				"(that data plane, with connection tracking)"},
+			usage: "who serves packets that come from no socket of the node: tc (programs at the node's devices, where the " +
+				"kernel can do that) or nftables (that data plane, with connection tracking)"},
 		{group: ebpf, flag: "ebpf-acceleration", field: "ebpf.acceleration", always: true,
 			bind: value(stringValue[EBPFAcceleration]{&own.Acceleration, "EBPFAcceleration", nil}),
 			usage: "whether drivers of network devices forward packets of known connections from outside that go there again " +

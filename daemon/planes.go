@@ -69,11 +69,11 @@ func planes() []plane {
 		},
 		{
 			name:    ebpfPlane,
-			new:     func(s planeSettings) dataplane.New { return ebpf.New(ebpfOptions(s.ebpf)) },
+			new:     func(s planeSettings) dataplane.New { return newEBPF(s.ebpf) },
 			bare:    true,
 			behind:  nftablesPlane,
 			prepare: func(planeSettings) func(dataplane.Config) error { return nftables.Prepare },
-			traces:  ebpf.Traces, clean: ebpf.Clean,
+			traces:  ebpf.Traces, clean: ebpf.Clean, retire: ebpf.Retire,
 		},
 	}
 }
@@ -103,13 +103,16 @@ type planeSettings struct {
 	ebpf     config.EBPF      // likewise
 }
 
-// ebpfOptions are a section of the configuration in the words of the plane. Behind it is the plane of packets with all
-// that wraps one: a socket that the ebpf plane translates needs no relay and no connection tracking.
-func ebpfOptions(c config.EBPF) ebpf.Options {
-	return ebpf.Options{
-		Cgroup: c.CgroupRoot, Pins: ebpf.Pins(c.BPFRoot),
-		Acceleration: ebpf.Acceleration(c.Acceleration), Packets: wrapped(nftables.New),
+// newEBPF has a section of the configuration in the words of the plane. Behind it is the plane of packets with all that
+// wraps one: a socket that the ebpf plane translates needs no relay and no connection tracking.
+func newEBPF(c config.EBPF) dataplane.New {
+	o := ebpf.Options{
+		Cgroup: c.CgroupRoot, Pins: ebpf.Pins(c.BPFRoot), Acceleration: ebpf.Acceleration(c.Acceleration),
 	}
+	if c.Packets == config.EBPFPacketsByNFTables {
+		o.Serve = ebpf.Behind
+	}
+	return newOverLingering(o, wrapped(nftables.New))
 }
 
 // wrapped adds what planes based on netfilter need.

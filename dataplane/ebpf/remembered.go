@@ -43,7 +43,7 @@ func (p *Plane) Remembered(ctx context.Context, id model.PoolID, client netip.Ad
 			return backend, ok, err
 		}
 	}
-	if behind, ok := p.packets.(dataplane.Affine); ok {
+	if behind, ok := p.behind.(dataplane.Affine); ok {
 		return behind.Remembered(ctx, id, client)
 	}
 	return netip.AddrPort{}, false, nil

@@ -1,0 +1,123 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Another plane is in force. Connections that sockets have made go on by themselves; those that pass as packets need the
+// programs at the devices:
+//
+//	Retire, the first time ─► the same programs with no rows: they translate the flows that they know, and nothing new
+//	Retire, from then on ───► how many flows are left? ─► none: all goes
+
+// Retire does what Clean does, but as long as there are flows through programs at devices. It tells how many.
+func Retire(ctx context.Context, c dataplane.Config) (flows int, err error) {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	dirs, err := remains()
+	if err != nil {
+		return 0, err
+	}
+	for _, dir := range dirs {
+		n, err := retire(ctx, c, dir)
+		if err != nil {
+			return flows, fmt.Errorf("ebpf: %w", err)
+		}
+		flows += n
+	}
+	return flows, nil
+}
+
+func retire(ctx context.Context, c dataplane.Config, dir string) (flows int, err error) {
+	p := &Plane{config: c, pins: dir, serve: TC, cannotRelease: true}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	if flows, err = p.countFlows(); err != nil {
+		return 0, err
+	}
+	if flows == 0 {
+		return 0, p.Remove(ctx)
+	}
+	return flows, p.standBy()
+}
+
+// countFlows counts those that may go on, if their memory is of this version: that of another one only its own programs
+// understand.
+func (p *Plane) countFlows() (n int, err error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(p.pins, memoryLayout, packetsMapTranslations), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer m.Close()
+	at, err := now()
+	if err != nil {
+		return 0, err
+	}
+	lasts := patience()
+	var key packetsTuple
+	var flow packetsTranslation
+	all := m.Iterate()
+	for all.Next(&key, &flow) {
+		quiet := uint32(at-ticks(flow.Last)) / ticksPerSecond
+		if flow.State&stateBack == 0 && key.Hook == hookIngress && quiet < lasts[phase(key.Protocol, flow.State)] {
+			n++
+		}
+	}
+	return n, all.Err()
+}
+
+// retiredMark is a directory that says that the programs have no rows any more.
+const retiredMark = "retired"
+
+// standBy puts programs without rows in force where there are some, and nowhere else.
+func (p *Plane) standBy() error {
+	mark := filepath.Join(p.pins, retiredMark)
+	if _, err := os.Stat(mark); err == nil {
+		return nil
+	}
+	if err := errors.Join(p.identifyNode(), p.adoptCgroup()); err != nil {
+		return err
+	}
+	var err error
+	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.fault); err != nil {
+		return err
+	}
+	if err := p.replace(model.NewState()); !isPartial(err) {
+		return err
+	}
+	return os.MkdirAll(mark, 0o700)
+}
+
+// adoptCgroup finds out to which cgroup the links are. Who has none can have no programs for sockets.
+func (p *Plane) adoptCgroup() error {
+	for hook := range hooks() {
+		l, err := link.LoadPinnedLink(p.linkPath(hook), nil)
+		if err != nil {
+			return fmt.Errorf("%s: %w", hook, err)
+		}
+		info, err := l.Info()
+		l.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", hook, err)
+		}
+		if at := info.Cgroup(); at != nil {
+			p.cgroupID = at.CgroupId
+		}
+	}
+	return nil
+}
