@@ -25,6 +25,8 @@ type machine struct {
 
 func newMachine(t *testing.T) machine {
 	w := newWorldOf(t, testbed.Spec{Cgroup: true})
+	w.write("own.yaml", strings.NewReplacer("web", "own", "NodePort", "ClusterIP", ", nodePort: 30080", "", "10.96.0.10", "10.96.0.12",
+		"8080", "8081").Replace(web))
 	const run = "mount -t bpf bpf /sys/fs/bpf && echo mounted && exec sleep infinity"
 	holder := w.bed.Command(t.Context(), testbed.Node, "unshare", "--mount", "sh", "-c", run)
 	out, err := holder.StdoutPipe()
@@ -78,10 +80,12 @@ func (w *world) tablesOfIPv4() string {
 	return strings.Join(names, " ")
 }
 
-// everywhere are who connects to what in the tests of the data plane ebpf.
+// everywhere are who connects to what in the tests of the data plane ebpf. The node's connections go to another port of
+// the pods: clients that are hidden behind the node have its address, too, and ports of the same range in a testbed, and
+// a pod does not take a connection from where one has ended just now.
 func everywhere() map[testbed.Place]netip.AddrPort {
 	return map[testbed.Place]netip.AddrPort{
-		testbed.Node: clusterIP, "pod-a": clusterIP, testbed.Outside: nodePort, "pod-b": nodePort,
+		testbed.Node: netip.MustParseAddrPort("10.96.0.12:80"), "pod-a": clusterIP, testbed.Outside: nodePort, "pod-b": nodePort,
 	}
 }
 
@@ -231,7 +235,7 @@ func TestRun_ebpfAffinity(t *testing.T) {
 		_ = process.Wait()
 	}()
 	backends := map[string]string{"pod-a": "10.244.1.2:8080", "pod-b": "10.244.2.2:8080"}
-	for from, to := range everywhere() {
+	for from, to := range map[testbed.Place]netip.AddrPort{testbed.Node: clusterIP, "pod-a": clusterIP, testbed.Outside: nodePort} {
 		who := backends[w.probe(from, to)]
 		status, out := w.execute("explain", w.bed.Addr(from, false).String(), to.String(), "--control-socket", w.socket)
 		if want := "session affinity: the client keeps " + who; status != 0 || who == "" || !strings.Contains(out, want) {

@@ -86,7 +86,9 @@ func newWorldOf(t *testing.T, s testbed.Spec) *world {
 		}
 	})
 	for name, node := range map[string]testbed.Place{"pod-a": testbed.Node, "pod-b": "node-b"} {
-		ports := []testbed.PodPort{{Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 5353}}
+		ports := []testbed.PodPort{
+			{Protocol: model.TCP, Port: 8080}, {Protocol: model.TCP, Port: 8081}, {Protocol: model.UDP, Port: 5353},
+		}
 		if _, err := bed.AddPod(t.Context(), testbed.PodSpec{Name: name, Node: node, Ports: ports}); err != nil {
 			t.Fatal(err)
 		}
