@@ -45,7 +45,7 @@ endpoints:
 func TestRun_ebpfLife(t *testing.T) {
 	w := newMachine(t)
 	w.write("dns.yaml", dns)
-	flags := []string{"--proxy-mode", "ebpf", "--cgroup-root", w.bed.Cgroup()}
+	flags := []string{"--proxy-mode", "ebpf", "--ebpf-packets", "nftables", "--cgroup-root", w.bed.Cgroup()}
 	p := w.start(flags...)
 	loads := w.loads()
 	ctx, stop := context.WithCancel(t.Context())

@@ -71,7 +71,7 @@ func (p *Plane) affinity(id model.PoolID, client objectsAddr) (netip.AddrPort, b
 	pool := p.tables.pools[id]
 	lasts := time.Duration(p.tables.entries[pool.number].Affinity) * time.Second
 	backend := a.Backend.addrPort()
-	return backend, time.Duration(now.Nano()-int64(a.Last)) < lasts && pool.has(backend), nil
+	return backend, time.Duration(now.Nano()-int64(a.Last)) < lasts && hasBackend(pool.backends, backend), nil
 }
 
 // whose is the cookie of a network namespace that has an address; 0: it has not.
