@@ -16,8 +16,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Another plane is in force. Connections that sockets have made go on by themselves; those that pass as packets need the
-// programs at the devices:
+// Another plane is in force. Connections that sockets have made go on by themselves; those that pass as packets need
+// the programs at the devices:
 //
 //	Retire, the first time ─► the same programs with no rows: they translate the flows that they know, and nothing new
 //	Retire, from then on ───► how many flows are left? ─► none: all goes
