@@ -3,7 +3,6 @@ package ebpf
 import (
 	"encoding/binary"
 	"hash/fnv"
-	"io"
 	"net/netip"
 	"time"
 
@@ -68,7 +67,7 @@ func flags(f model.Frontend) (bits uint8) {
 // poolName is a number that names the pool in every process: clients are remembered by it.
 func poolName(id model.PoolID) uint64 {
 	h := fnv.New64a()
-	_, _ = io.WriteString(h, id.String()) // never fails
+	_, _ = h.Write([]byte(id.String())) // never fails
 	return h.Sum64()
 }
 

@@ -38,7 +38,7 @@ type tables struct {
 // pool is a model.Pool in the kernel.
 type pool struct {
 	number, first, count uint32
-	members              []netip.AddrPort
+	listed               bool // the kernel knows its members
 	backends             []model.Backend
 }
 
@@ -242,14 +242,13 @@ func (t *tables) take(s *spans, n uint32) (uint32, error) {
 // those that are to go.
 func (t *tables) setMembers(id model.PoolID, want model.Pool, first uint32) (left []objectsMemberKey, err error) {
 	p := t.pools[id]
-	before := p.members
-	p.members = nil
-	if t.udp[id] || want.Affinity > 0 {
+	before := p.members()
+	p.listed = t.udp[id] || want.Affinity > 0
+	if p.listed {
 		var keys []objectsMemberKey
 		var values []objectsMember
 		at := t.firstSlots(first, want)
 		for _, b := range want.Backends {
-			p.members = append(p.members, b.AddrPort)
 			keys = append(keys, p.member(b.AddrPort))
 			values = append(values, objectsMember{Is: membership(b), Slot: at[endpoint(b.AddrPort)]})
 		}
@@ -258,8 +257,9 @@ func (t *tables) setMembers(id model.PoolID, want model.Pool, first uint32) (lef
 		}
 	}
 	for _, b := range before {
-		if _, stays := slices.BinarySearchFunc(p.members, b, netip.AddrPort.Compare); !stays {
-			left = append(left, p.member(b))
+		_, stays := slices.BinarySearchFunc(want.Backends, b, model.Backend.Compare)
+		if !p.listed || !stays {
+			left = append(left, p.member(b.AddrPort))
 		}
 	}
 	return left, nil
@@ -277,6 +277,14 @@ func (t *tables) firstSlots(first uint32, want model.Pool) map[objectsEndpoint]u
 	return at
 }
 
+// members are the backends that the kernel knows.
+func (p *pool) members() []model.Backend {
+	if !p.listed {
+		return nil
+	}
+	return p.backends
+}
+
 func (p *pool) member(b netip.AddrPort) objectsMemberKey {
 	return objectsMemberKey{Backend: endpoint(b), Pool: p.number}
 }
@@ -286,8 +294,8 @@ func (t *tables) dropPool(id model.PoolID) (left []objectsMemberKey) {
 	if p == nil {
 		return nil
 	}
-	for _, b := range p.members {
-		left = append(left, p.member(b))
+	for _, b := range p.members() {
+		left = append(left, p.member(b.AddrPort))
 	}
 	t.retireSlots(id, p)
 	t.numbers.retire(p.number, 1)
