@@ -82,10 +82,10 @@ const (
 // Frontend is what happens to packets for one Key. It leaves a data plane nothing to decide.
 type Frontend struct {
 	Service string         // namespace/name:port, for people
-	Verdict Verdict        // Forward, Reject or Drop
 	Pool    PoolID         // Forward only: a row of State.Pools
-	SNAT    SNAT           // Forward only
 	Allow   []netip.Prefix // sorted and disjoint; nil: everyone, otherwise all others are dropped
+	Verdict Verdict        // Forward, Reject or Drop
+	SNAT    SNAT           // Forward only
 }
 
 // Equal reports whether two rows say the same.

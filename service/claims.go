@@ -121,7 +121,7 @@ func (t *Table) release(c claim, e *entry) {
 func (t *Table) grant(c claim, rows *Rows) {
 	for _, scope := range []model.Scope{model.Any, model.Internal} {
 		if key := c.key(scope); rows.frontend(key) == nil {
-			t.frontends.remove(key)
+			t.leave(t.frontends.remove(key), model.PoolID{})
 		}
 	}
 	if c.protocol == model.TCP && rows.healthOf(c) == nil {
@@ -135,13 +135,20 @@ func (t *Table) grantFree(c claim, rows *Rows) {
 	for _, scope := range []model.Scope{model.Any, model.Internal} {
 		key := c.key(scope)
 		if f := rows.frontend(key); f != nil {
-			t.frontends.put(key, *f)
+			t.leave(t.frontends.put(key, *f), f.Pool)
 		}
 	}
 	if c.protocol == model.TCP {
 		if h := rows.healthOf(c); h != nil {
 			t.health.put(c.addrPort(), *h)
 		}
+	}
+}
+
+// leave notes that a Frontend does not lead any more to the pool that it led to.
+func (t *Table) leave(old model.Frontend, pool model.PoolID) {
+	if old.Verdict == model.Forward && old.Pool != pool {
+		t.left = append(t.left, old.Pool)
 	}
 }
 
@@ -179,7 +186,7 @@ func (t *Table) settle(c claim) {
 	var lost []Problem
 	for _, e := range entries {
 		if t.compiled[e] == nil {
-			t.compiled[e] = t.rows(e, nil)
+			t.compiled[e] = t.rows(e, &compiler{})
 		}
 		if e == winner {
 			t.grant(c, t.compiled[e])

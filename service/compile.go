@@ -31,8 +31,15 @@ func Compile(v *View, s *Service, list []*Slice) Rows {
 	return c.rows
 }
 
+// begin prepares for another Service. The rows of the last one are overwritten.
+func (c *compiler) begin(v *View, s *Service, list []*Slice) {
+	over := c.rows
+	*c = compiler{view: v, service: s, slices: list, ready: c.ready[:0], candidates: c.candidates[:0]}
+	c.rows = Rows{Frontends: over.Frontends[:0], Pools: over.Pools[:0], Health: over.Health[:0]}
+}
+
 func (c *compiler) compile() {
-	if c.service.Ignored != "" {
+	if c.service == nil || c.service.Ignored != "" {
 		return
 	}
 	for _, ip := range c.service.ClusterIPs {
@@ -66,11 +73,14 @@ type compiler struct {
 	slices  []*Slice
 	rows    Rows
 	ready   []netip.Addr // of endpoints on this node, of the family at hand, if anybody asks
+
+	candidates []candidate // memory for those of one port
 }
 
 // port adds the rows of one port of the Service in the family of one of its ClusterIPs.
 func (c *compiler) port(p *Port, ip netip.Addr) {
-	s := choose(c.view, gather(c.view, p, c.slices, ip.Is4()))
+	c.candidates = gather(c.candidates[:0], c.view, p, c.slices, ip.Is4())
+	s := choose(c.view, c.candidates)
 	c.inspect(&s)
 	name := portName(c.service.Name, p.Name)
 	pools := [2]model.PoolID{{Service: name, V6: ip.Is6()}, {Service: name, V6: ip.Is6(), Local: true}}

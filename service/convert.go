@@ -57,7 +57,7 @@ func (r *report) name(m *metav1.ObjectMeta) Name {
 	return r.of
 }
 
-// intern gives equal strings that live at the same time one copy. It is for those of which there are few different ones.
+// intern gives equal strings that live at the same time one copy. It is for those of which few differ.
 func intern(s string) string { return unique.Make(s).Value() }
 
 // label reports whether s can be a part of a Service's name, and thereby a word in a row.

@@ -60,10 +60,9 @@ func (c *candidate) compare(o *candidate) int {
 		model.FalseFirst(!c.local, !o.local))
 }
 
-// gather collects the endpoints that serve a port of a Service, of one address family. The slices
+// gather appends the endpoints that serve a port of a Service, of one address family. The slices
 // are in the order of their names, so that the result depends on nothing else.
-func gather(v *View, p *Port, list []*Slice, v4 bool) []candidate {
-	var all []candidate
+func gather(all []candidate, v *View, p *Port, list []*Slice, v4 bool) []candidate {
 	for _, s := range list {
 		port, ok := s.port(p)
 		if !ok {

@@ -15,10 +15,11 @@ func newLedger[K comparable, V any](rows map[K]V, same func(a, b V) bool) ledger
 	return ledger[K, V]{rows: rows, same: same, before: map[K]*V{}}
 }
 
-func (l *ledger[K, V]) put(k K, v V) {
+// put sets a row, and returns what it was.
+func (l *ledger[K, V]) put(k K, v V) (old V) {
 	old, ok := l.rows[k]
 	if ok && l.same(old, v) {
-		return
+		return old
 	}
 	if ok {
 		l.remember(k, old)
@@ -26,20 +27,24 @@ func (l *ledger[K, V]) put(k K, v V) {
 	l.rows[k] = v
 	if was := l.before[k]; was != nil && l.same(*was, v) {
 		delete(l.set, k)
-		return
+		return old
 	}
 	if l.set == nil {
 		l.set = make(map[K]V, l.expect)
 	}
 	l.set[k] = v
+	return old
 }
 
-func (l *ledger[K, V]) remove(k K) {
-	if old, ok := l.rows[k]; ok {
+// remove removes a row, and returns what it was.
+func (l *ledger[K, V]) remove(k K) (old V) {
+	old, ok := l.rows[k]
+	if ok {
 		l.remember(k, old)
 		delete(l.rows, k)
 		delete(l.set, k)
 	}
+	return old
 }
 
 // remember keeps what a row was at the last call of close, if there was one.

@@ -44,16 +44,16 @@ type update struct {
 	moved     []netip.Addr       // ClusterIPs that came or went
 	contested map[claim]struct{} // to settle when all Services are compiled
 	compiled  map[*entry]*Rows   // of those that take part
-	spare     *Rows              // memory for those that nobody keeps
+	spare     *compiler          // memory for rows that nobody keeps
+	left      []model.PoolID     // to which a Frontend does not lead any more
 	problems  []Problem
 }
 
-// entry is what the Table knows of one Service. There is one for each, so that it has nothing that can be found elsewhere.
+// entry is what the Table knows of one Service. There are many, so it has nothing that can be found elsewhere.
 type entry struct {
 	service *Service // nil: only slices are known yet
 	slices  []*Slice // in the order of their names
 	claims  []claim  // sorted
-	pools   []model.PoolID
 	dirty   bool
 }
 
@@ -109,6 +109,7 @@ func (t *Table) Configure(o Options) error {
 func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 	t.update = update{
 		dirty:     make([]named, 0, max(len(b.Services), len(b.Slices))),
+		moved:     make([]netip.Addr, 0, len(b.Services)),
 		contested: map[claim]struct{}{},
 		compiled:  map[*entry]*Rows{},
 		problems:  slices.Clone(b.Problems),
@@ -128,9 +129,10 @@ func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 	for c := range t.contested {
 		t.settle(c)
 	}
-	for e, rows := range t.compiled {
-		t.setPools(e, rows)
+	for _, rows := range t.compiled {
+		t.setPools(rows)
 	}
+	t.dropPools()
 	change := model.Change{
 		Frontends: t.frontends.close(),
 		Pools:     t.pools.close(),
@@ -363,11 +365,15 @@ func (t *Table) serviceAddress(a netip.Addr) bool {
 // are settled later.
 func (t *Table) compile(e named) {
 	e.dirty = false
-	rows := t.rows(e.entry, t.spare)
+	c := t.spare
+	if c == nil {
+		c = &compiler{}
+	}
 	t.spare = nil
+	rows := t.rows(e.entry, c)
 	if t.claim(e.entry, rows); t.compiled[e.entry] == nil {
-		t.setPools(e.entry, rows)
-		t.spare = rows
+		t.setPools(rows)
+		t.spare = c
 	}
 	t.tell(e.name, rows.Problems)
 	if e.service == nil && len(e.slices) == 0 {
@@ -390,36 +396,31 @@ func (t *Table) tell(service Name, problems []Problem) {
 	}
 }
 
-// rows are those of a Service if nobody contests them. They are written over old ones, if there are any.
-func (t *Table) rows(e *entry, over *Rows) *Rows {
-	if e.service == nil {
-		return &Rows{}
-	}
-	c := compiler{view: &t.view, service: e.service, slices: current(e.slices)}
-	if over != nil {
-		c.rows = Rows{Frontends: over.Frontends[:0], Pools: over.Pools[:0], Health: over.Health[:0]}
-	} else {
-		over = &Rows{}
-	}
+// rows are those of a Service if nobody contests them. They live in the compiler until it is used again.
+func (t *Table) rows(e *entry, c *compiler) *Rows {
+	c.begin(&t.view, e.service, current(e.slices))
 	c.compile()
-	*over = c.rows
-	return over
+	return &c.rows
 }
 
-// setPools replaces the pools of a Service: those that the rows it was granted refer to.
-func (t *Table) setPools(e *entry, rows *Rows) {
-	old := e.pools
-	e.pools = nil
+// setPools sets the pools of a Service to which Frontends lead that it was granted.
+func (t *Table) setPools(rows *Rows) {
 	for _, p := range rows.Pools {
 		if slices.ContainsFunc(rows.Frontends, func(r Row[model.Key, model.Frontend]) bool {
 			return r.Value.Pool == p.Key && t.state.Frontends[r.Key].Pool == p.Key
 		}) {
 			t.pools.put(p.Key, p.Value)
-			e.pools = append(e.pools, p.Key)
 		}
 	}
-	for _, id := range old {
-		if !slices.Contains(e.pools, id) {
+}
+
+// dropPools removes the pools to which no Frontend leads any more.
+func (t *Table) dropPools() {
+	for _, id := range t.left {
+		e := t.entries[rowOwner(id.Service)]
+		if e == nil || !slices.ContainsFunc(e.claims, func(c claim) bool {
+			return t.state.Frontends[c.key(model.Any)].Pool == id || t.state.Frontends[c.key(model.Internal)].Pool == id
+		}) {
 			t.pools.remove(id)
 		}
 	}
