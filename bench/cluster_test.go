@@ -211,6 +211,20 @@ func sizesOf(b *testing.B, otherwise string) (sizes []int) {
 	return sizes
 }
 
+// roundsOf is how many rounds the environment wants, or else so many.
+func roundsOf(b *testing.B, otherwise int) int {
+	b.Helper()
+	text := os.Getenv(roundsVariable)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		b.Fatalf("%s: %q is not a number of rounds", roundsVariable, text)
+	}
+	return n
+}
+
 // printTable prints rows as Markdown.
 func printTable(title string, rows ...[]string) {
 	var text strings.Builder

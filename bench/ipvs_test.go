@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -53,7 +52,7 @@ func BenchmarkIPVS(b *testing.B) {
 			all = append(all, &ipvsEntry{rival: r, services: n})
 		}
 	}
-	for round, n := 0, ipvsRoundsOf(b); round < n; round++ {
+	for round, n := 0, roundsOf(b, ipvsRounds); round < n; round++ {
 		for _, e := range shuffled(all) {
 			if round < n-1 && (e.services < fewServices || e.services >= manyServices) {
 				continue
@@ -78,18 +77,6 @@ func shuffled(all []*ipvsEntry) []*ipvsEntry {
 	order := slices.Clone(all)
 	rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 	return order
-}
-
-func ipvsRoundsOf(b *testing.B) int {
-	text := os.Getenv(roundsVariable)
-	if text == "" {
-		return ipvsRounds
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		b.Fatalf("%s: %q is not a number of rounds", roundsVariable, text)
-	}
-	return n
 }
 
 // bucketsSysctl is how many virtual servers share a bucket of their table, as a power of two.
@@ -301,7 +288,7 @@ func printIPVSControl(b *testing.B, all []*ipvsEntry) {
 		sizes[e.name], medians[e.name] = append(sizes[e.name], float64(e.services)), append(medians[e.name], median(e.added))
 	}
 	printTable(fmt.Sprintf("start and addition: medians of up to %d rounds, %d additions each; ratios to Fairlead; "+
-		"a program like ipset, of which kube-proxy starts many, takes %s here", ipvsRoundsOf(b), additions, programStart(b)), rows...)
+		"a program like ipset, of which kube-proxy starts many, takes %s here", roundsOf(b, ipvsRounds), additions, programStart(b)), rows...)
 	growth := [][]string{{"one Service added", "largest / smallest", "exponent"}}
 	for _, r := range ipvsRivals() {
 		if y := medians[r.name]; len(y) > 1 {

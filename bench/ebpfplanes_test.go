@@ -1,0 +1,113 @@
+package bench
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"testing"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/dataplane/localhost"
+	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// contender is a way in which connections come to a pod.
+type contender struct {
+	name  string
+	plane dataplane.New // nil: none, they go to the pod itself
+	ebpf  *ebpf.Options // the plane's, but for where it is
+}
+
+// contenders are what is compared for connections that are open, and for those from outside.
+func contenders() []contender {
+	packets := localhost.Wrap(conntrack.Wrap(nftables.New))
+	return []contender{
+		{name: direct},
+		{name: directAgain},
+		{name: "ebpf", ebpf: &ebpf.Options{Packets: packets}},
+		{name: "nftables", plane: packets},
+	}
+}
+
+// remotePod is a server on the other node.
+const remotePod = "server-far"
+
+// arenaFor makes a cluster in which a contender serves rows.
+func (c contender) arenaFor(b *testing.B, rows func(*testbed.Bed) string) *arena {
+	b.Helper()
+	pods := append(arenaPods(), testbed.PodSpec{Name: remotePod, Node: testbed.NodeB})
+	bed, err := testbed.New(b.Context(), testbed.Spec{Pods: pods, Cgroup: true})
+	if err != nil {
+		b.Skip(err)
+	}
+	b.Cleanup(func() {
+		if err := bed.Close(); err != nil {
+			b.Error(err)
+		}
+	})
+	a := newArenaOn(b, bed)
+	if err := bed.Do(remotePod, a.listen); err != nil {
+		b.Fatal(err)
+	}
+	c.install(b, bed, rows(bed))
+	return a
+}
+
+func (c contender) install(b *testing.B, bed *testbed.Bed, rows string) {
+	b.Helper()
+	if c.ebpf != nil {
+		pins, path, err := testbed.BPFFS()
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { pins.Close() })
+		o := *c.ebpf
+		o.Cgroup, o.Pins = bed.Cgroup(), filepath.Join(path, "fairlead")
+		c.plane = ebpf.New(o)
+	}
+	if c.plane == nil {
+		return
+	}
+	state, err := model.ParseState(rows)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var plane dataplane.Dataplane
+	err = bed.Do(testbed.Node, func() (err error) {
+		plane, err = c.plane(dataplane.Config{})
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { plane.Close() })
+	if err := plane.Sync(b.Context(), state); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// to is a client at a place that connects to one address.
+func (a *arena) to(place testbed.Place, address netip.AddrPort) *client {
+	c := a.target(address)
+	c.place = place
+	return c
+}
+
+// local is the first server's address, remote that of the one on the other node.
+func local(bed *testbed.Bed) netip.AddrPort {
+	return netip.AddrPortFrom(bed.Addr(testbed.Place(serverPod(0)), false), podPort)
+}
+
+func remote(bed *testbed.Bed) netip.AddrPort {
+	return netip.AddrPortFrom(bed.Addr(remotePod, false), podPort)
+}
+
+// forward are the rows of a Service with one backend.
+func forward(service string, address, backend netip.AddrPort, how string) string {
+	return fmt.Sprintf("backend default/%[1]s cluster %[3]s\nfrontend %[2]s/tcp any forward default/%[1]s cluster snat %[4]s\n"+
+		"pool default/%[1]s cluster\n", service, address, backend, how)
+}

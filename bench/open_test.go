@@ -1,0 +1,214 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/testbed"
+)
+
+const (
+	openClients  = 8       // connections that are used in turn
+	requests     = 2000    // in a slice
+	requestBytes = 128     // of a request, and of its response
+	chunk        = 1 << 16 // bytes of a write
+	bulk         = 1 << 20 // bytes of which the time is taken
+	bulks        = 24      // in a slice
+	unheated     = 4       // the first part of a slice that does not count: 1/unheated
+)
+
+// traffic is a kind of traffic on connections that are open.
+type traffic struct {
+	name string
+	do   func(here, there int, buffer []byte) error
+	size int // of the buffer
+	n    int // times in a slice
+}
+
+func traffics() []traffic {
+	return []traffic{
+		{"requests per second", request, requestBytes, requests},
+		{"bytes per second, to the server", func(h, t int, b []byte) error { return pump(h, t, b) }, chunk, bulks},
+		{"bytes per second, from the server", func(h, t int, b []byte) error { return pump(t, h, b) }, chunk, bulks},
+	}
+}
+
+// BenchmarkOpen compares what a request, and a MiB, take on connections that are open. One thread is the client and the
+// server, and what it does for their packets in the kernel counts as its own, so that the time is that of the processor
+// and nothing else. The clients are a pod of the node and the node itself; the server is a pod.
+func BenchmarkOpen(b *testing.B) {
+	var variants []Variant
+	processor := map[string]Series{}
+	address := netip.AddrPortFrom(serviceAddr(0), servicePort)
+	for _, c := range contenders() {
+		a := c.arenaFor(b, func(bed *testbed.Bed) string {
+			return fmt.Sprintf("pods %s\n", testbed.ClusterCIDRs()[0]) + forward("web", address, local(bed), "offcluster")
+		})
+		to := address
+		if c.plane == nil && c.ebpf == nil {
+			to = local(a.bed)
+		}
+		for _, from := range []testbed.Place{clientPod, testbed.Node} {
+			o := a.openAll(b, a.to(from, to))
+			for _, t := range traffics() {
+				name := string(from) + t.name + c.name
+				variants = append(variants, Variant{name, func() ([]time.Duration, error) {
+					took, cpu, err := o.slice(t)
+					processor[name] = append(processor[name], cpu.Seconds())
+					return took, err
+				}})
+			}
+		}
+	}
+	runtime.GC()
+	samples, err := Interleave(variants, rounds(b, roundsOf(b, 60)))
+	if err != nil {
+		b.Fatal(err)
+	}
+	reportOpen(b, samples, processor)
+}
+
+func reportOpen(b *testing.B, samples Samples, processor map[string]Series) {
+	b.Helper()
+	head := []string{"on open connections"}
+	for _, c := range contenders() {
+		head = append(head, c.name)
+	}
+	rows := [][]string{head}
+	for _, from := range []testbed.Place{clientPod, testbed.Node} {
+		for _, t := range traffics() {
+			name := string(from) + t.name
+			control := samples.Series(name+direct, 0.5)
+			row := []string{fmt.Sprintf("%s: %s", from, t.name), show(control.Duration())}
+			work := []string{fmt.Sprintf("%s: %s, processor time", from, t.name), show(processor[name+direct].Duration())}
+			for _, c := range contenders()[1:] {
+				ratio := control.Ratio(samples.Series(name+c.name, 0.5)) // of rates: the inverse of that of times
+				row = append(row, ratio.precise())
+				work = append(work, processor[name+c.name].Ratio(processor[name+direct]).precise())
+				b.ReportMetric(ratio.Median, compact(fmt.Sprintf("%s:%s:%s", from, t.name, c.name)))
+			}
+			rows = append(rows, row, work)
+		}
+	}
+	printTable(fmt.Sprintf("%d open connections: median of %d rounds; times of a request or a MiB, rates and processor time as "+
+		"ratios to direct", openClients, len(samples[clientPod+traffics()[0].name+direct])), rows...)
+}
+
+// precise has a digit more.
+func (r Ratio) precise() string { return fmt.Sprintf("%.3f (%.3f–%.3f)", r.Median, r.Low, r.High) }
+
+// openConnections have both ends here.
+type openConnections struct {
+	client *client
+	ends   [][2]int
+}
+
+func (a *arena) openAll(b *testing.B, c *client) *openConnections {
+	b.Helper()
+	o := &openConnections{client: c}
+	b.Cleanup(func() {
+		for _, e := range o.ends {
+			unix.Close(e[0])
+			unix.Close(e[1])
+		}
+	})
+	err := a.bed.Do(c.place, func() error {
+		if err := blockSignals(); err != nil {
+			return err
+		}
+		for range openClients {
+			here, there, err := c.open()
+			if err != nil {
+				return err
+			}
+			o.ends = append(o.ends, [2]int{here, there})
+		}
+		return nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return o
+}
+
+// slice does something some times, on one connection after the other. It returns what each time took, and the mean of
+// the processor time.
+func (o *openConnections) slice(t traffic) (took []time.Duration, cpu time.Duration, err error) {
+	buffer := make([]byte, t.size)
+	err = o.client.bed.Do(o.client.place, func() error {
+		if err := blockSignals(); err != nil {
+			return err
+		}
+		heat := t.n / unheated
+		var start time.Duration
+		for i := range t.n + heat {
+			if i == heat {
+				start = threadTime()
+			}
+			e := o.ends[i%len(o.ends)]
+			begin := time.Now()
+			if err := t.do(e[0], e[1], buffer); err != nil {
+				return fmt.Errorf("%s: %w", t.name, err)
+			}
+			took = append(took, time.Since(begin))
+		}
+		cpu = (threadTime() - start) / time.Duration(t.n)
+		took = took[heat:]
+		return nil
+	})
+	return took, cpu, err
+}
+
+func threadTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		return 0 // there is no such kernel
+	}
+	return time.Duration(t.Nano())
+}
+
+// request goes there, and its response comes back.
+func request(here, there int, b []byte) error {
+	return errors.Join(carry(here, there, b), carry(there, here, b))
+}
+
+// pump carries a MiB.
+func pump(from, to int, b []byte) error {
+	for range bulk / len(b) {
+		if err := carry(from, to, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// carry writes b at one end, and reads as much at the other.
+func carry(from, to int, b []byte) error {
+	for written, read, begin := 0, 0, time.Now(); read < len(b); {
+		if written < len(b) {
+			n, err := unix.Write(from, b[written:])
+			if err != nil && !errors.Is(err, unix.EAGAIN) {
+				return fmt.Errorf("write: %w", err)
+			}
+			written += max(n, 0)
+		}
+		n, err := unix.Read(to, b[:len(b)-read])
+		switch {
+		case err == nil && n == 0:
+			return errors.New("the connection has ended")
+		case err == nil:
+			read += n
+		case !errors.Is(err, unix.EAGAIN):
+			return fmt.Errorf("read: %w", err)
+		case time.Since(begin) > 5*time.Second:
+			return errors.New("nothing arrives")
+		}
+	}
+	return nil
+}
