@@ -79,7 +79,7 @@ type compiler struct {
 
 // port adds the rows of one port of the Service in the family of one of its ClusterIPs.
 func (c *compiler) port(p *Port, ip netip.Addr) {
-	c.candidates = gather(c.candidates[:0], c.view, p, c.slices, ip.Is4())
+	c.candidates = c.view.gather(c.candidates[:0], p, c.slices, ip.Is4())
 	s := choose(c.view, c.candidates)
 	c.inspect(&s)
 	name := portName(c.service.Name, p.Name)

@@ -62,7 +62,7 @@ func (c *candidate) compare(o *candidate) int {
 
 // gather appends the endpoints that serve a port of a Service, of one address family. The slices
 // are in the order of their names, so that the result depends on nothing else.
-func gather(all []candidate, v *View, p *Port, list []*Slice, v4 bool) []candidate {
+func (v *View) gather(all []candidate, p *Port, list []*Slice, v4 bool) []candidate {
 	for _, s := range list {
 		port, ok := s.port(p)
 		if !ok {

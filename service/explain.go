@@ -93,7 +93,7 @@ func (x *explainer) frontend() {
 	if row.Allow != nil {
 		x.say("spec.loadBalancerSourceRanges has %s", x.packet.Source)
 	}
-	s := choose(&x.t.view, gather(nil, &x.t.view, at.port, current(e.slices), at.Addr().Is4()))
+	s := choose(&x.t.view, x.t.view.gather(nil, at.port, current(e.slices), at.Addr().Is4()))
 	pool := x.pool(e.service, at, &s)
 	for i := range s.candidates {
 		x.candidate(&s, i, pool)
