@@ -87,6 +87,14 @@ func (h *heir) Describe() []string {
 	return nil
 }
 
+// Counters implements dataplane.Counted, whatever the plane is.
+func (h *heir) Counters(ctx context.Context) (dataplane.Counters, error) {
+	if counted, ok := h.inner.(dataplane.Counted); ok {
+		return counted.Counters(ctx)
+	}
+	return dataplane.Counters{}, fmt.Errorf("the data plane %s counts nothing: %w", h.self.name, errors.ErrUnsupported)
+}
+
 // Audit implements dataplane.Dataplane. It is also when it is seen that connections have ended.
 func (h *heir) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
 	if !h.retired.look.IsZero() && h.retired.look.Before(time.Now()) {

@@ -30,10 +30,11 @@ const patience = 10 * time.Second
 // controlServer answers questions of the same machine's root over a Unix socket:
 //
 //	GET /dump                 the rows, in canonical text form
+//	GET /counters             what the data plane has counted
 //	GET /explain?…            what happens to a packet, see packet
 //	GET /status               how programming goes, a Report
 //
-// With format=json the first two answer in JSON, as the last always does.
+// With format=json the first three answer in JSON, as the last always does.
 type controlServer struct {
 	engine  *Engine
 	path    string // of the socket; empty: none
@@ -68,6 +69,7 @@ func (e *Engine) newControl(path string) *controlServer {
 	c := &controlServer{engine: e, path: path, closing: make(chan struct{}), done: make(chan struct{})}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /dump", c.dump)
+	mux.HandleFunc("GET /counters", c.counters)
 	mux.HandleFunc("GET /explain", c.explain)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, true, e.report()) })
 	c.http.Handler, c.http.ReadHeaderTimeout = mux, patience
@@ -181,6 +183,16 @@ func (c *controlServer) dump(w http.ResponseWriter, r *http.Request) {
 			d.objects = plane.Describe()
 		}
 		return d, nil
+	})
+}
+
+func (c *controlServer) counters(w http.ResponseWriter, r *http.Request) {
+	c.ask(w, r, func(ctx context.Context, v View) (any, error) {
+		plane, ok := v.Plane.(dataplane.Counted)
+		if !ok {
+			return nil, errors.New("this data plane counts nothing")
+		}
+		return plane.Counters(ctx)
 	})
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -240,6 +241,23 @@ func TestRun_ebpfAffinity(t *testing.T) {
 		status, out := w.execute("explain", w.bed.Addr(from, false).String(), to.String(), "--control-socket", w.socket)
 		if want := "session affinity: the client keeps " + who; status != 0 || who == "" || !strings.Contains(out, want) {
 			t.Errorf("from %s: exit status %d, no %q in\n%s", from, status, want, out)
+		}
+	}
+}
+
+// TestDump_counters asks the running process what backends got.
+func TestDump_counters(t *testing.T) {
+	w := newMachine(t)
+	w.configure("ebpf", "")
+	w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
+	c := w.dial(testbed.Outside, nodePort)
+	if err := errors.Join(talk(c), c.Close()); err != nil {
+		t.Error(err)
+	}
+	_, out := w.execute("dump", "--counters", "--control-socket", w.socket)
+	for _, want := range []string{"\nserved default/web cluster 10.244.", "\ntable slots capacity "} {
+		if !strings.Contains("\n"+out, want) {
+			t.Errorf("%q is missing among what was counted:\n%s", want, out)
 		}
 	}
 }

@@ -116,14 +116,34 @@ func (i *inspection) print(v fmt.Stringer) error {
 
 func dumpCommand() *cobra.Command {
 	var i inspection
+	var counters bool
 	c := &cobra.Command{
 		Use:   "dump",
 		Short: "print the rows: what this node does with packets to Service addresses",
 		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return i.dump(c.Context()) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if counters {
+				return i.counters(c.Context())
+			}
+			return i.dump(c.Context())
+		},
 	}
 	i.addOfflineTo(c.Flags())
+	c.Flags().BoolVar(&counters, "counters", false, "print what the running proxy's data plane has counted instead (mode ebpf)")
 	return c
+}
+
+// counters prints what only a running proxy knows.
+func (i *inspection) counters(ctx context.Context) error {
+	if err := i.check(); err != nil {
+		return err
+	}
+	if i.isOffline() {
+		return misused(errors.New("--counters are those of the running proxy, and manifests have none"))
+	}
+	answer, err := i.ask(ctx, "/counters", url.Values{})
+	_, _ = os.Stdout.Write(answer)
+	return err
 }
 
 func (i *inspection) dump(ctx context.Context) error {

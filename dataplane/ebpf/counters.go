@@ -120,17 +120,59 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 	for k, n := range p.counted {
 		served[k] = &dataplane.Served{Pool: k.pool, Backend: k.backend, Connections: n}
 	}
+	err := p.addTraffic(served)
+	if err != nil {
+		return dataplane.Counters{}, fmt.Errorf("ebpf: %w", err)
+	}
 	out := dataplane.Counters{}
 	for _, s := range served {
 		out.Served = append(out.Served, *s)
 	}
-	var err error
 	if out.Refused, err = p.refused(); err != nil {
 		return out, fmt.Errorf("ebpf: %w", err)
 	}
 	out.Tables = p.tableSizes()
 	out.Sort()
 	return out, nil
+}
+
+// addTraffic adds what has passed as packets.
+func (p *Plane) addTraffic(served map[counted]*dataplane.Served) error {
+	if p.sweep == nil {
+		return nil
+	}
+	traffic, err := p.sweep.traffic()
+	if err != nil {
+		return err
+	}
+	names := map[uint64]model.PoolID{}
+	for id := range p.tables.pools {
+		names[poolName(id)] = id
+	}
+	for key, sum := range traffic {
+		id, known := names[key.Pool]
+		if !known {
+			continue
+		}
+		k := counted{id, fromPackets(key.Backend)}
+		if !hasBackend(p.tables.pools[id].backends, k.backend) {
+			k.backend = netip.AddrPort{}
+		}
+		s := served[k]
+		if s == nil {
+			s = &dataplane.Served{Pool: k.pool, Backend: k.backend}
+			served[k] = s
+		}
+		s.ToBackend.Packets += sum.Packets[toBackend]
+		s.ToBackend.Bytes += sum.Bytes[toBackend]
+		s.ToClient.Packets += sum.Packets[toClient]
+		s.ToClient.Bytes += sum.Bytes[toClient]
+	}
+	return nil
+}
+
+func fromPackets(e packetsEndpoint) netip.AddrPort {
+	return objectsEndpoint{Addr: objectsAddr{Word: e.Addr.Word}, Port: e.Port}.addrPort()
 }
 
 // refused reads what was refused.
