@@ -48,6 +48,10 @@ type EBPF struct {
 	Packets EBPFPackets `json:"packets,omitempty"`
 	// Acceleration is whether drivers of devices serve known flows from outside to outside.
 	Acceleration EBPFAcceleration `json:"acceleration,omitempty"`
+	// Sockets is whose connect() is translated.
+	Sockets EBPFSockets `json:"sockets,omitempty"`
+	// AbortTCP has TCP connections end with their backend's place in its Service, as those of UDP sockets do.
+	AbortTCP bool `json:"abortTCP,omitempty"`
 }
 
 // TakeOver says what becomes of the rules that kube-proxy has left.
@@ -96,4 +100,13 @@ const (
 	EBPFAccelerationOff        EBPFAcceleration = "off"
 	EBPFAccelerationBestEffort EBPFAcceleration = "best-effort"
 	EBPFAccelerationNative     EBPFAcceleration = "native"
+)
+
+// EBPFSockets says whose sockets are served as such, and not by their packets.
+type EBPFSockets string
+
+// The values of EBPFSockets.
+const (
+	EBPFSocketsOfAll  EBPFSockets = "all"
+	EBPFSocketsOfNode EBPFSockets = "node"
 )

@@ -168,6 +168,8 @@ func (l *loading) fairlead() {
 	override(f, "bpf-root", &c.EBPF.BPFRoot, said.EBPF.BPFRoot)
 	override(f, "ebpf-packets", &c.EBPF.Packets, said.EBPF.Packets)
 	override(f, "ebpf-acceleration", &c.EBPF.Acceleration, said.EBPF.Acceleration)
+	override(f, "ebpf-sockets", &c.EBPF.Sockets, said.EBPF.Sockets)
+	override(f, "ebpf-abort-tcp", &c.EBPF.AbortTCP, said.EBPF.AbortTCP)
 }
 
 // standaloneMode is the mode of manifests without a file of kube-proxy's: nobody there can expect what

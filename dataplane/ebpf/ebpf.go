@@ -55,6 +55,8 @@ type Options struct {
 	// ReleaseTCP has connections of TCP aborted whose backend has left its pool, as those of UDP are in any case. Without
 	// it they live on until one of their ends ends them. A backend that drains has not left.
 	ReleaseTCP bool
+	// OnlyNode leaves the sockets of other network namespaces than the node's to those who serve packets.
+	OnlyNode bool
 }
 
 // Pins is the directory for the pins of a node's plane, where a file system of type bpf is mounted, or will be.
@@ -93,12 +95,13 @@ type Plane struct {
 	behind       dataplane.Dataplane // may be nil
 	left         leftover            // for it, with TC
 	releaseTCP   bool
+	onlyNode     bool
 	memory       map[string]*ebpf.Map // nil: not open
 	counted      tally                // what tables have counted that are no more, and what was collected
 	sweep        *sweep               // of it, with TC
 	tables       *tables              // nil: the kernel's content is not known
-	// cannotRelease says that this kernel does not abort sockets for us, onlyNode that it does so for the node alone.
-	cannotRelease, onlyNode bool
+	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
+	cannotRelease, releasesNode bool
 }
 
 var (
@@ -118,7 +121,8 @@ func New(o Options) dataplane.New {
 }
 
 func open(c dataplane.Config, o Options) (*Plane, error) {
-	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, releaseTCP: o.ReleaseTCP, counted: tally{}}
+	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, releaseTCP: o.ReleaseTCP, onlyNode: o.OnlyNode,
+		counted: tally{}}
 	if p.pins == "" {
 		p.pins = Pins(defaultRoot)
 	}

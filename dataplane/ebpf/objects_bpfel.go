@@ -178,6 +178,7 @@ const (
 	objectsVarHasSetRetval  = "has_set_retval"
 	objectsVarNodeAlone     = "node_alone"
 	objectsVarNodeNetns     = "node_netns"
+	objectsVarOnlyNode      = "only_node"
 	objectsVarPlaces        = "places"
 	objectsVarPodsKnown     = "pods_known"
 )
@@ -259,6 +260,7 @@ type objectsVariableSpecs struct {
 	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	NodeAlone    *ebpf.VariableSpec `ebpf:"node_alone"`
 	NodeNetns    *ebpf.VariableSpec `ebpf:"node_netns"`
+	OnlyNode     *ebpf.VariableSpec `ebpf:"only_node"`
 	Places       *ebpf.VariableSpec `ebpf:"places"`
 	PodsKnown    *ebpf.VariableSpec `ebpf:"pods_known"`
 }
@@ -318,6 +320,7 @@ type objectsVariables struct {
 	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
 	NodeAlone    *ebpf.Variable `ebpf:"node_alone"`
 	NodeNetns    *ebpf.Variable `ebpf:"node_netns"`
+	OnlyNode     *ebpf.Variable `ebpf:"only_node"`
 	Places       *ebpf.Variable `ebpf:"places"`
 	PodsKnown    *ebpf.Variable `ebpf:"pods_known"`
 }

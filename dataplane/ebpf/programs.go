@@ -76,6 +76,7 @@ func (p *Plane) program(size capacity, pods model.Pods) (*ebpf.Collection, error
 		objectsVarPodsKnown:    podsKnown(pods),
 		objectsVarAlone:        p.serve != TC && p.behind == nil,
 		objectsVarNodeAlone:    p.serve == TC || p.behind == nil,
+		objectsVarOnlyNode:     p.onlyNode,
 		objectsVarPlaces:       p.sizes.orDefault().Sockets - 1,
 		objectsVarHasSetRetval: p.hasSetRetval,
 	} {

@@ -76,10 +76,10 @@ func (p *Plane) release(s *model.State) error {
 
 // cannotReleasePods says it once.
 func (p *Plane) cannotReleasePods(err error) {
-	if p.onlyNode {
+	if p.releasesNode {
 		return
 	}
-	p.onlyNode = true
+	p.releasesNode = true
 	if p.config.Log != nil {
 		p.config.Log.Warn("connected sockets of pods stay with backends that are gone: CAP_SYS_ADMIN is needed to reach "+
 			"them", "error", err)

@@ -430,3 +430,28 @@ func TestKill(t *testing.T) {
 	p := c.open()
 	check(t, errors.Join(p.Remove(t.Context()), p.Close()))
 }
+
+// With OnlyNode the sockets of pods keep the Service's address, and the node's do not. Nobody serves packets here.
+func TestOnlyNode(t *testing.T) {
+	c := newCluster(t)
+	var p dataplane.Dataplane
+	check(t, c.Do(testbed.Node, func() (err error) {
+		o := ebpf.Options{Cgroup: c.Cgroup(), Pins: c.pins, Serve: ebpf.Behind, OnlyNode: true}
+		p, err = ebpf.New(o)(dataplane.Config{})
+		return err
+	}))
+	defer p.Close()
+	check(t, p.Sync(t.Context(), parse(t, dns)))
+	const service = "10.96.0.10:53"
+	if answer, err := ask(c.listen(testbed.Node, "udp4"), service); err != nil || !strings.HasSuffix(answer, service) {
+		t.Errorf("a socket of the node: %q, %v", answer, err)
+	}
+	pod := c.listen("client", "udp4")
+	if _, err := pod.WriteToUDPAddrPort([]byte("?\n"), netip.MustParseAddrPort(service)); err != nil {
+		t.Fatal(err)
+	}
+	check(t, pod.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
+	if n, from, err := pod.ReadFromUDPAddrPort(make([]byte, 128)); err == nil {
+		t.Errorf("a socket of a pod got %d bytes from %s, and nobody serves packets", n, from)
+	}
+}

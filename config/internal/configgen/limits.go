@@ -91,5 +91,6 @@ func fairleadLimits() map[string]limit {
 		"ebpf.packets":    words(config.EBPFPacketsByTC, config.EBPFPacketsByNFTables),
 		"ebpf.acceleration": words(
 			config.EBPFAccelerationOff, config.EBPFAccelerationBestEffort, config.EBPFAccelerationNative),
+		"ebpf.sockets": words(config.EBPFSocketsOfAll, config.EBPFSocketsOfNode),
 	}
 }

@@ -21,6 +21,7 @@ const volatile __u64 node_netns;       // cookie of the node's network namespace
 const volatile bool pods_known[2];     // whether the rows recognise pods, in IPv4 and in IPv6
 const volatile bool alone;	       // nobody serves packets: what is not forwarded must be refused here
 const volatile __u32 places;	       // how many there are for connected sockets, less one: a power of two
+const volatile bool only_node;	       // sockets of others pass
 const volatile bool node_alone;	       // nobody serves the node's own packets: likewise
 const volatile bool has_set_retval;    // and with it another error than EPERM: Linux 5.18
 
@@ -86,7 +87,7 @@ static __always_inline enum verdict route(struct bpf_sock_addr *ctx, const struc
 
 	if (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP)
 		return PASS;
-	if (!node && is_loopback(&to->addr))
+	if (!node && (only_node || is_loopback(&to->addr)))
 		return PASS;
 	decide(to, ctx->protocol, node || pod, &t);
 	if (t.flags & LIMITED)
