@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	bpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -246,6 +247,65 @@ func (c cluster) releasedTCP(p dataplane.Dataplane) {
 	if err := lives(conns[2]); err != nil {
 		t.Error(err)
 	}
+}
+
+// A connected socket that names its peer with each datagram hears the answers, as does one that is connected no more and
+// goes on to ask the service, or the pod itself.
+func TestDatagrams_connected(t *testing.T) {
+	for name, sockets := range map[string]uint32{"places": 0, "one place": 1} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			p := c.openSized(ebpf.Sizes{Sockets: sockets})
+			defer p.Close()
+			check(t, p.Sync(t.Context(), parse(t, dns)))
+			for range 12 { // each of which would choose the other backend as often as not
+				check(t, c.Do("client", func() error { return connectedAsks(t) }))
+			}
+		})
+	}
+}
+
+func connectedAsks(t *testing.T) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	t.Cleanup(func() { unix.Close(fd) }) // those that stay keep the places
+	service := &unix.SockaddrInet4{Port: 53, Addr: [4]byte{10, 96, 0, 10}}
+	err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}),
+		unix.Connect(fd, service), answersFrom(fd, service))
+	if err != nil {
+		return err
+	}
+	var unspecified [unix.SizeofSockaddrInet4]byte
+	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&unspecified)),
+		unix.SizeofSockaddrInet4)
+	if errno != 0 {
+		return fmt.Errorf("connect to AF_UNSPEC: %w", errno)
+	}
+	for _, to := range []*unix.SockaddrInet4{
+		service,
+		{Port: 5353, Addr: [4]byte{10, 244, 1, 11}},
+		{Port: 5353, Addr: [4]byte{10, 244, 1, 12}},
+		service,
+	} {
+		if err := answersFrom(fd, to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// answersFrom sends a datagram to an address. It is an error if the answer comes from another one.
+func answersFrom(fd int, to *unix.SockaddrInet4) error {
+	if err := unix.Sendto(fd, []byte("?"), 0, to); err != nil {
+		return fmt.Errorf("send: %w", err)
+	}
+	_, from, err := unix.Recvfrom(fd, make([]byte, 128), 0)
+	if got, ok := from.(*unix.SockaddrInet4); err != nil || !ok || got.Addr != to.Addr || got.Port != to.Port {
+		return fmt.Errorf("%v was asked, and %v answers: %w", to, from, err)
+	}
+	return nil
 }
 
 // getpeername tells the address that was asked for, in all families.

@@ -147,6 +147,24 @@ static __always_inline bool remember(struct bpf_sock_addr *ctx, __u64 cookie, __
 	return false;
 }
 
+// is_connected is about a socket of UDP, whose state is the one of TCP then. No hook sees it connect to AF_UNSPEC.
+static __always_inline bool is_connected(const struct bpf_sock_addr *ctx)
+{
+	return ctx->sk->state == BPF_TCP_ESTABLISHED;
+}
+
+// peer_of is what a socket asked for when it was connected, and what it got, while it is connected.
+static __always_inline struct peer *peer_of(struct bpf_sock_addr *ctx, __u64 cookie)
+{
+	struct place *at = place_of(cookie);
+
+	if (ctx->protocol == IPPROTO_UDP && !is_connected(ctx))
+		return NULL;
+	if (at && at->cookie == cookie)
+		return &at->peer;
+	return bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
+}
+
 // expect has what comes from a backend come from the service, and tells the agent whom a socket without a place talks to.
 static __always_inline void expect(__u64 cookie, const struct endpoint *backend, const struct endpoint *service,
 				   bool connected)
@@ -168,6 +186,16 @@ static __always_inline void unexpect(struct bpf_sock_addr *ctx, __u64 cookie, co
 	if (at && at->cookie == cookie)
 		at->peer = (struct peer){};
 	if (!bpf_sk_storage_delete(&peers, ctx->sk) || ctx->protocol == IPPROTO_UDP)
+		bpf_map_delete_elem(&flows, &back);
+}
+
+// forget_service is for a datagram to an address that is no service's: its answers come from there, also if the socket
+// got there by a service before. Who talks to a backend both ways at once has the name that was used last.
+static __always_inline void forget_service(struct bpf_sock_addr *ctx, __u64 cookie, const struct endpoint *to)
+{
+	struct flow_key back = {.cookie = cookie, .peer = *to, .back = 1};
+
+	if (!is_connected(ctx) && bpf_map_lookup_elem(&flows, &back))
 		bpf_map_delete_elem(&flows, &back);
 }
 
@@ -225,18 +253,27 @@ static __always_inline bool assign(const struct flow_key *forth, __u32 number, c
 // sent translates the address of a datagram.
 static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, bool *changed)
 {
-	__u64 netns = bpf_get_netns_cookie(ctx);
+	__u64 netns = bpf_get_netns_cookie(ctx), cookie = bpf_get_socket_cookie(ctx);
 	struct addr from = client(netns);
 	__u32 number = 0;
 	enum verdict verdict = route(ctx, to, netns, &number);
 
-	if (verdict == PASS)
+	if (verdict == PASS) {
+		forget_service(ctx, cookie, to);
 		return ALLOWED;
+	}
 	if (verdict != FORWARD)
 		return refuse(verdict);
-	struct flow_key forth = {.cookie = bpf_get_socket_cookie(ctx), .peer = *to};
+	struct flow_key forth = {.cookie = cookie, .peer = *to};
+	struct peer *p = peer_of(ctx, cookie);
 	struct endpoint backend;
 
+	// A connected socket that names its peer all the same hears of no other backend than that.
+	if (p && same(&p->service, to) && membership(&p->backend, number) != STRANGER) {
+		*to = p->backend;
+		*changed = true;
+		return ALLOWED;
+	}
 	if (!assign(&forth, number, &from, &backend))
 		return refuse(REJECT);
 	expect(forth.cookie, &backend, to, false);
@@ -249,8 +286,7 @@ static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, 
 static __always_inline bool translate_back(struct bpf_sock_addr *ctx, struct endpoint *from)
 {
 	struct flow_key back = {.cookie = bpf_get_socket_cookie(ctx), .peer = *from, .back = 1};
-	struct place *at = place_of(back.cookie);
-	struct peer *p = at && at->cookie == back.cookie ? &at->peer : bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
+	struct peer *p = peer_of(ctx, back.cookie);
 
 	if (p && same(&p->backend, from)) {
 		*from = p->service;
