@@ -22,6 +22,9 @@ import (
 	"fairlead.dev/fairlead/testbed"
 )
 
+// probed is what the first plane has found out, for the others.
+var probed ebpf.Probed
+
 // ebpfPlane serves the sockets of the calling thread's cgroup, and packets itself or by another plane.
 func ebpfPlane(t *testing.T, serve ebpf.Server, behind dataplane.New) dataplane.New {
 	if _, err := threadCgroup(); err != nil {
@@ -38,7 +41,7 @@ func ebpfPlane(t *testing.T, serve ebpf.Server, behind dataplane.New) dataplane.
 			return nil, err
 		}
 		return ebpf.New(ebpf.Options{
-			Cgroup: cgroup, Pins: filepath.Join(pins, filepath.Base(cgroup)), Serve: serve, Packets: behind,
+			Cgroup: cgroup, Pins: filepath.Join(pins, filepath.Base(cgroup)), Serve: serve, Packets: behind, Probed: &probed,
 		})(c)
 	}
 }

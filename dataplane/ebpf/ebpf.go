@@ -22,6 +22,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,6 +56,9 @@ type Options struct {
 	// ReleaseTCP has connections of TCP aborted whose backend has left its pool, as those of UDP are in any case. Without
 	// it they live on until one of their ends ends them. A backend that drains has not left.
 	ReleaseTCP bool
+	// Probed is what planes of this process know of the kernel already, and where this one adds to that; nil: it finds out
+	// for itself.
+	Probed *Probed
 	// OnlyNode leaves the sockets of other network namespaces than the node's to those who serve packets.
 	OnlyNode bool
 }
@@ -89,6 +93,7 @@ type Plane struct {
 	node         string // the network namespace
 	netns        uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
 	hasSetRetval bool
+	probed       *Probed
 	sizes        Sizes
 	serve        Server              // TC or Behind
 	devices      *devices            // of the node; nil before they are needed
@@ -122,7 +127,7 @@ func New(o Options) dataplane.New {
 
 func open(c dataplane.Config, o Options) (*Plane, error) {
 	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, releaseTCP: o.ReleaseTCP, onlyNode: o.OnlyNode,
-		counted: tally{}}
+		counted: tally{}, probed: cmp.Or(o.Probed, &Probed{})}
 	if p.pins == "" {
 		p.pins = Pins(defaultRoot)
 	}

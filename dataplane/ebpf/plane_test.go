@@ -84,10 +84,13 @@ func (c cluster) open() dataplane.Dataplane {
 	return c.openAs(ebpf.Options{})
 }
 
+// probed is what the first plane has found out, for the others.
+var probed ebpf.Probed
+
 // openAs makes one with options.
 func (c cluster) openAs(o ebpf.Options) dataplane.Dataplane {
 	c.t.Helper()
-	o.Cgroup, o.Pins = c.Cgroup(), c.pins
+	o.Cgroup, o.Pins, o.Probed = c.Cgroup(), c.pins, &probed
 	var p dataplane.Dataplane
 	err := c.Do(testbed.Node, func() (err error) {
 		p, err = ebpf.New(o)(dataplane.Config{})

@@ -1,8 +1,6 @@
 package ebpf
 
 import (
-	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -101,40 +99,6 @@ func podsKnown(pods model.Pods) (known [2]bool) {
 		known = [2]bool{true, true}
 	}
 	return known
-}
-
-// probe has the kernel verify the programs. The error says what it lacks.
-func (p *Plane) probe() error {
-	var verifier *ebpf.VerifierError
-	var c *ebpf.Collection
-	var err error
-	for _, p.hasSetRetval = range []bool{true, false} { // Linux 5.18
-		if c, err = p.program(capacityFor(model.NewState()), model.Pods{}); !errors.As(err, &verifier) {
-			break
-		}
-	}
-	if err != nil {
-		return whyRefused(err)
-	}
-	c.Close()
-	return nil
-}
-
-// probePackets has it verify those for packets.
-func (p *Plane) probePackets(fast bool) error {
-	c, err := p.program(capacityFor(model.NewState()), model.Pods{})
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	packets, err := newPackets(c.Maps, model.NewState(), packetOptions{
-		Ports: portRange{First: 1024, Count: 1}, Translations: 1, Anywhere: true, Fast: fast,
-	})
-	if err != nil {
-		return whyRefused(fmt.Errorf("programs for packets: %w", err))
-	}
-	defer packets.Close()
-	return attachable(packets.Programs[packetsProgLeave])
 }
 
 // hookNames are in the order in which the programs are attached: who gets a place must be seen to give it back.

@@ -112,11 +112,7 @@ func TestDatagrams(t *testing.T) {
 // openSized is open for a plane that remembers other numbers of clients and sockets.
 func (c cluster) openSized(sizes ebpf.Sizes) (p dataplane.Dataplane) {
 	c.t.Helper()
-	check(c.t, c.Do(testbed.Node, func() (err error) {
-		p, err = ebpf.New(ebpf.Options{Cgroup: c.Cgroup(), Pins: c.pins, Sizes: sizes})(dataplane.Config{})
-		return err
-	}))
-	return p
+	return c.openAs(ebpf.Options{Sizes: sizes})
 }
 
 // A connected UDP socket is aborted when its backend leaves, others are not.
@@ -180,12 +176,7 @@ func TestRelease_TCP(t *testing.T) {
 	for name, sockets := range map[string]uint32{"places": 0, "one place": 1} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t)
-			var p dataplane.Dataplane
-			check(t, c.Do(testbed.Node, func() (err error) {
-				o := ebpf.Options{Cgroup: c.Cgroup(), Pins: c.pins, ReleaseTCP: true, Sizes: ebpf.Sizes{Sockets: sockets}}
-				p, err = ebpf.New(o)(dataplane.Config{})
-				return err
-			}))
+			p := c.openAs(ebpf.Options{ReleaseTCP: true, Sizes: ebpf.Sizes{Sockets: sockets}})
 			defer p.Close()
 			c.releasedTCP(p)
 		})
@@ -494,12 +485,7 @@ func TestKill(t *testing.T) {
 // With OnlyNode the sockets of pods keep the Service's address, and the node's do not. Nobody serves packets here.
 func TestOnlyNode(t *testing.T) {
 	c := newCluster(t)
-	var p dataplane.Dataplane
-	check(t, c.Do(testbed.Node, func() (err error) {
-		o := ebpf.Options{Cgroup: c.Cgroup(), Pins: c.pins, Serve: ebpf.Behind, OnlyNode: true}
-		p, err = ebpf.New(o)(dataplane.Config{})
-		return err
-	}))
+	p := c.openAs(ebpf.Options{Serve: ebpf.Behind, OnlyNode: true})
 	defer p.Close()
 	check(t, p.Sync(t.Context(), parse(t, dns)))
 	const service = "10.96.0.10:53"
