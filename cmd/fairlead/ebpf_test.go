@@ -59,11 +59,7 @@ func (m machine) pins() string {
 	}
 	var names []string
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), "v") { // and a number
-			names = append(names, "memory")
-		} else {
-			names = append(names, e.Name())
-		}
+		names = append(names, e.Name())
 	}
 	slices.Sort(names)
 	return strings.Join(names, " ")

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
@@ -45,7 +44,7 @@ endpoints:
 func TestRun_ebpfLife(t *testing.T) {
 	w := newMachine(t)
 	w.write("dns.yaml", dns)
-	flags := []string{"--proxy-mode", "ebpf", "--ebpf-packets", "nftables", "--cgroup-root", w.bed.Cgroup()}
+	flags := []string{"--proxy-mode", "ebpf", "--cgroup-root", w.bed.Cgroup()}
 	p := w.start(flags...)
 	loads := w.loads()
 	ctx, stop := context.WithCancel(t.Context())
@@ -64,8 +63,8 @@ func TestRun_ebpfLife(t *testing.T) {
 		prior func()
 	}{
 		{"killed", func() {}},
-		{"an older version has been there", func() { w.pretend("v0") }},
-		{"a newer version has been there", func() { w.pretend("v100") }},
+		{"an older version has been there", func() { w.pretend(8) }},
+		{"a newer version has been there", func() { w.pretend(16) }},
 		{"killed again", func() {}},
 	} {
 		_ = p.Process.Kill()
@@ -98,6 +97,25 @@ func TestRun_ebpfLife(t *testing.T) {
 		t.Logf("%d connections", r.Total())
 	}
 	t.Logf("%d datagrams were answered", asked.Load())
+	w.otherFlows(p, flags)
+}
+
+// otherFlows has a version come that cannot read the flows of the one before. Whoever connects from then on is served;
+// connections from outside that were open end.
+func (m machine) otherFlows(p *proxy, flags []string) {
+	m.Helper()
+	_ = p.Process.Kill()
+	_ = p.Wait()
+	want := m.sizeOfFlows()
+	m.misfit("translations", 8)
+	m.start(flags...)
+	m.becomes("size of flows", want, m.sizeOfFlows)
+	for from, to := range everywhere() {
+		c := m.dial(from, to)
+		if err := errors.Join(talk(c), c.Close()); err != nil {
+			m.Errorf("from %s: %v", from, err)
+		}
+	}
 }
 
 // ask sends datagrams until ctx ends, by sockets that are connected and others, and counts answers. One that has no
@@ -184,117 +202,49 @@ func answer(conn *net.UDPConn, send func() error, to netip.AddrPort) error {
 	}
 }
 
-// pretend makes what is pinned that of another version: with tables of another layout in a directory of another name,
-// and programs that were made for these in force.
-func (m machine) pretend(version string) {
+// pretend has the memory be that of a version with another layout of all but flows of packets. The programs that are in
+// force go on with what they have, as those of another version would.
+func (m machine) pretend(more uint32) {
 	m.Helper()
-	if err := m.tryPretend(version); err != nil {
+	entries, err := os.ReadDir(filepath.Join(m.pinned, "memory"))
+	if err != nil {
 		m.Fatal(err)
 	}
+	for _, e := range entries {
+		if name := e.Name(); name != "translations" && name != "peers" { // whose elements only its sockets have
+			m.misfit(name, more)
+		}
+	}
 }
 
-func (m machine) tryPretend(version string) error {
-	spec, err := ebpf.LoadCollectionSpec("../../dataplane/ebpf/objects_bpfel.o")
+// misfit puts a map with elements of another size in place of one that is pinned.
+func (m machine) misfit(name string, more uint32) {
+	m.Helper()
+	path := filepath.Join(m.pinned, "memory", name)
+	here, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
-		return err
+		m.Fatal(err)
 	}
-	here, err := filepath.Glob(filepath.Join(m.pinned, "v*"))
-	if err != nil || len(here) != 1 {
-		return fmt.Errorf("memory %v: %w", here, err)
+	defer here.Close()
+	other, err := ebpf.NewMap(&ebpf.MapSpec{
+		Type: here.Type(), KeySize: here.KeySize(), ValueSize: here.ValueSize() + more, MaxEntries: here.MaxEntries(),
+		Flags: here.Flags(),
+	})
+	if err == nil {
+		defer other.Close()
+		err = errors.Join(here.Unpin(), other.Pin(path))
 	}
-	links, err := os.ReadDir(filepath.Join(m.pinned, "links"))
 	if err != nil {
-		return err
+		m.Fatalf("%s: %v", name, err)
 	}
-	tables, err := m.tablesOf(links[0].Name())
-	if err != nil {
-		return err
-	}
-	memory, err := os.ReadDir(here[0])
-	if err != nil {
-		return err
-	}
-	var remembered []string
-	for _, e := range memory {
-		old, err := ebpf.LoadPinnedMap(filepath.Join(here[0], e.Name()), nil)
-		if err != nil {
-			return err
-		}
-		defer old.Close()
-		delete(tables, e.Name())
-		s := spec.Maps[e.Name()]
-		if s == nil { // it is for packets
-			continue
-		}
-		remembered = append(remembered, e.Name())
-		if s.MaxEntries = old.MaxEntries(); s.Type != ebpf.SkStorage { // which needs its types
-			s.ValueSize, s.Key, s.Value = s.ValueSize+8, nil, nil
-		}
-	}
-	other, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
-	if err != nil {
-		return err
-	}
-	defer other.Close()
-	return m.install(version, other, remembered, here[0])
 }
 
-// install pins the memory of another version, has its programs in force, and removes the memory that was there.
-func (m machine) install(version string, c *ebpf.Collection, memory []string, before string) error {
-	dir := filepath.Join(m.pinned, version)
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
-	for _, name := range memory {
-		if err := c.Maps[name].Pin(filepath.Join(dir, name)); err != nil {
-			return err
-		}
-	}
-	for name, program := range c.Programs {
-		l, err := link.LoadPinnedLink(filepath.Join(m.pinned, "links", name), nil)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(l.Update(program), l.Close()); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-	}
-	return os.RemoveAll(before)
-}
-
-// tablesOf are those of the program at a hook, by their names.
-func (m machine) tablesOf(hook string) (map[string]*ebpf.Map, error) {
-	l, err := link.LoadPinnedLink(filepath.Join(m.pinned, "links", hook), nil)
+func (m machine) sizeOfFlows() string {
+	m.Helper()
+	flows, err := ebpf.LoadPinnedMap(filepath.Join(m.pinned, "memory", "translations"), nil)
 	if err != nil {
-		return nil, err
+		m.Fatal(err)
 	}
-	defer l.Close()
-	at, err := l.Info()
-	if err != nil {
-		return nil, err
-	}
-	p, err := ebpf.NewProgramFromID(at.Program)
-	if err != nil {
-		return nil, err
-	}
-	defer p.Close()
-	info, err := p.Info()
-	if err != nil {
-		return nil, err
-	}
-	ids, _ := info.MapIDs()
-	tables := map[string]*ebpf.Map{}
-	for _, id := range ids {
-		table, err := ebpf.NewMapFromID(id)
-		if err != nil {
-			return nil, err
-		}
-		m.Cleanup(func() { table.Close() })
-		described, err := table.Info()
-		if err != nil {
-			return nil, err
-		}
-		tables[described.Name] = table
-	}
-	return tables, nil
+	defer flows.Close()
+	return fmt.Sprint(flows.ValueSize())
 }

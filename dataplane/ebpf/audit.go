@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -103,7 +102,7 @@ func (p *Plane) auditHooks() (drifts []dataplane.Drift) {
 // auditMemory finds maps that the next process would not find.
 func (p *Plane) auditMemory() (drifts []dataplane.Drift) {
 	for _, name := range slices.Sorted(maps.Keys(p.memory)) {
-		path := filepath.Join(p.pins, memoryLayout, name)
+		path := p.memoryPath(name)
 		if _, err := os.Stat(path); err != nil {
 			drifts = append(drifts, dataplane.Drift{Class: "pins", Object: "pin " + path, Want: "map " + name})
 		}

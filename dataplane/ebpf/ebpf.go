@@ -102,6 +102,7 @@ type Plane struct {
 	releaseTCP   bool
 	onlyNode     bool
 	memory       map[string]*ebpf.Map // nil: not open
+	former       map[string]*ebpf.Map // what parts of it are to replace
 	counted      tally                // what tables have counted that are no more, and what was collected
 	sweep        *sweep               // of it, with TC
 	tables       *tables              // nil: the kernel's content is not known
@@ -267,6 +268,10 @@ func (p *Plane) replace(s *model.State) error {
 	if err != nil {
 		return err
 	}
+	if err := p.carry(); err != nil {
+		t.close()
+		return err
+	}
 	partial := p.attachAll(t)
 	if !isPartial(partial) {
 		t.close()
@@ -275,7 +280,7 @@ func (p *Plane) replace(s *model.State) error {
 	p.closeTables()
 	p.tables = t
 	p.tables.lost = true
-	if err := errors.Join(p.dropLayouts(), p.settle(s)); err != nil {
+	if err := errors.Join(p.settleMemory(), p.dropOthers(), p.settle(s)); err != nil {
 		return err
 	}
 	return partial

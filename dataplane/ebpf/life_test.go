@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
 )
@@ -99,14 +100,15 @@ func TestChanges(t *testing.T) {
 	check(t, errors.Join(<-failed, <-failed))
 }
 
-// A client keeps its backend across processes.
+// A client keeps its backend across processes, whatever number of clients they remember.
 func TestAffinity(t *testing.T) {
 	c := newCluster(t)
 	s := parse(t, strings.Replace(web, "pods 10.244.0.0/16", "pool default/web:http cluster affinity 1h0m0s\npods 10.244.0.0/16", 1))
 	seen := map[string]bool{}
-	for range 6 {
-		p := c.open()
+	for i := range uint32(6) {
+		p := c.openSized(ebpf.Sizes{Affinities: 1000 * (1 + i%2)})
 		check(t, p.Sync(t.Context(), s))
+		c.audited(p, s)
 		seen[c.answers("client", model.TCP, "10.96.0.10:80")] = true
 		check(t, p.Close())
 	}
@@ -122,10 +124,11 @@ func TestAudit(t *testing.T) {
 	defer p.Close()
 	s := parse(t, web)
 	check(t, p.Sync(t.Context(), s))
-	for _, pin := range []string{"links/connect4", "v2/affinities"} {
+	for _, pin := range []string{"links/connect4", "memory/affinities"} {
 		check(t, os.Remove(filepath.Join(c.pins, pin)))
 	}
 	check(t, os.Mkdir(filepath.Join(c.pins, "v0"), 0o700))
+	check(t, os.Mkdir(filepath.Join(c.pins, "memory", "clocks"), 0o700))
 	drifts, err := p.Audit(t.Context(), s)
 	check(t, err)
 	var classes []string
@@ -138,7 +141,9 @@ func TestAudit(t *testing.T) {
 	check(t, p.Sync(t.Context(), s))
 	c.audited(p, s)
 	c.expect("pod-b source 10.244.1.20", "client", model.UDP, "10.96.0.10:53")
-	if _, err := os.Stat(filepath.Join(c.pins, "v0")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("another layout is left: %v", err)
+	for _, name := range []string{"v0", "memory/clocks"} {
+		if _, err := os.Stat(filepath.Join(c.pins, name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s of another version is left: %v", name, err)
+		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -20,24 +19,27 @@ import (
 //	netns                 the node's network namespace, by a symbolic link
 //	links/connect4 …      each holds a program to the cgroup, the program its tables
 //	links/ingress-2 …     likewise to a device, by its index
-//	v2/affinities …       what clients and sockets are remembered in: adopted by the next process
+//	memory/affinities …   what clients, sockets and flows are remembered in
 //
-// A layout that is not ours is left alone until our programs are attached; then it goes.
+// The next process, of whatever version, adopts each map that is laid out as its own one of that name. A map whose
+// elements get another meaning, but not another size, needs another name. What is not adopted serves the programs that
+// have it until others are attached, and then goes.
 
-// memoryLayout is the number of the layout in bpf/maps.h.
-const memoryLayout = "v2"
+// memoryDir has the maps that outlive programs.
+const memoryDir = "memory"
+
+func (p *Plane) memoryPath(name string) string { return filepath.Join(p.pins, memoryDir, name) }
 
 // openMemory adopts what an earlier process remembers, or begins anew, and makes sure that it is pinned.
 func (p *Plane) openMemory() error {
 	if err := p.claim(); err != nil {
 		return err
 	}
-	dir := filepath.Join(p.pins, memoryLayout)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(p.memoryPath(""), 0o700); err != nil {
 		return err
 	}
 	if p.memory != nil {
-		return p.pinAgain(dir)
+		return p.pinAgain()
 	}
 	spec, err := loadObjects()
 	if err != nil {
@@ -49,20 +51,16 @@ func (p *Plane) openMemory() error {
 			return err
 		}
 	}
-	memory := map[string]*ebpf.Map{}
+	p.memory, p.former = map[string]*ebpf.Map{}, map[string]*ebpf.Map{}
 	for name, want := range wanted {
-		m, err := openPinned(filepath.Join(dir, name), want)
-		if err != nil {
-			closeMaps(memory)
-			return fmt.Errorf("%s: %w", name, err)
+		if err := p.openMap(name, want); err != nil {
+			return errors.Join(fmt.Errorf("%s: %w", name, err), p.closeMemory())
 		}
-		memory[name] = m
 	}
-	p.memory = memory
 	if p.serve != TC {
 		return nil
 	}
-	if p.sweep, err = newSweep(memory, patience()); err != nil {
+	if p.sweep, err = newSweep(p.memory, patience()); err != nil {
 		return errors.Join(err, p.closeMemory())
 	}
 	return nil
@@ -92,9 +90,9 @@ func (p *Plane) memoryOf(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 }
 
 // pinAgain restores the pins that somebody has removed.
-func (p *Plane) pinAgain(dir string) error {
+func (p *Plane) pinAgain() error {
 	for name, m := range p.memory {
-		path := filepath.Join(dir, name)
+		path := p.memoryPath(name)
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -105,25 +103,30 @@ func (p *Plane) pinAgain(dir string) error {
 	return nil
 }
 
-func openPinned(path string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-	m, err := ebpf.LoadPinnedMap(path, nil)
+// openMap adopts a map, or makes one. One of another size hands on its elements, where that is possible, when the
+// programs are in force: until then it stays pinned.
+func (p *Plane) openMap(name string, spec *ebpf.MapSpec) error {
+	path := p.memoryPath(name)
+	former, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
-		if spec.Compatible(m) == nil {
-			return m, nil
+		if spec.Compatible(former) == nil {
+			p.memory[name] = former
+			return nil
 		}
-		m.Close()
+		if p.memory[name], err = ebpf.NewMap(spec); err != nil {
+			former.Close()
+			return err
+		}
+		p.former[name] = former
+		return nil
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+		return err
 	}
-	if m, err = ebpf.NewMap(spec); err != nil {
-		return nil, err
+	if p.memory[name], err = ebpf.NewMap(spec); err != nil {
+		return err
 	}
-	if err := m.Pin(path); err != nil {
-		m.Close()
-		return nil, err
-	}
-	return m, nil
+	return p.memory[name].Pin(path)
 }
 
 // closeMemory leaves it to the kernel.
@@ -132,6 +135,8 @@ func (p *Plane) closeMemory() (err error) {
 		err = p.sweep.close()
 	}
 	closeMaps(p.memory)
+	closeMaps(p.former)
+	clear(p.former)
 	p.memory, p.sweep = nil, nil
 	return err
 }
@@ -182,16 +187,21 @@ func (p *Plane) openLink(hook string) link.Link {
 	return nil
 }
 
-// dropLayouts removes the memory of other versions.
-func (p *Plane) dropLayouts() error {
-	entries, err := os.ReadDir(p.pins)
-	if err != nil {
-		return err
-	}
-	var errs []error
+// dropOthers removes what only another version knows.
+func (p *Plane) dropOthers() error {
+	errs := []error{p.dropBut(p.pins, func(name string) bool {
+		return name == ownerLink || name == memoryDir || name == "links"
+	})}
+	errs = append(errs, p.dropBut(p.memoryPath(""), func(name string) bool { return p.memory[name] != nil }))
+	return errors.Join(errs...)
+}
+
+func (p *Plane) dropBut(dir string, stays func(name string) bool) error {
+	entries, err := os.ReadDir(dir)
+	errs := []error{err}
 	for _, e := range entries {
-		if !slices.Contains([]string{ownerLink, memoryLayout, "links"}, e.Name()) {
-			errs = append(errs, os.RemoveAll(filepath.Join(p.pins, e.Name())))
+		if !stays(e.Name()) {
+			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
 		}
 	}
 	return errors.Join(errs...)

@@ -337,7 +337,7 @@ func TestPeerName(t *testing.T) {
 // places is how many connected sockets have a place of their own, of the only one that there is.
 func (c cluster) places() uint32 {
 	c.t.Helper()
-	m, err := bpf.LoadPinnedMap(filepath.Join(c.pins, "v2", "sockets"), nil)
+	m, err := bpf.LoadPinnedMap(filepath.Join(c.pins, "memory", "sockets"), nil)
 	check(c.t, err)
 	defer m.Close()
 	var place struct {

@@ -53,10 +53,10 @@ func retire(ctx context.Context, c dataplane.Config, dir string) (flows int, err
 	return flows, p.standBy()
 }
 
-// countFlows counts those that may go on, if their memory is of this version: that of another one only its own programs
-// understand.
+// countFlows counts those that may go on, if their memory is laid out as this version's: another one only its own
+// programs understand.
 func (p *Plane) countFlows() (n int, err error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(p.pins, memoryLayout, packetsMapTranslations), nil)
+	m, err := ebpf.LoadPinnedMap(p.memoryPath(packetsMapTranslations), nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -64,6 +64,13 @@ func (p *Plane) countFlows() (n int, err error) {
 		return 0, err
 	}
 	defer m.Close()
+	spec, err := packetObjects()
+	if err != nil {
+		return 0, err
+	}
+	if want := spec.Maps[packetsMapTranslations]; m.KeySize() != want.KeySize || m.ValueSize() != want.ValueSize {
+		return 0, nil
+	}
 	at, err := now()
 	if err != nil {
 		return 0, err

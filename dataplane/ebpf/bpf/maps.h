@@ -8,8 +8,8 @@
 //   slots[first ... first + count)     ─► a backend each
 //
 // These are made anew, with the programs that use them, by every Sync. What sockets and clients are remembered in
-// (affinities, flows, sockets, peers), and what was refused, is pinned and outlives the programs: whoever changes a layout there changes
-// the number in pin.go.
+// (affinities, flows, sockets, peers), and what was refused, is pinned and outlives the programs: see pin.go before you
+// change a layout there.
 #pragma once
 
 #include <stdbool.h>

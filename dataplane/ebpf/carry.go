@@ -1,0 +1,73 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+)
+
+// A map of another size than the one that is pinned takes over its elements twice: before the programs that use it are
+// in force, so that they know what goes on, and then what others have added meanwhile.
+//
+//	openMap ─► carry ─► attach ─► carry ─► settleMemory: the new map is pinned in place of the former one
+
+// carry copies the elements of former maps that are laid out alike. Those of others are lost.
+func (p *Plane) carry() error {
+	for name, from := range p.former {
+		to := p.memory[name]
+		if from.KeySize() != to.KeySize() || from.ValueSize() != to.ValueSize() {
+			continue
+		}
+		var err error
+		switch name {
+		case objectsMapAffinities:
+			err = carry[objectsAffinityKey, objectsAffinity](from, to)
+		case objectsMapFlows:
+			err = carry[objectsFlowKey, objectsFlow](from, to)
+		case packetsMapTranslations:
+			err = carry[packetsTuple, packetsTranslation](from, to)
+		}
+		if err != nil {
+			return fmt.Errorf("take over %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// carry copies elements that are missing.
+func carry[K, V any](from, to *ebpf.Map) error {
+	keys, values := make([]K, batch), make([]V, batch)
+	for cursor := (ebpf.MapBatchCursor{}); ; {
+		n, err := from.BatchLookup(&cursor, keys, values, nil)
+		last := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !last {
+			return err
+		}
+		for i, key := range keys[:n] {
+			if err := to.Update(key, values[i], ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+				return err
+			}
+		}
+		if last {
+			return nil
+		}
+	}
+}
+
+// settleMemory has the next process find the memory in use.
+func (p *Plane) settleMemory() error {
+	if err := p.carry(); err != nil {
+		return err
+	}
+	for name, former := range p.former {
+		path, beside := p.memoryPath(name), p.memoryPath(name+"_new")
+		if err := errors.Join(p.memory[name].Pin(beside), os.Rename(beside, path)); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		former.Close()
+		delete(p.former, name)
+	}
+	return nil
+}
