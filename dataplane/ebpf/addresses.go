@@ -4,55 +4,129 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// nodeAddrs are what clients are hidden behind: an address of each family that the node has, that of packets which
-// leave by the default route. Where there is none, it is the first one of the first device that has one.
-func (d *devices) nodeAddrs() (out []netip.Addr, err error) {
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		a, err := d.nodeAddr(family)
-		if err != nil {
-			return nil, fmt.Errorf("find an address to hide clients behind: %w", err)
+// nodeAddrs are what clients are hidden behind, by the device that packets leave by, and by family. Device 0 stands for
+// those that have no address of their own.
+type nodeAddrs map[packetsNodeAddrKey]netip.Addr
+
+// anyDevice has one address of each family for all devices.
+func anyDevice(addrs ...netip.Addr) nodeAddrs {
+	out := nodeAddrs{}
+	for _, a := range addrs {
+		out[addrKey(0, a)] = a
+	}
+	return out
+}
+
+func addrKey(device int, a netip.Addr) packetsNodeAddrKey {
+	k := packetsNodeAddrKey{Device: uint32(device)}
+	if a.Is4() {
+		k.V4 = 1
+	}
+	return k
+}
+
+// put makes a map hold these addresses in place of others. What does not fit has the address of device 0.
+func (n nodeAddrs) put(m *ebpf.Map, others nodeAddrs) error {
+	keys := slices.SortedFunc(maps.Keys(n), func(a, b packetsNodeAddrKey) int { return cmp.Compare(a.Device, b.Device) })
+	for _, key := range keys {
+		if others[key] == n[key] {
+			continue
 		}
-		if a.IsValid() {
-			out = append(out, a)
+		err := m.Put(key, packetsAddr(address(n[key])))
+		if errors.Is(err, unix.E2BIG) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for key := range others {
+		if _, stays := n[key]; stays {
+			continue
+		}
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// of reports whether a device has one.
+func (n nodeAddrs) of(device int) bool {
+	_, v4 := n[packetsNodeAddrKey{Device: uint32(device), V4: 1}]
+	_, v6 := n[packetsNodeAddrKey{Device: uint32(device)}]
+	return v4 || v6
+}
+
+// String lists them by device.
+func (n nodeAddrs) String() string {
+	var lines []string
+	for key, a := range n {
+		lines = append(lines, fmt.Sprintf("%d %s", key.Device, a))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, ", ")
+}
+
+// nodeAddrs are what the node has. MASQUERADE takes an address of the device by which a packet leaves, and so is this.
+// For devices without one it is that of packets which leave by the default route; where there is none, the first one of
+// the first device that has one. The default route's preferred source goes before the addresses of its device.
+func (d *devices) nodeAddrs() (nodeAddrs, error) {
+	out := nodeAddrs{}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		if err := d.addFamily(out, family); err != nil {
+			return nil, fmt.Errorf("find addresses to hide clients behind: %w", err)
 		}
 	}
 	return out, nil
 }
 
-func (d *devices) nodeAddr(family int) (a netip.Addr, err error) {
+func (d *devices) addFamily(out nodeAddrs, family int) error {
 	route, err := d.defaultRoute(family)
 	if err != nil {
-		return a, err
-	}
-	if a, ok := netip.AddrFromSlice(route.Src); ok {
-		return a.Unmap(), nil
+		return err
 	}
 	addrs, err := d.netlink.AddrList(nil, family)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return a, err
+		return err
 	}
-	best := -1
+	ranks := map[int]int{} // of those that are taken
+	take := func(device, rank int, a netip.Addr) {
+		if had, known := ranks[device]; !known || rank > had {
+			ranks[device], out[addrKey(device, a)] = rank, a
+		}
+	}
+	if a, ok := netip.AddrFromSlice(route.Src); ok {
+		take(0, preferred, a.Unmap())
+		take(route.LinkIndex, preferred, a.Unmap())
+	}
 	for _, have := range addrs {
-		candidate, ok := netip.AddrFromSlice(have.IP)
-		if !ok || have.Scope != unix.RT_SCOPE_UNIVERSE || have.Flags&unusable != 0 {
+		a, ok := netip.AddrFromSlice(have.IP)
+		a = a.Unmap()
+		if !ok || have.Scope != unix.RT_SCOPE_UNIVERSE || have.Flags&unusable != 0 || a.IsLinkLocalUnicast() {
 			continue
 		}
-		if rank := rankOf(have, route.LinkIndex); rank > best {
-			a, best = candidate.Unmap(), rank
-		}
+		take(0, rankOf(have, route.LinkIndex), a)
+		take(have.LinkIndex, rankOf(have, have.LinkIndex), a)
 	}
-	return a, nil
+	return nil
 }
 
-const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
+const (
+	unusable  = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
+	preferred = 4 // before every rank
+)
 
 // rankOf prefers the device of the default route, and what the kernel does not change by itself.
 func rankOf(a netlink.Addr, index int) (rank int) {

@@ -67,9 +67,9 @@ func (p *Plane) auditPackets(*model.State) ([]dataplane.Drift, error) {
 		return drifts, err
 	}
 	want, err := p.devices.nodeAddrs()
-	if have := p.tables.packets.node; err == nil && !slices.Equal(have, want) {
+	if have := p.devices.hiddenBehind(); err == nil && !maps.Equal(have, want) {
 		drifts = append(drifts, dataplane.Drift{
-			Class: "programs", Object: "what clients are hidden behind", Have: fmt.Sprint(have), Want: fmt.Sprint(want),
+			Class: "programs", Object: "what clients are hidden behind", Have: have.String(), Want: want.String(),
 		})
 	}
 	return drifts, err

@@ -100,6 +100,9 @@ func (d *devices) replace(p *packets) error {
 	}
 	d.programs = nil
 	clear(d.served)
+	if err := d.readdress(p); err != nil {
+		return err
+	}
 	var refused []error
 	for _, dev := range wanted {
 		if err := d.fault("ebpf attach"); err != nil {
@@ -203,6 +206,7 @@ func (d *devices) happened(e event) {
 	if d.programs == nil {
 		return
 	}
+	d.moveTo(e)
 	var err error
 	switch {
 	case e.lost:
@@ -215,6 +219,16 @@ func (d *devices) happened(e event) {
 	}
 	if err != nil && d.log != nil { // Audit will find it, too
 		d.log.Warn("a device may be without programs for Services", "error", err)
+	}
+}
+
+// moveTo follows what may have changed addresses.
+func (d *devices) moveTo(e event) {
+	if !e.address && !e.lost && (e.link == nil || !d.programs.node.of(e.link.Attrs().Index)) {
+		return
+	}
+	if err := d.readdress(d.programs); err != nil && d.log != nil { // Audit will find it, too
+		d.log.Warn("clients may be hidden behind an address that the node has no more", "error", err)
 	}
 }
 
@@ -337,6 +351,29 @@ func (d *devices) remove() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return errors.Join(d.drivers.keep(nil), d.drop(func(int) bool { return true }))
+}
+
+// readdress lets programs know the addresses that the node has now.
+func (d *devices) readdress(p *packets) error {
+	want, err := d.nodeAddrs()
+	if err != nil {
+		return err
+	}
+	if err := want.put(p.Maps[packetsMapNodeAddrs], p.node); err != nil {
+		return fmt.Errorf("addresses to hide clients behind: %w", err)
+	}
+	p.node = want
+	return nil
+}
+
+// hiddenBehind are the addresses that the programs know.
+func (d *devices) hiddenBehind() nodeAddrs {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.programs == nil {
+		return nil
+	}
+	return d.programs.node
 }
 
 // takeMoved reports whether addresses may have changed since it was called.

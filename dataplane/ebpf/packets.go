@@ -19,7 +19,7 @@ type packets struct {
 	bare             *ebpf.Collection // for devices without a link layer; nil: there was none yet
 	loadBare         func() (*ebpf.Collection, error)
 	pods             model.Pods
-	node             []netip.Addr // what clients are hidden behind
+	node             nodeAddrs // what clients are hidden behind
 	sources          map[objectsFrontendKey][]packetsSourceKey
 	fault            func(operation string) error
 }
@@ -37,10 +37,6 @@ func (p *Plane) newPackets(t *tables, s *model.State) (*packets, error) {
 		o.Maps[name] = p.memory[name]
 	}
 	err := p.devices.namespace.Do(func() (err error) {
-		if own.node, err = p.devices.nodeAddrs(); err != nil {
-			return err
-		}
-		o.Node = own.node
 		o.Ports, err = freePorts()
 		return err
 	})
@@ -56,7 +52,7 @@ func (p *Plane) newPackets(t *tables, s *model.State) (*packets, error) {
 		}
 	}
 	o.Bare, o.Fast = true, false
-	for _, name := range []string{packetsMapPods, packetsMapSources} {
+	for _, name := range []string{packetsMapPods, packetsMapSources, packetsMapNodeAddrs} {
 		o.Maps[name] = own.Maps[name]
 	}
 	own.loadBare = func() (*ebpf.Collection, error) { return newPackets(t.Maps, s, o) }

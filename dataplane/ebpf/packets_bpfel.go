@@ -33,11 +33,8 @@ type packetsAffinity struct {
 
 type packetsAffinityKey struct {
 	_      structs.HostLayout
-	Client struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
-	Pool uint64
+	Client packetsAddr
+	Pool   uint64
 }
 
 type packetsBound struct {
@@ -48,10 +45,7 @@ type packetsBound struct {
 
 type packetsEndpoint struct {
 	_    structs.HostLayout
-	Addr struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
+	Addr packetsAddr
 	Port uint16
 	Pad  uint16
 }
@@ -72,15 +66,9 @@ type packetsFlowKey struct {
 }
 
 type packetsFragmentKey struct {
-	_   structs.HostLayout
-	Src struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
-	Dst struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
+	_        structs.HostLayout
+	Src      packetsAddr
+	Dst      packetsAddr
 	Id       uint32
 	Protocol uint8
 	Pad      [3]uint8
@@ -106,11 +94,8 @@ type packetsFrontend struct {
 }
 
 type packetsFrontendKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
+	_        structs.HostLayout
+	Addr     packetsAddr
 	Port     uint16
 	Protocol uint8
 	Pad      uint8
@@ -119,10 +104,7 @@ type packetsFrontendKey struct {
 type packetsGuardKey struct {
 	_    structs.HostLayout
 	Bits uint32
-	Addr struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
+	Addr packetsAddr
 }
 
 type packetsMember struct {
@@ -135,6 +117,12 @@ type packetsMemberKey struct {
 	_       structs.HostLayout
 	Backend packetsEndpoint
 	Pool    uint32
+}
+
+type packetsNodeAddrKey struct {
+	_      structs.HostLayout
+	Device uint32
+	V4     uint32
 }
 
 type packetsOutlet struct {
@@ -175,11 +163,8 @@ type packetsPorts struct {
 }
 
 type packetsRefusal struct {
-	_    structs.HostLayout
-	Addr struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
+	_        structs.HostLayout
+	Addr     packetsAddr
 	Port     uint16
 	Protocol uint8
 	Verdict  uint8
@@ -198,10 +183,7 @@ type packetsSourceKey struct {
 	Bits     uint32
 	Frontend packetsFrontendKey
 	Internal uint32
-	Addr     struct {
-		_    structs.HostLayout
-		Word [4]uint32
-	}
+	Addr     packetsAddr
 }
 
 type packetsTraffic struct {
@@ -260,6 +242,7 @@ const (
 	packetsMapFrontends     = "frontends"
 	packetsMapGuards        = "guards"
 	packetsMapMembers       = "members"
+	packetsMapNodeAddrs     = "node_addrs"
 	packetsMapOutside       = "outside"
 	packetsMapPeers         = "peers"
 	packetsMapPods          = "pods"
@@ -275,8 +258,6 @@ const (
 	packetsProgFromPods     = "from_pods"
 	packetsProgLeave        = "leave"
 	packetsVarLinkHeader    = "link_header"
-	packetsVarNodeAddr4     = "node_addr4"
-	packetsVarNodeAddr6     = "node_addr6"
 	packetsVarPatience      = "patience"
 	packetsVarPortsCount    = "ports_count"
 	packetsVarPortsFirst    = "ports_first"
@@ -342,6 +323,7 @@ type packetsMapSpecs struct {
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
 	Guards       *ebpf.MapSpec `ebpf:"guards"`
 	Members      *ebpf.MapSpec `ebpf:"members"`
+	NodeAddrs    *ebpf.MapSpec `ebpf:"node_addrs"`
 	Outside      *ebpf.MapSpec `ebpf:"outside"`
 	Peers        *ebpf.MapSpec `ebpf:"peers"`
 	Pods         *ebpf.MapSpec `ebpf:"pods"`
@@ -359,8 +341,6 @@ type packetsMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsVariableSpecs struct {
 	LinkHeader *ebpf.VariableSpec `ebpf:"link_header"`
-	NodeAddr4  *ebpf.VariableSpec `ebpf:"node_addr4"`
-	NodeAddr6  *ebpf.VariableSpec `ebpf:"node_addr6"`
 	Patience   *ebpf.VariableSpec `ebpf:"patience"`
 	PortsCount *ebpf.VariableSpec `ebpf:"ports_count"`
 	PortsFirst *ebpf.VariableSpec `ebpf:"ports_first"`
@@ -394,6 +374,7 @@ type packetsMaps struct {
 	Frontends    *ebpf.Map `ebpf:"frontends"`
 	Guards       *ebpf.Map `ebpf:"guards"`
 	Members      *ebpf.Map `ebpf:"members"`
+	NodeAddrs    *ebpf.Map `ebpf:"node_addrs"`
 	Outside      *ebpf.Map `ebpf:"outside"`
 	Peers        *ebpf.Map `ebpf:"peers"`
 	Pods         *ebpf.Map `ebpf:"pods"`
@@ -416,6 +397,7 @@ func (m *packetsMaps) Close() error {
 		m.Frontends,
 		m.Guards,
 		m.Members,
+		m.NodeAddrs,
 		m.Outside,
 		m.Peers,
 		m.Pods,
@@ -434,8 +416,6 @@ func (m *packetsMaps) Close() error {
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsVariables struct {
 	LinkHeader *ebpf.Variable `ebpf:"link_header"`
-	NodeAddr4  *ebpf.Variable `ebpf:"node_addr4"`
-	NodeAddr6  *ebpf.Variable `ebpf:"node_addr6"`
 	Patience   *ebpf.Variable `ebpf:"patience"`
 	PortsCount *ebpf.Variable `ebpf:"ports_count"`
 	PortsFirst *ebpf.Variable `ebpf:"ports_first"`

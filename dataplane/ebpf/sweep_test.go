@@ -73,7 +73,7 @@ func (r packetRun) flows() string {
 }
 
 func (packetRun) endpoint(e packetsEndpoint) string {
-	return objectsEndpoint{Addr: e.Addr, Port: e.Port}.addrPort().String()
+	return objectsEndpoint{Addr: objectsAddr(e.Addr), Port: e.Port}.addrPort().String()
 }
 
 // sent sends packets of which only the effect counts.

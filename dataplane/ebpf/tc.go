@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -16,19 +17,20 @@ import (
 
 // The programs for packets (bpf/tc.c) are loaded beside those for sockets and read the same tables.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type endpoint -type outlet -type tuple -type translation packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type endpoint -type outlet -type tuple -type translation -type node_addr_key packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 const (
 	// translations are two for each flow, four if its client is hidden. The one unused longest is forgotten first.
 	translations = 1 << 18
 	fragmented   = 1 << 12 // datagrams whose fragments are on their way
 	trafficked   = 1 << 16 // backends whose traffic is counted; the one without any for longest is forgotten first
+	addressed    = 1 << 12 // devices that have an address of their own, in each family
 )
 
 // packetOptions are what the programs for packets need to know beside the rows.
 type packetOptions struct {
-	Node  []netip.Addr // what clients are hidden behind: one address of each family
-	Ports portRange    // of the node, that stand for clients; zero: those that freePorts finds
+	Node  nodeAddrs // what clients are hidden behind
+	Ports portRange // of the node, that stand for clients; zero: those that freePorts finds
 	// Translations is how many the programs keep; 0: the default.
 	Translations uint32
 	// Patience is for how many seconds flows may be silent; nil: as patience says.
@@ -98,7 +100,8 @@ func newPackets(tables map[string]*ebpf.Map, s *model.State, o packetOptions) (*
 	if shared[packetsMapPods] != nil {
 		return c, nil
 	}
-	if err := fillPods(c.Maps[packetsMapPods], s.Pods); err != nil {
+	err = errors.Join(fillPods(c.Maps[packetsMapPods], s.Pods), o.Node.put(c.Maps[packetsMapNodeAddrs], nil))
+	if err != nil {
 		c.Close()
 		return nil, err
 	}
@@ -125,6 +128,7 @@ func packetSpec(s *model.State, o packetOptions) (*ebpf.CollectionSpec, error) {
 		packetsMapTranslations: cmp.Or(o.Translations, translations),
 		packetsMapFragments:    fragmented,
 		packetsMapTraffic:      trafficked,
+		packetsMapNodeAddrs:    addressed,
 		packetsMapPods:         roomFor(len(s.Pods.Prefixes)),
 		packetsMapSources:      roomFor(countSources(s)),
 	} {
@@ -140,13 +144,6 @@ func packetSpec(s *model.State, o packetOptions) (*ebpf.CollectionSpec, error) {
 	constants[packetsVarPatience] = *o.Patience
 	if o.Bare {
 		constants[packetsVarLinkHeader] = uint32(0)
-	}
-	for _, a := range o.Node {
-		if a.Is6() {
-			constants[packetsVarNodeAddr6] = packetsAddr(address(a))
-		} else {
-			constants[packetsVarNodeAddr4] = address(a).Word[3]
-		}
 	}
 	for name, value := range constants {
 		if err := spec.Variables[name].Set(value); err != nil {

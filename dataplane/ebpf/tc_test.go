@@ -50,7 +50,7 @@ func newPacketRunWith(t testing.TB, rows string, o packetOptions) packetRun {
 	if err := tables.load(s); err != nil {
 		t.Fatal(err)
 	}
-	o.Node = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::c000:201")}
+	o.Node = anyDevice(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::c000:201"))
 	o.Ports, o.Fast = portRange{1024, 30000}, true
 	programs, err := newPackets(tables.Maps, s, o)
 	if err != nil {

@@ -111,9 +111,20 @@ enum phase {
 
 const volatile __u32 patience[PHASES];
 
-const volatile __be32 node_addr4; // what clients are hidden behind
-const volatile struct addr node_addr6;
-const volatile __u16 ports_first; // ports that no socket of the node is given by itself
+// The addresses of the node that clients are hidden behind, by the device that packets leave by; device 0: any other.
+struct node_addr_key {
+	__u32 device;
+	__u32 v4;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct node_addr_key);
+	__type(value, struct addr);
+} node_addrs SEC(".maps");
+
+const volatile __u16 ports_first; // ports of the node that stand for clients
 const volatile __u16 ports_count;
 
 #define TRIES 32 // to find a port that is free
@@ -206,11 +217,61 @@ static __always_inline void reverse(struct tuple *out, const struct endpoint *sr
 	out->pad = 0;
 }
 
-static __always_inline struct addr node(bool v4)
+static __always_inline const struct addr *node_addr(__u32 device, bool v4)
 {
-	if (v4)
-		return mapped(node_addr4);
-	return (struct addr){{node_addr6.word[0], node_addr6.word[1], node_addr6.word[2], node_addr6.word[3]}};
+	struct node_addr_key key = {.device = device, .v4 = v4};
+
+	return bpf_map_lookup_elem(&node_addrs, &key);
+}
+
+// way_out is the device by which the kernel sends what a flow is sent to; 0: it does not say.
+static __noinline __u32 way_out(struct __sk_buff *skb, const struct translation *flow, __u8 protocol)
+{
+	if (!flow)
+		return 0;
+	struct bpf_fib_lookup r = {
+		.ifindex = skb->ifindex, .l4_protocol = protocol, .sport = flow->src.port, .dport = flow->dst.port,
+	};
+
+	if (is_ipv4(&flow->dst.addr)) {
+		r.family = AF_INET;
+		r.ipv4_src = flow->src.addr.word[3];
+		r.ipv4_dst = flow->dst.addr.word[3];
+	} else {
+		r.family = AF_INET6;
+		__builtin_memcpy(r.ipv6_src, &flow->src.addr, sizeof(struct addr));
+		__builtin_memcpy(r.ipv6_dst, &flow->dst.addr, sizeof(struct addr));
+	}
+	switch (bpf_fib_lookup(skb, &r, sizeof(r), 0)) {
+	case BPF_FIB_LKUP_RET_SUCCESS:
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
+		return r.ifindex;
+	}
+	return 0;
+}
+
+// hide_behind finds the address of the node that stands for the client of a flow: the one that it has already, `forth`
+// says so, or else that of the device by which its packets leave, as MASQUERADE has it. A connection keeps its address
+// whatever becomes of routes.
+static __always_inline bool hide_behind(struct __sk_buff *skb, const struct translation *flow,
+					const struct tuple *forth, struct addr *out)
+{
+	struct translation *known = bpf_map_lookup_elem(&translations, forth);
+
+	if (known) {
+		*out = known->src.addr;
+		return true;
+	}
+	bool v4 = is_ipv4(&flow->dst.addr);
+	const struct addr *a = node_addr(way_out(skb, flow, forth->protocol), v4);
+
+	if (!a)
+		a = node_addr(0, v4);
+	if (!a)
+		return false;
+	*out = *a;
+	return true;
 }
 
 static __always_inline bool is_ours(__be16 port)
@@ -243,7 +304,7 @@ static __noinline int claim(struct tuple *key, const struct translation *becomes
 
 // lay makes the three translations of a flow that follow from it. flow->port asks for a port if it is not 0, and gets
 // the one that is free.
-static __noinline int lay(const struct tuple *from, struct translation *flow)
+static __noinline int lay(struct __sk_buff *skb, const struct tuple *from, struct translation *flow)
 {
 	if (!from || !flow)
 		return false;
@@ -258,11 +319,13 @@ static __noinline int lay(const struct tuple *from, struct translation *flow)
 	flow->src.port = key.dst.port;
 	if (!flow->port)
 		return true;
+	reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
+	if (!hide_behind(skb, flow, &key, &t.dst.addr))
+		return false;
+	t.dst.port = flow->port;
+	reverse(&key, &t.dst, &flow->dst, from->protocol, INGRESS);
 	t.src = flow->dst;
 	t.dst = flow->src;
-	key.hook = INGRESS;
-	key.dst.addr = node(is_ipv4(&flow->src.addr));
-	key.dst.port = flow->port;
 	if (claim(&key, &t))
 		return false;
 	flow->port = key.dst.port;
@@ -297,14 +360,16 @@ static __noinline int forget(const struct tuple *from, struct translation *flow)
 	reverse(&key, &flow->src, &flow->dst, from->protocol, EGRESS);
 	bool own = drop_back(&key, &from->src);
 
-	if (flow->port) {
-		key.dst.addr = node(is_ipv4(&flow->src.addr));
-		key.dst.port = flow->port;
-		key.hook = INGRESS;
-		drop_back(&key, &flow->src);
+	if (flow->port && own) {
 		reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
-		if (own)
+		struct translation *forth = bpf_map_lookup_elem(&translations, &key);
+
+		if (forth) {
+			reverse(&key, &forth->src, &flow->dst, from->protocol, INGRESS);
+			drop_back(&key, &flow->src);
+			reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
 			bpf_map_delete_elem(&translations, &key);
+		}
 	}
 	return bpf_map_delete_elem(&translations, from);
 }

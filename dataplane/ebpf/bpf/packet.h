@@ -16,6 +16,9 @@
 #include <linux/udp.h>
 #include "balance.h"
 
+#define AF_INET 2
+#define AF_INET6 10
+
 #define IP_MORE_FRAGMENTS 0x2000
 #define IP_FRAGMENT_OFFSET 0x1fff
 #define IP6_MORE_FRAGMENTS 1

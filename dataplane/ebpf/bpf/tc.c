@@ -89,9 +89,9 @@ static __noinline int meet(const struct packet *p, struct meeting *m, enum devic
 // would not come here. (The rows ask for that on this node only. Elsewhere no other way would work.)
 static __always_inline bool hides(const struct packet *p, const struct meeting *m, const struct addr *backend)
 {
-	struct addr here = node(p->v4);
+	const struct addr *here = node_addr(0, p->v4);
 
-	if (same_addr(backend, &here))
+	if (here && same_addr(backend, here))
 		return false;
 	if (same_addr(backend, &p->tuple.src.addr))
 		return true;
@@ -216,8 +216,8 @@ static __always_inline int forward(struct __sk_buff *skb, const struct packet *p
 }
 
 // established finds what becomes of a packet of a flow that is known. It is false if there is none.
-static __always_inline bool established(const struct packet *p, struct meeting *m, enum device device,
-					struct translation *out)
+static __always_inline bool established(struct __sk_buff *skb, const struct packet *p, struct meeting *m,
+					enum device device, struct translation *out)
 {
 	if (!has_flows())
 		return false;
@@ -238,16 +238,16 @@ static __always_inline bool established(const struct packet *p, struct meeting *
 
 	use(p, t, now);
 	if (again)
-		lay(&p->tuple, out);
+		lay(skb, &p->tuple, out);
 	return true;
 }
 
 // keep puts a flow into the table. It fails if no port is free, or another processor was faster: the client will
 // send its packet again.
-static __always_inline bool keep(const struct packet *p, struct translation *flow)
+static __always_inline bool keep(struct __sk_buff *skb, const struct packet *p, struct translation *flow)
 {
 	have_flows();
-	return lay(&p->tuple, flow) && !bpf_map_update_elem(&translations, &p->tuple, flow, BPF_NOEXIST);
+	return lay(skb, &p->tuple, flow) && !bpf_map_update_elem(&translations, &p->tuple, flow, BPF_NOEXIST);
 }
 
 // For others than this node, in linux/if_packet.h, which needs the C library.
@@ -265,7 +265,7 @@ static __always_inline int arrive(struct __sk_buff *skb, enum device device)
 	if (p.is & ERROR)
 		return quoted(skb, &p, INGRESS);
 	p.tuple.hook = INGRESS;
-	if (!(p.is & ASKS) && established(&p, &m, device, &t))
+	if (!(p.is & ASKS) && established(skb, &p, &m, device, &t))
 		return forward(skb, &p, &t);
 	if (!(p.is & (BEGINS | ASKS)))
 		return TC_ACT_UNSPEC;
@@ -276,7 +276,7 @@ static __always_inline int arrive(struct __sk_buff *skb, enum device device)
 		refused(&p.tuple.dst, p.tuple.protocol, &m.target);
 	if (verdict == FORWARD)
 		verdict = begin(&p, &m, &t);
-	if (verdict == FORWARD && !keep(&p, &t))
+	if (verdict == FORWARD && !keep(skb, &p, &t))
 		verdict = DROP;
 	switch (verdict) {
 	case FORWARD:

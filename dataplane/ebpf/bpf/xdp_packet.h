@@ -9,9 +9,6 @@
 
 #include "packet.h"
 
-#define AF_INET 2
-#define AF_INET6 10
-
 #define ONE_HOP 0x0100 // one hop, in the words of a checksum
 
 // A packet that cannot go over another hop is answered by the stack.

@@ -1,0 +1,199 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// planeOf is a plane that serves the packets of a bed's node.
+func planeOf(t *testing.T, bed *testbed.Bed, rows string) *Plane {
+	t.Helper()
+	fs, dir, err := testbed.BPFFS()
+	if err != nil {
+		t.Skipf("no place for pins: %v", err)
+	}
+	t.Cleanup(func() { fs.Close() })
+	var p *Plane
+	err = bed.Do(testbed.Node, func() (err error) {
+		o := Options{Cgroup: bed.Cgroup(), Pins: filepath.Join(dir, "fairlead"), Serve: TC}
+		p, err = open(dataplane.Config{}, o)
+		return err
+	})
+	if errors.Is(err, dataplane.ErrUnsupported) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(p.Remove(context.Background()), p.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	s, err := model.ParseState(rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// addDevice adds a device that is up to a place, with addresses and routes.
+func addDevice(t *testing.T, bed *testbed.Bed, at testbed.Place, l netlink.Link, addrs []string, routes ...string) {
+	t.Helper()
+	err := bed.Do(at, func() error {
+		err := netlink.LinkAdd(l)
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			t.Skipf("no devices of type %s: %v", l.Type(), err)
+		}
+		if err != nil {
+			return err
+		}
+		for _, text := range addrs {
+			a, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			a.Flags = unix.IFA_F_NODAD
+			if err := netlink.AddrAdd(l, a); err != nil {
+				return err
+			}
+		}
+		if err := netlink.LinkSetUp(l); err != nil {
+			return err
+		}
+		for _, text := range routes {
+			r := routeBy(l, text)
+			if err := netlink.RouteReplace(&r); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// routeBy is a route by a device to a prefix, whose first address is the next hop if it has others.
+func routeBy(l netlink.Link, prefix string) netlink.Route {
+	p := netip.MustParsePrefix(prefix)
+	r := netlink.Route{
+		LinkIndex: l.Attrs().Index, Flags: int(netlink.FLAG_ONLINK),
+		Dst: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
+	}
+	if !p.IsSingleIP() {
+		r.Gw = p.Addr().AsSlice()
+	} else {
+		r.Flags = 0
+	}
+	return r
+}
+
+// Pods of the other node are behind a tunnel that has addresses of its own, and its peers know no others: so it is with
+// flannel.
+func TestHidden_overlay(t *testing.T) {
+	t.Parallel()
+	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
+	tunnel := func(from, to testbed.Place) *netlink.Vxlan {
+		return &netlink.Vxlan{
+			LinkAttrs: netlink.LinkAttrs{Name: "flannel.1"}, VxlanId: 1, Port: 8472,
+			SrcAddr: bed.Addr(from, false).AsSlice(), Group: bed.Addr(to, false).AsSlice(),
+		}
+	}
+	addDevice(t, bed, testbed.Node, tunnel(testbed.Node, testbed.NodeB),
+		[]string{"10.244.1.0/32", "fe80::1/64", "fd00::af4:100/128"},
+		"10.244.2.0/32", "10.244.2.0/24", "fd00::af4:200/128", "fd00::af4:200/120")
+	addDevice(t, bed, testbed.NodeB, tunnel(testbed.NodeB, testbed.Node),
+		[]string{"10.244.2.0/32", "fe80::2/64", "fd00::af4:200/128"},
+		"10.244.1.0/32", "fd00::af4:100/128")
+	planeOf(t, bed, outsideRows)
+	for to, want := range map[string]string{
+		"192.0.2.1:30080":        "pod-a source 192.0.2.1, pod-c source 10.244.1.0", // a device to a pod has no address
+		"[fd00::c000:201]:30080": "pod-a source fd00::c000:201, pod-c source fd00::af4:100",
+	} {
+		p := testbed.Probe{From: testbed.Outside, Protocol: model.TCP, To: netip.MustParseAddrPort(to)}
+		if got := probes(t, bed, p, 24); got != want {
+			t.Errorf("%s: %s; want %s", to, got, want)
+		}
+	}
+}
+
+// The default route moves to another device while the plane serves.
+func TestHidden_route(t *testing.T) {
+	t.Parallel()
+	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
+	p := planeOf(t, bed, outsideRows)
+	probe := testbed.Probe{From: testbed.Outside, Protocol: model.UDP, To: netip.MustParseAddrPort("192.0.2.1:30053")}
+	if got := probes(t, bed, probe, 1); got != "pod-a source 192.0.2.1" {
+		t.Error(got)
+	}
+	other := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "other"}}
+	addDevice(t, bed, testbed.Node, other, []string{"198.18.0.1/24"})
+	err := bed.Do(testbed.Node, func() error {
+		gone := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}
+		if err := netlink.RouteDel(gone); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{
+			LinkIndex: other.Index, Gw: net.IPv4(198, 18, 0, 254), Flags: int(netlink.FLAG_ONLINK),
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "pod-a source 198.18.0.1"
+	var got string
+	for deadline := time.Now().Add(20 * time.Second); got != want && time.Now().Before(deadline); {
+		got = probes(t, bed, probe, 1)
+	}
+	if got != want {
+		t.Errorf("by the other device: %s; programs know %s", got, p.devices.hiddenBehind())
+	}
+}
+
+// A connection keeps its address when the node gets another one, however long it was silent.
+func TestHidden_keeps(t *testing.T) {
+	t.Parallel()
+	r := newPacketRun(t, outsideRows)
+	r.sent("lan udp 192.0.2.9:4000 > 192.0.2.1:30053", "out udp 192.0.2.9:4000 > 10.244.1.11:5353")
+	moved := anyDevice(netip.MustParseAddr("192.0.2.77"))
+	if err := moved.put(r.programs.Maps[packetsMapNodeAddrs], nil); err != nil {
+		t.Fatal(err)
+	}
+	translations := r.programs.Maps[packetsMapTranslations]
+	flow := at(hookIngress, unix.IPPROTO_UDP, endpointAt("192.0.2.9:4000"), endpointAt("192.0.2.1:30053"))
+	var value packetsTranslation
+	if err := translations.Lookup(flow, &value); err != nil {
+		t.Fatal(err)
+	}
+	value.Last -= 11 * ticksPerSecond
+	if err := translations.Put(flow, value); err != nil {
+		t.Fatal(err)
+	}
+	r.play(`
+lan udp 192.0.2.9:4000 > 192.0.2.1:30053 -> udp 192.0.2.9:4000 > 10.244.1.11:5353
+out udp 192.0.2.9:4000 > 10.244.1.11:5353 -> udp 192.0.2.1:4000 > 10.244.1.11:5353
+lan udp 192.0.2.9:4001 > 192.0.2.1:30053 -> udp 192.0.2.9:4001 > 10.244.1.11:5353
+out udp 192.0.2.9:4001 > 10.244.1.11:5353 -> udp 192.0.2.77:4001 > 10.244.1.11:5353
+`[1:])
+}
+
+func endpointAt(text string) packetsEndpoint {
+	a := netip.MustParseAddrPort(text)
+	return packetsEndpoint{Addr: packetsAddr(address(a.Addr())), Port: a.Port()<<8 | a.Port()>>8}
+}
