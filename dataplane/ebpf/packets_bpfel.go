@@ -257,6 +257,7 @@ const (
 	packetsProgFromOutside  = "from_outside"
 	packetsProgFromPods     = "from_pods"
 	packetsProgLeave        = "leave"
+	packetsVarCrcShifts     = "crc_shifts"
 	packetsVarLinkHeader    = "link_header"
 	packetsVarPatience      = "patience"
 	packetsVarPortsCount    = "ports_count"
@@ -340,6 +341,7 @@ type packetsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsVariableSpecs struct {
+	CrcShifts  *ebpf.VariableSpec `ebpf:"crc_shifts"`
 	LinkHeader *ebpf.VariableSpec `ebpf:"link_header"`
 	Patience   *ebpf.VariableSpec `ebpf:"patience"`
 	PortsCount *ebpf.VariableSpec `ebpf:"ports_count"`
@@ -415,6 +417,7 @@ func (m *packetsMaps) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsVariables struct {
+	CrcShifts  *ebpf.Variable `ebpf:"crc_shifts"`
 	LinkHeader *ebpf.Variable `ebpf:"link_header"`
 	Patience   *ebpf.Variable `ebpf:"patience"`
 	PortsCount *ebpf.Variable `ebpf:"ports_count"`

@@ -137,7 +137,9 @@ func packetSpec(s *model.State, o packetOptions) (*ebpf.CollectionSpec, error) {
 	for name, m := range o.Maps {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
-	constants := map[string]any{packetsVarPortsFirst: o.Ports.First, packetsVarPortsCount: o.Ports.Count}
+	constants := map[string]any{
+		packetsVarPortsFirst: o.Ports.First, packetsVarPortsCount: o.Ports.Count, packetsVarCrcShifts: crcShifts(),
+	}
 	if o.Patience == nil {
 		o.Patience = patience()
 	}

@@ -441,31 +441,25 @@ static __always_inline bool set_port(struct __sk_buff *skb, const struct packet 
 	       (!s->at || !bpf_l4_csum_replace(skb, s->at, from, to, s->ports | sizeof(to)));
 }
 
-#define CRC32C 0x82f63b78 // Castagnoli's polynomial; the highest bit is x^0
+#define CRC_BITS 16 // of a number of bytes
+#define CRC_DIGITS 8
 
-static __always_inline __u32 multiply(__u32 a, __u32 b)
-{
-	__u32 product = 0;
-
-	for (int i = 0; i < 32; i++) {
-		product ^= a & -(b >> 31);
-		a = a >> 1 ^ (CRC32C & -(a & 1));
-		b <<= 1;
-	}
-	return product;
-}
+// What a digit at some place of a CRC becomes when 2^i bytes follow. Set when the programs are loaded.
+const volatile __u32 crc_shifts[CRC_BITS][CRC_DIGITS][16];
 
 // crc_of is by how much the CRC of so many bytes differs if the first four of them do. Such a sum is linear: the rest
-// of the packet does not matter, only that there is one, which is a multiplication by x^8 for each byte.
+// of the packet does not matter, only that there is one, which is a multiplication by x^8 for each byte. That is looked
+// up, for loops that compute it took the verifier half of its time.
 static __noinline __u32 crc_of(__u32 difference, __u32 bytes)
 {
-	__u32 power = 1U << 23; // x^8
+	for (int i = 0; i < CRC_BITS; i++) {
+		__u32 sum = 0;
 
-	for (int i = 0; i < 16; i++) {
-		if (bytes & 1)
-			difference = multiply(difference, power);
-		power = multiply(power, power);
-		bytes >>= 1;
+		if (!(bytes >> i & 1))
+			continue;
+		for (int j = 0; j < CRC_DIGITS; j++)
+			sum ^= crc_shifts[i][j][difference >> 4 * j & 15];
+		difference = sum;
 	}
 	return difference;
 }
