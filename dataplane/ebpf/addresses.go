@@ -19,15 +19,6 @@ import (
 // those that have no address of their own.
 type nodeAddrs map[packetsNodeAddrKey]netip.Addr
 
-// anyDevice has one address of each family for all devices.
-func anyDevice(addrs ...netip.Addr) nodeAddrs {
-	out := nodeAddrs{}
-	for _, a := range addrs {
-		out[addrKey(0, a)] = a
-	}
-	return out
-}
-
 func addrKey(device int, a netip.Addr) packetsNodeAddrKey {
 	k := packetsNodeAddrKey{Device: uint32(device)}
 	if a.Is4() {

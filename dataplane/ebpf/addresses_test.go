@@ -1,11 +1,15 @@
 package ebpf
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,8 +21,22 @@ import (
 	"fairlead.dev/fairlead/testbed"
 )
 
+// anyDevice has one address of each family for all devices.
+func anyDevice(addrs ...netip.Addr) nodeAddrs {
+	out := nodeAddrs{}
+	for _, a := range addrs {
+		out[addrKey(0, a)] = a
+	}
+	return out
+}
+
 // planeOf is a plane that serves the packets of a bed's node.
 func planeOf(t *testing.T, bed *testbed.Bed, rows string) *Plane {
+	t.Helper()
+	return planeWith(t, bed, rows, dataplane.Config{})
+}
+
+func planeWith(t *testing.T, bed *testbed.Bed, rows string, c dataplane.Config) *Plane {
 	t.Helper()
 	fs, dir, err := testbed.BPFFS()
 	if err != nil {
@@ -28,7 +46,7 @@ func planeOf(t *testing.T, bed *testbed.Bed, rows string) *Plane {
 	var p *Plane
 	err = bed.Do(testbed.Node, func() (err error) {
 		o := Options{Cgroup: bed.Cgroup(), Pins: filepath.Join(dir, "fairlead"), Serve: TC}
-		p, err = open(dataplane.Config{}, o)
+		p, err = open(c, o)
 		return err
 	})
 	if errors.Is(err, dataplane.ErrUnsupported) {
@@ -191,6 +209,35 @@ out udp 192.0.2.9:4000 > 10.244.1.11:5353 -> udp 192.0.2.1:4000 > 10.244.1.11:53
 lan udp 192.0.2.9:4001 > 192.0.2.1:30053 -> udp 192.0.2.9:4001 > 10.244.1.11:5353
 out udp 192.0.2.9:4001 > 10.244.1.11:5353 -> udp 192.0.2.77:4001 > 10.244.1.11:5353
 `[1:])
+}
+
+// Sockets may have all ports, as many nodes are tuned: clients are hidden all the same, and it is said once.
+func TestHidden_ports(t *testing.T) {
+	t.Parallel()
+	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
+	err := bed.Do(testbed.Node, func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("1024 65535"), 0o600)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	p := planeWith(t, bed, outsideRows, dataplane.Config{Log: log})
+	s, err := model.ParseState(outsideRows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(said.String(), "ip_local_port_range"); n != 1 {
+		t.Errorf("said %d times: %s", n, said.String())
+	}
+	probe := testbed.Probe{From: testbed.Outside, Protocol: model.TCP, To: netip.MustParseAddrPort("192.0.2.1:30080")}
+	if got, want := probes(t, bed, probe, 24), "pod-a source 192.0.2.1, pod-c source 192.0.2.1"; got != want {
+		t.Errorf("%s; want %s", got, want)
+	}
 }
 
 func endpointAt(text string) packetsEndpoint {

@@ -100,6 +100,7 @@ type Plane struct {
 	behind       dataplane.Dataplane // may be nil
 	left         leftover            // for it, with TC
 	releaseTCP   bool
+	sharesPorts  bool // sockets may have the ports that stand for clients
 	onlyNode     bool
 	memory       map[string]*ebpf.Map // nil: not open
 	former       map[string]*ebpf.Map // what parts of it are to replace

@@ -37,7 +37,7 @@ func (p *Plane) newPackets(t *tables, s *model.State) (*packets, error) {
 		o.Maps[name] = p.memory[name]
 	}
 	err := p.devices.namespace.Do(func() (err error) {
-		o.Ports, err = freePorts()
+		o.Ports, err = p.portsForClients()
 		return err
 	})
 	if err != nil {
@@ -57,6 +57,18 @@ func (p *Plane) newPackets(t *tables, s *model.State) (*packets, error) {
 	}
 	own.loadBare = func() (*ebpf.Collection, error) { return newPackets(t.Maps, s, o) }
 	return &own, nil
+}
+
+// portsForClients are those of freePorts. That sockets share them is told once.
+func (p *Plane) portsForClients() (portRange, error) {
+	ports, shared, err := freePorts()
+	if shared && !p.sharesPorts && p.config.Log != nil {
+		p.config.Log.Warn("net.ipv4.ip_local_port_range leaves few ports to stand for clients, so ports of sockets do; "+
+			"leave some thousands on one side of the range, or the node's own connections to backends may fail now and then",
+			"enough", enoughPorts)
+	}
+	p.sharesPorts = shared
+	return ports, err
 }
 
 // collection has the programs for a kind of device.

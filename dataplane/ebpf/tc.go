@@ -45,28 +45,34 @@ type packetOptions struct {
 	Maps map[string]*ebpf.Map
 }
 
-// portRange is a range of ports that no socket of the node is given when it asks for none.
+// portRange is a range of ports of the node.
 type portRange struct{ First, Count uint16 }
 
-// freePorts is the larger of the ranges on both sides of what sockets are given.
-func freePorts() (portRange, error) {
+// enoughPorts is how many are to stand for clients, of each backend at a time, before sockets' ports do so as well.
+const enoughPorts = 4096
+
+// freePorts are those that stand for clients: the larger of the ranges on both sides of what the kernel gives to sockets
+// that ask for no port. If that is small, or nothing, they are all that a user may have, as with MASQUERADE, and shared
+// is true: a flow still has its port alone, but a socket of the node may have it, too.
+func freePorts() (ports portRange, shared bool, err error) {
 	const file = "/proc/sys/net/ipv4/ip_local_port_range"
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return portRange{}, err
+		return portRange{}, false, err
 	}
 	var low, high uint16
 	if _, err := fmt.Sscan(string(b), &low, &high); err != nil {
-		return portRange{}, fmt.Errorf("%s: %q: %w", file, strings.TrimSpace(string(b)), err)
+		return portRange{}, false, fmt.Errorf("%s: %q: %w", file, strings.TrimSpace(string(b)), err)
 	}
 	below, above := portRange{1024, max(low, 1024) - 1024}, portRange{high + 1, 65535 - high}
-	if below.Count == 0 && above.Count == 0 {
-		return portRange{}, fmt.Errorf("%s leaves no port from 1024 on to stand for clients", file)
-	}
+	ports = below
 	if above.Count > below.Count {
-		return above, nil
+		ports = above
 	}
-	return below, nil
+	if ports.Count < enoughPorts {
+		return portRange{1024, 65535 - 1024 + 1}, true, nil
+	}
+	return ports, false, nil
 }
 
 // newPackets makes the programs for packets, which read rows from tables that are filled and go on to be. Nothing is
@@ -74,7 +80,7 @@ func freePorts() (portRange, error) {
 func newPackets(tables map[string]*ebpf.Map, s *model.State, o packetOptions) (*ebpf.Collection, error) {
 	if o.Ports.Count == 0 {
 		var err error
-		if o.Ports, err = freePorts(); err != nil {
+		if o.Ports, _, err = freePorts(); err != nil {
 			return nil, err
 		}
 	}
