@@ -38,6 +38,7 @@ type asked struct {
 	build, mode, rows, noLocal                  *metrics.Desc
 	healthy, eligible, partial, waiting, inARow *metrics.Desc
 	watchAge, watchLists                        *metrics.Desc
+	plane                                       plane
 }
 
 func newAsked(s *shelf, o Options) *asked {
@@ -63,6 +64,7 @@ func newAsked(s *shelf, o Options) *asked {
 	}
 	a.watchLists = s.askedCounter(fairlead("watch_lists_total",
 		"How often all objects of a resource were fetched from the API server.", "resource"))
+	a.plane = newPlane(s)
 	a.stale.Store(true)
 	s.registry.CustomMustRegister(a)
 	return a
@@ -90,6 +92,7 @@ func (a *asked) DescribeWithStability(to chan<- *metrics.Desc) {
 	} {
 		to <- d
 	}
+	a.plane.describe(to)
 }
 
 // CollectWithStability implements metrics.StableCollector.
@@ -105,7 +108,10 @@ func (a *asked) CollectWithStability(to chan<- metrics.Metric) {
 	defer a.mu.Unlock()
 	if a.engine != nil {
 		a.tellStatus(tell)
-		a.count()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		a.count(ctx)
+		a.plane.tell(ctx, a.engine, to)
 	}
 	if a.counted != nil {
 		a.counted.tell(a, tell)

@@ -23,12 +23,10 @@ type lonely struct{ policy, family string }
 // count has the rows counted, between two batches, if they have changed and if the engine answers in
 // time. Looking at all rows takes a millisecond for ten thousand Services, which is too much for each
 // change and little for each scrape.
-func (a *asked) count() {
+func (a *asked) count(ctx context.Context) {
 	if !a.stale.Swap(false) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
 	var c *counts
 	err := a.engine.Do(ctx, func(_ context.Context, v engine.View) error {
 		c = countRows(v.State)

@@ -241,7 +241,7 @@ func TestRun_ebpfAffinity(t *testing.T) {
 	}
 }
 
-// TestDump_counters asks the running process what backends got.
+// TestDump_counters asks the running process what backends got, and all together.
 func TestDump_counters(t *testing.T) {
 	w := newMachine(t)
 	w.configure("ebpf", "")
@@ -254,6 +254,15 @@ func TestDump_counters(t *testing.T) {
 	for _, want := range []string{"\nserved default/web cluster 10.244.", "\ntable slots capacity "} {
 		if !strings.Contains("\n"+out, want) {
 			t.Errorf("%q is missing among what was counted:\n%s", want, out)
+		}
+	}
+	_, body := w.page(netip.MustParseAddrPort("127.0.0.1:10249"), "/metrics")
+	for _, want := range []string{
+		"\nfairlead_served_connections_total 1\n", "\nfairlead_served_packets_total{to=\"backend\"} ",
+		"\nfairlead_refused_connections_total{verdict=\"reject\"} 0\n", "\nfairlead_table_bytes{table=\"slots\"} ",
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("%q is missing among the metrics:\n%s", want, body)
 		}
 	}
 }

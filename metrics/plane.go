@@ -1,0 +1,111 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+
+	"k8s.io/component-base/metrics"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/model"
+)
+
+// plane are the sums of what the data plane has counted, if it counts. Those of Services that are gone stay in them.
+type plane struct {
+	connections, packets, bytes, refused *metrics.Desc
+	capacity, memory                     *metrics.Desc
+
+	served map[model.PoolID]sums // when it was asked last
+	total  sums
+}
+
+// sums are of a pool, or of all.
+type sums struct {
+	connections         uint64
+	toBackend, toClient dataplane.Traffic
+}
+
+func newPlane(s *shelf) plane {
+	const only = " Data plane ebpf only."
+	return plane{
+		connections: s.askedCounter(fairlead("served_connections_total", "Connections that got a backend."+only)),
+		packets: s.askedCounter(fairlead("served_packets_total",
+			"Packets that the programs at devices translated, by who they are for."+only, "to")),
+		bytes: s.askedCounter(fairlead("served_bytes_total",
+			"Bytes of packets that the programs at devices translated, by who they are for."+only, "to")),
+		refused: s.askedCounter(fairlead("refused_connections_total",
+			"Connections that were refused or dropped, of packets each attempt, by what became of them."+only, "verdict")),
+		capacity: s.asked(fairlead("table_capacity", "Elements for which a table in the kernel has room."+only, "table")),
+		memory:   s.asked(fairlead("table_bytes", "Memory of a table in the kernel."+only, "table")),
+		served:   map[model.PoolID]sums{},
+	}
+}
+
+func (p *plane) describe(to chan<- *metrics.Desc) {
+	for _, d := range []*metrics.Desc{p.connections, p.packets, p.bytes, p.refused, p.capacity, p.memory} {
+		to <- d
+	}
+}
+
+// tell asks the plane, between two batches, if the engine answers in time.
+func (p *plane) tell(ctx context.Context, e Engine, to chan<- metrics.Metric) {
+	var c dataplane.Counters
+	err := e.Do(ctx, func(ctx context.Context, v engine.View) (err error) {
+		counted, ok := v.Plane.(dataplane.Counted)
+		if !ok {
+			return errors.ErrUnsupported
+		}
+		c, err = counted.Counters(ctx)
+		return err
+	})
+	if err != nil {
+		return
+	}
+	p.add(c.Served)
+	counter := func(d *metrics.Desc, value uint64, labels ...string) {
+		to <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(value), labels...)
+	}
+	counter(p.connections, p.total.connections)
+	counter(p.packets, p.total.toBackend.Packets, "backend")
+	counter(p.packets, p.total.toClient.Packets, "client")
+	counter(p.bytes, p.total.toBackend.Bytes, "backend")
+	counter(p.bytes, p.total.toClient.Bytes, "client")
+	refused := map[model.Verdict]uint64{model.Reject: 0, model.Drop: 0}
+	for _, r := range c.Refused {
+		refused[r.Verdict] += r.Connections
+	}
+	for verdict, n := range refused {
+		counter(p.refused, n, verdict.String())
+	}
+	for _, t := range c.Tables {
+		to <- metrics.NewLazyConstMetric(p.capacity, metrics.GaugeValue, float64(t.Capacity), t.Name)
+		to <- metrics.NewLazyConstMetric(p.memory, metrics.GaugeValue, float64(t.Bytes), t.Name)
+	}
+}
+
+// add adds what was counted since the last time.
+func (p *plane) add(served []dataplane.Served) {
+	now := map[model.PoolID]sums{}
+	for _, s := range served {
+		sum := now[s.Pool]
+		sum.connections += s.Connections
+		sum.toBackend.Packets += s.ToBackend.Packets
+		sum.toBackend.Bytes += s.ToBackend.Bytes
+		sum.toClient.Packets += s.ToClient.Packets
+		sum.toClient.Bytes += s.ToClient.Bytes
+		now[s.Pool] = sum
+	}
+	for id, n := range now {
+		had := p.served[id]
+		p.total.connections += since(had.connections, n.connections)
+		p.total.toBackend.Packets += since(had.toBackend.Packets, n.toBackend.Packets)
+		p.total.toBackend.Bytes += since(had.toBackend.Bytes, n.toBackend.Bytes)
+		p.total.toClient.Packets += since(had.toClient.Packets, n.toClient.Packets)
+		p.total.toClient.Bytes += since(had.toClient.Bytes, n.toClient.Bytes)
+	}
+	p.served = now
+}
+
+// since is what was added to a sum. One that is smaller than before has begun anew.
+func since(had, has uint64) uint64 { return max(had, has) - had }
