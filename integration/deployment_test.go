@@ -55,6 +55,22 @@ func testDeployment(w *world) {
 	w.step("scale to zero and back", func(w *world) { w.scaleToZeroAndBack(linger) })
 }
 
+// TestDeployment_ebpf rolls one where connections are translated in connect(), and by programs at devices. The proxy is
+// killed meanwhile.
+func TestDeployment_ebpf(t *testing.T) {
+	t.Parallel()
+	w := newWorldIn(t, "ebpf", kubernetes.Options{})
+	w.deployWeb(2 * time.Second)
+	w.unbroken(func() {
+		w.kubectl("set", "env", "deployment/web", "VERSION=2")
+		if err := w.proxy.Kill(); err != nil {
+			w.Fatal(err)
+		}
+		w.startProxy()
+		w.rolledOut()
+	})
+}
+
 // converse opens a connection and uses it all the time. It sends when it ended.
 func (w *world) converse() <-chan time.Time {
 	w.Helper()
