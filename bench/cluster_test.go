@@ -124,7 +124,7 @@ func (f fleet) batch(bed *testbed.Bed) service.Batch {
 }
 
 func (f fleet) add(b *service.Batch, i int) {
-	s := &service.Service{Name: serviceName(i), Created: time.Unix(1, 0), ClusterIPs: []netip.Addr{serviceAddr(i)}}
+	s := &service.Service{Name: serviceName(i), Created: 1, ClusterIPs: []netip.Addr{serviceAddr(i)}}
 	for _, p := range []model.Protocol{model.TCP, model.UDP} {
 		if p == model.TCP || f.dual {
 			s.Ports = append(s.Ports, service.Port{Name: p.String(), Protocol: p, Port: servicePort})

@@ -206,7 +206,7 @@ func (t *Table) settle(c claim) {
 
 // compare orders Services by their right to an address: the older one first.
 func (e *entry) compare(o *entry) int {
-	return cmp.Or(e.service.Created.Compare(o.service.Created),
+	return cmp.Or(cmp.Compare(e.service.Created, o.service.Created),
 		cmp.Compare(e.service.Name.Namespace, o.service.Name.Namespace),
 		cmp.Compare(e.service.Name.Name, o.service.Name.Name))
 }

@@ -34,7 +34,10 @@ func Compile(v *View, s *Service, list []*Slice) Rows {
 // begin prepares for another Service. The rows of the last one are overwritten.
 func (c *compiler) begin(v *View, s *Service, list []*Slice) {
 	over := c.rows
-	*c = compiler{view: v, service: s, slices: list, ready: c.ready[:0], candidates: c.candidates[:0]}
+	*c = compiler{
+		view: v, service: s, slices: list,
+		ready: c.ready[:0], candidates: c.candidates[:0], exposures: c.exposures[:0], lanes: c.lanes[:0],
+	}
 	c.rows = Rows{Frontends: over.Frontends[:0], Pools: over.Pools[:0], Health: over.Health[:0]}
 }
 
@@ -75,6 +78,8 @@ type compiler struct {
 	ready   []netip.Addr // of endpoints on this node, of the family at hand, if anybody asks
 
 	candidates []candidate // memory for those of one port
+	exposures  []exposure  // likewise
+	lanes      []lane      // of one exposure
 }
 
 // port adds the rows of one port of the Service in the family of one of its ClusterIPs.
@@ -85,9 +90,11 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 	name := portName(c.service.Name, p.Name)
 	pools := [2]model.PoolID{{Service: name, V6: ip.Is6()}, {Service: name, V6: ip.Is6(), Local: true}}
 	var used [2]bool
-	for _, e := range exposures(c.view, c.service, p, ip) {
+	c.exposures = exposures(c.exposures[:0], c.view, c.service, p, ip)
+	for _, e := range c.exposures {
 		allow := c.service.allow(c.view, e)
-		for _, l := range c.service.lanes(c.view, e) {
+		c.lanes = c.service.lanes(c.lanes[:0], c.view, e)
+		for _, l := range c.lanes {
 			row := model.Frontend{Service: name, Verdict: s.verdict(l.pool), Allow: allow}
 			if row.Verdict == model.Forward {
 				row.Pool, row.SNAT = pools[l.pool], l.snat
@@ -102,7 +109,7 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 	for i := range pools {
 		if used[i] {
 			pool := model.Pool{
-				Backends: s.backends(i), Affinity: c.service.Affinity, Scheduler: c.service.Scheduler,
+				Backends: s.backends(i), Affinity: c.service.Affinity, Scheduler: c.service.Scheduler.name(),
 			}
 			c.rows.Pools = append(c.rows.Pools, Row[model.PoolID, model.Pool]{pools[i], pool})
 		}

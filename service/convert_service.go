@@ -17,7 +17,7 @@ const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 // FromService validates a Service and keeps what matters. Whatever is wrong in it is left out and
 // named; the rest lives on. A Service that is none of our business comes back with Ignored set.
 func FromService(o *corev1.Service) (*Service, []Problem) {
-	c := serviceReader{report{kind: "Service"}, o, &Service{Created: o.CreationTimestamp.Time}}
+	c := serviceReader{report{kind: "Service"}, o, &Service{Created: o.CreationTimestamp.UnixMicro()}}
 	c.to.Name = c.name(&o.ObjectMeta)
 	c.clusterIPs()
 	c.ports()

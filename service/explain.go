@@ -125,7 +125,7 @@ func (x *explainer) health(h model.Health) {
 
 // pool explains which endpoints the packet's client may reach, and what happens if there are none.
 func (x *explainer) pool(service *Service, at exposure, s *selection) int {
-	lanes := service.lanes(&x.t.view, at)
+	lanes := service.lanes(nil, &x.t.view, at)
 	pool := lanes[len(lanes)-1].pool // of clients from outside
 	if s.serving[clusterPool] == 0 || x.decision.Key.Scope == model.Internal {
 		pool = clusterPool
@@ -227,9 +227,9 @@ func (x *explainer) affinity(s *Service) {
 
 // scheduler says who honours one. Which data plane is in force is not known here.
 func (x *explainer) scheduler(s *Service) {
-	if s.Scheduler != "" {
+	if name := s.Scheduler.name(); name != "" {
 		x.say("annotation %s: %s by %s, other data planes at random by weight",
-			schedulerAnnotation, choosers(s.Scheduler), s.Scheduler)
+			schedulerAnnotation, choosers(name), name)
 	}
 }
 

@@ -29,9 +29,9 @@ type exposure struct {
 	port *Port
 }
 
-// exposures lists where a port of a Service is reached in the family of one of its ClusterIPs.
-func exposures(v *View, s *Service, p *Port, clusterIP netip.Addr) []exposure {
-	all := []exposure{{netip.AddrPortFrom(clusterIP, p.Port), atClusterIP, p}}
+// exposures appends where a port of a Service is reached in the family of one of its ClusterIPs.
+func exposures(all []exposure, v *View, s *Service, p *Port, clusterIP netip.Addr) []exposure {
+	all = append(all, exposure{netip.AddrPortFrom(clusterIP, p.Port), atClusterIP, p})
 	add := func(at kind, port uint16, addrs []netip.Addr) {
 		for _, a := range addrs {
 			if a.Is4() == clusterIP.Is4() {
@@ -89,20 +89,20 @@ type lane struct {
 	snat  model.SNAT
 }
 
-// lanes says which clients of an exposure go to which pool.
-func (s *Service) lanes(v *View, e exposure) []lane {
+// lanes appends which clients of an exposure go to which pool.
+func (s *Service) lanes(all []lane, v *View, e exposure) []lane {
 	switch {
 	case e.kind == atClusterIP && s.InternalLocal:
-		return []lane{{model.Any, localPool, v.clusterSNAT(e.Addr())}}
+		return append(all, lane{model.Any, localPool, v.clusterSNAT(e.Addr())})
 	case e.kind == atClusterIP:
-		return []lane{{model.Any, clusterPool, v.clusterSNAT(e.Addr())}}
+		return append(all, lane{model.Any, clusterPool, v.clusterSNAT(e.Addr())})
 	case e.Addr().IsLoopback():
 		// Only this node itself can send there. Its answers must find back to an address that
 		// means something to the backend.
-		return []lane{{model.Internal, clusterPool, model.Always}}
+		return append(all, lane{model.Internal, clusterPool, model.Always})
 	case !s.ExternalLocal:
 		// The backend may be on another node, and answers must come back through this one.
-		return []lane{{model.Any, clusterPool, model.Always}}
+		return append(all, lane{model.Any, clusterPool, model.Always})
 	}
 	// The node and its pods are served as if they had gone out to the load balancer and back in
 	// through any node. The node's own source address can be the very address it talks to.
@@ -110,7 +110,7 @@ func (s *Service) lanes(v *View, e exposure) []lane {
 	if v.detects(e.Addr()) {
 		internal.snat = model.OffCluster
 	}
-	return []lane{internal, {model.Any, localPool, model.Never}}
+	return append(all, internal, lane{model.Any, localPool, model.Never})
 }
 
 // clusterSNAT is for ClusterIPs. A client outside of the cluster, which somebody routed here, may be
@@ -132,7 +132,7 @@ func (v *View) find(s *Service, c claim) exposure {
 			if s.Ports[i].Protocol != c.protocol {
 				continue
 			}
-			for _, e := range exposures(v, s, &s.Ports[i], ip) {
+			for _, e := range exposures(nil, v, s, &s.Ports[i], ip) {
 				if e.AddrPort == c.addrPort() {
 					return e
 				}

@@ -13,18 +13,19 @@ import (
 // Name is the namespace and name of an object.
 type Name = types.NamespacedName
 
-// Service is what Compile needs of a Kubernetes Service, validated. FromService makes it.
+// Service is what Compile needs of a Kubernetes Service, validated. FromService makes it. There are many: the order of its
+// fields leaves no gaps.
 type Service struct {
 	Name                Name
-	Created             time.Time // decides who gets an address and port that two Services claim
+	Created             int64 // in microseconds since 1970: decides who gets an address and port that two Services claim
 	ClusterIPs          []netip.Addr
 	ExternalIPs         []netip.Addr
 	LoadBalancerIPs     []netip.Addr   // status.loadBalancer.ingress with ipMode VIP only
 	SourceRanges        []netip.Prefix // loadBalancerSourceRanges; nil: everyone, otherwise nobody else
 	Ports               []Port
 	Affinity            time.Duration // ClientIP affinity's timeout; 0: none
-	Scheduler           string        // one of model.Schedulers; empty: the one that is configured
 	HealthCheckNodePort uint16        // 0: none
+	Scheduler           Scheduler     // 0: the one that is configured
 	InternalLocal       bool          // internalTrafficPolicy: Local
 	ExternalLocal       bool          // externalTrafficPolicy: Local
 	Ignored             string        // why this proxy has nothing to do with it; empty: it has

@@ -19,7 +19,18 @@ const (
 // annotation is the path of an annotation.
 func annotation(name string) string { return "metadata.annotations[" + name + "]" }
 
-// scheduler reads the annotation. The copy of the name does not keep the object's buffer alive.
+// Scheduler is a place in model.Schedulers, counted from 1.
+type Scheduler uint8
+
+// name is empty for 0.
+func (s Scheduler) name() string {
+	if s == 0 {
+		return ""
+	}
+	return model.Schedulers()[s-1]
+}
+
+// scheduler reads the annotation.
 func (c *serviceReader) scheduler() {
 	text, ok := c.from.Annotations[schedulerAnnotation]
 	if !ok {
@@ -32,7 +43,7 @@ func (c *serviceReader) scheduler() {
 			strings.Join(names, ", "))
 		return
 	}
-	c.to.Scheduler = names[i]
+	c.to.Scheduler = Scheduler(i + 1)
 }
 
 const (
