@@ -306,7 +306,7 @@ func (p *Plane) attachAll(t *tables) error {
 
 // fillNew makes tables that hold s, and programs that are not attached.
 func (p *Plane) fillNew(s *model.State) (*tables, error) {
-	c, err := p.program(capacityFor(s), s.Pods)
+	c, err := p.program(p.sizes.room(capacityFor(s)), s.Pods)
 	if err != nil {
 		return nil, fmt.Errorf("load programs: %w", err)
 	}

@@ -19,6 +19,10 @@ type Sizes struct {
 	// Sockets are connected ones, rounded up to a power of two; 0: 65,536. Each takes 64 bytes. None is ever forgotten:
 	// those that find their place taken are remembered in memory of their own, which costs time.
 	Sockets uint32
+	// Services are so many, of one port and one backend each, that tables have room for, whatever the rows are; 0: none in
+	// particular. Each takes some 350 bytes. Without it tables begin with room for what there is, and half as much again; those that are
+	// full are made anew, for which the kernel verifies all programs: a few tenths of a second.
+	Services uint32
 }
 
 // refusals is of how many frontends it is counted what they refuse: those that refused nobody for longest begin anew first.
@@ -28,6 +32,7 @@ func (s Sizes) orDefault() Sizes {
 	const usual = 1 << 16
 	sockets := min(cmp.Or(s.Sockets, usual), 1<<24)
 	return Sizes{
+		Services:   s.Services,
 		Affinities: cmp.Or(s.Affinities, usual),
 		Flows:      cmp.Or(s.Flows, usual),
 		Sockets:    1 << bits.Len32(sockets-1),
@@ -48,4 +53,16 @@ func (s Sizes) memory(spec *ebpf.CollectionSpec) map[string]*ebpf.MapSpec {
 		memory[name] = spec.Maps[name]
 	}
 	return memory
+}
+
+// room is a capacity for what is expected, too. An address with a port is a row, and so is the address itself.
+func (s Sizes) room(c capacity) capacity {
+	n := s.Services
+	return capacity{
+		frontends: max(c.frontends, 2*n),
+		pools:     max(c.pools, n),
+		slots:     max(c.slots, n),
+		members:   max(c.members, n),
+		guards:    c.guards,
+	}
 }
