@@ -211,6 +211,66 @@ out udp 192.0.2.9:4001 > 10.244.1.11:5353 -> udp 192.0.2.77:4001 > 10.244.1.11:5
 `[1:])
 }
 
+// The node loses the address that a client is hidden behind, who goes on asking.
+func TestHidden_gone(t *testing.T) {
+	t.Parallel()
+	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
+	lost, err := netlink.ParseAddr("192.0.2.77/32")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(f func(eth0 netlink.Link) error) {
+		t.Helper()
+		err := bed.Do(testbed.Node, func() error {
+			eth0, err := netlink.LinkByName("eth0")
+			return errors.Join(err, f(eth0))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	at(func(eth0 netlink.Link) error {
+		err := netlink.AddrAdd(eth0, lost)
+		return errors.Join(err, netlink.RouteReplace(&netlink.Route{
+			LinkIndex: eth0.Attrs().Index, Gw: net.IPv4(192, 0, 2, 254), Src: lost.IP,
+		}))
+	})
+	p := planeOf(t, bed, outsideRows)
+	c, err := bed.Dial(t.Context(), testbed.Outside, model.UDP, netip.MustParseAddrPort("192.0.2.1:30053"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ask := func(wait time.Duration) string {
+		answer := make([]byte, 200)
+		if err := c.SetDeadline(time.Now().Add(wait)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("?")); err != nil {
+			return err.Error()
+		}
+		n, err := c.Read(answer)
+		if err != nil {
+			return err.Error()
+		}
+		return string(answer[:n])
+	}
+	if got := ask(5 * time.Second); !strings.Contains(got, "192.0.2.77") {
+		t.Fatal(got)
+	}
+	at(func(eth0 netlink.Link) error { return netlink.AddrDel(eth0, lost) })
+	var got string
+	for range 200 {
+		if _, err := p.Audit(t.Context(), model.NewState()); err != nil {
+			t.Fatal(err)
+		}
+		if got = ask(100 * time.Millisecond); strings.Contains(got, "192.0.2.1") {
+			return
+		}
+	}
+	t.Errorf("asked again and again: %s; programs know %s", got, p.devices.hiddenBehind())
+}
+
 // Sockets may have all ports, as many nodes are tuned: clients are hidden all the same, and it is said once.
 func TestHidden_ports(t *testing.T) {
 	t.Parallel()

@@ -62,6 +62,9 @@ func (p *Plane) auditPackets(*model.State) ([]dataplane.Drift, error) {
 	if _, err := p.sweep.step(); err != nil {
 		return nil, err
 	}
+	if err := p.sweep.dropHidden(p.devices.takeGone()); err != nil {
+		return nil, err
+	}
 	drifts, err := p.devices.drifts()
 	if err != nil || !p.devices.takeMoved() {
 		return drifts, err

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -42,6 +43,7 @@ type devices struct {
 	audited  int            // the index of the device that Audit has looked at last
 	filters  bool           // the kernel has no links of tcx: Linux before 6.6
 	moved    bool           // addresses may have changed
+	gone     []netip.Addr   // that clients were hidden behind
 	watch    *watch
 }
 
@@ -362,8 +364,9 @@ func (d *devices) readdress(p *packets) error {
 	if err := want.put(p.Maps[packetsMapNodeAddrs], p.node); err != nil {
 		return fmt.Errorf("addresses to hide clients behind: %w", err)
 	}
+	had := p.node
 	p.node = want
-	return nil
+	return d.noteGone(had, want)
 }
 
 // hiddenBehind are the addresses that the programs know.

@@ -1,0 +1,103 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+)
+
+// noteGone remembers addresses that no client can be hidden behind any more: the programs had them, and the node has lost
+// them.
+func (d *devices) noteGone(had, has nodeAddrs) error {
+	candidates := map[netip.Addr]bool{}
+	for _, a := range had {
+		candidates[a] = true
+	}
+	for _, a := range has {
+		delete(candidates, a)
+	}
+	if len(candidates) == 0 {
+		return nil
+	}
+	addrs, err := d.netlink.AddrList(nil, netlink.FAMILY_ALL)
+	for try := 0; try < 10 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		addrs, err = d.netlink.AddrList(nil, netlink.FAMILY_ALL)
+	}
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	for _, have := range addrs {
+		if a, ok := netip.AddrFromSlice(have.IP); ok {
+			delete(candidates, a.Unmap())
+		}
+	}
+	for a := range candidates {
+		d.gone = append(d.gone, a)
+	}
+	return nil
+}
+
+// takeGone are the addresses that the node has lost since it was called, and has not got again.
+func (d *devices) takeGone() (gone []netip.Addr) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	gone, d.gone = d.gone, nil
+	if d.programs == nil {
+		return gone
+	}
+	return slices.DeleteFunc(gone, func(a netip.Addr) bool {
+		for _, has := range d.programs.node {
+			if has == a {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// dropHidden removes the flows whose clients are hidden behind addresses that the node has lost: no answer would come.
+// Clients of UDP are then hidden behind another one, and connections are reset.
+func (s *sweep) dropHidden(gone []netip.Addr) error {
+	if len(gone) == 0 {
+		return nil
+	}
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := s.maps[packetsMapTranslations].BatchLookup(&cursor, s.keys, s.values, nil)
+		last := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !last {
+			return fmt.Errorf("read flows: %w", err)
+		}
+		for i, key := range s.keys[:n] {
+			t := s.values[i]
+			src := objectsEndpoint{Addr: objectsAddr(t.Src.Addr)}.addrPort().Addr()
+			if key.Hook != hookEgress || t.State&stateBack != 0 || !slices.Contains(gone, src) {
+				continue
+			}
+			if err := s.dropFlow(key); err != nil {
+				return err
+			}
+		}
+		if last {
+			return nil
+		}
+	}
+}
+
+// dropFlow removes the flow that a translation at egress follows from.
+func (s *sweep) dropFlow(forth packetsTuple) error {
+	var back, flow packetsTranslation
+	if ok, err := s.look(at(hookEgress, forth.Protocol, forth.Dst, forth.Src), &back); !ok || err != nil {
+		return err
+	}
+	key := at(hookIngress, forth.Protocol, back.Dst, back.Src)
+	if ok, err := s.look(key, &flow); !ok || err != nil {
+		return err
+	}
+	_, err := s.forget(key, &flow)
+	return err
+}
