@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -58,6 +59,9 @@ func testDeployment(w *world) {
 // TestDeployment_ebpf rolls one where connections are translated in connect(), and by programs at devices. The proxy is
 // killed meanwhile.
 func TestDeployment_ebpf(t *testing.T) {
+	if os.Getenv("FAIRLEAD_TEST_PROXY") == "kube-proxy" {
+		t.Skip("kube-proxy has no such mode")
+	}
 	t.Parallel()
 	w := newWorldIn(t, "ebpf", kubernetes.Options{})
 	w.deployWeb(2 * time.Second)
