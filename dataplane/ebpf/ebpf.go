@@ -314,7 +314,7 @@ func (p *Plane) fillNew(s *model.State) (*tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	t.tcp = p.releaseTCP
+	t.tcp, t.listAll = p.releaseTCP, p.serve == TC
 	err = t.load(s)
 	if err == nil && p.serve == TC {
 		t.packets, err = p.newPackets(t, s)

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // Sizes say how many clients and sockets the plane remembers. Their memory is taken at once. A process with other sizes
@@ -23,6 +24,31 @@ type Sizes struct {
 	// particular. Each takes some 350 bytes. Without it tables begin with room for what there is, and half as much again; those that are
 	// full are made anew, for which the kernel verifies all programs: a few tenths of a second.
 	Services uint32
+	// Translations are two for each connection whose packets tc serves, four if its client is hidden; 0: what a 128th of
+	// the machine's memory has room for, a power of two from 262,144 (up to 12 GiB) to 2,097,152 (from 48 GiB on). Each
+	// takes 192 bytes. Of a full table those go first that were not used for longest.
+	Translations uint32
+}
+
+const (
+	minTranslations, maxTranslations = 1 << 18, 1 << 21
+	translationBytes                 = 192
+)
+
+// translationsFor is how many fit into a reasonable part of a machine's memory. It is a power of two, so that hardly any
+// process finds another number than the one before.
+func translationsFor(memory uint64) uint32 {
+	n := min(max(memory/128/translationBytes, minTranslations), maxTranslations)
+	return 1 << (bits.Len64(n) - 1)
+}
+
+// machineMemory is 0 if the kernel does not say.
+func machineMemory() uint64 {
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) != nil {
+		return 0
+	}
+	return uint64(info.Totalram) * uint64(info.Unit)
 }
 
 // refusals is of how many frontends it is counted what they refuse: those that refused nobody for longest begin anew first.
@@ -36,6 +62,8 @@ func (s Sizes) orDefault() Sizes {
 		Affinities: cmp.Or(s.Affinities, usual),
 		Flows:      cmp.Or(s.Flows, usual),
 		Sockets:    1 << bits.Len32(sockets-1),
+
+		Translations: cmp.Or(s.Translations, translationsFor(machineMemory())),
 	}
 }
 

@@ -47,7 +47,7 @@ func (p *Plane) openMemory() error {
 	}
 	wanted := p.sizes.memory(spec)
 	if p.serve == TC {
-		if err := addPacketMemory(wanted); err != nil {
+		if err := p.sizes.addPacketMemory(wanted); err != nil {
 			return err
 		}
 	}
@@ -67,8 +67,8 @@ func (p *Plane) openMemory() error {
 }
 
 // addPacketMemory adds what flows are remembered in.
-func addPacketMemory(wanted map[string]*ebpf.MapSpec) error {
-	spec, err := packetSpec(model.NewState(), packetOptions{})
+func (s Sizes) addPacketMemory(wanted map[string]*ebpf.MapSpec) error {
+	spec, err := packetSpec(model.NewState(), packetOptions{Translations: s.orDefault().Translations})
 	if err != nil {
 		return err
 	}

@@ -91,6 +91,7 @@ var probed ebpf.Probed
 func (c cluster) openAs(o ebpf.Options) dataplane.Dataplane {
 	c.t.Helper()
 	o.Cgroup, o.Pins, o.Probed = c.Cgroup(), c.pins, &probed
+	o.Sizes.Translations = 1 << 14 // the machine's memory is for many tests
 	var p dataplane.Dataplane
 	err := c.Do(testbed.Node, func() (err error) {
 		p, err = ebpf.New(o)(dataplane.Config{})

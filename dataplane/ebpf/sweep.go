@@ -18,6 +18,7 @@ const (
 	tcpOpen
 	sctpOpen
 	halfClosed
+	broken
 	over
 	numPhases
 )
@@ -26,17 +27,19 @@ const (
 type phases [numPhases]uint32
 
 // patience is for how long a flow may be silent. The programs know it from here. It is what connection tracking has by
-// default, but that a side which ends does not hurry the other one, and what is over has a port of the node for ten
-// seconds and not for two minutes.
+// default and, for what is open or half closed, what kube-proxy sets there. But what is over has a port of the node for
+// ten seconds and not for two minutes. A reset is not believed for as long: who sends one need not be a part of the
+// connection, and only its ends know that. A connection that goes on is not broken.
 func patience() *phases {
-	const minute, day = 60, 24 * 60 * 60
+	const minute, hour, day = 60, 60 * 60, 24 * 60 * 60
 	return &phases{
 		udpAsking:  30,
 		udpLasting: 2 * minute,
 		beginning:  minute,
-		tcpOpen:    5 * day,
+		tcpOpen:    day,
 		sctpOpen:   210,
-		halfClosed: 2 * minute,
+		halfClosed: hour,
+		broken:     2 * minute,
 		over:       10,
 	}
 }
@@ -62,8 +65,10 @@ func phase(protocol, state uint8) int {
 		return udpLasting
 	case protocol == unix.IPPROTO_UDP:
 		return udpAsking
-	case state&stateBroken != 0, state&bothEnd == bothEnd:
+	case state&(stateBroken|stateAnswered) == stateBroken, state&bothEnd == bothEnd:
 		return over
+	case state&stateBroken != 0:
+		return broken
 	case state&bothEnd != 0:
 		return halfClosed
 	case state&stateAnswered == 0:
@@ -80,8 +85,11 @@ func flowMaps() []string {
 }
 
 const (
-	// sweepCalls is in how many calls a full table is looked through: called once a second, in a minute.
-	sweepCalls = 60
+	// sweepCalls is in how many calls a full table is looked through: called once a second, in a minute, or in ten
+	// seconds when it is half full.
+	sweepCalls, sweepSoon = 60, 10
+	// sweepShare is how much of the table is read at once.
+	sweepShare = 4096
 	// sweepRest is the time from the begin of one pass to that of the next, at least: the table may be almost empty.
 	sweepRest ticks = 10 * ticksPerSecond
 	// sweepOrphans is how many followers one call looks up the flows of.
@@ -101,7 +109,9 @@ type sweep struct {
 	passing  bool  // through the table: the next share goes on where the last one ended
 	swept    bool  // once at least
 	began    ticks // when the last pass did
-	kept     int   // in this pass
+	kept     int   // seen in this pass
+	removed  int   // likewise, but not by the kernel
+	left     int   // after the last pass
 	orphans  int   // that this call may still look up
 	keys     []packetsTuple
 	values   []packetsTranslation
@@ -115,7 +125,7 @@ func newSweep(maps map[string]*ebpf.Map, p *phases) (*sweep, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map the memory of %s: %w", packetsMapActivity, err)
 	}
-	share := max(int(maps[packetsMapTranslations].MaxEntries())/sweepCalls, 1024)
+	const share = sweepShare
 	s := &sweep{
 		maps: map[string]*ebpf.Map{}, patience: *p, mapped: b, activity: (*packetsActivity)(unsafe.Pointer(&b[0])),
 		keys: make([]packetsTuple, share), values: make([]packetsTranslation, share),
@@ -143,7 +153,29 @@ func now() (ticks, error) {
 	return ticks(t.Nano() >> 20), nil
 }
 
-// step looks at the next share of the table. It is meant to be called about once in a second, and returns how many
+// used is which part of the table is in use, in hundredths.
+func (s *sweep) used() int {
+	return 100 * max(s.kept, s.left) / int(s.maps[packetsMapTranslations].MaxEntries())
+}
+
+// Hundredths of the table from which on it is looked through more often, and flows go that are about to end. When it is
+// full, the kernel lets those go that were silent longest, which are not those that nobody needs.
+const (
+	half    = 50
+	crowded = 75
+)
+
+// limit is for how many seconds a flow may be silent at a phase.
+func (s *sweep) limit(phase int) ticks {
+	const hurry = 10
+	open := phase == udpLasting || phase == tcpOpen || phase == sctpOpen
+	if !open && s.used() >= crowded {
+		return min(hurry, ticks(s.patience[phase]))
+	}
+	return ticks(s.patience[phase])
+}
+
+// step looks at the next shares of the table. It is meant to be called about once in a second, and returns how many
 // flows it has removed.
 func (s *sweep) step() (gone int, err error) {
 	now, err := now()
@@ -151,13 +183,26 @@ func (s *sweep) step() (gone int, err error) {
 		return 0, err
 	}
 	if !s.passing {
-		if s.swept && now-s.began < sweepRest {
+		if s.swept && now-s.began < sweepRest && s.used() < half {
 			return 0, nil
 		}
-		s.passing, s.swept, s.began, s.kept, s.cursor = true, true, now, 0, ebpf.MapBatchCursor{}
+		s.passing, s.swept, s.began, s.cursor = true, true, now, ebpf.MapBatchCursor{}
+		s.kept, s.removed = 0, 0
 		atomic.StoreUint32(&s.activity.Laid, 0)
 	}
-	return s.share(now)
+	calls := sweepCalls
+	if s.used() >= half {
+		calls = sweepSoon
+	}
+	s.orphans = sweepOrphans
+	shares := 1 + int(s.maps[packetsMapTranslations].MaxEntries())/sweepShare/calls
+	for ; s.passing && shares > 0; shares-- {
+		n, err := s.share(now)
+		if gone += n; err != nil {
+			return gone, err
+		}
+	}
+	return gone, nil
 }
 
 func (s *sweep) share(now ticks) (gone int, err error) {
@@ -168,7 +213,6 @@ func (s *sweep) share(now ticks) (gone int, err error) {
 		return 0, fmt.Errorf("read flows: %w", err)
 	}
 	s.kept += n
-	s.orphans = sweepOrphans
 	for i, key := range s.keys[:n] {
 		removed, err := s.judge(key, &s.values[i], now)
 		if err != nil {
@@ -179,7 +223,7 @@ func (s *sweep) share(now ticks) (gone int, err error) {
 		}
 	}
 	if last {
-		s.passing = false
+		s.passing, s.left = false, max(s.kept-s.removed, 0)
 	}
 	if last && s.kept == 0 {
 		s.idle()
@@ -187,23 +231,17 @@ func (s *sweep) share(now ticks) (gone int, err error) {
 	return gone, nil
 }
 
-// idle lets the programs know that there are no flows, unless one was made meanwhile. One that is made at this very
-// moment may lose its first packet.
+// idle lets the programs know that there are no flows, unless one was made meanwhile.
 func (s *sweep) idle() {
-	if atomic.LoadUint32(&s.activity.Laid) != 0 {
-		return
-	}
-	atomic.StoreUint32(&s.activity.Busy, 0)
-	if atomic.LoadUint32(&s.activity.Laid) != 0 {
-		atomic.StoreUint32(&s.activity.Busy, 1)
-	}
+	const busy, idle = 1, 0 // Laid, the upper half where these programs run, is 0
+	atomic.CompareAndSwapUint64((*uint64)(unsafe.Pointer(s.activity)), busy, idle)
 }
 
 // judge removes a translation if it is a flow that is over, or follows from none. It reports whether it was a flow.
 func (s *sweep) judge(key packetsTuple, t *packetsTranslation, now ticks) (bool, error) {
 	silent := now - ticks(t.Last)
 	if key.Hook == hookIngress && t.State&stateBack == 0 {
-		if silent <= ticks(s.patience[phase(key.Protocol, t.State)])*ticksPerSecond {
+		if silent <= s.limit(phase(key.Protocol, t.State))*ticksPerSecond {
 			return false, nil
 		}
 		return s.forget(key, t)
@@ -232,6 +270,9 @@ func (s *sweep) look(key packetsTuple, t *packetsTranslation) (bool, error) {
 
 func (s *sweep) remove(key packetsTuple) error {
 	err := s.maps[packetsMapTranslations].Delete(key)
+	if err == nil {
+		s.removed++
+	}
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("remove a flow: %w", err)
 	}

@@ -120,6 +120,12 @@ func TestSweep(t *testing.T) {
 			"out 10.244.1.11:8080 > 192.0.2.8:4000", "out 192.0.2.8:4000 > 10.244.1.11:8080",
 		}, "\n")},
 		"reset by the client": {[]int{over}, []string{"lan " + hidden, "lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 R"}, ""},
+		"reset by somebody": {[]int{over, beginning, halfClosed}, []string{
+			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 R seq=7",
+		}, "in 192.0.2.9:4000 > 203.0.113.1:80\nout 10.244.1.11:8080 > 192.0.2.9:4000"},
+		"reset when it was open": {[]int{broken}, []string{
+			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 R",
+		}, ""},
 		"datagrams": {[]int{udpAsking}, []string{
 			"lan udp 192.0.2.9:4000 > 203.0.113.1:53", "out udp 10.244.1.12:5353 > 192.0.2.9:4000",
 		}, ""},
@@ -213,6 +219,40 @@ func TestSweep_ports(t *testing.T) {
 	}
 	if left := r.flows(); gone != connections || left != "" {
 		t.Errorf("%d of %d flows were removed, %d translations are left", gone, connections, strings.Count(left, "\n"))
+	}
+}
+
+// When the table is nearly full, flows that are not open go soon. Open ones stay.
+func TestSweep_crowded(t *testing.T) {
+	const places = 1 << 12
+	r, s := swept(t, packetOptions{Translations: places})
+	for i := range 8 {
+		r.sent(fmt.Sprintf("lan tcp 192.0.2.7:%d > 203.0.113.1:80 S", 4000+i),
+			fmt.Sprintf("out tcp 10.244.1.11:8080 > 192.0.2.7:%d SA", 4000+i))
+	}
+	fill := func(client string, hundredths int) {
+		for i := range hundredths * places / 100 / 4 {
+			r.sent(fmt.Sprintf("lan tcp %s:%d > 192.0.2.1:30080 S", client, 4000+i))
+		}
+		age(t, r)
+		r.pass(s)
+	}
+	fill("192.0.2.8", 40)
+	if n, most := r.pass(s), s.used(); n != 0 || most < 35 || most > 45 {
+		t.Errorf("of a table with room %d flows go; %d hundredths are used", n, most)
+	}
+	fill("192.0.2.9", 40)
+	r.pass(s)
+	if n := len(r.translations()); n != 16 {
+		t.Errorf("%d translations are left, want 16 of open flows", n)
+	}
+}
+
+func TestTranslationsFor(t *testing.T) {
+	for memory, want := range map[uint64]uint32{0: 1 << 18, 4 << 30: 1 << 18, 16 << 30: 1 << 19, 1 << 40: 1 << 21} {
+		if got := translationsFor(memory); got != want {
+			t.Errorf("%d GiB of memory: %d translations, want %d", memory>>30, got, want)
+		}
 	}
 }
 

@@ -30,6 +30,7 @@ type tables struct {
 	unused  []used              // slots that are not in force, but may still count
 	audited ebpf.MapBatchCursor // where in the frontends the next Audit goes on
 	tcp     bool                // sockets of TCP are not to stay with a backend that has left
+	listAll bool                // the kernel knows the members of all pools: packets ask for them
 	lost    bool                // a socket may have lost its backend since the plane looked
 	packets *packets            // nil: packets are left to others
 	fault   func(operation string) error
@@ -238,12 +239,12 @@ func (t *tables) take(s *spans, n uint32) (uint32, error) {
 	return first, nil
 }
 
-// setMembers lets the kernel know a pool's backends, whose slots begin at first, if clients are remembered, and returns
+// setMembers lets the kernel know a pool's backends, whose slots begin at first, if somebody asks for them, and returns
 // those that are to go.
 func (t *tables) setMembers(id model.PoolID, want model.Pool, first uint32) (left []objectsMemberKey, err error) {
 	p := t.pools[id]
 	before := p.members()
-	p.listed = t.udp[id] || want.Affinity > 0
+	p.listed = t.listAll || t.udp[id] || want.Affinity > 0
 	if p.listed {
 		var keys []objectsMemberKey
 		var values []objectsMember

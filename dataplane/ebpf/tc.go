@@ -20,18 +20,16 @@ import (
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type endpoint -type outlet -type tuple -type translation -type node_addr_key packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 const (
-	// translations are two for each flow, four if its client is hidden. The one unused longest is forgotten first.
-	translations = 1 << 18
-	fragmented   = 1 << 12 // datagrams whose fragments are on their way
-	trafficked   = 1 << 16 // backends whose traffic is counted; the one without any for longest is forgotten first
-	addressed    = 1 << 12 // devices that have an address of their own, in each family
+	fragmented = 1 << 12 // datagrams whose fragments are on their way
+	trafficked = 1 << 16 // backends whose traffic is counted; the one without any for longest is forgotten first
+	addressed  = 1 << 12 // devices that have an address of their own, in each family
 )
 
 // packetOptions are what the programs for packets need to know beside the rows.
 type packetOptions struct {
 	Node  nodeAddrs // what clients are hidden behind
 	Ports portRange // of the node, that stand for clients; zero: those that freePorts finds
-	// Translations is how many the programs keep; 0: the default.
+	// Translations is how many the programs keep, unless they are given others' table; see Sizes.
 	Translations uint32
 	// Patience is for how many seconds flows may be silent; nil: as patience says.
 	Patience *phases
@@ -131,7 +129,7 @@ func packetSpec(s *model.State, o packetOptions) (*ebpf.CollectionSpec, error) {
 		delete(spec.Programs, packetsProgFromPods)
 	}
 	for name, entries := range map[string]uint32{
-		packetsMapTranslations: cmp.Or(o.Translations, translations),
+		packetsMapTranslations: cmp.Or(o.Translations, 1),
 		packetsMapFragments:    fragmented,
 		packetsMapTraffic:      trafficked,
 		packetsMapNodeAddrs:    addressed,

@@ -32,7 +32,7 @@ func BenchmarkFlows(b *testing.B) {
 		{"refused", packetsProgFromAnywhere, refused, false},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			r := newPacketRunWith(b, sweptRows+"guard 10.96.0.10/32 reject\n", packetOptions{})
+			r := newPacketRunWith(b, sweptRows+"guard 10.96.0.10/32 reject\n", packetOptions{Translations: 1 << 18})
 			s, err := newSweep(r.programs.Maps, patience())
 			if err != nil {
 				b.Fatal(err)
@@ -63,13 +63,14 @@ func BenchmarkFlows(b *testing.B) {
 
 // BenchmarkSweep is a full table, of flows that are not over, looked through once.
 func BenchmarkSweep(b *testing.B) {
-	r := newPacketRunWith(b, sweptRows, packetOptions{})
+	const places = 1 << 18
+	r := newPacketRunWith(b, sweptRows, packetOptions{Translations: places})
 	s, err := newSweep(r.programs.Maps, patience())
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer s.close()
-	for i := range uint32(translations) {
+	for i := range uint32(places) {
 		key := packetsTuple{Hook: hookIngress, Protocol: 6}
 		key.Src.Addr.Word[3] = i
 		at, err := now()

@@ -20,6 +20,8 @@ import (
 type packetRun struct {
 	testing.TB
 	programs *ebpf.Collection
+	tables   *tables
+	rows     *model.State
 }
 
 func newPacketRun(t testing.TB, rows string) packetRun {
@@ -47,6 +49,7 @@ func newPacketRunWith(t testing.TB, rows string, o packetOptions) packetRun {
 		t.Fatal(err)
 	}
 	t.Cleanup(tables.close)
+	tables.listAll = true
 	if err := tables.load(s); err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +60,19 @@ func newPacketRunWith(t testing.TB, rows string, o packetOptions) packetRun {
 		t.Fatalf("%+v", err)
 	}
 	t.Cleanup(programs.Close)
-	return packetRun{t, programs}
+	return packetRun{t, programs, tables, s}
+}
+
+// change has other rows in force.
+func (r packetRun) change(rows string) {
+	r.Helper()
+	s, err := model.ParseState(rows)
+	if err == nil {
+		err = r.tables.apply(s, model.Diff(r.rows, s))
+	}
+	if err != nil {
+		r.Fatal(err)
+	}
 }
 
 // through is what becomes of a packet at a hook.

@@ -55,8 +55,9 @@ struct {
 	__type(value, struct translation);
 } translations SEC(".maps");
 
-// Whether there may be flows. Programs set both words when they make one. Who finds the table empty (sweep.go) clears
-// busy if nothing was laid since it began to look.
+// Whether there may be flows. Programs set both words before they make one, and see to them once more after it: the
+// processor may show others a write later than it reads. Who finds the table empty (sweep.go) clears busy, in one step
+// with finding that nothing was laid since it began to look.
 struct activity {
 	__u32 busy;
 	__u32 laid;
@@ -105,6 +106,7 @@ enum phase {
 	TCP_OPEN,
 	SCTP_OPEN,
 	HALF_CLOSED,
+	RESET, // by either side, or by somebody who says so and sees neither
 	OVER,
 	PHASES,
 };
@@ -133,8 +135,10 @@ static __always_inline enum phase phase(__u8 protocol, __u8 state)
 {
 	if (protocol == IPPROTO_UDP)
 		return state & LASTING ? UDP_LASTING : UDP_ASKING;
-	if (state & BROKEN || (state & CLIENT_ENDS && state & BACKEND_ENDS))
+	if ((state & BROKEN && !(state & ANSWERED)) || (state & CLIENT_ENDS && state & BACKEND_ENDS))
 		return OVER;
+	if (state & BROKEN)
+		return RESET;
 	if (state & ENDING)
 		return HALF_CLOSED;
 	if (!(state & ANSWERED))
@@ -251,26 +255,24 @@ static __noinline __u32 way_out(struct __sk_buff *skb, const struct translation 
 	return 0;
 }
 
-// hide_behind finds the address of the node that stands for the client of a flow: the one that it has already, `forth`
-// says so, or else that of the device by which its packets leave, as MASQUERADE has it. A connection keeps its address
-// whatever becomes of routes.
+// hide_behind finds the address and port of the node that stand for the client of a flow: those that it has already,
+// `forth` says so, or else the port that it asks for, and the address of the device by which its packets leave, as
+// MASQUERADE has it. A connection keeps its address whatever becomes of routes.
 static __always_inline bool hide_behind(struct __sk_buff *skb, const struct translation *flow,
-					const struct tuple *forth, struct addr *out)
+					const struct translation *forth, __u8 protocol, struct endpoint *out)
 {
-	struct translation *known = bpf_map_lookup_elem(&translations, forth);
-
-	if (known) {
-		*out = known->src.addr;
+	if (forth) {
+		*out = forth->src;
 		return true;
 	}
 	bool v4 = is_ipv4(&flow->dst.addr);
-	const struct addr *a = node_addr(way_out(skb, flow, forth->protocol), v4);
+	const struct addr *a = node_addr(way_out(skb, flow, protocol), v4);
 
 	if (!a)
 		a = node_addr(0, v4);
 	if (!a)
 		return false;
-	*out = *a;
+	*out = (struct endpoint){.addr = *a, .port = flow->port};
 	return true;
 }
 
@@ -302,6 +304,24 @@ static __noinline int claim(struct tuple *key, const struct translation *becomes
 	return -1;
 }
 
+// lay_forth hides the client on the way to its backend, t says as whom. Another packet of the flow may do so at the same
+// moment: then the way that is there first counts, and the way back that this one has made for itself goes.
+static __always_inline bool lay_forth(struct tuple *key, struct translation *flow, struct translation *t, __u64 flags)
+{
+	if (!bpf_map_update_elem(&translations, key, t, flags))
+		return true;
+	struct translation *first = bpf_map_lookup_elem(&translations, key);
+
+	if (!first)
+		return false;
+	flow->port = first->src.port;
+	if (!same(&first->src, &t->src)) {
+		reverse(key, &t->src, &flow->dst, key->protocol, INGRESS);
+		bpf_map_delete_elem(&translations, key);
+	}
+	return true;
+}
+
 // lay makes the three translations of a flow that follow from it. flow->port asks for a port if it is not 0, and gets
 // the one that is free.
 static __noinline int lay(struct __sk_buff *skb, const struct tuple *from, struct translation *flow)
@@ -320,9 +340,11 @@ static __noinline int lay(struct __sk_buff *skb, const struct tuple *from, struc
 	if (!flow->port)
 		return true;
 	reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
-	if (!hide_behind(skb, flow, &key, &t.dst.addr))
+	struct translation *known = bpf_map_lookup_elem(&translations, &key);
+	__u64 flags = known ? BPF_ANY : BPF_NOEXIST;
+
+	if (!hide_behind(skb, flow, known, from->protocol, &t.dst))
 		return false;
-	t.dst.port = flow->port;
 	reverse(&key, &t.dst, &flow->dst, from->protocol, INGRESS);
 	t.src = flow->dst;
 	t.dst = flow->src;
@@ -332,8 +354,8 @@ static __noinline int lay(struct __sk_buff *skb, const struct tuple *from, struc
 	t.src = key.dst;
 	t.dst = flow->dst;
 	t.state = 0;
-	key = (struct tuple){.src = flow->src, .dst = flow->dst, .protocol = from->protocol, .hook = EGRESS};
-	return !bpf_map_update_elem(&translations, &key, &t, BPF_ANY);
+	reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
+	return lay_forth(&key, flow, &t, flags);
 }
 
 // drop_back removes a way back that leads to a client, and not one that belongs to somebody else by now.
@@ -348,15 +370,11 @@ static __always_inline bool drop_back(const struct tuple *key, const struct endp
 	return !bpf_map_delete_elem(&translations, key);
 }
 
-// forget removes a flow and what follows from it.
-static __noinline int forget(const struct tuple *from, struct translation *flow)
+// unlay removes what follows from a flow.
+static __always_inline void unlay(const struct tuple *from, const struct translation *flow)
 {
-	if (!from || !flow)
-		return 0;
 	struct tuple key;
 
-	if (flow->packets)
-		book(flow, &flow->dst, TO_BACKEND);
 	reverse(&key, &flow->src, &flow->dst, from->protocol, EGRESS);
 	bool own = drop_back(&key, &from->src);
 
@@ -371,7 +389,32 @@ static __noinline int forget(const struct tuple *from, struct translation *flow)
 			bpf_map_delete_elem(&translations, &key);
 		}
 	}
+}
+
+// forget removes a flow and what follows from it.
+static __noinline int forget(const struct tuple *from, struct translation *flow)
+{
+	if (!from || !flow)
+		return 0;
+	if (flow->packets)
+		book(flow, &flow->dst, TO_BACKEND);
+	unlay(from, flow);
 	return bpf_map_delete_elem(&translations, from);
+}
+
+// give_way has a flow become what another processor has made of it first. It is false if nobody has: the table took no
+// more.
+static __noinline int give_way(const struct tuple *from, struct translation *flow)
+{
+	if (!from || !flow)
+		return false;
+	struct translation *first = bpf_map_lookup_elem(&translations, from);
+
+	if (!first || !same(&first->src, &flow->src) || !same(&first->dst, &flow->dst))
+		unlay(from, flow);
+	if (first)
+		*flow = *first;
+	return !!first;
 }
 
 // A connection that is broken sends nothing, but what was on its way already.
@@ -398,7 +441,7 @@ static __always_inline void answered(const struct translation *back, const struc
 
 	if (!flow)
 		return;
-	flow->state = ANSWERED | progress(p, flow->state, BACKEND_ENDS, now - flow->last);
+	flow->state = progress(p, flow->state, BACKEND_ENDS, now - flow->last) | (p->is & RESETS ? 0 : ANSWERED);
 	flow->last = now;
 	if (flow->packets)
 		book(flow, &p->tuple.src, TO_BACKEND);

@@ -117,7 +117,7 @@ static __noinline int begin(const struct packet *p, const struct meeting *m, str
 	return FORWARD;
 }
 
-// left says whether the backend of a datagram has left.
+// left says whether the backend of a flow has left, which begins.
 static __always_inline bool left(const struct translation *flow, const struct meeting *m)
 {
 	__u32 number = m->target.pool;
@@ -160,7 +160,7 @@ static __always_inline bool ends(const struct packet *p, const struct translatio
 {
 	if (over(p, flow, now))
 		return true;
-	if (p->tuple.protocol != IPPROTO_UDP)
+	if (!(p->is & BEGINS))
 		return false;
 	meet(p, m, device);
 	return left(flow, m);
@@ -242,12 +242,18 @@ static __always_inline bool established(struct __sk_buff *skb, const struct pack
 	return true;
 }
 
-// keep puts a flow into the table. It fails if no port is free, or another processor was faster: the client will
-// send its packet again.
+// keep puts a flow into the table, or finds the one that another processor has put there meanwhile: resolvers send two
+// datagrams at once, which are to reach the same backend, and not to be sent again after five seconds. It fails if no
+// port is free: the client will send its packet again.
 static __always_inline bool keep(struct __sk_buff *skb, const struct packet *p, struct translation *flow)
 {
 	have_flows();
-	return lay(skb, &p->tuple, flow) && !bpf_map_update_elem(&translations, &p->tuple, flow, BPF_NOEXIST);
+	if (!lay(skb, &p->tuple, flow))
+		return false;
+	if (bpf_map_update_elem(&translations, &p->tuple, flow, BPF_NOEXIST) && !give_way(&p->tuple, flow))
+		return false;
+	have_flows();
+	return true;
 }
 
 // For others than this node, in linux/if_packet.h, which needs the C library.
