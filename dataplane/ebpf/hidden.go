@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// noteGone remembers addresses that no client can be hidden behind any more: the programs had them, and the node has lost
+// noteGone remembers addresses that no client can be hidden behind any more: programs had them, and the node has lost
 // them.
 func (d *devices) noteGone(had, has nodeAddrs) error {
 	candidates := map[netip.Addr]bool{}

@@ -49,9 +49,9 @@ type portRange struct{ First, Count uint16 }
 // enoughPorts is how many are to stand for clients, of each backend at a time, before sockets' ports do so as well.
 const enoughPorts = 4096
 
-// freePorts are those that stand for clients: the larger of the ranges on both sides of what the kernel gives to sockets
-// that ask for no port. If that is small, or nothing, they are all that a user may have, as with MASQUERADE, and shared
-// is true: a flow still has its port alone, but a socket of the node may have it, too.
+// freePorts are those that stand for clients: the larger of the ranges on both sides of what the kernel gives to
+// sockets that ask for no port. If that is small, or nothing, they are all that a user may have, as with MASQUERADE.
+// shared is true then: a flow still has its port alone, but a socket of the node may have it, too.
 func freePorts() (ports portRange, shared bool, err error) {
 	const file = "/proc/sys/net/ipv4/ip_local_port_range"
 	b, err := os.ReadFile(file)
