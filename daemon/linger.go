@@ -88,8 +88,11 @@ func (l *lingering) end(ctx context.Context, s *model.State) error {
 func (l *lingering) needed(by func(netip.AddrPort, model.Protocol) bool) bool {
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 		flows, err := l.conntrack.ConntrackTableList(netlink.ConntrackTable, family)
-		if err != nil { // nobody tracks connections
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // nobody tracks connections
 			continue
+		}
+		if err != nil { // it is not known, as when the table changed while it was read
+			return true
 		}
 		if slices.ContainsFunc(flows, func(f *netlink.ConntrackFlow) bool {
 			to, ok := netip.AddrFromSlice(f.Forward.DstIP)
