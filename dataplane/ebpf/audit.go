@@ -55,7 +55,7 @@ func (p *Plane) auditBehind(ctx context.Context, s *model.State) ([]dataplane.Dr
 
 // auditPackets removes some flows that are over. It finds devices without programs, and addresses that the programs
 // have and the node has not.
-func (p *Plane) auditPackets(*model.State) ([]dataplane.Drift, error) {
+func (p *Plane) auditPackets(s *model.State) ([]dataplane.Drift, error) {
 	if p.serve != TC {
 		return nil, nil
 	}
@@ -74,6 +74,9 @@ func (p *Plane) auditPackets(*model.State) ([]dataplane.Drift, error) {
 		drifts = append(drifts, dataplane.Drift{
 			Class: "programs", Object: "what clients are hidden behind", Have: have.String(), Want: want.String(),
 		})
+	}
+	if err == nil && !p.knowsNode(s) {
+		drifts = append(drifts, dataplane.Drift{Class: "rows", Object: "what rows allow the node's addresses"})
 	}
 	return drifts, err
 }

@@ -239,7 +239,10 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 			return partial
 		}
 	}
-	err := p.replace(s)
+	err := p.learnNode()
+	if err == nil {
+		err = p.replace(s)
+	}
 	if !isPartial(err) {
 		p.forget()
 		return fmt.Errorf("ebpf: %w", err)
@@ -314,7 +317,7 @@ func (p *Plane) fillNew(s *model.State) (*tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	t.tcp, t.listAll = p.releaseTCP, p.serve == TC
+	t.tcp, t.listAll, t.node = p.releaseTCP, p.serve == TC, p.left.node
 	err = t.load(s)
 	if err == nil && p.serve == TC {
 		t.packets, err = p.newPackets(t, s)

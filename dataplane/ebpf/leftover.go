@@ -14,16 +14,18 @@ import (
 // nothing in the kernel while there is no such row, so that no packet pays for it.
 //
 // It is about connections of the node itself: its packets do not arrive at any device. Sockets translate those of TCP
-// and UDP, but do not know which source address they will have, and SCTP has no hook.
+// and UDP, but do not know which source address they will have, and SCTP has no hook. Where a row allows every address
+// of the node, or none, that does not matter.
 type leftover struct {
+	node   ownAddrs
 	behind dataplane.Dataplane // nil: there is none
 	state  *model.State        // its rows; nil: not known
 	users  map[model.PoolID]int
 }
 
 // isLeft reports whether a row that the node itself meets is left.
-func isLeft(key model.Key, f model.Frontend) bool {
-	return key.Protocol == model.SCTP || f.Allow != nil
+func (l *leftover) isLeft(key model.Key, f model.Frontend) bool {
+	return key.Protocol == model.SCTP || f.Allow != nil && l.node.flags(key, f) == 0
 }
 
 // forNode is the row of a key's address, port and protocol that the node itself meets.
@@ -40,7 +42,7 @@ func forNode(s *model.State, key model.Key) (model.Key, model.Frontend, bool) {
 func (l *leftover) of(s *model.State) *model.State {
 	out := model.NewState()
 	for key, f := range s.Frontends {
-		if mine, _, _ := forNode(s, key); mine != key || !isLeft(key, f) {
+		if mine, _, _ := forNode(s, key); mine != key || !l.isLeft(key, f) {
 			continue
 		}
 		out.Frontends[key] = f
@@ -158,7 +160,7 @@ func (l *leftover) frontend(s *model.State, key model.Key, out *model.Change, be
 		l.users[id] += more
 	}
 	mine, f, ok := forNode(s, key)
-	ok = ok && isLeft(mine, f)
+	ok = ok && l.isLeft(mine, f)
 	for _, key.Scope = range []model.Scope{model.Any, model.Internal} {
 		had, has := l.state.Frontends[key]
 		if has {

@@ -16,6 +16,8 @@ const (
 	flagLimited = 1 << iota
 	flagSNATOffCluster
 	flagSNATAlways
+	flagNodeAllowed
+	flagNodeDenied
 )
 
 func address(a netip.Addr) (out objectsAddr) {

@@ -32,6 +32,7 @@ type tables struct {
 	tcp     bool                // sockets of TCP are not to stay with a backend that has left
 	listAll bool                // the kernel knows the members of all pools: packets ask for them
 	lost    bool                // a socket may have lost its backend since the plane looked
+	node    ownAddrs            // by which the node's own sockets are known to be allowed, or not
 	packets *packets            // nil: packets are left to others
 	fault   func(operation string) error
 }
@@ -355,7 +356,7 @@ func (t *tables) target(s *model.State, key model.Key) (v objectsTarget) {
 	if !ok {
 		return v
 	}
-	v.Verdict, v.Flags = uint8(f.Verdict), flags(f)
+	v.Verdict, v.Flags = uint8(f.Verdict), flags(f)|t.node.flags(key, f)
 	if f.Verdict == model.Forward {
 		v.Pool = t.pools[f.Pool].number
 	}

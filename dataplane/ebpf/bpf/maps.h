@@ -41,6 +41,8 @@ enum {
 	LIMITED = 1 << 0,	// only some sources are allowed
 	SNAT_OFFCLUSTER = 1 << 1, // the address of clients that are no pods is hidden
 	SNAT_ALWAYS = 1 << 2,	// that of all
+	NODE_ALLOWED = 1 << 3,	// LIMITED, and every address of the node is allowed
+	NODE_DENIED = 1 << 4,	// LIMITED, and none is
 };
 
 // Who says what becomes of a connection.

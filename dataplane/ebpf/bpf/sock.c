@@ -90,7 +90,9 @@ static __always_inline enum verdict route(struct bpf_sock_addr *ctx, const struc
 	if (!node && (only_node || is_loopback(&to->addr)))
 		return PASS;
 	decide(to, ctx->protocol, node || pod, &t);
-	if (t.flags & LIMITED)
+	if (node && t.flags & NODE_DENIED)
+		t.verdict = DROP;
+	else if (t.flags & LIMITED && !(node && t.flags & NODE_ALLOWED))
 		return PASS;
 	if (t.verdict != FORWARD) {
 		if (t.verdict == PASS || !(alone || (node && node_alone)))
