@@ -93,6 +93,8 @@ type Table struct {
 	Name     string `json:"name"`
 	Capacity uint32 `json:"capacity"`
 	Bytes    uint64 `json:"bytes"`
+	Used     uint32 `json:"used,omitempty"` // when they were counted last, a minute ago at most
+	Counted  bool   `json:"-"`              // some are
 }
 
 // Sort puts all in order.
@@ -122,7 +124,11 @@ func (c Counters) String() string {
 		fmt.Fprintf(&text, "refused %s %s %d\n", r.by(), r.Verdict, r.Connections)
 	}
 	for _, t := range c.Tables {
-		fmt.Fprintf(&text, "table %s capacity %d bytes %d\n", t.Name, t.Capacity, t.Bytes)
+		fmt.Fprintf(&text, "table %s capacity %d bytes %d", t.Name, t.Capacity, t.Bytes)
+		if t.Counted {
+			fmt.Fprintf(&text, " used %d", t.Used)
+		}
+		text.WriteString("\n")
 	}
 	return text.String()
 }

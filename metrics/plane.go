@@ -14,7 +14,7 @@ import (
 // plane are the sums of what the data plane has counted, if it counts. Those of Services that are gone stay in them.
 type plane struct {
 	connections, packets, bytes, refused *metrics.Desc
-	capacity, memory                     *metrics.Desc
+	capacity, used, memory               *metrics.Desc
 
 	served map[model.PoolID]sums // when it was asked last
 	total  sums
@@ -37,13 +37,15 @@ func newPlane(s *shelf) plane {
 		refused: s.askedCounter(fairlead("refused_connections_total",
 			"Connections that were refused or dropped, of packets each attempt, by what became of them."+only, "verdict")),
 		capacity: s.asked(fairlead("table_capacity", "Elements for which a table in the kernel has room."+only, "table")),
-		memory:   s.asked(fairlead("table_bytes", "Memory of a table in the kernel."+only, "table")),
-		served:   map[model.PoolID]sums{},
+		used: s.asked(fairlead("table_used",
+			"Elements of a table in the kernel that can be full: translations, of flows of packets."+only, "table")),
+		memory: s.asked(fairlead("table_bytes", "Memory of a table in the kernel."+only, "table")),
+		served: map[model.PoolID]sums{},
 	}
 }
 
 func (p *plane) describe(to chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{p.connections, p.packets, p.bytes, p.refused, p.capacity, p.memory} {
+	for _, d := range []*metrics.Desc{p.connections, p.packets, p.bytes, p.refused, p.capacity, p.used, p.memory} {
 		to <- d
 	}
 }
@@ -80,6 +82,9 @@ func (p *plane) tell(ctx context.Context, e Engine, to chan<- metrics.Metric) {
 	}
 	for _, t := range c.Tables {
 		to <- metrics.NewLazyConstMetric(p.capacity, metrics.GaugeValue, float64(t.Capacity), t.Name)
+		if t.Counted {
+			to <- metrics.NewLazyConstMetric(p.used, metrics.GaugeValue, float64(t.Used), t.Name)
+		}
 		to <- metrics.NewLazyConstMetric(p.memory, metrics.GaugeValue, float64(t.Bytes), t.Name)
 	}
 }

@@ -212,6 +212,9 @@ func (p *Plane) tableSizes() (out []dataplane.Table) {
 		if info, err := m.Info(); err == nil {
 			t.Bytes, _ = info.Memlock()
 		}
+		if name == packetsMapTranslations && p.sweep != nil {
+			t.Counted, t.Used = true, uint32(p.sweep.elements())
+		}
 		out = append(out, t)
 	}
 	return out

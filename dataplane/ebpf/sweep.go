@@ -153,9 +153,12 @@ func now() (ticks, error) {
 	return ticks(t.Nano() >> 20), nil
 }
 
+// elements are how many the table has, as far as is known: after the last pass, or already in this one.
+func (s *sweep) elements() int { return max(s.left, s.kept-s.removed) }
+
 // used is which part of the table is in use, in hundredths.
 func (s *sweep) used() int {
-	return 100 * max(s.kept, s.left) / int(s.maps[packetsMapTranslations].MaxEntries())
+	return 100 * s.elements() / int(s.maps[packetsMapTranslations].MaxEntries())
 }
 
 // Hundredths of the table from which on it is looked through more often, and flows go that are about to end. When it is
