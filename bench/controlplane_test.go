@@ -26,6 +26,8 @@ import (
 const (
 	controlServices = 50_000 // each with one endpoint, as Cilium's benchmark has them
 	controlRepeats  = 3      // in a round; their mean counts
+	// expectedServices is for how many tables are made.
+	expectedServices = 3 * controlServices
 )
 
 // BenchmarkControlPlane compares how fast objects get into the kernel, and what memory that takes, with Cilium's own
@@ -44,8 +46,11 @@ func BenchmarkControlPlane(b *testing.B) {
 			return []time.Duration{l.insert}, err
 		}}
 	}
+	objects := newAPIObjects()
 	variants := []Variant{
-		measure(fairlead, newControlPlane(b, false).run), measure(fairleadSlices, newControlPlane(b, true).run),
+		measure(fairlead, newControlPlane(b, objects, expectedServices).run),
+		measure(fairleadSlices, newControlPlane(b, objects.unread(), expectedServices).run),
+		measure(fairleadGrows, newControlPlane(b, objects, 0).run),
 	}
 	if os.Getenv(rivalsVariable) != "none" {
 		variants = append(variants, measure(cilium, newCiliumBenchmark(b).run))
@@ -61,6 +66,8 @@ const (
 	fairlead = "Fairlead"
 	// Cilium's benchmark reads EndpointSlices beforehand. This one counts that as well, for Fairlead.
 	fairleadSlices = "Fairlead, EndpointSlices read too"
+	// Cilium's tables are made for three times as many Services. Here they begin as small as they can.
+	fairleadGrows = "Fairlead, tables that grow"
 )
 
 // load is what it took to take in all Services, and to forget them.
@@ -71,7 +78,7 @@ type load struct {
 
 func reportControlPlane(b *testing.B, figures map[string][]load) {
 	b.Helper()
-	names := []string{cilium, fairlead, fairleadSlices}
+	names := []string{cilium, fairlead, fairleadSlices, fairleadGrows}
 	rows := [][]string{append([]string{""}, names...)}
 	for _, row := range []struct {
 		name string
@@ -111,33 +118,42 @@ func describe(s, control Series) string {
 	return text
 }
 
-// controlPlane has the part of the daemon behind its API client follow events, with a kernel that serves nobody.
-type controlPlane struct {
-	b        *testing.B
+// apiObjects are what an API client has decoded.
+type apiObjects struct {
 	services []*corev1.Service
 	slices   []*discoveryv1.EndpointSlice
 	compact  []*service.Slice // what was read of them beforehand; nil: they are read while time is taken
+}
+
+func newAPIObjects() (o apiObjects) {
+	for i := range controlServices {
+		s, slice := apiPair(i)
+		compact, _ := service.FromSlice(slice)
+		o.services, o.slices, o.compact = append(o.services, s), append(o.slices, slice), append(o.compact, compact)
+	}
+	return o
+}
+
+// unread are the same objects, of which nothing was read.
+func (o apiObjects) unread() apiObjects { return apiObjects{services: o.services, slices: o.slices} }
+
+// controlPlane has the part of the daemon behind its API client follow events, with a kernel that serves nobody.
+type controlPlane struct {
+	apiObjects
+	b        *testing.B
+	expected uint32 // Services, for which tables are made
 	feed     *feed
 	engine   *engine.Engine
 }
 
-func newControlPlane(b *testing.B, readSlices bool) *controlPlane {
+func newControlPlane(b *testing.B, o apiObjects, expected uint32) *controlPlane {
 	b.Helper()
-	p := &controlPlane{b: b}
-	for i := range controlServices {
-		s, slice := apiObjects(i)
-		p.services, p.slices = append(p.services, s), append(p.slices, slice)
-		if !readSlices {
-			compact, _ := service.FromSlice(slice)
-			p.compact = append(p.compact, compact)
-		}
-	}
-	return p
+	return &controlPlane{apiObjects: o, b: b, expected: expected}
 }
 
 // start has an engine program a kernel that has nothing yet.
 func (p *controlPlane) start() (end func() error, err error) {
-	plane, remove, err := emptyEBPF(p.b)
+	plane, remove, err := emptyEBPF(p.b, p.expected)
 	if err != nil {
 		return nil, err
 	}
@@ -152,8 +168,8 @@ func (p *controlPlane) start() (end func() error, err error) {
 	}, p.wait(0)
 }
 
-// emptyEBPF is the ebpf plane, in a cgroup without processes.
-func emptyEBPF(b *testing.B) (plane dataplane.Dataplane, remove func() error, err error) {
+// emptyEBPF is the ebpf plane, in a cgroup without processes, with tables for so many Services.
+func emptyEBPF(b *testing.B, expected uint32) (plane dataplane.Dataplane, remove func() error, err error) {
 	bed, err := testbed.New(b.Context(), testbed.Spec{Cgroup: true})
 	if err != nil {
 		return nil, nil, err
@@ -165,6 +181,7 @@ func emptyEBPF(b *testing.B) (plane dataplane.Dataplane, remove func() error, er
 	remove = func() error { return errors.Join(pins.Close(), bed.Close()) }
 	err = bed.Do(testbed.Node, func() (err error) {
 		o := ebpf.Options{Cgroup: bed.Cgroup(), Pins: filepath.Join(path, "fairlead")}
+		o.Sizes.Services = expected
 		plane, err = ebpf.New(o)(dataplane.Config{})
 		return err
 	})
@@ -174,8 +191,8 @@ func emptyEBPF(b *testing.B) (plane dataplane.Dataplane, remove func() error, er
 	return plane, remove, nil
 }
 
-// apiObjects are the Service and the EndpointSlice that Cilium's benchmark has (pkg/loadbalancer/benchmark/testdata).
-func apiObjects(i int) (*corev1.Service, *discoveryv1.EndpointSlice) {
+// apiPair are the Service and the EndpointSlice that Cilium's benchmark has (pkg/loadbalancer/benchmark/testdata).
+func apiPair(i int) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	created := metav1.NewTime(time.Date(2022, 9, 13, 11, 11, 26, 0, time.UTC))
 	name, ip := fmt.Sprintf("echo-%06d", i), nth(netip.AddrFrom4([4]byte{10, 96, 0, 0}), i).String()
 	s := &corev1.Service{

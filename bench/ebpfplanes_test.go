@@ -5,6 +5,9 @@ import (
 	"net/netip"
 	"path/filepath"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
@@ -22,7 +25,8 @@ type contender struct {
 	ebpf  *ebpf.Options // the plane's, but for where it is
 }
 
-// contenders are what is compared for connections that are open, and for those from outside.
+// contenders are what is compared for connections that are open, and, with the one that has drivers serve packets, for
+// those from outside. The planes are as the daemon runs them: the one behind ebpf has what is left, here nothing.
 func contenders() []contender {
 	packets := localhost.Wrap(conntrack.Wrap(nftables.New))
 	return []contender{
@@ -31,6 +35,11 @@ func contenders() []contender {
 		{name: "ebpf", ebpf: &ebpf.Options{Packets: packets}},
 		{name: "nftables", plane: packets},
 	}
+}
+
+func contendersOutside() []contender {
+	fast := ebpf.Options{Packets: localhost.Wrap(conntrack.Wrap(nftables.New)), Acceleration: ebpf.AccelerationNative}
+	return append(contenders(), contender{name: "ebpf, XDP", ebpf: &fast})
 }
 
 // remotePod is a server on the other node.
@@ -66,6 +75,9 @@ func (c contender) install(b *testing.B, bed *testbed.Bed, rows string) {
 		}
 		b.Cleanup(func() { pins.Close() })
 		o := *c.ebpf
+		if o.Acceleration == ebpf.AccelerationNative {
+			takeFrames(b, bed)
+		}
 		o.Cgroup, o.Pins = bed.Cgroup(), filepath.Join(path, "fairlead")
 		c.plane = ebpf.New(o)
 	}
@@ -110,4 +122,31 @@ func remote(bed *testbed.Bed) netip.AddrPort {
 func forward(service string, address, backend netip.AddrPort, how string) string {
 	return fmt.Sprintf("backend default/%[1]s cluster %[3]s\nfrontend %[2]s/tcp any forward default/%[1]s cluster snat %[4]s\n"+
 		"pool default/%[1]s cluster\n", service, address, backend, how)
+}
+
+// takeFrames lets the switch take what XDP programs of the node send, as hardware does: by a setting of linux/ethtool.h.
+func takeFrames(b *testing.B, bed *testbed.Bed) {
+	b.Helper()
+	err := bed.Do(testbed.LAN, func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		const setGRO = 0x2c
+		setting := [2]uint32{setGRO, 1}
+		request := struct {
+			name [unix.IFNAMSIZ]byte
+			data unsafe.Pointer
+			_    [16]byte
+		}{data: unsafe.Pointer(&setting)}
+		copy(request.name[:], testbed.Node)
+		if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); e != 0 {
+			return e
+		}
+		return nil
+	})
+	if err != nil {
+		b.Fatal("let the switch take frames: ", err)
+	}
 }

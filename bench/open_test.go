@@ -15,11 +15,12 @@ import (
 
 const (
 	openClients  = 8       // connections that are used in turn
-	requests     = 2000    // in a slice
+	openArenas   = 3       // of each contender: what memory it got is one's luck
+	requests     = 600     // in a slice
 	requestBytes = 128     // of a request, and of its response
 	chunk        = 1 << 16 // bytes of a write
 	bulk         = 1 << 20 // bytes of which the time is taken
-	bulks        = 24      // in a slice
+	bulks        = 8       // in a slice
 	unheated     = 4       // the first part of a slice that does not count: 1/unheated
 )
 
@@ -46,32 +47,48 @@ func BenchmarkOpen(b *testing.B) {
 	var variants []Variant
 	processor := map[string]Series{}
 	address := netip.AddrPortFrom(serviceAddr(0), servicePort)
+	rows := func(bed *testbed.Bed) string {
+		return fmt.Sprintf("pods %s\n", testbed.ClusterCIDRs()[0]) + forward("web", address, local(bed), "offcluster")
+	}
 	for _, c := range contenders() {
-		a := c.arenaFor(b, func(bed *testbed.Bed) string {
-			return fmt.Sprintf("pods %s\n", testbed.ClusterCIDRs()[0]) + forward("web", address, local(bed), "offcluster")
-		})
-		to := address
-		if c.plane == nil && c.ebpf == nil {
-			to = local(a.bed)
-		}
-		for _, from := range []testbed.Place{clientPod, testbed.Node} {
-			o := a.openAll(b, a.to(from, to))
-			for _, t := range traffics() {
-				name := string(from) + t.name + c.name
-				variants = append(variants, Variant{name, func() ([]time.Duration, error) {
-					took, cpu, err := o.slice(t)
-					processor[name] = append(processor[name], cpu.Seconds())
-					return took, err
-				}})
+		for i := range openArenas {
+			a := c.arenaFor(b, rows)
+			to := address
+			if c.plane == nil && c.ebpf == nil {
+				to = local(a.bed)
+			}
+			for _, from := range []testbed.Place{clientPod, testbed.Node} {
+				o := a.openAll(b, a.to(from, to))
+				for _, t := range traffics() {
+					name := nameOpen(from, t, c.name, i)
+					variants = append(variants, Variant{name, func() ([]time.Duration, error) {
+						took, cpu, err := o.slice(t)
+						processor[name] = append(processor[name], cpu.Seconds())
+						return took, err
+					}})
+				}
 			}
 		}
 	}
 	runtime.GC()
-	samples, err := Interleave(variants, rounds(b, roundsOf(b, 60)))
+	samples, err := Interleave(variants, rounds(b, roundsOf(b, 150)))
 	if err != nil {
 		b.Fatal(err)
 	}
 	reportOpen(b, samples, processor)
+}
+
+// nameOpen names what is done in one arena.
+func nameOpen(from testbed.Place, t traffic, contender string, arena int) string {
+	return fmt.Sprint(from, t.name, contender, arena)
+}
+
+// allArenas are the figures of all arenas, by round.
+func allArenas(from testbed.Place, t traffic, contender string, of func(name string) Series) (all Series) {
+	for i := range openArenas {
+		all = append(all, of(nameOpen(from, t, contender, i))...)
+	}
+	return all
 }
 
 func reportOpen(b *testing.B, samples Samples, processor map[string]Series) {
@@ -83,21 +100,27 @@ func reportOpen(b *testing.B, samples Samples, processor map[string]Series) {
 	rows := [][]string{head}
 	for _, from := range []testbed.Place{clientPod, testbed.Node} {
 		for _, t := range traffics() {
-			name := string(from) + t.name
-			control := samples.Series(name+direct, 0.5)
+			wall := func(c string) Series {
+				return allArenas(from, t, c, func(name string) Series { return samples.Series(name, 0.5) })
+			}
+			cpu := func(c string) Series {
+				return allArenas(from, t, c, func(name string) Series { return processor[name] })
+			}
+			control, idle := wall(direct), cpu(direct)
 			row := []string{fmt.Sprintf("%s: %s", from, t.name), show(control.Duration())}
-			work := []string{fmt.Sprintf("%s: %s, processor time", from, t.name), show(processor[name+direct].Duration())}
+			work := []string{fmt.Sprintf("%s: %s, processor time", from, t.name), show(idle.Duration())}
 			for _, c := range contenders()[1:] {
-				ratio := control.Ratio(samples.Series(name+c.name, 0.5)) // of rates: the inverse of that of times
+				ratio := control.Ratio(wall(c.name)) // of rates: the inverse of that of times
 				row = append(row, ratio.precise())
-				work = append(work, processor[name+c.name].Ratio(processor[name+direct]).precise())
+				work = append(work, cpu(c.name).Ratio(idle).precise())
 				b.ReportMetric(ratio.Median, compact(fmt.Sprintf("%s:%s:%s", from, t.name, c.name)))
 			}
 			rows = append(rows, row, work)
 		}
 	}
-	printTable(fmt.Sprintf("%d open connections: median of %d rounds; times of a request or a MiB, rates and processor time as "+
-		"ratios to direct", openClients, len(samples[clientPod+traffics()[0].name+direct])), rows...)
+	n := len(samples[nameOpen(clientPod, traffics()[0], direct, 0)])
+	printTable(fmt.Sprintf("%d open connections in each of %d clusters: median of %d rounds; times of a request or a MiB, "+
+		"rates and processor time as ratios to direct", openClients, openArenas, n), rows...)
 }
 
 // precise has a digit more.

@@ -46,7 +46,7 @@ func outsideRows(bed *testbed.Bed) (rows string) {
 // with connect() to the pod, where it is routed through the same node.
 func BenchmarkOutside(b *testing.B) {
 	var variants []Variant
-	for _, c := range contenders() {
+	for _, c := range contendersOutside() {
 		a := c.arenaFor(b, outsideRows)
 		command(b, a.bed, testbed.Outside, "ip", "route", "replace", testbed.PodCIDRs(testbed.NodeB)[0].String(),
 			"via", a.bed.Addr(testbed.Node, false).String())
@@ -69,14 +69,14 @@ func BenchmarkOutside(b *testing.B) {
 func reportOutside(b *testing.B, samples Samples) {
 	b.Helper()
 	head := []string{"client outside, TCP"}
-	for _, c := range contenders() {
+	for _, c := range contendersOutside() {
 		head = append(head, c.name)
 	}
 	rows := [][]string{head}
 	for _, w := range ways() {
 		control := samples.Series(w.name+direct, 0.5)
 		row := []string{w.name, show(control.Duration())}
-		for _, c := range contenders()[1:] {
+		for _, c := range contendersOutside()[1:] {
 			ratio := samples.Series(w.name+c.name, 0.5).Ratio(control)
 			row = append(row, ratio.String())
 			b.ReportMetric(ratio.Median, compact(w.name+":"+c.name))
