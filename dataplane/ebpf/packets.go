@@ -114,12 +114,17 @@ func (p *packets) allow(s *model.State, c model.Change) (gone []packetsSourceKey
 	if p == nil {
 		return nil, nil
 	}
-	touched := map[objectsFrontendKey]model.Key{}
+	touched := map[objectsFrontendKey]model.Key{} // most frontends allow everyone: then there is nothing to look at
+	touch := func(key model.Key) {
+		if at := frontendKey(key); len(p.sources[at]) > 0 || limited(s, key) {
+			touched[at] = key
+		}
+	}
 	for key := range c.Frontends.Set {
-		touched[frontendKey(key)] = key
+		touch(key)
 	}
 	for _, key := range c.Frontends.Delete {
-		touched[frontendKey(key)] = key
+		touch(key)
 	}
 	for at, key := range touched {
 		had, want := p.sources[at], bothSources(s, key)
@@ -138,6 +143,16 @@ func (p *packets) allow(s *model.State, c model.Change) (gone []packetsSourceKey
 		}
 	}
 	return gone, nil
+}
+
+// limited reports whether one of both scopes of a key allows some sources only.
+func limited(s *model.State, key model.Key) bool {
+	for _, key.Scope = range []model.Scope{model.Any, model.Internal} {
+		if s.Frontends[key].Allow != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // disallow removes sources.
