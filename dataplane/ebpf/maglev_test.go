@@ -57,6 +57,19 @@ func TestMaglev_shares(t *testing.T) {
 	}
 }
 
+// A backend whose weight is too small for a slot counts with another one of its pool, whatever is in the slots behind.
+func TestMaglev_none(t *testing.T) {
+	p := model.Pool{Scheduler: "mh", Backends: backendsOf(65535, 1)}
+	size := slotsFor(p, 2)
+	tables := tables{slots: make([]objectsSlot, size)}
+	spread(tables.slots, p, p.Backends)
+	for i, b := range p.Backends {
+		if at, ok := tables.firstSlots(0, p)[endpoint(b.AddrPort)]; !ok || at >= size {
+			t.Errorf("backend %d counts in slot %d of %d (%t)", i, at, size, ok)
+		}
+	}
+}
+
 // When one of n backends goes, its clients find others, and of those of others few do: at most three in a hundred.
 func TestMaglev_disruption(t *testing.T) {
 	for _, n := range []int{2, 5, 10, 40, 300} {

@@ -15,7 +15,8 @@ import (
 // connects; but mostly a row that allows some sources only allows all of them or none.
 type ownAddrs []netip.Addr
 
-// flags say whether that is so. Of a row for which it matters which one it is, and where they are not known, none is set.
+// flags say whether that is so. Of a row for which it matters which one it is, and where they are not known, none is
+// set.
 func (o ownAddrs) flags(key model.Key, f model.Frontend) uint8 {
 	if f.Allow == nil {
 		return 0

@@ -267,13 +267,23 @@ func (t *tables) setMembers(id model.PoolID, want model.Pool, first uint32) (lef
 	return left, nil
 }
 
-// firstSlots finds a slot of each backend that serves.
+// firstSlots finds a slot of each backend that serves. One whose weight is so small that it has none counts with
+// another.
 func (t *tables) firstSlots(first uint32, want model.Pool) map[objectsEndpoint]uint32 {
 	at := map[objectsEndpoint]uint32{}
-	serving := len(want.Serving())
-	for i := first; len(at) < serving; i++ {
-		if _, known := at[t.slots[i].Backend]; !known {
-			at[t.slots[i].Backend] = i
+	serving := want.Serving()
+	for i := range slotsFor(want, len(serving)) {
+		backend := t.slots[first+i].Backend
+		if _, known := at[backend]; !known {
+			at[backend] = first + i
+		}
+		if len(at) == len(serving) {
+			return at
+		}
+	}
+	for _, b := range serving {
+		if _, known := at[endpoint(b.AddrPort)]; !known {
+			at[endpoint(b.AddrPort)] = first
 		}
 	}
 	return at
