@@ -15,8 +15,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// A program that takes a slot adds one to it, in memory that it has before it anyhow. Here that is read without a system
-// call, and taken away: the sums are those of this process.
+// A program that takes a slot adds one to it, in memory that it has before it anyhow. Here that is read without a
+// system call, and taken away: the sums are those of this process.
 //
 //	slots ─► collect ─► tally ─► Counters ◄── refusals, traffic
 
@@ -96,8 +96,8 @@ func hasBackend(backends []model.Backend, a netip.AddrPort) bool {
 	return found
 }
 
-// keepCounters takes what tables have counted that are about to be closed. If programs still use them, because others could
-// not take their place, what these count is lost.
+// keepCounters takes what tables have counted that are about to be closed. If programs still use them, because
+// others could not take their place, what these count is lost.
 func (p *Plane) keepCounters() {
 	_ = p.tables.wait() // without it, what is counted at this moment is lost
 	p.tables.collect()

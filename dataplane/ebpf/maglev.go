@@ -12,8 +12,8 @@ import (
 // follows from the backends alone: all nodes send a client to the same backend, and when a backend goes, few
 // clients of others move. This is the table of Maglev (Eisenbud et al., NSDI 2016, section 3.4).
 //
-// A socket's own address is not known when it connects. Its network namespace stands for it: a pod keeps its backend, which
-// need not be the one that its packets would get.
+// A socket's own address is not known when it connects. Its network namespace stands for it: a pod keeps its
+// backend, which need not be the one that its packets would get.
 
 // byClient is the scheduler's name.
 const byClient = "mh"
@@ -30,8 +30,8 @@ func slotsFor(p model.Pool, n int) uint32 {
 	if p.Scheduler != byClient {
 		return uint32(n)
 	}
-	// A hundred for each backend, so that shares differ by a percent at most. Another size moves most clients, so there are
-	// few, all of them primes.
+	// A hundred for each backend, so that shares differ by a percent at most. Another size moves most clients, so there
+	// are few, all of them primes.
 	for _, size := range []uint32{4093, 65521, 1048573} {
 		if uint64(n)*100 <= uint64(size) {
 			return size
@@ -56,7 +56,8 @@ type candidate struct {
 	credit     uint64
 }
 
-// fillMaglev has backends take slots in turn. In each round one has as many turns as its weight is of the greatest weight.
+// fillMaglev has backends take slots in turn. In each round one has as many turns as its weight is of the greatest
+// weight.
 func fillMaglev(slots []objectsSlot, backends []model.Backend) {
 	size, most := uint64(len(slots)), uint64(0)
 	candidates := make([]candidate, len(backends))

@@ -21,8 +21,8 @@ type Sizes struct {
 	// those that find their place taken are remembered in memory of their own, which costs time.
 	Sockets uint32
 	// Services are so many, of one port and one backend each, that tables have room for, whatever the rows are; 0: none in
-	// particular. Each takes some 350 bytes. Without it tables begin with room for what there is, and half as much again; those that are
-	// full are made anew, for which the kernel verifies all programs: a few tenths of a second.
+	// particular. Each takes some 350 bytes. Without it tables begin with room for what there is, and half as much
+	// again; those that are full are made anew, for which the kernel verifies all programs: a few tenths of a second.
 	Services uint32
 	// Translations are two for each connection whose packets tc serves, four if its client is hidden; 0: what a 128th of
 	// the machine's memory has room for, a power of two from 262,144 (up to 12 GiB) to 2,097,152 (from 48 GiB on). Each
@@ -35,8 +35,8 @@ const (
 	translationBytes                 = 192
 )
 
-// translationsFor is how many fit into a reasonable part of a machine's memory. It is a power of two, so that hardly any
-// process finds another number than the one before.
+// translationsFor is how many fit into a reasonable part of a machine's memory. It is a power of two, so that hardly
+// any process finds another number than the one before.
 func translationsFor(memory uint64) uint32 {
 	n := min(max(memory/128/translationBytes, minTranslations), maxTranslations)
 	return 1 << (bits.Len64(n) - 1)
@@ -51,7 +51,8 @@ func machineMemory() uint64 {
 	return uint64(info.Totalram) * uint64(info.Unit)
 }
 
-// refusals is of how many frontends it is counted what they refuse: those that refused nobody for longest begin anew first.
+// refusals is of how many frontends it is counted what they refuse: those that refused nobody for longest begin anew
+// first.
 const refusals = 1 << 13
 
 func (s Sizes) orDefault() Sizes {

@@ -22,8 +22,8 @@ import (
 //
 //	sockets, flows: does a row still lead there? ─ no ─► /proc/*/ns/net ─► sock_diag: who has that peer? ─► destroy
 //
-// Most changes end with the first step, which reads memory that is shared with the kernel. Else the sockets of the namespaces
-// in question are listed.
+// Most changes end with the first step, which reads memory that is shared with the kernel. Else the sockets of the
+// namespaces in question are listed.
 
 // Of include/uapi/linux/inet_diag.h and sock_diag.h.
 const (
