@@ -74,7 +74,7 @@ func defaultFairlead() FairleadConfiguration {
 		IPVSAddressMode: IPVSAddressesByCIDR,
 		EBPF: EBPF{
 			BPFRoot: "/sys/fs/bpf", Packets: EBPFPacketsByTC, Acceleration: EBPFAccelerationOff,
-			Sockets: EBPFSocketsOfAll,
+			Forwarding: EBPFForwardingSNAT, Sockets: EBPFSocketsOfAll,
 		},
 	}
 }

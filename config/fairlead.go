@@ -48,6 +48,8 @@ type EBPF struct {
 	Packets EBPFPackets `json:"packets,omitempty"`
 	// Acceleration is whether drivers of devices serve known flows from outside to outside.
 	Acceleration EBPFAcceleration `json:"acceleration,omitempty"`
+	// Forwarding is whether clients from outside are hidden from backends on other nodes.
+	Forwarding EBPFForwarding `json:"forwarding,omitempty"`
 	// Sockets is whose connect() is translated.
 	Sockets EBPFSockets `json:"sockets,omitempty"`
 	// AbortTCP has TCP connections end with their backend's place in its Service, as those of UDP sockets do.
@@ -100,6 +102,15 @@ const (
 	EBPFAccelerationOff        EBPFAcceleration = "off"
 	EBPFAccelerationBestEffort EBPFAcceleration = "best-effort"
 	EBPFAccelerationNative     EBPFAcceleration = "native"
+)
+
+// EBPFForwarding is a way for answers to clients from outside.
+type EBPFForwarding string
+
+// The values of EBPFForwarding.
+const (
+	EBPFForwardingSNAT EBPFForwarding = "snat"
+	EBPFForwardingDSR  EBPFForwarding = "dsr"
 )
 
 // EBPFSockets says whose sockets are served as such, and not by their packets.

@@ -65,6 +65,6 @@ func fairleadPaths() []string {
 	return []string{
 		"manifests", "nodeIPs", "controlSocket", "auditInterval", "takeOver", "iptablesBackend", "ipvsAddressMode",
 		"ipvsDrainTimeout", "ebpf.cgroupRoot", "ebpf.bpfRoot", "ebpf.packets",
-		"ebpf.acceleration", "ebpf.sockets", "ebpf.abortTCP",
+		"ebpf.acceleration", "ebpf.forwarding", "ebpf.sockets", "ebpf.abortTCP",
 	}
 }

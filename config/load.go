@@ -168,6 +168,7 @@ func (l *loading) fairlead() {
 	override(f, "bpf-root", &c.EBPF.BPFRoot, said.EBPF.BPFRoot)
 	override(f, "ebpf-packets", &c.EBPF.Packets, said.EBPF.Packets)
 	override(f, "ebpf-acceleration", &c.EBPF.Acceleration, said.EBPF.Acceleration)
+	override(f, "ebpf-forwarding", &c.EBPF.Forwarding, said.EBPF.Forwarding)
 	override(f, "ebpf-sockets", &c.EBPF.Sockets, said.EBPF.Sockets)
 	override(f, "ebpf-abort-tcp", &c.EBPF.AbortTCP, said.EBPF.AbortTCP)
 }

@@ -66,7 +66,7 @@ func (c *Config) reason(path string) string {
 		if c.Plane != string(ModeEBPF) {
 			return "it is for the data plane ebpf"
 		}
-		if path == "ebpf.acceleration" && c.Fairlead.EBPF.Packets != EBPFPacketsByTC {
+		if (path == "ebpf.acceleration" || path == "ebpf.forwarding") && c.Fairlead.EBPF.Packets != EBPFPacketsByTC {
 			return "it is for packets that tc serves, and ebpf.packets says otherwise"
 		}
 	case path == "configSyncPeriod":

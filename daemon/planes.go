@@ -108,7 +108,8 @@ type planeSettings struct {
 func newEBPF(c config.EBPF) dataplane.New {
 	o := ebpf.Options{
 		Cgroup: c.CgroupRoot, Pins: ebpf.Pins(c.BPFRoot), Acceleration: ebpf.Acceleration(c.Acceleration),
-		OnlyNode: c.Sockets == config.EBPFSocketsOfNode, ReleaseTCP: c.AbortTCP,
+		Forwarding: ebpf.Forwarding(c.Forwarding),
+		OnlyNode:   c.Sockets == config.EBPFSocketsOfNode, ReleaseTCP: c.AbortTCP,
 	}
 	if c.Packets == config.EBPFPacketsByNFTables {
 		o.Serve = ebpf.Behind

@@ -49,6 +49,8 @@ type Options struct {
 	Serve Server
 	// Acceleration says whether drivers serve known flows that come from outside and go there again, with TC.
 	Acceleration Acceleration
+	// Forwarding says whether clients from outside are hidden from backends on other nodes, with TC.
+	Forwarding Forwarding
 	// Packets makes the plane behind, which serves them or what is left. Without one, that is not done.
 	Packets dataplane.New
 	// Sizes say how much is remembered; what is 0 has its default.
@@ -101,6 +103,7 @@ type Plane struct {
 	left         leftover            // for it, with TC
 	releaseTCP   bool
 	sharesPorts  bool // sockets may have the ports that stand for clients
+	direct       bool // nodes of backends answer clients, with TC
 	onlyNode     bool
 	memory       map[string]*ebpf.Map // nil: not open
 	former       map[string]*ebpf.Map // what parts of it are to replace
@@ -166,6 +169,7 @@ func (p *Plane) openPackets(o Options) (err error) {
 			p.serve = TC
 		}
 	}
+	p.direct = p.serve == TC && o.Forwarding == ForwardingDSR
 	if err == nil && p.serve == TC {
 		err = p.probeFast(o.Acceleration)
 	}

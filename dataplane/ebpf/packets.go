@@ -37,6 +37,11 @@ func (p *Plane) newPackets(t *tables, s *model.State) (*packets, error) {
 		o.Maps[name] = p.memory[name]
 	}
 	err := p.devices.namespace.Do(func() (err error) {
+		if p.direct {
+			if o.DirectMTU, err = p.devices.direct(); err != nil {
+				return err
+			}
+		}
 		o.Ports, err = p.portsForClients()
 		return err
 	})

@@ -258,6 +258,7 @@ const (
 	packetsProgFromPods     = "from_pods"
 	packetsProgLeave        = "leave"
 	packetsVarCrcShifts     = "crc_shifts"
+	packetsVarDirectMtu     = "direct_mtu"
 	packetsVarLinkHeader    = "link_header"
 	packetsVarPatience      = "patience"
 	packetsVarPortsCount    = "ports_count"
@@ -342,6 +343,7 @@ type packetsMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsVariableSpecs struct {
 	CrcShifts  *ebpf.VariableSpec `ebpf:"crc_shifts"`
+	DirectMtu  *ebpf.VariableSpec `ebpf:"direct_mtu"`
 	LinkHeader *ebpf.VariableSpec `ebpf:"link_header"`
 	Patience   *ebpf.VariableSpec `ebpf:"patience"`
 	PortsCount *ebpf.VariableSpec `ebpf:"ports_count"`
@@ -418,6 +420,7 @@ func (m *packetsMaps) Close() error {
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsVariables struct {
 	CrcShifts  *ebpf.Variable `ebpf:"crc_shifts"`
+	DirectMtu  *ebpf.Variable `ebpf:"direct_mtu"`
 	LinkHeader *ebpf.Variable `ebpf:"link_header"`
 	Patience   *ebpf.Variable `ebpf:"patience"`
 	PortsCount *ebpf.Variable `ebpf:"ports_count"`

@@ -52,6 +52,8 @@ const (
 	stateBackendEnds
 	stateBroken
 	stateLasting
+	stateDirect // the flow, and one that follows from it, whose source is the service: see bpf/dsr.h
+	stateTold
 
 	hookIngress = 1
 	hookEgress  = 2
@@ -306,7 +308,21 @@ func (s *sweep) forget(key packetsTuple, read *packetsTranslation) (bool, error)
 			err = errors.Join(err, s.remove(hidden))
 		}
 	}
+	if hook := directHook(flow.State); err == nil && own && hook != 0 {
+		err = s.remove(at(hook, key.Protocol, client, backend))
+	}
 	return true, errors.Join(err, s.remove(key))
+}
+
+// directHook is where a flow has a translation from client to backend, if a client is answered directly.
+func directHook(state uint8) uint8 {
+	switch {
+	case state&stateDirect != 0:
+		return hookEgress
+	case state&stateTold != 0:
+		return hookIngress
+	}
+	return 0
 }
 
 // dropBack removes a way back that leads to a client, and not one that belongs to somebody else by now.
@@ -322,7 +338,10 @@ func (s *sweep) dropBack(key packetsTuple, client packetsEndpoint) (bool, error)
 // hasFlow says whether a translation follows from a flow that is there. See the picture in bpf/flows.h.
 func (s *sweep) hasFlow(key packetsTuple, t *packetsTranslation) (bool, error) {
 	backend, client := key.Src, key.Dst // of the way back to the client, translated
+	direct := t.State&(stateDirect|stateTold) != 0
 	switch {
+	case direct:
+		backend, client = key.Dst, key.Src
 	case key.Hook == hookIngress:
 		client = t.Dst
 	case t.State&stateBack == 0:
@@ -336,5 +355,5 @@ func (s *sweep) hasFlow(key packetsTuple, t *packetsTranslation) (bool, error) {
 	if !ok || err != nil || flow.Src != client || flow.Dst != backend {
 		return false, err
 	}
-	return key.Hook == hookEgress || flow.Port == key.Dst.Port, nil
+	return direct || key.Hook == hookEgress || flow.Port == key.Dst.Port, nil
 }

@@ -39,6 +39,8 @@ type packetOptions struct {
 	Bare bool
 	// Anywhere leaves out the program for devices that lead to pods: to verify it takes the kernel time.
 	Anywhere bool
+	// DirectMTU is how large a packet may be that tells the backend's node to answer the client; 0: clients are hidden.
+	DirectMTU uint32
 	// Maps are used in place of new ones.
 	Maps map[string]*ebpf.Map
 }
@@ -143,6 +145,7 @@ func packetSpec(s *model.State, o packetOptions) (*ebpf.CollectionSpec, error) {
 	}
 	constants := map[string]any{
 		packetsVarPortsFirst: o.Ports.First, packetsVarPortsCount: o.Ports.Count, packetsVarCrcShifts: crcShifts(),
+		packetsVarDirectMtu: o.DirectMTU,
 	}
 	if o.Patience == nil {
 		o.Patience = patience()

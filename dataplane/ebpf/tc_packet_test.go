@@ -20,7 +20,8 @@ import (
 //	icmp 192.0.2.254:0 > 192.0.2.1:0 unreachable (tcp 192.0.2.1:30080 > 192.0.2.9:4000)
 //
 // More words: options (IPv4 options; IPv6 extension headers), first, later (fragments of one datagram); of TCP seq=N and
-// ack=N, 0 if they are missing, and empty, which most are not; of ICMP port-unreachable, protocol-unreachable and echo.
+// ack=N, 0 if they are missing, and empty, which most are not; of ICMP port-unreachable, protocol-unreachable and echo;
+// for=ADDRESS:PORT, the option of direct answers.
 // When bytes become text, a checksum or length that is wrong is named.
 type packet struct {
 	protocol model.Protocol
@@ -108,6 +109,9 @@ func (p packet) ip() []byte {
 	if p.is("options") {
 		header = append(header, 1, 1, 1, 1, 1, 1, 1, 0)
 	}
+	if p.service().IsValid() {
+		header = append(header, p.option()...)
+	}
 	header[0] = 0x40 | byte(len(header)/4)
 	binary.BigEndian.PutUint16(header[2:], uint16(len(header)+len(payload)))
 	binary.BigEndian.PutUint16(header[4:], 77)
@@ -148,6 +152,9 @@ func (p packet) ip6(payload []byte) []byte {
 	if p.is("options") {
 		extend(0, 0, 0, 1, 4, 0, 0, 0, 0)
 		extend(60, 0, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+	}
+	if p.service().IsValid() {
+		extend(60, p.option()...)
 	}
 	if p.is("first") || p.is("later") {
 		f := p.fragment(false)
@@ -306,7 +313,7 @@ func (p *packet) decode4(b []byte, whole bool) []byte {
 	if sum(b[:header]) != 0xffff {
 		p.words = append(p.words, "BAD-IP-SUM")
 	}
-	if header > 20 {
+	if header > 20 && !p.decodeOption(b[20:header]) {
 		p.words = append(p.words, "options")
 	}
 	p.decodeFragment(b[6]&0x20 != 0, binary.BigEndian.Uint16(b[6:])&0x1fff != 0)
@@ -336,6 +343,7 @@ func (p *packet) decode6(b []byte, whole bool) []byte {
 			p.words = append(p.words, "options")
 			next, b = b[0], b[8+8*int(b[1]):]
 		case 60:
+			p.decodeOption(b[:8+8*int(b[1])])
 			next, b = b[0], b[8+8*int(b[1]):]
 		case 44:
 			p.decodeFragment(b[3]&1 != 0, binary.BigEndian.Uint16(b[2:])&0xfff8 != 0)

@@ -91,6 +91,7 @@ func fairleadLimits() map[string]limit {
 		"ebpf.packets":    words(config.EBPFPacketsByTC, config.EBPFPacketsByNFTables),
 		"ebpf.acceleration": words(
 			config.EBPFAccelerationOff, config.EBPFAccelerationBestEffort, config.EBPFAccelerationNative),
-		"ebpf.sockets": words(config.EBPFSocketsOfAll, config.EBPFSocketsOfNode),
+		"ebpf.forwarding": words(config.EBPFForwardingSNAT, config.EBPFForwardingDSR),
+		"ebpf.sockets":    words(config.EBPFSocketsOfAll, config.EBPFSocketsOfNode),
 	}
 }

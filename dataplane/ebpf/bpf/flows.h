@@ -44,6 +44,8 @@ enum {
 	BACKEND_ENDS = 1 << 3,
 	BROKEN = 1 << 4, // by a reset, it seems: only the ends know whether it is a valid one
 	LASTING = 1 << 5, // a client has gone on after an answer
+	DIRECT = 1 << 6,  // the backend's node answers; see dsr.h
+	TOLD = 1 << 7,	  // this one does, for another one
 
 	ENDING = CLIENT_ENDS | BACKEND_ENDS | BROKEN,
 };
@@ -323,7 +325,8 @@ static __always_inline bool lay_forth(struct tuple *key, struct translation *flo
 }
 
 // lay makes the three translations of a flow that follow from it. flow->port asks for a port if it is not 0, and gets
-// the one that is free.
+// the one that is free. A flow that is answered directly has one beside that to its client: on the first node, where the
+// packets of it leave, and on the backend's, where they arrive. Its source is the service.
 static __noinline int lay(struct __sk_buff *skb, const struct tuple *from, struct translation *flow)
 {
 	if (!from || !flow)
@@ -337,12 +340,29 @@ static __noinline int lay(struct __sk_buff *skb, const struct tuple *from, struc
 	if (claim(&key, &t))
 		return false;
 	flow->src.port = key.dst.port;
+	if (flow->state & (DIRECT | TOLD) && flow->src.port == from->src.port) {
+		t.src = from->dst;
+		t.dst = flow->dst;
+		t.state = flow->state & TOLD ? TOLD | BACK : DIRECT;
+		key.src = flow->src;
+		key.dst = flow->dst;
+		key.hook = flow->state & TOLD ? INGRESS : EGRESS;
+		return !bpf_map_update_elem(&translations, &key, &t, BPF_ANY);
+	}
+	if (flow->state & TOLD)
+		return false;
+	if (flow->state & DIRECT) { // nobody would give the client its port back
+		flow->state &= ~DIRECT;
+		flow->port = any_port();
+	}
 	if (!flow->port)
 		return true;
 	reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
 	struct translation *known = bpf_map_lookup_elem(&translations, &key);
 	__u64 flags = known ? BPF_ANY : BPF_NOEXIST;
 
+	if (known && known->state & DIRECT) // left of another flow
+		known = 0;
 	if (!hide_behind(skb, flow, known, from->protocol, &t.dst))
 		return false;
 	reverse(&key, &t.dst, &flow->dst, from->protocol, INGRESS);
@@ -378,6 +398,10 @@ static __always_inline void unlay(const struct tuple *from, const struct transla
 	reverse(&key, &flow->src, &flow->dst, from->protocol, EGRESS);
 	bool own = drop_back(&key, &from->src);
 
+	if (flow->state & (DIRECT | TOLD) && own) {
+		reverse(&key, &flow->dst, &flow->src, from->protocol, flow->state & TOLD ? INGRESS : EGRESS);
+		bpf_map_delete_elem(&translations, &key);
+	}
 	if (flow->port && own) {
 		reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
 		struct translation *forth = bpf_map_lookup_elem(&translations, &key);

@@ -19,7 +19,7 @@
 //
 // Neither hook keeps what it does not know from others: they see the packet next.
 #include "answer.h"
-#include "flows.h"
+#include "dsr.h"
 
 struct source_key {
 	__u32 bits;
@@ -112,7 +112,11 @@ static __noinline int begin(const struct packet *p, const struct meeting *m, str
 	flow->src = p->tuple.src;
 	flow->last = ticks();
 	count(flow, p);
-	if (hides(p, m, &flow->dst.addr))
+	if (!hides(p, m, &flow->dst.addr))
+		return FORWARD;
+	if (answers_directly(p, m->target.flags, m->pod, &flow->dst.addr))
+		flow->state = DIRECT;
+	else
 		flow->port = is_ours(p->tuple.src.port) ? p->tuple.src.port : any_port();
 	return FORWARD;
 }
@@ -140,9 +144,11 @@ static __always_inline void use(const struct packet *p, struct translation *flow
 {
 	count(flow, p);
 	flow->state = progress(p, flow->state, CLIENT_ENDS, now - flow->last);
+	if (flow->state & DIRECT && !(p->is & (BEGINS | RESETS))) // the client has an answer
+		flow->state |= ANSWERED;
 	if (!is_due(flow, p, now))
 		return;
-	if (p->tuple.protocol == IPPROTO_UDP && flow->state & ANSWERED && now - flow->last >= TICKS)
+	if (p->tuple.protocol == IPPROTO_UDP && flow->state & (ANSWERED | DIRECT) && now - flow->last >= TICKS)
 		flow->state |= LASTING;
 	flow->last = now;
 	book(flow, &flow->dst, TO_BACKEND);
@@ -190,7 +196,7 @@ static __noinline int quoted(struct __sk_buff *skb, const struct packet *p, enum
 	reverse(&key, &in.tuple.src, &in.tuple.dst, in.tuple.protocol, hook);
 	struct translation *t = bpf_map_lookup_elem(&translations, &key);
 
-	if (!t)
+	if (!t || (hook == EGRESS && t->state & DIRECT) || (t->state & BACK && t->state & TOLD))
 		return TC_ACT_UNSPEC;
 	struct endpoint src = t->src, dst = t->dst;
 	struct sums outer = sums_of(p), inner = inside(p);
@@ -256,6 +262,63 @@ static __always_inline bool keep(struct __sk_buff *skb, const struct packet *p, 
 	return true;
 }
 
+// What a packet says of the service that it is for.
+enum told {
+	STRANGE, // nothing, or nothing to be believed
+	KNOWN,
+	NEW,
+};
+
+// leads_to finds the pool that clients of a service outside are led to, if the backend is one of it. A node port of
+// another node is no row of this one; the node port of that number here leads to the same backends.
+static __noinline struct pool *leads_to(struct packet *p, struct meeting *m, const struct endpoint *backend)
+{
+	if (!p || !m || !backend)
+		return 0;
+	meet(p, m, ANYWHERE);
+	const struct addr *here = node_addr(0, p->v4);
+
+	if (m->target.verdict == PASS && here) {
+		p->tuple.dst.addr = *here;
+		meet(p, m, ANYWHERE);
+	}
+	__u32 number = m->target.pool;
+
+	if (m->pod || m->target.verdict != FORWARD || !member(backend, number))
+		return 0;
+	return bpf_map_lookup_elem(&pools, &number);
+}
+
+// learn finds the flow of a packet that another node has sent for a service: p is what the client has sent there, then.
+// The flow is not kept yet, for its sake from a function whose stack leaves room.
+static __noinline int learn(struct __sk_buff *skb, struct packet *p, struct meeting *m, struct translation *flow)
+{
+	if (!p || !m || !flow)
+		return STRANGE;
+	struct endpoint service, backend = p->tuple.dst;
+
+	if (!says(skb, p, &service))
+		return STRANGE;
+	p->tuple.dst = service;
+	struct pool *pool = leads_to(p, m, &backend);
+
+	p->tuple.dst = pool ? service : backend;
+	if (!pool)
+		return STRANGE;
+	struct translation *known = bpf_map_lookup_elem(&translations, &p->tuple);
+
+	if (known && is_again(known, p, &backend))
+		return KNOWN;
+	if (known) {
+		*flow = *known;
+		forget(&p->tuple, flow);
+	}
+	*flow = (struct translation){
+		.src = p->tuple.src, .dst = backend, .last = ticks(), .pool = pool->name, .state = TOLD,
+	};
+	return NEW;
+}
+
 // For others than this node, in linux/if_packet.h, which needs the C library.
 #define PACKET_OTHERHOST 3
 
@@ -271,8 +334,20 @@ static __always_inline int arrive(struct __sk_buff *skb, enum device device)
 	if (p.is & ERROR)
 		return quoted(skb, &p, INGRESS);
 	p.tuple.hook = INGRESS;
-	if (!(p.is & ASKS) && established(skb, &p, &m, device, &t))
-		return forward(skb, &p, &t);
+	if (direct_mtu && device == ANYWHERE && p.is & BEGINS && !p.plain) {
+		enum told told = learn(skb, &p, &m, &t);
+
+		if (told == NEW)
+			keep(skb, &p, &t);
+		if (told != STRANGE)
+			return TC_ACT_UNSPEC;
+	}
+	if (!(p.is & ASKS) && established(skb, &p, &m, device, &t)) {
+		if ((t.state & (TOLD | BACK)) != (TOLD | BACK))
+			return forward(skb, &p, &t);
+		heard(&p, &t);
+		return TC_ACT_UNSPEC;
+	}
 	if (!(p.is & (BEGINS | ASKS)))
 		return TC_ACT_UNSPEC;
 	meet(&p, &m, device);
@@ -323,6 +398,13 @@ int leave(struct __sk_buff *skb)
 
 	if (!t)
 		return TC_ACT_UNSPEC;
+	if (t->state & DIRECT) {
+		if (!(p.is & BEGINS))
+			return TC_ACT_UNSPEC;
+		struct endpoint service = t->src;
+
+		return tell(skb, &p, &service) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+	}
 	confirm(t, &p);
 	return forward(skb, &p, t);
 }

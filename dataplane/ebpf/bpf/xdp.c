@@ -133,6 +133,8 @@ int from_outside(struct xdp_md *ctx)
 
 	if (!flow)
 		return unwanted(&p, &m) ? XDP_DROP : XDP_PASS;
+	if (flow->state & (DIRECT | TOLD)) // tc.c knows what to tell, and what was told
+		return XDP_PASS;
 	struct translation to = *flow;
 	int action = send(ctx, &p, &to);
 
