@@ -306,11 +306,11 @@ func (f *Flags) ebpf() []option {
 				"(backends see them and their nodes answer; all nodes must say so, and the network must let IP options pass)"},
 		{group: ebpf, flag: "ebpf-sockets", field: "ebpf.sockets", always: true,
 			bind: value(stringValue[EBPFSockets]{&own.Sockets, "EBPFSockets", nil}),
-			usage: "whose connections are translated in connect(): of all, or of the node alone, so that packets of pods still have the " +
-				"Service's address when they meet a sidecar (Istio) or a cache on the node (NodeLocal DNSCache)"},
+			usage: "whose connections are translated in connect(): of all, or of the node alone, so that packets of pods " +
+				"still have the Service's address when they meet a sidecar (Istio) or a cache on the node (NodeLocal DNSCache)"},
 		{group: ebpf, flag: "ebpf-abort-tcp", field: "ebpf.abortTCP", always: true, bind: yes(&own.AbortTCP),
-			usage: "abort TCP connections that were translated in connect() when their backend has left its Service; those of UDP " +
-				"sockets always are"},
+			usage: "abort TCP connections that were translated in connect() when their backend has left its Service; those " +
+				"of UDP sockets always are"},
 	}
 }
 

@@ -26,8 +26,8 @@ type Counters struct {
 	Tables  []Table   `json:"tables"`
 }
 
-// Served is what a backend of a pool got. Of a connection of UDP that is the first datagram from a socket to an address, or
-// of a flow that was silent for two minutes.
+// Served is what a backend of a pool got. Of a connection of UDP that is the first datagram from a socket to an
+// address, or of a flow that was silent for two minutes.
 type Served struct {
 	Pool        model.PoolID
 	Backend     netip.AddrPort // not valid: all that have left the pool

@@ -13,8 +13,8 @@ import (
 // Name is the namespace and name of an object.
 type Name = types.NamespacedName
 
-// Service is what Compile needs of a Kubernetes Service, validated. FromService makes it. There are many: the order of its
-// fields leaves no gaps.
+// Service is what Compile needs of a Kubernetes Service, validated. FromService makes it. There are many: the order
+// of its fields leaves no gaps.
 type Service struct {
 	Name                Name
 	Created             int64 // in microseconds since 1970: decides who gets an address and port that two Services claim
