@@ -90,7 +90,7 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 	name := portName(c.service.Name, p.Name)
 	pools := [2]model.PoolID{{Service: name, V6: ip.Is6()}, {Service: name, V6: ip.Is6(), Local: true}}
 	var used [2]bool
-	c.exposures = exposures(c.exposures[:0], c.view, c.service, p, ip)
+	c.exposures = c.service.exposures(c.exposures[:0], c.view, p, ip)
 	for _, e := range c.exposures {
 		allow := c.service.allow(c.view, e)
 		c.lanes = c.service.lanes(c.lanes[:0], c.view, e)

@@ -30,7 +30,7 @@ type exposure struct {
 }
 
 // exposures appends where a port of a Service is reached in the family of one of its ClusterIPs.
-func exposures(all []exposure, v *View, s *Service, p *Port, clusterIP netip.Addr) []exposure {
+func (s *Service) exposures(all []exposure, v *View, p *Port, clusterIP netip.Addr) []exposure {
 	all = append(all, exposure{netip.AddrPortFrom(clusterIP, p.Port), atClusterIP, p})
 	add := func(at kind, port uint16, addrs []netip.Addr) {
 		for _, a := range addrs {
@@ -132,7 +132,7 @@ func (v *View) find(s *Service, c claim) exposure {
 			if s.Ports[i].Protocol != c.protocol {
 				continue
 			}
-			for _, e := range exposures(nil, v, s, &s.Ports[i], ip) {
+			for _, e := range s.exposures(nil, v, &s.Ports[i], ip) {
 				if e.AddrPort == c.addrPort() {
 					return e
 				}
