@@ -43,6 +43,7 @@ func ebpfPlane(t *testing.T, serve ebpf.Server, behind dataplane.New) dataplane.
 		}
 		return ebpf.New(ebpf.Options{
 			Cgroup: cgroup, Pins: filepath.Join(pins, filepath.Base(cgroup)), Serve: serve, Packets: behind, Probed: &probed,
+			Sizes: ebpf.Sizes{Translations: 1 << 14}, // the machine's memory is for many tests
 		})(c)
 	}
 }
