@@ -303,7 +303,8 @@ func (f *Flags) ebpf() []option {
 		{group: ebpf, flag: "ebpf-forwarding", field: "ebpf.forwarding", always: true,
 			bind: value(stringValue[EBPFForwarding]{&own.Forwarding, "EBPFForwarding", nil}),
 			usage: "how clients from outside reach backends on other nodes: snat (the node hides them, and answers pass it) " +
-				"or dsr (backends see them and their nodes answer; all nodes must say so, and the network must let IP options pass)"},
+				"or dsr (backends see them and their nodes answer; all nodes must say so, and the network must let IP " +
+				"options pass)"},
 		{group: ebpf, flag: "ebpf-sockets", field: "ebpf.sockets", always: true,
 			bind: value(stringValue[EBPFSockets]{&own.Sockets, "EBPFSockets", nil}),
 			usage: "whose connections are translated in connect(): of all, or of the node alone, so that packets of pods " +
