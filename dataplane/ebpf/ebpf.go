@@ -155,13 +155,22 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 	return p, nil
 }
 
+// hasPacketLinks says that an earlier process has had programs for packets at devices. So the kernel can do that, and
+// need not be asked again, which takes a third of a second in which nobody follows the Services.
+func (p *Plane) hasPacketLinks() bool {
+	links, err := filepath.Glob(filepath.Join(p.linksDir(), ingress().name+"*"))
+	return err == nil && len(links) > 0
+}
+
 // openPackets finds out who serves packets.
 func (p *Plane) openPackets(o Options) (err error) {
 	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.fault); err != nil {
 		return err
 	}
 	if p.serve = o.Serve; o.Serve != Behind {
-		err = p.probePackets(false)
+		if !p.hasPacketLinks() {
+			err = p.probePackets(false)
+		}
 		if o.Serve == Auto && errors.Is(err, dataplane.ErrUnsupported) {
 			p.say("packets are left to the plane behind", "error", err)
 			p.serve, err = Behind, nil

@@ -142,8 +142,13 @@ func newSweep(maps map[string]*ebpf.Map, p *phases) (*sweep, error) {
 
 func (s *sweep) close() error { return unix.Munmap(s.mapped) }
 
-// ticks is a time as the programs have it: see bpf/flows.h. Differences are right for 49 days.
+// ticks is a time as the programs have it: see bpf/flows.h. Differences are right for 24 days.
 type ticks uint32
+
+// quiet is for how long a translation was not used: 0 if a program has used it after what is now here.
+func (t packetsTranslation) quiet(now ticks) ticks {
+	return ticks(max(int32(uint32(now)-t.Last), 0))
+}
 
 const ticksPerSecond = 954
 
@@ -244,7 +249,7 @@ func (s *sweep) idle() {
 
 // judge removes a translation if it is a flow that is over, or follows from none. It reports whether it was a flow.
 func (s *sweep) judge(key packetsTuple, t *packetsTranslation, now ticks) (bool, error) {
-	silent := now - ticks(t.Last)
+	silent := t.quiet(now)
 	if key.Hook == hookIngress && t.State&stateBack == 0 {
 		if silent <= s.limit(phase(key.Protocol, t.State))*ticksPerSecond {
 			return false, nil

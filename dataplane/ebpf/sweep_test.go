@@ -193,11 +193,29 @@ func (r packetRun) translations() map[packetsTuple]packetsTranslation {
 	return all
 }
 
+// A program may use a flow while the sweep looks at it: one that was used after what is now there is not over.
+func TestSweep_usedMeanwhile(t *testing.T) {
+	r, s := swept(t, packetOptions{Translations: 1024})
+	r.sent("lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 S", "lan udp 192.0.2.9:4001 > 192.0.2.1:30053")
+	before := r.flows()
+	shift(t, r, 10*ticksPerSecond)
+	r.pass(s)
+	if got := r.flows(); got != before || before == "" {
+		t.Errorf("left of flows that are in use are\n%s\nthere were\n%s", got, before)
+	}
+}
+
 // age makes all translations so old that they are no longer about to become parts of flows.
 func age(t *testing.T, r packetRun) {
 	t.Helper()
+	shift(t, r, -int(orphanAge))
+}
+
+// shift changes by some ticks when all translations were used.
+func shift(t *testing.T, r packetRun, by int) {
+	t.Helper()
 	for key, value := range r.translations() {
-		value.Last -= uint32(orphanAge)
+		value.Last += uint32(by)
 		if err := r.programs.Maps[packetsMapTranslations].Put(key, value); err != nil {
 			t.Fatal(err)
 		}

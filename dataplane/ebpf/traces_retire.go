@@ -75,13 +75,13 @@ func (p *Plane) countFlows() (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	lasts := patience()
+	patience := patience()
 	var key packetsTuple
 	var flow packetsTranslation
 	all := m.Iterate()
 	for all.Next(&key, &flow) {
-		quiet := uint32(at-ticks(flow.Last)) / ticksPerSecond
-		if flow.State&stateBack == 0 && key.Hook == hookIngress && quiet < lasts[phase(key.Protocol, flow.State)] {
+		lasts := ticks(patience[phase(key.Protocol, flow.State)]) * ticksPerSecond
+		if flow.State&stateBack == 0 && key.Hook == hookIngress && flow.quiet(at) < lasts {
 			n++
 		}
 	}

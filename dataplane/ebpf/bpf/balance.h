@@ -8,6 +8,12 @@
 
 #define SECOND 1000000000ULL
 
+// since is the time from a moment until now. Another processor may have noted one that is later than what is now here.
+static __always_inline __u64 since(__u64 last, __u64 now)
+{
+	return now > last ? now - last : 0;
+}
+
 static __always_inline bool same_addr(const struct addr *a, const struct addr *b)
 {
 	return a->word[3] == b->word[3] && a->word[2] == b->word[2] &&
@@ -174,7 +180,7 @@ static __always_inline bool choose(__u32 pool, struct pool *p, const struct addr
 	struct affinity *a = bpf_map_lookup_elem(&affinities, &key);
 	__u64 now = bpf_ktime_get_ns();
 
-	if (a && now - a->last < p->affinity * SECOND) {
+	if (a && since(a->last, now) < p->affinity * SECOND) {
 		*backend = a->backend;
 		if (keeps(pool, backend)) {
 			a->last = now;

@@ -133,9 +133,9 @@ static __always_inline bool is_again(struct translation *flow, const struct pack
 	__u32 now = ticks();
 
 	if (!same(&flow->dst, backend) || (p->tuple.protocol == IPPROTO_TCP && flow->state & ENDING) ||
-	    now - flow->last > 10 * TICKS)
+	    quiet(flow, now) > 10 * TICKS)
 		return false;
-	if (now - flow->last < TICKS)
+	if (quiet(flow, now) < TICKS)
 		return true;
 	flow->state |= flow->state & ANSWERED ? LASTING : 0;
 	flow->last = now;
@@ -149,5 +149,5 @@ static __always_inline void heard(const struct packet *p, const struct translati
 	struct translation *flow = p->is & (FINAL | RESETS) ? bpf_map_lookup_elem(&translations, &key) : 0;
 
 	if (flow)
-		flow->state = progress(p, flow->state, CLIENT_ENDS, ticks() - flow->last);
+		flow->state = progress(p, flow->state, CLIENT_ENDS, quiet(flow, ticks()));
 }

@@ -184,10 +184,18 @@ static __always_inline void count(struct translation *t, const struct packet *p)
 	t->packets += p->segments ? p->segments : 1;
 }
 
+// quiet is for how long a translation was not used: 0 if another processor has used it after what is now here.
+static __always_inline __u32 quiet(const struct translation *t, __u32 now)
+{
+	__s32 time = now - t->last;
+
+	return time > 0 ? time : 0;
+}
+
 // is_due says whether what is known of a flow is to be brought up to date: once in a second, and when it ends.
 static __always_inline bool is_due(const struct translation *t, const struct packet *p, __u32 now)
 {
-	return now - t->last >= TICKS || p->is & (FINAL | RESETS) || t->bytes >> 31;
+	return quiet(t, now) >= TICKS || p->is & (FINAL | RESETS) || t->bytes >> 31;
 }
 
 // book adds what has passed to the backend's traffic.
@@ -465,7 +473,7 @@ static __always_inline void answered(const struct translation *back, const struc
 
 	if (!flow)
 		return;
-	flow->state = progress(p, flow->state, BACKEND_ENDS, now - flow->last) | (p->is & RESETS ? 0 : ANSWERED);
+	flow->state = progress(p, flow->state, BACKEND_ENDS, quiet(flow, now)) | (p->is & RESETS ? 0 : ANSWERED);
 	flow->last = now;
 	if (flow->packets)
 		book(flow, &p->tuple.src, TO_BACKEND);

@@ -237,7 +237,7 @@ static __always_inline bool assign(const struct flow_key *forth, __u32 number, c
 
 	if (!pool)
 		return false;
-	if (known && known->pool == pool->name && now - known->last < FLOW_IDLE) {
+	if (known && known->pool == pool->name && since(known->last, now) < FLOW_IDLE) {
 		*backend = known->other;
 		if (membership(backend, number) != STRANGER) {
 			known->last = now;

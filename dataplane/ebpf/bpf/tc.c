@@ -134,7 +134,7 @@ static __always_inline bool left(const struct translation *flow, const struct me
 // over says whether a packet begins a new flow in place of one that is known.
 static __always_inline bool over(const struct packet *p, const struct translation *flow, __u32 now)
 {
-	if (now - flow->last > patience_at(phase(p->tuple.protocol, flow->state)))
+	if (quiet(flow, now) > patience_at(phase(p->tuple.protocol, flow->state)))
 		return true;
 	return p->is & BEGINS && p->tuple.protocol != IPPROTO_UDP && flow->state & ENDING;
 }
@@ -143,12 +143,12 @@ static __always_inline bool over(const struct packet *p, const struct translatio
 static __always_inline void use(const struct packet *p, struct translation *flow, __u32 now)
 {
 	count(flow, p);
-	flow->state = progress(p, flow->state, CLIENT_ENDS, now - flow->last);
+	flow->state = progress(p, flow->state, CLIENT_ENDS, quiet(flow, now));
 	if (flow->state & DIRECT && !(p->is & (BEGINS | RESETS))) // the client has an answer
 		flow->state |= ANSWERED;
 	if (!is_due(flow, p, now))
 		return;
-	if (p->tuple.protocol == IPPROTO_UDP && flow->state & (ANSWERED | DIRECT) && now - flow->last >= TICKS)
+	if (p->tuple.protocol == IPPROTO_UDP && flow->state & (ANSWERED | DIRECT) && quiet(flow, now) >= TICKS)
 		flow->state |= LASTING;
 	flow->last = now;
 	book(flow, &flow->dst, TO_BACKEND);
@@ -157,7 +157,7 @@ static __always_inline void use(const struct packet *p, struct translation *flow
 // rests says whether a flow was silent for so long that what follows from it is to be made again.
 static __always_inline bool rests(const struct translation *flow, __u32 now)
 {
-	return now - flow->last > 10 * TICKS;
+	return quiet(flow, now) > 10 * TICKS;
 }
 
 // ends says whether a packet is no longer one of the flow that is known.
