@@ -14,28 +14,13 @@
 // A packet that cannot go over another hop is answered by the stack.
 static __always_inline bool read4(const struct iphdr *ip, const void *end, struct packet *p)
 {
-	if ((const void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5 || ip->ttl <= 1 ||
-	    ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET))
-		return false;
 	p->v4 = true;
-	p->tuple.src.addr = mapped(ip->saddr);
-	p->tuple.dst.addr = mapped(ip->daddr);
-	p->tuple.protocol = ip->protocol;
-	p->l4 = p->ip + sizeof(*ip);
-	p->end = p->ip + bpf_ntohs(ip->tot_len);
-	return true;
+	return glance4(ip, end, p) && ip->ttl > 1;
 }
 
 static __always_inline bool read6(const struct ipv6hdr *ip, const void *end, struct packet *p)
 {
-	if ((const void *)(ip + 1) > end || ip->version != 6 || ip->hop_limit <= 1)
-		return false;
-	__builtin_memcpy(&p->tuple.src.addr, &ip->saddr, sizeof(struct addr));
-	__builtin_memcpy(&p->tuple.dst.addr, &ip->daddr, sizeof(struct addr));
-	p->tuple.protocol = ip->nexthdr;
-	p->l4 = p->ip + sizeof(*ip);
-	p->end = p->l4 + bpf_ntohs(ip->payload_len);
-	return true;
+	return glance6(ip, end, p) && ip->hop_limit > 1;
 }
 
 // read_l4 reads the ports, and what the packet means to its flow. SCTP is left to the stack: what a new port does to
