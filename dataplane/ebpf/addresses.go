@@ -88,8 +88,8 @@ func (d *devices) addFamily(out nodeAddrs, family int) error {
 	if err != nil {
 		return err
 	}
-	addrs, err := d.netlink.AddrList(nil, family)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	addrs, err := d.addrs(family)
+	if err != nil {
 		return err
 	}
 	ranks := map[int]int{} // of those that are taken
@@ -134,8 +134,10 @@ func rankOf(a netlink.Addr, index int) (rank int) {
 func (d *devices) defaultRoute(family int) (netlink.Route, error) {
 	_, everything, _ := net.ParseCIDR(map[int]string{netlink.FAMILY_V4: "0.0.0.0/0", netlink.FAMILY_V6: "::/0"}[family])
 	filter := &netlink.Route{Dst: everything, Table: unix.RT_TABLE_MAIN}
-	routes, err := d.netlink.RouteListFiltered(family, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	routes, err := whole(func() ([]netlink.Route, error) {
+		return d.netlink.RouteListFiltered(family, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
 		return netlink.Route{}, err
 	}
 	routes = slices.DeleteFunc(routes, func(r netlink.Route) bool { return r.Type != unix.RTN_UNICAST })

@@ -150,14 +150,6 @@ func (d *devices) serve(p *packets, dev device) error {
 	return err
 }
 
-func (d *devices) links() ([]netlink.Link, error) {
-	links, err := d.netlink.LinkList()
-	for try := 0; try < 10 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-		links, err = d.netlink.LinkList()
-	}
-	return links, err
-}
-
 // list is what shall have programs.
 func (d *devices) list() ([]device, error) {
 	links, err := d.links()

@@ -1,11 +1,8 @@
 package ebpf
 
 import (
-	"errors"
 	"fmt"
 	"net"
-
-	"github.com/vishvananda/netlink"
 )
 
 // Forwarding says what becomes of clients from outside whose backend is on another node, if answers are to find back.
@@ -22,8 +19,8 @@ const (
 // direct is how large packets with that option may be: what each device takes that has programs. A client whose first
 // packet is too large is hidden.
 func (d *devices) direct() (mtu uint32, err error) {
-	links, err := d.netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	links, err := d.links()
+	if err != nil {
 		return 0, fmt.Errorf("find the MTU for direct answers: %w", err)
 	}
 	for _, l := range links {

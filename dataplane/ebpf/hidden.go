@@ -23,10 +23,7 @@ func (d *devices) noteGone(had, has nodeAddrs) error {
 	if len(candidates) == 0 {
 		return nil
 	}
-	addrs, err := d.netlink.AddrList(nil, netlink.FAMILY_ALL)
-	for try := 0; try < 10 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-		addrs, err = d.netlink.AddrList(nil, netlink.FAMILY_ALL)
-	}
+	addrs, err := d.addrs(netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}

@@ -1,7 +1,6 @@
 package ebpf
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -44,8 +43,8 @@ func (o ownAddrs) flags(key model.Key, f model.Frontend) uint8 {
 
 // ownAddrs leaves out what no connection to a Service comes from.
 func (d *devices) ownAddrs() (out ownAddrs, err error) {
-	addrs, err := d.netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	addrs, err := d.addrs(netlink.FAMILY_ALL)
+	if err != nil {
 		return nil, fmt.Errorf("list the node's addresses: %w", err)
 	}
 	for _, have := range addrs {

@@ -81,7 +81,7 @@ func whose(ns *os.File, a netip.Addr) (cookie uint64, err error) {
 		return 0, err
 	}
 	defer h.Close()
-	addrs, err := h.AddrList(nil, netlink.FAMILY_ALL)
+	addrs, err := whole(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return 0, err
 	}

@@ -203,8 +203,8 @@ func (d *devices) outside(p *packets) (out []netlink.Link, err error) {
 	if err != nil {
 		return nil, err
 	}
-	addrs, err := d.netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	addrs, err := d.addrs(netlink.FAMILY_ALL)
+	if err != nil {
 		return nil, err
 	}
 	for _, l := range links {
