@@ -7,28 +7,17 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-
-	"golang.org/x/tools/txtar"
 )
 
 // TestDirect sends packets through the programs of a node whose backends elsewhere answer clients themselves.
 func TestDirect(t *testing.T) {
-	tables, err := txtar.ParseFile("testdata/direct.txtar")
-	if err != nil {
-		t.Fatal(err)
-	}
-	rows := string(tables.Files[0].Data)
-	for _, table := range tables.Files[1:] {
-		t.Run(table.Name, func(t *testing.T) {
-			t.Parallel()
-			mtu, err := strconv.ParseUint(table.Name, 10, 32)
-			if err != nil {
-				t.Fatal(err)
-			}
-			o := packetOptions{Translations: 1024, DirectMTU: uint32(mtu)}
-			newPacketRunWith(t, rows, o).play(string(table.Data))
-		})
-	}
+	playAll(t, "testdata/direct.txtar", func(t *testing.T, table string) packetOptions {
+		mtu, err := strconv.ParseUint(table, 10, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return packetOptions{Translations: 1024, DirectMTU: uint32(mtu)}
+	})
 }
 
 // service is what a packet says whom it is for; not valid: nothing.

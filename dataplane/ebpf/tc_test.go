@@ -136,8 +136,10 @@ func (r packetRun) play(lines string) {
 	}
 }
 
-func TestPackets(t *testing.T) {
-	tables, err := txtar.ParseFile("testdata/packets.txtar")
+// playAll plays the tables of a file, each with programs of its own. The first part of the file are the rows.
+func playAll(t *testing.T, file string, options func(t *testing.T, table string) packetOptions) {
+	t.Helper()
+	tables, err := txtar.ParseFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +147,13 @@ func TestPackets(t *testing.T) {
 	for _, table := range tables.Files[1:] {
 		t.Run(table.Name, func(t *testing.T) {
 			t.Parallel()
-			newPacketRun(t, rows).play(string(table.Data))
+			newPacketRunWith(t, rows, options(t, table.Name)).play(string(table.Data))
 		})
 	}
+}
+
+func TestPackets(t *testing.T) {
+	playAll(t, "testdata/packets.txtar", func(*testing.T, string) packetOptions {
+		return packetOptions{Translations: 1024}
+	})
 }
