@@ -29,6 +29,9 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 		return append(drifts, dataplane.Drift{Class: "programs", Object: "programs", Want: "those of this process"}), nil
 	}
 	drifts = append(append(drifts, p.auditHooks()...), p.auditMemory()...)
+	if err := p.auditPlaces(); err != nil {
+		return nil, fmt.Errorf("ebpf: places of sockets: %w", err)
+	}
 	for _, audit := range []func(*model.State) ([]dataplane.Drift, error){
 		p.tables.auditFrontends, p.tables.auditGuards, p.tables.auditPools, p.tables.auditSurplus,
 		p.auditPackets,

@@ -28,6 +28,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -110,6 +111,8 @@ type Plane struct {
 	counted      tally                // what tables have counted that are no more, and what was collected
 	sweep        *sweep               // of it, with TC
 	tables       *tables              // nil: the kernel's content is not known
+	holders      holders              // of places, when the agent looked for the last time
+	placesSeen   time.Time            // when that was
 	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
 	cannotRelease, releasesNode bool
 }

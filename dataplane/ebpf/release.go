@@ -34,6 +34,7 @@ const (
 	diagMessageID  = 4
 	stateConnected = 1 << 1                       // TCP_ESTABLISHED, of UDP sockets as well
 	statesTCP      = stateConnected | 1<<2 | 1<<8 // TCP_SYN_SENT, and TCP_CLOSE_WAIT
+	statesHeld     = 1<<12 - 1 - 1<<6 - 1<<10     // all but TCP_TIME_WAIT and TCP_LISTEN
 )
 
 // release aborts the connected sockets whose backend does not serve them any more.
@@ -118,10 +119,11 @@ func namespaces() ([]*os.File, error) {
 	return files, nil
 }
 
-func (p *Plane) releaseIn(ns *os.File, s *model.State, where map[uint64]bool) error {
+// openDiag asks the kernel for sockets of a namespace.
+func (p *Plane) openDiag(ns *os.File) (*netlink.Conn, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
-		return err
+		return nil, err
 	}
 	c := &netlink.Config{}
 	if fmt.Sprintf("net:[%d]", st.Ino) != p.node { // where this process is it needs no rights to go
@@ -129,7 +131,15 @@ func (p *Plane) releaseIn(ns *os.File, s *model.State, where map[uint64]bool) er
 	}
 	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, c)
 	if err != nil {
-		return fmt.Errorf("open sock_diag: %w", err)
+		return nil, fmt.Errorf("open sock_diag: %w", err)
+	}
+	return conn, nil
+}
+
+func (p *Plane) releaseIn(ns *os.File, s *model.State, where map[uint64]bool) error {
+	conn, err := p.openDiag(ns)
+	if err != nil {
+		return err
 	}
 	defer conn.Close()
 	if cookie, known := netnsCookie(conn); known && !where[cookie] && !where[anyNetns] {
@@ -154,7 +164,11 @@ func (p *Plane) releases() []model.Protocol {
 }
 
 func (p *Plane) releaseSockets(conn *netlink.Conn, family uint8, protocol model.Protocol, s *model.State) error {
-	sockets, err := listSockets(conn, family, protocol)
+	states := uint32(stateConnected)
+	if protocol == model.TCP {
+		states = statesTCP
+	}
+	sockets, err := listSockets(conn, diagSocket{family: family, protocol: protocol, states: states})
 	if err != nil {
 		return fmt.Errorf("list %s sockets: %w", protocol, err)
 	}
@@ -272,21 +286,18 @@ func serves(s *model.State, protocol model.Protocol, service, backend netip.Addr
 	return false
 }
 
-// diagSocket is a connected socket.
+// diagSocket is a socket, or what is asked for.
 type diagSocket struct {
 	family   uint8
 	protocol model.Protocol
+	states   uint32
 	id       [diagID]byte // ports, addresses, interface, cookie
 }
 
 func (d diagSocket) request() []byte {
 	b := make([]byte, diagRequest)
 	b[0], b[1] = d.family, uint8(d.protocol)
-	states := uint32(stateConnected)
-	if d.protocol == model.TCP {
-		states = statesTCP
-	}
-	binary.NativeEndian.PutUint32(b[4:], states)
+	binary.NativeEndian.PutUint32(b[4:], d.states)
 	copy(b[diagRequestID:], d.id[:])
 	return b
 }
@@ -299,10 +310,10 @@ func (d diagSocket) destroy(conn *netlink.Conn) error {
 	return err
 }
 
-func listSockets(conn *netlink.Conn, family uint8, protocol model.Protocol) ([]diagSocket, error) {
+func listSockets(conn *netlink.Conn, like diagSocket) ([]diagSocket, error) {
 	messages, err := conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.SOCK_DIAG_BY_FAMILY, Flags: netlink.Request | netlink.Dump},
-		Data:   diagSocket{family: family, protocol: protocol}.request(),
+		Data:   like.request(),
 	})
 	if err != nil {
 		return nil, err
@@ -310,7 +321,9 @@ func listSockets(conn *netlink.Conn, family uint8, protocol model.Protocol) ([]d
 	var sockets []diagSocket
 	for _, m := range messages {
 		if len(m.Data) >= diagMessage {
-			sockets = append(sockets, diagSocket{m.Data[0], protocol, [diagID]byte(m.Data[diagMessageID:])})
+			sockets = append(sockets, diagSocket{
+				m.Data[0], like.protocol, like.states, [diagID]byte(m.Data[diagMessageID:]),
+			})
 		}
 	}
 	return sockets, nil

@@ -1,0 +1,129 @@
+package ebpf
+
+import (
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Sockets of the kernel's own (of NFS, or what MPTCP has beneath a socket) get a place in connect() as all do, but no
+// hook sees them close. So from time to time the agent gives places back whose socket is nowhere any more:
+//
+//	had the place the last time, too ─► in its namespace, twice: is there such a socket? ─ no ─► the place is free
+//
+// What is not connected at that moment may not be listed. If it is a socket all the same, it has no peer whose name
+// somebody could ask for, and gets another place when it connects.
+
+// placesInterval is the time between two looks. To lose a place costs no more than time in connect().
+const placesInterval = 5 * time.Minute
+
+// holders are the sockets that have places, by the place.
+type holders map[int]objectsPlace
+
+// auditPlaces looks whether that is so, when it is time.
+func (p *Plane) auditPlaces() error {
+	if time.Since(p.placesSeen) < placesInterval {
+		return nil
+	}
+	p.placesSeen = time.Now()
+	return p.freePlaces()
+}
+
+// freePlaces gives back the places of sockets that are no more. It believes nothing of those that have come since it
+// was called before.
+func (p *Plane) freePlaces() error {
+	places, unmap, err := mapped[objectsPlace](p.memory[objectsMapSockets])
+	if err != nil {
+		return err
+	}
+	defer unmap()
+	old, held := holders{}, holders{}
+	for i := range places {
+		at := objectsPlace{Cookie: atomic.LoadUint64(&places[i].Cookie), Netns: places[i].Netns}
+		if at.Cookie == 0 || atomic.LoadUint32(&places[i].Taken) == 0 {
+			continue
+		}
+		held[i] = at
+		if p.holders[i] == at {
+			old[i] = at
+		}
+	}
+	p.holders = held
+	for range 2 { // a listing may miss one while others around it come and go
+		if err := p.dropLiving(old); err != nil {
+			return err
+		}
+	}
+	for i, at := range old {
+		if atomic.CompareAndSwapUint64(&places[i].Cookie, at.Cookie, 0) {
+			atomic.AddUint32(&places[i].Taken, ^uint32(0))
+		}
+	}
+	return nil
+}
+
+// dropLiving leaves those whose socket is not found, and whose namespace was looked through.
+func (p *Plane) dropLiving(h holders) error {
+	if len(h) == 0 {
+		return nil
+	}
+	wanted := map[uint64]bool{}
+	for _, at := range h {
+		wanted[at.Netns] = true
+	}
+	spaces, err := namespaces()
+	if err != nil {
+		return err
+	}
+	living, listed := map[uint64]bool{}, map[uint64]bool{}
+	for _, ns := range spaces {
+		cookies, netns, ok := p.socketsIn(ns, wanted)
+		ns.Close()
+		if !ok {
+			continue
+		}
+		listed[netns] = true
+		for _, cookie := range cookies {
+			living[cookie] = true
+		}
+	}
+	for _, at := range h { // before Linux 5.14 it is only from their sockets that namespaces are known
+		listed[at.Netns] = listed[at.Netns] || living[at.Cookie]
+	}
+	for i, at := range h {
+		if living[at.Cookie] || !listed[at.Netns] {
+			delete(h, i)
+		}
+	}
+	return nil
+}
+
+// socketsIn lists the sockets of a namespace, by their cookies, if it is wanted. ok is false of one that has ended, or
+// that this process may not enter.
+func (p *Plane) socketsIn(ns *os.File, wanted map[uint64]bool) (cookies []uint64, netns uint64, ok bool) {
+	conn, err := p.openDiag(ns)
+	if err != nil {
+		return nil, 0, false
+	}
+	defer conn.Close()
+	netns, known := netnsCookie(conn)
+	if known && !wanted[netns] {
+		return nil, 0, false
+	}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
+			sockets, err := listSockets(conn, diagSocket{family: family, protocol: protocol, states: statesHeld})
+			if err != nil {
+				return nil, 0, false
+			}
+			for _, s := range sockets {
+				cookies = append(cookies, s.cookie())
+			}
+		}
+	}
+	return cookies, netns, true
+}

@@ -1,0 +1,168 @@
+package ebpf_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	bpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// place is the only one that there is.
+type place struct {
+	Cookie uint64
+	Taken  uint32
+	_      uint32
+	Netns  uint64
+	_      [40]byte
+}
+
+func (c cluster) openPlaces() *bpf.Map {
+	c.t.Helper()
+	m, err := bpf.LoadPinnedMap(filepath.Join(c.pins, "memory", "sockets"), nil)
+	check(c.t, err)
+	return m
+}
+
+// place reads it.
+func (c cluster) place() (at place) {
+	c.t.Helper()
+	m := c.openPlaces()
+	defer m.Close()
+	check(c.t, m.Lookup(uint32(0), &at))
+	return at
+}
+
+// connect opens a socket.
+func (c cluster) connect(from testbed.Place, kind, protocol int, to unix.Sockaddr) (fd int, err error) {
+	err = c.Do(from, func() (err error) {
+		if fd, err = unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, protocol); err != nil {
+			return os.NewSyscallError("socket", err)
+		}
+		return os.NewSyscallError("connect", unix.Connect(fd, to))
+	})
+	return fd, err
+}
+
+// A place whose socket nobody has seen close is free after a while; one whose socket is there is not, in whatever
+// namespace and state that is.
+func TestPlaces_unseen(t *testing.T) {
+	c := newCluster(t)
+	p := c.openSized(ebpf.Sizes{Sockets: 1})
+	defer p.Close()
+	check(t, p.Sync(t.Context(), parse(t, web)))
+	web := &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 10}, Port: 80}
+	dns := &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 10}, Port: 53}
+	for name, held := range map[string]struct {
+		from testbed.Place
+		kind int
+		to   unix.Sockaddr
+	}{
+		"TCP":             {"client", unix.SOCK_STREAM, web},
+		"TCP of the node": {testbed.Node, unix.SOCK_STREAM, web},
+		"UDP":             {"client", unix.SOCK_DGRAM, dns},
+	} {
+		fd, err := c.connect(held.from, held.kind, 0, held.to)
+		check(t, err)
+		before := c.place()
+		c.looks(p)
+		if after := c.place(); after != before || after.Taken != 1 {
+			t.Errorf("%s: the place is %+v, and was %+v", name, after, before)
+		}
+		check(t, unix.Close(fd))
+		c.expectPlaces("is closed", 0)
+	}
+	c.ended(p, web)
+	c.forge(p)
+}
+
+// looks is often enough for the plane to be sure.
+func (c cluster) looks(p dataplane.Dataplane) {
+	c.t.Helper()
+	for range 2 {
+		check(c.t, ebpf.FreePlaces(p))
+	}
+}
+
+// ended has a connection end while its socket is open. That has no name of a peer any more, and does not give back what
+// it has lost.
+func (c cluster) ended(p dataplane.Dataplane, to unix.Sockaddr) {
+	fd, err := c.connect("client", unix.SOCK_STREAM, 0, to)
+	check(c.t, err)
+	check(c.t, unix.Shutdown(fd, unix.SHUT_WR))
+	for n := 1; n > 0; {
+		n, err = unix.Read(fd, make([]byte, 128))
+		check(c.t, err)
+	}
+	c.looks(p)
+	c.expectPlaces("has ended", 0)
+	check(c.t, unix.Close(fd))
+	c.expectPlaces("has ended, and is closed", 0)
+}
+
+// expectPlaces counts those that sockets have, of which there was one.
+func (c cluster) expectPlaces(what string, want uint32) {
+	c.t.Helper()
+	if n := c.places(); n != want {
+		c.t.Errorf("%d sockets have the place, want %d: there was one that %s", n, want, what)
+	}
+}
+
+// forge takes the place for sockets that do not exist.
+func (c cluster) forge(p dataplane.Dataplane) {
+	t := c.t
+	var netns uint64
+	check(t, c.Do("client", func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		netns, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return err
+	}))
+	m := c.openPlaces()
+	defer m.Close()
+	for _, forged := range []struct {
+		name  string
+		netns uint64
+		left  uint32
+	}{
+		{"nowhere", netns, 0},
+		{"in a namespace that is not known", 1 << 40, 1},
+	} {
+		at := place{Cookie: 1 << 40, Taken: 1, Netns: forged.netns}
+		check(t, m.Put(uint32(0), at))
+		check(t, ebpf.FreePlaces(p))
+		c.expectPlaces("is "+forged.name+", and may have come just now", 1)
+		c.looks(p)
+		c.expectPlaces("is "+forged.name, forged.left)
+	}
+}
+
+// MPTCP connects sockets of the kernel's own, whose end no hook sees.
+func TestPlaces_kernel(t *testing.T) {
+	c := newCluster(t)
+	p := c.openSized(ebpf.Sizes{Sockets: 1})
+	defer p.Close()
+	check(t, p.Sync(t.Context(), parse(t, web)))
+	fd, err := c.connect("client", unix.SOCK_STREAM, unix.IPPROTO_MPTCP, &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 10}, Port: 80})
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.ENOPROTOOPT) {
+		t.Skip(err)
+	}
+	check(t, err)
+	c.looks(p)
+	if c.places() == 0 {
+		t.Skip("this kernel connects them without the hook")
+	}
+	check(t, unix.Close(fd))
+	c.expectPlaces("is closed", 1) // else this needs no agent
+	c.looks(p)
+	c.expectPlaces("is closed", 0)
+}
