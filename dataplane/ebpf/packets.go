@@ -57,7 +57,7 @@ func (p *Plane) newPackets(t *tables, s *model.State) (*packets, error) {
 		}
 	}
 	o.Bare, o.Fast = true, false
-	for _, name := range []string{packetsMapPods, packetsMapSources, packetsMapNodeAddrs} {
+	for _, name := range []string{packetsMapPods, packetsMapSources, packetsMapNodeAddrs, packetsMapAnswers} {
 		o.Maps[name] = own.Maps[name]
 	}
 	own.loadBare = func() (*ebpf.Collection, error) { return newPackets(t.Maps, s, o) }

@@ -33,7 +33,7 @@ enum {
 	KINDS,
 };
 
-// How many answers a processor gives in a second. Errors are as many as Linux sends (icmp_msgs_per_sec), resets so many
+// How many answers the machine gives in a second. Errors are as many as Linux sends (icmp_msgs_per_sec), resets so many
 // that clients hardly ever miss one. What is beyond that is a flood, and need not go on to the address it claims to
 // be from.
 #define RESETS_PER_SECOND 10000
@@ -45,12 +45,14 @@ struct bound {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, KINDS);
 	__type(key, __u32);
 	__type(value, struct bound);
 } answers SEC(".maps");
 
+// may_answer is true somewhat more often than that, if processors ask it at the same moment. In a flood they only read,
+// and do not wait for each other.
 static __always_inline bool may_answer(bool tcp)
 {
 	__u32 kind = tcp ? RESETS_SENT : ERRORS_SENT;
@@ -59,9 +61,12 @@ static __always_inline bool may_answer(bool tcp)
 
 	if (!b)
 		return false;
-	if (b->second != second)
+	if (*(volatile __u64 *)&b->second != second)
 		*b = (struct bound){.second = second};
-	return b->sent++ < (tcp ? RESETS_PER_SECOND : ERRORS_PER_SECOND);
+	if (*(volatile __u64 *)&b->sent >= (tcp ? RESETS_PER_SECOND : ERRORS_PER_SECOND))
+		return false;
+	__sync_fetch_and_add(&b->sent, 1);
+	return true;
 }
 
 // sum_of goes on with a sum of the Internet.
