@@ -175,6 +175,13 @@ static __always_inline bool extension(struct __sk_buff *skb, struct packet *p, _
 	return true;
 }
 
+// disguised says whether an address in a packet of IPv6 is one of IPv4, which is mapped. No such packet is to be on a wire:
+// the tables would take it for one of IPv4, and its sender for whom it names.
+static __always_inline bool disguised(const struct packet *p)
+{
+	return is_ipv4(&p->tuple.src.addr) || is_ipv4(&p->tuple.dst.addr);
+}
+
 static __always_inline bool parse6(struct __sk_buff *skb, struct packet *p)
 {
 	struct ipv6hdr ip;
@@ -185,6 +192,8 @@ static __always_inline bool parse6(struct __sk_buff *skb, struct packet *p)
 
 	__builtin_memcpy(&p->tuple.src.addr, &ip.saddr, sizeof(struct addr));
 	__builtin_memcpy(&p->tuple.dst.addr, &ip.daddr, sizeof(struct addr));
+	if (disguised(p))
+		return false;
 	p->l4 = p->ip + sizeof(ip);
 	p->end = p->l4 + bpf_ntohs(ip.payload_len);
 	for (int i = 0; i < EXTENSIONS; i++) {
@@ -305,7 +314,7 @@ static __always_inline bool glance6(const struct ipv6hdr *ip, const void *end, s
 	p->tuple.protocol = ip->nexthdr;
 	p->l4 = p->ip + sizeof(*ip);
 	p->end = p->l4 + bpf_ntohs(ip->payload_len);
-	return true;
+	return !disguised(p);
 }
 
 static __always_inline __u8 meaning(const struct tcphdr *tcp)
