@@ -28,7 +28,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	if p.tables == nil {
 		return append(drifts, dataplane.Drift{Class: "programs", Object: "programs", Want: "those of this process"}), nil
 	}
-	drifts = append(append(drifts, p.auditHooks()...), p.auditMemory()...)
+	drifts = slices.Concat(drifts, p.auditHooks(), p.auditMemory(), p.auditSet())
 	if err := p.auditPlaces(); err != nil {
 		return nil, fmt.Errorf("ebpf: places of sockets: %w", err)
 	}
@@ -95,7 +95,7 @@ func (p *Plane) auditHooks() (drifts []dataplane.Drift) {
 		}
 		have, err := l.Info()
 		l.Close()
-		want, failed := p.tables.Programs[hook].Info()
+		want, failed := p.sockets.Programs[hook].Info()
 		if errors.Join(err, failed) != nil {
 			drifts = append(drifts, d)
 			continue
@@ -115,6 +115,14 @@ func (p *Plane) auditMemory() (drifts []dataplane.Drift) {
 		if _, err := os.Stat(path); err != nil {
 			drifts = append(drifts, dataplane.Drift{Class: "pins", Object: "pin " + path, Want: "map " + name})
 		}
+	}
+	return drifts
+}
+
+// auditSet finds tables that somebody has taken away from the programs.
+func (p *Plane) auditSet() (drifts []dataplane.Drift) {
+	for _, name := range p.sets.lost(p.tables.Maps) {
+		drifts = append(drifts, dataplane.Drift{Class: "programs", Object: "table " + name, Want: "that of this process"})
 	}
 	return drifts
 }

@@ -96,10 +96,9 @@ func hasBackend(backends []model.Backend, a netip.AddrPort) bool {
 	return found
 }
 
-// keepCounters takes what tables have counted that are about to be closed. If programs still use them, because
+// keepCounters takes what tables have counted that are about to be closed. If programs still read them, because
 // others could not take their place, what these count is lost.
 func (p *Plane) keepCounters() {
-	_ = p.tables.wait() // without it, what is counted at this moment is lost
 	p.tables.collect()
 	if p.counted == nil {
 		p.counted = tally{}

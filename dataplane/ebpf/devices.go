@@ -10,11 +10,13 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
+	"fairlead.dev/fairlead/model"
 )
 
 // devices has the programs for packets in force at the devices of the node.
@@ -39,6 +41,8 @@ type devices struct {
 
 	mu       sync.Mutex
 	programs *packets       // nil: none are in force, or they are not known
+	sets     *sets          // that they read
+	pods     model.Pods     // by whose interfaces devices lead to pods
 	served   map[int]device // at which programs is in force, as far as nobody else has changed that
 	audited  int            // the index of the device that Audit has looked at last
 	filters  bool           // the kernel has no links of tcx: Linux before 6.6
@@ -93,14 +97,14 @@ func (d *devices) forget() {
 }
 
 // replace puts programs in force everywhere. A device that takes none does not keep others from being served.
-func (d *devices) replace(p *packets) error {
+func (d *devices) replace(p *packets, sets *sets, pods model.Pods) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	wanted, err := d.list()
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
-	d.programs = nil
+	d.programs, d.sets, d.pods = nil, sets, pods
 	clear(d.served)
 	if err := d.readdress(p); err != nil {
 		return err
@@ -131,7 +135,7 @@ func (d *devices) replace(p *packets) error {
 func (d *devices) serve(p *packets, dev device) error {
 	err := d.namespace.Do(func() error {
 		for _, at := range []side{ingress(), egress()} {
-			program, err := p.at(dev, at)
+			program, err := d.program(p, dev, at)
 			if err == nil {
 				err = d.attach(dev, at, program)
 			}
@@ -148,6 +152,11 @@ func (d *devices) serve(p *packets, dev device) error {
 		d.served[dev.index] = dev
 	}
 	return err
+}
+
+// program is the one for one side of a device.
+func (d *devices) program(p *packets, dev device, at side) (*ebpf.Program, error) {
+	return p.at(kind{dev.bare, d.pods.Contain(netip.Addr{}, dev.name)}, at, d.sets)
 }
 
 // list is what shall have programs.
@@ -321,7 +330,7 @@ func (d *devices) inTurn(wanted []device) (out []device) {
 func (d *devices) holds(dev device) (ok bool, err error) {
 	err = d.namespace.Do(func() error {
 		for _, at := range []side{ingress(), egress()} {
-			program, err := d.programs.at(dev, at)
+			program, err := d.program(d.programs, dev, at)
 			if err != nil {
 				return err
 			}

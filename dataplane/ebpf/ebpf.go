@@ -11,11 +11,13 @@
 // comes from outside, rows whose source addresses matter, SCTP, and whatever has no socket here. Programs at the
 // devices serve that (bpf/tc.c, devices.go), or another plane, which in any case serves what is left (leftover.go).
 //
-// A Sync makes new tables, fills them, and replaces the programs by ones that use these, one atomic step for each hook.
-// Nothing of the old tables needs to be understood, so a process of any version takes over from one of any other. An
+// A Sync makes new tables, fills them, and flips a word by which the programs read these in place of the former ones. An
 // Apply writes a pool's backends into slots that nobody uses, and then one word that leads there; no connection sees
 // a part of a change. When rows do not fit any more, Apply does what Sync does, with larger tables: their
 // memory follows their use.
+//
+// A process loads programs of its own, which take the place of those that are attached, one atomic step for each hook. It
+// needs to understand nothing of their tables, so one of any version takes over from one of any other.
 //
 // Links, which hold the programs, and what sockets and clients are remembered in are pinned in a file system of type
 // bpf. When the process ends, or is killed, all goes on.
@@ -110,7 +112,10 @@ type Plane struct {
 	former       map[string]*ebpf.Map // what parts of it are to replace
 	counted      tally                // what tables have counted that are no more, and what was collected
 	sweep        *sweep               // of it, with TC
-	tables       *tables              // nil: the kernel's content is not known
+	sets         *sets                // nil: no programs are loaded
+	sockets      *ebpf.Collection     // the programs for them
+	packets      *packets             // nil: others serve packets
+	tables       *tables              // in force; nil: the kernel's content is not known
 	holders      holders              // of places, when the agent looked for the last time
 	placesSeen   time.Time            // when that was
 	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
@@ -276,7 +281,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 // isPartial reports whether an error, or none, leaves the kernel known.
 func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.ErrPartial) }
 
-// replace puts new programs with new tables in force.
+// replace puts programs in force, those that are there and others if need be, with new tables.
 func (p *Plane) replace(s *model.State) error {
 	if err := p.fault("ebpf load"); err != nil {
 		return err
@@ -284,34 +289,85 @@ func (p *Plane) replace(s *model.State) error {
 	if err := p.openMemory(); err != nil {
 		return fmt.Errorf("open what is pinned in %s: %w", p.pins, err)
 	}
-	t, err := p.fillNew(s)
-	if err != nil {
+	if err := p.loadPrograms(); err != nil {
+		return err
+	}
+	if err := p.refill(s); err != nil {
 		return err
 	}
 	if err := p.carry(); err != nil {
-		t.close()
 		return err
 	}
-	partial := p.attachAll(t)
+	partial := p.attachAll(s.Pods)
 	if !isPartial(partial) {
-		t.close()
 		return partial
 	}
-	p.closeTables()
-	p.tables = t
-	p.tables.lost = true
 	if err := errors.Join(p.settleMemory(), p.dropOthers(), p.settle(s)); err != nil {
 		return err
 	}
 	return partial
 }
 
-// attachAll puts the programs in force that use some tables.
-func (p *Plane) attachAll(t *tables) error {
+// refill has the programs read new tables, that hold s.
+func (p *Plane) refill(s *model.State) error {
+	t, err := newTables(p.sets, p.sizes.room(capacityFor(s)), p.fault)
+	if err != nil {
+		return err
+	}
+	t.tcp, t.packets, t.node = p.releaseTCP, p.serve == TC, p.left.node
+	if err = t.load(s); err == nil {
+		err = p.fault("ebpf flip")
+	}
+	if err == nil {
+		err = p.sets.putInForce(t.Maps, s.Pods)
+	}
+	if err != nil {
+		t.close()
+		return err
+	}
+	p.closeTables()
+	p.tables = t
+	p.tables.lost = true
+	return nil
+}
+
+// loadPrograms loads what is not loaded. Nothing is attached.
+func (p *Plane) loadPrograms() (err error) {
+	if p.sets == nil {
+		if p.sets, err = newSets(); err != nil {
+			return err
+		}
+	}
+	if p.sockets == nil {
+		if p.sockets, err = p.loadSockets(p.sets); err != nil {
+			return fmt.Errorf("load programs: %w", err)
+		}
+	}
+	if p.serve == TC {
+		return p.loadPackets()
+	}
+	return nil
+}
+
+// closePrograms leaves them to the kernel, which keeps those that are attached, with their tables.
+func (p *Plane) closePrograms() {
+	p.closeTables()
+	p.closePackets()
+	if p.sockets != nil {
+		p.sockets.Close()
+	}
+	if p.sets != nil {
+		_ = p.sets.close()
+	}
+	p.sockets, p.sets = nil, nil
+}
+
+// attachAll puts the programs in force.
+func (p *Plane) attachAll(pods model.Pods) error {
 	for _, hook := range hookNames() {
 		err := p.fault("ebpf attach")
 		if err == nil {
-			err = p.attach(hook, t.Programs[hook])
+			err = p.attach(hook, p.sockets.Programs[hook])
 		}
 		if err != nil {
 			return fmt.Errorf("attach %s to %s: %w", hook, p.cgroup, err)
@@ -320,29 +376,7 @@ func (p *Plane) attachAll(t *tables) error {
 	if p.serve == Behind {
 		return p.devices.remove()
 	}
-	return p.devices.replace(t.packets)
-}
-
-// fillNew makes tables that hold s, and programs that are not attached.
-func (p *Plane) fillNew(s *model.State) (*tables, error) {
-	c, err := p.program(p.sizes.room(capacityFor(s)), s.Pods)
-	if err != nil {
-		return nil, fmt.Errorf("load programs: %w", err)
-	}
-	t, err := newTables(c, p.fault)
-	if err != nil {
-		return nil, err
-	}
-	t.tcp, t.listAll, t.node = p.releaseTCP, p.serve == TC, p.left.node
-	err = t.load(s)
-	if err == nil && p.serve == TC {
-		t.packets, err = p.newPackets(t, s)
-	}
-	if err != nil {
-		t.close()
-		return nil, err
-	}
-	return t, nil
+	return p.devices.replace(p.packets, p.sets, pods)
 }
 
 // settle makes sure that no socket stays with a backend that it has lost.
@@ -396,17 +430,17 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	return partial
 }
 
-// apply changes the tables, or makes others if they are full.
+// apply changes the tables, or has others take their place if they are full.
 func (p *Plane) apply(s *model.State, c model.Change) error {
-	err := errFull
-	if c.Pods == nil {
-		err = p.tables.apply(s, c)
+	if c.Pods != nil { // which devices lead to them may have changed
+		return p.replace(s)
+	}
+	err := p.tables.apply(s, c)
+	if errors.Is(err, errFull) {
+		err = p.refill(s)
 	}
 	if err == nil {
 		err = p.settle(s)
-	}
-	if errors.Is(err, errFull) {
-		err = p.replace(s)
 	}
 	return err
 }

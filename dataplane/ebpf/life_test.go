@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/link"
+
 	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
@@ -73,8 +75,20 @@ func TestChanges(t *testing.T) {
 	}
 	have := state(1, 1)
 	check(t, p.Sync(t.Context(), have))
-	done, failed := make(chan struct{}), make(chan error, 2)
-	for to, want := range map[string]string{"10.96.0.1:80": "pod-a", "10.96.0.2:80": "pod-b"} {
+	stop := c.probing("client", map[string]string{"10.96.0.1:80": "pod-a", "10.96.0.2:80": "pod-b"})
+	for i := range 3000 {
+		want := state(1+i%3, 1+(i+1)%3)
+		check(t, p.Apply(t.Context(), want, model.Diff(have, want)))
+		have = want
+	}
+	check(t, stop())
+}
+
+// probing connects to addresses, one connection after the other to each, until it is stopped. It reports what did not
+// reach the pod that is named.
+func (c cluster) probing(from testbed.Place, pods map[string]string) (stop func() error) {
+	done, failed := make(chan struct{}), make(chan error, len(pods))
+	for to, want := range pods {
 		go func() {
 			for {
 				select {
@@ -83,7 +97,7 @@ func TestChanges(t *testing.T) {
 					return
 				default:
 				}
-				o, err := c.Probe(t.Context(), testbed.Probe{From: "client", To: netip.MustParseAddrPort(to), Timeout: 5 * time.Second})
+				o, err := c.Probe(c.t.Context(), testbed.Probe{From: from, To: netip.MustParseAddrPort(to), Timeout: 5 * time.Second})
 				if err != nil || o.Backend != want {
 					failed <- fmt.Errorf("%s: %s %w", to, o, err)
 					return
@@ -91,13 +105,61 @@ func TestChanges(t *testing.T) {
 			}
 		}()
 	}
-	for i := range 3000 {
-		want := state(1+i%3, 1+(i+1)%3)
-		check(t, p.Apply(t.Context(), want, model.Diff(have, want)))
-		have = want
+	return func() error {
+		close(done)
+		var errs []error
+		for range pods {
+			errs = append(errs, <-failed)
+		}
+		return errors.Join(errs...)
 	}
-	close(done)
-	check(t, errors.Join(<-failed, <-failed))
+}
+
+// Sync has the programs read other tables, and no connection meets a part of each, or nothing. The programs stay.
+func TestSyncs(t *testing.T) {
+	c := newCluster(t)
+	p := c.open()
+	defer p.Close()
+	const rows = `
+frontend 10.96.0.1:80/tcp any forward default/a: cluster snat offcluster
+frontend 10.96.0.2:80/tcp any forward default/b: cluster snat offcluster
+frontend 192.0.2.1:30001/tcp any forward default/a: cluster snat offcluster
+frontend 192.0.2.1:30002/tcp any forward default/b: cluster snat offcluster
+backend default/a: cluster 10.244.1.11:8080 local
+backend default/b: cluster 10.244.1.12:8080 local
+pods 10.244.0.0/16
+`
+	states := []*model.State{parse(t, rows), parse(t, rows+services(0, 50))} // pools get other numbers
+	check(t, p.Sync(t.Context(), states[0]))
+	programs := c.programs()
+	inside := c.probing("client", map[string]string{"10.96.0.1:80": "pod-a", "10.96.0.2:80": "pod-b"})
+	outside := c.probing(testbed.Outside, map[string]string{"192.0.2.1:30001": "pod-a", "192.0.2.1:30002": "pod-b"})
+	for i := range 30 {
+		s := states[i%2]
+		check(t, p.Sync(t.Context(), s))
+		c.audited(p, s)
+	}
+	check(t, errors.Join(inside(), outside()))
+	if now := c.programs(); now != programs {
+		t.Errorf("other programs than before:\n%s\nand now:\n%s", programs, now)
+	}
+}
+
+// programs are those that links have, by their numbers.
+func (c cluster) programs() string {
+	c.t.Helper()
+	links, err := filepath.Glob(filepath.Join(c.pins, "links", "*"))
+	check(c.t, err)
+	var lines []string
+	for _, path := range links {
+		l, err := link.LoadPinnedLink(path, nil)
+		check(c.t, err)
+		info, err := l.Info()
+		check(c.t, errors.Join(err, l.Close()))
+		lines = append(lines, fmt.Sprintf("%s %d", filepath.Base(path), info.Program))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
 }
 
 // A client keeps its backend across processes, whatever number of clients they remember.

@@ -22,7 +22,7 @@ type Sizes struct {
 	Sockets uint32
 	// Services are so many, of one port and one backend each, that tables have room for, whatever the rows are; 0: none in
 	// particular. Each takes some 350 bytes. Without it tables begin with room for what there is, and half as much
-	// again; those that are full are made anew, for which the kernel verifies all programs: a few tenths of a second.
+	// again; those that are full are made anew.
 	Services uint32
 	// Translations are two for each connection whose packets tc serves, four if its client is hidden; 0: what a 128th of
 	// the machine's memory has room for, a power of two from 262,144 (up to 12 GiB) to 2,097,152 (from 48 GiB on). Each
@@ -93,5 +93,7 @@ func (s Sizes) room(c capacity) capacity {
 		slots:     max(c.slots, n),
 		members:   max(c.members, n),
 		guards:    c.guards,
+		pods:      c.pods,
+		sources:   c.sources,
 	}
 }

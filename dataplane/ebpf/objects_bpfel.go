@@ -158,12 +158,18 @@ const (
 	objectsMapAffinities    = "affinities"
 	objectsMapFlows         = "flows"
 	objectsMapFrontends     = "frontends"
+	objectsMapFrontendsSet  = "frontends_set"
 	objectsMapGuards        = "guards"
+	objectsMapGuardsSet     = "guards_set"
+	objectsMapInForce       = "in_force"
 	objectsMapMembers       = "members"
+	objectsMapMembersSet    = "members_set"
 	objectsMapPeers         = "peers"
 	objectsMapPools         = "pools"
+	objectsMapPoolsSet      = "pools_set"
 	objectsMapRefusals      = "refusals"
 	objectsMapSlots         = "slots"
+	objectsMapSlotsSet      = "slots_set"
 	objectsMapSockets       = "sockets"
 	objectsProgClosed       = "closed"
 	objectsProgConnect4     = "connect4"
@@ -180,7 +186,6 @@ const (
 	objectsVarNodeNetns     = "node_netns"
 	objectsVarOnlyNode      = "only_node"
 	objectsVarPlaces        = "places"
-	objectsVarPodsKnown     = "pods_known"
 )
 
 // loadObjects returns the embedded CollectionSpec for objects.
@@ -240,16 +245,22 @@ type objectsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectsMapSpecs struct {
-	Affinities *ebpf.MapSpec `ebpf:"affinities"`
-	Flows      *ebpf.MapSpec `ebpf:"flows"`
-	Frontends  *ebpf.MapSpec `ebpf:"frontends"`
-	Guards     *ebpf.MapSpec `ebpf:"guards"`
-	Members    *ebpf.MapSpec `ebpf:"members"`
-	Peers      *ebpf.MapSpec `ebpf:"peers"`
-	Pools      *ebpf.MapSpec `ebpf:"pools"`
-	Refusals   *ebpf.MapSpec `ebpf:"refusals"`
-	Slots      *ebpf.MapSpec `ebpf:"slots"`
-	Sockets    *ebpf.MapSpec `ebpf:"sockets"`
+	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
+	Flows        *ebpf.MapSpec `ebpf:"flows"`
+	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
+	FrontendsSet *ebpf.MapSpec `ebpf:"frontends_set"`
+	Guards       *ebpf.MapSpec `ebpf:"guards"`
+	GuardsSet    *ebpf.MapSpec `ebpf:"guards_set"`
+	InForce      *ebpf.MapSpec `ebpf:"in_force"`
+	Members      *ebpf.MapSpec `ebpf:"members"`
+	MembersSet   *ebpf.MapSpec `ebpf:"members_set"`
+	Peers        *ebpf.MapSpec `ebpf:"peers"`
+	Pools        *ebpf.MapSpec `ebpf:"pools"`
+	PoolsSet     *ebpf.MapSpec `ebpf:"pools_set"`
+	Refusals     *ebpf.MapSpec `ebpf:"refusals"`
+	Slots        *ebpf.MapSpec `ebpf:"slots"`
+	SlotsSet     *ebpf.MapSpec `ebpf:"slots_set"`
+	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
 }
 
 // objectsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -262,7 +273,6 @@ type objectsVariableSpecs struct {
 	NodeNetns    *ebpf.VariableSpec `ebpf:"node_netns"`
 	OnlyNode     *ebpf.VariableSpec `ebpf:"only_node"`
 	Places       *ebpf.VariableSpec `ebpf:"places"`
-	PodsKnown    *ebpf.VariableSpec `ebpf:"pods_known"`
 }
 
 // objectsObjects contains all objects after they have been loaded into the kernel.
@@ -285,16 +295,22 @@ func (o *objectsObjects) Close() error {
 //
 // It can be passed to loadObjectsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectsMaps struct {
-	Affinities *ebpf.Map `ebpf:"affinities"`
-	Flows      *ebpf.Map `ebpf:"flows"`
-	Frontends  *ebpf.Map `ebpf:"frontends"`
-	Guards     *ebpf.Map `ebpf:"guards"`
-	Members    *ebpf.Map `ebpf:"members"`
-	Peers      *ebpf.Map `ebpf:"peers"`
-	Pools      *ebpf.Map `ebpf:"pools"`
-	Refusals   *ebpf.Map `ebpf:"refusals"`
-	Slots      *ebpf.Map `ebpf:"slots"`
-	Sockets    *ebpf.Map `ebpf:"sockets"`
+	Affinities   *ebpf.Map `ebpf:"affinities"`
+	Flows        *ebpf.Map `ebpf:"flows"`
+	Frontends    *ebpf.Map `ebpf:"frontends"`
+	FrontendsSet *ebpf.Map `ebpf:"frontends_set"`
+	Guards       *ebpf.Map `ebpf:"guards"`
+	GuardsSet    *ebpf.Map `ebpf:"guards_set"`
+	InForce      *ebpf.Map `ebpf:"in_force"`
+	Members      *ebpf.Map `ebpf:"members"`
+	MembersSet   *ebpf.Map `ebpf:"members_set"`
+	Peers        *ebpf.Map `ebpf:"peers"`
+	Pools        *ebpf.Map `ebpf:"pools"`
+	PoolsSet     *ebpf.Map `ebpf:"pools_set"`
+	Refusals     *ebpf.Map `ebpf:"refusals"`
+	Slots        *ebpf.Map `ebpf:"slots"`
+	SlotsSet     *ebpf.Map `ebpf:"slots_set"`
+	Sockets      *ebpf.Map `ebpf:"sockets"`
 }
 
 func (m *objectsMaps) Close() error {
@@ -302,12 +318,18 @@ func (m *objectsMaps) Close() error {
 		m.Affinities,
 		m.Flows,
 		m.Frontends,
+		m.FrontendsSet,
 		m.Guards,
+		m.GuardsSet,
+		m.InForce,
 		m.Members,
+		m.MembersSet,
 		m.Peers,
 		m.Pools,
+		m.PoolsSet,
 		m.Refusals,
 		m.Slots,
+		m.SlotsSet,
 		m.Sockets,
 	)
 }
@@ -322,7 +344,6 @@ type objectsVariables struct {
 	NodeNetns    *ebpf.Variable `ebpf:"node_netns"`
 	OnlyNode     *ebpf.Variable `ebpf:"only_node"`
 	Places       *ebpf.Variable `ebpf:"places"`
-	PodsKnown    *ebpf.Variable `ebpf:"pods_known"`
 }
 
 // objectsPrograms contains all programs after they have been loaded into the kernel.

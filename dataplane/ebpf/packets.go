@@ -1,39 +1,36 @@
 package ebpf
 
 import (
-	"errors"
 	"fmt"
-	"net/netip"
-	"slices"
+	"maps"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
-
-	"fairlead.dev/fairlead/model"
 )
 
-// packets are the programs for packets, and what only they read of the rows: who is a pod, and who may use frontends
-// that allow some sources only.
+// packets are the programs for packets. Most devices have the same; others are loaded when there is such a device.
 type packets struct {
-	*ebpf.Collection                  // for Ethernet
-	bare             *ebpf.Collection // for devices without a link layer; nil: there was none yet
-	loadBare         func() (*ebpf.Collection, error)
-	pods             model.Pods
+	*ebpf.Collection // for Ethernet
+	options          packetOptions
+	others           map[kind]*ebpf.Collection
 	node             nodeAddrs // what clients are hidden behind
-	sources          map[objectsFrontendKey][]packetsSourceKey
-	fault            func(operation string) error
 }
 
-// newPackets makes programs that read tables, which are filled.
-func (p *Plane) newPackets(t *tables, s *model.State) (*packets, error) {
-	if err := p.fault("ebpf load"); err != nil {
-		return nil, err
-	}
-	own := packets{pods: s.Pods, fault: p.fault, sources: map[objectsFrontendKey][]packetsSourceKey{}}
+// kind is what matters to programs of a device.
+type kind struct {
+	bare bool // packets begin with the header of IP
+	pods bool // it leads to pods, and to nothing else
+}
+
+// loadPackets loads the programs for packets, unless there are some that know the same of the node.
+func (p *Plane) loadPackets() error {
 	o := packetOptions{
-		Anywhere: len(s.Pods.Interfaces) == 0, Fast: p.devices.drivers.mode.wanted(), Maps: map[string]*ebpf.Map{},
+		Maps:     map[string]*ebpf.Map{},
+		Programs: []string{packetsProgFromAnywhere, packetsProgLeave},
 	}
-	for _, name := range flowMaps() {
+	if p.devices.drivers.mode.wanted() {
+		o.Programs = append(o.Programs, packetsProgFromOutside)
+	}
+	for _, name := range append(flowMaps(), objectsMapAffinities, objectsMapRefusals) {
 		o.Maps[name] = p.memory[name]
 	}
 	err := p.devices.namespace.Do(func() (err error) {
@@ -46,22 +43,18 @@ func (p *Plane) newPackets(t *tables, s *model.State) (*packets, error) {
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if own.Collection, err = newPackets(t.Maps, s, o); err != nil {
-		return nil, fmt.Errorf("load programs for packets: %w", err)
+	if had := p.packets; had != nil && had.options.Ports == o.Ports && had.options.DirectMTU == o.DirectMTU {
+		return nil
 	}
-	for key := range s.Frontends {
-		if keys := bothSources(s, key); len(keys) > 0 {
-			own.sources[frontendKey(key)] = keys
-		}
+	c, err := newPackets(p.sets, o)
+	if err != nil {
+		return fmt.Errorf("load programs for packets: %w", err)
 	}
-	o.Bare, o.Fast = true, false
-	for _, name := range []string{packetsMapPods, packetsMapSources, packetsMapNodeAddrs, packetsMapAnswers} {
-		o.Maps[name] = own.Maps[name]
-	}
-	own.loadBare = func() (*ebpf.Collection, error) { return newPackets(t.Maps, s, o) }
-	return &own, nil
+	p.closePackets()
+	p.packets = &packets{Collection: c, options: o, others: map[kind]*ebpf.Collection{}}
+	return nil
 }
 
 // portsForClients are those of freePorts. That sockets share them is told once.
@@ -76,159 +69,59 @@ func (p *Plane) portsForClients() (portRange, error) {
 	return ports, err
 }
 
-// collection has the programs for a kind of device.
-func (p *packets) collection(bare bool) (*ebpf.Collection, error) {
-	if !bare {
-		return p.Collection, nil
+// closePackets leaves the programs to the devices that have them. None gets them any more.
+func (p *Plane) closePackets() {
+	if p.packets == nil {
+		return
 	}
-	if p.bare == nil {
-		c, err := p.loadBare()
-		if err != nil {
-			return nil, err
-		}
-		p.bare = c
-	}
-	return p.bare, nil
+	p.devices.forget()
+	p.packets.close()
+	p.packets = nil
 }
 
-// at is the program for one side of a device.
-func (p *packets) at(dev device, at side) (*ebpf.Program, error) {
-	c, err := p.collection(dev.bare)
+// at is the program for one side of a kind of device.
+func (p *packets) at(k kind, at side, sets *sets) (*ebpf.Program, error) {
+	program := packetsProgFromAnywhere
+	switch {
+	case at == egress():
+		program, k.pods = packetsProgLeave, false
+	case k.pods:
+		program = packetsProgFromPods
+	}
+	c, err := p.collection(k, program, sets)
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case at == egress():
-		return c.Programs[packetsProgLeave], nil
-	case p.pods.Contain(netip.Addr{}, dev.name):
-		return c.Programs[packetsProgFromPods], nil
+	return c.Programs[program], nil
+}
+
+// collection has the programs for a kind of device, which use the same tables as all others.
+func (p *packets) collection(k kind, program string, sets *sets) (*ebpf.Collection, error) {
+	if k == (kind{}) {
+		return p.Collection, nil
 	}
-	return c.Programs[packetsProgFromAnywhere], nil
+	if c := p.others[k]; c != nil {
+		return c, nil
+	}
+	o := p.options
+	o.Bare, o.Programs = k.bare, []string{program}
+	if !k.pods {
+		o.Programs = []string{packetsProgFromAnywhere, packetsProgLeave}
+	}
+	o.Maps = maps.Clone(o.Maps)
+	for _, name := range []string{packetsMapNodeAddrs, packetsMapAnswers} {
+		o.Maps[name] = p.Maps[name]
+	}
+	c, err := newPackets(sets, o)
+	if err == nil {
+		p.others[k] = c
+	}
+	return c, err
 }
 
 func (p *packets) close() {
 	p.Close()
-	if p.bare != nil {
-		p.bare.Close()
+	for _, c := range p.others {
+		c.Close()
 	}
-}
-
-// allow lets the programs know the sources that frontends allow, before they know that there are such. It returns what
-// is to go when they do.
-func (p *packets) allow(s *model.State, c model.Change) (gone []packetsSourceKey, err error) {
-	if p == nil {
-		return nil, nil
-	}
-	touched := map[objectsFrontendKey]model.Key{} // most frontends allow everyone: then there is nothing to look at
-	touch := func(key model.Key) {
-		if at := frontendKey(key); len(p.sources[at]) > 0 || limited(s, key) {
-			touched[at] = key
-		}
-	}
-	for key := range c.Frontends.Set {
-		touch(key)
-	}
-	for _, key := range c.Frontends.Delete {
-		touch(key)
-	}
-	for at, key := range touched {
-		had, want := p.sources[at], bothSources(s, key)
-		if len(had) == 0 && len(want) == 0 {
-			continue
-		}
-		if err := p.fault("ebpf allow"); err != nil {
-			return nil, err
-		}
-		if err := putAll(p.Maps[packetsMapSources], without(want, had)); err != nil {
-			return nil, fmt.Errorf("frontend %s: %w", key, err)
-		}
-		gone = append(gone, without(had, want)...)
-		if p.sources[at] = want; len(want) == 0 {
-			delete(p.sources, at)
-		}
-	}
-	return gone, nil
-}
-
-// limited reports whether one of both scopes of a key allows some sources only.
-func limited(s *model.State, key model.Key) bool {
-	for _, key.Scope = range []model.Scope{model.Any, model.Internal} {
-		if s.Frontends[key].Allow != nil {
-			return true
-		}
-	}
-	return false
-}
-
-// disallow removes sources.
-func (p *packets) disallow(gone []packetsSourceKey) error {
-	for _, key := range gone {
-		if err := p.Maps[packetsMapSources].Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("allowed sources: %w", err)
-		}
-	}
-	return nil
-}
-
-func without(keys, others []packetsSourceKey) (out []packetsSourceKey) {
-	for _, key := range keys {
-		if !slices.Contains(others, key) {
-			out = append(out, key)
-		}
-	}
-	return out
-}
-
-func putAll(m *ebpf.Map, keys []packetsSourceKey) error {
-	for _, key := range keys {
-		err := insist(func() error { return m.Put(key, uint32(1)) })
-		if errors.Is(err, unix.ENOSPC) {
-			return errFull
-		}
-		if err != nil {
-			return fmt.Errorf("allowed sources: %w", err)
-		}
-	}
-	return nil
-}
-
-func fillPods(m *ebpf.Map, pods model.Pods) error {
-	for _, prefix := range pods.Prefixes {
-		if err := insist(func() error { return m.Put(guardKey(prefix), uint32(1)) }); err != nil {
-			return fmt.Errorf("pods %s: %w", prefix, err)
-		}
-	}
-	return nil
-}
-
-// bothSources are those of both scopes of a key.
-func bothSources(s *model.State, key model.Key) (keys []packetsSourceKey) {
-	for _, key.Scope = range []model.Scope{model.Any, model.Internal} {
-		keys = append(keys, sourcesOf(s, key)...)
-	}
-	return keys
-}
-
-// sourcesOf are the elements that say who may use a frontend: as the programs ask, a row for any client that no
-// internal one stands beside counts for the node and its pods as well.
-func sourcesOf(s *model.State, key model.Key) (keys []packetsSourceKey) {
-	f, internal := s.Frontends[key], key
-	internal.Scope = model.Internal
-	scopes := []model.Scope{key.Scope}
-	if _, both := s.Frontends[internal]; !both {
-		scopes = append(scopes, model.Internal)
-	}
-	for _, scope := range scopes {
-		for _, prefix := range f.Allow {
-			keys = append(keys, sourceKey(key, scope, prefix))
-		}
-	}
-	return keys
-}
-
-func countSources(s *model.State) (n int) {
-	for key := range s.Frontends {
-		n += len(sourcesOf(s, key))
-	}
-	return n
 }

@@ -240,17 +240,25 @@ const (
 	packetsMapFlows         = "flows"
 	packetsMapFragments     = "fragments"
 	packetsMapFrontends     = "frontends"
+	packetsMapFrontendsSet  = "frontends_set"
 	packetsMapGuards        = "guards"
+	packetsMapGuardsSet     = "guards_set"
+	packetsMapInForce       = "in_force"
 	packetsMapMembers       = "members"
+	packetsMapMembersSet    = "members_set"
 	packetsMapNodeAddrs     = "node_addrs"
 	packetsMapOutside       = "outside"
 	packetsMapPeers         = "peers"
 	packetsMapPods          = "pods"
+	packetsMapPodsSet       = "pods_set"
 	packetsMapPools         = "pools"
+	packetsMapPoolsSet      = "pools_set"
 	packetsMapRefusals      = "refusals"
 	packetsMapSlots         = "slots"
+	packetsMapSlotsSet      = "slots_set"
 	packetsMapSockets       = "sockets"
 	packetsMapSources       = "sources"
+	packetsMapSourcesSet    = "sources_set"
 	packetsMapTraffic       = "traffic"
 	packetsMapTranslations  = "translations"
 	packetsProgFromAnywhere = "from_anywhere"
@@ -323,17 +331,25 @@ type packetsMapSpecs struct {
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
+	FrontendsSet *ebpf.MapSpec `ebpf:"frontends_set"`
 	Guards       *ebpf.MapSpec `ebpf:"guards"`
+	GuardsSet    *ebpf.MapSpec `ebpf:"guards_set"`
+	InForce      *ebpf.MapSpec `ebpf:"in_force"`
 	Members      *ebpf.MapSpec `ebpf:"members"`
+	MembersSet   *ebpf.MapSpec `ebpf:"members_set"`
 	NodeAddrs    *ebpf.MapSpec `ebpf:"node_addrs"`
 	Outside      *ebpf.MapSpec `ebpf:"outside"`
 	Peers        *ebpf.MapSpec `ebpf:"peers"`
 	Pods         *ebpf.MapSpec `ebpf:"pods"`
+	PodsSet      *ebpf.MapSpec `ebpf:"pods_set"`
 	Pools        *ebpf.MapSpec `ebpf:"pools"`
+	PoolsSet     *ebpf.MapSpec `ebpf:"pools_set"`
 	Refusals     *ebpf.MapSpec `ebpf:"refusals"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
+	SlotsSet     *ebpf.MapSpec `ebpf:"slots_set"`
 	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
 	Sources      *ebpf.MapSpec `ebpf:"sources"`
+	SourcesSet   *ebpf.MapSpec `ebpf:"sources_set"`
 	Traffic      *ebpf.MapSpec `ebpf:"traffic"`
 	Translations *ebpf.MapSpec `ebpf:"translations"`
 }
@@ -376,17 +392,25 @@ type packetsMaps struct {
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
+	FrontendsSet *ebpf.Map `ebpf:"frontends_set"`
 	Guards       *ebpf.Map `ebpf:"guards"`
+	GuardsSet    *ebpf.Map `ebpf:"guards_set"`
+	InForce      *ebpf.Map `ebpf:"in_force"`
 	Members      *ebpf.Map `ebpf:"members"`
+	MembersSet   *ebpf.Map `ebpf:"members_set"`
 	NodeAddrs    *ebpf.Map `ebpf:"node_addrs"`
 	Outside      *ebpf.Map `ebpf:"outside"`
 	Peers        *ebpf.Map `ebpf:"peers"`
 	Pods         *ebpf.Map `ebpf:"pods"`
+	PodsSet      *ebpf.Map `ebpf:"pods_set"`
 	Pools        *ebpf.Map `ebpf:"pools"`
+	PoolsSet     *ebpf.Map `ebpf:"pools_set"`
 	Refusals     *ebpf.Map `ebpf:"refusals"`
 	Slots        *ebpf.Map `ebpf:"slots"`
+	SlotsSet     *ebpf.Map `ebpf:"slots_set"`
 	Sockets      *ebpf.Map `ebpf:"sockets"`
 	Sources      *ebpf.Map `ebpf:"sources"`
+	SourcesSet   *ebpf.Map `ebpf:"sources_set"`
 	Traffic      *ebpf.Map `ebpf:"traffic"`
 	Translations *ebpf.Map `ebpf:"translations"`
 }
@@ -399,17 +423,25 @@ func (m *packetsMaps) Close() error {
 		m.Flows,
 		m.Fragments,
 		m.Frontends,
+		m.FrontendsSet,
 		m.Guards,
+		m.GuardsSet,
+		m.InForce,
 		m.Members,
+		m.MembersSet,
 		m.NodeAddrs,
 		m.Outside,
 		m.Peers,
 		m.Pods,
+		m.PodsSet,
 		m.Pools,
+		m.PoolsSet,
 		m.Refusals,
 		m.Slots,
+		m.SlotsSet,
 		m.Sockets,
 		m.Sources,
+		m.SourcesSet,
 		m.Traffic,
 		m.Translations,
 	)

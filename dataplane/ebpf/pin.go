@@ -10,8 +10,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
-
-	"fairlead.dev/fairlead/model"
 )
 
 // What is pinned, below a directory of ours in a file system of type bpf:
@@ -68,7 +66,7 @@ func (p *Plane) openMemory() error {
 
 // addPacketMemory adds what flows are remembered in.
 func (s Sizes) addPacketMemory(wanted map[string]*ebpf.MapSpec) error {
-	spec, err := packetSpec(model.NewState(), packetOptions{Translations: s.orDefault().Translations})
+	spec, err := packetSpec(packetOptions{Translations: s.orDefault().Translations})
 	if err != nil {
 		return err
 	}
@@ -129,8 +127,9 @@ func (p *Plane) openMap(name string, spec *ebpf.MapSpec) error {
 	return p.memory[name].Pin(path)
 }
 
-// closeMemory leaves it to the kernel.
+// closeMemory leaves it to the kernel, with the programs that use it.
 func (p *Plane) closeMemory() (err error) {
+	p.closePrograms()
 	if p.sweep != nil {
 		err = p.sweep.close()
 	}

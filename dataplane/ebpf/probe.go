@@ -6,8 +6,6 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
-
-	"fairlead.dev/fairlead/model"
 )
 
 // Probed is what planes have found out about the kernel: that it takes the programs. To verify them takes it a third of
@@ -35,11 +33,15 @@ func (p *Plane) probe() error {
 }
 
 func (p *Plane) probeSockets() error {
+	tables, err := newSets()
+	if err != nil {
+		return whyRefused(err)
+	}
+	defer tables.close()
 	var verifier *ebpf.VerifierError
 	var c *ebpf.Collection
-	var err error
 	for _, p.hasSetRetval = range []bool{true, false} { // Linux 5.18
-		if c, err = p.program(capacityFor(model.NewState()), model.Pods{}); !errors.As(err, &verifier) {
+		if c, err = p.loadSockets(tables); !errors.As(err, &verifier) {
 			break
 		}
 	}
@@ -69,14 +71,19 @@ func (p *Plane) probePackets(fast bool) error {
 }
 
 func (p *Plane) verifyPackets(fast bool) error {
-	c, err := p.program(capacityFor(model.NewState()), model.Pods{})
+	tables, err := newSets()
 	if err != nil {
-		return err
+		return whyRefused(err)
 	}
-	defer c.Close()
-	packets, err := newPackets(c.Maps, model.NewState(), packetOptions{
-		Ports: portRange{First: 1024, Count: 1}, Translations: 1, Anywhere: true, Fast: fast,
-	})
+	defer tables.close()
+	o := packetOptions{
+		Ports: portRange{First: 1024, Count: 1}, Translations: 1,
+		Programs: []string{packetsProgFromAnywhere, packetsProgLeave},
+	}
+	if fast {
+		o.Programs = append(o.Programs, packetsProgFromOutside)
+	}
+	packets, err := newPackets(tables, o)
 	if err != nil {
 		return whyRefused(fmt.Errorf("programs for packets: %w", err))
 	}

@@ -29,7 +29,7 @@ func hooks() map[string]ebpf.AttachType {
 }
 
 // capacity is how many rows of each kind the tables can hold.
-type capacity struct{ frontends, pools, slots, members, guards uint32 }
+type capacity struct{ frontends, pools, slots, members, guards, pods, sources uint32 }
 
 // spareSlots are so many that the wait before slots are used again is rare in small clusters, too.
 const spareSlots = 1 << 13
@@ -50,28 +50,20 @@ func capacityFor(s *model.State) capacity {
 		slots:     roomFor(slots) + uint32(largest) + spareSlots, // a pool that changes has two ranges
 		members:   roomFor(members),
 		guards:    roomFor(len(s.Guards)),
+		pods:      roomFor(len(s.Pods.Prefixes)),
+		sources:   roomFor(countSources(s)),
 	}
 }
 
-// program makes tables of that size, empty, and programs that use them and the memory. Nothing is attached.
-func (p *Plane) program(size capacity, pods model.Pods) (*ebpf.Collection, error) {
+// loadSockets makes the programs for sockets, which use the memory and some tables. Nothing is attached.
+func (p *Plane) loadSockets(tables *sets) (*ebpf.Collection, error) {
 	spec, err := loadObjects()
 	if err != nil {
 		return nil, err
 	}
-	for name, entries := range map[string]uint32{
-		objectsMapFrontends: size.frontends,
-		objectsMapPools:     size.pools,
-		objectsMapSlots:     size.slots,
-		objectsMapMembers:   size.members,
-		objectsMapGuards:    size.guards,
-	} {
-		spec.Maps[name].MaxEntries = entries
-	}
 	p.sizes.memory(spec)
 	for name, value := range map[string]any{
 		objectsVarNodeNetns:    p.netns,
-		objectsVarPodsKnown:    podsKnown(pods),
 		objectsVarAlone:        p.serve != TC && p.behind == nil,
 		objectsVarNodeAlone:    p.serve == TC || p.behind == nil,
 		objectsVarOnlyNode:     p.onlyNode,
@@ -82,23 +74,9 @@ func (p *Plane) program(size capacity, pods model.Pods) (*ebpf.Collection, error
 			return nil, err
 		}
 	}
-	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: p.memoryOf(spec)})
-}
-
-// podsKnown says for each family whether the rows tell pods from others. A socket in another network namespace
-// than the node's then is a pod's: what interface and address it will use is not known before it connects.
-func podsKnown(pods model.Pods) (known [2]bool) {
-	for _, prefix := range pods.Prefixes {
-		if prefix.Addr().Is6() {
-			known[1] = true
-		} else {
-			known[0] = true
-		}
-	}
-	if len(pods.Interfaces) > 0 {
-		known = [2]bool{true, true}
-	}
-	return known
+	use := p.memoryOf(spec)
+	tables.replaceIn(spec, use)
+	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: use})
 }
 
 // hookNames are in the order in which the programs are attached: who gets a place must be seen to give it back.

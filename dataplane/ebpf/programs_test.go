@@ -14,27 +14,24 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// The kernel takes the programs whatever it can do, and whatever the rows recognise.
+// The kernel takes the programs whatever it can do.
 func TestProgram(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
-	both := model.Pods{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}
 	retvals := []bool{false}
 	if features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil { // Linux 5.18
 		retvals = append(retvals, true)
 	}
 	for _, retval := range retvals {
 		for _, netns := range []uint64{0, 7} {
-			for _, pods := range []model.Pods{{}, both} {
-				p := &Plane{hasSetRetval: retval, netns: netns}
-				c, err := p.program(capacityFor(model.NewState()), pods)
-				if err != nil {
-					t.Errorf("retval %t, netns %d, pods %v: %+v", retval, netns, pods.Prefixes, err)
-					continue
-				}
-				c.Close()
+			p := &Plane{hasSetRetval: retval, netns: netns}
+			c, err := p.loadSockets(newSet(t, model.NewState()).sets)
+			if err != nil {
+				t.Errorf("retval %t, netns %d: %+v", retval, netns, err)
+				continue
 			}
+			c.Close()
 		}
 	}
 }

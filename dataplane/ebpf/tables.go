@@ -15,9 +15,10 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// tables are the rows in the kernel, with the programs that read them.
+// tables are the rows in the kernel: one set of those that the programs know.
 type tables struct {
-	*ebpf.Collection
+	Maps    map[string]*ebpf.Map
+	sets    *sets
 	pools   map[model.PoolID]*pool
 	udp     map[model.PoolID]bool // pools of UDP frontends, whose members are known to the kernel
 	numbers spans                 // of pools
@@ -25,15 +26,14 @@ type tables struct {
 	entries []objectsPool         // memory of the kernel
 	slots   []objectsSlot         // likewise
 	unmap   []func()
-	grace   *ebpf.Map
 	counted tally               // what was taken from slots
 	unused  []used              // slots that are not in force, but may still count
 	audited ebpf.MapBatchCursor // where in the frontends the next Audit goes on
 	tcp     bool                // sockets of TCP are not to stay with a backend that has left
-	listAll bool                // the kernel knows the members of all pools: packets ask for them
+	packets bool                // programs for packets read them: the members of all pools, pods, and sources
 	lost    bool                // a socket may have lost its backend since the plane looked
 	node    ownAddrs            // by which the node's own sockets are known to be allowed, or not
-	packets *packets            // nil: packets are left to others
+	sources map[objectsFrontendKey][]packetsSourceKey
 	fault   func(operation string) error
 }
 
@@ -47,19 +47,20 @@ type pool struct {
 // errFull says that rows do not fit into the tables as they are.
 var errFull = errors.New("the tables are full")
 
-func newTables(c *ebpf.Collection, fault func(string) error) (*tables, error) {
-	t := &tables{
-		Collection: c, fault: fault,
-		pools: map[model.PoolID]*pool{}, udp: map[model.PoolID]bool{}, counted: tally{},
-		numbers: newSpans(c.Maps[objectsMapPools].MaxEntries()),
-		ranges:  newSpans(c.Maps[objectsMapSlots].MaxEntries()),
+func newTables(sets *sets, size capacity, fault func(string) error) (*tables, error) {
+	made, err := sets.make(size)
+	if err != nil {
+		return nil, err
 	}
-	var err error
+	t := &tables{
+		Maps: made, sets: sets, fault: fault,
+		pools: map[model.PoolID]*pool{}, udp: map[model.PoolID]bool{}, counted: tally{},
+		sources: map[objectsFrontendKey][]packetsSourceKey{},
+		numbers: newSpans(size.pools),
+		ranges:  newSpans(size.slots),
+	}
 	if t.entries, err = mapMemory[objectsPool](t, objectsMapPools); err == nil {
 		t.slots, err = mapMemory[objectsSlot](t, objectsMapSlots)
-	}
-	if err == nil {
-		t.grace, err = newGrace()
 	}
 	if err != nil {
 		t.close()
@@ -97,28 +98,9 @@ func (t *tables) publish(number, first, count uint32) {
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&t.entries[number])), *(*uint64)(unsafe.Pointer(&word)))
 }
 
-// newGrace makes a map of maps, for the sake of wait.
-func newGrace() (*ebpf.Map, error) {
-	inner := &ebpf.MapSpec{Name: "grace_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
-	return ebpf.NewMap(&ebpf.MapSpec{
-		Name: "grace", Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner,
-	})
-}
-
-// wait returns when no program runs any more that ran when it was called: the kernel promises this of an update of a
-// map of maps (maybe_wait_bpf_programs in kernel/bpf/syscall.c), and of nothing else. It takes some milliseconds.
-func (t *tables) wait() error {
-	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		return err
-	}
-	defer inner.Close()
-	return t.grace.Put(uint32(0), inner)
-}
-
 // settle makes room of what was given back.
 func (t *tables) settle() error {
-	if err := t.wait(); err != nil {
+	if err := t.sets.wait(); err != nil {
 		return fmt.Errorf("wait for programs that run: %w", err)
 	}
 	t.collectUnused()
@@ -128,20 +110,19 @@ func (t *tables) settle() error {
 }
 
 func (t *tables) close() {
-	if t.packets != nil {
-		t.packets.close()
-	}
 	for _, unmap := range t.unmap {
 		unmap()
 	}
-	if t.grace != nil {
-		t.grace.Close()
-	}
-	t.Close()
+	closeMaps(t.Maps)
 }
 
 // load fills empty tables.
 func (t *tables) load(s *model.State) error {
+	if t.packets {
+		if err := fillPods(t.Maps[packetsMapPods], s.Pods); err != nil {
+			return err
+		}
+	}
 	return t.apply(s, model.Change{
 		Frontends: model.Delta[model.Key, model.Frontend]{Set: s.Frontends},
 		Pools:     model.Delta[model.PoolID, model.Pool]{Set: s.Pools},
@@ -175,14 +156,14 @@ func (t *tables) apply(s *model.State, c model.Change) error {
 		gone = append(gone, left...)
 		t.lost = t.lost || t.udp[id] && len(left) > 0
 	}
-	forbidden, err := t.packets.allow(s, c)
+	forbidden, err := t.allow(s, c)
 	if err != nil {
 		return err
 	}
 	if err := t.setFrontends(s, c); err != nil {
 		return err
 	}
-	if err := t.packets.disallow(forbidden); err != nil {
+	if err := t.disallow(forbidden); err != nil {
 		return err
 	}
 	for _, id := range c.Pools.Delete {
@@ -245,7 +226,7 @@ func (t *tables) take(s *spans, n uint32) (uint32, error) {
 func (t *tables) setMembers(id model.PoolID, want model.Pool, first uint32) (left []objectsMemberKey, err error) {
 	p := t.pools[id]
 	before := p.members()
-	p.listed = t.listAll || t.udp[id] || want.Affinity > 0
+	p.listed = t.packets || t.udp[id] || want.Affinity > 0
 	if p.listed {
 		var keys []objectsMemberKey
 		var values []objectsMember

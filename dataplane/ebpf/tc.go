@@ -2,11 +2,11 @@ package ebpf
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -27,18 +27,15 @@ const (
 
 // packetOptions are what the programs for packets need to know beside the rows.
 type packetOptions struct {
-	Node  nodeAddrs // what clients are hidden behind
 	Ports portRange // of the node, that stand for clients; zero: those that freePorts finds
 	// Translations is how many the programs keep, unless they are given others' table; see Sizes.
 	Translations uint32
 	// Patience is for how many seconds flows may be silent; nil: as patience says.
 	Patience *phases
-	// Fast adds the program for devices whose drivers run XDP.
-	Fast bool
 	// Bare is for devices whose packets begin with the IP header.
 	Bare bool
-	// Anywhere leaves out the program for devices that lead to pods: to verify it takes the kernel time.
-	Anywhere bool
+	// Programs are those to load, as the kernel takes its time to verify each; nil: all.
+	Programs []string
 	// DirectMTU is how large a packet may be that tells the backend's node to answer the client; 0: clients are hidden.
 	DirectMTU uint32
 	// Maps are used in place of new ones.
@@ -75,68 +72,48 @@ func freePorts() (ports portRange, shared bool, err error) {
 	return ports, false, nil
 }
 
-// newPackets makes the programs for packets, which read rows from tables that are filled and go on to be. Nothing is
-// attached. Pods and the sources that frontends allow are read from the State.
-func newPackets(tables map[string]*ebpf.Map, s *model.State, o packetOptions) (*ebpf.Collection, error) {
+// newPackets makes the programs for packets, which read rows from the set of tables that is in force. Nothing is
+// attached.
+func newPackets(tables *sets, o packetOptions) (*ebpf.Collection, error) {
 	if o.Ports.Count == 0 {
 		var err error
 		if o.Ports, _, err = freePorts(); err != nil {
 			return nil, err
 		}
 	}
-	spec, err := packetSpec(s, o)
+	spec, err := packetSpec(o)
 	if err != nil {
 		return nil, err
 	}
-	shared := maps.Clone(o.Maps)
-	if shared == nil {
-		shared = map[string]*ebpf.Map{}
+	use := maps.Clone(o.Maps)
+	if use == nil {
+		use = map[string]*ebpf.Map{}
 	}
-	for _, name := range []string{
-		packetsMapFrontends, packetsMapPools, packetsMapSlots, packetsMapMembers, packetsMapGuards, packetsMapAffinities,
-		packetsMapRefusals,
-	} {
-		shared[name] = tables[name]
-		spec.Maps[name].MaxEntries = tables[name].MaxEntries()
-	}
-	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
-	if err != nil {
-		return nil, err
-	}
-	if shared[packetsMapPods] != nil {
-		return c, nil
-	}
-	err = errors.Join(fillPods(c.Maps[packetsMapPods], s.Pods), o.Node.put(c.Maps[packetsMapNodeAddrs], nil))
-	if err != nil {
-		c.Close()
-		return nil, err
-	}
-	for key := range s.Frontends {
-		if err := putAll(c.Maps[packetsMapSources], sourcesOf(s, key)); err != nil {
-			c.Close()
-			return nil, fmt.Errorf("frontend %s: %w", key, err)
-		}
-	}
-	return c, nil
+	tables.replaceIn(spec, use)
+	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: use})
 }
 
 // packetSpec sets sizes and constants.
-func packetSpec(s *model.State, o packetOptions) (*ebpf.CollectionSpec, error) {
+func packetSpec(o packetOptions) (*ebpf.CollectionSpec, error) {
 	spec, err := packetObjects()
 	if err != nil {
 		return nil, err
 	}
-	fast(spec, o.Fast)
-	if o.Anywhere {
-		delete(spec.Programs, packetsProgFromPods)
+	if o.Programs != nil {
+		maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool {
+			return !slices.Contains(o.Programs, name)
+		})
+	}
+	if spec.Programs[packetsProgFromOutside] == nil {
+		delete(spec.Maps, packetsMapOutside)
+	} else {
+		spec.Maps[packetsMapOutside].MaxEntries = outsideDevices
 	}
 	for name, entries := range map[string]uint32{
 		packetsMapTranslations: cmp.Or(o.Translations, 1),
 		packetsMapFragments:    fragmented,
 		packetsMapTraffic:      trafficked,
 		packetsMapNodeAddrs:    addressed,
-		packetsMapPods:         roomFor(len(s.Pods.Prefixes)),
-		packetsMapSources:      roomFor(countSources(s)),
 	} {
 		spec.Maps[name].MaxEntries = entries
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/model"
@@ -76,7 +77,8 @@ func attachTo(t *testing.T, bed *testbed.Bed, filters bool, r packetRun) *device
 			t.Error(err)
 		}
 	})
-	if err := d.replace(&packets{Collection: r.programs, pods: model.Pods{Interfaces: []string{"cali*"}}}); err != nil {
+	p := &packets{Collection: r.programs, others: map[kind]*ebpf.Collection{{pods: true}: r.programs}}
+	if err := d.replace(p, r.tables.sets, model.Pods{Interfaces: []string{"cali*"}}); err != nil {
 		t.Fatal(err)
 	}
 	return d

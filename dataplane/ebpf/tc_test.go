@@ -36,31 +36,50 @@ func newPacketRunWith(t testing.TB, rows string, o packetOptions) packetRun {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Plane{}
-	sockets, err := p.program(capacityFor(s), s.Pods)
+	tables := newSet(t, s)
+	sockets, err := (&Plane{}).loadSockets(tables.sets)
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	t.Cleanup(sockets.Close)
+	o.Ports = portRange{1024, 30000}
+	o.Maps = map[string]*ebpf.Map{}
+	for _, name := range []string{objectsMapAffinities, objectsMapRefusals} {
+		o.Maps[name] = sockets.Maps[name]
+	}
+	programs, err := newPackets(tables.sets, o)
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	t.Cleanup(programs.Close)
+	node := anyDevice(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::c000:201"))
+	if err := node.put(programs.Maps[packetsMapNodeAddrs], nil); err != nil {
+		t.Fatal(err)
+	}
+	return packetRun{t, programs, tables, s}
+}
+
+// newSet has a set of tables in force, that hold s.
+func newSet(t testing.TB, s *model.State) *tables {
+	t.Helper()
+	sets, err := newSets()
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
 		t.Skipf("programs cannot be loaded here: %v", err)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	tables, err := newTables(sockets, p.fault)
+	t.Cleanup(func() { sets.close() })
+	tables, err := newTables(sets, capacityFor(s), (&Plane{}).fault)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(tables.close)
-	tables.listAll = true
-	if err := tables.load(s); err != nil {
+	tables.packets = true
+	if err := errors.Join(tables.load(s), sets.putInForce(tables.Maps, s.Pods)); err != nil {
 		t.Fatal(err)
 	}
-	o.Node = anyDevice(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::c000:201"))
-	o.Ports, o.Fast = portRange{1024, 30000}, true
-	programs, err := newPackets(tables.Maps, s, o)
-	if err != nil {
-		t.Fatalf("%+v", err)
-	}
-	t.Cleanup(programs.Close)
-	return packetRun{t, programs, tables, s}
+	return tables
 }
 
 // change has other rows in force.

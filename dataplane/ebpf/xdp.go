@@ -49,16 +49,6 @@ const xdpPrefix = "xdp-"
 // outsideDevices is how many devices may have the program.
 const outsideDevices = 256
 
-// fast prepares the program for drivers, or leaves it out.
-func fast(spec *ebpf.CollectionSpec, wanted bool) {
-	if wanted {
-		spec.Maps[packetsMapOutside].MaxEntries = outsideDevices
-		return
-	}
-	delete(spec.Programs, packetsProgFromOutside)
-	delete(spec.Maps, packetsMapOutside)
-}
-
 // drivers run the program for them at the devices by which packets come from outside.
 //
 //	Sync ──► replace: every such device gets the new program, if its driver can
@@ -198,7 +188,7 @@ func worthFast(l netlink.Link, addrs []netlink.Addr) bool {
 }
 
 // outside are the devices for drivers.
-func (d *devices) outside(p *packets) (out []netlink.Link, err error) {
+func (d *devices) outside() (out []netlink.Link, err error) {
 	links, err := d.links()
 	if err != nil {
 		return nil, err
@@ -208,7 +198,7 @@ func (d *devices) outside(p *packets) (out []netlink.Link, err error) {
 		return nil, err
 	}
 	for _, l := range links {
-		if worthFast(l, addrs) && !p.pods.Contain(netip.Addr{}, l.Attrs().Name) {
+		if worthFast(l, addrs) && !d.pods.Contain(netip.Addr{}, l.Attrs().Name) {
 			out = append(out, l)
 		}
 	}
@@ -220,7 +210,7 @@ func (d *devices) accelerate(p *packets) error {
 	var at []netlink.Link
 	if d.drivers.mode.wanted() {
 		var err error
-		if at, err = d.outside(p); err != nil {
+		if at, err = d.outside(); err != nil {
 			return fmt.Errorf("list devices: %w", err)
 		}
 	}
@@ -232,7 +222,7 @@ func (d *devices) accelerated() (drifts []dataplane.Drift, err error) {
 	if !d.drivers.mode.wanted() {
 		return nil, nil
 	}
-	at, err := d.outside(d.programs)
+	at, err := d.outside()
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}

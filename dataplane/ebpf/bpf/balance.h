@@ -37,12 +37,29 @@ static __always_inline bool is_loopback(const struct addr *a)
 	return !a->word[0] && !a->word[1] && !a->word[2] && a->word[3] == bpf_htonl(1);
 }
 
+// rows_in_force is the word that says which tables a program reads, and what they know.
+static __always_inline __u32 rows_in_force(void)
+{
+	__u32 only = 0, *word = bpf_map_lookup_elem(&in_force, &only);
+
+	return word ? *(volatile __u32 *)word : 0;
+}
+
+// find_in looks up a key in a table of the set that `rows` says.
+static __always_inline void *find_in(void *table, __u32 rows, const void *key)
+{
+	__u32 set = rows & SET;
+	void *map = bpf_map_lookup_elem(table, &set);
+
+	return map ? bpf_map_lookup_elem(map, key) : 0;
+}
+
 // row reads what one key says to a client. It reports false if nothing does.
-static __always_inline bool row(const struct frontend_key *key, bool internal, struct target *t)
+static __always_inline bool row(__u32 rows, const struct frontend_key *key, bool internal, struct target *t)
 {
 	// A mismatch means that the element was replaced at this moment; the next look finds what is there now.
 	for (int i = 0; i < 4; i++) {
-		struct frontend *f = bpf_map_lookup_elem(&frontends, key);
+		struct frontend *f = find_in(&frontends, rows, key);
 
 		if (!f)
 			return false;
@@ -56,23 +73,23 @@ static __always_inline bool row(const struct frontend_key *key, bool internal, s
 }
 
 // decide says what becomes of a connection to an address and port.
-static __always_inline void decide(const struct endpoint *to, __u8 protocol, bool internal, struct target *t)
+static __always_inline void decide(__u32 rows, const struct endpoint *to, __u8 protocol, bool internal, struct target *t)
 {
 	struct frontend_key key = {.addr = to->addr, .port = to->port, .protocol = protocol};
 
-	if (row(&key, internal, t)) {
+	if (row(rows, &key, internal, t)) {
 		t->level = PORT;
 		return;
 	}
 	key.port = 0;
 	key.protocol = 0;
-	if (row(&key, internal, t)) {
+	if (row(rows, &key, internal, t)) {
 		t->level = ADDRESS;
 		return;
 	}
 
 	struct guard_key guard = {.bits = 128, .addr = to->addr};
-	enum verdict *verdict = bpf_map_lookup_elem(&guards, &guard);
+	enum verdict *verdict = find_in(&guards, rows, &guard);
 
 	*t = (struct target){.verdict = verdict ? *verdict : PASS};
 }
@@ -100,25 +117,30 @@ static __noinline int refused(const struct endpoint *to, __u8 protocol, const st
 	return 0;
 }
 
-static __always_inline struct member *member(const struct endpoint *backend, __u32 pool)
+static __always_inline struct member *member(__u32 rows, const struct endpoint *backend, __u32 pool)
 {
 	struct member_key key = {.backend = *backend, .pool = pool};
 
-	return bpf_map_lookup_elem(&members, &key);
+	return find_in(&members, rows, &key);
 }
 
-static __always_inline enum membership membership(const struct endpoint *backend, __u32 pool)
+static __always_inline enum membership membership(__u32 rows, const struct endpoint *backend, __u32 pool)
 {
-	struct member *m = member(backend, pool);
+	struct member *m = member(rows, backend, pool);
 
 	return m ? m->is : STRANGER;
 }
 
-static __always_inline struct slot *slot_at(__u32 first, __u32 index)
+static __always_inline struct pool *pool_at(__u32 rows, __u32 number)
+{
+	return find_in(&pools, rows, &number);
+}
+
+static __always_inline struct slot *slot_at(__u32 rows, __u32 first, __u32 index)
 {
 	__u32 key = first + index;
 
-	return bpf_map_lookup_elem(&slots, &key);
+	return find_in(&slots, rows, &key);
 }
 
 // hash mixes an address (the finalizer of MurmurHash3): the same on all nodes, and in the tests.
@@ -140,15 +162,15 @@ static __always_inline __u32 hash(const struct addr *a)
 
 // pick takes a slot, its own or its alias's, and counts that. Slots are used again only when no program can have
 // read the word that led to them.
-static __always_inline bool pick(struct pool *p, const struct addr *client, struct endpoint *backend)
+static __always_inline bool pick(__u32 rows, struct pool *p, const struct addr *client, struct endpoint *backend)
 {
 	__u64 word = *(volatile __u64 *)p;
 	__u32 first = word, count = word >> 32;
 	__u64 random = p->hashed ? hash(client) : bpf_get_prandom_u32();
-	struct slot *s = slot_at(first, random * count >> 32);
+	struct slot *s = slot_at(rows, first, random * count >> 32);
 
 	if (s && s->share != ~0U && bpf_get_prandom_u32() >= s->share)
-		s = slot_at(first, s->alias);
+		s = slot_at(rows, first, s->alias);
 	if (!s || !count)
 		return false;
 	*backend = s->backend;
@@ -157,13 +179,13 @@ static __always_inline bool pick(struct pool *p, const struct addr *client, stru
 }
 
 // keeps gives a client the backend that it had, if that serves.
-static __always_inline bool keeps(__u32 pool, const struct endpoint *backend)
+static __always_inline bool keeps(__u32 rows, __u32 pool, const struct endpoint *backend)
 {
-	struct member *m = member(backend, pool);
+	struct member *m = member(rows, backend, pool);
 
 	if (!m || m->is != SERVING)
 		return false;
-	struct slot *s = slot_at(m->slot, 0);
+	struct slot *s = slot_at(rows, m->slot, 0);
 
 	if (s)
 		__sync_fetch_and_add(&s->connections, 1);
@@ -171,10 +193,11 @@ static __always_inline bool keeps(__u32 pool, const struct endpoint *backend)
 }
 
 // choose gives a client a backend of a pool: the one that it had, if the pool has affinity.
-static __always_inline bool choose(__u32 pool, struct pool *p, const struct addr *client, struct endpoint *backend)
+static __always_inline bool choose(__u32 rows, __u32 number, struct pool *p, const struct addr *client,
+				   struct endpoint *backend)
 {
 	if (!p->affinity)
-		return pick(p, client, backend);
+		return pick(rows, p, client, backend);
 
 	struct affinity_key key = {.client = *client, .pool = p->name};
 	struct affinity *a = bpf_map_lookup_elem(&affinities, &key);
@@ -182,12 +205,12 @@ static __always_inline bool choose(__u32 pool, struct pool *p, const struct addr
 
 	if (a && since(a->last, now) < p->affinity * SECOND) {
 		*backend = a->backend;
-		if (keeps(pool, backend)) {
+		if (keeps(rows, number, backend)) {
 			a->last = now;
 			return true;
 		}
 	}
-	if (!pick(p, client, backend))
+	if (!pick(rows, p, client, backend))
 		return false;
 	struct affinity fresh = {.backend = *backend, .last = now};
 

@@ -7,9 +7,12 @@
 //   pools[number]                      ─► which slots are in force, one word
 //   slots[first ... first + count)     ─► a backend each
 //
-// These are made anew, with the programs that use them, by every Sync. What sockets and clients are remembered in
-// (affinities, flows, sockets, peers), and what was refused, is pinned and outlives the programs: see pin.go before you
-// change a layout there.
+// Of these, and of who may use what (guards, members, sources, pods), there are two sets. A word says which one is in
+// force; a program reads it once. The agent fills the other set, flips the word, and takes the first one away, so that no
+// program has a part of each, and none has to be verified again.
+//
+// What sockets and clients are remembered in (affinities, flows, sockets, peers), and what was refused, is pinned and
+// outlives the programs: see pin.go before you change a layout there.
 #pragma once
 
 #include <stdbool.h>
@@ -162,46 +165,68 @@ struct place {
 	struct peer peer;
 };
 
+// The word: which set is in force, and whether the rows recognise pods, in IPv4 and in IPv6.
+enum {
+	SET = 1 << 0,
+	PODS_KNOWN_V4 = 1 << 1,
+	PODS_KNOWN_V6 = 1 << 2,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} in_force SEC(".maps");
+
+// SETS declares a table of which there are two. The agent makes them, each as one name_set, and none at first.
+#define SETS(name, ...)						\
+	struct name##_set {					\
+		__VA_ARGS__					\
+	} name##_set SEC(".maps");				\
+	struct {						\
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);	\
+		__uint(max_entries, 2);				\
+		__type(key, __u32);				\
+		__array(values, struct name##_set);		\
+	} name SEC(".maps")
+
 // Sizes are set when the maps are made. They follow the rows, so what can be allocated at once is: adding to such a
 // map takes half the time, and cannot fail for want of memory.
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1);
-	__type(key, struct frontend_key);
-	__type(value, struct frontend);
-} frontends SEC(".maps");
+SETS(frontends,
+     __uint(type, BPF_MAP_TYPE_HASH);
+     __uint(max_entries, 1);
+     __type(key, struct frontend_key);
+     __type(value, struct frontend););
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct pool);
-} pools SEC(".maps");
+SETS(pools,
+     __uint(type, BPF_MAP_TYPE_ARRAY);
+     __uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+     __uint(max_entries, 1);
+     __type(key, __u32);
+     __type(value, struct pool););
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct slot);
-} slots SEC(".maps");
+SETS(slots,
+     __uint(type, BPF_MAP_TYPE_ARRAY);
+     __uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+     __uint(max_entries, 1);
+     __type(key, __u32);
+     __type(value, struct slot););
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1);
-	__type(key, struct member_key);
-	__type(value, struct member);
-} members SEC(".maps");
+SETS(members,
+     __uint(type, BPF_MAP_TYPE_HASH);
+     __uint(max_entries, 1);
+     __type(key, struct member_key);
+     __type(value, struct member););
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1);
-	__type(key, struct guard_key);
-	__type(value, enum verdict);
-} guards SEC(".maps");
+SETS(guards,
+     __uint(type, BPF_MAP_TYPE_LPM_TRIE);
+     __uint(map_flags, BPF_F_NO_PREALLOC);
+     __uint(max_entries, 1);
+     __type(key, struct guard_key);
+     __type(value, enum verdict););
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

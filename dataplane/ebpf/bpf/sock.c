@@ -18,7 +18,6 @@
 
 // Set when the programs are loaded. The verifier leaves out what does not apply.
 const volatile __u64 node_netns;       // cookie of the node's network namespace; 0: the first one
-const volatile bool pods_known[2];     // whether the rows recognise pods, in IPv4 and in IPv6
 const volatile bool alone;	       // nobody serves packets: what is not forwarded must be refused here
 const volatile __u32 places;	       // how many there are for connected sockets, less one: a power of two
 const volatile bool only_node;	       // sockets of others pass
@@ -79,17 +78,17 @@ static __always_inline bool is_node(__u64 netns)
 // route finds out what becomes of a connection, and with FORWARD the pool. PASS leaves it to those who see its
 // packets, also where a socket cannot do what the row says: which source address it will have is not known here,
 // and it keeps it. The node's own is what others are hidden behind. To keep it is better than not to be served.
-static __always_inline enum verdict route(struct bpf_sock_addr *ctx, const struct endpoint *to, __u64 netns,
-					  __u32 *pool)
+static __always_inline enum verdict route(struct bpf_sock_addr *ctx, __u32 rows, const struct endpoint *to,
+					  __u64 netns, __u32 *pool)
 {
-	bool node = is_node(netns), pod = pods_known[!is_ipv4(&to->addr)];
+	bool node = is_node(netns), pod = rows & (is_ipv4(&to->addr) ? PODS_KNOWN_V4 : PODS_KNOWN_V6);
 	struct target t;
 
 	if (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP)
 		return PASS;
 	if (!node && (only_node || is_loopback(&to->addr)))
 		return PASS;
-	decide(to, ctx->protocol, node || pod, &t);
+	decide(rows, to, ctx->protocol, node || pod, &t);
 	if (node && t.flags & NODE_DENIED)
 		t.verdict = DROP;
 	else if (t.flags & LIMITED && !(node && t.flags & NODE_ALLOWED))
@@ -207,8 +206,8 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 	__u64 netns = bpf_get_netns_cookie(ctx), cookie = bpf_get_socket_cookie(ctx);
 	struct addr from = client(netns);
 	struct peer peer = {.service = *to};
-	__u32 number = 0;
-	enum verdict verdict = route(ctx, to, netns, &number);
+	__u32 rows = rows_in_force(), number = 0;
+	enum verdict verdict = route(ctx, rows, to, netns, &number);
 
 	if (verdict == PASS) {
 		unexpect(ctx, cookie, to);
@@ -216,9 +215,9 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 	}
 	if (verdict != FORWARD)
 		return refuse(verdict);
-	struct pool *pool = bpf_map_lookup_elem(&pools, &number);
+	struct pool *pool = pool_at(rows, number);
 
-	if (!pool || !choose(number, pool, &from, to))
+	if (!pool || !choose(rows, number, pool, &from, to))
 		return refuse(REJECT);
 	peer.backend = *to;
 	if (!remember(ctx, cookie, netns, &peer))
@@ -228,10 +227,10 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 }
 
 // assign gives a datagram to the backend that its socket had for it, while that has not left.
-static __always_inline bool assign(const struct flow_key *forth, __u32 number, const struct addr *client,
-				   struct endpoint *backend)
+static __always_inline bool assign(__u32 rows, const struct flow_key *forth, __u32 number,
+				   const struct addr *client, struct endpoint *backend)
 {
-	struct pool *pool = bpf_map_lookup_elem(&pools, &number);
+	struct pool *pool = pool_at(rows, number);
 	struct flow *known = bpf_map_lookup_elem(&flows, forth);
 	__u64 now = bpf_ktime_get_ns();
 
@@ -239,12 +238,12 @@ static __always_inline bool assign(const struct flow_key *forth, __u32 number, c
 		return false;
 	if (known && known->pool == pool->name && since(known->last, now) < FLOW_IDLE) {
 		*backend = known->other;
-		if (membership(backend, number) != STRANGER) {
+		if (membership(rows, backend, number) != STRANGER) {
 			known->last = now;
 			return true;
 		}
 	}
-	if (!choose(number, pool, client, backend))
+	if (!choose(rows, number, pool, client, backend))
 		return false;
 	struct flow fresh = {.other = *backend, .pool = pool->name, .last = now};
 
@@ -257,8 +256,8 @@ static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, 
 {
 	__u64 netns = bpf_get_netns_cookie(ctx), cookie = bpf_get_socket_cookie(ctx);
 	struct addr from = client(netns);
-	__u32 number = 0;
-	enum verdict verdict = route(ctx, to, netns, &number);
+	__u32 rows = rows_in_force(), number = 0;
+	enum verdict verdict = route(ctx, rows, to, netns, &number);
 
 	if (verdict == PASS) {
 		forget_service(ctx, cookie, to);
@@ -271,12 +270,12 @@ static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, 
 	struct endpoint backend;
 
 	// A connected socket that names its peer all the same hears of no other backend than that.
-	if (p && same(&p->service, to) && membership(&p->backend, number) != STRANGER) {
+	if (p && same(&p->service, to) && membership(rows, &p->backend, number) != STRANGER) {
 		*to = p->backend;
 		*changed = true;
 		return ALLOWED;
 	}
-	if (!assign(&forth, number, &from, &backend))
+	if (!assign(rows, &forth, number, &from, &backend))
 		return refuse(REJECT);
 	expect(forth.cookie, &backend, to, false);
 	*to = backend;

@@ -29,22 +29,20 @@ struct source_key {
 };
 
 // Who may use frontends that are LIMITED.
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1);
-	__type(key, struct source_key);
-	__type(value, __u32);
-} sources SEC(".maps");
+SETS(sources,
+     __uint(type, BPF_MAP_TYPE_LPM_TRIE);
+     __uint(map_flags, BPF_F_NO_PREALLOC);
+     __uint(max_entries, 1);
+     __type(key, struct source_key);
+     __type(value, __u32););
 
 // The source addresses of pods.
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1);
-	__type(key, struct guard_key);
-	__type(value, __u32);
-} pods SEC(".maps");
+SETS(pods,
+     __uint(type, BPF_MAP_TYPE_LPM_TRIE);
+     __uint(map_flags, BPF_F_NO_PREALLOC);
+     __uint(max_entries, 1);
+     __type(key, struct guard_key);
+     __type(value, __u32););
 
 // Where a device leads.
 enum device {
@@ -55,19 +53,20 @@ enum device {
 // What a packet meets.
 struct meeting {
 	struct target target;
+	__u32 rows; // which say so
 	bool pod;   // it comes from one
 };
 
-static __always_inline bool allowed(const struct packet *p, bool internal)
+static __always_inline bool allowed(const struct packet *p, const struct meeting *m)
 {
 	struct source_key key = {
 		.bits = 8 * (sizeof(key) - sizeof(key.bits)),
 		.frontend = {.addr = p->tuple.dst.addr, .port = p->tuple.dst.port, .protocol = p->tuple.protocol},
-		.internal = internal,
+		.internal = m->pod,
 		.addr = p->tuple.src.addr,
 	};
 
-	return bpf_map_lookup_elem(&sources, &key);
+	return find_in(&sources, m->rows, &key);
 }
 
 // meet says what becomes of a flow that a packet may begin.
@@ -77,9 +76,10 @@ static __noinline int meet(const struct packet *p, struct meeting *m, enum devic
 		return 0;
 	struct guard_key key = {.bits = 128, .addr = p->tuple.src.addr};
 
-	m->pod = device == TO_PODS || bpf_map_lookup_elem(&pods, &key);
-	decide(&p->tuple.dst, p->tuple.protocol, m->pod, &m->target);
-	if (m->target.flags & LIMITED && !allowed(p, m->pod))
+	m->rows = rows_in_force();
+	m->pod = device == TO_PODS || find_in(&pods, m->rows, &key);
+	decide(m->rows, &p->tuple.dst, p->tuple.protocol, m->pod, &m->target);
+	if (m->target.flags & LIMITED && !allowed(p, m))
 		m->target.verdict = DROP;
 	return 0;
 }
@@ -104,9 +104,9 @@ static __noinline int begin(const struct packet *p, const struct meeting *m, str
 	if (!p || !m || !flow)
 		return REJECT;
 	__u32 number = m->target.pool;
-	struct pool *pool = bpf_map_lookup_elem(&pools, &number);
+	struct pool *pool = pool_at(m->rows, number);
 
-	if (!pool || !choose(number, pool, &p->tuple.src.addr, &flow->dst))
+	if (!pool || !choose(m->rows, number, pool, &p->tuple.src.addr, &flow->dst))
 		return REJECT;
 	flow->pool = pool->name;
 	flow->src = p->tuple.src;
@@ -125,10 +125,10 @@ static __noinline int begin(const struct packet *p, const struct meeting *m, str
 static __always_inline bool left(const struct translation *flow, const struct meeting *m)
 {
 	__u32 number = m->target.pool;
-	struct pool *pool = bpf_map_lookup_elem(&pools, &number);
+	struct pool *pool = pool_at(m->rows, number);
 
 	return m->target.verdict != FORWARD || !pool || pool->name != flow->pool ||
-	       membership(&flow->dst, number) == STRANGER;
+	       membership(m->rows, &flow->dst, number) == STRANGER;
 }
 
 // over says whether a packet begins a new flow in place of one that is known.
@@ -284,9 +284,9 @@ static __noinline struct pool *leads_to(struct packet *p, struct meeting *m, con
 	}
 	__u32 number = m->target.pool;
 
-	if (m->pod || m->target.verdict != FORWARD || !member(backend, number))
+	if (m->pod || m->target.verdict != FORWARD || !member(m->rows, backend, number))
 		return 0;
-	return bpf_map_lookup_elem(&pools, &number);
+	return pool_at(m->rows, number);
 }
 
 // learn finds the flow of a packet that another node has sent for a service: p is what the client has sent there, then.

@@ -109,7 +109,7 @@ static __always_inline bool unwanted(const struct packet *p, struct meeting *m)
 {
 	struct frontend_key key = {.addr = p->tuple.dst.addr, .port = p->tuple.dst.port, .protocol = p->tuple.protocol};
 
-	if (!(p->is & BEGINS) || (p->tuple.protocol == IPPROTO_UDP && !bpf_map_lookup_elem(&frontends, &key)))
+	if (!(p->is & BEGINS) || (p->tuple.protocol == IPPROTO_UDP && !find_in(&frontends, rows_in_force(), &key)))
 		return false;
 	meet(p, m, ANYWHERE);
 	if (m->target.verdict != DROP)

@@ -1,0 +1,204 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// sets are the two sets of tables that the programs know, of which one is in force. They belong to the programs: rows
+// change, all of them at once too, and no program has to be verified again.
+//
+//	newSets ─► load programs ─► make: a set, empty ─► fill ─► putInForce: flip the word, take the former set away
+//
+// The word is the only thing that is written at that moment; see bpf/maps.h.
+type sets struct {
+	tables map[string]*ebpf.Map     // maps of maps, with two places each
+	empty  map[string]*ebpf.MapSpec // what is in the places
+	word   *ebpf.Map
+	memory []uint32 // of the word
+	unmap  func()
+	at     uint32 // the set in force
+	filled bool   // there is one
+	grace  *ebpf.Map
+}
+
+// The bits of the word that says which set is in force, as bpf/maps.h has them.
+const (
+	wordSet = 1 << iota
+	wordPodsV4
+	wordPodsV6
+)
+
+// setTables are the tables of which there are two.
+func setTables() []string {
+	return []string{
+		objectsMapFrontends, objectsMapGuards, objectsMapMembers, objectsMapPools, objectsMapSlots,
+		packetsMapPods, packetsMapSources,
+	}
+}
+
+func newSets() (*sets, error) {
+	spec, err := loadPackets()
+	if err != nil {
+		return nil, err
+	}
+	s := &sets{tables: map[string]*ebpf.Map{}, empty: map[string]*ebpf.MapSpec{}}
+	for _, name := range setTables() {
+		if s.tables[name], err = ebpf.NewMap(spec.Maps[name]); err != nil {
+			return nil, errors.Join(fmt.Errorf("%s: %w", name, err), s.close())
+		}
+		s.empty[name] = spec.Maps[name].InnerMap
+	}
+	if s.word, err = ebpf.NewMap(spec.Maps[packetsMapInForce]); err == nil {
+		s.memory, s.unmap, err = mapped[uint32](s.word)
+	}
+	if err == nil {
+		s.grace, err = newGrace()
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+func (s *sets) close() error {
+	closeMaps(s.tables)
+	if s.unmap != nil {
+		s.unmap()
+	}
+	return errors.Join(s.word.Close(), s.grace.Close()) // nil is closed
+}
+
+// replaceIn has programs use these tables, and leaves out of the spec what only describes one set.
+func (s *sets) replaceIn(spec *ebpf.CollectionSpec, replacements map[string]*ebpf.Map) {
+	for name, m := range s.tables {
+		delete(spec.Maps, name+"_set")
+		if spec.Maps[name] != nil {
+			replacements[name] = m
+		}
+	}
+	replacements[packetsMapInForce] = s.word
+}
+
+// make makes the tables of a set, empty. Nobody reads them yet.
+func (s *sets) make(c capacity) (map[string]*ebpf.Map, error) {
+	made := map[string]*ebpf.Map{}
+	for name, entries := range map[string]uint32{
+		objectsMapFrontends: c.frontends,
+		objectsMapPools:     c.pools,
+		objectsMapSlots:     c.slots,
+		objectsMapMembers:   c.members,
+		objectsMapGuards:    c.guards,
+		packetsMapPods:      c.pods,
+		packetsMapSources:   c.sources,
+	} {
+		spec := s.empty[name].Copy()
+		spec.MaxEntries = entries
+		m, err := ebpf.NewMap(spec)
+		if err != nil {
+			closeMaps(made)
+			return nil, fmt.Errorf("%s, for %d elements: %w", name, entries, err)
+		}
+		made[name] = m
+	}
+	return made, nil
+}
+
+// putInForce has the programs read other tables, and waits until nobody reads the former ones.
+func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods) error {
+	next := s.at ^ wordSet
+	if err := s.each(func(name string, places *ebpf.Map) error { return places.Put(next, set[name]) }); err != nil {
+		return fmt.Errorf("lay ready %w", err)
+	}
+	atomic.StoreUint32(&s.memory[0], next|podsKnown(pods))
+	former, filled := s.at, s.filled
+	s.at, s.filled = next, true
+	if !filled {
+		return nil
+	}
+	if err := s.wait(); err != nil {
+		return fmt.Errorf("wait for programs that run: %w", err)
+	}
+	err := s.each(func(name string, places *ebpf.Map) error {
+		if err := places.Delete(former); !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("take away the former %w", err)
+	}
+	return nil
+}
+
+// each does something with all tables at the same time: for every change the kernel waits for programs that run, and it
+// waits for all of them at once.
+func (s *sets) each(do func(name string, places *ebpf.Map) error) error {
+	var all errgroup.Group
+	for name, places := range s.tables {
+		all.Go(func() error {
+			if err := do(name, places); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			return nil
+		})
+	}
+	return all.Wait()
+}
+
+// podsKnown says for each family whether the rows tell pods from others. A socket in another network namespace
+// than the node's then is a pod's: what interface and address it will use is not known before it connects.
+func podsKnown(pods model.Pods) (bits uint32) {
+	for _, prefix := range pods.Prefixes {
+		if prefix.Addr().Is6() {
+			bits |= wordPodsV6
+		} else {
+			bits |= wordPodsV4
+		}
+	}
+	if len(pods.Interfaces) > 0 {
+		bits = wordPodsV4 | wordPodsV6
+	}
+	return bits
+}
+
+// lost are the tables in force that are not those of a set any more.
+func (s *sets) lost(set map[string]*ebpf.Map) (names []string) {
+	for _, name := range setTables() {
+		var have ebpf.MapID
+		info, err := set[name].Info()
+		if err == nil {
+			err = s.tables[name].Lookup(s.at, &have)
+		}
+		want, _ := info.ID()
+		if err != nil || have != want {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// newGrace makes a map of maps, for the sake of wait.
+func newGrace() (*ebpf.Map, error) {
+	inner := &ebpf.MapSpec{Name: "grace_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	return ebpf.NewMap(&ebpf.MapSpec{
+		Name: "grace", Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner,
+	})
+}
+
+// wait returns when no program runs any more that ran when it was called: the kernel promises this of an update of a
+// map of maps (maybe_wait_bpf_programs in kernel/bpf/syscall.c), and of nothing else. It takes some milliseconds.
+func (s *sets) wait() error {
+	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return err
+	}
+	defer inner.Close()
+	return s.grace.Put(uint32(0), inner)
+}

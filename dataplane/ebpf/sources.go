@@ -1,0 +1,135 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// What only the programs for packets read of the rows: who is a pod, and who may use frontends that allow some sources
+// only.
+
+// allow lets the programs know the sources that frontends allow, before they know that there are such. It returns what
+// is to go when they do.
+func (t *tables) allow(s *model.State, c model.Change) (gone []packetsSourceKey, err error) {
+	if !t.packets {
+		return nil, nil
+	}
+	touched := map[objectsFrontendKey]model.Key{} // most frontends allow everyone: then there is nothing to look at
+	touch := func(key model.Key) {
+		if at := frontendKey(key); len(t.sources[at]) > 0 || limited(s, key) {
+			touched[at] = key
+		}
+	}
+	for key := range c.Frontends.Set {
+		touch(key)
+	}
+	for _, key := range c.Frontends.Delete {
+		touch(key)
+	}
+	for at, key := range touched {
+		had, want := t.sources[at], bothSources(s, key)
+		if len(had) == 0 && len(want) == 0 {
+			continue
+		}
+		if err := t.fault("ebpf allow"); err != nil {
+			return nil, err
+		}
+		if err := putAll(t.Maps[packetsMapSources], without(want, had)); err != nil {
+			return nil, fmt.Errorf("frontend %s: %w", key, err)
+		}
+		gone = append(gone, without(had, want)...)
+		if t.sources[at] = want; len(want) == 0 {
+			delete(t.sources, at)
+		}
+	}
+	return gone, nil
+}
+
+// limited reports whether one of both scopes of a key allows some sources only.
+func limited(s *model.State, key model.Key) bool {
+	for _, key.Scope = range []model.Scope{model.Any, model.Internal} {
+		if s.Frontends[key].Allow != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// disallow removes sources.
+func (t *tables) disallow(gone []packetsSourceKey) error {
+	for _, key := range gone {
+		if err := t.Maps[packetsMapSources].Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("allowed sources: %w", err)
+		}
+	}
+	return nil
+}
+
+func without(keys, others []packetsSourceKey) (out []packetsSourceKey) {
+	for _, key := range keys {
+		if !slices.Contains(others, key) {
+			out = append(out, key)
+		}
+	}
+	return out
+}
+
+func putAll(m *ebpf.Map, keys []packetsSourceKey) error {
+	for _, key := range keys {
+		err := insist(func() error { return m.Put(key, uint32(1)) })
+		if errors.Is(err, unix.ENOSPC) {
+			return errFull
+		}
+		if err != nil {
+			return fmt.Errorf("allowed sources: %w", err)
+		}
+	}
+	return nil
+}
+
+func fillPods(m *ebpf.Map, pods model.Pods) error {
+	for _, prefix := range pods.Prefixes {
+		if err := insist(func() error { return m.Put(guardKey(prefix), uint32(1)) }); err != nil {
+			return fmt.Errorf("pods %s: %w", prefix, err)
+		}
+	}
+	return nil
+}
+
+// bothSources are those of both scopes of a key.
+func bothSources(s *model.State, key model.Key) (keys []packetsSourceKey) {
+	for _, key.Scope = range []model.Scope{model.Any, model.Internal} {
+		keys = append(keys, sourcesOf(s, key)...)
+	}
+	return keys
+}
+
+// sourcesOf are the elements that say who may use a frontend: as the programs ask, a row for any client that no
+// internal one stands beside counts for the node and its pods as well.
+func sourcesOf(s *model.State, key model.Key) (keys []packetsSourceKey) {
+	f, internal := s.Frontends[key], key
+	internal.Scope = model.Internal
+	scopes := []model.Scope{key.Scope}
+	if _, both := s.Frontends[internal]; !both {
+		scopes = append(scopes, model.Internal)
+	}
+	for _, scope := range scopes {
+		for _, prefix := range f.Allow {
+			keys = append(keys, sourceKey(key, scope, prefix))
+		}
+	}
+	return keys
+}
+
+func countSources(s *model.State) (n int) {
+	for key := range s.Frontends {
+		n += len(sourcesOf(s, key))
+	}
+	return n
+}
