@@ -56,16 +56,13 @@ func (p *Plane) auditBehind(ctx context.Context, s *model.State) ([]dataplane.Dr
 	return p.behind.Audit(ctx, s)
 }
 
-// auditPackets removes some flows that are over. It finds devices without programs, and addresses that the programs
-// have and the node has not.
+// auditPackets finds devices without programs, and addresses that the programs have and the node has not. It tells of
+// flows that could not be looked through.
 func (p *Plane) auditPackets(s *model.State) ([]dataplane.Drift, error) {
 	if p.serve != TC {
 		return nil, nil
 	}
-	if _, err := p.sweep.step(); err != nil {
-		return nil, err
-	}
-	if err := p.sweep.dropHidden(p.devices.takeGone()); err != nil {
+	if err := p.sweep.failed(); err != nil {
 		return nil, err
 	}
 	drifts, err := p.devices.drifts()

@@ -212,7 +212,7 @@ func (p *Plane) tableSizes() (out []dataplane.Table) {
 			t.Bytes, _ = info.Memlock()
 		}
 		if name == packetsMapTranslations && p.sweep != nil {
-			t.Counted, t.Used = true, uint32(p.sweep.elements())
+			t.Counted, t.Used = true, uint32(p.sweep.inUse())
 		}
 		out = append(out, t)
 	}

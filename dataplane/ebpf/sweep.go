@@ -3,7 +3,10 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -87,14 +90,15 @@ func flowMaps() []string {
 }
 
 const (
-	// sweepCalls is in how many calls a full table is looked through: called once a second, in a minute, or in ten
-	// seconds when it is half full.
+	// sweepPace is the time between two steps.
+	sweepPace = time.Second
+	// sweepCalls is in how many steps a full table is looked through: in a minute, or in ten seconds when it is half full.
 	sweepCalls, sweepSoon = 60, 10
 	// sweepShare is how much of the table is read at once.
 	sweepShare = 4096
 	// sweepRest is the time from the begin of one pass to that of the next, at least: the table may be almost empty.
 	sweepRest ticks = 10 * ticksPerSecond
-	// sweepOrphans is how many followers one call looks up the flows of.
+	// sweepOrphans is how many followers one step looks up the flows of.
 	sweepOrphans = 256
 	// orphanAge is what a translation has that is no longer about to become a part of a flow.
 	orphanAge ticks = 60 * ticksPerSecond
@@ -102,7 +106,14 @@ const (
 
 // sweep removes flows that are over, a share of the table at a time, and what is left of flows that the kernel has
 // forgotten. The programs do not: what comes too late for its flow begins a new one, but nobody comes for most.
+//
+//	start ─► a goroutine ── once a second ─► turn: a step through the table; addresses that the node has lost
+//	Counters ─► traffic, inUse      Audit ─► failed      close: the goroutine has ended
 type sweep struct {
+	stop, ended chan struct{} // nil: it has no goroutine yet
+
+	mu       sync.Mutex // of what follows
+	err      error      // of the last turn
 	maps     map[string]*ebpf.Map
 	patience phases
 	activity *packetsActivity // memory of the kernel
@@ -114,7 +125,7 @@ type sweep struct {
 	kept     int   // seen in this pass
 	removed  int   // likewise, but not by the kernel
 	left     int   // after the last pass
-	orphans  int   // that this call may still look up
+	orphans  int   // that this step may still look up
 	keys     []packetsTuple
 	values   []packetsTranslation
 	rest     map[packetsTrafficKey]packetsTraffic // of flows that are gone
@@ -140,7 +151,57 @@ func newSweep(maps map[string]*ebpf.Map, p *phases) (*sweep, error) {
 	return s, nil
 }
 
-func (s *sweep) close() error { return unix.Munmap(s.mapped) }
+// start has a goroutine sweep from now on, whatever Audit's pace is. It asks which addresses the node has lost. The
+// table has all its flows by now: where it finds none, programs do not look for any.
+func (s *sweep) start(lost func() []netip.Addr) {
+	if s.stop != nil {
+		return
+	}
+	s.stop, s.ended = make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(s.ended)
+		pace := time.NewTicker(sweepPace)
+		defer pace.Stop()
+		for {
+			select {
+			case <-s.stop:
+				return
+			case <-pace.C:
+				s.turn(lost())
+			}
+		}
+	}()
+}
+
+func (s *sweep) close() error {
+	if s.stop != nil {
+		close(s.stop)
+		<-s.ended
+	}
+	return unix.Munmap(s.mapped)
+}
+
+// turn does what is due once in a second.
+func (s *sweep) turn(lost []netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, err := s.step()
+	s.err = errors.Join(err, s.dropHidden(lost))
+}
+
+// failed is the error of the last turn.
+func (s *sweep) failed() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// inUse is how many elements the table has, for other goroutines.
+func (s *sweep) inUse() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.elements()
+}
 
 // ticks is a time as the programs have it: see bpf/flows.h. Differences are right for 24 days.
 type ticks uint32
@@ -185,8 +246,7 @@ func (s *sweep) limit(phase int) ticks {
 	return ticks(s.patience[phase])
 }
 
-// step looks at the next shares of the table. It is meant to be called about once in a second, and returns how many
-// flows it has removed.
+// step looks at the next shares of the table, and returns how many flows it has removed.
 func (s *sweep) step() (gone int, err error) {
 	now, err := now()
 	if err != nil || atomic.LoadUint32(&s.activity.Busy) == 0 {
@@ -297,11 +357,50 @@ func at(hook uint8, protocol uint8, src, dst packetsEndpoint) packetsTuple {
 // that name does.
 func (s *sweep) forget(key packetsTuple, read *packetsTranslation) (bool, error) {
 	var flow packetsTranslation
-	if ok, err := s.look(key, &flow); !ok || err != nil || flow.Last != read.Last || flow.State != read.State {
+	if ok, err := s.look(key, &flow); !ok || err != nil || !flow.as(read) {
 		return false, err
 	}
+	err := s.unlay(key, &flow)
+	gone, failed := s.end(key, &flow)
+	return gone, errors.Join(err, failed)
+}
+
+// as reports whether no packet has used a flow, or begun another one in its place, since it was read.
+func (t *packetsTranslation) as(read *packetsTranslation) bool {
+	return t.Last == read.Last && t.State == read.State
+}
+
+// relaid is for how long a flow seems to be silent at least if its next packet makes again what follows from it.
+const relaid = 11 * ticksPerSecond
+
+// end removes a flow without what follows from it. If a packet has come meanwhile, the flow goes on.
+func (s *sweep) end(key packetsTuple, read *packetsTranslation) (bool, error) {
+	var flow packetsTranslation
+	err := s.maps[packetsMapTranslations].LookupAndDelete(key, &flow)
+	switch {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return false, nil
+	case errors.Is(err, ebpf.ErrNotSupported): // before Linux 5.14
+		s.book(read.Pool, read.Dst, toBackend, read)
+		return true, s.remove(key)
+	case err != nil:
+		return false, fmt.Errorf("remove a flow: %w", err)
+	case flow.as(read):
+		s.removed++
+		s.book(flow.Pool, flow.Dst, toBackend, &flow)
+		return true, nil
+	}
+	flow.Last -= relaid
+	err = s.maps[packetsMapTranslations].Update(key, flow, ebpf.UpdateNoExist)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		return false, fmt.Errorf("put a flow back: %w", err)
+	}
+	return false, nil
+}
+
+// unlay removes what follows from a flow.
+func (s *sweep) unlay(key packetsTuple, flow *packetsTranslation) error {
 	client, backend := flow.Src, flow.Dst
-	s.book(flow.Pool, backend, toBackend, &flow)
 	own, err := s.dropBack(at(hookEgress, key.Protocol, backend, client), key.Src)
 	if err == nil && flow.Port != 0 {
 		// The way to the node's port says which address that is.
@@ -316,7 +415,7 @@ func (s *sweep) forget(key packetsTuple, read *packetsTranslation) (bool, error)
 	if hook := directHook(flow.State); err == nil && own && hook != 0 {
 		err = s.remove(at(hook, key.Protocol, client, backend))
 	}
-	return true, errors.Join(err, s.remove(key))
+	return err
 }
 
 // directHook is where a flow has a translation from client to backend, if a client is answered directly.

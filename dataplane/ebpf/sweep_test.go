@@ -1,13 +1,20 @@
 package ebpf
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
 )
 
 const sweptRows = `
@@ -202,6 +209,57 @@ func TestSweep_usedMeanwhile(t *testing.T) {
 	r.pass(s)
 	if got := r.flows(); got != before || before == "" {
 		t.Errorf("left of flows that are in use are\n%s\nthere were\n%s", got, before)
+	}
+}
+
+// A packet comes when what follows from its flow is gone, and the flow is about to go: the flow goes on, with all of it.
+func TestSweep_usedAtTheEnd(t *testing.T) {
+	r, s := swept(t, packetOptions{Translations: 1024})
+	r.sent("lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 S")
+	key := at(hookIngress, unix.IPPROTO_TCP, endpointAt("192.0.2.8:4000"), endpointAt("192.0.2.1:30080"))
+	read := r.translations()[key]
+	if err := s.unlay(key, &read); err != nil {
+		t.Fatal(err)
+	}
+	r.sent("lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 FA")
+	if gone, err := s.end(key, &read); gone || err != nil {
+		t.Errorf("a flow that is used is over: %t, %v", gone, err)
+	}
+	r.play(`lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 A -> tcp 192.0.2.8:4000 > 10.244.1.11:8080 A
+out tcp 192.0.2.8:4000 > 10.244.1.11:8080 A -> tcp 192.0.2.1:4000 > 10.244.1.11:8080 A
+pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 A -> tcp 10.244.1.11:8080 > 192.0.2.8:4000 A
+out tcp 10.244.1.11:8080 > 192.0.2.8:4000 A -> tcp 192.0.2.1:30080 > 192.0.2.8:4000 A`)
+	read = r.translations()[key]
+	if gone, err := s.end(key, &read); !gone || err != nil {
+		t.Errorf("a flow that nobody uses is over: %t, %v", gone, err)
+	}
+}
+
+// A plane sweeps by itself, however seldom somebody calls Audit.
+func TestSweep_byItself(t *testing.T) {
+	t.Parallel()
+	p := planeOf(t, outsideBedOf(t, testbed.Spec{Cgroup: true}), outsideRows)
+	began, err := now()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := at(hookIngress, unix.IPPROTO_TCP, endpointAt("192.0.2.9:4000"), endpointAt("192.0.2.1:30080"))
+	flow := packetsTranslation{
+		Src: key.Src, Dst: endpointAt("10.244.1.11:8080"), Last: uint32(began - 2*ticks(patience()[beginning])*ticksPerSecond),
+	}
+	flows := p.memory[packetsMapTranslations]
+	if err := flows.Put(key, flow); err != nil {
+		t.Fatal(err)
+	}
+	atomic.StoreUint32(&p.sweep.activity.Busy, 1)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		err := flows.Lookup(key, &flow)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return
+		}
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("the flow is there: %v", err)
+		}
 	}
 }
 

@@ -29,7 +29,9 @@ func (s *sweep) book(pool uint64, backend packetsEndpoint, way int, t *packetsTr
 // traffic is what has passed between clients and backends, by the names of pools, since the tables were made; of flows
 // that are removed by others than this process all but their last second.
 func (s *sweep) traffic() (map[packetsTrafficKey]packetsTraffic, error) {
+	s.mu.Lock()
 	out := maps.Clone(s.rest)
+	s.mu.Unlock()
 	keys, values := make([]packetsTrafficKey, batch), make([]packetsTraffic, batch)
 	for cursor := (ebpf.MapBatchCursor{}); ; {
 		n, err := s.maps[packetsMapTraffic].BatchLookup(&cursor, keys, values, nil)
