@@ -3,8 +3,9 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -24,6 +25,7 @@ import (
 type lingering struct {
 	dataplane.Dataplane
 	conntrack *netlink.Handle
+	hooked    bool      // it has something in the kernel, rows or not
 	since     time.Time // zero: it does not linger
 	look      time.Time // when to look the next time
 	pause     time.Duration
@@ -31,7 +33,7 @@ type lingering struct {
 
 // Sync implements dataplane.Dataplane.
 func (l *lingering) Sync(ctx context.Context, s *model.State) error {
-	l.since = time.Time{}
+	l.since, l.hooked = time.Time{}, true
 	return l.Dataplane.Sync(ctx, s)
 }
 
@@ -41,14 +43,20 @@ func (l *lingering) Remove(ctx context.Context) error {
 		return nil
 	}
 	if !l.needed(func(netip.AddrPort, model.Protocol) bool { return true }) {
-		return l.Dataplane.Remove(ctx)
+		return l.remove(ctx)
 	}
+	l.hooked = true
 	if err := l.Dataplane.Sync(ctx, model.NewState()); err != nil {
 		return err
 	}
 	l.since, l.pause = time.Now(), drainInterval
 	l.look = l.since.Add(l.pause)
 	return nil
+}
+
+func (l *lingering) remove(ctx context.Context) error {
+	l.since, l.hooked = time.Time{}, false
+	return l.Dataplane.Remove(ctx)
 }
 
 // Remembered implements dataplane.Affine.
@@ -79,39 +87,76 @@ func (l *lingering) end(ctx context.Context, s *model.State) error {
 		l.look = time.Now().Add(l.pause)
 		return nil
 	}
-	l.since = time.Time{}
-	return l.Dataplane.Remove(ctx)
+	return l.remove(ctx)
 }
 
-// needed reports whether connections to some destinations are translated by connection tracking. Flows of UDP go on
-// without it.
+// needed reports whether connections to some destinations are translated by connection tracking. Those of UDP are
+// where nobody else translates them: connected sockets of the node itself. All others' end soon, as their packets meet
+// the ebpf plane before connection tracking does.
 func (l *lingering) needed(by func(netip.AddrPort, model.Protocol) bool) bool {
+	needed := false
+	err := l.each(func(f *netlink.ConntrackFlow) {
+		needed = needed || by(destination(f), model.Protocol(f.Forward.Protocol))
+	})
+	return needed || err != nil // it is not known, as when the table changed while it was read
+}
+
+// carried are the flows of UDP that are translated, and to which backend.
+func (l *lingering) carried() (map[ebpf.UDPFlow]netip.AddrPort, error) {
+	flows := map[ebpf.UDPFlow]netip.AddrPort{}
+	if !l.hooked {
+		return flows, nil
+	}
+	err := l.each(func(f *netlink.ConntrackFlow) {
+		if f.Forward.Protocol == unix.IPPROTO_UDP {
+			flow := ebpf.UDPFlow{From: addrPort(f.Forward.SrcIP, f.Forward.SrcPort), To: destination(f)}
+			flows[flow] = addrPort(f.Reverse.SrcIP, f.Reverse.SrcPort)
+		}
+	})
+	return flows, err
+}
+
+// each calls a function with everything that connection tracking translates.
+func (l *lingering) each(do func(*netlink.ConntrackFlow)) error {
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 		flows, err := l.conntrack.ConntrackTableList(netlink.ConntrackTable, family)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // nobody tracks connections
 			continue
 		}
-		if err != nil { // it is not known, as when the table changed while it was read
-			return true
+		if err != nil {
+			return fmt.Errorf("list tracked connections: %w", err)
 		}
-		if slices.ContainsFunc(flows, func(f *netlink.ConntrackFlow) bool {
-			to, ok := netip.AddrFromSlice(f.Forward.DstIP)
-			protocol := model.Protocol(f.Forward.Protocol)
-			return ok && isTranslated(f) && by(netip.AddrPortFrom(to.Unmap(), f.Forward.DstPort), protocol)
-		}) {
-			return true
+		for _, f := range flows {
+			if isTranslated(f) {
+				do(f)
+			}
 		}
 	}
-	return false
+	return nil
+}
+
+func destination(f *netlink.ConntrackFlow) netip.AddrPort {
+	return addrPort(f.Forward.DstIP, f.Forward.DstPort)
+}
+
+func addrPort(ip net.IP, port uint16) netip.AddrPort {
+	a, _ := netip.AddrFromSlice(ip) // the kernel's have 4 or 16 bytes
+	return netip.AddrPortFrom(a.Unmap(), port)
 }
 
 // isTranslated reports whether somebody else answers on an open connection than who was asked.
 func isTranslated(f *netlink.ConntrackFlow) bool {
+	elsewhere := !f.Forward.DstIP.Equal(f.Reverse.SrcIP)
 	if tcp, ok := f.ProtoInfo.(*netlink.ProtoInfoTCP); ok {
-		return tcp.State < nl.TCP_CONNTRACK_TIME_WAIT &&
-			(!f.Forward.DstIP.Equal(f.Reverse.SrcIP) || f.Forward.DstPort != f.Reverse.SrcPort)
+		return tcp.State < nl.TCP_CONNTRACK_TIME_WAIT && (elsewhere || f.Forward.DstPort != f.Reverse.SrcPort)
 	}
-	return f.Forward.Protocol == unix.IPPROTO_SCTP && !f.Forward.DstIP.Equal(f.Reverse.SrcIP)
+	switch f.Forward.Protocol {
+	case unix.IPPROTO_SCTP:
+		return elsewhere
+	case unix.IPPROTO_UDP:
+		return elsewhere || f.Forward.DstPort != f.Reverse.SrcPort
+	}
+	return false
 }
 
 // overLingering is the ebpf plane over one that lingers.
@@ -124,6 +169,7 @@ type overLingering struct {
 func newOverLingering(o ebpf.Options, behind dataplane.New) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		l := &lingering{}
+		o.Carried = l.carried
 		o.Packets = func(c dataplane.Config) (_ dataplane.Dataplane, err error) {
 			if l.conntrack, err = netlink.NewHandle(unix.NETLINK_NETFILTER); err != nil {
 				return nil, err

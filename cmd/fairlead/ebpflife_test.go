@@ -8,12 +8,15 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
@@ -247,4 +250,44 @@ func (m machine) sizeOfFlows() string {
 	}
 	defer flows.Close()
 	return fmt.Sprint(flows.ValueSize())
+}
+
+// TestRun_ebpfDatagrams changes from nftables to ebpf under a socket of UDP that is the node's and connected to a Service.
+// While connection tracking knows its flow it is answered; then its owner is told.
+func TestRun_ebpfDatagrams(t *testing.T) {
+	w := newMachine(t)
+	w.write("dns.yaml", dns)
+	w.configure("nftables", "")
+	w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
+	conn, err := w.bed.Dial(t.Context(), testbed.Node, model.UDP, netip.MustParseAddrPort("10.96.0.53:53"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := talk(conn); err != nil {
+		t.Fatal(err)
+	}
+	w.configure("ebpf", "")
+	w.becomes("nftables has rows", "false", func() string {
+		out, err := w.bed.Command(t.Context(), testbed.Node, "nft", "list", "ruleset").CombinedOutput()
+		if err != nil {
+			t.Fatalf("nft: %v %s", err, out)
+		}
+		return fmt.Sprint(strings.Contains(string(out), "10.96.0.53"))
+	})
+	if err := talk(conn); err != nil {
+		t.Errorf("in mode ebpf: %v", err)
+	}
+	err = w.bed.Do(testbed.Node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.becomes("tables", "", w.tablesOfIPv4)
+	w.becomes("the socket", unix.EDESTADDRREQ.Error(), func() string {
+		_, err := conn.Write([]byte("?\n"))
+		if errno := unix.Errno(0); errors.As(err, &errno) {
+			return errno.Error()
+		}
+		return fmt.Sprint(err)
+	})
 }

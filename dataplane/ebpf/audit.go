@@ -32,6 +32,9 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	if err := p.auditPlaces(); err != nil {
 		return nil, fmt.Errorf("ebpf: places of sockets: %w", err)
 	}
+	if err := p.auditStrays(s); err != nil {
+		return nil, fmt.Errorf("ebpf: %w", err)
+	}
 	for _, audit := range []func(*model.State) ([]dataplane.Drift, error){
 		p.tables.auditFrontends, p.tables.auditGuards, p.tables.auditPools, p.tables.auditSurplus,
 		p.auditPackets,

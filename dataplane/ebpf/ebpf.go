@@ -28,6 +28,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -64,6 +65,9 @@ type Options struct {
 	// Probed is what planes of this process know of the kernel already, and where this one adds to that; nil: it finds out
 	// for itself.
 	Probed *Probed
+	// Carried are flows of the node's own sockets that were connected to Services before this plane came, and the backends
+	// to which somebody else goes on to translate them; nil: there are none. With TC all other such sockets are aborted.
+	Carried func() (map[UDPFlow]netip.AddrPort, error)
 	// OnlyNode leaves the sockets of other network namespaces than the node's to those who serve packets.
 	OnlyNode bool
 }
@@ -118,6 +122,7 @@ type Plane struct {
 	tables       *tables              // in force; nil: the kernel's content is not known
 	holders      holders              // of places, when the agent looked for the last time
 	placesSeen   time.Time            // when that was
+	strays       strays               // sockets of the node that no hook has seen
 	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
 	cannotRelease, releasesNode bool
 }
@@ -140,7 +145,7 @@ func New(o Options) dataplane.New {
 
 func open(c dataplane.Config, o Options) (*Plane, error) {
 	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, releaseTCP: o.ReleaseTCP, onlyNode: o.OnlyNode,
-		counted: tally{}, probed: cmp.Or(o.Probed, &Probed{})}
+		counted: tally{}, probed: cmp.Or(o.Probed, &Probed{}), strays: strays{carried: o.Carried}}
 	if p.pins == "" {
 		p.pins = Pins(defaultRoot)
 	}
@@ -275,6 +280,10 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 			return err
 		}
 		partial = errors.Join(partial, err)
+		p.strays.soon()
+		if err = p.auditStrays(s); err != nil {
+			partial = errors.Join(partial, fmt.Errorf("%w: ebpf: %w", dataplane.ErrPartial, err))
+		}
 	}
 	return partial
 }
@@ -427,6 +436,9 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if err != nil {
 		p.forget()
 		return fmt.Errorf("ebpf: %w", err)
+	}
+	if setsUDP(c) {
+		p.strays.soon()
 	}
 	return partial
 }

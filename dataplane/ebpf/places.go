@@ -54,7 +54,7 @@ func (p *Plane) freePlaces() error {
 	}
 	p.holders = held
 	for range 2 { // a listing may miss one while others around it come and go
-		if err := p.dropLiving(old); err != nil {
+		if err := old.dropLiving(); err != nil {
 			return err
 		}
 	}
@@ -67,7 +67,7 @@ func (p *Plane) freePlaces() error {
 }
 
 // dropLiving leaves those whose socket is not found, and whose namespace was looked through.
-func (p *Plane) dropLiving(h holders) error {
+func (h holders) dropLiving() error {
 	if len(h) == 0 {
 		return nil
 	}
@@ -81,7 +81,7 @@ func (p *Plane) dropLiving(h holders) error {
 	}
 	living, listed := map[uint64]bool{}, map[uint64]bool{}
 	for _, ns := range spaces {
-		cookies, netns, ok := p.socketsIn(ns, wanted)
+		cookies, netns, ok := socketsIn(ns, wanted)
 		ns.Close()
 		if !ok {
 			continue
@@ -104,8 +104,8 @@ func (p *Plane) dropLiving(h holders) error {
 
 // socketsIn lists the sockets of a namespace, by their cookies, if it is wanted. ok is false of one that has ended, or
 // that this process may not enter.
-func (p *Plane) socketsIn(ns *os.File, wanted map[uint64]bool) (cookies []uint64, netns uint64, ok bool) {
-	conn, err := p.openDiag(ns)
+func socketsIn(ns *os.File, wanted map[uint64]bool) (cookies []uint64, netns uint64, ok bool) {
+	conn, err := openDiag(ns)
 	if err != nil {
 		return nil, 0, false
 	}

@@ -63,7 +63,11 @@ func (p *Plane) release(s *model.State) error {
 		errs = append(errs, err)
 		ns.Close()
 	}
-	err = errors.Join(errs...)
+	return p.withoutDiag(errors.Join(errs...))
+}
+
+// withoutDiag says it once if it is for want of something in the kernel that sockets cannot be aborted.
+func (p *Plane) withoutDiag(err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
 		p.cannotRelease = true
 		if p.config.Log != nil {
@@ -119,14 +123,19 @@ func namespaces() ([]*os.File, error) {
 	return files, nil
 }
 
-// openDiag asks the kernel for sockets of a namespace.
-func (p *Plane) openDiag(ns *os.File) (*netlink.Conn, error) {
+// namespaceName is what links in /proc say of it.
+func namespaceName(ns *os.File) string {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
-		return nil, err
+		return "" // which is no namespace's name
 	}
+	return fmt.Sprintf("net:[%d]", st.Ino)
+}
+
+// openDiag asks the kernel for sockets of a namespace.
+func openDiag(ns *os.File) (*netlink.Conn, error) {
 	c := &netlink.Config{}
-	if fmt.Sprintf("net:[%d]", st.Ino) != p.node { // where this process is it needs no rights to go
+	if here, err := ownNode(); err != nil || namespaceName(ns) != here { // where this process is it needs no rights to go
 		c.NetNS = int(ns.Fd())
 	}
 	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, c)
@@ -137,7 +146,7 @@ func (p *Plane) openDiag(ns *os.File) (*netlink.Conn, error) {
 }
 
 func (p *Plane) releaseIn(ns *os.File, s *model.State, where map[uint64]bool) error {
-	conn, err := p.openDiag(ns)
+	conn, err := openDiag(ns)
 	if err != nil {
 		return err
 	}
@@ -331,10 +340,14 @@ func listSockets(conn *netlink.Conn, like diagSocket) ([]diagSocket, error) {
 
 func (d diagSocket) cookie() uint64 { return binary.NativeEndian.Uint64(d.id[40:]) }
 
-func (d diagSocket) peer() netip.AddrPort {
-	port := binary.BigEndian.Uint16(d.id[2:])
+func (d diagSocket) local() netip.AddrPort { return d.addrPort(0, 4) }
+func (d diagSocket) peer() netip.AddrPort  { return d.addrPort(2, 20) }
+
+// addrPort reads what stands at some places.
+func (d diagSocket) addrPort(port, addr int) netip.AddrPort {
+	number := binary.BigEndian.Uint16(d.id[port:])
 	if d.family == unix.AF_INET {
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(d.id[20:])), port)
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(d.id[addr:])), number)
 	}
-	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(d.id[20:])).Unmap(), port)
+	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(d.id[addr:])).Unmap(), number)
 }

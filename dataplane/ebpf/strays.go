@@ -1,0 +1,133 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// A socket of UDP that was connected to a Service's address before the programs were in force, or before there was that
+// Service, goes on to send there, and no hook sees it. A pod's packets are served at its device; those of the node
+// itself arrive at none. Whoever has served the socket before may go on for a while, to a backend that is still one (see
+// Carried). Else it is aborted as those are whose backend has left: its owner is told, and connects anew.
+//
+//	Sync, new Services ─► sock_diag: whose peer is a row's address? ─► carried? ─ no ─► destroy
+//	                                                                   yes ─► Audit looks again
+
+const (
+	strayPause    = time.Second // after which Audit looks again, at first
+	maxStrayPause = 30 * time.Second
+)
+
+// UDPFlow is what a connected socket sends.
+type UDPFlow struct{ From, To netip.AddrPort }
+
+// strays say when to look for such sockets.
+type strays struct {
+	carried func() (map[UDPFlow]netip.AddrPort, error)
+	look    time.Time // zero: there are none
+	pause   time.Duration
+}
+
+// soon has the next Audit look.
+func (w *strays) soon() { w.look, w.pause = time.Now(), strayPause }
+
+// auditStrays looks if it is time.
+func (p *Plane) auditStrays(s *model.State) error {
+	if p.strays.look.IsZero() || time.Now().Before(p.strays.look) {
+		return nil
+	}
+	return p.releaseStrays(s)
+}
+
+// releaseStrays aborts the node's sockets that nobody serves.
+func (p *Plane) releaseStrays(s *model.State) error {
+	if p.serve != TC || p.cannotRelease {
+		return nil
+	}
+	spaces, err := namespaces()
+	if err != nil {
+		return err
+	}
+	left := 0
+	for _, ns := range spaces {
+		if namespaceName(ns) == p.node {
+			left, err = p.releaseStraysIn(ns, s)
+		}
+		ns.Close()
+	}
+	if left == 0 && err == nil {
+		p.strays.look = time.Time{}
+	} else {
+		p.strays.look = time.Now().Add(p.strays.pause)
+		p.strays.pause = min(2*p.strays.pause, maxStrayPause)
+	}
+	return p.withoutDiag(err)
+}
+
+// releaseStraysIn returns how many somebody else serves.
+func (p *Plane) releaseStraysIn(ns *os.File, s *model.State) (left int, err error) {
+	conn, err := openDiag(ns)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	var found []diagSocket
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		sockets, err := listSockets(conn, diagSocket{family: family, protocol: model.UDP, states: stateConnected})
+		if err != nil {
+			return 0, fmt.Errorf("list sockets of UDP: %w", err)
+		}
+		for _, socket := range sockets {
+			if _, known, err := p.service(socket); err != nil {
+				return 0, err
+			} else if !known && p.isStray(s, socket.peer()) {
+				found = append(found, socket)
+			}
+		}
+	}
+	if len(found) == 0 {
+		return 0, nil
+	}
+	carried, err := p.strays.carries()
+	if err != nil {
+		return len(found), err
+	}
+	for _, socket := range found {
+		if to := socket.peer(); serves(s, model.UDP, to, carried[UDPFlow{socket.local(), to}]) {
+			left++
+		} else if err := socket.destroy(conn); err != nil && !errors.Is(err, unix.ENOENT) { // it has been closed
+			return len(found), fmt.Errorf("abort a socket of UDP: %w", err)
+		}
+	}
+	return left, nil
+}
+
+func (w *strays) carries() (map[UDPFlow]netip.AddrPort, error) {
+	if w.carried == nil {
+		return nil, nil
+	}
+	return w.carried()
+}
+
+// isStray reports whether connect() would have translated an address.
+func (p *Plane) isStray(s *model.State, peer netip.AddrPort) bool {
+	key, f, ok := forNode(s, model.Key{Addr: peer.Addr(), Port: peer.Port(), Protocol: model.UDP})
+	return ok && f.Verdict == model.Forward && !p.left.isLeft(key, f) && p.left.node.flags(key, f)&flagNodeDenied == 0
+}
+
+// setsUDP reports whether a change has frontends of UDP.
+func setsUDP(c model.Change) bool {
+	for key := range c.Frontends.Set {
+		if key.Protocol == model.UDP {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,81 @@
+package ebpf_test
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// says is who answers a connected socket.
+func says(conn net.Conn) (string, error) {
+	if _, err := conn.Write([]byte("?\n")); err != nil {
+		return "", err
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return "", err
+	}
+	answer := make([]byte, 128)
+	n, err := conn.Read(answer)
+	name, _, _ := strings.Cut(string(answer[:n]), " ")
+	return name, err
+}
+
+// A socket that was connected to a Service's address before the programs saw that is aborted if it is the node's, unless
+// somebody else serves it. A pod's is served by its packets.
+func TestStrays(t *testing.T) {
+	c := newCluster(t)
+	have := parse(t, strings.ReplaceAll(dns, "backend default/web:dns cluster 10.244.1.12:5353 local\n", ""))
+	dial := func(from testbed.Place, to string) net.Conn {
+		conn, err := c.Dial(t.Context(), from, model.UDP, netip.MustParseAddrPort(to))
+		check(t, err)
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	four, six, later := dial(testbed.Node, "10.96.0.10:53"), dial(testbed.Node, "[fd00::a60:a]:53"), dial(testbed.Node, "10.96.0.12:53")
+	carried, pod := dial(testbed.Node, "10.96.0.11:53"), dial("client", "10.96.0.10:53")
+	pass := dial(testbed.Node, "10.244.1.11:5353")
+	flow := ebpf.UDPFlow{From: addrPort(carried.LocalAddr()), To: addrPort(carried.RemoteAddr())}
+	flows := map[ebpf.UDPFlow]netip.AddrPort{flow: netip.MustParseAddrPort("10.244.1.11:5353")}
+	p := c.openAs(ebpf.Options{Serve: ebpf.TC, Carried: func() (map[ebpf.UDPFlow]netip.AddrPort, error) { return flows, nil }})
+	defer p.Close()
+	aborted := func(when string, want bool, conns ...net.Conn) {
+		t.Helper()
+		for _, conn := range conns {
+			if _, err := conn.Write([]byte("?\n")); errors.Is(err, unix.EDESTADDRREQ) != want {
+				t.Errorf("%s: a socket that is connected to %s should be aborted: %t; it is %v", when, conn.RemoteAddr(), want, err)
+			}
+		}
+	}
+	check(t, p.Sync(t.Context(), have))
+	aborted("Sync", true, four, six)
+	aborted("Sync", false, later, carried)
+	for _, conn := range []net.Conn{pod, pass, dial(testbed.Node, "10.96.0.10:53")} {
+		if name, err := says(conn); name != "pod-a" {
+			t.Errorf("%s: %q, %v", conn.RemoteAddr(), name, err)
+		}
+	}
+	more := parse(t, have.String()+"frontend 10.96.0.12:53/udp any forward default/web:dns cluster snat offcluster\n")
+	check(t, p.Apply(t.Context(), more, model.Diff(have, more)))
+	c.audited(p, more)
+	aborted("there is a Service", true, later)
+	aborted("there is a Service", false, carried)
+	flows[flow] = netip.MustParseAddrPort("10.244.1.12:5353") // which has left
+	for {                                                     // Audit looks again, after a while
+		c.audited(p, more)
+		if _, err := carried.Write([]byte("?\n")); errors.Is(err, unix.EDESTADDRREQ) {
+			break
+		}
+		check(t, t.Context().Err())
+	}
+}
+
+func addrPort(a net.Addr) netip.AddrPort { return a.(*net.UDPAddr).AddrPort() }
