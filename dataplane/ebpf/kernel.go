@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/features"
@@ -46,6 +47,12 @@ func whyRefused(err error) error {
 		release = unix.ByteSliceToString(name.Release[:])
 	}
 	return fmt.Errorf("%w: this is Linux %s, needed is 5.10 or newer: %w", dataplane.ErrUnsupported, release, err)
+}
+
+// preemptsPrograms reports whether the kernel may interrupt a program for a packet by one for another packet.
+func preemptsPrograms() bool {
+	var name unix.Utsname
+	return unix.Uname(&name) == nil && strings.Contains(unix.ByteSliceToString(name.Version[:]), "PREEMPT_RT")
 }
 
 // attachable reports whether programs for packets can be attached to a device. It tries that in a network namespace

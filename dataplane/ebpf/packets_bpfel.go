@@ -230,6 +230,48 @@ const (
 	packetsVerdictDROP    packetsVerdict = 3
 )
 
+type packetsWork struct {
+	_      structs.HostLayout
+	Packet struct {
+		_        structs.HostLayout
+		Tuple    packetsTuple
+		Ip       uint32
+		L4       uint32
+		End      uint32
+		Fragment uint32
+		Segments uint16
+		Is       uint8
+		_        [1]byte
+	}
+	Inner struct {
+		_        structs.HostLayout
+		Tuple    packetsTuple
+		Ip       uint32
+		L4       uint32
+		End      uint32
+		Fragment uint32
+		Segments uint16
+		Is       uint8
+		_        [1]byte
+	}
+	Meeting struct {
+		_      structs.HostLayout
+		Target struct {
+			_       structs.HostLayout
+			Pool    uint32
+			Verdict uint8
+			Flags   uint8
+			Level   uint16
+		}
+		Rows uint32
+		Pod  bool
+		_    [3]byte
+	}
+	Taken uint32
+	_     [4]byte
+	Flow  packetsTranslation
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -261,6 +303,7 @@ const (
 	packetsMapSourcesSet    = "sources_set"
 	packetsMapTraffic       = "traffic"
 	packetsMapTranslations  = "translations"
+	packetsMapWorks         = "works"
 	packetsProgFromAnywhere = "from_anywhere"
 	packetsProgFromOutside  = "from_outside"
 	packetsProgFromPods     = "from_pods"
@@ -271,6 +314,7 @@ const (
 	packetsVarPatience      = "patience"
 	packetsVarPortsCount    = "ports_count"
 	packetsVarPortsFirst    = "ports_first"
+	packetsVarPreemptRt     = "preempt_rt"
 )
 
 // loadPackets returns the embedded CollectionSpec for packets.
@@ -352,6 +396,7 @@ type packetsMapSpecs struct {
 	SourcesSet   *ebpf.MapSpec `ebpf:"sources_set"`
 	Traffic      *ebpf.MapSpec `ebpf:"traffic"`
 	Translations *ebpf.MapSpec `ebpf:"translations"`
+	Works        *ebpf.MapSpec `ebpf:"works"`
 }
 
 // packetsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -364,6 +409,7 @@ type packetsVariableSpecs struct {
 	Patience   *ebpf.VariableSpec `ebpf:"patience"`
 	PortsCount *ebpf.VariableSpec `ebpf:"ports_count"`
 	PortsFirst *ebpf.VariableSpec `ebpf:"ports_first"`
+	PreemptRt  *ebpf.VariableSpec `ebpf:"preempt_rt"`
 }
 
 // packetsObjects contains all objects after they have been loaded into the kernel.
@@ -413,6 +459,7 @@ type packetsMaps struct {
 	SourcesSet   *ebpf.Map `ebpf:"sources_set"`
 	Traffic      *ebpf.Map `ebpf:"traffic"`
 	Translations *ebpf.Map `ebpf:"translations"`
+	Works        *ebpf.Map `ebpf:"works"`
 }
 
 func (m *packetsMaps) Close() error {
@@ -444,6 +491,7 @@ func (m *packetsMaps) Close() error {
 		m.SourcesSet,
 		m.Traffic,
 		m.Translations,
+		m.Works,
 	)
 }
 
@@ -457,6 +505,7 @@ type packetsVariables struct {
 	Patience   *ebpf.Variable `ebpf:"patience"`
 	PortsCount *ebpf.Variable `ebpf:"ports_count"`
 	PortsFirst *ebpf.Variable `ebpf:"ports_first"`
+	PreemptRt  *ebpf.Variable `ebpf:"preempt_rt"`
 }
 
 // packetsPrograms contains all programs after they have been loaded into the kernel.

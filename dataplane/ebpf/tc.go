@@ -17,7 +17,7 @@ import (
 
 // The programs for packets (bpf/tc.c) are loaded beside those for sockets and read the same tables.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type endpoint -type outlet -type tuple -type translation -type node_addr_key packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type endpoint -type outlet -type tuple -type translation -type node_addr_key -type work packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 const (
 	fragmented = 1 << 12 // datagrams whose fragments are on their way
@@ -38,6 +38,8 @@ type packetOptions struct {
 	Programs []string
 	// DirectMTU is how large a packet may be that tells the backend's node to answer the client; 0: clients are hidden.
 	DirectMTU uint32
+	// Preempted is for kernels that interrupt a program by another one; those with PREEMPT_RT are found to.
+	Preempted bool
 	// Maps are used in place of new ones.
 	Maps map[string]*ebpf.Map
 }
@@ -122,7 +124,7 @@ func packetSpec(o packetOptions) (*ebpf.CollectionSpec, error) {
 	}
 	constants := map[string]any{
 		packetsVarPortsFirst: o.Ports.First, packetsVarPortsCount: o.Ports.Count, packetsVarCrcShifts: crcShifts(),
-		packetsVarDirectMtu: o.DirectMTU,
+		packetsVarDirectMtu: o.DirectMTU, packetsVarPreemptRt: o.Preempted || preemptsPrograms(),
 	}
 	if o.Patience == nil {
 		o.Patience = patience()

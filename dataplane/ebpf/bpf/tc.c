@@ -57,6 +57,66 @@ struct meeting {
 	bool pod;   // it comes from one
 };
 
+// What a program works on. What is on the stack the verifier follows, and would look once more at all that comes after for
+// each kind of packet; of what is in a map it assumes nothing, so that all ways through a program come together again.
+// A processor works on one packet at a time, as bottom halves are off, but with PREEMPT_RT. There each program takes a
+// place of its own.
+struct work {
+	struct packet packet;
+	struct packet inner; // that an ICMP error quotes
+	struct meeting meeting;
+	__u32 taken; // how many have it, or try to get it
+	struct translation flow;
+};
+
+#define PREEMPTED 8 // programs on a processor, at most
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, PREEMPTED);
+	__type(key, __u32);
+	__type(value, struct work);
+} works SEC(".maps");
+
+const volatile bool preempt_rt;
+
+// take is true for a place that nobody has.
+static __always_inline bool take(struct work *w)
+{
+	if (!preempt_rt)
+		return true;
+	__sync_fetch_and_add(&w->taken, 1);
+	if (*(volatile __u32 *)&w->taken == 1)
+		return true;
+	__sync_fetch_and_add(&w->taken, -1);
+	return false;
+}
+
+// begin_work finds a place for a packet. It is 0 if there is none.
+static __always_inline struct work *begin_work(void)
+{
+	for (__u32 i = 0; i < PREEMPTED; i++) {
+		__u32 place = i;
+		struct work *w = bpf_map_lookup_elem(&works, &place);
+
+		if (!w)
+			return 0;
+		if (take(w)) {
+			w->packet = (struct packet){};
+			return w;
+		}
+		asm volatile("" : "+r"(i)); // keeps it in a register, or else Linux 5.10 sees an endless loop
+	}
+	return 0;
+}
+
+static __always_inline int end_work(struct work *w, int verdict)
+{
+	if (preempt_rt)
+		__sync_fetch_and_add(&w->taken, -1);
+	return verdict;
+}
+
 static __always_inline bool allowed(const struct packet *p, const struct meeting *m)
 {
 	struct source_key key = {
@@ -106,11 +166,10 @@ static __noinline int begin(const struct packet *p, const struct meeting *m, str
 	__u32 number = m->target.pool;
 	struct pool *pool = pool_at(m->rows, number);
 
+	*flow = (struct translation){.src = p->tuple.src, .last = ticks()};
 	if (!pool || !choose(m->rows, number, pool, &p->tuple.src.addr, &flow->dst))
 		return REJECT;
 	flow->pool = pool->name;
-	flow->src = p->tuple.src;
-	flow->last = ticks();
 	count(flow, p);
 	if (!hides(p, m, &flow->dst.addr))
 		return FORWARD;
@@ -122,7 +181,7 @@ static __noinline int begin(const struct packet *p, const struct meeting *m, str
 }
 
 // left says whether the backend of a flow has left, which begins.
-static __always_inline bool left(const struct translation *flow, const struct meeting *m)
+static __noinline int left(const struct translation *flow, const struct meeting *m)
 {
 	__u32 number = m->target.pool;
 	struct pool *pool = pool_at(m->rows, number);
@@ -184,16 +243,16 @@ static __always_inline struct translation *find(const struct packet *p, struct m
 }
 
 // quoted translates an ICMP error: the packet that it quotes went the other way.
-static __noinline int quoted(struct __sk_buff *skb, const struct packet *p, enum hook hook)
+static __noinline int quoted(struct __sk_buff *skb, const struct packet *p, struct packet *in, enum hook hook)
 {
-	if (!p)
+	if (!p || !in)
 		return TC_ACT_UNSPEC;
-	struct packet in = {.ip = p->l4 + ICMP_HEADER, .v4 = p->v4};
 	struct tuple key;
 
-	if (!parse(skb, &in) || in.is & (ERROR | ASKS))
+	*in = (struct packet){.ip = p->l4 + ICMP_HEADER, .v4 = p->v4};
+	if (!parse(skb, in) || in->is & (ERROR | ASKS))
 		return TC_ACT_UNSPEC;
-	reverse(&key, &in.tuple.src, &in.tuple.dst, in.tuple.protocol, hook);
+	reverse(&key, &in->tuple.src, &in->tuple.dst, in->tuple.protocol, hook);
 	struct translation *t = bpf_map_lookup_elem(&translations, &key);
 
 	if (!t || (hook == EGRESS && t->state & DIRECT) || (t->state & BACK && t->state & TOLD))
@@ -201,7 +260,7 @@ static __noinline int quoted(struct __sk_buff *skb, const struct packet *p, enum
 	struct endpoint src = t->src, dst = t->dst;
 	struct sums outer = sums_of(p), inner = inside(p);
 
-	if (!rewrite(skb, &in, &inner, &dst, &src))
+	if (!rewrite(skb, in, &inner, &dst, &src))
 		return TC_ACT_SHOT;
 	// Whoever sent it keeps its address, unless it is the far end itself.
 	if (!same_addr(&p->tuple.src.addr, &key.src.addr))
@@ -237,7 +296,6 @@ static __always_inline bool established(struct __sk_buff *skb, const struct pack
 		return true;
 	if (ends(p, t, m, device, now)) {
 		forget(&p->tuple, out);
-		*out = (struct translation){};
 		return false;
 	}
 	bool again = rests(t, now);
@@ -322,52 +380,62 @@ static __noinline int learn(struct __sk_buff *skb, struct packet *p, struct meet
 // For others than this node, in linux/if_packet.h, which needs the C library.
 #define PACKET_OTHERHOST 3
 
-static __always_inline int arrive(struct __sk_buff *skb, enum device device)
+// serve_arrived is for packets that may be of a flow, or begin one.
+static __always_inline int serve_arrived(struct __sk_buff *skb, struct work *w, enum device device)
 {
-	struct packet p = {};
-	struct meeting m = {};
-	struct translation t = {};
+	struct packet *p = &w->packet;
+	struct meeting *m = &w->meeting;
+	struct translation *t = &w->flow;
 
-	// What is for another machine passes a bridge here, or is only overheard.
-	if (skb->pkt_type == PACKET_OTHERHOST || (!has_flows() && begins_nothing(skb)) || !load(skb, &p))
+	if (!load(skb, p))
 		return TC_ACT_UNSPEC;
-	if (p.is & ERROR)
-		return quoted(skb, &p, INGRESS);
-	p.tuple.hook = INGRESS;
-	if (direct_mtu && device == ANYWHERE && p.is & BEGINS && !p.plain) {
-		enum told told = learn(skb, &p, &m, &t);
+	if (p->is & ERROR)
+		return quoted(skb, p, &w->inner, INGRESS);
+	p->tuple.hook = INGRESS;
+	if (direct_mtu && device == ANYWHERE && p->is & BEGINS && !p->plain) {
+		enum told told = learn(skb, p, m, t);
 
 		if (told == NEW)
-			keep(skb, &p, &t);
+			keep(skb, p, t);
 		if (told != STRANGE)
 			return TC_ACT_UNSPEC;
 	}
-	if (!(p.is & ASKS) && established(skb, &p, &m, device, &t)) {
-		if ((t.state & (TOLD | BACK)) != (TOLD | BACK))
-			return forward(skb, &p, &t);
-		heard(&p, &t);
+	if (!(p->is & ASKS) && established(skb, p, m, device, t)) {
+		if ((t->state & (TOLD | BACK)) != (TOLD | BACK))
+			return forward(skb, p, t);
+		heard(p, t);
 		return TC_ACT_UNSPEC;
 	}
-	if (!(p.is & (BEGINS | ASKS)))
+	if (!(p->is & (BEGINS | ASKS)))
 		return TC_ACT_UNSPEC;
-	meet(&p, &m, device);
-	int verdict = m.target.verdict;
+	meet(p, m, device);
+	int verdict = m->target.verdict;
 
 	if (verdict == REJECT || verdict == DROP)
-		refused(&p.tuple.dst, p.tuple.protocol, &m.target);
+		refused(&p->tuple.dst, p->tuple.protocol, &m->target);
 	if (verdict == FORWARD)
-		verdict = begin(&p, &m, &t);
-	if (verdict == FORWARD && !keep(skb, &p, &t))
+		verdict = begin(p, m, t);
+	if (verdict == FORWARD && !keep(skb, p, t))
 		verdict = DROP;
 	switch (verdict) {
 	case FORWARD:
-		return forward(skb, &p, &t);
+		return forward(skb, p, t);
 	case REJECT:
-		return refuse(skb, &p);
+		return refuse(skb, p);
 	case DROP:
 		return TC_ACT_SHOT;
 	}
 	return TC_ACT_UNSPEC;
+}
+
+static __always_inline int arrive(struct __sk_buff *skb, enum device device)
+{
+	// What is for another machine passes a bridge here, or is only overheard.
+	if (skb->pkt_type == PACKET_OTHERHOST || (!has_flows() && begins_nothing(skb)))
+		return TC_ACT_UNSPEC;
+	struct work *w = begin_work();
+
+	return w ? end_work(w, serve_arrived(skb, w, device)) : TC_ACT_SHOT;
 }
 
 SEC("tc/ingress")
@@ -382,31 +450,40 @@ int from_pods(struct __sk_buff *skb)
 	return arrive(skb, TO_PODS);
 }
 
-SEC("tc/egress")
-int leave(struct __sk_buff *skb)
+static __always_inline int serve_leaving(struct __sk_buff *skb, struct work *w)
 {
-	struct packet p = {};
+	struct packet *p = &w->packet;
 
-	if (!has_flows() || !load(skb, &p))
+	if (!load(skb, p))
 		return TC_ACT_UNSPEC;
-	if (p.is & ERROR)
-		return quoted(skb, &p, EGRESS);
-	if (p.is & ASKS)
+	if (p->is & ERROR)
+		return quoted(skb, p, &w->inner, EGRESS);
+	if (p->is & ASKS)
 		return TC_ACT_UNSPEC;
-	p.tuple.hook = EGRESS;
-	struct translation *t = bpf_map_lookup_elem(&translations, &p.tuple);
+	p->tuple.hook = EGRESS;
+	struct translation *t = bpf_map_lookup_elem(&translations, &p->tuple);
 
 	if (!t)
 		return TC_ACT_UNSPEC;
 	if (t->state & DIRECT) {
-		if (!(p.is & BEGINS))
+		if (!(p->is & BEGINS))
 			return TC_ACT_UNSPEC;
 		struct endpoint service = t->src;
 
-		return tell(skb, &p, &service) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+		return tell(skb, p, &service) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 	}
-	confirm(t, &p);
-	return forward(skb, &p, t);
+	confirm(t, p);
+	return forward(skb, p, t);
+}
+
+SEC("tc/egress")
+int leave(struct __sk_buff *skb)
+{
+	if (!has_flows())
+		return TC_ACT_UNSPEC;
+	struct work *w = begin_work();
+
+	return w ? end_work(w, serve_leaving(skb, w)) : TC_ACT_SHOT;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -118,27 +118,33 @@ static __always_inline bool unwanted(const struct packet *p, struct meeting *m)
 	return true;
 }
 
+static __always_inline int serve_outside(struct xdp_md *ctx, const struct outlet *in, struct work *w)
+{
+	struct packet *p = &w->packet;
+
+	if (!read_frame(ctx, in->mac, p))
+		return XDP_PASS;
+	p->tuple.hook = INGRESS;
+	struct translation *flow = find(p, &w->meeting, ANYWHERE);
+
+	if (!flow)
+		return unwanted(p, &w->meeting) ? XDP_DROP : XDP_PASS;
+	if (flow->state & (DIRECT | TOLD)) // tc.c knows what to tell, and what was told
+		return XDP_PASS;
+	w->flow = *flow;
+	int action = send(ctx, p, &w->flow);
+
+	if (action != XDP_PASS && !(flow->state & BACK)) // what is left to the stack, ingress counts
+		use(p, flow, ticks());
+	return action;
+}
+
 SEC("xdp")
 int from_outside(struct xdp_md *ctx)
 {
 	__u32 device = ctx->ingress_ifindex;
 	struct outlet *in = bpf_map_lookup_elem(&outside, &device);
-	struct packet p = {};
-	struct meeting m = {};
+	struct work *w = in ? begin_work() : 0;
 
-	if (!in || !read_frame(ctx, in->mac, &p))
-		return XDP_PASS;
-	p.tuple.hook = INGRESS;
-	struct translation *flow = find(&p, &m, ANYWHERE);
-
-	if (!flow)
-		return unwanted(&p, &m) ? XDP_DROP : XDP_PASS;
-	if (flow->state & (DIRECT | TOLD)) // tc.c knows what to tell, and what was told
-		return XDP_PASS;
-	struct translation to = *flow;
-	int action = send(ctx, &p, &to);
-
-	if (action != XDP_PASS && !(flow->state & BACK)) // what is left to the stack, ingress counts
-		use(&p, flow, ticks());
-	return action;
+	return in && w ? end_work(w, serve_outside(ctx, in, w)) : XDP_PASS;
 }
