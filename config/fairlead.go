@@ -54,6 +54,22 @@ type EBPF struct {
 	Sockets EBPFSockets `json:"sockets,omitempty"`
 	// AbortTCP has TCP connections end with their backend's place in its Service, as those of UDP sockets do.
 	AbortTCP bool `json:"abortTCP,omitempty"`
+	// Sizes say how much is remembered; what is 0 has the plane's default.
+	Sizes EBPFSizes `json:"sizes,omitempty"`
+}
+
+// EBPFSizes are numbers of elements of tables, whose memory is taken at once.
+type EBPFSizes struct {
+	// Affinities are clients of Services with session affinity.
+	Affinities int32 `json:"affinities,omitempty"`
+	// Flows are two for each peer of a UDP socket that is not connected.
+	Flows int32 `json:"flows,omitempty"`
+	// Sockets are connected ones.
+	Sockets int32 `json:"sockets,omitempty"`
+	// Translations are two for each connection of packets, four if its client is hidden.
+	Translations int32 `json:"translations,omitempty"`
+	// Services, of one port and one backend each, that tables have room for from the start.
+	Services int32 `json:"services,omitempty"`
 }
 
 // TakeOver says what becomes of the rules that kube-proxy has left.

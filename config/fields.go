@@ -66,5 +66,7 @@ func fairleadPaths() []string {
 		"manifests", "nodeIPs", "controlSocket", "auditInterval", "takeOver", "iptablesBackend", "ipvsAddressMode",
 		"ipvsDrainTimeout", "ebpf.cgroupRoot", "ebpf.bpfRoot", "ebpf.packets",
 		"ebpf.acceleration", "ebpf.forwarding", "ebpf.sockets", "ebpf.abortTCP",
+		"ebpf.sizes.affinities", "ebpf.sizes.flows", "ebpf.sizes.sockets", "ebpf.sizes.translations",
+		"ebpf.sizes.services",
 	}
 }

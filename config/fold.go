@@ -50,11 +50,3 @@ func used(mode kubeproxy.ProxyMode, path string) bool {
 	}
 	return true
 }
-
-func firstKey(path string) string {
-	end := strings.IndexAny(path, ".[")
-	if end < 0 {
-		return path
-	}
-	return path[:end]
-}

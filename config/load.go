@@ -171,6 +171,11 @@ func (l *loading) fairlead() {
 	override(f, "ebpf-forwarding", &c.EBPF.Forwarding, said.EBPF.Forwarding)
 	override(f, "ebpf-sockets", &c.EBPF.Sockets, said.EBPF.Sockets)
 	override(f, "ebpf-abort-tcp", &c.EBPF.AbortTCP, said.EBPF.AbortTCP)
+	override(f, "ebpf-size-affinities", &c.EBPF.Sizes.Affinities, said.EBPF.Sizes.Affinities)
+	override(f, "ebpf-size-flows", &c.EBPF.Sizes.Flows, said.EBPF.Sizes.Flows)
+	override(f, "ebpf-size-sockets", &c.EBPF.Sizes.Sockets, said.EBPF.Sizes.Sockets)
+	override(f, "ebpf-size-translations", &c.EBPF.Sizes.Translations, said.EBPF.Sizes.Translations)
+	override(f, "ebpf-size-services", &c.EBPF.Sizes.Services, said.EBPF.Sizes.Services)
 }
 
 // standaloneMode is the mode of manifests without a file of kube-proxy's: nobody there can expect what
@@ -236,7 +241,7 @@ func (l *loading) judge() {
 			continue
 		}
 		file := l.flags.Config
-		if slices.Contains(fairleadPaths(), firstKey(e.Field)) {
+		if matches(e.Field, fairleadPaths()) {
 			file = l.config.Files[len(l.config.Files)-1]
 		}
 		l.refuse(file, field.ErrorList{e})

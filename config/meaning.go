@@ -66,7 +66,8 @@ func (c *Config) reason(path string) string {
 		if c.Plane != string(ModeEBPF) {
 			return "it is for the data plane ebpf"
 		}
-		if (path == "ebpf.acceleration" || path == "ebpf.forwarding") && c.Fairlead.EBPF.Packets != EBPFPacketsByTC {
+		packets := []string{"ebpf.acceleration", "ebpf.forwarding", "ebpf.sizes.translations"}
+		if slices.Contains(packets, path) && c.Fairlead.EBPF.Packets != EBPFPacketsByTC {
 			return "it is for packets that tc serves, and ebpf.packets says otherwise"
 		}
 	case path == "configSyncPeriod":

@@ -78,7 +78,7 @@ func ipPort(to *string) func(*pflag.FlagSet, string, string) {
 func (f *Flags) all() (all []option) {
 	for _, part := range [][]option{
 		f.serving(), f.filesAndVerbs(), f.dataPlane(), f.nodePortsAndPods(), f.listeners(), f.kernel(),
-		f.apiServer(), f.logging(), f.ipvs(), f.ebpf(), f.obsolete(), f.obsoleteLogging(),
+		f.apiServer(), f.logging(), f.ipvs(), f.ebpf(), f.ebpfSizes(), f.obsolete(), f.obsoleteLogging(),
 	} {
 		all = append(all, part...)
 	}
@@ -312,6 +312,30 @@ func (f *Flags) ebpf() []option {
 		{group: ebpf, flag: "ebpf-abort-tcp", field: "ebpf.abortTCP", always: true, bind: yes(&own.AbortTCP),
 			usage: "abort TCP connections that were translated in connect() when their backend has left its Service; those " +
 				"of UDP sockets always are"},
+	}
+}
+
+func (f *Flags) ebpfSizes() []option {
+	own := &f.said.fairlead.EBPF.Sizes
+	return []option{
+		{group: ebpf, flag: "ebpf-size-affinities", field: "ebpf.sizes.affinities", always: true,
+			bind: number(&own.Affinities),
+			usage: "how many clients of Services with session affinity are remembered, in 112 bytes each, before those go " +
+				"that were silent for longest; 0: 65536"},
+		{group: ebpf, flag: "ebpf-size-flows", field: "ebpf.sizes.flows", always: true, bind: number(&own.Flows),
+			usage: "the same of peers of UDP sockets that are not connected, two for each, in 128 bytes; answers of those " +
+				"that are forgotten seem to come from the backend; 0: 65536"},
+		{group: ebpf, flag: "ebpf-size-sockets", field: "ebpf.sizes.sockets", always: true, bind: number(&own.Sockets),
+			usage: "how many connected sockets have 64 bytes each at hand, rounded up to a power of two; for more than that " +
+				"connect() takes longer; 0: 65536"},
+		{group: ebpf, flag: "ebpf-size-translations", field: "ebpf.sizes.translations", always: true,
+			bind: number(&own.Translations),
+			usage: "how many translations of packets are remembered, in 192 bytes each, before those go that were not used " +
+				"for longest: two for each connection, four if its client is hidden; 0: in a 128th of the machine's memory, " +
+				"262144 to 2097152"},
+		{group: ebpf, flag: "ebpf-size-services", field: "ebpf.sizes.services", always: true, bind: number(&own.Services),
+			usage: "how many Services, of one port and one backend each, tables have room for from the start, in some 350 " +
+				"bytes each; 0: for half as much again as there is. Tables that are full are replaced by larger ones"},
 	}
 }
 

@@ -36,6 +36,7 @@ func (c *Config) judge(planes []string) (errs field.ErrorList) {
 	errs = append(errs, judgePeriods(&c.KubeProxy)...)
 	errs = append(errs, c.judgeLogging()...)
 	errs = append(errs, judgeNodeIPs(c.Fairlead.NodeIPs)...)
+	errs = append(errs, judgeSizes(c.Fairlead.EBPF.Sizes)...)
 	if c.Fairlead.AuditInterval.Duration == 0 {
 		errs = append(errs, field.Invalid(field.NewPath("auditInterval"), c.Fairlead.AuditInterval, "must be greater than 0"))
 	}
@@ -246,6 +247,21 @@ func (c *Config) judgeLogging() (errs field.ErrorList) {
 		if o.InfoBufferSize.Value() != 0 && !alpha {
 			errs = append(errs, field.Forbidden(at.Child("options", name, "infoBufferSize"),
 				"needs the feature gate LoggingAlphaOptions"))
+		}
+	}
+	return errs
+}
+
+// leastSize is what a table of the kernel needs that forgets its oldest elements: each processor puts some by.
+const leastSize = 4096
+
+func judgeSizes(s EBPFSizes) (errs field.ErrorList) {
+	for name, size := range map[string]int32{
+		"affinities": s.Affinities, "flows": s.Flows, "sockets": s.Sockets, "translations": s.Translations,
+	} {
+		if size > 0 && size < leastSize {
+			errs = append(errs, field.Invalid(field.NewPath("ebpf", "sizes", name), size,
+				fmt.Sprintf("must be 0, which is the default, or at least %d", leastSize)))
 		}
 	}
 	return errs

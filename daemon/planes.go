@@ -109,12 +109,19 @@ func newEBPF(c config.EBPF) dataplane.New {
 	o := ebpf.Options{
 		Cgroup: c.CgroupRoot, Pins: ebpf.Pins(c.BPFRoot), Acceleration: ebpf.Acceleration(c.Acceleration),
 		Forwarding: ebpf.Forwarding(c.Forwarding),
-		OnlyNode:   c.Sockets == config.EBPFSocketsOfNode, ReleaseTCP: c.AbortTCP,
+		OnlyNode:   c.Sockets == config.EBPFSocketsOfNode, ReleaseTCP: c.AbortTCP, Sizes: sizes(c.Sizes),
 	}
 	if c.Packets == config.EBPFPacketsByNFTables {
 		o.Serve = ebpf.Behind
 	}
 	return newOverLingering(o, wrapped(nftables.New))
+}
+
+func sizes(c config.EBPFSizes) ebpf.Sizes {
+	return ebpf.Sizes{
+		Affinities: uint32(c.Affinities), Flows: uint32(c.Flows), Sockets: uint32(c.Sockets),
+		Translations: uint32(c.Translations), Services: uint32(c.Services),
+	}
 }
 
 // wrapped adds what planes based on netfilter need.

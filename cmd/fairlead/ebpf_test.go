@@ -241,6 +241,22 @@ func TestRun_ebpfAffinity(t *testing.T) {
 	}
 }
 
+// TestRun_ebpfSizes: tables are as large as is configured.
+func TestRun_ebpfSizes(t *testing.T) {
+	w := newMachine(t)
+	w.write("web.yaml", web)
+	want := map[string]int{"affinities": 5000, "flows": 6000, "sockets": 8192, "translations": 9000, "slots": 10000}
+	w.start("--proxy-mode", "ebpf", "--cgroup-root", w.bed.Cgroup(), "--ebpf-size-affinities=5000",
+		"--ebpf-size-flows=6000", "--ebpf-size-sockets=7000", "--ebpf-size-translations=9000", "--ebpf-size-services=10000")
+	w.eventually("pod-a")
+	_, out := w.execute("dump", "--counters", "--control-socket", w.socket)
+	for table, capacity := range want {
+		if line := fmt.Sprintf("table %s capacity %d ", table, capacity); !strings.Contains(out, line) {
+			t.Errorf("%q is missing in\n%s", line, out)
+		}
+	}
+}
+
 // TestDump_counters asks the running process what backends got, and all together.
 func TestDump_counters(t *testing.T) {
 	w := newMachine(t)

@@ -80,6 +80,7 @@ func kubeProxyLimits() map[string]limit {
 }
 
 func fairleadLimits() map[string]limit {
+	elements := within(0, 1<<24)
 	return map[string]limit{
 		"manifests":       {of: &limit{pattern: `^/`, meaning: "must be an absolute path"}},
 		"controlSocket":   {pattern: `^(/.*)?$`, meaning: "must be an absolute path, or empty"},
@@ -93,5 +94,11 @@ func fairleadLimits() map[string]limit {
 			config.EBPFAccelerationOff, config.EBPFAccelerationBestEffort, config.EBPFAccelerationNative),
 		"ebpf.forwarding": words(config.EBPFForwardingSNAT, config.EBPFForwardingDSR),
 		"ebpf.sockets":    words(config.EBPFSocketsOfAll, config.EBPFSocketsOfNode),
+
+		"ebpf.sizes.affinities":   elements,
+		"ebpf.sizes.flows":        elements,
+		"ebpf.sizes.sockets":      elements,
+		"ebpf.sizes.translations": elements,
+		"ebpf.sizes.services":     within(0, 1<<20),
 	}
 }
