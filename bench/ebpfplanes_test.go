@@ -5,9 +5,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"testing"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
@@ -124,29 +121,10 @@ func forward(service string, address, backend netip.AddrPort, how string) string
 		"pool default/%[1]s cluster\n", service, address, backend, how)
 }
 
-// takeFrames lets the switch take what XDP programs of the node send, as hardware does: by a setting of linux/ethtool.h.
+// takeFrames lets the switch take what XDP programs of the node send, as hardware does.
 func takeFrames(b *testing.B, bed *testbed.Bed) {
 	b.Helper()
-	err := bed.Do(testbed.LAN, func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		const setGRO = 0x2c
-		setting := [2]uint32{setGRO, 1}
-		request := struct {
-			name [unix.IFNAMSIZ]byte
-			data unsafe.Pointer
-			_    [16]byte
-		}{data: unsafe.Pointer(&setting)}
-		copy(request.name[:], testbed.Node)
-		if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); e != 0 {
-			return e
-		}
-		return nil
-	})
-	if err != nil {
+	if err := bed.SetFeature(testbed.LAN, string(testbed.Node), testbed.GRO, true); err != nil {
 		b.Fatal("let the switch take frames: ", err)
 	}
 }

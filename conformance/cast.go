@@ -2,9 +2,12 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -130,6 +133,21 @@ func newBed(ctx context.Context, spec testbed.Spec) (*testbed.Bed, error) {
 		return nil, fmt.Errorf("second address of the node: %w", err)
 	}
 	return bed, nil
+}
+
+// likeHardware has the LAN's cables do what others than virtual ones do.
+func likeHardware(bed *testbed.Bed) error {
+	machines := slices.Collect(maps.Keys(places()))
+	errs := []error{bed.SetFeature(testbed.LAN, string(testbed.Node), testbed.GRO, true)}
+	for _, m := range Cast() {
+		if !m.HostNetwork {
+			machines = append(machines, testbed.Place(m.Name))
+		}
+	}
+	for _, m := range machines {
+		errs = append(errs, bed.SetFeature(m, "eth0", testbed.TXChecksums, false))
+	}
+	return errors.Join(errs...)
 }
 
 // addSecondAddr gives the node one more address, which its own packets do not use.

@@ -59,6 +59,12 @@ func RunSockets(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}})
 }
 
+// RunAccelerated is RunSockets on a LAN like that of hardware: packets have their checksums, and what drivers of the node
+// send past its stack arrives.
+func RunAccelerated(t *testing.T, name string, new dataplane.New) {
+	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, hardware: true})
+}
+
 // RunOnlySockets is RunSockets for a plane with nothing behind it: probes from elsewhere are left out, and pods may
 // keep their addresses where others would see the node's.
 func RunOnlySockets(t *testing.T, name string, new dataplane.New) {
@@ -110,6 +116,7 @@ type stage struct {
 	spec testbed.Spec
 	// onlySockets leaves out what no process on the node sends.
 	onlySockets bool
+	hardware    bool
 	beds        map[bool]*testbed.Bed // with the pods on a bridge, and without
 }
 
@@ -157,6 +164,9 @@ func (s *stage) bed(bridged bool) (*testbed.Bed, error) {
 			return nil, err
 		}
 		s.beds[bridged] = bed
+		if s.hardware {
+			return bed, likeHardware(bed)
+		}
 	}
 	return s.beds[bridged], nil
 }

@@ -28,6 +28,10 @@ var probed ebpf.Probed
 
 // ebpfPlane serves the sockets of the calling thread's cgroup, and packets itself or by another plane.
 func ebpfPlane(t *testing.T, serve ebpf.Server, behind dataplane.New) dataplane.New {
+	return ebpfPlaneAs(t, ebpf.Options{Serve: serve, Packets: behind})
+}
+
+func ebpfPlaneAs(t *testing.T, o ebpf.Options) dataplane.New {
 	if _, err := threadCgroup(); err != nil {
 		t.Skip(err)
 	}
@@ -41,10 +45,10 @@ func ebpfPlane(t *testing.T, serve ebpf.Server, behind dataplane.New) dataplane.
 		if err != nil {
 			return nil, err
 		}
-		return ebpf.New(ebpf.Options{
-			Cgroup: cgroup, Pins: filepath.Join(pins, filepath.Base(cgroup)), Serve: serve, Packets: behind, Probed: &probed,
-			Sizes: ebpf.Sizes{Translations: 1 << 14}, // the machine's memory is for many tests
-		})(c)
+		o := o
+		o.Cgroup, o.Pins, o.Probed = cgroup, filepath.Join(pins, filepath.Base(cgroup)), &probed
+		o.Sizes.Translations = 1 << 14 // the machine's memory is for many tests
+		return ebpf.New(o)(c)
 	}
 }
 
@@ -76,6 +80,14 @@ func TestEBPF(t *testing.T) {
 func TestEBPF_behind(t *testing.T) {
 	t.Parallel()
 	conformance.RunSockets(t, "ebpf", ebpfPlane(t, ebpf.Behind, plane))
+}
+
+// With known flows from outside to outside past the stack.
+func TestEBPF_accelerated(t *testing.T) {
+	t.Parallel()
+	conformance.RunAccelerated(t, "ebpf", ebpfPlaneAs(t, ebpf.Options{
+		Serve: ebpf.TC, Packets: plane, Acceleration: ebpf.AccelerationNative,
+	}))
 }
 
 // What sockets can do without another plane.

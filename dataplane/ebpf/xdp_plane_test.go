@@ -11,13 +11,11 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	bpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
@@ -41,43 +39,10 @@ pods 10.244.0.0/16
 pods fd00::af4:0/112
 `
 
-// Commands of linux/ethtool.h.
-const (
-	setTXSum = 0x17
-	setGRO   = 0x2c
-)
-
-// ethtool sets a feature of a device somewhere.
-func (c cluster) ethtool(at testbed.Place, device string, command, value uint32) {
-	c.t.Helper()
-	check(c.t, c.Do(at, func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		setting := [2]uint32{command, value}
-		request := struct {
-			name [unix.IFNAMSIZ]byte
-			data unsafe.Pointer
-			_    [16]byte
-		}{data: unsafe.Pointer(&setting)}
-		copy(request.name[:], device)
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
-		if errno != 0 {
-			return errno
-		}
-		return nil
-	}))
-}
-
 // takesFrames lets the switch take what XDP programs of the node send, as hardware does.
 func (c cluster) takesFrames(takes bool) {
-	var value uint32
-	if takes {
-		value = 1
-	}
-	c.ethtool(testbed.LAN, string(testbed.Node), setGRO, value)
+	c.t.Helper()
+	check(c.t, c.SetFeature(testbed.LAN, string(testbed.Node), testbed.GRO, takes))
 }
 
 // accelerated makes a plane with rows. It skips the test where veths tell nothing.
@@ -159,7 +124,7 @@ func TestFastGoesPastTheStack(t *testing.T) {
 	c := newCluster(t)
 	c.takesFrames(true)
 	for _, sender := range []testbed.Place{testbed.Outside, "pod-c"} {
-		c.ethtool(sender, "eth0", setTXSum, 0)
+		check(t, c.SetFeature(sender, "eth0", testbed.TXChecksums, false))
 	}
 	c.accelerated(ebpf.AccelerationNative)
 	flows := c.openFlows()
