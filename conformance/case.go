@@ -192,6 +192,13 @@ func (c *testCase) ofSockets() *testCase {
 	return &out
 }
 
+// crosses reports whether packets of the case come to the node from elsewhere, and go elsewhere.
+func (c *testCase) crosses() bool {
+	return slices.ContainsFunc(c.steps, func(s step) bool {
+		return slices.ContainsFunc(s.probes, func(q probe) bool { return q.crosses() })
+	})
+}
+
 // needs reports whether a probe of the case uses a protocol.
 func (c *testCase) needs(p model.Protocol) bool {
 	return slices.ContainsFunc(c.steps, func(s step) bool {

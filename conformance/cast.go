@@ -71,6 +71,13 @@ func podAt(a netip.AddrPort) string {
 	return "nobody"
 }
 
+// onNode reports whether somebody is the node under test or one of its pods.
+func onNode(who testbed.Place) bool {
+	return who == testbed.Node || slices.ContainsFunc(Cast(), func(m Member) bool {
+		return m.Name == string(who) && m.Node == testbed.Node
+	})
+}
+
 // arrival is the source address of a packet that a place sends to an address, and the interface on
 // which it reaches the node under test.
 func (c *testCase) arrival(from testbed.Place, to netip.Addr) (source netip.Addr, iface string) {

@@ -60,9 +60,13 @@ func RunSockets(t *testing.T, name string, new dataplane.New) {
 }
 
 // RunAccelerated is RunSockets on a LAN like that of hardware: packets have their checksums, and what drivers of the node
-// send past its stack arrives.
+// send past its stack arrives. Only cases are played in which there is something to send, or with FAIRLEAD_CASES=all all.
 func RunAccelerated(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, hardware: true})
+	s := stage{new: new, spec: testbed.Spec{Cgroup: true}, hardware: true}
+	if !allCases() {
+		s.only = (*testCase).crosses
+	}
+	run(t, name, s)
 }
 
 // RunOnlySockets is RunSockets for a plane with nothing behind it: probes from elsewhere are left out, and pods may
@@ -85,7 +89,7 @@ func run(t *testing.T, name string, s stage) {
 			group.Go(func() { s.playAll(t, plays) })
 		}
 		for _, c := range cases {
-			if c.skip(name) == "" {
+			if c.skip(name) == "" && (s.only == nil || s.only(c)) {
 				for _, w := range ways() {
 					plays <- play{c, w}
 				}
@@ -116,7 +120,8 @@ type stage struct {
 	spec testbed.Spec
 	// onlySockets leaves out what no process on the node sends.
 	onlySockets bool
-	hardware    bool
+	hardware    bool                  // cables are like those of hardware
+	only        func(*testCase) bool  // which cases are played; nil: all
 	beds        map[bool]*testbed.Bed // with the pods on a bridge, and without
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -187,9 +186,17 @@ func (p *probe) check(s *model.State, c *testCase) error {
 
 // ofSocket reports whether a TCP or UDP socket on the node under test sends the probe.
 func (p *probe) ofSocket() bool {
-	return p.protocol != model.SCTP && (p.from == testbed.Node || slices.ContainsFunc(Cast(), func(m Member) bool {
-		return m.Name == string(p.from) && m.Node == testbed.Node
-	}))
+	return p.protocol != model.SCTP && onNode(p.from)
+}
+
+// crosses reports whether packets of the probe come to the node under test from elsewhere, and are to go elsewhere.
+func (p *probe) crosses() bool {
+	for backend := range p.sources {
+		if !p.again && !onNode(p.from) && !onNode(testbed.Place(backend)) {
+			return true
+		}
+	}
+	return false
 }
 
 // keepsSource is the probe if nothing hides its sender's address.

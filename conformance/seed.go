@@ -6,10 +6,11 @@ import (
 	"time"
 )
 
-// The environment says how random tests begin and how long they go on.
+// The environment says how random tests begin and how long they go on, and whether others go on longer than usual.
 const (
 	seedVariable  = "FAIRLEAD_SEED"  // the first seed; the clock if it is not set
 	seedsVariable = "FAIRLEAD_SEEDS" // how many seeds, from the first on
+	casesVariable = "FAIRLEAD_CASES" // "all": also those that tests leave out to save time
 )
 
 // firstSeed is what repeats a random test, which prints it.
@@ -26,3 +27,5 @@ func seeds(usual int) int {
 	}
 	return usual
 }
+
+func allCases() bool { return os.Getenv(casesVariable) == "all" }
