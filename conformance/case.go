@@ -192,10 +192,10 @@ func (c *testCase) ofSockets() *testCase {
 	return &out
 }
 
-// crosses reports whether packets of the case come to the node from elsewhere, and go elsewhere.
-func (c *testCase) crosses() bool {
+// ofDrivers reports whether the case has something for programs in drivers to do.
+func (c *testCase) ofDrivers() bool {
 	return slices.ContainsFunc(c.steps, func(s step) bool {
-		return slices.ContainsFunc(s.probes, func(q probe) bool { return q.crosses() })
+		return slices.ContainsFunc(s.probes, func(q probe) bool { return q.ofDriver() })
 	})
 }
 

@@ -189,14 +189,17 @@ func (p *probe) ofSocket() bool {
 	return p.protocol != model.SCTP && onNode(p.from)
 }
 
-// crosses reports whether packets of the probe come to the node under test from elsewhere, and are to go elsewhere.
-func (p *probe) crosses() bool {
+// ofDriver reports whether the probe comes to the node under test from elsewhere, and is dropped or goes elsewhere.
+func (p *probe) ofDriver() bool {
+	if p.again || onNode(p.from) {
+		return false
+	}
 	for backend := range p.sources {
-		if !p.again && !onNode(p.from) && !onNode(testbed.Place(backend)) {
+		if !onNode(testbed.Place(backend)) {
 			return true
 		}
 	}
-	return false
+	return p.result == testbed.TimedOut
 }
 
 // keepsSource is the probe if nothing hides its sender's address.

@@ -212,7 +212,8 @@ func (r *randomRun) packet(ctx context.Context, p testbed.Probe) error {
 // need not if neither end is on the node and nobody's source was replaced. Then the other node, which
 // has no proxy, or the LAN takes it straight to the client, who does not know whom it is from.
 func answerable(from testbed.Place, d model.Decision, backends []model.Backend) bool {
-	return onNode(from) || !slices.ContainsFunc(backends, func(b model.Backend) bool { return !b.Local && !d.Masquerade(b) })
+	lost := func(b model.Backend) bool { return !b.Local && !d.Masquerade(b) }
+	return onNode(from) || !slices.ContainsFunc(backends, lost)
 }
 
 func expected(o testbed.Outcome, d model.Decision, backends []model.Backend, source netip.Addr) bool {
