@@ -117,8 +117,8 @@ type stage struct {
 	spec testbed.Spec
 	// onlySockets leaves out what no process on the node sends.
 	onlySockets bool
-	// hardware makes cables like those of hardware; onlyDrivers leaves out what has nothing to do with programs in drivers,
-	// and plays the rest in one way.
+	// hardware makes cables like those of hardware; onlyDrivers leaves out what has nothing to do with programs in
+	// drivers, and plays the rest in one way.
 	hardware, onlyDrivers bool
 	beds                  map[bool]*testbed.Bed // with the pods on a bridge, and without
 }
