@@ -134,7 +134,7 @@ func (t *tables) auditFrontends(s *model.State) (drifts []dataplane.Drift, err e
 		if left--; left < 0 {
 			break
 		}
-		want := t.value(s, key)
+		want := t.value(s, key, f)
 		drift, err := t.compare(want)
 		if err != nil {
 			return nil, err

@@ -117,9 +117,11 @@ func (l *leftover) change(s *model.State, c model.Change) model.Change {
 	out.Frontends.Set = map[model.Key]model.Frontend{}
 	out.Pools.Set = map[model.PoolID]model.Pool{}
 	touched := map[model.Key]struct{}{}
-	for key := range c.Frontends.Set {
-		key.Scope = model.Any
-		touched[key] = struct{}{}
+	for key, f := range c.Frontends.Set {
+		if len(l.state.Frontends) > 0 || l.isLeft(key, f) { // else nothing is left of it, before and after
+			key.Scope = model.Any
+			touched[key] = struct{}{}
+		}
 	}
 	for _, key := range c.Frontends.Delete {
 		key.Scope = model.Any

@@ -26,8 +26,10 @@ func (t *tables) allow(s *model.State, c model.Change) (gone []packetsSourceKey,
 			touched[at] = key
 		}
 	}
-	for key := range c.Frontends.Set {
-		touch(key)
+	for key, f := range c.Frontends.Set {
+		if f.Allow != nil || len(t.sources) > 0 {
+			touch(key)
+		}
 	}
 	for _, key := range c.Frontends.Delete {
 		touch(key)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -133,28 +132,9 @@ func (t *tables) load(s *model.State) error {
 // apply performs a change, in an order in which every connection finds its way after each step: pools, what leads
 // to them, and then what nobody is led to any more.
 func (t *tables) apply(s *model.State, c model.Change) error {
-	var gone []objectsMemberKey
-	for _, key := range c.Frontends.Delete {
-		t.lost = t.lost || t.tcp || key.Protocol == model.UDP
-	}
-	for key, f := range c.Frontends.Set {
-		t.lost = t.lost || t.tcp || key.Protocol == model.UDP
-		if key.Protocol == model.UDP && f.Verdict == model.Forward && !t.udp[f.Pool] {
-			t.udp[f.Pool] = true
-			if _, changed := c.Pools.Set[f.Pool]; t.pools[f.Pool] != nil && !changed {
-				if _, err := t.setMembers(f.Pool, s.Pools[f.Pool], t.pools[f.Pool].first); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	for id, want := range c.Pools.Set {
-		left, err := t.setPool(id, want)
-		if err != nil {
-			return fmt.Errorf("pool %s: %w", id, err)
-		}
-		gone = append(gone, left...)
-		t.lost = t.lost || t.udp[id] && len(left) > 0
+	w := poolWriter{tables: t}
+	if err := w.setAll(s, c); err != nil {
+		return err
 	}
 	forbidden, err := t.allow(s, c)
 	if err != nil {
@@ -167,43 +147,9 @@ func (t *tables) apply(s *model.State, c model.Change) error {
 		return err
 	}
 	for _, id := range c.Pools.Delete {
-		gone = append(gone, t.dropPool(id)...)
+		w.drop(id)
 	}
-	return t.delete(objectsMapMembers, gone, len(gone))
-}
-
-// setPool has a pool's new connections go to other backends. It returns the members that have left.
-func (t *tables) setPool(id model.PoolID, want model.Pool) ([]objectsMemberKey, error) {
-	p := t.pools[id]
-	if p == nil {
-		number, err := t.take(&t.numbers, 1)
-		if err != nil {
-			return nil, err
-		}
-		p = &pool{number: number}
-		t.entries[number] = objectsPool{Name: poolName(id)}
-		t.pools[id] = p
-	}
-	serving := want.Serving()
-	count := slotsFor(want, len(serving))
-	first, err := t.take(&t.ranges, count)
-	if err != nil {
-		return nil, err
-	}
-	slots := t.slots[first : first+count]
-	spread(slots, want, serving)
-	left, err := t.setMembers(id, want, first)
-	if err != nil {
-		return nil, err
-	}
-	t.entries[p.number].Affinity, t.entries[p.number].Hashed = seconds(want.Affinity), hashed(want)
-	t.publish(p.number, first, count)
-	t.retireSlots(id, p)
-	t.lost = t.lost || t.tcp && slices.ContainsFunc(p.backends, func(b model.Backend) bool {
-		return !hasBackend(want.Backends, b.AddrPort)
-	})
-	p.first, p.count, p.backends = first, count, want.Backends
-	return left, nil
+	return t.delete(objectsMapMembers, w.gone, len(w.gone))
 }
 
 // take takes a range, and has what was given back settle if need be.
@@ -221,93 +167,17 @@ func (t *tables) take(s *spans, n uint32) (uint32, error) {
 	return first, nil
 }
 
-// setMembers lets the kernel know a pool's backends, whose slots begin at first, if somebody asks for them, and returns
-// those that are to go.
-func (t *tables) setMembers(id model.PoolID, want model.Pool, first uint32) (left []objectsMemberKey, err error) {
-	p := t.pools[id]
-	before := p.members()
-	p.listed = t.packets || t.udp[id] || want.Affinity > 0
-	if p.listed {
-		var keys []objectsMemberKey
-		var values []objectsMember
-		at := t.firstSlots(first, want)
-		for _, b := range want.Backends {
-			keys = append(keys, p.member(b.AddrPort))
-			values = append(values, objectsMember{Is: membership(b), Slot: at[endpoint(b.AddrPort)]})
-		}
-		if err := t.update(objectsMapMembers, keys, values, len(keys)); err != nil {
-			return nil, err
-		}
-	}
-	for _, b := range before {
-		_, stays := slices.BinarySearchFunc(want.Backends, b, model.Backend.Compare)
-		if !p.listed || !stays {
-			left = append(left, p.member(b.AddrPort))
-		}
-	}
-	return left, nil
-}
-
-// firstSlots finds a slot of each backend that serves. One whose weight is so small that it has none counts with
-// another.
-func (t *tables) firstSlots(first uint32, want model.Pool) map[objectsEndpoint]uint32 {
-	at := map[objectsEndpoint]uint32{}
-	serving := want.Serving()
-	for i := range slotsFor(want, len(serving)) {
-		backend := t.slots[first+i].Backend
-		if _, known := at[backend]; !known {
-			at[backend] = first + i
-		}
-		if len(at) == len(serving) {
-			return at
-		}
-	}
-	for _, b := range serving {
-		if _, known := at[endpoint(b.AddrPort)]; !known {
-			at[endpoint(b.AddrPort)] = first
-		}
-	}
-	return at
-}
-
-// members are the backends that the kernel knows.
-func (p *pool) members() []model.Backend {
-	if !p.listed {
-		return nil
-	}
-	return p.backends
-}
-
-func (p *pool) member(b netip.AddrPort) objectsMemberKey {
-	return objectsMemberKey{Backend: endpoint(b), Pool: p.number}
-}
-
-func (t *tables) dropPool(id model.PoolID) (left []objectsMemberKey) {
-	p := t.pools[id]
-	if p == nil {
-		return nil
-	}
-	for _, b := range p.members() {
-		left = append(left, p.member(b.AddrPort))
-	}
-	t.retireSlots(id, p)
-	t.numbers.retire(p.number, 1)
-	delete(t.pools, id)
-	delete(t.udp, id)
-	return left
-}
-
 // batch is how many elements one system call changes.
 const batch = 1024
 
 // setFrontends writes what leads to pools, and what else is said of addresses.
 func (t *tables) setFrontends(s *model.State, c model.Change) error {
 	w := writer{tables: t}
-	for key := range c.Frontends.Set {
-		w.frontend(s, key)
+	for key, f := range c.Frontends.Set {
+		w.frontend(s, key, f)
 	}
 	for _, key := range c.Frontends.Delete {
-		w.frontend(s, key)
+		w.frontend(s, key, model.Frontend{})
 	}
 	for prefix, verdict := range c.Guards.Set {
 		w.guard(prefix, verdict)
@@ -327,27 +197,29 @@ type writer struct {
 	err    error
 }
 
-// frontend writes both scopes of a key as s has them.
-func (w *writer) frontend(s *model.State, key model.Key) {
-	w.set(frontendKey(key), w.value(s, key))
+// frontend writes both scopes of a key: that one is f, the other one as s has it.
+func (w *writer) frontend(s *model.State, key model.Key, f model.Frontend) {
+	w.set(w.value(s, key, f))
 }
 
 // value is what the table says of an address, port and protocol.
-func (t *tables) value(s *model.State, key model.Key) objectsFrontend {
+func (t *tables) value(s *model.State, key model.Key, f model.Frontend) objectsFrontend {
 	v := objectsFrontend{Key: frontendKey(key)}
-	key.Scope = model.Any
-	v.Any = t.target(s, key)
-	key.Scope = model.Internal
-	v.Internal = t.target(s, key)
+	one, other, scope := &v.Any, &v.Internal, model.Internal
+	if key.Scope == model.Internal {
+		one, other, scope = &v.Internal, &v.Any, model.Any
+	}
+	*one = t.target(key, f)
+	key.Scope = scope
+	if f, ok := s.Frontends[key]; ok {
+		*other = t.target(key, f)
+	}
 	return v
 }
 
-func (t *tables) target(s *model.State, key model.Key) (v objectsTarget) {
-	f, ok := s.Frontends[key]
-	if !ok {
-		return v
-	}
-	v.Verdict, v.Flags = uint8(f.Verdict), flags(f)|t.node.flags(key, f)
+// target is what becomes of clients; of a Frontend that is not there, nothing.
+func (t *tables) target(key model.Key, f model.Frontend) objectsTarget {
+	v := objectsTarget{Verdict: uint8(f.Verdict), Flags: flags(f) | t.node.flags(key, f)}
 	if f.Verdict == model.Forward {
 		v.Pool = t.pools[f.Pool].number
 	}
@@ -359,7 +231,7 @@ func (w *writer) guard(p netip.Prefix, verdict model.Verdict) {
 	case p.IsSingleIP():
 		v := objectsFrontend{Key: hostKey(p.Addr())}
 		v.Any.Verdict = uint8(verdict)
-		w.set(v.Key, v)
+		w.set(v)
 	case w.err == nil:
 		w.err = w.setGuard(p, verdict)
 	}
@@ -396,11 +268,11 @@ func insist(f func() error) error {
 	return err
 }
 
-func (w *writer) set(key objectsFrontendKey, v objectsFrontend) {
+func (w *writer) set(v objectsFrontend) {
 	if v.Any.Verdict == 0 && v.Internal.Verdict == 0 {
-		w.gone = append(w.gone, key)
+		w.gone = append(w.gone, v.Key)
 	} else {
-		w.keys, w.values = append(w.keys, key), append(w.values, v)
+		w.keys, w.values = append(w.keys, v.Key), append(w.values, v)
 	}
 	if w.err == nil && len(w.keys)+len(w.gone) == batch {
 		w.err = w.flush()

@@ -1,0 +1,185 @@
+package ebpf
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// poolWriter puts pools in force, many at a time: what is written first is read by nobody before the word is written
+// that leads there.
+//
+//	set: slots in shared memory, members gathered ─► flush: members to the kernel ─► the words
+type poolWriter struct {
+	*tables
+	keys   []objectsMemberKey
+	values []objectsMember
+	at     []uint32    // of the backends of one pool: a slot of each
+	ready  []readyPool // whose members are gathered
+	gone   []objectsMemberKey
+}
+
+// readyPool is a pool whose slots are written.
+type readyPool struct {
+	*pool
+	id           model.PoolID
+	want         model.Pool
+	first, count uint32
+}
+
+// setAll sets the pools of a change, and has the kernel know the members of those that UDP now leads to.
+func (w *poolWriter) setAll(s *model.State, c model.Change) error {
+	for _, key := range c.Frontends.Delete {
+		w.lost = w.lost || w.tcp || key.Protocol == model.UDP
+	}
+	for key, f := range c.Frontends.Set {
+		w.lost = w.lost || w.tcp || key.Protocol == model.UDP
+		if key.Protocol == model.UDP && f.Verdict == model.Forward && !w.udp[f.Pool] {
+			w.udp[f.Pool] = true
+			if _, changed := c.Pools.Set[f.Pool]; w.pools[f.Pool] != nil && !changed {
+				w.addMembers(f.Pool, w.pools[f.Pool], s.Pools[f.Pool], w.pools[f.Pool].first)
+			}
+		}
+	}
+	for id, want := range c.Pools.Set {
+		if err := w.set(id, want); err != nil {
+			return fmt.Errorf("pool %s: %w", id, err)
+		}
+	}
+	return w.flush()
+}
+
+// set prepares that a pool's new connections go to other backends.
+func (w *poolWriter) set(id model.PoolID, want model.Pool) error {
+	p := w.pools[id]
+	if p == nil {
+		number, err := w.take(&w.numbers, 1)
+		if err != nil {
+			return err
+		}
+		p = &pool{number: number}
+		w.entries[number] = objectsPool{Name: poolName(id)}
+		w.pools[id] = p
+	}
+	serving := want.Serving()
+	count := slotsFor(want, len(serving))
+	first, err := w.take(&w.ranges, count)
+	if err != nil {
+		return err
+	}
+	spread(w.slots[first:first+count], want, serving)
+	had := len(w.gone)
+	w.addMembers(id, p, want, first)
+	w.lost = w.lost || w.tcp && slices.ContainsFunc(p.backends, func(b model.Backend) bool {
+		return !hasBackend(want.Backends, b.AddrPort)
+	}) || len(w.gone) > had && w.udp[id]
+	if w.ready = append(w.ready, readyPool{p, id, want, first, count}); max(len(w.ready), len(w.keys)) >= batch {
+		return w.flush()
+	}
+	return nil
+}
+
+// flush puts in force what is ready.
+func (w *poolWriter) flush() error {
+	if err := w.update(objectsMapMembers, w.keys, w.values, len(w.keys)); err != nil {
+		return err
+	}
+	for _, p := range w.ready {
+		w.entries[p.number].Affinity, w.entries[p.number].Hashed = seconds(p.want.Affinity), hashed(p.want)
+		w.publish(p.number, p.first, p.count)
+		w.retireSlots(p.id, p.pool)
+		p.pool.first, p.pool.count, p.backends = p.first, p.count, p.want.Backends
+	}
+	w.keys, w.values, w.ready = w.keys[:0], w.values[:0], w.ready[:0]
+	return nil
+}
+
+// addMembers gathers a pool's backends, whose slots begin at first, if somebody asks for them, and those that are to go.
+func (w *poolWriter) addMembers(id model.PoolID, p *pool, want model.Pool, first uint32) {
+	before := p.members()
+	p.listed = w.packets || want.Affinity > 0 || w.udp[id]
+	if p.listed {
+		for i, at := range w.slotsOf(first, want) {
+			b := want.Backends[i]
+			w.keys = append(w.keys, p.member(b.AddrPort))
+			w.values = append(w.values, objectsMember{Is: membership(b), Slot: at})
+		}
+	}
+	for _, b := range before {
+		if !p.listed || !hasBackend(want.Backends, b.AddrPort) {
+			w.gone = append(w.gone, p.member(b.AddrPort))
+		}
+	}
+}
+
+// slotsOf are slots of a pool's backends, 0 for those that do not serve. They are lent until the next call.
+func (w *poolWriter) slotsOf(first uint32, want model.Pool) []uint32 {
+	w.at = w.at[:0]
+	var known map[objectsEndpoint]uint32
+	if hashed(want) != 0 {
+		known = w.firstSlots(first, want)
+	}
+	for _, b := range want.Backends {
+		switch {
+		case b.Weight == 0:
+			w.at = append(w.at, 0)
+		case known != nil:
+			w.at = append(w.at, known[endpoint(b.AddrPort)])
+		default: // each has one, in their order
+			w.at = append(w.at, first)
+			first++
+		}
+	}
+	return w.at
+}
+
+// firstSlots finds a slot of each backend that serves. One whose weight is so small that it has none counts with
+// another.
+func (t *tables) firstSlots(first uint32, want model.Pool) map[objectsEndpoint]uint32 {
+	at := map[objectsEndpoint]uint32{}
+	serving := want.Serving()
+	for i := range slotsFor(want, len(serving)) {
+		backend := t.slots[first+i].Backend
+		if _, known := at[backend]; !known {
+			at[backend] = first + i
+		}
+		if len(at) == len(serving) {
+			return at
+		}
+	}
+	for _, b := range serving {
+		if _, known := at[endpoint(b.AddrPort)]; !known {
+			at[endpoint(b.AddrPort)] = first
+		}
+	}
+	return at
+}
+
+// members are the backends that the kernel knows.
+func (p *pool) members() []model.Backend {
+	if !p.listed {
+		return nil
+	}
+	return p.backends
+}
+
+func (p *pool) member(b netip.AddrPort) objectsMemberKey {
+	return objectsMemberKey{Backend: endpoint(b), Pool: p.number}
+}
+
+// drop forgets a pool that nobody is led to any more.
+func (w *poolWriter) drop(id model.PoolID) {
+	p := w.pools[id]
+	if p == nil {
+		return
+	}
+	for _, b := range p.members() {
+		w.gone = append(w.gone, p.member(b.AddrPort))
+	}
+	w.retireSlots(id, p)
+	w.numbers.retire(p.number, 1)
+	delete(w.pools, id)
+	delete(w.udp, id)
+}
