@@ -14,11 +14,12 @@ type Sizes struct {
 	// Affinities are clients of pools with affinity; 0: 65,536. Each takes 112 bytes. The one that was silent longest
 	// is forgotten first.
 	Affinities uint32
-	// Flows are two for each peer of a UDP socket that is not connected; 0: 65,536. Each takes 128 bytes. Of those that
-	// are forgotten answers seem to come from the backend.
+	// Flows are two for each Service that a UDP socket asks which is not connected, and asks several or has no place; 0:
+	// 65,536. Each takes 128 bytes. Of those that are forgotten answers seem to come from the backend.
 	Flows uint32
-	// Sockets are connected ones, rounded up to a power of two; 0: 65,536. Each takes 64 bytes. None is ever forgotten:
-	// those that find their place taken are remembered in memory of their own, which costs time.
+	// Sockets are connected ones, and those of UDP that ask one Service, rounded up to a power of two; 0: 65,536. Each
+	// takes 64 bytes. None is ever forgotten: those that find their place taken are remembered in memory of their own, or
+	// as flows, which costs time.
 	Sockets uint32
 	// Services are so many, of one port and one backend each, that tables have room for, whatever the rows are; 0: none in
 	// particular. Each takes some 350 bytes. Without it tables begin with room for what there is, and half as much

@@ -104,7 +104,9 @@ type objectsPlace struct {
 	_        structs.HostLayout
 	Cookie   uint64
 	Taken    uint32
-	Protocol uint32
+	Protocol uint8
+	Pad      uint8
+	Asked    uint16
 	Netns    uint64
 	Peer     objectsPeer
 }

@@ -142,7 +142,9 @@ type packetsPlace struct {
 	_        structs.HostLayout
 	Cookie   uint64
 	Taken    uint32
-	Protocol uint32
+	Protocol uint8
+	Pad      uint8
+	Asked    uint16
 	Netns    uint64
 	Peer     packetsPeer
 }

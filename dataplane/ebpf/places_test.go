@@ -78,6 +78,13 @@ func TestPlaces_unseen(t *testing.T) {
 		check(t, unix.Close(fd))
 		c.expectPlaces("is closed", 0)
 	}
+	asks := c.listen("client", "udp4")
+	_, err := ask(asks, "10.96.0.10:53")
+	check(t, err)
+	c.looks(p)
+	c.expectPlaces("asks, and is not connected", 1)
+	check(t, asks.Close())
+	c.expectPlaces("is closed", 0)
 	c.ended(p, web)
 	c.forge(p)
 }

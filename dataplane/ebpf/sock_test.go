@@ -109,6 +109,42 @@ func TestDatagrams(t *testing.T) {
 	}
 }
 
+// Answers come from whom a socket has asked last, of two Services with one backend and that itself. The socket has a place
+// as long as it asks one of them alone, or none.
+func TestDatagrams_names(t *testing.T) {
+	const one, two, pod = "10.96.0.10:53", "10.96.0.11:53", "10.244.1.11:5353"
+	for name, taken := range map[string]bool{"place": false, "no place": true} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t)
+			p := c.openSized(ebpf.Sizes{Sockets: 1})
+			defer p.Close()
+			check(t, p.Sync(t.Context(), parse(t, strings.Replace(dns, "backend default/web:dns cluster 10.244.1.12:5353 local\n", "", 1))))
+			c.t = t
+			if taken {
+				_, err := ask(c.listen("client", "udp4"), one)
+				check(t, err)
+			}
+			for _, asked := range [][]string{
+				{one, one, two, one, two, two, pod, one, one, pod, pod, two},
+				{pod, one, pod, one, one, two},
+				{one, pod, one},
+			} {
+				conn := c.listen("client", "udp4")
+				for i, to := range asked {
+					if answer, err := ask(conn, to); err != nil || answer != "pod-a from "+to {
+						t.Errorf("%v: %q, %v", asked[:i+1], answer, err)
+					}
+				}
+				c.expectPlaces("asked", 1)
+				check(t, conn.Close())
+				if !taken {
+					c.expectPlaces("is closed", 0)
+				}
+			}
+		})
+	}
+}
+
 // openSized is open for a plane that remembers other numbers of clients and sockets.
 func (c cluster) openSized(sizes ebpf.Sizes) (p dataplane.Dataplane) {
 	c.t.Helper()

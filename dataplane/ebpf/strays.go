@@ -14,8 +14,8 @@ import (
 
 // A socket of UDP that was connected to a Service's address before the programs were in force, or before there was that
 // Service, goes on to send there, and no hook sees it. A pod's packets are served at its device; those of the node
-// itself arrive at none. Whoever has served the socket before may go on for a while, to a backend that is still one (see
-// Carried). Else it is aborted as those are whose backend has left: its owner is told, and connects anew.
+// itself arrive at none. Whoever has served the socket before may go on for a while, to a backend that is still one
+// (see Carried). Else it is aborted as those are whose backend has left: its owner is told, and connects anew.
 //
 //	Sync, new Services ─► sock_diag: whose peer is a row's address? ─► carried? ─ no ─► destroy
 //	                                                                   yes ─► Audit looks again

@@ -134,7 +134,8 @@ struct affinity {
 	__u64 last; // when it was used, by bpf_ktime_get_ns
 };
 
-// What a socket that is not connected has sent: to a Service's address (forth), or got from a backend (back).
+// What a socket that is not connected, and has no place or asks several, has sent: to a Service's address (forth), or got
+// from a backend (back).
 struct flow_key {
 	__u64 cookie;
 	struct endpoint peer;
@@ -156,11 +157,13 @@ struct peer {
 	struct endpoint backend;
 };
 
-// A place in which one connected socket at a time is remembered.
+// A place in which one socket at a time is remembered: if it is connected, or while it asks one service alone.
 struct place {
 	__u64 cookie; // of the socket, or of the one that had the place before
 	__u32 taken;  // how many have it, or try to get it
-	__u32 protocol;
+	__u8 protocol; // 0: of a socket of UDP that is not connected
+	__u8 pad;
+	__u16 asked; // with 0: when it was used, in 2^30 nanoseconds
 	__u64 netns; // cookie of the socket's namespace
 	struct peer peer;
 };
@@ -250,8 +253,8 @@ struct {
 	__type(value, __u64);
 } refusals SEC(".maps");
 
-// Connected sockets, each in the place that its cookie names. Memory of the socket's own (peers) costs connect() five
-// percent, and is for those that find their place taken. Who closes gives it back, so that none is ever forgotten.
+// Sockets, each in the place that its cookie names. Memory of the socket's own (peers) costs connect() five percent, and
+// is for connected ones that find their place taken. Who closes gives it back, so that none is ever forgotten.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

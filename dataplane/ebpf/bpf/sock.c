@@ -4,7 +4,7 @@
 // Services for everything that has a socket: the address is translated once, in the system call.
 //
 //   connect     ─► service to backend; the socket remembers both
-//   sendmsg     ─► the same for each datagram of a socket that is not connected
+//   sendmsg     ─► the same for each datagram of a socket that is not connected: one service in its place, several as flows
 //   recvmsg     ─► backend to service: programs compare where an answer comes from
 //   getpeername ─► backend to service
 //   close       ─► the socket's place is free
@@ -15,6 +15,9 @@
 
 // As long as this without a datagram, a socket that is not connected keeps its backend: what conntrack does.
 #define FLOW_IDLE (120 * SECOND)
+
+// In place of a protocol: a place is of a socket that is not connected.
+#define DATAGRAMS 0
 
 // Set when the programs are loaded. The verifier leaves out what does not apply.
 const volatile __u64 node_netns;       // cookie of the node's network namespace; 0: the first one
@@ -128,19 +131,33 @@ static __always_inline bool take(struct place *at, __u64 cookie)
 	return false;
 }
 
-// remember lets the socket know its peer. It reports false if there is no place where the agent finds that.
-static __always_inline bool remember(struct bpf_sock_addr *ctx, __u64 cookie, __u64 netns, struct peer *p)
+// asked_at is a time as places have it. It begins anew after 19 hours.
+static __always_inline __u16 asked_at(__u64 time)
+{
+	return time >> 30;
+}
+
+// occupy has a socket's place remember a peer, or what it asks. It reports false if another socket has that place.
+static __always_inline bool occupy(__u64 cookie, __u64 netns, const struct peer *p, __u8 protocol, __u16 asked)
 {
 	struct place *at = place_of(cookie);
 
-	if (at && take(at, cookie)) {
-		at->peer = *p;
-		at->netns = netns;
-		at->protocol = ctx->protocol;
-		barrier();
-		at->cookie = cookie;
+	if (!at || !take(at, cookie))
+		return false;
+	at->peer = *p;
+	at->netns = netns;
+	at->protocol = protocol;
+	at->asked = asked;
+	barrier();
+	at->cookie = cookie;
+	return true;
+}
+
+// remember lets the socket know its peer. It reports false if there is no place where the agent finds that.
+static __always_inline bool remember(struct bpf_sock_addr *ctx, __u64 cookie, __u64 netns, struct peer *p)
+{
+	if (occupy(cookie, netns, p, ctx->protocol, 0))
 		return true;
-	}
 	struct peer *own = bpf_sk_storage_get(&peers, ctx->sk, p, BPF_SK_STORAGE_GET_F_CREATE);
 
 	if (own)
@@ -154,16 +171,16 @@ static __always_inline bool is_connected(const struct bpf_sock_addr *ctx)
 	return ctx->sk->state == BPF_TCP_ESTABLISHED;
 }
 
-// peer_of is what a socket asked for when it was connected, and what it got, while it is connected.
+// peer_of is what a socket asked for when it was connected, and what it got, while it is connected; or else the one
+// service that it asks.
 static __always_inline struct peer *peer_of(struct bpf_sock_addr *ctx, __u64 cookie)
 {
+	bool connected = ctx->protocol != IPPROTO_UDP || is_connected(ctx);
 	struct place *at = place_of(cookie);
 
-	if (ctx->protocol == IPPROTO_UDP && !is_connected(ctx))
-		return NULL;
 	if (at && at->cookie == cookie)
-		return &at->peer;
-	return bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
+		return connected == (at->protocol != DATAGRAMS) ? &at->peer : NULL;
+	return connected ? bpf_sk_storage_get(&peers, ctx->sk, 0, 0) : NULL;
 }
 
 // expect has what comes from a backend come from the service, and tells the agent whom a socket without a place talks to.
@@ -184,10 +201,32 @@ static __always_inline void unexpect(struct bpf_sock_addr *ctx, __u64 cookie, co
 	struct flow_key back = {.cookie = cookie, .peer = *to, .back = 1};
 	struct place *at = place_of(cookie);
 
-	if (at && at->cookie == cookie)
+	if (at && at->cookie == cookie) {
 		at->peer = (struct peer){};
+		at->protocol = ctx->protocol;
+	}
 	if (!bpf_sk_storage_delete(&peers, ctx->sk) || ctx->protocol == IPPROTO_UDP)
 		bpf_map_delete_elem(&flows, &back);
+}
+
+// spill makes flows of what a place knows of a socket that asks more than one service, or a backend by its own address.
+// From then on all that it asks are flows. Another thread may use the place at this moment, and finds the one or the other.
+static __noinline int spill(__u64 cookie)
+{
+	struct place *at = place_of(cookie);
+
+	if (!at || !at->peer.backend.port)
+		return 0;
+	struct flow_key forth = {.cookie = cookie, .peer = at->peer.service};
+	struct flow_key back = {.cookie = cookie, .peer = at->peer.backend, .back = 1};
+	__u64 now = bpf_ktime_get_ns(), silent = (__u16)(asked_at(now) - at->asked);
+	struct flow sends = {.other = back.peer, .last = now - (silent << 30)}, gets = {.other = forth.peer};
+
+	bpf_map_update_elem(&flows, &forth, &sends, BPF_ANY);
+	bpf_map_update_elem(&flows, &back, &gets, BPF_ANY);
+	at->protocol = IPPROTO_UDP;
+	at->peer.backend.port = 0;
+	return 0;
 }
 
 // forget_service is for a datagram to an address that is no service's: its answers come from there, also if the socket
@@ -195,8 +234,13 @@ static __always_inline void unexpect(struct bpf_sock_addr *ctx, __u64 cookie, co
 static __always_inline void forget_service(struct bpf_sock_addr *ctx, __u64 cookie, const struct endpoint *to)
 {
 	struct flow_key back = {.cookie = cookie, .peer = *to, .back = 1};
+	struct peer *p = peer_of(ctx, cookie);
 
-	if (!is_connected(ctx) && bpf_map_lookup_elem(&flows, &back))
+	if (is_connected(ctx))
+		return;
+	if (p && same(&p->backend, to))
+		spill(cookie);
+	if (bpf_map_lookup_elem(&flows, &back))
 		bpf_map_delete_elem(&flows, &back);
 }
 
@@ -226,28 +270,68 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 	return ALLOWED;
 }
 
-// assign gives a datagram to the backend that its socket had for it, while that has not left.
-static __always_inline bool assign(__u32 rows, const struct flow_key *forth, __u32 number,
-				   const struct addr *client, struct endpoint *backend)
+// had finds the backend of a socket that is connected to the service it names, or that asks no other.
+static __always_inline bool had(struct bpf_sock_addr *ctx, __u32 rows, __u64 cookie, __u32 number,
+				const struct endpoint *service, struct endpoint *backend)
+{
+	struct peer *p = peer_of(ctx, cookie);
+	struct place *at = place_of(cookie);
+
+	if (!p || !at)
+		return false;
+	*backend = p->backend;
+	bool lives = same(&p->service, service) && membership(rows, backend, number) != STRANGER;
+
+	if (is_connected(ctx))
+		return lives;
+	__u16 now = asked_at(bpf_ktime_get_ns());
+
+	if (lives && (__u16)(now - at->asked) <= FLOW_IDLE >> 30) {
+		at->asked = now;
+		return true;
+	}
+	spill(cookie);
+	return false;
+}
+
+// asks_first has the place of a socket that has asked nobody yet remember a backend, if no other socket has it.
+static __always_inline bool asks_first(struct bpf_sock_addr *ctx, __u64 cookie, __u64 netns, const struct peer *p,
+				       __u64 now)
+{
+	struct place *at = place_of(cookie);
+
+	return at && at->cookie != cookie && !is_connected(ctx) && occupy(cookie, netns, p, DATAGRAMS, asked_at(now));
+}
+
+// assign gives a datagram to the backend that its socket had for it, while that has not left, or else to another one.
+static __always_inline bool assign(struct bpf_sock_addr *ctx, __u32 rows, const struct flow_key *forth, __u64 netns,
+				   __u32 number, struct endpoint *backend)
 {
 	struct pool *pool = pool_at(rows, number);
 	struct flow *known = bpf_map_lookup_elem(&flows, forth);
 	__u64 now = bpf_ktime_get_ns();
+	struct addr from = client(netns);
 
 	if (!pool)
 		return false;
-	if (known && known->pool == pool->name && since(known->last, now) < FLOW_IDLE) {
+	if (known && since(known->last, now) < FLOW_IDLE) {
 		*backend = known->other;
 		if (membership(rows, backend, number) != STRANGER) {
 			known->last = now;
+			expect(forth->cookie, backend, &forth->peer, false);
 			return true;
 		}
 	}
-	if (!choose(rows, number, pool, client, backend))
+	if (!choose(rows, number, pool, &from, backend))
 		return false;
-	struct flow fresh = {.other = *backend, .pool = pool->name, .last = now};
+	struct peer peer = {.service = forth->peer, .backend = *backend};
+
+	if (!known && asks_first(ctx, forth->cookie, netns, &peer, now))
+		return true;
+	struct flow fresh = {.other = *backend, .last = now};
 
 	bpf_map_update_elem(&flows, forth, &fresh, BPF_ANY);
+	expect(forth->cookie, backend, &forth->peer, false);
 	return true;
 }
 
@@ -255,7 +339,6 @@ static __always_inline bool assign(__u32 rows, const struct flow_key *forth, __u
 static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, bool *changed)
 {
 	__u64 netns = bpf_get_netns_cookie(ctx), cookie = bpf_get_socket_cookie(ctx);
-	struct addr from = client(netns);
 	__u32 rows = rows_in_force(), number = 0;
 	enum verdict verdict = route(ctx, rows, to, netns, &number);
 
@@ -266,18 +349,10 @@ static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, 
 	if (verdict != FORWARD)
 		return refuse(verdict);
 	struct flow_key forth = {.cookie = cookie, .peer = *to};
-	struct peer *p = peer_of(ctx, cookie);
 	struct endpoint backend;
 
-	// A connected socket that names its peer all the same hears of no other backend than that.
-	if (p && same(&p->service, to) && membership(rows, &p->backend, number) != STRANGER) {
-		*to = p->backend;
-		*changed = true;
-		return ALLOWED;
-	}
-	if (!assign(rows, &forth, number, &from, &backend))
+	if (!had(ctx, rows, cookie, number, to, &backend) && !assign(ctx, rows, &forth, netns, number, &backend))
 		return refuse(REJECT);
-	expect(forth.cookie, &backend, to, false);
 	*to = backend;
 	*changed = true;
 	return ALLOWED;
