@@ -9,33 +9,48 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// nodeAddrs are what clients are hidden behind, by the device that packets leave by, and by family. Device 0 stands for
-// those that have no address of their own.
+// nodeAddrs are what clients are hidden behind, by the device that packets leave by, and there by the next hop, or for
+// IPv6 by where they go. Device 0 stands for those that have no address of their own.
 type nodeAddrs map[packetsNodeAddrKey]netip.Addr
 
-func addrKey(device int, a netip.Addr) packetsNodeAddrKey {
-	k := packetsNodeAddrKey{Device: uint32(device)}
-	if a.Is4() {
+func addrKey(device int, to netip.Prefix) packetsNodeAddrKey {
+	to = to.Masked()
+	k := packetsNodeAddrKey{Device: uint32(device), To: packetsAddr(address(to.Addr()))}
+	bits := to.Bits()
+	if to.Addr().Is4() {
 		k.V4 = 1
+		bits += 128 - 32
 	}
+	k.Bits = uint32(8*(unsafe.Offsetof(k.To)-unsafe.Offsetof(k.Device))) + uint32(bits)
 	return k
+}
+
+// anywhere has all addresses of a family.
+func anywhere(v4 bool) netip.Prefix {
+	if v4 {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
 // put makes a map hold these addresses in place of others. What does not fit has the address of device 0.
 func (n nodeAddrs) put(m *ebpf.Map, others nodeAddrs) error {
-	keys := slices.SortedFunc(maps.Keys(n), func(a, b packetsNodeAddrKey) int { return cmp.Compare(a.Device, b.Device) })
+	keys := slices.SortedFunc(maps.Keys(n), func(a, b packetsNodeAddrKey) int {
+		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Bits, b.Bits))
+	})
 	for _, key := range keys {
 		if others[key] == n[key] {
 			continue
 		}
 		err := m.Put(key, packetsAddr(address(n[key])))
-		if errors.Is(err, unix.E2BIG) {
+		if errors.Is(err, unix.ENOSPC) {
 			break
 		}
 		if err != nil {
@@ -55,8 +70,8 @@ func (n nodeAddrs) put(m *ebpf.Map, others nodeAddrs) error {
 
 // of reports whether a device has one.
 func (n nodeAddrs) of(device int) bool {
-	_, v4 := n[packetsNodeAddrKey{Device: uint32(device), V4: 1}]
-	_, v6 := n[packetsNodeAddrKey{Device: uint32(device)}]
+	_, v4 := n[addrKey(device, anywhere(true))]
+	_, v6 := n[addrKey(device, anywhere(false))]
 	return v4 || v6
 }
 
@@ -64,15 +79,23 @@ func (n nodeAddrs) of(device int) bool {
 func (n nodeAddrs) String() string {
 	var lines []string
 	for key, a := range n {
-		lines = append(lines, fmt.Sprintf("%d %s", key.Device, a))
+		line := fmt.Sprintf("%d %s", key.Device, a)
+		if key != addrKey(int(key.Device), anywhere(a.Is4())) {
+			line += " to " + objectsAddr(key.To).addr().String()
+		}
+		lines = append(lines, line)
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, ", ")
 }
 
-// nodeAddrs are what the node has. MASQUERADE takes an address of the device by which a packet leaves, and so is this.
-// For devices without one it is that of packets which leave by the default route; where there is none, the first one of
-// the first device that has one. The default route's preferred source goes before the addresses of its device.
+// nodeAddrs are what the node has. MASQUERADE takes an address of the device by which a packet leaves, and so is this:
+// for IPv4 one with the next hop in its subnet (the smallest, should subnets overlap), whatever the route's preferred
+// source is, else the first one; for IPv6 the one that has the longest prefix in common with the destination (RFC 6724,
+// rule 8, and rule 6 as far as it tells unique local addresses from others).
+//
+// For devices without an address it is that of packets which leave by the default route: its preferred source, or else
+// the first address of its device; where there is none, the first one of the first device that has one.
 func (d *devices) nodeAddrs() (nodeAddrs, error) {
 	out := nodeAddrs{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -92,29 +115,34 @@ func (d *devices) addFamily(out nodeAddrs, family int) error {
 	if err != nil {
 		return err
 	}
-	ranks := map[int]int{} // of those that are taken
-	take := func(device, rank int, a netip.Addr) {
-		if had, known := ranks[device]; !known || rank > had {
-			ranks[device], out[addrKey(device, a)] = rank, a
-		}
-	}
+	c, everywhere := choices{}, anywhere(family == netlink.FAMILY_V4)
 	if a, ok := netip.AddrFromSlice(route.Src); ok {
-		take(0, preferred, a.Unmap())
-		take(route.LinkIndex, preferred, a.Unmap())
+		c.offer(0, everywhere, preferred, a.Unmap())
+		c.offer(route.LinkIndex, everywhere, preferred, a.Unmap())
 	}
+	seen := map[int]int{}
 	for _, have := range addrs {
 		a, ok := netip.AddrFromSlice(have.IP)
 		a = a.Unmap()
 		if !ok || have.Scope != unix.RT_SCOPE_UNIVERSE || have.Flags&unusable != 0 || a.IsLinkLocalUnicast() {
 			continue
 		}
-		take(0, rankOf(have, route.LinkIndex), a)
-		take(have.LinkIndex, rankOf(have, have.LinkIndex), a)
+		rank := rankOf(have, have.LinkIndex)
+		c.offer(0, everywhere, rankOf(have, route.LinkIndex), a)
+		c.offer(have.LinkIndex, everywhere, rank, a)
+		if seen[have.LinkIndex]++; seen[have.LinkIndex] > weighed {
+			continue
+		}
+		for _, to := range reaches(have, a) {
+			c.offer(have.LinkIndex, to, rank, a)
+		}
 	}
+	c.into(out)
 	return nil
 }
 
 const (
+	weighed   = 32 // addresses of one device; others are taken only if they are the first choice for everything
 	unusable  = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 	preferred = 4 // before every rank
 )

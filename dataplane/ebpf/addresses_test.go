@@ -25,7 +25,7 @@ import (
 func anyDevice(addrs ...netip.Addr) nodeAddrs {
 	out := nodeAddrs{}
 	for _, a := range addrs {
-		out[addrKey(0, a)] = a
+		out[addrKey(0, anywhere(a.Is4()))] = a
 	}
 	return out
 }
@@ -148,6 +148,91 @@ func TestHidden_overlay(t *testing.T) {
 		if got := probes(t, bed, p, 24); got != want {
 			t.Errorf("%s: %s; want %s", to, got, want)
 		}
+	}
+}
+
+// Of several addresses of a device that one is taken which MASQUERADE takes: the kernel is asked first.
+func TestHidden_masquerade(t *testing.T) {
+	const masquerade = `
+		add table inet test
+		add chain inet test arrive { type nat hook prerouting priority -100; }
+		add chain inet test leave { type nat hook postrouting priority 100; }
+		add rule inet test arrive ip daddr 192.0.2.1 tcp dport 30080 dnat ip to 10.244.2.13:8080
+		add rule inet test arrive ip6 daddr fd00::c000:201 tcp dport 30080 dnat ip6 to [fd00::af4:20d]:8080
+		add rule inet test leave masquerade`
+	rows := strings.NewReplacer("backend default/web:http cluster 10.244.1.11:8080 local\n", "",
+		"backend default/web:http cluster6 [fd00::af4:10b]:8080 local\n", "").Replace(outsideRows)
+	for name, c := range map[string]struct{ node, other, want, want6 string }{
+		"next hop in the second subnet": {
+			"ip addr add 198.51.100.1/24 dev eth0; ip route replace 10.244.2.13 via 198.51.100.2",
+			"ip addr add 198.51.100.2/24 dev eth0", "198.51.100.1", "fd00::c000:201",
+		},
+		"next hop in the first subnet": {
+			"ip addr add 198.51.100.1/24 dev eth0; ip route replace 10.244.2.13 via 192.0.2.2",
+			"ip addr add 198.51.100.2/24 dev eth0", "192.0.2.1", "fd00::c000:201",
+		},
+		"a preferred source": {
+			"ip addr add 198.51.100.1/24 dev eth0; ip route replace 10.244.2.13 via 192.0.2.2 src 198.51.100.1",
+			"ip addr add 198.51.100.2/24 dev eth0", "192.0.2.1", "fd00::c000:201",
+		},
+		"two addresses in a subnet": {
+			"ip addr add 192.0.2.77/24 dev eth0; ip route replace 10.244.2.13 via 192.0.2.2 src 192.0.2.77", "true",
+			"192.0.2.1", "fd00::c000:201",
+		},
+		"a peer": {
+			"ip addr add 198.51.100.1 peer 198.51.100.2 dev eth0; ip route replace 10.244.2.13 via 198.51.100.2",
+			"ip addr add 198.51.100.2 peer 198.51.100.1 dev eth0", "198.51.100.1", "fd00::c000:201",
+		},
+		"a global address": {
+			"ip addr add 2001:db8::1/64 dev eth0 nodad", "ip addr add 2001:db8::2/64 dev eth0 nodad",
+			"192.0.2.1", "fd00::c000:201",
+		},
+		"an address that is farther": {
+			"ip addr add fd99::1/64 dev eth0 nodad", "ip addr add fd99::2/64 dev eth0 nodad", "192.0.2.1", "fd00::c000:201",
+		},
+		"an address that is nearer": {
+			"ip addr add fd00::af0:1/128 dev eth0 nodad", "ip -6 route replace fd00::af0:1 via fd00::c000:201",
+			"192.0.2.1", "fd00::af0:1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
+			runAt(t, bed, testbed.NodeB, "sh", "-ec", c.other)
+			runAt(t, bed, testbed.Node, "sh", "-ec", c.node)
+			want := "pod-c source " + c.want + ", pod-c source " + c.want6
+			runAt(t, bed, testbed.Node, "nft", masquerade)
+			if got := sources(t, bed); got != want {
+				t.Errorf("MASQUERADE has %s; want %s", got, want)
+			}
+			runAt(t, bed, testbed.Node, "nft", "delete table inet test")
+			p := planeOf(t, bed, rows)
+			if got := sources(t, bed); got != want {
+				t.Errorf("%s; want %s; programs know %s", got, want, p.devices.hiddenBehind())
+			}
+		})
+	}
+}
+
+// sources are what a client seems to come from, in both families. Neighbours may have to be found first.
+func sources(t *testing.T, bed *testbed.Bed) string {
+	t.Helper()
+	var seen []string
+	for _, to := range []string{"192.0.2.1:30080", "[fd00::c000:201]:30080"} {
+		p := testbed.Probe{From: testbed.Outside, Protocol: model.TCP, To: netip.MustParseAddrPort(to)}
+		got := probes(t, bed, p, 1)
+		for tries := 0; got == "timed out" && tries < 10; tries++ {
+			got = probes(t, bed, p, 1)
+		}
+		seen = append(seen, got)
+	}
+	return strings.Join(seen, ", ")
+}
+
+func runAt(t *testing.T, bed *testbed.Bed, at testbed.Place, command ...string) {
+	t.Helper()
+	if out, err := bed.Command(t.Context(), at, command[0], command[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", command, err, out)
 	}
 }
 

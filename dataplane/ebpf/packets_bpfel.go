@@ -121,8 +121,10 @@ type packetsMemberKey struct {
 
 type packetsNodeAddrKey struct {
 	_      structs.HostLayout
+	Bits   uint32
 	Device uint32
 	V4     uint32
+	To     packetsAddr
 }
 
 type packetsOutlet struct {

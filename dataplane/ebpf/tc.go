@@ -22,7 +22,7 @@ import (
 const (
 	fragmented = 1 << 12 // datagrams whose fragments are on their way
 	trafficked = 1 << 16 // backends whose traffic is counted; the one without any for longest is forgotten first
-	addressed  = 1 << 12 // devices that have an address of their own, in each family
+	addressed  = 1 << 14 // addresses to hide clients behind: one in each family of most devices
 )
 
 // packetOptions are what the programs for packets need to know beside the rows.

@@ -115,14 +115,18 @@ enum phase {
 
 const volatile __u32 patience[PHASES];
 
-// The addresses of the node that clients are hidden behind, by the device that packets leave by; device 0: any other.
+// The addresses of the node that clients are hidden behind, by the device that packets leave by, and there by the next
+// hop, or in IPv6 by where they go; device 0: any other.
 struct node_addr_key {
+	__u32 bits;
 	__u32 device;
 	__u32 v4;
+	struct addr to;
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 1);
 	__type(key, struct node_addr_key);
 	__type(value, struct addr);
@@ -231,23 +235,28 @@ static __always_inline void reverse(struct tuple *out, const struct endpoint *sr
 	out->pad = 0;
 }
 
-static __always_inline const struct addr *node_addr(__u32 device, bool v4)
+static __always_inline const struct addr *node_addr(__u32 device, bool v4, const struct addr *to)
 {
-	struct node_addr_key key = {.device = device, .v4 = v4};
+	struct node_addr_key key = {
+		.bits = 8 * (sizeof(key) - sizeof(key.bits)), .device = device, .v4 = v4, .to = *to,
+	};
 
 	return bpf_map_lookup_elem(&node_addrs, &key);
 }
 
-// way_out is the device by which the kernel sends what a flow is sent to; 0: it does not say.
-static __noinline __u32 way_out(struct __sk_buff *skb, const struct translation *flow, __u8 protocol)
+// on_way_out is the address for packets to where a flow is sent to, by the device and next hop that the kernel takes
+// for them, if it says so.
+static __noinline const struct addr *on_way_out(struct __sk_buff *skb, const struct translation *flow, __u8 protocol)
 {
 	if (!flow)
 		return 0;
+	struct addr to = flow->dst.addr;
+	bool v4 = is_ipv4(&to);
 	struct bpf_fib_lookup r = {
 		.ifindex = skb->ifindex, .l4_protocol = protocol, .sport = flow->src.port, .dport = flow->dst.port,
 	};
 
-	if (is_ipv4(&flow->dst.addr)) {
+	if (v4) {
 		r.family = AF_INET;
 		r.ipv4_src = flow->src.addr.word[3];
 		r.ipv4_dst = flow->dst.addr.word[3];
@@ -260,13 +269,15 @@ static __noinline __u32 way_out(struct __sk_buff *skb, const struct translation 
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
 	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
-		return r.ifindex;
+		if (v4 && r.family == AF_INET) // and not by a next hop of IPv6
+			to.word[3] = r.ipv4_dst;
+		return node_addr(r.ifindex, v4, &to);
 	}
 	return 0;
 }
 
 // hide_behind finds the address and port of the node that stand for the client of a flow: those that it has already,
-// `forth` says so, or else the port that it asks for, and the address of the device by which its packets leave, as
+// `forth` says so, or else the port that it asks for, and the address for the way by which its packets leave, as
 // MASQUERADE has it. A connection keeps its address whatever becomes of routes.
 static __always_inline bool hide_behind(struct __sk_buff *skb, const struct translation *flow,
 					const struct translation *forth, __u8 protocol, struct endpoint *out)
@@ -275,11 +286,10 @@ static __always_inline bool hide_behind(struct __sk_buff *skb, const struct tran
 		*out = forth->src;
 		return true;
 	}
-	bool v4 = is_ipv4(&flow->dst.addr);
-	const struct addr *a = node_addr(way_out(skb, flow, protocol), v4);
+	const struct addr *a = on_way_out(skb, flow, protocol);
 
 	if (!a)
-		a = node_addr(0, v4);
+		a = node_addr(0, is_ipv4(&flow->dst.addr), &flow->dst.addr);
 	if (!a)
 		return false;
 	*out = (struct endpoint){.addr = *a, .port = flow->port};

@@ -149,7 +149,7 @@ static __noinline int meet(const struct packet *p, struct meeting *m, enum devic
 // would not come here. (The rows ask for that on this node only. Elsewhere no other way would work.)
 static __always_inline bool hides(const struct packet *p, const struct meeting *m, const struct addr *backend)
 {
-	const struct addr *here = node_addr(0, p->v4);
+	const struct addr *here = node_addr(0, p->v4, backend);
 
 	if (here && same_addr(backend, here))
 		return false;
@@ -334,7 +334,7 @@ static __noinline struct pool *leads_to(struct packet *p, struct meeting *m, con
 	if (!p || !m || !backend)
 		return 0;
 	meet(p, m, ANYWHERE);
-	const struct addr *here = node_addr(0, p->v4);
+	const struct addr *here = node_addr(0, p->v4, &p->tuple.dst.addr);
 
 	if (m->target.verdict == PASS && here) {
 		p->tuple.dst.addr = *here;
