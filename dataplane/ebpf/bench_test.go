@@ -67,6 +67,15 @@ func BenchmarkSync(b *testing.B) {
 				}
 			}
 			b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds(), "services/s")
+			counters, err := p.(dataplane.Counted).Counters(b.Context())
+			if err != nil {
+				b.Fatal(err)
+			}
+			var bytes uint64
+			for _, table := range counters.Tables {
+				bytes += table.Bytes
+			}
+			b.ReportMetric(float64(bytes)/1e6, "MB-of-maps")
 		})
 	}
 }
