@@ -85,8 +85,13 @@ func TestPlaces_unseen(t *testing.T) {
 	c.expectPlaces("asks, and is not connected", 1)
 	check(t, asks.Close())
 	c.expectPlaces("is closed", 0)
-	c.ended(p, web)
-	c.forge(p)
+	netns, known := c.netnsCookie("client")
+	if !known {
+		c.ended(p, web, 1) // before Linux 5.14 namespaces are known from living sockets that have places, and there is none
+		return
+	}
+	c.ended(p, web, 0)
+	c.forge(p, netns)
 }
 
 // looks is often enough for the plane to be sure.
@@ -97,9 +102,28 @@ func (c cluster) looks(p dataplane.Dataplane) {
 	}
 }
 
+// netnsCookie is the number of a namespace; known is false where the kernel does not tell.
+func (c cluster) netnsCookie(of testbed.Place) (cookie uint64, known bool) {
+	c.t.Helper()
+	err := c.Do(of, func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return err
+	})
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		return 0, false
+	}
+	check(c.t, err)
+	return cookie, true
+}
+
 // ended has a connection end while its socket is open. That has no name of a peer any more, and does not give back what
 // it has lost.
-func (c cluster) ended(p dataplane.Dataplane, to unix.Sockaddr) {
+func (c cluster) ended(p dataplane.Dataplane, to unix.Sockaddr, left uint32) {
 	fd, err := c.connect("client", unix.SOCK_STREAM, 0, to)
 	check(c.t, err)
 	check(c.t, unix.Shutdown(fd, unix.SHUT_WR))
@@ -108,7 +132,7 @@ func (c cluster) ended(p dataplane.Dataplane, to unix.Sockaddr) {
 		check(c.t, err)
 	}
 	c.looks(p)
-	c.expectPlaces("has ended", 0)
+	c.expectPlaces("has ended", left)
 	check(c.t, unix.Close(fd))
 	c.expectPlaces("has ended, and is closed", 0)
 }
@@ -122,18 +146,8 @@ func (c cluster) expectPlaces(what string, want uint32) {
 }
 
 // forge takes the place for sockets that do not exist.
-func (c cluster) forge(p dataplane.Dataplane) {
+func (c cluster) forge(p dataplane.Dataplane, netns uint64) {
 	t := c.t
-	var netns uint64
-	check(t, c.Do("client", func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		netns, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		return err
-	}))
 	m := c.openPlaces()
 	defer m.Close()
 	for _, forged := range []struct {
