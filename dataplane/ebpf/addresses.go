@@ -96,6 +96,8 @@ func (n nodeAddrs) String() string {
 //
 // For devices without an address it is that of packets which leave by the default route: its preferred source, or else
 // the first address of its device; where there is none, the first one of the first device that has one.
+//
+// For direct answers the first ones of all are there, too, by the numbers -1, -2 …
 func (d *devices) nodeAddrs() (nodeAddrs, error) {
 	out := nodeAddrs{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -120,12 +122,15 @@ func (d *devices) addFamily(out nodeAddrs, family int) error {
 		c.offer(0, everywhere, preferred, a.Unmap())
 		c.offer(route.LinkIndex, everywhere, preferred, a.Unmap())
 	}
-	seen := map[int]int{}
+	n, seen := 0, map[int]int{}
 	for _, have := range addrs {
 		a, ok := netip.AddrFromSlice(have.IP)
 		a = a.Unmap()
 		if !ok || have.Scope != unix.RT_SCOPE_UNIVERSE || have.Flags&unusable != 0 || a.IsLinkLocalUnicast() {
 			continue
+		}
+		if n++; d.answers && n <= nodePorts {
+			c.offer(-n, everywhere, 0, a)
 		}
 		rank := rankOf(have, have.LinkIndex)
 		c.offer(0, everywhere, rankOf(have, route.LinkIndex), a)
@@ -142,6 +147,7 @@ func (d *devices) addFamily(out nodeAddrs, family int) error {
 }
 
 const (
+	nodePorts = 8  // addresses at which a node port of another node is looked for; the first ones, as in bpf/flows.h
 	weighed   = 32 // addresses of one device; others are taken only if they are the first choice for everything
 	unusable  = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 	preferred = 4 // before every rank

@@ -38,6 +38,7 @@ type devices struct {
 	log       *slog.Logger
 	fault     func(operation string) error
 	drivers   drivers
+	answers   bool // clients of other nodes directly
 
 	mu       sync.Mutex
 	programs *packets       // nil: none are in force, or they are not known

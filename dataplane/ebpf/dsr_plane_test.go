@@ -2,6 +2,7 @@ package ebpf_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -71,4 +72,31 @@ func TestDirectAnswers(t *testing.T) {
 	c.expect("pod-a source 192.0.2.9", testbed.Outside, model.TCP, "192.0.2.1:30081")
 	check(t, a.Remove(context.Background()))
 	check(t, b.Remove(context.Background()))
+}
+
+// NodePorts are not where clients are hidden behind, but at an address of another network: the backend's node knows what
+// was asked all the same.
+func TestDirectAnswers_elsewhere(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	const both = "ip addr add 198.51.100.%[1]d/24 dev eth0; ip addr add fd51::%[1]d/64 dev eth0 nodad"
+	for i, node := range []testbed.Place{testbed.Node, testbed.NodeB} {
+		c.shell(node, fmt.Sprintf(both, i+1))
+	}
+	c.shell(testbed.Outside, "ip route replace 198.51.100.1 via 192.0.2.1; ip route replace fd51::1 via fd00::c000:201")
+	direct := ebpf.Options{Forwarding: ebpf.ForwardingDSR}
+	a, b := c.openOn(testbed.Node, direct), c.openOn(testbed.NodeB, direct)
+	check(t, a.Sync(t.Context(), parse(t, directRows("198.51.100.1", "fd51::1"))))
+	check(t, b.Sync(t.Context(), parse(t, directRows("198.51.100.2", "fd51::2"))))
+	c.expect("pod-c source 192.0.2.9", testbed.Outside, model.TCP, "198.51.100.1:30080")
+	c.expect("pod-c source fd00::c000:209", testbed.Outside, model.TCP, "[fd51::1]:30080")
+	check(t, a.Remove(context.Background()))
+	check(t, b.Remove(context.Background()))
+}
+
+func (c cluster) shell(at testbed.Place, commands string) {
+	c.t.Helper()
+	if out, err := c.Command(c.t.Context(), at, "sh", "-ec", commands).CombinedOutput(); err != nil {
+		c.t.Fatalf("%s: %v: %s", commands, err, out)
+	}
 }

@@ -192,6 +192,7 @@ func (p *Plane) openPackets(o Options) (err error) {
 		}
 	}
 	p.direct = p.serve == TC && o.Forwarding == ForwardingDSR
+	p.devices.answers = p.direct
 	if err == nil && p.serve == TC {
 		err = p.probeFast(o.Acceleration)
 	}

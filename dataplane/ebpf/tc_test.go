@@ -53,6 +53,8 @@ func newPacketRunWith(t testing.TB, rows string, o packetOptions) packetRun {
 	}
 	t.Cleanup(programs.Close)
 	node := anyDevice(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::c000:201"))
+	node[addrKey(-1, anywhere(true))] = netip.MustParseAddr("192.0.2.1")
+	node[addrKey(-2, anywhere(true))] = netip.MustParseAddr("192.0.2.77")
 	if err := node.put(programs.Maps[packetsMapNodeAddrs], nil); err != nil {
 		t.Fatal(err)
 	}

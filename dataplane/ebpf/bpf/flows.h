@@ -116,7 +116,10 @@ enum phase {
 const volatile __u32 patience[PHASES];
 
 // The addresses of the node that clients are hidden behind, by the device that packets leave by, and there by the next
-// hop, or in IPv6 by where they go; device 0: any other.
+// hop, or in IPv6 by where they go; device 0: any other. Where node ports may be, for direct answers, is there by the
+// numbers -1, -2 …
+#define OWN_ADDRS 8
+
 struct node_addr_key {
 	__u32 bits;
 	__u32 device;

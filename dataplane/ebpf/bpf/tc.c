@@ -327,15 +327,18 @@ enum told {
 };
 
 // leads_to finds the pool that clients of a service outside are led to, if the backend is one of it. A node port of
-// another node is no row of this one; the node port of that number here leads to the same backends.
+// another node is no row of this one; the node port of that number here leads to the same backends. Not every address of
+// this node need have it.
 static __noinline struct pool *leads_to(struct packet *p, struct meeting *m, const struct endpoint *backend)
 {
 	if (!p || !m || !backend)
 		return 0;
 	meet(p, m, ANYWHERE);
-	const struct addr *here = node_addr(0, p->v4, &p->tuple.dst.addr);
+	for (int i = 0; i <= OWN_ADDRS && m->target.verdict == PASS; i++) {
+		const struct addr *here = node_addr(-i, p->v4, &p->tuple.dst.addr);
 
-	if (m->target.verdict == PASS && here) {
+		if (!here)
+			break;
 		p->tuple.dst.addr = *here;
 		meet(p, m, ANYWHERE);
 	}
