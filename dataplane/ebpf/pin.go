@@ -64,6 +64,21 @@ func (p *Plane) openMemory() error {
 	return nil
 }
 
+// pinnedSizes are those of what an earlier process remembers, which had them from its configuration. What is not there,
+// or cannot be read, has its default.
+func (p *Plane) pinnedSizes() (s Sizes) {
+	for name, size := range map[string]*uint32{
+		objectsMapAffinities: &s.Affinities, objectsMapFlows: &s.Flows, objectsMapSockets: &s.Sockets,
+		packetsMapTranslations: &s.Translations,
+	} {
+		if m, err := ebpf.LoadPinnedMap(p.memoryPath(name), nil); err == nil {
+			*size = m.MaxEntries()
+			m.Close()
+		}
+	}
+	return s
+}
+
 // addPacketMemory adds what flows are remembered in.
 func (s Sizes) addPacketMemory(wanted map[string]*ebpf.MapSpec) error {
 	spec, err := packetSpec(packetOptions{Translations: s.orDefault().Translations})

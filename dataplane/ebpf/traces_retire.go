@@ -104,6 +104,7 @@ func (p *Plane) standBy() error {
 	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.fault); err != nil {
 		return err
 	}
+	p.sizes = p.pinnedSizes()
 	if err := p.replace(model.NewState()); !isPartial(err) {
 		return err
 	}
