@@ -77,12 +77,12 @@ func (t *Table) claim(e *entry, rows *Rows) {
 
 // owner is the Service that has a claim, by the rows in force; nil: nobody has it.
 func (t *Table) owner(c claim) *entry {
-	name := t.health.rows[c.addrPort()].Service
+	name := (*t.health.rows)[c.addrPort()].Service
 	if c.protocol != model.TCP {
 		name = ""
 	}
 	for _, scope := range []model.Scope{model.Internal, model.Any} {
-		if row, ok := t.frontends.rows[c.key(scope)]; ok {
+		if row, ok := (*t.frontends.rows)[c.key(scope)]; ok {
 			name = row.Service
 		}
 	}

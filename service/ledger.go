@@ -1,36 +1,57 @@
 package service
 
-import "fairlead.dev/fairlead/model"
+import (
+	"maps"
+
+	"fairlead.dev/fairlead/model"
+)
 
 // ledger patches one table of a State and gathers the Change.
 type ledger[K comparable, V any] struct {
-	rows   map[K]V
+	rows   *map[K]V // which the State has
 	same   func(a, b V) bool
 	set    map[K]V  // rows that are new or differ since the last call of close
 	before map[K]*V // what rows were that differ, or are gone
-	expect int      // so many rows will probably be new
+	fresh  int      // so many rows will probably be new
 }
 
-func newLedger[K comparable, V any](rows map[K]V, same func(a, b V) bool) ledger[K, V] {
+func newLedger[K comparable, V any](rows *map[K]V, same func(a, b V) bool) ledger[K, V] {
 	return ledger[K, V]{rows: rows, same: same, before: map[K]*V{}}
+}
+
+// expect makes room for so many new rows, and for so many at all in the end.
+func (l *ledger[K, V]) expect(fresh, all int) {
+	*l.rows = roomy(*l.rows, fresh, all)
+	l.fresh = fresh
+}
+
+// roomy is m with room for as many more rows, and for all in the end, if they are so many that it is cheaper to move
+// those that are there once than to have the map grow by itself, again and again.
+func roomy[K comparable, V any](m map[K]V, more, all int) map[K]V {
+	if more <= len(m) {
+		return m
+	}
+	larger := make(map[K]V, max(len(m)+more, all))
+	maps.Copy(larger, m)
+	return larger
 }
 
 // put sets a row, and returns what it was.
 func (l *ledger[K, V]) put(k K, v V) (old V) {
-	old, ok := l.rows[k]
+	old, ok := (*l.rows)[k]
 	if ok && l.same(old, v) {
 		return old
 	}
 	if ok {
 		l.remember(k, old)
 	}
-	l.rows[k] = v
+	(*l.rows)[k] = v
 	if was := l.before[k]; was != nil && l.same(*was, v) {
 		delete(l.set, k)
 		return old
 	}
 	if l.set == nil {
-		l.set = make(map[K]V, l.expect)
+		l.set = make(map[K]V, l.fresh)
 	}
 	l.set[k] = v
 	return old
@@ -38,10 +59,10 @@ func (l *ledger[K, V]) put(k K, v V) (old V) {
 
 // remove removes a row, and returns what it was.
 func (l *ledger[K, V]) remove(k K) (old V) {
-	old, ok := l.rows[k]
+	old, ok := (*l.rows)[k]
 	if ok {
 		l.remember(k, old)
-		delete(l.rows, k)
+		delete(*l.rows, k)
 		delete(l.set, k)
 	}
 	return old
@@ -64,11 +85,11 @@ func (l *ledger[K, V]) close() (d model.Delta[K, V]) {
 		d.Set = l.set
 	}
 	for k := range l.before {
-		if _, ok := l.rows[k]; !ok {
+		if _, ok := (*l.rows)[k]; !ok {
 			d.Delete = append(d.Delete, k)
 		}
 	}
-	l.set, l.expect = nil, 0
+	l.set, l.fresh = nil, 0
 	if len(l.before) > 0 { // not cleared: it may be as large as the State
 		l.before = map[K]*V{}
 	}

@@ -41,7 +41,8 @@ type Table struct {
 // update lives for one call of Update.
 type update struct {
 	dirty     []named            // Services to compile
-	moved     []netip.Addr       // ClusterIPs that came or went
+	fresh     int                // Services that were not there
+	moved     []netip.Addr       // ClusterIPs that came or went, where endpoints are near
 	contested map[claim]struct{} // to settle when all Services are compiled
 	compiled  map[*entry]*Rows   // of those that take part
 	spare     *compiler          // memory for rows that nobody keeps
@@ -80,10 +81,10 @@ func NewTable(o Options) (*Table, error) {
 		shared:     map[netip.Addr]int{},
 		networks:   map[netip.Prefix]int{},
 		state:      s,
-		frontends:  newLedger(s.Frontends, model.Frontend.Equal),
-		pools:      newLedger(s.Pools, model.Pool.Equal),
-		guards:     newLedger(s.Guards, equal[model.Verdict]),
-		health:     newLedger(s.Health, equal[model.Health]),
+		frontends:  newLedger(&s.Frontends, model.Frontend.Equal),
+		pools:      newLedger(&s.Pools, model.Pool.Equal),
+		guards:     newLedger(&s.Guards, equal[model.Verdict]),
+		health:     newLedger(&s.Health, equal[model.Health]),
 	}
 	t.view = t.look()
 	s.Pods = t.view.Pods
@@ -108,17 +109,17 @@ func (t *Table) Configure(o Options) error {
 // what changed, unless the node, its addresses or the Service CIDRs did.
 func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 	t.update = update{
-		dirty:     make([]named, 0, max(len(b.Services), len(b.Slices))),
-		moved:     make([]netip.Addr, 0, len(b.Services)),
+		dirty:     make([]named, 0, len(b.Services)),
 		contested: map[claim]struct{}{},
 		compiled:  map[*entry]*Rows{},
 		problems:  slices.Clone(b.Problems),
 	}
-	for name, s := range b.Services {
-		t.setService(name, s)
-	}
+	t.expectObjects(&b)
 	for name, s := range b.Slices {
 		t.setSlice(name, s)
+	}
+	for name, s := range b.Services {
+		t.setService(name, s)
 	}
 	pods := t.environment(&b)
 	t.findMoved()
@@ -151,42 +152,54 @@ func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 // setService replaces a Service, or removes it if s is nil.
 func (t *Table) setService(name Name, s *Service) {
 	e := t.entry(name)
+	t.touch(e, name)
 	old := e.service
 	e.service = s
+	if old == nil && s != nil {
+		t.fresh++
+	}
 	t.countClusterIPs(s, +1)
 	t.countClusterIPs(old, -1)
 }
 
-// entry finds or makes the entry of a Service and has it compiled.
+// entry finds or makes the entry of a Service.
 func (t *Table) entry(name Name) *entry {
 	e := t.entries[name]
 	if e == nil {
 		e = &entry{}
 		t.entries[name] = e
 	}
+	return e
+}
+
+// touch has an entry compiled.
+func (t *Table) touch(e *entry, name Name) {
 	if !e.dirty {
 		e.dirty = true
 		t.dirty = append(t.dirty, named{e, name})
 	}
-	return e
 }
 
-// expectRows makes room in the Change at once for what many new Services bring.
+// expectObjects makes room at once for many objects that are probably new.
+func (t *Table) expectObjects(b *Batch) {
+	t.slices = roomy(t.slices, len(b.Slices), 0)
+	t.entries = roomy(t.entries, max(len(b.Services), len(b.Slices)), 0)
+	t.guards.expect(max(0, len(b.Services)-len(*t.guards.rows)), len(t.entries))
+}
+
+// expectRows makes room at once for what many new Services bring, and those of which only slices are known yet.
 func (t *Table) expectRows() {
-	fresh := 0
-	for _, e := range t.dirty {
-		if e.claims == nil && e.service != nil {
-			fresh++
-		}
-	}
-	t.frontends.expect, t.pools.expect = fresh, fresh
+	t.frontends.expect(t.fresh, len(t.entries))
+	t.pools.expect(t.fresh, len(t.entries))
 }
 
 // setSlice replaces a slice, or removes it if s is nil.
 func (t *Table) setSlice(name Name, s *Slice) {
 	if old := t.slices[name]; old != nil {
 		t.countEndpoints(old, -1)
-		e := t.entry(Name{Namespace: name.Namespace, Name: old.Service})
+		owner := Name{Namespace: name.Namespace, Name: old.Service}
+		e := t.entry(owner)
+		t.touch(e, owner)
 		if i, ok := e.find(name); ok {
 			e.slices = slices.Delete(e.slices, i, i+1)
 		}
@@ -196,7 +209,11 @@ func (t *Table) setSlice(name Name, s *Slice) {
 		return
 	}
 	t.countEndpoints(s, +1)
-	e := t.entry(Name{Namespace: name.Namespace, Name: s.Service})
+	owner := Name{Namespace: name.Namespace, Name: s.Service}
+	e := t.entry(owner)
+	if e.service != nil { // else there is nothing to compile yet
+		t.touch(e, owner)
+	}
 	i, _ := e.find(name)
 	e.slices = slices.Insert(e.slices, i, s)
 	t.slices[name] = s
@@ -224,14 +241,16 @@ func (t *Table) countClusterIPs(s *Service, by int) {
 		case t.shared[a] == 1:
 			delete(t.shared, a)
 		default:
-			t.moved = append(t.moved, a)
+			if t.networks[network(a)] > 0 {
+				t.moved = append(t.moved, a)
+			}
 			t.guard(hostPrefix(a), by > 0)
 		}
 	}
 }
 
 // clusterIP reports whether an address is one: no other guard refuses.
-func (t *Table) clusterIP(a netip.Addr) bool { return t.guards.rows[hostPrefix(a)] == model.Reject }
+func (t *Table) clusterIP(a netip.Addr) bool { return (*t.guards.rows)[hostPrefix(a)] == model.Reject }
 
 // guard sets what happens to packets for a prefix that no Frontend takes: unused ports of a
 // ClusterIP are refused, addresses of a Service CIDR that no Service has are silent.
@@ -265,19 +284,18 @@ func network(a netip.Addr) netip.Prefix {
 // findMoved has every Service compiled that has an endpoint with an address which began or ceased to
 // be a ClusterIP.
 func (t *Table) findMoved() {
+	if len(t.moved) == 0 {
+		return
+	}
 	moved := map[netip.Addr]struct{}{}
 	for _, a := range t.moved {
-		if t.networks[network(a)] > 0 {
-			moved[a] = struct{}{}
-		}
-	}
-	if len(moved) == 0 {
-		return
+		moved[a] = struct{}{}
 	}
 	for name, s := range t.slices {
 		for i := range s.Endpoints {
 			if _, ok := moved[s.Endpoints[i].Addr]; ok {
-				t.entry(Name{Namespace: name.Namespace, Name: s.Service})
+				owner := Name{Namespace: name.Namespace, Name: s.Service}
+				t.touch(t.entry(owner), owner)
 				break
 			}
 		}
@@ -303,8 +321,8 @@ func (t *Table) environment(b *Batch) *model.Pods {
 	t.guardCIDRs()
 	t.checkPods()
 	if changed || !t.view.equal(&old) {
-		for name := range t.entries {
-			t.entry(name)
+		for name, e := range t.entries {
+			t.touch(e, name)
 		}
 	}
 	if t.view.Pods.Equal(old.Pods) {
@@ -337,7 +355,7 @@ func (t *Table) guardCIDRs() {
 		t.guarded = append(t.guarded, without(p, own)...)
 	}
 	for _, p := range slices.Concat(old, t.guarded) {
-		t.guard(p, t.guards.rows[p] == model.Reject)
+		t.guard(p, (*t.guards.rows)[p] == model.Reject)
 	}
 }
 
