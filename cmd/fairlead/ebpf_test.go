@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -241,20 +242,58 @@ func TestRun_ebpfAffinity(t *testing.T) {
 	}
 }
 
-// TestRun_ebpfSizes: tables are as large as is configured.
+// TestRun_ebpfSizes: tables are as large as is configured, also when that changes, and connections live on.
 func TestRun_ebpfSizes(t *testing.T) {
 	w := newMachine(t)
-	w.write("web.yaml", web)
-	want := map[string]int{"affinities": 5000, "flows": 6000, "sockets": 8192, "translations": 9000, "slots": 10000}
-	w.start("--proxy-mode", "ebpf", "--cgroup-root", w.bed.Cgroup(), "--ebpf-size-affinities=5000",
-		"--ebpf-size-flows=6000", "--ebpf-size-sockets=7000", "--ebpf-size-translations=9000", "--ebpf-size-services=10000")
-	w.eventually("pod-a")
-	_, out := w.execute("dump", "--counters", "--control-socket", w.socket)
-	for table, capacity := range want {
-		if line := fmt.Sprintf("table %s capacity %d ", table, capacity); !strings.Contains(out, line) {
-			t.Errorf("%q is missing in\n%s", line, out)
+	w.configure("ebpf", "")
+	const first = "affinities 5000, flows 6000, sockets 8192, translations 9000"
+	w.sizes("affinities: 5000, flows: 6000, sockets: 7000, translations: 9000")
+	w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
+	w.becomes("tables", first, w.capacities)
+	var open []net.Conn
+	for from, to := range everywhere() {
+		c := w.dial(from, to)
+		defer c.Close()
+		open = append(open, c)
+	}
+	for _, change := range []struct{ sizes, want string }{
+		{"translations: 20000, sockets: 8193, flows: 4096", "affinities 65536, flows 4096, sockets 16384, translations 20000"},
+		{"affinities: 5000, flows: 6000, sockets: 7000, translations: 9000", first},
+	} {
+		w.sizes(change.sizes)
+		w.becomes("tables", change.want, w.capacities)
+		for _, c := range open {
+			if err := talk(c); err != nil {
+				t.Errorf("%s: an open connection from %s to %s broke: %v", change.sizes, c.LocalAddr(), c.RemoteAddr(), err)
+			}
 		}
 	}
+}
+
+// sizes has the configuration say how much mode ebpf remembers.
+func (m machine) sizes(sizes string) {
+	m.Helper()
+	text := "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nebpf: {sizes: {" + sizes + "}}\n"
+	path := filepath.Join(filepath.Dir(m.config()), "fairlead.conf")
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o644), os.Rename(path+".new", path)); err != nil {
+		m.Fatal(err)
+	}
+}
+
+// capacities are those of the tables that outlive programs.
+func (m machine) capacities() string {
+	m.Helper()
+	_, out := m.execute("dump", "--counters", "--control-socket", m.socket)
+	var all []string
+	for line := range strings.Lines(out) {
+		f := strings.Fields(line)
+		if len(f) < 4 || f[0] != "table" || !slices.Contains([]string{"affinities", "flows", "sockets", "translations"}, f[1]) {
+			continue
+		}
+		all = append(all, f[1]+" "+f[3])
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
 }
 
 // TestDump_counters asks the running process what backends got, and all together.
