@@ -60,7 +60,7 @@ func (p *Plane) freePlaces() error {
 	}
 	for i, at := range old {
 		if atomic.CompareAndSwapUint64(&places[i].Cookie, at.Cookie, 0) {
-			atomic.AddUint32(&places[i].Taken, ^uint32(0))
+			atomic.CompareAndSwapUint32(&places[i].Taken, 1, 0) // unless it has been closed meanwhile, after all
 		}
 	}
 	return nil

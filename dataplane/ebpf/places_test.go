@@ -167,6 +167,44 @@ func (c cluster) forge(p dataplane.Dataplane, netns uint64) {
 	}
 }
 
+// Sockets that close while the agent looks give back one place each, and no more.
+func TestPlaces_closing(t *testing.T) {
+	c := newCluster(t)
+	p := c.open()
+	defer p.Close()
+	check(t, p.Sync(t.Context(), parse(t, web)))
+	dns := &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 10}, Port: 53}
+	for range 5 {
+		var fds []int
+		for range 900 {
+			fd, err := c.connect("client", unix.SOCK_DGRAM, 0, dns)
+			check(t, err)
+			fds = append(fds, fd)
+		}
+		check(t, ebpf.FreePlaces(p))
+		looked := make(chan error)
+		go func() { looked <- ebpf.FreePlaces(p) }()
+		for _, fd := range fds {
+			check(t, unix.Close(fd))
+		}
+		check(t, <-looked)
+	}
+	m := c.openPlaces()
+	defer m.Close()
+	var number, wrong uint32
+	var at place
+	all := m.Iterate()
+	for all.Next(&number, &at) {
+		if at.Taken != 0 {
+			wrong++
+		}
+	}
+	check(t, all.Err())
+	if wrong > 0 {
+		t.Errorf("%d places are not free, of sockets that are closed", wrong)
+	}
+}
+
 // MPTCP connects sockets of the kernel's own, whose end no hook sees.
 func TestPlaces_kernel(t *testing.T) {
 	c := newCluster(t)
