@@ -399,13 +399,8 @@ func (p *Plane) settle(s *model.State) error {
 	return p.release(s)
 }
 
-// forget closes the tables, which the kernel keeps while programs that use them are attached.
-func (p *Plane) forget() {
-	if p.devices != nil {
-		p.devices.forget()
-	}
-	p.closeTables()
-}
+// forget closes the tables, which the kernel keeps while they are in force. Devices that come get programs meanwhile.
+func (p *Plane) forget() { p.closeTables() }
 
 func (p *Plane) closeTables() {
 	if p.tables != nil {
@@ -428,16 +423,15 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		}
 	}
 	err := p.apply(s, c)
-	if err == nil && p.serve == TC {
-		partial = p.left.apply(ctx, s, c)
-		if !isPartial(partial) {
-			err = partial
-		}
+	if isPartial(err) && p.serve == TC {
+		partial = err
+		err = p.left.apply(ctx, s, c)
 	}
-	if err != nil {
+	if !isPartial(err) {
 		p.forget()
 		return fmt.Errorf("ebpf: %w", err)
 	}
+	partial = errors.Join(partial, err)
 	if setsUDP(c) {
 		p.strays.soon()
 	}

@@ -82,7 +82,7 @@ func (d *drivers) replace(p *packets, at []netlink.Link) error {
 	for _, l := range at {
 		d.add(p, l)
 	}
-	errs := []error{d.keep(d.running)}
+	errs := []error{d.keep(d.running), d.unlist(p.Maps[packetsMapOutside])}
 	if d.mode == AccelerationNative {
 		errs = slices.AppendSeq(errs, maps.Values(d.refused))
 	}
@@ -90,6 +90,24 @@ func (d *drivers) replace(p *packets, at []netlink.Link) error {
 		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
 	}
 	return nil
+}
+
+// unlist has others send nothing to devices at which the program does not run.
+func (d *drivers) unlist(outside *ebpf.Map) error {
+	var listed []uint32
+	var device uint32
+	var outlet packetsOutlet
+	all := outside.Iterate()
+	for all.Next(&device, &outlet) {
+		if _, runs := d.running[int(device)]; !runs {
+			listed = append(listed, device)
+		}
+	}
+	errs := []error{all.Err()}
+	for _, device := range listed {
+		errs = append(errs, outside.Delete(device))
+	}
+	return errors.Join(errs...)
 }
 
 // add puts the program in force at a device, or remembers and says why not.

@@ -7,7 +7,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -160,6 +162,71 @@ func TestFastLeavesOthers(t *testing.T) {
 	}
 	c.expect("pod-a source 192.0.2.9", testbed.Outside, model.TCP, "192.0.2.1:30081")
 	c.audited(p, s)
+}
+
+// What no program runs at any more gets no packets from those at others, whose stack may know better.
+func TestFastUnlists(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.takesFrames(true)
+	p, s := c.accelerated(ebpf.AccelerationNative)
+	before, err := ebpf.Outside(p)
+	check(t, err)
+	c.command("ip link add x0 type veth peer name x1", "ip link set x0 up", "ip link set x1 up",
+		"ip address add 198.19.0.1/24 dev x0")
+	for _, device := range []string{"x0", "x1"} {
+		check(t, c.SetFeature(testbed.Node, device, testbed.GRO, true))
+	}
+	check(t, p.Sync(t.Context(), s))
+	if more, err := ebpf.Outside(p); err != nil || len(more) != len(before)+1 {
+		t.Fatalf("a device has come, and there are %v, %v; before there were %v", more, err, before)
+	}
+	c.command("ip address del 198.19.0.1/24 dev x0")
+	check(t, p.Sync(t.Context(), s))
+	if after, err := ebpf.Outside(p); err != nil || !slices.Equal(after, before) {
+		t.Errorf("packets are sent to devices %v, %v; want %v", after, err, before)
+	}
+}
+
+// command runs commands on the node.
+func (c cluster) command(lines ...string) {
+	c.t.Helper()
+	for _, line := range lines {
+		check(c.t, c.Do(testbed.Node, func() error {
+			words := strings.Fields(line)
+			return exec.Command(words[0], words[1:]...).Run()
+		}))
+	}
+}
+
+// A device that cannot do what is wanted keeps no change from being made, nor those after it.
+func TestApply_partial(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.takesFrames(false)
+	p := c.openAs(ebpf.Options{Serve: ebpf.TC, Acceleration: ebpf.AccelerationNative})
+	defer p.Close()
+	have := parse(t, passing)
+	err := p.Sync(t.Context(), have)
+	c.told(err)
+	if !errors.Is(err, dataplane.ErrPartial) {
+		t.Fatal(err)
+	}
+	for _, change := range []struct {
+		rows    string
+		partial bool
+	}{
+		{"pods 10.245.0.0/16\n", true},
+		{"pods 10.245.0.0/16\nfrontend 192.0.2.1:30099/tcp any reject default/web:none\n", false},
+	} {
+		want := parse(t, passing+change.rows)
+		if err := p.Apply(t.Context(), want, model.Diff(have, want)); errors.Is(err, dataplane.ErrPartial) != change.partial ||
+			err != nil && !change.partial {
+			t.Errorf("%s: %v", change.rows, err)
+		}
+		c.audited(p, want)
+		have = want
+	}
 }
 
 // Native says which device cannot, and what arrives there is served all the same; best effort says nothing.
