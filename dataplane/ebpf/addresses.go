@@ -49,7 +49,7 @@ func (n nodeAddrs) put(m *ebpf.Map, others nodeAddrs) error {
 		if others[key] == n[key] {
 			continue
 		}
-		err := m.Put(key, packetsAddr(address(n[key])))
+		err := insist(func() error { return m.Put(key, packetsAddr(address(n[key]))) })
 		if errors.Is(err, unix.ENOSPC) {
 			break
 		}
