@@ -304,7 +304,7 @@ static __always_inline bool is_ours(__be16 port)
 	return (__u16)(bpf_ntohs(port) - ports_first) < ports_count;
 }
 
-static __always_inline __be16 any_port(void)
+__noinline __be16 any_port(void)
 {
 	return bpf_htons(ports_first + bpf_get_prandom_u32() % (ports_count ? ports_count : 1));
 }

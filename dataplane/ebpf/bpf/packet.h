@@ -16,6 +16,8 @@
 #include <linux/udp.h>
 #include "balance.h"
 
+// Functions of numbers alone are global (not static): the verifier looks at such a one once, and not for each call.
+
 #define AF_INET 2
 #define AF_INET6 10
 
@@ -456,20 +458,24 @@ static __always_inline bool set_port(struct __sk_buff *skb, const struct packet 
 // What a digit at some place of a CRC becomes when 2^i bytes follow. Set when the programs are loaded.
 const volatile __u32 crc_shifts[CRC_BITS][CRC_DIGITS][16];
 
+// crc_shift is what a difference becomes when 2^i bytes follow.
+__noinline __u32 crc_shift(__u32 difference, __u32 i)
+{
+	__u32 sum = 0;
+
+	for (int j = 0; j < CRC_DIGITS; j++)
+		sum ^= crc_shifts[i % CRC_BITS][j][difference >> 4 * j & 15];
+	return sum;
+}
+
 // crc_of is by how much the CRC of so many bytes differs if the first four of them do. Such a sum is linear: the rest
 // of the packet does not matter, only that there is one, which is a multiplication by x^8 for each byte. That is looked
 // up, for loops that compute it took the verifier half of its time.
-static __noinline __u32 crc_of(__u32 difference, __u32 bytes)
+__noinline __u32 crc_of(__u32 difference, __u32 bytes)
 {
-	for (int i = 0; i < CRC_BITS; i++) {
-		__u32 sum = 0;
-
-		if (!(bytes >> i & 1))
-			continue;
-		for (int j = 0; j < CRC_DIGITS; j++)
-			sum ^= crc_shifts[i][j][difference >> 4 * j & 15];
-		difference = sum;
-	}
+	for (int i = 0; i < CRC_BITS; i++)
+		if (bytes >> i & 1)
+			difference = crc_shift(difference, i);
 	return difference;
 }
 
@@ -491,8 +497,8 @@ static __always_inline bool set_crc(struct __sk_buff *skb, const struct packet *
 }
 
 // rewrite changes from where to where a packet goes. It is false if the packet is spoilt.
-static __always_inline bool rewrite(struct __sk_buff *skb, const struct packet *p, const struct sums *s,
-				    const struct endpoint *src, const struct endpoint *dst)
+static __noinline int rewrite(struct __sk_buff *skb, const struct packet *p, const struct sums *s,
+			      const struct endpoint *src, const struct endpoint *dst)
 {
 	return set_addr(skb, p, s, true, &src->addr) && set_addr(skb, p, s, false, &dst->addr) &&
 	       set_port(skb, p, s, true, src->port) && set_port(skb, p, s, false, dst->port) &&
