@@ -79,20 +79,8 @@ struct {
 
 const volatile bool preempt_rt;
 
-// take is true for a place that nobody has.
-static __always_inline bool take(struct work *w)
-{
-	if (!preempt_rt)
-		return true;
-	__sync_fetch_and_add(&w->taken, 1);
-	if (*(volatile __u32 *)&w->taken == 1)
-		return true;
-	__sync_fetch_and_add(&w->taken, -1);
-	return false;
-}
-
-// begin_work finds a place for a packet. It is 0 if there is none.
-static __always_inline struct work *begin_work(void)
+// take finds a place that no program has which was preempted. It is 0 if there is none.
+static __always_inline struct work *take(void)
 {
 	for (__u32 i = 0; i < PREEMPTED; i++) {
 		__u32 place = i;
@@ -100,13 +88,22 @@ static __always_inline struct work *begin_work(void)
 
 		if (!w)
 			return 0;
-		if (take(w)) {
-			w->packet = (struct packet){};
+		__sync_fetch_and_add(&w->taken, 1);
+		if (*(volatile __u32 *)&w->taken == 1)
 			return w;
-		}
+		__sync_fetch_and_add(&w->taken, -1);
 		asm volatile("" : "+r"(i)); // keeps it in a register, or else Linux 5.10 sees an endless loop
 	}
 	return 0;
+}
+
+static __always_inline struct work *begin_work(void)
+{
+	struct work *w = preempt_rt ? take() : bpf_map_lookup_elem(&works, &only);
+
+	if (w)
+		w->packet = (struct packet){};
+	return w;
 }
 
 static __always_inline int end_work(struct work *w, int verdict)
