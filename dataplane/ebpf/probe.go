@@ -8,8 +8,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Probed is what planes have found out about the kernel: that it takes the programs. To verify them takes it a third of
-// a second, which planes of the same process may share.
+// Probed is what planes have found out about the kernel: that it takes the programs. To verify them takes a twentieth
+// of a second, which planes of the same process may share.
 type Probed struct {
 	mu           sync.Mutex
 	sockets      bool
