@@ -71,8 +71,8 @@ func newDrivers(dir string, log *slog.Logger) drivers {
 	}
 }
 
-// replace puts the program in force at some devices, and at no other. What it returns in native mode is an
-// ErrPartial: all is served, if not in this way.
+// replace puts the program in force at some devices, and at no other. In native mode it returns which cannot have it:
+// all is served, if not in this way.
 func (d *drivers) replace(p *packets, at []netlink.Link) error {
 	clear(d.running)
 	clear(d.refused)
@@ -86,10 +86,7 @@ func (d *drivers) replace(p *packets, at []netlink.Link) error {
 	if d.mode == AccelerationNative {
 		errs = slices.AppendSeq(errs, maps.Values(d.refused))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // unlist has others send nothing to devices at which the program does not run.
