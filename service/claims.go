@@ -77,14 +77,13 @@ func (t *Table) claim(e *entry, rows *Rows) {
 
 // owner is the Service that has a claim, by the rows in force; nil: nobody has it.
 func (t *Table) owner(c claim) *entry {
-	name := (*t.health.rows)[c.addrPort()].Service
-	if c.protocol != model.TCP {
-		name = ""
+	scope := model.Any
+	if c.addr.IsLoopback() { // clients from elsewhere have no row there; on all others they have one
+		scope = model.Internal
 	}
-	for _, scope := range []model.Scope{model.Internal, model.Any} {
-		if row, ok := (*t.frontends.rows)[c.key(scope)]; ok {
-			name = row.Service
-		}
+	name := (*t.frontends.rows)[c.key(scope)].Service
+	if name == "" && c.protocol == model.TCP {
+		name = (*t.health.rows)[c.addrPort()].Service
 	}
 	if name == "" {
 		return nil

@@ -389,8 +389,10 @@ func (t *Table) compile(e named) {
 	}
 	t.spare = nil
 	rows := t.rows(e.entry, c)
-	if t.claim(e.entry, rows); t.compiled[e.entry] == nil {
-		t.setPools(rows)
+	if t.claim(e.entry, rows); t.compiled[e.entry] == nil { // all of them are granted
+		for i := range rows.Pools {
+			t.pools.put(rows.Pools[i].Key, rows.Pools[i].Value)
+		}
 		t.spare = c
 	}
 	t.tell(e.name, rows.Problems)
