@@ -40,8 +40,8 @@ func (p Protocol) String() string {
 
 // ParseProtocol is the inverse of Protocol.String; case does not matter.
 func ParseProtocol(s string) (Protocol, error) {
-	for p, name := range protocolNames {
-		if strings.EqualFold(name, s) {
+	for _, p := range []Protocol{TCP, UDP, SCTP} {
+		if strings.EqualFold(p.String(), s) {
 			return p, nil
 		}
 	}

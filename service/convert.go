@@ -60,8 +60,13 @@ func (r *report) name(m *metav1.ObjectMeta) Name {
 // intern gives equal strings that live at the same time one copy. It is for those of which few differ.
 func intern(s string) string { return unique.Make(s).Value() }
 
-// label reports whether s can be a part of a Service's name, and thereby a word in a row.
-func label(s string) bool { return len(validation.IsDNS1123Label(s)) == 0 }
+// label reports whether s can be a part of a Service's name, and thereby a word in a row. It is
+// validation.IsDNS1123Label, whose regular expression takes half of the time in which a Service is read.
+func label(s string) bool {
+	const inside = "-0123456789abcdefghijklmnopqrstuvwxyz"
+	return s != "" && len(s) <= validation.DNS1123LabelMaxLength && s[0] != '-' && s[len(s)-1] != '-' &&
+		strings.Trim(s, inside) == ""
+}
 
 // addr parses an address that somebody may talk to. The API server accepts leading zeros in old
 // objects; they are refused here, as some programs read them as octal.

@@ -2,11 +2,13 @@ package service_test
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"fairlead.dev/fairlead/service"
 )
@@ -57,4 +59,22 @@ func marshal(t testing.TB, o any) []byte {
 		t.Fatal(err)
 	}
 	return data
+}
+
+// TestFromService_label compares which names are accepted with those that Kubernetes accepts.
+func TestFromService_label(t *testing.T) {
+	names := []string{"a", "0", "-", "", "web", "a-b", "-a", "a-", "a--b", "A", "aB", "a.b", "a_b", "ä", "a/b", "a:b", "a\n",
+		strings.Repeat("a", 63), strings.Repeat("a", 64)}
+	for b := range 256 {
+		c := string([]byte{byte(b)})
+		names = append(names, c, c+"a", "a"+c, "a"+c+"a")
+	}
+	for _, name := range names {
+		o := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
+		o.Namespace, o.Name = "default", name
+		s, _ := service.FromService(o)
+		if got, want := s.Ignored == "", len(validation.IsDNS1123Label(name)) == 0; got != want {
+			t.Errorf("a Service of the name %q is accepted: %t, want %t", name, got, want)
+		}
+	}
 }
