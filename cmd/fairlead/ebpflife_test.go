@@ -268,13 +268,7 @@ func TestRun_ebpfDatagrams(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.configure("ebpf", "")
-	w.becomes("nftables has rows", "false", func() string {
-		out, err := w.bed.Command(t.Context(), testbed.Node, "nft", "list", "ruleset").CombinedOutput()
-		if err != nil {
-			t.Fatalf("nft: %v %s", err, out)
-		}
-		return fmt.Sprint(strings.Contains(string(out), "10.96.0.53"))
-	})
+	w.becomes("nftables has rows", "false", func() string { return w.nftablesHas("10.96.0.53") })
 	if err := talk(conn); err != nil {
 		t.Errorf("in mode ebpf: %v", err)
 	}
@@ -290,4 +284,97 @@ func TestRun_ebpfDatagrams(t *testing.T) {
 		}
 		return fmt.Sprint(err)
 	})
+}
+
+// TestRun_ebpfPackets changes who serves packets, in a process that runs and by one that starts after another, while
+// connections are made all the time. Open ones go on. When those have ended that the programs at devices have made,
+// nothing is left of these.
+func TestRun_ebpfPackets(t *testing.T) {
+	w := newMachine(t)
+	w.configure("ebpf", "")
+	w.packetsBy("tc")
+	flags := []string{"--config", w.config(), "--cgroup-root", w.bed.Cgroup()}
+	p := w.start(flags...)
+	loads := w.loads()
+	var open []net.Conn
+	defer func() {
+		for _, c := range open {
+			_ = c.Close()
+		}
+	}()
+	served := map[string]string{"tc": "false", "nftables": "true"} // whether nftables has rows
+	for i, by := range []string{"nftables", "tc", "nftables"} {
+		for from, to := range everywhere() {
+			open = append(open, w.dial(from, to))
+		}
+		w.packetsBy(by)
+		t.Logf("%s %s", by, time.Now().Format("05.000"))
+		if restart := i == 2; restart {
+			_ = p.Process.Kill()
+			_ = p.Wait()
+			p = w.start(flags...)
+		}
+		w.becomes("packets by "+by+": nftables has rows", served[by], func() string { return w.nftablesHas("10.96.0.10") })
+		for _, load := range loads {
+			if err := load.AwaitAnswers(t.Context(), 20); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, c := range open {
+			if err := talk(c); err != nil {
+				t.Errorf("packets by %s: an open connection from %s to %s broke: %v", by, c.LocalAddr(), c.RemoteAddr(), err)
+			}
+		}
+	}
+	for _, load := range loads {
+		if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 50 {
+			t.Errorf("while it changed who serves packets: %s", r)
+		}
+	}
+	if links, _ := filepath.Glob(filepath.Join(w.pinned, "links", "ingress*")); len(links) == 0 {
+		t.Error("there are connections, but no programs at devices")
+	}
+	w.forgetFlows()
+	w.becomes("what is pinned for packets", "[] []", func() string {
+		links, _ := filepath.Glob(filepath.Join(w.pinned, "links", "*gress*"))
+		memory, _ := filepath.Glob(filepath.Join(w.pinned, "memory", "translations*"))
+		return fmt.Sprint(links, memory)
+	})
+}
+
+// forgetFlows is as if all flows of packets had ended.
+func (m machine) forgetFlows() {
+	m.Helper()
+	flows, err := ebpf.LoadPinnedMap(filepath.Join(m.pinned, "memory", "translations"), nil)
+	if err != nil {
+		m.Fatal(err)
+	}
+	defer flows.Close()
+	for key := []byte(nil); ; {
+		if err := flows.NextKey(nil, &key); errors.Is(err, ebpf.ErrKeyNotExist) {
+			return
+		} else if err = errors.Join(err, flows.Delete(key)); err != nil {
+			m.Fatal(err)
+		}
+	}
+}
+
+// packetsBy says who is to serve packets.
+func (m machine) packetsBy(name string) {
+	m.Helper()
+	path := filepath.Join(filepath.Dir(m.config()), "fairlead.conf")
+	text := fairleadConf + "ebpf: {packets: " + name + "}\n"
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o644), os.Rename(path+".new", path)); err != nil {
+		m.Fatal(err)
+	}
+}
+
+// nftablesHas reports whether a text is in the ruleset.
+func (m machine) nftablesHas(text string) string {
+	m.Helper()
+	out, err := m.bed.Command(m.Context(), testbed.Node, "nft", "list", "ruleset").CombinedOutput()
+	if err != nil {
+		m.Fatalf("nft: %v %s", err, out)
+	}
+	return fmt.Sprint(strings.Contains(string(out), text))
 }

@@ -63,7 +63,7 @@ func (p *Plane) auditBehind(ctx context.Context, s *model.State) ([]dataplane.Dr
 // flows that could not be looked through.
 func (p *Plane) auditPackets(s *model.State) ([]dataplane.Drift, error) {
 	if p.serve != TC {
-		return nil, nil
+		return nil, p.auditStanding()
 	}
 	if err := p.sweep.failed(); err != nil {
 		return nil, err

@@ -121,6 +121,7 @@ type Plane struct {
 	sockets      *ebpf.Collection     // the programs for them
 	packets      *packets             // nil: others serve packets
 	tables       *tables              // in force; nil: the kernel's content is not known
+	standing     *standing            // nil: no programs at devices serve flows only
 	holders      holders              // of places, when the agent looked for the last time
 	placesSeen   time.Time            // when that was
 	strays       strays               // sockets of the node that no hook has seen
@@ -298,6 +299,9 @@ func (p *Plane) replace(s *model.State) error {
 	if err := p.fault("ebpf load"); err != nil {
 		return err
 	}
+	if err := p.stand(); err != nil {
+		return err
+	}
 	if err := p.openMemory(); err != nil {
 		return fmt.Errorf("open what is pinned in %s: %w", p.pins, err)
 	}
@@ -359,8 +363,11 @@ func (p *Plane) loadPrograms() (err error) {
 			return err
 		})
 	}
-	if p.serve == TC {
-		both.Go(p.loadPackets)
+	switch {
+	case p.serve == TC:
+		both.Go(func() error { return p.loadPackets(p.sets) })
+	case p.standing != nil:
+		both.Go(func() error { return p.loadPackets(p.standing.none) })
 	}
 	return both.Wait()
 }
@@ -375,6 +382,7 @@ func (p *Plane) closePrograms() {
 	if p.sets != nil {
 		_ = p.sets.close()
 	}
+	p.closeStanding()
 	p.sockets, p.sets = nil, nil
 }
 
@@ -389,10 +397,13 @@ func (p *Plane) attachAll(pods model.Pods) error {
 			return fmt.Errorf("attach %s to %s: %w", hook, p.cgroup, err)
 		}
 	}
-	if p.serve == Behind {
-		return p.devices.remove()
+	switch {
+	case p.serve == TC:
+		return p.devices.replace(p.packets, p.sets, pods)
+	case p.standing != nil:
+		return p.devices.replace(p.packets, p.standing.none, model.Pods{})
 	}
-	return p.devices.replace(p.packets, p.sets, pods)
+	return p.devices.remove()
 }
 
 // settle makes sure that no socket stays with a backend that it has lost.

@@ -202,3 +202,23 @@ func second(t testing.TB) uint64 {
 	}
 	return uint64(now.Sec)
 }
+
+// A port of the node is that of who has begun a connection with it last: a client that is hidden, or another plane's.
+func TestFlow_yields(t *testing.T) {
+	r := newPacketRun(t, `
+backend default/web:http cluster 10.244.1.11:8080 local
+frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat always
+`)
+	r.play(strings.TrimSpace(`
+lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 S    -> tcp 192.0.2.9:4000 > 10.244.1.11:8080 S
+out tcp 192.0.2.9:4000 > 10.244.1.11:8080 S   -> tcp 192.0.2.1:4000 > 10.244.1.11:8080 S
+pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 SA  -> tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA
+out tcp 192.0.2.1:4000 > 10.244.1.11:8080 A   -> the same
+pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 A   -> tcp 10.244.1.11:8080 > 192.0.2.9:4000 A
+out tcp 192.0.2.1:4000 > 10.244.1.11:8080 S   -> the same
+pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 SA  -> the same
+lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 A    -> the same`))
+	if n := len(r.translations()); n != 0 {
+		t.Errorf("%d translations are left", n)
+	}
+}

@@ -22,7 +22,7 @@ type kind struct {
 }
 
 // loadPackets loads the programs for packets, unless there are some that know the same of the node.
-func (p *Plane) loadPackets() error {
+func (p *Plane) loadPackets(sets *sets) error {
 	o := packetOptions{
 		Maps:     map[string]*ebpf.Map{},
 		Programs: []string{packetsProgFromAnywhere, packetsProgLeave},
@@ -48,7 +48,7 @@ func (p *Plane) loadPackets() error {
 	if had := p.packets; had != nil && had.options.Ports == o.Ports && had.options.DirectMTU == o.DirectMTU {
 		return nil
 	}
-	c, err := newPackets(p.sets, o)
+	c, err := newPackets(sets, o)
 	if err != nil {
 		return fmt.Errorf("load programs for packets: %w", err)
 	}

@@ -44,7 +44,7 @@ func (p *Plane) openMemory() error {
 		return err
 	}
 	wanted := p.sizes.memory(spec)
-	if p.serve == TC {
+	if p.serve == TC || p.standing != nil {
 		if err := p.sizes.addPacketMemory(wanted); err != nil {
 			return err
 		}

@@ -449,6 +449,36 @@ int from_pods(struct __sk_buff *skb)
 	return arrive(skb, TO_PODS);
 }
 
+// yield has a port of the node belong to a connection that begins and is not the programs': of another plane, which
+// hides clients itself, or of a socket. Answers would go to the client that had the port before. Its flow goes.
+static __noinline int yield(const struct packet *p, struct translation *flow)
+{
+	if (!p || !flow)
+		return 0;
+	struct tuple key;
+
+	reverse(&key, &p->tuple.src, &p->tuple.dst, p->tuple.protocol, INGRESS);
+	struct translation *back = bpf_map_lookup_elem(&translations, &key);
+
+	if (!back || !(back->state & BACK) || back->state & TOLD)
+		return 0;
+	struct endpoint client = back->dst;
+
+	bpf_map_delete_elem(&translations, &key);
+	reverse(&key, &client, &p->tuple.dst, p->tuple.protocol, EGRESS);
+	back = bpf_map_lookup_elem(&translations, &key);
+	if (!back)
+		return 0;
+	*flow = *back;
+	reverse(&key, &flow->src, &flow->dst, p->tuple.protocol, INGRESS);
+	struct translation *known = bpf_map_lookup_elem(&translations, &key);
+
+	if (!known || !same(&known->src, &client))
+		return 0;
+	*flow = *known;
+	return forget(&key, flow);
+}
+
 static __always_inline int serve_leaving(struct __sk_buff *skb, struct work *w)
 {
 	struct packet *p = &w->packet;
@@ -462,6 +492,8 @@ static __always_inline int serve_leaving(struct __sk_buff *skb, struct work *w)
 	p->tuple.hook = EGRESS;
 	struct translation *t = bpf_map_lookup_elem(&translations, &p->tuple);
 
+	if (!t && p->is & BEGINS && p->tuple.protocol != IPPROTO_UDP)
+		yield(p, &w->flow);
 	if (!t)
 		return TC_ACT_UNSPEC;
 	if (t->state & DIRECT) {
