@@ -280,7 +280,7 @@ static __always_inline bool had(struct bpf_sock_addr *ctx, __u32 rows, __u64 coo
 	if (!p || !at)
 		return false;
 	*backend = p->backend;
-	bool lives = same(&p->service, service) && membership(rows, backend, number) != STRANGER;
+	bool again = same(&p->service, service), lives = again && membership(rows, backend, number) != STRANGER;
 
 	if (is_connected(ctx))
 		return lives;
@@ -290,17 +290,36 @@ static __always_inline bool had(struct bpf_sock_addr *ctx, __u32 rows, __u64 coo
 		at->asked = now;
 		return true;
 	}
-	spill(cookie);
+	if (!again)
+		spill(cookie);
 	return false;
 }
 
 // asks_first has the place of a socket that has asked nobody yet remember a backend, if no other socket has it.
-static __always_inline bool asks_first(struct bpf_sock_addr *ctx, __u64 cookie, __u64 netns, const struct peer *p,
-				       __u64 now)
+static __always_inline bool asks_first(__u64 cookie, __u64 netns, const struct peer *p, __u64 now)
 {
 	struct place *at = place_of(cookie);
 
-	return at && at->cookie != cookie && !is_connected(ctx) && occupy(cookie, netns, p, DATAGRAMS, asked_at(now));
+	return at && at->cookie != cookie && occupy(cookie, netns, p, DATAGRAMS, asked_at(now));
+}
+
+// asks_again gives the place of a socket that asks one service another backend. Answers of the former one may be on their
+// way. Another thread may do the same, and the place has the backend of one: so both have flows, too.
+static __always_inline bool asks_again(__u64 cookie, const struct peer *p, __u64 now)
+{
+	struct place *at = place_of(cookie);
+
+	if (!at || at->cookie != cookie || at->protocol != DATAGRAMS || !same(&at->peer.service, &p->service))
+		return false;
+	if (!same(&at->peer.backend, &p->backend)) {
+		struct endpoint former = at->peer.backend;
+
+		expect(cookie, &former, &p->service, false);
+		expect(cookie, &p->backend, &p->service, false);
+		at->peer.backend = p->backend;
+	}
+	at->asked = asked_at(now);
+	return true;
 }
 
 // assign gives a datagram to the backend that its socket had for it, while that has not left, or else to another one.
@@ -326,7 +345,8 @@ static __always_inline bool assign(struct bpf_sock_addr *ctx, __u32 rows, const 
 		return false;
 	struct peer peer = {.service = forth->peer, .backend = *backend};
 
-	if (!known && asks_first(ctx, forth->cookie, netns, &peer, now))
+	if (!is_connected(ctx) && (asks_again(forth->cookie, &peer, now) ||
+				   (!known && asks_first(forth->cookie, netns, &peer, now))))
 		return true;
 	struct flow fresh = {.other = *backend, .last = now};
 
