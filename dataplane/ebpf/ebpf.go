@@ -278,7 +278,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	}
 	partial = errors.Join(partial, err)
 	if p.serve == TC {
-		p.sweep.start(p.devices.takeGone)
+		p.sweep.start(p.devices.dropGone)
 		if err = p.left.sync(ctx, s); !isPartial(err) {
 			return err
 		}

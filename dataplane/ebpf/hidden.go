@@ -38,6 +38,18 @@ func (d *devices) noteGone(had, has nodeAddrs) error {
 	return nil
 }
 
+// dropGone has addresses dropped that the node has lost. Where that fails, it is tried again the next time.
+func (d *devices) dropGone(drop func([]netip.Addr) error) error {
+	gone := d.takeGone()
+	err := drop(gone)
+	if err != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.gone = append(d.gone, gone...)
+	}
+	return err
+}
+
 // takeGone are the addresses that the node has lost since it was called, and has not got again.
 func (d *devices) takeGone() (gone []netip.Addr) {
 	d.mu.Lock()

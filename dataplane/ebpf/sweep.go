@@ -151,9 +151,12 @@ func newSweep(maps map[string]*ebpf.Map, p *phases) (*sweep, error) {
 	return s, nil
 }
 
+// lost has the addresses dropped that the node has lost. It remembers those of which that fails.
+type lost func(drop func([]netip.Addr) error) error
+
 // start has a goroutine sweep from now on, whatever Audit's pace is. It asks which addresses the node has lost. The
 // table has all its flows by now: where it finds none, programs do not look for any.
-func (s *sweep) start(lost func() []netip.Addr) {
+func (s *sweep) start(lost lost) {
 	if s.stop != nil {
 		return
 	}
@@ -167,7 +170,7 @@ func (s *sweep) start(lost func() []netip.Addr) {
 			case <-s.stop:
 				return
 			case <-pace.C:
-				s.turn(lost())
+				s.turn(lost)
 			}
 		}
 	}()
@@ -182,11 +185,11 @@ func (s *sweep) close() error {
 }
 
 // turn does what is due once in a second.
-func (s *sweep) turn(lost []netip.Addr) {
+func (s *sweep) turn(lost lost) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, err := s.step()
-	s.err = errors.Join(err, s.dropHidden(lost))
+	s.err = errors.Join(err, lost(s.dropHidden))
 }
 
 // failed is the error of the last turn.
