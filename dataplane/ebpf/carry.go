@@ -62,12 +62,23 @@ func (p *Plane) settleMemory() error {
 		return err
 	}
 	for name, former := range p.former {
-		path, beside := p.memoryPath(name), p.memoryPath(name+"_new")
-		if err := errors.Join(p.memory[name].Pin(beside), os.Rename(beside, path)); err != nil {
+		if err := repin(p.memory[name], p.memoryPath(name)); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		former.Close()
 		delete(p.former, name)
 	}
 	return nil
+}
+
+// repin pins a map in place of another one, so that there is one at any time. Who was killed while doing so has left his.
+func repin(m *ebpf.Map, path string) error {
+	beside := path + "_new"
+	if err := errors.Join(m.Unpin(), os.RemoveAll(beside)); err != nil {
+		return err
+	}
+	if err := m.Pin(beside); err != nil {
+		return err
+	}
+	return os.Rename(beside, path)
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	bpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
 	"fairlead.dev/fairlead/dataplane/ebpf"
@@ -176,6 +177,31 @@ func TestAffinity(t *testing.T) {
 	}
 	if len(seen) != 1 || strings.Contains(fmt.Sprint(seen), ",") {
 		t.Error(seen)
+	}
+}
+
+// A process was killed when it had pinned a map beside the former one: the next one takes its own.
+func TestAffinity_killed(t *testing.T) {
+	c := newCluster(t)
+	s := parse(t, web)
+	p := c.openSized(ebpf.Sizes{Affinities: 1000})
+	check(t, p.Sync(t.Context(), s))
+	check(t, p.Close())
+	path := filepath.Join(c.pins, "memory", "affinities")
+	m, err := bpf.LoadPinnedMap(path, nil)
+	check(t, err)
+	same, err := m.Clone()
+	check(t, err)
+	check(t, errors.Join(same.Pin(path+"_new"), same.Close(), m.Close()))
+	p = c.openSized(ebpf.Sizes{Affinities: 2000})
+	defer p.Close()
+	check(t, p.Sync(t.Context(), s))
+	c.audited(p, s)
+	m, err = bpf.LoadPinnedMap(path, nil)
+	check(t, err)
+	defer m.Close()
+	if n := m.MaxEntries(); n != 2000 {
+		t.Errorf("the next process finds a map of %d", n)
 	}
 }
 
