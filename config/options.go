@@ -323,11 +323,11 @@ func (f *Flags) ebpfSizes() []option {
 			usage: "how many clients of Services with session affinity are remembered, in 112 bytes each, before those go " +
 				"that were silent for longest; 0: 65536"},
 		{group: ebpf, flag: "ebpf-size-flows", field: "ebpf.sizes.flows", always: true, bind: number(&own.Flows),
-			usage: "the same of peers of UDP sockets that are not connected, two for each, in 128 bytes; answers of those " +
-				"that are forgotten seem to come from the backend; 0: 65536"},
+			usage: "the same of peers of UDP sockets that are not connected and ask several Services, two for each, in 128 " +
+				"bytes; answers of those that are forgotten seem to come from the backend; 0: 65536"},
 		{group: ebpf, flag: "ebpf-size-sockets", field: "ebpf.sizes.sockets", always: true, bind: number(&own.Sockets),
-			usage: "how many connected sockets have 64 bytes each at hand, rounded up to a power of two; for more than that " +
-				"connect() takes longer; 0: 65536"},
+			usage: "how many sockets that are connected, or ask one Service by UDP, have 64 bytes each at hand, rounded up " +
+				"to a power of two; for more than that connect() takes longer; 0: 65536"},
 		{group: ebpf, flag: "ebpf-size-translations", field: "ebpf.sizes.translations", always: true,
 			bind: number(&own.Translations),
 			usage: "how many translations of packets are remembered, in 192 bytes each, before those go that were not used " +

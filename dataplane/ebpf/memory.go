@@ -9,7 +9,7 @@ import (
 )
 
 // Sizes say how many clients and sockets the plane remembers. Their memory is taken at once. A process with other sizes
-// than the one before takes over what fits, but of Sockets nothing.
+// than the one before takes over what fits, but of Sockets nothing: what is in a place is forgotten.
 type Sizes struct {
 	// Affinities are clients of pools with affinity; 0: 65,536. Each takes 112 bytes. The one that was silent longest
 	// is forgotten first.
