@@ -286,10 +286,8 @@ func (p *Plane) service(socket diagSocket) (a netip.AddrPort, ok bool, err error
 func serves(s *model.State, protocol model.Protocol, service, backend netip.AddrPort) bool {
 	for _, scope := range []model.Scope{model.Any, model.Internal} {
 		key := model.Key{Addr: service.Addr(), Port: service.Port(), Protocol: protocol, Scope: scope}
-		for _, b := range s.Pools[s.Frontends[key].Pool].Backends {
-			if b.AddrPort == backend {
-				return true
-			}
+		if hasBackend(s.Pools[s.Frontends[key].Pool].Backends, backend) {
+			return true
 		}
 	}
 	return false
