@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -31,11 +32,9 @@ func TestWork_preempted(t *testing.T) {
 			}
 		}
 		for i := range works.MaxEntries() {
-			taken := uint32(0)
 			if i < interrupted {
-				taken = 1
-			}
-			if got := mostTaken(t, works, i); got != taken {
+				expectUntouched(t, works, i)
+			} else if got := mostTaken(t, works, i); got != 0 {
 				t.Errorf("%d interrupted: place %d is taken %d times", interrupted, i, got)
 			}
 		}
@@ -51,12 +50,22 @@ func TestWork_preempted(t *testing.T) {
 // interrupt has a program be in a place, on every processor.
 func interrupt(t *testing.T, works *ebpf.Map, place uint32) {
 	t.Helper()
-	all := make([]packetsWork, ebpf.MustPossibleCPU())
-	for i := range all {
-		all[i].Taken = 1
-	}
-	if err := works.Put(place, all); err != nil {
+	if err := works.Put(place, slices.Repeat([]packetsWork{{Taken: 1}}, ebpf.MustPossibleCPU())); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// expectUntouched expects a place as interrupt has left it.
+func expectUntouched(t *testing.T, works *ebpf.Map, place uint32) {
+	t.Helper()
+	var all []packetsWork
+	if err := works.Lookup(place, &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range all {
+		if w != (packetsWork{Taken: 1}) {
+			t.Errorf("somebody has worked in place %d, which another one is in: %+v", place, w)
+		}
 	}
 }
 

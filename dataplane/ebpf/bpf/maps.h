@@ -8,8 +8,9 @@
 //   slots[first ... first + count)     ─► a backend each
 //
 // Of these, and of who may use what (guards, members, sources, pods), there are two sets. A word says which one is in
-// force; a program reads it once. The agent fills the other set, flips the word, and takes the first one away, so that no
-// program has a part of each, and none has to be verified again.
+// force. The agent fills the other set, flips the word, and takes the first one away, so no program has to be verified
+// again. Whatever a program decides, it reads the word once for that, so no decision has a part of each set; the next one
+// about the same packet may be by the other.
 //
 // What sockets and clients are remembered in (affinities, flows, sockets, peers), and what was refused, is pinned and
 // outlives the programs: see pin.go before you change a layout there.
