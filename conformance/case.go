@@ -165,10 +165,10 @@ func canonical(text string) (string, error) {
 	return s.String(), nil
 }
 
-// skip is why a plane deviates from a case; empty if it does not.
-func (c *testCase) skip(plane string) string {
+// skip is why a plane deviates from a case, in all ways to play it or in this one; empty if it does not.
+func (c *testCase) skip(plane string, w way) string {
 	key := "skip " + plane
-	return cmp.Or(c.options[key], c.options[key+" "+string(c.family)])
+	return cmp.Or(c.options[key], c.options[key+" "+string(c.family)], c.options[key+" "+w.name])
 }
 
 // ofSockets is the case without the probes that do not come from a TCP or UDP socket on the node, and with what is

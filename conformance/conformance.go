@@ -9,7 +9,7 @@
 // The first lines of a file are its rule, in words; docs/semantics.md lists all rules. Then come the
 // sections, each with "-2", "-3" and so on for later steps of the case:
 //
-//	options       flags of the proxy; "family: ipv4 WHY", "family: dual WHY"; "skip PLANE [FAMILY]: WHY"
+//	options       flags of the proxy; "family: ipv4 WHY", "family: dual WHY"; "skip PLANE [FAMILY or WAY]: WHY"
 //	objects.yaml  what is new or replaces something
 //	delete        what goes: "Kind namespace/name"
 //	rows          in place of objects: rows for which there are no objects
@@ -36,6 +36,7 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -86,8 +87,8 @@ func run(t *testing.T, name string, s stage) {
 			group.Go(func() { s.playAll(t, plays) })
 		}
 		for _, c := range cases {
-			if c.skip(name) == "" {
-				for _, w := range s.ways(c) {
+			for _, w := range s.ways(c) {
+				if c.skip(name, w) == "" {
 					plays <- play{c, w}
 				}
 			}
@@ -96,11 +97,14 @@ func run(t *testing.T, name string, s stage) {
 		group.Wait()
 	})
 	for _, c := range cases {
-		if reason := c.skip(name); reason != "" {
-			t.Run(fmt.Sprintf("deviations/%s/%s", c.name, c.family), func(t *testing.T) { t.Skip(reason) })
+		for _, w := range s.ways(c) {
+			if reason := c.skip(name, w); reason != "" {
+				t.Run(fmt.Sprintf("deviations/%s/%s/%s", c.name, c.family, w.name), func(t *testing.T) { t.Skip(reason) })
+			}
 		}
 	}
-	if !testbed.HasProtocol(model.SCTP) && !s.onlySockets {
+	sctp := slices.ContainsFunc(cases, func(c *testCase) bool { return c.needs(model.SCTP) && c.skip(name, way{}) == "" })
+	if sctp && !testbed.HasProtocol(model.SCTP) && !s.onlySockets {
 		t.Run("sctp", runInTestKernel)
 	}
 }
