@@ -36,7 +36,7 @@ const (
 func (t *Table) Decisions(internal []Rule, last ...Rule) []Chain {
 	mark := NewRule("", LoadMeta(expr.MetaKeyMARK, 0), Bits(0, ^t.Mark, t.Mark), StoreMeta(expr.MetaKeyMARK, 0))
 	return []Chain{
-		t.rejectChain(),
+		t.RejectChain(),
 		{Name: chainMark, Rules: []Rule{mark}},
 		{Name: chainMarkOffCluster, Rules: append(t.FromPods("pods keep their address", Return()), mark)},
 		{Name: ChainServices, Rules: slices.Concat([]Rule{t.Dispatch("frontends")}, t.Guards(), last)},
@@ -85,7 +85,8 @@ func InterfacePattern(name string) []byte {
 	return append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
 }
 
-func (t *Table) rejectChain() Chain {
+// RejectChain answers that nobody is there.
+func (t *Table) RejectChain() Chain {
 	protocol := LoadMeta(expr.MetaKeyL4PROTO, 0)
 	c := Chain{Name: ChainReject, Rules: []Rule{NewRule("",
 		protocol, Equals([]byte{unix.IPPROTO_TCP}), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})}}

@@ -1,0 +1,418 @@
+package userspace_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/userspace"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+const (
+	service = "10.96.0.10:80"
+	patient = 10 * time.Second
+)
+
+// node is a plane on the node of a testbed with three pods: client, pod-a (both on the node) and pod-b.
+type node struct {
+	*testing.T
+	bed   *testbed.Bed
+	plane dataplane.Dataplane
+}
+
+func start(t *testing.T, o userspace.Options) *node { return startOn(t, testbed.Spec{}, o) }
+
+func startOn(t *testing.T, spec testbed.Spec, o userspace.Options) *node {
+	t.Helper()
+	t.Parallel()
+	ports := []testbed.PodPort{{Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 5353}}
+	pod := func(name, addr string, at testbed.Place) testbed.PodSpec {
+		return testbed.PodSpec{Name: name, Node: at, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Ports: ports}
+	}
+	spec.Pods = []testbed.PodSpec{
+		pod("client", "10.244.1.20", testbed.Node), pod("pod-a", "10.244.1.11", testbed.Node),
+		pod("pod-b", "10.244.2.13", testbed.NodeB),
+	}
+	bed, err := testbed.New(t.Context(), spec)
+	if err != nil {
+		t.Skipf("no testbed: %v", err)
+	}
+	t.Cleanup(func() { bed.Close() })
+	n := &node{T: t, bed: bed}
+	n.at(testbed.Node, func() (err error) {
+		n.plane, err = userspace.New(o)(dataplane.Config{})
+		return err
+	})
+	t.Cleanup(func() { n.plane.Close() })
+	return n
+}
+
+func (n *node) at(place testbed.Place, f func() error) {
+	n.Helper()
+	if err := n.bed.Do(place, f); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// sync programs rows: the Service's frontend, and its backends, each with what follows the address.
+func (n *node) sync(protocol string, backends ...string) *model.State {
+	n.Helper()
+	rows := "pods 10.244.0.0/16\npool default/web cluster\n" +
+		"frontend " + service + "/" + protocol + " any forward default/web cluster snat offcluster\n"
+	for _, b := range backends {
+		rows += "backend default/web cluster " + b + "\n"
+	}
+	s, err := model.ParseState(rows)
+	if err == nil {
+		err = n.plane.Sync(n.Context(), s)
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+	return s
+}
+
+// dial connects a pod with the Service.
+func (n *node) dial() *net.TCPConn {
+	n.Helper()
+	var conn net.Conn
+	n.at("client", func() (err error) {
+		conn, err = net.DialTimeout("tcp4", service, patient)
+		return err
+	})
+	n.Cleanup(func() { conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(patient)); err != nil {
+		n.Fatal(err)
+	}
+	return conn.(*net.TCPConn)
+}
+
+// listen makes pod-a serve a port by a function.
+func (n *node) listen(serve func(*net.TCPConn)) (backend string) {
+	n.Helper()
+	var listener net.Listener
+	n.at("pod-a", func() (err error) {
+		listener, err = net.Listen("tcp4", "10.244.1.11:0")
+		return err
+	})
+	n.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			serve(conn.(*net.TCPConn))
+		}
+	}()
+	return listener.Addr().String()
+}
+
+// answers probes the Service, and reports who answered.
+func (n *node) answers(p model.Protocol) string {
+	n.Helper()
+	o, err := n.bed.Probe(n.Context(), testbed.Probe{
+		From: "client", To: netip.MustParseAddrPort(service), Protocol: p, Timeout: patient,
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	if o.Result != testbed.Answered {
+		return o.Result.String()
+	}
+	return o.Backend
+}
+
+func TestDial_nextBackend(t *testing.T) {
+	n := start(t, userspace.Options{DialTimeout: 100 * time.Millisecond})
+	n.sync("tcp", "10.244.1.11:9", "10.244.1.99:8080", "10.244.2.13:8080") // refused, nobody, pod-b
+	for range 12 {
+		if who := n.answers(model.TCP); who != "pod-b" {
+			t.Fatalf("%s", who)
+		}
+	}
+}
+
+// TestBridge has a client on a bridge that does not ask netfilter.
+func TestBridge(t *testing.T) {
+	n := startOn(t, testbed.Spec{PodBridge: true}, userspace.Options{})
+	const off = "test ! -e /proc/sys/net/bridge || echo 0 > /proc/sys/net/bridge/bridge-nf-call-iptables"
+	if out, err := n.bed.Command(t.Context(), testbed.Node, "sh", "-c", off).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	n.sync("tcp", "10.244.1.11:8080")
+	if who := n.answers(model.TCP); who != "pod-a" {
+		t.Fatalf("%s", who)
+	}
+}
+
+func TestDatagram_nextBackend(t *testing.T) {
+	n := start(t, userspace.Options{})
+	n.sync("udp", "10.244.1.11:9", "10.244.2.13:5353")
+	for range 6 {
+		if who := n.answers(model.UDP); who != "pod-b" {
+			t.Fatalf("%s", who)
+		}
+	}
+}
+
+func TestDial_nobody(t *testing.T) {
+	n := start(t, userspace.Options{})
+	n.sync("tcp", "10.244.1.11:9", "10.244.1.11:10")
+	if who := n.answers(model.TCP); who != testbed.Refused.String() {
+		t.Fatalf("%s", who)
+	}
+}
+
+// TestCarry sends more than fits any buffer both ways, and half closes after it.
+func TestCarry(t *testing.T) {
+	n := start(t, userspace.Options{})
+	n.sync("tcp", n.listen(func(c *net.TCPConn) {
+		all, err := io.ReadAll(c) // until the client has half closed
+		if err == nil {
+			_, err = c.Write(all)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		c.Close()
+	}))
+	sent := bytes.Repeat([]byte("fairlead"), 3<<20)
+	c := n.dial()
+	go func() {
+		_, err := c.Write(sent)
+		if err = errors.Join(err, c.CloseWrite()); err != nil {
+			t.Error(err)
+		}
+	}()
+	got, err := io.ReadAll(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sha256.Sum256(got) != sha256.Sum256(sent) {
+		t.Fatalf("%d bytes came back of %d, or others", len(got), len(sent))
+	}
+}
+
+// abort ends a connection by a reset.
+func abort(t *testing.T, c *net.TCPConn) {
+	if err := errors.Join(c.SetLinger(0), c.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReset_byBackend(t *testing.T) {
+	n := start(t, userspace.Options{})
+	n.sync("tcp", n.listen(func(c *net.TCPConn) {
+		abort(t, c)
+	}))
+	if _, err := n.dial().Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Fatalf("%v", err)
+	}
+}
+
+func TestReset_byClient(t *testing.T) {
+	n := start(t, userspace.Options{})
+	seen := make(chan error, 1)
+	n.sync("tcp", n.listen(func(c *net.TCPConn) {
+		_, err := c.Write([]byte("x"))
+		if err == nil {
+			_, err = c.Read(make([]byte, 1))
+		}
+		seen <- err
+		c.Close()
+	}))
+	c := n.dial()
+	if _, err := c.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	abort(t, c)
+	if err := <-seen; !errors.Is(err, unix.ECONNRESET) {
+		t.Fatalf("%v", err)
+	}
+}
+
+func TestIdle(t *testing.T) {
+	n := start(t, userspace.Options{IdleTimeout: 50 * time.Millisecond})
+	n.sync("tcp", n.listen(func(c *net.TCPConn) { n.Cleanup(func() { c.Close() }) })) // and says nothing
+	if _, err := n.dial().Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Fatalf("%v", err)
+	}
+}
+
+func TestBound(t *testing.T) {
+	n := start(t, userspace.Options{MaxConnections: 1})
+	n.sync("tcp", "10.244.1.11:8080")
+	c := n.dial()
+	if _, err := c.Read(make([]byte, 1)); err != nil { // the proxy has accepted it
+		t.Fatal(err)
+	}
+	if who := n.answers(model.TCP); who != testbed.Refused.String() {
+		t.Fatalf("%s", who)
+	}
+	counters, err := n.plane.(dataplane.Counted).Counters(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"refused 10.96.0.10:80/tcp reject 1\n", "served default/web cluster 10.244.1.11:8080 connections 1\n",
+		"table connections capacity 1 bytes 0 used 1\n",
+	} {
+		if !strings.Contains(counters.String(), want) {
+			t.Errorf("no %q in:\n%s", want, counters)
+		}
+	}
+	c.Close()
+	for n.answers(model.TCP) != "pod-a" { // until the proxy has seen the end
+	}
+}
+
+func TestBound_flows(t *testing.T) {
+	n := start(t, userspace.Options{MaxFlows: 1})
+	n.sync("udp", "10.244.1.11:5353")
+	if who := n.answers(model.UDP); who != "pod-a" {
+		t.Fatal(who)
+	}
+	o, err := n.bed.Probe(t.Context(), testbed.Probe{
+		From: "client", To: netip.MustParseAddrPort(service), Protocol: model.UDP, Timeout: 20 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	counters, err := n.plane.(dataplane.Counted).Counters(t.Context())
+	const want = "refused 10.96.0.10:80/udp drop 1\n"
+	if err != nil || o.Result != testbed.TimedOut || !strings.Contains(counters.String(), want) {
+		t.Fatalf("%v, %v, %s", err, o, counters)
+	}
+	n.sync("udp", "10.244.2.13:5353") // the first flow ends with its backend
+	if who := n.answers(model.UDP); who != "pod-b" {
+		t.Fatal(who)
+	}
+}
+
+func TestAffinity_remembered(t *testing.T) {
+	n := start(t, userspace.Options{})
+	n.sync("tcp", "10.244.1.11:8080")
+	s, err := model.ParseState(strings.ReplaceAll(n.sync("tcp", "10.244.1.11:8080").String(),
+		"pool default/web cluster", "pool default/web cluster affinity 1h0m0s"))
+	if err == nil {
+		err = n.plane.Sync(t.Context(), s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if who := n.answers(model.TCP); who != "pod-a" {
+		t.Fatal(who)
+	}
+	b, ok, err := n.plane.(dataplane.Affine).Remembered(t.Context(), model.PoolID{Service: "default/web"},
+		netip.MustParseAddr("10.244.1.20"))
+	if err != nil || !ok || b.String() != "10.244.1.11:8080" {
+		t.Fatal(b, ok, err)
+	}
+}
+
+// kernel is all that a plane may have left on the node.
+func (n *node) kernel() string {
+	n.Helper()
+	var out strings.Builder
+	for _, command := range []string{
+		"nft list ruleset", "ip rule", "ip -6 rule", "ip route show table all", "ip -6 route show table all", "ss -Hltun",
+	} {
+		words := strings.Fields(command)
+		text, err := n.bed.Command(n.Context(), testbed.Node, words[0], words[1:]...).CombinedOutput()
+		if err != nil {
+			n.Fatalf("%s: %v: %s", command, err, text)
+		}
+		out.Write(text)
+	}
+	return out.String()
+}
+
+func TestRemove_leavesNothing(t *testing.T) {
+	n := start(t, userspace.Options{})
+	before := n.kernel()
+	n.sync("tcp", "10.244.1.11:8080")
+	if n.kernel() == before {
+		t.Fatal("the plane is nowhere to be seen")
+	}
+	c := n.dial()
+	if err := n.plane.Remove(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if after := n.kernel(); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	if _, err := io.ReadAll(c); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("a connection: %v", err)
+	}
+	n.sync("tcp", "10.244.1.11:8080") // it may go on
+	if who := n.answers(model.TCP); who != "pod-a" {
+		t.Fatal(who)
+	}
+}
+
+func TestAudit_routing(t *testing.T) {
+	n := start(t, userspace.Options{})
+	s := n.sync("tcp", "10.244.1.11:8080")
+	audit := func() (out string) {
+		drifts, err := n.plane.Audit(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range drifts {
+			out += d.String() + "\n"
+		}
+		return out
+	}
+	for _, damage := range []struct{ command, want string }{
+		{"ip rule del table 17985", "ip rule 99: missing: fwmark 0x8000/0x8000 lookup 17985\n"},
+		{"ip route flush table 17985", "ip route table 17985: missing: local default dev lo\n"},
+		{"nft flush ruleset", "table ip fairlead-userspace: missing: all its rows\n" +
+			"table ip6 fairlead-userspace: missing: all its rows\n"},
+		{"nft flush set ip fairlead-userspace frontends",
+			"table ip fairlead-userspace: frontends: missing: 10.96.0.10 tcp 80\n"},
+	} {
+		if got := audit(); got != "" {
+			t.Fatalf("before %s: %s", damage.command, got)
+		}
+		words := strings.Fields(damage.command)
+		if out, err := n.bed.Command(t.Context(), testbed.Node, words[0], words[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", damage.command, err, out)
+		}
+		if got := audit(); got != damage.want {
+			t.Errorf("after %s: %q, not %q", damage.command, got, damage.want)
+		}
+		if err := n.plane.Sync(context.WithoutCancel(t.Context()), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestSync_withoutSCTP(t *testing.T) {
+	n := start(t, userspace.Options{})
+	s, err := model.ParseState("pool default/web cluster\nbackend default/web cluster 10.244.1.11:8080\n" +
+		"frontend 10.96.0.10:80/tcp any forward default/web cluster snat always\n" +
+		"frontend 10.96.0.10:7000/sctp any forward default/web cluster snat always\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "frontend 10.96.0.10:7000/sctp any of default/web: mode userspace has no SCTP; use another mode"
+	if err := n.plane.Sync(t.Context(), s); !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v", err)
+	}
+	if who := n.answers(model.TCP); who != "pod-a" {
+		t.Error(who)
+	}
+}

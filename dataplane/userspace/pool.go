@@ -1,0 +1,191 @@
+package userspace
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+)
+
+const (
+	// suspicion is how long a backend that did not answer is tried last.
+	suspicion = 10 * time.Second
+	// maxClients bounds the clients whose backend a pool remembers, some 100 bytes each. Beyond it new clients are
+	// balanced without being remembered.
+	maxClients = 1 << 16
+)
+
+// pool hands out backends. Goroutines of connections share it.
+type pool struct {
+	id model.PoolID
+
+	mu       sync.Mutex
+	all      []model.Backend // draining ones, too
+	serving  []turn
+	next     int // of serving, if all weigh the same
+	even     bool
+	affinity time.Duration
+	clients  map[netip.Addr]choice
+	suspects map[netip.AddrPort]time.Time // until when
+	served   map[netip.AddrPort]uint64
+}
+
+// turn is a backend and what it has in advance of the others: smooth weighted round robin.
+type turn struct {
+	model.Backend
+	credit int
+}
+
+// choice is a client's backend, until it is forgotten.
+type choice struct {
+	backend netip.AddrPort
+	until   time.Time
+}
+
+func newPool(id model.PoolID) *pool {
+	return &pool{
+		id: id, clients: map[netip.Addr]choice{}, suspects: map[netip.AddrPort]time.Time{},
+		served: map[netip.AddrPort]uint64{},
+	}
+}
+
+// set replaces the backends. Those that stay keep their turn.
+func (p *pool) set(m model.Pool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	credits := map[netip.AddrPort]int{}
+	for _, t := range p.serving {
+		credits[t.AddrPort] = t.credit
+	}
+	p.all, p.serving, p.even = m.Backends, nil, true
+	for _, b := range m.Serving() {
+		p.serving = append(p.serving, turn{b, credits[b.AddrPort]})
+		p.even = p.even && b.Weight == p.serving[0].Weight
+	}
+	if p.affinity = m.Affinity; p.affinity == 0 {
+		clear(p.clients)
+	}
+	for b := range p.suspects {
+		if p.find(b) < 0 {
+			delete(p.suspects, b)
+		}
+	}
+	for b, n := range p.served {
+		if b.IsValid() && !p.has(b) {
+			p.served[netip.AddrPort{}] += n // all that have left
+			delete(p.served, b)
+		}
+	}
+}
+
+func (p *pool) find(b netip.AddrPort) int {
+	return slices.IndexFunc(p.serving, func(t turn) bool { return t.AddrPort == b })
+}
+
+func (p *pool) has(b netip.AddrPort) bool {
+	return slices.ContainsFunc(p.all, func(x model.Backend) bool { return x.AddrPort == b })
+}
+
+// keeps reports whether a backend is in the pool, be it draining.
+func (p *pool) keeps(b netip.AddrPort) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.has(b)
+}
+
+// choose returns a backend for a client that has tried some in vain; ok is false if there is no other one. Those that
+// lately did not answer are tried when no other is left.
+func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) (model.Backend, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c, ok := p.clients[client]; ok && now.Before(c.until) && !slices.Contains(tried, c.backend) {
+		if i := p.find(c.backend); i >= 0 {
+			return p.serving[i].Backend, true
+		}
+	}
+	for _, trusting := range []bool{false, true} {
+		may := func(t turn) bool {
+			return !slices.Contains(tried, t.AddrPort) && (trusting || !now.Before(p.suspects[t.AddrPort]))
+		}
+		if i := p.turn(may); i >= 0 {
+			return p.serving[i].Backend, true
+		}
+	}
+	return model.Backend{}, false
+}
+
+// turn is whose turn it is among the backends that may have one; -1: there is none.
+func (p *pool) turn(may func(turn) bool) int {
+	if p.even {
+		for range p.serving {
+			i := p.next % len(p.serving)
+			p.next = i + 1
+			if may(p.serving[i]) {
+				return i
+			}
+		}
+		return -1
+	}
+	best, total := -1, 0
+	for i := range p.serving {
+		if !may(p.serving[i]) {
+			continue
+		}
+		total += int(p.serving[i].Weight)
+		p.serving[i].credit += int(p.serving[i].Weight)
+		if best < 0 || p.serving[i].credit > p.serving[best].credit {
+			best = i
+		}
+	}
+	if best >= 0 {
+		p.serving[best].credit -= total
+	}
+	return best
+}
+
+// answered counts a connection, and remembers the client's backend, for the pool's time from now on.
+func (p *pool) answered(client netip.Addr, b netip.AddrPort, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.suspects, b)
+	if !p.has(b) {
+		b = netip.AddrPort{}
+	}
+	if p.served[b]++; p.affinity == 0 || !b.IsValid() {
+		return
+	}
+	if _, known := p.clients[client]; !known && len(p.clients) >= maxClients && !p.forget(now) {
+		return
+	}
+	p.clients[client] = choice{b, now.Add(p.affinity)}
+}
+
+// forget deletes the clients whose time has run out, and reports whether there were any.
+func (p *pool) forget(now time.Time) bool {
+	before := len(p.clients)
+	for client, c := range p.clients {
+		if !now.Before(c.until) {
+			delete(p.clients, client)
+		}
+	}
+	return len(p.clients) < before
+}
+
+// failed has a backend tried last for a while.
+func (p *pool) failed(b netip.AddrPort, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.find(b) >= 0 {
+		p.suspects[b] = now.Add(suspicion)
+	}
+}
+
+// remembered is the backend that a client's connections go to.
+func (p *pool) remembered(client netip.Addr, now time.Time) (netip.AddrPort, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c, ok := p.clients[client]
+	return c.backend, ok && now.Before(c.until) && p.find(c.backend) >= 0
+}

@@ -1,0 +1,98 @@
+package userspace
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// turns are the last digits of the backends that so many clients get.
+func turns(p *pool, n int, now time.Time, tried ...netip.AddrPort) string {
+	var out strings.Builder
+	for i := range n {
+		b, ok := p.choose(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), tried, now)
+		if !ok {
+			return out.String() + "-"
+		}
+		fmt.Fprint(&out, b.Port()%10)
+	}
+	return out.String()
+}
+
+func backend(n uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 1, 1}), 8080+n)
+}
+
+func poolOf(weights ...uint16) (m model.Pool) {
+	for i, w := range weights {
+		m.Backends = append(m.Backends, model.Backend{AddrPort: backend(uint16(i)), Weight: w})
+	}
+	return m
+}
+
+func TestPool_turns(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		weights []uint16
+		want    string
+	}{
+		{[]uint16{1, 1, 1}, "012012"},
+		{[]uint16{7, 7}, "0101"},
+		{[]uint16{5, 1, 1}, "00102000010200"},
+		{[]uint16{1, 0, 1}, "0202"}, // one is draining
+	} {
+		p := newPool(model.PoolID{})
+		p.set(poolOf(c.weights...))
+		if got := turns(p, len(c.want), now); got != c.want {
+			t.Errorf("weights %v: %s, not %s", c.weights, got, c.want)
+		}
+	}
+}
+
+func TestPool_suspects(t *testing.T) {
+	now := time.Now()
+	p := newPool(model.PoolID{})
+	p.set(poolOf(1, 1, 1))
+	p.failed(backend(1), now)
+	if got := turns(p, 4, now); got != "0202" {
+		t.Error(got)
+	}
+	if got := turns(p, 2, now, backend(0), backend(2)); got != "11" { // who is left
+		t.Error(got)
+	}
+	if got := turns(p, 1, now, backend(0), backend(1), backend(2)); got != "-" {
+		t.Error(got)
+	}
+	if got := turns(p, 3, now.Add(suspicion)); !strings.Contains(got, "1") {
+		t.Error(got)
+	}
+}
+
+func TestPool_affinity(t *testing.T) {
+	now, client := time.Now(), netip.MustParseAddr("10.0.0.9")
+	p := newPool(model.PoolID{})
+	m := poolOf(1, 1, 1)
+	m.Affinity = time.Minute
+	p.set(m)
+	p.answered(client, backend(1), now)
+	for range 5 {
+		if b, _ := p.choose(client, nil, now.Add(59*time.Second)); b.AddrPort != backend(1) {
+			t.Fatal(b)
+		}
+	}
+	if b, _ := p.choose(client, []netip.AddrPort{backend(1)}, now); b.AddrPort == backend(1) {
+		t.Error("tried twice")
+	}
+	if _, ok := p.remembered(client, now.Add(time.Minute)); ok {
+		t.Error("remembered for too long")
+	}
+	m.Backends = m.Backends[:1]
+	p.set(m)
+	if b, _ := p.choose(client, nil, now); b.AddrPort != backend(0) {
+		t.Error("of a backend that has left")
+	}
+}

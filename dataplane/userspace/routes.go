@@ -1,0 +1,172 @@
+package userspace
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+)
+
+const (
+	// routeTable has one route: everything is local. Rules lead marked packets there ("ip rule", "ip route show table
+	// 17985"). The number is FA in ASCII.
+	routeTable   = 0x4641
+	rulePriority = 99
+	protocol     = 250 // marks our rules and routes, as other planes' ("ip route show table all proto 250")
+	loopback     = 1   // the index of lo in every network namespace
+)
+
+// routes lead packets with our mark to this node's own sockets, whatever their destination.
+type routes struct {
+	handle *netlink.Handle
+	mark   uint32
+}
+
+func openRoutes(mark uint32) (*routes, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket for routes: %w", err)
+	}
+	return &routes{handle, mark}, nil
+}
+
+func (r *routes) rule(family int) *netlink.Rule {
+	rule := netlink.NewRule()
+	rule.Family, rule.Priority, rule.Table, rule.Protocol = family, rulePriority, routeTable, protocol
+	rule.Mark, rule.Mask = r.mark, &r.mark
+	return rule
+}
+
+func route(family int) *netlink.Route {
+	all := &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
+	if family == unix.AF_INET6 {
+		all = &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+	}
+	return &netlink.Route{
+		Family: family, Dst: all, LinkIndex: loopback, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+		Table: routeTable, Protocol: protocol,
+	}
+}
+
+// found is what the kernel holds in one family.
+type found struct {
+	rules  []netlink.Rule
+	routes []netlink.Route
+}
+
+func (r *routes) load(family int) (f found, err error) {
+	rules, err := r.handle.RuleListFiltered(family, &netlink.Rule{Table: routeTable}, netlink.RT_FILTER_TABLE)
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) { // no IPv6, or no policy routing
+		return f, nil
+	}
+	if err != nil {
+		return f, fmt.Errorf("list rules of routing: %w", err)
+	}
+	routes, err := r.handle.RouteListFiltered(family, &netlink.Route{Table: routeTable}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return f, fmt.Errorf("list routes: %w", err)
+	}
+	return found{rules, routes}, nil
+}
+
+// right reports whether a rule is ours as it should be.
+func (r *routes) right(rule netlink.Rule) bool {
+	return rule.Mark == r.mark && rule.Mask != nil && *rule.Mask == r.mark && rule.Priority == rulePriority && !rule.Invert
+}
+
+// sync makes the kernel hold the rule and the route of a family, and no other in the table.
+func (r *routes) sync(family int) error {
+	have, err := r.load(family)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	if len(have.routes) != 1 || have.routes[0].Type != unix.RTN_LOCAL {
+		errs = append(errs, r.deleteRoutes(have.routes),
+			describe("add the local route", r.handle.RouteReplace(route(family))))
+	}
+	there := false
+	for i := range have.rules {
+		if r.right(have.rules[i]) && !there {
+			there = true
+			continue
+		}
+		errs = append(errs, r.deleteRule(family, have.rules[i]))
+	}
+	if !there {
+		errs = append(errs, describe("add the rule of routing", r.handle.RuleAdd(r.rule(family))))
+	}
+	return errors.Join(errs...)
+}
+
+// audit reports what sync would do.
+func (r *routes) audit(family int, name string) (drifts []dataplane.Drift, err error) {
+	have, err := r.load(family)
+	if err != nil {
+		return nil, err
+	}
+	want := fmt.Sprintf("fwmark %#x/%#x lookup %d", r.mark, r.mark, routeTable)
+	object := name + " rule " + fmt.Sprint(rulePriority)
+	there := false
+	for _, rule := range have.rules {
+		if r.right(rule) && !there {
+			there = true
+			continue
+		}
+		drifts = append(drifts, dataplane.Drift{Class: "routing", Object: object, Have: rule.String()})
+	}
+	if !there {
+		drifts = append(drifts, dataplane.Drift{Class: "routing", Object: object, Want: want})
+	}
+	if len(have.routes) != 1 || have.routes[0].Type != unix.RTN_LOCAL {
+		drifts = append(drifts, dataplane.Drift{
+			Class: "routing", Object: fmt.Sprintf("%s route table %d", name, routeTable), Want: "local default dev lo",
+		})
+	}
+	return drifts, nil
+}
+
+// remove deletes all that is in the table, and the rules that lead there.
+func (r *routes) remove(family int) error {
+	have, err := r.load(family)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range have.rules {
+		errs = append(errs, r.deleteRule(family, have.rules[i]))
+	}
+	return errors.Join(append(errs, r.deleteRoutes(have.routes))...)
+}
+
+func (r *routes) deleteRule(family int, rule netlink.Rule) error {
+	rule.Family = family
+	err := r.handle.RuleDel(&rule)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return describe("delete the rule of routing "+rule.String(), err)
+}
+
+func (r *routes) deleteRoutes(all []netlink.Route) error {
+	var errs []error
+	for i := range all {
+		if err := r.handle.RouteDel(&all[i]); !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, describe("delete route "+all[i].String(), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func describe(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+func (r *routes) close() { r.handle.Close() }

@@ -1,0 +1,220 @@
+package userspace
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/model"
+)
+
+// Chains of the table; for each origin there are more, see dispatch and take.
+const (
+	chainDispatch = "dispatch"
+	chainDeliver  = "deliver"
+	chainOutput   = "of-this-node"
+	chainSend     = "send-to-process"
+	chainRest     = "rest"
+)
+
+const (
+	flagsOffset = 13 // of TCP's flags, in its header
+	flagFIN     = 1
+	flagSYN     = 2
+	flagRST     = 4
+	flagACK     = 16
+
+	directionReply        = 1      // IP_CT_DIR_REPLY
+	destinationTranslated = 1 << 5 // IPS_DST_NAT
+)
+
+// chains are all of the table. They depend on the ports of the process, and on Pods.Interfaces.
+func (t *table) chains() []nf.Chain {
+	return slices.Concat(
+		[]nf.Chain{
+			t.RejectChain(),
+			{Name: chainDeliver, Rules: []nf.Rule{t.setMark(), nf.NewRule("", nf.Accept())}},
+			{Name: chainSend, Rules: []nf.Rule{
+				earlier(),
+				nf.NewRule("the connection outlives its row", t.setConnectionMark()...),
+				nf.NewRule("", nf.GoTo(chainDeliver)),
+			}},
+			{Name: chainRest, Rules: append([]nf.Rule{
+				nf.NewRule("answers to our sockets", append(protocolIs(unix.IPPROTO_UDP),
+					append(isTransparent(), nf.GoTo(chainDeliver))...)...),
+			}, t.Guards()...)},
+			t.admission(model.Any), t.admission(model.Internal),
+		},
+		t.takes(),
+		[]nf.Chain{
+			t.dispatch(elsewhere.String(), nil, elsewhere.take()),
+			t.dispatch(fromPod.String(), nil, fromPod.take()),
+			t.dispatch(fromNode.String(), t.fromPrefixes(), fromNode.take()),
+			t.dispatch(chainOutput, nil, chainSend),
+			{Name: chainDispatch, Rules: t.origins()},
+			{
+				Name:  "prerouting",
+				Hook:  &nf.Hook{Kind: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: priority},
+				Rules: t.prerouting(),
+			},
+			{
+				Name:  "output",
+				Hook:  &nf.Hook{Kind: "route", Number: unix.NF_INET_LOCAL_OUT, Priority: priority},
+				Rules: t.output(),
+			},
+		})
+}
+
+// prerouting leads packets of our connections to their sockets, whatever rows there are, and looks at the
+// destination of all others. What begins a connection is looked at in any case: the socket may be one that lingers
+// after a connection before.
+func (t *table) prerouting() []nf.Rule {
+	return []nf.Rule{
+		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(chainDispatch))...),
+		nf.NewRule("", append(isSYN(nf.Equals), nf.GoTo(chainDispatch))...),
+		nf.NewRule("our connections", append(isTransparent(), nf.GoTo(chainDeliver))...),
+		nf.NewRule("", nf.GoTo(chainDispatch)),
+	}
+}
+
+// output has the node's own packets for Services routed to lo, so that they come to prerouting. What we
+// send ourselves passes; its connection is marked, because the answer of a process of this node to a client whose
+// address we keep has to come back to us as well, and would otherwise leave the node.
+func (t *table) output() []nf.Rule {
+	direction := &expr.Ct{Key: expr.CtKeyDIRECTION, Register: nf.Word(0)}
+	marked := func(last ...any) []any {
+		return append([]any{
+			&expr.Ct{Key: expr.CtKeyMARK, Register: nf.Word(0)}, nf.Bits(0, t.Mark, 0), nf.Equals(nf.Native(t.Mark)),
+		}, last...)
+	}
+	reply := []any{direction, nf.Equals([]byte{directionReply})}
+	return []nf.Rule{
+		nf.NewRule("our own", append(append(isTransparent(), direction, nf.Differs([]byte{directionReply})),
+			t.setConnectionMark()...)...),
+		nf.NewRule("", append(isTransparent(), nf.Accept())...),
+		nf.NewRule("answers to us", append(reply, marked(nf.GoTo(chainDeliver))...)...),
+		nf.NewRule("our connections", append(append(protocolIs(unix.IPPROTO_TCP), isSYN(nf.Differs)...),
+			marked(nf.GoTo(chainDeliver))...)...),
+		nf.NewRule("", nf.GoTo(chainOutput)),
+	}
+}
+
+// origins tells who sends a packet.
+func (t *table) origins() []nf.Rule {
+	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
+	rules := []nf.Rule{nf.NewRule("this node",
+		nf.LoadMeta(expr.MetaKeyIIFTYPE, 0), nf.Equals(loopback), nf.GoTo(fromNode.String()))}
+	rules = append(rules, t.FromPods("pods", nf.GoTo(fromPod.String()))...)
+	return append(rules, nf.NewRule("", nf.GoTo(elsewhere.String())))
+}
+
+// fromPrefixes sends what has a pod's address to the chain for pods.
+func (t *table) fromPrefixes() []nf.Rule {
+	return []nf.Rule{nf.NewRule("pods", t.Family.Load(t.Family.Source, 0), nf.In("pods"), nf.GoTo(fromPod.String()))}
+}
+
+// dispatch looks the destination up: in the rows of scope Internal, unless the packet is from elsewhere, and in those
+// of scope Any.
+func (t *table) dispatch(name string, first []nf.Rule, take string) nf.Chain {
+	rules := slices.Clone(first)
+	for _, scope := range []model.Scope{model.Internal, model.Any} {
+		if scope == model.Internal && name == elsewhere.String() {
+			continue
+		}
+		key, _ := t.Family.DestinationKey()
+		set := t.Sets[frontends+int(scope)].Name
+		rules = append(rules, nf.NewRule("", append(key, nf.In(set), nf.GoTo(take+"-"+scope.String()))...))
+	}
+	return nf.Chain{Name: name, Rules: append(rules, nf.NewRule("", nf.GoTo(chainRest)))}
+}
+
+// admission is who may come in, and what is refused or dropped.
+func (t *table) admission(scope model.Scope) nf.Chain {
+	in := func(set int, rest ...any) []any {
+		key, _ := t.Family.DestinationKey()
+		return append(append(key, nf.In(t.Sets[set+int(scope)].Name)), rest...)
+	}
+	_, next := t.Family.DestinationKey()
+	return nf.Chain{Name: admit(scope), Rules: []nf.Rule{
+		nf.NewRule("allowed sources", in(limited,
+			t.Family.Load(t.Family.Source, next), nf.NotIn(t.Sets[sources+int(scope)].Name), nf.Drop())...),
+		nf.NewRule("", in(dropped, nf.Drop())...),
+		nf.NewRule("", in(refused, nf.GoTo(nf.ChainReject))...),
+	}}
+}
+
+func admit(scope model.Scope) string { return "admit-" + scope.String() }
+
+func (o origin) take() string { return "take-" + o.String() }
+
+// takes are the chains in which a packet ends whose destination is a row's.
+func (t *table) takes() (chains []nf.Chain) {
+	names := []string{chainSend}
+	for o := range numOrigins {
+		chains = append(chains, nf.Chain{Name: o.take(), Rules: t.take(o)})
+		names = append(names, o.take())
+	}
+	for _, name := range names {
+		for _, scope := range []model.Scope{model.Any, model.Internal} {
+			chains = append(chains, nf.Chain{Name: name + "-" + scope.String(), Rules: []nf.Rule{
+				nf.NewRule("", nf.Jump(admit(scope))), nf.NewRule("", nf.GoTo(name)),
+			}})
+		}
+	}
+	return chains
+}
+
+// take gives a packet to the process. Where that has ended, new connections wait for the next one, and what belongs to
+// connections that it had is refused.
+func (t *table) take(o origin) []nf.Rule {
+	const address, port = 0, 4
+	family := t.Family.Number
+	proxy := &expr.TProxy{Family: family, TableFamily: family, RegAddr: nf.Word(address), RegPort: nf.Word(port)}
+	return []nf.Rule{
+		earlier(),
+		nf.NewRule("to the process",
+			&expr.Immediate{Register: nf.Word(address), Data: t.loopback().AsSlice()},
+			&expr.Immediate{Register: nf.Word(port), Data: bigEndian(t.ports[o])},
+			proxy, nf.LoadMeta(expr.MetaKeyMARK, 8), nf.Bits(8, ^t.Mark, t.Mark), nf.StoreMeta(expr.MetaKeyMARK, 8),
+			nf.Accept()),
+		nf.NewRule("nobody knows the connection", append(append(protocolIs(unix.IPPROTO_TCP), isSYN(nf.Differs)...),
+			nf.GoTo(nf.ChainReject))...),
+		nf.NewRule("", nf.Drop()),
+	}
+}
+
+// earlier leaves alone what another plane has translated before this one came.
+func earlier() nf.Rule {
+	return nf.NewRule("translated before", &expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)},
+		nf.Bits(0, destinationTranslated, 0), nf.Differs(nf.Native(0)), nf.Accept())
+}
+
+func (t *table) setMark() nf.Rule {
+	return nf.NewRule("to lo", nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, ^t.Mark, t.Mark),
+		nf.StoreMeta(expr.MetaKeyMARK, 0))
+}
+
+func (t *table) setConnectionMark() []any {
+	return []any{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: nf.Word(0)}, nf.Bits(0, ^t.Mark, t.Mark),
+		&expr.Ct{Key: expr.CtKeyMARK, Register: nf.Word(0), SourceRegister: true},
+	}
+}
+
+func protocolIs(p byte) []any {
+	return []any{nf.LoadMeta(expr.MetaKeyL4PROTO, 0), nf.Equals([]byte{p})}
+}
+
+// isSYN compares the flags of TCP with those of a packet that begins a connection.
+func isSYN(compare func([]byte) any) []any {
+	return append(protocolIs(unix.IPPROTO_TCP),
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: flagsOffset, Len: 1, DestRegister: nf.Word(0)},
+		&expr.Bitwise{
+			SourceRegister: nf.Word(0), DestRegister: nf.Word(0), Len: 1,
+			Mask: []byte{flagFIN | flagSYN | flagRST | flagACK}, Xor: []byte{0},
+		},
+		compare([]byte{flagSYN}))
+}

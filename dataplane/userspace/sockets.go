@@ -1,0 +1,88 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// transparent has a socket take and send packets of addresses that are not the node's. It needs CAP_NET_ADMIN.
+func transparent(network, _ string, c syscall.RawConn) error {
+	return control(c, func(fd int) error {
+		level, option := unix.SOL_IP, unix.IP_TRANSPARENT
+		if network[len(network)-1] == '6' {
+			level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+		}
+		return os.NewSyscallError("setsockopt IP_TRANSPARENT", unix.SetsockoptInt(fd, level, option, 1))
+	})
+}
+
+// original has a UDP socket tell where each datagram was going.
+func original(network, _ string, c syscall.RawConn) error {
+	return errors.Join(transparent(network, "", c), control(c, func(fd int) error {
+		level, option := unix.SOL_IP, unix.IP_RECVORIGDSTADDR
+		if network[len(network)-1] == '6' {
+			level, option = unix.SOL_IPV6, unix.IPV6_RECVORIGDSTADDR
+		}
+		return os.NewSyscallError("setsockopt IP_RECVORIGDSTADDR", unix.SetsockoptInt(fd, level, option, 1))
+	}))
+}
+
+// late has the kernel choose the port of a client's address when it knows the destination: ports are scarce for each
+// destination only.
+func late(network, address string, c syscall.RawConn) error {
+	return errors.Join(transparent(network, address, c), control(c, func(fd int) error {
+		const option = unix.IP_BIND_ADDRESS_NO_PORT
+		return os.NewSyscallError("setsockopt IP_BIND_ADDRESS_NO_PORT", unix.SetsockoptInt(fd, unix.SOL_IP, option, 1))
+	}))
+}
+
+// shared lets several planes, of processes of one user, have a socket for the same Service.
+func shared(network, address string, c syscall.RawConn) error {
+	return errors.Join(transparent(network, address, c), control(c, func(fd int) error {
+		return os.NewSyscallError("setsockopt SO_REUSEPORT", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
+	}))
+}
+
+func control(c syscall.RawConn, f func(fd int) error) error {
+	var failed error
+	if err := c.Control(func(fd uintptr) { failed = f(int(fd)) }); err != nil {
+		return err
+	}
+	return failed
+}
+
+// family appends the digit of an address's family to the name of a protocol.
+func family(network string, a netip.Addr) string {
+	if a.Is6() {
+		return network + "6"
+	}
+	return network + "4"
+}
+
+func listenTCP(a netip.AddrPort) (*net.TCPListener, error) {
+	config := net.ListenConfig{Control: transparent}
+	config.SetMultipathTCP(false) // clients would not find the other paths
+	l, err := config.Listen(context.Background(), family("tcp", a.Addr()), a.String())
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.TCPListener), nil
+}
+
+func listenUDP(a netip.AddrPort, setup func(string, string, syscall.RawConn) error) (*net.UDPConn, error) {
+	config := net.ListenConfig{Control: setup}
+	c, err := config.ListenPacket(context.Background(), family("udp", a.Addr()), a.String())
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UDPConn), nil
+}
+
+// unmapped is an address as rows have it.
+func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

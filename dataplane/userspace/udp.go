@@ -1,0 +1,352 @@
+package userspace
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// flows are those of UDP that are open.
+type flows struct {
+	mu     sync.Mutex
+	fronts map[netip.AddrPort]*front
+	byPool map[*pool]map[*flow]struct{}
+	count  int
+	over   bool // the proxy has ended
+}
+
+// front is the socket from which the answers of one destination come. It has the destination's address and port, and
+// receives nothing: the kernel's rules lead what is for that destination to the socket that tells the origin.
+type front struct {
+	*net.UDPConn
+	at    netip.AddrPort
+	flows map[netip.AddrPort]*flow // by client
+}
+
+// flow is one client's way to a backend.
+type flow struct {
+	decision
+	client netip.AddrPort
+	front  *front
+	began  time.Time
+
+	mu       sync.Mutex
+	conn     *net.UDPConn
+	backend  netip.AddrPort
+	tried    []netip.AddrPort
+	pending  []byte // the latest datagram, until somebody has answered
+	answered bool
+	over     bool
+}
+
+func newFlows() *flows {
+	return &flows{fronts: map[netip.AddrPort]*front{}, byPool: map[*pool]map[*flow]struct{}{}}
+}
+
+// receive takes datagrams until the proxy ends. What cannot be sent is lost, which clients of UDP must expect.
+func (p *proxy) receive(socket *net.UDPConn, o origin) {
+	buf, oob := make([]byte, bufferSize), make([]byte, 256)
+	for p.context.Err() == nil {
+		n, m, _, client, err := socket.ReadMsgUDPAddrPort(buf, oob)
+		if err != nil {
+			p.pause()
+			continue
+		}
+		if to, ok := destination(oob[:m]); ok {
+			p.datagram(packet{model.UDP, unmapped(client), to, o}, buf[:n])
+		}
+	}
+}
+
+// destination is where a datagram was going.
+func destination(oob []byte) (netip.AddrPort, bool) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return netip.AddrPort{}, false
+	}
+	for i := range messages {
+		address, err := unix.ParseOrigDstAddr(&messages[i])
+		if err != nil {
+			continue
+		}
+		switch a := address.(type) {
+		case *unix.SockaddrInet4:
+			return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), true
+		case *unix.SockaddrInet6:
+			return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), true
+		}
+	}
+	return netip.AddrPort{}, false
+}
+
+// datagram sends one on, over the client's flow or a new one.
+func (p *proxy) datagram(at packet, data []byte) {
+	for range 2 { // the flow that is found may end before it is asked
+		f := p.flows.find(at)
+		if f == nil {
+			f = p.begin(at)
+		}
+		if f == nil {
+			return
+		}
+		err := f.send(p.options, data)
+		if err == nil || p.elsewhere(f) || !errors.Is(err, net.ErrClosed) {
+			return
+		}
+	}
+}
+
+func (l *flows) find(at packet) *flow {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if front := l.fronts[at.destination]; front != nil {
+		return front.flows[at.client]
+	}
+	return nil
+}
+
+// send sends a datagram to the backend, and keeps it while nobody has answered.
+func (f *flow) send(o Options, data []byte) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.answered {
+		f.pending = append(f.pending[:0], data...)
+	}
+	_ = f.conn.SetReadDeadline(f.deadline(o)) // fails only if the flow is over, and so does Write
+	_, err := f.conn.Write(data)
+	return err
+}
+
+// deadline is when the flow ends if it is silent. As connection tracking has it, one that goes on has more patience.
+func (f *flow) deadline(o Options) time.Time {
+	const young = 2 * time.Second
+	if f.answered && time.Since(f.began) > young {
+		return time.Now().Add(o.StreamTimeout)
+	}
+	return time.Now().Add(o.FlowTimeout)
+}
+
+// begin opens a flow and starts to send its answers; nil if there is nobody to talk to.
+func (p *proxy) begin(at packet) *flow {
+	d, ok := p.rows.lookup(at)
+	if !ok {
+		return nil
+	}
+	if !p.flows.room(p.options.MaxFlows) {
+		p.turnAway(d.key)
+		return nil
+	}
+	conn, backend, err := p.dial(d, at.client, nil)
+	if err != nil {
+		return nil
+	}
+	f := &flow{decision: d, client: at.client, began: time.Now(), conn: conn.(*net.UDPConn), backend: backend}
+	if err := p.add(f, at.destination); err != nil {
+		conn.Close()
+		return nil
+	}
+	d.pool.answered(at.client.Addr(), backend, time.Now())
+	p.group.Go(func() { p.answers(f) })
+	return f
+}
+
+func (l *flows) room(most int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.count < most
+}
+
+// add enters a flow. If it is the first one of its destination, it opens the socket for the answers.
+func (p *proxy) add(f *flow, at netip.AddrPort) error {
+	l := p.flows
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return net.ErrClosed
+	}
+	if l.fronts[at] == nil {
+		var socket *net.UDPConn
+		err := p.sockets.Do(func() (err error) {
+			socket, err = listenUDP(at, shared)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		l.fronts[at] = &front{socket, at, map[netip.AddrPort]*flow{}}
+	}
+	f.front = l.fronts[at]
+	f.front.flows[f.client] = f
+	if l.byPool[f.pool] == nil {
+		l.byPool[f.pool] = map[*flow]struct{}{}
+	}
+	l.byPool[f.pool][f] = struct{}{}
+	l.count++
+	return nil
+}
+
+// answers sends the backend's answers to the client until the flow ends.
+func (p *proxy) answers(f *flow) {
+	for {
+		conn := f.current()
+		err := p.answer(f, conn)
+		if err == nil || conn != f.current() {
+			continue
+		}
+		if errors.Is(err, unix.ECONNREFUSED) && p.elsewhere(f) {
+			continue
+		}
+		p.flows.end(f)
+		return
+	}
+}
+
+func (f *flow) current() *net.UDPConn {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.conn
+}
+
+// answer waits for a datagram of the backend and sends it to the client. It takes a buffer only when there is
+// something to read: most flows are short, and idle for the rest of their time.
+func (p *proxy) answer(f *flow, conn *net.UDPConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Read(func(fd uintptr) bool {
+		buf := p.buffers.Get().(*[bufferSize]byte)
+		defer p.buffers.Put(buf)
+		var n int
+		if n, failed = unix.Read(int(fd), buf[:]); errors.Is(failed, unix.EAGAIN) {
+			return false
+		}
+		if failed == nil {
+			f.heard(p.options)
+			_, _ = f.front.WriteToUDPAddrPort(buf[:n], f.client) // what cannot be sent is lost
+		}
+		return true
+	})
+	return errors.Join(err, failed)
+}
+
+// heard notes that the backend has answered.
+func (f *flow) heard(o Options) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.answered, f.pending = true, nil
+	_ = f.conn.SetReadDeadline(f.deadline(o)) // fails only if the flow is over
+}
+
+// elsewhere moves a flow whose backend is not there to another one, with what the client has said last, and reports
+// whether that was possible. A backend that has answered before keeps the flow: it may be back in a moment.
+func (p *proxy) elsewhere(f *flow) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.over || f.answered || len(f.tried)+1 >= p.options.Dials {
+		return false
+	}
+	f.pool.failed(f.backend, time.Now())
+	f.tried = append(f.tried, f.backend)
+	conn, backend, err := p.dial(f.decision, f.client, slices.Clone(f.tried))
+	if err != nil {
+		return false
+	}
+	f.conn.Close()
+	f.conn, f.backend = conn.(*net.UDPConn), backend
+	f.pool.answered(f.client.Addr(), backend, time.Now())
+	_ = f.conn.SetReadDeadline(f.deadline(p.options))
+	_, err = f.conn.Write(f.pending)
+	return err == nil
+}
+
+// end forgets a flow.
+func (l *flows) end(f *flow) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f.mu.Lock()
+	f.over = true
+	f.conn.Close()
+	f.mu.Unlock()
+	if f.front.flows[f.client] != f {
+		return
+	}
+	delete(f.front.flows, f.client)
+	if len(f.front.flows) == 0 {
+		delete(l.fronts, f.front.at)
+		f.front.Close()
+	}
+	delete(l.byPool[f.pool], f)
+	if len(l.byPool[f.pool]) == 0 {
+		delete(l.byPool, f.pool)
+	}
+	l.count--
+}
+
+// endAll ends all flows, for good.
+func (l *flows) endAll() {
+	l.mu.Lock()
+	l.over = true
+	all := l.all()
+	l.mu.Unlock()
+	for _, f := range all {
+		l.end(f)
+	}
+}
+
+func (l *flows) all() (all []*flow) {
+	for _, front := range l.fronts {
+		for _, f := range front.flows {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// touched are the flows of pools and destinations that have changed; of a nil change all.
+func (l *flows) touched(c *model.Change, rows *directory) (some []*flow) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c == nil {
+		return l.all()
+	}
+	of := func(key model.Key) {
+		if front := l.fronts[key.AddrPort()]; front != nil && key.Protocol == model.UDP {
+			for _, f := range front.flows {
+				some = append(some, f)
+			}
+		}
+	}
+	for key := range c.Frontends.Set {
+		of(key)
+	}
+	for _, key := range c.Frontends.Delete {
+		of(key)
+	}
+	for id := range c.Pools.Set {
+		for f := range l.byPool[rows.pool(id)] {
+			some = append(some, f)
+		}
+	}
+	return some
+}
+
+// expel ends the flows that the rows do not allow any more: their client's next datagram begins another one.
+func (p *proxy) expel(c *model.Change) {
+	for _, f := range p.flows.touched(c, p.rows) {
+		f.mu.Lock()
+		backend := f.backend
+		f.mu.Unlock()
+		if !p.rows.leads(f.key, f.pool) || !f.pool.keeps(backend) {
+			p.flows.end(f)
+		}
+	}
+}

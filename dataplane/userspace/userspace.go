@@ -1,0 +1,489 @@
+// Package userspace serves Services from one process: constant rules lead their packets to its sockets, and it
+// connects to a backend and carries what both say. It works wherever a process may, and it alone can try another
+// backend when one does not answer.
+//
+//	prerouting ─ of a socket of ours? ──────────────────────► mark ─► route table 17985: local ─► the socket
+//	   │ no: a destination of a row? ─ allowed? rejected? dropped?
+//	   ▼ by origin: pods, this node, elsewhere                 tproxy ─► 127.0.0.1:port of the origin
+//	output ─ this node's packets for a row ─► mark ─► lo ─► prerouting
+//
+//	accept ─► directory: the row, as State.Lookup has it ─► pool: whose turn? ─► dial, as the client unless the row
+//	hides it ─► (no answer: the next backend) ─► copy or splice, both ways, until both have ended
+//
+// What is to be refused or dropped, and who may come in, the rules decide, as a connection that was accepted cannot
+// be refused. Which of three sockets accepts a connection tells where it is from.
+//
+// Connections end with the process, unlike those of other planes. The rules stay: who wants to connect meanwhile
+// waits for the next process.
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/namespace"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/model"
+)
+
+// Options are what the plane can be told. The zero value of each means the default.
+type Options struct {
+	// DialTimeout is for how long one backend is waited for, three seconds by default: two SYNs. Dials is how many are
+	// tried, six by default.
+	DialTimeout time.Duration
+	Dials       int
+	// IdleTimeout ends a connection of TCP over which nothing has passed, a day by default; HalfClosedTimeout, an hour,
+	// one of which one side has ended its direction.
+	IdleTimeout, HalfClosedTimeout time.Duration
+	// FlowTimeout ends a flow of UDP that is silent, half a minute by default; StreamTimeout, two minutes, one that was
+	// answered and goes on. They are those of connection tracking.
+	FlowTimeout, StreamTimeout time.Duration
+	// MaxConnections bounds the connections of TCP that are open, and MaxFlows the flows of UDP. By default a quarter
+	// and an eighth of the files that the process may open, 65,536 and 32,768 at most. A connection takes two
+	// descriptors, and four more each way while it carries much. What is beyond is reset, or dropped, and counted as
+	// refused by its row.
+	MaxConnections, MaxFlows int
+}
+
+func (o *Options) defaults() {
+	fill(&o.DialTimeout, 3*time.Second)
+	fill(&o.Dials, 6)
+	fill(&o.IdleTimeout, 24*time.Hour)
+	fill(&o.HalfClosedTimeout, time.Hour)
+	fill(&o.FlowTimeout, 30*time.Second)
+	fill(&o.StreamTimeout, 2*time.Minute)
+	files := 1024
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
+		files = int(min(limit.Cur, 1<<18))
+	}
+	fill(&o.MaxConnections, files/4)
+	fill(&o.MaxFlows, files/8)
+}
+
+func fill[T comparable](option *T, value T) {
+	var zero T
+	if *option == zero {
+		*option = value
+	}
+}
+
+// Plane is the userspace data plane.
+type Plane struct {
+	config    dataplane.Config
+	options   Options
+	namespace namespace.Namespace
+	conn      *nfnetlink.Socket
+	routes    *routes
+	proxy     *proxy   // nil: nothing is served
+	ports     [2]ports // of IPv4 and IPv6, as nf.Families are; zero: the family cannot be served
+	why       [2]error // why not
+	tables    []*table // nil: the kernel's content is not known
+	// clean and own are as in the nftables plane: the generation of the ruleset at which ours was as it should be, and
+	// how many of our transactions came since.
+	clean, own uint32
+}
+
+var (
+	_ dataplane.Dataplane = (*Plane)(nil)
+	_ dataplane.Affine    = (*Plane)(nil)
+	_ dataplane.Counted   = (*Plane)(nil)
+)
+
+// New makes planes with options. They are opened in the network namespace of the calling thread, and need
+// CAP_NET_ADMIN.
+func New(o Options) dataplane.New {
+	o.defaults()
+	return func(c dataplane.Config) (dataplane.Dataplane, error) {
+		p, err := open(c, o)
+		if err != nil {
+			return nil, fmt.Errorf("userspace: %w", err)
+		}
+		if err := p.probe(); err != nil {
+			return nil, errors.Join(fmt.Errorf("userspace: %w", err), p.Close())
+		}
+		return p, nil
+	}
+}
+
+func open(c dataplane.Config, o Options) (*Plane, error) {
+	here, err := namespace.Here()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := nfnetlink.Dial()
+	if err != nil {
+		return nil, errors.Join(err, here.Close())
+	}
+	routes, err := openRoutes(markOf(c))
+	if err != nil {
+		return nil, errors.Join(err, conn.Close(), here.Close())
+	}
+	return &Plane{config: c, options: o, namespace: here, conn: conn, routes: routes}, nil
+}
+
+// markOf is the bit for packets that are to be routed to the process. It is the one beside that of Config, by which
+// another plane, that is there for a moment longer, would hide who sends them.
+func markOf(c dataplane.Config) uint32 {
+	if c.Mark == 0 {
+		c.Mark = dataplane.DefaultMark
+	}
+	if mark := c.Mark << 1; mark != 0 {
+		return mark
+	}
+	return c.Mark >> 1
+}
+
+// probe has the kernel check, but not perform, a transaction with all rules.
+func (p *Plane) probe() error {
+	var tx nf.Transaction
+	for i := range nf.Families {
+		t := p.newTable(i, &tx)
+		t.Name += "-probe"
+		if err := t.Structure(t.chains()); err != nil {
+			return err
+		}
+	}
+	err := tx.Check(p.conn)
+	if err == nil || errors.Is(err, unix.EPERM) {
+		return err
+	}
+	return fmt.Errorf("%w: %w (nf_tables with tproxy and socket expressions are needed: Linux 5.9 or newer, modules "+
+		"nft_tproxy and nft_socket)", dataplane.ErrUnsupported, err)
+}
+
+func (p *Plane) newTable(family int, tx *nf.Transaction) *table {
+	return newTable(nf.Families[family], p.routes.mark, p.ports[family], tx)
+}
+
+func (p *Plane) fault(operation string) error {
+	if p.config.Fault == nil {
+		return nil
+	}
+	return p.config.Fault(operation)
+}
+
+// Sync implements dataplane.Dataplane. Connections live on, whatever happens to their rows.
+func (p *Plane) Sync(_ context.Context, s *model.State) error {
+	p.tables, p.clean = nil, 0
+	before, err := p.conn.Generation()
+	if err != nil {
+		return fmt.Errorf("userspace: %w", err)
+	}
+	p.own = 0
+	if err := p.serve(s); err != nil {
+		return err
+	}
+	served, partial := p.able(s)
+	p.proxy.rows.replace(served)
+	p.proxy.expel(nil)
+	if err := p.route(); err != nil {
+		return err
+	}
+	tables, tx, err := p.plan(served)
+	if err != nil {
+		return err
+	}
+	err = p.commit(tx)
+	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+		return err
+	}
+	p.settle(tables)
+	if err = errors.Join(partial, err); err == nil {
+		p.clean = before
+	}
+	return err
+}
+
+// serve opens the sockets, unless they are open. Rules of an earlier process may lead connections to them at once,
+// so the rows are known before.
+func (p *Plane) serve(s *model.State) error {
+	if p.proxy != nil {
+		return nil
+	}
+	if err := p.fault("userspace listen"); err != nil {
+		return err
+	}
+	proxy := newProxy(p.options, p.namespace)
+	proxy.rows.replace(s)
+	err := p.namespace.Do(func() error {
+		for i, a := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
+			p.ports[i], p.why[i] = proxy.listen(a)
+		}
+		p.warnOfBridges()
+		return nil
+	})
+	if p.why[0] != nil && p.why[1] != nil {
+		err = errors.Join(err, p.why[0], p.why[1])
+	}
+	if err != nil {
+		proxy.close()
+		return fmt.Errorf("userspace: %w", err)
+	}
+	p.proxy = proxy
+	return nil
+}
+
+// route leads marked packets to the sockets.
+func (p *Plane) route() error {
+	if err := p.fault("userspace route"); err != nil {
+		return err
+	}
+	var errs []error
+	for i, family := range families() {
+		if p.why[i] == nil {
+			errs = append(errs, p.routes.sync(family))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("userspace: %w", err)
+	}
+	return nil
+}
+
+func families() [2]int { return [2]int{unix.AF_INET, unix.AF_INET6} }
+
+// able leaves out the rows that cannot be served. The error, an ErrPartial, names them.
+func (p *Plane) able(s *model.State) (*model.State, error) {
+	var errs []error
+	out := s
+	for key, f := range s.Frontends {
+		if err := p.unable(key, f); err != nil {
+			if out == s {
+				out = s.Clone()
+			}
+			delete(out.Frontends, key)
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) == 0 {
+		return s, nil
+	}
+	return out, fmt.Errorf("userspace: %w: %w", dataplane.ErrPartial, errors.Join(errs...))
+}
+
+// unable is why a row cannot be served; nil: it can be.
+func (p *Plane) unable(key model.Key, f model.Frontend) error {
+	family := 0
+	if key.Addr.Is6() {
+		family = 1
+	}
+	switch {
+	case f.Verdict != model.Forward:
+		return nil
+	case key.Protocol == model.SCTP:
+		return fmt.Errorf("frontend %s of %s: mode userspace has no SCTP; use another mode", key, f.Service)
+	case p.why[family] != nil:
+		return fmt.Errorf("frontend %s of %s: cannot listen: %w", key, f.Service, p.why[family])
+	}
+	return nil
+}
+
+// plan finds the steps that lead from what the kernel holds to s.
+func (p *Plane) plan(s *model.State) ([]*table, *nf.Transaction, error) {
+	tx := &nf.Transaction{}
+	var tables []*table
+	for i := range nf.Families {
+		if err := p.fault("userspace list"); err != nil {
+			return nil, nil, err
+		}
+		t := p.newTable(i, tx)
+		t.PodInterfaces = s.Pods.Interfaces
+		if err := t.load(p.conn); err != nil {
+			return nil, nil, fmt.Errorf("userspace: %w", err)
+		}
+		if t.Foreign {
+			t = p.newTable(i, tx)
+			t.Delete()
+		}
+		if err := t.sync(s); err != nil {
+			return nil, nil, fmt.Errorf("userspace: %w", err)
+		}
+		tables = append(tables, t)
+	}
+	return tables, tx, nil
+}
+
+// settle is called when the kernel has done what the tables' transaction says.
+func (p *Plane) settle(tables []*table) {
+	for _, t := range tables {
+		t.Tx = nil
+	}
+	p.tables = tables
+}
+
+func (p *Plane) commit(tx *nf.Transaction) error {
+	err := tx.Commit(p.conn, func(steps []nf.Step) error {
+		if err := p.fault("userspace commit"); err != nil {
+			return err
+		}
+		err := tx.Send(p.conn, steps)
+		if err == nil {
+			p.own++
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("userspace: %w", err)
+	}
+	return nil
+}
+
+// Apply implements dataplane.Dataplane.
+func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
+	tables := p.tables
+	if tables == nil || p.proxy == nil {
+		return errors.New("userspace: the kernel's content is not known; Sync first")
+	}
+	p.tables = nil
+	c, partial := p.ableChange(c)
+	p.proxy.rows.change(c)
+	tx := &nf.Transaction{}
+	for _, t := range tables {
+		t.Tx = tx
+		if err := t.apply(s, c); err != nil {
+			return fmt.Errorf("userspace: %w", err)
+		}
+	}
+	err := p.commit(tx)
+	if err != nil {
+		p.clean = 0
+	}
+	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+		return err
+	}
+	p.proxy.expel(&c)
+	p.settle(tables)
+	return errors.Join(partial, err)
+}
+
+// ableChange deletes the rows that cannot be served, see able.
+func (p *Plane) ableChange(c model.Change) (model.Change, error) {
+	s, err := p.able(&model.State{Frontends: c.Frontends.Set})
+	if err != nil {
+		for key := range c.Frontends.Set {
+			if _, ok := s.Frontends[key]; !ok {
+				c.Frontends.Delete = append(c.Frontends.Delete[:len(c.Frontends.Delete):len(c.Frontends.Delete)], key)
+			}
+		}
+		c.Frontends.Set = s.Frontends
+	}
+	return c, err
+}
+
+// Audit implements dataplane.Dataplane: each step that Sync would do is a difference. Rules and sets are not read if
+// nobody else has changed the ruleset since the last successful call.
+func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, error) {
+	if p.proxy == nil {
+		return []dataplane.Drift{{Class: "sockets", Object: "sockets of the process", Want: "open"}}, nil
+	}
+	var drifts []dataplane.Drift
+	for i, family := range families() {
+		if p.why[i] != nil {
+			continue
+		}
+		some, err := p.routes.audit(family, nf.Families[i].Name)
+		if err != nil {
+			return nil, fmt.Errorf("userspace: %w", err)
+		}
+		drifts = append(drifts, some...)
+	}
+	rules, err := p.auditRules(s)
+	return append(drifts, rules...), err
+}
+
+func (p *Plane) auditRules(s *model.State) (drifts []dataplane.Drift, err error) {
+	generation, err := p.conn.Generation()
+	if err != nil {
+		return nil, fmt.Errorf("userspace: %w", err)
+	}
+	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own {
+		return nil, nil
+	}
+	served, _ := p.able(s) // Sync has told
+	tables, tx, err := p.plan(served)
+	if err != nil {
+		return nil, err
+	}
+	if len(tx.Steps) == 0 && p.tables != nil {
+		p.clean, p.own = generation, 0
+	}
+	missing := map[*nf.Table]bool{}
+	for _, t := range tables {
+		if missing[&t.Table] = t.missing; t.missing {
+			drifts = append(drifts, dataplane.Drift{Class: "table", Object: t.String(), Want: "all its rows"})
+		}
+	}
+	for i := range tx.Steps {
+		if step := &tx.Steps[i]; !missing[step.Table] {
+			drifts = append(drifts, tx.Drift(step))
+		}
+	}
+	return drifts, nil
+}
+
+// Remove implements dataplane.Dataplane. All connections end.
+func (p *Plane) Remove(context.Context) error {
+	p.tables = nil
+	if err := p.fault("userspace remove"); err != nil {
+		return err
+	}
+	tx := &nf.Transaction{}
+	for i := range nf.Families {
+		t := p.newTable(i, tx)
+		if err := t.LoadTable(p.conn); err != nil {
+			return fmt.Errorf("userspace: %w", err)
+		}
+		if t.Exists {
+			t.Delete()
+		}
+	}
+	if len(tx.Steps) > 0 {
+		if err := p.commit(tx); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, family := range families() {
+		errs = append(errs, p.routes.remove(family))
+	}
+	p.endProxy()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("userspace: %w", err)
+	}
+	return nil
+}
+
+func (p *Plane) endProxy() {
+	if p.proxy != nil {
+		p.proxy.close()
+		p.proxy = nil
+	}
+}
+
+// Close implements dataplane.Dataplane. All connections end.
+func (p *Plane) Close() error {
+	p.endProxy()
+	p.routes.close()
+	return errors.Join(p.conn.Close(), p.namespace.Close())
+}
+
+// Remembered implements dataplane.Affine.
+func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr) (netip.AddrPort, bool, error) {
+	if p.proxy == nil {
+		return netip.AddrPort{}, false, nil
+	}
+	pool := p.proxy.rows.pool(id)
+	if pool == nil {
+		return netip.AddrPort{}, false, nil
+	}
+	backend, ok := pool.remembered(client, time.Now())
+	return backend, ok, nil
+}
