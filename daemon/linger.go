@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/conntrack"
 	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/takeover"
@@ -25,11 +26,15 @@ import (
 type lingering struct {
 	dataplane.Dataplane
 	conntrack *netlink.Handle
+	flows     *conntrack.Table
 	hooked    bool      // it has something in the kernel, rows or not
 	since     time.Time // zero: it does not linger
 	look      time.Time // when to look the next time
 	pause     time.Duration
 }
+
+// lookShare bounds what looks cost, which read all that connection tracking knows: one part in so many of the time.
+const lookShare = 100
 
 // Sync implements dataplane.Dataplane.
 func (l *lingering) Sync(ctx context.Context, s *model.State) error {
@@ -70,6 +75,7 @@ func (l *lingering) Remembered(ctx context.Context, id model.PoolID, a netip.Add
 // Close implements dataplane.Dataplane.
 func (l *lingering) Close() error {
 	l.conntrack.Close()
+	l.flows.Close()
 	return l.Dataplane.Close()
 }
 
@@ -82,9 +88,10 @@ func (l *lingering) end(ctx context.Context, s *model.State) error {
 		d := s.Lookup(model.Packet{Protocol: protocol, Destination: to})
 		return d.Verdict != model.Pass || d.Guard.IsValid()
 	}
+	began := time.Now()
 	if time.Since(l.since) < takeover.DefaultDrain && l.needed(ours) {
 		l.pause = min(2*l.pause, takeoverInterval)
-		l.look = time.Now().Add(l.pause)
+		l.look = time.Now().Add(max(l.pause, lookShare*time.Since(began)))
 		return nil
 	}
 	return l.remove(ctx)
@@ -101,19 +108,16 @@ func (l *lingering) needed(by func(netip.AddrPort, model.Protocol) bool) bool {
 	return needed || err != nil // it is not known, as when the table changed while it was read
 }
 
-// carried are the flows of UDP that are translated, and to which backend.
-func (l *lingering) carried() (map[ebpf.UDPFlow]netip.AddrPort, error) {
-	flows := map[ebpf.UDPFlow]netip.AddrPort{}
+// carried is who answers a flow of UDP that is translated; it is not valid if the flow is not.
+func (l *lingering) carried(f ebpf.UDPFlow) (netip.AddrPort, error) {
 	if !l.hooked {
-		return flows, nil
+		return netip.AddrPort{}, nil
 	}
-	err := l.each(func(f *netlink.ConntrackFlow) {
-		if f.Forward.Protocol == unix.IPPROTO_UDP {
-			flow := ebpf.UDPFlow{From: addrPort(f.Forward.SrcIP, f.Forward.SrcPort), To: destination(f)}
-			flows[flow] = addrPort(f.Reverse.SrcIP, f.Reverse.SrcPort)
-		}
-	})
-	return flows, err
+	who, tracked, err := l.flows.Answers(model.UDP, f.From, f.To)
+	if !tracked || who == f.To {
+		return netip.AddrPort{}, err
+	}
+	return who, nil
 }
 
 // each calls a function with everything that connection tracking translates.
@@ -174,8 +178,13 @@ func newOverLingering(o ebpf.Options, behind dataplane.New) dataplane.New {
 			if l.conntrack, err = netlink.NewHandle(unix.NETLINK_NETFILTER); err != nil {
 				return nil, err
 			}
+			if l.flows, err = conntrack.OpenTable(); err != nil {
+				l.conntrack.Close()
+				return nil, err
+			}
 			if l.Dataplane, err = behind(c); err != nil {
 				l.conntrack.Close()
+				l.flows.Close()
 				return nil, err
 			}
 			return l, nil

@@ -66,9 +66,10 @@ type Options struct {
 	// Probed is what planes of this process know of the kernel already, and where this one adds to that; nil: it finds out
 	// for itself.
 	Probed *Probed
-	// Carried are flows of the node's own sockets that were connected to Services before this plane came, and the backends
-	// to which somebody else goes on to translate them; nil: there are none. With TC all other such sockets are aborted.
-	Carried func() (map[UDPFlow]netip.AddrPort, error)
+	// Carried is asked about flows of the node's own sockets that were connected to Services before this plane came: to
+	// which backend does somebody else go on to translate them? If the answer is not valid, or there is nobody to ask (nil),
+	// such a socket is aborted, with TC.
+	Carried func(UDPFlow) (netip.AddrPort, error)
 	// OnlyNode leaves the sockets of other network namespaces than the node's to those who serve packets.
 	OnlyNode bool
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/model"
@@ -30,7 +31,7 @@ type UDPFlow struct{ From, To netip.AddrPort }
 
 // strays say when to look for such sockets.
 type strays struct {
-	carried func() (map[UDPFlow]netip.AddrPort, error)
+	carried func(UDPFlow) (netip.AddrPort, error)
 	look    time.Time // zero: there are none
 	pause   time.Duration
 }
@@ -68,7 +69,7 @@ func (p *Plane) releaseStrays(s *model.State) error {
 		p.strays.look = time.Now().Add(p.strays.pause)
 		p.strays.pause = min(2*p.strays.pause, maxStrayPause)
 	}
-	return p.withoutDiag(err)
+	return err
 }
 
 // releaseStraysIn returns how many somebody else serves.
@@ -78,42 +79,50 @@ func (p *Plane) releaseStraysIn(ns *os.File, s *model.State) (left int, err erro
 		return 0, err
 	}
 	defer conn.Close()
-	var found []diagSocket
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		sockets, err := listSockets(conn, diagSocket{family: family, protocol: model.UDP, states: stateConnected})
-		if err != nil {
-			return 0, fmt.Errorf("list sockets of UDP: %w", err)
-		}
-		for _, socket := range sockets {
-			if _, known, err := p.service(socket); err != nil {
-				return 0, err
-			} else if !known && p.isStray(s, socket.peer()) {
-				found = append(found, socket)
-			}
-		}
-	}
-	if len(found) == 0 {
-		return 0, nil
-	}
-	carried, err := p.strays.carries()
+	found, err := p.findStrays(conn, s)
 	if err != nil {
-		return len(found), err
+		return 0, p.withoutDiag(err)
 	}
 	for _, socket := range found {
-		if to := socket.peer(); serves(s, model.UDP, to, carried[UDPFlow{socket.local(), to}]) {
+		to := socket.peer()
+		backend, err := p.strays.carriedBy(UDPFlow{socket.local(), to})
+		if err != nil {
+			return len(found), err
+		}
+		if serves(s, model.UDP, to, backend) {
 			left++
-		} else if err := socket.destroy(conn); err != nil && !errors.Is(err, unix.ENOENT) { // it has been closed
-			return len(found), fmt.Errorf("abort a socket of UDP: %w", err)
+			continue
+		}
+		if err := socket.destroy(conn); err != nil && !errors.Is(err, unix.ENOENT) { // it has been closed
+			return len(found), p.withoutDiag(fmt.Errorf("abort a socket of UDP: %w", err))
 		}
 	}
 	return left, nil
 }
 
-func (w *strays) carries() (map[UDPFlow]netip.AddrPort, error) {
-	if w.carried == nil {
-		return nil, nil
+func (p *Plane) findStrays(conn *netlink.Conn, s *model.State) (found []diagSocket, err error) {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		sockets, err := listSockets(conn, diagSocket{family: family, protocol: model.UDP, states: stateConnected})
+		if err != nil {
+			return nil, fmt.Errorf("list sockets of UDP: %w", err)
+		}
+		for _, socket := range sockets {
+			if _, known, err := p.service(socket); err != nil {
+				return nil, err
+			} else if !known && p.isStray(s, socket.peer()) {
+				found = append(found, socket)
+			}
+		}
 	}
-	return w.carried()
+	return found, nil
+}
+
+// carriedBy is not valid if nobody serves the flow.
+func (w *strays) carriedBy(f UDPFlow) (netip.AddrPort, error) {
+	if w.carried == nil {
+		return netip.AddrPort{}, nil
+	}
+	return w.carried(f)
 }
 
 // isStray reports whether connect() would have translated an address.

@@ -1,0 +1,40 @@
+package conntrack_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// Who answers a flow is whom the plane has chosen, and who was asked where nothing is translated.
+func TestTable_answers(t *testing.T) {
+	s := newStage(t)
+	s.must(pods, "pods fd00::af4:0/112", dns, pool("default/dns cluster", 53, "a"),
+		"frontend [fd00::a60:a]:53/udp any forward default/dns cluster6 snat offcluster",
+		"pool default/dns cluster6", "backend default/dns cluster6 [fd00::af4:102]:53")
+	var table *conntrack.Table
+	err := s.bed.Do(testbed.Node, func() (err error) {
+		table, err = conntrack.OpenTable()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	for to, want := range map[string]string{
+		"10.96.0.10:53": "10.244.1.2:53", "[fd00::a60:a]:53": "[fd00::af4:102]:53", "10.244.1.2:53": "10.244.1.2:53",
+	} {
+		f := s.flows("client", to)[0]
+		from, asked := netip.MustParseAddrPort(f.LocalAddr().String()), netip.MustParseAddrPort(to)
+		who, ok, err := table.Answers(model.UDP, from, asked)
+		if who.String() != want || !ok || err != nil {
+			t.Errorf("%s: %s answers, %t, %v; want %s", to, who, ok, err, want)
+		}
+		if who, ok, err := table.Answers(model.TCP, from, asked); ok || err != nil {
+			t.Errorf("%s by TCP, which nobody has: %s answers, %v", to, who, err)
+		}
+	}
+}
