@@ -333,10 +333,7 @@ func (p *Plane) refill(s *model.State) error {
 	}
 	t.tcp, t.packets, t.node = p.releaseTCP, p.serve == TC, p.left.node
 	if err = t.load(s); err == nil {
-		err = p.fault("ebpf flip")
-	}
-	if err == nil {
-		err = p.sets.putInForce(t.Maps, s.Pods)
+		err = p.sets.putInForce(t.Maps, s.Pods, p.fault)
 	}
 	if err != nil {
 		t.close()

@@ -110,11 +110,16 @@ func (s *sets) make(c capacity) (map[string]*ebpf.Map, error) {
 	return made, nil
 }
 
-// putInForce has the programs read other tables, and waits until nobody reads the former ones.
-func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods) error {
+// putInForce has the programs read other tables, and waits until nobody reads the former ones. If that fails, one of
+// both is in force.
+func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(string) error) error {
 	next := s.at ^ wordSet
-	if err := s.each(func(name string, places *ebpf.Map) error { return places.Put(next, set[name]) }); err != nil {
-		return fmt.Errorf("lay ready %w", err)
+	err := fault("ebpf lay ready")
+	if err == nil {
+		err = s.each(func(name string, places *ebpf.Map) error { return places.Put(next, set[name]) })
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("lay ready: %w", err), s.clear(next))
 	}
 	atomic.StoreUint32(&s.memory[0], next|podsKnown(pods))
 	former, filled := s.at, s.filled
@@ -122,19 +127,29 @@ func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods) error {
 	if !filled {
 		return nil
 	}
-	if err := s.wait(); err != nil {
+	if err = fault("ebpf wait"); err == nil {
+		err = s.wait()
+	}
+	if err != nil {
 		return fmt.Errorf("wait for programs that run: %w", err)
 	}
-	err := s.each(func(name string, places *ebpf.Map) error {
-		if err := places.Delete(former); !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err = fault("ebpf take away"); err == nil {
+		err = s.clear(former)
+	}
+	if err != nil {
+		return fmt.Errorf("take away the former tables: %w", err)
+	}
+	return nil
+}
+
+// clear leaves nothing in the places of a set that is not in force.
+func (s *sets) clear(set uint32) error {
+	return s.each(func(_ string, places *ebpf.Map) error {
+		if err := places.Delete(set); !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("take away the former %w", err)
-	}
-	return nil
 }
 
 // each does something with all tables at the same time: for every change the kernel waits for programs that run, and it
@@ -176,8 +191,9 @@ func (s *sets) lost(set map[string]*ebpf.Map) (names []string) {
 		if err == nil {
 			err = s.tables[name].Lookup(s.at, &have)
 		}
-		want, _ := info.ID()
-		if err != nil || have != want {
+		if err != nil {
+			names = append(names, name)
+		} else if want, _ := info.ID(); have != want {
 			names = append(names, name)
 		}
 	}

@@ -78,7 +78,7 @@ func newSet(t testing.TB, s *model.State) *tables {
 	}
 	t.Cleanup(tables.close)
 	tables.packets = true
-	if err := errors.Join(tables.load(s), sets.putInForce(tables.Maps, s.Pods)); err != nil {
+	if err := errors.Join(tables.load(s), sets.putInForce(tables.Maps, s.Pods, tables.fault)); err != nil {
 		t.Fatal(err)
 	}
 	return tables
