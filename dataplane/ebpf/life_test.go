@@ -169,7 +169,7 @@ func TestAffinity(t *testing.T) {
 	s := parse(t, strings.Replace(web, "pods 10.244.0.0/16", "pool default/web:http cluster affinity 1h0m0s\npods 10.244.0.0/16", 1))
 	seen := map[string]bool{}
 	for i := range uint32(6) {
-		p := c.openSized(ebpf.Sizes{Affinities: 1000 * (1 + i%2)})
+		p := c.openSized(ebpf.Sizes{Affinities: 1 << (16 + i%2)})
 		check(t, p.Sync(t.Context(), s))
 		c.audited(p, s)
 		seen[c.answers("client", model.TCP, "10.96.0.10:80")] = true
@@ -184,7 +184,7 @@ func TestAffinity(t *testing.T) {
 func TestAffinity_killed(t *testing.T) {
 	c := newCluster(t)
 	s := parse(t, web)
-	p := c.openSized(ebpf.Sizes{Affinities: 1000})
+	p := c.openSized(ebpf.Sizes{Affinities: 1 << 16})
 	check(t, p.Sync(t.Context(), s))
 	check(t, p.Close())
 	path := filepath.Join(c.pins, "memory", "affinities")
@@ -193,15 +193,31 @@ func TestAffinity_killed(t *testing.T) {
 	same, err := m.Clone()
 	check(t, err)
 	check(t, errors.Join(same.Pin(path+"_new"), same.Close(), m.Close()))
-	p = c.openSized(ebpf.Sizes{Affinities: 2000})
+	p = c.openSized(ebpf.Sizes{Affinities: 1 << 17})
 	defer p.Close()
 	check(t, p.Sync(t.Context(), s))
 	c.audited(p, s)
 	m, err = bpf.LoadPinnedMap(path, nil)
 	check(t, err)
 	defer m.Close()
-	if n := m.MaxEntries(); n != 2000 {
+	if n := m.MaxEntries(); n != 1<<17 {
 		t.Errorf("the next process finds a map of %d", n)
+	}
+}
+
+// However small tables shall be, those that forget have room for what each processor puts by.
+func TestSizes_processors(t *testing.T) {
+	c := newCluster(t)
+	p := c.openSized(ebpf.Sizes{Affinities: 1, Flows: 1})
+	defer p.Close()
+	check(t, p.Sync(t.Context(), parse(t, web)))
+	for _, name := range []string{"affinities", "flows", "refusals"} {
+		m, err := bpf.LoadPinnedMap(filepath.Join(c.pins, "memory", name), nil)
+		check(t, err)
+		if n, least := m.MaxEntries(), uint32(256*bpf.MustPossibleCPU()); n < least {
+			t.Errorf("%s has %d elements, less than %d", name, n, least)
+		}
+		check(t, m.Close())
 	}
 }
 

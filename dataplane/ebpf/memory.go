@@ -9,7 +9,8 @@ import (
 )
 
 // Sizes say how many clients and sockets the plane remembers. Their memory is taken at once. A process with other sizes
-// than the one before takes over what fits, but of Sockets nothing: what is in a place is forgotten.
+// than the one before takes over what fits, but of Sockets nothing: what is in a place is forgotten. Tables that
+// forget have 256 elements for each processor at least.
 type Sizes struct {
 	// Affinities are clients of pools with affinity; 0: 65,536. Each takes 112 bytes. The one that was silent longest
 	// is forgotten first.
@@ -56,16 +57,28 @@ func machineMemory() uint64 {
 // first.
 const refusals = 1 << 13
 
+// forgetting is the size of a table that forgets what was not used for longest: at least so large that each processor
+// has what it puts by, which are 128 free elements and as many new ones. Of a smaller table those may go that were
+// added last (kernel/bpf/bpf_lru_list.c, before Linux 6.17).
+func forgetting(size uint32) uint32 {
+	const putBy = 2 * 128
+	processors, err := ebpf.PossibleCPU()
+	if err != nil {
+		return size
+	}
+	return max(size, putBy*uint32(processors))
+}
+
 func (s Sizes) orDefault() Sizes {
 	const usual = 1 << 16
 	sockets := min(cmp.Or(s.Sockets, usual), 1<<24)
 	return Sizes{
 		Services:   s.Services,
-		Affinities: cmp.Or(s.Affinities, usual),
-		Flows:      cmp.Or(s.Flows, usual),
+		Affinities: forgetting(cmp.Or(s.Affinities, usual)),
+		Flows:      forgetting(cmp.Or(s.Flows, usual)),
 		Sockets:    1 << bits.Len32(sockets-1),
 
-		Translations: cmp.Or(s.Translations, translationsFor(machineMemory())),
+		Translations: forgetting(cmp.Or(s.Translations, translationsFor(machineMemory()))),
 	}
 }
 
@@ -74,7 +87,7 @@ func (s Sizes) memory(spec *ebpf.CollectionSpec) map[string]*ebpf.MapSpec {
 	s = s.orDefault()
 	spec.Maps[objectsMapAffinities].MaxEntries = s.Affinities
 	spec.Maps[objectsMapFlows].MaxEntries = s.Flows
-	spec.Maps[objectsMapRefusals].MaxEntries = refusals
+	spec.Maps[objectsMapRefusals].MaxEntries = forgetting(refusals)
 	spec.Maps[objectsMapSockets].MaxEntries = s.Sockets
 	memory := map[string]*ebpf.MapSpec{}
 	for _, name := range []string{

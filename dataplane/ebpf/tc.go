@@ -113,8 +113,8 @@ func packetSpec(o packetOptions) (*ebpf.CollectionSpec, error) {
 	}
 	for name, entries := range map[string]uint32{
 		packetsMapTranslations: cmp.Or(o.Translations, 1),
-		packetsMapFragments:    fragmented,
-		packetsMapTraffic:      trafficked,
+		packetsMapFragments:    forgetting(fragmented),
+		packetsMapTraffic:      forgetting(trafficked),
 		packetsMapNodeAddrs:    addressed,
 	} {
 		spec.Maps[name].MaxEntries = entries
