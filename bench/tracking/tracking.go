@@ -54,7 +54,8 @@ func (f Flows) Run(program string, n int) (each time.Duration, err error) {
 		return 0, err
 	}
 	if failed > 0 {
-		return 0, errors.Join(fmt.Errorf("%s has failed %d times", program, failed), f.Variables[flowsVarFailed].Set(uint32(0)))
+		err := fmt.Errorf("%s has failed %d times", program, failed)
+		return 0, errors.Join(err, f.Variables[flowsVarFailed].Set(uint32(0)))
 	}
 	return each, nil
 }

@@ -48,7 +48,7 @@ func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who netip.Ad
 	request.AddData(header)
 	request.AddRawData(tuple)
 	replies, err := request.Execute(unix.NETLINK_NETFILTER, 0)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // or nobody tracks at all
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // or it is off
 		return who, false, nil
 	}
 	if err == nil && (len(replies) == 0 || len(replies[0]) < nl.SizeofNfgenmsg) {

@@ -71,7 +71,8 @@ func (p *Plane) settleMemory() error {
 	return nil
 }
 
-// repin pins a map in place of another one, so that there is one at any time. Who was killed while doing so has left his.
+// repin pins a map in place of another one, so that there is one at any time. Who was killed while doing so has left
+// his.
 func repin(m *ebpf.Map, path string) error {
 	beside := path + "_new"
 	if err := errors.Join(m.Unpin(), os.RemoveAll(beside)); err != nil {

@@ -11,13 +11,13 @@
 // comes from outside, rows whose source addresses matter, SCTP, and whatever has no socket here. Programs at the
 // devices serve that (bpf/tc.c, devices.go), or another plane, which in any case serves what is left (leftover.go).
 //
-// A Sync makes new tables, fills them, and flips a word by which the programs read these in place of the former ones. An
-// Apply writes a pool's backends into slots that nobody uses, and then one word that leads there; no connection sees
-// a part of a change. When rows do not fit any more, Apply does what Sync does, with larger tables: their
+// A Sync makes new tables, fills them, and flips a word by which the programs read these in place of the former ones.
+// An Apply writes a pool's backends into slots that nobody uses, and then one word that leads there; no connection
+// sees a part of a change. When rows do not fit any more, Apply does what Sync does, with larger tables: their
 // memory follows their use.
 //
-// A process loads programs of its own, which take the place of those that are attached, one atomic step for each hook. It
-// needs to understand nothing of their tables, so one of any version takes over from one of any other.
+// A process loads programs of its own, which take the place of those that are attached, one atomic step for each
+// hook. It needs to understand nothing of their tables, so one of any version takes over from one of any other.
 //
 // Links, which hold the programs, and what sockets and clients are remembered in are pinned in a file system of type
 // bpf. When the process ends, or is killed, all goes on.

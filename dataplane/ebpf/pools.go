@@ -96,7 +96,8 @@ func (w *poolWriter) flush() error {
 	return nil
 }
 
-// addMembers gathers a pool's backends, whose slots begin at first, if somebody asks for them, and those that are to go.
+// addMembers gathers a pool's backends, whose slots begin at first, if somebody asks for them, and those that are to
+// go.
 func (w *poolWriter) addMembers(id model.PoolID, p *pool, want model.Pool, first uint32) {
 	before := p.members()
 	p.listed = w.packets || want.Affinity > 0 || w.udp[id]
