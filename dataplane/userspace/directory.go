@@ -3,6 +3,7 @@ package userspace
 import (
 	"net/netip"
 	"sync"
+	"time"
 
 	"fairlead.dev/fairlead/model"
 )
@@ -119,4 +120,13 @@ func (d *directory) leads(key model.Key, p *pool) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return d.rows[key].pool == p
+}
+
+// forget has the pools forget clients whose time has run out.
+func (d *directory) forget(now time.Time) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	for _, p := range d.pools {
+		p.forget(now)
+	}
 }

@@ -27,16 +27,18 @@ const (
 
 // node is a plane on the node of a testbed with three pods: client, pod-a (both on the node) and pod-b.
 type node struct {
-	*testing.T
+	testing.TB
 	bed   *testbed.Bed
 	plane dataplane.Dataplane
 }
 
-func start(t *testing.T, o userspace.Options) *node { return startOn(t, testbed.Spec{}, o) }
+func start(t testing.TB, o userspace.Options) *node { return startOn(t, testbed.Spec{}, o) }
 
-func startOn(t *testing.T, spec testbed.Spec, o userspace.Options) *node {
+func startOn(t testing.TB, spec testbed.Spec, o userspace.Options) *node {
 	t.Helper()
-	t.Parallel()
+	if t, ok := t.(*testing.T); ok {
+		t.Parallel()
+	}
 	ports := []testbed.PodPort{{Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 5353}}
 	pod := func(name, addr string, at testbed.Place) testbed.PodSpec {
 		return testbed.PodSpec{Name: name, Node: at, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Ports: ports}
@@ -50,7 +52,7 @@ func startOn(t *testing.T, spec testbed.Spec, o userspace.Options) *node {
 		t.Skipf("no testbed: %v", err)
 	}
 	t.Cleanup(func() { bed.Close() })
-	n := &node{T: t, bed: bed}
+	n := &node{TB: t, bed: bed}
 	n.at(testbed.Node, func() (err error) {
 		n.plane, err = userspace.New(o)(dataplane.Config{})
 		return err
@@ -85,11 +87,13 @@ func (n *node) sync(protocol string, backends ...string) *model.State {
 }
 
 // dial connects a pod with the Service.
-func (n *node) dial() *net.TCPConn {
+func (n *node) dial() *net.TCPConn { return n.dialTo(service) }
+
+func (n *node) dialTo(to string) *net.TCPConn {
 	n.Helper()
 	var conn net.Conn
 	n.at("client", func() (err error) {
-		conn, err = net.DialTimeout("tcp4", service, patient)
+		conn, err = net.DialTimeout("tcp4", to, patient)
 		return err
 	})
 	n.Cleanup(func() { conn.Close() })
@@ -165,6 +169,43 @@ func TestDatagram_nextBackend(t *testing.T) {
 		if who := n.answers(model.UDP); who != "pod-b" {
 			t.Fatalf("%s", who)
 		}
+	}
+}
+
+// TestDatagram_backendGone has a client go on talking from one port when its backend has stopped serving.
+func TestDatagram_backendGone(t *testing.T) {
+	n := start(t, userspace.Options{})
+	n.sync("udp", "10.244.1.11:5353", "10.244.2.13:5353")
+	c, err := n.bed.Dial(t.Context(), "client", model.UDP, netip.MustParseAddrPort(service))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	buf := make([]byte, 100)
+	ask := func() string {
+		for { // a datagram that reaches nobody is lost, and the client repeats itself
+			_, err := c.Write([]byte("?\n"))
+			if err == nil {
+				err = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n, err := c.Read(buf); err == nil {
+				who, _, _ := strings.Cut(string(buf[:n]), " ")
+				return who
+			}
+		}
+	}
+	first := ask()
+	if second := ask(); second != first {
+		t.Fatalf("%s after %s", second, first)
+	}
+	if err := n.bed.StopServing(first); err != nil {
+		t.Fatal(err)
+	}
+	if third := ask(); third == first {
+		t.Fatalf("still %s", third)
 	}
 }
 

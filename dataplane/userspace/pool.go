@@ -156,21 +156,21 @@ func (p *pool) answered(client netip.Addr, b netip.AddrPort, now time.Time) {
 	if p.served[b]++; p.affinity == 0 || !b.IsValid() {
 		return
 	}
-	if _, known := p.clients[client]; !known && len(p.clients) >= maxClients && !p.forget(now) {
-		return
+	if _, known := p.clients[client]; !known && len(p.clients) >= maxClients {
+		return // until Audit has forgotten some
 	}
 	p.clients[client] = choice{b, now.Add(p.affinity)}
 }
 
-// forget deletes the clients whose time has run out, and reports whether there were any.
-func (p *pool) forget(now time.Time) bool {
-	before := len(p.clients)
+// forget deletes the clients whose time has run out.
+func (p *pool) forget(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for client, c := range p.clients {
 		if !now.Before(c.until) {
 			delete(p.clients, client)
 		}
 	}
-	return len(p.clients) < before
 }
 
 // failed has a backend tried last for a while.

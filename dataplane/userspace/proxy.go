@@ -32,8 +32,10 @@ type proxy struct {
 	turned      map[model.Key]uint64 // connections turned away because of a bound
 }
 
-// bufferSize holds the largest datagram.
-const bufferSize = 1 << 16
+const (
+	bufferSize    = 1 << 16 // holds the largest datagram
+	receiveBuffer = 4 << 20 // of the sockets to which all datagrams come
+)
 
 func newProxy(o Options, sockets namespace.Namespace) *proxy {
 	ctx, stop := context.WithCancel(context.Background())
@@ -96,6 +98,7 @@ func originate(a netip.Addr, port uint16) (origination, error) {
 	if err != nil {
 		return origination{}, errors.Join(err, tcp.Close())
 	}
+	_ = udp.SetReadBuffer(receiveBuffer) // the kernel gives as much as net.core.rmem_max allows
 	return origination{tcp, udp}, nil
 }
 
@@ -156,6 +159,13 @@ func (p *proxy) turnAway(key model.Key) {
 	defer p.mu.Unlock()
 	key.Scope = model.Any
 	p.turned[key]++
+}
+
+// exhausted counts a connection that could not be made because the process, or the machine, may open no more files.
+func (p *proxy) exhausted(key model.Key, err error) {
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		p.turnAway(key)
+	}
 }
 
 // pause is for errors that pass, as when the process has too many files open.

@@ -51,6 +51,7 @@ func (p *proxy) serve(client *net.TCPConn, at packet, d decision) {
 	defer context.AfterFunc(p.context, func() { reset(client) })()
 	conn, b, err := p.dial(d, at.client, nil)
 	if err != nil {
+		p.exhausted(d.key, err)
 		reset(client)
 		return
 	}

@@ -88,18 +88,15 @@ func destination(oob []byte) (netip.AddrPort, bool) {
 
 // datagram sends one on, over the client's flow or a new one.
 func (p *proxy) datagram(at packet, data []byte) {
-	for range 2 { // the flow that is found may end before it is asked
+	for range 2 { // the flow that is found may have ended, or its backend is not there any more
 		f := p.flows.find(at)
 		if f == nil {
 			f = p.begin(at)
 		}
-		if f == nil {
+		if f == nil || f.send(p.options, data) == nil || p.elsewhere(f) {
 			return
 		}
-		err := f.send(p.options, data)
-		if err == nil || p.elsewhere(f) || !errors.Is(err, net.ErrClosed) {
-			return
-		}
+		p.flows.end(f)
 	}
 }
 
@@ -145,6 +142,7 @@ func (p *proxy) begin(at packet) *flow {
 	}
 	conn, backend, err := p.dial(d, at.client, nil)
 	if err != nil {
+		p.exhausted(d.key, err)
 		return nil
 	}
 	f := &flow{decision: d, client: at.client, began: time.Now(), conn: conn.(*net.UDPConn), backend: backend}

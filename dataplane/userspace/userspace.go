@@ -89,7 +89,11 @@ type Plane struct {
 	// clean and own are as in the nftables plane: the generation of the ruleset at which ours was as it should be, and
 	// how many of our transactions came since.
 	clean, own uint32
+	forgot     time.Time // when clients were last forgotten whose time had run out
 }
+
+// forgetEvery is how often that is done.
+const forgetEvery = 10 * time.Second
 
 var (
 	_ dataplane.Dataplane = (*Plane)(nil)
@@ -383,6 +387,10 @@ func (p *Plane) ableChange(c model.Change) (model.Change, error) {
 func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, error) {
 	if p.proxy == nil {
 		return []dataplane.Drift{{Class: "sockets", Object: "sockets of the process", Want: "open"}}, nil
+	}
+	if now := time.Now(); now.Sub(p.forgot) > forgetEvery {
+		p.forgot = now
+		p.proxy.rows.forget(now)
 	}
 	var drifts []dataplane.Drift
 	for i, family := range families() {
