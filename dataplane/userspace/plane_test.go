@@ -345,9 +345,8 @@ func TestBound_flows(t *testing.T) {
 
 func TestAffinity_remembered(t *testing.T) {
 	n := start(t, userspace.Options{})
-	n.sync("tcp", "10.244.1.11:8080")
-	s, err := model.ParseState(strings.ReplaceAll(n.sync("tcp", "10.244.1.11:8080").String(),
-		"pool default/web cluster", "pool default/web cluster affinity 1h0m0s"))
+	rows := n.sync("tcp", "10.244.1.11:8080").String()
+	s, err := model.ParseState(strings.ReplaceAll(rows, "pool default/web cluster", "pool default/web cluster affinity 1h0m0s"))
 	if err == nil {
 		err = n.plane.Sync(t.Context(), s)
 	}
@@ -357,11 +356,26 @@ func TestAffinity_remembered(t *testing.T) {
 	if who := n.answers(model.TCP); who != "pod-a" {
 		t.Fatal(who)
 	}
-	b, ok, err := n.plane.(dataplane.Affine).Remembered(t.Context(), model.PoolID{Service: "default/web"},
-		netip.MustParseAddr("10.244.1.20"))
-	if err != nil || !ok || b.String() != "10.244.1.11:8080" {
-		t.Fatal(b, ok, err)
+	check := func() {
+		t.Helper()
+		b, ok, err := n.plane.(dataplane.Affine).Remembered(t.Context(), model.PoolID{Service: "default/web"},
+			netip.MustParseAddr("10.244.1.20"))
+		if err != nil || !ok || b.String() != "10.244.1.11:8080" {
+			t.Fatal(b, ok, err)
+		}
 	}
+	check()
+	if err := n.plane.Close(); err != nil {
+		t.Fatal(err)
+	}
+	n.at(testbed.Node, func() (err error) {
+		n.plane, err = userspace.New(userspace.Options{})(dataplane.Config{})
+		return err
+	})
+	if err := n.plane.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	check()
 }
 
 // kernel is all that a plane may have left on the node.

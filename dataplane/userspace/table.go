@@ -36,6 +36,7 @@ const (
 	dropAddresses
 	rejectRanges
 	dropRanges
+	clients // what pools remember, between two processes
 )
 
 func sets(f nf.Family) []*nf.Set {
@@ -63,6 +64,10 @@ func sets(f nf.Family) []*nf.Set {
 		dropAddresses:     hash("drop-addresses", address),
 		rejectRanges:      ranges("reject-ranges"),
 		dropRanges:        ranges("drop-ranges"),
+		clients: {
+			Name: "clients", Flags: unix.NFT_SET_MAP,
+			Key: []nf.Field{f.Address, nf.Index, nf.Index}, Data: []nf.Field{f.Address, nf.Port},
+		},
 	}
 }
 

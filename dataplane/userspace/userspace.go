@@ -13,8 +13,8 @@
 // What is to be refused or dropped, and who may come in, the rules decide, as a connection that was accepted cannot
 // be refused. Which of three sockets accepts a connection tells where it is from.
 //
-// Connections end with the process, unlike those of other planes. The rules stay: who wants to connect meanwhile
-// waits for the next process.
+// Connections end with the process, unlike those of other planes. The rules stay, and what is remembered of clients
+// with affinity: who wants to connect meanwhile waits for the next process.
 package userspace
 
 import (
@@ -217,6 +217,9 @@ func (p *Plane) serve(s *model.State) error {
 	}
 	proxy := newProxy(p.options, p.namespace)
 	proxy.rows.replace(s)
+	if err := p.takeOver(proxy.rows, s); err != nil {
+		return fmt.Errorf("userspace: %w", err)
+	}
 	err := p.namespace.Do(func() error {
 		for i, a := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
 			p.ports[i], p.why[i] = proxy.listen(a)
@@ -478,6 +481,7 @@ func (p *Plane) endProxy() {
 
 // Close implements dataplane.Dataplane. All connections end.
 func (p *Plane) Close() error {
+	p.handOver()
 	p.endProxy()
 	p.routes.close()
 	return errors.Join(p.conn.Close(), p.namespace.Close())
