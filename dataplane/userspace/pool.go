@@ -110,7 +110,11 @@ func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) 
 			return !slices.Contains(tried, t.AddrPort) && (trusting || !now.Before(p.suspects[t.AddrPort]))
 		}
 		if i := p.turn(may); i >= 0 {
-			return p.serving[i].Backend, true
+			b := p.serving[i].Backend
+			if _, suspect := p.suspects[b.AddrPort]; suspect {
+				p.suspects[b.AddrPort] = now.Add(suspicion) // one client at a time finds out
+			}
+			return b, true
 		}
 	}
 	return model.Backend{}, false

@@ -67,7 +67,12 @@ func TestPool_suspects(t *testing.T) {
 	if got := turns(p, 1, now, backend(0), backend(1), backend(2)); got != "-" {
 		t.Error(got)
 	}
-	if got := turns(p, 3, now.Add(suspicion)); !strings.Contains(got, "1") {
+	later := now.Add(2 * suspicion)
+	if got := turns(p, 9, later); strings.Count(got, "1") != 1 { // one client finds out for all
+		t.Error(got)
+	}
+	p.answered(netip.MustParseAddr("10.0.0.9"), backend(1), later)
+	if got := turns(p, 9, later); strings.Count(got, "1") != 3 {
 		t.Error(got)
 	}
 }
