@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -257,9 +258,16 @@ func abort(t *testing.T, c *net.TCPConn) {
 func TestReset_byBackend(t *testing.T) {
 	n := start(t, userspace.Options{})
 	n.sync("tcp", n.listen(func(c *net.TCPConn) {
+		if _, err := c.Read(make([]byte, 1)); err != nil { // the client knows that it is connected
+			t.Error(err)
+		}
 		abort(t, c)
 	}))
-	if _, err := n.dial().Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+	c := n.dial()
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
 		t.Fatalf("%v", err)
 	}
 }
@@ -286,7 +294,7 @@ func TestReset_byClient(t *testing.T) {
 }
 
 func TestIdle(t *testing.T) {
-	n := start(t, userspace.Options{IdleTimeout: 50 * time.Millisecond})
+	n := start(t, userspace.Options{IdleTimeout: 500 * time.Millisecond})
 	n.sync("tcp", n.listen(func(c *net.TCPConn) { n.Cleanup(func() { c.Close() }) })) // and says nothing
 	if _, err := n.dial().Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
 		t.Fatalf("%v", err)
@@ -383,7 +391,7 @@ func (n *node) kernel() string {
 	n.Helper()
 	var out strings.Builder
 	for _, command := range []string{
-		"nft list ruleset", "ip rule", "ip -6 rule", "ip route show table all", "ip -6 route show table all", "ss -Hltun",
+		"nft list ruleset", "ip rule", "ip -6 rule", "ip route show table all", "ip -6 route show table all",
 	} {
 		words := strings.Fields(command)
 		text, err := n.bed.Command(n.Context(), testbed.Node, words[0], words[1:]...).CombinedOutput()
@@ -391,6 +399,16 @@ func (n *node) kernel() string {
 			n.Fatalf("%s: %v: %s", command, err, text)
 		}
 		out.Write(text)
+	}
+	for _, address := range []string{"127.0.0.1:17985", "[::1]:17985"} {
+		n.at(testbed.Node, func() error {
+			l, err := net.Listen("tcp", address)
+			if err == nil {
+				err = l.Close()
+			}
+			fmt.Fprintln(&out, address, err)
+			return nil
+		})
 	}
 	return out.String()
 }
