@@ -54,8 +54,9 @@ static __always_inline void *find_in(void *table, __u32 rows, const void *key)
 	return map ? bpf_map_lookup_elem(map, key) : 0;
 }
 
-// row reads what one key says to a client. It reports false if nothing does.
-static __always_inline bool row(__u32 rows, const struct frontend_key *key, bool internal, struct target *t)
+// row reads what one key says to a client. It reports false if nothing does. Where the node and its pods are told
+// something else than others, it sets `two`, if that is wanted.
+static __always_inline bool row(__u32 rows, const struct frontend_key *key, bool internal, struct target *t, bool *two)
 {
 	// A mismatch means that the element was replaced at this moment; the next look finds what is there now.
 	for (int i = 0; i < 4; i++) {
@@ -64,6 +65,8 @@ static __always_inline bool row(__u32 rows, const struct frontend_key *key, bool
 		if (!f)
 			return false;
 		*t = internal && f->internal.verdict ? f->internal : f->any;
+		if (two && f->internal.verdict)
+			*two = true;
 		barrier();
 		if (same_addr(&f->key.addr, &key->addr) && f->key.port == key->port &&
 		    f->key.protocol == key->protocol)
@@ -73,17 +76,18 @@ static __always_inline bool row(__u32 rows, const struct frontend_key *key, bool
 }
 
 // decide says what becomes of a connection to an address and port.
-static __always_inline void decide(__u32 rows, const struct endpoint *to, __u8 protocol, bool internal, struct target *t)
+static __always_inline void decide(__u32 rows, const struct endpoint *to, __u8 protocol, bool internal,
+				   struct target *t, bool *two)
 {
 	struct frontend_key key = {.addr = to->addr, .port = to->port, .protocol = protocol};
 
-	if (row(rows, &key, internal, t)) {
+	if (row(rows, &key, internal, t, two)) {
 		t->level = PORT;
 		return;
 	}
 	key.port = 0;
 	key.protocol = 0;
-	if (row(rows, &key, internal, t)) {
+	if (row(rows, &key, internal, t, two)) {
 		t->level = ADDRESS;
 		return;
 	}

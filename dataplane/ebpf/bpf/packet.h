@@ -345,16 +345,24 @@ static __always_inline bool glance(struct __sk_buff *skb, struct packet *p)
 	return true;
 }
 
+// goes_on says of a segment that begins nothing.
+static __always_inline bool goes_on(const struct tcphdr *tcp, const void *end)
+{
+	return (const void *)(tcp + 1) <= end && !(meaning(tcp) & BEGINS);
+}
+
 // begins_nothing says of a segment of TCP that it can only belong to a flow. It is not sure of everything.
 static __always_inline bool begins_nothing(struct __sk_buff *skb)
 {
-	const void *end = (void *)(long)skb->data_end;
-	const struct iphdr *ip = (void *)(long)skb->data + link_header;
-	const struct tcphdr *tcp = (const void *)(ip + 1);
+	const void *end = (void *)(long)skb->data_end, *start = (void *)(long)skb->data + link_header;
+	const struct iphdr *ip = start;
+	const struct ipv6hdr *ip6 = start;
 
-	return skb->protocol == bpf_htons(ETH_P_IP) && (const void *)(tcp + 1) <= end && ip->ihl == 5 &&
-	       ip->protocol == IPPROTO_TCP && !(ip->frag_off & bpf_htons(IP_FRAGMENT_OFFSET)) &&
-	       !(meaning(tcp) & BEGINS);
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return (const void *)(ip + 1) <= end && ip->ihl == 5 && ip->protocol == IPPROTO_TCP &&
+		       !(ip->frag_off & bpf_htons(IP_FRAGMENT_OFFSET)) && goes_on((const void *)(ip + 1), end);
+	return skb->protocol == bpf_htons(ETH_P_IPV6) && (const void *)(ip6 + 1) <= end &&
+	       ip6->nexthdr == IPPROTO_TCP && goes_on((const void *)(ip6 + 1), end);
 }
 
 // load reads a packet that passes a hook.

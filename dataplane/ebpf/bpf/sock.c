@@ -91,7 +91,7 @@ static __always_inline enum verdict route(struct bpf_sock_addr *ctx, __u32 rows,
 		return PASS;
 	if (!node && (only_node || is_loopback(&to->addr)))
 		return PASS;
-	decide(rows, to, ctx->protocol, node || pod, &t);
+	decide(rows, to, ctx->protocol, node || pod, &t, 0);
 	if (node && t.flags & NODE_DENIED)
 		t.verdict = DROP;
 	else if (t.flags & LIMITED && !(node && t.flags & NODE_ALLOWED))

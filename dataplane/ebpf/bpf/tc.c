@@ -131,10 +131,18 @@ static __noinline int meet(const struct packet *p, struct meeting *m, enum devic
 	if (!p || !m)
 		return 0;
 	struct guard_key key = {.bits = 128, .addr = p->tuple.src.addr};
+	bool two = false;
 
 	m->rows = rows_in_force();
-	m->pod = device == TO_PODS || find_in(&pods, m->rows, &key);
-	decide(m->rows, &p->tuple.dst, p->tuple.protocol, m->pod, &m->target);
+	m->pod = device == TO_PODS;
+	decide(m->rows, &p->tuple.dst, p->tuple.protocol, m->pod, &m->target, &two);
+	if (m->target.verdict == PASS && !two) // as for most: who it is from does not matter
+		return 0;
+	if (!m->pod && find_in(&pods, m->rows, &key)) {
+		m->pod = true;
+		if (two)
+			decide(m->rows, &p->tuple.dst, p->tuple.protocol, true, &m->target, 0);
+	}
 	if (m->target.flags & LIMITED && !allowed(p, m))
 		m->target.verdict = DROP;
 	return 0;
