@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -42,6 +43,11 @@ func (w *poolWriter) setAll(s *model.State, c model.Change) error {
 				w.addMembers(f.Pool, w.pools[f.Pool], s.Pools[f.Pool], w.pools[f.Pool].first)
 			}
 		}
+	}
+	if n := len(c.Pools.Set); n > len(w.pools) { // to grow by itself, again and again, takes longer
+		larger := make(map[model.PoolID]*pool, len(w.pools)+n)
+		maps.Copy(larger, w.pools)
+		w.pools = larger
 	}
 	for id, want := range c.Pools.Set {
 		if err := w.set(id, want); err != nil {

@@ -12,8 +12,8 @@
 //
 // Flows have a table of their own (flows.h), since the programs load on Linux 5.10 without kernel BTF, where conntrack
 // cannot be called. bpf_skb_ct_alloc and its siblings need Linux 6.0, BTF and the module. With them a packet's flow is
-// found in twice the time, and one that begins takes a tenth to a fifth less (`./dev bench Tracking`); and while conntrack is
-// in use it looks at all other packets, too. It would buy collisions with the node's own connections solved, and
+// found in twice the time, and one that begins takes as much, or a fifth less (`./dev bench Tracking`); and while conntrack
+// is in use it looks at all other packets, too. It would buy collisions with the node's own connections solved, and
 // conntrack(8).
 //
 // Neither hook keeps what it does not know from others: they see the packet next.
