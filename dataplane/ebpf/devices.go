@@ -42,7 +42,6 @@ type devices struct {
 
 	mu       sync.Mutex
 	programs *packets       // nil: none are in force, or they are not known
-	sets     *sets          // that they read
 	pods     model.Pods     // by whose interfaces devices lead to pods
 	served   map[int]device // at which programs is in force, as far as nobody else has changed that
 	audited  int            // the index of the device that Audit has looked at last
@@ -98,14 +97,14 @@ func (d *devices) forget() {
 }
 
 // replace puts programs in force everywhere. A device that takes none does not keep others from being served.
-func (d *devices) replace(p *packets, sets *sets, pods model.Pods) error {
+func (d *devices) replace(p *packets, pods model.Pods) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	wanted, err := d.list()
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
-	d.programs, d.sets, d.pods = nil, sets, pods
+	d.programs, d.pods = nil, pods
 	clear(d.served)
 	if err := d.readdress(p); err != nil {
 		return err
@@ -157,7 +156,7 @@ func (d *devices) serve(p *packets, dev device) error {
 
 // program is the one for one side of a device.
 func (d *devices) program(p *packets, dev device, at side) (*ebpf.Program, error) {
-	return p.at(kind{dev.bare, d.pods.Contain(netip.Addr{}, dev.name)}, at, d.sets)
+	return p.at(kind{dev.bare, d.pods.Contain(netip.Addr{}, dev.name)}, at)
 }
 
 // list is what shall have programs.

@@ -397,9 +397,9 @@ func (p *Plane) attachAll(pods model.Pods) error {
 	}
 	switch {
 	case p.serve == TC:
-		return p.devices.replace(p.packets, p.sets, pods)
+		return p.devices.replace(p.packets, pods)
 	case p.standing != nil:
-		return p.devices.replace(p.packets, p.standing.none, model.Pods{})
+		return p.devices.replace(p.packets, model.Pods{})
 	}
 	return p.devices.remove()
 }

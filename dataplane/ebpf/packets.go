@@ -9,7 +9,8 @@ import (
 
 // packets are the programs for packets. Most devices have the same; others are loaded when there is such a device.
 type packets struct {
-	*ebpf.Collection // for Ethernet
+	*ebpf.Collection       // for Ethernet
+	tables           *sets // that they read
 	options          packetOptions
 	others           map[kind]*ebpf.Collection
 	node             nodeAddrs // what clients are hidden behind
@@ -53,7 +54,7 @@ func (p *Plane) loadPackets(sets *sets) error {
 		return fmt.Errorf("load programs for packets: %w", err)
 	}
 	p.closePackets()
-	p.packets = &packets{Collection: c, options: o, others: map[kind]*ebpf.Collection{}}
+	p.packets = &packets{Collection: c, tables: sets, options: o, others: map[kind]*ebpf.Collection{}}
 	return nil
 }
 
@@ -80,7 +81,7 @@ func (p *Plane) closePackets() {
 }
 
 // at is the program for one side of a kind of device.
-func (p *packets) at(k kind, at side, sets *sets) (*ebpf.Program, error) {
+func (p *packets) at(k kind, at side) (*ebpf.Program, error) {
 	program := packetsProgFromAnywhere
 	switch {
 	case at == egress():
@@ -88,7 +89,7 @@ func (p *packets) at(k kind, at side, sets *sets) (*ebpf.Program, error) {
 	case k.pods:
 		program = packetsProgFromPods
 	}
-	c, err := p.collection(k, program, sets)
+	c, err := p.collection(k, program)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +97,7 @@ func (p *packets) at(k kind, at side, sets *sets) (*ebpf.Program, error) {
 }
 
 // collection has the programs for a kind of device, which use the same tables as all others.
-func (p *packets) collection(k kind, program string, sets *sets) (*ebpf.Collection, error) {
+func (p *packets) collection(k kind, program string) (*ebpf.Collection, error) {
 	if k == (kind{}) {
 		return p.Collection, nil
 	}
@@ -112,7 +113,7 @@ func (p *packets) collection(k kind, program string, sets *sets) (*ebpf.Collecti
 	for _, name := range []string{packetsMapNodeAddrs, packetsMapAnswers} {
 		o.Maps[name] = p.Maps[name]
 	}
-	c, err := newPackets(sets, o)
+	c, err := newPackets(p.tables, o)
 	if err == nil {
 		p.others[k] = c
 	}

@@ -78,7 +78,7 @@ func attachTo(t *testing.T, bed *testbed.Bed, filters bool, r packetRun) *device
 		}
 	})
 	p := &packets{Collection: r.programs, others: map[kind]*ebpf.Collection{{pods: true}: r.programs}}
-	if err := d.replace(p, r.tables.sets, model.Pods{Interfaces: []string{"cali*"}}); err != nil {
+	if err := d.replace(p, model.Pods{Interfaces: []string{"cali*"}}); err != nil {
 		t.Fatal(err)
 	}
 	return d
