@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"net/netip"
 	"time"
@@ -70,6 +71,24 @@ func (l *lingering) Remembered(ctx context.Context, id model.PoolID, a netip.Add
 		return affine.Remembered(ctx, id, a)
 	}
 	return netip.AddrPort{}, false, nil
+}
+
+// Memories implements dataplane.Affine.
+func (l *lingering) Memories(ctx context.Context, s *model.State) iter.Seq2[dataplane.Memory, error] {
+	if affine, ok := l.Dataplane.(dataplane.Affine); ok {
+		return affine.Memories(ctx, s)
+	}
+	return func(func(dataplane.Memory, error) bool) {}
+}
+
+// Remember implements dataplane.Affine.
+func (l *lingering) Remember(
+	ctx context.Context, s *model.State, others iter.Seq2[dataplane.Memory, error],
+) (int, error) {
+	if affine, ok := l.Dataplane.(dataplane.Affine); ok && l.hooked {
+		return affine.Remember(ctx, s, others)
+	}
+	return 0, nil
 }
 
 // Close implements dataplane.Dataplane.

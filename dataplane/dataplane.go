@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net/netip"
 	"time"
@@ -38,10 +39,30 @@ type Dataplane interface {
 	Close() error
 }
 
-// Affine is implemented by planes that can tell which backend a client's earlier connection chose.
+// Affine is implemented by planes that can tell which backend a client's earlier connection chose, and that can hand
+// that on: a client keeps its backend when another plane takes the place of the one that it has met. What the first
+// connections to the new plane need, its Sync takes in by Config.Inherit; what clients did meanwhile, Remember adds:
+//
+//	old plane, or what it has left in the kernel ── Memories ─► Inherit ─► Sync ── Remember ─► the old one is removed
 type Affine interface {
 	// Remembered is the backend that the pool's affinity holds for a client; ok is false if none.
 	Remembered(ctx context.Context, pool model.PoolID, client netip.Addr) (backend netip.AddrPort, ok bool, err error)
+	// Memories are all that pools with affinity remember. They are read from the kernel as far as they are there, so the
+	// plane need not have synced: s, which may be a little older or younger than what the kernel holds, tells
+	// whose they are. Some may come twice. An error, with a Memory of no meaning, is the last one.
+	Memories(ctx context.Context, s *model.State) iter.Seq2[Memory, error]
+	// Remember has the pools remember what another plane did, each for as long as it has left. It returns how many that
+	// were. What is known for longer stays as it is, and a backend that does not serve is passed over. The
+	// State is that of the last successful call. After an error some may have been taken in; it may be called again.
+	Remember(ctx context.Context, s *model.State, others iter.Seq2[Memory, error]) (int, error)
+}
+
+// A Memory is which backend a client's connections to a pool with affinity go to.
+type Memory struct {
+	Pool    model.PoolID
+	Client  netip.Addr // a client known otherwise, as by its network namespace, has one Memory for each of its addresses
+	Backend netip.AddrPort
+	Until   time.Time // when that is forgotten, unless the client comes again; the precision is a second
 }
 
 // A Describer is a plane whose kernel objects have names that do not say whose they are.
@@ -80,6 +101,10 @@ type Config struct {
 	LocalnetWasOff bool
 	// KeepLocalnet has Remove leave that sysctl alone, as another plane has recorded it.
 	KeepLocalnet bool
+	// Inherit, if not nil, are the Memories of planes that are there still, or have left them. The first Sync takes
+	// them in, as Remember does, before any packet meets the plane's rows. What cannot be had is logged, and keeps no
+	// row from being served. It is asked with the State of that Sync.
+	Inherit func(context.Context, *model.State) iter.Seq2[Memory, error]
 	// Meter, if not nil, is told what the plane counts.
 	Meter Meter
 	// Fault, if not nil, is called before each operation on the kernel, named "area verb", and makes

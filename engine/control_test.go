@@ -16,7 +16,10 @@ import (
 )
 
 // affine remembers one backend for everybody.
-type affine struct{ dataplane.Dataplane }
+type affine struct {
+	dataplane.Dataplane
+	dataplane.Affine
+}
 
 func (affine) Remembered(context.Context, model.PoolID, netip.Addr) (netip.AddrPort, bool, error) {
 	return netip.MustParseAddrPort("10.244.1.2:8080"), true, nil
@@ -27,7 +30,7 @@ func TestControl(t *testing.T) {
 	r := newRig(t)
 	socket := filepath.Join(t.TempDir(), "control")
 	r.start(func(o *Options) {
-		o.ControlSocket, o.Plane = socket, affine{o.Plane}
+		o.ControlSocket, o.Plane = socket, affine{Dataplane: o.Plane}
 		o.About = func() About { return About{Plane: "memory", Watches: []Watch{{Resource: "nodes"}}} }
 	})
 	b := web(1, "10.244.1.2")
