@@ -1,0 +1,169 @@
+package load
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kind is what a client does.
+type Kind int
+
+const (
+	// Connections are short: made, answered and reset.
+	Connections Kind = iota
+	// Streams stay, and carry data both ways.
+	Streams
+	// Datagrams are sent by a fresh socket of UDP each.
+	Datagrams
+	// Sockets of UDP stay, connected or not, and ask again and again.
+	Sockets
+	// StickyTCP are short connections to a Service with session affinity.
+	StickyTCP
+	// StickyUDP are datagrams to one.
+	StickyUDP
+
+	kinds = 6
+)
+
+func (k Kind) String() string {
+	switch k {
+	case Connections:
+		return "connections"
+	case Streams:
+		return "streams"
+	case Datagrams:
+		return "datagrams"
+	case Sockets:
+		return "UDP sockets"
+	case StickyTCP:
+		return "sticky TCP"
+	case StickyUDP:
+		return "sticky UDP"
+	}
+	return fmt.Sprintf("kind %d", int(k))
+}
+
+// stays reports whether such a client is to be answered by one backend.
+func (k Kind) stays() bool { return k == Sockets || k == StickyTCP || k == StickyUDP }
+
+// Count is what clients of one kind have seen.
+type Count struct {
+	Attempts int // connections, datagrams, or streams that were opened
+	Answered int // of a stream: how often something came back
+	Failed   int // no answer, or a wrong one
+	Reset    int // ended by the other side, or refused
+	Moved    int // another backend answered than before
+	Resent   int // datagrams that were sent again after a second
+	// Longest is the longest wait for an answer; on a stream, for the next bytes.
+	Longest time.Duration
+}
+
+func (c *Count) add(other Count) {
+	c.Attempts += other.Attempts
+	c.Answered += other.Answered
+	c.Failed += other.Failed
+	c.Reset += other.Reset
+	c.Moved += other.Moved
+	c.Resent += other.Resent
+	c.Longest = max(c.Longest, other.Longest)
+}
+
+// Bad reports whether anything went wrong that its user would notice.
+func (c Count) Bad() bool { return c.Failed+c.Reset+c.Moved > 0 }
+
+// Fault is one thing that went wrong.
+type Fault struct {
+	Kind Kind
+	Path Path
+	What string
+	// Step is what was being done, as Mark has said it, and Since how long it had been.
+	Step  string
+	Since time.Duration
+	At    time.Duration // after the load's start
+	Took  time.Duration // how long the client had waited
+}
+
+func (f Fault) String() string {
+	const ms = time.Millisecond
+	return fmt.Sprintf("%s, %s: %s (%s after %q, %s after the start, waited %s)", f.Kind, f.Path, f.What,
+		f.Since.Round(ms), f.Step, f.At.Round(ms), f.Took.Round(ms))
+}
+
+// Report is what a Load has seen.
+type Report struct {
+	Counts [kinds]Count // by Kind
+	Faults []Fault      // by time
+}
+
+// Report is what there was so far.
+func (l *Load) Report() Report {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Report{Counts: l.counts, Faults: slices.Clone(l.faults)}
+}
+
+// Total is the sum of all kinds.
+func (r Report) Total() (all Count) {
+	for _, c := range r.Counts {
+		all.add(c)
+	}
+	return all
+}
+
+// Since is what came after an earlier report of the same load; the longest waits are those of all the time.
+func (r Report) Since(before Report) Report {
+	for i, c := range before.Counts {
+		after := &r.Counts[i]
+		after.Attempts -= c.Attempts
+		after.Answered -= c.Answered
+		after.Failed -= c.Failed
+		after.Reset -= c.Reset
+		after.Moved -= c.Moved
+		after.Resent -= c.Resent
+	}
+	r.Faults = r.Faults[len(before.Faults):]
+	return r
+}
+
+// String is a line for each kind, and the first faults.
+func (r Report) String() string {
+	const most = 20
+	var s strings.Builder
+	for i, c := range r.Counts {
+		if c == (Count{}) {
+			continue
+		}
+		fmt.Fprintf(&s, "%-11s %6d begun, %6d answers, %d failed, %d reset, %d moved, %d sent again, longest wait %s\n",
+			Kind(i), c.Attempts, c.Answered, c.Failed, c.Reset, c.Moved, c.Resent, c.Longest.Round(time.Millisecond))
+	}
+	for i, f := range r.Faults {
+		if i == most {
+			fmt.Fprintf(&s, "… and %d more\n", len(r.Faults)-most)
+			break
+		}
+		fmt.Fprintln(&s, f)
+	}
+	return s.String()
+}
+
+// isReset reports whether somebody said that it is over, rather than that nobody said anything.
+func isReset(err error) bool {
+	for _, target := range []error{
+		io.EOF, io.ErrUnexpectedEOF, unix.ECONNREFUSED, unix.ECONNRESET, unix.ECONNABORTED, unix.EPIPE, unix.EDESTADDRREQ,
+		errRefused,
+	} {
+		if errors.Is(err, target) {
+			return true
+		}
+	}
+	return false
+}
+
+// errRefused is what a probe calls refused.
+var errRefused = errors.New("refused")

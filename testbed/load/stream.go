@@ -1,0 +1,152 @@
+package load
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Open opens more streams, spread over the paths, and returns when each has been answered.
+func (l *Load) Open(n int) error {
+	if len(l.spec.Paths) == 0 {
+		return nil
+	}
+	for range n {
+		l.mu.Lock()
+		number := l.streams
+		l.streams++
+		l.mu.Unlock()
+		if err := l.open(number); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// open opens the stream of that number.
+func (l *Load) open(number int) error {
+	w := l.worker(Streams, l.spec.Paths[number%len(l.spec.Paths)])
+	start := time.Now()
+	l.begin(w)
+	s, backend, err := l.dial(w.Path, number)
+	if err != nil {
+		l.failed(w, err, time.Since(start))
+		l.retire(w)
+		return fmt.Errorf("open a stream from %s: %w", w.Path, err)
+	}
+	l.answered(w, backend, time.Since(start))
+	ctx, stop := context.WithCancel(l.ctx)
+	l.group.Go(func() { s.send(ctx, l.spec.Pause) })
+	l.group.Go(func() {
+		defer l.retire(w)
+		defer s.conn.Close()
+		defer stop()
+		l.receive(w, s)
+	})
+	return nil
+}
+
+// stream is a connection on which everything that is sent comes back.
+type stream struct {
+	conn   *net.TCPConn
+	lines  *bufio.Reader
+	what   pattern
+	first  int // where in the pattern it begins
+	chunk  int // how many bytes are sent at once
+	sent   atomic.Int64
+	ending atomic.Bool // no more is sent
+}
+
+func (l *Load) dial(p Path, number int) (_ *stream, backend string, err error) {
+	c, err := l.bed.Dial(context.WithoutCancel(l.ctx), p.From, model.TCP, p.To)
+	if err != nil {
+		return nil, "", err
+	}
+	// Most are small, as those of remote terminals, and some fill packets, and the buffers of who carries them.
+	sizes := [...]int{16, 100, 1000, 64, 3000, 16, 40000, 200}
+	s := &stream{
+		conn: c.(*net.TCPConn), lines: bufio.NewReaderSize(c, 1<<16), what: l.pattern,
+		first: 7919 * number, chunk: sizes[number%len(sizes)],
+	}
+	if err = c.SetReadDeadline(time.Now().Add(l.spec.Timeout)); err == nil {
+		backend, err = s.lines.ReadString('\n')
+	}
+	if err != nil {
+		_ = c.Close()
+	}
+	backend, _, _ = strings.Cut(backend, " ")
+	return s, backend, err
+}
+
+// pattern is what streams carry, again and again. Its length is a prime, so that nothing that is lost, or comes twice,
+// fits.
+type pattern []byte
+
+func newPattern() pattern {
+	const prime = 65521
+	p := make(pattern, prime)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(p) // it has no errors
+	return p
+}
+
+// at is some of it, from an offset on.
+func (p pattern) at(offset, n int) []byte {
+	b := make([]byte, 0, n)
+	for len(b) < n {
+		from := (offset + len(b)) % len(p)
+		b = append(b, p[from:min(len(p), from+n-len(b))]...)
+	}
+	return b
+}
+
+// send sends a chunk after each pause, whether or not the one before has come back. Whatever is wrong, receive sees.
+func (s *stream) send(ctx context.Context, pause time.Duration) {
+	pace := time.NewTicker(pause)
+	defer pace.Stop()
+	for ctx.Err() == nil {
+		n, err := s.conn.Write(s.what.at(s.first+int(s.sent.Load()), s.chunk))
+		if s.sent.Add(int64(n)); err != nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-pace.C:
+		}
+	}
+	s.ending.Store(true)
+	_ = s.conn.CloseWrite()
+}
+
+// receive compares what comes back, until the stream has ended in order or is broken.
+func (l *Load) receive(w *worker, s *stream) {
+	got, b, last := 0, make([]byte, 1<<16), time.Now()
+	fail := func(err error) { l.failed(w, fmt.Errorf("after %d bytes: %w", got, err), time.Since(last)) }
+	for {
+		_ = s.conn.SetReadDeadline(last.Add(l.spec.Timeout))
+		n, err := s.lines.Read(b)
+		if !bytes.Equal(b[:n], s.what.at(s.first+got, n)) {
+			fail(errors.New("what came back is not what was sent"))
+			return
+		}
+		got += n
+		switch {
+		case errors.Is(err, io.EOF) && s.ending.Load() && int64(got) == s.sent.Load():
+			return
+		case err != nil:
+			fail(err)
+			return
+		}
+		l.answered(w, "", time.Since(last))
+		last = time.Now()
+	}
+}
