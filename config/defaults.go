@@ -60,9 +60,15 @@ func setListenerDefaults(c *kubeproxy.KubeProxyConfiguration) {
 func setModeDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	setDefault(&c.Mode, ModeIPTables)
 	setDefault(&c.DetectLocalMode, LocalClusterCIDR)
-	if (c.Mode == ModeNFTables || c.Mode == ModeEBPF) && len(c.NodePortAddresses) == 0 {
+	if meansPrimary(c.Mode) && len(c.NodePortAddresses) == 0 {
 		c.NodePortAddresses = []string{primaryAddresses}
 	}
+}
+
+// meansPrimary reports whether NodePorts are open on the primary addresses where nothing is said, as in kube-proxy's
+// mode nftables, and not on all.
+func meansPrimary(mode kubeproxy.ProxyMode) bool {
+	return mode == ModeNFTables || mode == ModeEBPF || mode == ModeUserspace
 }
 
 func defaultFairlead() FairleadConfiguration {
@@ -75,6 +81,12 @@ func defaultFairlead() FairleadConfiguration {
 		EBPF: EBPF{
 			BPFRoot: "/sys/fs/bpf", Packets: EBPFPacketsByTC, Acceleration: EBPFAccelerationOff,
 			Forwarding: EBPFForwardingSNAT, Sockets: EBPFSocketsOfAll,
+		},
+		Userspace: Userspace{
+			DialTimeout: metav1.Duration{Duration: 3 * time.Second}, Dials: 6,
+			IdleTimeout: metav1.Duration{Duration: 24 * time.Hour}, HalfClosedTimeout: metav1.Duration{Duration: time.Hour},
+			FlowTimeout:   metav1.Duration{Duration: 30 * time.Second},
+			StreamTimeout: metav1.Duration{Duration: 2 * time.Minute},
 		},
 	}
 }

@@ -36,6 +36,28 @@ type FairleadConfiguration struct {
 	IPVSDrainTimeout metav1.Duration `json:"ipvsDrainTimeout,omitempty"`
 	// EBPF is for the data plane ebpf.
 	EBPF EBPF `json:"ebpf,omitempty"`
+	// Userspace is for the data plane userspace.
+	Userspace Userspace `json:"userspace,omitempty"`
+}
+
+// Userspace are the settings of the data plane userspace. They are compared.
+type Userspace struct {
+	// DialTimeout is for how long one backend is waited for.
+	DialTimeout metav1.Duration `json:"dialTimeout,omitempty"`
+	// Dials is how many backends are tried for one connection.
+	Dials int32 `json:"dials,omitempty"`
+	// IdleTimeout ends a connection of TCP over which nothing passes.
+	IdleTimeout metav1.Duration `json:"idleTimeout,omitempty"`
+	// HalfClosedTimeout does so where one side has ended its direction.
+	HalfClosedTimeout metav1.Duration `json:"halfClosedTimeout,omitempty"`
+	// FlowTimeout ends a flow of UDP that is silent.
+	FlowTimeout metav1.Duration `json:"flowTimeout,omitempty"`
+	// StreamTimeout does so where it was answered and has gone on.
+	StreamTimeout metav1.Duration `json:"streamTimeout,omitempty"`
+	// MaxConnections are how many connections of TCP may be open; 0: the plane's default.
+	MaxConnections int32 `json:"maxConnections,omitempty"`
+	// MaxFlows are how many flows of UDP may be; 0: the plane's default.
+	MaxFlows int32 `json:"maxFlows,omitempty"`
 }
 
 // EBPF are the settings of the data plane ebpf. They are compared.

@@ -68,5 +68,7 @@ func fairleadPaths() []string {
 		"ebpf.acceleration", "ebpf.forwarding", "ebpf.sockets", "ebpf.abortTCP",
 		"ebpf.sizes.affinities", "ebpf.sizes.flows", "ebpf.sizes.sockets", "ebpf.sizes.translations",
 		"ebpf.sizes.services",
+		"userspace.dialTimeout", "userspace.dials", "userspace.idleTimeout", "userspace.halfClosedTimeout",
+		"userspace.flowTimeout", "userspace.streamTimeout", "userspace.maxConnections", "userspace.maxFlows",
 	}
 }

@@ -176,6 +176,19 @@ func (l *loading) fairlead() {
 	override(f, "ebpf-size-sockets", &c.EBPF.Sizes.Sockets, said.EBPF.Sizes.Sockets)
 	override(f, "ebpf-size-translations", &c.EBPF.Sizes.Translations, said.EBPF.Sizes.Translations)
 	override(f, "ebpf-size-services", &c.EBPF.Sizes.Services, said.EBPF.Sizes.Services)
+	l.userspace()
+}
+
+func (l *loading) userspace() {
+	f, c, said := l.flags, &l.config.Fairlead.Userspace, &l.flags.said.fairlead.Userspace
+	override(f, "userspace-dial-timeout", &c.DialTimeout, said.DialTimeout)
+	override(f, "userspace-dials", &c.Dials, said.Dials)
+	override(f, "userspace-idle-timeout", &c.IdleTimeout, said.IdleTimeout)
+	override(f, "userspace-half-closed-timeout", &c.HalfClosedTimeout, said.HalfClosedTimeout)
+	override(f, "userspace-flow-timeout", &c.FlowTimeout, said.FlowTimeout)
+	override(f, "userspace-stream-timeout", &c.StreamTimeout, said.StreamTimeout)
+	override(f, "userspace-max-connections", &c.MaxConnections, said.MaxConnections)
+	override(f, "userspace-max-flows", &c.MaxFlows, said.MaxFlows)
 }
 
 // standaloneMode is the mode of manifests without a file of kube-proxy's: nobody there can expect what

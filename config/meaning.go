@@ -70,6 +70,10 @@ func (c *Config) reason(path string) string {
 		if slices.Contains(packets, path) && c.Fairlead.EBPF.Packets != EBPFPacketsByTC {
 			return "it is for packets that tc serves, and ebpf.packets says otherwise"
 		}
+	case section == "userspace":
+		if c.Plane != string(ModeUserspace) {
+			return "it is for the data plane userspace"
+		}
 	case path == "configSyncPeriod":
 		return "objects are watched, not refreshed"
 	case section == "winkernel", path == "windowsRunAsService":

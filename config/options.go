@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -39,6 +40,7 @@ const (
 	logging   group = "logging"
 	ipvs      group = "for mode ipvs"
 	ebpf      group = "for mode ebpf"
+	userspace group = "for mode userspace"
 	obsolete  group = "accepted, without meaning here"
 )
 
@@ -78,7 +80,8 @@ func ipPort(to *string) func(*pflag.FlagSet, string, string) {
 func (f *Flags) all() (all []option) {
 	for _, part := range [][]option{
 		f.serving(), f.filesAndVerbs(), f.dataPlane(), f.nodePortsAndPods(), f.listeners(), f.kernel(),
-		f.apiServer(), f.logging(), f.ipvs(), f.ebpf(), f.ebpfSizes(), f.obsolete(), f.obsoleteLogging(),
+		f.apiServer(), f.logging(), f.ipvs(), f.ebpf(), f.ebpfSizes(), f.userspace(), f.obsolete(),
+		f.obsoleteLogging(),
 	} {
 		all = append(all, part...)
 	}
@@ -163,8 +166,8 @@ func (f *Flags) nodePortsAndPods() []option {
 	local := stringValue[kubeproxy.LocalMode]{&c.DetectLocalMode, "LocalMode", nil}
 	return []option{
 		{group: nodePorts, flag: "nodeport-addresses", field: "nodePortAddresses", bind: texts(&c.NodePortAddresses),
-			usage: "where NodePorts are open: CIDRs, primary, localhost, all (default: primary in mode nftables, " +
-				"else all)"},
+			usage: "where NodePorts are open: CIDRs, primary, localhost, all (default: all in modes iptables and " +
+				"ipvs, else primary)"},
 		{group: nodePorts, flag: "iptables-localhost-nodeports", field: "iptables.localhostNodePorts",
 			bind:  yes(c.IPTables.LocalhostNodePorts),
 			usage: "open NodePorts on 127.0.0.1 too, in mode iptables"},
@@ -336,6 +339,33 @@ func (f *Flags) ebpfSizes() []option {
 		{group: ebpf, flag: "ebpf-size-services", field: "ebpf.sizes.services", always: true, bind: number(&own.Services),
 			usage: "how many Services, of one port and one backend each, tables have room for from the start, in some 350 " +
 				"bytes each; 0: for half as much again as there is. Tables that are full are replaced by larger ones"},
+	}
+}
+
+func (f *Flags) userspace() []option {
+	own := &f.said.fairlead.Userspace
+	const bound = "; 0: a%s of the files that the process may open, %s at most"
+	return []option{
+		{group: userspace, flag: "userspace-dial-timeout", field: "userspace.dialTimeout", always: true,
+			bind: span(&own.DialTimeout.Duration), usage: "how long one backend is waited for before the next one is tried"},
+		{group: userspace, flag: "userspace-dials", field: "userspace.dials", always: true, bind: number(&own.Dials),
+			usage: "how many backends are tried for one connection before its client is told that there is none"},
+		{group: userspace, flag: "userspace-idle-timeout", field: "userspace.idleTimeout", always: true,
+			bind: span(&own.IdleTimeout.Duration), usage: "end a TCP connection over which nothing has passed for this long"},
+		{group: userspace, flag: "userspace-half-closed-timeout", field: "userspace.halfClosedTimeout", always: true,
+			bind: span(&own.HalfClosedTimeout.Duration), usage: "the same, where one side has ended its direction"},
+		{group: userspace, flag: "userspace-flow-timeout", field: "userspace.flowTimeout", always: true,
+			bind: span(&own.FlowTimeout.Duration), usage: "forget a UDP flow without answers after this"},
+		{group: userspace, flag: "userspace-stream-timeout", field: "userspace.streamTimeout", always: true,
+			bind: span(&own.StreamTimeout.Duration), usage: "the same, of one with answers"},
+		{group: userspace, flag: "userspace-max-connections", field: "userspace.maxConnections", always: true,
+			bind: number(&own.MaxConnections),
+			usage: "how many TCP connections may be open, of two files each; those beyond are reset" +
+				fmt.Sprintf(bound, " quarter", "65536")},
+		{group: userspace, flag: "userspace-max-flows", field: "userspace.maxFlows", always: true,
+			bind: number(&own.MaxFlows),
+			usage: "how many UDP flows there may be, of one file each; datagrams beyond are dropped" +
+				fmt.Sprintf(bound, "n eighth", "32768")},
 	}
 }
 

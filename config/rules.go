@@ -37,6 +37,7 @@ func (c *Config) judge(planes []string) (errs field.ErrorList) {
 	errs = append(errs, c.judgeLogging()...)
 	errs = append(errs, judgeNodeIPs(c.Fairlead.NodeIPs)...)
 	errs = append(errs, judgeSizes(c.Fairlead.EBPF.Sizes)...)
+	errs = append(errs, judgeUserspace(&c.Fairlead.Userspace)...)
 	if c.Fairlead.AuditInterval.Duration == 0 {
 		errs = append(errs, field.Invalid(field.NewPath("auditInterval"), c.Fairlead.AuditInterval, "must be greater than 0"))
 	}
@@ -262,6 +263,19 @@ func judgeSizes(s EBPFSizes) (errs field.ErrorList) {
 		if size > 0 && size < leastSize {
 			errs = append(errs, field.Invalid(field.NewPath("ebpf", "sizes", name), size,
 				fmt.Sprintf("must be 0, which is the default, or at least %d", leastSize)))
+		}
+	}
+	return errs
+}
+
+func judgeUserspace(u *Userspace) (errs field.ErrorList) {
+	for name, timeout := range map[string]time.Duration{
+		"dialTimeout": u.DialTimeout.Duration, "idleTimeout": u.IdleTimeout.Duration,
+		"halfClosedTimeout": u.HalfClosedTimeout.Duration, "flowTimeout": u.FlowTimeout.Duration,
+		"streamTimeout": u.StreamTimeout.Duration,
+	} {
+		if timeout == 0 {
+			errs = append(errs, field.Invalid(field.NewPath("userspace", name), "0s", "must be greater than 0"))
 		}
 	}
 	return errs

@@ -16,17 +16,18 @@ import (
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/dataplane/userspace"
 )
 
 // plane is a data plane by its name.
 type plane struct {
 	name string
 	new  func(planeSettings) dataplane.New
-	// bare says that new wraps itself what needs it.
-	bare bool
+	// wrap adds what the plane needs beside itself; nil: nothing, or new has done that.
+	wrap func(dataplane.New) dataplane.New
 	// behind is the plane that serves what this one cannot, if there is one: its traces are this one's.
 	behind string
-	// prepare does what NodePorts on 127.0.0.1 need and a process with CAP_NET_ADMIN alone may not do.
+	// prepare does what NodePorts on 127.0.0.1 need and a process with CAP_NET_ADMIN alone may not do; nil: nothing.
 	prepare func(planeSettings) func(dataplane.Config) error
 	// traces and clean are about what it has left, in whatever process and with whatever settings.
 	traces func() (dataplane.Traces, error)
@@ -40,10 +41,11 @@ type plane struct {
 }
 
 const (
-	nftablesPlane = "nftables"
-	iptablesPlane = "iptables"
-	ipvsPlane     = "ipvs"
-	ebpfPlane     = "ebpf"
+	nftablesPlane  = "nftables"
+	iptablesPlane  = "iptables"
+	ipvsPlane      = "ipvs"
+	ebpfPlane      = "ebpf"
+	userspacePlane = "userspace"
 )
 
 // planes come in the order in which they are chosen for a mode that has none of its own.
@@ -52,28 +54,36 @@ func planes() []plane {
 		{
 			name:    nftablesPlane,
 			new:     func(planeSettings) dataplane.New { return nftables.New },
+			wrap:    wrapped,
 			prepare: func(planeSettings) func(dataplane.Config) error { return nftables.Prepare },
 			traces:  nftables.Traces, clean: nftables.Clean,
 		},
 		{
 			name:    iptablesPlane,
 			new:     func(s planeSettings) dataplane.New { return iptables.New(s.iptables) },
+			wrap:    wrapped,
 			prepare: func(s planeSettings) func(dataplane.Config) error { return iptables.Prepare(s.iptables) },
 			traces:  iptables.Traces, clean: iptables.Clean,
 		},
 		{
 			name:    ipvsPlane,
 			new:     func(s planeSettings) dataplane.New { return ipvs.New(s.ipvs) },
+			wrap:    wrapped,
 			prepare: func(s planeSettings) func(dataplane.Config) error { return ipvs.Prepare(s.ipvs) },
 			traces:  ipvs.Traces, clean: ipvs.Clean, handOver: ipvs.HandOver, retire: ipvs.Retire,
 		},
 		{
 			name:    ebpfPlane,
 			new:     func(s planeSettings) dataplane.New { return newEBPF(s.ebpf) },
-			bare:    true,
 			behind:  nftablesPlane,
 			prepare: func(planeSettings) func(dataplane.Config) error { return nftables.Prepare },
 			traces:  ebpf.Traces, clean: ebpf.Clean, retire: ebpf.Retire,
+		},
+		{
+			name:   userspacePlane,
+			new:    func(s planeSettings) dataplane.New { return userspace.New(s.userspace) },
+			wrap:   conntrack.WrapUntranslated,
+			traces: userspace.Traces, clean: userspace.Clean,
 		},
 	}
 }
@@ -96,11 +106,12 @@ func planeNamed(name string) (plane, error) {
 
 // planeSettings tell one data plane from another. They are compared.
 type planeSettings struct {
-	name     string
-	mark     uint32
-	iptables iptables.Options // of that plane
-	ipvs     ipvs.Options     // likewise
-	ebpf     config.EBPF      // likewise
+	name      string
+	mark      uint32
+	iptables  iptables.Options  // of that plane
+	ipvs      ipvs.Options      // likewise
+	ebpf      config.EBPF       // likewise
+	userspace userspace.Options // likewise
 }
 
 // newEBPF has a section of the configuration in the words of the plane. Behind it is the plane of packets with all that
@@ -189,10 +200,11 @@ func (s planeSettings) openItself(c dataplane.Config) (o opened, err error) {
 		o.inner = made
 		return made, err
 	}
-	if !p.bare {
-		remember = wrapped(remember)
+	whole := dataplane.New(remember)
+	if p.wrap != nil {
+		whole = p.wrap(remember)
 	}
-	o.Dataplane, err = remember(c)
+	o.Dataplane, err = whole(c)
 	return o, err
 }
 

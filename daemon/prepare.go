@@ -15,6 +15,9 @@ func prepare(c *config.Config, s planeSettings, l *Logs) error {
 	if err != nil || s.name != ipvsPlane && !slices.ContainsFunc(c.NodePortAddresses(), meansLocalhost) {
 		return err
 	}
+	if p.prepare == nil {
+		return nil
+	}
 	return p.prepare(s)(dataplane.Config{Mark: s.mark, Log: l.Logger()})
 }
 

@@ -4,11 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
+
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/dataplane/userspace"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/host"
 	"fairlead.dev/fairlead/service"
@@ -39,8 +43,8 @@ func standalone(c *config.Config) bool { return len(c.Fairlead.Manifests) > 0 }
 // acceptsForward reports whether kube-proxy would accept in FORWARD what it translates, and the data
 // plane, as in mode nftables, does not.
 func acceptsForward(c *config.Config, plane string) bool {
-	like := c.KubeProxy.Mode == config.ModeNFTables || c.KubeProxy.Mode == config.ModeEBPF
-	return !like && plane != iptablesPlane && !standalone(c)
+	like := []kubeproxy.ProxyMode{config.ModeNFTables, config.ModeEBPF, config.ModeUserspace}
+	return !slices.Contains(like, c.KubeProxy.Mode) && plane != iptablesPlane && !standalone(c)
 }
 
 // gateExternalIPs is on unless it is turned off (KEP-5707).
@@ -107,6 +111,14 @@ func planeIn(c *config.Config) planeSettings {
 		}
 	case ebpfPlane:
 		s.ebpf = c.Fairlead.EBPF
+	case userspacePlane:
+		u := c.Fairlead.Userspace
+		s.userspace = userspace.Options{
+			DialTimeout: u.DialTimeout.Duration, Dials: int(u.Dials),
+			IdleTimeout: u.IdleTimeout.Duration, HalfClosedTimeout: u.HalfClosedTimeout.Duration,
+			FlowTimeout: u.FlowTimeout.Duration, StreamTimeout: u.StreamTimeout.Duration,
+			MaxConnections: int(u.MaxConnections), MaxFlows: int(u.MaxFlows),
+		}
 	}
 	return s
 }

@@ -435,7 +435,7 @@ func TestUsage(t *testing.T) {
 		{"run", 2, "no API server: clientConnection.kubeconfig (--kubeconfig)"},
 		{"run --nonsense", 2, "unknown flag: --nonsense"},
 		{"run --manifests /does/not/exist", 2, "/does/not/exist"},
-		{"run --manifests DIR --proxy-mode userspace", 2, "--proxy-mode"},
+		{"run --manifests DIR --proxy-mode kernelspace", 2, "--proxy-mode"},
 		{"run --manifests DIR --node-ip 1.2.3", 2, "--node-ip"},
 		{"run --manifests DIR --cluster-cidr 10.0.0.0", 2, "--cluster-cidr"},
 		{"run --manifests DIR --detect-local-mode Magic", 2, "--detect-local-mode"},

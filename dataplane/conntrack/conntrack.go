@@ -35,7 +35,13 @@ import (
 )
 
 // Wrap makes New make wrapped planes.
-func Wrap(wrapped dataplane.New) dataplane.New {
+func Wrap(wrapped dataplane.New) dataplane.New { return wrap(wrapped, false) }
+
+// WrapUntranslated is Wrap for a plane that does not translate. Flows that are translated are those that another plane
+// has begun, and only they can be stale.
+func WrapUntranslated(wrapped dataplane.New) dataplane.New { return wrap(wrapped, true) }
+
+func wrap(wrapped dataplane.New, others bool) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		inner, err := wrapped(c)
 		if err != nil {
@@ -46,7 +52,7 @@ func Wrap(wrapped dataplane.New) dataplane.New {
 			return nil, fmt.Errorf("open conntrack socket: %w", err)
 		}
 		p := &plane{
-			Dataplane: inner, config: c, conntrack: handle,
+			Dataplane: inner, config: c, conntrack: handle, others: others,
 			rows: map[model.Key]model.PoolID{}, pools: map[model.PoolID]*udpPool{},
 		}
 		if affine, ok := inner.(dataplane.Affine); ok {
@@ -60,6 +66,7 @@ type plane struct {
 	dataplane.Dataplane
 	config    dataplane.Config
 	conntrack *netlink.Handle
+	others    bool                       // the plane translates nothing itself
 	rows      map[model.Key]model.PoolID // UDP frontends that forward, as of the last call
 	pools     map[model.PoolID]*udpPool  // their pools
 	came      bool                       // Apply has brought TCP frontends that forward since flows were looked at
@@ -92,7 +99,7 @@ func (p *plane) Sync(ctx context.Context, s *model.State) error {
 
 // Audit implements dataplane.Dataplane.
 func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	if p.came {
+	if p.came && !p.others {
 		if err := p.forgetAttempts(s); err != nil {
 			return nil, err
 		}
@@ -124,7 +131,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if !changed {
 		return partial
 	}
-	return cmp.Or(p.forget(&staleFlow{state: s, gone: gone}), partial)
+	return cmp.Or(p.forget(&staleFlow{state: s, gone: gone, translated: p.others}), partial)
 }
 
 // poolsLost takes over changed pools and reports whether a UDP one lost backends.
@@ -175,7 +182,7 @@ func holds(backends []model.Backend, a netip.AddrPort) bool {
 
 // forgetAttempts forgets those to reach frontends before they were there, and stale flows.
 func (p *plane) forgetAttempts(s *model.State) error {
-	err := p.forget(&staleFlow{state: s, attempts: true})
+	err := p.forget(&staleFlow{state: s, attempts: !p.others, translated: p.others})
 	p.came = err != nil
 	return err
 }
@@ -212,10 +219,11 @@ func (p *plane) say(what string, flows int) {
 
 // staleFlow tells which flows contradict the State.
 type staleFlow struct {
-	state    *model.State
-	gone     map[model.Key]bool // frontends that were deleted, as Any
-	attempts bool               // TCP, too
-	early    int                // how many of these there were
+	state      *model.State
+	gone       map[model.Key]bool // frontends that were deleted, as Any
+	attempts   bool               // TCP, too
+	translated bool               // of UDP only those that are
+	early      int                // how many of these there were
 }
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
@@ -235,7 +243,7 @@ func (f *staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 // stale reports whether a UDP flow is.
 func (f *staleFlow) stale(flow *netlink.ConntrackFlow) bool {
 	to, answers, ok := ends(flow)
-	if !ok {
+	if !ok || f.translated && to == answers {
 		return false
 	}
 	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.UDP}

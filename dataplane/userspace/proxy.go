@@ -139,12 +139,15 @@ func (p *proxy) connect(d decision, client netip.AddrPort, b model.Backend) (con
 	dialer.SetMultipathTCP(false) // the address of the client has no other path
 	hide := d.masquerade(client.Addr(), b)
 	protocol := d.key.Protocol.String()
+	source := netip.AddrPortFrom(client.Addr(), 0)
 	switch {
-	case hide:
-	case protocol == "udp":
-		dialer.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(client.Addr(), 0))
-	default:
-		dialer.LocalAddr, dialer.Control = net.TCPAddrFromAddrPort(netip.AddrPortFrom(client.Addr(), 0)), late
+	case protocol == "tcp":
+		dialer.Control = outgoing
+		if !hide {
+			dialer.LocalAddr = net.TCPAddrFromAddrPort(source)
+		}
+	case !hide:
+		dialer.LocalAddr = net.UDPAddrFromAddrPort(source)
 	}
 	err = p.sockets.Do(func() (err error) {
 		conn, err = dialer.DialContext(p.context, family(protocol, b.Addr()), b.AddrPort.String())

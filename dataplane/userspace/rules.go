@@ -65,6 +65,10 @@ func (t *table) chains() []nf.Chain {
 				Hook:  &nf.Hook{Kind: "route", Number: unix.NF_INET_LOCAL_OUT, Priority: priority},
 				Rules: t.output(),
 			},
+			// Connections that another plane has translated need somebody who has that done, if it goes.
+			{Name: "translated", Hook: &nf.Hook{
+				Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: nf.Translation,
+			}},
 		})
 }
 

@@ -33,10 +33,19 @@ func original(network, _ string, c syscall.RawConn) error {
 	}))
 }
 
-// late has the kernel choose the port of a client's address when it knows the destination: ports are scarce for each
-// destination only.
-func late(network, address string, c syscall.RawConn) error {
-	return errors.Join(transparent(network, address, c), control(c, func(fd int) error {
+// abortive has a connection end by a reset when the process does, so that nobody takes what it has got for all there
+// is. Sockets that a listener accepts are as it is.
+func abortive(c syscall.RawConn) error {
+	return control(c, func(fd int) error {
+		err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		return os.NewSyscallError("setsockopt SO_LINGER", err)
+	})
+}
+
+// outgoing is for connections of TCP. The kernel is to choose the port of a client's address when it knows the
+// destination: ports are scarce for each destination only.
+func outgoing(network, address string, c syscall.RawConn) error {
+	return errors.Join(transparent(network, address, c), abortive(c), control(c, func(fd int) error {
 		const option = unix.IP_BIND_ADDRESS_NO_PORT
 		return os.NewSyscallError("setsockopt IP_BIND_ADDRESS_NO_PORT", unix.SetsockoptInt(fd, unix.SOL_IP, option, 1))
 	}))
@@ -66,7 +75,9 @@ func family(network string, a netip.Addr) string {
 }
 
 func listenTCP(a netip.AddrPort) (*net.TCPListener, error) {
-	config := net.ListenConfig{Control: transparent}
+	config := net.ListenConfig{Control: func(network, address string, c syscall.RawConn) error {
+		return errors.Join(transparent(network, address, c), abortive(c))
+	}}
 	config.SetMultipathTCP(false) // clients would not find the other paths
 	l, err := config.Listen(context.Background(), family("tcp", a.Addr()), a.String())
 	if err != nil {

@@ -72,8 +72,8 @@ func (p *proxy) join(client, backend *net.TCPConn) {
 	}()
 	p.carry(backend, client, &both)
 	<-done
-	client.Close()
-	backend.Close()
+	end(client)
+	end(backend)
 }
 
 // activity is what the two directions of a connection know of each other.
@@ -177,6 +177,12 @@ func (p *proxy) move(to *net.TCPConn, raw syscall.RawConn) (n int, err error) {
 	}
 	_, err = to.Write(buf[:n])
 	return n, err
+}
+
+// end closes a connection that is over. All that was said has been sent, or will be.
+func end(c *net.TCPConn) {
+	_ = c.SetLinger(-1) // fails only if c is closed
+	c.Close()
 }
 
 func reset(c *net.TCPConn) {

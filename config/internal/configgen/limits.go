@@ -100,5 +100,9 @@ func fairleadLimits() map[string]limit {
 		"ebpf.sizes.sockets":      elements,
 		"ebpf.sizes.translations": elements,
 		"ebpf.sizes.services":     within(0, 1<<20),
+
+		"userspace.dials":          within(1, 64),
+		"userspace.maxConnections": within(0, 1<<20),
+		"userspace.maxFlows":       within(0, 1<<20),
 	}
 }

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/testbed"
+)
+
+// callers are who connects to what in the tests of the data plane userspace.
+func callers() map[testbed.Place]netip.AddrPort {
+	return map[testbed.Place]netip.AddrPort{
+		testbed.Node: clusterIP, "pod-a": clusterIP, testbed.Outside: nodePort, "pod-b": nodePort,
+	}
+}
+
+// routing is what leads packets to the process.
+func (w *world) routing() (out string) {
+	w.Helper()
+	for _, family := range []string{"-4", "-6"} {
+		out += w.on(testbed.Node, "ip", family, "rule", "show", "priority", "99")
+		out += w.on(testbed.Node, "ip", family, "route", "show", "table", "all", "proto", "250")
+	}
+	return out
+}
+
+// TestRun_userspace has the process be killed, and others follow it. What it carries ends with it. Who would connect
+// while there is none waits for the next one.
+func TestRun_userspace(t *testing.T) {
+	w := newWorld(t)
+	w.configure("userspace", "")
+	flags := []string{"--config", w.config()}
+	p := w.start(flags...)
+	metrics := netip.MustParseAddrPort("127.0.0.1:10249")
+	if _, body := w.page(metrics, "/proxyMode"); body != "userspace" {
+		t.Errorf("/proxyMode says %s", body)
+	}
+	for range 2 {
+		open := map[testbed.Place]net.Conn{}
+		for from, to := range callers() {
+			open[from] = w.dial(from, to)
+			defer open[from].Close()
+		}
+		_ = p.Process.Kill()
+		_ = p.Wait()
+		for from, c := range open {
+			if err := talk(c); !errors.Is(err, unix.ECONNRESET) {
+				t.Errorf("an open connection from %s after the process was killed: %v", from, err)
+			}
+		}
+		answers := make(chan error)
+		for from, to := range callers() {
+			o, err := w.bed.Probe(t.Context(), testbed.Probe{From: from, To: to, Timeout: time.Second})
+			if err != nil || o.Result != testbed.TimedOut {
+				t.Errorf("from %s, where no process is: %s, %v", from, o, err)
+			}
+			go func() {
+				o, err := w.bed.Probe(t.Context(), testbed.Probe{From: from, To: to, Timeout: patience})
+				if err == nil && o.Result != testbed.Answered {
+					err = fmt.Errorf("from %s, who began before there was a process: %s", from, o)
+				}
+				answers <- err
+			}()
+		}
+		p = w.start(flags...)
+		for range callers() {
+			if err := <-answers; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	_ = p.Process.Kill()
+	_ = p.Wait()
+	w.runs("fairlead", "clean", 0, "userspace: removed what there was")
+	if left := w.ruleset() + w.routing(); left != "" {
+		t.Errorf("after fairlead clean there is\n%s", left)
+	}
+}
+
+// TestRun_userspaceFollows: connections that another data plane has translated live on.
+func TestRun_userspaceFollows(t *testing.T) {
+	w := newWorld(t)
+	for _, mode := range []string{"nftables", "iptables"} {
+		w.configure(mode, "")
+		p := w.start("--config", w.config())
+		open := map[testbed.Place]net.Conn{}
+		for from, to := range callers() {
+			open[from] = w.dial(from, to)
+			defer open[from].Close()
+		}
+		w.configure("userspace", "")
+		w.becomes("tables after mode "+mode, "fairlead-userspace", w.tablesOfIPv4)
+		for from, c := range open {
+			if err := talk(c); err != nil {
+				t.Errorf("an open connection from %s that mode %s has made: %v", from, mode, err)
+			}
+		}
+		for from, to := range callers() {
+			if err := talk(w.dial(from, to)); err != nil {
+				t.Errorf("a new connection from %s: %v", from, err)
+			}
+		}
+		_ = p.Process.Kill()
+		_ = p.Wait()
+	}
+}

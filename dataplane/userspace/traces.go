@@ -1,0 +1,51 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+)
+
+// Traces tells what this data plane has left in the network namespace of the calling thread.
+func Traces() (t dataplane.Traces, err error) {
+	p, err := look(dataplane.Config{})
+	if err != nil {
+		return t, err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	for i, family := range families() {
+		table := p.newTable(i, &nf.Transaction{})
+		if err := table.LoadTable(p.conn); err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
+			return t, fmt.Errorf("userspace: %w", err)
+		}
+		have, err := p.routes.load(family)
+		if err != nil {
+			return t, fmt.Errorf("userspace: %w", err)
+		}
+		t.Rules = t.Rules || table.Exists || len(have.rules)+len(have.routes) > 0
+	}
+	return t, nil
+}
+
+// Clean deletes that.
+func Clean(ctx context.Context, c dataplane.Config) error {
+	p, err := look(c)
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.Remove(ctx), p.Close())
+}
+
+// look makes a plane that is not asked to serve anything.
+func look(c dataplane.Config) (*Plane, error) {
+	p, err := open(c, Options{})
+	if err != nil {
+		return nil, fmt.Errorf("userspace: %w", err)
+	}
+	return p, nil
+}
