@@ -90,9 +90,13 @@ func engineSettings(c *config.Config) (engine.Settings, error) {
 	}, err
 }
 
-func planeIn(c *config.Config) planeSettings {
-	s := planeSettings{name: c.Plane, mark: 1 << c.MasqueradeBit()}
-	switch s.name {
+// planeIn is the data plane that the configuration says.
+func planeIn(c *config.Config) planeSettings { return planeOf(c, c.Plane) }
+
+// planeOf is one of the data planes, with what the configuration says of it, whichever it has chosen.
+func planeOf(c *config.Config, name string) planeSettings {
+	s := planeSettings{name: name, mark: 1 << c.MasqueradeBit()}
+	switch name {
 	case iptablesPlane:
 		s.iptables = iptables.Options{
 			Backend: iptables.Backend(c.Fairlead.IPTablesBackend), KeepInvalid: c.KubeProxy.Conntrack.TCPBeLiberal,
