@@ -131,9 +131,9 @@ func (r Report) Since(before Report) Report {
 	return r
 }
 
-// String is a line for each kind, and the first faults.
+// String is a line for each kind, and the first faults of each.
 func (r Report) String() string {
-	const most = 20
+	const most = 5
 	var s strings.Builder
 	for i, c := range r.Counts {
 		if c == (Count{}) {
@@ -142,12 +142,11 @@ func (r Report) String() string {
 		fmt.Fprintf(&s, "%-11s %6d begun, %6d answers, %d failed, %d reset, %d moved, %d sent again, longest wait %s\n",
 			Kind(i), c.Attempts, c.Answered, c.Failed, c.Reset, c.Moved, c.Resent, c.Longest.Round(time.Millisecond))
 	}
-	for i, f := range r.Faults {
-		if i == most {
-			fmt.Fprintf(&s, "… and %d more\n", len(r.Faults)-most)
-			break
+	var said [kinds]int
+	for _, f := range r.Faults {
+		if said[f.Kind]++; said[f.Kind] <= most {
+			fmt.Fprintln(&s, f)
 		}
-		fmt.Fprintln(&s, f)
 	}
 	return s.String()
 }

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/load"
+)
+
+// served is a data plane as the configuration names it.
+type served struct{ mode, backend string }
+
+func (s served) String() string { return strings.TrimSuffix(s.mode+"-"+s.backend, "-") }
+
+// hostPlanes are those that this kernel may have, whatever it is.
+func hostPlanes() []served {
+	return []served{
+		{"nftables", ""}, {"iptables", "nf_tables"}, {"iptables", "legacy"}, {"ebpf", ""},
+	}
+}
+
+// busyMachine is a machine with a Service of its own for each client, so that no two clients that are hidden behind the
+// node ask the same port of a pod: IPVS, and the programs of mode ebpf, tell answers apart by nothing else.
+type busyMachine struct {
+	machine
+	spec load.Spec
+	p    *proxy
+}
+
+// client is who asks, and whether that is a node port. The others are cluster IPs.
+type client struct {
+	from     testbed.Place
+	nodePort bool
+}
+
+func clients() []client {
+	return []client{
+		{testbed.Node, false}, {"client", false}, {"client", true}, {"backend-0", false}, {testbed.Outside, true}, {"far", true},
+	}
+}
+
+func newBusyMachine(t *testing.T) *busyMachine {
+	b := &busyMachine{machine: newMachine(t)}
+	b.addPod("client", testbed.Node)
+	b.addPod("far", testbed.NodeB)
+	var backends []testbed.Place
+	for i, node := range []testbed.Place{testbed.Node, testbed.NodeB, testbed.Node, testbed.NodeB} {
+		backends = append(backends, b.addPod(fmt.Sprintf("backend-%d", i), node))
+	}
+	var ports []int
+	var manifests strings.Builder
+	for _, c := range clients() {
+		for _, sticky := range []bool{false, true} {
+			number := len(ports)
+			ports = append(ports, targetPort+number)
+			manifests.WriteString(b.service(number, sticky, backends))
+			b.addPaths(c, number, sticky)
+		}
+	}
+	servers, err := load.Serve(b.bed, backends, ports...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(servers.Close)
+	b.write("busy.yaml", manifests.String())
+	return b
+}
+
+// The ports of the first Service; those of others follow.
+const targetPort, firstNodePort = 7000, 31000
+
+func clusterIPOf(number int) string { return fmt.Sprintf("10.96.1.%d", number) }
+
+func (b *busyMachine) addPod(name string, node testbed.Place) testbed.Place {
+	b.Helper()
+	if _, err := b.bed.AddPod(b.Context(), testbed.PodSpec{Name: name, Node: node}); err != nil {
+		b.Fatal(err)
+	}
+	return testbed.Place(name)
+}
+
+// addPaths has a client ask a Service.
+func (b *busyMachine) addPaths(c client, number int, sticky bool) {
+	for _, v6 := range []bool{false, true} {
+		p := load.Path{From: c.from, To: netip.AddrPortFrom(address(clusterIPOf(number), v6), 80)}
+		if c.nodePort {
+			p.To = netip.AddrPortFrom(b.bed.Addr(testbed.Node, v6), uint16(firstNodePort+number))
+		}
+		if sticky {
+			b.spec.Sticky = append(b.spec.Sticky, p)
+		} else {
+			b.spec.Paths = append(b.spec.Paths, p)
+		}
+	}
+}
+
+func address(v4 string, v6 bool) netip.Addr {
+	a := netip.MustParseAddr(v4)
+	if v6 {
+		return testbed.EmbedV6(a)
+	}
+	return a
+}
+
+// service is one of both families and protocols, with its endpoints.
+func (b *busyMachine) service(number int, sticky bool, backends []testbed.Place) string {
+	affinity := map[bool]string{true: "ClientIP", false: "None"}[sticky]
+	ip, target, nodePort := clusterIPOf(number), targetPort+number, firstNodePort+number
+	name := fmt.Sprintf("busy-%d", number)
+	text := fmt.Sprintf(`---
+apiVersion: v1
+kind: Service
+metadata: {name: %s}
+spec:
+  type: NodePort
+  sessionAffinity: %s
+  ipFamilyPolicy: RequireDualStack
+  ipFamilies: [IPv4, IPv6]
+  clusterIP: %s
+  clusterIPs: [%s, "%s"]
+  ports:
+  - {name: tcp, port: 80, targetPort: %d, nodePort: %d}
+  - {name: udp, port: 80, targetPort: %d, nodePort: %d, protocol: UDP}
+`, name, affinity, ip, ip, address(ip, true), target, nodePort, target, nodePort)
+	for _, v6 := range []bool{false, true} {
+		family := map[bool]string{true: "IPv6", false: "IPv4"}[v6]
+		text += fmt.Sprintf(`---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: %s-%s, labels: {kubernetes.io/service-name: %s}}
+addressType: %s
+ports: [{name: tcp, port: %d}, {name: udp, port: %d, protocol: UDP}]
+endpoints:
+`, name, strings.ToLower(family), name, family, target, target)
+		for _, pod := range backends {
+			text += fmt.Sprintf("- addresses: [\"%s\"]\n", b.bed.Addr(pod, v6))
+		}
+	}
+	return text
+}
+
+// choose writes the configuration. What of it does not say who serves comes first.
+func (b *busyMachine) choose(s served) {
+	b.Helper()
+	if s.backend != "" {
+		path := filepath.Join(filepath.Dir(b.config()), "fairlead.conf")
+		text := fairleadConf + "iptablesBackend: \"" + s.backend + "\"\n"
+		if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o644), os.Rename(path+".new", path)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n" +
+		"clusterCIDR: \"" + join(testbed.ClusterCIDRs()) + "\"\nmode: " + s.mode + "\n"
+	path := b.config()
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o644), os.Rename(path+".new", path)); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func join[T fmt.Stringer](all []T) string {
+	var texts []string
+	for _, one := range all {
+		texts = append(texts, one.String())
+	}
+	return strings.Join(texts, ",")
+}
+
+// serve starts the program.
+func (b *busyMachine) serve() {
+	b.Helper()
+	b.p = b.start("--config", b.config(), "--cgroup-root", b.bed.Cgroup(),
+		"--node-ip", b.bed.Addr(testbed.Node, true).String(), "--cluster-cidr", join(testbed.ClusterCIDRs()))
+}
+
+// load starts one when the program serves.
+func (b *busyMachine) load() *load.Load {
+	b.Helper()
+	l, err := load.Start(b.Context(), b.bed, b.spec)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { l.Stop() })
+	return l
+}
+
+// settle waits until everybody has been answered again.
+func (b *busyMachine) settle(l *load.Load) {
+	b.Helper()
+	if err := l.Settle(b.Context(), 2); err != nil {
+		b.Error(err)
+	}
+}
+
+// changeTo has the running program serve by another plane, and returns when that does, and the former one's rows are
+// gone.
+func (b *busyMachine) changeTo(s served) {
+	b.Helper()
+	b.choose(s)
+	b.p.await("by a new data plane")
+	b.p.await("msg=programmed")
+}
+
+// TestRun_pairs switches from each data plane to each other one and back under load: nobody notices.
+func TestRun_pairs(t *testing.T) {
+	for _, from := range hostPlanes() {
+		for _, to := range hostPlanes() {
+			if from == to {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
+				b := newBusyMachine(t)
+				b.choose(from)
+				b.serve()
+				l := b.load()
+				for _, next := range []served{to, from} {
+					l.Mark(fmt.Sprintf("switch to %s", next))
+					start := time.Now()
+					b.changeTo(next)
+					t.Logf("switched to %s in %s", next, time.Since(start))
+					b.settle(l)
+					if err := l.Open(12); err != nil {
+						t.Error(err)
+					}
+				}
+				b.judge(l.Stop())
+			})
+		}
+	}
+}
+
+// judge expects that everybody was answered, and no connection ended.
+func (b *busyMachine) judge(r load.Report) {
+	b.Helper()
+	if all := r.Total(); all.Failed+all.Reset > 0 {
+		b.Error(r)
+		return
+	}
+	b.Log(r)
+}
