@@ -49,10 +49,17 @@ const (
 type Options struct {
 	Files []string // manifests: files, directories, "-" for the standard input; none: a small shop
 	Proxy []string // the command that is the proxy, such as fairlead run, without flags
+	Mode  string   // one of Modes; empty: the proxy's default
 	Out   io.Writer
 	JSON  bool // print for machines what there is to tell, at the end
 	Keep  bool // let the cluster run until the context ends
 }
+
+// carries is the mode in which the proxy's process carries connections.
+const carries = "userspace"
+
+// Modes are those that can be shown. Mode ebpf is for all network namespaces of a machine.
+func Modes() []string { return []string{"nftables", "iptables", "ipvs", carries} }
 
 var (
 	// ErrInput is wrapped by errors about what Options.Files name.
@@ -152,7 +159,7 @@ func (d *demo) play(ctx context.Context) (err error) {
 		return err
 	}
 	start := time.Now()
-	d.proxy = newProxy(d.bed, d.Proxy, d.dir)
+	d.proxy = newProxy(d.bed, d.Options, d.dir)
 	if err := d.proxy.start(ctx); err != nil {
 		return err
 	}

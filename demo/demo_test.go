@@ -89,6 +89,20 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// The data plane that carries connections itself tells another end of the story, and the same before.
+func TestRun_userspace(t *testing.T) {
+	var out bytes.Buffer
+	err := Run(t.Context(), Options{Proxy: []string{fairlead, "run"}, Mode: carries, Out: &out})
+	t.Log(&out)
+	if err != nil {
+		t.Error(err)
+	}
+	if acts := strings.Count(out.String(), "connections, 0 failed"); acts != 2 {
+		t.Error("the story does not end well")
+	}
+	compare(t, filepath.Join("testdata", "shop.want"), ways(out.String()))
+}
+
 func TestRun_JSON(t *testing.T) {
 	var out bytes.Buffer
 	err := Run(t.Context(), Options{

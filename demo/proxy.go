@@ -40,9 +40,12 @@ type proxy struct {
 }
 
 // newProxy makes the command line. Files, among them the manifests, are in dir.
-func newProxy(bed *testbed.Bed, run []string, dir string) *proxy {
+func newProxy(bed *testbed.Bed, o Options, dir string) *proxy {
 	p := &proxy{bed: bed, log: filepath.Join(dir, "proxy.log"), socket: filepath.Join(dir, "control")}
-	p.argv = append(p.argv, run...)
+	p.argv = append(p.argv, o.Proxy...)
+	if o.Mode != "" {
+		p.argv = append(p.argv, "--proxy-mode", o.Mode)
+	}
 	p.argv = append(p.argv, "--manifests", filepath.Join(dir, manifestDir), "--hostname-override", string(testbed.Node),
 		"--healthz-bind-address", healthz, "--control-socket", p.socket)
 	for _, v6 := range []bool{false, true} {

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
 	"fairlead.dev/fairlead/testbed/cluster"
@@ -23,7 +25,11 @@ func (d *demo) story(ctx context.Context, shop cluster.Manifest) error {
 	if err := d.podLeaves(ctx, shop); err != nil {
 		return fmt.Errorf("a pod leaves: %w", err)
 	}
-	if err := d.proxyDies(ctx); err != nil {
+	dies := d.proxyDies
+	if d.Mode == carries {
+		dies = d.carrierDies
+	}
+	if err := dies(ctx); err != nil {
 		return fmt.Errorf("the proxy dies: %w", err)
 	}
 	return nil
@@ -134,6 +140,36 @@ func (d *demo) proxyDies(ctx context.Context) error {
 	d.tell("it is back", "ready after %s; a TCP connection open all the time is answered by %s",
 		took.Round(time.Millisecond), d.expect(stream.ask(), web.Backends[0].Place))
 	return d.count(load)
+}
+
+// carrierDies is proxyDies where connections need the process.
+func (d *demo) carrierDies(ctx context.Context) error {
+	web := d.exposure(func(e cluster.Exposure) bool { return e.Service == "shop/web" && e.Kind == cluster.ClusterIP })
+	d.printf("\nThe proxy, which carries all connections, is killed (kill -9) and started again.\n")
+	stream, err := d.flowTo(ctx, web, web.Backends[0].Place)
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	if err := d.proxy.kill(); err != nil {
+		return err
+	}
+	who := stream.ask()
+	if !strings.Contains(who, unix.ECONNRESET.Error()) {
+		d.faults = append(d.faults, "expected: an open connection is reset; got: "+who)
+	}
+	d.tell("it is dead", "the end of a TCP connection that was open: %s", who)
+	meanwhile := d.newLoad(ctx, visit{client, web}, visit{testbed.Node, web})
+	defer meanwhile.cancel()
+	start := time.Now()
+	if err := d.proxy.start(ctx); err != nil {
+		return err
+	}
+	d.tell("it is back", "ready after %s; who began to connect meanwhile has waited", time.Since(start).Round(time.Millisecond))
+	if err := meanwhile.more(); err != nil {
+		return err
+	}
+	return d.count(meanwhile)
 }
 
 // count tells the result of a load.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -31,12 +33,16 @@ func demoCommand() *cobra.Command {
 			if output != "text" && output != "json" {
 				return misused(fmt.Errorf("--output: %q is neither text nor json", output))
 			}
+			if !slices.Contains(demo.Modes(), o.Mode) {
+				return misused(fmt.Errorf("--proxy-mode: %q is none of %s", o.Mode, strings.Join(demo.Modes(), ", ")))
+			}
 			o.JSON = output == "json"
 			return runDemo(c.Context(), o)
 		},
 	}
 	c.Flags().StringArrayVarP(&o.Files, "filename", "f", nil,
 		"manifests: a file, a directory, or - for the standard input (repeatable; default: a small shop)")
+	c.Flags().StringVar(&o.Mode, "proxy-mode", demo.Modes()[0], "the data plane: one of "+strings.Join(demo.Modes(), ", "))
 	c.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	c.Flags().BoolVar(&o.Keep, "keep", false, "let the cluster run until Ctrl-C, and say how to look into it")
 	return c

@@ -1,0 +1,187 @@
+package advise
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Rows are what of the node's rows matters for the choice.
+type Rows struct {
+	Services  int `json:"services"`            // ports of Services
+	SCTP      int `json:"sctp,omitempty"`      // of them
+	Affine    int `json:"affine,omitempty"`    // with session affinity
+	Scheduled int `json:"scheduled,omitempty"` // with a scheduler of IPVS's
+}
+
+// Count looks at a State.
+func Count(s *model.State) (r Rows) {
+	seen := make(map[string]bool, len(s.Frontends))
+	for k, f := range s.Frontends {
+		if seen[f.Service] {
+			continue
+		}
+		seen[f.Service] = true
+		r.Services++
+		pool := s.Pools[f.Pool]
+		r.SCTP += one(k.Protocol == model.SCTP)
+		r.Affine += one(pool.Affinity > 0)
+		r.Scheduled += one(pool.Scheduler != "")
+	}
+	return r
+}
+
+func one(is bool) int {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// Traffic is what the node's connections are like.
+type Traffic string
+
+// The kinds of Traffic.
+const (
+	Mixed Traffic = "mixed"
+	Short Traffic = "short" // most carry one request
+	Long  Traffic = "long"  // most stay open for many
+)
+
+// Case is what Choose looks at.
+type Case struct {
+	Rows     Rows
+	Traffic  Traffic // empty: Mixed
+	Findings []Finding
+}
+
+// Choice is a data plane and why it was chosen.
+type Choice struct {
+	Plane string `json:"plane"` // empty: none is possible
+	// Next are the others that are possible, the best first.
+	Next []string `json:"next,omitempty"`
+	// Why is a paragraph.
+	Why string `json:"why"`
+	// Measured reports whether it is founded on figures of this machine.
+	Measured bool `json:"measured"`
+}
+
+const (
+	// changesPerSecond are the most with which Kubernetes is tested, in a whole cluster.
+	changesPerSecond = 20
+	// noteWeight is how much slower a plane counts for each thing that it does otherwise than others.
+	noteWeight = 1.1
+	// little is the ratio of efforts up to which the plane that is preferred is chosen.
+	little = 1.05
+)
+
+// contender is a plane that is possible.
+type contender struct {
+	Finding
+	connection, request float64
+	change              time.Duration // with all of the node's Services
+	notes               []string      // what it does otherwise than others
+	effort              float64
+}
+
+// Choose is a pure function. Planes that are not possible are left out. Then what serves all rows goes before what does
+// not, userspace comes last, as it takes its connections along when it ends, and what was measured goes before what was not.
+// Then the least effort wins: that of connections and requests, of changes, and what a plane does otherwise. Where there is
+// little between two, the one that is preferred wins.
+func Choose(c Case) Choice {
+	all := c.contenders()
+	if len(all) == 0 {
+		return Choice{Why: "No data plane can run here: " + c.missing() + "."}
+	}
+	slices.SortStableFunc(all, contender.compare)
+	preferFirst(all)
+	choice := Choice{Plane: all[0].Plane, Measured: all[0].Figures != nil}
+	for _, o := range all[1:] {
+		choice.Next = append(choice.Next, o.Plane)
+	}
+	choice.Why = c.why(all)
+	return choice
+}
+
+// contenders are the planes that are possible.
+func (c Case) contenders() (all []contender) {
+	for _, f := range c.Findings {
+		if f.Missing != "" {
+			continue
+		}
+		o := contender{Finding: f, notes: c.notes(f.Plane)}
+		if m := f.Figures; m != nil {
+			o.connection, o.request = m.Connection.Median, m.Request.Median
+			o.change = grown(f.Plane, m.Change, float64(c.Rows.Services)/float64(max(m.Services, 1)))
+		} else if e, ok := estimated(f.Plane, c.Rows.Services); ok {
+			o.connection, o.request, o.change = e.connection, e.request, e.change
+		}
+		o.effort = c.effortOf(o)
+		all = append(all, o)
+	}
+	return all
+}
+
+// effortOf is the mean of what connections and requests take, as ratios to none at all; changes make that more by the share of
+// a processor that they need, and each note by a tenth.
+func (c Case) effortOf(o contender) float64 {
+	effort := math.Sqrt(o.connection * o.request)
+	switch c.Traffic {
+	case Short:
+		effort = o.connection
+	case Long:
+		effort = o.request
+	}
+	if effort == 0 {
+		return math.Inf(1)
+	}
+	return effort * (1 + changesPerSecond*o.change.Seconds()) * math.Pow(noteWeight, float64(len(o.notes)))
+}
+
+// notes are what a plane does otherwise than others, and what users of the node may miss.
+func (c Case) notes(plane string) (notes []string) {
+	if plane == ebpf {
+		notes = append(notes, "what looks at packets of pods to Service addresses, such as a sidecar, sees none")
+	}
+	if plane == ebpf && c.Rows.Affine > 0 {
+		notes = append(notes, "session affinity takes a pod for one client, whichever of its addresses it uses")
+	}
+	if plane != ipvs && c.Rows.Scheduled > 0 {
+		notes = append(notes, "Services ask for schedulers, which only ipvs has")
+	}
+	return notes
+}
+
+// compare puts the better one first.
+func (o contender) compare(p contender) int {
+	return cmp.Or(
+		cmp.Compare(one(o.Unserved != ""), one(p.Unserved != "")),
+		cmp.Compare(one(o.Plane == userspace), one(p.Plane == userspace)),
+		cmp.Compare(one(o.Figures == nil), one(p.Figures == nil)),
+		cmp.Compare(o.effort, p.effort),
+		cmp.Compare(preference(o.Plane), preference(p.Plane)),
+	)
+}
+
+// alike reports whether nothing but effort and preference tell them apart.
+func (o contender) alike(p contender) bool {
+	return (o.Unserved == "") == (p.Unserved == "") && (o.Plane == userspace) == (p.Plane == userspace) &&
+		(o.Figures == nil) == (p.Figures == nil)
+}
+
+// preferFirst moves to the front which is preferred among those between which there is little.
+func preferFirst(all []contender) {
+	best := 0
+	for i, o := range all {
+		near := o.alike(all[0]) && o.effort <= little*all[0].effort
+		if near && preference(o.Plane) < preference(all[best].Plane) {
+			best = i
+		}
+	}
+	chosen := all[best]
+	copy(all[1:best+1], all[:best])
+	all[0] = chosen
+}

@@ -1,0 +1,196 @@
+package advise
+
+import (
+	"fmt"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+)
+
+// why is the paragraph about a choice: the first of all, which are sorted.
+func (c Case) why(all []contender) string {
+	chosen := all[0]
+	sentences := []string{fmt.Sprintf("%s, for %s", chosen.Plane, count(c.Rows.Services, "port")+" of Services")}
+	switch {
+	case len(all) == 1:
+		sentences[0] += ": no other data plane can run here"
+	case chosen.Figures == nil:
+		sentences[0] += ", by published figures, as nothing was measured here"
+		if chosen.Unmeasured != "" {
+			sentences[0] += " (" + chosen.Unmeasured + ")"
+		}
+	}
+	if missing := c.missing(); missing != "" {
+		sentences = append(sentences, "Not possible here: "+missing)
+	}
+	sentences = append(sentences, chosen.said(true))
+	if len(all) > 1 {
+		sentences = append(sentences, "Next comes "+all[1].Plane+c.behind(all[0], all[1])+": "+all[1].said(false))
+	}
+	if len(chosen.notes) > 0 {
+		sentences = append(sentences, "Against "+chosen.Plane+" counted that "+strings.Join(chosen.notes, ", and that "))
+	}
+	if chosen.Unserved != "" {
+		sentences = append(sentences, "It does not serve all rows: "+chosen.Unserved)
+	}
+	return strings.Join(sentences, ". ") + "."
+}
+
+// behind says why one plane comes after another, if it is not by its figures.
+func (c Case) behind(first, second contender) string {
+	switch {
+	case second.Unserved != "" && first.Unserved == "":
+		return ", which does not serve all rows (" + second.Unserved + ")"
+	case second.Plane == userspace:
+		return ", whose connections end with the process"
+	case second.Figures == nil && first.Figures != nil:
+		return ", which could not be measured (" + second.Unmeasured + ")"
+	case len(second.notes) > len(first.notes):
+		return ", of which counts that " + strings.Join(second.notes, ", and that ")
+	case second.effort < first.effort:
+		return ", which is hardly faster"
+	}
+	return ""
+}
+
+// said are the figures of a plane, as a sentence or as the rest of one.
+func (o contender) said(sentence bool) string {
+	text := fmt.Sprintf("a connection with one request takes %.2f times as long as without a proxy, "+
+		"a request on an open one %.2f times, a change of an endpoint %s", o.connection, o.request, short(o.change))
+	if !sentence {
+		return fmt.Sprintf("%.2f times, %.2f times, %s", o.connection, o.request, short(o.change))
+	}
+	if o.Figures == nil {
+		return "As published, " + text
+	}
+	return fmt.Sprintf("Measured here with %s, %s", count(o.Figures.Services, "of them"), text)
+}
+
+// missing says which planes are not possible, and why.
+func (c Case) missing() string {
+	var all []string
+	for _, f := range c.Findings {
+		if f.Missing != "" {
+			all = append(all, f.Plane+" ("+f.Missing+")")
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+func count(n int, what string) string {
+	if n != 1 && what == "port" {
+		what = "ports"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
+// short rounds to two digits, about.
+func short(d time.Duration) string {
+	unit := time.Nanosecond
+	for d >= 100*unit {
+		unit *= 10
+	}
+	return d.Round(unit).String()
+}
+
+// Report is what is said to people: a Choice, and what it is founded on.
+type Report struct {
+	Choice
+	Current   string        `json:"current,omitempty"` // the plane that has rules in the kernel now
+	Rows      Rows          `json:"rows"`
+	Findings  []Finding     `json:"planes"`
+	Published []string      `json:"published"`
+	Took      time.Duration `json:"tookNanoseconds"`
+}
+
+// NewReport makes the choice.
+func NewReport(c Case, current string, took time.Duration) Report {
+	r := Report{Choice: Choose(c), Current: current, Rows: c.Rows, Findings: c.Findings, Took: took}
+	for _, p := range Published() {
+		if p.about(c.Rows.Services) {
+			r.Published = append(r.Published, p.String())
+		}
+	}
+	return r
+}
+
+// Text is the Report for a terminal of so many columns; 0: as wide as it likes.
+func (r Report) Text(columns int) string {
+	var text strings.Builder
+	fmt.Fprintln(&text, wrap(r.Why, "", columns))
+	if r.Current != "" {
+		fmt.Fprintln(&text, wrap("\n"+r.current(), "", columns))
+	}
+	r.table(&text)
+	for _, f := range r.Findings {
+		switch {
+		case f.Missing != "":
+			fmt.Fprintln(&text, wrap(f.Plane+" cannot run here: "+f.Missing, "  ", columns))
+		case f.Figures == nil:
+			fmt.Fprintln(&text, wrap(f.Plane+" was not measured: "+f.Unmeasured, "  ", columns))
+		}
+		if f.Unserved != "" {
+			fmt.Fprintln(&text, wrap(f.Plane+" does not serve all rows: "+f.Unserved, "  ", columns))
+		}
+	}
+	if len(r.Published) > 0 {
+		fmt.Fprintln(&text, "\nOthers have published, of as many Services:")
+	}
+	for _, p := range r.Published {
+		fmt.Fprintln(&text, wrap("- "+p, "  ", columns))
+	}
+	return text.String()
+}
+
+// current says what is there, and how to change it.
+func (r Report) current() string {
+	if r.Current == r.Plane {
+		return "It is what serves now."
+	}
+	text := "The data plane " + r.Current + " serves now."
+	if r.Plane != "" {
+		text += " fairlead switch " + r.Plane + " changes that."
+	}
+	return text
+}
+
+// table has a line for each plane that was measured.
+func (r Report) table(text *strings.Builder) {
+	head := "\nplane\tconnection\trequest\tchange\tfill\n"
+	w := tabwriter.NewWriter(text, 0, 0, 2, ' ', 0)
+	for _, f := range r.Findings {
+		if m := f.Figures; m != nil {
+			fmt.Fprint(w, head)
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", f.Plane, m.Connection, m.Request, short(m.Change), short(m.Fill))
+			head = ""
+		}
+	}
+	_ = w.Flush() // a Builder takes everything
+	if head == "" {
+		fmt.Fprintln(text, "times as long as without a proxy (bounds of 95 %), and times of a change of one endpoint and of all rows")
+	}
+}
+
+// wrap breaks lines between words; those after the first are indented.
+func wrap(text, indent string, columns int) string {
+	if columns <= 0 {
+		return text
+	}
+	var lines []string
+	for paragraph := range strings.SplitSeq(text, "\n") {
+		line := ""
+		for _, word := range strings.Fields(paragraph) {
+			if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > columns {
+				lines, line = append(lines, line), indent+word
+				continue
+			}
+			if line != "" {
+				line += " "
+			}
+			line += word
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
