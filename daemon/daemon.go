@@ -31,6 +31,7 @@ import (
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/foreign"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/host"
 	"fairlead.dev/fairlead/metrics"
@@ -67,6 +68,7 @@ type Daemon struct {
 	server    *server.Server
 	report    *reporter
 	successor *successor
+	foreign   *foreign.Watch
 	engine    *engine.Engine
 
 	// What follows belongs to the goroutine that reloads.
@@ -142,6 +144,7 @@ func (d *Daemon) open(c *config.Config) (err error) {
 		return err
 	}
 	d.serving.Store(&d.plane.settings)
+	d.listenForOthers()
 	if err := d.openFeed(c); err != nil {
 		return ConfigError{err}
 	}
@@ -166,6 +169,15 @@ func (d *Daemon) openPlane(s planeSettings) (*opened, error) {
 	return &o, nil
 }
 
+// listenForOthers has the kernel tell who else changes it. Where it does not, that is found out all the same, when the
+// next audit comes.
+func (d *Daemon) listenForOthers() {
+	var err error
+	if d.foreign, err = foreign.Open(); err != nil {
+		d.log.Debug("the kernel does not tell of all changes that others make", "error", err)
+	}
+}
+
 // tellSubstitute says that another data plane serves than the mode's own.
 func (d *Daemon) tellSubstitute() {
 	if d.plane.instead != "" {
@@ -181,6 +193,9 @@ func (d *Daemon) close() error {
 	}
 	if d.successor != nil {
 		errs = append(errs, d.successor.takeover.Close())
+	}
+	if d.foreign != nil {
+		d.foreign.Close()
 	}
 	if d.plane != nil {
 		errs = append(errs, d.plane.Close())
@@ -217,6 +232,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		Log:            d.log,
 		Once:           d.options.Once,
 		AuditInterval:  s.AuditInterval,
+		Foreign:        d.foreign.Changes(),
 		MaxRest:        s.MaxRest,
 		HealthAddress:  s.HealthAddress,
 		HardFail:       d.config.Load().KubeProxy.BindAddressHardFail,

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source/kube"
@@ -124,7 +125,11 @@ func (r *reporter) drifts(round *engine.Round) {
 		return
 	}
 	r.drifted = time.Now()
-	r.warn(reasonDrift, fmt.Sprintf("somebody else changed the rules; repaired: %s%s", round.Drifts[0], andMore(n-1)))
+	who := "somebody else"
+	if by := dataplane.By(round.Foreign); by != "" {
+		who = by
+	}
+	r.warn(reasonDrift, fmt.Sprintf("%s changed the rules; repaired: %s%s", who, round.Drifts[0], andMore(n-1)))
 }
 
 func andMore(n int) string {

@@ -74,10 +74,10 @@ type Describer interface {
 
 // A Drift is one difference between a State and what the kernel holds.
 type Drift struct {
-	Class  string // of object, one of few: "frontends"
-	Object string // what it is about, in the words of the plane
-	Want   string // empty: surplus object
-	Have   string // empty: missing object
+	Class  string `json:"class"`          // of object, one of few: "frontends"
+	Object string `json:"object"`         // what it is about: the row, or what the plane has beside rows
+	Want   string `json:"want,omitempty"` // empty: surplus object
+	Have   string `json:"have,omitempty"` // empty: missing object
 }
 
 func (d Drift) String() string {

@@ -33,8 +33,9 @@ const patience = 10 * time.Second
 //	GET /counters             what the data plane has counted
 //	GET /explain?…            what happens to a packet, see packet
 //	GET /status               how programming goes, a Report
+//	GET /audit                what in the kernel is not as it should be, an Audited
 //
-// With format=json the first three answer in JSON, as the last always does.
+// With format=json the first three answer in JSON, as the others always do.
 type controlServer struct {
 	engine  *Engine
 	path    string // of the socket; empty: none
@@ -72,6 +73,7 @@ func (e *Engine) newControl(path string) *controlServer {
 	mux.HandleFunc("GET /counters", c.counters)
 	mux.HandleFunc("GET /explain", c.explain)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, true, e.report()) })
+	mux.HandleFunc("GET /audit", c.audit)
 	c.http.Handler, c.http.ReadHeaderTimeout = mux, patience
 	return c
 }
@@ -209,6 +211,22 @@ func (d dumped) String() string {
 		text.WriteString("# " + o + "\n")
 	}
 	return text.String()
+}
+
+// audit may take longer than other questions: it reads all that the kernel holds.
+func (c *controlServer) audit(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), c.engine.options.HealthTimeout/2)
+	defer cancel()
+	var a Audited
+	err := c.engine.Do(ctx, func(ctx context.Context, _ View) (err error) {
+		a, err = c.engine.auditNow(ctx)
+		return err
+	})
+	if err != nil {
+		http.Error(w, "the kernel could not be compared: "+err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	answer(w, true, a)
 }
 
 func (c *controlServer) explain(w http.ResponseWriter, r *http.Request) {

@@ -15,7 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
@@ -38,9 +37,11 @@ type Options struct {
 	// Once ends Run when all has been programmed for the first time, or cannot be. Nobody is served:
 	// another process may do that.
 	Once bool
-	// AuditInterval is the time between two comparisons of the kernel with the State; 0: one second.
-	// Where comparisons take long they are made less often, so that they cost a fiftieth of one CPU.
+	// AuditInterval is the time between two comparisons of the kernel with the State; 0: half a second.
+	// Where comparisons take long they are made less often, so that they cost a hundredth of one CPU.
 	AuditInterval time.Duration
+	// Foreign tells what others change in the kernel: the next comparison comes at once then. nil: nobody tells.
+	Foreign <-chan dataplane.Foreign
 	// MaxRest is how long a change may have to wait at most because programming the last ones took much
 	// processor time; 0: it never has to. Where programming is quick no change ever waits.
 	MaxRest time.Duration
@@ -65,16 +66,11 @@ type Options struct {
 }
 
 const (
-	auditInterval = time.Second
-	maxAuditRest  = 30 * time.Second
+	auditInterval = 500 * time.Millisecond
 	healthTimeout = time.Minute
 	// After an error the next attempt waits from the first to the second of these.
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = 30 * time.Second
-	// driftMemory is how long a drift that comes again is not logged again, and maxDrifts how many
-	// are logged in that time.
-	driftMemory = 10 * time.Minute
-	maxDrifts   = 20
 	// onceAttempts is how often Once tries.
 	onceAttempts = 4
 )
@@ -106,9 +102,7 @@ type Engine struct {
 	partial bool         // some rows are not in force, but the next change may come
 	retryAt time.Time    // when dirty or partial
 	backoff time.Duration
-	auditAt time.Time
-	audits  budget
-	drifts  map[string]time.Time // logged lately
+	audits  audits
 
 	changes budget
 	restEnd time.Time     // changes are gathered until then
@@ -146,8 +140,7 @@ func New(o Options) *Engine {
 		stopped:  make(chan struct{}),
 		started:  time.Now(),
 		dirty:    true,
-		audits:   budget{share: 50, credit: time.Minute, longest: maxAuditRest},
-		drifts:   map[string]time.Time{},
+		audits:   newAudits(),
 		changes:  budget{share: 32, credit: 250 * time.Millisecond, free: 4 * time.Millisecond},
 	}
 	e.status.set(Status{NodeEligible: true})
@@ -181,6 +174,9 @@ func (e *Engine) loop(ctx context.Context) error {
 		}
 		if turn.arrived {
 			e.gather(turn.batch)
+		}
+		if turn.foreign != nil {
+			e.audits.hear(*turn.foreign)
 		}
 		if e.mustTurn(turn) {
 			err = e.turn(ctx)
@@ -216,8 +212,9 @@ func (e *Engine) turn(ctx context.Context) error {
 // turn is why the loop goes round.
 type turn struct {
 	batch   service.Batch
-	arrived bool     // the batch, rather than that something ended the wait
-	request *request // nil: none
+	arrived bool               // the batch, rather than that something ended the wait
+	request *request           // nil: none
+	foreign *dataplane.Foreign // change of the kernel; nil: none
 }
 
 // next waits for a batch, for a request, or until something is due.
@@ -233,26 +230,30 @@ func (e *Engine) next(ctx context.Context) (turn, error) {
 	}
 	wait, end := e.wait(ctx)
 	defer end()
-	requests := e.requests
+	requests, foreign := e.requests, e.options.Foreign
 	if e.state == nil {
 		requests = nil
 	}
-	asked := make(chan *request, 1)
+	if e.audits.heard() { // which is enough to look: others are taken then
+		foreign = nil
+	}
+	woken := make(chan turn, 1)
 	go func() {
-		defer close(asked)
+		defer end()
+		var t turn
 		select {
-		case r := <-requests:
-			asked <- r
-			end()
-		case r := <-e.orders:
-			asked <- r
-			end()
+		case t.request = <-requests:
+		case t.request = <-e.orders:
+		case f := <-foreign:
+			t.foreign = &f
 		case <-wait.Done():
 		}
+		woken <- t
 	}()
 	batch, err := e.options.Source.Next(wait)
 	end()
-	t := turn{batch: batch, arrived: err == nil, request: <-asked}
+	t := <-woken
+	t.batch, t.arrived = batch, err == nil
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		err = nil // by the contract of Next nothing is lost
 	}
@@ -269,7 +270,7 @@ func (e *Engine) wait(ctx context.Context) (context.Context, context.CancelFunc)
 
 // due is when the loop has to go round even if nothing changes.
 func (e *Engine) due() time.Time {
-	due := e.auditAt
+	due := e.audits.due
 	if e.dirty || e.partial {
 		due = e.retryAt
 	}
@@ -333,7 +334,7 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 	case !change.Empty():
 		err = e.apply(ctx, change)
 	}
-	if err == nil && !e.partial && !now.Before(e.auditAt) {
+	if err == nil && !e.partial && !now.Before(e.audits.due) {
 		err = e.audit(ctx)
 	}
 	if err != nil {
@@ -372,55 +373,9 @@ func (e *Engine) sync(ctx context.Context, level slog.Level) error {
 	e.status.programmed(now, false) // who has read the line finds it there
 	e.options.Log.Log(ctx, level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
 		"took", now.Sub(start))
-	e.auditAt = now.Add(e.options.AuditInterval)
+	e.audits.due = now.Add(e.options.AuditInterval)
 	debug.FreeOSMemory() // reading and programming everything takes several times what remains
 	return nil
-}
-
-// audit compares the kernel with the State, and repairs what somebody else has done to it.
-func (e *Engine) audit(ctx context.Context) error {
-	start := time.Now()
-	defer func() { e.scheduleAudit(time.Since(start)) }()
-	look, end := context.WithTimeout(ctx, e.options.HealthTimeout/2) // nobody knows of changes that come meanwhile
-	defer end()
-	drifts, err := e.options.Plane.Audit(look, e.state)
-	e.round.Audited = time.Since(start)
-	if err != nil || len(drifts) == 0 {
-		return err
-	}
-	e.logDrifts(drifts)
-	e.round.Drifts = drifts
-	e.status.drifted(len(drifts))
-	return e.sync(ctx, slog.LevelDebug)
-}
-
-// scheduleAudit keeps audits, with their repairs, to a share of one CPU.
-func (e *Engine) scheduleAudit(took time.Duration) {
-	rest := max(e.options.AuditInterval, e.audits.rest(took))
-	e.auditAt = time.Now().Add(rest)
-}
-
-// logDrifts logs what it has not logged lately: somebody may undo every repair. Of many it logs some
-// and their number.
-func (e *Engine) logDrifts(drifts []dataplane.Drift) {
-	const message = "the kernel was changed by somebody else; repairing"
-	now := time.Now()
-	maps.DeleteFunc(e.drifts, func(_ string, at time.Time) bool { return now.Sub(at) > driftMemory })
-	more := 0
-	for _, d := range drifts {
-		text := d.String()
-		switch _, known := e.drifts[text]; {
-		case known:
-		case len(e.drifts) == maxDrifts:
-			more++
-		default:
-			e.drifts[text] = now
-			e.options.Log.Warn(message, "drift", text)
-		}
-	}
-	if more > 0 {
-		e.options.Log.Warn(message, "more", more)
-	}
 }
 
 func (e *Engine) failed(ctx context.Context, err error) {

@@ -371,9 +371,9 @@ func TestEngine_slowAuditsAreRare(t *testing.T) {
 		times    int
 		min, max int // audits in an hour
 	}{
-		{0, 0, 3500, 3610},
-		{time.Second, 1, 3500, 3610}, // a single one delays nothing
-		{200 * time.Millisecond, 1 << 30, 340, 370},
+		{0, 0, 7000, 7210},
+		{time.Second, 1, 7000, 7210}, // a single one delays nothing
+		{200 * time.Millisecond, 1 << 30, 175, 190},
 		{10 * time.Second, 1 << 30, 80, 95}, // not rarer than this
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -42,10 +42,11 @@ type Round struct {
 	Happened []Happening
 	// Arrived are the times when those batches came that the kernel now follows.
 	Arrived []time.Time
-	Audited time.Duration     // how long the audit took; 0: there was none
-	Drifts  []dataplane.Drift // that it found; they are repaired
-	Refused []Refusal         // servers that cannot be opened, each said once
-	Status  Status            // after it
+	Audited time.Duration       // how long the audit took; 0: there was none
+	Drifts  []dataplane.Drift   // that it found; they are repaired
+	Foreign []dataplane.Foreign // changes of others before it, of which the kernel has told
+	Refused []Refusal           // servers that cannot be opened, each said once
+	Status  Status              // after it
 }
 
 // Refusal is a server of health checks that cannot be opened. It is tried again.

@@ -29,6 +29,15 @@ func NewState() *State {
 	}
 }
 
+// Rows is how many rows there are that say what becomes of packets, backends included.
+func (s *State) Rows() int {
+	n := len(s.Frontends) + len(s.Pools) + len(s.Guards)
+	for _, p := range s.Pools {
+		n += len(p.Backends)
+	}
+	return n
+}
+
 // Health is what the health check server on one of the node's addresses and ports answers.
 type Health struct {
 	Service string // namespace/name

@@ -5,11 +5,12 @@
 //	explain  why does a packet go where it goes?
 //	dump     the rows
 //	status   how the running proxy does
+//	audit    what in the kernel is not as it should be
 //	clean    delete all that run, or kube-proxy, has made
 //	config   the configuration that results from files and flags
 //	version  which Fairlead this is
 //
-// Exit status: 0 all is well, 1 it found something (no route for a packet, ill health) or failed, 2 bad usage or input.
+// Exit status: 0 all is well, 1 it found something (no route for a packet, ill health, a difference) or failed, 2 bad usage or input.
 package main
 
 import (
@@ -102,7 +103,7 @@ func root() *cobra.Command {
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(runCommand(), demoCommand(), explainCommand(), dumpCommand(), statusCommand(),
-		cleanCommand(), configCommand(), versionCommand())
+		auditCommand(), cleanCommand(), configCommand(), versionCommand())
 	c.SetVersionTemplate(version.Line("fairlead") + "\n")
 	return c
 }

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"fairlead.dev/fairlead/daemon"
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
+)
+
+func auditCommand() *cobra.Command {
+	var i inspection
+	c := &cobra.Command{
+		Use:   "audit",
+		Short: "compare every row with the kernel, and say what is missing, foreign or wrong",
+		Long: "audit has the running proxy compare every row with what the kernel holds, now, and prints each difference in a\n" +
+			"line. The proxy repairs it, as it does what it finds by itself. With --manifests it compares the kernel with\n" +
+			"what these mean, and repairs nothing; no proxy need run. Exit status 1: there is a difference.",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return i.audit(c.Context()) },
+	}
+	i.addOfflineTo(c.Flags())
+	return c
+}
+
+func (i *inspection) audit(ctx context.Context) error {
+	if err := i.check(); err != nil {
+		return err
+	}
+	ask := i.askAudit
+	if i.isOffline() {
+		ask = i.auditOffline
+	}
+	found, err := ask(ctx)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(found.Drifts, func(a, b dataplane.Drift) int { return strings.Compare(a.String(), b.String()) })
+	return errors.Join(i.print(found), found.exit())
+}
+
+// askAudit has the running proxy look.
+func (i *inspection) askAudit(ctx context.Context) (a audited, err error) {
+	answer, err := i.answer(ctx, "/audit")
+	if errors.Is(err, errNoProxy) {
+		return a, misused(fmt.Errorf("%w, or name --manifests", err))
+	}
+	if err != nil {
+		return a, failed(err)
+	}
+	if err := json.Unmarshal(answer, &a.Audited); err != nil {
+		return a, failed(fmt.Errorf("the proxy's answer: %w", err))
+	}
+	return a, nil
+}
+
+// auditOffline looks itself.
+func (i *inspection) auditOffline(ctx context.Context) (a audited, err error) {
+	table, err := i.offline(ctx)
+	if err != nil {
+		return a, err
+	}
+	c, err := i.flags.Load()
+	if err != nil {
+		return a, misused(err)
+	}
+	a.offline = true
+	a.Audited, err = daemon.Audit(ctx, c, table, daemon.NewLogs(io.Discard).Logger())
+	return a, failed(err)
+}
+
+// audited is an Audited for people.
+type audited struct {
+	engine.Audited
+	offline bool // nobody repairs
+}
+
+// exit is exit status 1 if there is a difference.
+func (a audited) exit() error {
+	if len(a.Drifts) == 0 {
+		return nil
+	}
+	return exitError{status: exitFound}
+}
+
+// String has one line for each difference, and one about all.
+func (a audited) String() string {
+	var text strings.Builder
+	for _, d := range a.Drifts {
+		fmt.Fprintln(&text, d)
+	}
+	for _, f := range a.Foreign {
+		fmt.Fprintf(&text, "the kernel tells: %s\n", f)
+	}
+	fmt.Fprintf(&text, "%d rows compared with the data plane %s in %s: %s\n",
+		a.Rows, a.Plane, a.Took.Round(100*time.Microsecond), a.result())
+	return text.String()
+}
+
+func (a audited) result() string {
+	switch n := len(a.Drifts); {
+	case n == 0:
+		return "no difference"
+	case a.offline:
+		return fmt.Sprintf("%d differences", n)
+	case a.Repaired:
+		return fmt.Sprintf("%d differences, repaired", n)
+	default:
+		return fmt.Sprintf("%d differences; repairing them failed and is tried again: %s", n, a.Error)
+	}
+}

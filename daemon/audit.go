@@ -1,0 +1,58 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/service"
+)
+
+// Audit compares what the data plane that is found in the kernel holds with the rows of a Table, without a daemon and
+// without a change.
+func Audit(ctx context.Context, c *config.Config, t *service.Table, log *slog.Logger) (a engine.Audited, err error) {
+	found, err := settingsFound(planeIn(c))
+	if err != nil {
+		return a, err
+	}
+	o, err := found.openItself(dataplane.Config{Log: log})
+	if err != nil {
+		return a, permitted(err)
+	}
+	defer func() { err = errors.Join(err, o.Close()) }()
+	state, _, _ := t.Update(service.Batch{})
+	a = engine.Audited{Plane: found.name, Rows: state.Rows(), Drifts: []dataplane.Drift{}}
+	start := time.Now()
+	drifts, err := o.Audit(dataplane.Thoroughly(ctx), state)
+	a.Drifts, a.Took = append(a.Drifts, drifts...), time.Since(start)
+	return a, err
+}
+
+// settingsFound are those of the configuration, for the plane whose rules are in the kernel.
+func settingsFound(s planeSettings) (planeSettings, error) {
+	var names []string
+	for _, p := range planes() {
+		left, err := p.traces()
+		if err != nil {
+			return s, fmt.Errorf("look for the data plane %s: %w", p.name, permitted(err))
+		}
+		if left.Rules {
+			names = append(names, p.name)
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return s, errors.New("the kernel holds no data plane's rules")
+	case names[len(names)-1] == ebpfPlane: // beside it may be what serves the rest
+		return s, errors.New("what the data plane ebpf holds only its own process can read; ask it, without --manifests")
+	case len(names) > 1:
+		return s, fmt.Errorf("the kernel holds rules of several data planes (%v), of which one will go; try again", names)
+	}
+	s.name = names[0]
+	return s, nil
+}

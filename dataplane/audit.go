@@ -1,0 +1,55 @@
+package dataplane
+
+import (
+	"context"
+	"fmt"
+	"strings"
+)
+
+// Foreign is a change of the kernel that somebody else has made, as the kernel tells it.
+type Foreign struct {
+	What    string `json:"what"`              // was changed, in the kernel's words
+	Process string `json:"process,omitempty"` // name of the process that did; empty: the kernel does not tell
+	PID     int    `json:"pid,omitempty"`     // its number; 0: the kernel does not tell
+}
+
+// String names what was changed, and who did.
+func (f Foreign) String() string {
+	if f.By() == "" {
+		return f.What
+	}
+	return f.What + " by " + f.By()
+}
+
+// By is who changed it; empty if that is not known.
+func (f Foreign) By() string {
+	switch {
+	case f.PID == 0:
+		return f.Process
+	case f.Process == "":
+		return fmt.Sprintf("process %d", f.PID)
+	}
+	return fmt.Sprintf("%s (process %d)", f.Process, f.PID)
+}
+
+// By are all that changed something, each once; empty if nobody is known.
+func By(all []Foreign) string {
+	var names []string
+	seen := map[string]bool{"": true}
+	for _, f := range all {
+		if by := f.By(); !seen[by] {
+			seen[by] = true
+			names = append(names, by)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+type thorough struct{}
+
+// Thoroughly has Audit, if it is called with that context, compare every row with the kernel: neither some of them,
+// as chance has it, nor only what the kernel says somebody has touched.
+func Thoroughly(ctx context.Context) context.Context { return context.WithValue(ctx, thorough{}, true) }
+
+// Thorough reports whether Audit shall compare every row.
+func Thorough(ctx context.Context) bool { return ctx.Value(thorough{}) != nil }

@@ -1,0 +1,147 @@
+// Package foreign hears from the kernel that somebody changes what data planes have made, and who does. What it
+// tells is an occasion to look, not the truth: the kernel may drop what nobody reads in time.
+//
+//	nf_tables ── transactions, with process ──────┐
+//	rtnetlink ── rules, routes, links deleted ────┼─► is it of a plane? by this process? ─► Changes ─► engine: Audit
+//	kernel audit ── x_tables replaced, with process ┘
+//
+// One Watch serves whatever plane is in force. The kernel tells nothing of IPVS and of eBPF maps: those are found by
+// looking.
+package foreign
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+)
+
+// Watch tells of changes in the network namespace of the thread that made it.
+type Watch struct {
+	changes chan dataplane.Foreign
+	self    self
+	sockets []*nl.NetlinkSocket
+	closing chan struct{}
+	running sync.WaitGroup
+}
+
+const (
+	// told is how many changes wait for the reader. What is beyond is no news: he will look anyway.
+	told = 64
+	// buffer is what one transaction of ours may fill; when it is full, that counts as a change.
+	buffer = 4 << 20
+	// pause is how long a socket that fails is left alone.
+	pause = time.Second
+)
+
+// Open begins to listen. What the kernel, or our rights, do not allow is left out; the error says what, and the Watch
+// tells of the rest.
+func Open() (*Watch, error) {
+	w := &Watch{changes: make(chan dataplane.Foreign, told), self: whoWeAre(), closing: make(chan struct{})}
+	return w, errors.Join(
+		w.listen("changes of nf_tables", unix.NETLINK_NETFILTER, w.ruleset(), unix.NFNLGRP_NFTABLES),
+		w.listen("changes of routing", unix.NETLINK_ROUTE, w.routing, unix.RTNLGRP_LINK,
+			unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+			unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE),
+		w.listen("the kernel's audit records", unix.NETLINK_AUDIT, w.records, unix.AUDIT_NLGRP_READLOG),
+	)
+}
+
+// Changes are those of others, as they come.
+func (w *Watch) Changes() <-chan dataplane.Foreign { return w.changes }
+
+// Close ends the listening.
+func (w *Watch) Close() {
+	close(w.closing)
+	for _, s := range w.sockets {
+		s.Close()
+	}
+	w.running.Wait()
+}
+
+func (w *Watch) listen(what string, protocol int, hear func(syscall.NetlinkMessage), groups ...uint) error {
+	s, err := nl.Subscribe(protocol, groups...)
+	if err != nil {
+		return fmt.Errorf("hear of %s: %w", what, err)
+	}
+	if s.SetReceiveBufferSize(buffer, true) != nil {
+		_ = s.SetReceiveBufferSize(buffer, false) // the system's limit is enough for most
+	}
+	w.sockets = append(w.sockets, s)
+	w.running.Go(func() { w.read(s, what, hear) })
+	return nil
+}
+
+// read hears messages until the socket is closed.
+func (w *Watch) read(s *nl.NetlinkSocket, what string, hear func(syscall.NetlinkMessage)) {
+	for {
+		messages, _, err := s.Receive()
+		if errors.Is(err, unix.ENOBUFS) {
+			w.tell(dataplane.Foreign{What: "more than could be followed of " + what})
+		} else if err != nil {
+			select {
+			case <-w.closing:
+				return
+			case <-time.After(pause):
+			}
+		}
+		for _, m := range messages {
+			hear(m)
+		}
+	}
+}
+
+// tell does not wait for the reader.
+func (w *Watch) tell(f dataplane.Foreign) {
+	select {
+	case w.changes <- f:
+	default:
+	}
+}
+
+// self tells this process from others.
+type self struct {
+	comm    string
+	initial bool // the numbers of processes that the kernel tells are those that we see
+}
+
+// initialPIDs is the number of the first namespace of processes (PROC_PID_INIT_INO in the kernel's
+// include/linux/proc_ns.h).
+const initialPIDs = "pid:[4026531836]"
+
+func whoWeAre() self {
+	comm, _ := os.ReadFile("/proc/self/comm") // without it all are others
+	namespace, _ := os.Readlink("/proc/self/ns/pid")
+	return self{strings.TrimSpace(string(comm)), namespace == initialPIDs}
+}
+
+// is reports whether a process is this one. The number may be that of one of its threads. In a container of its own it
+// does not know its number, and goes by its name.
+func (s self) is(f dataplane.Foreign) bool {
+	if f.Process != s.comm {
+		return false
+	}
+	if !s.initial {
+		return true
+	}
+	_, err := os.Stat("/proc/self/task/" + strconv.Itoa(f.PID))
+	return err == nil
+}
+
+// named finds the name of a process that is still there.
+func (s self) named(f dataplane.Foreign) dataplane.Foreign {
+	comm, err := os.ReadFile("/proc/" + strconv.Itoa(f.PID) + "/comm")
+	if err == nil {
+		f.Process = strings.TrimSpace(string(comm))
+	}
+	return f
+}

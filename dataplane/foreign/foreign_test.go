@@ -1,0 +1,127 @@
+package foreign
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/testbed/nstest"
+)
+
+const patience = 20 * time.Second
+
+// run runs a command in the namespace of the calling thread.
+func run(t *testing.T, words ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), words[0], words[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v %s", strings.Join(words, " "), err, out)
+	}
+}
+
+// open listens. Without the right to read audit records it hears the rest.
+func open(t *testing.T) *Watch {
+	w, err := Open()
+	if err != nil && !strings.Contains(err.Error(), "audit records") {
+		t.Skip(err)
+	}
+	t.Cleanup(w.Close)
+	return w
+}
+
+// next is the next change that others than this process make.
+func (w *Watch) next(t *testing.T) dataplane.Foreign {
+	t.Helper()
+	select {
+	case f := <-w.changes:
+		return f
+	case <-time.After(patience):
+		t.Fatal("nobody tells")
+	}
+	return dataplane.Foreign{}
+}
+
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	nstest.Run(t, func(t *testing.T) {
+		run(t, "ip", "link", "set", "lo", "up")
+		w := open(t)
+		for _, c := range []struct{ before, act, what, who string }{
+			{"nft add table ip mine", "nft add table ip fairlead", "added table ip fairlead", "nft"},
+			{"", "nft add chain ip fairlead services", "added chain services of table ip fairlead", "nft"},
+			{"", "nft add rule ip fairlead services drop", "added a rule of chain services of table ip fairlead", "nft"},
+			{"", "nft add set ip fairlead s { type ipv4_addr; }", "added set s of table ip fairlead", "nft"},
+			{"", "nft add element ip fairlead s { 10.0.0.1, 10.0.0.2 }", "added an element of set s of table ip fairlead", "nft"},
+			{"", "nft flush ruleset", "deleted table ip fairlead", "nft"},
+			{
+				"ip route add local 10.96.0.0/16 dev lo table local proto 250",
+				"ip route del local 10.96.0.0/16 dev lo table local", "deleted route 10.96.0.0/16", "ip",
+			},
+			{
+				"ip rule add fwmark 1 lookup 17985 priority 99 protocol 250",
+				"ip rule del priority 99", "deleted rule 99", "ip",
+			},
+		} {
+			if c.before != "" {
+				run(t, strings.Fields(c.before)...)
+			}
+			run(t, strings.Fields(c.act)...)
+			f := w.next(t)
+			if !strings.HasPrefix(f.What, c.what) {
+				t.Errorf("%s: %+v", c.act, f)
+			}
+			if c.who == "nft" && (f.Process != c.who || f.PID == 0) || c.who == "ip" && f.PID == 0 {
+				t.Errorf("%s: made by %+v", c.act, f)
+			}
+		}
+	})
+}
+
+// What this process does is no news, of whatever thread, and what others do to tables of others neither.
+func TestWatch_ownChanges(t *testing.T) {
+	t.Parallel()
+	nstest.Run(t, func(t *testing.T) {
+		w := open(t)
+		comm, err := os.ReadFile("/proc/self/comm")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := nfnetlink.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		e := s.Begin()
+		start := e.Message(nfnetlink.NFTables, 0x400, 2) // NFT_MSG_NEWTABLE, NLM_F_CREATE, NFPROTO_IPV4
+		e.Text(1, "fairlead")
+		e.Finish(start)
+		if err := s.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		run(t, "nft", "add", "table", "ip", "others")
+		run(t, "nft", "delete", "table", "ip", "fairlead")
+		if f := w.next(t); f.What != "deleted table ip fairlead" || f.Process == strings.TrimSpace(string(comm)) {
+			t.Errorf("%+v", f)
+		}
+	})
+}
+
+func TestReplaced(t *testing.T) {
+	const line = `audit(1700000000.123:45): table=nat:7 family=10 entries=6 op=xt_replace pid=321 ` +
+		`subj=unconfined comm="ip6tables-legac"`
+	want := dataplane.Foreign{What: "replaced table nat of ip6tables", Process: "ip6tables-legac", PID: 321}
+	if f, ok := replaced(line); !ok || f != want {
+		t.Errorf("%+v %v", f, ok)
+	}
+	for _, other := range []string{
+		"", "audit(1:2): table=nat:7 family=2 entries=1 op=nft_register_rule pid=1 comm=\"nft\"",
+		"audit(1:2): table=mangle:7 family=2 entries=1 op=xt_replace pid=1 comm=\"x\"",
+	} {
+		if f, ok := replaced(other); ok {
+			t.Errorf("%s: %+v", other, f)
+		}
+	}
+}

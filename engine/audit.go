@@ -1,0 +1,178 @@
+package engine
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+)
+
+// The kernel is compared with the State once in an interval, and at once when it tells that somebody else has
+// changed something. That must not let others make a node busy who undo every repair, so that comparisons and repairs
+// together have a budget.
+//
+//	interval is over ─┐
+//	Options.Foreign ──┴─► Plane.Audit ─► drifts ─► log, Round, Status ─► Plane.Sync
+//	GET /audit ─► the same, of every row
+
+const (
+	maxAuditRest = 30 * time.Second
+	// auditQuiet is how long after a change of somebody else's the kernel is looked at, as he may not have finished.
+	auditQuiet = 10 * time.Millisecond
+	// driftMemory is how long a drift that comes again is not logged again, and maxDrifts how many
+	// are logged in that time.
+	driftMemory = 10 * time.Minute
+	maxDrifts   = 20
+	// maxForeign is of how many changes it is said who made them.
+	maxForeign = 16
+)
+
+// audits say when the next one is due, and what is known of what it will find.
+type audits struct {
+	due     time.Time
+	floor   time.Time // not earlier, whatever others do: the ones before have had their share
+	budget  budget
+	logged  map[string]time.Time // drifts, lately
+	foreign []dataplane.Foreign  // changes of others since the last one
+}
+
+func newAudits() audits {
+	return audits{
+		budget: budget{share: 100, credit: time.Minute, longest: maxAuditRest},
+		logged: map[string]time.Time{},
+	}
+}
+
+// heard reports whether somebody else is known to have changed something since the last audit.
+func (a *audits) heard() bool { return len(a.foreign) > 0 }
+
+// hear has the next audit come soon.
+func (a *audits) hear(f dataplane.Foreign) {
+	a.note(f)
+	if soon := later(a.floor, time.Now().Add(auditQuiet)); soon.Before(a.due) {
+		a.due = soon
+	}
+}
+
+func (a *audits) note(f dataplane.Foreign) {
+	if len(a.foreign) < maxForeign {
+		a.foreign = append(a.foreign, f)
+	}
+}
+
+// gather notes what has been told meanwhile.
+func (a *audits) gather(told <-chan dataplane.Foreign) {
+	for {
+		select {
+		case f := <-told:
+			a.note(f)
+		default:
+			return
+		}
+	}
+}
+
+// schedule keeps audits, with their repairs, to a share of one CPU.
+func (a *audits) schedule(took, interval time.Duration) {
+	now := time.Now()
+	a.floor = now.Add(a.budget.rest(took))
+	a.due = later(a.floor, now.Add(interval))
+	a.foreign = nil
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// audit compares the kernel with the State, and repairs what somebody else has done to it.
+func (e *Engine) audit(ctx context.Context) error {
+	start := time.Now()
+	defer func() { e.audits.schedule(time.Since(start), e.options.AuditInterval) }()
+	e.audits.gather(e.options.Foreign)
+	look, end := context.WithTimeout(ctx, e.options.HealthTimeout/2) // nobody knows of changes that come meanwhile
+	defer end()
+	drifts, err := e.options.Plane.Audit(look, e.state)
+	e.round.Audited = time.Since(start)
+	if err != nil || len(drifts) == 0 {
+		return err
+	}
+	return e.repair(ctx, drifts)
+}
+
+// repair tells of what an audit has found, and mends it.
+func (e *Engine) repair(ctx context.Context, drifts []dataplane.Drift) error {
+	e.audits.gather(e.options.Foreign)
+	e.round.Drifts, e.round.Foreign = drifts, e.audits.foreign
+	e.logDrifts(drifts)
+	e.status.drifted(len(drifts))
+	return e.sync(ctx, slog.LevelDebug)
+}
+
+// logDrifts logs what it has not logged lately: somebody may undo every repair. Of many it logs some
+// and their number.
+func (e *Engine) logDrifts(drifts []dataplane.Drift) {
+	const message = "the kernel was changed by somebody else; repairing"
+	now, logged := time.Now(), e.audits.logged
+	maps.DeleteFunc(logged, func(_ string, at time.Time) bool { return now.Sub(at) > driftMemory })
+	log := e.options.Log
+	if by := dataplane.By(e.audits.foreign); by != "" {
+		log = log.With("by", by)
+	}
+	more := 0
+	for _, d := range drifts {
+		text := d.String()
+		switch _, known := logged[text]; {
+		case known:
+		case len(logged) == maxDrifts:
+			more++
+		default:
+			logged[text] = now
+			log.Warn(message, "drift", text)
+		}
+	}
+	if more > 0 {
+		log.Warn(message, "more", more)
+	}
+}
+
+// Audited is what "fairlead audit" tells.
+type Audited struct {
+	Plane    string              `json:"plane,omitempty"`
+	Rows     int                 `json:"rows"` // of the State, backends included, that were compared
+	Took     time.Duration       `json:"took"` // nanoseconds, for the comparison
+	Drifts   []dataplane.Drift   `json:"drifts"`
+	Foreign  []dataplane.Foreign `json:"foreign,omitempty"` // changes of others that the kernel has told of
+	Repaired bool                `json:"repaired"`          // all of it
+	Error    string              `json:"error,omitempty"`   // why it is not
+}
+
+// auditNow compares every row, and repairs what differs. The goroutine of Run calls it between two batches.
+func (e *Engine) auditNow(ctx context.Context) (Audited, error) {
+	a := Audited{Rows: e.state.Rows(), Drifts: []dataplane.Drift{}}
+	if e.options.About != nil {
+		a.Plane = e.options.About().Plane
+	}
+	start := time.Now()
+	defer func() { e.audits.schedule(time.Since(start), e.options.AuditInterval) }()
+	drifts, err := e.options.Plane.Audit(dataplane.Thoroughly(ctx), e.state)
+	a.Took = time.Since(start)
+	if err != nil || len(drifts) == 0 {
+		return a, err
+	}
+	e.round.Audited = a.Took
+	err = e.repair(ctx, drifts)
+	if err != nil {
+		e.failed(ctx, err)
+		a.Error = err.Error()
+	} else {
+		e.dirty, e.partial, e.backoff = false, false, 0
+	}
+	a.Drifts, a.Foreign, a.Repaired = drifts, e.round.Foreign, err == nil
+	e.observe(err)
+	return a, nil
+}
