@@ -75,7 +75,7 @@ func defaultFairlead() FairleadConfiguration {
 	return FairleadConfiguration{
 		TypeMeta:        metav1.TypeMeta{Kind: FairleadKind, APIVersion: FairleadAPIVersion},
 		ControlSocket:   "/run/fairlead/fairlead.sock",
-		AuditInterval:   metav1.Duration{Duration: time.Second},
+		AuditInterval:   metav1.Duration{Duration: time.Second / 2},
 		TakeOver:        TakeOverRemove,
 		IPVSAddressMode: IPVSAddressesByCIDR,
 		EBPF: EBPF{
