@@ -150,16 +150,24 @@ func TestDial_nextBackend(t *testing.T) {
 	}
 }
 
-// TestBridge has a client on a bridge that does not ask netfilter.
+// TestBridge has a client on a bridge that asks netfilter, and one on a bridge that does not.
 func TestBridge(t *testing.T) {
-	n := startOn(t, testbed.Spec{PodBridge: true}, userspace.Options{})
-	const off = "test ! -e /proc/sys/net/bridge || echo 0 > /proc/sys/net/bridge/bridge-nf-call-iptables"
-	if out, err := n.bed.Command(t.Context(), testbed.Node, "sh", "-c", off).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	n.sync("tcp", "10.244.1.11:8080")
-	if who := n.answers(model.TCP); who != "pod-a" {
-		t.Fatalf("%s", who)
+	for _, asks := range []string{"0", "1"} {
+		t.Run("bridge-nf-call-iptables="+asks, func(t *testing.T) {
+			n := startOn(t, testbed.Spec{PodBridge: true}, userspace.Options{})
+			set := "test ! -e /proc/sys/net/bridge || echo " + asks + " > /proc/sys/net/bridge/bridge-nf-call-iptables"
+			if out, err := n.bed.Command(t.Context(), testbed.Node, "sh", "-c", set).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			n.sync("tcp", "10.244.1.11:8080")
+			if who := n.answers(model.TCP); who != "pod-a" {
+				t.Errorf("%s", who)
+			}
+			n.sync("udp", "10.244.1.11:5353")
+			if who := n.answers(model.UDP); who != "pod-a" {
+				t.Errorf("%s", who)
+			}
+		})
 	}
 }
 
@@ -474,6 +482,9 @@ func TestAudit_routing(t *testing.T) {
 }
 
 func TestSync_withoutSCTP(t *testing.T) {
+	if testbed.HasProtocol(model.SCTP) {
+		t.Skip("this kernel has it")
+	}
 	n := start(t, userspace.Options{})
 	s, err := model.ParseState("pool default/web cluster\nbackend default/web cluster 10.244.1.11:8080\n" +
 		"frontend 10.96.0.10:80/tcp any forward default/web cluster snat always\n" +
@@ -481,7 +492,7 @@ func TestSync_withoutSCTP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = "frontend 10.96.0.10:7000/sctp any of default/web: mode userspace has no SCTP; use another mode"
+	const want = "frontend 10.96.0.10:7000/sctp any of default/web: this kernel has no SCTP"
 	if err := n.plane.Sync(t.Context(), s); !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v", err)
 	}

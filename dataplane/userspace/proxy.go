@@ -7,11 +7,13 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -21,11 +23,15 @@ type proxy struct {
 	sockets namespace.Namespace
 	rows    *directory
 	flows   *flows
-	ends    []origination   // of both families
-	context context.Context // ends with the proxy
-	stop    context.CancelFunc
-	group   sync.WaitGroup // all goroutines
-	buffers sync.Pool      // of *[bufferSize]byte
+	ends    []origination // of both families
+	// redirections are the sockets for what TPROXY cannot lead here, disguise what connects from the own address.
+	redirections []*redirection
+	disguise     *disguise
+	tracking     *tracking
+	context      context.Context // ends with the proxy
+	stop         context.CancelFunc
+	group        sync.WaitGroup // all goroutines
+	buffers      sync.Pool      // of *[bufferSize]byte
 
 	connections atomic.Int64 // open ones of TCP
 	mu          sync.Mutex
@@ -52,6 +58,26 @@ func newProxy(o Options, sockets namespace.Namespace) *proxy {
 // takes ports by itself, and the same in each process, so that the next one finds rules that fit.
 const firstPort = 17985
 
+// ask opens what asks the kernel of connections. The caller is in the right namespace.
+func (p *proxy) ask() (err error) {
+	if p.disguise.conn, err = nfnetlink.Dial(); err != nil {
+		return err
+	}
+	conn, err := nfnetlink.Dial()
+	p.tracking = &tracking{conn: conn}
+	return err
+}
+
+// listenIn opens all sockets of one family, by its number. The caller is in the right namespace.
+func (p *proxy) listenIn(family int) (at listening, err error) {
+	loopback := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}[family]
+	if at.ports, err = p.listen(loopback); err != nil {
+		return at, err
+	}
+	at.redirectPorts, err = p.listenRedirected(loopback.Is6())
+	return at, err
+}
+
 // listen opens the sockets of one family, all or none, and serves them. The caller is in the right namespace.
 func (p *proxy) listen(a netip.Addr) (at ports, err error) {
 	var ends []origination
@@ -68,7 +94,7 @@ func (p *proxy) listen(a netip.Addr) (at ports, err error) {
 		at[o] = uint16(e.tcp.Addr().(*net.TCPAddr).Port)
 	}
 	for o := range numOrigins {
-		p.group.Go(func() { p.accept(ends[o].tcp, o) })
+		p.group.Go(func() { p.accept(ends[o].tcp, o, whereTo) })
 		p.group.Go(func() { p.receive(ends[o].udp, o) })
 	}
 	p.ends = append(p.ends, ends...)
@@ -89,7 +115,7 @@ type origination struct {
 }
 
 func originate(a netip.Addr, port uint16) (origination, error) {
-	tcp, err := listenTCP(netip.AddrPortFrom(a, port))
+	tcp, err := listenTCP(netip.AddrPortFrom(a, port), transparent)
 	if err != nil {
 		return origination{}, err
 	}
@@ -106,54 +132,102 @@ func originate(a netip.Addr, port uint16) (origination, error) {
 func (p *proxy) close() {
 	p.stop()
 	closeAll(p.ends)
+	for _, r := range p.redirections {
+		r.close()
+	}
 	p.flows.endAll()
 	p.group.Wait()
+	p.disguise.close()
+	p.tracking.close()
 }
 
-// dial connects to a backend of the decision's pool, for a client. If one cannot be reached, others are tried.
-func (p *proxy) dial(d decision, client netip.AddrPort, tried []netip.AddrPort) (net.Conn, netip.AddrPort, error) {
-	err := errNoBackend
+// call is a client who is to be connected.
+type call struct {
+	decision
+	client netip.AddrPort
+}
+
+// hidden reports whether a backend is not to see who calls.
+func (c call) hidden(b model.Backend) bool { return c.masquerade(c.client.Addr(), b) }
+
+// dial connects a call to a backend of its pool, by a function for its protocol. If one cannot be reached, others are
+// tried, but none of those that were before.
+func dial[C any](p *proxy, c call, tried []netip.AddrPort, connect func(call, model.Backend) (C, error),
+) (conn C, at netip.AddrPort, err error) {
+	err = errNoBackend
 	for range p.options.Dials {
-		b, ok := d.pool.choose(client.Addr(), tried, time.Now())
+		b, ok := c.pool.choose(c.client.Addr(), tried, time.Now())
 		if !ok {
 			break
 		}
-		var conn net.Conn
-		if conn, err = p.connect(d, client, b); err == nil {
+		if conn, err = connect(c, b); err == nil {
 			return conn, b.AddrPort, nil
 		}
 		if p.context.Err() != nil {
 			break
 		}
-		d.pool.failed(b.AddrPort, time.Now())
+		c.pool.failed(b.AddrPort, time.Now())
 		tried = append(tried, b.AddrPort)
 	}
-	return nil, netip.AddrPort{}, err
+	return conn, at, err
 }
 
 var errNoBackend = errors.New("no backend is left to try")
 
-// connect opens a connection to one backend, as the client unless that is to be hidden.
-func (p *proxy) connect(d decision, client netip.AddrPort, b model.Backend) (conn net.Conn, err error) {
-	dialer := net.Dialer{Timeout: p.options.DialTimeout, Control: transparent}
-	dialer.SetMultipathTCP(false) // the address of the client has no other path
-	hide := d.masquerade(client.Addr(), b)
-	protocol := d.key.Protocol.String()
-	source := netip.AddrPortFrom(client.Addr(), 0)
-	switch {
-	case protocol == "tcp":
-		dialer.Control = outgoing
-		if !hide {
-			dialer.LocalAddr = net.TCPAddrFromAddrPort(source)
-		}
-	case !hide:
-		dialer.LocalAddr = net.UDPAddrFromAddrPort(source)
+// connectTCP and connectUDP open a connection to one backend, as the client unless that is to be hidden.
+func (p *proxy) connectTCP(c call, b model.Backend) (*net.TCPConn, error) {
+	var from net.Addr
+	if !c.hidden(b) {
+		from = net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
 	}
+	conn, err := p.connect("tcp", from, outgoing, b.AddrPort)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.TCPConn), nil
+}
+
+func (p *proxy) connectUDP(c call, b model.Backend) (*net.UDPConn, error) {
+	var from net.Addr
+	if !c.hidden(b) {
+		from = net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
+	}
+	conn, err := p.connect("udp", from, transparent, b.AddrPort)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UDPConn), nil
+}
+
+func (p *proxy) connect(protocol string, from net.Addr, control func(string, string, syscall.RawConn) error,
+	to netip.AddrPort,
+) (conn net.Conn, err error) {
+	dialer := net.Dialer{Timeout: p.options.DialTimeout, LocalAddr: from, Control: control}
+	dialer.SetMultipathTCP(false) // the address of the client has no other path
 	err = p.sockets.Do(func() (err error) {
-		conn, err = dialer.DialContext(p.context, family(protocol, b.Addr()), b.AddrPort.String())
+		conn, err = dialer.DialContext(p.context, family(protocol, to.Addr()), to.String())
 		return err
 	})
 	return conn, err
+}
+
+// enter has a client served in a goroutine of its own, or sends it away.
+func (p *proxy) enter(at packet, away func(), serve func(decision)) {
+	d, ok := p.rows.lookup(at)
+	if !ok { // the row went while the client came
+		away()
+		return
+	}
+	if p.connections.Add(1) > int64(p.options.MaxConnections) {
+		p.connections.Add(-1)
+		p.turnAway(d.key)
+		away()
+		return
+	}
+	p.group.Go(func() {
+		defer p.connections.Add(-1)
+		serve(d)
+	})
 }
 
 // turnAway counts a connection that a bound keeps out.

@@ -17,6 +17,7 @@ const (
 	routeTable   = 0x4641
 	rulePriority = 99
 	protocol     = 250 // marks our rules and routes, as other planes' ("ip route show table all proto 250")
+	ownProtocol  = 251 // marks the route of the own address; those of another plane in table local have the other number
 	loopback     = 1   // the index of lo in every network namespace
 )
 
@@ -52,10 +53,21 @@ func route(family int) *netlink.Route {
 	}
 }
 
+// ownRoute makes the own address local.
+func ownRoute(family int) *netlink.Route {
+	own := ownAddress(family == unix.AF_INET6)
+	return &netlink.Route{
+		Family: family, Dst: &net.IPNet{IP: own.AsSlice(), Mask: net.CIDRMask(own.BitLen(), own.BitLen())},
+		LinkIndex: loopback, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+		Table: unix.RT_TABLE_LOCAL, Protocol: ownProtocol,
+	}
+}
+
 // found is what the kernel holds in one family.
 type found struct {
 	rules  []netlink.Rule
 	routes []netlink.Route
+	own    []netlink.Route // that of the own address
 }
 
 func (r *routes) load(family int) (f found, err error) {
@@ -70,7 +82,12 @@ func (r *routes) load(family int) (f found, err error) {
 	if err != nil {
 		return f, fmt.Errorf("list routes: %w", err)
 	}
-	return found{rules, routes}, nil
+	own, err := r.handle.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: ownProtocol},
+		netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return f, fmt.Errorf("list local routes: %w", err)
+	}
+	return found{rules, routes, own}, nil
 }
 
 // right reports whether a rule is ours as it should be.
@@ -88,6 +105,10 @@ func (r *routes) sync(family int) error {
 	if len(have.routes) != 1 || have.routes[0].Type != unix.RTN_LOCAL {
 		errs = append(errs, r.deleteRoutes(have.routes),
 			describe("add the local route", r.handle.RouteReplace(route(family))))
+	}
+	if len(have.own) != 1 || have.own[0].Dst.String() != ownRoute(family).Dst.String() {
+		errs = append(errs, r.deleteRoutes(have.own),
+			describe("add the route of the own address", r.handle.RouteReplace(ownRoute(family))))
 	}
 	there := false
 	for i := range have.rules {
@@ -127,10 +148,15 @@ func (r *routes) audit(family int, name string) (drifts []dataplane.Drift, err e
 			Class: "routing", Object: fmt.Sprintf("%s route table %d", name, routeTable), Want: "local default dev lo",
 		})
 	}
+	if own := ownRoute(family).Dst.String(); len(have.own) != 1 || have.own[0].Dst.String() != own {
+		drifts = append(drifts, dataplane.Drift{
+			Class: "routing", Object: name + " route table local", Want: "local " + own + " dev lo",
+		})
+	}
 	return drifts, nil
 }
 
-// remove deletes all that is in the table, and the rules that lead there.
+// remove deletes all that is in the table, the rules that lead there, and the route of the own address.
 func (r *routes) remove(family int) error {
 	have, err := r.load(family)
 	if err != nil {
@@ -140,7 +166,7 @@ func (r *routes) remove(family int) error {
 	for i := range have.rules {
 		errs = append(errs, r.deleteRule(family, have.rules[i]))
 	}
-	return errors.Join(append(errs, r.deleteRoutes(have.routes))...)
+	return errors.Join(append(errs, r.deleteRoutes(have.routes), r.deleteRoutes(have.own))...)
 }
 
 func (r *routes) deleteRule(family int, rule netlink.Rule) error {

@@ -38,6 +38,7 @@ func (t *table) chains() []nf.Chain {
 			t.RejectChain(),
 			{Name: chainDeliver, Rules: []nf.Rule{t.setMark(), nf.NewRule("", nf.Accept())}},
 			{Name: chainSend, Rules: []nf.Rule{
+				nf.NewRule("to be redirected", append(isSCTP(), nf.Accept())...),
 				earlier(),
 				nf.NewRule("the connection outlives its row", t.setConnectionMark()...),
 				nf.NewRule("", nf.GoTo(chainDeliver)),
@@ -52,9 +53,9 @@ func (t *table) chains() []nf.Chain {
 		[]nf.Chain{
 			t.dispatch(elsewhere.String(), nil, elsewhere.take()),
 			t.dispatch(fromPod.String(), nil, fromPod.take()),
-			t.dispatch(fromNode.String(), t.fromPrefixes(), fromNode.take()),
+			t.dispatch(fromNode.String(), t.fromPrefixes(""), fromNode.take()),
 			t.dispatch(chainOutput, nil, chainSend),
-			{Name: chainDispatch, Rules: t.origins()},
+			{Name: chainDispatch, Rules: t.origins("")},
 			{
 				Name:  "prerouting",
 				Hook:  &nf.Hook{Kind: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: priority},
@@ -65,11 +66,8 @@ func (t *table) chains() []nf.Chain {
 				Hook:  &nf.Hook{Kind: "route", Number: unix.NF_INET_LOCAL_OUT, Priority: priority},
 				Rules: t.output(),
 			},
-			// Connections that another plane has translated need somebody who has that done, if it goes.
-			{Name: "translated", Hook: &nf.Hook{
-				Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: nf.Translation,
-			}},
-		})
+		},
+		t.redirects())
 }
 
 // prerouting leads packets of our connections to their sockets, whatever rows there are, and looks at the
@@ -77,9 +75,11 @@ func (t *table) chains() []nf.Chain {
 // after a connection before.
 func (t *table) prerouting() []nf.Rule {
 	return []nf.Rule{
+		t.ofProcess(),
 		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(chainDispatch))...),
 		nf.NewRule("", append(isSYN(nf.Equals), nf.GoTo(chainDispatch))...),
 		nf.NewRule("our connections", append(isTransparent(), nf.GoTo(chainDeliver))...),
+		earlier(),
 		nf.NewRule("", nf.GoTo(chainDispatch)),
 	}
 }
@@ -96,43 +96,53 @@ func (t *table) output() []nf.Rule {
 	}
 	reply := []any{direction, nf.Equals([]byte{directionReply})}
 	return []nf.Rule{
+		t.ofProcess(),
 		nf.NewRule("our own", append(append(isTransparent(), direction, nf.Differs([]byte{directionReply})),
 			t.setConnectionMark()...)...),
 		nf.NewRule("", append(isTransparent(), nf.Accept())...),
 		nf.NewRule("answers to us", append(reply, marked(nf.GoTo(chainDeliver))...)...),
 		nf.NewRule("our connections", append(append(protocolIs(unix.IPPROTO_TCP), isSYN(nf.Differs)...),
 			marked(nf.GoTo(chainDeliver))...)...),
+		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(chainOutput))...),
+		earlier(),
 		nf.NewRule("", nf.GoTo(chainOutput)),
 	}
 }
 
-// origins tells who sends a packet.
-func (t *table) origins() []nf.Rule {
+// origins tells who sends a packet, and goes to the chain for it.
+func (t *table) origins(prefix string) []nf.Rule {
 	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
 	rules := []nf.Rule{nf.NewRule("this node",
-		nf.LoadMeta(expr.MetaKeyIIFTYPE, 0), nf.Equals(loopback), nf.GoTo(fromNode.String()))}
-	rules = append(rules, t.FromPods("pods", nf.GoTo(fromPod.String()))...)
-	return append(rules, nf.NewRule("", nf.GoTo(elsewhere.String())))
+		nf.LoadMeta(expr.MetaKeyIIFTYPE, 0), nf.Equals(loopback), nf.GoTo(prefix+fromNode.String()))}
+	rules = append(rules, t.FromPods("pods", nf.GoTo(prefix+fromPod.String()))...)
+	return append(rules, nf.NewRule("", nf.GoTo(prefix+elsewhere.String())))
 }
 
 // fromPrefixes sends what has a pod's address to the chain for pods.
-func (t *table) fromPrefixes() []nf.Rule {
-	return []nf.Rule{nf.NewRule("pods", t.Family.Load(t.Family.Source, 0), nf.In("pods"), nf.GoTo(fromPod.String()))}
+func (t *table) fromPrefixes(prefix string) []nf.Rule {
+	return []nf.Rule{nf.NewRule("pods",
+		t.Family.Load(t.Family.Source, 0), nf.In("pods"), nf.GoTo(prefix+fromPod.String()))}
 }
 
-// dispatch looks the destination up: in the rows of scope Internal, unless the packet is from elsewhere, and in those
-// of scope Any.
+// dispatch looks the destination up, and goes on to the chains of a take.
 func (t *table) dispatch(name string, first []nf.Rule, take string) nf.Chain {
-	rules := slices.Clone(first)
+	rules := append(slices.Clone(first), t.lookup(name != elsewhere.String(),
+		func(s model.Scope) string { return take + "-" + s.String() })...)
+	return nf.Chain{Name: name, Rules: append(rules, nf.NewRule("", nf.GoTo(chainRest)))}
+}
+
+// lookup are the rules that find the destination in the rows of scope Internal, if the packet may have them, and in
+// those of scope Any, and what is next for it.
+func (t *table) lookup(internal bool, next func(model.Scope) string) (rules []nf.Rule) {
 	for _, scope := range []model.Scope{model.Internal, model.Any} {
-		if scope == model.Internal && name == elsewhere.String() {
+		if scope == model.Internal && !internal {
 			continue
 		}
 		key, _ := t.Family.DestinationKey()
 		set := t.Sets[frontends+int(scope)].Name
-		rules = append(rules, nf.NewRule("", append(key, nf.In(set), nf.GoTo(take+"-"+scope.String()))...))
+		rules = append(rules, nf.NewRule("", append(key, nf.In(set), nf.GoTo(next(scope)))...))
 	}
-	return nf.Chain{Name: name, Rules: append(rules, nf.NewRule("", nf.GoTo(chainRest)))}
+	return rules
 }
 
 // admission is who may come in, and what is refused or dropped.
@@ -158,7 +168,7 @@ func (o origin) take() string { return "take-" + o.String() }
 func (t *table) takes() (chains []nf.Chain) {
 	names := []string{chainSend}
 	for o := range numOrigins {
-		chains = append(chains, nf.Chain{Name: o.take(), Rules: t.take(o)})
+		chains = append(chains, nf.Chain{Name: o.take(), Rules: append(translatedNext(), t.take(o)...)})
 		names = append(names, o.take())
 	}
 	for _, name := range names {
@@ -190,7 +200,15 @@ func (t *table) take(o origin) []nf.Rule {
 	}
 }
 
-// earlier leaves alone what another plane has translated before this one came.
+// translatedNext leaves alone what will be redirected.
+func translatedNext() (rules []nf.Rule) {
+	for _, condition := range redirectable() {
+		rules = append(rules, nf.NewRule("to be redirected", append(condition, nf.Accept())...))
+	}
+	return rules
+}
+
+// earlier leaves alone what was redirected, or what another plane has translated before this one came.
 func earlier() nf.Rule {
 	return nf.NewRule("translated before", &expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)},
 		nf.Bits(0, destinationTranslated, 0), nf.Differs(nf.Native(0)), nf.Accept())

@@ -74,9 +74,9 @@ func family(network string, a netip.Addr) string {
 	return network + "4"
 }
 
-func listenTCP(a netip.AddrPort) (*net.TCPListener, error) {
+func listenTCP(a netip.AddrPort, setup func(string, string, syscall.RawConn) error) (*net.TCPListener, error) {
 	config := net.ListenConfig{Control: func(network, address string, c syscall.RawConn) error {
-		return errors.Join(transparent(network, address, c), abortive(c))
+		return errors.Join(setup(network, address, c), abortive(c))
 	}}
 	config.SetMultipathTCP(false) // clients would not find the other paths
 	l, err := config.Listen(context.Background(), family("tcp", a.Addr()), a.String())

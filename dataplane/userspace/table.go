@@ -37,6 +37,7 @@ const (
 	rejectRanges
 	dropRanges
 	clients // what pools remember, between two processes
+	disguises
 )
 
 func sets(f nf.Family) []*nf.Set {
@@ -68,6 +69,7 @@ func sets(f nf.Family) []*nf.Set {
 			Name: "clients", Flags: unix.NFT_SET_MAP,
 			Key: []nf.Field{f.Address, nf.Index, nf.Index}, Data: []nf.Field{f.Address, nf.Port},
 		},
+		disguises: {Name: "disguises", Flags: unix.NFT_SET_MAP, Key: key, Data: address},
 	}
 }
 
@@ -86,10 +88,14 @@ func (o origin) String() string { return [...]string{"elsewhere", "pods", "node"
 // ports are those on which the process listens, by origin: the one that accepts a connection tells where it is from.
 type ports [numOrigins]uint16
 
+// listening are the ports of the process for one family: those to which TPROXY leads, on loopback, and those to which
+// packets are redirected, of the own address.
+type listening struct{ ports, redirectPorts ports }
+
 // table is our table of one family.
 type table struct {
 	nf.Table
-	ports   ports
+	listening
 	missing bool // it did not exist when it was loaded
 	owners  map[any][]element
 	found   map[element]bool // in the kernel, and nobody has claimed it yet
@@ -101,13 +107,13 @@ type element struct {
 	key string
 }
 
-func newTable(f nf.Family, mark uint32, ports ports, tx *nf.Transaction) *table {
+func newTable(f nf.Family, mark uint32, l listening, tx *nf.Transaction) *table {
 	return &table{
 		Table: nf.Table{
 			Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx,
 			FoundSets: map[string]bool{}, Chains: map[string][]string{},
 		},
-		ports: ports, owners: map[any][]element{}, found: map[element]bool{},
+		listening: l, owners: map[any][]element{}, found: map[element]bool{},
 	}
 }
 
@@ -117,7 +123,7 @@ func (t *table) load(c *nfnetlink.Socket) error {
 		return err
 	}
 	for i, s := range t.Sets {
-		if !t.FoundSets[s.Name] {
+		if !t.FoundSets[s.Name] || i == disguises { // that belongs to connections
 			continue
 		}
 		reset := func() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync/atomic"
 	"syscall"
@@ -15,47 +16,39 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// accept takes connections until the proxy ends.
-func (p *proxy) accept(l *net.TCPListener, o origin) {
+// accept takes connections until the proxy ends. Where a client was going the last function knows.
+func (p *proxy) accept(l *net.TCPListener, o origin, whereTo func(*net.TCPConn) (netip.AddrPort, error)) {
 	for p.context.Err() == nil {
 		client, err := l.AcceptTCP()
 		if err != nil {
 			p.pause()
 			continue
 		}
-		at := packet{
-			protocol: model.TCP, origin: o,
-			client:      unmapped(client.RemoteAddr().(*net.TCPAddr).AddrPort()),
-			destination: unmapped(client.LocalAddr().(*net.TCPAddr).AddrPort()),
-		}
-		d, ok := p.rows.lookup(at)
-		if !ok { // the row went while the connection came
+		to, err := whereTo(client)
+		if err != nil { // somebody asks us directly
 			reset(client)
 			continue
 		}
-		if p.connections.Add(1) > int64(p.options.MaxConnections) {
-			p.connections.Add(-1)
-			p.turnAway(d.key)
-			reset(client)
-			continue
-		}
-		p.group.Go(func() {
-			defer p.connections.Add(-1)
-			p.serve(client, at, d)
-		})
+		from := unmapped(client.RemoteAddr().(*net.TCPAddr).AddrPort())
+		at := packet{protocol: model.TCP, origin: o, client: from, destination: to}
+		p.enter(at, func() { reset(client) }, func(d decision) { p.serve(client, at, d) })
 	}
+}
+
+// whereTo is where a client was going that TPROXY has brought.
+func whereTo(c *net.TCPConn) (netip.AddrPort, error) {
+	return unmapped(c.LocalAddr().(*net.TCPAddr).AddrPort()), nil
 }
 
 // serve finds a backend for a client and carries what they say until both have ended.
 func (p *proxy) serve(client *net.TCPConn, at packet, d decision) {
 	defer context.AfterFunc(p.context, func() { reset(client) })()
-	conn, b, err := p.dial(d, at.client, nil)
+	backend, b, err := dial(p, call{d, at.client}, nil, p.connectTCP)
 	if err != nil {
 		p.exhausted(d.key, err)
 		reset(client)
 		return
 	}
-	backend := conn.(*net.TCPConn)
 	defer context.AfterFunc(p.context, func() { reset(backend) })()
 	d.pool.answered(at.client.Addr(), b, time.Now())
 	p.join(client, backend)

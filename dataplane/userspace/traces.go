@@ -27,7 +27,7 @@ func Traces() (t dataplane.Traces, err error) {
 		if err != nil {
 			return t, fmt.Errorf("userspace: %w", err)
 		}
-		t.Rules = t.Rules || table.Exists || len(have.rules)+len(have.routes) > 0
+		t.Rules = t.Rules || table.Exists || len(have.rules)+len(have.routes)+len(have.own) > 0
 	}
 	return t, nil
 }

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -18,24 +19,28 @@ type flows struct {
 	mu     sync.Mutex
 	fronts map[netip.AddrPort]*front
 	byPool map[*pool]map[*flow]struct{}
-	count  int
-	over   bool // the proxy has ended
+	// redirected are those of clients that were redirected, by where these were going.
+	redirected map[netip.AddrPort]map[*flow]struct{}
+	count      int
+	over       bool // the proxy has ended
 }
 
 // front is the socket from which the answers of one destination come. It has the destination's address and port, and
-// receives nothing: the kernel's rules lead what is for that destination to the socket that tells the origin.
+// receives nothing: the kernel's rules lead what is for that destination to the socket that tells the origin. What was
+// redirected is answered from where it has come, whatever its destination: the kernel knows.
 type front struct {
 	*net.UDPConn
-	at    netip.AddrPort
-	flows map[netip.AddrPort]*flow // by client
+	at     netip.AddrPort
+	shared bool                     // it is not ours to close
+	flows  map[netip.AddrPort]*flow // by client
 }
 
 // flow is one client's way to a backend.
 type flow struct {
-	decision
-	client netip.AddrPort
-	front  *front
-	began  time.Time
+	call
+	front *front
+	began time.Time
+	asked time.Time // of one that was redirected: when its destination was last sure
 
 	mu       sync.Mutex
 	conn     *net.UDPConn
@@ -47,7 +52,10 @@ type flow struct {
 }
 
 func newFlows() *flows {
-	return &flows{fronts: map[netip.AddrPort]*front{}, byPool: map[*pool]map[*flow]struct{}{}}
+	return &flows{
+		fronts: map[netip.AddrPort]*front{}, byPool: map[*pool]map[*flow]struct{}{},
+		redirected: map[netip.AddrPort]map[*flow]struct{}{},
+	}
 }
 
 // receive takes datagrams until the proxy ends. What cannot be sent is lost, which clients of UDP must expect.
@@ -60,8 +68,21 @@ func (p *proxy) receive(socket *net.UDPConn, o origin) {
 			continue
 		}
 		if to, ok := destination(oob[:m]); ok {
-			p.datagram(packet{model.UDP, unmapped(client), to, o}, buf[:n])
+			p.datagram(packet{protocol: model.UDP, client: unmapped(client), destination: to, origin: o}, buf[:n])
 		}
+	}
+}
+
+// receiveRedirected does the same at a socket to which datagrams are redirected.
+func (p *proxy) receiveRedirected(r *redirection) {
+	buf := make([]byte, bufferSize)
+	for p.context.Err() == nil {
+		n, client, err := r.udp.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			p.pause()
+			continue
+		}
+		p.datagram(packet{protocol: model.UDP, client: unmapped(client), origin: r.origin, redirected: r}, buf[:n])
 	}
 }
 
@@ -90,6 +111,10 @@ func destination(oob []byte) (netip.AddrPort, bool) {
 func (p *proxy) datagram(at packet, data []byte) {
 	for range 2 { // the flow that is found may have ended, or its backend is not there any more
 		f := p.flows.find(at)
+		if f != nil && at.redirected != nil && !p.certain(f) {
+			p.flows.end(f)
+			f = nil
+		}
 		if f == nil {
 			f = p.begin(at)
 		}
@@ -100,13 +125,36 @@ func (p *proxy) datagram(at packet, data []byte) {
 	}
 }
 
+// certain reports whether a flow's client, which was redirected, is still asking for the flow's destination. While
+// connection tracking knows the flow, it gives the client's address and port to no other; it forgets what is silent.
+func (p *proxy) certain(f *flow) bool {
+	const sure = 5 * time.Second
+	f.mu.Lock()
+	now, before := time.Now(), f.asked
+	f.asked = now
+	f.mu.Unlock()
+	if now.Sub(before) < sure {
+		return true
+	}
+	to, err := p.tracking.original(model.UDP, f.client, f.front.at)
+	return err == nil && to == f.key.AddrPort()
+}
+
 func (l *flows) find(at packet) *flow {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if front := l.fronts[at.destination]; front != nil {
+	if front := l.fronts[at.answeredFrom()]; front != nil {
 		return front.flows[at.client]
 	}
 	return nil
+}
+
+// answeredFrom is the address of the socket from which answers go.
+func (at packet) answeredFrom() netip.AddrPort {
+	if at.redirected != nil {
+		return at.redirected.at
+	}
+	return at.destination
 }
 
 // send sends a datagram to the backend, and keeps it while nobody has answered.
@@ -132,6 +180,12 @@ func (f *flow) deadline(o Options) time.Time {
 
 // begin opens a flow and starts to send its answers; nil if there is nobody to talk to.
 func (p *proxy) begin(at packet) *flow {
+	if at.redirected != nil {
+		var err error
+		if at.destination, err = p.tracking.original(model.UDP, at.client, at.redirected.at); err != nil {
+			return nil // somebody asks us directly
+		}
+	}
 	d, ok := p.rows.lookup(at)
 	if !ok {
 		return nil
@@ -140,13 +194,14 @@ func (p *proxy) begin(at packet) *flow {
 		p.turnAway(d.key)
 		return nil
 	}
-	conn, backend, err := p.dial(d, at.client, nil)
+	conn, backend, err := dial(p, call{d, at.client}, nil, p.connectUDP)
 	if err != nil {
 		p.exhausted(d.key, err)
 		return nil
 	}
-	f := &flow{decision: d, client: at.client, began: time.Now(), conn: conn.(*net.UDPConn), backend: backend}
-	if err := p.add(f, at.destination); err != nil {
+	now := time.Now()
+	f := &flow{call: call{d, at.client}, began: now, asked: now, conn: conn, backend: backend}
+	if err := p.add(f, at); err != nil {
 		conn.Close()
 		return nil
 	}
@@ -162,32 +217,56 @@ func (l *flows) room(most int) bool {
 }
 
 // add enters a flow. If it is the first one of its destination, it opens the socket for the answers.
-func (p *proxy) add(f *flow, at netip.AddrPort) error {
+func (p *proxy) add(f *flow, at packet) error {
 	l := p.flows
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.over {
 		return net.ErrClosed
 	}
-	if l.fronts[at] == nil {
-		var socket *net.UDPConn
-		err := p.sockets.Do(func() (err error) {
-			socket, err = listenUDP(at, shared)
-			return err
-		})
+	from := at.answeredFrom()
+	if l.fronts[from] == nil {
+		front, err := p.openFront(at)
 		if err != nil {
 			return err
 		}
-		l.fronts[at] = &front{socket, at, map[netip.AddrPort]*flow{}}
+		l.fronts[from] = front
 	}
-	f.front = l.fronts[at]
+	f.front = l.fronts[from]
 	f.front.flows[f.client] = f
-	if l.byPool[f.pool] == nil {
-		l.byPool[f.pool] = map[*flow]struct{}{}
+	enter(l.byPool, f.pool, f)
+	if at.redirected != nil {
+		enter(l.redirected, f.key.AddrPort(), f)
 	}
-	l.byPool[f.pool][f] = struct{}{}
 	l.count++
 	return nil
+}
+
+func enter[K comparable](index map[K]map[*flow]struct{}, key K, f *flow) {
+	if index[key] == nil {
+		index[key] = map[*flow]struct{}{}
+	}
+	index[key][f] = struct{}{}
+}
+
+func leave[K comparable](index map[K]map[*flow]struct{}, key K, f *flow) {
+	delete(index[key], f)
+	if len(index[key]) == 0 {
+		delete(index, key)
+	}
+}
+
+func (p *proxy) openFront(at packet) (*front, error) {
+	f := &front{at: at.answeredFrom(), flows: map[netip.AddrPort]*flow{}}
+	if at.redirected != nil {
+		f.UDPConn, f.shared = at.redirected.udp, true
+		return f, nil
+	}
+	err := p.sockets.Do(func() (err error) {
+		f.UDPConn, err = listenUDP(f.at, shared)
+		return err
+	})
+	return f, err
 }
 
 // answers sends the backend's answers to the client until the flow ends.
@@ -254,12 +333,12 @@ func (p *proxy) elsewhere(f *flow) bool {
 	}
 	f.pool.failed(f.backend, time.Now())
 	f.tried = append(f.tried, f.backend)
-	conn, backend, err := p.dial(f.decision, f.client, slices.Clone(f.tried))
+	conn, backend, err := dial(p, f.call, slices.Clone(f.tried), p.connectUDP)
 	if err != nil {
 		return false
 	}
 	f.conn.Close()
-	f.conn, f.backend = conn.(*net.UDPConn), backend
+	f.conn, f.backend = conn, backend
 	f.pool.answered(f.client.Addr(), backend, time.Now())
 	_ = f.conn.SetReadDeadline(f.deadline(p.options))
 	_, err = f.conn.Write(f.pending)
@@ -280,12 +359,12 @@ func (l *flows) end(f *flow) {
 	delete(f.front.flows, f.client)
 	if len(f.front.flows) == 0 {
 		delete(l.fronts, f.front.at)
-		f.front.Close()
+		if !f.front.shared {
+			f.front.Close()
+		}
 	}
-	delete(l.byPool[f.pool], f)
-	if len(l.byPool[f.pool]) == 0 {
-		delete(l.byPool, f.pool)
-	}
+	leave(l.byPool, f.pool, f)
+	leave(l.redirected, f.key.AddrPort(), f)
 	l.count--
 }
 
@@ -317,7 +396,11 @@ func (l *flows) touched(c *model.Change, rows *directory) (some []*flow) {
 		return l.all()
 	}
 	of := func(key model.Key) {
-		if front := l.fronts[key.AddrPort()]; front != nil && key.Protocol == model.UDP {
+		if key.Protocol != model.UDP {
+			return
+		}
+		some = slices.AppendSeq(some, maps.Keys(l.redirected[key.AddrPort()]))
+		if front := l.fronts[key.AddrPort()]; front != nil {
 			for _, f := range front.flows {
 				some = append(some, f)
 			}

@@ -82,12 +82,12 @@ type Plane struct {
 	namespace namespace.Namespace
 	conn      *nfnetlink.Socket
 	routes    *routes
-	proxy     *proxy   // nil: nothing is served
-	ports     [2]ports // of IPv4 and IPv6, as nf.Families are; zero: the family cannot be served
-	why       [2]error // why not
-	tables    []*table // nil: the kernel's content is not known
-	// clean and own are as in the nftables plane: the generation of the ruleset at which ours was as it should be, and
-	// how many of our transactions came since.
+	proxy     *proxy       // nil: nothing is served
+	listening [2]listening // of IPv4 and IPv6, as nf.Families are; zero: the family cannot be served
+	why       [2]error     // why not
+	tables    []*table     // nil: the kernel's content is not known
+	// own is how many transactions we have made, beside those of disguises; clean how many others had when our rules
+	// were as they should be: the generation of the ruleset counts all of them.
 	clean, own uint32
 	forgot     time.Time // when clients were last forgotten whose time had run out
 }
@@ -164,7 +164,7 @@ func (p *Plane) probe() error {
 }
 
 func (p *Plane) newTable(family int, tx *nf.Transaction) *table {
-	return newTable(nf.Families[family], p.routes.mark, p.ports[family], tx)
+	return newTable(nf.Families[family], p.routes.mark, p.listening[family], tx)
 }
 
 func (p *Plane) fault(operation string) error {
@@ -177,12 +177,11 @@ func (p *Plane) fault(operation string) error {
 // Sync implements dataplane.Dataplane. Connections live on, whatever happens to their rows.
 func (p *Plane) Sync(_ context.Context, s *model.State) error {
 	p.tables, p.clean = nil, 0
-	before, err := p.conn.Generation()
-	if err != nil {
-		return fmt.Errorf("userspace: %w", err)
-	}
-	p.own = 0
 	if err := p.serve(s); err != nil {
+		return err
+	}
+	before, err := p.foreign()
+	if err != nil {
 		return err
 	}
 	served, partial := p.able(s)
@@ -206,6 +205,15 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 	return err
 }
 
+// foreign is how many transactions others have made.
+func (p *Plane) foreign() (uint32, error) {
+	generation, err := p.conn.Generation()
+	if err != nil {
+		return 0, fmt.Errorf("userspace: %w", err)
+	}
+	return generation - p.own - p.proxy.disguise.transactions.Load(), nil
+}
+
 // serve opens the sockets, unless they are open. Rules of an earlier process may lead connections to them at once,
 // so the rows are known before.
 func (p *Plane) serve(s *model.State) error {
@@ -216,15 +224,18 @@ func (p *Plane) serve(s *model.State) error {
 		return err
 	}
 	proxy := newProxy(p.options, p.namespace)
+	proxy.disguise = &disguise{tables: [2]*table{p.newTable(0, nil), p.newTable(1, nil)}}
 	proxy.rows.replace(s)
 	if err := p.takeOver(proxy.rows, s); err != nil {
 		return fmt.Errorf("userspace: %w", err)
 	}
 	err := p.namespace.Do(func() error {
-		for i, a := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
-			p.ports[i], p.why[i] = proxy.listen(a)
+		if err := proxy.ask(); err != nil {
+			return err
 		}
-		p.warnOfBridges()
+		for i := range p.listening {
+			p.listening[i], p.why[i] = proxy.listenIn(i)
+		}
 		return nil
 	})
 	if p.why[0] != nil && p.why[1] != nil {
@@ -285,12 +296,20 @@ func (p *Plane) unable(key model.Key, f model.Frontend) error {
 	switch {
 	case f.Verdict != model.Forward:
 		return nil
-	case key.Protocol == model.SCTP:
-		return fmt.Errorf("frontend %s of %s: mode userspace has no SCTP; use another mode", key, f.Service)
 	case p.why[family] != nil:
 		return fmt.Errorf("frontend %s of %s: cannot listen: %w", key, f.Service, p.why[family])
+	case key.Protocol == model.SCTP:
+		if err := p.serveSCTP(); err != nil {
+			return fmt.Errorf("frontend %s of %s: %w", key, f.Service, err)
+		}
 	}
 	return nil
+}
+
+// serveSCTP listens for SCTP, from when there is a row of it: that has the kernel load a module, which keeps others
+// from having SCTP of their own.
+func (p *Plane) serveSCTP() error {
+	return p.namespace.Do(p.proxy.listenSCTP)
 }
 
 // plan finds the steps that lead from what the kernel holds to s.
@@ -411,11 +430,11 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 }
 
 func (p *Plane) auditRules(s *model.State) (drifts []dataplane.Drift, err error) {
-	generation, err := p.conn.Generation()
+	foreign, err := p.foreign()
 	if err != nil {
-		return nil, fmt.Errorf("userspace: %w", err)
+		return nil, err
 	}
-	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own {
+	if p.tables != nil && p.clean != 0 && foreign == p.clean {
 		return nil, nil
 	}
 	served, _ := p.able(s) // Sync has told
@@ -424,7 +443,7 @@ func (p *Plane) auditRules(s *model.State) (drifts []dataplane.Drift, err error)
 		return nil, err
 	}
 	if len(tx.Steps) == 0 && p.tables != nil {
-		p.clean, p.own = generation, 0
+		p.clean = foreign
 	}
 	missing := map[*nf.Table]bool{}
 	for _, t := range tables {

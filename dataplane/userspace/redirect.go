@@ -1,0 +1,252 @@
+package userspace
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/xtables"
+)
+
+// What TPROXY cannot lead to the process, address translation does: SCTP, and clients on a bridge. The
+// destination becomes the process's own address, and the kernel is asked what it was.
+//
+//	first packet ─ nat: a destination of a row? by origin ─► dnat ─► own address:port of the origin ─► accept
+//	    SO_ORIGINAL_DST (of UDP: connection tracking) ─► the row
+//	connect ─ from the own address ─► postrouting: as the client, if the map disguises has the port, else hidden
+
+// ownAddress is the one to which packets are redirected and from which such connections go on. It is local without
+// being an interface's (a route in table local), as that of a client may have none, and nobody beside us listens there.
+// 192.0.0.0/24 is for protocols, not for hosts (RFC 6890). From a link-local address SCTP talks to no other
+// (sctp_in_scope in the kernel's net/sctp/bind_addr.c).
+func ownAddress(v6 bool) netip.Addr {
+	if v6 {
+		return netip.AddrFrom16([16]byte{0xfd, 'F', 'a', 'i', 'r', 'l', 'e', 'a', 'd', 15: 1})
+	}
+	return netip.AddrFrom4([4]byte{192, 0, 0, 'F'})
+}
+
+// Chains of address translation, and the prefixes of those for each origin.
+const (
+	chainRedirect  = "redirect"
+	redirectPrefix = "redirect-"
+	toPrefix       = "to-own-address-"
+)
+
+// Priorities of the chains of address translation: before all others, of which the kernel then asks none.
+const (
+	redirectPriority = priority
+	disguisePriority = nf.Masquerading - 1
+)
+
+// redirects are the chains that translate what TPROXY cannot have. While there is one, connection tracking goes on to
+// translate what another plane has begun to, if that goes.
+func (t *table) redirects() []nf.Chain {
+	var chains []nf.Chain
+	for o := range numOrigins {
+		to := toPrefix + o.String()
+		var pods []nf.Rule
+		if o == fromNode {
+			pods = t.fromPrefixes(redirectPrefix)
+		}
+		chains = append(chains,
+			nf.Chain{Name: to, Rules: []nf.Rule{t.redirect(o)}},
+			nf.Chain{Name: redirectPrefix + o.String(), Rules: append(pods, t.lookup(o != elsewhere,
+				func(model.Scope) string { return to })...)})
+	}
+	return append(chains,
+		nf.Chain{Name: chainRedirect, Rules: t.origins(redirectPrefix)},
+		nf.Chain{
+			Name:  "redirect-prerouting",
+			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: redirectPriority},
+			Rules: t.redirected(chainRedirect, redirectable()...),
+		},
+		nf.Chain{
+			Name:  "redirect-output",
+			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: redirectPriority},
+			Rules: append([]nf.Rule{t.ofProcess()}, t.redirected(redirectPrefix+fromNode.String(), isSCTP())...),
+		},
+		nf.Chain{
+			Name:  "disguise",
+			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: disguisePriority},
+			Rules: t.disguise(),
+		})
+}
+
+// redirectable are the conditions of which one is true of a packet that TPROXY cannot have.
+func redirectable() [][]any { return [][]any{isSCTP(), onBridge()} }
+
+func isSCTP() []any { return protocolIs(unix.IPPROTO_SCTP) }
+
+// onBridge: a bridge may hand its packets to netfilter before it gives them to the node, which forgets the socket that
+// TPROXY has found (ip_rcv_core in the kernel's net/ipv4/ip_input.c).
+func onBridge() []any {
+	const interfaceKind = 26 // NFT_META_IIFKIND
+	kind := make([]byte, unix.IFNAMSIZ)
+	copy(kind, "bridge")
+	return []any{nf.LoadMeta(interfaceKind, 0), nf.Equals(kind)}
+}
+
+func (t *table) redirected(to string, conditions ...[]any) (rules []nf.Rule) {
+	for _, c := range conditions {
+		rules = append(rules, nf.NewRule("", append(slices.Clone(c), nf.GoTo(to))...))
+	}
+	return rules
+}
+
+// redirect translates the destination.
+func (t *table) redirect(o origin) nf.Rule {
+	at := t.Family.Address.Words()
+	return nf.NewRule("",
+		&expr.Immediate{Register: nf.Word(0), Data: ownAddress(t.Family.V6()).AsSlice()},
+		&expr.Immediate{Register: nf.Word(at), Data: bigEndian(t.redirectPorts[o])},
+		t.Family.TranslateTo(0))
+}
+
+// ofProcess leaves alone what comes from the own address.
+func (t *table) ofProcess() nf.Rule {
+	return nf.NewRule("the process", t.fromOwnAddress(nf.Accept())...)
+}
+
+func (t *table) fromOwnAddress(then ...any) []any {
+	return append([]any{
+		t.Family.Load(t.Family.Source, 0), nf.Equals(ownAddress(t.Family.V6()).AsSlice()),
+	}, then...)
+}
+
+// disguise translates the source of what the process sends.
+func (t *table) disguise() []nf.Rule {
+	n := t.Family.Address.Words()
+	port := &expr.Payload{Base: expr.PayloadBaseTransportHeader, Len: 2, DestRegister: nf.Word(n + 1)}
+	as := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(t.Family.Number), RegAddrMin: nf.Word(0)}
+	return []nf.Rule{
+		nf.NewRule("as the client", t.fromOwnAddress(
+			t.Family.Load(t.Family.Source, 0), nf.LoadMeta(expr.MetaKeyL4PROTO, n), port,
+			nf.Find(t.Sets[disguises].Name, 0), as)...),
+		nf.NewRule("hidden", t.fromOwnAddress(&expr.Masq{FullyRandom: true})...),
+	}
+}
+
+// free has a socket be bound to the own address before there is the route.
+func free(network, _ string, c syscall.RawConn) error {
+	return control(c, func(fd int) error { return freeBind(fd, network[len(network)-1] == '6') })
+}
+
+func freeBind(fd int, v6 bool) error {
+	level, option := unix.SOL_IP, unix.IP_FREEBIND
+	if v6 {
+		level, option = unix.SOL_IPV6, unix.IPV6_FREEBIND
+	}
+	return os.NewSyscallError("setsockopt IP_FREEBIND", unix.SetsockoptInt(fd, level, option, 1))
+}
+
+// originalOf asks connection tracking where a connection was going that was redirected.
+func originalOf(c syscall.RawConn, v6 bool) (to netip.AddrPort, err error) {
+	const option = 80 // SO_ORIGINAL_DST, IP6T_SO_ORIGINAL_DST
+	var sockaddr [unix.SizeofSockaddrInet6]byte
+	level := unix.SOL_IP
+	if v6 {
+		level = unix.SOL_IPV6
+	}
+	err = control(c, func(fd int) error { return xtables.GetOption(fd, level, option, sockaddr[:]) })
+	if err != nil {
+		return to, os.NewSyscallError("getsockopt SO_ORIGINAL_DST", err)
+	}
+	address := sockaddr[4:8]
+	if v6 {
+		address = sockaddr[8:24]
+	}
+	a, _ := netip.AddrFromSlice(address)
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(sockaddr[2:])), nil
+}
+
+// redirection is the sockets to which what comes from one origin is redirected, at one port.
+type redirection struct {
+	origin origin
+	at     netip.AddrPort
+	tcp    *net.TCPListener
+	udp    *net.UDPConn
+	sctp   *association // nil: not yet
+}
+
+func openRedirection(o origin, a netip.AddrPort) (*redirection, error) {
+	tcp, err := listenTCP(a, free)
+	if err != nil {
+		return nil, err
+	}
+	a = unmapped(tcp.Addr().(*net.TCPAddr).AddrPort())
+	udp, err := listenUDP(a, free)
+	if err != nil {
+		return nil, errors.Join(err, tcp.Close())
+	}
+	_ = udp.SetReadBuffer(receiveBuffer) // the kernel gives as much as net.core.rmem_max allows
+	return &redirection{origin: o, at: a, tcp: tcp, udp: udp}, nil
+}
+
+func (r *redirection) close() {
+	r.tcp.Close()
+	r.udp.Close()
+	if r.sctp != nil {
+		r.sctp.Close()
+	}
+}
+
+// listenRedirected opens the sockets for what is redirected in one family, all or none, and serves them.
+func (p *proxy) listenRedirected(v6 bool) (at ports, err error) {
+	var all []*redirection
+	for o := range numOrigins {
+		a := netip.AddrPortFrom(ownAddress(v6), firstPort+uint16(o))
+		r, err := openRedirection(o, a)
+		if errors.Is(err, unix.EADDRINUSE) {
+			r, err = openRedirection(o, netip.AddrPortFrom(a.Addr(), 0))
+		}
+		if err != nil {
+			for _, r := range all {
+				r.close()
+			}
+			return ports{}, err
+		}
+		all = append(all, r)
+		at[o] = r.at.Port()
+	}
+	for _, r := range all {
+		p.group.Go(func() { p.accept(r.tcp, r.origin, redirectedTo) })
+		p.group.Go(func() { p.receiveRedirected(r) })
+	}
+	p.redirections = append(p.redirections, all...)
+	return at, nil
+}
+
+// redirectedTo is where a client of TCP was going.
+func redirectedTo(c *net.TCPConn) (netip.AddrPort, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	return originalOf(raw, c.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().Is6())
+}
+
+// listenSCTP has all redirections take SCTP as well.
+func (p *proxy) listenSCTP() error {
+	for _, r := range p.redirections {
+		if r.sctp != nil {
+			continue
+		}
+		l, err := listenSCTP(r.at)
+		if err != nil {
+			return err
+		}
+		r.sctp = l
+		p.group.Go(func() { p.acceptSCTP(l, r.origin) })
+	}
+	return nil
+}
