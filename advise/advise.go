@@ -45,12 +45,22 @@ type Finding struct {
 	Unmeasured string   `json:"unmeasured,omitempty"`
 }
 
-// Figures are what a plane was measured to do. Ratios are to the same between two pods without a proxy.
+// Ratio is how many times as long as without a proxy something takes, with the bounds between which that lies with a
+// probability of 95 %.
+type Ratio struct {
+	Median float64 `json:"median"`
+	Low    float64 `json:"low"`
+	High   float64 `json:"high"`
+}
+
+func (r Ratio) String() string { return bench.Ratio(r).String() }
+
+// Figures are what a plane was measured to do. What Ratios compare with is two pods without a proxy.
 type Figures struct {
 	Services   int           `json:"services"`          // ports of Services among which it was measured
 	Fill       time.Duration `json:"fillNanoseconds"`   // until an empty kernel held all their rows
 	Change     time.Duration `json:"changeNanoseconds"` // until it held one change of an endpoint
-	Connection bench.Ratio   `json:"connection"`        // time of a connection with one request
-	Request    bench.Ratio   `json:"request"`           // time of a request on an open connection
+	Connection Ratio         `json:"connection"`        // time of a connection with one request
+	Request    Ratio         `json:"request"`           // time of a request on an open connection
 	Rounds     int           `json:"rounds"`            // of connections and requests
 }

@@ -11,7 +11,7 @@ import (
 
 // Rows are what of the node's rows matters for the choice.
 type Rows struct {
-	Services  int `json:"services"`            // ports of Services
+	Services  int `json:"services"`            // of one port each
 	SCTP      int `json:"sctp,omitempty"`      // of them
 	Affine    int `json:"affine,omitempty"`    // with session affinity
 	Scheduled int `json:"scheduled,omitempty"` // with a scheduler of IPVS's
@@ -115,7 +115,7 @@ func (c Case) contenders() (all []contender) {
 		o := contender{Finding: f, notes: c.notes(f.Plane)}
 		if m := f.Figures; m != nil {
 			o.connection, o.request = m.Connection.Median, m.Request.Median
-			o.change = grown(f.Plane, m.Change, float64(c.Rows.Services)/float64(max(m.Services, 1)))
+			o.change = grown(f.Plane, m.Change, max(1, float64(c.Rows.Services)/float64(max(m.Services, 1))))
 		} else if e, ok := estimated(f.Plane, c.Rows.Services); ok {
 			o.connection, o.request, o.change = e.connection, e.request, e.change
 		}

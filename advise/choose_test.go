@@ -4,14 +4,12 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"fairlead.dev/fairlead/bench"
 )
 
 // measured is a Finding with figures; other fields may be set.
 func measured(plane string, connection, request float64, change time.Duration) Finding {
 	return Finding{Plane: plane, Figures: &Figures{
-		Services: 100, Change: change, Connection: bench.Ratio{Median: connection}, Request: bench.Ratio{Median: request},
+		Services: 100, Change: change, Connection: Ratio{Median: connection}, Request: Ratio{Median: request},
 	}}
 }
 
@@ -37,7 +35,7 @@ func TestChoose(t *testing.T) {
 	}{
 		{"the fastest", Case{Rows: hundred, Findings: []Finding{
 			measured(nftables, 1.4, 1.2, quick), measured(iptables, 1.3, 1.0, quick), measured(ipvs, 1.5, 1.1, quick),
-		}}, "iptables ipvs nftables", "iptables, for 100 ports of Services. Measured here with 100 of them"},
+		}}, "iptables ipvs nftables", "iptables, for 100 Services. Measured here with 100 Services"},
 		{"between which there is little", Case{Rows: hundred, Findings: []Finding{
 			measured(iptables, 1.19, 1.1, quick), measured(nftables, 1.2, 1.1, quick),
 		}}, "nftables iptables", "iptables, which is hardly faster"},

@@ -223,8 +223,8 @@ func (t *trial) connections(ctx context.Context, m *Figures) error {
 	if err != nil {
 		return err
 	}
-	m.Connection = samples.Series("through", 0.5).Ratio(samples.Series("direct", 0.5))
-	m.Request = samples.Series("through request", 0.5).Ratio(samples.Series("direct request", 0.5))
+	m.Connection = Ratio(samples.Series("through", 0.5).Ratio(samples.Series("direct", 0.5)))
+	m.Request = Ratio(samples.Series("through request", 0.5).Ratio(samples.Series("direct request", 0.5)))
 	return nil
 }
 

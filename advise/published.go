@@ -106,4 +106,4 @@ func (c Comparison) about(services int) bool {
 	return services >= c.From && (c.To == 0 || services <= c.To)
 }
 
-func (c Comparison) String() string { return fmt.Sprintf("%s (%s)", c.Says, c.Source) }
+func (c Comparison) String() string { return fmt.Sprintf("%s [%s]", c.Says, c.Source) }

@@ -33,7 +33,7 @@ type sample struct {
 
 // newSample takes at most so many Services; all of a node's address ranges of pods are those of the scratch cluster.
 func newSample(s *model.State, most int) *sample {
-	kept := evenly(slices.Sorted(maps.Keys(services(s))), most)
+	kept := evenly(slices.Sorted(maps.Keys(namesOf(s))), most)
 	p := &sample{state: model.NewState(), services: len(kept)}
 	p.state.Pods = model.Pods{Prefixes: model.Disjoint(testbed.ClusterCIDRs())}
 	for k, f := range s.Frontends {
@@ -54,7 +54,7 @@ func newSample(s *model.State, most int) *sample {
 	return p
 }
 
-func services(s *model.State) map[string]bool {
+func namesOf(s *model.State) map[string]bool {
 	all := make(map[string]bool, len(s.Frontends))
 	for _, f := range s.Frontends {
 		all[f.Service] = true

@@ -2,6 +2,8 @@ package advise
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -11,7 +13,7 @@ import (
 // why is the paragraph about a choice: the first of all, which are sorted.
 func (c Case) why(all []contender) string {
 	chosen := all[0]
-	sentences := []string{fmt.Sprintf("%s, for %s", chosen.Plane, count(c.Rows.Services, "port")+" of Services")}
+	sentences := []string{chosen.Plane + ", for " + services(c.Rows.Services)}
 	switch {
 	case len(all) == 1:
 		sentences[0] += ": no other data plane can run here"
@@ -64,7 +66,7 @@ func (o contender) said(sentence bool) string {
 	if o.Figures == nil {
 		return "As published, " + text
 	}
-	return fmt.Sprintf("Measured here with %s, %s", count(o.Figures.Services, "of them"), text)
+	return fmt.Sprintf("Measured here with %s, %s", services(o.Figures.Services), text)
 }
 
 // missing says which planes are not possible, and why.
@@ -78,11 +80,14 @@ func (c Case) missing() string {
 	return strings.Join(all, ", ")
 }
 
-func count(n int, what string) string {
-	if n != 1 && what == "port" {
-		what = "ports"
+func services(n int) string {
+	switch n {
+	case 0:
+		return "a node without Services"
+	case 1:
+		return "one Service"
 	}
-	return fmt.Sprintf("%d %s", n, what)
+	return fmt.Sprintf("%d Services", n)
 }
 
 // short rounds to two digits, about.
@@ -123,16 +128,8 @@ func (r Report) Text(columns int) string {
 		fmt.Fprintln(&text, wrap("\n"+r.current(), "", columns))
 	}
 	r.table(&text)
-	for _, f := range r.Findings {
-		switch {
-		case f.Missing != "":
-			fmt.Fprintln(&text, wrap(f.Plane+" cannot run here: "+f.Missing, "  ", columns))
-		case f.Figures == nil:
-			fmt.Fprintln(&text, wrap(f.Plane+" was not measured: "+f.Unmeasured, "  ", columns))
-		}
-		if f.Unserved != "" {
-			fmt.Fprintln(&text, wrap(f.Plane+" does not serve all rows: "+f.Unserved, "  ", columns))
-		}
+	for _, line := range r.remarks() {
+		fmt.Fprintln(&text, wrap(line, "  ", columns))
 	}
 	if len(r.Published) > 0 {
 		fmt.Fprintln(&text, "\nOthers have published, of as many Services:")
@@ -141,6 +138,25 @@ func (r Report) Text(columns int) string {
 		fmt.Fprintln(&text, wrap("- "+p, "  ", columns))
 	}
 	return text.String()
+}
+
+// remarks are about planes of which not all is known, those with the same reason in one line.
+func (r Report) remarks() (lines []string) {
+	about := func(of func(Finding) string, says string) {
+		names := map[string][]string{}
+		for _, f := range r.Findings {
+			if reason := of(f); reason != "" {
+				names[reason] = append(names[reason], f.Plane)
+			}
+		}
+		for _, reason := range slices.Sorted(maps.Keys(names)) {
+			lines = append(lines, says+strings.Join(names[reason], ", ")+": "+reason)
+		}
+	}
+	about(func(f Finding) string { return f.Missing }, "not possible here: ")
+	about(func(f Finding) string { return f.Unmeasured }, "not measured: ")
+	about(func(f Finding) string { return f.Unserved }, "not all rows are served by ")
+	return lines
 }
 
 // current says what is there, and how to change it.

@@ -1,14 +1,15 @@
 // Command fairlead makes Kubernetes Services work on a Linux node.
 //
-//	run      the daemon: API server or manifests ─► rows ─► kernel; under the name kube-proxy, this only
-//	demo     a virtual cluster on this machine, with Services in use
-//	explain  why does a packet go where it goes?
-//	dump     the rows
-//	status   how the running proxy does
-//	audit    what in the kernel is not as it should be
-//	clean    delete all that run, or kube-proxy, has made
-//	config   the configuration that results from files and flags
-//	version  which Fairlead this is
+//	run        the daemon: API server or manifests ─► rows ─► kernel; under the name kube-proxy, this only
+//	demo       a virtual cluster on this machine, with Services in use
+//	explain    why does a packet go where it goes?
+//	dump       the rows
+//	status     how the running proxy does
+//	audit      what in the kernel is not as it should be
+//	recommend  which data plane suits this node
+//	clean      delete all that run, or kube-proxy, has made
+//	config     the configuration that results from files and flags
+//	version    which Fairlead this is
 //
 // Exit status: 0 all is well, 1 it found something (no route for a packet, ill health, a difference) or failed, 2 bad usage or input.
 package main
@@ -103,7 +104,7 @@ func root() *cobra.Command {
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(runCommand(), demoCommand(), explainCommand(), dumpCommand(), statusCommand(),
-		auditCommand(), cleanCommand(), configCommand(), versionCommand())
+		auditCommand(), recommendCommand(), cleanCommand(), configCommand(), versionCommand())
 	c.SetVersionTemplate(version.Line("fairlead") + "\n")
 	return c
 }

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/advise"
+	"fairlead.dev/fairlead/daemon"
+)
+
+func TestRecommend(t *testing.T) {
+	w := newWorld(t)
+	offline := "recommend --manifests DIR --node-ip 192.0.2.1 --cluster-cidr 10.244.0.0/16 "
+	w.runs("fairlead", offline+"--duration 20s", 0, ", for one Service. ", "connection ", "Others have published")
+	var r advise.Report
+	c := w.command(strings.Fields(strings.ReplaceAll(offline, "DIR", w.manifests) + "--duration 20s -o json")...)
+	out, err := c.Output()
+	if err := errors.Join(err, json.Unmarshal(out, &r)); err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	if r.Plane == "" || r.Why == "" || r.Rows.Services != 1 || r.Current != "" || len(r.Published) == 0 {
+		t.Errorf("%s", out)
+	}
+	for i, name := range daemon.Planes() {
+		f := r.Findings[i]
+		if told := f.Figures != nil || f.Missing != "" || f.Unmeasured != ""; f.Plane != name || !told {
+			t.Errorf("want something about %s, got %+v", name, f)
+		}
+	}
+	if rules := w.ruleset(); rules != "" {
+		t.Errorf("rules on the node:\n%s", rules)
+	}
+	w.runs("fairlead", "recommend --control-socket "+w.socket, 2, "no proxy listens")
+	w.runs("fairlead", offline+"--connections many", 2, "--connections", "many")
+	w.runs("fairlead", offline+"--duration 1ms", 2, "--duration")
+	w.runs("fairlead", offline+"-o yaml", 2, "--output")
+	w.runs("fairlead", offline+"much", 2, "much")
+
+	p := w.start("--proxy-mode", "nftables")
+	before := w.ruleset()
+	w.runs("fairlead", "recommend --duration 20s --control-socket "+w.socket, 0, ", for one Service. ", "now")
+	if after := w.ruleset(); after != before {
+		t.Errorf("the rules were\n%s\nand are\n%s", before, after)
+	}
+	if err := p.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Without root there is advice, too.
+func TestRecommend_withoutRoot(t *testing.T) {
+	w := newWorld(t)
+	if os.Getuid() != 0 {
+		t.Skip("in a user namespace there is no other user")
+	}
+	open(t, w.manifests)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	open(t, filepath.Dir(self))
+	out, err := w.unprivileged("-all", "recommend", "--manifests", w.manifests, "--node-ip", "192.0.2.1").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "by published figures, as nothing was measured here") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// Ctrl-C ends it, at once, wherever it is.
+func TestRecommend_interrupted(t *testing.T) {
+	w := newWorld(t)
+	c := w.command("recommend", "--manifests", w.manifests, "--node-ip", "192.0.2.1", "--duration", "10m")
+	var said bytes.Buffer
+	c.Stderr = &said
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Process.Kill() //nolint:errcheck // if it has not ended
+	if !measures(c.Process.Pid) {
+		t.Fatalf("nothing is measured: %s", &said)
+	}
+	if err := c.Process.Signal(unix.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	err := c.Wait()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != interrupted || !strings.Contains(said.String(), "interrupted") {
+		t.Errorf("%v: %s", err, &said)
+	}
+	if rules := w.ruleset(); rules != "" {
+		t.Errorf("rules on the node:\n%s", rules)
+	}
+}
+
+// measures waits until a process has a thread in another network namespace than its first one.
+func measures(pid int) bool {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/ns/net", pid))
+		own, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+		for _, thread := range threads {
+			if at, failed := os.Readlink(thread); err == nil && failed == nil && at != own {
+				return true
+			}
+		}
+	}
+	return false
+}
