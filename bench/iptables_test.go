@@ -296,7 +296,7 @@ func (c *changer) change(ctx context.Context) (time.Duration, error) {
 	i := rand.IntN(len(pool.Backends))
 	pool.Backends[i].AddrPort = netip.AddrPortFrom(nth(netip.MustParseAddr("10.200.0.0"), c.n), podPort)
 	slices.SortFunc(pool.Backends, model.Backend.Compare)
-	change := model.Change{Pools: model.Delta[model.PoolID, model.Pool]{Set: map[model.PoolID]model.Pool{id: pool}}}
+	change := model.Change{Pools: model.Delta[model.PoolID, model.Pool]{Set: model.Rows[model.PoolID, model.Pool]{{Key: id, Value: pool}}}}
 	c.state.Apply(change)
 	begin := time.Now()
 	err := c.plane.Apply(ctx, c.state, change)

@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -64,9 +65,49 @@ func (p Pods) Equal(o Pods) bool {
 	return slices.Equal(p.Prefixes, o.Prefixes) && slices.Equal(p.Interfaces, o.Interfaces)
 }
 
+// Row is one row of a table.
+type Row[K comparable, V any] struct {
+	Key   K
+	Value V
+}
+
+// Rows are rows with different keys. To gather many takes a fraction of what putting them into a map does.
+type Rows[K comparable, V any] []Row[K, V]
+
+// RowsOf are all rows of a table.
+func RowsOf[K comparable, V any](table map[K]V) Rows[K, V] {
+	rows := make(Rows[K, V], 0, len(table))
+	for k, v := range table {
+		rows = append(rows, Row[K, V]{k, v})
+	}
+	return rows
+}
+
+// All are the keys, each with what belongs to it.
+func (r Rows[K, V]) All() iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		for i := range r {
+			if !yield(r[i].Key, r[i].Value) {
+				return
+			}
+		}
+	}
+}
+
+// Keys are the keys.
+func (r Rows[K, V]) Keys() iter.Seq[K] {
+	return func(yield func(K) bool) {
+		for i := range r {
+			if !yield(r[i].Key) {
+				return
+			}
+		}
+	}
+}
+
 // Delta is the difference between two tables: rows that are new or differ, and keys that are gone.
 type Delta[K comparable, V any] struct {
-	Set    map[K]V
+	Set    Rows[K, V]
 	Delete []K
 }
 
@@ -107,10 +148,7 @@ func diff[K comparable, V any](from, to map[K]V, same func(a, b V) bool) Delta[K
 	var d Delta[K, V]
 	for k, v := range to {
 		if old, ok := from[k]; !ok || !same(old, v) {
-			if d.Set == nil {
-				d.Set = map[K]V{}
-			}
-			d.Set[k] = v
+			d.Set = append(d.Set, Row[K, V]{k, v})
 		}
 	}
 	for k := range from {
@@ -133,7 +171,7 @@ func (s *State) Apply(c Change) {
 }
 
 func apply[K comparable, V any](rows map[K]V, d Delta[K, V]) {
-	maps.Copy(rows, d.Set)
+	maps.Insert(rows, d.Set.All())
 	for _, k := range d.Delete {
 		delete(rows, k)
 	}

@@ -153,7 +153,7 @@ func (t *Table) leave(old model.Frontend, pool model.PoolID) {
 
 // frontend is nil if there is none.
 func (r *Rows) frontend(key model.Key) *model.Frontend {
-	i, ok := slices.BinarySearchFunc(r.Frontends, key, func(r Row[model.Key, model.Frontend], k model.Key) int {
+	i, ok := slices.BinarySearchFunc(r.Frontends, key, func(r model.Row[model.Key, model.Frontend], k model.Key) int {
 		return r.Key.Compare(k)
 	})
 	if !ok {
@@ -164,7 +164,7 @@ func (r *Rows) frontend(key model.Key) *model.Frontend {
 
 // healthOf is nil if there is none.
 func (r *Rows) healthOf(c claim) *model.Health {
-	i := slices.IndexFunc(r.Health, func(r Row[netip.AddrPort, model.Health]) bool { return r.Key == c.addrPort() })
+	i := slices.IndexFunc(r.Health, func(r model.Row[netip.AddrPort, model.Health]) bool { return r.Key == c.addrPort() })
 	if i < 0 {
 		return nil
 	}

@@ -9,18 +9,12 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Row is one row of a State.
-type Row[K comparable, V any] struct {
-	Key   K
-	Value V
-}
-
 // Rows are what one Service adds to a State if no other Service contests its addresses. They are
 // sorted by their keys.
 type Rows struct {
-	Frontends []Row[model.Key, model.Frontend]
-	Pools     []Row[model.PoolID, model.Pool] // those that Frontends refer to
-	Health    []Row[netip.AddrPort, model.Health]
+	Frontends []model.Row[model.Key, model.Frontend]
+	Pools     []model.Row[model.PoolID, model.Pool] // those that Frontends refer to
+	Health    []model.Row[netip.AddrPort, model.Health]
 	Problems  []Problem
 }
 
@@ -52,9 +46,9 @@ func (c *compiler) compile() {
 		}
 		c.health(ip)
 	}
-	slices.SortFunc(c.rows.Frontends, func(a, b Row[model.Key, model.Frontend]) int { return a.Key.Compare(b.Key) })
-	slices.SortFunc(c.rows.Pools, func(a, b Row[model.PoolID, model.Pool]) int { return a.Key.Compare(b.Key) })
-	slices.SortFunc(c.rows.Health, func(a, b Row[netip.AddrPort, model.Health]) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(c.rows.Frontends, func(a, b model.Row[model.Key, model.Frontend]) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(c.rows.Pools, func(a, b model.Row[model.PoolID, model.Pool]) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(c.rows.Health, func(a, b model.Row[netip.AddrPort, model.Health]) int { return a.Key.Compare(b.Key) })
 }
 
 // current leaves out mirrored slices if there are real ones.
@@ -103,7 +97,7 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 				continue // the row for all clients says the same
 			}
 			key := model.Key{Addr: e.Addr(), Port: e.Port(), Protocol: p.Protocol, Scope: l.scope}
-			c.rows.Frontends = append(c.rows.Frontends, Row[model.Key, model.Frontend]{key, row})
+			c.rows.Frontends = append(c.rows.Frontends, model.Row[model.Key, model.Frontend]{Key: key, Value: row})
 		}
 	}
 	for i := range pools {
@@ -111,7 +105,7 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 			pool := model.Pool{
 				Backends: s.backends(i), Affinity: c.service.Affinity, Scheduler: c.service.Scheduler.name(),
 			}
-			c.rows.Pools = append(c.rows.Pools, Row[model.PoolID, model.Pool]{pools[i], pool})
+			c.rows.Pools = append(c.rows.Pools, model.Row[model.PoolID, model.Pool]{Key: pools[i], Value: pool})
 		}
 	}
 }
@@ -176,9 +170,9 @@ func (c *compiler) health(ip netip.Addr) {
 	c.ready = slices.Compact(c.ready)
 	for _, a := range c.view.NodePorts {
 		if a.Is4() == ip.Is4() {
-			c.rows.Health = append(c.rows.Health, Row[netip.AddrPort, model.Health]{
-				netip.AddrPortFrom(a, c.service.HealthCheckNodePort),
-				model.Health{Service: c.service.Name.String(), Local: len(c.ready)},
+			c.rows.Health = append(c.rows.Health, model.Row[netip.AddrPort, model.Health]{
+				Key:   netip.AddrPortFrom(a, c.service.HealthCheckNodePort),
+				Value: model.Health{Service: c.service.Name.String(), Local: len(c.ready)},
 			})
 		}
 	}

@@ -10,9 +10,10 @@ import (
 type ledger[K comparable, V any] struct {
 	rows   *map[K]V // which the State has
 	same   func(a, b V) bool
-	set    map[K]V  // rows that are new or differ since the last call of close
-	before map[K]*V // what rows were that differ, or are gone
-	fresh  int      // so many rows will probably be new
+	puts   model.Rows[K, V] // since the last call of close
+	before map[K]*V         // what rows were then that differ, or are gone; nil: they were not there
+	noted  int              // so many of puts are in before
+	fresh  int              // so many rows will probably be new
 }
 
 func newLedger[K comparable, V any](rows *map[K]V, same func(a, b V) bool) ledger[K, V] {
@@ -46,14 +47,10 @@ func (l *ledger[K, V]) put(k K, v V) (old V) {
 		l.remember(k, old)
 	}
 	(*l.rows)[k] = v
-	if was := l.before[k]; was != nil && l.same(*was, v) {
-		delete(l.set, k)
-		return old
+	if l.puts == nil {
+		l.puts = make(model.Rows[K, V], 0, l.fresh)
 	}
-	if l.set == nil {
-		l.set = make(map[K]V, l.fresh)
-	}
-	l.set[k] = v
+	l.puts = append(l.puts, model.Row[K, V]{Key: k, Value: v})
 	return old
 }
 
@@ -63,35 +60,47 @@ func (l *ledger[K, V]) remove(k K) (old V) {
 	if ok {
 		l.remember(k, old)
 		delete(*l.rows, k)
-		delete(l.set, k)
 	}
 	return old
 }
 
-// remember keeps what a row was at the last call of close, if there was one.
+// remember keeps what a row was at the last call of close. Most rows are put once, into a table that has none of that
+// key: of these nothing is noted before a row is put, or removed, that was there.
 func (l *ledger[K, V]) remember(k K, old V) {
-	if _, fresh := l.set[k]; fresh {
-		return // it is new, or was remembered before
-	}
+	l.noteNew()
 	if _, ok := l.before[k]; !ok {
 		was := old // old itself would be allocated for rows that are new too
 		l.before[k] = &was
 	}
 }
 
+// noteNew notes of what was put that it was not there; of what was there, remember knows it already.
+func (l *ledger[K, V]) noteNew() {
+	for _, r := range l.puts[l.noted:] {
+		if _, ok := l.before[r.Key]; !ok {
+			l.before[r.Key] = nil
+		}
+	}
+	l.noted = len(l.puts)
+}
+
 // close returns the difference since the last call. Rows that went away and came back are not in it.
 func (l *ledger[K, V]) close() (d model.Delta[K, V]) {
-	if len(l.set) > 0 {
-		d.Set = l.set
+	defer func() { l.puts, l.noted, l.fresh = nil, 0, 0 }()
+	if len(l.before) == 0 { // what was put is new, and nothing is gone
+		d.Set = l.puts
+		return d
 	}
-	for k := range l.before {
-		if _, ok := (*l.rows)[k]; !ok {
+	l.noteNew()
+	for k, was := range l.before {
+		now, ok := (*l.rows)[k]
+		switch {
+		case ok && (was == nil || !l.same(*was, now)):
+			d.Set = append(d.Set, model.Row[K, V]{Key: k, Value: now})
+		case !ok && was != nil:
 			d.Delete = append(d.Delete, k)
 		}
 	}
-	l.set, l.fresh = nil, 0
-	if len(l.before) > 0 { // not cleared: it may be as large as the State
-		l.before = map[K]*V{}
-	}
+	l.before = map[K]*V{} // not cleared: it may be as large as the State
 	return d
 }

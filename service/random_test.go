@@ -305,14 +305,19 @@ func checkChange(t *testing.T, from, to *model.State, change model.Change) {
 	t.Helper()
 	want := model.Diff(from, to)
 	for _, c := range []*model.Change{&want, &change} {
-		slices.SortFunc(c.Frontends.Delete, model.Key.Compare)
-		slices.SortFunc(c.Pools.Delete, model.PoolID.Compare)
-		slices.SortFunc(c.Guards.Delete, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
-		slices.SortFunc(c.Health.Delete, netip.AddrPort.Compare)
+		sortDelta(&c.Frontends, model.Key.Compare)
+		sortDelta(&c.Pools, model.PoolID.Compare)
+		sortDelta(&c.Guards, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
+		sortDelta(&c.Health, netip.AddrPort.Compare)
 	}
 	if !reflect.DeepEqual(change, want) {
 		t.Errorf("the Change is\n%+v\nshould be\n%+v", change, want)
 	}
+}
+
+func sortDelta[K comparable, V any](d *model.Delta[K, V], compare func(a, b K) int) {
+	slices.SortFunc(d.Set, func(a, b model.Row[K, V]) int { return compare(a.Key, b.Key) })
+	slices.SortFunc(d.Delete, compare)
 }
 
 // checkState checks what holds for every State: it keeps its promises, has no pool that nobody needs,

@@ -426,7 +426,7 @@ func (t *Table) rows(e *entry, c *compiler) *Rows {
 // setPools sets the pools of a Service to which Frontends lead that it was granted.
 func (t *Table) setPools(rows *Rows) {
 	for _, p := range rows.Pools {
-		if slices.ContainsFunc(rows.Frontends, func(r Row[model.Key, model.Frontend]) bool {
+		if slices.ContainsFunc(rows.Frontends, func(r model.Row[model.Key, model.Frontend]) bool {
 			return r.Value.Pool == p.Key && t.state.Frontends[r.Key].Pool == p.Key
 		}) {
 			t.pools.put(p.Key, p.Value)

@@ -115,7 +115,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	}
 	gone := map[model.Key]bool{}
 	changed := p.poolsLost(c.Pools)
-	for key, f := range c.Frontends.Set {
+	for key, f := range c.Frontends.Set.All() {
 		changed = changed || key.Protocol == model.UDP
 		p.came = p.came || key.Protocol == model.TCP && f.Verdict == model.Forward
 		p.drop(key)
@@ -136,7 +136,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 
 // poolsLost takes over changed pools and reports whether a UDP one lost backends.
 func (p *plane) poolsLost(d model.Delta[model.PoolID, model.Pool]) (lost bool) {
-	for id, now := range d.Set {
+	for id, now := range d.Set.All() {
 		if u := p.pools[id]; u != nil {
 			left := func(b model.Backend) bool { return !holds(now.Backends, b.AddrPort) }
 			lost = lost || slices.ContainsFunc(u.backends, left)

@@ -96,7 +96,7 @@ func BenchmarkApply(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				s.Pools[id] = []model.Pool{one, other}[i%2]
-				c := model.Change{Pools: model.Delta[model.PoolID, model.Pool]{Set: map[model.PoolID]model.Pool{id: s.Pools[id]}}}
+				c := model.Change{Pools: model.Delta[model.PoolID, model.Pool]{Set: model.Rows[model.PoolID, model.Pool]{{Key: id, Value: s.Pools[id]}}}}
 				if err := p.Apply(b.Context(), s, c); err != nil {
 					b.Fatal(err)
 				}

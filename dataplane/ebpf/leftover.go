@@ -114,10 +114,8 @@ func (l *leftover) apply(ctx context.Context, s *model.State, c model.Change) er
 // change is the part of a change that is about rows that are left.
 func (l *leftover) change(s *model.State, c model.Change) model.Change {
 	out := model.Change{Guards: c.Guards, Pods: c.Pods}
-	out.Frontends.Set = map[model.Key]model.Frontend{}
-	out.Pools.Set = map[model.PoolID]model.Pool{}
 	touched := map[model.Key]struct{}{}
-	for key, f := range c.Frontends.Set {
+	for key, f := range c.Frontends.Set.All() {
 		if len(l.state.Frontends) > 0 || l.isLeft(key, f) { // else nothing is left of it, before and after
 			key.Scope = model.Any
 			touched[key] = struct{}{}
@@ -134,7 +132,7 @@ func (l *leftover) change(s *model.State, c model.Change) model.Change {
 	for id, had := range before {
 		switch has := l.users[id]; {
 		case had == 0 && has > 0:
-			out.Pools.Set[id] = s.Pools[id]
+			out.Pools.Set = append(out.Pools.Set, model.Row[model.PoolID, model.Pool]{Key: id, Value: s.Pools[id]})
 		case had > 0 && has == 0:
 			out.Pools.Delete = append(out.Pools.Delete, id)
 		}
@@ -142,9 +140,10 @@ func (l *leftover) change(s *model.State, c model.Change) model.Change {
 			delete(l.users, id)
 		}
 	}
-	for id, pool := range c.Pools.Set {
-		if l.users[id] > 0 {
-			out.Pools.Set[id] = pool
+	for _, pool := range c.Pools.Set {
+		had, counted := before[pool.Key]
+		if l.users[pool.Key] > 0 && (!counted || had > 0) { // else it is set already
+			out.Pools.Set = append(out.Pools.Set, pool)
 		}
 	}
 	return out
@@ -171,7 +170,7 @@ func (l *leftover) frontend(s *model.State, key model.Key, out *model.Change, be
 		switch {
 		case ok && key == mine:
 			count(f.Pool, 1)
-			out.Frontends.Set[key] = f
+			out.Frontends.Set = append(out.Frontends.Set, model.Row[model.Key, model.Frontend]{Key: key, Value: f})
 		case has:
 			out.Frontends.Delete = append(out.Frontends.Delete, key)
 		}

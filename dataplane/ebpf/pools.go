@@ -32,15 +32,16 @@ type readyPool struct {
 
 // setAll sets the pools of a change, and has the kernel know the members of those that UDP now leads to.
 func (w *poolWriter) setAll(s *model.State, c model.Change) error {
+	var known []model.PoolID // of the kernel, but for its members
 	for _, key := range c.Frontends.Delete {
 		w.lost = w.lost || w.tcp || key.Protocol == model.UDP
 	}
-	for key, f := range c.Frontends.Set {
+	for key, f := range c.Frontends.Set.All() {
 		w.lost = w.lost || w.tcp || key.Protocol == model.UDP
 		if key.Protocol == model.UDP && f.Verdict == model.Forward && !w.udp[f.Pool] {
 			w.udp[f.Pool] = true
-			if _, changed := c.Pools.Set[f.Pool]; w.pools[f.Pool] != nil && !changed {
-				w.addMembers(f.Pool, w.pools[f.Pool], s.Pools[f.Pool], w.pools[f.Pool].first)
+			if w.pools[f.Pool] != nil {
+				known = append(known, f.Pool)
 			}
 		}
 	}
@@ -49,9 +50,14 @@ func (w *poolWriter) setAll(s *model.State, c model.Change) error {
 		maps.Copy(larger, w.pools)
 		w.pools = larger
 	}
-	for id, want := range c.Pools.Set {
+	for id, want := range c.Pools.Set.All() {
 		if err := w.set(id, want); err != nil {
 			return fmt.Errorf("pool %s: %w", id, err)
+		}
+	}
+	for _, id := range known {
+		if p := w.pools[id]; !p.listed {
+			w.addMembers(id, p, s.Pools[id], p.first)
 		}
 	}
 	return w.flush()

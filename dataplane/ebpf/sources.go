@@ -26,7 +26,7 @@ func (t *tables) allow(s *model.State, c model.Change) (gone []packetsSourceKey,
 			touched[at] = key
 		}
 	}
-	for key, f := range c.Frontends.Set {
+	for key, f := range c.Frontends.Set.All() {
 		if f.Allow != nil || len(t.sources) > 0 {
 			touch(key)
 		}

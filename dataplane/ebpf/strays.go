@@ -133,7 +133,7 @@ func (p *Plane) isStray(s *model.State, peer netip.AddrPort) bool {
 
 // setsUDP reports whether a change has frontends of UDP.
 func setsUDP(c model.Change) bool {
-	for key := range c.Frontends.Set {
+	for key := range c.Frontends.Set.All() {
 		if key.Protocol == model.UDP {
 			return true
 		}

@@ -123,9 +123,9 @@ func (t *tables) load(s *model.State) error {
 		}
 	}
 	return t.apply(s, model.Change{
-		Frontends: model.Delta[model.Key, model.Frontend]{Set: s.Frontends},
-		Pools:     model.Delta[model.PoolID, model.Pool]{Set: s.Pools},
-		Guards:    model.Delta[netip.Prefix, model.Verdict]{Set: s.Guards},
+		Frontends: model.Delta[model.Key, model.Frontend]{Set: model.RowsOf(s.Frontends)},
+		Pools:     model.Delta[model.PoolID, model.Pool]{Set: model.RowsOf(s.Pools)},
+		Guards:    model.Delta[netip.Prefix, model.Verdict]{Set: model.RowsOf(s.Guards)},
 	})
 }
 
@@ -173,13 +173,13 @@ const batch = 1024
 // setFrontends writes what leads to pools, and what else is said of addresses.
 func (t *tables) setFrontends(s *model.State, c model.Change) error {
 	w := writer{tables: t}
-	for key, f := range c.Frontends.Set {
+	for key, f := range c.Frontends.Set.All() {
 		w.frontend(s, key, f)
 	}
 	for _, key := range c.Frontends.Delete {
 		w.frontend(s, key, model.Frontend{})
 	}
-	for prefix, verdict := range c.Guards.Set {
+	for prefix, verdict := range c.Guards.Set.All() {
 		w.guard(prefix, verdict)
 	}
 	for _, prefix := range c.Guards.Delete {

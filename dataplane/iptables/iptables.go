@@ -333,13 +333,13 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 
 // neededSetsAfter is neededSets, which looks at all pools, if some pool has affinity.
 func (f *familyState) neededSetsAfter(c model.Change) map[string]setUse {
-	if len(f.sets) == 0 && !slices.ContainsFunc(slices.Collect(maps.Values(c.Pools.Set)), hasAffinity) {
+	if len(f.sets) == 0 && !slices.ContainsFunc(c.Pools.Set, hasAffinity) {
 		return f.sets
 	}
 	return f.neededSets()
 }
 
-func hasAffinity(p model.Pool) bool { return p.Affinity > 0 }
+func hasAffinity(r model.Row[model.PoolID, model.Pool]) bool { return r.Value.Affinity > 0 }
 
 // change is what an edit makes of a table, of which nobody else is thought to have touched our chains.
 func (f *familyState) change(i int, e *edit) *change {

@@ -146,7 +146,7 @@ func (l *layout) setFrontends(c model.Change) {
 		nat[scope], filter[scope] = map[model.Key][]rule{}, map[model.Key][]rule{}
 	}
 	spoofable := l.spoofable()
-	for k, f := range c.Frontends.Set {
+	for k, f := range c.Frontends.Set.All() {
 		if !l.mine(k.Addr) {
 			continue
 		}
@@ -322,7 +322,7 @@ func (l *layout) release(k model.Key, f model.Frontend) {
 // setPools takes over pools that are new or changed.
 func (l *layout) setPools(c model.Change) {
 	changed := map[netip.Addr]bool{}
-	for id, p := range c.Pools.Set {
+	for id, p := range c.Pools.Set.All() {
 		if id.V6 != l.v6 {
 			continue
 		}
@@ -455,7 +455,7 @@ func (l *layout) setGuards(s *model.State, c model.Change) {
 			ranges = true
 		}
 	}
-	for p, v := range c.Guards.Set {
+	for p, v := range c.Guards.Set.All() {
 		note(p, []rule{{do: guardTarget(v)}})
 	}
 	for _, p := range c.Guards.Delete {

@@ -23,7 +23,7 @@ func (f formers) note(r *rows, c model.Change) {
 	for _, key := range c.Frontends.Delete {
 		f.noteOne(r, key)
 	}
-	for key := range c.Frontends.Set {
+	for key := range c.Frontends.Set.All() {
 		f.noteOne(r, key)
 	}
 }

@@ -397,7 +397,7 @@ func (p *Plane) countLocals(k *kernel, s *model.State, c model.Change) {
 	for _, key := range c.Frontends.Delete {
 		p.locals.count(key, k.frontends[key], -1)
 	}
-	for key, f := range c.Frontends.Set {
+	for key, f := range c.Frontends.Set.All() {
 		p.locals.count(key, k.frontends[key], -1)
 		p.locals.count(key, f, 1)
 	}

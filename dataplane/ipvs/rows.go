@@ -70,7 +70,7 @@ func newChanges() *changes {
 // everything is a whole State as changes.
 func everything(s *model.State) model.Change {
 	c := model.Change{Pods: &s.Pods}
-	c.Frontends.Set, c.Pools.Set, c.Guards.Set = s.Frontends, s.Pools, s.Guards
+	c.Frontends.Set, c.Pools.Set, c.Guards.Set = model.RowsOf(s.Frontends), model.RowsOf(s.Pools), model.RowsOf(s.Guards)
 	return c
 }
 
@@ -80,13 +80,13 @@ func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
 	for _, key := range c.Frontends.Delete {
 		r.drop(key, w)
 	}
-	for key := range c.Frontends.Set {
+	for key := range c.Frontends.Set.All() {
 		r.drop(key, w)
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(c.Frontends.Set), model.Key.Compare) {
-		r.add(key, c.Frontends.Set[key], s, w)
+	for _, row := range slices.SortedFunc(slices.Values(c.Frontends.Set), byKey) {
+		r.add(row.Key, row.Value, s, w)
 	}
-	for id, p := range c.Pools.Set {
+	for id, p := range c.Pools.Set.All() {
 		r.setPool(id, p, w)
 	}
 	for id := range w.pools {
@@ -94,7 +94,7 @@ func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
 			r.dropPool(id, w)
 		}
 	}
-	w.guards = slices.AppendSeq(slices.Clone(c.Guards.Delete), maps.Keys(c.Guards.Set))
+	w.guards = slices.AppendSeq(slices.Clone(c.Guards.Delete), c.Guards.Set.Keys())
 	w.pods = c.Pods != nil
 	if max(r.numbers[0].next, r.numbers[1].next) > nf.MaxNumber {
 		return w, fmt.Errorf("more than %d pools of UDP or of others with affinity or for clients of this node",
@@ -102,6 +102,8 @@ func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
 	}
 	return w, nil
 }
+
+func byKey(a, b model.Row[model.Key, model.Frontend]) int { return a.Key.Compare(b.Key) }
 
 func (r *rows) drop(key model.Key, w *changes) {
 	w.frontends[key] = struct{}{}

@@ -115,7 +115,7 @@ func (p *plane) Sync(ctx context.Context, s *model.State) error {
 // Apply implements dataplane.Dataplane.
 func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
 	touched := keys{}
-	touched.add(p.ours, maps.Keys(c.Frontends.Set))
+	touched.add(p.ours, c.Frontends.Set.Keys())
 	touched.add(p.ours, slices.Values(c.Frontends.Delete))
 	switch {
 	case p.view == nil && len(touched) == 0:
@@ -123,7 +123,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	case p.view == nil: // from now on the wrapped plane has a State of its own
 		return p.Sync(ctx, s)
 	}
-	for id := range c.Pools.Set {
+	for id := range c.Pools.Set.All() {
 		maps.Copy(touched, p.users[id])
 	}
 	c = p.view.change(s, c)

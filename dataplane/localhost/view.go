@@ -49,23 +49,23 @@ func onIPv6Loopback(key model.Key) bool { return key.Addr.Is6() && onLoopback(ke
 // change performs a change that leads to s, and returns what is left of it for the wrapped plane.
 func (v *view) change(s *model.State, c model.Change) model.Change {
 	var affected []model.PoolID // some more than once
-	affected = slices.AppendSeq(affected, maps.Keys(c.Pools.Set))
+	affected = slices.AppendSeq(affected, c.Pools.Set.Keys())
 	replace := func(key model.Key, row model.Frontend) {
 		old := v.Frontends[key]
 		v.users[old.Pool]--
 		v.users[row.Pool]++
 		affected = append(affected, old.Pool, row.Pool)
 	}
-	rows := model.Delta[model.Key, model.Frontend]{Set: map[model.Key]model.Frontend{}}
+	var rows model.Delta[model.Key, model.Frontend]
 	remove := func(key model.Key) {
 		if _, has := v.Frontends[key]; has {
 			rows.Delete = append(rows.Delete, key)
 			replace(key, model.Frontend{})
 		}
 	}
-	for key, f := range c.Frontends.Set {
+	for key, f := range c.Frontends.Set.All() {
 		if row, ok := v.pass(key, f); ok {
-			rows.Set[key] = row
+			rows.Set = append(rows.Set, model.Row[model.Key, model.Frontend]{Key: key, Value: row})
 			replace(key, row)
 		} else {
 			remove(key)
@@ -79,11 +79,11 @@ func (v *view) change(s *model.State, c model.Change) model.Change {
 	return c
 }
 
-type pools = map[model.PoolID]model.Pool
-
 // pools is the change of pools when that of the frontends has been counted.
-func (v *view) pools(s *model.State, changed pools, affected []model.PoolID) model.Delta[model.PoolID, model.Pool] {
-	d := model.Delta[model.PoolID, model.Pool]{Set: pools{}}
+func (v *view) pools(
+	s *model.State, rows model.Rows[model.PoolID, model.Pool], affected []model.PoolID,
+) (d model.Delta[model.PoolID, model.Pool]) {
+	changed := maps.Collect(rows.All())
 	slices.SortFunc(affected, model.PoolID.Compare)
 	for _, id := range slices.Compact(affected) {
 		pool, exists := s.Pools[id]
@@ -91,7 +91,7 @@ func (v *view) pools(s *model.State, changed pools, affected []model.PoolID) mod
 		_, differs := changed[id]
 		switch used := exists && v.users[id] > 0; {
 		case used && (differs || !has):
-			d.Set[id] = pool
+			d.Set = append(d.Set, model.Row[model.PoolID, model.Pool]{Key: id, Value: pool})
 		case !used && has:
 			d.Delete = append(d.Delete, id)
 		}

@@ -125,7 +125,7 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 
 func drift[K comparable, V any](kind string, d model.Delta[K, V], have map[K]V) []dataplane.Drift {
 	var drifts []dataplane.Drift
-	for k, v := range d.Set {
+	for k, v := range d.Set.All() {
 		row := dataplane.Drift{Class: kind, Object: fmt.Sprintf("%s %v", kind, k), Want: fmt.Sprint(v)}
 		if old, ok := have[k]; ok {
 			row.Have = fmt.Sprint(old)
@@ -191,8 +191,8 @@ func (p *Plane) perform(ctx context.Context, c model.Change) error {
 
 // single takes a Delta apart into Deltas of one row.
 func single[K comparable, V any](d model.Delta[K, V]) (sets, deletes []model.Delta[K, V]) {
-	for k, v := range d.Set {
-		sets = append(sets, model.Delta[K, V]{Set: map[K]V{k: v}})
+	for k, v := range d.Set.All() {
+		sets = append(sets, model.Delta[K, V]{Set: model.Rows[K, V]{{Key: k, Value: v}}})
 	}
 	for _, k := range d.Delete {
 		deletes = append(deletes, model.Delta[K, V]{Delete: []K{k}})

@@ -3,6 +3,7 @@ package nftables
 import (
 	"errors"
 	"fmt"
+	"iter"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
@@ -45,7 +46,7 @@ func Prepare(c dataplane.Config) (err error) {
 }
 
 // needLocalnet records, in the transaction, that the sysctl is about to be set, or that another plane has set it.
-func (t *table) needLocalnet(frontends map[model.Key]model.Frontend) error {
+func (t *table) needLocalnet(frontends iter.Seq2[model.Key, model.Frontend]) error {
 	if t.Family.V6() || t.localnet {
 		return nil
 	}

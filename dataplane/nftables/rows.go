@@ -2,6 +2,8 @@ package nftables
 
 import (
 	"errors"
+	"iter"
+	"maps"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +26,8 @@ func (t *table) sync(s *model.State) error {
 	t.recheck = true
 	t.adopt(s)
 	t.findSources()
-	errs := []error{t.needLocalnet(s.Frontends), t.setRows(s, s.Pools, s.Frontends), t.setPods(s)}
+	frontends := maps.All(s.Frontends)
+	errs := []error{t.needLocalnet(frontends), t.setRows(s, maps.All(s.Pools), frontends), t.setPods(s)}
 	t.setGuards(s)
 	for key := range t.rows {
 		if _, ok := s.Frontends[key]; !ok {
@@ -161,7 +164,7 @@ func (t *table) findSources() {
 
 // setRows sets pools first, then the frontends that refer to them, and deletes what both have left.
 func (t *table) setRows(
-	s *model.State, pools map[model.PoolID]model.Pool, frontends map[model.Key]model.Frontend,
+	s *model.State, pools iter.Seq2[model.PoolID, model.Pool], frontends iter.Seq2[model.Key, model.Frontend],
 ) error {
 	var errs []error
 	for id, pool := range pools {
@@ -216,7 +219,8 @@ func (t *table) apply(s *model.State, c model.Change) error {
 			return err
 		}
 	}
-	if err := errors.Join(t.needLocalnet(c.Frontends.Set), t.setRows(s, c.Pools.Set, c.Frontends.Set)); err != nil {
+	frontends := c.Frontends.Set.All()
+	if err := errors.Join(t.needLocalnet(frontends), t.setRows(s, c.Pools.Set.All(), frontends)); err != nil {
 		return err
 	}
 	if !c.Guards.Empty() {
@@ -271,7 +275,7 @@ func (t *table) changeGuards(s *model.State, c model.Change) {
 			ranges = true
 		}
 	}
-	for p, v := range c.Guards.Set {
+	for p, v := range c.Guards.Set.All() {
 		set(p, v)
 	}
 	for _, p := range c.Guards.Delete {

@@ -1,6 +1,8 @@
 package userspace
 
 import (
+	"iter"
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -72,17 +74,17 @@ func (d *directory) replace(s *model.State) {
 			delete(d.pools, id)
 		}
 	}
-	d.setPools(s.Pools)
+	d.setPools(maps.All(s.Pools))
 	clear(d.rows)
-	d.setRows(s.Frontends)
+	d.setRows(maps.All(s.Frontends))
 }
 
 // change performs a Change.
 func (d *directory) change(c model.Change) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.setPools(c.Pools.Set)
-	d.setRows(c.Frontends.Set)
+	d.setPools(c.Pools.Set.All())
+	d.setRows(c.Frontends.Set.All())
 	for _, key := range c.Frontends.Delete {
 		delete(d.rows, key)
 	}
@@ -91,7 +93,7 @@ func (d *directory) change(c model.Change) {
 	}
 }
 
-func (d *directory) setPools(pools map[model.PoolID]model.Pool) {
+func (d *directory) setPools(pools iter.Seq2[model.PoolID, model.Pool]) {
 	for id, p := range pools {
 		if d.pools[id] == nil {
 			d.pools[id] = newPool(id)
@@ -100,7 +102,7 @@ func (d *directory) setPools(pools map[model.PoolID]model.Pool) {
 	}
 }
 
-func (d *directory) setRows(frontends map[model.Key]model.Frontend) {
+func (d *directory) setRows(frontends iter.Seq2[model.Key, model.Frontend]) {
 	for key, f := range frontends {
 		if f.Verdict != model.Forward {
 			delete(d.rows, key)

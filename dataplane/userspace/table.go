@@ -203,7 +203,7 @@ func (t *table) deleteAll(elements []element, intervals bool) {
 
 // apply makes the steps of a change.
 func (t *table) apply(s *model.State, c model.Change) error {
-	for key, f := range c.Frontends.Set {
+	for key, f := range c.Frontends.Set.All() {
 		if t.Family.Mine(key.Addr) {
 			t.replace(key, elementsOf(key, f))
 		}
@@ -212,7 +212,7 @@ func (t *table) apply(s *model.State, c model.Change) error {
 		t.replace(key, nil)
 	}
 	ranges := false
-	for p, v := range c.Guards.Set {
+	for p, v := range c.Guards.Set.All() {
 		ranges = ranges || !p.IsSingleIP()
 		if t.Family.Mine(p.Addr()) && p.IsSingleIP() {
 			t.replace(p, addressElements(p, v))

@@ -406,13 +406,13 @@ func (l *flows) touched(c *model.Change, rows *directory) (some []*flow) {
 			}
 		}
 	}
-	for key := range c.Frontends.Set {
+	for key := range c.Frontends.Set.All() {
 		of(key)
 	}
 	for _, key := range c.Frontends.Delete {
 		of(key)
 	}
-	for id := range c.Pools.Set {
+	for id := range c.Pools.Set.All() {
 		for f := range l.byPool[rows.pool(id)] {
 			some = append(some, f)
 		}

@@ -21,7 +21,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -392,14 +394,15 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 
 // ableChange deletes the rows that cannot be served, see able.
 func (p *Plane) ableChange(c model.Change) (model.Change, error) {
-	s, err := p.able(&model.State{Frontends: c.Frontends.Set})
+	s, err := p.able(&model.State{Frontends: maps.Collect(c.Frontends.Set.All())})
 	if err != nil {
-		for key := range c.Frontends.Set {
+		c.Frontends.Delete = slices.Clone(c.Frontends.Delete)
+		for key := range c.Frontends.Set.Keys() {
 			if _, ok := s.Frontends[key]; !ok {
-				c.Frontends.Delete = append(c.Frontends.Delete[:len(c.Frontends.Delete):len(c.Frontends.Delete)], key)
+				c.Frontends.Delete = append(c.Frontends.Delete, key)
 			}
 		}
-		c.Frontends.Set = s.Frontends
+		c.Frontends.Set = model.RowsOf(s.Frontends)
 	}
 	return c, err
 }
