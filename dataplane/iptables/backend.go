@@ -70,6 +70,10 @@ type change struct {
 	gone   []string
 	add    []baseRule // the last one comes first in its chain
 	remove []foundRule
+
+	// What Audit tells of chains that are set and known: rules that they lack, and how many they have beside.
+	lacking map[string][]rule
+	beside  map[string]int
 }
 
 func (c *change) empty() bool {
@@ -105,12 +109,18 @@ func each[T any](list []T, f func(T)) {
 
 // difference is the change that makes a table hold the chains that are wanted, and nothing else of ours.
 func difference(b backend, id tableID, want map[string][]rule, have *content) *change {
-	c := &change{table: id, set: map[string][]rule{}, known: map[string]bool{}}
+	c := &change{
+		table: id, set: map[string][]rule{}, known: map[string]bool{},
+		lacking: map[string][]rule{}, beside: map[string]int{},
+	}
 	for name, rules := range want {
 		marks, exists := have.chains[name]
 		c.known[name] = exists
 		if !exists || !slices.EqualFunc(rules, marks, func(r rule, m uint64) bool { return b.mark(id, &r) == m }) {
 			c.set[name] = rules
+			if exists {
+				c.part(b, name, rules, marks)
+			}
 		}
 	}
 	for name, marks := range have.chains {
@@ -126,6 +136,24 @@ func difference(b backend, id tableID, want map[string][]rule, have *content) *c
 	slices.Sort(c.gone)
 	c.baseRules(b, have, want)
 	return c
+}
+
+// part notes which rules a chain lacks, and how many it has beside.
+func (c *change) part(b backend, chain string, rules []rule, marks []uint64) {
+	beside := map[uint64]int{}
+	for _, m := range marks {
+		beside[m]++
+	}
+	surplus := len(marks)
+	for i := range rules {
+		if m := b.mark(c.table, &rules[i]); beside[m] > 0 {
+			beside[m]--
+			surplus--
+		} else {
+			c.lacking[chain] = append(c.lacking[chain], rules[i])
+		}
+	}
+	c.beside[chain] = surplus
 }
 
 // leadsTo reports whether a rule in somebody else's chain leads to a chain.

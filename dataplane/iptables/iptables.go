@@ -418,7 +418,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	if p.families != nil {
 		if ok, err := p.backend.undisturbed(p.tableIDs()); err != nil {
 			return nil, fmt.Errorf("iptables: %w", err)
-		} else if ok {
+		} else if ok && !dataplane.Thorough(ctx) {
 			return nil, nil
 		}
 	}
@@ -453,11 +453,20 @@ func (c *change) drifts() (drifts []dataplane.Drift) {
 		drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Want: want, Have: have})
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.set)) {
-		have := ""
-		if c.known[name] {
-			have = "other rules"
+		chain := "chain " + name
+		switch lacking, beside := c.lacking[name], c.beside[name]; {
+		case !c.known[name]:
+			add("chain", chain, describe(c.set[name]), "")
+		case len(lacking) == 0 && beside == 0 && len(c.set[name]) > 0:
+			add("chain", chain, describe(c.set[name]), "its rules in another order")
+		default:
+			for _, r := range lacking {
+				add("rule", chain+r.row(), r.String(), "")
+			}
+			if beside > 0 || len(lacking) == 0 {
+				add("rule", chain, "", "rules that are not ours")
+			}
 		}
-		add("chain", "chain "+name, describe(c.set[name]), have)
 	}
 	for _, name := range c.gone {
 		add("chain", "chain "+name, "", "rules")

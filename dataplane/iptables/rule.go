@@ -85,6 +85,14 @@ func goes(chain string) target   { return target{verb: goTo, name: chain} }
 // host is the prefix that holds one address.
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
+// row names the frontend that a rule is about, if it is about one.
+func (r *rule) row() string {
+	if !r.dst.IsValid() || !r.dst.IsSingleIP() || r.ports.first == 0 || r.ports.first != r.ports.last {
+		return ""
+	}
+	return fmt.Sprintf(", frontend %s/%s", netip.AddrPortFrom(r.dst.Addr(), r.ports.first), r.protocol)
+}
+
 // String is the rule as iptables -S prints it, without its chain.
 func (r rule) String() string {
 	var words []string

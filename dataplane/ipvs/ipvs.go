@@ -472,15 +472,15 @@ func (p *Plane) tidy(k *kernel, refused *[]error) error {
 }
 
 // Audit implements dataplane.Dataplane.
-func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, error) {
-	drifts, err := p.audit(s)
+func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	drifts, err := p.audit(s, dataplane.Thorough(ctx))
 	if err != nil {
 		return nil, fmt.Errorf("ipvs: %w", err)
 	}
 	return drifts, nil
 }
 
-func (p *Plane) audit(s *model.State) (drifts []dataplane.Drift, err error) {
+func (p *Plane) audit(s *model.State, all bool) (drifts []dataplane.Drift, err error) {
 	for _, c := range p.sysctls {
 		if have := c.get(); have != c.value {
 			drifts = append(drifts, dataplane.Drift{Class: "sysctl", Object: c.file, Want: c.value, Have: have})
@@ -501,12 +501,29 @@ func (p *Plane) audit(s *model.State) (drifts []dataplane.Drift, err error) {
 		return nil, err
 	}
 	var found []dataplane.Drift
-	if p.held != nil && p.clean != 0 && generation == p.clean+p.own {
+	if p.held != nil && p.clean != 0 && generation == p.clean+p.own && !all {
 		found, err = p.glance()
 	} else if found, err = p.compare(s); err == nil && len(found) == 0 {
 		p.clean, p.own = generation, 0
 	}
-	return append(drifts, found...), err
+	return append(drifts, p.nameMarks(found)...), err
+}
+
+// nameMarks adds to differences of virtual servers of marks whose they are.
+func (p *Plane) nameMarks(drifts []dataplane.Drift) []dataplane.Drift {
+	if p.held == nil {
+		return drifts
+	}
+	pools := map[string]string{}
+	for key, id := range p.held.wanted {
+		if key.mark != 0 {
+			pools["virtual server "+key.String()] = " of pool " + id.String()
+		}
+	}
+	for i := range drifts {
+		drifts[i].Object += pools[drifts[i].Object]
+	}
+	return drifts
 }
 
 // glance looks at what is not in the ruleset, which nobody else has touched.
@@ -533,7 +550,7 @@ func (p *Plane) compare(s *model.State) ([]dataplane.Drift, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := append(k.drifts(todo), p.localDrifts(k, todo.add)...)
+	found := append(k.drifts(todo, s), p.localDrifts(k, todo.add)...)
 	if p.held == nil && len(found) == 0 {
 		p.held, p.deadlines = k, k.servers.deadlines
 	}
@@ -564,16 +581,14 @@ func (p *Plane) tick() error {
 }
 
 // drifts are what there is to do, but for what drains.
-func (k *kernel) drifts(todo *work) []dataplane.Drift {
+func (k *kernel) drifts(todo *work, s *model.State) []dataplane.Drift {
 	want := map[serverKey]*server{}
 	for key := range k.wanted {
 		want[key] = k.want(key)
 	}
 	drifts := k.servers.compare(want)
 	for _, tx := range []*nf.Transaction{&todo.records, &todo.table} {
-		for i := range tx.Steps {
-			drifts = append(drifts, tx.Drift(&tx.Steps[i]))
-		}
+		drifts = append(drifts, tx.Drifts(s)...)
 	}
 	return drifts
 }

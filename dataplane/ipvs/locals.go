@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -61,7 +60,7 @@ func openLocals(o Options, log *slog.Logger, fault func(string) error) (*locals,
 	}
 	l := &locals{
 		handle: handle, log: log, fault: fault,
-		routes: &routes{handle, map[bool]net.IP{}},
+		routes: newRoutes(handle),
 		dummy:  &dummy{handle: handle, excluded: excluded},
 	}
 	l.way, l.other, l.whole = l.routes, l.dummy, true

@@ -15,6 +15,16 @@ import (
 type routes struct {
 	handle *netlink.Handle
 	nodes  map[bool]net.IP // the node's first address of each family, true for IPv6, once it was asked for
+	// sources are those of the routes as they were made, or found at first; wrong are routes with another one, which
+	// somebody else has given them.
+	sources map[netip.Prefix]string
+	wrong   map[netip.Prefix]netlink.Route
+}
+
+func newRoutes(handle *netlink.Handle) *routes {
+	return &routes{
+		handle: handle, nodes: map[bool]net.IP{}, sources: map[netip.Prefix]string{}, wrong: map[netip.Prefix]netlink.Route{},
+	}
 }
 
 // protocol marks our routes ("ip route show table local proto 250").
@@ -26,12 +36,20 @@ func (*routes) claim() error { return nil }
 
 func (r *routes) load([]netlink.Addr) (map[netip.Prefix]bool, error) {
 	clear(r.nodes)
+	clear(r.wrong)
 	held := map[netip.Prefix]bool{}
 	all, err := r.list()
-	for _, route := range all {
-		if p, ok := prefixOf(route.Dst); ok {
-			held[p] = true
+	for i := range all {
+		p, ok := prefixOf(all[i].Dst)
+		if !ok {
+			continue
 		}
+		source := all[i].Src.String()
+		if known, ok := r.sources[p]; ok && known != source {
+			r.wrong[p] = all[i]
+			continue
+		}
+		held[p], r.sources[p] = true, source
 	}
 	return held, err
 }
@@ -51,16 +69,26 @@ func (r *routes) list() (all []netlink.Route, err error) {
 }
 
 func (r *routes) add(p netip.Prefix) error {
+	if wrong, ok := r.wrong[p]; ok {
+		if err := r.handle.RouteDel(&wrong); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+		delete(r.wrong, p)
+	}
 	route := routeTo(p)
 	route.Src = r.source(p.Addr())
 	err := r.handle.RouteAppend(route)
 	if errors.Is(err, unix.EEXIST) {
-		return nil
+		err = nil
+	}
+	if err == nil {
+		r.sources[p] = route.Src.String()
 	}
 	return err
 }
 
 func (r *routes) remove(p netip.Prefix) error {
+	delete(r.sources, p)
 	err := r.handle.RouteDel(routeTo(p))
 	if errors.Is(err, unix.ESRCH) {
 		return nil

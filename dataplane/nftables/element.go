@@ -3,6 +3,8 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
+	"strings"
 
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
@@ -23,6 +25,37 @@ func (t *table) describe(s *nf.Set, e nf.Element) string {
 		return fmt.Sprintf("%d %s", nf.Token(nf.Number(e.Key)).Class(), e.Chain)
 	}
 	return ""
+}
+
+// row names the row of which an element is a part.
+func (t *table) row(s *nf.Set, e nf.Element) (row, want string) {
+	switch s.Name {
+	case "slots", "choices":
+		if len(e.Key) < 8 {
+			return "", ""
+		}
+		want := "in " + s.Name
+		if backend, ok := nf.DecodeBackend(e.Data); ok && s.Name == "slots" {
+			want = "backend " + backend.String()
+		}
+		number, index := binary.NativeEndian.Uint32(e.Key), binary.NativeEndian.Uint32(e.Key[4:])
+		return fmt.Sprintf("pool %s %s %d", t.poolName(number), strings.TrimSuffix(s.Name, "s"), index), want
+	case "backends":
+		b, _ := nf.DecodeBackend(e.Data)
+		return fmt.Sprintf("name of a backend that clients keep %x", e.Key), b.String()
+	case "hairpin":
+		a, _ := netip.AddrFromSlice(e.Key[:min(len(e.Key), int(t.Family.Address.Words()*4))])
+		return fmt.Sprintf("backend %s that reaches itself", a), "in " + s.Name
+	}
+	return "", ""
+}
+
+// poolName is the pool's name, or its number if nobody has one of that number.
+func (t *table) poolName(number uint32) string {
+	if id, ok := t.poolNames()[number]; ok {
+		return id.String()
+	}
+	return fmt.Sprintf("number %d", number)
 }
 
 func (t *table) describeSlot(e nf.Element) string {

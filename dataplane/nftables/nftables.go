@@ -213,7 +213,7 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not
 // look closer if nobody else has changed the ruleset since the last successful call.
-func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, error) {
+func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
 	generation, err := p.conn.Generation()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
@@ -223,30 +223,17 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 			return drifts, nil
 		}
 	}
-	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own {
+	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own && !dataplane.Thorough(ctx) {
 		return nil, nil
 	}
-	tables, tx, err := p.plan(s)
+	_, tx, err := p.plan(s)
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return nil, err
 	}
 	if len(tx.Steps) == 0 && p.tables != nil {
 		p.clean, p.own = generation, 0
 	}
-	var drifts []dataplane.Drift
-	missing := map[*nf.Table]bool{}
-	for _, t := range tables {
-		if missing[&t.Table] = t.missing; t.missing {
-			const rows = "all its rows, as this version lays them out"
-			drifts = append(drifts, dataplane.Drift{Class: "table", Object: t.String(), Want: rows})
-		}
-	}
-	for i := range tx.Steps {
-		if s := &tx.Steps[i]; !missing[s.Table] {
-			drifts = append(drifts, tx.Drift(s))
-		}
-	}
-	return drifts, nil
+	return tx.Drifts(s), nil
 }
 
 // Remove implements dataplane.Dataplane.

@@ -14,11 +14,11 @@ import (
 
 // sync makes the steps from what load found to s.
 func (t *table) sync(s *model.State) error {
-	t.missing = !t.Exists
+	missing := !t.Exists
 	if err := t.structure(); err != nil {
 		return err
 	}
-	if t.missing {
+	if missing {
 		if err := t.prepare(s); err != nil {
 			return err
 		}

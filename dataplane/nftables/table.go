@@ -23,7 +23,6 @@ type table struct {
 	localnet       bool // some frontend is on 127.0.0.0/8
 	localnetIsOn   bool
 	localnetWasOff bool // and it was another plane that set it
-	missing        bool // it did not exist when it was loaded
 
 	rows    map[model.Key]row
 	pools   map[model.PoolID]*pool
@@ -82,7 +81,7 @@ func newTable(f nf.Family, mark uint32, tx *nf.Transaction) *table {
 	for i := range t.members {
 		t.members[i] = members{}
 	}
-	t.Describe = t.describe
+	t.Describe, t.Row = t.describe, t.row
 	return t
 }
 

@@ -463,7 +463,7 @@ func TestAudit_routing(t *testing.T) {
 		{"nft flush ruleset", "table ip fairlead-userspace: missing: all its rows\n" +
 			"table ip6 fairlead-userspace: missing: all its rows\n"},
 		{"nft flush set ip fairlead-userspace frontends",
-			"table ip fairlead-userspace: frontends: missing: 10.96.0.10 tcp 80\n"},
+			"frontend 10.96.0.10:80/tcp any: missing: forward default/web cluster snat offcluster\n"},
 	} {
 		if got := audit(); got != "" {
 			t.Fatalf("before %s: %s", damage.command, got)

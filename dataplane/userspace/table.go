@@ -96,9 +96,8 @@ type listening struct{ ports, redirectPorts ports }
 type table struct {
 	nf.Table
 	listening
-	missing bool // it did not exist when it was loaded
-	owners  map[any][]element
-	found   map[element]bool // in the kernel, and nobody has claimed it yet
+	owners map[any][]element
+	found  map[element]bool // in the kernel, and nobody has claimed it yet
 }
 
 // element is a member of a set, by the key that nf.Table.Element takes.
@@ -143,7 +142,6 @@ func (t *table) load(c *nfnetlink.Socket) error {
 
 // sync makes the steps from what load has found to s.
 func (t *table) sync(s *model.State) error {
-	t.missing = !t.Exists
 	wanted := map[any][]element{}
 	for key, f := range s.Frontends {
 		if t.Family.Mine(key.Addr) {

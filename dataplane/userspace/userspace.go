@@ -409,7 +409,7 @@ func (p *Plane) ableChange(c model.Change) (model.Change, error) {
 
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. Rules and sets are not read if
 // nobody else has changed the ruleset since the last successful call.
-func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, error) {
+func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
 	if p.proxy == nil {
 		return []dataplane.Drift{{Class: "sockets", Object: "sockets of the process", Want: "open"}}, nil
 	}
@@ -428,38 +428,27 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 		}
 		drifts = append(drifts, some...)
 	}
-	rules, err := p.auditRules(s)
+	rules, err := p.auditRules(s, dataplane.Thorough(ctx))
 	return append(drifts, rules...), err
 }
 
-func (p *Plane) auditRules(s *model.State) (drifts []dataplane.Drift, err error) {
+func (p *Plane) auditRules(s *model.State, all bool) (drifts []dataplane.Drift, err error) {
 	foreign, err := p.foreign()
 	if err != nil {
 		return nil, err
 	}
-	if p.tables != nil && p.clean != 0 && foreign == p.clean {
+	if p.tables != nil && p.clean != 0 && foreign == p.clean && !all {
 		return nil, nil
 	}
 	served, _ := p.able(s) // Sync has told
-	tables, tx, err := p.plan(served)
+	_, tx, err := p.plan(served)
 	if err != nil {
 		return nil, err
 	}
 	if len(tx.Steps) == 0 && p.tables != nil {
 		p.clean = foreign
 	}
-	missing := map[*nf.Table]bool{}
-	for _, t := range tables {
-		if missing[&t.Table] = t.missing; t.missing {
-			drifts = append(drifts, dataplane.Drift{Class: "table", Object: t.String(), Want: "all its rows"})
-		}
-	}
-	for i := range tx.Steps {
-		if step := &tx.Steps[i]; !missing[step.Table] {
-			drifts = append(drifts, tx.Drift(step))
-		}
-	}
-	return drifts, nil
+	return tx.Drifts(served), nil
 }
 
 // Remove implements dataplane.Dataplane. All connections end.

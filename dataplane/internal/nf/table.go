@@ -18,6 +18,9 @@ type Table struct {
 	Tx            *Transaction
 	// Describe, if not nil, names an element within its set; empty: its key says enough.
 	Describe func(*Set, Element) string
+	// Row, if not nil, names the row of which an element is a part, in the words of the model, and what it should say;
+	// empty: that is the same in all planes.
+	Row func(*Set, Element) (row, want string)
 
 	Exists    bool
 	Foreign   bool // made by another version: to be replaced, not taken over
@@ -25,6 +28,7 @@ type Table struct {
 	Chains    map[string][]string // by name: the marks of the rules
 
 	constant map[string]bool // names of the chains of Structure
+	made     bool            // by Structure: there was none
 }
 
 // String names the table as people do.
@@ -35,7 +39,7 @@ func (t *Table) Structure(chains []Chain) error {
 	if !t.Exists {
 		t.object(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, "")
 		t.Tx.end()
-		t.Exists = true
+		t.Exists, t.made = true, true
 	}
 	for i, s := range t.Sets {
 		if !t.FoundSets[s.Name] {

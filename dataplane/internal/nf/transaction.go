@@ -1,7 +1,6 @@
 package nf
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -258,19 +256,4 @@ func (s *Set) describe(e Element) string {
 		words = append(words, "(where a range ends)")
 	}
 	return strings.Join(words, " ")
-}
-
-// Drift says what is wrong if a step has to be done.
-func (t *Transaction) Drift(s *Step) dataplane.Drift {
-	d := dataplane.Drift{Class: "structure", Object: s.Table.String()}
-	if s.set != nil {
-		d.Class = s.set.Name
-		d.Object += ": " + d.Class
-	}
-	if what := cmp.Or(t.describe(s), "the table"); verbs[s.Verb] == deleting {
-		d.Have = what
-	} else {
-		d.Want = what
-	}
-	return d
 }

@@ -1,0 +1,165 @@
+package nf
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/model"
+)
+
+// Drifts says what is wrong if the steps have to be done to make the kernel hold s. Steps that are about the same row,
+// or chain, make one difference. Of a table that has to be made as a whole one tells of all.
+func (t *Transaction) Drifts(s *model.State) (drifts []dataplane.Drift) {
+	type place struct{ class, object string }
+	at := map[place]int{}
+	for i := range t.Steps {
+		step := &t.Steps[i]
+		if step.Table.made || step.set != nil && t.isEnd(step) {
+			continue
+		}
+		d := t.drift(i, s)
+		p := place{d.Class, d.Object}
+		n, known := at[p]
+		if !known {
+			at[p] = len(drifts)
+			drifts = append(drifts, d)
+			continue
+		}
+		drifts[n].Want, drifts[n].Have = cmp.Or(d.Want, drifts[n].Want), cmp.Or(d.Have, drifts[n].Have)
+	}
+	const rows = "all its rows"
+	for _, table := range t.tables() {
+		if table.made {
+			drifts = append(drifts, dataplane.Drift{Class: "table", Object: table.String(), Want: rows})
+		}
+	}
+	return drifts
+}
+
+// tables are those of the steps.
+func (t *Transaction) tables() (tables []*Table) {
+	for i := range t.Steps {
+		if table := t.Steps[i].Table; !slices.Contains(tables, table) {
+			tables = append(tables, table)
+		}
+	}
+	return tables
+}
+
+// isEnd reports whether a step is about the end of a range, which is told with its beginning.
+func (t *Transaction) isEnd(s *Step) bool { return t.element(s).End }
+
+func (t *Transaction) element(s *Step) Element { return decodeElement(t.B[s.from:s.to][4:]) }
+
+func (t *Transaction) drift(i int, s *model.State) dataplane.Drift {
+	step := &t.Steps[i]
+	d := dataplane.Drift{Class: "structure", Object: step.Table.String()}
+	want, have := "", ""
+	if step.set != nil {
+		d.Class = step.set.Name
+		d.Object, want = t.row(i, s)
+		have = fmt.Sprintf("another element of %s in %s", step.set.Name, step.Table)
+	} else {
+		var what string
+		if what, want, have = t.part(step); what != "" {
+			d.Object += ": " + what
+		}
+	}
+	if verbs[step.Verb] == deleting {
+		d.Have = have
+	} else {
+		d.Want = want
+	}
+	return d
+}
+
+// part names what a step is about that is no element, and what it should be, or is.
+func (t *Transaction) part(s *Step) (what, want, have string) {
+	attrs := t.B[s.from:s.to]
+	switch s.Verb {
+	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
+		return "set " + nfnetlink.Text(attrs, unix.NFTA_SET_NAME), "a set", "a set that is not ours"
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		return "chain " + nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME), "its rules", "a chain that is not ours"
+	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+		return "chain " + nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN), "its rules", "other rules"
+	}
+	return "", "the table", "another table"
+}
+
+// row names the row of which an element is a part, in the words of the model, and what it should say.
+func (t *Transaction) row(i int, s *model.State) (row, want string) {
+	step := &t.Steps[i]
+	e, set := t.element(step), step.set
+	if f := step.Table.Row; f != nil {
+		if row, want = f(set, e); row != "" {
+			return row, want
+		}
+	}
+	want = "in " + set.Name
+	scope, name := model.Any, set.Name
+	if rest, ok := strings.CutPrefix(name, "internal-"); ok {
+		scope, name = model.Internal, rest
+	}
+	key, isKey := DecodeKey(e.Key, scope)
+	isKey = isKey && slices.Equal(set.Key[:min(3, len(set.Key))], step.Table.Family.FrontendKey())
+	switch {
+	case isKey && name == "sources":
+		n := len(e.Key) - int(step.Table.Family.Address.size())
+		key, _ = DecodeKey(e.Key[:n], scope)
+		return fmt.Sprintf("frontend %s allow %s", key, interval(e.Key[n:], e.keyEnd[n:])), want
+	case isKey && name == "virtual-servers":
+		return fmt.Sprintf("record of virtual server %s/%s", key.AddrPort(), key.Protocol), want
+	case isKey:
+		if f, ok := s.Frontends[key]; ok {
+			want = f.String()
+		}
+		return "frontend " + key.String(), want
+	case strings.HasSuffix(name, "-addresses"), strings.HasSuffix(name, "-ranges"), name == "pods":
+		return t.rangeRow(i)
+	}
+	return fmt.Sprintf("%s of %s: %s", set.Name, step.Table, set.describe(e)), want
+}
+
+// rangeRow is row for an address, or for a range, of which the next step is the end.
+func (t *Transaction) rangeRow(i int) (row, want string) {
+	step := &t.Steps[i]
+	e, set := t.element(step), step.set
+	last := e.Key
+	if set.Interval() {
+		first, _ := netip.AddrFromSlice(e.Key)
+		last = []byte(Interval(netip.PrefixFrom(first, 0)))[len(e.Key):] // where there is no end
+		if i+1 < len(t.Steps) && t.Steps[i+1].set == set && t.isEnd(&t.Steps[i+1]) {
+			end, _ := netip.AddrFromSlice(t.element(&t.Steps[i+1]).Key)
+			last = end.Prev().AsSlice()
+		}
+	}
+	kind, _, _ := strings.Cut(set.Name, "-")
+	switch kind {
+	case "pods":
+		return "pods " + interval(e.Key, last), "in " + set.Name
+	case "local":
+		return "address of the node " + interval(e.Key, last), "in " + set.Name
+	}
+	return "guard " + interval(e.Key, last), kind
+}
+
+// interval writes a range as a prefix, if it is one.
+func interval(from, to []byte) string {
+	first, _ := netip.AddrFromSlice(from)
+	last, _ := netip.AddrFromSlice(to)
+	for bits := 0; bits <= first.BitLen(); bits++ {
+		p := netip.PrefixFrom(first, bits)
+		if p.Masked() == p && prefixSpan(p) == (Span{first, last}) {
+			return p.String()
+		}
+	}
+	return first.String() + "-" + last.String()
+}
