@@ -24,6 +24,14 @@ type Counters struct {
 	Served  []Served  `json:"served"`
 	Refused []Refused `json:"refused"`
 	Tables  []Table   `json:"tables"`
+	Dials   *Dials    `json:"dials,omitempty"`
+}
+
+// Dials are what a plane has counted that connects to backends itself.
+type Dials struct {
+	Failed  uint64 `json:"failed"`  // backends that did not answer, or refused
+	Rescued uint64 `json:"rescued"` // connections that another backend answered after that
+	Lost    uint64 `json:"lost"`    // connections that none of the backends answered that were tried
 }
 
 // Served is what a backend of a pool got. Of a connection of UDP that is the first datagram from a socket to an
@@ -32,6 +40,7 @@ type Served struct {
 	Pool        model.PoolID
 	Backend     netip.AddrPort // not valid: all that have left the pool
 	Connections uint64
+	Failed      uint64 // connections for which it was tried in vain, by a plane that connects itself
 	// Of what passes as packets: where both ends have sockets on the node, the plane sees only the connection.
 	ToBackend, ToClient Traffic
 }
@@ -42,9 +51,10 @@ func (s Served) MarshalJSON() ([]byte, error) {
 		Pool        string  `json:"pool"`
 		Backend     string  `json:"backend"`
 		Connections uint64  `json:"connections"`
+		Failed      uint64  `json:"failed,omitempty"`
 		ToBackend   Traffic `json:"toBackend,omitzero"`
 		ToClient    Traffic `json:"toClient,omitzero"`
-	}{s.Pool.String(), s.backend(), s.Connections, s.ToBackend, s.ToClient})
+	}{s.Pool.String(), s.backend(), s.Connections, s.Failed, s.ToBackend, s.ToClient})
 }
 
 func (s Served) backend() string {
@@ -88,13 +98,14 @@ func (r Refused) by() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(r.Addr, r.Port), r.Protocol)
 }
 
-// Table is one of the plane's tables in the kernel.
+// Table is one of the plane's tables in the kernel, or what else is bounded.
 type Table struct {
 	Name     string `json:"name"`
 	Capacity uint32 `json:"capacity"`
-	Bytes    uint64 `json:"bytes"`
+	Bytes    uint64 `json:"bytes,omitempty"`
 	Used     uint32 `json:"used,omitempty"` // when they were counted last, a minute ago at most
 	Counted  bool   `json:"-"`              // some are
+	Full     uint64 `json:"full,omitempty"` // connections for which there was no room
 }
 
 // Sort puts all in order.
@@ -114,6 +125,9 @@ func (c Counters) String() string {
 	var text strings.Builder
 	for _, s := range c.Served {
 		fmt.Fprintf(&text, "served %s %s connections %d", s.Pool, s.backend(), s.Connections)
+		if s.Failed > 0 {
+			fmt.Fprintf(&text, " failed %d", s.Failed)
+		}
 		if s.ToBackend.Packets+s.ToClient.Packets > 0 {
 			fmt.Fprintf(&text, " to-backend %d packets %d bytes to-client %d packets %d bytes",
 				s.ToBackend.Packets, s.ToBackend.Bytes, s.ToClient.Packets, s.ToClient.Bytes)
@@ -124,11 +138,20 @@ func (c Counters) String() string {
 		fmt.Fprintf(&text, "refused %s %s %d\n", r.by(), r.Verdict, r.Connections)
 	}
 	for _, t := range c.Tables {
-		fmt.Fprintf(&text, "table %s capacity %d bytes %d", t.Name, t.Capacity, t.Bytes)
+		fmt.Fprintf(&text, "table %s capacity %d", t.Name, t.Capacity)
+		if t.Bytes > 0 {
+			fmt.Fprintf(&text, " bytes %d", t.Bytes)
+		}
 		if t.Counted {
 			fmt.Fprintf(&text, " used %d", t.Used)
 		}
+		if t.Full > 0 {
+			fmt.Fprintf(&text, " full %d", t.Full)
+		}
 		text.WriteString("\n")
+	}
+	if d := c.Dials; d != nil {
+		fmt.Fprintf(&text, "dials failed %d rescued %d lost %d\n", d.Failed, d.Rescued, d.Lost)
 	}
 	return text.String()
 }

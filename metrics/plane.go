@@ -14,7 +14,8 @@ import (
 // plane are the sums of what the data plane has counted, if it counts. Those of Services that are gone stay in them.
 type plane struct {
 	connections, packets, bytes, refused *metrics.Desc
-	capacity, used, memory               *metrics.Desc
+	capacity, used, memory, full         *metrics.Desc
+	failed, rescued, lost                *metrics.Desc
 
 	served map[model.PoolID]sums // when it was asked last
 	total  sums
@@ -27,25 +28,36 @@ type sums struct {
 }
 
 func newPlane(s *shelf) plane {
-	const only = " Data plane ebpf only."
+	const only, carried = " Data plane ebpf only.", " Data plane userspace only."
+	const both = " Data planes ebpf and userspace only."
 	return plane{
-		connections: s.askedCounter(fairlead("served_connections_total", "Connections that got a backend."+only)),
+		connections: s.askedCounter(fairlead("served_connections_total", "Connections that got a backend."+both)),
 		packets: s.askedCounter(fairlead("served_packets_total",
 			"Packets that the programs at devices translated, by who they are for."+only, "to")),
 		bytes: s.askedCounter(fairlead("served_bytes_total",
 			"Bytes of packets that the programs at devices translated, by who they are for."+only, "to")),
 		refused: s.askedCounter(fairlead("refused_connections_total",
-			"Connections that were refused or dropped, of packets each attempt, by what became of them."+only, "verdict")),
-		capacity: s.asked(fairlead("table_capacity", "Elements for which a table in the kernel has room."+only, "table")),
-		used: s.asked(fairlead("table_used",
-			"Elements of a table in the kernel that can be full: translations, of flows of packets."+only, "table")),
+			"Connections that were refused or dropped, of packets each attempt, by what became of them. Data plane userspace "+
+				"counts those for which a table was full."+both, "verdict")),
+		capacity: s.asked(fairlead("table_capacity", "Elements for which a table has room: in the kernel (data plane ebpf), "+
+			"or of what may be open (userspace): connections, flows of UDP and files.", "table")),
+		used: s.asked(fairlead("table_used", "Elements of a table that can be full: translations, of flows of packets (data "+
+			"plane ebpf), connections and flows (userspace).", "table")),
+		full: s.askedCounter(fairlead("table_full_total",
+			"Connections that were turned away because a table was full."+carried, "table")),
+		failed: s.askedCounter(fairlead("failed_dials_total", "Backends that did not answer, or refused."+carried)),
+		rescued: s.askedCounter(fairlead("rescued_connections_total",
+			"Connections that another backend answered after one had not."+carried)),
+		lost: s.askedCounter(fairlead("lost_connections_total",
+			"Connections that were reset because none of the backends that were tried answered."+carried)),
 		memory: s.asked(fairlead("table_bytes", "Memory of a table in the kernel."+only, "table")),
 		served: map[model.PoolID]sums{},
 	}
 }
 
 func (p *plane) describe(to chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{p.connections, p.packets, p.bytes, p.refused, p.capacity, p.used, p.memory} {
+	for _, d := range []*metrics.Desc{p.connections, p.packets, p.bytes, p.refused, p.capacity, p.used, p.memory, p.full, p.failed,
+		p.rescued, p.lost} {
 		to <- d
 	}
 }
@@ -69,10 +81,16 @@ func (p *plane) tell(ctx context.Context, e Engine, to chan<- metrics.Metric) {
 		to <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(value), labels...)
 	}
 	counter(p.connections, p.total.connections)
-	counter(p.packets, p.total.toBackend.Packets, "backend")
-	counter(p.packets, p.total.toClient.Packets, "client")
-	counter(p.bytes, p.total.toBackend.Bytes, "backend")
-	counter(p.bytes, p.total.toClient.Bytes, "client")
+	if d := c.Dials; d != nil {
+		counter(p.failed, d.Failed)
+		counter(p.rescued, d.Rescued)
+		counter(p.lost, d.Lost)
+	} else {
+		counter(p.packets, p.total.toBackend.Packets, "backend")
+		counter(p.packets, p.total.toClient.Packets, "client")
+		counter(p.bytes, p.total.toBackend.Bytes, "backend")
+		counter(p.bytes, p.total.toClient.Bytes, "client")
+	}
 	refused := map[model.Verdict]uint64{model.Reject: 0, model.Drop: 0}
 	for _, r := range c.Refused {
 		refused[r.Verdict] += r.Connections
@@ -85,7 +103,12 @@ func (p *plane) tell(ctx context.Context, e Engine, to chan<- metrics.Metric) {
 		if t.Counted {
 			to <- metrics.NewLazyConstMetric(p.used, metrics.GaugeValue, float64(t.Used), t.Name)
 		}
-		to <- metrics.NewLazyConstMetric(p.memory, metrics.GaugeValue, float64(t.Bytes), t.Name)
+		if t.Bytes > 0 {
+			to <- metrics.NewLazyConstMetric(p.memory, metrics.GaugeValue, float64(t.Bytes), t.Name)
+		}
+		if c.Dials != nil {
+			counter(p.full, t.Full, t.Name)
+		}
 	}
 }
 

@@ -129,7 +129,7 @@ func dumpCommand() *cobra.Command {
 		},
 	}
 	i.addOfflineTo(c.Flags())
-	c.Flags().BoolVar(&counters, "counters", false, "print what the running data plane has counted instead (mode ebpf)")
+	c.Flags().BoolVar(&counters, "counters", false, "print what the running data plane has counted instead (modes ebpf, userspace)")
 	return c
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -41,6 +42,7 @@ func TestRun_userspace(t *testing.T) {
 	if _, body := w.page(metrics, "/proxyMode"); body != "userspace" {
 		t.Errorf("/proxyMode says %s", body)
 	}
+	w.countsDials(metrics)
 	for range 2 {
 		open := map[testbed.Place]net.Conn{}
 		for from, to := range callers() {
@@ -80,6 +82,28 @@ func TestRun_userspace(t *testing.T) {
 	w.runs("fairlead", "clean", 0, "userspace: removed what there was")
 	if left := w.ruleset() + w.routing(); left != "" {
 		t.Errorf("after fairlead clean there is\n%s", left)
+	}
+}
+
+// countsDials looks for what is counted of a Service that has one backend who is not there.
+func (w *world) countsDials(metrics netip.AddrPort) {
+	w.Helper()
+	w.write("half.yaml", strings.NewReplacer("web", "half", "NodePort", "ClusterIP", ", nodePort: 30080", "",
+		"10.96.0.10", "10.96.0.12", "port: 8080", "port: 9").Replace(web)) // where nobody listens
+	half := netip.MustParseAddrPort("10.96.0.12:80")
+	w.within("a Service none of whose backends is there", func() bool {
+		return w.probe(testbed.Outside, half) == testbed.Refused.String()
+	})
+	_, body := w.page(metrics, "/metrics")
+	_, counters := w.execute("dump", "--counters", "--control-socket", w.socket)
+	for _, want := range []string{
+		"\nfairlead_failed_dials_total 2\n", "\nfairlead_lost_connections_total 1\n", "\nfairlead_rescued_connections_total 0\n",
+		"\nfairlead_table_full_total{table=\"connections\"} 0\n", "\nfairlead_table_used{table=\"connections\"} 0\n",
+		"\ndials failed 2 rescued 0 lost 1\n", " default/half cluster 10.244.1.2:9 connections 0 failed 1\n",
+	} {
+		if !strings.Contains("\n"+body+"\n"+counters, want) {
+			w.Errorf("no %q in\n%s\n%s", want, counters, body)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"context"
+	"math"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
@@ -16,17 +17,29 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 	}
 	c.Served = p.proxy.rows.served()
 	c.Refused = p.proxy.refused()
+	connections, flows := int(p.proxy.connections.Load()), p.proxy.flows.open()
 	c.Tables = []dataplane.Table{
-		bounded("connections", p.options.MaxConnections, int(p.proxy.connections.Load())),
-		bounded("flows", p.options.MaxFlows, p.proxy.flows.open()),
+		{Name: tooManyConnections, Capacity: uint32(p.options.MaxConnections), Used: uint32(connections), Counted: true},
+		{Name: tooManyFlows, Capacity: uint32(p.options.MaxFlows), Used: uint32(flows), Counted: true},
+		{Name: tooManyFiles, Capacity: uint32(min(maxFiles(), math.MaxUint32))},
+	}
+	for i := range c.Tables {
+		c.Tables[i].Full = p.proxy.full(c.Tables[i].Name)
+	}
+	c.Dials = &dataplane.Dials{Rescued: p.proxy.rescued.Load(), Lost: p.proxy.lost.Load()}
+	for _, s := range c.Served {
+		c.Dials.Failed += s.Failed
 	}
 	c.Sort()
 	return c, nil
 }
 
-func bounded(name string, capacity, used int) dataplane.Table {
-	return dataplane.Table{Name: name, Capacity: uint32(capacity), Used: uint32(used), Counted: true}
-}
+// What keeps a connection out, by the names of the bounds.
+const (
+	tooManyConnections = "connections"
+	tooManyFlows       = "flows"
+	tooManyFiles       = "files"
+)
 
 func (d *directory) served() (out []dataplane.Served) {
 	d.mu.RLock()
@@ -34,17 +47,33 @@ func (d *directory) served() (out []dataplane.Served) {
 	for id, p := range d.pools {
 		p.mu.Lock()
 		for backend, n := range p.served {
-			out = append(out, dataplane.Served{Pool: id, Backend: backend, Connections: n})
+			out = append(out, dataplane.Served{Pool: id, Backend: backend, Connections: n.connections, Failed: n.failed})
 		}
 		p.mu.Unlock()
 	}
 	return out
 }
 
+// full is how many connections a bound has kept out.
+func (p *proxy) full(bound string) (n uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for out, count := range p.turned {
+		if out.bound == bound {
+			n += count
+		}
+	}
+	return n
+}
+
 func (p *proxy) refused() (out []dataplane.Refused) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for key, n := range p.turned {
+	sums := map[model.Key]uint64{}
+	for out, n := range p.turned {
+		sums[out.Key] += n
+	}
+	for key, n := range sums {
 		verdict := model.Reject
 		if key.Protocol == model.UDP {
 			verdict = model.Drop

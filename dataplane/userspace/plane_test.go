@@ -148,6 +148,21 @@ func TestDial_nextBackend(t *testing.T) {
 			t.Fatalf("%s", who)
 		}
 	}
+	n.counted("dials failed 2 rescued 1 lost 0\n", "served default/web cluster 10.244.1.11:9 connections 0 failed 1\n")
+}
+
+// counted is an error if the plane's counters lack a line.
+func (n *node) counted(lines ...string) {
+	n.Helper()
+	counters, err := n.plane.(dataplane.Counted).Counters(n.Context())
+	if err != nil {
+		n.Fatal(err)
+	}
+	for _, want := range lines {
+		if !strings.Contains(counters.String(), want) {
+			n.Errorf("no %q in:\n%s", want, counters)
+		}
+	}
 }
 
 // TestBridge has a client on a bridge that asks netfilter, and one on a bridge that does not.
@@ -224,6 +239,7 @@ func TestDial_nobody(t *testing.T) {
 	if who := n.answers(model.TCP); who != testbed.Refused.String() {
 		t.Fatalf("%s", who)
 	}
+	n.counted("dials failed 2 rescued 0 lost 1\n")
 }
 
 // TestCarry sends more than fits any buffer both ways, and half closes after it.
@@ -325,7 +341,7 @@ func TestBound(t *testing.T) {
 	}
 	for _, want := range []string{
 		"refused 10.96.0.10:80/tcp reject 1\n", "served default/web cluster 10.244.1.11:8080 connections 1\n",
-		"table connections capacity 1 bytes 0 used 1\n",
+		"table connections capacity 1 used 1 full 1\n", "dials failed 0 rescued 0 lost 0\n",
 	} {
 		if !strings.Contains(counters.String(), want) {
 			t.Errorf("no %q in:\n%s", want, counters)

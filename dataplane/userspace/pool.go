@@ -29,7 +29,13 @@ type pool struct {
 	affinity time.Duration
 	clients  map[netip.Addr]choice
 	suspects map[netip.AddrPort]time.Time // until when
-	served   map[netip.AddrPort]uint64
+	served   map[netip.AddrPort]tally
+}
+
+// tally is what a backend was tried for.
+type tally struct {
+	connections uint64
+	failed      uint64 // connections that it did not answer
 }
 
 // turn is a backend and what it has in advance of the others: smooth weighted round robin.
@@ -47,7 +53,7 @@ type choice struct {
 func newPool(id model.PoolID) *pool {
 	return &pool{
 		id: id, clients: map[netip.Addr]choice{}, suspects: map[netip.AddrPort]time.Time{},
-		served: map[netip.AddrPort]uint64{},
+		served: map[netip.AddrPort]tally{},
 	}
 }
 
@@ -74,7 +80,7 @@ func (p *pool) set(m model.Pool) {
 	}
 	for b, n := range p.served {
 		if b.IsValid() && !p.has(b) {
-			p.served[netip.AddrPort{}] += n // all that have left
+			p.count(netip.AddrPort{}, n) // all that have left
 			delete(p.served, b)
 		}
 	}
@@ -157,7 +163,8 @@ func (p *pool) answered(client netip.Addr, b netip.AddrPort, now time.Time) {
 	if !p.has(b) {
 		b = netip.AddrPort{}
 	}
-	if p.served[b]++; p.affinity == 0 || !b.IsValid() {
+	p.count(b, tally{connections: 1})
+	if p.affinity == 0 || !b.IsValid() {
 		return
 	}
 	if _, known := p.clients[client]; !known && len(p.clients) >= maxClients {
@@ -184,6 +191,16 @@ func (p *pool) failed(b netip.AddrPort, now time.Time) {
 	if p.find(b) >= 0 {
 		p.suspects[b] = now.Add(suspicion)
 	}
+	if !p.has(b) {
+		b = netip.AddrPort{}
+	}
+	p.count(b, tally{failed: 1})
+}
+
+// count adds to what a backend was tried for, or to that of all which have left.
+func (p *pool) count(b netip.AddrPort, n tally) {
+	sum := p.served[b]
+	p.served[b] = tally{sum.connections + n.connections, sum.failed + n.failed}
 }
 
 // remembered is the backend that a client's connections go to.

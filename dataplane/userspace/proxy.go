@@ -33,9 +33,16 @@ type proxy struct {
 	group        sync.WaitGroup // all goroutines
 	buffers      sync.Pool      // of *[bufferSize]byte
 
-	connections atomic.Int64 // open ones of TCP
-	mu          sync.Mutex
-	turned      map[model.Key]uint64 // connections turned away because of a bound
+	connections   atomic.Int64  // open ones of TCP
+	rescued, lost atomic.Uint64 // see dataplane.Dials
+	mu            sync.Mutex
+	turned        map[turnedAway]uint64 // how many
+}
+
+// turnedAway is who is kept out, and why.
+type turnedAway struct {
+	model.Key
+	bound string
 }
 
 const (
@@ -48,7 +55,7 @@ func newProxy(o Options, sockets namespace.Namespace) *proxy {
 	p := &proxy{
 		options: o, sockets: sockets, rows: newDirectory(), context: ctx, stop: stop,
 		buffers: sync.Pool{New: func() any { return new([bufferSize]byte) }},
-		turned:  map[model.Key]uint64{},
+		turned:  map[turnedAway]uint64{},
 	}
 	p.flows = newFlows()
 	return p
@@ -161,9 +168,12 @@ func dial[C any](p *proxy, c call, tried []netip.AddrPort, connect func(call, mo
 			break
 		}
 		if conn, err = connect(c, b); err == nil {
+			if len(tried) > 0 {
+				p.rescued.Add(1)
+			}
 			return conn, b.AddrPort, nil
 		}
-		if p.context.Err() != nil {
+		if p.context.Err() != nil || isExhausted(err) {
 			break
 		}
 		c.pool.failed(b.AddrPort, time.Now())
@@ -220,7 +230,7 @@ func (p *proxy) enter(at packet, away func(), serve func(decision)) {
 	}
 	if p.connections.Add(1) > int64(p.options.MaxConnections) {
 		p.connections.Add(-1)
-		p.turnAway(d.key)
+		p.turnAway(d.key, tooManyConnections)
 		away()
 		return
 	}
@@ -231,19 +241,25 @@ func (p *proxy) enter(at packet, away func(), serve func(decision)) {
 }
 
 // turnAway counts a connection that a bound keeps out.
-func (p *proxy) turnAway(key model.Key) {
+func (p *proxy) turnAway(key model.Key, bound string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key.Scope = model.Any
-	p.turned[key]++
+	p.turned[turnedAway{key, bound}]++
 }
 
-// exhausted counts a connection that could not be made because the process, or the machine, may open no more files.
-func (p *proxy) exhausted(key model.Key, err error) {
-	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
-		p.turnAway(key)
+// undialed counts a connection that has no backend: none answered, or the process may open no more files.
+func (p *proxy) undialed(key model.Key, err error) {
+	switch {
+	case isExhausted(err):
+		p.turnAway(key, tooManyFiles)
+	case p.context.Err() == nil:
+		p.lost.Add(1)
 	}
 }
+
+// isExhausted reports whether something is missing because the process, or the machine, may open no more files.
+func isExhausted(err error) bool { return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) }
 
 // pause is for errors that pass, as when the process has too many files open.
 func (p *proxy) pause() {

@@ -187,7 +187,7 @@ func (p *proxy) serveSCTP(client *association, at packet, d decision) {
 		return p.associate(client, c, b)
 	})
 	if err != nil {
-		p.exhausted(d.key, err)
+		p.undialed(d.key, err)
 		client.reset()
 		return
 	}

@@ -45,7 +45,7 @@ func (p *proxy) serve(client *net.TCPConn, at packet, d decision) {
 	defer context.AfterFunc(p.context, func() { reset(client) })()
 	backend, b, err := dial(p, call{d, at.client}, nil, p.connectTCP)
 	if err != nil {
-		p.exhausted(d.key, err)
+		p.undialed(d.key, err)
 		reset(client)
 		return
 	}

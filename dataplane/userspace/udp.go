@@ -191,12 +191,12 @@ func (p *proxy) begin(at packet) *flow {
 		return nil
 	}
 	if !p.flows.room(p.options.MaxFlows) {
-		p.turnAway(d.key)
+		p.turnAway(d.key, tooManyFlows)
 		return nil
 	}
 	conn, backend, err := dial(p, call{d, at.client}, nil, p.connectUDP)
 	if err != nil {
-		p.exhausted(d.key, err)
+		p.undialed(d.key, err)
 		return nil
 	}
 	now := time.Now()

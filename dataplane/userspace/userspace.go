@@ -61,13 +61,18 @@ func (o *Options) defaults() {
 	fill(&o.HalfClosedTimeout, time.Hour)
 	fill(&o.FlowTimeout, 30*time.Second)
 	fill(&o.StreamTimeout, 2*time.Minute)
-	files := 1024
-	var limit unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
-		files = int(min(limit.Cur, 1<<18))
-	}
+	files := int(min(maxFiles(), 1<<18))
 	fill(&o.MaxConnections, files/4)
 	fill(&o.MaxFlows, files/8)
+}
+
+// maxFiles is how many files the process may open.
+func maxFiles() uint64 {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return 1024 // what it is nearly everywhere where nobody has set it
+	}
+	return limit.Cur
 }
 
 func fill[T comparable](option *T, value T) {

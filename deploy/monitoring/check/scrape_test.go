@@ -27,7 +27,16 @@ func (following) Status() engine.Status {
 func (following) Healthy() bool { return true }
 
 func (following) Do(ctx context.Context, f func(context.Context, engine.View) error) error {
-	return f(ctx, engine.View{State: model.NewState()})
+	return f(ctx, engine.View{State: model.NewState(), Plane: counting{}})
+}
+
+// counting is a data plane that does nothing else.
+type counting struct{ dataplane.Dataplane }
+
+func (counting) Counters(context.Context) (dataplane.Counters, error) {
+	return dataplane.Counters{
+		Tables: []dataplane.Table{{Name: "connections", Capacity: 2, Used: 1, Counted: true}}, Dials: &dataplane.Dials{},
+	}, nil
 }
 
 // exporter serves what a node that runs for a while does: /metrics.
