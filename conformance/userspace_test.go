@@ -21,3 +21,19 @@ func TestUserspace_faults(t *testing.T) {
 	t.Parallel()
 	conformance.RunFaults(t, userspace.New(userspace.Options{}))
 }
+
+// TestUserspace_nat has a kernel without TPROXY.
+func TestUserspace_nat(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, "userspace", userspace.New(userspace.Options{Redirect: userspace.ByNAT}))
+}
+
+func TestUserspace_nat_random(t *testing.T) {
+	t.Parallel()
+	conformance.RunRandom(t, userspace.New(userspace.Options{Redirect: userspace.ByNAT}))
+}
+
+func TestUserspace_nat_faults(t *testing.T) {
+	t.Parallel()
+	conformance.RunFaults(t, userspace.New(userspace.Options{Redirect: userspace.ByNAT}))
+}

@@ -25,7 +25,8 @@ func poolName(id model.PoolID) string {
 	return string(hash.Sum(nil))
 }
 
-// handOver leaves what the pools remember in the kernel. Who comes next may do without.
+// handOver leaves what the pools remember in the kernel, and has those wait who would be redirected to nobody. Who comes
+// next may do without.
 func (p *Plane) handOver() {
 	if p.proxy == nil || p.tables == nil {
 		return
@@ -34,6 +35,9 @@ func (p *Plane) handOver() {
 	left := maxHanded
 	for _, t := range p.tables {
 		t.Tx = tx
+		for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+			t.Element(unix.NFT_MSG_NEWSETELEM, away, []byte{byte(protocol), 0, 0, 0}, nil)
+		}
 		p.proxy.rows.eachClient(time.Now(), func(id model.PoolID, client netip.Addr, backend netip.AddrPort) {
 			if left > 0 && t.Family.Mine(client) && t.Family.Mine(backend.Addr()) {
 				left--
@@ -42,7 +46,11 @@ func (p *Plane) handOver() {
 			}
 		})
 	}
-	if err := p.commit(tx); err != nil && p.config.Log != nil {
+	err := p.commit(tx)
+	if err != nil {
+		err = p.commit(tx) // there is no later
+	}
+	if err != nil && p.config.Log != nil {
 		p.config.Log.Warn("mode userspace: clients with session affinity may get other endpoints", "error", err)
 	}
 }
@@ -58,6 +66,9 @@ func (p *Plane) takeOver(rows *directory, s *model.State) error {
 	for i := range nf.Families {
 		t := p.newTable(i, &nf.Transaction{})
 		if err := t.Load(p.conn, t.chains()); err != nil {
+			return err
+		}
+		if err := p.undress(t); err != nil {
 			return err
 		}
 		if !t.Exists || !t.FoundSets[t.Sets[clients].Name] {
@@ -79,6 +90,20 @@ func (p *Plane) takeOver(rows *directory, s *model.State) error {
 		}
 	}
 	return nil
+}
+
+// undress deletes the disguises that the process before has left.
+func (p *Plane) undress(t *table) error {
+	if !t.Exists || !t.FoundSets[t.Sets[disguises].Name] {
+		return nil
+	}
+	err := t.List(p.conn, disguises, func() { t.Tx = &nf.Transaction{} }, func(e nf.Element) {
+		t.Element(unix.NFT_MSG_DELSETELEM, disguises, e.Key, nil)
+	})
+	if err != nil || len(t.Tx.Steps) == 0 {
+		return err
+	}
+	return p.commit(t.Tx)
 }
 
 // eachClient calls f for each client that is remembered.

@@ -2,10 +2,12 @@ package userspace
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -15,7 +17,8 @@ import (
 )
 
 // disguise has connections from the own address leave as their clients: an element of a map says as whom, from before
-// the first packet until connection tracking knows. Goroutines of connections share it.
+// the first packet until connection tracking knows; as long as the flow lasts if that may forget. Goroutines of
+// connections share it.
 type disguise struct {
 	mu     sync.Mutex
 	conn   *nfnetlink.Socket
@@ -36,16 +39,46 @@ func bindOwn(fd int, v6 bool) (at netip.AddrPort, err error) {
 	return addrPortOf(name), os.NewSyscallError("getsockname", err)
 }
 
-// disguised connects a socket that is bound to the own address to a backend, as the client unless that is to be hidden.
-func (p *proxy) disguised(c call, b model.Backend, own netip.AddrPort, connect func() error) error {
+// enter has what a socket of the own address sends to a backend leave as the caller, unless that is to be hidden, until
+// leave is called.
+func (d *disguise) enter(c call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
 	if c.hidden(b) || c.client.Addr().Is6() != own.Addr().Is6() {
-		return connect()
+		return func() {}, nil
 	}
 	key := model.Key{Addr: own.Addr(), Port: own.Port(), Protocol: c.key.Protocol}
-	if err := p.disguise.put(key, c.client.Addr()); err != nil {
-		return err
+	if err := d.put(key, c.client.Addr()); err != nil {
+		return nil, err
 	}
-	return errors.Join(connect(), p.disguise.drop(key))
+	return func() { _ = d.drop(key) }, nil // what stays is replaced by who has the port next
+}
+
+// connectOwn connects a socket of the own address.
+func (p *proxy) connectOwn(c call, b model.Backend, protocol string) (conn net.Conn, leave func(), err error) {
+	leave = func() {}
+	bind := func(network, _ string, raw syscall.RawConn) error {
+		if protocol == "tcp" {
+			if err := errors.Join(abortive(raw), p.sharePorts(c, b, raw)); err != nil {
+				return err
+			}
+		}
+		return control(raw, func(fd int) error {
+			own, err := bindOwn(fd, network[len(network)-1] == '6')
+			if err == nil {
+				leave, err = p.disguise.enter(c, b, own)
+			}
+			return err
+		})
+	}
+	conn, err = p.connect(protocol, nil, bind, b.AddrPort)
+	return conn, leave, err
+}
+
+// sharePorts has the kernel choose the port when it knows the backend, if nobody else need know it.
+func (p *proxy) sharePorts(c call, b model.Backend, raw syscall.RawConn) error {
+	if !c.hidden(b) {
+		return nil
+	}
+	return control(raw, latePort)
 }
 
 // put enters a socket. What an earlier one has left in its place goes.

@@ -62,6 +62,13 @@ func startOn(t testing.TB, spec testbed.Spec, o userspace.Options) *node {
 	return n
 }
 
+// byEachWay runs a test for each way in which packets come to the process.
+func byEachWay(t *testing.T, test func(*testing.T, userspace.Redirect)) {
+	for _, way := range []userspace.Redirect{userspace.ByTPROXY, userspace.ByNAT} {
+		t.Run(string(way), func(t *testing.T) { test(t, way) })
+	}
+}
+
 func (n *node) at(place testbed.Place, f func() error) {
 	n.Helper()
 	if err := n.bed.Do(place, f); err != nil {
@@ -140,8 +147,10 @@ func (n *node) answers(p model.Protocol) string {
 	return o.Backend
 }
 
-func TestDial_nextBackend(t *testing.T) {
-	n := start(t, userspace.Options{DialTimeout: 100 * time.Millisecond})
+func TestDial_nextBackend(t *testing.T) { byEachWay(t, testDial_nextBackend) }
+
+func testDial_nextBackend(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way, DialTimeout: 100 * time.Millisecond})
 	n.sync("tcp", "10.244.1.11:9", "10.244.1.99:8080", "10.244.2.13:8080") // refused, nobody, pod-b
 	for range 12 {
 		if who := n.answers(model.TCP); who != "pod-b" {
@@ -186,8 +195,10 @@ func TestBridge(t *testing.T) {
 	}
 }
 
-func TestDatagram_nextBackend(t *testing.T) {
-	n := start(t, userspace.Options{})
+func TestDatagram_nextBackend(t *testing.T) { byEachWay(t, testDatagram_nextBackend) }
+
+func testDatagram_nextBackend(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way})
 	n.sync("udp", "10.244.1.11:9", "10.244.2.13:5353")
 	for range 6 {
 		if who := n.answers(model.UDP); who != "pod-b" {
@@ -197,8 +208,10 @@ func TestDatagram_nextBackend(t *testing.T) {
 }
 
 // TestDatagram_backendGone has a client go on talking from one port when its backend has stopped serving.
-func TestDatagram_backendGone(t *testing.T) {
-	n := start(t, userspace.Options{})
+func TestDatagram_backendGone(t *testing.T) { byEachWay(t, testDatagram_backendGone) }
+
+func testDatagram_backendGone(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way})
 	n.sync("udp", "10.244.1.11:5353", "10.244.2.13:5353")
 	c, err := n.bed.Dial(t.Context(), "client", model.UDP, netip.MustParseAddrPort(service))
 	if err != nil {
@@ -233,8 +246,10 @@ func TestDatagram_backendGone(t *testing.T) {
 	}
 }
 
-func TestDial_nobody(t *testing.T) {
-	n := start(t, userspace.Options{})
+func TestDial_nobody(t *testing.T) { byEachWay(t, testDial_nobody) }
+
+func testDial_nobody(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way})
 	n.sync("tcp", "10.244.1.11:9", "10.244.1.11:10")
 	if who := n.answers(model.TCP); who != testbed.Refused.String() {
 		t.Fatalf("%s", who)
@@ -243,8 +258,10 @@ func TestDial_nobody(t *testing.T) {
 }
 
 // TestCarry sends more than fits any buffer both ways, and half closes after it.
-func TestCarry(t *testing.T) {
-	n := start(t, userspace.Options{})
+func TestCarry(t *testing.T) { byEachWay(t, testCarry) }
+
+func testCarry(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way})
 	n.sync("tcp", n.listen(func(c *net.TCPConn) {
 		all, err := io.ReadAll(c) // until the client has half closed
 		if err == nil {
@@ -279,8 +296,10 @@ func abort(t *testing.T, c *net.TCPConn) {
 	}
 }
 
-func TestReset_byBackend(t *testing.T) {
-	n := start(t, userspace.Options{})
+func TestReset_byBackend(t *testing.T) { byEachWay(t, testReset_byBackend) }
+
+func testReset_byBackend(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way})
 	n.sync("tcp", n.listen(func(c *net.TCPConn) {
 		if _, err := c.Read(make([]byte, 1)); err != nil { // the client knows that it is connected
 			t.Error(err)
@@ -296,8 +315,10 @@ func TestReset_byBackend(t *testing.T) {
 	}
 }
 
-func TestReset_byClient(t *testing.T) {
-	n := start(t, userspace.Options{})
+func TestReset_byClient(t *testing.T) { byEachWay(t, testReset_byClient) }
+
+func testReset_byClient(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way})
 	seen := make(chan error, 1)
 	n.sync("tcp", n.listen(func(c *net.TCPConn) {
 		_, err := c.Write([]byte("x"))
@@ -352,8 +373,10 @@ func TestBound(t *testing.T) {
 	}
 }
 
-func TestBound_flows(t *testing.T) {
-	n := start(t, userspace.Options{MaxFlows: 1})
+func TestBound_flows(t *testing.T) { byEachWay(t, testBound_flows) }
+
+func testBound_flows(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way, MaxFlows: 1})
 	n.sync("udp", "10.244.1.11:5353")
 	if who := n.answers(model.UDP); who != "pod-a" {
 		t.Fatal(who)
@@ -437,8 +460,10 @@ func (n *node) kernel() string {
 	return out.String()
 }
 
-func TestRemove_leavesNothing(t *testing.T) {
-	n := start(t, userspace.Options{})
+func TestRemove_leavesNothing(t *testing.T) { byEachWay(t, testRemove_leavesNothing) }
+
+func testRemove_leavesNothing(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way})
 	before := n.kernel()
 	n.sync("tcp", "10.244.1.11:8080")
 	if n.kernel() == before {

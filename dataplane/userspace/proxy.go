@@ -78,8 +78,10 @@ func (p *proxy) ask() (err error) {
 // listenIn opens all sockets of one family, by its number. The caller is in the right namespace.
 func (p *proxy) listenIn(family int) (at listening, err error) {
 	loopback := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}[family]
-	if at.ports, err = p.listen(loopback); err != nil {
-		return at, err
+	if at.redirectAll = p.options.Redirect != ByTPROXY; !at.redirectAll {
+		if at.ports, err = p.listen(loopback); err != nil {
+			return at, err
+		}
 	}
 	at.redirectPorts, err = p.listenRedirected(loopback.Is6())
 	return at, err
@@ -186,6 +188,14 @@ var errNoBackend = errors.New("no backend is left to try")
 
 // connectTCP and connectUDP open a connection to one backend, as the client unless that is to be hidden.
 func (p *proxy) connectTCP(c call, b model.Backend) (*net.TCPConn, error) {
+	if p.options.Redirect == ByNAT {
+		conn, leave, err := p.connectOwn(c, b, "tcp")
+		leave()
+		if err != nil {
+			return nil, err
+		}
+		return conn.(*net.TCPConn), nil
+	}
 	var from net.Addr
 	if !c.hidden(b) {
 		from = net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
@@ -197,7 +207,27 @@ func (p *proxy) connectTCP(c call, b model.Backend) (*net.TCPConn, error) {
 	return conn.(*net.TCPConn), nil
 }
 
-func (p *proxy) connectUDP(c call, b model.Backend) (*net.UDPConn, error) {
+// flowSocket is connected to the backend of a flow.
+type flowSocket struct {
+	*net.UDPConn
+	leave func() // the disguise
+}
+
+func (s *flowSocket) Close() error {
+	err := s.UDPConn.Close()
+	s.leave()
+	return err
+}
+
+func (p *proxy) connectUDP(c call, b model.Backend) (*flowSocket, error) {
+	if p.options.Redirect == ByNAT {
+		conn, leave, err := p.connectOwn(c, b, "udp")
+		if err != nil {
+			leave()
+			return nil, err
+		}
+		return &flowSocket{conn.(*net.UDPConn), leave}, nil
+	}
 	var from net.Addr
 	if !c.hidden(b) {
 		from = net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
@@ -206,7 +236,7 @@ func (p *proxy) connectUDP(c call, b model.Backend) (*net.UDPConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return conn.(*net.UDPConn), nil
+	return &flowSocket{conn.(*net.UDPConn), func() {}}, nil
 }
 
 func (p *proxy) connect(protocol string, from net.Addr, control func(string, string, syscall.RawConn) error,

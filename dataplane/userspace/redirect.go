@@ -17,8 +17,8 @@ import (
 	"fairlead.dev/fairlead/xtables"
 )
 
-// What TPROXY cannot lead to the process, address translation does: SCTP, and clients on a bridge. The
-// destination becomes the process's own address, and the kernel is asked what it was.
+// What TPROXY cannot lead to the process, address translation does: SCTP, and clients on a bridge; everything, where the
+// kernel has no TPROXY. The destination becomes the process's own address, and the kernel is asked what it was.
 //
 //	first packet ─ nat: a destination of a row? by origin ─► dnat ─► own address:port of the origin ─► accept
 //	    SO_ORIGINAL_DST (of UDP: connection tracking) ─► the row
@@ -68,12 +68,12 @@ func (t *table) redirects() []nf.Chain {
 		nf.Chain{
 			Name:  "redirect-prerouting",
 			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: redirectPriority},
-			Rules: t.redirected(chainRedirect, redirectable()...),
+			Rules: t.redirected(chainRedirect, t.redirectable()...),
 		},
 		nf.Chain{
 			Name:  "redirect-output",
 			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: redirectPriority},
-			Rules: append([]nf.Rule{t.ofProcess()}, t.redirected(redirectPrefix+fromNode.String(), isSCTP())...),
+			Rules: append([]nf.Rule{t.ofProcess()}, t.redirected(redirectPrefix+fromNode.String(), t.redirectable()[0])...),
 		},
 		nf.Chain{
 			Name:  "disguise",
@@ -82,8 +82,14 @@ func (t *table) redirects() []nf.Chain {
 		})
 }
 
-// redirectable are the conditions of which one is true of a packet that TPROXY cannot have.
-func redirectable() [][]any { return [][]any{isSCTP(), onBridge()} }
+// redirectable are the conditions of which one is true of a packet that TPROXY cannot have; the first one is that for
+// packets of the node. Without TPROXY each packet is one.
+func (t *table) redirectable() [][]any {
+	if t.redirectAll {
+		return [][]any{nil}
+	}
+	return [][]any{isSCTP(), onBridge()}
+}
 
 func isSCTP() []any { return protocolIs(unix.IPPROTO_SCTP) }
 

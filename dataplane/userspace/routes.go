@@ -25,6 +25,7 @@ const (
 type routes struct {
 	handle *netlink.Handle
 	mark   uint32
+	unused bool // no packet is marked: only the own address is local
 }
 
 func openRoutes(mark uint32) (*routes, error) {
@@ -32,7 +33,7 @@ func openRoutes(mark uint32) (*routes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket for routes: %w", err)
 	}
-	return &routes{handle, mark}, nil
+	return &routes{handle: handle, mark: mark}, nil
 }
 
 func (r *routes) rule(family int) *netlink.Rule {
@@ -95,20 +96,19 @@ func (r *routes) right(rule netlink.Rule) bool {
 	return rule.Mark == r.mark && rule.Mask != nil && *rule.Mask == r.mark && rule.Priority == rulePriority && !rule.Invert
 }
 
-// sync makes the kernel hold the rule and the route of a family, and no other in the table.
+// sync makes the kernel hold the rule and the routes of a family, and no other in the table.
 func (r *routes) sync(family int) error {
 	have, err := r.load(family)
 	if err != nil {
 		return err
 	}
-	var errs []error
+	errs := []error{r.syncOwn(family, have)}
+	if r.unused {
+		return errors.Join(append(errs, r.removeMarked(family, have))...)
+	}
 	if len(have.routes) != 1 || have.routes[0].Type != unix.RTN_LOCAL {
 		errs = append(errs, r.deleteRoutes(have.routes),
 			describe("add the local route", r.handle.RouteReplace(route(family))))
-	}
-	if len(have.own) != 1 || have.own[0].Dst.String() != ownRoute(family).Dst.String() {
-		errs = append(errs, r.deleteRoutes(have.own),
-			describe("add the route of the own address", r.handle.RouteReplace(ownRoute(family))))
 	}
 	there := false
 	for i := range have.rules {
@@ -124,11 +124,31 @@ func (r *routes) sync(family int) error {
 	return errors.Join(errs...)
 }
 
+func (r *routes) syncOwn(family int, have found) error {
+	own := ownRoute(family)
+	if have.hasOwn(own) {
+		return nil
+	}
+	return errors.Join(r.deleteRoutes(have.own), describe("add the route of the own address", r.handle.RouteReplace(own)))
+}
+
+func (f found) hasOwn(own *netlink.Route) bool {
+	return len(f.own) == 1 && f.own[0].Dst.String() == own.Dst.String()
+}
+
 // audit reports what sync would do.
 func (r *routes) audit(family int, name string) (drifts []dataplane.Drift, err error) {
 	have, err := r.load(family)
 	if err != nil {
 		return nil, err
+	}
+	if own := ownRoute(family); !have.hasOwn(own) {
+		drifts = append(drifts, dataplane.Drift{
+			Class: "routing", Object: name + " route table local", Want: "local " + own.Dst.String() + " dev lo",
+		})
+	}
+	if r.unused {
+		return drifts, nil
 	}
 	want := fmt.Sprintf("fwmark %#x/%#x lookup %d", r.mark, r.mark, routeTable)
 	object := name + " rule " + fmt.Sprint(rulePriority)
@@ -148,11 +168,6 @@ func (r *routes) audit(family int, name string) (drifts []dataplane.Drift, err e
 			Class: "routing", Object: fmt.Sprintf("%s route table %d", name, routeTable), Want: "local default dev lo",
 		})
 	}
-	if own := ownRoute(family).Dst.String(); len(have.own) != 1 || have.own[0].Dst.String() != own {
-		drifts = append(drifts, dataplane.Drift{
-			Class: "routing", Object: name + " route table local", Want: "local " + own + " dev lo",
-		})
-	}
 	return drifts, nil
 }
 
@@ -162,11 +177,15 @@ func (r *routes) remove(family int) error {
 	if err != nil {
 		return err
 	}
+	return errors.Join(r.removeMarked(family, have), r.deleteRoutes(have.own))
+}
+
+func (r *routes) removeMarked(family int, have found) error {
 	var errs []error
 	for i := range have.rules {
 		errs = append(errs, r.deleteRule(family, have.rules[i]))
 	}
-	return errors.Join(append(errs, r.deleteRoutes(have.routes), r.deleteRoutes(have.own))...)
+	return errors.Join(append(errs, r.deleteRoutes(have.routes))...)
 }
 
 func (r *routes) deleteRule(family int, rule netlink.Rule) error {

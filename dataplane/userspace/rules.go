@@ -17,6 +17,7 @@ const (
 	chainDeliver  = "deliver"
 	chainOutput   = "of-this-node"
 	chainSend     = "send-to-process"
+	chainLater    = "to-be-redirected"
 	chainRest     = "rest"
 )
 
@@ -37,16 +38,13 @@ func (t *table) chains() []nf.Chain {
 		[]nf.Chain{
 			t.RejectChain(),
 			{Name: chainDeliver, Rules: []nf.Rule{t.setMark(), nf.NewRule("", nf.Accept())}},
-			{Name: chainSend, Rules: []nf.Rule{
-				nf.NewRule("to be redirected", append(isSCTP(), nf.Accept())...),
+			{Name: chainLater, Rules: []nf.Rule{
 				earlier(),
-				nf.NewRule("the connection outlives its row", t.setConnectionMark()...),
-				nf.NewRule("", nf.GoTo(chainDeliver)),
+				nf.NewRule("wait for the next process", nf.LoadMeta(expr.MetaKeyL4PROTO, 0), nf.In(t.Sets[away].Name), nf.Drop()),
+				nf.NewRule("to be redirected", nf.Accept()),
 			}},
-			{Name: chainRest, Rules: append([]nf.Rule{
-				nf.NewRule("answers to our sockets", append(protocolIs(unix.IPPROTO_UDP),
-					append(isTransparent(), nf.GoTo(chainDeliver))...)...),
-			}, t.Guards()...)},
+			{Name: chainSend, Rules: t.send()},
+			{Name: chainRest, Rules: t.rest()},
 			t.admission(model.Any), t.admission(model.Internal),
 		},
 		t.takes(),
@@ -70,10 +68,35 @@ func (t *table) chains() []nf.Chain {
 		t.redirects())
 }
 
+// send has the node's own packets for a row come to prerouting, unless they are redirected.
+func (t *table) send() []nf.Rule {
+	if t.redirectAll {
+		return t.translatedNext()
+	}
+	return []nf.Rule{
+		nf.NewRule("", append(isSCTP(), nf.GoTo(chainLater))...),
+		earlier(),
+		nf.NewRule("the connection outlives its row", t.setConnectionMark()...),
+		nf.NewRule("", nf.GoTo(chainDeliver)),
+	}
+}
+
+// rest are the rules for packets whose destination is no row's.
+func (t *table) rest() []nf.Rule {
+	if t.redirectAll {
+		return t.Guards()
+	}
+	return append([]nf.Rule{nf.NewRule("answers to our sockets", append(protocolIs(unix.IPPROTO_UDP),
+		append(isTransparent(), nf.GoTo(chainDeliver))...)...)}, t.Guards()...)
+}
+
 // prerouting leads packets of our connections to their sockets, whatever rows there are, and looks at the
 // destination of all others. What begins a connection is looked at in any case: the socket may be one that lingers
 // after a connection before.
 func (t *table) prerouting() []nf.Rule {
+	if t.redirectAll {
+		return t.unlessTranslated(chainDispatch)
+	}
 	return []nf.Rule{
 		t.ofProcess(),
 		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(chainDispatch))...),
@@ -88,6 +111,9 @@ func (t *table) prerouting() []nf.Rule {
 // send ourselves passes; its connection is marked, because the answer of a process of this node to a client whose
 // address we keep has to come back to us as well, and would otherwise leave the node.
 func (t *table) output() []nf.Rule {
+	if t.redirectAll {
+		return t.unlessTranslated(chainOutput)
+	}
 	direction := &expr.Ct{Key: expr.CtKeyDIRECTION, Register: nf.Word(0)}
 	marked := func(last ...any) []any {
 		return append([]any{
@@ -106,6 +132,17 @@ func (t *table) output() []nf.Rule {
 		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(chainOutput))...),
 		earlier(),
 		nf.NewRule("", nf.GoTo(chainOutput)),
+	}
+}
+
+// unlessTranslated leaves alone what belongs to a connection that was redirected. (Of UDP, which may be silent for
+// long, the rows say whether it still is to be.)
+func (t *table) unlessTranslated(next string) []nf.Rule {
+	return []nf.Rule{
+		t.ofProcess(),
+		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(next))...),
+		earlier(),
+		nf.NewRule("", nf.GoTo(next)),
 	}
 }
 
@@ -168,7 +205,7 @@ func (o origin) take() string { return "take-" + o.String() }
 func (t *table) takes() (chains []nf.Chain) {
 	names := []string{chainSend}
 	for o := range numOrigins {
-		chains = append(chains, nf.Chain{Name: o.take(), Rules: append(translatedNext(), t.take(o)...)})
+		chains = append(chains, nf.Chain{Name: o.take(), Rules: append(t.translatedNext(), t.take(o)...)})
 		names = append(names, o.take())
 	}
 	for _, name := range names {
@@ -184,6 +221,9 @@ func (t *table) takes() (chains []nf.Chain) {
 // take gives a packet to the process. Where that has ended, new connections wait for the next one, and what belongs to
 // connections that it had is refused.
 func (t *table) take(o origin) []nf.Rule {
+	if t.redirectAll {
+		return nil
+	}
 	const address, port = 0, 4
 	family := t.Family.Number
 	proxy := &expr.TProxy{Family: family, TableFamily: family, RegAddr: nf.Word(address), RegPort: nf.Word(port)}
@@ -201,9 +241,9 @@ func (t *table) take(o origin) []nf.Rule {
 }
 
 // translatedNext leaves alone what will be redirected.
-func translatedNext() (rules []nf.Rule) {
-	for _, condition := range redirectable() {
-		rules = append(rules, nf.NewRule("to be redirected", append(condition, nf.Accept())...))
+func (t *table) translatedNext() (rules []nf.Rule) {
+	for _, condition := range t.redirectable() {
+		rules = append(rules, nf.NewRule("", append(slices.Clone(condition), nf.GoTo(chainLater))...))
 	}
 	return rules
 }

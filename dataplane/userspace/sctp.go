@@ -227,13 +227,22 @@ func (p *proxy) associate(client *association, c call, b model.Backend) (*associ
 			return err
 		}))
 	if err == nil {
-		err = p.disguised(c, b, local, func() error { return a.connect(p.context, b.AddrPort, p.options.DialTimeout) })
+		err = p.connectSCTP(a, c, b, local)
 	}
 	if err != nil {
 		a.reset()
 		return nil, err
 	}
 	return a, nil
+}
+
+func (p *proxy) connectSCTP(a *association, c call, b model.Backend, own netip.AddrPort) error {
+	leave, err := p.disguise.enter(c, b, own)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return a.connect(p.context, b.AddrPort, p.options.DialTimeout)
 }
 
 // streams are those that an association receives and sends over.

@@ -45,10 +45,12 @@ func abortive(c syscall.RawConn) error {
 // outgoing is for connections of TCP. The kernel is to choose the port of a client's address when it knows the
 // destination: ports are scarce for each destination only.
 func outgoing(network, address string, c syscall.RawConn) error {
-	return errors.Join(transparent(network, address, c), abortive(c), control(c, func(fd int) error {
-		const option = unix.IP_BIND_ADDRESS_NO_PORT
-		return os.NewSyscallError("setsockopt IP_BIND_ADDRESS_NO_PORT", unix.SetsockoptInt(fd, unix.SOL_IP, option, 1))
-	}))
+	return errors.Join(transparent(network, address, c), abortive(c), control(c, latePort))
+}
+
+func latePort(fd int) error {
+	const option = unix.IP_BIND_ADDRESS_NO_PORT
+	return os.NewSyscallError("setsockopt IP_BIND_ADDRESS_NO_PORT", unix.SetsockoptInt(fd, unix.SOL_IP, option, 1))
 }
 
 // shared lets several planes, of processes of one user, have a socket for the same Service.

@@ -38,6 +38,7 @@ const (
 	dropRanges
 	clients // what pools remember, between two processes
 	disguises
+	away // protocols, while there is no process
 )
 
 func sets(f nf.Family) []*nf.Set {
@@ -70,6 +71,7 @@ func sets(f nf.Family) []*nf.Set {
 			Key: []nf.Field{f.Address, nf.Index, nf.Index}, Data: []nf.Field{f.Address, nf.Port},
 		},
 		disguises: {Name: "disguises", Flags: unix.NFT_SET_MAP, Key: key, Data: address},
+		away:      hash("away", []nf.Field{nf.Protocol}),
 	}
 }
 
@@ -90,7 +92,10 @@ type ports [numOrigins]uint16
 
 // listening are the ports of the process for one family: those to which TPROXY leads, on loopback, and those to which
 // packets are redirected, of the own address.
-type listening struct{ ports, redirectPorts ports }
+type listening struct {
+	ports, redirectPorts ports
+	redirectAll          bool // nothing goes by TPROXY
+}
 
 // table is our table of one family.
 type table struct {

@@ -43,7 +43,7 @@ type flow struct {
 	asked time.Time // of one that was redirected: when its destination was last sure
 
 	mu       sync.Mutex
-	conn     *net.UDPConn
+	conn     *flowSocket
 	backend  netip.AddrPort
 	tried    []netip.AddrPort
 	pending  []byte // the latest datagram, until somebody has answered
@@ -285,7 +285,7 @@ func (p *proxy) answers(f *flow) {
 	}
 }
 
-func (f *flow) current() *net.UDPConn {
+func (f *flow) current() *flowSocket {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.conn
@@ -293,7 +293,7 @@ func (f *flow) current() *net.UDPConn {
 
 // answer waits for a datagram of the backend and sends it to the client. It takes a buffer only when there is
 // something to read: most flows are short, and idle for the rest of their time.
-func (p *proxy) answer(f *flow, conn *net.UDPConn) error {
+func (p *proxy) answer(f *flow, conn *flowSocket) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err

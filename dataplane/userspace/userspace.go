@@ -35,8 +35,21 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
+// Redirect is how packets come to the process.
+type Redirect string
+
+const (
+	// ByTPROXY needs the kernel's nft_tproxy and nft_socket (Linux 5.9).
+	ByTPROXY Redirect = "tproxy"
+	// ByNAT translates addresses, for which each connection takes two more transactions of nf_tables; while there is no
+	// process, those who connect are refused and do not wait.
+	ByNAT Redirect = "nat"
+)
+
 // Options are what the plane can be told. The zero value of each means the default.
 type Options struct {
+	// Redirect is how packets come to the process, by default the first of the constants that the kernel has.
+	Redirect Redirect
 	// DialTimeout is for how long one backend is waited for, three seconds by default: two SYNs. Dials is how many are
 	// tried, six by default.
 	DialTimeout time.Duration
@@ -152,22 +165,50 @@ func markOf(c dataplane.Config) uint32 {
 	return c.Mark >> 1
 }
 
-// probe has the kernel check, but not perform, a transaction with all rules.
+// probe finds the first way of redirection that the kernel has. If there is a wanted one, it is that or none.
 func (p *Plane) probe() error {
-	var tx nf.Transaction
-	for i := range nf.Families {
-		t := p.newTable(i, &tx)
-		t.Name += "-probe"
-		if err := t.Structure(t.chains()); err != nil {
+	ways := []Redirect{ByTPROXY, ByNAT}
+	if p.options.Redirect != "" {
+		ways = []Redirect{p.options.Redirect}
+	}
+	var errs []error
+	for _, way := range ways {
+		err := p.check(way)
+		if err == nil {
+			p.choose(way, errs)
+			return nil
+		}
+		if errors.Is(err, unix.EPERM) {
 			return err
 		}
+		errs = append(errs, fmt.Errorf("by %s: %w", way, err))
 	}
-	err := tx.Check(p.conn)
-	if err == nil || errors.Is(err, unix.EPERM) {
-		return err
+	return fmt.Errorf("%w: %w (nf_tables with tproxy and socket expressions are needed, or with nat: Linux 5.9 or newer, "+
+		"modules nft_tproxy and nft_socket, or nft_nat and nft_masq)", dataplane.ErrUnsupported, errors.Join(errs...))
+}
+
+// check has the kernel check, but not perform, a transaction with all rules.
+func (p *Plane) check(way Redirect) error {
+	var tx nf.Transaction
+	for i, f := range nf.Families {
+		t := newTable(f, p.routes.mark, listening{redirectAll: way != ByTPROXY}, &tx)
+		t.Name += "-probe"
+		if err := t.Structure(t.chains()); err != nil {
+			return fmt.Errorf("%s: %w", nf.Families[i].Name, err)
+		}
 	}
-	return fmt.Errorf("%w: %w (nf_tables with tproxy and socket expressions are needed: Linux 5.9 or newer, modules "+
-		"nft_tproxy and nft_socket)", dataplane.ErrUnsupported, err)
+	return tx.Check(p.conn)
+}
+
+// choose settles how packets come here, and says what is not possible that way.
+func (p *Plane) choose(way Redirect, instead []error) {
+	p.options.Redirect = way
+	p.routes.unused = way != ByTPROXY
+	if len(instead) > 0 && p.config.Log != nil {
+		p.config.Log.Warn("mode userspace translates addresses, as this kernel cannot lead packets to a process by TPROXY: "+
+			"connections take longer to open, and clients are refused while there is no process; "+
+			"have the kernel load nft_tproxy and nft_socket", "error", errors.Join(instead...))
+	}
 }
 
 func (p *Plane) newTable(family int, tx *nf.Transaction) *table {
@@ -456,36 +497,60 @@ func (p *Plane) auditRules(s *model.State, all bool) (drifts []dataplane.Drift, 
 	return tx.Drifts(served), nil
 }
 
-// Remove implements dataplane.Dataplane. All connections end.
+// Remove implements dataplane.Dataplane. All connections end; while they do, addresses are translated still, so that
+// clients hear of it.
 func (p *Plane) Remove(context.Context) error {
 	p.tables = nil
 	if err := p.fault("userspace remove"); err != nil {
 		return err
 	}
+	if err := p.replaceTables(stub); err != nil {
+		return err
+	}
+	p.endProxy()
+	var errs []error
+	for _, family := range families() {
+		errs = append(errs, p.routes.remove(family))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("userspace: %w", err)
+	}
+	return p.replaceTables(nil)
+}
+
+// stub are the chains of a table that does nothing but keep the kernel translating.
+func stub() []nf.Chain {
+	return []nf.Chain{{Name: "translated", Hook: &nf.Hook{
+		Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: redirectPriority,
+	}}}
+}
+
+// replaceTables deletes our tables, and makes others with these chains in the place of those that there were.
+func (p *Plane) replaceTables(chains func() []nf.Chain) error {
 	tx := &nf.Transaction{}
 	for i := range nf.Families {
 		t := p.newTable(i, tx)
 		if err := t.LoadTable(p.conn); err != nil {
 			return fmt.Errorf("userspace: %w", err)
 		}
-		if t.Exists {
-			t.Delete()
+		if !t.Exists {
+			continue
+		}
+		t.Delete()
+		if chains == nil {
+			continue
+		}
+		tx.Join()
+		next := p.newTable(i, tx)
+		next.Sets = nil
+		if err := next.Structure(chains()); err != nil {
+			return fmt.Errorf("userspace: %w", err)
 		}
 	}
-	if len(tx.Steps) > 0 {
-		if err := p.commit(tx); err != nil {
-			return err
-		}
+	if len(tx.Steps) == 0 {
+		return nil
 	}
-	var errs []error
-	for _, family := range families() {
-		errs = append(errs, p.routes.remove(family))
-	}
-	p.endProxy()
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("userspace: %w", err)
-	}
-	return nil
+	return p.commit(tx)
 }
 
 func (p *Plane) endProxy() {
