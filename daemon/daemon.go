@@ -11,7 +11,7 @@
 // A changed file never ends the process. What is invalid is refused as a whole, and the old
 // configuration stays. Of what is valid, most is set anew in the running parts; a new source is asked
 // for its first batch before the old one is closed; a new data plane adopts what the old one has left
-// in the kernel, or removes it when its own rules are in force. /healthz answers all the time.
+// in the kernel, or removes it when its own rules are in force and have been read back. /healthz answers all the time.
 package daemon
 
 import (
@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -70,10 +71,13 @@ type Daemon struct {
 	successor *successor
 	foreign   *foreign.Watch
 	engine    *engine.Engine
+	carried   carrying
+	switches  switches
 
 	// What follows belongs to the goroutine that reloads.
 	planeSettings planeSettings
 	plane         *opened
+	chosen        string // the plane that somebody has switched to; empty: that of the configuration
 	feeds         feeds
 	refused       said.Trouble  // a configuration
 	deaf          said.Trouble  // the metrics server
@@ -92,6 +96,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	kube.LogTo(o.Logs.Logger())
 	d := &Daemon{options: o, log: o.Logs.Logger()}
+	d.switches.orders = make(chan *switchOrder)
 	d.feeds.log, d.feeds.tell = d.log, d.hear
 	d.config.Store(c)
 	return d.run(ctx, c)
@@ -140,7 +145,7 @@ func (d *Daemon) open(c *config.Config) (err error) {
 		Version: version.String(), Mode: d.mode, ShowHiddenFor: c.KubeProxy.ShowHiddenMetricsForVersion,
 	})
 	d.planeSettings = planeIn(c)
-	if d.plane, err = d.openPlane(d.planeSettings); err != nil {
+	if d.plane, err = d.openPlane(d.planeSettings, opening{}); err != nil {
 		return err
 	}
 	d.serving.Store(&d.plane.settings)
@@ -160,9 +165,12 @@ func (d *Daemon) open(c *config.Config) (err error) {
 }
 
 // openPlane opens a data plane that will be the only one.
-func (d *Daemon) openPlane(s planeSettings) (*opened, error) {
-	c := dataplane.Config{Log: d.log, Meter: d.metrics}
-	o, err := s.inherit(c, func(o opened) { d.successor.spared.set(o.settings.iptables.Backend) })
+func (d *Daemon) openPlane(s planeSettings, how opening) (*opened, error) {
+	c := dataplane.Config{Log: d.log, Meter: d.metrics, Inherit: how.inherit}
+	o, err := s.inherit(c, legacy{
+		kept: &d.carried, exact: how.exact,
+		cleared: func(o opened) { d.successor.spared.set(o.settings.iptables.Backend) },
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +195,7 @@ func (d *Daemon) tellSubstitute() {
 
 // close closes what open has made, as far as it came.
 func (d *Daemon) close() error {
-	var errs []error
+	errs := []error{d.carried.close()}
 	if f := d.feeds.used.Load(); f != nil {
 		errs = append(errs, f.close())
 	}
@@ -238,6 +246,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		HardFail:       d.config.Load().KubeProxy.BindAddressHardFail,
 		ControlSocket:  s.ControlSocket,
 		About:          d.about,
+		Control:        map[string]http.Handler{"/switch": &d.switches},
 		ControlRefused: func(err error) { d.report.warn(reasonControl, err.Error()) },
 		Observer:       observers{d.metrics, d.report, d.successor},
 	})
@@ -316,6 +325,8 @@ func (d *Daemon) manage(ctx context.Context) error {
 			return nil
 		case <-files.changed:
 			d.reload(ctx)
+		case o := <-d.switches.orders:
+			d.obey(ctx, o)
 		case result := <-d.feeds.arrives():
 			d.feeds.settle(result, func(s source.Source) error { return d.adopt(ctx, s) })
 		case <-d.inForce:

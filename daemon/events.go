@@ -50,6 +50,9 @@ const (
 	reasonFailing     = "ProgrammingFailed"
 	reasonProgramming = "ProgrammingRecovered"
 	reasonDrift       = "RulesRepaired"
+
+	reasonSwitched     = "DataPlaneSwitched"
+	reasonSwitchFailed = "DataPlaneSwitchFailed"
 )
 
 const (

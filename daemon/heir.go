@@ -15,16 +15,31 @@ import (
 // heir is a data plane that removes what other planes of ours have left, in this or an earlier process, once its own
 // rules are in force: at every moment there is somebody who translates. What cannot be removed is an error of Sync that
 // keeps nobody from serving; the engine says it and tries again.
+//
+// While it waits it removes nothing: another plane is in force, which may stay so.
 type heir struct {
-	dataplane.Dataplane
-	inner   dataplane.Dataplane // without what wraps it
+	opened
 	self    plane
 	others  func() []plane // all of them; only tests have some of their own
 	log     *slog.Logger
 	cleared func() // is called when nothing is left of others, but what connections still need
 	alone   bool   // so it is
+	waits   bool   // another plane is in force
+	served  bool   // the plane has had rows
 	retired retired
+	carried *carrying
+	left    []remainder // of the last look
 }
+
+// remainder is what was found of another plane.
+type remainder struct {
+	plane       string
+	removed     bool
+	connections int // that need what is left
+}
+
+// drainTime is for how long connections may need what another plane has left.
+const drainTime = takeover.DefaultDrain
 
 // retired is about connections that need what another plane has left.
 type retired struct {
@@ -38,8 +53,15 @@ type affineHeir struct {
 	dataplane.Affine
 }
 
-// inherit opens a plane that will be the only one.
-func (s planeSettings) inherit(c dataplane.Config, cleared func(opened)) (opened, error) {
+// legacy is what a plane needs that will be the only one.
+type legacy struct {
+	kept    *carrying    // what others carry, and it itself may have carried; nil: nothing is kept
+	cleared func(opened) // see heir
+	exact   bool         // no other plane will do
+}
+
+// inherit opens such a plane.
+func (s planeSettings) inherit(c dataplane.Config, l legacy) (opened, error) {
 	for _, p := range planes() {
 		if p.name == s.name {
 			continue
@@ -50,33 +72,60 @@ func (s planeSettings) inherit(c dataplane.Config, cleared func(opened)) (opened
 		}
 		c.LocalnetWasOff = c.LocalnetWasOff || left.LocalnetWasOff
 	}
-	o, err := s.open(c)
+	o, err := l.open(c, s)
 	if err != nil {
 		return o, err
 	}
 	self, err := planeNamed(o.settings.name)
 	h := &heir{
-		Dataplane: o.Dataplane, inner: o.inner, self: self, others: planes, log: c.Log, cleared: func() { cleared(o) },
+		opened: o, self: self, others: planes, log: c.Log, cleared: func() { l.cleared(o) }, carried: l.kept,
 	}
-	o.Dataplane = h
+	o.Dataplane, o.heir = h, h
 	if affine, ok := h.Dataplane.(dataplane.Affine); ok {
 		o.Dataplane = affineHeir{h, affine}
 	}
 	return o, err
 }
 
+// open takes back a plane that carries something still, or makes one.
+func (l legacy) open(c dataplane.Config, s planeSettings) (opened, error) {
+	if o, ok := l.kept.take(s); ok {
+		return o, nil
+	}
+	if !l.exact {
+		return s.open(c)
+	}
+	o, err := s.openItself(c)
+	return o, permitted(err)
+}
+
 // Sync implements dataplane.Dataplane.
 func (h *heir) Sync(ctx context.Context, s *model.State) error {
+	h.served = true
 	err := h.Dataplane.Sync(ctx, s)
-	if h.alone || err != nil && !errors.Is(err, dataplane.ErrPartial) {
+	if h.waits || h.alone || err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return err
 	}
-	if left := h.clear(ctx); left != nil {
-		return errors.Join(err, fmt.Errorf("%w: %w", dataplane.ErrPartial, left))
+	return errors.Join(err, h.succeed(ctx, s))
+}
+
+// succeed removes what other planes have left, now that this one is in force.
+func (h *heir) succeed(ctx context.Context, s *model.State) error {
+	h.waits = false
+	if err := h.clear(ctx, s); err != nil {
+		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
 	}
 	h.alone = true
 	h.cleared()
-	return err
+	return nil
+}
+
+// Close implements dataplane.Dataplane. Connections through this process live on, unless that ends.
+func (h *heir) Close() error {
+	if h.served && h.carried.keep(h.opened) {
+		return nil
+	}
+	return h.opened.Close()
 }
 
 // Describe implements dataplane.Describer, whatever the plane is.
@@ -98,7 +147,7 @@ func (h *heir) Counters(ctx context.Context) (dataplane.Counters, error) {
 // Audit implements dataplane.Dataplane. It is also when it is seen that connections have ended.
 func (h *heir) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
 	if !h.retired.look.IsZero() && h.retired.look.Before(time.Now()) {
-		if err := h.clear(ctx); err != nil {
+		if err := h.clear(ctx, s); err != nil {
 			h.alone = false // the next Sync tries again
 			return nil, fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
 		}
@@ -107,20 +156,24 @@ func (h *heir) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, er
 }
 
 // clear removes what others have left.
-func (h *heir) clear(ctx context.Context) error {
+func (h *heir) clear(ctx context.Context, s *model.State) error {
 	var errs []error
 	connections := 0
+	h.left = nil
 	for _, p := range h.others() {
-		if p.name == h.self.name || p.name == h.self.behind {
+		if p.name == h.self.behind {
 			continue
 		}
-		removed, n, err := h.clearOne(ctx, p)
-		connections += n
+		r, err := h.clearOne(ctx, p, s)
+		connections += r.connections
 		if err != nil {
 			err = fmt.Errorf("remove what the data plane %s has left: %w", p.name, err)
 		}
-		if removed {
+		if r.removed {
 			h.log.Info("removed what another data plane had left", "plane", p.name, "in force", h.self.name)
+		}
+		if r.removed || r.connections > 0 {
+			h.left = append(h.left, r)
 		}
 		errs = append(errs, err)
 	}
@@ -138,7 +191,7 @@ func (r *retired) note(connections int, log *slog.Logger) {
 	case r.since.IsZero():
 		r.since, r.pause = now, drainInterval
 		log.Info("connections through another data plane live on", "connections", connections,
-			"until", now.Add(takeover.DefaultDrain).Truncate(time.Second))
+			"until", now.Add(drainTime).Truncate(time.Second))
 	default:
 		r.pause = min(2*r.pause, takeoverInterval)
 	}
@@ -147,26 +200,35 @@ func (r *retired) note(connections int, log *slog.Logger) {
 
 // over reports whether connections have had their time.
 func (r *retired) over() bool {
-	return !r.since.IsZero() && time.Since(r.since) > takeover.DefaultDrain
+	return !r.since.IsZero() && time.Since(r.since) > drainTime
 }
 
 // clearOne removes what one has left, unless there are connections that need it.
-func (h *heir) clearOne(ctx context.Context, p plane) (removed bool, connections int, err error) {
+func (h *heir) clearOne(ctx context.Context, p plane, s *model.State) (r remainder, err error) {
+	r.plane = p.name
+	alike := p.name == h.self.name
+	r.connections, err = h.carried.drain(ctx, s, look{name: p.name, over: h.retired.over(), alike: alike})
+	if alike || err != nil || r.connections > 0 {
+		return r, err
+	}
 	left, err := p.traces()
 	if err != nil || !left.Rules {
-		return false, 0, err
+		return r, err
 	}
 	c := dataplane.Config{Log: h.log}
 	if left.LocalnetWasOff {
 		if c.KeepLocalnet, err = h.recordsLocalnet(); err != nil {
-			return false, 0, err
+			return r, err
 		}
 	}
 	if p.retire != nil && !h.retired.over() {
-		connections, err = p.retire(ctx, c)
-		return connections == 0, connections, err
+		r.connections, err = p.retire(ctx, c)
+		r.removed = err == nil && r.connections == 0
+		return r, err
 	}
-	return true, 0, p.clean(ctx, c)
+	err = p.clean(ctx, c)
+	r.removed = err == nil
+	return r, err
 }
 
 // recordsLocalnet reports whether this plane, or the one behind it, knows that the sysctl route_localnet was off.

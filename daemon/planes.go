@@ -149,6 +149,7 @@ type opened struct {
 	inner    dataplane.Dataplane // without what wraps it
 	settings planeSettings       // with the back end that it has found
 	instead  string              // why it is another one than was wanted, and what to do; empty: it is not
+	heir     *heir               // that Dataplane is; nil: it removes nothing of others
 }
 
 // open makes a plane. A node that cannot have the one that its mode names has nftables rather than no Services.

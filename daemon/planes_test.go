@@ -54,7 +54,7 @@ func TestPlaneSettings_unsupported(t *testing.T) {
 		withXTables(t, unix.ENOPROTOOPT)
 		var log bytes.Buffer
 		s := planeSettings{name: iptablesPlane, mark: 1 << 20, iptables: iptables.Options{Backend: iptables.Legacy}}
-		o, err := s.inherit(dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, func(opened) {})
+		o, err := s.inherit(dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, legacy{cleared: func(opened) {}})
 		if err != nil {
 			t.Error(err)
 			return
@@ -83,7 +83,7 @@ func TestPlaneSettings_unreadable(t *testing.T) {
 		withXTables(t, unix.EIO)
 		var log bytes.Buffer
 		s := planeSettings{name: nftablesPlane, mark: 1 << 20}
-		o, err := s.inherit(dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, func(opened) {})
+		o, err := s.inherit(dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, legacy{cleared: func(opened) {}})
 		if err != nil {
 			t.Error(err)
 			return
@@ -126,7 +126,7 @@ func TestHeir(t *testing.T) {
 					return left
 				}
 				cleared := 0
-				o, err = planeSettings{name: to, mark: 1 << 14}.inherit(dataplane.Config{Log: log}, func(opened) { cleared++ })
+				o, err = planeSettings{name: to, mark: 1 << 14}.inherit(dataplane.Config{Log: log}, legacy{cleared: func(opened) { cleared++ }})
 				if err != nil {
 					t.Error(err)
 					return

@@ -44,10 +44,14 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	if err != nil || len(changes) == 0 && !n.changesFeed {
 		return errors.Join(err, n.drop())
 	}
+	if err := d.changePlane(ctx, n); err != nil {
+		return errors.Join(err, n.drop())
+	}
 	if err := d.engine.Configure(ctx, n.settings); err != nil {
 		return errors.Join(err, n.drop())
 	}
 	old := d.config.Swap(c)
+	d.chosen = n.chosen
 	d.options.Logs.obey(c, old.Warnings)
 	d.tell(changes, n)
 	d.replace(ctx, n)
@@ -62,13 +66,7 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 // replace lets the engine work with what was prepared, the feed once that has delivered.
 func (d *Daemon) replace(ctx context.Context, n prepared) {
 	if n.plane != nil {
-		d.successor.spared.all()
-		d.planeSettings, d.plane = n.planeSettings, n.plane
-		d.serving.Store(&n.plane.settings)
-		d.tellSubstitute()
-		if err := d.engine.Replace(ctx, engine.Parts{Plane: n.plane.Dataplane}); err != nil {
-			d.log.Warn("replacing the data plane", "error", err)
-		}
+		d.use(ctx, n.planeSettings, n.plane)
 	}
 	if n.changesFeed {
 		d.feeds.abandon()
@@ -78,11 +76,42 @@ func (d *Daemon) replace(ctx context.Context, n prepared) {
 	}
 }
 
+// changePlane has another data plane take the place of the one in force, if that is wanted. It is done first, as it may
+// fail: then nothing changes.
+func (d *Daemon) changePlane(ctx context.Context, n prepared) error {
+	if !n.switches {
+		return nil
+	}
+	defer d.switches.begin(n.planeSettings.name)()
+	err := d.switchTo(ctx, n.planeSettings, nil)
+	if !errors.Is(err, engine.ErrStarting) {
+		return err
+	}
+	o, err := d.openPlane(n.planeSettings, opening{})
+	if err == nil {
+		d.use(ctx, n.planeSettings, o)
+	}
+	return err
+}
+
+// use has a data plane go on where another one has stopped, with what that has left in the kernel.
+func (d *Daemon) use(ctx context.Context, s planeSettings, o *opened) {
+	d.successor.spared.all()
+	d.planeSettings, d.plane = s, o
+	d.serving.Store(&o.settings)
+	d.tellSubstitute()
+	if err := d.engine.Replace(ctx, engine.Parts{Plane: o.Dataplane}); err != nil {
+		d.log.Warn("replacing the data plane", "error", err)
+	}
+}
+
 // prepared is what can fail, done before anything is changed.
 type prepared struct {
 	settings      engine.Settings
 	planeSettings planeSettings
-	plane         *opened // nil: it stays
+	chosen        string  // see Daemon
+	switches      bool    // to another plane
+	plane         *opened // of the same name; nil: it stays
 	moves         bool    // the rules of the new plane are elsewhere
 	feed          *feed   // nil: it stays
 	changesFeed   bool    // what was on its way is not wanted any more
@@ -102,9 +131,14 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 			return n, err
 		}
 	}
-	if n.planeSettings = planeIn(c); n.planeSettings != d.planeSettings {
-		n.moves = n.planeSettings.movesFrom(d.planeSettings)
-		n.plane, err = d.openPlane(n.planeSettings)
+	n.planeSettings = planeIn(c)
+	if c.KubeProxy.Mode == d.config.Load().KubeProxy.Mode && d.chosen != "" { // nobody has asked for another one since
+		n.chosen = d.chosen
+		n.planeSettings = planeOf(c, d.chosen)
+	}
+	n.moves = n.planeSettings.movesFrom(d.planeSettings)
+	if n.switches = n.planeSettings.name != d.planeSettings.name; !n.switches && n.planeSettings != d.planeSettings {
+		n.plane, err = d.openPlane(n.planeSettings, opening{})
 	}
 	return n, err
 }
@@ -148,7 +182,7 @@ func (n *prepared) effect(class config.Class) string {
 		return "at once, rows are computed anew"
 	case class == config.Rebuild && n.feed != nil:
 		return "when all objects have been read anew; until then the old ones are served"
-	case class == config.Rebuild && n.plane != nil && n.moves:
+	case class == config.Rebuild && (n.plane != nil || n.switches) && n.moves:
 		return "at once, by a new data plane; the rules of the old one go when its own are in force"
 	case class == config.Rebuild && n.plane != nil:
 		return "at once, by a new data plane that adopts what is in the kernel"

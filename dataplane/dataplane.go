@@ -65,6 +65,16 @@ type Memory struct {
 	Until   time.Time // when that is forgotten, unless the client comes again; the precision is a second
 }
 
+// A Carrier is a plane whose connections pass through this process, and end with Close.
+type Carrier interface {
+	// Drain is for when another plane is in force: this one takes nothing new, and carries what it does. It returns how many
+	// connections that is. It is called again and again, with the State that is in force then, until there are none or
+	// they have had their time; what is left in the kernel is for them. Sync has the plane take connections again.
+	Drain(ctx context.Context, s *model.State) (connections int, err error)
+	// Carries is how many connections that is now.
+	Carries() int
+}
+
 // A Describer is a plane whose kernel objects have names that do not say whose they are.
 type Describer interface {
 	// Describe says it, in a line for each object as the tool that lists them names it. It asks no kernel; the

@@ -35,7 +35,7 @@ const patience = 10 * time.Second
 //	GET /status               how programming goes, a Report
 //	GET /audit                what in the kernel is not as it should be, an Audited
 //
-// With format=json the first three answer in JSON, as the others always do.
+// and what Options.Control adds. With format=json the first three answer in JSON, as the others always do.
 type controlServer struct {
 	engine  *Engine
 	path    string // of the socket; empty: none
@@ -74,6 +74,9 @@ func (e *Engine) newControl(path string) *controlServer {
 	mux.HandleFunc("GET /explain", c.explain)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, true, e.report()) })
 	mux.HandleFunc("GET /audit", c.audit)
+	for path, h := range e.options.Control {
+		mux.Handle(path, h)
+	}
 	c.http.Handler, c.http.ReadHeaderTimeout = mux, patience
 	return c
 }
@@ -282,13 +285,32 @@ func packet(q url.Values) (p model.Packet, err error) {
 // Ask puts a question, such as "/dump?format=json", to the process that listens on a control socket,
 // and returns its answer.
 func Ask(ctx context.Context, socket, question string) ([]byte, error) {
+	answer, err := Order(ctx, socket, http.MethodGet, question)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Close()
+	return io.ReadAll(answer)
+}
+
+// A Refused is the answer of a process that will not do what it is asked.
+type Refused struct {
+	Status int // of HTTP
+	Text   string
+}
+
+// Error implements error.
+func (r Refused) Error() string { return r.Text }
+
+// Order is Ask for what is not only a question. The answer is to be closed; to do so before its end hangs up.
+func Order(ctx context.Context, socket, method, what string) (io.ReadCloser, error) {
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		},
 		DisableKeepAlives: true,
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://fairlead"+question, nil)
+	r, err := http.NewRequestWithContext(ctx, method, "http://fairlead"+what, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -296,10 +318,10 @@ func Ask(ctx context.Context, socket, question string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask the running proxy: %w", err)
 	}
+	if response.StatusCode == http.StatusOK {
+		return response.Body, nil
+	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = errors.New(string(body))
-	}
-	return body, err
+	return nil, cmp.Or(err, error(Refused{response.StatusCode, strings.TrimSpace(string(body))}))
 }

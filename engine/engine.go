@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
@@ -54,6 +55,9 @@ type Options struct {
 	HardFail bool
 	// ControlSocket is the path of the Unix socket on which "fairlead dump" and others ask; empty: none.
 	ControlSocket string
+	// Control are more questions that are answered on the control socket, by their paths. They are asked from any
+	// goroutine.
+	Control map[string]http.Handler
 	// ControlRefused is told why the control socket cannot be opened, once; nil: nobody is. It may be called from any
 	// goroutine. It is tried again.
 	ControlRefused func(error)

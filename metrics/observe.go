@@ -136,6 +136,16 @@ func (m *Metrics) Answered(path string, status int) {
 	}
 }
 
+// Switched counts an attempt to change the data plane.
+func (m *Metrics) Switched(from, to string, changed bool, took time.Duration) {
+	result := "failure"
+	if changed {
+		result = "success"
+	}
+	m.own.switches(from, to, result).Inc()
+	m.own.switchLasted.Observe(took.Seconds())
+}
+
 // KubeProxyReturned counts a look that found kube-proxy's rules again.
 func (m *Metrics) KubeProxyReturned() { m.own.returned.Inc() }
 

@@ -20,6 +20,9 @@ type own struct {
 	refused, failed   metrics.CounterMetric
 	problems          func(...string) metrics.CounterMetric
 	deaf, returned    metrics.CounterMetric
+
+	switches     func(...string) metrics.CounterMetric
+	switchLasted metrics.ObserverMetric
 }
 
 func newOwn(s *shelf) own {
@@ -48,6 +51,11 @@ func newOwn(s *shelf) own {
 		returned: s.counter(fairlead("kube_proxy_returns_total",
 			"Looks that found rules which kube-proxy had made since its rules were removed."))(),
 	}
+	o.switches = s.counter(fairlead("plane_switches_total",
+		"Attempts to change the data plane while the process runs.", "from", "to", "result"))
+	o.switchLasted = s.histogram(fairlead("plane_switch_duration_seconds",
+		"From the beginning of such an attempt until the new data plane was in force, or nothing was left of it."),
+		metrics.ExponentialBuckets(0.001, 2, 17))()
 	repairs := s.counter(fairlead("repairs_total", "Attempts to undo what somebody else did to the kernel.", "result"))
 	o.repaired, o.failing = repairs("success"), repairs("failure")
 	failures := s.counter(fairlead("programming_failures_total",

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
@@ -95,8 +96,18 @@ var errNoProxy = errors.New("no proxy listens")
 
 // answer is the running proxy's to a question; the error is errNoProxy if there is none.
 func (i *inspection) answer(ctx context.Context, question string) ([]byte, error) {
+	answer, err := i.order(ctx, http.MethodGet, question)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Close()
+	return io.ReadAll(answer)
+}
+
+// order is answer for what is not only a question.
+func (i *inspection) order(ctx context.Context, method, what string) (io.ReadCloser, error) {
 	socket := lookup(i.flags, "control-socket").Value.String()
-	answer, err := engine.Ask(ctx, socket, question)
+	answer, err := engine.Order(ctx, socket, method, what)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
 		return nil, fmt.Errorf("%w on %s; start \"fairlead run\"", errNoProxy, socket)
 	}

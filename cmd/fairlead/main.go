@@ -6,6 +6,7 @@
 //	dump       the rows
 //	status     how the running proxy does
 //	audit      what in the kernel is not as it should be
+//	switch     another data plane for the running proxy
 //	recommend  which data plane suits this node
 //	clean      delete all that run, or kube-proxy, has made
 //	config     the configuration that results from files and flags
@@ -104,7 +105,7 @@ func root() *cobra.Command {
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(runCommand(), demoCommand(), explainCommand(), dumpCommand(), statusCommand(),
-		auditCommand(), recommendCommand(), cleanCommand(), configCommand(), versionCommand())
+		auditCommand(), switchCommand(), recommendCommand(), cleanCommand(), configCommand(), versionCommand())
 	c.SetVersionTemplate(version.Line("fairlead") + "\n")
 	return c
 }

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"fairlead.dev/fairlead/daemon"
+	"fairlead.dev/fairlead/engine"
+)
+
+func switchCommand() *cobra.Command {
+	var i inspection
+	c := &cobra.Command{
+		Use:   "switch PLANE",
+		Short: "change the data plane of the running proxy, while connections go on",
+		Long: "switch has the running proxy serve by another data plane: " + strings.Join(daemon.Planes(), ", ") + ".\n" +
+			"The new one is programmed and read back while the old one serves. Only then the old one goes. If anything\n" +
+			"fails before, the old one stays and nothing is left of the new one. Interrupted (Ctrl-C) before the new one\n" +
+			"is in force, it does the same.\n\n" +
+			"The configuration stays as it is: the next start goes back to its mode, unless you set it, too.\n\n" +
+			"Exit status 1: the old data plane stays. 2: there is no such data plane, or no proxy runs.",
+		Example: "  fairlead switch ebpf",
+		Args:    cobra.ExactArgs(1),
+		RunE:    func(c *cobra.Command, args []string) error { return i.switchTo(c.Context(), args[0]) },
+	}
+	i.addTo(c.Flags())
+	return c
+}
+
+// switchTo orders another data plane and shows what becomes of it. An interruption does not hang up, but asks for the
+// end: so the user sees what is in force then.
+func (i *inspection) switchTo(ctx context.Context, plane string) error {
+	if err := i.check(); err != nil {
+		return err
+	}
+	steps, err := i.order(context.WithoutCancel(ctx), http.MethodPost, "/switch?"+url.Values{"plane": {plane}}.Encode())
+	var refused engine.Refused
+	if errors.Is(err, errNoProxy) || errors.As(err, &refused) && refused.Status == http.StatusBadRequest {
+		return misused(err)
+	}
+	if err != nil {
+		return failed(err)
+	}
+	defer steps.Close()
+	defer context.AfterFunc(ctx, func() { i.interrupt(context.WithoutCancel(ctx)) })()
+	return i.watch(steps)
+}
+
+func (i *inspection) interrupt(ctx context.Context) {
+	const patience = 10 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	answer, err := i.order(ctx, http.MethodDelete, "/switch")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "fairlead:", err)
+		return
+	}
+	answer.Close()
+}
+
+// watch prints the steps as they come.
+func (i *inspection) watch(steps io.Reader) error {
+	lines := bufio.NewScanner(steps)
+	for lines.Scan() {
+		var s daemon.SwitchStep
+		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+			return failed(fmt.Errorf("the proxy's answer: %w", err))
+		}
+		switch {
+		case i.output == "json":
+			fmt.Println(lines.Text())
+		case s.Step != daemon.StepFailed:
+			fmt.Println(s.Message)
+		}
+		switch s.Step {
+		case daemon.StepDone, daemon.StepUnchanged:
+			return nil
+		case daemon.StepFailed:
+			return failed(errors.New(s.Message))
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return failed(fmt.Errorf("the proxy has gone meanwhile: %w", err))
+	}
+	return failed(errors.New("the proxy has gone meanwhile; \"fairlead status\" says what is in force when it is back"))
+}

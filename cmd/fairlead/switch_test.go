@@ -1,0 +1,193 @@
+package main
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/testbed"
+)
+
+// lock keeps the iptables of the node from being changed, as another program does, until it is called.
+func (m machine) lock() (unlock func()) {
+	m.Helper()
+	c := m.bed.Command(m.Context(), testbed.Node, "nsenter", "--mount="+m.mounts, "--",
+		"flock", "/run/xtables.lock", "sh", "-c", "echo locked; exec cat")
+	in, err := c.StdinPipe()
+	if err != nil {
+		m.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err == nil {
+		_, err = out.Read(make([]byte, 1))
+	}
+	if err != nil {
+		m.Fatal(err)
+	}
+	return func() {
+		_ = in.Close()
+		_ = c.Wait()
+	}
+}
+
+// ordered is a "fairlead switch" that goes on.
+type ordered struct {
+	*testbed.Cmd
+	out bytes.Buffer
+}
+
+func (w *world) order(plane string) *ordered {
+	w.Helper()
+	o := &ordered{Cmd: w.command("switch", plane, "--control-socket", w.socket)}
+	o.Stdout, o.Stderr = &o.out, &o.out
+	if err := o.Start(); err != nil {
+		w.Fatal(err)
+	}
+	return o
+}
+
+func (o *ordered) ends(t *testing.T, status int, has string) {
+	t.Helper()
+	_ = o.Wait()
+	if got := o.ProcessState.ExitCode(); got != status || !strings.Contains(o.out.String(), has) {
+		t.Errorf("exit status %d, want %d, and %q in\n%s", got, status, has, o.out.String())
+	}
+}
+
+// proxyMode is what /proxyMode says.
+func (w *world) proxyMode() string {
+	_, body := w.page(netip.MustParseAddrPort("127.0.0.1:10249"), "/proxyMode")
+	return body
+}
+
+// switchTo switches and expects an exit status and text in what is printed.
+func (w *world) switchTo(args string, status int, has ...string) string {
+	w.Helper()
+	return w.runs("fairlead", "switch "+args+" --control-socket "+w.socket, status, has...)
+}
+
+// TestSwitch changes the data plane by command while clients are served, and then says which one the next start takes.
+func TestSwitch(t *testing.T) {
+	w := newMachine(t)
+	w.switchTo("iptables", 2, "no proxy listens on "+w.socket)
+	w.configure("nftables", "")
+	p := w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
+	loads := w.loads()
+	var open []net.Conn
+	defer func() {
+		for _, c := range open {
+			_ = c.Close()
+		}
+	}()
+	w.switchTo("nftables", 0, "nftables is in force already")
+	w.switchTo("nonsense", 2, `there is no data plane "nonsense"`, "nftables, iptables, ipvs, ebpf, userspace")
+	w.switchTo("iptables -o yaml", 2, "--output")
+	for _, plane := range []string{"iptables", "ebpf", "nftables", "ebpf", "iptables", "nftables"} {
+		for from, to := range everywhere() {
+			open = append(open, w.dial(from, to))
+		}
+		out := w.switchTo(plane, 0, "opening "+plane, "programmed 3 frontends", "verified", plane+" is in force", "done: "+plane)
+		if kept := strings.Contains(out, "the configuration says mode nftables: the next start goes back to it"); kept == (plane == "nftables") {
+			t.Errorf("to %s: of the configuration it says\n%s", plane, out)
+		}
+		if got := w.proxyMode(); got != plane {
+			t.Errorf("/proxyMode says %s, want %s", got, plane)
+		}
+		w.runs("fairlead", "status --control-socket "+w.socket, 0, "data plane       "+plane)
+		for _, load := range loads {
+			if err := load.AwaitAnswers(t.Context(), 20); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, c := range open {
+			if err := talk(c); err != nil {
+				t.Errorf("after the change to %s an open connection from %s to %s broke: %v", plane, c.LocalAddr(), c.RemoteAddr(), err)
+			}
+		}
+	}
+	for _, load := range loads {
+		if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
+			t.Errorf("while the data plane changed: %s", r)
+		}
+	}
+	// The file says something else, but not of the mode.
+	w.switchTo("iptables -o json", 0, `{"step":"in-force","plane":"iptables",`, `{"step":"done"`)
+	w.configure("nftables", "metricsBindAddress: 127.0.0.1:10250\n")
+	moved := netip.MustParseAddrPort("127.0.0.1:10250")
+	w.within("the configuration is obeyed", func() bool { return w.get(moved, "/metrics") == 200 })
+	if _, mode := w.page(moved, "/proxyMode"); mode != "iptables" {
+		t.Errorf("the configuration was edited, and the data plane is %s", mode)
+	}
+	_, text := w.page(moved, "/metrics")
+	if want := `fairlead_plane_switches_total{from="nftables",result="success",to="iptables"} 2`; !strings.Contains(text, want) {
+		t.Errorf("no %s in the metrics", want)
+	}
+	_ = p.Process.Kill()
+	_ = p.Wait()
+	w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
+	w.becomes("the mode of the next start", "nftables", func() string {
+		_, mode := w.page(moved, "/proxyMode")
+		return mode
+	})
+	w.becomes("tables", "fairlead", w.tablesOfIPv4)
+}
+
+// TestSwitch_fails has switches be interrupted and refused; the data plane that was there stays, alone.
+func TestSwitch_fails(t *testing.T) {
+	w := newMachine(t)
+	w.on(testbed.Node, "nsenter", "--mount="+w.mounts, "--", "mount", "-t", "tmpfs", "tmpfs", "/run")
+	p := w.start("--cgroup-root", "/does/not/exist", "--iptables-backend", "legacy")
+	loads := w.loads()
+	rules := w.ruleset()
+	stays := func() {
+		t.Helper()
+		w.becomes("rules", rules, w.ruleset)
+		if got := w.proxyMode(); got != "nftables" {
+			t.Errorf("/proxyMode says %s", got)
+		}
+		if out := w.on(testbed.Node, "iptables-legacy-save"); strings.Contains(out, "KUBE-") {
+			t.Errorf("there are rules of mode iptables:\n%s", out)
+		}
+	}
+	w.switchTo("ebpf", 1, "the data plane nftables stays, as ebpf cannot take its place", "/does/not/exist")
+	stays()
+
+	// Somebody keeps the new data plane from being programmed. Changes are followed meanwhile.
+	for _, how := range []os.Signal{os.Interrupt, os.Kill} {
+		unlock := w.lock()
+		first := w.order("iptables")
+		p.await("waiting for another program that changes iptables")
+		w.switchTo("userspace", 1, "a change to the data plane iptables is under way")
+		w.write("web.yaml", strings.Replace(web, "- addresses: [POD-B]\n", "", 1))
+		w.eventually("pod-a")
+		w.write("web.yaml", web)
+		if err := first.Process.Signal(how); err != nil {
+			t.Fatal(err)
+		}
+		if how == os.Interrupt {
+			first.ends(t, 1, "cancelled: nftables stays in force")
+		} else {
+			_ = first.Wait()
+			p.await("the data plane has not changed")
+		}
+		unlock()
+		w.eventually("pod-b")
+		stays()
+	}
+	unlock := w.lock()
+	first := w.order("iptables")
+	p.await("waiting for another program that changes iptables")
+	unlock()
+	first.ends(t, 0, "done: iptables has taken the place of nftables")
+	for _, load := range loads {
+		if r := load.Stop(); len(r.Failures) > 0 {
+			t.Errorf("while the data plane did not change: %s", r)
+		}
+	}
+}

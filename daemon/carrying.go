@@ -1,0 +1,106 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// carrying are data planes that another one has replaced, and whose connections pass through this process. They live on
+// until they have none, and are taken back when they are wanted again.
+type carrying struct {
+	mu     sync.Mutex
+	planes []opened
+	over   bool // the process ends
+}
+
+// keep takes a plane that is not in force any more, unless it carries nothing by its nature or the process ends.
+func (c *carrying) keep(o opened) bool {
+	if _, carries := o.inner.(dataplane.Carrier); !carries || c == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.over {
+		c.planes = append(c.planes, o)
+	}
+	return !c.over
+}
+
+// take gives a plane back that was kept.
+func (c *carrying) take(s planeSettings) (o opened, ok bool) {
+	if c == nil {
+		return o, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, o := range c.planes {
+		if o.settings == s {
+			c.planes = append(c.planes[:i:i], c.planes[i+1:]...)
+			return o, true
+		}
+	}
+	return o, false
+}
+
+// look is what is to be done with planes of a name that were kept.
+type look struct {
+	name  string
+	over  bool // they have had their time
+	alike bool // one like them, with other settings, is in force: what is in the kernel is its
+}
+
+// drain has planes take nothing new, and closes those that carry nothing any more. It returns how many connections the
+// others have.
+func (c *carrying) drain(ctx context.Context, s *model.State, l look) (connections int, err error) {
+	if c == nil {
+		return 0, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var left []opened
+	var errs []error
+	for _, o := range c.planes {
+		n, err := l.drain(ctx, s, o)
+		errs = append(errs, err)
+		if connections += n; n > 0 || o.settings.name != l.name {
+			left = append(left, o)
+		} else {
+			errs = append(errs, o.Close())
+		}
+	}
+	c.planes = left
+	return connections, errors.Join(errs...)
+}
+
+// drain is how many connections one of them has. Of one that cannot be told to take nothing new it is not known.
+func (l look) drain(ctx context.Context, s *model.State, o opened) (connections int, err error) {
+	carrier, ok := o.inner.(dataplane.Carrier)
+	switch {
+	case !ok || l.over || o.settings.name != l.name:
+		return 0, nil
+	case l.alike:
+		return carrier.Carries(), nil
+	}
+	connections, err = carrier.Drain(ctx, s)
+	if err != nil {
+		connections = max(1, carrier.Carries())
+	}
+	return connections, err
+}
+
+// close ends all connections.
+func (c *carrying) close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over = true
+	var errs []error
+	for _, o := range c.planes {
+		errs = append(errs, o.Close())
+	}
+	c.planes = nil
+	return errors.Join(errs...)
+}

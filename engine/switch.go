@@ -1,0 +1,318 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// A data plane is changed make before break. Up to the point marked with a line the plane in force stays there, and
+// whatever fails is undone; from then on what fails is tried again, as everything is.
+//
+//	Switch ─► what the plane in force remembers of clients ─► To.Sync, beside the loop, which goes on with changes
+//	loop   ─► To.Apply: what has changed since ─► To.Audit ─► To.Remember: who has come since
+//	────────── error: To.Close, Undo, and Sync of the plane that stays
+//	       ─► To is in force ─► Close of the one before ─► InForce
+
+// Switch says to which data plane, and what its maker knows of both. The functions are called one after the other, by
+// the loop; those that are nil do nothing.
+type Switch struct {
+	To dataplane.Dataplane
+	// Together says that both planes have objects of the kernel in common. Then the loop programs To as well, so that
+	// changes wait for it.
+	Together bool
+	// Heritage, if To has it as its dataplane.Config.Inherit, is what the plane in force remembers of clients.
+	Heritage *Heritage
+	// InForce removes what the other plane has left. An error that wraps dataplane.ErrPartial has To.Sync called again.
+	InForce func(context.Context, *model.State) error
+	// Undo is called after a failure, when To has been closed: the next Sync of the plane that stays is to remove what To
+	// has left.
+	Undo func()
+	// Progress is told what has been done. It must be quick.
+	Progress func(Progress)
+}
+
+// SwitchStep is one of those that a Switch takes.
+type SwitchStep string
+
+// The steps, in order. RolledBack comes instead of all after it.
+const (
+	StepProgrammed SwitchStep = "programmed" // To holds all rows
+	StepVerified   SwitchStep = "verified"   // it has been read back
+	StepCarried    SwitchStep = "carried"    // To remembers of clients with affinity what the other plane does
+	StepInForce    SwitchStep = "in-force"
+	StepRolledBack SwitchStep = "rolled-back" // nothing is left of To
+)
+
+// Progress is a step that has been done.
+type Progress struct {
+	Step    SwitchStep
+	Rows    Rows // that are programmed
+	Clients int  // that were carried over
+	Took    time.Duration
+	Err     error // of a step that could not be done and keeps nobody from going on
+}
+
+// Heritage is what one plane remembers of clients when another one begins to take its place.
+type Heritage struct {
+	memories atomic.Pointer[dataplane.Memories]
+}
+
+// Tell is a dataplane.Config.Inherit.
+func (h *Heritage) Tell(context.Context, *model.State) iter.Seq2[dataplane.Memory, error] {
+	return func(yield func(dataplane.Memory, error) bool) {
+		if m := h.memories.Load(); m != nil {
+			for one := range m.All() {
+				if !yield(one, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// ErrStarting says that there is nothing yet to be programmed.
+var ErrStarting = errors.New("the objects of the cluster have not arrived yet")
+
+// Switch lets the Engine go on with another data plane, which it owns from now on: after an error it is closed, nothing
+// of it is in the kernel any more, and the one before is in force as ever. The end of the context is such an error,
+// up to the moment from which To is in force.
+func (e *Engine) Switch(ctx context.Context, s Switch) error {
+	if s.Progress == nil {
+		s.Progress = func(Progress) {}
+	}
+	w := &switching{Switch: s, engine: e, began: time.Now()}
+	if err := e.order(ctx, func(ctx context.Context, _ View) error { return w.begin(ctx) }); err != nil {
+		return errors.Join(err, s.To.Close())
+	}
+	err := w.program(ctx)
+	if err == nil {
+		err = e.order(ctx, func(ctx context.Context, _ View) error { return w.finish(ctx) })
+	}
+	if err == nil {
+		return nil
+	}
+	return errors.Join(err, w.rollBack(ctx))
+}
+
+// switching is a Switch that goes on.
+type switching struct {
+	Switch
+	engine    *Engine
+	base      *model.State // that To holds, or shall hold first; nil: the loop does it
+	began     time.Time    // the step that goes on
+	tolerates bool         // what the plane in force cannot do, To need not do either
+	partial   bool         // some rows are not in force
+	clients   int          // that To remembers
+	forgot    error        // why these are not all
+}
+
+func (w *switching) begin(ctx context.Context) error {
+	if w.engine.state == nil {
+		return ErrStarting
+	}
+	w.inherit(ctx)
+	w.tolerates = w.engine.partial
+	if !w.Together {
+		w.base = w.engine.state.Clone()
+	}
+	return nil
+}
+
+// program has To hold all rows, unless the loop is to do that.
+func (w *switching) program(ctx context.Context) error {
+	if w.base == nil {
+		return nil
+	}
+	return w.sync(ctx, w.base)
+}
+
+func (w *switching) sync(ctx context.Context, s *model.State) error {
+	if err := w.note(w.To.Sync(ctx, s)); err != nil {
+		return fmt.Errorf("program the new data plane: %w", err)
+	}
+	w.did(Progress{Step: StepProgrammed, Rows: count(s)})
+	return nil
+}
+
+// note forgives rows that To cannot have in force if the plane before cannot either.
+func (w *switching) note(err error) error {
+	w.partial = errors.Is(err, dataplane.ErrPartial)
+	if w.partial && w.tolerates {
+		return nil
+	}
+	return err
+}
+
+// did tells of a step, and begins the next one.
+func (w *switching) did(p Progress) {
+	now := time.Now()
+	p.Took = now.Sub(w.began)
+	w.began = now
+	w.Progress(p)
+}
+
+// finish puts To in force. The loop calls it, so that no change comes between.
+func (w *switching) finish(ctx context.Context) error {
+	e := w.engine
+	if e.state == nil {
+		return ErrStarting
+	}
+	if err := w.catchUp(ctx); err != nil {
+		return err
+	}
+	if err := w.verify(ctx); err != nil {
+		return err
+	}
+	w.carry(ctx)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx)
+	old := e.options.Plane
+	w.swap()
+	if err := old.Close(); err != nil {
+		e.options.Log.Warn("close the data plane that was replaced", "error", err)
+	}
+	w.clear(ctx)
+	return nil
+}
+
+// catchUp has To follow what has changed since it was programmed.
+func (w *switching) catchUp(ctx context.Context) error {
+	now := w.engine.state
+	if w.base == nil {
+		return w.sync(ctx, now)
+	}
+	change := model.Diff(w.base, now)
+	w.base = nil
+	if change.Empty() {
+		return nil
+	}
+	if err := w.note(w.To.Apply(ctx, now, change)); err != nil {
+		return fmt.Errorf("program what has changed meanwhile: %w", err)
+	}
+	return nil
+}
+
+// verify reads To back. What is not as it should be may have been changed by somebody else, or be about something that
+// has just come, so that it is programmed once more.
+func (w *switching) verify(ctx context.Context) error {
+	s := w.engine.state
+	if w.partial {
+		return nil
+	}
+	drifts, err := w.To.Audit(dataplane.Thoroughly(ctx), s)
+	if err == nil && len(drifts) > 0 {
+		if err = w.note(w.To.Sync(ctx, s)); err == nil {
+			drifts, err = w.To.Audit(dataplane.Thoroughly(ctx), s)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("read the new data plane back: %w", err)
+	}
+	if n := len(drifts); n > 0 {
+		return fmt.Errorf("the new data plane does not hold what it should: %s%s", drifts[0], andMore(n-1))
+	}
+	w.did(Progress{Step: StepVerified, Rows: count(s)})
+	return nil
+}
+
+func andMore(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" and %d more", n)
+}
+
+// inherit gathers what the first Sync of To takes in. It is no reason not to switch that it cannot be had.
+func (w *switching) inherit(ctx context.Context) {
+	old, ok := w.engine.options.Plane.(dataplane.Affine)
+	if !ok || w.Heritage == nil {
+		return
+	}
+	s := w.engine.state
+	m := dataplane.NewMemories(s)
+	w.forgot = m.Add(old.Memories(ctx, s))
+	w.clients = m.Len()
+	w.Heritage.memories.Store(m)
+}
+
+// carry has To remember who has come since.
+func (w *switching) carry(ctx context.Context) {
+	s := w.engine.state
+	old, tells := w.engine.options.Plane.(dataplane.Affine)
+	to, ok := w.To.(dataplane.Affine)
+	if !ok || !tells {
+		return
+	}
+	n, err := to.Remember(ctx, s, old.Memories(ctx, s))
+	if w.clients += n; w.clients == 0 && err == nil && w.forgot == nil {
+		return
+	}
+	w.did(Progress{Step: StepCarried, Clients: w.clients, Err: errors.Join(w.forgot, err)})
+}
+
+// swap puts To in force. It is known to hold all rows; an audit that follows at once sees whether it still does when
+// what the other plane has left is gone.
+func (w *switching) swap() {
+	e := w.engine
+	e.options.Plane = w.To
+	e.dirty, e.backoff, e.retryAt, e.audits.due, e.again = false, 0, time.Time{}, time.Time{}, true
+	e.partial = w.partial
+	e.endRest()
+	e.status.planeChanged()
+	e.status.programmed(time.Now(), e.partial)
+	w.did(Progress{Step: StepInForce})
+}
+
+// clear removes what the other plane has left.
+func (w *switching) clear(ctx context.Context) {
+	e := w.engine
+	if w.InForce == nil {
+		return
+	}
+	if err := w.InForce(ctx, e.state); err != nil {
+		e.failed(ctx, err)
+	}
+}
+
+// rollBack leaves nothing of To. What cannot be removed is tried again, as all that fails.
+func (w *switching) rollBack(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
+	done := false
+	err := w.engine.order(ctx, func(ctx context.Context, _ View) error {
+		done = true
+		return w.undo(ctx)
+	})
+	if !done { // nobody goes on with the plane in force
+		return errors.Join(err, w.To.Close())
+	}
+	w.did(Progress{Step: StepRolledBack, Err: err})
+	return err
+}
+
+func (w *switching) undo(ctx context.Context) error {
+	e := w.engine
+	err := w.To.Close()
+	if w.Undo != nil {
+		w.Undo()
+	}
+	e.dirty, e.again = true, true
+	if e.state == nil {
+		return err
+	}
+	if failed := e.sync(ctx, slog.LevelDebug); failed != nil {
+		e.failed(ctx, failed)
+		return errors.Join(err, fmt.Errorf("remove what the new data plane has left: %w", failed))
+	}
+	e.dirty, e.partial, e.backoff, e.retryAt = false, false, 0, time.Time{}
+	return err
+}
