@@ -69,6 +69,10 @@ func (w *Watch) Close() {
 }
 
 func (w *Watch) listen(what string, protocol int, hear func(syscall.NetlinkMessage), groups ...uint) error {
+	err := permitted(protocol, groups)
+	if err != nil {
+		return fmt.Errorf("hear of %s: %w", what, err)
+	}
 	s, err := nl.Subscribe(protocol, groups...)
 	if err != nil {
 		return fmt.Errorf("hear of %s: %w", what, err)
@@ -79,6 +83,22 @@ func (w *Watch) listen(what string, protocol int, hear func(syscall.NetlinkMessa
 	w.sockets = append(w.sockets, s)
 	w.running.Go(func() { w.read(s, what, hear) })
 	return nil
+}
+
+// permitted finds out whether a socket may listen, before the library tries it: where it may not, that closes the
+// descriptor twice, the second time when its number may be somebody else's (nl.Subscribe closes it, and so does later the
+// finalizer of the os.File that it has made).
+func permitted(protocol int, groups []uint) error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	address := unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+	for _, g := range groups {
+		address.Groups |= 1 << (g - 1)
+	}
+	return os.NewSyscallError("bind", unix.Bind(fd, &address))
 }
 
 // read hears messages until the socket is closed.
