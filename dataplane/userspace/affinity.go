@@ -25,8 +25,8 @@ func poolName(id model.PoolID) string {
 	return string(hash.Sum(nil))
 }
 
-// handOver leaves what the pools remember in the kernel, and has those wait who would be redirected to nobody. Who comes
-// next may do without.
+// handOver leaves what the pools remember in the kernel, and has those wait who would be redirected to nobody. Who
+// comes next may do without.
 func (p *Plane) handOver() {
 	if p.proxy == nil || p.tables == nil {
 		return

@@ -33,7 +33,7 @@ type packet struct {
 	protocol            model.Protocol
 	client, destination netip.AddrPort
 	origin              origin
-	redirected          *redirection // to these sockets; nil: brought by TPROXY
+	redirected          *redirection // to the sockets that answer; nil: brought by TPROXY
 }
 
 // decision says where a connection may go, and as whom.

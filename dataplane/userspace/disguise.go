@@ -115,7 +115,7 @@ func (d *disguise) step(verb uint16, key model.Key, client netip.Addr) error {
 }
 
 func (d *disguise) close() {
-	if d.conn != nil {
+	if d != nil && d.conn != nil {
 		_ = d.conn.Close() // nothing waits in it
 	}
 }

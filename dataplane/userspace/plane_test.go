@@ -147,9 +147,9 @@ func (n *node) answers(p model.Protocol) string {
 	return o.Backend
 }
 
-func TestDial_nextBackend(t *testing.T) { byEachWay(t, testDial_nextBackend) }
+func TestDial_nextBackend(t *testing.T) { byEachWay(t, testDialNextBackend) }
 
-func testDial_nextBackend(t *testing.T, way userspace.Redirect) {
+func testDialNextBackend(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way, DialTimeout: 100 * time.Millisecond})
 	n.sync("tcp", "10.244.1.11:9", "10.244.1.99:8080", "10.244.2.13:8080") // refused, nobody, pod-b
 	for range 12 {
@@ -195,9 +195,9 @@ func TestBridge(t *testing.T) {
 	}
 }
 
-func TestDatagram_nextBackend(t *testing.T) { byEachWay(t, testDatagram_nextBackend) }
+func TestDatagram_nextBackend(t *testing.T) { byEachWay(t, testDatagramNextBackend) }
 
-func testDatagram_nextBackend(t *testing.T, way userspace.Redirect) {
+func testDatagramNextBackend(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way})
 	n.sync("udp", "10.244.1.11:9", "10.244.2.13:5353")
 	for range 6 {
@@ -208,9 +208,9 @@ func testDatagram_nextBackend(t *testing.T, way userspace.Redirect) {
 }
 
 // TestDatagram_backendGone has a client go on talking from one port when its backend has stopped serving.
-func TestDatagram_backendGone(t *testing.T) { byEachWay(t, testDatagram_backendGone) }
+func TestDatagram_backendGone(t *testing.T) { byEachWay(t, testDatagramBackendGone) }
 
-func testDatagram_backendGone(t *testing.T, way userspace.Redirect) {
+func testDatagramBackendGone(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way})
 	n.sync("udp", "10.244.1.11:5353", "10.244.2.13:5353")
 	c, err := n.bed.Dial(t.Context(), "client", model.UDP, netip.MustParseAddrPort(service))
@@ -246,9 +246,9 @@ func testDatagram_backendGone(t *testing.T, way userspace.Redirect) {
 	}
 }
 
-func TestDial_nobody(t *testing.T) { byEachWay(t, testDial_nobody) }
+func TestDial_nobody(t *testing.T) { byEachWay(t, testDialNobody) }
 
-func testDial_nobody(t *testing.T, way userspace.Redirect) {
+func testDialNobody(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way})
 	n.sync("tcp", "10.244.1.11:9", "10.244.1.11:10")
 	if who := n.answers(model.TCP); who != testbed.Refused.String() {
@@ -296,9 +296,9 @@ func abort(t *testing.T, c *net.TCPConn) {
 	}
 }
 
-func TestReset_byBackend(t *testing.T) { byEachWay(t, testReset_byBackend) }
+func TestReset_byBackend(t *testing.T) { byEachWay(t, testResetByBackend) }
 
-func testReset_byBackend(t *testing.T, way userspace.Redirect) {
+func testResetByBackend(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way})
 	n.sync("tcp", n.listen(func(c *net.TCPConn) {
 		if _, err := c.Read(make([]byte, 1)); err != nil { // the client knows that it is connected
@@ -315,9 +315,9 @@ func testReset_byBackend(t *testing.T, way userspace.Redirect) {
 	}
 }
 
-func TestReset_byClient(t *testing.T) { byEachWay(t, testReset_byClient) }
+func TestReset_byClient(t *testing.T) { byEachWay(t, testResetByClient) }
 
-func testReset_byClient(t *testing.T, way userspace.Redirect) {
+func testResetByClient(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way})
 	seen := make(chan error, 1)
 	n.sync("tcp", n.listen(func(c *net.TCPConn) {
@@ -373,9 +373,9 @@ func TestBound(t *testing.T) {
 	}
 }
 
-func TestBound_flows(t *testing.T) { byEachWay(t, testBound_flows) }
+func TestBound_flows(t *testing.T) { byEachWay(t, testBoundFlows) }
 
-func testBound_flows(t *testing.T, way userspace.Redirect) {
+func testBoundFlows(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way, MaxFlows: 1})
 	n.sync("udp", "10.244.1.11:5353")
 	if who := n.answers(model.UDP); who != "pod-a" {
@@ -460,9 +460,9 @@ func (n *node) kernel() string {
 	return out.String()
 }
 
-func TestRemove_leavesNothing(t *testing.T) { byEachWay(t, testRemove_leavesNothing) }
+func TestRemove_leavesNothing(t *testing.T) { byEachWay(t, testRemoveLeavesNothing) }
 
-func testRemove_leavesNothing(t *testing.T, way userspace.Redirect) {
+func testRemoveLeavesNothing(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way})
 	before := n.kernel()
 	n.sync("tcp", "10.244.1.11:8080")

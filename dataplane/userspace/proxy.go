@@ -28,6 +28,7 @@ type proxy struct {
 	redirections []*redirection
 	disguise     *disguise
 	tracking     *tracking
+	listeners    *listeners      // nil: there are rules
 	context      context.Context // ends with the proxy
 	stop         context.CancelFunc
 	group        sync.WaitGroup // all goroutines
@@ -103,7 +104,7 @@ func (p *proxy) listen(a netip.Addr) (at ports, err error) {
 		at[o] = uint16(e.tcp.Addr().(*net.TCPAddr).Port)
 	}
 	for o := range numOrigins {
-		p.group.Go(func() { p.accept(ends[o].tcp, o, whereTo) })
+		p.group.Go(func() { p.accept(ends[o].tcp, o.brought) })
 		p.group.Go(func() { p.receive(ends[o].udp, o) })
 	}
 	p.ends = append(p.ends, ends...)
@@ -143,6 +144,9 @@ func (p *proxy) close() {
 	closeAll(p.ends)
 	for _, r := range p.redirections {
 		r.close()
+	}
+	if p.listeners != nil {
+		p.listeners.closeAll()
 	}
 	p.flows.endAll()
 	p.group.Wait()
@@ -196,11 +200,23 @@ func (p *proxy) connectTCP(c call, b model.Backend) (*net.TCPConn, error) {
 		}
 		return conn.(*net.TCPConn), nil
 	}
+	if p.options.Redirect == ByListening {
+		return p.connectPlain(b)
+	}
 	var from net.Addr
 	if !c.hidden(b) {
 		from = net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
 	}
 	conn, err := p.connect("tcp", from, outgoing, b.AddrPort)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.TCPConn), nil
+}
+
+// connectPlain opens a connection as this process.
+func (p *proxy) connectPlain(b model.Backend) (*net.TCPConn, error) {
+	conn, err := p.connect("tcp", nil, func(_, _ string, raw syscall.RawConn) error { return abortive(raw) }, b.AddrPort)
 	if err != nil {
 		return nil, err
 	}
@@ -229,10 +245,14 @@ func (p *proxy) connectUDP(c call, b model.Backend) (*flowSocket, error) {
 		return &flowSocket{conn.(*net.UDPConn), leave}, nil
 	}
 	var from net.Addr
-	if !c.hidden(b) {
+	control := transparent
+	switch {
+	case p.options.Redirect == ByListening:
+		control = plain
+	case !c.hidden(b):
 		from = net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
 	}
-	conn, err := p.connect("udp", from, transparent, b.AddrPort)
+	conn, err := p.connect("udp", from, control, b.AddrPort)
 	if err != nil {
 		return nil, err
 	}

@@ -17,8 +17,8 @@ import (
 	"fairlead.dev/fairlead/xtables"
 )
 
-// What TPROXY cannot lead to the process, address translation does: SCTP, and clients on a bridge; everything, where the
-// kernel has no TPROXY. The destination becomes the process's own address, and the kernel is asked what it was.
+// What TPROXY cannot lead to the process, address translation does: SCTP, and clients on a bridge; everything, where
+// the kernel has no TPROXY. The destination becomes the process's own address, and the kernel is asked what it was.
 //
 //	first packet ─ nat: a destination of a row? by origin ─► dnat ─► own address:port of the origin ─► accept
 //	    SO_ORIGINAL_DST (of UDP: connection tracking) ─► the row
@@ -182,6 +182,7 @@ type redirection struct {
 	tcp    *net.TCPListener
 	udp    *net.UDPConn
 	sctp   *association // nil: not yet
+	direct *listeners   // of a socket that is at a row's destination itself
 }
 
 func openRedirection(o origin, a netip.AddrPort) (*redirection, error) {
@@ -225,20 +226,28 @@ func (p *proxy) listenRedirected(v6 bool) (at ports, err error) {
 		at[o] = r.at.Port()
 	}
 	for _, r := range all {
-		p.group.Go(func() { p.accept(r.tcp, r.origin, redirectedTo) })
+		p.group.Go(func() { p.accept(r.tcp, r.origin.redirected) })
 		p.group.Go(func() { p.receiveRedirected(r) })
 	}
 	p.redirections = append(p.redirections, all...)
 	return at, nil
 }
 
-// redirectedTo is where a client of TCP was going.
-func redirectedTo(c *net.TCPConn) (netip.AddrPort, error) {
+// redirected is a client that was redirected.
+func (o origin) redirected(c *net.TCPConn) (at packet, err error) {
+	at = packet{origin: o, client: unmapped(c.RemoteAddr().(*net.TCPAddr).AddrPort())}
 	raw, err := c.SyscallConn()
-	if err != nil {
-		return netip.AddrPort{}, err
+	if err == nil {
+		at.destination, err = originalOf(raw, at.client.Addr().Is6())
 	}
-	return originalOf(raw, c.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().Is6())
+	return at, err
+}
+
+// redirectedSCTP does the same.
+func (o origin) redirectedSCTP(c *association, from netip.AddrPort) (at packet, err error) {
+	at = packet{origin: o, client: from}
+	at.destination, err = originalOf(c.raw, c.v6)
+	return at, err
 }
 
 // listenSCTP has all redirections take SCTP as well.
@@ -247,12 +256,12 @@ func (p *proxy) listenSCTP() error {
 		if r.sctp != nil {
 			continue
 		}
-		l, err := listenSCTP(r.at)
+		l, err := listenSCTP(r.at, true)
 		if err != nil {
 			return err
 		}
 		r.sctp = l
-		p.group.Go(func() { p.acceptSCTP(l, r.origin) })
+		p.group.Go(func() { p.acceptSCTP(l, r.origin.redirectedSCTP) })
 	}
 	return nil
 }

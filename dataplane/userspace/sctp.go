@@ -117,15 +117,15 @@ func addrPortOf(s unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// listenSCTP makes a socket that takes associations.
-func listenSCTP(at netip.AddrPort) (*association, error) {
+// listenSCTP makes a socket that takes associations. It may be free to have an address that is not local yet.
+func listenSCTP(at netip.AddrPort, free bool) (*association, error) {
 	l, err := sctpSocket(at.Addr().Is6())
 	if err != nil {
 		return nil, err
 	}
 	err = errors.Join(l.option(sctpInitMsg, streams(streamsOffered, 0)), abortive(l.raw))
 	if err == nil {
-		err = control(l.raw, func(fd int) error { return listenAt(fd, at) })
+		err = control(l.raw, func(fd int) error { return listenAt(fd, at, free) })
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -133,12 +133,14 @@ func listenSCTP(at netip.AddrPort) (*association, error) {
 	return l, nil
 }
 
-func listenAt(fd int, at netip.AddrPort) error {
+func listenAt(fd int, at netip.AddrPort, free bool) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return os.NewSyscallError("setsockopt SO_REUSEADDR", err)
 	}
-	if err := freeBind(fd, at.Addr().Is6()); err != nil {
-		return err
+	if free {
+		if err := freeBind(fd, at.Addr().Is6()); err != nil {
+			return err
+		}
 	}
 	if err := unix.Bind(fd, sockaddr(at)); err != nil {
 		return os.NewSyscallError("bind", err)
@@ -162,20 +164,23 @@ func (a *association) accept() (client *association, from netip.AddrPort, err er
 	return client, addrPortOf(peer), err
 }
 
-// acceptSCTP takes associations until the proxy ends.
-func (p *proxy) acceptSCTP(l *association, o origin) {
+// acceptSCTP takes associations until the proxy ends, or the socket is closed, as accept does.
+func (p *proxy) acceptSCTP(l *association, locate func(*association, netip.AddrPort) (packet, error)) {
 	for p.context.Err() == nil {
 		client, from, err := l.accept()
+		if errors.Is(err, os.ErrClosed) {
+			return
+		}
 		if err != nil {
 			p.pause()
 			continue
 		}
-		to, err := originalOf(client.raw, client.v6)
+		at, err := locate(client, from)
 		if err != nil { // somebody asks us directly
 			client.reset()
 			continue
 		}
-		at := packet{protocol: model.SCTP, origin: o, client: from, destination: to}
+		at.protocol = model.SCTP
 		p.enter(at, client.reset, func(d decision) { p.serveSCTP(client, at, d) })
 	}
 }
@@ -220,14 +225,9 @@ func (p *proxy) associate(client *association, c call, b model.Backend) (*associ
 	if err != nil {
 		return nil, err
 	}
-	var local netip.AddrPort
-	err = errors.Join(a.option(sctpInitMsg, streams(in, out)), a.option(sctpNoDelay, number(1)), abortive(a.raw),
-		control(a.raw, func(fd int) (err error) {
-			local, err = bindOwn(fd, b.Addr().Is6())
-			return err
-		}))
+	err = errors.Join(a.option(sctpInitMsg, streams(in, out)), a.option(sctpNoDelay, number(1)), abortive(a.raw))
 	if err == nil {
-		err = p.connectSCTP(a, c, b, local)
+		err = p.connectSCTP(a, c, b)
 	}
 	if err != nil {
 		a.reset()
@@ -236,7 +236,18 @@ func (p *proxy) associate(client *association, c call, b model.Backend) (*associ
 	return a, nil
 }
 
-func (p *proxy) connectSCTP(a *association, c call, b model.Backend, own netip.AddrPort) error {
+func (p *proxy) connectSCTP(a *association, c call, b model.Backend) error {
+	if p.options.Redirect == ByListening {
+		return a.connect(p.context, b.AddrPort, p.options.DialTimeout)
+	}
+	var own netip.AddrPort
+	err := control(a.raw, func(fd int) (err error) {
+		own, err = bindOwn(fd, b.Addr().Is6())
+		return err
+	})
+	if err != nil {
+		return err
+	}
 	leave, err := p.disguise.enter(c, b, own)
 	if err != nil {
 		return err

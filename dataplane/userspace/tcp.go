@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"sync/atomic"
 	"syscall"
@@ -16,28 +15,35 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// accept takes connections until the proxy ends. Where a client was going the last function knows.
-func (p *proxy) accept(l *net.TCPListener, o origin, whereTo func(*net.TCPConn) (netip.AddrPort, error)) {
+// accept takes connections until the proxy ends, or the socket is closed. Who a client is and where it was going the
+// last function knows.
+func (p *proxy) accept(l *net.TCPListener, locate func(*net.TCPConn) (packet, error)) {
 	for p.context.Err() == nil {
 		client, err := l.AcceptTCP()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
 		if err != nil {
 			p.pause()
 			continue
 		}
-		to, err := whereTo(client)
+		at, err := locate(client)
 		if err != nil { // somebody asks us directly
 			reset(client)
 			continue
 		}
-		from := unmapped(client.RemoteAddr().(*net.TCPAddr).AddrPort())
-		at := packet{protocol: model.TCP, origin: o, client: from, destination: to}
+		at.protocol = model.TCP
 		p.enter(at, func() { reset(client) }, func(d decision) { p.serve(client, at, d) })
 	}
 }
 
-// whereTo is where a client was going that TPROXY has brought.
-func whereTo(c *net.TCPConn) (netip.AddrPort, error) {
-	return unmapped(c.LocalAddr().(*net.TCPAddr).AddrPort()), nil
+// brought is a client that TPROXY has brought.
+func (o origin) brought(c *net.TCPConn) (packet, error) {
+	return packet{
+		origin:      o,
+		client:      unmapped(c.RemoteAddr().(*net.TCPAddr).AddrPort()),
+		destination: unmapped(c.LocalAddr().(*net.TCPAddr).AddrPort()),
+	}, nil
 }
 
 // serve finds a backend for a client and carries what they say until both have ended.

@@ -63,6 +63,9 @@ func (p *proxy) receive(socket *net.UDPConn, o origin) {
 	buf, oob := make([]byte, bufferSize), make([]byte, 256)
 	for p.context.Err() == nil {
 		n, m, _, client, err := socket.ReadMsgUDPAddrPort(buf, oob)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
 		if err != nil {
 			p.pause()
 			continue
@@ -78,11 +81,18 @@ func (p *proxy) receiveRedirected(r *redirection) {
 	buf := make([]byte, bufferSize)
 	for p.context.Err() == nil {
 		n, client, err := r.udp.ReadFromUDPAddrPort(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
 		if err != nil {
 			p.pause()
 			continue
 		}
-		p.datagram(packet{protocol: model.UDP, client: unmapped(client), origin: r.origin, redirected: r}, buf[:n])
+		at := packet{protocol: model.UDP, client: unmapped(client), origin: r.origin, redirected: r}
+		if r.direct != nil {
+			at.origin, at.destination = r.direct.origin(at.client.Addr()), r.at
+		}
+		p.datagram(at, buf[:n])
 	}
 }
 
@@ -111,7 +121,7 @@ func destination(oob []byte) (netip.AddrPort, bool) {
 func (p *proxy) datagram(at packet, data []byte) {
 	for range 2 { // the flow that is found may have ended, or its backend is not there any more
 		f := p.flows.find(at)
-		if f != nil && at.redirected != nil && !p.certain(f) {
+		if f != nil && at.translated() && !p.certain(f) {
 			p.flows.end(f)
 			f = nil
 		}
@@ -149,6 +159,9 @@ func (l *flows) find(at packet) *flow {
 	return nil
 }
 
+// translated reports whether connection tracking knows where it was going.
+func (at packet) translated() bool { return at.redirected != nil && at.redirected.direct == nil }
+
 // answeredFrom is the address of the socket from which answers go.
 func (at packet) answeredFrom() netip.AddrPort {
 	if at.redirected != nil {
@@ -180,7 +193,7 @@ func (f *flow) deadline(o Options) time.Time {
 
 // begin opens a flow and starts to send its answers; nil if there is nobody to talk to.
 func (p *proxy) begin(at packet) *flow {
-	if at.redirected != nil {
+	if at.translated() {
 		var err error
 		if at.destination, err = p.tracking.original(model.UDP, at.client, at.redirected.at); err != nil {
 			return nil // somebody asks us directly
@@ -235,7 +248,7 @@ func (p *proxy) add(f *flow, at packet) error {
 	f.front = l.fronts[from]
 	f.front.flows[f.client] = f
 	enter(l.byPool, f.pool, f)
-	if at.redirected != nil {
+	if at.translated() {
 		enter(l.redirected, f.key.AddrPort(), f)
 	}
 	l.count++

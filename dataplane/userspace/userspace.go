@@ -44,11 +44,15 @@ const (
 	// ByNAT translates addresses, for which each connection takes two more transactions of nf_tables; while there is no
 	// process, those who connect are refused and do not wait.
 	ByNAT Redirect = "nat"
+	// ByListening makes no rules: the process listens at the destinations of rows, as far as they are addresses of the
+	// machine and it may. It needs no rights. Backends see the process as their client.
+	ByListening Redirect = "listen"
 )
 
 // Options are what the plane can be told. The zero value of each means the default.
 type Options struct {
-	// Redirect is how packets come to the process, by default the first of the constants that the kernel has.
+	// Redirect is how packets come to the process, by default the first of the constants that the kernel has and the
+	// process may use.
 	Redirect Redirect
 	// DialTimeout is for how long one backend is waited for, three seconds by default: two SYNs. Dials is how many are
 	// tried, six by default.
@@ -167,6 +171,9 @@ func markOf(c dataplane.Config) uint32 {
 
 // probe finds the first way of redirection that the kernel has. If there is a wanted one, it is that or none.
 func (p *Plane) probe() error {
+	if p.listens() {
+		return nil
+	}
 	ways := []Redirect{ByTPROXY, ByNAT}
 	if p.options.Redirect != "" {
 		ways = []Redirect{p.options.Redirect}
@@ -179,12 +186,25 @@ func (p *Plane) probe() error {
 			return nil
 		}
 		if errors.Is(err, unix.EPERM) {
-			return err
+			return p.withoutRights(err)
 		}
 		errs = append(errs, fmt.Errorf("by %s: %w", way, err))
 	}
 	return fmt.Errorf("%w: %w (nf_tables with tproxy and socket expressions are needed, or with nat: Linux 5.9 or newer, "+
 		"modules nft_tproxy and nft_socket, or nft_nat and nft_masq)", dataplane.ErrUnsupported, errors.Join(errs...))
+}
+
+// withoutRights chooses the way that needs none, unless another one is wanted.
+func (p *Plane) withoutRights(err error) error {
+	if p.options.Redirect != "" {
+		return err
+	}
+	p.options.Redirect = ByListening
+	if p.config.Log != nil {
+		p.config.Log.Warn("mode userspace without root, or CAP_NET_ADMIN: Services are served only on addresses and ports " +
+			"that this process may listen on, and endpoints see it as their client")
+	}
+	return nil
 }
 
 // check has the kernel check, but not perform, a transaction with all rules.
@@ -223,7 +243,10 @@ func (p *Plane) fault(operation string) error {
 }
 
 // Sync implements dataplane.Dataplane. Connections live on, whatever happens to their rows.
-func (p *Plane) Sync(_ context.Context, s *model.State) error {
+func (p *Plane) Sync(ctx context.Context, s *model.State) error {
+	if p.listens() {
+		return p.syncListeners(ctx, s)
+	}
 	p.tables, p.clean = nil, 0
 	if err := p.serve(s); err != nil {
 		return err
@@ -412,6 +435,9 @@ func (p *Plane) commit(tx *nf.Transaction) error {
 
 // Apply implements dataplane.Dataplane.
 func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
+	if p.listens() {
+		return p.applyListeners(s, c)
+	}
 	tables := p.tables
 	if tables == nil || p.proxy == nil {
 		return errors.New("userspace: the kernel's content is not known; Sync first")
@@ -459,6 +485,9 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	if p.proxy == nil {
 		return []dataplane.Drift{{Class: "sockets", Object: "sockets of the process", Want: "open"}}, nil
 	}
+	if p.listens() {
+		return nil, p.auditListeners(s)
+	}
 	if now := time.Now(); now.Sub(p.forgot) > forgetEvery {
 		p.forgot = now
 		p.proxy.rows.forget(now)
@@ -500,6 +529,10 @@ func (p *Plane) auditRules(s *model.State, all bool) (drifts []dataplane.Drift, 
 // Remove implements dataplane.Dataplane. All connections end; while they do, addresses are translated still, so that
 // clients hear of it.
 func (p *Plane) Remove(context.Context) error {
+	if p.listens() {
+		p.endProxy()
+		return nil
+	}
 	p.tables = nil
 	if err := p.fault("userspace remove"); err != nil {
 		return err

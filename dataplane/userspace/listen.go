@@ -1,0 +1,308 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Without root there are no rules: the process listens at the destinations of rows themselves, as far as it may.
+//
+//	rows ─► bind ─► accept ─► the row ─► a backend, as this process
+//	         └─ not this machine's address, or a port for root: named once
+
+// endpoint is what a socket serves, whatever the scope.
+type endpoint struct {
+	netip.AddrPort
+	protocol model.Protocol
+}
+
+func (e endpoint) String() string { return e.AddrPort.String() + "/" + e.protocol.String() }
+
+func compareEndpoints(a, b endpoint) int { return strings.Compare(a.String(), b.String()) }
+
+// listeners are the sockets at destinations of rows.
+type listeners struct {
+	proxy    *proxy
+	open     map[endpoint]func() // what closes them
+	unserved map[endpoint]error
+	told     map[endpoint]bool
+	locals   atomic.Pointer[localities]
+}
+
+// localities tell who a client is.
+type localities struct {
+	pods []netip.Prefix
+	own  map[netip.Addr]bool
+}
+
+func newListeners(p *proxy) *listeners {
+	return &listeners{proxy: p, open: map[endpoint]func(){}, unserved: map[endpoint]error{}, told: map[endpoint]bool{}}
+}
+
+// locate finds out which addresses are the node's.
+func (l *listeners) locate(pods []netip.Prefix) {
+	found := &localities{pods: slices.Clone(pods), own: map[netip.Addr]bool{}}
+	addresses, _ := net.InterfaceAddrs() // without them clients are from elsewhere
+	for _, a := range addresses {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			found.own[p.Addr()] = true
+		}
+	}
+	l.locals.Store(found)
+}
+
+// origin is where a client is from.
+func (l *listeners) origin(client netip.Addr) origin {
+	found := l.locals.Load()
+	switch {
+	case client.IsLoopback() || found.own[client.WithZone("")]:
+		return fromNode
+	case slices.ContainsFunc(found.pods, func(p netip.Prefix) bool { return p.Contains(client) }):
+		return fromPod
+	}
+	return elsewhere
+}
+
+// serve has exactly the rows that forward served, as far as it may be.
+func (l *listeners) serve(frontends map[model.Key]model.Frontend) {
+	wanted := map[endpoint]bool{}
+	for key, f := range frontends {
+		if f.Verdict == model.Forward {
+			wanted[endpoint{key.AddrPort(), key.Protocol}] = true
+		}
+	}
+	for e := range l.open {
+		if !wanted[e] {
+			l.close(e)
+		}
+	}
+	clear(l.unserved)
+	for e := range wanted {
+		l.try(e)
+	}
+}
+
+// change opens and closes what a change of rows asks for. There may be a row of another scope.
+func (l *listeners) change(c model.Change, rows *directory) {
+	touched := map[endpoint]bool{}
+	for key := range c.Frontends.Set.Keys() {
+		touched[endpoint{key.AddrPort(), key.Protocol}] = true
+	}
+	for _, key := range c.Frontends.Delete {
+		touched[endpoint{key.AddrPort(), key.Protocol}] = true
+	}
+	for e := range touched {
+		if rows.forwards(e) {
+			l.try(e)
+		} else {
+			l.close(e)
+		}
+	}
+}
+
+// try listens, unless it does.
+func (l *listeners) try(e endpoint) {
+	if l.open[e] != nil {
+		return
+	}
+	var err error
+	switch e.protocol {
+	case model.TCP:
+		err = l.listenTCP(e)
+	case model.UDP:
+		err = l.listenUDP(e)
+	default:
+		err = l.listenSCTP(e)
+	}
+	if err != nil {
+		l.unserved[e] = err
+		return
+	}
+	delete(l.unserved, e)
+	delete(l.told, e)
+}
+
+func (l *listeners) close(e endpoint) {
+	if end := l.open[e]; end != nil {
+		end()
+	}
+	delete(l.open, e)
+	delete(l.unserved, e)
+	delete(l.told, e)
+}
+
+func (l *listeners) closeAll() {
+	for e := range l.open {
+		l.close(e)
+	}
+}
+
+// retry tries again what could not be served: somebody may have given the machine the address.
+func (l *listeners) retry() {
+	for _, e := range slices.SortedFunc(maps.Keys(l.unserved), compareEndpoints) {
+		l.try(e)
+	}
+}
+
+// plain is for sockets with nothing special.
+func plain(string, string, syscall.RawConn) error { return nil }
+
+func (l *listeners) listenTCP(e endpoint) error {
+	socket, err := listenTCP(e.AddrPort, plain)
+	if err != nil {
+		return err
+	}
+	l.proxy.group.Go(func() {
+		l.proxy.accept(socket, func(c *net.TCPConn) (packet, error) {
+			from := unmapped(c.RemoteAddr().(*net.TCPAddr).AddrPort())
+			return packet{origin: l.origin(from.Addr()), client: from, destination: e.AddrPort}, nil
+		})
+	})
+	l.open[e] = func() { socket.Close() }
+	return nil
+}
+
+func (l *listeners) listenUDP(e endpoint) error {
+	socket, err := listenUDP(e.AddrPort, plain)
+	if err != nil {
+		return err
+	}
+	r := &redirection{udp: socket, at: e.AddrPort, direct: l}
+	l.proxy.group.Go(func() { l.proxy.receiveRedirected(r) })
+	l.open[e] = func() { socket.Close() }
+	return nil
+}
+
+func (l *listeners) listenSCTP(e endpoint) error {
+	socket, err := listenSCTP(e.AddrPort, false)
+	if err != nil {
+		return err
+	}
+	l.proxy.group.Go(func() {
+		l.proxy.acceptSCTP(socket, func(_ *association, from netip.AddrPort) (packet, error) {
+			return packet{origin: l.origin(from.Addr()), client: from, destination: e.AddrPort}, nil
+		})
+	})
+	l.open[e] = func() { socket.Close() }
+	return nil
+}
+
+// tell names what is not served, once.
+func (l *listeners) tell(c dataplane.Config) {
+	if c.Log == nil {
+		return
+	}
+	var addresses, ports []string
+	for _, e := range slices.SortedFunc(maps.Keys(l.unserved), compareEndpoints) {
+		err := l.unserved[e]
+		switch {
+		case l.told[e]:
+			continue
+		case errors.Is(err, unix.EADDRNOTAVAIL):
+			addresses = append(addresses, e.String())
+		case errors.Is(err, unix.EACCES):
+			ports = append(ports, e.String())
+		default:
+			c.Log.Warn("not served", "destination", e.String(), "error", err)
+		}
+		l.told[e] = true
+	}
+	if len(addresses) > 0 {
+		c.Log.Warn("not served, as these are not addresses of this machine; "+
+			"give it some (as root: ip address add ADDRESS dev lo), or use a NodePort", "destinations", abridged(addresses))
+	}
+	if len(ports) > 0 {
+		c.Log.Warn("not served, as the ports are for root; "+
+			"lower the sysctl net.ipv4.ip_unprivileged_port_start, or give the program CAP_NET_BIND_SERVICE",
+			"destinations", abridged(ports))
+	}
+}
+
+// abridged names some, and says how many more there are.
+func abridged(all []string) string {
+	const most = 20
+	if len(all) <= most {
+		return strings.Join(all, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(all[:most], ", "), len(all)-most)
+}
+
+// listens reports whether there are no rules.
+func (p *Plane) listens() bool { return p.options.Redirect == ByListening }
+
+// syncListeners is Sync without rules.
+func (p *Plane) syncListeners(_ context.Context, s *model.State) error {
+	if err := p.fault("userspace listen"); err != nil {
+		return err
+	}
+	if p.proxy == nil {
+		p.proxy = newProxy(p.options, p.namespace)
+		p.proxy.listeners = newListeners(p.proxy)
+	}
+	p.proxy.rows.replace(s)
+	return p.listen(s, func(l *listeners) {
+		l.serve(s.Frontends)
+		p.proxy.expel(nil)
+	})
+}
+
+// applyListeners is Apply without rules.
+func (p *Plane) applyListeners(s *model.State, c model.Change) error {
+	if p.proxy == nil {
+		return errors.New("userspace: nobody listens; Sync first")
+	}
+	if err := p.fault("userspace listen"); err != nil {
+		return err
+	}
+	p.proxy.rows.change(c)
+	return p.listen(s, func(l *listeners) {
+		l.change(c, p.proxy.rows)
+		p.proxy.expel(&c)
+	})
+}
+
+// auditListeners is Audit without rules. What could not be served before is tried once in a while.
+func (p *Plane) auditListeners(s *model.State) error {
+	if now := time.Now(); now.Sub(p.forgot) > forgetEvery {
+		p.forgot = now
+		p.proxy.rows.forget(now)
+		return p.listen(s, (*listeners).retry)
+	}
+	return nil
+}
+
+func (p *Plane) listen(s *model.State, f func(*listeners)) error {
+	return p.namespace.Do(func() error {
+		p.proxy.listeners.locate(s.Pods.Prefixes)
+		f(p.proxy.listeners)
+		p.proxy.listeners.tell(p.config)
+		return nil
+	})
+}
+
+// forwards reports whether a row of any scope leads somewhere.
+func (d *directory) forwards(e endpoint) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	for _, scope := range []model.Scope{model.Any, model.Internal} {
+		key := model.Key{Addr: e.Addr(), Port: e.Port(), Protocol: e.protocol, Scope: scope}
+		if _, ok := d.rows[key]; ok {
+			return true
+		}
+	}
+	return false
+}
