@@ -278,7 +278,7 @@ func (d *devices) catchUp() error {
 const devicesAudited = 64
 
 // drifts finds devices whose programs are not those in force.
-func (d *devices) drifts() (drifts []dataplane.Drift, err error) {
+func (d *devices) drifts(all bool) (drifts []dataplane.Drift, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.programs == nil {
@@ -299,7 +299,7 @@ func (d *devices) drifts() (drifts []dataplane.Drift, err error) {
 			missing(dev)
 		}
 	}
-	for _, dev := range d.inTurn(wanted) {
+	for _, dev := range d.inTurn(wanted, all) {
 		ok, err := d.holds(dev)
 		if err != nil {
 			return nil, fmt.Errorf("programs at %s: %w", dev.name, err)
@@ -312,11 +312,11 @@ func (d *devices) drifts() (drifts []dataplane.Drift, err error) {
 	return append(drifts, more...), err
 }
 
-// inTurn are some of those that are served; the next ones the next time.
-func (d *devices) inTurn(wanted []device) (out []device) {
+// inTurn are some of those that are served, or all; the next ones the next time.
+func (d *devices) inTurn(wanted []device, all bool) (out []device) {
 	served := slices.DeleteFunc(slices.Clone(wanted), func(dev device) bool { return d.served[dev.index] != dev })
-	if len(served) == 0 {
-		return nil
+	if len(served) == 0 || all {
+		return served
 	}
 	first, _ := slices.BinarySearchFunc(served, d.audited+1, func(dev device, index int) int { return dev.index - index })
 	for i := range min(devicesAudited, len(served)) {

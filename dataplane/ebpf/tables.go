@@ -25,13 +25,13 @@ type tables struct {
 	entries []objectsPool         // memory of the kernel
 	slots   []objectsSlot         // likewise
 	unmap   []func()
-	counted tally               // what was taken from slots
-	unused  []used              // slots that are not in force, but may still count
-	audited ebpf.MapBatchCursor // where in the frontends the next Audit goes on
-	tcp     bool                // sockets of TCP are not to stay with a backend that has left
-	packets bool                // programs for packets read them: the members of all pools, pods, and sources
-	lost    bool                // a socket may have lost its backend since the plane looked
-	node    ownAddrs            // by which the node's own sockets are known to be allowed, or not
+	counted tally    // what was taken from slots
+	unused  []used   // slots that are not in force, but may still count
+	walks   walks    // where Audit goes on
+	tcp     bool     // sockets of TCP are not to stay with a backend that has left
+	packets bool     // programs for packets read them: the members of all pools, pods, and sources
+	lost    bool     // a socket may have lost its backend since the plane looked
+	node    ownAddrs // by which the node's own sockets are known to be allowed, or not
 	sources map[objectsFrontendKey][]packetsSourceKey
 	fault   func(operation string) error
 }
@@ -132,6 +132,7 @@ func (t *tables) load(s *model.State) error {
 // apply performs a change, in an order in which every connection finds its way after each step: pools, what leads
 // to them, and then what nobody is led to any more.
 func (t *tables) apply(s *model.State, c model.Change) error {
+	t.walks.numbers = nil
 	w := poolWriter{tables: t}
 	if err := w.setAll(s, c); err != nil {
 		return err

@@ -1,0 +1,425 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// The kernel says nothing of who changes a table, so each Audit reads a part of them, and goes on there the next time:
+// of some thousand rows that is all of them.
+//
+//	frontends, members: elements in the kernel's order, each compared with the State; at the end their number
+//	pools, slots: memory, which is the kernel's, one pool after the other
+//	guards, pods, sources: few, all of them once in a while
+
+// glance is how long one Audit reads each kind.
+const glance = time.Millisecond
+
+// walk is a way through a table that several Audits go together.
+type walk[K comparable, V any] struct {
+	cursor ebpf.MapBatchCursor
+	seen   int
+	keys   []K
+	values []V
+}
+
+// step calls f for the elements that come next, and reports whether there are no more.
+func (w *walk[K, V]) step(m *ebpf.Map, f func(K, V)) (end bool, err error) {
+	if w.keys == nil {
+		w.keys, w.values = make([]K, batch), make([]V, batch)
+	}
+	n, err := m.BatchLookup(&w.cursor, w.keys, w.values, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		*w = walk[K, V]{}
+		return true, err
+	}
+	for i := range n {
+		f(w.keys[i], w.values[i])
+	}
+	w.seen += n
+	return err != nil, nil
+}
+
+// until calls step until the end, or until it is late. If it has come to the end, it returns how many there are: about,
+// if rows have changed meanwhile.
+func (w *walk[K, V]) until(late time.Time, m *ebpf.Map, f func(K, V)) (seen int, end bool, err error) {
+	for {
+		end, err = w.step(m, f)
+		if err != nil {
+			return 0, false, err
+		}
+		if end {
+			seen = w.seen
+			w.seen, w.cursor = 0, ebpf.MapBatchCursor{}
+			return seen, true, nil
+		}
+		if time.Now().After(late) {
+			return 0, false, nil
+		}
+	}
+}
+
+// walks are what Audit remembers from one time to the next.
+type walks struct {
+	frontends walk[objectsFrontendKey, objectsFrontend]
+	members   walk[objectsMemberKey, objectsMember]
+	pools     []model.PoolID // that are still to be looked at
+	numbers   map[uint32]model.PoolID // nil: to be made anew
+	rare      int // Audits until the small tables are looked at
+}
+
+const (
+	forever = time.Hour
+	// rarely is after how many Audits those of large small tables are looked at.
+	rarely = 20
+	small  = 200
+)
+
+// audit compares a part of the tables with the rows, or all.
+func (t *tables) audit(s *model.State, all bool) (drifts []dataplane.Drift, err error) {
+	time := glance
+	if all {
+		t.walks = walks{}
+		time = forever
+	}
+	for _, audit := range []func(*model.State, budget) ([]dataplane.Drift, error){
+		t.auditFrontends, t.auditMembers, t.auditPools, t.auditSmall,
+	} {
+		more, err := audit(s, budget{time})
+		if err != nil {
+			return nil, err
+		}
+		drifts = append(drifts, more...)
+	}
+	return drifts, nil
+}
+
+// budget is how long to read.
+type budget struct{ time time.Duration }
+
+func (b budget) late() time.Time { return time.Now().Add(b.time) }
+func (b budget) all() bool       { return b.time == forever }
+
+// auditFrontends finds elements that are not as they should be. If in the end their number is another one, it looks
+// for what is missing.
+func (t *tables) auditFrontends(s *model.State, b budget) (drifts []dataplane.Drift, err error) {
+	seen, end, err := t.walks.frontends.until(b.late(), t.Maps[objectsMapFrontends],
+		func(key objectsFrontendKey, have objectsFrontend) {
+			if want := t.wanted(s, key); have != want {
+				drifts = append(drifts, t.frontendDrifts(s, key, want, have)...)
+			}
+		})
+	if err != nil || !end || seen == countKeys(s) && len(drifts) == 0 {
+		return drifts, err
+	}
+	missing, err := t.missingFrontends(s)
+	return append(drifts, missing...), err
+}
+
+// countKeys is how many elements the table of frontends should have.
+func countKeys(s *model.State) int {
+	n := len(s.Frontends)
+	for key := range s.Frontends {
+		if key.Scope == model.Internal {
+			key.Scope = model.Any
+			if _, both := s.Frontends[key]; both {
+				n--
+			}
+		}
+	}
+	for prefix := range s.Guards {
+		if prefix.IsSingleIP() {
+			n++
+		}
+	}
+	return n
+}
+
+// wanted is what the rows say of a key; the zero element if they say nothing.
+func (t *tables) wanted(s *model.State, at objectsFrontendKey) (v objectsFrontend) {
+	key := at.model()
+	if key.Port == 0 {
+		verdict, ok := s.Guards[netip.PrefixFrom(key.Addr, key.Addr.BitLen())]
+		if ok && at == hostKey(key.Addr) {
+			v.Key, v.Any.Verdict = at, uint8(verdict)
+		}
+		return v
+	}
+	for _, key.Scope = range []model.Scope{model.Any, model.Internal} {
+		if f, ok := s.Frontends[key]; ok {
+			v = t.value(s, key, f)
+		}
+	}
+	return v
+}
+
+// frontendDrifts are the rows of an element that is not as it should be.
+func (t *tables) frontendDrifts(s *model.State, at objectsFrontendKey, want, have objectsFrontend) []dataplane.Drift {
+	key := at.model()
+	if key.Port == 0 {
+		d := dataplane.Drift{Class: "guards", Object: "guard " + host(key.Addr).String(), Have: model.Verdict(have.Any.Verdict).String()}
+		if want != (objectsFrontend{}) {
+			d.Want = model.Verdict(want.Any.Verdict).String()
+		}
+		return []dataplane.Drift{d}
+	}
+	var drifts []dataplane.Drift
+	for scope, same := range []bool{want.Any == have.Any && want.Key == have.Key, want.Internal == have.Internal} {
+		key.Scope = model.Scope(scope)
+		f, ok := s.Frontends[key]
+		if same || !ok && scope == int(model.Internal) && have.Internal.Verdict == 0 {
+			continue
+		}
+		d := dataplane.Drift{Class: "frontends", Object: "frontend " + key.String(), Have: "something else"}
+		if ok {
+			d.Want = f.String()
+		}
+		drifts = append(drifts, d)
+	}
+	return drifts
+}
+
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// missingFrontends asks for each row.
+func (t *tables) missingFrontends(s *model.State) (drifts []dataplane.Drift, err error) {
+	var have objectsFrontend
+	for key, f := range s.Frontends {
+		err := t.Maps[objectsMapFrontends].Lookup(frontendKey(key), &have)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil, err
+		}
+		if err != nil {
+			drifts = append(drifts, dataplane.Drift{Class: "frontends", Object: "frontend " + key.String(), Want: f.String()})
+		}
+	}
+	for prefix, verdict := range s.Guards {
+		if !prefix.IsSingleIP() {
+			continue
+		}
+		if err := t.Maps[objectsMapFrontends].Lookup(hostKey(prefix.Addr()), &have); err != nil {
+			drifts = append(drifts, dataplane.Drift{Class: "guards", Object: "guard " + prefix.String(), Want: verdict.String()})
+		}
+	}
+	return drifts, nil
+}
+
+// auditMembers finds backends that the programs take for others than they are.
+func (t *tables) auditMembers(_ *model.State, b budget) (drifts []dataplane.Drift, err error) {
+	if t.walks.numbers == nil {
+		t.walks.numbers = make(map[uint32]model.PoolID, len(t.pools))
+		for id, p := range t.pools {
+			t.walks.numbers[p.number] = id
+		}
+	}
+	seen, end, err := t.walks.members.until(b.late(), t.Maps[objectsMapMembers],
+		func(key objectsMemberKey, have objectsMember) {
+			id := t.walks.numbers[key.Pool]
+			d := memberDrift(id, key.Backend.addrPort())
+			switch backend, ok := t.member(id, key); {
+			case !ok:
+				d.Have = "known"
+			case !t.rightly(id, key, have, backend):
+				d.Want, d.Have = "as the pool has it", "something else"
+			default:
+				return
+			}
+			drifts = append(drifts, d)
+		})
+	if err != nil || !end || len(drifts) > 0 {
+		return drifts, err
+	}
+	for _, p := range t.pools {
+		seen -= len(p.members())
+	}
+	if seen == 0 {
+		return nil, nil
+	}
+	return t.missingMembers()
+}
+
+func memberDrift(id model.PoolID, backend netip.AddrPort) dataplane.Drift {
+	return dataplane.Drift{Class: "members", Object: fmt.Sprintf("backend %s %s", id, backend)}
+}
+
+// member is the backend of a pool that an element is about.
+func (t *tables) member(id model.PoolID, key objectsMemberKey) (b model.Backend, ok bool) {
+	p := t.pools[id]
+	if p == nil || p.number != key.Pool {
+		return b, false
+	}
+	all, at := p.members(), key.Backend.addrPort()
+	i, ok := slices.BinarySearchFunc(all, at, func(b model.Backend, at netip.AddrPort) int { return b.AddrPort.Compare(at) })
+	if !ok || key != p.member(at) {
+		return b, false
+	}
+	return all[i], true
+}
+
+// rightly reports whether an element says of a backend what is so: whether it serves, and a slot of the pool's.
+func (t *tables) rightly(id model.PoolID, key objectsMemberKey, have objectsMember, b model.Backend) bool {
+	p := t.pools[id]
+	if have.Is != membership(b) {
+		return false
+	}
+	if b.Weight == 0 {
+		return have.Slot == 0
+	}
+	if have.Slot < p.first || have.Slot >= p.first+p.count {
+		return false
+	}
+	return t.slots[have.Slot].Backend == key.Backend || t.entries[p.number].Hashed != 0
+}
+
+// missingMembers asks for each.
+func (t *tables) missingMembers() (drifts []dataplane.Drift, err error) {
+	var have objectsMember
+	for id, p := range t.pools {
+		for _, b := range p.members() {
+			err := t.Maps[objectsMapMembers].Lookup(p.member(b.AddrPort), &have)
+			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return nil, err
+			}
+			if err != nil {
+				d := memberDrift(id, b.AddrPort)
+				d.Want = "known to the pool"
+				drifts = append(drifts, d)
+			}
+		}
+	}
+	return drifts, nil
+}
+
+// auditPools compares the pools' slots, in the kernel's memory, one pool after the other.
+func (t *tables) auditPools(s *model.State, b budget) (drifts []dataplane.Drift, err error) {
+	if len(t.walks.pools) == 0 {
+		for id := range s.Pools {
+			t.walks.pools = append(t.walks.pools, id)
+		}
+	}
+	late := b.late()
+	for n := 0; len(t.walks.pools) > 0; n++ {
+		last := len(t.walks.pools) - 1
+		id := t.walks.pools[last]
+		t.walks.pools = t.walks.pools[:last]
+		want, ok := s.Pools[id]
+		if !ok {
+			continue // it has left since
+		}
+		p := t.pools[id]
+		if p == nil || !t.holds(p, id, want) {
+			d := dataplane.Drift{Class: "pools", Object: "pool " + id.String(), Want: fmt.Sprint(want.Serving())}
+			if p != nil {
+				d.Have = "something else"
+			}
+			drifts = append(drifts, d)
+		}
+		if (n%16 == 0 || want.Scheduler != "") && time.Now().After(late) {
+			break
+		}
+	}
+	return drifts, nil
+}
+
+// holds reports whether the kernel has a pool as it should be.
+func (t *tables) holds(p *pool, id model.PoolID, want model.Pool) bool {
+	serving := want.Serving()
+	slots := make([]objectsSlot, slotsFor(want, len(serving)))
+	spread(slots, want, serving)
+	entry := objectsPool{
+		First: p.first, Count: uint32(len(slots)), Name: poolName(id), Affinity: seconds(want.Affinity), Hashed: hashed(want),
+	}
+	return t.entries[p.number] == entry && slices.EqualFunc(t.slots[p.first:p.first+p.count], slots, sameSlot)
+}
+
+// auditSmall compares the tables of prefixes: those of frontends' sources can be large, and are looked at rarely then.
+func (t *tables) auditSmall(s *model.State, b budget) (drifts []dataplane.Drift, err error) {
+	sources := 0
+	for _, keys := range t.sources {
+		sources += len(keys)
+	}
+	large := len(s.Guards)+len(s.Pods.Prefixes)+sources > small
+	if t.walks.rare--; t.walks.rare > 0 && large && !b.all() {
+		return nil, nil
+	}
+	t.walks.rare = rarely
+	drifts, err = auditPrefixes(t.Maps[objectsMapGuards], t.wantedGuards(s), "guards")
+	if err != nil || !t.packets {
+		return drifts, err
+	}
+	more, err := auditPrefixes(t.Maps[packetsMapPods], wantedPods(s), "pods")
+	if err != nil {
+		return nil, err
+	}
+	drifts = append(drifts, more...)
+	more, err = auditPrefixes(t.Maps[packetsMapSources], t.wantedSources(s), "sources")
+	return append(drifts, more...), err
+}
+
+// named is an element's value, and the row that it is of.
+type named[V any] struct {
+	value V
+	row   string
+}
+
+func (t *tables) wantedGuards(s *model.State) map[objectsGuardKey]named[objectsVerdict] {
+	want := map[objectsGuardKey]named[objectsVerdict]{}
+	for prefix, verdict := range s.Guards {
+		if !prefix.IsSingleIP() {
+			want[guardKey(prefix)] = named[objectsVerdict]{objectsVerdict(verdict), fmt.Sprintf("guard %s", prefix)}
+		}
+	}
+	return want
+}
+
+func wantedPods(s *model.State) map[objectsGuardKey]named[uint32] {
+	want := map[objectsGuardKey]named[uint32]{}
+	for _, prefix := range s.Pods.Prefixes {
+		want[guardKey(prefix)] = named[uint32]{1, fmt.Sprintf("pods %s", prefix)}
+	}
+	return want
+}
+
+func (t *tables) wantedSources(s *model.State) map[packetsSourceKey]named[uint32] {
+	want := map[packetsSourceKey]named[uint32]{}
+	for at := range t.sources {
+		key := at.model()
+		for _, source := range bothSources(s, key) {
+			want[source] = named[uint32]{1, fmt.Sprintf("allowed sources of frontend %s/%s", key.AddrPort(), key.Protocol)}
+		}
+	}
+	return want
+}
+
+// auditPrefixes compares a table with what is wanted there, of which nothing is left in the end.
+func auditPrefixes[K comparable, V comparable](m *ebpf.Map, want map[K]named[V], class string) (drifts []dataplane.Drift, err error) {
+	var key K
+	var have V
+	elements := m.Iterate()
+	for elements.Next(&key, &have) {
+		w, ok := want[key]
+		switch {
+		case !ok:
+			drifts = append(drifts, dataplane.Drift{Class: class, Object: class, Have: fmt.Sprintf("%v", key)})
+		case w.value != have:
+			d := dataplane.Drift{Class: class, Object: w.row, Want: fmt.Sprint(w.value), Have: fmt.Sprint(have)}
+			drifts = append(drifts, d)
+		}
+		delete(want, key)
+	}
+	if err := elements.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return nil, err
+	}
+	for _, w := range want {
+		drifts = append(drifts, dataplane.Drift{Class: class, Object: w.row, Want: fmt.Sprint(w.value)})
+	}
+	return drifts, nil
+}
