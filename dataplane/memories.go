@@ -1,6 +1,8 @@
 package dataplane
 
 import (
+	"context"
+	"errors"
 	"iter"
 	"net/netip"
 	"time"
@@ -81,23 +83,25 @@ func (m *Memories) Add(others iter.Seq2[Memory, error]) error {
 	return nil
 }
 
-// Drop forgets what others know for as long, or longer.
-func (m *Memories) Drop(others iter.Seq2[Memory, error]) error {
+// Supersedes reports whether a plane should give up what it remembers itself of a client. If that is as good, what is
+// here about the client is forgotten.
+func (m *Memories) Supersedes(own Memory) bool {
 	const slack = 1000 // milliseconds: what is as precise as a second is as old
-	for one, err := range others {
-		if err != nil {
-			return err
-		}
-		key, value, ok := m.encode(one)
-		if !ok {
-			continue
-		}
-		known, had := m.all[key]
-		if had && (known.left <= value.left || known.backend == value.backend && known.left <= value.left+slack) {
-			delete(m.all, key)
-		}
+	pool, ok := m.known[own.Pool]
+	if !ok {
+		return false
 	}
-	return nil
+	key := memoryKey{own.Client.As16(), pool}
+	known, had := m.all[key]
+	if !had {
+		return false
+	}
+	_, value, ok := m.encode(own)
+	if ok && (known.left <= value.left || known.backend == value.backend && known.left <= value.left+slack) {
+		delete(m.all, key)
+		return false
+	}
+	return true
 }
 
 func (m *Memories) encode(one Memory) (key memoryKey, value memory, ok bool) {
@@ -107,11 +111,19 @@ func (m *Memories) encode(one Memory) (key memoryKey, value memory, ok bool) {
 	}
 	p := &m.pools[pool]
 	backend, ok := p.indexes[one.Backend]
-	left := min(one.Until.Sub(m.began), p.lasts)
+	left := min(one.Until.Sub(m.began), p.lasts).Milliseconds()
 	if !ok || left <= 0 {
 		return key, value, false
 	}
-	return memoryKey{one.Client.As16(), pool}, memory{backend, uint32(left / time.Millisecond)}, true
+	return memoryKey{one.Client.As16(), pool}, memory{backend, uint32(left)}, true
+}
+
+// Lasts is for how long a pool remembers clients.
+func (m *Memories) Lasts(id model.PoolID) time.Duration {
+	if pool, ok := m.known[id]; ok {
+		return m.pools[pool].lasts
+	}
+	return 0
 }
 
 // Len is how many there are.
@@ -131,5 +143,39 @@ func (m *Memories) All() iter.Seq[Memory] {
 				return
 			}
 		}
+	}
+}
+
+// A Taker has its pools remember what is not superseded by what they remember themselves, and returns how many that were.
+type Taker func(*Memories) (int, error)
+
+// Take has what others remember taken in, if there is anything of use: Remember, where a plane has a Taker.
+func Take(s *model.State, others iter.Seq2[Memory, error], take Taker) (int, error) {
+	m := NewMemories(s)
+	if len(m.pools) == 0 {
+		return 0, nil
+	}
+	err := m.Add(others)
+	if m.Len() == 0 {
+		return 0, err
+	}
+	n, failed := take(m)
+	return n, errors.Join(err, failed)
+}
+
+// TakeIn does what Config says of Inherit.
+func (c *Config) TakeIn(ctx context.Context, s *model.State, take Taker) {
+	if c.Inherit == nil {
+		return
+	}
+	n, err := Take(s, c.Inherit(ctx, s), take)
+	c.Inherit = nil
+	switch {
+	case c.Log == nil:
+	case err != nil:
+		c.Log.Warn("session affinity: some clients may get other endpoints than before, by another data plane",
+			"taken over", n, "error", err)
+	case n > 0:
+		c.Log.Info("session affinity: clients keep the endpoints that another data plane gave them", "clients", n)
 	}
 }

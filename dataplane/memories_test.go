@@ -41,14 +41,25 @@ func TestMemories(t *testing.T) {
 		told(web, "10.0.0.7", "10.1.0.1:80", 50*time.Second),
 		told(web, "10.0.0.8", "10.1.0.1:80", 50*time.Second),
 		told(web, "10.0.0.9", "10.1.0.1:80", 50*time.Second),
+		told(web, "10.0.0.10", "10.1.0.1:80", 50*time.Second),
 	)))
-	must(t, m.Drop(all(
-		told(web, "10.0.0.7", "10.1.0.2:80", 60*time.Second),                      // came later
-		told(web, "10.0.0.8", "10.1.0.2:80", 40*time.Second),                      // came earlier
-		told(web, "10.0.0.9", "10.1.0.1:80", 49*time.Second+500*time.Millisecond), // as good as the same
-	)))
+	for _, own := range []struct {
+		Memory
+		superseded bool
+	}{
+		{told(web, "10.0.0.7", "10.1.0.2:80", 60*time.Second), false},                      // came later
+		{told(web, "10.0.0.8", "10.1.0.2:80", 40*time.Second), true},                       // came earlier
+		{told(web, "10.0.0.9", "10.1.0.1:80", 49*time.Second+500*time.Millisecond), false}, // as good as the same
+		{told(web, "10.0.0.10", "10.1.0.9:80", 60*time.Second), true},                      // a stranger
+		{told(web, "10.0.0.11", "10.1.0.1:80", 60*time.Second), false},                     // nobody else knows it
+	} {
+		if got := m.Supersedes(own.Memory); got != own.superseded {
+			t.Errorf("%s: supersedes: %t", own.Client, got)
+		}
+	}
 	want := `
 10.0.0.1 default/web cluster 10.1.0.2:80 200s
+10.0.0.10 default/web cluster 10.1.0.1:80 50s
 10.0.0.5 default/web cluster 10.1.0.1:80 3600s
 10.0.0.8 default/web cluster 10.1.0.1:80 50s
 fd01::1 default/web cluster6 [fd00::1]:80 60s`[1:]

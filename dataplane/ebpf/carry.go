@@ -38,15 +38,25 @@ func (p *Plane) carry() error {
 
 // carry copies elements that are missing.
 func carry[K, V any](from, to *ebpf.Map) error {
+	return each(from, func(key K, value V) error {
+		if err := to.Update(key, value, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+			return err
+		}
+		return nil
+	})
+}
+
+// each calls f with the elements of a map.
+func each[K, V any](m *ebpf.Map, f func(K, V) error) error {
 	keys, values := make([]K, batch), make([]V, batch)
 	for cursor := (ebpf.MapBatchCursor{}); ; {
-		n, err := from.BatchLookup(&cursor, keys, values, nil)
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		last := errors.Is(err, ebpf.ErrKeyNotExist)
 		if err != nil && !last {
 			return err
 		}
 		for i, key := range keys[:n] {
-			if err := to.Update(key, values[i], ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+			if err := f(key, values[i]); err != nil {
 				return err
 			}
 		}

@@ -271,7 +271,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	}
 	err := p.learnNode()
 	if err == nil {
-		err = p.replace(s)
+		err = p.replace(ctx, s)
 	}
 	if !isPartial(err) {
 		p.forget()
@@ -296,7 +296,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.ErrPartial) }
 
 // replace puts programs in force, those that are there and others if need be, with new tables.
-func (p *Plane) replace(s *model.State) error {
+func (p *Plane) replace(ctx context.Context, s *model.State) error {
 	if err := p.fault("ebpf load"); err != nil {
 		return err
 	}
@@ -315,6 +315,7 @@ func (p *Plane) replace(s *model.State) error {
 	if err := p.carry(); err != nil {
 		return err
 	}
+	p.config.TakeIn(ctx, s, p.taker(s))
 	partial := p.attachAll(s.Pods)
 	if !isPartial(partial) {
 		return partial
@@ -436,7 +437,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 			return partial
 		}
 	}
-	err := p.apply(s, c)
+	err := p.apply(ctx, s, c)
 	if isPartial(err) && p.serve == TC {
 		partial = err
 		err = p.left.apply(ctx, s, c)
@@ -453,9 +454,9 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 }
 
 // apply changes the tables, or has others take their place if they are full.
-func (p *Plane) apply(s *model.State, c model.Change) error {
+func (p *Plane) apply(ctx context.Context, s *model.State, c model.Change) error {
 	if c.Pods != nil { // which devices lead to them may have changed
-		return p.replace(s)
+		return p.replace(ctx, s)
 	}
 	err := p.tables.apply(s, c)
 	if errors.Is(err, errFull) {

@@ -2,18 +2,223 @@ package ebpf
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"iter"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 )
 
+// Others know a client by its address alone. What the network namespace of a client chose, all its addresses did:
+//
+//	affinities: by cookie of a namespace ─► one Memory for each address there
+//	            by address               ─► one
+//	Memory ─► affinities: by address, and by the cookie of each namespace that has it
+//
+// A namespace that this process may not enter is not known by its addresses.
+
+// Memories are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
+// thread; see dataplane.Affine.
+func Memories(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Memory, error] {
+	return func(yield func(dataplane.Memory, error) bool) {
+		dirs, err := remains()
+		if err != nil {
+			yield(dataplane.Memory{}, fmt.Errorf("ebpf: %w", err))
+			return
+		}
+		for _, dir := range dirs {
+			for m, err := range (&Plane{config: c, pins: dir}).Memories(ctx, s) {
+				if !yield(m, err) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Memories implements dataplane.Affine.
-func (p *Plane) Memories(context.Context, *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(func(dataplane.Memory, error) bool) {}
+func (p *Plane) Memories(ctx context.Context, s *model.State) iter.Seq2[dataplane.Memory, error] {
+	return func(yield func(dataplane.Memory, error) bool) {
+		wanted := true
+		err := p.tell(s, func(m dataplane.Memory) { wanted = wanted && yield(m, nil) })
+		if err != nil && wanted {
+			yield(dataplane.Memory{}, fmt.Errorf("ebpf: remembered clients: %w", err))
+			return
+		}
+		if behind, ok := p.behind.(dataplane.Affine); ok && wanted {
+			behind.Memories(ctx, s)(yield)
+		}
+	}
+}
+
+func (p *Plane) tell(s *model.State, f func(dataplane.Memory)) error {
+	from := p.memory[objectsMapAffinities]
+	if from == nil {
+		var err error
+		from, err = ebpf.LoadPinnedMap(p.memoryPath(objectsMapAffinities), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer from.Close()
+	}
+	in, err := p.findSpaces()
+	if err != nil {
+		return err
+	}
+	return eachMemory(from, s, func(key objectsAffinityKey, m dataplane.Memory) {
+		if cookie, ok := key.Client.cookie(); !ok {
+			f(m)
+		} else {
+			for _, m.Client = range in.addrs[cookie] {
+				if m.Client.Is6() == m.Pool.V6 {
+					f(m)
+				}
+			}
+		}
+	})
+}
+
+// eachMemory calls f with what a map has of the clients of pools. That of a network namespace has no Client.
+func eachMemory(from *ebpf.Map, s *model.State, f func(objectsAffinityKey, dataplane.Memory)) error {
+	names := map[uint64]model.PoolID{}
+	for id, pool := range s.Pools {
+		if pool.Affinity > 0 {
+			names[poolName(id)] = id
+		}
+	}
+	spec, err := loadObjects()
+	if err != nil {
+		return err
+	}
+	want := spec.Maps[objectsMapAffinities]
+	if len(names) == 0 || from.KeySize() != want.KeySize || from.ValueSize() != want.ValueSize {
+		return nil
+	}
+	clock, err := readClock()
+	if err != nil {
+		return err
+	}
+	return each(from, func(key objectsAffinityKey, a objectsAffinity) error {
+		id, ok := names[key.Pool]
+		if !ok {
+			return nil
+		}
+		lasts := time.Duration(seconds(s.Pools[id].Affinity)) * time.Second
+		m := dataplane.Memory{Pool: id, Backend: a.Backend.addrPort(), Until: clock.time(a.Last).Add(lasts)}
+		if _, ok := key.Client.cookie(); !ok {
+			m.Client = key.Client.addr()
+		}
+		f(key, m)
+		return nil
+	})
+}
+
+// clock tells what the programs' time is in that of others.
+type clock struct {
+	wall      time.Time
+	monotonic int64
+}
+
+func readClock() (clock, error) {
+	var now unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	return clock{time.Now(), now.Nano()}, os.NewSyscallError("clock_gettime", err)
+}
+
+func (c clock) time(programs uint64) time.Time {
+	return c.wall.Add(time.Duration(int64(programs) - c.monotonic))
+}
+
+func (c clock) programs(t time.Time) uint64 {
+	return uint64(max(c.monotonic+int64(t.Sub(c.wall)), 0))
 }
 
 // Remember implements dataplane.Affine.
-func (p *Plane) Remember(context.Context, *model.State, iter.Seq2[dataplane.Memory, error]) (int, error) {
-	return 0, nil
+func (p *Plane) Remember(
+	ctx context.Context, s *model.State, others iter.Seq2[dataplane.Memory, error],
+) (n int, err error) {
+	if p.tables == nil {
+		return 0, errors.New("ebpf: the kernel's content is not known; Sync first")
+	}
+	n, err = dataplane.Take(s, others, p.taker(s))
+	if behind, ok := p.behind.(dataplane.Affine); ok && err == nil && p.serve == Behind {
+		_, err = behind.Remember(ctx, s, others)
+	}
+	return n, err
+}
+
+// taker takes what others remember in. The memory is open.
+func (p *Plane) taker(s *model.State) dataplane.Taker {
+	return func(others *dataplane.Memories) (int, error) {
+		n, err := p.takeIn(p.memory[objectsMapAffinities], s, others)
+		if err != nil {
+			err = fmt.Errorf("ebpf: remember clients of another data plane: %w", err)
+		}
+		return n, err
+	}
+}
+
+func (p *Plane) takeIn(to *ebpf.Map, s *model.State, others *dataplane.Memories) (int, error) {
+	in, err := p.findSpaces()
+	if err != nil {
+		return 0, err
+	}
+	known := map[objectsAffinityKey]time.Time{} // of namespaces
+	err = eachMemory(to, s, func(key objectsAffinityKey, own dataplane.Memory) {
+		if _, ok := key.Client.cookie(); ok {
+			known[key] = own.Until
+		} else {
+			others.Supersedes(own)
+		}
+	})
+	if err != nil {
+		return 0, err
+	}
+	clock, err := readClock()
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	wanted := map[objectsAffinityKey]objectsAffinity{}
+	for m := range others.All() {
+		n++
+		a := objectsAffinity{
+			Backend: endpoint(m.Backend), Last: clock.programs(m.Until.Add(-others.Lasts(m.Pool))),
+		}
+		key := objectsAffinityKey{Client: address(m.Client), Pool: poolName(m.Pool)}
+		wanted[key] = a
+		for _, cookie := range in.cookies[m.Client] { // of several addresses the one that was used last
+			key.Client = clientOf(cookie)
+			if m.Until.After(known[key]) {
+				known[key], wanted[key] = m.Until, a
+			}
+		}
+	}
+	return n, update(to, wanted)
+}
+
+// update adds elements to a map, or replaces them.
+func update[K comparable, V any](m *ebpf.Map, all map[K]V) error {
+	for keys := range slices.Chunk(slices.Collect(maps.Keys(all)), batch) {
+		values := make([]V, 0, len(keys))
+		for _, key := range keys {
+			values = append(values, all[key])
+		}
+		if _, err := m.BatchUpdate(keys, values, nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }

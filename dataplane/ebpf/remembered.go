@@ -9,14 +9,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cilium/ebpf"
-	mdnetlink "github.com/mdlayher/netlink"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
-
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
+	"github.com/cilium/ebpf"
 )
 
 var _ dataplane.Affine = (*Plane)(nil)
@@ -54,6 +49,11 @@ func clientOf(cookie uint64) objectsAddr {
 	return objectsAddr{Word: [4]uint32{^uint32(0), 0, uint32(cookie >> 32), uint32(cookie)}}
 }
 
+// cookie is that of the namespace that a client is, if it is one.
+func (a objectsAddr) cookie() (cookie uint64, ok bool) {
+	return uint64(a.Word[2])<<32 | uint64(a.Word[3]), a.Word[0] == ^uint32(0) && a.Word[1] == 0
+}
+
 // affinity is the backend that a client had, if the pool has it still and not too much time has passed.
 func (p *Plane) affinity(id model.PoolID, client objectsAddr) (netip.AddrPort, bool, error) {
 	var a objectsAffinity
@@ -64,41 +64,21 @@ func (p *Plane) affinity(id model.PoolID, client objectsAddr) (netip.AddrPort, b
 	if err != nil {
 		return netip.AddrPort{}, false, fmt.Errorf("ebpf: remembered clients: %w", err)
 	}
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return netip.AddrPort{}, false, os.NewSyscallError("clock_gettime", err)
+	clock, err := readClock()
+	if err != nil {
+		return netip.AddrPort{}, false, err
 	}
 	pool := p.tables.pools[id]
 	lasts := time.Duration(p.tables.entries[pool.number].Affinity) * time.Second
 	backend := a.Backend.addrPort()
-	return backend, time.Duration(now.Nano()-int64(a.Last)) < lasts && hasBackend(pool.backends, backend), nil
+	return backend, clock.wall.Sub(clock.time(a.Last)) < lasts && hasBackend(pool.backends, backend), nil
 }
 
 // whose is the cookie of a network namespace that has an address; 0: it has not.
 func whose(ns *os.File, a netip.Addr) (cookie uint64, err error) {
-	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
-	if err != nil {
+	cookie, addrs, err := spaceOf(ns)
+	if err != nil || !slices.Contains(addrs, a) {
 		return 0, err
 	}
-	defer h.Close()
-	addrs, err := whole(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
-		return 0, err
-	}
-	if !slices.ContainsFunc(addrs, func(o netlink.Addr) bool { return o.IP.Equal(a.AsSlice()) }) {
-		return 0, nil
-	}
-	conn, err := mdnetlink.Dial(unix.NETLINK_ROUTE, &mdnetlink.Config{NetNS: int(ns.Fd())})
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	failed := raw.Control(func(fd uintptr) {
-		cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	})
-	return cookie, errors.Join(failed, err)
+	return cookie, nil
 }

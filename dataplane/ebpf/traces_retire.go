@@ -50,7 +50,7 @@ func retire(ctx context.Context, c dataplane.Config, dir string) (flows int, err
 	if flows == 0 {
 		return 0, p.Remove(ctx)
 	}
-	return flows, p.standBy()
+	return flows, p.standBy(ctx)
 }
 
 // countFlows counts those that may go on, if their memory is laid out as this version's: another one only its own
@@ -92,7 +92,7 @@ func (p *Plane) countFlows() (n int, err error) {
 const retiredMark = "retired"
 
 // standBy puts programs without rows in force where there are some, and nowhere else.
-func (p *Plane) standBy() error {
+func (p *Plane) standBy(ctx context.Context) error {
 	mark := filepath.Join(p.pins, retiredMark)
 	if _, err := os.Stat(mark); err == nil {
 		return nil
@@ -105,7 +105,7 @@ func (p *Plane) standBy() error {
 		return err
 	}
 	p.sizes = p.pinnedSizes()
-	if err := p.replace(model.NewState()); !isPartial(err) {
+	if err := p.replace(ctx, model.NewState()); !isPartial(err) {
 		return err
 	}
 	return os.MkdirAll(mark, 0o700)

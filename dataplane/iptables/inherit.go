@@ -2,18 +2,264 @@ package iptables
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
 	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 
-// Memories implements dataplane.Affine.
-func (p *Plane) Memories(context.Context, *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(func(dataplane.Memory, error) bool) {}
+// Memories are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
+// thread; see dataplane.Affine.
+func Memories(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Memory, error] {
+	return func(yield func(dataplane.Memory, error) bool) {
+		p := &Plane{config: c}
+		sets, err := openIPSets(p.fault)
+		if err != nil {
+			yield(dataplane.Memory{}, fmt.Errorf("iptables: %w", err))
+			return
+		}
+		defer sets.close()
+		p.ipsets = sets
+		p.Memories(ctx, s)(yield)
+	}
+}
+
+// Memories implements dataplane.Affine. The names of ipsets tell whose they are.
+func (p *Plane) Memories(_ context.Context, s *model.State) iter.Seq2[dataplane.Memory, error] {
+	return func(yield func(dataplane.Memory, error) bool) {
+		wanted := true
+		err := p.ipsets.eachMemory(setsFor(s), func(_ string, m dataplane.Memory) { wanted = wanted && yield(m, nil) })
+		if err != nil && wanted {
+			yield(dataplane.Memory{}, fmt.Errorf("iptables: list remembered clients: %w", err))
+		}
+	}
+}
+
+// setsFor are the ipsets that the rules for s refer to.
+func setsFor(s *model.State) map[string]setUse {
+	needed := map[string]setUse{}
+	seen := map[partsOf]bool{}
+	for key, f := range s.Frontends {
+		e := entryOf(key, f)
+		pool, of := s.Pools[f.Pool], partsOf{e.pool, e.protocol}
+		if f.Verdict == model.Forward && pool.Affinity > 0 && !seen[of] {
+			seen[of] = true
+			serving := pool.Serving()
+			newChooser(e.id(), pool, len(serving)).addSets(needed, e.pool, serving)
+		}
+	}
+	return needed
+}
+
+// eachMemory calls f with the clients of backends, and the ipset that has each.
+func (s *ipsets) eachMemory(sets map[string]setUse, f func(set string, m dataplane.Memory)) error {
+	if len(sets) == 0 {
+		return nil
+	}
+	found, err := s.list()
+	if err != nil {
+		return err
+	}
+	for _, name := range found {
+		use, ok := sets[name]
+		if !ok || use.group() {
+			continue
+		}
+		if err := s.fault("ipset list"); err != nil {
+			return err
+		}
+		now := time.Now()
+		err := s.clients(name, func(client netip.Addr, left time.Duration) {
+			f(name, dataplane.Memory{Pool: use.pool, Client: client, Backend: use.backend, Until: now.Add(left)})
+		})
+		if err != nil {
+			return fmt.Errorf("ipset %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// clients calls f with what an ipset has, and for how long.
+func (s *ipsets) clients(name string, f func(client netip.Addr, left time.Duration)) error {
+	r := nfnetlink.Request{
+		Kind: unix.NFNL_SUBSYS_IPSET<<8 | nl.IPSET_CMD_LIST, Reset: func() {},
+		Each: func(attrs []byte) {
+			nfnetlink.Attributes(nfnetlink.Attribute(attrs, nl.IPSET_ATTR_ADT), func(_ uint16, entry []byte) {
+				address := nfnetlink.Attribute(entry, nl.IPSET_ATTR_IP)
+				left := nfnetlink.Attribute(entry, nl.IPSET_ATTR_TIMEOUT)
+				nfnetlink.Attributes(address, func(_ uint16, b []byte) {
+					if a, ok := netip.AddrFromSlice(b); ok && len(left) == 4 {
+						f(a, time.Duration(binary.BigEndian.Uint32(left))*time.Second)
+					}
+				})
+			})
+		},
+	}
+	r.Filter.Bytes(nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
+	r.Filter.Text(nl.IPSET_ATTR_SETNAME, name)
+	return s.conn.Dump(r)
 }
 
 // Remember implements dataplane.Affine.
-func (p *Plane) Remember(context.Context, *model.State, iter.Seq2[dataplane.Memory, error]) (int, error) {
-	return 0, nil
+func (p *Plane) Remember(
+	_ context.Context, s *model.State, others iter.Seq2[dataplane.Memory, error],
+) (n int, err error) {
+	if p.families == nil {
+		return 0, errors.New("iptables: the kernel's content is not known; Sync first")
+	}
+	return dataplane.Take(s, others, p.taker(p.families))
+}
+
+// taker takes what others remember in.
+func (p *Plane) taker(families []*familyState) dataplane.Taker {
+	return func(others *dataplane.Memories) (int, error) {
+		sets := map[string]setUse{}
+		for _, f := range families {
+			maps.Copy(sets, f.sets)
+		}
+		n, err := p.ipsets.takeIn(sets, others)
+		if err != nil {
+			err = fmt.Errorf("iptables: remember clients of another data plane: %w", err)
+		}
+		return n, err
+	}
+}
+
+// choice is what a client may have chosen.
+type choice struct {
+	pool    model.PoolID
+	backend netip.AddrPort
+}
+
+// client is one of a pool.
+type client struct {
+	pool model.PoolID
+	addr netip.Addr
+}
+
+// takeIn puts clients into the sets of their backends and of the groups of these, and takes them out of others.
+func (s *ipsets) takeIn(sets map[string]setUse, others *dataplane.Memories) (n int, err error) {
+	former := map[client][]string{}
+	err = s.eachMemory(sets, func(set string, own dataplane.Memory) {
+		if others.Supersedes(own) {
+			of := client{own.Pool, own.Client}
+			former[of] = append(former[of], set)
+		}
+	})
+	if err != nil {
+		return 0, err
+	}
+	homes := homesOf(sets)
+	add, remove := s.batches(nl.IPSET_CMD_ADD), s.batches(nl.IPSET_CMD_DEL)
+	for m := range others.All() {
+		home, ok := homes[choice{m.Pool, m.Backend}]
+		if !ok {
+			continue
+		}
+		n++
+		for _, set := range home {
+			err = errors.Join(err, add.entry(set, m.Client, time.Until(m.Until)))
+		}
+		for _, set := range former[client{m.Pool, m.Client}] {
+			if !slices.Contains(home, set) {
+				err = errors.Join(err, remove.entry(set, m.Client, 0))
+			}
+		}
+	}
+	return n, errors.Join(err, add.flush(), remove.flush())
+}
+
+// homesOf are the sets that have the clients of a backend.
+func homesOf(sets map[string]setUse) map[choice][]string {
+	homes, of := map[choice][]string{}, map[string]choice{}
+	for name, use := range sets {
+		if !use.group() {
+			of[name] = choice{use.pool, use.backend}
+			homes[of[name]] = append(homes[of[name]], name)
+		}
+	}
+	for name, use := range sets {
+		for _, member := range use.members {
+			homes[of[member]] = append(homes[of[member]], name)
+		}
+	}
+	return homes
+}
+
+// batches send many entries at a time to sets.
+type batches struct {
+	*ipsets
+	command uint16
+	pending map[string]*nfnetlink.Encoder
+}
+
+// batchSize is how many bytes the entries of a message may have; the length of an attribute is a uint16.
+const batchSize = 1<<16 - 512
+
+func (s *ipsets) batches(command uint16) *batches {
+	return &batches{s, command, map[string]*nfnetlink.Encoder{}}
+}
+
+// entry adds a client, for so long, or deletes it. That there is one, or none, is no error.
+func (b *batches) entry(set string, client netip.Addr, left time.Duration) error {
+	e := b.pending[set]
+	if e == nil {
+		e = &nfnetlink.Encoder{}
+		b.pending[set] = e
+	}
+	kind := uint16(nl.IPSET_ATTR_IPADDR_IPV4)
+	if client.Is6() {
+		kind = nl.IPSET_ATTR_IPADDR_IPV6
+	}
+	data := e.Open(nl.IPSET_ATTR_DATA)
+	ip := e.Open(nl.IPSET_ATTR_IP)
+	e.Bytes(kind|unix.NLA_F_NET_BYTEORDER, client.AsSlice())
+	e.Close(ip)
+	if left > 0 {
+		seconds := uint32(max(left.Round(time.Second).Seconds(), 1))
+		e.Uint32(nl.IPSET_ATTR_TIMEOUT|unix.NLA_F_NET_BYTEORDER, seconds)
+	}
+	e.Close(data)
+	if len(e.B) < batchSize {
+		return nil
+	}
+	return b.send(set)
+}
+
+func (b *batches) flush() error {
+	var errs []error
+	for set := range b.pending {
+		errs = append(errs, b.send(set))
+	}
+	return errors.Join(errs...)
+}
+
+func (b *batches) send(set string) error {
+	entries := b.pending[set]
+	delete(b.pending, set)
+	if err := b.fault("ipset change"); err != nil {
+		return err
+	}
+	r := nfnetlink.Request{Kind: unix.NFNL_SUBSYS_IPSET<<8 | b.command}
+	r.Filter.Bytes(nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
+	r.Filter.Text(nl.IPSET_ATTR_SETNAME, set)
+	r.Filter.Uint32(nl.IPSET_ATTR_LINENO|unix.NLA_F_NET_BYTEORDER, 0) // it is asked for where there are many
+	list := r.Filter.Open(nl.IPSET_ATTR_ADT)
+	r.Filter.B = append(r.Filter.B, entries.B...)
+	r.Filter.Close(list)
+	if err := b.conn.Do(r); err != nil {
+		return fmt.Errorf("change ipset %s: %w", set, err)
+	}
+	return nil
 }

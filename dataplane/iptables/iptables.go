@@ -180,6 +180,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if err != nil && !refused(err) {
 		return fmt.Errorf("iptables: %w", err)
 	}
+	p.config.TakeIn(ctx, s, p.taker(families))
 	partial := partially(p.commit(changes), err)
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return fmt.Errorf("iptables: %w", partial)

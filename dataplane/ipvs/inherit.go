@@ -2,18 +2,205 @@ package ipvs
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"iter"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 
+// Memories are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
+// thread; see dataplane.Affine.
+func Memories(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Memory, error] {
+	return func(yield func(dataplane.Memory, error) bool) {
+		conn, err := nfnetlink.Dial()
+		if err != nil {
+			yield(dataplane.Memory{}, fmt.Errorf("ipvs: %w", err))
+			return
+		}
+		defer conn.Close()
+		(&Plane{config: c, conn: conn}).Memories(ctx, s)(yield)
+	}
+}
+
 // Memories implements dataplane.Affine.
-func (p *Plane) Memories(context.Context, *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(func(dataplane.Memory, error) bool) {}
+func (p *Plane) Memories(_ context.Context, s *model.State) iter.Seq2[dataplane.Memory, error] {
+	return func(yield func(dataplane.Memory, error) bool) {
+		if err := p.tell(s, yield); err != nil {
+			yield(dataplane.Memory{}, fmt.Errorf("ipvs: list remembered clients: %w", err))
+		}
+	}
+}
+
+func (p *Plane) tell(s *model.State, yield func(dataplane.Memory, error) bool) (err error) {
+	k := p.held
+	if k == nil {
+		if k, err = p.recognise(s); err != nil {
+			return err
+		}
+	}
+	wanted := true
+	for _, t := range k.tables {
+		err := p.eachMemory(t, k.sticky(), func(_ []byte, m dataplane.Memory) { wanted = wanted && yield(m, nil) })
+		if err != nil || !wanted {
+			return err
+		}
+	}
+	return nil
+}
+
+// recognise reads which pools of s the kernel holds under which numbers.
+func (p *Plane) recognise(s *model.State) (*kernel, error) {
+	k := &kernel{rows: newRows(), tables: newTables(p.config.Mark, &nf.Transaction{})}
+	for i, t := range k.tables {
+		if err := p.load(t); err != nil {
+			return nil, err
+		}
+		if t.Foreign {
+			k.tables[i] = newTable(t.Family, t.Mark, t.Tx)
+		}
+	}
+	k.adopt(s, k.tables)
+	return k, nil
+}
+
+// sticky are the pools with affinity by their numbers.
+func (r *rows) sticky() map[uint32]model.PoolID {
+	pools := map[uint32]model.PoolID{}
+	for id, use := range r.pools {
+		if use.row.Affinity > 0 {
+			pools[use.number] = id
+		}
+	}
+	return pools
+}
+
+// eachMemory calls f with what a table holds of clients of pools, and its key, which is valid during the call. Of a
+// client whose time is over the backend may still be there.
+func (p *Plane) eachMemory(t *table, pools map[uint32]model.PoolID, f func(key []byte, m dataplane.Memory)) error {
+	if !t.Exists {
+		return nil
+	}
+	if err := p.fault("nftables list"); err != nil {
+		return err
+	}
+	until, now := map[string]time.Time{}, time.Now()
+	err := t.List(p.conn, clients, func() { clear(until) }, func(e nf.Element) {
+		until[string(e.Key)] = now.Add(e.Left)
+	})
+	if err != nil {
+		return err
+	}
+	return t.List(p.conn, affinity, func() {}, func(e nf.Element) {
+		client, number, ok := decodeClient(e.Key)
+		backend, ok2 := nf.DecodeBackend(e.Data)
+		if id, known := pools[number]; ok && ok2 && known && id.V6 == t.Family.V6() {
+			f(e.Key, dataplane.Memory{Pool: id, Client: client, Backend: backend, Until: until[string(e.Key)]})
+		}
+	})
 }
 
 // Remember implements dataplane.Affine.
-func (p *Plane) Remember(context.Context, *model.State, iter.Seq2[dataplane.Memory, error]) (int, error) {
-	return 0, nil
+func (p *Plane) Remember(
+	_ context.Context, s *model.State, others iter.Seq2[dataplane.Memory, error],
+) (n int, err error) {
+	if p.held == nil {
+		return 0, errors.New("ipvs: the kernel's content is not known; Sync first")
+	}
+	return dataplane.Take(s, others, p.taker(p.held))
+}
+
+// taker takes what others remember in.
+func (p *Plane) taker(k *kernel) dataplane.Taker {
+	return func(others *dataplane.Memories) (n int, err error) {
+		numbers := map[model.PoolID]uint32{}
+		for number, id := range k.sticky() {
+			numbers[id] = number
+		}
+		for _, t := range k.tables {
+			some, failed := p.takeIn(taking{t, k.sticky(), numbers, others})
+			n, err = n+some, errors.Join(err, failed)
+		}
+		return n, err
+	}
+}
+
+// taking is what a table is to take in.
+type taking struct {
+	*table
+	pools   map[uint32]model.PoolID
+	numbers map[model.PoolID]uint32
+	others  *dataplane.Memories
+}
+
+const (
+	// takeInTries is how often what others remember is compared anew: clients come meanwhile, or their time runs out.
+	takeInTries = 5
+	// takeInPart is how many are sent at once.
+	takeInPart = 1 << 13
+)
+
+func (p *Plane) takeIn(t taking) (int, error) {
+	n, err := p.takeInOnce(t)
+	for range takeInTries {
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
+			break
+		}
+		_, err = p.takeInOnce(t)
+	}
+	if err != nil {
+		err = fmt.Errorf("ipvs: remember clients of another data plane: %w", err)
+	}
+	return n, err
+}
+
+func (p *Plane) takeInOnce(t taking) (n int, err error) {
+	superseded := map[string]dataplane.Memory{}
+	err = p.eachMemory(t.table, t.pools, func(key []byte, own dataplane.Memory) {
+		if t.others.Supersedes(own) {
+			superseded[string(key)] = own
+		}
+	})
+	if err != nil {
+		return 0, err
+	}
+	for one := range t.others.All() {
+		number, ok := t.numbers[one.Pool]
+		if !ok || !t.Family.Mine(one.Client) {
+			continue
+		}
+		key := append(one.Client.AsSlice(), nf.Native(number)...)
+		if own, ok := superseded[string(key)]; ok {
+			t.forgetClient(key, !own.Until.IsZero())
+		}
+		t.rememberClient(key, one, t.others.Lasts(one.Pool))
+		if n++; n%takeInPart == 0 {
+			err = errors.Join(err, p.commit(t.Tx))
+		}
+	}
+	return n, errors.Join(err, p.commit(t.Tx))
+}
+
+// forgetClient deletes a client, and all that is remembered of it, in the transaction of the steps that follow.
+func (t *table) forgetClient(key []byte, known bool) {
+	if known {
+		t.Element(unix.NFT_MSG_DELSETELEM, clients, key, nil)
+		t.Tx.Join()
+	}
+	t.Element(unix.NFT_MSG_DELSETELEM, affinity, key, nil)
+	t.Tx.Join()
+}
+
+// rememberClient adds a client with its backend.
+func (t *table) rememberClient(key []byte, m dataplane.Memory, lasts time.Duration) {
+	left := time.Until(m.Until)
+	t.Timed(affinity, key, nf.EncodeBackend(m.Backend), lasts+spare, left+spare)
+	t.Tx.Join()
+	t.Timed(clients, key, nil, lasts, left)
 }

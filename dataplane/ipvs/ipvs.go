@@ -195,6 +195,9 @@ type work struct {
 	table   nf.Transaction
 	add     []netip.Prefix // local routes
 	forget  bool
+	// inherit has the pools remember what other planes do; nil: they do not. The tables are there then, and nothing
+	// leads to the pools yet.
+	inherit func()
 }
 
 // plan finds what is to be done for changes.
@@ -260,14 +263,14 @@ func (k *kernel) planLocals(l *locals, w *changes) []netip.Prefix {
 }
 
 // Sync implements dataplane.Dataplane.
-func (p *Plane) Sync(_ context.Context, s *model.State) error {
-	if err := p.sync(s); err != nil {
+func (p *Plane) Sync(ctx context.Context, s *model.State) error {
+	if err := p.sync(ctx, s); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
 	return nil
 }
 
-func (p *Plane) sync(s *model.State) error {
+func (p *Plane) sync(ctx context.Context, s *model.State) error {
 	p.noteFormers()
 	p.held, p.clean = nil, 0
 	clear(p.director.lacking.names) // somebody may have loaded a module
@@ -288,6 +291,7 @@ func (p *Plane) sync(s *model.State) error {
 	if err != nil {
 		return err
 	}
+	todo.inherit = func() { p.config.TakeIn(ctx, s, p.taker(k)) }
 	err = p.perform(k, todo)
 	switch {
 	case err == nil:
@@ -412,6 +416,7 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 	soft := func(err error) error { return soften(err, &refused) }
 	for _, step := range []func() error{
 		func() error { return soft(p.commit(&todo.records)) },
+		func() error { todo.takeIn(); return nil },
 		func() error { return soft(k.servers.perform(todo.servers.first)) },
 		func() error { return soft(p.substitute(k, todo)) },
 		func() error { return k.refuse(&todo.table, len(refused) > 0) },
@@ -429,6 +434,12 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 	k.forget = todo.forget
 	p.held = k
 	return errors.Join(refused...)
+}
+
+func (w *work) takeIn() {
+	if w.inherit != nil {
+		w.inherit()
+	}
 }
 
 // soften puts an error that leaves all as it should be, but for what it names, among those refused.

@@ -111,14 +111,14 @@ func (p *Plane) fault(operation string) error {
 }
 
 // Sync implements dataplane.Dataplane. What is there and right stays untouched.
-func (p *Plane) Sync(_ context.Context, s *model.State) error {
+func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	p.tables, p.clean = nil, 0
 	before, err := p.conn.Generation()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	p.own = 0
-	tables, tx, err := p.plan(s)
+	tables, tx, err := p.plan(s, p.inherit(ctx, s))
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return err
 	}
@@ -134,8 +134,8 @@ func (p *Plane) Sync(_ context.Context, s *model.State) error {
 }
 
 // plan finds the steps that lead from what the kernel holds to s. With ErrPartial they do so but for the
-// rows that the error names.
-func (p *Plane) plan(s *model.State) ([]*table, *nf.Transaction, error) {
+// rows that the error names. When all pools are planned, and no frontends, it calls ready, unless that is nil.
+func (p *Plane) plan(s *model.State, ready func([]*table) error) ([]*table, *nf.Transaction, error) {
 	tx := &nf.Transaction{}
 	tables := p.newTables(tx)
 	var errs []error
@@ -148,14 +148,27 @@ func (p *Plane) plan(s *model.State) ([]*table, *nf.Transaction, error) {
 			t = p.newTables(tx)[i]
 			t.PodInterfaces, tables[i] = s.Pods.Interfaces, t
 			t.Delete()
+			ready = nil // a new table takes the place of the old one at once
 		}
-		errs = append(errs, t.sync(s))
+		errs = append(errs, t.syncPools(s))
+	}
+	if ready != nil {
+		if err := ready(tables); !isPartial(err) {
+			return nil, nil, err
+		} else if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, t := range tables {
+		errs = append(errs, t.syncRows(s))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return tables, tx, fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
 	}
 	return tables, tx, nil
 }
+
+func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.ErrPartial) }
 
 // finish settles, and adds what is not in force after that to what was not before.
 func (p *Plane) finish(tables []*table, partial error) error {
@@ -226,7 +239,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own && !dataplane.Thorough(ctx) {
 		return nil, nil
 	}
-	_, tx, err := p.plan(s)
+	_, tx, err := p.plan(s, nil)
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return nil, err
 	}

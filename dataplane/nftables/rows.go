@@ -12,8 +12,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// sync makes the steps from what load found to s.
-func (t *table) sync(s *model.State) error {
+// syncPools makes the steps from the pools that load found to those of s, with all that rows are made of. The rows
+// themselves are as they were.
+func (t *table) syncPools(s *model.State) error {
 	missing := !t.Exists
 	if err := t.structure(); err != nil {
 		return err
@@ -26,8 +27,13 @@ func (t *table) sync(s *model.State) error {
 	t.recheck = true
 	t.adopt(s)
 	t.findSources()
+	return t.setPools(maps.All(s.Pools))
+}
+
+// syncRows makes the steps from the rows that load found to those of s, after syncPools.
+func (t *table) syncRows(s *model.State) error {
 	frontends := maps.All(s.Frontends)
-	errs := []error{t.needLocalnet(frontends), t.setRows(s, maps.All(s.Pools), frontends), t.setPods(s)}
+	errs := []error{t.needLocalnet(frontends), t.setFrontends(s, frontends), t.setPods(s)}
 	t.setGuards(s)
 	for key := range t.rows {
 		if _, ok := s.Frontends[key]; !ok {
@@ -162,16 +168,19 @@ func (t *table) findSources() {
 	}
 }
 
-// setRows sets pools first, then the frontends that refer to them, and deletes what both have left.
-func (t *table) setRows(
-	s *model.State, pools iter.Seq2[model.PoolID, model.Pool], frontends iter.Seq2[model.Key, model.Frontend],
-) error {
+func (t *table) setPools(pools iter.Seq2[model.PoolID, model.Pool]) error {
 	var errs []error
 	for id, pool := range pools {
 		if id.V6 == t.Family.V6() {
 			errs = append(errs, t.setPool(id, pool))
 		}
 	}
+	return errors.Join(errs...)
+}
+
+// setFrontends sets frontends whose pools are set already, and deletes what pools have left.
+func (t *table) setFrontends(s *model.State, frontends iter.Seq2[model.Key, model.Frontend]) error {
+	var errs []error
 	for key, f := range frontends {
 		if t.Family.Mine(key.Addr) {
 			errs = append(errs, t.setFrontend(key, f, s.Pools[f.Pool]))
@@ -220,7 +229,8 @@ func (t *table) apply(s *model.State, c model.Change) error {
 		}
 	}
 	frontends := c.Frontends.Set.All()
-	if err := errors.Join(t.needLocalnet(frontends), t.setRows(s, c.Pools.Set.All(), frontends)); err != nil {
+	err := errors.Join(t.needLocalnet(frontends), t.setPools(c.Pools.Set.All()), t.setFrontends(s, frontends))
+	if err != nil {
 		return err
 	}
 	if !c.Guards.Empty() {

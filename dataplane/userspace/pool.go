@@ -28,6 +28,7 @@ type pool struct {
 	even     bool
 	affinity time.Duration
 	clients  map[netip.Addr]choice
+	dirty    map[netip.Addr]struct{}      // of whom the set clients is to be told
 	suspects map[netip.AddrPort]time.Time // until when
 	served   map[netip.AddrPort]tally
 }
@@ -48,11 +49,12 @@ type turn struct {
 type choice struct {
 	backend netip.AddrPort
 	until   time.Time
+	saved   time.Time // until when the set clients has some backend for it; zero: it has none
 }
 
 func newPool(id model.PoolID) *pool {
 	return &pool{
-		id: id, clients: map[netip.Addr]choice{}, suspects: map[netip.AddrPort]time.Time{},
+		id: id, clients: map[netip.Addr]choice{}, dirty: map[netip.Addr]struct{}{}, suspects: map[netip.AddrPort]time.Time{},
 		served: map[netip.AddrPort]tally{},
 	}
 }
@@ -72,6 +74,7 @@ func (p *pool) set(m model.Pool) {
 	}
 	if p.affinity = m.Affinity; p.affinity == 0 {
 		clear(p.clients)
+		clear(p.dirty)
 	}
 	for b := range p.suspects {
 		if p.find(b) < 0 {
@@ -170,7 +173,7 @@ func (p *pool) answered(client netip.Addr, b netip.AddrPort, now time.Time) {
 	if _, known := p.clients[client]; !known && len(p.clients) >= maxClients {
 		return // until Audit has forgotten some
 	}
-	p.clients[client] = choice{b, now.Add(p.affinity)}
+	p.note(client, choice{backend: b, until: now.Add(p.affinity)})
 }
 
 // forget deletes the clients whose time has run out.
@@ -180,6 +183,7 @@ func (p *pool) forget(now time.Time) {
 	for client, c := range p.clients {
 		if !now.Before(c.until) {
 			delete(p.clients, client)
+			delete(p.dirty, client)
 		}
 	}
 }

@@ -36,7 +36,7 @@ const (
 	dropAddresses
 	rejectRanges
 	dropRanges
-	clients // what pools remember, between two processes
+	clients // what pools remember, for whoever comes next
 	disguises
 	away // protocols, while there is no process
 )
@@ -67,7 +67,7 @@ func sets(f nf.Family) []*nf.Set {
 		rejectRanges:      ranges("reject-ranges"),
 		dropRanges:        ranges("drop-ranges"),
 		clients: {
-			Name: "clients", Flags: unix.NFT_SET_MAP,
+			Name: "clients", Flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT,
 			Key: []nf.Field{f.Address, nf.Index, nf.Index}, Data: []nf.Field{f.Address, nf.Port},
 		},
 		disguises: {Name: "disguises", Flags: unix.NFT_SET_MAP, Key: key, Data: address},
@@ -100,6 +100,7 @@ type listening struct {
 // table is our table of one family.
 type table struct {
 	nf.Table
+	made bool // by sync: the kernel had none, or another one
 	listening
 	owners map[any][]element
 	found  map[element]bool // in the kernel, and nobody has claimed it yet
@@ -127,7 +128,7 @@ func (t *table) load(c *nfnetlink.Socket) error {
 		return err
 	}
 	for i, s := range t.Sets {
-		if !t.FoundSets[s.Name] || i == disguises { // that belongs to connections
+		if !t.FoundSets[s.Name] || i == clients || i == disguises { // these belong to connections
 			continue
 		}
 		reset := func() {
@@ -147,6 +148,7 @@ func (t *table) load(c *nfnetlink.Socket) error {
 
 // sync makes the steps from what load has found to s.
 func (t *table) sync(s *model.State) error {
+	t.made = !t.Exists
 	wanted := map[any][]element{}
 	for key, f := range s.Frontends {
 		if t.Family.Mine(key.Addr) {

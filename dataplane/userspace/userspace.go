@@ -248,7 +248,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 		return p.syncListeners(ctx, s)
 	}
 	p.tables, p.clean = nil, 0
-	if err := p.serve(s); err != nil {
+	if err := p.serve(ctx, s); err != nil {
 		return err
 	}
 	before, err := p.foreign()
@@ -269,6 +269,9 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return err
 	}
+	if slices.ContainsFunc(tables, func(t *table) bool { return t.made }) {
+		p.proxy.rows.lose()
+	}
 	p.settle(tables)
 	if err = errors.Join(partial, err); err == nil {
 		p.clean = before
@@ -287,7 +290,7 @@ func (p *Plane) foreign() (uint32, error) {
 
 // serve opens the sockets, unless they are open. Rules of an earlier process may lead connections to them at once,
 // so the rows are known before.
-func (p *Plane) serve(s *model.State) error {
+func (p *Plane) serve(ctx context.Context, s *model.State) error {
 	if p.proxy != nil {
 		return nil
 	}
@@ -300,6 +303,8 @@ func (p *Plane) serve(s *model.State) error {
 	if err := p.takeOver(proxy.rows, s); err != nil {
 		return fmt.Errorf("userspace: %w", err)
 	}
+	inherit := p.config.Inherit
+	p.config.TakeIn(ctx, s, proxy.rows.taker())
 	err := p.namespace.Do(func() error {
 		if err := proxy.ask(); err != nil {
 			return err
@@ -314,6 +319,7 @@ func (p *Plane) serve(s *model.State) error {
 	}
 	if err != nil {
 		proxy.close()
+		p.config.Inherit = inherit // what was taken in is lost
 		return fmt.Errorf("userspace: %w", err)
 	}
 	p.proxy = proxy
@@ -492,6 +498,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 		p.forgot = now
 		p.proxy.rows.forget(now)
 	}
+	p.save(false)
 	var drifts []dataplane.Drift
 	for i, family := range families() {
 		if p.why[i] != nil {

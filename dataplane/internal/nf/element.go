@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -120,8 +121,9 @@ func prefixSpan(p netip.Prefix) Span {
 // Element is what the kernel lists of one.
 type Element struct {
 	Key, Data, keyEnd []byte
-	Chain             string // of verdict maps
-	End               bool   // of an interval
+	Chain             string        // of verdict maps
+	End               bool          // of an interval
+	Left              time.Duration // until it goes; 0: it stays
 }
 
 func decodeElement(b []byte) (e Element) {
@@ -134,6 +136,10 @@ func decodeElement(b []byte) (e Element) {
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Data = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
 			e.Chain = nfnetlink.Text(nfnetlink.Attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN)
+		case unix.NFTA_SET_ELEM_EXPIRATION:
+			if len(data) == 8 {
+				e.Left = time.Duration(binary.BigEndian.Uint64(data)) * time.Millisecond
+			}
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.End = len(data) == 4 && binary.BigEndian.Uint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		}

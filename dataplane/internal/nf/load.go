@@ -72,6 +72,15 @@ func (t *Table) loadSets(c *nfnetlink.Socket) error {
 	}))
 }
 
+// Finds reports whether the kernel has one of the sets, in its form, whatever else is in the table.
+func (t *Table) Finds(c *nfnetlink.Socket, set int) (found bool, err error) {
+	s := t.Sets[set]
+	err = c.Dump(t.listing(unix.NFT_MSG_GETSET, func() { found = false }, func(attrs []byte) {
+		found = found || nfnetlink.Text(attrs, unix.NFTA_SET_NAME) == s.Name && s.is(attrs)
+	}))
+	return found, err
+}
+
 // is reports whether a set that the kernel lists has the form of s.
 func (s *Set) is(attrs []byte) bool {
 	is := func(attr uint16, want uint32) bool { return number(attrs, attr) == want }

@@ -1,8 +1,10 @@
 package nf
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -233,6 +235,21 @@ func (t *Table) Element(verb uint16, set int, key, data []byte) {
 		t.Tx.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 		t.end()
 	}
+}
+
+// Timed adds an element that lasts for some time from when it is used, of which some is left. That one with the same data
+// is there already is no error.
+func (t *Table) Timed(set int, key, data []byte, lasts, left time.Duration) {
+	s := t.Sets[set]
+	milliseconds := func(d time.Duration) []byte {
+		return binary.BigEndian.AppendUint64(nil, uint64(max(d.Milliseconds(), 1)))
+	}
+	t.begin(unix.NFT_MSG_NEWSETELEM, s, key, nil)
+	t.Tx.last().flags = unix.NLM_F_CREATE
+	t.data(unix.NFT_MSG_NEWSETELEM, s, data)
+	t.Tx.Bytes(unix.NFTA_SET_ELEM_TIMEOUT, milliseconds(lasts))
+	t.Tx.Bytes(unix.NFTA_SET_ELEM_EXPIRATION, milliseconds(left))
+	t.end()
 }
 
 // begin opens a step for one element of which more attributes follow. keyEnd is the upper end of a concatenated

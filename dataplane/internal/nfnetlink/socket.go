@@ -199,6 +199,9 @@ type Request struct {
 // Get calls Each with the object.
 func (s *Socket) Get(r Request) error { return s.ask(r, 0) }
 
+// Do has the kernel do what a message says. Nothing is listed.
+func (s *Socket) Do(r Request) error { return s.ask(r, unix.NLM_F_ACK) }
+
 const (
 	maxDumps       = 20
 	sizeofNfgenmsg = 4
