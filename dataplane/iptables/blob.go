@@ -394,11 +394,11 @@ func (b *blob) keepCounters(before *blob, renewed map[*segment]*segment) {
 // noHook is where the kernel says that a table begins for a hook that it does not have.
 const noHook = 1<<32 - 1
 
-// sameForeign reports whether the entries up to the last one of others are those of a table that was read.
-func (b *blob) sameForeign(read []byte) bool {
+// sameUpTo reports whether the entries up to an offset are those of a table that was read.
+func (b *blob) sameUpTo(end int, read []byte) bool {
 	layout := xtables.LayoutOf(b.id.v6)
 	mine := b.raw[xtables.Header:]
-	for at := 0; at < b.foreign; {
+	for at := 0; at < end; {
 		size := layout.Next(mine[at:])
 		x, y := mine[at:at+size], read[at:at+size]
 		if !bytes.Equal(x[:layout.Condition], y[:layout.Condition]) ||

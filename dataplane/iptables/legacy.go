@@ -94,9 +94,13 @@ func (l *legacy) read(id tableID) (*blob, error) {
 func (l *legacy) settled() error   { return nil }
 func (l *legacy) probe(bool) error { return nil } // there is no way to try
 
-// maxGlances is after how many of them nobody relies on a glance: it does not see when somebody puts a rule in the
-// place of one of ours that is as long.
-const maxGlances = 60
+const (
+	// maxGlances is after how many of them nobody relies on a glance: it does not see when somebody puts a rule in the
+	// place of one of ours that is as long.
+	maxGlances = 60
+	// closeSize is of how many bytes each look reads all. Of a larger table only some do, as many times fewer.
+	closeSize = 512 << 10
+)
 
 // undisturbed implements backend.
 func (l *legacy) undisturbed(tables []tableID) (bool, error) {
@@ -105,7 +109,7 @@ func (l *legacy) undisturbed(tables []tableID) (bool, error) {
 		return false, nil
 	}
 	for _, id := range tables {
-		same, err := l.same(id)
+		same, err := l.same(id, l.closely(id))
 		if !same || err != nil {
 			return false, err
 		}
@@ -113,9 +117,15 @@ func (l *legacy) undisturbed(tables []tableID) (bool, error) {
 	return true, nil
 }
 
+// closely reports whether it is time to look at a whole table.
+func (l *legacy) closely(id tableID) bool {
+	b := l.tables[id]
+	return b != nil && l.glances%(1+int(b.Size)/closeSize) == 0
+}
+
 // same reports whether a table is as last read or written. It compares sizes, and the rules up to the last one of
-// others, who come first in what we write.
-func (l *legacy) same(id tableID) (same bool, err error) {
+// others, who come first in what we write, or all.
+func (l *legacy) same(id tableID, all bool) (same bool, err error) {
 	b := l.tables[id]
 	info, err := l.socket(id).Info(id.name)
 	if err != nil {
@@ -124,7 +134,11 @@ func (l *legacy) same(id tableID) (same bool, err error) {
 	if b == nil || info != b.Info {
 		return false, nil
 	}
-	err = l.socket(id).Peek(id.name, info.Size, b.foreign, func(entries []byte) { same = b.sameForeign(entries) })
+	end := b.foreign
+	if all {
+		end = len(b.raw) - xtables.Header
+	}
+	err = l.socket(id).Peek(id.name, info.Size, end, func(entries []byte) { same = b.sameUpTo(end, entries) })
 	return same, err
 }
 
@@ -143,7 +157,7 @@ func (l *legacy) write(changes []*change) error {
 }
 
 func (l *legacy) writeTable(c *change) error {
-	same, err := l.same(c.table)
+	same, err := l.same(c.table, false)
 	if err != nil {
 		return err
 	}

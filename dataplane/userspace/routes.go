@@ -110,13 +110,28 @@ func (r *routes) sync(family int) error {
 		errs = append(errs, r.deleteRoutes(have.routes),
 			describe("add the local route", r.handle.RouteReplace(route(family))))
 	}
-	there := false
+	return errors.Join(append(errs, r.syncRules(family, have))...)
+}
+
+// syncRules deletes the rules that are not right first: the kernel deletes one that has what it is told of, which ours
+// may have as well as others.
+func (r *routes) syncRules(family int, have found) error {
+	there, deleted := false, false
+	var errs []error
 	for i := range have.rules {
 		if r.right(have.rules[i]) && !there {
 			there = true
 			continue
 		}
+		deleted = true
 		errs = append(errs, r.deleteRule(family, have.rules[i]))
+	}
+	if deleted && errors.Join(errs...) == nil {
+		have, err := r.load(family)
+		if err != nil {
+			return err
+		}
+		return r.syncRules(family, have)
 	}
 	if !there {
 		errs = append(errs, describe("add the rule of routing", r.handle.RuleAdd(r.rule(family))))
