@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -71,9 +72,9 @@ func (w *walk[K, V]) until(late time.Time, m *ebpf.Map, f func(K, V)) (seen int,
 type walks struct {
 	frontends walk[objectsFrontendKey, objectsFrontend]
 	members   walk[objectsMemberKey, objectsMember]
-	pools     []model.PoolID // that are still to be looked at
+	pools     []model.PoolID          // that are still to be looked at
 	numbers   map[uint32]model.PoolID // nil: to be made anew
-	rare      int // Audits until the small tables are looked at
+	rare      int                     // Audits until the small tables are looked at
 }
 
 const (
@@ -351,75 +352,104 @@ func (t *tables) auditSmall(s *model.State, b budget) (drifts []dataplane.Drift,
 		return nil, nil
 	}
 	t.walks.rare = rarely
-	drifts, err = auditPrefixes(t.Maps[objectsMapGuards], t.wantedGuards(s), "guards")
+	drifts, err = auditPrefixes(t.Maps[objectsMapGuards], t.wantedGuards(s), words[objectsGuardKey, objectsVerdict]{
+		"guards", func(k objectsGuardKey) string { return "guard " + k.prefix().String() },
+		func(v objectsVerdict) string { return model.Verdict(v).String() },
+	})
 	if err != nil || !t.packets {
 		return drifts, err
 	}
-	more, err := auditPrefixes(t.Maps[packetsMapPods], wantedPods(s), "pods")
+	more, err := auditPrefixes(t.Maps[packetsMapPods], wantedPods(s), words[objectsGuardKey, uint32]{
+		"pods", func(k objectsGuardKey) string { return "pods " + k.prefix().String() }, known,
+	})
 	if err != nil {
 		return nil, err
 	}
 	drifts = append(drifts, more...)
-	more, err = auditPrefixes(t.Maps[packetsMapSources], t.wantedSources(s), "sources")
+	more, err = auditPrefixes(t.Maps[packetsMapSources], t.wantedSources(s), words[packetsSourceKey, uint32]{
+		"sources", packetsSourceKey.row, known,
+	})
 	return append(drifts, more...), err
 }
 
-// named is an element's value, and the row that it is of.
-type named[V any] struct {
-	value V
-	row   string
+// words are those for elements of a table.
+type words[K, V any] struct {
+	class string
+	row   func(K) string
+	value func(V) string
 }
 
-func (t *tables) wantedGuards(s *model.State) map[objectsGuardKey]named[objectsVerdict] {
-	want := map[objectsGuardKey]named[objectsVerdict]{}
+func known(n uint32) string { return fmt.Sprintf("known (%d)", n) }
+
+// prefix is what the key of a guard, or of pods, says.
+func (k objectsGuardKey) prefix() netip.Prefix { return prefixOf(k.Addr, k.Bits) }
+
+func prefixOf(a objectsAddr, bits uint32) netip.Prefix {
+	addr := a.addr()
+	if addr.Is4() {
+		bits -= 96
+	}
+	return netip.PrefixFrom(addr, int(bits))
+}
+
+// row names the frontend, and who may use it.
+func (k packetsSourceKey) row() string {
+	f := objectsFrontendKey{Addr: objectsAddr(k.Frontend.Addr), Port: k.Frontend.Port, Protocol: k.Frontend.Protocol}
+	bits := k.Bits - uint32(8*unsafe.Offsetof(k.Addr)-8*unsafe.Offsetof(k.Frontend))
+	return fmt.Sprintf("frontend %s allow %s", f, prefixOf(objectsAddr(k.Addr), bits))
+}
+
+func (t *tables) wantedGuards(s *model.State) map[objectsGuardKey]objectsVerdict {
+	want := map[objectsGuardKey]objectsVerdict{}
 	for prefix, verdict := range s.Guards {
 		if !prefix.IsSingleIP() {
-			want[guardKey(prefix)] = named[objectsVerdict]{objectsVerdict(verdict), fmt.Sprintf("guard %s", prefix)}
+			want[guardKey(prefix)] = objectsVerdict(verdict)
 		}
 	}
 	return want
 }
 
-func wantedPods(s *model.State) map[objectsGuardKey]named[uint32] {
-	want := map[objectsGuardKey]named[uint32]{}
+func wantedPods(s *model.State) map[objectsGuardKey]uint32 {
+	want := map[objectsGuardKey]uint32{}
 	for _, prefix := range s.Pods.Prefixes {
-		want[guardKey(prefix)] = named[uint32]{1, fmt.Sprintf("pods %s", prefix)}
+		want[guardKey(prefix)] = 1
 	}
 	return want
 }
 
-func (t *tables) wantedSources(s *model.State) map[packetsSourceKey]named[uint32] {
-	want := map[packetsSourceKey]named[uint32]{}
+func (t *tables) wantedSources(s *model.State) map[packetsSourceKey]uint32 {
+	want := map[packetsSourceKey]uint32{}
 	for at := range t.sources {
-		key := at.model()
-		for _, source := range bothSources(s, key) {
-			want[source] = named[uint32]{1, fmt.Sprintf("allowed sources of frontend %s/%s", key.AddrPort(), key.Protocol)}
+		for _, source := range bothSources(s, at.model()) {
+			want[source] = 1
 		}
 	}
 	return want
 }
 
 // auditPrefixes compares a table with what is wanted there, of which nothing is left in the end.
-func auditPrefixes[K comparable, V comparable](m *ebpf.Map, want map[K]named[V], class string) (drifts []dataplane.Drift, err error) {
+func auditPrefixes[K, V comparable](m *ebpf.Map, want map[K]V, words words[K, V]) (drifts []dataplane.Drift, err error) {
 	var key K
 	var have V
 	elements := m.Iterate()
 	for elements.Next(&key, &have) {
-		w, ok := want[key]
-		switch {
-		case !ok:
-			drifts = append(drifts, dataplane.Drift{Class: class, Object: class, Have: fmt.Sprintf("%v", key)})
-		case w.value != have:
-			d := dataplane.Drift{Class: class, Object: w.row, Want: fmt.Sprint(w.value), Have: fmt.Sprint(have)}
-			drifts = append(drifts, d)
-		}
+		wanted, ok := want[key]
 		delete(want, key)
+		if ok && wanted == have {
+			continue
+		}
+		d := dataplane.Drift{Class: words.class, Object: words.row(key), Have: words.value(have)}
+		if ok {
+			d.Want = words.value(wanted)
+		}
+		drifts = append(drifts, d)
 	}
 	if err := elements.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 		return nil, err
 	}
-	for _, w := range want {
-		drifts = append(drifts, dataplane.Drift{Class: class, Object: w.row, Want: fmt.Sprint(w.value)})
+	for key, wanted := range want {
+		d := dataplane.Drift{Class: words.class, Object: words.row(key), Want: words.value(wanted)}
+		drifts = append(drifts, d)
 	}
 	return drifts, nil
 }

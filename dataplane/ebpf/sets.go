@@ -22,6 +22,7 @@ type sets struct {
 	empty  map[string]*ebpf.MapSpec // what is in the places
 	word   *ebpf.Map
 	memory []uint32 // of the word
+	said   uint32   // what was written there last
 	unmap  func()
 	at     uint32 // the set in force
 	filled bool   // there is one
@@ -121,7 +122,8 @@ func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(
 	if err != nil {
 		return errors.Join(fmt.Errorf("lay ready: %w", err), s.clear(next))
 	}
-	atomic.StoreUint32(&s.memory[0], next|podsKnown(pods))
+	s.said = next | podsKnown(pods)
+	atomic.StoreUint32(&s.memory[0], s.said)
 	former, filled := s.at, s.filled
 	s.at, s.filled = next, true
 	if !filled {
@@ -196,6 +198,9 @@ func (s *sets) lost(set map[string]*ebpf.Map) (names []string) {
 		} else if want, _ := info.ID(); have != want {
 			names = append(names, name)
 		}
+	}
+	if s.filled && atomic.LoadUint32(&s.memory[0]) != s.said {
+		names = append(names, packetsMapInForce)
 	}
 	return names
 }
