@@ -124,7 +124,9 @@ func (d *Daemon) run(ctx context.Context, c *config.Config) (err error) {
 		return err
 	}
 	d.setHost(c)
-	warnForwarding(d.log)
+	if !unprivileged(d.plane.inner) {
+		warnForwarding(d.log)
+	}
 	if d.options.Once {
 		return d.runOnce(ctx)
 	}
@@ -363,7 +365,7 @@ func (d *Daemon) listen(ctx context.Context) error {
 
 // takeOver removes what kube-proxy has left, if it should and our rules are in force.
 func (d *Daemon) takeOver(ctx context.Context) {
-	wanted := d.config.Load().Fairlead.TakeOver == config.TakeOverRemove
+	wanted := d.config.Load().Fairlead.TakeOver == config.TakeOverRemove && !unprivileged(d.plane.inner)
 	switch {
 	case !wanted && d.succeeded != nil:
 		d.succeeded()
@@ -383,8 +385,11 @@ func (d *Daemon) newSuccessor() (*successor, error) {
 }
 
 // setHost sets what is not ours alone. A machine without the wanted settings is better than one
-// without Services, so what fails is said, once, and no more.
+// without Services, so what fails is said, once, and no more. A process without rights does not try.
 func (d *Daemon) setHost(c *config.Config) {
+	if unprivileged(d.plane.inner) {
+		return
+	}
 	r := d.host.Apply(hostSettings(c))
 	logHost(d.log, r)
 	switch err := r.Err(); {

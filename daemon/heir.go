@@ -62,19 +62,25 @@ type legacy struct {
 
 // inherit opens such a plane.
 func (s planeSettings) inherit(c dataplane.Config, l legacy) (opened, error) {
+	unknown := map[string]error{}
 	for _, p := range planes() {
 		if p.name == s.name {
 			continue
 		}
 		left, err := p.traces()
-		if err != nil && c.Log != nil { // the plane that is wanted may well work; Sync will look again
-			c.Log.Warn("cannot tell whether another data plane has left something", "plane", p.name, "error", err)
+		if err != nil { // the plane that is wanted may well work; Sync will look again
+			unknown[p.name] = err
 		}
 		c.LocalnetWasOff = c.LocalnetWasOff || left.LocalnetWasOff
 	}
 	o, err := l.open(c, s)
 	if err != nil {
 		return o, err
+	}
+	for name, err := range unknown {
+		if c.Log != nil && !unprivileged(o.inner) {
+			c.Log.Warn("cannot tell whether another data plane has left something", "plane", name, "error", err)
+		}
 	}
 	self, err := planeNamed(o.settings.name)
 	h := &heir{
@@ -85,6 +91,13 @@ func (s planeSettings) inherit(c dataplane.Config, l legacy) (opened, error) {
 		o.Dataplane = affineHeir{h, affine}
 	}
 	return o, err
+}
+
+// unprivileged reports whether a plane serves without rights. It may remove nothing, and need not: there is nobody's
+// way it could be in.
+func unprivileged(d dataplane.Dataplane) bool {
+	p, ok := d.(interface{ Unprivileged() bool })
+	return ok && p.Unprivileged()
 }
 
 // open takes back a plane that carries something still, or makes one.
@@ -212,6 +225,9 @@ func (h *heir) clearOne(ctx context.Context, p plane, s *model.State) (r remaind
 		return r, err
 	}
 	left, err := p.traces()
+	if unprivileged(h.inner) {
+		err = nil
+	}
 	if err != nil || !left.Rules {
 		return r, err
 	}

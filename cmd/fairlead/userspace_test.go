@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +29,7 @@ func (w *world) routing() (out string) {
 	for _, family := range []string{"-4", "-6"} {
 		out += w.on(testbed.Node, "ip", family, "rule", "show", "priority", "99")
 		out += w.on(testbed.Node, "ip", family, "route", "show", "table", "all", "proto", "250")
+		out += w.on(testbed.Node, "ip", family, "route", "show", "table", "all", "proto", "251")
 	}
 	return out
 }
@@ -132,5 +135,31 @@ func TestRun_userspaceFollows(t *testing.T) {
 		}
 		_ = p.Process.Kill()
 		_ = p.Wait()
+	}
+}
+
+// TestRun_rootless has a process without any rights serve what it may listen on, and complain of nothing afterwards.
+func TestRun_rootless(t *testing.T) {
+	w := newWorld(t)
+	w.inside = []string{"setpriv", "--bounding-set=-all", "--inh-caps=-all"}
+	if out, err := exec.CommandContext(t.Context(), w.inside[0], "--help").CombinedOutput(); err != nil {
+		t.Skipf("setpriv (package util-linux) is needed: %v: %s", err, out)
+	}
+	p := w.start("--proxy-mode", "userspace")
+	for _, from := range []testbed.Place{testbed.Outside, testbed.Node, "pod-a"} {
+		if who := w.probe(from, nodePort); who != "pod-a" && who != "pod-b" {
+			t.Errorf("from %s: %s", from, who)
+		}
+	}
+	if made := w.ruleset() + w.routing(); made != "" {
+		t.Errorf("in the kernel there is\n%s", made)
+	}
+	if err := errors.Join(p.Process.Signal(os.Interrupt), p.Wait()); err != nil {
+		t.Error(err)
+	}
+	for len(p.lines) > 0 {
+		if line := <-p.lines; strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
+			t.Error(line)
+		}
 	}
 }

@@ -38,8 +38,15 @@ import (
 func Wrap(wrapped dataplane.New) dataplane.New { return wrap(wrapped, false) }
 
 // WrapUntranslated is Wrap for a plane that does not translate. Flows that are translated are those that another plane
-// has begun, and only they can be stale.
+// has begun, and only they can be stale. Those to an address for which the plane is a Carrier are its own matter. A
+// process that may not see flows has not translated any.
 func WrapUntranslated(wrapped dataplane.New) dataplane.New { return wrap(wrapped, true) }
+
+// A Carrier is a plane whose process serves flows itself that are translated to an address of its own.
+type Carrier interface {
+	// Carries reports whether an address is such a one.
+	Carries(a netip.Addr) bool
+}
 
 func wrap(wrapped dataplane.New, others bool) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
@@ -197,7 +204,11 @@ func (p *plane) forget(stale *staleFlow) error {
 		}
 		start := time.Now()
 		stale.early = 0
+		stale.carrier, _ = p.Dataplane.(Carrier)
 		n, err := p.conntrack.ConntrackDeleteFilters(netlink.ConntrackTable, family, stale)
+		if p.others && errors.Is(err, unix.EPERM) {
+			return nil
+		}
 		if err != nil {
 			return fmt.Errorf("forget stale flows: %w", err)
 		}
@@ -224,6 +235,7 @@ type staleFlow struct {
 	attempts   bool               // TCP, too
 	translated bool               // of UDP only those that are
 	early      int                // how many of these there were
+	carrier    Carrier            // nil: nobody
 }
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
@@ -243,7 +255,7 @@ func (f *staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 // stale reports whether a UDP flow is.
 func (f *staleFlow) stale(flow *netlink.ConntrackFlow) bool {
 	to, answers, ok := ends(flow)
-	if !ok || f.translated && to == answers {
+	if !ok || f.translated && to == answers || f.carrier != nil && f.carrier.Carries(answers.Addr()) {
 		return false
 	}
 	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.UDP}
