@@ -8,8 +8,8 @@
 //	                                                                                    └─► Choice, and why
 //
 // What is measured is done in network namespaces that have no name, with a control group and a file system for
-// programs of their own: the machine's own rules, addresses and Services are not touched, and the kernel removes all of it
-// with the process, however that ends. That needs root; without it there are the published figures.
+// programs of their own: the machine's own rules, addresses and Services are not touched, and the kernel removes all
+// of it with the process, however that ends. That needs root; without it there are the published figures.
 package advise
 
 import (

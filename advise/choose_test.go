@@ -24,15 +24,18 @@ func unserved(f Finding) Finding {
 	return f
 }
 
-func TestChoose(t *testing.T) {
+// choice is what is to be chosen in a Case.
+type choice struct {
+	name  string
+	c     Case
+	order string
+	why   string // of which this is a part
+}
+
+func choices() []choice {
 	const quick, slow = 10 * time.Microsecond, 20 * time.Millisecond
 	hundred := Rows{Services: 100}
-	for _, c := range []struct {
-		name  string
-		c     Case
-		order string
-		why   string // of which this is a part
-	}{
+	return []choice{
 		{"the fastest", Case{Rows: hundred, Findings: []Finding{
 			measured(nftables, 1.4, 1.2, quick), measured(iptables, 1.3, 1.0, quick), measured(ipvs, 1.5, 1.1, quick),
 		}}, "iptables ipvs nftables", "iptables, for 100 Services. Measured here with 100 Services"},
@@ -91,7 +94,11 @@ func TestChoose(t *testing.T) {
 		}}, "iptables ipvs", ""},
 		{"nothing", Case{Findings: []Finding{missing(nftables), missing(ebpf)}}, "",
 			"No data plane can run here: nftables (the kernel has no nftables), ebpf (the kernel has no ebpf)."},
-	} {
+	}
+}
+
+func TestChoose(t *testing.T) {
+	for _, c := range choices() {
 		got := Choose(c.c)
 		if order := strings.Join(strings.Fields(got.Plane+" "+strings.Join(got.Next, " ")), " "); order != c.order {
 			t.Errorf("%s: %s, want %s: %s", c.name, order, c.order, got.Why)

@@ -38,8 +38,9 @@ const (
 	changeTries = 20
 )
 
-// Measure finds out what each plane does on this machine. It takes Duration, or little more: what a plane does not do in
-// its share of that counts as not measured. What is still being cleaned up then is done in the background; Wait waits for it.
+// Measure finds out what each plane does on this machine. It takes Duration, or little more: what a plane does not
+// do in its share of that counts as not measured. What is still being cleaned up then is done in the background;
+// Wait waits for it.
 func Measure(ctx context.Context, o Options) *Measurement {
 	m := &Measurement{ended: make(chan struct{})}
 	ctx, cancel := context.WithTimeout(ctx, o.Duration)
@@ -97,7 +98,7 @@ func (o Options) measureAll(ctx context.Context, results chan<- Finding) {
 		}
 		return
 	}
-	defer bare.close() //nolint:errcheck // there is nothing that anybody could do, and nothing is left
+	defer bare.close()
 	deadline, _ := ctx.Deadline()
 	most := int(time.Until(deadline).Seconds() * servicesPerSecond / float64(len(o.Planes)))
 	rows := newSample(o.State, max(leastServices, most))
@@ -128,7 +129,7 @@ func measure(ctx context.Context, t trial) (f Finding) {
 		f.Unmeasured = unmeasured(err)
 		return f
 	}
-	defer t.on.close() //nolint:errcheck // as above
+	defer t.on.close()
 	if err := t.on.open(t.plane); err != nil {
 		f.tell(err)
 		return f

@@ -83,19 +83,21 @@ type Comparison struct {
 	Source   string
 }
 
-// Published are comparisons that are often quoted. They are about kube-proxy's rules, of which mode iptables has a list
-// that each new connection walks through. Fairlead's iptables are a tree, and so what they say of sizes holds for kube-proxy
-// only; what they say of mechanisms holds here, too.
+// Published are comparisons that are often quoted. They are about kube-proxy's rules, of which mode iptables has a
+// list that each new connection walks through. Fairlead's iptables are a tree, and so what they say of sizes holds
+// for kube-proxy only; what they say of mechanisms holds here, too.
 func Published() []Comparison {
 	return []Comparison{
-		{0, 2000, "16 % more time for a connection with kube-proxy's iptables at 1,000 Services", "devfloor9.github.io (EKS 1.31)"},
-		{0, 20_000, "kube-proxy's iptables ahead of Cilium's eBPF, 2.2 times the short connections, up to some 20,000 Services",
-			"imroc.cc/tke (network benchmark)"},
+		{0, 2000, "16 % more time for a connection with kube-proxy's iptables at 1,000 Services",
+			"devfloor9.github.io (EKS 1.31)"},
+		{0, 20_000, "kube-proxy's iptables ahead of Cilium's eBPF, 2.2 times the short connections, up to some 20,000 " +
+			"Services", "imroc.cc/tke (network benchmark)"},
 		{20_000, 0, "kube-proxy's iptables behind Cilium's eBPF, 70 to 88 % of the short connections at 30,000 Services",
 			"imroc.cc/tke (network benchmark)"},
-		{3000, 0, "the first packet takes four times as long with kube-proxy's iptables as with its nftables at 5,000 Services, " +
-			"and 20 times at 30,000", "KEP-3866"},
-		{0, 0, "kube-proxy's nftables as fast as its IPVS or slightly faster, at every size", "kubernetes.io/blog, 2025-02-28"},
+		{3000, 0, "the first packet takes four times as long with kube-proxy's iptables as with its nftables at 5,000 " +
+			"Services, and 20 times at 30,000", "KEP-3866"},
+		{0, 0, "kube-proxy's nftables as fast as its IPVS or slightly faster, at every size",
+			"kubernetes.io/blog, 2025-02-28"},
 		{5000, 0, "one more Service takes kube-proxy's iptables 20 s among 20,000, and its IPVS 1.5 ms",
 			"flftuu.com, 2019-11-01"},
 	}

@@ -20,8 +20,8 @@ const (
 // targetPort is that of the Service which is added where the node has none to which a client of a pod could connect.
 const targetPort = 80
 
-// sample are rows for a scratch cluster: those of some of the node's Services, evenly chosen, as they are, but that a few
-// of them, the targets, lead to the server there.
+// sample are rows for a scratch cluster: those of some of the node's Services, evenly chosen, as they are, but that
+// a few of them, the targets, lead to the server there.
 type sample struct {
 	state    *model.State
 	services int
@@ -104,7 +104,8 @@ func (p *sample) chooseTargets() {
 	}
 }
 
-// nodePort reports whether a port is probably open on addresses of nodes, to which no packet of a scratch cluster is routed.
+// nodePort reports whether a port is probably open on addresses of nodes, to which no packet of a scratch cluster is
+// routed.
 func nodePort(port uint16) bool { return port >= 30000 && port < 32768 }
 
 // shadowed reports whether pods find another row at that address and port.

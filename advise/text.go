@@ -184,7 +184,7 @@ func (r Report) table(text *strings.Builder) {
 	}
 	_ = w.Flush() // a Builder takes everything
 	if head == "" {
-		fmt.Fprintln(text, "times as long as without a proxy (bounds of 95 %), and times of a change of one endpoint and of all rows")
+		fmt.Fprintln(text, "times as long as without a proxy (bounds of 95 %), and what one endpoint and all rows take")
 	}
 }
 

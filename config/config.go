@@ -26,7 +26,7 @@ type Config struct {
 	// iptables. Of the sections iptables, ipvs and nftables, what the mode does not use is zero.
 	KubeProxy kubeproxy.KubeProxyConfiguration
 	Fairlead  FairleadConfiguration
-	// Plane is the data plane that serves the mode.
+	// Plane is the data plane that serves the mode, or the word auto.
 	Plane string
 	// Warnings are about what was said and has no meaning here, one line each.
 	Warnings []string

@@ -3,6 +3,7 @@ package config
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -68,7 +69,7 @@ func setModeDefaults(c *kubeproxy.KubeProxyConfiguration) {
 // meansPrimary reports whether NodePorts are open on the primary addresses where nothing is said, as in kube-proxy's
 // mode nftables, and not on all.
 func meansPrimary(mode kubeproxy.ProxyMode) bool {
-	return mode == ModeNFTables || mode == ModeEBPF || mode == ModeUserspace
+	return slices.Contains([]kubeproxy.ProxyMode{ModeNFTables, ModeEBPF, ModeUserspace, ModeAuto}, mode)
 }
 
 func defaultFairlead() FairleadConfiguration {

@@ -39,7 +39,7 @@ func used(mode kubeproxy.ProxyMode, path string) bool {
 	section, name, _ := strings.Cut(path, ".")
 	switch section {
 	case "ipvs":
-		return mode == ModeIPVS
+		return mode == ModeIPVS || mode == ModeAuto
 	case "nftables":
 		return mode == ModeNFTables
 	case "iptables":

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"k8s.io/component-base/featuregate"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
 // meaningless says, one line each, what was set to something else than its default and has no meaning
@@ -46,7 +47,7 @@ func (c *Config) reason(path string) string {
 	section, name, _ := strings.Cut(path, ".")
 	switch {
 	case section == "ipvs" && name != "syncPeriod" && name != "minSyncPeriod":
-		if c.Plane == string(ModeIPVS) {
+		if c.may(ModeIPVS) {
 			return ""
 		}
 		return "the data plane " + c.Plane + " has nothing like it"
@@ -55,15 +56,15 @@ func (c *Config) reason(path string) string {
 	case name == "syncPeriod":
 		return "audits do that, see auditInterval"
 	case path == "iptablesBackend":
-		if c.KubeProxy.Mode != ModeIPTables {
+		if c.KubeProxy.Mode != ModeIPTables && c.KubeProxy.Mode != ModeAuto {
 			return "it is for mode iptables"
 		}
 	case path == "ipvsAddressMode", path == "ipvsDrainTimeout":
-		if c.Plane != string(ModeIPVS) {
+		if !c.may(ModeIPVS) {
 			return "it is for the data plane ipvs"
 		}
 	case section == "ebpf":
-		if c.Plane != string(ModeEBPF) {
+		if !c.may(ModeEBPF) {
 			return "it is for the data plane ebpf"
 		}
 		packets := []string{"ebpf.acceleration", "ebpf.forwarding", "ebpf.sizes.translations"}
@@ -71,7 +72,7 @@ func (c *Config) reason(path string) string {
 			return "it is for packets that tc serves, and ebpf.packets says otherwise"
 		}
 	case section == "userspace":
-		if c.Plane != string(ModeUserspace) {
+		if !c.may(ModeUserspace) {
 			return "it is for the data plane userspace"
 		}
 	case path == "configSyncPeriod":
@@ -84,6 +85,11 @@ func (c *Config) reason(path string) string {
 		return "logs are one stream without a buffer"
 	}
 	return ""
+}
+
+// may reports whether the data plane of that name may serve.
+func (c *Config) may(plane kubeproxy.ProxyMode) bool {
+	return c.Plane == string(plane) || c.Plane == string(ModeAuto)
 }
 
 // meaninglessGates is one line about all gates together.

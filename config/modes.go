@@ -13,6 +13,8 @@ const (
 	ModeNFTables  kubeproxy.ProxyMode = "nftables"
 	ModeEBPF      kubeproxy.ProxyMode = "ebpf"
 	ModeUserspace kubeproxy.ProxyMode = "userspace"
+	// ModeAuto has the daemon choose a data plane.
+	ModeAuto kubeproxy.ProxyMode = "auto"
 )
 
 // How packets of pods are told from others.
@@ -24,13 +26,13 @@ const (
 )
 
 func modes() []kubeproxy.ProxyMode {
-	return []kubeproxy.ProxyMode{ModeIPTables, ModeIPVS, ModeNFTables, ModeEBPF, ModeUserspace}
+	return []kubeproxy.ProxyMode{ModeIPTables, ModeIPVS, ModeNFTables, ModeEBPF, ModeUserspace, ModeAuto}
 }
 
-// planeFor is the plane that serves a mode, or "". The modes of kube-proxy are served whatever is
-// built, by the first plane if need be, as a node must not lose its Services over that.
+// planeFor is the plane that serves a mode, the word auto for one that is to be chosen, or "". The modes of kube-proxy
+// are served whatever is built, by the first plane if need be, as a node must not lose its Services over that.
 func planeFor(mode kubeproxy.ProxyMode, planes []string) string {
-	if slices.Contains(planes, string(mode)) {
+	if slices.Contains(planes, string(mode)) || mode == ModeAuto && len(planes) > 0 {
 		return string(mode)
 	}
 	if len(planes) > 0 && (mode == ModeIPTables || mode == ModeIPVS) {

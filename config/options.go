@@ -137,7 +137,7 @@ func (f *Flags) dataPlane() []option {
 		"but not longer than this; 0: never (in a file: the default)"
 	return []option{
 		{group: plane, flag: "proxy-mode", field: "mode", bind: value(mode),
-			usage: "iptables (which is what empty means), ipvs, nftables, ebpf or userspace"},
+			usage: "iptables (which is what empty means), ipvs, nftables, ebpf, userspace, or auto, which chooses one of them"},
 		{group: plane, flag: "masquerade-all", field: "iptables.masqueradeAll nftables.masqueradeAll",
 			bind: yes(&f.said.masqueradeAll), usage: "replace the source address of every connection to a ClusterIP"},
 		{group: plane, flag: "iptables-masquerade-bit", field: "iptables.masqueradeBit",

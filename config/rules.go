@@ -186,6 +186,8 @@ func judgePeriods(c *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) {
 		errs = judgeIPVS(section, &c.IPVS)
 	case ModeNFTables:
 		section = field.NewPath("nftables")
+	case ModeAuto:
+		errs = judgeIPVS(field.NewPath("ipvs"), &c.IPVS)
 	}
 	sync, minSync := modePeriods(c)
 	if *sync == 0 {

@@ -33,13 +33,13 @@ func Recommend(ctx context.Context, q Question) advise.Report {
 	took := time.Since(begin)
 	m.Wait()
 	c := advise.Case{Rows: advise.Count(q.State), Traffic: q.Traffic, Findings: m.Findings}
-	there, _ := present(slog.New(slog.DiscardHandler)) // who may not look does not learn it
+	there, _ := present() // who may not look does not learn it
 	return advise.NewReport(c, there, took)
 }
 
-// present is the data plane of ours that has rules in the kernel; empty: none has. One that another one stands behind is
-// asked before that.
-func present(log *slog.Logger) (name string, err error) {
+// present is the data plane of ours that has rules in the kernel; empty: none has. One that another one stands
+// behind is asked before that.
+func present() (name string, err error) {
 	all := planes()
 	slices.SortStableFunc(all, func(p, q plane) int { return model.FalseFirst(q.behind != "", p.behind != "") })
 	var errs []error
@@ -47,9 +47,6 @@ func present(log *slog.Logger) (name string, err error) {
 		left, err := p.traces()
 		if left.Rules {
 			return p.name, nil
-		}
-		if err != nil {
-			log.Warn("cannot tell whether a data plane has left something", "plane", p.name, "error", err)
 		}
 		errs = append(errs, err)
 	}

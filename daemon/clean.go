@@ -82,6 +82,11 @@ func Init(o Options) error {
 	if err != nil {
 		return err
 	}
+	if c.Plane == autoPlane {
+		r := host.Host{}.Apply(hostSettings(c))
+		logHost(o.Logs.Logger(), r)
+		return errors.Join(r.Err(), loadAll(c, o.Logs))
+	}
 	p, err := planeIn(c).open(dataplane.Config{Log: o.Logs.Logger()})
 	if err != nil {
 		return err

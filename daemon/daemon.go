@@ -64,6 +64,7 @@ type Daemon struct {
 	host    host.Host
 	config  atomic.Pointer[config.Config] // in force
 	serving atomic.Pointer[planeSettings] // of the data plane in use
+	why     atomic.Pointer[reason]        // it was chosen; nil: mode auto has not chosen any
 
 	metrics   *metrics.Metrics
 	server    *server.Server
@@ -85,6 +86,7 @@ type Daemon struct {
 	inForce       chan struct{} // closed when the rules are; nil: that is known
 	succeeded     func()        // ends the successor; nil: it has not begun
 	running       sync.WaitGroup
+	measured      sync.WaitGroup // what measuring has left is being removed
 }
 
 // Run serves until ctx ends, and then returns nil and leaves the kernel as it is. An error of the
@@ -146,7 +148,9 @@ func (d *Daemon) open(c *config.Config) (err error) {
 	d.metrics = metrics.New(metrics.Options{
 		Version: version.String(), Mode: d.mode, ShowHiddenFor: c.KubeProxy.ShowHiddenMetricsForVersion,
 	})
-	d.planeSettings = planeIn(c)
+	if d.planeSettings, err = d.atStart(c); err != nil {
+		return err
+	}
 	if d.plane, err = d.openPlane(d.planeSettings, opening{}); err != nil {
 		return err
 	}
@@ -168,6 +172,9 @@ func (d *Daemon) open(c *config.Config) (err error) {
 
 // openPlane opens a data plane that will be the only one.
 func (d *Daemon) openPlane(s planeSettings, how opening) (*opened, error) {
+	if s.name == autoPlane {
+		return d.undecided(s), nil
+	}
 	c := dataplane.Config{Log: d.log, Meter: d.metrics, Inherit: how.inherit}
 	o, err := s.inherit(c, legacy{
 		kept: &d.carried, exact: how.exact,
@@ -197,6 +204,7 @@ func (d *Daemon) tellSubstitute() {
 
 // close closes what open has made, as far as it came.
 func (d *Daemon) close() error {
+	d.measured.Wait()
 	errs := []error{d.carried.close()}
 	if f := d.feeds.used.Load(); f != nil {
 		errs = append(errs, f.close())
@@ -331,6 +339,8 @@ func (d *Daemon) manage(ctx context.Context) error {
 			d.obey(ctx, o)
 		case result := <-d.feeds.arrives():
 			d.feeds.settle(result, func(s source.Source) error { return d.adopt(ctx, s) })
+		case o := <-d.decided():
+			d.settle(ctx, o)
 		case <-d.inForce:
 			d.inForce = nil
 			d.takeOver(ctx)
@@ -420,7 +430,7 @@ func (d *Daemon) about() engine.About {
 	c, f, p := d.config.Load(), d.feeds.used.Load(), d.serving.Load()
 	a := engine.About{
 		Version: version.String(), Mode: string(c.KubeProxy.Mode), Plane: p.name, Backend: string(p.iptables.Backend),
-		Node: f.settings.node,
+		Node: f.settings.node, Why: d.whyServes(p.name),
 	}
 	if f.watches == nil {
 		return a

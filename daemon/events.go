@@ -39,6 +39,7 @@ const (
 	reasonControl     = "FailedToStartControlSocket"
 	reasonHost        = "FailedToConfigureHost"
 	reasonSubstitute  = "DataPlaneSubstituted"
+	reasonChosen      = "DataPlaneChosen"
 	reasonRefused     = "ConfigurationRefused"
 	reasonAccepted    = "ConfigurationAccepted"
 	reasonApplied     = "ConfigurationApplied"

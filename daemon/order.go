@@ -148,9 +148,9 @@ func (d *Daemon) obey(ctx context.Context, o *switchOrder) {
 	o.steps <- SwitchStep{Step: StepDone, Plane: o.plane, Message: done}
 }
 
-// choice is a plane that is not that of the configuration, or "".
+// choice is a plane that is not that of the configuration, or "". Mode auto keeps what there is.
 func (d *Daemon) choice(plane string) string {
-	if plane == d.config.Load().Plane {
+	if said := d.config.Load().Plane; plane == said || said == autoPlane {
 		return ""
 	}
 	return plane

@@ -131,7 +131,7 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 			return n, err
 		}
 	}
-	n.planeSettings = planeIn(c)
+	n.planeSettings = d.wanted(c)
 	if c.KubeProxy.Mode == d.config.Load().KubeProxy.Mode && d.chosen != "" { // nobody has asked for another one since
 		n.chosen = d.chosen
 		n.planeSettings = planeOf(c, d.chosen)

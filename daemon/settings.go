@@ -43,7 +43,7 @@ func standalone(c *config.Config) bool { return len(c.Fairlead.Manifests) > 0 }
 // acceptsForward reports whether kube-proxy would accept in FORWARD what it translates, and the data
 // plane, as in mode nftables, does not.
 func acceptsForward(c *config.Config, plane string) bool {
-	like := []kubeproxy.ProxyMode{config.ModeNFTables, config.ModeEBPF, config.ModeUserspace}
+	like := []kubeproxy.ProxyMode{config.ModeNFTables, config.ModeEBPF, config.ModeUserspace, config.ModeAuto}
 	return !slices.Contains(like, c.KubeProxy.Mode) && plane != iptablesPlane && !standalone(c)
 }
 
@@ -93,15 +93,17 @@ func engineSettings(c *config.Config) (engine.Settings, error) {
 // planeIn is the data plane that the configuration says.
 func planeIn(c *config.Config) planeSettings { return planeOf(c, c.Plane) }
 
-// planeOf is one of the data planes, with what the configuration says of it, whichever it has chosen.
+// planeOf is one of the data planes, with what the configuration says of it, whichever it has chosen; of autoPlane
+// it is what it says of all of them.
 func planeOf(c *config.Config, name string) planeSettings {
 	s := planeSettings{name: name, mark: 1 << c.MasqueradeBit()}
-	switch name {
-	case iptablesPlane:
+	all := name == autoPlane
+	if all || name == iptablesPlane {
 		s.iptables = iptables.Options{
 			Backend: iptables.Backend(c.Fairlead.IPTablesBackend), KeepInvalid: c.KubeProxy.Conntrack.TCPBeLiberal,
 		}
-	case ipvsPlane:
+	}
+	if all || name == ipvsPlane {
 		o := c.KubeProxy.IPVS
 		s.ipvs = ipvs.Options{
 			Scheduler:    o.Scheduler,
@@ -113,9 +115,11 @@ func planeOf(c *config.Config, name string) planeSettings {
 				TCP: o.TCPTimeout.Duration, TCPFin: o.TCPFinTimeout.Duration, UDP: o.UDPTimeout.Duration,
 			},
 		}
-	case ebpfPlane:
+	}
+	if all || name == ebpfPlane {
 		s.ebpf = c.Fairlead.EBPF
-	case userspacePlane:
+	}
+	if all || name == userspacePlane {
 		u := c.Fairlead.Userspace
 		s.userspace = userspace.Options{
 			DialTimeout: u.DialTimeout.Duration, Dials: int(u.Dials),

@@ -66,6 +66,9 @@ func (d *Daemon) switchTo(ctx context.Context, to planeSettings, tell func(Switc
 
 func (c *change) perform(ctx context.Context) error {
 	d := c.daemon
+	if d.decided() != nil {
+		return engine.ErrStarting
+	}
 	c.say(SwitchStep{Step: stepOpening, Plane: c.to.name, Message: "opening " + c.to.name})
 	heritage := &engine.Heritage{}
 	o, err := d.openPlane(c.to, opening{exact: true, inherit: heritage.Tell})

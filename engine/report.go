@@ -15,6 +15,7 @@ type About struct {
 	Version string  `json:"version,omitempty"`
 	Mode    string  `json:"mode,omitempty"`    // as it is configured
 	Plane   string  `json:"plane,omitempty"`   // that serves it
+	Why     string  `json:"why,omitempty"`     // it does, where that was chosen
 	Backend string  `json:"backend,omitempty"` // of the plane, if it has several
 	Node    string  `json:"node,omitempty"`
 	Watches []Watch `json:"watches,omitempty"`

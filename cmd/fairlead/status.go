@@ -65,6 +65,7 @@ func (r report) String() string {
 		{"healthy", r.health()},
 		{"node", r.node()},
 		{"data plane", r.plane()},
+		{"chosen", r.Why},
 		{"in force since", r.time(r.InForceSince)},
 		{"last programmed", r.time(r.LastProgrammed)},
 		{"waiting", r.waiting()},

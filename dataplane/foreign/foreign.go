@@ -86,8 +86,8 @@ func (w *Watch) listen(what string, protocol int, hear func(syscall.NetlinkMessa
 }
 
 // permitted finds out whether a socket may listen, before the library tries it: where it may not, that closes the
-// descriptor twice, the second time when its number may be somebody else's (nl.Subscribe closes it, and so does later the
-// finalizer of the os.File that it has made).
+// descriptor twice, the second time when its number may be somebody else's (nl.Subscribe closes it, and so does later
+// the finalizer of the os.File that it has made).
 func permitted(protocol int, groups []uint) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {

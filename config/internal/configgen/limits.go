@@ -59,7 +59,8 @@ func kubeProxyLimits() map[string]limit {
 	count := within(0, math.MaxInt32)
 	bit := within(0, 31)
 	return map[string]limit{
-		"mode": words("", config.ModeIPTables, config.ModeIPVS, config.ModeNFTables, config.ModeEBPF, config.ModeUserspace),
+		"mode": words("", config.ModeIPTables, config.ModeIPVS, config.ModeNFTables, config.ModeEBPF, config.ModeUserspace,
+			config.ModeAuto),
 		"detectLocalMode": words("", config.LocalClusterCIDR, config.LocalNodeCIDR, config.LocalBridgeInterface,
 			config.LocalInterfaceNamePrefix),
 		"showHiddenMetricsForVersion":     words("", config.PreviousKubernetes),

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/daemon"
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// status asks the running daemon.
+func (w *world) status() (r engine.Report) {
+	w.Helper()
+	answer, err := engine.Ask(w.Context(), w.socket, "/status")
+	if err == nil {
+		err = json.Unmarshal(answer, &r)
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	return r
+}
+
+// serves waits until a plane is in force for a mode.
+func (w *world) serves(plane, mode string) engine.Report {
+	w.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for r := w.status(); ; r = w.status() {
+		if r.Plane == plane && r.Mode == mode && !r.InForceSince.IsZero() {
+			return r
+		}
+		if time.Now().After(deadline) {
+			w.Fatalf("the status is %+v, want %s in force for mode %s", r, plane, mode)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// end kills the daemon.
+func (p *proxy) end() {
+	_ = p.Process.Kill()
+	_ = p.Wait()
+}
+
+// clean waits until nothing is left of what was measured.
+func (m machine) clean() {
+	m.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		left, err := filepath.Glob(filepath.Join(m.bed.Cgroup(), "fairlead-test-*"))
+		if err == nil && len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			m.Fatalf("of what was measured there is still %s, %v", left, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// A machine on which nothing is has one chosen, by measuring. The next process does not choose again.
+func TestRun_auto(t *testing.T) {
+	w := newMachine(t)
+	w.configure("auto", "")
+	flags := []string{"--config", w.config(), "--cgroup-root", w.bed.Cgroup()}
+	p := w.start(flags...)
+	r := w.status()
+	if !slices.Contains(daemon.Planes(), r.Plane) || r.Mode != "auto" || !strings.HasPrefix(r.Why, r.Plane+", for ") {
+		t.Fatalf("the status is %+v", r)
+	}
+	w.serves(r.Plane, "auto")
+	w.clean()
+	if _, body := w.page(netip.MustParseAddrPort("127.0.0.1:10249"), "/proxyMode"); body != r.Plane {
+		t.Errorf("/proxyMode says %s, want %s", body, r.Plane)
+	}
+	w.answers()
+	if shown := w.runs("fairlead", "status --control-socket "+w.socket, 0); !strings.Contains(shown, r.Why) {
+		t.Errorf("the status does not say why:\n%s", shown)
+	}
+	w.write("web.yaml", strings.ReplaceAll(web, "- addresses: [POD-B]\n", ""))
+	w.eventually("pod-a") // changes come to the plane that was chosen
+	p.end()
+
+	p = w.start(flags...)
+	if again := w.serves(r.Plane, "auto"); !strings.Contains(again.Why, "its rules were in the kernel") {
+		t.Errorf("after a restart: %s", again.Why)
+	}
+	w.answers()
+	p.end()
+}
+
+// What other processes have left stays, whatever it is. What is not to be chosen is not.
+func TestRun_autoKeeps(t *testing.T) {
+	w := newMachine(t)
+	flags := []string{"--config", w.config(), "--cgroup-root", w.bed.Cgroup()}
+	for _, plane := range []string{"iptables", "ebpf", "userspace", "nftables"} {
+		w.configure(plane, "")
+		w.start(flags...).end()
+		w.configure("auto", "")
+		p := w.start(flags...)
+		if r := w.serves(plane, "auto"); !strings.Contains(r.Why, "its rules were in the kernel") {
+			t.Errorf("after %s: %s", plane, r.Why)
+		}
+		w.answers()
+		p.end()
+	}
+}
+
+// A mode that is changed to auto, and back, changes no data plane.
+func TestRun_autoConfigured(t *testing.T) {
+	w := newMachine(t)
+	w.configure("iptables", "")
+	p := w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
+	w.configure("auto", "")
+	if r := w.serves("iptables", "auto"); !strings.Contains(r.Why, "it was wanted before the mode was auto") {
+		t.Errorf("the status is %+v", r)
+	}
+	w.answers()
+	w.configure("nftables", "")
+	if r := w.serves("nftables", "nftables"); r.Why != "" {
+		t.Errorf("the status is %+v", r)
+	}
+	p.end()
+}
+
+// Once is enough, and --init-only makes no rules.
+func TestRun_autoOnce(t *testing.T) {
+	w := newMachine(t)
+	flags := " --proxy-mode auto --conntrack-max-per-core 0 --manifests DIR --node-ip 192.0.2.1 --cgroup-root " + w.bed.Cgroup()
+	w.runs("fairlead", "run --init-only"+flags, 0)
+	if rules, pins := w.ruleset(), w.pins(); rules != "" || pins != "" {
+		t.Fatalf("after --init-only: %s\n%s", pins, rules)
+	}
+	w.runs("fairlead", "run --once"+flags, 0, "chose a data plane")
+	w.answers()
+	w.runs("fairlead", "run --once"+flags, 0, "kept a data plane")
+}
+
+// Without the right to make namespaces one is chosen at once.
+func TestRun_autoUnmeasured(t *testing.T) {
+	w := newWorld(t)
+	if os.Getuid() != 0 {
+		t.Skip("in a user namespace there is no other user")
+	}
+	open(t, w.manifests)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	open(t, filepath.Dir(self))
+	args := []string{"run", "--manifests", w.manifests, "--once", "--node-ip", "192.0.2.1", "--conntrack-max-per-core=0",
+		"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0", "--proxy-mode", "auto"}
+	out, err := w.unprivileged("-all,+net_admin", args...).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "by published figures") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	w.answers()
+}
+
+// answers fails the test unless a pod answers at the ClusterIP.
+func (w *world) answers() {
+	w.Helper()
+	if got := w.probe(testbed.Node, clusterIP); !strings.HasPrefix(got, "pod-") {
+		w.Errorf("%s answers %s", clusterIP, got)
+	}
+}
