@@ -96,6 +96,9 @@ func (e *Engine) audit(ctx context.Context) error {
 	e.audits.gather(e.options.Foreign)
 	look, end := context.WithTimeout(ctx, e.options.HealthTimeout/2) // nobody knows of changes that come meanwhile
 	defer end()
+	if e.audits.heard() { // a glance may not see what it was
+		look = dataplane.Thoroughly(look)
+	}
 	drifts, err := e.options.Plane.Audit(look, e.state)
 	e.round.Audited = time.Since(start)
 	if err != nil || len(drifts) == 0 {

@@ -211,6 +211,8 @@ type director struct {
 	family uint16 // generic netlink's number of IPVS
 	fault  func(operation string) error
 	buffer []byte // for lists
+	// counter is the socket of count, edits are how many virtual servers have been made or deleted.
+	counter, edits int
 	*lacking
 }
 
@@ -226,7 +228,11 @@ func openDirector(fault func(string) error) (*director, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	return &director{conn: conn, family: family.ID, fault: fault, lacking: newLacking()}, nil
+	counter, err := openCounter()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open socket: %w", err), conn.Close())
+	}
+	return &director{conn: conn, family: family.ID, fault: fault, counter: counter, lacking: newLacking()}, nil
 }
 
 func (d *director) close() error {
@@ -235,7 +241,7 @@ func (d *director) close() error {
 	}
 	conn := d.conn
 	d.conn = nil
-	return conn.Close()
+	return errors.Join(conn.Close(), unix.Close(d.counter))
 }
 
 func (d *director) message(r request, flags netlink.HeaderFlags) (netlink.Message, error) {
@@ -260,6 +266,11 @@ func (d *director) perform(requests []request) (refused []error, err error) {
 	absent := map[serverKey]bool{}
 	for len(requests) > 0 {
 		n := min(len(requests), batchSize)
+		for _, r := range requests[:n] {
+			if r.command == cmdNewService || r.command == cmdDelService {
+				d.edits++
+			}
+		}
 		more, err := d.send(requests[:n], absent)
 		refused = append(refused, more...)
 		if err != nil {

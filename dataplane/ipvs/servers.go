@@ -34,6 +34,7 @@ type servers struct {
 	// deadlines are the plane's, once the servers are.
 	deadlines deadlines
 	gone      []serverKey // of which there is still a record
+	turns     turns
 }
 
 // load reads back what the kernel holds of the virtual servers that are ours.
@@ -201,33 +202,23 @@ func (s *servers) perform(requests []request) error {
 	return nil
 }
 
-// maxVerified is of how many virtual servers verify lists the real servers.
-const maxVerified = 500
-
-// verify reports what of the held virtual servers is not so in the kernel. Nothing says when IPVS is
-// changed, and listing the real servers of thousands takes long; of so many, those of some are looked at each
-// time, as the map has them: others each time.
-func (s *servers) verify() (drifts []dataplane.Drift, err error) {
-	if err := s.director.fault("ipvs list"); err != nil {
-		return nil, err
-	}
+// verifyAll lists the virtual servers, and the real ones if that is wanted.
+func (s *servers) verifyAll(withReals bool) (drifts []dataplane.Drift, err error) {
 	listed, err := s.director.servers()
 	if err != nil {
 		return nil, err
 	}
-	verified := 0
 	for key, held := range s.held {
+		object := "virtual server " + key.String()
 		found, ok := listed[key]
 		if !ok {
-			object := "virtual server " + key.String()
 			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: held.String()})
 			continue
 		}
 		if have := found.String(); have != held.scheduler {
-			object := "virtual server " + key.String()
 			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: held.scheduler, Have: have})
 		}
-		if verified++; verified > maxVerified {
+		if !withReals {
 			continue
 		}
 		reals, err := s.director.reals(key)

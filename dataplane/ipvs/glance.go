@@ -1,0 +1,96 @@
+package ipvs
+
+import (
+	"fmt"
+	"os"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+)
+
+// Nothing says when IPVS is changed, and to list thousands of virtual servers takes long. Of so many an Audit looks at
+// their number, of which the kernel keeps account, and at the real servers of some, in turn. All are listed when the
+// number is another one, when we have made or deleted some ourselves, and once in a while.
+
+const (
+	// maxVerified is how many virtual servers are all looked at each time.
+	maxVerified = 500
+	// verifyTime is how long an Audit looks at some of more.
+	verifyTime = 2 * time.Millisecond
+)
+
+// turns is where Audits of many virtual servers go on.
+type turns struct {
+	keys    []serverKey // that are still to be looked at
+	counted uint32      // virtual servers when all were listed
+	edits   int         // of ours until then; see director
+	looks   int         // since then
+}
+
+// verify reports what of the held virtual servers is not so in the kernel.
+func (s *servers) verify() ([]dataplane.Drift, error) {
+	if err := s.director.fault("ipvs list"); err != nil {
+		return nil, err
+	}
+	n, err := s.director.count()
+	if err != nil {
+		return nil, err
+	}
+	few := len(s.held) <= maxVerified
+	if few || n != s.turns.counted || s.director.edits != s.turns.edits || s.turns.looks > len(s.held)/maxVerified {
+		drifts, err := s.verifyAll(few)
+		s.turns.counted, s.turns.edits, s.turns.looks = n, s.director.edits, 0
+		if len(drifts) > 0 {
+			s.turns = turns{} // not until it is repaired
+		}
+		return drifts, err
+	}
+	s.turns.looks++
+	return s.verifySome()
+}
+
+// verifySome compares the real servers of those whose turn it is.
+func (s *servers) verifySome() (drifts []dataplane.Drift, err error) {
+	if len(s.turns.keys) == 0 {
+		for key := range s.held {
+			s.turns.keys = append(s.turns.keys, key)
+		}
+	}
+	for late := time.Now().Add(verifyTime); len(s.turns.keys) > 0 && time.Now().Before(late); {
+		last := len(s.turns.keys) - 1
+		key := s.turns.keys[last]
+		s.turns.keys = s.turns.keys[:last]
+		held := s.held[key]
+		if held == nil {
+			continue
+		}
+		reals, err := s.director.reals(key)
+		if err != nil {
+			return nil, err
+		}
+		drifts = append(drifts, adopt(listed{}, reals).compareReals(key, held.reals)...)
+	}
+	return drifts, nil
+}
+
+// openCounter opens a socket that tells of the IPVS of the calling thread's network namespace.
+func openCounter() (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	return fd, os.NewSyscallError("socket", err)
+}
+
+// count is how many virtual servers of IPv4 the kernel has, whoever made them.
+func (d *director) count() (uint32, error) {
+	const getInfo = 64 + 1024 + 64 + 1 // IP_VS_SO_GET_INFO in include/uapi/linux/ip_vs.h
+	var info struct{ version, size, services uint32 }
+	size := uint32(unsafe.Sizeof(info))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(d.counter), unix.IPPROTO_IP, getInfo,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, fmt.Errorf("count virtual servers: %w", errno)
+	}
+	return info.services, nil
+}
