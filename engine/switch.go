@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -96,10 +97,11 @@ func (e *Engine) Switch(ctx context.Context, s Switch) error {
 	if err == nil {
 		err = e.order(ctx, func(ctx context.Context, _ View) error { return w.finish(ctx) })
 	}
-	if err == nil {
-		return nil
+	if err != nil {
+		err = errors.Join(err, w.rollBack(ctx))
 	}
-	return errors.Join(err, w.rollBack(ctx))
+	debug.FreeOSMemory() // reading and programming everything takes several times what remains
+	return err
 }
 
 // switching is a Switch that goes on.

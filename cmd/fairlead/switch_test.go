@@ -142,7 +142,9 @@ func TestSwitch(t *testing.T) {
 func TestSwitch_fails(t *testing.T) {
 	w := newMachine(t)
 	w.on(testbed.Node, "nsenter", "--mount="+w.mounts, "--", "mount", "-t", "tmpfs", "tmpfs", "/run")
-	p := w.start("--cgroup-root", "/does/not/exist", "--iptables-backend", "legacy")
+	w.configure("nftables", "")
+	flags := []string{"--config", w.config(), "--cgroup-root", "/does/not/exist", "--iptables-backend", "legacy"}
+	p := w.start(flags...)
 	loads := w.loads()
 	rules := w.ruleset()
 	stays := func() {
@@ -157,6 +159,11 @@ func TestSwitch_fails(t *testing.T) {
 	}
 	w.switchTo("ebpf", 1, "the data plane nftables stays, as ebpf cannot take its place", "/does/not/exist")
 	stays()
+	w.configure("ebpf", "")
+	p.await("the configuration was refused; the old one stays")
+	stays()
+	w.configure("nftables", "")
+	p.await("the configuration is accepted again")
 
 	// Somebody keeps the new data plane from being programmed. Changes are followed meanwhile.
 	for _, how := range []os.Signal{os.Interrupt, os.Kill} {
@@ -185,6 +192,17 @@ func TestSwitch_fails(t *testing.T) {
 	p.await("waiting for another program that changes iptables")
 	unlock()
 	first.ends(t, 0, "done: iptables has taken the place of nftables")
+
+	// The process is killed in the middle.
+	unlock = w.lock()
+	first = w.order("nftables")
+	p.await("waiting for another program that changes iptables")
+	_ = p.Process.Kill()
+	_ = p.Wait()
+	first.ends(t, 1, "the proxy has gone meanwhile")
+	unlock()
+	p = w.start(flags...)
+	stays()
 	for _, load := range loads {
 		if r := load.Stop(); len(r.Failures) > 0 {
 			t.Errorf("while the data plane did not change: %s", r)
