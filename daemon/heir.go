@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -19,6 +20,7 @@ import (
 // While it waits it removes nothing: another plane is in force, which may stay so.
 type heir struct {
 	opened
+	clears  sync.Mutex // held by who removes what others have left: the loop, or who has changed the data plane
 	self    plane
 	others  func() []plane // all of them; only tests have some of their own
 	log     *slog.Logger
@@ -116,15 +118,34 @@ func (l legacy) open(c dataplane.Config, s planeSettings) (opened, error) {
 func (h *heir) Sync(ctx context.Context, s *model.State) error {
 	h.served = true
 	err := h.Dataplane.Sync(ctx, s)
-	if h.waits || h.alone || err != nil && !errors.Is(err, dataplane.ErrPartial) {
+	if err != nil && !errors.Is(err, dataplane.ErrPartial) || !h.clears.TryLock() {
 		return err
 	}
-	return errors.Join(err, h.succeed(ctx, s))
+	defer h.clears.Unlock()
+	if h.waits || h.alone {
+		return err
+	}
+	return errors.Join(err, h.clearAll(ctx, s))
 }
 
-// succeed removes what other planes have left, now that this one is in force.
-func (h *heir) succeed(ctx context.Context, s *model.State) error {
+// succeed removes what other planes have left, now that this one is in force. It may be called while the loop calls the
+// methods of Dataplane.
+func (h *heir) succeed(ctx context.Context, s *model.State) (left []remainder, err error) {
+	h.clears.Lock()
+	defer h.clears.Unlock()
 	h.waits = false
+	err = h.clearAll(ctx, s)
+	return h.left, err
+}
+
+// doubt has the next Sync look for what others have left.
+func (h *heir) doubt() {
+	h.clears.Lock()
+	defer h.clears.Unlock()
+	h.alone = false
+}
+
+func (h *heir) clearAll(ctx context.Context, s *model.State) error {
 	if err := h.clear(ctx, s); err != nil {
 		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
 	}
@@ -159,13 +180,26 @@ func (h *heir) Counters(ctx context.Context) (dataplane.Counters, error) {
 
 // Audit implements dataplane.Dataplane. It is also when it is seen that connections have ended.
 func (h *heir) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	if !h.retired.look.IsZero() && h.retired.look.Before(time.Now()) {
-		if err := h.clear(ctx, s); err != nil {
-			h.alone = false // the next Sync tries again
-			return nil, fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
-		}
+	if err := h.lookAgain(ctx, s); err != nil {
+		return nil, err
 	}
 	return h.Dataplane.Audit(ctx, s)
+}
+
+// lookAgain sees whether connections have ended, when it is time.
+func (h *heir) lookAgain(ctx context.Context, s *model.State) error {
+	if !h.clears.TryLock() {
+		return nil
+	}
+	defer h.clears.Unlock()
+	if h.retired.look.IsZero() || h.retired.look.After(time.Now()) {
+		return nil
+	}
+	if err := h.clear(ctx, s); err != nil {
+		h.alone = false // the next Sync tries again
+		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+	}
+	return nil
 }
 
 // clear removes what others have left.

@@ -82,7 +82,7 @@ func (c *change) perform(ctx context.Context) error {
 		Together: c.to.sharesWith(c.from.settings),
 		Heritage: heritage,
 		InForce:  func(ctx context.Context, s *model.State) error { return c.succeed(ctx, o, s) },
-		Undo:     func() { c.from.heir.alone = false },
+		Undo:     func() { c.from.heir.doubt() },
 		Progress: c.progress,
 	})
 	if err == nil {
@@ -131,8 +131,8 @@ func (c *change) progress(p engine.Progress) {
 // succeed removes what is left of the plane before, and says what stays.
 func (c *change) succeed(ctx context.Context, o *opened, s *model.State) error {
 	c.daemon.serving.Store(&o.settings) // with what it has found out
-	err := o.heir.succeed(ctx, s)
-	for _, r := range o.heir.left {
+	left, err := o.heir.succeed(ctx, s)
+	for _, r := range left {
 		if r.removed {
 			c.say(SwitchStep{Step: stepRemoved, Plane: r.plane, Message: "removed what " + r.plane + " had in the kernel"})
 		}

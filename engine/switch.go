@@ -17,24 +17,27 @@ import (
 // A data plane is changed make before break. Up to the point marked with a line the plane in force stays there, and
 // whatever fails is undone; from then on what fails is tried again, as everything is.
 //
-//	Switch ─► what the plane in force remembers of clients ─► To.Sync, beside the loop, which goes on with changes
-//	loop   ─► To.Apply: what has changed since ─► To.Audit ─► To.Remember: who has come since
+//	Switch ─► what the plane in force remembers of clients ─► To.Sync, To.Apply: what has changed since, To.Audit:
+//	          beside the loop, which goes on with changes
+//	loop   ─► To.Apply: what has changed since ─► To.Remember: who has come since
 //	────────── error: To.Close, Undo, and Sync of the plane that stays
-//	       ─► To is in force ─► Close of the one before ─► InForce
+//	       ─► To is in force ─► Close of the one before
+//	Switch ─► InForce, beside the loop
 
-// Switch says to which data plane, and what its maker knows of both. The functions are called one after the other, by
-// the loop; those that are nil do nothing.
+// Switch says to which data plane, and what its maker knows of both. The functions are called one after the other;
+// those that are nil do nothing.
 type Switch struct {
 	To dataplane.Dataplane
-	// Together says that both planes have objects of the kernel in common. Then the loop programs To as well, so that
-	// changes wait for it.
+	// Together says that both planes have objects of the kernel in common. Then the loop programs To and reads it back, so
+	// that changes wait for it.
 	Together bool
 	// Heritage, if To has it as its dataplane.Config.Inherit, is what the plane in force remembers of clients.
 	Heritage *Heritage
-	// InForce removes what the other plane has left. An error that wraps dataplane.ErrPartial has To.Sync called again.
+	// InForce removes what the other plane has left, while To follows changes; the State is its own. An error, which wraps
+	// dataplane.ErrPartial, has To.Sync called again.
 	InForce func(context.Context, *model.State) error
-	// Undo is called after a failure, when To has been closed: the next Sync of the plane that stays is to remove what To
-	// has left.
+	// Undo is called by the loop after a failure, when To has been closed: the next Sync of the plane that stays is to
+	// remove what To has left.
 	Undo func()
 	// Progress is told what has been done. It must be quick.
 	Progress func(Progress)
@@ -99,6 +102,8 @@ func (e *Engine) Switch(ctx context.Context, s Switch) error {
 	}
 	if err != nil {
 		err = errors.Join(err, w.rollBack(ctx))
+	} else {
+		w.clear(context.WithoutCancel(ctx))
 	}
 	debug.FreeOSMemory() // reading and programming everything takes several times what remains
 	return err
@@ -128,12 +133,34 @@ func (w *switching) begin(ctx context.Context) error {
 	return nil
 }
 
-// program has To hold all rows, unless the loop is to do that.
+// program has To hold all rows, and reads them back, unless the loop is to do that.
 func (w *switching) program(ctx context.Context) error {
 	if w.base == nil {
 		return nil
 	}
-	return w.sync(ctx, w.base)
+	if err := w.sync(ctx, w.base); err != nil {
+		return err
+	}
+	now, err := w.look(ctx)
+	if err == nil {
+		err = w.follow(ctx, now)
+	}
+	if err == nil {
+		err = w.verify(ctx, now)
+	}
+	return err
+}
+
+// look is how the State is now.
+func (w *switching) look(ctx context.Context) (now *model.State, err error) {
+	err = w.engine.order(ctx, func(_ context.Context, v View) error {
+		if v.State == nil {
+			return ErrStarting
+		}
+		now = v.State.Clone()
+		return nil
+	})
+	return now, err
 }
 
 func (w *switching) sync(ctx context.Context, s *model.State) error {
@@ -167,34 +194,37 @@ func (w *switching) finish(ctx context.Context) error {
 	if e.state == nil {
 		return ErrStarting
 	}
-	if err := w.catchUp(ctx); err != nil {
-		return err
-	}
-	if err := w.verify(ctx); err != nil {
+	if err := w.catchUp(ctx, e.state); err != nil {
 		return err
 	}
 	w.carry(ctx)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	ctx = context.WithoutCancel(ctx)
 	old := e.options.Plane
 	w.swap()
 	if err := old.Close(); err != nil {
 		e.options.Log.Warn("close the data plane that was replaced", "error", err)
 	}
-	w.clear(ctx)
+	w.base = e.state.Clone()
 	return nil
 }
 
-// catchUp has To follow what has changed since it was programmed.
-func (w *switching) catchUp(ctx context.Context) error {
-	now := w.engine.state
-	if w.base == nil {
-		return w.sync(ctx, now)
+// catchUp has To hold what the plane in force does.
+func (w *switching) catchUp(ctx context.Context, now *model.State) error {
+	if w.base != nil {
+		return w.follow(ctx, now)
 	}
+	if err := w.sync(ctx, now); err != nil {
+		return err
+	}
+	return w.verify(ctx, now)
+}
+
+// follow has To do what has changed since it was programmed.
+func (w *switching) follow(ctx context.Context, now *model.State) error {
 	change := model.Diff(w.base, now)
-	w.base = nil
+	w.base = now
 	if change.Empty() {
 		return nil
 	}
@@ -206,8 +236,7 @@ func (w *switching) catchUp(ctx context.Context) error {
 
 // verify reads To back. What is not as it should be may have been changed by somebody else, or be about something that
 // has just come, so that it is programmed once more.
-func (w *switching) verify(ctx context.Context) error {
-	s := w.engine.state
+func (w *switching) verify(ctx context.Context, s *model.State) error {
 	if w.partial {
 		return nil
 	}
@@ -262,12 +291,11 @@ func (w *switching) carry(ctx context.Context) {
 	w.did(Progress{Step: StepCarried, Clients: w.clients, Err: errors.Join(w.forgot, err)})
 }
 
-// swap puts To in force. It is known to hold all rows; an audit that follows at once sees whether it still does when
-// what the other plane has left is gone.
+// swap puts To in force. It is known to hold all rows.
 func (w *switching) swap() {
 	e := w.engine
 	e.options.Plane = w.To
-	e.dirty, e.backoff, e.retryAt, e.audits.due, e.again = false, 0, time.Time{}, time.Time{}, true
+	e.dirty, e.backoff, e.retryAt, e.again = false, 0, time.Time{}, true
 	e.partial = w.partial
 	e.endRest()
 	e.status.planeChanged()
@@ -275,15 +303,30 @@ func (w *switching) swap() {
 	w.did(Progress{Step: StepInForce})
 }
 
-// clear removes what the other plane has left.
+// clear removes what the other plane has left. That may take as long as it took to program it. An audit then sees at
+// once whether all of To is still there.
 func (w *switching) clear(ctx context.Context) {
 	e := w.engine
-	if w.InForce == nil {
-		return
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-e.stopped:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	var failed error
+	if w.InForce != nil {
+		failed = w.InForce(ctx, w.base)
 	}
-	if err := w.InForce(ctx, e.state); err != nil {
-		e.failed(ctx, err)
-	}
+	_ = e.order(ctx, func(ctx context.Context, _ View) error { // if it has stopped, the next process does it
+		e.audits.due, e.again = time.Time{}, true
+		if failed != nil {
+			e.failed(ctx, failed)
+		}
+		return nil
+	})
 }
 
 // rollBack leaves nothing of To. What cannot be removed is tried again, as all that fails.

@@ -76,9 +76,13 @@ func (w *world) switchTo(args string, status int, has ...string) string {
 func TestSwitch(t *testing.T) {
 	w := newMachine(t)
 	w.switchTo("iptables", 2, "no proxy listens on "+w.socket)
+	w.write("sticky.yaml", strings.NewReplacer("web", "sticky", "10.96.0.10", "10.96.0.13", "30080", "30083",
+		"type: NodePort", "type: NodePort\n  sessionAffinity: ClientIP").Replace(web))
 	w.configure("nftables", "")
 	p := w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
 	loads := w.loads()
+	sticky := netip.MustParseAddrPort("192.0.2.1:30083")
+	kept := w.probe(testbed.Outside, sticky)
 	var open []net.Conn
 	defer func() {
 		for _, c := range open {
@@ -88,12 +92,12 @@ func TestSwitch(t *testing.T) {
 	w.switchTo("nftables", 0, "nftables is in force already")
 	w.switchTo("nonsense", 2, `there is no data plane "nonsense"`, "nftables, iptables, ipvs, ebpf, userspace")
 	w.switchTo("iptables -o yaml", 2, "--output")
-	for _, plane := range []string{"iptables", "ebpf", "nftables", "ebpf", "iptables", "nftables"} {
+	for i, plane := range []string{"iptables", "ebpf", "nftables", "ebpf", "iptables", "nftables"} {
 		for from, to := range everywhere() {
 			open = append(open, w.dial(from, to))
 		}
-		out := w.switchTo(plane, 0, "opening "+plane, "programmed 3 frontends", "verified", plane+" is in force", "done: "+plane)
-		if kept := strings.Contains(out, "the configuration says mode nftables: the next start goes back to it"); kept == (plane == "nftables") {
+		out := w.switchTo(plane, 0, "opening "+plane, "programmed 5 frontends", "verified", "carried over which backends", plane+" is in force", "done: "+plane)
+		if warned := strings.Contains(out, "the configuration says mode nftables: the next start goes back to it"); warned == (plane == "nftables") {
 			t.Errorf("to %s: of the configuration it says\n%s", plane, out)
 		}
 		if got := w.proxyMode(); got != plane {
@@ -105,9 +109,12 @@ func TestSwitch(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		for _, c := range open {
+		if got := w.probe(testbed.Outside, sticky); got != kept {
+			t.Errorf("after change %d, to %s, a client of %s moved from %s to %s", i, plane, sticky, kept, got)
+		}
+		for j, c := range open {
 			if err := talk(c); err != nil {
-				t.Errorf("after the change to %s an open connection from %s to %s broke: %v", plane, c.LocalAddr(), c.RemoteAddr(), err)
+				t.Errorf("after change %d, to %s, open connection %d from %s to %s broke: %v", i, plane, j, c.LocalAddr(), c.RemoteAddr(), err)
 			}
 		}
 	}
@@ -201,7 +208,7 @@ func TestSwitch_fails(t *testing.T) {
 	_ = p.Wait()
 	first.ends(t, 1, "the proxy has gone meanwhile")
 	unlock()
-	p = w.start(flags...)
+	w.start(flags...)
 	stays()
 	for _, load := range loads {
 		if r := load.Stop(); len(r.Failures) > 0 {
