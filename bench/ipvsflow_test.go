@@ -96,7 +96,7 @@ func (c *client) open() (here, there int, err error) {
 		return 0, 0, err
 	}
 	if _, err = c.dial(here, &c.targets[c.next]); err == nil {
-		there, _, err = unix.Accept4(c.tcp[0], unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		there, err = c.accept()
 	}
 	if err == nil {
 		err = unix.SetNonblock(here, true)
@@ -107,6 +107,16 @@ func (c *client) open() (here, there int, err error) {
 	}
 	c.next = (c.next + 1) % len(c.targets)
 	return here, there, nil
+}
+
+// accept takes a connection at the first server. Where it is carried by a process, it comes a little later.
+func (c *client) accept() (there int, err error) {
+	for begin := time.Now(); ; {
+		there, _, err = unix.Accept4(c.tcp[0], unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		if !errors.Is(err, unix.EAGAIN) || time.Since(begin) > 10*time.Second {
+			return there, err
+		}
+	}
 }
 
 // pass sends a byte from one socket to another. The kernel has carried it there when write returns, as a rule.

@@ -347,7 +347,9 @@ func (f *Flags) userspace() []option {
 	const bound = "; 0: a%s of the files that the process may open, %s at most"
 	return []option{
 		{group: userspace, flag: "userspace-dial-timeout", field: "userspace.dialTimeout", always: true,
-			bind: span(&own.DialTimeout.Duration), usage: "how long one backend is waited for before the next one is tried"},
+			bind: span(&own.DialTimeout.Duration),
+			usage: "how long one backend is waited for; an eighth of that if it is the first of several, and twice as long " +
+				"for each further one"},
 		{group: userspace, flag: "userspace-dials", field: "userspace.dials", always: true, bind: number(&own.Dials),
 			usage: "how many backends are tried for one connection before its client is told that there is none"},
 		{group: userspace, flag: "userspace-idle-timeout", field: "userspace.idleTimeout", always: true,

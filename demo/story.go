@@ -165,7 +165,8 @@ func (d *demo) carrierDies(ctx context.Context) error {
 	if err := d.proxy.start(ctx); err != nil {
 		return err
 	}
-	d.tell("it is back", "ready after %s; who began to connect meanwhile has waited", time.Since(start).Round(time.Millisecond))
+	took := time.Since(start).Round(time.Millisecond)
+	d.tell("it is back", "ready after %s; who began to connect meanwhile has waited", took)
 	if err := meanwhile.more(); err != nil {
 		return err
 	}

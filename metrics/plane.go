@@ -56,8 +56,9 @@ func newPlane(s *shelf) plane {
 }
 
 func (p *plane) describe(to chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{p.connections, p.packets, p.bytes, p.refused, p.capacity, p.used, p.memory, p.full, p.failed,
-		p.rescued, p.lost} {
+	for _, d := range []*metrics.Desc{
+		p.connections, p.packets, p.bytes, p.refused, p.capacity, p.used, p.memory, p.full, p.failed, p.rescued, p.lost,
+	} {
 		to <- d
 	}
 }

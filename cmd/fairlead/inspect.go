@@ -140,7 +140,8 @@ func dumpCommand() *cobra.Command {
 		},
 	}
 	i.addOfflineTo(c.Flags())
-	c.Flags().BoolVar(&counters, "counters", false, "print what the running data plane has counted instead (modes ebpf, userspace)")
+	c.Flags().BoolVar(&counters, "counters", false,
+		"print what the running data plane has counted instead (modes ebpf, userspace)")
 	return c
 }
 

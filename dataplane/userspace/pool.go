@@ -105,13 +105,15 @@ func (p *pool) keeps(b netip.AddrPort) bool {
 }
 
 // choose returns a backend for a client that has tried some in vain; ok is false if there is no other one. Those that
-// lately did not answer are tried when no other is left.
-func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) (model.Backend, bool) {
+// lately did not answer are tried when no other is left. It tells whether there are others to try after this one, to
+// which the client may as well go: one with session affinity is not sent away for a little delay.
+func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) (b model.Backend, others, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	others = p.affinity == 0 && len(p.serving) > len(tried)+1
 	if c, ok := p.clients[client]; ok && now.Before(c.until) && !slices.Contains(tried, c.backend) {
 		if i := p.find(c.backend); i >= 0 {
-			return p.serving[i].Backend, true
+			return p.serving[i].Backend, others, true
 		}
 	}
 	for _, trusting := range []bool{false, true} {
@@ -123,10 +125,10 @@ func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) 
 			if _, suspect := p.suspects[b.AddrPort]; suspect {
 				p.suspects[b.AddrPort] = now.Add(suspicion) // one client at a time finds out
 			}
-			return b, true
+			return b, others, true
 		}
 	}
-	return model.Backend{}, false
+	return model.Backend{}, false, false
 }
 
 // turn is whose turn it is among the backends that may have one; -1: there is none.

@@ -14,7 +14,7 @@ import (
 func turns(p *pool, n int, now time.Time, tried ...netip.AddrPort) string {
 	var out strings.Builder
 	for i := range n {
-		b, ok := p.choose(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), tried, now)
+		b, _, ok := p.choose(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), tried, now)
 		if !ok {
 			return out.String() + "-"
 		}
@@ -85,11 +85,11 @@ func TestPool_affinity(t *testing.T) {
 	p.set(m)
 	p.answered(client, backend(1), now)
 	for range 5 {
-		if b, _ := p.choose(client, nil, now.Add(59*time.Second)); b.AddrPort != backend(1) {
+		if b, _, _ := p.choose(client, nil, now.Add(59*time.Second)); b.AddrPort != backend(1) {
 			t.Fatal(b)
 		}
 	}
-	if b, _ := p.choose(client, []netip.AddrPort{backend(1)}, now); b.AddrPort == backend(1) {
+	if b, _, _ := p.choose(client, []netip.AddrPort{backend(1)}, now); b.AddrPort == backend(1) {
 		t.Error("tried twice")
 	}
 	if _, ok := p.remembered(client, now.Add(time.Minute)); ok {
@@ -97,7 +97,7 @@ func TestPool_affinity(t *testing.T) {
 	}
 	m.Backends = m.Backends[:1]
 	p.set(m)
-	if b, _ := p.choose(client, nil, now); b.AddrPort != backend(0) {
+	if b, _, _ := p.choose(client, nil, now); b.AddrPort != backend(0) {
 		t.Error("of a backend that has left")
 	}
 }

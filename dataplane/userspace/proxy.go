@@ -157,7 +157,8 @@ func (p *proxy) close() {
 // call is a client who is to be connected.
 type call struct {
 	decision
-	client netip.AddrPort
+	client   netip.AddrPort
+	patience time.Duration // with the backend that is tried
 }
 
 // hidden reports whether a backend is not to see who calls.
@@ -168,10 +169,14 @@ func (c call) hidden(b model.Backend) bool { return c.masquerade(c.client.Addr()
 func dial[C any](p *proxy, c call, tried []netip.AddrPort, connect func(call, model.Backend) (C, error),
 ) (conn C, at netip.AddrPort, err error) {
 	err = errNoBackend
-	for range p.options.Dials {
-		b, ok := c.pool.choose(c.client.Addr(), tried, time.Now())
+	for i := range p.options.Dials {
+		b, others, ok := c.pool.choose(c.client.Addr(), tried, time.Now())
 		if !ok {
 			break
+		}
+		c.patience = p.options.DialTimeout
+		if others && i < p.options.Dials-1 {
+			c.patience = min(c.patience, c.patience/haste<<i)
 		}
 		if conn, err = connect(c, b); err == nil {
 			if len(tried) > 0 {
@@ -188,6 +193,10 @@ func dial[C any](p *proxy, c call, tried []netip.AddrPort, connect func(call, mo
 	return conn, at, err
 }
 
+// haste is the part of its time that the first backend has to answer while there are others to try; each further one
+// has twice as much.
+const haste = 8
+
 var errNoBackend = errors.New("no backend is left to try")
 
 // connectTCP and connectUDP open a connection to one backend, as the client unless that is to be hidden.
@@ -201,13 +210,13 @@ func (p *proxy) connectTCP(c call, b model.Backend) (*net.TCPConn, error) {
 		return conn.(*net.TCPConn), nil
 	}
 	if p.options.Redirect == ByListening {
-		return p.connectPlain(b)
+		return p.connectPlain(c, b)
 	}
 	var from net.Addr
 	if !c.hidden(b) {
 		from = net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
 	}
-	conn, err := p.connect("tcp", from, outgoing, b.AddrPort)
+	conn, err := p.connect("tcp", net.Dialer{Timeout: c.patience, LocalAddr: from, Control: outgoing}, b.AddrPort)
 	if err != nil {
 		return nil, err
 	}
@@ -215,8 +224,9 @@ func (p *proxy) connectTCP(c call, b model.Backend) (*net.TCPConn, error) {
 }
 
 // connectPlain opens a connection as this process.
-func (p *proxy) connectPlain(b model.Backend) (*net.TCPConn, error) {
-	conn, err := p.connect("tcp", nil, func(_, _ string, raw syscall.RawConn) error { return abortive(raw) }, b.AddrPort)
+func (p *proxy) connectPlain(c call, b model.Backend) (*net.TCPConn, error) {
+	reset := func(_, _ string, raw syscall.RawConn) error { return abortive(raw) }
+	conn, err := p.connect("tcp", net.Dialer{Timeout: c.patience, Control: reset}, b.AddrPort)
 	if err != nil {
 		return nil, err
 	}
@@ -252,17 +262,14 @@ func (p *proxy) connectUDP(c call, b model.Backend) (*flowSocket, error) {
 	case !c.hidden(b):
 		from = net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
 	}
-	conn, err := p.connect("udp", from, control, b.AddrPort)
+	conn, err := p.connect("udp", net.Dialer{Timeout: c.patience, LocalAddr: from, Control: control}, b.AddrPort)
 	if err != nil {
 		return nil, err
 	}
 	return &flowSocket{conn.(*net.UDPConn), func() {}}, nil
 }
 
-func (p *proxy) connect(protocol string, from net.Addr, control func(string, string, syscall.RawConn) error,
-	to netip.AddrPort,
-) (conn net.Conn, err error) {
-	dialer := net.Dialer{Timeout: p.options.DialTimeout, LocalAddr: from, Control: control}
+func (p *proxy) connect(protocol string, dialer net.Dialer, to netip.AddrPort) (conn net.Conn, err error) {
 	dialer.SetMultipathTCP(false) // the address of the client has no other path
 	err = p.sockets.Do(func() (err error) {
 		conn, err = dialer.DialContext(p.context, family(protocol, to.Addr()), to.String())

@@ -188,7 +188,8 @@ func (p *proxy) acceptSCTP(l *association, locate func(*association, netip.AddrP
 // serveSCTP finds a backend for a client and carries messages until one of them has ended.
 func (p *proxy) serveSCTP(client *association, at packet, d decision) {
 	defer context.AfterFunc(p.context, client.reset)()
-	backend, b, err := dial(p, call{d, at.client}, nil, func(c call, b model.Backend) (*association, error) {
+	to := call{decision: d, client: at.client}
+	backend, b, err := dial(p, to, nil, func(c call, b model.Backend) (*association, error) {
 		return p.associate(client, c, b)
 	})
 	if err != nil {
@@ -238,7 +239,7 @@ func (p *proxy) associate(client *association, c call, b model.Backend) (*associ
 
 func (p *proxy) connectSCTP(a *association, c call, b model.Backend) error {
 	if p.options.Redirect == ByListening {
-		return a.connect(p.context, b.AddrPort, p.options.DialTimeout)
+		return a.connect(p.context, b.AddrPort, c.patience)
 	}
 	var own netip.AddrPort
 	err := control(a.raw, func(fd int) (err error) {
@@ -253,7 +254,7 @@ func (p *proxy) connectSCTP(a *association, c call, b model.Backend) error {
 		return err
 	}
 	defer leave()
-	return a.connect(p.context, b.AddrPort, p.options.DialTimeout)
+	return a.connect(p.context, b.AddrPort, c.patience)
 }
 
 // streams are those that an association receives and sends over.

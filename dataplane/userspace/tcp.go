@@ -49,7 +49,7 @@ func (o origin) brought(c *net.TCPConn) (packet, error) {
 // serve finds a backend for a client and carries what they say until both have ended.
 func (p *proxy) serve(client *net.TCPConn, at packet, d decision) {
 	defer context.AfterFunc(p.context, func() { reset(client) })()
-	backend, b, err := dial(p, call{d, at.client}, nil, p.connectTCP)
+	backend, b, err := dial(p, call{decision: d, client: at.client}, nil, p.connectTCP)
 	if err != nil {
 		p.undialed(d.key, err)
 		reset(client)

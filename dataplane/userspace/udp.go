@@ -207,13 +207,13 @@ func (p *proxy) begin(at packet) *flow {
 		p.turnAway(d.key, tooManyFlows)
 		return nil
 	}
-	conn, backend, err := dial(p, call{d, at.client}, nil, p.connectUDP)
+	conn, backend, err := dial(p, call{decision: d, client: at.client}, nil, p.connectUDP)
 	if err != nil {
 		p.undialed(d.key, err)
 		return nil
 	}
 	now := time.Now()
-	f := &flow{call: call{d, at.client}, began: now, asked: now, conn: conn, backend: backend}
+	f := &flow{call: call{decision: d, client: at.client}, began: now, asked: now, conn: conn, backend: backend}
 	if err := p.add(f, at); err != nil {
 		conn.Close()
 		return nil
