@@ -2,6 +2,7 @@ package conformance_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -113,9 +114,11 @@ func victims(pins string) (map[string]*ebpf.Map, error) {
 			sets[info.Name] = m
 		}
 		if info.Name == "in_force" {
-			if err := m.Lookup(uint32(0), &word); err != nil {
+			value, err := m.LookupBytes(uint32(0)) // the word, and more
+			if err != nil {
 				return nil, err
 			}
+			word = binary.NativeEndian.Uint32(value)
 		}
 	}
 	inner := map[string]*ebpf.Map{}

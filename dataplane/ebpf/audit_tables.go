@@ -114,8 +114,12 @@ func (b budget) all() bool       { return b.time == forever }
 func (t *tables) auditFrontends(s *model.State, b budget) (drifts []dataplane.Drift, err error) {
 	seen, end, err := t.walks.frontends.until(b.late(), t.Maps[objectsMapFrontends],
 		func(key objectsFrontendKey, have objectsFrontend) {
-			if want := t.wanted(s, key); have != want {
+			want := t.wanted(s, key)
+			switch {
+			case have != want:
 				drifts = append(drifts, t.frontendDrifts(s, key, want, have)...)
+			case !t.regions.has(key.Addr):
+				drifts = append(drifts, passedBy(key.Addr))
 			}
 		})
 	if err != nil || !end || seen == countKeys(s) && len(drifts) == 0 {
@@ -356,6 +360,11 @@ func (t *tables) auditSmall(s *model.State, b budget) (drifts []dataplane.Drift,
 		"guards", func(k objectsGuardKey) string { return "guard " + k.prefix().String() },
 		func(v objectsVerdict) string { return model.Verdict(v).String() },
 	})
+	for prefix := range s.Guards {
+		if !t.regions.has(address(prefix.Addr())) {
+			drifts = append(drifts, passedBy(address(prefix.Addr())))
+		}
+	}
 	if err != nil || !t.packets {
 		return drifts, err
 	}

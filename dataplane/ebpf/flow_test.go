@@ -52,7 +52,7 @@ frontend 192.0.2.1:30053/udp any forward default/web:dns cluster snat `+c.snat+"
 // blind keeps the next packet from seeing that it has a flow until it makes one, as if that had been made meanwhile.
 func (r packetRun) blind() {
 	r.Helper()
-	if err := r.programs.Maps[packetsMapActivity].Put(uint32(0), packetsActivity{}); err != nil {
+	if err := r.programs.Maps[activityTable].Put(uint32(0), packetsActivity{}); err != nil {
 		r.Fatal(err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 // BenchmarkLoad is what each program costs that is loaded, as each start of the agent does: instructions that the
 // kernel's verifier follows, of which it takes a million at most, and time of the processor, most of it the verifier's.
 func BenchmarkLoad(b *testing.B) {
-	sockets, err := loadObjects()
+	sockets, err := withWords(loadObjects())
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -74,6 +74,13 @@ type objectsGuardKey struct {
 	Addr objectsAddr
 }
 
+type objectsInForce struct {
+	_       structs.HostLayout
+	Word    uint32
+	Pad     uint32
+	Regions [2][1024]uint64
+}
+
 type objectsMember struct {
 	_    structs.HostLayout
 	Is   objectsMembership
@@ -163,7 +170,6 @@ const (
 	objectsMapFrontendsSet  = "frontends_set"
 	objectsMapGuards        = "guards"
 	objectsMapGuardsSet     = "guards_set"
-	objectsMapInForce       = "in_force"
 	objectsMapMembers       = "members"
 	objectsMapMembersSet    = "members_set"
 	objectsMapPeers         = "peers"
@@ -183,6 +189,7 @@ const (
 	objectsProgSendmsg4     = "sendmsg4"
 	objectsProgSendmsg6     = "sendmsg6"
 	objectsVarAlone         = "alone"
+	objectsVarCurrent       = "current"
 	objectsVarHasSetRetval  = "has_set_retval"
 	objectsVarNodeAlone     = "node_alone"
 	objectsVarNodeNetns     = "node_netns"
@@ -253,7 +260,6 @@ type objectsMapSpecs struct {
 	FrontendsSet *ebpf.MapSpec `ebpf:"frontends_set"`
 	Guards       *ebpf.MapSpec `ebpf:"guards"`
 	GuardsSet    *ebpf.MapSpec `ebpf:"guards_set"`
-	InForce      *ebpf.MapSpec `ebpf:"in_force"`
 	Members      *ebpf.MapSpec `ebpf:"members"`
 	MembersSet   *ebpf.MapSpec `ebpf:"members_set"`
 	Peers        *ebpf.MapSpec `ebpf:"peers"`
@@ -270,6 +276,7 @@ type objectsMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectsVariableSpecs struct {
 	Alone        *ebpf.VariableSpec `ebpf:"alone"`
+	Current      *ebpf.VariableSpec `ebpf:"current"`
 	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	NodeAlone    *ebpf.VariableSpec `ebpf:"node_alone"`
 	NodeNetns    *ebpf.VariableSpec `ebpf:"node_netns"`
@@ -303,7 +310,6 @@ type objectsMaps struct {
 	FrontendsSet *ebpf.Map `ebpf:"frontends_set"`
 	Guards       *ebpf.Map `ebpf:"guards"`
 	GuardsSet    *ebpf.Map `ebpf:"guards_set"`
-	InForce      *ebpf.Map `ebpf:"in_force"`
 	Members      *ebpf.Map `ebpf:"members"`
 	MembersSet   *ebpf.Map `ebpf:"members_set"`
 	Peers        *ebpf.Map `ebpf:"peers"`
@@ -323,7 +329,6 @@ func (m *objectsMaps) Close() error {
 		m.FrontendsSet,
 		m.Guards,
 		m.GuardsSet,
-		m.InForce,
 		m.Members,
 		m.MembersSet,
 		m.Peers,
@@ -341,6 +346,7 @@ func (m *objectsMaps) Close() error {
 // It can be passed to loadObjectsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectsVariables struct {
 	Alone        *ebpf.Variable `ebpf:"alone"`
+	Current      *ebpf.Variable `ebpf:"current"`
 	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
 	NodeAlone    *ebpf.Variable `ebpf:"node_alone"`
 	NodeNetns    *ebpf.Variable `ebpf:"node_netns"`

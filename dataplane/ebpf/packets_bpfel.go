@@ -107,6 +107,13 @@ type packetsGuardKey struct {
 	Addr packetsAddr
 }
 
+type packetsInForce struct {
+	_       structs.HostLayout
+	Word    uint32
+	Pad     uint32
+	Regions [2][1024]uint64
+}
+
 type packetsMember struct {
 	_    structs.HostLayout
 	Is   uint32
@@ -280,7 +287,6 @@ type packetsWork struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	packetsMapActivity      = "activity"
 	packetsMapAffinities    = "affinities"
 	packetsMapAnswers       = "answers"
 	packetsMapFlows         = "flows"
@@ -289,7 +295,6 @@ const (
 	packetsMapFrontendsSet  = "frontends_set"
 	packetsMapGuards        = "guards"
 	packetsMapGuardsSet     = "guards_set"
-	packetsMapInForce       = "in_force"
 	packetsMapMembers       = "members"
 	packetsMapMembersSet    = "members_set"
 	packetsMapNodeAddrs     = "node_addrs"
@@ -313,8 +318,10 @@ const (
 	packetsProgFromPods     = "from_pods"
 	packetsProgLeave        = "leave"
 	packetsVarCrcShifts     = "crc_shifts"
+	packetsVarCurrent       = "current"
 	packetsVarDirectMtu     = "direct_mtu"
 	packetsVarLinkHeader    = "link_header"
+	packetsVarLive          = "live"
 	packetsVarPatience      = "patience"
 	packetsVarPortsCount    = "ports_count"
 	packetsVarPortsFirst    = "ports_first"
@@ -373,7 +380,6 @@ type packetsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsMapSpecs struct {
-	Activity     *ebpf.MapSpec `ebpf:"activity"`
 	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
 	Answers      *ebpf.MapSpec `ebpf:"answers"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
@@ -382,7 +388,6 @@ type packetsMapSpecs struct {
 	FrontendsSet *ebpf.MapSpec `ebpf:"frontends_set"`
 	Guards       *ebpf.MapSpec `ebpf:"guards"`
 	GuardsSet    *ebpf.MapSpec `ebpf:"guards_set"`
-	InForce      *ebpf.MapSpec `ebpf:"in_force"`
 	Members      *ebpf.MapSpec `ebpf:"members"`
 	MembersSet   *ebpf.MapSpec `ebpf:"members_set"`
 	NodeAddrs    *ebpf.MapSpec `ebpf:"node_addrs"`
@@ -408,8 +413,10 @@ type packetsMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsVariableSpecs struct {
 	CrcShifts  *ebpf.VariableSpec `ebpf:"crc_shifts"`
+	Current    *ebpf.VariableSpec `ebpf:"current"`
 	DirectMtu  *ebpf.VariableSpec `ebpf:"direct_mtu"`
 	LinkHeader *ebpf.VariableSpec `ebpf:"link_header"`
+	Live       *ebpf.VariableSpec `ebpf:"live"`
 	Patience   *ebpf.VariableSpec `ebpf:"patience"`
 	PortsCount *ebpf.VariableSpec `ebpf:"ports_count"`
 	PortsFirst *ebpf.VariableSpec `ebpf:"ports_first"`
@@ -436,7 +443,6 @@ func (o *packetsObjects) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsMaps struct {
-	Activity     *ebpf.Map `ebpf:"activity"`
 	Affinities   *ebpf.Map `ebpf:"affinities"`
 	Answers      *ebpf.Map `ebpf:"answers"`
 	Flows        *ebpf.Map `ebpf:"flows"`
@@ -445,7 +451,6 @@ type packetsMaps struct {
 	FrontendsSet *ebpf.Map `ebpf:"frontends_set"`
 	Guards       *ebpf.Map `ebpf:"guards"`
 	GuardsSet    *ebpf.Map `ebpf:"guards_set"`
-	InForce      *ebpf.Map `ebpf:"in_force"`
 	Members      *ebpf.Map `ebpf:"members"`
 	MembersSet   *ebpf.Map `ebpf:"members_set"`
 	NodeAddrs    *ebpf.Map `ebpf:"node_addrs"`
@@ -468,7 +473,6 @@ type packetsMaps struct {
 
 func (m *packetsMaps) Close() error {
 	return _PacketsClose(
-		m.Activity,
 		m.Affinities,
 		m.Answers,
 		m.Flows,
@@ -477,7 +481,6 @@ func (m *packetsMaps) Close() error {
 		m.FrontendsSet,
 		m.Guards,
 		m.GuardsSet,
-		m.InForce,
 		m.Members,
 		m.MembersSet,
 		m.NodeAddrs,
@@ -504,8 +507,10 @@ func (m *packetsMaps) Close() error {
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsVariables struct {
 	CrcShifts  *ebpf.Variable `ebpf:"crc_shifts"`
+	Current    *ebpf.Variable `ebpf:"current"`
 	DirectMtu  *ebpf.Variable `ebpf:"direct_mtu"`
 	LinkHeader *ebpf.Variable `ebpf:"link_header"`
+	Live       *ebpf.Variable `ebpf:"live"`
 	Patience   *ebpf.Variable `ebpf:"patience"`
 	PortsCount *ebpf.Variable `ebpf:"ports_count"`
 	PortsFirst *ebpf.Variable `ebpf:"ports_first"`

@@ -39,7 +39,7 @@ func (p *Plane) openMemory() error {
 	if p.memory != nil {
 		return p.pinAgain()
 	}
-	spec, err := loadObjects()
+	spec, err := withWords(loadObjects())
 	if err != nil {
 		return err
 	}

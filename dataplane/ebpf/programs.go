@@ -57,7 +57,7 @@ func capacityFor(s *model.State) capacity {
 
 // loadSockets makes the programs for sockets, which use the memory and some tables. Nothing is attached.
 func (p *Plane) loadSockets(tables *sets) (*ebpf.Collection, error) {
-	spec, err := loadObjects()
+	spec, err := withWords(loadObjects())
 	if err != nil {
 		return nil, err
 	}

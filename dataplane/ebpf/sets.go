@@ -21,8 +21,8 @@ type sets struct {
 	tables map[string]*ebpf.Map     // maps of maps, with two places each
 	empty  map[string]*ebpf.MapSpec // what is in the places
 	word   *ebpf.Map
-	memory []uint32 // of the word
-	said   uint32   // what was written there last
+	memory *packetsInForce // of the word
+	said   uint32          // what was written there last
 	unmap  func()
 	at     uint32 // the set in force
 	filled bool   // there is one
@@ -45,7 +45,7 @@ func setTables() []string {
 }
 
 func newSets() (*sets, error) {
-	spec, err := loadPackets()
+	spec, err := withWords(loadPackets())
 	if err != nil {
 		return nil, err
 	}
@@ -56,8 +56,8 @@ func newSets() (*sets, error) {
 		}
 		s.empty[name] = spec.Maps[name].InnerMap
 	}
-	if s.word, err = ebpf.NewMap(spec.Maps[packetsMapInForce]); err == nil {
-		s.memory, s.unmap, err = mapped[uint32](s.word)
+	if s.word, err = ebpf.NewMap(spec.Maps[inForceTable]); err == nil {
+		err = s.mapWord()
 	}
 	if err == nil {
 		s.grace, err = newGrace()
@@ -67,6 +67,18 @@ func newSets() (*sets, error) {
 	}
 	return s, nil
 }
+
+// mapWord gets at the memory of the word, and of what is beside it.
+func (s *sets) mapWord() error {
+	memory, unmap, err := mapped[packetsInForce](s.word)
+	if err == nil {
+		s.memory, s.unmap = &memory[0], unmap
+	}
+	return err
+}
+
+// next is the set that is not in force.
+func (s *sets) next() uint32 { return s.at ^ wordSet }
 
 func (s *sets) close() error {
 	closeMaps(s.tables)
@@ -84,7 +96,7 @@ func (s *sets) replaceIn(spec *ebpf.CollectionSpec, replacements map[string]*ebp
 			replacements[name] = m
 		}
 	}
-	replacements[packetsMapInForce] = s.word
+	replacements[inForceTable] = s.word
 }
 
 // make makes the tables of a set, empty. Nobody reads them yet.
@@ -114,7 +126,7 @@ func (s *sets) make(c capacity) (map[string]*ebpf.Map, error) {
 // putInForce has the programs read other tables, and waits until nobody reads the former ones. If that fails, one of
 // both is in force.
 func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(string) error) error {
-	next := s.at ^ wordSet
+	next := s.next()
 	err := fault("ebpf lay ready")
 	if err == nil {
 		err = s.each(func(name string, places *ebpf.Map) error { return places.Put(next, set[name]) })
@@ -123,7 +135,7 @@ func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(
 		return errors.Join(fmt.Errorf("lay ready: %w", err), s.clear(next))
 	}
 	s.said = next | podsKnown(pods)
-	atomic.StoreUint32(&s.memory[0], s.said)
+	atomic.StoreUint32(&s.memory.Word, s.said)
 	former, filled := s.at, s.filled
 	s.at, s.filled = next, true
 	if !filled {
@@ -144,8 +156,9 @@ func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(
 	return nil
 }
 
-// clear leaves nothing in the places of a set that is not in force.
+// clear leaves nothing in the places of a set that is not in force, and that no program reads.
 func (s *sets) clear(set uint32) error {
+	clear(s.memory.Regions[set][:])
 	return s.each(func(_ string, places *ebpf.Map) error {
 		if err := places.Delete(set); !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
@@ -199,8 +212,8 @@ func (s *sets) lost(set map[string]*ebpf.Map) (names []string) {
 			names = append(names, name)
 		}
 	}
-	if s.filled && atomic.LoadUint32(&s.memory[0]) != s.said {
-		names = append(names, packetsMapInForce)
+	if s.filled && atomic.LoadUint32(&s.memory.Word) != s.said {
+		names = append(names, inForceTable)
 	}
 	return names
 }

@@ -86,7 +86,7 @@ func phase(protocol, state uint8) int {
 
 // flowMaps are the tables that flows are remembered in. They belong together, and outlive the programs.
 func flowMaps() []string {
-	return []string{packetsMapTranslations, packetsMapFragments, packetsMapActivity, packetsMapTraffic}
+	return []string{packetsMapTranslations, packetsMapFragments, activityTable, packetsMapTraffic}
 }
 
 const (
@@ -134,9 +134,9 @@ type sweep struct {
 // newSweep makes a sweep of tables, which it does not own.
 func newSweep(maps map[string]*ebpf.Map, p *phases) (*sweep, error) {
 	page := unix.Getpagesize()
-	b, err := unix.Mmap(maps[packetsMapActivity].FD(), 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	b, err := unix.Mmap(maps[activityTable].FD(), 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("map the memory of %s: %w", packetsMapActivity, err)
+		return nil, fmt.Errorf("map the memory of %s: %w", activityTable, err)
 	}
 	const share = sweepShare
 	s := &sweep{

@@ -22,6 +22,8 @@ type tables struct {
 	udp     map[model.PoolID]bool // pools of UDP frontends, whose members are known to the kernel
 	numbers spans                 // of pools
 	ranges  spans                 // of slots
+	regions regions               // that rows are about
+	deleted int                   // rows since regions that no row is about any more were looked for
 	entries []objectsPool         // memory of the kernel
 	slots   []objectsSlot         // likewise
 	unmap   []func()
@@ -55,6 +57,7 @@ func newTables(sets *sets, size capacity, fault func(string) error) (*tables, er
 		Maps: made, sets: sets, fault: fault,
 		pools: map[model.PoolID]*pool{}, udp: map[model.PoolID]bool{}, counted: tally{},
 		sources: map[objectsFrontendKey][]packetsSourceKey{},
+		regions: sets.memory.Regions[sets.next()][:],
 		numbers: newSpans(size.pools),
 		ranges:  newSpans(size.slots),
 	}
@@ -147,6 +150,7 @@ func (t *tables) apply(s *model.State, c model.Change) error {
 	if err := t.disallow(forbidden); err != nil {
 		return err
 	}
+	t.tidy(s)
 	for _, id := range c.Pools.Delete {
 		w.drop(id)
 	}
@@ -245,9 +249,13 @@ func (t *tables) setGuard(p netip.Prefix, verdict model.Verdict) error {
 	m, key := t.Maps[objectsMapGuards], guardKey(p)
 	var err error
 	if verdict != model.Pass {
+		t.regions.add(p)
 		err = insist(func() error { return m.Put(key, objectsVerdict(verdict)) })
-	} else if err = m.Delete(key); errors.Is(err, ebpf.ErrKeyNotExist) {
-		err = nil
+	} else {
+		t.deleted++
+		if err = m.Delete(key); errors.Is(err, ebpf.ErrKeyNotExist) {
+			err = nil
+		}
 	}
 	if errors.Is(err, unix.ENOSPC) {
 		return errFull
@@ -272,7 +280,9 @@ func insist(f func() error) error {
 func (w *writer) set(v objectsFrontend) {
 	if v.Any.Verdict == 0 && v.Internal.Verdict == 0 {
 		w.gone = append(w.gone, v.Key)
+		w.deleted++
 	} else {
+		w.regions.set(v.Key.Addr)
 		w.keys, w.values = append(w.keys, v.Key), append(w.values, v)
 	}
 	if w.err == nil && len(w.keys)+len(w.gone) == batch {

@@ -143,7 +143,7 @@ func packetSpec(o packetOptions) (*ebpf.CollectionSpec, error) {
 
 // packetObjects leaves out what only sockets are remembered in.
 func packetObjects() (*ebpf.CollectionSpec, error) {
-	spec, err := loadPackets()
+	spec, err := withWords(loadPackets())
 	if err != nil {
 		return nil, err
 	}

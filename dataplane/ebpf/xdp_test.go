@@ -393,15 +393,7 @@ func TestFastIsTheSame(t *testing.T) {
 	accelerate(t, bed, with.packetRun, "eth1")
 	with.eth0 = accelerate(t, bed, with.packetRun, "eth0")
 	without.eth0, without.eth1 = with.eth0, with.eth1
-	seed := rand.Uint64()
-	if s := os.Getenv("FAIRLEAD_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatal("FAIRLEAD_SEED: ", err)
-		}
-	}
-	t.Logf("FAIRLEAD_SEED=%d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := seeded(t)
 	err := bed.Do(testbed.Node, func() error {
 		_, _, err := with.run(packetsProgFromOutside, make([]byte, 64))
 		return err
@@ -448,4 +440,18 @@ func TestFastIsTheSame(t *testing.T) {
 	if len(have) != len(want) {
 		t.Errorf("%d translations; without XDP %d", len(have), len(want))
 	}
+}
+
+// seeded is chance that FAIRLEAD_SEED repeats.
+func seeded(t *testing.T) *rand.Rand {
+	t.Helper()
+	seed := rand.Uint64()
+	if s := os.Getenv("FAIRLEAD_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatal("FAIRLEAD_SEED: ", err)
+		}
+	}
+	t.Logf("FAIRLEAD_SEED=%d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
 }

@@ -65,13 +65,7 @@ struct activity {
 	__u32 laid;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct activity);
-} activity SEC(".maps");
+struct activity live SEC(".data.activity");
 
 // What has passed between clients and a backend. It is added to once in a second for each flow, so that processors
 // share it.
@@ -166,22 +160,18 @@ static const struct traffic no_traffic;
 
 static __always_inline bool has_flows(void)
 {
-	struct activity *a = bpf_map_lookup_elem(&activity, &only);
-
-	return !a || *(volatile __u32 *)&a->busy;
+	return *(volatile __u32 *)&live.busy;
 }
 
 static __always_inline void have_flows(void)
 {
-	struct activity *a = bpf_map_lookup_elem(&activity, &only);
+	volatile struct activity *a = &live;
 
-	if (!a)
-		return;
 	// Not written again and again: processors would wait for each other.
-	if (!*(volatile __u32 *)&a->laid)
-		*(volatile __u32 *)&a->laid = 1;
-	if (!*(volatile __u32 *)&a->busy)
-		*(volatile __u32 *)&a->busy = 1;
+	if (!a->laid)
+		a->laid = 1;
+	if (!a->busy)
+		a->busy = 1;
 }
 
 // count adds a packet to what passed. Should another processor do so at the same moment, one of the two is not counted.

@@ -176,13 +176,18 @@ enum {
 	PODS_KNOWN_V6 = 1 << 2,
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} in_force SEC(".maps");
+// Addresses that have all but the last eight bits in common are a region. Each has a bit, by a hash, that is set if rows or
+// guards are about an address there. Most connections and packets are for none of those.
+#define REGIONS (1 << 16)
+
+// The word, and the bits of both sets: a table of one element, which programs find without a look-up.
+struct in_force {
+	__u32 word;
+	__u32 pad;
+	__u64 regions[2][REGIONS / 64]; // of each set
+};
+
+struct in_force current SEC(".data.in_force");
 
 // SETS declares a table of which there are two. The agent makes them, each as one name_set, and none at first.
 #define SETS(name, ...)						\

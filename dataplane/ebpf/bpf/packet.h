@@ -351,18 +351,39 @@ static __always_inline bool goes_on(const struct tcphdr *tcp, const void *end)
 	return (const void *)(tcp + 1) <= end && !(meaning(tcp) & BEGINS);
 }
 
-// begins_nothing says of a segment of TCP that it can only belong to a flow. It is not sure of everything.
+static __always_inline bool begins_nothing4(const struct iphdr *ip, const void *end)
+{
+	if ((const void *)(ip + 1) > end || ip->ihl != 5)
+		return false;
+	if (ip->protocol == IPPROTO_TCP && !(ip->frag_off & bpf_htons(IP_FRAGMENT_OFFSET)) &&
+	    goes_on((const void *)(ip + 1), end))
+		return true;
+	struct addr to = mapped(ip->daddr);
+
+	return !is_about(rows_in_force(), &to);
+}
+
+static __always_inline bool begins_nothing6(const struct ipv6hdr *ip, const void *end)
+{
+	if ((const void *)(ip + 1) > end || (ip->nexthdr != IPPROTO_TCP && ip->nexthdr != IPPROTO_UDP))
+		return false;
+	if (ip->nexthdr == IPPROTO_TCP && goes_on((const void *)(ip + 1), end))
+		return true;
+	struct addr to;
+
+	__builtin_memcpy(&to, &ip->daddr, sizeof(to));
+	return !is_about(rows_in_force(), &to);
+}
+
+// begins_nothing says of a packet that it can only belong to a flow: a segment of TCP goes on, or no row is about where
+// others go. (What says itself for which service it is has options.) It is not sure of everything.
 static __always_inline bool begins_nothing(struct __sk_buff *skb)
 {
-	const void *end = (void *)(long)skb->data_end, *start = (void *)(long)skb->data + link_header;
-	const struct iphdr *ip = start;
-	const struct ipv6hdr *ip6 = start;
+	const void *end = (void *)(long)skb->data_end, *ip = (void *)(long)skb->data + link_header;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP))
-		return (const void *)(ip + 1) <= end && ip->ihl == 5 && ip->protocol == IPPROTO_TCP &&
-		       !(ip->frag_off & bpf_htons(IP_FRAGMENT_OFFSET)) && goes_on((const void *)(ip + 1), end);
-	return skb->protocol == bpf_htons(ETH_P_IPV6) && (const void *)(ip6 + 1) <= end &&
-	       ip6->nexthdr == IPPROTO_TCP && goes_on((const void *)(ip6 + 1), end);
+		return begins_nothing4(ip, end);
+	return skb->protocol == bpf_htons(ETH_P_IPV6) && begins_nothing6(ip, end);
 }
 
 // load reads a packet that passes a hook.
@@ -525,51 +546,57 @@ static __always_inline __u64 sum_in(const struct addr *from, const struct addr *
 	return sum;
 }
 
-static __always_inline bool place4(void *at, const void *end, const struct endpoint *src, const struct endpoint *dst,
-				   __u64 sum)
-{
-	struct iphdr *ip = at;
-	struct udphdr *l4 = at + sizeof(*ip);
+// What a header has from its checksum to the ports behind it.
+struct middle4 {
+	__u16 check;
+	__be32 src;
+	__be32 dst;
+	struct ports ports;
+} __attribute__((packed));
 
-	if ((void *)(l4 + 1) > end)
+struct middle6 {
+	struct addr src;
+	struct addr dst;
+	struct ports ports;
+};
+
+static __always_inline bool place4(struct __sk_buff *skb, const struct packet *p, const struct endpoint *src,
+				   const struct endpoint *dst, __u64 sum)
+{
+	const struct iphdr *ip = (void *)(long)skb->data + link_header;
+
+	if ((const void *)(ip + 1) > (void *)(long)skb->data_end)
 		return false;
-	ip->check = ~fold((__u16)~ip->check + sum);
-	ip->saddr = src->addr.word[3];
-	ip->daddr = dst->addr.word[3];
-	l4->source = src->port;
-	l4->dest = dst->port;
-	return true;
+	struct middle4 m = {
+		.check = ~fold((__u16)~ip->check + sum),
+		.src = src->addr.word[3], .dst = dst->addr.word[3], .ports = {src->port, dst->port},
+	};
+
+	return !bpf_skb_store_bytes(skb, p->ip + offsetof(struct iphdr, check), &m, sizeof(m), 0);
 }
 
-static __always_inline bool place6(void *at, const void *end, const struct endpoint *src, const struct endpoint *dst)
+static __always_inline bool place6(struct __sk_buff *skb, const struct packet *p, const struct endpoint *src,
+				   const struct endpoint *dst)
 {
-	struct ipv6hdr *ip = at;
-	struct udphdr *l4 = at + sizeof(*ip);
+	struct middle6 m = {.src = src->addr, .dst = dst->addr, .ports = {src->port, dst->port}};
 
-	if ((void *)(l4 + 1) > end)
-		return false;
-	__builtin_memcpy(&ip->saddr, &src->addr, sizeof(struct addr));
-	__builtin_memcpy(&ip->daddr, &dst->addr, sizeof(struct addr));
-	l4->source = src->port;
-	l4->dest = dst->port;
-	return true;
+	return !bpf_skb_store_bytes(skb, p->ip + offsetof(struct ipv6hdr, saddr), &m, sizeof(m), 0);
 }
 
-// write_plain is rewrite for what was read in place.
+// write_plain is rewrite for what was read in place. It writes by helpers: a program that writes in place has the kernel
+// see at its begin, for each packet, whether that may be written to, whatever becomes of it.
 static __noinline int write_plain(struct __sk_buff *skb, const struct packet *p, const struct endpoint *src,
 				  const struct endpoint *dst)
 {
 	if (!p || !src || !dst)
 		return false;
-	const void *end = (void *)(long)skb->data_end;
-	void *ip = (void *)(long)skb->data + link_header;
 	__u64 addresses = sum_in(&p->tuple.src.addr, &src->addr, p->v4) +
 			  sum_in(&p->tuple.dst.addr, &dst->addr, p->v4);
 	__u32 from = p->tuple.src.port + p->tuple.dst.port, to = src->port + dst->port;
 	__u64 mangled = p->tuple.protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 	__u32 at = p->l4 + (mangled ? offsetof(struct udphdr, check) : offsetof(struct tcphdr, check));
 
-	if (p->v4 ? !place4(ip, end, src, dst, addresses) : !place6(ip, end, src, dst))
+	if (p->v4 ? !place4(skb, p, src, dst, addresses) : !place6(skb, p, src, dst))
 		return false;
 	addresses = (addresses >> 32) + (__u32)addresses;
 	addresses = (addresses >> 32) + (__u32)addresses;

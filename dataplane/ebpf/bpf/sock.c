@@ -205,7 +205,12 @@ static __always_inline void unexpect(struct bpf_sock_addr *ctx, __u64 cookie, co
 		at->peer = (struct peer){};
 		at->protocol = ctx->protocol;
 	}
-	if (!bpf_sk_storage_delete(&peers, ctx->sk) || ctx->protocol == IPPROTO_UDP)
+	// To delete what is not there takes longer than to look.
+	bool own = bpf_sk_storage_get(&peers, ctx->sk, 0, 0);
+
+	if (own)
+		bpf_sk_storage_delete(&peers, ctx->sk);
+	if ((own || ctx->protocol == IPPROTO_UDP) && bpf_map_lookup_elem(&flows, &back))
 		bpf_map_delete_elem(&flows, &back);
 }
 

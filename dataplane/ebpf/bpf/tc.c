@@ -435,26 +435,28 @@ static __always_inline int serve_arrived(struct __sk_buff *skb, struct work *w, 
 	return TC_ACT_UNSPEC;
 }
 
-static __always_inline int arrive(struct __sk_buff *skb, enum device device)
+static __noinline int arrive(struct __sk_buff *skb, enum device device)
 {
 	// What is for another machine passes a bridge here, or is only overheard.
-	if (skb->pkt_type == PACKET_OTHERHOST || (!has_flows() && begins_nothing(skb)))
+	if (skb->pkt_type == PACKET_OTHERHOST)
 		return TC_ACT_UNSPEC;
 	struct work *w = begin_work();
 
 	return w ? end_work(w, serve_arrived(skb, w, device)) : TC_ACT_SHOT;
 }
 
+// The programs themselves are short, and need no registers to be saved: most packets they let go.
+
 SEC("tc/ingress")
 int from_anywhere(struct __sk_buff *skb)
 {
-	return arrive(skb, ANYWHERE);
+	return !has_flows() && begins_nothing(skb) ? TC_ACT_UNSPEC : arrive(skb, ANYWHERE);
 }
 
 SEC("tc/ingress")
 int from_pods(struct __sk_buff *skb)
 {
-	return arrive(skb, TO_PODS);
+	return !has_flows() && begins_nothing(skb) ? TC_ACT_UNSPEC : arrive(skb, TO_PODS);
 }
 
 // yield has a port of the node belong to a connection that begins and is not the programs': of another plane, which
@@ -515,14 +517,17 @@ static __always_inline int serve_leaving(struct __sk_buff *skb, struct work *w)
 	return forward(skb, p, t);
 }
 
-SEC("tc/egress")
-int leave(struct __sk_buff *skb)
+static __noinline int depart(struct __sk_buff *skb)
 {
-	if (!has_flows())
-		return TC_ACT_UNSPEC;
 	struct work *w = begin_work();
 
 	return w ? end_work(w, serve_leaving(skb, w)) : TC_ACT_SHOT;
+}
+
+SEC("tc/egress")
+int leave(struct __sk_buff *skb)
+{
+	return has_flows() ? depart(skb) : TC_ACT_UNSPEC;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";
