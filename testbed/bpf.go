@@ -15,8 +15,11 @@ import (
 
 // BPFFS makes a file system of type bpf that is mounted nowhere. It is there, below the path that is returned, as long
 // as the file is open in this process.
-func BPFFS() (f *os.File, path string, err error) {
-	context, err := unix.Fsopen("bpf", unix.FSOPEN_CLOEXEC)
+func BPFFS() (f *os.File, path string, err error) { return detached("bpf") }
+
+// detached makes a file system of a type that is mounted nowhere.
+func detached(kind string) (f *os.File, path string, err error) {
+	context, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, "", os.NewSyscallError("fsopen", err)
 	}
@@ -28,7 +31,7 @@ func BPFFS() (f *os.File, path string, err error) {
 	if err != nil {
 		return nil, "", os.NewSyscallError("fsmount", err)
 	}
-	return os.NewFile(uintptr(mount), "bpf"), fmt.Sprintf("/proc/self/fd/%d", mount), nil
+	return os.NewFile(uintptr(mount), kind), fmt.Sprintf("/proc/self/fd/%d", mount), nil
 }
 
 // cgroup is a control group of version 2, for threads: those that join it are in it, whatever the rest of the process

@@ -62,12 +62,13 @@ func (n *netns) live(ready chan<- error) {
 }
 
 func (n *netns) setup(sysctls []sysctl) error {
-	for _, s := range sysctls {
-		if err := s.write(); err != nil {
-			return err
-		}
+	err := set(sysctls, "/proc")
+	if errors.Is(err, unix.EROFS) { // as in containers
+		err = setElsewhere(sysctls, err)
 	}
-	var err error
+	if err != nil {
+		return err
+	}
 	if n.link, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open netlink: %w", err)
 	}
@@ -160,8 +161,8 @@ func thread(f func()) {
 // thread that opens it.
 type sysctl struct{ path, value string }
 
-func (s sysctl) write() error {
-	err := os.WriteFile("/proc/sys/net/"+s.path, []byte(s.value+"\n"), 0)
+func (s sysctl) write(proc string) error {
+	err := os.WriteFile(proc+"/sys/net/"+s.path, []byte(s.value+"\n"), 0)
 	switch {
 	case err == nil:
 		return nil
@@ -169,6 +170,25 @@ func (s sysctl) write() error {
 		return fmt.Errorf("set sysctl: %w: this kernel lacks IPv6 or is too old", err)
 	}
 	return fmt.Errorf("set sysctl: %w: /proc/sys must be mounted writable", err)
+}
+
+func set(sysctls []sysctl, proc string) error {
+	for _, s := range sysctls {
+		if err := s.write(proc); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setElsewhere sets them in a file system of type proc of its own, for which CAP_SYS_ADMIN is needed.
+func setElsewhere(sysctls []sysctl, otherwise error) error {
+	f, proc, err := detached("proc")
+	if err != nil {
+		return otherwise
+	}
+	defer f.Close()
+	return set(sysctls, proc)
 }
 
 // hostSysctls suit every place.

@@ -113,6 +113,37 @@ func TestRun_autoKeeps(t *testing.T) {
 	}
 }
 
+// What somebody has switched to stays, too, also over a restart.
+func TestRun_autoSwitched(t *testing.T) {
+	w := newMachine(t)
+	w.configure("auto", "")
+	flags := []string{"--config", w.config(), "--cgroup-root", w.bed.Cgroup()}
+	p := w.start(flags...)
+	other := "iptables"
+	if w.status().Plane == other {
+		other = "nftables"
+	}
+	w.clean()
+	out := w.runs("fairlead", "switch "+other+" --control-socket "+w.socket, 0, "done: "+other)
+	if strings.Contains(out, "next start") {
+		t.Errorf("the next start keeps it, but:\n%s", out)
+	}
+	if r := w.serves(other, "auto"); !strings.Contains(r.Why, "by fairlead switch") {
+		t.Errorf("the status is %+v", r)
+	}
+	w.answers()
+	w.write("own.yaml", "") // a change that the plane has to hear of
+	w.configure("auto", "iptables: {masqueradeAll: true}\n")
+	p.await("configuration changed")
+	w.serves(other, "auto")
+	p.end()
+	p = w.start(flags...)
+	if r := w.serves(other, "auto"); !strings.Contains(r.Why, "its rules were in the kernel") {
+		t.Errorf("the status is %+v", r)
+	}
+	p.end()
+}
+
 // A mode that is changed to auto, and back, changes no data plane.
 func TestRun_autoConfigured(t *testing.T) {
 	w := newMachine(t)

@@ -16,6 +16,7 @@ import (
 
 	"fairlead.dev/fairlead/advise"
 	"fairlead.dev/fairlead/daemon"
+	"fairlead.dev/fairlead/testbed"
 )
 
 func TestRecommend(t *testing.T) {
@@ -72,6 +73,27 @@ func TestRecommend_withoutRoot(t *testing.T) {
 	out, err := w.unprivileged("-all", "recommend", "--manifests", w.manifests, "--node-ip", "192.0.2.1").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "by published figures, as nothing was measured here") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// In containers settings of the kernel are read-only.
+func TestRecommend_inAContainer(t *testing.T) {
+	w := newWorld(t)
+	if os.Getuid() != 0 || os.Getenv("FAIRLEAD_USER_NAMESPACE") != "" {
+		t.Skip("needs root")
+	}
+	self := w.command("recommend", "--manifests", w.manifests, "--node-ip", "192.0.2.1", "--duration", "20s", "-o", "json")
+	const script = `mount -o bind,ro /proc/sys /proc/sys && exec "$@"`
+	c := w.bed.Command(t.Context(), testbed.Node, "unshare", append([]string{"--mount", "sh", "-c", script, "sh", self.Path},
+		self.Args[1:]...)...)
+	c.Env = self.Env
+	var r advise.Report
+	out, err := c.Output()
+	if err := errors.Join(err, json.Unmarshal(out, &r)); err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	if r.Findings[0].Figures == nil {
+		t.Errorf("nothing is measured: %+v", r.Findings[0])
 	}
 }
 

@@ -64,7 +64,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{/* Not empty if the pods may run in mode ebpf. */}}
 {{- define "fairlead.ebpf" -}}
-{{- if or .Values.ebpf (eq (get .Values.config "mode") "ebpf") -}}yes{{- end -}}
+{{- if or .Values.ebpf (has (get .Values.config "mode") (list "auto" "ebpf")) -}}yes{{- end -}}
 {{- end -}}
 
 {{- define "fairlead.fairleadConfig" -}}
