@@ -22,9 +22,10 @@ func auditCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "audit",
 		Short: "compare every row with the kernel, and say what is missing, foreign or wrong",
-		Long: "audit has the running proxy compare every row with what the kernel holds, now, and prints each difference in a\n" +
-			"line. The proxy repairs it, as it does what it finds by itself. With --manifests it compares the kernel with\n" +
-			"what these mean, and repairs nothing; no proxy need run. Exit status 1: there is a difference.",
+		Long: "audit has the running proxy compare every row with what the kernel holds, now, and prints each\n" +
+			"difference in a line. The proxy repairs it, as it does what it finds by itself. With --manifests the\n" +
+			"kernel is compared with what these mean, and nothing is repaired; no proxy need run.\n" +
+			"Exit status 1: there is a difference.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return i.audit(c.Context()) },
 	}

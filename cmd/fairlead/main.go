@@ -12,7 +12,8 @@
 //	config     the configuration that results from files and flags
 //	version    which Fairlead this is
 //
-// Exit status: 0 all is well, 1 it found something (no route for a packet, ill health, a difference) or failed, 2 bad usage or input.
+// Exit status: 0 all is well, 1 it found something (no route for a packet, ill health, a difference) or failed, 2 bad
+// usage or input.
 package main
 
 import (

@@ -170,9 +170,10 @@ func (t *tables) wanted(s *model.State, at objectsFrontendKey) (v objectsFronten
 func (t *tables) frontendDrifts(s *model.State, at objectsFrontendKey, want, have objectsFrontend) []dataplane.Drift {
 	key := at.model()
 	if key.Port == 0 {
-		d := dataplane.Drift{Class: "guards", Object: "guard " + host(key.Addr).String(), Have: model.Verdict(have.Any.Verdict).String()}
+		verdict := func(v objectsFrontend) string { return model.Verdict(v.Any.Verdict).String() }
+		d := dataplane.Drift{Class: "guards", Object: "guard " + host(key.Addr).String(), Have: verdict(have)}
 		if want != (objectsFrontend{}) {
-			d.Want = model.Verdict(want.Any.Verdict).String()
+			d.Want = verdict(want)
 		}
 		return []dataplane.Drift{d}
 	}
@@ -262,7 +263,7 @@ func (t *tables) member(id model.PoolID, key objectsMemberKey) (b model.Backend,
 		return b, false
 	}
 	all, at := p.members(), key.Backend.addrPort()
-	i, ok := slices.BinarySearchFunc(all, at, func(b model.Backend, at netip.AddrPort) int { return b.AddrPort.Compare(at) })
+	i, ok := slices.BinarySearchFunc(all, model.Backend{AddrPort: at}, model.Backend.Compare)
 	if !ok || key != p.member(at) {
 		return b, false
 	}
@@ -437,7 +438,8 @@ func (t *tables) wantedSources(s *model.State) map[packetsSourceKey]uint32 {
 }
 
 // auditPrefixes compares a table with what is wanted there, of which nothing is left in the end.
-func auditPrefixes[K, V comparable](m *ebpf.Map, want map[K]V, words words[K, V]) (drifts []dataplane.Drift, err error) {
+func auditPrefixes[K, V comparable](m *ebpf.Map, want map[K]V, words words[K, V]) ([]dataplane.Drift, error) {
+	var drifts []dataplane.Drift
 	var key K
 	var have V
 	elements := m.Iterate()
