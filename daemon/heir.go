@@ -27,10 +27,12 @@ type heir struct {
 	cleared func() // is called when nothing is left of others, but what connections still need
 	alone   bool   // so it is
 	waits   bool   // another plane is in force
-	served  bool   // the plane has had rows
-	retired retired
-	carried *carrying
-	left    []remainder // of the last look
+	// inherits says that nobody tells what other planes remember of clients, but the kernel.
+	inherits bool
+	served   bool // the plane has had rows
+	retired  retired
+	carried  *carrying
+	left     []remainder // of the last look
 }
 
 // remainder is what was found of another plane.
@@ -75,10 +77,16 @@ func (s planeSettings) inherit(c dataplane.Config, l legacy) (opened, error) {
 		}
 		c.LocalnetWasOff = c.LocalnetWasOff || left.LocalnetWasOff
 	}
+	left := &heritage{self: s.name, c: c}
+	inherits := c.Inherit == nil
+	if inherits {
+		c.Inherit = left.tell
+	}
 	o, err := l.open(c, s)
 	if err != nil {
 		return o, err
 	}
+	left.self = o.settings.name
 	for name, err := range unknown {
 		if c.Log != nil && !unprivileged(o.inner) {
 			c.Log.Warn("cannot tell whether another data plane has left something", "plane", name, "error", err)
@@ -86,7 +94,8 @@ func (s planeSettings) inherit(c dataplane.Config, l legacy) (opened, error) {
 	}
 	self, err := planeNamed(o.settings.name)
 	h := &heir{
-		opened: o, self: self, others: planes, log: c.Log, cleared: func() { l.cleared(o) }, carried: l.kept,
+		inherits: inherits,
+		opened:   o, self: self, others: planes, log: c.Log, cleared: func() { l.cleared(o) }, carried: l.kept,
 	}
 	o.Dataplane, o.heir = h, h
 	if affine, ok := h.Dataplane.(dataplane.Affine); ok {
@@ -105,6 +114,9 @@ func unprivileged(d dataplane.Dataplane) bool {
 // open takes back a plane that carries something still, or makes one.
 func (l legacy) open(c dataplane.Config, s planeSettings) (opened, error) {
 	if o, ok := l.kept.take(s); ok {
+		if heir, ok := o.inner.(dataplane.Heir); ok {
+			heir.Inherit(c.Inherit)
+		}
 		return o, nil
 	}
 	if !l.exact {
@@ -265,6 +277,7 @@ func (h *heir) clearOne(ctx context.Context, p plane, s *model.State) (r remaind
 	if err != nil || !left.Rules {
 		return r, err
 	}
+	h.remember(ctx, p, s)
 	c := dataplane.Config{Log: h.log}
 	if left.LocalnetWasOff {
 		if c.KeepLocalnet, err = h.recordsLocalnet(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -17,6 +18,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/dataplane/userspace"
+	"fairlead.dev/fairlead/model"
 )
 
 // plane is a data plane by its name.
@@ -32,6 +34,8 @@ type plane struct {
 	// traces and clean are about what it has left, in whatever process and with whatever settings.
 	traces func() (dataplane.Traces, error)
 	clean  func(context.Context, dataplane.Config) error
+	// memories are what it has left of clients' affinity; see dataplane.Affine.
+	memories func(context.Context, dataplane.Config, *model.State) iter.Seq2[dataplane.Memory, error]
 	// handOver does what clean does on a node where kube-proxy is back in the mode of that name, and shares what has no
 	// owner; nil: nothing is shared.
 	handOver func(context.Context, dataplane.Config) error
@@ -56,34 +60,36 @@ func planes() []plane {
 			new:     func(planeSettings) dataplane.New { return nftables.New },
 			wrap:    wrapped,
 			prepare: func(planeSettings) func(dataplane.Config) error { return nftables.Prepare },
-			traces:  nftables.Traces, clean: nftables.Clean,
+			traces:  nftables.Traces, clean: nftables.Clean, memories: nftables.Memories,
 		},
 		{
 			name:    iptablesPlane,
 			new:     func(s planeSettings) dataplane.New { return iptables.New(s.iptables) },
 			wrap:    wrapped,
 			prepare: func(s planeSettings) func(dataplane.Config) error { return iptables.Prepare(s.iptables) },
-			traces:  iptables.Traces, clean: iptables.Clean,
+			traces:  iptables.Traces, clean: iptables.Clean, memories: iptables.Memories,
 		},
 		{
 			name:    ipvsPlane,
 			new:     func(s planeSettings) dataplane.New { return ipvs.New(s.ipvs) },
 			wrap:    wrapped,
 			prepare: func(s planeSettings) func(dataplane.Config) error { return ipvs.Prepare(s.ipvs) },
-			traces:  ipvs.Traces, clean: ipvs.Clean, handOver: ipvs.HandOver, retire: ipvs.Retire,
+			traces:  ipvs.Traces, clean: ipvs.Clean, memories: ipvs.Memories,
+			handOver: ipvs.HandOver, retire: ipvs.Retire,
 		},
 		{
 			name:    ebpfPlane,
 			new:     func(s planeSettings) dataplane.New { return newEBPF(s.ebpf) },
 			behind:  nftablesPlane,
 			prepare: func(planeSettings) func(dataplane.Config) error { return nftables.Prepare },
-			traces:  ebpf.Traces, clean: ebpf.Clean, retire: ebpf.Retire,
+			traces:  ebpf.Traces, clean: ebpf.Clean, memories: ebpf.Memories,
+			retire: ebpf.Retire,
 		},
 		{
 			name:   userspacePlane,
 			new:    func(s planeSettings) dataplane.New { return userspace.New(s.userspace) },
 			wrap:   conntrack.WrapUntranslated,
-			traces: userspace.Traces, clean: userspace.Clean,
+			traces: userspace.Traces, clean: userspace.Clean, memories: userspace.Memories,
 		},
 	}
 }

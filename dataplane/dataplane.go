@@ -75,6 +75,12 @@ type Carrier interface {
 	Carries() int
 }
 
+// An Heir is a plane that may be told anew what Config.Inherit is: before Sync, if it takes the place of another one
+// for the second time.
+type Heir interface {
+	Inherit(from func(context.Context, *model.State) iter.Seq2[Memory, error])
+}
+
 // A Describer is a plane whose kernel objects have names that do not say whose they are.
 type Describer interface {
 	// Describe says it, in a line for each object as the tool that lists them names it. It asks no kernel; the

@@ -344,8 +344,22 @@ func (w *switching) rollBack(ctx context.Context) error {
 	return err
 }
 
+// returnMemories has the plane that stays remember who has met To. That may have been asked first for a while.
+func (w *switching) returnMemories(ctx context.Context) {
+	s := w.engine.state
+	stays, ok := w.engine.options.Plane.(dataplane.Affine)
+	to, tells := w.To.(dataplane.Affine)
+	if !ok || !tells || s == nil {
+		return
+	}
+	if _, err := stays.Remember(ctx, s, to.Memories(ctx, s)); err != nil {
+		w.engine.options.Log.Debug("clients with session affinity may get other backends", "error", err)
+	}
+}
+
 func (w *switching) undo(ctx context.Context) error {
 	e := w.engine
+	w.returnMemories(ctx)
 	err := w.To.Close()
 	if w.Undo != nil {
 		w.Undo()

@@ -61,6 +61,11 @@ func (p *Plane) Memories(_ context.Context, s *model.State) iter.Seq2[dataplane.
 	}
 }
 
+// Inherit implements dataplane.Heir.
+func (p *Plane) Inherit(from func(context.Context, *model.State) iter.Seq2[dataplane.Memory, error]) {
+	p.config.Inherit = from
+}
+
 // Remember implements dataplane.Affine.
 func (p *Plane) Remember(
 	_ context.Context, s *model.State, others iter.Seq2[dataplane.Memory, error],

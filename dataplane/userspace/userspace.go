@@ -248,7 +248,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 		return p.syncListeners(ctx, s)
 	}
 	p.tables, p.clean = nil, 0
-	if err := p.serve(ctx, s); err != nil {
+	if err := p.serve(s); err != nil {
 		return err
 	}
 	before, err := p.foreign()
@@ -257,6 +257,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	}
 	served, partial := p.able(s)
 	p.proxy.rows.replace(served)
+	p.config.TakeIn(ctx, s, p.proxy.rows.taker())
 	p.proxy.expel(nil)
 	if err := p.route(); err != nil {
 		return err
@@ -290,7 +291,7 @@ func (p *Plane) foreign() (uint32, error) {
 
 // serve opens the sockets, unless they are open. Rules of an earlier process may lead connections to them at once,
 // so the rows are known before.
-func (p *Plane) serve(ctx context.Context, s *model.State) error {
+func (p *Plane) serve(s *model.State) error {
 	if p.proxy != nil {
 		return nil
 	}
@@ -303,8 +304,6 @@ func (p *Plane) serve(ctx context.Context, s *model.State) error {
 	if err := p.takeOver(proxy.rows, s); err != nil {
 		return fmt.Errorf("userspace: %w", err)
 	}
-	inherit := p.config.Inherit
-	p.config.TakeIn(ctx, s, proxy.rows.taker())
 	err := p.namespace.Do(func() error {
 		if err := proxy.ask(); err != nil {
 			return err
@@ -319,7 +318,6 @@ func (p *Plane) serve(ctx context.Context, s *model.State) error {
 	}
 	if err != nil {
 		proxy.close()
-		p.config.Inherit = inherit // what was taken in is lost
 		return fmt.Errorf("userspace: %w", err)
 	}
 	p.proxy = proxy
