@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"path/filepath"
 
 	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
@@ -23,7 +24,7 @@ const maxAddresses = 64
 // findSpaces looks at all that this process may enter.
 func (p *Plane) findSpaces() (spaces, error) {
 	found := spaces{map[uint64][]netip.Addr{}, map[netip.Addr][]uint64{}}
-	files, err := namespaces()
+	files, err := allNamespaces()
 	if err != nil {
 		return found, err
 	}
@@ -41,6 +42,30 @@ func (p *Plane) findSpaces() (spaces, error) {
 		ns.Close()
 	}
 	return found, nil
+}
+
+// allNamespaces are those of namespaces, and those that single threads of other processes are in.
+func allNamespaces() ([]*os.File, error) {
+	files, err := namespaces()
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for _, ns := range files {
+		seen[namespaceName(ns)] = true
+	}
+	threads, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*/ns/net")
+	for _, path := range threads {
+		name, err := os.Readlink(path)
+		if err != nil || seen[name] {
+			continue
+		}
+		if ns, err := os.Open(path); err == nil { // else it has ended
+			seen[name] = true
+			files = append(files, ns)
+		}
+	}
+	return files, err
 }
 
 // add notes the addresses by which others may know the clients of a namespace. Those of the loopback interface only the
