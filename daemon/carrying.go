@@ -83,11 +83,11 @@ func (l look) drain(ctx context.Context, s *model.State, o opened) (connections 
 	case !ok || l.over || o.settings.name != l.name:
 		return 0, nil
 	case l.alike:
-		return carrier.Carries(), nil
+		return carrier.Carried(), nil
 	}
 	connections, err = carrier.Drain(ctx, s)
 	if err != nil {
-		connections = max(1, carrier.Carries())
+		connections = max(1, carrier.Carried())
 	}
 	return connections, err
 }

@@ -28,6 +28,7 @@ type lingering struct {
 	dataplane.Dataplane
 	conntrack *netlink.Handle
 	flows     *conntrack.Table
+	mark      uint32    // of flows that this process carries
 	hooked    bool      // it has something in the kernel, rows or not
 	since     time.Time // zero: it does not linger
 	look      time.Time // when to look the next time
@@ -127,16 +128,15 @@ func (l *lingering) needed(by func(netip.AddrPort, model.Protocol) bool) bool {
 	return needed || err != nil // it is not known, as when the table changed while it was read
 }
 
-// carried is who answers a flow of UDP that is translated; it is not valid if the flow is not.
+// carried is who answers a flow of UDP that is translated, or carried by this process, in the place of who was asked;
+// it is not valid if the flow is neither.
 func (l *lingering) carried(f ebpf.UDPFlow) (netip.AddrPort, error) {
-	if !l.hooked {
-		return netip.AddrPort{}, nil
-	}
 	who, tracked, err := l.flows.Answers(model.UDP, f.From, f.To)
-	if !tracked || who == f.To {
+	ours := who.Mark&l.mark != 0
+	if !tracked || !ours && (!l.hooked || who.From == f.To) {
 		return netip.AddrPort{}, err
 	}
-	return who, nil
+	return who.From, nil
 }
 
 // each calls a function with everything that connection tracking translates.
@@ -193,6 +193,7 @@ func newOverLingering(o ebpf.Options, behind dataplane.New) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		l := &lingering{}
 		o.Carried = l.carried
+		l.mark = c.CarriedMark()
 		o.Packets = func(c dataplane.Config) (_ dataplane.Dataplane, err error) {
 			if l.conntrack, err = netlink.NewHandle(unix.NETLINK_NETFILTER); err != nil {
 				return nil, err

@@ -9,6 +9,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,8 +72,8 @@ type Carrier interface {
 	// connections that is. It is called again and again, with the State that is in force then, until there are none or
 	// they have had their time; what is left in the kernel is for them. Sync has the plane take connections again.
 	Drain(ctx context.Context, s *model.State) (connections int, err error)
-	// Carries is how many connections that is now.
-	Carries() int
+	// Carried is how many connections that is now.
+	Carried() int
 }
 
 // An Heir is a plane that may be told anew what Config.Inherit is: before Sync, if it takes the place of another one
@@ -147,6 +148,13 @@ type Traces struct {
 
 // DefaultMark is kube-proxy's: bit 14.
 const DefaultMark = 1 << 14
+
+// CarriedMark is the bit beside Mark. Packets have it that a process of the node takes for itself, and connections
+// whose packets those are: nobody else may translate or refuse them.
+func (c Config) CarriedMark() uint32 {
+	mark := cmp.Or(c.Mark, DefaultMark)
+	return cmp.Or(mark<<1, mark>>1)
+}
 
 // New makes a plane in the calling thread's network namespace. It probes the kernel and returns an
 // error that wraps ErrUnsupported, and says what is missing, if the kernel cannot do it.

@@ -32,8 +32,14 @@ func OpenTable() (*Table, error) {
 // Close gives the socket back.
 func (t *Table) Close() { t.sockets[unix.NETLINK_NETFILTER].Close() }
 
+// Answer is who answers on a flow, and the flow's mark.
+type Answer struct {
+	From netip.AddrPort
+	Mark uint32
+}
+
 // Answers is who answers a client that has asked `to`; ok is false if nobody tracks that.
-func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who netip.AddrPort, ok bool, err error) {
+func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who Answer, ok bool, err error) {
 	tuple, err := tupleOf(p, from, to)
 	if err != nil {
 		return who, false, err
@@ -89,12 +95,15 @@ func tupleOf(p model.Protocol, from, to netip.AddrPort) ([]byte, error) {
 }
 
 // answering reads where answers come from.
-func answering(flow []byte) (netip.AddrPort, error) {
+func answering(flow []byte) (who Answer, err error) {
 	var addr netip.Addr
 	var port uint16
+	if who.Mark, err = markOf(flow); err != nil {
+		return who, err
+	}
 	d, err := attributes.NewAttributeDecoder(flow)
 	if err != nil {
-		return netip.AddrPort{}, err
+		return who, err
 	}
 	nested(d, func(tuple uint16, d *attributes.AttributeDecoder) {
 		if tuple != nl.CTA_TUPLE_REPLY {
@@ -111,7 +120,22 @@ func answering(flow []byte) (netip.AddrPort, error) {
 			}
 		})
 	})
-	return netip.AddrPortFrom(addr, port), d.Err()
+	who.From = netip.AddrPortFrom(addr, port)
+	return who, d.Err()
+}
+
+func markOf(flow []byte) (mark uint32, err error) {
+	d, err := attributes.NewAttributeDecoder(flow)
+	if err != nil {
+		return 0, err
+	}
+	d.ByteOrder = binary.BigEndian
+	for d.Next() {
+		if d.Type() == nl.CTA_MARK {
+			mark = d.Uint32()
+		}
+	}
+	return mark, d.Err()
 }
 
 // nested reads what attributes have inside.

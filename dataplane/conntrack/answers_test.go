@@ -30,11 +30,11 @@ func TestTable_answers(t *testing.T) {
 		f := s.flows("client", to)[0]
 		from, asked := netip.MustParseAddrPort(f.LocalAddr().String()), netip.MustParseAddrPort(to)
 		who, ok, err := table.Answers(model.UDP, from, asked)
-		if who.String() != want || !ok || err != nil {
-			t.Errorf("%s: %s answers, %t, %v; want %s", to, who, ok, err, want)
+		if who.From.String() != want || !ok || err != nil {
+			t.Errorf("%s: %s answers, %t, %v; want %s", to, who.From, ok, err, want)
 		}
 		if who, ok, err := table.Answers(model.TCP, from, asked); ok || err != nil {
-			t.Errorf("%s by TCP, which nobody has: %s answers, %v", to, who, err)
+			t.Errorf("%s by TCP, which nobody has: %s answers, %v", to, who.From, err)
 		}
 	}
 }

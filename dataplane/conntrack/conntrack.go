@@ -203,7 +203,7 @@ func (p *plane) forget(stale *staleFlow) error {
 			}
 		}
 		start := time.Now()
-		stale.early = 0
+		stale.early, stale.carried = 0, p.config.CarriedMark()
 		stale.carrier, _ = p.Dataplane.(Carrier)
 		n, err := p.conntrack.ConntrackDeleteFilters(netlink.ConntrackTable, family, stale)
 		if p.others && errors.Is(err, unix.EPERM) {
@@ -236,10 +236,14 @@ type staleFlow struct {
 	translated bool               // of UDP only those that are
 	early      int                // how many of these there were
 	carrier    Carrier            // nil: nobody
+	carried    uint32             // the mark of flows that a process of the node answers; they are its own
 }
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (f *staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	if flow.Mark&f.carried != 0 {
+		return false
+	}
 	switch model.Protocol(flow.Forward.Protocol) {
 	case model.UDP:
 		return f.stale(flow)

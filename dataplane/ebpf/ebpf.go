@@ -67,8 +67,8 @@ type Options struct {
 	// for itself.
 	Probed *Probed
 	// Carried is asked about flows of the node's own sockets that were connected to Services before this plane came: to
-	// which backend does somebody else go on to translate them? If the answer is not valid, or there is nobody to ask
-	// (nil), such a socket is aborted, with TC.
+	// which backend does somebody else go on to translate them? It is the Service itself where somebody carries them. If
+	// the answer is not valid, or there is nobody to ask (nil), such a socket is aborted, with TC.
 	Carried func(UDPFlow) (netip.AddrPort, error)
 	// OnlyNode leaves the sockets of other network namespaces than the node's to those who serve packets.
 	OnlyNode bool

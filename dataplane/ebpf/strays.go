@@ -89,7 +89,7 @@ func (p *Plane) releaseStraysIn(ns *os.File, s *model.State) (left int, err erro
 		if err != nil {
 			return len(found), err
 		}
-		if serves(s, model.UDP, to, backend) {
+		if backend == to || serves(s, model.UDP, to, backend) {
 			left++
 			continue
 		}

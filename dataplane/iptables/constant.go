@@ -87,7 +87,10 @@ func (l *layout) constants() {
 	l.natEdit.keep(chainMark, []rule{{do: target{verb: orMark, mark: l.mark}}})
 	l.natEdit.keep(chainOffNode, l.offNode())
 	l.natEdit.keep(chainPost, l.postrouting())
-	refused := []rule{{do: jumpTo(chainServices)}, {do: jumpTo(chainGuards)}, {do: goes(chainRanges)}}
+	refused := []rule{
+		{marked: l.carried, do: target{verb: back}, comment: "taken by a process of this node"},
+		{do: jumpTo(chainServices)}, {do: jumpTo(chainGuards)}, {do: goes(chainRanges)},
+	}
 	l.fEdit.keep(chainIn, slices.Concat(l.spoofed(drop), l.fromPods(!l.filter[model.Internal].empty()), refused))
 	l.fEdit.keep(chainOut, slices.Concat(l.internal(!l.filter[model.Internal].empty()), refused))
 	l.fEdit.keep(chainReject, l.rejectRules())

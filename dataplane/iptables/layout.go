@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
 	"fairlead.dev/fairlead/model"
 )
@@ -44,6 +45,7 @@ const (
 type layout struct {
 	v6          bool
 	mark        uint32
+	carried     uint32 // the mark of packets that are not for us
 	keepInvalid bool
 	localnets   int  // frontends on 127.0.0.1
 	recorded    bool // a chain says that it was we who allowed them
@@ -79,7 +81,7 @@ type partsOf struct {
 
 func newLayout(v6 bool, mark uint32, o Options) *layout {
 	l := &layout{
-		v6: v6, mark: mark, keepInvalid: o.KeepInvalid,
+		v6: v6, mark: mark, carried: dataplane.Config{Mark: mark}.CarriedMark(), keepInvalid: o.KeepInvalid,
 		guards:    newDispatch(v6, chainGuards, "KUBE-UP-"),
 		frontends: map[model.Key]model.Frontend{},
 		entries:   map[entry]int{},

@@ -32,7 +32,7 @@ func left(conn *nfnetlink.Socket, c dataplane.Config, s *model.State) iter.Seq2[
 	return func(yield func(dataplane.Memory, error) bool) {
 		var tables []*table
 		for _, f := range nf.Families {
-			tables = append(tables, newTable(f, markOf(c), listening{}, &nf.Transaction{}))
+			tables = append(tables, newTable(f, c.CarriedMark(), listening{}, &nf.Transaction{}))
 		}
 		wanted := true
 		err := eachSaved(conn, tables, s, func(m dataplane.Memory) { wanted = wanted && yield(m, nil) })

@@ -71,18 +71,32 @@ func (t *table) redirects() []nf.Chain {
 		nf.Chain{
 			Name:  "redirect-prerouting",
 			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: redirectPriority},
-			Rules: t.redirected(chainRedirect, t.redirectable()...),
+			Rules: append(t.bind(), t.redirected(chainRedirect, t.redirectable()...)...),
 		},
 		nf.Chain{
-			Name:  "redirect-output",
-			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: redirectPriority},
-			Rules: append([]nf.Rule{t.ofProcess()}, t.redirected(redirectPrefix+fromNode.String(), t.redirectable()[0])...),
+			Name: "redirect-output",
+			Hook: &nf.Hook{Kind: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: redirectPriority},
+			Rules: slices.Concat([]nf.Rule{t.ofProcess()}, t.bind(),
+				t.redirected(redirectPrefix+fromNode.String(), t.redirectable()[0])),
 		},
 		nf.Chain{
 			Name:  "disguise",
 			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: disguisePriority},
 			Rules: t.disguise(),
 		})
+}
+
+// bind has connections that the process takes keep their destination: it is translated to itself. Else another plane
+// that is there for a moment longer, or is about to take our place, would translate what the process gets.
+func (t *table) bind() []nf.Rule {
+	if t.redirectAll {
+		return nil
+	}
+	const address = 1
+	return []nf.Rule{nf.NewRule("taken",
+		nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, t.Mark, 0), nf.Differs(nf.Native(0)),
+		t.Family.Load(t.Family.Destination, address), nf.LoadPort(address+t.Family.Address.Words()),
+		t.Family.TranslateTo(address))}
 }
 
 // redirectable are the conditions of which one is true of a packet that TPROXY cannot have; the first one is that for
@@ -106,6 +120,9 @@ func onBridge() []any {
 }
 
 func (t *table) redirected(to string, conditions ...[]any) (rules []nf.Rule) {
+	if t.draining {
+		return nil
+	}
 	for _, c := range conditions {
 		rules = append(rules, nf.NewRule("", append(slices.Clone(c), nf.GoTo(to))...))
 	}

@@ -186,13 +186,17 @@ func (r *routes) audit(family int, name string) (drifts []dataplane.Drift, err e
 	return drifts, nil
 }
 
-// remove deletes all that is in the table, the rules that lead there, and the route of the own address.
-func (r *routes) remove(family int) error {
+// remove deletes all that is in the table, the rules that lead there, and the route of the own address. It returns the
+// mark that leads there.
+func (r *routes) remove(family int) (mark uint32, err error) {
 	have, err := r.load(family)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return errors.Join(r.removeMarked(family, have), r.deleteRoutes(have.own))
+	for i := range have.rules {
+		mark |= have.rules[i].Mark
+	}
+	return mark, errors.Join(r.removeMarked(family, have), r.deleteRoutes(have.own))
 }
 
 func (r *routes) removeMarked(family int, have found) error {

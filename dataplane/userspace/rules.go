@@ -73,12 +73,13 @@ func (t *table) send() []nf.Rule {
 	if t.redirectAll {
 		return t.translatedNext()
 	}
-	return []nf.Rule{
+	return slices.Concat([]nf.Rule{
 		nf.NewRule("", append(isSCTP(), nf.GoTo(chainLater))...),
 		earlier(),
+	}, t.later(), []nf.Rule{
 		nf.NewRule("the connection outlives its row", t.setConnectionMark()...),
 		nf.NewRule("", nf.GoTo(chainDeliver)),
-	}
+	})
 }
 
 // rest are the rules for packets whose destination is no row's.
@@ -227,8 +228,8 @@ func (t *table) take(o origin) []nf.Rule {
 	const address, port = 0, 4
 	family := t.Family.Number
 	proxy := &expr.TProxy{Family: family, TableFamily: family, RegAddr: nf.Word(address), RegPort: nf.Word(port)}
-	return []nf.Rule{
-		earlier(),
+	return slices.Concat([]nf.Rule{earlier()}, t.later(), []nf.Rule{
+		nf.NewRule("the flow is ours", append(protocolIs(unix.IPPROTO_UDP), t.setConnectionMark()...)...),
 		nf.NewRule("to the process",
 			&expr.Immediate{Register: nf.Word(address), Data: t.loopback().AsSlice()},
 			&expr.Immediate{Register: nf.Word(port), Data: bigEndian(t.ports[o])},
@@ -237,7 +238,7 @@ func (t *table) take(o origin) []nf.Rule {
 		nf.NewRule("nobody knows the connection", append(append(protocolIs(unix.IPPROTO_TCP), isSYN(nf.Differs)...),
 			nf.GoTo(nf.ChainReject))...),
 		nf.NewRule("", nf.Drop()),
-	}
+	})
 }
 
 // translatedNext leaves alone what will be redirected.
@@ -252,6 +253,15 @@ func (t *table) translatedNext() (rules []nf.Rule) {
 func earlier() nf.Rule {
 	return nf.NewRule("translated before", &expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)},
 		nf.Bits(0, destinationTranslated, 0), nf.Differs(nf.Native(0)), nf.Accept())
+}
+
+// later leaves alone what has begun since another plane is in force. Only datagrams come here then.
+func (t *table) later() []nf.Rule {
+	if !t.draining {
+		return nil
+	}
+	return []nf.Rule{nf.NewRule("another plane's", &expr.Ct{Key: expr.CtKeyMARK, Register: nf.Word(0)},
+		nf.Bits(0, t.Mark, 0), nf.Equals(nf.Native(0)), nf.Accept())}
 }
 
 func (t *table) setMark() nf.Rule {

@@ -102,8 +102,9 @@ type table struct {
 	nf.Table
 	made bool // by sync: the kernel had none, or another one
 	listening
-	owners map[any][]element
-	found  map[element]bool // in the kernel, and nobody has claimed it yet
+	draining bool // see Plane
+	owners   map[any][]element
+	found    map[element]bool // in the kernel, and nobody has claimed it yet
 }
 
 // element is a member of a set, by the key that nf.Table.Element takes.

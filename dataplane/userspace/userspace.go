@@ -113,6 +113,7 @@ type Plane struct {
 	// own is how many transactions we have made, beside those of disguises; clean how many others had when our rules
 	// were as they should be: the generation of the ruleset counts all of them.
 	clean, own uint32
+	draining   bool      // another plane is in force, see Drain
 	forgot     time.Time // when clients were last forgotten whose time had run out
 }
 
@@ -123,6 +124,7 @@ var (
 	_ dataplane.Dataplane = (*Plane)(nil)
 	_ dataplane.Affine    = (*Plane)(nil)
 	_ dataplane.Counted   = (*Plane)(nil)
+	_ dataplane.Carrier   = (*Plane)(nil)
 )
 
 // New makes planes with options. They are opened in the network namespace of the calling thread, and need
@@ -150,23 +152,11 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 	if err != nil {
 		return nil, errors.Join(err, here.Close())
 	}
-	routes, err := openRoutes(markOf(c))
+	routes, err := openRoutes(c.CarriedMark())
 	if err != nil {
 		return nil, errors.Join(err, conn.Close(), here.Close())
 	}
 	return &Plane{config: c, options: o, namespace: here, conn: conn, routes: routes}, nil
-}
-
-// markOf is the bit for packets that are to be routed to the process. It is the one beside that of Config, by which
-// another plane, that is there for a moment longer, would hide who sends them.
-func markOf(c dataplane.Config) uint32 {
-	if c.Mark == 0 {
-		c.Mark = dataplane.DefaultMark
-	}
-	if mark := c.Mark << 1; mark != 0 {
-		return mark
-	}
-	return c.Mark >> 1
 }
 
 // probe finds the first way of redirection that the kernel has. If there is a wanted one, it is that or none.
@@ -232,7 +222,9 @@ func (p *Plane) choose(way Redirect, instead []error) {
 }
 
 func (p *Plane) newTable(family int, tx *nf.Transaction) *table {
-	return newTable(nf.Families[family], p.routes.mark, p.listening[family], tx)
+	t := newTable(nf.Families[family], p.routes.mark, p.listening[family], tx)
+	t.draining = p.draining
+	return t
 }
 
 func (p *Plane) fault(operation string) error {
@@ -247,7 +239,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if p.listens() {
 		return p.syncListeners(ctx, s)
 	}
-	p.tables, p.clean = nil, 0
+	p.tables, p.clean, p.draining = nil, 0, false
 	if err := p.serve(s); err != nil {
 		return err
 	}
@@ -548,7 +540,8 @@ func (p *Plane) Remove(context.Context) error {
 	p.endProxy()
 	var errs []error
 	for _, family := range families() {
-		errs = append(errs, p.routes.remove(family))
+		mark, err := p.routes.remove(family)
+		errs = append(errs, err, forget(mark))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("userspace: %w", err)

@@ -226,7 +226,7 @@ func (l *Load) answered(w *worker, backend string, took time.Duration) {
 	c.Longest = max(c.Longest, took)
 	if w.kind.stays() && w.backend != "" && w.backend != backend {
 		c.Moved++
-		l.fault(w, fmt.Sprintf("moved from %s to %s", w.backend, backend), took)
+		l.fault(w, Fault{What: fmt.Sprintf("moved from %s to %s", w.backend, backend), Moved: true, Took: took})
 	}
 	w.backend = backend
 	l.outcome(w)
@@ -242,7 +242,7 @@ func (l *Load) failed(w *worker, err error, took time.Duration) {
 	} else {
 		c.Failed++
 	}
-	l.fault(w, err.Error(), took)
+	l.fault(w, Fault{What: err.Error(), Took: took})
 	l.outcome(w)
 }
 
@@ -266,10 +266,10 @@ func (l *Load) happened() {
 	}
 }
 
-// fault notes what went wrong; took is how long ago it began.
-func (l *Load) fault(w *worker, what string, took time.Duration) {
+// fault notes what went wrong with whom, and when.
+func (l *Load) fault(w *worker, f Fault) {
 	now := time.Now()
-	l.faults = append(l.faults, Fault{
-		Kind: w.kind, Path: w.Path, What: what, Step: l.step, Since: now.Sub(l.since), At: now.Sub(l.start), Took: took,
-	})
+	f.Kind, f.Path = w.kind, w.Path
+	f.Step, f.Since, f.At = l.step, now.Sub(l.since), now.Sub(l.start)
+	l.faults = append(l.faults, f)
 }

@@ -82,6 +82,8 @@ type Fault struct {
 	Kind Kind
 	Path Path
 	What string
+	// Moved: there was an answer, of another backend than before.
+	Moved bool
 	// Step is what was being done, as Mark has said it, and Since how long it had been.
 	Step  string
 	Since time.Duration
@@ -131,7 +133,7 @@ func (r Report) Since(before Report) Report {
 	return r
 }
 
-// String is a line for each kind, and the first faults of each.
+// String is a line for each kind, and the first faults of each, those who have moved apart.
 func (r Report) String() string {
 	const most = 5
 	var s strings.Builder
@@ -142,9 +144,14 @@ func (r Report) String() string {
 		fmt.Fprintf(&s, "%-11s %6d begun, %6d answers, %d failed, %d reset, %d moved, %d sent again, longest wait %s\n",
 			Kind(i), c.Attempts, c.Answered, c.Failed, c.Reset, c.Moved, c.Resent, c.Longest.Round(time.Millisecond))
 	}
-	var said [kinds]int
+	type sort struct {
+		kind  Kind
+		moved bool
+	}
+	said := map[sort]int{}
 	for _, f := range r.Faults {
-		if said[f.Kind]++; said[f.Kind] <= most {
+		of := sort{f.Kind, f.Moved}
+		if said[of]++; said[of] <= most {
 			fmt.Fprintln(&s, f)
 		}
 	}
