@@ -143,6 +143,7 @@ type Meter interface {
 // Traces tell what a plane, in this or an earlier process, has left in the kernel.
 type Traces struct {
 	Rules          bool // there are some
+	Retired        bool // they take nothing new: another plane is in force, and they are there for open connections
 	LocalnetWasOff bool // it has set the sysctl route_localnet
 }
 

@@ -113,6 +113,30 @@ func TestRun_autoKeeps(t *testing.T) {
 	}
 }
 
+// What is there for open connections only is not what stays.
+func TestRun_autoRetired(t *testing.T) {
+	w := newMachine(t)
+	flags := []string{"--config", w.config(), "--cgroup-root", w.bed.Cgroup()}
+	w.configure("ebpf", "")
+	p := w.start(flags...)
+	open := w.dial(testbed.Outside, nodePort)
+	defer open.Close()
+	p.end()
+	w.configure("nftables", "")
+	p = w.start(flags...)
+	if w.pins() == "" {
+		t.Error("nothing is left for the connection")
+	}
+	p.end()
+	w.configure("auto", "")
+	p = w.start(flags...)
+	w.serves("nftables", "auto")
+	if err := talk(open); err != nil {
+		t.Error(err)
+	}
+	p.end()
+}
+
 // What somebody has switched to stays, too, also over a restart.
 func TestRun_autoSwitched(t *testing.T) {
 	w := newMachine(t)

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"fairlead.dev/fairlead/dataplane"
 )
@@ -46,7 +47,11 @@ func (p *Plane) claim() error {
 // Traces tells what is left of the plane.
 func Traces() (dataplane.Traces, error) {
 	dirs, err := remains()
-	return dataplane.Traces{Rules: len(dirs) > 0}, err
+	active := slices.ContainsFunc(dirs, func(dir string) bool {
+		_, err := os.Stat(filepath.Join(dir, retiredMark))
+		return err != nil
+	})
+	return dataplane.Traces{Rules: len(dirs) > 0, Retired: len(dirs) > 0 && !active}, err
 }
 
 // Clean deletes that.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -141,6 +142,7 @@ func Traces() (t dataplane.Traces, err error) {
 		return t, err
 	}
 	t.Rules = !r.none()
+	t.Retired = t.Rules && !slices.ContainsFunc(r.tables, func(t *table) bool { return len(t.Chains) > 0 })
 	return t, r.Close()
 }
 

@@ -39,27 +39,27 @@ func (n *namespace) retire(connections int) {
 	}
 }
 
-func (n *namespace) expectTraces(want bool) {
+func (n *namespace) expectTraces(want dataplane.Traces) {
 	n.Helper()
 	got, err := ipvs.Traces()
 	n.check(err)
-	if got != (dataplane.Traces{Rules: want}) {
-		n.Errorf("traces: %+v, want %t", got, want)
+	if got != want {
+		n.Errorf("traces: %+v, want %+v", got, want)
 	}
 }
 
 // retires: nothing goes before it is seen that nobody has come since.
 func (n *namespace) retires() {
 	before := n.kernel()
-	n.expectTraces(false)
+	n.expectTraces(dataplane.Traces{})
 	n.retire(0)
 	n.sync(example)
-	n.expectTraces(true)
+	n.expectTraces(dataplane.Traces{Rules: true})
 	n.retire(1)
-	n.expectTraces(true)
+	n.expectTraces(dataplane.Traces{Rules: true, Retired: true})
 	n.equal(n.run("nft", "list", "chains"), "table ip fairlead-ipvs {\n}\ntable ip6 fairlead-ipvs {\n}\n")
 	n.retire(0)
-	n.expectTraces(false)
+	n.expectTraces(dataplane.Traces{})
 	n.equal(n.kernel(), before)
 }
 
