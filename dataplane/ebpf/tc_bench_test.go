@@ -13,6 +13,7 @@ func BenchmarkFlows(b *testing.B) {
 	const (
 		stranger = "tcp 192.0.2.9:4000 > 192.0.2.1:22 A"
 		asks     = "tcp 192.0.2.9:4000 > 192.0.2.1:22 S"
+		passes   = "tcp 192.0.2.9:4000 > 198.51.100.7:22 S"
 		hidden   = "tcp 192.0.2.9:4000 > 192.0.2.1:30080 S"
 		kept     = "tcp 192.0.2.9:4000 > 203.0.113.1:80 S"
 		refused  = "tcp 192.0.2.9:4000 > 10.96.0.10:80 S"
@@ -26,6 +27,7 @@ func BenchmarkFlows(b *testing.B) {
 		{"stranger/flows/ingress", packetsProgFromAnywhere, stranger, false},
 		{"stranger/flows/egress", packetsProgLeave, stranger, false},
 		{"stranger begins/no flows/ingress", packetsProgFromAnywhere, asks, true},
+		{"stranger begins elsewhere/no flows/ingress", packetsProgFromAnywhere, passes, true},
 		{"stranger begins/flows/ingress", packetsProgFromAnywhere, asks, false},
 		{"new/client kept", packetsProgFromAnywhere, kept, false},
 		{"new/client hidden", packetsProgFromAnywhere, hidden, false},
