@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"embed"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path"
 	"slices"
@@ -188,6 +189,23 @@ func (c *testCase) ofSockets() *testCase {
 			}
 		}
 		out.steps[i].probes = kept
+	}
+	return &out
+}
+
+// hiding is the case of a plane whose backends see nobody's address but the node's: what is said of sources is left out.
+func (c *testCase) hiding() *testCase {
+	out := *c
+	out.steps = slices.Clone(c.steps)
+	for i := range out.steps {
+		out.steps[i].probes = slices.Clone(c.steps[i].probes)
+		for j := range out.steps[i].probes {
+			p := &out.steps[i].probes[j]
+			p.sources = maps.Clone(p.sources)
+			for backend := range p.sources {
+				p.sources[backend] = anyPlace
+			}
+		}
 	}
 	return &out
 }

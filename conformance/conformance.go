@@ -73,6 +73,11 @@ func RunOnlySockets(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, onlySockets: true})
 }
 
+// RunHiding is Run for a plane whose backends never see who their client is.
+func RunHiding(t *testing.T, name string, new dataplane.New) {
+	run(t, name, stage{new: new, hiding: true})
+}
+
 func run(t *testing.T, name string, s stage) {
 	cases, err := load()
 	if err != nil {
@@ -121,6 +126,8 @@ type stage struct {
 	spec testbed.Spec
 	// onlySockets leaves out what no process on the node sends.
 	onlySockets bool
+	// hiding leaves out what cases say of sources.
+	hiding bool
 	// hardware makes cables like those of hardware; onlyDrivers leaves out what has nothing to do with programs in
 	// drivers, and plays the rest in one way.
 	hardware, onlyDrivers bool
@@ -162,6 +169,9 @@ func (s *stage) play(t *testing.T, p play) {
 	k := kernel{bed: bed, new: s.new, log: logger(t)}
 	if s.onlySockets {
 		p.testCase = p.ofSockets()
+	}
+	if s.hiding {
+		p.testCase = p.testCase.hiding()
 	}
 	if err := k.play(t.Context(), p.testCase, p.way); err != nil {
 		t.Error(err)

@@ -4,6 +4,9 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/conformance"
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/dataplane/userspace"
 )
 
@@ -36,4 +39,15 @@ func TestUserspace_nat_random(t *testing.T) {
 func TestUserspace_nat_faults(t *testing.T) {
 	t.Parallel()
 	conformance.RunFaults(t, userspace.New(userspace.Options{Redirect: userspace.ByNAT}))
+}
+
+// TestUserspace_iptables has a kernel without nf_tables.
+func TestUserspace_iptables(t *testing.T) {
+	t.Parallel()
+	conformance.RunHiding(t, "userspace-iptables", overIPTables())
+}
+
+func overIPTables() dataplane.New {
+	return userspace.NewOver(userspace.Options{Redirect: userspace.ByPlane},
+		conntrack.Wrap(iptables.New(iptables.Options{Backend: iptables.Legacy})))
 }

@@ -178,7 +178,7 @@ func (d *Daemon) openPlane(s planeSettings, how opening) (*opened, error) {
 	c := dataplane.Config{Log: d.log, Meter: d.metrics, Inherit: how.inherit}
 	o, err := s.inherit(c, legacy{
 		kept: &d.carried, exact: how.exact,
-		cleared: func(o opened) { d.successor.spared.set(o.settings.iptables.Backend) },
+		cleared: func(o opened) { d.successor.spared.set(o.chains()) },
 	})
 	if err != nil {
 		return nil, err

@@ -220,7 +220,7 @@ func (h *heir) clear(ctx context.Context, s *model.State) error {
 	connections := 0
 	h.left = nil
 	for _, p := range h.others() {
-		if p.name == h.self.behind {
+		if p.name == h.self.behind || p.name == over(h.inner) {
 			continue
 		}
 		r, err := h.clearOne(ctx, p, s)

@@ -87,7 +87,7 @@ func planes() []plane {
 		},
 		{
 			name:   userspacePlane,
-			new:    func(s planeSettings) dataplane.New { return userspace.New(s.userspace) },
+			new:    func(s planeSettings) dataplane.New { return userspace.NewOver(s.userspace, legacyTables()) },
 			wrap:   conntrack.WrapUntranslated,
 			traces: userspace.Traces, clean: userspace.Clean, memories: userspace.Memories,
 		},
@@ -118,6 +118,27 @@ type planeSettings struct {
 	ipvs      ipvs.Options      // likewise
 	ebpf      config.EBPF       // likewise
 	userspace userspace.Options // likewise
+}
+
+// legacyTables are what leads packets to the process of mode userspace where the kernel has no nf_tables.
+func legacyTables() dataplane.New {
+	return conntrack.Wrap(iptables.New(iptables.Options{Backend: iptables.Legacy}))
+}
+
+// over is the name of the data plane that has the rules for another one; empty: that has its own.
+func over(d dataplane.Dataplane) string {
+	if p, ok := d.(interface{ Over() bool }); ok && p.Over() {
+		return iptablesPlane
+	}
+	return ""
+}
+
+// chains are the back ends of iptables in which there are chains of a plane.
+func (o opened) chains() iptables.Backend {
+	if over(o.inner) == iptablesPlane {
+		return iptables.Legacy
+	}
+	return o.settings.iptables.Backend
 }
 
 // newEBPF has a section of the configuration in the words of the plane. Behind it is the plane of packets with all that

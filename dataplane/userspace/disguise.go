@@ -47,7 +47,7 @@ func (d *disguise) enter(c call, b model.Backend, own netip.AddrPort) (leave fun
 	}
 	key := model.Key{Addr: own.Addr(), Port: own.Port(), Protocol: c.key.Protocol}
 	if err := d.put(key, c.client.Addr()); err != nil {
-		return nil, err
+		return func() {}, err
 	}
 	return func() { _ = d.drop(key) }, nil // what stays is replaced by who has the port next
 }

@@ -20,6 +20,9 @@ func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err
 	if p.listens() {
 		return p.Carried(), p.syncListeners(ctx, model.NewState())
 	}
+	if p.translates() {
+		return p.drainOver(s), nil
+	}
 	p.tables, p.clean, p.draining = nil, 0, true
 	p.proxy.rows.replace(s)
 	p.proxy.expel(nil)

@@ -13,8 +13,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Memories are what this data plane, in a process that has ended, has left of what it remembered of clients in the network
-// namespace of the calling thread; see dataplane.Affine.
+// Memories are what this data plane, in a process that has ended, has left of what it remembered of clients in the
+// network namespace of the calling thread; see dataplane.Affine.
 func Memories(_ context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Memory, error] {
 	return func(yield func(dataplane.Memory, error) bool) {
 		conn, err := nfnetlink.Dial()

@@ -209,7 +209,7 @@ func (p *proxy) connectTCP(c call, b model.Backend) (*net.TCPConn, error) {
 		}
 		return conn.(*net.TCPConn), nil
 	}
-	if p.options.Redirect == ByListening {
+	if p.asItself() {
 		return p.connectPlain(c, b)
 	}
 	var from net.Addr
@@ -221,6 +221,11 @@ func (p *proxy) connectTCP(c call, b model.Backend) (*net.TCPConn, error) {
 		return nil, err
 	}
 	return conn.(*net.TCPConn), nil
+}
+
+// asItself reports whether all connections are this process's own.
+func (p *proxy) asItself() bool {
+	return p.options.Redirect == ByListening || p.options.Redirect == ByPlane
 }
 
 // connectPlain opens a connection as this process.
@@ -257,7 +262,7 @@ func (p *proxy) connectUDP(c call, b model.Backend) (*flowSocket, error) {
 	var from net.Addr
 	control := transparent
 	switch {
-	case p.options.Redirect == ByListening:
+	case p.asItself():
 		control = plain
 	case !c.hidden(b):
 		from = net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))

@@ -238,7 +238,7 @@ func (p *proxy) associate(client *association, c call, b model.Backend) (*associ
 }
 
 func (p *proxy) connectSCTP(a *association, c call, b model.Backend) error {
-	if p.options.Redirect == ByListening {
+	if p.asItself() {
 		return a.connect(p.context, b.AddrPort, c.patience)
 	}
 	var own netip.AddrPort

@@ -44,6 +44,9 @@ const (
 	// ByNAT translates addresses, for which each connection takes two more transactions of nf_tables; while there is no
 	// process, those who connect are refused and do not wait.
 	ByNAT Redirect = "nat"
+	// ByPlane has another data plane translate addresses, the one given to NewOver: for kernels without nf_tables.
+	// Backends see the process as their client.
+	ByPlane Redirect = "plane"
 	// ByListening makes no rules: the process listens at the destinations of rows, as far as they are addresses of the
 	// machine and it may. It needs no rights. Backends see the process as their client.
 	ByListening Redirect = "listen"
@@ -106,10 +109,12 @@ type Plane struct {
 	namespace namespace.Namespace
 	conn      *nfnetlink.Socket
 	routes    *routes
-	proxy     *proxy       // nil: nothing is served
-	listening [2]listening // of IPv4 and IPv6, as nf.Families are; zero: the family cannot be served
-	why       [2]error     // why not
-	tables    []*table     // nil: the kernel's content is not known
+	proxy     *proxy              // nil: nothing is served
+	listening [2]listening        // of IPv4 and IPv6, as nf.Families are; zero: the family cannot be served
+	why       [2]error            // why not
+	tables    []*table            // nil: the kernel's content is not known
+	over      dataplane.Dataplane // of ByPlane
+	led       *model.State        // what that has; nil: it is not known
 	// own is how many transactions we have made, beside those of disguises; clean how many others had when our rules
 	// were as they should be: the generation of the ruleset counts all of them.
 	clean, own uint32
@@ -128,15 +133,18 @@ var (
 )
 
 // New makes planes with options. They are opened in the network namespace of the calling thread, and need
-// CAP_NET_ADMIN.
-func New(o Options) dataplane.New {
+// CAP_NET_ADMIN; without it see ByListening.
+func New(o Options) dataplane.New { return NewOver(o, nil) }
+
+// NewOver makes planes that, where the kernel can do no better, have another one translate.
+func NewOver(o Options, over dataplane.New) dataplane.New {
 	o.defaults()
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		p, err := open(c, o)
 		if err != nil {
 			return nil, fmt.Errorf("userspace: %w", err)
 		}
-		if err := p.probe(); err != nil {
+		if err := p.probe(over); err != nil {
 			return nil, errors.Join(fmt.Errorf("userspace: %w", err), p.Close())
 		}
 		return p, nil
@@ -160,17 +168,17 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 }
 
 // probe finds the first way of redirection that the kernel has. If there is a wanted one, it is that or none.
-func (p *Plane) probe() error {
+func (p *Plane) probe(over dataplane.New) error {
 	if p.listens() {
 		return nil
 	}
-	ways := []Redirect{ByTPROXY, ByNAT}
+	ways := []Redirect{ByTPROXY, ByNAT, ByPlane}
 	if p.options.Redirect != "" {
 		ways = []Redirect{p.options.Redirect}
 	}
 	var errs []error
 	for _, way := range ways {
-		err := p.check(way)
+		err := p.check(way, over)
 		if err == nil {
 			p.choose(way, errs)
 			return nil
@@ -198,7 +206,16 @@ func (p *Plane) withoutRights(err error) error {
 }
 
 // check has the kernel check, but not perform, a transaction with all rules.
-func (p *Plane) check(way Redirect) error {
+func (p *Plane) check(way Redirect, over dataplane.New) (err error) {
+	if way == ByPlane {
+		if over == nil {
+			return errors.New("there is no other data plane")
+		}
+		c := p.config
+		c.Inherit = nil // there is nothing to be remembered: each row has one backend
+		p.over, err = over(c)
+		return err
+	}
 	var tx nf.Transaction
 	for i, f := range nf.Families {
 		t := newTable(f, p.routes.mark, listening{redirectAll: way != ByTPROXY}, &tx)
@@ -214,7 +231,14 @@ func (p *Plane) check(way Redirect) error {
 func (p *Plane) choose(way Redirect, instead []error) {
 	p.options.Redirect = way
 	p.routes.unused = way != ByTPROXY
-	if len(instead) > 0 && p.config.Log != nil {
+	if p.config.Log == nil {
+		return
+	}
+	if way == ByPlane {
+		p.config.Log.Warn("mode userspace has rules of iptables lead packets to its process: endpoints do not see who their "+
+			"client is, and clients are refused while there is no process; have the kernel load nf_tables and nft_tproxy",
+			"error", errors.Join(instead...))
+	} else if len(instead) > 0 {
 		p.config.Log.Warn("mode userspace translates addresses, as this kernel cannot lead packets to a process by TPROXY: "+
 			"connections take longer to open, and clients are refused while there is no process; "+
 			"have the kernel load nft_tproxy and nft_socket", "error", errors.Join(instead...))
@@ -238,6 +262,9 @@ func (p *Plane) fault(operation string) error {
 func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if p.listens() {
 		return p.syncListeners(ctx, s)
+	}
+	if p.translates() {
+		return p.syncOver(ctx, s)
 	}
 	p.tables, p.clean, p.draining = nil, 0, false
 	if err := p.serve(s); err != nil {
@@ -293,8 +320,10 @@ func (p *Plane) serve(s *model.State) error {
 	proxy := newProxy(p.options, p.namespace)
 	proxy.disguise = &disguise{tables: [2]*table{p.newTable(0, nil), p.newTable(1, nil)}}
 	proxy.rows.replace(s)
-	if err := p.takeOver(proxy.rows, s); err != nil {
-		return fmt.Errorf("userspace: %w", err)
+	if !p.translates() {
+		if err := p.takeOver(proxy.rows, s); err != nil {
+			return fmt.Errorf("userspace: %w", err)
+		}
 	}
 	err := p.namespace.Do(func() error {
 		if err := proxy.ask(); err != nil {
@@ -430,9 +459,12 @@ func (p *Plane) commit(tx *nf.Transaction) error {
 }
 
 // Apply implements dataplane.Dataplane.
-func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
+func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
 	if p.listens() {
 		return p.applyListeners(s, c)
+	}
+	if p.translates() {
+		return p.applyOver(ctx, s, c)
 	}
 	tables := p.tables
 	if tables == nil || p.proxy == nil {
@@ -500,6 +532,10 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 		}
 		drifts = append(drifts, some...)
 	}
+	if p.translates() {
+		others, err := p.auditOver(ctx)
+		return append(drifts, others...), err
+	}
 	rules, err := p.auditRules(s, dataplane.Thorough(ctx))
 	return append(drifts, rules...), err
 }
@@ -525,10 +561,13 @@ func (p *Plane) auditRules(s *model.State, all bool) (drifts []dataplane.Drift, 
 
 // Remove implements dataplane.Dataplane. All connections end; while they do, addresses are translated still, so that
 // clients hear of it.
-func (p *Plane) Remove(context.Context) error {
+func (p *Plane) Remove(ctx context.Context) error {
 	if p.listens() {
 		p.endProxy()
 		return nil
+	}
+	if p.translates() {
+		return p.removeOver(ctx)
 	}
 	p.tables = nil
 	if err := p.fault("userspace remove"); err != nil {
@@ -561,7 +600,8 @@ func (p *Plane) replaceTables(chains func() []nf.Chain) error {
 	tx := &nf.Transaction{}
 	for i := range nf.Families {
 		t := p.newTable(i, tx)
-		if err := t.LoadTable(p.conn); err != nil {
+		err := t.LoadTable(p.conn)
+		if err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
 			return fmt.Errorf("userspace: %w", err)
 		}
 		if !t.Exists {
@@ -596,7 +636,11 @@ func (p *Plane) Close() error {
 	p.handOver()
 	p.endProxy()
 	p.routes.close()
-	return errors.Join(p.conn.Close(), p.namespace.Close())
+	var err error
+	if p.over != nil {
+		err = p.over.Close()
+	}
+	return errors.Join(err, p.conn.Close(), p.namespace.Close())
 }
 
 // Remembered implements dataplane.Affine.

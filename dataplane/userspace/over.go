@@ -1,0 +1,148 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Where the kernel has no nf_tables, another data plane translates: it has rows of which each leads to this process, to
+// the port for its scope, and decides as ever what is refused, dropped and allowed.
+//
+//	frontend … forward default/web cluster ──► frontend … forward process ─ backend 192.0.0.70:17985 ─► accept
+//
+// It cannot have the process's own connections leave as their clients.
+
+// process names the pools of another plane's rows whose backend is this process: Local for those of scope Internal.
+func process(scope model.Scope, v6 bool) model.PoolID {
+	return model.PoolID{Service: "fairlead/process", Local: scope == model.Internal, V6: v6}
+}
+
+// ported is the origin whose port rows of a scope lead to. That decides which row is found for the client again.
+func ported(scope model.Scope) origin {
+	if scope == model.Internal {
+		return fromPod
+	}
+	return elsewhere
+}
+
+// translates reports whether another plane has the rules.
+func (p *Plane) translates() bool { return p.options.Redirect == ByPlane }
+
+// Over reports the same to who must not take those rules for what is left of that plane.
+func (p *Plane) Over() bool { return p.translates() }
+
+// toProcess is a row that leads to the process.
+func toProcess(key model.Key, f model.Frontend) model.Frontend {
+	if f.Verdict == model.Forward {
+		f.Pool, f.SNAT = process(key.Scope, key.Addr.Is6()), model.Never
+	}
+	return f
+}
+
+// allToProcess is a State for the other plane.
+func (p *Plane) allToProcess(s *model.State) *model.State {
+	out := s.Clone()
+	clear(out.Pools)
+	for i, l := range p.listening {
+		for _, scope := range []model.Scope{model.Any, model.Internal} {
+			at := ownAddress(i == 1)
+			out.Pools[process(scope, i == 1)] = model.Pool{Backends: []model.Backend{{
+				AddrPort: netip.AddrPortFrom(at, l.redirectPorts[ported(scope)]), Local: true, Weight: 1,
+			}}}
+		}
+	}
+	used := map[model.PoolID]bool{}
+	for key, f := range out.Frontends {
+		out.Frontends[key] = toProcess(key, f)
+		used[out.Frontends[key].Pool] = true
+	}
+	maps.DeleteFunc(out.Pools, func(id model.PoolID, _ model.Pool) bool { return !used[id] })
+	return out
+}
+
+// syncOver is Sync where another plane has the rules.
+func (p *Plane) syncOver(ctx context.Context, s *model.State) error {
+	p.led, p.draining = nil, false
+	if err := p.serve(s); err != nil {
+		return err
+	}
+	served, partial := p.able(s)
+	p.proxy.rows.replace(served)
+	p.proxy.expel(nil)
+	p.config.TakeIn(ctx, s, p.proxy.rows.taker())
+	if err := p.route(); err != nil {
+		return err
+	}
+	led := p.allToProcess(served)
+	err := p.over.Sync(ctx, led)
+	if err == nil || errors.Is(err, dataplane.ErrPartial) {
+		p.led = led
+	}
+	return p.ofOver(partial, err)
+}
+
+func (p *Plane) ofOver(partial, err error) error {
+	if err != nil {
+		err = fmt.Errorf("userspace: %w", err)
+	}
+	return errors.Join(partial, err)
+}
+
+// applyOver is Apply where another plane has the rules.
+func (p *Plane) applyOver(ctx context.Context, s *model.State, c model.Change) error {
+	if p.led == nil || p.proxy == nil {
+		return errors.New("userspace: the kernel's content is not known; Sync first")
+	}
+	c, partial := p.ableChange(c)
+	p.proxy.rows.change(c)
+	served, _ := p.able(s)
+	led := p.allToProcess(served)
+	err := p.over.Apply(ctx, led, model.Diff(p.led, led))
+	p.led = led
+	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+		p.led = nil
+	}
+	p.proxy.expel(&c)
+	return p.ofOver(partial, err)
+}
+
+// auditOver is Audit where another plane has the rules.
+func (p *Plane) auditOver(ctx context.Context) ([]dataplane.Drift, error) {
+	if p.led == nil {
+		return nil, errors.New("userspace: the kernel's content is not known; Sync first")
+	}
+	drifts, err := p.over.Audit(ctx, p.led)
+	return drifts, p.ofOver(nil, err)
+}
+
+// drainOver is Drain where another plane has the rules. Who is in force removes them, unless they are its own: connection
+// tracking translates what it knows without any.
+func (p *Plane) drainOver(s *model.State) int {
+	p.led, p.draining = nil, true
+	p.proxy.rows.replace(s)
+	p.proxy.expel(nil)
+	return p.Carried()
+}
+
+// removeOver is Remove where another plane has the rules.
+func (p *Plane) removeOver(ctx context.Context) error {
+	p.led = nil
+	p.endProxy()     // before the rules: clients are to hear of it
+	if !p.draining { // else they may be another's by now
+		if err := p.over.Remove(ctx); err != nil {
+			return p.ofOver(nil, err)
+		}
+	}
+	var errs []error
+	for _, family := range families() {
+		_, err := p.routes.remove(family)
+		errs = append(errs, err)
+	}
+	return p.ofOver(nil, errors.Join(errs...))
+}
