@@ -13,8 +13,14 @@ import (
 // until they have none, and are taken back when they are wanted again.
 type carrying struct {
 	mu     sync.Mutex
-	planes []opened
+	planes []former
 	over   bool // the process ends
+}
+
+// former is one of them.
+type former struct {
+	opened
+	asked bool // it has been told to take nothing new
 }
 
 // keep takes a plane that is not in force any more, unless it carries nothing by its nature or the process ends.
@@ -25,7 +31,7 @@ func (c *carrying) keep(o opened) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.over {
-		c.planes = append(c.planes, o)
+		c.planes = append(c.planes, former{opened: o})
 	}
 	return !c.over
 }
@@ -37,10 +43,10 @@ func (c *carrying) take(s planeSettings) (o opened, ok bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i, o := range c.planes {
-		if o.settings == s {
+	for i, k := range c.planes {
+		if k.settings == s {
 			c.planes = append(c.planes[:i:i], c.planes[i+1:]...)
-			return o, true
+			return k.opened, true
 		}
 	}
 	return o, false
@@ -61,11 +67,15 @@ func (c *carrying) drain(ctx context.Context, s *model.State, l look) (connectio
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var left []opened
+	var left []former
 	var errs []error
 	for _, o := range c.planes {
-		n, err := l.drain(ctx, s, o)
+		n, err := l.drain(ctx, s, o.opened)
 		errs = append(errs, err)
+		if o.settings.name == l.name && !l.over && !o.asked { // somebody may be on the way still
+			o.asked = true
+			n = max(1, n)
+		}
 		if connections += n; n > 0 || o.settings.name != l.name {
 			left = append(left, o)
 		} else {

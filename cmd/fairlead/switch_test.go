@@ -82,7 +82,7 @@ func TestSwitch(t *testing.T) {
 	p := w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
 	loads := w.loads()
 	sticky := netip.MustParseAddrPort("192.0.2.1:30083")
-	kept := w.probe(testbed.Outside, sticky)
+	kept, own := w.probe(testbed.Outside, sticky), w.probe("pod-a", netip.MustParseAddrPort("10.96.0.13:80"))
 	var open []net.Conn
 	defer func() {
 		for _, c := range open {
@@ -111,6 +111,9 @@ func TestSwitch(t *testing.T) {
 		}
 		if got := w.probe(testbed.Outside, sticky); got != kept {
 			t.Errorf("after change %d, to %s, a client of %s moved from %s to %s", i, plane, sticky, kept, got)
+		}
+		if got := w.probe("pod-a", netip.MustParseAddrPort("10.96.0.13:80")); got != own {
+			t.Errorf("after change %d, to %s, pod-a moved from %s to %s", i, plane, own, got)
 		}
 		for j, c := range open {
 			if err := talk(c); err != nil {
