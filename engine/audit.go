@@ -10,8 +10,8 @@ import (
 )
 
 // The kernel is compared with the State once in an interval, and at once when it tells that somebody else has
-// changed something. That must not let others make a node busy who undo every repair, so that comparisons and repairs
-// together have a budget.
+// changed something. Comparisons have a budget, and those that lead to a repair another, larger one: who undoes every
+// repair must not make the node busy.
 //
 //	interval is over ─┐
 //	Options.Foreign ──┴─► Plane.Audit ─► drifts ─► log, Round, Status ─► Plane.Sync
@@ -34,14 +34,16 @@ type audits struct {
 	due     time.Time
 	floor   time.Time // not earlier, whatever others do: the ones before have had their share
 	budget  budget
+	repairs budget               // of those that found something
 	logged  map[string]time.Time // drifts, lately
 	foreign []dataplane.Foreign  // changes of others since the last one
 }
 
 func newAudits() audits {
 	return audits{
-		budget: budget{share: 100, credit: time.Minute, longest: maxAuditRest},
-		logged: map[string]time.Time{},
+		budget:  budget{share: 100, credit: time.Minute, longest: maxAuditRest},
+		repairs: budget{share: 4, credit: 2 * time.Minute, longest: maxAuditRest},
+		logged:  map[string]time.Time{},
 	}
 }
 
@@ -74,10 +76,14 @@ func (a *audits) gather(told <-chan dataplane.Foreign) {
 	}
 }
 
-// schedule keeps audits, with their repairs, to a share of one CPU.
-func (a *audits) schedule(took, interval time.Duration) {
+// schedule keeps audits to a share of one CPU, and repairs to another.
+func (a *audits) schedule(took, interval time.Duration, repaired bool) {
+	b := &a.budget
+	if repaired {
+		b = &a.repairs
+	}
 	now := time.Now()
-	a.floor = now.Add(a.budget.rest(took))
+	a.floor = now.Add(b.rest(took))
 	a.due = later(a.floor, now.Add(interval))
 	a.foreign = nil
 }
@@ -92,7 +98,7 @@ func later(a, b time.Time) time.Time {
 // audit compares the kernel with the State, and repairs what somebody else has done to it.
 func (e *Engine) audit(ctx context.Context) error {
 	start := time.Now()
-	defer func() { e.audits.schedule(time.Since(start), e.options.AuditInterval) }()
+	defer func() { e.audits.schedule(time.Since(start), e.options.AuditInterval, len(e.round.Drifts) > 0) }()
 	e.audits.gather(e.options.Foreign)
 	look, end := context.WithTimeout(ctx, e.options.HealthTimeout/2) // nobody knows of changes that come meanwhile
 	defer end()
@@ -161,7 +167,7 @@ func (e *Engine) auditNow(ctx context.Context) (Audited, error) {
 		a.Plane = e.options.About().Plane
 	}
 	start := time.Now()
-	defer func() { e.audits.schedule(time.Since(start), e.options.AuditInterval) }()
+	defer func() { e.audits.schedule(time.Since(start), e.options.AuditInterval, len(a.Drifts) > 0) }()
 	drifts, err := e.options.Plane.Audit(dataplane.Thoroughly(ctx), e.state)
 	a.Took = time.Since(start)
 	if err != nil || len(drifts) == 0 {

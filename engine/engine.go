@@ -39,7 +39,8 @@ type Options struct {
 	// another process may do that.
 	Once bool
 	// AuditInterval is the time between two comparisons of the kernel with the State; 0: half a second.
-	// Where comparisons take long they are made less often, so that they cost a hundredth of one CPU.
+	// Where comparisons take long they are made less often, so that they cost a hundredth of one CPU, and those with
+	// repairs a quarter.
 	AuditInterval time.Duration
 	// Foreign tells what others change in the kernel: the next comparison comes at once then. nil: nobody tells.
 	Foreign <-chan dataplane.Foreign
