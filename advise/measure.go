@@ -1,6 +1,7 @@
 package advise
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,9 @@ const (
 	// servicesPerSecond is how many Services a plane is filled with for each second that it has: no more than fit in half
 	// of that, and a bound of what memory all of it takes.
 	servicesPerSecond = 5000
+	// quickly is how long a machine that has nothing else to do takes for a scratch cluster. Where it takes longer all
+	// else will, too, and so there are fewer Services.
+	quickly = 100 * time.Millisecond
 	// leastServices are measured in any case.
 	leastServices = 100
 	// rounds are enough for ratios that differ by a few percent.
@@ -42,6 +46,9 @@ const (
 // do in its share of that counts as not measured. What is still being cleaned up then is done in the background;
 // Wait waits for it.
 func Measure(ctx context.Context, o Options) *Measurement {
+	o.Planes = slices.SortedStableFunc(slices.Values(o.Planes), func(p, q Plane) int {
+		return cmp.Compare(preference(p.Name), preference(q.Name))
+	})
 	m := &Measurement{ended: make(chan struct{})}
 	ctx, cancel := context.WithTimeout(ctx, o.Duration)
 	results := make(chan Finding, len(o.Planes))
@@ -57,7 +64,8 @@ func Measure(ctx context.Context, o Options) *Measurement {
 
 // Measurement is what was found.
 type Measurement struct {
-	Findings []Finding // of each plane, in the order of Options
+	// Findings are of each plane, the preferred ones first: if time is up early, they are those that were measured.
+	Findings []Finding
 	ended    chan struct{}
 }
 
@@ -91,6 +99,7 @@ const grace = 200 * time.Millisecond
 
 // measureAll measures one plane after the other, each beside a cluster without one.
 func (o Options) measureAll(ctx context.Context, results chan<- Finding) {
+	begin := time.Now()
 	bare, err := newScratch(ctx)
 	if err != nil {
 		for _, p := range o.Planes {
@@ -101,6 +110,7 @@ func (o Options) measureAll(ctx context.Context, results chan<- Finding) {
 	defer bare.close()
 	deadline, _ := ctx.Deadline()
 	most := int(time.Until(deadline).Seconds() * servicesPerSecond / float64(len(o.Planes)))
+	most = int(float64(most) * min(1, quickly.Seconds()/time.Since(begin).Seconds()))
 	rows := newSample(o.State, max(leastServices, most))
 	for i, p := range o.Planes {
 		if o.Progress != nil {

@@ -132,11 +132,11 @@ func TestMeasure(t *testing.T) {
 		Progress: func(plane string, n, of int) { asked += fmt.Sprintf("%s %d/%d ", plane, n, of) },
 	})
 	m.Wait()
-	if want := "nftables 1/5 iptables 2/5 ipvs 3/5 ebpf 4/5 userspace 5/5 "; asked != want {
+	if want := "nftables 1/5 ebpf 2/5 ipvs 3/5 iptables 4/5 userspace 5/5 "; asked != want {
 		t.Errorf("measured were %s, want %s", asked, want)
 	}
-	for i, f := range m.Findings {
-		name := p.all()[i].Name
+	for i, name := range []string{nftables, ebpf, ipvs, iptables, userspace} {
+		f := m.Findings[i]
 		switch g := f.Figures; {
 		case f.Plane != name:
 			t.Errorf("%d is %s, want %s", i, f.Plane, name)
@@ -144,7 +144,8 @@ func TestMeasure(t *testing.T) {
 			t.Logf("%s: %s", name, f.Missing)
 		case g == nil:
 			t.Errorf("%s was not measured: %s", name, f.Unmeasured)
-		case g.Services != 300 || g.Fill <= 0 || g.Change <= 0 || g.Connection.Median <= 0 || g.Request.Median <= 0 || g.Rounds < minRounds:
+		case g.Services < leastServices || g.Fill <= 0 || g.Change <= 0 || g.Connection.Median <= 0 || g.Request.Median <= 0 ||
+			g.Rounds < minRounds:
 			t.Errorf("%s: %+v", name, g)
 		}
 	}
@@ -202,8 +203,8 @@ func TestMeasure_some(t *testing.T) {
 	if f.Figures == nil {
 		t.Skipf("this machine is too slow for it now: %s", f.Unmeasured)
 	}
-	if most := servicesPerSecond * 5; f.Figures.Services > most || f.Figures.Services < most/2 {
-		t.Errorf("measured with %d Services, want %d", f.Figures.Services, most)
+	if most := servicesPerSecond * 5; f.Figures.Services > most || f.Figures.Services < leastServices {
+		t.Errorf("measured with %d Services, want %d to %d", f.Figures.Services, leastServices, most)
 	}
 }
 
@@ -243,16 +244,16 @@ func TestMeasure_broken(t *testing.T) {
 		State: many(3), Duration: time.Minute,
 	})
 	m.Wait()
-	if f := m.Findings[0]; f.Figures != nil || f.Unmeasured != "out of order" {
+	if f := m.Findings[0]; f.Plane != nftables || f.Figures == nil {
 		t.Errorf("%+v", f)
 	}
-	if f := m.Findings[1]; f.Figures == nil || !strings.Contains(f.Unserved, "SCTP") {
+	if f := m.Findings[1]; f.Figures != nil || f.Unmeasured != "out of order" {
 		t.Errorf("%+v", f)
 	}
-	if f := m.Findings[2]; f.Missing != "it has no such thing" {
+	if f := m.Findings[2]; f.Figures == nil || !strings.Contains(f.Unserved, "SCTP") {
 		t.Errorf("%+v", f)
 	}
-	if f := m.Findings[3]; f.Figures == nil {
+	if f := m.Findings[3]; f.Missing != "it has no such thing" {
 		t.Errorf("%+v", f)
 	}
 	p.noTrace(t)
@@ -264,7 +265,7 @@ func TestMeasure_slow(t *testing.T) {
 	p := newPlaces()
 	release := make(chan struct{})
 	slow := p.broken(func() error { <-release; return nil })
-	m := Measure(t.Context(), Options{Planes: []Plane{slow, p.all()[0]}, State: many(3), Duration: 2 * time.Second})
+	m := Measure(t.Context(), Options{Planes: []Plane{slow, slow}, State: many(3), Duration: 2 * time.Second})
 	for _, f := range m.Findings {
 		if f.Figures != nil || f.Unmeasured != "there was no time" {
 			t.Errorf("%+v", f)
@@ -281,7 +282,7 @@ func TestMeasure_interrupted(t *testing.T) {
 	p := newPlaces()
 	ctx, cancel := context.WithCancel(t.Context())
 	interrupts := p.broken(func() error { cancel(); return nil })
-	m := Measure(ctx, Options{Planes: []Plane{interrupts, p.all()[0]}, State: many(3), Duration: time.Minute})
+	m := Measure(ctx, Options{Planes: []Plane{interrupts, interrupts}, State: many(3), Duration: time.Minute})
 	m.Wait()
 	for _, f := range m.Findings {
 		if f.Figures != nil || f.Unmeasured == "" {
