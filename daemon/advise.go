@@ -37,8 +37,8 @@ func Recommend(ctx context.Context, q Question) advise.Report {
 	return advise.NewReport(c, there, took)
 }
 
-// present is the data plane of ours that has rules in the kernel, and not only for connections that are open; empty: none
-// has. One that another one stands behind is asked before that.
+// present is the data plane of ours that has rules in the kernel, and not only for connections that are open; empty:
+// none has. One that another one stands behind is asked before that.
 func present() (name string, err error) {
 	all := planes()
 	slices.SortStableFunc(all, func(p, q plane) int { return model.FalseFirst(q.behind != "", p.behind != "") })
