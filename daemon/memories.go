@@ -30,7 +30,8 @@ func (h *heritage) tell(ctx context.Context, s *model.State) iter.Seq2[dataplane
 	}
 }
 
-// remember takes in what clients did after Sync had asked the first time, before what another plane has left is removed.
+// remember takes in what clients did after Sync had asked the first time, before what another plane has left is
+// removed.
 func (h *heir) remember(ctx context.Context, p plane, s *model.State) {
 	affine, ok := h.Dataplane.(dataplane.Affine)
 	if h.alone || !h.inherits || !ok || p.memories == nil {

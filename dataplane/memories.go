@@ -10,7 +10,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// maxMemories bounds those that one plane hands to another, and what that takes: some 40 bytes each.
+// maxMemories bounds those that one plane hands to another, and what that takes: some 60 bytes each.
 const maxMemories = 1 << 20
 
 // Memories are what clients of pools remember, each client once for each pool. There may be a million, so they are kept
@@ -146,7 +146,8 @@ func (m *Memories) All() iter.Seq[Memory] {
 	}
 }
 
-// A Taker has its pools remember what is not superseded by what they remember themselves, and returns how many that were.
+// A Taker has its pools remember what is not superseded by what they remember themselves, and returns how many that
+// were.
 type Taker func(*Memories) (int, error)
 
 // Take has what others remember taken in, if there is anything of use: Remember, where a plane has a Taker.

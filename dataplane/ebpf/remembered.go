@@ -9,9 +9,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
-	"github.com/cilium/ebpf"
 )
 
 var _ dataplane.Affine = (*Plane)(nil)

@@ -200,7 +200,7 @@ func (t *table) forgetClient(key []byte, known bool) {
 // rememberClient adds a client with its backend.
 func (t *table) rememberClient(key []byte, m dataplane.Memory, lasts time.Duration) {
 	left := time.Until(m.Until)
-	t.Timed(affinity, key, nf.EncodeBackend(m.Backend), lasts+spare, left+spare)
+	t.Timed(affinity, key, nf.EncodeBackend(m.Backend), nf.Life{Lasts: lasts + spare, Left: left + spare})
 	t.Tx.Join()
-	t.Timed(clients, key, nil, lasts, left)
+	t.Timed(clients, key, nil, nf.Life{Lasts: lasts, Left: left})
 }

@@ -189,7 +189,7 @@ func (p *Plane) takeInOnce(t *table, others *dataplane.Memories) (n int, err err
 			t.Tx.Join()
 		}
 		h := pool.sticky.handles[one.Backend]
-		t.Timed(affinity, key, nf.Native(uint32(h)), others.Lasts(one.Pool), time.Until(one.Until))
+		t.Timed(affinity, key, nf.Native(uint32(h)), nf.Life{Lasts: others.Lasts(one.Pool), Left: time.Until(one.Until)})
 		if n++; n%takeInPart == 0 {
 			err = errors.Join(err, p.flush(t.Tx))
 		}

@@ -237,9 +237,11 @@ func (t *Table) Element(verb uint16, set int, key, data []byte) {
 	}
 }
 
-// Timed adds an element that lasts for some time from when it is used, of which some is left. That one with the same data
-// is there already is no error.
-func (t *Table) Timed(set int, key, data []byte, lasts, left time.Duration) {
+// Life is how long an element lasts from when it is used, and how much of that is left.
+type Life struct{ Lasts, Left time.Duration }
+
+// Timed adds an element that goes by itself. That one with the same data is there already is no error.
+func (t *Table) Timed(set int, key, data []byte, l Life) {
 	s := t.Sets[set]
 	milliseconds := func(d time.Duration) []byte {
 		return binary.BigEndian.AppendUint64(nil, uint64(max(d.Milliseconds(), 1)))
@@ -247,8 +249,8 @@ func (t *Table) Timed(set int, key, data []byte, lasts, left time.Duration) {
 	t.begin(unix.NFT_MSG_NEWSETELEM, s, key, nil)
 	t.Tx.last().flags = unix.NLM_F_CREATE
 	t.data(unix.NFT_MSG_NEWSETELEM, s, data)
-	t.Tx.Bytes(unix.NFTA_SET_ELEM_TIMEOUT, milliseconds(lasts))
-	t.Tx.Bytes(unix.NFTA_SET_ELEM_EXPIRATION, milliseconds(left))
+	t.Tx.Bytes(unix.NFTA_SET_ELEM_TIMEOUT, milliseconds(l.Lasts))
+	t.Tx.Bytes(unix.NFTA_SET_ELEM_EXPIRATION, milliseconds(l.Left))
 	t.end()
 }
 
