@@ -84,6 +84,7 @@ func defaultFairlead() FairleadConfiguration {
 			Forwarding: EBPFForwardingSNAT, Sockets: EBPFSocketsOfAll,
 		},
 		Userspace: Userspace{
+			Redirect:    UserspaceByWhatThereIs,
 			DialTimeout: metav1.Duration{Duration: 3 * time.Second}, Dials: 6,
 			IdleTimeout: metav1.Duration{Duration: 24 * time.Hour}, HalfClosedTimeout: metav1.Duration{Duration: time.Hour},
 			FlowTimeout:   metav1.Duration{Duration: 30 * time.Second},

@@ -42,6 +42,8 @@ type FairleadConfiguration struct {
 
 // Userspace are the settings of the data plane userspace. They are compared.
 type Userspace struct {
+	// Redirect is how packets come to the process.
+	Redirect UserspaceRedirect `json:"redirect,omitempty"`
 	// DialTimeout is for how long one backend is waited for.
 	DialTimeout metav1.Duration `json:"dialTimeout,omitempty"`
 	// Dials is how many backends are tried for one connection.
@@ -140,6 +142,18 @@ const (
 	EBPFAccelerationOff        EBPFAcceleration = "off"
 	EBPFAccelerationBestEffort EBPFAcceleration = "best-effort"
 	EBPFAccelerationNative     EBPFAcceleration = "native"
+)
+
+// UserspaceRedirect is a way for packets to the process of mode userspace.
+type UserspaceRedirect string
+
+// The values of UserspaceRedirect.
+const (
+	UserspaceByWhatThereIs UserspaceRedirect = "auto"
+	UserspaceByTPROXY      UserspaceRedirect = "tproxy"
+	UserspaceByNAT         UserspaceRedirect = "nat"
+	UserspaceByIPTables    UserspaceRedirect = "iptables"
+	UserspaceByListening   UserspaceRedirect = "listen"
 )
 
 // EBPFForwarding is a way for answers to clients from outside.

@@ -68,7 +68,8 @@ func fairleadPaths() []string {
 		"ebpf.acceleration", "ebpf.forwarding", "ebpf.sockets", "ebpf.abortTCP",
 		"ebpf.sizes.affinities", "ebpf.sizes.flows", "ebpf.sizes.sockets", "ebpf.sizes.translations",
 		"ebpf.sizes.services",
-		"userspace.dialTimeout", "userspace.dials", "userspace.idleTimeout", "userspace.halfClosedTimeout",
+		"userspace.redirect", "userspace.dialTimeout", "userspace.dials", "userspace.idleTimeout",
+		"userspace.halfClosedTimeout",
 		"userspace.flowTimeout", "userspace.streamTimeout", "userspace.maxConnections", "userspace.maxFlows",
 	}
 }

@@ -181,6 +181,7 @@ func (l *loading) fairlead() {
 
 func (l *loading) userspace() {
 	f, c, said := l.flags, &l.config.Fairlead.Userspace, &l.flags.said.fairlead.Userspace
+	override(f, "userspace-redirect", &c.Redirect, said.Redirect)
 	override(f, "userspace-dial-timeout", &c.DialTimeout, said.DialTimeout)
 	override(f, "userspace-dials", &c.Dials, said.Dials)
 	override(f, "userspace-idle-timeout", &c.IdleTimeout, said.IdleTimeout)

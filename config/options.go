@@ -346,6 +346,11 @@ func (f *Flags) userspace() []option {
 	own := &f.said.fairlead.Userspace
 	const bound = "; 0: a%s of the files that the process may open, %s at most"
 	return []option{
+		{group: userspace, flag: "userspace-redirect", field: "userspace.redirect", always: true,
+			bind: value(stringValue[UserspaceRedirect]{&own.Redirect, "UserspaceRedirect", nil}),
+			usage: "how packets come to the process: auto (the first of the others that the kernel has), tproxy, nat (while " +
+				"there is no process, clients are refused), iptables (endpoints see the process as their client, too), or " +
+				"listen (without rules and rights, on addresses of the machine only, likewise)"},
 		{group: userspace, flag: "userspace-dial-timeout", field: "userspace.dialTimeout", always: true,
 			bind: span(&own.DialTimeout.Duration),
 			usage: "how long one backend is waited for; an eighth of that if it is the first of several, and twice as long " +

@@ -122,6 +122,7 @@ func planeOf(c *config.Config, name string) planeSettings {
 	if all || name == userspacePlane {
 		u := c.Fairlead.Userspace
 		s.userspace = userspace.Options{
+			Redirect:    redirect(u.Redirect),
 			DialTimeout: u.DialTimeout.Duration, Dials: int(u.Dials),
 			IdleTimeout: u.IdleTimeout.Duration, HalfClosedTimeout: u.HalfClosedTimeout.Duration,
 			FlowTimeout: u.FlowTimeout.Duration, StreamTimeout: u.StreamTimeout.Duration,
@@ -129,6 +130,21 @@ func planeOf(c *config.Config, name string) planeSettings {
 		}
 	}
 	return s
+}
+
+// redirect is a way for packets to the process in the words of the plane.
+func redirect(way config.UserspaceRedirect) userspace.Redirect {
+	switch way {
+	case config.UserspaceByTPROXY:
+		return userspace.ByTPROXY
+	case config.UserspaceByNAT:
+		return userspace.ByNAT
+	case config.UserspaceByIPTables:
+		return userspace.ByPlane
+	case config.UserspaceByListening:
+		return userspace.ByListening
+	}
+	return "" // what there is
 }
 
 // excluded are ipvs.excludeCIDRs where the plane looks at them: as settings that can be compared.

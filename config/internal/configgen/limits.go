@@ -93,6 +93,8 @@ func fairleadLimits() map[string]limit {
 		"ebpf.packets":    words(config.EBPFPacketsByTC, config.EBPFPacketsByNFTables),
 		"ebpf.acceleration": words(
 			config.EBPFAccelerationOff, config.EBPFAccelerationBestEffort, config.EBPFAccelerationNative),
+		"userspace.redirect": words(config.UserspaceByWhatThereIs, config.UserspaceByTPROXY, config.UserspaceByNAT,
+			config.UserspaceByIPTables, config.UserspaceByListening),
 		"ebpf.forwarding": words(config.EBPFForwardingSNAT, config.EBPFForwardingDSR),
 		"ebpf.sockets":    words(config.EBPFSocketsOfAll, config.EBPFSocketsOfNode),
 
