@@ -69,7 +69,7 @@ func (p *proxy) connectOwn(c call, b model.Backend, protocol string) (conn net.C
 			return err
 		})
 	}
-	conn, err = p.connect(protocol, net.Dialer{Timeout: c.patience, Control: bind}, b.AddrPort)
+	conn, err = p.connect(protocol, net.Dialer{Control: bind}, b.AddrPort)
 	return conn, leave, err
 }
 

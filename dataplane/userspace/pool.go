@@ -190,6 +190,13 @@ func (p *pool) forget(now time.Time) {
 	}
 }
 
+// trust has a backend not be tried last any more.
+func (p *pool) trust(b netip.AddrPort) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.suspects, b)
+}
+
 // failed has a backend tried last for a while.
 func (p *pool) failed(b netip.AddrPort, now time.Time) {
 	p.mu.Lock()

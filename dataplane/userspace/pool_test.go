@@ -67,6 +67,11 @@ func TestPool_suspects(t *testing.T) {
 	if got := turns(p, 1, now, backend(0), backend(1), backend(2)); got != "-" {
 		t.Error(got)
 	}
+	p.failed(backend(0), now)
+	p.trust(backend(0)) // as it has answered after all
+	if got := turns(p, 4, now); strings.Count(got, "0") != 2 {
+		t.Error(got)
+	}
 	later := now.Add(2 * suspicion)
 	if got := turns(p, 9, later); strings.Count(got, "1") != 1 { // one client finds out for all
 		t.Error(got)

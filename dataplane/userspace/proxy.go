@@ -3,8 +3,10 @@ package userspace
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -157,8 +159,7 @@ func (p *proxy) close() {
 // call is a client who is to be connected.
 type call struct {
 	decision
-	client   netip.AddrPort
-	patience time.Duration // with the backend that is tried
+	client netip.AddrPort
 }
 
 // hidden reports whether a backend is not to see who calls.
@@ -166,7 +167,7 @@ func (c call) hidden(b model.Backend) bool { return c.masquerade(c.client.Addr()
 
 // dial connects a call to a backend of its pool, by a function for its protocol. If one cannot be reached, others are
 // tried, but none of those that were before.
-func dial[C any](p *proxy, c call, tried []netip.AddrPort, connect func(call, model.Backend) (C, error),
+func dial[C io.Closer](p *proxy, c call, tried []netip.AddrPort, connect func(call, model.Backend) (C, error),
 ) (conn C, at netip.AddrPort, err error) {
 	err = errNoBackend
 	for i := range p.options.Dials {
@@ -174,11 +175,12 @@ func dial[C any](p *proxy, c call, tried []netip.AddrPort, connect func(call, mo
 		if !ok {
 			break
 		}
-		c.patience = p.options.DialTimeout
+		patience := p.options.DialTimeout
 		if others && i < p.options.Dials-1 {
-			c.patience = min(c.patience, c.patience/haste<<i)
+			patience = min(patience, patience/haste<<i)
 		}
-		if conn, err = connect(c, b); err == nil {
+		a := attempt{c.pool, b.AddrPort, patience}
+		if conn, err = await(p, a, func() (C, error) { return connect(c, b) }); err == nil {
 			if len(tried) > 0 {
 				p.rescued.Add(1)
 			}
@@ -187,10 +189,54 @@ func dial[C any](p *proxy, c call, tried []netip.AddrPort, connect func(call, mo
 		if p.context.Err() != nil || isExhausted(err) {
 			break
 		}
-		c.pool.failed(b.AddrPort, time.Now())
 		tried = append(tried, b.AddrPort)
 	}
 	return conn, at, err
+}
+
+// attempt is one to reach a backend.
+type attempt struct {
+	in       *pool
+	to       netip.AddrPort
+	patience time.Duration
+}
+
+// await connects to a backend in another goroutine, as that of a connection keeps what stack it had for as long as it
+// lasts. Where its patience ends before that has ended, a backend that answers after all is trusted again.
+func await[C io.Closer](p *proxy, a attempt, connect func() (C, error)) (conn C, err error) {
+	type result struct {
+		conn C
+		err  error
+	}
+	done, left := make(chan result), make(chan struct{})
+	p.group.Go(func() {
+		conn, err := connect()
+		select {
+		case done <- result{conn, err}:
+		case <-left:
+			if err == nil {
+				conn.Close()
+				a.in.trust(a.to)
+			}
+		}
+	})
+	var late <-chan time.Time
+	if a.patience < p.options.DialTimeout {
+		timer := time.NewTimer(a.patience)
+		defer timer.Stop()
+		late = timer.C
+	}
+	select {
+	case r := <-done:
+		if r.err != nil && p.context.Err() == nil && !isExhausted(r.err) {
+			a.in.failed(a.to, time.Now())
+		}
+		return r.conn, r.err
+	case <-late:
+		a.in.failed(a.to, time.Now())
+		close(left)
+		return conn, os.ErrDeadlineExceeded
+	}
 }
 
 // haste is the part of its time that the first backend has to answer while there are others to try; each further one
@@ -210,13 +256,13 @@ func (p *proxy) connectTCP(c call, b model.Backend) (*net.TCPConn, error) {
 		return conn.(*net.TCPConn), nil
 	}
 	if p.asItself() {
-		return p.connectPlain(c, b)
+		return p.connectPlain(b)
 	}
 	var from net.Addr
 	if !c.hidden(b) {
 		from = net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
 	}
-	conn, err := p.connect("tcp", net.Dialer{Timeout: c.patience, LocalAddr: from, Control: outgoing}, b.AddrPort)
+	conn, err := p.connect("tcp", net.Dialer{LocalAddr: from, Control: outgoing}, b.AddrPort)
 	if err != nil {
 		return nil, err
 	}
@@ -229,9 +275,9 @@ func (p *proxy) asItself() bool {
 }
 
 // connectPlain opens a connection as this process.
-func (p *proxy) connectPlain(c call, b model.Backend) (*net.TCPConn, error) {
+func (p *proxy) connectPlain(b model.Backend) (*net.TCPConn, error) {
 	reset := func(_, _ string, raw syscall.RawConn) error { return abortive(raw) }
-	conn, err := p.connect("tcp", net.Dialer{Timeout: c.patience, Control: reset}, b.AddrPort)
+	conn, err := p.connect("tcp", net.Dialer{Control: reset}, b.AddrPort)
 	if err != nil {
 		return nil, err
 	}
@@ -267,7 +313,7 @@ func (p *proxy) connectUDP(c call, b model.Backend) (*flowSocket, error) {
 	case !c.hidden(b):
 		from = net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
 	}
-	conn, err := p.connect("udp", net.Dialer{Timeout: c.patience, LocalAddr: from, Control: control}, b.AddrPort)
+	conn, err := p.connect("udp", net.Dialer{LocalAddr: from, Control: control}, b.AddrPort)
 	if err != nil {
 		return nil, err
 	}
@@ -275,6 +321,7 @@ func (p *proxy) connectUDP(c call, b model.Backend) (*flowSocket, error) {
 }
 
 func (p *proxy) connect(protocol string, dialer net.Dialer, to netip.AddrPort) (conn net.Conn, err error) {
+	dialer.Timeout = p.options.DialTimeout
 	dialer.SetMultipathTCP(false) // the address of the client has no other path
 	err = p.sockets.Do(func() (err error) {
 		conn, err = dialer.DialContext(p.context, family(protocol, to.Addr()), to.String())

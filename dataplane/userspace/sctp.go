@@ -239,7 +239,7 @@ func (p *proxy) associate(client *association, c call, b model.Backend) (*associ
 
 func (p *proxy) connectSCTP(a *association, c call, b model.Backend) error {
 	if p.asItself() {
-		return a.connect(p.context, b.AddrPort, c.patience)
+		return a.connect(p.context, b.AddrPort, p.options.DialTimeout)
 	}
 	var own netip.AddrPort
 	err := control(a.raw, func(fd int) (err error) {
@@ -254,7 +254,7 @@ func (p *proxy) connectSCTP(a *association, c call, b model.Backend) error {
 		return err
 	}
 	defer leave()
-	return a.connect(p.context, b.AddrPort, c.patience)
+	return a.connect(p.context, b.AddrPort, p.options.DialTimeout)
 }
 
 // streams are those that an association receives and sends over.

@@ -48,14 +48,16 @@ func (o origin) brought(c *net.TCPConn) (packet, error) {
 
 // serve finds a backend for a client and carries what they say until both have ended.
 func (p *proxy) serve(client *net.TCPConn, at packet, d decision) {
-	defer context.AfterFunc(p.context, func() { reset(client) })()
 	backend, b, err := dial(p, call{decision: d, client: at.client}, nil, p.connectTCP)
 	if err != nil {
 		p.undialed(d.key, err)
 		reset(client)
 		return
 	}
-	defer context.AfterFunc(p.context, func() { reset(backend) })()
+	defer context.AfterFunc(p.context, func() {
+		reset(client)
+		reset(backend)
+	})()
 	d.pool.answered(at.client.Addr(), b, time.Now())
 	p.join(client, backend)
 }
