@@ -22,7 +22,7 @@ import (
 //	guards, pods, sources: few, all of them once in a while
 
 // glance is how long one Audit reads each kind.
-const glance = time.Millisecond
+const glance = time.Millisecond / 2
 
 // walk is a way through a table that several Audits go together.
 type walk[K comparable, V any] struct {
