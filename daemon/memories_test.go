@@ -81,7 +81,10 @@ func inheritMemories(t *testing.T, from, to string) error {
 		}
 		known[m.Client] = m.Backend
 	}
-	for m := range told {
+	for m, err := range told {
+		if err != nil {
+			return err
+		}
 		if known[m.Client] != m.Backend {
 			t.Errorf("%s is at %s, not at %s", m.Client, known[m.Client], m.Backend)
 		}

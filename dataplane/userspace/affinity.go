@@ -14,8 +14,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// What pools remember of clients outlives the process in the set clients, for the next one or another plane. Audit writes
-// there who is new and who is remembered for a good deal longer, Close everything.
+// What pools remember of clients outlives the process in the set clients, for the next one or another plane. Audit
+// writes there who is new and who is remembered for a good deal longer, Close everything.
 //
 //	answered ─► clients of the pool ── unsaved ─► save ─► set clients ── eachClient ─► takeOver, Memories
 
