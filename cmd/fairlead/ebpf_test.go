@@ -47,7 +47,7 @@ func newMachine(t *testing.T) machine {
 	}
 	process := fmt.Sprintf("/proc/%d/", holder.Process.Pid)
 	m := machine{w, process + "ns/mnt", process + "root" + ebpf.Pins("/sys/fs/bpf")}
-	w.inside = []string{"nsenter", "--mount=" + m.mounts, "--"}
+	w.inside = []string{"nsenter", "--mount=" + m.mounts, "--root=" + process + "root", "--wd=" + process + "root", "--"}
 	return m
 }
 
