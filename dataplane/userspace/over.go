@@ -121,8 +121,8 @@ func (p *Plane) auditOver(ctx context.Context) ([]dataplane.Drift, error) {
 	return drifts, p.ofOver(nil, err)
 }
 
-// drainOver is Drain where another plane has the rules. Who is in force removes them, unless they are its own: connection
-// tracking translates what it knows without any.
+// drainOver is Drain where another plane has the rules. Who is in force removes them, unless they are its own:
+// connection tracking translates what it knows without any.
 func (p *Plane) drainOver(s *model.State) int {
 	p.led, p.draining = nil, true
 	p.proxy.rows.replace(s)
