@@ -127,6 +127,7 @@ func (t *table) output() []nf.Rule {
 		nf.NewRule("our own", append(append(isTransparent(), direction, nf.Differs([]byte{directionReply})),
 			t.setConnectionMark()...)...),
 		nf.NewRule("", append(isTransparent(), nf.Accept())...),
+		nf.NewRule("errors are for clients", slices.Concat(reply, t.isICMP(), []any{nf.Accept()})...),
 		nf.NewRule("answers to us", append(reply, marked(nf.GoTo(chainDeliver))...)...),
 		nf.NewRule("our connections", append(append(protocolIs(unix.IPPROTO_TCP), isSYN(nf.Differs)...),
 			marked(nf.GoTo(chainDeliver))...)...),
@@ -274,6 +275,13 @@ func (t *table) setConnectionMark() []any {
 		&expr.Ct{Key: expr.CtKeyMARK, Register: nf.Word(0)}, nf.Bits(0, ^t.Mark, t.Mark),
 		&expr.Ct{Key: expr.CtKeyMARK, Register: nf.Word(0), SourceRegister: true},
 	}
+}
+
+func (t *table) isICMP() []any {
+	if t.Family.V6() {
+		return protocolIs(unix.IPPROTO_ICMPV6)
+	}
+	return protocolIs(unix.IPPROTO_ICMP)
 }
 
 func protocolIs(p byte) []any {
