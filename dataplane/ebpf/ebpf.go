@@ -114,6 +114,7 @@ type Plane struct {
 	sharesPorts  bool // sockets may have the ports that stand for clients
 	direct       bool // nodes of backends answer clients, with TC
 	onlyNode     bool
+	retires      bool                 // the programs are to have no rows any more
 	memory       map[string]*ebpf.Map // nil: not open
 	former       map[string]*ebpf.Map // what parts of it are to replace
 	counted      tally                // what tables have counted that are no more, and what was collected
@@ -387,6 +388,21 @@ func (p *Plane) closePrograms() {
 
 // attachAll puts the programs in force.
 func (p *Plane) attachAll(pods model.Pods) error {
+	if !p.retires {
+		if err := p.attachHooks(); err != nil {
+			return err
+		}
+		return p.attachDevices(pods)
+	}
+	// A connection that sockets leave alone already must not meet rows at a device: to these the client is another one.
+	partial := p.attachDevices(pods)
+	if !isPartial(partial) {
+		return partial
+	}
+	return errors.Join(partial, p.attachHooks())
+}
+
+func (p *Plane) attachHooks() error {
 	for _, hook := range hookNames() {
 		err := p.fault("ebpf attach")
 		if err == nil {
@@ -396,6 +412,10 @@ func (p *Plane) attachAll(pods model.Pods) error {
 			return fmt.Errorf("attach %s to %s: %w", hook, p.cgroup, err)
 		}
 	}
+	return nil
+}
+
+func (p *Plane) attachDevices(pods model.Pods) error {
 	switch {
 	case p.serve == TC:
 		return p.devices.replace(p.packets, pods)

@@ -104,7 +104,7 @@ func (p *Plane) standBy(ctx context.Context) error {
 	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.fault); err != nil {
 		return err
 	}
-	p.sizes = p.pinnedSizes()
+	p.sizes, p.retires = p.pinnedSizes(), true
 	if err := p.replace(ctx, model.NewState()); !isPartial(err) {
 		return err
 	}
