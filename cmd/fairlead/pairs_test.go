@@ -236,8 +236,29 @@ func TestRun_pairs(t *testing.T) {
 	}
 }
 
+// TestRun_pairsIPVS does it with IPVS as one of the two. The test kernel is slow: its clients have more time. Not
+// among them are mode userspace, from which IPVS takes what the process carries, and the legacy tables of iptables: they
+// go one after the other, and for a moment refuse what is IPVS's.
+func TestRun_pairsIPVS(t *testing.T) {
+	if needIPVS(t) {
+		return
+	}
+	ipvs := served{"ipvs", ""}
+	for _, other := range translating() {
+		if other.backend == "legacy" {
+			continue
+		}
+		for _, pair := range [][2]served{{ipvs, other}, {other, ipvs}} {
+			t.Run(fmt.Sprintf("%s to %s", pair[0], pair[1]), func(t *testing.T) { thereAndBack(t, pair[0], pair[1]) })
+		}
+	}
+}
+
 func thereAndBack(t *testing.T, from, to served) {
 	b := newBusyMachine(t)
+	if from.mode == "ipvs" || to.mode == "ipvs" {
+		b.spec.Interval, b.spec.Pause = 500*time.Millisecond, time.Second
+	}
 	b.choose(from)
 	b.serve()
 	l := b.load()
