@@ -193,7 +193,8 @@ func (c *testCase) ofSockets() *testCase {
 	return &out
 }
 
-// hiding is the case of a plane whose backends see nobody's address but the node's: what is said of sources is left out.
+// hiding is the case of a plane whose backends see nobody's address but the node's: what is said of sources is left
+// out.
 func (c *testCase) hiding() *testCase {
 	out := *c
 	out.steps = slices.Clone(c.steps)
