@@ -99,7 +99,7 @@ func TestSwitch(t *testing.T) {
 	w.switchTo("nftables", 0, "nftables is in force already")
 	w.switchTo("nonsense", 2, `there is no data plane "nonsense"`, "nftables, iptables, ipvs, ebpf, userspace")
 	w.switchTo("iptables -o yaml", 2, "--output")
-	for i, plane := range []string{"iptables", "ebpf", "nftables", "ebpf", "iptables", "nftables"} {
+	for i, plane := range []string{"iptables", "userspace", "ebpf", "userspace", "nftables", "ebpf", "iptables", "userspace", "nftables"} {
 		for from, to := range everywhere() {
 			open = append(open, w.dial(from, to))
 		}
