@@ -8,7 +8,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// heritage is what other planes, of a process that has ended, have left in the kernel of what they remembered of clients.
+// heritage is what other planes, of a process that has ended, have left in the kernel of what they remembered of
+// clients.
 type heritage struct {
 	self string // who inherits
 	c    dataplane.Config
