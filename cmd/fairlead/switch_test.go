@@ -74,6 +74,16 @@ func (w *world) switchTo(args string, status int, has ...string) string {
 	return w.runs("fairlead", "switch "+args+" --control-socket "+w.socket, status, has...)
 }
 
+// slowLoads make few connections: see docs/operations.md about clients that are hidden.
+func (w *world) slowLoads() (loads []*kubernetes.Load) {
+	for from, to := range everywhere() {
+		loads = append(loads, kubernetes.StartLoad(w.Context(), w.bed, kubernetes.LoadSpec{
+			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 40 * time.Millisecond, Timeout: patience,
+		}))
+	}
+	return loads
+}
+
 // TestSwitch changes the data plane by command while clients are served, and then says which one the next start takes.
 func TestSwitch(t *testing.T) {
 	w := newMachine(t)
@@ -82,12 +92,7 @@ func TestSwitch(t *testing.T) {
 		"type: NodePort", "type: NodePort\n  sessionAffinity: ClientIP").Replace(web))
 	w.configure("nftables", "")
 	p := w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
-	var loads []*kubernetes.Load // few connections: see docs/operations.md about clients that are hidden
-	for from, to := range everywhere() {
-		loads = append(loads, kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
-			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 40 * time.Millisecond, Timeout: patience,
-		}))
-	}
+	loads := w.slowLoads()
 	sticky := netip.MustParseAddrPort("192.0.2.1:30083")
 	kept, own := w.probe(testbed.Outside, sticky), w.probe("pod-a", netip.MustParseAddrPort("10.96.0.13:80"))
 	var open []net.Conn
