@@ -18,6 +18,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
 	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/dataplane/userspace"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
@@ -198,6 +199,31 @@ func TestBridge(t *testing.T) {
 				t.Errorf("%s", who)
 			}
 		})
+	}
+}
+
+// TestDrain_closed ends a process that only drains: it must leave nothing that keeps clients from the plane in force.
+func TestDrain_closed(t *testing.T) {
+	n := startOn(t, testbed.Spec{PodBridge: true}, userspace.Options{Redirect: userspace.ByTPROXY})
+	s := n.sync("udp", "10.244.1.11:5353")
+	if who := n.answers(model.UDP); who != "pod-a" {
+		t.Fatal(who)
+	}
+	var next dataplane.Dataplane
+	n.at(testbed.Node, func() (err error) {
+		next, err = nftables.New(dataplane.Config{})
+		return err
+	})
+	t.Cleanup(func() { next.Close() })
+	err := next.Sync(t.Context(), s)
+	if err == nil {
+		_, err = n.plane.(dataplane.Carrier).Drain(t.Context(), s)
+	}
+	if err = errors.Join(err, n.plane.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if who := n.answers(model.UDP); who != "pod-a" {
+		t.Error(who)
 	}
 }
 
