@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -192,10 +193,9 @@ func (h *heir) Counters(ctx context.Context) (dataplane.Counters, error) {
 
 // Audit implements dataplane.Dataplane. It is also when it is seen that connections have ended.
 func (h *heir) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	if err := h.lookAgain(ctx, s); err != nil {
-		return nil, err
-	}
-	return h.Dataplane.Audit(ctx, s)
+	remains := h.lookAgain(ctx, s)
+	drifts, err := h.Dataplane.Audit(ctx, s)
+	return drifts, cmp.Or(err, remains)
 }
 
 // lookAgain sees whether connections have ended, when it is time.

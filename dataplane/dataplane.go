@@ -31,8 +31,9 @@ type Dataplane interface {
 	// Its cost depends on c only. After an error, but for ErrPartial, the caller calls Sync.
 	Apply(ctx context.Context, s *model.State, c model.Change) error
 	// Audit reads the kernel back and reports each difference from s, the State of the last successful
-	// call if there was one. It changes no row; what is due once in a while (connections that drain, flows
-	// to be forgotten) may be done then, for it is called about once a second.
+	// call if there was one. After an ErrPartial the rows that are not in force may be among them, in the same words
+	// each time. It changes no row; what is due once in a while (connections that drain, flows to be forgotten) may be
+	// done then, for it is called about once a second. What fails of that is an ErrPartial, and the differences count.
 	Audit(ctx context.Context, s *model.State) ([]Drift, error)
 	// Remove deletes all that this data plane, in this or an earlier process, has made.
 	Remove(ctx context.Context) error

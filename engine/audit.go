@@ -1,9 +1,13 @@
 package engine
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -37,6 +41,7 @@ type audits struct {
 	repairs budget               // of those that found something
 	logged  map[string]time.Time // drifts, lately
 	foreign []dataplane.Foreign  // changes of others since the last one
+	lacking map[string]bool      // drifts that stayed after a Sync: rows that cannot be in force
 }
 
 func newAudits() audits {
@@ -107,19 +112,62 @@ func (e *Engine) audit(ctx context.Context) error {
 	}
 	drifts, err := e.options.Plane.Audit(look, e.state)
 	e.round.Audited = time.Since(start)
-	if err != nil || len(drifts) == 0 {
+	if err != nil && !errors.Is(err, dataplane.ErrPartial) || !e.isNews(drifts) {
 		return err
 	}
-	return e.repair(ctx, drifts)
+	return cmp.Or(e.repair(ctx, drifts), err)
 }
 
-// repair tells of what an audit has found, and mends it.
+// isNews reports whether there is anything among drifts but rows that are known not to be in force.
+func (e *Engine) isNews(drifts []dataplane.Drift) bool {
+	return len(e.audits.without(drifts)) > 0
+}
+
+// lacks notes which rows cannot be in force.
+func (a *audits) lacks(left []dataplane.Drift) {
+	a.lacking = make(map[string]bool, len(left))
+	for _, d := range left {
+		a.lacking[d.String()] = true
+	}
+}
+
+// without leaves out the rows that are known not to be in force.
+func (a *audits) without(drifts []dataplane.Drift) []dataplane.Drift {
+	return slices.DeleteFunc(slices.Clone(drifts), func(d dataplane.Drift) bool { return a.lacking[d.String()] })
+}
+
+// among are the ones that without leaves out.
+func (a *audits) among(drifts []dataplane.Drift) []dataplane.Drift {
+	return slices.DeleteFunc(slices.Clone(drifts), func(d dataplane.Drift) bool { return !a.lacking[d.String()] })
+}
+
+// repair mends what an audit has found, and tells of it. While some rows are not in force, nobody else is to blame for
+// them: only a Sync shows which these are, as it leaves them as they are.
 func (e *Engine) repair(ctx context.Context, drifts []dataplane.Drift) error {
+	if !e.partial {
+		e.tell(drifts)
+		return e.sync(ctx, slog.LevelDebug)
+	}
+	err := e.sync(ctx, slog.LevelDebug)
+	if errors.Is(err, dataplane.ErrPartial) {
+		left, failed := e.options.Plane.Audit(dataplane.Thoroughly(ctx), e.state)
+		if failed != nil {
+			return failed
+		}
+		e.audits.lacks(left)
+	}
+	if drifts = e.audits.without(drifts); len(drifts) > 0 {
+		e.tell(drifts)
+	}
+	return err
+}
+
+// tell says what somebody else has done.
+func (e *Engine) tell(drifts []dataplane.Drift) {
 	e.audits.gather(e.options.Foreign)
 	e.round.Drifts, e.round.Foreign = drifts, e.audits.foreign
 	e.logDrifts(drifts)
 	e.status.drifted(len(drifts))
-	return e.sync(ctx, slog.LevelDebug)
 }
 
 // logDrifts logs what it has not logged lately: somebody may undo every repair. Of many it logs some
@@ -158,11 +206,17 @@ type Audited struct {
 	Foreign  []dataplane.Foreign `json:"foreign,omitempty"` // changes of others that the kernel has told of
 	Repaired bool                `json:"repaired"`          // all of it
 	Error    string              `json:"error,omitempty"`   // why it is not
+	// Lacking are differences that nobody else has made: rows that cannot be put in force, which is tried again.
+	Lacking []dataplane.Drift `json:"lacking,omitempty"`
 }
 
-// auditNow compares every row, and repairs what differs. The goroutine of Run calls it between two batches.
+// auditNow compares every row, and repairs what differs. The goroutine of Run calls it between two batches. While the
+// kernel is unknown there is nothing to compare: what differs then is what could not be programmed.
 func (e *Engine) auditNow(ctx context.Context) (Audited, error) {
 	a := Audited{Rows: e.state.Rows(), Drifts: []dataplane.Drift{}}
+	if e.dirty {
+		return a, fmt.Errorf("the rows could not be programmed, which is tried again: %s", e.Status().Error)
+	}
 	if e.options.About != nil {
 		a.Plane = e.options.About().Plane
 	}
@@ -170,18 +224,29 @@ func (e *Engine) auditNow(ctx context.Context) (Audited, error) {
 	defer func() { e.audits.schedule(time.Since(start), e.options.AuditInterval, len(a.Drifts) > 0) }()
 	drifts, err := e.options.Plane.Audit(dataplane.Thoroughly(ctx), e.state)
 	a.Took = time.Since(start)
-	if err != nil || len(drifts) == 0 {
+	if err != nil && !errors.Is(err, dataplane.ErrPartial) { // else the next audit says so
 		return a, err
 	}
 	e.round.Audited = a.Took
-	err = e.repair(ctx, drifts)
+	if e.isNews(drifts) {
+		err = e.repair(ctx, drifts)
+		e.account(ctx, &a, err)
+	}
+	if e.partial {
+		a.Lacking = e.audits.among(drifts)
+	}
+	return a, nil
+}
+
+// account says what became of a repair.
+func (e *Engine) account(ctx context.Context, a *Audited, err error) {
+	was := e.partial
 	if err != nil {
 		e.failed(ctx, err)
-		a.Error = err.Error()
-	} else {
-		e.dirty, e.partial, e.backoff = false, false, 0
 	}
-	a.Drifts, a.Foreign, a.Repaired = drifts, e.round.Foreign, err == nil
+	a.Drifts, a.Foreign = append(a.Drifts, e.round.Drifts...), e.round.Foreign
+	if a.Repaired = err == nil || was && e.partial; !a.Repaired {
+		a.Error = err.Error()
+	}
 	e.observe(err)
-	return a, nil
 }

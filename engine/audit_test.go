@@ -3,8 +3,12 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -110,6 +114,114 @@ func TestControl_audit(t *testing.T) {
 	r.setFault(func(string) error { return errBroken })
 	if _, err := Ask(t.Context(), socket, "/audit"); err == nil || !strings.Contains(err.Error(), "broken") {
 		t.Errorf("a kernel that cannot be read: %v", err)
+	}
+}
+
+// lackingPlane cannot put the frontends of the first Service in force.
+type lackingPlane struct{ dataplane.Dataplane }
+
+func (p lackingPlane) Sync(ctx context.Context, s *model.State) error {
+	s = s.Clone()
+	maps.DeleteFunc(s.Frontends, func(k model.Key, _ model.Frontend) bool {
+		return k.Addr == netip.MustParseAddr("10.96.0.1")
+	})
+	if err := p.Dataplane.Sync(ctx, s); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", dataplane.ErrPartial, errBroken)
+}
+
+func (p lackingPlane) Apply(ctx context.Context, s *model.State, _ model.Change) error {
+	return p.Sync(ctx, s)
+}
+
+// A row that cannot be in force keeps nobody from seeing what somebody has done to others, and nobody is blamed for it.
+func TestEngine_auditsWhileRowsLack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(func(o *Options) { o.Plane = lackingPlane{o.Plane} })
+		r.send(web(1, "10.244.1.2"))
+		r.send(web(2, "10.244.1.2"))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if s := r.engine.Status(); s.Drifts != 0 || s.Error == "" || !r.engine.Healthy() {
+			t.Errorf("nobody has done anything: %+v", s)
+		}
+		whole, before := r.kernel.String(), len(r.kernel.Calls())
+		time.Sleep(10 * time.Minute)
+		calls := map[string]int{}
+		for _, call := range r.kernel.Calls()[before:] {
+			calls[call]++
+		}
+		if n := calls["sync"]; n < 15 || n > 30 {
+			t.Errorf("%d calls of Sync in ten minutes, want those that are due every 30 s", n)
+		}
+		for i := range 3 { // not when the retry is due
+			time.Sleep(7 * time.Second)
+			r.vandalise()
+			time.Sleep(2 * auditInterval)
+			synctest.Wait()
+			if got := r.kernel.String(); got != whole {
+				t.Errorf("not repaired after a second:\n%s\nwant:\n%s", got, whole)
+			}
+			if n := r.engine.Status().Drifts; n != i+1 {
+				t.Errorf("%d differences told, want %d", n, i+1)
+			}
+		}
+		r.stop()
+		log := r.log.String()
+		if !strings.Contains(log, `drift="frontend 10.96.0.2:`) {
+			t.Error("the log does not tell what was done")
+		}
+		if strings.Contains(log, `drift="frontend 10.96.0.1:`) {
+			t.Error("somebody is blamed for what could not be programmed")
+		}
+	})
+}
+
+// What could not be programmed is no difference that somebody has made.
+func TestControl_auditOfWhatIsNotProgrammed(t *testing.T) {
+	r := newRig(t)
+	socket := filepath.Join(t.TempDir(), "control")
+	var observed atomic.Int64 // differences
+	r.start(func(o *Options) {
+		o.ControlSocket, o.Plane = socket, lackingPlane{o.Plane}
+		o.AuditInterval = 10 * time.Hour
+		o.Observer = observerFunc(func(round Round) { observed.Add(int64(len(round.Drifts))) })
+	})
+	defer r.stop()
+	r.send(web(1, "10.244.1.2"))
+	if err := r.engine.Do(t.Context(), func(context.Context, View) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	text, err := Ask(t.Context(), socket, "/audit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a Audited
+	if err := json.Unmarshal(text, &a); err != nil {
+		t.Fatal(err)
+	}
+	if len(a.Drifts) != 0 || a.Error != "" || len(a.Lacking) != 1 || !strings.Contains(a.Lacking[0].Object, "10.96.0.1") {
+		t.Errorf("a row that cannot be in force: %+v", a)
+	}
+	r.setFault(func(operation string) error { // the kernel can be read
+		if operation == "rows read" {
+			return nil
+		}
+		return errBroken
+	})
+	r.send(web(2, "10.244.1.2"))
+	for r.engine.Status().WaitingSince.IsZero() {
+		if err := r.engine.Do(t.Context(), func(context.Context, View) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text, err := Ask(t.Context(), socket, "/audit"); err == nil || !strings.Contains(err.Error(), errBroken.Error()) {
+		t.Errorf("the kernel is unknown, and the answer %s %v", text, err)
+	}
+	if n := observed.Load(); n != 0 {
+		t.Errorf("somebody is blamed for %d differences", n)
 	}
 }
 

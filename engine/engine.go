@@ -276,7 +276,7 @@ func (e *Engine) wait(ctx context.Context) (context.Context, context.CancelFunc)
 // due is when the loop has to go round even if nothing changes.
 func (e *Engine) due() time.Time {
 	due := e.audits.due
-	if e.dirty || e.partial {
+	if e.dirty || e.partial && e.retryAt.Before(due) {
 		due = e.retryAt
 	}
 	if e.holds && e.restEnd.Before(due) {
@@ -325,25 +325,19 @@ func (e *Engine) log(problems []service.Problem) {
 }
 
 // program makes the kernel follow. After an error the kernel is unknown, and nothing but Sync helps; if
-// only some rows are not in force, changes go on meanwhile.
+// only some rows are not in force, changes and audits go on meanwhile.
 func (e *Engine) program(ctx context.Context, change model.Change) error {
-	now := time.Now()
-	var err error
-	switch {
-	case (e.dirty || e.partial) && !now.Before(e.retryAt):
-		if err = e.sync(ctx, slog.LevelInfo); err == nil {
-			e.dirty, e.partial, e.backoff = false, false, 0
-		}
-	case e.dirty:
-		return nil
-	case !change.Empty():
-		err = e.apply(ctx, change)
-	}
-	if err == nil && !e.partial && !now.Before(e.audits.due) {
-		err = e.audit(ctx)
-	}
+	err := e.follow(ctx, change)
 	if err != nil {
 		e.failed(ctx, err)
+	}
+	if !e.dirty && !time.Now().Before(e.audits.due) {
+		if failed := e.audit(ctx); failed != nil {
+			e.failed(ctx, failed)
+			err = errors.Join(err, failed)
+		}
+	}
+	if err != nil {
 		err = fmt.Errorf("program the data plane: %w", err)
 	}
 	if !e.dirty {
@@ -351,6 +345,17 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 		e.markHeld()
 	}
 	return err
+}
+
+// follow programs a change, or everything, if that is due.
+func (e *Engine) follow(ctx context.Context, change model.Change) error {
+	switch {
+	case (e.dirty || e.partial) && !time.Now().Before(e.retryAt):
+		return e.sync(ctx, slog.LevelInfo)
+	case !e.dirty && !change.Empty():
+		return e.apply(ctx, change)
+	}
+	return nil
 }
 
 // apply programs a change, and lets the plane rest after it. What counts is the processor time that it took:
@@ -365,20 +370,24 @@ func (e *Engine) apply(ctx context.Context, change model.Change) error {
 	return err
 }
 
-// sync programs everything. It leaves nothing for an audit to find, so the next one is put off. Of a
-// repair, which somebody may call for every second, it says so only to who wants to know much.
+// sync programs everything. It leaves nothing for an audit to find but rows that cannot be in force, so the next one is
+// put off. Of a repair, which somebody may call for every second, it says so only to who wants to know much.
 func (e *Engine) sync(ctx context.Context, level slog.Level) error {
 	start := time.Now()
 	err := e.options.Plane.Sync(ctx, e.state)
 	now := time.Now()
 	e.round.Verb, e.round.Took = Synced, now.Sub(start)
+	if err == nil || errors.Is(err, dataplane.ErrPartial) {
+		e.audits.due = now.Add(e.options.AuditInterval)
+	}
 	if err != nil {
 		return err
 	}
+	e.dirty, e.partial, e.backoff = false, false, 0
+	e.audits.lacking = nil
 	e.status.programmed(now, false) // who has read the line finds it there
 	e.options.Log.Log(ctx, level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
 		"took", now.Sub(start))
-	e.audits.due = now.Add(e.options.AuditInterval)
 	debug.FreeOSMemory() // reading and programming everything takes several times what remains
 	return nil
 }

@@ -87,7 +87,7 @@ type audited struct {
 
 // exit is exit status 1 if there is a difference.
 func (a audited) exit() error {
-	if len(a.Drifts) == 0 {
+	if len(a.Drifts)+len(a.Lacking) == 0 {
 		return nil
 	}
 	return exitError{status: exitFound}
@@ -99,6 +99,9 @@ func (a audited) String() string {
 	for _, d := range a.Drifts {
 		fmt.Fprintln(&text, d)
 	}
+	for _, d := range a.Lacking {
+		fmt.Fprintf(&text, "cannot be in force: %s\n", d)
+	}
 	for _, f := range a.Foreign {
 		fmt.Fprintf(&text, "the kernel tells: %s\n", f)
 	}
@@ -109,6 +112,8 @@ func (a audited) String() string {
 
 func (a audited) result() string {
 	switch n := len(a.Drifts); {
+	case n == 0 && len(a.Lacking) > 0:
+		return fmt.Sprintf("%d differences, which could not be programmed; the log and `fairlead status` say why", len(a.Lacking))
 	case n == 0:
 		return "no difference"
 	case a.offline:
