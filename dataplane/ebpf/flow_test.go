@@ -203,11 +203,14 @@ func second(t testing.TB) uint64 {
 	return uint64(now.Sec)
 }
 
-// A port of the node is that of who has begun a connection with it last: a client that is hidden, or another plane's.
+// A port of the node is that of who has begun a connection with it last, or sent a datagram: a client that is hidden, or
+// another plane's.
 func TestFlow_yields(t *testing.T) {
 	r := newPacketRun(t, `
 backend default/web:http cluster 10.244.1.11:8080 local
+backend default/dns:dns cluster 10.244.1.11:5353 local
 frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat always
+frontend 192.0.2.1:30053/udp any forward default/dns:dns cluster snat always
 `)
 	r.play(strings.TrimSpace(`
 lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 S    -> tcp 192.0.2.9:4000 > 10.244.1.11:8080 S
@@ -217,7 +220,12 @@ out tcp 192.0.2.1:4000 > 10.244.1.11:8080 A   -> the same
 pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 A   -> tcp 10.244.1.11:8080 > 192.0.2.9:4000 A
 out tcp 192.0.2.1:4000 > 10.244.1.11:8080 S   -> the same
 pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 SA  -> the same
-lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 A    -> the same`))
+lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 A    -> the same
+lan udp 192.0.2.9:4000 > 192.0.2.1:30053      -> udp 192.0.2.9:4000 > 10.244.1.11:5353
+out udp 192.0.2.9:4000 > 10.244.1.11:5353     -> udp 192.0.2.1:4000 > 10.244.1.11:5353
+pod udp 10.244.1.11:5353 > 192.0.2.1:4000     -> udp 10.244.1.11:5353 > 192.0.2.9:4000
+out udp 192.0.2.1:4000 > 10.244.1.11:5353     -> the same
+pod udp 10.244.1.11:5353 > 192.0.2.1:4000     -> the same`))
 	if n := len(r.translations()); n != 0 {
 		t.Errorf("%d translations are left", n)
 	}

@@ -459,8 +459,9 @@ int from_pods(struct __sk_buff *skb)
 	return !has_flows() && begins_nothing(skb) ? TC_ACT_UNSPEC : arrive(skb, TO_PODS);
 }
 
-// yield has a port of the node belong to a connection that begins and is not the programs': of another plane, which
-// hides clients itself, or of a socket. Answers would go to the client that had the port before. Its flow goes.
+// yield has a port of the node belong to a connection that begins, or a datagram, and is not the programs': of another
+// plane, which hides clients itself, or of a socket. Answers would go to the client that had the port before. Its flow
+// goes; that of a client of UDP that goes on is made anew.
 static __noinline int yield(const struct packet *p, struct translation *flow)
 {
 	if (!p || !flow)
@@ -502,7 +503,8 @@ static __always_inline int serve_leaving(struct __sk_buff *skb, struct work *w)
 	p->tuple.hook = EGRESS;
 	struct translation *t = bpf_map_lookup_elem(&translations, &p->tuple);
 
-	if (!t && p->is & BEGINS && p->tuple.protocol != IPPROTO_UDP)
+	// What has left a VLAN's device passes here again, as the programs have made it.
+	if (!t && p->is & BEGINS && !skb->vlan_present)
 		yield(p, &w->flow);
 	if (!t)
 		return TC_ACT_UNSPEC;
