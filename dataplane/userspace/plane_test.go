@@ -409,10 +409,7 @@ func TestBound_flows(t *testing.T) { byEachWay(t, testBoundFlows) }
 
 func testBoundFlows(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way, MaxFlows: 1})
-	n.sync("udp", "10.244.1.11:5353")
-	if who := n.answers(model.UDP); who != "pod-a" {
-		t.Fatal(who)
-	}
+	n.sync("udp", n.silent())
 	const want = "refused 10.96.0.10:80/udp drop "
 	for end := time.Now().Add(patient); ; { // a busy machine may be too late to send anything
 		o, err := n.bed.Probe(t.Context(), testbed.Probe{
@@ -432,6 +429,32 @@ func testBoundFlows(t *testing.T, way userspace.Redirect) {
 	n.sync("udp", "10.244.2.13:5353") // the first flow ends with its backend
 	if who := n.answers(model.UDP); who != "pod-b" {
 		t.Fatal(who)
+	}
+}
+
+// silent makes pod-a take datagrams without answering them.
+func (n *node) silent() (backend string) {
+	n.Helper()
+	var socket net.PacketConn
+	n.at("pod-a", func() (err error) {
+		socket, err = net.ListenPacket("udp4", "10.244.1.11:0")
+		return err
+	})
+	n.Cleanup(func() { socket.Close() })
+	return socket.LocalAddr().String()
+}
+
+// TestBound_answered has many clients ask once, each from another port, as resolvers do. They are more than there may
+// be flows, and none has to wait for the end of another one's.
+func TestBound_answered(t *testing.T) { byEachWay(t, testBoundAnswered) }
+
+func testBoundAnswered(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way, MaxFlows: 2})
+	n.sync("udp", "10.244.1.11:5353")
+	for range 6 {
+		if who := n.answers(model.UDP); who != "pod-a" {
+			t.Fatal(who)
+		}
 	}
 }
 

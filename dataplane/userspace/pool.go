@@ -162,6 +162,16 @@ func (p *pool) turn(may func(turn) bool) int {
 
 // answered counts a connection, and remembers the client's backend, for the pool's time from now on.
 func (p *pool) answered(client netip.Addr, b netip.AddrPort, now time.Time) {
+	p.begun(client, b, now, maxClients)
+}
+
+// asked does the same for a client of whom nobody knows yet whether it is one: those that no backend has answered may
+// take only half of the places.
+func (p *pool) asked(client netip.Addr, b netip.AddrPort, now time.Time) {
+	p.begun(client, b, now, maxClients/2)
+}
+
+func (p *pool) begun(client netip.Addr, b netip.AddrPort, now time.Time, most int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.suspects, b)
@@ -169,10 +179,24 @@ func (p *pool) answered(client netip.Addr, b netip.AddrPort, now time.Time) {
 		b = netip.AddrPort{}
 	}
 	p.count(b, tally{connections: 1})
+	p.bind(client, b, now, most)
+}
+
+// heard remembers the backend of a client that it has answered.
+func (p *pool) heard(client netip.Addr, b netip.AddrPort, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.has(b) {
+		p.bind(client, b, now, maxClients)
+	}
+}
+
+// bind remembers a client's backend if there are less than so many clients.
+func (p *pool) bind(client netip.Addr, b netip.AddrPort, now time.Time, most int) {
 	if p.affinity == 0 || !b.IsValid() {
 		return
 	}
-	if _, known := p.clients[client]; !known && len(p.clients) >= maxClients {
+	if _, known := p.clients[client]; !known && len(p.clients) >= most {
 		return // until Audit has forgotten some
 	}
 	p.note(client, choice{backend: b, until: now.Add(p.affinity)})

@@ -106,3 +106,24 @@ func TestPool_affinity(t *testing.T) {
 		t.Error("of a backend that has left")
 	}
 }
+
+// TestPool_strangers has many clients ask that nobody answers: they must not keep others from being remembered.
+func TestPool_strangers(t *testing.T) {
+	now := time.Now()
+	p := newPool(model.PoolID{})
+	m := poolOf(1, 1)
+	m.Affinity = time.Hour
+	p.set(m)
+	for i := range uint32(maxClients) {
+		p.asked(netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)}), backend(0), now)
+	}
+	client := netip.MustParseAddr("10.0.0.9")
+	p.asked(client, backend(1), now)
+	p.heard(client, backend(1), now)
+	if b, ok := p.remembered(client, now); !ok || b != backend(1) {
+		t.Error("a client that was answered is not remembered")
+	}
+	if _, ok := p.remembered(netip.MustParseAddr("11.0.0.1"), now); !ok {
+		t.Error("the first ones that asked are not remembered")
+	}
+}

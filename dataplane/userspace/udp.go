@@ -48,6 +48,8 @@ type flow struct {
 	tried    []netip.AddrPort
 	pending  []byte // the latest datagram, until somebody has answered
 	answered bool
+	last     time.Time // when somebody has said something
+	waiting  bool      // that was the client
 	over     bool
 }
 
@@ -177,6 +179,7 @@ func (f *flow) send(o Options, data []byte) error {
 	if !f.answered {
 		f.pending = append(f.pending[:0], data...)
 	}
+	f.last, f.waiting = time.Now(), true
 	_ = f.conn.SetReadDeadline(f.deadline(o)) // fails only if the flow is over, and so does Write
 	_, err := f.conn.Write(data)
 	return err
@@ -184,11 +187,16 @@ func (f *flow) send(o Options, data []byte) error {
 
 // deadline is when the flow ends if it is silent. As connection tracking has it, one that goes on has more patience.
 func (f *flow) deadline(o Options) time.Time {
-	const young = 2 * time.Second
-	if f.answered && time.Since(f.began) > young {
-		return time.Now().Add(o.StreamTimeout)
+	if f.goesOn() {
+		return f.last.Add(o.StreamTimeout)
 	}
-	return time.Now().Add(o.FlowTimeout)
+	return f.last.Add(o.FlowTimeout)
+}
+
+// goesOn reports whether the flow is more than a question and its answers.
+func (f *flow) goesOn() bool {
+	const young = 2 * time.Second
+	return f.answered && f.last.Sub(f.began) > young
 }
 
 // begin opens a flow and starts to send its answers; nil if there is nobody to talk to.
@@ -213,20 +221,60 @@ func (p *proxy) begin(at packet) *flow {
 		return nil
 	}
 	now := time.Now()
-	f := &flow{call: call{decision: d, client: at.client}, began: now, asked: now, conn: conn, backend: backend}
+	f := &flow{call: call{decision: d, client: at.client}, began: now, asked: now, last: now, waiting: true,
+		conn: conn, backend: backend}
 	if err := p.add(f, at); err != nil {
 		conn.Close()
 		return nil
 	}
-	d.pool.answered(at.client.Addr(), backend, time.Now())
+	d.pool.asked(at.client.Addr(), backend, now)
 	p.group.Go(func() { p.answers(f) })
 	return f
 }
 
+// room reports whether there is room for another flow. If there are as many as there may be, one that nobody needs any
+// more gives up its place: resolvers take a port for each question, and are done with it at the answer.
 func (l *flows) room(most int) bool {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.count < most
+	full := l.count >= most
+	var done *flow
+	if full {
+		done = l.done(time.Now())
+	}
+	l.mu.Unlock()
+	if done != nil {
+		l.end(done)
+	}
+	return !full || done != nil
+}
+
+// done is the flow that has been silent for longest of some that are looked at and done; nil: none of them is. Which
+// ones these are is left to chance.
+func (l *flows) done(now time.Time) (oldest *flow) {
+	looks := 64
+	var since time.Time
+	for _, front := range l.fronts {
+		for _, f := range front.flows {
+			if at, ok := f.done(now); ok && (oldest == nil || at.Before(since)) {
+				oldest, since = f, at
+			}
+			if looks--; looks == 0 {
+				return oldest
+			}
+		}
+	}
+	return oldest
+}
+
+// done reports whether nobody seems to need the flow any more, and since when: it does not go on, and was answered, or
+// for so long as clients wait it was not.
+func (f *flow) done(now time.Time) (since time.Time, ok bool) {
+	const patience = 5 * time.Second
+	if !f.mu.TryLock() { // it is busy
+		return since, false
+	}
+	defer f.mu.Unlock()
+	return f.last, !f.goesOn() && (!f.waiting || now.Sub(f.last) > patience)
 }
 
 // add enters a flow. If it is the first one of its destination, it opens the socket for the answers.
@@ -332,6 +380,10 @@ func (p *proxy) answer(f *flow, conn *flowSocket) error {
 func (f *flow) heard(o Options) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.last, f.waiting = time.Now(), false
+	if !f.answered {
+		f.pool.heard(f.client.Addr(), f.backend, f.last)
+	}
 	f.answered, f.pending = true, nil
 	_ = f.conn.SetReadDeadline(f.deadline(o)) // fails only if the flow is over
 }
@@ -352,7 +404,8 @@ func (p *proxy) elsewhere(f *flow) bool {
 	}
 	f.conn.Close()
 	f.conn, f.backend = conn, backend
-	f.pool.answered(f.client.Addr(), backend, time.Now())
+	f.last = time.Now()
+	f.pool.asked(f.client.Addr(), backend, f.last)
 	_ = f.conn.SetReadDeadline(f.deadline(p.options))
 	_, err = f.conn.Write(f.pending)
 	return err == nil

@@ -70,7 +70,7 @@ type Options struct {
 	// MaxConnections bounds the connections of TCP that are open, and MaxFlows the flows of UDP. By default a quarter
 	// and an eighth of the files that the process may open, 65,536 and 32,768 at most. A connection takes two
 	// descriptors, and four more each way while it carries much. What is beyond is reset, or dropped, and counted as
-	// refused by its row.
+	// refused by its row; but flows that are done, by their looks, give up their places before.
 	MaxConnections, MaxFlows int
 }
 
