@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -599,5 +601,51 @@ func TestSync_withoutSCTP(t *testing.T) {
 	}
 	if who := n.answers(model.TCP); who != "pod-a" {
 		t.Error(who)
+	}
+}
+
+// unbound has a test's process, and all threads in which its planes open sockets, be without CAP_NET_BIND_SERVICE.
+const unbound = "FAIRLEAD_TEST_UNBOUND"
+
+// TestSync_withoutLowPorts has rows whose answers the process may not send.
+func TestSync_withoutLowPorts(t *testing.T) {
+	if os.Getenv(unbound) == "" {
+		t.Parallel()
+		again := exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-net_bind_service",
+			"--inh-caps=-net_bind_service", os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		again.Env = append(os.Environ(), unbound+"=1")
+		out, err := again.CombinedOutput()
+		switch {
+		case errors.Is(err, exec.ErrNotFound):
+			t.Skip("setpriv (package util-linux) is needed")
+		case strings.Contains(string(out), "--- SKIP"):
+			t.Skipf("%s", out)
+		case err != nil:
+			t.Fatalf("%v: %s", err, out)
+		}
+		return
+	}
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
+	s, err := model.ParseState("pool default/dns cluster\nbackend default/dns cluster 10.244.1.11:5353\n" +
+		"frontend 10.96.0.10:80/udp any forward default/dns cluster snat never\n" +
+		"frontend 10.96.0.10:53/udp any forward default/dns cluster snat never\n" +
+		"frontend 10.96.0.11:5353/udp any forward default/dns cluster snat never\n" +
+		"frontend 10.96.0.11:53/udp any reject default/nobody\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = n.plane.Sync(t.Context(), s)
+	if !errors.Is(err, dataplane.ErrPartial) {
+		t.Fatal(err)
+	}
+	for port, want := range map[string]int{"10.96.0.10:80/udp": 1, "10.96.0.10:53/udp": 1, "10.96.0.11": 0} {
+		if strings.Count(err.Error(), "frontend "+port) != want {
+			t.Errorf("%s is not %d times in: %v", port, want, err)
+		}
+	}
+	if o, err := n.bed.Probe(t.Context(), testbed.Probe{
+		From: "client", To: netip.MustParseAddrPort("10.96.0.11:5353"), Protocol: model.UDP, Timeout: patient,
+	}); err != nil || o.Backend != "pod-a" {
+		t.Error(o, err)
 	}
 }

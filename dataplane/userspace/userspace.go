@@ -118,8 +118,9 @@ type Plane struct {
 	// own is how many transactions we have made, beside those of disguises; clean how many others had when our rules
 	// were as they should be: the generation of the ruleset counts all of them.
 	clean, own uint32
-	draining   bool      // another plane is in force, see Drain
-	forgot     time.Time // when clients were last forgotten whose time had run out
+	allowed    map[uint16]bool // ports that answers of UDP may come from
+	draining   bool            // another plane is in force, see Drain
+	forgot     time.Time       // when clients were last forgotten whose time had run out
 }
 
 // forgetEvery is how often that is done.
@@ -164,7 +165,7 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close(), here.Close())
 	}
-	return &Plane{config: c, options: o, namespace: here, conn: conn, routes: routes}, nil
+	return &Plane{config: c, options: o, namespace: here, conn: conn, routes: routes, allowed: map[uint16]bool{}}, nil
 }
 
 // probe finds the first way of redirection that the kernel has. If there is a wanted one, it is that or none.
@@ -398,6 +399,11 @@ func (p *Plane) unable(key model.Key, f model.Frontend) error {
 		if err := p.serveSCTP(); err != nil {
 			return fmt.Errorf("frontend %s of %s: %w", key, f.Service, err)
 		}
+	case key.Protocol == model.UDP:
+		if err := p.answerFrom(key); err != nil {
+			return fmt.Errorf("frontend %s of %s: cannot answer from its port: %w (the process needs CAP_NET_BIND_SERVICE)",
+				key, f.Service, err)
+		}
 	}
 	return nil
 }
@@ -406,6 +412,26 @@ func (p *Plane) unable(key model.Key, f model.Frontend) error {
 // from having SCTP of their own.
 func (p *Plane) serveSCTP() error {
 	return p.namespace.Do(p.proxy.listenSCTP)
+}
+
+// answerFrom reports why answers cannot come from the port of a destination: it is for those who have the right. A
+// socket tries it, as each network namespace has a first port for everybody.
+func (p *Plane) answerFrom(key model.Key) error {
+	if p.options.Redirect != ByTPROXY || p.allowed[key.Port] {
+		return nil
+	}
+	err := p.namespace.Do(func() error {
+		socket, err := listenUDP(netip.AddrPortFrom(ownAddress(key.Addr.Is6()), key.Port), shared)
+		if err == nil {
+			err = socket.Close()
+		}
+		return err
+	})
+	if errors.Is(err, unix.EACCES) {
+		return err
+	}
+	p.allowed[key.Port] = true
+	return nil
 }
 
 // plan finds the steps that lead from what the kernel holds to s.
