@@ -18,7 +18,7 @@ import (
 // rules are in force: at every moment there is somebody who translates. What cannot be removed is an error of Sync that
 // keeps nobody from serving; the engine says it and tries again.
 //
-// While it waits it removes nothing: another plane is in force, which may stay so.
+// While it waits it removes nothing: another plane is in force, which may stay so, or is about to be.
 type heir struct {
 	opened
 	clears  sync.Mutex // held by who removes what others have left: the loop, or who has changed the data plane
@@ -27,10 +27,10 @@ type heir struct {
 	log     *slog.Logger
 	cleared func() // is called when nothing is left of others, but what connections still need
 	alone   bool   // so it is
-	waits   bool   // another plane is in force
+	waits   bool   // another plane is in force, or being programmed
 	// inherits says that nobody tells what other planes remember of clients, but the kernel.
 	inherits bool
-	served   bool // the plane has had rows
+	served   bool // the plane has had rows, now or before it was kept and taken back
 	retired  retired
 	carried  *carrying
 	left     []remainder // of the last look
@@ -83,7 +83,7 @@ func (s planeSettings) inherit(c dataplane.Config, l legacy) (opened, error) {
 	if inherits {
 		c.Inherit = left.tell
 	}
-	o, err := l.open(c, s)
+	o, taken, err := l.open(c, s)
 	if err != nil {
 		return o, err
 	}
@@ -96,7 +96,7 @@ func (s planeSettings) inherit(c dataplane.Config, l legacy) (opened, error) {
 	self, err := planeNamed(o.settings.name)
 	h := &heir{
 		inherits: inherits,
-		opened:   o, self: self, others: planes, log: c.Log, cleared: func() { l.cleared(o) }, carried: l.kept,
+		opened:   o, self: self, others: planes, log: c.Log, cleared: func() { l.cleared(o) }, carried: l.kept, served: taken,
 	}
 	o.Dataplane, o.heir = h, h
 	if affine, ok := h.Dataplane.(dataplane.Affine); ok {
@@ -113,18 +113,19 @@ func unprivileged(d dataplane.Dataplane) bool {
 }
 
 // open takes back a plane that carries something still, or makes one.
-func (l legacy) open(c dataplane.Config, s planeSettings) (opened, error) {
+func (l legacy) open(c dataplane.Config, s planeSettings) (o opened, taken bool, err error) {
 	if o, ok := l.kept.take(s); ok {
 		if heir, ok := o.inner.(dataplane.Heir); ok {
 			heir.Inherit(c.Inherit)
 		}
-		return o, nil
+		return o, true, nil
 	}
 	if !l.exact {
-		return s.open(c)
+		o, err = s.open(c)
+		return o, false, err
 	}
-	o, err := s.openItself(c)
-	return o, permitted(err)
+	o, err = s.openItself(c)
+	return o, false, permitted(err)
 }
 
 // Sync implements dataplane.Dataplane.
@@ -151,11 +152,19 @@ func (h *heir) succeed(ctx context.Context, s *model.State) (left []remainder, e
 	return h.left, err
 }
 
-// doubt has the next Sync look for what others have left.
+// wait has it remove nothing until doubt: another plane is being programmed.
+func (h *heir) wait() {
+	h.clears.Lock()
+	defer h.clears.Unlock()
+	h.waits = true
+}
+
+// doubt has the next Sync, or the next Audit, look for what others have left.
 func (h *heir) doubt() {
 	h.clears.Lock()
 	defer h.clears.Unlock()
-	h.alone = false
+	h.waits, h.alone = false, false
+	h.retired.look = time.Now()
 }
 
 func (h *heir) clearAll(ctx context.Context, s *model.State) error {
@@ -204,7 +213,7 @@ func (h *heir) lookAgain(ctx context.Context, s *model.State) error {
 		return nil
 	}
 	defer h.clears.Unlock()
-	if h.retired.look.IsZero() || h.retired.look.After(time.Now()) {
+	if h.waits || h.retired.look.IsZero() || h.retired.look.After(time.Now()) {
 		return nil
 	}
 	if err := h.clear(ctx, s); err != nil {

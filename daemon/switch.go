@@ -76,19 +76,22 @@ func (c *change) perform(ctx context.Context) error {
 		return err
 	}
 	o.heir.waits = true
+	c.from.heir.wait()
 	d.successor.spared.all()
 	err = d.engine.Switch(ctx, engine.Switch{
 		To:       o.Dataplane,
 		Together: c.to.sharesWith(c.from.settings),
 		Heritage: heritage,
 		InForce:  func(ctx context.Context, s *model.State) error { return c.succeed(ctx, o, s) },
-		Undo:     func() { c.from.heir.doubt() },
+		Undo:     c.from.heir.doubt,
 		Progress: c.progress,
 	})
-	if err == nil {
-		d.planeSettings, d.plane = c.to, o
+	if err != nil {
+		c.from.heir.doubt() // also if it has not come to an Undo
+		return err
 	}
-	return err
+	d.planeSettings, d.plane = c.to, o
+	return nil
 }
 
 func (c *change) say(s SwitchStep) {
