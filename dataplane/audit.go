@@ -3,6 +3,7 @@ package dataplane
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -11,6 +12,20 @@ type Foreign struct {
 	What    string `json:"what"`              // was changed, in the kernel's words
 	Process string `json:"process,omitempty"` // name of the process that did; empty: the kernel does not tell
 	PID     int    `json:"pid,omitempty"`     // its number; 0: the kernel does not tell
+	// Only, if not empty, is what the Object of a Drift begins with that it may be the cause of. Otherwise it was
+	// something else, as in another network namespace.
+	Only string `json:"-"`
+}
+
+// Suspects are the changes that may be the cause of one of the drifts.
+func Suspects(all []Foreign, drifts []Drift) []Foreign {
+	var out []Foreign
+	for _, f := range all {
+		if slices.ContainsFunc(drifts, func(d Drift) bool { return strings.HasPrefix(d.Object, f.Only) }) {
+			out = append(out, f)
+		}
+	}
+	return out
 }
 
 // String names what was changed, and who did.

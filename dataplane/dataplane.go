@@ -70,8 +70,8 @@ type Memory struct {
 // A Carrier is a plane whose connections pass through this process, and end with Close.
 type Carrier interface {
 	// Drain is for when another plane is in force: this one takes nothing new, and carries what it does. It returns how
-	// many connections that is. It is called again and again, with the State that is in force then, until there are none or
-	// they have had their time; what is left in the kernel is for them. Sync has the plane take connections again.
+	// many connections that is. It is called again and again, with the State that is in force then, until there are none
+	// or they have had their time; what is left in the kernel is for them. Sync has the plane take connections again.
 	Drain(ctx context.Context, s *model.State) (connections int, err error)
 	// Carried is how many connections that is now.
 	Carried() int

@@ -165,7 +165,7 @@ func (e *Engine) repair(ctx context.Context, drifts []dataplane.Drift) error {
 // tell says what somebody else has done.
 func (e *Engine) tell(drifts []dataplane.Drift) {
 	e.audits.gather(e.options.Foreign)
-	e.round.Drifts, e.round.Foreign = drifts, e.audits.foreign
+	e.round.Drifts, e.round.Foreign = drifts, dataplane.Suspects(e.audits.foreign, drifts)
 	e.logDrifts(drifts)
 	e.status.drifted(len(drifts))
 }
@@ -177,7 +177,7 @@ func (e *Engine) logDrifts(drifts []dataplane.Drift) {
 	now, logged := time.Now(), e.audits.logged
 	maps.DeleteFunc(logged, func(_ string, at time.Time) bool { return now.Sub(at) > driftMemory })
 	log := e.options.Log
-	if by := dataplane.By(e.audits.foreign); by != "" {
+	if by := dataplane.By(e.round.Foreign); by != "" {
 		log = log.With("by", by)
 	}
 	more := 0

@@ -32,6 +32,7 @@ func TestEngine_foreignChangeWakesTheAudit(t *testing.T) {
 		r.send(web(1, "10.244.1.2"))
 		r.converged()
 		r.vandalise()
+		foreign <- dataplane.Foreign{What: "replaced table nat", Process: "iptables", PID: 6, Only: "iptables -t nat"}
 		foreign <- dataplane.Foreign{What: "deleted table ip fairlead", Process: "nft", PID: 7}
 		time.Sleep(time.Second)
 		r.converged()

@@ -49,7 +49,7 @@ func Open() (*Watch, error) {
 	w := &Watch{changes: make(chan dataplane.Foreign, told), self: whoWeAre(), closing: make(chan struct{})}
 	return w, errors.Join(
 		w.listen("changes of nf_tables", unix.NETLINK_NETFILTER, w.ruleset(), unix.NFNLGRP_NFTABLES),
-		w.listen("changes of routing", unix.NETLINK_ROUTE, w.routing, unix.RTNLGRP_LINK,
+		w.listen("changes of routing", unix.NETLINK_ROUTE, w.routing(), unix.RTNLGRP_LINK,
 			unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 			unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE),
 		w.listen("the kernel's audit records", unix.NETLINK_AUDIT, w.records, unix.AUDIT_NLGRP_READLOG),

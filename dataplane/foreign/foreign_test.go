@@ -1,11 +1,15 @@
 package foreign
 
 import (
+	"net"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
@@ -109,10 +113,63 @@ func TestWatch_ownChanges(t *testing.T) {
 	})
 }
 
+// Not only the first socket of this process is known, and of addresses only those of a plane are news.
+func TestWatch_ownRouting(t *testing.T) {
+	t.Parallel()
+	nstest.Run(t, func(t *testing.T) {
+		run(t, "ip", "link", "set", "lo", "up")
+		w := open(t)
+		run(t, "ip", "link", "add", "other", "type", "veth", "peer", "name", "kube-ipvs0")
+		for _, device := range []string{"other", "kube-ipvs0"} {
+			run(t, "ip", "link", "set", device, "up")
+			run(t, "ip", "address", "add", "fd00:10:96::1/128", "dev", device, "nodad")
+		}
+		var handles []*netlink.Handle // the first one may have the number of the process
+		for range 2 {
+			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer h.Close()
+			handles = append(handles, h)
+		}
+		for _, h := range handles {
+			_, all, _ := net.ParseCIDR("10.96.0.0/16")
+			lo, err := h.LinkByName("lo")
+			if err != nil {
+				t.Fatal(err)
+			}
+			route := &netlink.Route{
+				LinkIndex: lo.Attrs().Index, Dst: all, Protocol: protocol, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL,
+				Scope: netlink.SCOPE_HOST,
+			}
+			if err := h.RouteAdd(route); err != nil {
+				t.Fatal(err)
+			}
+			if err := h.RouteDel(route); err != nil {
+				t.Fatal(err)
+			}
+		}
+		run(t, "ip", "address", "del", "fd00:10:96::1/128", "dev", "other")
+		run(t, "ip", "address", "del", "fd00:10:96::1/128", "dev", "kube-ipvs0")
+		run(t, "ip", "rule", "add", "fwmark", "1", "lookup", "17985", "priority", "99", "protocol", "250")
+		run(t, "ip", "rule", "del", "priority", "99")
+		for _, want := range []string{"deleted address fd00:10:96::1", "deleted rule 99"} {
+			f := w.next(t)
+			nobody := f.PID == 0 && strings.HasPrefix(want, "deleted rule") // who deletes such an address the kernel keeps
+			if f.What != want || nobody {
+				t.Errorf("%+v, want %s", f, want)
+			}
+		}
+	})
+}
+
 func TestReplaced(t *testing.T) {
 	const line = `audit(1700000000.123:45): table=nat:7 family=10 entries=6 op=xt_replace pid=321 ` +
 		`subj=unconfined comm="ip6tables-legac"`
-	want := dataplane.Foreign{What: "replaced table nat of ip6tables", Process: "ip6tables-legac", PID: 321}
+	want := dataplane.Foreign{
+		What: "replaced table nat of ip6tables", Process: "ip6tables-legac", PID: 321, Only: "ip6tables -t nat",
+	}
 	if f, ok := replaced(line); !ok || f != want {
 		t.Errorf("%+v %v", f, ok)
 	}

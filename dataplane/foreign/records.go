@@ -14,7 +14,8 @@ import (
 //
 //	audit(1700000000.123:45): table=nat:7 family=2 entries=6 op=xt_replace pid=321 subj=unconfined comm="iptables"
 //
-// for each table of x_tables that is replaced, in whatever network namespace. Of nf_tables it is told otherwise.
+// for each table of x_tables that is replaced, in whatever network namespace: that of a pod, mostly. Of nf_tables it is
+// told otherwise.
 func (w *Watch) records(m syscall.NetlinkMessage) {
 	if m.Header.Type != unix.AUDIT_NETFILTER_CFG {
 		return
@@ -46,6 +47,7 @@ func replaced(line string) (f dataplane.Foreign, ok bool) {
 		tool = "ip6tables"
 	}
 	f.What = "replaced table " + table + " of " + tool
+	f.Only = tool + " -t " + table        // so are the drifts named that this makes
 	f.PID, _ = strconv.Atoi(words["pid"]) // without it nobody is named
 	f.Process = strings.Trim(words["comm"], `"`)
 	return f, true
