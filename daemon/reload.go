@@ -44,10 +44,7 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	if err != nil || len(changes) == 0 && !n.changesFeed {
 		return errors.Join(err, n.drop())
 	}
-	if err := d.changePlane(ctx, n); err != nil {
-		return errors.Join(err, n.drop())
-	}
-	if err := d.engine.Configure(ctx, n.settings); err != nil {
+	if err := d.engine.ConfigureWith(ctx, n.settings, func() error { return d.changePlane(ctx, n) }); err != nil {
 		return errors.Join(err, n.drop())
 	}
 	old := d.config.Swap(c)
@@ -76,8 +73,8 @@ func (d *Daemon) replace(ctx context.Context, n prepared) {
 	}
 }
 
-// changePlane has another data plane take the place of the one in force, if that is wanted. It is done first, as it may
-// fail: then nothing changes.
+// changePlane has another data plane take the place of the one in force, if that is wanted. It may fail: then nothing
+// changes.
 func (d *Daemon) changePlane(ctx context.Context, n prepared) error {
 	if !n.switches {
 		return nil

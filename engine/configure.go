@@ -25,24 +25,43 @@ type Settings struct {
 // that moves listens at its new address before it leaves the old one. If the new address of /healthz
 // cannot be opened, the old one goes on answering, and the new one is tried again.
 func (e *Engine) Configure(ctx context.Context, s Settings) error {
-	return e.order(ctx, func(context.Context, View) error { return e.configure(s) })
+	return e.ConfigureWith(ctx, s, func() error { return nil })
 }
 
-func (e *Engine) configure(s Settings) error {
-	control := e.control
-	if s.ControlSocket != control.path {
-		var err error
-		if control, err = e.serveControl(s.ControlSocket); err != nil {
-			return err
-		}
-	}
-	if err := e.options.Table.Configure(s.Table); err != nil {
-		if control != e.control {
-			control.close()
-		}
+// ConfigureWith is Configure with something else that belongs to it, and is done when the Settings cannot be refused any
+// more; the loop goes on meanwhile. If that fails, nothing changes, and its error is returned.
+func (e *Engine) ConfigureWith(ctx context.Context, s Settings, other func() error) error {
+	var control *controlServer
+	used := false
+	err := e.order(ctx, func(context.Context, View) (err error) {
+		control, err = e.prepare(s)
 		return err
+	})
+	if err == nil {
+		err = other()
 	}
-	if control != e.control {
+	if err == nil {
+		err = e.order(ctx, func(context.Context, View) error {
+			used = true
+			return e.configure(s, control)
+		})
+	}
+	if control != nil && !used {
+		control.close()
+	}
+	return err
+}
+
+// prepare does what Settings may be refused for. It opens their control socket; nil: that in use stays.
+func (e *Engine) prepare(s Settings) (*controlServer, error) {
+	if _, err := service.NewTable(s.Table); err != nil || s.ControlSocket == e.control.path {
+		return nil, err
+	}
+	return e.serveControl(s.ControlSocket)
+}
+
+func (e *Engine) configure(s Settings, control *controlServer) error {
+	if control != nil {
 		e.control.close()
 		e.control = control
 	}
@@ -50,7 +69,7 @@ func (e *Engine) configure(s Settings) error {
 	e.endRest()
 	e.checks.move(s.HealthAddress, e.options.Log)
 	e.again = true
-	return nil
+	return e.options.Table.Configure(s.Table) // which has been found valid
 }
 
 // setTimes sets what both New and Configure may. A rest must not look like a plane that fails.

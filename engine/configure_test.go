@@ -300,6 +300,50 @@ func TestEngine_moveHealthzToATakenPort(t *testing.T) {
 	r.stop()
 }
 
+// What belongs to Settings is done when they cannot be refused any more, and they wait for it.
+func TestEngine_configureWith(t *testing.T) {
+	r := newRig(t)
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	r.start(func(o *Options) { o.ControlSocket = a })
+	r.send(web(1, "10.244.1.2"))
+	r.programmed()
+	bad := masquerade()
+	bad.NodePortAddresses = []string{"everywhere"}
+	for name, s := range map[string]Settings{
+		"a socket in a file": {ControlSocket: filepath.Join(a, "c"), Table: masquerade()},
+		"a table":            {ControlSocket: b, Table: bad},
+	} {
+		err := r.engine.ConfigureWith(t.Context(), s, func() error {
+			t.Errorf("%s: the other thing is done", name)
+			return nil
+		})
+		if err == nil {
+			t.Errorf("%s is not refused", name)
+		}
+	}
+	s := Settings{ControlSocket: b, Table: masquerade()}
+	if err := r.engine.ConfigureWith(t.Context(), s, func() error { return errBroken }); !errors.Is(err, errBroken) {
+		t.Error(err)
+	}
+	if got, err := Ask(t.Context(), a, "/dump"); err != nil || string(got) != r.state.String() {
+		t.Errorf("after a refused configuration: %v\n%s", err, got)
+	}
+	if _, err := os.Stat(b); !errors.Is(err, os.ErrNotExist) {
+		t.Error("the refused socket is there:", err)
+	}
+	if err := r.engine.ConfigureWith(t.Context(), s, func() error {
+		_, err := Ask(t.Context(), a, "/dump")
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+	if _, err := Ask(t.Context(), b, "/dump"); err != nil {
+		t.Error(err)
+	}
+	r.stop()
+}
+
 func TestEngine_moveControlSocket(t *testing.T) {
 	noGoroutineLeft(t)
 	r := newRig(t)
