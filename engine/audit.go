@@ -39,6 +39,9 @@ type audits struct {
 	floor   time.Time // not earlier, whatever others do: the ones before have had their share
 	budget  budget
 	repairs budget               // of those that found something
+	hearsay budget               // of those of every row that were to find what somebody had done, and found nothing
+	deaf    time.Time            // what is heard until then is reason for a glance only
+	owes    bool                 // a look at every row, then
 	logged  map[string]time.Time // drifts, lately
 	foreign []dataplane.Foreign  // changes of others since the last one
 	lacking map[string]bool      // drifts that stayed after a Sync: rows that cannot be in force
@@ -48,6 +51,7 @@ func newAudits() audits {
 	return audits{
 		budget:  budget{share: 100, credit: time.Minute, longest: maxAuditRest},
 		repairs: budget{share: 4, credit: 2 * time.Minute, longest: maxAuditRest},
+		hearsay: budget{share: 400, credit: 2 * time.Minute, longest: 5 * time.Minute},
 		logged:  map[string]time.Time{},
 	}
 }
@@ -81,11 +85,28 @@ func (a *audits) gather(told <-chan dataplane.Foreign) {
 	}
 }
 
+// thorough reports whether the next audit is of every row: a glance may not see what others have done. On a node where
+// they do much that does not concern us that is so only once in a while, or nothing were left for those that come by
+// themselves.
+func (a *audits) thorough() bool {
+	a.owes = a.owes || a.heard()
+	return a.owes && !time.Now().Before(a.deaf)
+}
+
+// vain is called after such an audit that has found nothing.
+func (a *audits) vain(took, interval time.Duration) {
+	now := time.Now()
+	a.deaf = now.Add(a.hearsay.rest(took))
+	a.due = later(a.floor, now.Add(interval))
+	a.foreign, a.owes = nil, false
+}
+
 // schedule keeps audits to a share of one CPU, and repairs to another.
 func (a *audits) schedule(took, interval time.Duration, repaired bool) {
 	b := &a.budget
 	if repaired {
 		b = &a.repairs
+		a.owes = false
 	}
 	now := time.Now()
 	a.floor = now.Add(b.rest(took))
@@ -103,11 +124,12 @@ func later(a, b time.Time) time.Time {
 // audit compares the kernel with the State, and repairs what somebody else has done to it.
 func (e *Engine) audit(ctx context.Context) error {
 	start := time.Now()
-	defer func() { e.audits.schedule(time.Since(start), e.options.AuditInterval, len(e.round.Drifts) > 0) }()
 	e.audits.gather(e.options.Foreign)
+	thorough := e.audits.thorough()
+	defer func() { e.audited(time.Since(start), thorough) }()
 	look, end := context.WithTimeout(ctx, e.options.HealthTimeout/2) // nobody knows of changes that come meanwhile
 	defer end()
-	if e.audits.heard() { // a glance may not see what it was
+	if thorough {
 		look = dataplane.Thoroughly(look)
 	}
 	drifts, err := e.options.Plane.Audit(look, e.state)
@@ -116,6 +138,16 @@ func (e *Engine) audit(ctx context.Context) error {
 		return err
 	}
 	return cmp.Or(e.repair(ctx, drifts), err)
+}
+
+// audited says when the next audit is due.
+func (e *Engine) audited(took time.Duration, thorough bool) {
+	repaired := len(e.round.Drifts) > 0
+	if thorough && !repaired {
+		e.audits.vain(took, e.options.AuditInterval)
+		return
+	}
+	e.audits.schedule(took, e.options.AuditInterval, repaired)
 }
 
 // isNews reports whether there is anything among drifts but rows that are known not to be in force.

@@ -79,6 +79,51 @@ func TestEngine_foreignChangesHaveABudget(t *testing.T) {
 	})
 }
 
+// thoroughAudit takes its time when it is asked for every row.
+type thoroughAudit struct {
+	dataplane.Dataplane
+	times int
+}
+
+func (p *thoroughAudit) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	if dataplane.Thorough(ctx) {
+		p.times++
+		time.Sleep(time.Second / 2)
+	}
+	return p.Dataplane.Audit(ctx, s)
+}
+
+// What others do all the time and does not concern us leaves the audits that come by themselves as they are.
+func TestEngine_innocentChangesHaveABudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, plane := newRig(t), &thoroughAudit{}
+		foreign := make(chan dataplane.Foreign)
+		r.start(func(o *Options) {
+			plane.Dataplane, o.Foreign = o.Plane, foreign
+			o.Plane = plane
+		})
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+			select {
+			case foreign <- dataplane.Foreign{What: "something"}:
+			default:
+			}
+		}
+		synctest.Wait()
+		if plane.times < 2 || plane.times > 6 {
+			t.Errorf("%d audits of every row, of 0.5 s each, in ten minutes", plane.times)
+		}
+		r.vandalise()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if got := r.kernel.String(); got != r.state.String() {
+			t.Errorf("not repaired after two seconds:\n%s", got)
+		}
+		r.stop()
+	})
+}
+
 func TestControl_audit(t *testing.T) {
 	r := newRig(t)
 	socket := filepath.Join(t.TempDir(), "control")
