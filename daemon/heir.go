@@ -31,6 +31,7 @@ type heir struct {
 	// inherits says that nobody tells what other planes remember of clients, but the kernel.
 	inherits bool
 	served   bool // the plane has had rows, now or before it was kept and taken back
+	lacks    bool // there are rows that the plane cannot have in force
 	retired  retired
 	carried  *carrying
 	left     []remainder // of the last look
@@ -132,6 +133,7 @@ func (l legacy) open(c dataplane.Config, s planeSettings) (o opened, taken bool,
 func (h *heir) Sync(ctx context.Context, s *model.State) error {
 	h.served = true
 	err := h.Dataplane.Sync(ctx, s)
+	h.lacks = errors.Is(err, dataplane.ErrPartial)
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) || !h.clears.TryLock() {
 		return err
 	}
@@ -140,6 +142,13 @@ func (h *heir) Sync(ctx context.Context, s *model.State) error {
 		return err
 	}
 	return errors.Join(err, h.clearAll(ctx, s))
+}
+
+// Apply implements dataplane.Dataplane.
+func (h *heir) Apply(ctx context.Context, s *model.State, c model.Change) error {
+	err := h.Dataplane.Apply(ctx, s, c)
+	h.lacks = h.lacks || errors.Is(err, dataplane.ErrPartial)
+	return err
 }
 
 // succeed removes what other planes have left, now that this one is in force. It may be called while the loop calls the

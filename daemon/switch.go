@@ -82,6 +82,7 @@ func (c *change) perform(ctx context.Context) error {
 		To:       o.Dataplane,
 		Together: c.to.sharesWith(c.from.settings),
 		Heritage: heritage,
+		Lacks:    func() bool { return c.from.heir.lacks },
 		InForce:  func(ctx context.Context, s *model.State) error { return c.succeed(ctx, o, s) },
 		Undo:     c.from.heir.doubt,
 		Progress: c.progress,
@@ -108,9 +109,15 @@ func (c *change) progress(p engine.Progress) {
 	case engine.StepProgrammed:
 		s.Frontends = p.Rows.Frontends
 		s.Message = fmt.Sprintf("programmed %d frontends, %d pools in %v", p.Rows.Frontends, p.Rows.Pools, took)
+		if p.Err != nil {
+			s.Message += fmt.Sprintf("; with this data plane too, %v", p.Err)
+		}
 	case engine.StepVerified:
 		s.Frontends = p.Rows.Frontends
 		s.Message = fmt.Sprintf("verified, the kernel holds all of it (%v)", took)
+		if p.Err != nil {
+			s.Message = fmt.Sprintf("verified, the kernel holds all else (%v)", took)
+		}
 	case engine.StepCarried:
 		s.Clients = p.Clients
 		s.Message = fmt.Sprintf("carried over which backends %d clients keep", p.Clients)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,9 @@ type Switch struct {
 	Together bool
 	// Heritage, if To has it as its dataplane.Config.Inherit, is what the plane in force remembers of clients.
 	Heritage *Heritage
+	// Lacks reports, in the loop, whether there are rows that the plane in force cannot have in force: then To need not be
+	// better. nil: an error of it that wraps dataplane.ErrPartial means that.
+	Lacks func() bool
 	// InForce removes what the other plane has left, while To follows changes; the State is its own. An error, which wraps
 	// dataplane.ErrPartial, has To.Sync called again.
 	InForce func(context.Context, *model.State) error
@@ -61,7 +65,7 @@ type Progress struct {
 	Rows    Rows // that are programmed
 	Clients int  // that were carried over
 	Took    time.Duration
-	Err     error // of a step that could not be done and keeps nobody from going on
+	Err     error // of a step that could not be done, or not for all rows, and keeps nobody from going on
 }
 
 // Heritage is what one plane remembers of clients when another one begins to take its place.
@@ -116,7 +120,8 @@ type switching struct {
 	base      *model.State // that To holds, or shall hold first; nil: the loop does it
 	began     time.Time    // the step that goes on
 	tolerates bool         // what the plane in force cannot do, To need not do either
-	partial   bool         // some rows are not in force
+	missing   int          // how much of it an audit of that sees
+	partial   error        // why some rows are not in force; nil: all are
 	clients   int          // that To remembers
 	forgot    error        // why these are not all
 }
@@ -126,10 +131,26 @@ func (w *switching) begin(ctx context.Context) error {
 		return ErrStarting
 	}
 	w.inherit(ctx)
-	w.tolerates = w.engine.partial
+	if err := w.indulge(ctx); err != nil {
+		return err
+	}
 	if !w.Together {
 		w.base = w.engine.state.Clone()
 	}
+	return nil
+}
+
+// indulge finds out what To need not be able to do.
+func (w *switching) indulge(ctx context.Context) error {
+	e := w.engine
+	if w.tolerates = e.partial && (w.Lacks == nil || w.Lacks()); !w.tolerates {
+		return nil
+	}
+	drifts, err := e.options.Plane.Audit(dataplane.Thoroughly(ctx), e.state)
+	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+		return fmt.Errorf("read the data plane in force back: %w", err)
+	}
+	w.missing = len(drifts)
 	return nil
 }
 
@@ -164,19 +185,20 @@ func (w *switching) look(ctx context.Context) (now *model.State, err error) {
 }
 
 func (w *switching) sync(ctx context.Context, s *model.State) error {
-	if err := w.note(w.To.Sync(ctx, s)); err != nil {
+	if err := w.note(&w.partial, w.To.Sync(ctx, s)); err != nil {
 		return fmt.Errorf("program the new data plane: %w", err)
 	}
-	w.did(Progress{Step: StepProgrammed, Rows: count(s)})
+	w.did(Progress{Step: StepProgrammed, Rows: count(s), Err: w.partial})
 	return nil
 }
 
-// note forgives rows that To cannot have in force if the plane before cannot either.
-func (w *switching) note(err error) error {
-	w.partial = errors.Is(err, dataplane.ErrPartial)
-	if w.partial && w.tolerates {
+// note forgives rows that To cannot have in force if the plane before cannot either, and notes why.
+func (w *switching) note(why *error, err error) error {
+	if errors.Is(err, dataplane.ErrPartial) && w.tolerates {
+		*why = err
 		return nil
 	}
+	*why = nil
 	return err
 }
 
@@ -228,31 +250,31 @@ func (w *switching) follow(ctx context.Context, now *model.State) error {
 	if change.Empty() {
 		return nil
 	}
-	if err := w.note(w.To.Apply(ctx, now, change)); err != nil {
+	var partial error
+	if err := w.note(&partial, w.To.Apply(ctx, now, change)); err != nil {
 		return fmt.Errorf("program what has changed meanwhile: %w", err)
 	}
+	w.partial = cmp.Or(partial, w.partial) // what Sync could not do nobody has tried again
 	return nil
 }
 
 // verify reads To back. What is not as it should be may have been changed by somebody else, or be about something that
 // has just come, so that it is programmed once more.
 func (w *switching) verify(ctx context.Context, s *model.State) error {
-	if w.partial {
-		return nil
-	}
 	drifts, err := w.To.Audit(dataplane.Thoroughly(ctx), s)
 	if err == nil && len(drifts) > 0 {
-		if err = w.note(w.To.Sync(ctx, s)); err == nil {
+		if err = w.note(&w.partial, w.To.Sync(ctx, s)); err == nil {
 			drifts, err = w.To.Audit(dataplane.Thoroughly(ctx), s)
 		}
 	}
 	if err != nil {
 		return fmt.Errorf("read the new data plane back: %w", err)
 	}
-	if n := len(drifts); n > 0 {
-		return fmt.Errorf("the new data plane does not hold what it should: %s%s", drifts[0], andMore(n-1))
+	if n := len(drifts); n > 0 && (w.partial == nil || n > w.missing) {
+		err := fmt.Errorf("the new data plane does not hold what it should: %s%s", drifts[0], andMore(n-1))
+		return errors.Join(err, w.partial)
 	}
-	w.did(Progress{Step: StepVerified, Rows: count(s)})
+	w.did(Progress{Step: StepVerified, Rows: count(s), Err: w.partial})
 	return nil
 }
 
@@ -296,7 +318,7 @@ func (w *switching) swap() {
 	e := w.engine
 	e.options.Plane = w.To
 	e.dirty, e.backoff, e.retryAt, e.again = false, 0, time.Time{}, true
-	e.partial = w.partial
+	e.partial, e.audits.lacking = w.partial != nil, nil
 	e.endRest()
 	e.status.planeChanged()
 	e.status.programmed(time.Now(), e.partial)

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -276,6 +278,78 @@ func TestEngine_switchCannotClear(t *testing.T) {
 		if got := p.engine.Status(); got.Error != "" {
 			t.Errorf("%+v", got)
 		}
+		p.stop()
+	})
+}
+
+// short is a plane that cannot have some rows in force.
+type short struct {
+	dataplane.Dataplane
+	lacks atomic.Int32 // so many
+}
+
+func (p *short) Sync(ctx context.Context, s *model.State) error {
+	s = s.Clone()
+	all := slices.SortedFunc(maps.Keys(s.Frontends), model.Key.Compare)
+	n := min(int(p.lacks.Load()), len(all))
+	for _, key := range all[:n] {
+		delete(s.Frontends, key)
+	}
+	if err := p.Dataplane.Sync(ctx, s); err != nil || n == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: %v", dataplane.ErrPartial, all[:n])
+}
+
+// What the plane in force cannot do, the new one need not do either, but all else; and it is tried again.
+func TestEngine_switchLacksRows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		before, fromRows := &short{}, true
+		before.lacks.Store(1)
+		p := newPair(t, func(o *Options) {
+			before.Dataplane = o.Plane
+			o.Plane = before
+		})
+		p.send(web(1, "10.244.1.2"))
+		p.send(web(2, "10.244.1.2"))
+		synctest.Wait()
+		change := func(lacks int32) (to *short, said string, err error) {
+			made, err := p.next.New(dataplane.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			to = &short{Dataplane: made}
+			to.lacks.Store(lacks)
+			err = p.engine.Switch(t.Context(), Switch{
+				To: to, Lacks: func() bool { return fromRows },
+				InForce: func(ctx context.Context, _ *model.State) error { return nil },
+				Undo:    func() { p.plane.looks = true },
+				Progress: func(step Progress) {
+					said += fmt.Sprintf("%s %t ", step.Step, step.Err == nil)
+					if step.Step == StepProgrammed {
+						p.send(web(3, "10.244.1.2"))
+						synctest.Wait()
+					}
+				},
+			})
+			return to, said, err
+		}
+		if _, said, err := change(2); err == nil || !strings.Contains(err.Error(), "does not hold what it should") {
+			t.Errorf("%s: %v", said, err)
+		}
+		fromRows = false // but what another plane has left
+		if _, said, err := change(1); !errors.Is(err, dataplane.ErrPartial) {
+			t.Errorf("%s: %v", said, err)
+		}
+		fromRows = true
+		to, said, err := change(1)
+		if want := "programmed false verified false in-force true "; said != want || err != nil {
+			t.Errorf("%s: %v", said, err)
+		}
+		to.lacks.Store(0)
+		time.Sleep(time.Minute)
+		p.kernel = p.next
+		p.converged()
 		p.stop()
 	})
 }
