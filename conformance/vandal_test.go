@@ -97,7 +97,10 @@ func iptablesVandal(tools ...string) conformance.Vandal {
 		first := chain + " 1"
 		switch s.IntN(8) {
 		case 0:
-			return do(ctx, s, tool+"-F", "chain KUBE-")
+			if rules[chain] == 0 { // which would not be missed
+				return d, nil
+			}
+			return do(ctx, s, tool+"-F", chain)
 		case 1:
 			return do(ctx, s, tool+"-I "+chain+" -m comment --comment vandal -j RETURN", chain)
 		case 2:
@@ -144,7 +147,7 @@ func ipvsVandal(ctx context.Context, s *conformance.Site) (d conformance.Deed, e
 		}
 		switch s.IntN(4) {
 		case 0:
-			return do(ctx, s, "ipvsadm -C", "virtual server")
+			return do(ctx, s, "ipvsadm -C", names...)
 		case 1:
 			return do(ctx, s, "ipvsadm -E "+server+" -s sed", names...)
 		case 2:
