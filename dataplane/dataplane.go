@@ -123,6 +123,9 @@ type Config struct {
 	// them in, as Remember does, before any packet meets the plane's rows. What cannot be had is logged, and keeps no
 	// row from being served. It is asked with the State of that Sync.
 	Inherit func(context.Context, *model.State) iter.Seq2[Memory, error]
+	// Waits, if not nil, reports whether another plane is in force still. As long as that is so, the flows that connection
+	// tracking knows are that one's, and none of them is forgotten.
+	Waits func() bool
 	// Meter, if not nil, is told what the plane counts.
 	Meter Meter
 	// Fault, if not nil, is called before each operation on the kernel, named "area verb", and makes

@@ -7,6 +7,8 @@
 //	Sync ──► wrapped plane ─────────────────────────► the same, and TCP that came too early
 //	Audit ─► has a TCP row come since? ─────────────► the same
 //
+// A plane that waits until it is in force forgets nothing before; the first Audit after that does.
+//
 // A flow is stale if its destination is a Frontend and whoever answers is no backend of it, draining
 // ones included; or if the Frontend of its destination is gone, which after a restart a guard tells.
 //
@@ -77,6 +79,7 @@ type plane struct {
 	rows      map[model.Key]model.PoolID // UDP frontends that forward, as of the last call
 	pools     map[model.PoolID]*udpPool  // their pools
 	came      bool                       // Apply has brought TCP frontends that forward since flows were looked at
+	owes      bool                       // flows were not looked at, because another plane was in force
 }
 
 // affinePlane keeps what the wrapped plane can do besides.
@@ -106,7 +109,7 @@ func (p *plane) Sync(ctx context.Context, s *model.State) error {
 
 // Audit implements dataplane.Dataplane.
 func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	if p.came && !p.others {
+	if p.owes || p.came && !p.others {
 		if err := p.forgetAttempts(s); err != nil {
 			return nil, err
 		}
@@ -136,6 +139,10 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		p.drop(key)
 	}
 	if !changed {
+		return partial
+	}
+	if p.waits() {
+		p.owes = true
 		return partial
 	}
 	return cmp.Or(p.forget(&staleFlow{state: s, gone: gone, translated: p.others}), partial)
@@ -189,10 +196,16 @@ func holds(backends []model.Backend, a netip.AddrPort) bool {
 
 // forgetAttempts forgets those to reach frontends before they were there, and stale flows.
 func (p *plane) forgetAttempts(s *model.State) error {
+	if p.owes = p.waits(); p.owes {
+		return nil
+	}
 	err := p.forget(&staleFlow{state: s, attempts: !p.others, translated: p.others})
-	p.came = err != nil
+	p.came, p.owes = err != nil, err != nil
 	return err
 }
+
+// waits reports whether another plane is in force.
+func (p *plane) waits() bool { return p.config.Waits != nil && p.config.Waits() }
 
 // forget deletes the stale flows of both families.
 func (p *plane) forget(stale *staleFlow) error {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,8 +32,9 @@ type stage struct {
 	bed   *testbed.Bed
 	plane dataplane.Dataplane
 	state *model.State
-	dumps int   // how often flows were looked through, each time for both families
-	fault error // of that
+	waits atomic.Bool // for another plane
+	dumps int         // how often flows were looked through, each time for both families
+	fault error       // of that
 
 	looked, forgotten [2]int // what the meter was told of IPv4 and IPv6
 }
@@ -70,7 +72,7 @@ func newStage(t *testing.T) *stage {
 	}
 	s.bed = bed
 	err = bed.Do(testbed.Node, func() (err error) {
-		s.plane, err = conntrack.Wrap(nftables.New)(dataplane.Config{Fault: s.inject, Meter: s})
+		s.plane, err = conntrack.Wrap(nftables.New)(dataplane.Config{Fault: s.inject, Meter: s, Waits: s.waits.Load})
 		return err
 	})
 	if err == nil {
@@ -301,6 +303,24 @@ func TestPlane_looksOnlyIfNeeded(t *testing.T) {
 			t.Errorf("%s: looked %d times, want %d", step.what, s.dumps, step.want)
 		}
 	}
+}
+
+// As long as another plane is in force flows are that one's. What has become stale meanwhile goes with the first Audit.
+func TestPlane_waits(t *testing.T) {
+	s := newStage(t)
+	s.must(pods, dns, pool("default/dns cluster", 53, "a", "b"))
+	flows := s.flows("client", "10.96.0.10:53")
+	s.waits.Store(true)
+	s.must(pods, dns, pool("default/dns cluster", 53, "b", "c"))
+	if err := s.plane.Sync(t.Context(), s.state); err != nil {
+		t.Fatal(err)
+	}
+	(&stay{s, ""}).check(flows)
+	s.waits.Store(false)
+	if _, err := s.plane.Audit(t.Context(), s.state); err != nil {
+		t.Fatal(err)
+	}
+	(&stay{s, "a"}).check(flows)
 }
 
 func TestPlane_fault(t *testing.T) {
