@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -28,6 +29,8 @@ type heir struct {
 	cleared func() // is called when nothing is left of others, but what connections still need
 	alone   bool   // so it is
 	waits   bool   // another plane is in force, or being programmed
+	// second is what wraps the plane told: another one is in force.
+	second *atomic.Bool
 	// inherits says that nobody tells what other planes remember of clients, but the kernel.
 	inherits bool
 	served   bool // the plane has had rows, now or before it was kept and taken back
@@ -84,6 +87,8 @@ func (s planeSettings) inherit(c dataplane.Config, l legacy) (opened, error) {
 	if inherits {
 		c.Inherit = left.tell
 	}
+	second := &atomic.Bool{}
+	c.Waits = second.Load
 	o, taken, err := l.open(c, s)
 	if err != nil {
 		return o, err
@@ -96,8 +101,8 @@ func (s planeSettings) inherit(c dataplane.Config, l legacy) (opened, error) {
 	}
 	self, err := planeNamed(o.settings.name)
 	h := &heir{
-		inherits: inherits,
-		opened:   o, self: self, others: planes, log: c.Log, cleared: func() { l.cleared(o) }, carried: l.kept, served: taken,
+		inherits: inherits, second: second,
+		opened: o, self: self, others: planes, log: c.Log, cleared: func() { l.cleared(o) }, carried: l.kept, served: taken,
 	}
 	o.Dataplane, o.heir = h, h
 	if affine, ok := h.Dataplane.(dataplane.Affine); ok {
@@ -157,6 +162,7 @@ func (h *heir) succeed(ctx context.Context, s *model.State) (left []remainder, e
 	h.clears.Lock()
 	defer h.clears.Unlock()
 	h.waits = false
+	h.second.Store(false)
 	err = h.clearAll(ctx, s)
 	return h.left, err
 }

@@ -70,13 +70,15 @@ func (c *change) perform(ctx context.Context) error {
 		return engine.ErrStarting
 	}
 	c.say(SwitchStep{Step: stepOpening, Plane: c.to.name, Message: "opening " + c.to.name})
+	c.from.heir.wait() // first: what is taken back nobody else knows for a carrier any more
 	heritage := &engine.Heritage{}
 	o, err := d.openPlane(c.to, opening{exact: true, inherit: heritage.Tell})
 	if err != nil {
+		c.from.heir.doubt()
 		return err
 	}
 	o.heir.waits = true
-	c.from.heir.wait()
+	o.heir.second.Store(true)
 	d.successor.spared.all()
 	err = d.engine.Switch(ctx, engine.Switch{
 		To:       o.Dataplane,
