@@ -73,9 +73,15 @@ func RunOnlySockets(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, onlySockets: true})
 }
 
-// RunHiding is Run for a plane whose backends never see who their client is.
+// RunInOneWay is Run for a plane that was played in all ways with other options: here each case has one order of events,
+// or with FAIRLEAD_CASES=all those of Run.
+func RunInOneWay(t *testing.T, name string, new dataplane.New) {
+	run(t, name, stage{new: new, oneWay: !allCases()})
+}
+
+// RunHiding is RunInOneWay for a plane whose backends never see who their client is.
 func RunHiding(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, hiding: true})
+	run(t, name, stage{new: new, hiding: true, oneWay: !allCases()})
 }
 
 func run(t *testing.T, name string, s stage) {
@@ -131,17 +137,18 @@ type stage struct {
 	// hardware makes cables like those of hardware; onlyDrivers leaves out what has nothing to do with programs in
 	// drivers, and plays the rest in one way.
 	hardware, onlyDrivers bool
+	oneWay                bool                  // plays each case in one order of events
 	beds                  map[bool]*testbed.Bed // with the pods on a bridge, and without
 }
 
 func (s *stage) ways(c *testCase) []way {
 	switch {
-	case !s.onlyDrivers:
-		return ways()
-	case c.ofDrivers():
+	case s.onlyDrivers && !c.ofDrivers():
+		return nil
+	case s.onlyDrivers, s.oneWay:
 		return ways()[:1]
 	}
-	return nil
+	return ways()
 }
 
 func (s *stage) playAll(t *testing.T, plays <-chan play) {
