@@ -240,8 +240,8 @@ func TestRun_pairs(t *testing.T) {
 }
 
 // TestRun_pairsIPVS does it with IPVS as one of the two. The test kernel is slow: its clients have more time. Not
-// among them are mode userspace, from which IPVS takes what the process carries, and the legacy tables of iptables: they
-// go one after the other, and for a moment refuse what is IPVS's.
+// among them are mode userspace, from which IPVS takes what the process carries, and the legacy tables of iptables,
+// which may refuse a datagram that is sent again while they are written, as a machine was slow to answer.
 func TestRun_pairsIPVS(t *testing.T) {
 	if needIPVS(t) {
 		return

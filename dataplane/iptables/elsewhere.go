@@ -135,8 +135,8 @@ func (l *place) clear(ctx context.Context, found map[tableID]*content) error {
 			changes = append(changes, c)
 		}
 	}
-	// First nat and then filter, so that nobody refuses what nobody translates.
-	slices.SortFunc(changes, func(a, b *change) int { return strings.Compare(b.table.String(), a.table.String()) })
+	// First filter and then nat, so that nobody refuses what another plane translates, and nat does not any more.
+	slices.SortFunc(changes, func(a, b *change) int { return strings.Compare(a.table.String(), b.table.String()) })
 	if err := l.write(changes); err != nil {
 		return fmt.Errorf("back end %s: %w", l.kind, err)
 	}
