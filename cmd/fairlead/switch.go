@@ -31,11 +31,18 @@ func switchCommand() *cobra.Command {
 			"The configuration stays as it is: the next start goes back to its mode, unless you set it, too.\n\n" +
 			"Exit status 1: the old data plane stays. 2: there is no such data plane, or no proxy runs.",
 		Example: "  fairlead switch ebpf",
-		Args:    cobra.ExactArgs(1),
+		Args:    onePlane,
 		RunE:    func(c *cobra.Command, args []string) error { return i.switchTo(c.Context(), args[0]) },
 	}
 	i.addTo(c.Flags())
 	return c
+}
+
+func onePlane(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("say which data plane, one of %s: fairlead switch PLANE", strings.Join(daemon.Planes(), ", "))
+	}
+	return nil
 }
 
 // switchTo orders another data plane and shows what becomes of it. An interruption does not hang up, but asks for the
