@@ -78,6 +78,8 @@ type Daemon struct {
 	// What follows belongs to the goroutine that reloads.
 	planeSettings planeSettings
 	plane         *opened
+	files         *watcher // of the configuration
+	given         givenUp
 	chosen        string // the plane that somebody has switched to; empty: that of the configuration
 	feeds         feeds
 	refused       said.Trouble  // a configuration
@@ -323,17 +325,17 @@ func (d *Daemon) manage(ctx context.Context) error {
 		d.report.warn(reasonMetrics, err.Error())
 		return err
 	}
-	files := newWatcher(d.log, lookInterval)
-	defer files.close()
+	d.files = newWatcher(d.log, lookInterval)
+	defer d.files.close()
 	defer d.feeds.abandon()
 	retry := time.NewTicker(listenRetry)
 	defer retry.Stop()
 	for {
-		files.follow(d.files())
+		d.files.follow(d.read())
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-files.changed:
+		case <-d.files.changed:
 			d.reload(ctx)
 		case o := <-d.switches.orders:
 			d.obey(ctx, o)
@@ -351,8 +353,8 @@ func (d *Daemon) manage(ctx context.Context) error {
 	}
 }
 
-// files are those that the configuration is in.
-func (d *Daemon) files() []string {
+// read are the files that the configuration is in.
+func (d *Daemon) read() []string {
 	c := d.config.Load()
 	return append(slices.Clone(c.Files), c.KubeProxy.ClientConnection.Kubeconfig)
 }

@@ -182,6 +182,18 @@ func (h *heir) doubt() {
 	h.retired.look = time.Now()
 }
 
+// connections are those through another plane at the last look.
+func (h *heir) connections(plane string) (n int) {
+	h.clears.Lock()
+	defer h.clears.Unlock()
+	for _, r := range h.left {
+		if r.plane == plane {
+			n += r.connections
+		}
+	}
+	return n
+}
+
 func (h *heir) clearAll(ctx context.Context, s *model.State) error {
 	if err := h.clear(ctx, s); err != nil {
 		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)

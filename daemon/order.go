@@ -36,15 +36,21 @@ type switchOrder struct {
 // maxSteps is more than a change ever takes.
 const maxSteps = 100
 
-// begin notes that the configuration changes the data plane. The result is to be called when that is over.
-func (s *switches) begin(to string) (end func()) {
+// begin notes that the configuration changes the data plane, and what ends that. The result is to be called when it is
+// over.
+func (s *switches) begin(to string, cancel context.CancelFunc) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.to != "" { // an order waits: it will find this plane
-		return func() {}
+	if s.to == "" {
+		s.to, s.cancel = to, cancel
+		return s.end
 	}
-	s.to = to
-	return s.end
+	waits := s.cancel // an order does: it will find this plane, or be ended with it
+	s.cancel = func() {
+		cancel()
+		waits()
+	}
+	return func() {}
 }
 
 func (s *switches) end() {

@@ -155,3 +155,33 @@ func TestHeir(t *testing.T) {
 		})
 	}
 }
+
+// layered is a plane whose rules another one has.
+type layered struct {
+	dataplane.Dataplane
+	over bool
+}
+
+func (p layered) Over() bool { return p.over }
+
+// The loop programs both planes where they have rules in common, as it repairs those of the plane in force.
+func TestOpened_sharesWith(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		over bool // the first one has rules of iptables
+		want bool
+	}{
+		{nftablesPlane, iptablesPlane, false, false},
+		{ebpfPlane, nftablesPlane, false, true},
+		{ebpfPlane, iptablesPlane, false, false},
+		{userspacePlane, iptablesPlane, false, false},
+		{userspacePlane, iptablesPlane, true, true},
+		{userspacePlane, nftablesPlane, true, false},
+	} {
+		a := &opened{inner: layered{over: c.over}, settings: planeSettings{name: c.a}}
+		b := &opened{inner: layered{}, settings: planeSettings{name: c.b}}
+		if got, back := a.sharesWith(b), b.sharesWith(a); got != c.want || back != c.want {
+			t.Errorf("%+v: %t, the other way round %t", c, got, back)
+		}
+	}
+}

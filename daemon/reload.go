@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"time"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/engine"
@@ -13,13 +14,41 @@ import (
 	"fairlead.dev/fairlead/source/kube"
 )
 
+// switchPatience is for how long the configuration may try to change the data plane.
+const switchPatience = 5 * time.Minute
+
+var (
+	errTooLong   = fmt.Errorf("the change of the data plane has not come to an end in %v", switchPatience)
+	errCancelled = errors.New("the change of the data plane was cancelled; edit the configuration to try again")
+	errOutdated  = errors.New("the configuration has been edited again")
+)
+
+// givenUp is a configuration that is not tried again, as somebody has ended that.
+type givenUp struct {
+	config *config.Config
+	why    error
+}
+
+// up returns why, if it is this one; another one is tried.
+func (g *givenUp) up(c *config.Config) error {
+	if g.config == nil || len(config.Compare(g.config, c)) > 0 {
+		*g = givenUp{}
+		return nil
+	}
+	return g.why
+}
+
 // reload reads the configuration again and brings what changed into force, all or nothing.
 func (d *Daemon) reload(ctx context.Context) {
 	c, err := d.options.Load()
 	if err == nil {
 		err = d.change(ctx, c)
 	}
-	if ctx.Err() == nil {
+	switch {
+	case ctx.Err() != nil:
+	case errors.Is(err, errOutdated): // what it is now comes next
+		d.log.Info(err.Error())
+	default:
 		d.judged(err)
 	}
 }
@@ -40,11 +69,14 @@ func (d *Daemon) judged(err error) {
 // change brings a configuration into force.
 func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	changes := config.Compare(d.config.Load(), c)
+	if err := d.given.up(c); err != nil {
+		return err
+	}
 	n, err := d.prepare(c)
 	if err != nil || len(changes) == 0 && !n.changesFeed {
 		return errors.Join(err, n.drop())
 	}
-	if err := d.engine.ConfigureWith(ctx, n.settings, func() error { return d.changePlane(ctx, n) }); err != nil {
+	if err := d.engine.ConfigureWith(ctx, n.settings, func() error { return d.changePlane(ctx, c, n) }); err != nil {
 		return errors.Join(err, n.drop())
 	}
 	old := d.config.Swap(c)
@@ -75,12 +107,27 @@ func (d *Daemon) replace(ctx context.Context, n prepared) {
 
 // changePlane has another data plane take the place of the one in force, if that is wanted. It may fail: then nothing
 // changes.
-func (d *Daemon) changePlane(ctx context.Context, n prepared) error {
+//
+// Nobody waits for it as for an order, and it may take for ever, as when another program holds a lock. So it ends when
+// the files say something else, when somebody asks for that, and after a while.
+func (d *Daemon) changePlane(ctx context.Context, c *config.Config, n prepared) error {
 	if !n.switches {
 		return nil
 	}
-	defer d.switches.begin(n.planeSettings.name)()
-	err := d.switchTo(ctx, n.planeSettings, nil)
+	limited, end := context.WithTimeoutCause(ctx, switchPatience, errTooLong)
+	defer end()
+	limited, cancel := context.WithCancelCause(limited)
+	defer cancel(nil)
+	defer d.switches.begin(n.planeSettings.name, func() { cancel(errCancelled) })()
+	stop := d.files.whenOther(limited, d.options.Load, c, func() { cancel(errOutdated) })
+	err := d.switchTo(limited, n.planeSettings, nil)
+	stop()
+	if why := context.Cause(limited); err != nil && why != nil {
+		err = fmt.Errorf("%w: %w", why, err)
+	}
+	if errors.Is(err, errCancelled) {
+		d.given = givenUp{c, err}
+	}
 	if !errors.Is(err, engine.ErrStarting) {
 		return err
 	}

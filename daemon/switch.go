@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -49,7 +50,9 @@ func (d *Daemon) switchTo(ctx context.Context, to planeSettings, tell func(Switc
 	c := &change{daemon: d, from: d.plane, to: to, tell: tell, began: time.Now()}
 	d.log.Info("changing the data plane", "from", d.mode(), "to", to.name)
 	err := c.perform(ctx)
-	d.metrics.Switched(c.from.settings.name, to.name, err == nil, time.Since(c.began))
+	// That somebody has changed his mind, or that it is too early, is no failure.
+	idle := errors.Is(ctx.Err(), context.Canceled) || errors.Is(err, engine.ErrStarting) || errors.Is(err, engine.ErrStopped)
+	d.metrics.Switched(c.from.settings.name, to.name, outcome(err, idle), time.Since(c.began))
 	if err == nil {
 		d.log.Info("the data plane has changed", "from", c.from.settings.name, "to", to.name, "took", time.Since(c.began))
 		d.report.emit(kube.Event{Reason: reasonSwitched,
@@ -57,11 +60,25 @@ func (d *Daemon) switchTo(ctx context.Context, to planeSettings, tell func(Switc
 		return nil
 	}
 	err = fmt.Errorf("the data plane %s stays, as %s cannot take its place: %w", c.from.settings.name, to.name, err)
-	if !errors.Is(err, engine.ErrStopped) {
-		d.log.Error("the data plane has not changed", "from", c.from.settings.name, "to", to.name, "error", err)
+	level := slog.LevelError
+	if idle {
+		level = slog.LevelInfo
+	} else {
 		d.report.warn(reasonSwitchFailed, err.Error())
 	}
+	d.log.Log(ctx, level, "the data plane has not changed", "from", c.from.settings.name, "to", to.name, "error", err)
 	return err
+}
+
+// outcome is the result in metrics.
+func outcome(err error, idle bool) string {
+	switch {
+	case err == nil:
+		return "success"
+	case idle:
+		return "cancelled"
+	}
+	return "failure"
 }
 
 func (c *change) perform(ctx context.Context) error {
@@ -82,7 +99,7 @@ func (c *change) perform(ctx context.Context) error {
 	d.successor.spared.all()
 	err = d.engine.Switch(ctx, engine.Switch{
 		To:       o.Dataplane,
-		Together: c.to.sharesWith(c.from.settings),
+		Together: o.sharesWith(c.from),
 		Heritage: heritage,
 		Lacks:    func() bool { return c.from.heir.lacks },
 		InForce:  func(ctx context.Context, s *model.State) error { return c.succeed(ctx, o, s) },
@@ -133,6 +150,10 @@ func (c *change) progress(p engine.Progress) {
 	case engine.StepRolledBack:
 		s.Plane = c.from.settings.name
 		s.Message = fmt.Sprintf("rolled back: nothing is left of %s", c.to.name)
+		if s.Connections = c.from.heir.connections(c.to.name); s.Connections > 0 {
+			s.Message = fmt.Sprintf("rolled back; up to %d connections through %s live on, and what they need is removed "+
+				"when they have ended, after %v at the latest", s.Connections, c.to.name, drainTime)
+		}
 		if p.Err != nil {
 			s.Message = fmt.Sprintf("rolled back, but something is left of %s, and will be removed: %v", c.to.name, p.Err)
 		}
@@ -161,12 +182,15 @@ func (c *change) succeed(ctx context.Context, o *opened, s *model.State) error {
 }
 
 // sharesWith reports whether two planes have something in the kernel in common.
-func (s planeSettings) sharesWith(other planeSettings) bool {
-	is := func(a, b string) bool {
-		p, err := planeNamed(a)
-		return err == nil && p.behind == b
-	}
-	return s.name == other.name || is(s.name, other.name) || is(other.name, s.name)
+func (o *opened) sharesWith(other *opened) bool {
+	return o.settings.name == other.settings.name || o.isOver(other) || other.isOver(o)
+}
+
+// isOver reports whether the other plane's rules are a part of this one's.
+func (o *opened) isOver(other *opened) bool {
+	p, err := planeNamed(o.settings.name)
+	name := other.settings.name
+	return err == nil && p.behind == name || over(o.inner) == name
 }
 
 // opening is how a data plane is opened.

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -8,6 +9,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"fairlead.dev/fairlead/config"
 )
 
 const (
@@ -165,6 +168,42 @@ func (w *watcher) look() {
 	if w.notify == nil {
 		w.open()
 	}
+	w.renew()
+}
+
+// whenOther calls f, at most once, if the files say something else than c before the result is called. Then, too, there is
+// a token in changed, as there was before.
+func (w *watcher) whenOther(
+	ctx context.Context, load func() (*config.Config, error), c *config.Config, f func(),
+) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan bool, 1)
+	go func() {
+		touched := false
+		for ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+				continue
+			case <-w.changed:
+				touched = true
+			}
+			if other, err := load(); err == nil && len(config.Compare(c, other)) > 0 {
+				f()
+				break
+			}
+		}
+		ended <- touched
+	}()
+	return func() {
+		cancel()
+		if <-ended {
+			w.renew()
+		}
+	}
+}
+
+// renew puts a token into changed.
+func (w *watcher) renew() {
 	select {
 	case w.changed <- struct{}{}:
 	default:

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/testbed/nstest"
 )
 
@@ -102,4 +103,34 @@ type lines chan string
 func (l lines) Write(line []byte) (int, error) {
 	l <- string(line)
 	return len(line), nil
+}
+
+// What is being brought into force is given up when the files say something else, not when they are looked at.
+func TestWatcher_whenOther(t *testing.T) {
+	w := newWatcher(slog.New(slog.DiscardHandler), time.Hour)
+	defer w.close()
+	now, looked, outdated := configured(t, "mode: iptables"), make(chan struct{}), make(chan struct{})
+	other := configured(t, "mode: nftables")
+	says := make(chan *config.Config)
+	load := func() (*config.Config, error) {
+		looked <- struct{}{}
+		return <-says, nil
+	}
+	stop := w.whenOther(t.Context(), load, now, func() { close(outdated) })
+	for _, c := range []*config.Config{now, other} {
+		w.renew()
+		await(t, "a look", looked)
+		select {
+		case <-outdated:
+			t.Fatal("it is outdated though nothing has changed")
+		case says <- c:
+		}
+	}
+	await(t, "the end", outdated)
+	stop()
+	await(t, "the token", w.changed)
+	w.whenOther(t.Context(), load, now, func() { t.Error("nobody has touched the files") })()
+	if len(w.changed) > 0 {
+		t.Error("there is a token")
+	}
 }

@@ -136,12 +136,8 @@ func (m *Metrics) Answered(path string, status int) {
 	}
 }
 
-// Switched counts an attempt to change the data plane.
-func (m *Metrics) Switched(from, to string, changed bool, took time.Duration) {
-	result := "failure"
-	if changed {
-		result = "success"
-	}
+// Switched counts an attempt to change the data plane. The result is success, failure or cancelled.
+func (m *Metrics) Switched(from, to, result string, took time.Duration) {
 	m.own.switches(from, to, result).Inc()
 	m.own.switchLasted.Observe(took.Seconds())
 }

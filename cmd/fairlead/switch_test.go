@@ -3,12 +3,14 @@ package main
 import (
 	"bytes"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/testbed"
 	"fairlead.dev/fairlead/testbed/kubernetes"
 )
@@ -104,6 +106,7 @@ func TestSwitch(t *testing.T) {
 	w.switchTo("nftables", 0, "nftables is in force already")
 	w.switchTo("nonsense", 2, `there is no data plane "nonsense"`, "nftables, iptables, ipvs, ebpf, userspace")
 	w.switchTo("iptables -o yaml", 2, "--output")
+	w.switchTo("", 2, "say which data plane, one of nftables, iptables, ipvs, ebpf, userspace")
 	for i, plane := range []string{"iptables", "userspace", "ebpf", "userspace", "nftables", "ebpf", "iptables", "userspace", "nftables"} {
 		for from, to := range everywhere() {
 			open = append(open, w.dial(from, to))
@@ -209,6 +212,9 @@ func TestSwitch_fails(t *testing.T) {
 		w.eventually("pod-b")
 		stays()
 	}
+	w.editsWhileLocked(p)
+	stays()
+
 	unlock := w.lock()
 	first := w.order("iptables")
 	p.await("waiting for another program that changes iptables")
@@ -229,5 +235,31 @@ func TestSwitch_fails(t *testing.T) {
 		if r := load.Stop(); len(r.Failures) > 0 {
 			t.Errorf("while the data plane did not change: %s", r)
 		}
+	}
+}
+
+// editsWhileLocked has the configuration want what another program keeps from being done, until the configuration is
+// edited again, or somebody ends it.
+func (w machine) editsWhileLocked(p *proxy) {
+	w.Helper()
+	unlock := w.lock()
+	defer unlock()
+	w.configure("iptables", "")
+	p.await("waiting for another program that changes iptables")
+	w.configure("nftables", "")
+	p.await("the configuration has been edited again")
+	w.configure("iptables", "")
+	p.await("waiting for another program that changes iptables")
+	answer, err := engine.Order(w.Context(), w.socket, http.MethodDelete, "/switch")
+	if err != nil {
+		w.Fatal(err)
+	}
+	answer.Close()
+	p.await("the change of the data plane was cancelled")
+	w.configure("nftables", "")
+	p.await("the configuration is accepted again")
+	_, text := w.page(netip.MustParseAddrPort("127.0.0.1:10249"), "/metrics")
+	if want := `fairlead_plane_switches_total{from="nftables",result="cancelled",to="iptables"} 4`; !strings.Contains(text, want) {
+		w.Errorf("no %s in the metrics", want)
 	}
 }
