@@ -68,7 +68,9 @@ type stream struct {
 }
 
 func (l *Load) dial(p Path, number int) (_ *stream, backend string, err error) {
-	c, err := l.bed.Dial(context.WithoutCancel(l.ctx), p.From, model.TCP, p.To)
+	ctx, end := context.WithTimeout(context.WithoutCancel(l.ctx), l.spec.Timeout)
+	defer end()
+	c, err := l.bed.Dial(ctx, p.From, model.TCP, p.To)
 	if err != nil {
 		return nil, "", err
 	}
