@@ -240,18 +240,22 @@ func TestRun_pairs(t *testing.T) {
 }
 
 // TestRun_pairsIPVS does it with IPVS as one of the two. The test kernel is slow: its clients have more time. Not
-// among them are mode userspace, from which IPVS takes what the process carries, and the legacy tables of iptables,
-// which may refuse a datagram that is sent again while they are written, as a machine was slow to answer.
+// among them are the legacy tables of iptables, which may refuse a datagram that is sent again while they are written, as
+// a machine was slow to answer; nor is IPVS → userspace → IPVS, after which clients with affinity have been seen to
+// reach nobody: a known defect.
 func TestRun_pairsIPVS(t *testing.T) {
 	if needIPVS(t) {
 		return
 	}
 	ipvs := served{"ipvs", ""}
-	for _, other := range translating() {
+	for _, other := range hostPlanes() {
 		if other.backend == "legacy" {
 			continue
 		}
 		for _, pair := range [][2]served{{ipvs, other}, {other, ipvs}} {
+			if pair[1].mode == "userspace" {
+				continue
+			}
 			t.Run(fmt.Sprintf("%s to %s", pair[0], pair[1]), func(t *testing.T) { thereAndBack(t, pair[0], pair[1]) })
 		}
 	}

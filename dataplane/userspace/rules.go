@@ -65,7 +65,7 @@ func (t *table) chains() []nf.Chain {
 				Rules: t.output(),
 			},
 		},
-		t.redirects())
+		t.redirects(), t.pastIPVS())
 }
 
 // send has the node's own packets for a row come to prerouting, unless they are redirected.
@@ -75,7 +75,7 @@ func (t *table) send() []nf.Rule {
 	}
 	return slices.Concat([]nf.Rule{
 		nf.NewRule("", append(isSCTP(), nf.GoTo(chainLater))...),
-		earlier(),
+		earlier(), t.ofIPVS(),
 	}, t.later(), []nf.Rule{
 		nf.NewRule("the connection outlives its row", t.setConnectionMark()...),
 		nf.NewRule("", nf.GoTo(chainDeliver)),
@@ -229,7 +229,7 @@ func (t *table) take(o origin) []nf.Rule {
 	const address, port = 0, 4
 	family := t.Family.Number
 	proxy := &expr.TProxy{Family: family, TableFamily: family, RegAddr: nf.Word(address), RegPort: nf.Word(port)}
-	return slices.Concat([]nf.Rule{earlier()}, t.later(), []nf.Rule{
+	return slices.Concat([]nf.Rule{earlier(), t.ofIPVS()}, t.later(), []nf.Rule{
 		nf.NewRule("the flow is ours", append(protocolIs(unix.IPPROTO_UDP), t.setConnectionMark()...)...),
 		nf.NewRule("to the process",
 			&expr.Immediate{Register: nf.Word(address), Data: t.loopback().AsSlice()},

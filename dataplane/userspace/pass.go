@@ -1,0 +1,91 @@
+package userspace
+
+import (
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+)
+
+// The priorities around IPVS, which looks at packets at 98 and 99 in LOCAL_IN, at -99 and -98 in LOCAL_OUT (ip_vs_ops4
+// in the kernel's net/netfilter/ipvs/ip_vs_core.c): first for answers of its backends, which may have the ports of
+// answers to the process, then for virtual servers. In LOCAL_OUT that is just after addresses are translated (-100).
+const (
+	beforeIPVSIn  = 97
+	afterIPVSIn   = 100
+	beforeIPVSOut = -99
+	afterIPVSOut  = -97
+)
+
+// pastIPVS are the chains that have packets pass IPVS by which the process takes: there may be a virtual server of the
+// same address, of a data plane that comes, or that goes as soon as its connections have ended. IPVS passes none by,
+// whatever its mark is. So for the short way past it the destination is one that nobody has; no checksum is looked at
+// there.
+//
+//	hide ─ IPVS: nobody's ─ show
+func (t *table) pastIPVS() []nf.Chain {
+	if t.redirectAll { // to an address that no virtual server has
+		return nil
+	}
+	at := func(name string, hook uint32, priority int32) nf.Chain {
+		return nf.Chain{
+			Name: name, Hook: &nf.Hook{Kind: "filter", Number: hook, Priority: priority}, Rules: []nf.Rule{t.invert()},
+		}
+	}
+	return []nf.Chain{
+		at("hide-from-ipvs-in", unix.NF_INET_LOCAL_IN, beforeIPVSIn),
+		at("show-in", unix.NF_INET_LOCAL_IN, afterIPVSIn),
+		at("hide-from-ipvs-out", unix.NF_INET_LOCAL_OUT, beforeIPVSOut),
+		at("show-out", unix.NF_INET_LOCAL_OUT, afterIPVSOut),
+	}
+}
+
+// invert turns round the first bits of the destination of what the process takes; twice, and they are as they were.
+func (t *table) invert() nf.Rule {
+	const all = 0xffffffff
+	address := expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: t.Family.Destination, Len: 4}
+	read, write := address, address
+	read.DestRegister = nf.Word(0)
+	write.OperationType, write.SourceRegister = expr.PayloadWrite, nf.Word(0)
+	return nf.NewRule("past IPVS",
+		nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, t.Mark, 0), nf.Differs(nf.Native(0)),
+		&read, nf.Bits(0, all, all), &write)
+}
+
+// From include/uapi/linux/netfilter/nf_tables.h.
+const (
+	ctSrcIP  expr.CtKey = 19 // NFT_CT_SRC_IP
+	ctSrcIP6 expr.CtKey = 21 // NFT_CT_SRC_IP6
+)
+
+// ofIPVS leaves alone the connections that IPVS goes on with. To connection tracking their destination is not
+// translated, but it awaits answers from a backend, which no row is.
+func (t *table) ofIPVS() nf.Rule {
+	address, n := ctSrcIP, t.Family.Address.Words()
+	if t.Family.V6() {
+		address = ctSrcIP6
+	}
+	return nf.NewRule("translated by IPVS",
+		answered{address, nf.Word(0)}, nf.LoadMeta(expr.MetaKeyL4PROTO, n), answered{expr.CtKeyPROTOSRC, nf.Word(n + 1)},
+		nf.NotIn(t.Sets[frontends].Name), nf.NotIn(t.Sets[internalFrontends].Name), nf.Accept())
+}
+
+// answered loads a part of the tuple that answers have. (expr.Ct writes the direction in four bytes; the kernel takes
+// the first one, and complains in its log.)
+type answered struct {
+	key      expr.CtKey
+	register uint32
+}
+
+// Encode implements nf.Expression.
+func (a answered) Encode() []byte {
+	var e nfnetlink.Encoder
+	e.Text(unix.NFTA_EXPR_NAME, "ct")
+	data := e.Open(unix.NFTA_EXPR_DATA)
+	e.Uint32(unix.NFTA_CT_KEY, uint32(a.key))
+	e.Uint32(unix.NFTA_CT_DREG, a.register)
+	e.Bytes(unix.NFTA_CT_DIRECTION, []byte{directionReply})
+	e.Close(data)
+	return e.B
+}
