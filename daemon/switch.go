@@ -51,7 +51,8 @@ func (d *Daemon) switchTo(ctx context.Context, to planeSettings, tell func(Switc
 	d.log.Info("changing the data plane", "from", d.mode(), "to", to.name)
 	err := c.perform(ctx)
 	// That somebody has changed his mind, or that it is too early, is no failure.
-	idle := errors.Is(ctx.Err(), context.Canceled) || errors.Is(err, engine.ErrStarting) || errors.Is(err, engine.ErrStopped)
+	idle := errors.Is(ctx.Err(), context.Canceled) ||
+		errors.Is(err, engine.ErrStarting) || errors.Is(err, engine.ErrStopped)
 	d.metrics.Switched(c.from.settings.name, to.name, outcome(err, idle), time.Since(c.began))
 	if err == nil {
 		d.log.Info("the data plane has changed", "from", c.from.settings.name, "to", to.name, "took", time.Since(c.began))

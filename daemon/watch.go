@@ -171,8 +171,8 @@ func (w *watcher) look() {
 	w.renew()
 }
 
-// whenOther calls f, at most once, if the files say something else than c before the result is called. Then, too, there is
-// a token in changed, as there was before.
+// whenOther calls f, at most once, if the files say something else than c before the result is called. A token that it
+// has taken out of changed is there again then.
 func (w *watcher) whenOther(
 	ctx context.Context, load func() (*config.Config, error), c *config.Config, f func(),
 ) (stop func()) {

@@ -28,8 +28,8 @@ func (e *Engine) Configure(ctx context.Context, s Settings) error {
 	return e.ConfigureWith(ctx, s, func() error { return nil })
 }
 
-// ConfigureWith is Configure with something else that belongs to it, and is done when the Settings cannot be refused any
-// more; the loop goes on meanwhile. If that fails, nothing changes, and its error is returned.
+// ConfigureWith is Configure with something else that belongs to it, and is done when the Settings cannot be refused
+// any more; the loop goes on meanwhile. If that fails, nothing changes, and its error is returned.
 func (e *Engine) ConfigureWith(ctx context.Context, s Settings, other func() error) error {
 	var control *controlServer
 	used := false

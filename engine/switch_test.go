@@ -322,7 +322,7 @@ func TestEngine_switchLacksRows(t *testing.T) {
 			to.lacks.Store(lacks)
 			err = p.engine.Switch(t.Context(), Switch{
 				To: to, Lacks: func() bool { return fromRows },
-				InForce: func(ctx context.Context, _ *model.State) error { return nil },
+				InForce: func(context.Context, *model.State) error { return nil },
 				Undo:    func() { p.plane.looks = true },
 				Progress: func(step Progress) {
 					said += fmt.Sprintf("%s %t ", step.Step, step.Err == nil)

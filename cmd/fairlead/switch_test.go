@@ -104,9 +104,7 @@ func TestSwitch(t *testing.T) {
 		}
 	}()
 	w.switchTo("nftables", 0, "nftables is in force already")
-	w.switchTo("nonsense", 2, `there is no data plane "nonsense"`, "nftables, iptables, ipvs, ebpf, userspace")
-	w.switchTo("iptables -o yaml", 2, "--output")
-	w.switchTo("", 2, "say which data plane, one of nftables, iptables, ipvs, ebpf, userspace")
+	w.misuseSwitch()
 	for i, plane := range []string{"iptables", "userspace", "ebpf", "userspace", "nftables", "ebpf", "iptables", "userspace", "nftables"} {
 		for from, to := range everywhere() {
 			open = append(open, w.dial(from, to))
@@ -238,28 +236,36 @@ func TestSwitch_fails(t *testing.T) {
 	}
 }
 
+func (w *world) misuseSwitch() {
+	w.Helper()
+	w.switchTo("nonsense", 2, `there is no data plane "nonsense"`, "nftables, iptables, ipvs, ebpf, userspace")
+	w.switchTo("iptables -o yaml", 2, "--output")
+	w.switchTo("", 2, "say which data plane, one of nftables, iptables, ipvs, ebpf, userspace")
+}
+
 // editsWhileLocked has the configuration want what another program keeps from being done, until the configuration is
 // edited again, or somebody ends it.
-func (w machine) editsWhileLocked(p *proxy) {
-	w.Helper()
-	unlock := w.lock()
+func (m machine) editsWhileLocked(p *proxy) {
+	m.Helper()
+	unlock := m.lock()
 	defer unlock()
-	w.configure("iptables", "")
+	m.configure("iptables", "")
 	p.await("waiting for another program that changes iptables")
-	w.configure("nftables", "")
+	m.configure("nftables", "")
 	p.await("the configuration has been edited again")
-	w.configure("iptables", "")
+	m.configure("iptables", "")
 	p.await("waiting for another program that changes iptables")
-	answer, err := engine.Order(w.Context(), w.socket, http.MethodDelete, "/switch")
+	answer, err := engine.Order(m.Context(), m.socket, http.MethodDelete, "/switch")
 	if err != nil {
-		w.Fatal(err)
+		m.Fatal(err)
 	}
 	answer.Close()
 	p.await("the change of the data plane was cancelled")
-	w.configure("nftables", "")
+	m.configure("nftables", "")
 	p.await("the configuration is accepted again")
-	_, text := w.page(netip.MustParseAddrPort("127.0.0.1:10249"), "/metrics")
-	if want := `fairlead_plane_switches_total{from="nftables",result="cancelled",to="iptables"} 4`; !strings.Contains(text, want) {
-		w.Errorf("no %s in the metrics", want)
+	_, text := m.page(netip.MustParseAddrPort("127.0.0.1:10249"), "/metrics")
+	want := `fairlead_plane_switches_total{from="nftables",result="cancelled",to="iptables"} 4`
+	if !strings.Contains(text, want) {
+		m.Errorf("no %s in the metrics", want)
 	}
 }
