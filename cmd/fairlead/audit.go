@@ -113,7 +113,8 @@ func (a audited) String() string {
 func (a audited) result() string {
 	switch n := len(a.Drifts); {
 	case n == 0 && len(a.Lacking) > 0:
-		return fmt.Sprintf("%d differences, which could not be programmed; the log and `fairlead status` say why", len(a.Lacking))
+		const text = "%d differences, which could not be programmed; the log and `fairlead status` say why"
+		return fmt.Sprintf(text, len(a.Lacking))
 	case n == 0:
 		return "no difference"
 	case a.offline:
