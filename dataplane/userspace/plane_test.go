@@ -532,6 +532,9 @@ func testRemoveLeavesNothing(t *testing.T, way userspace.Redirect) {
 		t.Fatal("the plane is nowhere to be seen")
 	}
 	c := n.dial()
+	if _, err := c.Read(make([]byte, 1)); err != nil { // it has reached its backend
+		t.Fatal(err)
+	}
 	if err := n.plane.Remove(t.Context()); err != nil {
 		t.Fatal(err)
 	}
