@@ -73,8 +73,8 @@ func RunOnlySockets(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, onlySockets: true})
 }
 
-// RunInOneWay is Run for a plane that was played in all ways with other options: here each case has one order of events,
-// or with FAIRLEAD_CASES=all those of Run.
+// RunInOneWay is Run for a plane that was played in all ways with other options: here each case has one order of
+// events, or with FAIRLEAD_CASES=all those of Run.
 func RunInOneWay(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{new: new, oneWay: !allCases()})
 }
