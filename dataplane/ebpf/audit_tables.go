@@ -72,9 +72,8 @@ func (w *walk[K, V]) until(late time.Time, m *ebpf.Map, f func(K, V)) (seen int,
 type walks struct {
 	frontends walk[objectsFrontendKey, objectsFrontend]
 	members   walk[objectsMemberKey, objectsMember]
-	pools     []model.PoolID          // that are still to be looked at
-	numbers   map[uint32]model.PoolID // nil: to be made anew
-	rare      int                     // Audits until the small tables are looked at
+	numbers   []*pool // by their numbers; nil: to be made anew
+	rare      int     // Audits until the small tables are looked at
 }
 
 const (
@@ -221,24 +220,19 @@ func (t *tables) missingFrontends(s *model.State) (drifts []dataplane.Drift, err
 // auditMembers finds backends that the programs take for others than they are.
 func (t *tables) auditMembers(_ *model.State, b budget) (drifts []dataplane.Drift, err error) {
 	if t.walks.numbers == nil {
-		t.walks.numbers = make(map[uint32]model.PoolID, len(t.pools))
-		for id, p := range t.pools {
-			t.walks.numbers[p.number] = id
-		}
+		t.walks.numbers = t.byNumber()
 	}
 	seen, end, err := t.walks.members.until(b.late(), t.Maps[objectsMapMembers],
 		func(key objectsMemberKey, have objectsMember) {
-			id := t.walks.numbers[key.Pool]
-			d := memberDrift(id, key.Backend.addrPort())
-			switch backend, ok := t.member(id, key); {
-			case !ok:
-				d.Have = "known"
-			case !t.rightly(id, key, have, backend):
-				d.Want, d.Have = "as the pool has it", "something else"
-			default:
+			p, d := t.numbered(key.Pool), dataplane.Drift{Have: "known"}
+			backend, ok := p.memberOf(key)
+			switch {
+			case ok && t.rightly(p, key, have, backend):
 				return
+			case ok:
+				d = dataplane.Drift{Want: "as the pool has it", Have: "something else"}
 			}
-			drifts = append(drifts, d)
+			drifts = append(drifts, memberDrift(t.idOf(p), key.Backend.addrPort(), d))
 		})
 	if err != nil || !end || len(drifts) > 0 {
 		return drifts, err
@@ -252,14 +246,45 @@ func (t *tables) auditMembers(_ *model.State, b budget) (drifts []dataplane.Drif
 	return t.missingMembers()
 }
 
-func memberDrift(id model.PoolID, backend netip.AddrPort) dataplane.Drift {
-	return dataplane.Drift{Class: "members", Object: fmt.Sprintf("backend %s %s", id, backend)}
+// byNumber are the pools by their numbers.
+func (t *tables) byNumber() []*pool {
+	last := uint32(0)
+	for _, p := range t.pools {
+		last = max(last, p.number)
+	}
+	all := make([]*pool, last+1)
+	for _, p := range t.pools {
+		all[p.number] = p
+	}
+	return all
 }
 
-// member is the backend of a pool that an element is about.
-func (t *tables) member(id model.PoolID, key objectsMemberKey) (b model.Backend, ok bool) {
-	p := t.pools[id]
-	if p == nil || p.number != key.Pool {
+// numbered is nil if there is no pool of that number.
+func (t *tables) numbered(number uint32) *pool {
+	if int(number) >= len(t.walks.numbers) {
+		return nil
+	}
+	return t.walks.numbers[number]
+}
+
+// idOf searches for a pool, of which something is to be said.
+func (t *tables) idOf(wanted *pool) (none model.PoolID) {
+	for id, p := range t.pools {
+		if p == wanted {
+			return id
+		}
+	}
+	return none
+}
+
+func memberDrift(id model.PoolID, backend netip.AddrPort, d dataplane.Drift) dataplane.Drift {
+	d.Class, d.Object = "members", fmt.Sprintf("backend %s %s", id, backend)
+	return d
+}
+
+// memberOf is the backend of a pool, or of none, that an element is about.
+func (p *pool) memberOf(key objectsMemberKey) (b model.Backend, ok bool) {
+	if p == nil {
 		return b, false
 	}
 	all, at := p.members(), key.Backend.addrPort()
@@ -271,8 +296,7 @@ func (t *tables) member(id model.PoolID, key objectsMemberKey) (b model.Backend,
 }
 
 // rightly reports whether an element says of a backend what is so: whether it serves, and a slot of the pool's.
-func (t *tables) rightly(id model.PoolID, key objectsMemberKey, have objectsMember, b model.Backend) bool {
-	p := t.pools[id]
+func (t *tables) rightly(p *pool, key objectsMemberKey, have objectsMember, b model.Backend) bool {
 	if have.Is != membership(b) {
 		return false
 	}
@@ -295,31 +319,18 @@ func (t *tables) missingMembers() (drifts []dataplane.Drift, err error) {
 				return nil, err
 			}
 			if err != nil {
-				d := memberDrift(id, b.AddrPort)
-				d.Want = "known to the pool"
-				drifts = append(drifts, d)
+				drifts = append(drifts, memberDrift(id, b.AddrPort, dataplane.Drift{Want: "known to the pool"}))
 			}
 		}
 	}
 	return drifts, nil
 }
 
-// auditPools compares the pools' slots, in the kernel's memory, one pool after the other.
+// auditPools compares the slots, in the kernel's memory, of as many pools as there is time for. A map's order is another
+// one each time.
 func (t *tables) auditPools(s *model.State, b budget) (drifts []dataplane.Drift, err error) {
-	if len(t.walks.pools) == 0 {
-		for id := range s.Pools {
-			t.walks.pools = append(t.walks.pools, id)
-		}
-	}
-	late := b.late()
-	for n := 0; len(t.walks.pools) > 0; n++ {
-		last := len(t.walks.pools) - 1
-		id := t.walks.pools[last]
-		t.walks.pools = t.walks.pools[:last]
-		want, ok := s.Pools[id]
-		if !ok {
-			continue // it has left since
-		}
+	late, n := b.late(), 0
+	for id, want := range s.Pools {
 		p := t.pools[id]
 		if p == nil || !t.holds(p, id, want) {
 			d := dataplane.Drift{Class: "pools", Object: "pool " + id.String(), Want: fmt.Sprint(want.Serving())}
@@ -328,7 +339,7 @@ func (t *tables) auditPools(s *model.State, b budget) (drifts []dataplane.Drift,
 			}
 			drifts = append(drifts, d)
 		}
-		if (n%16 == 0 || want.Scheduler != "") && time.Now().After(late) {
+		if n++; (n%16 == 0 || want.Scheduler != "") && time.Now().After(late) {
 			break
 		}
 	}
