@@ -326,8 +326,8 @@ func (t *tables) missingMembers() (drifts []dataplane.Drift, err error) {
 	return drifts, nil
 }
 
-// auditPools compares the slots, in the kernel's memory, of as many pools as there is time for. A map's order is another
-// one each time.
+// auditPools compares the slots, in the kernel's memory, of as many pools as there is time for. A map's order is
+// another one each time.
 func (t *tables) auditPools(s *model.State, b budget) (drifts []dataplane.Drift, err error) {
 	late, n := b.late(), 0
 	for id, want := range s.Pools {
