@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/internal/nf"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -26,7 +25,8 @@ func originalKey(f nf.Family) []any {
 		address = ctDstIP6
 	}
 	return []any{
-		original{address, nf.Word(0)}, nf.LoadMeta(expr.MetaKeyL4PROTO, n), original{expr.CtKeyPROTODST, nf.Word(n + 1)},
+		nf.Tuple{Key: address, Register: nf.Word(0)}, nf.LoadMeta(expr.MetaKeyL4PROTO, n),
+		nf.Tuple{Key: expr.CtKeyPROTODST, Register: nf.Word(n + 1)},
 	}
 }
 
@@ -123,25 +123,6 @@ func (c class) chain() string {
 
 // learner is the name of the chain that remembers what IPVS chose.
 func (c class) learner() string { return fmt.Sprintf("remember-%ds", int(c.affinity.Seconds())) }
-
-// original loads a part of the connection's original tuple. (expr.Ct writes the direction in four bytes;
-// the kernel takes the first one, and complains in its log.)
-type original struct {
-	key      expr.CtKey
-	register uint32
-}
-
-// Encode implements nf.Expression.
-func (o original) Encode() []byte {
-	var e nfnetlink.Encoder
-	e.Text(unix.NFTA_EXPR_NAME, "ct")
-	data := e.Open(unix.NFTA_EXPR_DATA)
-	e.Uint32(unix.NFTA_CT_KEY, uint32(o.key))
-	e.Uint32(unix.NFTA_CT_DREG, o.register)
-	e.Bytes(unix.NFTA_CT_DIRECTION, []byte{0})
-	e.Close(data)
-	return e.B
-}
 
 // hasMarkBits matches packets of which that word has the bits that tell our marks from those of others.
 func hasMarkBits(k expr.MetaKey) []any {

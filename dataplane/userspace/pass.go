@@ -5,7 +5,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/internal/nf"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 )
 
 // The priorities around IPVS, which looks at packets at 98 and 99 in LOCAL_IN, at -99 and -98 in LOCAL_OUT (ip_vs_ops4
@@ -67,25 +66,7 @@ func (t *table) ofIPVS() nf.Rule {
 		address = ctSrcIP6
 	}
 	return nf.NewRule("translated by IPVS",
-		answered{address, nf.Word(0)}, nf.LoadMeta(expr.MetaKeyL4PROTO, n), answered{expr.CtKeyPROTOSRC, nf.Word(n + 1)},
+		nf.Tuple{Key: address, Register: nf.Word(0), Reply: true}, nf.LoadMeta(expr.MetaKeyL4PROTO, n),
+		nf.Tuple{Key: expr.CtKeyPROTOSRC, Register: nf.Word(n + 1), Reply: true},
 		nf.NotIn(t.Sets[frontends].Name), nf.NotIn(t.Sets[internalFrontends].Name), nf.Accept())
-}
-
-// answered loads a part of the tuple that answers have. (expr.Ct writes the direction in four bytes; the kernel takes
-// the first one, and complains in its log.)
-type answered struct {
-	key      expr.CtKey
-	register uint32
-}
-
-// Encode implements nf.Expression.
-func (a answered) Encode() []byte {
-	var e nfnetlink.Encoder
-	e.Text(unix.NFTA_EXPR_NAME, "ct")
-	data := e.Open(unix.NFTA_EXPR_DATA)
-	e.Uint32(unix.NFTA_CT_KEY, uint32(a.key))
-	e.Uint32(unix.NFTA_CT_DREG, a.register)
-	e.Bytes(unix.NFTA_CT_DIRECTION, []byte{directionReply})
-	e.Close(data)
-	return e.B
 }
