@@ -137,7 +137,7 @@ func (p *sample) lead(id model.PoolID) {
 
 func backend(v6 bool, i int) model.Backend {
 	to := netip.AddrPortFrom(serverAddr(v6), firstPort+uint16(i))
-	return model.Backend{AddrPort: to, Local: true, Weight: 1}
+	return model.Backend{Addr: to.Addr(), Port: to.Port(), Local: true, Weight: 1}
 }
 
 // serverAddr is the address of the server of a scratch cluster.

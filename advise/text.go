@@ -59,9 +59,19 @@ func (c Case) behind(first, second contender) string {
 // said are the figures of a plane, as a sentence or as the rest of one.
 func (o contender) said(sentence bool) string {
 	text := fmt.Sprintf("a connection with one request takes %.2f times as long as without a proxy, "+
-		"a request on an open one %.2f times, a change of an endpoint %s", o.connection, o.request, short(o.change))
+		"a request on an open one %.2f times", o.connection, o.request)
 	if !sentence {
-		return fmt.Sprintf("%.2f times, %.2f times, %s", o.connection, o.request, short(o.change))
+		text = fmt.Sprintf("%.2f times, %.2f times", o.connection, o.request)
+	}
+	switch {
+	case o.change == 0: // it was not measured
+	case sentence:
+		text += ", a change of an endpoint " + short(o.change)
+	default:
+		text += ", " + short(o.change)
+	}
+	if !sentence {
+		return text
 	}
 	if o.Figures == nil {
 		return "As published, " + text

@@ -189,6 +189,12 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+// The engine gives repairs a quarter of the time, and two minutes in advance.
+const (
+	repairShare  = 4
+	repairCredit = time.Minute
+)
+
 // repairs breaks something again and again, at whatever moment between two audits.
 func (p audited) repairs(b *testing.B, bed *testbed.Bed, pins string, programmed syncs) {
 	acts := 20
@@ -196,28 +202,41 @@ func (p audited) repairs(b *testing.B, bed *testbed.Bed, pins string, programmed
 		acts = 20
 	}
 	var took []time.Duration
-	for range acts {
+	var all time.Duration
+	for begin := time.Now(); len(took) < acts; {
 		time.Sleep(time.Duration(rand.Int64N(int64(time.Second))))
+		time.Sleep(repairShare*all - repairCredit - time.Since(begin)) // who goes on and on is repaired ever more rarely
 		for len(programmed) > 0 {
 			<-programmed
 		}
-		if p.pins != nil {
-			if err := os.Remove(filepath.Join(pins, p.pins[rand.IntN(len(p.pins))])); err != nil {
-				b.Fatal(err)
-			}
-		} else {
-			words := strings.Fields(p.commands[rand.IntN(len(p.commands))])
-			out, err := bed.Command(b.Context(), testbed.Node, words[0], words[1:]...).CombinedOutput()
-			if err != nil {
-				b.Fatalf("%v: %v: %s", words, err, out)
-			}
-		}
-		start := time.Now()
+		act := p.vandalise(b, bed, pins)
+		start, worked := time.Now(), cpuTime(b)
 		programmed.next(b)
 		took = append(took, time.Since(start))
+		all += took[len(took)-1]
+		b.Logf("%s: repaired after %d ms (%d ms of CPU)", act, took[len(took)-1].Milliseconds(), (cpuTime(b) - worked).Milliseconds())
 	}
 	slices.Sort(took)
 	milliseconds := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	b.ReportMetric(milliseconds(took[len(took)/2]), "ms-p50")
 	b.ReportMetric(milliseconds(took[(len(took)*99)/100]), "ms-p99")
+}
+
+// vandalise does something that it may, and says what that was.
+func (p audited) vandalise(b *testing.B, bed *testbed.Bed, pins string) string {
+	b.Helper()
+	if p.pins != nil {
+		pin := p.pins[rand.IntN(len(p.pins))]
+		if err := os.Remove(filepath.Join(pins, pin)); err != nil {
+			b.Fatal(err)
+		}
+		return "rm " + pin
+	}
+	act := p.commands[rand.IntN(len(p.commands))]
+	words := strings.Fields(act)
+	out, err := bed.Command(b.Context(), testbed.Node, words[0], words[1:]...).CombinedOutput()
+	if err != nil {
+		b.Fatalf("%s: %v: %s", act, err, out)
+	}
+	return act
 }

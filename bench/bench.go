@@ -68,10 +68,16 @@ func (s Samples) All(variant string) Series {
 // Duration is the median of a series.
 func (s Series) Duration() time.Duration { return time.Duration(median(s) * 1e9) }
 
-func median(s []float64) float64 {
-	sorted := slices.Sorted(slices.Values(s))
-	n := len(sorted)
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+// Median is the value in the middle.
+func (s Series) Median() float64 { return median(s) }
+
+func median(s []float64) float64 { return middle(slices.Clone(s)) }
+
+// middle is the median; it sorts.
+func middle(s []float64) float64 {
+	slices.Sort(s)
+	n := len(s)
+	return (s[(n-1)/2] + s[n/2]) / 2
 }
 
 // Ratio is how many times as long as its control something takes, with the bounds between which that
@@ -95,7 +101,7 @@ func (s Series) Ratio(control Series) Ratio {
 		for j := range drawn {
 			drawn[j] = ratios[random.IntN(len(ratios))]
 		}
-		medians[i] = median(drawn)
+		medians[i] = middle(drawn)
 	}
 	slices.Sort(medians)
 	return Ratio{median(ratios), medians[resamples*25/1000], medians[resamples*975/1000]}

@@ -118,7 +118,7 @@ func endpointsOf(i, n int) []model.Backend {
 	var list []model.Backend
 	for e := range n {
 		a := nth(endpointNet.Addr(), (i*n+e)%(1<<17))
-		list = append(list, model.Backend{AddrPort: netip.AddrPortFrom(a, podPort), Weight: 1})
+		list = append(list, model.Backend{Addr: a, Port: podPort, Weight: 1})
 	}
 	slices.SortFunc(list, model.Backend.Compare)
 	return list
@@ -294,7 +294,7 @@ func (c *changer) change(ctx context.Context) (time.Duration, error) {
 	pool := c.state.Pools[id]
 	pool.Backends = slices.Clone(pool.Backends)
 	i := rand.IntN(len(pool.Backends))
-	pool.Backends[i].AddrPort = netip.AddrPortFrom(nth(netip.MustParseAddr("10.200.0.0"), c.n), podPort)
+	pool.Backends[i].Addr = nth(netip.MustParseAddr("10.200.0.0"), c.n)
 	slices.SortFunc(pool.Backends, model.Backend.Compare)
 	change := model.Change{Pools: model.Delta[model.PoolID, model.Pool]{Set: model.Rows[model.PoolID, model.Pool]{{Key: id, Value: pool}}}}
 	c.state.Apply(change)

@@ -61,7 +61,7 @@ func stockSlice(c *cluster, i int) *discoveryv1.EndpointSlice {
 	s.Namespace = metav1.NamespaceDefault
 	s.Endpoints = s.Endpoints[:ipvsEndpoints]
 	for j, e := range endpointsOf(i, ipvsEndpoints) {
-		s.Endpoints[j].Addresses = []string{e.AddrPort.Addr().String()}
+		s.Endpoints[j].Addresses = []string{e.Addr.String()}
 	}
 	return s
 }

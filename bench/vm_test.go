@@ -17,12 +17,19 @@ func inTestKernel(b *testing.B) (done bool) {
 	if _, err := os.Stat("/proc/net/ip_vs"); err == nil {
 		return false
 	}
-	kernel, parts := vm.Need(b), kubernetes.NeedParts(b)
+	b.Setenv(kubernetes.PartsVariable, kubernetes.NeedParts(b).Dir)
+	runInTestKernel(b, "this kernel has no IPVS")
+	return true
+}
+
+// runInTestKernel runs the calling benchmark there, which the machine cannot for a reason.
+func runInTestKernel(b *testing.B, why string) {
+	b.Helper()
+	kernel := vm.Need(b)
 	self, err := os.Executable()
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Setenv(kubernetes.PartsVariable, parts.Dir)
 	_, below, nested := strings.Cut(flag.Lookup("test.bench").Value.String(), "/")
 	pattern := "^" + b.Name() + "$"
 	if nested {
@@ -33,10 +40,9 @@ func inTestKernel(b *testing.B) (done bool) {
 		Args: []string{self, "-test.run=^$", "-test.bench=" + pattern, "-test.timeout=1h",
 			"-test.benchtime=" + flag.Lookup("test.benchtime").Value.String()},
 	}
-	progress("this kernel has no IPVS; in the test kernel:")
+	progress(why + "; in the test kernel:")
 	status, err := m.Run(b.Context())
 	if err != nil || status != 0 {
 		b.Fatalf("in the test kernel: status %d, %v", status, err)
 	}
-	return true
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -183,11 +182,11 @@ func testCarried(t *testing.T, tour []successor) {
 		m.open = next.open
 		now = m.plane(dataplane.Config{Inherit: before.Memories})
 		must(t, now.Sync(t.Context(), s.s))
-		if !slices.Contains([]string{tour[i].name, next.name}, "userspace") { // what both take waits until one has gone
-			s.keep(when+", both in force", want)
-		}
+		s.keep(when+", both in force", want)
 		_, err := now.Remember(t.Context(), s.s, before.Memories(t.Context(), s.s))
-		must(t, errors.Join(err, before.Remove(t.Context()), before.Close()))
+		must(t, err)
+		s.keep(when+", before the former is gone", want) // what now learns is not replaced any more
+		must(t, errors.Join(before.Remove(t.Context()), before.Close()))
 		s.keep(when, want)
 		s.checkTime(when, now, silent)
 	}

@@ -239,7 +239,7 @@ func (l *lab) newService(n int, scheduler string, addresses int, weights ...uint
 	for i, weight := range weights {
 		backend := l.family(netip.AddrFrom4([4]byte{10, 244, 1, byte(11 + i)}))
 		s.pool.Backends = append(s.pool.Backends,
-			model.Backend{AddrPort: netip.AddrPortFrom(backend, 8080), Local: true, Weight: weight})
+			model.Backend{Addr: backend, Port: 8080, Local: true, Weight: weight})
 	}
 	for i := range addresses {
 		address := l.family(netip.AddrFrom4([4]byte{10, 96, byte(n), byte(1 + i)}))

@@ -73,7 +73,7 @@ func remembered(s *model.State, n int) (all []dataplane.Memory) {
 			client = testbed.EmbedV6(client)
 		}
 		all = append(all, dataplane.Memory{
-			Pool: id, Client: client, Backend: pool.Backends[i/len(pools)%len(pool.Backends)].AddrPort,
+			Pool: id, Client: client, Backend: pool.Backends[i/len(pools)%len(pool.Backends)].AddrPort(),
 			Until: now.Add(10*time.Minute + time.Duration(i%2500)*time.Second),
 		})
 	}
@@ -226,8 +226,8 @@ func testMemories(t *testing.T, open func(*testing.T) dataplane.New) {
 	later := 0
 	for i, one := range all {
 		backends := m.s.Pools[one.Pool].Backends
-		at := slices.IndexFunc(backends, func(b model.Backend) bool { return b.AddrPort == one.Backend })
-		one.Backend = backends[(at+1)%len(backends)].AddrPort
+		at := slices.IndexFunc(backends, func(b model.Backend) bool { return b.AddrPort() == one.Backend })
+		one.Backend = backends[(at+1)%len(backends)].AddrPort()
 		if i%2 == 0 {
 			one.Until = one.Until.Add(time.Minute)
 			all[i] = one

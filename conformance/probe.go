@@ -231,7 +231,7 @@ func (p *probe) checkBackends(d model.Decision, backends []model.Backend) error 
 		return fmt.Errorf("%s: the model says %v", p.line, backends)
 	}
 	for _, b := range backends {
-		name := podAt(b.AddrPort)
+		name := podAt(b.AddrPort())
 		want, ok := p.sources[name]
 		seen := p.from
 		if d.Masquerade(b) {

@@ -226,21 +226,21 @@ func expected(o testbed.Outcome, d model.Decision, backends []model.Backend, sou
 		return o.Result == testbed.Refused || o.Result == testbed.Unreachable
 	}
 	return o.Result == testbed.Answered && slices.ContainsFunc(backends, func(b model.Backend) bool {
-		return podAt(b.AddrPort) == o.Backend && sees(b, d, source, o.Source)
+		return podAt(b.AddrPort()) == o.Backend && sees(b, d, source, o.Source)
 	})
 }
 
 // itself reports whether a pod has reached itself, and sees its own address.
 func itself(o testbed.Outcome, d model.Decision, backends []model.Backend, source netip.Addr) bool {
 	return d.Verdict == model.Forward && o.Source == source && slices.ContainsFunc(backends, func(b model.Backend) bool {
-		return b.Addr() == source && podAt(b.AddrPort) == o.Backend
+		return b.Addr == source && podAt(b.AddrPort()) == o.Backend
 	})
 }
 
 // sees reports whether a backend may see an address as that of a client.
 func sees(b model.Backend, d model.Decision, client, seen netip.Addr) bool {
 	switch {
-	case isNodeAddr(b.Addr()): // packets for the node itself take no way on which sources are replaced
+	case isNodeAddr(b.Addr): // packets for the node itself take no way on which sources are replaced
 		return seen == client || isNodeAddr(seen)
 	case d.Masquerade(b) || isNodeAddr(client): // the node has several addresses
 		return isNodeAddr(seen)

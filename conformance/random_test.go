@@ -34,7 +34,7 @@ func TestRandom_notices(t *testing.T) {
 			for id, p := range s.Pools {
 				backends := make([]model.Backend, len(p.Backends))
 				for i, b := range p.Backends {
-					backends[i] = model.Backend{AddrPort: b.AddrPort, Local: b.Local, Weight: 1}
+					backends[i] = model.Backend{Addr: b.Addr, Port: b.Port, Local: b.Local, Weight: 1}
 				}
 				p.Backends = backends
 				s.Pools[id] = p

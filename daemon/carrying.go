@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -100,6 +101,20 @@ func (l look) drain(ctx context.Context, s *model.State, o opened) (connections 
 		connections = max(1, carrier.Carried())
 	}
 	return connections, err
+}
+
+// tell says what is carried still. While planes are drained nobody waits for the answer.
+func (c *carrying) tell() (all []engine.Carrying) {
+	if !c.mu.TryLock() {
+		return nil
+	}
+	defer c.mu.Unlock()
+	for _, o := range c.planes {
+		if carrier, ok := o.inner.(dataplane.Carrier); ok {
+			all = append(all, engine.Carrying{Plane: o.settings.name, Connections: carrier.Carried()})
+		}
+	}
+	return all
 }
 
 // close ends all connections.

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"testing"
@@ -85,6 +86,9 @@ func closedAgain(kept *carrying) error {
 	}
 	if err := o.Close(); err != nil {
 		return err
+	}
+	if told := fmt.Sprint(kept.tell()); told != "[{userspace 1}]" {
+		return fmt.Errorf("what is carried: %s", told)
 	}
 	if _, err := client.Write([]byte("x")); err != nil {
 		return err

@@ -432,7 +432,7 @@ func (d *Daemon) about() engine.About {
 	c, f, p := d.config.Load(), d.feeds.used.Load(), d.serving.Load()
 	a := engine.About{
 		Version: version.String(), Mode: string(c.KubeProxy.Mode), Plane: p.name, Backend: string(p.iptables.Backend),
-		Node: f.settings.node, Why: d.whyServes(p.name),
+		Node: f.settings.node, Why: d.whyServes(p.name), Carrying: d.carried.tell(),
 	}
 	if f.watches == nil {
 		return a

@@ -122,7 +122,7 @@ func unprivileged(d dataplane.Dataplane) bool {
 func (l legacy) open(c dataplane.Config, s planeSettings) (o opened, taken bool, err error) {
 	if o, ok := l.kept.take(s); ok {
 		if heir, ok := o.inner.(dataplane.Heir); ok {
-			heir.Inherit(c.Inherit)
+			heir.Inherit(c)
 		}
 		return o, true, nil
 	}
@@ -321,6 +321,7 @@ func (h *heir) clearOne(ctx context.Context, p plane, s *model.State) (r remaind
 		}
 	}
 	if p.retire != nil && !h.retired.over() {
+		c.Mark = h.settings.mark // of clients that are hidden from now on
 		r.connections, err = p.retire(ctx, c)
 		r.removed = err == nil && r.connections == 0
 		return r, err

@@ -100,7 +100,7 @@ func clientsOf(s *model.State) iter.Seq2[dataplane.Memory, error] {
 		for i := range 20 {
 			m := dataplane.Memory{
 				Pool: id, Client: netip.MustParseAddr(fmt.Sprintf("192.0.2.%d", 10+i)),
-				Backend: backends[i/3%len(backends)].AddrPort, Until: time.Now().Add(time.Hour),
+				Backend: backends[i/3%len(backends)].AddrPort(), Until: time.Now().Add(time.Hour),
 			}
 			if !yield(m, nil) {
 				return

@@ -103,6 +103,7 @@ func (c *change) perform(ctx context.Context) error {
 		Together: o.sharesWith(c.from),
 		Heritage: heritage,
 		Lacks:    func() bool { return c.from.heir.lacks },
+		Enter:    o.enter(),
 		InForce:  func(ctx context.Context, s *model.State) error { return c.succeed(ctx, o, s) },
 		Undo:     c.from.heir.doubt,
 		Progress: c.progress,
@@ -192,6 +193,14 @@ func (o *opened) isOver(other *opened) bool {
 	p, err := planeNamed(o.settings.name)
 	name := other.settings.name
 	return err == nil && p.behind == name || over(o.inner) == name
+}
+
+// enter is what brings the plane into force after it was programmed; nil: it is already.
+func (o *opened) enter() func(context.Context) error {
+	if reserve, ok := o.inner.(dataplane.Reserve); ok {
+		return reserve.Enter
+	}
+	return nil
 }
 
 // opening is how a data plane is opened.

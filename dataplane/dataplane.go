@@ -25,7 +25,7 @@ import (
 // of the thread that made it. One goroutine calls it. Every method is idempotent.
 type Dataplane interface {
 	// Sync makes the kernel hold exactly s, whatever it held before, an earlier process's objects
-	// included. Connections that s still allows are not disturbed.
+	// included. Connections that s still allows are not disturbed. See Mending for what makes a repair shorter.
 	Sync(ctx context.Context, s *model.State) error
 	// Apply performs c, which leads from the State of the last successful call to s.
 	// Its cost depends on c only. After an error, but for ErrPartial, the caller calls Sync.
@@ -77,10 +77,16 @@ type Carrier interface {
 	Carried() int
 }
 
-// An Heir is a plane that may be told anew what Config.Inherit is: before Sync, if it takes the place of another one
-// for the second time.
-type Heir interface {
-	Inherit(from func(context.Context, *model.State) iter.Seq2[Memory, error])
+// An Heir is a plane that may be told anew what Inherit and Waits of its Config are: before Sync, if it takes the place
+// of another one for the second time.
+type Heir interface{ Inherit(Config) }
+
+// A Reserve is a plane that serves nobody while its process is away, so that it must not take what another one still
+// serves. As long as Config.Waits says that there is one, Sync and Apply prepare everything, and no packet notices.
+type Reserve interface {
+	// Enter is called when it is to be in force: what was prepared is, from now on, whatever Config.Waits says, until
+	// Drain. An error that wraps ErrPartial means what it does of Sync; after others the plane can only be closed.
+	Enter(ctx context.Context) error
 }
 
 // A Describer is a plane whose kernel objects have names that do not say whose they are.

@@ -51,8 +51,8 @@ func NewMemories(s *model.State) *Memories {
 		}
 		one := memorable{id: id, lasts: p.Affinity, indexes: map[netip.AddrPort]uint32{}}
 		for _, b := range p.Serving() {
-			one.indexes[b.AddrPort] = uint32(len(one.backends))
-			one.backends = append(one.backends, b.AddrPort)
+			one.indexes[b.AddrPort()] = uint32(len(one.backends))
+			one.backends = append(one.backends, b.AddrPort())
 		}
 		m.known[id] = uint32(len(m.pools))
 		m.pools = append(m.pools, one)

@@ -79,7 +79,9 @@ fd01::1 default/web cluster6 [fd00::1]:80 60s`[1:]
 }
 
 func backend(at string, weight uint16) model.Backend {
-	return model.Backend{AddrPort: netip.MustParseAddrPort(at), Weight: weight}
+	b := model.BackendAt(netip.MustParseAddrPort(at))
+	b.Weight = weight
+	return b
 }
 
 func must(t *testing.T, err error) {

@@ -24,30 +24,19 @@ import (
 
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/programtest"
 )
 
 // fairlead is the program whose demo this is.
 var fairlead string
 
 func TestMain(m *testing.M) {
-	os.Exit(testbed.RunTests(func() int { return testMain(m) }))
-}
-
-// testMain compiles the program, to where everybody may run it, and runs the tests.
-func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "demo-test-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	fairlead = filepath.Join(dir, "fairlead")
-	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", fairlead, "../cmd/fairlead").CombinedOutput()
-	if err = errors.Join(err, os.Chmod(dir, 0o755)); err != nil {
-		fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
-		return 1
-	}
-	return m.Run()
+	os.Exit(testbed.RunTests(func() int {
+		return programtest.With(func(program string) int {
+			fairlead = program
+			return m.Run()
+		})
+	}))
 }
 
 // runDemo runs a demo that must leave nothing behind.

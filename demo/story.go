@@ -99,7 +99,7 @@ func (d *demo) terminate(ctx context.Context, place testbed.Place) error {
 // anyBackend reports whether any pool has an address with at least that weight.
 func anyBackend(s *model.State, a netip.Addr, weight uint16) bool {
 	for _, p := range s.Pools {
-		if slices.ContainsFunc(p.Backends, func(b model.Backend) bool { return b.Addr() == a && b.Weight >= weight }) {
+		if slices.ContainsFunc(p.Backends, func(b model.Backend) bool { return b.Addr == a && b.Weight >= weight }) {
 			return true
 		}
 	}

@@ -165,6 +165,9 @@ func (a *audits) lacks(left []dataplane.Drift) {
 
 // without leaves out the rows that are known not to be in force.
 func (a *audits) without(drifts []dataplane.Drift) []dataplane.Drift {
+	if len(a.lacking) == 0 {
+		return drifts
+	}
 	return slices.DeleteFunc(slices.Clone(drifts), func(d dataplane.Drift) bool { return a.lacking[d.String()] })
 }
 
@@ -176,11 +179,12 @@ func (a *audits) among(drifts []dataplane.Drift) []dataplane.Drift {
 // repair mends what an audit has found, and tells of it. While some rows are not in force, nobody else is to blame for
 // them: only a Sync shows which these are, as it leaves them as they are.
 func (e *Engine) repair(ctx context.Context, drifts []dataplane.Drift) error {
+	mending := dataplane.Mending(ctx)
 	if !e.partial {
 		e.tell(drifts)
-		return e.sync(ctx, slog.LevelDebug)
+		return e.sync(mending, slog.LevelDebug)
 	}
-	err := e.sync(ctx, slog.LevelDebug)
+	err := e.sync(mending, slog.LevelDebug)
 	if errors.Is(err, dataplane.ErrPartial) {
 		left, failed := e.options.Plane.Audit(dataplane.Thoroughly(ctx), e.state)
 		if failed != nil {

@@ -116,6 +116,7 @@ type Engine struct {
 
 	round   Round       // the one that is going on
 	again   bool        // go round without waiting
+	untidy  bool        // everything was programmed, which leaves garbage
 	waiting []Happening // that are not yet programmed
 	arrived []time.Time // when the batches came that are not
 }
@@ -211,7 +212,17 @@ func (e *Engine) turn(ctx context.Context) error {
 		e.checks.follow(e.state, e.options.Log)
 	}
 	e.observe(err)
+	e.tidy()
 	return err
+}
+
+// tidy gives memory back: reading and programming everything takes several times what remains. It comes when all is
+// told, as it takes as long as some repairs.
+func (e *Engine) tidy() {
+	if e.untidy {
+		e.untidy = false
+		debug.FreeOSMemory()
+	}
 }
 
 // turn is why the loop goes round.
@@ -388,7 +399,7 @@ func (e *Engine) sync(ctx context.Context, level slog.Level) error {
 	e.status.programmed(now, false) // who has read the line finds it there
 	e.options.Log.Log(ctx, level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
 		"took", now.Sub(start))
-	debug.FreeOSMemory() // reading and programming everything takes several times what remains
+	e.untidy = true
 	return nil
 }
 

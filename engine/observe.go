@@ -76,9 +76,12 @@ func (e *Engine) note(b service.Batch) {
 		e.arrived = append(e.arrived, time.Now())
 	}
 	for _, s := range b.Slices {
-		if s != nil && s.Changed.After(e.started) && len(e.waiting) < maxWaiting {
+		if s == nil || len(e.waiting) >= maxWaiting {
+			continue
+		}
+		if at := time.UnixMicro(s.Changed); at.After(e.started) {
 			v6 := len(s.Endpoints) > 0 && s.Endpoints[0].Addr.Is6()
-			e.waiting = append(e.waiting, Happening{s.Changed, v6})
+			e.waiting = append(e.waiting, Happening{at, v6})
 		}
 	}
 }

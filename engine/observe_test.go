@@ -107,7 +107,7 @@ func TestObserver_drifts(t *testing.T) {
 // changed is a batch whose slices say when they happened.
 func changed(b service.Batch, at time.Time) service.Batch {
 	for _, s := range b.Slices {
-		s.Changed = at
+		s.Changed = at.UnixMicro()
 	}
 	return b
 }
@@ -127,7 +127,7 @@ func TestObserver_whenThingsHappened(t *testing.T) {
 		at := time.Now()
 		r.send(changed(web(2, "10.244.1.3"), at))
 		synctest.Wait()
-		r.send(changed(web(3, "fd00::3"), at.Add(time.Nanosecond)))
+		r.send(changed(web(3, "fd00::3"), at.Add(time.Microsecond)))
 		synctest.Wait()
 		got := o.take()
 		for _, round := range got {
@@ -145,7 +145,7 @@ func TestObserver_whenThingsHappened(t *testing.T) {
 		for _, round := range o.take() {
 			happened, arrived = append(happened, round.Happened...), append(arrived, round.Arrived...)
 		}
-		want := []Happening{{at, false}, {at.Add(time.Nanosecond), true}}
+		want := []Happening{{at, false}, {at.Add(time.Microsecond), true}}
 		if !slices.Equal(happened, want) || len(arrived) != 2 {
 			t.Errorf("%v, %v; want %v and two arrivals", happened, arrived, want)
 		}

@@ -19,6 +19,14 @@ type About struct {
 	Backend string  `json:"backend,omitempty"` // of the plane, if it has several
 	Node    string  `json:"node,omitempty"`
 	Watches []Watch `json:"watches,omitempty"`
+	// Carrying are planes that another one has replaced, and whose connections live on.
+	Carrying []Carrying `json:"carrying,omitempty"`
+}
+
+// Carrying is a plane that is not in force any more.
+type Carrying struct {
+	Plane       string `json:"plane"`
+	Connections int    `json:"connections"` // that are still open
 }
 
 // Watch is how the watch of one kind of objects does.

@@ -20,7 +20,7 @@ import (
 //
 //	Switch ─► what the plane in force remembers of clients ─► To.Sync, To.Apply: what has changed since, To.Audit:
 //	          beside the loop, which goes on with changes
-//	loop   ─► To.Apply: what has changed since ─► To.Remember: who has come since
+//	loop   ─► To.Apply: what has changed since ─► To.Remember: who has come since ─► Enter
 //	────────── error: To.Close, Undo, and Sync of the plane that stays
 //	       ─► To is in force ─► Close of the one before
 //	Switch ─► InForce, beside the loop
@@ -37,6 +37,8 @@ type Switch struct {
 	// Lacks reports, in the loop, whether there are rows that the plane in force cannot have in force: then To need not be
 	// better. nil: an error of it that wraps dataplane.ErrPartial means that.
 	Lacks func() bool
+	// Enter, in the loop, has To take packets, if it has not done that since it was programmed; nil: it has.
+	Enter func(context.Context) error
 	// InForce removes what the other plane has left, while To follows changes; the State is its own. An error, which wraps
 	// dataplane.ErrPartial, has To.Sync called again.
 	InForce func(context.Context, *model.State) error
@@ -219,8 +221,7 @@ func (w *switching) finish(ctx context.Context) error {
 	if err := w.catchUp(ctx, e.state); err != nil {
 		return err
 	}
-	w.carry(ctx)
-	if err := ctx.Err(); err != nil {
+	if err := w.enter(ctx); err != nil {
 		return err
 	}
 	old := e.options.Plane
@@ -229,6 +230,26 @@ func (w *switching) finish(ctx context.Context) error {
 		e.options.Log.Warn("close the data plane that was replaced", "error", err)
 	}
 	w.base = e.state.Clone()
+	return nil
+}
+
+// enter has To take packets. Who comes while it takes in whom the plane before knows is carried over after that.
+func (w *switching) enter(ctx context.Context) error {
+	failed := w.carry(ctx)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if w.Enter != nil {
+		var partial error
+		if err := w.note(&partial, w.Enter(ctx)); err != nil {
+			return fmt.Errorf("bring the new data plane into force: %w", err)
+		}
+		w.partial = cmp.Or(partial, w.partial)
+		failed = w.carry(ctx)
+	}
+	if err := errors.Join(w.forgot, failed); w.clients > 0 || err != nil {
+		w.did(Progress{Step: StepCarried, Clients: w.clients, Err: err})
+	}
 	return nil
 }
 
@@ -299,18 +320,16 @@ func (w *switching) inherit(ctx context.Context) {
 }
 
 // carry has To remember who has come since.
-func (w *switching) carry(ctx context.Context) {
+func (w *switching) carry(ctx context.Context) error {
 	s := w.engine.state
 	old, tells := w.engine.options.Plane.(dataplane.Affine)
 	to, ok := w.To.(dataplane.Affine)
 	if !ok || !tells {
-		return
+		return nil
 	}
 	n, err := to.Remember(ctx, s, old.Memories(ctx, s))
-	if w.clients += n; w.clients == 0 && err == nil && w.forgot == nil {
-		return
-	}
-	w.did(Progress{Step: StepCarried, Clients: w.clients, Err: errors.Join(w.forgot, err)})
+	w.clients += n
+	return err
 }
 
 // swap puts To in force. It is known to hold all rows.

@@ -221,6 +221,44 @@ func TestEngine_switchIsVerified(t *testing.T) {
 	})
 }
 
+// What brings the new plane into force comes when that holds everything, and may fail still.
+func TestEngine_switchEnters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil)
+		p.send(web(1, "10.244.1.2"))
+		p.converged()
+		for _, fails := range []error{errBroken, nil} {
+			made, err := p.next.New(dataplane.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			to, steps := &sole{Dataplane: made, other: p.kernel}, ""
+			err = p.engine.Switch(t.Context(), Switch{
+				To: to,
+				Enter: func(context.Context) error {
+					if steps += "enter "; p.next.String() != p.kernel.String() {
+						t.Errorf("the new plane holds\n%s", p.next)
+					}
+					return fails
+				},
+				InForce:  func(ctx context.Context, _ *model.State) error { return to.clear(ctx) },
+				Undo:     func() { p.plane.looks = true },
+				Progress: func(step Progress) { steps += string(step.Step) + " " },
+			})
+			want := "programmed verified enter rolled-back "
+			if fails == nil {
+				want = "programmed verified enter in-force "
+				p.kernel, p.next = p.next, p.kernel
+			}
+			if !errors.Is(err, fails) || steps != want {
+				t.Errorf("%s, %v", steps, err)
+			}
+			p.settled()
+		}
+		p.stop()
+	})
+}
+
 // Who gives up gets what was there before; when the engine ends, the new plane is closed.
 func TestEngine_switchIsCancelled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

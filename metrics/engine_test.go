@@ -67,7 +67,7 @@ func web(n byte, change func(*service.Service)) service.Batch {
 	return service.Batch{
 		Services: map[service.Name]*service.Service{name: s},
 		Slices: map[service.Name]*service.Slice{name: {
-			Name: name, Service: name.Name, Changed: time.Now(),
+			Name: name, Service: name.Name, Changed: time.Now().UnixMicro(),
 			Ports: []service.SlicePort{{Protocol: model.TCP, Port: 8080}},
 			Endpoints: []service.Endpoint{
 				{Addr: netip.AddrFrom4([4]byte{10, 1, 0, n}), Node: "other", Ready: true, Serving: true, Weight: 1},

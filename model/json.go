@@ -64,7 +64,7 @@ func (s *State) MarshalJSON() ([]byte, error) {
 		p := s.Pools[id]
 		row := pool{Name: id.String(), AffinitySeconds: p.Affinity.Seconds(), Scheduler: p.Scheduler}
 		for _, b := range p.Backends {
-			row.Backends = append(row.Backends, backend{b.AddrPort.String(), b.Local, b.Weight})
+			row.Backends = append(row.Backends, backend{b.AddrPort().String(), b.Local, b.Weight})
 		}
 		out.Pools = append(out.Pools, row)
 	}

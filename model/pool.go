@@ -48,19 +48,26 @@ func (p Pool) Serving() []Backend {
 	return slices.DeleteFunc(slices.Clone(p.Backends), Backend.draining)
 }
 
-// Backend is an address and port that serves.
+// Backend is an address and port that serves. There are more of them than of anything else.
 type Backend struct {
-	netip.AddrPort
-	Local bool // on this node, or on one that is not known
+	Addr netip.Addr
+	Port uint16
 	// Weight is the share of new connections relative to the pool's other backends. A backend of
 	// weight 0 is draining: it gets no new connection and keeps the flows it has.
 	Weight uint16
+	Local  bool // on this node, or on one that is not known
 }
+
+// BackendAt has an address and port, and no weight.
+func BackendAt(a netip.AddrPort) Backend { return Backend{Addr: a.Addr(), Port: a.Port()} }
+
+// AddrPort is where it serves.
+func (b Backend) AddrPort() netip.AddrPort { return netip.AddrPortFrom(b.Addr, b.Port) }
 
 func (b Backend) draining() bool { return b.Weight == 0 }
 
 // Compare orders backends by address and port.
-func (b Backend) Compare(o Backend) int { return b.AddrPort.Compare(o.AddrPort) }
+func (b Backend) Compare(o Backend) int { return b.AddrPort().Compare(o.AddrPort()) }
 
 // FalseFirst compares as cmp.Compare would: false comes before true.
 func FalseFirst(a, b bool) int {

@@ -225,7 +225,7 @@ func (s *State) Validate() error {
 			bad(id, "there is no scheduler %q", p.Scheduler)
 		}
 		for i, b := range p.Backends {
-			if !b.IsValid() || b.Port() == 0 || b.Addr().Is6() != id.V6 ||
+			if !b.Addr.IsValid() || b.Port == 0 || b.Addr.Is6() != id.V6 ||
 				i > 0 && p.Backends[i-1].Compare(b) >= 0 {
 				bad(id, "backend %s: invalid, twice, unsorted or of another address family", b)
 			}

@@ -69,7 +69,7 @@ func (p PoolID) index() (i int) {
 }
 
 func (b Backend) String() string {
-	s := b.AddrPort.String()
+	s := b.AddrPort().String()
 	if b.Local {
 		s += " local"
 	}
@@ -286,7 +286,8 @@ func (p *lineParser) poolID() PoolID {
 }
 
 func (p *lineParser) backend() Backend {
-	b := Backend{AddrPort: parse(p, netip.ParseAddrPort), Local: p.option("local"), Weight: 1}
+	b := BackendAt(parse(p, netip.ParseAddrPort))
+	b.Local, b.Weight = p.option("local"), 1
 	if p.option("weight") {
 		b.Weight = parse(p, parseWeight)
 	}

@@ -31,7 +31,9 @@ func FromSlice(o *discoveryv1.EndpointSlice) (*Slice, []Problem) {
 		return nil, r.done()
 	}
 	if text, ok := o.Annotations[corev1.EndpointsLastChangeTriggerTime]; ok {
-		s.Changed, _ = time.Parse(time.RFC3339Nano, text) // of one that cannot be read nothing is known, which harms nobody
+		if at, err := time.Parse(time.RFC3339Nano, text); err == nil { // else nothing is known, which harms nobody
+			s.Changed = at.UnixMicro()
+		}
 	}
 	w := sliceWriter{report: r, slice: s, weights: r.weights(o.Annotations)}
 	w.ports(o.Ports)

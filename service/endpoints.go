@@ -170,9 +170,11 @@ func (s *selection) backends(pool int) []model.Backend {
 		c := &s.candidates[i]
 		switch c.use[pool] {
 		case serves:
-			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.mayBeLocal(), Weight: c.endpoint.Weight})
+			all = append(all, model.Backend{
+				Addr: c.Addr(), Port: c.Port(), Local: c.mayBeLocal(), Weight: c.endpoint.Weight,
+			})
 		case drains, noWeight:
-			all = append(all, model.Backend{AddrPort: c.AddrPort, Local: c.mayBeLocal()})
+			all = append(all, model.Backend{Addr: c.Addr(), Port: c.Port(), Local: c.mayBeLocal()})
 		}
 	}
 	return all

@@ -160,7 +160,7 @@ func (x *explainer) candidate(s *selection, i, pool int) {
 			Backend:     c.AddrPort.String(),
 			Node:        c.endpoint.Node,
 			Probability: float64(c.endpoint.Weight) / float64(s.serving[pool]),
-			Masquerade:  x.decision.Masquerade(model.Backend{AddrPort: c.AddrPort, Local: c.mayBeLocal()}),
+			Masquerade:  x.decision.Masquerade(model.Backend{Addr: c.Addr(), Port: c.Port(), Local: c.mayBeLocal()}),
 		})
 		return
 	}

@@ -39,16 +39,16 @@ type Port struct {
 	NodePort uint16 // 0: none
 }
 
-// Slice is what Compile needs of an EndpointSlice, validated. FromSlice makes it.
+// Slice is what Compile needs of an EndpointSlice, validated. FromSlice makes it. There are many, as of Services.
 type Slice struct {
 	Name      Name
 	Service   string // the name of the Service, in the same namespace
-	Mirrored  bool   // made of Endpoints; not used if the Service has real slices
 	Ports     []SlicePort
 	Endpoints []Endpoint
 	// Changed is when what the slice tells happened in the cluster, by the annotation that the endpoint
-	// controller writes; zero: unknown.
-	Changed time.Time
+	// controller writes, in microseconds since 1970; 0: unknown.
+	Changed  int64
+	Mirrored bool // made of Endpoints; not used if the Service has real slices
 }
 
 // SlicePort says on which port the slice's endpoints serve a port of the Service.

@@ -361,7 +361,7 @@ func checkExplain(t *testing.T, d dice, table *service.Table, s *model.State) {
 				sum += int(b.Weight)
 			}
 			for _, b := range serving {
-				want = append(want, fmt.Sprintf("%.3f %s %v", float64(b.Weight)/float64(sum), b.AddrPort, decision.Masquerade(b)))
+				want = append(want, fmt.Sprintf("%.3f %s %v", float64(b.Weight)/float64(sum), b.AddrPort(), decision.Masquerade(b)))
 			}
 		}
 		if x.Verdict != decision.Verdict.String() || !slices.Equal(got, want) {

@@ -1,6 +1,7 @@
 package xtables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,9 @@ import (
 // Unlike the tables it is one for all network namespaces.
 const LockFile = "/run/xtables.lock"
 
+// lockVariable names another file, as for iptables (iptables/xshared.c).
+const lockVariable = "XTABLES_LOCKFILE"
+
 const (
 	lockInterval = 5 * time.Millisecond
 	lockPatience = time.Second // then we say that we wait
@@ -22,7 +26,8 @@ const (
 
 // Lock waits for the lock. Closing the file gives it up.
 func Lock(ctx context.Context, log *slog.Logger) (*os.File, error) {
-	f, err := os.OpenFile(LockFile, os.O_RDONLY|os.O_CREATE, 0o600)
+	file := cmp.Or(os.Getenv(lockVariable), LockFile)
+	f, err := os.OpenFile(file, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("the lock of the machine's iptables: %w: in a container, mount that file of the host", err)
 	}
@@ -32,19 +37,19 @@ func Lock(ctx context.Context, log *slog.Logger) (*os.File, error) {
 		waited := time.Since(began)
 		switch {
 		case err == nil && told:
-			log.Warn("another program kept iptables locked", "lock", LockFile, "waited", waited)
+			log.Warn("another program kept iptables locked", "lock", file, "waited", waited)
 			fallthrough
 		case err == nil:
 			return f, nil
 		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", LockFile, err), f.Close())
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", file, err), f.Close())
 		case waited > lockPatience && !told:
 			told = true
-			log.Warn("waiting for another program that changes iptables", "lock", LockFile)
+			log.Warn("waiting for another program that changes iptables", "lock", file)
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("wait for %s, which another program holds: %w", LockFile, ctx.Err()), f.Close())
+			return nil, errors.Join(fmt.Errorf("wait for %s, which another program holds: %w", file, ctx.Err()), f.Close())
 		case <-time.After(lockInterval):
 		}
 	}

@@ -66,7 +66,7 @@ func (m machine) pins() string {
 	return strings.Join(names, " ")
 }
 
-// tablesOfIPv4 are their names.
+// tablesOfIPv4 are their names, sorted.
 func (w *world) tablesOfIPv4() string {
 	w.Helper()
 	var names []string
@@ -75,6 +75,7 @@ func (w *world) tablesOfIPv4() string {
 			names = append(names, name)
 		}
 	}
+	slices.Sort(names)
 	return strings.Join(names, " ")
 }
 
@@ -126,10 +127,13 @@ func TestRun_ebpf(t *testing.T) {
 			_, body := w.page(metrics, "/proxyMode")
 			return body
 		})
-		// What open connections need of another mode stays: programs without rows, and hooks of connection tracking.
+		// What open connections need of another mode stays: programs without rows, with a table that keeps others from
+		// their ports, and hooks of connection tracking.
 		pins := map[bool]string{true: "links memory netns", false: "links memory netns retired"}[mode == "ebpf"]
 		w.becomes("pins in mode "+mode, pins, w.pins)
-		tables := map[string]string{"nftables": "fairlead", "iptables": "nat filter", "ebpf": "fairlead"}[mode]
+		tables := map[string]string{
+			"nftables": "fairlead fairlead-ebpf-ports", "iptables": "fairlead-ebpf-ports filter nat", "ebpf": "fairlead",
+		}[mode]
 		w.becomes("tables in mode "+mode, tables, w.tablesOfIPv4)
 		for _, load := range loads {
 			if err := load.AwaitAnswers(t.Context(), 20); err != nil {

@@ -22,12 +22,16 @@ import (
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/traffic"
+	"fairlead.dev/fairlead/testbed/vm"
 )
 
 // asFairlead makes the test binary the program itself.
 const asFairlead = "FAIRLEAD_TEST_EXECUTE"
 
 func TestMain(m *testing.M) {
+	vm.Guest()
+	traffic.Main()
 	if os.Getenv(asFairlead) != "" {
 		os.Exit(execute())
 	}
@@ -159,7 +163,12 @@ const patience = 20 * time.Second
 // await waits until the daemon logs something.
 func (p *proxy) await(text string) {
 	p.w.Helper()
-	timeout := time.After(patience)
+	p.awaitWithin(text, patience)
+}
+
+func (p *proxy) awaitWithin(text string, limit time.Duration) {
+	p.w.Helper()
+	timeout := time.After(limit)
 	var seen []string
 	for {
 		select {

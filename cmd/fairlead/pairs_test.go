@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -21,11 +20,8 @@ type served struct{ mode, backend string }
 func (s served) String() string { return strings.TrimSuffix(s.mode+"-"+s.backend, "-") }
 
 // hostPlanes are those that this kernel may have, whatever it is.
-func hostPlanes() []served { return append(translating(), served{"userspace", ""}) }
-
-// translating are those that have the kernel do everything.
-func translating() []served {
-	return []served{{"nftables", ""}, {"iptables", "nf_tables"}, {"ebpf", ""}, {"iptables", "legacy"}}
+func hostPlanes() []served {
+	return []served{{"nftables", ""}, {"iptables", "nf_tables"}, {"ebpf", ""}, {"iptables", "legacy"}, {"userspace", ""}}
 }
 
 // busyMachine is a machine with a Service of its own for each client, so that no two clients that are hidden behind the
@@ -206,7 +202,7 @@ func (b *busyMachine) edit(from, to served) {
 	b.Helper()
 	b.choose(to)
 	if from.mode != to.mode {
-		b.p.await("the data plane has changed")
+		b.p.awaitWithin("the data plane has changed", 3*patience) // the program has all the load, too, in mode userspace
 		return
 	}
 	b.p.await("by a new data plane")
@@ -239,23 +235,14 @@ func TestRun_pairs(t *testing.T) {
 	}
 }
 
-// TestRun_pairsIPVS does it with IPVS as one of the two. The test kernel is slow: its clients have more time. Not
-// among them are the legacy tables of iptables, which may refuse a datagram that is sent again while they are written, as
-// a machine was slow to answer; nor is IPVS → userspace → IPVS, after which clients with affinity have been seen to
-// reach nobody: a known defect.
+// TestRun_pairsIPVS does it with IPVS as one of the two. The test kernel is slow: its clients have more time.
 func TestRun_pairsIPVS(t *testing.T) {
 	if needIPVS(t) {
 		return
 	}
 	ipvs := served{"ipvs", ""}
 	for _, other := range hostPlanes() {
-		if other.backend == "legacy" {
-			continue
-		}
 		for _, pair := range [][2]served{{ipvs, other}, {other, ipvs}} {
-			if pair[1].mode == "userspace" {
-				continue
-			}
 			t.Run(fmt.Sprintf("%s to %s", pair[0], pair[1]), func(t *testing.T) { thereAndBack(t, pair[0], pair[1]) })
 		}
 	}
@@ -294,37 +281,4 @@ func (b *busyMachine) judge(r load.Report) {
 		return
 	}
 	b.Log(r)
-}
-
-// TestRun_pairsKilled kills the program in the middle of a switch, and starts it with the new or the old mode: nobody
-// notices. (What mode userspace carries ends with its process, so it is not among these.)
-func TestRun_pairsKilled(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	random := rand.New(rand.NewPCG(seed, 0))
-	for i, from := range translating() {
-		to := translating()[(i+1)%len(translating())]
-		const most = 400 * time.Millisecond // which a switch may take
-		after := []time.Duration{time.Duration(random.Int64N(int64(most))), time.Duration(random.Int64N(int64(most)))}
-		t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
-			t.Logf("seed %d", seed)
-			b := newBusyMachine(t)
-			b.choose(from)
-			b.serve()
-			l := b.load()
-			for i, next := range []served{from, to} { // with which it starts again
-				b.choose(to)
-				b.p.await("changing the data plane")
-				time.Sleep(after[i]) // when it is killed is chance
-				l.Mark(fmt.Sprintf("killed after %s", after[i]))
-				_ = b.p.Process.Kill()
-				_ = b.p.Wait()
-				b.settle(l)
-				b.choose(next)
-				l.Mark(fmt.Sprintf("started with %s", next))
-				b.serve()
-				b.settle(l)
-			}
-			b.judge(l.Stop())
-		})
-	}
 }

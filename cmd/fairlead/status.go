@@ -67,6 +67,7 @@ func (r report) String() string {
 		{"data plane", r.plane()},
 		{"chosen", r.Why},
 		{"in force since", r.time(r.InForceSince)},
+		{"draining", r.carrying()},
 		{"last programmed", r.time(r.LastProgrammed)},
 		{"waiting", r.waiting()},
 		{"failures", r.failures()},
@@ -109,6 +110,15 @@ func (r report) plane() string {
 		text += ", for mode " + r.Mode
 	}
 	return text
+}
+
+// carrying is what planes still have that are not in force any more.
+func (r report) carrying() string {
+	var words []string
+	for _, c := range r.Carrying {
+		words = append(words, fmt.Sprintf("%d connections of data plane %s", c.Connections, c.Plane))
+	}
+	return strings.Join(words, ", ")
 }
 
 func (r report) waiting() string {

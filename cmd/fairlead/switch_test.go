@@ -158,7 +158,7 @@ func TestSwitch(t *testing.T) {
 		_, mode := w.page(moved, "/proxyMode")
 		return mode
 	})
-	w.becomes("tables", "fairlead", w.tablesOfIPv4)
+	w.becomes("tables", "fairlead fairlead-ebpf-ports", w.tablesOfIPv4) // the latter is for open connections
 }
 
 // TestSwitch_fails has switches be interrupted and refused; the data plane that was there stays, alone.

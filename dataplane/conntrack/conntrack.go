@@ -5,7 +5,7 @@
 //
 //	Apply ─► wrapped plane ─► did a UDP row change? ─► dump UDP flows ─► delete the stale ones
 //	Sync ──► wrapped plane ─────────────────────────► the same, and TCP that came too early
-//	Audit ─► has a TCP row come since? ─────────────► the same
+//	Audit ─► has a TCP row come since? ─────────────► TCP that came too early
 //
 // A plane that waits until it is in force forgets nothing before; the first Audit after that does.
 //
@@ -28,11 +28,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/dataplane/internal/tracked"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -56,12 +56,12 @@ func wrap(wrapped dataplane.New, others bool) dataplane.New {
 		if err != nil {
 			return nil, err
 		}
-		handle, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+		socket, err := nfnetlink.Dial()
 		if err != nil {
-			return nil, fmt.Errorf("open conntrack socket: %w", err)
+			return nil, errors.Join(err, inner.Close())
 		}
 		p := &plane{
-			Dataplane: inner, config: c, conntrack: handle, others: others,
+			Dataplane: inner, config: c, conntrack: socket, others: others,
 			rows: map[model.Key]model.PoolID{}, pools: map[model.PoolID]*udpPool{},
 		}
 		if affine, ok := inner.(dataplane.Affine); ok {
@@ -74,7 +74,7 @@ func wrap(wrapped dataplane.New, others bool) dataplane.New {
 type plane struct {
 	dataplane.Dataplane
 	config    dataplane.Config
-	conntrack *netlink.Handle
+	conntrack *nfnetlink.Socket
 	others    bool                       // the plane translates nothing itself
 	rows      map[model.Key]model.PoolID // UDP frontends that forward, as of the last call
 	pools     map[model.PoolID]*udpPool  // their pools
@@ -109,10 +109,16 @@ func (p *plane) Sync(ctx context.Context, s *model.State) error {
 
 // Audit implements dataplane.Dataplane.
 func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	if p.owes || p.came && !p.others {
-		if err := p.forgetAttempts(s); err != nil {
-			return nil, err
-		}
+	var err error
+	switch {
+	case p.owes:
+		err = p.forgetAttempts(s)
+	case p.came && !p.others && !p.waits():
+		err = p.forget(&staleFlow{state: s}, kind{attempts: true})
+		p.came = err != nil
+	}
+	if err != nil {
+		return nil, err
 	}
 	return p.Dataplane.Audit(ctx, s)
 }
@@ -145,14 +151,14 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		p.owes = true
 		return partial
 	}
-	return cmp.Or(p.forget(&staleFlow{state: s, gone: gone, translated: p.others}), partial)
+	return cmp.Or(p.forget(&staleFlow{state: s, gone: gone, translated: p.others}, kind{udp: true}), partial)
 }
 
 // poolsLost takes over changed pools and reports whether a UDP one lost backends.
 func (p *plane) poolsLost(d model.Delta[model.PoolID, model.Pool]) (lost bool) {
 	for id, now := range d.Set.All() {
 		if u := p.pools[id]; u != nil {
-			left := func(b model.Backend) bool { return !holds(now.Backends, b.AddrPort) }
+			left := func(b model.Backend) bool { return !holds(now.Backends, b.AddrPort()) }
 			lost = lost || slices.ContainsFunc(u.backends, left)
 			u.backends = now.Backends
 		}
@@ -190,7 +196,7 @@ func (p *plane) drop(key model.Key) {
 
 func holds(backends []model.Backend, a netip.AddrPort) bool {
 	_, ok := slices.BinarySearchFunc(backends, a,
-		func(b model.Backend, a netip.AddrPort) int { return b.AddrPort.Compare(a) })
+		func(b model.Backend, a netip.AddrPort) int { return b.AddrPort().Compare(a) })
 	return ok
 }
 
@@ -199,7 +205,7 @@ func (p *plane) forgetAttempts(s *model.State) error {
 	if p.owes = p.waits(); p.owes {
 		return nil
 	}
-	err := p.forget(&staleFlow{state: s, attempts: !p.others, translated: p.others})
+	err := p.forget(&staleFlow{state: s, translated: p.others}, kind{udp: true, attempts: !p.others})
 	p.came, p.owes = err != nil, err != nil
 	return err
 }
@@ -207,30 +213,44 @@ func (p *plane) forgetAttempts(s *model.State) error {
 // waits reports whether another plane is in force.
 func (p *plane) waits() bool { return p.config.Waits != nil && p.config.Waits() }
 
+// kind says which flows may be stale. On a busy node there are very many of TCP, of which hardly one is an attempt, so
+// that it is the kernel that is to pass over them: changes wait meanwhile.
+type kind struct {
+	udp      bool
+	attempts bool // TCP
+}
+
 // forget deletes the stale flows of both families.
-func (p *plane) forget(stale *staleFlow) error {
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+func (p *plane) forget(stale *staleFlow, of kind) error {
+	stale.carried = p.config.CarriedMark()
+	stale.carrier, _ = p.Dataplane.(Carrier)
+	for _, v6 := range []bool{false, true} {
 		if p.config.Fault != nil {
 			if err := p.config.Fault("conntrack delete"); err != nil {
 				return err
 			}
 		}
 		start := time.Now()
-		stale.early, stale.carried = 0, p.config.CarriedMark()
-		stale.carrier, _ = p.Dataplane.(Carrier)
-		n, err := p.conntrack.ConntrackDeleteFilters(netlink.ConntrackTable, family, stale)
+		var udp, early int
+		var err error
+		if of.udp {
+			udp, err = tracked.ForgetListed(p.conntrack, v6, tracked.Filter{Protocol: model.UDP}, stale.stale)
+		}
+		if of.attempts && err == nil {
+			attempts := tracked.Filter{Protocol: model.TCP, Mask: tracked.Answered}
+			early, err = tracked.ForgetListed(p.conntrack, v6, attempts, stale.early)
+		}
 		if p.others && errors.Is(err, unix.EPERM) {
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("forget stale flows: %w", err)
 		}
-		udp := max(0, int(n)-stale.early)
-		if p.config.Meter != nil {
-			p.config.Meter.Forgot(family == unix.AF_INET6, udp, time.Since(start))
+		if p.config.Meter != nil && of.udp {
+			p.config.Meter.Forgot(v6, udp, time.Since(start))
 		}
 		p.say("forgot UDP flows to backends that are gone", udp)
-		p.say("forgot attempts to connect that came before they were translated", stale.early)
+		p.say("forgot attempts to connect that came before they were translated", early)
 	}
 	return nil
 }
@@ -245,34 +265,21 @@ func (p *plane) say(what string, flows int) {
 type staleFlow struct {
 	state      *model.State
 	gone       map[model.Key]bool // frontends that were deleted, as Any
-	attempts   bool               // TCP, too
-	translated bool               // of UDP only those that are
-	early      int                // how many of these there were
+	translated bool               // only flows that are
 	carrier    Carrier            // nil: nobody
 	carried    uint32             // the mark of flows that a process of the node answers; they are its own
 }
 
-// MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (f *staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	if flow.Mark&f.carried != 0 {
-		return false
-	}
-	switch model.Protocol(flow.Forward.Protocol) {
-	case model.UDP:
-		return f.stale(flow)
-	case model.TCP:
-		if f.attempts && unanswered(flow) && f.untranslated(flow) {
-			f.early++
-			return true
-		}
-	}
-	return false
+// early reports whether an attempt of TCP that nobody has answered is to go to a backend, and does not.
+func (f *staleFlow) early(flow *tracked.Flow) bool {
+	return flow.Attempt() && flow.Mark&f.carried == 0 && flow.To == flow.Answers && f.forwards(flow.To)
 }
 
-// stale reports whether a UDP flow is.
-func (f *staleFlow) stale(flow *netlink.ConntrackFlow) bool {
-	to, answers, ok := ends(flow)
-	if !ok || f.translated && to == answers || f.carrier != nil && f.carrier.Carries(answers.Addr()) {
+// stale reports whether a flow of UDP is.
+func (f *staleFlow) stale(flow *tracked.Flow) bool {
+	to, answers := flow.To, flow.Answers
+	switch {
+	case flow.Mark&f.carried != 0, f.translated && to == answers, f.carrier != nil && f.carrier.Carries(answers.Addr()):
 		return false
 	}
 	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.UDP}
@@ -287,19 +294,6 @@ func (f *staleFlow) stale(flow *netlink.ConntrackFlow) bool {
 	return known || to != answers && (f.gone[key] || f.guarded(to))
 }
 
-// untranslated reports whether a TCP connection is to go to a backend, and does not.
-func (f *staleFlow) untranslated(flow *netlink.ConntrackFlow) bool {
-	to, answers, ok := ends(flow)
-	return ok && to == answers && f.forwards(to)
-}
-
-// ends are whom a client asks and who answers.
-func ends(flow *netlink.ConntrackFlow) (to, answers netip.AddrPort, ok bool) {
-	to, ok1 := addrPort(flow.Forward.DstIP, flow.Forward.DstPort)
-	answers, ok2 := addrPort(flow.Reverse.SrcIP, flow.Reverse.SrcPort)
-	return to, answers, ok1 && ok2
-}
-
 // forwards reports whether TCP connections to a destination are somebody's now.
 func (f *staleFlow) forwards(to netip.AddrPort) bool {
 	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.TCP}
@@ -311,24 +305,12 @@ func (f *staleFlow) forwards(to netip.AddrPort) bool {
 	return false
 }
 
-// unanswered reports whether only the client of a TCP connection has sent anything.
-func unanswered(flow *netlink.ConntrackFlow) bool {
-	tcp, ok := flow.ProtoInfo.(*netlink.ProtoInfoTCP)
-	return ok && tcp.State == nl.TCP_CONNTRACK_SYN_SENT
-}
-
 // guarded reports whether a destination would be one of a Service that no longer exists.
 func (f *staleFlow) guarded(to netip.AddrPort) bool {
 	return f.state.Lookup(model.Packet{Protocol: model.UDP, Destination: to}).Guard.IsValid()
 }
 
-func addrPort(ip []byte, port uint16) (netip.AddrPort, bool) {
-	a, ok := netip.AddrFromSlice(ip)
-	return netip.AddrPortFrom(a.Unmap(), port), ok
-}
-
 // Close implements dataplane.Dataplane.
 func (p *plane) Close() error {
-	p.conntrack.Close()
-	return p.Dataplane.Close()
+	return errors.Join(p.conntrack.Close(), p.Dataplane.Close())
 }

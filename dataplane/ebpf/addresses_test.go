@@ -383,6 +383,5 @@ func TestHidden_ports(t *testing.T) {
 }
 
 func endpointAt(text string) packetsEndpoint {
-	a := netip.MustParseAddrPort(text)
-	return packetsEndpoint{Addr: packetsAddr(address(a.Addr())), Port: a.Port()<<8 | a.Port()>>8}
+	return packetsEnd(netip.MustParseAddrPort(text))
 }

@@ -60,6 +60,7 @@ func (p *Plane) auditPackets(s *model.State, all bool) ([]dataplane.Drift, error
 	if err := p.sweep.failed(); err != nil {
 		return nil, err
 	}
+	p.auditTaken()
 	drifts, err := p.devices.drifts(all)
 	if err != nil || !p.devices.takeMoved() {
 		return drifts, err

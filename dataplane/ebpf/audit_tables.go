@@ -288,7 +288,7 @@ func (p *pool) memberOf(key objectsMemberKey) (b model.Backend, ok bool) {
 		return b, false
 	}
 	all, at := p.members(), key.Backend.addrPort()
-	i, ok := slices.BinarySearchFunc(all, model.Backend{AddrPort: at}, model.Backend.Compare)
+	i, ok := slices.BinarySearchFunc(all, model.BackendAt(at), model.Backend.Compare)
 	if !ok || key != p.member(at) {
 		return b, false
 	}
@@ -314,12 +314,12 @@ func (t *tables) missingMembers() (drifts []dataplane.Drift, err error) {
 	var have objectsMember
 	for id, p := range t.pools {
 		for _, b := range p.members() {
-			err := t.Maps[objectsMapMembers].Lookup(p.member(b.AddrPort), &have)
+			err := t.Maps[objectsMapMembers].Lookup(p.member(b.AddrPort()), &have)
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return nil, err
 			}
 			if err != nil {
-				drifts = append(drifts, memberDrift(id, b.AddrPort, dataplane.Drift{Want: "known to the pool"}))
+				drifts = append(drifts, memberDrift(id, b.AddrPort(), dataplane.Drift{Want: "known to the pool"}))
 			}
 		}
 	}

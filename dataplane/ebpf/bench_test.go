@@ -20,7 +20,7 @@ func large(n int) *model.State {
 		pool := model.Pool{}
 		for j := range 10 {
 			a := netip.AddrFrom4([4]byte{10, byte(128 + i/(1<<16)), byte(i >> 8), byte(i)})
-			pool.Backends = append(pool.Backends, model.Backend{AddrPort: netip.AddrPortFrom(a, uint16(8000+j)), Weight: 1})
+			pool.Backends = append(pool.Backends, model.Backend{Addr: a, Port: uint16(8000 + j), Weight: 1})
 		}
 		s.Pools[id] = pool
 		a := netip.AddrFrom4([4]byte{10, byte(64 + i/(1<<16)), byte(i >> 8), byte(i)})
@@ -92,7 +92,7 @@ func BenchmarkApply(b *testing.B) {
 			id := model.PoolID{Service: "default/s7:http"}
 			one := s.Pools[id]
 			other := model.Pool{Backends: append([]model.Backend(nil), one.Backends...)}
-			other.Backends[9].AddrPort = netip.AddrPortFrom(other.Backends[9].Addr(), 9000)
+			other.Backends[9].Port = 9000
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				s.Pools[id] = []model.Pool{one, other}[i%2]

@@ -92,7 +92,7 @@ func (c tally) add(o tally) {
 // hasBackend looks for one among those of a pool, which are sorted.
 func hasBackend(backends []model.Backend, a netip.AddrPort) bool {
 	_, found := slices.BinarySearchFunc(backends, a, func(b model.Backend, a netip.AddrPort) int {
-		return b.AddrPort.Compare(a)
+		return b.AddrPort().Compare(a)
 	})
 	return found
 }

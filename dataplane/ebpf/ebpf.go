@@ -317,10 +317,12 @@ func (p *Plane) replace(ctx context.Context, s *model.State) error {
 		return err
 	}
 	p.config.TakeIn(ctx, s, p.taker(s))
+	p.sharePorts()
 	partial := p.attachAll(s.Pods)
 	if !isPartial(partial) {
 		return partial
 	}
+	p.unsharePorts()
 	if err := errors.Join(p.settleMemory(), p.dropOthers(), p.settle(s)); err != nil {
 		return err
 	}
@@ -496,6 +498,7 @@ func (p *Plane) Remove(ctx context.Context) error {
 		err = p.removeDevices()
 	}
 	if err == nil {
+		p.endDivert() // as long as there are pins, it is tried again
 		err = p.unpin()
 	}
 	if err != nil {

@@ -62,7 +62,7 @@ func fillMaglev(slots []objectsSlot, backends []model.Backend) {
 	size, most := uint64(len(slots)), uint64(0)
 	candidates := make([]candidate, len(backends))
 	for i, b := range backends {
-		e := endpoint(b.AddrPort)
+		e := endpoint(b.AddrPort())
 		offset, skip := permutation(e, size)
 		candidates[i] = candidate{backend: e, next: offset, skip: skip}
 		most = max(most, uint64(b.Weight))

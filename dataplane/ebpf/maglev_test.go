@@ -11,7 +11,7 @@ import (
 func backendsOf(weights ...uint16) (out []model.Backend) {
 	for i, w := range weights {
 		a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i / 250), byte(1 + i%250)}), 8080)
-		out = append(out, model.Backend{AddrPort: a, Weight: w})
+		out = append(out, model.Backend{Addr: a.Addr(), Port: a.Port(), Weight: w})
 	}
 	return out
 }
@@ -50,8 +50,8 @@ func TestMaglev_shares(t *testing.T) {
 		}
 		for i, b := range backends {
 			want := float64(weights[i]) / total * float64(len(owners))
-			if math.Abs(got[b.AddrPort]-want) > 2 {
-				t.Errorf("%s: backend %d has %v of %d slots, not %.1f", name, i, got[b.AddrPort], len(owners), want)
+			if math.Abs(got[b.AddrPort()]-want) > 2 {
+				t.Errorf("%s: backend %d has %v of %d slots, not %.1f", name, i, got[b.AddrPort()], len(owners), want)
 			}
 		}
 	}
@@ -64,7 +64,7 @@ func TestMaglev_none(t *testing.T) {
 	tables := tables{slots: make([]objectsSlot, size)}
 	spread(tables.slots, p, p.Backends)
 	for i, b := range p.Backends {
-		if at, ok := tables.firstSlots(0, p)[endpoint(b.AddrPort)]; !ok || at >= size {
+		if at, ok := tables.firstSlots(0, p)[endpoint(b.AddrPort())]; !ok || at >= size {
 			t.Errorf("backend %d counts in slot %d of %d (%t)", i, at, size, ok)
 		}
 	}
@@ -79,7 +79,7 @@ func TestMaglev_disruption(t *testing.T) {
 			after := table(append(append([]model.Backend(nil), backends[:gone]...), backends[gone+1:]...))
 			moved := 0
 			for i := range before {
-				if before[i] != backends[gone].AddrPort && before[i] != after[i] {
+				if before[i] != backends[gone].AddrPort() && before[i] != after[i] {
 					moved++
 				}
 			}

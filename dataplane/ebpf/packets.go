@@ -14,6 +14,7 @@ type packets struct {
 	options          packetOptions
 	others           map[kind]*ebpf.Collection
 	node             nodeAddrs // what clients are hidden behind
+	taken            taken
 }
 
 // kind is what matters to programs of a device.
@@ -110,7 +111,7 @@ func (p *packets) collection(k kind, program string) (*ebpf.Collection, error) {
 		o.Programs = []string{packetsProgFromAnywhere, packetsProgLeave}
 	}
 	o.Maps = maps.Clone(o.Maps)
-	for _, name := range []string{packetsMapNodeAddrs, packetsMapAnswers} {
+	for _, name := range []string{packetsMapNodeAddrs, packetsMapAnswers, packetsMapTaken} {
 		o.Maps[name] = p.Maps[name]
 	}
 	c, err := newPackets(p.tables, o)

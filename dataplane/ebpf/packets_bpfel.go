@@ -310,6 +310,7 @@ const (
 	packetsMapSockets       = "sockets"
 	packetsMapSources       = "sources"
 	packetsMapSourcesSet    = "sources_set"
+	packetsMapTaken         = "taken"
 	packetsMapTraffic       = "traffic"
 	packetsMapTranslations  = "translations"
 	packetsMapWorks         = "works"
@@ -403,6 +404,7 @@ type packetsMapSpecs struct {
 	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
 	Sources      *ebpf.MapSpec `ebpf:"sources"`
 	SourcesSet   *ebpf.MapSpec `ebpf:"sources_set"`
+	Taken        *ebpf.MapSpec `ebpf:"taken"`
 	Traffic      *ebpf.MapSpec `ebpf:"traffic"`
 	Translations *ebpf.MapSpec `ebpf:"translations"`
 	Works        *ebpf.MapSpec `ebpf:"works"`
@@ -466,6 +468,7 @@ type packetsMaps struct {
 	Sockets      *ebpf.Map `ebpf:"sockets"`
 	Sources      *ebpf.Map `ebpf:"sources"`
 	SourcesSet   *ebpf.Map `ebpf:"sources_set"`
+	Taken        *ebpf.Map `ebpf:"taken"`
 	Traffic      *ebpf.Map `ebpf:"traffic"`
 	Translations *ebpf.Map `ebpf:"translations"`
 	Works        *ebpf.Map `ebpf:"works"`
@@ -496,6 +499,7 @@ func (m *packetsMaps) Close() error {
 		m.Sockets,
 		m.Sources,
 		m.SourcesSet,
+		m.Taken,
 		m.Traffic,
 		m.Translations,
 		m.Works,

@@ -85,7 +85,7 @@ func (w *poolWriter) set(id model.PoolID, want model.Pool) error {
 	had := len(w.gone)
 	w.addMembers(id, p, want, first)
 	w.lost = w.lost || w.tcp && slices.ContainsFunc(p.backends, func(b model.Backend) bool {
-		return !hasBackend(want.Backends, b.AddrPort)
+		return !hasBackend(want.Backends, b.AddrPort())
 	}) || len(w.gone) > had && w.udp[id]
 	if w.ready = append(w.ready, readyPool{p, id, want, first, count}); max(len(w.ready), len(w.keys)) >= batch {
 		return w.flush()
@@ -116,13 +116,13 @@ func (w *poolWriter) addMembers(id model.PoolID, p *pool, want model.Pool, first
 	if p.listed {
 		for i, at := range w.slotsOf(first, want) {
 			b := want.Backends[i]
-			w.keys = append(w.keys, p.member(b.AddrPort))
+			w.keys = append(w.keys, p.member(b.AddrPort()))
 			w.values = append(w.values, objectsMember{Is: membership(b), Slot: at})
 		}
 	}
 	for _, b := range before {
-		if !p.listed || !hasBackend(want.Backends, b.AddrPort) {
-			w.gone = append(w.gone, p.member(b.AddrPort))
+		if !p.listed || !hasBackend(want.Backends, b.AddrPort()) {
+			w.gone = append(w.gone, p.member(b.AddrPort()))
 		}
 	}
 }
@@ -139,7 +139,7 @@ func (w *poolWriter) slotsOf(first uint32, want model.Pool) []uint32 {
 		case b.Weight == 0:
 			w.at = append(w.at, 0)
 		case known != nil:
-			w.at = append(w.at, known[endpoint(b.AddrPort)])
+			w.at = append(w.at, known[endpoint(b.AddrPort())])
 		default: // each has one, in their order
 			w.at = append(w.at, first)
 			first++
@@ -163,8 +163,8 @@ func (t *tables) firstSlots(first uint32, want model.Pool) map[objectsEndpoint]u
 		}
 	}
 	for _, b := range serving {
-		if _, known := at[endpoint(b.AddrPort)]; !known {
-			at[endpoint(b.AddrPort)] = first
+		if _, known := at[endpoint(b.AddrPort())]; !known {
+			at[endpoint(b.AddrPort())] = first
 		}
 	}
 	return at
@@ -189,7 +189,7 @@ func (w *poolWriter) drop(id model.PoolID) {
 		return
 	}
 	for _, b := range p.members() {
-		w.gone = append(w.gone, p.member(b.AddrPort))
+		w.gone = append(w.gone, p.member(b.AddrPort()))
 	}
 	w.retireSlots(id, p)
 	w.numbers.retire(p.number, 1)

@@ -42,7 +42,7 @@ func TestFill(t *testing.T) {
 		backends, total := []model.Backend{}, 0.0
 		for i, w := range weights {
 			a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80)
-			backends = append(backends, model.Backend{AddrPort: a, Weight: w})
+			backends = append(backends, model.Backend{Addr: a.Addr(), Port: a.Port(), Weight: w})
 			total += float64(w)
 		}
 		slots := make([]objectsSlot, len(weights))

@@ -12,7 +12,7 @@ import (
 func fill(slots []objectsSlot, backends []model.Backend) {
 	total := uint64(0)
 	for i, b := range backends {
-		slots[i] = objectsSlot{Backend: endpoint(b.AddrPort), Share: math.MaxUint32}
+		slots[i] = objectsSlot{Backend: endpoint(b.AddrPort()), Share: math.MaxUint32}
 		total += uint64(b.Weight)
 	}
 	n := uint64(len(backends))

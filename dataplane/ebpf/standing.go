@@ -54,6 +54,7 @@ func (p *Plane) auditStanding() error {
 		return fmt.Errorf("count flows: %w", err)
 	}
 	if flows > 0 {
+		p.divert()
 		p.standing.pause = min(2*p.standing.pause, maxStandingPause)
 		p.standing.look = time.Now().Add(p.standing.pause)
 		return nil
@@ -64,6 +65,7 @@ func (p *Plane) auditStanding() error {
 		p.memory[name].Close()
 		delete(p.memory, name)
 	}
+	p.endDivert()
 	return errors.Join(p.devices.remove(), p.dropOthers())
 }
 

@@ -62,6 +62,7 @@ func Clean(ctx context.Context, c dataplane.Config) error {
 		p := &Plane{config: c, pins: dir}
 		errs = append(errs, p.Remove(ctx), p.Close())
 	}
+	errs = append(errs, dropPortsTable()) // pins may be gone that it was for
 	return errors.Join(errs...)
 }
 

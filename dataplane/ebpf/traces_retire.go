@@ -50,7 +50,11 @@ func retire(ctx context.Context, c dataplane.Config, dir string) (flows int, err
 	if flows == 0 {
 		return 0, p.Remove(ctx)
 	}
-	return flows, p.standBy(ctx)
+	if err := p.standBy(ctx); err != nil {
+		return flows, err
+	}
+	p.divert()
+	return flows, nil
 }
 
 // countFlows counts those that may go on, if their memory is laid out as this version's: another one only its own
@@ -93,15 +97,15 @@ const retiredMark = "retired"
 
 // standBy puts programs without rows in force where there are some, and nowhere else.
 func (p *Plane) standBy(ctx context.Context) error {
+	var err error
+	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.fault); err != nil {
+		return err
+	}
 	mark := filepath.Join(p.pins, retiredMark)
 	if _, err := os.Stat(mark); err == nil {
 		return nil
 	}
 	if err := errors.Join(p.identifyNode(), p.adoptCgroup()); err != nil {
-		return err
-	}
-	var err error
-	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.fault); err != nil {
 		return err
 	}
 	p.sizes, p.retires = p.pinnedSizes(), true

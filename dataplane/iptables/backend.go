@@ -13,18 +13,21 @@ import (
 // backend is the kernel's side: x_tables proper (legacy), or nf_tables in the form that iptables-nft
 // understands.
 type backend interface {
-	// begin keeps others from changing tables until end is called, if they can be kept from it.
+	// begin keeps others from changing tables until end is called, if they can be kept from it. What is loaded from then
+	// on belongs together.
 	begin(ctx context.Context) error
 	end()
 	// probe has the kernel check rules, as far as it can without their being in force.
 	probe(v6 bool) error
-	// load reads a table.
+	// load reads a table. Those of both families may be read side by side.
 	load(id tableID) (*content, error)
 	// write changes tables. It tells apart, by refusedError, what is about the rules in it.
 	write(changes []*change) error
 	// undisturbed reports whether nobody else can have changed the tables since the last settled.
 	undisturbed(tables []tableID) (bool, error)
 	settled() error
+	// asLoaded reports whether the tables are, to the last rule, as they were loaded before.
+	asLoaded(tables []tableID) (bool, error)
 	// mark is a number that tells rules apart; that of a rule in the kernel as it stands there.
 	mark(id tableID, r *rule) uint64
 	// use is called with all the ipsets to which rules may refer.
@@ -107,16 +110,24 @@ func each[T any](list []T, f func(T)) {
 	}
 }
 
-// difference is the change that makes a table hold the chains that are wanted, and nothing else of ours.
-func difference(b backend, id tableID, want map[string][]rule, have *content) *change {
-	c := &change{
-		table: id, set: map[string][]rule{}, known: map[string]bool{},
-		lacking: map[string][]rule{}, beside: map[string]int{},
-	}
-	for name, rules := range want {
+// wanted are the chains that a table shall hold.
+type wanted struct {
+	rules map[string][]rule
+	known map[string]sum // some of their sums
+}
+
+// difference is the change that makes a table hold the chains that are wanted, and no others of ours, and what is
+// known of them then. The rules in the kernel's own chains are still to be looked at.
+func (w wanted) difference(b backend, id tableID, have *content) (*change, map[string]sum) {
+	c, known := newChange(id), make(map[string]sum, len(w.rules))
+	for name, rules := range w.rules {
 		marks, exists := have.chains[name]
-		c.known[name] = exists
-		if !exists || !slices.EqualFunc(rules, marks, func(r rule, m uint64) bool { return b.mark(id, &r) == m }) {
+		known[name], c.known[name] = w.known[name], exists
+		switch {
+		case exists && w.known[name].of(marks):
+		case exists && slices.EqualFunc(rules, marks, func(r rule, m uint64) bool { return b.mark(id, &r) == m }):
+			known[name] = sumOf(marks)
+		default:
 			c.set[name] = rules
 			if exists {
 				c.part(b, name, rules, marks)
@@ -124,7 +135,7 @@ func difference(b backend, id tableID, want map[string][]rule, have *content) *c
 		}
 	}
 	for name, marks := range have.chains {
-		if _, ok := want[name]; ok {
+		if _, ok := w.rules[name]; ok {
 			continue
 		}
 		if !have.leadsTo(name) {
@@ -134,8 +145,14 @@ func difference(b backend, id tableID, want map[string][]rule, have *content) *c
 		}
 	}
 	slices.Sort(c.gone)
-	c.baseRules(b, have, want)
-	return c
+	return c, known
+}
+
+func newChange(id tableID) *change {
+	return &change{
+		table: id, set: map[string][]rule{}, known: map[string]bool{},
+		lacking: map[string][]rule{}, beside: map[string]int{},
+	}
 }
 
 // part notes which rules a chain lacks, and how many it has beside.
@@ -162,11 +179,11 @@ func (c *content) leadsTo(chain string) bool {
 }
 
 // baseRules keeps the first of each rule of ours in the kernel's chains, and takes others that lead to
-// chains of ours away. What other people's chains do is their business.
-func (c *change) baseRules(b backend, have *content, want map[string][]rule) {
-	wanted := baseRules(c.table.name)
-	if len(want) == 0 {
-		wanted = nil
+// chains of ours away. What other people's chains do is their business. Without any chain of ours there are none.
+func (c *change) baseRules(b backend, have *content, any bool) {
+	var wanted []baseRule
+	if any {
+		wanted = baseRules(c.table.name)
 	}
 	seen := make([]bool, len(wanted))
 	for _, f := range have.base {

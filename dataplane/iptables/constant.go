@@ -15,7 +15,8 @@ type baseRule struct {
 }
 
 // baseRules lead from the kernel's chains of a table to ours. What table nat has forwarded does not concern
-// table filter.
+// table filter. Nor does a connection to an address of this node that was let through before: another data plane may go
+// on with it, as IPVS does behind INPUT with those that nobody has answered yet, and a client says the same again.
 func baseRules(table string) []baseRule {
 	if table == "nat" {
 		return []baseRule{
@@ -27,8 +28,10 @@ func baseRules(table string) []baseRule {
 	unserved := func(chain string) rule {
 		return rule{state: stateNew, notState: stateDNAT, do: jumpTo(chain), comment: "kubernetes service portals"}
 	}
+	here := unserved(chainIn)
+	here.first = true
 	return []baseRule{
-		{"INPUT", unserved(chainIn)},
+		{"INPUT", here},
 		{"FORWARD", unserved(chainIn)},
 		{"FORWARD", rule{do: jumpTo(chainForward), comment: "kubernetes forwarding rules"}},
 		{"OUTPUT", unserved(chainOut)},

@@ -67,7 +67,7 @@ func deepState() *model.State {
 				count = 1000
 			}
 			for e := range count {
-				pool.Backends = append(pool.Backends, model.Backend{AddrPort: netip.AddrPortFrom(backend(e), 80), Local: true, Weight: 1})
+				pool.Backends = append(pool.Backends, model.Backend{Addr: backend(e), Port: 80, Local: true, Weight: 1})
 			}
 			if i < 3 {
 				pool.Affinity = 1e9

@@ -244,6 +244,14 @@ func (d *dispatch) changeAddresses(touched map[netip.Addr]bool, e *edit) {
 	w.chains(d.root, d.leaves)
 }
 
+// emit calls f with all chains as they are.
+func (d *dispatch) emit(f func(chain string, rules []rule)) {
+	(&walk{&d.addresses, nil, f}).chains(d.root, d.leaves)
+	for a, r := range d.shared {
+		d.walkPorts(a, nil, r, f)
+	}
+}
+
 func (d *dispatch) addressRules(a netip.Addr) []rule {
 	r := d.rows[a]
 	if r == nil {

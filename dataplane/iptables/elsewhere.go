@@ -131,7 +131,9 @@ func (l *place) clear(ctx context.Context, found map[tableID]*content) error {
 		if err != nil {
 			return fmt.Errorf("back end %s: %w", l.kind, err)
 		}
-		if c := difference(l.backend, id, nil, have.own()); !c.empty() {
+		have = have.own()
+		c, _ := wanted{}.difference(l.backend, id, have)
+		if c.baseRules(l.backend, have, false); !c.empty() {
 			changes = append(changes, c)
 		}
 	}

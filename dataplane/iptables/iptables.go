@@ -60,6 +60,7 @@ type Plane struct {
 	localnet localnet.Sysctl
 	v6       []bool         // the address families that the kernel has: whether each is IPv6
 	families []*familyState // in the order of v6; nil: the kernel's content is not known
+	found    *planned       // by the last Audit; nil: nothing
 
 	elsewhere *place // the other back end; nil: there is nothing of ours
 	wasOff    bool   // the sysctl route_localnet, says what is left elsewhere
@@ -69,9 +70,12 @@ type Plane struct {
 // familyState is what the plane has laid out for an address family.
 type familyState struct {
 	*layout
-	known [2]map[string]bool // the chains of nat and filter
+	known [2]map[string]sum // the chains of nat and filter
 	sets  map[string]setUse
 }
+
+// sum stands for the rules of a chain, as Audit finds them in the kernel if they are right; 0: it is not known.
+type sum uint64
 
 var (
 	_ dataplane.New       = New(Options{})
@@ -176,26 +180,26 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if err != nil {
 		return fmt.Errorf("iptables: %w", err)
 	}
-	families, changes, stale, err := p.plan(s, true)
+	todo, err := p.toDo(ctx, s)
 	if err != nil && !refused(err) {
 		return fmt.Errorf("iptables: %w", err)
 	}
-	p.config.TakeIn(ctx, s, p.taker(families))
-	partial := partially(p.commit(changes), err)
+	p.config.TakeIn(ctx, s, p.taker(todo.families))
+	partial := partially(p.commit(todo.changes), err)
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return fmt.Errorf("iptables: %w", partial)
 	}
-	p.tellReplaced(changes)
+	p.tellReplaced(todo.changes)
 	if err := p.leave(ctx, left); err != nil { // whose rules may refer to the sets
-		return p.finish(families, errors.Join(partial, fmt.Errorf("%w: iptables: %w", dataplane.ErrPartial, err)))
+		return p.finish(todo.families, errors.Join(partial, fmt.Errorf("%w: iptables: %w", dataplane.ErrPartial, err)))
 	}
-	partial = partially(partial, p.ipsets.drop(stale))
+	partial = partially(partial, p.ipsets.drop(todo.stale))
 	if partial == nil {
 		if err := p.backend.settled(); err != nil {
 			return fmt.Errorf("iptables: %w", err)
 		}
 	}
-	return p.finish(families, partial)
+	return p.finish(todo.families, partial)
 }
 
 // tellReplaced says once that kube-proxy's chains are gone.
@@ -214,73 +218,12 @@ func (p *Plane) tellReplaced(changes []*change) {
 	}
 }
 
-// plan finds the changes that lead from what the kernel holds to s, and the ipsets that nobody needs then.
-// The ipsets that are missing it makes, if it may; a refusedError is about these.
-func (p *Plane) plan(s *model.State, may bool) ([]*familyState, []*change, []string, error) {
-	var families []*familyState
-	var changes []*change
-	var missing error
-	found, err := p.ipsets.list()
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	if err := p.ipsets.know(found); err != nil {
-		return nil, nil, nil, err
-	}
-	needed := map[string]bool{}
-	for _, v6 := range p.v6 {
-		f := &familyState{layout: newLayout(v6, p.config.Mark, p.options)}
-		have, err := p.load(f)
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		f.all(s)
-		f.sets = f.neededSets()
-		for name := range f.sets {
-			needed[name] = true
-		}
-		if may {
-			err := p.ipsets.need(v6, f.sets)
-			if err != nil && !refused(err) {
-				return nil, nil, nil, err
-			}
-			missing = errors.Join(missing, err)
-		}
-		p.backend.use(p.ipsets.indexes)
-		natEdit, filterEdit := f.take()
-		for i, e := range []*edit{natEdit, filterEdit} {
-			c := difference(p.backend, tableID{v6, tableNames[i]}, e.set, have[i])
-			changes = append(changes, c)
-			f.known[i] = map[string]bool{}
-			for name := range e.set {
-				f.known[i][name] = true
-			}
-		}
-		families = append(families, f)
-	}
-	stale := slices.DeleteFunc(found, func(name string) bool { return needed[name] })
-	return families, changes, stale, missing
-}
-
 // partially adds what was refused before to what became of a change.
 func partially(err, before error) error {
 	if before == nil || err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return err
 	}
 	return errors.Join(err, fmt.Errorf("%w: %w", dataplane.ErrPartial, before))
-}
-
-// load reads both tables of a family, and what they record.
-func (p *Plane) load(f *familyState) (have [2]*content, err error) {
-	for i, name := range tableNames {
-		if have[i], err = p.backend.load(tableID{f.v6, name}); err != nil {
-			return have, err
-		}
-	}
-	_, f.recorded = have[nat].chains[chainLocalnet]
-	f.recorded = f.recorded || !f.v6 && (p.wasOff || p.config.LocalnetWasOff)
-	f.localnetWasOn = f.v6 || p.localnet.On()
-	return have, nil
 }
 
 // finish sets what is not in tables.
@@ -300,7 +243,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if families == nil {
 		return errors.New("iptables: the kernel's content is not known; Sync first")
 	}
-	p.families = nil
+	p.families, p.found = nil, nil
 	var changes []*change
 	var stale []string
 	var missing error
@@ -320,7 +263,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		f.sets = sets
 		natEdit, filterEdit := f.take()
 		for i, e := range []*edit{natEdit, filterEdit} {
-			if c := f.change(i, e); !c.empty() {
+			if c := f.change(p.backend, i, e); !c.empty() {
 				changes = append(changes, c)
 			}
 		}
@@ -343,14 +286,14 @@ func (f *familyState) neededSetsAfter(c model.Change) map[string]setUse {
 func hasAffinity(r model.Row[model.PoolID, model.Pool]) bool { return r.Value.Affinity > 0 }
 
 // change is what an edit makes of a table, of which nobody else is thought to have touched our chains.
-func (f *familyState) change(i int, e *edit) *change {
+func (f *familyState) change(b backend, i int, e *edit) *change {
 	c := &change{table: tableID{f.v6, tableNames[i]}, set: e.set, known: map[string]bool{}}
-	for name := range e.set {
-		c.known[name] = f.known[i][name]
-		f.known[i][name] = true
+	for name, rules := range e.set {
+		_, c.known[name] = f.known[i][name]
+		f.known[i][name] = sumOf(marksOf(b, c.table, rules))
 	}
 	for name := range e.gone {
-		if f.known[i][name] {
+		if _, known := f.known[i][name]; known {
 			c.gone = append(c.gone, name)
 			delete(f.known[i], name)
 		}
@@ -407,6 +350,7 @@ func (p *Plane) commit(changes []*change) error {
 // Audit implements dataplane.Dataplane: what Sync would change is a difference. It does not look closer if
 // nobody else can have changed the tables since the last successful call.
 func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	p.found = nil
 	if p.families != nil && p.families[0].localnets > 0 {
 		if drifts := p.localnet.Drift(); drifts != nil {
 			return drifts, nil
@@ -423,25 +367,17 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 			return nil, nil
 		}
 	}
-	families, changes, stale, err := p.plan(s, false) // which makes nothing, and so is never refused
+	todo, err := p.compare(s)
 	if err != nil {
 		return nil, fmt.Errorf("iptables: %w", err)
 	}
-	var drifts []dataplane.Drift
-	for _, c := range changes {
-		drifts = append(drifts, c.drifts()...)
-	}
-	for _, name := range stale {
-		drifts = append(drifts, dataplane.Drift{Class: "ipset", Object: "ipset " + name, Have: "clients"})
-	}
-	for _, f := range families {
-		for name, use := range f.sets {
-			if _, ok := p.ipsets.indexes[name]; !ok {
-				drifts = append(drifts, dataplane.Drift{Class: "ipset", Object: "ipset " + name, Want: use.String()})
-			}
-		}
-	}
-	if len(drifts) == 0 && p.families != nil {
+	missing := p.missingSets(todo)
+	drifts := append(todo.drifts(), missing...)
+	switch {
+	case len(drifts) > 0 && len(missing) == 0:
+		p.found = todo
+	case len(drifts) == 0 && p.families != nil:
+		p.learn(todo.families)
 		err = p.backend.settled()
 	}
 	return drifts, err

@@ -58,7 +58,7 @@ func (p *Plane) finishIsolated(c *change) error {
 		if err != nil {
 			return err
 		}
-		rest.baseRules(p.backend, have, map[string][]rule{chainIn: nil})
+		rest.baseRules(p.backend, have, true)
 		rest.gone = slices.DeleteFunc(slices.Clone(c.gone), func(name string) bool {
 			_, ok := have.chains[name]
 			return !ok

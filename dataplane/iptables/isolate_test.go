@@ -159,7 +159,7 @@ func TestPlane_manyRefused(t *testing.T) {
 		served(t, b, "10.244.1.", many)
 		next := s.Clone()
 		id := model.PoolID{Service: "default/good-3:"}
-		next.Pools[id] = model.Pool{Backends: []model.Backend{{AddrPort: netip.MustParseAddrPort("10.244.1.200:80"), Weight: 1}}}
+		next.Pools[id] = model.Pool{Backends: []model.Backend{{Addr: netip.MustParseAddr("10.244.1.200"), Port: 80, Weight: 1}}}
 		check(t, p.Apply(context.Background(), next, model.Diff(s, next)))
 		if !strings.Contains(save(t, b), "10.244.1.200") {
 			t.Error("the next change is not in force")

@@ -35,7 +35,7 @@ func levelsOf(backends int) (levels int) {
 
 // path are the groups of a backend, a digit for each level.
 func (c *chooser) path(b model.Backend) string {
-	sum := sha256.Sum256([]byte(c.id + " " + b.AddrPort.String()))
+	sum := sha256.Sum256([]byte(c.id + " " + b.AddrPort().String()))
 	return hex.EncodeToString(sum[:])[:c.levels]
 }
 
@@ -62,7 +62,7 @@ func (c *chooser) find(backends []model.Backend, path string) []rule {
 		group := groups[below]
 		name := kindKnown + c.id[:12] + below
 		c.make(name, c.find(group, below))
-		rules = append(rules, rule{set: c.groupSet(below, group[0].Addr().Is6()), do: jumpTo(name)})
+		rules = append(rules, rule{set: c.groupSet(below, group[0].Addr.Is6()), do: jumpTo(name)})
 	}
 	return rules
 }
@@ -74,7 +74,7 @@ func (c *chooser) sticky(b model.Backend) string {
 	rules := []rule{put(c.setName(b))}
 	path := c.path(b)
 	for i := range path {
-		rules = append(rules, put(c.groupSet(path[:i+1], b.Addr().Is6())))
+		rules = append(rules, put(c.groupSet(path[:i+1], b.Addr.Is6())))
 	}
 	name := c.stickyName(b)
 	c.make(name, append(rules, c.translate(b)))
@@ -102,10 +102,10 @@ func (u setUse) String() string {
 func (c *chooser) addSets(needed map[string]setUse, pool model.PoolID, backends []model.Backend) {
 	for _, b := range backends {
 		set := c.setName(b)
-		needed[set] = setUse{expire: c.affinity, pool: pool, backend: b.AddrPort}
+		needed[set] = setUse{expire: c.affinity, pool: pool, backend: b.AddrPort()}
 		path := c.path(b)
 		for i := range path {
-			name := c.groupSet(path[:i+1], b.Addr().Is6())
+			name := c.groupSet(path[:i+1], b.Addr.Is6())
 			g := needed[name]
 			needed[name] = setUse{expire: c.affinity, pool: pool, members: append(g.members, set)}
 		}

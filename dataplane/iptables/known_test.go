@@ -32,7 +32,7 @@ func affine(v6 bool, from, to int) model.Pool {
 	p := model.Pool{Affinity: 10 * time.Minute}
 	for i := from; i < to; i++ {
 		a := netip.AddrPortFrom(testAddress(v6, 1, i), 8080)
-		p.Backends = append(p.Backends, model.Backend{AddrPort: a, Weight: 1})
+		p.Backends = append(p.Backends, model.Backend{Addr: a.Addr(), Port: a.Port(), Weight: 1})
 	}
 	return p
 }
@@ -51,8 +51,8 @@ func TestChooser_known(t *testing.T) {
 		remembered := 0
 		for _, b := range pool.Backends {
 			rules, to := longest(chains, "", rememberedIn(chains[c.stickyName(b)]))
-			if to != b.AddrPort {
-				t.Fatalf("of %d backends, %s has clients that come to %s", n, b.AddrPort, to)
+			if to != b.AddrPort() {
+				t.Fatalf("of %d backends, %s has clients that come to %s", n, b.AddrPort(), to)
 			}
 			remembered = max(remembered, rules)
 		}
@@ -177,7 +177,7 @@ func (v *visitors) visit(t *testing.T, p *Plane, s *model.State) {
 	for i := range len(v.known) + 20 {
 		client := testAddress(v.v6, 2, i)
 		want := v.known[client]
-		if !slices.ContainsFunc(s.Pools[v.pool()].Backends, func(b model.Backend) bool { return b.AddrPort == want }) {
+		if !slices.ContainsFunc(s.Pools[v.pool()].Backends, func(b model.Backend) bool { return b.AddrPort() == want }) {
 			want = netip.AddrPort{}
 		}
 		if got, _, err := p.Remembered(context.Background(), v.pool(), client); got != want || err != nil {

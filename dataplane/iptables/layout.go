@@ -120,6 +120,21 @@ func (l *layout) all(s *model.State) {
 	l.constants()
 }
 
+// quickly lays out the chains of both tables that need no look at pools, as they are: those that find rows, and the
+// constant ones.
+func (l *layout) quickly(s *model.State) [2]map[string][]rule {
+	for scope := range l.nat {
+		l.nat[scope].emit(l.natEdit.keep)
+		l.filter[scope].emit(l.fEdit.keep)
+	}
+	l.guards.emit(l.fEdit.keep)
+	(&walk{&l.hairpin, nil, l.natEdit.keep}).chains(chainHairpin, l.hairpinLeaves)
+	l.ranges(s)
+	l.constants()
+	nat, filter := l.take()
+	return [2]map[string][]rule{nat.set, filter.set}
+}
+
 // apply lays out a change that leads to s.
 func (l *layout) apply(s *model.State, c model.Change) {
 	internals := l.internals()
@@ -346,7 +361,7 @@ func (l *layout) setPools(c model.Change) {
 func (l *layout) countLocals(p model.Pool, by int, changed map[netip.Addr]bool) {
 	for _, b := range p.Serving() {
 		if b.Local {
-			a := b.Addr()
+			a := b.Addr
 			l.locals[a] += by
 			changed[a] = true
 			if l.locals[a] == 0 {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/bits"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -23,6 +24,7 @@ type legacy struct {
 	sockets [2]xtables.Socket // of both families
 	lock    *os.File
 	sets    setIndexes
+	mu      sync.Mutex        // for load, which is called for both families side by side
 	tables  map[tableID]*blob // as last read or written
 
 	glances int // without a closer look
@@ -75,7 +77,9 @@ func (l *legacy) load(id tableID) (*content, error) {
 	if err != nil {
 		return nil, err
 	}
+	l.mu.Lock()
 	l.tables[id] = b
+	l.mu.Unlock()
 	return b.content(), nil
 }
 
@@ -111,6 +115,16 @@ func (l *legacy) undisturbed(tables []tableID) (bool, error) {
 	for _, id := range tables {
 		same, err := l.same(id, l.closely(id))
 		if !same || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// asLoaded implements backend.
+func (l *legacy) asLoaded(tables []tableID) (bool, error) {
+	for _, id := range tables {
+		if same, err := l.same(id, true); !same || err != nil {
 			return false, err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
@@ -39,6 +40,9 @@ type nft struct {
 	sets  setIndexes
 	// clean is the generation of the ruleset when all was as it should be; own counts our transactions since.
 	clean, own uint32
+	// began is the generation at the last begin, loaded that at the one before the last load.
+	began, loaded uint32
+	lists         [2]*nfnetlink.Socket // of both families, which are read side by side
 }
 
 func openNFT(fault func(string) error) (*nft, error) {
@@ -46,13 +50,32 @@ func openNFT(fault func(string) error) (*nft, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &nft{conn: c, fault: fault}, nil
+	n := &nft{conn: c, fault: fault}
+	for i := range n.lists {
+		if n.lists[i], err = nfnetlink.Dial(); err != nil {
+			return nil, errors.Join(err, n.close())
+		}
+	}
+	return n, nil
 }
 
-func (n *nft) begin(context.Context) error { return nil }
-func (n *nft) end()                        {}
-func (n *nft) close() error                { return n.conn.Close() }
-func (n *nft) use(sets setIndexes)         { n.sets = sets }
+func (n *nft) end()                {}
+func (n *nft) use(sets setIndexes) { n.sets = sets }
+
+func (n *nft) close() error {
+	err := n.conn.Close()
+	for _, c := range n.lists {
+		if c != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}
+	return err
+}
+
+func (n *nft) begin(context.Context) (err error) {
+	n.began, err = n.conn.Generation()
+	return err
+}
 
 func (n *nft) settled() (err error) {
 	n.clean, err = n.conn.Generation()
@@ -63,6 +86,12 @@ func (n *nft) settled() (err error) {
 func (n *nft) undisturbed([]tableID) (bool, error) {
 	now, err := n.conn.Generation()
 	return err == nil && n.clean != 0 && now == n.clean+n.own, err
+}
+
+// asLoaded implements backend.
+func (n *nft) asLoaded([]tableID) (bool, error) {
+	now, err := n.conn.Generation()
+	return err == nil && now == n.loaded, err
 }
 
 func nftFamily(v6 bool) uint8 {
@@ -91,28 +120,58 @@ func listing(verb uint16, id tableID, reset func(), each func(attrs []byte)) nfn
 	return nfnetlink.Request{Kind: nfnetlink.NFTables | verb, Family: nftFamily(id.v6), Reset: reset, Each: each}
 }
 
+// maxLoads is how often a table is read anew because somebody has changed the ruleset meanwhile.
+const maxLoads = 20
+
+// load implements backend.
 func (n *nft) load(id tableID) (*content, error) {
-	have := &content{}
-	empty := func() { *have = content{chains: map[string][]uint64{}} }
-	err := n.conn.Dump(listing(unix.NFT_MSG_GETCHAIN, id, empty, func(attrs []byte) {
-		name := nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME)
-		if nfnetlink.Text(attrs, unix.NFTA_CHAIN_TABLE) == id.name && owned(name) {
-			have.chains[name] = nil
+	conn := n.lists[0]
+	if id.v6 {
+		conn = n.lists[1]
+	} else {
+		n.loaded = n.began
+	}
+	for range maxLoads {
+		before, err := conn.Generation()
+		if err != nil {
+			return nil, err
 		}
-	}))
-	if err != nil {
+		have, err := list(conn, id)
+		if err != nil {
+			return nil, err
+		}
+		if now, err := conn.Generation(); err != nil || now == before {
+			return have, err
+		}
+	}
+	return nil, fmt.Errorf("list %s: the ruleset changes faster than it can be listed", id)
+}
+
+// list reads a table chain by chain: the kernel, asked for all of its rules at once, begins with the first one for each
+// part of its answer.
+func list(conn *nfnetlink.Socket, id tableID) (*content, error) {
+	var names []string
+	chains := listing(unix.NFT_MSG_GETCHAIN, id, func() { names = nil }, func(attrs []byte) {
+		if nfnetlink.Text(attrs, unix.NFTA_CHAIN_TABLE) == id.name {
+			names = append(names, nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME))
+		}
+	})
+	if err := conn.Dump(chains); err != nil {
 		return nil, fmt.Errorf("list chains of %s: %w", id, err)
 	}
-	names := have.chains
-	rules := listing(unix.NFT_MSG_GETRULE, id, func() {
-		empty()
-		for name := range names {
-			have.chains[name] = nil
+	have := &content{chains: make(map[string][]uint64, len(names))}
+	for _, name := range names {
+		part := &content{}
+		reset := func() { *part = content{chains: map[string][]uint64{}} }
+		rules := listing(unix.NFT_MSG_GETRULE, id, reset, func(attrs []byte) { part.add(attrs) })
+		rules.Filter.Text(unix.NFTA_RULE_TABLE, id.name)
+		rules.Filter.Text(unix.NFTA_RULE_CHAIN, name)
+		if err := conn.Dump(rules); err != nil {
+			return nil, fmt.Errorf("list chain %s of %s: %w", name, id, err)
 		}
-	}, have.add)
-	rules.Filter.Text(unix.NFTA_RULE_TABLE, id.name)
-	if err := n.conn.Dump(rules); err != nil {
-		return nil, fmt.Errorf("list rules of %s: %w", id, err)
+		if have.base = append(have.base, part.base...); owned(name) {
+			have.chains[name] = part.chains[name]
+		}
 	}
 	return have, nil
 }
@@ -197,17 +256,54 @@ func (n *nft) write(changes []*change) error {
 		t.in(c.table)
 		t.prepare(c)
 	}
-	for _, c := range changes {
-		t.in(c.table)
-		for _, name := range c.chains() {
-			t.chainRules(name, c.set[name], n.sets)
-		}
+	for _, part := range n.chainRules(changes) {
+		t.append(part)
 	}
 	for _, c := range changes {
 		t.in(c.table)
 		t.finishChange(c, n.sets)
 	}
 	return n.commit(t)
+}
+
+// chainRules are transactions that make the chains of changes, side by side where they are many.
+func (n *nft) chainRules(changes []*change) []*transaction {
+	parts := make([]*transaction, len(changes))
+	var all errgroup.Group
+	for i, c := range changes {
+		all.Go(func() error {
+			t := &transaction{}
+			t.in(c.table)
+			t.reserve(c)
+			for _, name := range c.chains() {
+				t.chainRules(name, c.set[name], n.sets)
+			}
+			parts[i] = t
+			return nil
+		})
+	}
+	_ = all.Wait() // there is no error
+	return parts
+}
+
+// reserve makes room for the rules of a change: to make it little by little leaves several times as much as garbage.
+func (t *transaction) reserve(c *change) {
+	const ruleSize, flushSize = 400, 80 // about
+	rules := 0
+	for _, of := range c.set {
+		rules += len(of)
+	}
+	t.B = slices.Grow(t.B, rules*ruleSize+len(c.set)*flushSize)
+	t.steps, t.units = slices.Grow(t.steps, rules+len(c.set)), slices.Grow(t.units, len(c.set))
+}
+
+// append adds the messages of another transaction.
+func (t *transaction) append(o *transaction) {
+	bytes, steps := len(t.B), len(t.steps)
+	t.B, t.steps = append(t.B, o.B...), append(t.steps, o.steps...)
+	for _, u := range o.units {
+		t.units = append(t.units, unit{bytes + u.bytes, steps + u.steps})
+	}
 }
 
 func (t *transaction) in(id tableID) { t.family, t.table = nftFamily(id.v6), id.name }

@@ -327,7 +327,7 @@ func TestPlane_refused(t *testing.T) {
 		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
 		check(t, p.Sync(context.Background(), s))
 		bad := (&chooser{id: entry{pool: model.PoolID{Service: "default/bad:"}, protocol: model.TCP}.id()}).setName(
-			model.Backend{AddrPort: parse(t, badRows).Pools[model.PoolID{Service: "default/bad:"}].Backends[0].AddrPort})
+			parse(t, badRows).Pools[model.PoolID{Service: "default/bad:"}].Backends[0])
 		if out, err := exec.Command("ipset", "create", bad, "list:set").CombinedOutput(); err != nil {
 			t.Errorf("ipset: %v: %s", err, out)
 		}

@@ -37,7 +37,7 @@ func hashed(name string) string {
 
 // setName is the ipset that remembers the clients of a backend.
 func (c *chooser) setName(b model.Backend) string {
-	return setPrefix + hashed(c.id+" "+b.AddrPort.String())
+	return setPrefix + hashed(c.id+" "+b.AddrPort().String())
 }
 
 // newChooser is for a pool's backends, which are those that it serves.
@@ -64,7 +64,7 @@ func (c *chooser) make(name string, rules []rule) {
 }
 
 func (c *chooser) translate(b model.Backend) rule {
-	return rule{protocol: c.protocol, do: target{verb: dnat, to: b.AddrPort}}
+	return rule{protocol: c.protocol, do: target{verb: dnat, to: b.AddrPort()}}
 }
 
 // split is a chain's rules for some of the backends: to each of few, or to chains for a part of many.
@@ -102,7 +102,7 @@ func (c *chooser) split(backends []model.Backend, path string) []rule {
 }
 
 func (c *chooser) stickyName(b model.Backend) string {
-	return kindSticky + hashed(c.id+" "+b.AddrPort.String())
+	return kindSticky + hashed(c.id+" "+b.AddrPort().String())
 }
 
 func total(backends []model.Backend) (sum uint64) {

@@ -22,7 +22,7 @@ func TestChooser_exact(t *testing.T) {
 				if weighted {
 					b.Weight = uint16(1 + random.IntN(math.MaxUint16))
 				}
-				b.AddrPort = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)
+				b.Addr, b.Port = netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80
 				sum += int(b.Weight)
 				backends = append(backends, b)
 			}
@@ -36,8 +36,8 @@ func TestChooser_exact(t *testing.T) {
 			tests := expectedTests(chains, "", 1, chosen)
 			for _, b := range backends {
 				want := float64(b.Weight) / float64(sum)
-				if difference := math.Abs(chosen[b.AddrPort] - want); difference > 1e-8 {
-					t.Errorf("%d backends, weighted: %t: %s is chosen with %g, want %g", n, weighted, b.AddrPort, chosen[b.AddrPort], want)
+				if difference := math.Abs(chosen[b.AddrPort()] - want); difference > 1e-8 {
+					t.Errorf("%d backends, weighted: %t: %s is chosen with %g, want %g", n, weighted, b.AddrPort(), chosen[b.AddrPort()], want)
 				}
 			}
 			if limit := 7 + 5*math.Log(float64(n))/math.Log(fanOut); tests > limit {

@@ -19,6 +19,7 @@ type rule struct {
 	ports    ports
 	state    states // of the connection: one of them
 	notState states // none of them
+	first    bool   // the connection was not yet let through: IPS_CONFIRMED is not set
 	unmarked uint32 // bits of the mark that are not all set
 	marked   uint32 // bits of the mark that are set
 	set      string // an ipset that contains the source address
@@ -95,8 +96,8 @@ func (r *rule) row() string {
 
 // String is the rule as iptables -S prints it, without its chain.
 func (r rule) String() string {
-	var words []string
-	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
+	b := make([]byte, 0, 256)
+	add := func(format string, args ...any) { b = append(fmt.Appendf(b, format, args...), ' ') }
 	if r.src.IsValid() {
 		add("%s-s %s", not(r.notSrc), r.src)
 	}
@@ -127,13 +128,16 @@ func (r rule) String() string {
 	if r.notState != 0 {
 		add("-m conntrack ! --ctstate %s", r.notState)
 	}
+	if r.first {
+		add("-m conntrack ! --ctstatus CONFIRMED")
+	}
 	if r.comment != "" {
 		add("-m comment --comment %q", r.comment)
 	}
 	if r.chance != 0 {
 		add("-m statistic --mode random --probability %.11f", float64(r.chance)/certain)
 	}
-	return strings.Join(append(words, r.do.String()), " ")
+	return string(append(b, r.do.String()...))
 }
 
 func not(b bool) string {

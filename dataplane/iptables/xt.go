@@ -37,6 +37,9 @@ func (r *rule) matches(sets setIndexes) []extension {
 	if r.notState != 0 {
 		m = append(m, stateMatch(r.notState, true))
 	}
+	if r.first {
+		m = append(m, firstMatch())
+	}
 	if r.set != "" {
 		m = append(m, setMatch(sets[r.set]))
 	}
@@ -95,6 +98,16 @@ func stateMatch(s states, invert bool) extension {
 		binary.NativeEndian.PutUint16(info[invertFlags:], xtConntrackState)
 	}
 	binary.NativeEndian.PutUint16(info[stateMask:], uint16(s))
+	return extension{"conntrack", 3, info}
+}
+
+// firstMatch is struct xt_conntrack_mtinfo3, too.
+func firstMatch() extension {
+	const size, matchFlags, invertFlags, statusMask, xtConntrackStatus, confirmed = 164, 146, 148, 152, 1 << 6, 1 << 3
+	info := make([]byte, aligned(size))
+	binary.NativeEndian.PutUint16(info[matchFlags:], xtConntrackStatus)
+	binary.NativeEndian.PutUint16(info[invertFlags:], xtConntrackStatus)
+	binary.NativeEndian.PutUint16(info[statusMask:], confirmed)
 	return extension{"conntrack", 3, info}
 }
 

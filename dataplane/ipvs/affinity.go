@@ -70,7 +70,7 @@ func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
 }
 
 func serves(p model.Pool, backend netip.AddrPort) bool {
-	return slices.ContainsFunc(p.Backends, func(b model.Backend) bool { return b.AddrPort == backend && b.Weight > 0 })
+	return slices.ContainsFunc(p.Backends, func(b model.Backend) bool { return b.AddrPort() == backend && b.Weight > 0 })
 }
 
 func decodeClient(key []byte) (client netip.Addr, pool uint32, ok bool) {

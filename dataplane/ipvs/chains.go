@@ -7,6 +7,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
 )
@@ -82,8 +83,9 @@ func (t *table) hooks() []nf.Chain {
 func (t *table) aroundIPVS() []nf.Chain {
 	const destinationTranslated = 1 << 5 // IPS_DST_NAT
 	tracked := uint32(expr.CtStateBitNEW | expr.CtStateBitESTABLISHED)
-	chosen := append(is(expr.CtStateBitNEW), &expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)},
-		nf.Bits(0, destinationTranslated, 0), nf.Equals(nf.Native(0)))
+	chosen := slices.Concat(is(expr.CtStateBitNEW), t.notTaken(), []any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)}, nf.Bits(0, destinationTranslated, 0), nf.Equals(nf.Native(0)),
+	})
 	formerMark := nf.NewRule("the former mark", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), swap())...)
 	return []nf.Chain{
 		{Name: chainBefore, Rules: []nf.Rule{
@@ -111,6 +113,13 @@ func (t *table) aroundIPVS() []nf.Chain {
 		}, t.learn(frontends)...)},
 		{Name: chainLearnInternal, Rules: t.learn(internalFrontends)},
 	}
+}
+
+// notTaken matches packets that no process of the node takes for itself, as another plane's may while both are there:
+// IPVS has chosen nothing for such, and their destination is the Service still, or disguised.
+func (t *table) notTaken() []any {
+	carried := dataplane.Config{Mark: t.Mark}.CarriedMark()
+	return []any{nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, carried, 0), nf.Equals(nf.Native(0))}
 }
 
 // keepMasquerade notes in the priority of what IPVS sends that its source is to be replaced: rules of others that

@@ -224,9 +224,12 @@ func (k *kernel) planServers(w *changes, todo *work) {
 func (k *kernel) planTables(s *model.State, w *changes) error {
 	var errs []error
 	for _, t := range k.tables {
+		if w.whole {
+			errs = append(errs, t.foundation())
+		}
 		t.setGuards(s, w.guards)
 		if w.pods {
-			errs = append(errs, t.setPods(s.Pods))
+			t.setPods(s.Pods)
 		}
 	}
 	for id := range w.pools {
@@ -237,6 +240,9 @@ func (k *kernel) planTables(s *model.State, w *changes) error {
 		errs = append(errs, k.tables[index(key.Addr.Is6())].setFrontend(key, f, ok, k.pools[f.Pool]))
 	}
 	for _, t := range k.tables {
+		if w.whole || w.pods {
+			errs = append(errs, t.structure())
+		}
 		if !w.whole { // otherwise what read found goes first
 			t.sweepClasses()
 		}
@@ -327,7 +333,7 @@ func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
 	}
 	w.forget, w.whole = true, true
 	for _, t := range k.tables {
-		if err := t.structure(); err != nil {
+		if err := t.Structure(nil); err != nil { // no chains: they come with the rows
 			return nil, err
 		}
 	}

@@ -85,7 +85,7 @@ func (o Options) want(p model.Pool) *server {
 		reals:     make(map[netip.AddrPort]uint32, len(p.Backends)),
 	}
 	for _, b := range p.Backends {
-		w.reals[b.AddrPort] = uint32(b.Weight)
+		w.reals[b.AddrPort()] = uint32(b.Weight)
 	}
 	if w.scheduler == "sh" {
 		w.reduce()

@@ -179,7 +179,7 @@ func (r *rows) setPool(id model.PoolID, p model.Pool, w *changes) {
 
 // loses reports whether a backend does not take connections any more.
 func loses(before, now model.Pool) bool {
-	return slices.ContainsFunc(before.Serving(), func(b model.Backend) bool { return !serves(now, b.AddrPort) })
+	return slices.ContainsFunc(before.Serving(), func(b model.Backend) bool { return !serves(now, b.AddrPort()) })
 }
 
 func (r *rows) dropPool(id model.PoolID, w *changes) {
@@ -309,7 +309,7 @@ func (t *table) setPool(id model.PoolID, use *poolUse) {
 	var entries []entry
 	if use != nil {
 		for _, b := range use.row.Backends {
-			if a := string(b.Addr().AsSlice()); b.Local {
+			if a := string(b.Addr.AsSlice()); b.Local {
 				entries = append(entries, entry{hairpin, a + a, ""})
 			}
 		}
@@ -361,7 +361,7 @@ func (t *table) setGuards(s *model.State, changed []netip.Prefix) {
 }
 
 // setPods makes the table recognise the packets of pods.
-func (t *table) setPods(p model.Pods) error {
+func (t *table) setPods(p model.Pods) {
 	t.PodInterfaces = p.Interfaces
 	var entries []entry
 	for _, prefix := range p.Prefixes {
@@ -370,7 +370,6 @@ func (t *table) setPods(p model.Pods) error {
 		}
 	}
 	t.set(podRows{}, entries)
-	return t.structure()
 }
 
 func (t *table) setLocal(a netip.Addr, want bool) {

@@ -220,4 +220,12 @@ func (t *table) sweepClasses() {
 	t.SweepChains(keep)
 }
 
+// structure makes the chains that do not depend on the rows, but for Pods.Interfaces.
 func (t *table) structure() error { return t.Structure(t.constantChains()) }
+
+// foundation makes those that others lead to. What the kernel calls itself comes after the rows: another plane may be
+// in force, and until then no packet is refused because its row is not there yet.
+func (t *table) foundation() error {
+	hooked := func(c nf.Chain) bool { return c.Hook != nil }
+	return t.Structure(slices.DeleteFunc(t.constantChains(), hooked))
+}

@@ -146,5 +146,5 @@ func randomState(random *rand.Rand) *model.State {
 
 func randomPool(random *rand.Rand) model.Pool {
 	addr := netip.AddrPortFrom(netip.MustParseAddr("fd00::2"), uint16(1+random.IntN(2)))
-	return model.Pool{Backends: []model.Backend{{AddrPort: addr, Weight: 1}}}
+	return model.Pool{Backends: []model.Backend{{Addr: addr.Addr(), Port: addr.Port(), Weight: 1}}}
 }

@@ -111,7 +111,7 @@ func (r *relay) use(id model.PoolID, pool model.Pool) {
 }
 
 func find(backends []model.Backend, a netip.AddrPort) int {
-	return slices.IndexFunc(backends, func(b model.Backend) bool { return b.AddrPort == a })
+	return slices.IndexFunc(backends, func(b model.Backend) bool { return b.AddrPort() == a })
 }
 
 // close ends the relay and returns when all but established TCP connections have ended.
@@ -131,7 +131,7 @@ func (r *relay) dial(ctx context.Context) (conn net.Conn, backend netip.AddrPort
 	dialer := net.Dialer{Timeout: dialTimeout}
 	left, i := r.choose()
 	for range maxDials {
-		backend = left[i].AddrPort
+		backend = left[i].AddrPort()
 		err = r.sockets.Do(func() (err error) {
 			conn, err = dialer.DialContext(ctx, r.network, backend.String())
 			return err

@@ -44,6 +44,14 @@ type Plane struct {
 	// own counts our transactions since it was taken. If the generation has grown by just as many,
 	// nobody else has touched the ruleset.
 	clean, own uint32
+	found      *planned // by the last Audit; nil: nothing
+}
+
+// planned is what there is to do, as of a generation of the ruleset.
+type planned struct {
+	generation uint32
+	tables     []*table
+	tx         *nf.Transaction
 }
 
 var (
@@ -118,8 +126,8 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	p.own = 0
-	tables, tx, err := p.plan(s, p.inherit(ctx, s))
-	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+	tables, tx, err := p.planAt(ctx, s, before)
+	if !isPartial(err) {
 		return err
 	}
 	partial := p.commit(tx)
@@ -131,6 +139,16 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 		p.clean = before
 	}
 	return err
+}
+
+// planAt is plan, unless an Audit has just done it, and that was of this generation of the ruleset.
+func (p *Plane) planAt(ctx context.Context, s *model.State, generation uint32) ([]*table, *nf.Transaction, error) {
+	found, inherit := p.found, p.inherit(ctx, s)
+	p.found = nil
+	if dataplane.Mends(ctx) && found != nil && found.generation == generation && inherit == nil {
+		return found.tables, found.tx, nil
+	}
+	return p.plan(s, inherit)
 }
 
 // plan finds the steps that lead from what the kernel holds to s. With ErrPartial they do so but for the
@@ -204,7 +222,7 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 	if tables == nil {
 		return errors.New("nftables: the kernel's content is not known; Sync first")
 	}
-	p.tables = nil
+	p.tables, p.found = nil, nil
 	tx := &nf.Transaction{}
 	var errs []error
 	for _, t := range tables {
@@ -227,6 +245,7 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not
 // look closer if nobody else has changed the ruleset since the last successful call.
 func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	p.found = nil
 	generation, err := p.conn.Generation()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
@@ -239,11 +258,14 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own && !dataplane.Thorough(ctx) {
 		return nil, nil
 	}
-	_, tx, err := p.plan(s, nil)
-	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+	tables, tx, err := p.plan(s, nil)
+	if !isPartial(err) {
 		return nil, err
 	}
-	if len(tx.Steps) == 0 && p.tables != nil {
+	switch {
+	case len(tx.Steps) > 0 && err == nil:
+		p.found = &planned{generation, tables, tx}
+	case len(tx.Steps) == 0 && p.tables != nil:
 		p.clean, p.own = generation, 0
 	}
 	return tx.Drifts(s), nil

@@ -287,7 +287,7 @@ func TestPlane_tooManyClasses(t *testing.T) {
 		s := model.NewState()
 		for i := range nf.MaxClass + 10 {
 			id := model.PoolID{Service: fmt.Sprintf("default/svc-%d", i)}
-			backend := model.Backend{AddrPort: netip.MustParseAddrPort("10.244.1.1:80"), Weight: 1}
+			backend := model.Backend{Addr: netip.MustParseAddr("10.244.1.1"), Port: 80, Weight: 1}
 			s.Pools[id] = model.Pool{Backends: []model.Backend{backend}, Affinity: time.Duration(i+1) * time.Second}
 			s.Frontends[model.Key{Addr: address(false, 10, 96, byte(i>>8), byte(i)), Port: 80, Protocol: model.TCP}] =
 				model.Frontend{Service: id.Service, Verdict: model.Forward, Pool: id}
@@ -312,7 +312,7 @@ func TestPlane_heaviest(t *testing.T) {
 			pool := model.Pool{Affinity: affinity}
 			for i := range 1000 {
 				a := netip.AddrPortFrom(address(false, 10, 244, byte(i>>8), byte(i)), 80)
-				pool.Backends = append(pool.Backends, model.Backend{AddrPort: a, Weight: uint16(256 - i%2)})
+				pool.Backends = append(pool.Backends, model.Backend{Addr: a.Addr(), Port: a.Port(), Weight: uint16(256 - i%2)})
 			}
 			s.Pools[id] = pool
 			s.Frontends[model.Key{Addr: address(false, 10, 96, 0, 1), Port: 80, Protocol: model.TCP}] =
@@ -452,11 +452,11 @@ func randomPool(r *rand.Rand, v6 bool) model.Pool {
 	for i := range 1 + r.IntN(6) {
 		a := netip.AddrPortFrom(address(v6, 10, 244, 1, byte(r.IntN(8))), 8080)
 		if i == 0 || r.IntN(2) == 0 {
-			p.Backends = append(p.Backends, model.Backend{AddrPort: a, Local: r.IntN(2) == 0, Weight: uint16(r.IntN(4))})
+			p.Backends = append(p.Backends, model.Backend{Addr: a.Addr(), Port: a.Port(), Local: r.IntN(2) == 0, Weight: uint16(r.IntN(4))})
 		}
 	}
 	slices.SortFunc(p.Backends, model.Backend.Compare)
-	p.Backends = slices.CompactFunc(p.Backends, func(a, b model.Backend) bool { return a.AddrPort == b.AddrPort })
+	p.Backends = slices.CompactFunc(p.Backends, func(a, b model.Backend) bool { return a.AddrPort() == b.AddrPort() })
 	p.Backends[0].Weight = 1
 	return p
 }
@@ -482,7 +482,9 @@ func TestArrange(t *testing.T) {
 	backends := func(text string) (list []model.Backend) {
 		for _, word := range strings.Fields(text) {
 			weight := uint16(len(word))
-			list = append(list, model.Backend{AddrPort: slot(word[:1]), Weight: weight})
+			b := model.BackendAt(slot(word[:1]))
+			b.Weight = weight
+			list = append(list, b)
 		}
 		return list
 	}

@@ -176,9 +176,9 @@ func (t *table) setHairpin(p *pool, want model.Pool) {
 	old := p.local
 	p.local = nil
 	for _, b := range want.Backends {
-		if b.Local && b.Weight > 0 && (len(p.local) == 0 || p.local[len(p.local)-1] != b.Addr()) {
-			p.local = append(p.local, b.Addr())
-			t.need(hairpin, pair(b.Addr()))
+		if b.Local && b.Weight > 0 && (len(p.local) == 0 || p.local[len(p.local)-1] != b.Addr) {
+			p.local = append(p.local, b.Addr)
+			t.need(hairpin, pair(b.Addr))
 		}
 	}
 	for _, a := range old {
@@ -236,7 +236,7 @@ func arrange(old []netip.AddrPort, backends []model.Backend) []netip.AddrPort {
 	slots := make([]netip.AddrPort, n)
 	for i := range min(n, len(old)) {
 		k, ok := slices.BinarySearchFunc(backends, old[i], func(b model.Backend, a netip.AddrPort) int {
-			return b.AddrPort.Compare(a)
+			return b.AddrPort().Compare(a)
 		})
 		if ok && left[k] > 0 {
 			slots[i] = old[i]
@@ -249,7 +249,7 @@ func arrange(old []netip.AddrPort, backends []model.Backend) []netip.AddrPort {
 			for slots[i].IsValid() {
 				i++
 			}
-			slots[i] = b.AddrPort
+			slots[i] = b.AddrPort()
 		}
 	}
 	return slots

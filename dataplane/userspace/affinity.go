@@ -140,7 +140,7 @@ func eachSaved(conn *nfnetlink.Socket, tables []*table, s *model.State, f func(d
 // handOver leaves what the pools remember in the kernel, and has those wait who would be redirected to nobody. Where
 // another plane is in force, nobody is to wait, and that one remembers.
 func (p *Plane) handOver() {
-	if p.proxy == nil || p.tables == nil || p.draining {
+	if p.proxy == nil || p.tables == nil || p.phase.yields() {
 		return
 	}
 	tx := &nf.Transaction{}

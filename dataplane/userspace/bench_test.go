@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
 
 	"fairlead.dev/fairlead/dataplane/userspace"
 )
@@ -31,6 +32,67 @@ func BenchmarkOpen(b *testing.B) {
 		b.ReportMetric(float64(served.bytes-direct.bytes-(direct.bytes-before.bytes))/connections, "B/connection")
 		b.ReportMetric(float64(served.files-direct.files-(direct.files-before.files))/connections, "files/connection")
 	}
+}
+
+// BenchmarkFlows has clients begin flows of UDP side by side, each with a question, until all have their answers.
+func BenchmarkFlows(b *testing.B) {
+	for _, way := range []userspace.Redirect{userspace.ByTPROXY, userspace.ByNAT} {
+		b.Run(string(way), func(b *testing.B) {
+			const flows = 200
+			n := start(b, userspace.Options{Redirect: way})
+			n.sync("udp", n.echo())
+			for b.Loop() {
+				var all []net.Conn
+				for range flows {
+					all = append(all, n.question())
+				}
+				for _, c := range all {
+					if _, err := c.Read(make([]byte, 1)); err != nil {
+						b.Fatal(err)
+					}
+					c.Close()
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*flows), "µs/flow")
+		})
+	}
+}
+
+// echo has pod-a answer datagrams with themselves.
+func (n *node) echo() (backend string) {
+	n.Helper()
+	var socket net.PacketConn
+	n.at("pod-a", func() (err error) {
+		socket, err = net.ListenPacket("udp4", "10.244.1.11:0")
+		return err
+	})
+	n.Cleanup(func() { socket.Close() })
+	go func() {
+		buf := make([]byte, 1)
+		for {
+			_, from, err := socket.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = socket.WriteTo(buf, from) // the client sees what fails
+		}
+	}()
+	return socket.LocalAddr().String()
+}
+
+// question sends a datagram from a port of its own.
+func (n *node) question() (c net.Conn) {
+	n.Helper()
+	n.at("client", func() (err error) {
+		if c, err = net.Dial("udp4", service); err == nil {
+			_, err = c.Write([]byte("?"))
+		}
+		return err
+	})
+	if err := c.SetDeadline(time.Now().Add(patient)); err != nil {
+		n.Fatal(err)
+	}
+	return c
 }
 
 // open opens connections from the client's pod, and has one byte go to and fro over each.

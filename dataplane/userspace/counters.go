@@ -16,7 +16,7 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 		return c, nil
 	}
 	c.Served = p.proxy.rows.served()
-	c.Refused = p.proxy.refused()
+	c.Refused = p.proxy.turned.refused()
 	connections, flows := int(p.proxy.connections.Load()), p.proxy.flows.open()
 	c.Tables = []dataplane.Table{
 		{Name: tooManyConnections, Capacity: uint32(p.options.MaxConnections), Used: uint32(connections), Counted: true},
@@ -24,7 +24,7 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 		{Name: tooManyFiles, Capacity: uint32(min(maxFiles(), math.MaxUint32))},
 	}
 	for i := range c.Tables {
-		c.Tables[i].Full = p.proxy.full(c.Tables[i].Name)
+		c.Tables[i].Full = p.proxy.turned.full(c.Tables[i].Name)
 	}
 	c.Dials = &dataplane.Dials{Rescued: p.proxy.rescued.Load(), Lost: p.proxy.lost.Load()}
 	for _, s := range c.Served {
@@ -55,25 +55,16 @@ func (d *directory) served() (out []dataplane.Served) {
 }
 
 // full is how many connections a bound has kept out.
-func (p *proxy) full(bound string) (n uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for out, count := range p.turned {
-		if out.bound == bound {
-			n += count
-		}
-	}
-	return n
+func (t *turnedAway) full(bound string) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.totals[bound]
 }
 
-func (p *proxy) refused() (out []dataplane.Refused) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	sums := map[model.Key]uint64{}
-	for out, n := range p.turned {
-		sums[out.Key] += n
-	}
-	for key, n := range sums {
+func (t *turnedAway) refused() (out []dataplane.Refused) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for key, n := range t.byRow {
 		verdict := model.Reject
 		if key.Protocol == model.UDP {
 			verdict = model.Drop

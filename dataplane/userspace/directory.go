@@ -62,7 +62,7 @@ func (d *directory) lookup(p packet) (decision, bool) {
 
 // masquerade is model.Decision.Masquerade. A loopback address means the node itself, wherever the packet goes.
 func (d decision) masquerade(client netip.Addr, b model.Backend) bool {
-	return d.snat || client.IsLoopback() || b.Local && b.Addr() == client
+	return d.snat || client.IsLoopback() || b.Local && b.Addr == client
 }
 
 // replace makes the directory hold exactly s. Pools keep what they remember.

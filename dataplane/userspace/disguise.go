@@ -20,9 +20,12 @@ import (
 // the first packet until connection tracking knows; as long as the flow lasts if that may forget. Goroutines of
 // connections share it.
 type disguise struct {
-	mu     sync.Mutex
 	conn   *nfnetlink.Socket
 	tables [2]*table // of both families; they hold no more than the name of the map
+
+	mu      sync.Mutex
+	waiting []*entry
+	busy    bool // somebody does what waits, with conn and tables
 
 	transactions atomic.Uint32 // of nf_tables, that were done
 }
@@ -69,7 +72,7 @@ func (p *proxy) connectOwn(c call, b model.Backend, protocol string) (conn net.C
 			return err
 		})
 	}
-	conn, err = p.connect(protocol, net.Dialer{Control: bind}, b.AddrPort)
+	conn, err = p.connect(protocol, net.Dialer{Control: bind}, b.AddrPort())
 	return conn, leave, err
 }
 
@@ -98,16 +101,65 @@ func (d *disguise) drop(key model.Key) error {
 	return err
 }
 
+// entry is what is to be done for a socket.
+type entry struct {
+	verb   uint16
+	key    model.Key
+	client netip.Addr
+	done   chan error
+}
+
+// step has an entry done. What comes while the kernel is busy with others is done together then: a transaction takes as
+// long for one as for many.
 func (d *disguise) step(verb uint16, key model.Key, client netip.Addr) error {
+	e := &entry{verb, key, client, make(chan error, 1)}
+	d.mu.Lock()
+	d.waiting = append(d.waiting, e)
+	if !d.busy {
+		d.busy = true
+		go d.performAll()
+	}
+	d.mu.Unlock()
+	return <-e.done
+}
+
+// performAll does what waits, until nothing does.
+func (d *disguise) performAll() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t := d.tables[0]
-	if key.Addr.Is6() {
-		t = d.tables[1]
+	for len(d.waiting) > 0 {
+		some := d.waiting
+		d.waiting = nil
+		d.mu.Unlock()
+		d.perform(some)
+		d.mu.Lock()
 	}
-	t.Tx = &nf.Transaction{}
-	t.Element(verb, disguises, nf.EncodeKey(key), client.AsSlice())
-	err := t.Tx.Send(d.conn, t.Tx.Steps)
+	d.busy = false
+}
+
+// perform does entries together or, if the kernel refuses one of them, each for itself.
+func (d *disguise) perform(some []*entry) {
+	err := d.send(some)
+	for _, e := range some {
+		if err != nil && len(some) > 1 {
+			e.done <- d.send([]*entry{e})
+		} else {
+			e.done <- err
+		}
+	}
+}
+
+func (d *disguise) send(some []*entry) error {
+	tx := &nf.Transaction{}
+	for _, e := range some {
+		t := d.tables[0]
+		if e.key.Addr.Is6() {
+			t = d.tables[1]
+		}
+		t.Tx = tx
+		t.Element(e.verb, disguises, nf.EncodeKey(e.key), e.client.AsSlice())
+	}
+	err := tx.Send(d.conn, tx.Steps)
 	if err == nil {
 		d.transactions.Add(1)
 	}

@@ -2,12 +2,12 @@ package userspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/dataplane/internal/tracked"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -23,19 +23,20 @@ func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err
 	if p.translates() {
 		return p.drainOver(s), nil
 	}
-	p.tables, p.clean, p.draining = nil, 0, true
+	p.tables, p.found, p.clean, p.phase = nil, nil, 0, draining
 	p.proxy.rows.replace(s)
 	p.proxy.expel(nil)
 	rows := model.NewState()
 	if p.options.Redirect == ByTPROXY { // what is redirected connection tracking knows without any row
 		rows = datagrams(s)
 	}
-	tables, tx, err := p.plan(rows)
+	todo, err := p.plan(rows)
 	if err == nil {
-		err = p.commit(tx)
+		err = p.commit(todo.tx)
 	}
 	if err == nil {
-		p.settle(tables)
+		p.settle(todo.tables)
+		err = forget(p.conn, p.config.CarriedMark(), attempts())
 	}
 	return p.Carried(), err
 }
@@ -62,25 +63,37 @@ func datagrams(s *model.State) *model.State {
 	return out
 }
 
-// forget has connection tracking of both families forget flows with a mark: nobody answers them any more, and others
-// do not translate what was not translated in the beginning.
-func forget(mark uint32) error {
-	if mark == 0 {
-		return nil
-	}
+// forget has connection tracking of both families forget what has one of the bits of a mark and is of some kind: nobody
+// answers it any more, and others do not translate what was not translated in the beginning.
+func forget(conn *nfnetlink.Socket, mark uint32, kinds ...kind) error {
+	var errs []error
 	for _, f := range nf.Families {
-		family := netlink.InetFamily(f.Number)
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, ours(mark)); err != nil {
-			return fmt.Errorf("forget the flows of the process: %w", err)
+		for left := mark; left != 0; left &= left - 1 {
+			for _, k := range kinds {
+				k.Mark = left & -left
+				_, err := tracked.ForgetListed(conn, f.V6(), k.Filter, k.has)
+				errs = append(errs, err)
+			}
 		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("forget the flows of the process: %w", err)
 	}
 	return nil
 }
 
-// ours are flows of UDP with a mark.
-type ours uint32
+// kind is one of flows: of those that the kernel lists some.
+type kind struct {
+	tracked.Filter
+	has func(*tracked.Flow) bool
+}
 
-// MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (mark ours) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
-	return f.Forward.Protocol == unix.IPPROTO_UDP && f.Mark&uint32(mark) != 0
+// ofUDP are all of UDP.
+func ofUDP() kind {
+	return kind{tracked.Filter{Protocol: model.UDP}, func(*tracked.Flow) bool { return true }}
+}
+
+// attempts are those of TCP that nobody has answered, as those of the node's own processes while ours was away.
+func attempts() kind {
+	return kind{tracked.Filter{Protocol: model.TCP, Mask: tracked.Answered}, (*tracked.Flow).Attempt}
 }

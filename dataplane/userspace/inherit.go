@@ -62,9 +62,7 @@ func (p *Plane) Memories(_ context.Context, s *model.State) iter.Seq2[dataplane.
 }
 
 // Inherit implements dataplane.Heir.
-func (p *Plane) Inherit(from func(context.Context, *model.State) iter.Seq2[dataplane.Memory, error]) {
-	p.config.Inherit = from
-}
+func (p *Plane) Inherit(c dataplane.Config) { p.config.Inherit, p.config.Waits = c.Inherit, c.Waits }
 
 // Remember implements dataplane.Affine.
 func (p *Plane) Remember(

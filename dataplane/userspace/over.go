@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
@@ -53,7 +52,7 @@ func (p *Plane) allToProcess(s *model.State) *model.State {
 		for _, scope := range []model.Scope{model.Any, model.Internal} {
 			at := ownAddress(i == 1)
 			out.Pools[process(scope, i == 1)] = model.Pool{Backends: []model.Backend{{
-				AddrPort: netip.AddrPortFrom(at, l.redirectPorts[ported(scope)]), Local: true, Weight: 1,
+				Addr: at, Port: l.redirectPorts[ported(scope)], Local: true, Weight: 1,
 			}}}
 		}
 	}
@@ -68,7 +67,8 @@ func (p *Plane) allToProcess(s *model.State) *model.State {
 
 // syncOver is Sync where another plane has the rules.
 func (p *Plane) syncOver(ctx context.Context, s *model.State) error {
-	p.led, p.draining = nil, false
+	p.led = nil
+	p.begin()
 	if err := p.serve(s); err != nil {
 		return err
 	}
@@ -80,6 +80,10 @@ func (p *Plane) syncOver(ctx context.Context, s *model.State) error {
 		return err
 	}
 	led := p.allToProcess(served)
+	if p.phase == waiting {
+		p.led = led
+		return partial
+	}
 	err := p.over.Sync(ctx, led)
 	if err == nil || errors.Is(err, dataplane.ErrPartial) {
 		p.led = led
@@ -103,7 +107,10 @@ func (p *Plane) applyOver(ctx context.Context, s *model.State, c model.Change) e
 	p.proxy.rows.change(c)
 	served, _ := p.able(s)
 	led := p.allToProcess(served)
-	err := p.over.Apply(ctx, led, model.Diff(p.led, led))
+	var err error
+	if p.phase != waiting {
+		err = p.over.Apply(ctx, led, model.Diff(p.led, led))
+	}
 	p.led = led
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		p.led = nil
@@ -117,14 +124,34 @@ func (p *Plane) auditOver(ctx context.Context) ([]dataplane.Drift, error) {
 	if p.led == nil {
 		return nil, errors.New("userspace: the kernel's content is not known; Sync first")
 	}
+	if p.phase == waiting {
+		return nil, nil
+	}
 	drifts, err := p.over.Audit(ctx, p.led)
 	return drifts, p.ofOver(nil, err)
+}
+
+// enterOver is Enter where another plane has the rules: it has none before.
+func (p *Plane) enterOver(ctx context.Context) error {
+	if p.led == nil {
+		return errors.New("userspace: the kernel's content is not known; Sync first")
+	}
+	p.phase = serving
+	partial := p.over.Sync(ctx, p.led)
+	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+		return p.ofOver(partial, nil)
+	}
+	drifts, err := p.over.Audit(dataplane.Thoroughly(ctx), p.led)
+	if err == nil && partial == nil && len(drifts) > 0 {
+		err = fmt.Errorf("the rules of iptables are not what they should be: %s", drifts[0])
+	}
+	return p.ofOver(partial, err)
 }
 
 // drainOver is Drain where another plane has the rules. Who is in force removes them, unless they are its own:
 // connection tracking translates what it knows without any.
 func (p *Plane) drainOver(s *model.State) int {
-	p.led, p.draining = nil, true
+	p.led, p.phase = nil, draining
 	p.proxy.rows.replace(s)
 	p.proxy.expel(nil)
 	return p.Carried()
@@ -133,16 +160,15 @@ func (p *Plane) drainOver(s *model.State) int {
 // removeOver is Remove where another plane has the rules.
 func (p *Plane) removeOver(ctx context.Context) error {
 	p.led = nil
-	p.endProxy()     // before the rules: clients are to hear of it
-	if !p.draining { // else they may be another's by now
+	p.endProxy()           // before the rules: clients are to hear of it
+	if !p.phase.yields() { // else they may be another's
 		if err := p.over.Remove(ctx); err != nil {
 			return p.ofOver(nil, err)
 		}
 	}
 	var errs []error
 	for _, family := range families() {
-		_, err := p.routes.remove(family)
-		errs = append(errs, err)
+		errs = append(errs, p.routes.remove(family))
 	}
 	return p.ofOver(nil, errors.Join(errs...))
 }

@@ -1,6 +1,7 @@
 package userspace_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -202,6 +203,129 @@ func TestBridge(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEnter has a process prepare to take the place of another plane. It takes nothing before it is told to, and if it
+// ends instead, nobody waits for it.
+func TestEnter(t *testing.T) { byEachWay(t, testEnter) }
+
+func testEnter(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{})
+	n.at(testbed.Node, func() error {
+		former, err := nftables.New(dataplane.Config{})
+		if err == nil {
+			err = errors.Join(n.plane.Close(), err)
+			n.plane = former
+		}
+		return err
+	})
+	s := n.sync("tcp", "10.244.1.11:8080")
+	prepare := func() dataplane.Dataplane {
+		var p dataplane.Dataplane
+		n.at(testbed.Node, func() (err error) {
+			p, err = userspace.NewOver(userspace.Options{Redirect: way}, legacyTables())(
+				dataplane.Config{Waits: func() bool { return true }})
+			return err
+		})
+		if err := p.Sync(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		if drifts, err := p.Audit(dataplane.Thoroughly(t.Context()), s); err != nil || len(drifts) > 0 {
+			t.Error(drifts, err)
+		}
+		return p
+	}
+	carried := func(p dataplane.Dataplane) int {
+		conn := n.dial()
+		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.HasPrefix(line, "pod-a ") {
+			t.Fatal(line, err)
+		}
+		defer conn.Close()
+		return p.(dataplane.Carrier).Carried()
+	}
+	ended := prepare()
+	if c := carried(ended); c > 0 {
+		t.Error("it has taken a connection")
+	}
+	if err := ended.Close(); err != nil {
+		t.Error(err)
+	}
+	carried(ended)
+	next := prepare()
+	if c := carried(next); c > 0 {
+		t.Error("it has taken a connection")
+	}
+	if err := next.(dataplane.Reserve).Enter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(next.Remove(context.Background()), next.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	if c := carried(next); c == 0 {
+		t.Error("it has not taken a connection")
+	}
+	for range 2 { // it goes on, although the other plane is there
+		drifts, err := next.Audit(dataplane.Thoroughly(t.Context()), s)
+		if err = errors.Join(err, next.Sync(t.Context(), s)); err != nil || len(drifts) > 0 {
+			t.Error(drifts, err)
+		}
+	}
+	if c := carried(next); c == 0 {
+		t.Error("it has not taken a connection")
+	}
+}
+
+// TestClean_attempt has a process of the node wait for ours, which has ended, when another plane takes its place.
+func TestClean_attempt(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
+	s := n.sync("tcp", "10.244.1.11:8080")
+	if err := n.plane.Close(); err != nil {
+		t.Fatal(err)
+	}
+	from := netip.AddrPortFrom(n.bed.Addr(testbed.Node, false), 40000)
+	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from), Timeout: patient}
+	connected := make(chan error)
+	go func() {
+		connected <- n.bed.Do(testbed.Node, func() error {
+			conn, err := dialer.DialContext(t.Context(), "tcp4", service)
+			if err == nil {
+				err = conn.Close()
+			}
+			return err
+		})
+	}()
+	n.at(testbed.Node, func() error {
+		if err := tracked(t.Context(), from, netip.MustParseAddrPort(service)); err != nil {
+			return err
+		}
+		next, err := nftables.New(dataplane.Config{})
+		if err != nil {
+			return err
+		}
+		n.plane = next
+		return errors.Join(next.Sync(t.Context(), s), userspace.Clean(t.Context(), dataplane.Config{}))
+	})
+	if err := <-connected; err != nil {
+		t.Error(err)
+	}
+}
+
+// tracked returns when a client has asked.
+func tracked(ctx context.Context, from, to netip.AddrPort) error {
+	table, err := conntrack.OpenTable()
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	for ctx.Err() == nil {
+		if _, ok, err := table.Answers(model.TCP, from, to); ok || err != nil {
+			return err
+		}
+		time.Sleep(time.Millisecond) // nobody announces it
+	}
+	return ctx.Err()
 }
 
 // TestDrain_closed ends a process that only drains: it must leave nothing that keeps clients from the plane in force.

@@ -65,11 +65,11 @@ func (p *pool) set(m model.Pool) {
 	defer p.mu.Unlock()
 	credits := map[netip.AddrPort]int{}
 	for _, t := range p.serving {
-		credits[t.AddrPort] = t.credit
+		credits[t.AddrPort()] = t.credit
 	}
 	p.all, p.serving, p.even = m.Backends, nil, true
 	for _, b := range m.Serving() {
-		p.serving = append(p.serving, turn{b, credits[b.AddrPort]})
+		p.serving = append(p.serving, turn{b, credits[b.AddrPort()]})
 		p.even = p.even && b.Weight == p.serving[0].Weight
 	}
 	if p.affinity = m.Affinity; p.affinity == 0 {
@@ -90,11 +90,11 @@ func (p *pool) set(m model.Pool) {
 }
 
 func (p *pool) find(b netip.AddrPort) int {
-	return slices.IndexFunc(p.serving, func(t turn) bool { return t.AddrPort == b })
+	return slices.IndexFunc(p.serving, func(t turn) bool { return t.AddrPort() == b })
 }
 
 func (p *pool) has(b netip.AddrPort) bool {
-	return slices.ContainsFunc(p.all, func(x model.Backend) bool { return x.AddrPort == b })
+	return slices.ContainsFunc(p.all, func(x model.Backend) bool { return x.AddrPort() == b })
 }
 
 // keeps reports whether a backend is in the pool, be it draining.
@@ -118,12 +118,12 @@ func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) 
 	}
 	for _, trusting := range []bool{false, true} {
 		may := func(t turn) bool {
-			return !slices.Contains(tried, t.AddrPort) && (trusting || !now.Before(p.suspects[t.AddrPort]))
+			return !slices.Contains(tried, t.AddrPort()) && (trusting || !now.Before(p.suspects[t.AddrPort()]))
 		}
 		if i := p.turn(may); i >= 0 {
 			b := p.serving[i].Backend
-			if _, suspect := p.suspects[b.AddrPort]; suspect {
-				p.suspects[b.AddrPort] = now.Add(suspicion) // one client at a time finds out
+			if _, suspect := p.suspects[b.AddrPort()]; suspect {
+				p.suspects[b.AddrPort()] = now.Add(suspicion) // one client at a time finds out
 			}
 			return b, others, true
 		}

@@ -18,7 +18,7 @@ func turns(p *pool, n int, now time.Time, tried ...netip.AddrPort) string {
 		if !ok {
 			return out.String() + "-"
 		}
-		fmt.Fprint(&out, b.Port()%10)
+		fmt.Fprint(&out, b.Port%10)
 	}
 	return out.String()
 }
@@ -29,7 +29,9 @@ func backend(n uint16) netip.AddrPort {
 
 func poolOf(weights ...uint16) (m model.Pool) {
 	for i, w := range weights {
-		m.Backends = append(m.Backends, model.Backend{AddrPort: backend(uint16(i)), Weight: w})
+		b := model.BackendAt(backend(uint16(i)))
+		b.Weight = w
+		m.Backends = append(m.Backends, b)
 	}
 	return m
 }
@@ -90,11 +92,11 @@ func TestPool_affinity(t *testing.T) {
 	p.set(m)
 	p.answered(client, backend(1), now)
 	for range 5 {
-		if b, _, _ := p.choose(client, nil, now.Add(59*time.Second)); b.AddrPort != backend(1) {
+		if b, _, _ := p.choose(client, nil, now.Add(59*time.Second)); b.AddrPort() != backend(1) {
 			t.Fatal(b)
 		}
 	}
-	if b, _, _ := p.choose(client, []netip.AddrPort{backend(1)}, now); b.AddrPort == backend(1) {
+	if b, _, _ := p.choose(client, []netip.AddrPort{backend(1)}, now); b.AddrPort() == backend(1) {
 		t.Error("tried twice")
 	}
 	if _, ok := p.remembered(client, now.Add(time.Minute)); ok {
@@ -102,7 +104,7 @@ func TestPool_affinity(t *testing.T) {
 	}
 	m.Backends = m.Backends[:1]
 	p.set(m)
-	if b, _, _ := p.choose(client, nil, now); b.AddrPort != backend(0) {
+	if b, _, _ := p.choose(client, nil, now); b.AddrPort() != backend(0) {
 		t.Error("of a backend that has left")
 	}
 }

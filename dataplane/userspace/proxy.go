@@ -38,14 +38,8 @@ type proxy struct {
 
 	connections   atomic.Int64  // open ones of TCP
 	rescued, lost atomic.Uint64 // see dataplane.Dials
-	mu            sync.Mutex
-	turned        map[turnedAway]uint64 // how many
-}
-
-// turnedAway is who is kept out, and why.
-type turnedAway struct {
-	model.Key
-	bound string
+	turned        *turnedAway
+	files         *files
 }
 
 const (
@@ -58,7 +52,7 @@ func newProxy(o Options, sockets namespace.Namespace) *proxy {
 	p := &proxy{
 		options: o, sockets: sockets, rows: newDirectory(), context: ctx, stop: stop,
 		buffers: sync.Pool{New: func() any { return new([bufferSize]byte) }},
-		turned:  map[turnedAway]uint64{},
+		turned:  newTurnedAway(), files: openFiles(),
 	}
 	p.flows = newFlows()
 	return p
@@ -152,6 +146,7 @@ func (p *proxy) close() {
 	}
 	p.flows.endAll()
 	p.group.Wait()
+	p.files.close()
 	p.disguise.close()
 	p.tracking.close()
 }
@@ -179,17 +174,17 @@ func dial[C io.Closer](p *proxy, c call, tried []netip.AddrPort, connect func(ca
 		if others && i < p.options.Dials-1 {
 			patience = min(patience, patience/haste<<i)
 		}
-		a := attempt{c.pool, b.AddrPort, patience}
+		a := attempt{c.pool, b.AddrPort(), patience}
 		if conn, err = await(p, a, func() (C, error) { return connect(c, b) }); err == nil {
 			if len(tried) > 0 {
 				p.rescued.Add(1)
 			}
-			return conn, b.AddrPort, nil
+			return conn, b.AddrPort(), nil
 		}
 		if p.context.Err() != nil || isExhausted(err) {
 			break
 		}
-		tried = append(tried, b.AddrPort)
+		tried = append(tried, b.AddrPort())
 	}
 	return conn, at, err
 }
@@ -228,7 +223,7 @@ func await[C io.Closer](p *proxy, a attempt, connect func() (C, error)) (conn C,
 	}
 	select {
 	case r := <-done:
-		if r.err != nil && p.context.Err() == nil && !isExhausted(r.err) {
+		if r.err != nil && p.context.Err() == nil && !isOwn(r.err) {
 			a.in.failed(a.to, time.Now())
 		}
 		return r.conn, r.err
@@ -262,7 +257,7 @@ func (p *proxy) connectTCP(c call, b model.Backend) (*net.TCPConn, error) {
 	if !c.hidden(b) {
 		from = net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
 	}
-	conn, err := p.connect("tcp", net.Dialer{LocalAddr: from, Control: outgoing}, b.AddrPort)
+	conn, err := p.connect("tcp", net.Dialer{LocalAddr: from, Control: outgoing}, b.AddrPort())
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +272,7 @@ func (p *proxy) asItself() bool {
 // connectPlain opens a connection as this process.
 func (p *proxy) connectPlain(b model.Backend) (*net.TCPConn, error) {
 	reset := func(_, _ string, raw syscall.RawConn) error { return abortive(raw) }
-	conn, err := p.connect("tcp", net.Dialer{Control: reset}, b.AddrPort)
+	conn, err := p.connect("tcp", net.Dialer{Control: reset}, b.AddrPort())
 	if err != nil {
 		return nil, err
 	}
@@ -287,13 +282,15 @@ func (p *proxy) connectPlain(b model.Backend) (*net.TCPConn, error) {
 // flowSocket is connected to the backend of a flow.
 type flowSocket struct {
 	*net.UDPConn
-	leave func() // the disguise
+	leave func() // the disguise, and then closes; nil: there is none
 }
 
 func (s *flowSocket) Close() error {
-	err := s.UDPConn.Close()
+	if s.leave == nil {
+		return s.UDPConn.Close()
+	}
 	s.leave()
-	return err
+	return s.SetReadDeadline(time.Unix(1, 0)) // who waits for an answer is to hear of it at once
 }
 
 func (p *proxy) connectUDP(c call, b model.Backend) (*flowSocket, error) {
@@ -303,7 +300,9 @@ func (p *proxy) connectUDP(c call, b model.Backend) (*flowSocket, error) {
 			leave()
 			return nil, err
 		}
-		return &flowSocket{conn.(*net.UDPConn), leave}, nil
+		s := &flowSocket{UDPConn: conn.(*net.UDPConn)}
+		p.leaveFirst(s, leave)
+		return s, nil
 	}
 	var from net.Addr
 	control := transparent
@@ -313,16 +312,23 @@ func (p *proxy) connectUDP(c call, b model.Backend) (*flowSocket, error) {
 	case !c.hidden(b):
 		from = net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
 	}
-	conn, err := p.connect("udp", net.Dialer{LocalAddr: from, Control: control}, b.AddrPort)
+	conn, err := p.connect("udp", net.Dialer{LocalAddr: from, Control: control}, b.AddrPort())
 	if err != nil {
 		return nil, err
 	}
-	return &flowSocket{conn.(*net.UDPConn), func() {}}, nil
+	return &flowSocket{UDPConn: conn.(*net.UDPConn)}, nil
 }
 
 func (p *proxy) connect(protocol string, dialer net.Dialer, to netip.AddrPort) (conn net.Conn, err error) {
 	dialer.Timeout = p.options.DialTimeout
 	dialer.SetMultipathTCP(false) // the address of the client has no other path
+	setup := dialer.Control
+	dialer.Control = func(network, address string, c syscall.RawConn) error {
+		if err := keepSome(network, address, c); err != nil {
+			return err
+		}
+		return setup(network, address, c)
+	}
 	err = p.sockets.Do(func() (err error) {
 		conn, err = dialer.DialContext(p.context, family(protocol, to.Addr()), to.String())
 		return err
@@ -330,45 +336,52 @@ func (p *proxy) connect(protocol string, dialer net.Dialer, to netip.AddrPort) (
 	return conn, err
 }
 
-// enter has a client served in a goroutine of its own, or sends it away.
-func (p *proxy) enter(at packet, away func(), serve func(decision)) {
+// caller is somebody who was accepted.
+type caller struct {
+	socket syscall.RawConn
+	away   func()
+	serve  func(decision)
+}
+
+// enter has a caller served in a goroutine of its own, or sends it away.
+func (p *proxy) enter(at packet, c caller) {
 	d, ok := p.rows.lookup(at)
 	if !ok { // the row went while the client came
-		away()
+		c.away()
 		return
 	}
-	if p.connections.Add(1) > int64(p.options.MaxConnections) {
-		p.connections.Add(-1)
-		p.turnAway(d.key, tooManyConnections)
-		away()
+	if bound := p.admit(c); bound != "" {
+		p.turned.count(&d.key, bound)
+		c.away()
 		return
 	}
 	p.group.Go(func() {
 		defer p.connections.Add(-1)
-		serve(d)
+		c.serve(d)
 	})
 }
 
-// turnAway counts a connection that a bound keeps out.
-func (p *proxy) turnAway(key model.Key, bound string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	key.Scope = model.Any
-	p.turned[turnedAway{key, bound}]++
+// admit counts a connection as open, or tells which bound keeps it out.
+func (p *proxy) admit(c caller) (bound string) {
+	if scarce(c.socket) {
+		return tooManyFiles
+	}
+	if p.connections.Add(1) > int64(p.options.MaxConnections) {
+		p.connections.Add(-1)
+		return tooManyConnections
+	}
+	return ""
 }
 
 // undialed counts a connection that has no backend: none answered, or the process may open no more files.
 func (p *proxy) undialed(key model.Key, err error) {
 	switch {
 	case isExhausted(err):
-		p.turnAway(key, tooManyFiles)
+		p.turned.count(&key, tooManyFiles)
 	case p.context.Err() == nil:
 		p.lost.Add(1)
 	}
 }
-
-// isExhausted reports whether something is missing because the process, or the machine, may open no more files.
-func isExhausted(err error) bool { return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) }
 
 // pause is for errors that pass, as when the process has too many files open.
 func (p *proxy) pause() {

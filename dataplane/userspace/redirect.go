@@ -120,7 +120,7 @@ func onBridge() []any {
 }
 
 func (t *table) redirected(to string, conditions ...[]any) (rules []nf.Rule) {
-	if t.draining {
+	if t.phase.yields() {
 		return nil
 	}
 	for _, c := range conditions {

@@ -186,17 +186,22 @@ func (r *routes) audit(family int, name string) (drifts []dataplane.Drift, err e
 	return drifts, nil
 }
 
-// remove deletes all that is in the table, the rules that lead there, and the route of the own address. It returns the
-// mark that leads there.
-func (r *routes) remove(family int) (mark uint32, err error) {
+// marks are those that lead to the table.
+func (r *routes) marks(family int) (all uint32, err error) {
+	have, err := r.load(family)
+	for i := range have.rules {
+		all |= have.rules[i].Mark
+	}
+	return all, err
+}
+
+// remove deletes all that is in the table, the rules that lead there, and the route of the own address.
+func (r *routes) remove(family int) error {
 	have, err := r.load(family)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	for i := range have.rules {
-		mark |= have.rules[i].Mark
-	}
-	return mark, errors.Join(r.removeMarked(family, have), r.deleteRoutes(have.own))
+	return errors.Join(r.removeMarked(family, have), r.deleteRoutes(have.own))
 }
 
 func (r *routes) removeMarked(family int, have found) error {

@@ -98,11 +98,15 @@ func (t *table) prerouting() []nf.Rule {
 	if t.redirectAll {
 		return t.unlessTranslated(chainDispatch)
 	}
+	ours := append(isTransparent(), nf.GoTo(chainDeliver))
+	if t.phase == waiting {
+		return append(t.unlessTranslated(chainDispatch), nf.NewRule("our connections", append(isSYN(nf.Differs), ours...)...))
+	}
 	return []nf.Rule{
 		t.ofProcess(),
 		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(chainDispatch))...),
 		nf.NewRule("", append(isSYN(nf.Equals), nf.GoTo(chainDispatch))...),
-		nf.NewRule("our connections", append(isTransparent(), nf.GoTo(chainDeliver))...),
+		nf.NewRule("our connections", ours...),
 		earlier(),
 		nf.NewRule("", nf.GoTo(chainDispatch)),
 	}
@@ -116,33 +120,41 @@ func (t *table) output() []nf.Rule {
 		return t.unlessTranslated(chainOutput)
 	}
 	direction := &expr.Ct{Key: expr.CtKeyDIRECTION, Register: nf.Word(0)}
-	marked := func(last ...any) []any {
-		return append([]any{
-			&expr.Ct{Key: expr.CtKeyMARK, Register: nf.Word(0)}, nf.Bits(0, t.Mark, 0), nf.Equals(nf.Native(t.Mark)),
-		}, last...)
-	}
 	reply := []any{direction, nf.Equals([]byte{directionReply})}
-	return []nf.Rule{
+	return append([]nf.Rule{
 		t.ofProcess(),
 		nf.NewRule("our own", append(append(isTransparent(), direction, nf.Differs([]byte{directionReply})),
 			t.setConnectionMark()...)...),
 		nf.NewRule("", append(isTransparent(), nf.Accept())...),
 		nf.NewRule("errors are for clients", slices.Concat(reply, t.isICMP(), []any{nf.Accept()})...),
-		nf.NewRule("answers to us", append(reply, marked(nf.GoTo(chainDeliver))...)...),
+		nf.NewRule("answers to us", append(reply, t.ofConnection(nf.GoTo(chainDeliver))...)...),
 		nf.NewRule("our connections", append(append(protocolIs(unix.IPPROTO_TCP), isSYN(nf.Differs)...),
-			marked(nf.GoTo(chainDeliver))...)...),
-		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(chainOutput))...),
-		earlier(),
-		nf.NewRule("", nf.GoTo(chainOutput)),
-	}
+			t.ofConnection(nf.GoTo(chainDeliver))...)...),
+	}, t.beginning(chainOutput)...)
+}
+
+// ofConnection are the conditions that the process has marked the connection.
+func (t *table) ofConnection(then ...any) []any {
+	return append([]any{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: nf.Word(0)}, nf.Bits(0, t.Mark, 0), nf.Equals(nf.Native(t.Mark)),
+	}, then...)
 }
 
 // unlessTranslated leaves alone what belongs to a connection that was redirected. (Of UDP, which may be silent for
 // long, the rows say whether it still is to be.)
 func (t *table) unlessTranslated(next string) []nf.Rule {
+	return append([]nf.Rule{t.ofProcess()}, t.beginning(next)...)
+}
+
+// beginning looks at the destination of what may begin something. While another plane is in force still, only the flows
+// of UDP go on that are the process's already.
+func (t *table) beginning(next string) []nf.Rule {
+	datagrams := protocolIs(unix.IPPROTO_UDP)
+	if t.phase == waiting {
+		return []nf.Rule{nf.NewRule("", append(datagrams, t.ofConnection(nf.GoTo(next))...)...)}
+	}
 	return []nf.Rule{
-		t.ofProcess(),
-		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(next))...),
+		nf.NewRule("", append(datagrams, nf.GoTo(next))...),
 		earlier(),
 		nf.NewRule("", nf.GoTo(next)),
 	}
@@ -258,7 +270,7 @@ func earlier() nf.Rule {
 
 // later leaves alone what has begun since another plane is in force. Only datagrams come here then.
 func (t *table) later() []nf.Rule {
-	if !t.draining {
+	if t.phase != draining {
 		return nil
 	}
 	return []nf.Rule{nf.NewRule("another plane's", &expr.Ct{Key: expr.CtKeyMARK, Register: nf.Word(0)},

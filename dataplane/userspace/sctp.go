@@ -181,7 +181,7 @@ func (p *proxy) acceptSCTP(l *association, locate func(*association, netip.AddrP
 			continue
 		}
 		at.protocol = model.SCTP
-		p.enter(at, client.reset, func(d decision) { p.serveSCTP(client, at, d) })
+		p.enter(at, caller{client.raw, client.reset, func(d decision) { p.serveSCTP(client, at, d) }})
 	}
 }
 
@@ -220,7 +220,7 @@ func (p *proxy) associate(client *association, c call, b model.Backend) (*associ
 	}
 	var a *association
 	err = p.sockets.Do(func() (err error) {
-		a, err = sctpSocket(b.Addr().Is6())
+		a, err = sctpSocket(b.Addr.Is6())
 		return err
 	})
 	if err != nil {
@@ -239,11 +239,11 @@ func (p *proxy) associate(client *association, c call, b model.Backend) (*associ
 
 func (p *proxy) connectSCTP(a *association, c call, b model.Backend) error {
 	if p.asItself() {
-		return a.connect(p.context, b.AddrPort, p.options.DialTimeout)
+		return a.connect(p.context, b.AddrPort(), p.options.DialTimeout)
 	}
 	var own netip.AddrPort
 	err := control(a.raw, func(fd int) (err error) {
-		own, err = bindOwn(fd, b.Addr().Is6())
+		own, err = bindOwn(fd, b.Addr.Is6())
 		return err
 	})
 	if err != nil {
@@ -254,7 +254,7 @@ func (p *proxy) connectSCTP(a *association, c call, b model.Backend) error {
 		return err
 	}
 	defer leave()
-	return a.connect(p.context, b.AddrPort, p.options.DialTimeout)
+	return a.connect(p.context, b.AddrPort(), p.options.DialTimeout)
 }
 
 // streams are those that an association receives and sends over.

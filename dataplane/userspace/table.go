@@ -102,9 +102,9 @@ type table struct {
 	nf.Table
 	made bool // by sync: the kernel had none, or another one
 	listening
-	draining bool // see Plane
-	owners   map[any][]element
-	found    map[element]bool // in the kernel, and nobody has claimed it yet
+	phase  phase
+	owners map[any][]element
+	found  map[element]bool // in the kernel, and nobody has claimed it yet
 }
 
 // element is a member of a set, by the key that nf.Table.Element takes.

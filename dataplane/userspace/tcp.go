@@ -23,6 +23,9 @@ func (p *proxy) accept(l *net.TCPListener, locate func(*net.TCPConn) (packet, er
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
+		if isExhausted(err) {
+			p.shed(l)
+		}
 		if err != nil {
 			p.pause()
 			continue
@@ -33,7 +36,18 @@ func (p *proxy) accept(l *net.TCPListener, locate func(*net.TCPConn) (packet, er
 			continue
 		}
 		at.protocol = model.TCP
-		p.enter(at, func() { reset(client) }, func(d decision) { p.serve(client, at, d) })
+		raw, err := client.SyscallConn()
+		if err != nil { // it is closed
+			continue
+		}
+		p.enter(at, caller{raw, func() { reset(client) }, func(d decision) { p.serve(client, at, d) }})
+	}
+}
+
+// shed keeps those out who wait while the process can open no more files.
+func (p *proxy) shed(l *net.TCPListener) {
+	for range p.files.shed(l) {
+		p.turned.count(nil, tooManyFiles)
 	}
 }
 

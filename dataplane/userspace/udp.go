@@ -21,6 +21,7 @@ type flows struct {
 	byPool map[*pool]map[*flow]struct{}
 	// redirected are those of clients that were redirected, by where these were going.
 	redirected map[netip.AddrPort]map[*flow]struct{}
+	opening    map[way][][]byte // flows that are about to begin, and what they are to send; see meet
 	count      int
 	over       bool // the proxy has ended
 }
@@ -56,7 +57,7 @@ type flow struct {
 func newFlows() *flows {
 	return &flows{
 		fronts: map[netip.AddrPort]*front{}, byPool: map[*pool]map[*flow]struct{}{},
-		redirected: map[netip.AddrPort]map[*flow]struct{}{},
+		redirected: map[netip.AddrPort]map[*flow]struct{}{}, opening: map[way][][]byte{},
 	}
 }
 
@@ -94,7 +95,7 @@ func (p *proxy) receiveRedirected(r *redirection) {
 		if r.direct != nil {
 			at.origin, at.destination = r.direct.origin(at.client.Addr()), r.at
 		}
-		p.datagram(at, buf[:n])
+		p.meet(at, buf[:n])
 	}
 }
 
@@ -212,7 +213,7 @@ func (p *proxy) begin(at packet) *flow {
 		return nil
 	}
 	if !p.flows.room(p.options.MaxFlows) {
-		p.turnAway(d.key, tooManyFlows)
+		p.turned.count(&d.key, tooManyFlows)
 		return nil
 	}
 	conn, backend, err := dial(p, call{decision: d, client: at.client}, nil, p.connectUDP)
@@ -236,7 +237,7 @@ func (p *proxy) begin(at packet) *flow {
 // more gives up its place: resolvers take a port for each question, and are done with it at the answer.
 func (l *flows) room(most int) bool {
 	l.mu.Lock()
-	full := l.count >= most
+	full := l.count+max(0, len(l.opening)-1) >= most // one of those is the one that asks
 	var done *flow
 	if full {
 		done = l.done(time.Now())
@@ -488,6 +489,7 @@ func (l *flows) touched(c *model.Change, rows *directory) (some []*flow) {
 
 // expel ends the flows that the rows do not allow any more: their client's next datagram begins another one.
 func (p *proxy) expel(c *model.Change) {
+	p.turned.forget(p.rows)
 	for _, f := range p.flows.touched(c, p.rows) {
 		f.mu.Lock()
 		backend := f.backend

@@ -70,7 +70,8 @@ type Options struct {
 	// MaxConnections bounds the connections of TCP that are open, and MaxFlows the flows of UDP. By default a quarter
 	// and an eighth of the files that the process may open, 65,536 and 32,768 at most. A connection takes two
 	// descriptors, and four more each way while it carries much. What is beyond is reset, or dropped, and counted as
-	// refused by its row; but flows that are done, by their looks, give up their places before.
+	// refused by its row; but flows that are done, by their looks, give up their places before. The last descriptors are
+	// kept for the rest of the process.
 	MaxConnections, MaxFlows int
 }
 
@@ -118,9 +119,10 @@ type Plane struct {
 	// own is how many transactions we have made, beside those of disguises; clean how many others had when our rules
 	// were as they should be: the generation of the ruleset counts all of them.
 	clean, own uint32
+	found      *planned        // by the last Audit; nil: nothing
 	allowed    map[uint16]bool // ports that answers of UDP may come from
-	draining   bool            // another plane is in force, see Drain
-	forgot     time.Time       // when clients were last forgotten whose time had run out
+	phase      phase
+	forgot     time.Time // when clients were last forgotten whose time had run out
 }
 
 // forgetEvery is how often that is done.
@@ -131,6 +133,7 @@ var (
 	_ dataplane.Affine    = (*Plane)(nil)
 	_ dataplane.Counted   = (*Plane)(nil)
 	_ dataplane.Carrier   = (*Plane)(nil)
+	_ dataplane.Reserve   = (*Plane)(nil)
 )
 
 // New makes planes with options. They are opened in the network namespace of the calling thread, and need
@@ -248,7 +251,7 @@ func (p *Plane) choose(way Redirect, instead []error) {
 
 func (p *Plane) newTable(family int, tx *nf.Transaction) *table {
 	t := newTable(nf.Families[family], p.routes.mark, p.listening[family], tx)
-	t.draining = p.draining
+	t.phase = p.phase
 	return t
 }
 
@@ -267,7 +270,9 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if p.translates() {
 		return p.syncOver(ctx, s)
 	}
-	p.tables, p.clean, p.draining = nil, 0, false
+	found := p.found
+	p.tables, p.found, p.clean = nil, nil, 0
+	p.begin()
 	if err := p.serve(s); err != nil {
 		return err
 	}
@@ -275,27 +280,50 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if err != nil {
 		return err
 	}
+	if dataplane.Mends(ctx) && found != nil && found.of(before, p.phase) && p.config.Inherit == nil {
+		return p.perform(found)
+	}
 	served, partial := p.able(s)
 	p.proxy.rows.replace(served)
 	p.config.TakeIn(ctx, s, p.proxy.rows.taker())
 	p.proxy.expel(nil)
-	if err := p.route(); err != nil {
-		return err
-	}
-	tables, tx, err := p.plan(served)
+	todo, err := p.plan(served)
 	if err != nil {
 		return err
 	}
-	err = p.commit(tx)
+	todo.foreign, todo.partial = before, partial
+	return p.perform(todo)
+}
+
+// planned is what there is to do.
+type planned struct {
+	foreign uint32 // how many transactions others had made
+	phase   phase
+	tables  []*table
+	tx      *nf.Transaction
+	partial error // the rows that cannot be served
+}
+
+// of reports whether it is still what there is to do.
+func (todo *planned) of(foreign uint32, now phase) bool {
+	return todo.foreign == foreign && todo.phase == now
+}
+
+// perform has packets led to the process as planned. The rows are known to it.
+func (p *Plane) perform(todo *planned) error {
+	if err := p.route(); err != nil {
+		return err
+	}
+	err := p.commit(todo.tx)
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return err
 	}
-	if slices.ContainsFunc(tables, func(t *table) bool { return t.made }) {
+	if slices.ContainsFunc(todo.tables, func(t *table) bool { return t.made }) {
 		p.proxy.rows.lose()
 	}
-	p.settle(tables)
-	if err = errors.Join(partial, err); err == nil {
-		p.clean = before
+	p.settle(todo.tables)
+	if err = errors.Join(todo.partial, err); err == nil {
+		p.clean = todo.foreign
 	}
 	return err
 }
@@ -435,28 +463,27 @@ func (p *Plane) answerFrom(key model.Key) error {
 }
 
 // plan finds the steps that lead from what the kernel holds to s.
-func (p *Plane) plan(s *model.State) ([]*table, *nf.Transaction, error) {
-	tx := &nf.Transaction{}
-	var tables []*table
+func (p *Plane) plan(s *model.State) (*planned, error) {
+	todo := &planned{phase: p.phase, tx: &nf.Transaction{}}
 	for i := range nf.Families {
 		if err := p.fault("userspace list"); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		t := p.newTable(i, tx)
+		t := p.newTable(i, todo.tx)
 		t.PodInterfaces = s.Pods.Interfaces
 		if err := t.load(p.conn); err != nil {
-			return nil, nil, fmt.Errorf("userspace: %w", err)
+			return nil, fmt.Errorf("userspace: %w", err)
 		}
 		if t.Foreign {
-			t = p.newTable(i, tx)
+			t = p.newTable(i, todo.tx)
 			t.Delete()
 		}
 		if err := t.sync(s); err != nil {
-			return nil, nil, fmt.Errorf("userspace: %w", err)
+			return nil, fmt.Errorf("userspace: %w", err)
 		}
-		tables = append(tables, t)
+		todo.tables = append(todo.tables, t)
 	}
-	return tables, tx, nil
+	return todo, nil
 }
 
 // settle is called when the kernel has done what the tables' transaction says.
@@ -496,7 +523,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if tables == nil || p.proxy == nil {
 		return errors.New("userspace: the kernel's content is not known; Sync first")
 	}
-	p.tables = nil
+	p.tables, p.found = nil, nil
 	c, partial := p.ableChange(c)
 	p.proxy.rows.change(c)
 	tx := &nf.Transaction{}
@@ -536,6 +563,7 @@ func (p *Plane) ableChange(c model.Change) (model.Change, error) {
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. Rules and sets are not read if
 // nobody else has changed the ruleset since the last successful call.
 func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	p.found = nil
 	if p.proxy == nil {
 		return []dataplane.Drift{{Class: "sockets", Object: "sockets of the process", Want: "open"}}, nil
 	}
@@ -572,17 +600,23 @@ func (p *Plane) auditRules(s *model.State, all bool) (drifts []dataplane.Drift, 
 		return nil, err
 	}
 	if p.tables != nil && p.clean != 0 && foreign == p.clean && !all {
+		p.found = &planned{foreign: foreign, phase: p.phase, tables: p.tables, tx: &nf.Transaction{}}
 		return nil, nil
 	}
-	served, _ := p.able(s) // Sync has told
-	_, tx, err := p.plan(served)
+	served, partial := p.able(s) // of which Sync has told
+	todo, err := p.plan(served)
 	if err != nil {
 		return nil, err
 	}
-	if len(tx.Steps) == 0 && p.tables != nil {
-		p.clean = foreign
+	todo.foreign, todo.partial = foreign, partial
+	if p.tables == nil {
+		return todo.tx.Drifts(served), nil
 	}
-	return tx.Drifts(served), nil
+	if len(todo.tx.Steps) == 0 {
+		p.clean, todo.tables = foreign, p.tables
+	}
+	p.found = todo
+	return todo.tx.Drifts(served), nil
 }
 
 // Remove implements dataplane.Dataplane. All connections end; while they do, addresses are translated still, so that
@@ -599,19 +633,38 @@ func (p *Plane) Remove(ctx context.Context) error {
 	if err := p.fault("userspace remove"); err != nil {
 		return err
 	}
+	if err := p.forgetMarked(); err != nil { // who asks again just now asks another plane the next time
+		return err
+	}
 	if err := p.replaceTables(stub); err != nil {
 		return err
 	}
 	p.endProxy()
+	if err := p.forgetMarked(); err != nil {
+		return err
+	}
 	var errs []error
 	for _, family := range families() {
-		mark, err := p.routes.remove(family)
-		errs = append(errs, err, forget(mark))
+		errs = append(errs, p.routes.remove(family))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("userspace: %w", err)
 	}
 	return p.replaceTables(nil)
+}
+
+// forgetMarked has connection tracking forget the flows that have the mark of ours, which the kernel tells: it may be
+// that of another process.
+func (p *Plane) forgetMarked() error {
+	var errs []error
+	for _, family := range families() {
+		mark, err := p.routes.marks(family)
+		errs = append(errs, err, forget(p.conn, mark, ofUDP(), attempts()))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("userspace: %w", err)
+	}
+	return nil
 }
 
 // stub are the chains of a table that does nothing but keep the kernel translating.

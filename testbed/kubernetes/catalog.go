@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,24 +26,34 @@ import (
 	"fairlead.dev/fairlead/testbed"
 )
 
-// Catalog is an API server that lists the objects it was given, and announces those that it is given later:
-// all that a service proxy asks for. It is for where a real one is too much: in a test kernel, with one
+// Catalog is an API server that lists the objects it was given, and announces those that it is given later, and
+// changes: all that a service proxy asks for. It is for where a real one is too much: in a test kernel, with one
 // processor, for tens of thousands of Services. It speaks protobuf.
 type Catalog struct {
 	mu      sync.Mutex
 	version int
 	shelves map[string]*shelf // by resource
 
-	server *http.Server
-	ended  chan error
+	servers []*http.Server
+	ended   chan error // one error for each
 }
 
 // shelf are the objects of one resource.
 type shelf struct {
 	list    runtime.Object // without items
 	items   []runtime.Object
-	text    []byte // the encoded list; nil: not yet
-	watches map[chan []byte]bool
+	index   map[name]int // of items
+	text    []byte       // the encoded list; nil: not yet
+	deleted int          // the version of the last deletion
+	watches map[*watcher]bool
+}
+
+type name struct{ namespace, name string }
+
+// watcher is somebody who watches.
+type watcher struct {
+	frames chan []byte
+	gone   <-chan struct{}
 }
 
 // NewCatalog makes one that has Services, EndpointSlices, Nodes and ServiceCIDRs.
@@ -51,7 +63,7 @@ func NewCatalog(objects ...runtime.Object) (*Catalog, error) {
 		"services": &corev1.ServiceList{}, "endpointslices": &discoveryv1.EndpointSliceList{},
 		"nodes": &corev1.NodeList{}, "servicecidrs": &networkingv1.ServiceCIDRList{},
 	} {
-		c.shelves[resource] = &shelf{list: list, watches: map[chan []byte]bool{}}
+		c.shelves[resource] = &shelf{list: list, index: map[name]int{}, watches: map[*watcher]bool{}}
 	}
 	for _, o := range objects {
 		if err := c.Add(o); err != nil {
@@ -61,31 +73,93 @@ func NewCatalog(objects ...runtime.Object) (*Catalog, error) {
 	return c, nil
 }
 
+// Copy is a Catalog with the same objects, which changes and is served by itself. It costs little.
+func (c *Catalog) Copy() *Catalog {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	next := &Catalog{version: c.version, shelves: map[string]*shelf{}}
+	for resource, s := range c.shelves {
+		next.shelves[resource] = &shelf{
+			list: s.list, items: slices.Clone(s.items), index: maps.Clone(s.index), text: s.text, deleted: s.deleted,
+			watches: map[*watcher]bool{},
+		}
+	}
+	return next
+}
+
 // Add announces an object that is new. The catalog keeps it.
-func (c *Catalog) Add(o runtime.Object) error {
+func (c *Catalog) Add(o runtime.Object) error { return c.announce(watch.Added, o) }
+
+// Update announces an object in place of the one with its name. The catalog keeps it: who changes an object that is
+// there must give it a copy.
+func (c *Catalog) Update(o runtime.Object) error { return c.announce(watch.Modified, o) }
+
+// Delete announces that the object with this one's name is no more.
+func (c *Catalog) Delete(o runtime.Object) error {
+	return c.announce(watch.Deleted, o.DeepCopyObject())
+}
+
+func (c *Catalog) announce(what watch.EventType, o runtime.Object) error {
 	resource, err := resourceOf(o)
+	if err != nil {
+		return err
+	}
+	m, err := meta.Accessor(o)
+	if err == nil {
+		err = setKind(o)
+	}
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.version++
-	m, err := meta.Accessor(o)
-	if err != nil {
-		return err
-	}
-	m.SetResourceVersion(strconv.Itoa(c.version))
 	s := c.shelves[resource]
-	s.items, s.text = append(s.items, o), nil
+	key := name{m.GetNamespace(), m.GetName()}
+	if _, there := s.index[key]; there == (what == watch.Added) {
+		return fmt.Errorf("%s %s/%s cannot be %s (is it there: %t)", resource, key.namespace, key.name, what, there)
+	}
+	c.version++
+	m.SetResourceVersion(strconv.Itoa(c.version))
+	s.keep(what, key, o)
+	if what == watch.Deleted {
+		s.deleted = c.version
+	}
+	return s.tell(what, o)
+}
+
+// keep brings the items up to date.
+func (s *shelf) keep(what watch.EventType, key name, o runtime.Object) {
+	s.text = nil
+	switch i := s.index[key]; what {
+	case watch.Added:
+		s.index[key] = len(s.items)
+		s.items = append(s.items, o)
+	case watch.Modified:
+		s.items[i] = o
+	case watch.Deleted:
+		last := len(s.items) - 1
+		if m, err := meta.Accessor(s.items[last]); err == nil { // it was one when it came
+			s.index[name{m.GetNamespace(), m.GetName()}] = i
+		}
+		s.items[i], s.items = s.items[last], s.items[:last]
+		delete(s.index, key)
+	}
+}
+
+// tell tells all that watch.
+func (s *shelf) tell(what watch.EventType, o runtime.Object) error {
 	if len(s.watches) == 0 {
 		return nil
 	}
-	frame, err := added(o)
+	frame, err := event(what, o)
 	if err != nil {
 		return err
 	}
 	for w := range s.watches {
-		w <- frame
+		select {
+		case w.frames <- frame:
+		case <-w.gone:
+		}
 	}
 	return nil
 }
@@ -110,28 +184,31 @@ func wire() runtime.SerializerInfo {
 	return info
 }
 
-// encode writes an object with its kind.
-func encode(o runtime.Object) ([]byte, error) {
+// encode writes an object that has its kind.
+func encode(o runtime.Object) ([]byte, error) { return runtime.Encode(wire().Serializer, o) }
+
+func setKind(o runtime.Object) error {
 	kinds, _, err := scheme.Scheme.ObjectKinds(o)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	o.GetObjectKind().SetGroupVersionKind(kinds[0])
-	return runtime.Encode(wire().Serializer, o)
+	return nil
 }
 
-// added is what a watch hears of a new object.
-func added(o runtime.Object) ([]byte, error) {
+// event is what a watch hears of an object.
+func event(what watch.EventType, o runtime.Object) ([]byte, error) {
 	text, err := encode(o)
 	if err != nil {
 		return nil, err
 	}
 	stream := wire().StreamSerializer
-	event := &metav1.WatchEvent{Type: string(watch.Added), Object: runtime.RawExtension{Raw: text}}
-	return runtime.Encode(stream.Serializer, event)
+	e := &metav1.WatchEvent{Type: string(what), Object: runtime.RawExtension{Raw: text}}
+	return runtime.Encode(stream.Serializer, e)
 }
 
-// Serve answers on the node's loopback address until Close, and writes a kubeconfig for that into dir.
+// Serve answers on the node's loopback address until Close, and writes a kubeconfig for that into dir. One Catalog can
+// serve several Beds.
 func (c *Catalog) Serve(bed *testbed.Bed, dir string) (kubeconfig string, err error) {
 	var listener net.Listener
 	err = bed.Do(testbed.Node, func() (err error) {
@@ -141,8 +218,13 @@ func (c *Catalog) Serve(bed *testbed.Bed, dir string) (kubeconfig string, err er
 	if err != nil {
 		return "", err
 	}
-	c.server, c.ended = &http.Server{Handler: c}, make(chan error, 1)
-	go func() { c.ended <- c.server.Serve(listener) }()
+	server := &http.Server{Handler: c}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.servers = append(c.servers, server); c.ended == nil {
+		c.ended = make(chan error)
+	}
+	go func() { c.ended <- server.Serve(listener) }()
 	kubeconfig = filepath.Join(dir, "kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "a",
  "clusters": [{"name": "a", "cluster": {"server": "http://%s"}}], "users": [{"name": "a", "user": {}}],
@@ -151,10 +233,18 @@ func (c *Catalog) Serve(bed *testbed.Bed, dir string) (kubeconfig string, err er
 }
 
 // Close ends what Serve began.
-func (c *Catalog) Close() error {
-	err := c.server.Close()
-	if ended := <-c.ended; !errors.Is(ended, http.ErrServerClosed) {
-		err = errors.Join(err, ended)
+func (c *Catalog) Close() (err error) {
+	c.mu.Lock()
+	servers := c.servers
+	c.servers = nil
+	c.mu.Unlock()
+	for _, server := range servers {
+		err = errors.Join(err, server.Close())
+	}
+	for range servers {
+		if ended := <-c.ended; !errors.Is(ended, http.ErrServerClosed) {
+			err = errors.Join(err, ended)
+		}
 	}
 	return err
 }
@@ -176,7 +266,7 @@ func (c *Catalog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case s == nil:
 		http.NotFound(w, r)
 	case query.Get("sendInitialEvents") != "":
-		refuse(w)
+		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	case query.Get("watch") != "":
 		c.watch(w, r, s)
 	case name != "":
@@ -187,17 +277,17 @@ func (c *Catalog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// refuse is the answer to a parameter that the server does not know.
-func refuse(w http.ResponseWriter) {
-	text, err := encode(&metav1.Status{
-		Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity,
-	})
+// refuse is the answer to a parameter that the server does not know, and to one that is of too long ago.
+func refuse(w http.ResponseWriter, code int, why metav1.StatusReason) {
+	status := &metav1.Status{Status: metav1.StatusFailure, Reason: why, Code: int32(code)}
+	status.SetGroupVersionKind(metav1.Unversioned.WithKind("Status"))
+	text, err := encode(status)
 	if err != nil {
 		answer(w, nil, err)
 		return
 	}
 	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
-	w.WriteHeader(http.StatusUnprocessableEntity)
+	w.WriteHeader(code)
 	_, _ = w.Write(text) // who has gone needs no answer
 }
 
@@ -225,6 +315,9 @@ func (c *Catalog) list(s *shelf) ([]byte, error) {
 		return nil, err
 	}
 	m.SetResourceVersion(strconv.Itoa(c.version))
+	if err := setKind(list); err != nil {
+		return nil, err
+	}
 	s.text, err = encode(list)
 	return s.text, err
 }
@@ -242,18 +335,22 @@ func (c *Catalog) get(w http.ResponseWriter, r *http.Request, s *shelf, name str
 	http.NotFound(w, r)
 }
 
-// watch streams what is added after the version that was asked for.
+// watch streams what happens after the version that was asked for. Who has missed a deletion must list again.
 func (c *Catalog) watch(w http.ResponseWriter, r *http.Request, s *shelf) {
-	events := make(chan []byte, 100)
-	missed, err := c.subscribe(s, events, r.URL.Query().Get("resourceVersion"))
-	if err != nil {
+	me := &watcher{frames: make(chan []byte, 100), gone: r.Context().Done()}
+	missed, err := c.subscribe(s, me, r.URL.Query().Get("resourceVersion"))
+	switch {
+	case errors.Is(err, errTooOld):
+		refuse(w, http.StatusGone, metav1.StatusReasonExpired)
+		return
+	case err != nil:
 		answer(w, nil, err)
 		return
 	}
 	defer func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(s.watches, events)
+		delete(s.watches, me)
 	}()
 	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
 	w.WriteHeader(http.StatusOK)
@@ -264,32 +361,38 @@ func (c *Catalog) watch(w http.ResponseWriter, r *http.Request, s *shelf) {
 	w.(http.Flusher).Flush()
 	for {
 		select {
-		case frame := <-events:
+		case frame := <-me.frames:
 			_, _ = out.Write(frame) // if it has gone, its context ends
-		case <-r.Context().Done():
+		case <-me.gone:
 			return
 		}
 	}
 }
 
-func (c *Catalog) subscribe(s *shelf, events chan []byte, version string) (missed [][]byte, err error) {
+// errTooOld says that a watch cannot begin at a version.
+var errTooOld = errors.New("something was deleted since")
+
+func (c *Catalog) subscribe(s *shelf, w *watcher, version string) (missed [][]byte, err error) {
 	from, _ := strconv.Atoi(version) // who does not say wants all
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if from > 0 && from < s.deleted {
+		return nil, errTooOld
+	}
 	for _, o := range s.items {
 		m, err := meta.Accessor(o)
 		if err != nil {
 			return nil, err
 		}
 		if v, _ := strconv.Atoi(m.GetResourceVersion()); v > from {
-			frame, err := added(o)
+			frame, err := event(watch.Added, o)
 			if err != nil {
 				return nil, err
 			}
 			missed = append(missed, frame)
 		}
 	}
-	s.watches[events] = true
+	s.watches[w] = true
 	return missed, nil
 }
 

@@ -28,6 +28,7 @@ type ProxyOptions struct {
 	Place   testbed.Place // empty: testbed.Node
 	Command []string      // program and arguments
 	Env     []string      // beside this process's
+	Files   []*os.File    // open in the proxy, from descriptor 3 on
 	Healthz netip.AddrPort
 }
 
@@ -48,12 +49,17 @@ type Proxy struct {
 // KubeProxyCommand is the real kube-proxy, in a mode (iptables, nftables, ipvs), as kubeadm would have it
 // run on the node of a testbed.
 func KubeProxyCommand(p Parts, kubeconfig, mode string) []string {
+	return append([]string{p.Path("kube-proxy")}, ProxyArgs(kubeconfig, mode)...)
+}
+
+// ProxyArgs are those of kube-proxy, which Fairlead understands as well.
+func ProxyArgs(kubeconfig, mode string) []string {
 	var cidrs []string
 	for _, c := range testbed.ClusterCIDRs() {
 		cidrs = append(cidrs, c.String())
 	}
 	return []string{
-		p.Path("kube-proxy"), "--kubeconfig=" + kubeconfig, "--proxy-mode=" + mode,
+		"--kubeconfig=" + kubeconfig, "--proxy-mode=" + mode,
 		"--hostname-override=" + string(testbed.Node), "--cluster-cidr=" + strings.Join(cidrs, ","),
 		// The machine's own settings, which a namespace cannot change.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
@@ -72,7 +78,7 @@ func StartProxy(ctx context.Context, o ProxyOptions) (*Proxy, error) {
 	p := &Proxy{bed: o.Bed, place: o.Place, healthz: o.Healthz, ended: make(chan struct{})}
 	p.cmd = o.Bed.Command(ctx, o.Place, o.Command[0], o.Command[1:]...)
 	p.cmd.Env = append(os.Environ(), o.Env...)
-	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.ExtraFiles = &p.log, &p.log, o.Files
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", o.Command[0], err)
 	}

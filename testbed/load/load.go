@@ -118,6 +118,9 @@ func (l *Load) Mark(step string) {
 	l.step, l.since = step, time.Now()
 }
 
+// Elapsed is how long it has been going on.
+func (l *Load) Elapsed() time.Duration { return time.Since(l.start) }
+
 // Settle returns when each worker has had n more outcomes, answers or others, of what it began meanwhile.
 func (l *Load) Settle(ctx context.Context, n int) error {
 	l.mu.Lock()
@@ -171,9 +174,10 @@ func (l *Load) Stop() Report {
 type worker struct {
 	kind Kind
 	Path
-	pending  int    // begun, without an outcome
-	outcomes int    // answers and failures
-	backend  string // who answered first, for those that should stay with it
+	pending  int       // begun, without an outcome
+	outcomes int       // answers and failures
+	backend  string    // who answered first, for those that should stay with it
+	opened   time.Time // of a stream; zero: of nothing that stays
 }
 
 func (l *Load) worker(kind Kind, p Path) *worker {
@@ -242,7 +246,7 @@ func (l *Load) failed(w *worker, err error, took time.Duration) {
 	} else {
 		c.Failed++
 	}
-	l.fault(w, Fault{What: err.Error(), Took: took})
+	l.fault(w, Fault{What: err.Error(), Took: took, Reset: isReset(err)})
 	l.outcome(w)
 }
 
@@ -271,5 +275,9 @@ func (l *Load) fault(w *worker, f Fault) {
 	now := time.Now()
 	f.Kind, f.Path = w.kind, w.Path
 	f.Step, f.Since, f.At = l.step, now.Sub(l.since), now.Sub(l.start)
+	f.Began = f.At - f.Took
+	if !w.opened.IsZero() {
+		f.Began = w.opened.Sub(l.start)
+	}
 	l.faults = append(l.faults, f)
 }

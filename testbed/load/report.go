@@ -82,12 +82,13 @@ type Fault struct {
 	Kind Kind
 	Path Path
 	What string
-	// Moved: there was an answer, of another backend than before.
-	Moved bool
+	// Moved: there was an answer, of another backend than before. Reset: the other side has ended or refused it.
+	Moved, Reset bool
 	// Step is what was being done, as Mark has said it, and Since how long it had been.
 	Step  string
 	Since time.Duration
 	At    time.Duration // after the load's start
+	Began time.Duration // when the stream was opened, or the client began to wait; likewise
 	Took  time.Duration // how long the client had waited
 }
 

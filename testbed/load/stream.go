@@ -37,6 +37,7 @@ func (l *Load) Open(n int) error {
 func (l *Load) open(number int) error {
 	w := l.worker(Streams, l.spec.Paths[number%len(l.spec.Paths)])
 	start := time.Now()
+	w.opened = start
 	l.begin(w)
 	s, backend, err := l.dial(w.Path, number)
 	if err != nil {

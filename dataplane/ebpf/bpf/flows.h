@@ -129,6 +129,15 @@ struct {
 	__type(value, struct addr);
 } node_addrs SEC(".maps");
 
+// taken are ports of the node, by what backends send there, of connections whose clients connection tracking hides.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct tuple);
+	__type(value, __u8);
+} taken SEC(".maps");
+
 const volatile __u16 ports_first; // ports of the node that stand for clients
 const volatile __u16 ports_count;
 
@@ -310,7 +319,8 @@ static __noinline int claim(struct tuple *key, const struct translation *becomes
 	if (known && same(&known->src, &becomes->src) && same(&known->dst, &becomes->dst))
 		return 0;
 	for (int i = 0; i < TRIES; i++) {
-		if (!bpf_map_update_elem(&translations, key, becomes, BPF_NOEXIST))
+		if ((key->hook == EGRESS || !bpf_map_lookup_elem(&taken, key)) &&
+		    !bpf_map_update_elem(&translations, key, becomes, BPF_NOEXIST))
 			return 0;
 		key->dst.port = any_port();
 	}

@@ -115,6 +115,12 @@ func LoadPort(at uint32) any {
 	return &expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: Word(at)}
 }
 
+func loadSourcePort(at uint32) any {
+	return &expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2, DestRegister: Word(at)}
+}
+
+func encodePort(port uint16) []byte { return binary.BigEndian.AppendUint16(nil, port) }
+
 // DestinationKey loads address, protocol and port of the destination: the key of the frontends.
 func (f Family) DestinationKey() (exprs []any, next uint32) {
 	n := f.Address.Words()

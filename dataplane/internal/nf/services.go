@@ -127,9 +127,38 @@ func (t *Table) Admission(v model.Verdict, snat model.SNAT, sources string) (rul
 // Masquerade is the rule for packets whose source is to be replaced.
 func (t *Table) Masquerade() Rule {
 	return NewRule("replace the source address, clear the mark",
-		LoadMeta(expr.MetaKeyMARK, 0), Bits(0, t.Mark, 0), Equals(Native(t.Mark)),
-		LoadMeta(expr.MetaKeyMARK, 0), Bits(0, ^uint32(0), t.Mark), StoreMeta(expr.MetaKeyMARK, 0),
-		&expr.Masq{FullyRandom: true})
+		slices.Concat(t.marked(), t.clearMark(), []any{&expr.Masq{FullyRandom: true}})...)
+}
+
+// MasqueradeTo are such rules for clients with a port from 1024 on, which get one of a range. (Below that are ports
+// that tell backends something, and the kernel keeps them below.)
+func (t *Table) MasqueradeTo(ports PortRange) (rules []Rule) {
+	const first = 1024
+	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		rules = append(rules, NewRule("replace the source address and port, clear the mark", slices.Concat(
+			t.marked(),
+			[]any{
+				LoadMeta(expr.MetaKeyL4PROTO, 0), Equals([]byte{byte(p)}),
+				loadSourcePort(0), &expr.Cmp{Op: expr.CmpOpGte, Register: Word(0), Data: encodePort(first)},
+			},
+			t.clearMark(),
+			[]any{
+				&expr.Immediate{Register: Word(0), Data: encodePort(ports.First)},
+				&expr.Immediate{Register: Word(1), Data: encodePort(ports.Last)},
+				masqueradeTo{first: Word(0), last: Word(1)},
+			})...))
+	}
+	return rules
+}
+
+// marked goes on with packets that have the mark.
+func (t *Table) marked() []any {
+	return []any{LoadMeta(expr.MetaKeyMARK, 0), Bits(0, t.Mark, 0), Equals(Native(t.Mark))}
+}
+
+// clearMark takes it from those that have it.
+func (t *Table) clearMark() []any {
+	return []any{LoadMeta(expr.MetaKeyMARK, 0), Bits(0, ^uint32(0), t.Mark), StoreMeta(expr.MetaKeyMARK, 0)}
 }
 
 // MasqueradeHairpin is the rule for backends that reach themselves. It begins with the plane's conditions.

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/load"
+)
+
+// TestRun_pairsKilled changes from each data plane to each other one under load, kills the program in the middle of
+// each change, and starts it with the new or the old mode. Nobody notices.
+func TestRun_pairsKilled(t *testing.T) {
+	all := others(hostPlanes(), userspaceMode())
+	newTour(t, 400*time.Millisecond).run(all[0], func(from served) []served { return others(all, from) })
+}
+
+// TestRun_pairsKilledUserspace does it with mode userspace as well: who is carried by the process notices its end.
+func TestRun_pairsKilledUserspace(t *testing.T) {
+	needSeed(t)
+	all := hostPlanes()
+	newTour(t, 400*time.Millisecond).run(all[0], func(from served) []served { return others(all, from) })
+}
+
+// needSeed leaves out a test of what is not so yet, unless a seed is given.
+func needSeed(t *testing.T) {
+	t.Helper()
+	if os.Getenv(seedVariable) == "" {
+		t.Skipf("after a kill -9 around mode userspace one connection in some thousand is reset that should not be "+
+			"(docs/operations.md): %s=1 runs this all the same", seedVariable)
+	}
+}
+
+const seedVariable = "FAIRLEAD_SEED"
+
+func userspaceMode() served { return served{"userspace", ""} }
+
+// TestRun_pairsKilledIPVS does it with IPVS as one of the two.
+func TestRun_pairsKilledIPVS(t *testing.T) {
+	if needIPVS(t) {
+		return
+	}
+	ipvs := served{"ipvs", ""}
+	tour := newTour(t, time.Second)
+	tour.spec.Interval, tour.spec.Pause, tour.spec.Streams = 500*time.Millisecond, time.Second, 36
+	tour.run(ipvs, func(from served) []served {
+		if from == ipvs {
+			return others(hostPlanes(), userspaceMode())
+		}
+		return []served{ipvs}
+	})
+}
+
+func others(all []served, but served) []served {
+	return slices.DeleteFunc(slices.Clone(all), func(s served) bool { return s == but })
+}
+
+// tour leads through data planes by changes in the middle of which the program is killed.
+type tour struct {
+	*busyMachine
+	l       *load.Load
+	random  *rand.Rand
+	longest time.Duration // for which a change goes on at most, before the program is killed
+	kills   []kill
+	carries bool // mode userspace has been in force in this process
+	streams int  // that it carries
+}
+
+// kill is one of them.
+type kill struct {
+	what         string
+	began, ended time.Duration // after the start of the load
+	back         time.Duration // when the next process served
+	next         served        // what that served by
+	carries      bool          // the process may have carried connections
+	streams      int           // so many of those that stay
+}
+
+func newTour(t *testing.T, longest time.Duration) *tour {
+	seed := uint64(time.Now().UnixNano())
+	if s := os.Getenv(seedVariable); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatalf("%s: %v", seedVariable, err)
+		}
+	}
+	t.Logf("%s=%d", seedVariable, seed)
+	return &tour{busyMachine: newBusyMachine(t), random: rand.New(rand.NewPCG(seed, 0)), longest: longest}
+}
+
+// run makes each change that there is once.
+func (r *tour) run(first served, next func(from served) []served) {
+	r.choose(first)
+	r.serve()
+	r.l = r.load()
+	way := r.way(first, next)
+	for i, to := range way[1:] {
+		r.leg(way[i], to)
+		if r.Failed() {
+			break
+		}
+	}
+	r.judgeKills(r.l.Stop())
+}
+
+// way is a random walk that makes each change once (Hierholzer's algorithm).
+func (r *tour) way(first served, next func(from served) []served) (way []served) {
+	left := map[served][]served{}
+	for stack := []served{first}; len(stack) > 0; {
+		at := stack[len(stack)-1]
+		if _, known := left[at]; !known {
+			left[at] = next(at)
+			r.random.Shuffle(len(left[at]), func(i, j int) { left[at][i], left[at][j] = left[at][j], left[at][i] })
+		}
+		if n := len(left[at]); n > 0 {
+			stack = append(stack, left[at][n-1])
+			left[at] = left[at][:n-1]
+			continue
+		}
+		way = append(way, at)
+		stack = stack[:len(stack)-1]
+	}
+	slices.Reverse(way)
+	return way
+}
+
+// leg goes from one plane to another one.
+func (r *tour) leg(from, to served) {
+	next := []served{from, to}[r.random.IntN(2)]
+	some := r.random.Float64()
+	after := time.Duration(some * some * float64(r.longest))
+	r.choose(to)
+	if from.mode != to.mode {
+		r.p.await("changing the data plane")
+	}
+	time.Sleep(after) // when it is killed is chance
+	carries := r.kill(fmt.Sprintf("%s to %s, killed after %s", from, to, after), to)
+	if !carries { // what is in the kernel serves
+		r.answered()
+	}
+	r.choose(next)
+	r.l.Mark(fmt.Sprintf("%s to %s, started with %s", from, to, next))
+	r.serve()
+	last := &r.kills[len(r.kills)-1]
+	last.back, last.next = r.l.Elapsed(), next
+	r.carries = next.mode == "userspace"
+	r.answered()
+	if next != to {
+		r.l.Mark(fmt.Sprintf("%s to %s", from, to))
+		r.edit(from, to)
+		r.carries = r.carries || to.mode == "userspace"
+		r.answered()
+	}
+	r.open(to)
+}
+
+// answered waits until everybody has been.
+func (r *tour) answered() {
+	if err := r.l.Settle(r.Context(), 1); err != nil {
+		r.Error(err)
+	}
+}
+
+// open opens a stream on each path.
+func (r *tour) open(by served) {
+	n := len(r.spec.Paths)
+	if err := r.l.Open(n); err != nil {
+		r.Error(err)
+	}
+	if by.mode == "userspace" {
+		r.streams += n
+	}
+}
+
+// kill ends the program in the middle of a change, and reports whether connections pass it.
+func (r *tour) kill(what string, to served) (carries bool) {
+	r.l.Mark(what)
+	k := kill{what: what, began: r.l.Elapsed(), streams: r.streams}
+	_ = r.p.Process.Kill()
+	_ = r.p.Wait()
+	k.ended = r.l.Elapsed()
+	k.carries = r.carries || to.mode == "userspace" && r.taken()
+	r.kills = append(r.kills, k)
+	r.streams = 0
+	return k.carries
+}
+
+// taken reports whether the rules of mode userspace lead what begins to the process.
+func (r *tour) taken() bool {
+	list := r.bed.Command(r.Context(), testbed.Node, "nft", "list", "chain", "ip", "fairlead-userspace", "prerouting")
+	out, err := list.Output()
+	return err == nil && strings.Contains(string(out), "translated before")
+}
+
+// judgeKills expects that nobody has noticed anything, but for the connections that a process carried when it was
+// killed: of those that stay each was reset then; and for processes of the node that waited when ebpf came.
+func (r *tour) judgeKills(report load.Report) {
+	r.Helper()
+	streams := make([][]string, len(r.kills))
+	var all strings.Builder
+	for _, f := range report.Faults {
+		i := slices.IndexFunc(r.kills, func(k kill) bool { return k.carries && (k.ends(f) || k.strands(f)) })
+		switch {
+		case f.Moved && f.Kind == load.Sockets:
+		case i < 0:
+			fmt.Fprintln(&all, f)
+		case f.Kind == load.Streams:
+			streams[i] = append(streams[i], f.String())
+		}
+	}
+	for i, k := range r.kills {
+		r.Logf("%s: %d streams reset, carries: %t", k.what, len(streams[i]), k.carries)
+		if len(streams[i]) != k.streams {
+			r.Errorf("%s: %d of %d streams were reset that the process carried:\n%s", k.what, len(streams[i]), k.streams,
+				strings.Join(streams[i], "\n"))
+		}
+	}
+	if all.Len() > 0 {
+		r.Errorf("%s%s", report, &all)
+		return
+	}
+	r.Log(report)
+}
+
+// ends reports whether a connection was under way, and has ended with the process.
+func (k kill) ends(f load.Fault) bool {
+	return f.Reset && f.Began <= k.ended && f.At >= k.began &&
+		slices.Contains([]load.Kind{load.Connections, load.Streams, load.StickyTCP}, f.Kind)
+}
+
+// strands reports whether a client was a process of the node that waited for the next process. Mode ebpf would have
+// translated its socket, but had to be there when that was connected.
+func (k kill) strands(f load.Fault) bool {
+	return k.next.mode == "ebpf" && f.Path.From == testbed.Node && f.At >= k.began && f.Began <= k.back &&
+		f.Kind != load.Streams && f.Kind != load.Sockets && !f.Moved
+}

@@ -1,0 +1,253 @@
+package ebpf
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/dataplane/internal/tracked"
+)
+
+// The programs and connection tracking both hide clients behind ports of the node, and neither asks the other. A
+// backend that gets the first packet of a connection from a port that another one has resets that. So while connections
+// of a former data plane go on, who is in force leaves their ports alone:
+//
+//	programs with rows come ─► a table of nf_tables, before others' rules: whom they hide gets a port of another range
+//	                        ─► taken: ports of connections that are tracked, until these have ended
+//	                        ─► they are attached ─► the table goes
+//	programs without rows   ─► the same table, until the last of their flows has ended
+//
+// Without that a connection may be reset, rarely, and nothing else is wrong: what fails is told, and keeps nobody from
+// serving.
+
+// sharePorts comes before the programs are attached.
+func (p *Plane) sharePorts() {
+	switch {
+	case p.retires || p.standing != nil:
+		p.divert()
+	case p.serve == TC && !p.packets.taken.looked:
+		if !p.hasPacketLinks() { // else nobody hides clients but these programs
+			p.divert()
+		}
+		p.lookTaken()
+	}
+}
+
+// unsharePorts comes when they are.
+func (p *Plane) unsharePorts() {
+	if !p.retires && p.standing == nil {
+		p.endDivert()
+	}
+}
+
+// taken are the ports that the programs are to leave alone.
+type taken struct {
+	had    map[packetsTuple]uint8 // in the map
+	looked bool
+	look   time.Time     // when to see which have ended
+	pause  time.Duration // between two looks
+}
+
+const (
+	takenPause    = 10 * time.Second // at first
+	maxTakenPause = 30 * time.Minute
+)
+
+// auditTaken looks if it is time.
+func (p *Plane) auditTaken() {
+	if t := &p.packets.taken; t.looked && !time.Now().Before(t.look) {
+		p.lookTaken()
+	}
+}
+
+// lookTaken finds out which ports are taken.
+func (p *Plane) lookTaken() {
+	t := &p.packets.taken
+	var has map[packetsTuple]uint8
+	err := p.devices.namespace.Do(func() (err error) {
+		has, err = trackedPorts(p.packets.options.Ports)
+		return err
+	})
+	if err == nil {
+		err = t.put(p.packets.Maps[packetsMapTaken], has)
+	}
+	if err != nil {
+		p.warn("new clients may get ports of connections that another data plane has begun, and reset these", err)
+	}
+	t.pause = min(cmp.Or(2*t.pause, takenPause), maxTakenPause)
+	t.looked, t.look = true, time.Now().Add(t.pause)
+}
+
+// put makes a map hold these ports.
+func (t *taken) put(m *ebpf.Map, has map[packetsTuple]uint8) error {
+	for key := range t.had {
+		if _, stays := has[key]; stays {
+			continue
+		}
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		delete(t.had, key)
+	}
+	fresh := maps.Clone(has)
+	maps.DeleteFunc(fresh, func(key packetsTuple, _ uint8) bool { _, ok := t.had[key]; return ok })
+	if err := update(m, fresh); err != nil { // some may be there, and are to be deleted some day
+		return errors.Join(err, t.recall(m))
+	}
+	t.had = has
+	return nil
+}
+
+// recall is what a map has after it could not be filled.
+func (t *taken) recall(m *ebpf.Map) error {
+	t.had = map[packetsTuple]uint8{}
+	return each(m, func(key packetsTuple, value uint8) error {
+		t.had[key] = value
+		return nil
+	})
+}
+
+// trackedPorts are those of a range that stand for clients of Services, by the packets that backends send to them.
+func trackedPorts(ports portRange) (map[packetsTuple]uint8, error) {
+	c, err := nfnetlink.Dial()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	has := map[packetsTuple]uint8{}
+	for _, v6 := range []bool{false, true} {
+		hidden := tracked.Filter{Status: tracked.NewFrom, Mask: tracked.NewFrom}
+		_, err := tracked.List(c, v6, hidden, func(f *tracked.Flow) bool {
+			if f.To != f.Answers && f.Back.Port()-ports.First < ports.Count {
+				has[at(hookIngress, uint8(f.Protocol), packetsEnd(f.Answers), packetsEnd(f.Back))] = 0
+			}
+			return false
+		})
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // nobody tracks connections
+			return has, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list tracked connections: %w", err)
+		}
+	}
+	return has, nil
+}
+
+func packetsEnd(a netip.AddrPort) packetsEndpoint {
+	return packetsEndpoint{Addr: packetsAddr(address(a.Addr())), Port: port(a.Port())}
+}
+
+// portsTable diverts clients that others hide from the programs' ports.
+const portsTable = "fairlead-ebpf-ports"
+
+// divert has others give clients that they hide ports that are not the programs'.
+func (p *Plane) divert() {
+	err := p.devices.namespace.Do(func() error { return divert(p.config.Mark) })
+	if err != nil {
+		p.warn("clients that are hidden from now on may get ports of open connections, and reset these", err)
+	}
+}
+
+func (p *Plane) endDivert() {
+	if err := p.devices.namespace.Do(dropPortsTable); err != nil {
+		p.warn("the table "+portsTable+" stays, and keeps clients that are hidden from half of the ports", err)
+	}
+}
+
+func (p *Plane) warn(message string, err error) {
+	if p.config.Log != nil {
+		p.config.Log.Warn(message, "error", err)
+	}
+}
+
+// divert makes the tables of the calling thread's network namespace, or makes them right: somebody may have deleted
+// them, and who hides clients may be another one by now, with another mark. A kernel without nf_tables has none.
+func divert(mark uint32) error {
+	mine, _, err := freePorts()
+	if err != nil {
+		return err
+	}
+	ports, ok := mine.others()
+	if !ok {
+		return dropPortsTable()
+	}
+	return withoutNFT(eachPortsTable(func(c *nfnetlink.Socket, t *nf.Table) error {
+		t.Mark = cmp.Or(mark, dataplane.DefaultMark)
+		chains := []nf.Chain{{
+			Name:  "postrouting",
+			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: nf.Masquerading - 1},
+			Rules: t.MasqueradeTo(ports),
+		}}
+		if err := t.Load(c, chains); err != nil {
+			return err
+		}
+		if t.Foreign { // another version's
+			t.Delete()
+			t.Exists = false
+			clear(t.Chains)
+		}
+		return t.Structure(chains)
+	}))
+}
+
+func dropPortsTable() error {
+	return withoutNFT(eachPortsTable(func(c *nfnetlink.Socket, t *nf.Table) error {
+		err := t.LoadTable(c)
+		if err == nil && t.Exists {
+			t.Delete()
+		}
+		return err
+	}))
+}
+
+// withoutNFT forgives a kernel that has no nf_tables, and who was faster in deleting.
+func withoutNFT(err error) error {
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
+// others are the ports that the programs do not use: those above theirs, or else those below, if they are enough.
+func (r portRange) others() (nf.PortRange, bool) {
+	below := nf.PortRange{First: 1024, Last: r.First - 1}
+	above := nf.PortRange{First: r.First + r.Count, Last: 65535}
+	switch {
+	case int(r.First)+int(r.Count)+enoughPorts <= 65536:
+		return above, true
+	case r.First >= 1024+enoughPorts:
+		return below, true
+	}
+	return nf.PortRange{}, false
+}
+
+// eachPortsTable changes the table of each family.
+func eachPortsTable(plan func(*nfnetlink.Socket, *nf.Table) error) error {
+	c, err := nfnetlink.Dial()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	tx := &nf.Transaction{}
+	for _, f := range nf.Families {
+		t := &nf.Table{
+			Family: f, Name: portsTable, Tx: tx, FoundSets: map[string]bool{}, Chains: map[string][]string{},
+		}
+		if err := plan(c, t); err != nil {
+			return fmt.Errorf("%s: %w", t, err)
+		}
+	}
+	if len(tx.Steps) == 0 {
+		return nil
+	}
+	return tx.Send(c, tx.Steps)
+}

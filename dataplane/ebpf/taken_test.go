@@ -1,0 +1,293 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/dataplane/internal/tracked"
+	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
+)
+
+// A port of the node that a tracked connection has towards a backend stands for no other client there. Towards another
+// backend it may.
+func TestFlow_taken(t *testing.T) {
+	r := newPacketRun(t, `
+backend default/web:http cluster 10.244.1.11:8080 local
+backend default/other:http cluster 10.244.1.12:8080 local
+frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat always
+frontend 192.0.2.1:30081/tcp any forward default/other:http cluster snat always
+`)
+	key := at(hookIngress, uint8(model.TCP), endpointAt("10.244.1.11:8080"), endpointAt("192.0.2.1:4000"))
+	if err := r.programs.Maps[packetsMapTaken].Put(key, uint8(0)); err != nil {
+		t.Fatal(err)
+	}
+	r.play(strings.TrimSpace(`
+lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 S    -> tcp 192.0.2.9:4000 > 10.244.1.11:8080 S
+out tcp 192.0.2.9:4000 > 10.244.1.11:8080 S   -> tcp 192.0.2.1:PORT > 10.244.1.11:8080 S
+pod tcp 10.244.1.11:8080 > 192.0.2.1:PORT SA  -> tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA
+pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 A   -> the same
+lan tcp 192.0.2.9:4000 > 192.0.2.1:30081 S    -> tcp 192.0.2.9:4000 > 10.244.1.12:8080 S
+out tcp 192.0.2.9:4000 > 10.244.1.12:8080 S   -> tcp 192.0.2.1:4000 > 10.244.1.12:8080 S`))
+}
+
+// What did not fit is tried again, and what did is not forgotten.
+func TestTaken_full(t *testing.T) {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{
+		Type: ebpf.Hash, KeySize: uint32(unsafe.Sizeof(packetsTuple{})), ValueSize: 1, MaxEntries: 2, Flags: 1, // not all at once
+	})
+	if err != nil {
+		t.Skipf("no maps: %v", err)
+	}
+	defer m.Close()
+	key := func(port uint16) packetsTuple {
+		return at(hookIngress, uint8(model.TCP), endpointAt("10.244.1.11:8080"), packetsEndpoint{Port: port})
+	}
+	var ports taken
+	for _, step := range []struct {
+		want map[packetsTuple]uint8
+		fits bool
+	}{
+		{map[packetsTuple]uint8{key(1): 0, key(2): 0}, true},
+		{map[packetsTuple]uint8{key(2): 0, key(3): 0, key(4): 0}, false},
+		{map[packetsTuple]uint8{key(3): 0, key(4): 0}, true},
+		{nil, true},
+	} {
+		err := ports.put(m, step.want)
+		var has taken
+		if failed := has.recall(m); failed != nil {
+			t.Fatal(failed)
+		}
+		if (err == nil) != step.fits || !maps.Equal(has.had, ports.had) || step.fits && !maps.Equal(has.had, step.want) {
+			t.Errorf("of %v the map has %v, known are %v: %v", step.want, has.had, ports.had, err)
+		}
+	}
+}
+
+// Connections that another data plane has begun keep their ports to themselves until they have ended.
+func TestTaken(t *testing.T) {
+	t.Parallel()
+	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
+	fs, dir, err := testbed.BPFFS()
+	if err != nil {
+		t.Skipf("no place for pins: %v", err)
+	}
+	t.Cleanup(func() { fs.Close() })
+	programNFT(t, bed)
+	want := map[packetsTuple]uint8{}
+	for _, to := range []string{"192.0.2.1:30080", "[fd00::c000:201]:30080", "192.0.2.1:30053"} {
+		for range 20 { // half of them get other ports
+			dial(t, bed, to)
+		}
+	}
+	for _, f := range hiddenIn(t, bed) {
+		if f.Back.Port() < 32768 {
+			want[at(hookIngress, uint8(f.Protocol), packetsEnd(f.Answers), packetsEnd(f.Back))] = 0
+		}
+	}
+	p := planeAs(t, bed, Options{Pins: filepath.Join(dir, "fairlead")})
+	defer p.Close()
+	if got := takenBy(t, p); len(want) == 0 || !maps.Equal(got, want) {
+		t.Errorf("taken are %v, want %v", got, want)
+	}
+	if err := bed.Do(testbed.Node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
+		t.Fatal(err)
+	}
+	if n := portsTables(t, bed); n != 0 {
+		t.Errorf("%d tables are left, which were to be there until the programs were attached", n)
+	}
+	p.packets.taken.look = time.Time{}
+	p.auditTaken()
+	if got := takenBy(t, p); len(got) > 0 {
+		t.Errorf("taken are still %v", got)
+	}
+}
+
+// While connections that the programs have begun go on, whom others hide gets ports that the programs have not.
+func TestRetire_ports(t *testing.T) {
+	t.Parallel()
+	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
+	fs, dir, err := testbed.BPFFS()
+	if err != nil {
+		t.Skipf("no place for pins: %v", err)
+	}
+	t.Cleanup(func() { fs.Close() })
+	pins := filepath.Join(dir, "fairlead")
+	p := planeAs(t, bed, Options{Pins: pins})
+	dial(t, bed, "192.0.2.1:30080")
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	programNFT(t, bed)
+	if flows := retireAt(t, bed, pins); flows != 1 {
+		t.Errorf("%d flows are left, want 1", flows)
+	}
+	for _, to := range []string{"192.0.2.1:30080", "[fd00::c000:201]:30080", "192.0.2.1:30053", "[fd00::c000:201]:30053"} {
+		for range 10 {
+			dial(t, bed, to)
+		}
+	}
+	flows := hiddenIn(t, bed)
+	for _, f := range flows {
+		if f.Back.Port() < 32768 {
+			t.Errorf("%s has a port of the programs: %s", f.From, f.Back)
+		}
+	}
+	if len(flows) != 40 {
+		t.Errorf("%d clients are hidden, want 40", len(flows))
+	}
+	if err := bed.Do(testbed.Node, dropPortsTable); err != nil { // as somebody else may
+		t.Fatal(err)
+	}
+	retireAt(t, bed, pins)
+	if n := portsTables(t, bed); n != 2 {
+		t.Errorf("there are %d tables, want 2", n)
+	}
+	err = bed.Do(testbed.Node, func() error {
+		left := &Plane{pins: pins, serve: TC}
+		return errors.Join(left.Remove(context.Background()), left.Close())
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if n := portsTables(t, bed); n != 0 {
+		t.Errorf("%d tables are left", n)
+	}
+}
+
+// programNFT has the data plane nftables serve the same rows.
+func programNFT(t *testing.T, bed *testbed.Bed) {
+	t.Helper()
+	s, err := model.ParseState(outsideRows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = bed.Do(testbed.Node, func() error {
+		p, err := nftables.New(dataplane.Config{})
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() {
+			if err := errors.Join(p.Remove(context.Background()), p.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+		return p.Sync(t.Context(), s)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dial opens a connection of a client from outside, which stays.
+func dial(t *testing.T, bed *testbed.Bed, to string) {
+	t.Helper()
+	addr, protocol := netip.MustParseAddrPort(to), model.TCP
+	if addr.Port() == 30053 {
+		protocol = model.UDP
+	}
+	c, err := bed.Dial(t.Context(), testbed.Outside, protocol, addr)
+	if err == nil {
+		t.Cleanup(func() { c.Close() })
+		if protocol == model.UDP {
+			err = answered(c)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func answered(c net.Conn) error {
+	_, err := c.Write([]byte("?"))
+	if err == nil {
+		_, err = c.Read(make([]byte, 512))
+	}
+	return err
+}
+
+// hiddenIn are the flows of clients of Services that connection tracking of the node hides.
+func hiddenIn(t *testing.T, bed *testbed.Bed) (flows []tracked.Flow) {
+	t.Helper()
+	err := bed.Do(testbed.Node, func() error {
+		c, err := nfnetlink.Dial()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for _, v6 := range []bool{false, true} {
+			some, err := tracked.List(c, v6, tracked.Filter{}, func(f *tracked.Flow) bool {
+				return f.Back != f.From && f.Answers != f.To
+			})
+			if err != nil {
+				return err
+			}
+			flows = append(flows, some...)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return flows
+}
+
+func retireAt(t *testing.T, bed *testbed.Bed, pins string) (flows int) {
+	t.Helper()
+	err := bed.Do(testbed.Node, func() (err error) {
+		flows, err = retire(t.Context(), dataplane.Config{}, pins)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return flows
+}
+
+func takenBy(t *testing.T, p *Plane) map[packetsTuple]uint8 {
+	t.Helper()
+	var key packetsTuple
+	var value uint8
+	has := map[packetsTuple]uint8{}
+	all := p.packets.Maps[packetsMapTaken].Iterate()
+	for all.Next(&key, &value) {
+		has[key] = value
+	}
+	if err := all.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return has
+}
+
+// portsTables is how many tables keep others from the programs' ports.
+func portsTables(t *testing.T, bed *testbed.Bed) (n int) {
+	t.Helper()
+	err := bed.Do(testbed.Node, func() error {
+		return eachPortsTable(func(c *nfnetlink.Socket, table *nf.Table) error {
+			err := table.LoadTable(c)
+			if table.Exists {
+				n++
+			}
+			return err
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

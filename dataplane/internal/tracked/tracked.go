@@ -1,0 +1,185 @@
+// Package tracked lists the flows that connection tracking knows, and has it forget some.
+//
+//	Filter ─► the kernel passes over the others ─► List: those that are wanted ─► Forget
+package tracked
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/model"
+)
+
+// Flow is what matters of one. Addresses and ports are those of its two tuples: what its client sends has From and To,
+// what comes back Answers and Back. They differ where a source or a destination is translated.
+type Flow struct {
+	Protocol      model.Protocol
+	From, To      netip.AddrPort
+	Answers, Back netip.AddrPort
+	Mark          uint32
+	Status        Status
+	TCP           uint8 // its state, TCP_CONNTRACK_*
+
+	v6    bool
+	attrs []byte
+}
+
+// Attempt reports whether a client of TCP has sent the first packet, and nobody another one.
+func (f *Flow) Attempt() bool { return f.TCP == nl.TCP_CONNTRACK_SYN_SENT }
+
+// Status are bits of enum ip_conntrack_status (linux/netfilter/nf_conntrack_common.h).
+type Status uint32
+
+// Some of them.
+const (
+	Answered Status = 1 << 1 // IPS_SEEN_REPLY
+	NewFrom  Status = 1 << 4 // IPS_SRC_NAT: who answers does not see the client
+)
+
+// Filter says which flows are listed. What is 0 makes no difference.
+type Filter struct {
+	Protocol model.Protocol
+	Mark     uint32 // bits that are set
+	// Status is what the bits of Mask are.
+	Status, Mask Status
+}
+
+// Attributes of a dump, of linux/netfilter/nfnetlink_conntrack.h, that older kernels pass over.
+const (
+	attrMarkMask   = 21 // CTA_MARK_MASK
+	attrFilter     = 25 // CTA_FILTER, Linux 5.8
+	attrStatusMask = 26 // CTA_STATUS_MASK, Linux 5.15
+	attrOrigFlags  = 1  // CTA_FILTER_ORIG_FLAGS
+	byProtocol     = 1 << 3
+)
+
+const (
+	getFlows   = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
+	deleteFlow = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
+)
+
+func family(v6 bool) uint8 {
+	if v6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// List returns the flows of an address family that are wanted. What the kernel lists beyond the filter is left out
+// here, so that an older kernel takes longer, and that is all.
+func List(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) bool) (flows []Flow, err error) {
+	r := nfnetlink.Request{Kind: getFlows, Family: family(v6), Filter: f.encode(), Reset: func() { flows = nil }}
+	r.Each = func(attrs []byte) {
+		flow := Flow{v6: v6}
+		if flow.decode(attrs); f.has(&flow) && wanted(&flow) {
+			flow.attrs = slices.Clone(attrs)
+			flows = append(flows, flow)
+		}
+	}
+	return flows, c.Dump(r)
+}
+
+func (f Filter) has(flow *Flow) bool {
+	return (f.Protocol == 0 || flow.Protocol == f.Protocol) && flow.Mark&f.Mark == f.Mark && flow.Status&f.Mask == f.Status
+}
+
+// encode says to the kernel what it can know.
+func (f Filter) encode() (e nfnetlink.Encoder) {
+	if f.Mark != 0 {
+		e.Uint32(nl.CTA_MARK, f.Mark)
+		e.Uint32(attrMarkMask, f.Mark)
+	}
+	if f.Mask != 0 {
+		e.Uint32(nl.CTA_STATUS, uint32(f.Status))
+		e.Uint32(attrStatusMask, uint32(f.Mask))
+	}
+	if f.Protocol != 0 {
+		tuple := e.Open(nl.CTA_TUPLE_ORIG)
+		protocol := e.Open(nl.CTA_TUPLE_PROTO)
+		e.Bytes(nl.CTA_PROTO_NUM, []byte{byte(f.Protocol)})
+		e.Close(protocol)
+		e.Close(tuple)
+		filter := e.Open(attrFilter)
+		e.Bytes(attrOrigFlags, binary.NativeEndian.AppendUint32(nil, byProtocol))
+		e.Close(filter)
+	}
+	return e
+}
+
+// Forget has the kernel forget flows. Those that are gone already are no error.
+func Forget(c *nfnetlink.Socket, flows []Flow) error {
+	var errs []error
+	for _, f := range flows {
+		r := nfnetlink.Request{Kind: deleteFlow, Family: family(f.v6), Filter: nfnetlink.Encoder{B: f.attrs}}
+		if err := c.Do(r); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ForgetListed has the kernel forget what List returns. It returns how many that were.
+func ForgetListed(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) bool) (n int, err error) {
+	flows, err := List(c, v6, f, wanted)
+	if err == nil {
+		err = Forget(c, flows)
+	}
+	return len(flows), err
+}
+
+func (f *Flow) decode(attrs []byte) {
+	nfnetlink.Attributes(attrs, func(kind uint16, data []byte) {
+		switch kind {
+		case nl.CTA_TUPLE_ORIG:
+			f.From, f.To, f.Protocol = decodeTuple(data)
+		case nl.CTA_TUPLE_REPLY:
+			f.Answers, f.Back, _ = decodeTuple(data)
+		case nl.CTA_STATUS:
+			f.Status = Status(number(data))
+		case nl.CTA_MARK:
+			f.Mark = number(data)
+		case nl.CTA_PROTOINFO:
+			tcp := nfnetlink.Attribute(data, nl.CTA_PROTOINFO_TCP)
+			if state := nfnetlink.Attribute(tcp, nl.CTA_PROTOINFO_TCP_STATE); len(state) == 1 {
+				f.TCP = state[0]
+			}
+		}
+	})
+}
+
+func decodeTuple(tuple []byte) (src, dst netip.AddrPort, protocol model.Protocol) {
+	var from, to netip.Addr
+	var fromPort, toPort uint16
+	nfnetlink.Attributes(nfnetlink.Attribute(tuple, nl.CTA_TUPLE_IP), func(kind uint16, data []byte) {
+		switch kind {
+		case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
+			from, _ = netip.AddrFromSlice(data)
+		case nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST:
+			to, _ = netip.AddrFromSlice(data)
+		}
+	})
+	nfnetlink.Attributes(nfnetlink.Attribute(tuple, nl.CTA_TUPLE_PROTO), func(kind uint16, data []byte) {
+		switch kind {
+		case nl.CTA_PROTO_NUM:
+			protocol = model.Protocol(data[0])
+		case nl.CTA_PROTO_SRC_PORT:
+			fromPort = binary.BigEndian.Uint16(data)
+		case nl.CTA_PROTO_DST_PORT:
+			toPort = binary.BigEndian.Uint16(data)
+		}
+	})
+	return netip.AddrPortFrom(from, fromPort), netip.AddrPortFrom(to, toPort), protocol
+}
+
+func number(data []byte) uint32 {
+	if len(data) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(data)
+}

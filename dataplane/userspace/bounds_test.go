@@ -1,0 +1,216 @@
+package userspace_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/userspace"
+	"fairlead.dev/fairlead/testbed"
+)
+
+const fewFilesVariable = "FAIRLEAD_TEST_FEW_FILES" // the test that runs in a process of its own
+
+// fewFiles runs the calling test again in a process of its own, and reports whether this is that one.
+func fewFiles(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(fewFilesVariable) == t.Name() {
+		return true
+	}
+	self := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+	self.Env = append(os.Environ(), fewFilesVariable+"="+t.Name())
+	out, err := self.CombinedOutput()
+	switch {
+	case err == nil && strings.Contains(string(out), "--- SKIP: "+t.Name()):
+		t.Skip(string(out))
+	case err != nil:
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return false
+}
+
+// TestBound_files: before the last file is open clients are reset, and counted. If none is left they still are.
+func TestBound_files(t *testing.T) {
+	if !fewFiles(t) {
+		return
+	}
+	n := start(t, userspace.Options{})
+	n.sync("tcp", n.greeting())
+	client := n.socketOfClient()
+	setFiles(t, len(openNow(t))+160)
+	var open []*net.TCPConn
+	for n.greets(&open) {
+	}
+	n.counts("refused 10.96.0.10:80/tcp reject 1\n", " full 1\n", "dials failed 0 rescued 0 lost 0\n")
+	rest := allFiles(t)
+	if err := n.connectTo(client); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("without any file: %v", err)
+	}
+	for _, f := range rest {
+		f.Close()
+	}
+	n.counts("refused 10.96.0.10:80/tcp reject 1\n", " full 2\n")
+	for _, c := range open {
+		c.Close()
+	}
+	for !n.greets(&open) { // until the proxy has seen the end
+	}
+}
+
+// greeting is a backend that says something and then nothing.
+func (n *node) greeting() string {
+	var mu sync.Mutex
+	var held []net.Conn
+	n.Cleanup(func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range held {
+			c.Close()
+		}
+	})
+	return n.listen(func(c *net.TCPConn) {
+		mu.Lock()
+		defer mu.Unlock()
+		held = append(held, c)
+		_, _ = c.Write([]byte{1}) // who does not get it says so
+	})
+}
+
+// greets opens a connection, and reports whether it was served. It is to be reset else.
+func (n *node) greets(open *[]*net.TCPConn) bool {
+	n.Helper()
+	var c net.Conn
+	err := n.bed.Do("client", func() (err error) {
+		c, err = net.DialTimeout("tcp4", service, patient)
+		return err
+	})
+	if err == nil {
+		*open = append(*open, c.(*net.TCPConn))
+		n.Cleanup(func() { c.Close() })
+		_ = c.SetDeadline(time.Now().Add(patient)) // fails only if it is closed
+		_, err = c.Read(make([]byte, 1))
+	}
+	if err != nil && !errors.Is(err, unix.ECONNRESET) {
+		n.Fatal(err)
+	}
+	return err == nil
+}
+
+// counts waits until the counters say so: a client may hear of its end before that is counted.
+func (n *node) counts(wanted ...string) {
+	n.Helper()
+	for end := time.Now().Add(patient); ; {
+		counters, err := n.plane.(dataplane.Counted).Counters(n.Context())
+		if err != nil {
+			n.Fatal(err)
+		}
+		lacks := func(want string) bool { return !strings.Contains(counters.String(), want) }
+		if !slices.ContainsFunc(wanted, lacks) {
+			return
+		}
+		if time.Now().After(end) {
+			n.Fatalf("not all of %q in:\n%s", wanted, counters)
+		}
+	}
+}
+
+// socketOfClient makes a socket that is not connected yet.
+func (n *node) socketOfClient() (fd int) {
+	n.Helper()
+	n.at(testbed.Place("client"), func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	n.Cleanup(func() { unix.Close(fd) })
+	wait := unix.NsecToTimeval(patient.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
+		n.Fatal(err)
+	}
+	return fd
+}
+
+// connectTo connects it with the Service and reads.
+func (n *node) connectTo(fd int) error {
+	err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 10}, Port: 80})
+	if err == nil {
+		_, err = unix.Read(fd, make([]byte, 1))
+	}
+	return err
+}
+
+func openNow(t *testing.T) []os.DirEntry {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func setFiles(t *testing.T, most int) {
+	t.Helper()
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	if err == nil {
+		limit.Cur = uint64(most)
+		err = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// allFiles opens all that may be opened.
+func allFiles(t *testing.T) (all []*os.File) {
+	t.Helper()
+	for {
+		f, err := os.Open(os.DevNull)
+		if errors.Is(err, unix.EMFILE) {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, f)
+	}
+}
+
+// TestDial_noPort: that the machine has no port left for a backend is not the backend's fault. Another one is asked, and
+// when a port is free it has its turn.
+func TestDial_noPort(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
+	n.at(testbed.Node, func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40000"), 0)
+	})
+	n.sync("tcp", n.greeting(), n.greeting())
+	var open []*net.TCPConn
+	served := 0
+	for n.greets(&open) {
+		served++
+	}
+	if served != 2 {
+		t.Fatalf("%d connections: there is one port for each backend, and nobody else has it", served)
+	}
+	n.counts("dials failed 0 rescued 0 lost 1\n")
+	reset(t, open[0])
+	for !n.greets(&open) { // until the proxy has seen the end
+	}
+	n.counts("dials failed 0 ")
+}
+
+// reset closes a connection at once, so that nobody waits for the rest of it.
+func reset(t *testing.T, c *net.TCPConn) {
+	t.Helper()
+	if err := errors.Join(c.SetLinger(0), c.Close()); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,66 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+)
+
+// phase is what becomes of packets that begin something.
+//
+//	closed ─ Sync ─► serving ─ Drain ─► draining ─ Sync ─┐
+//	  └──── Sync, Config.Waits ─► waiting ◄──────────────┤
+//	                              waiting ─ Enter ─► serving
+type phase int
+
+const (
+	closed   phase = iota // there was no Sync yet
+	waiting               // another plane is in force still: everything is prepared, and nothing is taken
+	serving               // they are taken
+	draining              // another plane is in force, see Drain
+)
+
+// yields reports whether they are another plane's.
+func (p phase) yields() bool { return p == waiting || p == draining }
+
+// begin is for Sync. A plane that serves goes on with that, whatever else may be there.
+func (p *Plane) begin() {
+	if p.phase == serving {
+		return
+	}
+	p.phase = serving
+	if p.config.Waits != nil && p.config.Waits() {
+		p.phase = waiting
+	}
+}
+
+// Enter implements dataplane.Reserve: a few rules, those that lead packets to the sockets, become what they are else.
+func (p *Plane) Enter(ctx context.Context) error {
+	if p.phase != waiting || p.listens() {
+		return nil
+	}
+	if p.translates() {
+		return p.enterOver(ctx)
+	}
+	tables := p.tables
+	if tables == nil {
+		return errors.New("userspace: the kernel's content is not known; Sync first")
+	}
+	p.tables, p.found, p.phase = nil, nil, serving
+	tx := &nf.Transaction{}
+	for _, t := range tables {
+		t.Tx, t.phase = tx, serving
+		if err := t.Structure(t.chains()); err != nil {
+			return fmt.Errorf("userspace: %w", err)
+		}
+	}
+	err := p.commit(tx)
+	if err == nil || errors.Is(err, dataplane.ErrPartial) {
+		p.settle(tables)
+		p.save(false) // who is remembered: the other plane, which remembers, too, goes before the next Audit
+	}
+	return err
+}

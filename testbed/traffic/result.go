@@ -1,0 +1,199 @@
+package traffic
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// Result is what a Load, or another program, has seen. It can be written as JSON, and be read again.
+type Result struct {
+	// Elapsed is from the beginning of the first request to the end of the last one.
+	Elapsed time.Duration
+	// Done counts requests that were answered with status 200, or connections, datagrams or streams without an error. The
+	// times are theirs alone.
+	Done int
+	// Errors counts the others by kind: Refused, Reset and so on, "status 503".
+	Errors map[string]int
+	// Unsent counts the requests of a load with a Rate whose time had come before its end, and for which no client was
+	// free.
+	Unsent int `json:",omitempty"`
+	// Bytes of answers, without headers, or of bulk data.
+	Bytes int64
+
+	// The phases of a request, as ab(1) has them: Connect until the connection is there, Processing from then until the
+	// end, and within it Waiting from the last byte sent to the first one received. Processing is what k6 calls
+	// http_req_duration. Requests on a connection that is there already have no Connect.
+	Connect, Processing, Waiting Histogram
+	// Total is all of it; with a Rate it counts from when the request should have begun.
+	Total Histogram
+	// Late is how much later than that it began: because all clients were busy, or this program had no processor.
+	Late Histogram
+	// Targets are the totals of each of Load.Targets, if wanted.
+	Targets []Histogram `json:",omitempty"`
+	// Intervals is what happened in one after the other of Load.Interval. A request belongs to that
+	// in which it ends; the last one may be short.
+	Intervals []Interval `json:",omitempty"`
+	// Used is what the client's process took meanwhile.
+	Used Usage
+}
+
+// Interval is a part of the time of a Load.
+type Interval struct {
+	Done, Failed int
+	Bytes        int64
+	Longest      time.Duration // of the totals
+}
+
+// PerSecond is how many requests were done in a second.
+func (r Result) PerSecond() float64 { return perSecond(float64(r.Done), r.Elapsed) }
+
+// BytesPerSecond is the throughput.
+func (r Result) BytesPerSecond() float64 { return perSecond(float64(r.Bytes), r.Elapsed) }
+
+func perSecond(n float64, took time.Duration) float64 {
+	if took <= 0 {
+		return 0
+	}
+	return n / took.Seconds()
+}
+
+// Failed is how many requests were not done.
+func (r Result) Failed() (n int) {
+	for _, count := range r.Errors {
+		n += count
+	}
+	return n
+}
+
+// Merge adds what another worker has seen at the same time.
+func (r *Result) Merge(other Result) {
+	r.Elapsed = max(r.Elapsed, other.Elapsed)
+	r.Done += other.Done
+	r.Unsent += other.Unsent
+	r.Bytes += other.Bytes
+	r.Used.User += other.Used.User
+	r.Used.System += other.Used.System
+	r.Used.Memory += other.Used.Memory
+	r.Used.MostMemory += other.Used.MostMemory
+	for kind, n := range other.Errors {
+		if r.Errors == nil {
+			r.Errors = map[string]int{}
+		}
+		r.Errors[kind] += n
+	}
+	r.Connect.Merge(other.Connect)
+	r.Processing.Merge(other.Processing)
+	r.Waiting.Merge(other.Waiting)
+	r.Total.Merge(other.Total)
+	r.Late.Merge(other.Late)
+	for i, h := range other.Targets {
+		if i == len(r.Targets) {
+			r.Targets = append(r.Targets, Histogram{})
+		}
+		r.Targets[i].Merge(h)
+	}
+	for i, interval := range other.Intervals {
+		if i == len(r.Intervals) {
+			r.Intervals = append(r.Intervals, Interval{})
+		}
+		r.Intervals[i].add(interval)
+	}
+}
+
+func (i *Interval) add(other Interval) {
+	i.Done += other.Done
+	i.Failed += other.Failed
+	i.Bytes += other.Bytes
+	i.Longest = max(i.Longest, other.Longest)
+}
+
+// The bounds of what a Histogram tells apart: to three digits.
+const (
+	longest = 10 * time.Minute
+	digits  = 3
+)
+
+// Histogram is many durations, each to a thousandth of itself. Its text is that of HdrHistogram's logs, which tools
+// for them read, in nanoseconds. The zero Histogram is empty. A copy shares what is recorded.
+type Histogram struct{ h *hdrhistogram.Histogram }
+
+// Record adds one. It must not be called concurrently. What is longer than ten minutes counts as that.
+func (h *Histogram) Record(d time.Duration) {
+	if h.h == nil {
+		h.h = hdrhistogram.New(1, int64(longest), digits)
+	}
+	_ = h.h.RecordValue(int64(min(max(d, 0), longest))) // within its bounds
+}
+
+// Merge adds all of another one.
+func (h *Histogram) Merge(other Histogram) {
+	if other.h == nil {
+		return
+	}
+	if h.h == nil {
+		h.h = hdrhistogram.New(1, int64(longest), digits)
+	}
+	h.h.Merge(other.h)
+}
+
+// Count is how many there are.
+func (h Histogram) Count() int64 {
+	if h.h == nil {
+		return 0
+	}
+	return h.h.TotalCount()
+}
+
+// Quantile is the duration that a share of them does not exceed: 0.5 is the median. That of an empty one is 0.
+func (h Histogram) Quantile(share float64) time.Duration {
+	if h.Count() == 0 {
+		return 0
+	}
+	return time.Duration(h.h.ValueAtQuantile(share * 100))
+}
+
+// MarshalText is part of encoding.TextMarshaler.
+func (h Histogram) MarshalText() ([]byte, error) {
+	if h.Count() == 0 {
+		return nil, nil
+	}
+	return h.h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+}
+
+// UnmarshalText is part of encoding.TextUnmarshaler.
+func (h *Histogram) UnmarshalText(text []byte) (err error) {
+	if h.h = nil; len(text) == 0 {
+		return nil
+	}
+	if h.h, err = hdrhistogram.Decode(text); err != nil {
+		return fmt.Errorf("this is no histogram: %w", err)
+	}
+	return nil
+}
+
+// Summary is what is told of durations, in seconds.
+type Summary struct {
+	N                                         int64
+	Min, Mean, SD, Median, P90, P95, P99, Max float64
+}
+
+// Summary of all that was recorded. That of an empty Histogram is zero.
+func (h Histogram) Summary() Summary {
+	n := h.Count()
+	if n == 0 {
+		return Summary{}
+	}
+	seconds := func(ns float64) float64 { return ns / 1e9 }
+	at := func(share float64) float64 { return h.Quantile(share).Seconds() }
+	s := Summary{
+		N: n, Min: seconds(float64(h.h.Min())), Max: seconds(float64(h.h.Max())), Mean: seconds(h.h.Mean()),
+		Median: at(0.5), P90: at(0.9), P95: at(0.95), P99: at(0.99),
+	}
+	if n > 1 { // of a sample, as ab has it
+		s.SD = seconds(h.h.StdDev()) * math.Sqrt(float64(n)/float64(n-1))
+	}
+	return s
+}

@@ -1,0 +1,304 @@
+package traffic
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// port is a port that is served.
+type port struct {
+	Server
+	number  uint16
+	limiter *limiter      // nil: no limit
+	answers *answers      // of HTTP
+	workers chan struct{} // has one for each request that is served; nil: any number
+	socket  io.Closer     // the one that listens
+
+	connections, answered, limited, lost, bytes atomic.Int64
+}
+
+func (p *port) count() Count {
+	return Count{p.connections.Load(), p.answered.Load(), p.limited.Load(), p.lost.Load(), p.bytes.Load()}
+}
+
+func (c *Count) add(other Count) {
+	c.Connections += other.Connections
+	c.Answered += other.Answered
+	c.Limited += other.Limited
+	c.Lost += other.Lost
+	c.Bytes += other.Bytes
+}
+
+// listen opens all ports, and serves them.
+func (s Server) listen() (ports []*port, err error) {
+	if s.Protocol == "" {
+		s.Protocol = HTTP
+	}
+	serve := map[Protocol]func(*port, net.Listener){
+		HTTP: (*port).http, Bulk: (*port).bulk, Bare: (*port).forget,
+	}[s.Protocol]
+	if serve == nil && s.Protocol != UDP {
+		return nil, fmt.Errorf("there is no protocol %q", s.Protocol)
+	}
+	if err := raiseBacklog(); err != nil {
+		return nil, err
+	}
+	var open []io.Closer
+	var start []func()
+	defer func() {
+		for _, c := range open { // those of an attempt that failed
+			c.Close()
+		}
+	}()
+	answers := newAnswers(s.Bytes)
+	for _, number := range s.Ports {
+		p := &port{Server: s, number: number, answers: answers, limiter: newLimiter(s.Limit)}
+		if s.Workers > 0 {
+			p.workers = make(chan struct{}, s.Workers)
+		}
+		ports = append(ports, p)
+		if s.Protocol == UDP {
+			c, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(number)})
+			if err != nil {
+				return nil, err
+			}
+			p.socket = c
+			open, start = append(open, c), append(start, func() { p.echo(c) })
+			continue
+		}
+		l, err := listenTCP(number)
+		if err != nil {
+			return nil, err
+		}
+		p.socket = l
+		open, start = append(open, l), append(start, func() { serve(p, l) })
+	}
+	for _, f := range start {
+		go f()
+	}
+	open = nil
+	return ports, nil
+}
+
+// raiseBacklog lets as many connections wait in this place as clients may make at once. The runtime looks at it when
+// it listens for the first time.
+func raiseBacklog() error {
+	for _, setting := range []string{"core/somaxconn", "ipv4/tcp_max_syn_backlog"} {
+		err := os.WriteFile("/proc/sys/net/"+setting, []byte("65535"), 0)
+		if err != nil && !errors.Is(err, unix.EROFS) && !errors.Is(err, os.ErrPermission) { // then it stays as it is
+			return err
+		}
+	}
+	return nil
+}
+
+func listenTCP(port uint16) (net.Listener, error) {
+	var c net.ListenConfig
+	c.SetMultipathTCP(false) // no backend of the studies has it
+	c.KeepAlive = -1         // one system call less for each connection
+	return c.Listen(context.Background(), "tcp", fmt.Sprintf(":%d", port))
+}
+
+// accept takes connections until the listener is closed.
+func (p *port) accept(l net.Listener, serve func(*net.TCPConn)) {
+	for {
+		c, err := l.Accept()
+		switch {
+		case err == nil:
+			p.connections.Add(1)
+			go serve(c.(*net.TCPConn))
+		case errors.Is(err, net.ErrClosed):
+			return
+		default: // too many open files
+			p.lost.Add(1)
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// bufferBytes is what of a message is read at once.
+const bufferBytes = 1 << 10
+
+func (p *port) http(l net.Listener) {
+	buffers := sync.Pool{New: func() any { return bufio.NewReaderSize(nil, bufferBytes) }}
+	p.accept(l, func(c *net.TCPConn) {
+		defer c.Close()
+		in := buffers.Get().(*bufio.Reader)
+		defer buffers.Put(in)
+		for in.Reset(c); p.answer(c, in); {
+		}
+	})
+}
+
+// answer answers a request, and reports whether there can be another one.
+func (p *port) answer(c *net.TCPConn, in *bufio.Reader) bool {
+	request, err := http.ReadRequest(in)
+	if err != nil {
+		return false // the client has gone, or is none
+	}
+	if _, err := io.Copy(io.Discard, request.Body); err != nil {
+		return false
+	}
+	if p.workers != nil {
+		p.workers <- struct{}{}
+		defer func() { <-p.workers }()
+	}
+	wait, admitted := p.limiter.admit(time.Now())
+	if wait += p.Delay; admitted && wait > 0 {
+		time.Sleep(wait)
+	}
+	count := &p.limited
+	if admitted {
+		count = &p.answered
+	}
+	count.Add(1) // before the client knows, who may compare
+	if _, err := c.Write(p.answers.of(admitted, request.Close)); err != nil {
+		count.Add(-1)
+		return false
+	}
+	return !request.Close
+}
+
+// answers are written once.
+type answers [2][2][]byte
+
+func newAnswers(bytes int) *answers {
+	var a answers
+	for i, status := range []int{http.StatusServiceUnavailable, http.StatusOK} {
+		body := strings.Repeat("x", i*bytes) // who is refused gets none
+		for j, connection := range []string{"keep-alive", "close"} {
+			a[i][j] = fmt.Appendf(nil,
+				"HTTP/1.1 %d %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: %s\r\n\r\n%s",
+				status, http.StatusText(status), len(body), connection, body)
+		}
+	}
+	return &a
+}
+
+func (a *answers) of(admitted, last bool) []byte {
+	index := map[bool]int{true: 1}
+	return a[index[admitted]][index[last]]
+}
+
+// limiter is the leaky bucket of a backend.
+type limiter struct {
+	each time.Duration // between two answers
+	most time.Duration // that one may wait
+	now  bool          // those who may wait need not
+
+	mu   sync.Mutex
+	next time.Time // when the next one is answered
+}
+
+func newLimiter(l Limit) *limiter {
+	if l.Rate <= 0 {
+		return nil
+	}
+	each := time.Duration(float64(time.Second) / l.Rate)
+	return &limiter{each: each, most: time.Duration(l.Burst) * each, now: l.NoDelay}
+}
+
+// admit says how long a request has to wait, or that it is refused.
+func (l *limiter) admit(now time.Time) (wait time.Duration, ok bool) {
+	if l == nil {
+		return 0, true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.next.Before(now) {
+		l.next = now
+	}
+	if wait = l.next.Sub(now); wait > l.most {
+		return 0, false
+	}
+	if l.next = l.next.Add(l.each); l.now {
+		wait = 0
+	}
+	return wait, true
+}
+
+// forget takes connections and closes them, all that have come at once.
+func (p *port) forget(l net.Listener) {
+	const pause = 10 * time.Millisecond
+	raw, err := l.(*net.TCPListener).SyscallConn()
+	for err == nil {
+		var first net.Conn
+		if first, err = l.Accept(); err != nil {
+			continue
+		}
+		first.Close()
+		p.connections.Add(1)
+		time.Sleep(pause)
+		err = raw.Control(func(listener uintptr) {
+			for {
+				fd, _, err := unix.Accept4(int(listener), unix.SOCK_CLOEXEC)
+				if err != nil {
+					return
+				}
+				unix.Close(fd)
+				p.connections.Add(1)
+			}
+		})
+	}
+}
+
+// What the first byte of a connection for bulk data says.
+const (
+	upload   = 'u'
+	download = 'd'
+)
+
+// chunk is what is written, or read, at once of bulk data.
+const chunk = 128 << 10
+
+func (p *port) bulk(l net.Listener) {
+	p.accept(l, func(c *net.TCPConn) {
+		defer c.Close()
+		buffer := make([]byte, chunk)
+		if _, err := io.ReadFull(c, buffer[:1]); err != nil {
+			return
+		}
+		move := c.Read
+		if buffer[0] == download {
+			move = c.Write
+		} else {
+			p.bytes.Add(1) // it was the first one
+		}
+		for {
+			n, err := move(buffer)
+			p.bytes.Add(int64(n))
+			if err != nil { // the end, be it a good one or not: the client knows
+				return
+			}
+		}
+	})
+}
+
+// echo sends datagrams back.
+func (p *port) echo(c *net.UDPConn) {
+	buffer := make([]byte, 1<<16)
+	for {
+		n, from, err := c.ReadFromUDPAddrPort(buffer)
+		switch {
+		case errors.Is(err, os.ErrClosed) || errors.Is(err, net.ErrClosed):
+			return
+		case err == nil: // else an ICMP error about an earlier answer
+			p.connections.Add(1)
+			if _, err := c.WriteToUDPAddrPort(buffer[:n], from); err == nil {
+				p.answered.Add(1)
+			}
+		}
+	}
+}

@@ -1,0 +1,151 @@
+// Package traffic has servers and clients that are processes of their own in the places of a virtual cluster. So what
+// a proxy takes is told apart from what they take, and no goroutine changes namespaces.
+//
+//	StartWorker ─► this program once more, in a place: Main
+//	     │ Serve ─► HTTP (delayed, limited, many ports), bulk data, datagrams, connections without a word
+//	     │ Run ───► Load: clients that wait (closed loop) or keep to a rate (open loop) ─► Result
+//	     └ Usage ─► processor time and memory
+//
+// Requests reach a worker, and results come back, as JSON-RPC on its standard input and output. It ends with them, and
+// so with whoever has started it.
+//
+// With a Rate, requests begin when their time has come, and times count from then: who waits for a client, or for the
+// client's processor, has waited (Result.Late says how long). A closed loop, as that of ab, asks the less the slower
+// the answers are, and does not see how long a request would have waited that it did not send.
+//
+// HTTP is that of net/http as far as messages are read. Its client and its server are not used: with 20,000
+// connections and two processors they would be most of what is measured. A request here is the same bytes each time,
+// and so is an answer; a connection is a goroutine with a buffer of a kilobyte.
+//
+// What the kernel does for packets counts as the time of whoever it interrupts: a connection within one machine is
+// carried by the processor of who sends, through all namespaces, up to the queue of who receives.
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// Protocol is what a server and its clients speak.
+type Protocol string
+
+// Protocols.
+const (
+	// HTTP is HTTP/1.1, and 1.0 for clients like ab.
+	HTTP Protocol = "http"
+	// Bare is TCP without a word: servers take connections and forget them. They do so a hundred times a second, and not
+	// for each one, so that a client has the processor for itself.
+	Bare Protocol = "bare"
+	// Bulk is data without end by TCP, in the direction that the client wants.
+	Bulk Protocol = "bulk"
+	// UDP is datagrams that are sent back.
+	UDP Protocol = "udp"
+)
+
+// Server describes what a worker serves, on all addresses of its place.
+type Server struct {
+	Protocol Protocol // empty: HTTP
+	// Ports are one backend each, with a Limit and a Count of its own.
+	Ports []uint16
+	Bytes int           // of the body of each answer of HTTP
+	Delay time.Duration // of each answer of HTTP
+	Limit Limit         // of HTTP
+	// Workers is how many requests of HTTP each port serves at once, from the beginning of the Delay until the answer is
+	// written; the others wait, who came first is the first. 0: any number.
+	Workers int
+}
+
+// Limit is nginx's limit_req: each backend answers Rate requests per second, one after the other. Burst more than
+// those may wait; who comes then is answered with status 503 at once. With NoDelay those that may wait are answered at
+// once, too, and their places are free again at that rate.
+type Limit struct {
+	Rate    float64 // per second; 0: no limit
+	Burst   int
+	NoDelay bool
+}
+
+// Ports are count ports, beginning with first.
+func Ports(first uint16, count int) []uint16 {
+	ports := make([]uint16, count)
+	for i := range ports {
+		ports[i] = first + uint16(i)
+	}
+	return ports
+}
+
+// Count is what a backend has served.
+type Count struct {
+	Connections int64 // accepted; of UDP: datagrams
+	Answered    int64 // requests of HTTP with status 200, datagrams
+	Limited     int64 // requests with status 503
+	Lost        int64 // how often no connection could be accepted, for want of files
+	Bytes       int64 // of bulk data, taken or sent
+}
+
+// Load describes what clients do. It ends with whichever of Requests and Duration comes first, or by Running.Stop.
+type Load struct {
+	Protocol Protocol // empty: HTTP
+	// Targets are asked in turn.
+	Targets []netip.AddrPort
+	// Requests is how many there are in all; connections, with Bare. It does not matter to Bulk.
+	Requests int
+	// Duration is the time in which requests begin. Those under way are awaited.
+	Duration time.Duration
+	// Concurrency is the number of clients; of connections, with Bulk. 0: 1. Bare has one client: a thread that does
+	// nothing but connect, measures nothing but the system call, and resets the connection.
+	Concurrency int
+	// Rate is how many requests begin in a second, evenly spread, by whichever client is free; 0: each client asks when
+	// it has been answered. It does not matter to Bulk.
+	Rate float64
+	// KeepAlive has clients keep their connections: one to each target that they have asked, or a socket of UDP.
+	KeepAlive bool
+	// FIN has clients end connections in order. Otherwise they reset them, and leave nothing that waits.
+	FIN bool
+	// Sources are ports to connect from, in turn, so that they are used again soon; empty: the kernel chooses.
+	Sources []uint16
+	// Addresses are those that clients of HTTP have, each its own as far as there are as many; empty: the place's.
+	Addresses []netip.Addr
+	// Timeout is how long a request may take, connecting included; 0: 10 s.
+	Timeout time.Duration
+	// Download has servers send the bulk data.
+	Download bool
+	// Interval is that of Result.Intervals; 0: none.
+	Interval time.Duration
+	// EachTarget asks for Result.Targets.
+	EachTarget bool
+}
+
+func (l Load) withDefaults() (Load, error) {
+	if l.Protocol == "" {
+		l.Protocol = HTTP
+	}
+	if l.Timeout == 0 {
+		l.Timeout = 10 * time.Second
+	}
+	l.Concurrency = max(l.Concurrency, 1)
+	switch {
+	case len(l.Targets) == 0:
+		return l, errors.New("a load needs a target")
+	case l.Protocol == Bare && l.Concurrency > 1:
+		return l, errors.New("a load of protocol bare is that of one client: start more workers for more")
+	case l.Rate < 0 || l.Requests < 0 || l.Duration < 0 || l.Interval < 0:
+		return l, errors.New("a load's rate, requests, duration and interval must not be negative")
+	case len(l.Addresses) > 0 && (l.Protocol != HTTP || len(l.Sources) > 0):
+		return l, errors.New("clients with addresses of their own are those of HTTP, and choose no ports")
+	}
+	switch l.Protocol {
+	case HTTP, Bare, Bulk, UDP:
+		return l, nil
+	}
+	return l, fmt.Errorf("there is no protocol %q", l.Protocol)
+}
+
+// files is how many files the clients need at the same time.
+func (l Load) files() int {
+	if l.KeepAlive && l.Protocol == HTTP {
+		return l.Concurrency * len(l.Targets)
+	}
+	return l.Concurrency
+}
