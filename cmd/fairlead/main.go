@@ -8,6 +8,7 @@
 //	audit      what in the kernel is not as it should be
 //	switch     another data plane for the running proxy
 //	recommend  which data plane suits this node
+//	bench      compare the data planes on this machine, as published studies did
 //	clean      delete all that run, or kube-proxy, has made
 //	config     the configuration that results from files and flags
 //	version    which Fairlead this is
@@ -27,6 +28,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/testbed/traffic"
+	"fairlead.dev/fairlead/testbed/vm"
 	"fairlead.dev/fairlead/version"
 )
 
@@ -35,7 +38,11 @@ const (
 	exitUsage = 2
 )
 
-func main() { os.Exit(execute()) }
+func main() {
+	vm.Guest() // bench repeats experiments in a test kernel
+	traffic.Main()
+	os.Exit(execute())
+}
 
 // execute runs the command line and returns the exit status. The first SIGINT or SIGTERM cancels the
 // context, the second ends the process at once.
@@ -106,7 +113,8 @@ func root() *cobra.Command {
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(runCommand(), demoCommand(), explainCommand(), dumpCommand(), statusCommand(),
-		auditCommand(), switchCommand(), recommendCommand(), cleanCommand(), configCommand(), versionCommand())
+		auditCommand(), switchCommand(), recommendCommand(), benchCommand(), cleanCommand(), configCommand(),
+		versionCommand())
 	c.SetVersionTemplate(version.Line("fairlead") + "\n")
 	return c
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"os/signal"
 	"slices"
 	"time"
@@ -65,7 +64,7 @@ func (r *recommendation) run(ctx context.Context) error {
 	defer stop()
 	line := newProgress()
 	report := daemon.Recommend(ctx, daemon.Question{
-		Config: c, State: rows, Traffic: advise.Traffic(r.connections), Duration: r.duration, Progress: line.show,
+		Config: c, State: rows, Traffic: advise.Traffic(r.connections), Duration: r.duration, Progress: line.measuring,
 	})
 	line.clear()
 	if ctx.Err() != nil {
@@ -115,23 +114,3 @@ func (r *recommendation) rows(ctx context.Context) (*model.State, error) {
 type recommended struct{ advise.Report }
 
 func (r recommended) String() string { return r.Text(columns()) }
-
-// progress is a line on a terminal that is written over.
-type progress struct{ terminal bool }
-
-func newProgress() progress {
-	_, err := unix.IoctlGetWinsize(int(os.Stderr.Fd()), unix.TIOCGWINSZ)
-	return progress{err == nil}
-}
-
-func (p progress) show(plane string, n, of int) {
-	if p.terminal {
-		fmt.Fprintf(os.Stderr, "\r\033[Kmeasuring %s (%d of %d)…", plane, n, of)
-	}
-}
-
-func (p progress) clear() {
-	if p.terminal {
-		fmt.Fprint(os.Stderr, "\r\033[K")
-	}
-}

@@ -1,0 +1,81 @@
+package study
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// In the test kernel, too, what grows with the number of Services is measured with several.
+func TestGuest_sizes(t *testing.T) {
+	for _, depth := range []Depth{Quick, Full} {
+		here := newLab(Options{Experiments: Experiments(), Depth: depth, Contenders: everyone()}, This)
+		there := newLab(here.guestOptions(), Test)
+		sizes := map[string][]int{}
+		for _, g := range there.groups {
+			for _, c := range g.cells {
+				if !slices.Contains(sizes[c.experiment], c.Size) {
+					sizes[c.experiment] = append(sizes[c.experiment], c.Size)
+				}
+			}
+		}
+		for _, e := range Experiments() {
+			if n := len(sizes[e.Name]); n == 0 || e.Axis == servicesAxis && n < 2 {
+				t.Errorf("%s: %s has the sizes %v", depth, e.Name, sizes[e.Name])
+			}
+		}
+	}
+}
+
+func everyone() []Contender {
+	all := Contenders([]string{"nftables", "iptables", "iptables-legacy", "ebpf", "userspace", "ipvs"})
+	return append(all, Peers("other", "/usr/bin/other")...)
+}
+
+// Who cannot run takes with him what has his data plane, or changes to it, and nobody else.
+func TestLab_isMissing(t *testing.T) {
+	pairs, schedulers := switchExperiment(), schedulersExperiment()
+	l := newLab(Options{Experiments: []Experiment{pairs, schedulers}, Depth: Quick, Contenders: everyone()}, This)
+	l.journal = &journal{}
+	all := names(l)
+	l.missing = []Missing{{Contender: "ipvs"}}
+	l.leaveOut()
+	left := names(l)
+	gone := slices.DeleteFunc(all, func(name string) bool { return slices.Contains(left, name) })
+	const want = `ipvs dh
+ipvs lc
+ipvs nq
+ipvs rr
+ipvs sed
+ipvs sh
+ipvs → nftables
+nftables → ipvs`
+	if got := strings.Join(gone, "\n"); got != want {
+		t.Errorf("left out are\n%s\nwant\n%s", got, want)
+	}
+}
+
+// names are those of all who have turns.
+func names(l *lab) (all []string) {
+	for _, g := range l.groups {
+		for _, c := range l.needed(g) {
+			all = append(all, c.Name)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Quickly, a program changes from and to nftables, and otherwise, if it has no nftables, between all that it has.
+func TestQuickPairs(t *testing.T) {
+	var got []string
+	all := slices.DeleteFunc(everyone(), func(c Contender) bool { return !c.inGuest(Quick) })
+	for _, c := range quickPairs(all) {
+		got = append(got, c.Name)
+	}
+	const want = "[direct direct again nftables → ipvs ipvs → nftables other iptables → ipvs other ipvs → iptables]"
+	if got := fmt.Sprint(got); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

@@ -1,0 +1,219 @@
+package study
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The files of a run's directory.
+const (
+	journalFile = "journal.jsonl" // a Result without rows, and then each row, and what the test kernel has told of itself
+	resultFile  = "result.json"
+)
+
+// journal is the file to which each row is appended when it is known: whatever ends the run, what it had found is
+// there.
+type journal struct {
+	dir    string
+	file   *os.File
+	header Result
+	rows   []Row
+	done   map[turnKey]bool
+	// notes are by what they are about: a later one replaces an earlier one.
+	notes  map[string]word
+	synced time.Time // what was written until then outlives the machine
+}
+
+// entry is a line after the first: a row, or a note.
+type entry struct {
+	Row
+	Note *word `json:"note,omitempty"`
+}
+
+// turnKey tells turns apart.
+type turnKey struct {
+	experiment, kernel, of, contender string
+	size, round                       int
+}
+
+func (r Row) key() turnKey {
+	return turnKey{r.Experiment, r.Kernel, r.Case, r.Contender, r.Size, r.Round}
+}
+
+// openJournal opens that of a directory, or begins one.
+func openJournal(dir string, header Result) (*journal, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the directory for results (--output): %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, journalFile), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("another fairlead bench writes to %s: wait for its end, or choose another "+
+			"directory (--output): %w", dir, err), f.Close())
+	}
+	j := &journal{dir: dir, file: f, header: header, done: map[turnKey]bool{}, notes: map[string]word{}}
+	if err := j.resume(); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return j, nil
+}
+
+// resume reads what is there. A line that was not written to its end is cut off.
+func (j *journal) resume() error {
+	text, err := io.ReadAll(j.file)
+	if err != nil {
+		return err
+	}
+	whole := bytes.LastIndexByte(text, '\n') + 1
+	if err := j.file.Truncate(int64(whole)); err != nil {
+		return err
+	}
+	lines := bytes.Split(bytes.TrimSuffix(text[:whole], []byte("\n")), []byte("\n"))
+	if whole == 0 {
+		return j.write(j.header)
+	}
+	var before Result
+	if err := json.Unmarshal(lines[0], &before); err != nil {
+		return fmt.Errorf("%s is no journal: %w", j.file.Name(), err)
+	}
+	if other := before.differences(j.header); len(other) > 0 {
+		return fmt.Errorf("%s holds a run with %s: choose another directory (--output), or delete this one", j.dir,
+			strings.Join(other, ", "))
+	}
+	j.header.Started = before.Started
+	for n, line := range lines[1:] {
+		var e entry
+		if err := json.Unmarshal(line, &e); err != nil {
+			return fmt.Errorf("%s, line %d: %w", j.file.Name(), n+2, err)
+		}
+		if e.Note != nil {
+			j.notes[e.Note.about()] = *e.Note
+		} else {
+			j.keep(e.Row)
+		}
+	}
+	return nil
+}
+
+// differences are why rows of one cannot stand beside those of the other.
+func (r Result) differences(o Result) (all []string) {
+	for _, d := range []struct {
+		what string
+		a, b any
+	}{
+		{"another version of Fairlead", r.Version, o.Version},
+		{"another depth (" + string(r.Depth) + ")", r.Depth, o.Depth},
+		{"other Services (" + r.Services + ")", r.Services, o.Services},
+		{"another kernel or machine", r.Kernels, o.Kernels},
+		{"other contenders", r.Contenders, o.Contenders},
+		{"other experiments", r.Experiments, o.Experiments},
+	} {
+		a, errA := json.Marshal(d.a)
+		b, errB := json.Marshal(d.b)
+		if errA != nil || errB != nil || !bytes.Equal(a, b) {
+			all = append(all, d.what)
+		}
+	}
+	return all
+}
+
+func (j *journal) keep(r Row) {
+	j.rows = append(j.rows, r)
+	j.done[r.key()] = true
+}
+
+// has reports whether a turn is over, or will never be: its contender had failed before.
+func (j *journal) has(r Row) bool {
+	none := r.key()
+	none.round = 0
+	return j.done[r.key()] || j.done[none]
+}
+
+// append writes a row to the disk.
+func (j *journal) append(r Row) error {
+	if err := j.write(r); err != nil {
+		return err
+	}
+	j.keep(r)
+	return nil
+}
+
+// note writes what is known of the test kernel.
+func (j *journal) note(w word) error {
+	j.notes[w.about()] = w
+	return j.write(struct {
+		Note word `json:"note"`
+	}{w})
+}
+
+// about tells notes apart.
+func (w word) about() string {
+	if w.Missing != nil {
+		return w.Missing.Contender
+	}
+	return ""
+}
+
+// write appends a line.
+func (j *journal) write(v any) error {
+	line, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if _, err := j.file.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("%w; what was found before is kept there", err)
+	}
+	if time.Since(j.synced) > time.Second {
+		j.synced = time.Now()
+		return j.file.Sync()
+	}
+	return nil
+}
+
+func (j *journal) close() error { return j.file.Close() }
+
+// result is all that is in the journal.
+func (j *journal) result() *Result {
+	r := j.header
+	r.Rows, r.Kernels = j.rows, slices.Clone(r.Kernels)
+	for _, about := range slices.Sorted(maps.Keys(j.notes)) {
+		switch w := j.notes[about]; {
+		case w.Kernel != nil:
+			r.Kernels = append(r.Kernels, *w.Kernel)
+		case w.Missing != nil:
+			r.Missing = append(r.Missing, *w.Missing)
+		}
+	}
+	return &r
+}
+
+// write replaces the result's file.
+func (r *Result) write(dir string) error {
+	text, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	return Replace(filepath.Join(dir, resultFile), append(text, '\n'))
+}
+
+// Replace writes a file of results. If that fails, what was there before still is.
+func Replace(path string, text []byte) error {
+	next := path + ".next"
+	if err := os.WriteFile(next, text, 0o644); err != nil {
+		return errors.Join(err, os.Remove(next))
+	}
+	return os.Rename(next, path)
+}

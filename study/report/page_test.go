@@ -1,0 +1,319 @@
+package report
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+)
+
+type step = chromedp.Action[chromedp.Void]
+
+// command is one of the protocol, as a step.
+func command[P, R any](c cdp.Command[P, R], params P) step {
+	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		_, err := cdp.Call(ctx, t, c, params)
+		return err
+	})
+}
+
+// window is a browser that shows a page.
+type window struct {
+	t    *testing.T
+	ctx  context.Context
+	mu   sync.Mutex
+	said []string // requests, and what the console says
+}
+
+// browser is the path of Chromium; the test is skipped where there is none.
+func browser(t *testing.T) string {
+	t.Helper()
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	t.Skip("no Chromium is installed (Debian's package chromium)")
+	return ""
+}
+
+// start starts a browser.
+func start(t *testing.T) context.Context {
+	t.Helper()
+	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]),
+		chromedp.ExecPath(browser(t)), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.UserDataDir(t.TempDir()),
+		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-component-update", true))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewExecAllocator(ctx, options...)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewContext(ctx)
+	t.Cleanup(cancel)
+	if err := chromedp.Do(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return ctx
+}
+
+// tester is for tests of the page of one Result in one browser.
+type tester struct {
+	browser context.Context
+	path    string
+}
+
+func TestPage(t *testing.T) {
+	t.Parallel()
+	page := tester{start(t), filepath.Join(t.TempDir(), "page.html")}
+	if err := os.WriteFile(page.path, written(t, HTML, made()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("has all charts and asks for nothing", page.complete)
+	t.Run("answers", page.answers)
+	t.Run("on a phone", page.onPhone)
+	t.Run("in light colours", func(t *testing.T) { page.contrast(t, "light") })
+	t.Run("in dark colours", func(t *testing.T) { page.contrast(t, "dark") })
+	t.Run("for everybody", page.forEverybody)
+	t.Run("without script", page.withoutScript)
+	t.Run("printed", page.printed)
+}
+
+// open shows the page in a tab of its own; before comes before it is loaded.
+func (p tester) open(t *testing.T, before ...step) *window {
+	t.Helper()
+	w := &window{t: t}
+	ctx, cancel := chromedp.NewContext(p.browser, chromedp.WithListener(w.hear))
+	t.Cleanup(cancel)
+	w.ctx = ctx
+	w.run(command(network.Enable, network.EnableParams{}))
+	w.run(before...)
+	w.run(chromedp.Navigate("file://" + p.path))
+	return w
+}
+
+// hear collects what a page that works never does.
+func (w *window) hear(event any) {
+	said := ""
+	switch e := event.(type) {
+	case *network.EventRequestWillBeSent:
+		if e.Type == network.ResourceTypeDocument && strings.HasPrefix(e.Request.URL, "file:") || e.Request.URL == "data:," {
+			return
+		}
+		said = "request: " + e.Request.URL
+	case *runtime.EventConsoleAPICalled:
+		said = fmt.Sprintf("console: %s", e.Type)
+	case *runtime.EventExceptionThrown:
+		said = "exception: " + e.ExceptionDetails.Text
+	case *log.EventEntryAdded:
+		said = "log: " + e.Entry.Text
+	}
+	if said != "" {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.said = append(w.said, said)
+	}
+}
+
+func (w *window) run(steps ...step) {
+	w.t.Helper()
+	if err := chromedp.Do(w.ctx, steps...); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// quiet fails if the page has asked for something or complained.
+func (w *window) quiet() {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.said) > 0 {
+		w.t.Errorf("the page is not quiet:\n%s", strings.Join(w.said, "\n"))
+	}
+}
+
+// lines is what a function in the page returns: an array of texts, which are to be these.
+func (w *window) lines(what, script string, want ...string) {
+	w.t.Helper()
+	got, err := chromedp.Run(w.ctx, chromedp.Evaluate[[]string]("(() => {"+helpers+script+"})()"))
+	if err != nil {
+		w.t.Fatal(what, err)
+	}
+	if !slices.Equal(got, want) {
+		w.t.Errorf("%s:\ngot:\n%s\nwant:\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// shot keeps a picture of the whole page where FAIRLEAD_PICTURES says, for people to look at.
+func (w *window) shot(name string) {
+	w.t.Helper()
+	dir := os.Getenv("FAIRLEAD_PICTURES")
+	if dir == "" {
+		return
+	}
+	picture, err := chromedp.Run(w.ctx, chromedp.FullScreenshot(100))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name+".png"), picture, 0o644); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+const helpers = `
+const all = (s, e = document) => [...e.querySelectorAll(s)];
+const visible = (e) => e.getClientRects().length > 0 && getComputedStyle(e).visibility !== "hidden";
+const name = (e) => (e.tagName + "." + (e.getAttribute("class") || "") + " " + e.textContent).slice(0, 90).trim();
+`
+
+// chartsWithoutPicture are those of which not exactly one is shown, and those without values.
+const chartsWithoutPicture = `
+return all(".chart").filter(visible).flatMap((c) => {
+  const shown = all(".picture", c).filter(visible);
+  const marks = shown.flatMap((p) => all(".mark", p)).length, rows = all("tbody tr", c).length;
+  return shown.length === 1 && marks > 0 && rows > 0 ? [] : [name(c) + ": " + shown.length + " pictures, " + marks + " marks"];
+});`
+
+func (p tester) complete(t *testing.T) {
+	w := p.open(t, chromedp.EmulateViewport(1280, 900))
+	w.shot("desktop")
+	w.lines("charts", chartsWithoutPicture)
+	w.lines("experiments", `return all(".experiment h2").map((h) => h.textContent.trim());`,
+		"connect this kernel", "connect test kernel", "rules", "lookup", "update", "bandwidth", "footprint", "http",
+		"schedulers test kernel", "rolling")
+	w.lines("one figure of each experiment is shown", `return all(".experiment").filter((e) =>
+		all(".figure", e).filter(visible).length !== 1).map(name);`)
+	w.lines("the raw rows", `const url = document.querySelector(".download").href;
+		return [url.slice(0, 29), String(JSON.parse(atob(url.slice(29))).rows.length)];`,
+		"data:application/json;base64,", fmt.Sprint(len(made().Rows)))
+	w.quiet()
+}
+
+func (p tester) answers(t *testing.T) {
+	w := p.open(t, chromedp.EmulateViewport(1280, 900))
+	const lines = `return all("#connect .chosen .picture").filter(visible).flatMap((p) =>
+		[p.getAttribute("class"), ...all(".series", p).filter(visible).map((s) => s.getAttribute("class").slice(7, 9))]);`
+	w.lines("lines at first", lines, "picture ratio lin", "s0", "s1", "s2", "s3", "s4", "s5", "s6")
+	w.run(chromedp.Click(chromedp.CSS("#connect .t3")))
+	w.lines("a line is toggled in the legend", lines, "picture ratio lin", "s0", "s1", "s2", "s4", "s5", "s6")
+	w.run(chromedp.Click(chromedp.CSS("#connect .v-log")), chromedp.Click(chromedp.CSS("#connect .v-value")))
+	w.lines("another axis, measured values", lines, "picture value log", "s0", "s1", "s2", "s4", "s5", "s6")
+	w.run(chromedp.Focus(chromedp.CSS("#connect select")), chromedp.KeyEvent(kb.ArrowDown))
+	w.lines("another figure", `return all("#connect .figure").filter(visible).map((f) => f.dataset.name);`, "connect p50")
+	w.run(chromedp.Focus(chromedp.CSS("#lookup .picture.ratio.lin")), chromedp.KeyEvent(kb.ArrowRight), chromedp.KeyEvent(kb.ArrowRight))
+	w.lines("values by keyboard", `return all("#lookup .tip").filter(visible).map((t) => t.querySelector("b").textContent
+		+ ", " + all("li", t).length + ", " + (t.nextSibling.textContent.startsWith("1,000 Services. ")));`,
+		"1,000 Services, 7, true")
+	w.run(chromedp.KeyEvent(kb.Escape))
+	w.lines("no values any more", `return all(".tip").filter(visible).map(name);`)
+	w.quiet()
+}
+
+// tooWide are elements that stick out of the window, but for those in a box that scrolls by itself.
+const tooWide = `
+const wide = document.documentElement.clientWidth;
+return (document.documentElement.scrollWidth > wide ? ["the page scrolls"] : []).concat(all("body *").filter((e) =>
+  visible(e) && !e.closest(".scroll") && !e.closest("svg") && e.getBoundingClientRect().right > wide + 1 && !e.closest(".sr, .skip"))
+  .map(name));`
+
+func (p tester) onPhone(t *testing.T) {
+	w := p.open(t, chromedp.EmulateViewport(360, 740, chromedp.EmulateMobile))
+	w.shot("phone")
+	w.lines("what is too wide", tooWide)
+	w.lines("text too small to read", `return all(".picture text").filter(visible).filter((e) =>
+		e.getBoundingClientRect().height < 10).map(name);`)
+	w.quiet()
+}
+
+// lowContrast are texts with less than 4.5:1, and lines and marks with less than 3:1.
+const lowContrast = `
+const parse = (c) => c.match(/[\d.]+/g).map(Number);
+const light = (c) => { const [r, g, b] = parse(c).map((v) => v / 255).map((v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+  return .2126 * r + .7152 * g + .0722 * b; };
+const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+  if (!c.startsWith("rgba(0, 0, 0, 0")) return c; } return "rgb(255, 255, 255)"; };
+const ratio = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + .05) / (y + .05); };
+const texts = all("body *").filter((e) => visible(e) && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()));
+const of = (e, what, least) => { const style = getComputedStyle(e), r = ratio(style[what], behind(e));
+  return r < least ? [r.toFixed(2) + " " + name(e)] : []; };
+return texts.flatMap((e) => e.closest("svg") ? of(e, "fill", 4.5) : of(e, "color", 4.5))
+  .concat(all(".series .mark, .series .line, .key .line").filter(visible).flatMap((e) => of(e, "stroke", 3)));`
+
+func (p tester) contrast(t *testing.T, scheme string) {
+	w := p.open(t, chromedp.EmulateViewport(1280, 900), command(emulation.SetEmulatedMedia,
+		emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
+			{Name: "prefers-color-scheme", Value: scheme}, {Name: "prefers-reduced-motion", Value: "reduce"},
+		}}))
+	w.shot(scheme)
+	w.lines("low contrast", lowContrast)
+	w.lines("motion", `return all("*").filter((e) => getComputedStyle(e).scrollBehavior === "smooth"
+		|| parseFloat(getComputedStyle(e).transitionDuration) > 0).map(name);`)
+}
+
+// unlabelled is what somebody who does not see the page would not know: what has no name, or a wrong place.
+const unlabelled = `
+const labelled = (e) => e.labels?.length > 0 || e.getAttribute("aria-label") || e.getAttribute("aria-labelledby")
+  ?.split(" ").every((id) => document.getElementById(id)?.textContent.trim());
+const ids = all("[id]").map((e) => e.id);
+const levels = all("h1, h2, h3, h4").filter(visible).map((h) => Number(h.tagName[1]));
+return all("input, select, svg[role=img], section, [role=region], nav").filter((e) => !labelled(e)).map((e) => "no name: " + name(e))
+  .concat(ids.filter((id, i) => ids.indexOf(id) !== i).map((id) => "twice: " + id))
+  .concat(levels.filter((l, i) => i > 0 && l > levels[i - 1] + 1).map((l) => "a heading of level " + l + " too deep"))
+  .concat(all("svg:not([role=img]):not([aria-hidden=true])").map(name), all("table").filter((t) => !t.caption
+    || t.querySelectorAll("th[scope]").length === 0).map(name), all("a").filter((a) => !a.textContent.trim()).map(name))
+  .concat(all("nav a").filter((a) => !document.querySelector(a.getAttribute("href"))).map(name))
+  .concat(document.documentElement.lang === "en" && all("h1").length === 1 && all("main").length === 1 ? [] : ["no landmarks"]);`
+
+func (p tester) forEverybody(t *testing.T) {
+	w := p.open(t, chromedp.EmulateViewport(1280, 900))
+	w.lines("labels", unlabelled)
+	w.lines("descriptions", `return all(".picture").filter((p) =>
+		!p.getAttribute("aria-description") || !p.querySelector("desc").textContent).map(name);`)
+}
+
+func (p tester) withoutScript(t *testing.T) {
+	w := p.open(t, command(emulation.SetScriptExecutionDisabled,
+		emulation.SetScriptExecutionDisabledParams{Value: true}), chromedp.EmulateViewport(1280, 900))
+	w.shot("without-script")
+	w.lines("charts", chartsWithoutPicture)
+	w.lines("labels", unlabelled)
+	w.lines("figures", `return all(".figure").filter((f) => !visible(f)).map(name);`)
+	w.run(chromedp.Click(chromedp.CSS("#connect .t3")), chromedp.Click(chromedp.CSS("#connect .v-log")))
+	w.lines("the legend and the axis", `return all("#connect .picture").filter(visible).map((p) =>
+		p.getAttribute("class") + " " + all(".series", p).filter(visible).length);`, "picture ratio log 6", "picture ratio log value 6")
+	w.quiet()
+}
+
+func (p tester) printed(t *testing.T) {
+	w := p.open(t)
+	w.run(command(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: "print"}))
+	w.lines("charts", chartsWithoutPicture)
+	w.lines("figures", `return all(".figure").filter((f) => !visible(f)).map(name);`)
+	pdf, err := chromedp.Run(w.ctx, chromedp.PrintToPDF(func(o *page.PrintToPDFParams) {
+		o.PrintBackground, o.PreferCSSPageSize = new(true), new(true)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(string(pdf), "%PDF-") {
+		t.Errorf("what is printed is no PDF but %d bytes", len(pdf))
+	}
+	if dir := os.Getenv("FAIRLEAD_PICTURES"); dir != "" {
+		if err := os.WriteFile(filepath.Join(dir, "page.pdf"), pdf, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
