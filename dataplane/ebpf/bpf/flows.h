@@ -9,7 +9,8 @@
 //	 ingress  backend ──► node                      backend ──► client'      likewise
 //	 egress   backend ──► client'                   service ──► client
 //
-// client' is the client, with another port if the backend knows that one already from another Service.
+// client' is the client, with another port if its source is hidden, or if the backend knows that one already from another
+// Service.
 //
 // The flow has all that the other three say. They are made with BPF_NOEXIST, which is what makes a port belong to one
 // flow only, and made again now and then, should the kernel have given their memory to others.

@@ -177,10 +177,13 @@ static __noinline int begin(const struct packet *p, const struct meeting *m, str
 	count(flow, p);
 	if (!hides(p, m, &flow->dst.addr))
 		return FORWARD;
-	if (answers_directly(p, m->target.flags, m->pod, &flow->dst.addr))
+	if (answers_directly(p, m->target.flags, m->pod, &flow->dst.addr)) {
 		flow->state = DIRECT;
-	else
-		flow->port = is_ours(p->tuple.src.port) ? p->tuple.src.port : any_port();
+		return FORWARD;
+	}
+	// Until it is hidden, too, the client has a port that sockets do not get: with its own, its packets to the
+	// backend itself would be taken for those of this flow.
+	flow->port = flow->src.port = is_ours(p->tuple.src.port) ? p->tuple.src.port : any_port();
 	return FORWARD;
 }
 
