@@ -457,7 +457,7 @@ func TestSource_keepsStateWhileServerIsAway(t *testing.T) {
 			})
 			api.endWatches()
 			logs.await(t, fault.want)
-			await(t, func() bool { return refused.Load() > 20 })
+			await(t, func() bool { return refused.Load() > 10 }) // of each kind some; they come ever more seldom
 			api.quietly(func() { api.put(aService("web", "10.96.0.5")) })
 			api.setFault(nil)
 			expect(t, s, "service default/web [10.96.0.5]")
