@@ -28,7 +28,10 @@ func footprintExperiment() Experiment {
 
 func footprintCells(d Depth) (cells []Cell) {
 	few, many, rounds := []int{100, 4000}, []int{1000}, 2
-	if d == Full {
+	switch d {
+	case Brief:
+		few, many, rounds = nil, []int{100, 1000}, 1
+	case Full:
 		few, many, rounds = []int{1, 1000, 4000, 10_000, 20_000}, []int{100, 1000, 4000}, 3
 	}
 	add := func(name string, sizes []int, endpoints int) {

@@ -65,13 +65,10 @@ func (l *lab) lacksIPVS() bool {
 // guestOptions are those of the run in the test kernel, which has one CPU, and not a fast one.
 func (l *lab) guestOptions() Options {
 	o := Options{
-		Experiments: l.Experiments, Depth: Quick, Sizes: l.Sizes, Own: l.Own, Most: 1000, Rounds: min(l.Rounds, 2),
-	}
-	if o.Rounds == 0 {
-		o.Rounds = 2
+		Experiments: l.Experiments, Depth: Brief, Sizes: l.Sizes, Own: l.Own, Most: 1000, Rounds: min(l.Rounds, 2),
 	}
 	if l.Depth == Full {
-		o.Most, o.Rounds = 10_000, 5
+		o.Depth, o.Most, o.Rounds = Quick, 10_000, 5
 	} else if len(o.Sizes) == 0 {
 		o.Sizes = []int{100, o.Most}
 	}

@@ -84,6 +84,9 @@ func (o Options) cells(e Experiment) []Cell {
 		cells = o.Own.of(cells, e.Axis)
 	}
 	for i := range cells {
+		if o.Depth == Brief {
+			cells[i].Rounds = min(cells[i].Rounds, 2)
+		}
 		cells[i].Rounds = cmp.Or(o.Rounds, cells[i].Rounds)
 	}
 	if o.Most > 0 {

@@ -26,6 +26,8 @@ const (
 	Quick Depth = "quick"
 	// Full is all of them with the largest sizes.
 	Full Depth = "full"
+	// Brief is what a quick run repeats in the test kernel: some minutes. No Result has it.
+	Brief Depth = "brief"
 )
 
 // Result is what a run has found: each turn's figures as they were, and all that is needed to read them without this

@@ -64,7 +64,11 @@ func schedulersCells(d Depth) (cells []Cell) {
 	}
 	many, unequal := few, few
 	many.workers, many.lasts, unequal.slower = 0, few.takes*3/2, 2
-	for _, servers := range []slowServers{many, few, unequal} {
+	all := []slowServers{many, few, unequal}
+	if d == Brief {
+		all = all[1:]
+	}
+	for _, servers := range all {
 		cells = append(cells, Cell{
 			Case: servers.String(), Cluster: Cluster{Services: 1, Endpoints: webServers, OwnPorts: true}, Rounds: 3,
 			Takes: servers.lasts + servers.takes, Contenders: withSchedulers(d), Turn: servers.turn,
@@ -77,7 +81,10 @@ func schedulersCells(d Depth) (cells []Cell) {
 // comparison has said something: the schedulers are the kernel's, whoever uses them.
 func withSchedulers(d Depth) func([]Contender) []Contender {
 	all, some := []string{"rr", "lc", "dh", "sh", "sed", "nq"}, []string{"rr", "sh", "sed"}
-	if d == Full {
+	switch d {
+	case Brief:
+		all = []string{"rr", "lc", "sh", "sed"}
+	case Full:
 		all = append(all, "wrr", "wlc", "lblc", "lblcr", "mh", "twos")
 		some = all
 	}

@@ -39,7 +39,10 @@ func updateExperiment() Experiment {
 
 func updateCells(d Depth) (cells []Cell) {
 	sizes, rounds, limit := []int{100, 4000}, 2, 30*time.Second
-	if d == Full {
+	switch d {
+	case Brief:
+		sizes, rounds = []int{100, 1000}, 1
+	case Full:
 		sizes, rounds, limit = []int{1, 10, 100, 1000, 4000, 10_000, 20_000, 100_000}, 3, 2*time.Minute
 	}
 	for _, n := range sizes {
