@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -104,14 +105,44 @@ func (n *node) sync(protocol string, backends ...string) *model.State {
 	return s
 }
 
+// openOther makes another plane on the node.
+func (n *node) openOther(plane dataplane.New, c dataplane.Config) (p dataplane.Dataplane) {
+	n.Helper()
+	n.at(testbed.Node, func() (err error) {
+		p, err = plane(c)
+		return err
+	})
+	n.Cleanup(func() { p.Close() })
+	return p
+}
+
+// resync calls Sync.
+func (n *node) resync(s *model.State) {
+	n.Helper()
+	if err := n.plane.Sync(n.Context(), s); err != nil {
+		n.Fatal(err)
+	}
+}
+
 // dial connects a pod with the Service.
 func (n *node) dial() *net.TCPConn { return n.dialTo(service) }
 
 func (n *node) dialTo(to string) *net.TCPConn {
 	n.Helper()
+	return n.dialFrom(netip.AddrPort{}, to)
+}
+
+// dialFrom connects from a port, which may have been used a moment ago, or from any.
+func (n *node) dialFrom(from netip.AddrPort, to string) *net.TCPConn {
+	n.Helper()
+	dialer := net.Dialer{Timeout: patient}
+	if from.IsValid() {
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(from)
+		dialer.Control = reuse
+	}
 	var conn net.Conn
 	n.at("client", func() (err error) {
-		conn, err = net.DialTimeout("tcp4", to, patient)
+		conn, err = dialer.DialContext(n.Context(), "tcp4", to)
 		return err
 	})
 	n.Cleanup(func() { conn.Close() })
@@ -119,6 +150,13 @@ func (n *node) dialTo(to string) *net.TCPConn {
 		n.Fatal(err)
 	}
 	return conn.(*net.TCPConn)
+}
+
+func reuse(_, _ string, c syscall.RawConn) (err error) {
+	controlled := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	})
+	return errors.Join(controlled, err)
 }
 
 // listen makes pod-a serve a port by a function.
@@ -351,6 +389,52 @@ func TestDrain_closed(t *testing.T) {
 	if who := n.answers(model.UDP); who != "pod-a" {
 		t.Error(who)
 	}
+}
+
+// TestDrain_lingering has a client come again from a port that it had when another plane has taken the process's place.
+// The socket of the connection before lingers, as the server was the first to end it.
+func TestDrain_lingering(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
+	ended := make(chan error, 1)
+	s := n.sync("tcp", n.listen(func(c *net.TCPConn) {
+		_, err := io.WriteString(c, "served")
+		err = errors.Join(err, c.CloseWrite())
+		_, last := c.Read(make([]byte, 1)) // the client's end, which has come by way of the process
+		c.Close()
+		if !errors.Is(last, io.EOF) {
+			err = errors.Join(err, last)
+		}
+		ended <- err
+	}))
+	carrier := n.plane.(dataplane.Carrier)
+	from := netip.AddrPortFrom(n.bed.Addr("client", false), 40000)
+	ask := func() {
+		c := n.dialFrom(from, service)
+		if answer, err := io.ReadAll(c); err != nil || string(answer) != "served" {
+			t.Fatalf("%q, %v", answer, err)
+		}
+		c.Close()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	ask()
+	next := n.openOther(nftables.New, dataplane.Config{})
+	err := next.Sync(t.Context(), s)
+	if err == nil {
+		_, err = carrier.Drain(t.Context(), s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask()
+	n.plane.(dataplane.Heir).Inherit(dataplane.Config{Waits: func() bool { return true }})
+	n.resync(s)
+	ask()
+	if err := n.plane.(dataplane.Reserve).Enter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ask()
 }
 
 func TestDatagram_nextBackend(t *testing.T) { byEachWay(t, testDatagramNextBackend) }

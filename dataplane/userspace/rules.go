@@ -93,21 +93,23 @@ func (t *table) rest() []nf.Rule {
 
 // prerouting leads packets of our connections to their sockets, whatever rows there are, and looks at the
 // destination of all others. What begins a connection is looked at in any case: the socket may be one that lingers
-// after a connection before.
+// after a connection before. So it may be when another plane has translated that packet; then those that follow are not
+// the socket's either.
 func (t *table) prerouting() []nf.Rule {
 	if t.redirectAll {
 		return t.unlessTranslated(chainDispatch)
 	}
 	ours := append(isTransparent(), nf.GoTo(chainDeliver))
 	if t.phase == waiting {
-		return append(t.unlessTranslated(chainDispatch), nf.NewRule("our connections", append(isSYN(nf.Differs), ours...)...))
+		return append(t.unlessTranslated(chainDispatch), earlier(),
+			nf.NewRule("our connections", append(isSYN(nf.Differs), ours...)...))
 	}
 	return []nf.Rule{
 		t.ofProcess(),
 		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(chainDispatch))...),
 		nf.NewRule("", append(isSYN(nf.Equals), nf.GoTo(chainDispatch))...),
-		nf.NewRule("our connections", ours...),
 		earlier(),
+		nf.NewRule("our connections", ours...),
 		nf.NewRule("", nf.GoTo(chainDispatch)),
 	}
 }
