@@ -23,6 +23,13 @@ func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err
 	if p.translates() {
 		return p.drainOver(s), nil
 	}
+	if p.phase == serving && p.tables != nil {
+		// The rules first: rows and guards do not leave their sets at the same moment, though in one transaction, and who
+		// is no row's any more must not meet a guard of its range.
+		if err := p.turn(draining); err != nil {
+			return p.Carried(), err
+		}
+	}
 	p.tables, p.found, p.clean, p.phase = nil, nil, 0, draining
 	p.proxy.rows.replace(s)
 	p.proxy.expel(nil)

@@ -45,14 +45,23 @@ func (p *Plane) Enter(ctx context.Context) error {
 	if p.translates() {
 		return p.enterOver(ctx)
 	}
-	tables := p.tables
-	if tables == nil {
+	if p.tables == nil {
 		return errors.New("userspace: the kernel's content is not known; Sync first")
 	}
-	p.tables, p.found, p.phase = nil, nil, serving
+	err := p.turn(serving)
+	if err == nil || errors.Is(err, dataplane.ErrPartial) {
+		p.save(false) // who is remembered: the other plane, which remembers, too, goes before the next Audit
+	}
+	return err
+}
+
+// turn makes the rules those of another phase. The rows stay.
+func (p *Plane) turn(next phase) error {
+	tables := p.tables
+	p.tables, p.found, p.phase = nil, nil, next
 	tx := &nf.Transaction{}
 	for _, t := range tables {
-		t.Tx, t.phase = tx, serving
+		t.Tx, t.phase = tx, next
 		if err := t.Structure(t.chains()); err != nil {
 			return fmt.Errorf("userspace: %w", err)
 		}
@@ -60,7 +69,6 @@ func (p *Plane) Enter(ctx context.Context) error {
 	err := p.commit(tx)
 	if err == nil || errors.Is(err, dataplane.ErrPartial) {
 		p.settle(tables)
-		p.save(false) // who is remembered: the other plane, which remembers, too, goes before the next Audit
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -122,6 +123,18 @@ func (n *node) resync(s *model.State) {
 	if err := n.plane.Sync(n.Context(), s); err != nil {
 		n.Fatal(err)
 	}
+}
+
+// nft has the node's nft do something.
+func (n *node) nft(commands string) string {
+	n.Helper()
+	nft := n.bed.Command(n.Context(), testbed.Node, "nft", "-f", "-")
+	nft.Stdin = strings.NewReader(commands)
+	out, err := nft.CombinedOutput()
+	if err != nil {
+		n.Fatalf("nft: %v: %s", err, out)
+	}
+	return string(out)
 }
 
 // dial connects a pod with the Service.
@@ -435,6 +448,78 @@ func TestDrain_lingering(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask()
+}
+
+// TestDrain_guards has packets for a row come all the while that another plane takes the process's place: none of them is
+// one for an address at which nothing is served.
+func TestDrain_guards(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
+	var rows strings.Builder
+	rows.WriteString("guard 10.96.0.0/16 drop\npool default/web cluster\nbackend default/web cluster 10.244.1.11:8080\n")
+	for i := range 5000 {
+		fmt.Fprintf(&rows, "frontend 10.96.%d.%d:80/tcp any forward default/web cluster snat offcluster\n", i/250, i%250+1)
+	}
+	s, err := model.ParseState(rows.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.nft(countSYNs)
+	ctx, stop := context.WithCancel(t.Context())
+	stopped := make(chan error)
+	go func() { stopped <- n.bed.Do("client", func() error { return sendSYNs(ctx, netip.MustParseAddrPort(service)) }) }()
+	for range 5 { // as it may go well
+		n.resync(s)
+		if _, err = n.plane.(dataplane.Carrier).Drain(ctx, s); err != nil {
+			break
+		}
+	}
+	stop()
+	if err = errors.Join(err, <-stopped); err != nil {
+		t.Fatal(err)
+	}
+	came, went := 0, -1
+	for deadline := time.Now().Add(time.Second); came != went && time.Now().Before(deadline); { // some may be on their way
+		counted := n.nft("list table ip test-syns")
+		came, went = packets(counted, "came"), packets(counted, "went")
+	}
+	if came == 0 || came != went {
+		t.Errorf("%d packets came, %d went on", came, went)
+	}
+}
+
+// countSYNs counts what comes before the rules of the plane, and what they let go on, or take.
+const countSYNs = `table ip test-syns {
+	counter came {}
+	counter went {}
+	chain before { type filter hook prerouting priority -151; ip daddr 10.96.0.10 counter name came; }
+	chain after { type filter hook prerouting priority -149; ip daddr 10.96.0.10 counter name went; }
+}`
+
+// packets reads a counter in a listing.
+func packets(listing, counter string) (n int) {
+	_, rest, _ := strings.Cut(listing, "counter "+counter+" {")
+	if _, err := fmt.Sscanf(strings.TrimSpace(rest), "packets %d", &n); err != nil {
+		return -1
+	}
+	return n
+}
+
+// sendSYNs sends first packets of connections. Their checksum is wrong, so that nobody answers.
+func sendSYNs(ctx context.Context, to netip.AddrPort) error {
+	const flags, syn = 13, 2
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_TCP)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(socket)
+	header := make([]byte, 20)
+	binary.BigEndian.PutUint16(header[0:], 40000)
+	binary.BigEndian.PutUint16(header[2:], to.Port())
+	header[12], header[flags] = 5<<4, syn
+	for ctx.Err() == nil && err == nil {
+		err = unix.Sendto(socket, header, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
+	}
+	return err
 }
 
 func TestDatagram_nextBackend(t *testing.T) { byEachWay(t, testDatagramNextBackend) }

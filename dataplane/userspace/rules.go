@@ -82,13 +82,17 @@ func (t *table) send() []nf.Rule {
 	})
 }
 
-// rest are the rules for packets whose destination is no row's.
-func (t *table) rest() []nf.Rule {
-	if t.redirectAll {
-		return t.Guards()
+// rest are the rules for packets whose destination is no row's. What is at an address that nobody serves is said by the
+// plane in force.
+func (t *table) rest() (rules []nf.Rule) {
+	if !t.redirectAll {
+		rules = append(rules, nf.NewRule("answers to our sockets", append(protocolIs(unix.IPPROTO_UDP),
+			append(isTransparent(), nf.GoTo(chainDeliver))...)...))
 	}
-	return append([]nf.Rule{nf.NewRule("answers to our sockets", append(protocolIs(unix.IPPROTO_UDP),
-		append(isTransparent(), nf.GoTo(chainDeliver))...)...)}, t.Guards()...)
+	if !t.phase.yields() {
+		rules = append(rules, t.Guards()...)
+	}
+	return rules
 }
 
 // prerouting leads packets of our connections to their sockets, whatever rows there are, and looks at the
