@@ -522,6 +522,32 @@ func sendSYNs(ctx context.Context, to netip.AddrPort) error {
 	return err
 }
 
+// TestDial_port has a client connect to two destinations from one port, with one backend. The backend sees the port.
+func TestDial_port(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
+	backend := n.listen(func(c *net.TCPConn) { fmt.Fprintln(c, c.RemoteAddr()) })
+	s, err := model.ParseState("pool default/web cluster\nbackend default/web cluster " + backend + "\n" +
+		"frontend 10.96.0.10:80/tcp any forward default/web cluster snat never\n" +
+		"frontend 10.96.0.11:80/tcp any forward default/web cluster snat never\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.resync(s)
+	from := netip.AddrPortFrom(n.bed.Addr("client", false), 40000)
+	var seen []string
+	for _, to := range []string{"10.96.0.10:80", "10.96.0.11:80"} {
+		line, err := bufio.NewReader(n.dialFrom(from, to)).ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen = append(seen, strings.TrimSpace(line))
+	}
+	other, err := netip.ParseAddrPort(seen[1])
+	if seen[0] != from.String() || err != nil || other.Addr() != from.Addr() || other == from {
+		t.Errorf("%s is seen as %s", from, seen)
+	}
+}
+
 func TestDatagram_nextBackend(t *testing.T) { byEachWay(t, testDatagramNextBackend) }
 
 func testDatagramNextBackend(t *testing.T, way userspace.Redirect) {

@@ -253,11 +253,21 @@ func (p *proxy) connectTCP(c call, b model.Backend) (*net.TCPConn, error) {
 	if p.asItself() {
 		return p.connectPlain(b)
 	}
-	var from net.Addr
-	if !c.hidden(b) {
-		from = net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
+	if c.hidden(b) {
+		return p.connectTransparent(net.Dialer{Control: outgoing}, b)
 	}
-	conn, err := p.connect("tcp", net.Dialer{LocalAddr: from, Control: outgoing}, b.AddrPort())
+	as := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))}
+	as.Control = outgoingFrom(c.client.Port())
+	conn, err := p.connectTransparent(as, b)
+	if errors.Is(err, unix.EADDRNOTAVAIL) { // the client has come from there to another destination with this backend
+		as.Control = outgoing
+		conn, err = p.connectTransparent(as, b)
+	}
+	return conn, err
+}
+
+func (p *proxy) connectTransparent(dialer net.Dialer, b model.Backend) (*net.TCPConn, error) {
+	conn, err := p.connect("tcp", dialer, b.AddrPort())
 	if err != nil {
 		return nil, err
 	}

@@ -48,6 +48,24 @@ func outgoing(network, address string, c syscall.RawConn) error {
 	return errors.Join(transparent(network, address, c), abortive(c), control(c, latePort))
 }
 
+// outgoingFrom is outgoing from the port that the client has. When another plane has its next connections, the client
+// takes a port that it does not use, and answers of a backend go to whoever has that port: a packet that is addressed to
+// a socket here is not forwarded (tcp_v4_early_demux and ip_forward in the kernel). Before Linux 6.3 it is any port.
+//
+// The port is the only one of those that the kernel may choose. Were the socket bound to it, no socket of the node
+// could have it by choice of the kernel, whatever its address.
+func outgoingFrom(port uint16) func(network, address string, c syscall.RawConn) error {
+	return func(network, address string, c syscall.RawConn) error {
+		return errors.Join(outgoing(network, address, c), control(c, func(fd int) error {
+			err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_LOCAL_PORT_RANGE, int(port)<<16|int(port))
+			if errors.Is(err, unix.ENOPROTOOPT) {
+				return nil
+			}
+			return os.NewSyscallError("setsockopt IP_LOCAL_PORT_RANGE", err)
+		}))
+	}
+}
+
 func latePort(fd int) error {
 	const option = unix.IP_BIND_ADDRESS_NO_PORT
 	return os.NewSyscallError("setsockopt IP_BIND_ADDRESS_NO_PORT", unix.SetsockoptInt(fd, unix.SOL_IP, option, 1))
