@@ -23,10 +23,12 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
 	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/dataplane/userspace"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/testbed/vm"
 )
 
 const (
@@ -407,6 +409,31 @@ func TestDrain_closed(t *testing.T) {
 // TestDrain_lingering has a client come again from a port that it had when another plane has taken the process's place.
 // The socket of the connection before lingers, as the server was the first to end it.
 func TestDrain_lingering(t *testing.T) {
+	t.Run("nftables", func(t *testing.T) { testDrainLingering(t, nftables.New) })
+	t.Run("ipvs", func(t *testing.T) {
+		if lacksIPVS(t) {
+			vm.Replay(t, "IPVS", "^TestDrain_lingering$/^ipvs$")
+			return
+		}
+		testDrainLingering(t, ipvs.New(ipvs.Options{}))
+	})
+}
+
+// lacksIPVS reports whether the kernel does.
+func lacksIPVS(t *testing.T) bool {
+	p, err := ipvs.New(ipvs.Options{})(dataplane.Config{})
+	if err == nil {
+		err = p.Close()
+	} else if errors.Is(err, dataplane.ErrUnsupported) {
+		return true
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return false
+}
+
+func testDrainLingering(t *testing.T, other dataplane.New) {
 	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
 	ended := make(chan error, 1)
 	s := n.sync("tcp", n.listen(func(c *net.TCPConn) {
@@ -432,7 +459,7 @@ func TestDrain_lingering(t *testing.T) {
 		}
 	}
 	ask()
-	next := n.openOther(nftables.New, dataplane.Config{})
+	next := n.openOther(other, dataplane.Config{})
 	err := next.Sync(t.Context(), s)
 	if err == nil {
 		_, err = carrier.Drain(t.Context(), s)
@@ -466,7 +493,8 @@ func TestDrain_guards(t *testing.T) {
 	n.nft(countSYNs)
 	ctx, stop := context.WithCancel(t.Context())
 	stopped := make(chan error)
-	go func() { stopped <- n.bed.Do("client", func() error { return sendSYNs(ctx, netip.MustParseAddrPort(service)) }) }()
+	send := func() error { return sendSYNs(ctx, netip.MustParseAddrPort(service)) }
+	go func() { stopped <- n.bed.Do("client", send) }()
 	for range 5 { // as it may go well
 		n.resync(s)
 		if _, err = n.plane.(dataplane.Carrier).Drain(ctx, s); err != nil {

@@ -103,18 +103,33 @@ func (t *table) prerouting() []nf.Rule {
 	if t.redirectAll {
 		return t.unlessTranslated(chainDispatch)
 	}
-	ours := append(isTransparent(), nf.GoTo(chainDeliver))
 	if t.phase == waiting {
-		return append(t.unlessTranslated(chainDispatch), earlier(),
-			nf.NewRule("our connections", append(isSYN(nf.Differs), ours...)...))
+		return slices.Concat(t.unlessTranslated(chainDispatch), []nf.Rule{earlier()}, t.ours(isSYN(nf.Differs)))
 	}
-	return []nf.Rule{
+	return slices.Concat([]nf.Rule{
 		t.ofProcess(),
 		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(chainDispatch))...),
 		nf.NewRule("", append(isSYN(nf.Equals), nf.GoTo(chainDispatch))...),
 		earlier(),
-		nf.NewRule("our connections", ours...),
-		nf.NewRule("", nf.GoTo(chainDispatch)),
+	}, t.ours(nil), []nf.Rule{nf.NewRule("", nf.GoTo(chainDispatch))})
+}
+
+// ours lead packets to their sockets. At an address of the node the kernel finds by itself one that lingers, or that is
+// not complete yet; there IPVS, whose translations connection tracking does not tell, is to see the packet before.
+func (t *table) ours(condition []any) []nf.Rule {
+	anyMark := []any{
+		&expr.Socket{Key: expr.SocketKeyMark, Register: nf.Word(0)}, nf.Bits(0, 0, 0), nf.Equals(nf.Native(0)),
+	}
+	local := []any{
+		&expr.Fib{Register: nf.Word(0), FlagDADDR: true, ResultADDRTYPE: true}, nf.Differs(nf.Native(unix.RTN_LOCAL)),
+	}
+	if t.withoutFIB {
+		local = nil
+	}
+	deliver := []any{nf.GoTo(chainDeliver)}
+	return []nf.Rule{ // only a whole socket has a mark, whatever that is
+		nf.NewRule("our connections", slices.Concat(condition, isTransparent(), anyMark, deliver)...),
+		nf.NewRule("beginning, or lingering", slices.Concat(condition, isTransparent(), local, deliver)...),
 	}
 }
 

@@ -95,6 +95,7 @@ type ports [numOrigins]uint16
 type listening struct {
 	ports, redirectPorts ports
 	redirectAll          bool // nothing goes by TPROXY
+	withoutFIB           bool // the kernel has no nft_fib
 }
 
 // table is our table of one family.

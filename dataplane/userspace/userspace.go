@@ -110,12 +110,14 @@ type Plane struct {
 	namespace namespace.Namespace
 	conn      *nfnetlink.Socket
 	routes    *routes
-	proxy     *proxy              // nil: nothing is served
-	listening [2]listening        // of IPv4 and IPv6, as nf.Families are; zero: the family cannot be served
-	why       [2]error            // why not
-	tables    []*table            // nil: the kernel's content is not known
-	over      dataplane.Dataplane // of ByPlane
-	led       *model.State        // what that has; nil: it is not known
+	proxy     *proxy       // nil: nothing is served
+	listening [2]listening // of IPv4 and IPv6, as nf.Families are; zero: the family cannot be served
+	why       [2]error     // why not
+	// withoutFIB says that the kernel has no nft_fib, without which connections of IPVS may not be told from those before.
+	withoutFIB bool
+	tables     []*table            // nil: the kernel's content is not known
+	over       dataplane.Dataplane // of ByPlane
+	led        *model.State        // what that has; nil: it is not known
 	// own is how many transactions we have made, beside those of disguises; clean how many others had when our rules
 	// were as they should be: the generation of the ruleset counts all of them.
 	clean, own uint32
@@ -220,12 +222,21 @@ func (p *Plane) check(way Redirect, over dataplane.New) (err error) {
 		p.over, err = over(c)
 		return err
 	}
+	err = p.checkRules(listening{redirectAll: way != ByTPROXY})
+	if err == nil || way != ByTPROXY || errors.Is(err, unix.EPERM) {
+		return err
+	}
+	p.withoutFIB = true
+	return p.checkRules(listening{withoutFIB: true})
+}
+
+func (p *Plane) checkRules(l listening) error {
 	var tx nf.Transaction
-	for i, f := range nf.Families {
-		t := newTable(f, p.routes.mark, listening{redirectAll: way != ByTPROXY}, &tx)
+	for _, f := range nf.Families {
+		t := newTable(f, p.routes.mark, l, &tx)
 		t.Name += "-probe"
 		if err := t.Structure(t.chains()); err != nil {
-			return fmt.Errorf("%s: %w", nf.Families[i].Name, err)
+			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 	}
 	return tx.Check(p.conn)
@@ -251,7 +262,7 @@ func (p *Plane) choose(way Redirect, instead []error) {
 
 func (p *Plane) newTable(family int, tx *nf.Transaction) *table {
 	t := newTable(nf.Families[family], p.routes.mark, p.listening[family], tx)
-	t.phase = p.phase
+	t.phase, t.withoutFIB = p.phase, p.withoutFIB
 	return t
 }
 
