@@ -775,9 +775,17 @@ func testBoundFlows(t *testing.T, way userspace.Redirect) {
 			break
 		}
 	}
-	n.sync("udp", "10.244.2.13:5353") // the first flow ends with its backend
-	if who := n.answers(model.UDP); who != "pod-b" {
-		t.Fatal(who)
+	n.sync("udp", "10.244.2.13:5353") // the first flow ends with its backend, soon
+	for end := time.Now().Add(patient); ; {
+		o, err := n.bed.Probe(t.Context(), testbed.Probe{
+			From: "client", To: netip.MustParseAddrPort(service), Protocol: model.UDP, Timeout: time.Second,
+		})
+		if o.Backend == "pod-b" {
+			break
+		}
+		if err != nil || time.Now().After(end) {
+			t.Fatal(o, err)
+		}
 	}
 }
 
