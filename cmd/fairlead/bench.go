@@ -46,7 +46,7 @@ func benchCommand() *cobra.Command {
 		Short: "compare the data planes on this machine, as published studies did",
 		Long: "bench repeats published comparisons of service proxies: each data plane, other proxies if wanted, and\n" +
 			"direct access without a proxy, by turns, in network namespaces of their own. Nothing on the machine is changed.\n" +
-			"All experiments take a quarter of an hour, eight minutes more with a test kernel, and with --full hours. Each\n" +
+			"All experiments take a quarter of an hour, those in a test kernel included, and with --full hours. Each\n" +
 			"turn is kept in a journal: a run that was interrupted goes on, with the same command. It needs root or\n" +
 			"unprivileged user namespaces.\n" +
 			"Exit status 1: something failed, and the results are without it.",
