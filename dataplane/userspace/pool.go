@@ -12,6 +12,8 @@ import (
 const (
 	// suspicion is how long a backend that did not answer is tried last.
 	suspicion = 10 * time.Second
+	// proposal is how long a client's first connection may take to reach its backend while others follow it.
+	proposal = 10 * time.Second
 	// maxClients bounds the clients whose backend a pool remembers, some 100 bytes each. Beyond it new clients are
 	// balanced without being remembered.
 	maxClients = 1 << 16
@@ -125,10 +127,23 @@ func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) 
 			if _, suspect := p.suspects[b.AddrPort()]; suspect {
 				p.suspects[b.AddrPort()] = now.Add(suspicion) // one client at a time finds out
 			}
+			p.propose(client, b.AddrPort(), now)
 			return b, others, true
 		}
 	}
 	return model.Backend{}, false, false
+}
+
+// propose has the client's other connections go to the same backend while this one is being dialled.
+func (p *pool) propose(client netip.Addr, b netip.AddrPort, now time.Time) {
+	old, known := p.clients[client]
+	if p.affinity == 0 || !known && len(p.clients) >= maxClients/2 {
+		return
+	}
+	if !old.saved.IsZero() {
+		p.dirty[client] = struct{}{}
+	}
+	p.clients[client] = choice{backend: b, until: now.Add(min(proposal, p.affinity)), saved: old.saved}
 }
 
 // turn is whose turn it is among the backends that may have one; -1: there is none.

@@ -109,6 +109,28 @@ func TestPool_affinity(t *testing.T) {
 	}
 }
 
+// Connections of a client that begin together go to one backend, though none of them has reached it yet, and if that does
+// not answer, to one other.
+func TestPool_together(t *testing.T) {
+	now, client := time.Now(), netip.MustParseAddr("10.0.0.9")
+	p := newPool(model.PoolID{})
+	m := poolOf(1, 1, 1, 1)
+	m.Affinity = time.Minute
+	p.set(m)
+	for _, tried := range [][]netip.AddrPort{nil, {backend(0)}} {
+		first, _, _ := p.choose(client, tried, now)
+		if second, _, _ := p.choose(client, tried, now); second != first {
+			t.Errorf("%s and %s, without %v", first.AddrPort(), second.AddrPort(), tried)
+		}
+	}
+	if other, _, _ := p.choose(netip.MustParseAddr("10.0.0.10"), nil, now); other.AddrPort() == backend(1) {
+		t.Error("another client follows, too")
+	}
+	if _, ok := p.remembered(client, now.Add(proposal)); ok {
+		t.Error("no backend has answered, but one is remembered")
+	}
+}
+
 // TestPool_strangers has many clients ask that nobody answers: they must not keep others from being remembered.
 func TestPool_strangers(t *testing.T) {
 	now := time.Now()
