@@ -20,6 +20,7 @@ func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err
 	if p.listens() {
 		return p.Carried(), p.syncListeners(ctx, model.NewState())
 	}
+	p.proxy.flows.hurry(p.options, true)
 	if p.translates() {
 		return p.drainOver(s), nil
 	}

@@ -31,6 +31,9 @@ func (p *Plane) begin() {
 	if p.phase == serving {
 		return
 	}
+	if p.phase == draining && p.proxy != nil {
+		p.proxy.flows.hurry(p.options, false)
+	}
 	p.phase = serving
 	if p.config.Waits != nil && p.config.Waits() {
 		p.phase = waiting

@@ -477,6 +477,28 @@ func testDrainLingering(t *testing.T, other dataplane.New) {
 	ask()
 }
 
+// TestDrain_answered drains after a question was answered: the socket for it, which has a port of the client's address,
+// does not stay for as long as flows may be silent.
+func TestDrain_answered(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY, FlowTimeout: time.Hour})
+	s := n.sync("udp", "10.244.1.11:5353")
+	if who := n.answers(model.UDP); who != "pod-a" {
+		t.Fatal(who)
+	}
+	carrier := n.plane.(dataplane.Carrier)
+	if open := carrier.Carried(); open != 1 {
+		t.Fatalf("%d flows", open)
+	}
+	if _, err := carrier.Drain(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(patient); carrier.Carried() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the flow is still carried on")
+		}
+	}
+}
+
 // TestDrain_guards has packets for a row come all the while that another plane takes the process's place: none of them is
 // one for an address at which nothing is served.
 func TestDrain_guards(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,7 +24,8 @@ type flows struct {
 	redirected map[netip.AddrPort]map[*flow]struct{}
 	opening    map[way][][]byte // flows that are about to begin, and what they are to send; see meet
 	count      int
-	over       bool // the proxy has ended
+	over       bool        // the proxy has ended
+	hurried    atomic.Bool // see hurry
 }
 
 // front is the socket from which the answers of one destination come. It has the destination's address and port, and
@@ -39,6 +41,7 @@ type front struct {
 // flow is one client's way to a backend.
 type flow struct {
 	call
+	among *flows
 	front *front
 	began time.Time
 	asked time.Time // of one that was redirected: when its destination was last sure
@@ -188,10 +191,31 @@ func (f *flow) send(o Options, data []byte) error {
 
 // deadline is when the flow ends if it is silent. As connection tracking has it, one that goes on has more patience.
 func (f *flow) deadline(o Options) time.Time {
-	if f.goesOn() {
+	const settled = time.Second
+	switch {
+	case f.goesOn():
 		return f.last.Add(o.StreamTimeout)
+	case f.among.hurried.Load() && f.answered && !f.waiting:
+		return f.last.Add(settled)
 	}
 	return f.last.Add(o.FlowTimeout)
+}
+
+// hurry has flows end soon after an answer, while another plane is in force. The socket of one has a port of its client's
+// address, and a question that the client asks from there by the other plane would have its answer end at that socket: the
+// kernel gives what comes from the backend to it before it is forwarded (udp_v4_early_demux).
+func (l *flows) hurry(o Options, on bool) {
+	l.hurried.Store(on)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, front := range l.fronts {
+		for _, f := range front.flows {
+			if f.mu.TryLock() { // else it is busy, and sees to that itself
+				_ = f.conn.SetReadDeadline(f.deadline(o)) // fails only if the flow is over
+				f.mu.Unlock()
+			}
+		}
+	}
 }
 
 // goesOn reports whether the flow is more than a question and its answers.
@@ -222,8 +246,8 @@ func (p *proxy) begin(at packet) *flow {
 		return nil
 	}
 	now := time.Now()
-	f := &flow{call: call{decision: d, client: at.client}, began: now, asked: now, last: now, waiting: true,
-		conn: conn, backend: backend}
+	f := &flow{call: call{decision: d, client: at.client}, among: p.flows, began: now, asked: now, last: now,
+		waiting: true, conn: conn, backend: backend}
 	if err := p.add(f, at); err != nil {
 		conn.Close()
 		return nil
