@@ -141,8 +141,9 @@ func (c clock) time(programs uint64) time.Time {
 	return c.wall.Add(time.Duration(int64(programs) - c.monotonic))
 }
 
+// programs is below 0, as programs take it, before the machine was there: what another plane remembers may be older.
 func (c clock) programs(t time.Time) uint64 {
-	return uint64(max(c.monotonic+int64(t.Sub(c.wall)), 0))
+	return uint64(c.monotonic + int64(t.Sub(c.wall)))
 }
 
 // Remember implements dataplane.Affine.

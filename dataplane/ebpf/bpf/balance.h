@@ -8,10 +8,13 @@
 
 #define SECOND 1000000000ULL
 
-// since is the time from a moment until now. Another processor may have noted one that is later than what is now here.
+// since is the time from a moment until now. Another processor may have noted one that is later than what is now here, and
+// the agent one before the machine was there.
 static __always_inline __u64 since(__u64 last, __u64 now)
 {
-	return now > last ? now - last : 0;
+	__s64 time = now - last;
+
+	return time > 0 ? time : 0;
 }
 
 static __always_inline bool same_addr(const struct addr *a, const struct addr *b)
