@@ -20,10 +20,10 @@ func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err
 	if p.listens() {
 		return p.Carried(), p.syncListeners(ctx, model.NewState())
 	}
-	p.proxy.flows.hurry(p.options, true)
 	if p.translates() {
 		return p.drainOver(s), nil
 	}
+	p.proxy.flows.hurry(p.options, true)
 	if p.phase == serving && p.tables != nil {
 		// The rules first: rows and guards do not leave their sets at the same moment, though in one transaction, and who
 		// is no row's any more must not meet a guard of its range.

@@ -31,12 +31,12 @@ func (p *Plane) begin() {
 	if p.phase == serving {
 		return
 	}
-	if p.phase == draining && p.proxy != nil {
-		p.proxy.flows.hurry(p.options, false)
-	}
 	p.phase = serving
 	if p.config.Waits != nil && p.config.Waits() {
 		p.phase = waiting
+	}
+	if p.proxy != nil {
+		p.proxy.flows.hurry(p.options, p.phase == waiting)
 	}
 }
 
@@ -53,6 +53,7 @@ func (p *Plane) Enter(ctx context.Context) error {
 	}
 	err := p.turn(serving)
 	if err == nil || errors.Is(err, dataplane.ErrPartial) {
+		p.proxy.flows.hurry(p.options, false)
 		p.save(false) // who is remembered: the other plane, which remembers, too, goes before the next Audit
 	}
 	return err

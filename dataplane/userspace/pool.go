@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -12,8 +13,8 @@ import (
 const (
 	// suspicion is how long a backend that did not answer is tried last.
 	suspicion = 10 * time.Second
-	// proposal is how long a client's first connection may take to reach its backend while others follow it.
-	proposal = 10 * time.Second
+	// proposalLasts is how long a client's first connection may take to reach its backend while others follow it.
+	proposalLasts = 10 * time.Second
 	// maxClients bounds the clients whose backend a pool remembers, some 100 bytes each. Beyond it new clients are
 	// balanced without being remembered.
 	maxClients = 1 << 16
@@ -30,6 +31,7 @@ type pool struct {
 	even     bool
 	affinity time.Duration
 	clients  map[netip.Addr]choice
+	proposed map[netip.Addr]choice        // of clients whose backend is being dialled
 	dirty    map[netip.Addr]struct{}      // of whom the set clients is to be told
 	suspects map[netip.AddrPort]time.Time // until when
 	served   map[netip.AddrPort]tally
@@ -57,7 +59,7 @@ type choice struct {
 func newPool(id model.PoolID) *pool {
 	return &pool{
 		id: id, clients: map[netip.Addr]choice{}, dirty: map[netip.Addr]struct{}{}, suspects: map[netip.AddrPort]time.Time{},
-		served: map[netip.AddrPort]tally{},
+		served: map[netip.AddrPort]tally{}, proposed: map[netip.Addr]choice{},
 	}
 }
 
@@ -76,6 +78,7 @@ func (p *pool) set(m model.Pool) {
 	}
 	if p.affinity = m.Affinity; p.affinity == 0 {
 		clear(p.clients)
+		clear(p.proposed)
 		clear(p.dirty)
 	}
 	for b := range p.suspects {
@@ -113,8 +116,8 @@ func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	others = p.affinity == 0 && len(p.serving) > len(tried)+1
-	if c, ok := p.clients[client]; ok && now.Before(c.until) && !slices.Contains(tried, c.backend) {
-		if i := p.find(c.backend); i >= 0 {
+	for _, c := range []choice{p.clients[client], p.proposal(client, now)} {
+		if i := p.find(c.backend); i >= 0 && now.Before(c.until) && !slices.Contains(tried, c.backend) {
 			return p.serving[i].Backend, others, true
 		}
 	}
@@ -134,16 +137,20 @@ func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) 
 	return model.Backend{}, false, false
 }
 
+// proposal is what was proposed, unless that has been tried in vain meanwhile.
+func (p *pool) proposal(client netip.Addr, now time.Time) choice {
+	c := p.proposed[client]
+	if now.Before(p.suspects[c.backend]) {
+		return choice{}
+	}
+	return c
+}
+
 // propose has the client's other connections go to the same backend while this one is being dialled.
 func (p *pool) propose(client netip.Addr, b netip.AddrPort, now time.Time) {
-	old, known := p.clients[client]
-	if p.affinity == 0 || !known && len(p.clients) >= maxClients/2 {
-		return
+	if p.affinity > 0 && len(p.proposed) < maxClients {
+		p.proposed[client] = choice{backend: b, until: now.Add(proposalLasts)}
 	}
-	if !old.saved.IsZero() {
-		p.dirty[client] = struct{}{}
-	}
-	p.clients[client] = choice{backend: b, until: now.Add(min(proposal, p.affinity)), saved: old.saved}
 }
 
 // turn is whose turn it is among the backends that may have one; -1: there is none.
@@ -214,6 +221,7 @@ func (p *pool) bind(client netip.Addr, b netip.AddrPort, now time.Time, most int
 	if _, known := p.clients[client]; !known && len(p.clients) >= most {
 		return // until Audit has forgotten some
 	}
+	delete(p.proposed, client)
 	p.note(client, choice{backend: b, until: now.Add(p.affinity)})
 }
 
@@ -227,6 +235,7 @@ func (p *pool) forget(now time.Time) {
 			delete(p.dirty, client)
 		}
 	}
+	maps.DeleteFunc(p.proposed, func(_ netip.Addr, c choice) bool { return !now.Before(c.until) })
 }
 
 // trust has a backend not be tried last any more.

@@ -126,7 +126,7 @@ func TestPool_together(t *testing.T) {
 	if other, _, _ := p.choose(netip.MustParseAddr("10.0.0.10"), nil, now); other.AddrPort() == backend(1) {
 		t.Error("another client follows, too")
 	}
-	if _, ok := p.remembered(client, now.Add(proposal)); ok {
+	if _, ok := p.remembered(client, now); ok {
 		t.Error("no backend has answered, but one is remembered")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -46,15 +47,16 @@ type flow struct {
 	began time.Time
 	asked time.Time // of one that was redirected: when its destination was last sure
 
-	mu       sync.Mutex
-	conn     *flowSocket
-	backend  netip.AddrPort
-	tried    []netip.AddrPort
-	pending  []byte // the latest datagram, until somebody has answered
-	answered bool
-	last     time.Time // when somebody has said something
-	waiting  bool      // that was the client
-	over     bool
+	mu        sync.Mutex
+	conn      *flowSocket
+	backend   netip.AddrPort
+	tried     []netip.AddrPort
+	pending   []byte // the latest datagram, until somebody has answered
+	questions int    // datagrams of the client
+	answered  bool
+	last      time.Time // when somebody has said something
+	waiting   bool      // that was the client
+	over      bool
 }
 
 func newFlows() *flows {
@@ -183,6 +185,7 @@ func (f *flow) send(o Options, data []byte) error {
 	if !f.answered {
 		f.pending = append(f.pending[:0], data...)
 	}
+	f.questions++
 	f.last, f.waiting = time.Now(), true
 	_ = f.conn.SetReadDeadline(f.deadline(o)) // fails only if the flow is over, and so does Write
 	_, err := f.conn.Write(data)
@@ -191,31 +194,42 @@ func (f *flow) send(o Options, data []byte) error {
 
 // deadline is when the flow ends if it is silent. As connection tracking has it, one that goes on has more patience.
 func (f *flow) deadline(o Options) time.Time {
-	const settled = time.Second
 	switch {
 	case f.goesOn():
 		return f.last.Add(o.StreamTimeout)
-	case f.among.hurried.Load() && f.answered && !f.waiting:
-		return f.last.Add(settled)
+	case f.among.hurried.Load() && f.settled():
+		return f.last.Add(settledTimeout)
 	}
 	return f.last.Add(o.FlowTimeout)
 }
 
-// hurry has flows end soon after an answer, while another plane is in force. The socket of one has a port of its client's
+const settledTimeout = time.Second
+
+// settled reports whether the client has asked once, and has its answer, and the flow's socket has its address.
+func (f *flow) settled() bool {
+	own, ok := f.conn.LocalAddr().(*net.UDPAddr)
+	return f.questions == 1 && f.answered && ok && unmapped(own.AddrPort()).Addr() == f.client.Addr()
+}
+
+// hurry has flows that are settled end soon, while another plane is in force. The socket of one has a port of its client's
 // address, and a question that the client asks from there by the other plane would have its answer end at that socket: the
 // kernel gives what comes from the backend to it before it is forwarded (udp_v4_early_demux).
 func (l *flows) hurry(o Options, on bool) {
-	l.hurried.Store(on)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, front := range l.fronts {
-		for _, f := range front.flows {
-			if f.mu.TryLock() { // else it is busy, and sees to that itself
-				_ = f.conn.SetReadDeadline(f.deadline(o)) // fails only if the flow is over
-				f.mu.Unlock()
-			}
-		}
+	if l.hurried.Swap(on) == on {
+		return
 	}
+	for _, f := range l.touched(nil, nil) {
+		f.mu.Lock()
+		_ = f.conn.SetReadDeadline(f.deadline(o)) // fails only if the flow is over
+		f.mu.Unlock()
+	}
+}
+
+// expired reports whether the flow has been silent for too long.
+func (f *flow) expired(o Options) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !time.Now().Before(f.deadline(o))
 }
 
 // goesOn reports whether the flow is more than a question and its answers.
@@ -364,6 +378,9 @@ func (p *proxy) answers(f *flow) {
 			continue
 		}
 		if errors.Is(err, unix.ECONNREFUSED) && p.elsewhere(f) {
+			continue
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) && !f.expired(p.options) { // the client has said something meanwhile
 			continue
 		}
 		p.flows.end(f)
