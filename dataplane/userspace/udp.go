@@ -211,9 +211,9 @@ func (f *flow) settled() bool {
 	return f.questions == 1 && f.answered && ok && unmapped(own.AddrPort()).Addr() == f.client.Addr()
 }
 
-// hurry has flows that are settled end soon, while another plane is in force. The socket of one has a port of its client's
-// address, and a question that the client asks from there by the other plane would have its answer end at that socket: the
-// kernel gives what comes from the backend to it before it is forwarded (udp_v4_early_demux).
+// hurry has flows that are settled end soon, while another plane is in force. The socket of one has a port of its
+// client's address, and a question that the client asks from there by the other plane would have its answer end at that
+// socket: the kernel gives what comes from the backend to it before it is forwarded (udp_v4_early_demux).
 func (l *flows) hurry(o Options, on bool) {
 	if l.hurried.Swap(on) == on {
 		return
