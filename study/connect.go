@@ -34,7 +34,7 @@ func connectFigures() []Figure {
 }
 
 func connectCells(d Depth) (cells []Cell) {
-	sizes, rounds, load := []int{100, 500, 1000, 2000, 3000, 4000}, 4, traffic.Load{Requests: 2500, Concurrency: 500}
+	sizes, rounds, load := []int{100, 500, 1000, 2000, 3000, 4000}, 3, traffic.Load{Requests: 2500, Concurrency: 500}
 	if d == Full {
 		sizes, rounds = append(sizes, 10_000, 20_000, hugest), 3
 		load = traffic.Load{Requests: 10_000, Concurrency: 1000}

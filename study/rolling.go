@@ -35,7 +35,7 @@ type rollout struct {
 func rollingCells(d Depth) (cells []Cell) {
 	const pause = 400 * time.Millisecond
 	quick := []rollout{{2, 1, 0, pause}, {2, 1, 500 * time.Millisecond, pause}}
-	rounds := []int{2, 1}
+	rounds := []int{1, 1}
 	if d == Full {
 		quick = []rollout{{4, 4, 0, 3 * pause}, {4, 4, 2 * time.Second, 3 * pause / 2}}
 		rounds = []int{3, 3}

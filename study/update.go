@@ -38,7 +38,7 @@ func updateExperiment() Experiment {
 }
 
 func updateCells(d Depth) (cells []Cell) {
-	sizes, rounds, limit := []int{100, 4000}, 2, 30*time.Second
+	sizes, rounds, limit := []int{100, 2000}, 2, 30*time.Second
 	switch d {
 	case Brief:
 		sizes, rounds = []int{100, 1000}, 1
