@@ -50,8 +50,11 @@ type unrest struct {
 }
 
 func jitterCells(d Depth) (cells []Cell) {
-	rates, rounds, lasts := []int{100}, 2, 300*time.Millisecond
-	if d == Full {
+	rates, rounds, lasts := []int{0, 100}, 2, 300*time.Millisecond
+	switch d {
+	case Brief:
+		rates = []int{100}
+	case Full:
 		rates, rounds, lasts = []int{0, 10, 100}, 5, 3*time.Second
 	}
 	for _, rate := range rates {
