@@ -50,7 +50,7 @@ func outgoing(network, address string, c syscall.RawConn) error {
 
 // outgoingFrom is outgoing from the port that the client has. When another plane has its next connections, the client
 // takes a port that it does not use, and answers of a backend go to whoever has that port: a packet for a socket of the
-// node is not forwarded (tcp_v4_early_demux and ip_forward in the kernel). Before Linux 6.3, and where the client's port
+// node is not forwarded (tcp_v4_early_demux and ip_forward in the kernel). Before Linux 6.3, and if the client's port
 // is not in net.ipv4.ip_local_port_range, it is any port.
 //
 // The port is the only one of those that the kernel may choose. Were the socket bound to it, no socket of the node
