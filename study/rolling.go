@@ -35,18 +35,18 @@ type rollout struct {
 func rollingCells(d Depth) (cells []Cell) {
 	const pause = 400 * time.Millisecond
 	quick := []rollout{{2, 1, 0, pause}, {2, 1, 500 * time.Millisecond, pause}}
-	rounds := []int{1, 1}
+	rounds := 1
 	if d == Full {
 		quick = []rollout{{4, 4, 0, 3 * pause}, {4, 4, 2 * time.Second, 3 * pause / 2}}
-		rounds = []int{3, 3}
+		rounds = 3
 	}
-	for i, r := range quick {
+	for _, r := range quick {
 		name := "pods close their port at once"
 		if r.grace > 0 {
 			name = "pods serve on for a while"
 		}
 		cells = append(cells, Cell{
-			Case: name, Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: rounds[i], Turn: r.turn,
+			Case: name, Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: rounds, Turn: r.turn,
 		})
 	}
 	return cells

@@ -61,12 +61,7 @@ func BenchmarkFlows(b *testing.B) {
 // echo has pod-a answer datagrams with themselves.
 func (n *node) echo() (backend string) {
 	n.Helper()
-	var socket net.PacketConn
-	n.at("pod-a", func() (err error) {
-		socket, err = net.ListenPacket("udp4", "10.244.1.11:0")
-		return err
-	})
-	n.Cleanup(func() { socket.Close() })
+	socket := n.listenDatagrams()
 	go func() {
 		buf := make([]byte, 1)
 		for {

@@ -814,13 +814,18 @@ func testBoundFlows(t *testing.T, way userspace.Redirect) {
 // silent makes pod-a take datagrams without answering them.
 func (n *node) silent() (backend string) {
 	n.Helper()
-	var socket net.PacketConn
+	return n.listenDatagrams().LocalAddr().String()
+}
+
+// listenDatagrams is a socket of pod-a.
+func (n *node) listenDatagrams() (socket net.PacketConn) {
+	n.Helper()
 	n.at("pod-a", func() (err error) {
 		socket, err = net.ListenPacket("udp4", "10.244.1.11:0")
 		return err
 	})
 	n.Cleanup(func() { socket.Close() })
-	return socket.LocalAddr().String()
+	return socket
 }
 
 // TestBound_answered has many clients ask once, each from another port, as resolvers do. They are more than there may
