@@ -499,6 +499,45 @@ func TestDrain_answered(t *testing.T) {
 	}
 }
 
+// TestDrain_port has a client ask the same backend when another plane has taken the process's place, and when the process
+// is back, from the port that the kernel would have given to the process's socket.
+func TestDrain_port(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
+	const port = 40000
+	n.at(testbed.Node, func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "%d %[1]d", port), 0)
+	})
+	s := n.sync("udp", "10.244.1.11:5353")
+	ask := func(from uint16) testbed.Result {
+		t.Helper()
+		o, err := n.bed.Probe(t.Context(), testbed.Probe{
+			From: "client", To: netip.MustParseAddrPort(service), Protocol: model.UDP, SourcePort: from, Timeout: patient,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o.Result
+	}
+	if r := ask(port + 1); r != testbed.Answered {
+		t.Fatal(r)
+	}
+	next := n.openOther(nftables.New, dataplane.Config{})
+	err := next.Sync(t.Context(), s)
+	if err == nil {
+		_, err = n.plane.(dataplane.Carrier).Drain(t.Context(), s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := ask(port); r != testbed.Answered {
+		t.Errorf("when the other plane serves: %s", r)
+	}
+	n.resync(s)
+	if r := ask(port); r != testbed.Answered {
+		t.Errorf("when the process serves: %s", r)
+	}
+}
+
 // TestDrain_guards has packets for a row come all the while that another plane takes the process's place: none of them is
 // one for an address at which nothing is served.
 func TestDrain_guards(t *testing.T) {
@@ -607,6 +646,40 @@ func testDatagramNextBackend(t *testing.T, way userspace.Redirect) {
 		if who := n.answers(model.UDP); who != "pod-b" {
 			t.Fatalf("%s", who)
 		}
+	}
+}
+
+// TestDatagram_port: the backend sees the client's address, and a port that no socket of the client gets by itself.
+func TestDatagram_port(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
+	backend := n.listenDatagrams()
+	n.sync("udp", backend.LocalAddr().String())
+	c, err := n.bed.Dial(t.Context(), "client", model.UDP, netip.MustParseAddrPort(service))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := backend.SetReadDeadline(time.Now().Add(patient)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte("?")); err != nil {
+		t.Fatal(err)
+	}
+	_, from, err := backend.ReadFrom(make([]byte, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen, ports := from.(*net.UDPAddr).AddrPort(), []byte(nil)
+	n.at("client", func() (err error) {
+		ports, err = os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+		return err
+	})
+	var low, high uint16
+	if _, err := fmt.Sscan(string(ports), &low, &high); err != nil {
+		t.Fatal(err)
+	}
+	if seen.Addr() != n.bed.Addr("client", false) || low <= seen.Port() && seen.Port() <= high {
+		t.Errorf("the backend sees %s; the client's ports are %d to %d", seen, low, high)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -314,15 +315,37 @@ func (p *proxy) connectUDP(c call, b model.Backend) (*flowSocket, error) {
 		p.leaveFirst(s, leave)
 		return s, nil
 	}
-	var from net.Addr
-	control := transparent
 	switch {
 	case p.asItself():
-		control = plain
-	case !c.hidden(b):
-		from = net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.client.Addr(), 0))
+		return p.connectDatagrams(net.Dialer{Control: plain}, b)
+	case c.hidden(b):
+		return p.connectDatagrams(net.Dialer{Control: transparent}, b)
 	}
-	conn, err := p.connect("udp", net.Dialer{LocalAddr: from, Control: control}, b.AddrPort())
+	return p.connectAs(c.client.Addr(), b)
+}
+
+// connectAs opens a flow as a client, from a port that the client's own sockets do not get by themselves: what the client
+// asks the same backend by another plane is answered to its own port, and a packet for a socket of the node is not
+// forwarded (udp_v4_early_demux and ip_forward in the kernel).
+func (p *proxy) connectAs(client netip.Addr, b model.Backend) (*flowSocket, error) {
+	const (
+		first, count = 61000, 65536 - 61000 // above net.ipv4.ip_local_port_range, as the kernel has it
+		tries        = 4                    // so few fail while half of the ports are taken
+	)
+	for range tries {
+		port := uint16(first + rand.IntN(count))
+		from := net.UDPAddrFromAddrPort(netip.AddrPortFrom(client, port))
+		s, err := p.connectDatagrams(net.Dialer{LocalAddr: from, Control: transparent}, b)
+		if !errors.Is(err, unix.EADDRINUSE) {
+			return s, err
+		}
+	}
+	from := net.UDPAddrFromAddrPort(netip.AddrPortFrom(client, 0))
+	return p.connectDatagrams(net.Dialer{LocalAddr: from, Control: transparent}, b)
+}
+
+func (p *proxy) connectDatagrams(dialer net.Dialer, b model.Backend) (*flowSocket, error) {
+	conn, err := p.connect("udp", dialer, b.AddrPort())
 	if err != nil {
 		return nil, err
 	}
