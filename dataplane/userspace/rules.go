@@ -18,6 +18,7 @@ const (
 	chainOutput   = "of-this-node"
 	chainSend     = "send-to-process"
 	chainLater    = "to-be-redirected"
+	chainOurs     = "of-our-sockets"
 	chainRest     = "rest"
 )
 
@@ -43,6 +44,7 @@ func (t *table) chains() []nf.Chain {
 				nf.NewRule("wait for the next process", nf.LoadMeta(expr.MetaKeyL4PROTO, 0), nf.In(t.Sets[away].Name), nf.Drop()),
 				nf.NewRule("to be redirected", nf.Accept()),
 			}},
+			{Name: chainOurs, Rules: t.ofSockets()},
 			{Name: chainSend, Rules: t.send()},
 			{Name: chainRest, Rules: t.rest()},
 			t.admission(model.Any), t.admission(model.Internal),
@@ -104,32 +106,34 @@ func (t *table) prerouting() []nf.Rule {
 		return t.unlessTranslated(chainDispatch)
 	}
 	if t.phase == waiting {
-		return slices.Concat(t.unlessTranslated(chainDispatch), []nf.Rule{earlier()}, t.ours(isSYN(nf.Differs)))
+		return slices.Concat(t.unlessTranslated(chainDispatch), []nf.Rule{earlier(), ours(isSYN(nf.Differs))})
 	}
-	return slices.Concat([]nf.Rule{
+	return []nf.Rule{
 		t.ofProcess(),
 		nf.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nf.GoTo(chainDispatch))...),
 		nf.NewRule("", append(isSYN(nf.Equals), nf.GoTo(chainDispatch))...),
-		earlier(),
-	}, t.ours(nil), []nf.Rule{nf.NewRule("", nf.GoTo(chainDispatch))})
+		earlier(), ours(nil),
+		nf.NewRule("", nf.GoTo(chainDispatch)),
+	}
 }
 
-// ours lead packets to their sockets. At an address of the node the kernel finds by itself one that lingers, or that is
-// not complete yet; there IPVS, whose translations connection tracking does not tell, is to see the packet before.
-func (t *table) ours(condition []any) []nf.Rule {
-	anyMark := []any{
-		&expr.Socket{Key: expr.SocketKeyMark, Register: nf.Word(0)}, nf.Bits(0, 0, 0), nf.Equals(nf.Native(0)),
-	}
-	local := []any{
-		&expr.Fib{Register: nf.Word(0), FlagDADDR: true, ResultADDRTYPE: true}, nf.Differs(nf.Native(unix.RTN_LOCAL)),
-	}
+// ours leads packets to their sockets, if they have one of the process.
+func ours(condition []any) nf.Rule {
+	return nf.NewRule("", slices.Concat(condition, isTransparent(), []any{nf.Jump(chainOurs)})...)
+}
+
+// ofSockets is for packets with a socket. At an address of the node the kernel finds by itself one that lingers, or that
+// is not complete yet; there IPVS, whose translations connection tracking does not tell, is to see the packet before.
+func (t *table) ofSockets() (rules []nf.Rule) {
 	if t.withoutFIB {
-		local = nil
+		return []nf.Rule{nf.NewRule("our connections", nf.GoTo(chainDeliver))}
 	}
-	deliver := []any{nf.GoTo(chainDeliver)}
 	return []nf.Rule{ // only a whole socket has a mark, whatever that is
-		nf.NewRule("our connections", slices.Concat(condition, isTransparent(), anyMark, deliver)...),
-		nf.NewRule("beginning, or lingering", slices.Concat(condition, isTransparent(), local, deliver)...),
+		nf.NewRule("our connections", &expr.Socket{Key: expr.SocketKeyMark, Register: nf.Word(0)}, nf.Bits(0, 0, 0),
+			nf.Equals(nf.Native(0)), nf.GoTo(chainDeliver)),
+		nf.NewRule("beginning, or lingering",
+			&expr.Fib{Register: nf.Word(0), FlagDADDR: true, ResultADDRTYPE: true}, nf.Differs(nf.Native(unix.RTN_LOCAL)),
+			nf.GoTo(chainDeliver)),
 	}
 }
 
@@ -289,7 +293,7 @@ func earlier() nf.Rule {
 		nf.Bits(0, destinationTranslated, 0), nf.Differs(nf.Native(0)), nf.Accept())
 }
 
-// later leaves alone what has begun since another plane is in force. Only datagrams come here then.
+// later leaves alone what has begun since another plane is in force. Only datagrams come here once its rows are all.
 func (t *table) later() []nf.Rule {
 	if t.phase != draining {
 		return nil
