@@ -226,8 +226,15 @@ func (p *Plane) check(way Redirect, over dataplane.New) (err error) {
 	if err == nil || way != ByTPROXY || errors.Is(err, unix.EPERM) {
 		return err
 	}
+	if p.checkRules(listening{withoutFIB: true}) != nil {
+		return err
+	}
 	p.withoutFIB = true
-	return p.checkRules(listening{withoutFIB: true})
+	if p.config.Log != nil {
+		p.config.Log.Info("the kernel cannot tell addresses of the node in rules: beside mode ipvs a client that uses a port again "+
+			"may be refused; have it load nft_fib", "error", err)
+	}
+	return nil
 }
 
 func (p *Plane) checkRules(l listening) error {
