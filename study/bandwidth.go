@@ -29,7 +29,7 @@ func bandwidthExperiment() Experiment {
 }
 
 func bandwidthCells(d Depth) (cells []Cell) {
-	sizes, rounds, lasts := []int{100, 4000}, 5, 200*time.Millisecond
+	sizes, rounds, lasts := []int{100, 4000}, 4, 200*time.Millisecond
 	if d == Full {
 		sizes, rounds, lasts = []int{1, 1000, 4000, 10_000, 25_000}, 7, time.Second
 	}

@@ -14,11 +14,12 @@ func connectExperiment() Experiment {
 	return Experiment{
 		Description: Description{
 			Name: "connect",
-			Does: "short HTTP connections while there are more and more Services: 10,000, 1,000 at a time (quickly: 2,500)",
+			Does: "short HTTP connections while there are more and more Services: 10,000, 1,000 at a time (quickly: 1,500)",
 			Source: "UCloud, UK8S: kube-proxy modes (github.com/UCloudDoc-Team/uk8s, userguide/kubeproxy_mode.md); there ab " +
 				"ran on the node, and Services had some 20 endpoints",
 			Axis: servicesAxis, Figures: connectFigures(),
 		},
+		IPVS:  true,
 		Cells: connectCells,
 	}
 }
@@ -34,8 +35,11 @@ func connectFigures() []Figure {
 }
 
 func connectCells(d Depth) (cells []Cell) {
-	sizes, rounds, load := []int{100, 500, 1000, 2000, 3000, 4000}, 3, traffic.Load{Requests: 2500, Concurrency: 500}
-	if d == Full {
+	sizes, rounds, load := []int{100, 500, 1000, 2000, 3000, 4000}, 3, traffic.Load{Requests: 1500, Concurrency: 500}
+	switch d {
+	case Brief:
+		load = traffic.Load{Requests: 500, Concurrency: 100}
+	case Full:
 		sizes, rounds = append(sizes, 10_000, 20_000, hugest), 3
 		load = traffic.Load{Requests: 10_000, Concurrency: 1000}
 	}

@@ -12,6 +12,8 @@ import (
 // Experiment is a comparison that somebody has published, and how it is repeated here.
 type Experiment struct {
 	Description
+	// IPVS is that a study has figures of it: a quick run of all experiments repeats those in the test kernel.
+	IPVS bool
 	// Cells are what it compares, in the order of the report.
 	Cells func(Depth) []Cell
 }

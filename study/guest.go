@@ -69,8 +69,11 @@ func (l *lab) guestOptions() Options {
 	}
 	if l.Depth == Full {
 		o.Depth, o.Most, o.Rounds = Quick, 10_000, 5
-	} else if len(o.Sizes) == 0 {
-		o.Sizes = []int{100, o.Most}
+	} else {
+		o.Experiments = briefly(l.Experiments)
+		if len(o.Sizes) == 0 {
+			o.Sizes = []int{100, 500}
+		}
 	}
 	if l.Own != nil {
 		o.Most = max(o.Most, min(len(l.Own.services), 10_000))
@@ -81,6 +84,14 @@ func (l *lab) guestOptions() Options {
 		}
 	}
 	return o
+}
+
+// briefly are the experiments that are repeated quickly: of all those with IPVS, of some those.
+func briefly(some []Experiment) []Experiment {
+	if len(some) < len(Experiments()) {
+		return some
+	}
+	return slices.DeleteFunc(slices.Clone(some), func(e Experiment) bool { return !e.IPVS })
 }
 
 // repeat has this program measure in the test kernel. Rows come while it does.

@@ -104,6 +104,15 @@ func (u unrest) turn(ctx context.Context, s *Site) (Figures, error) {
 	}, nil
 }
 
+// patience is how long a request is waited for. Where a proxy that answers itself starts anew, connections wait for the
+// next one, and what the kernel sends again comes after one second, and after three.
+func (u unrest) patience() time.Duration {
+	if u.anew {
+		return 4 * time.Second
+	}
+	return time.Second
+}
+
 // interval is what bulk data is counted in.
 func (u unrest) interval() time.Duration { return u.lasts / 25 }
 
@@ -119,7 +128,7 @@ func (u unrest) requests(ctx context.Context, s *Site) (traffic.Result, error) {
 	}
 	return client.Run(ctx, traffic.Load{
 		Targets: []netip.AddrPort{s.Service(0)}, Rate: s.rate(rate), Concurrency: most,
-		Duration: u.lasts, Timeout: time.Second, Interval: u.interval(),
+		Duration: u.lasts, Timeout: u.patience(), Interval: u.interval(),
 	})
 }
 

@@ -28,21 +28,25 @@ func lookupExperiment() Experiment {
 				{Name: "failed", Unit: Count, Better: Lower, Does: "connections that failed"},
 			},
 		},
+		IPVS:  true,
 		Cells: lookupCells,
 	}
 }
 
 func lookupCells(d Depth) (cells []Cell) {
-	sizes, rounds := []int{100, 1000, 4000}, 10
-	if d == Full {
-		sizes, rounds = append(sizes, 10_000, 20_000, hugest), 12
+	sizes, rounds, connections := []int{100, 4000}, 8, 1000
+	switch d {
+	case Brief:
+		connections = 200
+	case Full:
+		sizes, rounds = []int{100, 1000, 4000, 10_000, 20_000, hugest}, 12
 	}
 	for _, n := range sizes {
 		for _, last := range []bool{false, true} {
 			c := Cell{
 				Case: "first Service", Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: rounds,
 				Takes: 100 * time.Millisecond, Contenders: withRules(n), Turn: func(ctx context.Context, s *Site) (Figures, error) {
-					return lookupTurn(ctx, s, last)
+					return lookupTurn(ctx, s, last, connections)
 				},
 			}
 			if last {
@@ -65,10 +69,7 @@ func withRules(services int) func([]Contender) []Contender {
 	}
 }
 
-// lookups is how many connections a turn makes.
-const lookups = 1000
-
-func lookupTurn(ctx context.Context, s *Site, last bool) (Figures, error) {
+func lookupTurn(ctx context.Context, s *Site, last bool, connections int) (Figures, error) {
 	to, end, err := s.ends(ctx)
 	if err != nil {
 		return nil, err
@@ -77,13 +78,13 @@ func lookupTurn(ctx context.Context, s *Site, last bool) (Figures, error) {
 		to = end
 	}
 	e := errand{servers: []traffic.Server{{Protocol: traffic.Bare}}, load: traffic.Load{
-		Protocol: traffic.Bare, Targets: []netip.AddrPort{to}, Requests: lookups / 10,
+		Protocol: traffic.Bare, Targets: []netip.AddrPort{to}, Requests: connections / 10,
 	}}
 	// What has just listed rules finds them in the processor's caches, or other things there: nobody is measured before.
 	if _, err := s.ask(ctx, e); err != nil {
 		return nil, err
 	}
-	e.load.Requests = lookups
+	e.load.Requests = connections
 	r, err := s.ask(ctx, e)
 	if err != nil {
 		return nil, err

@@ -29,6 +29,7 @@ func rulesExperiment() Experiment {
 				failedFigure(),
 			},
 		},
+		IPVS:  true,
 		Cells: rulesCells,
 	}
 }

@@ -28,6 +28,7 @@ func schedulersExperiment() Experiment {
 				rateFigure(), failedFigure(),
 			},
 		},
+		IPVS:  true,
 		Cells: schedulersCells,
 	}
 }
@@ -55,22 +56,24 @@ func (o slowServers) String() string {
 }
 
 // schedulersCells has servers as the comparison describes them, where nothing that a scheduler does can make a
-// difference but for what the choice itself costs; servers that serve a sixth more than an even share of the users at
+// difference but for what the choice itself costs (in full runs only); servers that serve a sixth more than an even share of the users at
 // once; and such of which two are slower. Users have addresses of their own, as clients of a Service do.
 func schedulersCells(d Depth) (cells []Cell) {
 	few := slowServers{users: 60, takes: 100 * time.Millisecond, workers: 7, lasts: 450 * time.Millisecond}
+	rounds := 2
 	if d == Full {
+		rounds = 3
 		few = slowServers{users: 500, takes: time.Second, workers: 58, lasts: 4500 * time.Millisecond}
 	}
 	many, unequal := few, few
 	many.workers, many.lasts, unequal.slower = 0, few.takes*3/2, 2
 	all := []slowServers{many, few, unequal}
-	if d == Brief {
+	if d != Full {
 		all = all[1:]
 	}
 	for _, servers := range all {
 		cells = append(cells, Cell{
-			Case: servers.String(), Cluster: Cluster{Services: 1, Endpoints: webServers, OwnPorts: true}, Rounds: 3,
+			Case: servers.String(), Cluster: Cluster{Services: 1, Endpoints: webServers, OwnPorts: true}, Rounds: rounds,
 			Takes: servers.lasts + servers.takes, Contenders: withSchedulers(d), Turn: servers.turn,
 		})
 	}

@@ -33,15 +33,16 @@ func updateExperiment() Experiment {
 				figure("service removed", "until no connection is answered"),
 			},
 		},
+		IPVS:  true,
 		Cells: updateCells,
 	}
 }
 
 func updateCells(d Depth) (cells []Cell) {
-	sizes, rounds, limit := []int{100, 2000}, 2, 30*time.Second
+	sizes, rounds, limit := []int{100, 1000}, 2, 30*time.Second
 	switch d {
 	case Brief:
-		sizes, rounds = []int{100, 1000}, 1
+		rounds = 1
 	case Full:
 		sizes, rounds, limit = []int{1, 10, 100, 1000, 4000, 10_000, 20_000, 100_000}, 3, 2*time.Minute
 	}
