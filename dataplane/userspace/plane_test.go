@@ -649,6 +649,37 @@ func testDatagramNextBackend(t *testing.T, way userspace.Redirect) {
 	}
 }
 
+// TestAnswer_toNodePort has a pod that another program hides behind the node ask one on another node, from a port that is
+// a NodePort as well.
+func TestAnswer_toNodePort(t *testing.T) { byEachWay(t, testAnswerToNodePort) }
+
+func testAnswerToNodePort(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way})
+	node := n.bed.Addr(testbed.Node, false)
+	n.nft(fmt.Sprintf(`table ip other {
+		chain postrouting {
+			type nat hook postrouting priority 100
+			ip saddr %s ip daddr %s meta l4proto { tcp, udp } snat to %s:31004
+		}
+	}`,
+		n.bed.Addr("client", false), n.bed.Addr("pod-b", false), node))
+	s, err := model.ParseState(fmt.Sprintf("pods 10.244.0.0/16\n"+
+		"pool default/web cluster\nbackend default/web cluster 10.244.1.11:8080\n"+
+		"frontend %[1]s:31004/tcp any forward default/web cluster snat always\n"+
+		"frontend %[1]s:31004/udp any reject default/dns\n", node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.resync(s)
+	for p, port := range map[model.Protocol]uint16{model.TCP: 8080, model.UDP: 5353} {
+		to := netip.AddrPortFrom(n.bed.Addr("pod-b", false), port)
+		o, err := n.bed.Probe(t.Context(), testbed.Probe{From: "client", To: to, Protocol: p, Timeout: patient})
+		if err != nil || o.Result != testbed.Answered {
+			t.Errorf("%s: %v, %v", p, o.Result, err)
+		}
+	}
+}
+
 // TestDatagram_port: the backend sees the client's address, and a port that no socket of the client gets by itself.
 func TestDatagram_port(t *testing.T) {
 	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})

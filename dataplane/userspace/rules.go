@@ -30,6 +30,7 @@ const (
 	flagACK     = 16
 
 	directionReply        = 1      // IP_CT_DIR_REPLY
+	sourceTranslated      = 1 << 4 // IPS_SRC_NAT
 	destinationTranslated = 1 << 5 // IPS_DST_NAT
 )
 
@@ -250,7 +251,7 @@ func (t *table) takes() (chains []nf.Chain) {
 	for _, name := range names {
 		for _, scope := range []model.Scope{model.Any, model.Internal} {
 			chains = append(chains, nf.Chain{Name: name + "-" + scope.String(), Rules: []nf.Rule{
-				nf.NewRule("", nf.Jump(admit(scope))), nf.NewRule("", nf.GoTo(name)),
+				answer(), nf.NewRule("", nf.Jump(admit(scope))), nf.NewRule("", nf.GoTo(name)),
 			}})
 		}
 	}
@@ -291,6 +292,14 @@ func (t *table) translatedNext() (rules []nf.Rule) {
 func earlier() nf.Rule {
 	return nf.NewRule("translated before", &expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)},
 		nf.Bits(0, destinationTranslated, 0), nf.Differs(nf.Native(0)), nf.Accept())
+}
+
+// answer leaves alone what is an answer to somebody who is hidden behind the row's destination: whoever hides pods behind
+// the node may take the port of a NodePort for that, and the kernel has not put the pod's address in its place yet.
+func answer() nf.Rule {
+	return nf.NewRule("to whom it hides", &expr.Ct{Key: expr.CtKeyDIRECTION, Register: nf.Word(0)},
+		nf.Equals([]byte{directionReply}), &expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)},
+		nf.Bits(0, sourceTranslated, 0), nf.Differs(nf.Native(0)), nf.Accept())
 }
 
 // later leaves alone what has begun since another plane is in force. Only datagrams come here once its rows are all.
