@@ -30,7 +30,10 @@ func bandwidthExperiment() Experiment {
 
 func bandwidthCells(d Depth) (cells []Cell) {
 	sizes, rounds, lasts := []int{100, 4000}, 4, 200*time.Millisecond
-	if d == Full {
+	switch d {
+	case Brief:
+		sizes = brief
+	case Full:
 		sizes, rounds, lasts = []int{1, 1000, 4000, 10_000, 25_000}, 7, time.Second
 	}
 	tool := ""

@@ -38,7 +38,7 @@ func connectCells(d Depth) (cells []Cell) {
 	sizes, rounds, load := []int{100, 500, 1000, 2000, 3000, 4000}, 3, traffic.Load{Requests: 1500, Concurrency: 500}
 	switch d {
 	case Brief:
-		load = traffic.Load{Requests: 500, Concurrency: 100}
+		sizes, load = brief, traffic.Load{Requests: 500, Concurrency: 100}
 	case Full:
 		sizes, rounds = append(sizes, 10_000, 20_000, hugest), 3
 		load = traffic.Load{Requests: 10_000, Concurrency: 1000}
@@ -58,6 +58,9 @@ func connectCells(d Depth) (cells []Cell) {
 	}
 	return cells
 }
+
+// brief are the numbers of Services of quick runs in the test kernel.
+var brief = []int{100, 500}
 
 // hugest is the number of Services that kube-proxy needs minutes for.
 const hugest = 50_000

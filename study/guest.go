@@ -71,9 +71,6 @@ func (l *lab) guestOptions() Options {
 		o.Depth, o.Most, o.Rounds = Quick, 10_000, 5
 	} else {
 		o.Experiments = briefly(l.Experiments)
-		if len(o.Sizes) == 0 {
-			o.Sizes = []int{100, 500}
-		}
 	}
 	if l.Own != nil {
 		o.Most = max(o.Most, min(len(l.Own.services), 10_000))

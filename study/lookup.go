@@ -37,7 +37,7 @@ func lookupCells(d Depth) (cells []Cell) {
 	sizes, rounds, connections := []int{100, 4000}, 8, 1000
 	switch d {
 	case Brief:
-		connections = 200
+		sizes, connections = brief, 200
 	case Full:
 		sizes, rounds = []int{100, 1000, 4000, 10_000, 20_000, hugest}, 12
 	}

@@ -23,7 +23,7 @@ func switchExperiment() Experiment {
 				Figure{Name: "took", Unit: Seconds, Better: Lower, Does: "from the command until the new data plane is in force"}),
 		},
 		Cells: func(d Depth) []Cell {
-			c := Cell{Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: 2, Contenders: quickPairs, Turn: switchTurn}
+			c := Cell{Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: 1, Contenders: quickPairs, Turn: switchTurn}
 			if d == Full {
 				c.Rounds, c.Contenders = 5, allPairs
 			}

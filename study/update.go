@@ -42,7 +42,7 @@ func updateCells(d Depth) (cells []Cell) {
 	sizes, rounds, limit := []int{100, 1000}, 2, 30*time.Second
 	switch d {
 	case Brief:
-		rounds = 1
+		sizes, rounds = brief[:1], 1
 	case Full:
 		sizes, rounds, limit = []int{1, 10, 100, 1000, 4000, 10_000, 20_000, 100_000}, 3, 2*time.Minute
 	}
