@@ -12,7 +12,8 @@ import (
 // Experiment is a comparison that somebody has published, and how it is repeated here.
 type Experiment struct {
 	Description
-	// IPVS is that a study has figures of it: a quick run of all experiments repeats those in the test kernel.
+	// IPVS is that a quick run of all experiments repeats this one in the test kernel: what is said of IPVS again and
+	// again is how it finds a Service, how it changes one, and how it chooses.
 	IPVS bool
 	// Cells are what it compares, in the order of the report.
 	Cells func(Depth) []Cell

@@ -27,7 +27,7 @@ func footprintExperiment() Experiment {
 }
 
 func footprintCells(d Depth) (cells []Cell) {
-	few, many, rounds := []int{100}, []int{1000}, 2
+	few, many, rounds := []int{100, 1000}, []int{100}, 2
 	switch d {
 	case Brief:
 		few, many, rounds = nil, []int{100, 1000}, 1

@@ -31,7 +31,7 @@ func httpExperiment() Experiment {
 }
 
 func httpCells(d Depth) (cells []Cell) {
-	rounds, lasts := 5, 200*time.Millisecond
+	rounds, lasts := 6, 200*time.Millisecond
 	if d == Full {
 		rounds, lasts = 6, time.Second
 	}

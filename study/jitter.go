@@ -105,7 +105,7 @@ func (u unrest) turn(ctx context.Context, s *Site) (Figures, error) {
 }
 
 // patience is how long a request is waited for. Where a proxy that answers itself starts anew, connections wait for the
-// next one, and what the kernel sends again comes after one second, and after three.
+// next one, and what the kernel sends again comes after a second, and later again.
 func (u unrest) patience() time.Duration {
 	if u.anew {
 		return 4 * time.Second
@@ -118,7 +118,8 @@ func (u unrest) interval() time.Duration { return u.lasts / 25 }
 
 // requests are short and begin at a steady rate. Their times count from when they should have begun.
 func (u unrest) requests(ctx context.Context, s *Site) (traffic.Result, error) {
-	const rate, most = 1000, 1200 // more than can wait at the same time
+	const rate = 1000
+	most := int(rate*min(u.lasts, u.patience()).Seconds()) + rate/5 // more than can wait at the same time
 	if _, err := s.server(ctx, traffic.Server{}); err != nil {
 		return traffic.Result{}, err
 	}

@@ -84,7 +84,7 @@ func (o Options) cells(e Experiment) []Cell {
 		cells = o.Own.of(cells, e.Axis)
 	}
 	for i := range cells {
-		if o.Depth == Brief && cells[i].takes() > warmly {
+		if o.Depth == Brief && cells[i].takes() >= time.Second {
 			cells[i].Rounds = 1
 		} else if o.Depth == Brief {
 			cells[i].Rounds = min(cells[i].Rounds, 2)

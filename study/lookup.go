@@ -34,12 +34,12 @@ func lookupExperiment() Experiment {
 }
 
 func lookupCells(d Depth) (cells []Cell) {
-	sizes, rounds, connections := []int{100, 4000}, 8, 1000
+	sizes, rounds, connections := []int{100, 1000, 4000}, 6, 1000
 	switch d {
 	case Brief:
 		sizes, connections = brief, 200
 	case Full:
-		sizes, rounds = []int{100, 1000, 4000, 10_000, 20_000, hugest}, 12
+		sizes, rounds = append(sizes, 10_000, 20_000, hugest), 12
 	}
 	for _, n := range sizes {
 		for _, last := range []bool{false, true} {

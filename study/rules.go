@@ -29,7 +29,6 @@ func rulesExperiment() Experiment {
 				failedFigure(),
 			},
 		},
-		IPVS:  true,
 		Cells: rulesCells,
 	}
 }
@@ -77,7 +76,7 @@ func rulesCells(d Depth) (cells []Cell) {
 	const lasts, shorter, delay = 250 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond
 	common := []rulesCase{{100, 0, true, lasts}, {100, 0, false, lasts}}
 	sizes := []Cluster{rulesCluster(2, 1), rulesCluster(2, 5000)}
-	others := []rulesCase{{1000, 0, false, lasts}, {100, shorter, true, 2 * lasts}}
+	others := []rulesCase{{1000, shorter, true, 2 * lasts}}
 	if d == Full {
 		sizes = []Cluster{rulesCluster(2, 1), rulesCluster(2, 500), rulesCluster(2, 5000), rulesCluster(40, 5000)}
 		// So many clients need a while until all of them are there.

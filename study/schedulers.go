@@ -56,8 +56,9 @@ func (o slowServers) String() string {
 }
 
 // schedulersCells has servers as the comparison describes them, where nothing that a scheduler does can make a
-// difference but for what the choice itself costs (in full runs only); servers that serve a sixth more than an even share of the users at
-// once; and such of which two are slower. Users have addresses of their own, as clients of a Service do.
+// difference but for what the choice itself costs (in full runs only); servers that serve a sixth more than an even
+// share of the users at once; and such of which two are slower. Users have addresses of their own, as clients of a
+// Service do.
 func schedulersCells(d Depth) (cells []Cell) {
 	few := slowServers{users: 60, takes: 100 * time.Millisecond, workers: 7, lasts: 450 * time.Millisecond}
 	rounds := 2

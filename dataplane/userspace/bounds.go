@@ -128,7 +128,7 @@ func isExhausted(err error) bool { return errors.Is(err, unix.EMFILE) || errors.
 // isOwn reports whether an error says nothing of the backend: this machine cannot, or may not, ask it. There may be
 // no port left for it, no memory, or rules that keep the process from it.
 func isOwn(err error) bool {
-	for _, own := range []error{unix.EADDRNOTAVAIL, unix.EADDRINUSE, unix.ENOBUFS, unix.ENOMEM, unix.EPERM} {
+	for _, own := range []error{unix.EADDRNOTAVAIL, unix.EADDRINUSE, unix.ENOBUFS, unix.ENOMEM, unix.EPERM, unix.EACCES} {
 		if errors.Is(err, own) {
 			return true
 		}

@@ -534,7 +534,7 @@ func TestDrain_port(t *testing.T) {
 	}
 	n.resync(s)
 	if r := ask(port); r != testbed.Answered {
-		t.Errorf("when the process serves: %s", r)
+		t.Errorf("when the process is back: %s", r)
 	}
 }
 

@@ -41,6 +41,7 @@ type proxy struct {
 	rescued, lost atomic.Uint64 // see dataplane.Dials
 	turned        *turnedAway
 	files         *files
+	spare         []uint16 // see sparePorts
 }
 
 const (
@@ -56,6 +57,10 @@ func newProxy(o Options, sockets namespace.Namespace) *proxy {
 		turned:  newTurnedAway(), files: openFiles(),
 	}
 	p.flows = newFlows()
+	_ = sockets.Do(func() error {
+		p.spare = sparePorts()
+		return nil
+	})
 	return p
 }
 
@@ -324,24 +329,28 @@ func (p *proxy) connectUDP(c call, b model.Backend) (*flowSocket, error) {
 	return p.connectAs(c.client.Addr(), b)
 }
 
-// connectAs opens a flow as a client, from a port that the client's own sockets do not get by themselves: what the client
-// asks the same backend by another plane is answered to its own port, and a packet for a socket of the node is not
-// forwarded (udp_v4_early_demux and ip_forward in the kernel).
+// connectAs opens a flow as a client, if it can from a port that the kernel gives to no socket, neither of the client,
+// if that is like this machine: what the client asks the same backend by another plane is answered to its own port, and
+// a packet for a socket of the node is not forwarded (udp_v4_early_demux and ip_forward in the kernel).
 func (p *proxy) connectAs(client netip.Addr, b model.Backend) (*flowSocket, error) {
-	const (
-		first, count = 61000, 65536 - 61000 // above net.ipv4.ip_local_port_range, as the kernel has it
-		tries        = 4                    // so few fail while half of the ports are taken
-	)
-	for range tries {
-		port := uint16(first + rand.IntN(count))
-		from := net.UDPAddrFromAddrPort(netip.AddrPortFrom(client, port))
-		s, err := p.connectDatagrams(net.Dialer{LocalAddr: from, Control: transparent}, b)
-		if !errors.Is(err, unix.EADDRINUSE) {
-			return s, err
+	const tries = 16
+	from := func(port uint16) net.Dialer {
+		address := net.UDPAddrFromAddrPort(netip.AddrPortFrom(client, port))
+		return net.Dialer{LocalAddr: address, Control: transparent}
+	}
+	if n := len(p.spare); n > 0 {
+		for i, begin := 0, rand.IntN(n); i < min(tries, n); i++ {
+			s, err := p.connectDatagrams(from(p.spare[(begin+i)%n]), b)
+			if errors.Is(err, unix.EADDRINUSE) {
+				continue
+			}
+			if !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM) { // SELinux may allow any port, but none by number
+				return s, err
+			}
+			break
 		}
 	}
-	from := net.UDPAddrFromAddrPort(netip.AddrPortFrom(client, 0))
-	return p.connectDatagrams(net.Dialer{LocalAddr: from, Control: transparent}, b)
+	return p.connectDatagrams(from(0), b)
 }
 
 func (p *proxy) connectDatagrams(dialer net.Dialer, b model.Backend) (*flowSocket, error) {

@@ -19,6 +19,7 @@ const (
 	chainSend     = "send-to-process"
 	chainLater    = "to-be-redirected"
 	chainOurs     = "of-our-sockets"
+	chainHidden   = "to-who-is-hidden"
 	chainRest     = "rest"
 )
 
@@ -46,6 +47,7 @@ func (t *table) chains() []nf.Chain {
 				nf.NewRule("to be redirected", nf.Accept()),
 			}},
 			{Name: chainOurs, Rules: t.ofSockets()},
+			{Name: chainHidden, Rules: t.hidden()},
 			{Name: chainSend, Rules: t.send()},
 			{Name: chainRest, Rules: t.rest()},
 			t.admission(model.Any), t.admission(model.Internal),
@@ -88,10 +90,7 @@ func (t *table) send() []nf.Rule {
 // rest are the rules for packets whose destination is no row's. What is at an address that nobody serves is said by the
 // plane in force.
 func (t *table) rest() (rules []nf.Rule) {
-	if !t.redirectAll {
-		rules = append(rules, nf.NewRule("answers to our sockets", append(protocolIs(unix.IPPROTO_UDP),
-			append(isTransparent(), nf.GoTo(chainDeliver))...)...))
-	}
+	rules = t.answersToUs()
 	if !t.phase.yields() {
 		rules = append(rules, t.Guards()...)
 	}
@@ -125,7 +124,10 @@ func ours(condition []any) nf.Rule {
 
 // ofSockets is for packets with a socket. At an address of the node the kernel finds by itself one that lingers, or that
 // is not complete yet; there IPVS, whose translations connection tracking does not tell, is to see the packet before.
-func (t *table) ofSockets() (rules []nf.Rule) {
+func (t *table) ofSockets() []nf.Rule {
+	if t.redirectAll { // nobody comes here, and the kernel may lack what the rules need
+		return nil
+	}
 	if t.withoutFIB {
 		return []nf.Rule{nf.NewRule("our connections", nf.GoTo(chainDeliver))}
 	}
@@ -133,8 +135,8 @@ func (t *table) ofSockets() (rules []nf.Rule) {
 		nf.NewRule("our connections", &expr.Socket{Key: expr.SocketKeyMark, Register: nf.Word(0)}, nf.Bits(0, 0, 0),
 			nf.Equals(nf.Native(0)), nf.GoTo(chainDeliver)),
 		nf.NewRule("beginning, or lingering",
-			&expr.Fib{Register: nf.Word(0), FlagDADDR: true, ResultADDRTYPE: true}, nf.Differs(nf.Native(unix.RTN_LOCAL)),
-			nf.GoTo(chainDeliver)),
+			&expr.Fib{Register: nf.Word(0), FlagDADDR: true, ResultADDRTYPE: true},
+			nf.Differs(nf.Native(unix.RTN_LOCAL)), nf.GoTo(chainDeliver)),
 	}
 }
 
@@ -294,15 +296,29 @@ func earlier() nf.Rule {
 		nf.Bits(0, destinationTranslated, 0), nf.Differs(nf.Native(0)), nf.Accept())
 }
 
-// answer leaves alone what is an answer to somebody who is hidden behind the row's destination: whoever hides pods behind
-// the node may take the port of a NodePort for that, and the kernel has not put the pod's address in its place yet.
+// answer leaves alone what is an answer to somebody who is hidden behind the row's destination: whoever hides pods
+// behind the node may take the port of a NodePort for that, and the kernel has not put the pod's address in its place yet.
 func answer() nf.Rule {
-	return nf.NewRule("to whom it hides", &expr.Ct{Key: expr.CtKeyDIRECTION, Register: nf.Word(0)},
+	return nf.NewRule("to who is hidden", &expr.Ct{Key: expr.CtKeyDIRECTION, Register: nf.Word(0)},
 		nf.Equals([]byte{directionReply}), &expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)},
-		nf.Bits(0, sourceTranslated, 0), nf.Differs(nf.Native(0)), nf.Accept())
+		nf.Bits(0, sourceTranslated, 0), nf.Differs(nf.Native(0)), nf.GoTo(chainHidden))
 }
 
-// later leaves alone what has begun since another plane is in force. Only datagrams come here once its rows are all.
+// hidden is for such an answer. It may be to a socket of ours that somebody else has hidden; those of TCP come not so far.
+func (t *table) hidden() []nf.Rule {
+	return append(t.answersToUs(), nf.NewRule("", nf.Accept()))
+}
+
+// answersToUs are datagrams to sockets of ours.
+func (t *table) answersToUs() []nf.Rule {
+	if t.redirectAll {
+		return nil
+	}
+	return []nf.Rule{nf.NewRule("answers to our sockets", append(protocolIs(unix.IPPROTO_UDP),
+		append(isTransparent(), nf.GoTo(chainDeliver))...)...)}
+}
+
+// later leaves alone what has begun since another plane is in force. Once only the rows of datagrams are left, no others come here.
 func (t *table) later() []nf.Rule {
 	if t.phase != draining {
 		return nil

@@ -223,16 +223,17 @@ func (p *Plane) check(way Redirect, over dataplane.New) (err error) {
 		return err
 	}
 	err = p.checkRules(listening{redirectAll: way != ByTPROXY})
-	if err == nil || way != ByTPROXY || errors.Is(err, unix.EPERM) {
+	if err == nil || way != ByTPROXY {
 		return err
 	}
-	if p.checkRules(listening{withoutFIB: true}) != nil {
+	lacks := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP)
+	if !lacks || p.checkRules(listening{withoutFIB: true}) != nil {
 		return err
 	}
 	p.withoutFIB = true
 	if p.config.Log != nil {
-		p.config.Log.Info("the kernel cannot tell addresses of the node in rules: beside mode ipvs a client that uses a port again "+
-			"may be refused; have it load nft_fib", "error", err)
+		p.config.Log.Info("rules cannot ask for addresses of the node: after a change to mode ipvs a client that uses a "+
+			"port again may have no answer; have the kernel load nft_fib_ipv4 and nft_fib_ipv6", "error", err)
 	}
 	return nil
 }
