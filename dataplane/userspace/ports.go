@@ -7,8 +7,8 @@ import (
 )
 
 // sparePorts are those above the range from which the kernel gives ports to sockets that ask for none, but for those
-// that somebody has reserved (net.ipv4.ip_local_port_range, ip_local_reserved_ports; both are for IPv6, too). Where they
-// cannot be read there are none.
+// that somebody has reserved (net.ipv4.ip_local_port_range and ip_local_reserved_ports, which are for IPv6, too). Where
+// these cannot be read there are none.
 func sparePorts() (ports []uint16) {
 	const directory = "/proc/sys/net/ipv4/"
 	var low, high int

@@ -122,8 +122,9 @@ func ours(condition []any) nf.Rule {
 	return nf.NewRule("", slices.Concat(condition, isTransparent(), []any{nf.Jump(chainOurs)})...)
 }
 
-// ofSockets is for packets with a socket. At an address of the node the kernel finds by itself one that lingers, or that
-// is not complete yet; there IPVS, whose translations connection tracking does not tell, is to see the packet before.
+// ofSockets is for packets with a socket. At an address of the node the kernel finds by itself one that lingers, or
+// that is not complete yet; there IPVS, whose translations connection tracking does not tell, is to see the packet
+// before.
 func (t *table) ofSockets() []nf.Rule {
 	if t.redirectAll { // nobody comes here, and the kernel may lack what the rules need
 		return nil
@@ -297,14 +298,16 @@ func earlier() nf.Rule {
 }
 
 // answer leaves alone what is an answer to somebody who is hidden behind the row's destination: whoever hides pods
-// behind the node may take the port of a NodePort for that, and the kernel has not put the pod's address in its place yet.
+// behind the node may take the port of a NodePort for that, and the kernel has not put the pod's address in its place
+// yet.
 func answer() nf.Rule {
 	return nf.NewRule("to who is hidden", &expr.Ct{Key: expr.CtKeyDIRECTION, Register: nf.Word(0)},
 		nf.Equals([]byte{directionReply}), &expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)},
 		nf.Bits(0, sourceTranslated, 0), nf.Differs(nf.Native(0)), nf.GoTo(chainHidden))
 }
 
-// hidden is for such an answer. It may be to a socket of ours that somebody else has hidden; those of TCP come not so far.
+// hidden is for such an answer. It may be to a socket of ours that somebody else has hidden; of TCP these are found
+// before.
 func (t *table) hidden() []nf.Rule {
 	return append(t.answersToUs(), nf.NewRule("", nf.Accept()))
 }
@@ -318,7 +321,8 @@ func (t *table) answersToUs() []nf.Rule {
 		append(isTransparent(), nf.GoTo(chainDeliver))...)...)}
 }
 
-// later leaves alone what has begun since another plane is in force. Once only the rows of datagrams are left, no others come here.
+// later leaves alone what has begun since another plane is in force. Once only the rows of datagrams are left, no
+// others come here.
 func (t *table) later() []nf.Rule {
 	if t.phase != draining {
 		return nil
