@@ -88,7 +88,7 @@ func (u unrest) turn(ctx context.Context, s *Site) (Figures, error) {
 	if err != nil {
 		return nil, err
 	}
-	if lost := unanswered(busy); lost > tolerated*float64(busy.Done) {
+	if lost := unanswered(busy); lost > u.tolerates()*float64(busy.Done) {
 		return nil, fmt.Errorf("%g of %g requests had no answer: %v", lost, lost+float64(busy.Done), busy.Errors)
 	}
 	s.series = series(busy, bulk, u.interval())
@@ -111,6 +111,15 @@ func (u unrest) patience() time.Duration {
 		return 4 * time.Second
 	}
 	return time.Second
+}
+
+// tolerates is the share of requests that may have no answer. Where the proxy starts anew, one that answers itself ends
+// those that it has: how many that are is a figure.
+func (u unrest) tolerates() float64 {
+	if u.anew {
+		return 1
+	}
+	return tolerated
 }
 
 // interval is what bulk data is counted in.
