@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
 
+	"fairlead.dev/fairlead/dataplane/internal/localport"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -54,14 +53,9 @@ const enoughPorts = 4096
 // sockets that ask for no port. If that is small, or nothing, they are all that a user may have, as with MASQUERADE.
 // shared is true then: a flow still has its port alone, but a socket of the node may have it, too.
 func freePorts() (ports portRange, shared bool, err error) {
-	const file = "/proc/sys/net/ipv4/ip_local_port_range"
-	b, err := os.ReadFile(file)
+	low, high, err := localport.Range()
 	if err != nil {
 		return portRange{}, false, err
-	}
-	var low, high uint16
-	if _, err := fmt.Sscan(string(b), &low, &high); err != nil {
-		return portRange{}, false, fmt.Errorf("%s: %q: %w", file, strings.TrimSpace(string(b)), err)
 	}
 	below, above := portRange{1024, max(low, 1024) - 1024}, portRange{high + 1, 65535 - high}
 	ports = below

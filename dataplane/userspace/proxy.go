@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/localport"
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
@@ -41,7 +42,7 @@ type proxy struct {
 	rescued, lost atomic.Uint64 // see dataplane.Dials
 	turned        *turnedAway
 	files         *files
-	spare         []uint16 // see sparePorts
+	spare         []uint16 // ports for flows, see connectAs
 }
 
 const (
@@ -57,10 +58,12 @@ func newProxy(o Options, sockets namespace.Namespace) *proxy {
 		turned:  newTurnedAway(), files: openFiles(),
 	}
 	p.flows = newFlows()
-	_ = sockets.Do(func() error {
-		p.spare = sparePorts()
-		return nil
-	})
+	if o.Redirect == ByTPROXY { // what cannot be read leaves the choice to the kernel
+		_ = sockets.Do(func() (err error) {
+			p.spare, err = localport.Above()
+			return err
+		})
+	}
 	return p
 }
 
