@@ -16,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/testbed"
 	"fairlead.dev/fairlead/testbed/kubernetes"
+	"fairlead.dev/fairlead/testbed/load"
 )
 
 // machine is a world whose node has cgroups, and a file system of type bpf, of its own.
@@ -27,6 +28,7 @@ type machine struct {
 
 func newMachine(t *testing.T) machine {
 	w := newWorldOf(t, testbed.Spec{Cgroup: true})
+	load.Alone(t)
 	w.write("own.yaml", strings.NewReplacer("web", "own", "NodePort", "ClusterIP", ", nodePort: 30080", "", "10.96.0.10", "10.96.0.12",
 		"8080", "8081").Replace(web))
 	const run = "mount -t bpf bpf /sys/fs/bpf && echo mounted && exec sleep infinity"

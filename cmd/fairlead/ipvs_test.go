@@ -20,6 +20,7 @@ import (
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
 	"fairlead.dev/fairlead/testbed/kubernetes"
+	"fairlead.dev/fairlead/testbed/load"
 	"fairlead.dev/fairlead/testbed/vm"
 )
 
@@ -29,6 +30,7 @@ func needIPVS(t *testing.T) (played bool) {
 		return false
 	}
 	t.Parallel()
+	load.Alone(t)
 	vm.Replay(t, "IPVS")
 	return true
 }

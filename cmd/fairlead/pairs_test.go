@@ -251,7 +251,7 @@ func TestRun_pairsIPVS(t *testing.T) {
 func thereAndBack(t *testing.T, from, to served) {
 	b := newBusyMachine(t)
 	if from.mode == "ipvs" || to.mode == "ipvs" {
-		b.spec.Interval, b.spec.Pause = 500*time.Millisecond, time.Second
+		b.spec.Interval, b.spec.Pause, b.spec.Timeout = time.Second, 2*time.Second, 40*time.Second
 	}
 	b.choose(from)
 	b.serve()

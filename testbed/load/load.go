@@ -7,9 +7,9 @@
 //	  │     a count of each kind ──► Settle: everybody has been answered again
 //	  └ Mark: what is done now ────► Report: what failed, when, and how long after which step
 //
-// A stream carries data both ways all the time, whether or not what was sent before has come back, and each byte is
-// compared. Who asks a Service with session affinity must be answered by one pod, and so must a socket of UDP that
-// lives on: for those who talk by QUIC or DTLS another backend is the end of the connection.
+// A stream carries data both ways all the time, before what was sent has come back, and each byte is compared. Who asks
+// a Service with session affinity must be answered by one pod, and so must a socket of UDP that lives on: for those who
+// talk by QUIC or DTLS another backend is the end of the connection.
 package load
 
 import (
@@ -188,7 +188,11 @@ func (l *Load) worker(kind Kind, p Path) *worker {
 	return w
 }
 
-// every has a worker do something at a steady rate, whether or not what it did before has ended.
+// ahead is how much a client begins before what it began earlier has ended: short connections, datagrams, or chunks of
+// a stream. Without a limit a machine that falls behind for a moment would be buried under what is asked of it.
+const ahead = 4
+
+// every has a worker do something at a steady rate, whether or not what it did before has ended, within that limit.
 func (l *Load) every(interval time.Duration, w *worker, do func(*worker)) {
 	l.group.Go(func() {
 		defer l.retire(w)
@@ -199,18 +203,24 @@ func (l *Load) every(interval time.Duration, w *worker, do func(*worker)) {
 			case <-l.ctx.Done():
 				return
 			case <-next.C:
-				l.begin(w)
-				l.group.Go(func() { do(w) })
+				if l.begin(w) {
+					l.group.Go(func() { do(w) })
+				}
 			}
 		}
 	})
 }
 
-func (l *Load) begin(w *worker) {
+// begin counts one more attempt, unless there are too many.
+func (l *Load) begin(w *worker) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if w.pending >= ahead {
+		return false
+	}
 	w.pending++
 	l.counts[w.kind].Attempts++
+	return true
 }
 
 // retire is the end of a worker.

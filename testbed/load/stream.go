@@ -65,6 +65,7 @@ type stream struct {
 	first  int // where in the pattern it begins
 	chunk  int // how many bytes are sent at once
 	sent   atomic.Int64
+	got    atomic.Int64
 	ending atomic.Bool // no more is sent
 }
 
@@ -112,14 +113,16 @@ func (p pattern) at(offset, n int) []byte {
 	return b
 }
 
-// send sends a chunk after each pause, whether or not the one before has come back. Whatever is wrong, receive sees.
+// send sends a chunk after each pause, unless several have not come back. Whatever is wrong, receive sees.
 func (s *stream) send(ctx context.Context, pause time.Duration) {
 	pace := time.NewTicker(pause)
 	defer pace.Stop()
 	for ctx.Err() == nil {
-		n, err := s.conn.Write(s.what.at(s.first+int(s.sent.Load()), s.chunk))
-		if s.sent.Add(int64(n)); err != nil {
-			return
+		if sent := s.sent.Load(); sent-s.got.Load() < ahead*int64(s.chunk) {
+			n, err := s.conn.Write(s.what.at(s.first+int(sent), s.chunk))
+			if s.sent.Add(int64(n)); err != nil {
+				return
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -132,18 +135,18 @@ func (s *stream) send(ctx context.Context, pause time.Duration) {
 
 // receive compares what comes back, until the stream has ended in order or is broken.
 func (l *Load) receive(w *worker, s *stream) {
-	got, b, last := 0, make([]byte, 1<<16), time.Now()
-	fail := func(err error) { l.failed(w, fmt.Errorf("after %d bytes: %w", got, err), time.Since(last)) }
+	b, last := make([]byte, 1<<16), time.Now()
+	fail := func(err error) { l.failed(w, fmt.Errorf("after %d bytes: %w", s.got.Load(), err), time.Since(last)) }
 	for {
 		_ = s.conn.SetReadDeadline(last.Add(l.spec.Timeout))
 		n, err := s.lines.Read(b)
-		if !bytes.Equal(b[:n], s.what.at(s.first+got, n)) {
+		if !bytes.Equal(b[:n], s.what.at(s.first+int(s.got.Load()), n)) {
 			fail(errors.New("what came back is not what was sent"))
 			return
 		}
-		got += n
+		s.got.Add(int64(n))
 		switch {
-		case errors.Is(err, io.EOF) && s.ending.Load() && int64(got) == s.sent.Load():
+		case errors.Is(err, io.EOF) && s.ending.Load() && s.got.Load() == s.sent.Load():
 			return
 		case err != nil:
 			fail(err)
