@@ -28,6 +28,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -296,7 +297,9 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 // isPartial reports whether an error, or none, leaves the kernel known.
 func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.ErrPartial) }
 
-// replace puts programs in force, those that are there and others if need be, with new tables.
+// replace puts programs in force, those that are there and others if need be, with new tables. Those that nobody has had
+// before get their rows when all of them are attached, at one moment: a flow that begins at one device and meets another
+// one without its program, going or coming back, would be lost.
 func (p *Plane) replace(ctx context.Context, s *model.State) error {
 	if err := p.fault("ebpf load"); err != nil {
 		return err
@@ -310,17 +313,29 @@ func (p *Plane) replace(ctx context.Context, s *model.State) error {
 	if err := p.loadPrograms(); err != nil {
 		return err
 	}
-	if err := p.refill(s); err != nil {
+	none, err := p.nobodyServes()
+	if err != nil {
 		return err
 	}
-	if err := p.carry(); err != nil {
+	if none {
+		p.tables, err = p.fill(s)
+	} else {
+		err = p.refill(s)
+	}
+	if err == nil {
+		err = p.carry()
+	}
+	if err != nil {
 		return err
 	}
 	p.config.TakeIn(ctx, s, p.taker(s))
 	p.sharePorts()
 	partial := p.attachAll(s.Pods)
-	if !isPartial(partial) {
-		return partial
+	if isPartial(partial) && none {
+		err = p.sets.putInForce(p.tables.Maps, s.Pods, p.fault)
+	}
+	if err != nil || !isPartial(partial) {
+		return errors.Join(partial, err)
 	}
 	p.unsharePorts()
 	if err := errors.Join(p.settleMemory(), p.dropOthers(), p.settle(s)); err != nil {
@@ -329,24 +344,48 @@ func (p *Plane) replace(ctx context.Context, s *model.State) error {
 	return partial
 }
 
+// nobodyServes reports whether no programs are attached that have rows, neither ours nor those of an earlier process.
+func (p *Plane) nobodyServes() (bool, error) {
+	if p.sets.filled {
+		return false, nil
+	}
+	if _, err := os.Stat(filepath.Join(p.pins, retiredMark)); err == nil {
+		return true, nil
+	}
+	links, err := os.ReadDir(p.linksDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return len(links) == 0, err
+}
+
 // refill has the programs read new tables, that hold s.
 func (p *Plane) refill(s *model.State) error {
-	t, err := newTables(p.sets, p.sizes.room(capacityFor(s)), p.fault)
+	t, err := p.fill(s)
 	if err != nil {
 		return err
 	}
-	t.tcp, t.packets, t.node = p.releaseTCP, p.serve == TC, p.left.node
-	if err = t.load(s); err == nil {
-		err = p.sets.putInForce(t.Maps, s.Pods, p.fault)
-	}
-	if err != nil {
+	if err := p.sets.putInForce(t.Maps, s.Pods, p.fault); err != nil {
 		t.close()
 		return err
 	}
 	p.closeTables()
 	p.tables = t
-	p.tables.lost = true
 	return nil
+}
+
+// fill makes tables that hold s, and that nobody reads yet.
+func (p *Plane) fill(s *model.State) (*tables, error) {
+	t, err := newTables(p.sets, p.sizes.room(capacityFor(s)), p.fault)
+	if err != nil {
+		return nil, err
+	}
+	t.tcp, t.packets, t.node, t.lost = p.releaseTCP, p.serve == TC, p.left.node, true
+	if err := t.load(s); err != nil {
+		t.close()
+		return nil, err
+	}
+	return t, nil
 }
 
 // loadPrograms loads what is not loaded. Nothing is attached.
