@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/testbed"
@@ -178,6 +179,37 @@ func TestDevices(t *testing.T) {
 	}
 	check(t, again.Remove(t.Context()))
 	c.await("")
+}
+
+// While the first programs are attached, one after the other, none of them serves: who has served so far does.
+func TestDevices_atOnce(t *testing.T) {
+	c := newCluster(t)
+	clients := []testbed.Place{testbed.Outside, "client", testbed.Node}
+	const nodePort = "192.0.2.1:30080"
+	steps := 0
+	p := c.openWith(dataplane.Config{Fault: func(operation string) error {
+		if operation == "ebpf attach" {
+			steps++
+			for _, from := range clients {
+				c.expect("refused", from, model.TCP, nodePort)
+			}
+		}
+		return nil
+	}}, ebpf.Options{})
+	defer p.Close()
+	s := parse(t, strings.Replace(web, "http cluster snat never", "http cluster snat offcluster", 1))
+	check(t, p.Sync(t.Context(), s))
+	if steps < 8 {
+		t.Errorf("the programs were attached in %d steps", steps)
+	}
+	for _, from := range clients {
+		source := c.Addr(from, false)
+		if from == testbed.Outside {
+			source = c.Addr(testbed.Node, false)
+		}
+		c.expect(fmt.Sprintf("pod-a source %s, pod-c source %[1]s", source), from, model.TCP, nodePort)
+	}
+	check(t, p.Remove(t.Context()))
 }
 
 // What somebody else does to the programs at a device is found and undone.

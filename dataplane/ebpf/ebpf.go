@@ -16,8 +16,9 @@
 // sees a part of a change. When rows do not fit any more, Apply does what Sync does, with larger tables: their
 // memory follows their use.
 //
-// A process loads programs of its own, which take the place of those that are attached, one atomic step for each
-// hook. It needs to understand nothing of their tables, so one of any version takes over from one of any other.
+// The first programs are attached without rows, and get them when all are. A process loads programs of its own, which
+// take the place of those that are attached, one atomic step for each hook, and have rows from the start. It needs to
+// understand nothing of their tables, so one of any version takes over from one of any other.
 //
 // Links, which hold the programs, and what sockets and clients are remembered in are pinned in a file system of type
 // bpf. When the process ends, or is killed, all goes on.

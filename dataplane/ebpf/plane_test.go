@@ -90,11 +90,16 @@ var probed ebpf.Probed
 // openAs makes one with options.
 func (c cluster) openAs(o ebpf.Options) dataplane.Dataplane {
 	c.t.Helper()
+	return c.openWith(dataplane.Config{}, o)
+}
+
+func (c cluster) openWith(config dataplane.Config, o ebpf.Options) dataplane.Dataplane {
+	c.t.Helper()
 	o.Cgroup, o.Pins, o.Probed = c.Cgroup(), c.pins, &probed
 	o.Sizes.Translations = 1 << 14 // the machine's memory is for many tests
 	var p dataplane.Dataplane
 	err := c.Do(testbed.Node, func() (err error) {
-		p, err = ebpf.New(o)(dataplane.Config{})
+		p, err = ebpf.New(o)(config)
 		return err
 	})
 	if errors.Is(err, dataplane.ErrUnsupported) {
