@@ -36,23 +36,65 @@ func detached(kind string) (f *os.File, path string, err error) {
 
 // cgroup is a control group of version 2, for threads: those that join it are in it, whatever the rest of the process
 // is in. The sockets that they open are in it as well, and with them the programs that are attached to it.
-type cgroup struct{ dir string }
+type cgroup struct {
+	dir  string
+	lock *os.File // the directory; who can lock it may remove it
+}
 
-// newCgroup makes one below the process's own.
+const cgroupPrefix = "fairlead-test-"
+
+// newCgroup makes one below the process's own, and removes those of processes that were killed.
 func newCgroup() (*cgroup, error) {
 	own, err := ownCgroup()
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp(own, "fairlead-test-")
+	sweepCgroups(own)
+	for {
+		c, err := tryCgroup(own)
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist) { // else somebody has swept it meanwhile
+			return c, err
+		}
+	}
+}
+
+func tryCgroup(own string) (*cgroup, error) {
+	dir, err := os.MkdirTemp(own, cgroupPrefix)
 	if err != nil {
 		return nil, err
 	}
-	c := &cgroup{dir}
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0); err != nil {
+	c := &cgroup{dir: dir}
+	if c.lock, err = lockDir(dir); err == nil {
+		err = os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make a cgroup for threads: %w", err), c.close())
 	}
 	return c, nil
+}
+
+// lockDir locks a directory until it is closed, which the kernel does when the process ends.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, &fs.PathError{Op: "lock", Path: dir, Err: err}
+	}
+	return f, nil
+}
+
+// sweepCgroups removes what nobody has locked. What is in use, or cannot be removed, is not ours to complain about.
+func sweepCgroups(own string) {
+	all, _ := filepath.Glob(filepath.Join(own, cgroupPrefix+"*"))
+	for _, dir := range all {
+		if lock, err := lockDir(dir); err == nil {
+			_ = os.Remove(dir)
+			lock.Close()
+		}
+	}
 }
 
 func ownCgroup() (string, error) {
@@ -90,6 +132,7 @@ func (c *cgroup) close() error {
 	if c == nil {
 		return nil
 	}
+	defer c.lock.Close()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		err := os.Remove(c.dir)
 		if err == nil || errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
