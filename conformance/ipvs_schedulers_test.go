@@ -308,7 +308,9 @@ func (c *connection) read() (backend string, err error) {
 // end closes a connection, and returns when its last packet but one has passed the node, which counts it as
 // closed from the first one.
 func (c *connection) end() error {
-	err := c.Conn.(*net.TCPConn).CloseWrite()
+	err := errors.Join(
+		c.SetReadDeadline(time.Now().Add(5*time.Second)), // the one before may be long past
+		c.Conn.(*net.TCPConn).CloseWrite())
 	if err == nil {
 		_, err = io.Copy(io.Discard, c)
 	}
