@@ -64,7 +64,7 @@ func TestDeployment_ebpf(t *testing.T) {
 	}
 	t.Parallel()
 	w := newWorldIn(t, "ebpf", kubernetes.Options{})
-	w.deployWeb(2 * time.Second)
+	w.deployWeb(10 * time.Second) // on a busy machine the next process takes some seconds
 	w.unbroken(func() {
 		w.kubectl("set", "env", "deployment/web", "VERSION=2")
 		if err := w.proxy.Kill(); err != nil {
