@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
@@ -34,6 +35,10 @@ func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err
 	p.tables, p.found, p.clean, p.phase = nil, nil, 0, draining
 	p.proxy.rows.replace(s)
 	p.proxy.expel(nil)
+	// Nobody marks attempts any more. Those that still have no row would be nobody's.
+	if err := forgetWaiting(p.conn, p.config.CarriedMark()); err != nil {
+		return p.Carried(), err
+	}
 	rows := model.NewState()
 	if p.options.Redirect == ByTPROXY { // what is redirected connection tracking knows without any row
 		rows = datagrams(s)
@@ -88,6 +93,27 @@ func forget(conn *nfnetlink.Socket, mark uint32, kinds ...kind) error {
 		return fmt.Errorf("forget the flows of the process: %w", err)
 	}
 	return nil
+}
+
+// forgetWaiting does so with attempts that wait for long already. Others the process is about to answer, and then has to
+// know by their marks.
+func forgetWaiting(conn *nfnetlink.Socket, mark uint32) error {
+	type ends struct{ from, to netip.AddrPort }
+	asked, wait := map[ends]bool{}, attempts()
+	wait.Mark = mark
+	for _, f := range nf.Families {
+		_, err := tracked.List(conn, f.V6(), wait.Filter, func(flow *tracked.Flow) bool {
+			if flow.Attempt() {
+				asked[ends{flow.From, flow.To}] = true
+			}
+			return false
+		})
+		if err != nil {
+			return fmt.Errorf("find who waits for the process: %w", err)
+		}
+	}
+	wait.has = func(flow *tracked.Flow) bool { return flow.Attempt() && asked[ends{flow.From, flow.To}] }
+	return forget(conn, mark, wait)
 }
 
 // kind is one of flows: of those that the kernel lists some.

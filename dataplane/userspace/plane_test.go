@@ -542,20 +542,13 @@ func TestDrain_port(t *testing.T) {
 // one for an address at which nothing is served.
 func TestDrain_guards(t *testing.T) {
 	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
-	var rows strings.Builder
-	rows.WriteString("guard 10.96.0.0/16 drop\npool default/web cluster\nbackend default/web cluster 10.244.1.11:8080\n")
-	for i := range 5000 {
-		fmt.Fprintf(&rows, "frontend 10.96.%d.%d:80/tcp any forward default/web cluster snat offcluster\n", i/250, i%250+1)
-	}
-	s, err := model.ParseState(rows.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := manyRows(t)
 	n.nft(countSYNs)
 	ctx, stop := context.WithCancel(t.Context())
 	stopped := make(chan error)
 	send := func() error { return sendSYNs(ctx, netip.MustParseAddrPort(service)) }
 	go func() { stopped <- n.bed.Do("client", send) }()
+	var err error
 	for range 5 { // as it may go well
 		n.resync(s)
 		if _, err = n.plane.(dataplane.Carrier).Drain(ctx, s); err != nil {
@@ -574,6 +567,68 @@ func TestDrain_guards(t *testing.T) {
 	if came == 0 || came != went {
 		t.Errorf("%d packets came, %d went on", came, went)
 	}
+}
+
+// TestDrain_waiting has a process of the node ask all the while that another plane takes the process's place. Nobody
+// answers it, so that connection tracking knows it as one that waits; it is translated as soon as it is not taken any more.
+func TestDrain_waiting(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
+	s := manyRows(t)
+	n.nft(`table ip test-syns {
+	counter untranslated {}
+	counter translated {}
+	chain leaving {
+		type filter hook postrouting priority 101; oifname lo accept
+		ip daddr 10.96.0.10 counter name untranslated
+		ip daddr 10.244.1.11 counter name translated
+	}
+}`)
+	var next dataplane.Dataplane
+	n.at(testbed.Node, func() (err error) {
+		next, err = nftables.New(dataplane.Config{})
+		return err
+	})
+	t.Cleanup(func() { next.Close() })
+	n.resync(s)
+	ctx, stop := context.WithCancel(t.Context())
+	stopped := make(chan error)
+	at := netip.MustParseAddrPort(service)
+	go func() { stopped <- n.bed.Do(testbed.Node, func() error { return sendSYNs(ctx, at) }) }()
+	n.at(testbed.Node, func() error {
+		return tracked(ctx, netip.AddrPortFrom(n.bed.Addr(testbed.Node, false), 40000), at)
+	})
+	err := next.Sync(ctx, s)
+	if err == nil {
+		_, err = n.plane.(dataplane.Carrier).Drain(ctx, s)
+	}
+	for deadline := time.Now().Add(patient); err == nil && packets(n.nft("list table ip test-syns"), "translated") == 0; {
+		if time.Now().After(deadline) {
+			t.Error("it is not translated")
+			break
+		}
+	}
+	stop()
+	if err = errors.Join(err, <-stopped); err != nil {
+		t.Fatal(err)
+	}
+	if left := packets(n.nft("list table ip test-syns"), "untranslated"); left != 0 {
+		t.Errorf("%d packets left the node as they were", left)
+	}
+}
+
+// manyRows are so many that it takes a moment to take them away.
+func manyRows(t *testing.T) *model.State {
+	t.Helper()
+	var rows strings.Builder
+	rows.WriteString("guard 10.96.0.0/16 drop\npool default/web cluster\nbackend default/web cluster 10.244.1.11:8080\n")
+	for i := range 5000 {
+		fmt.Fprintf(&rows, "frontend 10.96.%d.%d:80/tcp any forward default/web cluster snat offcluster\n", i/250, i%250+1)
+	}
+	s, err := model.ParseState(rows.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // countSYNs counts what comes before the rules of the plane, and what they let go on, or take.
