@@ -88,12 +88,10 @@ func (p *Plane) auditHooks() (drifts []dataplane.Drift) {
 		}
 		have, err := l.Info()
 		l.Close()
-		want, failed := p.sockets.Programs[hook].Info()
+		want, failed := p.identities.of(p.sockets.Programs[hook])
 		if errors.Join(err, failed) != nil {
 			drifts = append(drifts, d)
-			continue
-		}
-		if id, ok := want.ID(); ok && id != have.Program {
+		} else if want != have.Program {
 			d.Have = fmt.Sprintf("program %d", have.Program)
 			drifts = append(drifts, d)
 		}
@@ -114,7 +112,7 @@ func (p *Plane) auditMemory() (drifts []dataplane.Drift) {
 
 // auditSet finds tables that somebody has taken away from the programs.
 func (p *Plane) auditSet() (drifts []dataplane.Drift) {
-	for _, name := range p.sets.lost(p.tables.Maps) {
+	for _, name := range p.sets.lost(p.tables.ids) {
 		drifts = append(drifts, dataplane.Drift{Class: "programs", Object: "table " + name, Want: "that of this process"})
 	}
 	return drifts

@@ -21,8 +21,12 @@ import (
 //	pools, slots: memory, which is the kernel's, one pool after the other
 //	guards, pods, sources: few, all of them once in a while
 
-// glance is how long one Audit reads each kind.
-const glance = time.Millisecond / 2
+const (
+	// glance is how long one Audit reads each kind.
+	glance = time.Millisecond / 2
+	// aStep is how many elements it reads at least: a tenth of that long.
+	aStep = 128
+)
 
 // walk is a way through a table that several Audits go together.
 type walk[K comparable, V any] struct {
@@ -35,7 +39,7 @@ type walk[K comparable, V any] struct {
 // step calls f for the elements that come next, and reports whether there are no more.
 func (w *walk[K, V]) step(m *ebpf.Map, f func(K, V)) (end bool, err error) {
 	if w.keys == nil {
-		w.keys, w.values = make([]K, batch), make([]V, batch)
+		w.keys, w.values = make([]K, aStep), make([]V, aStep)
 	}
 	n, err := m.BatchLookup(&w.cursor, w.keys, w.values, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

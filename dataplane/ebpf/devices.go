@@ -334,11 +334,10 @@ func (d *devices) holds(dev device) (ok bool, err error) {
 			if err != nil {
 				return err
 			}
-			info, err := program.Info()
+			id, err := d.programs.identities.of(program)
 			if err != nil {
 				return err
 			}
-			id, _ := info.ID()
 			if ok = d.attached(dev, at) == id; !ok {
 				return nil
 			}

@@ -123,6 +123,7 @@ type Plane struct {
 	sweep        *sweep               // of it, with TC
 	sets         *sets                // nil: no programs are loaded
 	sockets      *ebpf.Collection     // the programs for them
+	identities   identities           // of these
 	packets      *packets             // nil: others serve packets
 	tables       *tables              // in force; nil: the kernel's content is not known
 	standing     *standing            // nil: no programs at devices serve flows only
@@ -298,9 +299,9 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 // isPartial reports whether an error, or none, leaves the kernel known.
 func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.ErrPartial) }
 
-// replace puts programs in force, those that are there and others if need be, with new tables. Those that nobody has had
-// before get their rows when all of them are attached, at one moment: a flow that begins at one device and meets another
-// one without its program, going or coming back, would be lost.
+// replace puts programs in force, those that are there and others if need be, with new tables. Those that nobody has
+// had before get their rows when all of them are attached, at one moment: a flow that begins at one device and meets
+// another one without its program, going or coming back, would be lost.
 func (p *Plane) replace(ctx context.Context, s *model.State) error {
 	if err := p.fault("ebpf load"); err != nil {
 		return err
@@ -425,7 +426,7 @@ func (p *Plane) closePrograms() {
 		_ = p.sets.close()
 	}
 	p.closeStanding()
-	p.sockets, p.sets = nil, nil
+	p.sockets, p.sets, p.identities = nil, nil, identities{}
 }
 
 // attachAll puts the programs in force.

@@ -15,6 +15,7 @@ type packets struct {
 	others           map[kind]*ebpf.Collection
 	node             nodeAddrs // what clients are hidden behind
 	taken            taken
+	identities       identities
 }
 
 // kind is what matters to programs of a device.

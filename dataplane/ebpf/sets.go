@@ -198,17 +198,11 @@ func podsKnown(pods model.Pods) (bits uint32) {
 	return bits
 }
 
-// lost are the tables in force that are not those of a set any more.
-func (s *sets) lost(set map[string]*ebpf.Map) (names []string) {
+// lost are the tables in force that are not those of a set any more, which the kernel calls so.
+func (s *sets) lost(set map[string]ebpf.MapID) (names []string) {
 	for _, name := range setTables() {
 		var have ebpf.MapID
-		info, err := set[name].Info()
-		if err == nil {
-			err = s.tables[name].Lookup(s.at, &have)
-		}
-		if err != nil {
-			names = append(names, name)
-		} else if want, _ := info.ID(); have != want {
+		if err := s.tables[name].Lookup(s.at, &have); err != nil || have != set[name] {
 			names = append(names, name)
 		}
 	}

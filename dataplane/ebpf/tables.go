@@ -17,6 +17,7 @@ import (
 // tables are the rows in the kernel: one set of those that the programs know.
 type tables struct {
 	Maps    map[string]*ebpf.Map
+	ids     map[string]ebpf.MapID // by which the kernel calls them
 	sets    *sets
 	pools   map[model.PoolID]*pool
 	udp     map[model.PoolID]bool // pools of UDP frontends, whose members are known to the kernel
@@ -54,7 +55,7 @@ func newTables(sets *sets, size capacity, fault func(string) error) (*tables, er
 		return nil, err
 	}
 	t := &tables{
-		Maps: made, sets: sets, fault: fault,
+		Maps: made, ids: map[string]ebpf.MapID{}, sets: sets, fault: fault,
 		pools: map[model.PoolID]*pool{}, udp: map[model.PoolID]bool{}, counted: tally{},
 		sources: map[objectsFrontendKey][]packetsSourceKey{},
 		regions: sets.memory.Regions[sets.next()][:],
@@ -64,11 +65,25 @@ func newTables(sets *sets, size capacity, fault func(string) error) (*tables, er
 	if t.entries, err = mapMemory[objectsPool](t, objectsMapPools); err == nil {
 		t.slots, err = mapMemory[objectsSlot](t, objectsMapSlots)
 	}
+	if err == nil {
+		err = t.identify()
+	}
 	if err != nil {
 		t.close()
 		return nil, err
 	}
 	return t, nil
+}
+
+func (t *tables) identify() error {
+	for name, m := range t.Maps {
+		info, err := m.Info()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		t.ids[name], _ = info.ID() // since Linux 4.13
+	}
+	return nil
 }
 
 // mapMemory is an array's memory, as long as the tables are open.
