@@ -99,11 +99,24 @@ func (l *legacy) settled() error   { return nil }
 func (l *legacy) probe(bool) error { return nil } // there is no way to try
 
 const (
-	// maxGlances is after how many of them nobody relies on a glance: it does not see when somebody puts a rule in the
-	// place of one of ours that is as long.
-	maxGlances = 60
-	// closeSize is of how many bytes each look reads all. Of a larger table only some do, as many times fewer.
-	closeSize = 512 << 10
+	// maxGlances is after how many of them nobody relies on a glance: all rules are made again, and compared. Of 10,000
+	// Services this takes most of a second.
+	maxGlances = 600
+	// closeSize is of how many bytes each look reads all. Of a larger table only some do, as many times fewer: the others
+	// do not see when somebody puts a rule in the place of one of ours that is as long.
+	closeSize = 128 << 10
+	// firstSize is the same for the rules up to the last one of others: for these, too, the kernel adds up the counters of
+	// all.
+	firstSize = 32 * closeSize
+)
+
+// look is how much of a table is compared.
+type look int
+
+const (
+	sizes look = iota
+	first      // rules, up to the last one of others, who come first in what we write
+	whole
 )
 
 // undisturbed implements backend.
@@ -113,7 +126,7 @@ func (l *legacy) undisturbed(tables []tableID) (bool, error) {
 		return false, nil
 	}
 	for _, id := range tables {
-		same, err := l.same(id, l.closely(id))
+		same, err := l.same(id, l.look(id))
 		if !same || err != nil {
 			return false, err
 		}
@@ -124,22 +137,30 @@ func (l *legacy) undisturbed(tables []tableID) (bool, error) {
 // asLoaded implements backend.
 func (l *legacy) asLoaded(tables []tableID) (bool, error) {
 	for _, id := range tables {
-		if same, err := l.same(id, true); !same || err != nil {
+		if same, err := l.same(id, whole); !same || err != nil {
 			return false, err
 		}
 	}
 	return true, nil
 }
 
-// closely reports whether it is time to look at a whole table.
-func (l *legacy) closely(id tableID) bool {
-	b := l.tables[id]
-	return b != nil && l.glances%(1+int(b.Size)/closeSize) == 0
+// look is how closely it is time to look at a table.
+func (l *legacy) look(id tableID) look {
+	size := 0
+	if b := l.tables[id]; b != nil {
+		size = int(b.Size)
+	}
+	switch {
+	case l.glances%(1+size/closeSize) == 0:
+		return whole
+	case l.glances%(1+size/firstSize) == 0:
+		return first
+	}
+	return sizes
 }
 
-// same reports whether a table is as last read or written. It compares sizes, and the rules up to the last one of
-// others, who come first in what we write, or all.
-func (l *legacy) same(id tableID, all bool) (same bool, err error) {
+// same reports whether a table is as last read or written.
+func (l *legacy) same(id tableID, how look) (same bool, err error) {
 	b := l.tables[id]
 	info, err := l.socket(id).Info(id.name)
 	if err != nil {
@@ -149,7 +170,10 @@ func (l *legacy) same(id tableID, all bool) (same bool, err error) {
 		return false, nil
 	}
 	end := b.foreign
-	if all {
+	switch how {
+	case sizes:
+		return true, nil
+	case whole:
 		end = len(b.raw) - xtables.Header
 	}
 	err = l.socket(id).Peek(id.name, info.Size, end, func(entries []byte) { same = b.sameUpTo(end, entries) })
@@ -171,7 +195,7 @@ func (l *legacy) write(changes []*change) error {
 }
 
 func (l *legacy) writeTable(c *change) error {
-	same, err := l.same(c.table, false)
+	same, err := l.same(c.table, first)
 	if err != nil {
 		return err
 	}
