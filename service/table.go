@@ -233,18 +233,23 @@ func (t *Table) countClusterIPs(s *Service, by int) {
 		return
 	}
 	for _, a := range s.ClusterIPs {
-		switch has := t.clusterIP(a); {
-		case by > 0 && has:
-			t.shared[a]++
+		switch {
+		case by > 0:
+			if t.guards.put(hostPrefix(a), model.Reject) == model.Reject {
+				t.shared[a]++
+				continue
+			}
 		case t.shared[a] > 1:
 			t.shared[a]--
+			continue
 		case t.shared[a] == 1:
 			delete(t.shared, a)
+			continue
 		default:
-			if t.networks[network(a)] > 0 {
-				t.moved = append(t.moved, a)
-			}
-			t.guard(hostPrefix(a), by > 0)
+			t.guard(hostPrefix(a), false)
+		}
+		if t.networks[network(a)] > 0 {
+			t.moved = append(t.moved, a)
 		}
 	}
 }
@@ -270,7 +275,7 @@ func (t *Table) guard(p netip.Prefix, clusterIP bool) {
 func (t *Table) countEndpoints(s *Slice, by int) {
 	for i := range s.Endpoints {
 		n := network(s.Endpoints[i].Addr)
-		if t.networks[n] += by; t.networks[n] == 0 {
+		if t.networks[n] += by; by < 0 && t.networks[n] == 0 {
 			delete(t.networks, n)
 		}
 	}
