@@ -67,7 +67,7 @@ func auditedPlanes() []audited {
 //	FAIRLEAD_AUDIT_ACTS=100 ./dev bench Audit
 func BenchmarkAudit(b *testing.B) {
 	for _, p := range auditedPlanes() {
-		for _, services := range []int{100, 10_000} {
+		for _, services := range []int{1000, 10_000} {
 			b.Run(fmt.Sprintf("%s/%d", p.name, services), func(b *testing.B) {
 				if p.name == "ipvs" && inTestKernel(b) {
 					return
@@ -104,7 +104,7 @@ func (r syncs) Round(round engine.Round) {
 func (syncs) Answered(string, int) {}
 
 const (
-	idle      = 20 * time.Second
+	idle      = time.Minute
 	auditWait = 2 * time.Minute
 )
 
@@ -174,7 +174,7 @@ func (r syncs) next(b *testing.B) engine.Round {
 
 // cost is what the process takes while nothing changes.
 func (p audited) cost(b *testing.B) {
-	time.Sleep(2 * time.Second) // what the start has left to do
+	time.Sleep(15 * time.Second) // what the start has left to do
 	before, start := cpuTime(b), time.Now()
 	time.Sleep(idle)
 	b.ReportMetric(100*float64(cpuTime(b)-before)/float64(time.Since(start)), "%core")
@@ -215,6 +215,9 @@ func (p audited) repairs(b *testing.B, bed *testbed.Bed, pins string, programmed
 		took = append(took, time.Since(start))
 		all += took[len(took)-1]
 		b.Logf("%s: repaired after %d ms (%d ms of CPU)", act, took[len(took)-1].Milliseconds(), (cpuTime(b) - worked).Milliseconds())
+	}
+	if acts == 0 {
+		return
 	}
 	slices.Sort(took)
 	milliseconds := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -30,10 +30,10 @@ func runInTestKernel(b *testing.B, why string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	_, below, nested := strings.Cut(flag.Lookup("test.bench").Value.String(), "/")
-	pattern := "^" + b.Name() + "$"
-	if nested {
-		pattern += "/" + below
+	names, wanted := strings.Split(b.Name(), "/"), strings.Split(flag.Lookup("test.bench").Value.String(), "/")
+	pattern := "^" + strings.Join(names, "$/^") + "$"
+	if len(wanted) > len(names) {
+		pattern += "/" + strings.Join(wanted[len(names):], "/")
 	}
 	m := vm.Machine{
 		Kernel: kernel, Stdout: os.Stdout, Stderr: os.Stderr, Memory: "6G",
