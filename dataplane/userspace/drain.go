@@ -95,8 +95,8 @@ func forget(conn *nfnetlink.Socket, mark uint32, kinds ...kind) error {
 	return nil
 }
 
-// forgetWaiting does so with attempts that wait for long already. Others the process is about to answer, and then has to
-// know by their marks.
+// forgetWaiting does so with attempts that wait for a while already. Others the process is about to answer, and has to
+// know by their marks then.
 func forgetWaiting(conn *nfnetlink.Socket, mark uint32) error {
 	type ends struct{ from, to netip.AddrPort }
 	asked, wait := map[ends]bool{}, attempts()
