@@ -47,7 +47,7 @@ rr     2,3,7  any  (aabbbccccccc) -c (aabbbccccccc)
 wrr    2,3,7  any  (aabbbccccccc) -c (aabbbccccccc) b=0 (aaccccccc)
 
 # ip_vs_lc.c: where 256 times the open plus the closed connections that are remembered are fewest; with weights, wlc
-lc     1,1,1  any  xyz xyz -y yy (xz)
+lc     1,1,1  any  xyz (xyz) -y yy (xz)
 lc     2,3,7  any  (abc) ccbcacbcc
 
 # ip_vs_wlc.c: where that number, divided by the weight, is the least
