@@ -213,8 +213,29 @@ type director struct {
 	buffer []byte // for lists
 	// counter is the socket of count, edits are how many virtual servers have been made or deleted.
 	counter, edits int
+	places         places
 	*lacking
 }
+
+// places are where the kernel lists virtual servers, by the last list of most of them. In that order it deletes all of
+// them (ipvsadm -C), and keeps for two minutes what their real servers were, the last one first. Who makes a real server
+// again has it search through all that are kept (ip_vs_trash_get_dest in net/netfilter/ipvs/ip_vs_ctl.c), and takes it
+// out: in the reverse order the first one is the one.
+type places map[serverKey]int
+
+// note takes in a list.
+func (p *places) note(list []serverKey) {
+	if 2*len(list) < len(*p) {
+		return
+	}
+	*p = make(places, len(list))
+	for i, key := range list {
+		(*p)[key] = i
+	}
+}
+
+// compare orders virtual servers that are to be made.
+func (p places) compare(a, b serverKey) int { return cmp.Or(cmp.Compare(p[b], p[a]), a.compare(b)) }
 
 func openDirector(fault func(string) error) (*director, error) {
 	family, err := nl.GenlFamilyGet(genlName) // which loads the module, since Linux 5.6
@@ -348,13 +369,16 @@ type listed struct {
 
 // servers are all virtual servers in the namespace, whoever made them.
 func (d *director) servers() (map[serverKey]listed, error) {
-	found := map[serverKey]listed{}
+	found, order := map[serverKey]listed{}, []serverKey{}
 	all := request{command: cmdGetService, what: "virtual servers", encode: func(*netlink.AttributeEncoder) {}}
 	err := d.dump(all, attrService, func(ad *netlink.AttributeDecoder) error {
 		key, s := decodeServer(ad)
-		found[key] = s
+		found[key], order = s, append(order, key)
 		return ad.Err()
 	})
+	if err == nil {
+		d.places.note(order)
+	}
 	return found, err
 }
 

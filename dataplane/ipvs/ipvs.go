@@ -50,7 +50,15 @@ type Plane struct {
 	// own counts our transactions since it was taken. If the generation has grown by just as many,
 	// nobody else has touched the ruleset.
 	clean, own uint32
+	found      *planned  // by the last Audit, which found differences; nil: Sync reads by itself
 	timeouts   []timeout // those that the kernel has taken
+}
+
+// planned is what leads from what was read to the State.
+type planned struct {
+	generation uint32 // of the ruleset, before it was read
+	kernel     *kernel
+	work       *work
 }
 
 // kernel is what we know of the kernel, and the rows that it serves.
@@ -212,7 +220,7 @@ func (k *kernel) plan(s *model.State, w *changes, l *locals) (*work, error) {
 }
 
 func (k *kernel) planServers(w *changes, todo *work) {
-	for key := range w.servers {
+	for _, key := range slices.SortedFunc(maps.Keys(w.servers), k.servers.director.places.compare) {
 		want := k.want(key)
 		if key.mark == 0 && want != nil {
 			k.tables[index(key.v6)].record(key, true)
@@ -288,15 +296,11 @@ func (p *Plane) sync(ctx context.Context, s *model.State) error {
 		return err
 	}
 	p.own = 0
-	k, err := p.read(s)
+	k, todo, err := p.planAt(ctx, s, before)
 	if err != nil {
 		return err
 	}
 	p.deadlines = k.servers.deadlines
-	todo, err := p.planAll(k, s)
-	if err != nil {
-		return err
-	}
 	todo.inherit = func() { p.config.TakeIn(ctx, s, p.taker(k)) }
 	err = p.perform(k, todo)
 	switch {
@@ -323,6 +327,23 @@ func (p *Plane) configure() error {
 		}
 	}
 	return nil
+}
+
+// planAt finds what there is to do, unless an Audit has just done so and that was of this generation of the ruleset. Of
+// virtual servers nothing tells whether somebody has changed them in these milliseconds; the next Audits see it.
+func (p *Plane) planAt(ctx context.Context, s *model.State, generation uint32) (*kernel, *work, error) {
+	found := p.found
+	p.found = nil
+	if dataplane.Mends(ctx) && found != nil && found.generation == generation {
+		p.locals.want(s)
+		return found.kernel, found.work, nil
+	}
+	k, err := p.read(s)
+	if err != nil {
+		return nil, nil, err
+	}
+	todo, err := p.planAll(k, s)
+	return k, todo, err
 }
 
 // planAll finds what leads from what read found to s.
@@ -385,7 +406,7 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 
 func (p *Plane) apply(s *model.State, c model.Change) error {
 	k := p.held
-	p.held = nil
+	p.held, p.found = nil, nil
 	p.countLocals(k, s, c)
 	p.formers.note(k.rows, c)
 	w, err := k.take(s, c)
@@ -498,6 +519,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 }
 
 func (p *Plane) audit(s *model.State, all bool) (drifts []dataplane.Drift, err error) {
+	p.found = nil
 	for _, c := range p.sysctls {
 		if have := c.get(); have != c.value {
 			drifts = append(drifts, dataplane.Drift{Class: "sysctl", Object: c.file, Want: c.value, Have: have})
@@ -520,7 +542,7 @@ func (p *Plane) audit(s *model.State, all bool) (drifts []dataplane.Drift, err e
 	var found []dataplane.Drift
 	if p.held != nil && p.clean != 0 && generation == p.clean+p.own && !all {
 		found, err = p.glance()
-	} else if found, err = p.compare(s); err == nil && len(found) == 0 {
+	} else if found, err = p.compare(s, generation); err == nil && len(found) == 0 {
 		p.clean, p.own = generation, 0
 	}
 	return append(drifts, p.nameMarks(found)...), err
@@ -556,8 +578,9 @@ func (p *Plane) glance() ([]dataplane.Drift, error) {
 	return append(drifts, p.localDrifts(p.held, missing)...), nil
 }
 
-// compare reads everything. If it is as s says, that is what is held from now on, where nothing was known.
-func (p *Plane) compare(s *model.State) ([]dataplane.Drift, error) {
+// compare reads everything. If it is as s says, that is what is held from now on, where nothing was known; else Sync may
+// go by it.
+func (p *Plane) compare(s *model.State, generation uint32) ([]dataplane.Drift, error) {
 	k, err := p.read(s)
 	if err != nil {
 		return nil, err
@@ -568,7 +591,10 @@ func (p *Plane) compare(s *model.State) ([]dataplane.Drift, error) {
 		return nil, err
 	}
 	found := append(k.drifts(todo, s), p.localDrifts(k, todo.add)...)
-	if p.held == nil && len(found) == 0 {
+	switch {
+	case len(found) > 0 && len(p.director.lacking.names) == 0: // what the kernel lacks may have come
+		p.found = &planned{generation, k, todo}
+	case len(found) == 0 && p.held == nil:
 		p.held, p.deadlines = k, k.servers.deadlines
 	}
 	if p.held != k {
