@@ -49,7 +49,8 @@ type audits struct {
 
 func newAudits() audits {
 	return audits{
-		budget:  budget{share: 100, credit: time.Minute, longest: maxAuditRest},
+		// A hundredth of a CPU with what goes on beside: collecting garbage, timers, this loop.
+		budget:  budget{share: 125, credit: time.Minute, longest: maxAuditRest},
 		repairs: budget{share: 4, credit: 2 * time.Minute, longest: maxAuditRest},
 		hearsay: budget{share: 400, credit: 2 * time.Minute, longest: 5 * time.Minute},
 		logged:  map[string]time.Time{},
