@@ -217,7 +217,7 @@ func (e *Engine) turn(ctx context.Context) error {
 }
 
 // tidy gives memory back: reading and programming everything takes several times what remains. It comes when all is
-// told, as it takes as long as some repairs.
+// told. After repairs that is left to the runtime, which does so within minutes: it takes as long as some of them.
 func (e *Engine) tidy() {
 	if e.untidy {
 		e.untidy = false
@@ -399,7 +399,7 @@ func (e *Engine) sync(ctx context.Context, level slog.Level) error {
 	e.status.programmed(now, false) // who has read the line finds it there
 	e.options.Log.Log(ctx, level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
 		"took", now.Sub(start))
-	e.untidy = true
+	e.untidy = !dataplane.Mends(ctx) // somebody may have it repair again and again
 	return nil
 }
 

@@ -13,13 +13,15 @@ import (
 
 // Nothing says when IPVS is changed, and to list thousands of virtual servers takes long. Of so many an Audit looks at
 // their number, of which the kernel keeps account, and at the real servers of some, in turn. All are listed when the
-// number is another one, when we have made or deleted some ourselves, and once in a while.
+// number is another one, when we have made or deleted some ourselves, and so rarely that it takes little of the time.
 
 const (
 	// maxVerified is how many virtual servers are all looked at each time.
 	maxVerified = 500
 	// verifyTime is how long an Audit looks at some of more.
-	verifyTime = 2 * time.Millisecond
+	verifyTime = time.Millisecond
+	// verifyShare is the share of the time that listing all takes: one in so many.
+	verifyShare = 500
 )
 
 // turns is where Audits of many virtual servers go on.
@@ -27,7 +29,7 @@ type turns struct {
 	keys    []serverKey // that are still to be looked at
 	counted uint32      // virtual servers when all were listed
 	edits   int         // of ours until then; see director
-	looks   int         // since then
+	due     time.Time   // when they are listed again
 }
 
 // verify reports what of the held virtual servers is not so in the kernel.
@@ -40,16 +42,22 @@ func (s *servers) verify() ([]dataplane.Drift, error) {
 		return nil, err
 	}
 	few := len(s.held) <= maxVerified
-	if few || n != s.turns.counted || s.director.edits != s.turns.edits || s.turns.looks > len(s.held)/maxVerified {
+	start := time.Now()
+	if few || n != s.turns.counted || s.director.edits != s.turns.edits || start.After(s.turns.due) {
 		drifts, err := s.verifyAll(few)
-		s.turns.counted, s.turns.edits, s.turns.looks = n, s.director.edits, 0
+		s.turns.counted, s.turns.edits, s.turns.due = n, s.director.edits, listAgain(start)
 		if len(drifts) > 0 {
 			s.turns = turns{} // not until it is repaired
 		}
 		return drifts, err
 	}
-	s.turns.looks++
 	return s.verifySome()
+}
+
+// listAgain is when all are listed again if that took from start until now.
+func listAgain(start time.Time) time.Time {
+	now := time.Now()
+	return now.Add(verifyShare * now.Sub(start))
 }
 
 // verifySome compares the real servers of those whose turn it is.

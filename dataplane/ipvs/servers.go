@@ -43,10 +43,16 @@ func (s *servers) load(ours func(serverKey) bool) error {
 	if err := s.director.fault("ipvs list"); err != nil {
 		return err
 	}
+	counted, err := s.director.count()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
 	all, err := s.director.servers()
 	if err != nil {
 		return err
 	}
+	s.turns = turns{counted: counted, edits: s.director.edits, due: listAgain(start)}
 	for key, found := range all {
 		if !ours(key) {
 			continue
