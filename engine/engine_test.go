@@ -372,9 +372,9 @@ func TestEngine_slowAuditsAreRare(t *testing.T) {
 		min, max int // audits in an hour
 	}{
 		{0, 0, 7000, 7210},
-		{time.Second, 1, 7000, 7210}, // a single one delays nothing
+		{time.Second, 1, 7000, 7210},                // a single one delays nothing
 		{200 * time.Millisecond, 1 << 30, 140, 152}, // 0.8 % of a core, and what was lent
-		{10 * time.Second, 1 << 30, 80, 95}, // not rarer than this
+		{10 * time.Second, 1 << 30, 80, 95},         // not rarer than this
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t)

@@ -217,10 +217,10 @@ type director struct {
 	*lacking
 }
 
-// places are where the kernel lists virtual servers, by the last list of most of them. In that order it deletes all of
-// them (ipvsadm -C), and keeps for two minutes what their real servers were, the last one first. Who makes a real server
-// again has it search through all that are kept (ip_vs_trash_get_dest in net/netfilter/ipvs/ip_vs_ctl.c), and takes it
-// out: in the reverse order the first one is the one.
+// places are where the kernel lists virtual servers, by the last list of most of them. In that order it deletes all
+// (ipvsadm -C), and keeps their real servers for two minutes, the last one first. Who makes a real server again has
+// it search through all that are kept (ip_vs_trash_get_dest in net/netfilter/ipvs/ip_vs_ctl.c), and takes it out: in
+// the reverse order the first one is the one.
 type places map[serverKey]int
 
 // note takes in a list.

@@ -578,8 +578,8 @@ func (p *Plane) glance() ([]dataplane.Drift, error) {
 	return append(drifts, p.localDrifts(p.held, missing)...), nil
 }
 
-// compare reads everything. If it is as s says, that is what is held from now on, where nothing was known; else Sync may
-// go by it.
+// compare reads everything. If it is as s says, that is what is held from now on, where nothing was known; else Sync
+// may go by it.
 func (p *Plane) compare(s *model.State, generation uint32) ([]dataplane.Drift, error) {
 	k, err := p.read(s)
 	if err != nil {
