@@ -148,7 +148,11 @@ func (v *vandalism) once(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	drifts, err := v.plane.Audit(ctx, v.state)
+	look := ctx // or as after a notification of the kernel
+	if v.site.Rand.IntN(2) > 0 {
+		look = dataplane.Thoroughly(ctx)
+	}
+	drifts, err := v.plane.Audit(look, v.state)
 	if err != nil {
 		return fmt.Errorf("audit after %q: %w", deed.What, err)
 	}

@@ -45,8 +45,13 @@ func TestIPVS_vandalism(t *testing.T) {
 		vm.Replay(t, "IPVS")
 		return
 	}
-	conformance.RunVandalism(t, ipvsPlane(ipvs.Options{}), testbed.Spec{}, oneOf(
-		nftVandal("fairlead"), ipvsVandal, ipvsVandal, ipvsVandal, routeVandal))
+	for mode, local := range map[ipvs.AddressMode]conformance.Vandal{ipvs.CIDR: routeVandal, ipvs.Dummy: dummyVandal} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			conformance.RunVandalism(t, ipvsPlane(ipvs.Options{AddressMode: mode}), testbed.Spec{}, oneOf(
+				nftVandal("fairlead"), ipvsVandal, ipvsVandal, ipvsVandal, local))
+		})
+	}
 }
 
 // oneOf are several vandals.
@@ -167,6 +172,21 @@ func ipvsVandal(ctx context.Context, s *conformance.Site) (d conformance.Deed, e
 		foreign = "[fd00::99]:999"
 	}
 	return do(ctx, s, "ipvsadm -a "+server+" -r "+foreign+" -m -w 3", foreign)
+}
+
+// dummyVandal breaks the interface of address mode dummy.
+func dummyVandal(ctx context.Context, s *conformance.Site) (d conformance.Deed, err error) {
+	const device = "kube-ipvs0"
+	text, err := s.Run(ctx, "ip", "-o", "address", "show", "dev", device, "scope", "global")
+	if err != nil || strings.TrimSpace(text) == "" {
+		return d, err
+	}
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	address := strings.Fields(lines[s.IntN(len(lines))])[3]
+	if s.IntN(2) == 0 {
+		return do(ctx, s, "ip link del "+device, address)
+	}
+	return do(ctx, s, "ip address del "+address+" dev "+device, address)
 }
 
 // routeVandal breaks local routes.

@@ -399,7 +399,7 @@ func (e *Engine) sync(ctx context.Context, level slog.Level) error {
 	e.status.programmed(now, false) // who has read the line finds it there
 	e.options.Log.Log(ctx, level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
 		"took", now.Sub(start))
-	e.untidy = !dataplane.Mends(ctx) // somebody may have it repair again and again
+	e.untidy = e.untidy || !dataplane.Mends(ctx) // somebody may have it repair again and again
 	return nil
 }
 

@@ -24,8 +24,8 @@ import (
 const (
 	// glance is how long one Audit reads each kind.
 	glance = time.Millisecond / 2
-	// aStep is how many elements it reads at least: a tenth of that long.
-	aStep = 128
+	// readStep is how many elements it reads at least: a tenth of that long.
+	readStep = 128
 )
 
 // walk is a way through a table that several Audits go together.
@@ -39,7 +39,7 @@ type walk[K comparable, V any] struct {
 // step calls f for the elements that come next, and reports whether there are no more.
 func (w *walk[K, V]) step(m *ebpf.Map, f func(K, V)) (end bool, err error) {
 	if w.keys == nil {
-		w.keys, w.values = make([]K, aStep), make([]V, aStep)
+		w.keys, w.values = make([]K, readStep), make([]V, readStep)
 	}
 	n, err := m.BatchLookup(&w.cursor, w.keys, w.values, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

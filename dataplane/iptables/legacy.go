@@ -114,9 +114,9 @@ const (
 type look int
 
 const (
-	sizes look = iota
-	first      // rules, up to the last one of others, who come first in what we write
-	whole
+	bySize   look = iota
+	byOthers      // rules, up to the last one of others, who come first in what we write
+	byAll
 )
 
 // undisturbed implements backend.
@@ -137,7 +137,7 @@ func (l *legacy) undisturbed(tables []tableID) (bool, error) {
 // asLoaded implements backend.
 func (l *legacy) asLoaded(tables []tableID) (bool, error) {
 	for _, id := range tables {
-		if same, err := l.same(id, whole); !same || err != nil {
+		if same, err := l.same(id, byAll); !same || err != nil {
 			return false, err
 		}
 	}
@@ -152,11 +152,11 @@ func (l *legacy) look(id tableID) look {
 	}
 	switch {
 	case l.glances%(1+size/closeSize) == 0:
-		return whole
+		return byAll
 	case l.glances%(1+size/firstSize) == 0:
-		return first
+		return byOthers
 	}
-	return sizes
+	return bySize
 }
 
 // same reports whether a table is as last read or written.
@@ -171,9 +171,9 @@ func (l *legacy) same(id tableID, how look) (same bool, err error) {
 	}
 	end := b.foreign
 	switch how {
-	case sizes:
+	case bySize:
 		return true, nil
-	case whole:
+	case byAll:
 		end = len(b.raw) - xtables.Header
 	}
 	err = l.socket(id).Peek(id.name, info.Size, end, func(entries []byte) { same = b.sameUpTo(end, entries) })
@@ -195,7 +195,7 @@ func (l *legacy) write(changes []*change) error {
 }
 
 func (l *legacy) writeTable(c *change) error {
-	same, err := l.same(c.table, first)
+	same, err := l.same(c.table, byOthers)
 	if err != nil {
 		return err
 	}

@@ -211,16 +211,16 @@ type director struct {
 	family uint16 // generic netlink's number of IPVS
 	fault  func(operation string) error
 	buffer []byte // for lists
-	// counter is the socket of count, edits are how many virtual servers have been made or deleted.
-	counter, edits int
-	places         places
+	// counter is the socket of count, made is how many of what it counts are there by our doing: it may be less than 0.
+	counter, made int
+	places        places
 	*lacking
 }
 
-// places are where the kernel lists virtual servers, by the last list of most of them. In that order it deletes all
-// (ipvsadm -C), and keeps their real servers for two minutes, the last one first. Who makes a real server again has
-// it search through all that are kept (ip_vs_trash_get_dest in net/netfilter/ipvs/ip_vs_ctl.c), and takes it out: in
-// the reverse order the first one is the one.
+// places are where the kernel lists virtual servers, from 1, by the last list of most of them. In that order it deletes
+// all (ipvsadm -C), and keeps their real servers for some minutes, the last one first. Who makes a real server again
+// has it search through all that are kept (ip_vs_trash_get_dest in net/netfilter/ipvs/ip_vs_ctl.c), and takes it out:
+// in the reverse order the first one is the one.
 type places map[serverKey]int
 
 // note takes in a list.
@@ -230,12 +230,23 @@ func (p *places) note(list []serverKey) {
 	}
 	*p = make(places, len(list))
 	for i, key := range list {
-		(*p)[key] = i
+		(*p)[key] = i + 1
 	}
 }
 
 // compare orders virtual servers that are to be made.
 func (p places) compare(a, b serverKey) int { return cmp.Or(cmp.Compare(p[b], p[a]), a.compare(b)) }
+
+// backwards orders virtual servers that all go: the reverse of the order in which a process that has no list yet makes
+// them.
+func backwards(a, b serverKey) int { return b.compare(a) }
+
+func deletions(keys []serverKey) (requests []request) {
+	for _, key := range keys {
+		requests = append(requests, deleteServer(key, func() {}))
+	}
+	return requests
+}
 
 func openDirector(fault func(string) error) (*director, error) {
 	family, err := nl.GenlFamilyGet(genlName) // which loads the module, since Linux 5.6
@@ -287,11 +298,6 @@ func (d *director) perform(requests []request) (refused []error, err error) {
 	absent := map[serverKey]bool{}
 	for len(requests) > 0 {
 		n := min(len(requests), batchSize)
-		for _, r := range requests[:n] {
-			if r.command == cmdNewService || r.command == cmdDelService {
-				d.edits++
-			}
-		}
 		more, err := d.send(requests[:n], absent)
 		refused = append(refused, more...)
 		if err != nil {
@@ -315,6 +321,7 @@ func (d *director) send(requests []request, absent map[serverKey]bool) (refused 
 	for i, r := range requests {
 		switch err := errnos[i]; {
 		case err == 0:
+			d.account(r)
 			r.done()
 		case err == unix.EPERM:
 			return refused, r.refusal(err)
@@ -327,6 +334,21 @@ func (d *director) send(requests []request, absent map[serverKey]bool) (refused 
 		}
 	}
 	return refused, nil
+}
+
+// account notes that a request has been done.
+func (d *director) account(r request) {
+	n := 0
+	switch r.command {
+	case cmdNewService:
+		n = 1
+	case cmdDelService:
+		n = -1
+		delete(d.places, r.server)
+	}
+	if !r.server.v6 { // as count has it
+		d.made += n
+	}
 }
 
 // ask sends requests to the kernel and returns its answer to each, 0 for those it has done. Only the last asks to be
@@ -367,19 +389,51 @@ type listed struct {
 	flags     uint32
 }
 
-// servers are all virtual servers in the namespace, whoever made them.
-func (d *director) servers() (map[serverKey]listed, error) {
-	found, order := map[serverKey]listed{}, []serverKey{}
+// servers are all virtual servers in the namespace, whoever made them. Between two parts of a list that the kernel
+// hands out the places change of those in the next ones, if others are made or deleted, before Linux 7 in whatever
+// namespace, or, since then, a table is made larger that is too small for them: some are then listed twice, or not at
+// all. So there is another list, as often as listTries says, if this one has not as many of IPv4 as there are.
+func (d *director) servers() (found map[serverKey]listed, err error) {
+	for range listTries {
+		before, err := d.count()
+		if err != nil {
+			return nil, err
+		}
+		listed, order, err := d.list()
+		if err != nil {
+			return nil, err
+		}
+		after, err := d.count()
+		if err != nil {
+			return nil, err
+		}
+		d.places.note(order)
+		if found = listed; before == after && len(found) == len(order) && ofIPv4(found) == after {
+			break
+		}
+	}
+	return found, nil
+}
+
+// list is servers, once, and in which order the kernel has them.
+func (d *director) list() (found map[serverKey]listed, order []serverKey, err error) {
+	found = map[serverKey]listed{}
 	all := request{command: cmdGetService, what: "virtual servers", encode: func(*netlink.AttributeEncoder) {}}
-	err := d.dump(all, attrService, func(ad *netlink.AttributeDecoder) error {
+	err = d.dump(all, attrService, func(ad *netlink.AttributeDecoder) error {
 		key, s := decodeServer(ad)
 		found[key], order = s, append(order, key)
 		return ad.Err()
 	})
-	if err == nil {
-		d.places.note(order)
+	return found, order, err
+}
+
+func ofIPv4(servers map[serverKey]listed) (n int) {
+	for key := range servers {
+		if !key.v6 {
+			n++
+		}
 	}
-	return found, err
+	return n
 }
 
 func decodeServer(ad *netlink.AttributeDecoder) (key serverKey, s listed) {

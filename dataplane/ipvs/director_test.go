@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"runtime"
 	"strings"
 	"testing"
@@ -21,14 +22,25 @@ func TestDirector(t *testing.T) {
 		vm.Replay(t, "IPVS")
 		return
 	}
-	d, err := newNamespace()
-	if err != nil {
-		t.Fatal(err)
+	for name, test := range map[string]func(*testing.T, *director){
+		"refused alone": refusedAlone,
+		"lost answers": func(t *testing.T, d *director) {
+			lostAnswers(t, d)
+			refusedAlone(t, d)
+		},
+		"accounts":       accounts,
+		"looks at all":   looksAtAll,
+		"made backwards": madeBackwards,
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, err := newNamespace()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.close()
+			test(t, d)
+		})
 	}
-	defer d.close()
-	refusedAlone(t, d)
-	lostAnswers(t, d)
-	refusedAlone(t, d)
 }
 
 // newNamespace opens the director of a network namespace that goes with it.
@@ -38,6 +50,9 @@ func newNamespace() (d *director, err error) {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		if err = unix.Unshare(unix.CLONE_NEWNET); err == nil {
+			err = exec.Command("ip", "link", "set", "lo", "up").Run()
+		}
+		if err == nil {
 			d, err = openDirector(func(string) error { return nil })
 		}
 	}()

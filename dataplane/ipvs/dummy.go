@@ -38,12 +38,15 @@ func (d *dummy) claim() error {
 		}
 		link, err = d.find()
 	}
-	if err != nil || link == nil || link.Attrs().Alias == DummyAlias {
+	if err != nil || link == nil {
 		return err
 	}
-	if err := d.handle.LinkSetAlias(link, DummyAlias); err != nil {
-		return fmt.Errorf("set the alias of interface %s: %w", dummyName, err)
+	if link.Attrs().Alias != DummyAlias {
+		if err := d.handle.LinkSetAlias(link, DummyAlias); err != nil {
+			return fmt.Errorf("set the alias of interface %s: %w", dummyName, err)
+		}
 	}
+	d.link = link
 	return nil
 }
 

@@ -13,7 +13,7 @@ import (
 
 // Nothing says when IPVS is changed, and to list thousands of virtual servers takes long. Of so many an Audit looks at
 // their number, of which the kernel keeps account, and at the real servers of some, in turn. All are listed when the
-// number is another one, when we have made or deleted some ourselves, and so rarely that it takes little of the time.
+// number is not what we have made of it, and else so seldom that it takes little of the time.
 
 const (
 	// maxVerified is how many virtual servers are all looked at each time.
@@ -22,14 +22,15 @@ const (
 	verifyTime = time.Millisecond
 	// verifyShare is the share of the time that listing all takes: one in so many.
 	verifyShare = 500
+	// verifyEach is how long it may be, however long the last list took.
+	verifyEach = 5 * time.Minute
 )
 
 // turns is where Audits of many virtual servers go on.
 type turns struct {
-	keys    []serverKey // that are still to be looked at
-	counted uint32      // virtual servers when all were listed
-	edits   int         // of ours until then; see director
-	due     time.Time   // when they are listed again
+	keys   []serverKey // that are still to be looked at
+	others int         // virtual servers beside those that the director made, when all were listed
+	due    time.Time   // when they are listed again
 }
 
 // verify reports what of the held virtual servers is not so in the kernel.
@@ -41,23 +42,23 @@ func (s *servers) verify() ([]dataplane.Drift, error) {
 	if err != nil {
 		return nil, err
 	}
-	few := len(s.held) <= maxVerified
-	start := time.Now()
-	if few || n != s.turns.counted || s.director.edits != s.turns.edits || start.After(s.turns.due) {
+	few, start := len(s.held) <= maxVerified, time.Now()
+	if others := n - s.director.made; few || others != s.turns.others || start.After(s.turns.due) {
 		drifts, err := s.verifyAll(few)
-		s.turns.counted, s.turns.edits, s.turns.due = n, s.director.edits, listAgain(start)
+		s.turns.others, s.turns.due = others, listAgain(start, time.Now())
 		if len(drifts) > 0 {
 			s.turns = turns{} // not until it is repaired
 		}
-		return drifts, err
+		if few || err != nil || len(drifts) > 0 {
+			return drifts, err
+		}
 	}
 	return s.verifySome()
 }
 
 // listAgain is when all are listed again if that took from start until now.
-func listAgain(start time.Time) time.Time {
-	now := time.Now()
-	return now.Add(verifyShare * now.Sub(start))
+func listAgain(start, now time.Time) time.Time {
+	return now.Add(min(verifyShare*now.Sub(start), verifyEach))
 }
 
 // verifySome compares the real servers of those whose turn it is.
@@ -67,7 +68,7 @@ func (s *servers) verifySome() (drifts []dataplane.Drift, err error) {
 			s.turns.keys = append(s.turns.keys, key)
 		}
 	}
-	for late := time.Now().Add(verifyTime); len(s.turns.keys) > 0 && time.Now().Before(late); {
+	for start := time.Now(); len(s.turns.keys) > 0; {
 		last := len(s.turns.keys) - 1
 		key := s.turns.keys[last]
 		s.turns.keys = s.turns.keys[:last]
@@ -80,6 +81,9 @@ func (s *servers) verifySome() (drifts []dataplane.Drift, err error) {
 			return nil, err
 		}
 		drifts = append(drifts, adopt(listed{}, reals).compareReals(key, held.reals)...)
+		if time.Since(start) > verifyTime {
+			break
+		}
 	}
 	return drifts, nil
 }
@@ -91,7 +95,7 @@ func openCounter() (int, error) {
 }
 
 // count is how many virtual servers of IPv4 the kernel has, whoever made them.
-func (d *director) count() (uint32, error) {
+func (d *director) count() (int, error) {
 	const getInfo = 64 + 1024 + 64 + 1 // IP_VS_SO_GET_INFO in include/uapi/linux/ip_vs.h
 	var info struct{ version, size, services uint32 }
 	size := uint32(unsafe.Sizeof(info))
@@ -100,5 +104,5 @@ func (d *director) count() (uint32, error) {
 	if errno != 0 {
 		return 0, fmt.Errorf("count virtual servers: %w", errno)
 	}
-	return info.services, nil
+	return int(info.services), nil
 }

@@ -57,6 +57,7 @@ type Plane struct {
 // planned is what leads from what was read to the State.
 type planned struct {
 	generation uint32 // of the ruleset, before it was read
+	way        way    // of local addresses
 	kernel     *kernel
 	work       *work
 }
@@ -220,13 +221,26 @@ func (k *kernel) plan(s *model.State, w *changes, l *locals) (*work, error) {
 }
 
 func (k *kernel) planServers(w *changes, todo *work) {
-	for _, key := range slices.SortedFunc(maps.Keys(w.servers), k.servers.director.places.compare) {
-		want := k.want(key)
-		if key.mark == 0 && want != nil {
-			k.tables[index(key.v6)].record(key, true)
+	var missing []serverKey
+	for key := range w.servers {
+		if k.servers.held[key] == nil {
+			missing = append(missing, key)
+			continue
 		}
-		k.servers.set(key, want, &todo.servers)
+		k.planServer(key, todo)
 	}
+	slices.SortFunc(missing, k.servers.director.places.compare) // the kernel's time depends on it
+	for _, key := range missing {
+		k.planServer(key, todo)
+	}
+}
+
+func (k *kernel) planServer(key serverKey, todo *work) {
+	want := k.want(key)
+	if key.mark == 0 && want != nil {
+		k.tables[index(key.v6)].record(key, true)
+	}
+	k.servers.set(key, want, &todo.servers)
 }
 
 func (k *kernel) planTables(s *model.State, w *changes) error {
@@ -329,14 +343,20 @@ func (p *Plane) configure() error {
 	return nil
 }
 
-// planAt finds what there is to do, unless an Audit has just done so and that was of this generation of the ruleset. Of
-// virtual servers nothing tells whether somebody has changed them in these milliseconds; the next Audits see it.
+// planAt finds what there is to do, unless an Audit has just done so, of this generation of the ruleset and as many
+// virtual servers. What else of these somebody has changed meanwhile the next Audits see.
 func (p *Plane) planAt(ctx context.Context, s *model.State, generation uint32) (*kernel, *work, error) {
-	found := p.found
+	plan := p.found
 	p.found = nil
-	if dataplane.Mends(ctx) && found != nil && found.generation == generation {
-		p.locals.want(s)
-		return found.kernel, found.work, nil
+	if dataplane.Mends(ctx) && plan != nil && plan.generation == generation && plan.way == p.locals.way {
+		n, err := p.director.count()
+		if err != nil {
+			return nil, nil, err
+		}
+		if n-p.director.made == plan.kernel.servers.turns.others {
+			p.locals.want(s)
+			return plan.kernel, plan.work, nil
+		}
 	}
 	k, err := p.read(s)
 	if err != nil {
@@ -593,7 +613,7 @@ func (p *Plane) compare(s *model.State, generation uint32) ([]dataplane.Drift, e
 	found := append(k.drifts(todo, s), p.localDrifts(k, todo.add)...)
 	switch {
 	case len(found) > 0 && len(p.director.lacking.names) == 0: // what the kernel lacks may have come
-		p.found = &planned{generation, k, todo}
+		p.found = &planned{generation, p.locals.way, k, todo}
 	case len(found) == 0 && p.held == nil:
 		p.held, p.deadlines = k, k.servers.deadlines
 	}
@@ -652,7 +672,7 @@ func (p *Plane) localDrifts(k *kernel, missing []netip.Prefix) (drifts []datapla
 
 // Remove implements dataplane.Dataplane.
 func (p *Plane) Remove(context.Context) error {
-	p.held = nil
+	p.held, p.found = nil, nil
 	if err := p.remove(); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
@@ -664,10 +684,7 @@ func (p *Plane) remove() error {
 	if err != nil {
 		return err
 	}
-	var requests []request
-	for key := range k.servers.held {
-		requests = append(requests, deleteServer(key, func() {}))
-	}
+	requests := deletions(slices.SortedFunc(maps.Keys(k.servers.held), backwards))
 	if err := errors.Join(p.locals.clear(), k.servers.perform(requests)); err != nil {
 		return err
 	}

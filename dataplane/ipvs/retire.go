@@ -67,7 +67,7 @@ func (r *remains) none() bool {
 	return len(r.tables)+len(r.locals.held) == 0 && r.locals.dummy.link == nil
 }
 
-// servers are the virtual servers that are left.
+// servers are the virtual servers that are left, in the order in which they go.
 func (r *remains) servers() (ours []serverKey, err error) {
 	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); err != nil || r.none() {
 		return nil, nil
@@ -83,6 +83,7 @@ func (r *remains) servers() (ours []serverKey, err error) {
 			ours = append(ours, key)
 		}
 	}
+	slices.SortFunc(ours, backwards)
 	return ours, err
 }
 
@@ -104,13 +105,10 @@ func (r *remains) clear() error {
 	if err := r.clearLocals(); err != nil {
 		return err
 	}
-	var requests []request
-	for _, key := range keys {
-		if key.mark != 0 || !r.shared {
-			requests = append(requests, deleteServer(key, func() {}))
-		}
+	if r.shared {
+		keys = slices.DeleteFunc(keys, func(key serverKey) bool { return key.mark == 0 })
 	}
-	if err := r.perform(requests); err != nil {
+	if err := r.perform(deletions(keys)); err != nil {
 		return err
 	}
 	r.tx = nf.Transaction{}

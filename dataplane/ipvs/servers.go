@@ -52,7 +52,7 @@ func (s *servers) load(ours func(serverKey) bool) error {
 	if err != nil {
 		return err
 	}
-	s.turns = turns{counted: counted, edits: s.director.edits, due: listAgain(start)}
+	s.turns = turns{others: counted - s.director.made, due: listAgain(start, time.Now())}
 	for key, found := range all {
 		if !ours(key) {
 			continue

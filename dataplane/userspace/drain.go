@@ -36,9 +36,7 @@ func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err
 	p.proxy.rows.replace(s)
 	p.proxy.expel(nil)
 	// Nobody marks attempts any more. Those that still have no row would be nobody's.
-	if err := forgetWaiting(p.conn, p.config.CarriedMark()); err != nil {
-		return p.Carried(), err
-	}
+	waiting := forgetWaiting(p.conn, p.config.CarriedMark())
 	rows := model.NewState()
 	if p.options.Redirect == ByTPROXY { // what is redirected connection tracking knows without any row
 		rows = datagrams(s)
@@ -51,7 +49,7 @@ func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err
 		p.settle(todo.tables)
 		err = forget(p.conn, p.config.CarriedMark(), attempts())
 	}
-	return p.Carried(), err
+	return p.Carried(), errors.Join(waiting, err)
 }
 
 // Carried implements dataplane.Carrier.
