@@ -111,8 +111,8 @@ func apart(m int) func(int) []netip.Addr {
 func (f fleet) batch(bed *testbed.Bed) service.Batch {
 	ips := []netip.Addr{bed.Addr(testbed.Node, false), bed.Addr(testbed.Node, true)}
 	b := service.Batch{
-		Services:     make(map[service.Name]*service.Service, f.services),
-		Slices:       make(map[service.Name]*service.Slice, f.services),
+		Services:     make(service.Objects[service.Service], 0, f.services),
+		Slices:       make(service.Objects[service.Slice], 0, f.services),
 		Node:         &service.Node{Name: string(testbed.Node), IPs: ips, PodCIDRs: testbed.PodCIDRs(testbed.Node), Eligible: true},
 		ServiceCIDRs: testbed.ServiceCIDRs(),
 		Addrs:        ips,
@@ -139,7 +139,7 @@ func (f fleet) add(b *service.Batch, i int) {
 		}
 		addSlice(b, s, twins)
 	}
-	b.Services[s.Name] = s
+	b.Services.Set(s.Name, s)
 }
 
 func addSlice(b *service.Batch, s *service.Service, addrs []netip.Addr) {
@@ -158,7 +158,7 @@ func addSlice(b *service.Batch, s *service.Service, addrs []netip.Addr) {
 		}
 		slice.Endpoints = append(slice.Endpoints, e)
 	}
-	b.Slices[slice.Name] = slice
+	b.Slices.Set(slice.Name, slice)
 }
 
 // tableOptions are those that most clusters have.

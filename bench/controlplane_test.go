@@ -288,10 +288,7 @@ func (p *controlPlane) slice(i int, gone bool) {
 		s, _ = service.FromSlice(p.slices[i])
 	}
 	p.feed.update(func(b *service.Batch) {
-		if b.Slices == nil {
-			b.Slices = map[service.Name]*service.Slice{}
-		}
-		b.Slices[name] = s
+		b.Slices.Set(name, s)
 	})
 }
 
@@ -337,10 +334,7 @@ func (f *feed) service(o *corev1.Service, gone bool) {
 		s, _ = service.FromService(o)
 	}
 	f.update(func(b *service.Batch) {
-		if b.Services == nil {
-			b.Services = map[service.Name]*service.Service{}
-		}
-		b.Services[name] = s
+		b.Services.Set(name, s)
 	})
 }
 

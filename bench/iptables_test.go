@@ -686,7 +686,7 @@ func (c *churn) change() service.Batch {
 	i := c.n * 7919 % (c.fleet.services - 1)
 	addrs := c.fleet.endpoints(i)
 	addrs[rand.IntN(len(addrs))] = nth(netip.MustParseAddr("10.200.0.0"), c.n)
-	batch := service.Batch{Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{}}
+	batch := service.Batch{}
 	fleet{endpoints: func(int) []netip.Addr { return addrs }}.add(&batch, i)
 	return batch
 }

@@ -114,16 +114,16 @@ func (n *node) slice(c change) (took []time.Duration, err error) {
 
 // batch gives a Service endpoints, or takes it away.
 func (n *node) batch(i int, endpoints []netip.Addr) service.Batch {
-	b := service.Batch{Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{}}
+	b := service.Batch{}
 	f := n.fleet
 	f.endpoints = func(int) []netip.Addr { return endpoints }
 	f.add(&b, i)
 	if endpoints == nil {
-		for name := range b.Services {
-			b.Services[name] = nil
+		for i := range b.Services {
+			b.Services[i].Is = nil
 		}
-		for name := range b.Slices {
-			b.Slices[name] = nil
+		for i := range b.Slices {
+			b.Slices[i].Is = nil
 		}
 	}
 	return b

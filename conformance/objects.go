@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"fmt"
-	"maps"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -69,7 +68,7 @@ func decode[K any](document []byte, batch func(*K) service.Batch) (service.Batch
 
 func serviceBatch(o *corev1.Service) service.Batch {
 	s, problems := service.FromService(o)
-	return service.Batch{Services: map[service.Name]*service.Service{s.Name: s}, Problems: problems}
+	return service.Batch{Services: service.One(s.Name, s), Problems: problems}
 }
 
 func sliceBatch(o *discoveryv1.EndpointSlice) service.Batch {
@@ -77,14 +76,14 @@ func sliceBatch(o *discoveryv1.EndpointSlice) service.Batch {
 	if s == nil {
 		return service.Batch{Problems: problems}
 	}
-	return service.Batch{Slices: map[service.Name]*service.Slice{s.Name: s}, Problems: problems}
+	return service.Batch{Slices: service.One(s.Name, s), Problems: problems}
 }
 
 func endpointsBatch(o *corev1.Endpoints) service.Batch {
 	slices, problems := service.FromEndpoints(o)
-	b := service.Batch{Slices: map[service.Name]*service.Slice{}, Problems: problems}
+	b := service.Batch{Problems: problems}
 	for _, s := range slices {
-		b.Slices[s.Name] = s
+		b.Slices.Set(s.Name, s)
 	}
 	return b
 }
@@ -96,8 +95,8 @@ func nodeBatch(o *corev1.Node) service.Batch {
 
 // add puts o's parts into b.
 func add(b *service.Batch, o service.Batch) {
-	maps.Copy(b.Services, o.Services)
-	maps.Copy(b.Slices, o.Slices)
+	b.Services = append(b.Services, o.Services...)
+	b.Slices = append(b.Slices, o.Slices...)
 	if o.Node != nil {
 		b.Node = o.Node
 	}
@@ -106,10 +105,10 @@ func add(b *service.Batch, o service.Batch) {
 
 // remove says of o's parts that they are gone.
 func remove(b *service.Batch, o service.Batch) {
-	for name := range o.Services {
-		b.Services[name] = nil
+	for name := range o.Services.All() {
+		b.Services.Set(name, nil)
 	}
-	for name := range o.Slices {
-		b.Slices[name] = nil
+	for name := range o.Slices.All() {
+		b.Slices.Set(name, nil)
 	}
 }

@@ -118,7 +118,7 @@ func (c *testCase) tableOptions() (service.Options, error) {
 
 // change adds or replaces objects, and deletes others by id, in one Update.
 func (w *world) change(objects []object, deleted ...string) (*model.State, model.Change) {
-	batch := service.Batch{Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{}}
+	batch := service.Batch{}
 	for _, id := range deleted {
 		remove(&batch, w.present[id])
 		delete(w.present, id)

@@ -34,7 +34,7 @@ func TestControl(t *testing.T) {
 		o.About = func() About { return About{Plane: "memory", Watches: []Watch{{Resource: "nodes"}}} }
 	})
 	b := web(1, "10.244.1.2")
-	for _, s := range b.Services {
+	for _, s := range b.Services.All() {
 		s.Affinity = time.Hour
 	}
 	r.send(b)

@@ -144,16 +144,16 @@ func web(i int, endpoints ...string) service.Batch {
 		l.Endpoints = append(l.Endpoints, service.Endpoint{Addr: netip.MustParseAddr(e), Ready: true, Serving: true, Weight: 1})
 	}
 	return service.Batch{
-		Services: map[service.Name]*service.Service{name: s},
-		Slices:   map[service.Name]*service.Slice{name: l},
+		Services: service.One(name, s),
+		Slices:   service.One(name, l),
 	}
 }
 
 func gone(i int) service.Batch {
 	name := service.Name{Namespace: "default", Name: fmt.Sprint("web-", i)}
 	return service.Batch{
-		Services: map[service.Name]*service.Service{name: nil},
-		Slices:   map[service.Name]*service.Slice{name: nil},
+		Services: service.One[service.Service](name, nil),
+		Slices:   service.One[service.Slice](name, nil),
 	}
 }
 

@@ -75,7 +75,7 @@ func (e *Engine) note(b service.Batch) {
 	if len(b.Services)+len(b.Slices) > 0 && len(e.arrived) < maxWaiting {
 		e.arrived = append(e.arrived, time.Now())
 	}
-	for _, s := range b.Slices {
+	for _, s := range b.Slices.All() {
 		if s == nil || len(e.waiting) >= maxWaiting {
 			continue
 		}

@@ -106,7 +106,7 @@ func TestObserver_drifts(t *testing.T) {
 
 // changed is a batch whose slices say when they happened.
 func changed(b service.Batch, at time.Time) service.Batch {
-	for _, s := range b.Slices {
+	for _, s := range b.Slices.All() {
 		s.Changed = at.UnixMicro()
 	}
 	return b

@@ -65,14 +65,14 @@ func web(n byte, change func(*service.Service)) service.Batch {
 	}
 	change(s)
 	return service.Batch{
-		Services: map[service.Name]*service.Service{name: s},
-		Slices: map[service.Name]*service.Slice{name: {
+		Services: service.One(name, s),
+		Slices: service.One(name, &service.Slice{
 			Name: name, Service: name.Name, Changed: time.Now().UnixMicro(),
 			Ports: []service.SlicePort{{Protocol: model.TCP, Port: 8080}},
 			Endpoints: []service.Endpoint{
 				{Addr: netip.AddrFrom4([4]byte{10, 1, 0, n}), Node: "other", Ready: true, Serving: true, Weight: 1},
 			},
-		}},
+		}),
 	}
 }
 

@@ -29,12 +29,12 @@ func inBubble(t *testing.T, test func(t *testing.T)) {
 func was(at time.Time) engine.Status { return engine.Status{LastProgrammed: at, NodeEligible: true} }
 
 func batch(services, slices int) service.Batch {
-	b := service.Batch{Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{}}
+	b := service.Batch{}
 	for i := range services {
-		b.Services[service.Name{Name: fmt.Sprint(i)}] = nil
+		b.Services.Set(service.Name{Name: fmt.Sprint(i)}, nil)
 	}
 	for i := range slices {
-		b.Slices[service.Name{Name: fmt.Sprint(i)}] = nil
+		b.Slices.Set(service.Name{Name: fmt.Sprint(i)}, nil)
 	}
 	return b
 }

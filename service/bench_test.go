@@ -15,15 +15,15 @@ import (
 
 // cluster is n Services with a ClusterIP and k endpoints each, in one slice.
 func cluster(n, k int) service.Batch {
-	b := service.Batch{Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{}}
+	b := service.Batch{}
 	for i := range n {
 		name := service.Name{Namespace: "default", Name: fmt.Sprintf("service-%d", i)}
-		b.Services[name] = &service.Service{
+		b.Services.Set(name, &service.Service{
 			Name:       name,
 			ClusterIPs: []netip.Addr{numbered(10<<24|96<<16, i)},
 			Ports:      []service.Port{{Name: "http", Protocol: model.TCP, Port: 80}},
-		}
-		b.Slices[name] = slice(name, i*k, k)
+		})
+		b.Slices.Set(name, slice(name, i*k, k))
 	}
 	b.ServiceCIDRs = []netip.Prefix{prefix("10.96.0.0/12")}
 	b.Node = testNode()
@@ -84,7 +84,7 @@ func BenchmarkUpdate_endpoint(b *testing.B) {
 		other := []*service.Slice{slice(name, 1<<22, endpoints), slice(name, 1<<22+1, endpoints)}
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			_, change, _ := table.Update(service.Batch{Slices: map[service.Name]*service.Slice{name: other[i%2]}})
+			_, change, _ := table.Update(service.Batch{Slices: service.One(name, other[i%2])})
 			if len(change.Pools.Set) != 1 {
 				b.Fatal("the change is not that of one pool")
 			}
@@ -98,12 +98,12 @@ func BenchmarkUpdate_service(b *testing.B) {
 		table := newTable(b, defaultOptions())
 		objects := cluster(services+1, endpoints)
 		name := service.Name{Namespace: "default", Name: fmt.Sprintf("service-%d", services)}
-		s := objects.Services[name]
-		delete(objects.Services, name)
+		s := objects.Services[services].Is
+		objects.Services = objects.Services[:services]
 		table.Update(objects)
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			table.Update(service.Batch{Services: map[service.Name]*service.Service{name: [2]*service.Service{s, nil}[i%2]}})
+			table.Update(service.Batch{Services: service.One(name, [2]*service.Service{s, nil}[i%2])})
 		}
 	})
 }

@@ -35,15 +35,15 @@ func FuzzFrom(f *testing.F) {
 				_ = json.Unmarshal(*data, o)
 			}
 		}
-		b := service.Batch{Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{}}
+		b := service.Batch{}
 		s, _ := service.FromService(&o1)
-		b.Services[s.Name] = s
+		b.Services.Set(s.Name, s)
 		all, _ := service.FromEndpoints(&o3)
 		if one, _ := service.FromSlice(&o2); one != nil {
 			all = append(all, one)
 		}
 		for _, s := range all {
-			b.Slices[s.Name] = s
+			b.Slices.Set(s.Name, s)
 		}
 		b.Node, _ = service.FromNode(&o4)
 		b.Node.Name = "node"

@@ -82,19 +82,6 @@ type Node struct {
 	Eligible bool // for load balancers: neither being deleted nor tainted so by the cluster autoscaler
 }
 
-// Batch is a set of changed objects. A nil value in a map means that the object is gone.
-type Batch struct {
-	Services map[Name]*Service
-	Slices   map[Name]*Slice
-	Node     *Node // nil: unchanged
-	// ServiceCIDRs are the ranges from which ClusterIPs are allocated; nil: unchanged.
-	ServiceCIDRs []netip.Prefix
-	// Addrs are all addresses of this node's interfaces; nil: unchanged.
-	Addrs []netip.Addr
-	// Problems were found while the objects were read.
-	Problems []Problem
-}
-
 // Problem is something wrong with one object. It never stops the others.
 type Problem struct {
 	Object string // kind and name: "Service default/web"; or a file

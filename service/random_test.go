@@ -166,21 +166,22 @@ func (d dice) options() service.Options {
 
 // batch changes up to n objects.
 func (d dice) batch(n int) service.Batch {
-	b := service.Batch{Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{}}
+	b := service.Batch{}
 	for range 1 + d.n(n) {
 		switch d.n(8) {
 		case 0:
-			b.Services[name(d.meta("a", "b", "c"))] = nil
+			b.Services.Set(name(d.meta("a", "b", "c")), nil)
 		case 1:
-			b.Slices[name(d.meta("s1", "s2", "s3", "s4"))] = nil
+			b.Slices.Set(name(d.meta("s1", "s2", "s3", "s4")), nil)
 		case 2:
 			d.environment(&b)
 		case 3, 4:
 			s, _ := service.FromService(d.service())
-			b.Services[s.Name] = s
+			b.Services.Set(s.Name, s)
 		default:
 			o := d.slice()
-			b.Slices[name(o.ObjectMeta)], _ = service.FromSlice(o)
+			s, _ := service.FromSlice(o)
+			b.Slices.Set(name(o.ObjectMeta), s)
 		}
 	}
 	return b
@@ -202,15 +203,9 @@ func name(m metav1.ObjectMeta) service.Name {
 // world is the sum of all batches.
 type world struct{ service.Batch }
 
-func newWorld() world {
-	return world{service.Batch{
-		Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{},
-	}}
-}
-
 func (w *world) add(b service.Batch) {
-	merge(w.Services, b.Services)
-	merge(w.Slices, b.Slices)
+	w.Services = present(w.Services, b.Services)
+	w.Slices = present(w.Slices, b.Slices)
 	if b.Node != nil && (b.Node.Name != "" || b.Node.Eligible || w.Node == nil) { // what was deleted is remembered
 		w.Node = b.Node
 	}
@@ -222,9 +217,16 @@ func (w *world) add(b service.Batch) {
 	}
 }
 
-func merge[V any](to, from map[service.Name]*V) {
-	maps.Copy(to, from)
-	maps.DeleteFunc(to, func(_ service.Name, v *V) bool { return v == nil })
+// present are the objects that are there after others have changed.
+func present[T any](before, changed service.Objects[T]) (now service.Objects[T]) {
+	all := maps.Collect(before.All())
+	maps.Insert(all, changed.All())
+	for name, is := range all {
+		if is != nil {
+			now.Set(name, is)
+		}
+	}
+	return now
 }
 
 // TestTable_incremental checks that a State after many Updates, with other options now and then, is
@@ -243,7 +245,7 @@ func TestTable_incremental(t *testing.T) {
 func testIncremental(t *testing.T, seed uint64) {
 	d := seeded(seed)
 	options := d.options()
-	table, w, told := newTable(t, options), newWorld(), map[service.Problem]bool{}
+	table, w, told := newTable(t, options), world{}, map[service.Problem]bool{}
 	before := newState(t, options)
 	for range 30 {
 		b := d.batch(4)
@@ -274,12 +276,12 @@ func testIncremental(t *testing.T, seed uint64) {
 			return
 		}
 	}
-	gone := service.Batch{Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{}}
-	for name := range w.Services {
-		gone.Services[name] = nil
+	gone := service.Batch{}
+	for name := range w.Services.All() {
+		gone.Services.Set(name, nil)
 	}
-	for name := range w.Slices {
-		gone.Slices[name] = nil
+	for name := range w.Slices.All() {
+		gone.Slices.Set(name, nil)
 	}
 	state, _, _ := table.Update(gone)
 	if len(state.Frontends)+len(state.Pools)+len(state.Health) > 0 || len(state.Guards) > len(w.ServiceCIDRs) {

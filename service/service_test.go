@@ -191,7 +191,7 @@ func problemLines(problems []service.Problem) string {
 // readObjects makes a Batch of YAML documents.
 func readObjects(t testing.TB, text []byte) service.Batch {
 	t.Helper()
-	b := service.Batch{Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{}}
+	b := service.Batch{}
 	for _, doc := range bytes.Split(text, []byte("\n---\n")) {
 		var kind struct{ Kind string }
 		if err := yaml.Unmarshal(doc, &kind); err != nil {
@@ -200,18 +200,18 @@ func readObjects(t testing.TB, text []byte) service.Batch {
 		switch kind.Kind {
 		case "Service":
 			s, problems := service.FromService(decode[corev1.Service](t, doc))
-			b.Services[s.Name] = s
+			b.Services.Set(s.Name, s)
 			b.Problems = append(b.Problems, problems...)
 		case "EndpointSlice":
 			s, problems := service.FromSlice(decode[discoveryv1.EndpointSlice](t, doc))
 			if s != nil {
-				b.Slices[s.Name] = s
+				b.Slices.Set(s.Name, s)
 			}
 			b.Problems = append(b.Problems, problems...)
 		case "Endpoints":
 			all, problems := service.FromEndpoints(decode[corev1.Endpoints](t, doc))
 			for _, s := range all {
-				b.Slices[s.Name] = s
+				b.Slices.Set(s.Name, s)
 			}
 			b.Problems = append(b.Problems, problems...)
 		case "Node":

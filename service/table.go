@@ -115,10 +115,10 @@ func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 		problems:  slices.Clone(b.Problems),
 	}
 	t.expectObjects(&b)
-	for name, s := range b.Slices {
+	for name, s := range b.Slices.All() {
 		t.setSlice(name, s)
 	}
-	for name, s := range b.Services {
+	for name, s := range b.Services.All() {
 		t.setService(name, s)
 	}
 	pods := t.environment(&b)

@@ -1,6 +1,7 @@
 package service_test
 
 import (
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -30,26 +31,30 @@ func TestTable_conflict(t *testing.T) {
 		}
 	}
 	only := func(name service.Name, s *service.Service) service.Batch {
-		return service.Batch{Services: map[service.Name]*service.Service{name: s}}
+		return service.Batch{Services: service.One(name, s)}
 	}
 	const lost = "Service default/young: NodePort 30080/tcp: " +
 		"belongs to Service default/old, which came first; this one is not reached there\n"
-	first := only(young, objects.Services[young])
+	first := only(young, find(objects.Services, young))
 	first.Slices, first.Node = objects.Slices, testNode()
 	step("the younger one is alone", first, "192.0.2.1:30080/tcp any forward default/young cluster snat always", "")
-	step("the older one comes", only(old, objects.Services[old]), "192.0.2.1:30080/tcp any reject default/old", lost)
-	step("the younger one changes", only(young, objects.Services[young]), "192.0.2.1:30080/tcp any reject default/old", "")
+	step("the older one comes", only(old, find(objects.Services, old)), "192.0.2.1:30080/tcp any reject default/old", lost)
+	step("the younger one changes", only(young, find(objects.Services, young)), "192.0.2.1:30080/tcp any reject default/old", "")
 	step("the node gets an address", service.Batch{Addrs: []netip.Addr{addr("192.0.2.1"), addr("192.0.2.7")}},
 		"192.0.2.7:30080/tcp any reject default/old", lost)
 	step("the older one leaves", only(old, nil), "192.0.2.1:30080/tcp any forward default/young cluster snat always", "")
-	step("the older one is back", only(old, objects.Services[old]), "192.0.2.1:30080/tcp any reject default/old", lost)
+	step("the older one is back", only(old, find(objects.Services, old)), "192.0.2.1:30080/tcp any reject default/old", lost)
+}
+
+func find[T any](objects service.Objects[T], name service.Name) *T {
+	return maps.Collect(objects.All())[name]
 }
 
 // A problem that Compile finds is told once, as long as it lasts.
 func TestTable_problemOnce(t *testing.T) {
 	table := newTable(t, service.Options{})
 	objects := readObjects(t, []byte(conflict))
-	objects.Slices[service.Name{Namespace: "default", Name: "young-1"}].Endpoints[0].Addr = addr("10.96.0.1")
+	find(objects.Slices, service.Name{Namespace: "default", Name: "young-1"}).Endpoints[0].Addr = addr("10.96.0.1")
 	old := service.Name{Namespace: "default", Name: "old"}
 	for i, want := range []int{1, 0, 1} {
 		_, _, problems := table.Update(objects)
@@ -57,8 +62,8 @@ func TestTable_problemOnce(t *testing.T) {
 			t.Errorf("update %d: the problems are\n%s\nshould be %d", i, problemLines(problems), want)
 		}
 		if i == 1 {
-			table.Update(service.Batch{Services: map[service.Name]*service.Service{old: nil}})
-			delete(objects.Services, old)
+			table.Update(service.Batch{Services: service.One[service.Service](old, nil)})
+			objects.Services.Set(old, nil)
 			objects.ServiceCIDRs = []netip.Prefix{prefix("10.96.0.0/16")}
 		}
 	}
@@ -67,7 +72,7 @@ func TestTable_problemOnce(t *testing.T) {
 // If this node has no name, an endpoint without a node is not local.
 func TestTable_noName(t *testing.T) {
 	objects := readObjects(t, []byte(conflict))
-	for _, s := range objects.Services {
+	for _, s := range objects.Services.All() {
 		s.InternalLocal = true
 	}
 	state, _, _ := newTable(t, service.Options{}).Update(objects)

@@ -3,7 +3,6 @@ package source
 import (
 	"context"
 	"errors"
-	"maps"
 	"sync"
 
 	"fairlead.dev/fairlead/service"
@@ -97,10 +96,10 @@ func (m *merged) take(d delivery) {
 	Add(&m.pending, d.batch)
 }
 
-// Add lets a later batch follow an earlier one, whose maps it may go on using.
+// Add lets a later batch follow an earlier one, whose memory it may go on using.
 func Add(to *service.Batch, b service.Batch) {
-	to.Services = union(to.Services, b.Services)
-	to.Slices = union(to.Slices, b.Slices)
+	to.Services.Add(b.Services)
+	to.Slices.Add(b.Slices)
 	if b.Node != nil {
 		to.Node = b.Node
 	}
@@ -111,14 +110,6 @@ func Add(to *service.Batch, b service.Batch) {
 		to.Addrs = b.Addrs
 	}
 	to.Problems = append(to.Problems, b.Problems...)
-}
-
-func union[K comparable, V any](to, from map[K]V) map[K]V {
-	if to == nil {
-		return from
-	}
-	maps.Copy(to, from)
-	return to
 }
 
 // Close ends the pulling, then closes every source.

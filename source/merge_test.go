@@ -37,10 +37,10 @@ func (s *script) Next(ctx context.Context) (service.Batch, error) {
 func (s *script) Close() error { s.closed.Store(true); return nil }
 
 func services(names ...string) service.Batch {
-	b := service.Batch{Services: map[service.Name]*service.Service{}}
+	b := service.Batch{}
 	for _, n := range names {
 		name := service.Name{Namespace: "default", Name: n}
-		b.Services[name] = &service.Service{Name: name}
+		b.Services.Set(name, &service.Service{Name: name})
 	}
 	return b
 }
@@ -87,7 +87,7 @@ func TestMerge_deadlineLosesNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for n := range b.Services {
+			for n := range b.Services.All() {
 				seen[n] = true
 			}
 		}
@@ -104,14 +104,14 @@ func TestMerge_latestWordWins(t *testing.T) {
 		defer m.Close()
 		name := service.Name{Namespace: "default", Name: "web"}
 		a.batches <- services("web")
-		a.batches <- service.Batch{Services: map[service.Name]*service.Service{name: nil}}
+		a.batches <- service.Batch{Services: service.One[service.Service](name, nil)}
 		synctest.Wait()
 		all := map[service.Name]*service.Service{}
 		for range 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			b, _ := m.Next(ctx)
 			cancel()
-			for n, s := range b.Services {
+			for n, s := range b.Services.All() {
 				all[n] = s
 			}
 		}

@@ -141,7 +141,6 @@ func (o clusterObjects) state(t *testing.T, bed *testbed.Bed, detect service.Det
 		t.Fatal(err)
 	}
 	batch := service.Batch{
-		Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{},
 		ServiceCIDRs: testbed.ServiceCIDRs(),
 		Addrs:        []netip.Addr{bed.Addr(testbed.Node, false), bed.Addr(testbed.Node, true)},
 	}
@@ -149,12 +148,12 @@ func (o clusterObjects) state(t *testing.T, bed *testbed.Bed, detect service.Det
 	batch.Node, problems = service.FromNode(o.node)
 	for _, s := range o.services {
 		from, some := service.FromService(s)
-		batch.Services[service.Name{Namespace: s.Namespace, Name: s.Name}] = from
+		batch.Services.Set(service.Name{Namespace: s.Namespace, Name: s.Name}, from)
 		problems = append(problems, some...)
 	}
 	for _, s := range o.slices {
 		from, some := service.FromSlice(s)
-		batch.Slices[service.Name{Namespace: s.Namespace, Name: s.Name}] = from
+		batch.Slices.Set(service.Name{Namespace: s.Namespace, Name: s.Name}, from)
 		problems = append(problems, some...)
 	}
 	state, _, some := table.Update(batch)

@@ -112,14 +112,14 @@ func (b *bench) expectNothing() {
 
 func (b *bench) rows(batch service.Batch) []string {
 	rows := []string{}
-	for n, s := range batch.Services {
+	for n, s := range batch.Services.All() {
 		if s == nil {
 			rows = append(rows, "gone service "+n.String())
 			continue
 		}
 		rows = append(rows, fmt.Sprintf("service %s %v", n, s.ClusterIPs))
 	}
-	for n, s := range batch.Slices {
+	for n, s := range batch.Slices.All() {
 		if s == nil {
 			rows = append(rows, "gone slice "+n.Namespace)
 			continue

@@ -130,16 +130,15 @@ func (v *view) batch(old *view) service.Batch {
 }
 
 // changed is what differs, with nil for what is gone.
-func changed[T any](old, now map[service.Name]*T) map[service.Name]*T {
-	diff := map[service.Name]*T{}
+func changed[T any](old, now map[service.Name]*T) (diff service.Objects[T]) {
 	for name, o := range now {
 		if before, ok := old[name]; !ok || before != o && !reflect.DeepEqual(before, o) {
-			diff[name] = o
+			diff.Set(name, o)
 		}
 	}
 	for name := range old {
 		if _, ok := now[name]; !ok {
-			diff[name] = nil
+			diff.Set(name, nil)
 		}
 	}
 	return diff

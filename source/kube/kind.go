@@ -51,10 +51,8 @@ func serviceKind() *kind {
 			return service.FromService(o.(*corev1.Service))
 		},
 		put: func(b *service.Batch, all map[service.Name]any, name service.Name) {
-			if b.Services == nil {
-				b.Services = map[service.Name]*service.Service{}
-			}
-			b.Services[name], _ = all[name].(*service.Service)
+			s, _ := all[name].(*service.Service)
+			b.Services.Set(name, s)
 		},
 	}
 }
@@ -74,10 +72,8 @@ func sliceKind() *kind {
 			return s, problems
 		},
 		put: func(b *service.Batch, all map[service.Name]any, name service.Name) {
-			if b.Slices == nil {
-				b.Slices = map[service.Name]*service.Slice{}
-			}
-			b.Slices[name], _ = all[name].(*service.Slice)
+			s, _ := all[name].(*service.Slice)
+			b.Slices.Set(name, s)
 		},
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,21 +72,8 @@ func (v *view) next() {
 		v.t.Fatalf("%v; the state is\n%s", err, v)
 	}
 	v.last = b
-	if v.all.Services == nil {
-		v.all = service.Batch{Services: map[service.Name]*service.Service{}, Slices: map[service.Name]*service.Slice{}}
-	}
-	for n, s := range b.Services {
-		v.all.Services[n] = s
-		if s == nil {
-			delete(v.all.Services, n)
-		}
-	}
-	for n, s := range b.Slices {
-		v.all.Slices[n] = s
-		if s == nil {
-			delete(v.all.Slices, n)
-		}
-	}
+	v.all.Services = present(v.all.Services, b.Services)
+	v.all.Slices = present(v.all.Slices, b.Slices)
 	if b.Node != nil {
 		v.all.Node = b.Node
 	}
@@ -93,6 +81,18 @@ func (v *view) next() {
 		v.all.ServiceCIDRs = b.ServiceCIDRs
 	}
 	v.all.Problems = append(v.all.Problems, b.Problems...)
+}
+
+// present are the objects that are there after others have changed.
+func present[T any](before, changed service.Objects[T]) (now service.Objects[T]) {
+	all := maps.Collect(before.All())
+	maps.Insert(all, changed.All())
+	for name, is := range all {
+		if is != nil {
+			now.Set(name, is)
+		}
+	}
+	return now
 }
 
 func (v *view) String() string { return rows(v.all) }
@@ -206,7 +206,7 @@ func TestReal_restarts(t *testing.T) {
 		apply(t, plane, aService(name, want))
 		for !strings.Contains(v.String(), want) {
 			v.next()
-			for n := range v.last.Services {
+			for n := range v.last.Services.All() {
 				if n.Name != name && n.Name != "while-away" {
 					t.Errorf("before %s came: %s", name, rows(v.last))
 				}

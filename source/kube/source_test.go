@@ -90,14 +90,14 @@ slice default/web-1 10.0.0.1 10.0.0.2`
 // rows is a Batch as sorted text.
 func rows(b service.Batch) string {
 	var rows []string
-	for name, s := range b.Services {
+	for name, s := range b.Services.All() {
 		if s == nil {
 			rows = append(rows, fmt.Sprintf("service %s gone", name))
 			continue
 		}
 		rows = append(rows, fmt.Sprintf("service %s %v", s.Name, s.ClusterIPs))
 	}
-	for name, s := range b.Slices {
+	for name, s := range b.Slices.All() {
 		if s == nil {
 			rows = append(rows, fmt.Sprintf("slice %s gone", name))
 			continue
@@ -313,7 +313,7 @@ func TestSource_deadlineLosesNothing(t *testing.T) {
 		if err != nil && !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		for n := range b.Services {
+		for n := range b.Services.All() {
 			seen[n] = true
 		}
 	}

@@ -1,0 +1,84 @@
+package service
+
+import (
+	"iter"
+	"net/netip"
+	"slices"
+)
+
+// Batch is what changed.
+type Batch struct {
+	Services Objects[Service]
+	Slices   Objects[Slice]
+	Node     *Node // nil: unchanged
+	// ServiceCIDRs are the ranges from which ClusterIPs are allocated; nil: unchanged.
+	ServiceCIDRs []netip.Prefix
+	// Addrs are all addresses of this node's interfaces; nil: unchanged.
+	Addrs []netip.Addr
+	// Problems were found while the objects were read.
+	Problems []Problem
+}
+
+// Objects are those that changed, in the order in which that became known; of several of one name the last one counts.
+// The order is that of memory, too, as objects are made when they come: who takes in thousands one after the other
+// waits for memory half as long as if they came in the order of a map.
+type Objects[T any] []Object[T]
+
+// Object is what an object is now.
+type Object[T any] struct {
+	Name Name
+	Is   *T // nil: it is gone
+}
+
+// One is a single object.
+func One[T any](name Name, is *T) Objects[T] { return Objects[T]{{Name: name, Is: is}} }
+
+// manyObjects is from how many on it is looked whether several are of one name: somebody may take none for long, while
+// they change again and again.
+const manyObjects = 1 << 16
+
+// Set adds what an object is now; nil: it is gone.
+func (o *Objects[T]) Set(name Name, is *T) {
+	if len(*o) >= manyObjects && len(*o) == cap(*o) {
+		o.forgetFormer()
+	}
+	*o = append(*o, Object[T]{name, is})
+}
+
+// Add lets later ones follow, whose memory it may go on using.
+func (o *Objects[T]) Add(later Objects[T]) {
+	if len(*o) == 0 {
+		*o = later
+		return
+	}
+	for name, is := range later.All() {
+		o.Set(name, is)
+	}
+}
+
+// forgetFormer leaves of each name only the last one.
+func (o *Objects[T]) forgetFormer() {
+	last := make(map[Name]int, len(*o))
+	for i := range *o {
+		last[(*o)[i].Name] = i
+	}
+	left := (*o)[:0]
+	for i, object := range *o {
+		if last[object.Name] == i {
+			left = append(left, object)
+		}
+	}
+	clear((*o)[len(left):])
+	*o = slices.Grow(left, len(left)) // so that it does not happen again soon
+}
+
+// All are the names and objects, in their order.
+func (o Objects[T]) All() iter.Seq2[Name, *T] {
+	return func(yield func(Name, *T) bool) {
+		for i := range o {
+			if !yield(o[i].Name, o[i].Is) {
+				return
+			}
+		}
+	}
+}
