@@ -329,7 +329,7 @@ func (f *Flags) ebpfSizes() []option {
 			usage: "the same of peers of UDP sockets that are not connected and ask several Services, two for each, in 128 " +
 				"bytes; answers of those that are forgotten seem to come from the backend; 0: 65536"},
 		{group: ebpf, flag: "ebpf-size-sockets", field: "ebpf.sizes.sockets", always: true, bind: number(&own.Sockets),
-			usage: "how many sockets that are connected, or ask one Service by UDP, have 64 bytes each at hand, rounded up " +
+			usage: "how many sockets that are connected, or ask one Service by UDP, have 72 bytes each at hand, rounded up " +
 				"to a power of two; for more than that connect() takes longer; 0: 65536"},
 		{group: ebpf, flag: "ebpf-size-translations", field: "ebpf.sizes.translations", always: true,
 			bind: number(&own.Translations),

@@ -60,7 +60,7 @@ func TestDatagrams_again(t *testing.T) {
 // silence has the socket in the only place seem to have been silent for more than two minutes.
 func (c cluster) silence() {
 	c.t.Helper()
-	m := c.openPlaces()
+	m := c.openMemory("sockets")
 	defer m.Close()
 	const asked = 14 // where struct place has it
 	at := make([]byte, m.ValueSize())

@@ -19,7 +19,7 @@ type Sizes struct {
 	// 65,536. Each takes 128 bytes. Of those that are forgotten answers seem to come from the backend.
 	Flows uint32
 	// Sockets are connected ones, and those of UDP that ask one Service, rounded up to a power of two; 0: 65,536. Each
-	// takes 64 bytes. None is ever forgotten: those that find their place taken are remembered in memory of their own, or
+	// takes 72 bytes. None is ever forgotten: those that find their place taken are remembered in memory of their own, or
 	// as flows, which costs time.
 	Sockets uint32
 	// Services are so many, of one port and one backend each, that tables have room for, whatever the rows are; 0: none in
@@ -89,9 +89,11 @@ func (s Sizes) memory(spec *ebpf.CollectionSpec) map[string]*ebpf.MapSpec {
 	spec.Maps[objectsMapFlows].MaxEntries = s.Flows
 	spec.Maps[objectsMapRefusals].MaxEntries = forgetting(refusals)
 	spec.Maps[objectsMapSockets].MaxEntries = s.Sockets
+	spec.Maps[objectsMapClaims].MaxEntries = s.Sockets
 	memory := map[string]*ebpf.MapSpec{}
 	for _, name := range []string{
-		objectsMapAffinities, objectsMapFlows, objectsMapRefusals, objectsMapSockets, objectsMapPeers,
+		objectsMapAffinities, objectsMapFlows, objectsMapRefusals, objectsMapSockets, objectsMapClaims,
+		objectsMapPeers,
 	} {
 		memory[name] = spec.Maps[name]
 	}

@@ -110,7 +110,7 @@ type objectsPeer struct {
 type objectsPlace struct {
 	_        structs.HostLayout
 	Cookie   uint64
-	Taken    uint32
+	Unused   uint32
 	Protocol uint8
 	Pad      uint8
 	Asked    uint16
@@ -165,6 +165,7 @@ const (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	objectsMapAffinities    = "affinities"
+	objectsMapClaims        = "claims"
 	objectsMapFlows         = "flows"
 	objectsMapFrontends     = "frontends"
 	objectsMapFrontendsSet  = "frontends_set"
@@ -255,6 +256,7 @@ type objectsProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectsMapSpecs struct {
 	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
+	Claims       *ebpf.MapSpec `ebpf:"claims"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
 	FrontendsSet *ebpf.MapSpec `ebpf:"frontends_set"`
@@ -305,6 +307,7 @@ func (o *objectsObjects) Close() error {
 // It can be passed to loadObjectsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectsMaps struct {
 	Affinities   *ebpf.Map `ebpf:"affinities"`
+	Claims       *ebpf.Map `ebpf:"claims"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
 	FrontendsSet *ebpf.Map `ebpf:"frontends_set"`
@@ -324,6 +327,7 @@ type objectsMaps struct {
 func (m *objectsMaps) Close() error {
 	return _ObjectsClose(
 		m.Affinities,
+		m.Claims,
 		m.Flows,
 		m.Frontends,
 		m.FrontendsSet,

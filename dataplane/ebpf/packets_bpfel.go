@@ -150,7 +150,7 @@ type packetsPeer struct {
 type packetsPlace struct {
 	_        structs.HostLayout
 	Cookie   uint64
-	Taken    uint32
+	Unused   uint32
 	Protocol uint8
 	Pad      uint8
 	Asked    uint16
@@ -289,6 +289,7 @@ type packetsWork struct {
 const (
 	packetsMapAffinities    = "affinities"
 	packetsMapAnswers       = "answers"
+	packetsMapClaims        = "claims"
 	packetsMapFlows         = "flows"
 	packetsMapFragments     = "fragments"
 	packetsMapFrontends     = "frontends"
@@ -383,6 +384,7 @@ type packetsProgramSpecs struct {
 type packetsMapSpecs struct {
 	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
 	Answers      *ebpf.MapSpec `ebpf:"answers"`
+	Claims       *ebpf.MapSpec `ebpf:"claims"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
@@ -447,6 +449,7 @@ func (o *packetsObjects) Close() error {
 type packetsMaps struct {
 	Affinities   *ebpf.Map `ebpf:"affinities"`
 	Answers      *ebpf.Map `ebpf:"answers"`
+	Claims       *ebpf.Map `ebpf:"claims"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
@@ -478,6 +481,7 @@ func (m *packetsMaps) Close() error {
 	return _PacketsClose(
 		m.Affinities,
 		m.Answers,
+		m.Claims,
 		m.Flows,
 		m.Fragments,
 		m.Frontends,

@@ -41,10 +41,15 @@ func (p *Plane) freePlaces() error {
 		return err
 	}
 	defer unmap()
+	claims, unmapClaims, err := mapped[uint64](p.memory[objectsMapClaims])
+	if err != nil {
+		return err
+	}
+	defer unmapClaims()
 	old, held := holders{}, holders{}
 	for i := range places {
 		at := objectsPlace{Cookie: atomic.LoadUint64(&places[i].Cookie), Netns: places[i].Netns}
-		if at.Cookie == 0 || atomic.LoadUint32(&places[i].Taken) == 0 {
+		if at.Cookie == 0 || atomic.LoadUint64(&claims[i]) == 0 {
 			continue
 		}
 		held[i] = at
@@ -60,7 +65,7 @@ func (p *Plane) freePlaces() error {
 	}
 	for i, at := range old {
 		if atomic.CompareAndSwapUint64(&places[i].Cookie, at.Cookie, 0) {
-			atomic.CompareAndSwapUint32(&places[i].Taken, 1, 0) // unless it has been closed meanwhile, after all
+			atomic.CompareAndSwapUint64(&claims[i], 1, 0) // unless it has been closed meanwhile, after all
 		}
 	}
 	return nil

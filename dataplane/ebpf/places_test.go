@@ -17,15 +17,15 @@ import (
 // place is the only one that there is.
 type place struct {
 	Cookie uint64
-	Taken  uint32
-	_      uint32
+	_      uint64
 	Netns  uint64
 	_      [40]byte
 }
 
-func (c cluster) openPlaces() *bpf.Map {
+// openMemory opens a map of those that outlive programs.
+func (c cluster) openMemory(name string) *bpf.Map {
 	c.t.Helper()
-	m, err := bpf.LoadPinnedMap(filepath.Join(c.pins, "memory", "sockets"), nil)
+	m, err := bpf.LoadPinnedMap(filepath.Join(c.pins, "memory", name), nil)
 	check(c.t, err)
 	return m
 }
@@ -33,7 +33,7 @@ func (c cluster) openPlaces() *bpf.Map {
 // place reads it.
 func (c cluster) place() (at place) {
 	c.t.Helper()
-	m := c.openPlaces()
+	m := c.openMemory("sockets")
 	defer m.Close()
 	check(c.t, m.Lookup(uint32(0), &at))
 	return at
@@ -72,7 +72,7 @@ func TestPlaces_unseen(t *testing.T) {
 		check(t, err)
 		before := c.place()
 		c.looks(p)
-		if after := c.place(); after != before || after.Taken != 1 {
+		if after := c.place(); after != before || c.places() != 1 {
 			t.Errorf("%s: the place is %+v, and was %+v", name, after, before)
 		}
 		check(t, unix.Close(fd))
@@ -123,7 +123,7 @@ func (c cluster) netnsCookie(of testbed.Place) (cookie uint64, known bool) {
 
 // ended has a connection end while its socket is open. That has no name of a peer any more, and does not give back what
 // it has lost.
-func (c cluster) ended(p dataplane.Dataplane, to unix.Sockaddr, left uint32) {
+func (c cluster) ended(p dataplane.Dataplane, to unix.Sockaddr, left uint64) {
 	fd, err := c.connect("client", unix.SOCK_STREAM, 0, to)
 	check(c.t, err)
 	check(c.t, unix.Shutdown(fd, unix.SHUT_WR))
@@ -138,7 +138,7 @@ func (c cluster) ended(p dataplane.Dataplane, to unix.Sockaddr, left uint32) {
 }
 
 // expectPlaces counts those that sockets have, of which there was one.
-func (c cluster) expectPlaces(what string, want uint32) {
+func (c cluster) expectPlaces(what string, want uint64) {
 	c.t.Helper()
 	if n := c.places(); n != want {
 		c.t.Errorf("%d sockets have the place, want %d: there was one that %s", n, want, what)
@@ -148,18 +148,19 @@ func (c cluster) expectPlaces(what string, want uint32) {
 // forge takes the place for sockets that do not exist.
 func (c cluster) forge(p dataplane.Dataplane, netns uint64) {
 	t := c.t
-	m := c.openPlaces()
+	m, claims := c.openMemory("sockets"), c.openMemory("claims")
 	defer m.Close()
+	defer claims.Close()
 	for _, forged := range []struct {
 		name  string
 		netns uint64
-		left  uint32
+		left  uint64
 	}{
 		{"nowhere", netns, 0},
 		{"in a namespace that is not known", 1 << 40, 1},
 	} {
-		at := place{Cookie: 1 << 40, Taken: 1, Netns: forged.netns}
-		check(t, m.Put(uint32(0), at))
+		check(t, m.Put(uint32(0), place{Cookie: 1 << 40, Netns: forged.netns}))
+		check(t, claims.Put(uint32(0), uint64(1)))
 		check(t, ebpf.FreePlaces(p))
 		c.expectPlaces("is "+forged.name+", and may have come just now", 1)
 		c.looks(p)
@@ -189,13 +190,13 @@ func TestPlaces_closing(t *testing.T) {
 		}
 		check(t, <-looked)
 	}
-	m := c.openPlaces()
+	m := c.openMemory("claims")
 	defer m.Close()
 	var number, wrong uint32
-	var at place
+	var claims uint64
 	all := m.Iterate()
-	for all.Next(&number, &at) {
-		if at.Taken != 0 {
+	for all.Next(&number, &claims) {
+		if claims != 0 {
 			wrong++
 		}
 	}

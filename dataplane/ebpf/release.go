@@ -219,10 +219,15 @@ func (p *Plane) bereft(s *model.State) (map[uint64]bool, error) {
 		return nil, fmt.Errorf("sockets: %w", err)
 	}
 	defer unmap()
+	claims, unmapClaims, err := mapped[uint64](p.memory[objectsMapClaims])
+	if err != nil {
+		return nil, fmt.Errorf("claims: %w", err)
+	}
+	defer unmapClaims()
 	for i := range places {
 		at := &places[i]
 		protocol := model.Protocol(at.Protocol)
-		if at.Taken == 0 || at.Peer.Backend.Port == 0 || !slices.Contains(p.releases(), protocol) {
+		if claims[i] == 0 || at.Peer.Backend.Port == 0 || !slices.Contains(p.releases(), protocol) {
 			continue
 		}
 		if !where[at.Netns] && !serves(s, protocol, at.Peer.Service.addrPort(), at.Peer.Backend.addrPort()) {

@@ -391,18 +391,12 @@ func TestPeerName(t *testing.T) {
 }
 
 // places is how many connected sockets have a place of their own, of the only one that there is.
-func (c cluster) places() uint32 {
+func (c cluster) places() (claims uint64) {
 	c.t.Helper()
-	m, err := bpf.LoadPinnedMap(filepath.Join(c.pins, "memory", "sockets"), nil)
-	check(c.t, err)
+	m := c.openMemory("claims")
 	defer m.Close()
-	var place struct {
-		_     uint64
-		Taken uint32
-		_     [52]byte
-	}
-	check(c.t, m.Lookup(uint32(0), &place))
-	return place.Taken
+	check(c.t, m.Lookup(uint32(0), &claims))
+	return claims
 }
 
 // Sockets that find their place taken are remembered all the same: one of eight has the place.

@@ -144,6 +144,7 @@ func packetObjects() (*ebpf.CollectionSpec, error) {
 	delete(spec.Maps, objectsMapFlows)
 	delete(spec.Maps, objectsMapPeers)
 	delete(spec.Maps, objectsMapSockets)
+	delete(spec.Maps, objectsMapClaims)
 	return spec, nil
 }
 

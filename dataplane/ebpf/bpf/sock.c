@@ -116,18 +116,39 @@ static __always_inline struct place *place_of(__u64 cookie)
 	return bpf_map_lookup_elem(&sockets, &key);
 }
 
+static __always_inline __u64 *claims_of(__u64 cookie)
+{
+	__u32 key = cookie & places;
+
+	return bpf_map_lookup_elem(&claims, &key);
+}
+
+// own_place is the place that a socket has, if it has one. Of most that have none no place is read.
+static __always_inline struct place *own_place(__u64 cookie)
+{
+	__u64 *n = claims_of(cookie);
+
+	if (!n || !*(volatile __u64 *)n)
+		return NULL;
+	struct place *at = place_of(cookie);
+
+	return at && at->cookie == cookie ? at : NULL;
+}
+
 // take gets a place for a socket, or reports that another one has it. What two try at the same time neither may get.
 // Linux 5.10 has no atomic operation that returns what it found; here, who adds first and then reads 1 is alone.
 static __always_inline bool take(struct place *at, __u64 cookie)
 {
-	if (at->cookie == cookie) // only its owner has written that
-		return true;
-	if (*(volatile __u32 *)&at->taken)
+	__u64 *n = claims_of(cookie);
+
+	if (!n)
 		return false;
-	__sync_fetch_and_add(&at->taken, 1);
-	if (*(volatile __u32 *)&at->taken == 1)
+	if (*(volatile __u64 *)n)
+		return at->cookie == cookie; // only its owner has written that
+	__sync_fetch_and_add(n, 1);
+	if (*(volatile __u64 *)n == 1)
 		return true;
-	__sync_fetch_and_add(&at->taken, -1);
+	__sync_fetch_and_add(n, -1);
 	return false;
 }
 
@@ -199,9 +220,9 @@ static __always_inline void expect(__u64 cookie, const struct endpoint *backend,
 static __always_inline void unexpect(struct bpf_sock_addr *ctx, __u64 cookie, const struct endpoint *to)
 {
 	struct flow_key back = {.cookie = cookie, .peer = *to, .back = 1};
-	struct place *at = place_of(cookie);
+	struct place *at = own_place(cookie);
 
-	if (at && at->cookie == cookie) {
+	if (at) {
 		at->peer = (struct peer){};
 		at->protocol = ctx->protocol;
 	}
@@ -439,11 +460,10 @@ TRANSLATE_BACK(getpeername, 6)
 SEC("cgroup/sock_release")
 int closed(struct bpf_sock *ctx)
 {
-	__u64 cookie = bpf_get_socket_cookie(ctx);
-	struct place *at = place_of(cookie);
+	__u64 cookie = bpf_get_socket_cookie(ctx), *n = claims_of(cookie);
 
-	if (at && at->cookie == cookie)
-		__sync_fetch_and_add(&at->taken, -1);
+	if (n && own_place(cookie))
+		__sync_fetch_and_add(n, -1);
 	return ALLOWED;
 }
 
