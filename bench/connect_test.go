@@ -39,12 +39,15 @@ type arena struct {
 // newArena makes a cluster whose node has a proxy with n Services, or none at all.
 func newArena(b *testing.B, n int) *arena {
 	b.Helper()
-	a := newArenaOn(b, newBed(b, arenaPods()...))
+	a := newArenaOn(b, newBed(b, testbed.Spec{Pods: arenaPods()}))
 	if n > 0 {
-		fleet{n, func(int) []netip.Addr { return a.pods() }, true}.install(b, a.bed)
+		a.fleet(n).install(b, a.bed)
 	}
 	return a
 }
+
+// fleet are n Services of these servers.
+func (a *arena) fleet(n int) fleet { return fleet{n, func(int) []netip.Addr { return a.pods() }, true} }
 
 func arenaPods() []testbed.PodSpec {
 	pods := []testbed.PodSpec{{Name: "client"}}

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,25 +11,24 @@ import (
 	"fairlead.dev/fairlead/testbed"
 )
 
+// newBareArena makes a cluster that nobody serves. As everywhere in a cluster sockets belong to a control group; they
+// take a little longer than those that belong to none.
+func newBareArena(b *testing.B) *arena {
+	b.Helper()
+	return newArenaOn(b, newBed(b, testbed.Spec{Pods: arenaPods(), Cgroup: true}))
+}
+
 // newSocketArena makes a cluster in which the ebpf plane serves n Services to the sockets on the node, and nobody else
 // serves anything.
 func newSocketArena(b *testing.B, n int) *arena {
 	b.Helper()
-	bed, err := testbed.New(b.Context(), testbed.Spec{Pods: arenaPods(), Cgroup: true})
-	if err != nil {
-		b.Skip(err)
-	}
 	pins, path, err := testbed.BPFFS()
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			b.Error(err)
-		}
-		pins.Close()
-	})
-	a := newArenaOn(b, bed)
+	b.Cleanup(func() { pins.Close() })
+	a := newBareArena(b)
+	bed := a.bed
 	var plane dataplane.Dataplane
 	err = bed.Do(testbed.Node, func() (err error) {
 		o := ebpf.Options{Cgroup: bed.Cgroup(), Pins: filepath.Join(path, "fairlead")}
@@ -41,8 +39,7 @@ func newSocketArena(b *testing.B, n int) *arena {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { plane.Close() })
-	f := fleet{n, func(int) []netip.Addr { return a.pods() }, true}
-	if err := plane.Sync(b.Context(), f.state(b, newTable(b), bed)); err != nil {
+	if err := plane.Sync(b.Context(), a.fleet(n).state(b, newTable(b), bed)); err != nil {
 		b.Fatal(err)
 	}
 	return a
@@ -52,9 +49,16 @@ func newSocketArena(b *testing.B, n int) *arena {
 const connectSizes = "10,10000,100000"
 
 // BenchmarkConnectEBPF is BenchmarkConnect for the ebpf plane. "Beside" are connections to the pods themselves, for which
-// the programs find nothing to do. Beside nftables stands, unless rivalsVariable is "none".
+// the programs find nothing to do; those that do nothing tell what the kernel's way to programs takes. Beside nftables
+// stands, unless rivalsVariable is "none".
 func BenchmarkConnectEBPF(b *testing.B) {
-	columns := []column{{direct, newArena(b, 0), 0}, {"direct again (A/A)", newArena(b, 0), 0}}
+	floor := newBareArena(b)
+	attachIdle(b, floor.bed)
+	columns := []column{
+		{direct, newBareArena(b), 0},
+		{directAgain, newBareArena(b), 0},
+		{idlePrograms, floor, 0},
+	}
 	sizes := sizesOf(b, connectSizes)
 	for i, n := range sizes {
 		a := newSocketArena(b, n)
@@ -64,7 +68,9 @@ func BenchmarkConnectEBPF(b *testing.B) {
 		columns = append(columns, column{fmt.Sprintf("one of %d", n), a, 1}, column{fmt.Sprintf("each of %d", n), a, n})
 	}
 	if os.Getenv(rivalsVariable) != "none" {
-		columns = append(columns, column{"nftables: each of 10000", newArena(b, 10_000), 10_000})
+		rival := newBareArena(b)
+		rival.fleet(10_000).install(b, rival.bed)
+		columns = append(columns, column{"nftables: each of 10000", rival, 10_000})
 	}
 	compareConnects(b, columns)
 }

@@ -20,6 +20,7 @@ type contender struct {
 	name  string
 	plane dataplane.New // nil: none, they go to the pod itself
 	ebpf  *ebpf.Options // the plane's, but for where it is
+	idle  bool          // past programs that do nothing
 }
 
 // contenders are what is compared for connections that are open, and, with the one that has drivers serve packets, for
@@ -29,6 +30,7 @@ func contenders() []contender {
 	return []contender{
 		{name: direct},
 		{name: directAgain},
+		{name: idlePrograms, idle: true},
 		{name: "ebpf", ebpf: &ebpf.Options{Packets: packets}},
 		{name: "nftables", plane: packets},
 	}
@@ -46,15 +48,7 @@ const remotePod = "server-far"
 func (c contender) arenaFor(b *testing.B, rows func(*testbed.Bed) string) *arena {
 	b.Helper()
 	pods := append(arenaPods(), testbed.PodSpec{Name: remotePod, Node: testbed.NodeB})
-	bed, err := testbed.New(b.Context(), testbed.Spec{Pods: pods, Cgroup: true})
-	if err != nil {
-		b.Skip(err)
-	}
-	b.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			b.Error(err)
-		}
-	})
+	bed := newBed(b, testbed.Spec{Pods: pods, Cgroup: true})
 	a := newArenaOn(b, bed)
 	if err := bed.Do(remotePod, a.listen); err != nil {
 		b.Fatal(err)
@@ -65,6 +59,9 @@ func (c contender) arenaFor(b *testing.B, rows func(*testbed.Bed) string) *arena
 
 func (c contender) install(b *testing.B, bed *testbed.Bed, rows string) {
 	b.Helper()
+	if c.idle {
+		attachIdle(b, bed)
+	}
 	if c.ebpf != nil {
 		pins, path, err := testbed.BPFFS()
 		if err != nil {

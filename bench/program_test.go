@@ -12,6 +12,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/testbed"
 )
 
 // node is the node of a virtual cluster that serves a fleet.
@@ -24,7 +25,7 @@ type node struct {
 
 func newNode(b *testing.B, f fleet) *node {
 	b.Helper()
-	bed := newBed(b)
+	bed := newBed(b, testbed.Spec{})
 	n := &node{fleet: f, plane: newPlane(b, bed), table: newTable(b)}
 	n.state = f.state(b, n.table, bed)
 	if err := n.plane.Sync(b.Context(), n.state); err != nil {
