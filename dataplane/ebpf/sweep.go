@@ -166,11 +166,11 @@ func (s *sweep) start(lost lost) {
 		pace := time.NewTicker(sweepPace)
 		defer pace.Stop()
 		for {
+			s.turn(lost)
 			select {
 			case <-s.stop:
 				return
 			case <-pace.C:
-				s.turn(lost)
 			}
 		}
 	}()
