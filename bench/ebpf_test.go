@@ -53,7 +53,7 @@ const connectSizes = "10,10000,100000"
 // stands, unless rivalsVariable is "none".
 func BenchmarkConnectEBPF(b *testing.B) {
 	floor := newBareArena(b)
-	attachIdle(b, floor.bed)
+	b.Cleanup(attachIdle(b, floor.bed))
 	columns := []column{
 		{direct, newBareArena(b), 0},
 		{directAgain, newBareArena(b), 0},

@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -47,27 +49,42 @@ const remotePod = "server-far"
 // arenaFor makes a cluster in which a contender serves rows.
 func (c contender) arenaFor(b *testing.B, rows func(*testbed.Bed) string) *arena {
 	b.Helper()
+	a := newWideArena(b)
+	c.install(b, a.bed, rows(a.bed))
+	return a
+}
+
+// newWideArena makes a cluster that nobody serves, with a server on the other node, too.
+func newWideArena(b *testing.B) *arena {
+	b.Helper()
 	pods := append(arenaPods(), testbed.PodSpec{Name: remotePod, Node: testbed.NodeB})
 	bed := newBed(b, testbed.Spec{Pods: pods, Cgroup: true})
 	a := newArenaOn(b, bed)
 	if err := bed.Do(remotePod, a.listen); err != nil {
 		b.Fatal(err)
 	}
-	c.install(b, bed, rows(bed))
 	return a
 }
 
+// install has a contender serve rows until the benchmark ends.
 func (c contender) install(b *testing.B, bed *testbed.Bed, rows string) {
 	b.Helper()
+	b.Cleanup(c.serve(b, bed, rows))
+}
+
+// serve has a contender serve rows until the end.
+func (c contender) serve(b *testing.B, bed *testbed.Bed, rows string) (end func()) {
+	b.Helper()
 	if c.idle {
-		attachIdle(b, bed)
+		return attachIdle(b, bed)
 	}
+	release := func() error { return nil }
 	if c.ebpf != nil {
 		pins, path, err := testbed.BPFFS()
 		if err != nil {
 			b.Fatal(err)
 		}
-		b.Cleanup(func() { pins.Close() })
+		release = pins.Close
 		o := *c.ebpf
 		if o.Acceleration == ebpf.AccelerationNative {
 			takeFrames(b, bed)
@@ -76,7 +93,7 @@ func (c contender) install(b *testing.B, bed *testbed.Bed, rows string) {
 		c.plane = ebpf.New(o)
 	}
 	if c.plane == nil {
-		return
+		return func() {}
 	}
 	state, err := model.ParseState(rows)
 	if err != nil {
@@ -88,12 +105,18 @@ func (c contender) install(b *testing.B, bed *testbed.Bed, rows string) {
 		return err
 	})
 	if err != nil {
-		b.Fatal(err)
+		b.Fatal(errors.Join(err, release()))
 	}
-	b.Cleanup(func() { plane.Close() })
+	end = func() {
+		if err := errors.Join(plane.Remove(context.WithoutCancel(b.Context())), plane.Close(), release()); err != nil {
+			b.Error(err)
+		}
+	}
 	if err := plane.Sync(b.Context(), state); err != nil {
+		end()
 		b.Fatal(err)
 	}
+	return end
 }
 
 // to is a client at a place that connects to one address.

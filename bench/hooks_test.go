@@ -2,6 +2,7 @@ package bench
 
 import (
 	"errors"
+	"io"
 	"net"
 	"testing"
 
@@ -17,19 +18,25 @@ import (
 const idlePrograms = "programs that do nothing"
 
 // attachIdle puts a program that does nothing wherever connections, requests and responses pass one of the ebpf plane's.
-// No plane of this kind can cost less. It needs the hooks of Linux 6.6.
-func attachIdle(b *testing.B, bed *testbed.Bed) {
+// No plane of this kind can cost less. It needs the hooks of Linux 6.6. Detach takes them away.
+func attachIdle(b *testing.B, bed *testbed.Bed) (detach func()) {
 	b.Helper()
 	const (
 		allow = 1
 		next  = -1 // TCX_NEXT in linux/bpf.h
 	)
 	var failed error
+	var links []io.Closer
 	keep := func(l link.Link, err error) {
 		if err == nil {
-			b.Cleanup(func() { l.Close() })
+			links = append(links, l)
 		}
 		failed = errors.Join(failed, err)
+	}
+	detach = func() {
+		for _, l := range links {
+			l.Close()
+		}
 	}
 	for _, at := range []ebpf.AttachType{
 		ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect,
@@ -52,8 +59,10 @@ func attachIdle(b *testing.B, bed *testbed.Bed) {
 		return err
 	})
 	if err := errors.Join(failed, err); err != nil {
+		detach()
 		b.Fatal("attach programs that do nothing: ", err)
 	}
+	return detach
 }
 
 // idleProgram always has the same result.

@@ -3,8 +3,11 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,13 +17,14 @@ import (
 )
 
 const (
-	openClients  = 8       // connections that are used in turn
-	openArenas   = 3       // of each contender: what memory it got is one's luck
+	openClients  = 8 // connections that are used in turn
+	openArenas   = 3
+	openSlices   = 4       // of each contender, client and traffic in a round
 	requests     = 600     // in a slice
 	requestBytes = 128     // of a request, and of its response
 	chunk        = 1 << 16 // bytes of a write
 	bulk         = 1 << 20 // bytes of which the time is taken
-	bulks        = 8       // in a slice
+	bulks        = 40      // in a slice
 	unheated     = 4       // the first part of a slice that does not count: 1/unheated
 )
 
@@ -40,87 +44,121 @@ func traffics() []traffic {
 	}
 }
 
-// BenchmarkOpen compares what a request, and a MiB, take on connections that are open. One thread is the client and the
+// BenchmarkOpen compares what requests, and data, take on connections that are open. One thread is the client and the
 // server, and what it does for their packets in the kernel counts as its own, so that the time is that of the processor
-// and nothing else. The clients are a pod of the node and the node itself; the server is a pod.
+// and nothing else. Requests are compared as users have them, too: the client and the server have a thread each, which wake
+// each other. The clients are a pod of the node and the node itself; the server is a pod.
+//
+// Whether a cluster of namespaces got good memory is worth some percent. So contenders come and go in turn in one and the
+// same cluster, and those of a round are compared; the next round is in another one.
 func BenchmarkOpen(b *testing.B) {
-	var variants []Variant
-	processor := map[string]Series{}
-	address := netip.AddrPortFrom(serviceAddr(0), servicePort)
-	rows := func(bed *testbed.Bed) string {
-		return fmt.Sprintf("pods %s\n", testbed.ClusterCIDRs()[0]) + forward("web", address, local(bed), "offcluster")
+	var arenas []*arena
+	for range openArenas {
+		arenas = append(arenas, newWideArena(b))
 	}
-	for _, c := range contenders() {
-		for i := range openArenas {
-			a := c.arenaFor(b, rows)
-			to := address
-			if c.plane == nil && c.ebpf == nil {
-				to = local(a.bed)
-			}
-			for _, from := range []testbed.Place{clientPod, testbed.Node} {
-				o := a.openAll(b, a.to(from, to))
-				for _, t := range traffics() {
-					name := nameOpen(from, t, c.name, i)
-					variants = append(variants, Variant{name, func() ([]time.Duration, error) {
-						took, cpu, err := o.slice(t)
-						processor[name] = append(processor[name], cpu.Seconds())
-						return took, err
-					}})
-				}
-			}
+	figures := map[string]Series{}
+	order := contenders()
+	next := rounds(b, roundsOf(b, 60))
+	runtime.GC()
+	for i := 0; next(); i++ {
+		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+		for _, c := range order {
+			c.measureOpen(b, arenas[i%len(arenas)], figures)
 		}
 	}
-	runtime.GC()
-	samples, err := Interleave(variants, rounds(b, roundsOf(b, 150)))
+	reportOpen(b, figures)
+}
+
+// measureOpen has a contender serve for a moment, and adds what clients see to the figures.
+func (c contender) measureOpen(b *testing.B, a *arena, figures map[string]Series) {
+	b.Helper()
+	to := netip.AddrPortFrom(serviceAddr(0), servicePort)
+	rows := fmt.Sprintf("pods %s\n", testbed.ClusterCIDRs()[0]) + forward("web", to, local(a.bed), "offcluster")
+	end := c.serve(b, a.bed, rows)
+	defer end()
+	if c.plane == nil && c.ebpf == nil {
+		to = local(a.bed)
+	}
+	for _, from := range []testbed.Place{clientPod, testbed.Node} {
+		if err := a.to(from, to).measureOpen(c.name, figures); err != nil {
+			b.Error(err)
+			b.FailNow()
+		}
+	}
+}
+
+func (c *client) measureOpen(contender string, figures map[string]Series) error {
+	two, err := c.openCouple()
 	if err != nil {
-		b.Fatal(err)
+		return err
 	}
-	reportOpen(b, samples, processor)
-}
-
-// nameOpen names what is done in one arena.
-func nameOpen(from testbed.Place, t traffic, contender string, arena int) string {
-	return fmt.Sprint(from, t.name, contender, arena)
-}
-
-// allArenas are the figures of all arenas, by round.
-func allArenas(from testbed.Place, t traffic, contender string, of func(name string) Series) (all Series) {
-	for i := range openArenas {
-		all = append(all, of(nameOpen(from, t, contender, i))...)
+	defer two.close()
+	one, err := c.openAll()
+	if err != nil {
+		return err
 	}
-	return all
+	defer one.close()
+	times := map[string][]time.Duration{}
+	for range openSlices {
+		took, err := two.slice()
+		if err != nil {
+			return err
+		}
+		times[betweenTwo] = append(times[betweenTwo], took...)
+		for _, t := range traffics() {
+			took, cpu, err := one.slice(t)
+			if err != nil {
+				return err
+			}
+			times[t.name] = append(times[t.name], took...)
+			times[t.name+ofProcessor] = append(times[t.name+ofProcessor], cpu)
+		}
+	}
+	for kind, took := range times {
+		slices.Sort(took)
+		name := nameOpen(c.place, kind, contender)
+		figures[name] = append(figures[name], took[len(took)/2].Seconds())
+	}
+	return nil
 }
 
-func reportOpen(b *testing.B, samples Samples, processor map[string]Series) {
+const ofProcessor = ", processor time"
+
+// nameOpen names a figure.
+func nameOpen(from testbed.Place, traffic, contender string) string {
+	return fmt.Sprint(from, traffic, contender)
+}
+
+func reportOpen(b *testing.B, figures map[string]Series) {
 	b.Helper()
 	head := []string{"on open connections"}
 	for _, c := range contenders() {
 		head = append(head, c.name)
 	}
 	rows := [][]string{head}
+	kinds := []string{betweenTwo}
+	for _, t := range traffics() {
+		kinds = append(kinds, t.name, t.name+ofProcessor)
+	}
 	for _, from := range []testbed.Place{clientPod, testbed.Node} {
-		for _, t := range traffics() {
-			wall := func(c string) Series {
-				return allArenas(from, t, c, func(name string) Series { return samples.Series(name, 0.5) })
-			}
-			cpu := func(c string) Series {
-				return allArenas(from, t, c, func(name string) Series { return processor[name] })
-			}
-			control, idle := wall(direct), cpu(direct)
-			row := []string{fmt.Sprintf("%s: %s", from, t.name), show(control.Duration())}
-			work := []string{fmt.Sprintf("%s: %s, processor time", from, t.name), show(idle.Duration())}
+		for _, kind := range kinds {
+			control := figures[nameOpen(from, kind, direct)]
+			row := []string{fmt.Sprintf("%s: %s", from, kind), show(control.Duration())}
 			for _, c := range contenders()[1:] {
-				ratio := control.Ratio(wall(c.name)) // of rates: the inverse of that of times
+				of := figures[nameOpen(from, kind, c.name)]
+				ratio := control.Ratio(of) // of rates: the inverse of that of times
+				if strings.HasSuffix(kind, ofProcessor) {
+					ratio = of.Ratio(control)
+				}
 				row = append(row, ratio.precise())
-				work = append(work, cpu(c.name).Ratio(idle).precise())
-				b.ReportMetric(ratio.Median, compact(fmt.Sprintf("%s:%s:%s", from, t.name, c.name)))
+				b.ReportMetric(ratio.Median, compact(fmt.Sprintf("%s:%s:%s", from, kind, c.name)))
 			}
-			rows = append(rows, row, work)
+			rows = append(rows, row)
 		}
 	}
-	n := len(samples[nameOpen(clientPod, traffics()[0], direct, 0)])
-	printTable(fmt.Sprintf("%d open connections in each of %d clusters: median of %d rounds; times of a request or a MiB, "+
-		"rates and processor time as ratios to direct", openClients, openArenas, n), rows...)
+	n := len(figures[nameOpen(clientPod, betweenTwo, direct)])
+	printTable(fmt.Sprintf("%d open connections, all contenders in turn in one cluster, %d rounds in %d clusters: "+
+		"medians; times of a request or a MiB, rates and processor time as ratios to direct", openClients, n, openArenas), rows...)
 }
 
 // precise has a digit more.
@@ -132,16 +170,9 @@ type openConnections struct {
 	ends   [][2]int
 }
 
-func (a *arena) openAll(b *testing.B, c *client) *openConnections {
-	b.Helper()
+func (c *client) openAll() (*openConnections, error) {
 	o := &openConnections{client: c}
-	b.Cleanup(func() {
-		for _, e := range o.ends {
-			unix.Close(e[0])
-			unix.Close(e[1])
-		}
-	})
-	err := a.bed.Do(c.place, func() error {
+	err := c.bed.Do(c.place, func() error {
 		if err := blockSignals(); err != nil {
 			return err
 		}
@@ -155,9 +186,17 @@ func (a *arena) openAll(b *testing.B, c *client) *openConnections {
 		return nil
 	})
 	if err != nil {
-		b.Fatal(err)
+		o.close()
+		return nil, err
 	}
-	return o
+	return o, nil
+}
+
+func (o *openConnections) close() {
+	for _, e := range o.ends {
+		unix.Close(e[0])
+		unix.Close(e[1])
+	}
 }
 
 // slice does something some times, on one connection after the other. It returns what each time took, and the mean of

@@ -145,7 +145,11 @@ func BenchmarkUserspace(b *testing.B) {
 	for _, c := range competitors() {
 		s := c.stand(b, program, nil, oneServer)
 		short := &openConnections{client: s.to(clientPod, s.address)}
-		open := s.openAll(b, s.to(clientPod, s.address))
+		open, err := s.to(clientPod, s.address).openAll()
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(open.close)
 		for _, t := range append(traffics(), traffic{shortOnes, nil, requestBytes, shortInSlice}) {
 			name := t.name + c.name
 			variants = append(variants, Variant{name, func() ([]time.Duration, error) {
