@@ -206,12 +206,25 @@ func second(t testing.TB) uint64 {
 // A port of the node is that of who has begun a connection with it last, or sent a datagram: a client that is hidden, or
 // another plane's.
 func TestFlow_yields(t *testing.T) {
-	r := newPacketRun(t, `
+	testYields(t, newPacketRun(t, yieldRows))
+}
+
+func TestFlow_yieldsNoted(t *testing.T) {
+	r := newPacketRun(t, yieldRows)
+	s := r.sweep(patience())
+	r.before = func() { r.pass(s) }
+	testYields(t, r)
+}
+
+const yieldRows = `
 backend default/web:http cluster 10.244.1.11:8080 local
 backend default/dns:dns cluster 10.244.1.11:5353 local
 frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat always
 frontend 192.0.2.1:30053/udp any forward default/dns:dns cluster snat always
-`)
+`
+
+func testYields(t *testing.T, r packetRun) {
+	t.Helper()
 	r.play(strings.TrimSpace(`
 lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 S    -> tcp 192.0.2.9:4000 > 10.244.1.11:8080 S
 out tcp 192.0.2.9:4000 > 10.244.1.11:8080 S   -> tcp 192.0.2.1:4000 > 10.244.1.11:8080 S

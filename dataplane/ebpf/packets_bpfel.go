@@ -134,6 +134,15 @@ type packetsNodeAddrKey struct {
 	To     packetsAddr
 }
 
+type packetsNotes struct {
+	_      structs.HostLayout
+	Counts uint32
+	Pass   uint32
+	Table  uint32
+	Pad    uint32
+	Lists  [2][262144]uint8
+}
+
 type packetsOutlet struct {
 	_         structs.HostLayout
 	Mac       [6]uint8
@@ -299,6 +308,7 @@ const (
 	packetsMapMembers       = "members"
 	packetsMapMembersSet    = "members_set"
 	packetsMapNodeAddrs     = "node_addrs"
+	packetsMapNoted         = "noted"
 	packetsMapOutside       = "outside"
 	packetsMapPeers         = "peers"
 	packetsMapPods          = "pods"
@@ -394,6 +404,7 @@ type packetsMapSpecs struct {
 	Members      *ebpf.MapSpec `ebpf:"members"`
 	MembersSet   *ebpf.MapSpec `ebpf:"members_set"`
 	NodeAddrs    *ebpf.MapSpec `ebpf:"node_addrs"`
+	Noted        *ebpf.MapSpec `ebpf:"noted"`
 	Outside      *ebpf.MapSpec `ebpf:"outside"`
 	Peers        *ebpf.MapSpec `ebpf:"peers"`
 	Pods         *ebpf.MapSpec `ebpf:"pods"`
@@ -459,6 +470,7 @@ type packetsMaps struct {
 	Members      *ebpf.Map `ebpf:"members"`
 	MembersSet   *ebpf.Map `ebpf:"members_set"`
 	NodeAddrs    *ebpf.Map `ebpf:"node_addrs"`
+	Noted        *ebpf.Map `ebpf:"noted"`
 	Outside      *ebpf.Map `ebpf:"outside"`
 	Peers        *ebpf.Map `ebpf:"peers"`
 	Pods         *ebpf.Map `ebpf:"pods"`
@@ -491,6 +503,7 @@ func (m *packetsMaps) Close() error {
 		m.Members,
 		m.MembersSet,
 		m.NodeAddrs,
+		m.Noted,
 		m.Outside,
 		m.Peers,
 		m.Pods,

@@ -86,7 +86,7 @@ func phase(protocol, state uint8) int {
 
 // flowMaps are the tables that flows are remembered in. They belong together, and outlive the programs.
 func flowMaps() []string {
-	return []string{packetsMapTranslations, packetsMapFragments, activityTable, packetsMapTraffic}
+	return []string{packetsMapTranslations, packetsMapFragments, activityTable, packetsMapNoted, packetsMapTraffic}
 }
 
 const (
@@ -118,6 +118,7 @@ type sweep struct {
 	patience phases
 	activity *packetsActivity // memory of the kernel
 	mapped   []byte
+	notes    *notes
 	cursor   ebpf.MapBatchCursor
 	passing  bool  // through the table: the next share goes on where the last one ended
 	swept    bool  // once at least
@@ -138,16 +139,20 @@ func newSweep(maps map[string]*ebpf.Map, p *phases) (*sweep, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map the memory of %s: %w", activityTable, err)
 	}
+	n, err := openNotes(maps[packetsMapNoted], maps[packetsMapTranslations])
+	if err != nil {
+		return nil, errors.Join(err, unix.Munmap(b))
+	}
 	const share = sweepShare
 	s := &sweep{
-		maps: map[string]*ebpf.Map{}, patience: *p, mapped: b, activity: (*packetsActivity)(unsafe.Pointer(&b[0])),
+		maps: map[string]*ebpf.Map{}, patience: *p, mapped: b, notes: n, activity: (*packetsActivity)(unsafe.Pointer(&b[0])),
 		keys: make([]packetsTuple, share), values: make([]packetsTranslation, share),
 		rest: map[packetsTrafficKey]packetsTraffic{},
 	}
 	for _, name := range flowMaps() {
 		s.maps[name] = maps[name]
 	}
-	atomic.StoreUint32(&s.activity.Busy, 1) // whether there are flows already, the first pass finds out
+	atomic.StoreUint32(&s.activity.Busy, 1) // whether there are flows already, and which, the first pass finds out
 	return s, nil
 }
 
@@ -181,7 +186,7 @@ func (s *sweep) close() error {
 		close(s.stop)
 		<-s.ended
 	}
-	return unix.Munmap(s.mapped)
+	return errors.Join(unix.Munmap(s.mapped), s.notes.close())
 }
 
 // turn does what is due once in a second.
@@ -262,6 +267,7 @@ func (s *sweep) step() (gone int, err error) {
 		s.passing, s.swept, s.began, s.cursor = true, true, now, ebpf.MapBatchCursor{}
 		s.kept, s.removed = 0, 0
 		atomic.StoreUint32(&s.activity.Laid, 0)
+		s.notes.begin()
 	}
 	calls := sweepCalls
 	if s.used() >= half {
@@ -286,6 +292,9 @@ func (s *sweep) share(now ticks) (gone int, err error) {
 		return 0, fmt.Errorf("read flows: %w", err)
 	}
 	s.kept += n
+	for i := range s.keys[:n] { // also of those that are removed now: a packet may want its flow back
+		s.notes.add(&s.keys[i])
+	}
 	for i, key := range s.keys[:n] {
 		removed, err := s.judge(key, &s.values[i], now)
 		if err != nil {
@@ -297,6 +306,7 @@ func (s *sweep) share(now ticks) (gone int, err error) {
 	}
 	if last {
 		s.passing, s.left = false, max(s.kept-s.removed, 0)
+		s.notes.count()
 	}
 	if last && s.kept == 0 {
 		s.idle()

@@ -39,16 +39,22 @@ func swept(t *testing.T, o packetOptions, impatient ...int) (packetRun, *sweep) 
 	}
 	o.Patience = &patient
 	r := newPacketRunWith(t, sweptRows, o)
-	s, err := newSweep(r.programs.Maps, &p)
+	return r, r.sweep(&p)
+}
+
+// sweep makes one that nobody starts.
+func (r packetRun) sweep(p *phases) *sweep {
+	r.Helper()
+	s, err := newSweep(r.programs.Maps, p)
 	if err != nil {
-		t.Fatal(err)
+		r.Fatal(err)
 	}
-	t.Cleanup(func() {
+	r.Cleanup(func() {
 		if err := s.close(); err != nil {
-			t.Error(err)
+			r.Error(err)
 		}
 	})
-	return r, s
+	return s
 }
 
 // pass looks through the table once, and returns how many flows were over.

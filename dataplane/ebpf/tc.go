@@ -16,7 +16,7 @@ import (
 
 // The programs for packets (bpf/tc.c) are loaded beside those for sockets and read the same tables.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type endpoint -type outlet -type tuple -type translation -type node_addr_key -type work packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type endpoint -type outlet -type tuple -type translation -type node_addr_key -type notes -type work packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 const (
 	fragmented = 1 << 12 // datagrams whose fragments are on their way

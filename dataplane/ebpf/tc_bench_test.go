@@ -42,6 +42,9 @@ func BenchmarkFlows(b *testing.B) {
 			defer s.close()
 			if c.idle {
 				atomic.StoreUint32(&s.activity.Busy, 0)
+			} else {
+				r.sent("lan tcp 198.51.100.9:4000 > 203.0.113.1:80 S")
+				r.pass(s)
 			}
 			p, err := parsePacket(c.packet)
 			if err != nil {

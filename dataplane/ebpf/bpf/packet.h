@@ -179,9 +179,9 @@ static __always_inline bool extension(struct __sk_buff *skb, struct packet *p, _
 
 // disguised says whether an address in a packet of IPv6 is one of IPv4, which is mapped. No such packet is to be on a wire:
 // the tables would take it for one of IPv4, and its sender for whom it names.
-static __always_inline bool disguised(const struct packet *p)
+static __always_inline bool disguised(const struct tuple *t)
 {
-	return is_ipv4(&p->tuple.src.addr) || is_ipv4(&p->tuple.dst.addr);
+	return is_ipv4(&t->src.addr) || is_ipv4(&t->dst.addr);
 }
 
 static __always_inline bool parse6(struct __sk_buff *skb, struct packet *p)
@@ -194,7 +194,7 @@ static __always_inline bool parse6(struct __sk_buff *skb, struct packet *p)
 
 	__builtin_memcpy(&p->tuple.src.addr, &ip.saddr, sizeof(struct addr));
 	__builtin_memcpy(&p->tuple.dst.addr, &ip.daddr, sizeof(struct addr));
-	if (disguised(p))
+	if (disguised(&p->tuple))
 		return false;
 	p->l4 = p->ip + sizeof(ip);
 	p->end = p->l4 + bpf_ntohs(ip.payload_len);
@@ -294,14 +294,36 @@ static __noinline int parse(struct __sk_buff *skb, struct packet *p)
 	return !(p->is & (FIRST | LATER)) || ports_of(p);
 }
 
-static __always_inline bool glance4(const struct iphdr *ip, const void *end, struct packet *p)
+static __always_inline __u8 meaning(const struct tcphdr *tcp)
+{
+	return (tcp->syn && !tcp->ack ? BEGINS : 0) | (tcp->fin ? FINAL : 0) | (tcp->rst ? RESETS : 0);
+}
+
+static __always_inline bool peek4(const struct iphdr *ip, const void *end, struct tuple *t)
 {
 	if ((const void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5 ||
 	    ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET))
 		return false;
-	p->tuple.src.addr = mapped(ip->saddr);
-	p->tuple.dst.addr = mapped(ip->daddr);
-	p->tuple.protocol = ip->protocol;
+	t->src.addr = mapped(ip->saddr);
+	t->dst.addr = mapped(ip->daddr);
+	t->protocol = ip->protocol;
+	return true;
+}
+
+static __always_inline bool peek6(const struct ipv6hdr *ip, const void *end, struct tuple *t)
+{
+	if ((const void *)(ip + 1) > end || ip->version != 6)
+		return false;
+	__builtin_memcpy(&t->src.addr, &ip->saddr, sizeof(struct addr));
+	__builtin_memcpy(&t->dst.addr, &ip->daddr, sizeof(struct addr));
+	t->protocol = ip->nexthdr;
+	return !disguised(t);
+}
+
+static __always_inline bool glance4(const struct iphdr *ip, const void *end, struct packet *p)
+{
+	if (!peek4(ip, end, &p->tuple))
+		return false;
 	p->l4 = p->ip + sizeof(*ip);
 	p->end = p->ip + bpf_ntohs(ip->tot_len);
 	return true;
@@ -309,40 +331,38 @@ static __always_inline bool glance4(const struct iphdr *ip, const void *end, str
 
 static __always_inline bool glance6(const struct ipv6hdr *ip, const void *end, struct packet *p)
 {
-	if ((const void *)(ip + 1) > end || ip->version != 6)
+	if (!peek6(ip, end, &p->tuple))
 		return false;
-	__builtin_memcpy(&p->tuple.src.addr, &ip->saddr, sizeof(struct addr));
-	__builtin_memcpy(&p->tuple.dst.addr, &ip->daddr, sizeof(struct addr));
-	p->tuple.protocol = ip->nexthdr;
 	p->l4 = p->ip + sizeof(*ip);
 	p->end = p->l4 + bpf_ntohs(ip->payload_len);
-	return !disguised(p);
+	return true;
 }
 
-static __always_inline __u8 meaning(const struct tcphdr *tcp)
+// peek_ports reads what follows the header of IP, and what that says of the packet.
+static __always_inline bool peek_ports(const void *l4, const void *end, struct tuple *t, __u8 *is)
 {
-	return (tcp->syn && !tcp->ack ? BEGINS : 0) | (tcp->fin ? FINAL : 0) | (tcp->rst ? RESETS : 0);
+	const struct tcphdr *tcp = l4;
+
+	if (t->protocol == IPPROTO_TCP && (const void *)(tcp + 1) <= end)
+		*is = meaning(tcp);
+	else if (t->protocol == IPPROTO_UDP && l4 + sizeof(struct udphdr) <= end)
+		*is = BEGINS;
+	else
+		return false;
+	t->src.port = tcp->source;
+	t->dst.port = tcp->dest;
+	return true;
 }
 
 // glance reads a packet in place. If it cannot, what it has read counts for nothing.
 static __always_inline bool glance(struct __sk_buff *skb, struct packet *p)
 {
 	const void *end = (void *)(long)skb->data_end, *ip = (void *)(long)skb->data + link_header;
-	const struct tcphdr *tcp;
 
 	if (p->v4 ? !glance4(ip, end, p) : !glance6(ip, end, p))
 		return false;
-	tcp = ip + (p->v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
-	if (p->tuple.protocol == IPPROTO_TCP && (const void *)(tcp + 1) <= end)
-		p->is = meaning(tcp);
-	else if (p->tuple.protocol == IPPROTO_UDP && (const void *)tcp + sizeof(struct udphdr) <= end)
-		p->is = BEGINS;
-	else
-		return false;
-	p->tuple.src.port = tcp->source;
-	p->tuple.dst.port = tcp->dest;
-	p->plain = true;
-	return true;
+	p->plain = peek_ports(ip + (p->v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)), end, &p->tuple, &p->is);
+	return p->plain;
 }
 
 // goes_on says of a segment that begins nothing.

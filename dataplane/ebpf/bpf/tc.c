@@ -321,7 +321,7 @@ static __always_inline bool keep(struct __sk_buff *skb, const struct packet *p, 
 	have_flows();
 	if (!lay(skb, &p->tuple, flow))
 		return false;
-	if (bpf_map_update_elem(&translations, &p->tuple, flow, BPF_NOEXIST) && !give_way(&p->tuple, flow))
+	if (insert(&p->tuple, flow, BPF_NOEXIST) && !give_way(&p->tuple, flow))
 		return false;
 	have_flows();
 	return true;
@@ -443,6 +443,8 @@ static __noinline int arrive(struct __sk_buff *skb, enum device device)
 	// What is for another machine passes a bridge here, or is only overheard.
 	if (skb->pkt_type == PACKET_OTHERHOST)
 		return TC_ACT_UNSPEC;
+	if (has_flows() && is_strange(skb, INGRESS) && begins_nothing(skb))
+		return TC_ACT_UNSPEC;
 	struct work *w = begin_work();
 
 	return w ? end_work(w, serve_arrived(skb, w, device)) : TC_ACT_SHOT;
@@ -524,6 +526,8 @@ static __always_inline int serve_leaving(struct __sk_buff *skb, struct work *w)
 
 static __noinline int depart(struct __sk_buff *skb)
 {
+	if (is_strange(skb, EGRESS))
+		return TC_ACT_UNSPEC;
 	struct work *w = begin_work();
 
 	return w ? end_work(w, serve_leaving(skb, w)) : TC_ACT_SHOT;

@@ -1,0 +1,115 @@
+package ebpf
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// Flows go on as they began, whenever the table is looked through, and whoever does so beside.
+func TestNotes_random(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	r := newPacketRunWith(t, sweptRows, packetOptions{Translations: 1 << 14})
+	sweeps := []*sweep{r.sweep(patience()), r.sweep(patience())}
+	for _, s := range sweeps { // a pass takes several steps
+		s.keys, s.values = s.keys[:128], s.values[:128]
+	}
+	services := []string{"tcp %s > 192.0.2.1:30080", "tcp %s > 203.0.113.1:80", "udp %s > 203.0.113.1:53"}
+	ways := map[string]string{} // what becomes of a flow's packets
+	for i := range 600 {
+		flow := fmt.Sprintf(services[random.IntN(len(services))], fmt.Sprintf("198.51.100.%d:%d", i%250, 1024+i))
+		r.way(flow, true)
+		ways[flow] = r.way(flow, false)
+		if random.IntN(4) > 0 {
+			continue
+		}
+		s := sweeps[random.IntN(len(sweeps))]
+		s.swept = false
+		for range random.IntN(4) {
+			if _, err := s.step(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for range 3 {
+		for flow, want := range ways {
+			if got := r.way(flow, false); got != want {
+				t.Errorf("%s: its packets become\n%snow, and before\n%s", flow, got, want)
+			}
+		}
+		r.pass(sweeps[0])
+		if sweeps[0].notes.memory.Counts == 0 {
+			t.Error("after a pass by one alone it is not known which flows there are")
+		}
+	}
+}
+
+// way is what becomes of a client's packet, and of the answer to it, at each hook.
+func (r packetRun) way(flow string, begins bool) string {
+	r.Helper()
+	words := map[string]string{"tcp": " A", "udp": ""}[flow[:3]]
+	if begins {
+		words = strings.Replace(words, "A", "S", 1)
+	}
+	var way strings.Builder
+	send := func(hook, text string) packet {
+		p, err := parsePacket(text)
+		if err != nil {
+			r.Fatal(err)
+		}
+		out := r.through(hook, p)
+		fmt.Fprintf(&way, "%s %s -> %s\n", hook, p, out)
+		if out == "the same" {
+			return p
+		}
+		if p, err = parsePacket(out); err != nil {
+			r.Fatalf("%s%v", &way, err)
+		}
+		return p
+	}
+	sent := send("lan", flow+words)
+	sent = send("out", sent.String())
+	answer := send("pod", fmt.Sprintf("%s %s > %s%s", flow[:3], sent.dst, sent.src, strings.Replace(words, "S", "SA", 1)))
+	send("out", answer.String())
+	return way.String()
+}
+
+// A list that another pass may have emptied meanwhile never counts.
+func TestNotes_passes(t *testing.T) {
+	r := newPacketRun(t, sweptRows)
+	a, b := r.sweep(patience()).notes, r.sweep(patience()).notes
+	key := packetsTuple{Hook: hookIngress, Protocol: 6}
+	says := func(what string, want bool) {
+		t.Helper()
+		counts := a.memory.Counts
+		if got := counts == 0 || a.memory.Lists[counts-1][noteOf(&key)] == 1; got != want {
+			t.Errorf("%s: list %d counts, and says %v", what, counts, got)
+		}
+	}
+	a.begin()
+	a.add(&key)
+	b.begin()
+	a.count()
+	says("another pass has begun", true)
+	b.add(&key)
+	b.count()
+	says("which had it", true)
+	a.begin()
+	says("the next one has begun", true)
+	a.count()
+	says("and had it not", false)
+	former := r.sweep(patience()).notes
+	former.table++
+	atomic.StoreUint32(&a.memory.Table, a.table)
+	former.begin()
+	former.add(&key)
+	former.count()
+	says("a process with another table looks through that, and nothing is known", true)
+	if counts := a.memory.Counts; counts != 0 {
+		t.Errorf("list %d of another table counts", counts)
+	}
+}
