@@ -312,6 +312,9 @@ func (p *Plane) replace(ctx context.Context, s *model.State) error {
 	if err := p.openMemory(); err != nil {
 		return fmt.Errorf("open what is pinned in %s: %w", p.pins, err)
 	}
+	if err := p.resetNotes(); err != nil {
+		return err
+	}
 	if err := p.loadPrograms(); err != nil {
 		return err
 	}

@@ -1,7 +1,9 @@
 package ebpf
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -13,21 +15,24 @@ import (
 )
 
 // notes tell programs which keys the table of flows may have; see bpf/flows.h. A key that is there and not noted would
-// be a flow whose packets go astray. So a list counts only after a pass through the whole table that began with an
-// empty list, and whatever else is put into the table meanwhile is noted in both. A process that goes on beside another
-// one may look through the same table, or a former one: the last that was opened says which one it is to be.
+// be a flow whose packets go astray. So a list is in force only after a pass through the whole table that began with an
+// empty list, and whatever else is put into the table meanwhile is noted in both. Processes that go on side by side
+// may look through the same table, or one of them through a former one. The last that was synced says which one it is
+// to be, and one at a time begins a list.
 //
-//	openNotes ─► none counts      begin ─► add … add ─► count: the new list does
+//	reset ─► none is in force      begin ─► add … add ─► finish: the new list is
 type notes struct {
 	memory *packetsNotes // of the kernel
 	mapped []byte
+	grace  grace
+	dir    string // locked by who begins a list
 	table  uint32 // the number of the table that this process has
-	former uint32 // the list that counted when the pass began; 0: none did
-	pass   uint32 // a number for it; 0: it makes no list
+	former uint32 // the list that was in force when the pass began; 0: none was
+	pass   uint32 // a random number for it; 0: it makes no list
 }
 
-// openNotes has no list count: whoever has used the table may have noted nothing.
-func openNotes(m, table *ebpf.Map) (*notes, error) {
+// openNotes has no list in force. Who begins a list locks dir.
+func openNotes(m, table *ebpf.Map, dir string) (*notes, error) {
 	info, err := table.Info()
 	if err != nil {
 		return nil, fmt.Errorf("the number of %s: %w", packetsMapTranslations, err)
@@ -36,39 +41,108 @@ func openNotes(m, table *ebpf.Map) (*notes, error) {
 	if !ok {
 		return nil, fmt.Errorf("the kernel does not tell the number of %s", packetsMapTranslations)
 	}
-	page := os.Getpagesize()
-	size := (int(unsafe.Sizeof(packetsNotes{})) + page - 1) / page * page
-	b, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map the memory of %s: %w", packetsMapNoted, err)
+	n := &notes{dir: dir, table: uint32(id)}
+	if n.mapped, err = mapNotes(m, int(unsafe.Sizeof(packetsNotes{}))); err != nil {
+		return nil, err
 	}
-	n := &notes{memory: (*packetsNotes)(unsafe.Pointer(&b[0])), mapped: b, table: uint32(id)}
-	atomic.StoreUint32(&n.memory.Table, n.table)
-	atomic.StoreUint64(n.word(), 0)
+	n.memory = (*packetsNotes)(unsafe.Pointer(&n.mapped[0]))
+	if n.grace, err = newGrace(); err != nil {
+		return nil, errors.Join(err, unix.Munmap(n.mapped))
+	}
+	n.reset()
 	return n, nil
 }
 
-// word has Counts in its lower half, and Pass in the upper one.
-func (n *notes) word() *uint64 { return (*uint64)(unsafe.Pointer(&n.memory.Counts)) }
-
-// begin empties the list that does not count. A pass of another process, should there be one, does not count any more:
-// it may be about the same list.
-func (n *notes) begin() {
-	n.pass = 0
-	for n.pass == 0 {
-		word := atomic.LoadUint64(n.word())
-		if atomic.LoadUint32(&n.memory.Table) != n.table {
-			return
-		}
-		n.former, n.pass = uint32(word), 1+rand.Uint32N(math.MaxUint32)
-		if !atomic.CompareAndSwapUint64(n.word(), word, n.said(n.former)) {
-			n.pass = 0
-		}
+func mapNotes(m *ebpf.Map, size int) ([]byte, error) {
+	page := os.Getpagesize()
+	b, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map the memory of %s: %w", packetsMapNoted, err)
 	}
-	clear(n.memory.Lists[n.next()-1][:])
+	return b, nil
 }
 
-func (n *notes) said(counts uint32) uint64 { return uint64(n.pass)<<32 | uint64(counts) }
+// ignoreNotes has no list in force that another version may have made. Whatever the layout, the word comes first.
+func ignoreNotes(m *ebpf.Map) error {
+	const word = 8
+	b, err := mapNotes(m, word)
+	if err != nil {
+		return err
+	}
+	atomic.StoreUint64((*uint64)(unsafe.Pointer(&b[0])), 0)
+	return unix.Munmap(b)
+}
+
+// word has InForce in its lower half, and Pass in the upper one.
+func (n *notes) word() *uint64 { return (*uint64)(unsafe.Pointer(&n.memory.InForce)) }
+
+// reset has no list in force, nor any that is being made: who has used the table may have noted nothing, or have had
+// another one.
+func (n *notes) reset() {
+	atomic.StoreUint32(&n.memory.Table, n.table)
+	n.pass = newPass()
+	atomic.StoreUint64(n.word(), n.said(0))
+	n.pass = 0
+}
+
+func newPass() uint32 { return 1 + rand.Uint32N(math.MaxUint32) }
+
+// begin empties the list that is not in force. A pass of another process, should there be one, makes no list any more:
+// it may be about the same one. If another one is just here, this pass makes none.
+func (n *notes) begin() error {
+	n.pass = 0
+	dir, err := n.lock()
+	if dir == nil {
+		return err
+	}
+	defer dir.Close()
+	word := atomic.LoadUint64(n.word())
+	if atomic.LoadUint32(&n.memory.Table) != n.table {
+		return nil
+	}
+	n.former, n.pass = uint32(word), newPass()
+	if !atomic.CompareAndSwapUint64(n.word(), word, n.said(n.former)) {
+		n.pass = 0
+		return nil
+	}
+	if err := n.empty(); err != nil {
+		n.pass = 0
+		return err
+	}
+	return nil
+}
+
+// empty clears the next list when no program reads it any more that has found it in force. What programs have noted
+// there before is in the table when it returns, where this pass finds it.
+func (n *notes) empty() error {
+	if err := n.grace.wait(); err != nil {
+		return err
+	}
+	clear(n.memory.Lists[n.next()-1][:])
+	return n.grace.wait()
+}
+
+// lock keeps others from beginning a list, until what it returns is closed. It is nil if somebody else has the lock, or
+// has removed the directory, which will be there again.
+func (n *notes) lock() (*os.File, error) {
+	dir, err := os.Open(n.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		return dir, nil
+	}
+	dir.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("lock %s: %w", n.dir, err)
+}
+
+func (n *notes) said(inForce uint32) uint64 { return uint64(n.pass)<<32 | uint64(inForce) }
 
 // next is the list that is made: 1 or 2.
 func (n *notes) next() uint32 {
@@ -78,28 +152,36 @@ func (n *notes) next() uint32 {
 	return 1
 }
 
+// add notes what is in the table. If the pass is no longer the last one that began, that is in vain, and does no harm.
 func (n *notes) add(key *packetsTuple) {
 	if n.pass != 0 {
 		n.memory.Lists[n.next()-1][noteOf(key)] = 1
 	}
 }
 
-// count has the new list count, unless another pass has begun.
-func (n *notes) count() {
+// addToBoth notes what is about to be put into the table, and once more what was, as programs do.
+func (n *notes) addToBoth(key *packetsTuple) {
+	for i := range n.memory.Lists {
+		n.memory.Lists[i][noteOf(key)] = 1
+	}
+}
+
+// finish puts the new list in force, unless another pass has begun.
+func (n *notes) finish() {
 	if n.pass == 0 {
 		return
 	}
 	atomic.CompareAndSwapUint64(n.word(), n.said(n.former), n.said(n.next()))
 }
 
-func (n *notes) close() error { return unix.Munmap(n.mapped) }
+func (n *notes) close() error { return errors.Join(unix.Munmap(n.mapped), n.grace.close()) }
 
 // noteOf is what the programs' function note_of says.
 func noteOf(key *packetsTuple) uint32 {
-	some := func(a [4]uint32) uint64 { return uint64(a[0] + 3*a[1] + 7*a[2]) }
+	two := func(high, low uint32) uint64 { return uint64(high)<<32 | uint64(low) }
 	a, b := key.Src.Addr.Word, key.Dst.Addr.Word
-	h := uint64(a[3])*0x9e3779b97f4a7c15 + uint64(b[3])*0xc2b2ae3d27d4eb4f
-	h += some(a)*0x165667b19e3779f9 + some(b)*0xd6e8feb86659fd93
+	h := two(a[2], a[3])*0x9e3779b97f4a7c15 + two(b[2], b[3])*0xc2b2ae3d27d4eb4f
+	h += two(a[0], a[1])*0x165667b19e3779f9 + two(b[0], b[1])*0xd6e8feb86659fd93
 	rest := uint64(key.Src.Port)<<32 | uint64(key.Dst.Port)<<16 | uint64(key.Hook)<<8 | uint64(key.Protocol)
 	h += rest * 0xff51afd7ed558ccd
 	h ^= h >> 32

@@ -6,6 +6,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/testbed"
 )
 
 // Flows go on as they began, whenever the table is looked through, and whoever does so beside.
@@ -42,7 +45,7 @@ func TestNotes_random(t *testing.T) {
 			}
 		}
 		r.pass(sweeps[0])
-		if sweeps[0].notes.memory.Counts == 0 {
+		if sweeps[0].notes.memory.InForce == 0 {
 			t.Error("after a pass by one alone it is not known which flows there are")
 		}
 	}
@@ -78,38 +81,105 @@ func (r packetRun) way(flow string, begins bool) string {
 	return way.String()
 }
 
-// A list that another pass may have emptied meanwhile never counts.
+func beginList(t *testing.T, n *notes) {
+	t.Helper()
+	if err := n.begin(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A list that another pass may have emptied meanwhile never inForce.
 func TestNotes_passes(t *testing.T) {
 	r := newPacketRun(t, sweptRows)
 	a, b := r.sweep(patience()).notes, r.sweep(patience()).notes
 	key := packetsTuple{Hook: hookIngress, Protocol: 6}
 	says := func(what string, want bool) {
 		t.Helper()
-		counts := a.memory.Counts
-		if got := counts == 0 || a.memory.Lists[counts-1][noteOf(&key)] == 1; got != want {
-			t.Errorf("%s: list %d counts, and says %v", what, counts, got)
+		inForce := a.memory.InForce
+		if got := inForce == 0 || a.memory.Lists[inForce-1][noteOf(&key)] == 1; got != want {
+			t.Errorf("%s: list %d inForce, and says %v", what, inForce, got)
 		}
 	}
-	a.begin()
+	beginList(t, a)
 	a.add(&key)
-	b.begin()
-	a.count()
+	beginList(t, b)
+	a.finish()
 	says("another pass has begun", true)
 	b.add(&key)
-	b.count()
+	b.finish()
 	says("which had it", true)
-	a.begin()
+	beginList(t, a)
 	says("the next one has begun", true)
-	a.count()
+	a.finish()
 	says("and had it not", false)
+	beginList(t, a)
+	a.addToBoth(&key)
+	a.finish()
+	says("it was put back in mid-pass", true)
+
+	dir, err := a.lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	beginList(t, b)
+	dir.Close()
+	beginList(t, a)
+	a.add(&key)
+	b.finish()
+	a.finish()
+	says("another one was just beginning", true)
+
 	former := r.sweep(patience()).notes
 	former.table++
 	atomic.StoreUint32(&a.memory.Table, a.table)
-	former.begin()
+	beginList(t, former)
 	former.add(&key)
-	former.count()
+	former.finish()
 	says("a process with another table looks through that, and nothing is known", true)
-	if counts := a.memory.Counts; counts != 0 {
-		t.Errorf("list %d of another table counts", counts)
+	if inForce := a.memory.InForce; inForce != 0 {
+		t.Errorf("list %d of another table is in force", inForce)
+	}
+	former.reset()
+	beginList(t, former)
+	former.finish()
+	says("programs have another table", false)
+	beginList(t, a)
+	a.finish()
+	says("and go on with that", false)
+	beginList(t, former)
+	a.reset()
+	former.finish()
+	says("until this one is synced again", true)
+	beginList(t, a)
+	a.finish()
+	says("and looks through its own", false)
+	if err := ignoreNotes(r.programs.Maps[packetsMapNoted]); err != nil {
+		t.Fatal(err)
+	}
+	says("what is noted is of another version", true)
+}
+
+// A process that is synced again, after another one that had another table, looks through its own.
+func TestNotes_synced(t *testing.T) {
+	t.Parallel()
+	p := planeOf(t, outsideBedOf(t, testbed.Spec{Cgroup: true}), outsideRows)
+	other, err := openNotes(p.memory[packetsMapNoted], p.memory[packetsMapTranslations], t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.close()
+	other.table++
+	other.reset()
+	beginList(t, other)
+	other.finish()
+	s, err := model.ParseState(outsideRows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if got := atomic.LoadUint32(&other.memory.Table); got != p.sweep.notes.table {
+		t.Errorf("what is noted is of table %d, and programs have table %d", got, p.sweep.notes.table)
 	}
 }

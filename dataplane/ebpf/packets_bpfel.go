@@ -135,12 +135,12 @@ type packetsNodeAddrKey struct {
 }
 
 type packetsNotes struct {
-	_      structs.HostLayout
-	Counts uint32
-	Pass   uint32
-	Table  uint32
-	Pad    uint32
-	Lists  [2][262144]uint8
+	_       structs.HostLayout
+	InForce uint32
+	Pass    uint32
+	Table   uint32
+	Pad     uint32
+	Lists   [2][262144]uint8
 }
 
 type packetsOutlet struct {

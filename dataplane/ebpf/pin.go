@@ -58,7 +58,7 @@ func (p *Plane) openMemory() error {
 	if p.serve != TC {
 		return nil
 	}
-	if p.sweep, err = newSweep(p.memory, patience()); err != nil {
+	if p.sweep, err = newSweep(p.memory, patience(), p.memoryPath("")); err != nil {
 		return errors.Join(err, p.closeMemory())
 	}
 	return nil
@@ -100,6 +100,20 @@ func (p *Plane) memoryOf(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		}
 	}
 	return out
+}
+
+// resetNotes has programs look for every packet's flow until a pass through our table is over: what is noted may be
+// of another one, or by programs of another version.
+func (p *Plane) resetNotes() error {
+	if p.sweep != nil {
+		p.sweep.notes.reset()
+	} else if m := p.memory[packetsMapNoted]; m != nil {
+		return ignoreNotes(m)
+	}
+	if m := p.former[packetsMapNoted]; m != nil {
+		return ignoreNotes(m)
+	}
+	return nil
 }
 
 // pinAgain restores the pins that somebody has removed.

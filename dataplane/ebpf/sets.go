@@ -26,7 +26,7 @@ type sets struct {
 	unmap  func()
 	at     uint32 // the set in force
 	filled bool   // there is one
-	grace  *ebpf.Map
+	grace
 }
 
 // The bits of the word that says which set is in force, as bpf/maps.h has them.
@@ -85,7 +85,7 @@ func (s *sets) close() error {
 	if s.unmap != nil {
 		s.unmap()
 	}
-	return errors.Join(s.word.Close(), s.grace.Close()) // nil is closed
+	return errors.Join(s.word.Close(), s.grace.close()) // nil is closed
 }
 
 // replaceIn has programs use these tables, and leaves out of the spec what only describes one set.
@@ -210,23 +210,4 @@ func (s *sets) lost(set map[string]ebpf.MapID) (names []string) {
 		names = append(names, inForceTable)
 	}
 	return names
-}
-
-// newGrace makes a map of maps, for the sake of wait.
-func newGrace() (*ebpf.Map, error) {
-	inner := &ebpf.MapSpec{Name: "grace_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
-	return ebpf.NewMap(&ebpf.MapSpec{
-		Name: "grace", Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner,
-	})
-}
-
-// wait returns when no program runs any more that ran when it was called: the kernel promises this of an update of a
-// map of maps (maybe_wait_bpf_programs in kernel/bpf/syscall.c), and of nothing else. It takes some milliseconds.
-func (s *sets) wait() error {
-	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		return err
-	}
-	defer inner.Close()
-	return s.grace.Put(uint32(0), inner)
 }

@@ -132,14 +132,14 @@ type sweep struct {
 	rest     map[packetsTrafficKey]packetsTraffic // of flows that are gone
 }
 
-// newSweep makes a sweep of tables, which it does not own.
-func newSweep(maps map[string]*ebpf.Map, p *phases) (*sweep, error) {
+// newSweep makes a sweep of tables, which it does not own. The directory is that of all who sweep them.
+func newSweep(maps map[string]*ebpf.Map, p *phases, dir string) (*sweep, error) {
 	page := unix.Getpagesize()
 	b, err := unix.Mmap(maps[activityTable].FD(), 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map the memory of %s: %w", activityTable, err)
 	}
-	n, err := openNotes(maps[packetsMapNoted], maps[packetsMapTranslations])
+	n, err := openNotes(maps[packetsMapNoted], maps[packetsMapTranslations], dir)
 	if err != nil {
 		return nil, errors.Join(err, unix.Munmap(b))
 	}
@@ -267,7 +267,9 @@ func (s *sweep) step() (gone int, err error) {
 		s.passing, s.swept, s.began, s.cursor = true, true, now, ebpf.MapBatchCursor{}
 		s.kept, s.removed = 0, 0
 		atomic.StoreUint32(&s.activity.Laid, 0)
-		s.notes.begin()
+		if err := s.notes.begin(); err != nil {
+			return 0, fmt.Errorf("begin a list of flows: %w", err)
+		}
 	}
 	calls := sweepCalls
 	if s.used() >= half {
@@ -306,7 +308,7 @@ func (s *sweep) share(now ticks) (gone int, err error) {
 	}
 	if last {
 		s.passing, s.left = false, max(s.kept-s.removed, 0)
-		s.notes.count()
+		s.notes.finish()
 	}
 	if last && s.kept == 0 {
 		s.idle()
@@ -404,7 +406,9 @@ func (s *sweep) end(key packetsTuple, read *packetsTranslation) (bool, error) {
 		return true, nil
 	}
 	flow.Last -= relaid
+	s.notes.addToBoth(&key)
 	err = s.maps[packetsMapTranslations].Update(key, flow, ebpf.UpdateNoExist)
+	s.notes.addToBoth(&key)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 		return false, fmt.Errorf("put a flow back: %w", err)
 	}

@@ -35,7 +35,7 @@ func BenchmarkFlows(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			r := newPacketRunWith(b, sweptRows+"guard 10.96.0.10/32 reject\n", packetOptions{Translations: 1 << 18})
-			s, err := newSweep(r.programs.Maps, patience())
+			s, err := newSweep(r.programs.Maps, patience(), r.dir)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -70,7 +70,7 @@ func BenchmarkFlows(b *testing.B) {
 func BenchmarkSweep(b *testing.B) {
 	const places = 1 << 18
 	r := newPacketRunWith(b, sweptRows, packetOptions{Translations: places})
-	s, err := newSweep(r.programs.Maps, patience())
+	s, err := newSweep(r.programs.Maps, patience(), r.dir)
 	if err != nil {
 		b.Fatal(err)
 	}

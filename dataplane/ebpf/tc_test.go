@@ -23,6 +23,7 @@ type packetRun struct {
 	tables   *tables
 	rows     *model.State
 	before   func() // each packet; nil: nothing
+	dir      string // of its sweeps
 }
 
 func newPacketRun(t testing.TB, rows string) packetRun {
@@ -59,7 +60,7 @@ func newPacketRunWith(t testing.TB, rows string, o packetOptions) packetRun {
 	if err := node.put(programs.Maps[packetsMapNodeAddrs], nil); err != nil {
 		t.Fatal(err)
 	}
-	return packetRun{TB: t, programs: programs, tables: tables, rows: s}
+	return packetRun{TB: t, programs: programs, tables: tables, rows: s, dir: t.TempDir()}
 }
 
 // newSet has a set of tables in force, that hold s.

@@ -169,15 +169,16 @@ static const __u32 only = 0; // key of the only element of a table
 static const struct traffic no_traffic;
 
 // Which keys the table has, in a byte for each by a hash: most packets are of no flow, and to find that out in the table
-// takes ten times as long. Programs note a key in both lists before they put it into the table, and once more after it.
-// Who reads the whole table (sweep.go) empties one list first, notes in it what is there, and then has it be the one that
-// counts. Bytes, as programs of Linux 5.10 set no bits that others set bits beside.
+// takes ten times as long. Every key in the table is noted in the list that is in force. So programs note a key in both
+// lists before they put it into the table, and once more after it, as the one may have been emptied meanwhile. Who reads
+// the whole table (sweep.go) empties the list that is not in force, notes in it what is there, and puts it in force.
+// Bytes, as programs of Linux 5.10 set no bits that others set bits beside.
 #define NOTES (1 << 18)
 
 struct notes {
-	__u32 counts; // which list does: 1 or 2; 0: none is complete
-	__u32 pass;   // the agent's last one through the table
-	__u32 table;  // the number of that
+	__u32 in_force; // which list is: 1 or 2; 0: none is complete
+	__u32 pass;	// a random number for the agent's last one through the table
+	__u32 table;	// the kernel's number for the map that the pass is through
 	__u32 pad;
 	__u8 lists[2][NOTES];
 };
@@ -190,14 +191,15 @@ struct {
 	__type(value, struct notes);
 } noted SEC(".maps");
 
-// note_of is where a key is noted: what packets.go says, too.
+// note_of is where a key is noted: what notes.go says, too.
 static __always_inline __u32 note_of(const struct tuple *key)
 {
 	const __u32 *a = key->src.addr.word, *b = key->dst.addr.word;
-	__u64 h = (__u64)a[3] * 0x9e3779b97f4a7c15ULL + (__u64)b[3] * 0xc2b2ae3d27d4eb4fULL;
+	__u64 h = ((__u64)a[2] << 32 | a[3]) * 0x9e3779b97f4a7c15ULL;
 
-	h += (__u64)(a[0] + 3 * a[1] + 7 * a[2]) * 0x165667b19e3779f9ULL;
-	h += (__u64)(b[0] + 3 * b[1] + 7 * b[2]) * 0xd6e8feb86659fd93ULL;
+	h += ((__u64)b[2] << 32 | b[3]) * 0xc2b2ae3d27d4eb4fULL;
+	h += ((__u64)a[0] << 32 | a[1]) * 0x165667b19e3779f9ULL;
+	h += ((__u64)b[0] << 32 | b[1]) * 0xd6e8feb86659fd93ULL;
 	h += ((__u64)key->src.port << 32 | (__u64)key->dst.port << 16 | (__u64)key->hook << 8 | key->protocol) *
 	     0xff51afd7ed558ccdULL;
 	h ^= h >> 32;
@@ -224,7 +226,7 @@ static __always_inline void note(const struct tuple *key)
 static __always_inline bool is_noted(const struct tuple *key)
 {
 	struct notes *n = bpf_map_lookup_elem(&noted, &only);
-	__u32 list = n ? *(volatile __u32 *)&n->counts - 1 : 2;
+	__u32 list = n ? *(volatile __u32 *)&n->in_force - 1 : 2;
 
 	return !n || list > 1 || *(volatile __u8 *)&n->lists[list & 1][note_of(key) % NOTES];
 }
