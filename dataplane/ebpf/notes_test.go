@@ -88,7 +88,7 @@ func beginList(t *testing.T, n *notes) {
 	}
 }
 
-// A list that another pass may have emptied meanwhile never inForce.
+// A list that another pass may have emptied meanwhile is never in force.
 func TestNotes_passes(t *testing.T) {
 	r := newPacketRun(t, sweptRows)
 	a, b := r.sweep(patience()).notes, r.sweep(patience()).notes
@@ -97,7 +97,7 @@ func TestNotes_passes(t *testing.T) {
 		t.Helper()
 		inForce := a.memory.InForce
 		if got := inForce == 0 || a.memory.Lists[inForce-1][noteOf(&key)] == 1; got != want {
-			t.Errorf("%s: list %d inForce, and says %v", what, inForce, got)
+			t.Errorf("%s: list %d is in force, and says %v", what, inForce, got)
 		}
 	}
 	beginList(t, a)

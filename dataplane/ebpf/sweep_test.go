@@ -232,9 +232,7 @@ func TestSweep_usedAtTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.sent("lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 FA")
-	if err := s.notes.begin(); err != nil { // as another pass would, that does not find what is about to go
-		t.Fatal(err)
-	}
+	beginList(t, s.notes) // as another pass would, that does not find what is about to go
 	if gone, err := s.end(key, &read); gone || err != nil {
 		t.Errorf("a flow that is used is over: %t, %v", gone, err)
 	}

@@ -35,11 +35,7 @@ func BenchmarkFlows(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			r := newPacketRunWith(b, sweptRows+"guard 10.96.0.10/32 reject\n", packetOptions{Translations: 1 << 18})
-			s, err := newSweep(r.programs.Maps, patience(), r.dir)
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer s.close()
+			s := r.sweep(patience())
 			if c.idle {
 				atomic.StoreUint32(&s.activity.Busy, 0)
 			} else {
@@ -70,11 +66,7 @@ func BenchmarkFlows(b *testing.B) {
 func BenchmarkSweep(b *testing.B) {
 	const places = 1 << 18
 	r := newPacketRunWith(b, sweptRows, packetOptions{Translations: places})
-	s, err := newSweep(r.programs.Maps, patience(), r.dir)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer s.close()
+	s := r.sweep(patience())
 	for i := range uint32(places) {
 		key := packetsTuple{Hook: hookIngress, Protocol: 6}
 		key.Src.Addr.Word[3] = i
