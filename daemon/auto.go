@@ -7,11 +7,9 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/advise"
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
@@ -21,10 +19,6 @@ import (
 
 // autoPlane is the name of the plane in mode auto, until one is chosen.
 const autoPlane = string(config.ModeAuto)
-
-// calibration is for how long planes are measured before one is chosen. Nobody serves a node meanwhile that has just
-// been started, unless kube-proxy's rules are there still: it must be short.
-const calibration = 2500 * time.Millisecond
 
 // undecided is the data plane of mode auto as long as none of ours has rules in the kernel. Only its first Sync
 // knows all of the node's rows: it measures, chooses, opens what it has chosen, and has that serve from then on. The
@@ -105,7 +99,7 @@ func (d *Daemon) settle(ctx context.Context, o *opened) {
 type chooser struct {
 	daemon   *Daemon
 	settings planeSettings // of mode auto
-	choice   *advise.Choice
+	choice   *choice
 }
 
 // open opens the plane that suits best, of those that can be opened. What was found is not found out again when
@@ -133,18 +127,19 @@ func (c *chooser) open(ctx context.Context, s *model.State) (*opened, error) {
 	return nil, errors.Join(errs...)
 }
 
-// choose measures.
-func (c *chooser) choose(ctx context.Context, s *model.State) *advise.Choice {
+// choose has the planes measured, or makes the choice for which nothing needs to be.
+func (c *chooser) choose(ctx context.Context, s *model.State) *choice {
 	d := c.daemon
 	d.log.Info("choosing a data plane", "for", calibration)
-	planes := slices.DeleteFunc(candidates(d.config.Load()), func(p advise.Plane) bool {
-		return p.Name == userspacePlane
-	})
-	m := advise.Measure(ctx, advise.Options{Planes: planes, State: s, Duration: calibration})
-	d.measured.Go(m.Wait)
-	findings := append(m.Findings, advise.Finding{Plane: userspacePlane, Unmeasured: "it is the last in any case"})
-	choice := advise.Choose(advise.Case{Rows: advise.Count(s), Findings: findings})
-	return &choice
+	found, err := d.measure(ctx, s)
+	if err == nil {
+		return found
+	}
+	if ctx.Err() == nil {
+		d.log.Warn("nothing was measured; the first data plane that can be opened is taken", "error", err,
+			"order", strings.Join(Planes(), ", "))
+	}
+	return unmeasured(err)
 }
 
 // order are the planes to try. Those of which there was no hope come last: the machine may have changed.
@@ -206,7 +201,7 @@ func (d *Daemon) atStart(c *config.Config) (planeSettings, error) {
 	if c.Plane != autoPlane {
 		return planeIn(c), nil
 	}
-	name, err := present()
+	name, err := Present()
 	switch {
 	case errors.Is(err, unix.EPERM):
 		return planeSettings{}, permitted(err)
@@ -246,7 +241,7 @@ func (s planeSettings) as(name string) planeSettings {
 // loadAll has the kernel load the modules of all planes that it has, and prepares them: which one will be chosen is
 // not known.
 func loadAll(c *config.Config, l *Logs) error {
-	if name, _ := present(); name != "" {
+	if name, _ := Present(); name != "" {
 		return planeOf(c, name).load(c, l)
 	}
 	var errs []error

@@ -11,8 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed/nstest"
 )
 
 // A plane that was taken back, and is closed before it has had rows again, goes on with its connections.

@@ -25,9 +25,9 @@ import (
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/host"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source/kube"
-	"fairlead.dev/fairlead/testbed"
 )
 
 func TestMain(m *testing.M) {

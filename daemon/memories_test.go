@@ -13,8 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed/nstest"
 )
 
 const stickyRows = `

@@ -15,8 +15,8 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed/nstest"
 )
 
 // withXTables makes the thread's kernel one that answers questions for the tables of iptables-legacy with an error;

@@ -13,8 +13,8 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/source/kube"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // told are Events, as they come.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/config"
-	"fairlead.dev/fairlead/testbed/nstest"
+	"fairlead.dev/fairlead/lab/testbed/nstest"
 )
 
 // A file is read when its writer has paused, not in the midst of what it writes.

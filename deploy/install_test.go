@@ -12,8 +12,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/source/kube"
-	"fairlead.dev/fairlead/testbed/kubernetes"
 )
 
 // A real API server takes what is installed, knows every field of it, and gives it all back.

@@ -20,8 +20,8 @@ import (
 	"sync"
 	"testing"
 
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 // scratch is a directory for what several tests share.

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 // asHost makes the test binary apply settings where it is started.

@@ -15,9 +15,9 @@ import (
 	"syscall"
 	"testing"
 
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/metrics"
 	"fairlead.dev/fairlead/server"
-	"fairlead.dev/fairlead/testbed"
 )
 
 func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }

@@ -16,9 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientset "k8s.io/client-go/kubernetes"
 
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/kubernetes"
 )
 
 const transcriptFile = "testdata/kube-proxy.txt"

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/takeover"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // BenchmarkLooking is what it costs where nothing is kube-proxy's: on an empty node, and beside 10,000

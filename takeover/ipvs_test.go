@@ -13,10 +13,10 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/takeover"
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/vm"
 )
 
 // needIPVS plays a test in the test kernel if this one has no IPVS, and reports whether it did.

@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // clusterObjects are Services and their slices, as the API has them.

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/takeover"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // steady is the time between two attempts of each kind.

@@ -23,11 +23,11 @@ import (
 	"fairlead.dev/fairlead/dataplane/conntrack"
 	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/takeover"
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/kubernetes"
 )
 
 func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }

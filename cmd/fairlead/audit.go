@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
@@ -29,16 +30,16 @@ func auditCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return i.audit(c.Context()) },
 	}
-	i.addOfflineTo(c.Flags())
+	i.AddOfflineTo(c.Flags())
 	return c
 }
 
 func (i *inspection) audit(ctx context.Context) error {
-	if err := i.check(); err != nil {
+	if err := i.Check(); err != nil {
 		return err
 	}
 	ask := i.askAudit
-	if i.isOffline() {
+	if i.IsOffline() {
 		ask = i.auditOffline
 	}
 	found, err := ask(ctx)
@@ -46,37 +47,37 @@ func (i *inspection) audit(ctx context.Context) error {
 		return err
 	}
 	slices.SortFunc(found.Drifts, func(a, b dataplane.Drift) int { return strings.Compare(a.String(), b.String()) })
-	return errors.Join(i.print(found), found.exit())
+	return errors.Join(i.Print(found), found.exit())
 }
 
 // askAudit has the running proxy look.
 func (i *inspection) askAudit(ctx context.Context) (a audited, err error) {
-	answer, err := i.answer(ctx, "/audit")
-	if errors.Is(err, errNoProxy) {
-		return a, misused(fmt.Errorf("%w, or name --manifests", err))
+	answer, err := i.Answer(ctx, "/audit")
+	if errors.Is(err, cli.ErrNoProxy) {
+		return a, cli.Misused(fmt.Errorf("%w, or name --manifests", err))
 	}
 	if err != nil {
-		return a, failed(err)
+		return a, cli.Failed(err)
 	}
 	if err := json.Unmarshal(answer, &a.Audited); err != nil {
-		return a, failed(fmt.Errorf("the proxy's answer: %w", err))
+		return a, cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
 	}
 	return a, nil
 }
 
 // auditOffline looks itself.
 func (i *inspection) auditOffline(ctx context.Context) (a audited, err error) {
-	table, err := i.offline(ctx)
+	table, err := i.Offline(ctx)
 	if err != nil {
 		return a, err
 	}
-	c, err := i.flags.Load()
+	c, err := i.Flags.Load()
 	if err != nil {
-		return a, misused(err)
+		return a, cli.Misused(err)
 	}
 	a.offline = true
 	a.Audited, err = daemon.Audit(ctx, c, table, daemon.NewLogs(io.Discard).Logger())
-	return a, failed(err)
+	return a, cli.Failed(err)
 }
 
 // audited is an Audited for people.
@@ -90,7 +91,7 @@ func (a audited) exit() error {
 	if len(a.Drifts)+len(a.Lacking) == 0 {
 		return nil
 	}
-	return exitError{status: exitFound}
+	return cli.Exit(cli.ExitFound, nil)
 }
 
 // String has one line for each difference, and one about all.

@@ -12,7 +12,7 @@ import (
 
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/engine"
-	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 // status asks the running daemon.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/daemon"
 )
 
@@ -33,10 +34,10 @@ func cleanCommand() *cobra.Command {
 
 func clean(ctx context.Context, o cleaning) error {
 	if err := daemon.Alone(); err != nil && !o.force {
-		return failed(fmt.Errorf("%w, or use fairlead clean --force", err))
+		return cli.Failed(fmt.Errorf("%w, or use fairlead clean --force", err))
 	}
 	if o.own {
-		return failed(daemon.CleanOwn(ctx, os.Stdout))
+		return cli.Failed(daemon.CleanOwn(ctx, os.Stdout))
 	}
-	return failed(daemon.Clean(ctx, os.Stdout, o.log))
+	return cli.Failed(daemon.Clean(ctx, os.Stdout, o.log))
 }

@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/engine"
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 // realCluster is a real control plane, two virtual nodes, and a directory that is mounted as a ConfigMap.

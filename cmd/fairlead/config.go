@@ -6,11 +6,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/config"
 )
 
 func configCommand() *cobra.Command {
-	flags := newFlags()
+	flags := cli.NewFlags()
 	c := &cobra.Command{
 		Use:   "config [flags of run]",
 		Short: "print the configuration that results from files and flags, or its schema",
@@ -28,12 +29,12 @@ func configCommand() *cobra.Command {
 func printConfig(flags *config.Flags) error {
 	c, err := flags.Load()
 	if err != nil {
-		return misused(err)
+		return cli.Misused(err)
 	}
 	for i, kind := range []string{config.KubeProxyKind, config.FairleadKind} {
 		text, err := c.Document(kind)
 		if err != nil {
-			return failed(err)
+			return cli.Failed(err)
 		}
 		if i > 0 {
 			fmt.Println("---")

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/ebpf"
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/kubernetes"
-	"fairlead.dev/fairlead/testbed/load"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed/load"
 )
 
 // machine is a world whose node has cgroups, and a file system of type bpf, of its own.

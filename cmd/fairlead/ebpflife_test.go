@@ -18,8 +18,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
 )
 
 const dns = `

@@ -20,10 +20,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/programtest"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
+	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/traffic"
-	"fairlead.dev/fairlead/testbed/vm"
 )
 
 // asFairlead makes the test binary the program itself.
@@ -33,9 +34,11 @@ func TestMain(m *testing.M) {
 	vm.Guest()
 	traffic.Main()
 	if os.Getenv(asFairlead) != "" {
-		os.Exit(execute())
+		main()
 	}
-	os.Exit(testbed.RunTests(m.Run))
+	os.Exit(testbed.RunTests(func() int {
+		return programtest.With(func(string) int { return m.Run() })
+	}))
 }
 
 // world is a virtual cluster with two pods, and a directory of manifests for the node.

@@ -5,125 +5,20 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/config"
-	"fairlead.dev/fairlead/daemon"
-	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )
 
-// inspection asks the running daemon or, if manifests are named, computes the answer from them.
-type inspection struct {
-	flags  *config.Flags
-	output string
-}
-
-// offlineFlags are those of run that matter for the rows.
-var offlineFlags = []string{
-	"config", "fairlead-config", "proxy-mode", "hostname-override", "node-ip", "bind-address",
-	"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
-	"nodeport-addresses", "iptables-localhost-nodeports", "masquerade-all", "feature-gates",
-}
-
-// addTo adds the flags of a command that asks the running daemon only.
-func (i *inspection) addTo(f *pflag.FlagSet) {
-	i.flags = newFlags()
-	f.SortFlags = false
-	f.StringVarP(&i.output, "output", "o", "text", "text or json")
-	socket := lookup(i.flags, "control-socket")
-	socket.Usage = "the running proxy"
-	f.AddFlag(socket)
-}
-
-// addOfflineTo adds those of one that can do without.
-func (i *inspection) addOfflineTo(f *pflag.FlagSet) {
-	i.addTo(f)
-	manifests := lookup(i.flags, "manifests")
-	manifests.Usage = "compute the answer from this `file or directory`, not from the running proxy (repeatable)"
-	f.AddFlag(manifests)
-	for _, name := range offlineFlags {
-		f.AddFlag(lookup(i.flags, name))
-	}
-}
-
-func (i *inspection) check() error {
-	if i.output != "text" && i.output != "json" {
-		return misused(fmt.Errorf("--output: %q is neither text nor json", i.output))
-	}
-	return nil
-}
-
-// offline compiles the manifests. Problems are printed, one a line.
-func (i *inspection) offline(ctx context.Context) (*service.Table, error) {
-	c, err := i.flags.Load()
-	if err != nil {
-		return nil, misused(err)
-	}
-	table, problems, err := daemon.Compile(ctx, c, daemon.NewLogs(io.Discard))
-	for _, p := range problems {
-		fmt.Fprintln(os.Stderr, "problem:", p.Error())
-	}
-	return table, asked(err)
-}
-
-// isOffline reports whether manifests are named.
-func (i *inspection) isOffline() bool { return lookup(i.flags, "manifests").Changed }
-
-// ask puts a question to the running proxy. Without one, the answer can be computed.
-func (i *inspection) ask(ctx context.Context, path string, q url.Values) ([]byte, error) {
-	if i.output == "json" {
-		q.Set("format", "json")
-	}
-	answer, err := i.answer(ctx, path+"?"+q.Encode())
-	if errors.Is(err, errNoProxy) {
-		return nil, misused(fmt.Errorf("%w, or name --manifests", err))
-	}
-	return answer, failed(err)
-}
-
-var errNoProxy = errors.New("no proxy listens")
-
-// answer is the running proxy's to a question; the error is errNoProxy if there is none.
-func (i *inspection) answer(ctx context.Context, question string) ([]byte, error) {
-	answer, err := i.order(ctx, http.MethodGet, question)
-	if err != nil {
-		return nil, err
-	}
-	defer answer.Close()
-	return io.ReadAll(answer)
-}
-
-// order is answer for what is not only a question.
-func (i *inspection) order(ctx context.Context, method, what string) (io.ReadCloser, error) {
-	socket := lookup(i.flags, "control-socket").Value.String()
-	answer, err := engine.Order(ctx, socket, method, what)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
-		return nil, fmt.Errorf("%w on %s; start \"fairlead run\"", errNoProxy, socket)
-	}
-	return answer, err
-}
-
-// print writes what the user asked for; text has its own line end.
-func (i *inspection) print(v fmt.Stringer) error {
-	if i.output == "text" {
-		fmt.Print(v)
-		return nil
-	}
-	e := json.NewEncoder(os.Stdout)
-	e.SetIndent("", "  ")
-	return failed(e.Encode(v))
-}
+// inspection asks the running agent or, if manifests are named, computes the answer from them.
+type inspection struct{ cli.Inspection }
 
 func dumpCommand() *cobra.Command {
 	var i inspection
@@ -139,7 +34,7 @@ func dumpCommand() *cobra.Command {
 			return i.dump(c.Context())
 		},
 	}
-	i.addOfflineTo(c.Flags())
+	i.AddOfflineTo(c.Flags())
 	c.Flags().BoolVar(&counters, "counters", false,
 		"print what the running data plane has counted instead (modes ebpf, userspace)")
 	return c
@@ -147,32 +42,32 @@ func dumpCommand() *cobra.Command {
 
 // counters prints what only a running proxy knows.
 func (i *inspection) counters(ctx context.Context) error {
-	if err := i.check(); err != nil {
+	if err := i.Check(); err != nil {
 		return err
 	}
-	if i.isOffline() {
-		return misused(errors.New("--counters are those of the running proxy, and manifests have none"))
+	if i.IsOffline() {
+		return cli.Misused(errors.New("--counters are those of the running proxy, and manifests have none"))
 	}
-	answer, err := i.ask(ctx, "/counters", url.Values{})
+	answer, err := i.Ask(ctx, "/counters", url.Values{})
 	_, _ = os.Stdout.Write(answer)
 	return err
 }
 
 func (i *inspection) dump(ctx context.Context) error {
-	if err := i.check(); err != nil {
+	if err := i.Check(); err != nil {
 		return err
 	}
-	if !i.isOffline() {
-		answer, err := i.ask(ctx, "/dump", url.Values{})
+	if !i.IsOffline() {
+		answer, err := i.Ask(ctx, "/dump", url.Values{})
 		_, _ = os.Stdout.Write(answer)
 		return err
 	}
-	table, err := i.offline(ctx)
+	table, err := i.Offline(ctx)
 	if err != nil {
 		return err
 	}
 	state, _, _ := table.Update(service.Batch{})
-	return i.print(state)
+	return i.Print(state)
 }
 
 func explainCommand() *cobra.Command {
@@ -191,28 +86,28 @@ func explainCommand() *cobra.Command {
 			return i.explain(c.Context(), iface, args[0], args[1])
 		},
 	}
-	i.addOfflineTo(c.Flags())
+	i.AddOfflineTo(c.Flags())
 	c.Flags().StringVar(&iface, "interface", "eth0", "on which the packet arrives; SOURCE node has none")
 	return c
 }
 
 func (i *inspection) explain(ctx context.Context, iface, source, destination string) error {
-	if err := i.check(); err != nil {
+	if err := i.Check(); err != nil {
 		return err
 	}
 	p, err := packet(iface, source, destination)
 	if err != nil {
-		return misused(err)
+		return cli.Misused(err)
 	}
-	if !i.isOffline() {
+	if !i.IsOffline() {
 		return i.askExplanation(ctx, p)
 	}
-	table, err := i.offline(ctx)
+	table, err := i.Offline(ctx)
 	if err != nil {
 		return err
 	}
 	x := table.Explain(p)
-	return errors.Join(i.print(x), unreached(x))
+	return errors.Join(i.Print(x), unreached(x))
 }
 
 func (i *inspection) askExplanation(ctx context.Context, p model.Packet) error {
@@ -222,18 +117,18 @@ func (i *inspection) askExplanation(ctx context.Context, p model.Packet) error {
 	if p.Source.IsValid() {
 		q.Set("source", p.Source.String())
 	}
-	output := i.output
-	i.output = "json"
-	answer, err := i.ask(ctx, "/explain", q)
-	i.output = output
+	output := i.Output
+	i.Output = "json"
+	answer, err := i.Ask(ctx, "/explain", q)
+	i.Output = output
 	if err != nil {
 		return err
 	}
 	var x service.Explanation
 	if err := json.Unmarshal(answer, &x); err != nil {
-		return failed(fmt.Errorf("the proxy's answer: %w", err))
+		return cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
 	}
-	return errors.Join(i.print(x), unreached(x))
+	return errors.Join(i.Print(x), unreached(x))
 }
 
 // unreached is exit status 1 for a packet that reaches no backend.
@@ -241,7 +136,7 @@ func unreached(x service.Explanation) error {
 	if x.Verdict == model.Forward.String() {
 		return nil
 	}
-	return exitError{status: exitFound}
+	return cli.Exit(cli.ExitFound, nil)
 }
 
 // packet reads the arguments of explain.

@@ -17,11 +17,11 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed/load"
+	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/kubernetes"
-	"fairlead.dev/fairlead/testbed/load"
-	"fairlead.dev/fairlead/testbed/vm"
 )
 
 // needIPVS plays a test in the test kernel if this one has no IPVS, and reports whether it did.

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/load"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/load"
 )
 
 // TestRun_pairsKilled changes from each data plane to each other one under load, kills the program in the middle of

@@ -7,7 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 // The file that kubeadm writes starts the program whatever its mode is, and NodePorts are where that

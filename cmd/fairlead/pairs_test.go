@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/load"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/load"
 )
 
 // served is a data plane as the configuration names it.

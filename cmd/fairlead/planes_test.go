@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 const fairleadConf = "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\n"

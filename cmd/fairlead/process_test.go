@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // runs runs a command line under a name and expects an exit status and text in all it printed.

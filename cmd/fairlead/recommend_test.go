@@ -15,9 +15,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/advise"
+	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/daemon"
-	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/lab/advise"
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 func TestRecommend(t *testing.T) {
@@ -121,7 +122,7 @@ func TestRecommend_interrupted(t *testing.T) {
 	}
 	err := c.Wait()
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != interrupted || !strings.Contains(said.String(), "interrupted") {
+	if !errors.As(err, &exit) || exit.ExitCode() != cli.ExitInterrupted || !strings.Contains(said.String(), "interrupted") {
 		t.Errorf("%v: %s", err, &said)
 	}
 	if rules := w.ruleset(); rules != "" {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 // A kube-proxy that comes beside Fairlead and goes leaves rules that are asked first, as they are later

@@ -2,15 +2,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/version"
@@ -20,7 +19,7 @@ import (
 const drop = "kube-proxy"
 
 func runCommand() *cobra.Command {
-	flags := newFlags()
+	flags := cli.NewFlags()
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "serve Services until it is told to stop; the kernel keeps the last state",
@@ -42,7 +41,6 @@ func runCommand() *cobra.Command {
 func kubeProxyCommand() *cobra.Command {
 	c := runCommand()
 	c.Use, c.Example = drop, "  kube-proxy --config /var/lib/kube-proxy/config.conf"
-	c.SilenceErrors, c.SilenceUsage = true, true
 	c.CompletionOptions.DisableDefaultCmd = true
 	return c
 }
@@ -57,8 +55,6 @@ func noArgs(c *cobra.Command, args []string) error {
 	return nil
 }
 
-func newFlags() *config.Flags { return config.NewFlags(daemon.Planes()...) }
-
 // groupHelp shows the flags under headings.
 func groupHelp(c *cobra.Command, flags *config.Flags) {
 	c.SetUsageFunc(func(c *cobra.Command) error {
@@ -66,7 +62,7 @@ func groupHelp(c *cobra.Command, flags *config.Flags) {
 		if c.HasExample() {
 			fmt.Fprintf(c.OutOrStderr(), "\nExamples:\n%s\n", c.Example)
 		}
-		return flags.PrintHelp(c.OutOrStderr(), columns())
+		return flags.PrintHelp(c.OutOrStderr(), cli.Columns())
 	})
 	c.SetHelpFunc(func(c *cobra.Command, _ []string) {
 		text := c.Long
@@ -77,14 +73,6 @@ func groupHelp(c *cobra.Command, flags *config.Flags) {
 		c.SetErr(c.OutOrStdout())
 		_ = c.Usage()
 	})
-}
-
-// columns is how wide the terminal is; 0: as wide as it likes.
-func columns() int {
-	if size, err := unix.IoctlGetWinsize(int(os.Stdout.Fd()), unix.TIOCGWINSZ); err == nil {
-		return int(size.Col)
-	}
-	return 0
 }
 
 func run(ctx context.Context, flags *config.Flags) error {
@@ -110,28 +98,9 @@ func run(ctx context.Context, flags *config.Flags) error {
 	case flags.Cleanup:
 		return clean(ctx, cleaning{log: o.Logs.Logger()})
 	case flags.InitOnly:
-		return asked(daemon.Init(o))
+		return cli.Asked(daemon.Init(o))
 	}
-	return asked(daemon.Run(ctx, o))
-}
-
-// asked tells errors of what the user said from others.
-func asked(err error) error {
-	var misuse daemon.ConfigError
-	if errors.As(err, &misuse) {
-		return misused(err)
-	}
-	return failed(err)
-}
-
-func lookup(flags *config.Flags, name string) *pflag.Flag {
-	sets := flags.Sets()
-	for _, set := range sets.FlagSets {
-		if f := set.Lookup(name); f != nil {
-			return f
-		}
-	}
-	return nil
+	return cli.Asked(daemon.Run(ctx, o))
 }
 
 // values are what the flags say, by name.
@@ -147,7 +116,7 @@ func values(flags *config.Flags) map[string]string {
 func write(flags *config.Flags) error {
 	c, err := flags.Load()
 	if err != nil {
-		return misused(err)
+		return cli.Misused(err)
 	}
-	return failed(c.WriteKubeProxy(flags.WriteConfigTo))
+	return cli.Failed(c.WriteKubeProxy(flags.WriteConfigTo))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/engine"
 )
 
@@ -27,23 +28,23 @@ func statusCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return i.status(c.Context()) },
 	}
-	i.addTo(c.Flags())
+	i.AddTo(c.Flags())
 	return c
 }
 
 func (i *inspection) status(ctx context.Context) error {
-	if err := i.check(); err != nil {
+	if err := i.Check(); err != nil {
 		return err
 	}
-	answer, err := i.answer(ctx, "/status")
+	answer, err := i.Answer(ctx, "/status")
 	if err != nil {
-		return failed(err)
+		return cli.Failed(err)
 	}
 	var r report
 	if err := json.Unmarshal(answer, &r.Report); err != nil {
-		return failed(fmt.Errorf("the proxy's answer: %w", err))
+		return cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
 	}
-	return errors.Join(i.print(r), r.exit())
+	return errors.Join(i.Print(r), r.exit())
 }
 
 // report is a Report for people.
@@ -54,7 +55,7 @@ func (r report) exit() error {
 	if r.Healthy && r.NodeEligible {
 		return nil
 	}
-	return exitError{status: exitFound}
+	return cli.Exit(cli.ExitFound, nil)
 }
 
 // String has one line for each question.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/engine"
 )
@@ -34,7 +35,7 @@ func switchCommand() *cobra.Command {
 		Args:    onePlane,
 		RunE:    func(c *cobra.Command, args []string) error { return i.switchTo(c.Context(), args[0]) },
 	}
-	i.addTo(c.Flags())
+	i.AddTo(c.Flags())
 	return c
 }
 
@@ -48,16 +49,16 @@ func onePlane(_ *cobra.Command, args []string) error {
 // switchTo orders another data plane and shows what becomes of it. An interruption does not hang up, but asks for the
 // end: so the user sees what is in force then.
 func (i *inspection) switchTo(ctx context.Context, plane string) error {
-	if err := i.check(); err != nil {
+	if err := i.Check(); err != nil {
 		return err
 	}
-	steps, err := i.order(context.WithoutCancel(ctx), http.MethodPost, "/switch?"+url.Values{"plane": {plane}}.Encode())
+	steps, err := i.Order(context.WithoutCancel(ctx), http.MethodPost, "/switch?"+url.Values{"plane": {plane}}.Encode())
 	var refused engine.Refused
-	if errors.Is(err, errNoProxy) || errors.As(err, &refused) && refused.Status == http.StatusBadRequest {
-		return misused(err)
+	if errors.Is(err, cli.ErrNoProxy) || errors.As(err, &refused) && refused.Status == http.StatusBadRequest {
+		return cli.Misused(err)
 	}
 	if err != nil {
-		return failed(err)
+		return cli.Failed(err)
 	}
 	defer steps.Close()
 	defer context.AfterFunc(ctx, func() { i.interrupt(context.WithoutCancel(ctx)) })()
@@ -68,7 +69,7 @@ func (i *inspection) interrupt(ctx context.Context) {
 	const patience = 10 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	answer, err := i.order(ctx, http.MethodDelete, "/switch")
+	answer, err := i.Order(ctx, http.MethodDelete, "/switch")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "fairlead:", err)
 		return
@@ -82,10 +83,10 @@ func (i *inspection) watch(steps io.Reader) error {
 	for lines.Scan() {
 		var s daemon.SwitchStep
 		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
-			return failed(fmt.Errorf("the proxy's answer: %w", err))
+			return cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
 		}
 		switch {
-		case i.output == "json":
+		case i.Output == "json":
 			fmt.Println(lines.Text())
 		case s.Step != daemon.StepFailed:
 			fmt.Println(s.Message)
@@ -94,11 +95,11 @@ func (i *inspection) watch(steps io.Reader) error {
 		case daemon.StepDone, daemon.StepUnchanged:
 			return nil
 		case daemon.StepFailed:
-			return failed(errors.New(s.Message))
+			return cli.Failed(errors.New(s.Message))
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return failed(fmt.Errorf("the proxy has gone meanwhile: %w", err))
+		return cli.Failed(fmt.Errorf("the proxy has gone meanwhile: %w", err))
 	}
-	return failed(errors.New("the proxy has gone meanwhile; \"fairlead status\" says what is in force when it is back"))
+	return cli.Failed(errors.New("the proxy has gone meanwhile; \"fairlead status\" says what is in force when it is back"))
 }

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/engine"
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 // lock keeps the iptables of the node from being changed, as another program does, until it is called.

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // Who answers a flow is whom the plane has chosen, and who was asked where nothing is translated.

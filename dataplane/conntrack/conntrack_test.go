@@ -15,8 +15,8 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
 	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // What happens to one flow is in the table of package conformance (udp-*.txtar, tcp-lives.txtar). Here

@@ -19,8 +19,8 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // attached lists the programs at the devices of the node, a line for each device that has some.

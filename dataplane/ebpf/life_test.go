@@ -15,8 +15,8 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // services are n Services of one backend each, from number first on.

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // Flows go on as they began, whenever the table is looked through, and whoever does so beside.

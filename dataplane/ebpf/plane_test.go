@@ -18,9 +18,9 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/vm"
 )
 
 func TestMain(m *testing.M) {

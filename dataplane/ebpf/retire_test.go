@@ -10,8 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // Programs without rows go on with the memory that is there, however large it was configured to be.

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // says is who answers a connected socket.

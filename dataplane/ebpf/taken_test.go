@@ -20,8 +20,8 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/dataplane/internal/tracked"
 	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
 )
 
 // A port of the node that a tracked connection has towards a backend stands for no other client there. Towards another

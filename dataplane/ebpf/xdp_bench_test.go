@@ -7,7 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
-	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 // BenchmarkPackets is what a packet costs in each of the programs. To those of tc comes what the stack does between them,

@@ -19,7 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 // What programs return.

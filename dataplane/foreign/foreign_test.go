@@ -13,7 +13,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
-	"fairlead.dev/fairlead/testbed/nstest"
+	"fairlead.dev/fairlead/lab/testbed/nstest"
 )
 
 const patience = 20 * time.Second

@@ -9,7 +9,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
-	"fairlead.dev/fairlead/testbed/nstest"
+	"fairlead.dev/fairlead/lab/testbed/nstest"
 )
 
 func traces(t *testing.T) dataplane.Traces {

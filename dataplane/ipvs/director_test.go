@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed/vm"
 )
 
 // TestDirector is about the answers of the kernel, of which a Plane shows only what follows from them.

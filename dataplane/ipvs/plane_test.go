@@ -16,9 +16,9 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/lab/testbed/nstest"
+	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed/nstest"
-	"fairlead.dev/fairlead/testbed/vm"
 )
 
 func TestMain(m *testing.M) {

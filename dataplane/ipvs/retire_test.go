@@ -11,7 +11,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
-	"fairlead.dev/fairlead/testbed/vm"
+	"fairlead.dev/fairlead/lab/testbed/vm"
 )
 
 func TestRetire(t *testing.T) {

@@ -20,8 +20,8 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed/nstest"
 )
 
 // newPlane opens a plane that is closed, and whose objects are removed, after the test.

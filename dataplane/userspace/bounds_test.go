@@ -15,7 +15,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/userspace"
-	"fairlead.dev/fairlead/testbed"
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 const fewFilesVariable = "FAIRLEAD_TEST_FEW_FILES" // the test that runs in a process of its own

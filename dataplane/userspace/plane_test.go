@@ -26,9 +26,9 @@ import (
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/dataplane/userspace"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
-	"fairlead.dev/fairlead/testbed/vm"
 )
 
 const (

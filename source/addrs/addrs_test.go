@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/testbed/nstest"
+	"fairlead.dev/fairlead/lab/testbed/nstest"
 )
 
 // namespace runs a test in a network namespace with a link.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"fairlead.dev/fairlead/testbed/nstest"
+	"fairlead.dev/fairlead/lab/testbed/nstest"
 )
 
 // On a busy node others may have all instances of inotify. The limit is a user namespace's, so that

@@ -16,7 +16,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"fairlead.dev/fairlead/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 // BenchmarkSource is the time until the first Batch of 10,000 Services with ten endpoints each comes from

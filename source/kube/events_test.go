@@ -21,7 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"fairlead.dev/fairlead/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 // eventRows are all Events of the cluster as sorted text.

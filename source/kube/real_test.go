@@ -16,9 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
-	"fairlead.dev/fairlead/testbed/kubernetes"
 )
 
 // newPlane is a real API server and etcd, without controllers. The API server makes the Service

@@ -15,8 +15,8 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/dataplane/internal/tracked"
 	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/testbed"
 )
 
 func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }

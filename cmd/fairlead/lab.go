@@ -1,0 +1,45 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/cmd/internal/cli"
+	"fairlead.dev/fairlead/programs"
+)
+
+// labCommand is a command of the laboratory. fairlead-lab takes the place of this process: arguments, standard
+// streams, signals and the exit status are those of one process.
+func labCommand(name, short string) *cobra.Command {
+	c := &cobra.Command{
+		Use:                name,
+		Short:              short,
+		DisableFlagParsing: true,
+		RunE:               func(_ *cobra.Command, args []string) error { return becomeLab(name, args) },
+	}
+	c.SetHelpFunc(func(*cobra.Command, []string) {
+		if err := becomeLab(name, []string{"--help"}); err != nil {
+			fmt.Fprintln(os.Stderr, "fairlead:", err)
+		}
+	})
+	return c
+}
+
+// becomeLab returns only if there is no laboratory.
+func becomeLab(command string, args []string) error {
+	lab, err := programs.Find(programs.Lab)
+	var missing *programs.Missing
+	if errors.As(err, &missing) {
+		return cli.Misused(fmt.Errorf("%s is a command of the laboratory: %w", command, err))
+	}
+	if err != nil {
+		return cli.Failed(err)
+	}
+	// Usage and errors call the program by the name that the user typed.
+	err = unix.Exec(lab, append([]string{programs.Agent, command}, args...), os.Environ())
+	return cli.Failed(fmt.Errorf("run %s: %w", lab, err))
+}

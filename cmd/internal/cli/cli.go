@@ -1,0 +1,126 @@
+// Package cli is what the command lines of Fairlead's programs have in common: exit statuses, signals, flags, and
+// questions to the running agent.
+//
+//	main ─► Execute(command) ─► RunE returns an error ─► Failed: 1, Misused: 2, ExitError: its own ─► exit status
+//
+// Exit status 0 means that all is well, 1 that the command found something (a difference, ill health) or failed, and 2
+// that usage or input is wrong. 130 is the status of programs that end by Ctrl-C.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/daemon"
+)
+
+// The exit statuses other than 0.
+const (
+	ExitFound       = 1
+	ExitUsage       = 2
+	ExitInterrupted = 130
+)
+
+// Execute runs a command line and returns the exit status. The first SIGINT or SIGTERM cancels the
+// context, the second ends the process at once.
+func Execute(program string, c *cobra.Command) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+	c.SilenceErrors, c.SilenceUsage = true, true
+	err := c.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	var exit ExitError
+	if !errors.As(err, &exit) {
+		// What cobra itself complains about is usage.
+		exit = ExitError{ExitUsage, err}
+	}
+	if exit.Err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", program, exit.Err)
+	}
+	return exit.Status
+}
+
+// ExitError is an error with the exit status that it asks for; a nil Err has been printed already.
+type ExitError struct {
+	Status int
+	Err    error
+}
+
+func (e ExitError) Unwrap() error { return e.Err }
+
+func (e ExitError) Error() string {
+	if e.Err == nil {
+		return fmt.Sprintf("exit status %d", e.Status)
+	}
+	return e.Err.Error()
+}
+
+// Exit makes an ExitError.
+func Exit(status int, err error) error { return ExitError{status, err} }
+
+// Failed asks for ExitFound, unless err asks for a status itself; nil stays nil.
+func Failed(err error) error {
+	var exit ExitError
+	if err == nil || errors.As(err, &exit) {
+		return err
+	}
+	return ExitError{ExitFound, err}
+}
+
+// Misused asks for ExitUsage; nil stays nil.
+func Misused(err error) error {
+	if err == nil {
+		return nil
+	}
+	return ExitError{ExitUsage, err}
+}
+
+// Asked tells the daemon's errors about the configuration, which are Misused, from all others, which are Failed.
+func Asked(err error) error {
+	var misuse daemon.ConfigError
+	if errors.As(err, &misuse) {
+		return Misused(err)
+	}
+	return Failed(err)
+}
+
+// NewFlags are the flags of fairlead run.
+func NewFlags() *config.Flags { return config.NewFlags(daemon.Planes()...) }
+
+// Lookup is one of these flags; nil: there is none of that name.
+func Lookup(flags *config.Flags, name string) *pflag.Flag {
+	sets := flags.Sets()
+	for _, set := range sets.FlagSets {
+		if f := set.Lookup(name); f != nil {
+			return f
+		}
+	}
+	return nil
+}
+
+// Columns is how wide the terminal of the standard output is; 0: there is none.
+func Columns() int {
+	if size, err := unix.IoctlGetWinsize(int(os.Stdout.Fd()), unix.TIOCGWINSZ); err == nil {
+		return int(size.Col)
+	}
+	return 0
+}
+
+// PrintJSON writes v to the standard output, indented.
+func PrintJSON(v any) error {
+	e := json.NewEncoder(os.Stdout)
+	e.SetIndent("", "  ")
+	return Failed(e.Encode(v))
+}

@@ -1,0 +1,176 @@
+package daemon
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/programs"
+)
+
+// Mode auto has the laboratory measure in a process of its own:
+//
+//	State ─► rows on its standard input ─┐
+//	Config ─► two files ─────────────────┴─► fairlead-lab recommend, on one processor ─► JSON ─► choice
+const (
+	// calibration is for how long planes are measured before one is chosen. Nobody serves a node meanwhile that has
+	// just been started, unless kube-proxy's rules are there still: it must be short.
+	calibration = 2500 * time.Millisecond
+	// measureLimit ends a laboratory that hangs, or that the machine is too busy for.
+	measureLimit = 10 * time.Second
+	// cleanLimit is what the laboratory has to remove its namespaces after it was told to end.
+	cleanLimit = 5 * time.Second
+)
+
+// choice is what fairlead-lab recommend prints, as far as the daemon goes by it.
+type choice struct {
+	Plane string   `json:"plane"` // empty: none can run here
+	Next  []string `json:"next"`  // the others that can run, the best first
+	Why   string   `json:"why"`   // a paragraph
+}
+
+// unmeasured is the choice where there are no measurements: the first plane that can be opened.
+func unmeasured(reason error) *choice {
+	all := Planes()
+	return &choice{
+		Plane: all[0], Next: all[1:],
+		Why: fmt.Sprintf("%s, the first of %s that can be opened, as nothing was measured: %v",
+			all[0], strings.Join(all, ", "), reason),
+	}
+}
+
+// measure asks the laboratory. userspace is the last in any case, and not worth the time.
+func (d *Daemon) measure(ctx context.Context, s *model.State) (*choice, error) {
+	lab, err := programs.Find(programs.Lab)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "fairlead-auto-")
+	if err != nil {
+		return nil, fmt.Errorf("a directory for the configuration of %s: %w", programs.Lab, err)
+	}
+	files, err := writeConfig(d.config.Load(), dir)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	planes := slices.DeleteFunc(Planes(), func(name string) bool { return name == userspacePlane })
+	c := &child{
+		path: lab, stdin: s.String(), clean: func() { _ = os.RemoveAll(dir) }, // in a directory for what is temporary
+		args: []string{
+			"recommend", "--rows", "-", "--output", "json", "--duration", calibration.String(),
+			"--planes", strings.Join(planes, ","), "--config", files[0], "--fairlead-config", files[1],
+		},
+	}
+	var found choice
+	if err := c.run(ctx, &found, d.measured.Go); err != nil {
+		return nil, fmt.Errorf("%s recommend: %w", lab, err)
+	}
+	return &found, nil
+}
+
+// writeConfig writes the configuration for another process.
+func writeConfig(c *config.Config, dir string) (files []string, err error) {
+	for _, kind := range []string{config.KubeProxyKind, config.FairleadKind} {
+		text, err := c.Document(kind)
+		if err != nil {
+			return nil, err
+		}
+		file := filepath.Join(dir, kind+".yaml")
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			return nil, err
+		}
+		files = append(files, file)
+	}
+	return files, nil
+}
+
+// child is a process that answers in JSON, bounded in time and to one processor.
+type child struct {
+	path  string
+	args  []string
+	stdin string
+	clean func() // when the process has ended
+	said  bytes.Buffer
+}
+
+// run returns when there is an answer, or there will be none. The process may clean up for some time after that;
+// background is given what waits for it.
+func (c *child) run(ctx context.Context, answer any, background func(func())) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, measureLimit, fmt.Errorf("no answer within %s", measureLimit))
+	out, in, err := os.Pipe()
+	if err != nil {
+		cancel()
+		return err
+	}
+	defer out.Close()
+	ended := make(chan error, 1)
+	background(func() {
+		defer cancel()
+		defer c.clean()
+		err := c.wait(ctx, in)
+		ended <- errors.Join(err, in.Close())
+	})
+	text, err := readJSON(out)
+	if err == nil {
+		return json.Unmarshal(text, answer)
+	}
+	err = cmp.Or(context.Cause(ctx), <-ended, err) // all of it has been read, so it has ended
+	if said := strings.TrimSpace(c.said.String()); said != "" {
+		return fmt.Errorf("%w: %s", err, said)
+	}
+	return err
+}
+
+// readJSON returns the first value, without waiting for what comes after it.
+func readJSON(r io.Reader) (text json.RawMessage, err error) {
+	return text, json.NewDecoder(r).Decode(&text)
+}
+
+// wait starts the process and waits for its end. The thread ends with the calling goroutine, as it stays on one
+// processor.
+func (c *child) wait(ctx context.Context, out *os.File) error {
+	runtime.LockOSThread()
+	if err := stayOnOneCPU(); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, c.path, c.args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), out, &c.said
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM, Setpgid: true} // Ctrl-C is for the daemon, which passes it on
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
+	cmd.WaitDelay = cleanLimit
+	return cmd.Run()
+}
+
+// stayOnOneCPU binds the calling thread, and the processes that it starts, to the last processor that it may use: the
+// first one has most interrupts.
+func stayOnOneCPU() error {
+	var may, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil {
+		return fmt.Errorf("find out which processors there are: %w", err)
+	}
+	for cpu := len(may) * 64; cpu >= 0; cpu-- {
+		if may.IsSet(cpu) {
+			one.Set(cpu)
+			break
+		}
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return fmt.Errorf("stay on one processor: %w", err)
+	}
+	return nil
+}

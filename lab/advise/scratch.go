@@ -1,0 +1,98 @@
+package advise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/testbed"
+)
+
+// The pods of a scratch cluster.
+const (
+	client = "client"
+	server = "server"
+)
+
+// scratch is a virtual cluster whose node has a data plane, or none.
+type scratch struct {
+	bed       *testbed.Bed
+	bpf       *os.File // may be nil
+	plane     dataplane.Dataplane
+	listeners []int
+}
+
+// errScratch is wrapped by errors for which no scratch cluster can be made at all.
+var errScratch = errors.New("there can be no network namespaces to measure in")
+
+// newScratch makes a cluster with an address of the server in each family.
+func newScratch(ctx context.Context) (*scratch, error) {
+	spec := testbed.Spec{
+		Pods: []testbed.PodSpec{{Name: server, Addrs: bothServers()}, {Name: client}}, Cgroup: true,
+	}
+	bed, err := testbed.New(ctx, spec)
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) { // perhaps only the control group
+		spec.Cgroup = false
+		bed, err = testbed.New(ctx, spec)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errScratch, err)
+	}
+	s := &scratch{bed: bed}
+	if err := bed.Do(server, s.listen); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+func bothServers() []netip.Addr { return []netip.Addr{serverAddr(false), serverAddr(true)} }
+
+// open puts a data plane on the node.
+func (s *scratch) open(p Plane) error {
+	place := Place{Cgroup: s.bed.Cgroup()}
+	var err error
+	if s.bpf, place.BPF, err = testbed.BPFFS(); err != nil {
+		place.BPF = "" // the plane that needs it says so
+	}
+	return s.bed.Do(testbed.Node, func() (err error) {
+		s.plane, err = p.Open(place)
+		return err
+	})
+}
+
+// listen opens the server's sockets, for both families.
+func (s *scratch) listen() error {
+	for i := range serverPorts + 1 {
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return os.NewSyscallError("socket", err)
+		}
+		s.listeners = append(s.listeners, fd)
+		if err := errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0),
+			unix.Bind(fd, &unix.SockaddrInet6{Port: firstPort + i}), unix.Listen(fd, 16)); err != nil {
+			return fmt.Errorf("listen on port %d: %w", firstPort+i, err)
+		}
+	}
+	return nil
+}
+
+// close removes all of it.
+func (s *scratch) close() error {
+	var errs []error
+	if s.plane != nil {
+		errs = append(errs, s.plane.Close())
+	}
+	for _, fd := range s.listeners {
+		unix.Close(fd)
+	}
+	errs = append(errs, s.bed.Close())
+	if s.bpf != nil {
+		errs = append(errs, s.bpf.Close()) // and with it all that is pinned there
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,206 @@
+// Package conformance is the one table of cases that every data plane passes. A case says in a file
+// what objects a cluster has, which rows they mean, and what happens to real packets:
+//
+//	testdata/*.txtar ─┬─ objects ─► service.Table ─► State ─┬─ equals the case's state?  (no root)
+//	                  │                                     ├─ Lookup says of each probe what the case says?
+//	                  │                                     └─► plane ─► kernel ◄─┐
+//	                  └─ probes ─────────────────────────────── packets ──────────┘ the case's answers?
+//
+// The first lines of a file are its rule, in words; docs/semantics.md lists all rules. Then come the
+// sections, each with "-2", "-3" and so on for later steps of the case:
+//
+//	options       flags of the proxy; "family: ipv4 WHY", "family: dual WHY"; "skip PLANE [FAMILY or WAY]: WHY"
+//	objects.yaml  what is new or replaces something
+//	delete        what goes: "Kind namespace/name"
+//	rows          in place of objects: rows for which there are no objects
+//	state         all rows in canonical text form
+//	problems      how each problem begins
+//	probes        see type probe
+//
+// A case is written in IPv4; its IPv6 form is derived by embedding each address in fd00::/96. A case
+// plays on the cluster of package testbed, with two more addresses of the node, 192.0.2.101 and
+// 127.0.0.1, and this cast:
+//
+//	client  10.244.1.20  node     pods; each serves tcp 8080, 8081 and 9090,
+//	pod-a   10.244.1.11  node     udp 5353 and sctp 7000
+//	pod-b   10.244.1.12  node
+//	pod-c   10.244.2.13  node-b
+//	pod-d   10.244.2.14  node-b
+//	host    192.0.2.1    node     pods of the host network; they serve tcp 6443 and udp 6053
+//	host-b  192.0.2.2    node-b
+//
+// Beside the table there are random objects, where Lookup is the oracle of the kernel, and kernel
+// calls that fail: see RunRandom and RunFaults.
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/model"
+)
+
+// workers is how many clusters a test uses at the same time. Mostly it waits: for packets that must
+// not come, and for the kernel to free what was removed.
+const workers = 4
+
+// Run plays every case on a data plane, with real packets. It needs root and nft. Cases of protocols
+// that this kernel lacks are played in the test kernel, see vm.go. The name is what "skip" in a
+// case's options calls the plane.
+func Run(t *testing.T, name string, new dataplane.New) { run(t, name, stage{new: new}) }
+
+// RunSockets is Run for a plane that serves sockets: the node and its pods are in a control group, and New is called
+// by a thread in it. A pod that reaches itself may see its own address in place of the node's.
+func RunSockets(t *testing.T, name string, new dataplane.New) {
+	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}})
+}
+
+// RunAccelerated is RunSockets on a LAN like that of hardware: packets have their checksums, and what drivers of the
+// node send past its stack arrives. It plays the cases in which these have something to do, in one way; with
+// FAIRLEAD_CASES=all it does what Run does.
+func RunAccelerated(t *testing.T, name string, new dataplane.New) {
+	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, hardware: true, onlyDrivers: !allCases()})
+}
+
+// RunOnlySockets is RunSockets for a plane with nothing behind it: probes from elsewhere are left out, and pods may
+// keep their addresses where others would see the node's.
+func RunOnlySockets(t *testing.T, name string, new dataplane.New) {
+	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, onlySockets: true})
+}
+
+// RunInOneWay is Run for a plane that was played in all ways with other options: here each case has one order of
+// events, or with FAIRLEAD_CASES=all those of Run.
+func RunInOneWay(t *testing.T, name string, new dataplane.New) {
+	run(t, name, stage{new: new, oneWay: !allCases()})
+}
+
+// RunHiding is RunInOneWay for a plane whose backends never see who their client is.
+func RunHiding(t *testing.T, name string, new dataplane.New) {
+	run(t, name, stage{new: new, hiding: true, oneWay: !allCases()})
+}
+
+func run(t *testing.T, name string, s stage) {
+	cases, err := load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("cases", func(t *testing.T) {
+		plays := make(chan play)
+		var group sync.WaitGroup
+		for range workers {
+			s := s
+			s.beds = map[bool]*testbed.Bed{}
+			group.Go(func() { s.playAll(t, plays) })
+		}
+		for _, c := range cases {
+			for _, w := range s.ways(c) {
+				if c.skip(name, w) == "" {
+					plays <- play{c, w}
+				}
+			}
+		}
+		close(plays)
+		group.Wait()
+	})
+	for _, c := range cases {
+		for _, w := range s.ways(c) {
+			if reason := c.skip(name, w); reason != "" {
+				t.Run(fmt.Sprintf("deviations/%s/%s/%s", c.name, c.family, w.name), func(t *testing.T) { t.Skip(reason) })
+			}
+		}
+	}
+	sctp := slices.ContainsFunc(cases, func(c *testCase) bool { return c.needs(model.SCTP) && c.skip(name, way{}) == "" })
+	if sctp && !testbed.HasProtocol(model.SCTP) && !s.onlySockets {
+		t.Run("sctp", runInTestKernel)
+	}
+}
+
+// play is a case and a way to bring it to the kernel.
+type play struct {
+	*testCase
+	way way
+}
+
+// stage is where a worker plays, one case after the other.
+type stage struct {
+	new  dataplane.New
+	spec testbed.Spec
+	// onlySockets leaves out what no process on the node sends.
+	onlySockets bool
+	// hiding leaves out what cases say of sources.
+	hiding bool
+	// hardware makes cables like those of hardware; onlyDrivers leaves out what has nothing to do with programs in
+	// drivers, and plays the rest in one way.
+	hardware, onlyDrivers bool
+	oneWay                bool                  // plays each case in one order of events
+	beds                  map[bool]*testbed.Bed // with the pods on a bridge, and without
+}
+
+func (s *stage) ways(c *testCase) []way {
+	switch {
+	case s.onlyDrivers && !c.ofDrivers():
+		return nil
+	case s.onlyDrivers, s.oneWay:
+		return ways()[:1]
+	}
+	return ways()
+}
+
+func (s *stage) playAll(t *testing.T, plays <-chan play) {
+	for p := range plays {
+		t.Run(fmt.Sprintf("%s/%s/%s", p.name, p.family, p.way.name), func(t *testing.T) { s.play(t, p) })
+	}
+	for _, bed := range s.beds {
+		if err := bed.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func (s *stage) play(t *testing.T, p play) {
+	if p.needs(model.SCTP) && !testbed.HasProtocol(model.SCTP) {
+		t.Skip("this kernel has no SCTP; see the subtest sctp at the end")
+	}
+	bed, err := s.bed(p.bridged())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := forget(bed); err != nil {
+		t.Fatal(err)
+	}
+	k := kernel{bed: bed, new: s.new, log: logger(t)}
+	if s.onlySockets {
+		p.testCase = p.ofSockets()
+	}
+	if s.hiding {
+		p.testCase = p.testCase.hiding()
+	}
+	if err := k.play(t.Context(), p.testCase, p.way); err != nil {
+		t.Error(err)
+		if err := k.abandon(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// bed builds the cluster when the first case needs it.
+func (s *stage) bed(bridged bool) (*testbed.Bed, error) {
+	if s.beds[bridged] == nil {
+		spec := s.spec
+		spec.PodBridge = bridged
+		bed, err := newBed(context.Background(), spec)
+		if err != nil {
+			return nil, err
+		}
+		s.beds[bridged] = bed
+		if s.hardware {
+			return bed, likeHardware(bed)
+		}
+	}
+	return s.beds[bridged], nil
+}

@@ -1,0 +1,266 @@
+// Package demo shows Services at work on this machine, and checks them: it builds a virtual cluster,
+// brings manifests to life in it, runs the real proxy on its node, and uses every port of every
+// Service from everywhere it is meant to be used from.
+//
+//	manifests ─► testbed/cluster ─► pods; EndpointSlices, Services ─► directory ─► "fairlead run"
+//	                  │                                                               │    in a
+//	                  └─► Exposures ─► trials ◄── why, and to whom ("explain") ◄──────┤    process
+//	                                     │ connections                                ▼    of its own
+//	                                     └──────────────────────────────────────► the node's kernel
+//
+// A trial is one way into a Service from one place. What has to happen there follows from the
+// manifests; the proxy adds whom it has chosen; real connections show whether both are right.
+//
+// Nothing remains: namespaces and processes go with this process, however it ends, and one directory
+// of temporary files goes unless it is killed.
+package demo
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/cluster"
+	"fairlead.dev/fairlead/service"
+)
+
+//go:embed shop.yaml
+var shop []byte
+
+const (
+	manifestDir = "manifests"
+	// client is the pod from which trials are made. No pod of Kubernetes has such a name.
+	client testbed.Place = "a pod"
+)
+
+// Options say what to show.
+type Options struct {
+	Files []string // manifests: files, directories, "-" for the standard input; none: a small shop
+	Proxy []string // the command that is the proxy, such as fairlead run, without flags
+	Mode  string   // one of Modes; empty: the proxy's default
+	Out   io.Writer
+	JSON  bool // print for machines what there is to tell, at the end
+	Keep  bool // let the cluster run until the context ends
+}
+
+// carries is the mode in which the proxy's process carries connections.
+const carries = "userspace"
+
+// Modes are those that can be shown. Mode ebpf is for all network namespaces of a machine.
+func Modes() []string { return []string{"nftables", "iptables", "ipvs", carries} }
+
+var (
+	// ErrInput is wrapped by errors about what Options.Files name.
+	ErrInput = errors.New("bad input")
+	// ErrFault says that something, which has been printed, was not as it should be.
+	ErrFault = errors.New("not every Service did what it should")
+)
+
+// demo is a show that runs.
+type demo struct {
+	Options
+	text     io.Writer // for people
+	dir      string
+	bed      *testbed.Bed
+	cluster  *cluster.Cluster
+	result   *cluster.Result
+	problems []cluster.Problem // of the manifests
+	pod      *testbed.Pod      // client
+	proxy    *proxy
+	trials   []*trial
+	faults   []string // what was not as it should be
+}
+
+// Run shows it all and removes what it has made. It returns ErrFault, an error that wraps ErrInput, or
+// one that kept the demo from going on.
+func Run(ctx context.Context, o Options) (err error) {
+	manifests := []cluster.Manifest{{Name: "the shop", Data: shop}}
+	if len(o.Files) > 0 {
+		if manifests, err = cluster.Load(o.Files...); err != nil {
+			return fmt.Errorf("%w: %w", ErrInput, err)
+		}
+	}
+	d := &demo{Options: o, text: o.Out}
+	if o.JSON {
+		d.text = io.Discard
+	}
+	defer func() { err = errors.Join(err, d.close()) }()
+	if d.dir, err = os.MkdirTemp("", "fairlead-demo-"); err != nil {
+		return err
+	}
+	if d.bed, err = testbed.New(ctx, testbed.Spec{}); err != nil {
+		return err
+	}
+	d.cluster = cluster.New(d.bed)
+	return d.run(ctx, manifests)
+}
+
+func (d *demo) close() (err error) {
+	if d.proxy != nil {
+		err = d.proxy.kill()
+	}
+	if d.bed != nil {
+		err = errors.Join(err, d.bed.Close())
+	}
+	return errors.Join(err, os.RemoveAll(d.dir))
+}
+
+func (d *demo) run(ctx context.Context, manifests []cluster.Manifest) error {
+	d.printf("A virtual cluster: two nodes and a client outside, in network namespaces of this process.\n")
+	if err := d.apply(ctx, manifests); err != nil {
+		return err
+	}
+	d.problems = d.result.Problems
+	d.printProblems()
+	if len(d.result.Services) == 0 {
+		return fmt.Errorf("%w: there is no Service in %s", ErrInput, strings.Join(d.Files, ", "))
+	}
+	if err := d.play(ctx); err != nil {
+		return err
+	}
+	if len(d.Files) == 0 {
+		if err := d.story(ctx, manifests[0]); err != nil {
+			return err
+		}
+	}
+	d.printFaults()
+	if d.JSON {
+		if err := d.printJSON(); err != nil {
+			return err
+		}
+	}
+	if d.Keep {
+		d.keep(ctx)
+	}
+	switch {
+	case len(d.faults) > 0:
+		return ErrFault
+	case len(d.problems) > 0:
+		return fmt.Errorf("%w: %s, see above", ErrInput, plural(len(d.problems), "problem"))
+	}
+	return nil
+}
+
+// play runs the proxy, and makes and prints all trials.
+func (d *demo) play(ctx context.Context) (err error) {
+	if d.pod, err = d.bed.AddPod(ctx, testbed.PodSpec{Name: string(client)}); err != nil {
+		return err
+	}
+	start := time.Now()
+	d.proxy = newProxy(d.bed, d.Options, d.dir)
+	if err := d.proxy.start(ctx); err != nil {
+		return err
+	}
+	d.printStart(time.Since(start))
+	if d.trials, err = d.plan(ctx); err != nil {
+		return err
+	}
+	p := newTable(d.text, d.trials)
+	for _, t := range d.trials {
+		if err := t.run(ctx, d.bed); err != nil {
+			return err
+		}
+		p.row(t)
+		if t.fault != "" {
+			d.faults = append(d.faults, fmt.Sprintf("%s: %s", t, t.fault))
+		}
+	}
+	d.printSummary()
+	return nil
+}
+
+// apply makes the cluster what the manifests say, and tells the proxy.
+func (d *demo) apply(ctx context.Context, manifests []cluster.Manifest) (err error) {
+	if d.result, err = d.cluster.Apply(ctx, manifests); err != nil {
+		return err
+	}
+	return d.write()
+}
+
+// write shows the proxy the cluster as it is.
+func (d *demo) write() error { return d.result.Write(filepath.Join(d.dir, manifestDir)) }
+
+// plan says what there is to try, a Service's ways together.
+func (d *demo) plan(ctx context.Context) ([]*trial, error) {
+	var all []*trial
+	for _, e := range d.result.Exposures {
+		places := []testbed.Place{client, testbed.Node, testbed.Outside}
+		if e.Kind == cluster.ClusterIP {
+			places = places[:2] // the LAN has no business with it
+		}
+		for _, from := range places {
+			t, err := d.trial(ctx, e, from)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, t)
+		}
+	}
+	for _, t := range all {
+		t.tries = max(minTries, min(perBackend*len(t.backends), maxTries, budget/len(all)))
+	}
+	return all, nil
+}
+
+func (d *demo) trial(ctx context.Context, e cluster.Exposure, from testbed.Place) (t *trial, err error) {
+	v6 := e.To.Addr().Is6()
+	t = &trial{Exposure: e, from: from, source: d.bed.Addr(from, v6), node: d.bed.Addr(testbed.Node, v6)}
+	switch from {
+	case client:
+		t.iface = d.pod.Interface
+	case testbed.Outside:
+		t.iface = "eth0"
+	}
+	t.spec = d.service(e.Service)
+	for _, p := range d.result.Pods {
+		t.here = t.here || p.Node == testbed.Node && slices.ContainsFunc(e.Backends, func(b cluster.Backend) bool {
+			return b.Place == p.Place
+		})
+	}
+	if t.want, err = d.proxy.explain(ctx, t); err != nil {
+		return nil, err
+	}
+	t.backends = map[string]service.Chance{}
+	for _, b := range t.want.Backends {
+		t.backends[d.podAt(e, b.Backend)] = b
+	}
+	t.pods = slices.Collect(maps.Keys(t.backends))
+	for _, b := range e.Backends {
+		t.pods = append(t.pods, b.Place)
+	}
+	slices.Sort(t.pods)
+	t.pods = slices.Compact(t.pods)
+	return t, nil
+}
+
+func (d *demo) service(name string) *corev1.Service {
+	i := slices.IndexFunc(d.result.Services, func(s *corev1.Service) bool { return s.Namespace+"/"+s.Name == name })
+	return d.result.Services[i]
+}
+
+// podAt is the pod that answers at an address and port, or these if none does.
+func (d *demo) podAt(e cluster.Exposure, text string) string {
+	for _, b := range e.Backends {
+		if b.Addr.String() == text && b.Place != "" {
+			return b.Place
+		}
+	}
+	for _, p := range d.result.Pods { // one that is not ready
+		if addr, err := netip.ParseAddrPort(text); err == nil && slices.Contains(p.Addrs, addr.Addr()) {
+			return p.Place
+		}
+	}
+	return text
+}

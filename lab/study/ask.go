@@ -1,0 +1,173 @@
+package study
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
+	"fairlead.dev/fairlead/lab/testbed/traffic/tools"
+)
+
+// errand is a load, where its clients are, and who serves them.
+type errand struct {
+	from    testbed.Place    // empty: ClientPod
+	tool    string           // a program of package tools that makes the load; empty: this one
+	servers []traffic.Server // empty: one of HTTP
+	nginx   bool             // serves what the first of them says
+	load    traffic.Load
+}
+
+// installed is the program, if this machine has it; empty otherwise.
+func installed(program string) string {
+	if _, err := exec.LookPath(program); err != nil {
+		return ""
+	}
+	return program
+}
+
+// mostFailed is the share of requests that may fail. Where more do, times of the others mean nothing: who serves only
+// some is fast.
+const mostFailed = 0.01
+
+// refusedByLimit is how requests fail that a backend has refused because there were too many.
+const refusedByLimit = "status 503"
+
+// ask has clients do their load, and makes sure that it was the backends who answered, and nearly all requests.
+func (s *Site) ask(ctx context.Context, e errand) (traffic.Result, error) {
+	if e.from == "" {
+		e.from = ClientPod
+	}
+	if e.servers == nil {
+		e.servers = []traffic.Server{{}}
+	}
+	if e.nginx {
+		if err := s.serveBy(ctx, tools.Nginx, e.servers[0]); err != nil {
+			return traffic.Result{}, err
+		}
+		r, err := s.run(ctx, e)
+		if err == nil {
+			err = enough(r)
+		}
+		return r, err
+	}
+	server, err := s.server(ctx, e.servers...)
+	if err != nil {
+		return traffic.Result{}, err
+	}
+	bare := e.load.Protocol == traffic.Bare
+	before, err := taken(ctx, server, bare)
+	if err != nil {
+		return traffic.Result{}, err
+	}
+	r, err := s.run(ctx, e)
+	if err != nil {
+		return r, err
+	}
+	if err := enough(r); err != nil {
+		return r, err
+	}
+	return r, reached(ctx, server, bare, before+int64(r.Done))
+}
+
+// enough reports that too many requests have failed.
+func enough(r traffic.Result) error {
+	failed, all := r.Failed()-r.Errors[refusedByLimit], r.Done+r.Failed()
+	if r.Done == 0 || float64(failed) > mostFailed*float64(all) {
+		return fmt.Errorf("%d of %d requests failed (%s)", failed, all, troubles(r))
+	}
+	return nil
+}
+
+// reached makes sure that a server has taken as many requests as clients say. It takes connections that nobody says
+// anything on only every now and then.
+func reached(ctx context.Context, server *traffic.Worker, bare bool, want int64) error {
+	const patience, pause = time.Second, 5 * time.Millisecond
+	for begin := time.Now(); ; time.Sleep(pause) {
+		n, err := taken(ctx, server, bare)
+		if err != nil || n >= want {
+			return err
+		}
+		if time.Since(begin) > patience {
+			return fmt.Errorf("%d answers came from somebody else than the backends", want-n)
+		}
+	}
+}
+
+func (s *Site) run(ctx context.Context, e errand) (traffic.Result, error) {
+	if e.tool != "" {
+		return tools.At{Bed: s.Bed, Place: e.from}.Run(ctx, e.tool, e.load)
+	}
+	client, err := s.client(ctx, e.from)
+	if err != nil {
+		return traffic.Result{}, err
+	}
+	return client.Run(ctx, e.load)
+}
+
+// taken is how many requests a server has answered with success, or connections that it has taken without a word.
+func taken(ctx context.Context, server *traffic.Worker, bare bool) (n int64, err error) {
+	counts, err := server.Served(ctx)
+	for _, c := range counts {
+		if bare {
+			n += c.Connections
+		} else {
+			n += c.Answered
+		}
+	}
+	return n, err
+}
+
+// troubles are why requests failed, and how many.
+func troubles(r traffic.Result) string {
+	if r.Failed() == 0 {
+		return "none has begun before the time was over"
+	}
+	var all []string
+	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
+		all = append(all, fmt.Sprintf("%s: %d", kind, r.Errors[kind]))
+	}
+	return strings.Join(all, ", ")
+}
+
+// summaryFigures are those of a phase that Figures.add fills in, as ab(1) prints them.
+func summaryFigures(phase, does, main string) (all []Figure) {
+	for _, what := range []string{"min", "mean", "sd", "median", "max"} {
+		all = append(all, Figure{
+			Name: phase + "." + what, Unit: Seconds, Better: Lower, Does: does + ": " + words(what), Main: what == main,
+		})
+	}
+	return all
+}
+
+func words(what string) string {
+	switch what {
+	case "min":
+		return "the shortest"
+	case "max":
+		return "the longest"
+	case "sd":
+		return "standard deviation"
+	}
+	return what
+}
+
+// add fills in those of summaryFigures.
+func (f Figures) add(phase string, h traffic.Histogram) {
+	s := h.Summary()
+	f[phase+".min"], f[phase+".mean"], f[phase+".sd"] = s.Min, s.Mean, s.SD
+	f[phase+".median"], f[phase+".max"] = s.Median, s.Max
+}
+
+func rateFigure() Figure {
+	return Figure{Name: "rate", Unit: PerSecond, Better: Higher, Does: "requests that were answered"}
+}
+
+func failedFigure() Figure {
+	return Figure{Name: "failed", Unit: Count, Better: Lower, Does: "requests that were not answered"}
+}

@@ -1,0 +1,95 @@
+package study
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"fairlead.dev/fairlead/lab/testbed/traffic"
+	"fairlead.dev/fairlead/lab/testbed/traffic/tools"
+)
+
+// connectExperiment makes short connections, as the comparison of iptables and IPVS did with ab.
+func connectExperiment() Experiment {
+	return Experiment{
+		Description: Description{
+			Name: "connect",
+			Does: "short HTTP connections while there are more and more Services: 10,000, 1,000 at a time (quickly: 1,500)",
+			Source: "UCloud, UK8S: kube-proxy modes (github.com/UCloudDoc-Team/uk8s, userguide/kubeproxy_mode.md); there ab " +
+				"ran on the node, and Services had some 20 endpoints",
+			Axis: servicesAxis, Figures: connectFigures(),
+		},
+		IPVS:  true,
+		Cells: connectCells,
+	}
+}
+
+func connectFigures() []Figure {
+	return slices.Concat(
+		summaryFigures("total", "connection, request and answer", "median"),
+		summaryFigures("connect", "until there is a connection", ""),
+		summaryFigures("processing", "from then on until the end of the answer", ""),
+		summaryFigures("waiting", "from the request until the answer begins", ""),
+		[]Figure{rateFigure(), failedFigure()},
+	)
+}
+
+func connectCells(d Depth) (cells []Cell) {
+	sizes, rounds, load := []int{100, 500, 1000, 2000, 3000, 4000}, 3, traffic.Load{Requests: 1500, Concurrency: 500}
+	switch d {
+	case Brief:
+		sizes, load = brief, traffic.Load{Requests: 500, Concurrency: 100}
+	case Full:
+		sizes, rounds = append(sizes, 10_000, 20_000, hugest), 3
+		load = traffic.Load{Requests: 10_000, Concurrency: 1000}
+	}
+	client := installed(tools.AB)
+	for _, n := range sizes {
+		c := Cell{
+			Case: "with our own client", Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: rounds,
+			Takes: time.Duration(load.Requests) * 100 * time.Microsecond, Contenders: ableToHold(n),
+			Turn: func(ctx context.Context, s *Site) (Figures, error) { return connectTurn(ctx, s, client, load) },
+		}
+		if client != "" {
+			c.Case = "with " + client
+		}
+		c.Case += ", " + counted(load.Concurrency) + " at a time"
+		cells = append(cells, c)
+	}
+	return cells
+}
+
+// brief are the numbers of Services of quick runs in the test kernel.
+var brief = []int{100, 500}
+
+// hugest is the number of Services that kube-proxy needs minutes for.
+const hugest = 50_000
+
+// ableToHold leaves out kube-proxy where there are so many Services.
+func ableToHold(services int) func([]Contender) []Contender {
+	if services < hugest {
+		return nil
+	}
+	return func(all []Contender) []Contender {
+		return slices.DeleteFunc(all, func(c Contender) bool { return c.Kind == Peer })
+	}
+}
+
+// connectTurn asks the Service that has as many before it in the rules as after it.
+func connectTurn(ctx context.Context, s *Site, client string, load traffic.Load) (Figures, error) {
+	all, err := s.inOrder(ctx)
+	if err != nil {
+		return nil, err
+	}
+	load.Targets = all[len(all)/2:][:1]
+	r, err := s.ask(ctx, errand{tool: client, load: load})
+	if err != nil {
+		return nil, err
+	}
+	f := Figures{"rate": r.PerSecond(), "failed": float64(r.Failed())}
+	f.add("connect", r.Connect)
+	f.add("processing", r.Processing)
+	f.add("waiting", r.Waiting)
+	f.add("total", r.Total)
+	return f, nil
+}

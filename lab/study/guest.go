@@ -1,0 +1,311 @@
+package study
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed/vm"
+)
+
+// GuestFlag names, on this program's command line in the test kernel, the file that says what to measure there.
+const GuestFlag = "--guest"
+
+// guestOrder is what is to be measured in the test kernel.
+type guestOrder struct {
+	Experiments []string
+	Depth       Depth
+	Sizes       []int
+	Most        int
+	Rounds      int
+	Contenders  []Contender
+	Program     []string
+	Done        []Row
+	// From says whose Services there are instead of generated ones, which are the Objects.
+	From    string
+	Objects []json.RawMessage
+}
+
+// word is one of the lines that come back: one of its fields.
+type word struct {
+	Kernel   *Kernel   `json:",omitempty"`
+	Row      *Row      `json:",omitempty"`
+	Missing  *Missing  `json:",omitempty"`
+	Progress *Progress `json:",omitempty"`
+	Said     string    `json:",omitempty"`
+}
+
+// inGuest reports whether a contender takes part in the test kernel: IPVS, and whom it is compared with. Quickly that
+// is one other data plane of each program.
+func (c Contender) inGuest(d Depth) bool {
+	some := map[Kind][]string{Fairlead: {ipvsPlane, nftablesPlane}, Peer: {ipvsPlane, iptablesPlane}}
+	if d == Full {
+		some = map[Kind][]string{Fairlead: {ipvsPlane, nftablesPlane, legacyPlane}}
+	}
+	planes, limited := some[c.Kind]
+	return !limited || slices.Contains(planes, c.Plane)
+}
+
+// lacksIPVS reports whether somebody who needs IPVS is missing here.
+func (l *lab) lacksIPVS() bool {
+	return slices.ContainsFunc(l.Contenders, func(c Contender) bool { return c.Plane == ipvsPlane && l.isMissing(c) })
+}
+
+// guestOptions are those of the run in the test kernel, which has one CPU, and not a fast one.
+func (l *lab) guestOptions() Options {
+	o := Options{
+		Experiments: l.Experiments, Depth: Brief, Sizes: l.Sizes, Own: l.Own, Most: 1000, Rounds: min(l.Rounds, 2),
+		Program: l.Program,
+	}
+	if l.Depth == Full {
+		o.Depth, o.Most, o.Rounds = Quick, 10_000, 5
+	} else {
+		o.Experiments = briefly(l.Experiments)
+	}
+	if l.Own != nil {
+		o.Most = max(o.Most, min(len(l.Own.services), 10_000))
+	}
+	for _, c := range l.Contenders {
+		if c.inGuest(l.Depth) {
+			o.Contenders = append(o.Contenders, c)
+		}
+	}
+	return o
+}
+
+// briefly are the experiments that are repeated quickly: of all those with IPVS, of some those.
+func briefly(some []Experiment) []Experiment {
+	if len(some) < len(Experiments()) {
+		return some
+	}
+	return slices.DeleteFunc(slices.Clone(some), func(e Experiment) bool { return !e.IPVS })
+}
+
+// repeat has this program measure in the test kernel. Rows come while it does.
+func (l *lab) repeat(ctx context.Context) error {
+	g := newLab(l.guestOptions(), Test)
+	g.journal = l.journal
+	l.elsewhere = g
+	if len(g.everybody()) == 0 {
+		return nil
+	}
+	l.tell("starting the test kernel", task{})
+	dir, err := os.MkdirTemp(guestTemp(), "fairlead-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "order")
+	order, err := g.order()
+	if err != nil {
+		return err
+	}
+	if err := order.write(file); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	listener := &listener{lab: l, guest: g, cancel: cancel}
+	var words bytes.Buffer
+	status, err := vm.Machine{
+		Args: []string{self, "bench", GuestFlag, file}, Stdout: listener, Stderr: &words, Kernel: l.TestKernel,
+	}.Run(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		return fmt.Errorf("the test kernel: %w", err)
+	case status != 0:
+		return fmt.Errorf("in the test kernel: %s", strings.TrimSpace(words.String()))
+	}
+	return nil
+}
+
+// guestTemp is a directory that the test kernel sees, too: it has others at /dev and /run.
+func guestTemp() string {
+	dir := os.TempDir()
+	if strings.HasPrefix(dir+"/", "/dev/") || strings.HasPrefix(dir+"/", "/run/") {
+		return "/tmp"
+	}
+	return dir
+}
+
+func (l *lab) order() (o guestOrder, err error) {
+	o = guestOrder{
+		Experiments: Names(l.Experiments), Depth: l.Depth, Sizes: l.Sizes, Most: l.Most, Rounds: l.Rounds,
+		Contenders: l.Contenders, Program: l.Program,
+	}
+	for _, r := range l.journal.rows {
+		if r.Kernel == l.kernel {
+			o.Done = append(o.Done, r)
+		}
+	}
+	if l.Own == nil {
+		return o, nil
+	}
+	o.From = l.Own.from
+	for _, object := range l.Own.objects(false) {
+		text, err := kubernetes.EncodeJSON(object)
+		if err != nil {
+			return o, err
+		}
+		o.Objects = append(o.Objects, text)
+	}
+	return o, nil
+}
+
+// own are the Services that the order has.
+func (o guestOrder) own() (*Own, error) {
+	if o.From == "" {
+		return nil, nil
+	}
+	var all []runtime.Object
+	for _, text := range o.Objects {
+		some, problems := kubernetes.ReadManifests(o.From, text)
+		if len(problems) > 0 {
+			return nil, problems[0]
+		}
+		all = append(all, some...)
+	}
+	return NewOwn(o.From, all, string(testbed.Node))
+}
+
+func (o guestOrder) write(file string) error {
+	text, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, text, 0o644)
+}
+
+// listener hears what comes from the test kernel.
+type listener struct {
+	lab, guest *lab
+	cancel     context.CancelCauseFunc
+	line       []byte
+}
+
+// Write takes what has come, in pieces of any length.
+func (h *listener) Write(b []byte) (int, error) {
+	h.line = append(h.line, b...)
+	for {
+		i := bytes.IndexByte(h.line, '\n')
+		if i < 0 {
+			return len(b), nil
+		}
+		var w word
+		err := json.Unmarshal(h.line[:i], &w)
+		if err != nil {
+			err = fmt.Errorf("the test kernel says %q: %w", h.line[:i], err)
+		} else {
+			err = h.hear(w)
+		}
+		if err != nil {
+			h.cancel(err)
+			return 0, err
+		}
+		h.line = h.line[i+1:]
+	}
+}
+
+func (h *listener) hear(w word) error {
+	l := h.lab
+	switch {
+	case w.Kernel != nil:
+		return l.journal.note(w)
+	case w.Missing != nil:
+		if err := l.journal.note(w); err != nil {
+			return err
+		}
+		h.guest.missing = append(h.guest.missing, *w.Missing)
+		h.guest.leaveOut()
+	case w.Row != nil:
+		l.failed = l.failed || w.Row.Failed != ""
+		if t, ok := h.guest.task(*w.Row); ok {
+			h.guest.clock.took(t, time.Duration(w.Row.Took*float64(time.Second)))
+		}
+		return l.journal.append(*w.Row)
+	case w.Said != "":
+		l.say("in the test kernel: " + w.Said)
+	case w.Progress != nil && l.Progress != nil:
+		p := Progress{Doing: "in the test kernel: " + w.Progress.Doing}
+		if w.Progress.Cell != "" {
+			p.Cell = "in the test kernel: " + w.Progress.Cell
+		}
+		p.add(l)
+		p.add(h.guest)
+		l.Progress(p)
+	}
+	return nil
+}
+
+// task is the one that a row is of.
+func (l *lab) task(r Row) (task, bool) {
+	for _, g := range l.groups {
+		for _, t := range g.cells {
+			if t.experiment == r.Experiment && t.Case == r.Case && t.Size == r.Size {
+				return t, true
+			}
+		}
+	}
+	return task{}, false
+}
+
+// Guest is this program's work in the test kernel. What it finds is written, one line each, to out.
+func Guest(ctx context.Context, file string, out io.Writer) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var order guestOrder
+	if err := json.Unmarshal(text, &order); err != nil {
+		return err
+	}
+	experiments, err := Choose(order.Experiments)
+	if err != nil {
+		return err
+	}
+	own, err := order.own()
+	if err != nil {
+		return err
+	}
+	to := json.NewEncoder(out)
+	send := func(w word) { _ = to.Encode(w) } // who does not listen any more has ended the kernel
+	l := newLab(Options{
+		Experiments: experiments, Depth: order.Depth, Sizes: order.Sizes, Own: own, Most: order.Most, Rounds: order.Rounds,
+		Contenders: order.Contenders, Program: order.Program,
+		Row:      func(r Row) { send(word{Row: &r}) },
+		Missed:   func(m Missing) { send(word{Missing: &m}) },
+		Progress: func(p Progress) { send(word{Progress: &p}) },
+		Say:      func(what string) { send(word{Said: what}) },
+	}, Test)
+	dir, err := os.MkdirTemp("", "fairlead-bench-") // in the memory of this kernel
+	if err != nil {
+		return err
+	}
+	header := l.header(ctx)
+	if l.journal, err = openJournal(dir, header); err != nil {
+		return err
+	}
+	for _, r := range order.Done {
+		l.journal.keep(r)
+	}
+	send(word{Kernel: &header.Kernels[0]})
+	return errors.Join(l.measureAll(ctx), l.journal.close())
+}

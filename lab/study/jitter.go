@@ -1,0 +1,330 @@
+package study
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
+	"fairlead.dev/fairlead/model"
+)
+
+// jitterExperiment looks at clients while endpoints of other Services change.
+func jitterExperiment() Experiment {
+	return Experiment{
+		Description: Description{
+			Name: "jitter", Axis: "changes per second",
+			Does: "requests and bulk data over time while endpoints of other Services change",
+			Source: "Kubernetes scalability thresholds: up to 20 changes of endpoints a second; KEP-3453 on what a refresh of " +
+				"all rules costs",
+			Figures: []Figure{
+				{Name: "p99", Unit: Seconds, Better: Lower, Main: true, Does: "a connection and its answer while endpoints change"},
+				{Name: "p50", Unit: Seconds, Better: Lower, Does: "the same, median"},
+				{Name: "longest", Unit: Seconds, Better: Lower, Does: "the longest of them"},
+				{Name: "p99 ratio", Unit: Count, Better: Lower, Does: "p99 while endpoints change, to that just before"},
+				{Name: "lost", Unit: Count, Better: Lower, Does: "requests without an answer"},
+				{Name: "throughput", Unit: BitRate, Better: Higher, Does: "of bulk data then: the median interval"},
+				{Name: "worst interval", Unit: Share, Better: Higher, Does: "the slowest interval, as a share of the median"},
+				{Name: "proxy", Unit: Share, Better: Lower, Does: "of one processor, that the proxy takes while endpoints change"},
+			},
+		},
+		Cells: jitterCells,
+	}
+}
+
+// unrest is how the endpoints change.
+type unrest struct {
+	rate  int           // changes in a second
+	anew  bool          // the proxy starts anew meanwhile, and with that refreshes all rules
+	lasts time.Duration // requests before, requests meanwhile, and bulk data meanwhile
+}
+
+func jitterCells(d Depth) (cells []Cell) {
+	rates, rounds, lasts := []int{0, 100}, 2, 300*time.Millisecond
+	switch d {
+	case Brief:
+		rates = []int{100}
+	case Full:
+		rates, rounds, lasts = []int{0, 10, 100}, 5, 3*time.Second
+	}
+	for _, rate := range rates {
+		u := unrest{rate: rate, lasts: lasts}
+		cells = append(cells, Cell{
+			Size: rate, Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: rounds, Takes: 4 * lasts, Turn: u.turn,
+		})
+	}
+	anew := unrest{anew: true, lasts: lasts}
+	return append(cells, Cell{
+		Case: "all rules are refreshed", Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: (rounds + 1) / 2,
+		Takes: 4 * lasts, Turn: anew.turn,
+	})
+}
+
+func (u unrest) turn(ctx context.Context, s *Site) (Figures, error) {
+	if err := s.rest(ctx); err != nil {
+		return nil, err
+	}
+	quiet, err := u.requests(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	var busy, bulk traffic.Result
+	took, err := u.meanwhile(ctx, s, func() (err error) {
+		if busy, err = u.requests(ctx, s); err == nil {
+			bulk, err = u.bulk(ctx, s)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if lost := unanswered(busy); lost > u.tolerates()*float64(busy.Done) {
+		return nil, fmt.Errorf("%g of %g requests had no answer: %v", lost, lost+float64(busy.Done), busy.Errors)
+	}
+	s.series = series(busy, bulk, u.interval())
+	p99 := busy.Total.Quantile(0.99)
+	rates := bitRates(bulk, u.interval())
+	median := rates[len(rates)/2]
+	return Figures{
+		"p99": p99.Seconds(), "p50": busy.Total.Quantile(0.5).Seconds(), "longest": busy.Total.Quantile(1).Seconds(),
+		"p99 ratio":  p99.Seconds() / max(quiet.Total.Quantile(0.99), time.Microsecond).Seconds(),
+		"lost":       unanswered(quiet) + unanswered(busy),
+		"throughput": median, "worst interval": rates[0] / max(median, 1),
+		"proxy": took,
+	}, nil
+}
+
+// patience is how long a request is waited for. Where a proxy that answers itself starts anew, connections wait for the
+// next one, and what the kernel sends again comes after a second, and later again.
+func (u unrest) patience() time.Duration {
+	if u.anew {
+		return 4 * time.Second
+	}
+	return time.Second
+}
+
+// tolerates is the share of requests that may have no answer. Where the proxy starts anew, one that answers itself ends
+// those that it has: how many that are is a figure.
+func (u unrest) tolerates() float64 {
+	if u.anew {
+		return 1
+	}
+	return tolerated
+}
+
+// interval is what bulk data is counted in.
+func (u unrest) interval() time.Duration { return u.lasts / 25 }
+
+// requests are short and begin at a steady rate. Their times count from when they should have begun.
+func (u unrest) requests(ctx context.Context, s *Site) (traffic.Result, error) {
+	const rate = 1000
+	most := int(rate*min(u.lasts, u.patience()).Seconds()) + rate/5 // more than can wait at the same time
+	if _, err := s.server(ctx, traffic.Server{}); err != nil {
+		return traffic.Result{}, err
+	}
+	client, err := s.client(ctx, ClientPod)
+	if err != nil {
+		return traffic.Result{}, err
+	}
+	return client.Run(ctx, traffic.Load{
+		Targets: []netip.AddrPort{s.Service(0)}, Rate: s.rate(rate), Concurrency: most,
+		Duration: u.lasts, Timeout: u.patience(), Interval: u.interval(),
+	})
+}
+
+// series are what both kinds of clients have seen in one interval after the other.
+func series(requests, bulk traffic.Result, interval time.Duration) map[string][]float64 {
+	s := map[string][]float64{}
+	for _, i := range requests.Intervals {
+		s["longest request, s"] = append(s["longest request, s"], i.Longest.Seconds())
+	}
+	for _, i := range bulk.Intervals {
+		s["throughput, bit/s"] = append(s["throughput, bit/s"], 8*float64(i.Bytes)/interval.Seconds())
+	}
+	return s
+}
+
+func (u unrest) bulk(ctx context.Context, s *Site) (traffic.Result, error) {
+	if _, err := s.server(ctx, traffic.Server{Protocol: traffic.Bulk}); err != nil {
+		return traffic.Result{}, err
+	}
+	client, err := s.client(ctx, ClientPod)
+	if err != nil {
+		return traffic.Result{}, err
+	}
+	r, err := client.Run(ctx, traffic.Load{
+		Protocol: traffic.Bulk, Targets: []netip.AddrPort{s.Service(0)}, Duration: u.lasts, Interval: u.interval(),
+	})
+	if err == nil && r.Failed() > 0 {
+		err = fmt.Errorf("bulk data: %v", r.Errors)
+	}
+	return r, err
+}
+
+// bitRates are those of the intervals of a load, sorted. The last one is left out: it is not whole.
+func bitRates(r traffic.Result, interval time.Duration) (rates []float64) {
+	for _, i := range r.Intervals[:max(len(r.Intervals)-1, 0)] {
+		rates = append(rates, 8*float64(i.Bytes)/interval.Seconds())
+	}
+	if len(rates) == 0 {
+		return []float64{8 * r.BytesPerSecond()}
+	}
+	slices.Sort(rates)
+	return rates
+}
+
+// meanwhile changes endpoints while something is done, and puts them back. It returns the share of a processor that the
+// proxy has taken.
+func (u unrest) meanwhile(ctx context.Context, s *Site, do func() error) (proxy float64, err error) {
+	if s.Proxy == nil {
+		return 0, u.announced(ctx, s, do)
+	}
+	before, err := s.Proxy.Usage()
+	if err != nil {
+		return 0, err
+	}
+	begin, stop, ended := time.Now(), make(chan struct{}), make(chan error)
+	go func() {
+		if u.anew {
+			ended <- s.refresh(ctx)
+			return
+		}
+		ended <- u.change(s, s.Catalog, stop)
+	}()
+	err = do()
+	close(stop)
+	err = errors.Join(err, <-ended)
+	after, failed := s.Proxy.Usage()
+	if err = errors.Join(err, failed); err != nil {
+		return 0, err
+	}
+	if u.anew {
+		before.CPU = 0 // it was another process
+	}
+	return (after.CPU - before.CPU).Seconds() / time.Since(begin).Seconds(), nil
+}
+
+// refresh has the proxy read and set all rules, as it does when it starts, and now and then (kube-proxy: each hour).
+func (s *Site) refresh(ctx context.Context) error {
+	if err := s.Proxy.Kill(); err != nil {
+		return err
+	}
+	took, err := s.launch(ctx, s.awaitHealthy)
+	s.worked(took, 1)
+	return err
+}
+
+// announced does something where there is no proxy while somebody is told of the changes, and throws away what he is
+// told: so that telling is no cost of proxies.
+func (u unrest) announced(ctx context.Context, s *Site, do func() error) (err error) {
+	catalog, err := s.catalog()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "fairlead-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	kubeconfig, err := catalog.Serve(s.Bed, dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, catalog.Close()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := s.listen(ctx, kubeconfig); err != nil {
+		return err
+	}
+	stop, ended := make(chan struct{}), make(chan error)
+	go func() { ended <- u.change(s, catalog, stop) }()
+	err = do()
+	close(stop)
+	return errors.Join(err, <-ended)
+}
+
+// listen watches endpoints on the node until ctx ends.
+func (s *Site) listen(ctx context.Context, kubeconfig string) error {
+	text, err := os.ReadFile(kubeconfig)
+	if err != nil {
+		return err
+	}
+	var config struct {
+		Clusters [1]struct{ Cluster struct{ Server string } }
+	}
+	if err := json.Unmarshal(text, &config); err != nil {
+		return err
+	}
+	client := http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
+			to, err := netip.ParseAddrPort(addr)
+			if err != nil {
+				return nil, err
+			}
+			return s.Bed.Dial(ctx, testbed.Node, model.TCP, to)
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		config.Clusters[0].Cluster.Server+"/apis/discovery.k8s.io/v1/endpointslices?watch=1", nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, response.Body) // it ends with ctx
+		_ = response.Body.Close()
+	}()
+	return nil
+}
+
+// change gives one Service after the other a second endpoint, until it is told to stop. Then it takes them back.
+// Clients use the first Service, which stays as it is.
+func (u unrest) change(s *Site, catalog *kubernetes.Catalog, stop <-chan struct{}) (err error) {
+	if u.rate == 0 {
+		<-stop
+		return nil
+	}
+	next := time.NewTicker(time.Second / time.Duration(u.rate))
+	defer next.Stop()
+	changed := map[int]bool{}
+	for n := 0; err == nil; n++ {
+		select {
+		case <-next.C:
+			i := min(1+n%max(s.Services-1, 1), s.Services-1)
+			changed[i] = !changed[i]
+			err = announce(s, catalog, i, changed[i])
+		case <-stop:
+			for i, more := range changed {
+				if more {
+					err = errors.Join(err, announce(s, catalog, i, false))
+				}
+			}
+			s.worked(time.Second, 1) // it may take long, and nobody looks
+			return err
+		}
+	}
+	<-stop
+	return err
+}
+
+// announce has a Service have one endpoint more, or not.
+func announce(s *Site, catalog *kubernetes.Catalog, i int, more bool) error {
+	slice := s.slice(i)
+	if more {
+		slice.Endpoints = append(slice.Endpoints, readyEndpoint(s.Backend(i+1, 0).Addr()))
+	}
+	return catalog.Update(slice)
+}

@@ -1,0 +1,444 @@
+package study
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+	"fairlead.dev/fairlead/version"
+)
+
+// Options say what to measure, and where the rows go.
+type Options struct {
+	Experiments []Experiment
+	Depth       Depth
+	Contenders  []Contender
+	// Sizes replaces those of experiments in which the number of Services grows; empty: they have their own.
+	Sizes []int
+	// Own are the Services in place of generated ones; nil: there are none.
+	Own *Own
+	// Most leaves out what needs more endpoints of all Services together; 0: nothing.
+	Most int
+	// Rounds replaces those of all cells; 0: they have their own.
+	Rounds int
+	// Dir is where the journal is; a run that was interrupted goes on from what is there.
+	Dir string
+	// Program starts Fairlead; its arguments are appended.
+	Program []string
+	// TestKernel is the file of a kernel with IPVS, in which the experiments are repeated for those who need that, if
+	// this one has none; empty: they are not.
+	TestKernel string
+	// Progress is told of each step; nil: nobody is.
+	Progress func(Progress)
+	// Row is told of each row, and Missed who is left out; nil: nobody is.
+	Row    func(Row)
+	Missed func(Missing)
+	// Say is told what somebody who waits should know at once: that a contender has failed. nil: nobody is.
+	Say func(string)
+}
+
+// Run measures. What was found before an error, or before ctx ended, is in the journal, and in the Result.
+func Run(ctx context.Context, o Options) (*Result, error) {
+	l := newLab(o, This)
+	var err error
+	if l.journal, err = openJournal(o.Dir, l.header(ctx)); err != nil {
+		return nil, err
+	}
+	defer l.journal.close()
+	err = l.measureAll(ctx)
+	if err == nil && o.TestKernel != "" && l.lacksIPVS() {
+		err = l.repeat(ctx)
+	}
+	r := l.journal.result()
+	r.Missing = append(l.missing, r.Missing...)
+	r.Ended, r.Complete = time.Now(), err == nil && !l.failed
+	return r, errors.Join(err, r.write(l.journal.dir))
+}
+
+func newLab(o Options, kernel string) *lab {
+	l := &lab{Options: o, kernel: kernel, began: time.Now()}
+	for _, e := range o.Experiments {
+		for _, c := range o.cells(e) {
+			l.add(e, c)
+		}
+	}
+	slices.SortStableFunc(l.groups, func(a, b *group) int {
+		return cmp.Compare(a.cluster.Services*a.cluster.Endpoints, b.cluster.Services*b.cluster.Endpoints)
+	})
+	return l
+}
+
+// cells are those of an experiment that are wanted.
+func (o Options) cells(e Experiment) []Cell {
+	cells := e.Cells(o.Depth)
+	if len(o.Sizes) > 0 && e.Axis == servicesAxis {
+		cells = sized(cells, o.Sizes)
+	}
+	if o.Own != nil {
+		cells = o.Own.of(cells, e.Axis)
+	}
+	for i := range cells {
+		if o.Depth == Brief && cells[i].takes() >= time.Second {
+			cells[i].Rounds = 1
+		} else if o.Depth == Brief {
+			cells[i].Rounds = min(cells[i].Rounds, 2)
+		}
+		cells[i].Rounds = cmp.Or(o.Rounds, cells[i].Rounds)
+	}
+	if o.Most > 0 {
+		cells = slices.DeleteFunc(cells, func(c Cell) bool { return c.Cluster.Services*max(c.Cluster.Endpoints, 1) > o.Most })
+	}
+	return cells
+}
+
+// lab is a run on a kernel.
+type lab struct {
+	Options
+	kernel  string
+	groups  []*group
+	journal *journal
+	missing []Missing
+	failed  bool // a contender has
+	began   time.Time
+	clock   estimate
+	// elsewhere is the run in the test kernel, whose turns are done there.
+	elsewhere *lab
+}
+
+// group are cells that share their sites.
+type group struct {
+	cluster Cluster
+	cells   []task
+}
+
+// task is a cell with who takes part in it.
+type task struct {
+	Cell
+	experiment string
+	contenders []Contender
+}
+
+func (l *lab) add(e Experiment, c Cell) {
+	t := task{c, e.Name, l.Contenders}
+	if c.Contenders != nil {
+		t.contenders = c.Contenders(slices.Clone(l.Contenders))
+	}
+	for _, g := range l.groups {
+		if g.cluster == c.Cluster {
+			g.cells = append(g.cells, t)
+			return
+		}
+	}
+	l.groups = append(l.groups, &group{c.Cluster, []task{t}})
+}
+
+// header is a Result without rows.
+func (l *lab) header(ctx context.Context) Result {
+	r := Result{
+		Format: Format, Version: version.String(), Depth: l.Depth, Started: l.began, Services: l.Own.String(),
+		Kernels: []Kernel{describeKernel(l.kernel)}, Contenders: l.Contenders,
+	}
+	r.Kernels[0].Programs = programs(ctx, l.Contenders)
+	for _, e := range l.Experiments {
+		d := e.Description
+		d.Figures = slices.Concat(d.Figures, costFigures())
+		r.Experiments = append(r.Experiments, d)
+	}
+	return r
+}
+
+func (l *lab) measureAll(ctx context.Context) error {
+	if err := l.findMissing(ctx); err != nil {
+		return err
+	}
+	for _, g := range l.groups {
+		if err := l.measure(ctx, g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findMissing tries each contender with one Service. Who cannot run here at all is told once, and left out.
+func (l *lab) findMissing(ctx context.Context) error {
+	catalog, err := Cluster{Services: 1, Endpoints: 1}.catalog()
+	if err != nil {
+		return err
+	}
+	for _, c := range l.everybody() {
+		if l.isMissing(c) {
+			continue
+		}
+		l.tell("trying "+c.Name, task{})
+		s := l.newSite(ctx, c, Cluster{Services: 1, Endpoints: 1}, catalog)
+		err := s.failed
+		if err == nil {
+			err = errors.Join(s.lacking(ctx), s.close())
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			l.miss(c, err)
+		}
+	}
+	l.leaveOut()
+	l.sayMissing()
+	l.failed = l.failed || l.lostProgram()
+	return nil
+}
+
+// lostProgram reports whether all modes of a peer are left out: it is the peer that fails then, not the machine.
+func (l *lab) lostProgram() bool {
+	return slices.ContainsFunc(l.Contenders, func(c Contender) bool {
+		return c.Kind == Peer && !slices.ContainsFunc(l.Contenders, func(o Contender) bool {
+			return o.Program == c.Program && !l.isMissing(o)
+		})
+	})
+}
+
+func (l *lab) miss(c Contender, err error) {
+	m := Missing{c.Name, l.kernel, err.Error()}
+	if words := (lastWords{}); errors.As(err, &words) {
+		m.Why = "its last words: " + words.line()
+	}
+	if l.missing = append(l.missing, m); l.Missed != nil {
+		l.Missed(m)
+	}
+}
+
+// sayMissing has a line for each reason.
+func (l *lab) sayMissing() {
+	names := map[string][]string{}
+	for _, m := range l.missing {
+		names[m.Why] = append(names[m.Why], m.Contender)
+	}
+	for _, m := range l.missing {
+		if who := names[m.Why]; who[0] == m.Contender {
+			l.say(strings.Join(who, ", ") + " left out: " + m.Why)
+		}
+	}
+}
+
+// isMissing reports whether a contender cannot take part: it itself, or the one of the options that has its data plane,
+// or that which it is to change to.
+func (l *lab) isMissing(c Contender) bool {
+	return slices.ContainsFunc(l.missing, func(m Missing) bool {
+		return m.Contender == c.Name || slices.ContainsFunc(l.Contenders, func(o Contender) bool {
+			return m.Contender == o.Name && c.needs(o)
+		})
+	})
+}
+
+// needs reports whether a contender can take part only if another one can.
+func (c Contender) needs(o Contender) bool {
+	return c.Kind == o.Kind && c.Program == o.Program && (c.Plane == o.Plane || c.To == o.Plane)
+}
+
+// everybody who has a turn that is not over, each name once, and before them those of the options whom they need.
+func (l *lab) everybody() (all []Contender) {
+	var some []Contender
+	for _, g := range l.groups {
+		some = append(some, l.needed(g)...)
+	}
+	for _, o := range l.Contenders {
+		if slices.ContainsFunc(some, func(c Contender) bool { return c.needs(o) }) {
+			all = append(all, o)
+		}
+	}
+	for _, c := range some {
+		if !slices.ContainsFunc(all, func(o Contender) bool { return o.Name == c.Name }) {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// leaveOut takes those who are missing out of all cells.
+func (l *lab) leaveOut() {
+	for _, g := range l.groups {
+		for i := range g.cells {
+			g.cells[i].contenders = slices.DeleteFunc(slices.Clone(g.cells[i].contenders), l.isMissing)
+		}
+	}
+}
+
+// needed are those who have turns in a group that are not over, in the order of contenders.
+func (l *lab) needed(g *group) (all []Contender) {
+	for _, t := range g.cells {
+		for _, c := range t.contenders {
+			known := slices.ContainsFunc(all, func(o Contender) bool { return o.Name == c.Name })
+			if !known && l.left(t, c) > 0 {
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+// left is how many turns a contender has in a cell that are not over.
+func (l *lab) left(t task, c Contender) (n int) {
+	for round := 1; round <= t.Rounds; round++ {
+		if !l.journal.has(l.row(t, c, round)) {
+			n++
+		}
+	}
+	return n
+}
+
+// measure does all that is left to do in a group. All sites are made before the first turn: the beginning of one would
+// disturb another one's.
+func (l *lab) measure(ctx context.Context, g *group) (err error) {
+	sites := map[string]*Site{}
+	defer func() {
+		for _, s := range sites {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if err := l.makeSites(ctx, g, sites); err != nil {
+		return err
+	}
+	for _, t := range g.cells {
+		if err := l.warmUp(ctx, t, sites); err != nil {
+			return err
+		}
+		for round := 1; round <= t.Rounds; round++ {
+			for _, c := range shuffled(t.contenders) {
+				if err := l.turn(ctx, sites[c.Name], t, l.row(t, c, round)); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// warmly is how long a turn may take for one more, which does not count, to be worth it.
+const warmly = 500 * time.Millisecond
+
+// warmUp has everybody who has a turn left take one that does not count: the first one of a cell starts processes,
+// meets neighbours and touches memory for the first time. What fails there will fail again.
+func (l *lab) warmUp(ctx context.Context, t task, sites map[string]*Site) error {
+	if t.Takes == 0 || t.Takes > warmly {
+		return nil
+	}
+	for _, c := range shuffled(t.contenders) {
+		if s := sites[c.Name]; s != nil && s.failed == nil && l.left(t, c) > 0 {
+			l.tell(t.name()+": "+s.Name+" warms up", t)
+			_, _ = t.play(ctx, s)
+			s.series = nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+func (l *lab) makeSites(ctx context.Context, g *group, sites map[string]*Site) error {
+	needed := l.needed(g)
+	if len(needed) == 0 {
+		return nil
+	}
+	catalog, err := g.cluster.catalog()
+	if err != nil {
+		return err
+	}
+	for _, c := range needed {
+		l.tell(fmt.Sprintf("starting %s with %d Services", c.Name, g.cluster.Services), task{})
+		begin := time.Now()
+		s := l.newSite(ctx, c, g.cluster, catalog)
+		sites[c.Name] = s
+		l.clock.started(time.Since(begin))
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if s.failed != nil {
+			l.say(s.failed.Error())
+		}
+	}
+	return nil
+}
+
+// catalog has the objects of a cluster.
+func (c Cluster) catalog() (*kubernetes.Catalog, error) { return kubernetes.NewCatalog(c.objects()...) }
+
+func shuffled(all []Contender) []Contender {
+	all = slices.Clone(all)
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
+
+// row is that of a turn, without its figures.
+func (l *lab) row(t task, c Contender, round int) Row {
+	return Row{
+		Experiment: t.experiment, Kernel: l.kernel, Case: t.Case, Size: t.Size, Contender: c.Name, Round: round,
+		At: time.Now(),
+	}
+}
+
+// turn is a contender's, unless it is over. The error is one that ends the run.
+func (l *lab) turn(ctx context.Context, s *Site, t task, row Row) error {
+	if l.journal.has(row) {
+		return nil
+	}
+	if s.failed != nil {
+		l.failed = true
+		row.Round, row.Failed = 0, s.failed.Error()
+		return l.write(row)
+	}
+	l.tell(t.name()+": "+s.Name, t)
+	begin := time.Now()
+	figures, err := t.play(ctx, s)
+	took := time.Since(begin)
+	if ctx.Err() != nil { // what it broke off says nothing
+		return context.Cause(ctx)
+	}
+	l.clock.took(t, took)
+	row.Series, s.series = s.series, nil
+	if row.Figures, row.Took = figures, took.Seconds(); err != nil {
+		l.failed = true
+		row.Figures, row.Failed = nil, err.Error()
+		l.say(fmt.Sprintf("%s, %s: %s", t.experiment, s.Name, err))
+	}
+	return l.write(row)
+}
+
+// write keeps a row, for good.
+func (l *lab) write(row Row) error {
+	if l.Row != nil {
+		l.Row(row)
+	}
+	return l.journal.append(row)
+}
+
+// play is a turn. A site whose proxy has ended is no more.
+func (t task) play(ctx context.Context, s *Site) (Figures, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, t.limit(), fmt.Errorf("it took more than %s", t.limit()))
+	defer cancel()
+	before := s.costs(ctx)
+	figures, err := t.Turn(ctx, s)
+	if err == nil && figures != nil {
+		s.costs(ctx).addTo(figures, before)
+	}
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if ended := s.check(); ended != nil {
+		s.fail(fmt.Errorf("%s: %w", s.Name, ended))
+		return nil, s.failed
+	}
+	return figures, err
+}
+
+func (l *lab) say(what string) {
+	if l.Say != nil {
+		l.Say(what)
+	}
+}

@@ -1,0 +1,166 @@
+package study
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
+)
+
+// lookupExperiment asks what the search through the rules takes.
+func lookupExperiment() Experiment {
+	return Experiment{
+		Description: Description{
+			Name: "lookup",
+			Does: "what the rules add to a new connection to the first and to the last Service",
+			Source: "Xie and Hoole, Huawei: Scale Kubernetes to Support 50,000 Services (KubeCon Europe 2017, " +
+				"slideshare.net/LCChina/scale-kubernetes-to-support-50000-services)",
+			Axis: servicesAxis, Figures: []Figure{
+				{Name: "connect", Unit: Seconds, Better: Lower, Main: true, Does: "the system call connect(2), median"},
+				{Name: "p10", Unit: Seconds, Better: Lower, Does: "a tenth are faster: what is disturbed least"},
+				{Name: "p99", Unit: Seconds, Better: Lower, Does: "a hundredth are slower"},
+				{Name: "failed", Unit: Count, Better: Lower, Does: "connections that failed"},
+			},
+		},
+		IPVS:  true,
+		Cells: lookupCells,
+	}
+}
+
+func lookupCells(d Depth) (cells []Cell) {
+	sizes, rounds, connections := []int{100, 1000, 4000}, 6, 1000
+	switch d {
+	case Brief:
+		sizes, connections = brief, 200
+	case Full:
+		sizes, rounds = append(sizes, 10_000, 20_000, hugest), 12
+	}
+	for _, n := range sizes {
+		for _, last := range []bool{false, true} {
+			c := Cell{
+				Case: "first Service", Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: rounds,
+				Takes: 100 * time.Millisecond, Contenders: withRules(n), Turn: func(ctx context.Context, s *Site) (Figures, error) {
+					return lookupTurn(ctx, s, last, connections)
+				},
+			}
+			if last {
+				c.Case = "last Service"
+			}
+			cells = append(cells, c)
+		}
+	}
+	return cells
+}
+
+// withRules leaves out mode userspace: there the proxy answers the connection, and only then looks for a backend.
+func withRules(services int) func([]Contender) []Contender {
+	able := ableToHold(services)
+	return func(all []Contender) []Contender {
+		if able != nil {
+			all = able(all)
+		}
+		return slices.DeleteFunc(all, func(c Contender) bool { return c.Plane == userspacePlane })
+	}
+}
+
+func lookupTurn(ctx context.Context, s *Site, last bool, connections int) (Figures, error) {
+	to, end, err := s.ends(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if last {
+		to = end
+	}
+	e := errand{servers: []traffic.Server{{Protocol: traffic.Bare}}, load: traffic.Load{
+		Protocol: traffic.Bare, Targets: []netip.AddrPort{to}, Requests: connections / 10,
+	}}
+	// What has just listed rules finds them in the processor's caches, or other things there: nobody is measured before.
+	if _, err := s.ask(ctx, e); err != nil {
+		return nil, err
+	}
+	e.load.Requests = connections
+	r, err := s.ask(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	return Figures{
+		"connect": r.Connect.Quantile(0.5).Seconds(), "p10": r.Connect.Quantile(0.1).Seconds(),
+		"p99": r.Connect.Quantile(0.99).Seconds(), "failed": float64(r.Failed()),
+	}, nil
+}
+
+// ends are the Services that come first and last where rules are tried one after the other.
+func (s *Site) ends(ctx context.Context) (first, last netip.AddrPort, err error) {
+	all, err := s.inOrder(ctx)
+	if err != nil {
+		return first, last, err
+	}
+	return all[0], all[len(all)-1], nil
+}
+
+// inOrder are all Services in the order in which rules are tried. kube-proxy's mode iptables writes them in one of its
+// own, which may be another one with each change; all others look them up.
+func (s *Site) inOrder(ctx context.Context) (all []netip.AddrPort, err error) {
+	for i := range s.Services {
+		all = append(all, s.Service(i))
+	}
+	if s.Kind != Peer || s.Plane != iptablesPlane {
+		return all, nil
+	}
+	program, args := "iptables-save", []string{"-t", "nat"}
+	if s.Legacy {
+		program, args = legacyProgram(), append([]string{"iptables-save"}, args...)
+	}
+	rules, err := s.Bed.Command(ctx, testbed.Node, program, args...).Output()
+	if err != nil {
+		return nil, fmt.Errorf("list the rules of %s: %w", s.Name, err)
+	}
+	all, err = serviceRules(string(rules))
+	if s.theirs { // others lead elsewhere
+		all = slices.DeleteFunc(all, func(a netip.AddrPort) bool { return !s.leads(a) })
+	}
+	return all, err
+}
+
+// serviceRules are the Services in the list that kube-proxy's mode iptables makes.
+func serviceRules(rules string) (all []netip.AddrPort, err error) {
+	for line := range strings.Lines(rules) {
+		if !strings.HasPrefix(line, "-A KUBE-SERVICES -d ") || !strings.Contains(line, "-j KUBE-SVC-") {
+			continue
+		}
+		to, err := destination(line)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, to)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("KUBE-SERVICES has no Service")
+	}
+	return all, nil
+}
+
+// destination is that of a rule.
+func destination(rule string) (netip.AddrPort, error) {
+	words := strings.Fields(rule)
+	var addr, port string
+	for i, word := range words[:len(words)-1] {
+		switch word {
+		case "-d":
+			addr, _, _ = strings.Cut(words[i+1], "/")
+		case "--dport":
+			port = words[i+1]
+		}
+	}
+	to, err := netip.ParseAddrPort(addr + ":" + port)
+	if err != nil {
+		return to, fmt.Errorf("the rule %q: %w", rule, err)
+	}
+	return to, nil
+}

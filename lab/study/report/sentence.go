@@ -1,0 +1,128 @@
+package report
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/lab/study"
+)
+
+// placed is a contender with its figure.
+type placed struct {
+	study.Contender
+	Estimate
+}
+
+// ranking are the proxies of a block at a size, the best first.
+func (s *Statistics) ranking(b block, size int) (all []placed) {
+	for _, c := range b.who {
+		if c.Kind != study.Fairlead && c.Kind != study.Peer {
+			continue
+		}
+		if e, ok := s.estimate(b.at(size, c), b.figure.Name); ok {
+			all = append(all, placed{c, e})
+		}
+	}
+	sign := 1
+	if b.figure.Better == study.Higher {
+		sign = -1
+	}
+	slices.SortStableFunc(all, func(x, y placed) int {
+		if x.Direct != nil && y.Direct != nil {
+			return sign * cmp.Compare(x.Direct.Median, y.Direct.Median)
+		}
+		return sign * cmp.Compare(x.Value, y.Value)
+	})
+	return all
+}
+
+// sentence says of an experiment who comes first, by its main figure, in the last of its cases at the largest size.
+func (s *Statistics) sentence(c section) string {
+	main, ok := mainFigure(c.Description)
+	if !ok {
+		return ""
+	}
+	var of []block
+	for _, b := range c.blocks {
+		if b.figure.Name == main.Name {
+			of = append(of, b)
+		}
+	}
+	if len(of) == 0 {
+		return "Nothing was measured."
+	}
+	b := of[len(of)-1]
+	all := s.ranking(b, b.largest())
+	if len(all) == 0 {
+		return "No proxy was measured."
+	}
+	return b.where(b.largest()) + s.ranked(b, all) + "."
+}
+
+// where begins a sentence with the place.
+func (b block) where(size int) string {
+	var parts []string
+	if b.of != "" {
+		parts = append(parts, b.of)
+	}
+	if size > 0 && b.axis != "" {
+		parts = append(parts, "at "+counted(size, b.axis))
+	}
+	parts = append(parts, b.figure.Name)
+	text := strings.Join(parts, ", ")
+	return strings.ToUpper(text[:1]) + text[1:] + ": "
+}
+
+// ranked says who is ahead, who is alike, and who comes last.
+func (s *Statistics) ranked(b block, all []placed) string {
+	size := b.largest()
+	var ahead, rest []string
+	vague := false
+	for i, p := range all {
+		c, ok := s.compare(b.at(size, p.Contender), b.at(size, all[0].Contender), b.figure.Name)
+		if i == 0 || ok && c.Alike() || p.Value == all[0].Value {
+			ahead = append(ahead, p.Name)
+			continue
+		}
+		vague = vague || ok && c.Vague()
+		rest = append(rest, p.Name+" "+b.figured(p))
+	}
+	text := listed(ahead)
+	switch {
+	case len(ahead) > 1:
+		text += " alike with " + b.said(all[0])
+	case len(rest) == 0:
+		text += " with " + b.said(all[0])
+	case vague:
+		text += " " + b.said(all[0])
+	default:
+		text += " first with " + b.said(all[0])
+	}
+	if len(rest) > 0 {
+		text += ", then " + listed(rest)
+	}
+	if vague {
+		text += "; bounds are too wide to rank all of them"
+	}
+	return text
+}
+
+// said is a figure, and what it is compared with no proxy.
+func (b block) said(p placed) string {
+	switch {
+	case p.Direct == nil:
+		return b.figured(p)
+	case p.Direct.Alike():
+		return "no difference seen from direct access"
+	}
+	return b.figured(p) + " times direct access"
+}
+
+// figured is the figure alone.
+func (b block) figured(p placed) string {
+	if p.Direct == nil {
+		return quantity(b.figure.Unit, p.Value)
+	}
+	return times(p.Direct.Median)
+}

@@ -1,0 +1,225 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	"fairlead.dev/fairlead/lab/study"
+)
+
+// width is that to which prose is broken in a terminal.
+const width = 110
+
+// Text writes a summary for a terminal: what matters first, and one small table of each experiment.
+func Text(w io.Writer, r *study.Result) error {
+	s := NewStatistics(r)
+	var text strings.Builder
+	for _, line := range s.head() {
+		fmt.Fprintln(&text, wrapped(line, "  "))
+	}
+	fmt.Fprintf(&text, "\nADVICE\n%s\n", wrapped(s.Advice().String(), ""))
+	fmt.Fprintln(&text, "\nWHAT OTHERS HAVE PUBLISHED, AND WHAT IS SEEN HERE")
+	textVerdicts(&text, s.Verdicts())
+	for _, c := range s.sections() {
+		s.textSection(&text, c)
+	}
+	fmt.Fprintln(&text, "\n"+wrapped(s.legend(), ""))
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+// textVerdicts writes each conclusion once, and below it for whom it holds.
+func textVerdicts(text *strings.Builder, all []Verdict) {
+	last, missing := "", 0
+	for _, v := range all {
+		if v.Answer == Unknown && strings.HasPrefix(v.Says, itNeeds) {
+			missing++
+			continue
+		}
+		if v.Answer == Unknown && v.Of == "" {
+			fmt.Fprintln(text, wrapped("? Cannot tell whether "+v.Conclusion+": "+v.Says, "  "))
+			continue
+		}
+		if v.Conclusion != last {
+			fmt.Fprintln(text, wrapped(upper(v.Conclusion)+" ["+v.Published+"]", "  "))
+		}
+		last = v.Conclusion
+		who := v.judged()
+		if who != "" {
+			who = ", " + who
+		}
+		fmt.Fprintln(text, wrapped("  "+v.Answer.sign()+" "+string(v.Answer)+who+": "+v.Says, "      "))
+	}
+	if missing > 0 {
+		fmt.Fprintln(text, counted(missing, "conclusions")+" could not be judged, as the experiments were not made.")
+	}
+}
+
+// upper begins a sentence, but for names that are written small.
+func upper(text string) string {
+	for _, name := range []string{"iptables", "nftables", "kube-proxy"} {
+		if strings.HasPrefix(text, name) {
+			return text
+		}
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
+}
+
+// head says what was run, when and where.
+func (s *Statistics) head() []string {
+	lines := []string{fmt.Sprintf("fairlead bench, %s, %s to %s, Fairlead %s, Services: %s", s.Depth,
+		s.Started.UTC().Format("2 January 2006 15:04"), s.Ended.UTC().Format("15:04 MST"), s.Version, s.Services)}
+	for _, k := range s.Kernels {
+		lines = append(append(lines, describe(k)), s.missingOn(k.Name)...)
+	}
+	failed := 0
+	for _, row := range s.Rows {
+		if row.Failed != "" {
+			failed++
+		}
+	}
+	if failed > 0 {
+		lines = append(lines, fmt.Sprintf("%s of %s failed; each experiment says which, and why.",
+			grouped(int64(failed)), counted(len(s.Rows), "turns")))
+	}
+	if !s.Complete {
+		lines = append(lines, "This run is not complete: it was interrupted, or something failed.")
+	}
+	return lines
+}
+
+// missingOn says who cannot run on a kernel, in a line for each reason.
+func (s *Statistics) missingOn(kernel string) (lines []string) {
+	names := map[string][]string{}
+	for _, m := range s.Missing {
+		if m.Kernel == kernel {
+			why := essence(m.Why)
+			names[why] = append(names[why], m.Contender)
+		}
+	}
+	for _, why := range slices.SortedFunc(maps.Keys(names), func(a, b string) int {
+		return cmp.Compare(names[a][0], names[b][0])
+	}) {
+		lines = append(lines, fmt.Sprintf("Not on %s: %s (%s).", kernel, strings.Join(names[why], ", "), why))
+	}
+	return lines
+}
+
+// essence is what a program said at last, without when and where: the same for all that ended for the same reason.
+func essence(why string) string {
+	const last = "last words: "
+	if i := strings.LastIndex(why, last); i >= 0 {
+		head := regexp.MustCompile(`^[EFIW]\d{4} [\d:.]+ +\d+ \S+\] `)
+		why = "its " + last + head.ReplaceAllString(why[i+len(last):], "")
+	}
+	return cut(why)
+}
+
+// describe is a kernel in one line.
+func describe(k study.Kernel) string {
+	var parts []string
+	for _, p := range []struct {
+		has  bool
+		text string
+	}{
+		{k.Release != "", "Linux " + k.Release}, {k.CPU != "", k.CPU}, {k.CPUs > 0, counted(k.CPUs, "CPUs")},
+		{k.Memory > 0, quantity(study.Bytes, float64(k.Memory))}, {k.Note != "", k.Note},
+	} {
+		if p.has {
+			parts = append(parts, p.text)
+		}
+	}
+	return k.Name + ": " + strings.Join(parts, ", ")
+}
+
+// legend explains the signs.
+func (s *Statistics) legend() string {
+	return "Medians of rounds; in brackets the bounds of 95 %. = means that no difference was seen: it is no larger " +
+		"than that between direct access and direct access again, or 1 lies within the bounds. (?): there are too few " +
+		"rounds for bounds. Growth: the figure grows as the size to that power. Figures of different kernels are never " +
+		"compared."
+}
+
+func (s *Statistics) textSection(text *strings.Builder, c section) {
+	title := c.Name
+	if len(s.kernels(c.Name)) > 1 || c.Kernel.Name != study.This {
+		title += " (" + c.Kernel.Name + ")"
+	}
+	fmt.Fprintf(text, "\n%s: %s\n%s\n", strings.ToUpper(title), c.Does, wrapped(c.Sentence, ""))
+	for _, t := range s.small(c) {
+		t.text(text)
+	}
+	for _, f := range c.Failures {
+		fmt.Fprintln(text, wrapped("! "+f, "  "))
+	}
+}
+
+// The most columns of a terminal's table.
+const (
+	mostSizes   = 4
+	mostColumns = 5
+)
+
+// small is what of an experiment fits a terminal: its main figure by size, by case, or all figures of one place.
+func (s *Statistics) small(c section) (all []table) {
+	main, _ := mainFigure(c.Description)
+	var of []block
+	for _, b := range c.blocks {
+		if b.figure.Name == main.Name {
+			of = append(of, b)
+		}
+	}
+	switch {
+	case len(of) == 0:
+		return nil
+	case len(of) == 1 && len(of[0].sizes) == 1:
+		return []table{s.byFigure(c.blocks[:min(len(c.blocks), mostColumns)], false)}
+	case len(of) <= 2 && len(of[0].sizes) > 1:
+		for _, b := range of {
+			all = append(all, s.bySize(b, some(b.sizes, mostSizes), false))
+		}
+		return all
+	}
+	return []table{s.byCase(of[:min(len(of), mostColumns)])}
+}
+
+// text writes a table for a terminal.
+func (t table) text(text *strings.Builder) {
+	fmt.Fprintln(text)
+	w := tabwriter.NewWriter(text, 0, 0, 2, ' ', 0)
+	for _, row := range append([][]string{t.Head}, t.Rows...) {
+		fmt.Fprintln(w, "  "+strings.Join(row, "\t"))
+	}
+	_ = w.Flush() // a Builder takes everything
+	fmt.Fprintln(text, wrapped("  "+strings.TrimPrefix(t.Title+": ", ": ")+t.Note, "  "))
+}
+
+// wrapped breaks lines between words; those after the first are indented.
+func wrapped(text, indent string) string {
+	lead := text[:len(text)-len(strings.TrimLeft(text, " "))]
+	var lines []string
+	line := ""
+	for _, word := range strings.Fields(text) {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			lines, line = append(lines, line), indent+word
+			continue
+		}
+		if line == "" {
+			line = lead + word
+			continue
+		}
+		line += " " + word
+	}
+	return strings.Join(append(lines, line), "\n")
+}
+
+// day writes a date as people do.
+func day(t time.Time) string { return t.UTC().Format("2 January 2006") }

@@ -1,0 +1,145 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"fairlead.dev/fairlead/lab/study"
+)
+
+// scale is a larger or smaller unit: from so much on it is used.
+type scale struct {
+	from, times float64
+	name        string
+}
+
+// scales are those of a unit, the smallest first.
+func scales(u study.Unit) []scale {
+	switch u {
+	case study.Seconds:
+		return []scale{
+			{0, 1e9, "ns"}, {1e-6, 1e6, "µs"}, {1e-3, 1e3, "ms"}, {1, 1, "s"}, {120, 1.0 / 60, "min"}, {7200, 1.0 / 3600, "h"},
+		}
+	case study.Bytes:
+		return []scale{
+			{0, 1, "B"}, {1 << 10, 1.0 / (1 << 10), "KiB"}, {1 << 20, 1.0 / (1 << 20), "MiB"}, {1 << 30, 1.0 / (1 << 30), "GiB"},
+		}
+	case study.BitRate:
+		return []scale{{0, 1, "bit/s"}, {1e3, 1e-3, "kbit/s"}, {1e6, 1e-6, "Mbit/s"}, {1e9, 1e-9, "Gbit/s"}}
+	case study.PerSecond:
+		return []scale{{0, 1, "/s"}}
+	case study.Share:
+		return []scale{{0, 100, "%"}}
+	}
+	return []scale{{0, 1, string(u)}}
+}
+
+// quantity is a value with its unit, to three digits.
+func quantity(u study.Unit, v float64) string {
+	all := scales(u)
+	best := all[0]
+	for _, s := range all {
+		if math.Abs(v) >= s.from*0.9995 {
+			best = s
+		}
+	}
+	if v == 0 && u == study.Seconds {
+		return "0"
+	}
+	text := digits(v * best.times)
+	if best.name == "" {
+		return text
+	}
+	if best.name == "/s" {
+		return text + "/s"
+	}
+	return text + " " + best.name
+}
+
+// digits rounds to three digits; large numbers stay whole, with commas.
+func digits(v float64) string {
+	if math.Abs(v) >= 1000 {
+		return grouped(int64(math.Round(v)))
+	}
+	if v != 0 {
+		power := math.Pow(10, math.Floor(math.Log10(math.Abs(v)))-2)
+		v = math.Round(v/power) * power
+	}
+	if math.Abs(v-math.Round(v)) < 1e-9 {
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	}
+	return strconv.FormatFloat(v, 'f', max(0, 2-int(math.Floor(math.Log10(math.Abs(v))))), 64)
+}
+
+// grouped writes thousands with commas.
+func grouped(n int64) string {
+	text := strconv.FormatInt(n, 10)
+	sign := ""
+	if n < 0 {
+		sign, text = "-", text[1:]
+	}
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return sign + text
+}
+
+// times writes a ratio: two digits behind the point, or as many as say something.
+func times(r float64) string {
+	switch {
+	case r >= 100:
+		return grouped(int64(math.Round(r)))
+	case r >= 10:
+		return fmt.Sprintf("%.1f", r)
+	case r >= 0.1 || r == 0:
+		return fmt.Sprintf("%.2f", r)
+	}
+	return strconv.FormatFloat(r, 'g', 2, 64)
+}
+
+// tellable is how far apart bounds may be to be worth telling; those of two rounds are often farther.
+const tellable = 100
+
+// String is the ratio with its bounds, and a sign for what may be chance.
+func (c Comparison) String() string {
+	text := times(c.Median)
+	if c.High <= tellable*c.Low {
+		text += " (" + times(c.Low) + "–" + times(c.High) + ")"
+	} else {
+		text += " (?)"
+	}
+	if !c.Seen() {
+		text += " ="
+	}
+	return text
+}
+
+// counted writes "1 Service", "1,000 Services".
+func counted(n int, of string) string {
+	if n == 1 {
+		of = strings.TrimSuffix(of, "s")
+	}
+	return strings.TrimSpace(grouped(int64(n)) + " " + of)
+}
+
+// listed writes "a, b and c".
+func listed(all []string) string {
+	if len(all) < 2 {
+		return strings.Join(all, "")
+	}
+	return strings.Join(all[:len(all)-1], ", ") + " and " + all[len(all)-1]
+}
+
+// signed writes an exponent.
+func signed(v float64) string {
+	text := fmt.Sprintf("%.2f", v)
+	if text == "-0.00" {
+		return "0.00"
+	}
+	return strings.Replace(text, "-", "−", 1)
+}
+
+// digits2 rounds to two digits and drops zeros at the end.
+func digits2(v float64) string { return strconv.FormatFloat(v, 'g', 3, 64) }

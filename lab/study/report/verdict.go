@@ -1,0 +1,274 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/lab/study"
+)
+
+// Answer is what becomes of a published conclusion here.
+type Answer string
+
+// The answers.
+const (
+	Holds   Answer = "holds"
+	SoFar   Answer = "holds as far as was measured"
+	Fails   Answer = "does not hold"
+	Differs Answer = "differs"
+	Unknown Answer = "cannot tell"
+)
+
+// sign is one that does without colour.
+func (a Answer) sign() string {
+	switch a {
+	case Holds:
+		return "✓"
+	case SoFar:
+		return "~"
+	case Fails:
+		return "✗"
+	case Differs:
+		return "≠"
+	}
+	return "?"
+}
+
+// Verdict is the answer for a kernel, and for whose planes.
+type Verdict struct {
+	Conclusion string `json:"conclusion"`
+	Published  string `json:"published"` // by whom
+	Answer     Answer `json:"answer"`
+	Says       string `json:"says"` // with this run's figures; of Unknown: why
+	Of         string `json:"of,omitempty"`
+	Kernel     string `json:"kernel,omitempty"`
+}
+
+// judged says whose planes were, and on which kernel if it is not this one.
+func (v Verdict) judged() string {
+	if v.Kernel == "" || v.Kernel == study.This {
+		return v.Of
+	}
+	return v.Of + ", " + v.Kernel
+}
+
+// conclusion is what somebody has published, and how it is judged.
+type conclusion struct {
+	says   string
+	source string
+	needs  []string // experiments
+	judge  func(judged) (Answer, string)
+}
+
+// judged is whose planes are judged, and where.
+type judged struct {
+	*Statistics
+	kernel string
+	kind   study.Kind
+}
+
+// Verdicts are those of all published conclusions: of each for whom it can be told, or why it cannot.
+func (s *Statistics) Verdicts() (all []Verdict) {
+	var unknown []Verdict
+	for _, c := range conclusions() {
+		of := s.verdicts(c)
+		if len(of) == 1 && of[0].Of == "" {
+			unknown = append(unknown, of...)
+			continue
+		}
+		all = append(all, of...)
+	}
+	return append(all, unknown...)
+}
+
+// verdicts are of one conclusion.
+func (s *Statistics) verdicts(c conclusion) []Verdict {
+	unknown := Verdict{Conclusion: c.says, Published: c.source, Answer: Unknown}
+	if missing := s.unmeasured(c.needs); len(missing) == len(c.needs) {
+		unknown.Says = itNeeds + strings.Join(missing, " or ") + "."
+		return []Verdict{unknown}
+	}
+	var told []Verdict
+	var reasons []string
+	for _, of := range s.benches(c.needs) {
+		answer, says := c.judge(of)
+		if answer == Unknown && !strings.HasPrefix(says, boundsTooWide) {
+			if !slices.Contains(reasons, says) {
+				reasons = append(reasons, says)
+			}
+			continue
+		}
+		told = append(told, Verdict{c.says, c.source, answer, says, of.whose(), of.kernel})
+	}
+	if len(told) > 0 {
+		return told
+	}
+	unknown.Says = strings.Join(reasons, "; ") + "."
+	return []Verdict{unknown}
+}
+
+// How reasons begin.
+const (
+	boundsTooWide = "the bounds are too wide: "
+	itNeeds       = "it needs "
+)
+
+// unmeasured are the experiments that have no figures.
+func (s *Statistics) unmeasured(names []string) (missing []string) {
+	for _, name := range names {
+		if !slices.ContainsFunc(s.Rows, func(r study.Row) bool { return r.Experiment == name && r.Failed == "" }) {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+// benches are the kernels of some experiments, with kube-proxy's planes and Fairlead's.
+func (s *Statistics) benches(needs []string) (all []judged) {
+	var kernels []string
+	for _, name := range needs {
+		for _, k := range s.kernels(name) {
+			if !slices.Contains(kernels, k) {
+				kernels = append(kernels, k)
+			}
+		}
+	}
+	for _, kind := range []study.Kind{study.Peer, study.Fairlead} {
+		for _, k := range kernels {
+			all = append(all, judged{s, k, kind})
+		}
+	}
+	return all
+}
+
+func (b judged) whose() string {
+	if b.kind == study.Peer {
+		return "kube-proxy"
+	}
+	return "Fairlead"
+}
+
+// of is the contender with a plane, the plainest of several.
+func (b judged) of(experiment, plane string) (study.Contender, bool) {
+	in := func(p place) bool { return p.experiment == experiment && p.kernel == b.kernel }
+	var best study.Contender
+	for _, c := range b.contendersAt(in) {
+		if c.Kind == b.kind && family(c.Plane) == plane && (best.Name == "" || len(c.Name) < len(best.Name)) {
+			best = c
+		}
+	}
+	return best, best.Name != ""
+}
+
+// curve is a figure of a contender in a case, by size.
+type curve struct {
+	judged
+	place  // size 0
+	figure study.Figure
+	axis   string
+	who    study.Contender
+}
+
+// main is the curve of an experiment's main figure, in the first case that has all these words.
+func (b judged) main(experiment, plane string, words ...string) (c curve, err error) {
+	d, ok := b.Experiment(experiment)
+	f, has := mainFigure(d)
+	if !ok || !has {
+		return c, fmt.Errorf("%s was not measured", experiment)
+	}
+	return b.curve(d, f, plane, words)
+}
+
+func (b judged) curve(d study.Description, f study.Figure, plane string, words []string) (c curve, err error) {
+	who, ok := b.of(d.Name, plane)
+	if !ok {
+		return c, fmt.Errorf("%s of %s was not measured for %s", plane, b.whose(), d.Name)
+	}
+	cases := b.cases(d.Name, b.kernel)
+	i := slices.IndexFunc(cases, func(name string) bool { return hasAll(name, words) })
+	if i < 0 {
+		return c, fmt.Errorf("%s has no case %q", d.Name, strings.Join(words, " "))
+	}
+	p := place{experiment: d.Name, kernel: b.kernel, of: cases[i]}
+	c = curve{b, p, f, d.Axis, who}
+	if len(c.sizes()) == 0 {
+		return c, fmt.Errorf("no turn of %s succeeded for %s", who.Name, d.Name)
+	}
+	return c, nil
+}
+
+// hasAll reports whether a text has all words, whatever their case.
+func hasAll(text string, words []string) bool {
+	return !slices.ContainsFunc(words, func(w string) bool { return !has(text, w) })
+}
+
+func has(text, word string) bool {
+	return word != "" && strings.Contains(strings.ToLower(text), strings.ToLower(word))
+}
+
+// sizes are those with figures.
+func (c curve) sizes() (all []int) {
+	for _, n := range c.judged.sizes(c.experiment, c.place.kernel, c.place.of) {
+		if len(c.values(c.at(n), c.figure.Name)) > 0 {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// at are the turns at a size.
+func (c curve) at(size int) turns {
+	p := c.place
+	p.size = size
+	return turns{p, c.who.Name}
+}
+
+// value is the median at a size, with its unit.
+func (c curve) value(size int) string {
+	return quantity(c.figure.Unit, series(c.values(c.at(size), c.figure.Name)).Median())
+}
+
+// worse turns a ratio of figures around where more is better: above 1 is the worse one.
+func (c curve) worse(r Comparison) Comparison {
+	if c.figure.Better == study.Higher {
+		r.Median, r.Low, r.High = 1/r.Median, 1/r.High, 1/r.Low
+	}
+	return r
+}
+
+// against is how many times as bad a curve is as another one, at each size that both have.
+func (c curve) against(other curve) (all []sizedRatio) {
+	for _, n := range c.sizes() {
+		if r, ok := c.compare(c.at(n), other.at(n), c.figure.Name); ok {
+			all = append(all, sizedRatio{n, c.worse(r)})
+		}
+	}
+	return all
+}
+
+// sizedRatio is a comparison at a size.
+type sizedRatio struct {
+	size int
+	Comparison
+}
+
+// named is what the curve shows.
+func (c curve) named() string { return c.experiment + ", " + c.figure.Name }
+
+// beside says how two curves compare.
+func (c curve) beside(other curve, all []sizedRatio) string {
+	return fmt.Sprintf("beside %s, %s takes %s times as long (%s)", other.who.Name, c.who.Name, ends(all, c.axis),
+		c.named())
+}
+
+// ends says the first and the last of a row of ratios, and one between.
+func ends(all []sizedRatio, axis string) string {
+	var parts []string
+	for i, r := range all {
+		if i == 0 || i == len(all)-1 || i == (len(all)-1)/2 {
+			parts = append(parts, r.String()+" at "+counted(r.size, axis))
+		}
+	}
+	return listed(parts)
+}

@@ -1,0 +1,351 @@
+package study
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+)
+
+// The pods of a site. Each of the server's ports, at each of its addresses, is a backend of its own.
+const (
+	ClientPod testbed.Place = "client"
+	ServerPod testbed.Place = "server"
+)
+
+// Site is a virtual cluster whose node has a contender's proxy, or none.
+//
+//	client ── node: the proxy ── server, which has all backends' addresses
+//	            ▲
+//	         Catalog: the API server that it follows
+type Site struct {
+	Contender
+	Cluster
+	Bed *testbed.Bed
+	// Catalog and Proxy are nil where there is no proxy. Experiments that announce something take it back.
+	Catalog *kubernetes.Catalog
+	Proxy   *kubernetes.Proxy
+	// Start is how long it took until the proxy was ready and Services answered.
+	Start time.Duration
+	// KernelMemory is by how much the kernel's memory grew meanwhile, in bytes, see KernelMemory.
+	KernelMemory int64
+	// ControlSocket is Fairlead's; empty for others.
+	ControlSocket string
+	// Kernel is the name of the one that the site is in.
+	Kernel string
+
+	workers workers
+	rested  time.Time            // see rest
+	series  map[string][]float64 // of the turn
+
+	dir     string   // of the kubeconfig and the control socket
+	bpf     *os.File // a file system of its own; may be nil
+	program []string // is Fairlead
+	command []string // starts the proxy
+	failed  error    // why there is nothing of all this
+}
+
+// How long a proxy may take until all Services answer; the shorter one is for one endpoint.
+const (
+	startLimit = 2 * time.Minute
+	tryLimit   = 20 * time.Second
+)
+
+// limit is that of the site's proxy.
+func (s *Site) limit() time.Duration {
+	if s.Services*max(s.First, s.Endpoints) <= 1 {
+		return tryLimit
+	}
+	return startLimit
+}
+
+// Proxied reports whether there is a proxy.
+func (s *Site) Proxied() bool { return s.Kind == Fairlead || s.Kind == Peer }
+
+// newSite makes one. If it cannot be made, that is what it says.
+func (l *lab) newSite(ctx context.Context, who Contender, c Cluster, catalog *kubernetes.Catalog) *Site {
+	s := &Site{Contender: who, Cluster: c, Kernel: l.kernel}
+	if err := s.build(ctx, catalog, l.Program); err != nil {
+		s.fail(fmt.Errorf("%s with %d Services: %w", who.Name, c.Services, err))
+	}
+	return s
+}
+
+// fail removes all of it.
+func (s *Site) fail(err error) { s.failed = errors.Join(err, s.close()) }
+
+func (s *Site) build(ctx context.Context, catalog *kubernetes.Catalog, program []string) (err error) {
+	spec := testbed.Spec{Pods: []testbed.PodSpec{{Name: string(ClientPod)}, {Name: string(ServerPod)}}, Cgroup: true}
+	s.Bed, err = testbed.New(ctx, spec)
+	if err != nil && s.Plane != ebpfPlane { // nobody else needs the cgroup
+		spec.Cgroup = false
+		s.Bed, err = testbed.New(ctx, spec)
+	}
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(s.spread(ServerPod, backendRange()), s.spread(ClientPod, clientRange())); err != nil {
+		return fmt.Errorf("addresses of the backends and of the clients: %w", err)
+	}
+	if err := s.answerProbes(); err != nil {
+		return err
+	}
+	if !s.Proxied() {
+		return nil
+	}
+	return s.startProxy(ctx, catalog, program)
+}
+
+// spread makes all of a range a pod's own.
+func (s *Site) spread(pod testbed.Place, addrs netip.Prefix) error {
+	_, all, err := net4(addrs)
+	if err != nil {
+		return err
+	}
+	via := s.Bed.Addr(pod, false)
+	err = s.Bed.Do(testbed.Node, func() error {
+		return netlink.RouteAdd(&netlink.Route{
+			Dst: all, Gw: via.AsSlice(), Flags: int(netlink.FLAG_ONLINK), LinkIndex: s.cable(via),
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return s.Bed.Do(pod, func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{
+			Dst: all, LinkIndex: lo.Attrs().Index, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+		})
+	})
+}
+
+// cable is the node's interface to an address; the calling thread is on the node.
+func (s *Site) cable(to netip.Addr) int {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return 0
+	}
+	return routes[0].LinkIndex
+}
+
+func (s *Site) startProxy(ctx context.Context, catalog *kubernetes.Catalog, program []string) (err error) {
+	s.Catalog = catalog.Copy()
+	if s.dir, err = os.MkdirTemp("", "fairlead-bench-"); err != nil {
+		return err
+	}
+	kubeconfig, err := s.Catalog.Serve(s.Bed, s.dir)
+	if err != nil {
+		return err
+	}
+	if err := s.prepareCommand(program, kubeconfig); err != nil {
+		return err
+	}
+	before, _ := KernelMemory() // what the machine does not tell stays 0
+	s.Start, err = s.Launch(ctx)
+	if err != nil {
+		return err
+	}
+	after, _ := KernelMemory()
+	s.KernelMemory = after - before
+	return nil
+}
+
+// prepareCommand finds what starts the proxy.
+func (s *Site) prepareCommand(program []string, kubeconfig string) (err error) {
+	args := kubernetes.ProxyArgs(kubeconfig, s.mode())
+	if s.Kind == Peer {
+		s.command = slices.Concat([]string{s.Program}, args, s.Args)
+		return nil
+	}
+	s.program, s.ControlSocket = program, filepath.Join(s.dir, "control")
+	s.command = slices.Concat(program, []string{"run", "--control-socket=" + s.ControlSocket}, args)
+	if backend := s.backend(); backend != "" {
+		s.command = append(s.command, "--iptables-backend="+backend)
+	}
+	if s.bpf, _, err = testbed.BPFFS(); err == nil && s.Bed.Cgroup() != "" {
+		// The file is the first after the standard ones. A contender may change to that plane.
+		s.command = append(s.command, "--cgroup-root="+s.Bed.Cgroup(), "--bpf-root=/proc/self/fd/3")
+	} else if s.Plane == ebpfPlane {
+		return fmt.Errorf("a file system for eBPF programs: %w", err)
+	}
+	s.command = append(s.command, s.Args...)
+	return nil
+}
+
+// Launch starts the proxy, which does not run, and returns how long it took until it was ready and Services answered.
+func (s *Site) Launch(ctx context.Context) (took time.Duration, err error) {
+	return s.launch(ctx, s.await)
+}
+
+// launch starts the proxy and returns how long it took until it was as is wanted.
+func (s *Site) launch(ctx context.Context, ready func(context.Context) error) (took time.Duration, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.limit(), fmt.Errorf("it is not ready after %s", s.limit()))
+	defer cancel()
+	env, err := s.environment()
+	if err != nil {
+		return 0, err
+	}
+	// What it has of the older iptables is its namespace's, and must not wait for who changes the machine's.
+	env = slices.Concat(env, []string{"XTABLES_LOCKFILE=" + filepath.Join(s.dir, "xtables.lock")})
+	o := kubernetes.ProxyOptions{Bed: s.Bed, Command: s.command, Env: env}
+	if s.bpf != nil {
+		o.Files = []*os.File{s.bpf}
+	}
+	begin := time.Now()
+	// The proxy outlives what starts it.
+	if s.Proxy, err = kubernetes.StartProxy(context.WithoutCancel(ctx), o); err != nil {
+		return 0, err
+	}
+	if err := ready(ctx); err != nil {
+		return 0, s.withLastWords(err)
+	}
+	return time.Since(begin), nil
+}
+
+// Restart kills the proxy, whose rules stay, and starts it anew.
+func (s *Site) Restart(ctx context.Context) (took time.Duration, err error) {
+	if err := s.Proxy.Kill(); err != nil {
+		return 0, err
+	}
+	return s.Launch(ctx)
+}
+
+// await returns when the proxy is ready, and all Services of a sample answer.
+func (s *Site) await(ctx context.Context) error {
+	const sample = 20
+	for j := range sample {
+		if i := j * (s.Services - 1) / (sample - 1); s.endpoints(i) > 0 {
+			if err := s.AwaitAnswer(ctx, s.Service(i)); err != nil {
+				return err
+			}
+		}
+	}
+	return s.awaitHealthy(ctx)
+}
+
+// awaitHealthy returns when the proxy says that it has done what there was to do.
+func (s *Site) awaitHealthy(ctx context.Context) error {
+	for {
+		status, _, err := s.Proxy.Get(ctx, healthz(), "/healthz")
+		if err == nil && status == http.StatusOK {
+			return nil
+		}
+		if err := s.pause(ctx); err != nil {
+			return fmt.Errorf("/healthz: %w", err)
+		}
+	}
+}
+
+// healthz is kube-proxy's own choice.
+func healthz() netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 10256)
+}
+
+// AwaitAnswer returns when a connection to a Service is taken.
+func (s *Site) AwaitAnswer(ctx context.Context, to netip.AddrPort) error {
+	for {
+		err := s.Bed.Do(ClientPod, func() error { return tryConnect(to) })
+		if err == nil {
+			return nil
+		}
+		if err := s.pause(ctx); err != nil {
+			return fmt.Errorf("%s does not answer: %w", to, err)
+		}
+	}
+}
+
+func tryConnect(to netip.AddrPort) error {
+	c, err := net.DialTimeout("tcp", to.String(), 50*time.Millisecond)
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+// pause is the time between two looks at what nobody announces.
+func (s *Site) pause(ctx context.Context) error {
+	select {
+	case <-s.Proxy.Ended():
+		return errEnded
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(time.Millisecond):
+		return nil
+	}
+}
+
+var errEnded = errors.New("the proxy has ended")
+
+// check says that the proxy has ended.
+func (s *Site) check() error {
+	if s.Proxy == nil {
+		return nil
+	}
+	select {
+	case <-s.Proxy.Ended():
+		return s.withLastWords(errEnded)
+	default:
+		return nil
+	}
+}
+
+// withLastWords adds what the proxy has written last.
+func (s *Site) withLastWords(err error) error {
+	return lastWords{err, strings.TrimSpace(s.Proxy.Log())}
+}
+
+// lastWords are those of a proxy that has failed.
+type lastWords struct {
+	error
+	log string
+}
+
+func (w lastWords) Unwrap() error { return w.error }
+
+func (w lastWords) Error() string {
+	return fmt.Sprintf("%s; its last words:\n%s", w.error, w.log[max(0, len(w.log)-1000):])
+}
+
+// line is the last one, without the date that klog puts before it.
+func (w lastWords) line() string {
+	line := w.log[strings.LastIndexByte(w.log, '\n')+1:]
+	if head, text, ok := strings.Cut(line, "] "); ok && len(strings.Fields(head)) == 4 {
+		return text
+	}
+	return line
+}
+
+// close removes all of it.
+func (s *Site) close() (err error) {
+	err = s.closeWorkers()
+	if s.Proxy != nil {
+		err = errors.Join(err, s.Proxy.Kill())
+	}
+	if s.Catalog != nil && s.dir != "" {
+		err = errors.Join(err, s.Catalog.Close(), os.RemoveAll(s.dir))
+	}
+	if s.Bed != nil {
+		err = errors.Join(err, s.Bed.Close())
+	}
+	if s.bpf != nil {
+		err = errors.Join(err, s.bpf.Close()) // and with it all that is pinned there
+	}
+	*s = Site{Contender: s.Contender, Cluster: s.Cluster, Kernel: s.Kernel, failed: s.failed}
+	return err
+}

@@ -1,0 +1,259 @@
+package kubernetes
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/model"
+)
+
+// ProxyOptions say which service proxy to start, and where.
+type ProxyOptions struct {
+	Bed     *testbed.Bed
+	Place   testbed.Place // empty: testbed.Node
+	Command []string      // program and arguments
+	Env     []string      // beside this process's
+	Files   []*os.File    // open in the proxy, from descriptor 3 on
+	Healthz netip.AddrPort
+}
+
+// Proxy is a service proxy that runs on a node of a Bed. It ends with the Bed at the latest.
+type Proxy struct {
+	cmd     *testbed.Cmd
+	bed     *testbed.Bed
+	place   testbed.Place
+	healthz netip.AddrPort
+	log     output
+	ended   chan struct{}
+	err     error
+
+	mu        sync.Mutex
+	childPeak uint64
+}
+
+// KubeProxyCommand is the real kube-proxy, in a mode (iptables, nftables, ipvs), as kubeadm would have it
+// run on the node of a testbed.
+func KubeProxyCommand(p Parts, kubeconfig, mode string) []string {
+	return append([]string{p.Path("kube-proxy")}, ProxyArgs(kubeconfig, mode)...)
+}
+
+// ProxyArgs are those of kube-proxy, which Fairlead understands as well.
+func ProxyArgs(kubeconfig, mode string) []string {
+	var cidrs []string
+	for _, c := range testbed.ClusterCIDRs() {
+		cidrs = append(cidrs, c.String())
+	}
+	return []string{
+		"--kubeconfig=" + kubeconfig, "--proxy-mode=" + mode,
+		"--hostname-override=" + string(testbed.Node), "--cluster-cidr=" + strings.Join(cidrs, ","),
+		// The machine's own settings, which a namespace cannot change.
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
+	}
+}
+
+// StartProxy starts a proxy; Ready says when it serves. Healthz is where it answers /healthz, by default
+// 127.0.0.1:10256.
+func StartProxy(ctx context.Context, o ProxyOptions) (*Proxy, error) {
+	if o.Place == "" {
+		o.Place = testbed.Node
+	}
+	if !o.Healthz.IsValid() {
+		o.Healthz = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 10256)
+	}
+	p := &Proxy{bed: o.Bed, place: o.Place, healthz: o.Healthz, ended: make(chan struct{})}
+	p.cmd = o.Bed.Command(ctx, o.Place, o.Command[0], o.Command[1:]...)
+	p.cmd.Env = append(os.Environ(), o.Env...)
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.ExtraFiles = &p.log, &p.log, o.Files
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", o.Command[0], err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.ended)
+	}()
+	go p.watchChildren()
+	return p, nil
+}
+
+// Ready returns when /healthz answers 200.
+func (p *Proxy) Ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	for {
+		status, _, err := p.Get(ctx, p.healthz, "/healthz")
+		if err == nil && status == http.StatusOK {
+			return nil
+		}
+		select {
+		case <-p.ended:
+			return fmt.Errorf("%s ended: %w\n%s", p.cmd.Path, p.err, p.Log())
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready (status %d, %w)\n%s", p.cmd.Path, status, err, p.Log())
+		case <-time.After(5 * time.Millisecond): // nobody announces it
+		}
+	}
+}
+
+// Get asks an HTTP server in the proxy's place.
+func (p *Proxy) Get(ctx context.Context, addr netip.AddrPort, path string) (status int, body []byte, err error) {
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return p.bed.Dial(ctx, p.place, model.TCP, addr)
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr.String()+path, nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer response.Body.Close()
+	body, err = io.ReadAll(response.Body)
+	return response.StatusCode, body, err
+}
+
+// Pid is the process's.
+func (p *Proxy) Pid() int { return p.cmd.Process.Pid }
+
+// Log is what the proxy has written so far.
+func (p *Proxy) Log() string { return p.log.String() }
+
+// Ended is closed when the proxy has ended.
+func (p *Proxy) Ended() <-chan struct{} { return p.ended }
+
+// Kill ends the proxy by SIGKILL and returns when it has ended.
+func (p *Proxy) Kill() error { return p.signal(unix.SIGKILL) }
+
+// Terminate asks the proxy to end and returns when it has. An exit status other than 0 is an error.
+func (p *Proxy) Terminate() error {
+	if err := p.signal(unix.SIGTERM); err != nil {
+		return err
+	}
+	return p.err
+}
+
+// Signal sends any signal.
+func (p *Proxy) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
+
+func (p *Proxy) signal(s os.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.ended:
+		return nil
+	case <-time.After(startPatience):
+		return fmt.Errorf("%s did not end after %s\n%s", p.cmd.Path, s, p.Log())
+	}
+}
+
+// Usage is what a process has used so far.
+type Usage struct {
+	CPU       time.Duration // with that of its children that have ended
+	RSS       uint64        // bytes resident now
+	Peak      uint64        // bytes resident at most (VmHWM)
+	ChildPeak uint64        // the same of its largest child, as far as was seen, see StartProxy
+}
+
+// Usage of a proxy that runs.
+func (p *Proxy) Usage() (Usage, error) {
+	proc, err := procfs.NewProc(p.Pid())
+	if err != nil {
+		return Usage{}, err
+	}
+	stat, err := proc.Stat()
+	if err != nil {
+		return Usage{}, err
+	}
+	status, err := proc.NewStatus()
+	if err != nil {
+		return Usage{}, err
+	}
+	const ticks = 100 // USER_HZ, the unit of /proc, on every architecture that Go knows
+	used := int64(stat.UTime) + int64(stat.STime) + int64(stat.CUTime) + int64(stat.CSTime)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return Usage{
+		CPU: time.Duration(used) * time.Second / ticks,
+		RSS: status.VmRSS, Peak: status.VmHWM, ChildPeak: p.childPeak,
+	}, nil
+}
+
+// watchChildren notes the size of the programs that the proxy runs, which nothing tells afterwards. One
+// that runs for less than the interval may be missed, but such a one is small.
+func (p *Proxy) watchChildren() {
+	const interval = 50 * time.Millisecond
+	for {
+		select {
+		case <-p.ended:
+			return
+		case <-time.After(interval):
+		}
+		for _, child := range children(p.Pid()) {
+			proc, err := procfs.NewProc(child)
+			if err != nil {
+				continue // it has ended
+			}
+			if status, err := proc.NewStatus(); err == nil {
+				p.mu.Lock()
+				p.childPeak = max(p.childPeak, status.VmHWM)
+				p.mu.Unlock()
+			}
+		}
+	}
+}
+
+// children are the processes that the threads of another have started.
+func children(pid int) (pids []int) {
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, name := range lists {
+		list, err := os.ReadFile(name)
+		if err != nil {
+			continue
+		}
+		for r := bytes.NewReader(list); ; {
+			var child int
+			if _, err := fmt.Fscan(r, &child); err != nil {
+				break
+			}
+			pids = append(pids, child)
+		}
+	}
+	return pids
+}
+
+// output keeps what a program writes.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
