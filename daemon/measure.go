@@ -123,13 +123,14 @@ func (c *child) run(ctx context.Context, answer any, background func(func())) er
 		defer cancel()
 		defer c.clean()
 		err := c.wait(ctx, in)
-		ended <- errors.Join(err, in.Close())
+		ended <- cmp.Or(context.Cause(ctx), err) // that time was up explains the exit status, if it was
+		_ = in.Close()
 	})
 	text, err := readJSON(out)
 	if err == nil {
 		return json.Unmarshal(text, answer)
 	}
-	err = cmp.Or(context.Cause(ctx), <-ended, err) // all of it has been read, so it has ended
+	err = cmp.Or(<-ended, err) // there is nothing more to read, so it has ended, or answers nonsense
 	if said := strings.TrimSpace(c.said.String()); said != "" {
 		return fmt.Errorf("%w: %s", err, said)
 	}

@@ -59,7 +59,7 @@ func recommendCommand() *cobra.Command {
 }
 
 func (r *recommendation) run(ctx context.Context) error {
-	if err := r.Check(); err != nil {
+	if err := r.check(); err != nil {
 		return err
 	}
 	c, err := r.Flags.Load()
@@ -114,7 +114,7 @@ func (r *recommendation) others() (all []advise.Finding) {
 }
 
 func (r *recommendation) check() error {
-	if err := r.Inspection.Check(); err != nil {
+	if err := r.Check(); err != nil {
 		return err
 	}
 	kinds := []advise.Traffic{advise.Mixed, advise.Short, advise.Long}
