@@ -106,7 +106,7 @@ func (p *Plane) memoryOf(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 // of another one, or by programs of another version.
 func (p *Plane) resetNotes() error {
 	if p.sweep != nil {
-		p.sweep.notes.reset()
+		p.sweep.resetNotes()
 	} else if m := p.memory[packetsMapNoted]; m != nil {
 		return ignoreNotes(m)
 	}

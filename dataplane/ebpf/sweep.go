@@ -108,28 +108,32 @@ const (
 // forgotten. The programs do not: what comes too late for its flow begins a new one, but nobody comes for most.
 //
 //	start ─► a goroutine ── once a second ─► turn: a step through the table; addresses that the node has lost
-//	Counters ─► traffic, inUse      Audit ─► failed      close: the goroutine has ended
+//	Sync ─► resetNotes      Counters ─► traffic, inUse      Audit ─► failed      close: the goroutine has ended
+//
+// The goroutine holds mu for a whole turn: callers from elsewhere wait for its end, and never see half a step.
 type sweep struct {
-	stop, ended chan struct{} // nil: it has no goroutine yet
+	stop, ended chan struct{} // of the owner; nil: it has no goroutine yet
 
-	mu       sync.Mutex // of what follows
-	err      error      // of the last turn
+	// These do not change. What the kernel has in them is read and written by programs, too, one atomic word at a time.
 	maps     map[string]*ebpf.Map
 	patience phases
 	activity *packetsActivity // memory of the kernel
 	mapped   []byte
-	notes    *notes
-	cursor   ebpf.MapBatchCursor
-	passing  bool  // through the table: the next share goes on where the last one ended
-	swept    bool  // once at least
-	began    ticks // when the last pass did
-	kept     int   // seen in this pass
-	removed  int   // likewise, but not by the kernel
-	left     int   // after the last pass
-	orphans  int   // that this step may still look up
-	keys     []packetsTuple
-	values   []packetsTranslation
-	rest     map[packetsTrafficKey]packetsTraffic // of flows that are gone
+
+	mu      sync.Mutex // guards what follows, with the fields of notes
+	err     error      // of the last turn
+	notes   *notes
+	cursor  ebpf.MapBatchCursor
+	passing bool  // through the table: the next share goes on where the last one ended
+	swept   bool  // once at least
+	began   ticks // when the last pass did
+	kept    int   // seen in this pass
+	removed int   // likewise, but not by the kernel
+	left    int   // after the last pass
+	orphans int   // that this step may still look up
+	keys    []packetsTuple
+	values  []packetsTranslation
+	rest    map[packetsTrafficKey]packetsTraffic // of flows that are gone
 }
 
 // newSweep makes a sweep of tables, which it does not own. The directory is that of all who sweep them.
@@ -195,6 +199,14 @@ func (s *sweep) turn(lost lost) {
 	defer s.mu.Unlock()
 	_, err := s.step()
 	s.err = errors.Join(err, lost(s.dropHidden))
+}
+
+// resetNotes has no list of flows in force until a pass is over that begins from now on. It waits for the end of a turn:
+// one that goes on could put its list in force by the number that reset draws.
+func (s *sweep) resetNotes() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notes.reset()
 }
 
 // failed is the error of the last turn.
