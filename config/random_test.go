@@ -2,16 +2,15 @@ package config_test
 
 import (
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"fairlead.dev/fairlead/lab/sample"
 )
 
 // values are what a random file has at a path: the right ones first, then, after "|", wrong ones.
@@ -77,12 +76,7 @@ func values() map[string]string {
 // TestRandomFiles has kube-proxy and us read the same random files, of which most have something wrong.
 func TestRandomFiles(t *testing.T) {
 	program := kubeProxy(t)
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("FAIRLEAD_SEED"); text != "" {
-		seed, _ = strconv.ParseUint(text, 10, 64)
-	}
-	random := rand.New(rand.NewPCG(seed, 0))
-	t.Logf("FAIRLEAD_SEED=%d", seed)
+	random := rand.New(rand.NewPCG(sample.Seed(t), 0))
 	accepted, refused := 0, 0
 	for range 40 {
 		text := randomFile(t, random)

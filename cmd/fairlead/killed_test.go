@@ -3,22 +3,24 @@ package main
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/load"
 )
 
-// TestRun_pairsKilled changes from each data plane to each other one under load, kills the program in the middle of
-// each change, and starts it with the new or the old mode. Nobody notices, but who is carried by the process when it ends.
+// TestRun_pairsKilled changes from data planes to others under load, kills the program in the middle of each change,
+// and starts it with the new or the old mode. No client notices, but those whose connections the process carries.
 func TestRun_pairsKilled(t *testing.T) {
 	all := hostPlanes()
-	newTour(t, 400*time.Millisecond).run(all[0], func(from served) []served { return others(all, from) })
+	way := everyChange(all[0], func(from served) []served { return others(all, from) })
+	for _, stops := range sample.Of(t, tours, parts(way, tours)) {
+		t.Run(fmt.Sprint(stops), func(t *testing.T) { newTour(t, 400*time.Millisecond).run(stops) })
+	}
 }
 
 // TestRun_pairsKilledIPVS does it with IPVS as one of the two.
@@ -27,14 +29,31 @@ func TestRun_pairsKilledIPVS(t *testing.T) {
 		return
 	}
 	ipvs := served{"ipvs", ""}
-	tour := newTour(t, time.Second)
-	tour.spec.Interval, tour.spec.Pause, tour.spec.Streams = 500*time.Millisecond, time.Second, 36
-	tour.run(ipvs, func(from served) []served {
+	way := everyChange(ipvs, func(from served) []served {
 		if from == ipvs {
 			return hostPlanes()
 		}
 		return []served{ipvs}
 	})
+	for _, stops := range sample.Of(t, tours, parts(way, tours)) {
+		t.Run(fmt.Sprint(stops), func(t *testing.T) {
+			tour := newTour(t, time.Second)
+			tour.spec.Interval, tour.spec.Pause, tour.spec.Streams = 500*time.Millisecond, time.Second, 36
+			tour.run(stops)
+		})
+	}
+}
+
+// tours is in how many tours all changes are made.
+const tours = 5
+
+// parts cuts a way through data planes into ways that follow each other: each change is in one of them.
+func parts(way []served, n int) (all [][]served) {
+	changes := len(way) - 1
+	for i := range n {
+		all = append(all, way[changes*i/n:changes*(i+1)/n+1])
+	}
+	return all
 }
 
 func others(all []served, but served) []served {
@@ -62,27 +81,15 @@ type kill struct {
 	streams      int           // so many of those that stay
 }
 
-// seedVariable has a tour go the way of another one again, which has logged it.
-const seedVariable = "FAIRLEAD_SEED"
-
 func newTour(t *testing.T, longest time.Duration) *tour {
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv(seedVariable); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatalf("%s: %v", seedVariable, err)
-		}
-	}
-	t.Logf("%s=%d", seedVariable, seed)
-	return &tour{busyMachine: newBusyMachine(t), random: rand.New(rand.NewPCG(seed, 0)), longest: longest}
+	return &tour{busyMachine: newBusyMachine(t), random: rand.New(rand.NewPCG(sample.Seed(t), 0)), longest: longest}
 }
 
-// run makes each change that there is once.
-func (r *tour) run(first served, next func(from served) []served) {
-	r.choose(first)
+// run makes the changes of a way.
+func (r *tour) run(way []served) {
+	r.choose(way[0])
 	r.serve()
 	r.l = r.load()
-	way := r.way(first, next)
 	for i, to := range way[1:] {
 		r.leg(way[i], to)
 		if r.Failed() {
@@ -92,14 +99,13 @@ func (r *tour) run(first served, next func(from served) []served) {
 	r.judgeKills(r.l.Stop())
 }
 
-// way is a random walk that makes each change once (Hierholzer's algorithm).
-func (r *tour) way(first served, next func(from served) []served) (way []served) {
+// everyChange is a way that makes each change once (Hierholzer's algorithm).
+func everyChange(first served, next func(from served) []served) (way []served) {
 	left := map[served][]served{}
 	for stack := []served{first}; len(stack) > 0; {
 		at := stack[len(stack)-1]
 		if _, known := left[at]; !known {
 			left[at] = next(at)
-			r.random.Shuffle(len(left[at]), func(i, j int) { left[at][i], left[at][j] = left[at][j], left[at][i] })
 		}
 		if n := len(left[at]); n > 0 {
 			stack = append(stack, left[at][n-1])

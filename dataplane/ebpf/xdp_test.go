@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -445,13 +445,5 @@ func TestFastIsTheSame(t *testing.T) {
 // seeded is chance that FAIRLEAD_SEED repeats.
 func seeded(t *testing.T) *rand.Rand {
 	t.Helper()
-	seed := rand.Uint64()
-	if s := os.Getenv("FAIRLEAD_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatal("FAIRLEAD_SEED: ", err)
-		}
-	}
-	t.Logf("FAIRLEAD_SEED=%d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
+	return rand.New(rand.NewPCG(sample.Seed(t), 0))
 }

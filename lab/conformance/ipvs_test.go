@@ -35,8 +35,7 @@ func hasIPVS(t *testing.T) bool {
 func TestIPVS(t *testing.T) {
 	t.Parallel()
 	if !hasIPVS(t) {
-		// In what order rows come does not depend on the family. The cases from which the plane deviates are
-		// skipped, which is no reason to complain.
+		// In what order rows come does not depend on the family.
 		vm.Replay(t, "IPVS", "^TestIPVS$/^cases$/./^(ipv4|dual)$|^TestIPVS$/^cases$/././^restarts$")
 		return
 	}

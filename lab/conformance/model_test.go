@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -34,8 +35,7 @@ func TestModel(t *testing.T) {
 }
 
 func shuffled(t *testing.T) order {
-	seed := firstSeed()
-	t.Logf("objects are shuffled with %s=%d", seedVariable, seed)
+	seed := sample.Seed(t)
 	return func(objects []object) [][]object {
 		r := rand.New(rand.NewPCG(seed, 0))
 		objects = slices.Clone(objects)

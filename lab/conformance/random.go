@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -29,8 +30,7 @@ func RunRandomSockets(t *testing.T, new dataplane.New) {
 }
 
 func runRandom(t *testing.T, new dataplane.New, spec testbed.Spec, usual int) {
-	first, n := firstSeed(), uint64(seeds(usual))
-	t.Logf("%s=%d %s=%d", seedVariable, first, seedsVariable, n)
+	first, n := sample.Seed(t), uint64(sample.Seeds(usual))
 	group, ctx := errgroup.WithContext(t.Context())
 	for w := range uint64(workers) {
 		group.Go(func() error {
@@ -42,7 +42,7 @@ func runRandom(t *testing.T, new dataplane.New, spec testbed.Spec, usual int) {
 			for seed := first + w; seed < first+n; seed += workers {
 				r := newRandomRun(seed, kernel{bed: bed, new: new})
 				if err := r.run(ctx); err != nil {
-					return fmt.Errorf("%s=%d %s=1 repeats it: %w\nState:\n%s", seedVariable, seed, seedsVariable, err, r.state)
+					return fmt.Errorf("%s=%d %s=1 repeats it: %w\nState:\n%s", sample.SeedVariable, seed, sample.SeedsVariable, err, r.state)
 				}
 			}
 			return nil

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -64,8 +65,7 @@ func RunVandalism(t *testing.T, new dataplane.New, spec testbed.Spec, vandal Van
 		t.Fatal(err)
 	}
 	defer bed.Close()
-	seed := firstSeed()
-	t.Logf("seed %d (%s repeats it)", seed, seedVariable)
+	seed := sample.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	victims := []string{"cluster-ip/ipv4", "cluster-ip/ipv6", "source-ranges/ipv4", "affinity/ipv4", "guards/ipv4"}
 	played := 0

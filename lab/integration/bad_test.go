@@ -3,10 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/randfill"
 
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
@@ -161,17 +159,8 @@ func (w *world) awaitEvents(want string) {
 const fuzzed = "fuzzed"
 
 // randomObjects are as wrong as their types allow. They claim what the Service web has, which is older.
-// FAIRLEAD_SEED repeats a test.
 func randomObjects(t *testing.T, n int) []kubernetes.Object {
-	seed := rand.Uint64()
-	if s := os.Getenv("FAIRLEAD_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatal("FAIRLEAD_SEED: ", err)
-		}
-	}
-	t.Log("seed", seed)
-	f := newFiller(seed)
+	f := newFiller(sample.Seed(t))
 	objects := []kubernetes.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fuzzed}}}
 	for i := range n {
 		service, slice := &corev1.Service{}, &discoveryv1.EndpointSlice{}

@@ -9,15 +9,14 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/model"
@@ -25,19 +24,12 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }
 
-// The environment says how random tests begin and how long they go on.
-const (
-	seedVariable  = "FAIRLEAD_SEED"
-	seedsVariable = "FAIRLEAD_SEEDS"
-	usualSeeds    = 4
-)
-
 // perSetup is how many seeds in a row share a configuration, because a start takes long.
 const perSetup = 3
 
 func TestRandom(t *testing.T) {
-	first, n := seeds()
-	t.Logf("%s=%d %s=%d", seedVariable, first, seedsVariable, n)
+	const usual = 4
+	first, n := sample.Seed(t), uint64(sample.Seeds(usual))
 	s := newStage(t)
 	for seed := first; seed < first+n; seed++ {
 		c := newGenerator(seed/perSetup, 0).setup()
@@ -48,22 +40,10 @@ func TestRandom(t *testing.T) {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Fatalf("%s=%d %s=1 repeats it; the proxies' setup: %+v", seedVariable, seed, seedsVariable, c)
+			t.Fatalf("%s=%d %s=1 repeats it; the proxies' setup: %+v", sample.SeedVariable, seed, sample.SeedsVariable, c)
 		}
 	}
 	t.Logf("%d probes compared; differences that are meant: %v", s.compared, s.met)
-}
-
-func seeds() (first, n uint64) {
-	first, err := strconv.ParseUint(os.Getenv(seedVariable), 10, 64)
-	if err != nil {
-		first = uint64(time.Now().UnixMilli())
-	}
-	n, err = strconv.ParseUint(os.Getenv(seedsVariable), 10, 64)
-	if err != nil {
-		n = usualSeeds
-	}
-	return first, n
 }
 
 // stage is where clusters are played: an API server, and the proxies that follow it.
