@@ -4,31 +4,19 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os/exec"
 	"slices"
 	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/traffic"
-	"fairlead.dev/fairlead/lab/testbed/traffic/tools"
 )
 
 // errand is a load, where its clients are, and who serves them.
 type errand struct {
 	from    testbed.Place    // empty: ClientPod
-	tool    string           // a program of package tools that makes the load; empty: this one
 	servers []traffic.Server // empty: one of HTTP
-	nginx   bool             // serves what the first of them says
 	load    traffic.Load
-}
-
-// installed is the program, if this machine has it; empty otherwise.
-func installed(program string) string {
-	if _, err := exec.LookPath(program); err != nil {
-		return ""
-	}
-	return program
 }
 
 // mostFailed is the share of requests that may fail. Where more do, times of the others mean nothing: who serves only
@@ -45,16 +33,6 @@ func (s *Site) ask(ctx context.Context, e errand) (traffic.Result, error) {
 	}
 	if e.servers == nil {
 		e.servers = []traffic.Server{{}}
-	}
-	if e.nginx {
-		if err := s.serveBy(ctx, tools.Nginx, e.servers[0]); err != nil {
-			return traffic.Result{}, err
-		}
-		r, err := s.run(ctx, e)
-		if err == nil {
-			err = enough(r)
-		}
-		return r, err
 	}
 	server, err := s.server(ctx, e.servers...)
 	if err != nil {
@@ -100,9 +78,6 @@ func reached(ctx context.Context, server *traffic.Worker, bare bool, want int64)
 }
 
 func (s *Site) run(ctx context.Context, e errand) (traffic.Result, error) {
-	if e.tool != "" {
-		return tools.At{Bed: s.Bed, Place: e.from}.Run(ctx, e.tool, e.load)
-	}
 	client, err := s.client(ctx, e.from)
 	if err != nil {
 		return traffic.Result{}, err

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/lab/testbed/traffic"
-	"fairlead.dev/fairlead/lab/testbed/traffic/tools"
 )
 
 // connectExperiment makes short connections, as the comparison of iptables and IPVS did with ab.
@@ -43,18 +42,12 @@ func connectCells(d Depth) (cells []Cell) {
 		sizes, rounds = append(sizes, 10_000, 20_000, hugest), 3
 		load = traffic.Load{Requests: 10_000, Concurrency: 1000}
 	}
-	client := installed(tools.AB)
 	for _, n := range sizes {
-		c := Cell{
-			Case: "with our own client", Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: rounds,
+		cells = append(cells, Cell{
+			Case: counted(load.Concurrency) + " at a time", Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: rounds,
 			Takes: time.Duration(load.Requests) * 100 * time.Microsecond, Contenders: ableToHold(n),
-			Turn: func(ctx context.Context, s *Site) (Figures, error) { return connectTurn(ctx, s, client, load) },
-		}
-		if client != "" {
-			c.Case = "with " + client
-		}
-		c.Case += ", " + counted(load.Concurrency) + " at a time"
-		cells = append(cells, c)
+			Turn: func(ctx context.Context, s *Site) (Figures, error) { return connectTurn(ctx, s, load) },
+		})
 	}
 	return cells
 }
@@ -76,13 +69,13 @@ func ableToHold(services int) func([]Contender) []Contender {
 }
 
 // connectTurn asks the Service that has as many before it in the rules as after it.
-func connectTurn(ctx context.Context, s *Site, client string, load traffic.Load) (Figures, error) {
+func connectTurn(ctx context.Context, s *Site, load traffic.Load) (Figures, error) {
 	all, err := s.inOrder(ctx)
 	if err != nil {
 		return nil, err
 	}
 	load.Targets = all[len(all)/2:][:1]
-	r, err := s.ask(ctx, errand{tool: client, load: load})
+	r, err := s.ask(ctx, errand{load: load})
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/engine"
-	"fairlead.dev/fairlead/lab/testbed/traffic/tools"
 )
 
 // The data planes of Fairlead that are more than a name here.
@@ -106,11 +105,6 @@ func legacyProgram() string {
 // tried.
 func programs(ctx context.Context, all []Contender) map[string]string {
 	versions := map[string]string{}
-	for _, tool := range []string{tools.AB, tools.K6, tools.Nginx, tools.IPerf3} {
-		if v, err := tools.Version(ctx, tool); err == nil { // else it is not installed
-			versions[tool] = v
-		}
-	}
 	for _, c := range all {
 		name := strings.TrimSuffix(c.Name, " "+c.Plane)
 		if c.Kind == Peer && versions[name] == "" {

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/lab/testbed/traffic"
-	"fairlead.dev/fairlead/lab/testbed/traffic/tools"
 )
 
 // httpExperiment has a single user.
@@ -35,30 +34,26 @@ func httpCells(d Depth) (cells []Cell) {
 	if d == Full {
 		rounds, lasts = 6, time.Second
 	}
-	client := installed(tools.K6)
 	for _, keep := range []bool{false, true} {
 		load := traffic.Load{Duration: lasts, KeepAlive: keep}
 		c := Cell{
 			Case: "a connection for each request", Cluster: Cluster{Services: 1, Endpoints: 100}, Rounds: rounds, Takes: lasts,
-			Turn: func(ctx context.Context, s *Site) (Figures, error) { return httpTurn(ctx, s, client, load) },
+			Turn: func(ctx context.Context, s *Site) (Figures, error) { return httpTurn(ctx, s, load) },
 		}
 		if keep {
 			c.Case = "one connection, kept"
-		}
-		if client != "" {
-			c.Case += ", with " + client
 		}
 		cells = append(cells, c)
 	}
 	return cells
 }
 
-func httpTurn(ctx context.Context, s *Site, client string, load traffic.Load) (Figures, error) {
+func httpTurn(ctx context.Context, s *Site, load traffic.Load) (Figures, error) {
 	load.Targets = s.Targets(0)
 	if load.KeepAlive { // a user keeps one, and so there is one server that it asks
 		load.Targets = load.Targets[:1]
 	}
-	r, err := s.ask(ctx, errand{tool: client, load: load})
+	r, err := s.ask(ctx, errand{load: load})
 	if err != nil {
 		return nil, err
 	}

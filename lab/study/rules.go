@@ -9,7 +9,6 @@ import (
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/traffic"
-	"fairlead.dev/fairlead/lab/testbed/traffic/tools"
 )
 
 // rulesExperiment asks through a node port while there are more and more endpoints.
@@ -46,20 +45,10 @@ func (c rulesCase) String() string {
 	if c.delay > 0 {
 		name += fmt.Sprintf(", %d ms of delay", c.delay.Milliseconds())
 	}
-	if c.nginx() {
-		name += ", nginx"
-	}
 	if !c.limited {
 		name += ", no limit" // the comparison did not have that: it shows what the limit hides
 	}
 	return name
-}
-
-// nginx reports whether that is the backend. It cannot delay answers, and has no more files than this process was
-// given.
-func (c rulesCase) nginx() bool {
-	const fewEnough = 500
-	return c.delay == 0 && c.clients <= fewEnough && installed(tools.Nginx) != ""
 }
 
 // counted is a number as it is read.
@@ -105,7 +94,7 @@ func rulesCluster(services, endpoints int) Cluster {
 
 func (c rulesCase) turn(ctx context.Context, s *Site) (Figures, error) {
 	e := errand{
-		from: testbed.Outside, nginx: c.nginx(), servers: []traffic.Server{{Bytes: 512, Delay: c.delay}},
+		from: testbed.Outside, servers: []traffic.Server{{Bytes: 512, Delay: c.delay}},
 		load: traffic.Load{
 			Targets: []netip.AddrPort{s.NodePort(s.Services - 1)}, Concurrency: c.clients, Duration: c.lasts,
 			Timeout: 30 * time.Second,

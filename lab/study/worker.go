@@ -7,7 +7,6 @@ import (
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/traffic"
-	"fairlead.dev/fairlead/lab/testbed/traffic/tools"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -16,8 +15,6 @@ type workers struct {
 	clients map[testbed.Place]*traffic.Worker
 	server  *traffic.Worker // nil: the testbed's own server is there
 	serves  []traffic.Server
-	daemon  *tools.Daemon // in place of the server; may be nil
-	program string        // that it is
 }
 
 // client is the one in a place. It lives as long as the site.
@@ -66,28 +63,6 @@ func (s *Site) server(ctx context.Context, as ...traffic.Server) (*traffic.Worke
 	return w, nil
 }
 
-// serveBy has an installed program be all backends: nginx, as it is told, or iperf3.
-func (s *Site) serveBy(ctx context.Context, program string, as traffic.Server) (err error) {
-	if as.Ports == nil {
-		as.Ports = s.ports()
-	}
-	same := s.workers.program == program && reflect.DeepEqual(s.workers.serves, []traffic.Server{as})
-	if s.workers.daemon != nil && same {
-		return nil
-	}
-	if err := errors.Join(s.closeServer(), s.Bed.StopServing(string(ServerPod))); err != nil {
-		return err
-	}
-	at, lives := tools.At{Bed: s.Bed, Place: ServerPod}, context.WithoutCancel(ctx)
-	if program == tools.Nginx {
-		s.workers.daemon, err = at.StartNginx(lives, as)
-	} else {
-		s.workers.daemon, err = at.StartIPerf3(lives, as.Ports[0])
-	}
-	s.workers.program, s.workers.serves = program, []traffic.Server{as}
-	return err
-}
-
 // answerProbes has the testbed's own server answer at the backends' ports, which says to probes who it is.
 func (s *Site) answerProbes() error {
 	if err := s.closeServer(); err != nil {
@@ -110,11 +85,8 @@ func (s *Site) ports() []uint16 {
 }
 
 func (s *Site) closeServer() error {
-	w, daemon := s.workers.server, s.workers.daemon
-	s.workers.server, s.workers.daemon = nil, nil
-	if daemon != nil {
-		return daemon.Close()
-	}
+	w := s.workers.server
+	s.workers.server = nil
 	if !alive(w) {
 		return nil
 	}
