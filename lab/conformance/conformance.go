@@ -50,7 +50,8 @@ import (
 // not come, and for the kernel to free what was removed.
 const workers = 4
 
-// Run plays every case on a data plane, with real packets. It needs root and nft. Cases of protocols
+// Run plays every case on a data plane, with real packets, in one of the orders of events that there are: the seed of the
+// run draws it. It needs root and nft. Cases of protocols
 // that this kernel lacks are played in the test kernel, see vm.go. The name is what "skip" in a
 // case's options calls the plane.
 func Run(t *testing.T, name string, new dataplane.New) { run(t, name, stage{new: new}) }
@@ -62,8 +63,8 @@ func RunSockets(t *testing.T, name string, new dataplane.New) {
 }
 
 // RunAccelerated is RunSockets on a LAN like that of hardware: packets have their checksums, and what drivers of the
-// node send past its stack arrives. It plays the cases in which these have something to do, in one way; with
-// FAIRLEAD_CASES=all it does what Run does.
+// node send past its stack arrives. It plays the cases in which these have something to do; with ./dev test --all it
+// plays all.
 func RunAccelerated(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, hardware: true, onlyDrivers: !sample.All()})
 }
@@ -74,15 +75,9 @@ func RunOnlySockets(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, onlySockets: true})
 }
 
-// RunInOneWay is Run for a plane that was played in all ways with other options: here each case has one order of
-// events, or with FAIRLEAD_CASES=all those of Run.
-func RunInOneWay(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, oneWay: !sample.All()})
-}
-
-// RunHiding is RunInOneWay for a plane whose backends never see who their client is.
+// RunHiding is Run for a plane whose backends never see who their client is.
 func RunHiding(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, hiding: true, oneWay: !sample.All()})
+	run(t, name, stage{new: new, hiding: true})
 }
 
 func run(t *testing.T, name string, s stage) {
@@ -98,13 +93,11 @@ func run(t *testing.T, name string, s stage) {
 			s.beds = map[bool]*testbed.Bed{}
 			group.Go(func() { s.playAll(t, plays) })
 		}
-		for _, c := range cases {
-			for _, w := range s.ways(c) {
-				if reason := c.skip(name, w); reason != "" {
-					t.Logf("%s/%s/%s deviates: %s", c.name, c.family, w.name, reason)
-				} else if testbed.HasProtocol(model.SCTP) || !c.needs(model.SCTP) { // else see the subtest sctp
-					plays <- play{c, w}
-				}
+		for _, p := range s.plays(t, cases) {
+			if reason := p.skip(name, p.way); reason != "" {
+				t.Logf("%s deviates: %s", p.title(), reason)
+			} else if testbed.HasProtocol(model.SCTP) || !p.needs(model.SCTP) { // else see the subtest sctp
+				plays <- p
 			}
 		}
 		close(plays)
@@ -122,6 +115,8 @@ type play struct {
 	way way
 }
 
+func (p play) title() string { return fmt.Sprintf("%s/%s/%s", p.name, p.family, p.way.name) }
+
 // stage is where a worker plays, one case after the other.
 type stage struct {
 	new  dataplane.New
@@ -131,25 +126,28 @@ type stage struct {
 	// hiding leaves out what cases say of sources.
 	hiding bool
 	// hardware makes cables like those of hardware; onlyDrivers leaves out what has nothing to do with programs in
-	// drivers, and plays the rest in one way.
+	// drivers.
 	hardware, onlyDrivers bool
-	oneWay                bool                  // plays each case in one order of events
 	beds                  map[bool]*testbed.Bed // with the pods on a bridge, and without
 }
 
-func (s *stage) ways(c *testCase) []way {
-	switch {
-	case s.onlyDrivers && !c.ofDrivers():
-		return nil
-	case s.onlyDrivers, s.oneWay:
-		return ways()[:1]
+// plays are all cases in all families, each in a way that the run draws.
+func (s *stage) plays(t *testing.T, cases []*testCase) []play {
+	var all []play
+	for i, c := range cases {
+		if s.onlyDrivers && !c.ofDrivers() {
+			continue
+		}
+		for j := range ways() {
+			all = append(all, play{c, ways()[(i+j)%len(ways())]}) // neighbours differ in the way that is drawn
+		}
 	}
-	return ways()
+	return sample.Of(t, len(ways()), all)
 }
 
 func (s *stage) playAll(t *testing.T, plays <-chan play) {
 	for p := range plays {
-		t.Run(fmt.Sprintf("%s/%s/%s", p.name, p.family, p.way.name), func(t *testing.T) { s.play(t, p) })
+		t.Run(p.title(), func(t *testing.T) { s.play(t, p) })
 	}
 	for _, bed := range s.beds {
 		if err := bed.Close(); err != nil {

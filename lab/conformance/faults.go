@@ -11,12 +11,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
 
-// RunFaults lets the first kernel operation of a short run fail, then the second one, and so on until
-// no operation is left. Whatever fails, the next Sync makes good, and a Service that is not touched
+// RunFaults lets the first kernel operation of a short run fail, then in another run the second one, and so on until
+// no operation is left; of these runs a third is drawn. Whatever fails, the next Sync makes good, and a Service that is not touched
 // answers all the while.
 func RunFaults(t *testing.T, new dataplane.New) { runFaults(t, new, testbed.Spec{}) }
 
@@ -30,9 +31,10 @@ func runFaults(t *testing.T, new dataplane.New, spec testbed.Spec) {
 	}
 	defer bed.Close()
 	failed := ""
-	for k := 1; k == 1 || failed != ""; k++ {
+	first, step := sample.Every(t, 3)
+	for k := first; k == first || failed != ""; k += step {
 		failed = ""
-		left := k
+		left := k + 1
 		s := sweep{kernel: kernel{bed: bed, new: new, log: logger(t)}}
 		s.fault = func(operation string) error {
 			if !s.armed {
@@ -45,12 +47,12 @@ func runFaults(t *testing.T, new dataplane.New, spec testbed.Spec) {
 			return fmt.Errorf("%s: %w", operation, errInjected)
 		}
 		if err := s.run(t.Context()); err != nil {
-			t.Fatalf("operation %d (%s) failed: %v", k, failed, err)
+			t.Fatalf("operation %d (%s) failed: %v", k+1, failed, err)
 		}
-		if k == 1 && failed == "" {
+		if k == first && failed == "" {
 			t.Fatal("the plane never asks Config.Fault")
 		}
-		t.Logf("%d: %s", k, failed)
+		t.Logf("%d: %s", k+1, failed)
 	}
 }
 

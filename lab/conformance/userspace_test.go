@@ -28,7 +28,7 @@ func TestUserspace_faults(t *testing.T) {
 // TestUserspace_nat has a kernel without TPROXY.
 func TestUserspace_nat(t *testing.T) {
 	t.Parallel()
-	conformance.RunInOneWay(t, "userspace", userspace.New(userspace.Options{Redirect: userspace.ByNAT}))
+	conformance.Run(t, "userspace", userspace.New(userspace.Options{Redirect: userspace.ByNAT}))
 }
 
 func TestUserspace_nat_random(t *testing.T) {

@@ -35,21 +35,33 @@ const (
 // cells and parts draw the same ones.
 func Of[T any](t testing.TB, parts int, cells []T) []T {
 	t.Helper()
-	if parts < 1 || parts > Runs || parts > len(cells) {
-		t.Fatalf("%d parts of %d cells: want 1 to %d, and no part without a cell", parts, len(cells), Runs)
+	if parts > len(cells) {
+		t.Fatalf("%d parts of %d cells: no part may be without a cell", parts, len(cells))
 	}
-	if All() {
-		return cells
-	}
-	seed := seed()
-	drawn := part(seed, parts, cells)
-	t.Logf("%d of %d cells, drawn by %s=%d; ./dev test --all takes all", len(drawn), len(cells), SeedVariable, seed)
-	return drawn
+	first, step := Every(t, parts)
+	return every(first, step, cells)
 }
 
-// part is the cells of the part that belongs to a seed.
-func part[T any](seed uint64, parts int, cells []T) (drawn []T) {
-	for i := int(seed % uint64(parts)); i < len(cells); i += parts {
+// Every is Of for cells that are counted from 0 on, and whose number is not known before: the run takes each one that is
+// so many steps after the first one.
+func Every(t testing.TB, parts int) (first, step int) {
+	t.Helper()
+	if parts < 1 || parts > Runs {
+		t.Fatalf("a matrix in %d parts: want 1 to %d", parts, Runs)
+	}
+	if All() {
+		return 0, 1
+	}
+	seed := seed()
+	first = partOf(seed, parts)
+	t.Logf("part %d of %d, drawn by %s=%d; ./dev test --all takes all", first+1, parts, SeedVariable, seed)
+	return first, parts
+}
+
+func partOf(seed uint64, parts int) int { return int(seed % uint64(parts)) }
+
+func every[T any](first, step int, cells []T) (drawn []T) {
+	for i := first; i < len(cells); i += step {
 		drawn = append(drawn, cells[i])
 	}
 	return drawn

@@ -8,7 +8,7 @@ import (
 
 // Whatever the first seed, the size of a matrix and its parts: ten runs in turn draw each cell, and no run draws two
 // parts.
-func TestPart(t *testing.T) {
+func TestEvery(t *testing.T) {
 	first := rand.Uint64() >> 1
 	t.Logf("first seed %d", first)
 	for cells := 1; cells <= 60; cells++ {
@@ -20,7 +20,7 @@ func TestPart(t *testing.T) {
 				}
 				times := make([]int, cells)
 				for run := range uint64(Runs) {
-					drawn := part(first+run*Stride, parts, all)
+					drawn := every(partOf(first+run*Stride, parts), parts, all)
 					if len(drawn) < cells/parts || len(drawn) > cells/parts+1 {
 						t.Errorf("run %d draws %d cells", run, len(drawn))
 					}
