@@ -91,7 +91,8 @@ func newPartsBuild(progress io.Writer) (*partsBuild, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &partsBuild{source: filepath.Join(root, "testbed", "kubernetes", "parts"), parts: allParts(), progress: progress}
+	source := filepath.Join(root, "lab", "testbed", "kubernetes", "parts")
+	b := &partsBuild{source: source, parts: allParts(), progress: progress}
 	hash := sha256.New()
 	for _, name := range []string{"go.mod", "go.sum"} {
 		text, err := os.ReadFile(filepath.Join(b.source, name))

@@ -79,3 +79,15 @@ func TestParts_wait(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 }
+
+// The module of the parts is where the build looks for it: otherwise every test that needs parts is skipped.
+func TestParts_source(t *testing.T) {
+	t.Parallel()
+	b, err := newPartsBuild(new(output))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if flags := strings.Join(b.flags, " "); !strings.Contains(flags, "version.gitVersion=v1.") {
+		t.Errorf("%s names no version of Kubernetes to stamp the programs with: flags %s", b.source, flags)
+	}
+}
