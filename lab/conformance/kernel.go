@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -32,8 +33,11 @@ func (k *kernel) start() error {
 	})
 }
 
-// restart is what the end of one process and the start of the next do.
+// restart is what the end of one process and the start of the next do. No child is started meanwhile: until it executes
+// its program it would keep the old plane's sockets open, and their ports from the new plane.
 func (k *kernel) restart() error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	if err := k.plane.Close(); err != nil {
 		return fmt.Errorf("close: %w", err)
 	}
