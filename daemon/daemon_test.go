@@ -15,6 +15,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
+	"fairlead.dev/fairlead/lab/bubble"
+
 	"k8s.io/klog/v2"
 
 	"github.com/spf13/pflag"
@@ -242,9 +246,9 @@ func TestReporter(t *testing.T) {
 		drift := engine.Round{Drifts: []dataplane.Drift{{Object: "table", Want: "fairlead"}, {Object: "map"}}}
 		said := "|Warning|RulesRepaired|somebody else changed the rules; repaired: table: missing: fairlead and 1 more|false"
 		expect(drift, said)
-		time.Sleep(driftPause - time.Second)
+		bubble.Pass(driftPause - time.Second)
 		expect(drift) // somebody insists
-		time.Sleep(2 * time.Second)
+		bubble.Pass(2 * time.Second)
 		expect(drift, said)
 
 		var many []service.Problem
@@ -262,16 +266,6 @@ func TestReporter(t *testing.T) {
 			t.Error(got)
 		}
 	})
-}
-
-// await waits for a token.
-func await(t *testing.T, what string, c <-chan struct{}) {
-	t.Helper()
-	select {
-	case <-c:
-	case <-time.After(20 * time.Second):
-		t.Fatal("not seen: " + what)
-	}
 }
 
 func TestWatcher(t *testing.T) {
@@ -317,7 +311,7 @@ func TestWatcher(t *testing.T) {
 	} {
 		w.follow(files)
 		c.do()
-		await(t, c.what, w.changed)
+		eventually.Receive(t, c.what, w.changed)
 	}
 }
 

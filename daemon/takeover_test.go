@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/lab/testbed"
@@ -93,39 +95,29 @@ func (s *succession) run(input string, command ...string) string {
 // expect waits for an Event.
 func (s *succession) expect(reason, text string) {
 	s.Helper()
-	select {
-	case e := <-s.events:
-		if e.Reason != reason || !strings.Contains(e.Message, text) || e.Object != "" {
-			s.Fatalf("%+v, should be %s with %q", e, reason, text)
-		}
-	case <-time.After(time.Minute):
-		s.Fatalf("no Event %s with %q", reason, text)
+	e := eventually.Receive(s, fmt.Sprintf("an Event %s with %q", reason, text), s.events)
+	if e.Reason != reason || !strings.Contains(e.Message, text) || e.Object != "" {
+		s.Fatalf("%+v, should be %s with %q", e, reason, text)
 	}
 }
 
 // gone waits until kube-proxy has been noticed, and what it had made is gone.
 func (s *succession) gone(command ...string) {
 	s.Helper()
-	await(s.T, "kube-proxy is back", s.returned)
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // nobody announces it
+	eventually.Receive(s, "kube-proxy is back", s.returned)
+	eventually.Nil(s, "what kube-proxy made is gone", func() error {
 		got := s.run("", command...)
-		if !strings.Contains(got, "kube-proxy") && !strings.Contains(got, "KUBE-SERVICES") {
-			return
+		if strings.Contains(got, "kube-proxy") || strings.Contains(got, "KUBE-SERVICES") {
+			return fmt.Errorf("there still is\n%s", got)
 		}
-		if time.Now().After(end) {
-			s.Fatalf("there still is\n%s", got)
-		}
-	}
+		return nil
+	})
 }
 
 // measures waits until the metric says whether FORWARD is closed.
 func (s *succession) measures(closed bool) {
 	s.Helper()
-	for end := time.Now().Add(time.Minute); s.closed.Load() != closed; time.Sleep(time.Millisecond) { // nobody announces it
-		if time.Now().After(end) {
-			s.Fatalf("closed is not %t", closed)
-		}
-	}
+	eventually.Equal(s, "FORWARD is closed", closed, s.closed.Load)
 }
 
 const (
@@ -239,5 +231,5 @@ func TestSuccessor_inForce(t *testing.T) {
 		}
 	}
 	s.Round(engine.Round{Verb: engine.Synced, Err: fmt.Errorf("%w: one row", dataplane.ErrPartial)})
-	await(t, "rules are in force", s.inForce)
+	eventually.Receive(t, "rules are in force", s.inForce)
 }

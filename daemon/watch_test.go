@@ -1,12 +1,15 @@
 package daemon
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/lab/testbed/nstest"
@@ -30,9 +33,11 @@ func TestWatcher_slowWriter(t *testing.T) {
 		}
 		return time.Now()
 	}
+	pace := time.NewTicker(quiet / 10) // the writer's
+	defer pace.Stop()
 	last := write()
 	for start := last; time.Since(start) < 4*quiet; {
-		time.Sleep(quiet / 10)
+		<-pace.C
 		select {
 		case <-w.changed:
 			if time.Since(last) < quiet { // else this test's process was held up
@@ -42,20 +47,19 @@ func TestWatcher_slowWriter(t *testing.T) {
 		}
 		last = write()
 	}
-	await(t, "the file was written", w.changed)
+	eventually.Receive(t, "the file was written", w.changed)
 
 	// Who writes for ever does not keep the file from being read.
-	start := write()
-	for done := false; !done; time.Sleep(quiet / 10) {
+	write()
+	eventually.Taking(patience).Nil(t, "it is read while it is written", func() error {
+		write()
 		select {
 		case <-w.changed:
-			done = true
+			return nil
 		default:
-			if write(); time.Since(start) > patience+20*time.Second {
-				t.Fatal("it waits for ever")
-			}
+			return errors.New("it is not read")
 		}
-	}
+	})
 }
 
 // On a busy node others may have all instances of inotify. The limit is a user namespace's, so that
@@ -81,7 +85,7 @@ func TestWatcher_withoutInotify(t *testing.T) {
 		t.Error(line)
 	}
 	for range 3 {
-		await(t, "it looks by itself", w.changed)
+		eventually.Receive(t, "it looks by itself", w.changed)
 	}
 	if len(said) > 0 {
 		t.Errorf("said again: %s", <-said)
@@ -119,16 +123,16 @@ func TestWatcher_whenOther(t *testing.T) {
 	stop := w.whenOther(t.Context(), load, now, func() { close(outdated) })
 	for _, c := range []*config.Config{now, other} {
 		w.renew()
-		await(t, "a look", looked)
+		eventually.Receive(t, "a look", looked)
 		select {
 		case <-outdated:
 			t.Fatal("it is outdated though nothing has changed")
 		case says <- c:
 		}
 	}
-	await(t, "the end", outdated)
+	eventually.Receive(t, "the end", outdated)
 	stop()
-	await(t, "the token", w.changed)
+	eventually.Receive(t, "the token", w.changed)
 	w.whenOther(t.Context(), load, now, func() { t.Error("nobody has touched the files") })()
 	if len(w.changed) > 0 {
 		t.Error("there is a token")

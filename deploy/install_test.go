@@ -1,14 +1,14 @@
 package deploy
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -151,7 +151,7 @@ func TestRights(t *testing.T) {
 // testDaemonsRequests has the daemon's own client list, watch and write an Event, twice, so that the
 // second one is a patch.
 func testDaemonsRequests(t *testing.T, c *cluster, config string) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := eventually.Context(t.Context())
 	defer cancel()
 	client, err := kube.Connect(kube.ClientOptions{Kubeconfig: config, QPS: -1, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/bubble"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 )
@@ -34,7 +36,7 @@ func TestEngine_foreignChangeWakesTheAudit(t *testing.T) {
 		r.vandalise()
 		foreign <- dataplane.Foreign{What: "replaced table nat", Process: "iptables", PID: 6, Only: "iptables -t nat"}
 		foreign <- dataplane.Foreign{What: "deleted table ip fairlead", Process: "nft", PID: 7}
-		time.Sleep(time.Second)
+		bubble.Pass(time.Second)
 		r.converged()
 		if log := r.log.String(); !strings.Contains(log, `by="nft (process 7)"`) {
 			t.Error(log)
@@ -59,7 +61,7 @@ func TestEngine_foreignChangesHaveABudget(t *testing.T) {
 		})
 		r.send(web(1, "10.244.1.2"))
 		r.converged()
-		for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); bubble.Pass(50 * time.Millisecond) {
 			r.vandalise()
 			select {
 			case foreign <- dataplane.Foreign{What: "something"}:
@@ -88,7 +90,7 @@ type thoroughAudit struct {
 func (p *thoroughAudit) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
 	if dataplane.Thorough(ctx) {
 		p.times++
-		time.Sleep(time.Second / 2)
+		bubble.Work(time.Second / 2)
 	}
 	return p.Dataplane.Audit(ctx, s)
 }
@@ -104,7 +106,7 @@ func TestEngine_innocentChangesHaveABudget(t *testing.T) {
 		})
 		r.send(web(1, "10.244.1.2"))
 		r.converged()
-		for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); bubble.Pass(50 * time.Millisecond) {
 			select {
 			case foreign <- dataplane.Foreign{What: "something"}:
 			default:
@@ -115,8 +117,7 @@ func TestEngine_innocentChangesHaveABudget(t *testing.T) {
 			t.Errorf("%d audits of every row, of 0.5 s each, in ten minutes", plane.times)
 		}
 		r.vandalise()
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
+		bubble.Pass(2 * time.Second)
 		if got := r.kernel.String(); got != r.state.String() {
 			t.Errorf("not repaired after two seconds:\n%s", got)
 		}
@@ -188,13 +189,12 @@ func TestEngine_auditsWhileRowsLack(t *testing.T) {
 		r.start(func(o *Options) { o.Plane = lackingPlane{o.Plane} })
 		r.send(web(1, "10.244.1.2"))
 		r.send(web(2, "10.244.1.2"))
-		time.Sleep(time.Hour)
-		synctest.Wait()
+		bubble.Pass(time.Hour)
 		if s := r.engine.Status(); s.Drifts != 0 || s.Error == "" || !r.engine.Healthy() {
 			t.Errorf("nobody has done anything: %+v", s)
 		}
 		whole, before := r.kernel.String(), len(r.kernel.Calls())
-		time.Sleep(10 * time.Minute)
+		bubble.Pass(10 * time.Minute)
 		calls := map[string]int{}
 		for _, call := range r.kernel.Calls()[before:] {
 			calls[call]++
@@ -203,10 +203,9 @@ func TestEngine_auditsWhileRowsLack(t *testing.T) {
 			t.Errorf("%d calls of Sync in ten minutes, want those that are due every 30 s", n)
 		}
 		for i := range 3 { // not when the retry is due
-			time.Sleep(7 * time.Second)
+			bubble.Pass(7 * time.Second)
 			r.vandalise()
-			time.Sleep(2 * auditInterval)
-			synctest.Wait()
+			bubble.Pass(2 * auditInterval)
 			if got := r.kernel.String(); got != whole {
 				t.Errorf("not repaired after a second:\n%s\nwant:\n%s", got, whole)
 			}

@@ -14,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/bubble"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
@@ -66,7 +68,7 @@ func TestEngine_configureBeforeTheFirstBatch(t *testing.T) {
 		if err := r.engine.Configure(t.Context(), Settings{Table: masquerade()}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Hour)
+		bubble.Pass(time.Hour)
 		if calls := r.kernel.Calls(); calls != nil {
 			t.Fatal("programmed before the first batch:", calls)
 		}
@@ -91,18 +93,18 @@ func TestEngine_configureTimes(t *testing.T) {
 		}
 		r.setFault(func(string) error { return errBroken })
 		r.send(web(2, "10.244.1.3"))
-		time.Sleep(9 * time.Second)
+		bubble.Pass(9 * time.Second)
 		if !r.engine.Healthy() {
 			t.Error("unhealthy before the timeout")
 		}
-		time.Sleep(2 * time.Second)
+		bubble.Pass(2 * time.Second)
 		if r.engine.Healthy() {
 			t.Error("healthy after the timeout")
 		}
 		r.setFault(nil)
-		time.Sleep(time.Minute)
+		bubble.Pass(time.Minute)
 		before := len(r.kernel.Calls())
-		time.Sleep(time.Minute)
+		bubble.Pass(time.Minute)
 		if n := len(r.kernel.Calls()) - before; n < 59 || n > 61 {
 			t.Errorf("%d audits in a minute, want one each second", n)
 		}
@@ -128,7 +130,7 @@ func TestEngine_replaceSource(t *testing.T) {
 		if err := r.engine.Replace(t.Context(), Parts{Source: next, Table: table}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Hour)
+		bubble.Pass(time.Hour)
 		if got := r.kernel.String(); got != before || !r.engine.Healthy() {
 			t.Fatalf("before the first batch of the new source: healthy %v, kernel:\n%s", r.engine.Healthy(), got)
 		}

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 )
@@ -169,15 +171,14 @@ func TestControl_pathIsNoSocket(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	for { // nothing is programmed, nobody announces it
-		if text, err := Ask(t.Context(), path, "/status"); err == nil {
-			var report Report
-			if err := json.Unmarshal(text, &report); err != nil || report.Healthy {
-				t.Errorf("%s %v", text, err)
-			}
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
+	var text []byte
+	eventually.Nil(t, "the socket answers", func() (err error) {
+		text, err = Ask(t.Context(), path, "/status")
+		return err
+	})
+	var report Report
+	if err := json.Unmarshal(text, &report); err != nil || report.Healthy { // nothing is programmed
+		t.Errorf("%s %v", text, err)
 	}
 	r.stop()
 	if got := r.log.String(); strings.Count(got, "is not a socket") != 1 || len(refused) > 0 {

@@ -16,6 +16,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/bubble"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/memory"
 	"fairlead.dev/fairlead/model"
@@ -125,7 +127,7 @@ func (r *rig) send(b service.Batch) {
 // converged waits (in fake time) and compares the kernel with what it should hold.
 func (r *rig) converged() {
 	r.t.Helper()
-	time.Sleep(time.Minute)
+	bubble.Pass(time.Minute)
 	if got, want := r.kernel.String(), r.state.String(); got != want || want == "" {
 		r.t.Fatalf("kernel:\n%s\nwant:\n%s", got, want)
 	}
@@ -186,7 +188,7 @@ func TestEngine_syncOnceThenApply(t *testing.T) {
 		r.converged()
 		for i, b := range []service.Batch{web(2, "10.244.1.3"), {}, web(1), gone(2)} {
 			r.send(b)
-			time.Sleep(time.Second)
+			bubble.Pass(time.Second)
 			if s := r.engine.Status(); !s.WaitingSince.IsZero() || s.LastProgrammed.IsZero() {
 				t.Fatalf("batch %d: %+v", i, s)
 			}
@@ -235,11 +237,11 @@ func TestEngine_backsOff(t *testing.T) {
 		})
 		r.start(nil)
 		r.send(web(1, "10.244.1.2"))
-		time.Sleep(10 * time.Second)
+		bubble.Pass(10 * time.Second)
 		for i := range 20 { // changes do not hurry it
 			r.send(web(i+2, "10.244.1.2"))
 		}
-		time.Sleep(time.Hour)
+		bubble.Pass(time.Hour)
 		r.setFault(nil)
 		synctest.Wait()
 		var waits []time.Duration
@@ -271,7 +273,7 @@ func (r *rig) run() {
 	} {
 		r.send(b)
 		if i%2 == 0 {
-			time.Sleep(time.Duration(i) * 300 * time.Millisecond)
+			bubble.Pass(time.Duration(i) * 300 * time.Millisecond)
 		}
 	}
 }
@@ -283,7 +285,7 @@ func TestEngine_anyCallMayFail(t *testing.T) {
 		r.setFault(func(string) error { calls++; return nil })
 		r.start(nil)
 		r.run()
-		time.Sleep(10 * time.Second)
+		bubble.Pass(10 * time.Second)
 		r.stop()
 	})
 	if calls < 20 {
@@ -323,7 +325,7 @@ func TestEngine_aTenthFails(t *testing.T) {
 		for range 20 {
 			r.run()
 		}
-		time.Sleep(time.Hour)
+		bubble.Pass(time.Hour)
 		r.setFault(nil)
 		r.converged()
 		r.stop()
@@ -338,8 +340,7 @@ func TestEngine_repairsDrift(t *testing.T) {
 		r.converged()
 		for range 3 { // somebody insists
 			r.kernel.Do(func(s *model.State) { clear(s.Frontends) })
-			time.Sleep(auditInterval)
-			synctest.Wait()
+			bubble.Pass(auditInterval)
 			if got := r.kernel.String(); got != r.state.String() {
 				t.Fatalf("not repaired after a second:\n%s", got)
 			}
@@ -360,7 +361,7 @@ type slowAudit struct {
 
 func (p *slowAudit) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
 	if p.times--; p.times >= 0 {
-		time.Sleep(p.took)
+		bubble.Work(p.took)
 	}
 	return p.Dataplane.Audit(ctx, s)
 }
@@ -380,7 +381,7 @@ func TestEngine_slowAuditsAreRare(t *testing.T) {
 			r := newRig(t)
 			r.start(func(o *Options) { o.Plane = &slowAudit{o.Plane, c.took, c.times} })
 			r.send(web(1, "10.244.1.2"))
-			time.Sleep(time.Hour)
+			bubble.Pass(time.Hour)
 			r.stop()
 			if n := len(r.kernel.Calls()); n < c.min || n > c.max {
 				t.Errorf("%d audits in an hour, want %d to %d, if %d of them take %v", n, c.min, c.max, c.times, c.took)
@@ -419,7 +420,7 @@ func TestEngine_stuckAuditShows(t *testing.T) {
 		r.send(web(1))
 		r.converged()
 		p.stuck.Store(true)
-		time.Sleep(2 * healthTimeout)
+		bubble.Pass(2 * healthTimeout)
 		if r.engine.Healthy() || r.engine.Status().Failures == 0 {
 			t.Errorf("nothing can be programmed, and the status is %+v", r.engine.Status())
 		}
@@ -456,7 +457,7 @@ func TestEngine_endsMidway(t *testing.T) {
 			})
 			r.start(nil)
 			r.run()
-			time.Sleep(time.Minute)
+			bubble.Pass(time.Minute)
 			r.stop()
 			r.setFault(nil)
 			close(r.script.batches) // the rest
@@ -504,13 +505,13 @@ func TestEngine_doGivesUp(t *testing.T) {
 		r.start(nil)
 		r.send(web(1, "10.244.1.2"))
 		r.converged()
-		r.setFault(func(string) error { time.Sleep(time.Minute); return nil }) // the loop is busy
+		r.setFault(func(string) error { bubble.Work(time.Minute); return nil }) // the loop is busy
 		r.send(web(2, "10.244.1.2"))
 		called := false
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := r.engine.Do(ctx, func(context.Context, View) error { called = true; return nil })
-		time.Sleep(time.Hour)
+		bubble.Pass(time.Hour)
 		r.setFault(nil)
 		r.stop()
 		if !errors.Is(err, context.DeadlineExceeded) || called {
@@ -598,8 +599,7 @@ func TestEngine_partial(t *testing.T) {
 		broken.Store(true)
 		r.start(func(o *Options) { o.Plane = partialPlane{o.Plane, &broken, &calls} })
 		r.send(web(1, "10.244.0.1"))
-		synctest.Wait()
-		time.Sleep(10 * time.Second) // by then a failed engine waits seconds for its next try
+		bubble.Pass(10 * time.Second) // by then a failed engine waits seconds for its next try
 		for i := 2; i < 5; i++ {
 			r.send(web(i, "10.244.0.1"))
 			synctest.Wait()
@@ -610,7 +610,7 @@ func TestEngine_partial(t *testing.T) {
 		before := calls.Load()
 		for i := range 1000 { // changes that come all the time do not put the retry off
 			r.send(web(5, fmt.Sprintf("10.244.1.%d", i%200+1)))
-			time.Sleep(100 * time.Millisecond)
+			bubble.Pass(100 * time.Millisecond)
 		}
 		if n := calls.Load() - before; n < 3 {
 			t.Errorf("%d calls of Sync in 100 s of changes", n)
@@ -622,8 +622,7 @@ func TestEngine_partial(t *testing.T) {
 			t.Errorf("%d calls of Sync; want a few, ever more rarely", n)
 		}
 		broken.Store(false)
-		time.Sleep(maxBackoff)
-		synctest.Wait()
+		bubble.Pass(maxBackoff)
 		if s := r.engine.Status(); s.Failures != 0 || s.Error != "" {
 			t.Errorf("when the row is in force: %+v", s)
 		}

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -13,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
@@ -32,38 +35,38 @@ func freeAddress(t *testing.T) netip.AddrPort {
 func get(t *testing.T, url string, code int) (map[string]any, http.Header) {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	last := ""
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); runtime.Gosched() {
+	var text []byte
+	var header http.Header
+	eventually.Nil(t, fmt.Sprintf("%s answers %d", url, code), func() error {
 		response, err := client.Get(url)
 		if err != nil {
-			last = err.Error()
-			continue
+			return err
 		}
-		text, err := io.ReadAll(response.Body)
-		response.Body.Close()
-		if last = response.Status + " " + string(text); response.StatusCode != code || err != nil {
-			continue
+		defer response.Body.Close()
+		header = response.Header
+		if text, err = io.ReadAll(response.Body); err == nil && response.StatusCode != code {
+			err = fmt.Errorf("%s %s", response.Status, text)
 		}
-		body := map[string]any{}
-		if err := json.Unmarshal(text, &body); err != nil {
-			t.Fatalf("%s: %v", text, err)
-		}
-		return body, response.Header
+		return err
+	})
+	body := map[string]any{}
+	if err := json.Unmarshal(text, &body); err != nil {
+		t.Fatalf("%s: %v", text, err)
 	}
-	t.Fatalf("%s does not answer %d: %s", url, code, last)
-	return nil, nil
+	return body, header
 }
 
 // noGoroutineLeft checks that what follows leaves no goroutine.
 func noGoroutineLeft(t *testing.T) {
 	before := runtime.NumGoroutine()
 	t.Cleanup(func() {
-		for end := time.Now().Add(20 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
-			if time.Now().After(end) {
-				stacks := make([]byte, 1<<20)
-				t.Fatalf("%d goroutines before, now:\n%s", before, stacks[:runtime.Stack(stacks, true)])
+		eventually.Nil(t, "goroutines end", func() error {
+			if runtime.NumGoroutine() <= before {
+				return nil
 			}
-		}
+			stacks := make([]byte, 1<<20)
+			return fmt.Errorf("%d goroutines before, now:\n%s", before, stacks[:runtime.Stack(stacks, true)])
+		})
 	})
 }
 

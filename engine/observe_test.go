@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/bubble"
+
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )
@@ -88,8 +90,7 @@ func TestObserver_drifts(t *testing.T) {
 		r.converged()
 		o.take()
 		r.kernel.Do(func(s *model.State) { clear(s.Frontends) })
-		time.Sleep(auditInterval)
-		synctest.Wait()
+		bubble.Pass(auditInterval)
 		r.stop()
 		drifts := 0
 		for _, round := range o.take() {

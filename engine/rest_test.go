@@ -10,6 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/bubble"
+	"fairlead.dev/fairlead/lab/eventually"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
@@ -18,7 +21,7 @@ import (
 // dearPlane takes a while for every change, and notes when it began.
 type dearPlane struct {
 	dataplane.Dataplane
-	took func() time.Duration
+	spend func()
 
 	mu    sync.Mutex
 	began []time.Time
@@ -28,7 +31,7 @@ func (p *dearPlane) Apply(ctx context.Context, s *model.State, c model.Change) e
 	p.mu.Lock()
 	p.began = append(p.began, time.Now())
 	p.mu.Unlock()
-	time.Sleep(p.took())
+	p.spend()
 	return p.Dataplane.Apply(ctx, s, c)
 }
 
@@ -51,7 +54,7 @@ func (p *dearPlane) forget() {
 
 // dear starts an Engine for whose plane every change takes so long.
 func dear(t *testing.T, took time.Duration, change func(*Options)) (*rig, *dearPlane) {
-	r, p := newRig(t), &dearPlane{took: func() time.Duration { return took }}
+	r, p := newRig(t), &dearPlane{spend: func() { bubble.Work(took) }}
 	start := time.Now()
 	r.start(func(o *Options) {
 		o.work = func() time.Duration { return time.Since(start) } // as if sleeping were work
@@ -94,7 +97,7 @@ func TestEngine_rests(t *testing.T) {
 				start := time.Now()
 				for i := range 39 {
 					r.send(web(i%4+1, fmt.Sprintf("10.244.1.%d", i+1)))
-					time.Sleep(50 * time.Millisecond)
+					bubble.Pass(50 * time.Millisecond)
 				}
 				r.converged()
 				if got := p.since(start); got != c.want {
@@ -118,18 +121,19 @@ func TestEngine_oneSlowChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, p := dear(t, 0, nil)
 		n := 0
-		p.took = func() time.Duration {
+		p.spend = func() {
+			took := 50 * time.Microsecond
 			if n++; n%20 == 0 {
-				return 6 * time.Millisecond
+				took = 6 * time.Millisecond
 			}
-			return 50 * time.Microsecond
+			bubble.Work(took)
 		}
 		start := time.Now()
 		var want []string
 		for i := range 100 {
 			want = append(want, fmt.Sprint(10*i))
 			r.send(web(1, fmt.Sprintf("10.244.1.%d", i+1)))
-			time.Sleep(10 * time.Millisecond)
+			bubble.Pass(10 * time.Millisecond)
 		}
 		r.converged()
 		if got := p.since(start); got != strings.Join(want, " ") {
@@ -143,8 +147,7 @@ func TestEngine_oneSlowChange(t *testing.T) {
 func resting(t *testing.T, change func(*Options)) (*rig, *dearPlane) {
 	r, p := dear(t, 100*time.Millisecond, change)
 	r.send(web(1, "10.244.1.1"))
-	time.Sleep(100 * time.Millisecond)
-	synctest.Wait()
+	bubble.Pass(100 * time.Millisecond)
 	r.send(web(1, "10.244.1.2"))
 	synctest.Wait()
 	return r, p
@@ -168,8 +171,7 @@ func TestEngine_servesWhileItRests(t *testing.T) {
 		if s := r.engine.Status(); !s.WaitingSince.Equal(start) {
 			t.Errorf("a change waits since %v by the status, want %v", s.WaitingSince, start)
 		}
-		time.Sleep(1100 * time.Millisecond)
-		synctest.Wait()
+		bubble.Pass(1100 * time.Millisecond)
 		if s := r.engine.Status(); !s.WaitingSince.IsZero() {
 			t.Errorf("when the rest is over, a change waits since %v", s.WaitingSince)
 		}
@@ -186,8 +188,7 @@ func TestEngine_auditsWhileItRests(t *testing.T) {
 		r, _ := resting(t, func(o *Options) { o.AuditInterval = 10 * time.Millisecond })
 		before := r.kernel.String()
 		r.kernel.Do(func(s *model.State) { clear(s.Frontends) })
-		time.Sleep(20 * time.Millisecond)
-		synctest.Wait()
+		bubble.Pass(20 * time.Millisecond)
 		if got := r.kernel.String(); got != before {
 			t.Errorf("in the rest the kernel is\n%s\nwant it repaired, without the change that waits:\n%s", got, before)
 		}
@@ -239,8 +240,7 @@ func TestEngine_changedWhileItRests(t *testing.T) {
 				if err := change(r); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(200 * time.Millisecond) // for a last Apply
-				synctest.Wait()
+				bubble.Pass(200 * time.Millisecond) // for a last Apply
 				if got, want := r.kernel.String(), r.state.String(); got != want {
 					t.Errorf("the kernel holds\n%s\nwant\n%s", got, want)
 				}
@@ -263,7 +263,7 @@ func TestEngine_configureTheRest(t *testing.T) {
 			start := time.Now()
 			for i := range 2 {
 				r.send(web(1, fmt.Sprintf("10.244.%d.%d", rest/time.Millisecond%200, i+1)))
-				time.Sleep(time.Millisecond)
+				bubble.Pass(time.Millisecond)
 			}
 			r.converged()
 			want := fmt.Sprint("0 ", (100*time.Millisecond + min(rest, 32*100*time.Millisecond-250*time.Millisecond)).Milliseconds())
@@ -279,7 +279,7 @@ func TestEngine_failsWhileItRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := resting(t, nil)
 		r.setFault(func(string) error { return errBroken })
-		time.Sleep(10 * time.Second)
+		bubble.Pass(10 * time.Second)
 		if s := r.engine.Status(); s.Failures == 0 || s.WaitingSince.IsZero() {
 			t.Errorf("the status is %+v, want failures", s)
 		}
@@ -302,7 +302,7 @@ func TestObserver_whenTheEngineRests(t *testing.T) {
 			at := time.Now().Add(-time.Millisecond)
 			sent, happened = append(sent, time.Now()), append(happened, Happening{At: at})
 			r.send(changed(web(1, fmt.Sprintf("10.244.1.%d", i+1)), at))
-			time.Sleep(200 * time.Millisecond)
+			bubble.Pass(200 * time.Millisecond)
 			if err := r.engine.Do(t.Context(), func(context.Context, View) error { return nil }); err != nil {
 				t.Fatal(err)
 			}
@@ -345,10 +345,11 @@ func TestEngine_restsAfterWork(t *testing.T) {
 			for begin := processorTime(); processorTime()-begin < 300*time.Millisecond; {
 			}
 		}, 1},
+		// A bubble has no processor's time, so that this must be a real wait.
 		"waiting": {func() { time.Sleep(300 * time.Millisecond) }, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &dearPlane{took: func() time.Duration { c.spend(); return 0 }}
+			p := &dearPlane{spend: c.spend}
 			r := newRig(t)
 			r.start(func(o *Options) { p.Dataplane, o.Plane, o.MaxRest = o.Plane, p, time.Hour })
 			defer r.stop()
@@ -368,9 +369,7 @@ func TestEngine_restsAfterWork(t *testing.T) {
 // taken waits until the engine has taken what was sent, and has done with it what it does at once.
 func (r *rig) taken() {
 	r.t.Helper()
-	for len(r.script.batches) > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	eventually.True(r.t, "the batch is taken", func() bool { return len(r.script.batches) == 0 })
 	for range 2 { // the first may come before the batch
 		if err := r.engine.Do(r.t.Context(), func(context.Context, View) error { return nil }); err != nil {
 			r.t.Fatal(err)

@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/bubble"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/memory"
 	"fairlead.dev/fairlead/model"
@@ -310,7 +312,7 @@ func TestEngine_switchCannotClear(t *testing.T) {
 		if err != nil || p.engine.Status().Error == "" {
 			t.Errorf("%v, %+v", err, p.engine.Status())
 		}
-		time.Sleep(time.Minute)
+		bubble.Pass(time.Minute)
 		p.kernel, p.next = p.next, p.kernel
 		p.settled()
 		if got := p.engine.Status(); got.Error != "" {
@@ -385,7 +387,7 @@ func TestEngine_switchLacksRows(t *testing.T) {
 			t.Errorf("%s: %v", said, err)
 		}
 		to.lacks.Store(0)
-		time.Sleep(time.Minute)
+		bubble.Pass(time.Minute)
 		p.kernel = p.next
 		p.converged()
 		p.stop()

@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/bubble"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/memory"
 	"fairlead.dev/fairlead/engine"
@@ -84,8 +86,7 @@ func TestRows(t *testing.T) {
 		scrape(t, m.Own()) // when there is nothing yet to count
 
 		s <- service.Batch{Node: &service.Node{Name: "node", Eligible: true}, Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
-		synctest.Wait()
-		time.Sleep(1500 * time.Millisecond)
+		bubble.Pass(1500 * time.Millisecond)
 		for i, change := range []func(*service.Service){
 			func(*service.Service) {},
 			func(s *service.Service) { s.InternalLocal = true },
@@ -95,7 +96,7 @@ func TestRows(t *testing.T) {
 			synctest.Wait()
 		}
 		kernel.Do(func(rows *model.State) { clear(rows.Frontends) })
-		time.Sleep(2 * time.Second)
+		bubble.Pass(2 * time.Second)
 		scrape(t, m.Own()) // has the rows counted, for which the engine goes round
 		synctest.Wait()
 		expect(t, m, `counter fairlead_drifts_total{class="frontend"} 7

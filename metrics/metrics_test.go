@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/bubble"
+
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -49,20 +51,20 @@ func expect(t *testing.T, m *metrics.Metrics, want string) {
 func TestRounds(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		m := metrics.New(metrics.Options{})
-		time.Sleep(2 * time.Second)
+		bubble.Pass(2 * time.Second)
 		now := time.Now()
 		m.Round(engine.Round{
 			Batch: batch(2, 3), Verb: engine.Synced, Took: 40 * time.Millisecond, Status: was(now),
 			Arrived: []time.Time{now.Add(-50 * time.Millisecond)},
 		})
-		time.Sleep(time.Second)
+		bubble.Pass(time.Second)
 		m.Round(engine.Round{ // a second later, one slice of each family and a problem
 			Batch: batch(0, 2), Verb: engine.Applied, Took: 3 * time.Millisecond, Status: was(time.Now()),
 			Problems: []service.Problem{{Object: "Service default/web"}, {Object: "Service a/b"}, {Object: "/etc/x.yaml"}},
 			Happened: []engine.Happening{{At: time.Now().Add(-400 * time.Millisecond)}, {At: time.Now().Add(-3 * time.Second), V6: true}},
 			Arrived:  []time.Time{time.Now().Add(-4 * time.Millisecond), time.Now().Add(-5 * time.Millisecond)},
 		})
-		time.Sleep(time.Second)
+		bubble.Pass(time.Second)
 		m.Round(engine.Round{Audited: 20 * time.Microsecond, Status: was(time.Now())})
 		expect(t, m, `counter fairlead_problems_total{kind="Service"} 2
 counter fairlead_problems_total{kind="other"} 1

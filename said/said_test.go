@@ -5,6 +5,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/bubble"
+
 	"fairlead.dev/fairlead/said"
 )
 
@@ -27,9 +29,9 @@ func TestTrouble(t *testing.T) {
 			over("what never was", false)
 			news("the first", "a", true)
 			news("the same", "a", false)
-			time.Sleep(time.Hour - time.Nanosecond)
+			bubble.Pass(time.Hour - time.Nanosecond)
 			news("the same a moment before the reminder", "a", false)
-			time.Sleep(time.Nanosecond)
+			bubble.Pass(time.Nanosecond)
 			news("the same after that time", "a", reminder > 0)
 			news("another", "b", true)
 			over("the other", true)

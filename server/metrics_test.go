@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	names "github.com/prometheus/common/model"
@@ -111,14 +113,14 @@ func makeService(t *testing.T, client clientset.Interface, of string) {
 // awaitShapes scrapes until all of some metrics are there.
 func awaitShapes(t *testing.T, c *http.Client, wanted ...string) map[string]string {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) { // nobody announces it
-		have := shapes(t, get(t, c, "/metrics", ""))
+	var have map[string]string
+	eventually.Nil(t, "kube-proxy has the metrics", func() error {
+		have = shapes(t, get(t, c, "/metrics", ""))
 		missing := slices.DeleteFunc(slices.Clone(wanted), func(name string) bool { return have[name] != "" })
-		if len(missing) == 0 {
-			return have
+		if len(missing) > 0 {
+			return fmt.Errorf("it lacks %v", missing)
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("kube-proxy has no ", missing)
-		}
-	}
+		return nil
+	})
+	return have
 }

@@ -10,7 +10,8 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -215,20 +216,13 @@ func kubeProxy(t *testing.T, parts kubernetes.Parts) (*http.Client, clientset.In
 // answering waits until a server answers.
 func answering(t *testing.T, c *http.Client) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	for {
-		r, err := http.NewRequestWithContext(ctx, "GET", "http://server/healthz", nil)
+	eventually.Nil(t, "the server answers", func() error {
+		r, err := http.NewRequestWithContext(t.Context(), "GET", "http://server/healthz", nil)
 		must(t, err)
 		response, err := c.Do(r)
 		if err == nil {
-			must(t, response.Body.Close())
-			return
+			err = response.Body.Close()
 		}
-		select {
-		case <-ctx.Done():
-			t.Fatal(err)
-		case <-time.After(20 * time.Millisecond): // nobody announces it
-		}
-	}
+		return err
+	})
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -59,7 +61,7 @@ func TestSource_follows(t *testing.T) {
 		}
 		expect := func(want ...string) {
 			t.Helper()
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := eventually.Context(t.Context())
 			defer cancel()
 			got, err := next(ctx, s)
 			if fmt.Sprint(got) != fmt.Sprint(want) || err != nil {
@@ -87,7 +89,7 @@ func TestSource_follows(t *testing.T) {
 		}
 		must(netlink.AddrAdd(link, addr("192.0.2.2/24", 0)))
 		for seen := false; !seen && !t.Failed(); {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := eventually.Context(t.Context())
 			got, err := next(ctx, s)
 			cancel()
 			must(err)
@@ -104,12 +106,13 @@ func TestSource_follows(t *testing.T) {
 		before := runtime.NumGoroutine()
 		must(netlink.AddrAdd(link, addr("192.0.2.3/24", 0))) // the library has something to deliver
 		must(s.Close())
-		for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before-2; runtime.Gosched() {
-			if time.Now().After(end) {
-				t.Errorf("%d goroutines before Close, %d after", before, runtime.NumGoroutine())
-				return
+		err = eventually.Poll(t.Context(), func() error {
+			if now := runtime.NumGoroutine(); now > before-2 {
+				return fmt.Errorf("%d goroutines before Close, %d after", before, now)
 			}
-		}
+			return nil
+		})
+		must(err)
 	})
 }
 
@@ -152,7 +155,7 @@ func TestSource_tentative(t *testing.T) {
 			return
 		}
 		defer s.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := eventually.Context(t.Context())
 		defer cancel()
 		for i, want := 0, netip.MustParseAddr("fd00::1"); ; i++ {
 			got, err := next(ctx, s)

@@ -10,7 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	"fairlead.dev/fairlead/service"
 )
@@ -90,7 +91,7 @@ func (b *bench) start(paths ...string) *bench {
 // expect compares the next batch, one row for each object and problem.
 func (b *bench) expect(want ...string) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), 20*time.Second)
+	ctx, cancel := eventually.Context(b.Context())
 	defer cancel()
 	batch, err := b.Next(ctx)
 	b.must(err)

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	"golang.org/x/sync/errgroup"
 
 	corev1 "k8s.io/api/core/v1"
@@ -95,7 +97,7 @@ func TestEvents(t *testing.T) {
 		`Warning Node/n1 Drift Drift kube-proxy-n1 "again" x3`,
 		`Warning Service/web BadObject BadObject kube-proxy-n1 "it is bad"`,
 	}, "\n")
-	await(t, func() bool { return eventRows(t, plane) == want || t.Failed() })
+	eventually.Equal(t, "Events", want, func() string { return eventRows(t, plane) })
 	e.Close()
 	if e.nodes != 3 {
 		t.Errorf("it counted %d nodes", e.nodes)
@@ -274,7 +276,7 @@ func TestEvents_spread(t *testing.T) {
 		e.Emit(everywhere)
 	}
 	e.Emit(Event{Reason: "Own"})
-	await(t, func() bool { return slices.Contains(events(), "Own Node n1 n1") })
+	eventually.True(t, "there is an Event of the Node", func() bool { return slices.Contains(events(), "Own Node n1 n1") })
 	if n := len(events()); n > many/2 {
 		t.Errorf("%d of %d were written at once", n-1, many)
 	}

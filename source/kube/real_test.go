@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	corev1 "k8s.io/api/core/v1"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -65,7 +67,7 @@ func newView(t testing.TB, c *Client) *view {
 
 func (v *view) next() {
 	v.t.Helper()
-	ctx, cancel := context.WithTimeout(v.t.Context(), time.Minute)
+	ctx, cancel := eventually.Context(v.t.Context())
 	defer cancel()
 	b, err := v.source.Next(ctx)
 	if err != nil {

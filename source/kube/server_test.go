@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -417,7 +418,7 @@ func (b *logbook) with(text string) (found []string) {
 // await waits for a line.
 func (b *logbook) await(t testing.TB, text string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := eventually.Context(t.Context())
 	defer cancel()
 	for len(b.with(text)) == 0 {
 		select {

@@ -18,6 +18,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
+	"fairlead.dev/fairlead/lab/bubble"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -137,7 +141,7 @@ func open(t testing.TB, c *Client) source.Source {
 // watched waits until the server has a watch of each resource, so that it can be told something.
 func (s *apiServer) watched() {
 	s.t.Helper()
-	await(s.t, func() bool {
+	eventually.True(s.t, "each resource is watched", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		resources := map[string]bool{}
@@ -151,7 +155,7 @@ func (s *apiServer) watched() {
 // expect calls Next until all rows have come, and accepts no others.
 func expect(t testing.TB, s source.Source, want string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := eventually.Context(t.Context())
 	defer cancel()
 	var got []string
 	for {
@@ -250,8 +254,7 @@ func TestSource_noNodeAnyMore(t *testing.T) {
 		}
 		silent := func() {
 			t.Helper()
-			time.Sleep(10 * maxReminder)
-			synctest.Wait()
+			bubble.Pass(10 * maxReminder)
 			if b, ok := s.take(); ok {
 				t.Fatal(rows(b))
 			}
@@ -381,7 +384,7 @@ func TestSource_logsOfAnOutage(t *testing.T) {
 				return true
 			})
 			open(t, api.client(log))
-			await(t, func() bool { return refused.Load() > 12 })
+			eventually.True(t, "more than 12 requests are refused", func() bool { return refused.Load() > 12 })
 			if level == slog.LevelDebug {
 				logs.await(t, "level=DEBUG")
 			} else if l := logs.with("level=DEBUG"); l != nil {
@@ -457,7 +460,8 @@ func TestSource_keepsStateWhileServerIsAway(t *testing.T) {
 			})
 			api.endWatches()
 			logs.await(t, fault.want)
-			await(t, func() bool { return refused.Load() > 10 }) // of each kind some; they come ever more seldom
+			// Of each kind some are refused; they come ever more seldom.
+			eventually.True(t, "more than 10 requests are refused", func() bool { return refused.Load() > 10 })
 			api.quietly(func() { api.put(aService("web", "10.96.0.5")) })
 			api.setFault(nil)
 			expect(t, s, "service default/web [10.96.0.5]")
@@ -467,16 +471,6 @@ func TestSource_keepsStateWhileServerIsAway(t *testing.T) {
 			}
 			nothing(t, s, api)
 		})
-	}
-}
-
-// await waits for what nobody announces.
-func await(t testing.TB, what func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !what(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it did not happen")
-		}
 	}
 }
 
@@ -562,7 +556,10 @@ func TestSource_bookmarksKeepAWatchAlive(t *testing.T) {
 	c.timing.silence = 2 * time.Second
 	s := open(t, c)
 	expect(t, s, wholeCluster)
-	for end := time.Now().Add(3 * c.timing.silence); time.Now().Before(end); time.Sleep(c.timing.silence / 20) {
+	pace := time.NewTicker(c.timing.silence / 20) // the server's, of which the client must not become suspicious
+	defer pace.Stop()
+	for range 60 {
+		<-pace.C
 		for _, r := range []string{"services", "endpointslices", "nodes", "servicecidrs"} {
 			api.send(r, bookmark(r, 5000, false))
 		}
@@ -576,7 +573,7 @@ func TestSource_bookmarksKeepAWatchAlive(t *testing.T) {
 		t.Error("a watch was doubted although it had bookmarks")
 	}
 	api.endWatches()
-	await(t, func() bool { return asked("resourceVersion=5000") })
+	eventually.True(t, "a watch begins at the bookmark", func() bool { return asked("resourceVersion=5000") })
 }
 
 // Tokens are short-lived: the kubelet replaces the file.

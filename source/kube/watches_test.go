@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 )
 
 func TestWatches(t *testing.T) {
@@ -33,14 +35,9 @@ func TestWatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The Reflector tells of the version after it has handed over the object.
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if heard(s, "services").After(find(before, "services").Heard) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("an event was not heard")
-		}
-	}
+	eventually.True(t, "the event is heard", func() bool {
+		return heard(s, "services").After(find(before, "services").Heard)
+	})
 	if w := find(s.Watches(), "nodes"); w != find(before, "nodes") {
 		t.Error("nothing was said of nodes:", w)
 	}

@@ -14,7 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 )
 
 // TestPrometheus has a real Prometheus scrape a node, load the alerts and answer the dashboard's queries.
@@ -32,7 +33,7 @@ func TestPrometheus(t *testing.T) {
 			Rules []struct{ Name, Health, State, LastError string }
 		}
 	}
-	await(t, "the alerts to be evaluated", func() bool {
+	eventually.True(t, "the alerts are evaluated", func() bool {
 		ask(t, base+"/api/v1/rules", &rules)
 		scraped := query(t, base, "count_over_time(fairlead_healthy[1m]) > 3") // rates need several
 		return len(rules.Groups) == 1 && rules.Groups[0].Rules[0].Health == "ok" && len(scraped) == 1
@@ -82,7 +83,7 @@ rule_files: [%q], scrape_configs: [{job_name: kube-proxy, static_configs: [{targ
 			t.Log(log)
 		}
 	})
-	await(t, "Prometheus to be ready", func() bool {
+	eventually.True(t, "Prometheus is ready", func() bool {
 		response, err := http.Get("http://" + address + "/-/ready")
 		if err != nil {
 			return false
@@ -102,16 +103,6 @@ func freeAddress(t *testing.T) string {
 	}
 	defer l.Close()
 	return l.Addr().String()
-}
-
-// await waits for what nobody announces.
-func await(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("waited in vain for ", what)
-		}
-	}
 }
 
 func query(t *testing.T, base, expr string) []any {
