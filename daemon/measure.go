@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -26,7 +25,7 @@ import (
 // Mode auto has the laboratory measure in a process of its own:
 //
 //	State ─► rows on its standard input ─┐
-//	Config ─► two files ─────────────────┴─► fairlead-lab recommend, on one processor ─► JSON ─► choice
+//	Config ─► two files without a name ──┴─► fairlead-lab recommend, on one processor ─► JSON ─► choice
 const (
 	// calibration is for how long planes are measured before one is chosen. Nobody serves a node meanwhile that has
 	// just been started, unless kube-proxy's rules are there still: it must be short.
@@ -60,20 +59,16 @@ func (d *Daemon) measure(ctx context.Context, s *model.State) (*choice, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "fairlead-auto-")
+	files, err := configFiles(d.config.Load())
 	if err != nil {
-		return nil, fmt.Errorf("a directory for the configuration of %s: %w", programs.Lab, err)
-	}
-	files, err := writeConfig(d.config.Load(), dir)
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, err
 	}
 	planes := slices.DeleteFunc(Planes(), func(name string) bool { return name == userspacePlane })
 	c := &child{
-		path: lab, stdin: s.String(), clean: func() { _ = os.RemoveAll(dir) }, // in a directory for what is temporary
+		path: lab, stdin: s.String(), files: files,
 		args: []string{
 			"recommend", "--rows", "-", "--output", "json", "--duration", calibration.String(),
-			"--planes", strings.Join(planes, ","), "--config", files[0], "--fairlead-config", files[1],
+			"--planes", strings.Join(planes, ","), "--config", childFile(0), "--fairlead-config", childFile(1),
 		},
 	}
 	var found choice
@@ -83,28 +78,44 @@ func (d *Daemon) measure(ctx context.Context, s *model.State) (*choice, error) {
 	return &found, nil
 }
 
-// writeConfig writes the configuration for another process.
-func writeConfig(c *config.Config, dir string) (files []string, err error) {
+// configFiles are the configuration for another process. They have no name, as a container may have no directory that
+// can be written to.
+func configFiles(c *config.Config) (files []*os.File, err error) {
 	for _, kind := range []string{config.KubeProxyKind, config.FairleadKind} {
 		text, err := c.Document(kind)
 		if err != nil {
-			return nil, err
+			return nil, errors.Join(err, closeAll(files))
 		}
-		file := filepath.Join(dir, kind+".yaml")
-		if err := os.WriteFile(file, text, 0o600); err != nil {
-			return nil, err
+		fd, err := unix.MemfdCreate(kind, unix.MFD_CLOEXEC)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("a file for the %s: %w", kind, err), closeAll(files))
 		}
+		file := os.NewFile(uintptr(fd), kind)
 		files = append(files, file)
+		if _, err := file.Write(text); err != nil {
+			return nil, errors.Join(err, closeAll(files))
+		}
 	}
 	return files, nil
 }
+
+func closeAll(files []*os.File) error {
+	var errs []error
+	for _, file := range files {
+		errs = append(errs, file.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// childFile is what a child calls the file of an index: the first three are its standard streams.
+func childFile(index int) string { return fmt.Sprintf("/proc/self/fd/%d", 3+index) }
 
 // child is a process that answers in JSON, bounded in time and to one processor.
 type child struct {
 	path  string
 	args  []string
 	stdin string
-	clean func() // when the process has ended
+	files []*os.File // closed when the process has ended
 	said  bytes.Buffer
 }
 
@@ -115,16 +126,15 @@ func (c *child) run(ctx context.Context, answer any, background func(func())) er
 	out, in, err := os.Pipe()
 	if err != nil {
 		cancel()
-		return err
+		return errors.Join(err, closeAll(c.files))
 	}
 	defer out.Close()
 	ended := make(chan error, 1)
 	background(func() {
 		defer cancel()
-		defer c.clean()
 		err := c.wait(ctx, in)
 		ended <- cmp.Or(context.Cause(ctx), err) // that time was up explains the exit status, if it was
-		_ = in.Close()
+		_ = errors.Join(in.Close(), closeAll(c.files))
 	})
 	text, err := readJSON(out)
 	if err == nil {
@@ -151,6 +161,7 @@ func (c *child) wait(ctx context.Context, out *os.File) error {
 	}
 	cmd := exec.CommandContext(ctx, c.path, c.args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), out, &c.said
+	cmd.ExtraFiles = c.files
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM, Setpgid: true} // Ctrl-C is for the daemon, which passes it on
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.WaitDelay = cleanLimit
