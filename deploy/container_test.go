@@ -36,7 +36,7 @@ func (c container) command(t *testing.T, args ...string) []string {
 	for _, at := range slices.Sorted(maps.Keys(c.mounts)) {
 		from, readOnly := strings.CutSuffix(c.mounts[at], ":ro")
 		bind := map[bool]string{true: "--ro-bind", false: "--bind"}[readOnly]
-		command = append(command, bind, from, c.resolve(t, at))
+		command = append(command, bind, from, c.resolve(at))
 	}
 	command = append(command, "--proc", "/proc", "--dev", "/dev", "--ro-bind", "/sys", "/sys")
 	if c.privileged {
@@ -58,15 +58,11 @@ func (c container) command(t *testing.T, args ...string) []string {
 	return append(append(command, "--"), args...)
 }
 
-// resolve follows a link of the image in a path of a mount point.
-func (c container) resolve(t *testing.T, path string) string {
-	t.Helper()
+// resolve follows the link of an image with Debian's files in a path of a mount point.
+func (c container) resolve(path string) string {
 	rest, ok := strings.CutPrefix(path, "/var/run/")
-	if !ok {
+	if target, err := os.Readlink(filepath.Join(c.root, "var/run")); !ok || err != nil || target != "/run" {
 		return path
-	}
-	if target, err := os.Readlink(filepath.Join(c.root, "var/run")); err != nil || target != "/run" {
-		t.Fatalf("/var/run is not a link to /run in the image: %q, %v", target, err)
 	}
 	return "/run/" + rest
 }

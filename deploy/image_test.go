@@ -1,12 +1,15 @@
 package deploy
 
 import (
+	"debug/buildinfo"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,18 +17,41 @@ import (
 
 // image is a built image: its layout, and what ./dev image said about it.
 type image struct {
-	dir    string // the tree it was built in
-	report string // name@digest of each variant, one per line
+	dir    string // of the layout; the archive is beside it
+	report string // name@digest
 }
 
-// builtImage is the image of this machine's architecture, built once in a run from a copy of the tree.
-var builtImage = sync.OnceValues(func() (image, error) {
+// tree is a copy of the repository in which images are built.
+type tree string
+
+// sharedTree is one for all tests in a run.
+var sharedTree = sync.OnceValues(func() (tree, error) {
 	dir := filepath.Join(scratch, "tree")
-	if err := copyTree(dir); err != nil {
+	return tree(dir), copyTree(dir)
+})
+
+// The images for this machine's architecture, each built once in a run.
+var (
+	agentImage = sync.OnceValues(func() (image, error) { return buildShared("agent", "fairlead") })
+	labImage   = sync.OnceValues(func() (image, error) { return buildShared("lab", "fairlead-lab") })
+)
+
+func buildShared(which, name string) (image, error) {
+	dir, err := sharedTree()
+	if err != nil {
 		return image{}, err
 	}
-	return buildImage(dir)
-})
+	return dir.build(which, name)
+}
+
+// build has ./dev build an image.
+func (dir tree) build(which, name string) (image, error) {
+	cmd := exec.Command("./dev", "image", which, runtime.GOARCH)
+	cmd.Dir = string(dir)
+	cmd.Env = append(os.Environ(), "VERSION=v1.2.3+test", "SOURCE_DATE_EPOCH=1700000000")
+	report, err := outputOf(cmd)
+	return image{filepath.Join(string(dir), "out", name+"-image"), report}, err
+}
 
 // copyTree copies the files that git knows or would take.
 func copyTree(to string) error {
@@ -41,38 +67,32 @@ func copyTree(to string) error {
 	return nil
 }
 
-func buildImage(dir string) (image, error) {
-	cmd := exec.Command("./dev", "image", runtime.GOARCH)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "VERSION=v1.2.3+test", "SOURCE_DATE_EPOCH=1700000000")
-	report, err := outputOf(cmd)
-	return image{dir, report}, err
-}
-
-// needImage returns the image; where Debian's packages cannot be had the test is skipped.
-func needImage(t *testing.T) image {
+// needAgent returns the agent's image. It is made of Go and nothing else, so nothing excuses its lack.
+func needAgent(t *testing.T) image {
 	t.Helper()
-	i, err := builtImage()
+	i, err := agentImage()
 	if err != nil {
-		need(t, "the image: %v", err)
+		t.Fatal(err)
 	}
 	return i
 }
 
-// unpack makes the root file system of a variant ("" or "-static").
-func (i image) unpack(t *testing.T, variant string) string {
+// needLab returns the laboratory's image; where Debian's packages cannot be had the test is skipped.
+func needLab(t *testing.T) image {
+	t.Helper()
+	i, err := labImage()
+	if err != nil {
+		need(t, "the laboratory's image: %v", err)
+	}
+	return i
+}
+
+// unpack makes the root file system.
+func (i image) unpack(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
-	for _, m := range i.index(t).Manifests {
-		if m.Annotations["org.opencontainers.image.ref.name"] != "v1.2.3-test"+variant {
-			continue
-		}
-		var index, manifest descriptors
-		i.blob(t, m.Digest, &index)
-		i.blob(t, index.Manifests[0].Digest, &manifest)
-		for _, layer := range manifest.Layers {
-			must(t)(output(t.Context(), "tar", "-xzpf", i.blobFile(layer.Digest), "-C", root))
-		}
+	for _, layer := range i.manifest(t).Layers {
+		must(t)(output(t.Context(), "tar", "-xzpf", i.blobFile(layer.Digest), "-C", root))
 	}
 	return root
 }
@@ -90,9 +110,19 @@ type descriptor struct {
 	Annotations map[string]string
 }
 
+// index is what the layout has: the image for all architectures.
 func (i image) index(t *testing.T) (d descriptors) {
 	t.Helper()
-	decode(t, filepath.Join(i.dir, "out/fairlead-image/index.json"), &d)
+	decode(t, filepath.Join(i.dir, "index.json"), &d)
+	return d
+}
+
+// manifest is that of the only image in the layout.
+func (i image) manifest(t *testing.T) (d descriptors) {
+	t.Helper()
+	var index descriptors
+	i.blob(t, i.index(t).Manifests[0].Digest, &index)
+	i.blob(t, index.Manifests[0].Digest, &d)
 	return d
 }
 
@@ -102,7 +132,7 @@ func (i image) blob(t *testing.T, digest string, into any) {
 }
 
 func (i image) blobFile(digest string) string {
-	return filepath.Join(i.dir, "out/fairlead-image/blobs/sha256", strings.TrimPrefix(digest, "sha256:"))
+	return filepath.Join(i.dir, "blobs/sha256", strings.TrimPrefix(digest, "sha256:"))
 }
 
 func decode(t *testing.T, file string, into any) {
@@ -112,20 +142,23 @@ func decode(t *testing.T, file string, into any) {
 	}
 }
 
-// Two builds in different directories give the same program and the same image, to the byte.
+// Two builds in different directories give the same programs and the same images, to the byte.
 func TestImage_reproducible(t *testing.T) {
-	first := needImage(t)
-	dir := filepath.Join(t.TempDir(), "somewhere", "else")
-	if err := copyTreeFrom(first.dir, dir); err != nil {
+	first := needLab(t)
+	if _, err := sharedTree(); err != nil {
 		t.Fatal(err)
 	}
-	second, err := buildImage(dir)
+	dir := tree(filepath.Join(t.TempDir(), "somewhere", "else"))
+	if err := copyTreeFrom(filepath.Join(first.dir, "../.."), string(dir)); err != nil {
+		t.Fatal(err)
+	}
+	second, err := dir.build("lab", "fairlead-lab")
 	if err != nil {
 		t.Fatal(err)
 	}
 	equal(t, second.report, first.report)
-	for _, file := range []string{"out/fairlead-image.tar", "out/programs/fairlead-" + runtime.GOARCH} {
-		if read(t, filepath.Join(first.dir, file)) != read(t, filepath.Join(dir, file)) {
+	for _, file := range []string{".tar", "/../programs/" + runtime.GOARCH + "/fairlead"} {
+		if read(t, first.dir+file) != read(t, second.dir+file) {
 			t.Errorf("%s differs", file)
 		}
 	}
@@ -143,10 +176,18 @@ func copyTreeFrom(from, to string) error {
 	return nil
 }
 
-// How the image is started, and which platform it says it is for.
+// How each image is started, and which platform it says it is for. The laboratory's serves no node unless it is told to.
 func TestImage_config(t *testing.T) {
-	i := needImage(t)
-	var got strings.Builder
+	equal(t, needAgent(t).summary(t), "fairlead.dev/fairlead:v1.2.3-test linux/"+runtime.GOARCH+
+		" 2023-11-14T22:13:20Z 1 layers [/usr/local/bin/fairlead] [run]")
+	equal(t, needLab(t).summary(t), "fairlead.dev/fairlead-lab:v1.2.3-test linux/"+runtime.GOARCH+
+		" 2023-11-14T22:13:20Z 3 layers [/usr/local/bin/fairlead] []")
+}
+
+// summary is a line for each image of the layout.
+func (i image) summary(t *testing.T) string {
+	t.Helper()
+	var lines []string
 	for _, m := range i.index(t).Manifests {
 		var index, manifest descriptors
 		i.blob(t, m.Digest, &index)
@@ -157,23 +198,56 @@ func TestImage_config(t *testing.T) {
 				Config                struct{ Entrypoint, Cmd []string }
 			}
 			i.blob(t, manifest.Config.Digest, &config)
-			fmt.Fprintf(&got, "%s %s/%s %s %d layers %s %s\n", m.Annotations["io.containerd.image.name"], p.Platform.OS,
-				p.Platform.Architecture, config.Created, len(manifest.Layers), config.Config.Entrypoint, config.Config.Cmd)
+			lines = append(lines, fmt.Sprintf("%s %s/%s %s %d layers %s %s", m.Annotations["io.containerd.image.name"],
+				p.Platform.OS, p.Platform.Architecture, config.Created, len(manifest.Layers),
+				config.Config.Entrypoint, config.Config.Cmd))
 		}
 	}
-	equal(t, got.String(), strings.ReplaceAll(`
-fairlead.dev/fairlead:v1.2.3-test linux/ARCH 2023-11-14T22:13:20Z 2 layers [/usr/local/bin/fairlead] [run]
-fairlead.dev/fairlead:v1.2.3-test-static linux/ARCH 2023-11-14T22:13:20Z 1 layers [/usr/local/bin/fairlead] [run]
-`, "ARCH", runtime.GOARCH))
+	return strings.Join(lines, "\n")
 }
 
-// Every program that is in the image for people finds its libraries, and scanners find the packages.
-func TestImage_programs(t *testing.T) {
-	root := needImage(t).unpack(t, "")
+// The agent's image is the program alone, under both names, with its licence. It needs nothing else to run, and scanners
+// find its modules in it.
+func TestImage_agent(t *testing.T) {
+	root := needAgent(t).unpack(t)
+	files := strings.Fields(must(t)(output(t.Context(), "find", root, "-not", "-type", "d", "-printf", "%P\n")))
+	slices.Sort(files)
+	equal(t, strings.Join(files, "\n"), `
+usr/local/bin/fairlead
+usr/local/bin/kube-proxy
+usr/share/doc/fairlead/copyright`)
+	testPrograms(t, root, map[string]string{
+		"/usr/local/bin/fairlead --version":   "fairlead v1.2.3+test ",
+		"/usr/local/bin/kube-proxy --version": "fairlead v1.2.3+test ",
+	})
+	info, err := buildinfo.ReadFile(filepath.Join(root, "usr/local/bin/fairlead"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(info.Deps, func(m *debug.Module) bool { return m.Path == "k8s.io/api" }) {
+		t.Errorf("the program does not name its modules: %s", info)
+	}
+}
+
+// testPrograms runs programs in the image, each of which says something.
+func testPrograms(t *testing.T, root string, wants map[string]string) {
+	t.Helper()
 	c := container{root: root, readOnly: true, capabilities: []string{"NET_ADMIN", "NET_RAW"}}
-	for command, want := range map[string]string{
+	for command, want := range wants {
+		out := must(t)(c.run(t, strings.Fields(command)...))
+		if !strings.Contains(out, want) {
+			t.Errorf("%s: got %q, want %q in it", command, out, want)
+		}
+	}
+}
+
+// Every program in the laboratory's image finds its libraries, and scanners find the packages.
+func TestImage_lab(t *testing.T) {
+	root := needLab(t).unpack(t)
+	testPrograms(t, root, map[string]string{
 		"fairlead --version":        "fairlead v1.2.3+test ",
-		"kube-proxy --version":      "fairlead v1.2.3+test ",
+		"fairlead-lab --version":    "fairlead-lab v1.2.3+test ",
+		"fairlead bench --list":     "connect",
 		"iptables --version":        "(nf_tables)",
 		"iptables-legacy --version": "(legacy)",
 		"ip6tables-nft-save":        "",
@@ -181,12 +255,7 @@ func TestImage_programs(t *testing.T) {
 		"nft --version":             "nftables v1.",
 		"ipset --version":           "ipset v7.",
 		"conntrack --version":       "conntrack v1.",
-	} {
-		out := must(t)(c.run(t, strings.Fields(command)...))
-		if !strings.Contains(out, want) {
-			t.Errorf("%s: got %q, want %q in it", command, out, want)
-		}
-	}
+	})
 	status := read(t, filepath.Join(root, "var/lib/dpkg/status.d/iptables"))
 	if !strings.Contains(status, "Package: iptables\n") || !strings.Contains(status, "\nVersion: ") {
 		t.Errorf("status.d/iptables is not what scanners read:\n%s", status)
@@ -194,20 +263,6 @@ func TestImage_programs(t *testing.T) {
 	for _, file := range []string{"usr/share/doc/iptables/copyright", "usr/share/doc/fairlead/copyright", "etc/os-release"} {
 		if read(t, filepath.Join(root, file)) == "" {
 			t.Errorf("%s is empty", file)
-		}
-	}
-	if out, err := c.run(t, "sh", "-c", "true"); err == nil {
-		t.Errorf("there is a shell: %s", out)
-	}
-}
-
-// The variant without Debian is the program alone, which needs nothing else.
-func TestImage_static(t *testing.T) {
-	c := container{root: needImage(t).unpack(t, "-static"), readOnly: true}
-	for _, name := range []string{"fairlead", "kube-proxy"} {
-		out := must(t)(c.run(t, "/usr/local/bin/"+name, "--version"))
-		if !strings.HasPrefix(out, "fairlead v1.2.3+test ") {
-			t.Errorf("%s says %q", name, out)
 		}
 	}
 }

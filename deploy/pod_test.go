@@ -25,7 +25,7 @@ import (
 // TestPod runs the containers of each DaemonSet on a node, as its kubelet would: from the image, with
 // the capabilities, volumes and account that the DaemonSet says. Then a Service must be served.
 func TestPod(t *testing.T) {
-	i := needImage(t)
+	i := needAgent(t)
 	c := startCluster(t)
 	// How many connections the kernel tracks is the machine's business, and no namespace may change it.
 	kubeadm := strings.Replace(read(t, "testdata/kubeadm.yaml"), "maxPerCore: null", "maxPerCore: 0", 1)
@@ -59,6 +59,13 @@ func TestPod(t *testing.T) {
 		c.must(t, "", "-n", "kube-system", "set", "image", "daemonset/kube-proxy", "kube-proxy=fairlead.dev/fairlead:v1.2.3")
 		testServes(t, c, i, served{"kube-proxy", iptables})
 	})
+	t.Run("chart with mode auto and the laboratory's image", func(t *testing.T) {
+		lab := needLab(t)
+		c.helm(t, "install", "fairlead", chart, "-n", "kube-system", "--set", "config.clusterCIDR=10.244.0.0/16",
+			"--set", "config.conntrack.maxPerCore=0", "--set", "config.mode=auto")
+		defer c.helm(t, "uninstall", "fairlead", "-n", "kube-system")
+		testMeasures(t, c, lab)
+	})
 }
 
 // addNode registers the testbed's node, with the addresses that it has there.
@@ -88,6 +95,50 @@ const (
 // testServes runs the pod of a DaemonSet on a new testbed and tries Service web. In its log nothing wants
 // somebody's attention.
 func testServes(t *testing.T, c *cluster, i image, by served) {
+	p := startPod(t, c, i, by.daemonSet)
+	testProbes(t, p.bed, p.proxy, p.spec.Containers[0])
+	probes := []testbed.Probe{
+		{From: testbed.Node, To: netip.MustParseAddrPort("10.96.0.77:80")},
+		{From: "web", To: netip.MustParseAddrPort("10.96.0.77:80")},
+		{From: testbed.Outside, To: netip.MustParseAddrPort("192.0.2.1:30077")},
+	}
+	if by.plane != nftables { // that mode serves node ports on all addresses
+		probes = append(probes, testbed.Probe{From: testbed.Node, To: netip.MustParseAddrPort("127.0.0.1:30077")})
+	}
+	for _, probe := range probes {
+		o, err := p.bed.Probe(t.Context(), probe)
+		if err != nil || o.Backend != "web" {
+			t.Errorf("from %s to %s: %v, %v", probe.From, probe.To, o, err)
+		}
+	}
+	terminate(t, p.proxy)
+	equal(t, complaints(p.proxy.Log()), "")
+	testClean(t, c, p, by)
+}
+
+// testMeasures runs the pod with the laboratory beside the agent: what the DaemonSet allows is enough to measure in mode
+// auto.
+func testMeasures(t *testing.T, c *cluster, i image) {
+	t.Helper()
+	p := startPod(t, c, i, "fairlead")
+	terminate(t, p.proxy)
+	equal(t, complaints(p.proxy.Log()), "")
+	if log := p.proxy.Log(); !strings.Contains(log, "Measured here with") {
+		t.Errorf("the log does not say what was measured:\n%s", log)
+	}
+}
+
+// pod is one of a DaemonSet's, whose container runs.
+type pod struct {
+	bed   *testbed.Bed
+	host  host
+	spec  corev1.PodSpec
+	proxy *kubernetes.Proxy
+}
+
+// startPod runs the pod of a DaemonSet on a new testbed, in which Service web has its backend.
+func startPod(t *testing.T, c *cluster, i image, daemonSet string) pod {
+	t.Helper()
 	bed := newBed(t)
 	relay, err := c.Serve(bed)
 	if err != nil {
@@ -101,39 +152,22 @@ func testServes(t *testing.T, c *cluster, i image, by served) {
 	if _, err := bed.AddPod(t.Context(), web); err != nil {
 		t.Fatal(err)
 	}
-	set, err := c.Client().AppsV1().DaemonSets("kube-system").Get(t.Context(), by.daemonSet, metav1.GetOptions{})
+	set, err := c.Client().AppsV1().DaemonSets("kube-system").Get(t.Context(), daemonSet, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := c.host(t, i, set)
-	proxy := h.start(t, bed, set.Spec.Template.Spec)
-	testProbes(t, bed, proxy, set.Spec.Template.Spec.Containers[0])
-	probes := []testbed.Probe{
-		{From: testbed.Node, To: netip.MustParseAddrPort("10.96.0.77:80")},
-		{From: "web", To: netip.MustParseAddrPort("10.96.0.77:80")},
-		{From: testbed.Outside, To: netip.MustParseAddrPort("192.0.2.1:30077")},
-	}
-	if by.plane != nftables { // that mode serves node ports on all addresses
-		probes = append(probes, testbed.Probe{From: testbed.Node, To: netip.MustParseAddrPort("127.0.0.1:30077")})
-	}
-	for _, p := range probes {
-		o, err := bed.Probe(t.Context(), p)
-		if err != nil || o.Backend != "web" {
-			t.Errorf("from %s to %s: %v, %v", p.From, p.To, o, err)
-		}
-	}
-	terminate(t, proxy)
-	equal(t, complaints(proxy.Log()), "")
-	testClean(t, c, h, bed, by)
+	p := pod{bed: bed, host: c.host(t, i, set), spec: set.Spec.Template.Spec}
+	p.proxy = p.host.start(t, bed, p.spec)
+	return p
 }
 
 // testClean runs what cleans a node on which kube-proxy is back: its rules, of which one stands for all,
 // stay.
-func testClean(t *testing.T, c *cluster, h host, bed *testbed.Bed, by served) {
+func testClean(t *testing.T, c *cluster, p pod, by served) {
 	t.Helper()
 	run := func(command ...string) string {
 		t.Helper()
-		out, err := bed.Command(t.Context(), testbed.Node, command[0], command[1:]...).CombinedOutput()
+		out, err := p.bed.Command(t.Context(), testbed.Node, command[0], command[1:]...).CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", command, err, out)
 		}
@@ -152,7 +186,7 @@ func testClean(t *testing.T, c *cluster, h host, bed *testbed.Bed, by served) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.initialise(t, bed, set.Spec.Template.Spec)
+	p.host.initialise(t, p.bed, set.Spec.Template.Spec)
 	equal(t, run("nft", "list", "tables"), "table ip kube-proxy")
 	if rules := rules(); strings.Contains(rules, sign) {
 		t.Errorf("fairlead clean has left %s", rules)
@@ -193,7 +227,7 @@ func newBed(t *testing.T) *testbed.Bed {
 // host has what the API server gives to the kubelet for the pods of a DaemonSet.
 func (c *cluster) host(t *testing.T, i image, set *appsv1.DaemonSet) host {
 	t.Helper()
-	h := host{root: i.unpack(t, ""), name: string(testbed.Node), paths: t.TempDir(), config: map[string]map[string]string{}}
+	h := host{root: i.unpack(t), name: string(testbed.Node), paths: t.TempDir(), config: map[string]map[string]string{}}
 	maps, err := c.Client().CoreV1().ConfigMaps("kube-system").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -2,10 +2,10 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -18,96 +18,120 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// repository is the image's name in archives; who pushes it elsewhere gives it another.
-const repository = "fairlead.dev/fairlead"
+// registry is in front of the images' names in archives; an image that is pushed elsewhere gets another name.
+const registry = "fairlead.dev/"
 
-// program is the binary for one architecture.
-type program struct {
+// programs are the binaries for one architecture.
+type programs struct {
 	arch string
-	file string
+	dir  string
 }
 
-func parseProgram(arg string) (program, error) {
-	arch, file, ok := strings.Cut(arg, "=")
+func parsePrograms(arg string) (programs, error) {
+	arch, dir, ok := strings.Cut(arg, "=")
 	if !ok || !slices.Contains(architectures(), arch) {
-		return program{}, fmt.Errorf("%q is not ARCHITECTURE=PROGRAM with one of %s",
+		return programs{}, fmt.Errorf("%q is not ARCHITECTURE=DIR with one of %s",
 			arg, strings.Join(architectures(), ", "))
 	}
-	return program{arch, file}, nil
+	return programs{arch, dir}, nil
 }
 
-// builder makes the image in its variants.
+// content is what makes one image different from another.
+type content struct {
+	name        string // of the repository
+	description string
+	command     []string // what is run if the user names no command
+	layers      func(*builder, programs) ([]tree, error)
+}
+
+// agentImage serves a node.
+func agentImage() content {
+	return content{
+		name:        "fairlead",
+		description: "Makes Kubernetes Services work on a Linux node, in kube-proxy's place",
+		command:     []string{"run"},
+		layers: func(b *builder, p programs) ([]tree, error) {
+			agent, err := b.agentTree(p)
+			return []tree{agent}, err
+		},
+	}
+}
+
+// labImage has the agent, too, which the laboratory runs in its virtual clusters. Without a command it says which
+// ones there are: it does not begin to serve the node.
+func labImage(debian func(arch string) (tree, error)) content {
+	return content{
+		name:        "fairlead-lab",
+		description: "Measures and demonstrates service proxies in virtual clusters, with Fairlead's agent",
+		layers: func(b *builder, p programs) ([]tree, error) {
+			tools, err := debian(p.arch)
+			if err != nil {
+				return nil, err
+			}
+			agent, err := b.agentTree(p)
+			if err != nil {
+				return nil, err
+			}
+			lab := tree{}
+			return []tree{tools, agent, lab}, lab.addProgram(p, "fairlead-lab")
+		},
+	}
+}
+
+// builder makes an image.
 type builder struct {
-	lock     lock
-	programs []program
+	programs []programs
 	version  string
 	revision string
 	created  int64
 	licence  string
 	out      string
-	cache    string
 }
 
-func (b *builder) build(ctx context.Context) error {
-	full, static := newIndex(), newIndex()
-	fetcher, err := newFetcher(ctx, b.cache, b.lock.Snapshot)
-	if err != nil {
-		return err
-	}
+func (b *builder) build(c content) error {
+	index := newIndex()
 	for _, p := range b.programs {
-		debian, err := debianTree(ctx, fetcher, b.lock.Files[p.arch])
+		layers, err := c.layers(b, p)
 		if err != nil {
 			return err
 		}
-		own, err := b.programTree(p)
+		image, err := b.image(c, p.arch, layers)
 		if err != nil {
 			return err
 		}
-		if full, err = b.append(full, p.arch, debian, own); err != nil {
-			return err
-		}
-		if static, err = b.append(static, p.arch, own); err != nil {
-			return err
-		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{
+			Add:        image,
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: p.arch}},
+		})
 	}
-	return b.write(map[string]v1.ImageIndex{b.tag(): full, b.tag() + "-static": static})
+	return b.write(registry+c.name, index)
 }
 
 // tag is the version without what a tag cannot hold.
 func (b *builder) tag() string { return strings.ReplaceAll(b.version, "+", "-") }
 
-// programTree is the program where kubeadm's DaemonSet looks for kube-proxy, and under its own name.
-func (b *builder) programTree(p program) (tree, error) {
-	binary, err := os.ReadFile(p.file)
-	if err != nil {
-		return nil, err
-	}
+// agentTree is the agent where kubeadm's DaemonSet looks for kube-proxy, and under its own name.
+func (b *builder) agentTree(p programs) (tree, error) {
 	licence, err := os.ReadFile(b.licence)
 	if err != nil {
 		return nil, err
 	}
 	t := tree{}
-	t.addFile("usr/local/bin/fairlead", 0o755, binary)
 	t.addLink("usr/local/bin/kube-proxy", "fairlead")
 	t.addFile("usr/share/doc/fairlead/copyright", 0o644, licence)
-	return t, nil
+	return t, t.addProgram(p, "fairlead")
+}
+
+// addProgram adds one of the programs for an architecture.
+func (t tree) addProgram(p programs, name string) error {
+	binary, err := os.ReadFile(filepath.Join(p.dir, name))
+	t.addFile("usr/local/bin/"+name, 0o755, binary)
+	return err
 }
 
 func newIndex() v1.ImageIndex { return mutate.IndexMediaType(empty.Index, types.OCIImageIndex) }
 
-// append adds an image of these layers to an index.
-func (b *builder) append(to v1.ImageIndex, arch string, trees ...tree) (v1.ImageIndex, error) {
-	image, err := b.image(arch, trees)
-	if err != nil {
-		return nil, err
-	}
-	return mutate.AppendManifests(to, mutate.IndexAddendum{
-		Add:        image,
-		Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}},
-	}), nil
-}
-
-func (b *builder) image(arch string, trees []tree) (v1.Image, error) {
+func (b *builder) image(c content, arch string, trees []tree) (v1.Image, error) {
 	created := v1.Time{Time: time.Unix(b.created, 0).UTC()}
 	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	for _, t := range trees {
@@ -121,31 +145,31 @@ func (b *builder) image(arch string, trees []tree) (v1.Image, error) {
 			return nil, err
 		}
 	}
-	return mutate.ConfigFile(image, b.config(image, arch, created))
-}
-
-// config keeps what the layers have made of the image's configuration, and adds how to run it.
-func (b *builder) config(image v1.Image, arch string, created v1.Time) *v1.ConfigFile {
 	config, err := image.ConfigFile()
-	if err != nil { // of an image in memory it cannot fail
-		config = &v1.ConfigFile{}
+	if err != nil {
+		return nil, err
 	}
 	config = config.DeepCopy()
 	config.OS, config.Architecture, config.Created = "linux", arch, created
-	config.Config = v1.Config{
-		Entrypoint: []string{"/usr/local/bin/fairlead"},
-		Cmd:        []string{"run"},
+	config.Config = b.config(c)
+	return mutate.ConfigFile(image, config)
+}
+
+// config says how to run the image.
+func (b *builder) config(c content) v1.Config {
+	return v1.Config{
+		Entrypoint: []string{"/usr/local/bin/fairlead"}, // it has the commands of the laboratory, too
+		Cmd:        c.command,
 		Env:        []string{"PATH=/usr/local/bin:/usr/sbin:/usr/bin"},
 		User:       "0:0", // the kernel's rules belong to root; capabilities are what limits it
 		Labels: map[string]string{
-			"org.opencontainers.image.title":       "fairlead",
-			"org.opencontainers.image.description": "Makes Kubernetes Services work on a Linux node, in kube-proxy's place",
+			"org.opencontainers.image.title":       c.name,
+			"org.opencontainers.image.description": c.description,
 			"org.opencontainers.image.licenses":    "Apache-2.0",
 			"org.opencontainers.image.version":     b.version,
 			"org.opencontainers.image.revision":    b.revision,
 		},
 	}
-	return config
 }
 
 func newLayer(t tree) (v1.Layer, error) {
@@ -158,7 +182,7 @@ func newLayer(t tree) (v1.Layer, error) {
 }
 
 // write writes the layout anew, and the archive of it.
-func (b *builder) write(images map[string]v1.ImageIndex) error {
+func (b *builder) write(repository string, image v1.ImageIndex) error {
 	if err := os.RemoveAll(b.out); err != nil {
 		return err
 	}
@@ -166,20 +190,18 @@ func (b *builder) write(images map[string]v1.ImageIndex) error {
 	if err != nil {
 		return err
 	}
-	for _, tag := range []string{b.tag(), b.tag() + "-static"} {
-		digest, err := images[tag].Digest()
-		if err != nil {
-			return err
-		}
-		names := map[string]string{
-			"org.opencontainers.image.ref.name": tag,
-			"io.containerd.image.name":          repository + ":" + tag, // what "ctr images import" calls it
-		}
-		if err := path.AppendIndex(images[tag], layout.WithAnnotations(names)); err != nil {
-			return err
-		}
-		fmt.Printf("%s:%s@%s\n", repository, tag, digest)
+	digest, err := image.Digest()
+	if err != nil {
+		return err
 	}
+	names := map[string]string{
+		"org.opencontainers.image.ref.name": b.tag(),
+		"io.containerd.image.name":          repository + ":" + b.tag(), // what "ctr images import" calls it
+	}
+	if err := path.AppendIndex(image, layout.WithAnnotations(names)); err != nil {
+		return err
+	}
+	fmt.Printf("%s:%s@%s\n", repository, b.tag(), digest)
 	return archiveLayout(b.out, b.out+".tar")
 }
 

@@ -1,4 +1,4 @@
-// What puts the container image together, in a module of its own so that what it imports is none of
+// What puts the container images together, in a module of its own so that what it imports is none of
 // the product's business.
 module fairlead.dev/fairlead/deploy/image
 

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// lock pins the Debian packages of the image. Suite, Packages and Alone are written by hand, the rest
+// lock pins the Debian packages of the laboratory's image. Suite, Packages and Alone are written by hand, the rest
 // by refresh.
 type lock struct {
 	// Suite is the Debian release.

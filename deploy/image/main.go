@@ -1,14 +1,16 @@
-// Command image makes Fairlead's container image, as an OCI layout, without a daemon, a registry or a
+// Command image makes Fairlead's container images, as OCI layouts, without a daemon, a registry or a
 // base image. The same inputs give the same bytes.
 //
-//	packages.lock ─► fetch (mirror, sha256) ─► layer of Debian files ─┐
-//	fairlead, for each architecture ─────────► layer of the program ──┼─► OCI layout and archive
-//	                                                                  └─► the same without Debian: -static
-//	lock: apt's resolver ─► packages.lock
+//	fairlead, for each architecture ─────────► layer ─┬─► image of the agent
+//	                                                  │
+//	fairlead-lab ────────────────────────────► layer ─┼─► image of the laboratory
+//	packages.lock ─► fetch (mirror, sha256) ─► layer ─┘
+//	      ▲
+//	      └── lock: apt's resolver
 //
-// The Debian files are the tools that move rules which other programs left: iptables in both kinds,
-// nft, ipset, conntrack, and the libraries they need. Nothing in the image can be written to, and
-// there is no shell.
+// The agent speaks to the kernel itself and starts no tool, so its image has none, no library and no shell. The
+// laboratory runs other proxies for comparison. kube-proxy calls iptables, nft, ipset and conntrack: these are the
+// Debian files.
 package main
 
 import (
@@ -31,43 +33,66 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("usage: image lock|build [flag...]")
+		return fmt.Errorf("usage: image lock|agent|lab [flag...]")
 	}
 	flags := flag.NewFlagSet(args[0], flag.ExitOnError)
-	lock := flags.String("lock", "packages.lock", "the file that pins the Debian packages")
 	switch args[0] {
 	case "lock":
+		lock := lockFlag(flags)
 		_ = flags.Parse(args[1:])
 		return refresh(ctx, *lock)
-	case "build":
-		return build(ctx, flags, args[1:], lock)
-	}
-	return fmt.Errorf("%q is neither lock nor build", args[0])
-}
-
-// build reads its flags and writes the image.
-func build(ctx context.Context, flags *flag.FlagSet, args []string, lock *string) error {
-	var b builder
-	flags.StringVar(&b.version, "version", "", "of the program; the image is tagged with it")
-	flags.StringVar(&b.revision, "revision", "", "the commit that it was built from")
-	flags.Int64Var(&b.created, "created", 0, "when that was, in seconds since 1970")
-	flags.StringVar(&b.licence, "licence", "", "the file with the program's licence")
-	flags.StringVar(&b.out, "out", "", "the directory of the layout; the archive is beside it")
-	flags.StringVar(&b.cache, "cache", filepath.Join(os.TempDir(), "fairlead-debs"), "where packages are kept")
-	_ = flags.Parse(args)
-	for _, arg := range flags.Args() { // ARCHITECTURE=PROGRAM
-		p, err := parseProgram(arg)
+	case "agent":
+		b, err := parseBuilder(flags, args[1:])
 		if err != nil {
 			return err
+		}
+		return b.build(agentImage())
+	case "lab":
+		return buildLab(ctx, flags, args[1:])
+	}
+	return fmt.Errorf("%q is none of lock, agent, lab", args[0])
+}
+
+// buildLab has flags of its own, for Debian's packages.
+func buildLab(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	name := lockFlag(flags)
+	cache := flags.String("cache", filepath.Join(os.TempDir(), "fairlead-debs"), "where packages are kept")
+	b, err := parseBuilder(flags, args)
+	if err != nil {
+		return err
+	}
+	lock, err := readLock(*name)
+	if err != nil {
+		return err
+	}
+	fetcher, err := newFetcher(ctx, *cache, lock.Snapshot)
+	if err != nil {
+		return err
+	}
+	return b.build(labImage(func(arch string) (tree, error) { return debianTree(ctx, fetcher, lock.Files[arch]) }))
+}
+
+func lockFlag(flags *flag.FlagSet) *string {
+	return flags.String("lock", "packages.lock", "the file that pins the Debian packages")
+}
+
+// parseBuilder reads what both images need.
+func parseBuilder(flags *flag.FlagSet, args []string) (b builder, err error) {
+	flags.StringVar(&b.version, "version", "", "of the programs; the image is tagged with it")
+	flags.StringVar(&b.revision, "revision", "", "the commit that they were built from")
+	flags.Int64Var(&b.created, "created", 0, "when that was, in seconds since 1970")
+	flags.StringVar(&b.licence, "licence", "", "the file with the programs' licence")
+	flags.StringVar(&b.out, "out", "", "the directory of the layout; the archive is beside it")
+	_ = flags.Parse(args)
+	for _, arg := range flags.Args() {
+		p, err := parsePrograms(arg)
+		if err != nil {
+			return b, err
 		}
 		b.programs = append(b.programs, p)
 	}
 	if b.out == "" || b.version == "" || len(b.programs) == 0 {
-		return fmt.Errorf("usage: image build -out DIR -version VERSION [flag...] ARCHITECTURE=PROGRAM [...]")
+		return b, fmt.Errorf("usage: image %s -out DIR -version VERSION [flag...] ARCHITECTURE=DIR [...]", flags.Name())
 	}
-	var err error
-	if b.lock, err = readLock(*lock); err != nil {
-		return err
-	}
-	return b.build(ctx)
+	return b, nil
 }
