@@ -36,7 +36,7 @@ func newScratch(ctx context.Context) (*scratch, error) {
 		Pods: []testbed.PodSpec{{Name: server, Addrs: bothServers()}, {Name: client}}, Cgroup: true,
 	}
 	bed, err := testbed.New(ctx, spec)
-	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) { // perhaps only the control group
+	if noCgroup(err) { // then only the plane that needs it is not measured
 		spec.Cgroup = false
 		bed, err = testbed.New(ctx, spec)
 	}
@@ -48,6 +48,12 @@ func newScratch(ctx context.Context) (*scratch, error) {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
+}
+
+// noCgroup reports whether control groups may be all that is lacking. Containers that are not privileged see theirs in a
+// file system that is read-only.
+func noCgroup(err error) bool {
+	return errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.EROFS)
 }
 
 func bothServers() []netip.Addr { return []netip.Addr{serverAddr(false), serverAddr(true)} }
