@@ -8,11 +8,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,41 +20,29 @@ import (
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed/programtest"
 )
 
+// program is the agent.
+var program string
+
 func TestMain(m *testing.M) {
-	status := testbed.RunTests(m.Run)
-	if dir := filepath.Dir(program.path); program.path != "" {
-		os.RemoveAll(dir)
-	}
-	os.Exit(status)
+	os.Exit(testbed.RunTests(func() int {
+		return programtest.WithAgent(func(agent string) int {
+			program = agent
+			return m.Run()
+		})
+	}))
 }
 
-// program is Fairlead, built once under the name kube-proxy: whoever replaces the image gets it so.
-var program struct {
-	sync.Once
-	path string
-	err  error
-}
-
+// fairlead is the agent under the name kube-proxy: whoever replaces the image gets it so.
 func fairlead(t *testing.T) string {
 	t.Helper()
-	program.Do(func() {
-		dir, err := os.MkdirTemp("", "fairlead-integration-")
-		if err != nil {
-			program.err = err
-			return
-		}
-		program.path = filepath.Join(dir, "kube-proxy")
-		out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program.path, "fairlead.dev/fairlead/cmd/fairlead").CombinedOutput()
-		if err != nil {
-			program.err = fmt.Errorf("%w\n%s", err, out)
-		}
-	})
-	if program.err != nil {
-		t.Fatal("build fairlead: ", program.err)
+	name := filepath.Join(t.TempDir(), "kube-proxy")
+	if err := os.Symlink(program, name); err != nil {
+		t.Fatal(err)
 	}
-	return program.path
+	return name
 }
 
 // client is a pod from which connections come.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"sync"
@@ -19,10 +17,21 @@ import (
 	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed/programtest"
 	"fairlead.dev/fairlead/model"
 )
 
-func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }
+// fairlead is the agent.
+var fairlead string
+
+func TestMain(m *testing.M) {
+	os.Exit(testbed.RunTests(func() int {
+		return programtest.WithAgent(func(agent string) int {
+			fairlead = agent
+			return m.Run()
+		})
+	}))
+}
 
 // perSetup is how many seeds in a row share a configuration, because a start takes long.
 const perSetup = 3
@@ -72,22 +81,12 @@ func newStage(t *testing.T) *stage {
 	if err := s.api.register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	fairlead := buildFairlead(t)
 	for _, mode := range []string{nftables, iptables} {
 		s.pairs = append(s.pairs, &pair{
 			mode: mode, theirs: newNode(t, plane, parts.Path("kube-proxy")), ours: newNode(t, plane, fairlead, "run", "--control-socket="),
 		})
 	}
 	return s
-}
-
-func buildFairlead(t *testing.T) string {
-	program := filepath.Join(t.TempDir(), "fairlead")
-	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, "fairlead.dev/fairlead/cmd/fairlead").CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return program
 }
 
 // configure starts all proxies with a configuration, over what those before have left, unless they run

@@ -1,4 +1,9 @@
-// Package programtest compiles the programs fairlead and fairlead-lab for tests that run them as a user does.
+// Package programtest compiles the programs fairlead and fairlead-lab for tests that run them as a user does. A test
+// with the race detector gets programs with the race detector, and fails if one of their processes reports a data race,
+// whatever has become of that process.
+//
+//	TestMain ─► With ─► go build [-race] ─► the tests ─► processes ─┐
+//	              └── fails if there is a report ◄── races/report.PID
 package programtest
 
 import (
@@ -7,6 +12,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
+	"slices"
 
 	"fairlead.dev/fairlead/programs"
 )
@@ -18,33 +25,73 @@ const Variable = "FAIRLEAD_TEST_PROGRAMS"
 // With compiles the programs, to where everybody may run them, puts them first in PATH, and has run test the agent, beside
 // which the laboratory is. It returns the exit status for os.Exit, and leaves nothing.
 func With(run func(agent string) int) (status int) {
+	return with(run, programs.Agent, programs.Lab)
+}
+
+// WithAgent is With for tests that need no laboratory.
+func WithAgent(run func(agent string) int) (status int) { return with(run, programs.Agent) }
+
+func with(run func(agent string) int, names ...string) (status int) {
 	dir := os.Getenv(Variable)
 	if dir == "" {
 		var err error
-		if dir, err = compile(); err != nil {
+		if dir, err = compile(names); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
 		defer os.RemoveAll(dir)
 	}
-	err := errors.Join(os.Setenv(Variable, dir), os.Setenv("PATH", dir+":"+os.Getenv("PATH")))
+	err := errors.Join(os.Setenv(Variable, dir), os.Setenv("PATH", dir+":"+os.Getenv("PATH")),
+		os.Setenv("GORACE", os.Getenv("GORACE")+" log_path="+filepath.Join(dir, races, "report")))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	return run(filepath.Join(dir, programs.Agent))
+	status = run(filepath.Join(dir, programs.Agent))
+	if err := raced(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return status
 }
 
-// compile makes a directory with the programs.
-func compile() (dir string, err error) {
+// races is the directory beside the programs in which their processes report data races.
+const races = "races"
+
+// compile makes a directory with programs.
+func compile(names []string) (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "fairlead-test-"); err != nil {
 		return "", err
 	}
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/",
-		"fairlead.dev/fairlead/cmd/fairlead", "fairlead.dev/fairlead/cmd/fairlead-lab")
-	out, err := build.CombinedOutput()
-	if err = errors.Join(err, os.Chmod(dir, 0o755)); err != nil { //nolint:gosec // everybody may run them
-		return "", errors.Join(fmt.Errorf("compile the programs: %w\n%s", err, out), os.RemoveAll(dir))
+	args := []string{"build", "-buildvcs=false", fmt.Sprintf("-race=%t", detectsRaces()), "-o", dir + "/"}
+	for _, name := range names {
+		args = append(args, "fairlead.dev/fairlead/cmd/"+name)
+	}
+	if out, failed := exec.Command("go", args...).CombinedOutput(); failed != nil {
+		err = fmt.Errorf("compile the programs: %w\n%s", failed, out)
+	}
+	reports := filepath.Join(dir, races)
+	err = errors.Join(err, os.Mkdir(reports, 0o700), os.Chmod(reports, 0o777|os.ModeSticky), // also for other users
+		os.Chmod(dir, 0o755)) //nolint:gosec // everybody may run them
+	if err != nil {
+		return "", errors.Join(err, os.RemoveAll(dir))
 	}
 	return dir, nil
+}
+
+// detectsRaces reports whether this process was compiled with -race.
+func detectsRaces() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
+
+// raced is an error with what processes have reported.
+func raced(dir string) error {
+	reports, err := filepath.Glob(filepath.Join(dir, races, "*"))
+	errs := []error{err}
+	for _, file := range reports {
+		text, err := os.ReadFile(file)
+		errs = append(errs, err, fmt.Errorf("a process of these tests has a data race:\n%s", text))
+	}
+	return errors.Join(errs...)
 }
