@@ -19,7 +19,6 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/traffic"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/programs"
-	"fairlead.dev/fairlead/version"
 )
 
 func main() {
@@ -34,12 +33,11 @@ func main() {
 
 func root(name string) *cobra.Command {
 	c := &cobra.Command{
-		Use:     name,
-		Short:   "builds virtual clusters on this machine, and measures in them",
-		Version: version.String(),
+		Use:   name,
+		Short: "builds virtual clusters on this machine, and measures in them",
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(demoCommand(), recommendCommand(), benchCommand())
-	c.SetVersionTemplate(version.Line(programs.Lab) + "\n")
+	cli.SetVersion(c, programs.Lab)
 	return c
 }

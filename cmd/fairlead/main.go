@@ -24,7 +24,6 @@ import (
 
 	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/programs"
-	"fairlead.dev/fairlead/version"
 )
 
 func main() {
@@ -41,9 +40,8 @@ func named(name string) *cobra.Command {
 
 func root() *cobra.Command {
 	c := &cobra.Command{
-		Use:     programs.Agent,
-		Short:   "makes Kubernetes Services work on a Linux node",
-		Version: version.String(),
+		Use:   programs.Agent,
+		Short: "makes Kubernetes Services work on a Linux node",
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(runCommand(), labCommand("demo", "bring Services to life in a virtual cluster on this machine, use them all, and check what happens"),
@@ -53,6 +51,6 @@ func root() *cobra.Command {
 		labCommand("bench", "compare the data planes on this machine, as published studies did"),
 		cleanCommand(), configCommand(),
 		versionCommand())
-	c.SetVersionTemplate(version.Line(programs.Agent) + "\n")
+	cli.SetVersion(c, programs.Agent)
 	return c
 }

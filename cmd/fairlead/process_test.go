@@ -53,6 +53,9 @@ func TestKubeProxy_commandLine(t *testing.T) {
 	w.runs("fairlead", "config --config "+written, 0, "mode: ipvs", "kind: FairleadConfiguration", "\n---\n")
 	w.runs("fairlead", "config schema FairleadConfiguration", 0, `"$schema"`)
 	w.runs("fairlead", "config schema Nonsense", 2, "Nonsense")
+	w.runs("fairlead", "--version", 0, "fairlead ")
+	w.runs("fairlead", "", 0, "Available Commands", "--version")
+	w.runs("fairlead", "nonsense", 2, "unknown command")
 	w.runs("fairlead", "run --help", 0, "fairlead run", "Configuration", "--config", "Examples",
 		"--manifests file or directory ")
 }
