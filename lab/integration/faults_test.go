@@ -22,7 +22,8 @@ import (
 // what changed soon enough for pods that linger.
 func TestControlPlaneFails(t *testing.T) {
 	t.Parallel()
-	const linger = 30 * time.Second // the longest that a pod may by default
+	// On a busy machine the controllers, too, need up to half a minute after a fault until EndpointSlices have the new pods.
+	const linger = 90 * time.Second
 	w := newWorld(t, kubernetes.Options{})
 	w.deployWeb(linger)
 	must := func(errs ...error) {
