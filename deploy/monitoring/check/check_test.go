@@ -18,6 +18,8 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"fairlead.dev/fairlead/lab/lack"
 )
 
 const (
@@ -234,7 +236,7 @@ func TestShown(t *testing.T) {
 func TestPromtool(t *testing.T) {
 	tool, err := exec.LookPath("promtool")
 	if err != nil {
-		t.Skip("needs promtool (Debian: prometheus): ", err)
+		lack.Skip(t, lack.Prometheus, err)
 	}
 	for _, args := range [][]string{{"check", "rules", "alerts.yaml"}, {"test", "rules", "alerts_test.yaml"}} {
 		cmd := exec.CommandContext(t.Context(), tool, args...)

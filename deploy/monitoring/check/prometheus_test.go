@@ -16,13 +16,14 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
 )
 
 // TestPrometheus has a real Prometheus scrape a node, load the alerts and answer the dashboard's queries.
 func TestPrometheus(t *testing.T) {
 	program, err := exec.LookPath("prometheus")
 	if err != nil {
-		t.Skip("needs prometheus (Debian: prometheus): ", err)
+		lack.Skip(t, lack.Prometheus, err)
 	}
 	node := httptest.NewServer(exporter(t))
 	defer node.Close()
