@@ -133,15 +133,17 @@ func (f fleet) manifests(b *testing.B) string {
 // daemonVariable names the program once it is compiled, also to benchmarks in the test kernel.
 const daemonVariable = "FAIRLEAD_BENCH_PROGRAM"
 
-// buildDaemon compiles the program.
+// buildDaemon compiles the program as it is released, and as kubernetes.BuildParts compiles kube-proxy.
 func buildDaemon(b *testing.B) string {
 	b.Helper()
 	if program := os.Getenv(daemonVariable); program != "" {
 		return program
 	}
 	program := filepath.Join(b.TempDir(), "fairlead")
-	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, "fairlead.dev/fairlead/cmd/fairlead").CombinedOutput()
-	if err != nil {
+	build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w",
+		"-o", program, "fairlead.dev/fairlead/cmd/fairlead")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	if out, err := build.CombinedOutput(); err != nil {
 		b.Fatalf("%v\n%s", err, out)
 	}
 	return program

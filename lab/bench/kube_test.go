@@ -78,6 +78,7 @@ type contestant struct {
 
 	start, startCPU          Series // seconds
 	settled, peak, childPeak Series // bytes
+	anonymous                Series // bytes, of the settled ones
 	single, churn            latencies
 	churnCPU                 Series // seconds a second
 }
@@ -124,7 +125,7 @@ func BenchmarkKube(b *testing.B) {
 	}
 	var all []*contestant
 	for _, r := range rivals() {
-		all = append(all, &contestant{rival: r, path: r.program(b), vars: r.env(b)})
+		all = append(all, newContestant(b, r))
 	}
 	for text := range strings.SplitSeq(sizes, ",") {
 		n, err := strconv.Atoi(text)
@@ -144,7 +145,7 @@ func benchmarkKube(b *testing.B, n int, all []*contestant) {
 	for next := rounds(b, 3); next(); {
 		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		for _, k := range order {
-			if err := k.run(b, c); err != nil {
+			if err := k.run(b, c, (*run).measure); err != nil {
 				b.Fatalf("%s: %v", k.name, err)
 			}
 		}
@@ -152,8 +153,8 @@ func benchmarkKube(b *testing.B, n int, all []*contestant) {
 	reportKube(b, n, all)
 }
 
-// run is what a contestant does in a round.
-func (k *contestant) run(b *testing.B, c *cluster) error {
+// run is what a contestant does in a round: it is measured on a node of its own.
+func (k *contestant) run(b *testing.B, c *cluster, measure measurement) error {
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
 	bed, err := c.newNode(ctx)
@@ -176,7 +177,7 @@ func (k *contestant) run(b *testing.B, c *cluster) error {
 	defer by.stop()
 	r := run{contestant: k, cluster: c, bystander: by, prober: newProber(bed)}
 	begin := time.Now()
-	err = r.measure(ctx, kubernetes.ProxyOptions{Bed: bed, Command: k.command(b, k.path, kubeconfig), Env: k.vars})
+	err = measure(&r, ctx, kubernetes.ProxyOptions{Bed: bed, Command: k.command(b, k.path, kubeconfig), Env: k.vars})
 	if err != nil && r.proxy != nil {
 		err = fmt.Errorf("%w; its last words:\n%s", err, lastWords(r.proxy.Log()))
 	}
@@ -203,6 +204,9 @@ type run struct {
 	*prober
 	proxy *kubernetes.Proxy
 }
+
+// measurement starts the proxy, measures and kills it.
+type measurement func(*run, context.Context, kubernetes.ProxyOptions) error
 
 func (r *run) measure(ctx context.Context, o kubernetes.ProxyOptions) error {
 	if err := r.measureStart(ctx, o); err != nil {
@@ -239,7 +243,8 @@ func (r *run) measureStart(ctx context.Context, o kubernetes.ProxyOptions) (err 
 	if err != nil {
 		return err
 	}
-	r.startCPU, r.settled = append(r.startCPU, u.CPU.Seconds()), append(r.settled, float64(u.RSS))
+	r.startCPU = append(r.startCPU, u.CPU.Seconds())
+	r.settled, r.anonymous = append(r.settled, float64(u.RSS)), append(r.anonymous, float64(u.Anonymous))
 	return nil
 }
 

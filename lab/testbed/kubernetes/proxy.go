@@ -169,6 +169,7 @@ func (p *Proxy) signal(s os.Signal) error {
 type Usage struct {
 	CPU       time.Duration // with that of its children that have ended
 	RSS       uint64        // bytes resident now
+	Anonymous uint64        // of these, what is not of files: the heap, stacks; the rest is of the program
 	Peak      uint64        // bytes resident at most (VmHWM)
 	ChildPeak uint64        // the same of its largest child, as far as was seen, see StartProxy
 }
@@ -193,7 +194,7 @@ func (p *Proxy) Usage() (Usage, error) {
 	defer p.mu.Unlock()
 	return Usage{
 		CPU: time.Duration(used) * time.Second / ticks,
-		RSS: status.VmRSS, Peak: status.VmHWM, ChildPeak: p.childPeak,
+		RSS: status.VmRSS, Anonymous: status.RssAnon, Peak: status.VmHWM, ChildPeak: p.childPeak,
 	}, nil
 }
 
