@@ -15,10 +15,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"fairlead.dev/fairlead/lab/eventually"
-
-	"fairlead.dev/fairlead/lab/bubble"
-
 	"k8s.io/klog/v2"
 
 	"github.com/spf13/pflag"
@@ -29,6 +25,8 @@ import (
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/host"
+	"fairlead.dev/fairlead/lab/bubble"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source/kube"

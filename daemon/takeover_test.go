@@ -11,10 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/lab/eventually"
-
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/source/kube"
 )

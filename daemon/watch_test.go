@@ -9,9 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/lab/eventually"
-
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 )
 

@@ -8,10 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"fairlead.dev/fairlead/lab/eventually"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/source/kube"
 )

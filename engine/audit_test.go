@@ -13,9 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"fairlead.dev/fairlead/lab/bubble"
-
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/model"
 )
 

@@ -11,9 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/lab/eventually"
-
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/model"
 )
 

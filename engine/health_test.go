@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/lab/eventually"
-
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )

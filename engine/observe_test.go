@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/lab/bubble"
-
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )

@@ -10,10 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/lab/eventually"
-
-	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )

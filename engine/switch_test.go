@@ -13,10 +13,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"fairlead.dev/fairlead/lab/bubble"
-
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/memory"
+	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/model"
 )
 

@@ -7,11 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"fairlead.dev/fairlead/lab/bubble"
-
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/memory"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/metrics"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"

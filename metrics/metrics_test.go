@@ -11,12 +11,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"fairlead.dev/fairlead/lab/bubble"
-
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/metrics"
 	"fairlead.dev/fairlead/service"
 )

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/lab/bubble"
-
 	"fairlead.dev/fairlead/said"
 )
 

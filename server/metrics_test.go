@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/lab/eventually"
-
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	names "github.com/prometheus/common/model"
@@ -22,6 +20,7 @@ import (
 	clientset "k8s.io/client-go/kubernetes"
 
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/metrics"
 	"fairlead.dev/fairlead/model"
 )

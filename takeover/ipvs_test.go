@@ -3,6 +3,7 @@ package takeover_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"regexp"
@@ -13,6 +14,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
@@ -95,9 +97,11 @@ func TestIPVS(t *testing.T) {
 		})
 	}()
 	const streaming = 10 // web and dns of both families, with their NodePorts, and self
+	pace := time.NewTicker(leisurely)
+	defer pace.Stop()
 	for servers.Load() > streaming {
 		l.talk()
-		time.Sleep(leisurely)
+		<-pace.C
 	}
 	l.endLong()
 	if err := <-drained; err != nil {
@@ -231,12 +235,11 @@ func TestIPVSDeadline(t *testing.T) {
 	}
 	w.expectLeft(to, "")
 	for _, s := range l.streams {
-		s.line = "" // a backend may be another one now
-		err := s.talk()
-		switch {
-		case s.try.from == testbed.Node: // the Service's address was its own, and is gone
-		case s.try.protocol == model.UDP && err != nil, errors.Is(err, os.ErrDeadlineExceeded):
-			t.Errorf("after the deadline, %s: %v", s.try, err)
+		if s.try.from != testbed.Node { // whose own the Service's address was: it is gone
+			s.line = "" // a backend may be another one now
+			if err := s.talk(); s.try.protocol == model.UDP && err != nil || errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("after the deadline, %s: %v", s.try, err)
+			}
 		}
 		s.Close()
 	}
@@ -262,13 +265,15 @@ func TestIPVSReturns(t *testing.T) {
 	p := w.startKubeProxy("ipvs", ipvsFlags...)
 	drained := make(chan error, 1)
 	go func() { drained <- to.Drain(t.Context(), nil) }()
+	pace := time.NewTicker(leisurely)
+	defer pace.Stop()
 	for done := false; !done; {
 		select {
 		case err := <-drained:
 			if done = true; err == nil || !strings.Contains(err.Error(), "kube-proxy is back") {
 				t.Errorf("with kube-proxy back: %v", err)
 			}
-		case <-time.After(leisurely):
+		case <-pace.C:
 			l.talk()
 		}
 	}
@@ -290,10 +295,15 @@ func TestIPVSReturns(t *testing.T) {
 func (p *kubeProxy) finishes(l *load) {
 	p.w.Helper()
 	for tool, last := range map[string]string{"iptables-save": "KUBE-CLUSTER-IP", "ip6tables-save": "KUBE-6-CLUSTER-IP"} {
-		for end := time.Now().Add(patience); !strings.Contains(p.w.run("", tool), "--match-set "+last); l.talk() {
-			if time.Now().After(end) {
-				p.w.Fatalf("kube-proxy has not finished\n%s", p.log)
+		err := eventually.Poll(p.w.Context(), func() error {
+			l.talk()
+			if made := p.w.run("", tool); !strings.Contains(made, "--match-set "+last) {
+				return fmt.Errorf("%s is not used in\n%s", last, made)
 			}
+			return nil
+		})
+		if err != nil {
+			p.w.Fatalf("kube-proxy has not finished: %v\n%s", err, p.log)
 		}
 	}
 }

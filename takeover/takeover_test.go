@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/takeover"
 )
@@ -58,7 +59,7 @@ func TestTakeover(t *testing.T) {
 			w.remove(to)
 			l.await(200)
 			for _, v6 := range []bool{false, true} { // kube-proxy's last word was to refuse it
-				if err := w.eventually(try{"client", late.clusterIP(v6), late.modelProtocol()}); err != nil {
+				if err := w.reaches(try{"client", late.clusterIP(v6), late.modelProtocol()}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -112,12 +113,10 @@ func TestGoingBack(t *testing.T) {
 			f := w.startFairlead()
 			p = w.startKubeProxy(c.mode)
 			l := w.startLoad(steady)
-			for end := time.Now().Add(patience); w.find(to) != strings.TrimPrefix(c.left, "\n"); {
-				if time.Now().After(end) {
-					t.Fatalf("kube-proxy beside Fairlead has only made\n%s", w.find(to))
-				}
+			eventually.Equal(t, "kube-proxy beside Fairlead has made", strings.TrimPrefix(c.left, "\n"), func() string {
 				l.await(1)
-			}
+				return w.find(to)
+			})
 			l.await(100)
 			f.clean()
 			l.await(200)

@@ -23,6 +23,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/conntrack"
 	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/model"
@@ -31,9 +32,6 @@ import (
 )
 
 func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }
-
-// patience is far more than what it bounds ever takes, on a busy machine too.
-const patience = time.Minute
 
 // world is a virtual cluster with kube-proxy on its node, then Fairlead.
 type world struct {
@@ -141,7 +139,7 @@ func (w *world) startKubeProxy(mode string, flags ...string) *kubeProxy {
 		w.Fatal(err)
 	}
 	for _, try := range w.tries() {
-		if err := w.eventually(try); err != nil {
+		if err := w.reaches(try); err != nil {
 			_ = p.Process.Kill()
 			_ = p.Wait()
 			w.Fatalf("%v\n%s", err, p.log)
@@ -189,17 +187,15 @@ func (w *world) probe(t try) (string, error) {
 	return o.String(), err
 }
 
-func (w *world) eventually(t try) error {
-	for end := time.Now().Add(patience); ; {
+// reaches waits until an attempt reaches a pod.
+func (w *world) reaches(t try) error {
+	return eventually.Poll(w.Context(), func() error {
 		got, err := w.probe(t)
-		if err != nil || strings.HasPrefix(got, "pod-") {
-			return err
+		if err == nil && !strings.HasPrefix(got, "pod-") {
+			err = fmt.Errorf("%s: %s", t, got)
 		}
-		if time.Now().After(end) {
-			return fmt.Errorf("%s: %s", t, got)
-		}
-		time.Sleep(10 * time.Millisecond) // nobody announces it
-	}
+		return err
+	})
 }
 
 // load is short connections at a steady rate and connections that never end, of every kind.
@@ -304,14 +300,14 @@ func (w *world) open(t try) *stream {
 }
 
 func (s *stream) read() (string, error) {
-	_ = s.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = s.SetDeadline(time.Now().Add(eventually.Patience()))
 	b := make([]byte, 128)
 	n, err := s.Read(b)
 	return string(b[:n]), err
 }
 
 func (s *stream) talk() error {
-	_ = s.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = s.SetDeadline(time.Now().Add(eventually.Patience()))
 	if _, err := s.Write([]byte("more\n")); err != nil {
 		return err
 	}

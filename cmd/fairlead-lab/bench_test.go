@@ -14,13 +14,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/cmd/internal/cli"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/study"
 	studyreport "fairlead.dev/fairlead/lab/study/report"
 	"fairlead.dev/fairlead/lab/testbed"
@@ -122,16 +122,12 @@ func turns(r *study.Result) string {
 // checkNothingLeft waits for the end of all processes of the run, which those that were killed leave to the kernel.
 func (b *bench) checkNothingLeft() {
 	b.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		left := b.processes()
-		if len(left) == 0 {
-			return
+	eventually.Nil(b, "all processes end", func() error {
+		if left := b.processes(); len(left) > 0 {
+			return fmt.Errorf("still there: %q", left)
 		}
-		if time.Now().After(deadline) {
-			b.Errorf("still there: %q", left)
-			return
-		}
-	}
+		return nil
+	})
 }
 
 func (b *bench) processes() (left []string) {
@@ -321,16 +317,19 @@ func (b *bench) start(args ...string) *exec.Cmd {
 }
 
 // awaitRows waits until so many turns are over, and returns how many are.
-func (b *bench) awaitRows(most int) int {
+func (b *bench) awaitRows(most int) (n int) {
 	b.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	err := eventually.Poll(b.Context(), func() error {
 		text, err := os.ReadFile(filepath.Join(b.output, "journal.jsonl"))
-		if n := bytes.Count(text, []byte("\n")) - 1; err == nil && n >= most { // the first line is no row
-			return n
+		if n = bytes.Count(text, []byte("\n")) - 1; err == nil && n < most { // the first line is no row
+			err = fmt.Errorf("%d of %d results", n, most)
 		}
+		return err
+	})
+	if err != nil {
+		b.Fatalf("%v: %s", err, &b.said)
 	}
-	b.Fatalf("there are no results: %s", &b.said)
-	return 0
+	return n
 }
 
 // On a full disk what was found is kept, and when there is room it goes on.

@@ -2,16 +2,17 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -29,18 +30,15 @@ func (w *world) status() (r engine.Report) {
 }
 
 // serves waits until a plane is in force for a mode.
-func (w *world) serves(plane, mode string) engine.Report {
+func (w *world) serves(plane, mode string) (r engine.Report) {
 	w.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for r := w.status(); ; r = w.status() {
-		if r.Plane == plane && r.Mode == mode && !r.InForceSince.IsZero() {
-			return r
+	eventually.Nil(w, fmt.Sprintf("%s is in force for mode %s", plane, mode), func() error {
+		if r = w.status(); r.Plane != plane || r.Mode != mode || r.InForceSince.IsZero() {
+			return fmt.Errorf("the status is %+v", r)
 		}
-		if time.Now().After(deadline) {
-			w.Fatalf("the status is %+v, want %s in force for mode %s", r, plane, mode)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return nil
+	})
+	return r
 }
 
 // end kills the daemon.
@@ -52,17 +50,13 @@ func (p *proxy) end() {
 // clean waits until nothing is left of what was measured.
 func (m machine) clean() {
 	m.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for {
+	eventually.Nil(m, "what was measured is gone", func() error {
 		left, err := filepath.Glob(filepath.Join(m.bed.Cgroup(), "fairlead-test-*"))
-		if err == nil && len(left) == 0 {
-			return
+		if len(left) > 0 {
+			return fmt.Errorf("there is still %s", left)
 		}
-		if time.Now().After(deadline) {
-			m.Fatalf("of what was measured there is still %s, %v", left, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return err
+	})
 }
 
 // A machine on which nothing is has one chosen, by measuring. The next process does not choose again.
@@ -85,7 +79,7 @@ func TestRun_auto(t *testing.T) {
 		t.Errorf("the status does not say why:\n%s", shown)
 	}
 	w.write("web.yaml", strings.ReplaceAll(web, "- addresses: [POD-B]\n", ""))
-	w.eventually("pod-a") // changes come to the plane that was chosen
+	w.reaches("pod-a") // changes come to the plane that was chosen
 	p.end()
 
 	p = w.start(flags...)

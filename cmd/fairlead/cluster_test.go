@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
@@ -199,19 +200,6 @@ func (w *realCluster) start(args ...string) *kubernetes.Proxy {
 	return p
 }
 
-// until waits until something is so.
-func (w *realCluster) until(what string, is func(context.Context) bool) {
-	w.Helper()
-	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
-	defer cancel()
-	for !is(ctx) {
-		if ctx.Err() != nil {
-			w.Fatalf("%s: it is not so after a minute", what)
-		}
-		time.Sleep(5 * time.Millisecond) // nobody announces it
-	}
-}
-
 func (w *realCluster) answers(from testbed.Place, to netip.AddrPort) bool {
 	o, err := w.bed.Probe(w.Context(), testbed.Probe{From: from, To: to})
 	return err == nil && o.Result == testbed.Answered
@@ -219,7 +207,7 @@ func (w *realCluster) answers(from testbed.Place, to netip.AddrPort) bool {
 
 func (w *realCluster) logged(p *kubernetes.Proxy, text ...string) {
 	w.Helper()
-	w.until(fmt.Sprintf("a line of the log has %q", text), func(context.Context) bool {
+	eventually.True(w, fmt.Sprintf("a line of the log has %q", text), func() bool {
 		for line := range strings.Lines(p.Log()) {
 			if !slices.ContainsFunc(text, func(s string) bool { return !strings.Contains(line, s) }) {
 				return true
@@ -229,11 +217,14 @@ func (w *realCluster) logged(p *kubernetes.Proxy, text ...string) {
 	})
 }
 
+// lookInterval is how often Fairlead looks for what kube-proxy has left.
+const lookInterval = eventually.Taking(30 * time.Second)
+
 // event waits for an Event.
 func (w *realCluster) event(object, reason, text string) {
 	w.Helper()
-	w.until("an Event "+reason+" of "+object, func(ctx context.Context) bool {
-		list, err := w.plane.Client().EventsV1().Events("").List(ctx, metav1.ListOptions{})
+	lookInterval.True(w, "an Event "+reason+" of "+object, func() bool {
+		list, err := w.plane.Client().EventsV1().Events("").List(w.Context(), metav1.ListOptions{})
 		return err == nil && slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
 			return e.Regarding.Kind+" "+e.Regarding.Name == object && e.Reason == reason && strings.Contains(e.Note, text)
 		})
@@ -275,8 +266,8 @@ func (w *realCluster) dump(socket string, has, hasNot []string) {
 			w.Logf("the last dump:\n%s", last)
 		}
 	}()
-	w.until(fmt.Sprintf("the rows have %q and not %q", has, hasNot), func(ctx context.Context) bool {
-		text, err := engine.Ask(ctx, socket, "/dump")
+	eventually.True(w, fmt.Sprintf("the rows have %q and not %q", has, hasNot), func() bool {
+		text, err := engine.Ask(w.Context(), socket, "/dump")
 		if err == nil {
 			last = string(text)
 		}
@@ -308,19 +299,17 @@ func (w *realCluster) status(socket string, status int, has ...string) {
 // movesHealthz lets /healthz listen elsewhere.
 func (w *realCluster) movesHealthz(p *kubernetes.Proxy, files configMap) {
 	moved := netip.MustParseAddrPort("127.0.0.1:20256")
-	healthy := func(at netip.AddrPort) func(context.Context) bool {
-		return func(ctx context.Context) bool {
-			status, _, err := p.Get(ctx, at, "/healthz")
-			return err == nil && status == http.StatusOK
-		}
+	healthy := func(at netip.AddrPort) bool {
+		status, _, err := p.Get(w.Context(), at, "/healthz")
+		return err == nil && status == http.StatusOK
 	}
 	w.edit(files, "config.conf", `healthzBindAddress: ""`, `healthzBindAddress: "127.0.0.1:20256"`)
-	w.until("/healthz has moved", healthy(moved))
-	if healthy(healthzAt)(w.Context()) {
+	eventually.True(w, "/healthz has moved", func() bool { return healthy(moved) })
+	if healthy(healthzAt) {
 		w.Error("the old address of /healthz still answers")
 	}
 	w.edit(files, "config.conf", `healthzBindAddress: "127.0.0.1:20256"`, `healthzBindAddress: "0.0.0.0:10256"`)
-	w.until("/healthz is back", healthy(healthzAt))
+	eventually.True(w, "/healthz is back", func() bool { return healthy(healthzAt) })
 }
 
 // followsNode changes the Node object, over which kube-proxy would exit.
@@ -335,8 +324,8 @@ func (w *realCluster) followsNode(p *kubernetes.Proxy, files configMap) {
 	w.dump(socket, []string{"192.0.2.1:30080/tcp"}, []string{"127.0.0.1:30080"})
 
 	w.kubectl("", "delete", "node", "node")
-	w.until("/healthz says that the node is gone", func(ctx context.Context) bool {
-		status, _, err := p.Get(ctx, healthzAt, "/healthz")
+	eventually.True(w, "/healthz says that the node is gone", func() bool {
+		status, _, err := p.Get(w.Context(), healthzAt, "/healthz")
 		return err == nil && status == http.StatusServiceUnavailable
 	})
 	if status, _, err := p.Get(w.Context(), healthzAt, "/livez"); err != nil || status != http.StatusOK {
@@ -376,7 +365,7 @@ func TestKubeProxy_kubeadm(t *testing.T) {
 	if err := p.Ready(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	w.until("the Service answers", func(context.Context) bool { return w.answers(testbed.Node, webIP) })
+	eventually.True(w, "the Service answers", func() bool { return w.answers(testbed.Node, webIP) })
 	for from, to := range map[testbed.Place]netip.AddrPort{testbed.Node: localPort, testbed.Outside: nodePort} {
 		if !w.answers(from, to) {
 			t.Errorf("from %s: no answer from %s", from, to)
@@ -419,14 +408,14 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	// Rows: NodePorts on 127.0.0.1 go, and come back.
 	w.edit(files, "config.conf", "localhostNodePorts: null", "localhostNodePorts: false")
 	w.logged(p, "configuration changed", "iptables.localhostNodePorts", "rows are computed anew")
-	w.until("127.0.0.1 is closed", func(context.Context) bool { return !w.answers(testbed.Node, localPort) })
+	eventually.True(w, "127.0.0.1 is closed", func() bool { return !w.answers(testbed.Node, localPort) })
 	w.edit(files, "config.conf", "localhostNodePorts: false", "localhostNodePorts: true")
-	w.until("127.0.0.1 is open", func(context.Context) bool { return w.answers(testbed.Node, localPort) })
+	eventually.True(w, "127.0.0.1 is open", func() bool { return w.answers(testbed.Node, localPort) })
 
 	// Listeners.
 	moved := netip.MustParseAddrPort("127.0.0.1:20249")
 	w.edit(files, "config.conf", `metricsBindAddress: ""`, `metricsBindAddress: "127.0.0.1:20249"`)
-	w.until("metrics have moved", func(context.Context) bool { return w.page(p, moved, "/proxyMode") == "iptables" })
+	eventually.True(w, "metrics have moved", func() bool { return w.page(p, moved, "/proxyMode") == "iptables" })
 	if _, _, err := p.Get(w.Context(), metricsAt, "/proxyMode"); err == nil {
 		w.Error("the old listener is still there")
 	}
@@ -436,7 +425,7 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	w.logged(p, "level=ERROR", "configuration was refused", "magic")
 	w.event("Node node", "ConfigurationRefused", "magic")
 	refused := func(is string) {
-		w.until("the metric says "+is, func(context.Context) bool {
+		eventually.True(w, "the metric says "+is, func() bool {
 			return strings.Contains(w.page(p, moved, "/metrics"), "\nfairlead_configuration_refused "+is+"\n")
 		})
 	}
@@ -453,8 +442,8 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	w.edit(files, "config.conf", "nftables:\n  masqueradeAll: false\n  masqueradeBit: null",
 		"nftables:\n  masqueradeAll: false\n  masqueradeBit: 20")
 	w.logged(p, "masqueradeBit", "new data plane that adopts")
-	w.until("rules with the new mark", func(ctx context.Context) bool {
-		out, err := w.bed.Command(ctx, testbed.Node, "nft", "list", "table", "ip", "fairlead").CombinedOutput()
+	eventually.True(w, "rules with the new mark", func() bool {
+		out, err := w.bed.Command(w.Context(), testbed.Node, "nft", "list", "table", "ip", "fairlead").CombinedOutput()
 		return err == nil && strings.Contains(string(out), "0x00100000") && !strings.Contains(string(out), "0x00004000")
 	})
 
@@ -468,8 +457,8 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	w.mount(files)
 	w.logged(p, "6444")
 	w.kubectl("", "scale", "deployment/web", "--replicas=3") // the old source is still heard
-	w.until("three backends", func(ctx context.Context) bool {
-		out, err := w.bed.Command(ctx, testbed.Node, "nft", "list", "table", "ip", "fairlead").CombinedOutput()
+	eventually.True(w, "three backends", func() bool {
+		out, err := w.bed.Command(w.Context(), testbed.Node, "nft", "list", "table", "ip", "fairlead").CombinedOutput()
 		return err == nil && strings.Contains(string(out), "-3-")
 	})
 	files["kubeconfig.conf"] = good
@@ -477,7 +466,7 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	w.logged(p, "what is in the file", `effect="at once"`) // what was waited for is given up
 	w.kubectl(strings.NewReplacer("web", "more", "10.96.0.10", "10.96.0.11", "30080", "30081").Replace(shop), "apply", "-f", "-")
 	more := netip.MustParseAddrPort("10.96.0.11:80")
-	w.until("a new Service", func(context.Context) bool { return w.answers(testbed.Node, more) })
+	eventually.True(w, "a new Service", func() bool { return w.answers(testbed.Node, more) })
 
 	// More words in the log.
 	if strings.Contains(p.Log(), "level=DEBUG") || strings.Count(p.Log(), "settings are not as configured") > 1 {
@@ -553,9 +542,9 @@ func (w *realCluster) translations(ctx context.Context, who string) map[string]b
 // knows waits until the rules of a proxy translate to so many pods, and no other is left.
 func (w *realCluster) knows(who string, n int) {
 	w.Helper()
-	w.until(fmt.Sprintf("%s knows %d pods", who, n), func(ctx context.Context) bool {
-		pods, err := w.plane.Client().CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
-		return err == nil && len(pods.Items) == n && len(w.translations(ctx, who)) == n
+	eventually.True(w, fmt.Sprintf("%s knows %d pods", who, n), func() bool {
+		pods, err := w.plane.Client().CoreV1().Pods("default").List(w.Context(), metav1.ListOptions{LabelSelector: "app=web"})
+		return err == nil && len(pods.Items) == n && len(w.translations(w.Context(), who)) == n
 	})
 }
 
@@ -570,7 +559,7 @@ func (w *realCluster) kubeProxy(mode, makes string) *kubernetes.Proxy {
 	if err != nil {
 		w.Fatal(err)
 	}
-	w.until("kube-proxy's rules", func(context.Context) bool { return strings.Contains(w.rules(), makes) })
+	eventually.True(w, "kube-proxy's rules", func() bool { return strings.Contains(w.rules(), makes) })
 	return p
 }
 
@@ -614,7 +603,7 @@ func TestKubeProxy_succession(t *testing.T) {
 	w := newRealCluster(t)
 	w.mount(w.kubeadm())
 	p := w.kubeProxy("iptables", "kube-proxy iptables-nft")
-	w.until("the Service answers", func(context.Context) bool { return w.answers(testbed.Outside, webIP) })
+	eventually.True(w, "the Service answers", func() bool { return w.answers(testbed.Outside, webIP) })
 	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
 		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 2 * time.Millisecond,
 	})

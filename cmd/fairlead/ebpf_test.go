@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/lab/testbed/load"
@@ -93,7 +94,7 @@ func everywhere() map[testbed.Place]netip.AddrPort {
 func (w *world) loads() (loads []*kubernetes.Load) {
 	for from, to := range everywhere() {
 		loads = append(loads, kubernetes.StartLoad(w.Context(), w.bed, kubernetes.LoadSpec{
-			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 10 * time.Millisecond, Timeout: patience,
+			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 10 * time.Millisecond, Timeout: eventually.Patience(),
 		}))
 	}
 	return loads
@@ -125,18 +126,18 @@ func TestRun_ebpf(t *testing.T) {
 			p = w.start(flags...)
 		}
 		metrics := netip.MustParseAddrPort("127.0.0.1:10249")
-		w.becomes("/proxyMode", mode, func() string {
+		eventually.Equal(w, "/proxyMode", mode, func() string {
 			_, body := w.page(metrics, "/proxyMode")
 			return body
 		})
 		// What open connections need of another mode stays: programs without rows, with a table that keeps others from
 		// their ports, and hooks of connection tracking.
 		pins := map[bool]string{true: "links memory netns", false: "links memory netns retired"}[mode == "ebpf"]
-		w.becomes("pins in mode "+mode, pins, w.pins)
+		eventually.Equal(w, "pins in mode "+mode, pins, w.pins)
 		tables := map[string]string{
 			"nftables": "fairlead fairlead-ebpf-ports", "iptables": "fairlead-ebpf-ports filter nat", "ebpf": "fairlead",
 		}[mode]
-		w.becomes("tables in mode "+mode, tables, w.tablesOfIPv4)
+		eventually.Equal(w, "tables in mode "+mode, tables, w.tablesOfIPv4)
 		for _, load := range loads {
 			if err := load.AwaitAnswers(t.Context(), 20); err != nil {
 				t.Error(err)
@@ -221,7 +222,7 @@ func TestRun_ebpfInstead(t *testing.T) {
 		if got := w.tablesOfIPv4() + w.pins(); got != "fairlead" {
 			t.Errorf("%s: there is %s", c.args, got)
 		}
-		w.eventually("pod-b") // once in a while
+		w.reaches("pod-b") // once in a while
 	}
 }
 
@@ -255,7 +256,7 @@ func TestRun_ebpfSizes(t *testing.T) {
 	const first = "affinities 5000, flows 6000, sockets 8192, translations 9000"
 	w.sizes("affinities: 5000, flows: 6000, sockets: 7000, translations: 9000")
 	w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
-	w.becomes("tables", first, w.capacities)
+	eventually.Equal(w, "tables", first, w.capacities)
 	var open []net.Conn
 	for from, to := range everywhere() {
 		c := w.dial(from, to)
@@ -267,7 +268,7 @@ func TestRun_ebpfSizes(t *testing.T) {
 		{"affinities: 5000, flows: 6000, sockets: 7000, translations: 9000", first},
 	} {
 		w.sizes(change.sizes)
-		w.becomes("tables", change.want, w.capacities)
+		eventually.Equal(w, "tables", change.want, w.capacities)
 		for _, c := range open {
 			if err := talk(c); err != nil {
 				t.Errorf("%s: an open connection from %s to %s broke: %v", change.sizes, c.LocalAddr(), c.RemoteAddr(), err)

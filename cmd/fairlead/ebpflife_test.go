@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -80,7 +81,7 @@ func TestRun_ebpfLife(t *testing.T) {
 			}
 		}
 		p = w.start(flags...)
-		w.becomes("pins", "links memory netns", w.pins)
+		eventually.Equal(w, "pins", "links memory netns", w.pins)
 		for _, load := range loads {
 			if err := load.AwaitAnswers(t.Context(), 50); err != nil {
 				t.Errorf("%s, and there is a process: %v", event.name, err)
@@ -112,7 +113,7 @@ func (m machine) otherFlows(p *proxy, flags []string) {
 	want := m.sizeOfFlows()
 	m.misfit("translations", 8)
 	m.start(flags...)
-	m.becomes("size of flows", want, m.sizeOfFlows)
+	eventually.Equal(m, "size of flows", want, m.sizeOfFlows)
 	for from, to := range everywhere() {
 		c := m.dial(from, to)
 		if err := errors.Join(talk(c), c.Close()); err != nil {
@@ -268,7 +269,7 @@ func TestRun_ebpfDatagrams(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.configure("ebpf", "")
-	w.becomes("nftables has rows", "false", func() string { return w.nftablesHas("10.96.0.53") })
+	eventually.Equal(w, "nftables has rows", "false", func() string { return w.nftablesHas("10.96.0.53") })
 	if err := talk(conn); err != nil {
 		t.Errorf("in mode ebpf: %v", err)
 	}
@@ -276,8 +277,8 @@ func TestRun_ebpfDatagrams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.becomes("tables", "", w.tablesOfIPv4)
-	w.becomes("the socket", unix.EDESTADDRREQ.Error(), func() string {
+	eventually.Equal(w, "tables", "", w.tablesOfIPv4)
+	eventually.Equal(w, "the socket", unix.EDESTADDRREQ.Error(), func() string {
 		_, err := conn.Write([]byte("?\n"))
 		if errno := unix.Errno(0); errors.As(err, &errno) {
 			return errno.Error()
@@ -314,7 +315,7 @@ func TestRun_ebpfPackets(t *testing.T) {
 			_ = p.Wait()
 			p = w.start(flags...)
 		}
-		w.becomes("packets by "+by+": nftables has rows", served[by], func() string { return w.nftablesHas("10.96.0.10") })
+		eventually.Equal(w, "packets by "+by+": nftables has rows", served[by], func() string { return w.nftablesHas("10.96.0.10") })
 		for _, load := range loads {
 			if err := load.AwaitAnswers(t.Context(), 20); err != nil {
 				t.Error(err)
@@ -335,7 +336,7 @@ func TestRun_ebpfPackets(t *testing.T) {
 		t.Error("there are connections, but no programs at devices")
 	}
 	w.forgetFlows()
-	w.becomes("what is pinned for packets", "[] []", func() string {
+	eventually.Equal(w, "what is pinned for packets", "[] []", func() string {
 		links, _ := filepath.Glob(filepath.Join(w.pinned, "links", "*gress*"))
 		memory, _ := filepath.Glob(filepath.Join(w.pinned, "memory", "translations*"))
 		return fmt.Sprint(links, memory)

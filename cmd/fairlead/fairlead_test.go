@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/programtest"
 	"fairlead.dev/fairlead/lab/testbed/traffic"
@@ -160,18 +161,11 @@ func (w *world) start(flags ...string) *proxy {
 	return p
 }
 
-// patience bounds the wait for what should happen at once; noisy machines get there late.
-const patience = 20 * time.Second
-
 // await waits until the daemon logs something.
 func (p *proxy) await(text string) {
 	p.w.Helper()
-	p.awaitWithin(text, patience)
-}
-
-func (p *proxy) awaitWithin(text string, limit time.Duration) {
-	p.w.Helper()
-	timeout := time.After(limit)
+	ctx, cancel := eventually.Context(p.w.Context())
+	defer cancel()
 	var seen []string
 	for {
 		select {
@@ -183,7 +177,7 @@ func (p *proxy) awaitWithin(text string, limit time.Duration) {
 			if ok {
 				continue
 			}
-		case <-timeout:
+		case <-ctx.Done():
 		}
 		p.w.Fatalf("the proxy did not log %q, but:\n%s", text, strings.Join(seen, "\n"))
 	}
@@ -201,18 +195,10 @@ func (w *world) probe(from testbed.Place, to netip.AddrPort) string {
 	return o.Result.String()
 }
 
-// eventually waits until probes of the ClusterIP say want.
-func (w *world) eventually(want string) {
+// reaches waits until probes of the ClusterIP say want.
+func (w *world) reaches(want string) {
 	w.Helper()
-	for end := time.Now().Add(patience); ; {
-		got := w.probe(testbed.Node, clusterIP)
-		if got == want {
-			return
-		}
-		if time.Now().After(end) {
-			w.Fatalf("%s answers %s, want %s", clusterIP, got, want)
-		}
-	}
+	eventually.Equal(w, clusterIP.String()+" answers", want, func() string { return w.probe(testbed.Node, clusterIP) })
 }
 
 func TestRun_restartUnderLoad(t *testing.T) {
@@ -259,7 +245,7 @@ func (w *world) talk(ctx context.Context, conn net.Conn) {
 	lines := bufio.NewReader(conn)
 	var first string
 	for ctx.Err() == nil {
-		_ = conn.SetDeadline(time.Now().Add(patience))
+		_ = conn.SetDeadline(time.Now().Add(eventually.Patience()))
 		line, err := lines.ReadString('\n')
 		if first == "" {
 			first = line
@@ -275,24 +261,22 @@ func TestRun_editsAreApplied(t *testing.T) {
 	w := newWorld(t)
 	p := w.start()
 	w.write("web.yaml", strings.Replace(web, "- addresses: [POD-A]\n", "", 1))
-	w.eventually("pod-b")
+	w.reaches("pod-b")
 	w.write("web.yaml", strings.Replace(web, "- addresses: [POD-B]\n", "", 1))
-	w.eventually("pod-a")
+	w.reaches("pod-a")
 	// A file that does not parse changes nothing, and does not keep others from changing.
 	w.write("web.yaml", web[:len(web)/2]+"\n  - {")
 	p.await("web.yaml")
-	w.eventually("pod-a")
+	w.reaches("pod-a")
 	w.write("other.yaml", strings.NewReplacer("web", "other", "10.96.0.10", "10.96.0.11", "30080", "30081").Replace(web))
 	other := netip.MustParseAddrPort("10.96.0.11:80")
-	for end := time.Now().Add(patience); !strings.HasPrefix(w.probe(testbed.Node, other), "pod-"); {
-		if time.Now().After(end) {
-			t.Fatal("a new Service beside a broken file is not served")
-		}
-	}
+	eventually.True(t, "a new Service beside a broken file is served", func() bool {
+		return strings.HasPrefix(w.probe(testbed.Node, other), "pod-")
+	})
 	if err := os.Remove(filepath.Join(w.manifests, "web.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("unreachable")
+	w.reaches("unreachable")
 }
 
 func TestRun_repairsWhatOthersBreak(t *testing.T) {
@@ -413,7 +397,7 @@ func TestStatus(t *testing.T) {
 	}
 	w.write("node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: "+strings.ToLower(name)+"}\n"+
 		"spec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}\n")
-	w.within("load balancers should not use the node", func() bool {
+	eventually.True(w, "load balancers should not use the node", func() bool {
 		status, _ := w.execute("status", "--control-socket", w.socket)
 		return status == 1
 	})

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/lab/testbed/load"
@@ -69,19 +70,15 @@ func (w *world) servers() string {
 	return strings.Join(servers, "")
 }
 
-// becomes waits until something is so.
+// becomes waits until something is so. IPVS remembers a connection for two minutes after both sides have closed it.
 func (w *world) becomes(what, want string, is func() string) {
 	w.Helper()
-	const timeWait = 2 * time.Minute                                                         // for which IPVS remembers a connection that both sides have closed
-	for end := time.Now().Add(timeWait + time.Minute); ; time.Sleep(10 * time.Millisecond) { // nobody announces it
-		got := is()
-		if got == want {
-			return
+	eventually.Taking(2*time.Minute).Nil(w, what, func() error {
+		if got := is(); got != want {
+			return fmt.Errorf("there is\n%s\nwant\n%s", got, want)
 		}
-		if time.Now().After(end) {
-			w.Fatalf("%s: there is\n%s\nwant\n%s", what, got, want)
-		}
-	}
+		return nil
+	})
 }
 
 // tables are the tables of nf_tables.
@@ -124,7 +121,7 @@ func TestRun_ipvs(t *testing.T) {
 	}
 	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
 		From: []testbed.Place{testbed.Node, testbed.Outside, "pod-a"}, To: []netip.AddrPort{clusterIP, nodePort},
-		Interval: 50 * time.Millisecond, Timeout: patience, // where the test kernel itself stands still for a while
+		Interval: 50 * time.Millisecond, Timeout: eventually.Patience(), // where the test kernel itself stands still for a while
 	})
 	for _, other := range []struct{ mode, tables string }{
 		{"nftables", "table ip fairlead\ntable ip6 fairlead\n"},
@@ -279,7 +276,7 @@ func TestRun_ipvsAddresses(t *testing.T) {
 	var loads []*kubernetes.Load
 	for from, to := range clients {
 		loads = append(loads, kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
-			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 50 * time.Millisecond, Timeout: patience,
+			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 50 * time.Millisecond, Timeout: eventually.Patience(),
 		}))
 	}
 	var open []net.Conn
@@ -362,7 +359,7 @@ func (w *world) dial(from testbed.Place, to netip.AddrPort) net.Conn {
 
 // talk has a server echo something.
 func talk(c net.Conn) error {
-	_ = c.SetDeadline(time.Now().Add(patience))
+	_ = c.SetDeadline(time.Now().Add(eventually.Patience()))
 	if _, err := io.WriteString(c, "more\n"); err != nil {
 		return err
 	}

@@ -1,12 +1,12 @@
 package main
 
 import (
-	"context"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -42,7 +42,7 @@ func TestKubeProxy_modes(t *testing.T) {
 		for _, probe := range []testbed.Probe{
 			{From: testbed.Node, To: webIP}, {From: testbed.Outside, To: nodePort},
 		} {
-			w.until("mode "+c.mode+": an answer from "+probe.To.String(), func(context.Context) bool {
+			eventually.True(w, "mode "+c.mode+": an answer from "+probe.To.String(), func() bool {
 				return w.answers(probe.From, probe.To)
 			})
 		}

@@ -203,7 +203,7 @@ func (b *busyMachine) edit(from, to served) {
 	b.Helper()
 	b.choose(to)
 	if from.mode != to.mode {
-		b.p.awaitWithin("the data plane has changed", 3*patience) // the program has all the load, too, in mode userspace
+		b.p.await("the data plane has changed")
 		return
 	}
 	b.p.await("by a new data plane")

@@ -1,12 +1,12 @@
 package main
 
 import (
-	"context"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
@@ -23,7 +23,7 @@ func TestKubeProxy_planes(t *testing.T) {
 	files["fairlead.conf"] = fairleadConf
 	w.mount(files)
 	p := w.start()
-	w.until("the Service answers", func(context.Context) bool { return w.answers(testbed.Node, localPort) })
+	eventually.True(w, "the Service answers", func() bool { return w.answers(testbed.Node, localPort) })
 	loads := []*kubernetes.Load{
 		kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
 			From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP, nodePort}, Interval: 4 * time.Millisecond,
@@ -53,8 +53,8 @@ func TestKubeProxy_planes(t *testing.T) {
 			if restart {
 				p = w.start()
 			}
-			w.until("what there is, is "+s.rules, func(context.Context) bool { return w.rules() == s.rules })
-			w.until("/proxyMode is "+s.proxyMode, func(context.Context) bool {
+			eventually.True(w, "what there is, is "+s.rules, func() bool { return w.rules() == s.rules })
+			eventually.True(w, "/proxyMode is "+s.proxyMode, func() bool {
 				return w.page(p, metricsAt, "/proxyMode") == s.proxyMode
 			})
 			w.knows("fairlead", 2)
@@ -91,7 +91,7 @@ func TestKubeProxy_returnsInPlace(t *testing.T) {
 	intruder := w.kubeProxy("iptables", "")
 	w.event("Node node", "KubeProxyReturned", "(iptables-nft ip mangle)")
 	w.kill(intruder)
-	w.until("kube-proxy's rules are gone", func(context.Context) bool { return w.rules() == "fairlead iptables-nft" })
+	lookInterval.True(w, "kube-proxy's rules are gone", func() bool { return w.rules() == "fairlead iptables-nft" })
 	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
 		t.Errorf("while both were there: %s", r)
 	}

@@ -11,8 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -206,7 +206,7 @@ func TestRun_takenPorts(t *testing.T) {
 		p := w.start() // all the same
 		_ = l.Close()
 		at := netip.MustParseAddrPort(c.at)
-		w.within("metrics are served", func() bool { return w.get(at, "/metrics") == http.StatusOK })
+		eventually.True(w, "metrics are served", func() bool { return w.get(at, "/metrics") == http.StatusOK })
 		if err := p.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -229,7 +229,7 @@ func TestRun_gatesOfPages(t *testing.T) {
 	pages := func(flagz, statusz int) {
 		t.Helper()
 		at := netip.MustParseAddrPort("127.0.0.1:10249")
-		w.within(fmt.Sprintf("/flagz %d, /statusz %d", flagz, statusz), func() bool {
+		eventually.True(w, fmt.Sprintf("/flagz %d, /statusz %d", flagz, statusz), func() bool {
 			return w.get(at, "/flagz") == flagz && w.get(at, "/statusz") == statusz
 		})
 	}
@@ -240,14 +240,4 @@ func TestRun_gatesOfPages(t *testing.T) {
 	pages(http.StatusOK, http.StatusNotFound)
 	gates("")
 	pages(http.StatusOK, http.StatusOK)
-}
-
-// within waits until something is so.
-func (w *world) within(what string, is func() bool) {
-	w.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) { // nobody announces it
-		if time.Now().After(end) {
-			w.Fatal("it is not so: " + what)
-		}
-	}
 }

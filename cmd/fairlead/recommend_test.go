@@ -11,13 +11,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/lab/advise"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -114,8 +114,8 @@ func TestRecommend_interrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Process.Kill() //nolint:errcheck // if it has not ended
-	if !measures(c.Process.Pid) {
-		t.Fatalf("nothing is measured: %s", &said)
+	if err := eventually.Poll(t.Context(), func() error { return measures(c.Process.Pid) }); err != nil {
+		t.Fatalf("%v: %s", err, &said)
 	}
 	if err := c.Process.Signal(unix.SIGINT); err != nil {
 		t.Fatal(err)
@@ -130,16 +130,14 @@ func TestRecommend_interrupted(t *testing.T) {
 	}
 }
 
-// measures waits until a process has a thread in another network namespace than its first one.
-func measures(pid int) bool {
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/ns/net", pid))
-		own, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
-		for _, thread := range threads {
-			if at, failed := os.Readlink(thread); err == nil && failed == nil && at != own {
-				return true
-			}
+// measures returns nil if a process has a thread in another network namespace than its first one.
+func measures(pid int) error {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/ns/net", pid))
+	own, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+	for _, thread := range threads {
+		if at, failed := os.Readlink(thread); err == nil && failed == nil && at != own {
+			return nil
 		}
 	}
-	return false
+	return errors.Join(err, errors.New("nothing is measured"))
 }

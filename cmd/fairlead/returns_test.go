@@ -1,11 +1,11 @@
 package main
 
 import (
-	"context"
 	"net/netip"
 	"strings"
 	"testing"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -19,7 +19,7 @@ func TestKubeProxy_returns(t *testing.T) {
 	w.kubectl("", "scale", "deployment/web", "--replicas=4")
 	w.knows("fairlead", 4)
 	intruder := w.kubeProxy("nftables", "kube-proxy nftables")
-	w.until("kube-proxy knows a backend", func(context.Context) bool { // unless its table is already gone
+	eventually.True(w, "kube-proxy knows a backend", func() bool { // unless its table is already gone
 		return strings.Contains(p.Log(), "kube-proxy runs beside") || w.translates("kube-proxy")
 	})
 	if err := intruder.Kill(); err != nil {
@@ -28,7 +28,7 @@ func TestKubeProxy_returns(t *testing.T) {
 	w.kubectl("", "scale", "deployment/web", "--replicas=1")
 	w.knows("fairlead", 1)
 
-	w.until("kube-proxy's rules are gone", func(context.Context) bool {
+	lookInterval.True(w, "kube-proxy's rules are gone", func() bool {
 		return w.rules() == "fairlead iptables-nft"
 	})
 	for range 50 {
@@ -77,7 +77,7 @@ func TestKubeProxy_forwardDrops(t *testing.T) {
 				t.Error("nothing is dropped")
 			}
 			w.edit(files, "config.conf", "mode: ipvs", "mode: iptables")
-			w.until("the NodePort answers", func(context.Context) bool { return w.answers(testbed.Outside, nodePort) })
+			eventually.True(w, "the NodePort answers", func() bool { return w.answers(testbed.Outside, nodePort) })
 		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
@@ -80,7 +81,7 @@ func (w *world) switchTo(args string, status int, has ...string) string {
 func (w *world) slowLoads() (loads []*kubernetes.Load) {
 	for from, to := range everywhere() {
 		loads = append(loads, kubernetes.StartLoad(w.Context(), w.bed, kubernetes.LoadSpec{
-			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 40 * time.Millisecond, Timeout: patience,
+			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 40 * time.Millisecond, Timeout: eventually.Patience(),
 		}))
 	}
 	return loads
@@ -143,7 +144,7 @@ func TestSwitch(t *testing.T) {
 	w.switchTo("iptables -o json", 0, `{"step":"in-force","plane":"iptables",`, `{"step":"done"`)
 	w.configure("nftables", "metricsBindAddress: 127.0.0.1:10250\n")
 	moved := netip.MustParseAddrPort("127.0.0.1:10250")
-	w.within("the configuration is obeyed", func() bool { return w.get(moved, "/metrics") == 200 })
+	eventually.True(w, "the configuration is obeyed", func() bool { return w.get(moved, "/metrics") == 200 })
 	if _, mode := w.page(moved, "/proxyMode"); mode != "iptables" {
 		t.Errorf("the configuration was edited, and the data plane is %s", mode)
 	}
@@ -154,11 +155,11 @@ func TestSwitch(t *testing.T) {
 	_ = p.Process.Kill()
 	_ = p.Wait()
 	w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
-	w.becomes("the mode of the next start", "nftables", func() string {
+	eventually.Equal(w, "the mode of the next start", "nftables", func() string {
 		_, mode := w.page(moved, "/proxyMode")
 		return mode
 	})
-	w.becomes("tables", "fairlead fairlead-ebpf-ports", w.tablesOfIPv4) // the latter is for open connections
+	eventually.Equal(w, "tables", "fairlead fairlead-ebpf-ports", w.tablesOfIPv4) // the latter is for open connections
 }
 
 // TestSwitch_fails has switches be interrupted and refused; the data plane that was there stays, alone.
@@ -172,7 +173,7 @@ func TestSwitch_fails(t *testing.T) {
 	rules := w.tables()
 	stays := func() {
 		t.Helper()
-		w.becomes("tables", rules, w.tables)
+		eventually.Equal(w, "tables", rules, w.tables)
 		if got := w.proxyMode(); got != "nftables" {
 			t.Errorf("/proxyMode says %s", got)
 		}
@@ -195,7 +196,7 @@ func TestSwitch_fails(t *testing.T) {
 		p.await("waiting for another program that changes iptables")
 		w.switchTo("userspace", 1, "a change to the data plane iptables is under way")
 		w.write("web.yaml", strings.Replace(web, "- addresses: [POD-B]\n", "", 1))
-		w.eventually("pod-a")
+		w.reaches("pod-a")
 		w.write("web.yaml", web)
 		if err := first.Process.Signal(how); err != nil {
 			t.Fatal(err)
@@ -207,7 +208,7 @@ func TestSwitch_fails(t *testing.T) {
 			p.await("the data plane has not changed")
 		}
 		unlock()
-		w.eventually("pod-b")
+		w.reaches("pod-b")
 		stays()
 	}
 	w.editsWhileLocked(p)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -66,7 +67,7 @@ func TestRun_userspace(t *testing.T) {
 				t.Errorf("from %s, where no process is: %s, %v", from, o, err)
 			}
 			go func() {
-				o, err := w.bed.Probe(t.Context(), testbed.Probe{From: from, To: to, Timeout: patience})
+				o, err := w.bed.Probe(t.Context(), testbed.Probe{From: from, To: to, Timeout: eventually.Patience()})
 				if err == nil && o.Result != testbed.Answered {
 					err = fmt.Errorf("from %s, who began before there was a process: %s", from, o)
 				}
@@ -94,7 +95,7 @@ func (w *world) countsDials(metrics netip.AddrPort) {
 	w.write("half.yaml", strings.NewReplacer("web", "half", "NodePort", "ClusterIP", ", nodePort: 30080", "",
 		"10.96.0.10", "10.96.0.12", "port: 8080", "port: 9").Replace(web)) // where nobody listens
 	half := netip.MustParseAddrPort("10.96.0.12:80")
-	w.within("a Service none of whose backends is there", func() bool {
+	eventually.True(w, "a Service none of whose backends is there", func() bool {
 		return w.probe(testbed.Outside, half) == testbed.Refused.String()
 	})
 	for _, want := range []string{
@@ -102,7 +103,7 @@ func (w *world) countsDials(metrics netip.AddrPort) {
 		"\nfairlead_table_full_total{table=\"connections\"} 0\n", "\nfairlead_table_used{table=\"connections\"} 0\n",
 		"\ndials failed 2 rescued 0 lost 1\n", " default/half cluster 10.244.1.2:9 connections 0 failed 1\n",
 	} {
-		w.within(want, func() bool { // the process may not have done with the connection yet
+		eventually.True(w, want, func() bool { // the process may not have done with the connection yet
 			_, body := w.page(metrics, "/metrics")
 			_, counters := w.execute("dump", "--counters", "--control-socket", w.socket)
 			return strings.Contains("\n"+body+"\n"+counters, want)
@@ -122,7 +123,7 @@ func TestRun_userspaceFollows(t *testing.T) {
 			defer open[from].Close()
 		}
 		w.configure("userspace", "")
-		w.becomes("tables after mode "+mode, "fairlead-userspace", w.tablesOfIPv4)
+		eventually.Equal(w, "tables after mode "+mode, "fairlead-userspace", w.tablesOfIPv4)
 		for from, c := range open {
 			if err := talk(c); err != nil {
 				t.Errorf("an open connection from %s that mode %s has made: %v", from, mode, err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -259,14 +261,12 @@ func TestHidden_route(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = "pod-a source 198.18.0.1"
-	var got string
-	for deadline := time.Now().Add(20 * time.Second); got != want && time.Now().Before(deadline); {
-		got = probes(t, bed, probe, 1)
-	}
-	if got != want {
-		t.Errorf("by the other device: %s; programs know %s", got, p.devices.hiddenBehind())
-	}
+	eventually.Nil(t, "by the other device", func() error {
+		if got := probes(t, bed, probe, 1); got != "pod-a source 198.18.0.1" {
+			return fmt.Errorf("%s; programs know %s", got, p.devices.hiddenBehind())
+		}
+		return nil
+	})
 }
 
 // A connection keeps its address when the node gets another one, however long it was silent.
@@ -340,17 +340,16 @@ func TestHidden_gone(t *testing.T) {
 		}
 		return string(answer[:n])
 	}
-	if got := ask(5 * time.Second); !strings.Contains(got, "192.0.2.77") {
+	if got := ask(eventually.Patience()); !strings.Contains(got, "192.0.2.77") {
 		t.Fatal(got)
 	}
 	at(func(eth0 netlink.Link) error { return netlink.AddrDel(eth0, lost) })
-	var got string
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
-		if got = ask(100 * time.Millisecond); strings.Contains(got, "192.0.2.1") {
-			return
+	eventually.Nil(t, "asked again and again", func() error {
+		if got := ask(100 * time.Millisecond); !strings.Contains(got, "192.0.2.1") {
+			return fmt.Errorf("%s; programs know %s", got, p.devices.hiddenBehind())
 		}
-	}
-	t.Errorf("asked again and again: %s; programs know %s", got, p.devices.hiddenBehind())
+		return nil
+	})
 }
 
 // Sockets may have all ports, as many nodes are tuned: clients are hidden all the same, and it is said once.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -118,7 +119,7 @@ func readPacket(t *testing.T, tun *os.File, client netip.AddrPort) string {
 	t.Helper()
 	b := make([]byte, 2048)
 	for {
-		if err := tun.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		if err := tun.SetReadDeadline(time.Now().Add(eventually.Patience())); err != nil {
 			t.Fatal(err)
 		}
 		n, err := tun.Read(b)

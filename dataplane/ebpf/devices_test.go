@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	bpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -19,6 +18,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -99,13 +99,7 @@ func programName(id bpf.ProgramID) (string, error) {
 // await returns when the programs at the node's devices are as wanted.
 func (c cluster) await(want string) {
 	c.t.Helper()
-	var have string
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if have = c.attached(); have == want {
-			return
-		}
-	}
-	c.t.Errorf("attached:\n%s\nwant:\n%s", have, want)
+	eventually.Equal(c.t, "attached", want, c.attached)
 }
 
 // device is the name of the node's device that leads to a pod.

@@ -20,6 +20,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -41,7 +42,7 @@ func ask(conn *net.UDPConn, to string) (string, error) {
 	if _, err := conn.WriteToUDPAddrPort([]byte("?\n"), netip.MustParseAddrPort(to)); err != nil {
 		return "", err
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(eventually.Patience())); err != nil {
 		return "", err
 	}
 	answer := make([]byte, 128)
@@ -177,7 +178,7 @@ func (c cluster) released(p dataplane.Dataplane) {
 		if _, err := conn.Write([]byte("?\n")); err != nil {
 			return "", err
 		}
-		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(eventually.Patience())); err != nil {
 			return "", err
 		}
 		answer := make([]byte, 128)
@@ -238,7 +239,7 @@ func (c cluster) releasedTCP(p dataplane.Dataplane) {
 	lives := func(conn net.Conn) error {
 		_, err := conn.Write([]byte("?\n"))
 		if err == nil {
-			err = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+			err = conn.SetReadDeadline(time.Now().Add(eventually.Patience()))
 		}
 		if err == nil {
 			_, err = conn.Read(make([]byte, 128))
@@ -518,9 +519,9 @@ func TestKill(t *testing.T) {
 	for range 5 {
 		seen := connections.Load()
 		kill()
-		for len(failed) == 0 && connections.Load() < seen+20 {
-			time.Sleep(time.Millisecond)
-		}
+		eventually.True(t, "20 more connections, or a failure", func() bool {
+			return len(failed) > 0 || connections.Load() >= seen+20
+		})
 		kill = start()
 	}
 	close(done)

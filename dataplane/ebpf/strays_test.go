@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -20,7 +21,7 @@ func says(conn net.Conn) (string, error) {
 	if _, err := conn.Write([]byte("?\n")); err != nil {
 		return "", err
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(eventually.Patience())); err != nil {
 		return "", err
 	}
 	answer := make([]byte, 128)

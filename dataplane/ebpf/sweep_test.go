@@ -8,11 +8,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -264,15 +264,13 @@ func TestSweep_byItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	atomic.StoreUint32(&p.sweep.activity.Busy, 1)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	eventually.Nil(t, "the flow is gone", func() error {
 		err := flows.Lookup(key, &flow)
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return
+			return nil
 		}
-		if err != nil || time.Now().After(deadline) {
-			t.Fatalf("the flow is there: %v", err)
-		}
-	}
+		return errors.Join(err, errors.New("it is there"))
+	})
 }
 
 // age makes all translations so old that they are no longer about to become parts of flows.

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -267,7 +268,7 @@ func TestFragmented(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(eventually.Patience())); err != nil {
 			t.Fatal(err)
 		}
 		answer := make([]byte, 100)

@@ -6,17 +6,15 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 )
-
-const patience = 20 * time.Second
 
 // run runs a command in the namespace of the calling thread.
 func run(t *testing.T, words ...string) {
@@ -39,13 +37,7 @@ func open(t *testing.T) *Watch {
 // next is the next change that others than this process make.
 func (w *Watch) next(t *testing.T) dataplane.Foreign {
 	t.Helper()
-	select {
-	case f := <-w.changes:
-		return f
-	case <-time.After(patience):
-		t.Fatal("nobody tells")
-	}
-	return dataplane.Foreign{}
+	return eventually.Receive(t, "a change", w.changes)
 }
 
 func TestWatch(t *testing.T) {

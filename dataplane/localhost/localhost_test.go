@@ -21,6 +21,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/conntrack"
 	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -196,7 +197,7 @@ func (s *stage) ask(c net.Conn) string {
 // answer is the name of the pod that answers.
 func (s *stage) answer(c net.Conn) string {
 	s.Helper()
-	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(eventually.Patience())); err != nil {
 		s.Fatal(err)
 	}
 	line := make([]byte, 128)
@@ -224,13 +225,12 @@ func (s *stage) finish() {
 	if err := s.bed.Close(); err != nil { // and with the pods, the connections that lived on
 		s.Error(err)
 	}
-	deadline := time.Now().Add(10 * time.Second)
-	for stacks := ours(); len(stacks) > 0; stacks = ours() {
-		if time.Now().After(deadline) {
-			s.Fatalf("after Remove:\n%s", bytes.Join(stacks, []byte("\n\n")))
+	eventually.Nil(s, "after Remove the goroutines end", func() error {
+		if stacks := ours(); len(stacks) > 0 {
+			return fmt.Errorf("there are\n%s", bytes.Join(stacks, []byte("\n\n")))
 		}
-		runtime.Gosched()
-	}
+		return nil
+	})
 }
 
 // ours are the stacks of the package's goroutines.
@@ -382,7 +382,7 @@ func TestPlane_halfClose(t *testing.T) {
 	}()
 	s.must(webRow + "pool default/web:http cluster6\nbackend default/web:http cluster6 " + podA + ":9000")
 	c := s.client(model.TCP, web).(*net.TCPConn)
-	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(eventually.Patience())); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Write(make([]byte, size)); err != nil {
@@ -420,7 +420,7 @@ func TestPlane_datagramSizes(t *testing.T) {
 	}()
 	s.must(dnsRow + "pool default/dns:dns cluster6\nbackend default/dns:dns cluster6 " + podA + ":9000")
 	c := s.client(model.UDP, dns)
-	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(eventually.Patience())); err != nil {
 		t.Fatal(err)
 	}
 	buf := make([]byte, 1<<16)
@@ -563,13 +563,12 @@ func TestPlane_closesFiles(t *testing.T) {
 		s.reaches(dns, model.UDP, "pod-a", "pod-b")
 		s.must("")
 	}
-	deadline := time.Now().Add(10 * time.Second)
-	for files(t) > before {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d files, %d before", files(t), before)
+	eventually.Nil(t, "files are closed", func() error {
+		if now := files(t); now > before {
+			return fmt.Errorf("%d files, %d before", now, before)
 		}
-		runtime.Gosched()
-	}
+		return nil
+	})
 }
 
 func files(t *testing.T) int {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/userspace"
+	"fairlead.dev/fairlead/lab/eventually"
 )
 
 // BenchmarkOpen opens connections that say something and are then silent: what each takes of this process beside the
@@ -84,7 +85,7 @@ func (n *node) question() (c net.Conn) {
 		}
 		return err
 	})
-	if err := c.SetDeadline(time.Now().Add(patient)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(eventually.Patience())); err != nil {
 		n.Fatal(err)
 	}
 	return c

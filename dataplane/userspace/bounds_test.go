@@ -2,6 +2,7 @@ package userspace_test
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/userspace"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -90,13 +92,13 @@ func (n *node) greets(open *[]*net.TCPConn) bool {
 	n.Helper()
 	var c net.Conn
 	err := n.bed.Do("client", func() (err error) {
-		c, err = net.DialTimeout("tcp4", service, patient)
+		c, err = net.DialTimeout("tcp4", service, eventually.Patience())
 		return err
 	})
 	if err == nil {
 		*open = append(*open, c.(*net.TCPConn))
 		n.Cleanup(func() { c.Close() })
-		_ = c.SetDeadline(time.Now().Add(patient)) // fails only if it is closed
+		_ = c.SetDeadline(time.Now().Add(eventually.Patience())) // fails only if it is closed
 		_, err = c.Read(make([]byte, 1))
 	}
 	if err != nil && !errors.Is(err, unix.ECONNRESET) {
@@ -108,19 +110,14 @@ func (n *node) greets(open *[]*net.TCPConn) bool {
 // counts waits until the counters say so: a client may hear of its end before that is counted.
 func (n *node) counts(wanted ...string) {
 	n.Helper()
-	for end := time.Now().Add(patient); ; {
+	eventually.Nil(n, "counters", func() error {
 		counters, err := n.plane.(dataplane.Counted).Counters(n.Context())
-		if err != nil {
-			n.Fatal(err)
-		}
 		lacks := func(want string) bool { return !strings.Contains(counters.String(), want) }
-		if !slices.ContainsFunc(wanted, lacks) {
-			return
+		if err == nil && slices.ContainsFunc(wanted, lacks) {
+			err = fmt.Errorf("not all of %q in:\n%s", wanted, counters)
 		}
-		if time.Now().After(end) {
-			n.Fatalf("not all of %q in:\n%s", wanted, counters)
-		}
-	}
+		return err
+	})
 }
 
 // socketOfClient makes a socket that is not connected yet.
@@ -131,7 +128,7 @@ func (n *node) socketOfClient() (fd int) {
 		return err
 	})
 	n.Cleanup(func() { unix.Close(fd) })
-	wait := unix.NsecToTimeval(patient.Nanoseconds())
+	wait := unix.NsecToTimeval(eventually.Patience().Nanoseconds())
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
 		n.Fatal(err)
 	}

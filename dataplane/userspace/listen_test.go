@@ -12,6 +12,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/userspace"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -58,7 +59,7 @@ func dropRights() error {
 func (n *node) probeNode(p model.Protocol, to string) string {
 	n.Helper()
 	o, err := n.bed.Probe(n.Context(), testbed.Probe{
-		From: testbed.Outside, To: netip.MustParseAddrPort(to), Protocol: p, Timeout: patient,
+		From: testbed.Outside, To: netip.MustParseAddrPort(to), Protocol: p, Timeout: eventually.Patience(),
 	})
 	if err != nil {
 		n.Fatal(err)

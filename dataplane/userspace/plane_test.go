@@ -26,6 +26,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/dataplane/userspace"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
@@ -33,7 +34,6 @@ import (
 
 const (
 	service = "10.96.0.10:80"
-	patient = 10 * time.Second
 )
 
 // node is a plane on the node of a testbed with three pods: client, pod-a (both on the node) and pod-b.
@@ -150,7 +150,7 @@ func (n *node) dialTo(to string) *net.TCPConn {
 // dialFrom connects from a port, which may have been used a moment ago, or from any.
 func (n *node) dialFrom(from netip.AddrPort, to string) *net.TCPConn {
 	n.Helper()
-	dialer := net.Dialer{Timeout: patient}
+	dialer := net.Dialer{Timeout: eventually.Patience()}
 	if from.IsValid() {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(from)
 		dialer.Control = reuse
@@ -161,7 +161,7 @@ func (n *node) dialFrom(from netip.AddrPort, to string) *net.TCPConn {
 		return err
 	})
 	n.Cleanup(func() { conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(patient)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(eventually.Patience())); err != nil {
 		n.Fatal(err)
 	}
 	return conn.(*net.TCPConn)
@@ -199,7 +199,7 @@ func (n *node) listen(serve func(*net.TCPConn)) (backend string) {
 func (n *node) answers(p model.Protocol) string {
 	n.Helper()
 	o, err := n.bed.Probe(n.Context(), testbed.Probe{
-		From: "client", To: netip.MustParseAddrPort(service), Protocol: p, Timeout: patient,
+		From: "client", To: netip.MustParseAddrPort(service), Protocol: p, Timeout: eventually.Patience(),
 	})
 	if err != nil {
 		n.Fatal(err)
@@ -338,7 +338,7 @@ func TestClean_attempt(t *testing.T) {
 		t.Fatal(err)
 	}
 	from := netip.AddrPortFrom(n.bed.Addr(testbed.Node, false), 40000)
-	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from), Timeout: patient}
+	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from), Timeout: eventually.Patience()}
 	connected := make(chan error)
 	go func() {
 		connected <- n.bed.Do(testbed.Node, func() error {
@@ -372,13 +372,13 @@ func tracked(ctx context.Context, from, to netip.AddrPort) error {
 		return err
 	}
 	defer table.Close()
-	for ctx.Err() == nil {
-		if _, ok, err := table.Answers(model.TCP, from, to); ok || err != nil {
-			return err
+	return eventually.Poll(ctx, func() error {
+		_, ok, err := table.Answers(model.TCP, from, to)
+		if err == nil && !ok {
+			err = errors.New("the client has not asked")
 		}
-		time.Sleep(time.Millisecond) // nobody announces it
-	}
-	return ctx.Err()
+		return err
+	})
 }
 
 // TestDrain_closed ends a process that only drains: it must leave nothing that keeps clients from the plane in force.
@@ -492,11 +492,7 @@ func TestDrain_answered(t *testing.T) {
 	if _, err := carrier.Drain(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(patient); carrier.Carried() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the flow is still carried on")
-		}
-	}
+	eventually.Equal(t, "flows that are carried on", 0, carrier.Carried)
 }
 
 // TestDrain_port has a client ask the same backend when another plane has taken the process's place, and when the process
@@ -511,7 +507,7 @@ func TestDrain_port(t *testing.T) {
 	ask := func(from uint16) testbed.Result {
 		t.Helper()
 		o, err := n.bed.Probe(t.Context(), testbed.Probe{
-			From: "client", To: netip.MustParseAddrPort(service), Protocol: model.UDP, SourcePort: from, Timeout: patient,
+			From: "client", To: netip.MustParseAddrPort(service), Protocol: model.UDP, SourcePort: from, Timeout: eventually.Patience(),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -559,14 +555,13 @@ func TestDrain_guards(t *testing.T) {
 	if err = errors.Join(err, <-stopped); err != nil {
 		t.Fatal(err)
 	}
-	came, went := 0, -1
-	for deadline := time.Now().Add(time.Second); came != went && time.Now().Before(deadline); { // some may be on their way
+	eventually.Nil(t, "all packets go on", func() error { // some may be on their way
 		counted := n.nft("list table ip test-syns")
-		came, went = packets(counted, "came"), packets(counted, "went")
-	}
-	if came == 0 || came != went {
-		t.Errorf("%d packets came, %d went on", came, went)
-	}
+		if came, went := packets(counted, "came"), packets(counted, "went"); came == 0 || came != went {
+			return fmt.Errorf("%d packets came, %d went on", came, went)
+		}
+		return nil
+	})
 }
 
 // TestDrain_waiting has a process of the node ask all the while that another plane takes the process's place. Nobody
@@ -601,11 +596,13 @@ func TestDrain_waiting(t *testing.T) {
 	if err == nil {
 		_, err = n.plane.(dataplane.Carrier).Drain(ctx, s)
 	}
-	for deadline := time.Now().Add(patient); err == nil && packets(n.nft("list table ip test-syns"), "translated") == 0; {
-		if time.Now().After(deadline) {
-			t.Error("it is not translated")
-			break
-		}
+	if err == nil {
+		err = eventually.Poll(ctx, func() error {
+			if packets(n.nft("list table ip test-syns"), "translated") == 0 {
+				return errors.New("it is not translated")
+			}
+			return nil
+		})
 	}
 	stop()
 	if err = errors.Join(err, <-stopped); err != nil {
@@ -728,7 +725,7 @@ func testAnswerToNodePort(t *testing.T, way userspace.Redirect) {
 	n.resync(s)
 	for p, port := range map[model.Protocol]uint16{model.TCP: 8080, model.UDP: 5353} {
 		to := netip.AddrPortFrom(n.bed.Addr("pod-b", false), port)
-		o, err := n.bed.Probe(t.Context(), testbed.Probe{From: "client", To: to, Protocol: p, Timeout: patient})
+		o, err := n.bed.Probe(t.Context(), testbed.Probe{From: "client", To: to, Protocol: p, Timeout: eventually.Patience()})
 		if err != nil || o.Result != testbed.Answered {
 			t.Errorf("%s: %v, %v", p, o.Result, err)
 		}
@@ -745,7 +742,7 @@ func TestDatagram_port(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := backend.SetReadDeadline(time.Now().Add(patient)); err != nil {
+	if err := backend.SetReadDeadline(time.Now().Add(eventually.Patience())); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Write([]byte("?")); err != nil {
@@ -941,7 +938,7 @@ func testBoundFlows(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way, MaxFlows: 1})
 	n.sync("udp", n.silent())
 	const want = "refused 10.96.0.10:80/udp drop "
-	for end := time.Now().Add(patient); ; { // a busy machine may be too late to send anything
+	eventually.Nil(t, "a datagram is refused", func() error { // a busy machine may be too late to send anything
 		o, err := n.bed.Probe(t.Context(), testbed.Probe{
 			From: "client", To: netip.MustParseAddrPort(service), Protocol: model.UDP, Timeout: 20 * time.Millisecond,
 		})
@@ -949,25 +946,21 @@ func testBoundFlows(t *testing.T, way userspace.Redirect) {
 			t.Fatal(o, err)
 		}
 		counters, err := n.plane.(dataplane.Counted).Counters(t.Context())
-		if err != nil || time.Now().After(end) {
-			t.Fatalf("%v, %s", err, counters)
+		if err == nil && !strings.Contains(counters.String(), want) {
+			err = fmt.Errorf("the counters are %s", counters)
 		}
-		if strings.Contains(counters.String(), want) {
-			break
-		}
-	}
+		return err
+	})
 	n.sync("udp", "10.244.2.13:5353") // the first flow ends with its backend, soon
-	for end := time.Now().Add(patient); ; {
+	eventually.Nil(t, "pod-b answers", func() error {
 		o, err := n.bed.Probe(t.Context(), testbed.Probe{
 			From: "client", To: netip.MustParseAddrPort(service), Protocol: model.UDP, Timeout: time.Second,
 		})
-		if o.Backend == "pod-b" {
-			break
+		if err == nil && o.Backend != "pod-b" {
+			err = errors.New(o.String())
 		}
-		if err != nil || time.Now().After(end) {
-			t.Fatal(o, err)
-		}
-	}
+		return err
+	})
 }
 
 // silent makes pod-a take datagrams without answering them.
@@ -1188,7 +1181,7 @@ func TestSync_withoutLowPorts(t *testing.T) {
 		}
 	}
 	if o, err := n.bed.Probe(t.Context(), testbed.Probe{
-		From: "client", To: netip.MustParseAddrPort("10.96.0.11:5353"), Protocol: model.UDP, Timeout: patient,
+		From: "client", To: netip.MustParseAddrPort("10.96.0.11:5353"), Protocol: model.UDP, Timeout: eventually.Patience(),
 	}); err != nil || o.Backend != "pod-a" {
 		t.Error(o, err)
 	}

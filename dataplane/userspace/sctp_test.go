@@ -7,12 +7,12 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/userspace"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
@@ -49,7 +49,7 @@ func testMessages(t *testing.T, way userspace.Redirect) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(backend) })
-	timeout := unix.NsecToTimeval(int64(patient / time.Nanosecond))
+	timeout := unix.NsecToTimeval(eventually.Patience().Nanoseconds())
 	if err := unix.SetsockoptTimeval(backend, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,13 @@ type Taking time.Duration
 // True waits until is reports true.
 func True(t TB, what string, is func() bool) {
 	t.Helper()
-	Nil(t, what, func() error {
+	Taking(0).True(t, what, is)
+}
+
+// True waits as the function True does.
+func (d Taking) True(t TB, what string, is func() bool) {
+	t.Helper()
+	d.Nil(t, what, func() error {
 		if is() {
 			return nil
 		}

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/lab/eventually"
-
 	"fairlead.dev/fairlead/service"
 )
 

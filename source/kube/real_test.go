@@ -11,13 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/lab/eventually"
-
 	corev1 "k8s.io/api/core/v1"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"

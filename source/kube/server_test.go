@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/lab/eventually"
-
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -28,6 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
+
+	"fairlead.dev/fairlead/lab/eventually"
 )
 
 // apiServer speaks the list and watch protocol as far as this package hears it: protobuf, HTTP/2, streaming

@@ -18,10 +18,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"fairlead.dev/fairlead/lab/eventually"
-
-	"fairlead.dev/fairlead/lab/bubble"
-
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -30,6 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/clientcmd/api"
 
+	"fairlead.dev/fairlead/lab/bubble"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
 )
