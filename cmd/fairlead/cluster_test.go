@@ -23,6 +23,7 @@ import (
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
 )
 
 // realCluster is a real control plane, two virtual nodes, and a directory that is mounted as a ConfigMap.
@@ -379,15 +380,13 @@ func TestKubeProxy_kubeadm(t *testing.T) {
 		t.Errorf("/metrics: %.300s", got)
 	}
 
-	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
-		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 2 * time.Millisecond,
-	})
+	load := watch(t, w.bed, 2*time.Millisecond, traffic.Paths([]testbed.Place{testbed.Node, testbed.Outside}, []netip.AddrPort{webIP})...)
 	stop := w.health(p)
 	w.reloads(p, files)
 	if bad := stop(); len(bad) > 0 {
 		t.Errorf("while the configuration changed, /healthz answered: %q", bad)
 	}
-	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
+	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 100 {
 		t.Errorf("while the configuration changed: %s", r)
 	}
 	w.movesHealthz(p, files)
@@ -604,9 +603,7 @@ func TestKubeProxy_succession(t *testing.T) {
 	w.mount(w.kubeadm())
 	p := w.kubeProxy("iptables", "kube-proxy iptables-nft")
 	eventually.True(w, "the Service answers", func() bool { return w.answers(testbed.Outside, webIP) })
-	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
-		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 2 * time.Millisecond,
-	})
+	load := watch(t, w.bed, 2*time.Millisecond, traffic.Paths([]testbed.Place{testbed.Node, testbed.Outside}, []netip.AddrPort{webIP})...)
 	w.kill(p)
 	if got := w.rules(); got != "kube-proxy iptables-nft" {
 		t.Fatalf("kube-proxy has left: %s", got)
@@ -622,7 +619,7 @@ func TestKubeProxy_succession(t *testing.T) {
 	w.kill(p)
 	p = w.start()
 	w.logged(p, "removed what kube-proxy had left", "nftables")
-	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
+	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 100 {
 		t.Errorf("while one took over from the other: %s", r)
 	}
 	for _, back := range []struct{ mode, makes string }{

@@ -16,8 +16,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/lab/testbed/kubernetes"
-	"fairlead.dev/fairlead/lab/testbed/load"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
 )
 
 // machine is a world whose node has cgroups, and a file system of type bpf, of its own.
@@ -29,7 +28,7 @@ type machine struct {
 
 func newMachine(t *testing.T) machine {
 	w := newWorldOf(t, testbed.Spec{Cgroup: true})
-	load.Alone(t)
+	alone(t)
 	w.write("own.yaml", strings.NewReplacer("web", "own", "NodePort", "ClusterIP", ", nodePort: 30080", "", "10.96.0.10", "10.96.0.12",
 		"8080", "8081").Replace(web))
 	const run = "mount -t bpf bpf /sys/fs/bpf && echo mounted && exec sleep infinity"
@@ -91,13 +90,24 @@ func everywhere() map[testbed.Place]netip.AddrPort {
 	}
 }
 
-func (w *world) loads() (loads []*kubernetes.Load) {
-	for from, to := range everywhere() {
-		loads = append(loads, kubernetes.StartLoad(w.Context(), w.bed, kubernetes.LoadSpec{
-			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 10 * time.Millisecond, Timeout: eventually.Patience(),
-		}))
+// watch has clients connect to their addresses, each once in an interval.
+func (w *world) watch(interval time.Duration, clients map[testbed.Place]netip.AddrPort) *traffic.Watch {
+	w.Helper()
+	var visits []traffic.Path
+	for from, to := range clients {
+		visits = append(visits, traffic.Path{From: from, To: to})
 	}
-	return loads
+	return watch(w, w.bed, interval, visits...)
+}
+
+// watch has clients connect on some paths, each once in an interval.
+func watch(t testing.TB, bed *testbed.Bed, interval time.Duration, visits ...traffic.Path) *traffic.Watch {
+	t.Helper()
+	w, err := traffic.StartWatch(t.Context(), bed, traffic.WatchSpec{Visits: visits, Interval: interval, Timeout: eventually.Patience()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
 }
 
 // TestRun_ebpf changes between the data plane ebpf and each other one while connections are made all the time. Open ones,
@@ -107,7 +117,7 @@ func TestRun_ebpf(t *testing.T) {
 	flags := []string{"--config", w.config(), "--cgroup-root", w.bed.Cgroup()}
 	w.configure("ebpf", "")
 	p := w.start(flags...)
-	loads := w.loads()
+	load := w.watch(10*time.Millisecond, everywhere())
 	var open []net.Conn
 	defer func() {
 		for _, c := range open {
@@ -138,10 +148,8 @@ func TestRun_ebpf(t *testing.T) {
 			"nftables": "fairlead fairlead-ebpf-ports", "iptables": "fairlead-ebpf-ports filter nat", "ebpf": "fairlead",
 		}[mode]
 		eventually.Equal(w, "tables in mode "+mode, tables, w.tablesOfIPv4)
-		for _, load := range loads {
-			if err := load.AwaitAnswers(t.Context(), 20); err != nil {
-				t.Error(err)
-			}
+		if err := load.Settle(t.Context(), 20); err != nil {
+			t.Error(err)
 		}
 		for _, c := range open {
 			if err := talk(c); err != nil {
@@ -149,10 +157,8 @@ func TestRun_ebpf(t *testing.T) {
 			}
 		}
 	}
-	for _, load := range loads {
-		if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
-			t.Errorf("while the data plane changed: %s", r)
-		}
+	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 400 {
+		t.Errorf("while the data plane changed: %s", r)
 	}
 	_ = p.Process.Kill()
 	_ = p.Wait()

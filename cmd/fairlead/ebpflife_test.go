@@ -50,7 +50,7 @@ func TestRun_ebpfLife(t *testing.T) {
 	w.write("dns.yaml", dns)
 	flags := []string{"--proxy-mode", "ebpf", "--cgroup-root", w.bed.Cgroup()}
 	p := w.start(flags...)
-	loads := w.loads()
+	load := w.watch(10*time.Millisecond, everywhere())
 	ctx, stop := context.WithCancel(t.Context())
 	var streams sync.WaitGroup
 	for from, to := range everywhere() {
@@ -75,17 +75,13 @@ func TestRun_ebpfLife(t *testing.T) {
 		_ = p.Wait()
 		event.prior()
 		before := asked.Load()
-		for _, load := range loads {
-			if err := load.AwaitAnswers(t.Context(), 50); err != nil {
-				t.Errorf("%s: %v", event.name, err)
-			}
+		if err := load.Settle(t.Context(), 50); err != nil {
+			t.Errorf("%s: %v", event.name, err)
 		}
 		p = w.start(flags...)
 		eventually.Equal(w, "pins", "links memory netns", w.pins)
-		for _, load := range loads {
-			if err := load.AwaitAnswers(t.Context(), 50); err != nil {
-				t.Errorf("%s, and there is a process: %v", event.name, err)
-			}
+		if err := load.Settle(t.Context(), 50); err != nil {
+			t.Errorf("%s, and there is a process: %v", event.name, err)
 		}
 		if asked.Load() < before+100 {
 			t.Errorf("%s: only %d datagrams were answered", event.name, asked.Load()-before)
@@ -93,13 +89,11 @@ func TestRun_ebpfLife(t *testing.T) {
 	}
 	stop()
 	streams.Wait()
-	for _, load := range loads {
-		r := load.Stop()
-		if len(r.Failures) > 0 || r.Total() < 100 {
-			t.Error(r)
-		}
-		t.Logf("%d connections", r.Total())
+	r := load.Stop()
+	if len(r.Faults) > 0 || r.Total().Answered < 400 {
+		t.Error(r)
 	}
+	t.Logf("%d connections", r.Total().Answered)
 	t.Logf("%d datagrams were answered", asked.Load())
 	w.otherFlows(p, flags)
 }
@@ -296,7 +290,7 @@ func TestRun_ebpfPackets(t *testing.T) {
 	w.packetsBy("tc")
 	flags := []string{"--config", w.config(), "--cgroup-root", w.bed.Cgroup()}
 	p := w.start(flags...)
-	loads := w.loads()
+	load := w.watch(10*time.Millisecond, everywhere())
 	var open []net.Conn
 	defer func() {
 		for _, c := range open {
@@ -316,10 +310,8 @@ func TestRun_ebpfPackets(t *testing.T) {
 			p = w.start(flags...)
 		}
 		eventually.Equal(w, "packets by "+by+": nftables has rows", served[by], func() string { return w.nftablesHas("10.96.0.10") })
-		for _, load := range loads {
-			if err := load.AwaitAnswers(t.Context(), 20); err != nil {
-				t.Error(err)
-			}
+		if err := load.Settle(t.Context(), 20); err != nil {
+			t.Error(err)
 		}
 		for _, c := range open {
 			if err := talk(c); err != nil {
@@ -327,10 +319,8 @@ func TestRun_ebpfPackets(t *testing.T) {
 			}
 		}
 	}
-	for _, load := range loads {
-		if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 50 {
-			t.Errorf("while it changed who serves packets: %s", r)
-		}
+	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 200 {
+		t.Errorf("while it changed who serves packets: %s", r)
 	}
 	if links, _ := filepath.Glob(filepath.Join(w.pinned, "links", "ingress*")); len(links) == 0 {
 		t.Error("there are connections, but no programs at devices")

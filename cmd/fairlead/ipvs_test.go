@@ -19,8 +19,7 @@ import (
 
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/lab/testbed/kubernetes"
-	"fairlead.dev/fairlead/lab/testbed/load"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
 )
@@ -31,7 +30,7 @@ func needIPVS(t *testing.T) (played bool) {
 		return false
 	}
 	t.Parallel()
-	load.Alone(t)
+	alone(t)
 	vm.Replay(t, "IPVS")
 	return true
 }
@@ -119,10 +118,7 @@ func TestRun_ipvs(t *testing.T) {
 	if !strings.Contains(out, "\n# virtual server TCP 10.96.0.10:80 wlc: default/web cluster\n") {
 		t.Errorf("dump says\n%s", out)
 	}
-	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
-		From: []testbed.Place{testbed.Node, testbed.Outside, "pod-a"}, To: []netip.AddrPort{clusterIP, nodePort},
-		Interval: 50 * time.Millisecond, Timeout: eventually.Patience(), // where the test kernel itself stands still for a while
-	})
+	load := watch(t, w.bed, 50*time.Millisecond, traffic.Paths([]testbed.Place{testbed.Node, testbed.Outside, "pod-a"}, []netip.AddrPort{clusterIP, nodePort})...)
 	for _, other := range []struct{ mode, tables string }{
 		{"nftables", "table ip fairlead\ntable ip6 fairlead\n"},
 		{"iptables", ""},
@@ -134,7 +130,7 @@ func TestRun_ipvs(t *testing.T) {
 		defer conn.Close()
 		w.configure(other.mode, "")
 		p.await("connections through another data plane live on")
-		if err := load.AwaitAnswers(t.Context(), 50); err != nil {
+		if err := load.More(t.Context(), 50); err != nil {
 			t.Error(err)
 		}
 		if _, err := io.WriteString(conn, "more\n"); err != nil {
@@ -146,7 +142,7 @@ func TestRun_ipvs(t *testing.T) {
 		w.becomes("ipvsadm -Ln", want, w.servers)
 	}
 	t.Log(w.tables())
-	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
+	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 100 {
 		t.Errorf("while the data plane changed: %s", r)
 	}
 	if err := p.Process.Kill(); err != nil {
@@ -273,12 +269,7 @@ func TestRun_ipvsAddresses(t *testing.T) {
 		testbed.Node: netip.MustParseAddrPort("198.51.100.7:81"), testbed.Outside: clusterIP, "pod-a": nodePort,
 		"pod-b": netip.MustParseAddrPort("192.0.2.1:81"),
 	}
-	var loads []*kubernetes.Load
-	for from, to := range clients {
-		loads = append(loads, kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
-			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 50 * time.Millisecond, Timeout: eventually.Patience(),
-		}))
-	}
+	load := w.watch(50*time.Millisecond, clients)
 	var open []net.Conn
 	for _, mode := range []string{"dummy", "route", "cidr", "route", "dummy", "cidr"} {
 		for from, to := range clients {
@@ -286,10 +277,8 @@ func TestRun_ipvsAddresses(t *testing.T) {
 		}
 		w.setAddressMode(mode)
 		w.becomes("in mode "+mode, modes[mode], w.local)
-		for _, load := range loads {
-			if err := load.AwaitAnswers(t.Context(), 10); err != nil {
-				t.Error(err)
-			}
+		if err := load.Settle(t.Context(), 10); err != nil {
+			t.Error(err)
 		}
 		for _, c := range open {
 			if err := talk(c); err != nil {
@@ -303,10 +292,8 @@ func TestRun_ipvsAddresses(t *testing.T) {
 	for _, c := range open {
 		_ = c.Close()
 	}
-	for _, load := range loads {
-		if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 60 {
-			t.Errorf("while addresses moved: %s", r)
-		}
+	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 240 {
+		t.Errorf("while addresses moved: %s", r)
 	}
 	w.setAddressMode("nonsense")
 	p.await(`ipvsAddressMode: Unsupported value: \"nonsense\"`)

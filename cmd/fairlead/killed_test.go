@@ -10,7 +10,7 @@ import (
 
 	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/lab/testbed/load"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
 )
 
 // TestRun_pairsKilled changes from data planes to others under load, kills the program in the middle of each change,
@@ -63,7 +63,7 @@ func others(all []served, but served) []served {
 // tour leads through data planes by changes in the middle of which the program is killed.
 type tour struct {
 	*busyMachine
-	l       *load.Load
+	l       *traffic.Watch
 	random  *rand.Rand
 	longest time.Duration // for which a change goes on at most, before the program is killed
 	kills   []kill
@@ -189,17 +189,17 @@ func (r *tour) taken() bool {
 
 // judgeKills expects that nobody has noticed anything, but for the connections that a process carried when it was
 // killed: of those that stay each was reset then; and for processes of the node that waited when ebpf came.
-func (r *tour) judgeKills(report load.Report) {
+func (r *tour) judgeKills(report traffic.Report) {
 	r.Helper()
 	streams := make([][]string, len(r.kills))
 	var all strings.Builder
 	for _, f := range report.Faults {
 		i := slices.IndexFunc(r.kills, func(k kill) bool { return k.carries && (k.ends(f) || k.strands(f)) })
 		switch {
-		case f.Moved && f.Kind == load.Sockets:
+		case f.Moved && f.Kind == traffic.Sockets:
 		case i < 0:
 			fmt.Fprintln(&all, f)
-		case f.Kind == load.Streams:
+		case f.Kind == traffic.Streams:
 			streams[i] = append(streams[i], f.String())
 		}
 	}
@@ -218,14 +218,14 @@ func (r *tour) judgeKills(report load.Report) {
 }
 
 // ends reports whether a connection was under way, and has ended with the process.
-func (k kill) ends(f load.Fault) bool {
+func (k kill) ends(f traffic.Fault) bool {
 	return f.Reset && f.Began <= k.ended && f.At >= k.began &&
-		slices.Contains([]load.Kind{load.Connections, load.Streams, load.StickyTCP}, f.Kind)
+		slices.Contains([]traffic.Kind{traffic.Connections, traffic.Streams, traffic.StickyTCP}, f.Kind)
 }
 
 // strands reports whether a client was a process of the node that waited for the next process. Mode ebpf would have
 // translated its socket, but had to be there when that was connected.
-func (k kill) strands(f load.Fault) bool {
+func (k kill) strands(f traffic.Fault) bool {
 	return k.next.mode == "ebpf" && f.Path.From == testbed.Node && f.At >= k.began && f.Began <= k.back &&
-		f.Kind != load.Streams && f.Kind != load.Sockets && !f.Moved
+		f.Kind != traffic.Streams && f.Kind != traffic.Sockets && !f.Moved
 }

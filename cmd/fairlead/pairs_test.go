@@ -12,7 +12,8 @@ import (
 
 	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/lab/testbed/load"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
+	"fairlead.dev/fairlead/model"
 )
 
 // served is a data plane as the configuration names it.
@@ -29,7 +30,7 @@ func hostPlanes() []served {
 // node ask the same port of a pod: IPVS, and the programs of mode ebpf, tell answers apart by nothing else.
 type busyMachine struct {
 	machine
-	spec load.Spec
+	spec traffic.WatchSpec
 	p    *proxy
 }
 
@@ -53,21 +54,22 @@ func newBusyMachine(t *testing.T) *busyMachine {
 	for i, node := range []testbed.Place{testbed.Node, testbed.NodeB, testbed.Node, testbed.NodeB} {
 		backends = append(backends, b.addPod(fmt.Sprintf("backend-%d", i), node))
 	}
-	var ports []int
+	var ports []testbed.PodPort // two for each Service
 	var manifests strings.Builder
 	for _, c := range clients() {
 		for _, sticky := range []bool{false, true} {
-			number := len(ports)
-			ports = append(ports, targetPort+number)
+			number := len(ports) / 2
+			target := uint16(targetPort + number)
+			ports = append(ports, testbed.PodPort{Protocol: model.TCP, Port: target}, testbed.PodPort{Protocol: model.UDP, Port: target})
 			manifests.WriteString(b.service(number, sticky, backends))
 			b.addPaths(c, number, sticky)
 		}
 	}
-	servers, err := load.Serve(b.bed, backends, ports...)
-	if err != nil {
-		t.Fatal(err)
+	for _, pod := range backends {
+		if err := b.bed.Serve(string(pod), ports...); err != nil {
+			t.Fatal(err)
+		}
 	}
-	t.Cleanup(servers.Close)
 	b.write("busy.yaml", manifests.String())
 	return b
 }
@@ -88,7 +90,7 @@ func (b *busyMachine) addPod(name string, node testbed.Place) testbed.Place {
 // addPaths has a client ask a Service.
 func (b *busyMachine) addPaths(c client, number int, sticky bool) {
 	for _, v6 := range []bool{false, true} {
-		p := load.Path{From: c.from, To: netip.AddrPortFrom(address(clusterIPOf(number), v6), 80)}
+		p := traffic.Path{From: c.from, To: netip.AddrPortFrom(address(clusterIPOf(number), v6), 80)}
 		if c.nodePort {
 			p.To = netip.AddrPortFrom(b.bed.Addr(testbed.Node, v6), uint16(firstNodePort+number))
 		}
@@ -179,18 +181,21 @@ func (b *busyMachine) serve() {
 }
 
 // load starts one when the program serves.
-func (b *busyMachine) load() *load.Load {
+func (b *busyMachine) load() *traffic.Watch {
 	b.Helper()
-	l, err := load.Start(b.Context(), b.bed, b.spec)
+	l, err := traffic.StartWatch(b.Context(), b.bed, b.spec)
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { l.Stop() })
+	if err := l.Settle(b.Context(), 1); err != nil {
+		b.Fatal(err)
+	}
 	return l
 }
 
 // settle waits until everybody has been answered again.
-func (b *busyMachine) settle(l *load.Load) {
+func (b *busyMachine) settle(l *traffic.Watch) {
 	b.Helper()
 	if err := l.Settle(b.Context(), 2); err != nil {
 		b.Error(err)
@@ -278,10 +283,10 @@ func thereAndBack(t *testing.T, from, to served) {
 }
 
 // judge expects that everybody was answered, no connection ended, and clients with affinity stayed with their pods.
-func (b *busyMachine) judge(r load.Report) {
+func (b *busyMachine) judge(r traffic.Report) {
 	b.Helper()
 	all := r.Total()
-	if all.Failed+all.Reset+r.Counts[load.StickyTCP].Moved+r.Counts[load.StickyUDP].Moved > 0 {
+	if all.Failed+all.Reset+r.Counts[traffic.StickyTCP].Moved+r.Counts[traffic.StickyUDP].Moved > 0 {
 		b.Error(r)
 		return
 	}

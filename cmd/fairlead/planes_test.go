@@ -8,7 +8,7 @@ import (
 
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
 )
 
 const fairleadConf = "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\n"
@@ -24,14 +24,9 @@ func TestKubeProxy_planes(t *testing.T) {
 	w.mount(files)
 	p := w.start()
 	eventually.True(w, "the Service answers", func() bool { return w.answers(testbed.Node, localPort) })
-	loads := []*kubernetes.Load{
-		kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
-			From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP, nodePort}, Interval: 4 * time.Millisecond,
-		}),
-		kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
-			From: []testbed.Place{testbed.Node}, To: []netip.AddrPort{localPort}, Interval: 4 * time.Millisecond,
-		}),
-	}
+	visits := traffic.Paths([]testbed.Place{testbed.Node, testbed.Outside}, []netip.AddrPort{webIP, nodePort})
+	visits = append(visits, traffic.Path{From: testbed.Node, To: localPort})
+	load := watch(t, w.bed, 4*time.Millisecond, visits...)
 	steps := []struct{ mode, backend, rules, proxyMode string }{
 		{"nftables", "", "fairlead nftables", "nftables"},
 		{"iptables", "", "fairlead iptables-nft", "iptables"},
@@ -60,10 +55,8 @@ func TestKubeProxy_planes(t *testing.T) {
 			w.knows("fairlead", 2)
 		}
 	}
-	for _, load := range loads {
-		if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
-			t.Errorf("while the data plane changed: %s", r)
-		}
+	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 100 {
+		t.Errorf("while the data plane changed: %s", r)
 	}
 	if strings.Contains(p.Log(), "kube-proxy") {
 		t.Error("what other planes had left was taken for kube-proxy's")
@@ -85,14 +78,12 @@ func TestKubeProxy_returnsInPlace(t *testing.T) {
 	w.mount(w.kubeadm())
 	p := w.start()
 	w.knows("fairlead", 2)
-	load := kubernetes.StartLoad(t.Context(), w.bed, kubernetes.LoadSpec{
-		From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{webIP}, Interval: 4 * time.Millisecond,
-	})
+	load := watch(t, w.bed, 4*time.Millisecond, traffic.Paths([]testbed.Place{testbed.Node, testbed.Outside}, []netip.AddrPort{webIP})...)
 	intruder := w.kubeProxy("iptables", "")
 	w.event("Node node", "KubeProxyReturned", "(iptables-nft ip mangle)")
 	w.kill(intruder)
 	lookInterval.True(w, "kube-proxy's rules are gone", func() bool { return w.rules() == "fairlead iptables-nft" })
-	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
+	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 100 {
 		t.Errorf("while both were there: %s", r)
 	}
 	if n := strings.Count(p.Log(), "kube-proxy runs beside Fairlead, or has run"); n != 1 {

@@ -14,7 +14,6 @@ import (
 
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/model"
 )
 
 // runs runs a command line under a name and expects an exit status and text in all it printed.
@@ -173,13 +172,7 @@ func (w *world) get(at netip.AddrPort, path string) int {
 }
 
 func (w *world) page(at netip.AddrPort, path string) (status int, body string) {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return w.bed.Dial(ctx, testbed.Node, model.TCP, at)
-		},
-	}}
-	response, err := client.Get("http://" + at.String() + path)
+	response, err := w.bed.HTTPClient(testbed.Node).Get("http://" + at.String() + path)
 	if err != nil {
 		return 0, ""
 	}

@@ -13,7 +13,6 @@ import (
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 // lock keeps the iptables of the node from being changed, as another program does, until it is called.
@@ -77,16 +76,6 @@ func (w *world) switchTo(args string, status int, has ...string) string {
 	return w.runs("fairlead", "switch "+args+" --control-socket "+w.socket, status, has...)
 }
 
-// slowLoads make few connections: see docs/operations.md about clients that are hidden.
-func (w *world) slowLoads() (loads []*kubernetes.Load) {
-	for from, to := range everywhere() {
-		loads = append(loads, kubernetes.StartLoad(w.Context(), w.bed, kubernetes.LoadSpec{
-			From: []testbed.Place{from}, To: []netip.AddrPort{to}, Interval: 40 * time.Millisecond, Timeout: eventually.Patience(),
-		}))
-	}
-	return loads
-}
-
 // TestSwitch changes the data plane by command while clients are served, and then says which one the next start takes.
 func TestSwitch(t *testing.T) {
 	w := newMachine(t)
@@ -95,7 +84,8 @@ func TestSwitch(t *testing.T) {
 		"type: NodePort", "type: NodePort\n  sessionAffinity: ClientIP").Replace(web))
 	w.configure("nftables", "")
 	p := w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
-	loads := w.slowLoads()
+	// Few connections: see docs/operations.md about clients that are hidden.
+	load := w.watch(40*time.Millisecond, everywhere())
 	sticky := netip.MustParseAddrPort("192.0.2.1:30083")
 	kept, own := w.probe(testbed.Outside, sticky), w.probe("pod-a", netip.MustParseAddrPort("10.96.0.13:80"))
 	var open []net.Conn
@@ -118,10 +108,8 @@ func TestSwitch(t *testing.T) {
 			t.Errorf("/proxyMode says %s, want %s", got, plane)
 		}
 		w.runs("fairlead", "status --control-socket "+w.socket, 0, "data plane       "+plane)
-		for _, load := range loads {
-			if err := load.AwaitAnswers(t.Context(), 5); err != nil {
-				t.Error(err)
-			}
+		if err := load.Settle(t.Context(), 5); err != nil {
+			t.Error(err)
 		}
 		if got := w.probe(testbed.Outside, sticky); got != kept {
 			t.Errorf("after change %d, to %s, a client of %s moved from %s to %s", i, plane, sticky, kept, got)
@@ -135,10 +123,8 @@ func TestSwitch(t *testing.T) {
 			}
 		}
 	}
-	for _, load := range loads {
-		if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 30 {
-			t.Errorf("while the data plane changed: %s", r)
-		}
+	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 120 {
+		t.Errorf("while the data plane changed: %s", r)
 	}
 	// The file says something else, but not of the mode.
 	w.switchTo("iptables -o json", 0, `{"step":"in-force","plane":"iptables",`, `{"step":"done"`)
@@ -169,7 +155,7 @@ func TestSwitch_fails(t *testing.T) {
 	w.configure("nftables", "")
 	flags := []string{"--config", w.config(), "--cgroup-root", "/does/not/exist", "--iptables-backend", "legacy"}
 	p := w.start(flags...)
-	loads := w.loads()
+	load := w.watch(10*time.Millisecond, everywhere())
 	rules := w.tables()
 	stays := func() {
 		t.Helper()
@@ -230,10 +216,8 @@ func TestSwitch_fails(t *testing.T) {
 	unlock()
 	w.start(flags...)
 	stays()
-	for _, load := range loads {
-		if r := load.Stop(); len(r.Failures) > 0 {
-			t.Errorf("while the data plane did not change: %s", r)
-		}
+	if r := load.Stop(); len(r.Faults) > 0 {
+		t.Errorf("while the data plane did not change: %s", r)
 	}
 }
 

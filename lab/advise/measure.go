@@ -14,6 +14,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/bench"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -40,6 +41,8 @@ const (
 	minRounds, maxRounds = 5, 50
 	// changeTries are enough for a median.
 	changeTries = 20
+	// connections and requests are how many are made at a time.
+	connections, requests = 20, 100
 )
 
 // Measure finds out what each plane does on this machine. It takes Duration, or little more: what a plane does not
@@ -211,21 +214,23 @@ func (t *trial) changes(ctx context.Context, until time.Time) (time.Duration, er
 
 // connections compares them, and requests, with those in the cluster without a plane.
 func (t *trial) connections(ctx context.Context, m *Figures) error {
-	direct := &traffic{scratch: t.bare}
-	through := &traffic{scratch: t.on}
-	defer direct.close()
-	defer through.close()
+	direct := &traffic.Loop{Bed: t.bare.bed, From: client, Listeners: t.bare.listeners}
+	through := &traffic.Loop{Bed: t.on.bed, From: client, Listeners: t.on.listeners}
+	defer direct.Close()
+	defer through.Close()
 	for _, k := range t.targets {
-		through.to = append(through.to, k.AddrPort())
-		direct.to = append(direct.to, netip.AddrPortFrom(serverAddr(k.Addr.Is6()), firstPort))
+		through.To = append(through.To, k.AddrPort())
+		direct.To = append(direct.To, netip.AddrPortFrom(serverAddr(k.Addr.Is6()), firstPort))
 	}
 	next := func() bool {
 		m.Rounds++
 		return m.Rounds <= minRounds && ctx.Err() == nil || m.Rounds <= maxRounds && inTime(ctx)
 	}
 	samples, err := bench.Interleave([]bench.Variant{
-		{Name: "direct", Slice: direct.connectSlice}, {Name: "through", Slice: through.connectSlice},
-		{Name: "direct request", Slice: direct.requestSlice}, {Name: "through request", Slice: through.requestSlice},
+		{Name: "direct", Slice: slice(direct.Connections, connections)},
+		{Name: "through", Slice: slice(through.Connections, connections)},
+		{Name: "direct request", Slice: slice(direct.Requests, requests)},
+		{Name: "through request", Slice: slice(through.Requests, requests)},
 	}, next)
 	m.Rounds--
 	if err == nil && m.Rounds < minRounds {
@@ -237,6 +242,11 @@ func (t *trial) connections(ctx context.Context, m *Figures) error {
 	m.Connection = Ratio(samples.Series("through", 0.5).Ratio(samples.Series("direct", 0.5)))
 	m.Request = Ratio(samples.Series("through request", 0.5).Ratio(samples.Series("direct request", 0.5)))
 	return nil
+}
+
+// slice does something n times.
+func slice(do func(n int) ([]time.Duration, error), n int) func() ([]time.Duration, error) {
+	return func() ([]time.Duration, error) { return do(n) }
 }
 
 // inTime reports whether there is time for another round, and to clean up.

@@ -11,6 +11,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
 )
 
 // The pods of a scratch cluster.
@@ -44,7 +45,11 @@ func newScratch(ctx context.Context) (*scratch, error) {
 		return nil, fmt.Errorf("%w: %w", errScratch, err)
 	}
 	s := &scratch{bed: bed}
-	if err := bed.Do(server, s.listen); err != nil {
+	err = bed.Do(server, func() (err error) {
+		s.listeners, err = traffic.Listen(traffic.Ports(firstPort, serverPorts+1))
+		return err
+	})
+	if err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
@@ -69,22 +74,6 @@ func (s *scratch) open(p Plane) error {
 		s.plane, err = p.Open(place)
 		return err
 	})
-}
-
-// listen opens the server's sockets, for both families.
-func (s *scratch) listen() error {
-	for i := range serverPorts + 1 {
-		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return os.NewSyscallError("socket", err)
-		}
-		s.listeners = append(s.listeners, fd)
-		if err := errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0),
-			unix.Bind(fd, &unix.SockaddrInet6{Port: firstPort + i}), unix.Listen(fd, 16)); err != nil {
-			return fmt.Errorf("listen on port %d: %w", firstPort+i, err)
-		}
-	}
-	return nil
 }
 
 // close removes all of it.

@@ -197,7 +197,7 @@ func (d *demo) printFaults() {
 
 // keep leaves everything running until ctx ends.
 func (d *demo) keep(ctx context.Context) {
-	pid := d.proxy.cmd.Process.Pid
+	pid := d.proxy.Pid()
 	enter := fmt.Sprintf("nsenter -t %d -n", pid)
 	if inUserns() {
 		enter = fmt.Sprintf("nsenter -t %d -U --preserve-credentials -n", pid)

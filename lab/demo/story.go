@@ -16,6 +16,7 @@ import (
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/cluster"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -40,8 +41,11 @@ func (d *demo) podLeaves(ctx context.Context, shop cluster.Manifest) error {
 	const leaver = "shop/dns-2"
 	udp, tcp := d.clusterIP("shop/dns", model.UDP), d.clusterIP("shop/dns", model.TCP)
 	d.printf("\nA pod leaves: Deployment dns goes from 2 replicas to 1, while clients come and go.\n")
-	load := d.newLoad(ctx, visit{client, udp}, visit{client, tcp}, visit{testbed.Node, tcp})
-	defer load.cancel()
+	load, err := d.watch(ctx, visit(client, udp), visit(client, tcp), visit(testbed.Node, tcp))
+	if err != nil {
+		return err
+	}
+	defer load.Stop()
 	datagrams, err := d.flowTo(ctx, udp, leaver)
 	if err != nil {
 		return err
@@ -56,10 +60,10 @@ func (d *demo) podLeaves(ctx context.Context, shop cluster.Manifest) error {
 	if err := d.terminate(ctx, leaver); err != nil {
 		return err
 	}
-	if err := load.settle(); err != nil { // whom the pod still owes an answer
+	if err := load.Settle(ctx, 1); err != nil { // whom the pod still owes an answer
 		return err
 	}
-	if err := load.more(); err != nil {
+	if err := load.More(ctx, someMore); err != nil {
 		return err
 	}
 	d.tell("it terminates", "its UDP flow is answered by %s, its open TCP connection by %s",
@@ -73,11 +77,12 @@ func (d *demo) podLeaves(ctx context.Context, shop cluster.Manifest) error {
 	if err := d.proxy.follow(ctx, func(s *model.State) bool { return !anyBackend(s, gone, 0) }); err != nil {
 		return err
 	}
-	if err := load.more(); err != nil {
+	if err := load.More(ctx, someMore); err != nil {
 		return err
 	}
 	d.tell("it is gone", "the UDP flow is answered by %s", d.expect(datagrams.ask(), "shop/dns-1"))
-	return d.count(load)
+	d.count(load.Stop())
+	return nil
 }
 
 // terminate publishes that a pod is being deleted, and returns when nobody new reaches it.
@@ -111,35 +116,40 @@ func (d *demo) proxyDies(ctx context.Context) error {
 	web := d.exposure(func(e cluster.Exposure) bool { return e.Service == "shop/web" && e.Kind == cluster.ClusterIP })
 	nodePort := d.exposure(func(e cluster.Exposure) bool { return e.Service == "shop/web" && e.Kind == cluster.NodePort })
 	d.printf("\nThe proxy is killed (kill -9) and started again, while clients come and go.\n")
-	load := d.newLoad(ctx, visit{client, web}, visit{testbed.Node, web}, visit{testbed.Outside, nodePort})
-	defer load.cancel()
+	load, err := d.watch(ctx, visit(client, web), visit(testbed.Node, web), visit(testbed.Outside, nodePort))
+	if err != nil {
+		return err
+	}
+	defer load.Stop()
 	stream, err := d.flowTo(ctx, web, web.Backends[0].Place)
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
-	if err := load.more(); err != nil {
+	if err := load.More(ctx, someMore); err != nil {
 		return err
 	}
 	if err := d.proxy.kill(); err != nil {
 		return err
 	}
-	before := load.total()
-	if err := load.more(); err != nil {
+	before := load.Report().Total().Answered
+	if err := load.More(ctx, someMore); err != nil {
 		return err
 	}
-	d.tell("it is dead", "%d connections find their way through what it left in the kernel", load.total()-before)
+	answered := load.Report().Total().Answered - before
+	d.tell("it is dead", "%d connections find their way through what it left in the kernel", answered)
 	start := time.Now()
 	if err := d.proxy.start(ctx); err != nil {
 		return err
 	}
 	took := time.Since(start)
-	if err := load.more(); err != nil {
+	if err := load.More(ctx, someMore); err != nil {
 		return err
 	}
 	d.tell("it is back", "ready after %s; a TCP connection open all the time is answered by %s",
 		took.Round(time.Millisecond), d.expect(stream.ask(), web.Backends[0].Place))
-	return d.count(load)
+	d.count(load.Stop())
+	return nil
 }
 
 // carrierDies is proxyDies where connections need the process.
@@ -159,28 +169,46 @@ func (d *demo) carrierDies(ctx context.Context) error {
 		d.faults = append(d.faults, "expected: an open connection is reset; got: "+who)
 	}
 	d.tell("it is dead", "the end of a TCP connection that was open: %s", who)
-	meanwhile := d.newLoad(ctx, visit{client, web}, visit{testbed.Node, web})
-	defer meanwhile.cancel()
+	meanwhile, err := d.watch(ctx, visit(client, web), visit(testbed.Node, web))
+	if err != nil {
+		return err
+	}
+	defer meanwhile.Stop()
 	start := time.Now()
 	if err := d.proxy.start(ctx); err != nil {
 		return err
 	}
 	took := time.Since(start).Round(time.Millisecond)
 	d.tell("it is back", "ready after %s; who began to connect meanwhile has waited", took)
-	if err := meanwhile.more(); err != nil {
+	if err := meanwhile.More(ctx, someMore); err != nil {
 		return err
 	}
-	return d.count(meanwhile)
+	d.count(meanwhile.Stop())
+	return nil
 }
 
-// count tells the result of a load.
-func (d *demo) count(l *load) error {
-	if err := l.stop(); err != nil {
-		return err
+// visit is where clients connect again and again.
+func visit(from testbed.Place, to cluster.Exposure) traffic.Path {
+	return traffic.Path{From: from, To: to.To, Protocol: to.Protocol}
+}
+
+// someMore is how many connections tell that all is well.
+const someMore = 1000
+
+// watch has clients connect, each again when it has been answered.
+func (d *demo) watch(ctx context.Context, visits ...traffic.Path) (*traffic.Watch, error) {
+	return traffic.StartWatch(ctx, d.bed, traffic.WatchSpec{
+		Visits: visits, Interval: time.Millisecond, Ahead: 1, Timeout: answerTime,
+	})
+}
+
+// count tells what clients have seen.
+func (d *demo) count(r traffic.Report) {
+	d.tell("all in all", "%d connections, %d failed", r.Total().Attempts, len(r.Faults))
+	for _, f := range r.Faults {
+		to := d.exposure(func(e cluster.Exposure) bool { return visit(f.Path.From, e) == f.Path })
+		d.faults = append(d.faults, fmt.Sprintf("%s %s/%s from %s: %s", to.Service, to.To, to.Protocol, f.Path.From, f.What))
 	}
-	d.tell("all in all", "%d connections, %d failed", l.total(), len(l.failed))
-	d.faults = append(d.faults, l.failed...)
-	return nil
 }
 
 // expect notes a fault if somebody else answers.

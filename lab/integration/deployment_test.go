@@ -113,26 +113,27 @@ func (w *world) step(name string, f func(*world)) {
 // connections: nobody waits for a timeout. When there is a first pod again, all connections reach one.
 func (w *world) scaleToZeroAndBack(linger time.Duration) {
 	w.Helper()
+	start := time.Now()
 	load := w.load()
 	w.answers(load, 100)
 	scaled := time.Now()
 	w.kubectl("scale", "deployment/web", "--replicas=0")
 	w.rolledOut()
 	w.awaitEverywhere(testbed.Refused)
-	for _, f := range load.Stop().Failures {
-		if at := load.Start().Add(f.At); at.Before(scaled.Add(linger)) || f.How == testbed.TimedOut.String() {
+	for _, f := range load.Stop().Faults {
+		if at := start.Add(f.Began); at.Before(scaled.Add(linger)) || f.What == testbed.TimedOut.String() {
 			w.Errorf("%s after scaling: %s", at.Sub(scaled), f)
 		}
 	}
 	empty := w.load()
 	time.Sleep(time.Second) // that nothing happens takes time
 	r := empty.Stop()
-	for _, f := range r.Failures {
-		if f.How != testbed.Refused.String() {
+	for _, f := range r.Faults {
+		if f.What != testbed.Refused.String() {
 			w.Error("without pods: ", f)
 		}
 	}
-	if r.Total() > 0 || len(r.Failures) == 0 {
+	if r.Total().Answered > 0 || len(r.Faults) == 0 {
 		w.Error("without pods: ", r)
 	}
 	w.kubectl("scale", "deployment/web", "--replicas=4")

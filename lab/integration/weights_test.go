@@ -77,11 +77,11 @@ func (w *world) spares(pod string) {
 	load := w.load()
 	w.answers(load, 200)
 	report := load.Stop()
-	if len(report.Failures) > 0 {
+	if len(report.Faults) > 0 {
 		w.Error(report)
 	}
 	for place := range w.pods() {
-		if got := report.Answered[place]; got > 0 == (place == pod) {
+		if got := report.Backends[place]; got > 0 == (place == pod) {
 			w.Errorf("%s has weight 0: %s gets %d connections", pod, place, got)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/lab/testbed/programtest"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
 )
 
 // program is the agent.
@@ -266,13 +267,18 @@ func (w *world) awaitEverywhere(want testbed.Result) {
 }
 
 // load connects from everywhere to everywhere, some hundred times a second.
-func (w *world) load() *kubernetes.Load {
+func (w *world) load() *traffic.Watch {
 	const (
 		interval = 50 * time.Millisecond
 		patience = 10 * time.Second // a slow answer is one
 	)
-	return kubernetes.StartLoad(context.WithoutCancel(w.Context()), w.bed,
-		kubernetes.LoadSpec{From: places(), To: addresses(), Interval: interval, Timeout: patience})
+	load, err := traffic.StartWatch(context.WithoutCancel(w.Context()), w.bed, traffic.WatchSpec{
+		Visits: traffic.Paths(places(), addresses()), Interval: interval, Timeout: patience,
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return load
 }
 
 // unbroken makes a change under load. No connection may fail, and those after the change are answered by
@@ -287,33 +293,33 @@ func (w *world) unbroken(change func()) {
 	before := load.Report()
 	w.answers(load, some)
 	after := load.Stop()
-	w.Logf("%d connections, %d failed", after.Total(), len(after.Failures))
-	if len(after.Failures) > 0 {
+	w.Logf("%d connections, %d failed", after.Total().Answered, len(after.Faults))
+	if len(after.Faults) > 0 {
 		w.Error(after)
 	}
 	w.onlyPods(before, after)
 }
 
-func (w *world) answers(load *kubernetes.Load, n int) {
+func (w *world) answers(load *traffic.Watch, n int) {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 	defer cancel()
-	if err := load.AwaitAnswers(ctx, n); err != nil {
+	if err := load.More(ctx, n); err != nil {
 		w.Fatal(err, load.Stop())
 	}
 }
 
 // onlyPods checks that between two reports only pods answered that are there to stay, and all of them.
-func (w *world) onlyPods(before, after kubernetes.Report) {
+func (w *world) onlyPods(before, after traffic.Report) {
 	w.Helper()
 	pods := w.pods()
 	for place := range pods {
-		if after.Answered[place] == before.Answered[place] {
+		if after.Backends[place] == before.Backends[place] {
 			w.Errorf("%s gets no connections", place)
 		}
 	}
-	for place, n := range after.Answered {
-		if n > before.Answered[place] && !pods[place] {
+	for place, n := range after.Backends {
+		if n > before.Backends[place] && !pods[place] {
 			w.Errorf("%s still gets connections", place)
 		}
 	}

@@ -29,13 +29,13 @@ func (s *Site) costs(ctx context.Context) (c costs) {
 		}
 	}
 	for _, w := range s.workers.clients {
-		if u, err := w.Usage(ctx); alive(w) && err == nil {
-			c.clients += u.CPU()
+		if used, err := w.CPU(ctx); alive(w) && err == nil {
+			c.clients += used
 		}
 	}
 	if w := s.workers.server; alive(w) {
-		if u, err := w.Usage(ctx); err == nil {
-			c.servers = u.CPU()
+		if used, err := w.CPU(ctx); err == nil {
+			c.servers = used
 		}
 	}
 	return c

@@ -94,20 +94,13 @@ func (d *deployment) awaitAnswer(ctx context.Context) error {
 		return err
 	}
 	const patience = 50 * time.Millisecond
-	for {
+	return d.Proxy.Await(ctx, "no pod has answered", func(ctx context.Context) (bool, error) {
 		_, err := client.Run(ctx, traffic.Load{Targets: []netip.AddrPort{d.target()}, Requests: 1, Timeout: patience})
 		if err != nil {
-			return err
+			return false, err
 		}
-		if answered, err := d.answered(ctx); err != nil || answered {
-			return err
-		}
-		select {
-		case <-time.After(time.Millisecond): // nobody announces it
-		case <-d.Proxy.Ended():
-			return errors.New("the proxy has ended")
-		}
-	}
+		return d.answered(ctx)
+	})
 }
 
 // answered reports whether a pod has answered.

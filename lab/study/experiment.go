@@ -54,8 +54,6 @@ type Cluster struct {
 	// own are Services beside the generated ones, or, if theirs, in place of them.
 	own    *Own
 	theirs bool
-	// Sites tells clusters apart that are alike: for cells that do not want to share.
-	Sites string
 }
 
 // servicesAxis is that of experiments whose size is Cluster.Services.

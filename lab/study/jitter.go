@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -16,7 +15,6 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/lab/testbed/traffic"
-	"fairlead.dev/fairlead/model"
 )
 
 // jitterExperiment looks at clients while endpoints of other Services change.
@@ -219,7 +217,7 @@ func (s *Site) refresh(ctx context.Context) error {
 	if err := s.Proxy.Kill(); err != nil {
 		return err
 	}
-	took, err := s.launch(ctx, s.awaitHealthy)
+	took, err := s.launch(ctx, func(ctx context.Context) error { return s.Proxy.Ready(ctx) })
 	s.worked(took, 1)
 	return err
 }
@@ -265,21 +263,12 @@ func (s *Site) listen(ctx context.Context, kubeconfig string) error {
 	if err := json.Unmarshal(text, &config); err != nil {
 		return err
 	}
-	client := http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
-			to, err := netip.ParseAddrPort(addr)
-			if err != nil {
-				return nil, err
-			}
-			return s.Bed.Dial(ctx, testbed.Node, model.TCP, to)
-		},
-	}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet,
 		config.Clusters[0].Cluster.Server+"/apis/discovery.k8s.io/v1/endpointslices?watch=1", nil)
 	if err != nil {
 		return err
 	}
-	response, err := client.Do(request)
+	response, err := s.Bed.HTTPClient(testbed.Node).Do(request)
 	if err != nil {
 		return err
 	}

@@ -205,8 +205,8 @@ func (l *lab) lostProgram() bool {
 
 func (l *lab) miss(c Contender, err error) {
 	m := Missing{c.Name, l.kernel, err.Error()}
-	if words := (lastWords{}); errors.As(err, &words) {
-		m.Why = "its last words: " + words.line()
+	if words := (kubernetes.LastWords{}); errors.As(err, &words) {
+		m.Why = "its last words: " + words.Line()
 	}
 	if l.missing = append(l.missing, m); l.Missed != nil {
 		l.Missed(m)
@@ -430,9 +430,11 @@ func (t task) play(ctx context.Context, s *Site) (Figures, error) {
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
-	if ended := s.check(); ended != nil {
-		s.fail(fmt.Errorf("%s: %w", s.Name, ended))
-		return nil, s.failed
+	if s.Proxy != nil {
+		if ended := s.Proxy.Check(); ended != nil {
+			s.fail(fmt.Errorf("%s: %w", s.Name, ended))
+			return nil, s.failed
+		}
 	}
 	return figures, err
 }

@@ -149,37 +149,6 @@ func (c Cluster) numbers(i int) []int {
 	return all
 }
 
-// AddService announces the i-th Service, one that there is not yet, with its endpoints.
-func (s *Site) AddService(i int) error {
-	if err := s.Catalog.Add(s.service(i)); err != nil {
-		return err
-	}
-	return s.eachSlice(s.Catalog.Add, i, s.numbers(i))
-}
-
-// RemoveService announces that the i-th Service and its endpoints are gone.
-func (s *Site) RemoveService(i int) error {
-	if err := s.Catalog.Delete(s.service(i)); err != nil {
-		return err
-	}
-	return s.eachSlice(s.Catalog.Delete, i, s.numbers(i))
-}
-
-// SetEndpoints announces which endpoints the i-th Service has, by their numbers, see Backend. It must have as many
-// slices as it had: it is for at most a hundred endpoints, and with OwnPorts for as many as it had.
-func (s *Site) SetEndpoints(i int, endpoints ...int) error {
-	return s.eachSlice(s.Catalog.Update, i, endpoints)
-}
-
-func (s *Site) eachSlice(do func(runtime.Object) error, i int, endpoints []int) error {
-	for _, slice := range s.slices(i, endpoints) {
-		if err := do(slice); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func serviceName(i int) string { return fmt.Sprintf("svc-%d", i) }
 
 // service is as the API server has completed it.

@@ -70,7 +70,7 @@ func rulesCells(d Depth) (cells []Cell) {
 		sizes = []Cluster{rulesCluster(2, 1), rulesCluster(2, 500), rulesCluster(2, 5000), rulesCluster(40, 5000)}
 		// So many clients need a while until all of them are there.
 		others = []rulesCase{
-			{1000, 0, false, lasts}, {1000, delay, true, lasts + 2*delay}, {20_000, 0, true, 2 * time.Second},
+			{1000, 0, false, lasts}, {1000, delay, true, lasts + 2*delay}, {10_000, 0, true, 2 * time.Second},
 		}
 	}
 	for i, cluster := range sizes {

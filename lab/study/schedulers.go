@@ -158,7 +158,7 @@ func userAddresses() (all []netip.Addr) {
 }
 
 // loads are what each server has answered.
-func (s *Site) loads(ctx context.Context, servers []traffic.Server) (map[uint16]traffic.Count, error) {
+func (s *Site) loads(ctx context.Context, servers []traffic.Server) (map[uint16]traffic.Served, error) {
 	w, err := s.server(ctx, servers...)
 	if err != nil {
 		return nil, err
@@ -167,7 +167,7 @@ func (s *Site) loads(ctx context.Context, servers []traffic.Server) (map[uint16]
 }
 
 // busiest is the part of all requests that the busiest server has answered.
-func busiest(before, after map[uint16]traffic.Count) float64 {
+func busiest(before, after map[uint16]traffic.Served) float64 {
 	var most, all int64
 	for port, count := range after {
 		n := count.Answered - before[port].Answered

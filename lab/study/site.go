@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -157,7 +155,7 @@ func (s *Site) startProxy(ctx context.Context, catalog *kubernetes.Catalog, prog
 		return err
 	}
 	before, _ := KernelMemory() // what the machine does not tell stays 0
-	s.Start, err = s.Launch(ctx)
+	s.Start, err = s.start(ctx)
 	if err != nil {
 		return err
 	}
@@ -188,8 +186,8 @@ func (s *Site) prepareCommand(program []string, kubeconfig string) (err error) {
 	return nil
 }
 
-// Launch starts the proxy, which does not run, and returns how long it took until it was ready and Services answered.
-func (s *Site) Launch(ctx context.Context) (took time.Duration, err error) {
+// start starts the proxy, which does not run, and returns how long it took until it was ready and Services answered.
+func (s *Site) start(ctx context.Context) (took time.Duration, err error) {
 	return s.launch(ctx, s.await)
 }
 
@@ -213,17 +211,17 @@ func (s *Site) launch(ctx context.Context, ready func(context.Context) error) (t
 		return 0, err
 	}
 	if err := ready(ctx); err != nil {
-		return 0, s.withLastWords(err)
+		return 0, err
 	}
 	return time.Since(begin), nil
 }
 
-// Restart kills the proxy, whose rules stay, and starts it anew.
-func (s *Site) Restart(ctx context.Context) (took time.Duration, err error) {
+// restart kills the proxy, whose rules stay, and starts it anew.
+func (s *Site) restart(ctx context.Context) (took time.Duration, err error) {
 	if err := s.Proxy.Kill(); err != nil {
 		return 0, err
 	}
-	return s.Launch(ctx)
+	return s.start(ctx)
 }
 
 // await returns when the proxy is ready, and all Services of a sample answer.
@@ -231,43 +229,19 @@ func (s *Site) await(ctx context.Context) error {
 	const sample = 20
 	for j := range sample {
 		if i := j * (s.Services - 1) / (sample - 1); s.endpoints(i) > 0 {
-			if err := s.AwaitAnswer(ctx, s.Service(i)); err != nil {
+			if err := s.awaitAnswer(ctx, s.Service(i)); err != nil {
 				return err
 			}
 		}
 	}
-	return s.awaitHealthy(ctx)
+	return s.Proxy.Ready(ctx)
 }
 
-// awaitHealthy returns when the proxy says that it has done what there was to do.
-func (s *Site) awaitHealthy(ctx context.Context) error {
-	for {
-		status, _, err := s.Proxy.Get(ctx, healthz(), "/healthz")
-		if err == nil && status == http.StatusOK {
-			return nil
-		}
-		if err := s.pause(ctx); err != nil {
-			return fmt.Errorf("/healthz: %w", err)
-		}
-	}
-}
-
-// healthz is kube-proxy's own choice.
-func healthz() netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 10256)
-}
-
-// AwaitAnswer returns when a connection to a Service is taken.
-func (s *Site) AwaitAnswer(ctx context.Context, to netip.AddrPort) error {
-	for {
-		err := s.Bed.Do(ClientPod, func() error { return tryConnect(to) })
-		if err == nil {
-			return nil
-		}
-		if err := s.pause(ctx); err != nil {
-			return fmt.Errorf("%s does not answer: %w", to, err)
-		}
-	}
+// awaitAnswer returns when a connection to a Service is taken.
+func (s *Site) awaitAnswer(ctx context.Context, to netip.AddrPort) error {
+	return s.Proxy.Await(ctx, to.String()+" does not answer", func(context.Context) (bool, error) {
+		return s.Bed.Do(ClientPod, func() error { return tryConnect(to) }) == nil, nil
+	})
 }
 
 func tryConnect(to netip.AddrPort) error {
@@ -276,59 +250,6 @@ func tryConnect(to netip.AddrPort) error {
 		return err
 	}
 	return c.Close()
-}
-
-// pause is the time between two looks at what nobody announces.
-func (s *Site) pause(ctx context.Context) error {
-	select {
-	case <-s.Proxy.Ended():
-		return errEnded
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(time.Millisecond):
-		return nil
-	}
-}
-
-var errEnded = errors.New("the proxy has ended")
-
-// check says that the proxy has ended.
-func (s *Site) check() error {
-	if s.Proxy == nil {
-		return nil
-	}
-	select {
-	case <-s.Proxy.Ended():
-		return s.withLastWords(errEnded)
-	default:
-		return nil
-	}
-}
-
-// withLastWords adds what the proxy has written last.
-func (s *Site) withLastWords(err error) error {
-	return lastWords{err, strings.TrimSpace(s.Proxy.Log())}
-}
-
-// lastWords are those of a proxy that has failed.
-type lastWords struct {
-	error
-	log string
-}
-
-func (w lastWords) Unwrap() error { return w.error }
-
-func (w lastWords) Error() string {
-	return fmt.Sprintf("%s; its last words:\n%s", w.error, w.log[max(0, len(w.log)-1000):])
-}
-
-// line is the last one, without the date that klog puts before it.
-func (w lastWords) line() string {
-	line := w.log[strings.LastIndexByte(w.log, '\n')+1:]
-	if head, text, ok := strings.Cut(line, "] "); ok && len(strings.Fields(head)) == 4 {
-		return text
-	}
-	return line
 }
 
 // close removes all of it.

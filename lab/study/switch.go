@@ -137,7 +137,7 @@ func (s *Site) change(ctx context.Context, to string) error {
 				s.command[i] = "--proxy-mode=" + mode
 			}
 		}
-		_, err := s.Restart(ctx)
+		_, err := s.restart(ctx)
 		return err
 	}
 	program := append(slices.Clone(s.program), "switch", mode, "--control-socket", s.ControlSocket)

@@ -148,7 +148,7 @@ func (u *update) take(ctx context.Context, step updateStep) (time.Duration, erro
 	}
 	took, err := v.await(ctx)
 	if err != nil {
-		return 0, u.withLastWords(err)
+		return 0, u.Proxy.WithLastWords(err)
 	}
 	u.worked(took, step.events)
 	return took, nil

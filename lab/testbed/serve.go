@@ -19,7 +19,8 @@ import (
 //
 //	<pod> <address:port seen>
 //
-// and a connection stays open and gets the line again for each line it sends.
+// and a connection stays open and gets the line again for each line it sends. A connection whose first byte after the
+// line is Echo gets back all that follows; a datagram that begins with it gets the pod's name and the rest of itself.
 type server struct {
 	name string
 	port io.Closer // the listening socket
@@ -27,6 +28,9 @@ type server struct {
 	mu    sync.Mutex
 	conns map[io.Closer]struct{} // nil: the server has stopped
 }
+
+// Echo asks a server to send back what follows.
+const Echo = '='
 
 // serve starts servers for the ports that have none.
 func (b *Bed) serve(p *pod, ports []PodPort) error {
@@ -95,7 +99,7 @@ func (s *server) acceptLoop(listener *os.File) {
 func (s *server) answer(c *os.File, from netip.AddrPort) {
 	defer s.remove(c)
 	line := s.line(from)
-	in := make([]byte, 64)
+	in := make([]byte, 4096)
 	for lines := 1; ; {
 		if _, err := c.Write(bytes.Repeat(line, lines)); err != nil {
 			return
@@ -103,6 +107,12 @@ func (s *server) answer(c *os.File, from netip.AddrPort) {
 		for lines = 0; lines == 0; {
 			n, err := c.Read(in)
 			if err != nil {
+				return
+			}
+			if in[0] == Echo {
+				if _, err := c.Write(in[1:n]); err == nil {
+					_, _ = io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{c}, in) // the client sees what is wrong
+				}
 				return
 			}
 			lines = bytes.Count(in[:n], []byte("\n"))
@@ -113,15 +123,22 @@ func (s *server) answer(c *os.File, from netip.AddrPort) {
 func (s *server) udpLoop(c *net.UDPConn) {
 	in, control := make([]byte, 64), make([]byte, unix.CmsgSpace(unix.SizeofInet6Pktinfo))
 	for {
-		_, n, _, from, err := c.ReadMsgUDPAddrPort(in, control)
+		size, n, _, from, err := c.ReadMsgUDPAddrPort(in, control)
 		switch {
 		case err != nil && s.stopped():
 			return
 		case err == nil: // else an ICMP error about an earlier answer
 			// An answer that cannot be sent is a lost datagram, which clients must expect.
-			_, _, _ = c.WriteMsgUDPAddrPort(s.line(from), fromDestination(control[:n]), from)
+			_, _, _ = c.WriteMsgUDPAddrPort(s.reply(in[:size], from), fromDestination(control[:n]), from)
 		}
 	}
+}
+
+func (s *server) reply(datagram []byte, from netip.AddrPort) []byte {
+	if len(datagram) == 0 || datagram[0] != Echo {
+		return s.line(from)
+	}
+	return fmt.Appendf(nil, "%s %s", s.name, datagram[1:])
 }
 
 func (s *server) line(from netip.AddrPort) []byte {

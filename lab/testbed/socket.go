@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"sync/atomic"
@@ -261,6 +262,20 @@ func (b *Bed) Dial(ctx context.Context, from Place, p model.Protocol, to netip.A
 		return nil, fmt.Errorf("testbed: %s to %s/%s: %w", from, to, p, err)
 	}
 	return c, nil
+}
+
+// HTTPClient is one in a place. It keeps no connections.
+func (b *Bed) HTTPClient(from Place) *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
+			to, err := netip.ParseAddrPort(addr)
+			if err != nil {
+				return nil, err
+			}
+			return b.Dial(ctx, from, model.TCP, to)
+		},
+	}}
 }
 
 // sctpConn is an SCTP association as a net.Conn.

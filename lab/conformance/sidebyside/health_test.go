@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -16,7 +15,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/model"
 )
 
 // healthContrast is what load balancers are told by the two proxies of a pair at one healthCheckNodePort.
@@ -100,17 +98,11 @@ func (c *healthContrast) await(ctx context.Context, as func(healthContrast) bool
 
 // healthAt is the answer's status and what programs read of it, or that there is none.
 func healthAt(ctx context.Context, bed *testbed.Bed, to netip.AddrPort) string {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return bed.Dial(ctx, testbed.Outside, model.TCP, to)
-		},
-	}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+to.String()+"/", nil)
 	if err != nil {
 		return err.Error()
 	}
-	response, err := client.Do(request)
+	response, err := bed.HTTPClient(testbed.Outside).Do(request)
 	if err != nil {
 		return "nobody answers"
 	}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -450,11 +451,16 @@ func TestStartProxy(t *testing.T) {
 		o, err := bed.Probe(ctx, testbed.Probe{From: testbed.Outside, To: to})
 		return err == nil && o.Result == testbed.Answered
 	})
-	load := StartLoad(t.Context(), bed, LoadSpec{From: []testbed.Place{testbed.Node, testbed.Outside}, To: []netip.AddrPort{to}, Interval: time.Millisecond})
-	if err := load.AwaitAnswers(t.Context(), 100); err != nil {
+	load, err := traffic.StartWatch(t.Context(), bed, traffic.WatchSpec{
+		Visits: traffic.Paths([]testbed.Place{testbed.Node, testbed.Outside}, []netip.AddrPort{to}), Interval: time.Millisecond,
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if r := load.Stop(); len(r.Failures) > 0 || r.Total() < 100 {
+	if err := load.More(t.Context(), 100); err != nil {
+		t.Fatal(err)
+	}
+	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 100 {
 		t.Error(r)
 	}
 	u, err := p.Usage()

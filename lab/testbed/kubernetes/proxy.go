@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -19,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/model"
 )
 
 // ProxyOptions say which service proxy to start, and where.
@@ -30,6 +28,7 @@ type ProxyOptions struct {
 	Env     []string      // beside this process's
 	Files   []*os.File    // open in the proxy, from descriptor 3 on
 	Healthz netip.AddrPort
+	Log     io.Writer // gets what the proxy writes, beside Proxy.Log; may be nil
 }
 
 // Proxy is a service proxy that runs on a node of a Bed. It ends with the Bed at the latest.
@@ -78,7 +77,13 @@ func StartProxy(ctx context.Context, o ProxyOptions) (*Proxy, error) {
 	p := &Proxy{bed: o.Bed, place: o.Place, healthz: o.Healthz, ended: make(chan struct{})}
 	p.cmd = o.Bed.Command(ctx, o.Place, o.Command[0], o.Command[1:]...)
 	p.cmd.Env = append(os.Environ(), o.Env...)
-	p.cmd.Stdout, p.cmd.Stderr, p.cmd.ExtraFiles = &p.log, &p.log, o.Files
+	p.cmd.ExtraFiles = o.Files
+	var out io.Writer = &p.log
+	if o.Log != nil {
+		out = io.MultiWriter(out, o.Log)
+	}
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.cmd.SysProcAttr.Setpgid = true // who interrupts this process at its terminal leaves it the proxies
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", o.Command[0], err)
 	}
@@ -92,36 +97,78 @@ func StartProxy(ctx context.Context, o ProxyOptions) (*Proxy, error) {
 
 // Ready returns when /healthz answers 200.
 func (p *Proxy) Ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
-	defer cancel()
-	for {
+	if _, limited := ctx.Deadline(); !limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, startPatience)
+		defer cancel()
+	}
+	return p.Await(ctx, "the proxy is not ready", func(ctx context.Context) (bool, error) {
 		status, _, err := p.Get(ctx, p.healthz, "/healthz")
-		if err == nil && status == http.StatusOK {
-			return nil
+		return err == nil && status == http.StatusOK, nil // it may not listen yet
+	})
+}
+
+// Await tries until there is an error or what is awaited. If the proxy or ctx ends before, the error says what there is
+// instead, and the last words of the proxy.
+func (p *Proxy) Await(ctx context.Context, instead string, try func(context.Context) (bool, error)) error {
+	for {
+		if done, err := try(ctx); done || err != nil {
+			return err
 		}
 		select {
 		case <-p.ended:
-			return fmt.Errorf("%s ended: %w\n%s", p.cmd.Path, p.err, p.Log())
+			return p.WithLastWords(errProxyEnded)
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready (status %d, %w)\n%s", p.cmd.Path, status, err, p.Log())
-		case <-time.After(5 * time.Millisecond): // nobody announces it
+			return p.WithLastWords(fmt.Errorf("%s: %w", instead, context.Cause(ctx)))
+		case <-time.After(time.Millisecond): // nobody announces it
 		}
 	}
 }
 
+var errProxyEnded = errors.New("the proxy has ended")
+
+// Check says that the proxy has ended.
+func (p *Proxy) Check() error {
+	select {
+	case <-p.ended:
+		return p.WithLastWords(errProxyEnded)
+	default:
+		return nil
+	}
+}
+
+// LastWords is an error, and what the proxy has written last.
+type LastWords struct {
+	error
+	log string
+}
+
+// WithLastWords adds what the proxy has written last.
+func (p *Proxy) WithLastWords(err error) error { return LastWords{err, strings.TrimSpace(p.Log())} }
+
+func (w LastWords) Unwrap() error { return w.error }
+
+func (w LastWords) Error() string {
+	const most = 2000
+	return fmt.Sprintf("%s; its last words:\n%s", w.error, w.log[max(0, len(w.log)-most):])
+}
+
+// Line is the last one, without the date that klog puts before it.
+func (w LastWords) Line() string {
+	line := w.log[strings.LastIndexByte(w.log, '\n')+1:]
+	if head, text, ok := strings.Cut(line, "] "); ok && len(strings.Fields(head)) == 4 {
+		return text
+	}
+	return line
+}
+
 // Get asks an HTTP server in the proxy's place.
 func (p *Proxy) Get(ctx context.Context, addr netip.AddrPort, path string) (status int, body []byte, err error) {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return p.bed.Dial(ctx, p.place, model.TCP, addr)
-		},
-	}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr.String()+path, nil)
 	if err != nil {
 		return 0, nil, err
 	}
-	response, err := client.Do(request)
+	response, err := p.bed.HTTPClient(p.place).Do(request)
 	if err != nil {
 		return 0, nil, err
 	}

@@ -26,10 +26,9 @@ func (l Load) connects(ctx context.Context, c *collector) {
 		}
 		targets, sources := rawTargets(l.Targets), &sources{ports: l.Sources}
 		for t := range l.bareTurns(ctx, c) {
-			i := t.number % len(targets)
 			late := time.Since(t.at)
-			took, err := l.connect(&targets[i], sources)
-			c.add(sample{connect: took, connected: true, late: late, total: late + took, target: i}, err)
+			took, err := l.connect(&targets[t.number%len(targets)], sources)
+			c.add(sample{connect: took, connected: true, total: late + took}, err)
 		}
 	}()
 	<-done
@@ -85,32 +84,49 @@ func (l Load) connect(to *rawTarget, from *sources) (time.Duration, error) {
 	}
 	defer unix.Close(fd)
 	start := time.Now()
+	err = to.connect(fd)
+	return time.Since(start), err
+}
+
+// connect is the system call, of which the runtime's scheduler does not hear.
+func (to *rawTarget) connect(fd int) error {
 	_, _, number := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to.address)), to.size)
-	took := time.Since(start)
 	if number != 0 {
-		return 0, number
+		return number
 	}
-	return took, nil
+	return nil
 }
 
 func (l Load) socket(to *rawTarget, from *sources) (int, error) {
-	fd, err := unix.Socket(int(to.address.Family), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := blockingSocket(int(to.address.Family), l.Timeout)
+	if err == nil && len(from.ports) > 0 {
+		if err = bindSource(fd, to.address.Family, from); err != nil {
+			unix.Close(fd)
+		}
+	}
+	return fd, err
+}
+
+// blockingSocket is one that is reset when it is closed: there would soon be too many that wait.
+func blockingSocket(family int, timeout time.Duration) (int, error) {
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, os.NewSyscallError("socket", err)
 	}
-	timeout := unix.NsecToTimeval(l.Timeout.Nanoseconds())
-	err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout)
-	if err == nil && !l.FIN {
-		err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-	}
-	if err == nil && len(from.ports) > 0 {
-		err = bindSource(fd, to.address.Family, from)
-	}
+	return fd, prepareBlocking(fd, timeout)
+}
+
+// prepareBlocking closes the socket if it fails.
+func prepareBlocking(fd int, timeout time.Duration) error {
+	wait := unix.NsecToTimeval(timeout.Nanoseconds())
+	err := errors.Join(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
+		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1))
 	if err != nil {
 		unix.Close(fd)
-		return 0, err
 	}
-	return fd, nil
+	return err
 }
 
 // bindSource tries one source port after the other if one is in use.

@@ -18,7 +18,7 @@ func (l Load) streams(ctx context.Context, c *collector) {
 		group.Go(func() {
 			begin := time.Now()
 			s, err := l.stream(ctx, targets[i%len(targets)].name, sources, c)
-			s.total, s.target = time.Since(begin), i%len(targets)
+			s.total = time.Since(begin)
 			c.add(s, err)
 		})
 	}
@@ -28,7 +28,7 @@ func (l Load) streams(ctx context.Context, c *collector) {
 // stream carries data until Duration is over, or ctx.
 func (l Load) stream(ctx context.Context, to string, from *sources, c *collector) (s sample, err error) {
 	begin := time.Now()
-	conn, err := dial(&net.Dialer{Timeout: l.Timeout, Control: reuse}, "tcp", to, from)
+	conn, err := dial(&net.Dialer{Timeout: l.Timeout, Control: reuse}, to, from)
 	if err != nil {
 		return s, err
 	}
@@ -39,26 +39,15 @@ func (l Load) stream(ctx context.Context, to string, from *sources, c *collector
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	buffer := make([]byte, chunk)
-	buffer[0] = upload
-	move := conn.Write
-	if l.Download {
-		if _, err := conn.Write([]byte{download}); err != nil {
-			return s, err
-		}
-		move = conn.Read
-	}
 	for err == nil {
 		var n int
-		n, err = move(buffer)
+		n, err = conn.Write(buffer)
 		c.carried(n)
 	}
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		return s, err // it has ended by itself
 	}
 	s.processing = time.Since(begin) - s.connect
-	if l.Download {
-		return s, conn.(*net.TCPConn).SetLinger(0) // the server has more, which nobody wants
-	}
 	return s, l.drain(conn.(*net.TCPConn))
 }
 

@@ -29,9 +29,6 @@ type statusError int
 
 func (s statusError) Error() string { return fmt.Sprintf("status %d", int(s)) }
 
-// errOtherAnswer is an answer to something else.
-var errOtherAnswer = errors.New("an answer to something else")
-
 // kind classifies an error.
 func kind(err error) string {
 	for _, k := range []struct {

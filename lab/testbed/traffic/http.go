@@ -55,7 +55,8 @@ func reuse(_, _ string, c syscall.RawConn) (err error) {
 	return errors.Join(controlled, err)
 }
 
-func (c *httpClient) ask(_ int, to target) (s sample, err error) {
+// ask makes a request, and returns how long its phases took, the total apart.
+func (c *httpClient) ask(to target) (s sample, err error) {
 	begin := time.Now()
 	conn := c.open[to.AddrPort]
 	if conn == nil {
@@ -79,7 +80,7 @@ func (c *httpClient) ask(_ int, to target) (s sample, err error) {
 }
 
 func (c *httpClient) connect(to target) (*httpConn, error) {
-	conn, err := dial(&c.dialer, "tcp", to.name, c.sources)
+	conn, err := dial(&c.dialer, to.name, c.sources)
 	if err != nil {
 		return nil, err
 	}
@@ -100,17 +101,13 @@ func (c *httpClient) connect(to target) (*httpConn, error) {
 }
 
 // dial tries one source port after the other if one is in use.
-func dial(d *net.Dialer, network, to string, s *sources) (conn net.Conn, err error) {
+func dial(d *net.Dialer, to string, s *sources) (conn net.Conn, err error) {
 	if len(s.ports) == 0 {
-		return d.DialContext(context.Background(), network, to)
+		return d.DialContext(context.Background(), "tcp", to)
 	}
 	for range s.ports {
-		if port := s.take(); network == "udp" {
-			d.LocalAddr = &net.UDPAddr{Port: port}
-		} else {
-			d.LocalAddr = &net.TCPAddr{Port: port}
-		}
-		conn, err = d.DialContext(context.Background(), network, to)
+		d.LocalAddr = &net.TCPAddr{Port: s.take()}
+		conn, err = d.DialContext(context.Background(), "tcp", to)
 		if !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			break
 		}
@@ -137,8 +134,7 @@ func (c *httpConn) exchange(request string, s *sample) (more bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	s.processing = time.Since(begin)
-	s.bytes = int(n)
+	s.processing, s.bytes = time.Since(begin), int(n)
 	if answer.StatusCode != http.StatusOK {
 		return !answer.Close, statusError(answer.StatusCode)
 	}

@@ -12,11 +12,7 @@ import (
 )
 
 // run does a load. When ctx ends, nothing new begins.
-func (l Load) run(ctx context.Context) (Result, error) {
-	before, err := usage()
-	if err != nil {
-		return Result{}, err
-	}
+func (l Load) run(ctx context.Context) Result {
 	if l.Duration > 0 && l.Protocol != Bulk {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, l.Duration)
@@ -32,9 +28,7 @@ func (l Load) run(ctx context.Context) (Result, error) {
 		l.clients(ctx, c)
 	}
 	c.result.Elapsed = time.Since(c.begin)
-	after, err := usage()
-	c.result.Used = after.Since(before)
-	return c.result, err
+	return c.result
 }
 
 // turn is a request that is to be made.
@@ -111,24 +105,16 @@ func sleepUntil(ctx context.Context, at time.Time) {
 	}
 }
 
-// client makes requests, one after the other.
-type client interface {
-	// ask returns how long the phases took, the total apart.
-	ask(number int, to target) (sample, error)
-	close()
-}
-
 // target is a destination in the forms in which it is needed.
 type target struct {
 	netip.AddrPort
-	index int
-	name  string
+	name string
 }
 
 func (l Load) targets() []target {
 	targets := make([]target, len(l.Targets))
 	for i, to := range l.Targets {
-		targets[i] = target{to, i, to.String()}
+		targets[i] = target{to, to.String()}
 	}
 	return targets
 }
@@ -140,18 +126,11 @@ func (l Load) clients(ctx context.Context, c *collector) {
 	sources := &sources{ports: l.Sources}
 	for number := range l.Concurrency {
 		group.Go(func() {
-			var who client
-			if l.Protocol == UDP {
-				who = &udpClient{Load: l, sources: sources}
-			} else {
-				who = newHTTPClient(l, sources, number)
-			}
+			who := newHTTPClient(l, sources, number)
 			defer who.close()
 			for t, ok := next(); ok; t, ok = next() {
-				to := targets[t.number%len(targets)]
-				late := time.Since(t.at)
-				s, err := who.ask(t.number, to)
-				s.late, s.total, s.target = late, time.Since(t.at), to.index
+				s, err := who.ask(targets[t.number%len(targets)])
+				s.total = time.Since(t.at)
 				c.add(s, err)
 			}
 		})
@@ -174,9 +153,8 @@ func (s *sources) take() int {
 type sample struct {
 	connect, processing, waiting time.Duration
 	connected                    bool // there is a connect
-	late, total                  time.Duration
+	total                        time.Duration
 	bytes                        int
-	target                       int
 }
 
 // collector makes a Result.
@@ -189,11 +167,7 @@ type collector struct {
 }
 
 func newCollector(l Load) *collector {
-	c := &collector{load: l, begin: time.Now(), result: Result{Errors: map[string]int{}}}
-	if l.EachTarget {
-		c.result.Targets = make([]Histogram, len(l.Targets))
-	}
-	return c
+	return &collector{load: l, begin: time.Now(), result: Result{Errors: map[string]int{}}}
 }
 
 // add notes how a request has ended.
@@ -219,12 +193,6 @@ func (c *collector) add(s sample, err error) {
 	if c.load.Protocol != Bare {
 		r.Processing.Record(s.processing)
 		r.Waiting.Record(s.waiting)
-	}
-	if c.load.Rate > 0 {
-		r.Late.Record(s.late)
-	}
-	if r.Targets != nil {
-		r.Targets[s.target].Record(s.total)
 	}
 }
 

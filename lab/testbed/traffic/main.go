@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -75,24 +76,18 @@ func raiseFiles() {
 	}
 }
 
-// files is how many connections or ports this process may have.
-func files() (int, error) {
+// needFiles reports that there cannot be so many connections or ports.
+func needFiles(n int) error {
 	const own = 64 // of the runtime, and what is open already
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return 0, os.NewSyscallError("getrlimit", err)
+		return os.NewSyscallError("getrlimit", err)
 	}
-	return int(min(l.Cur, math.MaxInt32)) - own, nil
-}
-
-// needFiles reports that there cannot be so many connections or ports.
-func needFiles(n int) error {
-	most, err := files()
-	if err == nil && n > most {
-		err = fmt.Errorf("%d connections or ports need as many open files, and this process may have %d: raise it "+
+	if most := int(min(l.Cur, math.MaxInt32)) - own; n > most {
+		return fmt.Errorf("%d connections or ports need as many open files, and this process may have %d: raise it "+
 			"(ulimit -n) or run as root", n, most)
 	}
-	return err
+	return nil
 }
 
 // service is what a worker does. Its methods are those of net/rpc.
@@ -108,14 +103,10 @@ type job struct {
 	stop   context.CancelFunc
 	ended  chan struct{}
 	result Result
-	err    error
 }
 
-// Hello is answered by who is there, with the number of files that it may have.
-func (*service) Hello(_ none, number *int) (err error) {
-	*number, err = files()
-	return err
-}
+// Hello is answered by who is there.
+func (*service) Hello(none, *none) error { return nil }
 
 // Serve is Worker.Serve.
 func (s *service) Serve(what Server, _ *none) error {
@@ -133,13 +124,13 @@ func (s *service) Serve(what Server, _ *none) error {
 }
 
 // Served is Worker.Served.
-func (s *service) Served(_ none, counts *map[uint16]Count) error {
+func (s *service) Served(_ none, counts *map[uint16]Served) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	*counts = map[uint16]Count{}
+	*counts = map[uint16]Served{}
 	for _, p := range s.ports {
 		sum := (*counts)[p.number]
-		sum.add(p.count())
+		sum.add(p)
 		(*counts)[p.number] = sum
 	}
 	return nil
@@ -175,7 +166,7 @@ func (s *service) Begin(l Load, number *int) error {
 	s.jobs[s.last] = j
 	go func() {
 		defer close(j.ended)
-		j.result, j.err = l.run(ctx)
+		j.result = l.run(ctx)
 	}()
 	return nil
 }
@@ -201,7 +192,7 @@ func (s *service) Wait(number int, r *Result) error {
 	<-j.ended
 	j.stop()
 	*r = j.result
-	return j.err
+	return nil
 }
 
 // Forget forgets a job whose result has arrived.
@@ -212,8 +203,10 @@ func (s *service) Forget(number int, _ *none) error {
 	return nil
 }
 
-// Usage is Worker.Usage.
-func (*service) Usage(_ none, u *Usage) (err error) {
-	*u, err = usage()
-	return err
+// CPU is Worker.CPU.
+func (*service) CPU(_ none, used *time.Duration) error {
+	var r unix.Rusage
+	err := unix.Getrusage(unix.RUSAGE_SELF, &r)
+	*used = time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	return os.NewSyscallError("getrusage", err)
 }

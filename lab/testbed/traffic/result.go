@@ -8,7 +8,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// Result is what a Load, or another program, has seen. It can be written as JSON, and be read again.
+// Result is what a Load has seen. It can be written as JSON, and be read again.
 type Result struct {
 	// Elapsed is from the beginning of the first request to the end of the last one.
 	Elapsed time.Duration
@@ -29,15 +29,9 @@ type Result struct {
 	Connect, Processing, Waiting Histogram
 	// Total is all of it; with a Rate it counts from when the request should have begun.
 	Total Histogram
-	// Late is how much later than that it began: because all clients were busy, or this program had no processor.
-	Late Histogram
-	// Targets are the totals of each of Load.Targets, if wanted.
-	Targets []Histogram `json:",omitempty"`
 	// Intervals is what happened in one after the other of Load.Interval. A request belongs to that
 	// in which it ends; the last one may be short.
 	Intervals []Interval `json:",omitempty"`
-	// Used is what the client's process took meanwhile.
-	Used Usage
 }
 
 // Interval is a part of the time of a Load.
@@ -68,48 +62,6 @@ func (r Result) Failed() (n int) {
 	return n
 }
 
-// Merge adds what another worker has seen at the same time.
-func (r *Result) Merge(other Result) {
-	r.Elapsed = max(r.Elapsed, other.Elapsed)
-	r.Done += other.Done
-	r.Unsent += other.Unsent
-	r.Bytes += other.Bytes
-	r.Used.User += other.Used.User
-	r.Used.System += other.Used.System
-	r.Used.Memory += other.Used.Memory
-	r.Used.MostMemory += other.Used.MostMemory
-	for kind, n := range other.Errors {
-		if r.Errors == nil {
-			r.Errors = map[string]int{}
-		}
-		r.Errors[kind] += n
-	}
-	r.Connect.Merge(other.Connect)
-	r.Processing.Merge(other.Processing)
-	r.Waiting.Merge(other.Waiting)
-	r.Total.Merge(other.Total)
-	r.Late.Merge(other.Late)
-	for i, h := range other.Targets {
-		if i == len(r.Targets) {
-			r.Targets = append(r.Targets, Histogram{})
-		}
-		r.Targets[i].Merge(h)
-	}
-	for i, interval := range other.Intervals {
-		if i == len(r.Intervals) {
-			r.Intervals = append(r.Intervals, Interval{})
-		}
-		r.Intervals[i].add(interval)
-	}
-}
-
-func (i *Interval) add(other Interval) {
-	i.Done += other.Done
-	i.Failed += other.Failed
-	i.Bytes += other.Bytes
-	i.Longest = max(i.Longest, other.Longest)
-}
-
 // The bounds of what a Histogram tells apart: to three digits.
 const (
 	longest = 10 * time.Minute
@@ -126,17 +78,6 @@ func (h *Histogram) Record(d time.Duration) {
 		h.h = hdrhistogram.New(1, int64(longest), digits)
 	}
 	_ = h.h.RecordValue(int64(min(max(d, 0), longest))) // within its bounds
-}
-
-// Merge adds all of another one.
-func (h *Histogram) Merge(other Histogram) {
-	if other.h == nil {
-		return
-	}
-	if h.h == nil {
-		h.h = hdrhistogram.New(1, int64(longest), digits)
-	}
-	h.h.Merge(other.h)
 }
 
 // Count is how many there are.
@@ -176,8 +117,8 @@ func (h *Histogram) UnmarshalText(text []byte) (err error) {
 
 // Summary is what is told of durations, in seconds.
 type Summary struct {
-	N                                         int64
-	Min, Mean, SD, Median, P90, P95, P99, Max float64
+	N                               int64
+	Min, Mean, SD, Median, P90, Max float64
 }
 
 // Summary of all that was recorded. That of an empty Histogram is zero.
@@ -190,7 +131,7 @@ func (h Histogram) Summary() Summary {
 	at := func(share float64) float64 { return h.Quantile(share).Seconds() }
 	s := Summary{
 		N: n, Min: seconds(float64(h.h.Min())), Max: seconds(float64(h.h.Max())), Mean: seconds(h.h.Mean()),
-		Median: at(0.5), P90: at(0.9), P95: at(0.95), P99: at(0.99),
+		Median: at(0.5), P90: at(0.9),
 	}
 	if n > 1 { // of a sample, as ab has it
 		s.SD = seconds(h.h.StdDev()) * math.Sqrt(float64(n)/float64(n-1))

@@ -26,19 +26,12 @@ type port struct {
 	workers chan struct{} // has one for each request that is served; nil: any number
 	socket  io.Closer     // the one that listens
 
-	connections, answered, limited, lost, bytes atomic.Int64
+	connections, answered atomic.Int64
 }
 
-func (p *port) count() Count {
-	return Count{p.connections.Load(), p.answered.Load(), p.limited.Load(), p.lost.Load(), p.bytes.Load()}
-}
-
-func (c *Count) add(other Count) {
-	c.Connections += other.Connections
-	c.Answered += other.Answered
-	c.Limited += other.Limited
-	c.Lost += other.Lost
-	c.Bytes += other.Bytes
+func (c *Served) add(p *port) {
+	c.Connections += p.connections.Load()
+	c.Answered += p.answered.Load()
 }
 
 // listen opens all ports, and serves them.
@@ -49,7 +42,7 @@ func (s Server) listen() (ports []*port, err error) {
 	serve := map[Protocol]func(*port, net.Listener){
 		HTTP: (*port).http, Bulk: (*port).bulk, Bare: (*port).forget,
 	}[s.Protocol]
-	if serve == nil && s.Protocol != UDP {
+	if serve == nil {
 		return nil, fmt.Errorf("there is no protocol %q", s.Protocol)
 	}
 	if err := raiseBacklog(); err != nil {
@@ -69,15 +62,6 @@ func (s Server) listen() (ports []*port, err error) {
 			p.workers = make(chan struct{}, s.Workers)
 		}
 		ports = append(ports, p)
-		if s.Protocol == UDP {
-			c, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(number)})
-			if err != nil {
-				return nil, err
-			}
-			p.socket = c
-			open, start = append(open, c), append(start, func() { p.echo(c) })
-			continue
-		}
 		l, err := listenTCP(number)
 		if err != nil {
 			return nil, err
@@ -122,7 +106,6 @@ func (p *port) accept(l net.Listener, serve func(*net.TCPConn)) {
 		case errors.Is(err, net.ErrClosed):
 			return
 		default: // too many open files
-			p.lost.Add(1)
 			time.Sleep(time.Millisecond)
 		}
 	}
@@ -159,13 +142,13 @@ func (p *port) answer(c *net.TCPConn, in *bufio.Reader) bool {
 	if wait += p.Delay; admitted && wait > 0 {
 		time.Sleep(wait)
 	}
-	count := &p.limited
+	var one int64
 	if admitted {
-		count = &p.answered
+		one = 1
 	}
-	count.Add(1) // before the client knows, who may compare
+	p.answered.Add(one) // before the client knows, who may compare
 	if _, err := c.Write(p.answers.of(admitted, request.Close)); err != nil {
-		count.Add(-1)
+		p.answered.Add(-one)
 		return false
 	}
 	return !request.Close
@@ -196,7 +179,6 @@ func (a *answers) of(admitted, last bool) []byte {
 type limiter struct {
 	each time.Duration // between two answers
 	most time.Duration // that one may wait
-	now  bool          // those who may wait need not
 
 	mu   sync.Mutex
 	next time.Time // when the next one is answered
@@ -207,7 +189,7 @@ func newLimiter(l Limit) *limiter {
 		return nil
 	}
 	each := time.Duration(float64(time.Second) / l.Rate)
-	return &limiter{each: each, most: time.Duration(l.Burst) * each, now: l.NoDelay}
+	return &limiter{each: each, most: time.Duration(l.Burst) * each}
 }
 
 // admit says how long a request has to wait, or that it is refused.
@@ -223,9 +205,7 @@ func (l *limiter) admit(now time.Time) (wait time.Duration, ok bool) {
 	if wait = l.next.Sub(now); wait > l.most {
 		return 0, false
 	}
-	if l.next = l.next.Add(l.each); l.now {
-		wait = 0
-	}
+	l.next = l.next.Add(l.each)
 	return wait, true
 }
 
@@ -254,12 +234,6 @@ func (p *port) forget(l net.Listener) {
 	}
 }
 
-// What the first byte of a connection for bulk data says.
-const (
-	upload   = 'u'
-	download = 'd'
-)
-
 // chunk is what is written, or read, at once of bulk data.
 const chunk = 128 << 10
 
@@ -267,38 +241,10 @@ func (p *port) bulk(l net.Listener) {
 	p.accept(l, func(c *net.TCPConn) {
 		defer c.Close()
 		buffer := make([]byte, chunk)
-		if _, err := io.ReadFull(c, buffer[:1]); err != nil {
-			return
-		}
-		move := c.Read
-		if buffer[0] == download {
-			move = c.Write
-		} else {
-			p.bytes.Add(1) // it was the first one
-		}
 		for {
-			n, err := move(buffer)
-			p.bytes.Add(int64(n))
-			if err != nil { // the end, be it a good one or not: the client knows
+			if _, err := c.Read(buffer); err != nil { // the end, be it a good one or not: the client knows
 				return
 			}
 		}
 	})
-}
-
-// echo sends datagrams back.
-func (p *port) echo(c *net.UDPConn) {
-	buffer := make([]byte, 1<<16)
-	for {
-		n, from, err := c.ReadFromUDPAddrPort(buffer)
-		switch {
-		case errors.Is(err, os.ErrClosed) || errors.Is(err, net.ErrClosed):
-			return
-		case err == nil: // else an ICMP error about an earlier answer
-			p.connections.Add(1)
-			if _, err := c.WriteToUDPAddrPort(buffer[:n], from); err == nil {
-				p.answered.Add(1)
-			}
-		}
-	}
 }

@@ -1,19 +1,24 @@
-// Package traffic has servers and clients that are processes of their own in the places of a virtual cluster. So what
-// a proxy takes is told apart from what they take, and no goroutine changes namespaces.
+// Package traffic has servers and clients in the places of a virtual cluster: it measures, and it watches. A client waits
+// for its answer (a closed loop), or keeps to a rate (an open one), and is one of three, as its purpose is.
 //
 //	StartWorker ─► this program once more, in a place: Main
-//	     │ Serve ─► HTTP (delayed, limited, many ports), bulk data, datagrams, connections without a word
-//	     │ Run ───► Load: clients that wait (closed loop) or keep to a rate (open loop) ─► Result
-//	     └ Usage ─► processor time and memory
+//	     │ Serve ─► HTTP (delayed, limited, many ports), bulk data, connections without a word
+//	     │ Run ───► Load: many clients that are measured ─► Result: counts, errors by kind, histograms
+//	     └ CPU ───► processor time
+//	StartWatch ─► clients in many places, of the servers of a testbed ─► Report: what each noticed, after which step
+//	Loop ───────► a client and its server in one thread ─► what each connection and request took
+//
+// Workers are processes of their own, so that what a proxy takes is told apart from what they take, and no goroutine
+// changes namespaces. The clients of a Watch are goroutines: they are everywhere at once, and are not measured.
 //
 // Requests reach a worker, and results come back, as JSON-RPC on its standard input and output. It ends with them, and
 // so with whoever has started it.
 //
 // With a Rate, requests begin when their time has come, and times count from then: who waits for a client, or for the
-// client's processor, has waited (Result.Late says how long). A closed loop, as that of ab, asks the less the slower
+// client's processor, has waited. A closed loop, as that of ab, asks the less the slower
 // the answers are, and does not see how long a request would have waited that it did not send.
 //
-// HTTP is that of net/http as far as messages are read. Its client and its server are not used: with 20,000
+// HTTP is that of net/http as far as messages are read. Its client and its server are not used: with 10,000
 // connections and two processors they would be most of what is measured. A request here is the same bytes each time,
 // and so is an answer; a connection is a goroutine with a buffer of a kilobyte.
 //
@@ -33,21 +38,19 @@ type Protocol string
 
 // Protocols.
 const (
-	// HTTP is HTTP/1.1, and 1.0 for clients like ab.
+	// HTTP is HTTP/1.1.
 	HTTP Protocol = "http"
 	// Bare is TCP without a word: servers take connections and forget them. They do so a hundred times a second, and not
 	// for each one, so that a client has the processor for itself.
 	Bare Protocol = "bare"
-	// Bulk is data without end by TCP, in the direction that the client wants.
+	// Bulk is data without end by TCP, from the client to the server.
 	Bulk Protocol = "bulk"
-	// UDP is datagrams that are sent back.
-	UDP Protocol = "udp"
 )
 
 // Server describes what a worker serves, on all addresses of its place.
 type Server struct {
 	Protocol Protocol // empty: HTTP
-	// Ports are one backend each, with a Limit and a Count of its own.
+	// Ports are one backend each, with a Limit and a Served of its own.
 	Ports []uint16
 	Bytes int           // of the body of each answer of HTTP
 	Delay time.Duration // of each answer of HTTP
@@ -58,12 +61,10 @@ type Server struct {
 }
 
 // Limit is nginx's limit_req: each backend answers Rate requests per second, one after the other. Burst more than
-// those may wait; who comes then is answered with status 503 at once. With NoDelay those that may wait are answered at
-// once, too, and their places are free again at that rate.
+// those may wait; who comes then is answered with status 503 at once.
 type Limit struct {
-	Rate    float64 // per second; 0: no limit
-	Burst   int
-	NoDelay bool
+	Rate  float64 // per second; 0: no limit
+	Burst int
 }
 
 // Ports are count ports, beginning with first.
@@ -75,13 +76,10 @@ func Ports(first uint16, count int) []uint16 {
 	return ports
 }
 
-// Count is what a backend has served.
-type Count struct {
-	Connections int64 // accepted; of UDP: datagrams
-	Answered    int64 // requests of HTTP with status 200, datagrams
-	Limited     int64 // requests with status 503
-	Lost        int64 // how often no connection could be accepted, for want of files
-	Bytes       int64 // of bulk data, taken or sent
+// Served is what a backend has served.
+type Served struct {
+	Connections int64 // accepted
+	Answered    int64 // requests of HTTP with status 200
 }
 
 // Load describes what clients do. It ends with whichever of Requests and Duration comes first, or by Running.Stop.
@@ -99,9 +97,9 @@ type Load struct {
 	// Rate is how many requests begin in a second, evenly spread, by whichever client is free; 0: each client asks when
 	// it has been answered. It does not matter to Bulk.
 	Rate float64
-	// KeepAlive has clients keep their connections: one to each target that they have asked, or a socket of UDP.
+	// KeepAlive has clients keep their connections: one to each target that they have asked.
 	KeepAlive bool
-	// FIN has clients end connections in order. Otherwise they reset them, and leave nothing that waits.
+	// FIN has clients of HTTP end connections in order. Otherwise all reset them, and leave nothing that waits.
 	FIN bool
 	// Sources are ports to connect from, in turn, so that they are used again soon; empty: the kernel chooses.
 	Sources []uint16
@@ -109,12 +107,8 @@ type Load struct {
 	Addresses []netip.Addr
 	// Timeout is how long a request may take, connecting included; 0: 10 s.
 	Timeout time.Duration
-	// Download has servers send the bulk data.
-	Download bool
 	// Interval is that of Result.Intervals; 0: none.
 	Interval time.Duration
-	// EachTarget asks for Result.Targets.
-	EachTarget bool
 }
 
 func (l Load) withDefaults() (Load, error) {
@@ -136,7 +130,7 @@ func (l Load) withDefaults() (Load, error) {
 		return l, errors.New("clients with addresses of their own are those of HTTP, and choose no ports")
 	}
 	switch l.Protocol {
-	case HTTP, Bare, Bulk, UDP:
+	case HTTP, Bare, Bulk:
 		return l, nil
 	}
 	return l, fmt.Errorf("there is no protocol %q", l.Protocol)
@@ -144,7 +138,7 @@ func (l Load) withDefaults() (Load, error) {
 
 // files is how many files the clients need at the same time.
 func (l Load) files() int {
-	if l.KeepAlive && l.Protocol == HTTP {
+	if l.KeepAlive {
 		return l.Concurrency * len(l.Targets)
 	}
 	return l.Concurrency

@@ -178,7 +178,7 @@ func (p *pair) served(t *testing.T) string {
 	var lines []string
 	for _, port := range slices.Sorted(maps.Keys(counts)) {
 		c := counts[port]
-		lines = append(lines, fmt.Sprintf("%d: %d connections, %d answered, %d limited", port, c.Connections, c.Answered, c.Limited))
+		lines = append(lines, fmt.Sprintf("%d: %d connections, %d answered", port, c.Connections, c.Answered))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -217,8 +217,8 @@ func TestHTTP(t *testing.T) {
 				if connections == 0 {
 					connections = half
 				}
-				expect(t, "server", p.served(t), fmt.Sprintf("8001: %d connections, %d answered, 0 limited\n"+
-					"8002: %[1]d connections, %[2]d answered, 0 limited", connections, half))
+				expect(t, "server", p.served(t), fmt.Sprintf("8001: %d connections, %d answered\n"+
+					"8002: %[1]d connections, %[2]d answered", connections, half))
 				if want := int64(512 * c.load.Requests); r.Bytes != want {
 					t.Errorf("%d bytes, want %d", r.Bytes, want)
 				}
@@ -240,17 +240,14 @@ func checkPhases(t *testing.T, r traffic.Result, connections int) {
 	}
 }
 
-// TestLimit sends more than a backend admits, so slowly answered that none of them can come a second time.
+// TestLimit sends more than a backend admits: the first one is answered, and the others are refused at once.
 func TestLimit(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
-	// One in an hour; so many may wait that all of the burst are there.
-	limit := traffic.Limit{Rate: 1.0 / 3600, Burst: 30, NoDelay: true}
-	p.serve(t, traffic.Server{Ports: traffic.Ports(8001, 2), Limit: limit, Bytes: 512})
+	p.serve(t, traffic.Server{Ports: traffic.Ports(8001, 2), Limit: traffic.Limit{Rate: 1.0 / 3600}, Bytes: 512})
 	r := p.run(t, traffic.Load{Targets: p.targets(false, 8001, 8002), Requests: 200, Concurrency: 20})
-	expect(t, "client", counts(r), "62 done, 138 status 503")
-	expect(t, "server", p.served(t), "8001: 100 connections, 31 answered, 69 limited\n"+
-		"8002: 100 connections, 31 answered, 69 limited")
+	expect(t, "client", counts(r), "2 done, 198 status 503")
+	expect(t, "server", p.served(t), "8001: 100 connections, 1 answered\n8002: 100 connections, 1 answered")
 }
 
 // TestLimitDelays has those of a burst wait for their turn.
@@ -302,9 +299,6 @@ func TestIntended(t *testing.T) {
 	if s := r.Total.Summary(); s.Max < n*delay.Seconds()*0.99 {
 		t.Errorf("the last one took %g s, and waited for %d others of %s", s.Max, n-1, delay)
 	}
-	if late := r.Late.Quantile(1); late < (n-1)*delay*99/100 {
-		t.Errorf("the last one began %s late", late)
-	}
 }
 
 // TestUnsent counts what there was no client for.
@@ -322,7 +316,7 @@ func TestErrors(t *testing.T) {
 	t.Parallel()
 	families(t, func(t *testing.T, v6 bool) {
 		p := newPair(t)
-		for _, protocol := range []traffic.Protocol{traffic.HTTP, traffic.Bare, traffic.Bulk, traffic.UDP} {
+		for _, protocol := range []traffic.Protocol{traffic.HTTP, traffic.Bare, traffic.Bulk} {
 			l := traffic.Load{Protocol: protocol, Requests: 1, Targets: p.targets(v6, 8001), Duration: time.Minute}
 			expect(t, string(protocol), counts(p.run(t, l)), "0 done, 1 refused")
 			nobody := netip.MustParseAddr("10.244.1.250")
@@ -351,10 +345,9 @@ func TestBare(t *testing.T) {
 		for _, l := range []traffic.Load{
 			{Requests: 300}, {Requests: 300, Rate: 10000}, {Requests: 300, Sources: traffic.Ports(20000, 2)},
 		} {
-			l.Protocol, l.Targets, l.EachTarget = traffic.Bare, p.targets(v6, 8001, 8002), true
+			l.Protocol, l.Targets = traffic.Bare, p.targets(v6, 8001, 8002)
 			r := p.run(t, l)
 			expect(t, "client", counts(r), "300 done")
-			expect(t, "targets", fmt.Sprint(r.Targets[0].Count(), r.Targets[1].Count()), "150 150")
 			if s := r.Connect.Summary(); s.N != 300 || s.Min <= 0 {
 				t.Errorf("%+v", s)
 			}
@@ -367,47 +360,18 @@ func TestBulk(t *testing.T) {
 	families(t, func(t *testing.T, v6 bool) {
 		p := newPair(t)
 		p.serve(t, traffic.Server{Protocol: traffic.Bulk, Ports: []uint16{8001}})
-		for _, download := range []bool{false, true} {
-			before, err := p.server.Served(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			const interval = 20 * time.Millisecond
-			r := p.run(t, traffic.Load{
-				Protocol: traffic.Bulk, Targets: p.targets(v6, 8001), Concurrency: 2, Duration: 10 * interval,
-				Download: download, Interval: interval,
-			})
-			expect(t, "client", counts(r), "2 done")
-			var sum int64
-			for _, i := range r.Intervals {
-				sum += i.Bytes
-			}
-			if r.Bytes == 0 || sum != r.Bytes || len(r.Intervals) < 10 {
-				t.Errorf("%d bytes, %d in %d intervals", r.Bytes, sum, len(r.Intervals))
-			}
-			after, err := p.server.Served(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if took := after[8001].Bytes - before[8001].Bytes; !download && took != r.Bytes {
-				t.Errorf("the client sent %d bytes, the server has %d", r.Bytes, took)
-			}
+		const interval = 20 * time.Millisecond
+		r := p.run(t, traffic.Load{
+			Protocol: traffic.Bulk, Targets: p.targets(v6, 8001), Concurrency: 2, Duration: 10 * interval, Interval: interval,
+		})
+		expect(t, "client", counts(r), "2 done")
+		var sum int64
+		for _, i := range r.Intervals {
+			sum += i.Bytes
 		}
-	})
-}
-
-func TestUDP(t *testing.T) {
-	t.Parallel()
-	families(t, func(t *testing.T, v6 bool) {
-		p := newPair(t)
-		p.serve(t, traffic.Server{Protocol: traffic.UDP, Ports: []uint16{8001}})
-		for _, keep := range []bool{false, true} {
-			l := traffic.Load{
-				Protocol: traffic.UDP, Targets: p.targets(v6, 8001), Requests: 100, Concurrency: 5, KeepAlive: keep,
-			}
-			expect(t, "client", counts(p.run(t, l)), "100 done")
+		if r.Bytes == 0 || sum != r.Bytes || len(r.Intervals) < 10 {
+			t.Errorf("%d bytes, %d in %d intervals", r.Bytes, sum, len(r.Intervals))
 		}
-		expect(t, "server", p.served(t), "8001: 200 connections, 200 answered, 0 limited")
 	})
 }
 
@@ -427,8 +391,9 @@ func TestStop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Done == 0 || r.Failed() > 0 || r.Used.CPU() == 0 {
-		t.Errorf("%s, %+v", counts(r), r.Used)
+	used, err := p.client.CPU(t.Context())
+	if err != nil || r.Done == 0 || r.Failed() > 0 || used == 0 {
+		t.Errorf("%s, %s of processor time, %v", counts(r), used, err)
 	}
 }
 
@@ -517,7 +482,7 @@ func TestDeath(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-p.server.Ended()
-	if _, err := p.server.Usage(t.Context()); err == nil || !strings.Contains(err.Error(), "server has ended") {
+	if _, err := p.server.CPU(t.Context()); err == nil || !strings.Contains(err.Error(), "server has ended") {
 		t.Error(err)
 	}
 	if err := p.server.Close(); err == nil || !strings.Contains(err.Error(), "killed") {
@@ -560,7 +525,7 @@ func TestRefusals(t *testing.T) {
 // TestManyClients opens connections as the largest experiments do, and ports as the one with the most backends.
 func TestManyClients(t *testing.T) {
 	p := newPair(t)
-	const clients = 20_000
+	const clients = 10_000
 	ports := traffic.Ports(10_000, 5000)
 	p.serve(t, traffic.Server{Ports: ports, Delay: 500 * time.Millisecond})
 	r := p.run(t, traffic.Load{
@@ -571,34 +536,7 @@ func TestManyClients(t *testing.T) {
 	if n := int(r.Total.Count()); n != clients || r.Intervals[0].Done > 0 || len(r.Intervals) < 5 {
 		t.Errorf("%d times, %+v", n, r.Intervals)
 	}
-	t.Logf("%s, %+v, client %+v", r.Elapsed, r.Total.Summary(), r.Used)
-}
-
-// TestTogether divides a load among workers, some of whom get more of it than others, or nothing.
-func TestTogether(t *testing.T) {
-	t.Parallel()
-	p := newPair(t)
-	p.serve(t, traffic.Server{Ports: []uint16{8001, 8002}})
-	workers := []*traffic.Worker{p.client, start(t, p.bed, "client"), start(t, p.bed, testbed.Outside)}
-	l := traffic.Load{Targets: p.targets(false, 8001, 8002), Concurrency: 7, EachTarget: true, Interval: time.Hour}
-	for _, requests := range []int{2, 100} {
-		l.Requests = requests
-		r, err := traffic.Together(t.Context(), workers, l)
-		if err != nil {
-			t.Fatal(err)
-		}
-		expect(t, "clients", counts(r), fmt.Sprintf("%d done", requests))
-		of := r.Targets[0].Count() + r.Targets[1].Count()
-		expect(t, "counts", fmt.Sprint(r.Total.Count(), of, r.Intervals[0].Done), fmt.Sprint(requests, requests, requests))
-	}
-	l.Rate, l.Requests = 300, 30
-	r, err := traffic.Together(t.Context(), workers, l)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if least := 85 * time.Millisecond; r.Done != 30 || r.Elapsed < least { // each of them: 10 of 100 a second
-		t.Errorf("%s in %s, want %s at least", counts(r), r.Elapsed, least)
-	}
+	t.Logf("%s, %+v", r.Elapsed, r.Total.Summary())
 }
 
 // TestResultJSON writes a result and reads it.

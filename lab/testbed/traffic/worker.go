@@ -18,7 +18,6 @@ import (
 type Worker struct {
 	bed    *testbed.Bed
 	place  testbed.Place
-	files  int // that it may have
 	cmd    *testbed.Cmd
 	client *rpc.Client
 	words  *lastWords
@@ -54,7 +53,7 @@ func StartWorker(ctx context.Context, bed *testbed.Bed, place testbed.Place) (*W
 		close(w.ended)
 	}()
 	w.client = rpc.NewClientWithCodec(jsonrpc.NewClientCodec(pipes{out, in}))
-	if err := w.call(ctx, "Hello", none{}, &w.files); err != nil {
+	if err := w.call(ctx, "Hello", none{}, &none{}); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
@@ -71,8 +70,8 @@ type pipes struct {
 func (w *Worker) Serve(ctx context.Context, s Server) error { return w.call(ctx, "Serve", s, &none{}) }
 
 // Served is what each port has served since it listens.
-func (w *Worker) Served(ctx context.Context) (map[uint16]Count, error) {
-	var counts map[uint16]Count
+func (w *Worker) Served(ctx context.Context) (map[uint16]Served, error) {
+	var counts map[uint16]Served
 	err := w.call(ctx, "Served", none{}, &counts)
 	return counts, err
 }
@@ -81,12 +80,8 @@ func (w *Worker) Served(ctx context.Context) (map[uint16]Count, error) {
 // are there are served on.
 func (w *Worker) Shut(ctx context.Context) error { return w.call(ctx, "Shut", none{}, &none{}) }
 
-// Run has the worker do a Load. If ctx ends before, the load is stopped and the error is that of ctx. One with more
-// connections than the worker may have is shared with others, which are there for this one.
+// Run has the worker do a Load. If ctx ends before, the load is stopped and the error is that of ctx.
 func (w *Worker) Run(ctx context.Context, l Load) (Result, error) {
-	if n := l.processes(w.files); n > 1 {
-		return w.share(ctx, l, n)
-	}
 	r, err := w.Begin(ctx, l)
 	if err != nil {
 		return Result{}, err
@@ -131,11 +126,10 @@ func (r *Running) Stop(ctx context.Context) (Result, error) {
 	return r.Wait(ctx)
 }
 
-// Usage is what the worker has taken since it began.
-func (w *Worker) Usage(ctx context.Context) (Usage, error) {
-	var u Usage
-	err := w.call(ctx, "Usage", none{}, &u)
-	return u, err
+// CPU is the processor time that the worker has taken since it began.
+func (w *Worker) CPU(ctx context.Context) (used time.Duration, err error) {
+	err = w.call(ctx, "CPU", none{}, &used)
+	return used, err
 }
 
 // Pid is the worker's.

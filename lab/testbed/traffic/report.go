@@ -1,9 +1,9 @@
-package load
+package traffic
 
 import (
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -87,7 +87,7 @@ type Fault struct {
 	// Step is what was being done, as Mark has said it, and Since how long it had been.
 	Step  string
 	Since time.Duration
-	At    time.Duration // after the load's start
+	At    time.Duration // after the start
 	Began time.Duration // when the stream was opened, or the client began to wait; likewise
 	Took  time.Duration // how long the client had waited
 }
@@ -98,17 +98,18 @@ func (f Fault) String() string {
 		f.Since.Round(ms), f.Step, f.At.Round(ms), f.Took.Round(ms))
 }
 
-// Report is what a Load has seen.
+// Report is what a Watch has seen.
 type Report struct {
-	Counts [kinds]Count // by Kind
-	Faults []Fault      // by time
+	Counts   [kinds]Count   // by Kind
+	Faults   []Fault        // by time
+	Backends map[string]int // how often who has answered
 }
 
 // Report is what there was so far.
-func (l *Load) Report() Report {
+func (l *Watch) Report() Report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Report{Counts: l.counts, Faults: slices.Clone(l.faults)}
+	return Report{l.counts, slices.Clone(l.faults), maps.Clone(l.backends)}
 }
 
 // Total is the sum of all kinds.
@@ -117,21 +118,6 @@ func (r Report) Total() (all Count) {
 		all.add(c)
 	}
 	return all
-}
-
-// Since is what came after an earlier report of the same load; the longest waits are those of all the time.
-func (r Report) Since(before Report) Report {
-	for i, c := range before.Counts {
-		after := &r.Counts[i]
-		after.Attempts -= c.Attempts
-		after.Answered -= c.Answered
-		after.Failed -= c.Failed
-		after.Reset -= c.Reset
-		after.Moved -= c.Moved
-		after.Resent -= c.Resent
-	}
-	r.Faults = r.Faults[len(before.Faults):]
-	return r
 }
 
 // String is a line for each kind, and the first faults of each, those who have moved apart.
@@ -161,16 +147,9 @@ func (r Report) String() string {
 
 // isReset reports whether somebody said that it is over, rather than that nobody said anything.
 func isReset(err error) bool {
-	for _, target := range []error{
-		io.EOF, io.ErrUnexpectedEOF, unix.ECONNREFUSED, unix.ECONNRESET, unix.ECONNABORTED, unix.EPIPE, unix.EDESTADDRREQ,
-		errRefused,
-	} {
-		if errors.Is(err, target) {
-			return true
-		}
-	}
-	return false
+	k := kind(err)
+	return k == Refused || k == Reset || errors.Is(err, errRefused) || errors.Is(err, unix.EDESTADDRREQ)
 }
 
 // errRefused is what a probe calls refused.
-var errRefused = errors.New("refused")
+var errRefused = errors.New(Refused)

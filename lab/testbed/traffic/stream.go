@@ -1,4 +1,4 @@
-package load
+package traffic
 
 import (
 	"bufio"
@@ -13,11 +13,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
 
 // Open opens more streams, spread over the paths, and returns when each has been answered.
-func (l *Load) Open(n int) error {
+func (l *Watch) Open(n int) error {
 	if len(l.spec.Paths) == 0 {
 		return nil
 	}
@@ -34,8 +35,8 @@ func (l *Load) Open(n int) error {
 }
 
 // open opens the stream of that number.
-func (l *Load) open(number int) error {
-	w := l.worker(Streams, l.spec.Paths[number%len(l.spec.Paths)])
+func (l *Watch) open(number int) error {
+	w := l.client(Streams, l.spec.Paths[number%len(l.spec.Paths)])
 	start := time.Now()
 	w.opened = start
 	l.begin(w)
@@ -62,14 +63,15 @@ type stream struct {
 	conn   *net.TCPConn
 	lines  *bufio.Reader
 	what   pattern
-	first  int // where in the pattern it begins
-	chunk  int // how many bytes are sent at once
+	first  int   // where in the pattern it begins
+	chunk  int   // how many bytes are sent at once
+	ahead  int64 // how many chunks may not have come back
 	sent   atomic.Int64
 	got    atomic.Int64
 	ending atomic.Bool // no more is sent
 }
 
-func (l *Load) dial(p Path, number int) (_ *stream, backend string, err error) {
+func (l *Watch) dial(p Path, number int) (_ *stream, backend string, err error) {
 	ctx, end := context.WithTimeout(context.WithoutCancel(l.ctx), l.spec.Timeout)
 	defer end()
 	c, err := l.bed.Dial(ctx, p.From, model.TCP, p.To)
@@ -81,9 +83,13 @@ func (l *Load) dial(p Path, number int) (_ *stream, backend string, err error) {
 	s := &stream{
 		conn: c.(*net.TCPConn), lines: bufio.NewReaderSize(c, 1<<16), what: l.pattern,
 		first: 7919 * number, chunk: sizes[number%len(sizes)],
+		ahead: int64(l.spec.Ahead),
 	}
 	if err = c.SetReadDeadline(time.Now().Add(l.spec.Timeout)); err == nil {
 		backend, err = s.lines.ReadString('\n')
+	}
+	if err == nil {
+		_, err = c.Write([]byte{testbed.Echo})
 	}
 	if err != nil {
 		_ = c.Close()
@@ -118,7 +124,7 @@ func (s *stream) send(ctx context.Context, pause time.Duration) {
 	pace := time.NewTicker(pause)
 	defer pace.Stop()
 	for ctx.Err() == nil {
-		if sent := s.sent.Load(); sent-s.got.Load() < ahead*int64(s.chunk) {
+		if sent := s.sent.Load(); sent-s.got.Load() < s.ahead*int64(s.chunk) {
 			n, err := s.conn.Write(s.what.at(s.first+int(sent), s.chunk))
 			if s.sent.Add(int64(n)); err != nil {
 				return
@@ -134,7 +140,7 @@ func (s *stream) send(ctx context.Context, pause time.Duration) {
 }
 
 // receive compares what comes back, until the stream has ended in order or is broken.
-func (l *Load) receive(w *worker, s *stream) {
+func (l *Watch) receive(w *client, s *stream) {
 	b, last := make([]byte, 1<<16), time.Now()
 	fail := func(err error) { l.failed(w, fmt.Errorf("after %d bytes: %w", s.got.Load(), err), time.Since(last)) }
 	for {

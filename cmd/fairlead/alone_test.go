@@ -1,4 +1,4 @@
-package load
+package main
 
 import (
 	"errors"
@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Alone waits while another test of this user has called it and has not ended, and has others wait for this one.
+// alone waits while another test of this user has called it and has not ended, and has others wait for this one.
 // Clients of two loads at once would wait for each other, and not only for what is done to the node.
-func Alone(t testing.TB) {
+func alone(t testing.TB) {
 	t.Helper()
 	dir, err := os.UserCacheDir()
 	if err != nil {

@@ -1,4 +1,4 @@
-package load
+package traffic
 
 import (
 	"context"
@@ -16,9 +16,11 @@ import (
 )
 
 // connect makes a short connection.
-func (l *Load) connect(w *worker) {
+func (l *Watch) connect(w *client) {
 	start := time.Now()
-	o, err := l.bed.Probe(context.WithoutCancel(l.ctx), testbed.Probe{From: w.From, To: w.To, Timeout: l.spec.Timeout})
+	o, err := l.bed.Probe(context.WithoutCancel(l.ctx), testbed.Probe{
+		From: w.From, To: w.To, Protocol: w.Protocol, Timeout: l.spec.Timeout,
+	})
 	switch {
 	case err == nil && o.Result == testbed.Refused:
 		err = errRefused
@@ -33,7 +35,7 @@ func (l *Load) connect(w *worker) {
 }
 
 // ask sends a datagram by a socket of its own, which is connected, as those of resolvers are.
-func (l *Load) ask(w *worker) {
+func (l *Watch) ask(w *client) {
 	c, err := l.socket(w.Path, true)
 	if err != nil {
 		l.failed(w, err, 0)
@@ -44,7 +46,7 @@ func (l *Load) ask(w *worker) {
 }
 
 // converse has a socket of UDP ask again and again. One that is told that it is over is followed by another.
-func (l *Load) converse(w *worker, connected bool) {
+func (l *Watch) converse(w *client, connected bool) {
 	l.group.Go(func() {
 		defer l.retire(w)
 		pace := time.NewTicker(l.spec.Pause)
@@ -80,7 +82,7 @@ type socket struct {
 	connected bool
 }
 
-func (l *Load) socket(p Path, connected bool) (*socket, error) {
+func (l *Watch) socket(p Path, connected bool) (*socket, error) {
 	if connected {
 		c, err := l.bed.Dial(context.WithoutCancel(l.ctx), p.From, model.UDP, p.To)
 		if err != nil {
@@ -104,7 +106,7 @@ func (l *Load) socket(p Path, connected bool) (*socket, error) {
 const again = time.Second
 
 // exchange asks, and waits for the answer to this question. It reports whether there was one.
-func (l *Load) exchange(w *worker, c *socket, number int) bool {
+func (l *Watch) exchange(w *client, c *socket, number int) bool {
 	start := time.Now()
 	for {
 		backend, err := c.exchange(strconv.Itoa(number))
@@ -127,11 +129,12 @@ func (l *Load) exchange(w *worker, c *socket, number int) bool {
 
 // exchange returns who answered. What others say than who was asked is not for this client; the kernel sees to that for
 // a socket that is connected.
-func (c *socket) exchange(question string) (backend string, err error) {
+func (c *socket) exchange(number string) (backend string, err error) {
+	question := []byte(string(testbed.Echo) + number)
 	if c.connected {
-		_, err = c.Write([]byte(question + "\n"))
+		_, err = c.Write(question)
 	} else {
-		_, err = c.WriteToUDPAddrPort([]byte(question+"\n"), c.to)
+		_, err = c.WriteToUDPAddrPort(question, c.to)
 	}
 	if err == nil {
 		err = c.SetReadDeadline(time.Now().Add(again))
@@ -139,11 +142,11 @@ func (c *socket) exchange(question string) (backend string, err error) {
 	answer := make([]byte, 2048)
 	for err == nil {
 		n, from, failed := c.ReadFromUDPAddrPort(answer)
-		who, what, _ := strings.Cut(strings.TrimSuffix(string(answer[:n]), "\n"), " ")
+		who, what, _ := strings.Cut(string(answer[:n]), " ")
 		switch {
 		case failed != nil:
 			err = failed
-		case (c.connected || from == c.to) && what == question:
+		case (c.connected || from == c.to) && what == number:
 			return who, nil
 		}
 	}
