@@ -2,14 +2,16 @@ package conformance_test
 
 import (
 	"bufio"
-	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
@@ -526,16 +528,13 @@ func (d *drain) until(real string, want bool) {
 
 func (d *drain) wait(real string, want bool, look func()) {
 	d.Helper()
-	ctx, cancel := context.WithTimeout(d.Context(), time.Minute)
-	defer cancel()
-	for strings.Contains(d.servers(), d.real(real)) != want {
-		select {
-		case <-ctx.Done():
-			d.Fatalf("%q is there: %t\n%s", real, !want, d.servers())
-		case <-time.After(50 * time.Millisecond):
-		}
+	eventually.Nil(d, fmt.Sprintf("%q is there: %t", real, want), func() error {
 		look()
-	}
+		if servers := d.servers(); strings.Contains(servers, d.real(real)) != want {
+			return fmt.Errorf("there is\n%s", servers)
+		}
+		return nil
+	})
 }
 
 // drainFlow is an open connection or UDP socket.

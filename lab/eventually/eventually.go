@@ -18,7 +18,7 @@ import (
 )
 
 // Between two tries passes this much time: little at first, for most of what is awaited comes soon.
-const quickest, longest = time.Millisecond, 50 * time.Millisecond
+const quickest, longest = 50 * time.Microsecond, 50 * time.Millisecond
 
 // TB is what a test offers; testing is not imported because programs wait, too.
 type TB interface {

@@ -1,12 +1,13 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -133,8 +134,8 @@ func (w *world) awaitEvents(want string) {
 			w.Log("the Events are\n", got)
 		}
 	}()
-	w.await("the Events are there", func(ctx context.Context) error {
-		list, err := w.plane.Client().EventsV1().Events("").List(ctx, metav1.ListOptions{})
+	eventually.Nil(w, "the Events are there", func() error {
+		list, err := w.plane.Client().EventsV1().Events("").List(w.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
 		}

@@ -1,13 +1,14 @@
 package integration
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -106,8 +107,8 @@ func (w *world) revokeToken() {
 	if err != nil {
 		w.Fatal(err)
 	}
-	w.await("the token is refused", func(ctx context.Context) error {
-		_, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	eventually.Nil(w, "the token is refused", func() error {
+		_, err := client.CoreV1().Services("").List(w.Context(), metav1.ListOptions{})
 		if apierrors.IsUnauthorized(err) {
 			return nil
 		}
@@ -127,11 +128,12 @@ func (w *world) settled() {
 	w.Helper()
 	start := time.Now()
 	wanted := w.pods()
-	w.await("only the new pods get connections", func(ctx context.Context) error {
+	// kube-proxy, to which the same can be done, takes 41 s after its token was revoked.
+	eventually.Taking(time.Minute).Nil(w, "only the new pods get connections", func() error {
 		const enough = 40 // for each of four pods to be chosen, but for one time in 25,000
 		chosen := map[string]bool{}
 		for range enough {
-			o, err := w.bed.Probe(ctx, testbed.Probe{From: client, To: addresses()[0], Timeout: 10 * time.Second})
+			o, err := w.bed.Probe(w.Context(), testbed.Probe{From: client, To: addresses()[0], Timeout: 10 * time.Second})
 			if err != nil {
 				return err
 			}

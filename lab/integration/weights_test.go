@@ -1,13 +1,14 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -57,8 +58,8 @@ func (w *world) emptied() (place, weights string) {
 // awaitRows returns when the proxy has so many rows with a text.
 func (w *world) awaitRows(n int, text string) {
 	w.Helper()
-	w.await(fmt.Sprintf("%d rows have %q", n, text), func(ctx context.Context) error {
-		dump := exec.CommandContext(ctx, fairlead(w.T), "dump", w.command[len(w.command)-1])
+	eventually.Nil(w, fmt.Sprintf("%d rows have %q", n, text), func() error {
+		dump := exec.CommandContext(w.Context(), fairlead(w.T), "dump", w.command[len(w.command)-1])
 		dump.Args[0] = "fairlead"
 		out, err := dump.CombinedOutput()
 		if got := strings.Count(string(out), text); err == nil && got != n {

@@ -14,9 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
@@ -228,8 +229,8 @@ func (w *world) rolledOut() {
 	if err != nil {
 		w.Fatal(err)
 	}
-	w.await("the old pods end", func(ctx context.Context) error {
-		list, err := w.plane.Client().CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+	eventually.Nil(w, "the old pods end", func() error {
+		list, err := w.plane.Client().CoreV1().Pods("default").List(w.Context(), metav1.ListOptions{})
 		if err == nil && len(list.Items) != int(*d.Spec.Replicas) {
 			err = fmt.Errorf("there are %d", len(list.Items))
 		}
@@ -237,26 +238,13 @@ func (w *world) rolledOut() {
 	})
 }
 
-// await polls what nobody announces.
-func (w *world) await(what string, try func(context.Context) error) {
-	w.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(w.Context(), 10*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
-		last = try(ctx)
-		return last == nil, nil
-	})
-	if err != nil {
-		w.Fatalf("wait until %s: %v", what, errors.Join(last, err))
-	}
-}
-
 // awaitEverywhere returns when every address has a result for every place.
 func (w *world) awaitEverywhere(want testbed.Result) {
 	w.Helper()
 	for _, from := range places() {
 		for _, to := range addresses() {
-			w.await(fmt.Sprintf("%s to %s is %s", from, to, want), func(ctx context.Context) error {
-				o, err := w.bed.Probe(ctx, testbed.Probe{From: from, To: to})
+			eventually.Nil(w, fmt.Sprintf("%s to %s is %s", from, to, want), func() error {
+				o, err := w.bed.Probe(w.Context(), testbed.Probe{From: from, To: to})
 				if err == nil && o.Result != want {
 					err = errors.New(o.String())
 				}
@@ -302,7 +290,7 @@ func (w *world) unbroken(change func()) {
 
 func (w *world) answers(load *traffic.Watch, n int) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+	ctx, cancel := eventually.Context(w.Context())
 	defer cancel()
 	if err := load.More(ctx, n); err != nil {
 		w.Fatal(err, load.Stop())

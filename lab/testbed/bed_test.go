@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -293,42 +295,25 @@ func TestBed_CloseLeavesNothing(t *testing.T) {
 	}
 	conn.Close()
 	for gone := 0; gone < len(ends); {
-		select {
-		case u := <-updates:
-			if u.Header.Type == unix.RTM_DELLINK {
-				gone++
-			}
-		case <-time.After(30 * time.Second):
-			t.Fatalf("of the namespaces %v, %d are still there", ends, len(ends)-gone)
+		u := eventually.Receive(t, fmt.Sprintf("the end of %d of the namespaces %v", len(ends)-gone, ends), updates)
+		if u.Header.Type == unix.RTM_DELLINK {
+			gone++
 		}
 	}
 	close(done)
 	for range updates {
 	}
 	watch.close()
-	eventually(t, func() string {
+	eventually.Nil(t, "all is given back", func() error { // threads end shortly after their goroutines
 		if n := runtime.NumGoroutine(); n > goroutines {
 			stacks := make([]byte, 1<<20)
-			return fmt.Sprintf("%d goroutines, before %d\n%s", n, goroutines, stacks[:runtime.Stack(stacks, true)])
+			return fmt.Errorf("%d goroutines, before %d\n%s", n, goroutines, stacks[:runtime.Stack(stacks, true)])
 		}
 		if now := openFiles(t); now > files {
-			return fmt.Sprintf("%d open files, before %d", now, files)
+			return fmt.Errorf("%d open files, before %d", now, files)
 		}
-		return ""
+		return nil
 	})
-}
-
-// eventually waits until the complaint is empty: threads end shortly after their goroutines.
-func eventually(t *testing.T, complaint func() string) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
-		switch s := complaint(); {
-		case s == "":
-			return
-		case time.Now().After(deadline):
-			t.Fatal(s)
-		}
-	}
 }
 
 func openFiles(t *testing.T) int {

@@ -1,13 +1,15 @@
 package testbed
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
@@ -133,10 +135,10 @@ func (c *cgroup) close() error {
 		return nil
 	}
 	defer c.lock.Close()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		err := os.Remove(c.dir)
-		if err == nil || errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
+	return eventually.Poll(context.Background(), func() error {
+		if err := os.Remove(c.dir); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-	}
+		return nil
+	})
 }

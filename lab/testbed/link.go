@@ -1,11 +1,13 @@
 package testbed
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -61,9 +63,12 @@ func (n *netns) addVeth(v vethSpec) (near, far int, err error) {
 // time, up to a second, after the other end came up, and what is sent before is lost; since Linux 6.8
 // to ask for the link's state is to have the work done (rtnl_getlink in net/core/rtnetlink.c).
 func (n *netns) awaitCarrier(index int) error {
-	return await(func() (bool, error) {
+	return eventually.Poll(context.Background(), func() error {
 		link, err := n.link.LinkByIndex(index)
-		return err == nil && link.Attrs().OperState == netlink.OperUp, err
+		if err == nil && link.Attrs().OperState != netlink.OperUp {
+			err = fmt.Errorf("interface %s is %s", link.Attrs().Name, link.Attrs().OperState)
+		}
+		return err
 	})
 }
 
@@ -98,23 +103,13 @@ func (n *netns) addAddr(index int, p netip.Prefix) error {
 // duplicate address detection, joining the groups of neighbour discovery and adding the local route
 // are left to a work queue, the route last (addrconf_dad_work in net/ipv6/addrconf.c).
 func (n *netns) awaitLocal(index int, a netip.Addr) error {
-	return await(func() (bool, error) { // until then there may be no route at all: an error
+	return eventually.Poll(context.Background(), func() error {
 		routes, err := n.link.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{OifIndex: index})
-		return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL, nil
-	})
-}
-
-// await polls what the kernel does soon and announces to nobody. Soon means seconds on a machine where
-// many namespaces come and go, because one lock (RTNL) serves them all.
-func await(done func() (bool, error)) error {
-	pause := 50 * time.Microsecond
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(pause) {
-		if ok, err := done(); ok || err != nil {
-			return err
+		if err == nil && (len(routes) == 0 || routes[0].Type != unix.RTN_LOCAL) {
+			err = errors.New("it has no local route")
 		}
-		pause = min(2*pause, 10*time.Millisecond)
-	}
-	return errors.New("it is not in effect after a minute")
+		return err
+	})
 }
 
 func (n *netns) addRoute(r netlink.Route) error {

@@ -3,13 +3,15 @@ package sidebyside
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
-	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -87,13 +89,13 @@ func (c healthContrast) settled() bool { return c.theirs == c.ours || explainHea
 // await asks both proxies until it finds what it should, or gives up. kube-proxy programs the kernel first,
 // so its answers may lag behind.
 func (c *healthContrast) await(ctx context.Context, as func(healthContrast) bool) {
-	const limit = 5 * time.Second
-	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	_ = eventually.Poll(ctx, func() error { // what differs in the end is the caller's to judge
 		c.theirs, c.ours = healthAt(ctx, c.pair.theirs.bed, c.to), healthAt(ctx, c.pair.ours.bed, c.to)
 		if as(*c) {
-			return
+			return nil
 		}
-	}
+		return errors.New(c.String())
+	})
 }
 
 // healthAt is the answer's status and what programs read of it, or that there is none.

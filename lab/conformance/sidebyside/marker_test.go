@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -89,15 +91,13 @@ func (m marker) await(ctx context.Context, bed *testbed.Bed, zone string) error 
 
 // awaitBackends returns when so many probes are answered by the wanted backends, all of them.
 func awaitBackends(ctx context.Context, bed *testbed.Bed, to netip.AddrPort, n int, want string) error {
-	const limit = time.Minute
-	var got string
-	for deadline := time.Now().Add(limit); time.Now().Before(deadline); {
-		var err error
-		if got, err = backends(ctx, bed, to, n); err != nil || got == want {
-			return err
+	return eventually.Poll(ctx, func() error {
+		got, err := backends(ctx, bed, to, n)
+		if err == nil && got != want {
+			err = fmt.Errorf("the proxy has not followed: %s is answered by %q, not %q", to, got, want)
 		}
-	}
-	return fmt.Errorf("the proxy has not followed after %v: %s is answered by %q, not %q", limit, to, got, want)
+		return err
+	})
 }
 
 // backends are those that answer so many probes, sorted.
@@ -107,9 +107,6 @@ func backends(ctx context.Context, bed *testbed.Bed, to netip.AddrPort, n int) (
 		if err := all.ask(ctx, bed, probe{"client", model.TCP, to}, 100*time.Millisecond); err != nil {
 			return "", err
 		}
-	}
-	if !all.answered() { // it must not keep the proxy from working
-		time.Sleep(5 * time.Millisecond)
 	}
 	names := strings.Split(all.String(), ", ")
 	for i, name := range names {

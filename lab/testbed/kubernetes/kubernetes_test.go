@@ -13,11 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -213,13 +214,10 @@ func TestRestart(t *testing.T) {
 			if err := restart(); err != nil {
 				t.Fatalf("%s, kill=%v: %v", name, kill, err)
 			}
-			err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-				_, err := c.Client().CoreV1().Services("default").Get(ctx, "web", metav1.GetOptions{})
-				return err == nil, nil
+			eventually.Nil(t, fmt.Sprintf("%s, kill=%v", name, kill), func() error {
+				_, err := c.Client().CoreV1().Services("default").Get(t.Context(), "web", metav1.GetOptions{})
+				return err
 			})
-			if err != nil {
-				t.Errorf("%s, kill=%v: %v", name, kill, err)
-			}
 		}
 	}
 }
@@ -295,22 +293,12 @@ func TestStart_killed(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = process.Wait() // it was killed
-	await(t, func(context.Context) bool {
+	eventually.True(t, "etcd and the API server end", func() bool {
 		return errors.Is(unix.Kill(etcd, 0), unix.ESRCH) && errors.Is(unix.Kill(apiServer, 0), unix.ESRCH)
 	})
 	sweep() // unless another process has done it already
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is still there: %v", dir, err)
-	}
-}
-
-// await polls what nobody announces.
-func await(t *testing.T, done func(context.Context) bool) {
-	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true,
-		func(ctx context.Context) (bool, error) { return done(ctx), nil })
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -390,13 +378,7 @@ func TestKubelet(t *testing.T) {
 	endpoints := func(ctx context.Context) string { return endpointStates(ctx, t, c) }
 	expect := func(what func(context.Context) string, want string) {
 		t.Helper()
-		last := ""
-		defer func() {
-			if last != want {
-				t.Errorf("got\n%s\nwant\n%s", last, want)
-			}
-		}()
-		await(t, func(ctx context.Context) bool { last = what(ctx); return last == want })
+		eventually.Equal(t, "the state", want, func() string { return what(t.Context()) })
 	}
 	lines := func(line ...string) string { return strings.Join(line, "\n") }
 	kubectl("apply", "-f", "-")
@@ -447,8 +429,8 @@ func TestStartProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	to := netip.MustParseAddrPort("10.96.0.10:80")
-	await(t, func(ctx context.Context) bool {
-		o, err := bed.Probe(ctx, testbed.Probe{From: testbed.Outside, To: to})
+	eventually.True(t, "the Service answers", func() bool {
+		o, err := bed.Probe(t.Context(), testbed.Probe{From: testbed.Outside, To: to})
 		return err == nil && o.Result == testbed.Answered
 	})
 	load, err := traffic.StartWatch(t.Context(), bed, traffic.WatchSpec{
@@ -484,7 +466,7 @@ func TestProxy_sizeOfChildren(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, func(context.Context) bool {
+	eventually.True(t, "the child's size is known", func() bool {
 		u, err := p.Usage()
 		return err == nil && u.ChildPeak >= 20<<20
 	})

@@ -13,7 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
 
 	"golang.org/x/sys/unix"
 
@@ -277,12 +278,8 @@ func TestKilled(t *testing.T) {
 		t.Error(err)
 	}
 	_ = cmd.Wait()
-	for end := time.Now().Add(20 * time.Second); processes(t, dir) != "" && time.Now().Before(end); {
-		time.Sleep(10 * time.Millisecond) // nobody tells us: they are not our children
-	}
-	if left := processes(t, dir); left != "" {
-		t.Errorf("still there:\n%s", left)
-	}
+	// They are not our children, so nothing tells of their end.
+	eventually.Equal(t, "processes of the kernel", "", func() string { return processes(t, dir) })
 }
 
 // expectNothing fails if there are files in the directory, or processes that know it.
