@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"fairlead.dev/fairlead/internal/defect"
 )
 
 // KubeProxyKind is the kind of kube-proxy's file.
@@ -46,7 +48,7 @@ func (f *Flags) Load() (*Config, error) {
 	setModeDefaults(&l.config.KubeProxy)
 	fold(&l.config.KubeProxy)
 	l.judge()
-	if len(l.errs) > 0 {
+	if len(l.errs) > 0 && !defect.Is(defect.ConfigRules) {
 		slices.SortStableFunc(l.errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 		return nil, errors.Join(l.errs...)
 	}

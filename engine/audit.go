@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/defect"
 )
 
 // The kernel is compared with the State once in an interval, and at once when it tells that somebody else has
@@ -128,6 +129,9 @@ func (e *Engine) audit(ctx context.Context) error {
 	e.audits.gather(e.options.Foreign)
 	thorough := e.audits.thorough()
 	defer func() { e.audited(time.Since(start), thorough) }()
+	if defect.Is(defect.EngineAudit) {
+		return nil
+	}
 	look, end := context.WithTimeout(ctx, e.options.HealthTimeout/2) // nobody knows of changes that come meanwhile
 	defer end()
 	if thorough {
@@ -183,6 +187,9 @@ func (e *Engine) repair(ctx context.Context, drifts []dataplane.Drift) error {
 	mending := dataplane.Mending(ctx)
 	if !e.partial {
 		e.tell(drifts)
+		if defect.Is(defect.EngineRepair) {
+			return nil
+		}
 		return e.sync(mending, slog.LevelDebug)
 	}
 	err := e.sync(mending, slog.LevelDebug)

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
@@ -410,7 +411,7 @@ func (e *Engine) failed(ctx context.Context, err error) {
 		e.backoff = min(max(2*e.backoff, minBackoff), maxBackoff)
 		e.retryAt = now.Add(e.backoff)
 	}
-	e.partial, e.dirty = partial, !partial
+	e.partial, e.dirty = partial, !partial && !defect.Is(defect.EngineRetry)
 	if e.dirty {
 		e.status.queued(time.Now()) // a repair that fails is a change that waits
 	}

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/said"
 )
@@ -72,6 +73,9 @@ func (c *checks) follow(s *model.State, log *slog.Logger) {
 			_ = c.listen(at, row.Service, log)
 		}
 		if server := c.servers[at]; server != nil && at != c.healthz {
+			if defect.Is(defect.HealthCount) {
+				row.Local++
+			}
 			server.row.Store(&row)
 		}
 	}

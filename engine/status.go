@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -33,7 +34,10 @@ func count(s *model.State) Rows {
 
 // Healthy reports whether a complete State is programmed, and no change has waited longer than that.
 func (s Status) Healthy(now time.Time, timeout time.Duration) bool {
-	return !s.LastProgrammed.IsZero() && (s.WaitingSince.IsZero() || now.Sub(s.WaitingSince) <= timeout)
+	if s.LastProgrammed.IsZero() {
+		return defect.Is(defect.HealthEarly)
+	}
+	return s.WaitingSince.IsZero() || now.Sub(s.WaitingSince) <= timeout
 }
 
 // statusBox is written by the loop and read by servers.

@@ -8,6 +8,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/internal/defect"
 )
 
 // Metrics is both.
@@ -59,7 +60,7 @@ func (m *Metrics) programmed(r *engine.Round, now time.Time) {
 		set(m.proxy.programmed, r.Status.LastProgrammed)
 		m.asked.begun.Do(func() { m.own.start.Set(now.Sub(m.started).Seconds()) })
 	}
-	if r.Err != nil {
+	if r.Err != nil && !defect.Is(defect.MetricsFailures) {
 		m.failed(r.Err)
 	}
 	took := r.Took.Seconds()

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"fairlead.dev/fairlead/internal/defect"
 )
 
 // State is the whole desired state of a node. Whoever receives one may read it until the call
@@ -138,6 +140,9 @@ func Diff(from, to *State) Change {
 	}
 	if !from.Pods.Equal(to.Pods) {
 		c.Pods = &to.Pods
+	}
+	if defect.Is(defect.ModelDiff) {
+		c.Pools = Delta[PoolID, Pool]{}
 	}
 	return c
 }

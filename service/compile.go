@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -78,7 +79,7 @@ type compiler struct {
 
 // port adds the rows of one port of the Service in the family of one of its ClusterIPs.
 func (c *compiler) port(p *Port, ip netip.Addr) {
-	c.candidates = c.view.gather(c.candidates[:0], p, c.slices, ip.Is4())
+	c.candidates = c.view.gather(c.candidates[:0], p, c.slices, ip.Is4() != defect.Is(defect.ServiceFamily))
 	s := choose(c.view, c.candidates)
 	c.inspect(&s)
 	name := portName(c.service.Name, p.Name)
@@ -131,7 +132,7 @@ func (s *selection) verdict(pool int) model.Verdict {
 	switch {
 	case s.serving[pool] > 0:
 		return model.Forward
-	case s.serving[clusterPool] > 0:
+	case s.serving[clusterPool] > 0, defect.Is(defect.ServiceVerdict):
 		return model.Drop
 	}
 	return model.Reject

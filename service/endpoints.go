@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -71,7 +72,7 @@ func (v *View) gather(all []candidate, p *Port, list []*Slice, v4 bool) []candid
 		all = slices.Grow(all, len(s.Endpoints))
 		for i := range s.Endpoints {
 			e := &s.Endpoints[i]
-			if e.Addr.Is4() != v4 {
+			if e.Addr.Is4() != v4 || i == 0 && defect.Is(defect.ServiceEndpoint) {
 				continue
 			}
 			all = append(all, candidate{
@@ -145,7 +146,7 @@ func (s *selection) fill(pool int, filter func(*candidate) use) {
 		switch {
 		case c.use[pool] != serves:
 			continue
-		case c.draining() && ready:
+		case c.draining() && ready && !defect.Is(defect.ServiceTerminating):
 			c.use[pool] = drains
 		case !c.draining() && !c.endpoint.Ready:
 			c.use[pool] = notReady
@@ -223,7 +224,7 @@ func (h *hints) byZone() bool { return h.inZone > 0 && h.forZones == h.ready && 
 // them from endpoints that terminate, and they may still have flows of this node.
 func (h *hints) filter(c *candidate) use {
 	switch e := c.endpoint.Hints; {
-	case e == nil:
+	case e == nil, defect.Is(defect.ServiceHints):
 	case h.byNode() && len(e.Nodes) > 0 && !slices.Contains(e.Nodes, h.node):
 		return otherNode
 	case h.byZone() && len(e.Zones) > 0 && !slices.Contains(e.Zones, h.zone):

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -63,7 +64,7 @@ func (s *Service) hidesNodePort(v *View, e exposure) bool {
 // ranges. If they admit the node, they admit the address itself too: it is the source of the node's
 // own packets to it wherever it is on an interface of the node.
 func (s *Service) allow(v *View, e exposure) []netip.Prefix {
-	if e.kind != atLoadBalancer || s.SourceRanges == nil {
+	if e.kind != atLoadBalancer || s.SourceRanges == nil || defect.Is(defect.ServiceSourceRanges) {
 		return nil
 	}
 	ranges := []netip.Prefix{}

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -86,6 +89,27 @@ func TestDeadCode(t *testing.T) {
 		from, to, _ := strings.Cut(strings.TrimSpace(edge), " -> ")
 		if strings.Contains(to, "<ReflectMethod>") && !strings.Contains(from, "<ReflectMethod>") {
 			t.Errorf("the linker keeps all exported methods, since %s calls %s", from, to)
+		}
+	}
+}
+
+// The compiler leaves out every trace of package defect from a program that is built without its tag.
+func TestNoDefects(t *testing.T) {
+	source, err := os.ReadFile("../../internal/defect/defect.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile(`Name = "(.+)"`).FindAllSubmatch(source, -1)
+	if len(names) == 0 || !bytes.Contains(program, []byte(asFairlead)) {
+		t.Fatalf("of %d names none would be found: not even %s is", len(names), asFairlead)
+	}
+	for _, name := range names {
+		if bytes.Contains(program, name[1]) {
+			t.Errorf("the program has the name of defect %s; if it is a word of its own, name the defect otherwise", name[1])
 		}
 	}
 }

@@ -33,6 +33,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/dataplane/internal/tracked"
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -144,7 +145,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		}
 		p.drop(key)
 	}
-	if !changed {
+	if !changed || defect.Is(defect.ConntrackFlow) {
 		return partial
 	}
 	if p.waits() {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/internal/defect"
 )
 
 // What a flow can be at; see enum phase in bpf/flows.h.
@@ -338,7 +340,7 @@ func (s *sweep) idle() {
 func (s *sweep) judge(key packetsTuple, t *packetsTranslation, now ticks) (bool, error) {
 	silent := t.quiet(now)
 	if key.Hook == hookIngress && t.State&stateBack == 0 {
-		if silent <= s.limit(phase(key.Protocol, t.State))*ticksPerSecond {
+		if silent <= s.limit(phase(key.Protocol, t.State))*ticksPerSecond || defect.Is(defect.EBPFFlow) {
 			return false, nil
 		}
 		return s.forget(key, t)

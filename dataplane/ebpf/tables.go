@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -194,7 +195,9 @@ const batch = 1024
 func (t *tables) setFrontends(s *model.State, c model.Change) error {
 	w := writer{tables: t}
 	for key, f := range c.Frontends.Set.All() {
-		w.frontend(s, key, f)
+		if !key.Addr.Is6() || !defect.Is(defect.EBPFElement) {
+			w.frontend(s, key, f)
+		}
 	}
 	for _, key := range c.Frontends.Delete {
 		w.frontend(s, key, model.Frontend{})

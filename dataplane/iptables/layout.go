@@ -8,6 +8,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -429,6 +430,8 @@ func (l *layout) makeParts(of partsOf) {
 func (l *layout) markRules(id model.PoolID, snat model.SNAT) []rule {
 	r := rule{comment: poolName(id)}
 	switch pods := l.ofPods(target{}); {
+	case defect.Is(defect.IPTablesSNAT):
+		return nil
 	case snat == model.Always:
 		r.do = jumpTo(chainMark)
 	case snat == model.Never:

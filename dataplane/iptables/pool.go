@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -79,6 +80,9 @@ func (c *chooser) split(backends []model.Backend, path string) []rule {
 			}
 			if i < len(backends)-1 {
 				r.chance = chance(uint64(b.Weight), left)
+				if defect.Is(defect.IPTablesWeight) {
+					r.chance = chance(1, uint64(len(backends)-i))
+				}
 			}
 			left -= uint64(b.Weight)
 			rules = append(rules, r)

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"fairlead.dev/fairlead/internal/defect"
 )
 
 // A backend that is no longer in its pool takes no new connections. What becomes of those that it has depends on
@@ -67,7 +69,7 @@ func (d *drains) next() (keys []serverKey) {
 // leave plans that a real server takes no new connections, and goes: at once if its connections shall
 // end, otherwise when they have ended.
 func (s *servers) leave(key serverKey, held *server, addr netip.AddrPort, p *plan) {
-	if key.udp() {
+	if key.udp() || defect.Is(defect.IPVSDraining) {
 		p.last = append(p.last, s.deleteReal(key, held, addr))
 		return
 	}

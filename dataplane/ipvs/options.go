@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -86,6 +87,9 @@ func (o Options) want(p model.Pool) *server {
 	}
 	for _, b := range p.Backends {
 		w.reals[b.AddrPort()] = uint32(b.Weight)
+		if defect.Is(defect.IPVSWeight) {
+			w.reals[b.AddrPort()] = 1
+		}
 	}
 	if w.scheduler == "sh" {
 		w.reduce()

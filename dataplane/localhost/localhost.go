@@ -28,6 +28,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -190,7 +191,9 @@ func (p *plane) serve(s *model.State, key model.Key) (err error) {
 		p.users[id] = keys{}
 	}
 	p.users[id][key] = struct{}{}
-	r.use(id, s.Pools[id])
+	if !defect.Is(defect.LocalhostBackends) {
+		r.use(id, s.Pools[id])
+	}
 	return nil
 }
 

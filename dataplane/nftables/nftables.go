@@ -31,6 +31,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -282,7 +283,7 @@ func (p *Plane) Remove(context.Context) error {
 		if err := t.LoadTable(p.conn); err != nil {
 			return fmt.Errorf("nftables: %w", err)
 		}
-		if !t.Exists {
+		if !t.Exists || t.Family.V6() && defect.Is(defect.NFTablesRemove) {
 			continue
 		}
 		if err := p.removeLocalnet(t); err != nil {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -237,7 +238,9 @@ func (t *table) apply(s *model.State, c model.Change) error {
 		t.changeGuards(s, c)
 	}
 	for _, key := range c.Frontends.Delete {
-		t.deleteFrontend(key)
+		if !defect.Is(defect.NFTablesDelete) {
+			t.deleteFrontend(key)
+		}
 	}
 	for _, id := range c.Pools.Delete {
 		t.deletePool(id)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -218,11 +219,15 @@ func (t *table) affinityRules(c class) []nf.Rule {
 			SrcRegKey: nf.Word(0), SrcRegData: nf.Word(n + 1), SetName: "affinity", Operation: operation, Timeout: timeout,
 		}
 	}
+	recall := client(nf.Find("affinity", 0), store)
+	if defect.Is(defect.NFTablesAffinity) {
+		recall = recall[:len(recall)-1]
+	}
 	return []nf.Rule{
 		nf.NewRule("choose", append(choose(c.slots, "choices"), store)...),
 		nf.NewRule("the slot is gone", load, nf.Bits(0, handleBit, 0), nf.Equals(nf.Native(0)), nf.Drop()),
 		nf.NewRule("remember", client(choice, memory(unix.NFT_DYNSET_OP_UPDATE, c.affinity))...),
-		nf.NewRule("recall", client(nf.Find("affinity", 0), store)...),
+		nf.NewRule("recall", recall...),
 		nf.NewRule("", t.translate([]any{load, nf.Find("backends", 0)})...),
 		// Normally forget has been here before. The client's next attempt gets another backend.
 		nf.NewRule("the backend is gone", client(choice, memory(nf.DynsetDelete, 0))...),

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -215,7 +216,7 @@ func (p *pool) heard(client netip.Addr, b netip.AddrPort, now time.Time) {
 
 // bind remembers a client's backend if there are less than so many clients.
 func (p *pool) bind(client netip.Addr, b netip.AddrPort, now time.Time, most int) {
-	if p.affinity == 0 || !b.IsValid() {
+	if p.affinity == 0 || !b.IsValid() || defect.Is(defect.UserspaceAffinity) {
 		return
 	}
 	if _, known := p.clients[client]; !known && len(p.clients) >= most {

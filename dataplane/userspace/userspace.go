@@ -32,6 +32,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -664,7 +665,9 @@ func (p *Plane) Remove(ctx context.Context) error {
 	}
 	var errs []error
 	for _, family := range families() {
-		errs = append(errs, p.routes.remove(family))
+		if !defect.Is(defect.UserspaceRemove) {
+			errs = append(errs, p.routes.remove(family))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("userspace: %w", err)

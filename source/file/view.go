@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )
@@ -133,6 +134,9 @@ func (v *view) batch(old *view) service.Batch {
 func changed[T any](old, now map[service.Name]*T) (diff service.Objects[T]) {
 	for name, o := range now {
 		if before, ok := old[name]; !ok || before != o && !reflect.DeepEqual(before, o) {
+			if ok && defect.Is(defect.FileEdit) {
+				o = before
+			}
 			diff.Set(name, o)
 		}
 	}

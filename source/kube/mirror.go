@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/service"
 )
 
@@ -104,7 +105,9 @@ func (m *mirror) set(b *service.Batch, c *compact) {
 
 func (m *mirror) remove(b *service.Batch, name service.Name) {
 	if _, ok := m.known[name]; ok {
-		delete(m.known, name)
+		if !defect.Is(defect.KubeDelete) {
+			delete(m.known, name)
+		}
 		m.put(b, m.known, name)
 	}
 }
