@@ -344,7 +344,7 @@ func TestEngine_restsAfterWork(t *testing.T) {
 			for begin := processorTime(); processorTime()-begin < 300*time.Millisecond; {
 			}
 		}, 1},
-		// A bubble has no processor's time, so that this must be a real wait.
+		//nolint:forbidigo // the clock of a bubble does not tell work from waiting, so that this wait must be real
 		"waiting": {func() { time.Sleep(300 * time.Millisecond) }, 2},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -128,7 +128,7 @@ func (r *tour) leg(from, to served) {
 	if from.mode != to.mode {
 		r.p.await("changing the data plane")
 	}
-	time.Sleep(after) // no event says when to kill it: any moment may be a bad one
+	time.Sleep(after) //nolint:forbidigo // no event says when to kill it: any moment may be a bad one
 	carries := r.kill(fmt.Sprintf("%s to %s, killed after %s", from, to, after), to)
 	if !carries { // what is in the kernel serves
 		r.answered()

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
 	ebpfplane "fairlead.dev/fairlead/dataplane/ebpf"
@@ -71,13 +73,12 @@ func (p *places) all() []Plane {
 // noTrace fails the test unless all is gone, at once or a little later: the kernel frees namespaces in the background.
 func (p *places) noTrace(t *testing.T) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for left := p.left(); len(left) > 0; left = p.left() {
-		if time.Now().After(deadline) {
-			t.Fatalf("left: %s", left)
+	eventually.Nil(t, "all is gone", func() error {
+		if left := p.left(); len(left) > 0 {
+			return fmt.Errorf("left: %s", left)
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return nil
+	})
 }
 
 // left are namespaces in which a thread of this process is, or of which it has a file, and control groups.

@@ -166,7 +166,7 @@ func (r syncs) next(b *testing.B) engine.Round {
 	select {
 	case round := <-r:
 		return round
-	case <-time.After(auditWait):
+	case <-time.After(auditWait): //nolint:forbidigo // the limit is part of the experiment
 		b.Fatal("nothing is programmed")
 	}
 	return engine.Round{}
@@ -174,9 +174,9 @@ func (r syncs) next(b *testing.B) engine.Round {
 
 // cost is what the process takes while nothing changes.
 func (p audited) cost(b *testing.B) {
-	time.Sleep(15 * time.Second) // what the start has left to do
+	letPass(15 * time.Second) // what the start has left to do
 	before, start := cpuTime(b), time.Now()
-	time.Sleep(idle)
+	letPass(idle)
 	b.ReportMetric(100*float64(cpuTime(b)-before)/float64(time.Since(start)), "%core")
 }
 
@@ -204,8 +204,8 @@ func (p audited) repairs(b *testing.B, bed *testbed.Bed, pins string, programmed
 	var took []time.Duration
 	var all time.Duration
 	for begin := time.Now(); len(took) < acts; {
-		time.Sleep(time.Duration(rand.Int64N(int64(time.Second))))
-		time.Sleep(repairShare*all - repairCredit - time.Since(begin)) // who goes on and on is repaired ever more rarely
+		letPass(time.Duration(rand.Int64N(int64(time.Second))))
+		letPass(repairShare*all - repairCredit - time.Since(begin)) // who goes on and on is repaired ever more rarely
 		for len(programmed) > 0 {
 			<-programmed
 		}

@@ -186,7 +186,7 @@ func (f *figures) first(ctx context.Context, d *daemon) error {
 	if err != nil {
 		return err
 	}
-	time.Sleep(settleTime)
+	letPass(settleTime)
 	memory, err := d.memory()
 	if err != nil {
 		return err
@@ -220,7 +220,9 @@ func (d *daemon) start(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	client := http.Client{Transport: &http.Transport{DialContext: d.dial}, Timeout: time.Second}
-	for time.Since(began) < time.Minute {
+	glance := time.NewTicker(time.Millisecond) // so exactly the start is measured
+	defer glance.Stop()
+	for ; time.Since(began) < time.Minute; <-glance.C {
 		answer, err := client.Get("http://" + healthz + "/livez")
 		if err == nil {
 			answer.Body.Close()
@@ -228,7 +230,6 @@ func (d *daemon) start(ctx context.Context) (time.Duration, error) {
 				return time.Since(began), nil
 			}
 		}
-		time.Sleep(time.Millisecond)
 	}
 	return 0, fmt.Errorf("the daemon is not ready after a minute:\n%s", d.log.String())
 }

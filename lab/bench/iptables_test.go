@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -183,16 +185,13 @@ func (a *arena) serveKubeProxy(b *testing.B, n int) (last netip.AddrPort) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for begin := time.Now(); ; {
+	eventually.Taking(startLimit).Nil(b, "kube-proxy makes the Services", func() error {
 		var count int
-		if count, last = a.kubeServices(b); count == n {
-			break
+		if count, last = a.kubeServices(b); count != n {
+			return fmt.Errorf("it has made %d of %d:\n%s", count, n, lastWords(p.Log()))
 		}
-		if time.Since(begin) > startLimit {
-			b.Fatalf("kube-proxy has made %d of %d Services:\n%s", count, n, lastWords(p.Log()))
-		}
-		time.Sleep(time.Second)
-	}
+		return nil
+	})
 	if err := p.Kill(); err != nil { // its rules stay
 		b.Fatal(err)
 	}
@@ -387,7 +386,7 @@ func (k *contestant) changes(b *testing.B, c *cluster) Variant {
 				return nil, err
 			}
 			took = append(took, time.Duration(afterEvent(v, event)*1e9))
-			time.Sleep(r.pause)
+			letPass(r.pause)
 		}
 		return took, nil
 	}}
@@ -699,7 +698,7 @@ func (c *churn) beside(from *client) func() ([]time.Duration, error) {
 			defer close(stopped)
 			c.keepChanging(stop)
 		}()
-		time.Sleep(warmUp)
+		letPass(warmUp)
 		took, err := from.rate()
 		close(stop)
 		<-stopped
@@ -722,16 +721,15 @@ func (c *churn) keepChanging(stop chan struct{}) {
 
 // settle waits until the last change is programmed.
 func (c *churn) settle() error {
-	for begin := time.Now(); time.Since(begin) < changeLimit; {
-		time.Sleep(10 * time.Millisecond)
+	return eventually.Taking(changeLimit).Poll(context.Background(), func() error {
 		switch s := c.engine.Status(); {
 		case s.Error != "":
 			return errors.New(s.Error)
-		case s.WaitingSince.IsZero():
-			return nil
+		case !s.WaitingSince.IsZero():
+			return errors.New("the changes are not programmed")
 		}
-	}
-	return errors.New("the changes are not programmed")
+		return nil
+	})
 }
 
 // rate is what a connection takes, of all that are opened for a while.

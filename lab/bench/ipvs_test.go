@@ -245,7 +245,7 @@ func (t *turn) quiet() (idle time.Time, err error) {
 			return idle, err
 		}
 		idle = time.Now()
-		time.Sleep(window)
+		letPass(window)
 		after, err := t.proxy.Usage()
 		if err != nil {
 			return idle, err

@@ -238,7 +238,7 @@ func (r *run) measureStart(ctx context.Context, o kubernetes.ProxyOptions) (err 
 		}
 	}
 	r.start = append(r.start, time.Since(begin).Seconds())
-	time.Sleep(settleTime)
+	letPass(settleTime)
 	u, err := r.proxy.Usage()
 	if err != nil {
 		return err
@@ -271,7 +271,7 @@ func (r *run) measureSingle(ctx context.Context) error {
 			return err
 		}
 		took, events = append(took, d.Seconds()), append(events, afterEvent(v, event))
-		time.Sleep(r.pause)
+		letPass(r.pause)
 	}
 	r.single.add(took, events)
 	return nil
@@ -306,7 +306,7 @@ func (r *run) measureChurn(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	begin := time.Now()
 	for n := 0; n < int(churnTime.Seconds())*churnRate; n++ {
-		time.Sleep(time.Until(begin.Add(time.Duration(n) * time.Second / churnRate)))
+		letPass(time.Until(begin.Add(time.Duration(n) * time.Second / churnRate)))
 		if n%(churnRate/probedRate) != 0 {
 			i, endpoint, a := r.turn()
 			group.Go(func() error { return r.patch(ctx, i, endpoint, a) })

@@ -244,7 +244,7 @@ func (b *bystander) saw(i int) (time.Time, error) {
 	select {
 	case t := <-b.seen[i]:
 		return t, nil
-	case <-time.After(changeLimit):
+	case <-time.After(changeLimit): //nolint:forbidigo // the limit is part of the experiment
 		return time.Time{}, fmt.Errorf("the API server did not announce a change of %s", serviceName(i))
 	}
 }

@@ -408,7 +408,7 @@ func BenchmarkUserspaceIdle(b *testing.B) {
 		begun, kernel, process, files := time.Now(), kernelObjects(b), s.program.figure(b, "VmRSS"), s.program.files(b)
 		end := s.openMany(b, n)
 		took := time.Since(begun)
-		time.Sleep(settleTime)
+		letPass(settleTime)
 		per := func(after, before float64) string { return fmt.Sprintf("%.1f kB", (after-before)/float64(n)/1000) }
 		rows = append(rows, []string{c.name, per(kernelObjects(b), kernel), per(s.program.figure(b, "VmRSS"), process),
 			fmt.Sprintf("%.2f", float64(s.program.files(b)-files)/float64(n)), show(took)})

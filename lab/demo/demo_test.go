@@ -20,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	corev1 "k8s.io/api/core/v1"
 
 	"fairlead.dev/fairlead/lab/testbed"
@@ -284,14 +286,10 @@ func start(t *testing.T, as *syscall.Credential) (cmd *exec.Cmd, proxy, output s
 // awaitEnd returns when a process has gone.
 func awaitEnd(t *testing.T, pid string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		if _, err := os.Stat("/proc/" + pid); errors.Is(err, os.ErrNotExist) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the proxy outlives the demo")
-		}
-	}
+	eventually.True(t, "the proxy does not outlive the demo", func() bool {
+		_, err := os.Stat("/proc/" + pid)
+		return errors.Is(err, os.ErrNotExist)
+	})
 }
 
 func TestCommand_signals(t *testing.T) {

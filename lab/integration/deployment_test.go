@@ -85,7 +85,9 @@ func (w *world) converse() <-chan time.Time {
 	w.cleanup(conn.Close)
 	ended := make(chan time.Time, 1)
 	go func() {
-		for line := make([]byte, 64); ; time.Sleep(10 * time.Millisecond) {
+		pace := time.NewTicker(10 * time.Millisecond)
+		defer pace.Stop()
+		for line := make([]byte, 64); ; <-pace.C {
 			_, err := conn.Read(line) // the first comes unasked
 			if err == nil {
 				_, err = conn.Write([]byte("\n"))
@@ -126,7 +128,7 @@ func (w *world) scaleToZeroAndBack(linger time.Duration) {
 		}
 	}
 	empty := w.load()
-	time.Sleep(time.Second) // that nothing happens takes time
+	w.answers(empty, 200) // or refusals
 	r := empty.Stop()
 	for _, f := range r.Faults {
 		if f.What != testbed.Refused.String() {

@@ -133,7 +133,7 @@ func (p *pair) contrast(ctx context.Context, q probe, o objects) (contrast, erro
 	err := c.askAll(ctx, patience, manyQuestions)
 	for try := 0; try < 3 && err == nil && !c.agree() && explain(c) == nil; try++ {
 		select {
-		case <-time.After(errorPause):
+		case <-time.After(errorPause): //nolint:forbidigo // no event says when the kernel sends ICMP errors again
 		case <-ctx.Done():
 			return c, ctx.Err()
 		}

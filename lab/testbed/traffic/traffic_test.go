@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/eventually"
+
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/lab/testbed"
@@ -384,9 +386,7 @@ func TestStop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for served := p.served(t); strings.Contains(served, " 0 answered"); served = p.served(t) {
-		time.Sleep(time.Millisecond) // nobody announces it
-	}
+	p.awaitAnswer(t)
 	r, err := running.Stop(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -422,9 +422,8 @@ func TestShut(t *testing.T) {
 // awaitAnswer returns when the server has answered once more.
 func (p *pair) awaitAnswer(t *testing.T) {
 	t.Helper()
-	for before := p.answered(t); p.answered(t) == before; {
-		time.Sleep(time.Millisecond) // nobody announces it
-	}
+	before := p.answered(t)
+	eventually.True(t, "the server has answered once more", func() bool { return p.answered(t) > before })
 }
 
 // answered is how many requests the server has answered.
@@ -471,9 +470,7 @@ func TestDeath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for !strings.Contains(p.served(t), " 1 connections") {
-		time.Sleep(time.Millisecond) // nobody announces it
-	}
+	eventually.True(t, "the server has a connection", func() bool { return strings.Contains(p.served(t), " 1 connections") })
 	server, err := os.FindProcess(p.server.Pid())
 	if err == nil {
 		err = server.Kill()
