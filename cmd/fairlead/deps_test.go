@@ -109,7 +109,7 @@ func TestNoDefects(t *testing.T) {
 	}
 	for _, name := range names {
 		if bytes.Contains(program, name[1]) {
-			t.Errorf("the program has the name of defect %s; if it is a word of its own, name the defect otherwise", name[1])
+			t.Errorf("the program has the text %s; if that is no trace of a defect, give the defect another name", name[1])
 		}
 	}
 }

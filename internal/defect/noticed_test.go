@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-var binaries = flag.String("binaries", "", "directory of the test binaries that ./dev defects has built with the tag defects")
+var binaries = flag.String("binaries", "", "directory of the test binaries that ./dev defects has built")
 
 // TestNoticed runs the tests of the table: all pass without a defect, and each fails with its own.
 func TestNoticed(t *testing.T) {
