@@ -14,7 +14,6 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/bench"
-	"fairlead.dev/fairlead/lab/testbed/traffic"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -214,14 +213,14 @@ func (t *trial) changes(ctx context.Context, until time.Time) (time.Duration, er
 
 // connections compares them, and requests, with those in the cluster without a plane.
 func (t *trial) connections(ctx context.Context, m *Figures) error {
-	direct := &traffic.Loop{Bed: t.bare.bed, From: client, Listeners: t.bare.listeners}
-	through := &traffic.Loop{Bed: t.on.bed, From: client, Listeners: t.on.listeners}
-	defer direct.Close()
-	defer through.Close()
+	direct, through := t.bare.loop, t.on.loop
+	var targets, backends []netip.AddrPort
 	for _, k := range t.targets {
-		through.To = append(through.To, k.AddrPort())
-		direct.To = append(direct.To, netip.AddrPortFrom(serverAddr(k.Addr.Is6()), firstPort))
+		targets = append(targets, k.AddrPort())
+		backends = append(backends, netip.AddrPortFrom(serverAddr(k.Addr.Is6()), firstPort))
 	}
+	direct.Ask(backends...)
+	through.Ask(targets...)
 	next := func() bool {
 		m.Rounds++
 		return m.Rounds <= minRounds && ctx.Err() == nil || m.Rounds <= maxRounds && inTime(ctx)

@@ -22,10 +22,10 @@ const (
 
 // scratch is a virtual cluster whose node has a data plane, or none.
 type scratch struct {
-	bed       *testbed.Bed
-	bpf       *os.File // may be nil
-	plane     dataplane.Dataplane
-	listeners []int
+	bed   *testbed.Bed
+	bpf   *os.File // may be nil
+	plane dataplane.Dataplane
+	loop  *traffic.Loop // from the client to the server
 }
 
 // errScratch is wrapped by errors for which no scratch cluster can be made at all.
@@ -45,12 +45,8 @@ func newScratch(ctx context.Context) (*scratch, error) {
 		return nil, fmt.Errorf("%w: %w", errScratch, err)
 	}
 	s := &scratch{bed: bed}
-	err = bed.Do(server, func() (err error) {
-		s.listeners, err = traffic.Listen(traffic.Ports(firstPort, serverPorts+1))
-		return err
-	})
-	if err != nil {
-		return nil, errors.Join(err, s.close())
+	if s.loop, err = traffic.NewLoop(bed, client, server, traffic.Ports(firstPort, serverPorts+1)); err != nil {
+		return nil, errors.Join(err, bed.Close())
 	}
 	return s, nil
 }
@@ -82,9 +78,7 @@ func (s *scratch) close() error {
 	if s.plane != nil {
 		errs = append(errs, s.plane.Close())
 	}
-	for _, fd := range s.listeners {
-		unix.Close(fd)
-	}
+	s.loop.Close()
 	errs = append(errs, s.bed.Close())
 	if s.bpf != nil {
 		errs = append(errs, s.bpf.Close()) // and with it all that is pinned there

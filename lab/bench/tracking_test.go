@@ -2,23 +2,25 @@ package bench
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
 
-	"fairlead.dev/fairlead/lab/bench/tracking"
 	"fairlead.dev/fairlead/lab/testbed"
 )
+
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel flows bpf/flows.c -- -mcpu=v3 -O2 -Wall -Wextra -Wno-unused-parameter -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 type pair struct{ name, own, conntrack string }
 
 // trackings are what is compared: in each pair the kernel's connection tracking is the control.
 func trackings() []pair {
 	return []pair{
-		{"a packet's flow is found", tracking.OwnFind, tracking.ConntrackFind},
-		{"a flow begins", tracking.OwnAdd, tracking.ConntrackAdd},
-		{"a flow begins, its client is hidden", tracking.OwnAddHidden, tracking.ConntrackAddHidden},
+		{"a packet's flow is found", flowsProgOwnFind, flowsProgConntrackFind},
+		{"a flow begins", flowsProgOwnAdd, flowsProgConntrackAdd},
+		{"a flow begins, its client is hidden", flowsProgOwnAddHidden, flowsProgConntrackAddHidden},
 	}
 }
 
@@ -34,22 +36,22 @@ func BenchmarkTracking(b *testing.B) {
 	var variants []Variant
 	for _, t := range trackings() {
 		for _, program := range []string{t.own, t.conntrack} {
-			flows, err := tracking.Load(uint32(len(variants)) << 20)
+			f, err := newFlows(uint32(len(variants)) << 20)
 			if errors.Is(err, ebpf.ErrNotSupported) {
 				b.Skipf("programs cannot use connection tracking here: %v", err)
 			}
 			if err != nil {
 				b.Fatalf("%+v", err)
 			}
-			b.Cleanup(flows.Close)
+			b.Cleanup(f.Close)
 			run := func(program string, times int) (each time.Duration, err error) {
 				err = bed.Do(testbed.Node, func() (err error) {
-					each, err = flows.Run(program, times)
+					each, err = f.run(program, times)
 					return err
 				})
 				return each, err
 			}
-			add := map[string]string{t.own: tracking.OwnAdd, t.conntrack: tracking.ConntrackAdd}[program]
+			add := map[string]string{t.own: flowsProgOwnAdd, t.conntrack: flowsProgConntrackAdd}[program]
 			if _, err := run(add, 1); err != nil { // so that there is one to be found
 				b.Fatal(err)
 			}
@@ -71,4 +73,39 @@ func BenchmarkTracking(b *testing.B) {
 		b.ReportMetric(ratio.Median, compact(t.name))
 	}
 	printTable("flows remembered by programs at devices: median of 30 rounds of 1000 each", rows...)
+}
+
+// flows are the programs, with no flow yet. Those in the kernel's connection tracking belong to the network namespace
+// of the thread that runs programs, and end with it.
+type flows struct{ *ebpf.Collection }
+
+// newFlows makes programs whose flows have clients of their own, from number first on. It fails with ebpf.ErrNotSupported
+// where programs cannot use connection tracking.
+func newFlows(first uint32) (flows, error) {
+	spec, err := loadFlows()
+	if err != nil {
+		return flows{}, err
+	}
+	if err := spec.Variables[flowsVarPort].Set(first); err != nil {
+		return flows{}, err
+	}
+	c, err := ebpf.NewCollection(spec)
+	return flows{c}, err
+}
+
+// run has a program do its thing n times, and returns what each took.
+func (f flows) run(program string, n int) (each time.Duration, err error) {
+	_, each, err = f.Programs[program].Benchmark(make([]byte, 64), n, nil)
+	if err != nil {
+		return 0, err
+	}
+	var failed uint32
+	if err := f.Variables[flowsVarFailed].Get(&failed); err != nil {
+		return 0, err
+	}
+	if failed > 0 {
+		err := fmt.Errorf("%s has failed %d times", program, failed)
+		return 0, errors.Join(err, f.Variables[flowsVarFailed].Set(uint32(0)))
+	}
+	return each, nil
 }

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/traffic"
@@ -38,19 +37,22 @@ func (s *Site) ask(ctx context.Context, e errand) (traffic.Result, error) {
 	if err != nil {
 		return traffic.Result{}, err
 	}
-	bare := e.load.Protocol == traffic.Bare
-	before, err := taken(ctx, server, bare)
+	before, err := answeredBy(ctx, server)
 	if err != nil {
 		return traffic.Result{}, err
 	}
-	r, err := s.run(ctx, e)
+	r, err := s.run(ctx, e.from, e.load)
+	if err == nil {
+		err = enough(r)
+	}
 	if err != nil {
 		return r, err
 	}
-	if err := enough(r); err != nil {
-		return r, err
+	after, err := answeredBy(ctx, server)
+	if more := before + int64(r.Done) - after; err == nil && more > 0 {
+		err = fmt.Errorf("%d answers came from somebody else than the backends", more)
 	}
-	return r, reached(ctx, server, bare, before+int64(r.Done))
+	return r, err
 }
 
 // enough reports that too many requests have failed.
@@ -62,38 +64,19 @@ func enough(r traffic.Result) error {
 	return nil
 }
 
-// reached makes sure that a server has taken as many requests as clients say. It takes connections that nobody says
-// anything on only every now and then.
-func reached(ctx context.Context, server *traffic.Worker, bare bool, want int64) error {
-	const patience, pause = time.Second, 5 * time.Millisecond
-	for begin := time.Now(); ; time.Sleep(pause) {
-		n, err := taken(ctx, server, bare)
-		if err != nil || n >= want {
-			return err
-		}
-		if time.Since(begin) > patience {
-			return fmt.Errorf("%d answers came from somebody else than the backends", want-n)
-		}
-	}
-}
-
-func (s *Site) run(ctx context.Context, e errand) (traffic.Result, error) {
-	client, err := s.client(ctx, e.from)
+func (s *Site) run(ctx context.Context, from testbed.Place, l traffic.Load) (traffic.Result, error) {
+	client, err := s.client(ctx, from)
 	if err != nil {
 		return traffic.Result{}, err
 	}
-	return client.Run(ctx, e.load)
+	return client.Run(ctx, l)
 }
 
-// taken is how many requests a server has answered with success, or connections that it has taken without a word.
-func taken(ctx context.Context, server *traffic.Worker, bare bool) (n int64, err error) {
+// answeredBy is how many requests a server has answered with success.
+func answeredBy(ctx context.Context, server *traffic.Worker) (n int64, err error) {
 	counts, err := server.Served(ctx)
 	for _, c := range counts {
-		if bare {
-			n += c.Connections
-		} else {
-			n += c.Answered
-		}
+		n += c.Answered
 	}
 	return n, err
 }

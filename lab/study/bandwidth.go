@@ -64,9 +64,9 @@ func bandwidthTurn(ctx context.Context, s *Site, last bool, lasts time.Duration)
 	if _, err := s.server(ctx, traffic.Server{Protocol: traffic.Bulk}); err != nil {
 		return nil, err
 	}
-	r, err := s.run(ctx, errand{from: ClientPod, load: traffic.Load{
+	r, err := s.run(ctx, ClientPod, traffic.Load{
 		Protocol: traffic.Bulk, Targets: []netip.AddrPort{to}, Duration: lasts, Interval: lasts / 10,
-	}})
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -162,7 +162,7 @@ func reason(log string) string {
 // others: they are links in the site's directory.
 func (s *Site) environment() ([]string, error) {
 	if !s.Legacy {
-		return s.Env, nil
+		return nil, nil
 	}
 	bin, program := filepath.Join(s.dir, "bin"), legacyProgram()
 	if program == "" {
@@ -179,5 +179,5 @@ func (s *Site) environment() ([]string, error) {
 			}
 		}
 	}
-	return append([]string{"PATH=" + bin + ":" + os.Getenv("PATH")}, s.Env...), nil
+	return []string{"PATH=" + bin + ":" + os.Getenv("PATH")}, nil
 }

@@ -49,8 +49,6 @@ type Cluster struct {
 	// OwnPorts gives each endpoint of a Service a port of its own, by which the server tells them apart. Otherwise they
 	// have addresses of their own.
 	OwnPorts bool
-	// Affinity is ClientIP.
-	Affinity bool
 	// own are Services beside the generated ones, or, if theirs, in place of them.
 	own    *Own
 	theirs bool

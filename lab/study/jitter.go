@@ -89,7 +89,6 @@ func (u unrest) turn(ctx context.Context, s *Site) (Figures, error) {
 	if lost := unanswered(busy); lost > u.tolerates()*float64(busy.Done) {
 		return nil, fmt.Errorf("%g of %g requests had no answer: %v", lost, lost+float64(busy.Done), busy.Errors)
 	}
-	s.series = series(busy, bulk, u.interval())
 	p99 := busy.Total.Quantile(0.99)
 	rates := bitRates(bulk, u.interval())
 	median := rates[len(rates)/2]
@@ -130,37 +129,17 @@ func (u unrest) requests(ctx context.Context, s *Site) (traffic.Result, error) {
 	if _, err := s.server(ctx, traffic.Server{}); err != nil {
 		return traffic.Result{}, err
 	}
-	client, err := s.client(ctx, ClientPod)
-	if err != nil {
-		return traffic.Result{}, err
-	}
-	return client.Run(ctx, traffic.Load{
+	return s.run(ctx, ClientPod, traffic.Load{
 		Targets: []netip.AddrPort{s.Service(0)}, Rate: s.rate(rate), Concurrency: most,
-		Duration: u.lasts, Timeout: u.patience(), Interval: u.interval(),
+		Duration: u.lasts, Timeout: u.patience(),
 	})
-}
-
-// series are what both kinds of clients have seen in one interval after the other.
-func series(requests, bulk traffic.Result, interval time.Duration) map[string][]float64 {
-	s := map[string][]float64{}
-	for _, i := range requests.Intervals {
-		s["longest request, s"] = append(s["longest request, s"], i.Longest.Seconds())
-	}
-	for _, i := range bulk.Intervals {
-		s["throughput, bit/s"] = append(s["throughput, bit/s"], 8*float64(i.Bytes)/interval.Seconds())
-	}
-	return s
 }
 
 func (u unrest) bulk(ctx context.Context, s *Site) (traffic.Result, error) {
 	if _, err := s.server(ctx, traffic.Server{Protocol: traffic.Bulk}); err != nil {
 		return traffic.Result{}, err
 	}
-	client, err := s.client(ctx, ClientPod)
-	if err != nil {
-		return traffic.Result{}, err
-	}
-	r, err := client.Run(ctx, traffic.Load{
+	r, err := s.run(ctx, ClientPod, traffic.Load{
 		Protocol: traffic.Bulk, Targets: []netip.AddrPort{s.Service(0)}, Duration: u.lasts, Interval: u.interval(),
 	})
 	if err == nil && r.Failed() > 0 {
@@ -172,7 +151,7 @@ func (u unrest) bulk(ctx context.Context, s *Site) (traffic.Result, error) {
 // bitRates are those of the intervals of a load, sorted. The last one is left out: it is not whole.
 func bitRates(r traffic.Result, interval time.Duration) (rates []float64) {
 	for _, i := range r.Intervals[:max(len(r.Intervals)-1, 0)] {
-		rates = append(rates, 8*float64(i.Bytes)/interval.Seconds())
+		rates = append(rates, 8*float64(i)/interval.Seconds())
 	}
 	if len(rates) == 0 {
 		return []float64{8 * r.BytesPerSecond()}

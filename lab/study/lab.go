@@ -332,7 +332,6 @@ func (l *lab) warmUp(ctx context.Context, t task, sites map[string]*Site) error 
 		if s := sites[c.Name]; s != nil && s.failed == nil && l.left(t, c) > 0 {
 			l.tell(t.name()+": "+s.Name+" warms up", t)
 			_, _ = t.play(ctx, s)
-			s.series = nil
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -401,7 +400,6 @@ func (l *lab) turn(ctx context.Context, s *Site, t task, row Row) error {
 		return context.Cause(ctx)
 	}
 	l.clock.took(t, took)
-	row.Series, s.series = s.series, nil
 	if row.Figures, row.Took = figures, took.Seconds(); err != nil {
 		l.failed = true
 		row.Figures, row.Failed = nil, err.Error()

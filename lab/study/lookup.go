@@ -25,7 +25,6 @@ func lookupExperiment() Experiment {
 				{Name: "connect", Unit: Seconds, Better: Lower, Main: true, Does: "the system call connect(2), median"},
 				{Name: "p10", Unit: Seconds, Better: Lower, Does: "a tenth are faster: what is disturbed least"},
 				{Name: "p99", Unit: Seconds, Better: Lower, Does: "a hundredth are slower"},
-				{Name: "failed", Unit: Count, Better: Lower, Does: "connections that failed"},
 			},
 		},
 		IPVS:  true,
@@ -69,7 +68,7 @@ func withRules(services int) func([]Contender) []Contender {
 	}
 }
 
-func lookupTurn(ctx context.Context, s *Site, last bool, connections int) (Figures, error) {
+func lookupTurn(ctx context.Context, s *Site, last bool, connections int) (f Figures, err error) {
 	to, end, err := s.ends(ctx)
 	if err != nil {
 		return nil, err
@@ -77,22 +76,38 @@ func lookupTurn(ctx context.Context, s *Site, last bool, connections int) (Figur
 	if last {
 		to = end
 	}
-	e := errand{servers: []traffic.Server{{Protocol: traffic.Bare}}, load: traffic.Load{
-		Protocol: traffic.Bare, Targets: []netip.AddrPort{to}, Requests: connections / 10,
-	}}
-	// What has just listed rules finds them in the processor's caches, or other things there: nobody is measured before.
-	if _, err := s.ask(ctx, e); err != nil {
-		return nil, err
-	}
-	e.load.Requests = connections
-	r, err := s.ask(ctx, e)
+	loop, err := s.loop()
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		loop.Close()
+		err = errors.Join(err, s.answerProbes())
+	}()
+	loop.Ask(to)
+	// What has just listed rules finds them in the processor's caches, or other things there: nobody is measured before.
+	if _, err := loop.Connects(connections / 10); err != nil {
+		return nil, err
+	}
+	took, err := loop.Connects(connections)
+	if err != nil {
+		return nil, err
+	}
+	var all traffic.Histogram
+	for _, d := range took {
+		all.Record(d)
+	}
 	return Figures{
-		"connect": r.Connect.Quantile(0.5).Seconds(), "p10": r.Connect.Quantile(0.1).Seconds(),
-		"p99": r.Connect.Quantile(0.99).Seconds(), "failed": float64(r.Failed()),
+		"connect": all.Quantile(0.5).Seconds(), "p10": all.Quantile(0.1).Seconds(), "p99": all.Quantile(0.99).Seconds(),
 	}, nil
+}
+
+// loop is a client and all backends in one thread, in place of the server.
+func (s *Site) loop() (*traffic.Loop, error) {
+	if err := errors.Join(s.closeServer(), s.Bed.StopServing(string(ServerPod))); err != nil {
+		return nil, err
+	}
+	return traffic.NewLoop(s.Bed, ClientPod, ServerPod, s.ports())
 }
 
 // ends are the Services that come first and last where rules are tried one after the other.

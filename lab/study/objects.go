@@ -162,12 +162,6 @@ func (c Cluster) service(i int) *corev1.Service {
 	o.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
 	o.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack)
 	o.Spec.SessionAffinity = corev1.ServiceAffinityNone
-	if c.Affinity {
-		o.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-		o.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
-			ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(corev1.DefaultClientIPServiceAffinitySeconds)},
-		}
-	}
 	o.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyCluster)
 	o.Spec.Ports = []corev1.ServicePort{{Name: "tcp", Port: ServicePort, Protocol: corev1.ProtocolTCP}}
 	if c.NodePorts {

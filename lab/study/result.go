@@ -97,9 +97,8 @@ type Contender struct {
 	Program string `json:"program,omitempty"`
 	// Note is what a reader must know of it: that it uses the older interface of iptables.
 	Note string `json:"note,omitempty"`
-	// Args are added to the proxy's own, as one scheduler or another, and Env to its environment.
+	// Args are added to the proxy's own, as one scheduler or another.
 	Args []string `json:"args,omitempty"`
-	Env  []string `json:"env,omitempty"`
 	// Legacy has the programs iptables, iptables-save and so on, if the proxy runs them, be those of the older interface.
 	Legacy bool `json:"legacy,omitempty"`
 }
@@ -158,13 +157,11 @@ type Row struct {
 	Size      int    `json:"size,omitempty"`
 	Contender string `json:"contender"`
 	// Round 1 is the first. 0 stands for all of the cell's that there are not: the contender had failed before.
-	Round   int     `json:"round"`
-	Figures Figures `json:"figures,omitempty"`
-	// Series are values over time, by their names, in equal intervals: what a chart of the turn itself shows.
-	Series map[string][]float64 `json:"series,omitempty"`
-	Failed string               `json:"failed,omitempty"` // why there are no figures
-	At     time.Time            `json:"at"`
-	Took   float64              `json:"took"` // seconds
+	Round   int       `json:"round"`
+	Figures Figures   `json:"figures,omitempty"`
+	Failed  string    `json:"failed,omitempty"` // why there are no figures
+	At      time.Time `json:"at"`
+	Took    float64   `json:"took"` // seconds
 }
 
 // Read reads a result's file.

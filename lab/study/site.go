@@ -46,8 +46,7 @@ type Site struct {
 	Kernel string
 
 	workers workers
-	rested  time.Time            // see rest
-	series  map[string][]float64 // of the turn
+	rested  time.Time // see rest
 
 	dir     string   // of the kubeconfig and the control socket
 	bpf     *os.File // a file system of its own; may be nil

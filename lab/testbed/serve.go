@@ -23,7 +23,8 @@ import (
 // line is Echo gets back all that follows; a datagram that begins with it gets the pod's name and the rest of itself.
 type server struct {
 	name string
-	port io.Closer // the listening socket
+	port io.Closer     // the listening socket
+	gone chan struct{} // closed when nobody listens any more
 
 	mu    sync.Mutex
 	conns map[io.Closer]struct{} // nil: the server has stopped
@@ -38,7 +39,7 @@ func (b *Bed) serve(p *pod, ports []PodPort) error {
 		if p.servers[port] != nil {
 			continue
 		}
-		s := &server{name: p.Name, conns: map[io.Closer]struct{}{}}
+		s := &server{name: p.Name, gone: make(chan struct{}), conns: map[io.Closer]struct{}{}}
 		var loop func()
 		err := p.host.at(func() (err error) {
 			loop, err = s.listen(port)
@@ -48,7 +49,10 @@ func (b *Bed) serve(p *pod, ports []PodPort) error {
 			return fmt.Errorf("serve %s: %w", port, err)
 		}
 		p.servers[port] = s
-		b.serves.Go(loop)
+		b.serves.Go(func() {
+			defer close(s.gone)
+			loop()
+		})
 	}
 	return nil
 }
@@ -172,15 +176,16 @@ func (s *server) stopped() bool {
 	return s.conns == nil
 }
 
-// stop ends the server and its connections, whose clients see them end.
+// stop ends the server and its connections, whose clients see them end. Then the port is free.
 func (s *server) stop() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.port.Close()
 	for c := range s.conns {
 		c.Close()
 	}
 	s.conns = nil
+	s.mu.Unlock()
+	<-s.gone
 }
 
 // fromDestination turns the control message that says where a datagram was sent into the one that

@@ -22,8 +22,6 @@ func (l Load) run(ctx context.Context) Result {
 	switch l.Protocol {
 	case Bulk:
 		l.streams(ctx, c)
-	case Bare:
-		l.connects(ctx, c)
 	default:
 		l.clients(ctx, c)
 	}
@@ -175,25 +173,18 @@ func (c *collector) add(s sample, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := &c.result
-	i := c.interval()
 	r.Bytes += int64(s.bytes)
-	i.Bytes += int64(s.bytes)
 	if err != nil {
-		i.Failed++
 		r.Errors[kind(err)]++
 		return
 	}
 	r.Done++
-	i.Done++
-	i.Longest = max(i.Longest, s.total)
 	r.Total.Record(s.total)
 	if s.connected {
 		r.Connect.Record(s.connect)
 	}
-	if c.load.Protocol != Bare {
-		r.Processing.Record(s.processing)
-		r.Waiting.Record(s.waiting)
-	}
+	r.Processing.Record(s.processing)
+	r.Waiting.Record(s.waiting)
 }
 
 // unsent notes that nobody was free for this turn and those that are due by now.
@@ -211,17 +202,12 @@ func (c *collector) carried(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.result.Bytes += int64(n)
-	c.interval().Bytes += int64(n)
-}
-
-// interval is the present one; what is written to it is forgotten if none are wanted.
-func (c *collector) interval() *Interval {
 	if c.load.Interval == 0 {
-		return &Interval{}
+		return
 	}
-	n := int(time.Since(c.begin) / c.load.Interval)
-	for len(c.result.Intervals) <= n {
-		c.result.Intervals = append(c.result.Intervals, Interval{})
+	present := int(time.Since(c.begin) / c.load.Interval)
+	for len(c.result.Intervals) <= present {
+		c.result.Intervals = append(c.result.Intervals, 0)
 	}
-	return &c.result.Intervals[n]
+	c.result.Intervals[present] += int64(n)
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -21,14 +22,13 @@ const (
 // Loop is a client and its server in one thread. With data planes of the kernel all packets pass within the calls of the
 // client, and no change of tasks is part of what is measured.
 type Loop struct {
-	Bed       *testbed.Bed
-	From      testbed.Place
-	To        []netip.AddrPort // asked in turn
-	Listeners []int            // of the server, see Listen
-
-	raw  []rawTarget // of To
-	next int
-	open *ends // for requests
+	bed       *testbed.Bed
+	from      testbed.Place
+	listeners []int            // of the server
+	targets   []netip.AddrPort // asked in turn
+	raw       []rawTarget      // the same
+	next      int
+	open      *ends // for requests
 }
 
 // ends are both ends of a connection.
@@ -39,36 +39,84 @@ func (e ends) close() {
 	unix.Close(e.there)
 }
 
-// Listen opens sockets for both families in the calling thread's namespace. The caller closes those that there are, also
-// after an error.
-func Listen(ports []uint16) (listeners []int, err error) {
-	for _, port := range ports {
-		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return listeners, os.NewSyscallError("socket", err)
+// NewLoop makes one whose server listens in a place, in both families. The caller says whom it asks, and closes it.
+func NewLoop(bed *testbed.Bed, from, server testbed.Place, ports []uint16) (*Loop, error) {
+	l := &Loop{bed: bed, from: from}
+	err := bed.Do(server, func() error {
+		for _, port := range ports {
+			if err := l.listen(port); err != nil {
+				return fmt.Errorf("listen on port %d of %s: %w", port, server, err)
+			}
 		}
-		listeners = append(listeners, fd)
-		if err := errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0),
-			unix.Bind(fd, &unix.SockaddrInet6{Port: int(port)}), unix.Listen(fd, 16)); err != nil {
-			return listeners, fmt.Errorf("listen on port %d: %w", port, err)
-		}
+		return nil
+	})
+	if err != nil {
+		l.Close()
+		return nil, err
 	}
-	return listeners, nil
+	return l, nil
 }
 
-// Close ends the connection that requests have left.
-func (l *Loop) Close() {
+// listen opens a socket in the calling thread's namespace.
+func (l *Loop) listen(port uint16) error {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	l.listeners = append(l.listeners, fd)
+	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
+		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0),
+		unix.Bind(fd, &unix.SockaddrInet6{Port: int(port)}), unix.Listen(fd, 16))
+}
+
+// Ask says whom the client asks in turn from now on: addresses that lead to the server.
+func (l *Loop) Ask(targets ...netip.AddrPort) {
+	l.hangUp()
+	l.targets, l.raw, l.next = targets, rawTargets(targets), 0
+}
+
+// hangUp ends the connection that requests have left.
+func (l *Loop) hangUp() {
 	if l.open != nil {
 		l.open.close()
+		l.open = nil
 	}
+}
+
+// Close ends the server, and the connection that requests have left.
+func (l *Loop) Close() {
+	l.hangUp()
+	for _, fd := range l.listeners {
+		unix.Close(fd)
+	}
+}
+
+// Connects makes connections, of which each took what the system call takes: the kernel carries all packets through all
+// namespaces within it.
+func (l *Loop) Connects(n int) (took []time.Duration, err error) {
+	err = l.bed.Do(l.from, func() error {
+		if err := blockSignals(); err != nil {
+			return err
+		}
+		for range n {
+			c, each, err := l.connect()
+			if err != nil {
+				return err
+			}
+			took = append(took, each)
+			c.close()
+		}
+		return nil
+	})
+	return took, err
 }
 
 // Connections makes some with one request each, and returns what each took.
 func (l *Loop) Connections(n int) (took []time.Duration, err error) {
-	err = l.Bed.Do(l.From, func() error {
+	err = l.bed.Do(l.from, func() error {
 		for range n {
 			begin := time.Now()
-			c, err := l.connect()
+			c, _, err := l.connect()
 			if err != nil {
 				return err
 			}
@@ -85,9 +133,9 @@ func (l *Loop) Connections(n int) (took []time.Duration, err error) {
 
 // Requests makes some on one connection, which stays, and returns what each took.
 func (l *Loop) Requests(n int) (took []time.Duration, err error) {
-	err = l.Bed.Do(l.From, func() error {
+	err = l.bed.Do(l.from, func() error {
 		if l.open == nil {
-			c, err := l.connect()
+			c, _, err := l.connect()
 			if err != nil {
 				return err
 			}
@@ -105,31 +153,31 @@ func (l *Loop) Requests(n int) (took []time.Duration, err error) {
 	return took, err
 }
 
-// connect makes a connection from the calling thread's place.
-func (l *Loop) connect() (c ends, err error) {
-	if l.raw == nil {
-		l.raw = rawTargets(l.To)
-	}
-	number := l.next % len(l.To)
+// connect makes a connection from the calling thread's place. What it took is the system call's alone.
+func (l *Loop) connect() (c ends, took time.Duration, err error) {
+	number := l.next % len(l.raw)
 	to := &l.raw[number]
 	l.next++
 	if c.here, err = blockingSocket(int(to.address.Family), loopTimeout); err != nil {
-		return c, err
+		return c, 0, err
 	}
-	if err = untilDone(func() error { return to.connect(c.here) }); err == nil {
+	start := time.Now()
+	err = untilDone(func() error { return to.connect(c.here) })
+	took = time.Since(start)
+	if err == nil {
 		c.there, err = l.accept()
 	}
 	if err != nil {
 		unix.Close(c.here)
-		return c, fmt.Errorf("a connection to %s: %w", l.To[number], err)
+		return c, took, fmt.Errorf("a connection to %s: %w", l.targets[number], err)
 	}
-	return c, nil
+	return c, took, nil
 }
 
 // accept is the server: which backend was chosen shows by where it arrives.
 func (l *Loop) accept() (int, error) {
-	waiting := make([]unix.PollFd, len(l.Listeners))
-	for i, fd := range l.Listeners {
+	waiting := make([]unix.PollFd, len(l.listeners))
+	for i, fd := range l.listeners {
 		waiting[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 	}
 	err := untilDone(func() error {
@@ -183,4 +231,64 @@ func untilDone(f func() error) error {
 			return err
 		}
 	}
+}
+
+// blockSignals keeps the runtime's own signals from interrupting connect.
+func blockSignals() error {
+	err := unix.PthreadSigmask(unix.SIG_BLOCK, &unix.Sigset_t{Val: [16]uint64{^uint64(0)}}, nil)
+	return os.NewSyscallError("sigmask", err)
+}
+
+// rawTarget is what connect takes.
+type rawTarget struct {
+	address unix.RawSockaddrInet6 // in which one of IPv4 fits
+	size    uintptr
+}
+
+func rawTargets(targets []netip.AddrPort) []rawTarget {
+	raw := make([]rawTarget, len(targets))
+	for i, to := range targets {
+		port := to.Port()<<8 | to.Port()>>8
+		if to.Addr().Is6() {
+			raw[i].address = unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: port, Addr: to.Addr().As16()}
+			raw[i].size = unix.SizeofSockaddrInet6
+			continue
+		}
+		*(*unix.RawSockaddrInet4)(unsafe.Pointer(&raw[i].address)) = unix.RawSockaddrInet4{
+			Family: unix.AF_INET, Port: port, Addr: to.Addr().As4(),
+		}
+		raw[i].size = unix.SizeofSockaddrInet4
+	}
+	return raw
+}
+
+// connect is the system call, of which the runtime's scheduler does not hear.
+func (to *rawTarget) connect(fd int) error {
+	_, _, number := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to.address)), to.size)
+	if number != 0 {
+		return number
+	}
+	return nil
+}
+
+// blockingSocket is one that is reset when it is closed: there would soon be too many that wait.
+func blockingSocket(family int, timeout time.Duration) (int, error) {
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, os.NewSyscallError("socket", err)
+	}
+	return fd, prepareBlocking(fd, timeout)
+}
+
+// prepareBlocking closes the socket if it fails.
+func prepareBlocking(fd int, timeout time.Duration) error {
+	wait := unix.NsecToTimeval(timeout.Nanoseconds())
+	err := errors.Join(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
+		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1))
+	if err != nil {
+		unix.Close(fd)
+	}
+	return err
 }

@@ -29,16 +29,8 @@ type Result struct {
 	Connect, Processing, Waiting Histogram
 	// Total is all of it; with a Rate it counts from when the request should have begun.
 	Total Histogram
-	// Intervals is what happened in one after the other of Load.Interval. A request belongs to that
-	// in which it ends; the last one may be short.
-	Intervals []Interval `json:",omitempty"`
-}
-
-// Interval is a part of the time of a Load.
-type Interval struct {
-	Done, Failed int
-	Bytes        int64
-	Longest      time.Duration // of the totals
+	// Intervals are the bytes of bulk data in one after the other of Load.Interval; the last one may be short.
+	Intervals []int64 `json:",omitempty"`
 }
 
 // PerSecond is how many requests were done in a second.

@@ -40,7 +40,7 @@ func (s Server) listen() (ports []*port, err error) {
 		s.Protocol = HTTP
 	}
 	serve := map[Protocol]func(*port, net.Listener){
-		HTTP: (*port).http, Bulk: (*port).bulk, Bare: (*port).forget,
+		HTTP: (*port).http, Bulk: (*port).bulk,
 	}[s.Protocol]
 	if serve == nil {
 		return nil, fmt.Errorf("there is no protocol %q", s.Protocol)
@@ -207,31 +207,6 @@ func (l *limiter) admit(now time.Time) (wait time.Duration, ok bool) {
 	}
 	l.next = l.next.Add(l.each)
 	return wait, true
-}
-
-// forget takes connections and closes them, all that have come at once.
-func (p *port) forget(l net.Listener) {
-	const pause = 10 * time.Millisecond
-	raw, err := l.(*net.TCPListener).SyscallConn()
-	for err == nil {
-		var first net.Conn
-		if first, err = l.Accept(); err != nil {
-			continue
-		}
-		first.Close()
-		p.connections.Add(1)
-		time.Sleep(pause)
-		err = raw.Control(func(listener uintptr) {
-			for {
-				fd, _, err := unix.Accept4(int(listener), unix.SOCK_CLOEXEC)
-				if err != nil {
-					return
-				}
-				unix.Close(fd)
-				p.connections.Add(1)
-			}
-		})
-	}
 }
 
 // chunk is what is written, or read, at once of bulk data.

@@ -2,7 +2,7 @@
 // for its answer (a closed loop), or keeps to a rate (an open one), and is one of three, as its purpose is.
 //
 //	StartWorker ─► this program once more, in a place: Main
-//	     │ Serve ─► HTTP (delayed, limited, many ports), bulk data, connections without a word
+//	     │ Serve ─► HTTP (delayed, limited, many ports), bulk data
 //	     │ Run ───► Load: many clients that are measured ─► Result: counts, errors by kind, histograms
 //	     └ CPU ───► processor time
 //	StartWatch ─► clients in many places, of the servers of a testbed ─► Report: what each noticed, after which step
@@ -40,9 +40,6 @@ type Protocol string
 const (
 	// HTTP is HTTP/1.1.
 	HTTP Protocol = "http"
-	// Bare is TCP without a word: servers take connections and forget them. They do so a hundred times a second, and not
-	// for each one, so that a client has the processor for itself.
-	Bare Protocol = "bare"
 	// Bulk is data without end by TCP, from the client to the server.
 	Bulk Protocol = "bulk"
 )
@@ -87,12 +84,11 @@ type Load struct {
 	Protocol Protocol // empty: HTTP
 	// Targets are asked in turn.
 	Targets []netip.AddrPort
-	// Requests is how many there are in all; connections, with Bare. It does not matter to Bulk.
+	// Requests is how many there are in all. It does not matter to Bulk.
 	Requests int
 	// Duration is the time in which requests begin. Those under way are awaited.
 	Duration time.Duration
-	// Concurrency is the number of clients; of connections, with Bulk. 0: 1. Bare has one client: a thread that does
-	// nothing but connect, measures nothing but the system call, and resets the connection.
+	// Concurrency is the number of clients; of connections, with Bulk. 0: 1.
 	Concurrency int
 	// Rate is how many requests begin in a second, evenly spread, by whichever client is free; 0: each client asks when
 	// it has been answered. It does not matter to Bulk.
@@ -107,7 +103,7 @@ type Load struct {
 	Addresses []netip.Addr
 	// Timeout is how long a request may take, connecting included; 0: 10 s.
 	Timeout time.Duration
-	// Interval is that of Result.Intervals; 0: none.
+	// Interval is that of Result.Intervals, of Bulk; 0: none.
 	Interval time.Duration
 }
 
@@ -122,15 +118,13 @@ func (l Load) withDefaults() (Load, error) {
 	switch {
 	case len(l.Targets) == 0:
 		return l, errors.New("a load needs a target")
-	case l.Protocol == Bare && l.Concurrency > 1:
-		return l, errors.New("a load of protocol bare is that of one client: start more workers for more")
 	case l.Rate < 0 || l.Requests < 0 || l.Duration < 0 || l.Interval < 0:
 		return l, errors.New("a load's rate, requests, duration and interval must not be negative")
 	case len(l.Addresses) > 0 && (l.Protocol != HTTP || len(l.Sources) > 0):
 		return l, errors.New("clients with addresses of their own are those of HTTP, and choose no ports")
 	}
 	switch l.Protocol {
-	case HTTP, Bare, Bulk:
+	case HTTP, Bulk:
 		return l, nil
 	}
 	return l, fmt.Errorf("there is no protocol %q", l.Protocol)
