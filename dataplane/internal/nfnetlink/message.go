@@ -95,14 +95,15 @@ func number(messages []byte, first uint32) (last int) {
 	return last
 }
 
-// Attributes calls f for each attribute in b; the bytes are valid during the call only.
+// Attributes calls f for each attribute in b; the bytes are valid during the call only. Who appends to them changes no
+// other attribute.
 func Attributes(b []byte, f func(kind uint16, data []byte)) {
 	for len(b) >= 4 {
 		length := int(binary.NativeEndian.Uint16(b))
 		if length < 4 || length > len(b) {
 			return
 		}
-		f(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), b[4:length])
+		f(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), b[4:length:length])
 		b = b[min((length+3)&^3, len(b)):]
 	}
 }
@@ -119,3 +120,20 @@ func Attribute(b []byte, want uint16) (found []byte) {
 
 // Text is the first attribute of a kind, as a string.
 func Text(b []byte, want uint16) string { return unix.ByteSliceToString(Attribute(b, want)) }
+
+// Uint32 is the first attribute of a kind, as the kernel writes most numbers: in network byte order. It is 0 if there
+// is none of four bytes.
+func Uint32(b []byte, want uint16) uint32 {
+	if data := Attribute(b, want); len(data) == 4 {
+		return binary.BigEndian.Uint32(data)
+	}
+	return 0
+}
+
+// Uint64 is the same of eight bytes.
+func Uint64(b []byte, want uint16) uint64 {
+	if data := Attribute(b, want); len(data) == 8 {
+		return binary.BigEndian.Uint64(data)
+	}
+	return 0
+}

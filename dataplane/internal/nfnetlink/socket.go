@@ -11,6 +11,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"syscall"
 
@@ -41,7 +42,7 @@ func Dial() (*Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	s := &Socket{fd: fd, receive: make([]byte, readSize)}
+	s := Over(fd)
 	err = errors.Join(
 		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: timeout}),
@@ -55,6 +56,10 @@ func Dial() (*Socket, error) {
 	}
 	return s, nil
 }
+
+// Over makes a Socket of a descriptor, which it owns: of a netlink socket or, in tests, of an end of a pair
+// (SOCK_SEQPACKET). Room is for the caller to set.
+func Over(fd int) *Socket { return &Socket{fd: fd, receive: make([]byte, readSize)} }
 
 // setBuffer sets the size of a buffer. The root of a user namespace may not exceed the system's limit
 // (net.core.wmem_max and rmem_max).
@@ -149,6 +154,9 @@ func (s *Socket) send(b []byte) error {
 func (s *Socket) read() ([]syscall.NetlinkMessage, error) {
 	for {
 		n, _, err := unix.Recvfrom(s.fd, s.receive, 0)
+		if err == nil && n == 0 { // the kernel sends no such datagram; who reads on would wait for ever
+			return nil, fmt.Errorf("receive from netlink socket: %w", io.ErrUnexpectedEOF)
+		}
 		if err == nil {
 			return syscall.ParseNetlinkMessage(s.receive[:n])
 		}
@@ -178,9 +186,7 @@ func (s *Socket) drain() {
 // Generation is the number of the ruleset, which grows by one with each transaction of anybody.
 func (s *Socket) Generation() (generation uint32, err error) {
 	err = s.Get(Request{Kind: NFTables | unix.NFT_MSG_GETGEN, Each: func(attrs []byte) {
-		if id := Attribute(attrs, unix.NFTA_GEN_ID); len(id) == 4 {
-			generation = binary.BigEndian.Uint32(id)
-		}
+		generation = Uint32(attrs, unix.NFTA_GEN_ID)
 	}})
 	return generation, err
 }

@@ -1,0 +1,105 @@
+package takeover
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/lab/allocs"
+	"fairlead.dev/fairlead/xtables"
+)
+
+// FuzzTable reads arbitrary bytes as a table of x_tables: no panic, bounded memory, and what is left without
+// kube-proxy's chains is a table again.
+func FuzzTable(f *testing.F) {
+	for _, v6 := range []bool{false, true} {
+		layout := xtables.LayoutOf(v6)
+		table := entry(layout, "", binary.NativeEndian.AppendUint64(nil, uint64(3*layout.Size+3*64+40))) // to KUBE-SERVICES
+		table = append(table, entry(layout, "", verdictOf(xtables.Accept))...)
+		table = append(table, entry(layout, xtables.ErrorTarget, append([]byte("KUBE-SERVICES"), make([]byte, 19)...))...)
+		table = append(table, entry(layout, "", verdictOf(xtables.Return))...)
+		table = append(table, entry(layout, xtables.ErrorTarget, append([]byte("ERROR"), make([]byte, 27)...))...)
+		f.Add(table, v6)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte, v6 bool) {
+		allocs.Bound(t, len(raw), func() { readTable(t, raw, xtables.LayoutOf(v6)) })
+	})
+}
+
+func readTable(t *testing.T, raw []byte, layout xtables.Layout) {
+	b, err := parseXT(xtables.Info{ValidHooks: 1, Size: uint32(len(raw))}, raw, layout)
+	if err != nil {
+		return
+	}
+	_ = b.forward()
+	rest := b.without(b.plan("nat", false))
+	again, err := parseXT(b.Info, rest.raw[xtables.Header:], layout)
+	if err != nil || len(again.entries) != len(rest.kept) {
+		t.Errorf("what is left of a table is none: %v", err)
+	}
+}
+
+// entry is one for all packets, with a target.
+func entry(layout xtables.Layout, target string, info []byte) []byte {
+	b := make([]byte, layout.Size+xtables.ExtensionHeader)
+	copy(b[layout.Size+xtables.NameOffset:], target)
+	b = append(b, info...)
+	binary.NativeEndian.PutUint16(b[layout.Offsets:], uint16(layout.Size))
+	binary.NativeEndian.PutUint16(b[layout.Offsets+2:], uint16(len(b)))
+	return b
+}
+
+func verdictOf(v int64) []byte { return binary.NativeEndian.AppendUint64(nil, uint64(v)) }
+
+// FuzzReplies reads arbitrary bytes as the kernel's answers about servers of IPVS, rules of nf_tables, members of
+// ipsets, and as a line of IPVS's connections: no panic, bounded memory, and a server is asked for as it is listed.
+func FuzzReplies(f *testing.F) {
+	identity := func(family uint16, address []byte) []byte {
+		return join(nl.NewRtAttr(serviceFamily, nl.Uint16Attr(family)), nl.NewRtAttr(serviceProtocol, nl.Uint16Attr(6)),
+			nl.NewRtAttr(serviceAddress, append(address, make([]byte, 16-len(address))...)),
+			nl.NewRtAttr(servicePort, []byte{0, 80}))
+	}
+	f.Add(join(nl.NewRtAttr(ipvsService, identity(unix.AF_INET, []byte{10, 96, 0, 10}))))
+	f.Add(join(nl.NewRtAttr(ipvsService, identity(unix.AF_INET6, make([]byte, 16)))))
+	f.Add(join(nl.NewRtAttr(ipvsDest, join(nl.NewRtAttr(destWeight, nl.Uint32Attr(3)),
+		nl.NewRtAttr(destActive, nl.Uint32Attr(1)), nl.NewRtAttr(destPersist, nl.Uint32Attr(0))))))
+	chain := nl.NewRtAttr(unix.NFTA_VERDICT_CHAIN, nl.ZeroTerminated("KUBE-SERVICES"))
+	verdict := nl.NewRtAttr(unix.NFTA_DATA_VERDICT, chain.Serialize())
+	data := nl.NewRtAttr(unix.NFTA_EXPR_DATA, join(nl.NewRtAttr(unix.NFTA_IMMEDIATE_DATA, verdict.Serialize())))
+	expression := join(nl.NewRtAttr(unix.NFTA_EXPR_NAME, nl.ZeroTerminated("immediate")), data)
+	f.Add(join(nl.NewRtAttr(unix.NFTA_LIST_ELEM, expression)))
+	f.Add([]byte("TCP C0000209 C350 0A60000A 0050 0AF40102 1F90 ESTABLISHED     899"))
+	f.Fuzz(func(t *testing.T, reply []byte) {
+		allocs.Bound(t, len(reply), func() { readReply(t, reply) })
+	})
+}
+
+func join(attributes ...*nl.RtAttr) (b []byte) {
+	for _, a := range attributes {
+		b = append(b, a.Serialize()...)
+	}
+	return b
+}
+
+func readReply(t *testing.T, reply []byte) {
+	for _, header := range []int{nl.SizeofGenlmsg, nl.SizeofNfgenmsg} {
+		_ = inMessage(reply, header)
+	}
+	if s, ok := parseServer(attributes(reply)[ipvsService]); ok {
+		again, ok := parseServer(s.identity)
+		if !ok || again.address != s.address || again.port != s.port {
+			t.Errorf("%s is asked for as %s", s, again)
+		}
+	}
+	d := parseDest(attributes(reply)[ipvsDest])
+	if again := parseDest(d.attributes); again.weight != 0 {
+		t.Errorf("a real server's weight is sent twice: %d", again.weight)
+	}
+	_, _ = destination(reply), refusesAll(reply)
+	_ = parsePorts([][]byte{reply})
+	if x, ok := parseFlow(string(reply)); ok && !x.client.IsValid() {
+		t.Errorf("the flow %s has no client", x)
+	}
+}
