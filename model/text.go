@@ -48,9 +48,17 @@ func ParseProtocol(s string) (Protocol, error) {
 	return 0, fmt.Errorf("%q is not a protocol (tcp, udp or sctp)", s)
 }
 
-func (s Scope) String() string   { return scopeNames[s] }
-func (v Verdict) String() string { return verdictNames[v] }
-func (s SNAT) String() string    { return snatNames[s] }
+func (s Scope) String() string   { return nameOf(scopeNames[:], "scope", uint8(s)) }
+func (v Verdict) String() string { return nameOf(verdictNames[:], "verdict", uint8(v)) }
+func (s SNAT) String() string    { return nameOf(snatNames[:], "snat", uint8(s)) }
+
+// nameOf is a number's name, or the number: those that a kernel's tables have may be of another version.
+func nameOf(names []string, kind string, i uint8) string {
+	if int(i) < len(names) {
+		return names[i]
+	}
+	return kind + " " + strconv.Itoa(int(i))
+}
 
 // String is address:port/protocol and scope.
 func (k Key) String() string { return fmt.Sprintf("%s/%s %s", k.AddrPort(), k.Protocol, k.Scope) }

@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/said"
 )
 
@@ -410,14 +412,9 @@ func xdpFeatures(device int) (uint64, error) {
 	if err != nil || len(messages) == 0 {
 		return 0, errors.Join(errors.New("the kernel does not tell"), err)
 	}
-	attrs, err := nl.ParseRouteAttr(messages[0][nl.SizeofGenlmsg:])
-	if err != nil {
-		return 0, err
+	features := nfnetlink.Attribute(messages[0][min(nl.SizeofGenlmsg, len(messages[0])):], netdevXDPFeatures)
+	if len(features) != 8 {
+		return 0, errors.New("the kernel does not tell")
 	}
-	for _, a := range attrs {
-		if a.Attr.Type == netdevXDPFeatures && len(a.Value) == 8 {
-			return nl.NativeEndian().Uint64(a.Value), nil
-		}
-	}
-	return 0, errors.New("the kernel does not tell")
+	return binary.NativeEndian.Uint64(features), nil
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 )
 
 const (
@@ -50,7 +51,7 @@ func numberOf(m syscall.NetlinkMessage, before int) int {
 		return before
 	}
 	number := int(nl.NativeEndian().Uint32(m.Data[4:]))
-	is := m.Header.Type == unix.RTM_NEWLINK && text(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME) == dummy
+	is := m.Header.Type == unix.RTM_NEWLINK && nfnetlink.Text(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME) == dummy
 	switch {
 	case is:
 		return number
@@ -101,21 +102,21 @@ func isOpen(port uint32) bool {
 func deleted(m syscall.NetlinkMessage, number int) string {
 	switch {
 	case m.Header.Type == unix.RTM_DELLINK && len(m.Data) >= unix.SizeofIfInfomsg:
-		if name := text(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME); name == dummy {
+		if name := nfnetlink.Text(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME); name == dummy {
 			return "deleted link " + name
 		}
 	case m.Header.Type == unix.RTM_DELADDR && len(m.Data) >= unix.SizeofIfAddrmsg:
 		if on := int(nl.NativeEndian().Uint32(m.Data[4:])); number != 0 && on == number {
 			attrs := m.Data[unix.SizeofIfAddrmsg:]
-			return "deleted address " + address(attribute(attrs, unix.IFA_ADDRESS))
+			return "deleted address " + address(nfnetlink.Attribute(attrs, unix.IFA_ADDRESS))
 		}
 	case m.Header.Type == unix.RTM_DELROUTE && len(m.Data) >= unix.SizeofRtMsg && m.Data[5] == protocol:
-		to := address(attribute(m.Data[unix.SizeofRtMsg:], unix.RTA_DST))
+		to := address(nfnetlink.Attribute(m.Data[unix.SizeofRtMsg:], unix.RTA_DST))
 		return fmt.Sprintf("deleted route %s/%d", to, m.Data[1])
 	case m.Header.Type == unix.RTM_DELRULE && len(m.Data) >= unix.SizeofRtMsg:
 		attrs := m.Data[unix.SizeofRtMsg:]
-		if by := attribute(attrs, nl.FRA_PROTOCOL); len(by) == 1 && by[0] == protocol {
-			return "deleted rule " + priority(attribute(attrs, nl.FRA_PRIORITY))
+		if by := nfnetlink.Attribute(attrs, nl.FRA_PROTOCOL); len(by) == 1 && by[0] == protocol {
+			return "deleted rule " + priority(nfnetlink.Attribute(attrs, nl.FRA_PRIORITY))
 		}
 	}
 	return ""
@@ -134,18 +135,3 @@ func address(b []byte) string {
 	}
 	return "default"
 }
-
-func attribute(b []byte, kind uint16) []byte {
-	attrs, err := nl.ParseRouteAttr(b)
-	if err != nil {
-		return nil
-	}
-	for _, a := range attrs {
-		if a.Attr.Type == kind {
-			return a.Value
-		}
-	}
-	return nil
-}
-
-func text(b []byte, kind uint16) string { return unix.ByteSliceToString(attribute(b, kind)) }

@@ -1,7 +1,6 @@
 package foreign
 
 import (
-	"encoding/binary"
 	"fmt"
 	"strings"
 	"syscall"
@@ -47,10 +46,8 @@ func (w *Watch) transaction(attrs []byte, what string, more int) {
 	if more > 0 {
 		what += fmt.Sprintf(" and %d more", more)
 	}
-	f := dataplane.Foreign{What: what, Process: nfnetlink.Text(attrs, unix.NFTA_GEN_PROC_NAME)}
-	if id := nfnetlink.Attribute(attrs, unix.NFTA_GEN_PROC_PID); len(id) == 4 {
-		f.PID = int(binary.BigEndian.Uint32(id))
-	}
+	f := dataplane.Foreign{What: what, Process: nfnetlink.Text(attrs, unix.NFTA_GEN_PROC_NAME),
+		PID: int(nfnetlink.Uint32(attrs, unix.NFTA_GEN_PROC_PID))}
 	if !w.self.is(f) {
 		w.tell(f)
 	}

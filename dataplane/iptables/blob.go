@@ -3,6 +3,7 @@ package iptables
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -83,13 +84,34 @@ func parseBlob(id tableID, info xtables.Info, raw []byte) (*blob, error) {
 		at += len(e)
 		current.bytes = entries[current.offset:at]
 	}
-	// The last entry is the head of a chain ERROR that has no rules.
-	last := b.segments[len(b.segments)-1]
-	b.segments = b.segments[:len(b.segments)-1]
-	delete(b.byName, last.name)
+	if err := b.checkChains(); err != nil {
+		return nil, err
+	}
 	b.findJumps(layout)
 	b.findOrder()
 	return b, nil
+}
+
+// checkChains takes the last entry away, the head of a chain ERROR that has no rules, and refuses a table that lacks
+// something.
+func (b *blob) checkChains() error {
+	if len(b.segments) == 0 {
+		return errors.New("there are no entries")
+	}
+	last := b.segments[len(b.segments)-1]
+	b.segments = b.segments[:len(b.segments)-1]
+	delete(b.byName, last.name)
+	for _, s := range b.segments {
+		if s.owned && s.entries < 2 {
+			return fmt.Errorf("chain %s does not end with a return", s.name)
+		}
+	}
+	for h, name := range xtables.HookNames {
+		if s := b.byName[name]; b.ValidHooks&(1<<h) != 0 && (s == nil || !s.base) {
+			return fmt.Errorf("no entry is where chain %s begins, at %d", name, b.Hooks[h])
+		}
+	}
+	return nil
 }
 
 // findOrder finds where the entries of others end, and whether the table is laid out as we do it: others first,

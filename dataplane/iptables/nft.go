@@ -185,7 +185,7 @@ func (c *content) add(attrs []byte) {
 		return
 	}
 	if to := verdictChain(nfnetlink.Attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)); owned(to) {
-		handle := binary.BigEndian.Uint64(nfnetlink.Attribute(attrs, unix.NFTA_RULE_HANDLE))
+		handle := nfnetlink.Uint64(attrs, unix.NFTA_RULE_HANDLE)
 		c.base = append(c.base, foundRule{chain: chain, id: handle, mark: mark, to: to, base: isBase(chain)})
 	}
 }
@@ -662,7 +662,7 @@ func (n *nft) tidy(id tableID) error {
 			return
 		}
 		all++
-		used := binary.BigEndian.Uint32(nfnetlink.Attribute(attrs, unix.NFTA_CHAIN_USE))
+		used := nfnetlink.Uint32(attrs, unix.NFTA_CHAIN_USE)
 		if used == 0 && string(nfnetlink.Attribute(attrs, attrChainUserData)) == string(ours()) {
 			empty = append(empty, nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME))
 		}

@@ -14,7 +14,7 @@ import (
 )
 
 // emptyTable is table nat as a kernel hands it out that has no rules.
-func emptyTable(t *testing.T, v6 bool) *blob {
+func emptyTable(t testing.TB, v6 bool) *blob {
 	t.Helper()
 	e, info := entryEncoder{v6: v6, b: make([]byte, xtables.Header)}, xtables.Info{}
 	for h, name := range xtables.HookNames {

@@ -51,7 +51,7 @@ func parse(t *testing.T, text string) *model.State {
 	return s
 }
 
-func check(t *testing.T, err error) {
+func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Error(err)

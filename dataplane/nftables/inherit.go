@@ -91,9 +91,6 @@ func (t *table) eachMemory(p *Plane, f func(key []byte, m dataplane.Memory)) err
 	}
 	now := time.Now()
 	return t.List(p.conn, affinity, func() {}, func(e nf.Element) {
-		if len(e.Data) != 4 || len(e.Key) <= 4 {
-			return
-		}
 		h := handle(binary.NativeEndian.Uint32(e.Data))
 		client, ok := netip.AddrFromSlice(e.Key[:len(e.Key)-4])
 		if id, known := pools[h.sticky()]; ok && known {

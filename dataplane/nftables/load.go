@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"fairlead.dev/fairlead/dataplane/internal/nf"
@@ -48,23 +49,28 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
 			}
 		}
 		return t.List(c, i, reset, func(e nf.Element) {
-			if key, ok := nf.DecodeKey(e.Key, scope); ok && len(e.Data) == 4 {
+			if key, ok := nf.DecodeKey(e.Key, scope); ok {
 				t.rows[key] = row{token: nf.Token(binary.NativeEndian.Uint32(e.Data)), found: true}
 			}
 		})
 	case i == slots:
-		return t.List(c, i, func() { clear(t.found.slots) }, t.foundSlot)
+		return loadSlots(t, c, i, t.found.slots, func(e nf.Element) netip.AddrPort {
+			backend, _ := nf.DecodeBackend(e.Data)
+			return backend
+		})
 	case i == choices:
-		return t.List(c, i, func() { clear(t.found.choices) }, t.foundChoice)
+		return loadSlots(t, c, i, t.found.choices, func(e nf.Element) handle {
+			return handle(binary.NativeEndian.Uint32(e.Data))
+		})
 	case i == backends:
 		return t.List(c, i, func() { clear(t.backends) }, func(e nf.Element) {
-			if b, ok := nf.DecodeBackend(e.Data); ok && len(e.Key) == 4 {
+			if b, ok := nf.DecodeBackend(e.Data); ok {
 				t.backends[handle(binary.NativeEndian.Uint32(e.Key))] = b
 			}
 		})
 	case i == classes:
 		return t.List(c, i, func() { clear(t.found.classes) }, func(e nf.Element) {
-			id := nf.Token(binary.NativeEndian.Uint32(append(e.Key, 0, 0, 0, 0))).Class()
+			id := nf.Token(nf.Number(e.Key)).Class()
 			_, twice := t.found.classes[e.Chain]
 			t.Foreign = t.Foreign || twice || e.Chain == ""
 			t.found.classes[e.Chain] = id
@@ -77,35 +83,47 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
 	return err
 }
 
-func (t *table) foundSlot(e nf.Element) {
-	backend, ok := nf.DecodeBackend(e.Data)
-	if !ok || len(e.Key) != 8 {
-		return
-	}
-	t.Foreign = t.Foreign || !place(t.found.slots, e.Key, backend)
+// placed is an element of a map whose key is the pool's number and an index.
+type placed[T any] struct {
+	number, index uint32
+	data          T
 }
 
-func (t *table) foundChoice(e nf.Element) {
-	if len(e.Key) == 8 && len(e.Data) == 4 {
-		t.Foreign = t.Foreign || !place(t.found.choices, e.Key, handle(binary.NativeEndian.Uint32(e.Data)))
+// loadSlots reads such a map into lists, one for each pool. If they have more holes than we ever leave, the table is
+// not ours: a single element with a great index must not take the memory of a long list.
+func loadSlots[T any](t *table, c *nfnetlink.Socket, set int, found map[uint32][]T, decode func(nf.Element) T) error {
+	var all []placed[T]
+	err := t.List(c, set, func() { all = nil }, func(e nf.Element) {
+		all = append(all, placed[T]{binary.NativeEndian.Uint32(e.Key), binary.NativeEndian.Uint32(e.Key[4:]), decode(e)})
+	})
+	clear(found)
+	if err != nil {
+		return err
 	}
+	counts, lengths := map[uint32]int{}, map[uint32]int{}
+	for _, s := range all {
+		counts[s.number]++
+		lengths[s.number] = max(lengths[s.number], int(s.index)+1)
+	}
+	for number, n := range lengths {
+		if n > mostHoles*counts[number]+leastLength {
+			t.Foreign = true
+			return nil
+		}
+		found[number] = make([]T, n)
+	}
+	for _, s := range all {
+		found[s.number][s.index] = s.data
+	}
+	return nil
 }
 
-// place puts the data of a slot, whose key is the pool's number and an index, where it belongs. It
-// reports whether we may have made the slot.
-func place[T any](found map[uint32][]T, key []byte, data T) bool {
-	number, i := binary.NativeEndian.Uint32(key), int(binary.NativeEndian.Uint32(key[4:]))
-	if i >= maxIndex+maxSlots {
-		return false
-	}
-	list := found[number]
-	if i >= len(list) {
-		list = append(list, make([]T, i+1-len(list))...)
-	}
-	list[i] = data
-	found[number] = list
-	return true
-}
+const (
+	// mostHoles is how many times longer than its elements a list may be that is half made or half deleted.
+	mostHoles = 8
+	// leastLength is how long it may be in any case.
+	leastLength = 64
+)
 
 // reserve keeps the numbers found in the kernel from being handed out anew, and counts what is there.
 func (t *table) reserve() {

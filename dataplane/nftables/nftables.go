@@ -311,7 +311,7 @@ func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr
 		}
 		want := string(append(client.AsSlice(), nf.Native(uint32(newHandle(pool.sticky.number, 0)))...))
 		err := t.List(p.conn, affinity, func() {}, func(e nf.Element) {
-			if string(e.Key) == want && len(e.Data) == 4 {
+			if string(e.Key) == want {
 				backend, ok = t.backends[handle(binary.NativeEndian.Uint32(e.Data))]
 			}
 		})
@@ -352,9 +352,6 @@ func (t *table) forgetSteps(c *nfnetlink.Socket) error {
 		stale[s.handle] = true
 	}
 	err := t.List(c, affinity, func() { *t.Tx = nf.Transaction{} }, func(e nf.Element) {
-		if len(e.Data) != 4 {
-			return
-		}
 		h := handle(binary.NativeEndian.Uint32(e.Data))
 		if _, known := t.backends[h]; stale[h] || !known {
 			t.Element(unix.NFT_MSG_DELSETELEM, affinity, e.Key, nil)

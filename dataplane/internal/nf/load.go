@@ -48,18 +48,10 @@ func (t *Table) listing(verb uint16, reset func(), each func(attrs []byte)) nfne
 func (t *Table) LoadTable(c *nfnetlink.Socket) error {
 	l := t.listing(unix.NFT_MSG_GETTABLE, func() {}, func(attrs []byte) {
 		t.Exists = true
-		t.Foreign = number(attrs, unix.NFTA_TABLE_FLAGS) != 0 // dormant, or somebody's own
+		t.Foreign = nfnetlink.Uint32(attrs, unix.NFTA_TABLE_FLAGS) != 0 // dormant, or somebody's own
 	})
 	l.Filter.B = nil // with a filter the kernel wants to be asked for one table, not for a list
 	return c.Dump(l)
-}
-
-// number is an attribute of four bytes; 0 if there is none.
-func number(attrs []byte, kind uint16) uint32 {
-	if b := nfnetlink.Attribute(attrs, kind); len(b) == 4 {
-		return binary.BigEndian.Uint32(b)
-	}
-	return 0
 }
 
 func (t *Table) loadSets(c *nfnetlink.Socket) error {
@@ -83,7 +75,7 @@ func (t *Table) Finds(c *nfnetlink.Socket, set int) (found bool, err error) {
 
 // is reports whether a set that the kernel lists has the form of s.
 func (s *Set) is(attrs []byte) bool {
-	is := func(attr uint16, want uint32) bool { return number(attrs, attr) == want }
+	is := func(attr uint16, want uint32) bool { return nfnetlink.Uint32(attrs, attr) == want }
 	return is(unix.NFTA_SET_FLAGS, s.Flags) &&
 		is(unix.NFTA_SET_KEY_TYPE, kind(s.Key)) && is(unix.NFTA_SET_KEY_LEN, size(s.Key)) &&
 		(s.Data == nil || is(unix.NFTA_SET_DATA_TYPE, kind(s.Data)) && is(unix.NFTA_SET_DATA_LEN, size(s.Data)))
@@ -129,15 +121,26 @@ func (t *Table) loadRules(c *nfnetlink.Socket) error {
 	}))
 }
 
-// List calls f for each element of a set as the kernel lists it, and reset when it lists from the start.
+// List calls f for each element of a set as the kernel lists it, and reset when it lists from the start. Keys and data
+// have the lengths that the set has for them; what is listed of a set in another form is left out.
 func (t *Table) List(c *nfnetlink.Socket, set int, reset func(), f func(Element)) error {
+	s := t.Sets[set]
 	l := t.listing(unix.NFT_MSG_GETSETELEM, reset, func(attrs []byte) {
 		nfnetlink.Attributes(nfnetlink.Attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
-			f(decodeElement(data))
+			if e := decodeElement(data); s.fits(e) {
+				f(e)
+			}
 		})
 	})
-	l.Filter.Text(unix.NFTA_SET_ELEM_LIST_SET, t.Sets[set].Name)
+	l.Filter.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
 	return c.Dump(l)
+}
+
+// fits reports whether an element can be one of the set.
+func (s *Set) fits(e Element) bool {
+	key := int(size(s.Key))
+	return len(e.Key) == key && (s.Data == nil || len(e.Data) == int(size(s.Data))) &&
+		(e.keyEnd == nil || len(e.keyEnd) == key)
 }
 
 // Members does the same, with the keys that Element takes.
@@ -149,8 +152,12 @@ func (t *Table) Members(c *nfnetlink.Socket, set int, reset func(), f func(key s
 	}
 	return t.List(c, set, reset, func(e Element) {
 		key := string(e.Key)
-		if s.Interval() && len(e.keyEnd) == len(e.Key) {
-			key += string(e.keyEnd[len(e.keyEnd)-n:])
+		if s.Interval() {
+			end := e.keyEnd
+			if end == nil { // somebody else's range of one address
+				end = e.Key
+			}
+			key += string(end[len(end)-n:])
 		}
 		f(key, e)
 	})

@@ -165,12 +165,12 @@ func decodeTuple(tuple []byte) (src, dst netip.AddrPort, protocol model.Protocol
 		}
 	})
 	nfnetlink.Attributes(nfnetlink.Attribute(tuple, nl.CTA_TUPLE_PROTO), func(kind uint16, data []byte) {
-		switch kind {
-		case nl.CTA_PROTO_NUM:
+		switch {
+		case kind == nl.CTA_PROTO_NUM && len(data) == 1:
 			protocol = model.Protocol(data[0])
-		case nl.CTA_PROTO_SRC_PORT:
+		case kind == nl.CTA_PROTO_SRC_PORT && len(data) == 2:
 			fromPort = binary.BigEndian.Uint16(data)
-		case nl.CTA_PROTO_DST_PORT:
+		case kind == nl.CTA_PROTO_DST_PORT && len(data) == 2:
 			toPort = binary.BigEndian.Uint16(data)
 		}
 	})
