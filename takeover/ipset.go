@@ -140,9 +140,12 @@ func setPorts(name string) ([]servedPort, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list ipset %s: %w", name, err)
 	}
-	var ports []servedPort
+	return parsePorts(messages), nil
+}
+
+func parsePorts(messages [][]byte) (ports []servedPort) {
 	for _, m := range messages {
-		for _, member := range nested(attributes(m[nl.SizeofNfgenmsg:])[nl.IPSET_ATTR_ADT]) {
+		for _, member := range nested(inMessage(m, nl.SizeofNfgenmsg)[nl.IPSET_ATTR_ADT]) {
 			a := attributes(member)
 			if port := a[nl.IPSET_ATTR_PORT]; len(port) == 2 {
 				p := servedPort{port: binary.BigEndian.Uint16(port)}
@@ -153,7 +156,7 @@ func setPorts(name string) ([]servedPort, error) {
 			}
 		}
 	}
-	return ports, nil
+	return ports
 }
 
 func setRequest(command, flags int, name string) *nl.NetlinkRequest {

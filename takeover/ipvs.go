@@ -128,7 +128,7 @@ func (d *director) servers() ([]server, error) {
 	}
 	var servers []server
 	for _, m := range messages {
-		s, ok := parseServer(attributes(m[nl.SizeofGenlmsg:])[ipvsService])
+		s, ok := parseServer(inMessage(m, nl.SizeofGenlmsg)[ipvsService])
 		if !ok {
 			continue
 		}
@@ -171,7 +171,7 @@ func (d *director) destinations(s server) ([]dest, error) {
 	}
 	var dests []dest
 	for _, m := range messages {
-		dests = append(dests, parseDest(attributes(m[nl.SizeofGenlmsg:])[ipvsDest]))
+		dests = append(dests, parseDest(inMessage(m, nl.SizeofGenlmsg)[ipvsDest]))
 	}
 	return dests, nil
 }

@@ -212,7 +212,7 @@ func (x *compat) chain(table, name string) (map[uint16][]byte, error) {
 		return nil, fmt.Errorf("%s: read chain %s of table %s: %w", x.tool(), name, table, err)
 	}
 	for _, m := range answer {
-		return attributes(m[nl.SizeofNfgenmsg:]), nil
+		return inMessage(m, nl.SizeofNfgenmsg), nil
 	}
 	return nil, nil
 }
@@ -268,7 +268,7 @@ func (x *compat) rules(table, chain string) ([]map[uint16][]byte, error) {
 	}
 	rules := make([]map[uint16][]byte, 0, len(messages))
 	for _, m := range messages {
-		rules = append(rules, attributes(m[nl.SizeofNfgenmsg:]))
+		rules = append(rules, inMessage(m, nl.SizeofNfgenmsg))
 	}
 	return rules, nil
 }
@@ -332,17 +332,18 @@ func attributes(b []byte) map[uint16][]byte {
 	return all
 }
 
-// nested are netlink attributes in their order. What is malformed ends them.
+// inMessage are those of a message, behind its header.
+func inMessage(m []byte, header int) map[uint16][]byte { return attributes(m[min(header, len(m)):]) }
+
+// nested are netlink attributes in their order. Where they are malformed there are none.
 func nested(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
-		list, err := nl.ParseRouteAttr(b)
+		list, err := mdlayher.NewAttributeDecoder(b) // nl.ParseRouteAttr panics where the last one is not padded
 		if err != nil {
 			return
 		}
-		for _, a := range list {
-			if !yield(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value) {
-				return
-			}
+		for list.Next() && yield(list.Type(), list.Bytes()) {
+			continue
 		}
 	}
 }

@@ -38,9 +38,13 @@ func readXT(s xtables.Socket, v6 bool, table string) (*xtBlob, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, raw := &xtBlob{Info: info}, raw[xtables.Header:]
+	return parseXT(info, raw[xtables.Header:], xtables.LayoutOf(v6))
+}
+
+func parseXT(info xtables.Info, raw []byte, layout xtables.Layout) (*xtBlob, error) {
+	b := &xtBlob{Info: info}
 	for at := 0; at < len(raw); {
-		e, err := parseEntry(raw[at:], xtables.LayoutOf(v6))
+		e, err := parseEntry(raw[at:], layout)
 		if err != nil {
 			return nil, fmt.Errorf("read its rules: entry at %d: %w", at, err)
 		}
@@ -138,13 +142,13 @@ func (b *xtBlob) without(p plan) xtRest {
 	for _, c := range p.chains {
 		gone[c] = true
 	}
-	rest := xtRest{newOffset: map[int]int{}}
+	rest := xtRest{dropped: make([]bool, len(b.entries)), newOffset: map[int]int{}}
 	for _, j := range p.jumps {
-		rest.drop(j.id, len(b.entries))
+		rest.dropped[j.id] = true
 	}
 	for i, e := range b.entries {
 		if gone[e.chain] && !e.base {
-			rest.drop(i, len(b.entries))
+			rest.dropped[i] = true
 		}
 	}
 	rest.build(b)
@@ -157,13 +161,6 @@ type xtRest struct {
 	newOffset map[int]int // where what began there begins now, or what comes after it
 	raw       []byte      // with a header
 	kept      []int       // which entries
-}
-
-func (r *xtRest) drop(i, n int) {
-	if r.dropped == nil {
-		r.dropped = make([]bool, n)
-	}
-	r.dropped[i] = true
 }
 
 func (r *xtRest) build(b *xtBlob) {
