@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,10 +29,22 @@ type kind struct {
 	// optional: a server that does not offer it, or does not let us see it, has none of it.
 	optional bool
 	list     func() runtime.Object
-	// compact keeps what matters; nil: the object does not concern a proxy.
-	compact func(runtime.Object) (any, []service.Problem)
+	// compact keeps what matters; nil: the object does not concern a proxy. The error is for an object of another kind.
+	compact func(runtime.Object) (any, []service.Problem, error)
 	// put says in a Batch what an object is now, given all objects of the kind; nil: it is gone.
 	put func(b *service.Batch, all map[service.Name]any, name service.Name)
+}
+
+// of makes a kind's compact of one for its type.
+func of[T runtime.Object](f func(T) (any, []service.Problem)) func(runtime.Object) (any, []service.Problem, error) {
+	return func(o runtime.Object) (any, []service.Problem, error) {
+		typed, ok := o.(T)
+		if !ok {
+			return nil, nil, fmt.Errorf("the API server sends a %T where a %T is asked for", o, typed)
+		}
+		is, problems := f(typed)
+		return is, problems, nil
+	}
 }
 
 // kinds are what kube-proxy watches, by its selectors.
@@ -47,9 +60,9 @@ func serviceKind() *kind {
 		labels:   "!" + proxyNameLabel,
 		fields:   fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
 		list:     func() runtime.Object { return &corev1.ServiceList{} },
-		compact: func(o runtime.Object) (any, []service.Problem) {
-			return service.FromService(o.(*corev1.Service))
-		},
+		compact: of(func(o *corev1.Service) (any, []service.Problem) {
+			return service.FromService(o)
+		}),
 		put: func(b *service.Batch, all map[service.Name]any, name service.Name) {
 			s, _ := all[name].(*service.Service)
 			b.Services.Set(name, s)
@@ -64,13 +77,13 @@ func sliceKind() *kind {
 		group:    discoveryv1.SchemeGroupVersion,
 		labels:   "!" + corev1.IsHeadlessService,
 		list:     func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
-		compact: func(o runtime.Object) (any, []service.Problem) {
-			s, problems := service.FromSlice(o.(*discoveryv1.EndpointSlice))
+		compact: of(func(o *discoveryv1.EndpointSlice) (any, []service.Problem) {
+			s, problems := service.FromSlice(o)
 			if s == nil {
 				return nil, problems
 			}
 			return s, problems
-		},
+		}),
 		put: func(b *service.Batch, all map[service.Name]any, name service.Name) {
 			s, _ := all[name].(*service.Slice)
 			b.Slices.Set(name, s)
@@ -87,9 +100,9 @@ func nodeKind(node string) *kind {
 		group:    corev1.SchemeGroupVersion,
 		fields:   fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(),
 		list:     func() runtime.Object { return &corev1.NodeList{} },
-		compact: func(o runtime.Object) (any, []service.Problem) {
-			return service.FromNode(o.(*corev1.Node))
-		},
+		compact: of(func(o *corev1.Node) (any, []service.Problem) {
+			return service.FromNode(o)
+		}),
 		put: func(b *service.Batch, all map[service.Name]any, name service.Name) {
 			b.Node = &service.Node{}
 			if n, ok := all[name].(*service.Node); ok {
@@ -106,9 +119,9 @@ func cidrKind() *kind {
 		group:    networkingv1.SchemeGroupVersion,
 		optional: true,
 		list:     func() runtime.Object { return &networkingv1.ServiceCIDRList{} },
-		compact: func(o runtime.Object) (any, []service.Problem) {
-			return service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{o.(*networkingv1.ServiceCIDR)})
-		},
+		compact: of(func(o *networkingv1.ServiceCIDR) (any, []service.Problem) {
+			return service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{o})
+		}),
 		put: func(b *service.Batch, all map[service.Name]any, _ service.Name) {
 			ranges := []netip.Prefix{}
 			for _, v := range all {

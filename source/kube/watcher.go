@@ -103,7 +103,7 @@ func (w *watcher) compactList(full runtime.Object) (*compactList, error) {
 func (w *watcher) reduce(o runtime.Object) (*compact, error) {
 	c, err := header(o)
 	if err == nil {
-		c.value, c.problems = w.compact(o)
+		c.value, c.problems, err = w.compact(o)
 	}
 	if m, ok := o.(metav1.Object); ok && len(c.problems) > 0 {
 		c.uid = m.GetUID()
