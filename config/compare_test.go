@@ -209,3 +209,31 @@ func FuzzLoad(f *testing.F) {
 		}
 	})
 }
+
+// FuzzFlags reads arbitrary arguments, one a line: nothing panics, and what is accepted can be written down. Those that
+// name files are left out.
+func FuzzFlags(f *testing.F) {
+	for _, text := range []string{
+		"--proxy-mode=nftables\n--nodeport-addresses=10.0.0.0/8,primary\n--v=4", "--feature-gates=AllAlpha=true,X=y",
+		"--bind-address=::1\n--metrics-bind-address=[::]:10249\n--healthz-bind-address=0", "--ipvs-scheduler\nmh",
+		"--cluster-cidr=10.244.0.0/16,fd00::/64\n--detect-local-mode=ClusterCIDR", "--min-sync-period=-1s\n--sync-period=1h",
+		"--log-flush-frequency=0x1\n--masquerade-all=maybe\n--iptables-masquerade-bit=32",
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		arguments := strings.Split(text, "\n")
+		if strings.Contains(text, "config") {
+			t.Skip("names a file")
+		}
+		_, c, err := loadFor(arguments, "nftables", "ipvs", "iptables", "ebpf", "userspace")
+		if err != nil {
+			return
+		}
+		for _, kind := range []string{config.KubeProxyKind, config.FairleadKind} {
+			if _, err := c.Document(kind); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}

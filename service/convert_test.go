@@ -10,10 +10,12 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"fairlead.dev/fairlead/lab/allocs"
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )
 
-// FuzzFrom reads arbitrary objects. Whatever they say, the State keeps its promises.
+// FuzzFrom reads arbitrary objects. Whatever they say, the State keeps its promises, and memory is bounded.
 func FuzzFrom(f *testing.F) {
 	for seed := range uint64(20) {
 		d := seeded(seed)
@@ -21,35 +23,73 @@ func FuzzFrom(f *testing.F) {
 			"subsets":[{"addresses":[{"ip":"10.244.1.2"}],"ports":[{"name":"http","port":8080}]}]}`),
 			[]byte(`{"metadata":{"name":"node"},"spec":{"podCIDR":"10.244.1.0/24","cidrs":["10.96.0.0/16"]}}`))
 	}
-	f.Fuzz(func(t *testing.T, service1, slice, endpoints, node []byte) {
-		var (
-			o1 corev1.Service
-			o2 discoveryv1.EndpointSlice
-			o3 corev1.Endpoints
-			o4 corev1.Node
-			o5 networkingv1.ServiceCIDR
-		)
-		// What cannot be decoded is half decoded, which is as good.
-		for data, o := range map[*[]byte][]any{&service1: {&o1}, &slice: {&o2}, &endpoints: {&o3}, &node: {&o4, &o5}} {
-			for _, o := range o {
-				_ = json.Unmarshal(*data, o)
+	f.Fuzz(func(t *testing.T, service, slice, endpoints, node []byte) {
+		allocs.Bound(t, len(service)+len(slice)+len(endpoints)+len(node), func() {
+			checkState(t, read(t, service, slice, endpoints, node))
+		})
+	})
+}
+
+// read is the State of some objects.
+func read(t *testing.T, service1, slice, endpoints, node []byte) *model.State {
+	var (
+		o1 corev1.Service
+		o2 discoveryv1.EndpointSlice
+		o3 corev1.Endpoints
+		o4 corev1.Node
+		o5 networkingv1.ServiceCIDR
+	)
+	// What cannot be decoded is half decoded, which is as good.
+	for data, o := range map[*[]byte][]any{&service1: {&o1}, &slice: {&o2}, &endpoints: {&o3}, &node: {&o4, &o5}} {
+		for _, o := range o {
+			_ = json.Unmarshal(*data, o)
+		}
+	}
+	b := service.Batch{}
+	s, _ := service.FromService(&o1)
+	b.Services.Set(s.Name, s)
+	all, _ := service.FromEndpoints(&o3)
+	if one, _ := service.FromSlice(&o2); one != nil {
+		all = append(all, one)
+	}
+	for _, s := range all {
+		b.Slices.Set(s.Name, s)
+	}
+	b.Node, _ = service.FromNode(&o4)
+	b.Node.Name = "node"
+	b.ServiceCIDRs, _ = service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{&o5})
+	state, _, _ := newTable(t, defaultOptions()).Update(b)
+	return state
+}
+
+// FuzzAnnotations reads arbitrary annotations: each is taken as it is meant, or is a problem of the object and changes
+// nothing.
+func FuzzAnnotations(f *testing.F) {
+	for _, text := range []string{
+		"3", "10.244.1.2=5,10.244.2.2=0", "0, fd00::af4:102 = 256", "257", "1,2", "fe80::1%eth0=1", "",
+	} {
+		f.Add(text, "mh")
+	}
+	f.Add("::ffff:10.244.1.2=2,10.244.1.2=3", "")
+	f.Fuzz(func(t *testing.T, weights, scheduler string) {
+		o := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4}
+		o.Namespace, o.Name, o.Labels = "ns", "s", map[string]string{discoveryv1.LabelServiceName: "a"}
+		o.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.2"}}, {Addresses: []string{"10.244.2.2"}}}
+		o.Ports = []discoveryv1.EndpointPort{{Port: new(int32(80))}}
+		o.Annotations = map[string]string{"fairlead.dev/weights": weights}
+		slice, problems := service.FromSlice(o)
+		for _, e := range slice.Endpoints {
+			if e.Weight > 256 || len(problems) > 0 && e.Weight != 1 {
+				t.Errorf("%q makes %s weigh %d: %v", weights, e.Addr, e.Weight, problems)
 			}
 		}
-		b := service.Batch{}
-		s, _ := service.FromService(&o1)
-		b.Services.Set(s.Name, s)
-		all, _ := service.FromEndpoints(&o3)
-		if one, _ := service.FromSlice(&o2); one != nil {
-			all = append(all, one)
+		s := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
+		s.Namespace, s.Name = "ns", "a"
+		s.Annotations = map[string]string{"fairlead.dev/scheduler": scheduler}
+		is, problems := service.FromService(s)
+		if (is.Scheduler == 0) == (len(problems) == 0) {
+			t.Errorf("%q is scheduler %d: %v", scheduler, is.Scheduler, problems)
 		}
-		for _, s := range all {
-			b.Slices.Set(s.Name, s)
-		}
-		b.Node, _ = service.FromNode(&o4)
-		b.Node.Name = "node"
-		b.ServiceCIDRs, _ = service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{&o5})
-		state, _, _ := newTable(t, defaultOptions()).Update(b)
-		checkState(t, state)
 	})
 }
 

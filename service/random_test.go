@@ -407,7 +407,8 @@ func lineDiff(got, want string) string {
 	return out.String()
 }
 
-// FuzzCompile builds objects from the fuzzer's bytes.
+// FuzzCompile builds objects from the fuzzer's bytes. In whatever batches they come, the rows are the same, and so is
+// what they say of packets when their text is read back.
 func FuzzCompile(f *testing.F) {
 	f.Add([]byte{})
 	for seed := range uint64(8) {
@@ -421,13 +422,58 @@ func FuzzCompile(f *testing.F) {
 		d := fuzzed(data)
 		options := d.options()
 		table := newTable(t, options)
-		before := newState(t, options)
+		before, w := newState(t, options), world{}
 		for range 3 {
-			state, change, _ := table.Update(d.batch(12))
+			b := d.batch(12)
+			w.add(b)
+			state, change, _ := table.Update(b)
 			checkState(t, state)
 			checkChange(t, before, state, change)
 			checkExplain(t, d, table, state)
-			before = state.Clone()
+			before.Apply(change)
+			checkSame(t, d, before, state)
 		}
+		checkOrders(t, d, options, w, before)
 	})
+}
+
+// checkSame checks that two States have the same rows, and that these say the same of packets when they are read back.
+func checkSame(t *testing.T, d dice, got, want *model.State) {
+	t.Helper()
+	if got.String() != want.String() {
+		t.Errorf("the rows differ:\n%s", lineDiff(got.String(), want.String()))
+	}
+	read, err := model.ParseState(got.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		p := d.packet()
+		if got, want := read.Lookup(p), want.Lookup(p); got != want {
+			t.Errorf("of %+v the rows that are read back say %+v, should say %+v", p, got, want)
+		}
+	}
+}
+
+// checkOrders checks that the objects of a world mean the same rows when they come all at once, and one by one in any
+// order.
+func checkOrders(t *testing.T, d dice, o service.Options, w world, want *model.State) {
+	t.Helper()
+	atOnce, _, _ := newTable(t, o).Update(w.Batch)
+	checkSame(t, d, atOnce, want)
+	batches := []service.Batch{{Node: w.Node}, {Addrs: w.Addrs}, {ServiceCIDRs: w.ServiceCIDRs}}
+	for name, is := range w.Services.All() {
+		batches = append(batches, service.Batch{Services: service.One(name, is)})
+	}
+	for name, is := range w.Slices.All() {
+		batches = append(batches, service.Batch{Slices: service.One(name, is)})
+	}
+	table, state := newTable(t, o), newState(t, o)
+	for n := len(batches); n > 0; n-- {
+		i := d.n(n)
+		_, change, _ := table.Update(batches[i])
+		state.Apply(change)
+		batches[i] = batches[n-1]
+	}
+	checkSame(t, d, state, want)
 }

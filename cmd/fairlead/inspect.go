@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"net/url"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -95,7 +93,7 @@ func (i *inspection) explain(ctx context.Context, iface, source, destination str
 	if err := i.Check(); err != nil {
 		return err
 	}
-	p, err := packet(iface, source, destination)
+	p, err := cli.ParsePacket(iface, source, destination)
 	if err != nil {
 		return cli.Misused(err)
 	}
@@ -137,30 +135,4 @@ func unreached(x service.Explanation) error {
 		return nil
 	}
 	return cli.Exit(cli.ExitFound, nil)
-}
-
-// packet reads the arguments of explain.
-func packet(iface, source, destination string) (p model.Packet, err error) {
-	where, protocol, named := strings.Cut(destination, "/")
-	p.Protocol = model.TCP
-	if named {
-		if p.Protocol, err = model.ParseProtocol(protocol); err != nil {
-			return p, err
-		}
-	}
-	if p.Destination, err = netip.ParseAddrPort(where); err != nil {
-		return p, fmt.Errorf("%q is not an address and port like 10.96.0.10:80, 10.96.0.10:53/udp or [fd00::10]:80",
-			destination)
-	}
-	if source == "node" {
-		return p, nil
-	}
-	if p.Source, err = netip.ParseAddr(source); err != nil {
-		return p, fmt.Errorf("%q is neither an IP address nor the word node", source)
-	}
-	p.Interface = iface
-	if p.Source.Is4() != p.Destination.Addr().Is4() {
-		return p, fmt.Errorf("%s and %s are of different address families", p.Source, p.Destination)
-	}
-	return p, nil
 }
