@@ -73,8 +73,10 @@ func steps(t testing.TB, s *model.State, messages []byte) []byte {
 		t.Fatal(err)
 	}
 	_ = tx.Drifts(s)
-	for range p.Memories(context.Background(), s) { // of which there may be any
-		continue
+	for _, err := range p.Memories(context.Background(), s) { // of which there may be any
+		if err != nil {
+			t.Error(err)
+		}
 	}
 	for _, t := range tables {
 		t.Tx = &nf.Transaction{}

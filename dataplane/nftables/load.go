@@ -37,7 +37,7 @@ func (p *Plane) load(t *table) error {
 	return nil
 }
 
-func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
+func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 	switch {
 	case i == frontends || i == internalFrontends:
 		scope := model.Scope(i - frontends)
@@ -54,14 +54,16 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
 			}
 		})
 	case i == slots:
-		return loadSlots(t, c, i, t.found.slots, func(e nf.Element) netip.AddrPort {
+		t.found.slots, err = loadSlots(t, c, i, func(e nf.Element) netip.AddrPort {
 			backend, _ := nf.DecodeBackend(e.Data)
 			return backend
 		})
+		return err
 	case i == choices:
-		return loadSlots(t, c, i, t.found.choices, func(e nf.Element) handle {
+		t.found.choices, err = loadSlots(t, c, i, func(e nf.Element) handle {
 			return handle(binary.NativeEndian.Uint32(e.Data))
 		})
+		return err
 	case i == backends:
 		return t.List(c, i, func() { clear(t.backends) }, func(e nf.Element) {
 			if b, ok := nf.DecodeBackend(e.Data); ok {
@@ -76,7 +78,7 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
 			t.found.classes[e.Chain] = id
 		})
 	}
-	err := t.Members(c, i, func() { clear(t.members[i]) }, func(key string, _ nf.Element) { t.members[i][key] = 0 })
+	err = t.Members(c, i, func() { clear(t.members[i]) }, func(key string, _ nf.Element) { t.members[i][key] = 0 })
 	if i == pods || i == rejectRanges || i == dropRanges {
 		t.spans[i] = slices.Collect(maps.Keys(t.members[i]))
 	}
@@ -91,16 +93,15 @@ type placed[T any] struct {
 
 // loadSlots reads such a map into lists, one for each pool. If they have more holes than we ever leave, the table is
 // not ours: a single element with a great index must not take the memory of a long list.
-func loadSlots[T any](t *table, c *nfnetlink.Socket, set int, found map[uint32][]T, decode func(nf.Element) T) error {
+func loadSlots[T any](t *table, c *nfnetlink.Socket, set int, decode func(nf.Element) T) (map[uint32][]T, error) {
 	var all []placed[T]
 	err := t.List(c, set, func() { all = nil }, func(e nf.Element) {
 		all = append(all, placed[T]{binary.NativeEndian.Uint32(e.Key), binary.NativeEndian.Uint32(e.Key[4:]), decode(e)})
 	})
-	clear(found)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	counts, lengths := map[uint32]int{}, map[uint32]int{}
+	found, counts, lengths := map[uint32][]T{}, map[uint32]int{}, map[uint32]int{}
 	for _, s := range all {
 		counts[s.number]++
 		lengths[s.number] = max(lengths[s.number], int(s.index)+1)
@@ -108,14 +109,14 @@ func loadSlots[T any](t *table, c *nfnetlink.Socket, set int, found map[uint32][
 	for number, n := range lengths {
 		if n > mostHoles*counts[number]+leastLength {
 			t.Foreign = true
-			return nil
+			return nil, nil
 		}
 		found[number] = make([]T, n)
 	}
 	for _, s := range all {
 		found[s.number][s.index] = s.data
 	}
-	return nil
+	return found, nil
 }
 
 const (
