@@ -30,168 +30,102 @@
 //	host-b  192.0.2.2    node-b
 //
 // Beside the table there are random objects, where Lookup is the oracle of the kernel, and kernel
-// calls that fail: see RunRandom and RunFaults.
+// calls that fail: see RunRandom and RunFaults. All of that is in the tests of this package; the cast is package sidebyside's
+// as well.
 package conformance
 
 import (
 	"context"
 	"fmt"
-	"slices"
-	"sync"
-	"testing"
+	"math"
+	"net/netip"
 
-	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/lab/sample"
+	"github.com/vishvananda/netlink"
+
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
 
-// workers is how many clusters a test uses at the same time. Mostly it waits: for packets that must
-// not come, and for the kernel to free what was removed.
-const workers = 4
-
-// Run plays every case on a data plane, with real packets, in one of the orders of events that there are: the seed of the
-// run draws it. It needs root and nft. Cases of protocols
-// that this kernel lacks are played in the test kernel, see vm.go. The name is what "skip" in a
-// case's options calls the plane.
-func Run(t *testing.T, name string, new dataplane.New) { run(t, name, stage{new: new}) }
-
-// RunSockets is Run for a plane that serves sockets: the node and its pods are in a control group, and New is called
-// by a thread in it. A pod that reaches itself may see its own address in place of the node's.
-func RunSockets(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}})
+// Member is a pod of the cast; see the package's comment.
+type Member struct {
+	Name        string
+	Node        testbed.Place
+	Addr        string
+	HostNetwork bool
 }
 
-// RunAccelerated is RunSockets on a LAN like that of hardware: packets have their checksums, and what drivers of the
-// node send past its stack arrives. It plays the cases in which these have something to do; with ./dev test --all it
-// plays all.
-func RunAccelerated(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, hardware: true, onlyDrivers: !sample.All()})
+// Cast is also that of package sidebyside.
+func Cast() []Member {
+	return []Member{
+		{Name: "client", Node: testbed.Node, Addr: "10.244.1.20"},
+		{Name: "pod-a", Node: testbed.Node, Addr: "10.244.1.11"},
+		{Name: "pod-b", Node: testbed.Node, Addr: "10.244.1.12"},
+		{Name: "pod-c", Node: testbed.NodeB, Addr: "10.244.2.13"},
+		{Name: "pod-d", Node: testbed.NodeB, Addr: "10.244.2.14"},
+		{Name: "host", Node: testbed.Node, Addr: "192.0.2.1", HostNetwork: true},
+		{Name: "host-b", Node: testbed.NodeB, Addr: "192.0.2.2", HostNetwork: true},
+	}
 }
 
-// RunOnlySockets is RunSockets for a plane with nothing behind it: probes from elsewhere are left out, and pods may
-// keep their addresses where others would see the node's.
-func RunOnlySockets(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, onlySockets: true})
+// nodeAddrs are the addresses of the node under test; the first is its primary one.
+func nodeAddrs() []string { return []string{"192.0.2.1", "192.0.2.101", "127.0.0.1"} }
+
+func (m Member) ports() []testbed.PodPort {
+	if m.HostNetwork {
+		return []testbed.PodPort{{Protocol: model.TCP, Port: 6443}, {Protocol: model.UDP, Port: 6053}}
+	}
+	ports := []testbed.PodPort{
+		{Protocol: model.TCP, Port: 8080},
+		{Protocol: model.TCP, Port: 8081},
+		{Protocol: model.TCP, Port: 9090},
+		{Protocol: model.UDP, Port: 5353},
+	}
+	if testbed.HasProtocol(model.SCTP) {
+		ports = append(ports, testbed.PodPort{Protocol: model.SCTP, Port: 7000})
+	}
+	return ports
 }
 
-// RunHiding is Run for a plane whose backends never see who their client is.
-func RunHiding(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, hiding: true})
+// NewBed builds the cluster with the cast in it.
+func NewBed(ctx context.Context, bridged bool) (*testbed.Bed, error) {
+	return newBed(ctx, testbed.Spec{PodBridge: bridged})
 }
 
-func run(t *testing.T, name string, s stage) {
-	cases, err := load()
+func newBed(ctx context.Context, spec testbed.Spec) (*testbed.Bed, error) {
+	for _, m := range Cast() {
+		p := testbed.PodSpec{Name: m.Name, Node: m.Node, Ports: m.ports(), HostNetwork: m.HostNetwork}
+		if !m.HostNetwork {
+			v4 := netip.MustParseAddr(m.Addr)
+			p.Addrs = []netip.Addr{v4, embedAddr(v4)}
+		}
+		spec.Pods = append(spec.Pods, p)
+	}
+	bed, err := testbed.New(ctx, spec)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	t.Run("cases", func(t *testing.T) {
-		plays := make(chan play)
-		var group sync.WaitGroup
-		for range workers {
-			s := s
-			s.beds = map[bool]*testbed.Bed{}
-			group.Go(func() { s.playAll(t, plays) })
-		}
-		for _, p := range s.plays(t, cases) {
-			if reason := p.skip(name, p.way); reason != "" {
-				t.Logf("%s deviates: %s", p.title(), reason)
-			} else if testbed.HasProtocol(model.SCTP) || !p.needs(model.SCTP) { // else see the subtest sctp
-				plays <- p
-			}
-		}
-		close(plays)
-		group.Wait()
-	})
-	sctp := slices.ContainsFunc(cases, func(c *testCase) bool { return c.needs(model.SCTP) && c.skip(name, way{}) == "" })
-	if sctp && !testbed.HasProtocol(model.SCTP) && !s.onlySockets {
-		t.Run("sctp", runInTestKernel)
+	if err := bed.Do(testbed.Node, addSecondAddr); err != nil {
+		return nil, fmt.Errorf("second address of the node: %w", err)
 	}
+	return bed, nil
 }
 
-// play is a case and a way to bring it to the kernel.
-type play struct {
-	*testCase
-	way way
-}
-
-func (p play) title() string { return fmt.Sprintf("%s/%s/%s", p.name, p.family, p.way.name) }
-
-// stage is where a worker plays, one case after the other.
-type stage struct {
-	new  dataplane.New
-	spec testbed.Spec
-	// onlySockets leaves out what no process on the node sends.
-	onlySockets bool
-	// hiding leaves out what cases say of sources.
-	hiding bool
-	// hardware makes cables like those of hardware; onlyDrivers leaves out what has nothing to do with programs in
-	// drivers.
-	hardware, onlyDrivers bool
-	beds                  map[bool]*testbed.Bed // with the pods on a bridge, and without
-}
-
-// plays are all cases in all families, each in a way that the run draws.
-func (s *stage) plays(t *testing.T, cases []*testCase) []play {
-	var all []play
-	for i, c := range cases {
-		if s.onlyDrivers && !c.ofDrivers() {
-			continue
-		}
-		for j := range ways() {
-			all = append(all, play{c, ways()[(i+j)%len(ways())]}) // neighbours differ in the way that is drawn
-		}
-	}
-	return sample.Of(t, len(ways()), all)
-}
-
-func (s *stage) playAll(t *testing.T, plays <-chan play) {
-	for p := range plays {
-		t.Run(p.title(), func(t *testing.T) { s.play(t, p) })
-	}
-	for _, bed := range s.beds {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-func (s *stage) play(t *testing.T, p play) {
-	bed, err := s.bed(p.bridged())
+// addSecondAddr gives the node one more address, which its own packets do not use.
+func addSecondAddr() error {
+	eth0, err := netlink.LinkByName("eth0")
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	if err := forget(bed); err != nil {
-		t.Fatal(err)
-	}
-	k := kernel{bed: bed, new: s.new, log: logger(t)}
-	if s.onlySockets {
-		p.testCase = p.ofSockets()
-	}
-	if s.hiding {
-		p.testCase = p.testCase.hiding()
-	}
-	if err := k.play(t.Context(), p.testCase, p.way); err != nil {
-		t.Error(err)
-		if err := k.abandon(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// bed builds the cluster when the first case needs it.
-func (s *stage) bed(bridged bool) (*testbed.Bed, error) {
-	if s.beds[bridged] == nil {
-		spec := s.spec
-		spec.PodBridge = bridged
-		bed, err := newBed(context.Background(), spec)
+	v4 := netip.MustParseAddr(nodeAddrs()[1])
+	for _, a := range []netip.Addr{v4, embedAddr(v4)} {
+		addr, err := netlink.ParseAddr(netip.PrefixFrom(a, a.BitLen()).String())
 		if err != nil {
-			return nil, err
+			return err
 		}
-		s.beds[bridged] = bed
-		if s.hardware {
-			return bed, likeHardware(bed)
+		addr.ValidLft = math.MaxUint32 // and a preferred lifetime of 0: never a source by choice
+		if err := netlink.AddrAdd(eth0, addr); err != nil {
+			return err
 		}
 	}
-	return s.beds[bridged], nil
+	return nil
 }

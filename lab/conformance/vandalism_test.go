@@ -41,9 +41,6 @@ func (s *Site) Run(ctx context.Context, words ...string) (string, error) {
 	return string(out), err
 }
 
-// Do calls f on a thread of the node.
-func (s *Site) Do(f func() error) error { return s.bed.Do(testbed.Node, f) }
-
 // A Vandal does one thing, as chance has it, to what a plane has made. An error is for deeds that must be possible.
 type Vandal func(context.Context, *Site) (Deed, error)
 
