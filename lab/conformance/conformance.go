@@ -30,8 +30,8 @@
 //	host-b  192.0.2.2    node-b
 //
 // Beside the table there are random objects, where Lookup is the oracle of the kernel, and kernel
-// calls that fail: see RunRandom and RunFaults. All of that is in the tests of this package; the cast is package sidebyside's
-// as well.
+// calls that fail: see RunRandom and RunFaults. All of that is in the tests of this package; the cast is package
+// sidebyside's as well.
 package conformance
 
 import (

@@ -173,7 +173,7 @@ func (s *sweep) watch(ctx context.Context, f func(context.Context) error) error 
 			select {
 			case <-done:
 				return nil
-			case <-time.After(time.Millisecond):
+			case <-time.After(time.Millisecond): //nolint:forbidigo // the pace of a client
 			}
 		}
 	})

@@ -148,6 +148,7 @@ func (f *traffic) spread(ctx context.Context, p *probe) error {
 			return nil
 		}
 		if i > 4*n { // with round robin, who connects in step with another probe sees half of the backends
+			//nolint:forbidigo // chance alone takes the two out of step
 			time.Sleep(rand.N(5 * time.Millisecond))
 		}
 	}
@@ -180,7 +181,7 @@ func (f *traffic) forget(ctx context.Context, p *probe) error {
 		if err != nil {
 			return err
 		}
-		time.Sleep(p.forgets + p.forgets/10)
+		time.Sleep(p.forgets + p.forgets/10) //nolint:forbidigo // affinity ends by the clock, and nothing announces it
 		var now string
 		if now, err = f.once(ctx, p, p.to[0]); err == nil && now != before {
 			return nil

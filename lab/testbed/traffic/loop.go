@@ -19,8 +19,8 @@ const (
 	loopTimeout = 2 * time.Second
 )
 
-// Loop is a client and its server in one thread. With data planes of the kernel all packets pass within the calls of the
-// client, and no change of tasks is part of what is measured.
+// Loop is a client and its server in one thread. With data planes of the kernel all packets pass within the calls of
+// the client, and no change of tasks is part of what is measured.
 type Loop struct {
 	bed       *testbed.Bed
 	from      testbed.Place

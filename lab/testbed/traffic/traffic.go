@@ -1,5 +1,5 @@
-// Package traffic has servers and clients in the places of a virtual cluster: it measures, and it watches. A client waits
-// for its answer (a closed loop), or keeps to a rate (an open one), and is one of three, as its purpose is.
+// Package traffic has servers and clients in the places of a virtual cluster: it measures, and it watches. A client
+// waits for its answer (a closed loop), or keeps to a rate (an open one), and is one of three, as its purpose is.
 //
 //	StartWorker ─► this program once more, in a place: Main
 //	     │ Serve ─► HTTP (delayed, limited, many ports), bulk data
@@ -15,8 +15,8 @@
 // so with whoever has started it.
 //
 // With a Rate, requests begin when their time has come, and times count from then: who waits for a client, or for the
-// client's processor, has waited. A closed loop, as that of ab, asks the less the slower
-// the answers are, and does not see how long a request would have waited that it did not send.
+// client's processor, has waited. A closed loop, as that of ab, asks the less the slower the answers are, and does not
+// see how long a request would have waited that it did not send.
 //
 // HTTP is that of net/http as far as messages are read. Its client and its server are not used: with 10,000
 // connections and two processors they would be most of what is measured. A request here is the same bytes each time,
