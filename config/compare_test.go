@@ -224,7 +224,7 @@ func FuzzFlags(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		arguments := strings.Split(text, "\n")
 		if strings.Contains(text, "config") {
-			t.Skip("names a file")
+			return // it names a file
 		}
 		_, c, err := loadFor(arguments, "nftables", "ipvs", "iptables", "ebpf", "userspace")
 		if err != nil {

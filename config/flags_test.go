@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 const goldenFlags = "testdata/flags-1.37.1.txt"
@@ -77,7 +78,7 @@ func TestEveryFlagOfKubeProxy(t *testing.T) {
 
 // TestFlagsAreKubeProxys holds the committed list of flags against the real program.
 func TestFlagsAreKubeProxys(t *testing.T) {
-	help, err := exec.CommandContext(t.Context(), kubeProxy(t), "--help").Output()
+	help, err := exec.CommandContext(t.Context(), kubernetes.NeedParts(t).Path("kube-proxy"), "--help").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

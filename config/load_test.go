@@ -15,6 +15,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 var update = flag.Bool("update", false, "write what is found into the cases")
@@ -160,27 +161,10 @@ func (c *trial) set(name, text string) {
 	c.archive.Files[i].Data = []byte(text)
 }
 
-// kubeProxy is the path of the real program.
-func kubeProxy(t *testing.T) string {
-	t.Helper()
-	candidates := []string{os.Getenv("FAIRLEAD_KUBE_PROXY")}
-	if cache, err := os.UserCacheDir(); err == nil {
-		found, _ := filepath.Glob(filepath.Join(cache, "fairlead", "parts*", "kube-proxy"))
-		candidates = append(candidates, found...)
-	}
-	for _, path := range candidates {
-		if _, err := os.Stat(path); path != "" && err == nil {
-			return path
-		}
-	}
-	t.Skip("there is no kube-proxy to compare with; FAIRLEAD_KUBE_PROXY names it")
-	return ""
-}
-
 // TestKubeProxyDoesTheSame runs the real kube-proxy on every case. What it accepts we accept, with the
 // same effective configuration; what it refuses we refuse, naming the same fields.
 func TestKubeProxyDoesTheSame(t *testing.T) {
-	program := kubeProxy(t)
+	program := kubernetes.NeedParts(t).Path("kube-proxy")
 	for _, c := range trials(t) {
 		t.Run(c.name(), func(t *testing.T) {
 			if why, ok := c.file("kube-proxy"); ok {

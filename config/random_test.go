@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/lab/sample"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 // values are what a random file has at a path: the right ones first, then, after "|", wrong ones.
@@ -75,7 +76,7 @@ func values() map[string]string {
 
 // TestRandomFiles has kube-proxy and us read the same random files, of which most have something wrong.
 func TestRandomFiles(t *testing.T) {
-	program := kubeProxy(t)
+	program := kubernetes.NeedParts(t).Path("kube-proxy")
 	random := rand.New(rand.NewPCG(sample.Seed(t), 0))
 	accepted, refused := 0, 0
 	for range 40 {

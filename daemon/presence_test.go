@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/lab/lack"
 )
 
 // asOther makes the test binary another process, with a socket that looks like a Fairlead's.
@@ -84,9 +86,7 @@ func TestAlone(t *testing.T) {
 	expect("both have ended", false)
 	besides(t, nil, func() { expect("root, in another process", true) })
 
-	if os.Getenv("FAIRLEAD_USER_NAMESPACE") != "" {
-		t.Skip("in a user namespace there is no other user")
-	}
+	lack.Need(t, lack.Root)
 	const nobody = 65534
 	user := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	besides(t, user, func() {

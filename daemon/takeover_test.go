@@ -37,17 +37,9 @@ type succession struct {
 
 func newSuccession(t *testing.T) *succession {
 	t.Helper()
-	bed, err := testbed.New(t.Context(), testbed.Spec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	bed := testbed.Need(t, testbed.Spec{})
 	s := &succession{T: t, bed: bed, events: make(told, 100), returned: make(chan struct{}, 1000)}
-	err = bed.Do(testbed.Node, func() (err error) {
+	err := bed.Do(testbed.Node, func() (err error) {
 		s.successor, err = newSuccessor(successorConfig{
 			log: slog.New(slog.NewTextHandler(t.Output(), nil)), report: newReporter(s.events),
 			returned: func() { s.returned <- struct{}{} },

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"fairlead.dev/fairlead/lab/lack"
 )
 
 // container is what a container runtime makes of an image and a container of a pod in the host's
@@ -30,7 +32,7 @@ type container struct {
 func (c container) command(t *testing.T, args ...string) []string {
 	t.Helper()
 	if _, err := exec.LookPath("bwrap"); err != nil {
-		need(t, "bubblewrap, which runs containers: %v", err)
+		lack.Skip(t, lack.Bubblewrap, err)
 	}
 	command := []string{"bwrap", "--bind", c.root, "/"}
 	for _, at := range slices.Sorted(maps.Keys(c.mounts)) {

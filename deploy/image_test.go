@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"fairlead.dev/fairlead/lab/lack"
 )
 
 // image is a built image: its layout, and what ./dev image said about it.
@@ -82,7 +84,7 @@ func needLab(t *testing.T) image {
 	t.Helper()
 	i, err := labImage()
 	if err != nil {
-		need(t, "the laboratory's image: %v", err)
+		lack.Skip(t, lack.LabImage, err)
 	}
 	return i
 }

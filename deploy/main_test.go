@@ -20,6 +20,7 @@ import (
 	"sync"
 	"testing"
 
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
@@ -55,18 +56,9 @@ func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	program, err := findHelm()
 	if err != nil {
-		need(t, "helm, which ./dev tool helm compiles: %v", err)
+		lack.Skip(t, lack.Helm, err)
 	}
 	return output(t.Context(), program, args...)
-}
-
-// need skips the test for what is missing, and fails it in CI, where nothing may be.
-func need(t *testing.T, what string, args ...any) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatalf("this test needs "+what, args...)
-	}
-	t.Skipf("this test needs "+what, args...)
 }
 
 // output runs a program and returns what it wrote to its standard output; an error has the rest.

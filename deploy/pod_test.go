@@ -212,15 +212,7 @@ func terminate(t *testing.T, proxy *kubernetes.Proxy) {
 
 func newBed(t *testing.T) *testbed.Bed {
 	t.Helper()
-	bed, err := testbed.New(t.Context(), testbed.Spec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	bed := testbed.Need(t, testbed.Spec{})
 	return bed
 }
 

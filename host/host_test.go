@@ -208,11 +208,7 @@ func TestReport_saysWhatToDo(t *testing.T) {
 
 // In a network namespace of its own the kernel itself takes the values.
 func TestApply_kernel(t *testing.T) {
-	bed, err := testbed.New(t.Context(), testbed.Spec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer bed.Close()
+	bed := testbed.Need(t, testbed.Spec{})
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -15,11 +15,7 @@ func BenchmarkLooking(b *testing.B) {
 	for _, backend := range []string{"legacy", "nft"} {
 		for _, n := range []int{0, 10_000} {
 			b.Run(fmt.Sprintf("backend=%s/chains=%d", backend, n), func(b *testing.B) {
-				bed, err := testbed.New(b.Context(), testbed.Spec{})
-				if err != nil {
-					b.Fatal(err)
-				}
-				b.Cleanup(func() { _ = bed.Close() })
+				bed := testbed.Need(b, testbed.Spec{})
 				var rules strings.Builder
 				rules.WriteString("*nat\n")
 				for i := range n {
@@ -32,7 +28,7 @@ func BenchmarkLooking(b *testing.B) {
 					b.Fatalf("%v: %s", err, out)
 				}
 				var to *takeover.Takeover
-				err = bed.Do(testbed.Node, func() (err error) {
+				err := bed.Do(testbed.Node, func() (err error) {
 					to, err = takeover.New(takeover.Config{KeepForward: true})
 					return err
 				})

@@ -47,15 +47,7 @@ func newWorld(t *testing.T, backend string) *world {
 	t.Helper()
 	w := &world{T: t, path: toolsOf(t, backend)}
 	w.detect = service.DetectLocal{Mode: service.LocalClusterCIDR, ClusterCIDRs: testbed.ClusterCIDRs()}
-	var err error
-	if w.bed, err = testbed.New(t.Context(), testbed.Spec{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := w.bed.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	w.bed = testbed.Need(t, testbed.Spec{})
 	ports := []testbed.PodPort{{Protocol: model.TCP, Port: tcpPort}, {Protocol: model.UDP, Port: udpPort}}
 	for name, node := range podNodes {
 		if _, err := w.bed.AddPod(t.Context(), testbed.PodSpec{Name: name, Node: node, Ports: ports}); err != nil {

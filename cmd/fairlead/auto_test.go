@@ -13,6 +13,7 @@ import (
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -195,9 +196,7 @@ func TestRun_autoOnce(t *testing.T) {
 // Without the right to make namespaces one is chosen at once.
 func TestRun_autoUnmeasured(t *testing.T) {
 	w := newWorld(t)
-	if os.Getuid() != 0 {
-		t.Skip("in a user namespace there is no other user")
-	}
+	lack.Need(t, lack.Root)
 	open(t, w.manifests)
 	self, err := os.Executable()
 	if err != nil {

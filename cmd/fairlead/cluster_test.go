@@ -73,10 +73,7 @@ func newRealCluster(t *testing.T) *realCluster {
 		t.Fatal(err)
 	}
 	w.closes(w.plane.Close)
-	if w.bed, err = testbed.New(t.Context(), testbed.Spec{}); err != nil {
-		t.Fatal(err)
-	}
-	w.closes(w.bed.Close)
+	w.bed = testbed.Need(t, testbed.Spec{})
 	if w.relay, err = w.plane.Serve(w.bed); err != nil {
 		t.Fatal(err)
 	}

@@ -80,19 +80,8 @@ func newWorld(t *testing.T) *world { return newWorldOf(t, testbed.Spec{}) }
 
 func newWorldOf(t *testing.T, s testbed.Spec) *world {
 	t.Parallel()
-	bed, err := testbed.New(t.Context(), s)
-	if s.Cgroup && (errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported)) {
-		t.Skipf("needs root, and control groups of version 2: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	bed := testbed.Need(t, s)
 	w := &world{T: t, bed: bed, manifests: t.TempDir(), socket: filepath.Join(t.TempDir(), "socket")}
-	t.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
-	})
 	for name, node := range map[string]testbed.Place{"pod-a": testbed.Node, "pod-b": "node-b"} {
 		ports := []testbed.PodPort{
 			{Protocol: model.TCP, Port: 8080}, {Protocol: model.TCP, Port: 8081}, {Protocol: model.UDP, Port: 5353},

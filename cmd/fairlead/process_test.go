@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -112,9 +113,7 @@ func (w *world) unprivileged(caps string, args ...string) *testbed.Cmd {
 
 func TestRun_withoutRoot(t *testing.T) {
 	w := newWorld(t)
-	if os.Getuid() != 0 {
-		t.Skip("in a user namespace there is no other user")
-	}
+	lack.Need(t, lack.Root)
 	open(t, w.manifests) // t.TempDir is root's
 	self, err := os.Executable()
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/lab/advise"
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -68,9 +69,7 @@ func TestRecommend(t *testing.T) {
 // Without root there is advice, too.
 func TestRecommend_withoutRoot(t *testing.T) {
 	w := newWorld(t)
-	if os.Getuid() != 0 {
-		t.Skip("in a user namespace there is no other user")
-	}
+	lack.Need(t, lack.Root)
 	open(t, w.manifests)
 	self, err := os.Executable()
 	if err != nil {
@@ -86,9 +85,7 @@ func TestRecommend_withoutRoot(t *testing.T) {
 // In containers settings of the kernel are read-only.
 func TestRecommend_inAContainer(t *testing.T) {
 	w := newWorld(t)
-	if os.Getuid() != 0 || os.Getenv("FAIRLEAD_USER_NAMESPACE") != "" {
-		t.Skip("needs root")
-	}
+	lack.Need(t, lack.Root)
 	self := w.command("recommend", "--manifests", w.manifests, "--node-ip", "192.0.2.1", "--duration", "20s", "-o", "json")
 	const script = `mount -o bind,ro /proc/sys /proc/sys && exec "$@"`
 	c := w.bed.Command(t.Context(), testbed.Node, "unshare", append([]string{"--mount", "sh", "-c", script, "sh", self.Path},

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
@@ -155,9 +154,6 @@ func TestRun_userspaceFollows(t *testing.T) {
 func TestRun_rootless(t *testing.T) {
 	w := newWorld(t)
 	w.inside = []string{"setpriv", "--bounding-set=-all", "--inh-caps=-all"}
-	if out, err := exec.CommandContext(t.Context(), w.inside[0], "--help").CombinedOutput(); err != nil {
-		t.Skipf("setpriv (package util-linux) is needed: %v: %s", err, out)
-	}
 	p := w.start("--proxy-mode", "userspace")
 	for _, from := range []testbed.Place{testbed.Outside, testbed.Node, "pod-a"} {
 		if who := w.probe(from, nodePort); who != "pod-a" && who != "pod-b" {

@@ -63,15 +63,11 @@ func newStage(t *testing.T) *stage {
 	t.Parallel()
 	s := &stage{T: t, state: model.NewState()}
 	ports := []testbed.PodPort{{Protocol: model.UDP, Port: 53}, {Protocol: model.TCP, Port: 80}}
-	bed, err := testbed.New(t.Context(), testbed.Spec{Pods: []testbed.PodSpec{
+	s.bed = testbed.Need(t, testbed.Spec{Pods: []testbed.PodSpec{
 		{Name: "a", Ports: ports}, {Name: "b", Node: testbed.NodeB, Ports: ports}, {Name: "c", Node: testbed.NodeB, Ports: ports},
 		{Name: "client"},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.bed = bed
-	err = bed.Do(testbed.Node, func() (err error) {
+	err := s.bed.Do(testbed.Node, func() (err error) {
 		s.plane, err = conntrack.Wrap(nftables.New)(dataplane.Config{Fault: s.inject, Meter: s, Waits: s.waits.Load})
 		return err
 	})
@@ -79,11 +75,11 @@ func newStage(t *testing.T) *stage {
 		err = s.plane.Sync(t.Context(), s.state)
 	}
 	if err != nil {
-		t.Fatal(errors.Join(err, bed.Close()))
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		if err := errors.Join(s.plane.Remove(ctx), s.plane.Close(), bed.Close()); err != nil {
+		if err := errors.Join(s.plane.Remove(ctx), s.plane.Close()); err != nil {
 			t.Error(err)
 		}
 	})

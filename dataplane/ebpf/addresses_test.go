@@ -19,6 +19,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -40,19 +41,15 @@ func planeOf(t *testing.T, bed *testbed.Bed, rows string) *Plane {
 
 func planeWith(t *testing.T, bed *testbed.Bed, rows string, c dataplane.Config) *Plane {
 	t.Helper()
-	fs, dir, err := testbed.BPFFS()
-	if err != nil {
-		t.Skipf("no place for pins: %v", err)
-	}
-	t.Cleanup(func() { fs.Close() })
+	dir := testbed.NeedBPFFS(t)
 	var p *Plane
-	err = bed.Do(testbed.Node, func() (err error) {
+	err := bed.Do(testbed.Node, func() (err error) {
 		o := Options{Cgroup: bed.Cgroup(), Pins: filepath.Join(dir, "fairlead"), Serve: TC}
 		p, err = open(c, o)
 		return err
 	})
 	if errors.Is(err, dataplane.ErrUnsupported) {
-		t.Skip(err)
+		lack.Skip(t, lack.Root, err)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -76,11 +73,7 @@ func planeWith(t *testing.T, bed *testbed.Bed, rows string, c dataplane.Config) 
 func addDevice(t *testing.T, bed *testbed.Bed, at testbed.Place, l netlink.Link, addrs []string, routes ...string) {
 	t.Helper()
 	err := bed.Do(at, func() error {
-		err := netlink.LinkAdd(l)
-		if errors.Is(err, unix.EOPNOTSUPP) {
-			t.Skipf("no devices of type %s: %v", l.Type(), err)
-		}
-		if err != nil {
+		if err := netlink.LinkAdd(l); err != nil {
 			return err
 		}
 		for _, text := range addrs {
@@ -128,6 +121,7 @@ func routeBy(l netlink.Link, prefix string) netlink.Route {
 // flannel.
 func TestHidden_overlay(t *testing.T) {
 	t.Parallel()
+	lack.Need(t, lack.VXLAN)
 	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
 	tunnel := func(from, to testbed.Place) *netlink.Vxlan {
 		return &netlink.Vxlan{

@@ -16,6 +16,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -25,13 +26,9 @@ import (
 func TestBare(t *testing.T) {
 	t.Parallel()
 	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
-	fs, dir, err := testbed.BPFFS()
-	if err != nil {
-		t.Skipf("no place for pins: %v", err)
-	}
-	t.Cleanup(func() { fs.Close() })
+	dir := testbed.NeedBPFFS(t)
 	var p dataplane.Dataplane
-	err = bed.Do(testbed.Node, func() (err error) {
+	err := bed.Do(testbed.Node, func() (err error) {
 		p, err = New(Options{Cgroup: bed.Cgroup(), Pins: filepath.Join(dir, "fairlead"), Serve: TC})(dataplane.Config{})
 		return err
 	})
@@ -81,6 +78,7 @@ func TestBare(t *testing.T) {
 // newTun makes a device of the node, behind which is 10.9.0.2.
 func newTun(t *testing.T, bed *testbed.Bed) (tun *os.File) {
 	t.Helper()
+	lack.Need(t, lack.Tun)
 	err := bed.Do(testbed.Node, func() error {
 		l := &netlink.Tuntap{
 			LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1,
@@ -104,9 +102,6 @@ func newTun(t *testing.T, bed *testbed.Bed) (tun *os.File) {
 		}
 		return errors.Join(netlink.AddrAdd(l, addr), netlink.LinkSetUp(l))
 	})
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
-		t.Skipf("no device tun: %v", err)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}

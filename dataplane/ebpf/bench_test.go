@@ -34,17 +34,9 @@ func large(n int) *model.State {
 // benchPlane serves no socket: its cgroup is empty.
 func benchPlane(b *testing.B) dataplane.Dataplane {
 	b.Helper()
-	bed, err := testbed.New(b.Context(), testbed.Spec{Cgroup: true})
-	if err != nil {
-		b.Skip(err)
-	}
-	fs, pins, err := testbed.BPFFS()
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { bed.Close(); fs.Close() })
+	bed, pins := testbed.Need(b, testbed.Spec{Cgroup: true}), testbed.NeedBPFFS(b)
 	var p dataplane.Dataplane
-	err = bed.Do(testbed.Node, func() (err error) {
+	err := bed.Do(testbed.Node, func() (err error) {
 		p, err = ebpf.New(ebpf.Options{Cgroup: bed.Cgroup(), Pins: filepath.Join(pins, "fairlead")})(dataplane.Config{})
 		return err
 	})

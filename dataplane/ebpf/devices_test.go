@@ -19,6 +19,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -208,6 +209,7 @@ func TestDevices_atOnce(t *testing.T) {
 
 // What somebody else does to the programs at a device is found and undone.
 func TestDevices_audit(t *testing.T) {
+	lack.Need(t, lack.Linux66)
 	c := newCluster(t)
 	p := c.open()
 	defer p.Close()
@@ -217,7 +219,7 @@ func TestDevices_audit(t *testing.T) {
 	pins, err := filepath.Glob(filepath.Join(c.pins, "links", "*gress-*"))
 	check(t, err)
 	if len(pins) == 0 {
-		t.Skip("no links of tcx")
+		t.Fatal("there are no links of tcx")
 	}
 	for _, pin := range pins {
 		check(t, os.Remove(pin))

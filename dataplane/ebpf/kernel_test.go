@@ -14,6 +14,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/lack"
 )
 
 // openPlane is set in the environment of a process that says why no plane can be opened.
@@ -48,9 +49,7 @@ func forbid(command int, with unix.Errno) error {
 
 // What a kernel lacks is said in one line.
 func TestLacking(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
-	}
+	lack.Need(t, lack.Root)
 	for want, c := range map[string]struct {
 		command int
 		with    unix.Errno

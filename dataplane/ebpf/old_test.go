@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/tools/txtar"
 
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/sample"
 )
 
@@ -20,7 +21,7 @@ import (
 func TestOldKernels(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
-		t.Skip("needs an emulator: ", err)
+		lack.Skip(t, lack.Emulator, err)
 	}
 	type cell struct{ kernel, tests string }
 	var cells []cell

@@ -18,6 +18,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
@@ -57,18 +58,11 @@ func newCluster(t *testing.T) cluster {
 			},
 		}
 	}
-	bed, err := testbed.New(t.Context(), testbed.Spec{Cgroup: true, Pods: []testbed.PodSpec{
+	bed := testbed.Need(t, testbed.Spec{Cgroup: true, Pods: []testbed.PodSpec{
 		pod("client", testbed.Node, "10.244.1.20"), pod("pod-a", testbed.Node, "10.244.1.11"),
 		pod("pod-b", testbed.Node, "10.244.1.12"), pod("pod-c", testbed.NodeB, "10.244.2.13"),
 	}})
-	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
-		t.Skipf("needs root, and control groups of version 2: %v", err)
-	}
-	check(t, err)
-	fs, path, err := testbed.BPFFS()
-	check(t, err)
-	t.Cleanup(func() { check(t, errors.Join(bed.Close(), fs.Close())) })
-	return cluster{bed, t, filepath.Join(path, "fairlead")}
+	return cluster{bed, t, filepath.Join(testbed.NeedBPFFS(t), "fairlead")}
 }
 
 func check(t *testing.T, err error) {
@@ -103,7 +97,7 @@ func (c cluster) openWith(config dataplane.Config, o ebpf.Options) dataplane.Dat
 		return err
 	})
 	if errors.Is(err, dataplane.ErrUnsupported) {
-		c.t.Skip(err)
+		lack.Skip(c.t, lack.Root, err)
 	}
 	check(c.t, err)
 	return p

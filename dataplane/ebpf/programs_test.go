@@ -4,21 +4,19 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/model"
 )
 
 // The kernel takes the programs whatever it can do.
 func TestProgram(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
-	}
+	lack.Need(t, lack.Root)
 	retvals := []bool{false}
 	if features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil { // Linux 5.18
 		retvals = append(retvals, true)

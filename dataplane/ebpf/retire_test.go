@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -18,11 +19,7 @@ import (
 func TestRetire_sizes(t *testing.T) {
 	t.Parallel()
 	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
-	fs, dir, err := testbed.BPFFS()
-	if err != nil {
-		t.Skipf("no place for pins: %v", err)
-	}
-	t.Cleanup(func() { fs.Close() })
+	dir := testbed.NeedBPFFS(t)
 	pins := filepath.Join(dir, "fairlead")
 	p := planeAs(t, bed, Options{
 		Pins: pins, Sizes: Sizes{Affinities: 5000, Flows: 6000, Sockets: 8192, Translations: 9000},
@@ -38,7 +35,7 @@ func TestRetire_sizes(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	err = bed.Do(testbed.Node, func() error {
+	err := bed.Do(testbed.Node, func() error {
 		n, err := retire(t.Context(), dataplane.Config{}, pins)
 		if n != 1 {
 			t.Errorf("%d flows are left, want 1", n)
@@ -80,7 +77,7 @@ func planeAs(t *testing.T, bed *testbed.Bed, o Options) (p *Plane) {
 		return err
 	})
 	if errors.Is(err, dataplane.ErrUnsupported) {
-		t.Skip(err)
+		lack.Skip(t, lack.Root, err)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -296,8 +297,8 @@ func TestDatagrams_connected(t *testing.T) {
 	}
 }
 
-// needSocketMemory skips a test where the kernel has no memory for what a socket without a place is connected to: newer
-// ones take it by kmalloc_nolock, which needs cmpxchg16b (mm/slub.c). User-Mode Linux has no such thing.
+// needSocketMemory skips a test where the kernel has no memory for what a socket without a place is connected to. The
+// test kernel has none.
 func (c cluster) needSocketMemory(t *testing.T) {
 	t.Helper()
 	m, err := bpf.LoadPinnedMap(filepath.Join(c.pins, "memory", "peers"), nil)
@@ -308,7 +309,7 @@ func (c cluster) needSocketMemory(t *testing.T) {
 	defer unix.Close(fd)
 	err = m.Put(int32(fd), make([]byte, m.ValueSize()))
 	if errors.Is(err, unix.ENOMEM) {
-		t.Skipf("sockets have no memory of their own: %v", err)
+		lack.Skip(t, lack.SocketMemory, err)
 	}
 	check(t, err)
 }
@@ -535,10 +536,8 @@ func TestKill(t *testing.T) {
 
 // With OnlyNode the sockets of pods keep the Service's address, and the node's do not. Nobody serves packets here.
 func TestOnlyNode(t *testing.T) {
+	lack.Need(t, lack.Linux514)
 	c := newCluster(t)
-	if _, known := c.netnsCookie(testbed.Node); !known {
-		t.Skip("before Linux 5.14 only the machine's first network namespace is known as the node's")
-	}
 	p := c.openAs(ebpf.Options{Serve: ebpf.Behind, OnlyNode: true})
 	defer p.Close()
 	check(t, p.Sync(t.Context(), parse(t, dns)))

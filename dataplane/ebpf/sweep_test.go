@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -220,14 +221,11 @@ func TestSweep_usedMeanwhile(t *testing.T) {
 
 // A packet comes when what follows from its flow is gone, and the flow is about to go: the flow goes on, with all of it.
 func TestSweep_usedAtTheEnd(t *testing.T) {
+	lack.Need(t, lack.Linux514)
 	r, s := swept(t, packetOptions{Translations: 1024})
 	r.sent("lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 S")
 	key := at(hookIngress, unix.IPPROTO_TCP, endpointAt("192.0.2.8:4000"), endpointAt("192.0.2.1:30080"))
 	read := r.translations()[key]
-	err := r.programs.Maps[packetsMapTranslations].LookupAndDelete(packetsTuple{}, &packetsTranslation{})
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		t.Skipf("before Linux 5.14: %v", err)
-	}
 	if err := s.unlay(key, &read); err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/dataplane/internal/tracked"
 	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -48,11 +49,12 @@ out tcp 192.0.2.9:4000 > 10.244.1.12:8080 S   -> tcp 192.0.2.1:4000 > 10.244.1.1
 
 // What did not fit is tried again, and what did is not forgotten.
 func TestTaken_full(t *testing.T) {
+	lack.Need(t, lack.Root)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{
 		Type: ebpf.Hash, KeySize: uint32(unsafe.Sizeof(packetsTuple{})), ValueSize: 1, MaxEntries: 2, Flags: 1, // not all at once
 	})
 	if err != nil {
-		t.Skipf("no maps: %v", err)
+		t.Fatal(err)
 	}
 	defer m.Close()
 	key := func(port uint16) packetsTuple {
@@ -83,11 +85,7 @@ func TestTaken_full(t *testing.T) {
 func TestTaken(t *testing.T) {
 	t.Parallel()
 	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
-	fs, dir, err := testbed.BPFFS()
-	if err != nil {
-		t.Skipf("no place for pins: %v", err)
-	}
-	t.Cleanup(func() { fs.Close() })
+	dir := testbed.NeedBPFFS(t)
 	programNFT(t, bed)
 	want := map[packetsTuple]uint8{}
 	for _, to := range []string{"192.0.2.1:30080", "[fd00::c000:201]:30080", "192.0.2.1:30053"} {
@@ -122,11 +120,7 @@ func TestTaken(t *testing.T) {
 func TestRetire_ports(t *testing.T) {
 	t.Parallel()
 	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
-	fs, dir, err := testbed.BPFFS()
-	if err != nil {
-		t.Skipf("no place for pins: %v", err)
-	}
-	t.Cleanup(func() { fs.Close() })
+	dir := testbed.NeedBPFFS(t)
 	pins := filepath.Join(dir, "fairlead")
 	p := planeAs(t, bed, Options{Pins: pins})
 	dial(t, bed, "192.0.2.1:30080")
@@ -158,7 +152,7 @@ func TestRetire_ports(t *testing.T) {
 	if n := portsTables(t, bed); n != 2 {
 		t.Errorf("there are %d tables, want 2", n)
 	}
-	err = bed.Do(testbed.Node, func() error {
+	err := bed.Do(testbed.Node, func() error {
 		left := &Plane{pins: pins, serve: TC}
 		return errors.Join(left.Remove(context.Background()), left.Close())
 	})

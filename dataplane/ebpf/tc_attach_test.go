@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -59,13 +58,9 @@ pods fd00::af4:0/112
 // attachTo attaches the programs to all devices of the node but lo, by filters of tc or by links.
 func attachTo(t *testing.T, bed *testbed.Bed, filters bool, r packetRun) *devices {
 	t.Helper()
-	fs, dir, err := testbed.BPFFS()
-	if err != nil {
-		t.Skipf("no place for pins: %v", err)
-	}
-	t.Cleanup(func() { fs.Close() })
+	dir := testbed.NeedBPFFS(t)
 	var d *devices
-	err = bed.Do(testbed.Node, func() (err error) {
+	err := bed.Do(testbed.Node, func() (err error) {
 		d, err = newDevices(filepath.Join(dir, "links"), nil, func(string) error { return nil })
 		return err
 	})
@@ -102,18 +97,7 @@ func outsideBedOf(t *testing.T, spec testbed.Spec) *testbed.Bed {
 	spec.Pods = []testbed.PodSpec{
 		pod("pod-a", testbed.Node, "10.244.1.11"), pod("pod-c", testbed.NodeB, "10.244.2.13"),
 	}
-	bed, err := testbed.New(t.Context(), spec)
-	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
-		t.Skipf("needs root: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	bed := testbed.Need(t, spec)
 	return bed
 }
 

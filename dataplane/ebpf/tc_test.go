@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/tools/txtar"
 
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -68,7 +69,7 @@ func newSet(t testing.TB, s *model.State) *tables {
 	t.Helper()
 	sets, err := newSets()
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
-		t.Skipf("programs cannot be loaded here: %v", err)
+		lack.Skip(t, lack.Root, err)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -63,7 +64,7 @@ func (c cluster) accelerated(mode ebpf.Acceleration) (dataplane.Dataplane, *mode
 func (c cluster) told(err error) {
 	c.t.Helper()
 	if err != nil && strings.Contains(err.Error(), "the kernel does not tell") {
-		c.t.Skip(err)
+		lack.Skip(c.t, lack.Linux63, err)
 	}
 }
 
@@ -129,6 +130,7 @@ func (f openFlow) ask(t *testing.T, times int) {
 // Once a flow is known, the stack has no part in it: it goes on when nothing there would translate it.
 func TestFastGoesPastTheStack(t *testing.T) {
 	t.Parallel()
+	lack.Need(t, lack.Linux66)
 	c := newCluster(t)
 	c.takesFrames(true)
 	for _, sender := range []testbed.Place{testbed.Outside, "pod-c"} {
@@ -140,7 +142,7 @@ func TestFastGoesPastTheStack(t *testing.T) {
 		links, err := filepath.Glob(filepath.Join(c.pins, "links", side))
 		check(t, err)
 		if len(links) == 0 {
-			t.Skip("filters of tc have no pins: Linux before 6.6")
+			t.Fatalf("there are no links of tcx at %s", side)
 		}
 		for _, l := range links {
 			check(t, os.Remove(l))

@@ -16,8 +16,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
 )
@@ -35,15 +35,7 @@ const (
 // fastBed is a Bed whose LAN takes what XDP programs of the node send, as hardware does.
 func fastBed(t testing.TB, s testbed.Spec) *testbed.Bed {
 	t.Helper()
-	bed, err := testbed.New(t.Context(), s)
-	if err != nil {
-		t.Skip(err)
-	}
-	t.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	bed := testbed.Need(t, s)
 	do(t, bed, testbed.LAN, func() error { return attachPass(t, string(testbed.Node)) })
 	return bed
 }
@@ -78,11 +70,7 @@ func attachPass(t testing.TB, device string) error {
 // accelerate attaches the program to a device of the node.
 func accelerate(t testing.TB, bed *testbed.Bed, r packetRun, name string) (l netlink.Link) {
 	t.Helper()
-	fs, pins, err := testbed.BPFFS()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { fs.Close() })
+	pins := testbed.NeedBPFFS(t)
 	do(t, bed, testbed.Node, func() (err error) {
 		if l, err = netlink.LinkByName(name); err != nil {
 			return err
@@ -383,6 +371,7 @@ func (s *station) flows(t *testing.T) (out map[packetsTuple]packetsTranslation, 
 // and so is what the node remembers.
 func TestFastIsTheSame(t *testing.T) {
 	t.Parallel()
+	lack.Need(t, lack.Linux514) // before, no device can be named to a test run
 	bed := fastBed(t, testbed.Spec{})
 	with := &station{packetRun: newPacketRun(t, fastRows), fast: true, runs: map[string]int{}}
 	without := &station{packetRun: newPacketRun(t, fastRows)}
@@ -394,13 +383,6 @@ func TestFastIsTheSame(t *testing.T) {
 	with.eth0 = accelerate(t, bed, with.packetRun, "eth0")
 	without.eth0, without.eth1 = with.eth0, with.eth1
 	r := seeded(t)
-	err := bed.Do(testbed.Node, func() error {
-		_, _, err := with.run(packetsProgFromOutside, make([]byte, 64))
-		return err
-	})
-	if errors.Is(err, unix.EINVAL) {
-		t.Skip("before Linux 5.14 no device can be named to a test run: ", err)
-	}
 	do(t, bed, testbed.Node, func() error {
 		if err := addNeighbours(with.eth0); err != nil {
 			return err

@@ -15,6 +15,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -24,7 +25,7 @@ import (
 //	./dev vm-test ./dataplane/ipvs -test.run XXX -test.bench Audit
 func BenchmarkAudit(b *testing.B) {
 	if _, err := ipvs.New(ipvs.Options{})(dataplane.Config{}); errors.Is(err, dataplane.ErrUnsupported) {
-		b.Skip("this kernel has no IPVS: see ./dev vm-test")
+		lack.Skip(b, lack.IPVS, err)
 	}
 	for _, services := range []int{100, 1000, 20_000} {
 		done := make(chan struct{})

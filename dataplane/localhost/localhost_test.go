@@ -66,12 +66,10 @@ const (
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	ports := []testbed.PodPort{{Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 5353}}
-	bed, err := testbed.New(t.Context(), testbed.Spec{Pods: []testbed.PodSpec{
+	t.Cleanup(func() { endAll(t) })
+	bed := testbed.Need(t, testbed.Spec{Pods: []testbed.PodSpec{
 		{Name: "pod-a", Ports: ports}, {Name: "pod-b", Node: testbed.NodeB, Ports: ports},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := &stage{T: t, bed: bed, state: model.NewState()}
 	s.plane = s.newPlane()
 	if err := s.plane.Sync(t.Context(), s.state); err != nil {
@@ -209,7 +207,7 @@ func (s *stage) answer(c net.Conn) string {
 	return name
 }
 
-// finish removes the plane and the cluster. The plane's sockets and goroutines must be gone.
+// finish removes the plane, whose sockets must be gone.
 func (s *stage) finish() {
 	ctx := context.WithoutCancel(s.Context())
 	if err := errors.Join(s.plane.Remove(ctx), s.plane.Close()); err != nil {
@@ -222,10 +220,12 @@ func (s *stage) finish() {
 	if err != nil || len(out) > 0 {
 		s.Errorf("after Remove: %v\n%s", err, out)
 	}
-	if err := s.bed.Close(); err != nil { // and with the pods, the connections that lived on
-		s.Error(err)
-	}
-	eventually.Nil(s, "after Remove the goroutines end", func() error {
+}
+
+// endAll waits for the package's goroutines to end, which they do when the pods end, and with these the connections.
+func endAll(t *testing.T) {
+	t.Helper()
+	eventually.Nil(t, "after Remove the goroutines end", func() error {
 		if stacks := ours(); len(stacks) > 0 {
 			return fmt.Errorf("there are\n%s", bytes.Join(stacks, []byte("\n\n")))
 		}

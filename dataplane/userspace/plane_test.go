@@ -27,6 +27,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/dataplane/userspace"
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
@@ -58,11 +59,7 @@ func startOn(t testing.TB, spec testbed.Spec, o userspace.Options) *node {
 		pod("client", "10.244.1.20", testbed.Node), pod("pod-a", "10.244.1.11", testbed.Node),
 		pod("pod-b", "10.244.2.13", testbed.NodeB),
 	}
-	bed, err := testbed.New(t.Context(), spec)
-	if err != nil {
-		t.Skipf("no testbed: %v", err)
-	}
-	t.Cleanup(func() { bed.Close() })
+	bed := testbed.Need(t, spec)
 	n := &node{TB: t, bed: bed}
 	n.at(testbed.Node, func() (err error) {
 		n.plane, err = userspace.NewOver(o, legacyTables())(dataplane.Config{})
@@ -1122,9 +1119,7 @@ func TestAudit_routing(t *testing.T) {
 }
 
 func TestSync_withoutSCTP(t *testing.T) {
-	if testbed.HasProtocol(model.SCTP) {
-		t.Skip("this kernel has it")
-	}
+	lack.Need(t, lack.NoSCTP)
 	n := start(t, userspace.Options{})
 	s, err := model.ParseState("pool default/web cluster\nbackend default/web cluster 10.244.1.11:8080\n" +
 		"frontend 10.96.0.10:80/tcp any forward default/web cluster snat always\n" +
@@ -1153,10 +1148,8 @@ func TestSync_withoutLowPorts(t *testing.T) {
 		again.Env = append(os.Environ(), unbound+"=1")
 		out, err := again.CombinedOutput()
 		switch {
-		case errors.Is(err, exec.ErrNotFound):
-			t.Skip("setpriv (package util-linux) is needed")
 		case strings.Contains(string(out), "--- SKIP"):
-			t.Skipf("%s", out)
+			lack.Inherit(t, out)
 		case err != nil:
 			t.Fatalf("%v: %s", err, out)
 		}

@@ -24,6 +24,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/dataplane/userspace"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/service"
 )
@@ -113,29 +114,21 @@ const actsVariable = "FAIRLEAD_AUDIT_ACTS"
 
 func (p audited) measure(b *testing.B, f fleet) {
 	b.ReportMetric(0, "ns/op")
-	bed, err := testbed.New(b.Context(), testbed.Spec{Cgroup: true})
-	if err != nil {
-		b.Skip(err)
-	}
-	defer bed.Close()
-	pins, path, err := testbed.BPFFS()
-	if err != nil {
-		b.Skip(err)
-	}
-	defer pins.Close()
+	bed := testbed.Need(b, testbed.Spec{Cgroup: true})
+	path := testbed.NeedBPFFS(b)
 	path = filepath.Join(path, "fairlead")
 	if p.new == nil {
 		p.new = ebpf.New(ebpf.Options{Packets: localhost.Wrap(conntrack.Wrap(nftables.New)), Cgroup: bed.Cgroup(), Pins: path})
 	}
 	var plane dataplane.Dataplane
 	var watch *foreign.Watch
-	err = bed.Do(testbed.Node, func() (err error) {
+	err := bed.Do(testbed.Node, func() (err error) {
 		watch, _ = foreign.Open() // without what it may not hear
 		plane, err = p.new(dataplane.Config{})
 		return err
 	})
 	if errors.Is(err, dataplane.ErrUnsupported) {
-		b.Skip(err)
+		lack.Skip(b, lack.IPVS, err)
 	}
 	if err != nil {
 		b.Fatal(err)

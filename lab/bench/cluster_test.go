@@ -35,25 +35,6 @@ func rounds(b *testing.B, atLeast int) (next func() bool) {
 	}
 }
 
-// newBed is a virtual cluster that ends with the benchmark. Where there are no control groups, a benchmark that wants one
-// is skipped.
-func newBed(b *testing.B, s testbed.Spec) *testbed.Bed {
-	b.Helper()
-	bed, err := testbed.New(b.Context(), s)
-	if err != nil && s.Cgroup {
-		b.Skip(err)
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			b.Error(err)
-		}
-	})
-	return bed
-}
-
 // newPlane is the data plane on the node of a cluster, as the daemon has it.
 func newPlane(b *testing.B, bed *testbed.Bed) dataplane.Dataplane {
 	b.Helper()

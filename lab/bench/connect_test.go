@@ -39,7 +39,7 @@ type arena struct {
 // newArena makes a cluster whose node has a proxy with n Services, or none at all.
 func newArena(b *testing.B, n int) *arena {
 	b.Helper()
-	a := newArenaOn(b, newBed(b, testbed.Spec{Pods: arenaPods()}))
+	a := newArenaOn(b, testbed.Need(b, testbed.Spec{Pods: arenaPods()}))
 	if n > 0 {
 		a.fleet(n).install(b, a.bed)
 	}

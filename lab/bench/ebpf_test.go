@@ -15,22 +15,18 @@ import (
 // take a little longer than those that belong to none.
 func newBareArena(b *testing.B) *arena {
 	b.Helper()
-	return newArenaOn(b, newBed(b, testbed.Spec{Pods: arenaPods(), Cgroup: true}))
+	return newArenaOn(b, testbed.Need(b, testbed.Spec{Pods: arenaPods(), Cgroup: true}))
 }
 
 // newSocketArena makes a cluster in which the ebpf plane serves n Services to the sockets on the node, and nobody else
 // serves anything.
 func newSocketArena(b *testing.B, n int) *arena {
 	b.Helper()
-	pins, path, err := testbed.BPFFS()
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { pins.Close() })
+	path := testbed.NeedBPFFS(b)
 	a := newBareArena(b)
 	bed := a.bed
 	var plane dataplane.Dataplane
-	err = bed.Do(testbed.Node, func() (err error) {
+	err := bed.Do(testbed.Node, func() (err error) {
 		o := ebpf.Options{Cgroup: bed.Cgroup(), Pins: filepath.Join(path, "fairlead")}
 		plane, err = ebpf.New(o)(dataplane.Config{})
 		return err

@@ -58,7 +58,7 @@ func (c contender) arenaFor(b *testing.B, rows func(*testbed.Bed) string) *arena
 func newWideArena(b *testing.B) *arena {
 	b.Helper()
 	pods := append(arenaPods(), testbed.PodSpec{Name: remotePod, Node: testbed.NodeB})
-	bed := newBed(b, testbed.Spec{Pods: pods, Cgroup: true})
+	bed := testbed.Need(b, testbed.Spec{Pods: pods, Cgroup: true})
 	a := newArenaOn(b, bed)
 	if err := bed.Do(remotePod, a.listen); err != nil {
 		b.Fatal(err)

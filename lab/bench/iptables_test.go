@@ -63,7 +63,7 @@ var endpointNet = netip.MustParsePrefix("10.130.0.0/15")
 func newTreeArena(b *testing.B) *arena {
 	b.Helper()
 	server := testbed.PodSpec{Name: openPod, Addrs: []netip.Addr{podAddrs[openPod], testbed.EmbedV6(podAddrs[openPod])}}
-	a := &arena{bed: newBed(b, testbed.Spec{Pods: []testbed.PodSpec{{Name: clientPod}, server}})}
+	a := &arena{bed: testbed.Need(b, testbed.Spec{Pods: []testbed.PodSpec{{Name: clientPod}, server}})}
 	b.Cleanup(a.close)
 	if err := a.bed.Do(openPod, a.listen); err != nil {
 		b.Fatal(err)

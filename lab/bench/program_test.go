@@ -25,7 +25,7 @@ type node struct {
 
 func newNode(b *testing.B, f fleet) *node {
 	b.Helper()
-	bed := newBed(b, testbed.Spec{})
+	bed := testbed.Need(b, testbed.Spec{})
 	n := &node{fleet: f, plane: newPlane(b, bed), table: newTable(b)}
 	n.state = f.state(b, n.table, bed)
 	if err := n.plane.Sync(b.Context(), n.state); err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -28,17 +29,13 @@ func trackings() []pair {
 // kernel's connection tracking.
 func BenchmarkTracking(b *testing.B) {
 	const times = 1000 // of each round
-	bed, err := testbed.New(b.Context(), testbed.Spec{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { bed.Close() })
+	bed := testbed.Need(b, testbed.Spec{})
 	var variants []Variant
 	for _, t := range trackings() {
 		for _, program := range []string{t.own, t.conntrack} {
 			f, err := newFlows(uint32(len(variants)) << 20)
 			if errors.Is(err, ebpf.ErrNotSupported) {
-				b.Skipf("programs cannot use connection tracking here: %v", err)
+				lack.Skip(b, lack.BPFConntrack, err)
 			}
 			if err != nil {
 				b.Fatalf("%+v", err)

@@ -64,15 +64,7 @@ func (c contender) stand(b *testing.B, program string, pods []testbed.PodSpec,
 	endpoints func(*testbed.Bed) []netip.Addr,
 ) *stand {
 	b.Helper()
-	bed, err := testbed.New(b.Context(), testbed.Spec{Pods: append(arenaPods(), pods...), Cgroup: c.ebpf != nil})
-	if err != nil {
-		b.Skip(err)
-	}
-	b.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			b.Error(err)
-		}
-	})
+	bed := testbed.Need(b, testbed.Spec{Pods: append(arenaPods(), pods...), Cgroup: c.ebpf != nil})
 	s := &stand{arena: newArenaOn(b, bed), address: netip.AddrPortFrom(serviceAddr(0), servicePort)}
 	f := fleet{services: 1, endpoints: func(int) []netip.Addr { return endpoints(bed) }}
 	switch {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -102,12 +101,7 @@ func newSticky(t *testing.T) sticky {
 			fmt.Fprintf(&rows, "backend default/tcp cluster6 [%s]:8080%s\nbackend default/udp cluster6 [%s]:5353%s\n", v6, local, v6, local)
 		}
 	}
-	bed, err := testbed.New(t.Context(), testbed.Spec{Cgroup: true, Pods: pods})
-	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
-		t.Skipf("needs root, and control groups of version 2: %v", err)
-	}
-	must(t, err)
-	t.Cleanup(func() { must(t, bed.Close()) })
+	bed := testbed.Need(t, testbed.Spec{Cgroup: true, Pods: pods})
 	for _, to := range stickyServices() {
 		pool := "default/" + to.Protocol.String() + " cluster"
 		if to.Addr.Is6() {

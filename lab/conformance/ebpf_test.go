@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf/features"
 	"github.com/prometheus/procfs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -20,6 +19,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/lab/conformance"
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -33,14 +33,8 @@ func ebpfPlane(t *testing.T, serve ebpf.Server, behind dataplane.New) dataplane.
 }
 
 func ebpfPlaneAs(t *testing.T, o ebpf.Options) dataplane.New {
-	if _, err := threadCgroup(); err != nil {
-		t.Skip(err)
-	}
-	fs, pins, err := testbed.BPFFS()
-	if err != nil {
-		t.Skipf("no place for pins: %v", err)
-	}
-	t.Cleanup(func() { fs.Close() })
+	lack.Need(t, lack.Cgroup)
+	pins := testbed.NeedBPFFS(t)
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		cgroup, err := threadCgroup()
 		if err != nil {
@@ -86,9 +80,7 @@ func TestEBPF_behind(t *testing.T) {
 // With known flows from outside to outside past the stack.
 func TestEBPF_accelerated(t *testing.T) {
 	t.Parallel()
-	if kernel, err := features.LinuxVersionCode(); err != nil || kernel < 6<<16|3<<8 {
-		t.Skipf("before Linux 6.3 nobody tells whether a veth takes what XDP programs send: %v", err)
-	}
+	lack.Need(t, lack.Linux63)
 	conformance.RunAccelerated(t, "ebpf", ebpfPlaneAs(t, ebpf.Options{
 		Serve: ebpf.TC, Packets: plane, Acceleration: ebpf.AccelerationNative,
 	}))
@@ -131,14 +123,9 @@ func TestEBPF_withoutNetfilter(t *testing.T) {
 			Ports: []testbed.PodPort{{Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 5353}},
 		}
 	}
-	bed, err := testbed.New(t.Context(), testbed.Spec{Cgroup: true, Pods: []testbed.PodSpec{
+	bed := testbed.Need(t, testbed.Spec{Cgroup: true, Pods: []testbed.PodSpec{
 		pod("pod-a", testbed.Node, "10.244.1.11"), pod("pod-c", testbed.NodeB, "10.244.2.13"),
 	}})
-	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
-		t.Skipf("needs root, and control groups of version 2: %v", err)
-	}
-	must(t, err)
-	t.Cleanup(func() { must(t, bed.Close()) })
 	var p dataplane.Dataplane
 	must(t, bed.Do(testbed.Node, func() (err error) {
 		p, err = ebpfPlane(t, ebpf.TC, plane)(dataplane.Config{Mark: dataplane.DefaultMark})

@@ -140,15 +140,7 @@ func newSchedulerBed(t *testing.T) *testbed.Bed {
 			Ports: []testbed.PodPort{{Protocol: model.TCP, Port: 8080}},
 		})
 	}
-	bed, err := testbed.New(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	bed := testbed.Need(t, spec)
 	if err := bed.Do(testbed.Outside, addClients); err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -115,11 +114,7 @@ func TestMemories(t *testing.T) {
 }
 
 func ebpfMemories(t *testing.T) dataplane.New {
-	fs, pins, err := testbed.BPFFS()
-	if err != nil {
-		t.Skipf("no place for pins: %v", err)
-	}
-	t.Cleanup(func() { fs.Close() })
+	pins := testbed.NeedBPFFS(t)
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		cgroup, err := threadCgroup()
 		if err != nil {
@@ -190,12 +185,7 @@ func (m memories) check(what string, p dataplane.Affine, want []dataplane.Memory
 }
 
 func testMemories(t *testing.T, open func(*testing.T) dataplane.New) {
-	bed, err := testbed.New(t.Context(), testbed.Spec{Cgroup: true})
-	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
-		t.Skipf("needs root, and control groups of version 2: %v", err)
-	}
-	must(t, err)
-	t.Cleanup(func() { must(t, bed.Close()) })
+	bed := testbed.Need(t, testbed.Spec{Cgroup: true})
 	m := memories{t, bed, open(t), memorable(t)}
 	all := remembered(m.s, 10_000)
 

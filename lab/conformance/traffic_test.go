@@ -15,11 +15,7 @@ import (
 // as IPVS's rr does, would show two clients that connect in step one of two backends each, however often they try.
 func TestTraffic_inTurn(t *testing.T) {
 	t.Parallel()
-	bed, err := testbed.New(t.Context(), testbed.Spec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer bed.Close()
+	bed := testbed.Need(t, testbed.Spec{})
 	clients := askedBy(t, bed, testbed.NodeB, "192.0.2.2:8080")
 	probes, err := parseProbes(`outside tcp 192.0.2.2:8080 -> pod-a|pod-c source outside
 		node    tcp 192.0.2.2:8081 -> refused

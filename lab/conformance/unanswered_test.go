@@ -80,11 +80,9 @@ type slow struct {
 
 func newSlow(t *testing.T) *slow {
 	const address, port = "10.96.0.10", 5353
-	bed, err := testbed.New(t.Context(), testbed.Spec{Cgroup: true, Pods: []testbed.PodSpec{
+	bed := testbed.Need(t, testbed.Spec{Cgroup: true, Pods: []testbed.PodSpec{
 		{Name: "client", Node: testbed.Node}, {Name: "pod-a", Node: testbed.NodeB},
 	}})
-	must(t, err)
-	t.Cleanup(func() { must(t, bed.Close()) })
 	s := &slow{T: t, bed: bed}
 	must(t, bed.Do("pod-a", func() (err error) {
 		s.backend, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
@@ -101,6 +99,7 @@ func newSlow(t *testing.T) *slow {
 		rows += fmt.Sprintf("backend %s %s\nfrontend %s/udp any forward %s snat offcluster\nguard %s reject\n",
 			pool, netip.AddrPortFrom(bed.Addr("pod-a", v6), port), to, pool, netip.PrefixFrom(to.Addr(), to.Addr().BitLen()))
 	}
+	var err error
 	s.rows, err = model.ParseState(rows)
 	must(t, err)
 	return s

@@ -22,11 +22,7 @@ import (
 
 func TestEBPF_vandalism(t *testing.T) {
 	t.Parallel()
-	fs, root, err := testbed.BPFFS()
-	if err != nil {
-		t.Skipf("no place for pins: %v", err)
-	}
-	defer fs.Close()
+	root := testbed.NeedBPFFS(t)
 	pins := ""
 	new := func(c dataplane.Config) (dataplane.Dataplane, error) {
 		cgroup, err := threadCgroup()

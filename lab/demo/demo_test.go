@@ -24,6 +24,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/programtest"
 	"fairlead.dev/fairlead/service"
@@ -336,9 +337,7 @@ func TestCommand_brokenPipe(t *testing.T) {
 }
 
 func TestCommand_withoutRoot(t *testing.T) {
-	if os.Getuid() != 0 || os.Getenv("FAIRLEAD_USER_NAMESPACE") != "" {
-		t.Skip("all these tests run without root")
-	}
+	lack.Need(t, lack.Root)
 	const nobody = 65534
 	cmd, _, output := start(t, &syscall.Credential{Uid: nobody, Gid: nobody})
 	if !strings.Contains(output, "all as it should be") {

@@ -1,10 +1,10 @@
 package integration
 
 import (
-	"os"
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/model"
@@ -59,9 +59,7 @@ func testDeployment(w *world) {
 // TestDeployment_ebpf rolls one where connections are translated in connect(), and by programs at devices. The proxy is
 // killed meanwhile.
 func TestDeployment_ebpf(t *testing.T) {
-	if os.Getenv("FAIRLEAD_TEST_PROXY") == "kube-proxy" {
-		t.Skip("kube-proxy has no such mode")
-	}
+	lack.Need(t, lack.Fairlead)
 	t.Parallel()
 	w := newWorldIn(t, "ebpf", kubernetes.Options{})
 	w.deployWeb(10 * time.Second) // on a busy machine the next process takes some seconds

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -12,6 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
@@ -19,9 +19,7 @@ import (
 // That keeps what it does not know while it updates them. The scheduler of a Service arrives as well.
 func TestWeights(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("FAIRLEAD_TEST_PROXY") == "kube-proxy" {
-		t.Skip("kube-proxy has no weights")
-	}
+	lack.Need(t, lack.Fairlead)
 	w := newWorld(t, kubernetes.Options{})
 	w.deployWeb(time.Second)
 	pod, weights := w.emptied()

@@ -88,16 +88,9 @@ func newWorldIn(t *testing.T, mode string, o kubernetes.Options) *world {
 		t.Fatal(err)
 	}
 	w.cleanup(w.plane.Close)
-	w.bed, err = testbed.New(t.Context(), testbed.Spec{
+	w.bed = testbed.Need(t, testbed.Spec{
 		Pods: []testbed.PodSpec{{Name: string(client)}}, Cgroup: mode == "ebpf",
 	})
-	if mode == "ebpf" && (errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported)) {
-		t.Skipf("needs root, and control groups of version 2: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.cleanup(w.bed.Close)
 	if w.relay, err = w.plane.Serve(w.bed); err != nil {
 		t.Fatal(err)
 	}

@@ -13,49 +13,33 @@ import (
 	"testing"
 )
 
-// Lack is something that a test needs and a machine may do without.
+// Lack is something that a test needs and a machine may do without; the table facts says what.
 type Lack string
 
 const (
-	// Root is being root of the machine itself, not only of a user namespace: such tests start processes of other users,
-	// or load programs into the kernel.
-	Root Lack = "root"
-	// UserNamespaces are those that the user may make.
+	BPFConntrack   Lack = "bpf-conntrack"
+	BPFFS          Lack = "bpffs"
+	Bubblewrap     Lack = "bubblewrap"
+	Cgroup         Lack = "cgroup"
+	Chromium       Lack = "chromium"
+	Emulator       Lack = "emulator"
+	Fairlead       Lack = "fairlead"
+	Helm           Lack = "helm"
+	IPVS           Lack = "ipvs"
+	LabImage       Lack = "lab-image"
+	Linux514       Lack = "linux-5.14"
+	Linux63        Lack = "linux-6.3"
+	Linux66        Lack = "linux-6.6"
+	MPTCP          Lack = "mptcp"
+	NoSCTP         Lack = "no-sctp"
+	Parts          Lack = "parts"
+	Prometheus     Lack = "prometheus"
+	Root           Lack = "root"
+	SocketMemory   Lack = "socket-memory"
+	TestKernel     Lack = "test-kernel"
+	Tun            Lack = "tun"
 	UserNamespaces Lack = "user-namespaces"
-	// Cgroup is the right to make control groups of version 2.
-	Cgroup Lack = "cgroup"
-	// BPFFS is the right to make a file system of type bpf.
-	BPFFS Lack = "bpffs"
-	// Linux514 and the next ones are what kernels can do from that version on.
-	Linux514 Lack = "linux-5.14"
-	Linux63  Lack = "linux-6.3"
-	Linux66  Lack = "linux-6.6"
-	// BPFConntrack is the functions by which programs use connection tracking.
-	BPFConntrack Lack = "bpf-conntrack"
-	// IPVS is the kernel's, where a test or benchmark cannot run in the test kernel.
-	IPVS Lack = "ipvs"
-	// MPTCP is the protocol.
-	MPTCP Lack = "mptcp"
-	// NoSCTP is a kernel without SCTP.
-	NoSCTP Lack = "no-sctp"
-	// SocketMemory is memory of their own for sockets, which recent kernels take where a processor has cmpxchg16b.
-	SocketMemory Lack = "socket-memory"
-	// Tun is devices of type tun.
-	Tun Lack = "tun"
-	// VXLAN is devices of type vxlan.
-	VXLAN Lack = "vxlan"
-	// TestKernel is the User-Mode Linux of ./dev kernel.
-	TestKernel Lack = "test-kernel"
-	// Parts are the programs of a cluster, which ./dev parts builds.
-	Parts Lack = "parts"
-	// Helm is the program that ./dev tool helm compiles.
-	Helm Lack = "helm"
-	// Chromium is the browser.
-	Chromium Lack = "chromium"
-	// Prometheus is the server, and its promtool.
-	Prometheus Lack = "prometheus"
-	// Fairlead is the proxy under test, which FAIRLEAD_TEST_PROXY may replace by one that has less.
-	Fairlead Lack = "fairlead"
+	VXLAN          Lack = "vxlan"
 )
 
 const (
@@ -69,16 +53,16 @@ const (
 func Need(t testing.TB, l Lack) {
 	t.Helper()
 	if l.Explained() {
-		Skip(t, l, "looked at the machine")
+		Skip(t, l, facts[l].what)
 	}
 }
 
-// Skip skips the test, which has found that it cannot run here. With CI=true the machine must explain that, else the
-// test fails.
+// Skip skips the test, which has found that it cannot run here. The test fails if it has: if the machine lacks nothing,
+// or, with CI=true, only what could be installed.
 func Skip(t testing.TB, l Lack, reason any) {
 	t.Helper()
-	if CI() && !l.Explained() {
-		t.Fatalf("the test "+said+"; but this machine has what is needed, or CI must provide it", l, reason)
+	if !l.Explained() && (CI() || !facts[l].installable) {
+		t.Fatalf(said+"; but the machine does not explain that it has not got %s", l, reason, facts[l].what)
 	}
 	t.Skipf(said, l, reason) //nolint:forbidigo // here the lack has a name
 }
@@ -86,7 +70,7 @@ func Skip(t testing.TB, l Lack, reason any) {
 // SkipAll says that a whole program of tests cannot run, and returns the exit status of its TestMain.
 func SkipAll(l Lack, reason any) (status int) {
 	fmt.Fprintf(os.Stderr, AllSkipped+said+"\n", l, reason)
-	if CI() {
+	if CI() || !l.Explained() {
 		return 1
 	}
 	return 0
@@ -108,9 +92,9 @@ func Said(output string) (l Lack, reason string, ok bool) {
 	if m == nil {
 		return "", "", false
 	}
-	_, known := machine[Lack(m[1])]
+	_, known := facts[Lack(m[1])]
 	return Lack(m[1]), m[2], known
 }
 
-// CI reports whether all that a machine can have must be there.
+// CI reports whether all that can be installed must be there.
 func CI() bool { return os.Getenv("CI") == "true" }

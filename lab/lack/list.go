@@ -32,7 +32,7 @@ func parse(text string) (rows []Row, err error) {
 			return nil, fmt.Errorf("list of skips: %q has not got a package, a test, a lack and a reason", line)
 		}
 		r := Row{f[0], f[1], Lack(f[2]), strings.Join(f[3:], " ")}
-		if _, known := machine[r.Lack]; !known {
+		if _, known := facts[r.Lack]; !known {
 			return nil, fmt.Errorf("list of skips: %q: there is no lack %s", line, r.Lack)
 		}
 		if _, err := path.Match(r.Test, ""); err != nil {

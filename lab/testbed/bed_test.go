@@ -39,7 +39,7 @@ func everybodyReachesEveryPod(t *testing.T, bridged bool, protocols ...model.Pro
 		ports = append(ports, PodPort{p, 80})
 	}
 	host := []netip.Addr{netip.MustParseAddr("203.0.113.99"), netip.MustParseAddr("2001:db8::1")}
-	b := newBed(t, Spec{PodBridge: bridged, Pods: []PodSpec{
+	b := Need(t, Spec{PodBridge: bridged, Pods: []PodSpec{
 		{Name: "a", Ports: ports},
 		{Name: "a2", Ports: ports},
 		{Name: "b", Node: NodeB, Ports: ports},
@@ -90,7 +90,7 @@ func TestBed_hairpin(t *testing.T) {
 		t.Run(fmt.Sprintf("bridge=%v", bridged), func(t *testing.T) {
 			t.Parallel()
 			ports := []PodPort{{model.TCP, 80}, {model.UDP, 80}}
-			b := newBed(t, Spec{PodBridge: bridged, Pods: []PodSpec{{Name: "a", Ports: ports}, {Name: "a2"}}})
+			b := Need(t, Spec{PodBridge: bridged, Pods: []PodSpec{{Name: "a", Ports: ports}, {Name: "a2"}}})
 			for _, v6 := range []bool{false, true} {
 				ip, a := "ip", b.Addr("a", v6)
 				if v6 {
@@ -116,7 +116,7 @@ func TestBed_hairpin(t *testing.T) {
 
 func TestBed_podInterfaces(t *testing.T) {
 	for bridged, want := range map[bool]string{false: "cali86f7e437faa", true: "cbr0"} {
-		b := newBed(t, Spec{PodBridge: bridged})
+		b := Need(t, Spec{PodBridge: bridged})
 		p, err := b.AddPod(t.Context(), PodSpec{Name: "a"})
 		if err != nil {
 			t.Fatal(err)
@@ -131,7 +131,7 @@ func TestBed_podInterfaces(t *testing.T) {
 }
 
 func TestBed_AddPod(t *testing.T) {
-	b := newBed(t, Spec{})
+	b := Need(t, Spec{})
 	addr := netip.MustParseAddr
 	for _, test := range []struct {
 		spec PodSpec
@@ -169,7 +169,7 @@ func TestBed_AddPod(t *testing.T) {
 }
 
 func TestBed_RemovePod(t *testing.T) {
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
 	a := b.Addr("a", false)
 	check(t, b, Outside, a, 80, model.UDP, "a source 192.0.2.9")
 	if err := b.RemovePod("a"); err != nil {
@@ -189,7 +189,7 @@ func TestBed_RemovePod(t *testing.T) {
 }
 
 func TestBed_Serve(t *testing.T) {
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}}}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}}}}})
 	check(t, b, Outside, b.Addr("a", true), 81, model.TCP, "refused")
 	for range 2 {
 		if err := b.Serve("a", PodPort{model.TCP, 80}, PodPort{model.TCP, 81}); err != nil {
@@ -200,7 +200,7 @@ func TestBed_Serve(t *testing.T) {
 }
 
 func TestBed_StopServing(t *testing.T) {
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
 	for range 2 {
 		if err := b.StopServing("a"); err != nil {
 			t.Fatal(err)
@@ -218,7 +218,7 @@ func TestBed_StopServing(t *testing.T) {
 }
 
 func TestBed_Route(t *testing.T) {
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "b", Node: NodeB}, {Name: "web", HostNetwork: true, Ports: []PodPort{{model.TCP, 80}}}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "b", Node: NodeB}, {Name: "web", HostNetwork: true, Ports: []PodPort{{model.TCP, 80}}}}})
 	odd := netip.MustParsePrefix("100.64.0.0/24")
 	run(t, b, Node, "ip", "addr", "add", "100.64.0.1/32", "dev", "lo")
 	check(t, b, "b", odd.Addr().Next(), 80, model.TCP, "unreachable")
@@ -229,7 +229,7 @@ func TestBed_Route(t *testing.T) {
 }
 
 func TestBed_Do(t *testing.T) {
-	b := newBed(t, Spec{})
+	b := Need(t, Spec{})
 	var names []string
 	err := b.Do(Node, func() error {
 		links, err := netlink.LinkList()
@@ -345,7 +345,7 @@ func BenchmarkNew(b *testing.B) {
 }
 
 func BenchmarkAddPod(b *testing.B) {
-	bed := newBed(b, Spec{})
+	bed := Need(b, Spec{})
 	for b.Loop() {
 		if _, err := bed.AddPod(b.Context(), PodSpec{Name: "a", Ports: []PodPort{{model.TCP, 80}}}); err != nil {
 			b.Fatal(err)

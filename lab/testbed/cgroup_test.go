@@ -6,14 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"fairlead.dev/fairlead/lab/lack"
 )
 
 // What a killed process has left goes when the next one needs a cgroup, and what others have stays.
 func TestNewCgroup_sweeps(t *testing.T) {
 	others, err := newCgroup()
-	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
-		t.Skipf("needs root, and control groups of version 2: %v", err)
-	}
+	skipDenied(t, lack.Cgroup, err)
 	if err != nil {
 		t.Fatal(err)
 	}

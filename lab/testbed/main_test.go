@@ -1,10 +1,10 @@
 package testbed
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
 )
@@ -16,7 +16,7 @@ func TestMain(m *testing.M) {
 	status, done, err := Reexec()
 	switch {
 	case err != nil:
-		fmt.Fprintln(os.Stderr, "ALL TESTS SKIPPED:", err)
+		status = lack.SkipAll(lack.UserNamespaces, err)
 	case done:
 	case os.Getenv(helper) != "":
 		status = helperMain()
@@ -24,21 +24,6 @@ func TestMain(m *testing.M) {
 		status = m.Run()
 	}
 	os.Exit(status)
-}
-
-// newBed is a cluster that ends with the test.
-func newBed(t testing.TB, s Spec) *Bed {
-	t.Helper()
-	b, err := New(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return b
 }
 
 // run runs a command in a place of the cluster.

@@ -17,12 +17,13 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/model"
 )
 
 // Every way in which a packet can fail has its own outcome, whoever makes it fail.
 func TestProbe_outcomes(t *testing.T) {
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
 	run(t, b, Node, "nft", `table inet t {
 		chain in { type filter hook prerouting priority filter
 			th dport 1 drop
@@ -64,7 +65,7 @@ func TestProbe_SCTPOutcomes(t *testing.T) {
 	if !needSCTP(t) {
 		return
 	}
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.SCTP, 80}}}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.SCTP, 80}}}}})
 	run(t, b, Node, "nft", `table inet t {
 		chain in { type filter hook prerouting priority filter
 			sctp dport 1 drop
@@ -89,7 +90,7 @@ func TestProbe_SCTPOutcomes(t *testing.T) {
 }
 
 func TestProbe_sourcePort(t *testing.T) {
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
 	h := b.places[Outside]
 	for _, p := range []model.Protocol{model.TCP, model.UDP} {
 		for range 3 { // the port is free again at once
@@ -116,7 +117,7 @@ func TestProbe_sourcePort(t *testing.T) {
 }
 
 func TestProbe_errors(t *testing.T) {
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a"}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a"}}})
 	run(t, b, Node, "nft", "table inet t { chain c { type filter hook prerouting priority 0; drop; }; }")
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, cancel)
@@ -138,7 +139,7 @@ func TestProbe_errors(t *testing.T) {
 
 // A server on several addresses answers a datagram from the one it was sent to.
 func TestServe_answersFromDestination(t *testing.T) {
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a", HostNetwork: true, Ports: []PodPort{{model.UDP, 80}}}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a", HostNetwork: true, Ports: []PodPort{{model.UDP, 80}}}}})
 	for _, addr := range []netip.Addr{netip.MustParseAddr("203.0.113.5"), netip.MustParseAddr("fd00::cb00:7105")} {
 		if err := b.places[Node].addAddr(1, hostPrefix(addr)); err != nil { // 1 is the loopback
 			t.Fatal(err)
@@ -149,7 +150,7 @@ func TestServe_answersFromDestination(t *testing.T) {
 }
 
 func TestDial_staysOpen(t *testing.T) {
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
 	to := netip.AddrPortFrom(b.Addr("a", true), 80)
 	tcp, err := b.Dial(t.Context(), Outside, model.TCP, to)
 	if err != nil {
@@ -204,7 +205,7 @@ func talk(t *testing.T, c net.Conn, want string) *bufio.Reader {
 }
 
 func TestCommand(t *testing.T) {
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a"}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a"}}})
 	out, err := b.Command(t.Context(), "a", "ip", "-4", "-o", "addr", "show", "eth0").Output()
 	if err != nil || !bytes.Contains(out, []byte("10.244.1.2/32")) {
 		t.Errorf("the pod's address is %q, %v", out, err)
@@ -218,7 +219,7 @@ func TestCommand(t *testing.T) {
 }
 
 func TestCommand_endsWithItsPlace(t *testing.T) {
-	b := newBed(t, Spec{Pods: []PodSpec{{Name: "a"}}})
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a"}}})
 	c := b.Command(t.Context(), "a", "cat")
 	in, err := c.StdinPipe()
 	if err != nil {
@@ -239,14 +240,12 @@ func TestCommand_endsWithItsPlace(t *testing.T) {
 
 // An ordinary user's program gets a cluster by way of a user namespace, and its exit status comes out.
 func TestReexec(t *testing.T) {
-	if os.Getenv(reexeced) != "" {
-		t.Skip("this process is the proof: it is in a user namespace")
-	}
+	lack.Need(t, lack.Root)
 	c := helperCommand(t, "probe")
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := c.CombinedOutput()
-	if strings.Contains(string(out), "ALL TESTS SKIPPED") {
-		t.Skipf("%s", out)
+	if bytes.HasPrefix(out, []byte(lack.AllSkipped)) {
+		lack.Inherit(t, out)
 	}
 	var exit *exec.ExitError
 	if want := "uid 0 saw a source fd00::c000:209\n"; string(out) != want || !errors.As(err, &exit) || exit.ExitCode() != 7 {
@@ -321,7 +320,7 @@ func helperMain() int {
 }
 
 func BenchmarkProbe(b *testing.B) {
-	bed := newBed(b, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
+	bed := Need(b, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
 	for _, p := range []model.Protocol{model.TCP, model.UDP} {
 		b.Run(p.String(), func(b *testing.B) {
 			for b.Loop() {

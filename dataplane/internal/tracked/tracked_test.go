@@ -83,17 +83,9 @@ func newBed(t *testing.T) *testbed.Bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bed, err := testbed.New(t.Context(), testbed.Spec{Pods: []testbed.PodSpec{
+	bed := testbed.Need(t, testbed.Spec{Pods: []testbed.PodSpec{
 		{Name: "a", Ports: []testbed.PodPort{{Protocol: model.UDP, Port: 53}, {Protocol: model.TCP, Port: 80}}},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
-	})
 	err = bed.Do(testbed.Node, func() error {
 		p, err := nftables.New(dataplane.Config{})
 		if err != nil {

@@ -20,6 +20,8 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+
+	"fairlead.dev/fairlead/lab/lack"
 )
 
 type step = chromedp.Action[chromedp.Void]
@@ -48,7 +50,7 @@ func browser(t *testing.T) string {
 			return path
 		}
 	}
-	t.Skip("no Chromium is installed (Debian's package chromium)")
+	lack.Skip(t, lack.Chromium, "neither Debian's package chromium nor another one is installed")
 	return ""
 }
 

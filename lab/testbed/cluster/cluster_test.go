@@ -23,20 +23,6 @@ func TestMain(m *testing.M) {
 	os.Exit(testbed.RunTests(m.Run))
 }
 
-func newBed(t *testing.T) *testbed.Bed {
-	t.Helper()
-	b, err := testbed.New(t.Context(), testbed.Spec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return b
-}
-
 // A golden file has manifests and, in "want", what they become. Further generations of a manifest,
 // "again/…", are applied afterwards to the same cluster; "want-again" is what then holds.
 // UPDATE_GOLDEN=1 writes the files anew.
@@ -58,7 +44,7 @@ func golden(t *testing.T, file string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bed := newBed(t)
+	bed := testbed.Need(t, testbed.Spec{})
 	c := New(bed)
 	var manifests []Manifest
 	for i, f := range archive.Files {
@@ -211,14 +197,14 @@ func difference(want, got string) string {
 func TestApply_canceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := New(newBed(t)).Apply(ctx, []Manifest{{"a.yaml", []byte("{kind: Pod, apiVersion: v1, metadata: {name: a}}")}})
+	_, err := New(testbed.Need(t, testbed.Spec{})).Apply(ctx, []Manifest{{"a.yaml", []byte("{kind: Pod, apiVersion: v1, metadata: {name: a}}")}})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestResult_Write(t *testing.T) {
-	bed := newBed(t)
+	bed := testbed.Need(t, testbed.Spec{})
 	in := []Manifest{{"a.yaml", []byte(`
 apiVersion: v1
 kind: Pod
@@ -245,7 +231,7 @@ spec: {selector: {app: a}, ports: [{port: 80}]}
 	if err != nil || len(written) != 3 {
 		t.Fatal(written, err)
 	}
-	again, err := New(newBed(t)).Apply(t.Context(), written)
+	again, err := New(testbed.Need(t, testbed.Spec{})).Apply(t.Context(), written)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +265,7 @@ func TestLoad(t *testing.T) {
 
 // A Service that no plan knows is routed to the node.
 func TestApply_foreignAddressesAreRouted(t *testing.T) {
-	bed := newBed(t)
+	bed := testbed.Need(t, testbed.Spec{})
 	c := New(bed)
 	_, err := c.Apply(t.Context(), []Manifest{{"a.yaml", []byte(`
 apiVersion: v1

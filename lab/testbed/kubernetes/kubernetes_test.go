@@ -50,25 +50,10 @@ func newPlane(t *testing.T, o Options) *ControlPlane {
 	return c
 }
 
-// newBed is a cluster's network that ends with the test.
-func newBed(t *testing.T) *testbed.Bed {
-	t.Helper()
-	b, err := testbed.New(t.Context(), testbed.Spec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return b
-}
-
 // newWorld is a whole cluster.
 func newWorld(t *testing.T) (*ControlPlane, *testbed.Bed, *Relay) {
 	t.Helper()
-	c, bed := newPlane(t, Options{}), newBed(t)
+	c, bed := newPlane(t, Options{}), testbed.Need(t, testbed.Spec{})
 	relay, err := c.Serve(bed)
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +108,7 @@ func listServices(ctx context.Context, client *kubernetes.Clientset) string {
 
 func TestUsers(t *testing.T) {
 	t.Parallel()
-	c, bed := newPlane(t, Options{Controllers: []string{}}), newBed(t)
+	c, bed := newPlane(t, Options{Controllers: []string{}}), testbed.Need(t, testbed.Spec{})
 	r, err := c.Serve(bed)
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +135,7 @@ func TestUsers(t *testing.T) {
 
 func TestRelay(t *testing.T) {
 	t.Parallel()
-	c, bed := newPlane(t, Options{Controllers: []string{}}), newBed(t)
+	c, bed := newPlane(t, Options{Controllers: []string{}}), testbed.Need(t, testbed.Spec{})
 	r, err := c.Serve(bed)
 	if err != nil {
 		t.Fatal(err)
@@ -460,7 +445,7 @@ func TestStartProxy(t *testing.T) {
 }
 
 func TestProxy_sizeOfChildren(t *testing.T) {
-	bed := newBed(t)
+	bed := testbed.Need(t, testbed.Spec{})
 	const child = "dd if=/dev/zero of=/dev/null bs=20M & trap 'kill $!' TERM; wait"
 	p, err := StartProxy(t.Context(), ProxyOptions{Bed: bed, Command: []string{"sh", "-c", child}})
 	if err != nil {

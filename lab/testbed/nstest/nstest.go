@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/lab/lack"
 )
 
 // Run runs f in a new network namespace, on a goroutine whose thread goes with it. It is skipped where that is not
@@ -32,7 +34,7 @@ func Run(t *testing.T, f func(t *testing.T)) {
 		f(t)
 	}()
 	if err := <-failed; err != nil {
-		t.Skipf("needs root (or unshare -rn): %v", err)
+		lack.Skip(t, lack.Root, err)
 	}
 }
 
@@ -56,7 +58,7 @@ func Root(t *testing.T) bool {
 	var failed *exec.ExitError
 	switch {
 	case err != nil && !errors.As(err, &failed):
-		t.Skipf("no user namespace: %v", err)
+		lack.Skip(t, lack.UserNamespaces, err)
 	case err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()):
 		t.Errorf("%v\n%s", err, out)
 	}

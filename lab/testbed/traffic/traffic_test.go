@@ -103,15 +103,7 @@ type pair struct {
 
 func newPair(t *testing.T) *pair {
 	t.Helper()
-	bed, err := testbed.New(t.Context(), testbed.Spec{Pods: []testbed.PodSpec{{Name: "server"}, {Name: "client"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	bed := testbed.Need(t, testbed.Spec{Pods: []testbed.PodSpec{{Name: "server"}, {Name: "client"}}})
 	return &pair{bed, start(t, bed, "server"), start(t, bed, "client")}
 }
 
