@@ -16,6 +16,7 @@ import (
 // Lack is something that a test needs and a machine may do without; the table facts says what.
 type Lack string
 
+// What a machine may lack.
 const (
 	BPFConntrack   Lack = "bpf-conntrack"
 	BPFFS          Lack = "bpffs"

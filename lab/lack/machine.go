@@ -30,7 +30,7 @@ var facts = map[Lack]fact{
 	Emulator:       {what: "qemu-system-x86_64, which runs older kernels", installable: true},
 	Fairlead:       {what: "Fairlead as the proxy under test", missing: testsKubeProxy},
 	Helm:           {what: "helm, which ./dev tool helm compiles", installable: true},
-	IPVS:           {what: "a kernel with IPVS: see ./dev vm-test", missing: func() bool { return absent("/proc/net/ip_vs") }},
+	IPVS:           {what: "a kernel with IPVS: see ./dev vm-test", missing: noIPVS},
 	LabImage:       {what: "the laboratory's image, for which there must be Debian's packages", installable: true},
 	Linux514:       {what: "Linux 5.14 or later", missing: func() bool { return before(5, 14) }},
 	Linux63:        {what: "Linux 6.3 or later", missing: func() bool { return before(6, 3) }},
@@ -70,6 +70,8 @@ func noCgroup() bool { return notRoot() || !contains("/proc/self/mounts", " cgro
 func noBPFFS() bool { return notRoot() || !contains("/proc/filesystems", "\tbpf\n") }
 
 func noBPFConntrack() bool { return before(6, 1) || absent("/sys/kernel/btf/vmlinux") }
+
+func noIPVS() bool { return absent("/proc/net/ip_vs") }
 
 // ubuntu has Chromium as a snap only.
 func ubuntu() bool { return contains("/etc/os-release", "\nID=ubuntu\n") }

@@ -29,18 +29,16 @@ func events(lines ...string) string {
 	return b.String()
 }
 
-func TestReport(t *testing.T) {
-	rows := []lack.Row{
-		{Package: "a", Test: "TestBrowser/page", Lack: lack.Chromium},
-		{Package: "a", Test: "TestUser", Lack: lack.Fairlead},
-		{Package: "a", Test: "TestMain", Lack: lack.UserNamespaces},
-	}
-	const prometheus = "output a TestUser     x_test.go:5: lacks prometheus: it is not in PATH"
-	for name, c := range map[string]struct {
-		events []string
-		ci     bool
-		want   string
-	}{
+type reported struct {
+	events []string
+	ci     bool
+	want   string
+}
+
+const prometheus = "output a TestUser     x_test.go:5: lacks prometheus: it is not in PATH"
+
+func reports() map[string]reported {
+	return map[string]reported{
 		"nothing": {nil, false, "WRONG: no test has run\n0 passed, 0 failed, 0 skipped\n"},
 		"subtests count": {
 			[]string{"run a TestA", "run a TestA/b", "fail a TestA/b", "fail a TestA", "run a TestB", "pass a TestB", "fail a -"},
@@ -89,7 +87,16 @@ WRONG: a TestUser: this machine does not lack fairlead, or could have it
 			[]string{"run a TestB", "pass a TestB", "run a TestB", "pass a TestB", "pass a -"}, false,
 			"2 passed, 0 failed, 0 skipped\n",
 		},
-	} {
+	}
+}
+
+func TestReport(t *testing.T) {
+	rows := []lack.Row{
+		{Package: "a", Test: "TestBrowser/page", Lack: lack.Chromium},
+		{Package: "a", Test: "TestUser", Lack: lack.Fairlead},
+		{Package: "a", Test: "TestMain", Lack: lack.UserNamespaces},
+	}
+	for name, c := range reports() {
 		t.Run(name, func(t *testing.T) {
 			r := newRun()
 			if err := r.read(strings.NewReader(events(c.events...))); err != nil {
