@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -241,15 +242,20 @@ func (b *Bed) Serve(name string, ports ...PodPort) error {
 }
 
 // StopServing ends a pod's servers and their connections, as the end of its processes does. What comes
-// to its addresses is refused from then on.
+// to its addresses is refused from then on, and its ports are free.
 func (b *Bed) StopServing(name string) error {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	p := b.pods[name]
 	if p == nil {
+		b.mu.Unlock()
 		return fmt.Errorf("testbed: there is no pod %q", name)
 	}
+	servers := slices.Collect(maps.Values(p.servers))
 	p.stop()
+	b.mu.Unlock() // probes need not wait until the ports are free
+	for _, s := range servers {
+		<-s.gone
+	}
 	return nil
 }
 

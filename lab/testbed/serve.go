@@ -176,16 +176,15 @@ func (s *server) stopped() bool {
 	return s.conns == nil
 }
 
-// stop ends the server and its connections, whose clients see them end. Then the port is free.
+// stop ends the server and its connections, whose clients see them end. The port is free when it has gone.
 func (s *server) stop() {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.port.Close()
 	for c := range s.conns {
 		c.Close()
 	}
 	s.conns = nil
-	s.mu.Unlock()
-	<-s.gone
 }
 
 // fromDestination turns the control message that says where a datagram was sent into the one that
