@@ -15,6 +15,7 @@ import (
 func FuzzReplies(f *testing.F) {
 	f.Add(reply(unix.NLMSG_ERROR, 0, make([]byte, 20)))
 	f.Add(reply(unix.NLMSG_DONE, 0, make([]byte, 4)))
+	f.Add(reply(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, make([]byte, 4)))
 	refused := binary.NativeEndian.AppendUint32(nil, uint32(0x100000000-int64(unix.EEXIST)))
 	f.Add(reply(unix.NLMSG_ERROR, 0, refused))
 	e := nfnetlink.Encoder{B: make([]byte, 4)}

@@ -177,7 +177,8 @@ func errno(body []byte) syscall.Errno {
 // drain throws away answers that an earlier, interrupted exchange left in the socket.
 func (s *Socket) drain() {
 	for {
-		if _, _, err := unix.Recvfrom(s.fd, s.receive, unix.MSG_DONTWAIT); err != nil && !errors.Is(err, unix.ENOBUFS) {
+		n, _, err := unix.Recvfrom(s.fd, s.receive, unix.MSG_DONTWAIT)
+		if err != nil && !errors.Is(err, unix.ENOBUFS) || err == nil && n == 0 {
 			return
 		}
 	}
