@@ -54,7 +54,7 @@ func readFiles(names []string) (*run, error) {
 	return r, nil
 }
 
-// report prints what was skipped, what is wrong with that, and the counts; and reports whether nothing is wrong.
+// report prints what was skipped, what is wrong with that, and the counts; and reports whether all is well.
 func (r *run) report(out io.Writer, rows []lack.Row, ci bool) (ok bool) {
 	slices.SortStableFunc(r.skipped, func(a, b skip) int {
 		return cmp.Or(strings.Compare(a.pkg, b.pkg), strings.Compare(a.test, b.test))
@@ -74,7 +74,7 @@ func (r *run) report(out io.Writer, rows []lack.Row, ci bool) (ok bool) {
 		fmt.Fprintln(out, line)
 	}
 	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", r.passed, failed, len(r.skipped))
-	return len(wrong) == 0
+	return failed == 0 && len(wrong) == 0
 }
 
 func (s skip) why() string {
@@ -117,5 +117,8 @@ func (r *run) table(out io.Writer) {
 			others++
 		}
 	}
-	fmt.Fprintf(out, "| %d others | %.0f |\n| all | %.0f |\n", others, rest, all)
+	if others > 0 {
+		fmt.Fprintf(out, "| others (%d) | %.0f |\n", others, rest)
+	}
+	fmt.Fprintf(out, "| all | %.0f |\n", all)
 }
