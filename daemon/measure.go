@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -27,8 +26,8 @@ import (
 //	State ─► rows on its standard input ─┐
 //	Config ─► two files without a name ──┴─► fairlead-lab recommend, on one processor ─► JSON ─► choice
 const (
-	// calibration is for how long planes are measured before one is chosen. Nobody serves a node meanwhile that has
-	// just been started, unless kube-proxy's rules are there still: it must be short.
+	// calibration is for how long planes are measured before one is chosen. A node that was just started serves no Service
+	// meanwhile, unless kube-proxy's rules are still there: it must be short.
 	calibration = 2500 * time.Millisecond
 	// measureLimit ends a laboratory that hangs, or that the machine is too busy for.
 	measureLimit = 10 * time.Second
@@ -136,20 +135,25 @@ func (c *child) run(ctx context.Context, answer any, background func(func())) er
 		ended <- cmp.Or(context.Cause(ctx), err) // that time was up explains the exit status, if it was
 		_ = errors.Join(in.Close(), closeAll(c.files))
 	})
-	text, err := readJSON(out)
-	if err == nil {
-		return json.Unmarshal(text, answer)
+	answered := make(chan error, 1)
+	go func() { answered <- json.NewDecoder(out).Decode(answer) }()
+	select {
+	case err = <-answered:
+		if err == nil {
+			return nil
+		}
+		err = cmp.Or(<-ended, err) // there is nothing more to read: it ends, or answers nonsense
+	case err = <-ended: // what it has started may still have the pipe open
+		_ = out.SetReadDeadline(time.Now().Add(time.Second))
+		if failed := <-answered; failed == nil {
+			return nil
+		}
+		err = cmp.Or(err, errors.New("no answer"))
 	}
-	err = cmp.Or(<-ended, err) // there is nothing more to read, so it has ended, or answers nonsense
 	if said := strings.TrimSpace(c.said.String()); said != "" {
 		return fmt.Errorf("%w: %s", err, said)
 	}
 	return err
-}
-
-// readJSON returns the first value, without waiting for what comes after it.
-func readJSON(r io.Reader) (text json.RawMessage, err error) {
-	return text, json.NewDecoder(r).Decode(&text)
 }
 
 // wait starts the process and waits for its end. The thread ends with the calling goroutine, as it stays on one
@@ -162,8 +166,9 @@ func (c *child) wait(ctx context.Context, out *os.File) error {
 	cmd := exec.CommandContext(ctx, c.path, c.args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), out, &c.said
 	cmd.ExtraFiles = c.files
-	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM, Setpgid: true} // Ctrl-C is for the daemon, which passes it on
-	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
+	// Ctrl-C is for the daemon, which passes it on to the whole group.
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM, Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
 	cmd.WaitDelay = cleanLimit
 	return cmd.Run()
 }

@@ -23,7 +23,7 @@ func labCommand(name, short string) *cobra.Command {
 	}
 	c.SetHelpFunc(func(*cobra.Command, []string) {
 		if err := becomeLab(name, []string{"--help"}); err != nil {
-			fmt.Fprintln(os.Stderr, "fairlead:", err)
+			os.Exit(cli.Report(programs.Agent, err)) // help functions return no error
 		}
 	})
 	return c

@@ -59,6 +59,7 @@ func TestRun_autoWithoutLab(t *testing.T) {
 		"fails":   {"echo no memory >&2; exit 3", "exit status 3: no memory"},
 		"garbage": {"echo nonsense", "invalid character"},
 		"hangs":   {"exec sleep 1000", "no answer within 10s"},
+		"wraps":   {"sleep 1000; :", "no answer within 10s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

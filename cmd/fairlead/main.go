@@ -44,13 +44,15 @@ func root() *cobra.Command {
 		Short: "makes Kubernetes Services work on a Linux node",
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
-	c.AddCommand(runCommand(), labCommand("demo", "bring Services to life in a virtual cluster on this machine, use them all, and check what happens"),
-		explainCommand(), dumpCommand(), statusCommand(),
-		auditCommand(), switchCommand(),
-		labCommand("recommend", "say which data plane suits this node, by what its kernel can do and by measuring"),
-		labCommand("bench", "compare the data planes on this machine, as published studies did"),
-		cleanCommand(), configCommand(),
-		versionCommand())
+	c.AddCommand(runCommand(), explainCommand(), dumpCommand(), statusCommand(), auditCommand(), switchCommand(),
+		cleanCommand(), configCommand(), versionCommand())
+	for name, short := range map[string]string{
+		"demo":      "bring Services to life in a virtual cluster on this machine, use them all, and check what happens",
+		"recommend": "say which data plane suits this node, by what its kernel can do and by measuring",
+		"bench":     "compare the data planes on this machine, as published studies did",
+	} {
+		c.AddCommand(labCommand(name, short))
+	}
 	cli.SetVersion(c, programs.Agent)
 	return c
 }

@@ -99,7 +99,7 @@ func (i *inspection) watch(steps io.Reader) error {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return cli.Failed(fmt.Errorf("the proxy has gone meanwhile: %w", err))
+		return cli.Failed(fmt.Errorf("the proxy has ended: %w", err))
 	}
-	return cli.Failed(errors.New("the proxy has gone meanwhile; \"fairlead status\" says what is in force when it is back"))
+	return cli.Failed(errors.New("the proxy has ended; when it runs again, \"fairlead status\" says what is in force"))
 }

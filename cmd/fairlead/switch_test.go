@@ -212,7 +212,7 @@ func TestSwitch_fails(t *testing.T) {
 	p.await("waiting for another program that changes iptables")
 	_ = p.Process.Kill()
 	_ = p.Wait()
-	first.ends(t, 1, "the proxy has gone meanwhile")
+	first.ends(t, 1, "the proxy has ended")
 	unlock()
 	w.start(flags...)
 	stays()

@@ -42,8 +42,8 @@ func Of[T any](t testing.TB, parts int, cells []T) []T {
 	return every(first, step, cells)
 }
 
-// Every is Of for cells that are counted from 0 on, and whose number is not known before: the run takes each one that is
-// so many steps after the first one.
+// Every is Of for cells that are counted from 0 on, and whose number is not known before. The run takes the first one and
+// each one that is a multiple of step after it.
 func Every(t testing.TB, parts int) (first, step int) {
 	t.Helper()
 	if parts < 1 || parts > Runs {

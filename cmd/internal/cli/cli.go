@@ -38,7 +38,11 @@ func Execute(program string, c *cobra.Command) int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 	c.SilenceErrors, c.SilenceUsage = true, true
-	err := c.ExecuteContext(ctx)
+	return Report(program, c.ExecuteContext(ctx))
+}
+
+// Report prints the error of a command, unless that is printed already, and returns the exit status that it asks for.
+func Report(program string, err error) int {
 	if err == nil {
 		return 0
 	}
@@ -53,8 +57,8 @@ func Execute(program string, c *cobra.Command) int {
 	return exit.Status
 }
 
-// SetVersion gives the root command of a program the flag --version. Cobra's SetVersionTemplate would use text/template,
-// which calls methods by name: for its sake the linker keeps every exported method of every type, 5 MB in the agent.
+// SetVersion gives the root command of a program the flag --version. Cobra's SetVersionTemplate would use
+// text/template, which calls methods by name: for its sake the linker keeps every exported method of every type, 5 MB in the agent.
 func SetVersion(root *cobra.Command, program string) {
 	root.Flags().BoolP("version", "v", false, "version for "+program)
 	root.RunE = func(c *cobra.Command, _ []string) error {

@@ -53,6 +53,7 @@ func (i *Inspection) AddOfflineTo(f *pflag.FlagSet) {
 	}
 }
 
+// Check refuses a value of --output that there is not.
 func (i *Inspection) Check() error {
 	if i.Output != "text" && i.Output != "json" {
 		return Misused(fmt.Errorf("--output: %q is neither text nor json", i.Output))
@@ -88,6 +89,7 @@ func (i *Inspection) Ask(ctx context.Context, path string, q url.Values) ([]byte
 	return answer, Failed(err)
 }
 
+// ErrNoProxy is wrapped by errors of questions that no running proxy answers.
 var ErrNoProxy = errors.New("no proxy listens")
 
 // Answer is the running proxy's to a question; the error is ErrNoProxy if there is none.

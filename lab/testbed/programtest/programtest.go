@@ -22,8 +22,8 @@ import (
 // sets it for the processes of the tests: a test that is run again in the test kernel could not compile there.
 const Variable = "FAIRLEAD_TEST_PROGRAMS"
 
-// With compiles the programs, to where everybody may run them, puts them first in PATH, and has run test the agent, beside
-// which the laboratory is. It returns the exit status for os.Exit, and leaves nothing.
+// With compiles the programs, to where all users may run them, puts them first in PATH, and has run test the agent. The
+// laboratory is beside it. It returns the exit status for os.Exit, and leaves nothing.
 func With(run func(agent string) int) (status int) {
 	return with(run, programs.Agent, programs.Lab)
 }
