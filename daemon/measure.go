@@ -145,10 +145,11 @@ func (c *child) run(ctx context.Context, answer any, background func(func())) er
 		err = cmp.Or(<-ended, err) // there is nothing more to read: it ends, or answers nonsense
 	case err = <-ended: // what it has started may still have the pipe open
 		_ = out.SetReadDeadline(time.Now().Add(time.Second))
-		if failed := <-answered; failed == nil {
+		failed := <-answered
+		if failed == nil {
 			return nil
 		}
-		err = cmp.Or(err, errors.New("no answer"))
+		err = cmp.Or(err, failed)
 	}
 	if said := strings.TrimSpace(c.said.String()); said != "" {
 		return fmt.Errorf("%w: %s", err, said)
