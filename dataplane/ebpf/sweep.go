@@ -203,7 +203,7 @@ func (s *sweep) turn(lost lost) {
 	s.err = errors.Join(err, lost(s.dropHidden))
 }
 
-// resetNotes has no list of flows in force until a pass is over that begins from now on. It waits for the end of a turn:
+// resetNotes has no list of flows in force until a pass is over that begins from now on. It waits for a turn to end:
 // one that goes on could put its list in force by the number that reset draws.
 func (s *sweep) resetNotes() {
 	s.mu.Lock()

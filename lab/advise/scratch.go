@@ -51,7 +51,7 @@ func newScratch(ctx context.Context) (*scratch, error) {
 	return s, nil
 }
 
-// noCgroup reports whether control groups may be all that is lacking. Containers that are not privileged see theirs in a
+// noCgroup reports whether control groups may be all that is lacking. Unprivileged containers see theirs in a
 // file system that is read-only.
 func noCgroup(err error) bool {
 	return errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.EROFS)

@@ -42,7 +42,7 @@ func Of[T any](t testing.TB, parts int, cells []T) []T {
 	return every(first, step, cells)
 }
 
-// Every is Of for cells that are counted from 0 on, and whose number is not known before. The run takes the first one and
+// Every is Of for cells that are counted from 0 on, and whose number is not known before. The run takes the first and
 // each one that is a multiple of step after it.
 func Every(t testing.TB, parts int) (first, step int) {
 	t.Helper()

@@ -58,7 +58,8 @@ func Report(program string, err error) int {
 }
 
 // SetVersion gives the root command of a program the flag --version. Cobra's SetVersionTemplate would use
-// text/template, which calls methods by name: for its sake the linker keeps every exported method of every type, 5 MB in the agent.
+// text/template, which calls methods by name: for its sake the linker keeps every exported method of every type,
+// 5 MB in the agent.
 func SetVersion(root *cobra.Command, program string) {
 	root.Flags().BoolP("version", "v", false, "version for "+program)
 	root.RunE = func(c *cobra.Command, _ []string) error {
