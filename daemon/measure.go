@@ -143,7 +143,7 @@ func (c *child) run(ctx context.Context, answer any, background func(func())) er
 			return nil
 		}
 		err = cmp.Or(<-ended, err) // there is nothing more to read: it ends, or answers nonsense
-	case err = <-ended: // what it has started may still have the pipe open
+	case err = <-ended: // a child of the process may still hold the pipe open
 		_ = out.SetReadDeadline(time.Now().Add(time.Second))
 		failed := <-answered
 		if failed == nil {

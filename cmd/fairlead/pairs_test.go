@@ -158,26 +158,18 @@ func (b *busyMachine) choose(s served) {
 		}
 	}
 	text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n" +
-		"clusterCIDR: \"" + join(testbed.ClusterCIDRs()) + "\"\nmode: " + s.mode + "\n"
+		"clusterCIDR: \"" + testbed.ClusterCIDR() + "\"\nmode: " + s.mode + "\n"
 	path := b.config()
 	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o644), os.Rename(path+".new", path)); err != nil {
 		b.Fatal(err)
 	}
 }
 
-func join[T fmt.Stringer](all []T) string {
-	var texts []string
-	for _, one := range all {
-		texts = append(texts, one.String())
-	}
-	return strings.Join(texts, ",")
-}
-
 // serve starts the program.
 func (b *busyMachine) serve() {
 	b.Helper()
 	b.p = b.start("--config", b.config(), "--cgroup-root", b.bed.Cgroup(),
-		"--node-ip", b.bed.Addr(testbed.Node, true).String(), "--cluster-cidr", join(testbed.ClusterCIDRs()))
+		"--node-ip", b.bed.Addr(testbed.Node, true).String(), "--cluster-cidr", testbed.ClusterCIDR())
 }
 
 // load starts one when the program serves.

@@ -40,7 +40,7 @@ func parsePrograms(arg string) (programs, error) {
 type content struct {
 	name        string // of the repository
 	description string
-	command     []string // what is run if the user names no command
+	command     []string // the default of the image
 	layers      func(*builder, programs) ([]tree, error)
 }
 

@@ -167,7 +167,7 @@ func (r syncs) next(b *testing.B) engine.Round {
 
 // cost is what the process takes while nothing changes.
 func (p audited) cost(b *testing.B) {
-	letPass(15 * time.Second) // what the start has left to do
+	letPass(15 * time.Second) // the engine finishes its start meanwhile
 	before, start := cpuTime(b), time.Now()
 	letPass(idle)
 	b.ReportMetric(100*float64(cpuTime(b)-before)/float64(time.Since(start)), "%core")

@@ -43,11 +43,7 @@ func newProxy(bed *testbed.Bed, o Options, dir string) *proxy {
 	for _, v6 := range []bool{false, true} {
 		p.argv = append(p.argv, "--node-ip", bed.Addr(testbed.Node, v6).String())
 	}
-	cidrs := ""
-	for _, c := range testbed.ClusterCIDRs() {
-		cidrs += "," + c.String()
-	}
-	p.argv = append(p.argv, "--cluster-cidr", cidrs[1:])
+	p.argv = append(p.argv, "--cluster-cidr", testbed.ClusterCIDR())
 	return p
 }
 

@@ -3,6 +3,7 @@ package testbed
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 )
 
 // The address plan. Every IPv4 address has an IPv6 twin, see EmbedV6.
@@ -28,6 +29,15 @@ const (
 
 // ClusterCIDRs are the ranges of all pods, IPv4 first.
 func ClusterCIDRs() []netip.Prefix { return bothPrefixes(clusterCIDR) }
+
+// ClusterCIDR is the same as proxies take it: separated by commas.
+func ClusterCIDR() string {
+	var all []string
+	for _, c := range ClusterCIDRs() {
+		all = append(all, c.String())
+	}
+	return strings.Join(all, ",")
+}
 
 // ServiceCIDRs are the ranges of ClusterIPs, IPv4 first.
 func ServiceCIDRs() []netip.Prefix { return bothPrefixes(serviceCIDR) }

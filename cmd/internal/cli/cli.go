@@ -48,7 +48,7 @@ func Report(program string, err error) int {
 	}
 	var exit ExitError
 	if !errors.As(err, &exit) {
-		// What cobra itself complains about is usage.
+		// Errors of cobra itself are about usage.
 		exit = ExitError{ExitUsage, err}
 	}
 	if exit.Err != nil {

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -118,7 +117,5 @@ func (i *Inspection) Print(v fmt.Stringer) error {
 		fmt.Print(v)
 		return nil
 	}
-	e := json.NewEncoder(os.Stdout)
-	e.SetIndent("", "  ")
-	return Failed(e.Encode(v))
+	return PrintJSON(v)
 }

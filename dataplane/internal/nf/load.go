@@ -48,7 +48,7 @@ func (t *Table) listing(verb uint16, reset func(), each func(attrs []byte)) nfne
 func (t *Table) LoadTable(c *nfnetlink.Socket) error {
 	l := t.listing(unix.NFT_MSG_GETTABLE, func() {}, func(attrs []byte) {
 		t.Exists = true
-		t.Foreign = nfnetlink.Uint32(attrs, unix.NFTA_TABLE_FLAGS) != 0 // dormant, or somebody's own
+		t.Foreign = nfnetlink.Uint32(attrs, unix.NFTA_TABLE_FLAGS) != 0 // dormant, or owned by another process
 	})
 	l.Filter.B = nil // with a filter the kernel wants to be asked for one table, not for a list
 	return c.Dump(l)
@@ -154,7 +154,7 @@ func (t *Table) Members(c *nfnetlink.Socket, set int, reset func(), f func(key s
 		key := string(e.Key)
 		if s.Interval() {
 			end := e.keyEnd
-			if end == nil { // somebody else's range of one address
+			if end == nil { // another program wrote a range of one address
 				end = e.Key
 			}
 			key += string(end[len(end)-n:])

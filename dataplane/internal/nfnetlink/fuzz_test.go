@@ -73,7 +73,7 @@ func ask(t *testing.T, datagram []byte, f func(*nfnetlink.Socket) error) {
 		_, _, _ = unix.Recvfrom(pair[1], make([]byte, 1<<12), 0)
 		_ = unix.Sendto(pair[1], datagram, unix.MSG_NOSIGNAL, &unix.SockaddrUnix{})
 	}()
-	_ = f(s) // what it says is checked by tests with a kernel
+	_ = f(s) // tests with a kernel check the error
 	<-done
 }
 

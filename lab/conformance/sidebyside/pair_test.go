@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -63,15 +62,11 @@ func (g generator) setup() setup {
 
 // config is the file that both proxies of a pair read.
 func (s setup) config(mode, kubeconfig string) ([]byte, error) {
-	var cidrs []string
-	for _, c := range testbed.ClusterCIDRs() {
-		cidrs = append(cidrs, c.String())
-	}
 	c := kubeproxyconfig.KubeProxyConfiguration{Mode: kubeproxyconfig.ProxyMode(mode)}
 	c.APIVersion, c.Kind = kubeproxyconfig.SchemeGroupVersion.String(), "KubeProxyConfiguration"
 	c.HostnameOverride = string(testbed.Node)
 	c.ClientConnection.Kubeconfig = kubeconfig
-	c.ClusterCIDR = strings.Join(cidrs, ",")
+	c.ClusterCIDR = testbed.ClusterCIDR()
 	c.NodePortAddresses, c.DetectLocalMode = s.nodePortAddresses, s.detectLocalMode
 	if c.DetectLocalMode == interfacePrefix {
 		c.DetectLocal.InterfaceNamePrefix = "cali"

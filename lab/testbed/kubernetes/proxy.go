@@ -53,13 +53,9 @@ func KubeProxyCommand(p Parts, kubeconfig, mode string) []string {
 
 // ProxyArgs are those of kube-proxy, which Fairlead understands as well.
 func ProxyArgs(kubeconfig, mode string) []string {
-	var cidrs []string
-	for _, c := range testbed.ClusterCIDRs() {
-		cidrs = append(cidrs, c.String())
-	}
 	return []string{
 		"--kubeconfig=" + kubeconfig, "--proxy-mode=" + mode,
-		"--hostname-override=" + string(testbed.Node), "--cluster-cidr=" + strings.Join(cidrs, ","),
+		"--hostname-override=" + string(testbed.Node), "--cluster-cidr=" + testbed.ClusterCIDR(),
 		// The machine's own settings, which a namespace cannot change.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}
