@@ -19,6 +19,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/memory"
 	"fairlead.dev/fairlead/lab/bubble"
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )
@@ -309,9 +310,7 @@ func TestEngine_anyCallMayFail(t *testing.T) {
 }
 
 func TestEngine_aTenthFails(t *testing.T) {
-	seed := rand.Uint64()
-	t.Log("seed", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(sample.Seed(t), 0))
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.setFault(func(string) error {

@@ -6,7 +6,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
+
+	"fairlead.dev/fairlead/lab/sample"
 )
 
 const example = `backend default/web:http cluster 10.244.1.2:8080 local
@@ -43,8 +44,7 @@ func TestParseState_roundTrip(t *testing.T) {
 	}
 	// Any subset of the lines that is a valid State is read as it was written. (A backend implies its
 	// pool's line, so these stay.)
-	seed := uint64(time.Now().UnixNano())
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := rand.New(rand.NewPCG(sample.Seed(t), 0))
 	lines := strings.SplitAfter(example, "\n")
 	for range 300 {
 		var text string
@@ -54,7 +54,7 @@ func TestParseState_roundTrip(t *testing.T) {
 			}
 		}
 		if s, err := ParseState(text); err == nil && s.String() != text {
-			t.Fatalf("seed %d: %q\nis printed as\n%q", seed, text, s)
+			t.Fatalf("%q\nis printed as\n%q", text, s)
 		}
 	}
 }
@@ -148,8 +148,7 @@ func describe(s *State, d Decision) string {
 // The Change from one State to another, applied to the first, makes the second; and it says no more
 // than that.
 func TestDiff(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := rand.New(rand.NewPCG(sample.Seed(t), 0))
 	some := func() *State {
 		s, err := ParseState(example)
 		if err != nil {
@@ -180,13 +179,13 @@ func TestDiff(t *testing.T) {
 		from, to := some(), some()
 		c := Diff(from, to)
 		if c.Empty() != (from.String() == to.String()) {
-			t.Fatalf("seed %d: Empty is %v", seed, c.Empty())
+			t.Fatalf("Empty is %v", c.Empty())
 		}
 		if from.Apply(c); from.String() != to.String() {
-			t.Fatalf("seed %d: the change leads to\n%s, not to\n%s", seed, from, to)
+			t.Fatalf("the change leads to\n%s, not to\n%s", from, to)
 		}
 		if again := Diff(from, to); !again.Empty() {
-			t.Fatalf("seed %d: a second change: %v", seed, again)
+			t.Fatalf("a second change: %v", again)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )
@@ -233,11 +234,11 @@ func present[T any](before, changed service.Objects[T]) (now service.Objects[T])
 // that of a new Table, that each
 // Change is exactly the difference, and that no problem of the final State was kept silent.
 func TestTable_incremental(t *testing.T) {
-	seed := rand.Uint64()
-	for i := range uint64(300) {
-		testIncremental(t, seed+i)
+	first := sample.Seed(t)
+	for seed := first; seed < first+uint64(sample.Seeds(300)); seed++ {
+		testIncremental(t, seed)
 		if t.Failed() {
-			t.Fatalf("seed %d", seed+i)
+			t.Fatalf("%s=%d %s=1 repeats it", sample.SeedVariable, seed, sample.SeedsVariable)
 		}
 	}
 }

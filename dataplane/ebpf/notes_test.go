@@ -2,7 +2,6 @@ package ebpf
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,9 +12,7 @@ import (
 
 // Flows go on as they began, whenever the table is looked through, and whoever does so beside.
 func TestNotes_random(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seeded(t)
 	r := newPacketRunWith(t, sweptRows, packetOptions{Translations: 1 << 14})
 	sweeps := []*sweep{r.sweep(patience()), r.sweep(patience())}
 	for _, s := range sweeps { // a pass takes several steps

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/xtables"
 )
@@ -89,8 +90,7 @@ func (d *dice) change(id tableID) *change {
 // A blob that is patched again and again is the one that would be made from nothing.
 func TestBlob_patch(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
-		seed := rand.Uint64()
-		d := &dice{rand.New(rand.NewPCG(seed, 0)), v6, map[string][]rule{}}
+		d := &dice{rand.New(rand.NewPCG(sample.Seed(t), 0)), v6, map[string][]rule{}}
 		b := emptyTable(t, v6)
 		first := &change{table: b.id, set: map[string][]rule{chainIn: nil}, add: []baseRule{{"PREROUTING", rule{do: jumpTo(chainIn)}}}}
 		b, err := b.after(first, nil)
@@ -101,11 +101,11 @@ func TestBlob_patch(t *testing.T) {
 			check(t, err)
 			check(t, b.patch(c, nil))
 			if err := same(b, want); err != nil {
-				t.Fatalf("seed %d, change %d: %v", seed, i, err)
+				t.Fatalf("IPv6 %t: change %d: %v", v6, i, err)
 			}
 		}
 		if len(d.chains) < 10 {
-			t.Errorf("seed %d: only %d chains in the end", seed, len(d.chains))
+			t.Errorf("IPv6 %t: only %d chains in the end", v6, len(d.chains))
 		}
 	}
 }

@@ -5,17 +5,16 @@ import (
 	"maps"
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/model"
 )
 
 // What is laid out quickly is what a layout from nothing has, whatever came and went before, and nothing is missing but
 // the chains of pools and of allowed sources.
 func TestLayout_quickly(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(sample.Seed(t), 0))
 	full, empty := deepState(), model.NewState()
 	for _, v6 := range []bool{false, true} {
 		grown := newLayout(v6, dataplane.DefaultMark, Options{})
@@ -38,7 +37,7 @@ func TestLayout_quickly(t *testing.T) {
 					delete(quickly, chainInternal)
 				}
 				if want, got := fmt.Sprint(all), fmt.Sprint(quickly); got != want {
-					t.Fatalf("seed %d: IPv6 %t: table %s:\n%s\nwant\n%s", seed, v6, tableNames[n], got, want)
+					t.Fatalf("IPv6 %t: table %s:\n%s\nwant\n%s", v6, tableNames[n], got, want)
 				}
 			}
 		}

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/localhost"
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -100,9 +100,7 @@ func TestInner_rows(t *testing.T) {
 
 // Any chain of changes leads the wrapped plane where a Sync would.
 func TestInner_randomChanges(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(sample.Seed(t), 0))
 	for range 200 {
 		r, p := wrapRecorder(t)
 		from := model.NewState()

@@ -20,6 +20,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/model"
 )
@@ -370,8 +371,7 @@ func TestPlane_refusedRow(t *testing.T) {
 
 // A chain of Apply leads to what one Sync makes; any operation may fail, and Sync then repairs.
 func TestPlane_randomChanges(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := sample.Seed(t)
 	nstest.Run(t, func(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		var fail float64
@@ -393,7 +393,7 @@ func TestPlane_randomChanges(t *testing.T) {
 				err = p.Sync(context.Background(), state)
 			}
 			if drifts := audit(t, state); len(drifts) > 0 {
-				t.Errorf("seed %d, step %d: state\n%s\ndrifts\n%s", seed, step, state, strings.Join(drifts, "\n"))
+				t.Errorf("step %d: state\n%s\ndrifts\n%s", step, state, strings.Join(drifts, "\n"))
 				return
 			}
 		}

@@ -2,15 +2,13 @@ package sample
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"testing"
 )
 
 // Whatever the first seed, the size of a matrix and its parts: ten runs in turn draw each cell, and no run draws two
 // parts.
 func TestEvery(t *testing.T) {
-	first := rand.Uint64() >> 1
-	t.Logf("first seed %d", first)
+	first := Seed(t)
 	for cells := 1; cells <= 60; cells++ {
 		for parts := 1; parts <= min(cells, Runs); parts++ {
 			t.Run(fmt.Sprintf("%d cells in %d parts", cells, parts), func(t *testing.T) {

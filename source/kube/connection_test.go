@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -128,7 +127,7 @@ type authority struct {
 func newAuthority(t *testing.T) *authority {
 	a := &authority{t: t}
 	a.cert, a.key = a.issue(&x509.Certificate{
-		SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, Subject: pkix.Name{CommonName: "ca"},
+		IsCA: true, BasicConstraintsValid: true, Subject: pkix.Name{CommonName: "ca"},
 		NotAfter: time.Now().Add(time.Hour),
 	})
 	return a
@@ -157,7 +156,7 @@ func (a *authority) issue(template *x509.Certificate) (*x509.Certificate, *ecdsa
 // write writes a certificate of a user.
 func (a *authority) write(user, certFile, keyFile string) {
 	cert, key := a.issue(&x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: user},
+		Subject:  pkix.Name{CommonName: user},
 		NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	text, err := x509.MarshalECPrivateKey(key)

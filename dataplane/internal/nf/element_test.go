@@ -4,14 +4,13 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"testing"
-	"time"
 
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/model"
 )
 
 func TestFlatten_agreesWithLookup(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := rand.New(rand.NewPCG(sample.Seed(t), 0))
 	for range 200 {
 		s := model.NewState()
 		for range r.IntN(8) {
@@ -32,7 +31,7 @@ func TestFlatten_agreesWithLookup(t *testing.T) {
 				}
 			}
 			if got != want {
-				t.Fatalf("seed %d: %s: %s, want %s\n%s", seed, a, got, want, s)
+				t.Fatalf("%s: %s, want %s\n%s", a, got, want, s)
 			}
 		}
 	}
