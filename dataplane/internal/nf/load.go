@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"hash/maphash"
 	"net/netip"
 	"slices"
 
@@ -125,15 +126,48 @@ func (t *Table) loadRules(c *nfnetlink.Socket) error {
 // have the lengths that the set has for them; what is listed of a set in another form is left out.
 func (t *Table) List(c *nfnetlink.Socket, set int, reset func(), f func(Element)) error {
 	s := t.Sets[set]
-	l := t.listing(unix.NFT_MSG_GETSETELEM, reset, func(attrs []byte) {
+	var seen order
+	restart := func() {
+		seen = order{seed: maphash.MakeSeed(), places: map[uint64]int{}}
+		reset()
+	}
+	l := t.listing(unix.NFT_MSG_GETSETELEM, restart, func(attrs []byte) {
 		nfnetlink.Attributes(nfnetlink.Attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
 			if e := decodeElement(data); s.fits(e) {
+				seen.add(s, e.Key)
 				f(e)
 			}
 		})
 	})
+	l.Torn = func() bool { return seen.changed }
 	l.Filter.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
 	return c.Dump(l)
+}
+
+// order finds out whether the kernel changed the order of a set's elements while it listed them.
+//
+// The kernel lists a set in several messages. For each one it walks the set from the start and leaves out as many
+// elements as it has listed (net/netfilter/nft_set_hash.c, nft_rhash_walk). A hash table that grows between two
+// messages has another order afterwards: some elements are listed twice, as many never, and no flag says so.
+type order struct {
+	seed    maphash.Seed
+	places  map[uint64]int // by hash of the key; two keys with the same hash only cost a second listing
+	changed bool
+}
+
+// maxShift is how many elements packets may add between two messages. The kernel then lists its last ones again, and
+// leaves none out.
+const maxShift = 64
+
+func (o *order) add(s *Set, key []byte) {
+	if s.Interval() { // kept in a tree, whose order stays; one key may end a range and begin another
+		return
+	}
+	place, id := len(o.places), maphash.Bytes(o.seed, key)
+	before, twice := o.places[id]
+	byPacket := s.Flags&unix.NFT_SET_EVAL != 0 && place-before <= maxShift
+	o.changed = o.changed || twice && !byPacket
+	o.places[id] = place
 }
 
 // fits reports whether an element can be one of the set.

@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -201,6 +202,8 @@ type Request struct {
 	// so and the listing begins anew. Get does not need it.
 	Reset func()
 	Each  func(attrs []byte)
+	// Torn, if not nil, reports whether a list must begin anew although the kernel has not said so.
+	Torn func() bool
 }
 
 // Get calls Each with the object.
@@ -218,7 +221,8 @@ var errInterrupted = errors.New("the ruleset changes faster than it can be liste
 
 // Dump lists all objects of a kind. In a table or set that there is not, there are none.
 func (s *Socket) Dump(r Request) (err error) {
-	for range maxDumps {
+	for n := range maxDumps {
+		time.Sleep(time.Duration(n) * time.Millisecond) // the kernel's worker that grows a hash table needs the CPU too
 		r.Reset()
 		if err = s.ask(r, unix.NLM_F_DUMP); !errors.Is(err, errInterrupted) {
 			break
@@ -264,7 +268,7 @@ func (s *Socket) ask(r Request, flags uint16) (err error) {
 			interrupted = interrupted || m.Header.Flags&unix.NLM_F_DUMP_INTR != 0
 		}
 	}
-	if err == nil && interrupted {
+	if err == nil && (interrupted || r.Torn != nil && r.Torn()) {
 		err = errInterrupted
 	}
 	return err
