@@ -198,7 +198,7 @@ type Request struct {
 	Kind   uint16 // subsystem and message: see NFTables
 	Family uint8
 	Filter Encoder // attributes of the request
-	// Reset forgets what Each has seen. If somebody changes the ruleset while it is listed, the kernel says
+	// Reset forgets what Each has seen. If another process changes the ruleset meanwhile, the kernel says
 	// so and the listing begins anew. Get does not need it.
 	Reset func()
 	Each  func(attrs []byte)
