@@ -160,6 +160,21 @@ func (p *proxy) close() {
 	p.tracking.close()
 }
 
+// atEnd has f called when the proxy ends. The caller calls leave before it returns. That calls f off or waits for it:
+// while a reset is not sent, close must not return, because the kernel's rules translate the reset's address.
+func (p *proxy) atEnd(f func()) (leave func()) {
+	done := make(chan struct{})
+	stop := context.AfterFunc(p.context, func() {
+		defer close(done)
+		f()
+	})
+	return func() {
+		if !stop() {
+			<-done
+		}
+	}
+}
+
 // call is a client who is to be connected.
 type call struct {
 	decision

@@ -187,7 +187,7 @@ func (p *proxy) acceptSCTP(l *association, locate func(*association, netip.AddrP
 
 // serveSCTP finds a backend for a client and carries messages until one of them has ended.
 func (p *proxy) serveSCTP(client *association, at packet, d decision) {
-	defer context.AfterFunc(p.context, client.reset)()
+	defer p.atEnd(client.reset)()
 	to := call{decision: d, client: at.client}
 	backend, b, err := dial(p, to, nil, func(c call, b model.Backend) (*association, error) {
 		return p.associate(client, c, b)
@@ -197,7 +197,7 @@ func (p *proxy) serveSCTP(client *association, at packet, d decision) {
 		client.reset()
 		return
 	}
-	defer context.AfterFunc(p.context, backend.reset)()
+	defer p.atEnd(backend.reset)()
 	d.pool.answered(at.client.Addr(), b, time.Now())
 	var both activity
 	both.touch()

@@ -1,7 +1,6 @@
 package userspace
 
 import (
-	"context"
 	"errors"
 	"io"
 	"net"
@@ -68,7 +67,7 @@ func (p *proxy) serve(client *net.TCPConn, at packet, d decision) {
 		reset(client)
 		return
 	}
-	defer context.AfterFunc(p.context, func() {
+	defer p.atEnd(func() {
 		reset(client)
 		reset(backend)
 	})()
