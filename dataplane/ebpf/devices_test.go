@@ -223,6 +223,7 @@ func TestDevices_audit(t *testing.T) {
 	}
 	for _, pin := range pins {
 		check(t, os.Remove(pin))
+		eventually.True(t, "a program is detached", func() bool { return c.attached() != want }) // by a kernel worker
 		drifts, err := p.Audit(t.Context(), s)
 		check(t, err)
 		if len(drifts) != 1 || drifts[0].Class != "programs" {
