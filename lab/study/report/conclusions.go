@@ -1,6 +1,8 @@
 package report
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,52 +17,105 @@ const (
 	alike   = 1.1
 )
 
+// conclusion is what somebody has published, and how it is judged.
+type conclusion struct {
+	says   string
+	source string
+	needs  []string // experiments
+	planes []string // whose curves are judged: of the first of the experiments that has all of them
+	judge  func(judged, []curve, *votes) error
+}
+
 // conclusions are those that are quoted when somebody has to choose a mode of kube-proxy.
 func conclusions() []conclusion {
-	connections := []string{"lookup", "connect"}
+	connections, iptables, ipvs, nftables := []string{"lookup", "connect"}, "iptables", "ipvs", "nftables"
 	return []conclusion{
 		{"iptables is ahead of IPVS below some 1,000 Services, and behind above", uk8s, []string{"connect", "lookup"},
-			crossing("iptables", "ipvs", 1000)},
-		{"connections by iptables take no visibly longer with up to 200,000 rules", repeated, []string{"rules"},
+			[]string{iptables, ipvs}, crossing(1000)},
+		{"connections by iptables take no visibly longer with up to 200,000 rules", repeated, []string{"rules"}, nil,
 			rulesCostNothing},
-		{"an update takes iptables the longer the more Services there are", huawei + "; " + flftuu,
-			[]string{"update"}, updates("iptables", Growth.Grows, "grows")},
-		{"an update takes IPVS the same however many Services there are", flftuu, []string{"update"},
-			updates("ipvs", Growth.Flat, "is flat")},
-		{"the last Service of iptables is slower than the first", repeated, []string{"lookup", "bandwidth"}, lastSlower},
-		{"IPVS is as fast with many Services as with few", uk8s, []string{"connect", "lookup"}, flatPlane("ipvs", 4000)},
-		{"source hashing and shortest expected delay are ahead of round robin", repeated, []string{"schedulers"}, schedulers},
-		{"nftables is as fast with 30,000 Services as with 5,000", kep3866, connections, flatPlane("nftables", 30_000)},
-		{"nftables at its worst is ahead of iptables at its best", kep3866, []string{"lookup"}, worstBeatsBest},
-		{"nftables is as fast as IPVS, or slightly faster", kep3866, connections, asFast("nftables", "ipvs")},
-		{"a connection by iptables takes 16 % longer at 1,000 Services", eks, []string{"connect", "lookup"}, sixteenPercent},
-		{"bulk throughput is the same whatever proxies", eks, []string{"bandwidth"}, sameBandwidth},
+		{"an update takes iptables the longer the more Services there are", huawei + "; " + flftuu, []string{"update"},
+			[]string{iptables}, updates(Growth.Grows, Growth.Flat)},
+		{"an update takes IPVS the same however many Services there are", flftuu, []string{"update"}, []string{ipvs},
+			updates(Growth.Flat, Growth.Grows)},
+		{"the last Service of iptables is slower than the first", repeated, []string{"lookup", "bandwidth"}, nil, lastSlower},
+		{"IPVS is as fast with many Services as with few", uk8s, connections, []string{ipvs}, flatTo(4000)},
+		{"source hashing and shortest expected delay are ahead of round robin", repeated, []string{"schedulers"}, nil,
+			schedulers},
+		{"nftables is as fast with 30,000 Services as with 5,000", kep3866, connections, []string{nftables}, flatTo(30_000)},
+		{"nftables at its worst is ahead of iptables at its best", kep3866, []string{"lookup"}, nil, worstBeatsBest},
+		{"nftables is as fast as IPVS, or slightly faster", kep3866, connections, []string{nftables, ipvs}, asFast},
+		{"a connection by iptables takes 16 % longer at 1,000 Services", eks, connections, []string{iptables},
+			sixteenPercent},
+		{"bulk throughput is the same whatever proxies", eks, []string{"bandwidth"}, nil, sameBandwidth},
 	}
 }
 
-// byConnections judges by the first of the experiments about connections that was measured for the planes.
-func (b judged) byConnections(planes ...string) (curves []curve, err error) {
-	return b.byFirst([]string{"lookup", "connect"}, planes...)
+// votes are what the comparisons say that a conclusion is about.
+type votes struct {
+	before, between string // the texts of comparisons; between: "; " if it is empty
+	texts           []string
+	count           map[Answer]int
+	all             int
+	// published and measured are the largest sizes, of what was said up to a size.
+	published, measured int
+	none                string // why there are no votes
 }
 
-// byFirst judges by the first of some experiments that was measured for the planes; by the last Service, where there
-// are cases of it.
-func (b judged) byFirst(experiments []string, planes ...string) (curves []curve, err error) {
+func (v *votes) vote(a Answer) {
+	if v.count == nil {
+		v.count = map[Answer]int{}
+	}
+	v.count[a]++
+	v.all++
+}
+
+func (v *votes) say(format string, args ...any) {
+	v.texts = append(v.texts, fmt.Sprintf(format, args...))
+}
+
+// answer is that of all votes if they agree. If only some are against the conclusion, it differs.
+func (v *votes) answer() (Answer, string) {
+	says := v.before + strings.Join(v.texts, cmp.Or(v.between, "; "))
+	switch {
+	case v.count[Holds] == v.all && v.measured < v.published:
+		return SoFar, says + "; more were not measured"
+	case v.count[Holds] == v.all:
+		return Holds, says
+	case v.count[Fails] == v.all:
+		return Fails, says
+	case v.count[Fails] == 0 && v.count[Unknown] > 0:
+		return Unknown, boundsTooWide + says
+	}
+	return Differs, says
+}
+
+// judged is the answer for somebody's planes on a kernel; the error says why there is none.
+func (c conclusion) judged(b judged) (Answer, string, error) {
+	curves, err := b.byFirst(c.needs, c.planes)
+	if err != nil {
+		return Unknown, "", err
+	}
+	var v votes
+	if err := c.judge(b, curves, &v); err != nil {
+		return Unknown, "", err
+	}
+	if v.all == 0 {
+		return Unknown, "", errors.New(v.none)
+	}
+	answer, says := v.answer()
+	return answer, says, nil
+}
+
+// byFirst are curves of the first of some experiments that was measured for the planes; of the last Service, where
+// there are cases of it.
+func (b judged) byFirst(experiments, planes []string) (curves []curve, err error) {
 	for _, experiment := range experiments {
-		curves = nil
-		for _, plane := range planes {
-			var words []string
-			if len(b.cases(experiment, b.kernel)) > 1 {
-				words = []string{"last"}
-			}
-			c, failed := b.main(experiment, plane, words...)
-			if failed != nil {
-				err = failed
-				break
-			}
-			curves = append(curves, c)
+		of := ""
+		if len(b.cases(experiment, b.kernel)) > 1 {
+			of = "last"
 		}
-		if len(curves) == len(planes) {
+		if curves, err = b.curves(experiment, of, planes...); err == nil {
 			return curves, nil
 		}
 	}
@@ -68,75 +123,55 @@ func (b judged) byFirst(experiments []string, planes ...string) (curves []curve,
 }
 
 // crossing is "ahead up to a size, behind above it".
-func crossing(slow, fast string, at int) func(judged) (Answer, string) {
-	return func(b judged) (Answer, string) {
-		c, err := b.byFirst([]string{"connect", "lookup"}, slow, fast)
-		if err != nil {
-			return Unknown, err.Error()
-		}
+func crossing(at int) func(judged, []curve, *votes) error {
+	return func(_ judged, c []curve, v *votes) error {
 		all := c[0].against(c[1])
 		if len(all) == 0 || all[len(all)-1].size <= at {
-			return Unknown, "no more than " + counted(at, c[0].axis) + " were measured for " + c[0].experiment
+			return fmt.Errorf("no more than %s were measured for %s", counted(at, c[0].axis), c[0].experiment)
 		}
-		var below, above, before, after int // claims: ahead, behind; up to the size, and beyond
+		var as, contrary [2]int // claims up to the size, and beyond
+		vague := false
 		for _, r := range all {
-			switch {
-			case r.Vague():
-				return Unknown, boundsTooWide + c[0].beside(c[1], all)
-			case r.size <= at && r.Less():
-				below++
-			case r.size <= at && r.More():
-				before++
-			case r.size > at && r.More():
-				above++
-			case r.size > at && r.Less():
-				after++
-			}
+			beyond := r.size > at
+			as[one(beyond)] += one(r.Seen() && r.More() == beyond)
+			contrary[one(beyond)] += one(r.Seen() && r.Less() == beyond)
+			vague = vague || r.Vague()
 		}
-		return crossed(below, before, above, after), c[0].beside(c[1], all)
+		answer, says := Fails, c[0].beside(c[1], all)
+		switch {
+		case vague:
+			answer = Unknown
+		case as[0]+as[1]+contrary[0]+contrary[1] == 0:
+			return errors.New(says)
+		case as[0] > 0 && as[1] > 0 && contrary == [2]int{}:
+			answer = Holds
+		case as[1] > 0 && contrary[1] == 0: // behind above, but not ahead below
+			answer = Differs
+		}
+		v.vote(answer)
+		v.say("%s", says)
+		return nil
 	}
-}
-
-func crossed(below, before, above, after int) Answer {
-	switch {
-	case below > 0 && above > 0 && before == 0 && after == 0:
-		return Holds
-	case above > 0 && after == 0:
-		return Differs // behind above, but not ahead below
-	case below+before+above+after == 0:
-		return Unknown
-	}
-	return Fails
 }
 
 // rulesCostNothing compares the largest number of rules with the smallest, in each case.
-func rulesCostNothing(b judged) (Answer, string) {
-	var parts []string
-	most, answers := 0, map[Answer]int{}
+func rulesCostNothing(b judged, _ []curve, v *votes) error {
+	*v = votes{
+		before: "a request takes ", published: 200_000, none: "rules was measured with one number of rules only",
+	}
 	for _, of := range b.cases("rules", b.kernel) {
 		c, err := b.main("rules", "iptables", of)
 		if err != nil {
-			return Unknown, err.Error()
+			return err
 		}
-		r, sizes, ok := c.lastToFirst()
-		if !ok {
-			continue
+		if r, sizes, ok := c.lastToFirst(); ok {
+			v.measured = max(v.measured, sizes[1])
+			v.vote(unchanged(r))
+			v.say("%s%s times as long with %s as with %s", prefixed(of), r, counted(sizes[1], c.axis),
+				grouped(int64(sizes[0])))
 		}
-		most = max(most, sizes[1])
-		answers[unchanged(r)]++
-		parts = append(parts, fmt.Sprintf("%s%s times as long with %s as with %s", prefixed(of), r, counted(sizes[1], c.axis),
-			grouped(int64(sizes[0]))))
 	}
-	says := "a request takes " + strings.Join(parts, "; ")
-	switch {
-	case len(parts) == 0:
-		return Unknown, "rules was measured with one number of rules only"
-	case answers[Fails] > 0:
-		return Fails, says
-	case answers[Holds] == len(parts):
-		return upTo(200_000, most, says)
-	}
-	return Unknown, boundsTooWide + says
+	return nil
 }
 
 // unchanged judges a ratio that was said to be 1.
@@ -150,14 +185,6 @@ func unchanged(r Comparison) Answer {
 		return Differs
 	}
 	return Unknown
-}
-
-// upTo is what holds, of a conclusion that was drawn up to a size.
-func upTo(published, measured int, says string) (Answer, string) {
-	if measured < published {
-		return SoFar, says + "; more were not measured"
-	}
-	return Holds, says
 }
 
 func prefixed(of string) string {
@@ -179,127 +206,90 @@ func (c curve) lastToFirst() (r Comparison, sizes [2]int, ok bool) {
 }
 
 // updates judges how long one takes, by size.
-func updates(plane string, holds func(Growth) bool, word string) func(judged) (Answer, string) {
-	return func(b judged) (Answer, string) {
-		c, err := b.main("update", plane)
-		if err != nil {
-			return Unknown, err.Error()
-		}
+func updates(holds, fails func(Growth) bool) func(judged, []curve, *votes) error {
+	return func(_ judged, curves []curve, v *votes) error {
+		c := curves[0]
 		g, ok := c.growth(c.place, c.who.Name, c.figure.Name)
 		if !ok {
-			return Unknown, "update was measured with one size only"
+			return errors.New("update was measured with one size only")
 		}
-		says := fmt.Sprintf("%s of %s: %s at %s, %s at %s", c.figure.Name, c.who.Name,
-			c.value(g.From), counted(g.From, c.axis), c.value(g.To), counted(g.To, c.axis))
-		says += "; it grows as " + g.String()
-		return grown(g, holds, word == "grows"), says
+		answer := Unknown
+		switch {
+		case holds(g):
+			answer = Holds
+		case fails(g):
+			answer = Fails
+		}
+		v.vote(answer)
+		v.say("%s of %s: %s at %s, %s at %s; it grows as %s", c.figure.Name, c.who.Name,
+			c.value(g.From), counted(g.From, c.axis), c.value(g.To), counted(g.To, c.axis), g)
+		return nil
 	}
-}
-
-func grown(g Growth, holds func(Growth) bool, expected bool) Answer {
-	switch {
-	case holds(g):
-		return Holds
-	case expected && g.Flat() || !expected && g.Grows():
-		return Fails
-	}
-	return Unknown
 }
 
 // lastSlower compares the last Service with the first one.
-func lastSlower(b judged) (Answer, string) {
-	var parts []string
-	slower, told := 0, 0
+func lastSlower(b judged, _ []curve, v *votes) error {
+	v.none = "the first and the last Service of iptables of " + b.whose() +
+		" were not measured, or the bounds are too wide"
 	for _, experiment := range []string{"lookup", "bandwidth"} {
 		last, err := b.main(experiment, "iptables", "last")
 		first, failed := b.main(experiment, "iptables", "first")
 		if err != nil || failed != nil {
 			continue
 		}
-		sizes := last.sizes()
-		n := sizes[len(sizes)-1]
+		n := last.largest()
 		r, ok := b.compare(last.at(n), first.at(n), last.figure.Name)
 		if !ok || r.Vague() {
 			continue
 		}
-		r = last.worse(r)
-		told++
-		if r.More() {
-			slower++
+		answer := Fails
+		if r = last.worse(r); r.More() {
+			answer = Holds
 		}
-		parts = append(parts, fmt.Sprintf("%s: last to first %s at %s", last.named(), r, counted(n, last.axis)))
+		v.vote(answer)
+		v.say("%s: last to first %s at %s", last.named(), r, counted(n, last.axis))
 	}
-	switch {
-	case told == 0:
-		return Unknown, "the first and the last Service of iptables of " + b.whose() +
-			" were not measured, or the bounds are too wide"
-	case slower == told:
-		return Holds, strings.Join(parts, "; ")
-	case slower > 0:
-		return Differs, strings.Join(parts, "; ")
-	}
-	return Fails, strings.Join(parts, "; ")
+	return nil
 }
 
-// flatPlane judges whether connections take the same at every size, up to the one of which it was said.
-func flatPlane(plane string, published int) func(judged) (Answer, string) {
-	return func(b judged) (Answer, string) {
-		curves, err := b.byConnections(plane)
-		if err != nil {
-			return Unknown, err.Error()
-		}
+// flatTo judges whether connections take the same at every size, up to the one of which it was said.
+func flatTo(published int) func(judged, []curve, *votes) error {
+	return func(_ judged, curves []curve, v *votes) error {
 		c := curves[0]
 		r, sizes, ok := c.lastToFirst()
 		if !ok {
-			return Unknown, c.experiment + " was measured with one size only"
+			return fmt.Errorf("%s was measured with one size only", c.experiment)
 		}
-		says := fmt.Sprintf("%s takes %s times as long at %s as at %s (%s)", c.who.Name, r, counted(sizes[1], c.axis),
-			grouped(int64(sizes[0])), c.named())
-		switch unchanged(r) {
-		case Holds:
-			return upTo(published, sizes[1], says)
-		case Fails:
-			return Fails, says
-		case Differs:
-			return Differs, says + ", hardly more"
+		v.published, v.measured = published, sizes[1]
+		hardly := ""
+		if unchanged(r) == Differs {
+			hardly = ", hardly more"
 		}
-		return Unknown, boundsTooWide + says
+		v.vote(unchanged(r))
+		v.say("%s takes %s times as long at %s as at %s (%s)%s", c.who.Name, r, counted(sizes[1], c.axis),
+			grouped(int64(sizes[0])), c.named(), hardly)
+		return nil
 	}
 }
 
 // worstBeatsBest compares across sizes, for the Service that rules name first and the one that they name last.
-func worstBeatsBest(b judged) (Answer, string) {
-	var parts []string
-	answers := map[Answer]int{}
+func worstBeatsBest(b judged, _ []curve, v *votes) error {
+	v.none = "there are no figures"
 	for _, end := range []string{"first", "last"} {
-		nft, err := b.main("lookup", "nftables", end)
+		curves, err := b.curves("lookup", end, "nftables", "iptables")
 		if err != nil {
-			return Unknown, err.Error()
+			return err
 		}
-		ipt, err := b.main("lookup", "iptables", end)
-		if err != nil {
-			return Unknown, err.Error()
-		}
+		nft, ipt := curves[0], curves[1]
 		worst, best := nft.extreme(true), ipt.extreme(false)
-		r, ok := b.compare(nft.at(worst), ipt.at(best), nft.figure.Name)
-		if !ok {
-			return Unknown, "there are no figures"
+		if r, ok := b.compare(nft.at(worst), ipt.at(best), nft.figure.Name); ok {
+			r = nft.worse(r)
+			v.vote(ahead(r))
+			v.say("%s Service: %s at %s takes %s times as long as %s at %s", end, nft.who.Name,
+				counted(worst, nft.axis), r, ipt.who.Name, counted(best, ipt.axis))
 		}
-		r = nft.worse(r)
-		answers[ahead(r)]++
-		parts = append(parts, fmt.Sprintf("%s Service: %s at %s takes %s times as long as %s at %s", end, nft.who.Name,
-			counted(worst, nft.axis), r, ipt.who.Name, counted(best, ipt.axis)))
 	}
-	says := strings.Join(parts, "; ")
-	switch {
-	case answers[Holds] == len(parts):
-		return Holds, says
-	case answers[Fails] == len(parts):
-		return Fails, says
-	case answers[Unknown] > 0:
-		return Unknown, boundsTooWide + says
-	}
-	return Differs, says
+	return nil
 }
 
 // ahead judges a ratio that was said to be below 1.
@@ -337,152 +327,96 @@ func (c curve) extreme(worst bool) (size int) {
 }
 
 // asFast compares two planes at all sizes.
-func asFast(plane, other string) func(judged) (Answer, string) {
-	return func(b judged) (Answer, string) {
-		curves, err := b.byConnections(plane, other)
-		if err != nil {
-			return Unknown, err.Error()
-		}
-		c := curves[0]
-		all := c.against(curves[1])
-		if len(all) == 0 {
-			return Unknown, "they were not measured in the same rounds"
-		}
-		slower, unclear := 0, 0
-		for _, r := range all {
-			if r.Vague() {
-				return Unknown, boundsTooWide + c.beside(curves[1], all)
-			}
-			switch {
-			case r.More():
-				slower++
-			case r.High >= alike:
-				unclear++
-			}
-		}
-		return ofAll(len(all), slower, unclear, c.beside(curves[1], all))
+func asFast(_ judged, c []curve, v *votes) error {
+	all := c[0].against(c[1])
+	if len(all) == 0 {
+		return errors.New("they were not measured in the same rounds")
 	}
-}
-
-// ofAll judges what was said of so many comparisons, of which some are against it, and of others nothing can be told.
-func ofAll(comparisons, against, unclear int, says string) (Answer, string) {
-	switch {
-	case against == comparisons:
-		return Fails, says
-	case against > 0:
-		return Differs, says
-	case unclear > 0:
-		return Unknown, boundsTooWide + says
+	for _, r := range all {
+		switch {
+		case r.More():
+			v.vote(Fails)
+		case r.Vague() || r.High >= alike:
+			v.vote(Unknown)
+		default:
+			v.vote(Holds)
+		}
 	}
-	return Holds, says
+	v.say("%s", c[0].beside(c[1], all))
+	return nil
 }
 
 // sixteenPercent looks at 1,000 Services.
-func sixteenPercent(b judged) (Answer, string) {
+func sixteenPercent(_ judged, curves []curve, v *votes) error {
 	const at, published = 1000, 1.16
-	curves, err := b.byConnections("iptables")
-	if err != nil {
-		return Unknown, err.Error()
-	}
 	c := curves[0]
 	e, ok := c.estimate(c.at(at), c.figure.Name)
 	if !ok || e.Direct == nil {
-		return Unknown, c.experiment + " was not measured with 1,000 Services and direct access"
+		return fmt.Errorf("%s was not measured with 1,000 Services and direct access", c.experiment)
 	}
-	says := fmt.Sprintf("%s takes %s times as long as direct access (%s)", c.who.Name, e.Direct, c.named())
+	answer, r := Fails, e.Direct
 	switch {
-	case e.Direct.Vague():
-		return Unknown, boundsTooWide + says
-	case e.Direct.More() && published/alike < e.Direct.Low && e.Direct.High < published*alike:
-		return Holds, says
-	case e.Direct.Low <= published && published <= e.Direct.High:
-		return Unknown, boundsTooWide + says
-	case e.Direct.More():
-		return Differs, says
+	case r.More() && published/alike < r.Low && r.High < published*alike:
+		answer = Holds
+	case r.Vague() || r.Low <= published && published <= r.High:
+		answer = Unknown
+	case r.More():
+		answer = Differs
 	}
-	return Fails, says
+	v.vote(answer)
+	v.say("%s takes %s times as long as direct access (%s)", c.who.Name, r, c.named())
+	return nil
 }
 
 // sameBandwidth compares all planes with direct access, with as many Services as there are.
-func sameBandwidth(b judged) (Answer, string) {
-	var parts []string
-	differ, unclear := 0, 0
+func sameBandwidth(b judged, _ []curve, v *votes) error {
+	v.before, v.between, v.none = "times that of direct access: ", ", ",
+		"bandwidth was not measured for "+b.whose()+", or the bounds are too wide"
 	for _, plane := range planes() {
-		c, err := b.main("bandwidth", plane)
+		c, err := b.main("bandwidth", plane, "")
 		if err != nil {
 			continue
 		}
-		sizes := c.sizes()
-		e, ok := c.estimate(c.at(sizes[len(sizes)-1]), c.figure.Name)
+		e, ok := c.estimate(c.at(c.largest()), c.figure.Name)
 		if !ok || e.Direct == nil || e.Direct.Vague() {
 			continue
 		}
+		answer := Holds
 		switch {
 		case e.Direct.Seen() && e.Direct.High < 1/visible:
-			differ++
+			answer = Fails
 		case e.Direct.Low < 1/alike:
-			unclear++
+			answer = Unknown
 		}
-		parts = append(parts, c.who.Name+" "+e.Direct.String())
+		v.vote(answer)
+		v.say("%s %s", c.who.Name, e.Direct)
 	}
-	says := "times that of direct access: " + strings.Join(parts, ", ")
-	if len(parts) == 0 {
-		return Unknown, "bandwidth was not measured for " + b.whose() + ", or the bounds are too wide"
-	}
-	return ofAll(len(parts), differ, unclear, says)
+	return nil
 }
 
 // schedulers compares them by what their case, contender or arguments are called.
-func schedulers(b judged) (Answer, string) {
+func schedulers(b judged, _ []curve, v *votes) error {
 	d, _ := b.Experiment("schedulers")
-	f, ok := mainFigure(d)
-	if !ok {
-		return Unknown, "schedulers was not measured"
-	}
-	var parts []string
-	var ahead, told int
+	f, _ := mainFigure(d)
+	v.before, v.none = f.Name+", times that of rr: ", "rr, sh and sed of "+b.whose()+" were not measured"
 	for _, of := range b.cases("schedulers", b.kernel) {
-		a, t, says := b.schedulersIn(of, f)
-		ahead, told = ahead+a, told+t
-		if says != "" {
-			parts = append(parts, prefixed(of)+says)
+		robin, _ := b.scheduled(of, "rr")
+		var texts []string
+		for _, name := range []string{"sh", "sed"} {
+			t, _ := b.scheduled(of, name)
+			r, ok := b.compare(t, robin, f.Name)
+			if !ok {
+				continue
+			}
+			r = curve{figure: f}.worse(r)
+			v.vote(map[bool]Answer{true: ahead(r), false: Fails}[r.Less() || r.Vague()])
+			texts = append(texts, name+" "+r.String())
+		}
+		if len(texts) > 0 {
+			v.say("%s%s", prefixed(of), listed(texts))
 		}
 	}
-	says := f.Name + ", times that of rr: " + strings.Join(parts, "; ")
-	switch {
-	case len(parts) == 0:
-		return Unknown, "rr, sh and sed of " + b.whose() + " were not measured"
-	case told == 0:
-		return Unknown, boundsTooWide + says
-	case ahead == 2*len(parts):
-		return Holds, says
-	case ahead > 0:
-		return Differs, says
-	}
-	return Fails, says
-}
-
-// schedulersIn compares them in a case: how many of two are ahead of round robin, and of how many that can be told.
-func (b judged) schedulersIn(of string, f study.Figure) (ahead, told int, says string) {
-	robin, found := b.scheduled(of, "rr")
-	if !found {
-		return 0, 0, ""
-	}
-	var parts []string
-	for _, name := range []string{"sh", "sed"} {
-		t, found := b.scheduled(of, name)
-		if !found {
-			continue
-		}
-		r, ok := b.compare(t, robin, f.Name)
-		if !ok {
-			continue
-		}
-		r = curve{figure: f}.worse(r)
-		ahead, told = ahead+one(r.Less()), told+one(!r.Vague())
-		parts = append(parts, name+" "+r.String())
-	}
-	return ahead, told, listed(parts)
+	return nil
 }
 
 // scheduled are the turns with a scheduler.

@@ -24,6 +24,12 @@ type turns struct {
 	contender string
 }
 
+// at are a contender's turns at a size.
+func (p place) at(size int, c study.Contender) turns {
+	p.size = size
+	return turns{p, c.Name}
+}
+
 // Statistics answers questions about a Result. It never compares figures of different kernels.
 type Statistics struct {
 	*study.Result

@@ -99,13 +99,6 @@ func (s *Statistics) who(b block) (all []study.Contender) {
 	return all
 }
 
-// at are a contender's turns at a size.
-func (b block) at(size int, c study.Contender) turns {
-	p := b.place
-	p.size = size
-	return turns{p, c.Name}
-}
-
 // relative reports whether there is a ratio to direct access for somebody.
 func (s *Statistics) relative(b block) bool {
 	for _, c := range b.who {

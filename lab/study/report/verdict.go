@@ -53,14 +53,6 @@ func (v Verdict) judged() string {
 	return v.Of + ", " + v.Kernel
 }
 
-// conclusion is what somebody has published, and how it is judged.
-type conclusion struct {
-	says   string
-	source string
-	needs  []string // experiments
-	judge  func(judged) (Answer, string)
-}
-
 // judged is whose planes are judged, and where.
 type judged struct {
 	*Statistics
@@ -92,14 +84,12 @@ func (s *Statistics) verdicts(c conclusion) []Verdict {
 	var told []Verdict
 	var reasons []string
 	for _, of := range s.benches(c.needs) {
-		answer, says := c.judge(of)
-		if answer == Unknown && !strings.HasPrefix(says, boundsTooWide) {
-			if !slices.Contains(reasons, says) {
-				reasons = append(reasons, says)
-			}
-			continue
+		answer, says, err := c.judged(of)
+		if err == nil {
+			told = append(told, Verdict{c.says, c.source, answer, says, of.whose(), of.kernel})
+		} else if !slices.Contains(reasons, err.Error()) {
+			reasons = append(reasons, err.Error())
 		}
-		told = append(told, Verdict{c.says, c.source, answer, says, of.whose(), of.kernel})
 	}
 	if len(told) > 0 {
 		return told
@@ -170,37 +160,39 @@ type curve struct {
 	who    study.Contender
 }
 
-// main is the curve of an experiment's main figure, in the first case that has all these words.
-func (b judged) main(experiment, plane string, words ...string) (c curve, err error) {
-	d, ok := b.Experiment(experiment)
-	f, has := mainFigure(d)
-	if !ok || !has {
-		return c, fmt.Errorf("%s was not measured", experiment)
+// curves are those of some planes, see main.
+func (b judged) curves(experiment, of string, planes ...string) (all []curve, err error) {
+	for _, plane := range planes {
+		c, err := b.main(experiment, plane, of)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
 	}
-	return b.curve(d, f, plane, words)
+	return all, nil
 }
 
-func (b judged) curve(d study.Description, f study.Figure, plane string, words []string) (c curve, err error) {
+// main is the curve of an experiment's main figure, in the first case that has these words.
+func (b judged) main(experiment, plane, of string) (c curve, err error) {
+	d, ok := b.Experiment(experiment)
+	f, measured := mainFigure(d)
+	if !ok || !measured {
+		return c, fmt.Errorf("%s was not measured", experiment)
+	}
 	who, ok := b.of(d.Name, plane)
 	if !ok {
 		return c, fmt.Errorf("%s of %s was not measured for %s", plane, b.whose(), d.Name)
 	}
 	cases := b.cases(d.Name, b.kernel)
-	i := slices.IndexFunc(cases, func(name string) bool { return hasAll(name, words) })
+	i := slices.IndexFunc(cases, func(name string) bool { return of == "" || has(name, of) })
 	if i < 0 {
-		return c, fmt.Errorf("%s has no case %q", d.Name, strings.Join(words, " "))
+		return c, fmt.Errorf("%s has no case %q", d.Name, of)
 	}
-	p := place{experiment: d.Name, kernel: b.kernel, of: cases[i]}
-	c = curve{b, p, f, d.Axis, who}
+	c = curve{b, place{experiment: d.Name, kernel: b.kernel, of: cases[i]}, f, d.Axis, who}
 	if len(c.sizes()) == 0 {
 		return c, fmt.Errorf("no turn of %s succeeded for %s", who.Name, d.Name)
 	}
 	return c, nil
-}
-
-// hasAll reports whether a text has all words, whatever their case.
-func hasAll(text string, words []string) bool {
-	return !slices.ContainsFunc(words, func(w string) bool { return !has(text, w) })
 }
 
 func has(text, word string) bool {
@@ -217,12 +209,11 @@ func (c curve) sizes() (all []int) {
 	return all
 }
 
+// largest is the largest of them.
+func (c curve) largest() int { return slices.Max(c.sizes()) }
+
 // at are the turns at a size.
-func (c curve) at(size int) turns {
-	p := c.place
-	p.size = size
-	return turns{p, c.who.Name}
-}
+func (c curve) at(size int) turns { return c.place.at(size, c.who) }
 
 // value is the median at a size, with its unit.
 func (c curve) value(size int) string {
