@@ -14,6 +14,7 @@ import (
 	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/lab/study"
 	studyreport "fairlead.dev/fairlead/lab/study/report"
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 func benchReportCommand() *cobra.Command {
@@ -111,7 +112,7 @@ func writeReports(r *study.Result, dir string) (err error) {
 		if err := file.write(&text, r); err != nil {
 			return fmt.Errorf("%s: %w", file.name, err)
 		}
-		err = errors.Join(err, study.Replace(filepath.Join(dir, file.name), text.Bytes()))
+		err = errors.Join(err, testbed.ReplaceFile(filepath.Join(dir, file.name), text.Bytes(), 0o644))
 	}
 	return err
 }

@@ -77,7 +77,7 @@ func newRealCluster(t *testing.T) *realCluster {
 	if w.relay, err = w.plane.Serve(w.bed); err != nil {
 		t.Fatal(err)
 	}
-	kubelet, err := w.plane.StartKubelet(t.Context(), w.bed, kubernetes.KubeletOptions{})
+	kubelet, err := w.plane.StartKubelet(t.Context(), w.bed)
 	if err != nil {
 		t.Fatal(err)
 	}

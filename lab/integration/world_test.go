@@ -96,7 +96,7 @@ func newWorldIn(t *testing.T, mode string, o kubernetes.Options) *world {
 	}
 	w.kubectl("create", "clusterrolebinding", "kubeadm:node-proxier",
 		"--clusterrole=system:node-proxier", "--serviceaccount=kube-system:kube-proxy")
-	kubelet, err := w.plane.StartKubelet(t.Context(), w.bed, kubernetes.KubeletOptions{})
+	kubelet, err := w.plane.StartKubelet(t.Context(), w.bed)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 // The files of a run's directory.
@@ -206,14 +208,5 @@ func (r *Result) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	return Replace(filepath.Join(dir, resultFile), append(text, '\n'))
-}
-
-// Replace writes a file of results. If that fails, what was there before still is.
-func Replace(path string, text []byte) error {
-	next := path + ".next"
-	if err := os.WriteFile(next, text, 0o644); err != nil {
-		return errors.Join(err, os.Remove(next))
-	}
-	return os.Rename(next, path)
+	return testbed.ReplaceFile(filepath.Join(dir, resultFile), append(text, '\n'), 0o644)
 }

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
@@ -60,7 +61,7 @@ func (s *service) addresses() []exposedAddr {
 	add(ClusterIP, s.Spec.ClusterIPs...)
 	add(ExternalIP, s.Spec.ExternalIPs...)
 	for _, ingress := range s.Status.LoadBalancer.Ingress {
-		if deref(ingress.IPMode, corev1.LoadBalancerIPModeVIP) == corev1.LoadBalancerIPModeVIP {
+		if ptr.Deref(ingress.IPMode, corev1.LoadBalancerIPModeVIP) == corev1.LoadBalancerIPModeVIP {
 			add(LoadBalancer, ingress.IP) // else packets never come with that address
 		}
 	}
@@ -99,7 +100,7 @@ func (c *Cluster) backends(made []*discoveryv1.EndpointSlice, name string, like 
 	for _, slice := range made {
 		for _, p := range slice.Ports {
 			port, ok := slicePort(p)
-			if !ok || deref(p.Name, "") != name {
+			if !ok || ptr.Deref(p.Name, "") != name {
 				continue
 			}
 			for _, addr := range readyAddrs(slice, like) {
@@ -117,19 +118,12 @@ func readyAddrs(slice *discoveryv1.EndpointSlice, like netip.Addr) []netip.Addr 
 	var all []netip.Addr
 	for _, e := range slice.Endpoints {
 		for _, addr := range parseAddrs(e.Addresses...) {
-			if addr.Is4() == like.Is4() && deref(e.Conditions.Ready, true) {
+			if addr.Is4() == like.Is4() && ptr.Deref(e.Conditions.Ready, true) {
 				all = append(all, addr)
 			}
 		}
 	}
 	return all
-}
-
-func deref[T any](p *T, otherwise T) T {
-	if p == nil {
-		return otherwise
-	}
-	return *p
 }
 
 // server is where a pod answers.

@@ -7,9 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 
 	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/model"
 )
 
 // planHosts gives life to the addresses of EndpointSlices that the manifests have themselves: in the
@@ -82,9 +82,5 @@ func slicePort(p discoveryv1.EndpointPort) (testbed.PodPort, bool) {
 	if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
 		return testbed.PodPort{}, false
 	}
-	port := testbed.PodPort{Protocol: model.TCP, Port: uint16(*p.Port)}
-	if p.Protocol != nil {
-		port.Protocol = protocolOf(*p.Protocol)
-	}
-	return port, true
+	return testbed.PodPort{Protocol: protocolOf(ptr.Deref(p.Protocol, "")), Port: uint16(*p.Port)}, true
 }

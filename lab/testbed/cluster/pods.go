@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
@@ -116,12 +117,9 @@ func (w *workload) replicas() ([]*pod, error) {
 		}
 		return pods, nil
 	}
-	count, first := int32(1), int32(1)
+	count, first := ptr.Deref(w.Spec.Replicas, 1), int32(1)
 	if w.kind == "StatefulSet" {
 		first = 0
-	}
-	if w.Spec.Replicas != nil {
-		count = *w.Spec.Replicas
 	}
 	if count < 0 || count > maxReplicas {
 		return nil, fmt.Errorf("spec.replicas: %d is not between 0 and %d", count, maxReplicas)
@@ -216,17 +214,14 @@ func (pods plan) silent(protocol model.Protocol) bool {
 }
 
 func comparePorts(a, b testbed.PodPort) int {
-	if a.Protocol != b.Protocol {
-		return int(a.Protocol) - int(b.Protocol)
-	}
-	return int(a.Port) - int(b.Port)
+	return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }
 
 // containerPorts are the ports of all containers that stay, sidecars included.
 func containerPorts(spec *corev1.PodSpec) []corev1.ContainerPort {
 	var ports []corev1.ContainerPort
 	for _, c := range spec.InitContainers {
-		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+		if ptr.Deref(c.RestartPolicy, "") == corev1.ContainerRestartPolicyAlways {
 			ports = append(ports, c.Ports...)
 		}
 	}
@@ -252,11 +247,6 @@ func (p *pod) target(port corev1.ServicePort) (testbed.PodPort, bool) {
 }
 
 func protocolOf(p corev1.Protocol) model.Protocol {
-	switch p {
-	case corev1.ProtocolUDP:
-		return model.UDP
-	case corev1.ProtocolSCTP:
-		return model.SCTP
-	}
-	return model.TCP
+	protocol, _ := model.ParseProtocol(string(p)) // what is no protocol has been reported
+	return cmp.Or(protocol, model.TCP)
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -8,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
@@ -38,15 +41,8 @@ func (s *service) unproxied() string {
 
 // selects reports whether a pod is an endpoint of the Service.
 func (s *service) selects(p *pod) bool {
-	if len(s.Spec.Selector) == 0 || p.namespace != s.object.namespace {
-		return false
-	}
-	for k, v := range s.Spec.Selector {
-		if value, ok := p.labels[k]; !ok || value != v {
-			return false
-		}
-	}
-	return true
+	return len(s.Spec.Selector) > 0 && p.namespace == s.object.namespace &&
+		labels.Set(s.Spec.Selector).AsSelectorPreValidated().Matches(p.labels)
 }
 
 // targets are the ports of a pod to which the Service leads.
@@ -70,11 +66,11 @@ func (s *service) complete() error {
 func (s *service) setDefaults() {
 	s.Kind, s.APIVersion = "Service", "v1"
 	s.Namespace, s.ManagedFields = s.object.namespace, nil
-	setDefault(&s.Spec.Type, corev1.ServiceTypeClusterIP)
-	setDefault(&s.Spec.SessionAffinity, corev1.ServiceAffinityNone)
+	s.Spec.Type = cmp.Or(s.Spec.Type, corev1.ServiceTypeClusterIP)
+	s.Spec.SessionAffinity = cmp.Or(s.Spec.SessionAffinity, corev1.ServiceAffinityNone)
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
-		setDefault(&p.Protocol, corev1.ProtocolTCP)
+		p.Protocol = cmp.Or(p.Protocol, corev1.ProtocolTCP)
 		if p.TargetPort.IntVal == 0 && p.TargetPort.StrVal == "" {
 			p.TargetPort.IntVal = p.Port
 		}
@@ -87,7 +83,7 @@ func (s *service) setDefaults() {
 		s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyCluster)
 	}
 	if s.external() {
-		setDefault(&s.Spec.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
+		s.Spec.ExternalTrafficPolicy = cmp.Or(s.Spec.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
 	}
 	if len(s.Spec.ClusterIPs) == 0 && s.Spec.ClusterIP != "" {
 		s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
@@ -97,12 +93,6 @@ func (s *service) setDefaults() {
 	}
 	s.setFamilies()
 	s.setLoadBalancers()
-}
-
-func setDefault[T ~string](value *T, fallback T) {
-	if *value == "" {
-		*value = fallback
-	}
 }
 
 // setFamilies completes ipFamilies and ipFamilyPolicy in a cluster whose first family is IPv4.
@@ -143,11 +133,9 @@ func (s *service) setLoadBalancers() {
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return
 	}
-	for _, ingress := range given {
-		if _, err := netip.ParseAddr(ingress.IP); err == nil {
-			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, ingress)
-		}
-	}
+	s.Status.LoadBalancer.Ingress = slices.DeleteFunc(given, func(ingress corev1.LoadBalancerIngress) bool {
+		return parseAddrs(ingress.IP) == nil
+	})
 	if addr, err := netip.ParseAddr(s.Spec.LoadBalancerIP); err == nil && len(s.loadBalancers()) == 0 {
 		s.addIngress(addr)
 	}
@@ -200,13 +188,6 @@ func (s *service) external() bool {
 	return s.Spec.Type == corev1.ServiceTypeNodePort || s.Spec.Type == corev1.ServiceTypeLoadBalancer
 }
 
-func serviceTypes() []corev1.ServiceType {
-	return []corev1.ServiceType{
-		corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort,
-		corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName,
-	}
-}
-
 // validate finds what the API server refuses and nothing could be made of here.
 func (s *service) validate() error {
 	var errs []error
@@ -216,7 +197,10 @@ func (s *service) validate() error {
 	if len(s.Spec.Ports) == 0 && !s.headless() && s.Spec.Type != corev1.ServiceTypeExternalName {
 		bad("spec.ports", "[]", "is empty")
 	}
-	if !slices.Contains(serviceTypes(), s.Spec.Type) {
+	switch s.Spec.Type {
+	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer,
+		corev1.ServiceTypeExternalName:
+	default:
 		bad("spec.type", s.Spec.Type, "is not a type of Service")
 	}
 	for i, family := range s.Spec.IPFamilies {
@@ -260,9 +244,8 @@ func (s *service) validate() error {
 }
 
 func (s *service) wantsNodePorts() bool {
-	allocate := s.Spec.AllocateLoadBalancerNodePorts
 	return s.Spec.Type == corev1.ServiceTypeNodePort ||
-		s.Spec.Type == corev1.ServiceTypeLoadBalancer && (allocate == nil || *allocate)
+		s.Spec.Type == corev1.ServiceTypeLoadBalancer && ptr.Deref(s.Spec.AllocateLoadBalancerNodePorts, true)
 }
 
 func (s *service) wantsHealthCheck() bool {

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -12,9 +13,10 @@ import (
 	"math/big"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"time"
+
+	certutil "k8s.io/client-go/util/cert"
 
 	"fairlead.dev/fairlead/lab/testbed"
 )
@@ -37,18 +39,11 @@ func newAuthority(dir string, serving []netip.Addr) (*authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	template := newTemplate("fairlead testbed", nil, certLife)
-	template.IsCA, template.BasicConstraintsValid = true, true
-	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "fairlead testbed"}, key)
 	if err != nil {
 		return nil, err
 	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, err
-	}
-	a := &authority{dir: dir, cert: cert, key: key, caPEM: pemBlock("CERTIFICATE", der)}
+	a := &authority{dir: dir, cert: cert, key: key, caPEM: pemBlock("CERTIFICATE", cert.Raw)}
 	if err := a.write("ca.crt", a.caPEM); err != nil {
 		return nil, err
 	}
@@ -82,11 +77,7 @@ func (a *authority) writeServing(addrs []netip.Addr) error {
 
 // user issues a client's certificate.
 func (a *authority) user(u User) (cert, key []byte, err error) {
-	life := u.Life
-	if life == 0 {
-		life = certLife
-	}
-	template := newTemplate(u.Name, u.Groups, life)
+	template := newTemplate(u.Name, u.Groups, cmp.Or(u.Life, certLife))
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	return a.issue(template)
 }
@@ -105,11 +96,7 @@ func (a *authority) issue(template *x509.Certificate) (cert, key []byte, err err
 
 // write replaces a file at once, for the API server reloads its certificate when it changes.
 func (a *authority) write(name string, data []byte) error {
-	path := filepath.Join(a.dir, name)
-	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return testbed.ReplaceFile(filepath.Join(a.dir, name), data, 0o600)
 }
 
 func newTemplate(name string, groups []string, life time.Duration) *x509.Certificate {

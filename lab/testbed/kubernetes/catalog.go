@@ -3,7 +3,6 @@ package kubernetes
 import (
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -41,7 +40,7 @@ type Catalog struct {
 // shelf are the objects of one resource.
 type shelf struct {
 	list    runtime.Object // without items
-	items   []runtime.Object
+	items   []Object
 	index   map[name]int // of items
 	text    []byte       // the encoded list; nil: not yet
 	deleted int          // the version of the last deletion
@@ -49,6 +48,8 @@ type shelf struct {
 }
 
 type name struct{ namespace, name string }
+
+func nameOf(o Object) name { return name{o.GetNamespace(), o.GetName()} }
 
 // watcher is somebody who watches.
 type watcher struct {
@@ -101,26 +102,23 @@ func (c *Catalog) Delete(o runtime.Object) error {
 
 func (c *Catalog) announce(what watch.EventType, o runtime.Object) error {
 	resource, err := resourceOf(o)
-	if err != nil {
-		return err
-	}
-	m, err := meta.Accessor(o)
 	if err == nil {
 		err = setKind(o)
 	}
 	if err != nil {
 		return err
 	}
+	m := o.(Object) // as all of which there are resources
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.shelves[resource]
-	key := name{m.GetNamespace(), m.GetName()}
+	key := nameOf(m)
 	if _, there := s.index[key]; there == (what == watch.Added) {
 		return fmt.Errorf("%s %s/%s cannot be %s (is it there: %t)", resource, key.namespace, key.name, what, there)
 	}
 	c.version++
 	m.SetResourceVersion(strconv.Itoa(c.version))
-	s.keep(what, key, o)
+	s.keep(what, m)
 	if what == watch.Deleted {
 		s.deleted = c.version
 	}
@@ -128,7 +126,8 @@ func (c *Catalog) announce(what watch.EventType, o runtime.Object) error {
 }
 
 // keep brings the items up to date.
-func (s *shelf) keep(what watch.EventType, key name, o runtime.Object) {
+func (s *shelf) keep(what watch.EventType, o Object) {
+	key := nameOf(o)
 	s.text = nil
 	switch i := s.index[key]; what {
 	case watch.Added:
@@ -138,9 +137,7 @@ func (s *shelf) keep(what watch.EventType, key name, o runtime.Object) {
 		s.items[i] = o
 	case watch.Deleted:
 		last := len(s.items) - 1
-		if m, err := meta.Accessor(s.items[last]); err == nil { // it was one when it came
-			s.index[name{m.GetNamespace(), m.GetName()}] = i
-		}
+		s.index[nameOf(s.items[last])] = i
 		s.items[i], s.items = s.items[last], s.items[:last]
 		delete(s.index, key)
 	}
@@ -202,9 +199,8 @@ func event(what watch.EventType, o runtime.Object) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	stream := wire().StreamSerializer
 	e := &metav1.WatchEvent{Type: string(what), Object: runtime.RawExtension{Raw: text}}
-	return runtime.Encode(stream.Serializer, e)
+	return runtime.Encode(wire().StreamSerializer.Serializer, e)
 }
 
 // Serve answers on the node's loopback address until Close, and writes a kubeconfig for that into dir. One Catalog can
@@ -273,7 +269,7 @@ func (c *Catalog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.get(w, r, s, name)
 	default:
 		text, err := c.list(s)
-		answer(w, text, err)
+		answer(w, http.StatusOK, text, err)
 	}
 }
 
@@ -282,22 +278,17 @@ func refuse(w http.ResponseWriter, code int, why metav1.StatusReason) {
 	status := &metav1.Status{Status: metav1.StatusFailure, Reason: why, Code: int32(code)}
 	status.SetGroupVersionKind(metav1.Unversioned.WithKind("Status"))
 	text, err := encode(status)
-	if err != nil {
-		answer(w, nil, err)
-		return
-	}
-	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
-	w.WriteHeader(code)
-	_, _ = w.Write(text) // who has gone needs no answer
+	answer(w, code, text, err)
 }
 
-func answer(w http.ResponseWriter, text []byte, err error) {
+func answer(w http.ResponseWriter, code int, text []byte, err error) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
-	_, _ = w.Write(text)
+	w.WriteHeader(code)
+	_, _ = w.Write(text) // who has gone needs no answer
 }
 
 func (c *Catalog) list(s *shelf) ([]byte, error) {
@@ -306,8 +297,11 @@ func (c *Catalog) list(s *shelf) ([]byte, error) {
 	if s.text != nil {
 		return s.text, nil
 	}
-	list := s.list.DeepCopyObject()
-	if err := meta.SetList(list, s.items); err != nil {
+	list, items := s.list.DeepCopyObject(), make([]runtime.Object, len(s.items))
+	for i, o := range s.items {
+		items[i] = o
+	}
+	if err := meta.SetList(list, items); err != nil {
 		return nil, err
 	}
 	m, err := meta.ListAccessor(list)
@@ -326,9 +320,9 @@ func (c *Catalog) get(w http.ResponseWriter, r *http.Request, s *shelf, name str
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, o := range s.items {
-		if m, err := meta.Accessor(o); err == nil && m.GetName() == name {
+		if o.GetName() == name {
 			text, err := encode(o)
-			answer(w, text, err)
+			answer(w, http.StatusOK, text, err)
 			return
 		}
 	}
@@ -344,7 +338,7 @@ func (c *Catalog) watch(w http.ResponseWriter, r *http.Request, s *shelf) {
 		refuse(w, http.StatusGone, metav1.StatusReasonExpired)
 		return
 	case err != nil:
-		answer(w, nil, err)
+		answer(w, 0, nil, err)
 		return
 	}
 	defer func() {
@@ -380,11 +374,7 @@ func (c *Catalog) subscribe(s *shelf, w *watcher, version string) (missed [][]by
 		return nil, errTooOld
 	}
 	for _, o := range s.items {
-		m, err := meta.Accessor(o)
-		if err != nil {
-			return nil, err
-		}
-		if v, _ := strconv.Atoi(m.GetResourceVersion()); v > from {
+		if v, _ := strconv.Atoi(o.GetResourceVersion()); v > from {
 			frame, err := event(watch.Added, o)
 			if err != nil {
 				return nil, err
@@ -404,5 +394,3 @@ func (f flusher) Write(b []byte) (int, error) {
 	f.ResponseWriter.(http.Flusher).Flush()
 	return n, err
 }
-
-var _ io.Writer = flusher{}

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -56,12 +57,6 @@ type runningPod struct {
 	stopped time.Time // when its servers ended; zero: they serve
 }
 
-// KubeletOptions say how nodes look.
-type KubeletOptions struct {
-	// Labels of the nodes, beside the name.
-	Labels map[testbed.Place]map[string]string
-}
-
 // PodPlace is what a pod is called in the Bed, and in its answers.
 func PodPlace(namespace, name string) testbed.Place {
 	if namespace == corev1.NamespaceDefault {
@@ -71,7 +66,7 @@ func PodPlace(namespace, name string) testbed.Place {
 }
 
 // StartKubelet registers the nodes and runs pods until Close. There is one for each control plane.
-func (c *ControlPlane) StartKubelet(ctx context.Context, bed *testbed.Bed, o KubeletOptions) (*Kubelet, error) {
+func (c *ControlPlane) StartKubelet(ctx context.Context, bed *testbed.Bed) (*Kubelet, error) {
 	factory := informers.NewSharedInformerFactory(c.client, 0)
 	k := &Kubelet{
 		bed: bed, client: c.client,
@@ -81,7 +76,7 @@ func (c *ControlPlane) StartKubelet(ctx context.Context, bed *testbed.Bed, o Kub
 		running: map[string]*runningPod{}, bound: map[string]string{},
 	}
 	for _, place := range []testbed.Place{testbed.Node, testbed.NodeB} {
-		if err := k.register(ctx, place, o.Labels[place]); err != nil {
+		if err := k.register(ctx, place); err != nil {
 			return nil, fmt.Errorf("register %s: %w", place, err)
 		}
 	}
@@ -319,7 +314,8 @@ func (k *Kubelet) choose(pod *corev1.Pod) (string, error) {
 	var candidates []string
 	for _, name := range []string{string(testbed.Node), string(testbed.NodeB)} {
 		node, err := k.nodes.Get(name)
-		if err == nil && !node.Spec.Unschedulable && selects(pod.Spec.NodeSelector, node.Labels) {
+		selector := labels.SelectorFromSet(pod.Spec.NodeSelector)
+		if err == nil && !node.Spec.Unschedulable && selector.Matches(labels.Set(node.Labels)) {
 			candidates = append(candidates, name)
 		}
 	}
@@ -333,13 +329,4 @@ func (k *Kubelet) choose(pod *corev1.Pod) (string, error) {
 		count[node]++
 	}
 	return slices.MinFunc(candidates, func(a, b string) int { return count[a] - count[b] }), nil
-}
-
-func selects(selector, labels map[string]string) bool {
-	for k, v := range selector {
-		if labels[k] != v {
-			return false
-		}
-	}
-	return true
 }

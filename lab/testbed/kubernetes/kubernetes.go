@@ -61,7 +61,6 @@ type ControlPlane struct {
 	ownDir    *scratch // nil: the caller's
 	ports     *reservedPort
 	authority *authority
-	crew      *crew
 	extraArgs []string
 
 	etcd, apiServer, controllers *program
@@ -130,9 +129,8 @@ func (c *ControlPlane) prepare(o Options) (err error) {
 
 // describe writes the programs' files and command lines.
 func (c *ControlPlane) describe(o Options) error {
-	c.crew = newCrew()
-	c.etcd = c.crew.program(c.parts.Path("etcd"), c.dir, c.etcdArgs()...)
-	c.apiServer = c.crew.program(c.parts.Path("kube-apiserver"), c.dir, c.apiServerArgs()...)
+	c.etcd = c.program("etcd", c.etcdArgs()...)
+	c.apiServer = c.program("kube-apiserver", c.apiServerArgs()...)
 	if o.Controllers == nil {
 		o.Controllers = DefaultControllers()
 	}
@@ -144,11 +142,15 @@ func (c *ControlPlane) describe(o Options) error {
 	if err := c.writeKubeconfig(c.path(config), c.hostURL(), manager); err != nil {
 		return err
 	}
-	c.controllers = c.crew.program(c.parts.Path("kube-controller-manager"), c.dir,
+	c.controllers = c.program("kube-controller-manager",
 		"--kubeconfig="+c.path(config), "--controllers="+strings.Join(o.Controllers, ","), "--leader-elect=false",
 		"--secure-port=0", "--service-account-private-key-file="+c.path(serviceAccountKey),
 		"--kube-api-qps=1000", "--kube-api-burst=1000")
 	return nil
+}
+
+func (c *ControlPlane) program(name string, args ...string) *program {
+	return &program{path: c.parts.Path(name), dir: c.dir, args: args}
 }
 
 const (
@@ -221,13 +223,6 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 // kill at once.
 func (c *ControlPlane) StopAPIServer(kill bool) error { return c.apiServer.stop(kill) }
 
-// StartControllers starts kube-controller-manager again.
-func (c *ControlPlane) StartControllers() error { return c.controllers.start() }
-
-// StopControllers stops kube-controller-manager: in order, or with kill by SIGKILL. Until it is started
-// again EndpointSlices stay as they are.
-func (c *ControlPlane) StopControllers(kill bool) error { return c.controllers.stop(kill) }
-
 // Config is an administrator's, without limit of queries. It works in the namespace of this process;
 // see Relay.Kubeconfig for programs in a Bed.
 func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.admin) }
@@ -267,9 +262,6 @@ func (c *ControlPlane) Close() error {
 		if p != nil {
 			errs = append(errs, p.stop(true))
 		}
-	}
-	if c.crew != nil {
-		c.crew.dismiss()
 	}
 	if c.ports != nil {
 		c.ports.release()

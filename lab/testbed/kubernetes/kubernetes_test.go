@@ -58,7 +58,7 @@ func newWorld(t *testing.T) (*ControlPlane, *testbed.Bed, *Relay) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := c.StartKubelet(t.Context(), bed, KubeletOptions{})
+	k, err := c.StartKubelet(t.Context(), bed)
 	if err != nil {
 		t.Fatal(err)
 	}

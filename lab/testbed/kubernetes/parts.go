@@ -169,20 +169,16 @@ func (b *partsBuild) done() bool {
 
 // lock waits for other builders.
 func (b *partsBuild) lock(ctx context.Context) (*os.File, error) {
-	type result struct {
-		file *os.File
-		err  error
-	}
-	locked := make(chan result, 1)
-	go func() {
-		f, err := lockFile(b.dir+".lock", unix.LOCK_EX)
-		locked <- result{f, err}
-	}()
-	select {
-	case r := <-locked:
-		return r.file, r.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for another process that builds them: %w", ctx.Err())
+	for {
+		lock, err := lockFile(b.dir + ".lock")
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return lock, err
+		}
+		select {
+		case <-time.After(100 * time.Millisecond): // no event announces it
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for another process that builds them: %w", ctx.Err())
+		}
 	}
 }
 

@@ -14,42 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// crew is the thread that starts programs. The kernel kills them when it ends, be it because of dismiss
-// or with this process (Pdeathsig in prctl(2) means the thread, so it must be one that nobody else ends).
-type crew struct {
-	jobs chan func()
-	gone chan struct{}
-}
-
-func newCrew() *crew {
-	c := &crew{jobs: make(chan func()), gone: make(chan struct{})}
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with its goroutine
-		for {
-			select {
-			case job := <-c.jobs:
-				job()
-			case <-c.gone:
-				return
-			}
-		}
-	}()
-	return c
-}
-
-func (c *crew) dismiss() { close(c.gone) }
-
-// at runs f on the thread.
-func (c *crew) at(f func() error) error {
-	done := make(chan error, 1)
-	c.jobs <- func() { done <- f() }
-	return <-done
-}
-
 // program is a part that can be started and stopped several times. Its output goes to a file named
 // after it.
 type program struct {
-	crew *crew
 	path string
 	dir  string
 	args []string
@@ -57,10 +24,6 @@ type program struct {
 	cmd   *exec.Cmd     // nil: it does not run
 	ended chan struct{} // closed once cmd has ended
 	err   error         // how it ended
-}
-
-func (c *crew) program(path, dir string, args ...string) *program {
-	return &program{crew: c, path: path, dir: dir, args: args}
 }
 
 func (p *program) name() string { return filepath.Base(p.path) }
@@ -80,14 +43,20 @@ func (p *program) start() error {
 	cmd.Dir, cmd.Stdout, cmd.Stderr = p.dir, log, log
 	// A group of its own: what the terminal sends to the test must not reach it before the test's end.
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
-	if err := p.crew.at(cmd.Start); err != nil {
+	started, ended := make(chan error), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // its end would kill the program: see Pdeathsig in prctl(2)
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		if started <- err; err == nil {
+			p.err = cmd.Wait()
+			close(ended)
+		}
+	}()
+	if err := <-started; err != nil {
 		return fmt.Errorf("start %s: %w", p.name(), err)
 	}
-	p.cmd, p.ended = cmd, make(chan struct{})
-	go func() {
-		p.err = cmd.Wait()
-		close(p.ended)
-	}()
+	p.cmd, p.ended = cmd, ended
 	return nil
 }
 

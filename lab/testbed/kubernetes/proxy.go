@@ -20,26 +20,22 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// ProxyOptions say which service proxy to start, and where.
+// ProxyOptions say which service proxy to start on the node of a Bed.
 type ProxyOptions struct {
 	Bed     *testbed.Bed
-	Place   testbed.Place // empty: testbed.Node
-	Command []string      // program and arguments
-	Env     []string      // beside this process's
-	Files   []*os.File    // open in the proxy, from descriptor 3 on
-	Healthz netip.AddrPort
-	Log     io.Writer // gets what the proxy writes, beside Proxy.Log; may be nil
+	Command []string   // program and arguments
+	Env     []string   // beside this process's
+	Files   []*os.File // open in the proxy, from descriptor 3 on
+	Log     io.Writer  // gets what the proxy writes, beside Proxy.Log; may be nil
 }
 
 // Proxy is a service proxy that runs on a node of a Bed. It ends with the Bed at the latest.
 type Proxy struct {
-	cmd     *testbed.Cmd
-	bed     *testbed.Bed
-	place   testbed.Place
-	healthz netip.AddrPort
-	log     output
-	ended   chan struct{}
-	err     error
+	cmd   *testbed.Cmd
+	bed   *testbed.Bed
+	log   output
+	ended chan struct{}
+	err   error
 
 	mu        sync.Mutex
 	childPeak uint64
@@ -61,17 +57,10 @@ func ProxyArgs(kubeconfig, mode string) []string {
 	}
 }
 
-// StartProxy starts a proxy; Ready says when it serves. Healthz is where it answers /healthz, by default
-// 127.0.0.1:10256.
+// StartProxy starts a proxy; Ready says when it serves, which the proxy tells at 127.0.0.1:10256.
 func StartProxy(ctx context.Context, o ProxyOptions) (*Proxy, error) {
-	if o.Place == "" {
-		o.Place = testbed.Node
-	}
-	if !o.Healthz.IsValid() {
-		o.Healthz = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 10256)
-	}
-	p := &Proxy{bed: o.Bed, place: o.Place, healthz: o.Healthz, ended: make(chan struct{})}
-	p.cmd = o.Bed.Command(ctx, o.Place, o.Command[0], o.Command[1:]...)
+	p := &Proxy{bed: o.Bed, ended: make(chan struct{})}
+	p.cmd = o.Bed.Command(ctx, testbed.Node, o.Command[0], o.Command[1:]...)
 	p.cmd.Env = append(os.Environ(), o.Env...)
 	p.cmd.ExtraFiles = o.Files
 	var out io.Writer = &p.log
@@ -98,8 +87,9 @@ func (p *Proxy) Ready(ctx context.Context) error {
 		ctx, cancel = context.WithTimeout(ctx, startPatience)
 		defer cancel()
 	}
+	healthz := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 10256)
 	return p.Await(ctx, "the proxy is not ready", func(ctx context.Context) (bool, error) {
-		status, _, err := p.Get(ctx, p.healthz, "/healthz")
+		status, _, err := p.Get(ctx, healthz, "/healthz")
 		return err == nil && status == http.StatusOK, nil // it may not listen yet
 	})
 }
@@ -158,13 +148,13 @@ func (w LastWords) Line() string {
 	return line
 }
 
-// Get asks an HTTP server in the proxy's place.
+// Get asks an HTTP server on the node.
 func (p *Proxy) Get(ctx context.Context, addr netip.AddrPort, path string) (status int, body []byte, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr.String()+path, nil)
 	if err != nil {
 		return 0, nil, err
 	}
-	response, err := p.bed.HTTPClient(p.place).Do(request)
+	response, err := p.bed.HTTPClient(testbed.Node).Do(request)
 	if err != nil {
 		return 0, nil, err
 	}

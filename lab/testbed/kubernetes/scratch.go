@@ -1,7 +1,9 @@
 package kubernetes
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -25,11 +27,11 @@ func newScratch() (*scratch, error) {
 			return nil, err
 		}
 		name := filepath.Join(path, "lock")
-		lock, err := lockFile(name, unix.LOCK_EX)
-		if err != nil {
+		lock, err := lockFile(name)
+		if err != nil && !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		if _, err := os.Stat(name); err == nil {
+		if _, gone := os.Stat(name); err == nil && gone == nil {
 			return &scratch{path, lock}, nil
 		}
 		lock.Close() // another process's sweep had the lock first
@@ -45,27 +47,20 @@ func (s *scratch) remove() error {
 func sweep() {
 	stale, _ := filepath.Glob(filepath.Join(os.TempDir(), scratchPattern+"*", "lock"))
 	for _, name := range stale {
-		lock, err := os.OpenFile(name, os.O_RDWR, 0)
-		if err != nil {
-			continue
-		}
-		if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+		if lock, err := lockFile(name); err == nil {
 			_ = os.RemoveAll(filepath.Dir(name))
+			lock.Close()
 		}
-		lock.Close()
 	}
 }
 
-// lockFile opens a file and waits for its lock, which ends with the file.
-func lockFile(name string, how int) (*os.File, error) {
+// lockFile opens a file and locks it until it is closed. Where another process has the lock the error is EWOULDBLOCK.
+func lockFile(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	for err = unix.EINTR; err == unix.EINTR; { //nolint:errorlint // a system call's own result
-		err = unix.Flock(int(f.Fd()), how)
-	}
-	if err != nil {
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("lock %s: %w", name, err)
 	}

@@ -15,13 +15,10 @@ import (
 )
 
 // register makes the Node object of a node, ready.
-func (k *Kubelet) register(ctx context.Context, place testbed.Place, labels map[string]string) error {
+func (k *Kubelet) register(ctx context.Context, place testbed.Place) error {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: string(place), Labels: map[string]string{corev1.LabelHostname: string(place), corev1.LabelOSStable: "linux"},
 	}}
-	for key, value := range labels {
-		node.Labels[key] = value
-	}
 	for _, cidr := range testbed.PodCIDRs(place) {
 		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, cidr.String())
 	}
@@ -160,21 +157,11 @@ func lingering(pod *corev1.Pod) (d time.Duration) {
 func podPorts(pod *corev1.Pod) (ports []testbed.PodPort) {
 	for _, c := range pod.Spec.Containers {
 		for _, p := range c.Ports {
-			port := testbed.PodPort{Protocol: protocolOf(p.Protocol), Port: uint16(p.ContainerPort)}
-			if testbed.HasProtocol(port.Protocol) {
-				ports = append(ports, port)
+			protocol, _ := model.ParseProtocol(string(p.Protocol)) // the API server has checked it
+			if testbed.HasProtocol(protocol) {
+				ports = append(ports, testbed.PodPort{Protocol: protocol, Port: uint16(p.ContainerPort)})
 			}
 		}
 	}
 	return ports
-}
-
-func protocolOf(p corev1.Protocol) model.Protocol {
-	switch p {
-	case corev1.ProtocolUDP:
-		return model.UDP
-	case corev1.ProtocolSCTP:
-		return model.SCTP
-	}
-	return model.TCP
 }

@@ -15,9 +15,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/util/uuid"
-	"k8s.io/client-go/kubernetes/scheme"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -46,7 +44,7 @@ func (c *ControlPlane) Store(ctx context.Context, objects ...Object) error {
 			if err != nil {
 				return fmt.Errorf("encode %s: %w", key, err)
 			}
-			return c.store.put(ctx, key, data)
+			return c.StoreRaw(ctx, key, data)
 		})
 	}
 	return group.Wait()
@@ -55,16 +53,21 @@ func (c *ControlPlane) Store(ctx context.Context, objects ...Object) error {
 // StoreRaw writes any bytes below a key of etcd, see StorageKey. The API server decodes JSON as well as
 // its own encoding. What it cannot decode stops it from listing the resource at all.
 func (c *ControlPlane) StoreRaw(ctx context.Context, key string, data []byte) error {
-	return c.store.put(ctx, key, data)
+	return c.store.call(ctx, "kv/put", map[string]any{"key": []byte(key), "value": data})
 }
 
 // Unstore deletes an object from etcd, as if it had never been.
 func (c *ControlPlane) Unstore(ctx context.Context, key string) error {
-	return c.store.remove(ctx, key)
+	return c.store.call(ctx, "kv/deleterange", map[string]any{"key": []byte(key)})
 }
 
 // CompactStore makes etcd forget all history, so that watches from earlier revisions have expired.
-func (c *ControlPlane) CompactStore(ctx context.Context) error { return c.store.compact(ctx) }
+func (c *ControlPlane) CompactStore(ctx context.Context) error {
+	if err := c.store.healthy(ctx); err != nil { // tells the revision
+		return err
+	}
+	return c.store.call(ctx, "kv/compaction", map[string]any{"revision": c.store.revision.Load(), "physical": true})
+}
 
 // StorageKey is where the API server keeps an object.
 func StorageKey(o Object) (string, error) {
@@ -91,14 +94,10 @@ func storageBytes(o Object) ([]byte, error) {
 		o.SetCreationTimestamp(metav1.Now())
 	}
 	o.SetResourceVersion("") // etcd's business
-	kinds, _, err := scheme.Scheme.ObjectKinds(o)
-	if err != nil {
+	if err := setKind(o); err != nil {
 		return nil, err
 	}
-	o.GetObjectKind().SetGroupVersionKind(kinds[0])
-	var out bytes.Buffer
-	err = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(o, &out)
-	return out.Bytes(), err
+	return encode(o)
 }
 
 // etcdClient speaks the JSON form of etcd's protocol.
@@ -114,23 +113,8 @@ func newEtcdClient(socket string) *etcdClient {
 	return &etcdClient{http: &http.Client{Transport: &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 16}}}
 }
 
-func (e *etcdClient) put(ctx context.Context, key string, value []byte) error {
-	return e.call(ctx, "kv/put", map[string]any{"key": []byte(key), "value": value})
-}
-
-func (e *etcdClient) remove(ctx context.Context, key string) error {
-	return e.call(ctx, "kv/deleterange", map[string]any{"key": []byte(key)})
-}
-
 func (e *etcdClient) healthy(ctx context.Context) error {
 	return e.call(ctx, "kv/range", map[string]any{"key": []byte("health")})
-}
-
-func (e *etcdClient) compact(ctx context.Context) error {
-	if err := e.healthy(ctx); err != nil { // tells the revision
-		return err
-	}
-	return e.call(ctx, "kv/compaction", map[string]any{"revision": e.revision.Load(), "physical": true})
 }
 
 func (e *etcdClient) call(ctx context.Context, path string, request map[string]any) error {

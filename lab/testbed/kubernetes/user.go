@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -16,6 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 // User is who a client says that it is: by a certificate, or, for system:serviceaccount:NAMESPACE:NAME,
@@ -114,17 +117,11 @@ func (c *ControlPlane) writeToken(path, namespace, name string, life time.Durati
 	if _, err := accounts.Create(ctx, account, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("make service account %s/%s: %w", namespace, name, err)
 	}
-	if life == 0 {
-		life = certLife
-	}
-	seconds := int64(life / time.Second)
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
+	seconds := new(int64(cmp.Or(life, certLife) / time.Second))
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: seconds}}
 	token, err := accounts.CreateToken(ctx, name, request, metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("make a token of service account %s/%s: %w", namespace, name, err)
 	}
-	if err := os.WriteFile(path+".new", []byte(token.Status.Token), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return testbed.ReplaceFile(path, []byte(token.Status.Token), 0o600)
 }
