@@ -133,19 +133,19 @@ func NewReport(c Case, current string, took time.Duration) Report {
 // Text is the Report for a terminal of so many columns; 0: as wide as it likes.
 func (r Report) Text(columns int) string {
 	var text strings.Builder
-	fmt.Fprintln(&text, wrap(r.Why, "", columns))
+	fmt.Fprintln(&text, Wrap(r.Why, "", columns))
 	if r.Current != "" {
-		fmt.Fprintln(&text, wrap("\n"+r.current(), "", columns))
+		fmt.Fprintln(&text, Wrap("\n"+r.current(), "", columns))
 	}
 	r.table(&text)
 	for _, line := range r.remarks() {
-		fmt.Fprintln(&text, wrap(line, "  ", columns))
+		fmt.Fprintln(&text, Wrap(line, "  ", columns))
 	}
 	if len(r.Published) > 0 {
 		fmt.Fprintln(&text, "\nOthers have published, of as many Services:")
 	}
 	for _, p := range r.Published {
-		fmt.Fprintln(&text, wrap("- "+p, "  ", columns))
+		fmt.Fprintln(&text, Wrap("- "+p, "  ", columns))
 	}
 	return text.String()
 }
@@ -198,23 +198,19 @@ func (r Report) table(text *strings.Builder) {
 	}
 }
 
-// wrap breaks lines between words; those after the first are indented.
-func wrap(text, indent string, columns int) string {
+// Wrap breaks lines between words; those after the first are indented.
+func Wrap(text, indent string, columns int) string {
 	if columns <= 0 {
 		return text
 	}
 	var lines []string
 	for paragraph := range strings.SplitSeq(text, "\n") {
-		line := ""
+		line, before := "", paragraph[:len(paragraph)-len(strings.TrimLeft(paragraph, " "))]
 		for _, word := range strings.Fields(paragraph) {
 			if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > columns {
-				lines, line = append(lines, line), indent+word
-				continue
+				lines, line, before = append(lines, line), "", indent
 			}
-			if line != "" {
-				line += " "
-			}
-			line += word
+			line, before = line+before+word, " "
 		}
 		lines = append(lines, line)
 	}

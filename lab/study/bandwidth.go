@@ -28,39 +28,19 @@ func bandwidthExperiment() Experiment {
 }
 
 func bandwidthCells(d Depth) (cells []Cell) {
-	sizes, rounds, lasts := []int{100, 4000}, 4, 200*time.Millisecond
-	switch d {
-	case Brief:
-		sizes = brief
-	case Full:
-		sizes, rounds, lasts = []int{1, 1000, 4000, 10_000, 25_000}, 7, time.Second
-	}
-	for _, n := range sizes {
-		for _, last := range []bool{false, true} {
-			name := "first Service"
-			if last {
-				name = "last Service"
-			}
-			cells = append(cells, Cell{
-				Case: name, Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: rounds, Takes: lasts,
-				Turn: func(ctx context.Context, s *Site) (Figures, error) {
-					return bandwidthTurn(ctx, s, last, lasts)
-				},
-			})
-		}
+	lasts := of(d, 200*time.Millisecond, 200*time.Millisecond, time.Second)
+	for _, n := range of(d, []int{100, 4000}, brief, []int{1, 1000, 4000, 10_000, 25_000}) {
+		cells = append(cells, atEnds(Cell{
+			Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: of(d, 4, 4, 7), Takes: lasts,
+		}, func(ctx context.Context, s *Site, to netip.AddrPort) (Figures, error) {
+			return bandwidthTurn(ctx, s, to, lasts)
+		})...)
 	}
 	return cells
 }
 
-// bandwidthTurn carries data to the first Service, or to the last one.
-func bandwidthTurn(ctx context.Context, s *Site, last bool, lasts time.Duration) (Figures, error) {
-	to, end, err := s.ends(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if last {
-		to = end
-	}
+// bandwidthTurn carries data to a Service.
+func bandwidthTurn(ctx context.Context, s *Site, to netip.AddrPort, lasts time.Duration) (Figures, error) {
 	if _, err := s.server(ctx, traffic.Server{Protocol: traffic.Bulk}); err != nil {
 		return nil, err
 	}

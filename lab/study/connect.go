@@ -34,17 +34,12 @@ func connectFigures() []Figure {
 }
 
 func connectCells(d Depth) (cells []Cell) {
-	sizes, rounds, load := []int{100, 500, 1000, 2000, 3000, 4000}, 3, traffic.Load{Requests: 1500, Concurrency: 500}
-	switch d {
-	case Brief:
-		sizes, load = brief, traffic.Load{Requests: 500, Concurrency: 100}
-	case Full:
-		sizes, rounds = append(sizes, 10_000, 20_000, hugest), 3
-		load = traffic.Load{Requests: 10_000, Concurrency: 1000}
-	}
-	for _, n := range sizes {
+	some := []int{100, 500, 1000, 2000, 3000, 4000}
+	load := of(d, traffic.Load{Requests: 1500, Concurrency: 500}, traffic.Load{Requests: 500, Concurrency: 100},
+		traffic.Load{Requests: 10_000, Concurrency: 1000})
+	for _, n := range of(d, some, brief, append(some, 10_000, 20_000, hugest)) {
 		cells = append(cells, Cell{
-			Case: counted(load.Concurrency) + " at a time", Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: rounds,
+			Case: Number(load.Concurrency) + " at a time", Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: 3,
 			Takes: time.Duration(load.Requests) * 100 * time.Microsecond, Contenders: ableToHold(n),
 			Turn: func(ctx context.Context, s *Site) (Figures, error) { return connectTurn(ctx, s, load) },
 		})

@@ -43,7 +43,6 @@ func (c Cell) limit() time.Duration { return cmp.Or(c.Limit, max(2*time.Minute, 
 type Cluster struct {
 	Services  int
 	Endpoints int // of each Service
-	First     int // endpoints of the first Service, if not as many as of the others
 	// NodePorts are of each Service one, too.
 	NodePorts bool
 	// OwnPorts gives each endpoint of a Service a port of its own, by which the server tells them apart. Otherwise they

@@ -27,23 +27,16 @@ func footprintExperiment() Experiment {
 }
 
 func footprintCells(d Depth) (cells []Cell) {
-	few, many, rounds := []int{100, 1000}, []int{100}, 2
-	switch d {
-	case Brief:
-		few, many, rounds = nil, []int{100, 1000}, 1
-	case Full:
-		few, many, rounds = []int{1, 1000, 4000, 10_000, 20_000}, []int{100, 1000, 4000}, 3
-	}
 	add := func(name string, sizes []int, endpoints int) {
 		for _, n := range sizes {
 			cells = append(cells, Cell{
-				Case: name, Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: rounds, Contenders: proxies,
+				Case: name, Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: of(d, 2, 1, 3), Contenders: proxies,
 				Turn: func(ctx context.Context, s *Site) (Figures, error) { return footprintTurn(ctx, s, endpoints) },
 			})
 		}
 	}
-	add("one endpoint each", few, 1)
-	add("ten endpoints each", many, 10)
+	add("one endpoint each", of(d, []int{100, 1000}, nil, []int{1, 1000, 4000, 10_000, 20_000}), 1)
+	add("ten endpoints each", of(d, []int{100}, []int{100, 1000}, []int{100, 1000, 4000}), 10)
 	return cells
 }
 

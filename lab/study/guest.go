@@ -25,14 +25,9 @@ const GuestFlag = "--guest"
 
 // guestOrder is what is to be measured in the test kernel.
 type guestOrder struct {
-	Experiments []string
-	Depth       Depth
-	Sizes       []int
-	Most        int
-	Rounds      int
-	Contenders  []Contender
-	Program     []string
-	Done        []Row
+	Options
+	Names []string // of the experiments
+	Done  []Row
 	// From says whose Services there are instead of generated ones, which are the Objects.
 	From    string
 	Objects []json.RawMessage
@@ -102,17 +97,17 @@ func (l *lab) repeat(ctx context.Context) error {
 		return nil
 	}
 	l.tell("starting the test kernel", task{})
-	dir, err := os.MkdirTemp(guestTemp(), "fairlead-bench-")
+	dir, err := os.MkdirTemp(vm.VisibleTemp(), "fairlead-bench-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
 	file := filepath.Join(dir, "order")
 	order, err := g.order()
-	if err != nil {
-		return err
+	if err == nil {
+		err = order.write(file)
 	}
-	if err := order.write(file); err != nil {
+	if err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -137,20 +132,8 @@ func (l *lab) repeat(ctx context.Context) error {
 	return nil
 }
 
-// guestTemp is a directory that the test kernel sees, too: it has others at /dev and /run.
-func guestTemp() string {
-	dir := os.TempDir()
-	if strings.HasPrefix(dir+"/", "/dev/") || strings.HasPrefix(dir+"/", "/run/") {
-		return "/tmp"
-	}
-	return dir
-}
-
 func (l *lab) order() (o guestOrder, err error) {
-	o = guestOrder{
-		Experiments: Names(l.Experiments), Depth: l.Depth, Sizes: l.Sizes, Most: l.Most, Rounds: l.Rounds,
-		Contenders: l.Contenders, Program: l.Program,
-	}
+	o = guestOrder{Options: l.Options, Names: Names(l.Experiments)}
 	for _, r := range l.journal.rows {
 		if r.Kernel == l.kernel {
 			o.Done = append(o.Done, r)
@@ -238,7 +221,7 @@ func (h *listener) hear(w word) error {
 	case w.Row != nil:
 		l.failed = l.failed || w.Row.Failed != ""
 		if t, ok := h.guest.task(*w.Row); ok {
-			h.guest.clock.took(t, time.Duration(w.Row.Took*float64(time.Second)))
+			h.guest.clock.took(time.Duration(w.Row.Took*float64(time.Second)), t.name(), t.experiment)
 		}
 		return l.journal.append(*w.Row)
 	case w.Said != "":
@@ -277,24 +260,19 @@ func Guest(ctx context.Context, file string, out io.Writer) error {
 	if err := json.Unmarshal(text, &order); err != nil {
 		return err
 	}
-	experiments, err := Choose(order.Experiments)
-	if err != nil {
+	o := order.Options
+	if o.Experiments, err = Choose(order.Names); err != nil {
 		return err
 	}
-	own, err := order.own()
-	if err != nil {
+	if o.Own, err = order.own(); err != nil {
 		return err
 	}
 	to := json.NewEncoder(out)
 	send := func(w word) { _ = to.Encode(w) } // who does not listen any more has ended the kernel
-	l := newLab(Options{
-		Experiments: experiments, Depth: order.Depth, Sizes: order.Sizes, Own: own, Most: order.Most, Rounds: order.Rounds,
-		Contenders: order.Contenders, Program: order.Program,
-		Row:      func(r Row) { send(word{Row: &r}) },
-		Missed:   func(m Missing) { send(word{Missing: &m}) },
-		Progress: func(p Progress) { send(word{Progress: &p}) },
-		Say:      func(what string) { send(word{Said: what}) },
-	}, Test)
+	o.Progress = func(p Progress) { send(word{Progress: &p}) }
+	o.Say = func(what string) { send(word{Said: what}) }
+	l := newLab(o, Test)
+	l.send = send
 	dir, err := os.MkdirTemp("", "fairlead-bench-") // in the memory of this kernel
 	if err != nil {
 		return err

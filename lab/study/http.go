@@ -30,20 +30,13 @@ func httpExperiment() Experiment {
 }
 
 func httpCells(d Depth) (cells []Cell) {
-	rounds, lasts := 6, 200*time.Millisecond
-	if d == Full {
-		rounds, lasts = 6, time.Second
-	}
-	for _, keep := range []bool{false, true} {
-		load := traffic.Load{Duration: lasts, KeepAlive: keep}
-		c := Cell{
-			Case: "a connection for each request", Cluster: Cluster{Services: 1, Endpoints: 100}, Rounds: rounds, Takes: lasts,
+	lasts := of(d, 200*time.Millisecond, 200*time.Millisecond, time.Second)
+	for _, name := range []string{"a connection for each request", "one connection, kept"} {
+		load := traffic.Load{Duration: lasts, KeepAlive: name == "one connection, kept"}
+		cells = append(cells, Cell{
+			Case: name, Cluster: Cluster{Services: 1, Endpoints: 100}, Rounds: 6, Takes: lasts,
 			Turn: func(ctx context.Context, s *Site) (Figures, error) { return httpTurn(ctx, s, load) },
-		}
-		if keep {
-			c.Case = "one connection, kept"
-		}
-		cells = append(cells, c)
+		})
 	}
 	return cells
 }

@@ -2,7 +2,6 @@ package study
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +10,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
@@ -48,24 +49,14 @@ type unrest struct {
 }
 
 func jitterCells(d Depth) (cells []Cell) {
-	rates, rounds, lasts := []int{0, 100}, 2, 300*time.Millisecond
-	switch d {
-	case Brief:
-		rates = []int{100}
-	case Full:
-		rates, rounds, lasts = []int{0, 10, 100}, 5, 3*time.Second
+	rounds, lasts := of(d, 2, 2, 5), of(d, 300*time.Millisecond, 300*time.Millisecond, 3*time.Second)
+	c := Cell{Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: rounds, Takes: 4 * lasts}
+	for _, rate := range of(d, []int{0, 100}, []int{100}, []int{0, 10, 100}) {
+		c.Size, c.Turn = rate, unrest{rate: rate, lasts: lasts}.turn
+		cells = append(cells, c)
 	}
-	for _, rate := range rates {
-		u := unrest{rate: rate, lasts: lasts}
-		cells = append(cells, Cell{
-			Size: rate, Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: rounds, Takes: 4 * lasts, Turn: u.turn,
-		})
-	}
-	anew := unrest{anew: true, lasts: lasts}
-	return append(cells, Cell{
-		Case: "all rules are refreshed", Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: (rounds + 1) / 2,
-		Takes: 4 * lasts, Turn: anew.turn,
-	})
+	c.Case, c.Size, c.Rounds, c.Turn = "all rules are refreshed", 0, (rounds+1)/2, unrest{anew: true, lasts: lasts}.turn
+	return append(cells, c)
 }
 
 func (u unrest) turn(ctx context.Context, s *Site) (Figures, error) {
@@ -232,18 +223,12 @@ func (u unrest) announced(ctx context.Context, s *Site, do func() error) (err er
 
 // listen watches endpoints on the node until ctx ends.
 func (s *Site) listen(ctx context.Context, kubeconfig string) error {
-	text, err := os.ReadFile(kubeconfig)
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return err
 	}
-	var config struct {
-		Clusters [1]struct{ Cluster struct{ Server string } }
-	}
-	if err := json.Unmarshal(text, &config); err != nil {
-		return err
-	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		config.Clusters[0].Cluster.Server+"/apis/discovery.k8s.io/v1/endpointslices?watch=1", nil)
+		config.Host+"/apis/discovery.k8s.io/v1/endpointslices?watch=1", nil)
 	if err != nil {
 		return err
 	}

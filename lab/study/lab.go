@@ -16,13 +16,13 @@ import (
 
 // Options say what to measure, and where the rows go.
 type Options struct {
-	Experiments []Experiment
+	Experiments []Experiment `json:"-"`
 	Depth       Depth
 	Contenders  []Contender
 	// Sizes replaces those of experiments in which the number of Services grows; empty: they have their own.
 	Sizes []int
 	// Own are the Services in place of generated ones; nil: there are none.
-	Own *Own
+	Own *Own `json:"-"`
 	// Most leaves out what needs more endpoints of all Services together; 0: nothing.
 	Most int
 	// Rounds replaces those of all cells; 0: they have their own.
@@ -35,12 +35,9 @@ type Options struct {
 	// this one has none; empty: they are not.
 	TestKernel string
 	// Progress is told of each step; nil: nobody is.
-	Progress func(Progress)
-	// Row is told of each row, and Missed who is left out; nil: nobody is.
-	Row    func(Row)
-	Missed func(Missing)
+	Progress func(Progress) `json:"-"`
 	// Say is told what somebody who waits should know at once: that a contender has failed. nil: nobody is.
-	Say func(string)
+	Say func(string) `json:"-"`
 }
 
 // Run measures. What was found before an error, or before ctx ended, is in the journal, and in the Result.
@@ -62,7 +59,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 }
 
 func newLab(o Options, kernel string) *lab {
-	l := &lab{Options: o, kernel: kernel, began: time.Now()}
+	l := &lab{Options: o, kernel: kernel, began: time.Now(), clock: estimate{}}
 	for _, e := range o.Experiments {
 		for _, c := range o.cells(e) {
 			l.add(e, c)
@@ -104,7 +101,8 @@ type lab struct {
 	groups  []*group
 	journal *journal
 	missing []Missing
-	failed  bool // a contender has
+	failed  bool       // a contender has
+	send    func(word) // is told of each row, and who is left out; nil: nobody is
 	began   time.Time
 	clock   estimate
 	// elsewhere is the run in the test kernel, whose turns are done there.
@@ -208,8 +206,8 @@ func (l *lab) miss(c Contender, err error) {
 	if words := (kubernetes.LastWords{}); errors.As(err, &words) {
 		m.Why = "its last words: " + words.Line()
 	}
-	if l.missing = append(l.missing, m); l.Missed != nil {
-		l.Missed(m)
+	if l.missing = append(l.missing, m); l.send != nil {
+		l.send(word{Missing: &m})
 	}
 }
 
@@ -354,7 +352,7 @@ func (l *lab) makeSites(ctx context.Context, g *group, sites map[string]*Site) e
 		begin := time.Now()
 		s := l.newSite(ctx, c, g.cluster, catalog)
 		sites[c.Name] = s
-		l.clock.started(time.Since(begin))
+		l.clock.took(time.Since(begin), "")
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -399,7 +397,7 @@ func (l *lab) turn(ctx context.Context, s *Site, t task, row Row) error {
 	if ctx.Err() != nil { // what it broke off says nothing
 		return context.Cause(ctx)
 	}
-	l.clock.took(t, took)
+	l.clock.took(took, t.name(), t.experiment)
 	if row.Figures, row.Took = figures, took.Seconds(); err != nil {
 		l.failed = true
 		row.Figures, row.Failed = nil, err.Error()
@@ -410,8 +408,8 @@ func (l *lab) turn(ctx context.Context, s *Site, t task, row Row) error {
 
 // write keeps a row, for good.
 func (l *lab) write(row Row) error {
-	if l.Row != nil {
-		l.Row(row)
+	if l.send != nil {
+		l.send(word{Row: &row})
 	}
 	return l.journal.append(row)
 }

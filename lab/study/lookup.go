@@ -33,26 +33,30 @@ func lookupExperiment() Experiment {
 }
 
 func lookupCells(d Depth) (cells []Cell) {
-	sizes, rounds, connections := []int{100, 1000, 4000}, 6, 1000
-	switch d {
-	case Brief:
-		sizes, connections = brief, 200
-	case Full:
-		sizes, rounds = append(sizes, 10_000, 20_000, hugest), 12
+	for _, n := range of(d, []int{100, 1000, 4000}, brief, []int{100, 1000, 4000, 10_000, 20_000, hugest}) {
+		cells = append(cells, atEnds(Cell{
+			Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: of(d, 6, 6, 12), Takes: 100 * time.Millisecond,
+			Contenders: withRules(n),
+		}, func(_ context.Context, s *Site, to netip.AddrPort) (Figures, error) {
+			return lookupTurn(s, to, of(d, 1000, 200, 1000))
+		})...)
 	}
-	for _, n := range sizes {
-		for _, last := range []bool{false, true} {
-			c := Cell{
-				Case: "first Service", Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: rounds,
-				Takes: 100 * time.Millisecond, Contenders: withRules(n), Turn: func(ctx context.Context, s *Site) (Figures, error) {
-					return lookupTurn(ctx, s, last, connections)
-				},
+	return cells
+}
+
+// atEnds are a cell's turns with the Service that comes first where rules are tried one after the other, and with the
+// one that comes last.
+func atEnds(c Cell, turn func(context.Context, *Site, netip.AddrPort) (Figures, error)) (cells []Cell) {
+	for _, name := range []string{"first Service", "last Service"} {
+		c.Case = name
+		c.Turn = func(ctx context.Context, s *Site) (Figures, error) {
+			all, err := s.inOrder(ctx)
+			if err != nil {
+				return nil, err
 			}
-			if last {
-				c.Case = "last Service"
-			}
-			cells = append(cells, c)
+			return turn(ctx, s, map[string]netip.AddrPort{"first Service": all[0], "last Service": all[len(all)-1]}[name])
 		}
+		cells = append(cells, c)
 	}
 	return cells
 }
@@ -68,14 +72,7 @@ func withRules(services int) func([]Contender) []Contender {
 	}
 }
 
-func lookupTurn(ctx context.Context, s *Site, last bool, connections int) (f Figures, err error) {
-	to, end, err := s.ends(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if last {
-		to = end
-	}
+func lookupTurn(s *Site, to netip.AddrPort, connections int) (f Figures, err error) {
 	loop, err := s.loop()
 	if err != nil {
 		return nil, err
@@ -108,15 +105,6 @@ func (s *Site) loop() (*traffic.Loop, error) {
 		return nil, err
 	}
 	return traffic.NewLoop(s.Bed, ClientPod, ServerPod, s.ports())
-}
-
-// ends are the Services that come first and last where rules are tried one after the other.
-func (s *Site) ends(ctx context.Context) (first, last netip.AddrPort, err error) {
-	all, err := s.inOrder(ctx)
-	if err != nil {
-		return first, last, err
-	}
-	return all[0], all[len(all)-1], nil
 }
 
 // inOrder are all Services in the order in which rules are tried. kube-proxy's mode iptables writes them in one of its

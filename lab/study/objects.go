@@ -45,7 +45,7 @@ func (s *Site) Targets(i int) []netip.AddrPort {
 		return []netip.AddrPort{s.Service(i)}
 	}
 	var all []netip.AddrPort
-	for j := range s.endpoints(i) {
+	for j := range s.Endpoints {
 		all = append(all, s.Backend(i, j))
 	}
 	return all
@@ -66,19 +66,7 @@ func (c Cluster) Backend(i, endpoint int) netip.AddrPort {
 	if c.OwnPorts {
 		return netip.AddrPortFrom(nth(backendRange().Addr(), 1+i%most), uint16(BackendPort+endpoint))
 	}
-	n := i*c.Endpoints + endpoint
-	if i > 0 {
-		n += c.endpoints(0)
-	}
-	return netip.AddrPortFrom(nth(backendRange().Addr(), 1+n%most), BackendPort)
-}
-
-// endpoints is how many the i-th Service has.
-func (c Cluster) endpoints(i int) int {
-	if i == 0 && c.First > 0 {
-		return c.First
-	}
-	return c.Endpoints
+	return netip.AddrPortFrom(nth(backendRange().Addr(), 1+(i*c.Endpoints+endpoint)%most), BackendPort)
 }
 
 // backendRange are addresses of pods that none of the testbed's own pods has.
@@ -131,7 +119,7 @@ func (c Cluster) objects() []runtime.Object {
 }
 
 func (c Cluster) sliceObjects(i int) (all []runtime.Object) {
-	for _, slice := range c.slices(i, c.numbers(i)) {
+	for _, slice := range c.slices(i) {
 		all = append(all, slice)
 	}
 	return all
@@ -139,15 +127,6 @@ func (c Cluster) sliceObjects(i int) (all []runtime.Object) {
 
 // nodeAddr is that of testbed.Node, see testbed.Bed.Addr.
 func nodeAddr() netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, 1}) }
-
-// numbers are those of a Service's endpoints.
-func (c Cluster) numbers(i int) []int {
-	all := make([]int, c.endpoints(i))
-	for j := range all {
-		all[j] = j
-	}
-	return all
-}
 
 func serviceName(i int) string { return fmt.Sprintf("svc-%d", i) }
 
@@ -171,12 +150,12 @@ func (c Cluster) service(i int) *corev1.Service {
 	return o
 }
 
-// slices are as the endpoint slice controller makes them, with these endpoints.
-func (c Cluster) slices(i int, endpoints []int) (all []*discoveryv1.EndpointSlice) {
+// slices are as the endpoint slice controller makes them.
+func (c Cluster) slices(i int) (all []*discoveryv1.EndpointSlice) {
 	most := c.sliceEndpoints()
-	for first := 0; first == 0 || first < len(endpoints); first += most {
+	for first := 0; first == 0 || first < c.Endpoints; first += most {
 		slice := c.newSlice(i, first)
-		for _, j := range endpoints[first:min(first+most, len(endpoints))] {
+		for j := first; j < min(first+most, c.Endpoints); j++ {
 			at := c.Backend(i, j)
 			for n := range slice.Ports {
 				slice.Ports[n].Port = new(int32(at.Port()))
@@ -226,4 +205,4 @@ func (c Cluster) newSlice(i, first int) *discoveryv1.EndpointSlice {
 }
 
 // slice is the first one of a Service's.
-func (c Cluster) slice(i int) *discoveryv1.EndpointSlice { return c.slices(i, c.numbers(i))[0] }
+func (c Cluster) slice(i int) *discoveryv1.EndpointSlice { return c.slices(i)[0] }

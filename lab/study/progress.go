@@ -2,6 +2,7 @@ package study
 
 import (
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -29,7 +30,7 @@ func (l *lab) tell(what string, t task) {
 // add counts a run's turns.
 func (p *Progress) add(l *lab) {
 	for _, g := range l.groups {
-		p.Left += time.Duration(len(l.needed(g))) * l.clock.start()
+		p.Left += time.Duration(len(l.needed(g))) * l.clock.mean(time.Second, "")
 		for _, t := range g.cells {
 			left := 0
 			for _, c := range t.contenders {
@@ -49,60 +50,48 @@ func (t task) name() string {
 		name += ", " + t.Case
 	}
 	if t.Size > 0 {
-		name += ", " + number(t.Size)
+		name += ", " + Number(t.Size)
 	}
 	return name
 }
 
-// estimate knows what things took.
-type estimate struct {
-	cells, experiments map[string]mean
-	starts             mean
-}
-
-// mean is that of durations.
-type mean struct {
+// estimate is what things took: the means by the names of cells and experiments, and at "" that of starts.
+type estimate map[string]struct {
 	sum time.Duration
 	n   int
 }
 
-func (m mean) plus(d time.Duration) mean { return mean{m.sum + d, m.n + 1} }
-
-func (m mean) value() time.Duration { return m.sum / time.Duration(m.n) }
-
-func (e *estimate) took(t task, d time.Duration) {
-	if e.cells == nil {
-		e.cells, e.experiments = map[string]mean{}, map[string]mean{}
+func (e estimate) took(d time.Duration, names ...string) {
+	for _, name := range names {
+		m := e[name]
+		m.sum, m.n = m.sum+d, m.n+1
+		e[name] = m
 	}
-	e.cells[t.name()] = e.cells[t.name()].plus(d)
-	e.experiments[t.experiment] = e.experiments[t.experiment].plus(d)
 }
 
-func (e *estimate) started(d time.Duration) { e.starts = e.starts.plus(d) }
+// mean is that of the first name that has one.
+func (e estimate) mean(otherwise time.Duration, names ...string) time.Duration {
+	for _, name := range names {
+		if m := e[name]; m.n > 0 {
+			return m.sum / time.Duration(m.n)
+		}
+	}
+	return otherwise
+}
 
 // turn is what one will take: what those of the same cell did, or of the same experiment, or what is said of it.
-func (e *estimate) turn(t task) time.Duration {
-	if m := e.cells[t.name()]; m.n > 0 {
-		return m.value()
+func (e estimate) turn(t task) time.Duration {
+	if t.Takes > 0 {
+		return e.mean(t.takes(), t.name())
 	}
-	if m := e.experiments[t.experiment]; m.n > 0 && t.Takes == 0 {
-		return m.value()
-	}
-	return t.takes()
+	return e.mean(t.takes(), t.name(), t.experiment)
 }
 
-// start is what the beginning of a site will take.
-func (e *estimate) start() time.Duration {
-	if e.starts.n > 0 {
-		return e.starts.value()
-	}
-	return time.Second
-}
-
-// number has its thousands apart.
-func number(n int) string {
+// Number has its thousands apart.
+func Number(n int) string {
 	text := strconv.Itoa(n)
-	for i := len(text) - 3; i > 0; i -= 3 {
+	least := len(strings.TrimLeft(text, "0123456789")) // after the sign
+	for i := len(text) - 3; i > least; i -= 3 {
 		text = text[:i] + "," + text[i:]
 	}
 	return text

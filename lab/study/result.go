@@ -30,6 +30,11 @@ const (
 	Brief Depth = "brief"
 )
 
+// of is what a depth has: of a quick, a brief and a full run.
+func of[T any](d Depth, quick, brief, full T) T {
+	return map[Depth]T{Quick: quick, Brief: brief, Full: full}[d]
+}
+
 // Result is what a run has found: each turn's figures as they were, and all that is needed to read them without this
 // program.
 type Result struct {

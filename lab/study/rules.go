@@ -41,7 +41,7 @@ type rulesCase struct {
 }
 
 func (c rulesCase) String() string {
-	name := counted(c.clients) + " at a time"
+	name := Number(c.clients) + " at a time"
 	if c.delay > 0 {
 		name += fmt.Sprintf(", %d ms of delay", c.delay.Milliseconds())
 	}
@@ -49,14 +49,6 @@ func (c rulesCase) String() string {
 		name += ", no limit" // the comparison did not have that: it shows what the limit hides
 	}
 	return name
-}
-
-// counted is a number as it is read.
-func counted(n int) string {
-	if n < 1000 {
-		return fmt.Sprint(n)
-	}
-	return fmt.Sprintf("%s,%03d", counted(n/1000), n%1000)
 }
 
 // rulesCells are sizes in one case, and without the limit, and all cases at the largest size. There is a DNAT rule for

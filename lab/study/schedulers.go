@@ -60,21 +60,13 @@ func (o slowServers) String() string {
 // share of the users at once; and such of which two are slower. Users have addresses of their own, as clients of a
 // Service do.
 func schedulersCells(d Depth) (cells []Cell) {
-	few := slowServers{users: 60, takes: 100 * time.Millisecond, workers: 7, lasts: 450 * time.Millisecond}
-	rounds := 2
-	if d == Full {
-		rounds = 3
-		few = slowServers{users: 500, takes: time.Second, workers: 58, lasts: 4500 * time.Millisecond}
-	}
+	quick := slowServers{users: 60, takes: 100 * time.Millisecond, workers: 7, lasts: 450 * time.Millisecond}
+	few := of(d, quick, quick, slowServers{users: 500, takes: time.Second, workers: 58, lasts: 4500 * time.Millisecond})
 	many, unequal := few, few
 	many.workers, many.lasts, unequal.slower = 0, few.takes*3/2, 2
-	all := []slowServers{many, few, unequal}
-	if d != Full {
-		all = all[1:]
-	}
-	for _, servers := range all {
+	for _, servers := range []slowServers{many, few, unequal}[of(d, 1, 1, 0):] {
 		cells = append(cells, Cell{
-			Case: servers.String(), Cluster: Cluster{Services: 1, Endpoints: webServers, OwnPorts: true}, Rounds: rounds,
+			Case: servers.String(), Cluster: Cluster{Services: 1, Endpoints: webServers, OwnPorts: true}, Rounds: of(d, 2, 2, 3),
 			Takes: servers.lasts + servers.takes, Contenders: withSchedulers(d), Turn: servers.turn,
 		})
 	}
@@ -84,14 +76,9 @@ func schedulersCells(d Depth) (cells []Cell) {
 // withSchedulers has each contender with IPVS once for each scheduler. Quickly, of kube-proxy those of which the
 // comparison has said something: the schedulers are the kernel's, whoever uses them.
 func withSchedulers(d Depth) func([]Contender) []Contender {
-	all, some := []string{"rr", "lc", "dh", "sh", "sed", "nq"}, []string{"rr", "sh", "sed"}
-	switch d {
-	case Brief:
-		all = []string{"rr", "lc", "sh", "sed"}
-	case Full:
-		all = append(all, "wrr", "wlc", "lblc", "lblcr", "mh", "twos")
-		some = all
-	}
+	each := []string{"rr", "lc", "dh", "sh", "sed", "nq", "wrr", "wlc", "lblc", "lblcr", "mh", "twos"}
+	some := []string{"rr", "sh", "sed"}
+	all, some := of(d, each[:6], []string{"rr", "lc", "sh", "sed"}, each), of(d, some, some, each)
 	return func(contenders []Contender) (each []Contender) {
 		for _, c := range contenders {
 			switch {

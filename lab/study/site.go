@@ -63,7 +63,7 @@ const (
 
 // limit is that of the site's proxy.
 func (s *Site) limit() time.Duration {
-	if s.Services*max(s.First, s.Endpoints) <= 1 {
+	if s.Services*s.Endpoints <= 1 {
 		return tryLimit
 	}
 	return startLimit
@@ -227,7 +227,7 @@ func (s *Site) restart(ctx context.Context) (took time.Duration, err error) {
 func (s *Site) await(ctx context.Context) error {
 	const sample = 20
 	for j := range sample {
-		if i := j * (s.Services - 1) / (sample - 1); s.endpoints(i) > 0 {
+		if i := j * (s.Services - 1) / (sample - 1); s.Endpoints > 0 {
 			if err := s.awaitAnswer(ctx, s.Service(i)); err != nil {
 				return err
 			}

@@ -23,11 +23,10 @@ func switchExperiment() Experiment {
 				Figure{Name: "took", Unit: Seconds, Better: Lower, Does: "from the command until the new data plane is in force"}),
 		},
 		Cells: func(d Depth) []Cell {
-			c := Cell{Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: 1, Contenders: quickPairs, Turn: switchTurn}
-			if d == Full {
-				c.Rounds, c.Contenders = 5, allPairs
-			}
-			return []Cell{c}
+			return []Cell{{
+				Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: of(d, 1, 1, 5),
+				Contenders: of(d, quickPairs, quickPairs, allPairs), Turn: switchTurn,
+			}}
 		},
 	}
 }

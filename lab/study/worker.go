@@ -79,7 +79,7 @@ func (s *Site) answerProbes() error {
 // ports are those of the backends.
 func (s *Site) ports() []uint16 {
 	if s.OwnPorts {
-		return traffic.Ports(BackendPort, max(s.First, s.Endpoints, 1))
+		return traffic.Ports(BackendPort, max(s.Endpoints, 1))
 	}
 	return traffic.Ports(BackendPort, 1)
 }

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"fairlead.dev/fairlead/lab/bench"
+	"fairlead.dev/fairlead/lab/advise"
 	"fairlead.dev/fairlead/lab/study"
 )
 
@@ -84,18 +84,11 @@ func Compare(a, b *study.Result) (*Changes, error) {
 			"were not compared", k, describe(before.kernel(k)), describe(after.kernel(k)), alone[k]))
 	}
 	if len(c.Differences) == 0 {
-		return nil, errors.Join(errors.New("the two results have no figure in common that can be compared"),
-			notes(c.Notes))
+		none := "the two results have no figure in common that can be compared"
+		return nil, errors.New(strings.Join(append([]string{none}, c.Notes...), "; "))
 	}
 	c.sort(b)
 	return c, nil
-}
-
-func notes(all []string) error {
-	if len(all) == 0 {
-		return nil
-	}
-	return errors.New(strings.Join(all, "; "))
 }
 
 // run says when and by what.
@@ -119,17 +112,11 @@ func common(a, b *study.Result) (names []string, err error) {
 		}
 	}
 	if len(names) == 0 {
+		const none = "no kernel (a result without rows)"
 		return nil, fmt.Errorf("figures of %s and of %s are never compared: measure both on kernels of the same kind",
-			kinds(x), kinds(y))
+			cmp.Or(listed(slices.Sorted(maps.Keys(x))), none), cmp.Or(listed(slices.Sorted(maps.Keys(y))), none))
 	}
 	return names, nil
-}
-
-func kinds(all map[string]bool) string {
-	if len(all) == 0 {
-		return "no kernel (a result without rows)"
-	}
-	return listed(slices.Sorted(maps.Keys(all)))
 }
 
 // sameMachine reports whether figures themselves can be compared, too.
@@ -160,43 +147,35 @@ func difference(x, y far, f study.Figure) (d Difference, ok bool) {
 	}
 	c, ok := compareFar(y, x)
 	if !ok { // there is a 0 among them, and no ratio
-		d.Relative, d.Outcome = false, apartOf(before, after, f.Better)
-		return d, true
+		// Such figures, as losses, differ if each round of one is above all of the other.
+		up, down := slices.Min(after) > slices.Max(before), slices.Max(after) < slices.Min(before)
+		d.Relative, d.Outcome = false, outcome(up || down, before.Median() == after.Median(), down == (f.Better == study.Lower))
+		return d.of(f), true
 	}
-	d.comparison, d.Ratio, d.Outcome = c, c.Median, outcome(c, f.Better)
+	d.comparison, d.Ratio = c, c.Median
+	d.Outcome = outcome(c.Seen(), c.Alike(), c.Less() == (f.Better == study.Lower))
 	if !math.IsInf(c.High, 0) {
 		d.Bounds = &[2]float64{c.Low, c.High}
 	}
-	return d, true
+	return d.of(f), true
 }
 
-// outcome is what a comparison of after with before means.
-func outcome(c Comparison, better study.Better) string {
-	switch {
-	case c.Alike():
-		return "same"
-	case c.Vague():
-		return "unknown"
-	case better == "":
-		return "other"
-	case c.Less() == (better == study.Lower):
-		return "better"
+// of has a figure of which nothing is better be neither.
+func (d Difference) of(f study.Figure) Difference {
+	if d.seen() && f.Better == "" {
+		d.Outcome = "other"
 	}
-	return "worse"
+	return d
 }
 
-// apartOf is the outcome of figures that may be 0, such as losses: they differ if each round of one is above all of the
-// other.
-func apartOf(before, after bench.Series, better study.Better) string {
-	up, down := slices.Min(after) > slices.Max(before), slices.Max(after) < slices.Min(before)
+// outcome is what becomes of a figure in which a difference is seen, or which is alike.
+func outcome(seen, alike, better bool) string {
 	switch {
-	case !up && !down && before.Median() == after.Median():
+	case alike && !seen:
 		return "same"
-	case !up && !down:
+	case !seen:
 		return "unknown"
-	case better == "":
-		return "other"
-	case down == (better == study.Lower):
+	case better:
 		return "better"
 	}
 	return "worse"
@@ -220,14 +199,8 @@ func (c *Changes) summary() string {
 	for _, d := range c.Differences {
 		counts[d.Outcome]++
 	}
-	var parts []string
-	for _, name := range []string{"better", "worse", "other", "same", "unknown"} {
-		if counts[name] > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", counts[name], name))
-		}
-	}
 	return fmt.Sprintf("Of %s: %s. Of figures that are the same, some 5 %% lie beyond their bounds by chance.",
-		counted(len(c.Differences), "figures"), listed(parts))
+		counted(len(c.Differences), "figures"), tally(counts, "%d %s", "better", "worse", "other", "same", "unknown"))
 }
 
 // table has a line for each of some differences.
@@ -248,7 +221,7 @@ func (d Difference) place() string {
 		text += ", " + d.Case
 	}
 	if d.Size > 0 {
-		text += ", " + grouped(int64(d.Size))
+		text += ", " + study.Number(d.Size)
 	}
 	if d.Kernel != study.This {
 		text += " (" + d.Kernel + ")"
@@ -284,9 +257,9 @@ func (c *Changes) changed() []Difference {
 // Text writes what differs, for a terminal.
 func (c *Changes) Text(w io.Writer) error {
 	var text strings.Builder
-	fmt.Fprintf(&text, "before: %s\nafter:  %s\n\n%s\n", c.Before, c.After, wrapped(c.summary(), ""))
+	fmt.Fprintf(&text, "before: %s\nafter:  %s\n\n%s\n", c.Before, c.After, advise.Wrap(c.summary(), "", width))
 	for _, note := range c.Notes {
-		fmt.Fprintln(&text, wrapped("! "+note, "  "))
+		fmt.Fprintln(&text, advise.Wrap("! "+note, "  ", width))
 	}
 	if all := c.changed(); len(all) > 0 {
 		t := c.table(all)

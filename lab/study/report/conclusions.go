@@ -168,7 +168,7 @@ func rulesCostNothing(b judged, _ []curve, v *votes) error {
 			v.measured = max(v.measured, sizes[1])
 			v.vote(unchanged(r))
 			v.say("%s%s times as long with %s as with %s", prefixed(of), r, counted(sizes[1], c.axis),
-				grouped(int64(sizes[0])))
+				study.Number(sizes[0]))
 		}
 	}
 	return nil
@@ -267,7 +267,7 @@ func flatTo(published int) func(judged, []curve, *votes) error {
 		}
 		v.vote(unchanged(r))
 		v.say("%s takes %s times as long at %s as at %s (%s)%s", c.who.Name, r, counted(sizes[1], c.axis),
-			grouped(int64(sizes[0])), c.named(), hardly)
+			study.Number(sizes[0]), c.named(), hardly)
 		return nil
 	}
 }

@@ -19,8 +19,7 @@ var pageFiles embed.FS
 
 // document is what the template shows.
 type document struct {
-	Style   template.CSS
-	Script  template.JS
+	Toggles template.CSS
 	Title   string
 	Head    []string
 	Advice  Advice
@@ -86,7 +85,7 @@ type chartPart struct {
 // HTML writes a page that needs nothing else.
 func HTML(w io.Writer, r *study.Result) error {
 	functions := template.FuncMap{"sign": Answer.sign, "kind": answerClass, "upper": upper, "cell": cell}
-	t, err := template.New("page.html").Funcs(functions).ParseFS(pageFiles, "page/page.html")
+	t, err := template.New("page.html").Funcs(functions).ParseFS(pageFiles, "page/*")
 	if err != nil {
 		return err
 	}
@@ -113,15 +112,7 @@ func newPage(r *study.Result) (document, error) {
 		return p, err
 	}
 	p.Raw = template.URL("data:application/json;base64," + base64.StdEncoding.EncodeToString(raw))
-	style, err := pageFiles.ReadFile("page/page.css")
-	if err != nil {
-		return p, err
-	}
-	script, err := pageFiles.ReadFile("page/page.js")
-	if err != nil {
-		return p, err
-	}
-	p.Style, p.Script = template.CSS(style)+toggles(), template.JS(script)
+	p.Toggles = toggles()
 	p.Groups, p.Tally = verdictGroups(s.Verdicts())
 	for _, c := range s.sections() {
 		p.Parts = append(p.Parts, s.part(c))
@@ -139,7 +130,7 @@ func toggles() (rules template.CSS) {
 }
 
 // verdictGroups puts the verdicts of a conclusion together, and counts the answers.
-func verdictGroups(all []Verdict) (groups []verdictGroup, tally string) {
+func verdictGroups(all []Verdict) (groups []verdictGroup, answers string) {
 	counts := map[Answer]int{}
 	for _, v := range all {
 		counts[v.Answer]++
@@ -149,13 +140,7 @@ func verdictGroups(all []Verdict) (groups []verdictGroup, tally string) {
 		g := &groups[len(groups)-1]
 		g.Verdicts = append(g.Verdicts, v)
 	}
-	var parts []string
-	for _, a := range []Answer{Holds, SoFar, Differs, Fails, Unknown} {
-		if counts[a] > 0 {
-			parts = append(parts, fmt.Sprintf("%d × %s", counts[a], a))
-		}
-	}
-	return groups, listed(parts)
+	return groups, tally(counts, "%d × %s", Holds, SoFar, Differs, Fails, Unknown)
 }
 
 func answerClass(a Answer) string {
@@ -172,13 +157,7 @@ func (s *Statistics) part(c section) part {
 	order := p.legend(c)
 	main, _ := mainFigure(c.Description)
 	for _, f := range c.Description.Figures {
-		var of []block
-		for _, b := range c.blocks {
-			if b.figure.Name == f.Name {
-				of = append(of, b)
-			}
-		}
-		if len(of) > 0 {
+		if of := c.of(f); len(of) > 0 {
 			p.add(s, of, f.Name == main.Name, order)
 		}
 	}

@@ -31,9 +31,7 @@ const (
 	restart    = "kubernetes#130119"
 	slow135639 = "kubernetes#135639 (1.34)"
 	slow139513 = "kubernetes#139513 (1.36.1)"
-	memory2015 = "kubernetes#14118 (2015)"
 	eks        = "devfloor9.github.io, engineering-playbook (EKS 1.31)"
-	tke        = "imroc.cc/tke, network benchmark"
 	repeated   = "the comparison that this experiment repeats"
 )
 

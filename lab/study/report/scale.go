@@ -117,7 +117,7 @@ func ticked(u study.Unit, relative bool, v float64) string {
 // plain writes a number without needless zeros.
 func plain(v float64) string {
 	if v >= 1000 || v == math.Trunc(v) {
-		return grouped(int64(math.Round(v)))
+		return study.Number(int(math.Round(v)))
 	}
 	return digits2(v)
 }
@@ -130,5 +130,5 @@ func brief(n int) string {
 	case n >= 10_000 && n%100 == 0:
 		return digits(float64(n)/1e3) + "k"
 	}
-	return grouped(int64(n))
+	return study.Number(n)
 }

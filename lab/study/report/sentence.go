@@ -43,12 +43,7 @@ func (s *Statistics) sentence(c section) string {
 	if !ok {
 		return ""
 	}
-	var of []block
-	for _, b := range c.blocks {
-		if b.figure.Name == main.Name {
-			of = append(of, b)
-		}
-	}
+	of := c.of(main)
 	if len(of) == 0 {
 		return "Nothing was measured."
 	}

@@ -35,7 +35,7 @@ type Statistics struct {
 	*study.Result
 	rows map[turns][]study.Row
 	// What was computed before, as bounds take their time.
-	estimates map[asked]*Estimate
+	estimates map[asked]Estimate
 	spreads   map[asked]float64
 }
 
@@ -48,7 +48,7 @@ type asked struct {
 // NewStatistics sorts the rows of a Result.
 func NewStatistics(r *study.Result) *Statistics {
 	s := &Statistics{
-		Result: r, rows: map[turns][]study.Row{}, estimates: map[asked]*Estimate{}, spreads: map[asked]float64{},
+		Result: r, rows: map[turns][]study.Row{}, estimates: map[asked]Estimate{}, spreads: map[asked]float64{},
 	}
 	for _, row := range r.Rows {
 		t := turns{place{row.Experiment, row.Kernel, row.Case, row.Size}, row.Contender}
@@ -154,19 +154,16 @@ func planeRank(plane string) int {
 
 // kernels are those on which an experiment was made, in the order of the Result.
 func (s *Statistics) kernels(experiment string) (all []string) {
-	seen := map[string]bool{}
 	for t := range s.rows {
-		if t.experiment == experiment {
-			seen[t.kernel] = true
+		if t.experiment == experiment && !slices.Contains(all, t.kernel) {
+			all = append(all, t.kernel)
 		}
 	}
-	for _, k := range s.Kernels {
-		if seen[k.Name] {
-			all = append(all, k.Name)
-			delete(seen, k.Name)
-		}
+	at := func(name string) int {
+		return slices.IndexFunc(s.Kernels, func(k study.Kernel) bool { return k.Name == name })
 	}
-	return append(all, slices.Sorted(maps.Keys(seen))...)
+	slices.SortFunc(all, func(a, b string) int { return cmp.Or(at(a)-at(b), cmp.Compare(a, b)) })
+	return all
 }
 
 // cases are those of an experiment on a kernel, in the order in which they were measured first.
@@ -233,23 +230,24 @@ type Estimate struct {
 
 // estimate is of a figure; ok is false if no round has it.
 func (s *Statistics) estimate(t turns, figure string) (Estimate, bool) {
-	e, known := s.estimates[asked{t, figure}]
-	if !known {
-		if found, ok := s.newEstimate(t, figure); ok {
-			e = &found
-		}
-		s.estimates[asked{t, figure}] = e
-	}
-	if e == nil {
-		return Estimate{}, false
-	}
-	return *e, true
+	e := known(s.estimates, asked{t, figure}, func() Estimate { return s.newEstimate(t, figure) })
+	return e, e.Rounds > 0
 }
 
-func (s *Statistics) newEstimate(t turns, figure string) (e Estimate, ok bool) {
+// known computes a value once.
+func known[V any](all map[asked]V, of asked, compute func() V) V {
+	v, ok := all[of]
+	if !ok {
+		v = compute()
+		all[of] = v
+	}
+	return v
+}
+
+func (s *Statistics) newEstimate(t turns, figure string) (e Estimate) {
 	values := series(s.values(t, figure))
 	if len(values) == 0 {
-		return e, false
+		return e
 	}
 	e = Estimate{Rounds: len(values), Value: values.Median()}
 	if direct, ok := s.control(t.place, study.Direct); ok && direct != t {
@@ -257,7 +255,7 @@ func (s *Statistics) newEstimate(t turns, figure string) (e Estimate, ok bool) {
 			e.Direct = &c
 		}
 	}
-	return e, true
+	return e
 }
 
 // Comparison is how many times as much of a figure one contender has as another.
@@ -318,22 +316,12 @@ func positive(all bench.Series) bool {
 
 // spread is the factor by which the direct control and its copy differ, at most.
 func (s *Statistics) spread(p place, figure string) float64 {
-	of := asked{turns{place: p}, figure}
-	if _, known := s.spreads[of]; !known {
-		s.spreads[of] = s.newSpread(p, figure)
-	}
-	return s.spreads[of]
+	return known(s.spreads, asked{turns{place: p}, figure}, func() float64 { return s.newSpread(p, figure) })
 }
 
 func (s *Statistics) newSpread(p place, figure string) float64 {
-	again, ok := s.control(p, study.Again)
-	if !ok {
-		return 1
-	}
-	direct, ok := s.control(p, study.Direct)
-	if !ok {
-		return 1
-	}
+	again, _ := s.control(p, study.Again)
+	direct, _ := s.control(p, study.Direct)
 	x, y := paired(s.values(again, figure), s.values(direct, figure))
 	if !positive(x) || !positive(y) {
 		return 1
@@ -346,12 +334,17 @@ func (s *Statistics) newSpread(p place, figure string) float64 {
 // would.
 const few = 6
 
-// student is the quantile of 97.5 % of Student's distribution for so many rounds.
-func student(rounds int) float64 {
+// margin is that of 95 % on either side of what a few rounds say, of the square of its standard error: Student's.
+func margin(rounds int, squaredError float64) float64 {
 	if rounds < 2 {
 		return math.Inf(1)
 	}
-	return []float64{12.706, 4.303, 3.182, 2.776}[min(rounds, few-1)-2]
+	return []float64{12.706, 4.303, 3.182, 2.776}[min(rounds, few-1)-2] * math.Sqrt(squaredError)
+}
+
+// within is a ratio whose logarithm has a margin.
+func within(middle, margin float64) bench.Ratio {
+	return bench.Ratio{Median: middle, Low: middle / math.Exp(margin), High: middle * math.Exp(margin)}
 }
 
 // ratio compares series of the same rounds. The bounds of few rounds are Student's, of the logarithms.
@@ -359,31 +352,29 @@ func ratio(x, y bench.Series) bench.Ratio {
 	if len(x) >= few {
 		return x.Ratio(y)
 	}
-	logs := make(bench.Series, len(x))
+	ratios := make(bench.Series, len(x))
 	for i := range x {
-		logs[i] = math.Log(x[i] / y[i])
+		ratios[i] = x[i] / y[i]
 	}
-	middle := math.Exp(logs.Median())
-	if len(x) == 1 {
-		return bench.Ratio{Median: middle, Low: 0, High: math.Inf(1)}
-	}
-	half := math.Exp(student(len(x)) * deviation(logs) / math.Sqrt(float64(len(x))))
-	return bench.Ratio{Median: middle, Low: middle / half, High: middle * half}
+	return within(math.Exp(logs(ratios).Median()), margin(len(x), squaredError(ratios)))
 }
 
-// deviation is the standard deviation of a sample.
-func deviation(all bench.Series) float64 {
-	if len(all) < 2 {
-		return 0
-	}
-	var mean, squares float64
+// squaredError is the square of the standard error of the mean of logarithms.
+func squaredError(all bench.Series) float64 {
+	_, squares := spreadOf(logs(all))
+	n := float64(len(all))
+	return squares / max(n-1, 1) / n
+}
+
+// spreadOf is the mean of values, and the sum of the squares of how far they are from it.
+func spreadOf(all bench.Series) (mean, squares float64) {
 	for _, v := range all {
 		mean += v / float64(len(all))
 	}
 	for _, v := range all {
 		squares += (v - mean) * (v - mean)
 	}
-	return math.Sqrt(squares / float64(len(all)-1))
+	return mean, squares
 }
 
 // far is one side of a comparison of different places, or different Results.
@@ -428,13 +419,8 @@ func compareFar(a, b far) (Comparison, bool) {
 func independent(x, y bench.Series) bench.Ratio {
 	middle := x.Median() / y.Median()
 	n := min(len(x), len(y))
-	if n == 1 {
-		return bench.Ratio{Median: middle, Low: 0, High: math.Inf(1)}
-	}
 	if n < few {
-		sx, sy := deviation(logs(x)), deviation(logs(y))
-		half := math.Exp(student(n) * math.Sqrt(sx*sx/float64(len(x))+sy*sy/float64(len(y))))
-		return bench.Ratio{Median: middle, Low: middle / half, High: middle * half}
+		return within(middle, margin(n, squaredError(x)+squaredError(y)))
 	}
 	low, high := bootstrap(func(random *rand.Rand) float64 { return draw(x, random).Median() / draw(y, random).Median() })
 	return bench.Ratio{Median: middle, Low: low, High: high}
@@ -478,11 +464,8 @@ type Growth struct {
 	Sizes               int
 }
 
-// flat and steep are exponents between which nothing is claimed.
-const (
-	flat  = 0.1
-	steep = 0.5
-)
+// flat is the exponent up to which nothing grows.
+const flat = 0.1
 
 // Flat reports whether the figure is the same at each size, as far as is known.
 func (g Growth) Flat() bool { return g.High <= flat }
@@ -522,23 +505,16 @@ func (s *Statistics) growth(p place, contender, figure string) (g Growth, ok boo
 // each size, which vary by themselves.
 func exponents(at []float64, all []bench.Series, middle float64) (low, high float64) {
 	rounds := len(slices.MinFunc(all, func(a, b bench.Series) int { return cmp.Compare(len(a), len(b)) }))
-	switch {
-	case rounds < 2:
-		return math.Inf(-1), math.Inf(1)
-	case rounds >= few:
+	if rounds >= few {
 		return bootstrap(func(r *rand.Rand) float64 { return bench.Exponent(at, medians(all, r)) })
 	}
 	sizes := logs(at)
-	var mean, squares, variance float64
-	for _, x := range sizes {
-		mean += x / float64(len(sizes))
-	}
+	mean, squares := spreadOf(sizes)
+	variance := 0.0
 	for i, x := range sizes {
-		sd := deviation(logs(all[i]))
-		squares += (x - mean) * (x - mean)
-		variance += (x - mean) * (x - mean) * sd * sd / float64(len(all[i]))
+		variance += (x - mean) * (x - mean) * squaredError(all[i])
 	}
-	half := student(rounds) * math.Sqrt(variance) / squares
+	half := margin(rounds, variance) / squares
 	return middle - half, middle + half
 }
 

@@ -35,6 +35,11 @@ type block struct {
 	who    []study.Contender // that have it
 }
 
+// of are the blocks of a figure.
+func (c section) of(f study.Figure) []block {
+	return slices.DeleteFunc(slices.Clone(c.blocks), func(b block) bool { return b.figure.Name != f.Name })
+}
+
 // sections are all that the Result has rows of, in its order.
 func (s *Statistics) sections() (all []section) {
 	for _, d := range s.Experiments {

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
+	"fairlead.dev/fairlead/lab/advise"
 	"fairlead.dev/fairlead/lab/study"
 )
 
@@ -23,15 +23,15 @@ func Text(w io.Writer, r *study.Result) error {
 	s := NewStatistics(r)
 	var text strings.Builder
 	for _, line := range s.head() {
-		fmt.Fprintln(&text, wrapped(line, "  "))
+		fmt.Fprintln(&text, advise.Wrap(line, "  ", width))
 	}
-	fmt.Fprintf(&text, "\nADVICE\n%s\n", wrapped(s.Advice().String(), ""))
+	fmt.Fprintf(&text, "\nADVICE\n%s\n", advise.Wrap(s.Advice().String(), "", width))
 	fmt.Fprintln(&text, "\nWHAT OTHERS HAVE PUBLISHED, AND WHAT IS SEEN HERE")
 	textVerdicts(&text, s.Verdicts())
 	for _, c := range s.sections() {
 		s.textSection(&text, c)
 	}
-	fmt.Fprintln(&text, "\n"+wrapped(s.legend(), ""))
+	fmt.Fprintln(&text, "\n"+advise.Wrap(s.legend(), "", width))
 	_, err := io.WriteString(w, text.String())
 	return err
 }
@@ -45,18 +45,18 @@ func textVerdicts(text *strings.Builder, all []Verdict) {
 			continue
 		}
 		if v.Answer == Unknown && v.Of == "" {
-			fmt.Fprintln(text, wrapped("? Cannot tell whether "+v.Conclusion+": "+v.Says, "  "))
+			fmt.Fprintln(text, advise.Wrap("? Cannot tell whether "+v.Conclusion+": "+v.Says, "  ", width))
 			continue
 		}
 		if v.Conclusion != last {
-			fmt.Fprintln(text, wrapped(upper(v.Conclusion)+" ["+v.Published+"]", "  "))
+			fmt.Fprintln(text, advise.Wrap(upper(v.Conclusion)+" ["+v.Published+"]", "  ", width))
 		}
 		last = v.Conclusion
 		who := v.judged()
 		if who != "" {
 			who = ", " + who
 		}
-		fmt.Fprintln(text, wrapped("  "+v.Answer.sign()+" "+string(v.Answer)+who+": "+v.Says, "      "))
+		fmt.Fprintln(text, advise.Wrap("  "+v.Answer.sign()+" "+string(v.Answer)+who+": "+v.Says, "      ", width))
 	}
 	if missing > 0 {
 		fmt.Fprintln(text, counted(missing, "conclusions")+" could not be judged, as the experiments were not made.")
@@ -88,7 +88,7 @@ func (s *Statistics) head() []string {
 	}
 	if failed > 0 {
 		lines = append(lines, fmt.Sprintf("%s of %s failed; each experiment says which, and why.",
-			grouped(int64(failed)), counted(len(s.Rows), "turns")))
+			study.Number(failed), counted(len(s.Rows), "turns")))
 	}
 	if !s.Complete {
 		lines = append(lines, "This run is not complete: it was interrupted, or something failed.")
@@ -153,12 +153,12 @@ func (s *Statistics) textSection(text *strings.Builder, c section) {
 	if len(s.kernels(c.Name)) > 1 || c.Kernel.Name != study.This {
 		title += " (" + c.Kernel.Name + ")"
 	}
-	fmt.Fprintf(text, "\n%s: %s\n%s\n", strings.ToUpper(title), c.Does, wrapped(c.Sentence, ""))
+	fmt.Fprintf(text, "\n%s: %s\n%s\n", strings.ToUpper(title), c.Does, advise.Wrap(c.Sentence, "", width))
 	for _, t := range s.small(c) {
 		t.text(text)
 	}
 	for _, f := range c.Failures {
-		fmt.Fprintln(text, wrapped("! "+f, "  "))
+		fmt.Fprintln(text, advise.Wrap("! "+f, "  ", width))
 	}
 }
 
@@ -171,12 +171,7 @@ const (
 // small is what of an experiment fits a terminal: its main figure by size, by case, or all figures of one place.
 func (s *Statistics) small(c section) (all []table) {
 	main, _ := mainFigure(c.Description)
-	var of []block
-	for _, b := range c.blocks {
-		if b.figure.Name == main.Name {
-			of = append(of, b)
-		}
-	}
+	of := c.of(main)
 	switch {
 	case len(of) == 0:
 		return nil
@@ -199,26 +194,7 @@ func (t table) text(text *strings.Builder) {
 		fmt.Fprintln(w, "  "+strings.Join(row, "\t"))
 	}
 	_ = w.Flush() // a Builder takes everything
-	fmt.Fprintln(text, wrapped("  "+strings.TrimPrefix(t.Title+": ", ": ")+t.Note, "  "))
-}
-
-// wrapped breaks lines between words; those after the first are indented.
-func wrapped(text, indent string) string {
-	lead := text[:len(text)-len(strings.TrimLeft(text, " "))]
-	var lines []string
-	line := ""
-	for _, word := range strings.Fields(text) {
-		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
-			lines, line = append(lines, line), indent+word
-			continue
-		}
-		if line == "" {
-			line = lead + word
-			continue
-		}
-		line += " " + word
-	}
-	return strings.Join(append(lines, line), "\n")
+	fmt.Fprintln(text, advise.Wrap("  "+strings.TrimPrefix(t.Title+": ", ": ")+t.Note, "  ", width))
 }
 
 // day writes a date as people do.

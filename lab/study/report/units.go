@@ -61,7 +61,7 @@ func quantity(u study.Unit, v float64) string {
 // digits rounds to three digits; large numbers stay whole, with commas.
 func digits(v float64) string {
 	if math.Abs(v) >= 1000 {
-		return grouped(int64(math.Round(v)))
+		return study.Number(int(math.Round(v)))
 	}
 	if v != 0 {
 		power := math.Pow(10, math.Floor(math.Log10(math.Abs(v)))-2)
@@ -73,24 +73,11 @@ func digits(v float64) string {
 	return strconv.FormatFloat(v, 'f', max(0, 2-int(math.Floor(math.Log10(math.Abs(v))))), 64)
 }
 
-// grouped writes thousands with commas.
-func grouped(n int64) string {
-	text := strconv.FormatInt(n, 10)
-	sign := ""
-	if n < 0 {
-		sign, text = "-", text[1:]
-	}
-	for i := len(text) - 3; i > 0; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return sign + text
-}
-
 // times writes a ratio: two digits behind the point, or as many as say something.
 func times(r float64) string {
 	switch {
 	case r >= 100:
-		return grouped(int64(math.Round(r)))
+		return study.Number(int(math.Round(r)))
 	case r >= 10:
 		return fmt.Sprintf("%.1f", r)
 	case r >= 0.1 || r == 0:
@@ -121,7 +108,7 @@ func counted(n int, of string) string {
 	if n == 1 {
 		of = strings.TrimSuffix(of, "s")
 	}
-	return strings.TrimSpace(grouped(int64(n)) + " " + of)
+	return strings.TrimSpace(study.Number(n) + " " + of)
 }
 
 // listed writes "a, b and c".
@@ -130,6 +117,17 @@ func listed(all []string) string {
 		return strings.Join(all, "")
 	}
 	return strings.Join(all[:len(all)-1], ", ") + " and " + all[len(all)-1]
+}
+
+// tally says how many there are of each.
+func tally[K comparable](counts map[K]int, format string, order ...K) string {
+	var parts []string
+	for _, k := range order {
+		if counts[k] > 0 {
+			parts = append(parts, fmt.Sprintf(format, counts[k], k))
+		}
+	}
+	return listed(parts)
 }
 
 // signed writes an exponent.

@@ -100,7 +100,7 @@ func TestAdvice(t *testing.T) {
 		a := NewStatistics(r).Advice()
 		var parts []string
 		for _, c := range a.Changes {
-			parts = append(parts, c.Plane+" from "+grouped(int64(c.Services)))
+			parts = append(parts, c.Plane+" from "+study.Number(c.Services))
 		}
 		return strings.Join(parts, ", ")
 	}

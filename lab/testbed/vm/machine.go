@@ -104,7 +104,7 @@ func (m Machine) prepare() (dir string, err error) {
 		}
 		r.Shared = append(r.Shared, full)
 	}
-	if dir, err = os.MkdirTemp(visibleTemp(), "fairlead-guest-"); err != nil {
+	if dir, err = os.MkdirTemp(VisibleTemp(), "fairlead-guest-"); err != nil {
 		return "", err
 	}
 	if strings.ContainsAny(dir, " \t\n,\"") {
@@ -139,8 +139,8 @@ func sharedDir(name string) (string, error) {
 	return full, nil
 }
 
-// visibleTemp is the directory for temporary files, unless the guest has another one of that name.
-func visibleTemp() string {
+// VisibleTemp is the directory for temporary files, unless the guest has another one of that name.
+func VisibleTemp() string {
 	dir, err := filepath.Abs(os.TempDir())
 	if err != nil || strings.HasPrefix(dir+"/", "/dev/") || strings.HasPrefix(dir+"/", "/run/") {
 		return "/tmp"
