@@ -10,10 +10,12 @@ import (
 	"testing"
 
 	"golang.org/x/sync/errgroup"
+
+	"fairlead.dev/fairlead/lab/testbed"
 )
 
 // newTinyBuild builds a module with one program.
-func newTinyBuild(t *testing.T, progress *output, program string) *partsBuild {
+func newTinyBuild(t *testing.T, progress *testbed.Output, program string) *partsBuild {
 	t.Helper()
 	source := t.TempDir()
 	for name, text := range map[string]string{"go.mod": "module tiny\n\ngo 1.26\n", "main.go": program} {
@@ -30,7 +32,7 @@ func newTinyBuild(t *testing.T, progress *output, program string) *partsBuild {
 // Of several builders one builds, and the others find what it has built.
 func TestParts(t *testing.T) {
 	t.Parallel()
-	var progress output
+	var progress testbed.Output
 	b := newTinyBuild(t, &progress, "package main\nvar version string\nfunc main() { print(version) }\n")
 	var builders errgroup.Group
 	for range 5 {
@@ -51,7 +53,7 @@ func TestParts(t *testing.T) {
 // A build that fails says why and leaves nothing that could be taken for parts.
 func TestParts_broken(t *testing.T) {
 	t.Parallel()
-	var progress output
+	var progress testbed.Output
 	b := newTinyBuild(t, &progress, "package main\nfunc main() { nonsense }\n")
 	if err := b.ensure(t.Context()); err == nil || !strings.Contains(err.Error(), "undefined: nonsense") {
 		t.Errorf("the error is %v", err)
@@ -64,7 +66,7 @@ func TestParts_broken(t *testing.T) {
 
 func TestParts_wait(t *testing.T) {
 	t.Parallel()
-	b := newTinyBuild(t, &output{}, "package main\nfunc main() {}\n")
+	b := newTinyBuild(t, &testbed.Output{}, "package main\nfunc main() {}\n")
 	if err := os.MkdirAll(filepath.Dir(b.dir), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +85,7 @@ func TestParts_wait(t *testing.T) {
 // The module of the parts is where the build looks for it: otherwise every test that needs parts is skipped.
 func TestParts_source(t *testing.T) {
 	t.Parallel()
-	b, err := newPartsBuild(new(output))
+	b, err := newPartsBuild(new(testbed.Output))
 	if err != nil {
 		t.Fatal(err)
 	}

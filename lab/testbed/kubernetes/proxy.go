@@ -33,7 +33,7 @@ type ProxyOptions struct {
 type Proxy struct {
 	cmd   *testbed.Cmd
 	bed   *testbed.Bed
-	log   output
+	log   testbed.Output
 	ended chan struct{}
 	err   error
 
@@ -272,22 +272,4 @@ func children(pid int) (pids []int) {
 		}
 	}
 	return pids
-}
-
-// output keeps what a program writes.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }

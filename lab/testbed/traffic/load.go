@@ -19,10 +19,9 @@ func (l Load) run(ctx context.Context) Result {
 		defer cancel()
 	}
 	c := newCollector(l)
-	switch l.Protocol {
-	case Bulk:
+	if l.Protocol == Bulk {
 		l.streams(ctx, c)
-	default:
+	} else {
 		l.clients(ctx, c)
 	}
 	c.result.Elapsed = time.Since(c.begin)

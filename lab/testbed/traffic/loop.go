@@ -94,59 +94,59 @@ func (l *Loop) Close() {
 // Connects makes connections, of which each took what the system call takes: the kernel carries all packets through all
 // namespaces within it.
 func (l *Loop) Connects(n int) (took []time.Duration, err error) {
-	err = l.bed.Do(l.from, func() error {
-		if err := blockSignals(); err != nil {
-			return err
-		}
-		for range n {
-			c, each, err := l.connect()
-			if err != nil {
-				return err
-			}
-			took = append(took, each)
+	return l.repeat(n, func() (time.Duration, error) {
+		c, took, err := l.connect()
+		if err == nil {
 			c.close()
 		}
-		return nil
+		return took, err
 	})
-	return took, err
 }
 
 // Connections makes some with one request each, and returns what each took.
 func (l *Loop) Connections(n int) (took []time.Duration, err error) {
-	err = l.bed.Do(l.from, func() error {
-		for range n {
-			begin := time.Now()
-			c, _, err := l.connect()
-			if err != nil {
-				return err
-			}
-			err = c.request()
-			took = append(took, time.Since(begin))
-			if c.close(); err != nil {
-				return err
-			}
+	return l.repeat(n, func() (time.Duration, error) {
+		begin := time.Now()
+		c, _, err := l.connect()
+		if err != nil {
+			return 0, err
 		}
-		return nil
+		defer c.close()
+		err = c.request()
+		return time.Since(begin), err
 	})
-	return took, err
 }
 
 // Requests makes some on one connection, which stays, and returns what each took.
 func (l *Loop) Requests(n int) (took []time.Duration, err error) {
-	err = l.bed.Do(l.from, func() error {
+	return l.repeat(n, func() (time.Duration, error) {
 		if l.open == nil {
 			c, _, err := l.connect()
 			if err != nil {
-				return err
+				return 0, err
 			}
 			l.open = &c
 		}
+		begin := time.Now()
+		err := l.open.request()
+		return time.Since(begin), err
+	})
+}
+
+// repeat does something n times in the client's place. The runtime's signals, which would interrupt system calls, do not
+// reach the thread.
+func (l *Loop) repeat(n int, once func() (time.Duration, error)) (took []time.Duration, err error) {
+	err = l.bed.Do(l.from, func() error {
+		all := &unix.Sigset_t{Val: [16]uint64{^uint64(0)}}
+		if err := unix.PthreadSigmask(unix.SIG_BLOCK, all, nil); err != nil {
+			return os.NewSyscallError("sigmask", err)
+		}
 		for range n {
-			begin := time.Now()
-			if err := l.open.request(); err != nil {
+			each, err := once()
+			if err != nil {
 				return err
 			}
-			took = append(took, time.Since(begin))
+			took = append(took, each)
 		}
 		return nil
 	})
@@ -162,7 +162,7 @@ func (l *Loop) connect() (c ends, took time.Duration, err error) {
 		return c, 0, err
 	}
 	start := time.Now()
-	err = untilDone(func() error { return to.connect(c.here) })
+	err = to.connect(c.here)
 	took = time.Since(start)
 	if err == nil {
 		c.there, err = l.accept()
@@ -180,11 +180,7 @@ func (l *Loop) accept() (int, error) {
 	for i, fd := range l.listeners {
 		waiting[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 	}
-	err := untilDone(func() error {
-		_, err := unix.Poll(waiting, int(loopTimeout.Milliseconds()))
-		return err
-	})
-	if err != nil {
+	if _, err := unix.Poll(waiting, int(loopTimeout.Milliseconds())); err != nil {
 		return 0, os.NewSyscallError("poll", err)
 	}
 	for _, w := range waiting {
@@ -207,12 +203,11 @@ func (e ends) request() error {
 // carry writes at one end and reads at the other.
 func carry(from, to int) error {
 	var b [loopBytes]byte
-	if err := untilDone(func() error { _, err := unix.Write(from, b[:]); return err }); err != nil {
+	if _, err := unix.Write(from, b[:]); err != nil {
 		return os.NewSyscallError("write", err)
 	}
 	for read := 0; read < len(b); {
-		n := 0
-		err := untilDone(func() (err error) { n, err = unix.Read(to, b[read:]); return err })
+		n, err := unix.Read(to, b[read:])
 		switch {
 		case err != nil:
 			return os.NewSyscallError("read", err)
@@ -222,21 +217,6 @@ func carry(from, to int) error {
 		read += n
 	}
 	return nil
-}
-
-// untilDone repeats what one of the runtime's signals has interrupted.
-func untilDone(f func() error) error {
-	for {
-		if err := f(); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
-}
-
-// blockSignals keeps the runtime's own signals from interrupting connect.
-func blockSignals() error {
-	err := unix.PthreadSigmask(unix.SIG_BLOCK, &unix.Sigset_t{Val: [16]uint64{^uint64(0)}}, nil)
-	return os.NewSyscallError("sigmask", err)
 }
 
 // rawTarget is what connect takes.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"net/rpc"
 	"net/rpc/jsonrpc"
 	"os"
@@ -105,9 +104,6 @@ type job struct {
 	result Result
 }
 
-// Hello is answered by who is there.
-func (*service) Hello(none, *none) error { return nil }
-
 // Serve is Worker.Serve.
 func (s *service) Serve(what Server, _ *none) error {
 	if err := needFiles(len(what.Ports)); err != nil {
@@ -137,15 +133,10 @@ func (s *service) Served(_ none, counts *map[uint16]Served) error {
 }
 
 // Shut is Worker.Shut.
-func (s *service) Shut(none, *none) (err error) {
+func (s *service) Shut(none, *none) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range s.ports {
-		if closed := p.socket.Close(); !errors.Is(closed, net.ErrClosed) {
-			err = errors.Join(err, closed)
-		}
-	}
-	return err
+	return shut(s.ports)
 }
 
 // Begin is Worker.Begin: it answers with the number of the job.
@@ -192,11 +183,6 @@ func (s *service) Wait(number int, r *Result) error {
 	<-j.ended
 	j.stop()
 	*r = j.result
-	return nil
-}
-
-// Forget forgets a job whose result has arrived.
-func (s *service) Forget(number int, _ *none) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.jobs, number)

@@ -32,21 +32,7 @@ const (
 )
 
 func (k Kind) String() string {
-	switch k {
-	case Connections:
-		return "connections"
-	case Streams:
-		return "streams"
-	case Datagrams:
-		return "datagrams"
-	case Sockets:
-		return "UDP sockets"
-	case StickyTCP:
-		return "sticky TCP"
-	case StickyUDP:
-		return "sticky UDP"
-	}
-	return fmt.Sprintf("kind %d", int(k))
+	return [kinds]string{"connections", "streams", "datagrams", "UDP sockets", "sticky TCP", "sticky UDP"}[k]
 }
 
 // stays reports whether such a client is to be answered by one backend.

@@ -2,6 +2,7 @@ package traffic
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,7 @@ type port struct {
 	limiter *limiter      // nil: no limit
 	answers *answers      // of HTTP
 	workers chan struct{} // has one for each request that is served; nil: any number
-	socket  io.Closer     // the one that listens
+	socket  net.Listener
 
 	connections, answered atomic.Int64
 }
@@ -36,44 +37,38 @@ func (c *Served) add(p *port) {
 
 // listen opens all ports, and serves them.
 func (s Server) listen() (ports []*port, err error) {
-	if s.Protocol == "" {
-		s.Protocol = HTTP
-	}
-	serve := map[Protocol]func(*port, net.Listener){
-		HTTP: (*port).http, Bulk: (*port).bulk,
-	}[s.Protocol]
+	serve := map[Protocol]func(*port){HTTP: (*port).http, Bulk: (*port).bulk}[cmp.Or(s.Protocol, HTTP)]
 	if serve == nil {
 		return nil, fmt.Errorf("there is no protocol %q", s.Protocol)
 	}
 	if err := raiseBacklog(); err != nil {
 		return nil, err
 	}
-	var open []io.Closer
-	var start []func()
-	defer func() {
-		for _, c := range open { // those of an attempt that failed
-			c.Close()
-		}
-	}()
 	answers := newAnswers(s.Bytes)
 	for _, number := range s.Ports {
 		p := &port{Server: s, number: number, answers: answers, limiter: newLimiter(s.Limit)}
 		if s.Workers > 0 {
 			p.workers = make(chan struct{}, s.Workers)
 		}
-		ports = append(ports, p)
-		l, err := listenTCP(number)
-		if err != nil {
-			return nil, err
+		if p.socket, err = listenTCP(number); err != nil {
+			return nil, errors.Join(err, shut(ports))
 		}
-		p.socket = l
-		open, start = append(open, l), append(start, func() { serve(p, l) })
+		ports = append(ports, p)
 	}
-	for _, f := range start {
-		go f()
+	for _, p := range ports {
+		go serve(p)
 	}
-	open = nil
 	return ports, nil
+}
+
+// shut closes ports, so that no connection comes any more.
+func shut(ports []*port) (err error) {
+	for _, p := range ports {
+		if closed := p.socket.Close(); !errors.Is(closed, net.ErrClosed) {
+			err = errors.Join(err, closed)
+		}
+	}
+	return err
 }
 
 // raiseBacklog lets as many connections wait in this place as clients may make at once. The runtime looks at it when
@@ -95,10 +90,10 @@ func listenTCP(port uint16) (net.Listener, error) {
 	return c.Listen(context.Background(), "tcp", fmt.Sprintf(":%d", port))
 }
 
-// accept takes connections until the listener is closed.
-func (p *port) accept(l net.Listener, serve func(*net.TCPConn)) {
+// accept takes connections until the port is shut.
+func (p *port) accept(serve func(*net.TCPConn)) {
 	for {
-		c, err := l.Accept()
+		c, err := p.socket.Accept()
 		switch {
 		case err == nil:
 			p.connections.Add(1)
@@ -114,9 +109,9 @@ func (p *port) accept(l net.Listener, serve func(*net.TCPConn)) {
 // bufferBytes is what of a message is read at once.
 const bufferBytes = 1 << 10
 
-func (p *port) http(l net.Listener) {
+func (p *port) http() {
 	buffers := sync.Pool{New: func() any { return bufio.NewReaderSize(nil, bufferBytes) }}
-	p.accept(l, func(c *net.TCPConn) {
+	p.accept(func(c *net.TCPConn) {
 		defer c.Close()
 		in := buffers.Get().(*bufio.Reader)
 		defer buffers.Put(in)
@@ -212,8 +207,8 @@ func (l *limiter) admit(now time.Time) (wait time.Duration, ok bool) {
 // chunk is what is written, or read, at once of bulk data.
 const chunk = 128 << 10
 
-func (p *port) bulk(l net.Listener) {
-	p.accept(l, func(c *net.TCPConn) {
+func (p *port) bulk() {
+	p.accept(func(c *net.TCPConn) {
 		defer c.Close()
 		buffer := make([]byte, chunk)
 		for {

@@ -27,6 +27,7 @@
 package traffic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -108,12 +109,7 @@ type Load struct {
 }
 
 func (l Load) withDefaults() (Load, error) {
-	if l.Protocol == "" {
-		l.Protocol = HTTP
-	}
-	if l.Timeout == 0 {
-		l.Timeout = 10 * time.Second
-	}
+	l.Protocol, l.Timeout = cmp.Or(l.Protocol, HTTP), cmp.Or(l.Timeout, 10*time.Second)
 	l.Concurrency = max(l.Concurrency, 1)
 	switch {
 	case len(l.Targets) == 0:
@@ -122,12 +118,10 @@ func (l Load) withDefaults() (Load, error) {
 		return l, errors.New("a load's rate, requests, duration and interval must not be negative")
 	case len(l.Addresses) > 0 && (l.Protocol != HTTP || len(l.Sources) > 0):
 		return l, errors.New("clients with addresses of their own are those of HTTP, and choose no ports")
+	case l.Protocol != HTTP && l.Protocol != Bulk:
+		return l, fmt.Errorf("there is no protocol %q", l.Protocol)
 	}
-	switch l.Protocol {
-	case HTTP, Bulk:
-		return l, nil
-	}
-	return l, fmt.Errorf("there is no protocol %q", l.Protocol)
+	return l, nil
 }
 
 // files is how many files the clients need at the same time.

@@ -8,7 +8,6 @@ import (
 	"net/rpc"
 	"net/rpc/jsonrpc"
 	"os"
-	"sync"
 	"time"
 
 	"fairlead.dev/fairlead/lab/testbed"
@@ -20,7 +19,7 @@ type Worker struct {
 	place  testbed.Place
 	cmd    *testbed.Cmd
 	client *rpc.Client
-	words  *lastWords
+	words  testbed.Output
 	ended  chan struct{}
 	err    error // how it ended
 }
@@ -31,11 +30,11 @@ func StartWorker(ctx context.Context, bed *testbed.Bed, place testbed.Place) (*W
 	if os.Getenv(variable) != "" { // or tests of such a program would start themselves again and again
 		return nil, errors.New("traffic: this is a worker that does not know it: call traffic.Main first")
 	}
-	w := &Worker{bed: bed, place: place, words: &lastWords{}, ended: make(chan struct{})}
+	w := &Worker{bed: bed, place: place, ended: make(chan struct{})}
 	w.cmd = bed.Command(ctx, place, "/proc/self/exe")
 	w.cmd.Args[0] = "traffic@" + string(place)
 	w.cmd.Env = append(os.Environ(), variable+"=1")
-	w.cmd.Stderr = w.words
+	w.cmd.Stderr = &w.words
 	w.cmd.SysProcAttr.Setpgid = true // who interrupts the program at its terminal leaves it the workers
 	in, err := w.cmd.StdinPipe()
 	if err != nil {
@@ -53,7 +52,7 @@ func StartWorker(ctx context.Context, bed *testbed.Bed, place testbed.Place) (*W
 		close(w.ended)
 	}()
 	w.client = rpc.NewClientWithCodec(jsonrpc.NewClientCodec(pipes{out, in}))
-	if err := w.call(ctx, "Hello", none{}, &none{}); err != nil {
+	if _, err := w.CPU(ctx); err != nil { // it does not answer
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
@@ -89,7 +88,7 @@ func (w *Worker) Run(ctx context.Context, l Load) (Result, error) {
 	result, err := r.Wait(ctx)
 	if ctx.Err() != nil {
 		ctx = context.WithoutCancel(ctx) // the worker does not let one wait
-		err = errors.Join(err, w.call(ctx, "Stop", r.job, &none{}), w.call(ctx, "Forget", r.job, &none{}))
+		err = errors.Join(err, w.call(ctx, "Stop", r.job, &none{}))
 	}
 	return result, err
 }
@@ -115,7 +114,7 @@ func (r *Running) Wait(ctx context.Context) (Result, error) {
 	if err := r.worker.call(ctx, "Wait", r.job, &result); err != nil {
 		return Result{}, err
 	}
-	return result, r.worker.call(ctx, "Forget", r.job, &none{})
+	return result, nil
 }
 
 // Stop ends the load: no request begins any more, and those under way are awaited.
@@ -148,7 +147,7 @@ func (w *Worker) Close() error {
 		<-w.ended
 	}
 	if w.err != nil {
-		return fmt.Errorf("traffic: the worker in %s ended: %w%s", w.place, w.err, w.words)
+		return fmt.Errorf("traffic: the worker in %s ended: %w%s", w.place, w.err, w.lastWords())
 	}
 	return nil
 }
@@ -172,32 +171,15 @@ func (w *Worker) call(ctx context.Context, method string, args, reply any) error
 	}
 	select { // the worker is gone, or about to be
 	case <-w.ended:
-		return fmt.Errorf("traffic: %s: the worker in %s has ended (%w)%s", method, w.place, call.Error, w.words)
+		return fmt.Errorf("traffic: %s: the worker in %s has ended (%w)%s", method, w.place, call.Error, w.lastWords())
 	case <-time.After(patience):
 		return fmt.Errorf("traffic: %s: the worker in %s does not answer: %w", method, w.place, call.Error)
 	}
 }
 
-// lastWords keeps the end of what is written to it.
-type lastWords struct {
-	mu   sync.Mutex
-	text []byte
-}
-
-func (l *lastWords) Write(b []byte) (int, error) {
-	const most = 4096
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.text = append(l.text, b...)
-	l.text = l.text[max(0, len(l.text)-most):]
-	return len(b), nil
-}
-
-func (l *lastWords) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.text) == 0 {
-		return ""
+func (w *Worker) lastWords() string {
+	if said := w.words.String(); said != "" {
+		return "; its last words:\n" + said
 	}
-	return "; its last words:\n" + string(l.text)
+	return ""
 }
