@@ -79,9 +79,7 @@ func evenly(names []string, most int) map[string]bool {
 
 // taken reports whether an address is one of the scratch cluster's own.
 func taken(p netip.Prefix) bool {
-	lan := netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, 0}), 24)
-	lan6 := netip.PrefixFrom(testbed.EmbedV6(lan.Addr()), 96+24)
-	return slices.ContainsFunc(append(testbed.ClusterCIDRs(), lan, lan6), p.Overlaps)
+	return slices.ContainsFunc(testbed.OwnCIDRs(), p.Overlaps)
 }
 
 // chooseTargets has three Services lead to the server: the first, the last, and one between them.

@@ -4,17 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
-	"k8s.io/client-go/tools/clientcmd"
-
-	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/lab/testbed/traffic"
 )
 
@@ -154,8 +147,8 @@ func bitRates(r traffic.Result, interval time.Duration) (rates []float64) {
 // meanwhile changes endpoints while something is done, and puts them back. It returns the share of a processor that the
 // proxy has taken.
 func (u unrest) meanwhile(ctx context.Context, s *Site, do func() error) (proxy float64, err error) {
-	if s.Proxy == nil {
-		return 0, u.announced(ctx, s, do)
+	if s.Proxy == nil { // a change takes some 20 µs to be told, which is nothing beside the requests
+		return 0, do()
 	}
 	before, err := s.Proxy.Usage()
 	if err != nil {
@@ -167,7 +160,7 @@ func (u unrest) meanwhile(ctx context.Context, s *Site, do func() error) (proxy 
 			ended <- s.refresh(ctx)
 			return
 		}
-		ended <- u.change(s, s.Catalog, stop)
+		ended <- u.change(s, stop)
 	}()
 	err = do()
 	close(stop)
@@ -184,68 +177,14 @@ func (u unrest) meanwhile(ctx context.Context, s *Site, do func() error) (proxy 
 
 // refresh has the proxy read and set all rules, as it does when it starts, and now and then (kube-proxy: each hour).
 func (s *Site) refresh(ctx context.Context) error {
-	if err := s.Proxy.Kill(); err != nil {
-		return err
-	}
-	took, err := s.launch(ctx, func(ctx context.Context) error { return s.Proxy.Ready(ctx) })
+	took, err := s.restart(ctx, func(ctx context.Context) error { return s.Proxy.Ready(ctx) })
 	s.worked(took, 1)
 	return err
 }
 
-// announced does something where there is no proxy while somebody is told of the changes, and throws away what he is
-// told: so that telling is no cost of proxies.
-func (u unrest) announced(ctx context.Context, s *Site, do func() error) (err error) {
-	catalog, err := s.catalog()
-	if err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp("", "fairlead-bench-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	kubeconfig, err := catalog.Serve(s.Bed, dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, catalog.Close()) }()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if err := s.listen(ctx, kubeconfig); err != nil {
-		return err
-	}
-	stop, ended := make(chan struct{}), make(chan error)
-	go func() { ended <- u.change(s, catalog, stop) }()
-	err = do()
-	close(stop)
-	return errors.Join(err, <-ended)
-}
-
-// listen watches endpoints on the node until ctx ends.
-func (s *Site) listen(ctx context.Context, kubeconfig string) error {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		config.Host+"/apis/discovery.k8s.io/v1/endpointslices?watch=1", nil)
-	if err != nil {
-		return err
-	}
-	response, err := s.Bed.HTTPClient(testbed.Node).Do(request)
-	if err != nil {
-		return err
-	}
-	go func() {
-		_, _ = io.Copy(io.Discard, response.Body) // it ends with ctx
-		_ = response.Body.Close()
-	}()
-	return nil
-}
-
 // change gives one Service after the other a second endpoint, until it is told to stop. Then it takes them back.
 // Clients use the first Service, which stays as it is.
-func (u unrest) change(s *Site, catalog *kubernetes.Catalog, stop <-chan struct{}) (err error) {
+func (u unrest) change(s *Site, stop <-chan struct{}) (err error) {
 	if u.rate == 0 {
 		<-stop
 		return nil
@@ -258,11 +197,11 @@ func (u unrest) change(s *Site, catalog *kubernetes.Catalog, stop <-chan struct{
 		case <-next.C:
 			i := min(1+n%max(s.Services-1, 1), s.Services-1)
 			changed[i] = !changed[i]
-			err = announce(s, catalog, i, changed[i])
+			err = s.announce(i, changed[i])
 		case <-stop:
 			for i, more := range changed {
 				if more {
-					err = errors.Join(err, announce(s, catalog, i, false))
+					err = errors.Join(err, s.announce(i, false))
 				}
 			}
 			s.worked(time.Second, 1) // it may take long, and nobody looks
@@ -274,10 +213,10 @@ func (u unrest) change(s *Site, catalog *kubernetes.Catalog, stop <-chan struct{
 }
 
 // announce has a Service have one endpoint more, or not.
-func announce(s *Site, catalog *kubernetes.Catalog, i int, more bool) error {
+func (s *Site) announce(i int, more bool) error {
 	slice := s.slice(i)
 	if more {
 		slice.Endpoints = append(slice.Endpoints, readyEndpoint(s.Backend(i+1, 0).Addr()))
 	}
-	return catalog.Update(slice)
+	return s.Catalog.Update(slice)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -81,12 +82,11 @@ func (o Options) cells(e Experiment) []Cell {
 		cells = o.Own.of(cells, e.Axis)
 	}
 	for i := range cells {
+		most := of(o.Depth, math.MaxInt, 2, math.MaxInt)
 		if o.Depth == Brief && cells[i].takes() >= time.Second {
-			cells[i].Rounds = 1
-		} else if o.Depth == Brief {
-			cells[i].Rounds = min(cells[i].Rounds, 2)
+			most = 1
 		}
-		cells[i].Rounds = cmp.Or(o.Rounds, cells[i].Rounds)
+		cells[i].Rounds = cmp.Or(o.Rounds, min(cells[i].Rounds, most))
 	}
 	if o.Most > 0 {
 		cells = slices.DeleteFunc(cells, func(c Cell) bool { return c.Cluster.Services*max(c.Cluster.Endpoints, 1) > o.Most })

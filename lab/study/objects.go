@@ -2,7 +2,6 @@ package study
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
@@ -92,8 +91,6 @@ func nth(a netip.Addr, n int) netip.Addr {
 	n += int(b[0])<<24 | int(b[1])<<16 | int(b[2])<<8 | int(b[3])
 	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }
-
-func net4(p netip.Prefix) (net.IP, *net.IPNet, error) { return net.ParseCIDR(p.String()) }
 
 // objects are what the API server has.
 func (c Cluster) objects() []runtime.Object {

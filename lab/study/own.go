@@ -64,7 +64,7 @@ func onNode(slice *discoveryv1.EndpointSlice, node string) *discoveryv1.Endpoint
 func (o *Own) chooseTargets() error {
 	var all []int
 	for i, s := range o.services {
-		if addr, ok := tcpAddr(s); ok && !inTestbed(addr.Addr()) {
+		if addr, ok := tcpAddr(s); ok && !slices.ContainsFunc(testbed.OwnCIDRs(), func(p netip.Prefix) bool { return p.Contains(addr.Addr()) }) {
 			all = append(all, i)
 		}
 	}
@@ -86,12 +86,6 @@ func tcpAddr(s *corev1.Service) (netip.AddrPort, bool) {
 		}
 	}
 	return netip.AddrPort{}, false
-}
-
-// inTestbed reports whether an address is one of the testbed's pods or machines.
-func inTestbed(a netip.Addr) bool {
-	lan := netip.PrefixFrom(nodeAddr(), 24)
-	return slices.ContainsFunc(append(testbed.ClusterCIDRs(), lan), func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // String says whose Services these are.

@@ -108,7 +108,7 @@ func (s *Site) build(ctx context.Context, catalog *kubernetes.Catalog, program [
 
 // spread makes all of a range a pod's own.
 func (s *Site) spread(pod testbed.Place, addrs netip.Prefix) error {
-	_, all, err := net4(addrs)
+	all, err := netlink.ParseIPNet(addrs.String())
 	if err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (s *Site) startProxy(ctx context.Context, catalog *kubernetes.Catalog, prog
 		return err
 	}
 	before, _ := KernelMemory() // what the machine does not tell stays 0
-	s.Start, err = s.start(ctx)
+	s.Start, err = s.start(ctx, s.await)
 	if err != nil {
 		return err
 	}
@@ -185,13 +185,8 @@ func (s *Site) prepareCommand(program []string, kubeconfig string) (err error) {
 	return nil
 }
 
-// start starts the proxy, which does not run, and returns how long it took until it was ready and Services answered.
-func (s *Site) start(ctx context.Context) (took time.Duration, err error) {
-	return s.launch(ctx, s.await)
-}
-
-// launch starts the proxy and returns how long it took until it was as is wanted.
-func (s *Site) launch(ctx context.Context, ready func(context.Context) error) (took time.Duration, err error) {
+// start starts the proxy, which does not run, and returns how long it took until it was as is wanted.
+func (s *Site) start(ctx context.Context, ready func(context.Context) error) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.limit(), fmt.Errorf("it is not ready after %s", s.limit()))
 	defer cancel()
 	env, err := s.environment()
@@ -216,11 +211,11 @@ func (s *Site) launch(ctx context.Context, ready func(context.Context) error) (t
 }
 
 // restart kills the proxy, whose rules stay, and starts it anew.
-func (s *Site) restart(ctx context.Context) (took time.Duration, err error) {
+func (s *Site) restart(ctx context.Context, ready func(context.Context) error) (took time.Duration, err error) {
 	if err := s.Proxy.Kill(); err != nil {
 		return 0, err
 	}
-	return s.start(ctx)
+	return s.start(ctx, ready)
 }
 
 // await returns when the proxy is ready, and all Services of a sample answer.

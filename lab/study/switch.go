@@ -136,7 +136,7 @@ func (s *Site) change(ctx context.Context, to string) error {
 				s.command[i] = "--proxy-mode=" + mode
 			}
 		}
-		_, err := s.restart(ctx)
+		_, err := s.restart(ctx, s.await)
 		return err
 	}
 	program := append(slices.Clone(s.program), "switch", mode, "--control-socket", s.ControlSocket)

@@ -39,6 +39,9 @@ func ClusterCIDR() string {
 	return strings.Join(all, ",")
 }
 
+// OwnCIDRs are the ranges of pods and machines.
+func OwnCIDRs() []netip.Prefix { return append(ClusterCIDRs(), bothPrefixes(lanCIDR)...) }
+
 // ServiceCIDRs are the ranges of ClusterIPs, IPv4 first.
 func ServiceCIDRs() []netip.Prefix { return bothPrefixes(serviceCIDR) }
 

@@ -161,28 +161,38 @@ func (s *Statistics) finding(c study.Contender, services int) advise.Finding {
 	if request == nil {
 		request = connection
 	}
+	change := s.measuredNear(c, "update", services, func(Estimate) bool { return true })
 	f.Figures = &advise.Figures{
 		Services: services, Connection: advise.Ratio(connection.Ratio), Request: advise.Ratio(request.Ratio),
-		Change: s.change(c, services), Rounds: connection.Rounds,
+		Change: time.Duration(change.Value * float64(time.Second)), Rounds: connection.Rounds,
 	}
 	return f
 }
 
 // near is the comparison with direct access of an experiment's main figure, at the size that is nearest in proportion.
 func (s *Statistics) near(c study.Contender, experiment string, services int) *Comparison {
-	d, ok := s.Experiment(experiment)
-	f, has := mainFigure(d)
-	if !ok || !has {
+	d, _ := s.Experiment(experiment)
+	f, _ := mainFigure(d)
+	e := s.measuredNear(c, experiment, services, func(e Estimate) bool { return e.Direct != nil })
+	if e.Direct == nil {
 		return nil
 	}
-	var best *Comparison
+	r := curve{figure: f}.worse(*e.Direct)
+	return &r
+}
+
+// measuredNear is the same figure itself, of those that are useful.
+func (s *Statistics) measuredNear(
+	c study.Contender, experiment string, services int, useful func(Estimate) bool,
+) (best Estimate) {
+	d, _ := s.Experiment(experiment)
+	f, _ := mainFigure(d)
 	distance := math.Inf(1)
 	for _, of := range s.cases(experiment, study.This) {
 		for _, n := range s.sizes(experiment, study.This, of) {
 			e, ok := s.estimate(turns{place{experiment, study.This, of, n}, c.Name}, f.Name)
-			if away := apart(n, services); ok && e.Direct != nil && away <= distance {
-				r := curve{figure: f}.worse(*e.Direct)
-				best, distance = &r, away
+			if away := apart(n, services); ok && useful(e) && away <= distance {
+				best, distance = e, away
 			}
 		}
 	}
@@ -191,27 +201,6 @@ func (s *Statistics) near(c study.Contender, experiment string, services int) *C
 
 // apart is how far two sizes are, in proportion.
 func apart(a, b int) float64 { return math.Abs(math.Log(float64(max(a, 1)) / float64(max(b, 1)))) }
-
-// change is what one of an endpoint takes until connections follow.
-func (s *Statistics) change(c study.Contender, services int) time.Duration {
-	d, _ := s.Experiment("update")
-	f, _ := mainFigure(d)
-	for _, other := range d.Figures {
-		if other.Unit == study.Seconds && has(other.Name, "endpoint changed") {
-			f = other
-		}
-	}
-	value, distance := 0.0, math.Inf(1)
-	for _, of := range s.cases("update", study.This) {
-		for _, n := range s.sizes("update", study.This, of) {
-			e, ok := s.estimate(turns{place{"update", study.This, of, n}, c.Name}, f.Name)
-			if away := apart(n, services); ok && away < distance {
-				value, distance = e.Value, away
-			}
-		}
-	}
-	return time.Duration(value * float64(time.Second))
-}
 
 // String is a paragraph.
 func (a Advice) String() string {

@@ -48,14 +48,27 @@ func (v shown) newAxis(from, to float64) axis {
 	return a
 }
 
-// ticks are round values, some five of them.
+// ticks are round values, some five of them. Those of a logarithmic axis are 1, 2 and 5 times powers of ten, or only
+// these if there are many; of small ranges they are as linear ones.
 func (a axis) ticks() (all []float64) {
-	if a.log {
-		return a.logTicks()
+	decades := math.Log10(a.high / a.low)
+	if !a.log || decades < 0.7 {
+		step := a.step()
+		for v := math.Ceil(a.low/step) * step; v <= a.high*1.0001; v += step {
+			all = append(all, math.Round(v/step)*step)
+		}
+		return all
 	}
-	step := a.step()
-	for v := math.Ceil(a.low/step) * step; v <= a.high*1.0001; v += step {
-		all = append(all, math.Round(v/step)*step)
+	of := []float64{1, 2, 5}
+	if decades > 2 {
+		of = of[:1]
+	}
+	for e := math.Floor(math.Log10(a.low)); e <= math.Log10(a.high); e++ {
+		for _, m := range of {
+			if v := m * math.Pow(10, e); v >= a.low && v <= a.high && (decades <= 7 || int(e)%3 == 0) {
+				all = append(all, v)
+			}
+		}
 	}
 	return all
 }
@@ -79,31 +92,6 @@ func niceStep(about float64) float64 {
 		}
 	}
 	return 10 * power
-}
-
-// logTicks are 1, 2 and 5 times powers of ten, or only these if there are many; of small ranges they are as linear
-// ones.
-func (a axis) logTicks() (all []float64) {
-	decades := math.Log10(a.high / a.low)
-	if decades < 0.7 {
-		step := a.step()
-		for v := math.Ceil(a.low/step) * step; v <= a.high; v += step {
-			all = append(all, math.Round(v/step)*step)
-		}
-		return all
-	}
-	of := []float64{1, 2, 5}
-	if decades > 2 {
-		of = of[:1]
-	}
-	for e := math.Floor(math.Log10(a.low)); e <= math.Log10(a.high); e++ {
-		for _, m := range of {
-			if v := m * math.Pow(10, e); v >= a.low && v <= a.high && (decades <= 7 || int(e)%3 == 0) {
-				all = append(all, v)
-			}
-		}
-	}
-	return all
 }
 
 // ticked is what a tick of values is called.
