@@ -95,24 +95,15 @@ func troubles(r traffic.Result) string {
 
 // summaryFigures are those of a phase that Figures.add fills in, as ab(1) prints them.
 func summaryFigures(phase, does, main string) (all []Figure) {
+	words := map[string]string{
+		"min": "the shortest", "mean": "mean", "sd": "standard deviation", "median": "median", "max": "the longest",
+	}
 	for _, what := range []string{"min", "mean", "sd", "median", "max"} {
 		all = append(all, Figure{
-			Name: phase + "." + what, Unit: Seconds, Better: Lower, Does: does + ": " + words(what), Main: what == main,
+			Name: phase + "." + what, Unit: Seconds, Better: Lower, Does: does + ": " + words[what], Main: what == main,
 		})
 	}
 	return all
-}
-
-func words(what string) string {
-	switch what {
-	case "min":
-		return "the shortest"
-	case "max":
-		return "the longest"
-	case "sd":
-		return "standard deviation"
-	}
-	return what
 }
 
 // add fills in those of summaryFigures.

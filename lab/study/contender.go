@@ -80,13 +80,7 @@ func (c Contender) mode() string {
 
 // backend is the interface of iptables that a plane of Fairlead's uses.
 func (c Contender) backend() string {
-	switch c.Plane {
-	case iptablesPlane:
-		return "nf_tables"
-	case legacyPlane:
-		return "legacy"
-	}
-	return ""
+	return map[string]string{iptablesPlane: "nf_tables", legacyPlane: "legacy"}[c.Plane]
 }
 
 // legacyProgram is the one that is all of the older iptables; empty: there is none.

@@ -53,13 +53,11 @@ func ExternalCIDRs() []netip.Prefix { return bothPrefixes(extCIDR) }
 
 // PodCIDRs are the ranges of the pods on a node, IPv4 first; nil if the place is no node.
 func PodCIDRs(node Place) []netip.Prefix {
-	switch node {
-	case Node:
-		return bothPrefixes(podsOnNode)
-	case NodeB:
-		return bothPrefixes(podsOnNodeB)
+	cidr, ok := map[Place]string{Node: podsOnNode, NodeB: podsOnNodeB}[node]
+	if !ok {
+		return nil
 	}
-	return nil
+	return bothPrefixes(cidr)
 }
 
 // EmbedV6 is the IPv6 twin of an IPv4 address: fd00::/96 with the address in its last 32 bits.

@@ -44,15 +44,9 @@ const (
 )
 
 func (r Result) String() string {
-	switch r {
-	case Answered:
-		return "answered"
-	case Refused:
-		return "refused"
-	case Unreachable:
-		return "unreachable"
-	case TimedOut:
-		return "timed out"
+	names := [...]string{Answered: "answered", Refused: "refused", Unreachable: "unreachable", TimedOut: "timed out"}
+	if int(r) < len(names) && r > 0 {
+		return names[r]
 	}
 	return fmt.Sprintf("result %d", uint8(r))
 }

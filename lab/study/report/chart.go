@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -308,22 +309,17 @@ func planeClass(c study.Contender) string {
 
 // shape is a mark that tells planes apart without colour.
 func shape(c study.Contender) string {
-	switch planeClass(c) {
-	case "nftables":
-		return "M-4 0A4 4 0 1 0 4 0A4 4 0 1 0 -4 0Z"
-	case "ebpf":
-		return "M-3.6 -3.6H3.6V3.6H-3.6Z"
-	case "iptables":
-		if c.Plane != "iptables" {
-			return "M-3.6 -4.4V4.4L4.4 0Z"
-		}
-		return "M0 -4.6L4.4 3.4H-4.4Z"
-	case "ipvs":
-		return "M0 4.6L4.4 -3.4H-4.4Z"
-	case "userspace":
-		return "M-4.4 -1.5H-1.5V-4.4H1.5V-1.5H4.4V1.5H1.5V4.4H-1.5V1.5H-4.4Z"
+	class := planeClass(c)
+	if class == "iptables" && c.Plane != class {
+		return "M-3.6 -4.4V4.4L4.4 0Z"
 	}
-	return "M-2.6 0A2.6 2.6 0 1 0 2.6 0A2.6 2.6 0 1 0 -2.6 0Z"
+	return cmp.Or(map[string]string{
+		"nftables":  "M-4 0A4 4 0 1 0 4 0A4 4 0 1 0 -4 0Z",
+		"ebpf":      "M-3.6 -3.6H3.6V3.6H-3.6Z",
+		"iptables":  "M0 -4.6L4.4 3.4H-4.4Z",
+		"ipvs":      "M0 4.6L4.4 -3.4H-4.4Z",
+		"userspace": "M-4.4 -1.5H-1.5V-4.4H1.5V-1.5H4.4V1.5H1.5V4.4H-1.5V1.5H-4.4Z",
+	}[class], "M-2.6 0A2.6 2.6 0 1 0 2.6 0A2.6 2.6 0 1 0 -2.6 0Z")
 }
 
 // px writes a coordinate.

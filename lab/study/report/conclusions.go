@@ -167,7 +167,7 @@ func rulesCostNothing(b judged, _ []curve, v *votes) error {
 		if r, sizes, ok := c.lastToFirst(); ok {
 			v.measured = max(v.measured, sizes[1])
 			v.vote(unchanged(r))
-			v.say("%s%s times as long with %s as with %s", prefixed(of), r, counted(sizes[1], c.axis),
+			v.say("%s%s times as long with %s as with %s", strings.TrimPrefix(of+": ", ": "), r, counted(sizes[1], c.axis),
 				study.Number(sizes[0]))
 		}
 	}
@@ -185,13 +185,6 @@ func unchanged(r Comparison) Answer {
 		return Differs
 	}
 	return Unknown
-}
-
-func prefixed(of string) string {
-	if of == "" {
-		return ""
-	}
-	return of + ": "
 }
 
 // lastToFirst is how many times as bad the figure is at the largest size as at the smallest.
@@ -413,7 +406,7 @@ func schedulers(b judged, _ []curve, v *votes) error {
 			texts = append(texts, name+" "+r.String())
 		}
 		if len(texts) > 0 {
-			v.say("%s%s", prefixed(of), listed(texts))
+			v.say("%s%s", strings.TrimPrefix(of+": ", ": "), listed(texts))
 		}
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 // scale is a larger or smaller unit: from so much on it is used.
 type scale struct {
 	from, times float64
-	name        string
+	name        string // as it follows the number
 }
 
 // scales are those of a unit, the smallest first.
@@ -20,20 +20,20 @@ func scales(u study.Unit) []scale {
 	switch u {
 	case study.Seconds:
 		return []scale{
-			{0, 1e9, "ns"}, {1e-6, 1e6, "µs"}, {1e-3, 1e3, "ms"}, {1, 1, "s"}, {120, 1.0 / 60, "min"}, {7200, 1.0 / 3600, "h"},
+			{0, 1e9, " ns"}, {1e-6, 1e6, " µs"}, {1e-3, 1e3, " ms"}, {1, 1, " s"}, {120, 1.0 / 60, " min"}, {7200, 1.0 / 3600, " h"},
 		}
 	case study.Bytes:
 		return []scale{
-			{0, 1, "B"}, {1 << 10, 1.0 / (1 << 10), "KiB"}, {1 << 20, 1.0 / (1 << 20), "MiB"}, {1 << 30, 1.0 / (1 << 30), "GiB"},
+			{0, 1, " B"}, {1 << 10, 1.0 / (1 << 10), " KiB"}, {1 << 20, 1.0 / (1 << 20), " MiB"}, {1 << 30, 1.0 / (1 << 30), " GiB"},
 		}
 	case study.BitRate:
-		return []scale{{0, 1, "bit/s"}, {1e3, 1e-3, "kbit/s"}, {1e6, 1e-6, "Mbit/s"}, {1e9, 1e-9, "Gbit/s"}}
+		return []scale{{0, 1, " bit/s"}, {1e3, 1e-3, " kbit/s"}, {1e6, 1e-6, " Mbit/s"}, {1e9, 1e-9, " Gbit/s"}}
 	case study.PerSecond:
 		return []scale{{0, 1, "/s"}}
 	case study.Share:
-		return []scale{{0, 100, "%"}}
+		return []scale{{0, 100, " %"}}
 	}
-	return []scale{{0, 1, string(u)}}
+	return []scale{{0, 1, ""}}
 }
 
 // quantity is a value with its unit, to three digits.
@@ -48,14 +48,7 @@ func quantity(u study.Unit, v float64) string {
 	if v == 0 && u == study.Seconds {
 		return "0"
 	}
-	text := digits(v * best.times)
-	if best.name == "" {
-		return text
-	}
-	if best.name == "/s" {
-		return text + "/s"
-	}
-	return text + " " + best.name
+	return digits(v*best.times) + best.name
 }
 
 // digits rounds to three digits; large numbers stay whole, with commas.

@@ -22,17 +22,7 @@ const (
 
 // sign is one that does without colour.
 func (a Answer) sign() string {
-	switch a {
-	case Holds:
-		return "✓"
-	case SoFar:
-		return "~"
-	case Fails:
-		return "✗"
-	case Differs:
-		return "≠"
-	}
-	return "?"
+	return map[Answer]string{Holds: "✓", SoFar: "~", Fails: "✗", Differs: "≠", Unknown: "?"}[a]
 }
 
 // Verdict is the answer for a kernel, and for whose planes.

@@ -13,13 +13,7 @@ func bothNodes() []testbed.Place { return []testbed.Place{testbed.Node, testbed.
 
 // zoneOf is a node's zone: each has its own.
 func zoneOf(node testbed.Place) string {
-	switch node {
-	case testbed.Node:
-		return "zone-a"
-	case testbed.NodeB:
-		return "zone-b"
-	}
-	return ""
+	return map[testbed.Place]string{testbed.Node: "zone-a", testbed.NodeB: "zone-b"}[node]
 }
 
 func nodeLabels(node testbed.Place) map[string]string {

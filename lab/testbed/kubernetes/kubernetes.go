@@ -19,7 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -37,11 +36,6 @@ type Options struct {
 	Parts Parts
 	// Controllers are those of kube-controller-manager; nil: DefaultControllers; empty: none runs.
 	Controllers []string
-	// APIServerArgs are appended to those of kube-apiserver.
-	APIServerArgs []string
-	// Dir is where data, keys and logs are kept for whoever wants to read them afterwards; empty: a
-	// directory that Close removes.
-	Dir string
 }
 
 // DefaultControllers are those that bring workloads and their EndpointSlices to life.
@@ -57,11 +51,9 @@ func DefaultControllers() []string {
 // stop and start its programs.
 type ControlPlane struct {
 	parts     Parts
-	dir       string
-	ownDir    *scratch // nil: the caller's
+	dir       *scratch
 	ports     *reservedPort
 	authority *authority
-	extraArgs []string
 
 	etcd, apiServer, controllers *program
 
@@ -85,7 +77,7 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 		}
 		o.Parts = parts
 	}
-	c := &ControlPlane{parts: o.Parts, extraArgs: o.APIServerArgs}
+	c := &ControlPlane{parts: o.Parts}
 	err := c.prepare(o)
 	if err == nil {
 		err = c.startAll(ctx)
@@ -98,19 +90,13 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 
 // prepare makes all that the programs need to start.
 func (c *ControlPlane) prepare(o Options) (err error) {
-	if c.dir = o.Dir; c.dir == "" {
-		if c.ownDir, err = newScratch(); err != nil {
-			return err
-		}
-		c.dir = c.ownDir.path
-	}
-	if c.dir, err = filepath.Abs(c.dir); err != nil {
+	if c.dir, err = newScratch(); err != nil {
 		return err
 	}
 	if c.ports, err = reservePort(); err != nil {
 		return err
 	}
-	if c.authority, err = newAuthority(c.dir, servingAddrs()); err != nil {
+	if c.authority, err = newAuthority(c.dir.path, servingAddrs()); err != nil {
 		return err
 	}
 	if c.admin, err = c.configFor(Admin()); err != nil {
@@ -121,7 +107,7 @@ func (c *ControlPlane) prepare(o Options) (err error) {
 		return err
 	}
 	c.store = newEtcdClient(c.path(etcdSocket))
-	if _, err := c.Kubeconfig(c.dir, Admin()); err != nil {
+	if _, err := c.Kubeconfig(c.dir.path, Admin()); err != nil {
 		return err
 	}
 	return c.describe(o)
@@ -150,7 +136,7 @@ func (c *ControlPlane) describe(o Options) error {
 }
 
 func (c *ControlPlane) program(name string, args ...string) *program {
-	return &program{path: c.parts.Path(name), dir: c.dir, args: args}
+	return &program{path: c.parts.Path(name), dir: c.dir.path, args: args}
 }
 
 const (
@@ -173,7 +159,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 	for _, p := range testbed.ServiceCIDRs() {
 		cidrs = append(cidrs, p.String())
 	}
-	args := []string{
+	return []string{
 		"--etcd-servers=unix://" + c.path(etcdSocket),
 		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", c.ports.port), "--permit-port-sharing",
 		"--tls-cert-file=" + c.path("serving.crt"), "--tls-private-key-file=" + c.path("serving.key"),
@@ -188,7 +174,6 @@ func (c *ControlPlane) apiServerArgs() []string {
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
 		"--allow-privileged", "--profiling=false",
 	}
-	return append(args, c.extraArgs...)
 }
 
 func (c *ControlPlane) startAll(ctx context.Context) error {
@@ -230,16 +215,7 @@ func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.admin) }
 // Client is an administrator's.
 func (c *ControlPlane) Client() *kubernetes.Clientset { return c.client }
 
-// Log is what a program (etcd, kube-apiserver, kube-controller-manager) has written to its log.
-func (c *ControlPlane) Log(program string) string {
-	text, err := os.ReadFile(c.path(program + ".log"))
-	if err != nil {
-		return err.Error()
-	}
-	return string(text)
-}
-
-func (c *ControlPlane) path(name string) string { return filepath.Join(c.dir, name) }
+func (c *ControlPlane) path(name string) string { return filepath.Join(c.dir.path, name) }
 
 // hostAddr is the API server's address outside of all beds.
 func (c *ControlPlane) hostAddr() netip.AddrPort {
@@ -266,8 +242,8 @@ func (c *ControlPlane) Close() error {
 	if c.ports != nil {
 		c.ports.release()
 	}
-	if c.ownDir != nil {
-		errs = append(errs, c.ownDir.remove())
+	if c.dir != nil {
+		errs = append(errs, c.dir.remove())
 	}
 	return errors.Join(errs...)
 }

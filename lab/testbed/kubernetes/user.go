@@ -73,7 +73,7 @@ func (c *ControlPlane) Kubectl(ctx context.Context, stdin string, args ...string
 	args = append([]string{"--kubeconfig=" + c.path(kubeconfigName(Admin()))}, args...)
 	cmd := exec.CommandContext(ctx, c.parts.Path("kubectl"), args...)
 	cmd.Stdin = strings.NewReader(stdin)
-	cmd.Env = append(os.Environ(), "HOME="+c.dir) // where it caches what the API has
+	cmd.Env = append(os.Environ(), "HOME="+c.dir.path) // where it caches what the API has
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return string(out), fmt.Errorf("kubectl %s: %w", strings.Join(args, " "), err)

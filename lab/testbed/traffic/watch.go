@@ -56,14 +56,10 @@ type WatchSpec struct {
 }
 
 func (s *WatchSpec) defaults() {
-	fill(&s.Streams, 200)
-	fill(&s.Interval, 40*time.Millisecond)
-	fill(&s.Ahead, 4)
-	fill(&s.Pause, 100*time.Millisecond)
-	fill(&s.Timeout, 20*time.Second)
+	s.Streams, s.Ahead = cmp.Or(s.Streams, 200), cmp.Or(s.Ahead, 4)
+	s.Interval, s.Pause = cmp.Or(s.Interval, 40*time.Millisecond), cmp.Or(s.Pause, 100*time.Millisecond)
+	s.Timeout = cmp.Or(s.Timeout, 20*time.Second)
 }
-
-func fill[T comparable](value *T, standard T) { *value = cmp.Or(*value, standard) }
 
 // Watch keeps clients in many places of a testbed busy while something is done to its node, and notes what they notice:
 // what failed, when, and how long after which step. It goes on until Stop. Its clients are goroutines of this process.
