@@ -241,13 +241,9 @@ func (b *benchmark) own(ctx context.Context) (*study.Own, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--manifests: %w", err)
 		}
-		var all []runtime.Object
-		for _, file := range files {
-			objects, problems := kubernetes.ReadManifests(file.Name, file.Data)
-			all = append(all, objects...)
-			for _, p := range problems {
-				fmt.Fprintln(os.Stderr, "problem:", p)
-			}
+		all, problems := cluster.Objects(files)
+		for _, p := range problems {
+			fmt.Fprintln(os.Stderr, "problem:", p)
 		}
 		return ownOf(strings.Join(b.manifests, ", "), all, b.node)
 	}
@@ -263,12 +259,15 @@ func fetch(ctx context.Context, kubeconfig string) ([]runtime.Object, error) {
 	if file == "" {
 		return kubernetes.ReadServer(ctx, kubeconfig)
 	}
-	text, err := os.ReadFile(file)
+	manifests, err := cluster.Load(file)
 	if err != nil {
 		return nil, err
 	}
-	objects, problems := kubernetes.ReadManifests(file, text)
-	return objects, errors.Join(problems...)
+	objects, problems := cluster.Objects(manifests)
+	if len(problems) > 0 {
+		return nil, problems[0]
+	}
+	return objects, nil
 }
 
 // reexec is testbed.Reexec; what was fetched is there, too.
@@ -284,7 +283,7 @@ func (b *benchmark) reexec() (status int, done bool, err error) {
 	for _, o := range b.fetched {
 		text, failed := kubernetes.EncodeJSON(o)
 		if failed == nil {
-			_, failed = fmt.Fprintf(f, "%s\n", text)
+			_, failed = fmt.Fprintf(f, "---\n%s\n", text)
 		}
 		err = errors.Join(err, failed)
 	}

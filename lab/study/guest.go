@@ -13,9 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime"
-
 	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/cluster"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 )
@@ -158,13 +157,13 @@ func (o guestOrder) own() (*Own, error) {
 	if o.From == "" {
 		return nil, nil
 	}
-	var all []runtime.Object
+	var manifests []cluster.Manifest
 	for _, text := range o.Objects {
-		some, problems := kubernetes.ReadManifests(o.From, text)
-		if len(problems) > 0 {
-			return nil, problems[0]
-		}
-		all = append(all, some...)
+		manifests = append(manifests, cluster.Manifest{Name: o.From, Data: text})
+	}
+	all, problems := cluster.Objects(manifests)
+	if len(problems) > 0 {
+		return nil, problems[0]
 	}
 	return NewOwn(o.From, all, string(testbed.Node))
 }

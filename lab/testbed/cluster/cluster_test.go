@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/tools/txtar"
+	"k8s.io/apimachinery/pkg/api/meta"
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
@@ -290,5 +291,47 @@ spec: {clusterIP: 172.20.0.10, externalIPs: [8.8.8.8], ports: [{port: 80}]}
 		if o, err := bed.Probe(t.Context(), testbed.Probe{From: testbed.Outside, To: to}); err != nil || o.Backend != "proxy" {
 			t.Errorf("%s: %v, %v", addr, o, err)
 		}
+	}
+}
+
+// What no proxy asks for is left out; what does not parse does not stop the rest.
+func TestObjects(t *testing.T) {
+	t.Parallel()
+	const text = `
+apiVersion: v1
+kind: Service
+metadata: {name: a, namespace: default}
+---
+# nothing
+---
+{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}}
+---
+{"apiVersion": "example.com/v1", "kind": "Unknown", "metadata": {"name": "u"}}
+---
+{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "wrong"}, "spec": {"ports": "many"}}
+---
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Service, metadata: {name: b}}
+- {apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: b-1}}
+---
+{"apiVersion": "v1", "kind": "ServiceList", "items": [{"metadata": {"name": "c"}}]}
+`
+	objects, problems := Objects([]Manifest{{"file", []byte(text)}})
+	var all []string
+	for _, o := range objects {
+		m, err := meta.Accessor(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, fmt.Sprintf("%T %s", o, m.GetName()))
+	}
+	const want = "*v1.Service a, *v1.Service b, *v1.Service c, *v1.EndpointSlice b-1"
+	if got := strings.Join(all, ", "); got != want {
+		t.Errorf("%s\ninstead of\n%s", got, want)
+	}
+	if len(problems) != 1 || !strings.HasPrefix(problems[0].Error(), "file:") {
+		t.Errorf("problems: %v", problems)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
@@ -164,6 +166,21 @@ func parse(manifests []Manifest) *input {
 	return in
 }
 
+// Objects are the Services and EndpointSlices of manifests as they are there, and what is wrong with others.
+func Objects(manifests []Manifest) (objects []runtime.Object, problems []Problem) {
+	in := parse(manifests)
+	for _, s := range in.services {
+		s.Namespace = s.object.namespace
+		objects = append(objects, &s.Service)
+	}
+	for _, key := range slices.Sorted(maps.Keys(in.slices)) {
+		for _, slice := range in.slices[key] {
+			objects = append(objects, slice)
+		}
+	}
+	return objects, in.problems
+}
+
 func (in *input) file(m Manifest) {
 	documents := yamlutil.NewYAMLReader(bufio.NewReader(bytes.NewReader(m.Data)))
 	for o, end := (object{file: m.Name, document: 1}), 0; ; o.document++ {
@@ -175,8 +192,8 @@ func (in *input) file(m Manifest) {
 		begin := end + max(bytes.Index(m.Data[end:], text), 0)
 		end = begin + len(text)
 		o.line = 1 + bytes.Count(m.Data[:begin], []byte("\n"))
-		var data []byte
-		if err == nil {
+		data := bytes.TrimSpace(text)
+		if err == nil && !json.Valid(data) {
 			data, err = yaml.YAMLToJSON(text)
 		}
 		if err != nil {
@@ -184,13 +201,13 @@ func (in *input) file(m Manifest) {
 			continue
 		}
 		if string(data) != "null" { // only comments
-			in.add(o, data)
+			in.add(o, "", data)
 		}
 	}
 }
 
 // add takes one object, or each of a list.
-func (in *input) add(o object, data []byte) {
+func (in *input) add(o object, apiVersion string, data []byte) {
 	var head struct {
 		metav1.TypeMeta
 		Metadata metav1.ObjectMeta `json:"metadata"`
@@ -200,17 +217,16 @@ func (in *input) add(o object, data []byte) {
 	if data[0] == '{' {
 		err = json.Unmarshal(data, &head)
 	}
-	o.kind, o.namespace, o.name = head.Kind, head.Metadata.Namespace, head.Metadata.Name
-	if o.namespace == "" {
-		o.namespace = metav1.NamespaceDefault
-	}
+	head.APIVersion, o.kind = cmp.Or(head.APIVersion, apiVersion), cmp.Or(head.Kind, o.kind)
+	o.namespace, o.name = cmp.Or(head.Metadata.Namespace, metav1.NamespaceDefault), head.Metadata.Name
 	switch {
 	case err != nil:
-	case head.Kind == "":
+	case o.kind == "":
 		err = errors.New("has no kind")
-	case strings.HasSuffix(head.Kind, "List") && head.Items != nil:
-		for _, item := range head.Items {
-			in.add(object{file: o.file, line: o.line, document: o.document}, item)
+	case strings.HasSuffix(o.kind, "List") && head.Items != nil:
+		of := object{file: o.file, line: o.line, document: o.document, kind: strings.TrimSuffix(o.kind, "List")}
+		for _, item := range head.Items { // which may do without what the list's own kind says
+			in.add(of, head.APIVersion, item)
 		}
 		return
 	case in.seen[head.APIVersion+" "+o.String()]:

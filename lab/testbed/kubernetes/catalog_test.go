@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientset "k8s.io/client-go/kubernetes"
@@ -123,47 +122,5 @@ func TestCatalog_Copy(t *testing.T) {
 		if got := strings.Join(slices.Sorted(strings.SplitSeq(names, " ")), " "); got != want {
 			t.Errorf("%q instead of %q", got, want)
 		}
-	}
-}
-
-// What no proxy asks for is left out; what does not parse does not stop the rest.
-func TestReadManifests(t *testing.T) {
-	t.Parallel()
-	const text = `
-apiVersion: v1
-kind: Service
-metadata: {name: a, namespace: default}
----
-# nothing
----
-{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}}
----
-{"apiVersion": "example.com/v1", "kind": "Unknown", "metadata": {"name": "u"}}
----
-{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "wrong"}, "spec": {"ports": "many"}}
----
-apiVersion: v1
-kind: List
-items:
-- {apiVersion: v1, kind: Service, metadata: {name: b}}
-- {apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: b-1}}
----
-{"apiVersion": "v1", "kind": "ServiceList", "items": [{"metadata": {"name": "c"}}]}
-`
-	objects, problems := kubernetes.ReadManifests("file", []byte(text))
-	var all []string
-	for _, o := range objects {
-		m, err := meta.Accessor(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, fmt.Sprintf("%T %s", o, m.GetName()))
-	}
-	const want = "*v1.Service a, *v1.Service b, *v1.EndpointSlice b-1, *v1.Service c"
-	if got := strings.Join(all, ", "); got != want {
-		t.Errorf("%s\ninstead of\n%s", got, want)
-	}
-	if len(problems) != 1 || !strings.HasPrefix(problems[0].Error(), "file: ") {
-		t.Errorf("problems: %v", problems)
 	}
 }
