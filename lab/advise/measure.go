@@ -76,20 +76,16 @@ func (m *Measurement) Wait() { <-m.ended }
 
 // gather takes findings as they come, until there are all or time is up.
 func (m *Measurement) gather(ctx context.Context, o Options, results <-chan Finding) {
-	for range o.Planes {
+	var late <-chan time.Time
+	for up, over := ctx.Done(), false; !over && len(m.Findings) < len(o.Planes); {
 		select {
 		case f := <-results:
 			m.Findings = append(m.Findings, f)
-			continue
-		case <-ctx.Done():
+		case <-up:
+			up, late = nil, time.After(grace)
+		case <-late:
+			over = true
 		}
-		select {
-		case f := <-results:
-			m.Findings = append(m.Findings, f)
-			continue
-		case <-time.After(grace):
-		}
-		break
 	}
 	for _, p := range o.Planes[len(m.Findings):] {
 		m.Findings = append(m.Findings, Finding{Plane: p.Name, Unmeasured: "there was no time"})

@@ -250,12 +250,17 @@ func (l *lab) everybody() (all []Contender) {
 			all = append(all, o)
 		}
 	}
-	for _, c := range some {
-		if !slices.ContainsFunc(all, func(o Contender) bool { return o.Name == c.Name }) {
-			all = append(all, c)
-		}
-	}
-	return all
+	return once(append(all, some...))
+}
+
+// once are contenders, each name once.
+func once(all []Contender) []Contender {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(all, func(c Contender) bool {
+		known := seen[c.Name]
+		seen[c.Name] = true
+		return known
+	})
 }
 
 // leaveOut takes those who are missing out of all cells.
@@ -271,13 +276,12 @@ func (l *lab) leaveOut() {
 func (l *lab) needed(g *group) (all []Contender) {
 	for _, t := range g.cells {
 		for _, c := range t.contenders {
-			known := slices.ContainsFunc(all, func(o Contender) bool { return o.Name == c.Name })
-			if !known && l.left(t, c) > 0 {
+			if l.left(t, c) > 0 {
 				all = append(all, c)
 			}
 		}
 	}
-	return all
+	return once(all)
 }
 
 // left is how many turns a contender has in a cell that are not over.

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/lab/testbed"
@@ -133,13 +133,11 @@ func (s *Site) inOrder(ctx context.Context) (all []netip.AddrPort, err error) {
 
 // serviceRules are the Services in the list that kube-proxy's mode iptables makes.
 func serviceRules(rules string) (all []netip.AddrPort, err error) {
-	for line := range strings.Lines(rules) {
-		if !strings.HasPrefix(line, "-A KUBE-SERVICES -d ") || !strings.Contains(line, "-j KUBE-SVC-") {
-			continue
-		}
-		to, err := destination(line)
+	rule := regexp.MustCompile(`(?m)^-A KUBE-SERVICES -d ([^/ ]+)\S* .*--dport (\d+) -j KUBE-SVC-`)
+	for _, words := range rule.FindAllStringSubmatch(rules, -1) {
+		to, err := netip.ParseAddrPort(words[1] + ":" + words[2])
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("the rule %q: %w", words[0], err)
 		}
 		all = append(all, to)
 	}
@@ -147,23 +145,4 @@ func serviceRules(rules string) (all []netip.AddrPort, err error) {
 		return nil, errors.New("KUBE-SERVICES has no Service")
 	}
 	return all, nil
-}
-
-// destination is that of a rule.
-func destination(rule string) (netip.AddrPort, error) {
-	words := strings.Fields(rule)
-	var addr, port string
-	for i, word := range words[:len(words)-1] {
-		switch word {
-		case "-d":
-			addr, _, _ = strings.Cut(words[i+1], "/")
-		case "--dport":
-			port = words[i+1]
-		}
-	}
-	to, err := netip.ParseAddrPort(addr + ":" + port)
-	if err != nil {
-		return to, fmt.Errorf("the rule %q: %w", rule, err)
-	}
-	return to, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -131,12 +132,7 @@ func parseAnswer(line string) (Outcome, error) {
 // resultOf is 0 for an error that is not the network's.
 func resultOf(err error) Result {
 	is := func(targets ...error) bool {
-		for _, target := range targets {
-			if errors.Is(err, target) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 	}
 	switch {
 	case is(os.ErrDeadlineExceeded, unix.ETIMEDOUT):

@@ -461,7 +461,6 @@ type Growth struct {
 	Times    float64 // how many times as much the largest has
 	// Exponent is the a in figure ~ size^a, with its bounds of 95 %.
 	Exponent, Low, High float64
-	Sizes               int
 }
 
 // flat is the exponent up to which nothing grows.
@@ -493,7 +492,7 @@ func (s *Statistics) growth(p place, contender, figure string) (g Growth, ok boo
 		all = s.absolute(p, contender, figure, at)
 	}
 	middle := medians(all, nil)
-	g = Growth{From: int(at[0]), To: int(at[len(at)-1]), Times: middle[len(at)-1] / middle[0], Sizes: len(at)}
+	g = Growth{From: int(at[0]), To: int(at[len(at)-1]), Times: middle[len(at)-1] / middle[0]}
 	if at[len(at)-1] > at[0] {
 		g.Exponent = bench.Exponent(at, middle)
 		g.Low, g.High = exponents(at, all, g.Exponent)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -101,7 +100,7 @@ func (s *Statistics) missingOn(kernel string) (lines []string) {
 	names := map[string][]string{}
 	for _, m := range s.Missing {
 		if m.Kernel == kernel {
-			why := essence(m.Why)
+			why := cut(m.Why)
 			names[why] = append(names[why], m.Contender)
 		}
 	}
@@ -111,16 +110,6 @@ func (s *Statistics) missingOn(kernel string) (lines []string) {
 		lines = append(lines, fmt.Sprintf("Not on %s: %s (%s).", kernel, strings.Join(names[why], ", "), why))
 	}
 	return lines
-}
-
-// essence is what a program said at last, without when and where: the same for all that ended for the same reason.
-func essence(why string) string {
-	const last = "last words: "
-	if i := strings.LastIndex(why, last); i >= 0 {
-		head := regexp.MustCompile(`^[EFIW]\d{4} [\d:.]+ +\d+ \S+\] `)
-		why = "its " + last + head.ReplaceAllString(why[i+len(last):], "")
-	}
-	return cut(why)
 }
 
 // describe is a kernel in one line.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,10 +42,8 @@ func kind(err error) string {
 		{Unreachable, []error{unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.EHOSTDOWN, unix.EPERM}},
 		{NoSource, []error{unix.EADDRNOTAVAIL, unix.EADDRINUSE}},
 	} {
-		for _, target := range k.is {
-			if errors.Is(err, target) {
-				return k.name
-			}
+		if slices.ContainsFunc(k.is, func(target error) bool { return errors.Is(err, target) }) {
+			return k.name
 		}
 	}
 	var status statusError
