@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -36,20 +37,26 @@ func TestNoticed(t *testing.T) {
 
 func (r row) passes(t *testing.T) {
 	out, status := r.run(t, "")
-	if status != 0 || !strings.Contains(out, "--- PASS: ") || strings.Contains(out, "--- SKIP: ") {
+	if status != 0 || !r.ended("PASS", out) || strings.Contains(out, "--- SKIP: ") {
 		t.Errorf("without a defect the test fails, is skipped or does not exist: exit status %d\n%s", status, out)
 	}
 }
 
-// fails demands that the test says what is wrong. Status 2 is that of a panic, or that the time is over.
+// fails demands that the test itself says what is wrong. Status 2 is that of a panic, or that the time is over.
 func (r row) fails(t *testing.T) {
 	out, status := r.run(t, r.name)
 	switch {
 	case status == 0:
 		t.Errorf("%s %s does not notice: %s", r.dir, r.tests, r.sentence)
-	case status != 1 || !strings.Contains(out, "--- FAIL: ") || strings.Contains(out, "panic: "):
+	case status != 1 || !r.ended("FAIL", out) || strings.Contains(out, "panic: "):
 		t.Errorf("the test ends by something else than an assertion: exit status %d\n%s", status, out)
 	}
+}
+
+// ended reports whether the output has the named test, or a subtest of it, end so.
+func (r row) ended(how, out string) bool {
+	name := strings.NewReplacer("^", "", "$", "").Replace(r.tests)
+	return regexp.MustCompile(`(?m)^ *--- ` + how + ": " + name + "[ /]").MatchString(out)
 }
 
 // run runs the test with a defect, and returns what it printed and its exit status.
@@ -59,7 +66,7 @@ func (r row) run(t *testing.T, defect string) (string, int) {
 		t.Fatal(err)
 	}
 	const limit = 2 * time.Minute
-	cmd := exec.CommandContext(t.Context(), binary, "-test.v", "-test.timeout", limit.String(), "-test.run", r.tests)
+	cmd := exec.CommandContext(t.Context(), binary, "-test.v", "-test.timeout", limit.String(), "-test.run", "^"+r.tests)
 	cmd.Dir = filepath.Join(root, r.dir)
 	cmd.Env = append(os.Environ(), "FAIRLEAD_DEFECT="+defect)
 	out, err := cmd.CombinedOutput()
