@@ -9,6 +9,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/lab/allocs"
 )
 
 const (
@@ -160,7 +161,10 @@ func TestNodeIPs(t *testing.T) {
 	}
 }
 
-// FuzzLoad feeds files: nothing panics, and what is accepted is accepted again, with the same meaning,
+// defaults is about how many bytes of input cost as much memory as what each loading makes anew: flags, schemes, defaults.
+const defaults = 20_000
+
+// FuzzLoad feeds files: nothing panics, memory is bounded, and what is accepted is accepted again, with the same meaning,
 // as it is written down.
 func FuzzLoad(f *testing.F) {
 	paths, err := filepath.Glob("testdata/load/*.txtar")
@@ -184,7 +188,10 @@ func FuzzLoad(f *testing.F) {
 			t.Fatal(err)
 		}
 		for _, flag := range []string{"--config=", "--fairlead-config="} {
-			flags, before, err := load([]string{flag + path})
+			var flags *config.Flags
+			var before *config.Config
+			var err error
+			allocs.Bound(t, defaults+len(text), func() { flags, before, err = load([]string{flag + path}) })
 			if err != nil {
 				continue
 			}
@@ -210,7 +217,7 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// FuzzFlags reads arbitrary arguments, one a line: nothing panics, and what is accepted can be written down. Those that
+// FuzzFlags reads arbitrary arguments, one a line: nothing panics, memory is bounded, and what is accepted can be written down. Those that
 // name files are left out.
 func FuzzFlags(f *testing.F) {
 	for _, text := range []string{
@@ -226,7 +233,11 @@ func FuzzFlags(f *testing.F) {
 		if strings.Contains(text, "config") {
 			return // it names a file
 		}
-		_, c, err := loadFor(arguments, "nftables", "ipvs", "iptables", "ebpf", "userspace")
+		var c *config.Config
+		var err error
+		allocs.Bound(t, defaults+len(text), func() {
+			_, c, err = loadFor(arguments, "nftables", "ipvs", "iptables", "ebpf", "userspace")
+		})
 		if err != nil {
 			return
 		}

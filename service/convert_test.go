@@ -63,7 +63,7 @@ func read(t *testing.T, service1, slice, endpoints, node []byte) *model.State {
 }
 
 // FuzzAnnotations reads arbitrary annotations: each is taken as it is meant, or is a problem of the object and changes
-// nothing.
+// nothing. Memory is bounded.
 func FuzzAnnotations(f *testing.F) {
 	for _, text := range []string{
 		"3", "10.244.1.2=5,10.244.2.2=0", "0, fd00::af4:102 = 256", "257", "1,2", "fe80::1%eth0=1", "",
@@ -77,15 +77,19 @@ func FuzzAnnotations(f *testing.F) {
 		o.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.2"}}, {Addresses: []string{"10.244.2.2"}}}
 		o.Ports = []discoveryv1.EndpointPort{{Port: new(int32(80))}}
 		o.Annotations = map[string]string{"fairlead.dev/weights": weights}
+		s := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
+		s.Namespace, s.Name = "ns", "a"
+		s.Annotations = map[string]string{"fairlead.dev/scheduler": scheduler}
+		allocs.Bound(t, len(weights)+len(scheduler), func() {
+			service.FromSlice(o)
+			service.FromService(s)
+		})
 		slice, problems := service.FromSlice(o)
 		for _, e := range slice.Endpoints {
 			if e.Weight > 256 || len(problems) > 0 && e.Weight != 1 {
 				t.Errorf("%q makes %s weigh %d: %v", weights, e.Addr, e.Weight, problems)
 			}
 		}
-		s := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
-		s.Namespace, s.Name = "ns", "a"
-		s.Annotations = map[string]string{"fairlead.dev/scheduler": scheduler}
 		is, problems := service.FromService(s)
 		if (is.Scheduler == 0) == (len(problems) == 0) {
 			t.Errorf("%q is scheduler %d: %v", scheduler, is.Scheduler, problems)

@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/lab/allocs"
 	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
@@ -409,7 +410,7 @@ func lineDiff(got, want string) string {
 }
 
 // FuzzCompile builds objects from the fuzzer's bytes. In whatever batches they come, the rows are the same, and so is
-// what they say of packets when their text is read back.
+// what they say of packets when their text is read back. Memory is bounded.
 func FuzzCompile(f *testing.F) {
 	f.Add([]byte{})
 	for seed := range uint64(8) {
@@ -435,6 +436,7 @@ func FuzzCompile(f *testing.F) {
 			checkSame(t, d, before, state)
 		}
 		checkOrders(t, d, options, w, before)
+		allocs.Bound(t, len(data), func() { newTable(t, options).Update(w.Batch) })
 	})
 }
 

@@ -6,10 +6,12 @@ import (
 	"os"
 	"reflect"
 	"testing"
+
+	"fairlead.dev/fairlead/lab/allocs"
 )
 
 // FuzzFile reads arbitrary bytes. Whatever they are, reading ends with objects, with a failure, or
-// with neither if there is nothing but white space; and cutting a document into items gives the
+// with neither if there is nothing but white space; memory is bounded; and cutting a document into items gives the
 // same objects as decoding it whole.
 func FuzzFile(f *testing.F) {
 	for _, text := range []string{
@@ -22,7 +24,8 @@ func FuzzFile(f *testing.F) {
 	seed := maphash.MakeSeed()
 	f.Fuzz(func(t *testing.T, text []byte) {
 		docs, err := split(bytes.NewReader(text), int64(len(text)), seed)
-		r := readBytes(t, text)
+		var r *reading
+		allocs.Bound(t, len(text), func() { r = readBytes(t, text) })
 		if (err != nil || len(docs) > 0) && len(r.contents)+len(r.failures) == 0 {
 			t.Fatalf("neither objects nor a failure from %q", text)
 		}

@@ -4,10 +4,12 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/cmd/internal/cli"
+	"fairlead.dev/fairlead/lab/allocs"
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )
 
-// FuzzPacket reads arbitrary arguments of explain. What is accepted is a packet that can be explained.
+// FuzzPacket reads arbitrary arguments of explain: memory is bounded. What is accepted is a packet that can be explained.
 func FuzzPacket(f *testing.F) {
 	f.Add("10.244.1.7", "10.96.0.10:53/udp")
 	f.Add("node", "[fd00::10]:80")
@@ -17,7 +19,9 @@ func FuzzPacket(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, source, destination string) {
-		p, err := cli.ParsePacket("eth0", source, destination)
+		var p model.Packet
+		var err error
+		allocs.Bound(t, len(source)+len(destination), func() { p, err = cli.ParsePacket("eth0", source, destination) })
 		if err != nil {
 			return
 		}

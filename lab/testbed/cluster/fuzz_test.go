@@ -6,10 +6,11 @@ import (
 
 	"golang.org/x/tools/txtar"
 
+	"fairlead.dev/fairlead/lab/allocs"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// Whatever the manifests hold, nothing panics, and each Service has its addresses for itself.
+// Whatever the manifests hold, nothing panics, memory is bounded, and each Service has its addresses for itself.
 func FuzzPlan(f *testing.F) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil {
@@ -27,7 +28,9 @@ func FuzzPlan(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c := New(&testbed.Bed{}) // a closed one: nothing starts
 		for range 2 {
-			r, services, _ := c.plan([]Manifest{{"fuzz", data}})
+			var r *Result
+			var services []*service
+			allocs.Bound(t, len(data), func() { r, services, _ = c.plan([]Manifest{{"fuzz", data}}) })
 			c.publish(r, services)
 			owner := map[string]string{}
 			for _, s := range services {

@@ -1,0 +1,33 @@
+package allocs
+
+import "testing"
+
+type recorder struct {
+	testing.TB
+	failed bool
+}
+
+func (r *recorder) Helper() {}
+
+func (r *recorder) Errorf(string, ...any) { r.failed = true }
+
+// What is proportionate passes, also if the first call initializes something; a claimed length is found.
+func TestBound(t *testing.T) {
+	var kept []byte
+	for name, c := range map[string]struct {
+		input, first, then int
+		failed             bool
+	}{
+		"little":         {100, base / 2, base / 2, false},
+		"much of much":   {8192, 3 << 20, 3 << 20, false},
+		"initialization": {100, 2 << 20, 1, false},
+		"a claim":        {100, 2 << 20, 2 << 20, true},
+	} {
+		r, size := &recorder{}, c.first
+		Bound(r, c.input, func() { kept, size = make([]byte, size), c.then })
+		if r.failed != c.failed {
+			t.Errorf("%s: failed is %v", name, r.failed)
+		}
+	}
+	_ = kept
+}
