@@ -34,7 +34,7 @@ var errScratch = errors.New("there can be no network namespaces to measure in")
 // newScratch makes a cluster with an address of the server in each family.
 func newScratch(ctx context.Context) (*scratch, error) {
 	spec := testbed.Spec{
-		Pods: []testbed.PodSpec{{Name: server, Addrs: bothServers()}, {Name: client}}, Cgroup: true,
+		Pods: []testbed.PodSpec{{Name: server, Addrs: []netip.Addr{serverAddr(false), serverAddr(true)}}, {Name: client}}, Cgroup: true,
 	}
 	bed, err := testbed.New(ctx, spec)
 	if noCgroup(err) { // then only the plane that needs it is not measured
@@ -56,8 +56,6 @@ func newScratch(ctx context.Context) (*scratch, error) {
 func noCgroup(err error) bool {
 	return errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.EROFS)
 }
-
-func bothServers() []netip.Addr { return []netip.Addr{serverAddr(false), serverAddr(true)} }
 
 // open puts a data plane on the node.
 func (s *scratch) open(p Plane) error {

@@ -66,18 +66,32 @@ func (s Samples) All(variant string) Series {
 }
 
 // Duration is the median of a series.
-func (s Series) Duration() time.Duration { return time.Duration(median(s) * 1e9) }
+func (s Series) Duration() time.Duration { return time.Duration(s.Median() * 1e9) }
 
 // Median is the value in the middle.
-func (s Series) Median() float64 { return median(s) }
+func (s Series) Median() float64 {
+	sorted := slices.Sorted(slices.Values(s))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
 
-func median(s []float64) float64 { return middle(slices.Clone(s)) }
+// Draw takes as many values as there are, each of which may come several times.
+func (s Series) Draw(random *rand.Rand) Series {
+	drawn := make(Series, len(s))
+	for i := range drawn {
+		drawn[i] = s[random.IntN(len(s))]
+	}
+	return drawn
+}
 
-// middle is the median; it sorts.
-func middle(s []float64) float64 {
-	slices.Sort(s)
-	n := len(s)
-	return (s[(n-1)/2] + s[n/2]) / 2
+// Bootstrap are the bounds of 95 % of a statistic of what is drawn so often. They are always the same.
+func Bootstrap(draws int, statistic func(*rand.Rand) float64) (low, high float64) {
+	random, all := rand.New(rand.NewPCG(1, 1)), make([]float64, draws)
+	for i := range all {
+		all[i] = statistic(random)
+	}
+	slices.Sort(all)
+	return all[draws*25/1000], all[draws*975/1000]
 }
 
 // Ratio is how many times as long as its control something takes, with the bounds between which that
@@ -91,20 +105,12 @@ const resamples = 2000
 
 // Ratio compares two series of the same rounds.
 func (s Series) Ratio(control Series) Ratio {
-	ratios := make([]float64, len(s))
+	ratios := make(Series, len(s))
 	for i := range s {
 		ratios[i] = s[i] / control[i]
 	}
-	random := rand.New(rand.NewPCG(1, 1)) // the same series always have the same ratio
-	medians, drawn := make([]float64, resamples), make([]float64, len(ratios))
-	for i := range medians {
-		for j := range drawn {
-			drawn[j] = ratios[random.IntN(len(ratios))]
-		}
-		medians[i] = middle(drawn)
-	}
-	slices.Sort(medians)
-	return Ratio{median(ratios), medians[resamples*25/1000], medians[resamples*975/1000]}
+	low, high := Bootstrap(resamples, func(random *rand.Rand) float64 { return ratios.Draw(random).Median() })
+	return Ratio{ratios.Median(), low, high}
 }
 
 // Exponent is the a in y ~ x^a that fits the points best: the slope of log(y) over log(x). It is 0 for

@@ -111,7 +111,7 @@ func describe(s, control Series) string {
 	if len(s) == 0 {
 		return ""
 	}
-	text := fmt.Sprintf("%.0f", median(s))
+	text := fmt.Sprintf("%.0f", Series(s).Median())
 	if len(control) > 0 && &s[0] != &control[0] {
 		text += ": " + s.Ratio(control).String()
 	}

@@ -311,10 +311,10 @@ func BenchmarkDaemon(b *testing.B) {
 		f, name := all[n], fmt.Sprintf("%d × %d", n[0], n[1])
 		rows = append(rows, []string{name, show(f.ready.Duration()), show(f.programming.Duration()), show(f.cpu.Duration()),
 			show(f.again.Duration()), megabytes(f.peak), megabytes(f.settled)})
-		b.ReportMetric(median(f.peak)/1e6, "MB:peak-"+compact(name))
-		b.ReportMetric(median(f.settled)/1e6, "MB:settled-"+compact(name))
+		b.ReportMetric(Series(f.peak).Median()/1e6, "MB:peak-"+compact(name))
+		b.ReportMetric(Series(f.settled).Median()/1e6, "MB:settled-"+compact(name))
 	}
 	printTable(fmt.Sprintf("fairlead run: median of %d runs", len(all[sizes[0]].ready)), rows...)
 }
 
-func megabytes(s Series) string { return fmt.Sprintf("%.1f MB", median(s)/1e6) }
+func megabytes(s Series) string { return fmt.Sprintf("%.1f MB", Series(s).Median()/1e6) }

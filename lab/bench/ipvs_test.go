@@ -62,14 +62,14 @@ func BenchmarkIPVS(b *testing.B) {
 				b.Fatalf("%s, %d Services: %v", e.name, e.services, err)
 			}
 			progress("round %d of %d: %s, %d Services: %v; start %.1f s, idle after %.1f s, additions %.3f s", round+1, n, e.name,
-				e.services, time.Since(begin).Round(time.Second), e.start[len(e.start)-1], e.idle[len(e.idle)-1], median(e.added))
+				e.services, time.Since(begin).Round(time.Second), e.start[len(e.start)-1], e.idle[len(e.idle)-1], Series(e.added).Median())
 		}
 	}
 	printIPVSControl(b, all)
 	ipvsFlows(b, sizes, all) // Loop in it forgets what was reported before
 	for _, e := range all {
-		b.ReportMetric(median(e.added)*1e3, fmt.Sprintf("ms-add-%s-%d", compact(e.name), e.services))
-		b.ReportMetric(median(e.start), fmt.Sprintf("s-start-%s-%d", compact(e.name), e.services))
+		b.ReportMetric(Series(e.added).Median()*1e3, fmt.Sprintf("ms-add-%s-%d", compact(e.name), e.services))
+		b.ReportMetric(Series(e.start).Median(), fmt.Sprintf("s-start-%s-%d", compact(e.name), e.services))
 	}
 }
 
@@ -159,7 +159,7 @@ func (e *ipvsEntry) run(b *testing.B, last bool) error {
 
 // child is the size of the largest program that was started, if the kernel tells whose children there are.
 func (e *ipvsEntry) child() string {
-	if median(e.childPeak) == 0 {
+	if Series(e.childPeak).Median() == 0 {
 		return "–"
 	}
 	return megabytes(e.childPeak)
@@ -285,7 +285,7 @@ func printIPVSControl(b *testing.B, all []*ipvsEntry) {
 			fmt.Sprintf("%s (%s)", show(e.added.Duration()), show(quantile(e.added, 1))),
 			e.start.Ratio(ours.start).String(), e.added.Ratio(ours.added).String(),
 			megabytes(e.settled), megabytes(e.peak), e.child(), megabytes(e.slabs)})
-		sizes[e.name], medians[e.name] = append(sizes[e.name], float64(e.services)), append(medians[e.name], median(e.added))
+		sizes[e.name], medians[e.name] = append(sizes[e.name], float64(e.services)), append(medians[e.name], Series(e.added).Median())
 	}
 	printTable(fmt.Sprintf("start and addition: medians of up to %d rounds, %d additions each; ratios to Fairlead; "+
 		"a program like ipset, of which kube-proxy starts many, takes %s here", roundsOf(b, ipvsRounds), additions, programStart(b)), rows...)

@@ -93,7 +93,7 @@ type latencies struct {
 
 // add takes the changes of a round.
 func (l *latencies) add(patch, event Series) {
-	l.patch, l.event = append(l.patch, median(patch)), append(l.event, median(event))
+	l.patch, l.event = append(l.patch, Series(patch).Median()), append(l.event, Series(event).Median())
 	l.allPatch, l.allEvent = append(l.allPatch, patch...), append(l.allEvent, event...)
 }
 
@@ -362,7 +362,7 @@ func reportKube(b *testing.B, n int, all []*contestant) {
 		rows = append(rows, []string{
 			k.name, show(k.start.Duration()), show(k.startCPU.Duration()),
 			both(k.single.allPatch), both(k.single.allEvent), both(k.churn.allPatch), both(k.churn.allEvent),
-			fmt.Sprintf("%.2f", median(k.churnCPU)),
+			fmt.Sprintf("%.2f", Series(k.churnCPU).Median()),
 			megabytes(k.settled), megabytes(k.peak), megabytes(k.childPeak),
 		})
 	}

@@ -3,6 +3,7 @@ package report
 import (
 	"math"
 	"slices"
+	"strconv"
 
 	"fairlead.dev/fairlead/lab/study"
 )
@@ -107,7 +108,7 @@ func plain(v float64) string {
 	if v >= 1000 || v == math.Trunc(v) {
 		return study.Number(int(math.Round(v)))
 	}
-	return digits2(v)
+	return strconv.FormatFloat(v, 'g', 3, 64)
 }
 
 // brief writes sizes of an axis.

@@ -334,6 +334,9 @@ func (s *Statistics) newSpread(p place, figure string) float64 {
 // would.
 const few = 6
 
+// draws are those of a bootstrap.
+const draws = 1000
+
 // margin is that of 95 % on either side of what a few rounds say, of the square of its standard error: Student's.
 func margin(rounds int, squaredError float64) float64 {
 	if rounds < 2 {
@@ -422,7 +425,9 @@ func independent(x, y bench.Series) bench.Ratio {
 	if n < few {
 		return within(middle, margin(n, squaredError(x)+squaredError(y)))
 	}
-	low, high := bootstrap(func(random *rand.Rand) float64 { return draw(x, random).Median() / draw(y, random).Median() })
+	low, high := bench.Bootstrap(draws, func(random *rand.Rand) float64 {
+		return x.Draw(random).Median() / y.Draw(random).Median()
+	})
 	return bench.Ratio{Median: middle, Low: low, High: high}
 }
 
@@ -432,27 +437,6 @@ func logs(all bench.Series) bench.Series {
 		out[i] = math.Log(v)
 	}
 	return out
-}
-
-// bootstrap are the bounds of 95 % of a statistic of what is drawn.
-func bootstrap(statistic func(*rand.Rand) float64) (low, high float64) {
-	const draws = 1000
-	random := rand.New(rand.NewPCG(1, 1)) // the same rows always have the same bounds
-	all := make([]float64, draws)
-	for i := range all {
-		all[i] = statistic(random)
-	}
-	slices.Sort(all)
-	return all[draws*25/1000], all[draws*975/1000]
-}
-
-// draw takes as many values as there are, each of which may come several times.
-func draw(all bench.Series, random *rand.Rand) bench.Series {
-	drawn := make(bench.Series, len(all))
-	for i := range drawn {
-		drawn[i] = all[random.IntN(len(all))]
-	}
-	return drawn
 }
 
 // Growth is how a figure grows with the size.
@@ -505,7 +489,7 @@ func (s *Statistics) growth(p place, contender, figure string) (g Growth, ok boo
 func exponents(at []float64, all []bench.Series, middle float64) (low, high float64) {
 	rounds := len(slices.MinFunc(all, func(a, b bench.Series) int { return cmp.Compare(len(a), len(b)) }))
 	if rounds >= few {
-		return bootstrap(func(r *rand.Rand) float64 { return bench.Exponent(at, medians(all, r)) })
+		return bench.Bootstrap(draws, func(r *rand.Rand) float64 { return bench.Exponent(at, medians(all, r)) })
 	}
 	sizes := logs(at)
 	mean, squares := spreadOf(sizes)
@@ -530,7 +514,7 @@ func (s *Statistics) absolute(p place, contender, figure string, at []float64) (
 func medians(all []bench.Series, random *rand.Rand) (out []float64) {
 	for _, one := range all {
 		if random != nil {
-			one = draw(one, random)
+			one = one.Draw(random)
 		}
 		out = append(out, one.Median())
 	}

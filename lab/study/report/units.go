@@ -131,6 +131,3 @@ func signed(v float64) string {
 	}
 	return strings.Replace(text, "-", "−", 1)
 }
-
-// digits2 rounds to two digits and drops zeros at the end.
-func digits2(v float64) string { return strconv.FormatFloat(v, 'g', 3, 64) }

@@ -198,7 +198,9 @@ func (p *pod) ports() map[testbed.PodPort]bool {
 func (p *pod) listens() []testbed.PodPort {
 	all := p.ports()
 	maps.DeleteFunc(all, func(port testbed.PodPort, _ bool) bool { return !testbed.HasProtocol(port.Protocol) })
-	return slices.SortedFunc(maps.Keys(all), comparePorts)
+	return slices.SortedFunc(maps.Keys(all), func(a, b testbed.PodPort) int {
+		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
 }
 
 // silent reports whether pods have ports that this kernel lacks the protocol for.
@@ -211,10 +213,6 @@ func (pods plan) silent(protocol model.Protocol) bool {
 		}
 	}
 	return false
-}
-
-func comparePorts(a, b testbed.PodPort) int {
-	return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }
 
 // containerPorts are the ports of all containers that stay, sidecars included.

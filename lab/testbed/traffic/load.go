@@ -18,7 +18,7 @@ func (l Load) run(ctx context.Context) Result {
 		ctx, cancel = context.WithTimeout(ctx, l.Duration)
 		defer cancel()
 	}
-	c := newCollector(l)
+	c := &collector{load: l, begin: time.Now(), result: Result{Errors: map[string]int{}}}
 	if l.Protocol == Bulk {
 		l.streams(ctx, c)
 	} else {
@@ -57,8 +57,8 @@ func (l Load) turns(ctx context.Context, c *collector) (next func() (turn, bool)
 // pace hands out turns by the clock, on a thread of its own: the runtime's timers are a millisecond late where nothing
 // else goes on.
 func (l Load) pace(ctx context.Context, due chan<- turn, c *collector) {
-	runtime.LockOSThread() // for good: the thread ends with its goroutine, and takes its slack along
-	finestSleep()
+	runtime.LockOSThread()                             // for good: the thread ends with its goroutine, and takes its slack along
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // wakes up in time; it always can
 	for t := range l.clock(ctx) {
 		select {
 		case due <- t:
@@ -67,11 +67,6 @@ func (l Load) pace(ctx context.Context, due chan<- turn, c *collector) {
 			return
 		}
 	}
-}
-
-// finestSleep has the calling thread wake up when it wants to, and not when it saves a wakeup.
-func finestSleep() {
-	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // it always can
 }
 
 // when is the time of a turn.
@@ -161,10 +156,6 @@ type collector struct {
 
 	mu     sync.Mutex
 	result Result
-}
-
-func newCollector(l Load) *collector {
-	return &collector{load: l, begin: time.Now(), result: Result{Errors: map[string]int{}}}
 }
 
 // add notes how a request has ended.
