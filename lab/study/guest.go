@@ -104,7 +104,7 @@ func (l *lab) repeat(ctx context.Context) error {
 	file := filepath.Join(dir, "order")
 	order, err := g.order()
 	if err == nil {
-		err = order.write(file)
+		err = os.WriteFile(file, order, 0o644)
 	}
 	if err != nil {
 		return err
@@ -131,25 +131,26 @@ func (l *lab) repeat(ctx context.Context) error {
 	return nil
 }
 
-func (l *lab) order() (o guestOrder, err error) {
-	o = guestOrder{Options: l.Options, Names: Names(l.Experiments)}
+// order is the guestOrder for a run, as JSON.
+func (l *lab) order() ([]byte, error) {
+	o := guestOrder{Options: l.Options, Names: Names(l.Experiments)}
 	for _, r := range l.journal.rows {
 		if r.Kernel == l.kernel {
 			o.Done = append(o.Done, r)
 		}
 	}
 	if l.Own == nil {
-		return o, nil
+		return json.Marshal(o)
 	}
 	o.From = l.Own.from
 	for _, object := range l.Own.objects(false) {
 		text, err := kubernetes.EncodeJSON(object)
 		if err != nil {
-			return o, err
+			return nil, err
 		}
 		o.Objects = append(o.Objects, text)
 	}
-	return o, nil
+	return json.Marshal(o)
 }
 
 // own are the Services that the order has.
@@ -166,14 +167,6 @@ func (o guestOrder) own() (*Own, error) {
 		return nil, problems[0]
 	}
 	return NewOwn(o.From, all, string(testbed.Node))
-}
-
-func (o guestOrder) write(file string) error {
-	text, err := json.Marshal(o)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(file, text, 0o644)
 }
 
 // listener hears what comes from the test kernel.
@@ -284,5 +277,5 @@ func Guest(ctx context.Context, file string, out io.Writer) error {
 		l.journal.keep(r)
 	}
 	send(word{Kernel: &header.Kernels[0]})
-	return errors.Join(l.measureAll(ctx), l.journal.close())
+	return errors.Join(l.measureAll(ctx), l.journal.file.Close())
 }

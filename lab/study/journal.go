@@ -185,8 +185,6 @@ func (j *journal) write(v any) error {
 	return nil
 }
 
-func (j *journal) close() error { return j.file.Close() }
-
 // result is all that is in the journal.
 func (j *journal) result() *Result {
 	r := j.header

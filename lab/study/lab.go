@@ -48,7 +48,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	if l.journal, err = openJournal(o.Dir, l.header(ctx)); err != nil {
 		return nil, err
 	}
-	defer l.journal.close()
+	defer l.journal.file.Close()
 	err = l.measureAll(ctx)
 	if err == nil && o.TestKernel != "" && l.lacksIPVS() {
 		err = l.repeat(ctx)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -231,19 +230,13 @@ func (s *Site) await(ctx context.Context) error {
 	return s.Proxy.Ready(ctx)
 }
 
-// awaitAnswer returns when a connection to a Service is taken.
+// awaitAnswer returns when a Service leads to the testbed's own server.
 func (s *Site) awaitAnswer(ctx context.Context, to netip.AddrPort) error {
-	return s.Proxy.Await(ctx, to.String()+" does not answer", func(context.Context) (bool, error) {
-		return s.Bed.Do(ClientPod, func() error { return tryConnect(to) }) == nil, nil
+	probe := testbed.Probe{From: ClientPod, To: to, Timeout: 50 * time.Millisecond}
+	return s.Proxy.Await(ctx, to.String()+" does not answer", func(ctx context.Context) (bool, error) {
+		o, err := s.Bed.Probe(ctx, probe)
+		return err == nil && o.Result == testbed.Answered, nil
 	})
-}
-
-func tryConnect(to netip.AddrPort) error {
-	c, err := net.DialTimeout("tcp", to.String(), 50*time.Millisecond)
-	if err != nil {
-		return err
-	}
-	return c.Close()
 }
 
 // close removes all of it.

@@ -162,14 +162,7 @@ func (s *Site) worked(took time.Duration, events int) {
 }
 
 // rest returns when the proxy has no reason to keep a change waiting.
-func (s *Site) rest(ctx context.Context) error {
-	select {
-	case <-time.After(time.Until(s.rested)):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
+func (s *Site) rest(ctx context.Context) error { return pause(ctx, time.Until(s.rested)) }
 
 // endpoint is a pod.
 func (u *update) endpoint(pod testbed.Place) []discoveryv1.Endpoint {

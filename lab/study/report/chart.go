@@ -197,8 +197,7 @@ func (v shown) says(size int, c study.Contender) string {
 
 // others are the figures that somebody has published, as far as the axes reach.
 func (v shown) others(x, y axis) (all []mark) {
-	main, _ := v.main()
-	for _, p := range publishedFor(v.block, main) {
+	for _, p := range v.stats.publishedFor(v.block) {
 		n := float64(p.Size)
 		if n < x.low || n > x.high || p.Value < y.low || p.Value > y.high {
 			continue
@@ -208,13 +207,6 @@ func (v shown) others(x, y axis) (all []mark) {
 		})
 	}
 	return all
-}
-
-// main reports whether the block is of its experiment's main figure.
-func (v shown) main() (is, ok bool) {
-	d, ok := v.stats.Experiment(v.experiment)
-	f, has := mainFigure(d)
-	return has && f.Name == v.figure.Name, ok
 }
 
 // rowsPicture draws a line for each contender, where nothing grows.

@@ -60,9 +60,8 @@ func (s *Statistics) markdownSection(text *strings.Builder, c section) {
 
 // beside are the figures that others have published of what a section has measured.
 func (s *Statistics) beside(c section) (all []Published) {
-	main, _ := mainFigure(c.Description)
 	for _, f := range c.Figures {
-		all = append(all, publishedFor(block{place: place{experiment: c.Name}, figure: f}, f.Name == main.Name)...)
+		all = append(all, s.publishedFor(block{place: place{experiment: c.Name}, figure: f})...)
 	}
 	return all
 }

@@ -87,9 +87,11 @@ func (p Published) String() string {
 }
 
 // publishedFor are those of a block.
-func publishedFor(b block, main bool) (all []Published) {
+func (s *Statistics) publishedFor(b block) (all []Published) {
+	d, _ := s.Experiment(b.experiment)
+	main, _ := mainFigure(d)
 	for _, p := range PublishedFigures() {
-		about := p.Figure == "" && main || has(b.figure.Name, p.Figure)
+		about := p.Figure == "" && main.Name == b.figure.Name || has(b.figure.Name, p.Figure)
 		if about && p.Experiment == b.experiment && p.Unit == b.figure.Unit {
 			all = append(all, p)
 		}

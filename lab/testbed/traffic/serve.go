@@ -23,7 +23,7 @@ type port struct {
 	Server
 	number  uint16
 	limiter *limiter      // nil: no limit
-	answers *answers      // of HTTP
+	answers answers       // of HTTP
 	workers chan struct{} // has one for each request that is served; nil: any number
 	socket  net.Listener
 
@@ -142,32 +142,30 @@ func (p *port) answer(c *net.TCPConn, in *bufio.Reader) bool {
 		one = 1
 	}
 	p.answered.Add(one) // before the client knows, who may compare
-	if _, err := c.Write(p.answers.of(admitted, request.Close)); err != nil {
+	if _, err := c.Write(p.answers[[2]bool{admitted, request.Close}]); err != nil {
 		p.answered.Add(-one)
 		return false
 	}
 	return !request.Close
 }
 
-// answers are written once.
-type answers [2][2][]byte
+// answers are written once: by whether the request is admitted, and whether it is the connection's last.
+type answers map[[2]bool][]byte
 
-func newAnswers(bytes int) *answers {
-	var a answers
-	for i, status := range []int{http.StatusServiceUnavailable, http.StatusOK} {
-		body := strings.Repeat("x", i*bytes) // who is refused gets none
-		for j, connection := range []string{"keep-alive", "close"} {
-			a[i][j] = fmt.Appendf(nil,
+func newAnswers(bytes int) answers {
+	a := answers{}
+	for last, connection := range map[bool]string{false: "keep-alive", true: "close"} {
+		for admitted, status := range map[bool]int{false: http.StatusServiceUnavailable, true: http.StatusOK} {
+			body := ""
+			if admitted {
+				body = strings.Repeat("x", bytes)
+			}
+			a[[2]bool{admitted, last}] = fmt.Appendf(nil,
 				"HTTP/1.1 %d %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: %s\r\n\r\n%s",
 				status, http.StatusText(status), len(body), connection, body)
 		}
 	}
-	return &a
-}
-
-func (a *answers) of(admitted, last bool) []byte {
-	index := map[bool]int{true: 1}
-	return a[index[admitted]][index[last]]
+	return a
 }
 
 // limiter is the leaky bucket of a backend.
