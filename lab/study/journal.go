@@ -20,7 +20,7 @@ import (
 
 // The files of a run's directory.
 const (
-	journalFile = "journal.jsonl" // a Result without rows, and then each row, and what the test kernel has told of itself
+	journalFile = "journal.jsonl" // a Result without rows, and then words
 	resultFile  = "result.json"
 )
 
@@ -35,12 +35,6 @@ type journal struct {
 	// notes are by what they are about: a later one replaces an earlier one.
 	notes  map[string]word
 	synced time.Time // what was written until then outlives the machine
-}
-
-// entry is a line after the first: a row, or a note.
-type entry struct {
-	Row
-	Note *word `json:"note,omitempty"`
 }
 
 // turnKey tells turns apart.
@@ -97,14 +91,14 @@ func (j *journal) resume() error {
 	}
 	j.header.Started = before.Started
 	for n, line := range lines[1:] {
-		var e entry
-		if err := json.Unmarshal(line, &e); err != nil {
+		var w word
+		if err := json.Unmarshal(line, &w); err != nil {
 			return fmt.Errorf("%s, line %d: %w", j.file.Name(), n+2, err)
 		}
-		if e.Note != nil {
-			j.notes[e.Note.about()] = *e.Note
+		if w.Row != nil {
+			j.keep(*w.Row)
 		} else {
-			j.keep(e.Row)
+			j.notes[w.about()] = w
 		}
 	}
 	return nil
@@ -146,7 +140,7 @@ func (j *journal) has(r Row) bool {
 
 // append writes a row to the disk.
 func (j *journal) append(r Row) error {
-	if err := j.write(r); err != nil {
+	if err := j.write(word{Row: &r}); err != nil {
 		return err
 	}
 	j.keep(r)
@@ -156,9 +150,7 @@ func (j *journal) append(r Row) error {
 // note writes what is known of the test kernel.
 func (j *journal) note(w word) error {
 	j.notes[w.about()] = w
-	return j.write(struct {
-		Note word `json:"note"`
-	}{w})
+	return j.write(w)
 }
 
 // about tells notes apart.

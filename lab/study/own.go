@@ -64,7 +64,9 @@ func onNode(slice *discoveryv1.EndpointSlice, node string) *discoveryv1.Endpoint
 func (o *Own) chooseTargets() error {
 	var all []int
 	for i, s := range o.services {
-		if addr, ok := tcpAddr(s); ok && !slices.ContainsFunc(testbed.OwnCIDRs(), func(p netip.Prefix) bool { return p.Contains(addr.Addr()) }) {
+		addr, ok := tcpAddr(s)
+		taken := func(p netip.Prefix) bool { return p.Contains(addr.Addr()) }
+		if ok && !slices.ContainsFunc(testbed.OwnCIDRs(), taken) {
 			all = append(all, i)
 		}
 	}
@@ -142,10 +144,9 @@ func (o *Own) objects(withTargets bool) (all []runtime.Object) {
 
 // first is the lowest number of each target.
 func (c Cluster) first() (numbers []int) {
-	for i := range c.Services {
-		if len(numbers) < len(c.own.targets) && i*len(c.own.targets)/c.Services == len(numbers) {
-			numbers = append(numbers, i)
-		}
+	n := len(c.own.targets)
+	for i := range n {
+		numbers = append(numbers, (i*c.Services+n-1)/n)
 	}
 	return numbers
 }

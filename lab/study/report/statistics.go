@@ -459,7 +459,7 @@ func (g Growth) Grows() bool { return g.Low > flat }
 // growth is that of a contender's figure in a case, relative to no proxy if there was none.
 func (s *Statistics) growth(p place, contender, figure string) (g Growth, ok bool) {
 	var at []float64
-	var all []bench.Series
+	var all, plain []bench.Series
 	relative := true
 	for _, size := range s.sizes(p.experiment, p.kernel, p.of) {
 		p.size = size
@@ -468,12 +468,13 @@ func (s *Statistics) growth(p place, contender, figure string) (g Growth, ok boo
 			continue
 		}
 		at, all, relative = append(at, float64(size)), append(all, values), relative && direct
+		plain = append(plain, series(s.values(turns{p, contender}, figure)))
 	}
 	if len(at) < 2 {
 		return g, false
 	}
 	if !relative {
-		all = s.absolute(p, contender, figure, at)
+		all = plain
 	}
 	middle := medians(all, nil)
 	g = Growth{From: int(at[0]), To: int(at[len(at)-1]), Times: middle[len(at)-1] / middle[0]}
@@ -499,15 +500,6 @@ func exponents(at []float64, all []bench.Series, middle float64) (low, high floa
 	}
 	half := margin(rounds, variance) / squares
 	return middle - half, middle + half
-}
-
-// absolute are the figures themselves at some sizes.
-func (s *Statistics) absolute(p place, contender, figure string, at []float64) (all []bench.Series) {
-	for _, size := range at {
-		p.size = int(size)
-		all = append(all, series(s.values(turns{p, contender}, figure)))
-	}
-	return all
 }
 
 // medians are those of each series, or of what is drawn of it.

@@ -17,30 +17,25 @@ type scale struct {
 
 // scales are those of a unit, the smallest first.
 func scales(u study.Unit) []scale {
-	switch u {
-	case study.Seconds:
-		return []scale{
-			{0, 1e9, " ns"}, {1e-6, 1e6, " µs"}, {1e-3, 1e3, " ms"}, {1, 1, " s"}, {120, 1.0 / 60, " min"}, {7200, 1.0 / 3600, " h"},
-		}
-	case study.Bytes:
-		return []scale{
-			{0, 1, " B"}, {1 << 10, 1.0 / (1 << 10), " KiB"}, {1 << 20, 1.0 / (1 << 20), " MiB"}, {1 << 30, 1.0 / (1 << 30), " GiB"},
-		}
-	case study.BitRate:
-		return []scale{{0, 1, " bit/s"}, {1e3, 1e-3, " kbit/s"}, {1e6, 1e-6, " Mbit/s"}, {1e9, 1e-9, " Gbit/s"}}
-	case study.PerSecond:
-		return []scale{{0, 1, "/s"}}
-	case study.Share:
-		return []scale{{0, 100, " %"}}
-	}
-	return []scale{{0, 1, ""}}
+	return map[study.Unit][]scale{
+		study.Seconds: {
+			{0, 1e9, " ns"}, {1e-6, 1e6, " µs"}, {1e-3, 1e3, " ms"}, {1, 1, " s"},
+			{120, 1.0 / 60, " min"}, {7200, 1.0 / 3600, " h"},
+		},
+		study.Bytes: {
+			{0, 1, " B"}, {1 << 10, 1.0 / (1 << 10), " KiB"}, {1 << 20, 1.0 / (1 << 20), " MiB"},
+			{1 << 30, 1.0 / (1 << 30), " GiB"},
+		},
+		study.BitRate:   {{0, 1, " bit/s"}, {1e3, 1e-3, " kbit/s"}, {1e6, 1e-6, " Mbit/s"}, {1e9, 1e-9, " Gbit/s"}},
+		study.PerSecond: {{0, 1, "/s"}},
+		study.Share:     {{0, 100, " %"}},
+	}[u]
 }
 
 // quantity is a value with its unit, to three digits.
 func quantity(u study.Unit, v float64) string {
-	all := scales(u)
-	best := all[0]
-	for _, s := range all {
+	best := scale{times: 1}
+	for _, s := range scales(u) {
 		if math.Abs(v) >= s.from*0.9995 {
 			best = s
 		}
