@@ -34,7 +34,10 @@ var errScratch = errors.New("there can be no network namespaces to measure in")
 // newScratch makes a cluster with an address of the server in each family.
 func newScratch(ctx context.Context) (*scratch, error) {
 	spec := testbed.Spec{
-		Pods: []testbed.PodSpec{{Name: server, Addrs: []netip.Addr{serverAddr(false), serverAddr(true)}}, {Name: client}}, Cgroup: true,
+		Pods: []testbed.PodSpec{
+			{Name: server, Addrs: []netip.Addr{serverAddr(false), serverAddr(true)}}, {Name: client},
+		},
+		Cgroup: true,
 	}
 	bed, err := testbed.New(ctx, spec)
 	if noCgroup(err) { // then only the plane that needs it is not measured

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -85,14 +84,12 @@ func (c Contender) backend() string {
 
 // legacyProgram is the one that is all of the older iptables; empty: there is none.
 func legacyProgram() string {
-	path, err := exec.LookPath("xtables-legacy-multi")
-	if err != nil {
-		path = "/usr/sbin/xtables-legacy-multi"
+	for _, name := range []string{"xtables-legacy-multi", "/usr/sbin/xtables-legacy-multi"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
 	}
-	if _, err := os.Stat(path); err != nil {
-		return ""
-	}
-	return path
+	return ""
 }
 
 // programs are the versions of the contenders' programs. One that does not tell is left out; why is seen when it is
@@ -111,28 +108,21 @@ func programs(ctx context.Context, all []Contender) map[string]string {
 }
 
 // lacking says that it is not the contender who runs at the site: Fairlead takes another plane where the kernel cannot
-// do what one needs.
+// do what one needs. Or it says that the contender cannot change to the plane that it is to change to.
 func (s *Site) lacking(ctx context.Context) error {
-	if s.Kind != Fairlead {
-		return s.lacksOther(ctx)
+	if s.Kind == Fairlead {
+		answer, err := engine.Ask(ctx, s.ControlSocket, "/status")
+		if err != nil {
+			return err
+		}
+		var r engine.Report
+		if err := json.Unmarshal(answer, &r); err != nil {
+			return fmt.Errorf("the proxy's status: %w", err)
+		}
+		if r.Plane != r.Mode {
+			return errors.New(reason(s.Proxy.Log()))
+		}
 	}
-	answer, err := engine.Order(ctx, s.ControlSocket, http.MethodGet, "/status")
-	if err != nil {
-		return err
-	}
-	defer answer.Close()
-	var r engine.Report
-	if err := json.NewDecoder(answer).Decode(&r); err != nil {
-		return fmt.Errorf("the proxy's status: %w", err)
-	}
-	if r.Plane == r.Mode {
-		return s.lacksOther(ctx)
-	}
-	return errors.New(reason(s.Proxy.Log()))
-}
-
-// lacksOther says that the contender cannot change to the plane that it is to change to.
-func (s *Site) lacksOther(ctx context.Context) error {
 	if s.To == "" {
 		return nil
 	}

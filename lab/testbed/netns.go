@@ -63,8 +63,11 @@ func (n *netns) live(ready chan<- error) {
 
 func (n *netns) setup(sysctls []sysctl) error {
 	err := set(sysctls, "/proc")
-	if errors.Is(err, unix.EROFS) { // as in containers
-		err = setElsewhere(sysctls, err)
+	if errors.Is(err, unix.EROFS) { // as in containers: a file system of its own needs CAP_SYS_ADMIN
+		if f, proc, failed := detached("proc"); failed == nil {
+			defer f.Close()
+			err = set(sysctls, proc)
+		}
 	}
 	if err != nil {
 		return err
@@ -179,16 +182,6 @@ func set(sysctls []sysctl, proc string) error {
 		}
 	}
 	return nil
-}
-
-// setElsewhere sets them in a file system of type proc of its own, for which CAP_SYS_ADMIN is needed.
-func setElsewhere(sysctls []sysctl, otherwise error) error {
-	f, proc, err := detached("proc")
-	if err != nil {
-		return otherwise
-	}
-	defer f.Close()
-	return set(sysctls, proc)
 }
 
 // hostSysctls suit every place.

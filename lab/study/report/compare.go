@@ -149,7 +149,8 @@ func difference(x, y far, f study.Figure) (d Difference, ok bool) {
 	if !ok { // there is a 0 among them, and no ratio
 		// Such figures, as losses, differ if each round of one is above all of the other.
 		up, down := slices.Min(after) > slices.Max(before), slices.Max(after) < slices.Min(before)
-		d.Relative, d.Outcome = false, outcome(up || down, before.Median() == after.Median(), down == (f.Better == study.Lower))
+		alike, better := before.Median() == after.Median(), down == (f.Better == study.Lower)
+		d.Relative, d.Outcome = false, outcome(up || down, alike, better)
 		return d.of(f), true
 	}
 	d.comparison, d.Ratio = c, c.Median

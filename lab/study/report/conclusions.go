@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -393,10 +394,10 @@ func schedulers(b judged, _ []curve, v *votes) error {
 	f, _ := mainFigure(d)
 	v.before, v.none = f.Name+", times that of rr: ", "rr, sh and sed of "+b.whose()+" were not measured"
 	for _, of := range b.cases("schedulers", b.kernel) {
-		robin, _ := b.scheduled(of, "rr")
+		robin := b.scheduled(of, "rr")
 		var texts []string
 		for _, name := range []string{"sh", "sed"} {
-			t, _ := b.scheduled(of, name)
+			t := b.scheduled(of, name)
 			r, ok := b.compare(t, robin, f.Name)
 			if !ok {
 				continue
@@ -412,22 +413,16 @@ func schedulers(b judged, _ []curve, v *votes) error {
 	return nil
 }
 
-// scheduled are the turns with a scheduler.
-func (b judged) scheduled(of, name string) (best turns, found bool) {
+// scheduled are the turns with a scheduler: of several contenders those of the first.
+func (b judged) scheduled(of, name string) (best turns) {
+	word := regexp.MustCompile(`[^ =,:]+`)
 	for t := range b.rows {
-		if t.experiment != "schedulers" || t.kernel != b.kernel || t.of != of {
-			continue
-		}
 		c := b.Contender(t.contender)
-		words := strings.FieldsFunc(c.Name+" "+strings.Join(c.Args, " "), func(r rune) bool {
-			return r == ' ' || r == '=' || r == ',' || r == ':'
-		})
-		if c.Kind != b.kind || !slices.Contains(words, name) {
-			continue
-		}
-		if !found || t.contender < best.contender {
-			best, found = t, true
+		words := word.FindAllString(c.Name+" "+strings.Join(c.Args, " "), -1)
+		here := t.experiment == "schedulers" && t.kernel == b.kernel && t.of == of && c.Kind == b.kind
+		if here && slices.Contains(words, name) && (best.contender == "" || t.contender < best.contender) {
+			best = t
 		}
 	}
-	return best, found
+	return best
 }

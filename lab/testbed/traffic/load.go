@@ -57,7 +57,8 @@ func (l Load) turns(ctx context.Context, c *collector) (next func() (turn, bool)
 // pace hands out turns by the clock, on a thread of its own: the runtime's timers are a millisecond late where nothing
 // else goes on.
 func (l Load) pace(ctx context.Context, due chan<- turn, c *collector) {
-	runtime.LockOSThread()                             // for good: the thread ends with its goroutine, and takes its slack along
+	// For good: the thread ends with its goroutine, and takes its slack along.
+	runtime.LockOSThread()
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // wakes up in time; it always can
 	for t := range l.clock(ctx) {
 		select {

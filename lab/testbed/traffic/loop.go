@@ -133,8 +133,8 @@ func (l *Loop) Requests(n int) (took []time.Duration, err error) {
 	})
 }
 
-// repeat does something n times in the client's place. The runtime's signals, which would interrupt system calls, do not
-// reach the thread.
+// repeat does something n times in the client's place. The runtime's signals, which would interrupt system calls, do
+// not reach the thread.
 func (l *Loop) repeat(n int, once func() (time.Duration, error)) (took []time.Duration, err error) {
 	err = l.bed.Do(l.from, func() error {
 		all := &unix.Sigset_t{Val: [16]uint64{^uint64(0)}}
