@@ -19,7 +19,6 @@ var pageFiles embed.FS
 
 // document is what the template shows.
 type document struct {
-	Toggles template.CSS
 	Title   string
 	Head    []string
 	Advice  Advice
@@ -112,21 +111,11 @@ func newPage(r *study.Result) (document, error) {
 		return p, err
 	}
 	p.Raw = template.URL("data:application/json;base64," + base64.StdEncoding.EncodeToString(raw))
-	p.Toggles = toggles()
 	p.Groups, p.Tally = verdictGroups(s.Verdicts())
 	for _, c := range s.sections() {
 		p.Parts = append(p.Parts, s.part(c))
 	}
 	return p, nil
-}
-
-// toggles hide the lines of those that are not checked in a legend: what no selector of CSS can say of any number.
-func toggles() (rules template.CSS) {
-	const most = 40 // contenders
-	for i := range most {
-		rules += template.CSS(fmt.Sprintf("section:has(.t%d:not(:checked)) .series.s%d{visibility:hidden}", i, i))
-	}
-	return rules
 }
 
 // verdictGroups puts the verdicts of a conclusion together, and counts the answers.

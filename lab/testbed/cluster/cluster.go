@@ -109,7 +109,7 @@ func (c *Cluster) plan(manifests []Manifest) (*Result, []*service, plan) {
 	for _, s := range services {
 		s.pods = pods.selected(s)
 		if len(s.pods) == 0 {
-			s.given = in.given(s)
+			s.given = in.slices[s.key()]
 			pods.planHosts(c, s, r.report)
 		}
 	}

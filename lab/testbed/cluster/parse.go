@@ -135,7 +135,7 @@ type input struct {
 	services  []*service
 	workloads []*workload
 	slices    map[string][]*discoveryv1.EndpointSlice // by Service
-	mirrored  map[string][]*discoveryv1.EndpointSlice // made from Endpoints
+	mirrored  map[string][]*discoveryv1.EndpointSlice // made from Endpoints, where there are no real ones
 	owners    map[types.UID]bool                      // objects that others may name as theirs
 	seen      map[string]bool
 	skipped   map[string]int
@@ -159,6 +159,11 @@ func parse(manifests []Manifest) *input {
 		owner := metav1.GetControllerOfNoCopy(w)
 		return owner != nil && in.owners[owner.UID]
 	})
+	for key, mirrored := range in.mirrored {
+		if in.slices[key] == nil {
+			in.slices[key] = mirrored
+		}
+	}
 	slices.SortFunc(in.services, func(a, b *service) int { return cmp.Compare(a.key(), b.key()) })
 	slices.SortStableFunc(in.workloads, func(a, b *workload) int {
 		return cmp.Or(cmp.Compare(a.order(), b.order()), cmp.Compare(a.key(), b.key()))

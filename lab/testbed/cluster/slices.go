@@ -184,12 +184,3 @@ func mirror(slice *discoveryv1.EndpointSlice, addrs []corev1.EndpointAddress, re
 		}
 	}
 }
-
-// given are the slices that the manifests themselves have for a Service; those made from Endpoints
-// only if there is no real one.
-func (in *input) given(s *service) []*discoveryv1.EndpointSlice {
-	if given := in.slices[s.key()]; given != nil {
-		return given
-	}
-	return in.mirrored[s.key()]
-}

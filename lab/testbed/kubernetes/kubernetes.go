@@ -208,6 +208,13 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 // kill at once.
 func (c *ControlPlane) StopAPIServer(kill bool) error { return c.apiServer.stop(kill) }
 
+// StartControllers starts kube-controller-manager again.
+func (c *ControlPlane) StartControllers() error { return c.controllers.start() }
+
+// StopControllers stops kube-controller-manager: in order, or with kill by SIGKILL. Until it is started
+// again EndpointSlices stay as they are.
+func (c *ControlPlane) StopControllers(kill bool) error { return c.controllers.stop(kill) }
+
 // Config is an administrator's, without limit of queries. It works in the namespace of this process;
 // see Relay.Kubeconfig for programs in a Bed.
 func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.admin) }
