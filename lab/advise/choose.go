@@ -158,25 +158,22 @@ func (c Case) notes(plane string) (notes []string) {
 // compare puts the better one first.
 func (o contender) compare(p contender) int {
 	return cmp.Or(
-		cmp.Compare(one(o.Unserved != ""), one(p.Unserved != "")),
-		cmp.Compare(one(o.Plane == userspace), one(p.Plane == userspace)),
-		cmp.Compare(one(o.Figures == nil), one(p.Figures == nil)),
+		slices.Compare(o.rank(), p.rank()),
 		cmp.Compare(o.effort, p.effort),
 		cmp.Compare(preference(o.Plane), preference(p.Plane)),
 	)
 }
 
-// alike reports whether nothing but effort and preference tell them apart.
-func (o contender) alike(p contender) bool {
-	return (o.Unserved == "") == (p.Unserved == "") && (o.Plane == userspace) == (p.Plane == userspace) &&
-		(o.Figures == nil) == (p.Figures == nil)
+// rank is what comes before effort and preference.
+func (o contender) rank() []int {
+	return []int{one(o.Unserved != ""), one(o.Plane == userspace), one(o.Figures == nil)}
 }
 
 // preferFirst moves to the front which is preferred among those between which there is little.
 func preferFirst(all []contender) {
 	best := 0
 	for i, o := range all {
-		near := o.alike(all[0]) && o.effort <= little*all[0].effort
+		near := slices.Equal(o.rank(), all[0].rank()) && o.effort <= little*all[0].effort
 		if near && preference(o.Plane) < preference(all[best].Plane) {
 			best = i
 		}

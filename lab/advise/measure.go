@@ -222,10 +222,10 @@ func (t *trial) connections(ctx context.Context, m *Figures) error {
 		return m.Rounds <= minRounds && ctx.Err() == nil || m.Rounds <= maxRounds && inTime(ctx)
 	}
 	samples, err := bench.Interleave([]bench.Variant{
-		{Name: "direct", Slice: slice(direct.Connections, connections)},
-		{Name: "through", Slice: slice(through.Connections, connections)},
-		{Name: "direct request", Slice: slice(direct.Requests, requests)},
-		{Name: "through request", Slice: slice(through.Requests, requests)},
+		{Name: "direct", Slice: func() ([]time.Duration, error) { return direct.Connections(connections) }},
+		{Name: "through", Slice: func() ([]time.Duration, error) { return through.Connections(connections) }},
+		{Name: "direct request", Slice: func() ([]time.Duration, error) { return direct.Requests(requests) }},
+		{Name: "through request", Slice: func() ([]time.Duration, error) { return through.Requests(requests) }},
 	}, next)
 	m.Rounds--
 	if err == nil && m.Rounds < minRounds {
@@ -237,11 +237,6 @@ func (t *trial) connections(ctx context.Context, m *Figures) error {
 	m.Connection = Ratio(samples.Series("through", 0.5).Ratio(samples.Series("direct", 0.5)))
 	m.Request = Ratio(samples.Series("through request", 0.5).Ratio(samples.Series("direct request", 0.5)))
 	return nil
-}
-
-// slice does something n times.
-func slice(do func(n int) ([]time.Duration, error), n int) func() ([]time.Duration, error) {
-	return func() ([]time.Duration, error) { return do(n) }
 }
 
 // inTime reports whether there is time for another round, and to clean up.

@@ -41,20 +41,26 @@ func bandwidthCells(d Depth) (cells []Cell) {
 
 // bandwidthTurn carries data to a Service.
 func bandwidthTurn(ctx context.Context, s *Site, to netip.AddrPort, lasts time.Duration) (Figures, error) {
-	if _, err := s.server(ctx, traffic.Server{Protocol: traffic.Bulk}); err != nil {
-		return nil, err
-	}
-	r, err := s.run(ctx, ClientPod, traffic.Load{
-		Protocol: traffic.Bulk, Targets: []netip.AddrPort{to}, Duration: lasts, Interval: lasts / 10,
-	})
+	r, err := s.bulk(ctx, to, lasts, lasts/10)
 	if err != nil {
 		return nil, err
-	}
-	if r.Failed() > 0 {
-		return nil, fmt.Errorf("a connection to %s ended before its time: %v", to, r.Errors)
 	}
 	return Figures{
 		"throughput": 8 * r.BytesPerSecond(), "worst interval": bitRates(r, lasts/10)[0],
 		"connect": r.Connect.Quantile(0.5).Seconds(),
 	}, nil
+}
+
+// bulk carries data to a Service on one connection, and counts it in intervals.
+func (s *Site) bulk(ctx context.Context, to netip.AddrPort, lasts, interval time.Duration) (traffic.Result, error) {
+	if _, err := s.server(ctx, traffic.Server{Protocol: traffic.Bulk}); err != nil {
+		return traffic.Result{}, err
+	}
+	r, err := s.run(ctx, ClientPod, traffic.Load{
+		Protocol: traffic.Bulk, Targets: []netip.AddrPort{to}, Duration: lasts, Interval: interval,
+	})
+	if err == nil && r.Failed() > 0 {
+		err = fmt.Errorf("a connection to %s ended before its time: %v", to, r.Errors)
+	}
+	return r, err
 }

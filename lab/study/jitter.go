@@ -63,7 +63,7 @@ func (u unrest) turn(ctx context.Context, s *Site) (Figures, error) {
 	var busy, bulk traffic.Result
 	took, err := u.meanwhile(ctx, s, func() (err error) {
 		if busy, err = u.requests(ctx, s); err == nil {
-			bulk, err = u.bulk(ctx, s)
+			bulk, err = s.bulk(ctx, s.Service(0), u.lasts, u.interval())
 		}
 		return err
 	})
@@ -117,19 +117,6 @@ func (u unrest) requests(ctx context.Context, s *Site) (traffic.Result, error) {
 		Targets: []netip.AddrPort{s.Service(0)}, Rate: s.rate(rate), Concurrency: most,
 		Duration: u.lasts, Timeout: u.patience(),
 	})
-}
-
-func (u unrest) bulk(ctx context.Context, s *Site) (traffic.Result, error) {
-	if _, err := s.server(ctx, traffic.Server{Protocol: traffic.Bulk}); err != nil {
-		return traffic.Result{}, err
-	}
-	r, err := s.run(ctx, ClientPod, traffic.Load{
-		Protocol: traffic.Bulk, Targets: []netip.AddrPort{s.Service(0)}, Duration: u.lasts, Interval: u.interval(),
-	})
-	if err == nil && r.Failed() > 0 {
-		err = fmt.Errorf("bulk data: %v", r.Errors)
-	}
-	return r, err
 }
 
 // bitRates are those of the intervals of a load, sorted. The last one is left out: it is not whole.

@@ -44,15 +44,17 @@ func (p *Progress) add(l *lab) {
 }
 
 // name is the cell's, for who waits.
-func (t task) name() string {
-	name := t.experiment
-	if t.Case != "" {
-		name += ", " + t.Case
+func (t task) name() string { return PlaceOf(t.experiment, t.Case, t.Size) }
+
+// PlaceOf is what a cell is called.
+func PlaceOf(experiment, of string, size int) string {
+	if of != "" {
+		experiment += ", " + of
 	}
-	if t.Size > 0 {
-		name += ", " + Number(t.Size)
+	if size > 0 {
+		experiment += ", " + Number(size)
 	}
-	return name
+	return experiment
 }
 
 // estimate is what things took: the means by the names of cells and experiments, and at "" that of starts.

@@ -217,13 +217,7 @@ func (c *Changes) table(all []Difference) table {
 
 // place is where it was measured.
 func (d Difference) place() string {
-	text := d.Experiment
-	if d.Case != "" {
-		text += ", " + d.Case
-	}
-	if d.Size > 0 {
-		text += ", " + study.Number(d.Size)
-	}
+	text := study.PlaceOf(d.Experiment, d.Case, d.Size)
 	if d.Kernel != study.This {
 		text += " (" + d.Kernel + ")"
 	}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -72,10 +73,8 @@ func (s *service) addresses() []exposedAddr {
 func (c *Cluster) exposures(s *service, made []*discoveryv1.EndpointSlice) []Exposure {
 	var all []Exposure
 	for _, p := range s.Spec.Ports {
-		e := Exposure{Service: s.key(), Port: p.Name, Protocol: protocolOf(p.Protocol)}
-		if e.Port == "" {
-			e.Port = strconv.Itoa(int(p.Port))
-		}
+		name := cmp.Or(p.Name, strconv.Itoa(int(p.Port)))
+		e := Exposure{Service: s.key(), Port: name, Protocol: protocolOf(p.Protocol)}
 		add := func(kind Kind, addr netip.Addr, port int32) {
 			e.Kind, e.To = kind, netip.AddrPortFrom(addr, uint16(port))
 			e.Backends = c.backends(made, p.Name, addr)

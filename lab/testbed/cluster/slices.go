@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -133,10 +134,7 @@ func (in *input) addSlice(data []byte) error {
 	if err := json.Unmarshal(data, &slice); err != nil {
 		return err
 	}
-	if slice.Namespace == "" {
-		slice.Namespace = metav1.NamespaceDefault
-	}
-	slice.ManagedFields = nil
+	slice.Namespace, slice.ManagedFields = cmp.Or(slice.Namespace, metav1.NamespaceDefault), nil
 	key := slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName]
 	in.slices[key] = append(in.slices[key], &slice)
 	return nil
@@ -154,11 +152,9 @@ func (in *input) addEndpoints(o object, data []byte) error {
 			slice := emptySlice(o, family, "endpointslicemirroring-controller.k8s.io")
 			slice.Name = fmt.Sprintf("%s-mirror-%s-%d", o.name, strings.ToLower(string(family)), i+1)
 			for _, p := range subset.Ports {
-				if p.Protocol == "" {
-					p.Protocol = corev1.ProtocolTCP
-				}
 				slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{
-					Name: new(p.Name), Protocol: new(p.Protocol), Port: new(p.Port), AppProtocol: p.AppProtocol,
+					Name: new(p.Name), Protocol: new(cmp.Or(p.Protocol, corev1.ProtocolTCP)), Port: new(p.Port),
+					AppProtocol: p.AppProtocol,
 				})
 			}
 			mirror(slice, subset.Addresses, true)

@@ -265,14 +265,10 @@ func memoryDir(size uint64) string {
 
 // parseSize reads a size as the kernel writes it.
 func parseSize(text string) (bytes uint64, err error) {
-	digits, shift := text, 0
-	for i, unit := range []string{"K", "M", "G"} {
-		if d, has := strings.CutSuffix(text, unit); has {
-			digits, shift = d, 10*(i+1)
-		}
-	}
-	n, err := strconv.ParseUint(digits, 10, 32)
-	if err != nil {
+	unit := strings.TrimLeft(text, "0123456789")
+	n, err := strconv.ParseUint(strings.TrimSuffix(text, unit), 10, 32)
+	shift, known := map[string]int{"": 0, "K": 10, "M": 20, "G": 30}[unit]
+	if err != nil || !known {
 		return 0, fmt.Errorf("%s is no size of memory, as 512M or 4G", text)
 	}
 	return n << shift, nil
