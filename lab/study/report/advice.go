@@ -87,17 +87,12 @@ func (s *Statistics) ahead(plane, other string, services int) bool {
 			if err != nil || failed != nil {
 				continue
 			}
-			size := nearest(x.sizes(), services)
+			size := slices.MinFunc(x.sizes(), func(n, m int) int { return cmp.Compare(apart(n, services), apart(m, services)) })
 			r, ok := s.compare(x.at(size), y.at(size), x.figure.Name)
 			return ok && r.Less()
 		}
 		return false
 	})
-}
-
-// nearest is the size that is, in proportion.
-func nearest(sizes []int, n int) int {
-	return slices.MinFunc(sizes, func(a, b int) int { return cmp.Compare(apart(a, n), apart(b, n)) })
 }
 
 // choice is for so many Services.

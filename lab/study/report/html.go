@@ -1,7 +1,6 @@
 package report
 
 import (
-	"bytes"
 	"embed"
 	"encoding/base64"
 	"encoding/json"
@@ -92,12 +91,7 @@ func HTML(w io.Writer, r *study.Result) error {
 	if err != nil {
 		return err
 	}
-	var text bytes.Buffer
-	if err := t.Execute(&text, p); err != nil {
-		return err
-	}
-	_, err = w.Write(text.Bytes())
-	return err
+	return t.Execute(w, p)
 }
 
 func newPage(r *study.Result) (document, error) {

@@ -184,7 +184,11 @@ func (s *Statistics) bySize(b block, sizes []int, both bool) table {
 	}
 	t.Head = append(t.Head, growthHead)
 	for i, c := range b.who {
-		t.Rows[i] = append(t.Rows[i], s.growthCell(b, c))
+		exponent := "–"
+		if g, ok := s.growth(b.place, c.Name, b.figure.Name); ok {
+			exponent = g.String()
+		}
+		t.Rows[i] = append(t.Rows[i], exponent)
 	}
 	return t
 }
@@ -213,15 +217,6 @@ func (s *Statistics) byCase(of []block) table {
 
 // largest is the largest size.
 func (b block) largest() int { return b.sizes[len(b.sizes)-1] }
-
-// growthCell is the exponent.
-func (s *Statistics) growthCell(b block, c study.Contender) string {
-	g, ok := s.growth(b.place, c.Name, b.figure.Name)
-	if !ok {
-		return "–"
-	}
-	return g.String()
-}
 
 // String is the exponent with its bounds.
 func (g Growth) String() string {
