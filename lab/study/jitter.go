@@ -134,7 +134,7 @@ func bitRates(r traffic.Result, interval time.Duration) (rates []float64) {
 // meanwhile changes endpoints while something is done, and puts them back. It returns the share of a processor that the
 // proxy has taken.
 func (u unrest) meanwhile(ctx context.Context, s *Site, do func() error) (proxy float64, err error) {
-	if s.Proxy == nil { // a change takes some 20 µs to be told, which is nothing beside the requests
+	if s.Proxy == nil { // telling a change takes a few microseconds, which is nothing beside the requests
 		return 0, do()
 	}
 	before, err := s.Proxy.Usage()
