@@ -60,6 +60,7 @@ type votes struct {
 	all             int
 	// published and measured are the largest sizes, of what was said up to a size.
 	published, measured int
+	strict              bool   // one vote against the conclusion is enough
 	none                string // why there are no votes
 }
 
@@ -83,7 +84,7 @@ func (v *votes) answer() (Answer, string) {
 		return SoFar, says + "; more were not measured"
 	case v.count[Holds] == v.all:
 		return Holds, says
-	case v.count[Fails] == v.all:
+	case v.count[Fails] == v.all || v.strict && v.count[Fails] > 0:
 		return Fails, says
 	case v.count[Fails] == 0 && v.count[Unknown] > 0:
 		return Unknown, boundsTooWide + says
@@ -158,7 +159,8 @@ func crossing(at int) func(judged, []curve, *votes) error {
 // rulesCostNothing compares the largest number of rules with the smallest, in each case.
 func rulesCostNothing(b judged, _ []curve, v *votes) error {
 	*v = votes{
-		before: "a request takes ", published: 200_000, none: "rules was measured with one number of rules only",
+		before: "a request takes ", published: 200_000, strict: true,
+		none: "rules was measured with one number of rules only",
 	}
 	for _, of := range b.cases("rules", b.kernel) {
 		c, err := b.main("rules", "iptables", of)
@@ -207,16 +209,17 @@ func updates(holds, fails func(Growth) bool) func(judged, []curve, *votes) error
 		if !ok {
 			return errors.New("update was measured with one size only")
 		}
-		answer := Unknown
+		says := fmt.Sprintf("%s of %s: %s at %s, %s at %s; it grows as %s", c.figure.Name, c.who.Name,
+			c.value(g.From), counted(g.From, c.axis), c.value(g.To), counted(g.To, c.axis), g)
 		switch {
 		case holds(g):
-			answer = Holds
+			v.vote(Holds)
 		case fails(g):
-			answer = Fails
+			v.vote(Fails)
+		default:
+			return errors.New(says)
 		}
-		v.vote(answer)
-		v.say("%s of %s: %s at %s, %s at %s; it grows as %s", c.figure.Name, c.who.Name,
-			c.value(g.From), counted(g.From, c.axis), c.value(g.To), counted(g.To, c.axis), g)
+		v.say("%s", says)
 		return nil
 	}
 }
