@@ -55,6 +55,17 @@ func (d *disguise) enter(c call, b model.Backend, own netip.AddrPort) (leave fun
 	return func() { _ = d.drop(key) }, nil // what stays is replaced by who has the port next
 }
 
+// present does so, once connection tracking has forgotten an earlier flow from the same port. In TCP a new connection
+// makes it forget (nf_conntrack_proto_tcp.c).
+func (p *proxy) present(c call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
+	if c.key.Protocol != model.TCP {
+		if err := p.tracking.forget(c.key.Protocol, own, b.AddrPort()); err != nil {
+			return func() {}, err
+		}
+	}
+	return p.disguise.enter(c, b, own)
+}
+
 // connectOwn connects a socket of the own address.
 func (p *proxy) connectOwn(c call, b model.Backend, protocol string) (conn net.Conn, leave func(), err error) {
 	leave = func() {}
@@ -67,7 +78,7 @@ func (p *proxy) connectOwn(c call, b model.Backend, protocol string) (conn net.C
 		return control(raw, func(fd int) error {
 			own, err := bindOwn(fd, network[len(network)-1] == '6')
 			if err == nil {
-				leave, err = p.disguise.enter(c, b, own)
+				leave, err = p.present(c, b, own)
 			}
 			return err
 		})

@@ -249,7 +249,7 @@ func (p *proxy) connectSCTP(a *association, c call, b model.Backend) error {
 	if err != nil {
 		return err
 	}
-	leave, err := p.disguise.enter(c, b, own)
+	leave, err := p.present(c, b, own)
 	if err != nil {
 		return err
 	}

@@ -120,3 +120,54 @@ func (n *node) receiveSCTP(fd int) string {
 			binary.NativeEndian.Uint16(data), binary.BigEndian.Uint32(data[8:]))
 	}
 }
+
+// TestSCTP_portAgain: two clients are served from the same port of the plane, one after the other. The backend sees
+// each one's own address, although connection tracking still knows the flow of the first.
+func TestSCTP_portAgain(t *testing.T) {
+	if !testbed.HasProtocol(model.SCTP) {
+		vm.Replay(t, "SCTP", "^"+t.Name()+"$")
+		return
+	}
+	n := start(t, userspace.Options{Redirect: userspace.ByNAT})
+	n.at(testbed.Node, func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40000"), 0)
+	})
+	listener := n.sctpSocket("pod-a", [4]byte{10, 244, 1, 11}, 7777)
+	if err := unix.Listen(listener, 1); err != nil {
+		t.Fatal(err)
+	}
+	patience(t, listener)
+	n.sync("sctp", "10.244.1.11:7777")
+	for _, from := range []struct {
+		place testbed.Place
+		at    [4]byte
+	}{
+		{"client", [4]byte{10, 244, 1, 20}}, {"pod-b", [4]byte{10, 244, 2, 13}}, {"client", [4]byte{10, 244, 1, 20}},
+	} {
+		client := n.sctpSocket(from.place, from.at, 0)
+		patience(t, client)
+		if err := unix.Connect(client, &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 10}, Port: 80}); err != nil {
+			t.Fatal(os.NewSyscallError("connect", err))
+		}
+		backend, peer, err := unix.Accept(listener)
+		if err != nil {
+			t.Fatal(from.at, os.NewSyscallError("accept", err))
+		}
+		if saw := peer.(*unix.SockaddrInet4).Addr; saw != from.at {
+			t.Errorf("the backend sees %v, not %v", saw, from.at)
+		}
+		unix.Close(backend)
+		unix.Close(client)
+	}
+}
+
+// patience has calls on a socket end.
+func patience(t *testing.T, fd int) {
+	t.Helper()
+	timeout := unix.NsecToTimeval(eventually.Patience().Nanoseconds())
+	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &timeout); err != nil {
+			t.Fatal(os.NewSyscallError("setsockopt", err))
+		}
+	}
+}

@@ -133,6 +133,24 @@ func ForgetListed(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) boo
 	return len(flows), err
 }
 
+// ForgetFrom has the kernel forget the flow in which packets go from one address to another, if there is one.
+func ForgetFrom(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) error {
+	r := nfnetlink.Request{Kind: deleteFlow, Family: family(from.Addr().Is6())}
+	encodeTuple(&r.Filter, nl.CTA_TUPLE_ORIG, p, from, to)
+	if err := c.Do(r); !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+// ByAnswers is the flow whose answers go from one address to another.
+func ByAnswers(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) (f Flow, err error) {
+	r := nfnetlink.Request{Kind: getFlows, Family: family(from.Addr().Is6()), Each: func(attrs []byte) { f.decode(attrs) }}
+	encodeTuple(&r.Filter, nl.CTA_TUPLE_REPLY, p, from, to)
+	err = c.Get(r)
+	return f, err
+}
+
 func (f *Flow) decode(attrs []byte) {
 	nfnetlink.Attributes(attrs, func(kind uint16, data []byte) {
 		switch kind {
@@ -151,6 +169,24 @@ func (f *Flow) decode(attrs []byte) {
 			}
 		}
 	})
+}
+
+func encodeTuple(e *nfnetlink.Encoder, kind uint16, p model.Protocol, from, to netip.AddrPort) {
+	source, destination := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
+	if from.Addr().Is6() {
+		source, destination = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+	}
+	tuple := e.Open(kind)
+	addresses := e.Open(nl.CTA_TUPLE_IP)
+	e.Bytes(source, from.Addr().AsSlice())
+	e.Bytes(destination, to.Addr().AsSlice())
+	e.Close(addresses)
+	ports := e.Open(nl.CTA_TUPLE_PROTO)
+	e.Bytes(nl.CTA_PROTO_NUM, []byte{byte(p)})
+	e.Bytes(nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, from.Port()))
+	e.Bytes(nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, to.Port()))
+	e.Close(ports)
+	e.Close(tuple)
 }
 
 func decodeTuple(tuple []byte) (src, dst netip.AddrPort, protocol model.Protocol) {
