@@ -1179,3 +1179,56 @@ func TestSync_withoutLowPorts(t *testing.T) {
 		t.Error(o, err)
 	}
 }
+
+// TestUDP_portAgain: as TestSCTP_portAgain.
+func TestUDP_portAgain(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByNAT, FlowTimeout: 100 * time.Millisecond})
+	n.onePort()
+	backend := n.datagrams("pod-a", "10.244.1.11:7777")
+	n.sync("udp", "10.244.1.11:7777")
+	for _, from := range []struct {
+		place testbed.Place
+		at    string
+	}{{"client", "10.244.1.20"}, {"pod-b", "10.244.2.13"}, {"client", "10.244.1.20"}} {
+		client := n.datagrams(from.place, from.at+":0")
+		var saw net.Addr
+		eventually.Nil(t, "the port is free again", func() (err error) {
+			if _, err = client.WriteTo([]byte(from.at), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(service))); err != nil {
+				return err
+			}
+			if err := backend.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+				return err
+			}
+			text := make([]byte, 100)
+			size, peer, err := backend.ReadFrom(text)
+			if err == nil && string(text[:size]) != from.at {
+				err = fmt.Errorf("%s has said %s", peer, text[:size]) // the client before, once more
+			}
+			saw = peer
+			return err
+		})
+		if saw := saw.(*net.UDPAddr).IP.String(); saw != from.at {
+			t.Errorf("the backend sees %s, not %s", saw, from.at)
+		}
+	}
+}
+
+// onePort leaves the plane one port for its connections.
+func (n *node) onePort() {
+	n.Helper()
+	n.at(testbed.Node, func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40000"), 0)
+	})
+}
+
+// datagrams is a socket at an address of a place.
+func (n *node) datagrams(place testbed.Place, at string) *net.UDPConn {
+	n.Helper()
+	var conn *net.UDPConn
+	n.at(place, func() (err error) {
+		conn, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(at)))
+		return err
+	})
+	n.Cleanup(func() { conn.Close() })
+	return conn
+}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -129,45 +130,35 @@ func TestSCTP_portAgain(t *testing.T) {
 		return
 	}
 	n := start(t, userspace.Options{Redirect: userspace.ByNAT})
-	n.at(testbed.Node, func() error {
-		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40000"), 0)
-	})
+	n.onePort()
 	listener := n.sctpSocket("pod-a", [4]byte{10, 244, 1, 11}, 7777)
 	if err := unix.Listen(listener, 1); err != nil {
 		t.Fatal(err)
 	}
-	patience(t, listener)
+	short := unix.NsecToTimeval((200 * time.Millisecond).Nanoseconds())
+	if err := unix.SetsockoptTimeval(listener, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &short); err != nil {
+		t.Fatal(os.NewSyscallError("setsockopt", err))
+	}
 	n.sync("sctp", "10.244.1.11:7777")
 	for _, from := range []struct {
 		place testbed.Place
 		at    [4]byte
-	}{
-		{"client", [4]byte{10, 244, 1, 20}}, {"pod-b", [4]byte{10, 244, 2, 13}}, {"client", [4]byte{10, 244, 1, 20}},
-	} {
-		client := n.sctpSocket(from.place, from.at, 0)
-		patience(t, client)
-		if err := unix.Connect(client, &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 10}, Port: 80}); err != nil {
-			t.Fatal(os.NewSyscallError("connect", err))
-		}
-		backend, peer, err := unix.Accept(listener)
-		if err != nil {
-			t.Fatal(from.at, os.NewSyscallError("accept", err))
-		}
-		if saw := peer.(*unix.SockaddrInet4).Addr; saw != from.at {
-			t.Errorf("the backend sees %v, not %v", saw, from.at)
-		}
-		unix.Close(backend)
-		unix.Close(client)
-	}
-}
-
-// patience has calls on a socket end.
-func patience(t *testing.T, fd int) {
-	t.Helper()
-	timeout := unix.NsecToTimeval(eventually.Patience().Nanoseconds())
-	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &timeout); err != nil {
-			t.Fatal(os.NewSyscallError("setsockopt", err))
-		}
+	}{{"client", [4]byte{10, 244, 1, 20}}, {"pod-b", [4]byte{10, 244, 2, 13}}, {"client", [4]byte{10, 244, 1, 20}}} {
+		eventually.Nil(t, "the port is free again", func() error {
+			client := n.sctpSocket(from.place, from.at, 0)
+			defer unix.Shutdown(client, unix.SHUT_RDWR)
+			if err := unix.Connect(client, &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 10}, Port: 80}); err != nil {
+				return os.NewSyscallError("connect", err)
+			}
+			backend, peer, err := unix.Accept(listener)
+			if err != nil {
+				return os.NewSyscallError("accept", err)
+			}
+			defer unix.Close(backend)
+			if saw := peer.(*unix.SockaddrInet4).Addr; saw != from.at {
+				t.Errorf("the backend sees %v, not %v", saw, from.at)
+			}
+			return nil
+		})
 	}
 }
