@@ -33,6 +33,7 @@ type realCluster struct {
 	bed    *testbed.Bed
 	relay  *kubernetes.Relay
 	volume string // what the process finds at /var/lib/kube-proxy
+	env    []string
 	swaps  int
 }
 
@@ -185,7 +186,7 @@ func (w *realCluster) start(args ...string) *kubernetes.Proxy {
 		"mount -t tmpfs none /run && exec '%s' \"$@\"", w.volume, program)
 	command := append([]string{"unshare", "-m", "sh", "-c", run, "sh",
 		"--config=/var/lib/kube-proxy/config.conf", "--hostname-override=" + string(testbed.Node)}, args...)
-	p, err := kubernetes.StartProxy(w.Context(), kubernetes.ProxyOptions{Bed: w.bed, Command: command, Env: []string{asFairlead + "=1"}})
+	p, err := kubernetes.StartProxy(w.Context(), kubernetes.ProxyOptions{Bed: w.bed, Command: command, Env: append(w.env, asFairlead+"=1")})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -394,7 +395,13 @@ func TestKubeProxy_kubeadm(t *testing.T) {
 	if !w.answers(testbed.Node, webIP) {
 		t.Error("the kernel's state is gone with the process")
 	}
+	if out, err := w.bed.Command(t.Context(), testbed.Node, "nft", "flush", "ruleset").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	w.edit(files, "config.conf", "mode: nftables", "mode: auto") // with no rules to keep
+	w.env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}       // and no laboratory
 	p = w.start("--hostname-override=nosuch")
+	w.event("Node nosuch", "DataPlaneChosen", "nothing was measured")
 	w.logged(p, "there is no such Node; is hostnameOverride (--hostname-override) right")
 	w.event("Node nosuch", "InvalidNode", "--hostname-override")
 }

@@ -52,6 +52,17 @@ func TestLab_takesOver(t *testing.T) {
 	}
 }
 
+// Help and the shell learn of subcommands and flags from fairlead-lab itself.
+func TestLab_helpAndCompletion(t *testing.T) {
+	w := newWorld(t)
+	for _, args := range [][]string{{"help", "bench", "report"}, {"help", "demo"}, {"__complete", "bench", "--re"}} {
+		out, err := withLab(t, w.command(args...), `printf '%s ' "$@"`).Output()
+		if want := strings.Join(args, " ") + " "; err != nil || string(out) != want {
+			t.Errorf("fairlead %s runs fairlead-lab %s: %v", want, out, err)
+		}
+	}
+}
+
 // Mode auto does without measurements where there are none, and says so.
 func TestRun_autoWithoutLab(t *testing.T) {
 	for name, c := range map[string]struct{ script, says string }{
