@@ -30,10 +30,9 @@ func RunSockets(t *testing.T, name string, new dataplane.New) {
 }
 
 // RunAccelerated is RunSockets on a LAN like that of hardware: packets have their checksums, and what drivers of the
-// node send past its stack arrives. It plays the cases in which these have something to do; with ./dev test --all it
-// plays all.
+// node send past its stack arrives. A run plays the cases in which these have something to do, and a part of the others.
 func RunAccelerated(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, hardware: true, onlyDrivers: !sample.All()})
+	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, hardware: true})
 }
 
 // RunOnlySockets is RunSockets for a plane with nothing behind it: probes from elsewhere are left out, and pods may
@@ -92,24 +91,29 @@ type stage struct {
 	onlySockets bool
 	// hiding leaves out what cases say of sources.
 	hiding bool
-	// hardware makes cables like those of hardware; onlyDrivers leaves out what has nothing to do with programs in
-	// drivers.
-	hardware, onlyDrivers bool
-	beds                  map[bool]*testbed.Bed // with the pods on a bridge, and without
+	// hardware makes cables like those of hardware, for what programs in drivers do.
+	hardware bool
+	beds     map[bool]*testbed.Bed // with the pods on a bridge, and without
 }
 
-// plays are all cases in all families, each in a way that the run draws.
+// plays are the cases in all families, each in a way that the run draws. Of those that have nothing to do with hardware
+// it draws a part.
 func (s *stage) plays(t *testing.T, cases []*testCase) []play {
-	var all []play
+	var all, others []play
 	for i, c := range cases {
-		if s.onlyDrivers && !c.ofDrivers() {
-			continue
+		to := &all
+		if s.hardware && !c.ofDrivers() {
+			to = &others
 		}
 		for j := range ways() {
-			all = append(all, play{c, ways()[(i+j)%len(ways())]}) // neighbours differ in the way that is drawn
+			*to = append(*to, play{c, ways()[(i+j)%len(ways())]}) // neighbours differ in the way that is drawn
 		}
 	}
-	return sample.Of(t, len(ways()), all)
+	drawn := sample.Of(t, len(ways()), all)
+	if s.hardware {
+		drawn = append(drawn, sample.Of(t, sample.Runs, others)...)
+	}
+	return drawn
 }
 
 func (s *stage) playAll(t *testing.T, plays <-chan play) {
