@@ -235,8 +235,7 @@ func TestReal_restarts(t *testing.T) {
 // it does not know wait for them without a word.
 func TestReal_backupRestored(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	plane := newPlane(t, kubernetes.Options{Dir: dir, APIServerArgs: []string{"--service-cluster-ip-range=10.96.0.0/16"}})
+	plane := newPlane(t, kubernetes.Options{APIServerArgs: []string{"--service-cluster-ip-range=10.96.0.0/16"}})
 	apply(t, plane, aService("web", "10.96.0.10"), aService("db", "10.96.0.11"))
 	must := func(err error) {
 		t.Helper()
@@ -250,7 +249,7 @@ func TestReal_backupRestored(t *testing.T) {
 	// The API server makes its own Service some time after it answers; the backup is to have it.
 	newView(t, connectReal(t, plane, nil)).await(start + db + kubernetes + web)
 	must(plane.StopEtcd(false))
-	data, backup := filepath.Join(dir, "etcd"), filepath.Join(t.TempDir(), "backup")
+	data, backup := plane.StoreDir(), filepath.Join(t.TempDir(), "backup")
 	must(os.CopyFS(backup, os.DirFS(data)))
 	must(plane.StartEtcd(t.Context()))
 

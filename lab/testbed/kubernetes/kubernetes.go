@@ -36,6 +36,8 @@ type Options struct {
 	Parts Parts
 	// Controllers are those of kube-controller-manager; nil: DefaultControllers; empty: none runs.
 	Controllers []string
+	// APIServerArgs are appended to those of kube-apiserver.
+	APIServerArgs []string
 }
 
 // DefaultControllers are those that bring workloads and their EndpointSlices to life.
@@ -52,6 +54,7 @@ func DefaultControllers() []string {
 type ControlPlane struct {
 	parts     Parts
 	dir       *scratch
+	extraArgs []string // of kube-apiserver
 	ports     *reservedPort
 	authority *authority
 
@@ -77,7 +80,7 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 		}
 		o.Parts = parts
 	}
-	c := &ControlPlane{parts: o.Parts}
+	c := &ControlPlane{parts: o.Parts, extraArgs: o.APIServerArgs}
 	err := c.prepare(o)
 	if err == nil {
 		err = c.startAll(ctx)
@@ -144,10 +147,13 @@ const (
 	serviceAccountKey = "service-account.key"
 )
 
+// StoreDir is where etcd keeps its data.
+func (c *ControlPlane) StoreDir() string { return c.path("etcd") }
+
 func (c *ControlPlane) etcdArgs() []string {
 	client, peer := "unix://"+c.path(etcdSocket), "unix://"+c.path("peer.sock")
 	return []string{
-		"--data-dir=" + c.path("etcd"), "--unsafe-no-fsync", "--quota-backend-bytes=8589934592",
+		"--data-dir=" + c.StoreDir(), "--unsafe-no-fsync", "--quota-backend-bytes=8589934592",
 		"--listen-client-urls=" + client, "--advertise-client-urls=" + client,
 		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer,
 		"--initial-cluster=default=" + peer, "--log-level=warn",
@@ -159,7 +165,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 	for _, p := range testbed.ServiceCIDRs() {
 		cidrs = append(cidrs, p.String())
 	}
-	return []string{
+	return append([]string{
 		"--etcd-servers=unix://" + c.path(etcdSocket),
 		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", c.ports.port), "--permit-port-sharing",
 		"--tls-cert-file=" + c.path("serving.crt"), "--tls-private-key-file=" + c.path("serving.key"),
@@ -173,7 +179,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 		// Pods need no tokens and nodes are never tainted: nobody would mount the one or remove the other.
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
 		"--allow-privileged", "--profiling=false",
-	}
+	}, c.extraArgs...)
 }
 
 func (c *ControlPlane) startAll(ctx context.Context) error {
