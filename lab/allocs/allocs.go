@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// The parsers of this repository need 400 kB at most for buffers and tables that they have for any input, and 180 bytes for
-// a byte of input, those of YAML. The bound is some twice as much.
+// The parsers of this repository need 400 kB at most for buffers and tables that they have for any input. Those of YAML
+// need 180 bytes for a byte of input. The bound is some twice as much.
 const (
 	base    = 1 << 20
 	perByte = 400

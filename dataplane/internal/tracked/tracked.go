@@ -136,7 +136,7 @@ func ForgetListed(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) boo
 // ForgetFrom has the kernel forget the flow in which packets go from one address to another, if there is one.
 func ForgetFrom(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) error {
 	r := nfnetlink.Request{Kind: deleteFlow, Family: family(from.Addr().Is6())}
-	encodeTuple(&r.Filter, nl.CTA_TUPLE_ORIG, p, from, to)
+	r.Filter = encodeTuple(nl.CTA_TUPLE_ORIG, p, from, to)
 	if err := c.Do(r); !errors.Is(err, unix.ENOENT) {
 		return err
 	}
@@ -146,7 +146,7 @@ func ForgetFrom(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) 
 // ByAnswers is the flow whose answers go from one address to another.
 func ByAnswers(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) (f Flow, err error) {
 	r := nfnetlink.Request{Kind: getFlows, Family: family(from.Addr().Is6()), Each: func(attrs []byte) { f.decode(attrs) }}
-	encodeTuple(&r.Filter, nl.CTA_TUPLE_REPLY, p, from, to)
+	r.Filter = encodeTuple(nl.CTA_TUPLE_REPLY, p, from, to)
 	err = c.Get(r)
 	return f, err
 }
@@ -171,7 +171,7 @@ func (f *Flow) decode(attrs []byte) {
 	})
 }
 
-func encodeTuple(e *nfnetlink.Encoder, kind uint16, p model.Protocol, from, to netip.AddrPort) {
+func encodeTuple(kind uint16, p model.Protocol, from, to netip.AddrPort) (e nfnetlink.Encoder) {
 	source, destination := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
 	if from.Addr().Is6() {
 		source, destination = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
@@ -187,6 +187,7 @@ func encodeTuple(e *nfnetlink.Encoder, kind uint16, p model.Protocol, from, to n
 	e.Bytes(nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, to.Port()))
 	e.Close(ports)
 	e.Close(tuple)
+	return e
 }
 
 func decodeTuple(tuple []byte) (src, dst netip.AddrPort, protocol model.Protocol) {
