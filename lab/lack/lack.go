@@ -62,7 +62,7 @@ func Need(t testing.TB, l Lack) {
 // or, with CI=true, only what could be installed.
 func Skip(t testing.TB, l Lack, reason any) {
 	t.Helper()
-	if !l.Explained() && (CI() || !facts[l].installable) {
+	if !l.Explained() && (ci() || !facts[l].installable) {
 		t.Fatalf(said+"; but the machine does not explain that it has not got %s", l, reason, facts[l].what)
 	}
 	t.Skipf(said, l, reason) //nolint:forbidigo // here the lack has a name
@@ -71,7 +71,7 @@ func Skip(t testing.TB, l Lack, reason any) {
 // SkipAll says that a whole program of tests cannot run, and returns the exit status of its TestMain.
 func SkipAll(l Lack, reason any) (status int) {
 	fmt.Fprintf(os.Stderr, AllSkipped+said+"\n", l, reason)
-	if CI() || !l.Explained() {
+	if ci() || !l.Explained() {
 		return 1
 	}
 	return 0
@@ -97,5 +97,5 @@ func Said(output string) (l Lack, reason string, ok bool) {
 	return Lack(m[1]), m[2], known
 }
 
-// CI reports whether all that can be installed must be there.
-func CI() bool { return os.Getenv("CI") == "true" }
+// ci reports whether all that can be installed must be there.
+func ci() bool { return os.Getenv("CI") == "true" }

@@ -31,7 +31,6 @@ func events(lines ...string) string {
 
 type reported struct {
 	events []string
-	ci     bool
 	want   string
 }
 
@@ -39,52 +38,45 @@ const prometheus = "output a TestUser     x_test.go:5: lacks prometheus: it is n
 
 func reports() map[string]reported {
 	return map[string]reported{
-		"nothing": {nil, false, "WRONG: no test has run\n0 passed, 0 failed, 0 skipped\n"},
+		"nothing": {nil, "WRONG: no test has run\n0 passed, 0 failed, 0 skipped\n"},
 		"subtests count": {
 			[]string{"run a TestA", "run a TestA/b", "fail a TestA/b", "fail a TestA", "run a TestB", "pass a TestB", "fail a -"},
-			false, "1 passed, 2 failed, 0 skipped\n",
+			"1 passed, 2 failed, 0 skipped\n",
 		},
 		"a listed one": {
 			[]string{
 				"run a TestBrowser/page/dark", "output a TestBrowser/page/dark     x_test.go:5: lacks chromium: none: here",
 				"output a TestBrowser/page/dark --- SKIP: TestBrowser/page/dark (0.00s)", "skip a TestBrowser/page/dark",
 			},
-			false, "skipped: a TestBrowser/page/dark: lacks chromium: none: here\n0 passed, 0 failed, 1 skipped\n",
+			"skipped: a TestBrowser/page/dark: lacks chromium: none: here\n0 passed, 0 failed, 1 skipped\n",
 		},
 		"another lack": {
 			[]string{"run a TestUser", prometheus, "skip a TestUser"},
-			false, `skipped: a TestUser: lacks prometheus: it is not in PATH
+			`skipped: a TestUser: lacks prometheus: it is not in PATH
 WRONG: a TestUser: lab/lack/skips.txt does not list it with that lack
 0 passed, 0 failed, 1 skipped
 `,
 		},
 		"no lack": {
 			[]string{"run a TestUser", "output a TestUser     x_test.go:5: too slow", "skip a TestUser"},
-			false, `skipped: a TestUser: it does not say why as lack.Skip does
+			`skipped: a TestUser: it does not say why as lack.Skip does
 WRONG: a TestUser: lab/lack/skips.txt does not list it with that lack
-0 passed, 0 failed, 1 skipped
-`,
-		},
-		"the machine does not explain it": {
-			[]string{"run a TestUser", "output a TestUser     x_test.go:5: lacks fairlead: said so", "skip a TestUser"},
-			true, `skipped: a TestUser: lacks fairlead: said so
-WRONG: a TestUser: this machine does not lack fairlead, or could have it
 0 passed, 0 failed, 1 skipped
 `,
 		},
 		"a whole program": {
 			[]string{"start a -", "output a - ALL TESTS SKIPPED: lacks user-namespaces: not permitted", "pass a - 0.01"},
-			false, "skipped: a TestMain: lacks user-namespaces: not permitted\n0 passed, 0 failed, 1 skipped\n",
+			"skipped: a TestMain: lacks user-namespaces: not permitted\n0 passed, 0 failed, 1 skipped\n",
 		},
 		"a program that ends badly": {
-			[]string{"run a TestB", "pass a TestB", "fail a -", "fail b -"}, false, "1 passed, 2 failed, 0 skipped\n",
+			[]string{"run a TestB", "pass a TestB", "fail a -", "fail b -"}, "1 passed, 2 failed, 0 skipped\n",
 		},
 		"a crash": {
-			[]string{"run a TestB", "run a TestB/c", "fail a -"}, false, "0 passed, 2 failed, 0 skipped\n",
+			[]string{"run a TestB", "run a TestB/c", "fail a -"}, "0 passed, 2 failed, 0 skipped\n",
 		},
-		"go test is killed": {[]string{"run a TestB"}, false, "0 passed, 1 failed, 0 skipped\n"},
+		"go test is killed": {[]string{"run a TestB"}, "0 passed, 1 failed, 0 skipped\n"},
 		"again and again": {
-			[]string{"run a TestB", "pass a TestB", "run a TestB", "pass a TestB", "pass a -"}, false,
+			[]string{"run a TestB", "pass a TestB", "run a TestB", "pass a TestB", "pass a -"},
 			"2 passed, 0 failed, 0 skipped\n",
 		},
 	}
@@ -103,7 +95,7 @@ func TestReport(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got strings.Builder
-			ok := r.report(&got, rows, c.ci)
+			ok := r.report(&got, rows)
 			if got.String() != c.want || ok == (strings.Contains(c.want, "WRONG") || !strings.Contains(c.want, " 0 failed")) {
 				t.Errorf("right is %v:\n%s\nwant:\n%s", ok, got.String(), c.want)
 			}
@@ -164,7 +156,7 @@ func TestSkip(t *testing.T) { t.Skipf("lacks %s: %v", "helm", "it is not here") 
 		t.Fatal(err)
 	}
 	var got strings.Builder
-	r.report(&got, []lack.Row{{Package: "small", Test: "*", Lack: lack.Helm}}, false)
+	r.report(&got, []lack.Row{{Package: "small", Test: "*", Lack: lack.Helm}})
 	const want = "skipped: small TestSkip: lacks helm: it is not here\n2 passed, 1 failed, 1 skipped\n"
 	if got.String() != want {
 		t.Errorf("got\n%swant\n%s", got.String(), want)
