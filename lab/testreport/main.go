@@ -84,7 +84,7 @@ func (s skip) why() string {
 	return fmt.Sprintf("lacks %s: %s", s.lack, s.reason)
 }
 
-// wrong does not ask whether the machine explains the lack. lack.Skip has, in the kernel and with the rights of the test.
+// wrong does not ask whether the machine explains the lack. lack.Skip has, where the test runs and with its rights.
 func (s skip) wrong(rows []lack.Row) string {
 	listed := func(r lack.Row) bool { return r.Allows(s.pkg, s.test, s.lack) }
 	if !slices.ContainsFunc(rows, listed) {
