@@ -161,6 +161,8 @@ func TestLogs(t *testing.T) {
 	}
 	log.Debug("hidden")
 	said()
+	log.Warn(strings.Repeat("row\n", 10_000))
+	said("and 9996 more")
 	log.Info("shown", "b", 2)
 	said("level=INFO", "msg=shown", "a=1", "g.b=2")
 	l.Set(2, "text")
@@ -240,6 +242,9 @@ func TestReporter(t *testing.T) {
 		expect(failing) // said
 		expect(engine.Round{}, "|Normal|ProgrammingRecovered|the data plane holds all rows again|false")
 		expect(engine.Round{})
+		failing.Status.Error = strings.Repeat("row\n", 10_000)
+		expect(failing, "|Warning|ProgrammingFailed|row\nrow\nrow\nrow\nrow\nand 9996 more|false")
+		expect(engine.Round{}, "|Normal|ProgrammingRecovered|the data plane holds all rows again|false")
 
 		drift := engine.Round{Drifts: []dataplane.Drift{{Object: "table", Want: "fairlead"}, {Object: "map"}}}
 		said := "|Warning|RulesRepaired|somebody else changed the rules; repaired: table: missing: fairlead and 1 more|false"

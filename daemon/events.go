@@ -8,6 +8,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source/kube"
 )
@@ -81,8 +82,11 @@ func newReporter(to emitter) *reporter {
 // use sends what comes from now on somewhere else.
 func (r *reporter) use(to emitter) { r.to.Store(&to) }
 
-// emit takes an Event about the own node, unless it names another object.
-func (r *reporter) emit(e kube.Event) { (*r.to.Load()).Emit(e) }
+// emit takes an Event about the own node, unless it names another object. Its message is as short as a line of the log.
+func (r *reporter) emit(e kube.Event) {
+	e.Message = said.Brief(e.Message)
+	(*r.to.Load()).Emit(e)
+}
 
 func (r *reporter) warn(reason, message string) {
 	r.emit(kube.Event{Warning: true, Reason: reason, Message: message})

@@ -11,10 +11,11 @@ import (
 	"k8s.io/klog/v2"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/said"
 )
 
-// Logs is where the process logs: one line for each event, as text or as JSON. Verbosity and format may
-// change at any time. What client-go and other Kubernetes libraries log goes there as well.
+// Logs is where the process logs: one line of bounded length for each event, as text or as JSON. Verbosity and format
+// may change at any time. What client-go and other Kubernetes libraries log goes there as well.
 type Logs struct {
 	level slog.LevelVar
 	json  atomic.Bool
@@ -25,7 +26,7 @@ type Logs struct {
 func NewLogs(w io.Writer) *Logs {
 	l := &Logs{}
 	o := &slog.HandlerOptions{Level: &l.level, ReplaceAttr: plainLevel}
-	l.log = slog.New(eitherHandler{&l.json, slog.NewTextHandler(w, o), slog.NewJSONHandler(w, o)})
+	l.log = slog.New(said.Bounded(eitherHandler{&l.json, slog.NewTextHandler(w, o), slog.NewJSONHandler(w, o)}))
 	return l
 }
 

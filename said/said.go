@@ -1,6 +1,7 @@
-// Package said keeps what lasts from being said again and again, in a log or by Events.
+// Package said keeps a log and Events short: what lasts is not said again and again, and of a long list only the first
+// few are named. The status has all of it.
 //
-//	something is wrong ──► News ── true ──► say what
+//	something is wrong ──► News ── true ──► say what ── Bounded, Brief ──► the first few "and 1234 more"
 //	all is well ─────────► Over ── true ──► say that it is over
 package said
 

@@ -3,7 +3,6 @@ package userspace
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"net"
 	"net/netip"
@@ -17,6 +16,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/said"
 )
 
 // Without root there are no rules: the process listens at the destinations of rows themselves, as far as it may.
@@ -223,22 +223,13 @@ func (l *listeners) tell(c dataplane.Config) {
 	}
 	if len(addresses) > 0 {
 		c.Log.Warn("not served, as these are not addresses of this machine; "+
-			"give it some (as root: ip address add ADDRESS dev lo), or use a NodePort", "destinations", abridged(addresses))
+			"give it some (as root: ip address add ADDRESS dev lo), or use a NodePort", "destinations", said.List(addresses))
 	}
 	if len(ports) > 0 {
 		c.Log.Warn("not served, as the ports are for root; "+
 			"lower the sysctl net.ipv4.ip_unprivileged_port_start, or give the program CAP_NET_BIND_SERVICE",
-			"destinations", abridged(ports))
+			"destinations", said.List(ports))
 	}
-}
-
-// abridged names some, and says how many more there are.
-func abridged(all []string) string {
-	const most = 20
-	if len(all) <= most {
-		return strings.Join(all, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(all[:most], ", "), len(all)-most)
 }
 
 // listens reports whether there are no rules.
