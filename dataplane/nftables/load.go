@@ -71,7 +71,8 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 			}
 		})
 	case i == classes:
-		return t.List(c, i, func() { clear(t.found.classes) }, func(e nf.Element) {
+		reset := func() { clear(t.found.classes); t.Foreign = false }
+		return t.List(c, i, reset, func(e nf.Element) {
 			id := nf.Token(nf.Number(e.Key)).Class()
 			_, twice := t.found.classes[e.Chain]
 			t.Foreign = t.Foreign || twice || e.Chain == ""

@@ -55,8 +55,8 @@ func (d *disguise) enter(c call, b model.Backend, own netip.AddrPort) (leave fun
 	return func() { _ = d.drop(key) }, nil // what stays is replaced by who has the port next
 }
 
-// present does so, once connection tracking has forgotten an earlier flow from the same port. In TCP a new connection
-// makes it forget (nf_conntrack_proto_tcp.c).
+// present makes connection tracking forget an earlier flow from the port, and then enters the socket in the disguise. A
+// new connection of TCP makes the kernel forget the earlier one (nf_conntrack_proto_tcp.c).
 func (p *proxy) present(c call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
 	if c.key.Protocol != model.TCP {
 		if err := p.tracking.forget(c.key.Protocol, own, b.AddrPort()); err != nil {

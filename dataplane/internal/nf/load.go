@@ -3,6 +3,7 @@ package nf
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"net/netip"
@@ -141,8 +142,15 @@ func (t *Table) List(c *nfnetlink.Socket, set int, reset func(), f func(Element)
 	})
 	l.Torn = func() bool { return seen.changed }
 	l.Filter.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-	return c.Dump(l)
+	err := c.Dump(l)
+	if seen.changed && s.filledByPackets() && errors.Is(err, nfnetlink.ErrInterrupted) {
+		return nil // very many new clients have shifted the list; it lacks none of the others
+	}
+	return err
 }
+
+// filledByPackets reports whether rules add elements.
+func (s *Set) filledByPackets() bool { return s.Flags&unix.NFT_SET_EVAL != 0 }
 
 // order finds out whether the kernel changed the order of a set's elements while it listed them.
 //
@@ -165,7 +173,7 @@ func (o *order) add(s *Set, key []byte) {
 	}
 	place, id := len(o.places), maphash.Bytes(o.seed, key)
 	before, twice := o.places[id]
-	byPacket := s.Flags&unix.NFT_SET_EVAL != 0 && place-before <= maxShift
+	byPacket := s.filledByPackets() && place-before <= maxShift
 	o.changed = o.changed || twice && !byPacket
 	o.places[id] = place
 }

@@ -23,6 +23,8 @@ import (
 type Socket struct {
 	// Room is about how many bytes a transaction may have.
 	Room int
+	// Patience bounds the pauses before a list begins anew, which grow: the last one is the first that is as long.
+	Patience time.Duration
 
 	fd      int
 	seq     uint32 // of the last message
@@ -35,6 +37,7 @@ const (
 	receiveBuffer = 16 << 20
 	readSize      = 1 << 17
 	timeout       = 60 // seconds; the kernel answers at once unless it hangs
+	patience      = 100 * time.Millisecond
 )
 
 // Dial opens a socket in the network namespace of the calling thread.
@@ -44,6 +47,7 @@ func Dial() (*Socket, error) {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
 	s := Over(fd)
+	s.Patience = patience
 	err = errors.Join(
 		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: timeout}),
@@ -59,7 +63,7 @@ func Dial() (*Socket, error) {
 }
 
 // Over makes a Socket of a descriptor, which it owns: of a netlink socket or, in tests, of an end of a pair
-// (SOCK_SEQPACKET). Room is for the caller to set.
+// (SOCK_SEQPACKET). Room is for the caller to set. Without Patience a list does not begin anew.
 func Over(fd int) *Socket { return &Socket{fd: fd, receive: make([]byte, readSize)} }
 
 // setBuffer sets the size of a buffer. The root of a user namespace may not exceed the system's limit
@@ -212,19 +216,17 @@ func (s *Socket) Get(r Request) error { return s.ask(r, 0) }
 // Do has the kernel do what a message says. Nothing is listed.
 func (s *Socket) Do(r Request) error { return s.ask(r, unix.NLM_F_ACK) }
 
-const (
-	maxDumps       = 20
-	sizeofNfgenmsg = 4
-)
+const sizeofNfgenmsg = 4
 
-var errInterrupted = errors.New("the ruleset changes faster than it can be listed")
+// ErrInterrupted says that a list cannot be trusted, as often as it began anew.
+var ErrInterrupted = errors.New("the ruleset changes faster than it can be listed")
 
 // Dump lists all objects of a kind. In a table or set that there is not, there are none.
 func (s *Socket) Dump(r Request) (err error) {
-	for n := range maxDumps {
-		time.Sleep(time.Duration(n) * time.Millisecond) // the kernel's worker that grows a hash table needs the CPU too
+	for pause := time.Duration(0); ; pause = max(2*pause, time.Millisecond) {
+		time.Sleep(pause) // what changes the list needs the CPU, too: a process, or a worker that moves a hash table
 		r.Reset()
-		if err = s.ask(r, unix.NLM_F_DUMP); !errors.Is(err, errInterrupted) {
+		if err = s.ask(r, unix.NLM_F_DUMP); !errors.Is(err, ErrInterrupted) || pause >= s.Patience {
 			break
 		}
 	}
@@ -269,7 +271,7 @@ func (s *Socket) ask(r Request, flags uint16) (err error) {
 		}
 	}
 	if err == nil && (interrupted || r.Torn != nil && r.Torn()) {
-		err = errInterrupted
+		err = ErrInterrupted
 	}
 	return err
 }
