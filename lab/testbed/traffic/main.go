@@ -183,6 +183,11 @@ func (s *service) Wait(number int, r *Result) error {
 	<-j.ended
 	j.stop()
 	*r = j.result
+	return nil
+}
+
+// Forget forgets a job whose result has arrived, or is not wanted.
+func (s *service) Forget(number int, _ *none) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.jobs, number)

@@ -32,7 +32,11 @@ const (
 )
 
 func (k Kind) String() string {
-	return [kinds]string{"connections", "streams", "datagrams", "UDP sockets", "sticky TCP", "sticky UDP"}[k]
+	names := [kinds]string{"connections", "streams", "datagrams", "UDP sockets", "sticky TCP", "sticky UDP"}
+	if k >= 0 && k < kinds {
+		return names[k]
+	}
+	return fmt.Sprintf("kind %d", int(k))
 }
 
 // stays reports whether such a client is to be answered by one backend.

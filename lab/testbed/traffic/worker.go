@@ -88,7 +88,7 @@ func (w *Worker) Run(ctx context.Context, l Load) (Result, error) {
 	result, err := r.Wait(ctx)
 	if ctx.Err() != nil {
 		ctx = context.WithoutCancel(ctx) // the worker does not let one wait
-		err = errors.Join(err, w.call(ctx, "Stop", r.job, &none{}))
+		err = errors.Join(err, w.call(ctx, "Stop", r.job, &none{}), w.call(ctx, "Forget", r.job, &none{}))
 	}
 	return result, err
 }
@@ -114,7 +114,8 @@ func (r *Running) Wait(ctx context.Context) (Result, error) {
 	if err := r.worker.call(ctx, "Wait", r.job, &result); err != nil {
 		return Result{}, err
 	}
-	return result, nil
+	ctx = context.WithoutCancel(ctx) // the result is there
+	return result, r.worker.call(ctx, "Forget", r.job, &none{})
 }
 
 // Stop ends the load: no request begins any more, and those under way are awaited.
@@ -178,8 +179,9 @@ func (w *Worker) call(ctx context.Context, method string, args, reply any) error
 }
 
 func (w *Worker) lastWords() string {
+	const most = 4096 // bytes: the words become part of results
 	if said := w.words.String(); said != "" {
-		return "; its last words:\n" + said
+		return "; its last words:\n" + said[max(0, len(said)-most):]
 	}
 	return ""
 }
