@@ -176,7 +176,7 @@ func (s *Statistics) near(c study.Contender, experiment string, services int) *C
 	return &r
 }
 
-// measuredNear is the same figure itself, of those that are useful.
+// measuredNear is the useful estimate at the nearest size.
 func (s *Statistics) measuredNear(
 	c study.Contender, experiment string, services int, useful func(Estimate) bool,
 ) (best Estimate) {

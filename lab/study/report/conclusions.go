@@ -18,12 +18,12 @@ const (
 	alike   = 1.1
 )
 
-// conclusion is what somebody has published, and how it is judged.
+// conclusion is a published statement and the function that judges it.
 type conclusion struct {
 	says   string
 	source string
 	needs  []string // experiments
-	planes []string // whose curves are judged: of the first of the experiments that has all of them
+	planes []string // planes of which curves are judged; the first experiment that has all of them is taken
 	judge  func(judged, []curve, *votes) error
 }
 
@@ -92,7 +92,7 @@ func (v *votes) answer() (Answer, string) {
 	return Differs, says
 }
 
-// judged is the answer for somebody's planes on a kernel; the error says why there is none.
+// judged is the answer for the planes of one program on a kernel; the error says why there is none.
 func (c conclusion) judged(b judged) (Answer, string, error) {
 	curves, err := b.byFirst(c.needs, c.planes)
 	if err != nil {
@@ -271,7 +271,6 @@ func flatTo(published int) func(judged, []curve, *votes) error {
 
 // worstBeatsBest compares across sizes, for the Service that rules name first and the one that they name last.
 func worstBeatsBest(b judged, _ []curve, v *votes) error {
-	v.none = "there are no figures"
 	for _, end := range []string{"first", "last"} {
 		curves, err := b.curves("lookup", end, "nftables", "iptables")
 		if err != nil {
@@ -279,12 +278,14 @@ func worstBeatsBest(b judged, _ []curve, v *votes) error {
 		}
 		nft, ipt := curves[0], curves[1]
 		worst, best := nft.extreme(true), ipt.extreme(false)
-		if r, ok := b.compare(nft.at(worst), ipt.at(best), nft.figure.Name); ok {
-			r = nft.worse(r)
-			v.vote(ahead(r))
-			v.say("%s Service: %s at %s takes %s times as long as %s at %s", end, nft.who.Name,
-				counted(worst, nft.axis), r, ipt.who.Name, counted(best, ipt.axis))
+		r, ok := b.compare(nft.at(worst), ipt.at(best), nft.figure.Name)
+		if !ok {
+			return errors.New("there are no figures")
 		}
+		r = nft.worse(r)
+		v.vote(ahead(r))
+		v.say("%s Service: %s at %s takes %s times as long as %s at %s", end, nft.who.Name,
+			counted(worst, nft.axis), r, ipt.who.Name, counted(best, ipt.axis))
 	}
 	return nil
 }
@@ -409,7 +410,10 @@ func schedulers(b judged, _ []curve, v *votes) error {
 			v.vote(map[bool]Answer{true: ahead(r), false: Fails}[r.Less() || r.Vague()])
 			texts = append(texts, name+" "+r.String())
 		}
-		if len(texts) > 0 {
+		switch len(texts) {
+		case 1:
+			return fmt.Errorf("one of sh and sed was not measured: %s%s", v.before, texts[0])
+		case 2:
 			v.say("%s%s", strings.TrimPrefix(of+": ", ": "), listed(texts))
 		}
 	}

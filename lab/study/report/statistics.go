@@ -160,7 +160,10 @@ func (s *Statistics) kernels(experiment string) (all []string) {
 		}
 	}
 	at := func(name string) int {
-		return slices.IndexFunc(s.Kernels, func(k study.Kernel) bool { return k.Name == name })
+		if i := slices.IndexFunc(s.Kernels, func(k study.Kernel) bool { return k.Name == name }); i >= 0 {
+			return i
+		}
+		return len(s.Kernels)
 	}
 	slices.SortFunc(all, func(a, b string) int { return cmp.Or(at(a)-at(b), cmp.Compare(a, b)) })
 	return all
@@ -345,7 +348,7 @@ func margin(rounds int, squaredError float64) float64 {
 	return []float64{12.706, 4.303, 3.182, 2.776}[min(rounds, few-1)-2] * math.Sqrt(squaredError)
 }
 
-// within is a ratio whose logarithm has a margin.
+// within returns the ratio and its bounds, given the margin of its logarithm.
 func within(middle, margin float64) bench.Ratio {
 	return bench.Ratio{Median: middle, Low: middle / math.Exp(margin), High: middle * math.Exp(margin)}
 }

@@ -108,6 +108,7 @@ func TestQuantities(t *testing.T) {
 		{study.Seconds, 1.5, "1.50 s"}, {study.Seconds, 5 * 3600, "5 h"}, {study.Bytes, 1 << 20, "1 MiB"},
 		{study.Bytes, 1500, "1.46 KiB"}, {study.BitRate, 9.4e9, "9.40 Gbit/s"}, {study.PerSecond, 12345, "12,345/s"},
 		{study.Share, 0.125, "12.5 %"}, {study.Count, 1234567, "1,234,567"}, {study.Count, 3, "3"}, {study.Count, 0, "0"},
+		{"furlong", 1.5, "1.50 furlong"},
 	} {
 		if got := quantity(test.unit, test.value); got != test.want {
 			t.Errorf("%v %q: got %q, want %q", test.value, test.unit, got, test.want)

@@ -34,7 +34,7 @@ func scales(u study.Unit) []scale {
 
 // quantity is a value with its unit, to three digits.
 func quantity(u study.Unit, v float64) string {
-	best := scale{times: 1}
+	best := scale{times: 1, name: strings.TrimRight(" "+string(u), " ")}
 	for _, s := range scales(u) {
 		if math.Abs(v) >= s.from*0.9995 {
 			best = s

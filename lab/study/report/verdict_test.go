@@ -31,6 +31,12 @@ func at(r *study.Result, experiment, contender string, size int, times float64) 
 	return r
 }
 
+// without has no rows of a contender.
+func without(r *study.Result, contender string) *study.Result {
+	r.Rows = slices.DeleteFunc(r.Rows, func(row study.Row) bool { return row.Contender == contender })
+	return r
+}
+
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	const peer, ipvsPeer = "kube-proxy iptables", "kube-proxy ipvs"
@@ -49,6 +55,8 @@ func TestVerdicts(t *testing.T) {
 			"does not hold kube-proxy, test kernel\nholds Fairlead, test kernel"},
 		{"schedulers", answers(at(at(made(), "schedulers", "ipvs sh", 0, 0.8), "schedulers", "ipvs sed", 0, 0.6),
 			"source hashing"), "holds Fairlead, test kernel"},
+		{"a scheduler is missing", answers(without(at(made(), "schedulers", "ipvs sh", 0, 0.8), "ipvs sed"),
+			"source hashing"), "cannot tell"},
 		{"bandwidth differs", answers(at(at(made(), "bandwidth", peer, 0, 0.5), "bandwidth", "kube-proxy nftables", 0, 0.5),
 			"bulk throughput"), "does not hold kube-proxy\nholds Fairlead"},
 	} {
