@@ -20,7 +20,7 @@ import (
 
 // The files of a run's directory.
 const (
-	journalFile = "journal.jsonl" // a Result without rows, and then words
+	journalFile = "journal.jsonl" // a heading, and then words
 	resultFile  = "result.json"
 )
 
@@ -29,12 +29,21 @@ const (
 type journal struct {
 	dir    string
 	file   *os.File
-	header Result
+	header heading
 	rows   []Row
 	done   map[turnKey]bool
 	// notes are by what they are about: a later one replaces an earlier one.
 	notes  map[string]word
 	synced time.Time // what was written until then outlives the machine
+}
+
+// journalForm grows when the lines of a journal change.
+const journalForm = 2
+
+// heading is the first line of a journal: the result without rows.
+type heading struct {
+	Form int `json:"journal"`
+	Result
 }
 
 // turnKey tells turns apart.
@@ -60,7 +69,9 @@ func openJournal(dir string, header Result) (*journal, error) {
 		return nil, errors.Join(fmt.Errorf("another fairlead bench writes to %s: wait for its end, or choose another "+
 			"directory (--output): %w", dir, err), f.Close())
 	}
-	j := &journal{dir: dir, file: f, header: header, done: map[turnKey]bool{}, notes: map[string]word{}}
+	j := &journal{
+		dir: dir, file: f, header: heading{journalForm, header}, done: map[turnKey]bool{}, notes: map[string]word{},
+	}
 	if err := j.resume(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -81,7 +92,7 @@ func (j *journal) resume() error {
 	if whole == 0 {
 		return j.write(j.header)
 	}
-	var before Result
+	var before heading
 	if err := json.Unmarshal(lines[0], &before); err != nil {
 		return fmt.Errorf("%s is no journal: %w", j.file.Name(), err)
 	}
@@ -105,11 +116,12 @@ func (j *journal) resume() error {
 }
 
 // differences are why rows of one cannot stand beside those of the other.
-func (r Result) differences(o Result) (all []string) {
+func (r heading) differences(o heading) (all []string) {
 	for _, d := range []struct {
 		what string
 		a, b any
 	}{
+		{"another form of journal", r.Form, o.Form},
 		{"another version of Fairlead", r.Version, o.Version},
 		{"another depth (" + string(r.Depth) + ")", r.Depth, o.Depth},
 		{"other Services (" + r.Services + ")", r.Services, o.Services},
@@ -179,7 +191,7 @@ func (j *journal) write(v any) error {
 
 // result is all that is in the journal.
 func (j *journal) result() *Result {
-	r := j.header
+	r := j.header.Result
 	r.Rows, r.Kernels = j.rows, slices.Clone(r.Kernels)
 	for _, about := range slices.Sorted(maps.Keys(j.notes)) {
 		switch w := j.notes[about]; {
