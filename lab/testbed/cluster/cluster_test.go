@@ -94,6 +94,20 @@ func answers(t *testing.T, bed *testbed.Bed, r *Result) {
 	}
 }
 
+// kubectl's JSON can be appended to a file again and again.
+func TestObjects_concatenated(t *testing.T) {
+	t.Parallel()
+	objects, problems := Objects([]Manifest{{"all.json", []byte(`{"kind": "List", "apiVersion": "v1", "items": [
+		{"kind": "Service", "apiVersion": "v1", "metadata": {"name": "web"}}]}
+{"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
+	"metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}}}
+{"apiVersion": "v1"}
+`)}})
+	if len(objects) != 2 || len(problems) != 1 || problems[0].Line != 5 || problems[0].Document != 3 {
+		t.Errorf("objects %v, problems %v", objects, problems)
+	}
+}
+
 // describe is a Result as text, one line for each fact.
 func describe(r *Result) string {
 	var out strings.Builder

@@ -171,7 +171,7 @@ func parse(manifests []Manifest) *input {
 	return in
 }
 
-// Objects are the Services and EndpointSlices of manifests as they are there, and what is wrong with others.
+// Objects are the Services and EndpointSlices of manifests, unchanged, and the problems of objects that were not read.
 func Objects(manifests []Manifest) (objects []runtime.Object, problems []Problem) {
 	in := parse(manifests)
 	for _, s := range in.services {
@@ -188,26 +188,41 @@ func Objects(manifests []Manifest) (objects []runtime.Object, problems []Problem
 
 func (in *input) file(m Manifest) {
 	documents := yamlutil.NewYAMLReader(bufio.NewReader(bytes.NewReader(m.Data)))
-	for o, end := (object{file: m.Name, document: 1}), 0; ; o.document++ {
-		text, err := documents.Read()
+	for o, end := (object{file: m.Name}), 0; ; {
+		document, err := documents.Read()
 		if errors.Is(err, io.EOF) {
 			return
 		}
-		// The reader cuts the file at its marks and leaves them out.
-		begin := end + max(bytes.Index(m.Data[end:], text), 0)
-		end = begin + len(text)
-		o.line = 1 + bytes.Count(m.Data[:begin], []byte("\n"))
-		data := bytes.TrimSpace(text)
-		if err == nil && !json.Valid(data) {
-			data, err = yaml.YAMLToJSON(text)
+		for _, text := range split(document) {
+			// The reader cuts the file at its marks and leaves them out.
+			begin := end + max(bytes.Index(m.Data[end:], text), 0)
+			end = begin + len(text)
+			o.document++
+			o.line = 1 + bytes.Count(m.Data[:begin], []byte("\n"))
+			data := text
+			if err == nil && !json.Valid(text) {
+				data, err = yaml.YAMLToJSON(text)
+			}
+			if err != nil {
+				in.problems = append(in.problems, o.unparsed(err))
+			} else if string(data) != "null" { // only comments
+				in.add(o, "", data)
+			}
 		}
-		if err != nil {
-			in.problems = append(in.problems, o.unparsed(err))
-			continue
+	}
+}
+
+// split returns the JSON values that follow one another in a document, or the document if it is not JSON.
+func split(document []byte) (values [][]byte) {
+	decoder := json.NewDecoder(bytes.NewReader(document))
+	for {
+		var value json.RawMessage
+		if err := decoder.Decode(&value); err != nil && (!errors.Is(err, io.EOF) || values == nil) {
+			return [][]byte{document}
+		} else if err != nil {
+			return values
 		}
-		if string(data) != "null" { // only comments
-			in.add(o, "", data)
-		}
+		values = append(values, value)
 	}
 }
 
