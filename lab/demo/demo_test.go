@@ -25,6 +25,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"fairlead.dev/fairlead/lab/lack"
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/programtest"
 	"fairlead.dev/fairlead/service"
@@ -365,7 +366,7 @@ func newTrial(pods, n int, choose func() int) *trial {
 }
 
 func TestTrial_imbalance(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 1))
+	r := rand.New(rand.NewPCG(sample.Seed(t), 1))
 	for pods := 1; pods < 40; pods++ {
 		n := perBackend * pods
 		if fault := newTrial(pods, n, func() int { return r.IntN(pods) }).imbalance(); fault != "" {
