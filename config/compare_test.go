@@ -161,11 +161,11 @@ func TestNodeIPs(t *testing.T) {
 	}
 }
 
-// defaults is about how many bytes of input cost as much memory as what each loading makes anew: flags, schemes, defaults.
+// defaults is the memory that each loading needs for flags, schemes and defaults, as a number of bytes of input.
 const defaults = 20_000
 
-// FuzzLoad feeds files: nothing panics, memory is bounded, and what is accepted is accepted again, with the same meaning,
-// as it is written down.
+// FuzzLoad feeds files: nothing panics, memory is bounded. What is accepted is written down and accepted again, with
+// the same meaning.
 func FuzzLoad(f *testing.F) {
 	paths, err := filepath.Glob("testdata/load/*.txtar")
 	if err != nil {
@@ -217,8 +217,8 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// FuzzFlags reads arbitrary arguments, one a line: nothing panics, memory is bounded, and what is accepted can be written down. Those that
-// name files are left out.
+// FuzzFlags reads arbitrary arguments, one a line: nothing panics, memory is bounded, and what is accepted can be
+// written down. Those that name files are left out.
 func FuzzFlags(f *testing.F) {
 	for _, text := range []string{
 		"--proxy-mode=nftables\n--nodeport-addresses=10.0.0.0/8,primary\n--v=4", "--feature-gates=AllAlpha=true,X=y",

@@ -186,7 +186,8 @@ func (w *realCluster) start(args ...string) *kubernetes.Proxy {
 		"mount -t tmpfs none /run && exec '%s' \"$@\"", w.volume, program)
 	command := append([]string{"unshare", "-m", "sh", "-c", run, "sh",
 		"--config=/var/lib/kube-proxy/config.conf", "--hostname-override=" + string(testbed.Node)}, args...)
-	p, err := kubernetes.StartProxy(w.Context(), kubernetes.ProxyOptions{Bed: w.bed, Command: command, Env: append(w.env, asFairlead+"=1")})
+	o := kubernetes.ProxyOptions{Bed: w.bed, Command: command, Env: append(w.env, asFairlead+"=1")}
+	p, err := kubernetes.StartProxy(w.Context(), o)
 	if err != nil {
 		w.Fatal(err)
 	}

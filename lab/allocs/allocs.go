@@ -44,7 +44,7 @@ func exactly() uint64 {
 	return stats.TotalAlloc
 }
 
-// cheaply counts small objects not when they are allocated, but when memory for more of their size is.
+// cheaply counts a small object late: when the runtime allocates the next span of its size.
 func cheaply() uint64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(sample)

@@ -35,9 +35,9 @@ func connectFigures() []Figure {
 
 func connectCells(d Depth) (cells []Cell) {
 	some := []int{100, 500, 1000, 2000, 3000, 4000}
-	load := of(d, traffic.Load{Requests: 1500, Concurrency: 500}, traffic.Load{Requests: 500, Concurrency: 100},
+	load := byDepth(d, traffic.Load{Requests: 1500, Concurrency: 500}, traffic.Load{Requests: 500, Concurrency: 100},
 		traffic.Load{Requests: 10_000, Concurrency: 1000})
-	for _, n := range of(d, some, brief, append(some, 10_000, 20_000, hugest)) {
+	for _, n := range byDepth(d, some, brief, append(some, 10_000, 20_000, hugest)) {
 		cells = append(cells, Cell{
 			Case: Number(load.Concurrency) + " at a time", Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: 3,
 			Takes: time.Duration(load.Requests) * 100 * time.Microsecond, Contenders: ableToHold(n),

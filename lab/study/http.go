@@ -30,7 +30,7 @@ func httpExperiment() Experiment {
 }
 
 func httpCells(d Depth) (cells []Cell) {
-	lasts := of(d, 200*time.Millisecond, 200*time.Millisecond, time.Second)
+	lasts := byDepth(d, 200*time.Millisecond, 200*time.Millisecond, time.Second)
 	for _, name := range []string{"a connection for each request", "one connection, kept"} {
 		load := traffic.Load{Duration: lasts, KeepAlive: name == "one connection, kept"}
 		cells = append(cells, Cell{

@@ -42,9 +42,9 @@ type unrest struct {
 }
 
 func jitterCells(d Depth) (cells []Cell) {
-	rounds, lasts := of(d, 2, 2, 5), of(d, 300*time.Millisecond, 300*time.Millisecond, 3*time.Second)
+	rounds, lasts := byDepth(d, 2, 2, 5), byDepth(d, 300*time.Millisecond, 300*time.Millisecond, 3*time.Second)
 	c := Cell{Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: rounds, Takes: 4 * lasts}
-	for _, rate := range of(d, []int{0, 100}, []int{100}, []int{0, 10, 100}) {
+	for _, rate := range byDepth(d, []int{0, 100}, []int{100}, []int{0, 10, 100}) {
 		c.Size, c.Turn = rate, unrest{rate: rate, lasts: lasts}.turn
 		cells = append(cells, c)
 	}

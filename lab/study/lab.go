@@ -82,7 +82,7 @@ func (o Options) cells(e Experiment) []Cell {
 		cells = o.Own.of(cells, e.Axis)
 	}
 	for i := range cells {
-		most := of(o.Depth, math.MaxInt, 2, math.MaxInt)
+		most := byDepth(o.Depth, math.MaxInt, 2, math.MaxInt)
 		if o.Depth == Brief && cells[i].takes() >= time.Second {
 			most = 1
 		}
@@ -102,7 +102,7 @@ type lab struct {
 	journal *journal
 	missing []Missing
 	failed  bool       // a contender has
-	send    func(word) // is told of each row, and who is left out; nil: nobody is
+	send    func(word) // send gets each row and each contender that is left out; may be nil
 	began   time.Time
 	clock   estimate
 	// elsewhere is the run in the test kernel, whose turns are done there.

@@ -33,12 +33,13 @@ func lookupExperiment() Experiment {
 }
 
 func lookupCells(d Depth) (cells []Cell) {
-	for _, n := range of(d, []int{100, 1000, 4000}, brief, []int{100, 1000, 4000, 10_000, 20_000, hugest}) {
+	for _, n := range byDepth(d, []int{100, 1000, 4000}, brief, []int{100, 1000, 4000, 10_000, 20_000, hugest}) {
 		cells = append(cells, atEnds(Cell{
-			Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: of(d, 6, 6, 12), Takes: 100 * time.Millisecond,
+			Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: byDepth(d, 6, 6, 12),
+			Takes:      100 * time.Millisecond,
 			Contenders: withRules(n),
 		}, func(_ context.Context, s *Site, to netip.AddrPort) (Figures, error) {
-			return lookupTurn(s, to, of(d, 1000, 200, 1000))
+			return lookupTurn(s, to, byDepth(d, 1000, 200, 1000))
 		})...)
 	}
 	return cells

@@ -30,8 +30,8 @@ const (
 	Brief Depth = "brief"
 )
 
-// of is what a depth has: of a quick, a brief and a full run.
-func of[T any](d Depth, quick, brief, full T) T {
+// byDepth chooses a value by depth.
+func byDepth[T any](d Depth, quick, brief, full T) T {
 	return map[Depth]T{Quick: quick, Brief: brief, Full: full}[d]
 }
 

@@ -61,13 +61,15 @@ func (o slowServers) String() string {
 // Service do.
 func schedulersCells(d Depth) (cells []Cell) {
 	quick := slowServers{users: 60, takes: 100 * time.Millisecond, workers: 7, lasts: 450 * time.Millisecond}
-	few := of(d, quick, quick, slowServers{users: 500, takes: time.Second, workers: 58, lasts: 4500 * time.Millisecond})
+	few := byDepth(d, quick, quick,
+		slowServers{users: 500, takes: time.Second, workers: 58, lasts: 4500 * time.Millisecond})
 	many, unequal := few, few
 	many.workers, many.lasts, unequal.slower = 0, few.takes*3/2, 2
-	for _, servers := range []slowServers{many, few, unequal}[of(d, 1, 1, 0):] {
+	for _, servers := range []slowServers{many, few, unequal}[byDepth(d, 1, 1, 0):] {
 		cells = append(cells, Cell{
-			Case: servers.String(), Cluster: Cluster{Services: 1, Endpoints: webServers, OwnPorts: true}, Rounds: of(d, 2, 2, 3),
-			Takes: servers.lasts + servers.takes, Contenders: withSchedulers(d), Turn: servers.turn,
+			Case: servers.String(), Cluster: Cluster{Services: 1, Endpoints: webServers, OwnPorts: true},
+			Rounds: byDepth(d, 2, 2, 3),
+			Takes:  servers.lasts + servers.takes, Contenders: withSchedulers(d), Turn: servers.turn,
 		})
 	}
 	return cells
@@ -78,7 +80,7 @@ func schedulersCells(d Depth) (cells []Cell) {
 func withSchedulers(d Depth) func([]Contender) []Contender {
 	each := []string{"rr", "lc", "dh", "sh", "sed", "nq", "wrr", "wlc", "lblc", "lblcr", "mh", "twos"}
 	some := []string{"rr", "sh", "sed"}
-	all, some := of(d, each[:6], []string{"rr", "lc", "sh", "sed"}, each), of(d, some, some, each)
+	all, some := byDepth(d, each[:6], []string{"rr", "lc", "sh", "sed"}, each), byDepth(d, some, some, each)
 	return func(contenders []Contender) (each []Contender) {
 		for _, c := range contenders {
 			switch {

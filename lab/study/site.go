@@ -184,7 +184,7 @@ func (s *Site) prepareCommand(program []string, kubeconfig string) (err error) {
 	return nil
 }
 
-// start starts the proxy, which does not run, and returns how long it took until it was as is wanted.
+// start starts the proxy, which does not run, and returns how long it took until ready returned.
 func (s *Site) start(ctx context.Context, ready func(context.Context) error) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.limit(), fmt.Errorf("it is not ready after %s", s.limit()))
 	defer cancel()

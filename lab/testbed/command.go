@@ -60,7 +60,7 @@ func (c *Cmd) CombinedOutput() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// Output keeps what a program writes, for whoever reads it meanwhile.
+// Output keeps what a program writes. It can be read while the program runs.
 type Output struct {
 	mu   sync.Mutex
 	text bytes.Buffer

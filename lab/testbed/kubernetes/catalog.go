@@ -288,7 +288,7 @@ func answer(w http.ResponseWriter, code int, text []byte, err error) {
 	}
 	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
 	w.WriteHeader(code)
-	_, _ = w.Write(text) // who has gone needs no answer
+	_, _ = w.Write(text) // a client that is gone needs no answer
 }
 
 func (c *Catalog) list(s *shelf) ([]byte, error) {
