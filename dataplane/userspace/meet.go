@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Where addresses are translated a new flow takes two transactions of nf_tables, and a look and a deletion in connection
-// tracking. So flows are opened side by side, and what they need of nf_tables is done together (disguise.step):
+// Where addresses are translated a new flow takes two transactions of nf_tables. Connection tracking is asked once, and
+// forgets once. So flows are opened side by side; what they need of nf_tables is done together (disguise.step):
 //
 //	datagram ─► flow? ─ yes ─► send
 //	              └ no ─► opening? ─ yes ─► it waits there
