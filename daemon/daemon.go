@@ -92,7 +92,8 @@ type Daemon struct {
 }
 
 // Run serves until ctx ends, and then returns nil and leaves the kernel as it is. An error of the
-// configuration is a ConfigError.
+// configuration is a ConfigError. Where another Fairlead serves the same network namespace, Run opens
+// nothing, and its error names that process.
 func Run(ctx context.Context, o Options) error {
 	c, err := load(o)
 	if err != nil {
@@ -100,6 +101,15 @@ func Run(ctx context.Context, o Options) error {
 	}
 	kube.LogTo(o.Logs.Logger())
 	d := &Daemon{options: o, log: o.Logs.Logger()}
+	here, err := claim(ctx, d.log)
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
+		return err
+	case here != nil:
+		defer here.Close()
+	}
 	d.switches.orders = make(chan *switchOrder)
 	d.feeds.log, d.feeds.tell = d.log, d.hear
 	d.config.Store(c)
@@ -279,11 +289,6 @@ func (d *Daemon) runOnce(ctx context.Context) error {
 
 // serve runs the engine and follows the configuration.
 func (d *Daemon) serve(ctx context.Context) error {
-	if here, err := announce(); err == nil {
-		defer here.Close()
-	} else {
-		d.log.Warn("fairlead clean will not see that this process runs", "error", err)
-	}
 	d.report.emit(kube.Event{Reason: reasonStarting})
 	d.tellSubstitute()
 	if c := d.config.Load(); c.ModeUnset() && !standalone(c) {

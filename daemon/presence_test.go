@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -97,4 +100,47 @@ func TestAlone(t *testing.T) {
 	})
 	user.AmbientCaps = []uintptr{unix.CAP_NET_ADMIN}
 	besides(t, user, func() { expect("one without root", true) })
+}
+
+// TestClaim_atOnce has many claim a network namespace at once, each for a moment. At no time two of them have it.
+func TestClaim_atOnce(t *testing.T) {
+	t.Parallel()
+	runtime.LockOSThread() // for good: thread and namespace end with the goroutine
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	here, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	var all sync.WaitGroup
+	var now, sum atomic.Int32
+	for range 8 {
+		all.Go(func() {
+			runtime.LockOSThread() // as above
+			if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
+				t.Error(err)
+				return
+			}
+			l, err := claim(t.Context(), slog.New(slog.DiscardHandler))
+			if err != nil { // the others have taken all of its grace
+				t.Log(err)
+				return
+			}
+			sum.Add(1)
+			if n := now.Add(1); n > 1 {
+				t.Errorf("%d have it", n)
+			}
+			for range 20 {
+				_, _ = findRival("") // time passes
+			}
+			now.Add(-1)
+			_ = l.Close()
+		})
+	}
+	all.Wait()
+	if t.Logf("%d had it", sum.Load()); sum.Load() == 0 {
+		t.Error("none had it")
+	}
 }

@@ -127,8 +127,15 @@ type proxy struct {
 // start starts the daemon, with more flags, and returns when it has programmed the kernel.
 func (w *world) start(flags ...string) *proxy {
 	w.Helper()
-	c := w.command(append([]string{"run", "--manifests", w.manifests, "--cluster-cidr", "10.244.0.0/16",
-		"--node-ip", "192.0.2.1", "--control-socket", w.socket, "--healthz-bind-address", "127.0.0.1:10256"}, flags...)...)
+	p := w.follow(w.command(append([]string{"run", "--manifests", w.manifests, "--cluster-cidr", "10.244.0.0/16",
+		"--node-ip", "192.0.2.1", "--control-socket", w.socket, "--healthz-bind-address", "127.0.0.1:10256"}, flags...)...))
+	p.await("msg=programmed")
+	return p
+}
+
+// follow starts a daemon and follows its log.
+func (w *world) follow(c *testbed.Cmd) *proxy {
+	w.Helper()
 	out, in := io.Pipe()
 	c.Stderr = in
 	if err := c.Start(); err != nil {
@@ -146,7 +153,6 @@ func (w *world) start(flags ...string) *proxy {
 		_ = c.Wait()
 		_ = in.Close()
 	})
-	p.await("msg=programmed")
 	return p
 }
 
