@@ -271,6 +271,8 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		Control:        map[string]http.Handler{"/switch": &d.switches},
 		ControlRefused: func(err error) { d.report.warn(reasonControl, err.Error()) },
 		Observer:       observers{d.metrics, d.report, d.successor},
+
+		ConnectionClosed: d.metrics.ConnectionClosed,
 	})
 	d.metrics.Follow(e)
 	return e
@@ -306,6 +308,8 @@ func (d *Daemon) serve(ctx context.Context) error {
 		Statusz:   func() bool { return d.config.Load().Enabled(config.GateStatusz) },
 		Verbosity: d.options.Logs.setVerbosity,
 		Log:       d.log,
+
+		ConnectionClosed: d.metrics.ConnectionClosed,
 	})
 	defer d.server.Close()
 	g, ctx := errgroup.WithContext(ctx)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/httpserve"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/said"
 )
@@ -39,7 +40,7 @@ const patience = 10 * time.Second
 type controlServer struct {
 	engine  *Engine
 	path    string // of the socket; empty: none
-	http    http.Server
+	http    *httpserve.Server
 	closing chan struct{}
 	done    chan struct{}
 }
@@ -77,7 +78,7 @@ func (e *Engine) newControl(path string) *controlServer {
 	for path, h := range e.options.Control {
 		mux.Handle(path, h)
 	}
-	c.http.Handler, c.http.ReadHeaderTimeout = mux, patience
+	c.http = httpserve.New(httpserve.Control(), e.options.ConnectionClosed).Server(mux, e.options.Log)
 	return c
 }
 

@@ -27,7 +27,7 @@ func FuzzControl(f *testing.F) {
 	f.Add("POST /dump HTTP/1.1\r\nHost: fairlead\r\nContent-Length: 4\r\n\r\na=%z")
 	e, rows := running(f)
 	want := rows()
-	handler := e.newControl("").http.Handler
+	handler := e.newControl("").http.Handler()
 	f.Fuzz(func(t *testing.T, text string) {
 		r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(text)))
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fairlead.dev/fairlead/httpserve"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/said"
@@ -30,6 +31,7 @@ type checks struct {
 	leaving netip.AddrPort // answers until healthz does; the zero value: none
 	health  func() (Status, bool)
 	told    func(path string, status int)
+	pool    *httpserve.Pool
 	servers map[netip.AddrPort]*server
 	refused map[netip.AddrPort]*said.Trouble // servers that cannot be opened
 	news    []Refusal                        // since the last round
@@ -40,7 +42,7 @@ type checks struct {
 const answerTime = time.Second
 
 type server struct {
-	http.Server
+	*httpserve.Server
 	socket net.Listener
 	row    atomic.Pointer[model.Health] // of a healthCheckNodePort
 }
@@ -50,6 +52,7 @@ func newChecks(e *Engine) *checks {
 		healthz: e.options.HealthAddress,
 		health:  func() (Status, bool) { return e.Status(), e.Healthy() },
 		told:    e.options.Observer.Answered,
+		pool:    httpserve.New(httpserve.Health(), e.options.ConnectionClosed),
 		servers: map[netip.AddrPort]*server{},
 		refused: map[netip.AddrPort]*said.Trouble{},
 	}
@@ -144,12 +147,11 @@ func (c *checks) listen(at netip.AddrPort, service string, log *slog.Logger) err
 	}
 	delete(c.refused, at)
 	s := &server{socket: listener}
-	s.Handler = c.healthzHandler()
+	handler := c.healthzHandler()
 	if service != "" {
-		s.Handler = c.rowHandler(s)
+		handler = c.rowHandler(s)
 	}
-	s.ReadHeaderTimeout, s.IdleTimeout = 5*time.Second, time.Minute
-	s.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
+	s.Server = c.pool.Server(handler, log)
 	c.servers[at] = s
 	c.running.Go(func() { _ = s.Serve(listener) })
 	return nil

@@ -143,6 +143,9 @@ func (m *Metrics) Switched(from, to, result string, took time.Duration) {
 	m.own.switchLasted.Observe(took.Seconds())
 }
 
+// ConnectionClosed counts a connection that a limit of httpserve closed.
+func (m *Metrics) ConnectionClosed(listener, reason string) { m.own.cutOff(listener, reason).Inc() }
+
 // KubeProxyReturned counts a look that found kube-proxy's rules again.
 func (m *Metrics) KubeProxyReturned() { m.own.returned.Inc() }
 

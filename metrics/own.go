@@ -4,6 +4,8 @@ import (
 	"strings"
 
 	"k8s.io/component-base/metrics"
+
+	"fairlead.dev/fairlead/httpserve"
 )
 
 // own are the metrics that only Fairlead has and that are counted as things happen.
@@ -20,6 +22,7 @@ type own struct {
 	refused, failed   metrics.CounterMetric
 	problems          func(...string) metrics.CounterMetric
 	deaf, returned    metrics.CounterMetric
+	cutOff            func(...string) metrics.CounterMetric
 
 	switches     func(...string) metrics.CounterMetric
 	switchLasted metrics.ObserverMetric
@@ -50,6 +53,8 @@ func newOwn(s *shelf) own {
 			"Servers of /healthz or a healthCheckNodePort that could not be opened, each counted once."))(),
 		returned: s.counter(fairlead("kube_proxy_returns_total",
 			"Looks that found rules which kube-proxy had made since its rules were removed."))(),
+		cutOff: s.counter(fairlead("http_closed_connections_total",
+			"Connections of HTTP clients that a limit closed, by listener and limit.", "listener", "reason")),
 	}
 	o.switches = s.counter(fairlead("plane_switches_total",
 		"Attempts to change the data plane while the process runs.", "from", "to", "result"))
@@ -63,6 +68,11 @@ func newOwn(s *shelf) own {
 	o.refused, o.failed = failures("rows"), failures("everything")
 	for _, kind := range kinds() {
 		o.problems(kind)
+	}
+	for _, listener := range httpserve.Listeners() {
+		for _, reason := range httpserve.Reasons() {
+			o.cutOff(listener, reason)
+		}
 	}
 	return o
 }

@@ -19,7 +19,8 @@ import (
 	"net/http"
 	"sync"
 	"syscall"
-	"time"
+
+	"fairlead.dev/fairlead/httpserve"
 )
 
 // Options say what is served. Functions are called for each request, from several goroutines, so
@@ -36,13 +37,16 @@ type Options struct {
 	Profiling, Flagz, Statusz func() bool
 	// Verbosity sets the log's verbosity to what was sent; nil: it cannot be set.
 	Verbosity func(string) error
-	Log       *slog.Logger // nil: silent
+	// ConnectionClosed is told, by the words of httpserve, when a limit closes a connection; nil: nobody is.
+	ConnectionClosed func(listener, reason string)
+	Log              *slog.Logger // nil: silent
 }
 
 // A Server listens on one address at a time, or on none. Its methods may be called from several
 // goroutines.
 type Server struct {
 	handler http.Handler
+	pool    *httpserve.Pool
 	log     *slog.Logger
 
 	mu      sync.Mutex
@@ -52,7 +56,7 @@ type Server struct {
 // listening is an open listener.
 type listening struct {
 	address string // as it was asked for
-	http    http.Server
+	http    *httpserve.Server
 	bound   net.Addr
 	done    chan struct{}
 }
@@ -62,7 +66,8 @@ func New(o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{handler: newHandler(o), log: o.Log}
+	pool := httpserve.New(httpserve.Metrics(), o.ConnectionClosed)
+	return &Server{handler: newHandler(o), pool: pool, log: o.Log}
 }
 
 // Handler serves what listeners serve.
@@ -139,14 +144,7 @@ func (s *Server) open(ctx context.Context, address string) (*listening, error) {
 		return nil, fmt.Errorf("metrics server: %w; metricsBindAddress (--metrics-bind-address) names the address", err)
 	}
 	l := &listening{address: address, bound: listener.Addr(), done: make(chan struct{})}
-	l.http = http.Server{
-		Handler:           s.handler,
-		ReadHeaderTimeout: 10 * time.Second,
-		ReadTimeout:       30 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		// No WriteTimeout: a profile takes as long as was asked for.
-	}
+	l.http = s.pool.Server(s.handler, s.log)
 	go func() {
 		defer close(l.done)
 		if err := l.http.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
