@@ -195,20 +195,21 @@ func (s *ipsets) drop(names []string) error {
 	return errors.Join(errs...)
 }
 
-// The kernel gives up what a deleted rule referred to a while later.
+// A worker of the kernel gives up what a deleted rule of nf_tables referred to. On a busy node it takes seconds.
 const (
-	busyTries    = 500
-	busyInterval = 2 * time.Millisecond
+	busyPatience = 10 * time.Second
+	busyPause    = 50 * time.Millisecond // at most
 )
 
 func (s *ipsets) destroy(name string) (err error) {
-	for range busyTries {
-		if err = s.handle.IpsetDestroy(name); !errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)) {
+	began := time.Now()
+	for pause := time.Millisecond; ; pause = min(2*pause, busyPause) {
+		err = s.handle.IpsetDestroy(name)
+		if !errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)) || time.Since(began) > busyPatience {
 			return err
 		}
-		time.Sleep(busyInterval)
+		time.Sleep(pause)
 	}
-	return err
 }
 
 // know learns the numbers of the sets that there are.
