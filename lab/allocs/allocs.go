@@ -3,6 +3,8 @@
 //
 //	input ─► parser, run between two cheap readings of the runtime's counter ─► too much? again, between two exact ones
 //	                                                                               └► still too much: error
+//
+// Live bounds what is in use at the same time.
 package allocs
 
 import (

@@ -1,6 +1,9 @@
 package allocs
 
-import "testing"
+import (
+	"runtime"
+	"testing"
+)
 
 type recorder struct {
 	testing.TB
@@ -30,4 +33,29 @@ func TestBound(t *testing.T) {
 		}
 	}
 	_ = kept
+}
+
+// What is garbage does not count; what is referenced does.
+func TestLive(t *testing.T) {
+	var kept [][]byte
+	for name, c := range map[string]struct {
+		keep   bool
+		failed bool
+	}{"garbage": {false, false}, "in use": {true, true}} {
+		r := &recorder{}
+		Live(r, 4<<20, func() {
+			kept = nil
+			for range 100 {
+				b := make([]byte, 1<<20)
+				if c.keep {
+					kept = append(kept, b)
+				}
+				runtime.GC()
+			}
+		})
+		if r.failed != c.failed {
+			t.Errorf("%s: failed is %v", name, r.failed)
+		}
+	}
+	kept = nil
 }

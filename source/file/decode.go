@@ -11,7 +11,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"k8s.io/apimachinery/pkg/util/json"
-	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/service"
 )
@@ -85,7 +84,7 @@ func toJSON(text []byte) ([]byte, error) {
 	if t := bytes.TrimSpace(text); len(t) > 0 && t[0] == '{' && stdjson.Valid(t) {
 		return t, nil // the YAML parser is slower and has limits that JSON does not have
 	}
-	return yaml.YAMLToJSON(text)
+	return yamlToJSON(text)
 }
 
 // maxDepth limits Lists in Lists.

@@ -20,6 +20,9 @@
 // it; until it has parsed once, those of its documents that do parse are used. A path that was given
 // and is gone keeps what it said, also if an empty directory appears in its place, as when a volume
 // is unmounted. A file that disappears from a directory takes its objects with it.
+//
+// A document that would take too much memory, is nested too deep, or grows too much by its aliases does not parse. That
+// is found before it takes the memory; see memory.go and yaml.go.
 package file
 
 import (

@@ -9,11 +9,14 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
+	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/service"
 )
 
@@ -22,6 +25,12 @@ const (
 	maxFile = 2 << 30
 	// maxPart is several times what the API server takes for one object.
 	maxPart = 4 << 20
+	// maxFailures and maxProblems bound what is said about one file.
+	maxFailures = 20
+	maxProblems = 1000
+	// atOnce is how many items are decoded before their results are taken in, maxWorkers how many at the same time.
+	atOnce     = 256
+	maxWorkers = 8
 )
 
 // content is what one part of a file says. The key tells whether it would say the same now.
@@ -46,8 +55,9 @@ type reading struct {
 	contents []content
 	problems []service.Problem // of objects
 	failures []service.Problem // of documents that do not parse, or of the whole file
-	decoded  int64             // bytes
-	torn     bool              // somebody wrote meanwhile
+	more     struct{ problems, failures int }
+	decoded  int64 // bytes
+	torn     bool  // somebody wrote meanwhile
 }
 
 func newReading(opened *os.File, f *file, s *Source) *reading {
@@ -83,6 +93,7 @@ func (r *reading) run(ctx context.Context) error {
 			r.fail(i+1, err)
 		}
 	}
+	r.countMore()
 	after, err := r.file.Stat()
 	r.torn = err != nil || after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime())
 	return nil
@@ -93,12 +104,12 @@ func (r *reading) document(ctx context.Context, d document) error {
 	if d.items == nil {
 		return r.part(d.part)
 	}
-	contents, problems := len(r.contents), len(r.problems)
+	contents, problems, more := len(r.contents), len(r.problems), r.more
 	err := r.list(ctx, d)
 	if err == nil {
 		return nil
 	}
-	r.contents, r.problems = r.contents[:contents], r.problems[:problems]
+	r.contents, r.problems, r.more = r.contents[:contents], r.problems[:problems], more
 	if ctx.Err() == nil && d.end-d.start <= maxPart {
 		whole := part{start: d.start, end: d.end} // without hash: nothing recognises it
 		if r.part(whole) == nil {
@@ -125,24 +136,45 @@ func (r *reading) list(ctx context.Context, d document) error {
 	return r.items(ctx, d.items, list)
 }
 
-// items decodes the items of a List on all CPUs, and adds them in their order up to the first error.
+// items decodes the items of a List, and adds them in their order up to the first error.
 func (r *reading) items(ctx context.Context, parts []part, list typeMeta) error {
-	results := make([]result, len(parts))
-	var workers errgroup.Group
-	workers.SetLimit(runtime.GOMAXPROCS(0))
-	for i, p := range parts {
-		workers.Go(func() error {
-			if ctx.Err() == nil {
-				results[i] = r.decode(p, list, func(d *decoder, text []byte) error { return d.item(text, list) })
-			}
-			return ctx.Err()
-		})
+	free := semaphore.NewWeighted(maxMemory)
+	decode := func(d *decoder, text []byte) error {
+		need := memory(text)
+		if err := free.Acquire(ctx, need); err != nil {
+			return err
+		}
+		defer free.Release(need)
+		return d.item(text, list)
 	}
-	if err := workers.Wait(); err != nil {
-		return err
+	for some := range slices.Chunk(parts, atOnce) {
+		results := make([]result, len(some))
+		var workers errgroup.Group
+		workers.SetLimit(min(runtime.GOMAXPROCS(0), maxWorkers))
+		for i, p := range some {
+			workers.Go(func() error {
+				results[i] = r.decode(p, list, decode)
+				return ctx.Err()
+			})
+		}
+		if err := workers.Wait(); err != nil {
+			return err
+		}
+		if err := r.takeAll(results); err != nil {
+			return err
+		}
 	}
-	for _, result := range results {
-		if err := r.take(result); err != nil {
+	return nil
+}
+
+// takeAll keeps one of several empty items in a row: there may be as many as the file has lines.
+func (r *reading) takeAll(results []result) error {
+	for _, d := range results {
+		empty := d.err == nil && d.bytes > 0 && d.bytes < 64 && len(d.content.objects) == 0
+		if n := len(r.contents); empty && n > 0 && len(r.contents[n-1].objects) == 0 {
+			continue
+		}
+		if err := r.take(d); err != nil {
 			return err
 		}
 	}
@@ -180,7 +212,9 @@ func (r *reading) take(d result) error {
 		return d.err
 	}
 	r.contents = append(r.contents, d.content)
-	r.problems = append(r.problems, d.problems...)
+	room := min(maxProblems-len(r.problems), len(d.problems))
+	r.problems = append(r.problems, d.problems[:room]...)
+	r.more.problems += len(d.problems) - room
 	return nil
 }
 
@@ -206,8 +240,10 @@ func (r *reading) text(start, end int64) ([]byte, error) {
 		return nil, fmt.Errorf("is larger than %d MiB in one piece", maxPart>>20)
 	}
 	text := make([]byte, end-start)
-	_, err := r.file.ReadAt(text, start)
-	return text, err
+	if _, err := r.file.ReadAt(text, start); err != nil {
+		return nil, err
+	}
+	return text, checkMemory(text)
 }
 
 func (r *reading) head(d document) ([]byte, error) {
@@ -233,7 +269,11 @@ func (e partError) Unwrap() error { return e.err }
 
 // fail notes what keeps a document from being used; number 0 means the whole file.
 func (r *reading) fail(number int, err error) {
-	p := service.Problem{Object: r.name, Reason: err.Error()}
+	if len(r.failures) == maxFailures {
+		r.more.failures++
+		return
+	}
+	p := service.Problem{Object: r.name, Reason: said.Brief(err.Error())}
 	var located partError
 	if errors.As(err, &located) {
 		line, reason := r.line(located.at), strings.TrimPrefix(p.Reason, "yaml: ")
@@ -244,6 +284,16 @@ func (r *reading) fail(number int, err error) {
 		p.Field = "document " + strconv.Itoa(number)
 	}
 	r.failures = append(r.failures, p)
+}
+
+// countMore says how many failures and problems are not in their lists.
+func (r *reading) countMore() {
+	if n := r.more.failures; n > 0 {
+		r.failures = append(r.failures, service.Problem{Object: r.name, Reason: fmt.Sprintf("%d more documents", n)})
+	}
+	if n := r.more.problems; n > 0 {
+		r.problems = append(r.problems, service.Problem{Object: r.name, Reason: fmt.Sprintf("%d more problems", n)})
+	}
 }
 
 // yamlLine takes the line, which counts from the part's first one, out of the YAML parser's message:

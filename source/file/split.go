@@ -3,8 +3,10 @@ package file
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"hash/maphash"
 	"io"
 )
@@ -30,6 +32,17 @@ type document struct {
 	itemsEnd int64
 }
 
+const (
+	// maxDocuments and maxItems bound the lists that split returns. There are fewer objects in a cluster.
+	maxDocuments = 100_000
+	maxItems     = 500_000
+)
+
+var (
+	errDocuments = fmt.Errorf("has more than %d documents; make it several files", maxDocuments)
+	errItemCount = fmt.Errorf("has more than %d items in one List; make it several files", maxItems)
+)
+
 var errBinary = errors.New("has a zero byte, so it is neither YAML nor JSON in UTF-8")
 
 // split finds the documents of a file, and in them the items of Lists. It keeps no text.
@@ -45,6 +58,9 @@ func split(r io.ReaderAt, size int64, seed maphash.Seed) ([]document, error) {
 			continue
 		}
 		values, err := splitJSON(r, d, seed)
+		if isTooMany(err) || len(docs)+len(values) > maxDocuments {
+			return nil, cmp.Or(err, errDocuments)
+		}
 		if err != nil { // YAML in flow style, or an error that decoding will name
 			values = []document{d}
 		}
@@ -52,6 +68,8 @@ func split(r io.ReaderAt, size int64, seed maphash.Seed) ([]document, error) {
 	}
 	return docs, nil
 }
+
+func isTooMany(err error) bool { return errors.Is(err, errDocuments) || errors.Is(err, errItemCount) }
 
 // Where a splitter is in a document.
 const (
@@ -69,6 +87,7 @@ type splitter struct {
 	offset int64
 	head   maphash.Hash
 	item   maphash.Hash
+	err    error // there are too many
 }
 
 func newSplitter(seed maphash.Seed) *splitter {
@@ -91,7 +110,10 @@ func (s *splitter) lines(r *bufio.Reader) error {
 		begin = err == nil // the rest of a very long line begins nothing
 		if errors.Is(err, io.EOF) {
 			s.endDocument(s.offset)
-			return nil
+			return s.err
+		}
+		if s.err != nil {
+			return s.err
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return err
@@ -169,6 +191,9 @@ func isItems(body []byte) bool {
 }
 
 func (s *splitter) beginItem() {
+	if len(s.doc.items) == maxItems {
+		s.err = errItemCount
+	}
 	s.doc.items = append(s.doc.items, part{start: s.offset})
 	s.item.Reset()
 }
@@ -182,6 +207,9 @@ func (s *splitter) endItem(at int64) {
 func (s *splitter) endDocument(at int64) {
 	if s.state == inItems {
 		s.endItem(at)
+	}
+	if len(s.docs) == maxDocuments && !s.doc.empty {
+		s.err = errDocuments
 	}
 	if !s.doc.empty {
 		s.doc.end, s.doc.hash = at, s.head.Sum64()
@@ -200,6 +228,9 @@ func splitJSON(r io.ReaderAt, d document, seed maphash.Seed) ([]document, error)
 	}
 	var docs []document
 	for j.More() {
+		if len(docs) == maxDocuments {
+			return nil, errDocuments
+		}
 		doc, err := j.object()
 		if err != nil {
 			return nil, err
@@ -268,6 +299,9 @@ func (j jsonSplitter) items(doc *document) error {
 		return err
 	}
 	for j.More() {
+		if len(doc.items) == maxItems {
+			return errItemCount
+		}
 		item, err := j.value()
 		if err != nil {
 			return err
