@@ -3,7 +3,6 @@ package ebpf
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/thread"
 )
 
 // checkKernel tells what is missing before the programs are tried, for their errors do not say it.
@@ -59,8 +59,7 @@ func preemptsPrograms() bool {
 // which ends with it; who may make none learns it from the node's devices.
 func attachable(program *ebpf.Program) error {
 	failed := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends here, and the namespace with it
+	thread.Run(func() {
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			err = attachToLoopback(program)
@@ -68,7 +67,7 @@ func attachable(program *ebpf.Program) error {
 			err = nil
 		}
 		failed <- err
-	}()
+	})
 	return <-failed
 }
 

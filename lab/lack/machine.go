@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf/features"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/internal/thread"
 )
 
 // fact is what a lack is about.
@@ -123,13 +125,12 @@ func noUserNamespaces() bool {
 // noVXLAN tries to make such a device in a network namespace of its own.
 func noVXLAN() (lacking bool) {
 	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine, and the namespace with it
+	thread.Run(func() {
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			err = netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "lack"}, VxlanId: 1, Port: 8472})
 		}
 		done <- err
-	}()
+	})
 	return <-done != nil
 }

@@ -4,11 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"sync"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/internal/thread"
 )
 
 // netns is an anonymous network namespace: a thread that lives in it, and a file that lets others
@@ -29,7 +30,7 @@ var errGone = errors.New("the place is gone")
 func newNetns(sysctls []sysctl) (*netns, error) {
 	n := &netns{jobs: make(chan func()), gone: make(chan struct{})}
 	ready := make(chan error, 1)
-	thread(func() { n.live(ready) })
+	thread.Run(func() { n.live(ready) })
 	if err := <-ready; err != nil {
 		return nil, fmt.Errorf("make network namespace: %w", err)
 	}
@@ -111,7 +112,7 @@ func (n *netns) at(f func() error) error {
 // do runs f on a new thread inside the namespace.
 func (n *netns) do(f func() error) error {
 	done := make(chan error, 1)
-	thread(func() {
+	thread.Run(func() {
 		err := errors.New("the function ended its goroutine (as t.FailNow does) instead of returning")
 		defer func() { done <- err }()
 		if failed := n.enter(); failed != nil {
@@ -137,27 +138,6 @@ func (n *netns) enter() error {
 		return fmt.Errorf("enter network namespace: %w", failed)
 	}
 	return n.in.join()
-}
-
-// thread runs f on an operating system thread that ends with it, so that whatever f does to the
-// thread (its namespace above all) reaches no other goroutine. The process's first thread is passed
-// over: it cannot end, and its namespace is the one that /proc/self shows.
-func thread(f func()) {
-	go func() {
-		runtime.LockOSThread() // for good: a goroutine that ends while locked ends its thread
-		if unix.Gettid() != unix.Getpid() {
-			f()
-			return
-		}
-		elsewhere := make(chan struct{})
-		go func() {
-			runtime.LockOSThread()
-			close(elsewhere)
-			f()
-		}()
-		<-elsewhere
-		runtime.UnlockOSThread()
-	}()
 }
 
 // sysctl is a file below /proc/sys/net and its value. The file belongs to the namespace of the

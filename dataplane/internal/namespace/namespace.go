@@ -7,9 +7,10 @@ package namespace
 
 import (
 	"os"
-	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/internal/thread"
 )
 
 // Namespace is a network namespace. A socket that is made in it stays there, whoever uses it.
@@ -43,19 +44,13 @@ func (n Namespace) Do(f func() error) error {
 		return f()
 	}
 	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() { // this thread cannot end, and /proc/self shows its namespace
-			defer runtime.UnlockOSThread()
-			done <- n.Do(f)
-			return
-		}
+	thread.Run(func() {
 		err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET)
 		if err == nil {
 			err = f()
 		}
-		done <- err // never unlocked, the thread ends with its goroutine
-	}()
+		done <- err
+	})
 	return <-done
 }
 

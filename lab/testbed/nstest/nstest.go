@@ -9,13 +9,13 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/internal/thread"
 	"fairlead.dev/fairlead/lab/lack"
 )
 
@@ -24,15 +24,14 @@ import (
 func Run(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	failed := make(chan error)
-	go func() {
+	thread.Run(func() {
 		defer close(failed)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			failed <- err
 			return
 		}
 		f(t)
-	}()
+	})
 	if err := <-failed; err != nil {
 		lack.Skip(t, lack.Root, err)
 	}
