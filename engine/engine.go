@@ -63,8 +63,8 @@ type Options struct {
 	// ControlRefused is told why the control socket cannot be opened, once; nil: nobody is. It may be called from any
 	// goroutine. It is tried again.
 	ControlRefused func(error)
-	// ConnectionClosed is told, by the words of httpserve, when a limit closes a connection of /healthz, a health check
-	// port or the control socket; nil: nobody is. It may be called from any goroutine.
+	// ConnectionClosed gets the listener and the reason, in the words of httpserve, when a limit closes a connection of
+	// /healthz, a health check port or the control socket. It may be nil, and may be called from any goroutine.
 	ConnectionClosed func(listener, reason string)
 	// About tells more for "fairlead status"; nil: nothing. It may be called from any goroutine.
 	About func() About

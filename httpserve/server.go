@@ -77,7 +77,7 @@ func (p *Pool) receive(w http.ResponseWriter, r *http.Request) (ok bool) {
 	case asks || p.limits.BodyBytes == 0:
 		p.tell(Body)
 		w.Header().Set("Connection", "close")
-		_ = control.SetReadDeadline(time.Unix(1, 0)) // what is buffered is all that there is
+		_ = control.SetReadDeadline(time.Unix(1, 0)) // no more than the buffer holds is read
 		return true
 	case !p.readBody(w, r):
 		return false

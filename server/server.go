@@ -37,7 +37,8 @@ type Options struct {
 	Profiling, Flagz, Statusz func() bool
 	// Verbosity sets the log's verbosity to what was sent; nil: it cannot be set.
 	Verbosity func(string) error
-	// ConnectionClosed is told, by the words of httpserve, when a limit closes a connection; nil: nobody is.
+	// ConnectionClosed gets the listener and the reason, in the words of httpserve, when a limit closes a connection.
+	// It may be nil.
 	ConnectionClosed func(listener, reason string)
 	Log              *slog.Logger // nil: silent
 }

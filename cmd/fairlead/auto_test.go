@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/lab/eventually"
-	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -195,14 +193,7 @@ func TestRun_autoOnce(t *testing.T) {
 
 // Without the right to make namespaces one is chosen at once.
 func TestRun_autoUnmeasured(t *testing.T) {
-	w := newWorld(t)
-	lack.Need(t, lack.Root)
-	open(t, w.manifests)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	open(t, filepath.Dir(self))
+	w := openWorld(t)
 	args := []string{"run", "--manifests", w.manifests, "--once", "--node-ip", "192.0.2.1", "--conntrack-max-per-core=0",
 		"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0", "--proxy-mode", "auto"}
 	out, err := w.unprivileged("-all,+net_admin", args...).CombinedOutput()

@@ -100,6 +100,20 @@ func TestKubeProxy_initOnly(t *testing.T) {
 		"cannot set nf_conntrack_max to 12345", "conntrack.maxPerCore: 0")
 }
 
+// openWorld makes a world whose manifests, and the program, other users may read: t.TempDir is root's.
+func openWorld(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	lack.Need(t, lack.Root)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	open(t, w.manifests)
+	open(t, filepath.Dir(self))
+	return w
+}
+
 // unprivileged are the arguments that make a command run without root, with or without CAP_NET_ADMIN.
 func (w *world) unprivileged(caps string, args ...string) *testbed.Cmd {
 	w.Helper()
@@ -112,14 +126,7 @@ func (w *world) unprivileged(caps string, args ...string) *testbed.Cmd {
 }
 
 func TestRun_withoutRoot(t *testing.T) {
-	w := newWorld(t)
-	lack.Need(t, lack.Root)
-	open(t, w.manifests) // t.TempDir is root's
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	open(t, filepath.Dir(self))
+	w := openWorld(t)
 	args := []string{"run", "--manifests", w.manifests, "--once", "--node-ip", "192.0.2.1", "--conntrack-max-per-core=0",
 		"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=9m"}
 	out, err := w.unprivileged("-all", args...).CombinedOutput()

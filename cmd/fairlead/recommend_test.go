@@ -68,14 +68,7 @@ func TestRecommend(t *testing.T) {
 
 // Without root there is advice, too.
 func TestRecommend_withoutRoot(t *testing.T) {
-	w := newWorld(t)
-	lack.Need(t, lack.Root)
-	open(t, w.manifests)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	open(t, filepath.Dir(self))
+	w := openWorld(t)
 	out, err := w.unprivileged("-all", "recommend", "--manifests", w.manifests, "--node-ip", "192.0.2.1").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "by published figures, as nothing was measured here") {
 		t.Errorf("%v\n%s", err, out)

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -12,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
@@ -96,14 +93,7 @@ func TestRun_secondFollows(t *testing.T) {
 // TestRun_secondIgnores has a daemon start beside others that may not make rules, one of them of another user. Their
 // names look like those of a daemon that may.
 func TestRun_secondIgnores(t *testing.T) {
-	w := newWorld(t)
-	lack.Need(t, lack.Root)
-	open(t, w.manifests)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	open(t, filepath.Dir(self))
+	w := openWorld(t)
 	user := w.follow(w.unprivileged("-all", w.beside("--proxy-mode", "userspace")...))
 	user.await("msg=programmed")
 	rights := []string{"setpriv", "--bounding-set=-all", "--inh-caps=-all"}

@@ -14,7 +14,8 @@ func (r *recorder) Helper() {}
 
 func (r *recorder) Errorf(string, ...any) { r.failed = true }
 
-// What is proportionate passes, also if the first call initializes something; a claimed length is found.
+// TestBound: memory in proportion to the input passes, and so does memory that only the first call takes. Memory for a
+// length that the input only claims fails.
 func TestBound(t *testing.T) {
 	var kept []byte
 	for name, c := range map[string]struct {
@@ -35,7 +36,7 @@ func TestBound(t *testing.T) {
 	_ = kept
 }
 
-// What is garbage does not count; what is referenced does.
+// TestLive: memory counts while it is referenced, and garbage does not.
 func TestLive(t *testing.T) {
 	var kept [][]byte
 	for name, c := range map[string]struct {

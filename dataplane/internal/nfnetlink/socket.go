@@ -224,7 +224,7 @@ var ErrInterrupted = errors.New("the ruleset changes faster than it can be liste
 // Dump lists all objects of a kind. In a table or set that there is not, there are none.
 func (s *Socket) Dump(r Request) (err error) {
 	for pause := time.Duration(0); ; pause = max(2*pause, time.Millisecond) {
-		time.Sleep(pause) // what changes the list needs the CPU, too: a process, or a worker that moves a hash table
+		time.Sleep(pause) // the process or the kernel worker that changes the list needs the CPU, too
 		r.Reset()
 		if err = s.ask(r, unix.NLM_F_DUMP); !errors.Is(err, ErrInterrupted) || pause >= s.Patience {
 			break

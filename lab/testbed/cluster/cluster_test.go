@@ -308,7 +308,7 @@ spec: {clusterIP: 172.20.0.10, externalIPs: [8.8.8.8], ports: [{port: 80}]}
 	}
 }
 
-// What no proxy asks for is left out; what does not parse does not stop the rest.
+// TestObjects: objects that no proxy asks for are left out. A document that does not parse does not stop the others.
 func TestObjects(t *testing.T) {
 	t.Parallel()
 	const text = `

@@ -245,6 +245,6 @@ func (p *pod) target(port corev1.ServicePort) (testbed.PodPort, bool) {
 }
 
 func protocolOf(p corev1.Protocol) model.Protocol {
-	protocol, _ := model.ParseProtocol(string(p)) // what is no protocol has been reported
+	protocol, _ := model.ParseProtocol(string(p)) // unknown protocols have been reported
 	return cmp.Or(protocol, model.TCP)
 }
