@@ -120,7 +120,7 @@ func listing(verb uint16, id tableID, reset func(), each func(attrs []byte)) nfn
 	return nfnetlink.Request{Kind: nfnetlink.NFTables | verb, Family: nftFamily(id.v6), Reset: reset, Each: each}
 }
 
-// maxLoads is how often a table is read anew because somebody has changed the ruleset meanwhile.
+// maxLoads is how often a table is read anew because another process has changed the ruleset meanwhile.
 const maxLoads = 20
 
 // load implements backend.
@@ -144,7 +144,7 @@ func (n *nft) load(id tableID) (*content, error) {
 			return have, err
 		}
 	}
-	return nil, fmt.Errorf("list %s: the ruleset changes faster than it can be listed", id)
+	return nil, fmt.Errorf("list %s: %w", id, nfnetlink.ErrInterrupted)
 }
 
 // list reads a table chain by chain: the kernel, asked for all of its rules at once, begins with the first one for each
