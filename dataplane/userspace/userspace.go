@@ -26,6 +26,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -689,11 +690,15 @@ func (p *Plane) forgetMarked() error {
 	return nil
 }
 
-// stub are the chains of a table that does nothing but keep the kernel translating.
+// stub are the chains of a table that does nothing but keep the kernel translating. A chain alone does not do that: the
+// kernel tracks connections in a network namespace only while a rule there asks for it (nf_ct_netns_get).
 func stub() []nf.Chain {
-	return []nf.Chain{{Name: "translated", Hook: &nf.Hook{
-		Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: redirectPriority,
-	}}}
+	return []nf.Chain{{
+		Name: "translated",
+		Hook: &nf.Hook{Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: redirectPriority},
+		Rules: []nf.Rule{nf.NewRule("keep connection tracking while connections are reset",
+			&expr.Ct{Key: expr.CtKeySTATE, Register: nf.Word(0)})},
+	}}
 }
 
 // replaceTables deletes our tables, and makes others with these chains in the place of those that there were.
