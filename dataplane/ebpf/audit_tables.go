@@ -19,7 +19,7 @@ import (
 // of some thousand rows that is all of them.
 //
 //	frontends, members: elements in the kernel's order, each compared with the State; at the end their number
-//	pools, slots: memory, which is the kernel's, one pool after the other
+//	pools, slots, chunks: memory, which is the kernel's, one pool after the other
 //	guards, pods, sources: few, all of them once in a while
 
 const (
@@ -311,7 +311,7 @@ func (t *tables) rightly(p *pool, key objectsMemberKey, have objectsMember, b mo
 	if have.Slot < p.first || have.Slot >= p.first+p.count {
 		return false
 	}
-	return t.slots[have.Slot].Backend == key.Backend || t.entries[p.number].Hashed != 0
+	return t.slots[have.Slot].Backend == key.Backend
 }
 
 // missingMembers asks for each.
@@ -354,12 +354,20 @@ func (t *tables) auditPools(s *model.State, b budget) (drifts []dataplane.Drift,
 // holds reports whether the kernel has a pool as it should be.
 func (t *tables) holds(p *pool, id model.PoolID, want model.Pool) bool {
 	serving := want.Serving()
-	slots := make([]objectsSlot, slotsFor(want, len(serving)))
-	spread(slots, want, serving)
-	entry := objectsPool{
-		First: p.first, Count: uint32(len(slots)), Name: poolName(id), Affinity: seconds(want.Affinity), Hashed: hashed(want),
+	if isHashed(want, len(serving)) != (p.turns != nil) {
+		return false
 	}
-	return t.entries[p.number] == entry && slices.EqualFunc(t.slots[p.first:p.first+p.count], slots, sameSlot)
+	slots := make([]objectsSlot, len(serving))
+	spread(slots, serving, p.turns)
+	entry := objectsPool{First: p.first, Count: uint32(len(slots)), Name: poolName(id), Affinity: seconds(want.Affinity)}
+	return t.entries[p.number] == entry && t.turnsHold(p.turns, serving) &&
+		slices.EqualFunc(t.slots[p.first:p.first+p.count], slots, sameSlot)
+}
+
+// turnsHold reports whether a table by which clients choose is as it should be, if a pool has one.
+func (t *tables) turnsHold(p *turns, serving []model.Backend) bool {
+	return p == nil || p.set == setOf(serving) &&
+		slices.Equal(t.chunks[p.first:p.first+p.chunks], chunksOf(serving))
 }
 
 // auditSmall compares the tables of prefixes: those of frontends' sources can be large, and are looked at rarely then.

@@ -36,6 +36,7 @@ type used struct {
 
 func (t *tables) retireSlots(id model.PoolID, p *pool) {
 	t.ranges.retire(p.first, p.count)
+	t.retireTurns(p.turns)
 	if p.count > 0 {
 		t.unused = append(t.unused, used{id, p.first, p.count})
 	}

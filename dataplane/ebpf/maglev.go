@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"hash/fnv"
 	"math"
@@ -8,66 +9,134 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// A pool whose scheduler is mh has its slots taken by a hash of the client's address, as IPVS does, and what is in them
-// follows from the backends alone: all nodes send a client to the same backend, and when a backend goes, few
-// clients of others move. This is the table of Maglev (Eisenbud et al., NSDI 2016, section 3.4).
+// A pool whose scheduler is mh has its backends chosen by a hash of the client's address, as IPVS does, by a table that
+// follows from the backends alone: all nodes send a client to the same backend, and when a backend goes, few clients of
+// others move. This is the table of Maglev (Eisenbud et al., NSDI 2016, section 3.4).
+//
+//	pool ─► slots: one for each backend, which say where the table is ─► chunks: numbers of slots, by the client
+//
+// Pools with the same backends have one table.
 //
 // A socket's own address is not known when it connects. Its network namespace stands for it: a pod keeps its
 // backend, which need not be the one that its packets would get.
 
-// byClient is the scheduler's name.
-const byClient = "mh"
+const (
+	// byClient is the scheduler's name.
+	byClient = "mh"
+	// chunkSize is how many turns are in a chunk: see bpf/maps.h.
+	chunkSize = 32
+)
 
-func hashed(p model.Pool) uint32 {
-	if p.Scheduler == byClient {
-		return 1
-	}
-	return 0
+// isHashed reports whether the client's address chooses. A turn has no room for more backends.
+func isHashed(p model.Pool, serving int) bool {
+	return p.Scheduler == byClient && serving > 0 && serving <= math.MaxUint16
 }
 
-// slotsFor is how many slots a pool with n backends that serve has.
-func slotsFor(p model.Pool, n int) uint32 {
-	if p.Scheduler != byClient {
-		return uint32(n)
+// turnsFor is how many turns the table of n backends has: a hundred for each, so that shares differ by a percent at most.
+// From 10,485 backends on they are fewer, but never less than sixteen. Another number of turns moves most clients, so
+// there are few, all of them primes. One backend needs but one.
+func turnsFor(n int) int {
+	if n == 1 {
+		return 1
 	}
-	// A hundred for each backend, so that shares differ by a percent at most. Another size moves most clients, so there
-	// are few, all of them primes.
-	for _, size := range []uint32{4093, 65521, 1048573} {
-		if uint64(n)*100 <= uint64(size) {
+	for _, size := range []int{1021, 4093, 16381, 65521, 262139} {
+		if n*100 <= size {
 			return size
 		}
 	}
-	return 16777213
+	return 1048573
 }
 
-// spread writes the slots of a pool.
-func spread(slots []objectsSlot, p model.Pool, serving []model.Backend) {
-	if p.Scheduler == byClient {
-		fillMaglev(slots, serving)
-	} else {
-		fill(slots, serving)
+// chunksFor is how many chunks a table of n backends has.
+func chunksFor(n int) uint32 { return 1 + uint32((turnsFor(n)+chunkSize-1)/chunkSize) }
+
+// backendSet says which backends a table is for, and their weights.
+type backendSet [sha256.Size]byte
+
+func setOf(serving []model.Backend) (set backendSet) {
+	if len(serving) == 1 { // whichever it is
+		return set
+	}
+	h := sha256.New()
+	var b [20]byte
+	for _, backend := range serving {
+		a := backend.Addr.As16()
+		copy(b[:], a[:])
+		binary.NativeEndian.PutUint16(b[16:], backend.Port)
+		binary.NativeEndian.PutUint16(b[18:], backend.Weight)
+		_, _ = h.Write(b[:]) // never fails
+	}
+	h.Sum(set[:0])
+	return set
+}
+
+// turns is a table in the kernel.
+type turns struct {
+	set           backendSet
+	first, chunks uint32
+	pools         int // that choose by it
+}
+
+// turnsOf is the table of some backends, for one more pool. It makes one if there is none.
+func (t *tables) turnsOf(serving []model.Backend) (*turns, error) {
+	set := setOf(serving)
+	if known := t.turns[set]; known != nil {
+		known.pools++
+		return known, nil
+	}
+	n := chunksFor(len(serving))
+	first, err := t.take(&t.parts, n)
+	if err != nil {
+		return nil, err
+	}
+	copy(t.chunks[first:first+n], chunksOf(serving))
+	made := &turns{set: set, first: first, chunks: n, pools: 1}
+	t.turns[set] = made
+	return made, nil
+}
+
+// retireTurns gives a table back that no pool chooses by any more; nil: the pool had none.
+func (t *tables) retireTurns(had *turns) {
+	if had == nil {
+		return
+	}
+	if had.pools--; had.pools == 0 {
+		t.parts.retire(had.first, had.chunks)
+		delete(t.turns, had.set)
 	}
 }
 
-// candidate is a backend that takes slots: those of its own permutation, one for each unit of credit.
-type candidate struct {
-	backend    objectsEndpoint
-	next, skip uint64
-	credit     uint64
+// fillHashed writes the slots of a pool that chooses by the table that begins with a chunk.
+func fillHashed(slots []objectsSlot, backends []model.Backend, table uint32) {
+	for i, b := range backends {
+		slots[i] = objectsSlot{Backend: endpoint(b.AddrPort()), Alias: table}
+	}
 }
 
-// fillMaglev has backends take slots in turn. In each round one has as many turns as its weight is of the greatest
-// weight.
-func fillMaglev(slots []objectsSlot, backends []model.Backend) {
-	size, most := uint64(len(slots)), uint64(0)
+// chunksOf is the table of some backends.
+func chunksOf(backends []model.Backend) []objectsChunk {
+	all := maglev(turnsFor(len(backends)), backends)
+	chunks := make([]objectsChunk, chunksFor(len(backends)))
+	chunks[0].Turns[0], chunks[0].Turns[1] = uint16(len(all)), uint16(len(all)>>16)
+	for i, backend := range all {
+		chunks[1+i/chunkSize].Turns[i%chunkSize] = backend
+	}
+	return chunks
+}
+
+// candidate is a backend that takes turns: those of its own permutation, one for each unit of credit.
+type candidate struct{ next, skip, credit uint64 }
+
+// maglev has backends take so many turns. In each round one takes as many as its weight is of the greatest weight.
+func maglev(size int, backends []model.Backend) []uint16 {
+	most := uint64(0)
 	candidates := make([]candidate, len(backends))
 	for i, b := range backends {
-		e := endpoint(b.AddrPort())
-		offset, skip := permutation(e, size)
-		candidates[i] = candidate{backend: e, next: offset, skip: skip}
+		candidates[i].next, candidates[i].skip = permutation(endpoint(b.AddrPort()), uint64(size))
 		most = max(most, uint64(b.Weight))
 	}
-	clear(slots)
+	taken := make([]bool, size)
+	turns := make([]uint16, size)
 	for left := size; ; {
 		for i := range candidates {
 			c := &candidates[i]
@@ -75,19 +144,22 @@ func fillMaglev(slots []objectsSlot, backends []model.Backend) {
 				continue
 			}
 			c.credit -= most
-			for slots[c.next].Share != 0 {
-				c.next = (c.next + c.skip) % size
+			for taken[c.next] {
+				c.next = (c.next + c.skip) % uint64(size)
 			}
-			slots[c.next] = objectsSlot{Backend: c.backend, Share: math.MaxUint32}
+			taken[c.next], turns[c.next] = true, uint16(i)
 			if left--; left == 0 {
-				return
+				return turns
 			}
 		}
 	}
 }
 
-// permutation is the order in which a backend wants slots: where it begins, and how far it goes each time.
+// permutation is the order in which a backend wants turns: where it begins, and how far it goes each time.
 func permutation(e objectsEndpoint, size uint64) (offset, skip uint64) {
+	if size == 1 {
+		return 0, 0
+	}
 	h := fnv.New64a()
 	var b [18]byte
 	for i, word := range e.Addr.Word {

@@ -107,6 +107,7 @@ func (s Sizes) room(c capacity) capacity {
 		frontends: max(c.frontends, 2*n),
 		pools:     max(c.pools, n),
 		slots:     max(c.slots, n),
+		chunks:    c.chunks,
 		members:   max(c.members, n),
 		guards:    c.guards,
 		pods:      c.pods,

@@ -31,6 +31,11 @@ type objectsAffinityKey struct {
 	Pool   uint64
 }
 
+type objectsChunk struct {
+	_     structs.HostLayout
+	Turns [32]uint16
+}
+
 type objectsEndpoint struct {
 	_    structs.HostLayout
 	Addr objectsAddr
@@ -124,7 +129,7 @@ type objectsPool struct {
 	Count    uint32
 	Name     uint64
 	Affinity uint32
-	Hashed   uint32
+	Pad      uint32
 }
 
 type objectsRefusal struct {
@@ -165,6 +170,8 @@ const (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	objectsMapAffinities    = "affinities"
+	objectsMapChunks        = "chunks"
+	objectsMapChunksSet     = "chunks_set"
 	objectsMapClaims        = "claims"
 	objectsMapFlows         = "flows"
 	objectsMapFrontends     = "frontends"
@@ -256,6 +263,8 @@ type objectsProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectsMapSpecs struct {
 	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
+	Chunks       *ebpf.MapSpec `ebpf:"chunks"`
+	ChunksSet    *ebpf.MapSpec `ebpf:"chunks_set"`
 	Claims       *ebpf.MapSpec `ebpf:"claims"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
@@ -307,6 +316,8 @@ func (o *objectsObjects) Close() error {
 // It can be passed to loadObjectsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectsMaps struct {
 	Affinities   *ebpf.Map `ebpf:"affinities"`
+	Chunks       *ebpf.Map `ebpf:"chunks"`
+	ChunksSet    *ebpf.Map `ebpf:"chunks_set"`
 	Claims       *ebpf.Map `ebpf:"claims"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
@@ -327,6 +338,8 @@ type objectsMaps struct {
 func (m *objectsMaps) Close() error {
 	return _ObjectsClose(
 		m.Affinities,
+		m.Chunks,
+		m.ChunksSet,
 		m.Claims,
 		m.Flows,
 		m.Frontends,

@@ -43,6 +43,11 @@ type packetsBound struct {
 	Sent   uint64
 }
 
+type packetsChunk struct {
+	_     structs.HostLayout
+	Turns [32]uint16
+}
+
 type packetsEndpoint struct {
 	_    structs.HostLayout
 	Addr packetsAddr
@@ -173,7 +178,7 @@ type packetsPool struct {
 	Count    uint32
 	Name     uint64
 	Affinity uint32
-	Hashed   uint32
+	Pad      uint32
 }
 
 type packetsPorts struct {
@@ -298,6 +303,8 @@ type packetsWork struct {
 const (
 	packetsMapAffinities    = "affinities"
 	packetsMapAnswers       = "answers"
+	packetsMapChunks        = "chunks"
+	packetsMapChunksSet     = "chunks_set"
 	packetsMapClaims        = "claims"
 	packetsMapFlows         = "flows"
 	packetsMapFragments     = "fragments"
@@ -394,6 +401,8 @@ type packetsProgramSpecs struct {
 type packetsMapSpecs struct {
 	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
 	Answers      *ebpf.MapSpec `ebpf:"answers"`
+	Chunks       *ebpf.MapSpec `ebpf:"chunks"`
+	ChunksSet    *ebpf.MapSpec `ebpf:"chunks_set"`
 	Claims       *ebpf.MapSpec `ebpf:"claims"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
@@ -460,6 +469,8 @@ func (o *packetsObjects) Close() error {
 type packetsMaps struct {
 	Affinities   *ebpf.Map `ebpf:"affinities"`
 	Answers      *ebpf.Map `ebpf:"answers"`
+	Chunks       *ebpf.Map `ebpf:"chunks"`
+	ChunksSet    *ebpf.Map `ebpf:"chunks_set"`
 	Claims       *ebpf.Map `ebpf:"claims"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
@@ -493,6 +504,8 @@ func (m *packetsMaps) Close() error {
 	return _PacketsClose(
 		m.Affinities,
 		m.Answers,
+		m.Chunks,
+		m.ChunksSet,
 		m.Claims,
 		m.Flows,
 		m.Fragments,

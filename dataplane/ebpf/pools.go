@@ -28,6 +28,7 @@ type readyPool struct {
 	id           model.PoolID
 	want         model.Pool
 	first, count uint32
+	turns        *turns
 }
 
 // setAll sets the pools of a change, and has the kernel know the members of those that UDP now leads to.
@@ -76,18 +77,24 @@ func (w *poolWriter) set(id model.PoolID, want model.Pool) error {
 		w.pools[id] = p
 	}
 	serving := want.Serving()
-	count := slotsFor(want, len(serving))
+	count := uint32(len(serving))
 	first, err := w.take(&w.ranges, count)
 	if err != nil {
 		return err
 	}
-	spread(w.slots[first:first+count], want, serving)
+	var turns *turns
+	if isHashed(want, len(serving)) {
+		if turns, err = w.turnsOf(serving); err != nil {
+			return err
+		}
+	}
+	spread(w.slots[first:first+count], serving, turns)
 	had := len(w.gone)
 	w.addMembers(id, p, want, first)
 	w.lost = w.lost || w.tcp && slices.ContainsFunc(p.backends, func(b model.Backend) bool {
 		return !hasBackend(want.Backends, b.AddrPort())
 	}) || len(w.gone) > had && w.udp[id]
-	if w.ready = append(w.ready, readyPool{p, id, want, first, count}); max(len(w.ready), len(w.keys)) >= batch {
+	if w.ready = append(w.ready, readyPool{p, id, want, first, count, turns}); max(len(w.ready), len(w.keys)) >= batch {
 		return w.flush()
 	}
 	return nil
@@ -99,10 +106,10 @@ func (w *poolWriter) flush() error {
 		return err
 	}
 	for _, p := range w.ready {
-		w.entries[p.number].Affinity, w.entries[p.number].Hashed = seconds(p.want.Affinity), hashed(p.want)
+		w.entries[p.number].Affinity = seconds(p.want.Affinity)
 		w.publish(p.number, p.first, p.count)
 		w.retireSlots(p.id, p.pool)
-		p.pool.first, p.pool.count, p.backends = p.first, p.count, p.want.Backends
+		p.pool.first, p.pool.count, p.pool.turns, p.backends = p.first, p.count, p.turns, p.want.Backends
 	}
 	w.keys, w.values, w.ready = w.keys[:0], w.values[:0], w.ready[:0]
 	return nil
@@ -130,44 +137,15 @@ func (w *poolWriter) addMembers(id model.PoolID, p *pool, want model.Pool, first
 // slotsOf are slots of a pool's backends, 0 for those that do not serve. They are lent until the next call.
 func (w *poolWriter) slotsOf(first uint32, want model.Pool) []uint32 {
 	w.at = w.at[:0]
-	var known map[objectsEndpoint]uint32
-	if hashed(want) != 0 {
-		known = w.firstSlots(first, want)
-	}
 	for _, b := range want.Backends {
-		switch {
-		case b.Weight == 0:
+		if b.Weight == 0 {
 			w.at = append(w.at, 0)
-		case known != nil:
-			w.at = append(w.at, known[endpoint(b.AddrPort())])
-		default: // each has one, in their order
-			w.at = append(w.at, first)
-			first++
+			continue
 		}
+		w.at = append(w.at, first) // each has one, in their order
+		first++
 	}
 	return w.at
-}
-
-// firstSlots finds a slot of each backend that serves. One whose weight is so small that it has none counts with
-// another.
-func (t *tables) firstSlots(first uint32, want model.Pool) map[objectsEndpoint]uint32 {
-	at := map[objectsEndpoint]uint32{}
-	serving := want.Serving()
-	for i := range slotsFor(want, len(serving)) {
-		backend := t.slots[first+i].Backend
-		if _, known := at[backend]; !known {
-			at[backend] = first + i
-		}
-		if len(at) == len(serving) {
-			return at
-		}
-	}
-	for _, b := range serving {
-		if _, known := at[endpoint(b.AddrPort())]; !known {
-			at[endpoint(b.AddrPort())] = first
-		}
-	}
-	return at
 }
 
 // members are the backends that the kernel knows.

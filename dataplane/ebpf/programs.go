@@ -11,7 +11,7 @@ import (
 // The compiler is pinned, so that the same source makes the same object; ./dev installs it. The last include
 // directory has asm/types.h, which is another one on each architecture, and the same for us.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type slot -type member_key -type member -type membership -type refusal -type affinity_key -type affinity -type verdict -type guard_key -type flow_key -type flow -type place objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type slot -type chunk -type member_key -type member -type membership -type refusal -type affinity_key -type affinity -type verdict -type guard_key -type flow_key -type flow -type place objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 // hooks are the names of the programs, and where they are attached.
 func hooks() map[string]ebpf.AttachType {
@@ -29,7 +29,7 @@ func hooks() map[string]ebpf.AttachType {
 }
 
 // capacity is how many rows of each kind the tables can hold.
-type capacity struct{ frontends, pools, slots, members, guards, pods, sources uint32 }
+type capacity struct{ frontends, pools, slots, chunks, members, guards, pods, sources uint32 }
 
 // spareSlots are so many that the wait before slots are used again is rare in small clusters, too.
 const spareSlots = 1 << 13
@@ -40,7 +40,7 @@ func roomFor(rows int) uint32 { return uint32(rows + rows/2 + 1024) }
 func capacityFor(s *model.State) capacity {
 	var slots, largest, members int
 	for _, p := range s.Pools {
-		n := int(class(slotsFor(p, len(p.Backends))))
+		n := int(class(uint32(len(p.Backends))))
 		slots, largest = slots+n, max(largest, n)
 		members += len(p.Backends)
 	}
@@ -48,11 +48,35 @@ func capacityFor(s *model.State) capacity {
 		frontends: roomFor(len(s.Frontends) + len(s.Guards)),
 		pools:     roomFor(len(s.Pools)),
 		slots:     roomFor(slots) + uint32(largest) + spareSlots, // a pool that changes has two ranges
+		chunks:    chunksOfAll(s),
 		members:   roomFor(members),
 		guards:    roomFor(len(s.Guards)),
 		pods:      roomFor(len(s.Pods.Prefixes)),
 		sources:   roomFor(countSources(s)),
 	}
+}
+
+// chunksOfAll is room for the tables by which clients choose, should there be any.
+func chunksOfAll(s *model.State) uint32 {
+	var chunks, largest int
+	seen := map[backendSet]bool{}
+	for _, p := range s.Pools {
+		if p.Scheduler != byClient {
+			continue
+		}
+		serving := p.Serving()
+		set := setOf(serving)
+		if seen[set] || !isHashed(p, len(serving)) {
+			continue
+		}
+		seen[set] = true
+		n := int(class(chunksFor(len(serving))))
+		chunks, largest = chunks+n, max(largest, n)
+	}
+	if chunks == 0 {
+		return 1
+	}
+	return roomFor(chunks) + uint32(largest)
 }
 
 // loadSockets makes the programs for sockets, which use the memory and some tables. Nothing is attached.

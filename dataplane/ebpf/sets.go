@@ -39,7 +39,7 @@ const (
 // setTables are the tables of which there are two.
 func setTables() []string {
 	return []string{
-		objectsMapFrontends, objectsMapGuards, objectsMapMembers, objectsMapPools, objectsMapSlots,
+		objectsMapChunks, objectsMapFrontends, objectsMapGuards, objectsMapMembers, objectsMapPools, objectsMapSlots,
 		packetsMapPods, packetsMapSources,
 	}
 }
@@ -106,6 +106,7 @@ func (s *sets) make(c capacity) (map[string]*ebpf.Map, error) {
 		objectsMapFrontends: c.frontends,
 		objectsMapPools:     c.pools,
 		objectsMapSlots:     c.slots,
+		objectsMapChunks:    c.chunks,
 		objectsMapMembers:   c.members,
 		objectsMapGuards:    c.guards,
 		packetsMapPods:      c.pods,

@@ -7,6 +7,16 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
+// spread writes the slots of a pool's backends, which clients choose by a table; nil: each at random, by its weight.
+func spread(slots []objectsSlot, backends []model.Backend, by *turns) {
+	switch {
+	case by != nil:
+		fillHashed(slots, backends, by.first)
+	case len(backends) > 0:
+		fill(slots, backends)
+	}
+}
+
 // fill writes backends into as many slots, so that a slot taken at random and its alias give each backend its
 // share (Walker 1977; the construction is Vose's, 1991).
 func fill(slots []objectsSlot, backends []model.Backend) {

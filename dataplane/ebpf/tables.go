@@ -24,10 +24,13 @@ type tables struct {
 	udp     map[model.PoolID]bool // pools of UDP frontends, whose members are known to the kernel
 	numbers spans                 // of pools
 	ranges  spans                 // of slots
+	parts   spans                 // of chunks
+	turns   map[backendSet]*turns // by which clients choose
 	regions regions               // that rows are about
 	deleted int                   // rows since regions that no row is about any more were looked for
 	entries []objectsPool         // memory of the kernel
 	slots   []objectsSlot         // likewise
+	chunks  []objectsChunk        // likewise
 	unmap   []func()
 	counted tally    // what was taken from slots
 	unused  []used   // slots that are not in force, but may still count
@@ -43,7 +46,8 @@ type tables struct {
 // pool is a model.Pool in the kernel.
 type pool struct {
 	number, first, count uint32
-	listed               bool // the kernel knows its members
+	turns                *turns // nil: it has no table for clients
+	listed               bool   // the kernel knows its members
 	backends             []model.Backend
 }
 
@@ -62,9 +66,14 @@ func newTables(sets *sets, size capacity, fault func(string) error) (*tables, er
 		regions: sets.memory.Regions[sets.next()][:],
 		numbers: newSpans(size.pools),
 		ranges:  newSpans(size.slots),
+		parts:   newSpans(size.chunks),
+		turns:   map[backendSet]*turns{},
 	}
 	if t.entries, err = mapMemory[objectsPool](t, objectsMapPools); err == nil {
 		t.slots, err = mapMemory[objectsSlot](t, objectsMapSlots)
+	}
+	if err == nil {
+		t.chunks, err = mapMemory[objectsChunk](t, objectsMapChunks)
 	}
 	if err == nil {
 		err = t.identify()
@@ -124,6 +133,7 @@ func (t *tables) settle() error {
 	t.collectUnused()
 	t.numbers.settle()
 	t.ranges.settle()
+	t.parts.settle()
 	return nil
 }
 

@@ -117,6 +117,7 @@ func victims(pins string) (map[string]*ebpf.Map, error) {
 			word = binary.NativeEndian.Uint32(value)
 		}
 	}
+	delete(sets, "chunks") // of pools with a scheduler, which no case has
 	inner := map[string]*ebpf.Map{}
 	for name, m := range sets {
 		var of *ebpf.Map

@@ -180,16 +180,31 @@ static __always_inline __u32 hash(const struct addr *a)
 	return h;
 }
 
-// pick takes a slot, its own or its alias's, and counts that. Slots are used again only when no program can have
-// read the word that led to them.
+// turn_of is the number of a client's backend in the table that begins with a chunk.
+static __always_inline __u32 turn_of(__u32 rows, __u32 table, const struct addr *client)
+{
+	struct chunk *c = find_in(&chunks, rows, &table);
+
+	if (!c)
+		return 0;
+	__u32 size = c->turns[0] | (__u32)c->turns[1] << 16;
+	__u32 turn = (__u64)hash(client) * size >> 32, key = table + 1 + turn / CHUNK;
+
+	c = find_in(&chunks, rows, &key);
+	return c ? c->turns[turn % CHUNK] : 0;
+}
+
+// pick takes a slot, its own or its alias's or the client's, and counts that. Slots and chunks are used again only when
+// no program can have read the word that led to them.
 static __always_inline bool pick(__u32 rows, struct pool *p, const struct addr *client, struct endpoint *backend)
 {
 	__u64 word = *(volatile __u64 *)p;
 	__u32 first = word, count = word >> 32;
-	__u64 random = p->hashed ? hash(client) : bpf_get_prandom_u32();
-	struct slot *s = slot_at(rows, first, random * count >> 32);
+	struct slot *s = slot_at(rows, first, (__u64)bpf_get_prandom_u32() * count >> 32);
 
-	if (s && s->share != ~0U && bpf_get_prandom_u32() >= s->share)
+	if (s && s->share == HASHED)
+		s = slot_at(rows, first, turn_of(rows, s->alias, client));
+	else if (s && s->share != ~0U && bpf_get_prandom_u32() >= s->share)
 		s = slot_at(rows, first, s->alias);
 	if (!s || !count)
 		return false;

@@ -6,6 +6,7 @@
 //   frontends: address, port, protocol ─► what becomes of clients, and the number of a pool
 //   pools[number]                      ─► which slots are in force, one word
 //   slots[first ... first + count)     ─► a backend each
+//   chunks                             ─► which of them a client has, in pools that are hashed
 //
 // Of these, and of who may use what (guards, members, sources, pods), there are two sets. A word says which one is in
 // force. The agent fills the other set, flips the word, and takes the first one away, so no program has to be verified
@@ -83,15 +84,27 @@ struct pool {
 	__u32 count;
 	__u64 name; // the same in every process
 	__u32 affinity; // seconds; 0: none
-	__u32 hashed;	// slots are taken by the client's address, not at random
+	__u32 pad;
 };
 
-// Walker's alias method: each slot is taken as often as any other, and gives up a part of that to another one.
+// Walker's alias method: each slot is taken as often as any other, and gives up a part of that to another one. The slots
+// of a pool whose backends the client's address chooses say so, all of them, and where the pool's table is.
 struct slot {
 	struct endpoint backend;
-	__u32 alias;	   // counted from the pool's first
+	__u32 alias;	   // counted from the pool's first; HASHED: number of the table's first chunk
 	__u32 share;	   // what the slot keeps, in 2^-32; ~0: all
 	__u32 connections; // that were led to its backend; the agent takes them away
+};
+
+#define HASHED 0 // in place of a share, which is never that small
+
+// A part of a table for clients: numbers of backends, each counted from the first slot of the pool. Pools with the same
+// backends have a table together. Its first chunk says in two halves, the lower one first, how many turns there are in
+// those that follow.
+#define CHUNK 32
+
+struct chunk {
+	__u16 turns[CHUNK];
 };
 
 // The backends of pools whose clients are remembered.
@@ -223,6 +236,13 @@ SETS(slots,
      __uint(max_entries, 1);
      __type(key, __u32);
      __type(value, struct slot););
+
+SETS(chunks,
+     __uint(type, BPF_MAP_TYPE_ARRAY);
+     __uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+     __uint(max_entries, 1);
+     __type(key, __u32);
+     __type(value, struct chunk););
 
 SETS(members,
      __uint(type, BPF_MAP_TYPE_HASH);
