@@ -92,6 +92,9 @@ func TestTableOptions(t *testing.T) {
 			service.Options{NodeName: "one", NodePortAddresses: []string{"primary"}, ExternalIPs: true,
 				DetectLocal: service.DetectLocal{Mode: service.LocalInterfacePrefix, Interface: "veth"}}},
 	} {
+		c.want.Listeners = []netip.AddrPort{
+			netip.MustParseAddrPort("0.0.0.0:10256"), netip.MustParseAddrPort("127.0.0.1:10249"),
+		}
 		got, err := tableOptions(configured(t, c.file))
 		if err != nil || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", c.want) {
 			t.Errorf("%s\ngot  %+v %v\nwant %+v", c.file, got, err, c.want)

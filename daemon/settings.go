@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -60,7 +61,19 @@ func tableOptions(c *config.Config) (service.Options, error) {
 		DetectLocal:       detectLocal(c),
 		MasqueradeAll:     c.MasqueradeAll(),
 		ExternalIPs:       c.Enabled(gateExternalIPs),
+		Listeners:         listeners(c),
+		Manifests:         standalone(c),
 	}, err
+}
+
+// listeners are where the process itself listens, for load balancers and for operators.
+func listeners(c *config.Config) (all []netip.AddrPort) {
+	for _, a := range []netip.AddrPort{c.HealthzAddress(), c.MetricsAddress()} {
+		if a.IsValid() {
+			all = append(all, a)
+		}
+	}
+	return all
 }
 
 func detectLocal(c *config.Config) service.DetectLocal {

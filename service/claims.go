@@ -3,6 +3,7 @@ package service
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -29,49 +30,74 @@ func (c claim) key(s model.Scope) model.Key {
 	return model.Key{Addr: c.addr, Port: c.port, Protocol: c.protocol, Scope: s}
 }
 
-// claims are all that the rows need; sorted.
-func (r *Rows) claims() []claim {
-	all := make([]claim, 0, len(r.Frontends)+len(r.Health))
-	for i := range r.Frontends {
-		k := &r.Frontends[i].Key
-		all = append(all, claim{k.Addr, k.Port, k.Protocol})
-	}
-	for _, h := range r.Health {
-		all = append(all, claim{h.Key.Addr(), h.Key.Port(), model.TCP})
-	}
-	slices.SortFunc(all, claim.compare)
-	return slices.Compact(all)
+// claimed is a claim of one Service, and what it is for it. There are many: its fields leave no gaps, as they would with
+// a claim in it.
+type claimed struct {
+	addr     netip.Addr
+	port     uint16
+	protocol model.Protocol
+	at       kind
+}
+
+func (c *claimed) claim() claim { return claim{c.addr, c.port, c.protocol} }
+
+// contest is a claim of several Services.
+type contest struct {
+	members map[*entry]kind
+	winner  *entry // when it was settled last; nil: it was not yet
+	at      kind   // what the claim is for the winner
 }
 
 // claim brings up to date what a Service wants, and sets the rows that nobody else wants.
 func (t *Table) claim(e *entry, rows *Rows) {
 	old := e.claims
-	e.claims = rows.claims()
-	for _, c := range old {
-		if _, kept := slices.BinarySearchFunc(e.claims, c, claim.compare); !kept {
+	e.claims = slices.Clone(rows.claims)
+	for i := range old {
+		c := old[i].claim()
+		if _, kept := e.wants(c); !kept {
 			t.release(c, e)
 		}
 	}
-	for _, c := range e.claims {
-		rivals, owner := t.rivals[c], (*entry)(nil)
-		if rivals == nil {
-			owner = t.owner(c)
+	for i := range e.claims {
+		c, now := e.claims[i].claim(), e.claims[i].at
+		x := t.contests[c]
+		if x == nil {
+			switch owner := t.owner(c); owner {
+			case e:
+				t.grant(c, rows)
+				continue
+			case nil:
+				t.grantFree(c, rows)
+				continue
+			default:
+				at, _ := owner.wants(c)
+				x = &contest{members: map[*entry]kind{owner: at}}
+				t.contests[c] = x
+			}
 		}
-		switch {
-		case owner == e:
-			t.grant(c, rows)
-			continue
-		case owner != nil:
-			rivals = []*entry{owner, e}
-		case rivals == nil:
-			t.grantFree(c, rows)
-			continue
-		case !slices.Contains(rivals, e):
-			rivals = append(rivals, e)
+		at, known := x.members[e]
+		x.members[e] = now
+		t.contest(c)
+		if !known || at != now {
+			t.contested[c] = append(t.contested[c], e)
 		}
-		t.rivals[c] = rivals
-		t.contested[c] = struct{}{}
 		t.compiled[e] = rows
+	}
+}
+
+// wants is what a claim is for a Service that has it.
+func (e *entry) wants(c claim) (kind, bool) {
+	i, ok := slices.BinarySearchFunc(e.claims, c, func(a claimed, b claim) int { return a.claim().compare(b) })
+	if !ok {
+		return 0, false
+	}
+	return e.claims[i].at, true
+}
+
+// contest has a claim settled.
+func (t *Table) contest(c claim) {
+	if _, ok := t.contested[c]; !ok {
+		t.contested[c] = nil
 	}
 }
 
@@ -91,10 +117,10 @@ func (t *Table) owner(c claim) *entry {
 	return t.entries[rowOwner(name)]
 }
 
-// wanted are all Services that want a claim, those that have not got it among them.
+// wanted are all Services that want a claim, the one that has it first.
 func (t *Table) wanted(c claim) []*entry {
-	if rivals := t.rivals[c]; rivals != nil {
-		return rivals
+	if x := t.contests[c]; x != nil {
+		return slices.SortedFunc(maps.Keys(x.members), x.order)
 	}
 	if e := t.owner(c); e != nil {
 		return []*entry{e}
@@ -103,16 +129,14 @@ func (t *Table) wanted(c claim) []*entry {
 }
 
 func (t *Table) release(c claim, e *entry) {
-	rivals := t.rivals[c]
-	if i := slices.Index(rivals, e); i >= 0 {
-		rivals = slices.Delete(rivals, i, i+1)
-		t.contested[c] = struct{}{}
+	if x := t.contests[c]; x != nil {
+		delete(x.members, e)
+		t.contest(c)
+		if len(x.members) > 0 {
+			return
+		}
+		delete(t.contests, c)
 	}
-	if len(rivals) > 0 {
-		t.rivals[c] = rivals
-		return
-	}
-	delete(t.rivals, c)
 	t.grant(c, &Rows{})
 }
 
@@ -171,53 +195,36 @@ func (r *Rows) healthOf(c claim) *model.Health {
 	return &r.Health[i].Value
 }
 
-// settle gives a contested claim to the Service that came first, and says so to the others.
-func (t *Table) settle(c claim) {
-	entries := t.rivals[c]
-	if len(entries) < 2 {
-		delete(t.rivals, c)
-	}
-	if len(entries) == 0 {
-		delete(t.lost, c)
+// settle gives a contested claim to the Service with the best right, and says so to the others: to those that are new,
+// and to all of them if another one has won.
+func (t *Table) settle(c claim, fresh []*entry) {
+	x := t.contests[c]
+	if x == nil {
 		return
 	}
-	winner := slices.MinFunc(entries, (*entry).compare)
-	var lost []Problem
-	for _, e := range entries {
-		if t.compiled[e] == nil {
-			t.compiled[e] = t.rows(e, &compiler{})
-		}
-		if e == winner {
-			t.grant(c, t.compiled[e])
-		} else {
-			lost = append(lost, t.loss(c, e, winner))
+	winner, had := slices.MinFunc(slices.Collect(maps.Keys(x.members)), x.order), t.owner(c)
+	if t.compiled[winner] == nil && winner != had {
+		t.compiled[winner] = t.rows(winner, &compiler{})
+	}
+	if rows := t.compiled[winner]; rows != nil { // else its rows are in force
+		t.grant(c, rows)
+	}
+	if x.winner != winner || x.at != x.members[winner] {
+		fresh = slices.Collect(maps.Keys(x.members))
+	}
+	for _, e := range fresh {
+		if _, wants := x.members[e]; wants && e != winner {
+			t.problems = append(t.problems, x.loss(c, e, winner))
 		}
 	}
-	for _, p := range lost {
-		if !slices.Contains(t.lost[c], p) {
-			t.problems = append(t.problems, p)
-		}
-	}
-	if t.lost[c] = lost; lost == nil {
-		delete(t.lost, c)
+	if x.winner, x.at = winner, x.members[winner]; len(x.members) < 2 {
+		delete(t.contests, c)
 	}
 }
 
-// compare orders Services by their right to an address: the older one first.
+// compare orders Services of the same right: the older one first.
 func (e *entry) compare(o *entry) int {
 	return cmp.Or(cmp.Compare(e.service.Created, o.service.Created),
 		cmp.Compare(e.service.Name.Namespace, o.service.Name.Namespace),
 		cmp.Compare(e.service.Name.Name, o.service.Name.Name))
-}
-
-// loss is what a Service is told that wants what another one has. It is the same for all of the
-// node's addresses.
-func (t *Table) loss(c claim, loser, winner *entry) Problem {
-	x := t.view.find(loser.service, c)
-	what := fmt.Sprintf("%s %s", x.kind, c)
-	if x.kind == atNodePort || x.kind == atHealthCheck {
-		what = fmt.Sprintf("%s %d/%s", x.kind, c.port, c.protocol)
-	}
-	return Problem{"Service " + loser.service.Name.String(), what,
-		fmt.Sprintf("belongs to Service %s, which came first; this one is not reached there", winner.service.Name)}
 }

@@ -17,6 +17,8 @@ type Rows struct {
 	Pools     []model.Row[model.PoolID, model.Pool] // those that Frontends refer to
 	Health    []model.Row[netip.AddrPort, model.Health]
 	Problems  []Problem
+
+	claims []claimed // what the rows need
 }
 
 // Compile computes the rows of a Service from its slices, which must be in the order of their names.
@@ -33,7 +35,9 @@ func (c *compiler) begin(v *View, s *Service, list []*Slice) {
 		view: v, service: s, slices: list,
 		ready: c.ready[:0], candidates: c.candidates[:0], exposures: c.exposures[:0], lanes: c.lanes[:0],
 	}
-	c.rows = Rows{Frontends: over.Frontends[:0], Pools: over.Pools[:0], Health: over.Health[:0]}
+	c.rows = Rows{
+		Frontends: over.Frontends[:0], Pools: over.Pools[:0], Health: over.Health[:0], claims: over.claims[:0],
+	}
 }
 
 func (c *compiler) compile() {
@@ -50,6 +54,32 @@ func (c *compiler) compile() {
 	slices.SortFunc(c.rows.Frontends, func(a, b model.Row[model.Key, model.Frontend]) int { return a.Key.Compare(b.Key) })
 	slices.SortFunc(c.rows.Pools, func(a, b model.Row[model.PoolID, model.Pool]) int { return a.Key.Compare(b.Key) })
 	slices.SortFunc(c.rows.Health, func(a, b model.Row[netip.AddrPort, model.Health]) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(c.rows.claims, func(a, b claimed) int { return a.claim().compare(b.claim()) })
+	c.rows.claims = slices.CompactFunc(c.rows.claims, func(a, b claimed) bool { return a.claim() == b.claim() })
+	if c.unsaid > 0 {
+		c.rows.Problems = append(c.rows.Problems, Problem{
+			Object: "Service " + c.service.Name.String(), Reason: fmt.Sprintf("%d more problems", c.unsaid),
+		})
+	}
+}
+
+// problem names one, unless there are very many.
+func (c *compiler) problem(object, field, reason string) {
+	if len(c.rows.Problems) == maxProblems {
+		c.unsaid++
+		return
+	}
+	c.rows.Problems = append(c.rows.Problems, Problem{object, field, reason})
+}
+
+// takes reports whether the Service can be reached at an exposure, and says so if it cannot.
+func (c *compiler) takes(e exposure, p model.Protocol) bool {
+	why := c.view.refuse(e, p)
+	if why != "" {
+		c.problem("Service "+c.service.Name.String(), e.kind.String(),
+			fmt.Sprintf("%s/%s %s; the Service is not reached there", e.AddrPort, p, why))
+	}
+	return why == ""
 }
 
 // current leaves out mirrored slices if there are real ones.
@@ -72,6 +102,9 @@ type compiler struct {
 	rows    Rows
 	ready   []netip.Addr // of endpoints on this node, of the family at hand, if anybody asks
 
+	unsaid  int                           // problems beyond maxProblems
+	allowed map[netip.Addr][]netip.Prefix // source ranges of addresses, which all ports share
+
 	candidates []candidate // memory for those of one port
 	exposures  []exposure  // likewise
 	lanes      []lane      // of one exposure
@@ -87,7 +120,11 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 	var used [2]bool
 	c.exposures = c.service.exposures(c.exposures[:0], c.view, p, ip)
 	for _, e := range c.exposures {
-		allow := c.service.allow(c.view, e)
+		if !c.takes(e, p.Protocol) {
+			continue
+		}
+		c.rows.claims = append(c.rows.claims, e.claim(c.view, c.service))
+		allow := c.allow(e)
 		c.lanes = c.service.lanes(c.lanes[:0], c.view, e)
 		for _, l := range c.lanes {
 			row := model.Frontend{Service: name, Verdict: s.verdict(l.pool), Allow: allow}
@@ -109,6 +146,22 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 			c.rows.Pools = append(c.rows.Pools, model.Row[model.PoolID, model.Pool]{Key: pools[i], Value: pool})
 		}
 	}
+}
+
+// allow is whom an exposure admits: nil means everyone.
+func (c *compiler) allow(e exposure) []netip.Prefix {
+	if e.kind != atLoadBalancer || c.service.SourceRanges == nil {
+		return nil
+	}
+	allow, ok := c.allowed[e.Addr()]
+	if !ok {
+		if c.allowed == nil {
+			c.allowed = map[netip.Addr][]netip.Prefix{}
+		}
+		allow = c.service.allow(c.view, e)
+		c.allowed[e.Addr()] = allow
+	}
+	return allow
 }
 
 // portName is the name of a Service's port in rows.
@@ -145,8 +198,8 @@ func (c *compiler) inspect(s *selection) {
 		e := &s.candidates[i]
 		switch {
 		case e.use[clusterPool] == serviceAddress:
-			c.rows.Problems = append(c.rows.Problems, Problem{e.slice.object(), "endpoints", fmt.Sprintf(
-				"%s is an address of a Service; the endpoint is left out, it would make a loop", e.Addr())})
+			c.problem(e.slice.object(), "endpoints",
+				fmt.Sprintf("%s is an address of a Service; the endpoint is left out, it would make a loop", e.Addr()))
 		case c.service.HealthCheckNodePort != 0 && e.use[localPool] == serves && e.endpoint.Ready:
 			c.ready = append(c.ready, e.Addr())
 		}
@@ -170,9 +223,11 @@ func (c *compiler) health(ip netip.Addr) {
 	slices.SortFunc(c.ready, netip.Addr.Compare)
 	c.ready = slices.Compact(c.ready)
 	for _, a := range c.view.NodePorts {
-		if a.Is4() == ip.Is4() {
+		at := exposure{AddrPort: netip.AddrPortFrom(a, c.service.HealthCheckNodePort), kind: atHealthCheck}
+		if a.Is4() == ip.Is4() && c.takes(at, model.TCP) {
+			c.rows.claims = append(c.rows.claims, claimed{a, at.Port(), model.TCP, atHealthCheck})
 			c.rows.Health = append(c.rows.Health, model.Row[netip.AddrPort, model.Health]{
-				Key:   netip.AddrPortFrom(a, c.service.HealthCheckNodePort),
+				Key:   at.AddrPort,
 				Value: model.Health{Service: c.service.Name.String(), Local: len(c.ready)},
 			})
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unique"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +17,9 @@ import (
 
 // maxProblems bounds what is said about one object: a slice can have thousands of bad endpoints.
 const maxProblems = 20
+
+// maxName is how long the name of an object can be, with its namespace.
+const maxName = validation.DNS1123LabelMaxLength + 1 + validation.DNS1123SubdomainMaxLength
 
 // report gathers the problems of one object.
 type report struct {
@@ -41,10 +45,14 @@ func (r *report) done() []Problem {
 }
 
 func (r *report) object() string {
+	name := r.of.String()
 	if r.of.Namespace == "" { // there is one for the whole cluster
-		return r.kind + " " + r.of.Name
+		name = r.of.Name
 	}
-	return r.kind + " " + r.of.String()
+	if strings.ContainsFunc(name, func(c rune) bool { return !unicode.IsGraphic(c) }) || len(name) > maxName {
+		name = fmt.Sprintf("%.80q", name)
+	}
+	return r.kind + " " + name
 }
 
 // name is the object's name. Like kubectl it takes a missing namespace for "default". Decoders give each string memory
@@ -68,6 +76,12 @@ func label(s string) bool {
 		strings.Trim(s, inside) == ""
 }
 
+// subdomain reports whether s consists of what the names of objects and nodes have, or is empty: nothing in it can
+// break a line, or out of quotes.
+func subdomain(s string) bool {
+	return len(s) <= validation.DNS1123SubdomainMaxLength && strings.Trim(s, "-.0123456789abcdefghijklmnopqrstuvwxyz") == ""
+}
+
 // addr parses an address that somebody may talk to. The API server accepts leading zeros in old
 // objects; they are refused here, as some programs read them as octal.
 func (r *report) addr(field, text string) (netip.Addr, bool) {
@@ -75,20 +89,30 @@ func (r *report) addr(field, text string) (netip.Addr, bool) {
 	a = a.Unmap()
 	switch {
 	case err != nil || a.Zone() != "":
-		r.add(field, "%q is not an IP address; it is left out", text)
-	case a.IsUnspecified() || a.IsMulticast() || a.IsLoopback():
-		r.add(field, "%s is an unspecified, loopback or multicast address; it is left out", a)
+		r.add(field, "%.40q is not an IP address; it is left out", text)
+	case a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast():
+		r.add(field, "%s is an unspecified, loopback, link-local or multicast address; it is left out", a)
 	default:
 		return a, true
 	}
 	return netip.Addr{}, false
 }
 
+// plainAddr is addr for what tenants write: there an IPv4 address in the form of IPv6 is none, as in the API server's
+// validation of new objects.
+func (r *report) plainAddr(field, text string) (netip.Addr, bool) {
+	if a, err := netip.ParseAddr(strings.TrimSpace(text)); err == nil && a.Is4In6() {
+		r.add(field, "%s is an IPv4 address in the form of IPv6; it is left out", a)
+		return a, false
+	}
+	return r.addr(field, text)
+}
+
 // prefix parses a CIDR.
 func (r *report) prefix(field, text string) (netip.Prefix, bool) {
 	p, err := netip.ParsePrefix(strings.TrimSpace(text))
 	if err != nil || p.Addr().Is4In6() {
-		r.add(field, "%q is not a CIDR such as 10.0.0.0/8; it is left out", text)
+		r.add(field, "%.60q is not a CIDR such as 10.0.0.0/8; it is left out", text)
 		return netip.Prefix{}, false
 	}
 	return p.Masked(), true

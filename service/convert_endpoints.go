@@ -2,7 +2,6 @@ package service
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -23,8 +22,11 @@ func FromSlice(o *discoveryv1.EndpointSlice) (*Slice, []Problem) {
 		return nil, nil
 	}
 	switch {
+	case !subdomain(s.Name.Name) || !label(s.Name.Namespace):
+		r.add("metadata.name", "is not a DNS subdomain; the slice is ignored")
+		return nil, r.done()
 	case o.AddressType != discoveryv1.AddressTypeIPv4 && o.AddressType != discoveryv1.AddressTypeIPv6:
-		r.add("addressType", "%q is neither IPv4 nor IPv6; the slice is ignored", o.AddressType)
+		r.add("addressType", "%.40q is neither IPv4 nor IPv6; the slice is ignored", o.AddressType)
 		return nil, r.done()
 	case s.Service == "":
 		r.add("metadata.labels", "%s is missing; the slice is ignored", discoveryv1.LabelServiceName)
@@ -71,12 +73,13 @@ func (w *sliceWriter) port(field string, p SlicePort, number int32, protocol str
 	if !ok || !ok2 {
 		return
 	}
-	if slices.ContainsFunc(w.slice.Ports, func(q SlicePort) bool { return q.Name == p.Name }) {
-		w.add(field+".name", "%q is the name of an earlier port too; the port is left out", p.Name)
+	i, taken := w.slice.find(p.Name)
+	if taken {
+		w.add(field+".name", "%.40q is the name of an earlier port too; the port is left out", p.Name)
 		return
 	}
 	p.Name = intern(p.Name)
-	w.slice.Ports = append(w.slice.Ports, p)
+	w.slice.Ports = slices.Insert(w.slice.Ports, i, p)
 }
 
 // endpoint takes the first address; the API gives the others no meaning.
@@ -86,7 +89,7 @@ func (w *sliceWriter) endpoint(field string, o *discoveryv1.Endpoint, family dis
 		return
 	}
 	field = index(field+".addresses", 0)
-	a, ok := w.endpointAddr(field, o.Addresses[0])
+	a, ok := w.plainAddr(field, o.Addresses[0])
 	switch {
 	case !ok:
 		return
@@ -96,7 +99,7 @@ func (w *sliceWriter) endpoint(field string, o *discoveryv1.Endpoint, family dis
 	}
 	w.slice.Endpoints = append(w.slice.Endpoints, Endpoint{
 		Addr:        a,
-		Node:        intern(deref(o.NodeName, "")),
+		Node:        w.node(field, deref(o.NodeName, "")),
 		Ready:       deref(o.Conditions.Ready, true),
 		Serving:     deref(o.Conditions.Serving, true),
 		Terminating: deref(o.Conditions.Terminating, false),
@@ -105,14 +108,13 @@ func (w *sliceWriter) endpoint(field string, o *discoveryv1.Endpoint, family dis
 	})
 }
 
-// endpointAddr parses an address to which other nodes can send.
-func (r *report) endpointAddr(field, text string) (netip.Addr, bool) {
-	a, ok := r.addr(field, text)
-	if ok && a.IsLinkLocalUnicast() {
-		r.add(field, "%s is a link-local address; the endpoint is left out", a)
-		return a, false
+// node keeps the name of an endpoint's node, which explanations show, if it can be one.
+func (w *sliceWriter) node(field, name string) string {
+	if !subdomain(name) {
+		w.add(field, "its nodeName %.40q is not the name of a node; it is taken to be unknown", name)
+		return ""
 	}
-	return a, ok
+	return intern(name)
 }
 
 // hint shares equal hints: a slice has thousands of endpoints and few zones.
@@ -188,9 +190,9 @@ func (w *sliceWriter) subset(field string, o *corev1.EndpointSubset) {
 
 func (w *sliceWriter) addresses(field string, addresses []corev1.EndpointAddress, ready bool) {
 	for i := range addresses {
-		if a, ok := w.endpointAddr(index(field, i)+".ip", addresses[i].IP); ok {
+		if a, ok := w.plainAddr(index(field, i)+".ip", addresses[i].IP); ok {
 			w.slice.Endpoints = append(w.slice.Endpoints, Endpoint{
-				Addr: a, Node: intern(deref(addresses[i].NodeName, "")), Ready: ready, Serving: ready,
+				Addr: a, Node: w.node(index(field, i), deref(addresses[i].NodeName, "")), Ready: ready, Serving: ready,
 				Weight: w.weights.of(a),
 			})
 		}

@@ -17,7 +17,7 @@ const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 // FromService validates a Service and keeps what matters. Whatever is wrong in it is left out and
 // named; the rest lives on. A Service that is none of our business comes back with Ignored set.
 func FromService(o *corev1.Service) (*Service, []Problem) {
-	c := serviceReader{report{kind: "Service"}, o, &Service{Created: o.CreationTimestamp.UnixMicro()}}
+	c := serviceReader{report: report{kind: "Service"}, from: o, to: &Service{Created: o.CreationTimestamp.UnixMicro()}}
 	c.to.Name = c.name(&o.ObjectMeta)
 	c.clusterIPs()
 	c.ports()
@@ -45,7 +45,7 @@ func notOurs(o *corev1.Service) string {
 	proxy, labelled := o.Labels[proxyNameLabel]
 	switch {
 	case labelled:
-		return fmt.Sprintf("it is handled by another proxy: label %s=%s", proxyNameLabel, proxy)
+		return fmt.Sprintf("it is handled by another proxy: label %s=%.63q", proxyNameLabel, proxy)
 	case o.Spec.Type == corev1.ServiceTypeExternalName:
 		return "its type is ExternalName, which concerns DNS only"
 	case o.Spec.ClusterIP == corev1.ClusterIPNone || slices.Contains(o.Spec.ClusterIPs, corev1.ClusterIPNone):
@@ -59,6 +59,16 @@ type serviceReader struct {
 	report
 	from *corev1.Service
 	to   *Service
+
+	names   map[string]struct{}   // of its ports so far, if it has several
+	numbers map[portNumber]string // and whose they are
+}
+
+// portNumber is a number that one port of a Service has.
+type portNumber struct {
+	number   uint16
+	protocol model.Protocol
+	node     bool // it is a NodePort
 }
 
 // clusterIPs takes one address for each family. Old objects have only the first, in a field of its own.
@@ -93,6 +103,10 @@ func family(a netip.Addr) corev1.IPFamily {
 }
 
 func (c *serviceReader) ports() {
+	if n := len(c.from.Spec.Ports); n > 1 {
+		c.names, c.numbers = make(map[string]struct{}, n), make(map[portNumber]string, 2*n)
+		c.to.Ports = make([]Port, 0, n)
+	}
 	for i := range c.from.Spec.Ports {
 		if p, ok := c.port(index("spec.ports", i), &c.from.Spec.Ports[i]); ok {
 			c.to.Ports = append(c.to.Ports, p)
@@ -112,20 +126,23 @@ func (c *serviceReader) port(field string, o *corev1.ServicePort) (Port, bool) {
 		c.add(field+".name", "is empty, but there are several ports; the port is left out")
 		return p, false
 	case p.Name != "" && !label(p.Name):
-		c.add(field+".name", "%q is not a DNS label; the port is left out", p.Name)
+		c.add(field+".name", "%.40q is not a DNS label; the port is left out", p.Name)
 		return p, false
 	}
-	for _, q := range c.to.Ports {
-		switch {
-		case q.Name == p.Name:
-			c.add(field+".name", "%q is the name of an earlier port too; the port is left out", p.Name)
-			return p, false
-		case q.Port == p.Port && q.Protocol == p.Protocol:
-			c.add(field, "%d/%s is port %q already; the port is left out", p.Port, p.Protocol, q.Name)
-			return p, false
-		}
+	if _, ok := c.names[p.Name]; ok {
+		c.add(field+".name", "%q is the name of an earlier port too; the port is left out", p.Name)
+		return p, false
+	}
+	if name, ok := c.numbers[portNumber{p.Port, protocol, false}]; ok {
+		c.add(field, "%d/%s is port %q already; the port is left out", p.Port, p.Protocol, name)
+		return p, false
 	}
 	p.NodePort = c.nodePort(field+".nodePort", o.NodePort, protocol)
+	if len(c.from.Spec.Ports) > 1 {
+		c.names[p.Name] = struct{}{}
+		c.numbers[portNumber{p.Port, protocol, false}] = p.Name
+		c.numbers[portNumber{p.NodePort, protocol, true}] = p.Name
+	}
 	return p, true
 }
 
@@ -135,11 +152,9 @@ func (c *serviceReader) nodePort(field string, number int32, protocol model.Prot
 		return 0
 	}
 	port, ok := c.report.port(field, number)
-	for _, q := range c.to.Ports {
-		if ok && q.NodePort == port && q.Protocol == protocol {
-			c.add(field, "%d/%s is the node port of port %q already; it is left out", port, protocol, q.Name)
-			return 0
-		}
+	if name, taken := c.numbers[portNumber{port, protocol, true}]; ok && taken {
+		c.add(field, "%d/%s is the node port of port %q already; it is left out", port, protocol, name)
+		return 0
 	}
 	return port
 }
@@ -151,33 +166,53 @@ func (c *serviceReader) loadBalancerIPs() {
 		if in.IP == "" || in.IPMode != nil && *in.IPMode != corev1.LoadBalancerIPModeVIP {
 			continue
 		}
-		field := index("status.loadBalancer.ingress", i) + ".ip"
-		c.to.LoadBalancerIPs = c.external(field, in.IP, c.to.LoadBalancerIPs)
+		if a, ok := c.external(index("status.loadBalancer.ingress", i)+".ip", in.IP); ok {
+			c.to.LoadBalancerIPs = append(c.to.LoadBalancerIPs, a)
+		}
 	}
+	c.to.LoadBalancerIPs = different(c.to.LoadBalancerIPs)
 }
 
 // externalIPs leaves out what is a load balancer's address too: the source ranges hold there.
 func (c *serviceReader) externalIPs() {
 	for i, text := range c.from.Spec.ExternalIPs {
-		c.to.ExternalIPs = c.external(index("spec.externalIPs", i), text, c.to.ExternalIPs)
+		field := index("spec.externalIPs", i)
+		if _, plain := c.plainAddr(field, text); !plain {
+			continue
+		}
+		if a, ok := c.external(field, text); ok && !has(c.to.LoadBalancerIPs, a) {
+			c.to.ExternalIPs = append(c.to.ExternalIPs, a)
+		}
 	}
+	c.to.ExternalIPs = different(c.to.ExternalIPs)
 }
 
-// external adds an address that the Service has not yet. Endpoints serve addresses of their own
-// family only, and a Service without a ClusterIP of a family has no endpoints of that family.
-func (c *serviceReader) external(field, text string, addrs []netip.Addr) []netip.Addr {
+// external reads an address. Endpoints serve addresses of their own family only, and a Service without a ClusterIP of a
+// family has no endpoints of that family.
+func (c *serviceReader) external(field, text string) (netip.Addr, bool) {
 	a, ok := c.addr(field, text)
 	switch {
-	case !ok || slices.Contains(c.to.LoadBalancerIPs, a) || slices.Contains(c.to.ExternalIPs, a):
-		return addrs
+	case !ok:
 	case slices.Contains(c.to.ClusterIPs, a):
 		c.add(field, "%s is the Service's ClusterIP; it is left out here", a)
-		return addrs
+		return a, false
 	case len(c.to.ClusterIPs) > 0 && !hasFamily(c.to.ClusterIPs, a):
 		c.add(field, "the Service has no ClusterIP of the family %s; %s is left out", family(a), a)
-		return addrs
+		return a, false
 	}
-	return append(addrs, a)
+	return a, ok
+}
+
+// different sorts addresses, and leaves one of each.
+func different(addrs []netip.Addr) []netip.Addr {
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}
+
+// has reports whether an address is among sorted ones.
+func has(sorted []netip.Addr, a netip.Addr) bool {
+	_, ok := slices.BinarySearchFunc(sorted, a, netip.Addr.Compare)
+	return ok
 }
 
 // sourceRanges makes explicit that a family which no range names is open, as it is with kube-proxy.
@@ -228,7 +263,7 @@ func (c *serviceReader) healthCheckNodePort(field string) uint16 {
 // local reads a traffic policy; the default is Cluster.
 func (c *serviceReader) local(field, policy string) bool {
 	if policy != "" && policy != "Cluster" && policy != "Local" {
-		c.add(field, "%q is neither Cluster nor Local; Cluster is assumed", policy)
+		c.add(field, "%.40q is neither Cluster nor Local; Cluster is assumed", policy)
 	}
 	return policy == "Local"
 }
@@ -239,7 +274,7 @@ func (c *serviceReader) affinity() {
 	case corev1.ServiceAffinityClientIP:
 		c.to.Affinity = time.Duration(c.affinityTimeout()) * time.Second
 	default:
-		c.add("spec.sessionAffinity", "%q is neither None nor ClientIP; None is assumed", kind)
+		c.add("spec.sessionAffinity", "%.40q is neither None nor ClientIP; None is assumed", kind)
 	}
 }
 
@@ -250,9 +285,22 @@ func (c *serviceReader) affinityTimeout() int32 {
 		return corev1.DefaultClientIPServiceAffinitySeconds
 	}
 	if seconds := *config.ClientIP.TimeoutSeconds; seconds >= 1 && seconds <= 86400 {
-		return seconds
+		return gridded(seconds)
 	}
 	c.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not in 1-86400; %d is assumed",
 		*config.ClientIP.TimeoutSeconds, corev1.DefaultClientIPServiceAffinitySeconds)
 	return corev1.DefaultClientIPServiceAffinitySeconds
+}
+
+// gridded rounds a timeout up, by less than 2 %, so that there are no more than 1,920 different ones: planes need an object
+// in the kernel for each, and whoever may create Services decides how many there are.
+func gridded(seconds int32) int32 {
+	step := int32(1)
+	switch {
+	case seconds > 7200:
+		step = 120
+	case seconds > 600:
+		step = 10
+	}
+	return (seconds + step - 1) / step * step
 }

@@ -89,12 +89,16 @@ func (v *View) gather(all []candidate, p *Port, list []*Slice, v4 bool) []candid
 
 // port is the number under which the slice's endpoints serve a port of the Service.
 func (s *Slice) port(p *Port) (uint16, bool) {
-	for i := range s.Ports {
-		if s.Ports[i].Name == p.Name && s.Ports[i].Protocol == p.Protocol {
-			return s.Ports[i].Port, true
-		}
+	i, ok := s.find(p.Name)
+	if !ok || s.Ports[i].Protocol != p.Protocol {
+		return 0, false
 	}
-	return 0, false
+	return s.Ports[i].Port, true
+}
+
+// find is the place of a port in the slice.
+func (s *Slice) find(name string) (int, bool) {
+	return slices.BinarySearchFunc(s.Ports, name, func(p SlicePort, n string) int { return cmp.Compare(p.Name, n) })
 }
 
 // selection is what became of a Service port's endpoints.

@@ -107,10 +107,14 @@ func (x *explainer) frontend() {
 
 // owner names the Service that has the address and port, and those that want it too.
 func (x *explainer) owner() (*entry, exposure) {
-	entries := slices.SortedFunc(slices.Values(x.t.wanted(x.claim)), (*entry).compare)
+	entries := x.t.wanted(x.claim)
 	at := x.t.view.find(entries[0].service, x.claim)
 	x.say("%s is the %s of Service %s", x.claim, at.kind, entries[0].service.Name)
 	for _, e := range entries[1:] {
+		if other, _ := e.wants(x.claim); at.kind.right() < other.right() {
+			x.say("Service %s wants it too, as its %s, which comes after what the cluster gives out", e.service.Name, other)
+			continue
+		}
 		x.say("Service %s wants it too, but came later (by creationTimestamp, then name)", e.service.Name)
 	}
 	return entries[0], at
@@ -273,17 +277,33 @@ func (x *explainer) near(s *Service) {
 	nodePort := slices.ContainsFunc(s.Ports, func(p Port) bool {
 		return p.NodePort == x.claim.port && p.Protocol == x.claim.protocol && x.t.onNode(a)
 	})
-	switch {
+	switch refused := x.t.shares.refused(s.Name); {
 	case s.Ignored != "" && (has || nodePort):
 		x.say("Service %s has it, but %s", s.Name, s.Ignored)
+	case refused != nil && (has || nodePort):
+		x.say("Service %s has it, but %s", s.Name, refused.Reason)
 	case nodePort:
 		x.say("%d/%s is a NodePort of Service %s, but %s does not take NodePort connections, only: %s "+
 			"(nodePortAddresses)", x.claim.port, x.claim.protocol, s.Name, a, list(x.t.view.NodePorts))
 	case external && onPort && !x.t.view.ExternalIPs:
 		x.say("it is an external IP of Service %s, but external IPs are turned off", s.Name)
+	case has && onPort && x.barred(s) != "":
+		x.say("Service %s wants it, but %s", s.Name, x.barred(s))
 	case has:
 		x.say("Service %s has the address on these ports: %s", s.Name, list(s.Ports))
 	}
+}
+
+// barred says why the packet's destination cannot be an address of a Service that has it; empty: it can.
+func (x *explainer) barred(s *Service) string {
+	at := exposure{AddrPort: x.claim.addrPort(), kind: atExternalIP}
+	if slices.Contains(s.ClusterIPs, at.Addr()) {
+		at.kind = atClusterIP
+	}
+	if why := x.t.view.refuse(at, x.claim.protocol); why != "" {
+		return at.Addr().String() + " " + why
+	}
+	return ""
 }
 
 // fromNode fills in what a packet of the node itself leaves open.

@@ -53,11 +53,21 @@ func (s *Service) exposures(all []exposure, v *View, p *Port, clusterIP netip.Ad
 // hidesNodePort reports whether a NodePort's address and port are those of an external address of
 // the same Service, which a node's address can be.
 func (s *Service) hidesNodePort(v *View, e exposure) bool {
-	external := slices.Contains(s.LoadBalancerIPs, e.Addr()) ||
-		v.ExternalIPs && slices.Contains(s.ExternalIPs, e.Addr())
+	external := has(s.LoadBalancerIPs, e.Addr()) || v.ExternalIPs && has(s.ExternalIPs, e.Addr())
 	return external && slices.ContainsFunc(s.Ports, func(p Port) bool {
 		return p.Port == e.Port() && p.Protocol == e.port.Protocol
 	})
+}
+
+// claim is what the exposure takes for the Service. An external address that is the node's may have the number of a
+// NodePort, which hidesNodePort leaves out: the right to that one holds.
+func (e *exposure) claim(v *View, s *Service) claimed {
+	c := claimed{e.Addr(), e.Port(), e.port.Protocol, e.kind}
+	if c.at.right() == written && has(v.NodePorts, e.Addr()) &&
+		slices.ContainsFunc(s.Ports, func(p Port) bool { return p.NodePort == c.port && p.Protocol == c.protocol }) {
+		c.at = atNodePort
+	}
+	return c
 }
 
 // allow is whom the exposure admits: nil means everyone. Only a load balancer's address has source

@@ -19,8 +19,8 @@ type Service struct {
 	Name                Name
 	Created             int64 // in microseconds since 1970: decides who gets an address and port that two Services claim
 	ClusterIPs          []netip.Addr
-	ExternalIPs         []netip.Addr
-	LoadBalancerIPs     []netip.Addr   // status.loadBalancer.ingress with ipMode VIP only
+	ExternalIPs         []netip.Addr   // sorted
+	LoadBalancerIPs     []netip.Addr   // status.loadBalancer.ingress with ipMode VIP only; sorted
 	SourceRanges        []netip.Prefix // loadBalancerSourceRanges; nil: everyone, otherwise nobody else
 	Ports               []Port
 	Affinity            time.Duration // ClientIP affinity's timeout; 0: none
@@ -42,8 +42,8 @@ type Port struct {
 // Slice is what Compile needs of an EndpointSlice, validated. FromSlice makes it. There are many, as of Services.
 type Slice struct {
 	Name      Name
-	Service   string // the name of the Service, in the same namespace
-	Ports     []SlicePort
+	Service   string      // the name of the Service, in the same namespace
+	Ports     []SlicePort // sorted by their names
 	Endpoints []Endpoint
 	// Changed is when what the slice tells happened in the cluster, by the annotation that the endpoint
 	// controller writes, in microseconds since 1970; 0: unknown.

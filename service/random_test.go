@@ -154,7 +154,8 @@ func (d dice) endpoint(family discoveryv1.AddressType) discoveryv1.Endpoint {
 func (d dice) options() service.Options {
 	o := defaultOptions()
 	o.NodePortAddresses = some(d, "primary", "localhost", "all", "10.244.1.0/24", "127.0.0.0/8")
-	o.MasqueradeAll, o.ExternalIPs = d.one(4), !d.one(4)
+	o.MasqueradeAll, o.ExternalIPs, o.Manifests = d.one(4), !d.one(4), d.one(2)
+	o.Listeners = some(d, netip.MustParseAddrPort("0.0.0.0:30001"), netip.MustParseAddrPort("192.0.2.1:31000"))
 	switch d.n(4) {
 	case 1:
 		o.DetectLocal = service.DetectLocal{Mode: service.LocalNodeCIDR}

@@ -20,14 +20,16 @@ type Table struct {
 	guarded    []netip.Prefix // these, without the node's own addresses
 	view       View
 
-	entries map[Name]*entry
-	slices  map[Name]*Slice
-	rivals  map[claim][]*entry  // who wants an address, port and protocol, where several Services do
-	lost    map[claim][]Problem // what was said to those who did not get it
-	told    map[Name][]Problem  // that Compile found in Services and their slices
+	entries  map[Name]*entry
+	slices   map[Name]*Slice
+	contests map[claim]*contest // addresses and ports that several Services want
+	told     map[Name][]Problem // that Compile found in Services and their slices
 
 	shared   map[netip.Addr]int   // ClusterIPs of several Services: how many more than one have each
+	withheld map[netip.Addr]int   // ClusterIPs that have no guard: how many Services have each
 	networks map[netip.Prefix]int // how many endpoints are in each /24 and /120
+
+	shares shares
 
 	state     *model.State
 	frontends ledger[model.Key, model.Frontend]
@@ -40,21 +42,21 @@ type Table struct {
 
 // update lives for one call of Update.
 type update struct {
-	dirty     []named            // Services to compile
-	fresh     int                // Services that were not there
-	moved     []netip.Addr       // ClusterIPs that came or went, where endpoints are near
-	contested map[claim]struct{} // to settle when all Services are compiled
-	compiled  map[*entry]*Rows   // of those that take part
-	spare     *compiler          // memory for rows that nobody keeps
-	left      []model.PoolID     // to which a Frontend does not lead any more
+	dirty     []named                  // Services to compile
+	fresh     int                      // Services that were not there
+	moved     map[netip.Addr]*standing // ClusterIPs that came or went, or at which endpoints did
+	contested map[claim][]*entry       // to settle when all Services are compiled, and which want it since this Update
+	compiled  map[*entry]*Rows         // of those that take part
+	spare     *compiler                // memory for rows that nobody keeps
+	left      []model.PoolID           // to which a Frontend does not lead any more
 	problems  []Problem
 }
 
 // entry is what the Table knows of one Service. There are many, so it has nothing that can be found elsewhere.
 type entry struct {
-	service *Service // nil: only slices are known yet
-	slices  []*Slice // in the order of their names
-	claims  []claim  // sorted
+	service *Service  // nil: only slices are known yet
+	slices  []*Slice  // in the order of their names
+	claims  []claimed // sorted
 	dirty   bool
 }
 
@@ -75,10 +77,11 @@ func NewTable(o Options) (*Table, error) {
 		configured: true,
 		entries:    map[Name]*entry{},
 		slices:     map[Name]*Slice{},
-		rivals:     map[claim][]*entry{},
-		lost:       map[claim][]Problem{},
+		contests:   map[claim]*contest{},
 		told:       map[Name][]Problem{},
 		shared:     map[netip.Addr]int{},
+		withheld:   map[netip.Addr]int{},
+		shares:     newShares(),
 		networks:   map[netip.Prefix]int{},
 		state:      s,
 		frontends:  newLedger(&s.Frontends, model.Frontend.Equal),
@@ -110,7 +113,7 @@ func (t *Table) Configure(o Options) error {
 func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 	t.update = update{
 		dirty:     make([]named, 0, len(b.Services)),
-		contested: map[claim]struct{}{},
+		contested: map[claim][]*entry{},
 		compiled:  map[*entry]*Rows{},
 		problems:  slices.Clone(b.Problems),
 	}
@@ -123,12 +126,13 @@ func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 	}
 	pods := t.environment(&b)
 	t.findMoved()
+	t.share()
 	t.expectRows()
 	for _, e := range t.dirty {
 		t.compile(e)
 	}
-	for c := range t.contested {
-		t.settle(c)
+	for c, fresh := range t.contested {
+		t.settle(c, fresh)
 	}
 	for _, rows := range t.compiled {
 		t.setPools(rows)
@@ -229,28 +233,51 @@ func (e *entry) find(name Name) (int, bool) {
 // countClusterIPs keeps the guards that refuse unused ports, and notes which addresses begin or
 // cease to be those of a Service.
 func (t *Table) countClusterIPs(s *Service, by int) {
-	if s == nil || s.Ignored != "" {
+	for _, a := range s.clusterIPs() {
+		t.setOwners(a, t.owners(a)+by)
+		if t.networks[network(a)] > 0 || t.view.barred(a) {
+			t.move(a)
+		}
+	}
+}
+
+// owners is how many Services have a ClusterIP. Of the many that one Service has, and nothing speaks against, their
+// guard alone tells.
+func (t *Table) owners(a netip.Addr) int {
+	if n := t.withheld[a]; n > 0 {
+		return n
+	}
+	if (*t.guards.rows)[hostPrefix(a)] != model.Reject {
+		return 0
+	}
+	return 1 + t.shared[a]
+}
+
+func (t *Table) setOwners(a netip.Addr, n int) {
+	if t.withheld[a] > 0 {
+		t.withheld[a] = n
+		if n == 0 {
+			delete(t.withheld, a)
+		}
 		return
 	}
-	for _, a := range s.ClusterIPs {
-		switch {
-		case by > 0:
-			if t.guards.put(hostPrefix(a), model.Reject) == model.Reject {
-				t.shared[a]++
-				continue
-			}
-		case t.shared[a] > 1:
-			t.shared[a]--
-			continue
-		case t.shared[a] == 1:
-			delete(t.shared, a)
-			continue
-		default:
-			t.guard(hostPrefix(a), false)
-		}
-		if t.networks[network(a)] > 0 {
-			t.moved = append(t.moved, a)
-		}
+	t.guard(hostPrefix(a), n > 0)
+	if t.shared[a] = n - 1; n <= 1 {
+		delete(t.shared, a)
+	}
+}
+
+// withhold takes the guard of a ClusterIP away, or gives it back.
+func (t *Table) withhold(a netip.Addr, is bool) {
+	n := t.owners(a)
+	if n == 0 || is == (t.withheld[a] > 0) {
+		return
+	}
+	t.setOwners(a, 0)
+	if is {
+		t.withheld[a] = n
+	} else {
+		t.setOwners(a, n)
 	}
 }
 
@@ -274,9 +301,13 @@ func (t *Table) guard(p netip.Prefix, clusterIP bool) {
 // of them, which is the rule, need not be searched for among all endpoints.
 func (t *Table) countEndpoints(s *Slice, by int) {
 	for i := range s.Endpoints {
-		n := network(s.Endpoints[i].Addr)
+		a := s.Endpoints[i].Addr
+		n := network(a)
 		if t.networks[n] += by; by < 0 && t.networks[n] == 0 {
 			delete(t.networks, n)
+		}
+		if t.options.Manifests && t.owners(a) > 0 {
+			t.move(a)
 		}
 	}
 }
@@ -286,25 +317,62 @@ func network(a netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(a, a.BitLen()-8).Masked()
 }
 
-// findMoved has every Service compiled that has an endpoint with an address which began or ceased to
-// be a ClusterIP.
+// standing is who has an address that is a ClusterIP or was one.
+type standing struct {
+	owners  []string // namespaces of Services whose ClusterIP it is
+	another bool     // a Service of another namespace has an endpoint there
+}
+
+// move has it looked anew who has an address.
+func (t *Table) move(a netip.Addr) {
+	if t.moved == nil {
+		t.moved = map[netip.Addr]*standing{}
+	}
+	t.moved[a] = &standing{}
+}
+
+// findMoved has every Service compiled that has an endpoint with an address which began or ceased to be a ClusterIP. In
+// manifests, where no API server gives them out, a ClusterIP can be the address of another namespace's pod: that one
+// goes on being an endpoint, and its other ports are not refused.
 func (t *Table) findMoved() {
 	if len(t.moved) == 0 {
 		return
 	}
-	moved := map[netip.Addr]struct{}{}
-	for _, a := range t.moved {
-		moved[a] = struct{}{}
-	}
-	for name, s := range t.slices {
-		for i := range s.Endpoints {
-			if _, ok := moved[s.Endpoints[i].Addr]; ok {
-				owner := Name{Namespace: name.Namespace, Name: s.Service}
-				t.touch(t.entry(owner), owner)
-				break
+	if t.options.Manifests {
+		for name, e := range t.entries {
+			for _, a := range e.service.clusterIPs() {
+				if s := t.moved[a]; s != nil && !slices.Contains(s.owners, name.Namespace) {
+					s.owners = append(s.owners, name.Namespace)
+				}
 			}
 		}
 	}
+	for name, s := range t.slices {
+		touched := false
+		for i := range s.Endpoints {
+			moved := t.moved[s.Endpoints[i].Addr]
+			if moved == nil {
+				continue
+			}
+			touched = true
+			moved.another = moved.another || slices.ContainsFunc(moved.owners, func(n string) bool { return n != name.Namespace })
+		}
+		if touched {
+			owner := Name{Namespace: name.Namespace, Name: s.Service}
+			t.touch(t.entry(owner), owner)
+		}
+	}
+	for a, s := range t.moved {
+		t.withhold(a, t.view.barred(a) || t.options.Manifests && s.another && !contains(t.cidrs, a))
+	}
+}
+
+// clusterIPs are those that count.
+func (s *Service) clusterIPs() []netip.Addr {
+	if s == nil || s.Ignored != "" {
+		return nil
+	}
+	return s.ClusterIPs
 }
 
 // environment takes in the node and the Service CIDRs. If they matter, all Services are compiled.
@@ -328,6 +396,11 @@ func (t *Table) environment(b *Batch) *model.Pods {
 	if changed || !t.view.equal(&old) {
 		for name, e := range t.entries {
 			t.touch(e, name)
+			for _, a := range e.service.clusterIPs() {
+				if t.networks[network(a)] > 0 || t.withheld[a] > 0 || t.view.barred(a) {
+					t.move(a)
+				}
+			}
 		}
 	}
 	if t.view.Pods.Equal(old.Pods) {
@@ -424,16 +497,25 @@ func (t *Table) tell(service Name, problems []Problem) {
 // rows are those of a Service if nobody contests them. They live in the compiler until it is used again.
 func (t *Table) rows(e *entry, c *compiler) *Rows {
 	c.begin(&t.view, e.service, current(e.slices))
+	if s := e.service; s != nil {
+		if refused := t.shares.refused(s.Name); refused != nil {
+			c.rows.Problems = append(c.rows.Problems, *refused)
+			return &c.rows
+		}
+	}
 	c.compile()
 	return &c.rows
 }
 
 // setPools sets the pools of a Service to which Frontends lead that it was granted.
 func (t *Table) setPools(rows *Rows) {
+	used := map[model.PoolID]bool{}
+	for i := range rows.Frontends {
+		f := &rows.Frontends[i]
+		used[f.Value.Pool] = used[f.Value.Pool] || t.state.Frontends[f.Key].Pool == f.Value.Pool
+	}
 	for _, p := range rows.Pools {
-		if slices.ContainsFunc(rows.Frontends, func(r model.Row[model.Key, model.Frontend]) bool {
-			return r.Value.Pool == p.Key && t.state.Frontends[r.Key].Pool == p.Key
-		}) {
+		if used[p.Key] {
 			t.pools.put(p.Key, p.Value)
 		}
 	}
@@ -441,11 +523,21 @@ func (t *Table) setPools(rows *Rows) {
 
 // dropPools removes the pools to which no Frontend leads any more.
 func (t *Table) dropPools() {
+	if len(t.left) == 0 {
+		return
+	}
+	used := map[model.PoolID]bool{}
+	seen := map[Name]bool{}
 	for _, id := range t.left {
-		e := t.entries[rowOwner(id.Service)]
-		if e == nil || !slices.ContainsFunc(e.claims, func(c claim) bool {
-			return t.state.Frontends[c.key(model.Any)].Pool == id || t.state.Frontends[c.key(model.Internal)].Pool == id
-		}) {
+		owner := rowOwner(id.Service)
+		if e := t.entries[owner]; e != nil && !seen[owner] {
+			for i := range e.claims {
+				c := e.claims[i].claim()
+				used[t.state.Frontends[c.key(model.Any)].Pool] = true
+				used[t.state.Frontends[c.key(model.Internal)].Pool] = true
+			}
+		}
+		if seen[owner] = true; !used[id] {
 			t.pools.remove(id)
 		}
 	}

@@ -41,6 +41,10 @@ type Options struct {
 	DetectLocal       DetectLocal
 	MasqueradeAll     bool // replace the source of every connection to a ClusterIP
 	ExternalIPs       bool // whether spec.externalIPs of Services count (KEP-5707)
+	// Listeners are where this process listens for TCP; an unspecified address means all of the node's.
+	Listeners []netip.AddrPort
+	// Manifests says that the objects come from files, where no API server has given out their addresses.
+	Manifests bool
 }
 
 // maxInterface is the longest name of an interface (IFNAMSIZ of linux/if.h, less its final zero).
@@ -103,6 +107,11 @@ type View struct {
 	Pods          model.Pods   // how packets of pods are recognised
 	MasqueradeAll bool
 	ExternalIPs   bool
+	Manifests     bool
+	Listeners     []netip.AddrPort
+	Own           []netip.Addr   // that no ClusterIP can be; sorted
+	PodNetworks   []netip.Prefix // where addresses are those of pods
+	ServiceCIDRs  []netip.Prefix // where they are those of Services, as far as that is known
 	// ServiceAddress reports whether an address belongs to a Service, so that no endpoint can have it.
 	ServiceAddress func(netip.Addr) bool
 }
@@ -111,7 +120,9 @@ type View struct {
 func (v *View) equal(o *View) bool {
 	return v.Node == o.Node && v.Zone == o.Zone && slices.Equal(v.IPs, o.IPs) &&
 		slices.Equal(v.NodePorts, o.NodePorts) && v.Pods.Equal(o.Pods) &&
-		v.MasqueradeAll == o.MasqueradeAll && v.ExternalIPs == o.ExternalIPs
+		v.MasqueradeAll == o.MasqueradeAll && v.ExternalIPs == o.ExternalIPs && v.Manifests == o.Manifests &&
+		slices.Equal(v.Listeners, o.Listeners) && slices.Equal(v.Own, o.Own) &&
+		slices.Equal(v.PodNetworks, o.PodNetworks) && slices.Equal(v.ServiceCIDRs, o.ServiceCIDRs)
 }
 
 // detects reports whether pods of an address's family are told from other clients.
@@ -124,7 +135,11 @@ func (v *View) detects(family netip.Addr) bool {
 // view derives the View from what is known of the node.
 func (o *Options) view(n Node, addrs []netip.Addr, serviceCIDRs []netip.Prefix) View {
 	addrs = own(addrs, serviceCIDRs)
-	v := View{Node: o.NodeName, Zone: n.Zone, MasqueradeAll: o.MasqueradeAll, ExternalIPs: o.ExternalIPs}
+	v := View{
+		Node: o.NodeName, Zone: n.Zone, MasqueradeAll: o.MasqueradeAll, ExternalIPs: o.ExternalIPs,
+		Manifests: o.Manifests, Listeners: o.Listeners, Own: o.ownAddrs(n, addrs), PodNetworks: o.podNetworks(n),
+		ServiceCIDRs: serviceCIDRs,
+	}
 	v.IPs = o.primary(n, addrs)
 	if len(addrs) == 0 {
 		addrs = v.IPs

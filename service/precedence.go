@@ -1,0 +1,102 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// An address and port can be wanted by several. Who gets it does not depend on who came first alone, or a tenant could
+// take what the cluster gives out, even before it does:
+//
+//	1  the node: its own addresses, and where this process listens
+//	2  what the control plane gives out: ClusterIPs, NodePorts, health check ports
+//	3  what a tenant writes: external IPs, load balancer addresses in a Service's status
+//
+// Of two Services with the same right the older one has it, then the one whose name comes first.
+
+// right is the right by which a Service claims an address and port; the smaller one wins.
+type right uint8
+
+const (
+	givenOut right = iota
+	written
+)
+
+func (k kind) right() right {
+	if k == atLoadBalancer || k == atExternalIP {
+		return written
+	}
+	return givenOut
+}
+
+// refuse says why nothing of a Service can be at an exposure; empty: it can.
+func (v *View) refuse(e exposure, p model.Protocol) string {
+	a := e.Addr()
+	switch {
+	case p == model.TCP && v.listens(e.AddrPort):
+		return "is where the node's proxy itself listens"
+	case e.kind == atClusterIP && v.barred(a):
+		return "is an address of this node or of its pods, and cannot be a ClusterIP"
+	case e.kind.right() == written && contains(v.PodNetworks, a) && !contains(v.ServiceCIDRs, a):
+		return "is an address of pods"
+	}
+	return ""
+}
+
+// barred reports whether an address cannot be a ClusterIP.
+func (v *View) barred(a netip.Addr) bool {
+	return !contains(v.ServiceCIDRs, a) && (has(v.Own, a) || v.Manifests && contains(v.PodNetworks, a))
+}
+
+// listens reports whether the process has a listener there.
+func (v *View) listens(to netip.AddrPort) bool {
+	return slices.ContainsFunc(v.Listeners, func(l netip.AddrPort) bool {
+		return l.Port() == to.Port() && (l.Addr() == to.Addr() ||
+			l.Addr().IsUnspecified() && (to.Addr().IsLoopback() || has(v.Own, to.Addr()) || has(v.NodePorts, to.Addr())))
+	})
+}
+
+// ownAddrs are the addresses of the node that no ClusterIP can be. An API server gives out ClusterIPs, and one that is
+// on an interface all the same was put there on purpose, as node-local caches of DNS do; in manifests it is a mistake.
+func (o *Options) ownAddrs(n Node, interfaces []netip.Addr) []netip.Addr {
+	own := slices.Concat(o.NodeIPs, n.IPs)
+	if o.Manifests {
+		own = append(own, interfaces...)
+	}
+	return different(own)
+}
+
+// podNetworks are where addresses are known to be those of pods.
+func (o *Options) podNetworks(n Node) []netip.Prefix {
+	all := slices.Clone(n.PodCIDRs)
+	if o.Manifests { // elsewhere clusterCIDR may, by mistake, have the Service CIDR in it, which not all API servers tell
+		all = append(all, o.DetectLocal.ClusterCIDRs...)
+	}
+	return model.Disjoint(all)
+}
+
+// order is that of Services by their right to the claim.
+func (x *contest) order(a, b *entry) int {
+	if c := int(x.members[a].right()) - int(x.members[b].right()); c != 0 {
+		return c
+	}
+	return a.compare(b)
+}
+
+// loss is what a Service is told that wants what another one has. It is the same for all of the node's addresses.
+func (x *contest) loss(c claim, loser, winner *entry) Problem {
+	at := x.members[loser]
+	what := fmt.Sprintf("%s %s", at, c)
+	if at == atNodePort || at == atHealthCheck {
+		what = fmt.Sprintf("%s %d/%s", at, c.port, c.protocol)
+	}
+	why := "which came first"
+	if x.members[winner].right() < at.right() {
+		why = fmt.Sprintf("as its %s, which comes before an address that a Service itself names", x.members[winner])
+	}
+	return Problem{"Service " + loser.service.Name.String(), what,
+		fmt.Sprintf("belongs to Service %s, %s; this one is not reached there", winner.service.Name, why)}
+}

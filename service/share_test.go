@@ -1,0 +1,141 @@
+package service_test
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/lab/sample"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
+)
+
+// wide is a Service with so many ports, each of which has all of so many endpoints.
+func wide(namespace, name string, created int64, ports, endpoints int) service.Batch {
+	s := &service.Service{
+		Name: service.Name{Namespace: namespace, Name: name}, Created: created, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, namespace[0], name[0]})},
+	}
+	slice := &service.Slice{Name: service.Name{Namespace: namespace, Name: name + "-1"}, Service: name}
+	for i := range ports {
+		port := fmt.Sprintf("p%05d", i)
+		s.Ports = append(s.Ports, service.Port{Name: port, Protocol: 6, Port: uint16(i + 1)})
+		slice.Ports = append(slice.Ports, service.SlicePort{Name: port, Protocol: 6, Port: 8080})
+	}
+	a := addr("10.100.0.0")
+	for range endpoints {
+		a = a.Next()
+		slice.Endpoints = append(slice.Endpoints, service.Endpoint{Addr: a, Ready: true, Serving: true, Weight: 1})
+	}
+	return service.Batch{Services: service.One(s.Name, s), Slices: service.One(slice.Name, slice)}
+}
+
+// What goes beyond a namespace's share is refused by name. Others are served as if it was not there, and it gets what
+// they do not use.
+func TestTable_shares(t *testing.T) {
+	table := newTable(t, service.Options{})
+	step := func(what string, b service.Batch, refused, problems string) {
+		t.Helper()
+		_, _, got := table.Update(b)
+		if text := fmt.Sprint(table.Refused()); text != refused {
+			t.Errorf("%s: refused are %s, should be %s", what, text, refused)
+		}
+		if text := problemLines(got); strings.Count(text, "\n") != strings.Count(problems, "\n")+1 && problems != "" ||
+			problems == "" && strings.Contains(text, "entries") || !strings.Contains(text, problems) {
+			t.Errorf("%s: the problems are\n%s\nshould be %q", what, text, problems)
+		}
+	}
+	gone := func(namespace, name string) service.Batch {
+		return service.Batch{Services: service.One[service.Service](service.Name{Namespace: namespace, Name: name}, nil)}
+	}
+	step("an ordinary one", wide("victim", "web", 1, 2, 1000), "[]", "")
+	step("many ports, many endpoints", wide("greedy", "a", 2, 250, 250), "[]", "")
+	step("more than there is", wide("greedy", "b", 3, 250, 250), "[greedy/b]", "Service greedy/b: spec: its ports × ")
+	step("an older one comes before", wide("greedy", "c", 1, 250, 250), "[greedy/a greedy/b]", "Service greedy/a: spec: its ports × ")
+	step("another namespace", wide("other", "d", 9, 200, 200), "[greedy/a greedy/b greedy/c]", "Service greedy/c: spec: its ports × ")
+	step("it is gone", gone("other", "d"), "[greedy/a greedy/b]", "")
+	step("the older one is gone", gone("greedy", "c"), "[greedy/b]", "")
+	step("one that nothing can have", wide("other", "e", 1, 5000, 5000), "[greedy/b other/e]", "Service other/e: spec: its ports × ")
+}
+
+// Who is served does not depend on the order in which the Services came.
+func TestTable_sharesInAnyOrder(t *testing.T) {
+	seed := sample.Seed(t)
+	d := seeded(seed)
+	table, w := newTable(t, service.Options{}), world{}
+	for range 12 {
+		b := wide(pick(d, "a", "b", "c"), pick(d, "x", "y", "z"), int64(d.n(3)), 100+d.n(100), 100+d.n(150))
+		if d.one(4) {
+			b.Services[0].Is = nil
+		}
+		w.add(b)
+		state, _, _ := table.Update(b)
+		other := newTable(t, service.Options{})
+		fresh, _, _ := other.Update(w.Batch)
+		if got, want := fmt.Sprint(table.Refused()), fmt.Sprint(other.Refused()); got != want {
+			t.Errorf("after a chain of Updates %s are refused, at once %s", got, want)
+		}
+		if !maps.Equal(rowsOf(state), rowsOf(fresh)) {
+			t.Error("the rows differ")
+		}
+	}
+	if t.Failed() {
+		t.Logf("%s=%d repeats it", sample.SeedVariable, seed)
+	}
+}
+
+// rowsOf is how many frontends each Service has.
+func rowsOf(s *model.State) map[string]int {
+	rows := map[string]int{}
+	for _, f := range s.Frontends {
+		name, _, _ := strings.Cut(f.Service, ":")
+		rows[name]++
+	}
+	return rows
+}
+
+// One Service with very many ports takes time in proportion to them: before, it took hours.
+func TestTable_manyPorts(t *testing.T) {
+	table := newTable(t, service.Options{})
+	state, _, problems := table.Update(wide("victim", "web", 1, 60000, 1))
+	if len(state.Frontends) != 60000 || len(state.Pools) != 60000 || len(problems) > 0 {
+		t.Errorf("there are %d frontends, %d pools, problems:\n%s", len(state.Frontends), len(state.Pools), problemLines(problems))
+	}
+	state, _, _ = table.Update(wide("victim", "web", 1, 30000, 1))
+	if len(state.Frontends) != 30000 || len(state.Pools) != 30000 {
+		t.Errorf("there are %d frontends, %d pools", len(state.Frontends), len(state.Pools))
+	}
+}
+
+// Many Services want one external address: all but one are told, once, and none is compiled for another's sake.
+func TestTable_manyClaims(t *testing.T) {
+	table := newTable(t, service.Options{ExternalIPs: true})
+	b := service.Batch{}
+	const many = 10000
+	for i := range many {
+		b.Services.Set(claimant(i).Name, claimant(i))
+	}
+	_, _, problems := table.Update(b)
+	if len(problems) != many-1 {
+		t.Errorf("%d are told, should be %d", len(problems), many-1)
+	}
+	first := claimant(0).Name
+	_, change, problems := table.Update(service.Batch{Services: service.One[service.Service](first, nil)})
+	if len(problems) != many-2 || len(change.Frontends.Set) != 1 {
+		t.Errorf("when the first one is gone %d are told, and %d rows set", len(problems), len(change.Frontends.Set))
+	}
+	last := claimant(many - 1)
+	_, change, problems = table.Update(service.Batch{Services: service.One(last.Name, last)})
+	if len(problems) != 0 || !change.Empty() {
+		t.Errorf("when the last one is said again: %s%v", problemLines(problems), change)
+	}
+}
+
+func claimant(i int) *service.Service {
+	ip := netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)})
+	return &service.Service{
+		Name: service.Name{Namespace: "greedy", Name: fmt.Sprintf("s%05d", i)}, ClusterIPs: []netip.Addr{ip},
+		ExternalIPs: []netip.Addr{addr("203.0.113.1")}, Ports: []service.Port{{Protocol: 6, Port: 80}},
+	}
+}
