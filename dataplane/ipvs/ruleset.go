@@ -57,7 +57,7 @@ const (
 const maxAffinity = 1 << 20
 
 func sets(f nf.Family) []*nf.Set {
-	const hash, interval, concat = 0, unix.NFT_SET_INTERVAL, nf.Concat
+	const hash, interval = 0, unix.NFT_SET_INTERVAL
 	sourceKey := append(f.FrontendKey(), f.Address)
 	token, address := []nf.Field{nf.Priority}, []nf.Field{f.Address}
 	return []*nf.Set{
@@ -74,8 +74,8 @@ func sets(f nf.Family) []*nf.Set {
 			Key: []nf.Field{f.Address, nf.Priority}, Data: []nf.Field{f.Address, nf.Port}, Maximum: maxAffinity,
 		},
 		sticky:          {Name: "sticky", Flags: hash, Key: f.FrontendKey()},
-		sources:         {Name: "sources", Flags: interval | concat, Key: sourceKey},
-		internalSources: {Name: "internal-sources", Flags: interval | concat, Key: sourceKey},
+		sources:         {Name: "sources", Flags: interval, Key: sourceKey},
+		internalSources: {Name: "internal-sources", Flags: interval, Key: sourceKey},
 		hairpin:         {Name: "hairpin", Flags: hash, Key: []nf.Field{f.Address, f.Address}},
 		pods:            {Name: "pods", Flags: interval, Key: address},
 		rejectAddresses: {Name: "reject-addresses", Flags: hash, Key: address},

@@ -87,23 +87,35 @@ func (t *table) set(row any, now []entry) {
 	if t.entries[row] = now; len(now) == 0 {
 		delete(t.entries, row)
 	}
-	same := func(e entry) func(entry) bool {
-		return func(o entry) bool { return e.set == o.set && e.key == o.key }
-	}
-	gone := slices.DeleteFunc(slices.Clone(old), func(e entry) bool { return slices.ContainsFunc(now, same(e)) })
+	had, stays := placesOf(old), placesOf(now)
+	gone := slices.DeleteFunc(slices.Clone(old), func(e entry) bool { return stays[e.place()] })
 	for _, e := range gone { // a range must not overlap one that is still there
 		if t.Sets[e.set].Interval() && t.release(e) {
 			t.Tx.Join()
 		}
 	}
 	for _, e := range now {
-		t.need(e, slices.ContainsFunc(old, same(e)))
+		t.need(e, had[e.place()])
 	}
 	for _, e := range gone {
 		if !t.Sets[e.set].Interval() {
 			t.release(e)
 		}
 	}
+}
+
+// place is where an entry is: in one set there is one of a key.
+func (e entry) place() entry { return entry{set: e.set, key: e.key} }
+
+func placesOf(entries []entry) map[entry]bool {
+	if len(entries) == 0 {
+		return nil
+	}
+	places := make(map[entry]bool, len(entries))
+	for _, e := range entries {
+		places[e.place()] = true
+	}
+	return places
 }
 
 // need counts one more user of an element, if it is one more, and makes the kernel hold it.

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -55,17 +54,29 @@ func (t *table) sourcesOf(key model.Key) []string {
 // replace makes some members of a set take the place of others. What is gone goes first, and in the
 // same kernel transaction: a range must not overlap one that is still there.
 func (t *table) replace(s int, old, now []string) {
+	had, stay := keySet(old), keySet(now)
 	for _, key := range old {
-		if !slices.Contains(now, key) {
+		if !stay[key] {
 			t.release(s, key)
 			t.Tx.Join()
 		}
 	}
 	for _, key := range now {
-		if t.members[s][key] == 0 || !slices.Contains(old, key) {
+		if t.members[s][key] == 0 || !had[key] {
 			t.need(s, key)
 		}
 	}
+}
+
+func keySet(keys []string) map[string]bool {
+	if len(keys) == 0 {
+		return nil
+	}
+	set := make(map[string]bool, len(keys))
+	for _, key := range keys {
+		set[key] = true
+	}
+	return set
 }
 
 // setSpans makes a set consist of these ranges.

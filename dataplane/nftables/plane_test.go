@@ -111,7 +111,8 @@ func TestPlane_whatItInstallsCanBeListed(t *testing.T) {
 			"10.96.0.10 . tcp . 80 : ",
 			"dnat ip to meta priority & f:ffff . numgen random mod 1 map @slots",
 			"update @affinity { ip saddr . meta priority & ffff:0 timeout 3h : meta priority }",
-			"192.0.2.1 . tcp . 30080 . 10.0.0.0/8",
+			"ip daddr . meta l4proto . th dport . ip saddr != @sources drop", // whose elements nft prints as numbers
+			"elements = { 255211815836608127482530978773845671936-255211815836608127482530978773862449151",
 			"elements = { 10.96.0.0-10.96.6.255, 10.96.8.0-10.96.255.255 }",
 			"iifname \"cali*\" goto internal",
 		} {
@@ -359,7 +360,9 @@ func TestPlane_refusedRow(t *testing.T) {
 		row.Allow = row.Allow[:1]
 		next.Frontends[key] = row
 		next.Guards[netip.MustParsePrefix("10.97.0.0/16")] = model.Drop
-		if err := p.Apply(context.Background(), next, model.Diff(s, next)); err != nil && !errors.Is(err, dataplane.ErrPartial) {
+		// The kernel does not have the range that is to go, which is reason enough to look anew at all that it has.
+		if err := p.Apply(context.Background(), next, model.Diff(s, next)); err != nil && !errors.Is(err, dataplane.ErrPartial) &&
+			!errors.Is(err, unix.ENOENT) {
 			t.Errorf("a change after the refusal: %v", err)
 		}
 		check(t, p.Sync(context.Background(), next))

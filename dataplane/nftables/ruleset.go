@@ -40,7 +40,7 @@ const (
 const maxAffinity = 1 << 20
 
 func sets(f nf.Family) []*nf.Set {
-	const hash, interval, concat = 0, unix.NFT_SET_INTERVAL, nf.Concat
+	const hash, interval = 0, unix.NFT_SET_INTERVAL
 	sourceKey := append(f.FrontendKey(), f.Address)
 	slotKey, token := []nf.Field{nf.Priority, nf.Index}, []nf.Field{nf.Priority}
 	address, backend := []nf.Field{f.Address}, []nf.Field{f.Address, nf.Port}
@@ -55,8 +55,8 @@ func sets(f nf.Family) []*nf.Set {
 			Name: "affinity", Flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
 			Key: []nf.Field{f.Address, nf.Priority}, Data: token, Maximum: maxAffinity,
 		},
-		sources:         {Name: "sources", Flags: interval | concat, Key: sourceKey},
-		internalSources: {Name: "internal-sources", Flags: interval | concat, Key: sourceKey},
+		sources:         {Name: "sources", Flags: interval, Key: sourceKey},
+		internalSources: {Name: "internal-sources", Flags: interval, Key: sourceKey},
 		hairpin:         {Name: "hairpin", Flags: hash, Key: []nf.Field{f.Address, f.Address}},
 		pods:            {Name: "pods", Flags: interval, Key: address},
 		rejectAddresses: {Name: "reject-addresses", Flags: hash, Key: address},

@@ -48,7 +48,7 @@ func sets(f nf.Family) []*nf.Set {
 		return &nf.Set{Name: name, Flags: unix.NFT_SET_INTERVAL, Key: address}
 	}
 	from := func(name string) *nf.Set {
-		return &nf.Set{Name: name, Flags: unix.NFT_SET_INTERVAL | nf.Concat, Key: append(f.FrontendKey(), f.Address)}
+		return &nf.Set{Name: name, Flags: unix.NFT_SET_INTERVAL, Key: append(f.FrontendKey(), f.Address)}
 	}
 	return []*nf.Set{
 		frontends:         hash("frontends", key),

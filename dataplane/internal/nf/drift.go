@@ -1,6 +1,7 @@
 package nf
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"net/netip"
@@ -112,9 +113,9 @@ func (t *Transaction) row(i int, s *model.State) (row, want string) {
 	isKey = isKey && slices.Equal(set.Key[:min(3, len(set.Key))], step.Table.Family.FrontendKey())
 	switch {
 	case isKey && name == "sources":
-		n := len(e.Key) - int(step.Table.Family.Address.size())
-		key, _ = DecodeKey(e.Key[:n], scope)
-		return fmt.Sprintf("frontend %s allow %s", key, interval(e.Key[n:], e.keyEnd[n:])), want
+		first, last := t.rangeOf(i)
+		key, _ = DecodeKey(e.Key[:len(e.Key)-len(first)], scope)
+		return fmt.Sprintf("frontend %s allow %s", key, interval(first, last)), want
 	case isKey && name == "virtual-servers":
 		return fmt.Sprintf("record of virtual server %s/%s", key.AddrPort(), key.Protocol), want
 	case isKey:
@@ -128,27 +129,34 @@ func (t *Transaction) row(i int, s *model.State) (row, want string) {
 	return fmt.Sprintf("%s of %s: %s", set.Name, step.Table, set.describe(e)), want
 }
 
-// rangeRow is row for an address, or for a range, of which the next step is the end.
-func (t *Transaction) rangeRow(i int) (row, want string) {
+// rangeOf are the first and the last address of a range, of which the next step is the end, or of a single one.
+func (t *Transaction) rangeOf(i int) (first, last []byte) {
 	step := &t.Steps[i]
-	e, set := t.element(step), step.set
-	last := e.Key
-	if set.Interval() {
-		first, _ := netip.AddrFromSlice(e.Key)
-		last = []byte(Interval(netip.PrefixFrom(first, 0)))[len(e.Key):] // where there is no end
-		if i+1 < len(t.Steps) && t.Steps[i+1].set == set && t.isEnd(&t.Steps[i+1]) {
-			end, _ := netip.AddrFromSlice(t.element(&t.Steps[i+1]).Key)
-			last = end.Prev().AsSlice()
-		}
+	key, n := t.element(step).Key, int(step.Table.Family.Address.size())
+	first = key[len(key)-n:]
+	if !step.set.Interval() {
+		return first, first
 	}
+	last = bytes.Repeat([]byte{0xff}, n) // where there is no end
+	if i+1 < len(t.Steps) && t.Steps[i+1].set == step.set && t.isEnd(&t.Steps[i+1]) {
+		end := before(t.element(&t.Steps[i+1]).Key)
+		last = end[len(end)-n:]
+	}
+	return first, last
+}
+
+// rangeRow is row for an address or a range.
+func (t *Transaction) rangeRow(i int) (row, want string) {
+	set := t.Steps[i].set
+	first, last := t.rangeOf(i)
 	kind, _, _ := strings.Cut(set.Name, "-")
 	switch kind {
 	case "pods":
-		return "pods " + interval(e.Key, last), "in " + set.Name
+		return "pods " + interval(first, last), "in " + set.Name
 	case "local":
-		return "address of the node " + interval(e.Key, last), "in " + set.Name
+		return "address of the node " + interval(first, last), "in " + set.Name
 	}
-	return "guard " + interval(e.Key, last), kind
+	return "guard " + interval(first, last), kind
 }
 
 // interval writes a range as a prefix, if it is one.

@@ -120,10 +120,10 @@ func prefixSpan(p netip.Prefix) Span {
 
 // Element is what the kernel lists of one.
 type Element struct {
-	Key, Data, keyEnd []byte
-	Chain             string        // of verdict maps
-	End               bool          // of an interval
-	Left              time.Duration // until it goes; 0: it stays
+	Key, Data []byte
+	Chain     string        // of verdict maps
+	End       bool          // of an interval
+	Left      time.Duration // until it goes; 0: it stays
 }
 
 func decodeElement(b []byte) (e Element) {
@@ -131,8 +131,6 @@ func decodeElement(b []byte) (e Element) {
 		switch kind {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
-		case attrKeyEnd:
-			e.keyEnd = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Data = nfnetlink.Attribute(data, unix.NFTA_DATA_VALUE)
 			e.Chain = nfnetlink.Text(nfnetlink.Attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -79,7 +78,7 @@ func (t *Table) Finds(c *nfnetlink.Socket, set int) (found bool, err error) {
 func (s *Set) is(attrs []byte) bool {
 	is := func(attr uint16, want uint32) bool { return nfnetlink.Uint32(attrs, attr) == want }
 	return is(unix.NFTA_SET_FLAGS, s.Flags) &&
-		is(unix.NFTA_SET_KEY_TYPE, kind(s.Key)) && is(unix.NFTA_SET_KEY_LEN, size(s.Key)) &&
+		is(unix.NFTA_SET_KEY_TYPE, s.kind()) && is(unix.NFTA_SET_KEY_LEN, size(s.Key)) &&
 		(s.Data == nil || is(unix.NFTA_SET_DATA_TYPE, kind(s.Data)) && is(unix.NFTA_SET_DATA_LEN, size(s.Data)))
 }
 
@@ -180,60 +179,46 @@ func (o *order) add(s *Set, key []byte) {
 
 // fits reports whether an element can be one of the set.
 func (s *Set) fits(e Element) bool {
-	key := int(size(s.Key))
-	return len(e.Key) == key && (s.Data == nil || len(e.Data) == int(size(s.Data))) &&
-		(e.keyEnd == nil || len(e.keyEnd) == key)
+	return len(e.Key) == int(size(s.Key)) && (s.Data == nil || len(e.Data) == int(size(s.Data)))
 }
 
 // Members does the same, with the keys that Element takes.
 func (t *Table) Members(c *nfnetlink.Socket, set int, reset func(), f func(key string, e Element)) error {
-	s, n := t.Sets[set], int(t.Family.Address.size())
-	if s.Interval() && s.Flags&Concat == 0 {
+	if t.Sets[set].Interval() {
 		reset()
 		return t.ranges(c, set, f)
 	}
-	return t.List(c, set, reset, func(e Element) {
-		key := string(e.Key)
-		if s.Interval() {
-			end := e.keyEnd
-			if end == nil { // another program wrote a range of one address
-				end = e.Key
-			}
-			key += string(end[len(end)-n:])
-		}
-		f(key, e)
-	})
+	return t.List(c, set, reset, func(e Element) { f(string(e.Key), e) })
 }
 
 // ranges pairs the ends of ranges, which the kernel lists as elements of their own.
 func (t *Table) ranges(c *nfnetlink.Socket, set int, f func(key string, e Element)) error {
 	type edge struct {
-		netip.Addr
+		key []byte
 		end bool
 	}
 	var edges []edge
 	err := t.List(c, set, func() { edges = nil }, func(e Element) {
-		if a, ok := netip.AddrFromSlice(e.Key); ok {
-			edges = append(edges, edge{a, e.End})
-		}
+		edges = append(edges, edge{slices.Clone(e.Key), e.End})
 	})
 	slices.SortFunc(edges, func(a, b edge) int {
-		if c := a.Compare(b.Addr); c != 0 || a.end == b.end {
+		if c := bytes.Compare(a.key, b.key); c != 0 || a.end == b.end {
 			return c
-		} else if a.end { // a range ends before the next one starts at the same address
+		} else if a.end { // a range ends before the next one starts at the same key
 			return -1
 		}
 		return 1
 	})
-	for n, e := range edges {
+	n := int(t.Family.Address.size())
+	for i, e := range edges {
 		if e.end {
 			continue
 		}
-		last := prefixSpan(netip.PrefixFrom(e.Addr, 0)).Last // where there is no end
-		if n+1 < len(edges) {
-			last = edges[n+1].Prev()
+		last := bytes.Repeat([]byte{0xff}, n) // where there is no end
+		if i+1 < len(edges) {
+			last = before(edges[i+1].key)
 		}
-		f(Span{e.Addr, last}.Encode(), Element{})
+		f(string(e.key)+string(last[len(last)-n:]), Element{})
 	}
 	return err
 }

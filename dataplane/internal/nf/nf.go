@@ -18,13 +18,9 @@ import (
 
 // From include/uapi/linux/netfilter/nf_tables.h; x/sys/unix lacks them.
 const (
-	Concat       = 0x80 // NFT_SET_CONCAT: ranges of concatenations
-	DynsetDelete = 2    // NFT_DYNSET_OP_DELETE
+	DynsetDelete = 2 // NFT_DYNSET_OP_DELETE
 
-	acceptPolicy  = 1  // NF_ACCEPT
-	setDescConcat = 2  // NFTA_SET_DESC_CONCAT
-	setFieldLen   = 1  // NFTA_SET_FIELD_LEN
-	attrKeyEnd    = 10 // NFTA_SET_ELEM_KEY_END
+	acceptPolicy = 1 // NF_ACCEPT
 )
 
 // A Field is one part of a set's key or of a map's data: the id of nft's data type (nftables, include/datatype.h),
@@ -40,6 +36,8 @@ const (
 	Index    Field = 19 // nft's mark
 	Priority Field = 23 // of a packet: tokens travel in it
 )
+
+const integer = 4 // nft's type of numbers
 
 const typeBits = 6 // of each part of a concatenation
 
@@ -81,8 +79,19 @@ type Set struct {
 	Maximum uint32  // elements; 0: no limit
 }
 
-// Interval reports whether the elements are ranges.
+// Interval reports whether the elements are ranges of an address, which other fields may precede. The key is one string
+// of bytes then, not a concatenation in the kernel's sense: the kernel keeps it in a tree, where an element costs the
+// logarithm of their number. Concatenations of ranges (net/netfilter/nft_set_pipapo.c) cost each one in proportion.
 func (s *Set) Interval() bool { return s.Flags&unix.NFT_SET_INTERVAL != 0 }
+
+// kind tells nft how to print keys. Ranges of several fields it prints as large numbers; taken for a concatenation,
+// they make nft 1.0 crash.
+func (s *Set) kind() uint32 {
+	if s.Interval() && len(s.Key) > 1 {
+		return integer
+	}
+	return kind(s.Key)
+}
 
 // Verdicts reports whether the set is a map that leads to chains.
 func (s *Set) Verdicts() bool { return s.Flags&unix.NFT_SET_MAP != 0 && s.Data == nil }

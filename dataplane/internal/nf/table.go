@@ -2,7 +2,6 @@ package nf
 
 import (
 	"encoding/binary"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -159,7 +158,7 @@ func (t *Table) newSet(i int) {
 	s := t.Sets[i]
 	t.object(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, s.Name)
 	t.Tx.Uint32(unix.NFTA_SET_FLAGS, s.Flags)
-	t.Tx.Uint32(unix.NFTA_SET_KEY_TYPE, kind(s.Key))
+	t.Tx.Uint32(unix.NFTA_SET_KEY_TYPE, s.kind())
 	t.Tx.Uint32(unix.NFTA_SET_KEY_LEN, size(s.Key))
 	t.Tx.Uint32(unix.NFTA_SET_ID, uint32(i+1)) // in this transaction
 	switch {
@@ -173,23 +172,9 @@ func (t *Table) newSet(i int) {
 	if s.Maximum > 0 {
 		t.Tx.Uint32(unix.NFTA_SET_DESC_SIZE, s.Maximum)
 	}
-	if s.Flags&Concat != 0 {
-		t.concatenation(s.Key)
-	}
 	t.Tx.Close(desc)
 	t.Tx.Bytes(unix.NFTA_SET_USERDATA, s.userData())
 	t.Tx.end()
-}
-
-// concatenation describes the parts of the key to sets that look up ranges.
-func (t *Table) concatenation(key []Field) {
-	c := t.Tx.Open(setDescConcat)
-	for _, f := range key {
-		e := t.Tx.Open(unix.NFTA_LIST_ELEM)
-		t.Tx.Uint32(setFieldLen, f.size())
-		t.Tx.Close(e)
-	}
-	t.Tx.Close(c)
 }
 
 // userData tells nft, which prints them, that single keys and data of ours are in host byte order.
@@ -209,32 +194,47 @@ func (s *Set) userData() (b []byte) {
 	return b
 }
 
-// Element adds an element to a set, or deletes it. The key of a range is its first and its last address, after what
-// comes before them in a concatenation; data is the name of a chain in a verdict map.
+// Element adds an element to a set, or deletes it. The key of a range is its first and its last address, after the fields
+// that come before them; data is the name of a chain in a verdict map.
 func (t *Table) Element(verb uint16, set int, key, data []byte) {
 	s := t.Sets[set]
 	if !s.Interval() {
-		t.begin(verb, s, key, nil)
+		t.begin(verb, s, key)
 		t.data(verb, s, data)
 		t.end()
 		return
 	}
-	n := int(t.Family.Address.size())
-	first, last := key[:len(key)-n], key[len(key)-n:]
-	if s.Flags&Concat != 0 {
-		t.begin(verb, s, first, append(slices.Clone(first[:len(first)-n]), last...))
-		t.end()
-		return
-	}
-	t.begin(verb, s, first, nil)
+	address := int(t.Family.Address.size())
+	n := len(key) - address
+	t.begin(verb, s, key[:n])
 	t.end()
-	end, _ := netip.AddrFromSlice(last)
-	if end = end.Next(); end.IsValid() { // a range that reaches the last address has no end element
+	if end := after(slices.Concat(key[:n-address], key[n:])); end != nil {
 		t.Tx.Join()
-		t.begin(verb, s, end.AsSlice(), nil)
+		t.begin(verb, s, end)
 		t.Tx.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 		t.end()
 	}
+}
+
+// after is the next key; nil: there is none, and a range that reaches so far has no end element.
+func after(key []byte) []byte {
+	for i := len(key) - 1; i >= 0; i-- {
+		if key[i]++; key[i] != 0 {
+			return key
+		}
+	}
+	return nil
+}
+
+// before is the previous key.
+func before(key []byte) []byte {
+	key = slices.Clone(key)
+	for i := len(key) - 1; i >= 0; i-- {
+		if key[i]--; key[i] != 0xff {
+			break
+		}
+	}
+	return key
 }
 
 // Life is how long an element lasts from when it is used, and how much of that is left.
@@ -246,7 +246,7 @@ func (t *Table) Timed(set int, key, data []byte, l Life) {
 	milliseconds := func(d time.Duration) []byte {
 		return binary.BigEndian.AppendUint64(nil, uint64(max(d.Milliseconds(), 1)))
 	}
-	t.begin(unix.NFT_MSG_NEWSETELEM, s, key, nil)
+	t.begin(unix.NFT_MSG_NEWSETELEM, s, key)
 	t.Tx.last().flags = unix.NLM_F_CREATE
 	t.data(unix.NFT_MSG_NEWSETELEM, s, data)
 	t.Tx.Bytes(unix.NFTA_SET_ELEM_TIMEOUT, milliseconds(l.Lasts))
@@ -254,9 +254,8 @@ func (t *Table) Timed(set int, key, data []byte, l Life) {
 	t.end()
 }
 
-// begin opens a step for one element of which more attributes follow. keyEnd is the upper end of a concatenated
-// range, else nil.
-func (t *Table) begin(verb uint16, s *Set, key, keyEnd []byte) {
+// begin opens a step for one element of which more attributes follow.
+func (t *Table) begin(verb uint16, s *Set, key []byte) {
 	var flags uint16
 	if verb == unix.NFT_MSG_NEWSETELEM {
 		flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL // what is there already is not what we think
@@ -266,11 +265,6 @@ func (t *Table) begin(verb uint16, s *Set, key, keyEnd []byte) {
 	k := t.Tx.Open(unix.NFTA_SET_ELEM_KEY)
 	t.Tx.Bytes(unix.NFTA_DATA_VALUE, key)
 	t.Tx.Close(k)
-	if keyEnd != nil {
-		k = t.Tx.Open(attrKeyEnd)
-		t.Tx.Bytes(unix.NFTA_DATA_VALUE, keyEnd)
-		t.Tx.Close(k)
-	}
 }
 
 func (t *Table) end() {
