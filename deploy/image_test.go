@@ -47,12 +47,16 @@ func buildShared(which, name string) (image, error) {
 }
 
 // build has ./dev build an image.
-func (dir tree) build(which, name string) (image, error) {
-	cmd := exec.Command("./dev", "image", which, runtime.GOARCH)
-	cmd.Dir = string(dir)
-	cmd.Env = append(os.Environ(), "VERSION=v1.2.3+test", "SOURCE_DATE_EPOCH=1700000000")
-	report, err := outputOf(cmd)
+func (dir tree) build(which, name string, env ...string) (image, error) {
+	report, err := dir.dev([]string{"image", which, runtime.GOARCH}, env...)
 	return image{filepath.Join(string(dir), "out", name+"-image"), report}, err
+}
+
+func (dir tree) dev(args []string, env ...string) (output string, err error) {
+	cmd := exec.Command("./dev", args...)
+	cmd.Dir = string(dir)
+	cmd.Env = append(append(os.Environ(), "VERSION=v1.2.3+test", "SOURCE_DATE_EPOCH=1700000000"), env...)
+	return outputOf(cmd)
 }
 
 // copyTree copies the files that git knows or would take.
@@ -144,24 +148,63 @@ func decode(t *testing.T, file string, into any) {
 	}
 }
 
-// Two builds in different directories give the same programs and the same images, to the byte.
+// Builds in different directories give the same programs and the same images, to the byte. The agent is compiled anew for
+// that, all of it, by another user's Go.
 func TestImage_reproducible(t *testing.T) {
-	first := needLab(t)
-	if _, err := sharedTree(); err != nil {
-		t.Fatal(err)
-	}
+	home := t.TempDir()
+	modules := strings.TrimSpace(must(t)(output(t.Context(), "go", "env", "GOMODCACHE")))
+	testReproducible(t, needAgent(t), "agent", "fairlead",
+		"HOME="+home, "XDG_CACHE_HOME="+home, "GOCACHE="+filepath.Join(home, "built"), "GOMODCACHE="+modules, "LC_ALL=C", "TZ=Asia/Tokyo")
+}
+
+func TestImage_reproducibleLab(t *testing.T) { testReproducible(t, needLab(t), "lab", "fairlead-lab") }
+
+func testReproducible(t *testing.T, first image, which, name string, env ...string) {
 	dir := tree(filepath.Join(t.TempDir(), "somewhere", "else"))
 	if err := copyTreeFrom(filepath.Join(first.dir, "../.."), string(dir)); err != nil {
 		t.Fatal(err)
 	}
-	second, err := dir.build("lab", "fairlead-lab")
+	second, err := dir.build(which, name, env...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	equal(t, second.report, first.report)
-	for _, file := range []string{".tar", "/../programs/" + runtime.GOARCH + "/fairlead"} {
+	for _, file := range []string{".tar", "/../programs/" + runtime.GOARCH + "/" + name} {
 		if read(t, first.dir+file) != read(t, second.dir+file) {
 			t.Errorf("%s differs", file)
+		}
+	}
+}
+
+// The bill of materials lists every module that the program says it is made of, and Go itself.
+func TestSBOM(t *testing.T) {
+	i := needAgent(t)
+	dir := tree(filepath.Join(i.dir, "../.."))
+	if _, err := dir.dev([]string{"sbom", runtime.GOARCH}); err != nil {
+		t.Fatal(err)
+	}
+	var bill struct {
+		BOMFormat string
+		Metadata  struct {
+			Component struct{ Name, Version string }
+		}
+		Components []struct{ Name, Version, PURL string }
+	}
+	decode(t, filepath.Join(string(dir), "out/fairlead-"+runtime.GOARCH+".cdx.json"), &bill)
+	equal(t, fmt.Sprint(bill.BOMFormat, " ", bill.Metadata.Component), "CycloneDX {fairlead.dev/fairlead v1.2.3+test}")
+	listed := map[string]bool{}
+	for _, c := range bill.Components {
+		purl, _, _ := strings.Cut(c.PURL, "?")
+		listed[purl] = true
+	}
+	info, err := buildinfo.ReadFile(filepath.Join(string(dir), "out/programs", runtime.GOARCH, "fairlead"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	std := &debug.Module{Path: "std", Version: info.GoVersion}
+	for _, m := range append(info.Deps, std) {
+		if purl := "pkg:golang/" + m.Path + "@" + m.Version; !listed[purl] {
+			t.Errorf("%s is not listed", purl)
 		}
 	}
 }
