@@ -21,6 +21,7 @@ type container struct {
 	readOnly     bool
 	privileged   bool
 	capabilities []string          // without CAP_
+	filtered     bool              // allows the system calls of the profile RuntimeDefault alone
 	mounts       map[string]string // path in the container to path here; one that is read-only ends in ":ro"
 	env          map[string]string
 }
@@ -57,6 +58,10 @@ func (c container) command(t *testing.T, args ...string) []string {
 		command = append(command, "--setenv", name, c.env[name])
 	}
 	command = append(command, "--unshare-pid", "--as-pid-1", "--unshare-ipc", "--unshare-uts", "--die-with-parent")
+	if c.filtered {
+		const open = `exec "$@" 9<"$0"`
+		command = append([]string{"sh", "-c", open, runtimeDefault(t, c.capabilities)}, append(command, "--seccomp", "9")...)
+	}
 	return append(append(command, "--"), args...)
 }
 
@@ -88,6 +93,7 @@ type host struct {
 	paths   string                       // where host paths are, so that they are not the machine's
 	config  map[string]map[string]string // data of ConfigMaps by name
 	account string                       // directory with ca.crt and token
+	inside  []string                     // the command that starts others in the node's mount namespace; empty: it is the test's
 }
 
 // arrange makes the container that the kubelet would have made of a container of a pod, and its
@@ -101,6 +107,8 @@ func (h host) arrange(t *testing.T, pod corev1.PodSpec, spec corev1.Container) (
 	if s := spec.SecurityContext; s != nil {
 		c.privileged = s.Privileged != nil && *s.Privileged
 		c.readOnly = s.ReadOnlyRootFilesystem != nil && *s.ReadOnlyRootFilesystem
+		profile := pod.SecurityContext
+		c.filtered = !c.privileged && profile != nil && profile.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault
 		if s.Capabilities != nil {
 			for _, name := range s.Capabilities.Add {
 				c.capabilities = append(c.capabilities, string(name))

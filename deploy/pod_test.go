@@ -1,16 +1,16 @@
 package deploy
 
 import (
-	"fmt"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -197,17 +197,29 @@ func testClean(t *testing.T, c *cluster, p pod, by served) {
 // of bubblewrap's.
 func terminate(t *testing.T, proxy *kubernetes.Proxy) {
 	t.Helper()
-	child, err := strconv.Atoi(strings.TrimSpace(read(t, fmt.Sprintf("/proc/%d/task/%[1]d/children", proxy.Pid()))))
-	if err == nil {
-		err = unix.Kill(child, unix.SIGTERM)
-	}
-	if err != nil {
+	if err := unix.Kill(child(t, proxy), unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	<-proxy.Ended()
 	if err := proxy.Terminate(); err != nil { // it has ended, and this tells how
 		t.Errorf("it does not end as it should: %v", err)
 	}
+}
+
+// child is the process in the container.
+func child(t *testing.T, proxy *kubernetes.Proxy) int {
+	t.Helper()
+	all, err := procfs.AllProcs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		if s, err := p.Stat(); err == nil && s.PPID == proxy.Pid() {
+			return p.PID
+		}
+	}
+	t.Fatalf("process %d has no child", proxy.Pid())
+	return 0
 }
 
 func newBed(t *testing.T) *testbed.Bed {
@@ -243,7 +255,8 @@ func (h host) start(t *testing.T, bed *testbed.Bed, pod corev1.PodSpec) *kuberne
 	t.Helper()
 	h.initialise(t, bed, pod)
 	c, args := h.arrange(t, pod, pod.Containers[0])
-	proxy, err := kubernetes.StartProxy(t.Context(), kubernetes.ProxyOptions{Bed: bed, Command: c.command(t, args...)})
+	command := slices.Concat(h.inside, c.command(t, args...))
+	proxy, err := kubernetes.StartProxy(t.Context(), kubernetes.ProxyOptions{Bed: bed, Command: command})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +277,7 @@ func (h host) initialise(t *testing.T, bed *testbed.Bed, pod corev1.PodSpec) {
 	t.Helper()
 	for _, spec := range pod.InitContainers {
 		c, args := h.arrange(t, pod, spec)
-		command := c.command(t, args...)
+		command := slices.Concat(h.inside, c.command(t, args...))
 		out, err := bed.Command(t.Context(), testbed.Node, command[0], command[1:]...).CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", spec.Name, err, out)
@@ -279,7 +292,7 @@ func (h host) exec(t *testing.T, bed *testbed.Bed, c container) {
 	if c.mounts["/run/fairlead"] == "" {
 		return // kubeadm's DaemonSet does not share that directory
 	}
-	command := c.command(t, "/usr/local/bin/fairlead", "dump")
+	command := slices.Concat(h.inside, c.command(t, "/usr/local/bin/fairlead", "dump"))
 	out, err := bed.Command(t.Context(), testbed.Node, command[0], command[1:]...).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "10.96.0.77:80/tcp") {
 		t.Errorf("fairlead dump in the container: %v\n%s", err, out)

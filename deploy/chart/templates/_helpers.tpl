@@ -62,9 +62,31 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- toYaml (mergeOverwrite $own (deepCopy .Values.config)) -}}
 {{- end -}}
 
-{{/* Not empty if the pods may run in mode ebpf. */}}
+{{/* Not empty if the pods may run in a mode: (list . "ebpf"). Mode auto may choose any. */}}
+{{- define "fairlead.runs" -}}
+{{- $values := (first .).Values -}}
+{{- $modes := append $values.modes (get $values.config "mode") -}}
+{{- if or (has (last .) $modes) (has "auto" $modes) -}}yes{{- end -}}
+{{- end -}}
+
 {{- define "fairlead.ebpf" -}}
-{{- if or .Values.ebpf (has (get .Values.config "mode") (list "auto" "ebpf")) -}}yes{{- end -}}
+{{- include "fairlead.runs" (list . "ebpf") -}}
+{{- end -}}
+
+{{/* What the daemon may, of all that root may. docs/install.md says what for; tests run each mode with these alone. */}}
+{{- define "fairlead.capabilities" -}}
+- NET_ADMIN
+{{- if include "fairlead.runs" (list . "userspace") }}
+- NET_BIND_SERVICE
+{{- end }}
+{{- if include "fairlead.ebpf" . }}
+- BPF
+- PERFMON
+- SYS_ADMIN
+{{- if .Values.linuxBefore511 }}
+- SYS_RESOURCE
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "fairlead.fairleadConfig" -}}
