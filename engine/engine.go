@@ -105,13 +105,14 @@ type Engine struct {
 	checks   *checks
 
 	// What follows belongs to the goroutine of Run.
-	control *controlServer
-	state   *model.State // nil before the first batch
-	dirty   bool         // the kernel is unknown: the next call is Sync
-	partial bool         // some rows are not in force, but the next change may come
-	retryAt time.Time    // when dirty or partial
-	backoff time.Duration
-	audits  audits
+	control  *controlServer
+	state    *model.State // nil before the first batch
+	dirty    bool         // the kernel is unknown: the next call is Sync
+	partial  bool         // some rows are not in force, but the next change may come
+	retryAt  time.Time    // when dirty or partial
+	backoff  time.Duration
+	audits   audits
+	problems problems
 
 	changes budget
 	restEnd time.Time     // changes are gathered until then
@@ -150,6 +151,7 @@ func New(o Options) *Engine {
 		stopped:  make(chan struct{}),
 		started:  time.Now(),
 		dirty:    true,
+		problems: newProblems(),
 		audits:   newAudits(),
 		changes:  budget{share: 32, credit: 250 * time.Millisecond, free: 4 * time.Millisecond},
 	}
@@ -304,6 +306,9 @@ func (e *Engine) due() time.Time {
 func (e *Engine) take(b service.Batch) model.Change {
 	state, change, problems := e.options.Table.Update(b)
 	e.log(problems)
+	if e.problems.note(&b, problems, e.options.Table.Ceased(), e.options.Table.Remaining) {
+		e.status.troubled(e.problems.list)
+	}
 	e.round = Round{Batch: b, Problems: problems}
 	if first := e.state == nil; first || !change.Empty() {
 		e.status.queued(time.Now())

@@ -6,6 +6,7 @@ import (
 
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
 )
 
 // Status is how programming goes.
@@ -18,6 +19,8 @@ type Status struct {
 	NodeEligible   bool      `json:"nodeEligible"`            // for load balancers
 	InForceSince   time.Time `json:"inForceSince,omitzero"`   // when this data plane first held the whole State
 	Rows           Rows      `json:"rows"`                    // of the State that should be programmed
+	// Problems are some of those that objects have, a few of each namespace.
+	Problems []service.Problem `json:"problems,omitempty"`
 }
 
 // Rows are numbers of rows.
@@ -77,10 +80,11 @@ func (b *statusBox) failed(err error) {
 	b.change(func(s *Status) { s.Failures, s.Error = s.Failures+1, err.Error() })
 }
 
-func (b *statusBox) drifted(n int)    { b.change(func(s *Status) { s.Drifts += n }) }
-func (b *statusBox) counted(r Rows)   { b.change(func(s *Status) { s.Rows = r }) }
-func (b *statusBox) planeChanged()    { b.change(func(s *Status) { s.InForceSince = time.Time{} }) }
-func (b *statusBox) eligible(is bool) { b.change(func(s *Status) { s.NodeEligible = is }) }
+func (b *statusBox) drifted(n int)                { b.change(func(s *Status) { s.Drifts += n }) }
+func (b *statusBox) counted(r Rows)               { b.change(func(s *Status) { s.Rows = r }) }
+func (b *statusBox) planeChanged()                { b.change(func(s *Status) { s.InForceSince = time.Time{} }) }
+func (b *statusBox) troubled(p []service.Problem) { b.change(func(s *Status) { s.Problems = p }) }
+func (b *statusBox) eligible(is bool)             { b.change(func(s *Status) { s.NodeEligible = is }) }
 
 // Status is how programming goes at this moment.
 func (e *Engine) Status() Status { return e.status.get() }

@@ -217,6 +217,9 @@ func (t *Table) settle(c claim, fresh []*entry) {
 			t.problems = append(t.problems, x.loss(c, e, winner))
 		}
 	}
+	if x.winner != nil && x.winner != winner {
+		t.ceased = append(t.ceased, "Service "+winner.service.Name.String())
+	}
 	if x.winner, x.at = winner, x.members[winner]; len(x.members) < 2 {
 		delete(t.contests, c)
 	}

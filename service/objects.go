@@ -84,9 +84,9 @@ type Node struct {
 
 // Problem is something wrong with one object. It never stops the others.
 type Problem struct {
-	Object string // kind and name: "Service default/web"; or a file
-	Field  string // path in the object: "spec.ports[0].port"; empty: all of it
-	Reason string // what is wrong, and what happens therefore
+	Object string `json:"object"`          // kind and name: "Service default/web"; or a file
+	Field  string `json:"field,omitempty"` // path in the object: "spec.ports[0].port"; empty: all of it
+	Reason string `json:"reason"`          // what is wrong, and what happens therefore
 }
 
 func (p Problem) Error() string {

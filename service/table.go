@@ -30,6 +30,7 @@ type Table struct {
 	networks map[netip.Prefix]int // how many endpoints are in each /24 and /120
 
 	shares shares
+	ceased []string // objects of which a problem ceased with the last Update
 
 	state     *model.State
 	frontends ledger[model.Key, model.Frontend]
@@ -111,6 +112,7 @@ func (t *Table) Configure(o Options) error {
 // that led to it, and the problems that newly arose, with those of the Batch. Its cost depends on
 // what changed, unless the node, its addresses or the Service CIDRs did.
 func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
+	t.ceased = nil
 	t.update = update{
 		dirty:     make([]named, 0, len(b.Services)),
 		contested: map[claim][]*entry{},
@@ -482,6 +484,11 @@ func (t *Table) compile(e named) {
 // tell reports the problems of a Service that it did not have before.
 func (t *Table) tell(service Name, problems []Problem) {
 	told := t.told[service]
+	for _, p := range told {
+		if !slices.Contains(problems, p) {
+			t.ceased = append(t.ceased, p.Object)
+		}
+	}
 	for _, p := range problems {
 		if !slices.Contains(told, p) {
 			t.problems = append(t.problems, p)
@@ -492,6 +499,26 @@ func (t *Table) tell(service Name, problems []Problem) {
 	} else if told != nil {
 		delete(t.told, service)
 	}
+}
+
+// Ceased are objects of which a problem, which Update had returned, ceased with the last Update, though it did not
+// concern the object itself.
+func (t *Table) Ceased() []string { return t.ceased }
+
+// Remaining are problems that a Service has, of those that Update has returned.
+func (t *Table) Remaining(name Name) []Problem {
+	all := t.told[name]
+	e := t.entries[name]
+	if e == nil || len(all) > 0 {
+		return all
+	}
+	for i := range e.claims {
+		c := e.claims[i].claim()
+		if x := t.contests[c]; x != nil && x.winner != nil && x.winner != e {
+			return []Problem{x.loss(c, e, x.winner)}
+		}
+	}
+	return nil
 }
 
 // rows are those of a Service if nobody contests them. They live in the compiler until it is used again.

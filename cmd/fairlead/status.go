@@ -74,6 +74,7 @@ func (r report) String() string {
 		{"failures", r.failures()},
 		{"drifts repaired", fmt.Sprint(r.Drifts)},
 		{"rows", r.rows()},
+		{"problems", r.problems()},
 		{"heard of", r.watches()},
 		{"version", r.Version},
 	} {
@@ -134,6 +135,15 @@ func (r report) failures() string {
 		return "none"
 	}
 	return fmt.Sprintf("%d in a row: %s", r.Failures, r.Error)
+}
+
+// problems has a line for each, below each other.
+func (r report) problems() string {
+	lines := make([]string, len(r.Problems))
+	for i, p := range r.Problems {
+		lines[i] = strings.ReplaceAll(p.Error(), "\n", " ")
+	}
+	return strings.Join(lines, "\n\t")
 }
 
 func (r report) rows() string {
