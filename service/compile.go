@@ -102,6 +102,7 @@ type compiler struct {
 	rows    Rows
 	ready   []netip.Addr // of endpoints on this node, of the family at hand, if anybody asks
 
+	unheard bool                          // there is no listener for its health check
 	unsaid  int                           // problems beyond maxProblems
 	allowed map[netip.Addr][]netip.Prefix // source ranges of addresses, which all ports share
 
@@ -218,6 +219,11 @@ func (s *Slice) object() string {
 // addresses: an endpoint that serves two ports is one.
 func (c *compiler) health(ip netip.Addr) {
 	if c.service.HealthCheckNodePort == 0 {
+		return
+	}
+	if c.unheard {
+		c.problem("Service "+c.service.Name.String(), "spec.healthCheckNodePort", fmt.Sprintf("the share of namespace %s in the "+
+			"node's %d listeners for health checks is used up; load balancers get no answer", c.service.Name.Namespace, sharedListeners))
 		return
 	}
 	slices.SortFunc(c.ready, netip.Addr.Compare)

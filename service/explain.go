@@ -277,11 +277,11 @@ func (x *explainer) near(s *Service) {
 	nodePort := slices.ContainsFunc(s.Ports, func(p Port) bool {
 		return p.NodePort == x.claim.port && p.Protocol == x.claim.protocol && x.t.onNode(a)
 	})
-	switch refused := x.t.shares.refused(s.Name); {
+	switch refused := x.t.refusal(s.Name); {
 	case s.Ignored != "" && (has || nodePort):
 		x.say("Service %s has it, but %s", s.Name, s.Ignored)
-	case refused != nil && (has || nodePort):
-		x.say("Service %s has it, but %s", s.Name, refused.Reason)
+	case refused != "" && (has || nodePort):
+		x.say("Service %s has it, but %s", s.Name, refused)
 	case nodePort:
 		x.say("%d/%s is a NodePort of Service %s, but %s does not take NodePort connections, only: %s "+
 			"(nodePortAddresses)", x.claim.port, x.claim.protocol, s.Name, a, list(x.t.view.NodePorts))

@@ -12,61 +12,89 @@ import (
 // kernel each. As many as are in proportion to what its objects say are free. All that goes beyond is taken from a
 // node's total, of which each namespace has a fair share (max-min fairness): what one does not use others may, and the
 // largest give way first. In a namespace the older Services come first. A Service for which nothing is left is refused
-// as a whole, by name.
+// as a whole, by name. Health check ports, each of which is a listening socket for each of the node's addresses, are
+// shared in the same way.
 const (
 	frontendEntries = 4  // a row, which a plane keeps with its key
 	freeEntries     = 16 // for each port, address, source range and endpoint that the objects name
 	sharedEntries   = 1 << 16
 	freeAddresses   = 16 // of the node, for each NodePort: their number is not the Service's choice
+
+	sharedListeners = 1 << 11
 )
 
-// shares say which Services that need more than is free are served.
+// shares say which Services are served of those that need something of which the node has only so much.
 type shares struct {
-	needs   map[Name]need // of those that need more
-	changed bool          // since it was decided last
+	total   int
+	needs   map[Name]need
+	changed bool // since it was decided last
 }
 
-// need is how many entries a Service needs beyond those that are free.
+// need is how much a Service needs.
 type need struct {
-	entries int
+	amount  int
 	created int64
 	served  bool
 }
 
-func newShares() shares { return shares{needs: map[Name]need{}} }
+func newShares(total int) shares { return shares{total: total, needs: map[Name]need{}} }
+
+// want notes what a Service needs; 0: nothing.
+func (s *shares) want(name Name, amount int, created int64) {
+	old, had := s.needs[name]
+	switch {
+	case amount <= 0 && had:
+		delete(s.needs, name)
+	case amount <= 0 || had && old.amount == amount && old.created == created:
+		return
+	default:
+		s.needs[name] = need{amount, created, old.served}
+	}
+	s.changed = true
+}
+
+// refuses reports whether a Service does not get what it needs.
+func (s *shares) refuses(name Name) bool {
+	n, ok := s.needs[name]
+	return ok && !n.served
+}
 
 // share notes what the Services need that changed, and decides who is served. The others are compiled again if that changes.
 func (t *Table) share() {
 	for _, e := range t.dirty {
-		old, had := t.shares.needs[e.name]
-		n := need{entries: t.excess(e.entry)}
-		if n.entries <= 0 {
-			if had {
-				delete(t.shares.needs, e.name)
-				t.shares.changed = true
+		entries, listeners, created := 0, 0, int64(0)
+		if s := e.service; s != nil && s.Ignored == "" {
+			entries, listeners, created = t.excess(e.entry), t.listeners(s), s.Created
+		}
+		t.entryShares.want(e.name, entries, created)
+		t.listenerShares.want(e.name, listeners, created)
+	}
+	for _, shares := range []*shares{&t.entryShares, &t.listenerShares} {
+		if shares.changed {
+			shares.changed = false
+			for _, name := range shares.decide() {
+				t.touch(t.entry(name), name)
 			}
-			continue
-		}
-		if n.created = e.service.Created; !had || old.entries != n.entries || old.created != n.created {
-			n.served = old.served
-			t.shares.needs[e.name] = n
-			t.shares.changed = true
 		}
 	}
-	if t.shares.changed {
-		t.shares.changed = false
-		for _, name := range t.shares.decide() {
-			t.touch(t.entry(name), name)
+}
+
+// listeners is on how many addresses of the node the Service's health is told.
+func (t *Table) listeners(s *Service) (n int) {
+	if s.HealthCheckNodePort == 0 {
+		return 0
+	}
+	for _, a := range t.view.NodePorts {
+		if hasFamily(s.ClusterIPs, a) {
+			n++
 		}
 	}
+	return n
 }
 
 // excess is by how much a Service goes beyond what is free for it, at most.
 func (t *Table) excess(e *entry) int {
 	s := e.service
-	if s == nil || s.Ignored != "" {
-		return 0
-	}
 	ports, nodePorts := len(s.Ports), 0
 	for i := range s.Ports {
 		if s.Ports[i].NodePort != 0 {
@@ -98,16 +126,15 @@ func (t *Table) excess(e *entry) int {
 func (s *shares) decide() (changed []Name) {
 	wanted := map[string]int{}
 	for name, n := range s.needs {
-		wanted[name.Namespace] += n.entries
+		wanted[name.Namespace] += n.amount
 	}
 	names := slices.SortedFunc(maps.Keys(s.needs), func(a, b Name) int {
-		return cmp.Or(cmp.Compare(s.needs[a].created, s.needs[b].created),
-			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(s.needs[a].created, s.needs[b].created), compareNames(a, b))
 	})
-	share, used, left := fairShare(wanted, sharedEntries), map[string]int{}, sharedEntries
+	share, used, left := fairShare(wanted, s.total), map[string]int{}, s.total
 	served := map[Name]bool{}
 	for _, name := range names {
-		if n := s.needs[name].entries; used[name.Namespace]+n <= share {
+		if n := s.needs[name].amount; used[name.Namespace]+n <= share {
 			used[name.Namespace] += n
 			left -= n
 			served[name] = true
@@ -115,8 +142,8 @@ func (s *shares) decide() (changed []Name) {
 	}
 	for _, name := range names {
 		n := s.needs[name]
-		if !served[name] && n.entries <= left {
-			left -= n.entries
+		if !served[name] && n.amount <= left {
+			left -= n.amount
 			served[name] = true
 		}
 		if served[name] != n.served {
@@ -128,17 +155,16 @@ func (s *shares) decide() (changed []Name) {
 	return changed
 }
 
+func compareNames(a, b Name) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
 // fairShare is the most that one of them may have, so that those who want less have what they want, and those who want
 // more have the same.
 func fairShare(wanted map[string]int, total int) int {
-	amounts := make([]int, 0, len(wanted))
-	for _, n := range wanted {
-		amounts = append(amounts, n)
-	}
-	slices.Sort(amounts)
 	left := total
-	for i, n := range amounts {
-		if each := left / (len(amounts) - i); n > each {
+	for i, n := range slices.Sorted(maps.Values(wanted)) {
+		if each := left / (len(wanted) - i); n > each {
 			return each
 		}
 		left -= n
@@ -146,28 +172,18 @@ func fairShare(wanted map[string]int, total int) int {
 	return total
 }
 
-// refused says why a Service is not served; nil: it is.
-func (s *shares) refused(name Name) *Problem {
-	n, ok := s.needs[name]
-	if !ok || n.served {
-		return nil
+// refusal says why a Service is not served; empty: it is.
+func (t *Table) refusal(name Name) string {
+	if !t.entryShares.refuses(name) {
+		return ""
 	}
-	return &Problem{"Service " + name.String(), "spec", fmt.Sprintf(
-		"its ports × (addresses + source ranges + endpoints) need %d entries beyond those that are free, which the share of "+
-			"namespace %s in the node's %d does not have; the Service is not served: give it fewer ports or addresses, or "+
-			"make several Services of it", n.entries, name.Namespace, sharedEntries)}
+	return fmt.Sprintf("its ports × (addresses + source ranges + endpoints) need %d entries beyond those that are free, which "+
+		"the share of namespace %s in the node's %d does not have; the Service is not served: give it fewer ports or "+
+		"addresses, or make several Services of it", t.entryShares.needs[name].amount, name.Namespace, sharedEntries)
 }
 
 // Refused are the Services that are not served because their namespace's share is used up, sorted.
 func (t *Table) Refused() []Name {
-	var all []Name
-	for name, n := range t.shares.needs {
-		if !n.served {
-			all = append(all, name)
-		}
-	}
-	slices.SortFunc(all, func(a, b Name) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	return all
+	names := slices.SortedFunc(maps.Keys(t.entryShares.needs), compareNames)
+	return slices.DeleteFunc(names, func(name Name) bool { return !t.entryShares.refuses(name) })
 }

@@ -59,6 +59,35 @@ func TestTable_shares(t *testing.T) {
 	step("one that nothing can have", wide("other", "e", 1, 5000, 5000), "[greedy/b other/e]", "Service other/e: spec: its ports × ")
 }
 
+// Listeners for health checks are shared, too. A Service that gets none is served all the same.
+func TestTable_listeners(t *testing.T) {
+	options := defaultOptions()
+	table := newTable(t, options)
+	b := service.Batch{Node: testNode(), Addrs: []netip.Addr{addr("192.0.2.1")}}
+	const evil = 2700
+	for i := range evil + 3 {
+		s := claimant(i)
+		s.ExternalIPs, s.Name.Namespace = nil, "evil"
+		if i >= evil {
+			s.Name.Namespace = "victim"
+		}
+		s.HealthCheckNodePort, s.ExternalLocal, s.Created = uint16(31000+i), true, int64(i)
+		b.Services.Set(s.Name, s)
+	}
+	state, _, problems := table.Update(b)
+	if len(state.Health) != 2048 || len(state.Frontends) != evil+3 {
+		t.Errorf("there are %d health checks, %d frontends", len(state.Health), len(state.Frontends))
+	}
+	for _, p := range problems {
+		if !strings.Contains(p.Error(), "Service evil/") || !strings.Contains(p.Error(), "listeners for health checks is used up") {
+			t.Errorf("%v", p)
+		}
+	}
+	if len(problems) != evil+3-2048 {
+		t.Errorf("%d are told", len(problems))
+	}
+}
+
 // Who is served does not depend on the order in which the Services came.
 func TestTable_sharesInAnyOrder(t *testing.T) {
 	seed := sample.Seed(t)

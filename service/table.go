@@ -29,7 +29,8 @@ type Table struct {
 	withheld map[netip.Addr]int   // ClusterIPs that have no guard: how many Services have each
 	networks map[netip.Prefix]int // how many endpoints are in each /24 and /120
 
-	shares shares
+	entryShares, listenerShares shares
+
 	ceased []string // objects of which a problem ceased with the last Update
 
 	state     *model.State
@@ -74,21 +75,22 @@ func NewTable(o Options) (*Table, error) {
 	}
 	s := model.NewState()
 	t := &Table{
-		options:    o,
-		configured: true,
-		entries:    map[Name]*entry{},
-		slices:     map[Name]*Slice{},
-		contests:   map[claim]*contest{},
-		told:       map[Name][]Problem{},
-		shared:     map[netip.Addr]int{},
-		withheld:   map[netip.Addr]int{},
-		shares:     newShares(),
-		networks:   map[netip.Prefix]int{},
-		state:      s,
-		frontends:  newLedger(&s.Frontends, model.Frontend.Equal),
-		pools:      newLedger(&s.Pools, model.Pool.Equal),
-		guards:     newLedger(&s.Guards, equal[model.Verdict]),
-		health:     newLedger(&s.Health, equal[model.Health]),
+		options:        o,
+		configured:     true,
+		entries:        map[Name]*entry{},
+		slices:         map[Name]*Slice{},
+		contests:       map[claim]*contest{},
+		told:           map[Name][]Problem{},
+		shared:         map[netip.Addr]int{},
+		withheld:       map[netip.Addr]int{},
+		entryShares:    newShares(sharedEntries),
+		listenerShares: newShares(sharedListeners),
+		networks:       map[netip.Prefix]int{},
+		state:          s,
+		frontends:      newLedger(&s.Frontends, model.Frontend.Equal),
+		pools:          newLedger(&s.Pools, model.Pool.Equal),
+		guards:         newLedger(&s.Guards, equal[model.Verdict]),
+		health:         newLedger(&s.Health, equal[model.Health]),
 	}
 	t.view = t.look()
 	s.Pods = t.view.Pods
@@ -525,10 +527,11 @@ func (t *Table) Remaining(name Name) []Problem {
 func (t *Table) rows(e *entry, c *compiler) *Rows {
 	c.begin(&t.view, e.service, current(e.slices))
 	if s := e.service; s != nil {
-		if refused := t.shares.refused(s.Name); refused != nil {
-			c.rows.Problems = append(c.rows.Problems, *refused)
+		if why := t.refusal(s.Name); why != "" {
+			c.problem("Service "+s.Name.String(), "spec", why)
 			return &c.rows
 		}
+		c.unheard = t.listenerShares.refuses(s.Name)
 	}
 	c.compile()
 	return &c.rows
