@@ -17,7 +17,7 @@ import (
 const (
 	frontendEntries = 4  // a row, which a plane keeps with its key
 	freeEntries     = 16 // for each port, address, source range and endpoint that the objects name
-	sharedEntries   = 1 << 16
+	sharedEntries   = 1 << 15
 	freeAddresses   = 16 // of the node, for each NodePort: their number is not the Service's choice
 
 	sharedListeners = 1 << 11

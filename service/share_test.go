@@ -50,10 +50,10 @@ func TestTable_shares(t *testing.T) {
 		return service.Batch{Services: service.One[service.Service](service.Name{Namespace: namespace, Name: name}, nil)}
 	}
 	step("an ordinary one", wide("victim", "web", 1, 2, 1000), "[]", "")
-	step("many ports, many endpoints", wide("greedy", "a", 2, 250, 250), "[]", "")
-	step("more than there is", wide("greedy", "b", 3, 250, 250), "[greedy/b]", "Service greedy/b: spec: its ports × ")
-	step("an older one comes before", wide("greedy", "c", 1, 250, 250), "[greedy/a greedy/b]", "Service greedy/a: spec: its ports × ")
-	step("another namespace", wide("other", "d", 9, 200, 200), "[greedy/a greedy/b greedy/c]", "Service greedy/c: spec: its ports × ")
+	step("many ports, many endpoints", wide("greedy", "a", 2, 180, 180), "[]", "")
+	step("more than there is", wide("greedy", "b", 3, 180, 180), "[greedy/b]", "Service greedy/b: spec: its ports × ")
+	step("an older one comes before", wide("greedy", "c", 1, 180, 180), "[greedy/a greedy/b]", "Service greedy/a: spec: its ports × ")
+	step("another namespace", wide("other", "d", 9, 130, 130), "[greedy/a greedy/b greedy/c]", "Service greedy/c: spec: its ports × ")
 	step("it is gone", gone("other", "d"), "[greedy/a greedy/b]", "")
 	step("the older one is gone", gone("greedy", "c"), "[greedy/b]", "")
 	step("one that nothing can have", wide("other", "e", 1, 5000, 5000), "[greedy/b other/e]", "Service other/e: spec: its ports × ")

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -256,9 +257,7 @@ func (n *nft) write(changes []*change) error {
 		t.in(c.table)
 		t.prepare(c)
 	}
-	for _, part := range n.chainRules(changes) {
-		t.append(part)
-	}
+	n.chainRules(t, changes)
 	for _, c := range changes {
 		t.in(c.table)
 		t.finishChange(c, n.sets)
@@ -266,33 +265,47 @@ func (n *nft) write(changes []*change) error {
 	return n.commit(t)
 }
 
-// chainRules are transactions that make the chains of changes, side by side where they are many.
-func (n *nft) chainRules(changes []*change) []*transaction {
-	parts := make([]*transaction, len(changes))
+// chainRules makes the chains of changes, side by side where they are many. The largest one writes where all belong: they
+// can be many megabytes, which need not be copied.
+func (n *nft) chainRules(t *transaction, changes []*change) {
+	if len(changes) == 0 {
+		return
+	}
+	largest := slices.MaxFunc(changes, func(a, b *change) int { return cmp.Compare(a.rules(), b.rules()) })
+	others := make([]transaction, len(changes))
 	var all errgroup.Group
 	for i, c := range changes {
-		all.Go(func() error {
-			t := &transaction{}
-			t.in(c.table)
-			t.reserve(c)
-			for _, name := range c.chains() {
-				t.chainRules(name, c.set[name], n.sets)
-			}
-			parts[i] = t
-			return nil
-		})
+		if c != largest {
+			all.Go(func() error { others[i].makeChains(c, n.sets); return nil })
+		}
 	}
+	t.makeChains(largest, n.sets)
 	_ = all.Wait() // there is no error
-	return parts
+	for i := range others {
+		t.append(&others[i])
+	}
+}
+
+func (t *transaction) makeChains(c *change, sets setIndexes) {
+	t.in(c.table)
+	t.reserve(c)
+	for _, name := range c.chains() {
+		t.chainRules(name, c.set[name], sets)
+	}
+}
+
+// rules is how many rules the chains of a change have.
+func (c *change) rules() (n int) {
+	for _, of := range c.set {
+		n += len(of)
+	}
+	return n
 }
 
 // reserve makes room for the rules of a change: to make it little by little leaves several times as much as garbage.
 func (t *transaction) reserve(c *change) {
 	const ruleSize, flushSize = 400, 80 // about
-	rules := 0
-	for _, of := range c.set {
-		rules += len(of)
-	}
+	rules := c.rules()
 	t.B = slices.Grow(t.B, rules*ruleSize+len(c.set)*flushSize)
 	t.steps, t.units = slices.Grow(t.steps, rules+len(c.set)), slices.Grow(t.units, len(c.set))
 }

@@ -70,8 +70,8 @@ func (c *chooser) translate(b model.Backend) rule {
 
 // split is a chain's rules for some of the backends: to each of few, or to chains for a part of many.
 func (c *chooser) split(backends []model.Backend, path string) []rule {
-	var rules []rule
 	left := total(backends)
+	rules := make([]rule, 0, min(len(backends), max(maxRow, fanOut)))
 	if len(backends) <= maxRow {
 		for i, b := range backends {
 			r := c.translate(b)
