@@ -87,6 +87,7 @@ type setUse struct {
 	pool    model.PoolID
 	backend netip.AddrPort
 	members []string
+	most    uint32 // clients that are remembered
 }
 
 func (u setUse) group() bool { return u.members != nil }
@@ -100,14 +101,15 @@ func (u setUse) String() string {
 
 // addSets adds the ipsets of a pool to those that are needed.
 func (c *chooser) addSets(needed map[string]setUse, pool model.PoolID, backends []model.Backend) {
+	most := max(maxClients/max(len(backends), 1), leastClients)
 	for _, b := range backends {
 		set := c.setName(b)
-		needed[set] = setUse{expire: c.affinity, pool: pool, backend: b.AddrPort()}
+		needed[set] = setUse{expire: c.affinity, pool: pool, backend: b.AddrPort(), most: uint32(most)}
 		path := c.path(b)
 		for i := range path {
 			name := c.groupSet(path[:i+1], b.Addr.Is6())
 			g := needed[name]
-			needed[name] = setUse{expire: c.affinity, pool: pool, members: append(g.members, set)}
+			needed[name] = setUse{expire: c.affinity, pool: pool, members: append(g.members, set), most: g.most + uint32(most)}
 		}
 	}
 }

@@ -22,10 +22,11 @@ type setIndexes map[string]uint16
 
 const (
 	setPrefix = "KUBE-CLIENTS-"
-	// maxClients bounds the clients that are remembered for a backend, and so the kernel's memory.
+	// maxClients bounds the clients that are remembered for the backends of a pool together, and so the kernel's memory. No
+	// pool has room in the sets of another one.
 	maxClients = 1 << 18
-	// maxGroupClients is the same for a group of backends.
-	maxGroupClients = 1 << 22
+	// leastClients is for how many each backend has room in any case.
+	leastClients = 1 << 10
 )
 
 // ipsets are those of the plane's network namespace. They remember the clients of backends: exactly, and as
@@ -99,12 +100,9 @@ func (s *ipsets) without(rules []rule) []rule {
 
 func (s *ipsets) create(v6 bool, name string, use setUse) error {
 	timeout := target{expire: use.expire}.seconds()
-	o := netlink.IpsetCreateOptions{Timeout: &timeout, MaxElements: maxClients, Replace: true, Family: unix.AF_INET}
+	o := netlink.IpsetCreateOptions{Timeout: &timeout, MaxElements: use.most, Replace: true, Family: unix.AF_INET}
 	if v6 {
 		o.Family = unix.AF_INET6
-	}
-	if use.group() {
-		o.MaxElements = maxGroupClients
 	}
 	err := s.handle.IpsetCreate(name, "hash:ip", o)
 	if err != nil {

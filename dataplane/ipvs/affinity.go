@@ -45,41 +45,36 @@ func (p *Plane) forget(k *kernel, needed bool) (err error) {
 }
 
 func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
-	present := map[string]bool{}
-	err := t.List(p.conn, clients, func() { clear(present) }, func(e nf.Element) {
-		present[string(e.Key)] = true
-	})
-	if err != nil {
-		return err
-	}
-	var stale []string
-	err = t.List(p.conn, affinity, func() { stale = nil }, func(e nf.Element) {
-		_, number, ok := decodeClient(e.Key)
-		backend, ok2 := nf.DecodeBackend(e.Data)
-		if use := pools[number]; !ok || !ok2 || use == nil || !serves(use.row, backend) {
-			stale = append(stale, string(e.Key))
+	for number := range t.memories {
+		known := map[string]bool{}
+		err := t.ListOf(p.conn, t.clientsOf(number), func() { clear(known) }, func(e nf.Element) {
+			known[string(e.Key)] = true
+		})
+		if err != nil {
+			return err
 		}
-	})
-	for _, key := range stale {
-		if present[key] {
-			t.element(unix.NFT_MSG_DELSETELEM, entry{clients, key, ""})
+		var stale []string
+		err = t.ListOf(p.conn, t.affinityOf(number), func() { stale = nil }, func(e nf.Element) {
+			backend, ok := nf.DecodeBackend(e.Data)
+			if use := pools[number]; !ok || use == nil || !serves(use.row, backend) {
+				stale = append(stale, string(e.Key))
+			}
+		})
+		if err != nil {
+			return err
 		}
-		t.element(unix.NFT_MSG_DELSETELEM, entry{affinity, key, ""})
+		for _, key := range stale {
+			if known[key] {
+				t.ElementOf(unix.NFT_MSG_DELSETELEM, t.clientsOf(number), []byte(key), nil)
+			}
+			t.ElementOf(unix.NFT_MSG_DELSETELEM, t.affinityOf(number), []byte(key), nil)
+		}
 	}
-	return err
+	return nil
 }
 
 func serves(p model.Pool, backend netip.AddrPort) bool {
 	return slices.ContainsFunc(p.Backends, func(b model.Backend) bool { return b.AddrPort() == backend && b.Weight > 0 })
-}
-
-func decodeClient(key []byte) (client netip.Addr, pool uint32, ok bool) {
-	if len(key) < 4 {
-		return client, 0, false
-	}
-	n := len(key) - 4
-	client, ok = netip.AddrFromSlice(key[:n])
-	return client, nf.Number(key[n:]), ok
 }
 
 // Remembered implements dataplane.Affine.
@@ -89,17 +84,19 @@ func (p *Plane) Remembered(
 	if p.held == nil || p.held.pools[id] == nil || client.Is6() != id.V6 {
 		return backend, false, nil
 	}
-	t, want := p.held.tables[index(id.V6)], p.held.pools[id].number
-	known := false
-	err = t.List(p.conn, clients, func() { known = false }, func(e nf.Element) {
-		c, n, whole := decodeClient(e.Key)
-		known = known || whole && c == client && n == want
+	t, number := p.held.tables[index(id.V6)], p.held.pools[id].number
+	if !t.memories[number] {
+		return backend, false, nil
+	}
+	known, want := false, string(client.AsSlice())
+	err = t.ListOf(p.conn, t.clientsOf(number), func() { known = false }, func(e nf.Element) {
+		known = known || string(e.Key) == want
 	})
 	if err != nil || !known {
 		return backend, false, err
 	}
-	err = t.List(p.conn, affinity, func() { ok = false }, func(e nf.Element) {
-		if c, n, whole := decodeClient(e.Key); whole && c == client && n == want {
+	err = t.ListOf(p.conn, t.affinityOf(number), func() { ok = false }, func(e nf.Element) {
+		if string(e.Key) == want {
 			backend, ok = nf.DecodeBackend(e.Data)
 		}
 	})

@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"slices"
-	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -158,12 +157,12 @@ func hide() []any {
 }
 
 // learn finds the token of the destination that the connection's first packet had, and goes to the chain
-// that remembers for as long as the class says.
+// of the pool that remembers.
 func (t *table) learn(m int) []nf.Rule {
 	return []nf.Rule{
 		nf.NewRule("token",
 			append(originalKey(t.Family), nf.Find(t.Sets[m].Name, 0), nf.StoreMeta(expr.MetaKeyPRIORITY, 0))...),
-		nf.NewRule("", nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, ^uint32(nf.PoolMask), 0), nf.Follow("learners")),
+		nf.NewRule("", nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, nf.PoolMask, 0), nf.Follow("learners")),
 		nf.NewRule("", nf.ResetPriority(0)...),
 	}
 }
@@ -181,8 +180,9 @@ func (t *table) classChain(c class) nf.Chain {
 		from = t.Sets[sources+int(c.scope)].Name
 	}
 	rules := t.Admission(c.verdict, c.snat, from)
-	if c.verdict == model.Forward && c.affinity > 0 {
-		rules = append(rules, t.recall(c)...)
+	if c.verdict == model.Forward && c.affinity {
+		rules = append(rules, nf.NewRule("",
+			nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, nf.PoolMask, 0), nf.Follow("recallers")))
 	}
 	switch {
 	case c.verdict != model.Forward:
@@ -193,55 +193,4 @@ func (t *table) classChain(c class) nf.Chain {
 		rules = append(rules, nf.NewRule("to the address's virtual server", nf.ResetPriority(0)...))
 	}
 	return nf.Chain{Name: c.chain(), Rules: rules}
-}
-
-// client loads the key of the memory of affinity: the client, and the number of the pool in the token.
-func (t *table) client() (exprs []any, next uint32) {
-	f, n := t.Family, t.Family.Address.Words()
-	return []any{f.Load(f.Source, 0), nf.LoadMeta(expr.MetaKeyPRIORITY, n), nf.Bits(n, nf.PoolMask, 0)}, n + 1
-}
-
-// spare is how much longer than a client is remembered its backend is kept, so that one who is remembered
-// has one.
-const spare = time.Minute
-
-// remember makes the client's time begin anew, in both memories. An update keeps the data of what it finds
-// (nft_rhash_update in the kernel's net/netfilter/nft_set_hash.c).
-func (t *table) remember(c class) []any {
-	exprs, next := t.client()
-	exprs = append(exprs, t.Family.Load(t.Family.Destination, next), nf.LoadPort(next+t.Family.Address.Words()))
-	return append(exprs,
-		&expr.Dynset{
-			SrcRegKey: nf.Word(0), SrcRegData: nf.Word(next), SetName: "affinity",
-			Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: c.affinity + spare,
-		},
-		&expr.Dynset{
-			SrcRegKey: nf.Word(0), SetName: "clients", Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: c.affinity,
-		})
-}
-
-// recall sends the client to the backend that is remembered for it, if one is, past IPVS. Whether one is
-// tells a set of its own, because nft cannot print a rule that writes back what a map says.
-func (t *table) recall(c class) []nf.Rule {
-	n := t.Family.Address.Words()
-	known, next := t.client()
-	known = append(known, nf.In("clients"))
-	scratch := next + n + 1
-	backend, _ := t.client()
-	backend = append(slices.Concat(known, backend), nf.Find("affinity", next))
-	backend = append(backend, nf.ResetPriority(scratch)...)
-	return []nf.Rule{
-		nf.NewRule("remembered", slices.Concat(known, t.remember(c))...),
-		nf.NewRule("recall", append(backend, t.Family.TranslateTo(next))...),
-	}
-}
-
-// learnerChain remembers the backend that IPVS chose, in place of an earlier one.
-func (t *table) learnerChain(c class) nf.Chain {
-	former, next := t.client()
-	former = append(former, t.Family.Load(t.Family.Destination, next), nf.LoadPort(next+t.Family.Address.Words()),
-		&expr.Dynset{SrcRegKey: nf.Word(0), SrcRegData: nf.Word(next), SetName: "affinity", Operation: nf.DynsetDelete})
-	return nf.Chain{Name: c.learner(), Rules: []nf.Rule{
-		nf.NewRule("", former...), nf.NewRule("", t.remember(c)...), nf.NewRule("", nf.ResetPriority(0)...),
-	}}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -47,7 +48,7 @@ func (p *Plane) tell(s *model.State, yield func(dataplane.Memory, error) bool) (
 	}
 	wanted := true
 	for _, t := range k.tables {
-		err := p.eachMemory(t, k.sticky(), func(_ []byte, m dataplane.Memory) { wanted = wanted && yield(m, nil) })
+		err := p.eachMemory(t, k.sticky(), func(m dataplane.Memory) { wanted = wanted && yield(m, nil) })
 		if err != nil || !wanted {
 			return err
 		}
@@ -81,29 +82,37 @@ func (r *rows) sticky() map[uint32]model.PoolID {
 	return pools
 }
 
-// eachMemory calls f with what a table holds of clients of pools, and its key, which is valid during the call. Of a
-// client whose time is over the backend may still be there.
-func (p *Plane) eachMemory(t *table, pools map[uint32]model.PoolID, f func(key []byte, m dataplane.Memory)) error {
+// eachMemory calls f with what a table holds of clients of pools. Of a client whose time is over the backend may still be
+// there.
+func (p *Plane) eachMemory(t *table, pools map[uint32]model.PoolID, f func(m dataplane.Memory)) error {
 	if !t.Exists {
 		return nil
 	}
 	if err := p.fault("nftables list"); err != nil {
 		return err
 	}
-	until, now := map[string]time.Time{}, time.Now()
-	err := t.List(p.conn, clients, func() { clear(until) }, func(e nf.Element) {
-		until[string(e.Key)] = now.Add(e.Left)
-	})
-	if err != nil {
-		return err
-	}
-	return t.List(p.conn, affinity, func() {}, func(e nf.Element) {
-		client, number, ok := decodeClient(e.Key)
-		backend, ok2 := nf.DecodeBackend(e.Data)
-		if id, known := pools[number]; ok && ok2 && known && id.V6 == t.Family.V6() {
-			f(e.Key, dataplane.Memory{Pool: id, Client: client, Backend: backend, Until: until[string(e.Key)]})
+	for number, id := range pools {
+		if id.V6 != t.Family.V6() || !t.remembers(number) {
+			continue
 		}
-	})
+		until, now := map[string]time.Time{}, time.Now()
+		err := t.ListOf(p.conn, t.clientsOf(number), func() { clear(until) }, func(e nf.Element) {
+			until[string(e.Key)] = now.Add(e.Left)
+		})
+		if err != nil {
+			return err
+		}
+		err = t.ListOf(p.conn, t.affinityOf(number), func() {}, func(e nf.Element) {
+			client, ok := netip.AddrFromSlice(e.Key)
+			if backend, ok2 := nf.DecodeBackend(e.Data); ok && ok2 {
+				f(dataplane.Memory{Pool: id, Client: client, Backend: backend, Until: until[string(e.Key)]})
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Remember implements dataplane.Affine.
@@ -161,10 +170,14 @@ func (p *Plane) takeIn(t taking) (int, error) {
 }
 
 func (p *Plane) takeInOnce(t taking) (n int, err error) {
-	superseded := map[string]dataplane.Memory{}
-	err = p.eachMemory(t.table, t.pools, func(key []byte, own dataplane.Memory) {
+	type client struct {
+		model.PoolID
+		netip.Addr
+	}
+	superseded := map[client]dataplane.Memory{}
+	err = p.eachMemory(t.table, t.pools, func(own dataplane.Memory) {
 		if t.others.Supersedes(own) {
-			superseded[string(key)] = own
+			superseded[client{own.Pool, own.Client}] = own
 		}
 	})
 	if err != nil {
@@ -175,11 +188,10 @@ func (p *Plane) takeInOnce(t taking) (n int, err error) {
 		if !ok || !t.Family.Mine(one.Client) {
 			continue
 		}
-		key := append(one.Client.AsSlice(), nf.Native(number)...)
-		if own, ok := superseded[string(key)]; ok {
-			t.forgetClient(key, !own.Until.IsZero())
+		if own, ok := superseded[client{one.Pool, one.Client}]; ok {
+			t.forgetClient(number, one.Client, !own.Until.IsZero())
 		}
-		t.rememberClient(key, one, t.others.Lasts(one.Pool))
+		t.rememberClient(number, one, t.others.Lasts(one.Pool))
 		if n++; n%takeInPart == 0 {
 			err = errors.Join(err, p.commit(t.Tx))
 		}
@@ -188,19 +200,20 @@ func (p *Plane) takeInOnce(t taking) (n int, err error) {
 }
 
 // forgetClient deletes a client, and all that is remembered of it, in the transaction of the steps that follow.
-func (t *table) forgetClient(key []byte, known bool) {
+func (t *table) forgetClient(number uint32, client netip.Addr, known bool) {
+	key := client.AsSlice()
 	if known {
-		t.Element(unix.NFT_MSG_DELSETELEM, clients, key, nil)
+		t.ElementOf(unix.NFT_MSG_DELSETELEM, t.clientsOf(number), key, nil)
 		t.Tx.Join()
 	}
-	t.Element(unix.NFT_MSG_DELSETELEM, affinity, key, nil)
+	t.ElementOf(unix.NFT_MSG_DELSETELEM, t.affinityOf(number), key, nil)
 	t.Tx.Join()
 }
 
 // rememberClient adds a client with its backend.
-func (t *table) rememberClient(key []byte, m dataplane.Memory, lasts time.Duration) {
-	left := time.Until(m.Until)
-	t.Timed(affinity, key, nf.EncodeBackend(m.Backend), nf.Life{Lasts: lasts + spare, Left: left + spare})
+func (t *table) rememberClient(number uint32, m dataplane.Memory, lasts time.Duration) {
+	key, left := m.Client.AsSlice(), time.Until(m.Until)
+	t.Timed(t.affinityOf(number), key, nf.EncodeBackend(m.Backend), nf.Life{Lasts: lasts + spare, Left: left + spare})
 	t.Tx.Join()
-	t.Timed(clients, key, nil, nf.Life{Lasts: lasts, Left: left})
+	t.Timed(t.clientsOf(number), key, nil, nf.Life{Lasts: lasts, Left: left})
 }

@@ -24,6 +24,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -120,12 +121,15 @@ func (p *Plane) probe() error {
 			return err
 		}
 		for _, c := range []class{
-			{verdict: model.Forward, snat: model.OffCluster, affinity: 1e9, limited: true, scope: model.Internal},
+			{verdict: model.Forward, snat: model.OffCluster, affinity: true, limited: true, scope: model.Internal},
 			{verdict: model.Reject, limited: true},
 		} {
 			if _, err := t.use(c); err != nil {
 				return err
 			}
+		}
+		if err := t.setMemory(1, time.Second); err != nil {
+			return err
 		}
 	}
 	err := k.tx.Check(p.conn)
@@ -255,7 +259,7 @@ func (k *kernel) planTables(s *model.State, w *changes) error {
 		}
 	}
 	for id := range w.pools {
-		k.tables[index(id.V6)].setPool(id, k.pools[id])
+		errs = append(errs, k.tables[index(id.V6)].setPool(id, k.pools[id]))
 	}
 	for key := range w.frontends {
 		f, ok := k.frontends[key]
@@ -266,7 +270,7 @@ func (k *kernel) planTables(s *model.State, w *changes) error {
 			errs = append(errs, t.structure())
 		}
 		if !w.whole { // otherwise what read found goes first
-			t.sweepClasses()
+			t.sweepChains(k.rows)
 		}
 	}
 	return errors.Join(errs...)
@@ -378,6 +382,9 @@ func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
 			return nil, err
 		}
 	}
+	for number, id := range k.sticky() { // for what is inherited
+		k.tables[index(id.V6)].addMemory(number)
+	}
 	for key := range k.servers.held {
 		w.servers[key] = struct{}{}
 		if key.mark == 0 {
@@ -407,7 +414,7 @@ func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
 			delete(t.takenIDs, id)
 		}
 		clear(t.foundIDs)
-		t.sweepClasses()
+		t.sweepChains(k.rows)
 	}
 	todo.table.Append(k.tx)
 	return todo, nil

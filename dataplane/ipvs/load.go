@@ -17,7 +17,7 @@ func (p *Plane) load(t *table) error {
 		return err
 	}
 	for i, s := range t.Sets {
-		if i == affinity || i == clients || !t.FoundSets[s.Name] {
+		if !t.FoundSets[s.Name] {
 			continue
 		}
 		if err := t.loadSet(p.conn, i); err != nil {

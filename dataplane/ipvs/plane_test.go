@@ -215,7 +215,7 @@ func (n *namespace) canBeListed() {
 	n.equal(blocks(n.servers()), exampleServers)
 	rules := n.run("nft", "list", "ruleset")
 	for _, want := range []string{
-		"10.96.0.10 . tcp . 80", "map @affinity", "chain remember-10800s", "chain forward-internal-snat-always-affinity-10800s",
+		"10.96.0.10 . tcp . 80", "map @affinity-", "chain remember-", "chain recall-", "chain forward-internal-snat-always-affinity {",
 	} {
 		if !strings.Contains(rules, want) {
 			n.Errorf("no %q in\n%s", want, rules)

@@ -229,10 +229,10 @@ func (t *table) hollow() {
 		return
 	}
 	t.Flush("")
-	for i, s := range t.Sets {
-		if i != virtualServers && t.FoundSets[s.Name] {
+	for name := range t.FoundSets {
+		if name != t.Sets[virtualServers].Name {
 			t.Tx.Join()
-			t.DeleteSet(s.Name)
+			t.DeleteSet(name)
 		}
 	}
 	for name := range t.Chains {

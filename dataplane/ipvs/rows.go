@@ -280,8 +280,8 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, ok bool, use *poolU
 	var n uint32
 	switch {
 	case forwards(key, f):
-		c.snat, c.affinity = f.SNAT, use.row.Affinity
-		if n = use.number; c.affinity == 0 && key.Scope == model.Any {
+		c.snat, c.affinity = f.SNAT, use.row.Affinity > 0
+		if n = use.number; !c.affinity && key.Scope == model.Any {
 			n = 0
 		}
 	case f.Verdict == model.Forward:
@@ -297,15 +297,15 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, ok bool, use *poolU
 	for _, source := range nf.EncodeSources(key, f.Allow) {
 		entries = append(entries, entry{sources + int(key.Scope), source, ""})
 	}
-	if c.affinity > 0 {
+	if c.affinity {
 		entries = append(entries, entry{sticky, k, ""})
 	}
 	t.set(key, entries)
 	return nil
 }
 
-// setPool makes the table know the backends that may reach themselves; nil: none.
-func (t *table) setPool(id model.PoolID, use *poolUse) {
+// setPool makes the table know the backends that may reach themselves, and remember clients; nil: none.
+func (t *table) setPool(id model.PoolID, use *poolUse) error {
 	var entries []entry
 	if use != nil {
 		for _, b := range use.row.Backends {
@@ -315,6 +315,10 @@ func (t *table) setPool(id model.PoolID, use *poolUse) {
 		}
 	}
 	t.set(id, slices.Compact(entries)) // backends are sorted: those of one address are neighbours
+	if use == nil || use.row.Affinity == 0 {
+		return nil
+	}
+	return t.setMemory(use.number, use.row.Affinity)
 }
 
 // Keys of entries that belong to no single row.

@@ -1,9 +1,7 @@
 package ipvs
 
 import (
-	"fmt"
 	"strings"
-	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -35,9 +33,8 @@ const (
 	frontends = iota
 	internalFrontends
 	classes
+	recallers
 	learners
-	clients
-	affinity
 	sticky
 	sources
 	internalSources
@@ -52,10 +49,6 @@ const (
 	numSets
 )
 
-// maxAffinity bounds the clients whose backend is remembered, and so the kernel's memory (some
-// 120 bytes for each). Beyond it new clients are balanced without being remembered.
-const maxAffinity = 1 << 20
-
 func sets(f nf.Family) []*nf.Set {
 	const hash, interval = 0, unix.NFT_SET_INTERVAL
 	sourceKey := append(f.FrontendKey(), f.Address)
@@ -64,26 +57,19 @@ func sets(f nf.Family) []*nf.Set {
 		frontends:         {Name: "frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: token},
 		internalFrontends: {Name: "internal-frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: token},
 		classes:           {Name: "classes", Flags: unix.NFT_SET_MAP, Key: token},
+		recallers:         {Name: "recallers", Flags: unix.NFT_SET_MAP, Key: token, Jump: true},
 		learners:          {Name: "learners", Flags: unix.NFT_SET_MAP, Key: token},
-		clients: {
-			Name: "clients", Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
-			Key: []nf.Field{f.Address, nf.Priority}, Maximum: maxAffinity,
-		},
-		affinity: {
-			Name: "affinity", Flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
-			Key: []nf.Field{f.Address, nf.Priority}, Data: []nf.Field{f.Address, nf.Port}, Maximum: maxAffinity,
-		},
-		sticky:          {Name: "sticky", Flags: hash, Key: f.FrontendKey()},
-		sources:         {Name: "sources", Flags: interval, Key: sourceKey},
-		internalSources: {Name: "internal-sources", Flags: interval, Key: sourceKey},
-		hairpin:         {Name: "hairpin", Flags: hash, Key: []nf.Field{f.Address, f.Address}},
-		pods:            {Name: "pods", Flags: interval, Key: address},
-		rejectAddresses: {Name: "reject-addresses", Flags: hash, Key: address},
-		dropAddresses:   {Name: "drop-addresses", Flags: hash, Key: address},
-		rejectRanges:    {Name: "reject-ranges", Flags: interval, Key: address},
-		dropRanges:      {Name: "drop-ranges", Flags: interval, Key: address},
-		localAddresses:  {Name: "local-addresses", Flags: hash, Key: address},
-		virtualServers:  {Name: "virtual-servers", Flags: hash, Key: f.FrontendKey()},
+		sticky:            {Name: "sticky", Flags: hash, Key: f.FrontendKey()},
+		sources:           {Name: "sources", Flags: interval, Key: sourceKey},
+		internalSources:   {Name: "internal-sources", Flags: interval, Key: sourceKey},
+		hairpin:           {Name: "hairpin", Flags: hash, Key: []nf.Field{f.Address, f.Address}},
+		pods:              {Name: "pods", Flags: interval, Key: address},
+		rejectAddresses:   {Name: "reject-addresses", Flags: hash, Key: address},
+		dropAddresses:     {Name: "drop-addresses", Flags: hash, Key: address},
+		rejectRanges:      {Name: "reject-ranges", Flags: interval, Key: address},
+		dropRanges:        {Name: "drop-ranges", Flags: interval, Key: address},
+		localAddresses:    {Name: "local-addresses", Flags: hash, Key: address},
+		virtualServers:    {Name: "virtual-servers", Flags: hash, Key: f.FrontendKey()},
 	}
 }
 
@@ -97,11 +83,12 @@ const (
 	masqueradeFlag = 2 * (nf.PoolMask + 1)
 )
 
-// A class is a way of treating packets that many frontends share; each has one chain.
+// A class is a way of treating packets that many frontends share; each has one chain. There are 32 of them at most: for how
+// long clients are remembered is said by chains of the pool.
 type class struct {
 	verdict  model.Verdict
 	snat     model.SNAT
-	affinity time.Duration
+	affinity bool
 	limited  bool        // to the sources in the sources set …
 	scope    model.Scope // … of this scope, whose virtual server a forwarded packet goes to
 }
@@ -112,17 +99,14 @@ func (c class) chain() string {
 	if c.verdict == model.Forward {
 		words = append(words, "snat", c.snat.String())
 	}
-	if c.affinity > 0 {
-		words = append(words, "affinity", fmt.Sprintf("%ds", int(c.affinity.Seconds())))
+	if c.affinity {
+		words = append(words, "affinity")
 	}
 	if c.limited {
 		words = append(words, "sources")
 	}
 	return strings.Join(words, "-")
 }
-
-// learner is the name of the chain that remembers what IPVS chose.
-func (c class) learner() string { return fmt.Sprintf("remember-%ds", int(c.affinity.Seconds())) }
 
 // hasMarkBits matches packets of which that word has the bits that tell our marks from those of others.
 func hasMarkBits(k expr.MetaKey) []any {

@@ -26,6 +26,7 @@ type table struct {
 	classOf  map[model.Key]class // of frontends
 	takenIDs map[uint32]bool     // of classes
 	foundIDs map[string]uint32   // of those, by name of chain, which nobody has claimed yet
+	memories map[uint32]bool     // numbers of pools that have one
 }
 
 // element is one in the kernel. Rows may share it.
@@ -47,8 +48,9 @@ func newTable(f nf.Family, mark uint32, tx *nf.Transaction) *table {
 			FoundSets: map[string]bool{}, Chains: map[string][]string{},
 		},
 		entries: map[any][]entry{}, classes: map[class]*classUse{}, classOf: map[model.Key]class{},
-		takenIDs: map[uint32]bool{}, foundIDs: map[string]uint32{},
+		takenIDs: map[uint32]bool{}, foundIDs: map[string]uint32{}, memories: map[uint32]bool{},
 	}
+	t.Own = t.ownSet
 	for i := range t.elements {
 		t.elements[i] = map[string]*element{}
 	}
@@ -188,11 +190,6 @@ func (t *table) use(c class) (id uint32, err error) {
 	if err := t.SetChain(t.classChain(c)); err != nil {
 		return 0, err
 	}
-	if c.affinity > 0 {
-		if err := t.SetChain(t.learnerChain(c)); err != nil {
-			return 0, err
-		}
-	}
 	if id = cmp.Or(t.foundIDs[name], t.freeID()); id > nf.MaxClass {
 		return 0, fmt.Errorf("more than %d different ways to treat connections", nf.MaxClass)
 	}
@@ -200,11 +197,7 @@ func (t *table) use(c class) (id uint32, err error) {
 	t.takenIDs[id] = true
 	t.classes[c] = &classUse{id, 1}
 	key := string(nf.Native(uint32(nf.NewToken(id, 0))))
-	entries := []entry{{classes, key, name}}
-	if c.affinity > 0 {
-		entries = append(entries, entry{learners, key, c.learner()})
-	}
-	t.set(c, entries)
+	t.set(c, []entry{{classes, key, name}})
 	return id, nil
 }
 
@@ -215,8 +208,8 @@ func (t *table) freeID() (id uint32) {
 	return id
 }
 
-// sweepClasses deletes what nobody uses any more: the elements that lead to chains first.
-func (t *table) sweepClasses() {
+// sweepChains deletes what nobody uses any more: the elements that lead to chains first.
+func (t *table) sweepChains(r *rows) {
 	for c, u := range t.classes {
 		if u.users == 0 {
 			t.set(c, nil)
@@ -224,10 +217,13 @@ func (t *table) sweepClasses() {
 			delete(t.takenIDs, u.id)
 		}
 	}
+	t.sweepMemories(r)
 	keep := map[string]bool{}
 	for c := range t.classes {
 		keep[c.chain()] = true
-		keep[c.learner()] = true
+	}
+	for number := range t.memories {
+		keep[ownName(recallPrefix, number)], keep[ownName(rememberPrefix, number)] = true, true
 	}
 	t.SweepChains(keep)
 }

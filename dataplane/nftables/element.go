@@ -21,8 +21,8 @@ func (t *table) describe(s *nf.Set, e nf.Element) string {
 	case "backends":
 		b, _ := nf.DecodeBackend(e.Data)
 		return fmt.Sprintf("%x %s", e.Key, b)
-	case "classes":
-		return fmt.Sprintf("%d %s", nf.Token(nf.Number(e.Key)).Class(), e.Chain)
+	case "classes", "choosers", "memories":
+		return fmt.Sprintf("%#x %s", nf.Number(e.Key), e.Chain)
 	}
 	return ""
 }
@@ -75,11 +75,11 @@ func (t *table) describeSlot(e nf.Element) string {
 }
 
 func (t *table) poolNames() map[uint32]model.PoolID {
-	if t.names == nil {
-		t.names = make(map[uint32]model.PoolID, len(t.pools))
+	if t.byName == nil {
+		t.byName = make(map[uint32]model.PoolID, len(t.pools))
 		for id, p := range t.pools {
-			t.names[p.number] = id
+			t.byName[p.number] = id
 		}
 	}
-	return t.names
+	return t.byName
 }

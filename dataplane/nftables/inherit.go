@@ -51,7 +51,7 @@ func (p *Plane) tell(s *model.State, yield func(dataplane.Memory, error) bool) (
 		if err := p.fault("nftables list"); err != nil {
 			return err
 		}
-		err := t.eachMemory(p, func(_ []byte, m dataplane.Memory) { wanted = wanted && yield(m, nil) })
+		err := t.eachMemory(p, func(m dataplane.Memory) { wanted = wanted && yield(m, nil) })
 		if err != nil || !wanted {
 			return err
 		}
@@ -80,23 +80,24 @@ func (p *Plane) recognise(s *model.State) ([]*table, error) {
 	return found, nil
 }
 
-// eachMemory calls f with what the kernel holds of clients of pools that are known, and its key, which is valid during
-// the call.
-func (t *table) eachMemory(p *Plane, f func(key []byte, m dataplane.Memory)) error {
-	pools := map[uint32]model.PoolID{}
+// eachMemory calls f with what the kernel holds of clients of pools that are known.
+func (t *table) eachMemory(p *Plane, f func(m dataplane.Memory)) error {
+	now := time.Now()
 	for id, pool := range t.pools {
-		if pool.sticky != nil {
-			pools[pool.sticky.number] = id
+		if pool.names == nil || !t.FoundSets[memoryName(pool.names.number)] {
+			continue
+		}
+		err := t.ListOf(p.conn, t.memoryOf(pool.names), func() {}, func(e nf.Element) {
+			h := handle(binary.NativeEndian.Uint32(e.Data))
+			if client, ok := netip.AddrFromSlice(e.Key); ok {
+				f(dataplane.Memory{Pool: id, Client: client, Backend: t.backends[h], Until: now.Add(e.Left)})
+			}
+		})
+		if err != nil {
+			return err
 		}
 	}
-	now := time.Now()
-	return t.List(p.conn, affinity, func() {}, func(e nf.Element) {
-		h := handle(binary.NativeEndian.Uint32(e.Data))
-		client, ok := netip.AddrFromSlice(e.Key[:len(e.Key)-4])
-		if id, known := pools[h.sticky()]; ok && known {
-			f(e.Key, dataplane.Memory{Pool: id, Client: client, Backend: t.backends[h], Until: now.Add(e.Left)})
-		}
-	})
+	return nil
 }
 
 // inherit returns what has the pools remember what other planes do, when they are planned and no frontend leads to them
@@ -166,10 +167,14 @@ func (p *Plane) takeInOnce(t *table, others *dataplane.Memories) (n int, err err
 	if err := p.fault("nftables list"); err != nil {
 		return 0, err
 	}
-	superseded := map[string]bool{}
-	err = t.eachMemory(p, func(key []byte, own dataplane.Memory) {
+	type key struct {
+		model.PoolID
+		netip.Addr
+	}
+	superseded := map[key]bool{}
+	err = t.eachMemory(p, func(own dataplane.Memory) {
 		if others.Supersedes(own) {
-			superseded[string(key)] = true
+			superseded[key{own.Pool, own.Client}] = true
 		}
 	})
 	if err != nil {
@@ -177,16 +182,16 @@ func (p *Plane) takeInOnce(t *table, others *dataplane.Memories) (n int, err err
 	}
 	for one := range others.All() {
 		pool := t.pools[one.Pool]
-		if pool == nil || pool.sticky == nil || pool.sticky.handles[one.Backend] == 0 {
+		if pool == nil || pool.lasts == 0 || pool.names.handles[one.Backend] == 0 {
 			continue
 		}
-		key := append(one.Client.AsSlice(), nf.Native(uint32(newHandle(pool.sticky.number, 0)))...)
-		if superseded[string(key)] {
-			t.Element(unix.NFT_MSG_DELSETELEM, affinity, key, nil)
+		set, client := t.memoryOf(pool.names), one.Client.AsSlice()
+		if superseded[key{one.Pool, one.Client}] {
+			t.ElementOf(unix.NFT_MSG_DELSETELEM, set, client, nil)
 			t.Tx.Join()
 		}
-		h := pool.sticky.handles[one.Backend]
-		t.Timed(affinity, key, nf.Native(uint32(h)), nf.Life{Lasts: others.Lasts(one.Pool), Left: time.Until(one.Until)})
+		h := pool.names.handles[one.Backend]
+		t.Timed(set, client, nf.Native(uint32(h)), nf.Life{Lasts: others.Lasts(one.Pool), Left: time.Until(one.Until)})
 		if n++; n%takeInPart == 0 {
 			err = errors.Join(err, p.flush(t.Tx))
 		}

@@ -23,7 +23,7 @@ func (p *Plane) load(t *table) error {
 		return err
 	}
 	for i, s := range t.Sets {
-		if i == affinity || !t.FoundSets[s.Name] {
+		if !t.FoundSets[s.Name] {
 			continue
 		}
 		if err := t.loadSet(p.conn, i); err != nil {
@@ -50,7 +50,7 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 		}
 		return t.List(c, i, reset, func(e nf.Element) {
 			if key, ok := nf.DecodeKey(e.Key, scope); ok {
-				t.rows[key] = row{token: nf.Token(binary.NativeEndian.Uint32(e.Data)), found: true}
+				t.rows[key] = row{token: token(binary.NativeEndian.Uint32(e.Data)), found: true}
 			}
 		})
 	case i == slots:
@@ -70,13 +70,10 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 				t.backends[handle(binary.NativeEndian.Uint32(e.Key))] = b
 			}
 		})
-	case i == classes:
-		reset := func() { clear(t.found.classes); t.Foreign = false }
-		return t.List(c, i, reset, func(e nf.Element) {
-			id := nf.Token(nf.Number(e.Key)).Class()
-			_, twice := t.found.classes[e.Chain]
-			t.Foreign = t.Foreign || twice || e.Chain == ""
-			t.found.classes[e.Chain] = id
+	case t.Sets[i].Verdicts():
+		return t.List(c, i, func() { clear(t.leads[i]); t.Foreign = false }, func(e nf.Element) {
+			t.Foreign = t.Foreign || e.Chain == ""
+			t.leads[i][binary.NativeEndian.Uint32(e.Key)] = e.Chain
 		})
 	}
 	err = t.Members(c, i, func() { clear(t.members[i]) }, func(key string, _ nf.Element) { t.members[i][key] = 0 })
@@ -129,26 +126,34 @@ const (
 
 // reserve keeps the numbers found in the kernel from being handed out anew, and counts what is there.
 func (t *table) reserve() {
-	pools, classes, stickies := map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}
+	pools, stickies := map[uint32]bool{}, map[uint32]bool{}
 	for number := range t.found.slots {
 		pools[number] = true
 	}
 	for number := range t.found.choices {
-		pools[number] = true
+		if number&handleBit != 0 {
+			stickies[handle(number).sticky()] = true
+		} else {
+			pools[number] = true
+		}
+	}
+	for id := range t.leads[memories] {
+		stickies[handle(id).sticky()] = true
+	}
+	for name := range t.FoundSets {
+		if n, ok := memoryNumber(name); ok {
+			stickies[n] = true
+		}
 	}
 	for h := range t.backends {
 		stickies[h.sticky()] = true
 	}
 	for key, r := range t.rows {
 		t.internals += int(key.Scope)
-		if n := r.token.Pool(); n != 0 {
+		if n := r.token.pool(); n != 0 {
 			pools[n] = true
 		}
 	}
-	for _, id := range t.found.classes {
-		classes[id] = true
-	}
 	t.numbers.reserve(pools)
-	t.classIDs.reserve(classes)
 	t.stickies.reserve(stickies)
 }

@@ -2,18 +2,19 @@
 // number of chains and sets does not depend on the number of Services: frontends and backends are
 // elements of a few maps, one table for each address family.
 //
-//	prerouting ─ from a pod? ─► internal ─ internal-frontends ─┐
-//	output ───────────────────►    │ not found                 ├─► token ─ classes ─► forward-3-snat-offcluster
-//	           others ────────► services ─ frontends ──────────┘                        │ who may, mark for SNAT
-//	                               │ not found                                          ▼
-//	                             guards: reject or drop                 slots: pool number . random mod 3 ─► dnat
+//	prerouting ─ from a pod? ─► internal ─ internal-frontends ─┐            ┌ classes ─► forward-snat-offcluster: who
+//	output ───────────────────►    │ not found                 ├─► token ─ serve         may, mark for SNAT
+//	           others ────────► services ─ frontends ──────────┘            │
+//	                               │ not found                              └ choosers ─► choose-3
+//	                             guards: reject or drop                         slots: pool number . random mod 3 ─► dnat
 //	postrouting: marked, or a backend that reaches itself ─► masquerade
 //
-// A Frontend row is one element of a frontends map. It says which class treats its packets (verdict,
-// size of the pool, SNAT, affinity; one small chain for all frontends alike) and which pool they go
-// to. A backend is one element of slots. So a change of an endpoint or a Service changes a few data
+// A Frontend row is one element of a frontends map. It says which class treats its packets (verdict, SNAT; one of
+// fifteen), how many slots its pool has, and which pool that is. A
+// backend is one element of slots. So a change of an endpoint or a Service changes a few data
 // elements, whatever the number of the others: nf_tables re-examines all elements of a verdict map
-// when one is added, but those of a data map it does not.
+// when one is added, but those of a data map it does not. Only a pool with affinity has rules of its own (memory.go), so
+// that its clients have a memory of their own.
 //
 // These chains see the first packet of a connection only. What conntrack remembers lives on.
 package nftables
@@ -24,6 +25,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -85,11 +87,13 @@ func (p *Plane) probe() error {
 		if err := t.structure(); err != nil {
 			return err
 		}
-		for _, c := range []class{
-			{verdict: model.Forward, slots: 2, snat: model.OffCluster, affinity: 1e9, limited: true},
-			{verdict: model.Reject, limited: true, scope: model.Internal},
-		} {
-			if _, err := t.use(c); err != nil {
+		for _, affinity := range []time.Duration{0, time.Second} {
+			backend := model.Backend{Addr: netip.IPv6LinkLocalAllNodes(), Port: 1, Weight: 1}
+			if !t.Family.V6() {
+				backend.Addr = netip.AddrFrom4([4]byte{224, 0, 0, 1})
+			}
+			id := model.PoolID{Service: affinity.String()}
+			if err := t.setPool(id, model.Pool{Backends: []model.Backend{backend}, Affinity: affinity}); err != nil {
 				return err
 			}
 		}
@@ -206,9 +210,8 @@ func (p *Plane) settle(tables []*table) error {
 			return err
 		}
 		t.numbers.settle()
-		t.classIDs.settle()
 		t.stickies.settle()
-		t.Tx, t.names = nil, nil
+		t.Tx, t.byName = nil, nil
 	}
 	p.tables = tables
 	if err := p.settleLocalnet(tables); err != nil {
@@ -230,17 +233,18 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 		t.Tx = tx
 		errs = append(errs, t.apply(s, c))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
+	left := errors.Join(errs...)
+	if left != nil {
+		left = fmt.Errorf("%w: %w", dataplane.ErrPartial, left)
 	}
 	partial := p.commit(tx)
 	if partial != nil {
 		p.clean = 0
 	}
-	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+	if !isPartial(partial) {
 		return partial
 	}
-	return p.finish(tables, partial)
+	return p.finish(tables, errors.Join(left, partial))
 }
 
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not
@@ -306,11 +310,11 @@ func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr
 	var ok bool
 	for _, t := range p.tables {
 		pool := t.pools[id]
-		if pool == nil || pool.sticky == nil || client.Is6() != id.V6 {
+		if pool == nil || pool.lasts == 0 || client.Is6() != id.V6 {
 			continue
 		}
-		want := string(append(client.AsSlice(), nf.Native(uint32(newHandle(pool.sticky.number, 0)))...))
-		err := t.List(p.conn, affinity, func() {}, func(e nf.Element) {
+		want := string(client.AsSlice())
+		err := t.ListOf(p.conn, t.memoryOf(pool.names), func() {}, func(e nf.Element) {
 			if string(e.Key) == want {
 				backend, ok = t.backends[handle(binary.NativeEndian.Uint32(e.Data))]
 			}
@@ -347,20 +351,30 @@ func (p *Plane) forget(t *table) error {
 }
 
 func (t *table) forgetSteps(c *nfnetlink.Socket) error {
-	stale := make(map[handle]bool, len(t.stale))
+	*t.Tx = nf.Transaction{}
+	stale, left := make(map[handle]bool, len(t.stale)), map[*names]bool{}
 	for _, s := range t.stale {
-		stale[s.handle] = true
+		stale[s.handle], left[s.of] = true, true
 	}
-	err := t.List(c, affinity, func() { *t.Tx = nf.Transaction{} }, func(e nf.Element) {
-		h := handle(binary.NativeEndian.Uint32(e.Data))
-		if _, known := t.backends[h]; stale[h] || !known {
-			t.Element(unix.NFT_MSG_DELSETELEM, affinity, e.Key, nil)
+	for _, p := range t.pools {
+		if p.lasts == 0 || !t.recheck && !left[p.names] {
+			continue
 		}
-	})
+		set, steps := t.memoryOf(p.names), *t.Tx
+		err := t.ListOf(c, set, func() { *t.Tx = steps }, func(e nf.Element) {
+			h := handle(binary.NativeEndian.Uint32(e.Data))
+			if _, known := t.backends[h]; stale[h] || !known {
+				t.ElementOf(unix.NFT_MSG_DELSETELEM, set, e.Key, nil)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
 	for h := range stale {
 		t.Element(unix.NFT_MSG_DELSETELEM, backends, nf.Native(uint32(h)), nil)
 	}
-	return err
+	return nil
 }
 
 func (t *table) forgotten() {

@@ -3,8 +3,10 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,15 +17,35 @@ import (
 // pool is a model.Pool in the kernel.
 type pool struct {
 	number uint32
-	slots  []netip.AddrPort // in the order of the kernel's slots; invalid: a slot that is missing
-	sticky *sticky          // with affinity only
-	users  []model.Key
-	local  []netip.Addr // addresses with a hairpin element
+	size   size
+	layout
+	names *names        // with affinity or blocks; nil: slots lead to backends themselves
+	lasts time.Duration // the affinity
+	users []model.Key
+	local []netip.Addr // addresses with a hairpin element
 }
 
-// sticky is what a pool with affinity has besides: its slots are elements of choices, which name a
-// backend by its handle, so that a client's memory outlives any change of the slots.
-type sticky struct {
+// layout is which backend is where, in the order of the kernel's elements; an invalid one is missing.
+type layout struct {
+	slots []netip.AddrPort
+	parts []netip.AddrPort // of the blocks among the slots, sixteen of each
+}
+
+func (l layout) backends() iter.Seq[netip.AddrPort] {
+	return func(yield func(netip.AddrPort) bool) {
+		for _, list := range [][]netip.AddrPort{l.slots, l.parts} {
+			for _, b := range list {
+				if b.IsValid() && !isBlock(b) && !yield(b) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// names are the handles of a pool's backends. Its slots are elements of choices, which name a backend by its handle, so
+// that a client's memory outlives any change of the slots, and that a slot may name a block instead.
+type names struct {
 	number  uint32
 	indexes ids
 	handles map[netip.AddrPort]handle
@@ -32,35 +54,40 @@ type sticky struct {
 // A staleHandle names a backend that has left its pool. Its elements go when no client remembers it.
 type staleHandle struct {
 	handle
-	of *sticky // nil: not known
+	of *names // nil: not known
 }
 
-// setPool makes the kernel hold a pool, but for the slots that it loses, see trim. Its frontends follow
-// when their number changes.
+// setPool makes the kernel hold a pool, but for the slots that it loses, see trim. Its frontends follow when it takes
+// another number.
 func (t *table) setPool(id model.PoolID, want model.Pool) error {
 	p, old := t.pools[id], t.pools[id]
-	if p == nil || (p.sticky != nil) != (want.Affinity > 0) {
+	slots, parts := spread(want.Serving())
+	named := want.Affinity > 0 || parts != nil // as isNamed
+	if p == nil || (p.names != nil) != named || (p.lasts > 0) != (want.Affinity > 0) {
 		var err error
-		if p, err = t.newPool(want.Affinity > 0); err != nil {
+		if p, err = t.newPool(named); err != nil {
 			return fmt.Errorf("pool %s: %w", id, err)
 		}
-		t.pools[id] = p
 	}
-	before := p.slots
-	p.slots = arrange(before, want.Serving())
-	if err := t.setHandles(p); err != nil {
+	before, now := p.layout, layout{arrange(p.slots, slots), arrange(p.parts, parts)}
+	if err := t.setHandles(p, now); err != nil {
 		return fmt.Errorf("pool %s: %w", id, err)
 	}
+	t.pools[id], p.layout = p, now
+	for i, backend := range p.parts { // before the slots that lead to them
+		t.setPart(p, i, at(before.parts, i), backend)
+	}
 	for i, backend := range p.slots {
-		t.setSlot(p, i, at(before, i), backend)
+		t.setSlot(p, i, at(before.slots, i), backend)
 	}
 	t.setHairpin(p, want)
-	if old != nil {
-		if err := t.reclass(old, p, want); err != nil {
-			return err
-		}
+	if err := t.setMemory(p, want.Affinity); err != nil {
+		return err
 	}
-	if len(p.slots) < len(before) {
+	if err := t.redirect(old, p); err != nil {
+		return err
+	}
+	if len(p.slots) < len(before.slots) || len(p.parts) < len(before.parts) {
 		t.surplus = append(t.surplus, surplus{p, before})
 	}
 	t.dropHandles(p)
@@ -70,30 +97,44 @@ func (t *table) setPool(id model.PoolID, want model.Pool) error {
 	return nil
 }
 
-// surplus are slots beyond those that a pool has now.
-type surplus struct {
-	*pool
-	before []netip.AddrPort
+// isNamed reports whether the backends of a pool have names.
+func isNamed(want model.Pool) bool {
+	if want.Affinity > 0 {
+		return true
+	}
+	_, parts := spread(want.Serving())
+	return parts != nil
 }
 
-// trim deletes the slots that pools have lost, when no frontend chooses among them any more.
+// surplus is what a pool had before, if that is more than it has now.
+type surplus struct {
+	*pool
+	before layout
+}
+
+// trim deletes the slots that pools have lost, when nobody chooses among them any more.
 func (t *table) trim() {
 	for _, s := range t.surplus {
-		for i := len(s.slots); i < len(s.before); i++ {
-			t.setSlot(s.pool, i, s.before[i], netip.AddrPort{})
+		for i := len(s.slots); i < len(s.before.slots); i++ {
+			t.setSlot(s.pool, i, s.before.slots[i], netip.AddrPort{})
+		}
+		for i := len(s.parts); i < len(s.before.parts); i++ {
+			t.setPart(s.pool, i, s.before.parts[i], netip.AddrPort{})
 		}
 	}
 	t.surplus = nil
 }
 
-func (t *table) newPool(affinity bool) (*pool, error) {
+func (t *table) newPool(named bool) (*pool, error) {
 	number, err := t.numbers.take()
-	if err != nil || !affinity {
+	if err != nil || !named {
 		return &pool{number: number}, err
 	}
-	s := &sticky{indexes: ids{max: maxIndex}, handles: map[netip.AddrPort]handle{}}
-	s.number, err = t.stickies.take()
-	return &pool{number: number, sticky: s}, err
+	n := &names{indexes: ids{max: maxIndex}, handles: map[netip.AddrPort]handle{}}
+	if n.number, err = t.stickies.take(); err != nil {
+		t.numbers.give(number)
+	}
+	return &pool{number: number, names: n}, err
 }
 
 func at(slots []netip.AddrPort, i int) (a netip.AddrPort) {
@@ -105,14 +146,22 @@ func at(slots []netip.AddrPort, i int) (a netip.AddrPort) {
 
 // setSlot changes one slot; an invalid backend stands for no element.
 func (t *table) setSlot(p *pool, i int, old, backend netip.AddrPort) {
+	m := slots
+	if p.names != nil {
+		m = choices
+	}
+	t.setChoice(p, m, slotKey(p.number, i), old, backend)
+}
+
+// setPart changes one part of a block.
+func (t *table) setPart(p *pool, i int, old, backend netip.AddrPort) {
+	t.setChoice(p, choices, slotKey(uint32(p.names.block(i/blockSlots)), i%blockSlots), old, backend)
+}
+
+func (t *table) setChoice(p *pool, m int, key []byte, old, backend netip.AddrPort) {
 	if old == backend {
 		return
 	}
-	m := slots
-	if p.sticky != nil {
-		m = choices
-	}
-	key := slotKey(p.number, i)
 	if old.IsValid() {
 		t.Element(unix.NFT_MSG_DELSETELEM, m, key, nil)
 	}
@@ -122,33 +171,53 @@ func (t *table) setSlot(p *pool, i int, old, backend netip.AddrPort) {
 	if old.IsValid() {
 		t.Tx.Join()
 	}
-	data := nf.EncodeBackend
-	if p.sticky != nil {
-		data = func(b netip.AddrPort) []byte { return nf.Native(uint32(p.sticky.handles[b])) }
+	data := nf.EncodeBackend(backend)
+	if p.names != nil {
+		data = nf.Native(uint32(p.names.of(backend)))
 	}
-	t.Element(unix.NFT_MSG_NEWSETELEM, m, key, data(backend))
+	t.Element(unix.NFT_MSG_NEWSETELEM, m, key, data)
 }
+
+// of is the handle of a backend or of a block.
+func (n *names) of(a netip.AddrPort) handle {
+	if isBlock(a) {
+		return n.block(int(a.Port()))
+	}
+	return n.handles[a]
+}
+
+// block is the handle of a block. They have the last indexes.
+func (n *names) block(i int) handle { return newHandle(n.number, lastIndex-uint32(i)) }
 
 func slotKey(number uint32, i int) []byte {
 	return binary.NativeEndian.AppendUint32(nf.Native(number), uint32(i))
 }
 
-// setHandles gives each backend of a pool with affinity a handle.
-func (t *table) setHandles(p *pool) error {
-	if p.sticky == nil {
+// setHandles gives all backends of a pool that has names handles, or none.
+func (t *table) setHandles(p *pool, now layout) error {
+	if p.names == nil {
 		return nil
 	}
-	for _, b := range p.slots {
-		if _, ok := p.sticky.handles[b]; ok {
-			continue
+	var missing []netip.AddrPort
+	for b := range now.backends() {
+		if _, ok := p.names.handles[b]; !ok {
+			p.names.handles[b] = 0
+			missing = append(missing, b)
 		}
-		index, err := p.sticky.indexes.take()
+	}
+	if len(missing) > p.names.indexes.left() {
+		for _, b := range missing {
+			delete(p.names.handles, b)
+		}
+		return errTooMany
+	}
+	for _, b := range missing {
+		index, err := p.names.indexes.take()
 		if err != nil {
 			return err
 		}
-		h := newHandle(p.sticky.number, index)
-		p.sticky.handles[b] = h
-		t.backends[h] = b
+		h := newHandle(p.names.number, index)
+		p.names.handles[b], t.backends[h] = h, b
 		t.Element(unix.NFT_MSG_NEWSETELEM, backends, nf.Native(uint32(h)), nf.EncodeBackend(b))
 	}
 	return nil
@@ -156,17 +225,17 @@ func (t *table) setHandles(p *pool) error {
 
 // dropHandles makes the handles stale whose backends are in no slot any more.
 func (t *table) dropHandles(p *pool) {
-	if p.sticky == nil || len(p.sticky.handles) == 0 {
+	if p.names == nil || len(p.names.handles) == 0 {
 		return
 	}
-	serving := make(map[netip.AddrPort]bool, len(p.slots))
-	for _, b := range p.slots {
+	serving := make(map[netip.AddrPort]bool, len(p.names.handles))
+	for b := range p.backends() {
 		serving[b] = true
 	}
-	for b, h := range p.sticky.handles {
+	for b, h := range p.names.handles {
 		if !serving[b] {
-			t.stale = append(t.stale, staleHandle{handle: h, of: p.sticky})
-			delete(p.sticky.handles, b)
+			t.stale = append(t.stale, staleHandle{handle: h, of: p.names})
+			delete(p.names.handles, b)
 		}
 	}
 }
@@ -191,18 +260,15 @@ func pair(a netip.Addr) string {
 	return string(append(b, b...))
 }
 
-// reclass leads the frontends of a pool to the pool that takes its place, and to the class of its size.
-func (t *table) reclass(old, p *pool, want model.Pool) error {
+// redirect leads the frontends of a pool to the one that takes its place, and to all slots that it has now.
+func (t *table) redirect(old, p *pool) error {
+	was := p.size
+	p.size = sizeOf(len(p.slots), p.names != nil)
+	if err := t.choose(p.size); err != nil || old == nil || old == p && was == p.size {
+		return err
+	}
 	for _, key := range slices.Clone(old.users) {
-		was := t.byID[t.rows[key].token.Class()]
-		now := was
-		now.slots, now.affinity = len(p.slots), want.Affinity
-		if now == was && old == p {
-			return nil // all of them have that size
-		}
-		if err := t.setToken(key, now, p); err != nil {
-			return err
-		}
+		t.setToken(key, t.rows[key].class, p)
 	}
 	return nil
 }
@@ -218,65 +284,17 @@ func (t *table) deletePoolElements(p *pool) {
 	for i, backend := range p.slots {
 		t.setSlot(p, i, backend, netip.AddrPort{})
 	}
+	for i, backend := range p.parts {
+		t.setPart(p, i, backend, netip.AddrPort{})
+	}
 	for _, a := range p.local {
 		t.release(hairpin, pair(a))
 	}
 	t.numbers.give(p.number)
-	if p.sticky != nil {
-		p.slots = nil
+	if p.names != nil {
+		t.deleteMemory(p.names.number)
+		p.layout = layout{}
 		t.dropHandles(p)
-		t.stickies.give(p.sticky.number)
+		t.stickies.give(p.names.number)
 	}
-}
-
-// arrange puts backends into slots, each as often as its weight asks for, and leaves as many as it
-// can where they were in old.
-func arrange(old []netip.AddrPort, backends []model.Backend) []netip.AddrPort {
-	left, n := shares(backends)
-	slots := make([]netip.AddrPort, n)
-	for i := range min(n, len(old)) {
-		k, ok := slices.BinarySearchFunc(backends, old[i], func(b model.Backend, a netip.AddrPort) int {
-			return b.AddrPort().Compare(a)
-		})
-		if ok && left[k] > 0 {
-			slots[i] = old[i]
-			left[k]--
-		}
-	}
-	i := 0
-	for k, b := range backends {
-		for ; left[k] > 0; left[k]-- {
-			for slots[i].IsValid() {
-				i++
-			}
-			slots[i] = b.AddrPort()
-		}
-	}
-	return slots
-}
-
-// maxSlots bounds the slots of a pool whose weights have no common divisor.
-const maxSlots = 1 << 14
-
-// shares is how many slots each backend gets, and how many there are in all.
-func shares(backends []model.Backend) (each []int, n int) {
-	divisor, total := 0, 0
-	for _, b := range backends {
-		divisor = gcd(int(b.Weight), divisor)
-		total += int(b.Weight)
-	}
-	scale := max(1, total/max(divisor, 1)/max(maxSlots, len(backends)))
-	each = make([]int, len(backends))
-	for i, b := range backends {
-		each[i] = max(1, int(b.Weight)/divisor/scale)
-		n += each[i]
-	}
-	return each, n
-}
-
-func gcd(a, b int) int {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
 }

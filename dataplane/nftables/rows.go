@@ -5,6 +5,8 @@ import (
 	"iter"
 	"maps"
 	"net/netip"
+	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -46,31 +48,30 @@ func (t *table) syncRows(s *model.State) error {
 	return errors.Join(errs...)
 }
 
-// manySlots is for how many slots it is worth while to make classes that nobody may ever use: the
-// kernel walks that many in half a millisecond.
+// manySlots is for how many slots it is worth while to make chains that nobody may ever use: the
+// kernel walks that many in half a millisecond, when a chain refers to a map for the first time (nf_tables_bind_set in the
+// kernel's net/netfilter/nf_tables_api.c).
 const manySlots = 10_000
 
-// prepare makes the classes of the sizes that pools are likely to have one day. While the maps are
-// empty this costs little, see maxSpare.
+// prepare makes the chains of the sizes that pools are likely to have one day. While the maps are
+// empty this costs little.
 func (t *table) prepare(s *model.State) error {
-	largest := map[class]int{} // for each kind of class, whatever its size
-	total := 0
-	for key, f := range s.Frontends {
-		if t.Family.Mine(key.Addr) && f.Verdict == model.Forward {
-			c, n := classOf(key, f, s.Pools[f.Pool]), len(s.Pools[f.Pool].Backends)
-			largest[c] = max(largest[c], n)
-			total += n
+	largest, total := map[bool]int{}, 0 // with names and without
+	for id, p := range s.Pools {
+		if id.V6 == t.Family.V6() {
+			named := p.Affinity > 0
+			largest[named] = max(largest[named], len(p.Backends))
+			total += len(p.Backends)
 		}
 	}
 	if total < manySlots {
 		return nil
 	}
-	for c, n := range largest {
-		for c.slots = 1; c.slots <= min(2*n, maxSpare/2/len(largest)); c.slots++ {
-			if _, err := t.use(c); err != nil {
+	for named, n := range largest {
+		for slots := 1; slots <= min(2*n, exactSizes); slots++ {
+			if err := t.choose(size{slots, named}); err != nil {
 				return err
 			}
-			t.classes[c].users--
 		}
 	}
 	return nil
@@ -79,20 +80,20 @@ func (t *table) prepare(s *model.State) error {
 // adopt gives the pools of s the numbers under which the kernel holds them, as the tokens of their
 // frontends tell.
 func (t *table) adopt(s *model.State) {
-	shared := t.sharedNumbers(s)
+	shared, names := t.sharedNumbers(s), t.foundNames()
 	for key, f := range s.Frontends {
-		number := t.rows[key].token.Pool()
+		number := t.rows[key].token.pool()
 		if number == 0 || shared[number] || f.Verdict != model.Forward || t.pools[f.Pool] != nil {
 			continue
 		}
-		if list, ok := t.found.slots[number]; ok && s.Pools[f.Pool].Affinity == 0 {
-			t.pools[f.Pool] = &pool{number: number, slots: list}
+		want := s.Pools[f.Pool]
+		if list, ok := t.found.slots[number]; ok && !isNamed(want) {
+			t.pools[f.Pool] = &pool{number: number, layout: layout{slots: list}}
 			delete(t.found.slots, number)
 		}
-		if list, ok := t.found.choices[number]; ok && s.Pools[f.Pool].Affinity > 0 {
-			if p := t.adoptSticky(number, list); p != nil {
+		if _, ok := t.found.choices[number]; ok && isNamed(want) {
+			if p := t.adoptNamed(number, names, want.Affinity > 0); p != nil {
 				t.pools[f.Pool] = p
-				delete(t.found.choices, number)
 			}
 		}
 	}
@@ -104,7 +105,7 @@ func (t *table) adopt(s *model.State) {
 func (t *table) sharedNumbers(s *model.State) map[uint32]bool {
 	of, shared := map[uint32]model.PoolID{}, map[uint32]bool{}
 	for key, f := range s.Frontends {
-		number := t.rows[key].token.Pool()
+		number := t.rows[key].token.pool()
 		if id, ok := of[number]; ok && id != f.Pool {
 			shared[number] = true
 		}
@@ -113,46 +114,103 @@ func (t *table) sharedNumbers(s *model.State) map[uint32]bool {
 	return shared
 }
 
-// adoptSticky takes over a pool with affinity, or returns nil if what the kernel holds of it is not whole.
-func (t *table) adoptSticky(number uint32, choices []handle) *pool {
-	s := &sticky{number: choices[0].sticky(), indexes: ids{max: maxIndex}, handles: map[netip.AddrPort]handle{}}
-	taken := map[uint32]bool{}
-	for h, b := range t.backends {
-		if h.sticky() == s.number {
-			taken[h.index()] = true
-			s.handles[b] = h
+// named is what the kernel holds under the number of names.
+type named struct {
+	handles []handle
+	blocks  []int
+}
+
+func (t *table) foundNames() map[uint32]*named {
+	found := map[uint32]*named{}
+	of := func(h handle) *named {
+		if found[h.sticky()] == nil {
+			found[h.sticky()] = &named{}
+		}
+		return found[h.sticky()]
+	}
+	for h := range t.backends {
+		of(h).handles = append(of(h).handles, h)
+	}
+	for number := range t.found.choices {
+		if h := handle(number); h&handleBit != 0 && h.index() > maxIndex {
+			of(h).blocks = append(of(h).blocks, lastIndex-int(h.index()))
 		}
 	}
-	s.indexes.reserve(taken)
-	p := &pool{number: number, sticky: s, slots: make([]netip.AddrPort, len(choices))}
-	for i, h := range choices {
-		p.slots[i] = t.backends[h]
-		if s.handles[p.slots[i]] != h {
-			return nil
-		}
+	return found
+}
+
+// adoptNamed takes over a pool whose backends have names, or returns nil if what the kernel holds of it is not whole.
+func (t *table) adoptNamed(number uint32, found map[uint32]*named, sticky bool) *pool {
+	choices := t.found.choices[number]
+	i := slices.IndexFunc(choices, func(h handle) bool { return h != 0 })
+	if i < 0 || found[choices[i].sticky()] == nil {
+		return nil
+	}
+	p := &pool{number: number, names: &names{
+		number: choices[i].sticky(), indexes: ids{max: maxIndex}, handles: map[netip.AddrPort]handle{},
+	}}
+	taken := map[uint32]bool{}
+	for _, h := range found[p.names.number].handles {
+		taken[h.index()] = true
+		p.names.handles[t.backends[h]] = h
+	}
+	p.names.indexes.reserve(taken)
+	var whole bool
+	p.slots, whole = t.places(p.names, choices)
+	blocks := found[p.names.number].blocks
+	if most := mostHoles*len(blocks) + leastLength; slices.ContainsFunc(blocks, func(b int) bool { return b > most }) {
+		return nil // as in loadSlots
+	}
+	for _, b := range blocks {
+		parts, ok := t.places(p.names, t.found.choices[uint32(p.names.block(b))])
+		whole = whole && ok && len(parts) <= blockSlots
+		p.parts = append(p.parts, make([]netip.AddrPort, max(0, (b+1)*blockSlots-len(p.parts)))...)
+		copy(p.parts[b*blockSlots:], parts)
+	}
+	remembers := t.FoundSets[memoryName(p.names.number)]
+	if !whole || remembers != sticky {
+		return nil
+	}
+	delete(found, p.names.number)
+	delete(t.found.choices, number)
+	for _, b := range blocks {
+		delete(t.found.choices, uint32(p.names.block(b)))
+	}
+	if sticky {
+		p.lasts = time.Second // setMemory says for how long
 	}
 	return p
 }
 
+// places are what handles stand for, if all of them are of these names; 0 is a missing element.
+func (t *table) places(n *names, handles []handle) (places []netip.AddrPort, ok bool) {
+	ok = true
+	for _, h := range handles {
+		var place netip.AddrPort
+		if i := lastIndex - int(h.index()); h != 0 && h.index() > maxIndex {
+			place = block(i)
+		} else if h != 0 {
+			place = t.backends[h]
+		}
+		places = append(places, place)
+		ok = ok && (h == 0 || n.of(place) == h)
+	}
+	return places, ok
+}
+
 // dropUnknownHandles makes the handles stale that no pool has taken over.
 func (t *table) dropUnknownHandles() {
-	numbers, known := map[uint32]bool{}, map[handle]bool{}
+	known := map[handle]bool{}
 	for _, p := range t.pools {
-		if p.sticky != nil {
-			numbers[p.sticky.number] = true
-			for _, h := range p.sticky.handles {
+		if p.names != nil {
+			for _, h := range p.names.handles {
 				known[h] = true
 			}
 		}
 	}
 	for h := range t.backends {
-		if known[h] {
-			continue
-		}
-		t.stale = append(t.stale, staleHandle{handle: h})
-		if !numbers[h.sticky()] {
-			numbers[h.sticky()] = true
-			t.stickies.give(h.sticky())
+		if !known[h] {
+			t.stale = append(t.stale, staleHandle{handle: h})
 		}
 	}
 }
@@ -184,7 +242,7 @@ func (t *table) setFrontends(s *model.State, frontends iter.Seq2[model.Key, mode
 	var errs []error
 	for key, f := range frontends {
 		if t.Family.Mine(key.Addr) {
-			errs = append(errs, t.setFrontend(key, f, s.Pools[f.Pool]))
+			errs = append(errs, t.setFrontend(key, f))
 		}
 	}
 	t.trim()
@@ -193,35 +251,60 @@ func (t *table) setFrontends(s *model.State, frontends iter.Seq2[model.Key, mode
 
 // sweep deletes what load found and s does not need.
 func (t *table) sweep() {
+	numbers, stickies := map[uint32]bool{}, map[uint32]bool{} // of pools that there are not
+	for id := range t.leads[memories] {
+		stickies[handle(id).sticky()] = true
+	}
+	for name := range t.FoundSets {
+		if n, ok := memoryNumber(name); ok {
+			stickies[n] = true
+		}
+	}
+	for h := range t.backends {
+		stickies[h.sticky()] = true
+	}
+	for _, p := range t.pools {
+		if p.names != nil {
+			delete(stickies, p.names.number)
+		}
+	}
 	for number, backends := range t.found.slots {
-		t.deletePoolElements(&pool{number: number, slots: backends})
+		numbers[number] = true
+		for i, backend := range backends {
+			t.setSlot(&pool{number: number}, i, backend, netip.AddrPort{})
+		}
 	}
 	for number, handles := range t.found.choices {
-		t.deleteChoices(number, handles)
+		if h := handle(number); h&handleBit == 0 {
+			numbers[number] = true
+		} else {
+			stickies[h.sticky()] = true
+		}
+		for i, h := range handles {
+			if h != 0 {
+				t.Element(unix.NFT_MSG_DELSETELEM, choices, slotKey(number, i), nil)
+			}
+		}
+	}
+	for number := range numbers {
+		t.numbers.give(number)
+	}
+	for number := range stickies {
+		t.deleteMemory(number)
+		t.stickies.give(number)
 	}
 	t.sweepMembers()
-	t.sweepClasses()
 	keep := map[string]bool{chainLocalnet: true} // until Remove
-	for name := range t.found.classes {
-		keep[name] = true
-	}
-	for c := range t.classes {
-		keep[c.chain()] = true
+	for _, set := range []int{choosers, memories} {
+		for _, chain := range t.leads[set] {
+			keep[chain] = true
+		}
 	}
 	t.SweepChains(keep)
 	t.found.slots, t.found.choices = nil, nil
 }
 
-func (t *table) deleteChoices(number uint32, handles []handle) {
-	for i, h := range handles {
-		if h != 0 {
-			t.Element(unix.NFT_MSG_DELSETELEM, choices, slotKey(number, i), nil)
-		}
-	}
-	t.numbers.give(number)
-}
-
-// apply makes the steps of a change.
+// apply makes the steps of a change. The error names the rows that cannot be in force.
 func (t *table) apply(s *model.State, c model.Change) error {
 	before := t.internals
 	if c.Pods != nil {
@@ -231,9 +314,6 @@ func (t *table) apply(s *model.State, c model.Change) error {
 	}
 	frontends := c.Frontends.Set.All()
 	err := errors.Join(t.needLocalnet(frontends), t.setPools(c.Pools.Set.All()), t.setFrontends(s, frontends))
-	if err != nil {
-		return err
-	}
 	if !c.Guards.Empty() {
 		t.changeGuards(s, c)
 	}
@@ -245,11 +325,10 @@ func (t *table) apply(s *model.State, c model.Change) error {
 	for _, id := range c.Pools.Delete {
 		t.deletePool(id)
 	}
-	t.sweepClasses()
 	if (t.internals > 0) != (before > 0) {
-		return t.structure()
+		err = errors.Join(err, t.structure())
 	}
-	return nil
+	return err
 }
 
 // setPods makes the kernel recognise the packets of pods.

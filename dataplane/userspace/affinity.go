@@ -82,7 +82,7 @@ func (p *Plane) write(all []memory, there func(memory) bool) error {
 				t.Element(unix.NFT_MSG_DELSETELEM, clients, m.key(), nil)
 				tx.Join()
 			}
-			t.Timed(clients, m.key(), nf.EncodeBackend(m.backend), nf.Life{Lasts: m.lasts, Left: m.until.Sub(now)})
+			t.Timed(t.Sets[clients], m.key(), nf.EncodeBackend(m.backend), nf.Life{Lasts: m.lasts, Left: m.until.Sub(now)})
 		}
 	}
 	return p.commit(tx)

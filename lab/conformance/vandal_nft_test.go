@@ -166,7 +166,7 @@ func chainDeed(s *conformance.Site, o nftObject) (commands [][]string, names []s
 
 // setDeed leaves alone what packets themselves put into sets.
 func setDeed(s *conformance.Site, o nftObject) (commands [][]string, names []string) {
-	if len(o.Elements) == 0 || o.Name == "affinity" || o.Name == "clients" {
+	if len(o.Elements) == 0 || strings.HasPrefix(o.Name, "affinity") || strings.HasPrefix(o.Name, "clients") {
 		return nil, nil
 	}
 	e := parseElement(o.Elements[s.IntN(len(o.Elements))])

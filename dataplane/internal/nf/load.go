@@ -60,9 +60,20 @@ func (t *Table) loadSets(c *nfnetlink.Socket) error {
 	return c.Dump(t.listing(unix.NFT_MSG_GETSET, reset, func(attrs []byte) {
 		name := nfnetlink.Text(attrs, unix.NFTA_SET_NAME)
 		t.FoundSets[name] = true
-		i := slices.IndexFunc(t.Sets, func(s *Set) bool { return s.Name == name })
-		t.Foreign = t.Foreign || i < 0 || !t.Sets[i].is(attrs)
+		s := t.set(name)
+		t.Foreign = t.Foreign || s == nil || !s.is(attrs)
 	}))
+}
+
+// set is the form of a set by its name; nil: there is none of the name.
+func (t *Table) set(name string) *Set {
+	if i := slices.IndexFunc(t.Sets, func(s *Set) bool { return s.Name == name }); i >= 0 {
+		return t.Sets[i]
+	}
+	if t.Own != nil {
+		return t.Own(name)
+	}
+	return nil
 }
 
 // Finds reports whether the kernel has one of the sets, in its form, whatever else is in the table.
@@ -125,7 +136,11 @@ func (t *Table) loadRules(c *nfnetlink.Socket) error {
 // List calls f for each element of a set as the kernel lists it, and reset when it lists from the start. Keys and data
 // have the lengths that the set has for them; what is listed of a set in another form is left out.
 func (t *Table) List(c *nfnetlink.Socket, set int, reset func(), f func(Element)) error {
-	s := t.Sets[set]
+	return t.ListOf(c, t.Sets[set], reset, f)
+}
+
+// ListOf is List for any set.
+func (t *Table) ListOf(c *nfnetlink.Socket, s *Set, reset func(), f func(Element)) error {
 	var seen order
 	restart := func() {
 		seen = order{seed: maphash.MakeSeed(), places: map[uint64]int{}}

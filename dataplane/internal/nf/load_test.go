@@ -31,7 +31,7 @@ func TestList_growing(t *testing.T) {
 				perform(t, c, table, func() error {
 					for i := range uint32(elements) {
 						if set == 0 {
-							table.Timed(set, Native(i), nil, Life{Lasts: time.Hour, Left: time.Hour})
+							table.Timed(table.Sets[set], Native(i), nil, Life{Lasts: time.Hour, Left: time.Hour})
 						} else {
 							table.Element(unix.NFT_MSG_NEWSETELEM, set, Native(i), nil)
 						}

@@ -76,7 +76,8 @@ type Set struct {
 	Flags   uint32
 	Key     []Field
 	Data    []Field // maps only; nil in a verdict map
-	Maximum uint32  // elements; 0: no limit
+	Maximum uint32  // elements; 0: no limit, or 65,535 where rules add them
+	Jump    bool    // verdict maps: who comes back from a chain goes on
 }
 
 // Interval reports whether the elements are ranges of an address, which other fields may precede. The key is one string

@@ -16,7 +16,11 @@ type Table struct {
 	Mark          uint32   // the packets' bit that has their source replaced
 	PodInterfaces []string // whose packets are of pods
 	Sets          []*Set
-	Tx            *Transaction
+	// Own, if not nil, is the form of a set that is not one of Sets, by its name; nil: there is none of the name.
+	Own func(name string) *Set
+	// Serve names the chain to which a destination leads that is found; empty: that of its class.
+	Serve string
+	Tx    *Transaction
 	// Describe, if not nil, names an element within its set; empty: its key says enough.
 	Describe func(*Set, Element) string
 	// Row, if not nil, names the row of which an element is a part, in the words of the model, and what it should say;
@@ -42,11 +46,8 @@ func (t *Table) Structure(chains []Chain) error {
 		t.Tx.end()
 		t.Exists, t.made = true, true
 	}
-	for i, s := range t.Sets {
-		if !t.FoundSets[s.Name] {
-			t.newSet(i)
-			t.FoundSets[s.Name] = true
-		}
+	for _, s := range t.Sets {
+		t.AddSet(s)
 	}
 	t.constant = map[string]bool{}
 	for _, c := range chains { // before the rules that lead to them
@@ -126,10 +127,19 @@ func (t *Table) Flush(chain string) {
 	t.Tx.end()
 }
 
+// AddSet makes a set, unless it is there.
+func (t *Table) AddSet(s *Set) {
+	if !t.FoundSets[s.Name] {
+		t.newSet(s)
+		t.FoundSets[s.Name] = true
+	}
+}
+
 // DeleteSet deletes a set and its elements.
 func (t *Table) DeleteSet(name string) {
 	t.object(unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, name)
 	t.Tx.end()
+	delete(t.FoundSets, name)
 }
 
 // object begins a step about an object in the table, by its name; without a name it is about the table itself.
@@ -154,13 +164,12 @@ func (t *Table) newChain(c Chain) {
 	t.Tx.end()
 }
 
-func (t *Table) newSet(i int) {
-	s := t.Sets[i]
+func (t *Table) newSet(s *Set) {
 	t.object(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, s.Name)
 	t.Tx.Uint32(unix.NFTA_SET_FLAGS, s.Flags)
 	t.Tx.Uint32(unix.NFTA_SET_KEY_TYPE, s.kind())
 	t.Tx.Uint32(unix.NFTA_SET_KEY_LEN, size(s.Key))
-	t.Tx.Uint32(unix.NFTA_SET_ID, uint32(i+1)) // in this transaction
+	t.Tx.Uint32(unix.NFTA_SET_ID, uint32(len(t.FoundSets)+1)) // in this transaction
 	switch {
 	case s.Data != nil:
 		t.Tx.Uint32(unix.NFTA_SET_DATA_TYPE, kind(s.Data))
@@ -197,7 +206,11 @@ func (s *Set) userData() (b []byte) {
 // Element adds an element to a set, or deletes it. The key of a range is its first and its last address, after the fields
 // that come before them; data is the name of a chain in a verdict map.
 func (t *Table) Element(verb uint16, set int, key, data []byte) {
-	s := t.Sets[set]
+	t.ElementOf(verb, t.Sets[set], key, data)
+}
+
+// ElementOf is Element for any set.
+func (t *Table) ElementOf(verb uint16, s *Set, key, data []byte) {
 	if !s.Interval() {
 		t.begin(verb, s, key)
 		t.data(verb, s, data)
@@ -241,8 +254,7 @@ func before(key []byte) []byte {
 type Life struct{ Lasts, Left time.Duration }
 
 // Timed adds an element that goes by itself. That one with the same data is there already is no error.
-func (t *Table) Timed(set int, key, data []byte, l Life) {
-	s := t.Sets[set]
+func (t *Table) Timed(s *Set, key, data []byte, l Life) {
 	milliseconds := func(d time.Duration) []byte {
 		return binary.BigEndian.AppendUint64(nil, uint64(max(d.Milliseconds(), 1)))
 	}
@@ -279,7 +291,11 @@ func (t *Table) data(verb uint16, s *Set, data []byte) {
 	d := t.Tx.Open(unix.NFTA_SET_ELEM_DATA)
 	if s.Verdicts() {
 		verdict := t.Tx.Open(unix.NFTA_DATA_VERDICT)
-		t.Tx.Uint32(unix.NFTA_VERDICT_CODE, uint32(0xffffffff&int64(unix.NFT_GOTO)))
+		code := int64(unix.NFT_GOTO)
+		if s.Jump {
+			code = unix.NFT_JUMP
+		}
+		t.Tx.Uint32(unix.NFTA_VERDICT_CODE, uint32(0xffffffff&code))
 		t.Tx.Text(unix.NFTA_VERDICT_CHAIN, string(data))
 		t.Tx.Close(verdict)
 	} else {

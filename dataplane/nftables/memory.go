@@ -1,0 +1,104 @@
+package nftables
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/defect"
+)
+
+// Each pool with affinity has a memory of its own: a map that its rules fill, from clients to handles, and a chain with
+// those rules.
+//
+//	pool, size ─► choose ─► handle ─► memories ─► affinity-1: the choice, unless there is one ─► known: dnat
+
+const memoryPrefix = "affinity-"
+
+func memoryName(number uint32) string { return fmt.Sprint(memoryPrefix, number) }
+
+// memorySet is the map of a pool, to be made where so many pools have one.
+func (t *table) memorySet(name string, pools int) *nf.Set {
+	return &nf.Set{
+		Name: name, Flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
+		Key: []nf.Field{t.Family.Address}, Data: []nf.Field{nf.Priority}, Maximum: nf.ClientsOf(pools),
+	}
+}
+
+// memoryNumber is the number in the name of such a map, if it is the name of one.
+func memoryNumber(name string) (uint32, bool) {
+	text, ok := strings.CutPrefix(name, memoryPrefix)
+	n, err := strconv.ParseUint(text, 10, 32)
+	return uint32(n), ok && err == nil && n >= minSticky && n <= maxSticky && memoryName(uint32(n)) == name
+}
+
+// ownSet is the form of the sets that not every table has.
+func (t *table) ownSet(name string) *nf.Set {
+	if _, ok := memoryNumber(name); !ok {
+		return nil
+	}
+	return t.memorySet(name, 0)
+}
+
+// memoryOf is the map of a pool that has one.
+func (t *table) memoryOf(n *names) *nf.Set { return t.ownSet(memoryName(n.number)) }
+
+// setMemory has a pool remember its clients for a time.
+func (t *table) setMemory(p *pool, lasts time.Duration) error {
+	p.lasts = lasts
+	if lasts == 0 {
+		return nil
+	}
+	name := memoryName(p.names.number)
+	t.AddSet(t.memorySet(name, len(t.leads[memories])))
+	if err := t.SetChain(t.memoryChain(name, lasts)); err != nil {
+		return err
+	}
+	t.lead(memories, uint32(newHandle(p.names.number, 0)), name)
+	return nil
+}
+
+// deleteMemory forgets all clients of a pool that is gone.
+func (t *table) deleteMemory(number uint32) {
+	name, id := memoryName(number), uint32(newHandle(number, 0))
+	if _, leads := t.leads[memories][id]; leads {
+		t.unlead(memories, id)
+	}
+	if _, exists := t.Chains[name]; exists {
+		t.DeleteChain(name)
+	}
+	if t.FoundSets[name] {
+		t.DeleteSet(name)
+	}
+}
+
+// memoryChain remembers the backend of which the packet's priority holds the handle, unless one is remembered, whose time
+// begins anew (nft_rhash_update in the kernel's net/netfilter/nft_set_hash.c keeps the data of what it
+// finds), and goes to the remembered one. If the memory is full, that is the one just chosen.
+func (t *table) memoryChain(name string, lasts time.Duration) nf.Chain {
+	n := t.Family.Address.Words()
+	load, store := nf.LoadMeta(expr.MetaKeyPRIORITY, n), nf.StoreMeta(expr.MetaKeyPRIORITY, 0)
+	client := t.Family.Load(t.Family.Source, 0)
+	memory := func(operation uint32, timeout time.Duration) any {
+		return &expr.Dynset{
+			SrcRegKey: nf.Word(0), SrcRegData: nf.Word(n), SetName: name, Operation: operation, Timeout: timeout,
+		}
+	}
+	recall := []any{client, nf.Find(name, 0), store}
+	if defect.Is(defect.NFTablesAffinity) {
+		recall = recall[:len(recall)-1]
+	}
+	return nf.Chain{Name: name, Rules: []nf.Rule{
+		nf.NewRule("remember", client, load, memory(unix.NFT_DYNSET_OP_UPDATE, lasts)),
+		nf.NewRule("recall", recall...),
+		nf.NewRule("", nf.Jump(chainKnown)),
+		// Normally forget has been here before. The client's next attempt gets another backend.
+		nf.NewRule("the backend is gone", client, load, memory(nf.DynsetDelete, 0)),
+		nf.NewRule("", nf.Drop()),
+	}}
+}

@@ -1,0 +1,165 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+)
+
+// A token is what a map holds for a destination, from the lowest bit: the number of the pool, the class, and how one of the
+// pool's slots is chosen. Each part leads to a chain of its own, so that there are as many chains as there are classes and
+// sizes, and not one for each pair of them. The highest bit is clear.
+type token uint32
+
+const (
+	poolBits  = 18
+	classBits = 4
+	sizeBits  = 9
+
+	poolMask  = 1<<poolBits - 1
+	classMask = (1<<classBits - 1) << poolBits
+	sizeMask  = (1<<sizeBits - 1) << (poolBits + classBits)
+)
+
+func newToken(c class, s size, pool uint32) token {
+	return token(c.id() | s.id() | pool)
+}
+
+func (t token) pool() uint32 { return uint32(t) & poolMask }
+
+// A size is how many slots a pool has, and whether they lead to names. What is above exactSizes is rounded up to one of
+// eight numbers in each power of two. Whoever comes to a slot that is beyond the last one of the pool tries again.
+type size struct {
+	slots int
+	named bool
+}
+
+const (
+	exactSizes = 128
+	stepBits   = 3 // of the numbers that sizes are rounded to, after the first one
+	// draws is how often a slot is drawn among too many. Each time at most one in nine is missing, so that one connection in
+	// 700 at most is left for the slots below the next smaller size.
+	draws = 3
+	// namedSizes is half of all numbers of sizes.
+	namedSizes = 1 << (sizeBits - 1)
+)
+
+// sizeOf is the size of a pool with so many slots.
+func sizeOf(slots int, named bool) size {
+	if slots > exactSizes {
+		step := 1 << (bits.Len(uint(slots-1)) - 1 - stepBits)
+		slots = (slots + step - 1) / step * step
+	}
+	return size{slots, named}
+}
+
+// below is the next smaller size.
+func (s size) below() int {
+	return s.slots - 1<<(bits.Len(uint(s.slots-1))-1-stepBits)
+}
+
+// number is that of the size among all of its kind, from 0 on.
+func (s size) number() uint32 {
+	if s.slots <= exactSizes {
+		return uint32(s.slots - 1)
+	}
+	octave := bits.Len(uint(s.slots-1)) - 1
+	step := s.slots >> (octave - stepBits) // from 9 to 16
+	return uint32(exactSizes + (octave-bits.Len(exactSizes-1))<<stepBits + step - 1<<stepBits - 1)
+}
+
+// id is the key of the size's chain.
+func (s size) id() uint32 {
+	n := s.number()
+	if s.named {
+		n += namedSizes
+	}
+	return n << (poolBits + classBits)
+}
+
+func (s size) chain() string {
+	if s.named {
+		return fmt.Sprintf("choose-%d-named", s.slots)
+	}
+	return fmt.Sprintf("choose-%d", s.slots)
+}
+
+// choose makes the chain of a size, unless there is one.
+func (t *table) choose(s size) error {
+	if t.sizes[s] {
+		return nil
+	}
+	if err := t.SetChain(t.sizeChain(s)); err != nil {
+		return err
+	}
+	t.lead(choosers, s.id(), s.chain())
+	t.sizes[s] = true
+	return nil
+}
+
+// sizeChain draws a slot. If that names a backend, the packet's priority holds the handle afterwards, and the packet
+// comes back.
+func (t *table) sizeChain(s size) nf.Chain {
+	c := nf.Chain{Name: s.chain()}
+	among := []int{s.slots}
+	if s.slots > exactSizes {
+		among = []int{s.slots, s.slots, s.slots, s.below()}
+	}
+	for _, n := range among {
+		if s.named {
+			c.Rules = append(c.Rules, nf.NewRule("", append(draw(n, "choices"), nf.StoreMeta(expr.MetaKeyPRIORITY, 0))...))
+		} else {
+			c.Rules = append(c.Rules, nf.NewRule("", t.translate(draw(n, "slots"))...))
+		}
+	}
+	if s.named {
+		part := []any{
+			nf.LoadMeta(expr.MetaKeyPRIORITY, 0), random(blockSlots), nf.Find("choices", 0), nf.StoreMeta(expr.MetaKeyPRIORITY, 0),
+		}
+		c.Rules = append(c.Rules, nf.NewRule("part of a block", part...))
+		return c
+	}
+	// Each look-up sees the ruleset as it is at that moment, the chain as it was when the packet
+	// came. A slot that is gone meanwhile must not let the packet pass untranslated.
+	c.Rules = append(c.Rules, nf.NewRule("the slot is gone", t.translate(draw(1, "slots"))...), nf.NewRule("", nf.Drop()))
+	return c
+}
+
+// draw puts what a map holds for the token's pool and a random one of n slots at word 0. Where the priority holds a handle
+// already there is nothing: no pool has that number.
+func draw(n int, from string) []any {
+	return []any{
+		nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, handleBit|poolMask, 0), random(n), nf.Find(from, 0),
+	}
+}
+
+// random puts a random number below n at word 1.
+func random(n int) any {
+	return &expr.Numgen{Register: nf.Word(1), Modulus: uint32(n), Type: unix.NFT_NG_RANDOM}
+}
+
+// lead has a verdict map lead to a chain.
+func (t *table) lead(set int, id uint32, chain string) {
+	have, exists := t.leads[set][id]
+	if exists && have == chain {
+		return
+	}
+	if exists {
+		t.unlead(set, id)
+		t.Tx.Join()
+	}
+	t.Element(unix.NFT_MSG_NEWSETELEM, set, nf.Native(id), []byte(chain))
+	t.leads[set][id] = chain
+}
+
+func (t *table) unlead(set int, id uint32) {
+	t.Element(unix.NFT_MSG_DELSETELEM, set, nf.Native(id), nil)
+	delete(t.leads[set], id)
+}
+
+var errTooMany = errors.New("too many pools, pools with session affinity or weights, or backends of one of those")
