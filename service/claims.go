@@ -30,8 +30,8 @@ func (c claim) key(s model.Scope) model.Key {
 	return model.Key{Addr: c.addr, Port: c.port, Protocol: c.protocol, Scope: s}
 }
 
-// claimed is a claim of one Service, and what it is for it. There are many: its fields leave no gaps, as they would with
-// a claim in it.
+// claimed is a claim of one Service, and what it is for it. There are many: its fields leave no gaps, as they would
+// with a claim in it.
 type claimed struct {
 	addr     netip.Addr
 	port     uint16

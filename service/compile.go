@@ -222,8 +222,9 @@ func (c *compiler) health(ip netip.Addr) {
 		return
 	}
 	if c.unheard {
-		c.problem("Service "+c.service.Name.String(), "spec.healthCheckNodePort", fmt.Sprintf("the share of namespace %s in the "+
-			"node's %d listeners for health checks is used up; load balancers get no answer", c.service.Name.Namespace, sharedListeners))
+		c.problem("Service "+c.service.Name.String(), "spec.healthCheckNodePort", fmt.Sprintf(
+			"the share of namespace %s in the node's %d listeners for health checks is used up; load balancers get no answer",
+			c.service.Name.Namespace, sharedListeners))
 		return
 	}
 	slices.SortFunc(c.ready, netip.Addr.Compare)

@@ -79,7 +79,8 @@ func label(s string) bool {
 // subdomain reports whether s consists of what the names of objects and nodes have, or is empty: nothing in it can
 // break a line, or out of quotes.
 func subdomain(s string) bool {
-	return len(s) <= validation.DNS1123SubdomainMaxLength && strings.Trim(s, "-.0123456789abcdefghijklmnopqrstuvwxyz") == ""
+	const allowed = "-.0123456789abcdefghijklmnopqrstuvwxyz"
+	return len(s) <= validation.DNS1123SubdomainMaxLength && strings.Trim(s, allowed) == ""
 }
 
 // addr parses an address that somebody may talk to. The API server accepts leading zeros in old

@@ -157,8 +157,7 @@ endpoints: [{addresses: [10.1.2.3]}]
 	options := service.Options{Manifests: true}
 	const row, guard = "frontend 10.96.0.1:80/tcp any forward victim/web ", "guard 10.1.2.3/32 "
 	for _, namespace := range []string{"other", "victim"} {
-		s, _ := service.Service{}, ""
-		s = *wishing(t, "older", 1, "", "", "{clusterIP: 10.1.2.3, ports: [{port: 22}]}")
+		s := *wishing(t, "older", 1, "", "", "{clusterIP: 10.1.2.3, ports: [{port: 22}]}")
 		s.Name.Namespace = namespace
 		claim := service.Batch{Services: service.One(s.Name, &s)}
 		for _, order := range [][]service.Batch{{objects, claim}, {claim, objects}} {

@@ -59,7 +59,8 @@ func (s *shares) refuses(name Name) bool {
 	return ok && !n.served
 }
 
-// share notes what the Services need that changed, and decides who is served. The others are compiled again if that changes.
+// share notes what the Services need that changed, and decides which ones are served. Others are compiled again where
+// that changes.
 func (t *Table) share() {
 	for _, e := range t.dirty {
 		entries, listeners, created := 0, 0, int64(0)
@@ -121,8 +122,8 @@ func (t *Table) excess(e *entry) int {
 	return frontendEntries*frontends + others - freeEntries*stated
 }
 
-// decide returns the Services that are served from now on and were not, or the other way round. What the shares leave, as
-// no Service fits, older ones get that need more.
+// decide returns the Services that are served from now on and were not, or the other way round. What the shares leave,
+// as no Service fits, older ones get that need more.
 func (s *shares) decide() (changed []Name) {
 	wanted := map[string]int{}
 	for name, n := range s.needs {
@@ -177,8 +178,8 @@ func (t *Table) refusal(name Name) string {
 	if !t.entryShares.refuses(name) {
 		return ""
 	}
-	return fmt.Sprintf("its ports × (addresses + source ranges + endpoints) need %d entries beyond those that are free, which "+
-		"the share of namespace %s in the node's %d does not have; the Service is not served: give it fewer ports or "+
+	return fmt.Sprintf("its ports × (addresses + source ranges + endpoints) need %d entries beyond those that are free, "+
+		"which the share of namespace %s in the node's %d does not have; the Service is not served: give it fewer ports or "+
 		"addresses, or make several Services of it", t.entryShares.needs[name].amount, name.Namespace, sharedEntries)
 }
 

@@ -359,7 +359,8 @@ func (t *Table) findMoved() {
 				continue
 			}
 			touched = true
-			moved.another = moved.another || slices.ContainsFunc(moved.owners, func(n string) bool { return n != name.Namespace })
+			foreign := func(namespace string) bool { return namespace != name.Namespace }
+			moved.another = moved.another || slices.ContainsFunc(moved.owners, foreign)
 		}
 		if touched {
 			owner := Name{Namespace: name.Namespace, Name: s.Service}

@@ -463,7 +463,7 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	w.kubectl("", "scale", "deployment/web", "--replicas=3") // the old source is still heard
 	eventually.True(w, "three backends", func() bool {
 		out, err := w.bed.Command(w.Context(), testbed.Node, "nft", "list", "table", "ip", "fairlead").CombinedOutput()
-		return err == nil && strings.Contains(string(out), "-3-")
+		return err == nil && strings.Contains(string(out), "choose-3")
 	})
 	files["kubeconfig.conf"] = good
 	w.mount(files)

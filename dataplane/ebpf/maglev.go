@@ -32,9 +32,9 @@ func isHashed(p model.Pool, serving int) bool {
 	return p.Scheduler == byClient && serving > 0 && serving <= math.MaxUint16
 }
 
-// turnsFor is how many turns the table of n backends has: a hundred for each, so that shares differ by a percent at most.
-// From 10,485 backends on they are fewer, but never less than sixteen. Another number of turns moves most clients, so
-// there are few, all of them primes. One backend needs but one.
+// turnsFor is how many turns the table of n backends has: a hundred for each, so that shares differ by a percent
+// at most. From 10,485 backends on they are fewer, but never less than sixteen. Another number of turns moves most
+// clients, so there are few numbers, all of them primes. One backend needs but one turn.
 func turnsFor(n int) int {
 	if n == 1 {
 		return 1

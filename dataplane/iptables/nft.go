@@ -265,8 +265,8 @@ func (n *nft) write(changes []*change) error {
 	return n.commit(t)
 }
 
-// chainRules makes the chains of changes, side by side where they are many. The largest one writes where all belong: they
-// can be many megabytes, which need not be copied.
+// chainRules makes the chains of changes, side by side where they are many. The largest one writes where all belong:
+// they can be many megabytes, which need not be copied.
 func (n *nft) chainRules(t *transaction, changes []*change) {
 	if len(changes) == 0 {
 		return

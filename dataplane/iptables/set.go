@@ -22,8 +22,8 @@ type setIndexes map[string]uint16
 
 const (
 	setPrefix = "KUBE-CLIENTS-"
-	// maxClients bounds the clients that are remembered for the backends of a pool together, and so the kernel's memory. No
-	// pool has room in the sets of another one.
+	// maxClients bounds the clients that are remembered for the backends of a pool together, and so the kernel's memory.
+	// No pool has room in the sets of another one.
 	maxClients = 1 << 18
 	// leastClients is for how many each backend has room in any case.
 	leastClients = 1 << 10

@@ -83,8 +83,8 @@ const (
 	masqueradeFlag = 2 * (nf.PoolMask + 1)
 )
 
-// A class is a way of treating packets that many frontends share; each has one chain. There are 32 of them at most: for how
-// long clients are remembered is said by chains of the pool.
+// A class is a way of treating packets that many frontends share; each has one chain. There are 32 of them at most: for
+// how long clients are remembered is said by chains of the pool.
 type class struct {
 	verdict  model.Verdict
 	snat     model.SNAT

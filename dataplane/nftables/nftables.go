@@ -10,11 +10,10 @@
 //	postrouting: marked, or a backend that reaches itself ─► masquerade
 //
 // A Frontend row is one element of a frontends map. It says which class treats its packets (verdict, SNAT; one of
-// fifteen), how many slots its pool has, and which pool that is. A
-// backend is one element of slots. So a change of an endpoint or a Service changes a few data
-// elements, whatever the number of the others: nf_tables re-examines all elements of a verdict map
-// when one is added, but those of a data map it does not. Only a pool with affinity has rules of its own (memory.go), so
-// that its clients have a memory of their own.
+// fifteen), how many slots its pool has, and which pool that is. A backend is one element of slots. So a change of an
+// endpoint or a Service changes a few data elements, whatever the number of the others: nf_tables re-examines all
+// elements of a verdict map when one is added, but those of a data map it does not. Only a pool with affinity has rules
+// of its own (memory.go), so that its clients have a memory of their own.
 //
 // These chains see the first packet of a connection only. What conntrack remembers lives on.
 package nftables

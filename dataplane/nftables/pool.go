@@ -150,20 +150,26 @@ func (t *table) setSlot(p *pool, i int, old, backend netip.AddrPort) {
 	if p.names != nil {
 		m = choices
 	}
-	t.setChoice(p, m, slotKey(p.number, i), old, backend)
+	t.setChoice(p, choice{m, slotKey(p.number, i)}, old, backend)
 }
 
 // setPart changes one part of a block.
 func (t *table) setPart(p *pool, i int, old, backend netip.AddrPort) {
-	t.setChoice(p, choices, slotKey(uint32(p.names.block(i/blockSlots)), i%blockSlots), old, backend)
+	t.setChoice(p, choice{choices, slotKey(uint32(p.names.block(i/blockSlots)), i%blockSlots)}, old, backend)
 }
 
-func (t *table) setChoice(p *pool, m int, key []byte, old, backend netip.AddrPort) {
+// A choice is an element of a map that leads to a backend.
+type choice struct {
+	set int
+	key []byte
+}
+
+func (t *table) setChoice(p *pool, c choice, old, backend netip.AddrPort) {
 	if old == backend {
 		return
 	}
 	if old.IsValid() {
-		t.Element(unix.NFT_MSG_DELSETELEM, m, key, nil)
+		t.Element(unix.NFT_MSG_DELSETELEM, c.set, c.key, nil)
 	}
 	if !backend.IsValid() {
 		return
@@ -175,7 +181,7 @@ func (t *table) setChoice(p *pool, m int, key []byte, old, backend netip.AddrPor
 	if p.names != nil {
 		data = nf.Native(uint32(p.names.of(backend)))
 	}
-	t.Element(unix.NFT_MSG_NEWSETELEM, m, key, data)
+	t.Element(unix.NFT_MSG_NEWSETELEM, c.set, c.key, data)
 }
 
 // of is the handle of a backend or of a block.

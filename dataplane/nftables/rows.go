@@ -36,7 +36,7 @@ func (t *table) syncPools(s *model.State) error {
 // syncRows makes the steps from the rows that load found to those of s, after syncPools.
 func (t *table) syncRows(s *model.State) error {
 	frontends := maps.All(s.Frontends)
-	errs := []error{t.needLocalnet(frontends), t.setFrontends(s, frontends), t.setPods(s)}
+	errs := []error{t.needLocalnet(frontends), t.setFrontends(frontends), t.setPods(s)}
 	t.setGuards(s)
 	for key := range t.rows {
 		if _, ok := s.Frontends[key]; !ok {
@@ -48,9 +48,9 @@ func (t *table) syncRows(s *model.State) error {
 	return errors.Join(errs...)
 }
 
-// manySlots is for how many slots it is worth while to make chains that nobody may ever use: the
-// kernel walks that many in half a millisecond, when a chain refers to a map for the first time (nf_tables_bind_set in the
-// kernel's net/netfilter/nf_tables_api.c).
+// manySlots is for how many slots it is worth while to make chains that may never be used: the kernel walks that many
+// in half a millisecond, when a chain refers to a map for the first time (nf_tables_bind_set in the kernel's
+// net/netfilter/nf_tables_api.c).
 const manySlots = 10_000
 
 // prepare makes the chains of the sizes that pools are likely to have one day. While the maps are
@@ -238,7 +238,7 @@ func (t *table) setPools(pools iter.Seq2[model.PoolID, model.Pool]) error {
 }
 
 // setFrontends sets frontends whose pools are set already, and deletes what pools have left.
-func (t *table) setFrontends(s *model.State, frontends iter.Seq2[model.Key, model.Frontend]) error {
+func (t *table) setFrontends(frontends iter.Seq2[model.Key, model.Frontend]) error {
 	var errs []error
 	for key, f := range frontends {
 		if t.Family.Mine(key.Addr) {
@@ -313,7 +313,7 @@ func (t *table) apply(s *model.State, c model.Change) error {
 		}
 	}
 	frontends := c.Frontends.Set.All()
-	err := errors.Join(t.needLocalnet(frontends), t.setPools(c.Pools.Set.All()), t.setFrontends(s, frontends))
+	err := errors.Join(t.needLocalnet(frontends), t.setPools(c.Pools.Set.All()), t.setFrontends(frontends))
 	if !c.Guards.Empty() {
 		t.changeGuards(s, c)
 	}

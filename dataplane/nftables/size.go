@@ -11,9 +11,9 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 )
 
-// A token is what a map holds for a destination, from the lowest bit: the number of the pool, the class, and how one of the
-// pool's slots is chosen. Each part leads to a chain of its own, so that there are as many chains as there are classes and
-// sizes, and not one for each pair of them. The highest bit is clear.
+// A token is what a map holds for a destination, from the lowest bit: the number of the pool, the class, and how one of
+// the pool's slots is chosen. Each part leads to a chain of its own, so that there are as many chains as there are
+// classes and sizes, and not one for each pair of them. The highest bit is clear.
 type token uint32
 
 const (
@@ -42,9 +42,6 @@ type size struct {
 const (
 	exactSizes = 128
 	stepBits   = 3 // of the numbers that sizes are rounded to, after the first one
-	// draws is how often a slot is drawn among too many. Each time at most one in nine is missing, so that one connection in
-	// 700 at most is left for the slots below the next smaller size.
-	draws = 3
 	// namedSizes is half of all numbers of sizes.
 	namedSizes = 1 << (sizeBits - 1)
 )
@@ -108,6 +105,8 @@ func (t *table) sizeChain(s size) nf.Chain {
 	c := nf.Chain{Name: s.chain()}
 	among := []int{s.slots}
 	if s.slots > exactSizes {
+		// Each time at most one slot in nine is missing, so that one connection in 700 at most is left for the slots
+		// below the next smaller size.
 		among = []int{s.slots, s.slots, s.slots, s.below()}
 	}
 	for _, n := range among {
@@ -130,8 +129,8 @@ func (t *table) sizeChain(s size) nf.Chain {
 	return c
 }
 
-// draw puts what a map holds for the token's pool and a random one of n slots at word 0. Where the priority holds a handle
-// already there is nothing: no pool has that number.
+// draw puts what a map holds for the token's pool and a random one of n slots at word 0. Where the priority holds a
+// handle already there is nothing: no pool has that number.
 func draw(n int, from string) []any {
 	return []any{
 		nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, handleBit|poolMask, 0), random(n), nf.Find(from, 0),

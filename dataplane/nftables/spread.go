@@ -26,9 +26,9 @@ const (
 	maxBlocks = 1 << 14
 )
 
-// spread is how many slots each backend has. Without parts that is all. Otherwise some slots are blocks, of sixteen parts
-// each, and whoever comes to one of those comes to one of its parts: a heavy backend has a slot where it would have sixteen
-// parts. So there are at most 31 elements for each backend, and some 200 more, whatever the weights are.
+// spread is how many slots each backend has. Without parts that is all. Otherwise some slots are blocks, of sixteen
+// parts each, and a connection that comes to a block comes to one of its parts: a heavy backend has a slot where it
+// would have sixteen parts. So there are at most 31 elements for each backend, and some 200 more, whatever the weights.
 func spread(backends []model.Backend) (slots, parts []share) {
 	divisor, total := 0, 0
 	for _, b := range backends {

@@ -16,6 +16,8 @@ type nftObject struct {
 	Family, Table, Name, Chain string
 	Handle                     int
 	Elements                   []json.RawMessage `json:"elem"`
+
+	rules int // of a chain
 }
 
 // where is the object as commands name it.
@@ -43,6 +45,14 @@ func nftObjects(ctx context.Context, s *conformance.Site, prefix string) ([]nftO
 			}
 			if strings.HasPrefix(o.Table, prefix) {
 				objects = append(objects, o)
+			}
+		}
+	}
+	for i, chain := range objects {
+		for _, rule := range objects {
+			if chain.Kind == "chain" && rule.Kind == "rule" && rule.Family == chain.Family && rule.Table == chain.Table &&
+				rule.Chain == chain.Name {
+				objects[i].rules++
 			}
 		}
 	}
@@ -151,6 +161,9 @@ func chainDeed(s *conformance.Site, o nftObject) (commands [][]string, names []s
 	names = []string{"chain " + o.Name}
 	switch s.IntN(5) {
 	case 0:
+		if o.rules == 0 {
+			return nil, nil
+		}
 		return [][]string{append([]string{"flush", "chain"}, o.where()...)}, names
 	case 1:
 		return [][]string{append(append([]string{"insert", "rule"}, o.where()...), "counter", "accept")}, names
