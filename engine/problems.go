@@ -28,8 +28,8 @@ type problems struct {
 
 func newProblems() problems { return problems{kept: map[string]map[string]service.Problem{}} }
 
-// note takes in what a Batch has changed, and which problems newly arose and ceased. Remaining are those that the objects
-// of a Service have after as before.
+// note takes in what a Batch has changed, and which problems newly arose and ceased. Remaining are those that the
+// objects of a Service have after as before.
 func (p *problems) note(
 	b *service.Batch, arisen []service.Problem, ceased []string, remaining func(service.Name) []service.Problem,
 ) (changed bool) {

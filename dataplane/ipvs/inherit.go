@@ -82,8 +82,8 @@ func (r *rows) sticky() map[uint32]model.PoolID {
 	return pools
 }
 
-// eachMemory calls f with what a table holds of clients of pools. Of a client whose time is over the backend may still be
-// there.
+// eachMemory calls f with what a table holds of clients of pools. Of a client whose time is over the backend may still
+// be there.
 func (p *Plane) eachMemory(t *table, pools map[uint32]model.PoolID, f func(m dataplane.Memory)) error {
 	if !t.Exists {
 		return nil

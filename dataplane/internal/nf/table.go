@@ -203,8 +203,8 @@ func (s *Set) userData() (b []byte) {
 	return b
 }
 
-// Element adds an element to a set, or deletes it. The key of a range is its first and its last address, after the fields
-// that come before them; data is the name of a chain in a verdict map.
+// Element adds an element to a set, or deletes it. The key of a range is its first and its last address, after the
+// fields that come before them; data is the name of a chain in a verdict map.
 func (t *Table) Element(verb uint16, set int, key, data []byte) {
 	t.ElementOf(verb, t.Sets[set], key, data)
 }
