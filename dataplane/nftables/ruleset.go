@@ -68,7 +68,7 @@ const (
 	stickyBits = 16
 	stickyMask = 0xffffffff << stickyBits & 0xffffffff
 	handleBit  = 1 << 31                                          // set in handles and clear in tokens
-	minSticky  = handleBit>>stickyBits + 1<<(poolBits-stickyBits) // so that no handle is handleBit and some number of a pool
+	minSticky  = handleBit>>stickyBits + 1<<(poolBits-stickyBits) // no handle is handleBit and some number of a pool
 	maxSticky  = 1<<(32-stickyBits) - 1
 	lastIndex  = 1<<stickyBits - 1
 	maxIndex   = lastIndex - maxBlocks // of backends; blocks have those above
@@ -211,8 +211,8 @@ func (t *table) masqueradeHairpin() nf.Rule {
 // serve treats a packet whose destination is a frontend: it does what its class says, chooses a slot of its pool, and
 // either is translated there, or comes back with the handle of a backend, for which a memory may know another one.
 //
-// One part comes after the other, so that the kernel, which walks all ways that a packet can take when it checks a change
-// of rules, walks as many as there are parts of each kind, and not all combinations.
+// One part comes after the other. The kernel walks all ways that a packet can take when it checks a change of rules: so
+// it walks as many as there are parts of each kind, and not all combinations.
 func (t *table) serve() []nf.Chain {
 	load := nf.LoadMeta(expr.MetaKeyPRIORITY, 0)
 	known := nf.NewRule("", t.translate([]any{load, nf.Find("backends", 0)})...)

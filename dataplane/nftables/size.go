@@ -118,7 +118,8 @@ func (t *table) sizeChain(s size) nf.Chain {
 	}
 	if s.named {
 		part := []any{
-			nf.LoadMeta(expr.MetaKeyPRIORITY, 0), random(blockSlots), nf.Find("choices", 0), nf.StoreMeta(expr.MetaKeyPRIORITY, 0),
+			nf.LoadMeta(expr.MetaKeyPRIORITY, 0), random(blockSlots), nf.Find("choices", 0),
+			nf.StoreMeta(expr.MetaKeyPRIORITY, 0),
 		}
 		c.Rules = append(c.Rules, nf.NewRule("part of a block", part...))
 		return c
