@@ -78,8 +78,8 @@ func (t *table) deleteMemory(number uint32) {
 }
 
 // memoryChain remembers the backend of which the packet's priority holds the handle, and goes to it. Where one is
-// remembered already, its time begins anew (nft_rhash_update in the kernel's net/netfilter/nft_set_hash.c keeps the data
-// of what it finds), and the chain goes to that one. If the memory is full, the chain goes to the one just chosen.
+// remembered already, its time begins anew (nft_rhash_update in the kernel's net/netfilter/nft_set_hash.c keeps the
+// data of what it finds), and the chain goes to that one. If the memory is full, the chain goes to the one just chosen.
 func (t *table) memoryChain(name string, lasts time.Duration) nf.Chain {
 	n := t.Family.Address.Words()
 	load, store := nf.LoadMeta(expr.MetaKeyPRIORITY, n), nf.StoreMeta(expr.MetaKeyPRIORITY, 0)
