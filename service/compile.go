@@ -44,6 +44,11 @@ func (c *compiler) compile() {
 	if c.service == nil || c.service.Ignored != "" {
 		return
 	}
+	if c.unhashed {
+		c.problem("Service "+c.service.Name.String(), annotation(schedulerAnnotation), fmt.Sprintf(
+			"the share of namespace %s in the node's %d tables of such schedulers is used up; the one that is configured is used",
+			c.service.Name.Namespace, sharedTables))
+	}
 	for _, ip := range c.service.ClusterIPs {
 		c.ready = c.ready[:0]
 		for i := range c.service.Ports {
@@ -102,9 +107,10 @@ type compiler struct {
 	rows    Rows
 	ready   []netip.Addr // of endpoints on this node, of the family at hand, if anybody asks
 
-	unheard bool                          // there is no listener for its health check
-	unsaid  int                           // problems beyond maxProblems
-	allowed map[netip.Addr][]netip.Prefix // source ranges of addresses, which all ports share
+	unheard  bool                          // there is no listener for its health check
+	unhashed bool                          // there is no table for its scheduler
+	unsaid   int                           // problems beyond maxProblems
+	allowed  map[netip.Addr][]netip.Prefix // source ranges of addresses, which all ports share
 
 	candidates []candidate // memory for those of one port
 	exposures  []exposure  // likewise
@@ -139,11 +145,13 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 			c.rows.Frontends = append(c.rows.Frontends, model.Row[model.Key, model.Frontend]{Key: key, Value: row})
 		}
 	}
+	scheduler := c.service.Scheduler.name()
+	if c.unhashed {
+		scheduler = ""
+	}
 	for i := range pools {
 		if used[i] {
-			pool := model.Pool{
-				Backends: s.backends(i), Affinity: c.service.Affinity, Scheduler: c.service.Scheduler.name(),
-			}
+			pool := model.Pool{Backends: s.backends(i), Affinity: c.service.Affinity, Scheduler: scheduler}
 			c.rows.Pools = append(c.rows.Pools, model.Row[model.PoolID, model.Pool]{Key: pools[i], Value: pool})
 		}
 	}

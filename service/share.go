@@ -12,8 +12,8 @@ import (
 // kernel each. As many as are in proportion to what its objects say are free. All that goes beyond is taken from a
 // node's total, of which each namespace has a fair share (max-min fairness): what one does not use others may, and the
 // largest give way first. In a namespace the older Services come first. A Service for which nothing is left is refused
-// as a whole, by name. Health check ports, each of which is a listening socket for each of the node's addresses, are
-// shared in the same way.
+// as a whole, by name. Two more things are shared in the same way: listening sockets for health checks, one for each
+// port and address of the node, and the tables of schedulers that a Service chooses, one for each frontend in IPVS.
 const (
 	frontendEntries = 4  // a row, which a plane keeps with its key
 	freeEntries     = 16 // for each port, address, source range and endpoint that the objects name
@@ -21,6 +21,7 @@ const (
 	freeAddresses   = 16 // of the node, for each NodePort: their number is not the Service's choice
 
 	sharedListeners = 1 << 11
+	sharedTables    = 1 << 11 // each of up to 32 KiB of the kernel's memory (net/netfilter/ipvs/ip_vs_mh.c)
 )
 
 // shares say which Services are served of those that need something of which the node has only so much.
@@ -63,14 +64,18 @@ func (s *shares) refuses(name Name) bool {
 // that changes.
 func (t *Table) share() {
 	for _, e := range t.dirty {
-		entries, listeners, created := 0, 0, int64(0)
+		entries, listeners, tables, created := 0, 0, 0, int64(0)
 		if s := e.service; s != nil && s.Ignored == "" {
 			entries, listeners, created = t.excess(e.entry), t.listeners(s), s.Created
+			if s.Scheduler.hasTable() {
+				tables = t.countFrontends(s, 0)
+			}
 		}
 		t.entryShares.want(e.name, entries, created)
 		t.listenerShares.want(e.name, listeners, created)
+		t.tableShares.want(e.name, tables, created)
 	}
-	for _, shares := range []*shares{&t.entryShares, &t.listenerShares} {
+	for _, shares := range []*shares{&t.entryShares, &t.listenerShares, &t.tableShares} {
 		if shares.changed {
 			shares.changed = false
 			for _, name := range shares.decide() {
@@ -96,30 +101,39 @@ func (t *Table) listeners(s *Service) (n int) {
 // excess is by how much a Service goes beyond what is free for it, at most.
 func (t *Table) excess(e *entry) int {
 	s := e.service
-	ports, nodePorts := len(s.Ports), 0
+	ports, pools := len(s.Ports), 1
+	if s.ExternalLocal || s.InternalLocal {
+		pools = 2
+	}
+	stated := ports + len(s.ClusterIPs) + len(s.LoadBalancerIPs) + len(s.ExternalIPs) + len(s.SourceRanges)
+	others := lanes(s) * ports * len(s.LoadBalancerIPs) * len(s.SourceRanges)
+	for _, slice := range e.slices {
+		stated += len(slice.Ports) + len(slice.Endpoints)
+		others += pools * min(ports, len(slice.Ports)) * len(slice.Endpoints)
+	}
+	return frontendEntries*t.countFrontends(s, freeAddresses) + others - freeEntries*stated
+}
+
+// countFrontends is how many a Service has at most, without those of NodePorts on as many addresses of the node as are free.
+func (t *Table) countFrontends(s *Service, free int) int {
+	external, nodePorts := len(s.LoadBalancerIPs), 0
+	if t.view.ExternalIPs {
+		external += len(s.ExternalIPs)
+	}
 	for i := range s.Ports {
 		if s.Ports[i].NodePort != 0 {
 			nodePorts++
 		}
 	}
-	lanes, pools, external := 1, 1, len(s.LoadBalancerIPs)
+	return len(s.Ports)*(len(s.ClusterIPs)+lanes(s)*external) + lanes(s)*nodePorts*max(0, len(t.view.NodePorts)-free)
+}
+
+// lanes is how many frontends there are for each address of others: those of clients elsewhere, and of the node's own.
+func lanes(s *Service) int {
 	if s.ExternalLocal {
-		lanes = 2
+		return 2
 	}
-	if s.ExternalLocal || s.InternalLocal {
-		pools = 2
-	}
-	if t.view.ExternalIPs {
-		external += len(s.ExternalIPs)
-	}
-	stated := ports + len(s.ClusterIPs) + len(s.LoadBalancerIPs) + len(s.ExternalIPs) + len(s.SourceRanges)
-	frontends := ports*(len(s.ClusterIPs)+lanes*external) + lanes*nodePorts*max(0, len(t.view.NodePorts)-freeAddresses)
-	others := lanes * ports * len(s.LoadBalancerIPs) * len(s.SourceRanges)
-	for _, slice := range e.slices {
-		stated += len(slice.Ports) + len(slice.Endpoints)
-		others += pools * min(ports, len(slice.Ports)) * len(slice.Endpoints)
-	}
-	return frontendEntries*frontends + others - freeEntries*stated
+	return 1
 }
 
 // decide returns the Services that are served from now on and were not, or the other way round. What the shares leave,

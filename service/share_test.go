@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -80,6 +81,31 @@ func TestTable_listeners(t *testing.T) {
 	}
 	for _, p := range problems {
 		if !strings.Contains(p.Error(), "Service evil/") || !strings.Contains(p.Error(), "listeners for health checks is used up") {
+			t.Errorf("%v", p)
+		}
+	}
+	if len(problems) != evil+3-2048 {
+		t.Errorf("%d are told", len(problems))
+	}
+}
+
+// So are tables of schedulers. A Service that gets none is served by the scheduler that is configured.
+func TestTable_tables(t *testing.T) {
+	table := newTable(t, defaultOptions())
+	b := service.Batch{Node: testNode()}
+	const evil = 2100
+	for i := range evil + 3 {
+		s := claimant(i)
+		s.ExternalIPs, s.Name.Namespace, s.Created = nil, "evil", int64(i)
+		s.Scheduler = service.Scheduler(1 + slices.Index(model.Schedulers(), "mh"))
+		if i >= evil {
+			s.Name.Namespace = "victim"
+		}
+		b.Services.Set(s.Name, s)
+	}
+	_, _, problems := table.Update(b)
+	for _, p := range problems {
+		if !strings.Contains(p.Error(), "Service evil/") || !strings.Contains(p.Error(), "tables of such schedulers is used up") {
 			t.Errorf("%v", p)
 		}
 	}

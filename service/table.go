@@ -29,7 +29,7 @@ type Table struct {
 	withheld map[netip.Addr]int   // ClusterIPs that have no guard: how many Services have each
 	networks map[netip.Prefix]int // how many endpoints are in each /24 and /120
 
-	entryShares, listenerShares shares
+	entryShares, listenerShares, tableShares shares
 
 	ceased []string // objects of which a problem ceased with the last Update
 
@@ -85,6 +85,7 @@ func NewTable(o Options) (*Table, error) {
 		withheld:       map[netip.Addr]int{},
 		entryShares:    newShares(sharedEntries),
 		listenerShares: newShares(sharedListeners),
+		tableShares:    newShares(sharedTables),
 		networks:       map[netip.Prefix]int{},
 		state:          s,
 		frontends:      newLedger(&s.Frontends, model.Frontend.Equal),
@@ -532,7 +533,7 @@ func (t *Table) rows(e *entry, c *compiler) *Rows {
 			c.problem("Service "+s.Name.String(), "spec", why)
 			return &c.rows
 		}
-		c.unheard = t.listenerShares.refuses(s.Name)
+		c.unheard, c.unhashed = t.listenerShares.refuses(s.Name), t.tableShares.refuses(s.Name)
 	}
 	c.compile()
 	return &c.rows

@@ -30,6 +30,11 @@ func (s Scheduler) name() string {
 	return model.Schedulers()[s-1]
 }
 
+// hasTable reports whether the kernel's IPVS has a large table for each virtual server with this scheduler.
+func (s Scheduler) hasTable() bool {
+	return slices.Contains([]string{"lblc", "lblcr", "mh"}, s.name())
+}
+
 // scheduler reads the annotation.
 func (c *serviceReader) scheduler() {
 	text, ok := c.from.Annotations[schedulerAnnotation]
