@@ -21,14 +21,18 @@
 // and is gone keeps what it said, also if an empty directory appears in its place, as when a volume
 // is unmounted. A file that disappears from a directory takes its objects with it.
 //
+// Files are looked at apart: while one is written without pause, or is large, the others are followed as ever.
+//
 // A document that would take too much memory, is nested too deep, or grows too much by its aliases does not parse. That
 // is found before it takes the memory; see memory.go and yaml.go.
 package file
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/maphash"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -36,6 +40,10 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
 
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
@@ -51,26 +59,55 @@ type Options struct {
 }
 
 // Source reads manifests and watches them.
+//
+// Each file is looked at apart from the others: one that changes all the time, or that is large, keeps none of them
+// waiting.
+//
+//	touched paths ─ each quiet for a while ─► todo ─ small ─► read ─────────────────► what is in force
+//	new, gone ─► scan ────────────────────────┘ └─── large ─► read beside, one by one ─┘
 type Source struct {
 	options  Options
 	seed     maphash.Seed
+	memory   *semaphore.Weighted // for all that is parsed at one moment
 	watcher  *watcher
 	roots    []*root
 	files    map[string]*file
+	order    []*file            // the same, sorted; nil: it is to be made
+	links    map[string][]*file // by what they lead to
+	todo     []*file            // to be looked at
+	large    []*file            // to be read beside
+	busy     *file              // is read beside; nil: none
+	read     chan finished
+	scanAt   time.Time // when the roots are to be listed; zero: when something happens
+	lookAll  bool      // and all files to be looked at
+	scanFree time.Time // not earlier, as the last time took long
+	began    time.Time
+	running  sync.WaitGroup
+	ctx      context.Context // of what is read beside
+	cancel   context.CancelFunc
+
 	said     *view                    // what Next has returned; nil before its first time
 	standing map[service.Problem]bool // what is wrong until the files change, and was returned
 	fresh    []service.Problem        // what is wrong with objects that were read since
 	changed  bool                     // since then, what is in force
+	noted    bool                     // since then, what stands
 	decoded  int64                    // bytes since memory was given back
-	torn     int                      // looks in a row during which somebody wrote
 }
+
+const (
+	// largeFile is from what size on a file is read beside.
+	largeFile = 1 << 20
+	// turn is how long files are read before what they say is delivered, if there are more.
+	turn = 250 * time.Millisecond
+	// restShare is how many times as long as it took a file is not read again, and the roots are not listed again.
+	restShare = 8
+	// The first Next waits for so long for files that are written or are large.
+	tornPatience, largePatience = 2 * time.Second, 30 * time.Second
+)
 
 // New begins to watch. A path that does not exist is an error here; later it is only a Problem.
 func New(o Options) (*Source, error) {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	s := &Source{options: o, seed: maphash.MakeSeed(), files: map[string]*file{}}
+	s := newSource(o)
 	for _, path := range o.Paths {
 		info, err := os.Stat(path)
 		if err != nil {
@@ -81,12 +118,27 @@ func New(o Options) (*Source, error) {
 		}
 		s.roots = append(s.roots, &root{path: filepath.Clean(path)})
 	}
-	s.watcher = newWatcher(o.Log)
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.watcher = newWatcher(s.options.Log)
 	return s, nil
 }
 
+func newSource(o Options) *Source {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Source{
+		options: o, seed: maphash.MakeSeed(), memory: semaphore.NewWeighted(maxMemory), files: map[string]*file{},
+		read: make(chan finished), began: time.Now(), scanAt: time.Now(),
+	}
+}
+
 // Close ends the watching.
-func (s *Source) Close() error { return s.watcher.close() }
+func (s *Source) Close() error {
+	s.cancel()
+	s.running.Wait()
+	return s.watcher.close()
+}
 
 // Skipped counts the objects of kinds that are of no use, by kind, as of the last Next.
 func (s *Source) Skipped() map[string]int {
@@ -96,85 +148,200 @@ func (s *Source) Skipped() map[string]int {
 	return s.said.skipped
 }
 
-// maxTorn is how often the first Next tries again if somebody writes while it reads.
-const maxTorn = 50
-
-// Next implements source.Source.
+// Next implements source.Source. It ends early only with ctx, and then loses nothing.
 func (s *Source) Next(ctx context.Context) (service.Batch, error) {
-	for {
-		if err := s.watcher.wait(ctx); err != nil {
+	for ctx.Err() == nil {
+		seen, err := s.watcher.wait(ctx, s.soon(), s.read)
+		if err != nil {
 			return service.Batch{}, err
 		}
-		if err := s.load(ctx); err != nil {
-			s.watcher.again()
+		s.take(seen)
+		if err := s.work(ctx); err != nil {
 			return service.Batch{}, err
 		}
-		if s.said == nil && 0 < s.torn && s.torn < maxTorn {
+		if s.said == nil && !s.settled() || s.said != nil && !s.changed && !s.noted {
 			continue
 		}
 		if batch, ok := s.batch(); ok {
 			return batch, nil
 		}
 	}
+	return service.Batch{}, ctx.Err()
 }
 
-// load brings the files up to date. It ends early only with ctx, and then loses nothing.
-func (s *Source) load(ctx context.Context) error {
-	s.scan()
-	s.watcher.watch(s.roots, s.files) // before reading: what changes meanwhile is read again
-	torn := false
-	for _, f := range s.sorted() {
-		if f.root.lost != nil {
-			continue
+// soon is when there is something to do even if nothing happens; zero: never.
+func (s *Source) soon() time.Time {
+	switch {
+	case len(s.todo) > 0:
+		return time.Now()
+	case !s.scanAt.IsZero():
+		return later(s.scanAt, s.scanFree)
+	case s.said == nil:
+		return time.Now().Add(quiet)
+	}
+	return time.Time{}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// settled reports whether the first Batch is complete. Some files may not be read in time.
+func (s *Source) settled() bool {
+	torn := slices.ContainsFunc(s.sorted(), func(f *file) bool { return f.torn })
+	waited := time.Since(s.began)
+	return s.scanAt.IsZero() && len(s.todo) == 0 &&
+		(!torn || waited > tornPatience) && (s.busy == nil && len(s.large) == 0 || waited > largePatience)
+}
+
+// take takes in what the watcher has seen.
+func (s *Source) take(seen seen) {
+	if seen.all {
+		s.scanSoon(true)
+	}
+	for _, path := range seen.paths {
+		s.touched(path)
+	}
+	if r := seen.read; r != nil {
+		s.busy = nil
+		s.finish(*r)
+	}
+}
+
+func (s *Source) scanSoon(all bool) {
+	if s.lookAll = s.lookAll || all; s.scanAt.IsZero() {
+		s.scanAt = time.Now()
+	}
+}
+
+// touched is told of a path that somebody has touched.
+func (s *Source) touched(path string) {
+	for _, f := range s.links[path] {
+		s.look(f)
+	}
+	info, err := os.Lstat(path)
+	f := s.files[path]
+	switch {
+	case f != nil && err == nil && f.root.lost == nil && f.link == isLink(info.Mode()):
+		s.look(f)
+	case f != nil || isManifest(filepath.Base(path)) && !s.isRoot(path):
+		s.scanSoon(false)
+		if f != nil {
+			s.look(f)
 		}
+	case s.links[path] == nil:
+		s.scanSoon(true)
+	}
+}
+
+func (s *Source) isRoot(path string) bool {
+	return slices.ContainsFunc(s.roots, func(r *root) bool { return r.path == path })
+}
+
+func isLink(m fs.FileMode) bool { return m&fs.ModeSymlink != 0 }
+
+// look has a file looked at.
+func (s *Source) look(f *file) {
+	if !f.queued {
+		f.queued = true
+		s.todo = append(s.todo, f)
+	}
+}
+
+// work looks at files. Those that were not read for the longest time come first: who changes many all the time
+// keeps nobody waiting who changes one now and then.
+func (s *Source) work(ctx context.Context) error {
+	if at := s.soon(); !s.scanAt.IsZero() && !time.Now().Before(later(s.scanAt, s.scanFree)) && !at.IsZero() {
+		s.scan()
+	}
+	slices.SortFunc(s.todo, func(a, b *file) int { return cmp.Or(a.seen.Compare(b.seen), cmp.Compare(a.path, b.path)) })
+	for start := time.Now(); len(s.todo) > 0 && (s.said == nil || time.Since(start) < turn); {
+		f := s.todo[0]
 		if err := s.refresh(ctx, f); err != nil {
 			return err
 		}
-		torn = torn || f.torn
+		f.queued = false
+		s.todo = s.todo[1:]
 	}
-	if !torn {
-		s.torn = 0
-		return nil
+	if s.busy == nil && len(s.large) > 0 {
+		f := s.large[0]
+		s.large = s.large[1:]
+		s.readBeside(f)
 	}
-	s.torn++
-	s.watcher.again()
 	return nil
 }
 
-// scan lists the roots. A lost one keeps its files.
+// scan lists the roots. A lost one keeps its files. A path that somebody is still busy with stays as it is.
 func (s *Source) scan() {
-	files := map[string]*file{}
+	start, all := time.Now(), s.lookAll
+	s.scanAt, s.lookAll = time.Time{}, false
+	listed := map[string]found{}
 	for _, r := range s.roots {
+		was := fmt.Sprint(r.lost)
 		paths := r.find()
 		if r.lost != nil {
 			paths = s.pathsOf(r)
 		}
-		for _, path := range paths {
-			if files[path] != nil {
-				continue
+		if now := fmt.Sprint(r.lost); now != was {
+			s.noted, all = true, true
+		}
+		for _, p := range paths {
+			if _, ok := listed[p.path]; !ok {
+				listed[p.path] = found{p.path, p.link, r}
 			}
-			if files[path] = s.files[path]; files[path] == nil {
-				files[path] = &file{path: path}
-			}
-			files[path].root = r
 		}
 	}
-	s.changed = s.changed || !maps.Equal(files, s.files)
-	s.files = files
+	gone := s.forget(listed)
+	for path, p := range listed {
+		f := s.files[path]
+		if f == nil && !s.watcher.isTouched(path) {
+			f = &file{path: path, seen: start}
+			f.inherit(gone)
+			s.files[path], s.order, s.changed = f, nil, true
+			s.look(f)
+		}
+		if f == nil {
+			continue
+		}
+		if f.root, f.link = p.root, p.link; all {
+			s.look(f)
+		}
+	}
+	s.links = s.watcher.watch(s.roots, s.files) // before reading: what changes meanwhile is read again
+	s.scanFree = time.Now().Add(restShare * time.Since(start))
 }
 
-func (s *Source) pathsOf(r *root) []string {
-	var paths []string
+// forget leaves out files that are not there any more.
+func (s *Source) forget(listed map[string]found) (gone []*file) {
+	for path, f := range s.files {
+		if _, ok := listed[path]; !ok && !s.watcher.isTouched(path) {
+			delete(s.files, path)
+			f.gone = true
+			gone = append(gone, f)
+			s.order, s.changed = nil, true
+		}
+	}
+	return gone
+}
+
+func (s *Source) pathsOf(r *root) []found {
+	var paths []found
 	for path, f := range s.files {
 		if f.root == r {
-			paths = append(paths, path)
+			paths = append(paths, found{path, f.link, r})
 		}
 	}
 	return paths
 }
 
 func (s *Source) sorted() []*file {
-	return slices.SortedFunc(maps.Values(s.files), func(a, b *file) int { return strings.Compare(a.path, b.path) })
+	if s.order == nil {
+		s.order = slices.SortedFunc(maps.Values(s.files), func(a, b *file) int { return strings.Compare(a.path, b.path) })
+	}
+	return s.order
 }
 
 // batch is what differs from what Next has returned before, and whether it is worth returning.
@@ -191,7 +358,7 @@ func (s *Source) batch() (service.Batch, bool) {
 	if !maps.Equal(old.skipped, now.skipped) {
 		s.options.Log.Debug("skipped objects of other kinds", "kinds", now.skipped)
 	}
-	s.said, s.fresh, s.changed = now, nil, false
+	s.said, s.fresh, s.changed, s.noted = now, nil, false, false
 	s.freeMemory()
 	return b, first || len(b.Services)+len(b.Slices)+len(b.Problems) > 0 || b.Node != nil || b.ServiceCIDRs != nil
 }

@@ -34,7 +34,7 @@ func FuzzFile(f *testing.F) {
 			if d.items == nil || bytes.Count(whole, []byte("items")) > 1 { // a key may not come twice
 				continue
 			}
-			cut := &reading{file: r.file, seed: seed}
+			cut := newReading(r.file, &file{}, newSource(Options{}))
 			if cut.list(t.Context(), d) == nil {
 				if d := (&reading{}).decoder(); d.document(whole) == nil {
 					sameObjects(t, cut, d)
@@ -53,7 +53,7 @@ func readBytes(t *testing.T, text []byte) *reading {
 	if _, err := f.Write(text); err != nil {
 		t.Fatal(err)
 	}
-	r := newReading(f, &file{path: f.Name()}, &Source{seed: maphash.MakeSeed()})
+	r := newReading(f, &file{path: f.Name()}, newSource(Options{}))
 	if err := r.run(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -8,10 +8,10 @@ import (
 	"hash/maphash"
 	"io"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
@@ -58,10 +58,17 @@ type reading struct {
 	more     struct{ problems, failures int }
 	decoded  int64 // bytes
 	torn     bool  // somebody wrote meanwhile
+	workers  int
+	memory   *semaphore.Weighted // for what is parsed at one moment
+
+	index  sync.Once // makes before
+	before map[string]object
 }
 
 func newReading(opened *os.File, f *file, s *Source) *reading {
-	r := &reading{file: opened, name: f.path, node: s.options.Node, seed: s.seed, old: f.contents}
+	r := &reading{
+		file: opened, name: f.path, node: s.options.Node, seed: s.seed, old: f.contents, workers: maxWorkers, memory: s.memory,
+	}
 	r.known = make(map[key][]object, len(r.old))
 	for _, c := range r.old {
 		r.known[c.key] = c.objects
@@ -102,7 +109,7 @@ func (r *reading) run(ctx context.Context) error {
 // document adds what a document says, or nothing if it does not parse.
 func (r *reading) document(ctx context.Context, d document) error {
 	if d.items == nil {
-		return r.part(d.part)
+		return r.part(ctx, d.part)
 	}
 	contents, problems, more := len(r.contents), len(r.problems), r.more
 	err := r.list(ctx, d)
@@ -112,7 +119,7 @@ func (r *reading) document(ctx context.Context, d document) error {
 	r.contents, r.problems, r.more = r.contents[:contents], r.problems[:problems], more
 	if ctx.Err() == nil && d.end-d.start <= maxPart {
 		whole := part{start: d.start, end: d.end} // without hash: nothing recognises it
-		if r.part(whole) == nil {
+		if r.part(ctx, whole) == nil {
 			return nil
 		}
 	}
@@ -138,19 +145,11 @@ func (r *reading) list(ctx context.Context, d document) error {
 
 // items decodes the items of a List, and adds them in their order up to the first error.
 func (r *reading) items(ctx context.Context, parts []part, list typeMeta) error {
-	free := semaphore.NewWeighted(maxMemory)
-	decode := func(d *decoder, text []byte) error {
-		need := memory(text)
-		if err := free.Acquire(ctx, need); err != nil {
-			return err
-		}
-		defer free.Release(need)
-		return d.item(text, list)
-	}
+	decode := r.bounded(ctx, func(d *decoder, text []byte) error { return d.item(text, list) })
 	for some := range slices.Chunk(parts, atOnce) {
 		results := make([]result, len(some))
 		var workers errgroup.Group
-		workers.SetLimit(min(runtime.GOMAXPROCS(0), maxWorkers))
+		workers.SetLimit(r.workers)
 		for i, p := range some {
 			workers.Go(func() error {
 				results[i] = r.decode(p, list, decode)
@@ -219,20 +218,36 @@ func (r *reading) take(d result) error {
 }
 
 // part decodes a document in one piece.
-func (r *reading) part(p part) error { return r.take(r.decode(p, typeMeta{}, (*decoder).document)) }
+func (r *reading) part(ctx context.Context, p part) error {
+	return r.take(r.decode(p, typeMeta{}, r.bounded(ctx, (*decoder).document)))
+}
+
+// bounded has what is decoded at one moment take no more than maxMemory.
+func (r *reading) bounded(ctx context.Context, decode func(*decoder, []byte) error) func(*decoder, []byte) error {
+	return func(d *decoder, text []byte) error {
+		need := memory(text)
+		if err := r.memory.Acquire(ctx, need); err != nil {
+			return err
+		}
+		defer r.memory.Release(need)
+		return decode(d, text)
+	}
+}
 
 func (r *reading) decoder() *decoder { return &decoder{node: r.node, previous: r.previous} }
 
-// previous finds an object in what the file said before.
+// previous finds an object in what the file said before. Several goroutines may call it.
 func (r *reading) previous(o object) (object, bool) {
-	for _, c := range r.old {
-		for _, old := range c.objects {
-			if old.kind == o.kind && old.name == o.name {
-				return old, true
+	r.index.Do(func() {
+		r.before = map[string]object{}
+		for _, c := range r.old {
+			for _, old := range c.objects {
+				r.before[old.String()] = old
 			}
 		}
-	}
-	return object{}, false
+	})
+	old, ok := r.before[o.String()]
+	return old, ok
 }
 
 func (r *reading) text(start, end int64) ([]byte, error) {

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/service"
 )
@@ -21,32 +24,40 @@ type root struct {
 
 var errReplaced = errors.New("is another directory now, and empty")
 
+// found is a file of a root.
+type found struct {
+	path string
+	link bool
+	root *root
+}
+
 // find lists the root's manifests, or sets lost.
-func (r *root) find() []string {
+func (r *root) find() []found {
 	wasLost := r.lost != nil
 	var info os.FileInfo
 	if info, r.lost = os.Stat(r.path); r.lost != nil || !info.IsDir() {
-		return []string{r.path}
+		own, err := os.Lstat(r.path)
+		return []found{{r.path, err == nil && isLink(own.Mode()), r}}
 	}
 	var entries []os.DirEntry
 	if entries, r.lost = os.ReadDir(r.path); r.lost != nil {
 		return nil
 	}
-	var paths []string
+	var all []found
 	for _, e := range entries {
 		if isManifest(e.Name()) && !e.IsDir() {
-			paths = append(paths, filepath.Join(r.path, e.Name()))
+			all = append(all, found{filepath.Join(r.path, e.Name()), isLink(e.Type()), r})
 		}
 	}
 	switch {
-	case len(paths) > 0:
+	case len(all) > 0:
 		r.dir = info
 	case r.dir != nil && (wasLost || !os.SameFile(r.dir, info)): // an inode number alone may be reused
 		r.lost = errReplaced
 	default:
 		r.dir = nil
 	}
-	return paths
+	return all
 }
 
 func isManifest(name string) bool {
@@ -61,11 +72,35 @@ func isManifest(name string) bool {
 type file struct {
 	path     string
 	root     *root
+	link     bool
+	gone     bool        // from its root
 	info     os.FileInfo // when it was last read; nil: it has to be read
+	last     os.FileInfo // the same, also if it has to be read again
 	contents []content
 	whole    bool              // contents are of a reading without failures
 	torn     bool              // somebody wrote while it was read
 	failures []service.Problem // why contents are not what the file says now
+
+	queued bool      // to be looked at
+	seen   time.Time // when it was last read, or found
+	free   time.Time // not to be read earlier, as that took long
+}
+
+// inherit has a file that has another name now say what it said under the old one, until it is read.
+func (f *file) inherit(gone []*file) {
+	if len(gone) == 0 {
+		return
+	}
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return
+	}
+	for _, old := range gone {
+		if old.whole && old.last != nil && unchanged(old.last, info) {
+			f.contents, f.whole, f.info, f.last = old.contents, true, old.info, old.last
+			return
+		}
+	}
 }
 
 const (
@@ -75,6 +110,12 @@ const (
 
 // refresh reads a file if it has changed. Its only error is that of ctx.
 func (s *Source) refresh(ctx context.Context, f *file) error {
+	if f.gone || f.root.lost != nil || f == s.busy {
+		if f == s.busy {
+			s.watcher.at(f.path, time.Now().Add(quiet))
+		}
+		return nil
+	}
 	f.torn = false
 	info, err := os.Stat(f.path)
 	switch {
@@ -85,10 +126,18 @@ func (s *Source) refresh(ctx context.Context, f *file) error {
 		err = errors.New("is empty") // as a shell leaves it while the command to its left still works
 	case f.info != nil && unchanged(f.info, info):
 		return nil
+	case time.Now().Before(f.free):
+		s.watcher.at(f.path, f.free)
+		return nil
+	case info.Size() > largeFile:
+		if !slices.Contains(s.large, f) {
+			s.large = append(s.large, f)
+		}
+		return nil
 	default:
-		return s.read(ctx, f, info)
+		return s.readNow(ctx, f, info)
 	}
-	f.fail(err)
+	s.fail(f, err)
 	return nil
 }
 
@@ -108,32 +157,108 @@ func (f *file) has(o object) bool {
 }
 
 // fail notes why the file cannot be read.
-func (f *file) fail(err error) {
+func (s *Source) fail(f *file, err error) {
 	f.info = nil
-	f.failures = []service.Problem{{Object: f.path, Reason: err.Error() + "; " + staysInForce}}
+	s.setFailures(f, []service.Problem{{Object: f.path, Reason: err.Error() + "; " + staysInForce}})
 }
 
-func (s *Source) read(ctx context.Context, f *file, info os.FileInfo) error {
-	opened, err := os.Open(f.path)
+func (s *Source) setFailures(f *file, failures []service.Problem) {
+	s.noted = s.noted || !slices.Equal(f.failures, failures)
+	f.failures = failures
+}
+
+// open does not wait for a writer, if the file has become a pipe meanwhile.
+func open(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		f.fail(err)
-		return nil
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(err, errors.New("is not a regular file"), f.Close())
+	}
+	return f, nil
+}
+
+// finished is a reading that has come to its end, or the error that kept it from that.
+type finished struct {
+	file *file
+	info os.FileInfo // before it
+	r    *reading
+	err  error
+	took time.Duration
+}
+
+// readNow reads a small file.
+func (s *Source) readNow(ctx context.Context, f *file, info os.FileInfo) error {
+	d := s.readFile(ctx, f, info, runtime.GOMAXPROCS(0))
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	s.finish(d)
+	return nil
+}
+
+// readBeside reads a large file while others are followed. It leaves them a processor, but the first time.
+func (s *Source) readBeside(f *file) {
+	info, err := os.Stat(f.path)
+	if err != nil {
+		s.look(f)
+		return
+	}
+	workers := runtime.GOMAXPROCS(0)
+	if s.said != nil {
+		workers = max(1, workers/2)
+	}
+	s.busy = f
+	s.running.Go(func() {
+		d := s.readFile(s.ctx, f, info, workers)
+		select {
+		case s.read <- d:
+		case <-s.ctx.Done():
+		}
+	})
+}
+
+// readFile changes nothing but what it returns.
+func (s *Source) readFile(ctx context.Context, f *file, info os.FileInfo, workers int) finished {
+	start := time.Now()
+	opened, err := open(f.path)
+	if err != nil {
+		return finished{file: f, err: err}
 	}
 	defer opened.Close()
 	r := newReading(opened, f, s)
-	if err := r.run(ctx); err != nil {
-		return err
+	r.workers = min(workers, maxWorkers)
+	err = r.run(ctx)
+	return finished{f, info, r, err, time.Since(start)}
+}
+
+// finish takes in what was read.
+func (s *Source) finish(d finished) {
+	f, r := d.file, d.r
+	if f.gone {
+		return
+	}
+	now := time.Now()
+	f.seen, f.free = now, now.Add(restShare*d.took)
+	if d.err != nil {
+		s.fail(f, d.err)
+		return
 	}
 	s.decoded += r.decoded
-	f.info = info
-	if f.torn = r.torn; r.torn || time.Since(info.ModTime()) < timesGranularity {
+	f.info, f.last = d.info, d.info
+	if f.torn = r.torn; r.torn || now.Sub(d.info.ModTime()).Abs() < timesGranularity {
 		f.info = nil
 	}
+	if r.torn {
+		s.watcher.at(f.path, later(f.free, now.Add(quiet)))
+	}
 	if !r.torn || !f.whole {
+		old := f.failures
 		s.fresh = append(s.fresh, f.take(r)...)
 		s.changed = true
+		s.noted = s.noted || !slices.Equal(old, f.failures)
 	}
-	return nil
 }
 
 // timesGranularity is that of the coarsest file systems. A file read so soon after its last change

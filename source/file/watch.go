@@ -24,22 +24,33 @@ const (
 	pollInterval = 10 * time.Second
 )
 
-// watcher says when to look at the files.
+// watcher says which files to look at: those that were touched, each when it has been quiet for a while.
 type watcher struct {
 	log     *slog.Logger
 	closed  chan struct{}
-	due     time.Time       // when to look
-	touched time.Time       // the first event since the last look; zero: none
-	dirs    map[string]bool // whose manifests matter
-	paths   map[string]bool // which matter
+	poll    time.Time        // when to look at everything
+	touched map[string]touch // by path
+	next    time.Time        // none of these is due earlier
+	dirs    map[string]bool  // whose manifests matter
+	paths   map[string]bool  // which matter
 
 	mu     sync.Mutex
 	notify *fsnotify.Watcher // nil: the kernel grants none
 	denied bool              // that was said
 }
 
+// touch is when somebody has touched a path for the first time since it was last looked at, and when that is due.
+type touch struct{ first, due time.Time }
+
+// seen is what wait has waited for.
+type seen struct {
+	paths []string  // were touched, and are due
+	all   bool      // anything may have changed
+	read  *finished // a large file
+}
+
 func newWatcher(log *slog.Logger) *watcher {
-	w := &watcher{log: log, closed: make(chan struct{})}
+	w := &watcher{log: log, closed: make(chan struct{}), touched: map[string]touch{}, poll: time.Now().Add(pollInterval)}
 	w.open()
 	return w
 }
@@ -96,49 +107,111 @@ func (w *watcher) channels() (<-chan fsnotify.Event, <-chan error) {
 	return w.notify.Events, w.notify.Errors
 }
 
-// wait blocks until the files should be looked at. The kernel keeps events while nobody waits.
-func (w *watcher) wait(ctx context.Context) error {
+// wait blocks until something should be looked at, a large file is read, or the time has come; zero: it never comes.
+// The kernel keeps events while nobody waits.
+func (w *watcher) wait(ctx context.Context, soon time.Time, read <-chan finished) (s seen, err error) {
 	events, errs := w.channels()
 	for {
-		timer := time.NewTimer(time.Until(w.due))
+		timer := time.NewTimer(time.Until(w.alarm(soon)))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return ctx.Err()
+			return s, ctx.Err()
 		case <-w.closed:
 			timer.Stop()
-			return fsnotify.ErrClosed
+			return s, fsnotify.ErrClosed
+		case r := <-read:
+			timer.Stop()
+			return seen{read: &r}, nil
 		case e := <-events:
-			if w.matters(filepath.Clean(e.Name)) {
-				w.touch()
+			if path := filepath.Clean(e.Name); w.matters(path) {
+				w.touch(path)
 			}
 		case err := <-errs: // an overflow: events are lost
 			if err != nil {
 				w.log.Warn("watching manifests", "error", err)
-				w.touch()
+				w.poll = sooner(w.poll, time.Now().Add(quiet))
 			}
 		case <-timer.C:
-			w.due, w.touched = time.Now().Add(pollInterval), time.Time{}
-			w.open()
-			return nil
+			if s = w.due(time.Now()); s.all || len(s.paths) > 0 || !soon.IsZero() && !time.Now().Before(soon) {
+				return s, nil
+			}
 		}
 		timer.Stop()
 	}
 }
 
-func (w *watcher) touch() {
-	now := time.Now()
-	if w.touched.IsZero() {
-		w.touched = now
+// alarm is when wait has to look at the time.
+func (w *watcher) alarm(soon time.Time) time.Time {
+	at := w.poll
+	if len(w.touched) > 0 {
+		at = sooner(at, w.next)
 	}
-	w.due = now.Add(quiet)
-	if last := w.touched.Add(patience); last.Before(w.due) {
-		w.due = last
+	if !soon.IsZero() {
+		at = sooner(at, soon)
 	}
+	return at
 }
 
-// again asks for another look soon.
-func (w *watcher) again() { w.due = time.Now().Add(quiet) }
+func sooner(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// step is the precision of the times at which touched paths are due: there may be many.
+const step = quiet / 10
+
+// due takes those that are.
+func (w *watcher) due(now time.Time) (s seen) {
+	if !now.Before(w.poll) {
+		w.poll = now.Add(pollInterval)
+		w.open()
+		s.all = true
+	}
+	if len(w.touched) == 0 || now.Before(w.next) {
+		return s
+	}
+	w.next = now.Add(pollInterval)
+	for path, t := range w.touched {
+		if t.due.After(now) {
+			w.next = sooner(w.next, t.due)
+			continue
+		}
+		delete(w.touched, path)
+		s.paths = append(s.paths, path)
+	}
+	w.next = later(w.next, now.Add(step))
+	return s
+}
+
+// touch notes that somebody has touched a path.
+func (w *watcher) touch(path string) {
+	now := time.Now()
+	t, ok := w.touched[path]
+	if !ok {
+		t.first = now
+	}
+	t.due = later(sooner(now.Add(quiet), t.first.Add(patience)), t.due)
+	w.set(path, t)
+}
+
+// at has a path looked at then.
+func (w *watcher) at(path string, due time.Time) { w.set(path, touch{time.Now(), due}) }
+
+func (w *watcher) set(path string, t touch) {
+	if len(w.touched) == 0 || t.due.Before(w.next) {
+		w.next = t.due
+	}
+	w.touched[path] = t
+}
+
+// isTouched reports whether somebody is still busy with a path.
+func (w *watcher) isTouched(path string) bool {
+	_, ok := w.touched[path]
+	return ok
+}
 
 func (w *watcher) matters(path string) bool {
 	name := filepath.Base(path)
@@ -147,26 +220,28 @@ func (w *watcher) matters(path string) bool {
 }
 
 // watch watches the directories of the given roots, those in which these lie, so that they may be
-// replaced, and those of files behind symbolic links.
-func (w *watcher) watch(roots []*root, files map[string]*file) {
+// replaced, and those of files behind symbolic links. It returns the files by what they lead to.
+func (w *watcher) watch(roots []*root, files map[string]*file) map[string][]*file {
 	w.dirs, w.paths = map[string]bool{}, map[string]bool{}
+	links := map[string][]*file{}
 	for _, r := range roots {
 		w.paths[r.path] = true
 		if info, err := os.Stat(r.path); err == nil && info.IsDir() {
 			w.dirs[r.path] = true
 		}
 	}
-	for path := range files {
-		info, err := os.Lstat(path)
-		if err != nil || info.Mode()&os.ModeSymlink == 0 {
+	for path, f := range files {
+		if !f.link {
 			continue
 		}
 		w.dirs[filepath.Dir(path)] = true
 		if target, err := filepath.EvalSymlinks(path); err == nil {
 			w.paths[target] = true
+			links[target] = append(links[target], f)
 		}
 	}
 	w.update()
+	return links
 }
 
 func (w *watcher) update() {
