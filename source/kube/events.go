@@ -17,12 +17,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+
+	"fairlead.dev/fairlead/said"
 )
 
 // Limits of what Events cost the API server. A storm of them is cut, and what was cut is counted.
 const (
 	maxQueued    = 1000 // that wait to be written
-	maxRemember  = 500  // that are counted when they come again
+	maxRemember  = 500  // that are counted when they come again; of both a namespace has its share
 	eventBurst   = 25   // written at once
 	maxNote      = 1024 // bytes; the API allows no more
 	flushTime    = 2 * time.Second
@@ -67,8 +69,7 @@ type Events struct {
 	log             *slog.Logger
 	timing          timing
 
-	queue   chan Event
-	due     chan Event // what has waited for its turn
+	line    *line
 	dropped atomic.Int64
 	ctx     context.Context // ends when Close has waited long enough
 	cancel  context.CancelFunc
@@ -79,7 +80,9 @@ type Events struct {
 	// The worker's own:
 	limit   *rate.Limiter
 	written map[Event]*series
+	kept    said.Room      // for these
 	waiting map[Event]bool // for their turn
+	wait    said.Room      // for these
 	nodes   int            // of the cluster; 0: unknown
 	dice    maphash.Seed
 }
@@ -97,7 +100,7 @@ func (c *Client) Events(node, component string) *Events {
 	e := &Events{
 		node: node, component: component,
 		client: c.events, objects: c.objects, seen: &c.source, link: c.link, log: c.log, timing: c.timing,
-		queue: make(chan Event, maxQueued), due: make(chan Event),
+		line: newLine(maxQueued), kept: said.Room{Size: maxRemember}, wait: said.Room{Size: maxQueued},
 		ctx: ctx, cancel: cancel, closing: make(chan struct{}), done: make(chan struct{}),
 		limit: rate.NewLimiter(eventsPerSecond, eventBurst), written: map[Event]*series{}, waiting: map[Event]bool{},
 		dice: maphash.MakeSeed(),
@@ -109,9 +112,7 @@ func (c *Client) Events(node, component string) *Events {
 // Emit has an Event written soon. It never waits; if too many are queued already, it is only counted.
 // It may be called by several goroutines. After Close it does nothing.
 func (e *Events) Emit(event Event) {
-	select {
-	case e.queue <- event:
-	default:
+	if !e.line.put(turn{event, false}) {
 		e.dropped.Add(1)
 	}
 }
@@ -134,10 +135,8 @@ func (e *Events) work() {
 	defer tick.Stop()
 	for {
 		select {
-		case event := <-e.queue:
-			e.handle(event)
-		case event := <-e.due:
-			e.say(event)
+		case <-e.line.some:
+			e.next()
 		case <-e.closing:
 			e.flush()
 			return
@@ -153,10 +152,23 @@ func (e *Events) work() {
 	}
 }
 
+// next handles the Event whose turn it is. It returns false if there is none.
+func (e *Events) next() bool {
+	t, ok := e.line.take()
+	switch {
+	case !ok:
+		return false
+	case t.ripe:
+		e.say(t.event)
+	default:
+		e.handle(t.event)
+	}
+	return true
+}
+
 // flush handles what is queued until the time is over.
 func (e *Events) flush() {
-	for len(e.queue) > 0 && e.ctx.Err() == nil {
-		e.handle(<-e.queue)
+	for e.ctx.Err() == nil && e.next() {
 	}
 	for event := range e.waiting {
 		e.say(event)
@@ -188,22 +200,20 @@ func (e *Events) postpone(event Event) {
 	}
 	switch {
 	case e.waiting[event]:
-	case len(e.waiting) >= maxQueued:
+	case !e.wait.Enter(said.Whose(event.Object)):
 		e.dropped.Add(1)
 	default:
 		e.waiting[event] = true
-		time.AfterFunc(rand.N(spread), func() {
-			select {
-			case e.due <- event:
-			case <-e.ctx.Done():
-			}
-		})
+		time.AfterFunc(rand.N(spread), func() { e.line.put(turn{event, true}) })
 	}
 }
 
 // say writes an Event.
 func (e *Events) say(event Event) {
-	delete(e.waiting, event)
+	if e.waiting[event] {
+		delete(e.waiting, event)
+		e.wait.Leave(said.Whose(event.Object))
+	}
 	if e.limit.Wait(e.ctx) != nil {
 		return
 	}
@@ -213,7 +223,7 @@ func (e *Events) say(event Event) {
 		return
 	}
 	e.link.works(eventsResource)
-	if len(e.written) < maxRemember {
+	if e.written[event] != nil || e.kept.Enter(said.Whose(event.Object)) {
 		e.written[event] = &series{event: o, count: 1, said: 1, last: time.Now()}
 	}
 }
@@ -236,6 +246,7 @@ func (e *Events) countAll() {
 			e.count(s)
 		case time.Since(s.last) > rememberTime:
 			delete(e.written, event)
+			e.kept.Leave(said.Whose(event.Object))
 		}
 	}
 }
