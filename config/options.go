@@ -133,8 +133,8 @@ func (f *Flags) filesAndVerbs() []option {
 func (f *Flags) dataPlane() []option {
 	c, own := &f.said.kubeProxy, &f.said.fairlead
 	mode := stringValue[kubeproxy.ProxyMode]{&c.Mode, "ProxyMode", nil}
-	const gathered = "where programming a change takes long, the next ones are gathered for 32 times as long, " +
-		"but not longer than this; 0: never (in a file: the default)"
+	const gathered = "where programming a change takes long, the next ones of its namespace are gathered " +
+		"for 32 times as long, but not longer than this; 0: never (in a file: the default)"
 	return []option{
 		{group: plane, flag: "proxy-mode", field: "mode", bind: value(mode),
 			usage: "iptables (which is what empty means), ipvs, nftables, ebpf, userspace, or auto, which chooses one of them"},

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -52,13 +53,15 @@ const (
 	reasonFailing     = "ProgrammingFailed"
 	reasonProgramming = "ProgrammingRecovered"
 	reasonDrift       = "RulesRepaired"
+	reasonUndone      = "RulesUndone"
+	reasonHold        = "RulesStay"
 
 	reasonSwitched     = "DataPlaneSwitched"
 	reasonSwitchFailed = "DataPlaneSwitchFailed"
 )
 
 const (
-	// maxProblems bounds the Events of one batch.
+	// maxProblems is how many Events of objects of one namespace there are in a minute, if there are few of others.
 	maxProblems = 100
 	// driftPause is how long somebody may undo every repair before there is another Event of it.
 	driftPause = 10 * time.Minute
@@ -69,12 +72,14 @@ type reporter struct {
 	to atomic.Pointer[emitter]
 
 	// What follows belongs to the engine's goroutine.
-	failing bool
-	drifted time.Time
+	failing  bool
+	drifted  time.Time
+	undone   bool
+	problems said.Share
 }
 
 func newReporter(to emitter) *reporter {
-	r := &reporter{}
+	r := &reporter{problems: said.Share{Words: 2 * maxProblems, While: time.Minute}}
 	r.use(to)
 	return r
 }
@@ -97,8 +102,10 @@ func (*reporter) Answered(string, int) {}
 
 // Round implements engine.Observer.
 func (r *reporter) Round(round engine.Round) {
-	for _, p := range round.Problems[:min(len(round.Problems), maxProblems)] {
-		r.problem(p)
+	for _, p := range round.Problems {
+		if r.problems.May(said.Whose(p.Object)) {
+			r.problem(p)
+		}
 	}
 	for _, f := range round.Refused {
 		if f.Service != "" {
@@ -109,6 +116,7 @@ func (r *reporter) Round(round engine.Round) {
 		}
 	}
 	r.drifts(&round)
+	r.quarrel(round.Status.Undone)
 	r.failure(&round)
 }
 
@@ -138,6 +146,20 @@ func (r *reporter) drifts(round *engine.Round) {
 		who = by
 	}
 	r.warn(reasonDrift, fmt.Sprintf("%s changed the rules; repaired: %s%s", who, round.Drifts[0], andMore(n-1)))
+}
+
+// quarrel says that another program undoes the repairs, and that it does so no more.
+func (r *reporter) quarrel(u *engine.Undone) {
+	switch {
+	case u != nil && u.Rarer && !r.undone:
+		r.undone = true
+		r.warn(reasonUndone, fmt.Sprintf("%s undoes Fairlead's rules again and again: %d repairs have not held. "+
+			"They come every %v at most now; stop that program, or have it leave the rules alone",
+			cmp.Or(u.By, "another program"), u.Repairs, engine.LongestPause))
+	case u == nil && r.undone:
+		r.undone = false
+		r.emit(kube.Event{Reason: reasonHold, Message: "nobody undoes the rules any more"})
+	}
 }
 
 func andMore(n int) string {

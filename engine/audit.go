@@ -16,11 +16,13 @@ import (
 
 // The kernel is compared with the State once in an interval, and at once when it tells that somebody else has
 // changed something. Comparisons have a budget, and those that lead to a repair another, larger one: who undoes every
-// repair must not make the node busy.
+// repair must not make the node busy. See quarrel for repairs that do not hold.
 //
 //	interval is over ─┐
-//	Options.Foreign ──┴─► Plane.Audit ─► drifts ─► log, Round, Status ─► Plane.Sync
+//	Options.Foreign ──┴─► Plane.Audit ─► drifts ─► quarrel ─► log, Round, Status ─► Plane.Sync
 //	GET /audit ─► the same, of every row
+//
+// A comparison that takes too long is given up, and the next one has twice the time. It says nothing about the kernel.
 
 const (
 	maxAuditRest = 30 * time.Second
@@ -32,6 +34,8 @@ const (
 	maxDrifts   = 20
 	// maxForeign is of how many changes it is said who made them.
 	maxForeign = 16
+	// maxPatience is for how long an audit may go on at most.
+	maxPatience = 10 * time.Minute
 )
 
 // audits say when the next one is due, and what is known of what it will find.
@@ -46,10 +50,12 @@ type audits struct {
 	logged  map[string]time.Time // drifts, lately
 	foreign []dataplane.Foreign  // changes of others since the last one
 	lacking map[string]bool      // drifts that stayed after a Sync: rows that cannot be in force
+	limit   time.Duration        // for how long the next one may go on
 }
 
-func newAudits() audits {
+func newAudits(limit time.Duration) audits {
 	return audits{
+		limit: limit,
 		// A hundredth of a CPU with what goes on beside: collecting garbage, timers, this loop.
 		budget:  budget{share: 125, credit: time.Minute, longest: maxAuditRest},
 		repairs: budget{share: 4, credit: 2 * time.Minute, longest: maxAuditRest},
@@ -132,27 +138,61 @@ func (e *Engine) audit(ctx context.Context) error {
 	if defect.Is(defect.EngineAudit) {
 		return nil
 	}
-	look, end := context.WithTimeout(ctx, e.options.HealthTimeout/2) // nobody knows of changes that come meanwhile
+	e.status.checking(start)
+	look, end := context.WithTimeout(ctx, e.audits.limit)
 	defer end()
 	if thorough {
 		look = dataplane.Thoroughly(look)
 	}
 	drifts, err := e.options.Plane.Audit(look, e.state)
 	e.round.Audited = time.Since(start)
-	if err != nil && !errors.Is(err, dataplane.ErrPartial) || !e.isNews(drifts) {
+	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+		if look.Err() != nil && ctx.Err() == nil {
+			e.giveUp(err)
+			return nil
+		}
+		return err
+	}
+	e.status.checked()
+	if !e.mayRepair(drifts) {
 		return err
 	}
 	return cmp.Or(e.repair(ctx, drifts), err)
 }
 
+// giveUp notes that an audit took too long.
+func (e *Engine) giveUp(err error) {
+	e.options.Log.Warn("comparing the kernel with the rows takes too long; it is tried again, with more time",
+		"error", err, "limit", e.audits.limit)
+	e.audits.limit = min(2*e.audits.limit, maxPatience)
+}
+
+// mayRepair reports whether there is something to repair now.
+func (e *Engine) mayRepair(drifts []dataplane.Drift) bool {
+	defer func() { e.status.undone(e.quarrel.status()) }()
+	now := time.Now()
+	if !e.isNews(drifts) {
+		if lasted := e.quarrel.lasts(); e.quarrel.whole(now) && lasted {
+			e.options.Log.Info("repairs hold again")
+		}
+		return false
+	}
+	return !now.Before(e.quarrel.found(now))
+}
+
 // audited says when the next audit is due.
 func (e *Engine) audited(took time.Duration, thorough bool) {
 	repaired := len(e.round.Drifts) > 0
-	if thorough && !repaired {
+	switch {
+	case e.quarrel.broken: // there is nothing to look for
+		e.audits.owes, e.audits.foreign = true, nil
+		e.audits.floor = e.quarrel.status().Next
+		e.audits.due = e.audits.floor
+	case thorough && !repaired:
 		e.audits.vain(took, e.options.AuditInterval)
-		return
+	default:
+		e.audits.schedule(took, e.options.AuditInterval, repaired)
 	}
-	e.audits.schedule(took, e.options.AuditInterval, repaired)
 }
 
 // isNews reports whether there is anything among drifts but rows that are known not to be in force.
@@ -181,9 +221,25 @@ func (a *audits) among(drifts []dataplane.Drift) []dataplane.Drift {
 	return slices.DeleteFunc(slices.Clone(drifts), func(d dataplane.Drift) bool { return !a.lacking[d.String()] })
 }
 
-// repair mends what an audit has found, and tells of it. While some rows are not in force, nobody else is to blame for
-// them: only a Sync shows which these are, as it leaves them as they are.
+// repair mends what an audit has found, and tells of it.
 func (e *Engine) repair(ctx context.Context, drifts []dataplane.Drift) error {
+	err := e.mend(ctx, drifts)
+	if len(e.round.Drifts) == 0 {
+		return err
+	}
+	lasted := e.quarrel.lasts()
+	e.quarrel.repaired(time.Now(), e.round.Foreign)
+	if !lasted && e.quarrel.lasts() {
+		e.options.Log.Warn("another program undoes the repairs; they become rarer", "by", dataplane.By(e.quarrel.by),
+			"repairs", e.quarrel.repairs, "since", e.quarrel.began, "longest pause", LongestPause)
+	}
+	e.status.undone(e.quarrel.status())
+	return err
+}
+
+// mend repairs, and tells whom it takes to be the cause. While some rows are not in force, nobody else is to blame for
+// them: only a Sync shows which these are, as it leaves them as they are.
+func (e *Engine) mend(ctx context.Context, drifts []dataplane.Drift) error {
 	mending := dataplane.Mending(ctx)
 	if !e.partial {
 		e.tell(drifts)

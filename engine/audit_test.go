@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -50,34 +51,129 @@ func TestEngine_foreignChangeWakesTheAudit(t *testing.T) {
 	})
 }
 
-// Who undoes every repair and is told of each time gets no more of the node than the budget.
-func TestEngine_foreignChangesHaveABudget(t *testing.T) {
+// vandal undoes all that is programmed, and the kernel tells of it.
+func (r *rig) vandal(foreign chan<- dataplane.Foreign, end time.Time) {
+	for ; time.Now().Before(end); bubble.Work(50 * time.Millisecond) {
+		r.vandalise()
+		select {
+		case foreign <- dataplane.Foreign{What: "deleted table ip fairlead", Process: "nft", PID: 7}:
+		default:
+		}
+	}
+}
+
+// count is how often a method of the plane was called.
+func (r *rig) count(method string) (n int) {
+	for _, call := range r.kernel.Calls() {
+		if call == method {
+			n++
+		}
+	}
+	return n
+}
+
+// Who undoes every repair makes them rare, is named, and is not hidden by a health check that says that all is well.
+// Changes of the cluster go on.
+func TestEngine_undone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		foreign := make(chan dataplane.Foreign)
-		r.start(func(o *Options) {
-			o.Plane, o.Foreign = &slowAudit{o.Plane, 100 * time.Millisecond, 1 << 30}, foreign
-		})
+		r.start(func(o *Options) { o.Foreign = foreign })
 		r.send(web(1, "10.244.1.2"))
 		r.converged()
-		for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); bubble.Pass(50 * time.Millisecond) {
-			r.vandalise()
-			select {
-			case foreign <- dataplane.Foreign{What: "something"}:
-			default:
+		before, start := r.count("sync"), time.Now()
+		go r.vandal(foreign, start.Add(5*time.Minute))
+		for i, healthy := range []bool{true, false, false, false} {
+			bubble.Pass(50 * time.Second)
+			r.send(web(2, fmt.Sprint("10.244.1.", i+1)))
+			bubble.Pass(5 * time.Millisecond)
+			if !strings.Contains(r.kernel.String(), fmt.Sprint("10.244.1.", i+1)) {
+				t.Errorf("a change does not come through: %s", r.kernel)
 			}
+			s := r.engine.Status()
+			if u := s.Undone; r.engine.Healthy() != healthy || u == nil || u.By != "nft (process 7)" || u.Since.Sub(start) > time.Second ||
+				!u.Rarer {
+				t.Errorf("after %v: healthy %v, want %v; undone %+v", time.Since(start), r.engine.Healthy(), healthy, u)
+			}
+		}
+		if n := r.count("sync") - before; n < 10 || n > 15 {
+			t.Errorf("%d repairs in 200 s, want some, and ever more rarely", n)
+		}
+		bubble.Pass(time.Until(start.Add(5*time.Minute + LongestPause + 2*auditInterval)))
+		if got := r.kernel.String(); got != r.state.String() {
+			t.Errorf("when nobody undoes it any more the kernel is\n%s", got)
+		}
+		bubble.Pass(repairHolds + 2*auditInterval)
+		if s := r.engine.Status(); s.Undone != nil || !r.engine.Healthy() {
+			t.Errorf("when the repair has held: %+v", s)
 		}
 		r.stop()
-		audits := 0
-		for _, call := range r.kernel.Calls() {
-			if call == "audit" {
-				audits++
+		for text, want := range map[string]int{"another program undoes the repairs": 1, "repairs hold again": 1} {
+			if n := strings.Count(r.log.String(), text); n != want {
+				t.Errorf("%q was logged %d times, want %d:\n%s", text, n, want, r.log.String())
 			}
 		}
-		if audits < 500 || audits > 850 { // a quarter of the time, and of two minutes in advance
-			t.Errorf("%d audits of 0.1 s in three minutes", audits)
-		}
 	})
+}
+
+// Who undoes repairs, but only now and then, finds each repaired at once.
+func TestEngine_undoneNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(nil)
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		for range 100 {
+			r.vandalise()
+			bubble.Pass(2 * auditInterval)
+			if got := r.kernel.String(); got != r.state.String() {
+				t.Fatalf("not repaired after a second:\n%s", got)
+			}
+			bubble.Pass(repairHolds)
+		}
+		if !r.engine.Healthy() {
+			t.Errorf("%+v", r.engine.Status())
+		}
+		r.stop()
+	})
+}
+
+// An audit that takes longer than it may says nothing about the kernel. It gets more time, and does not lead to a Sync.
+func TestEngine_auditTakesLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, p := newRig(t), &longAudit{took: 100 * time.Second}
+		r.start(func(o *Options) { p.Dataplane, o.Plane = o.Plane, p })
+		r.send(web(1, "10.244.1.2"))
+		bubble.Pass(time.Hour)
+		if n := r.count("sync"); n != 1 || p.completed.Load() == 0 {
+			t.Errorf("%d calls of Sync, want the first one; %d audits came to their end", n, p.completed.Load())
+		}
+		r.vandalise()
+		bubble.Pass(5 * time.Minute)
+		if got := r.kernel.String(); got != r.state.String() {
+			t.Errorf("not repaired:\n%s", got)
+		}
+		r.stop()
+	})
+}
+
+// longAudit takes its time, or all that it gets.
+type longAudit struct {
+	dataplane.Dataplane
+	took      time.Duration
+	completed atomic.Int64
+}
+
+var errDone = errors.New("done")
+
+func (p *longAudit) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+	ctx, end := context.WithDeadlineCause(ctx, time.Now().Add(p.took), errDone)
+	defer end()
+	if <-ctx.Done(); !errors.Is(context.Cause(ctx), errDone) {
+		return nil, ctx.Err()
+	}
+	p.completed.Add(1)
+	return p.Dataplane.Audit(ctx, s)
 }
 
 // thoroughAudit takes its time when it is asked for every row.

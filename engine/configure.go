@@ -66,7 +66,7 @@ func (e *Engine) configure(s Settings, control *controlServer) error {
 		e.control = control
 	}
 	e.setTimes(s.AuditInterval, s.MaxRest)
-	e.endRest()
+	e.rests.end()
 	e.checks.move(s.HealthAddress, e.options.Log)
 	e.again = true
 	return e.options.Table.Configure(s.Table) // which has been found valid
@@ -75,7 +75,7 @@ func (e *Engine) configure(s Settings, control *controlServer) error {
 // setTimes sets what both New and Configure may. A rest must not look like a plane that fails.
 func (e *Engine) setTimes(audit, rest time.Duration) {
 	e.options.AuditInterval = orDefault(audit, auditInterval)
-	e.changes.longest = min(rest, e.options.HealthTimeout/2)
+	e.rests.limit(min(rest, e.options.HealthTimeout/2))
 }
 
 func orDefault(d, otherwise time.Duration) time.Duration {
@@ -102,10 +102,11 @@ func (e *Engine) Replace(ctx context.Context, p Parts) error {
 
 func (e *Engine) replace(p Parts) error {
 	e.dirty, e.partial, e.backoff, e.retryAt, e.again = true, false, 0, time.Time{}, true
-	e.endRest()
+	e.rests.end()
 	if p.Source != nil {
-		e.held, e.holds = service.Batch{}, false
+		e.inbox.close()
 		e.options.Source, e.options.Table, e.state = p.Source, p.Table, nil
+		e.inbox, e.queue = e.pull(p.Source), e.newQueue()
 		e.status.eligible(true)
 	}
 	if p.Plane == nil {
@@ -113,7 +114,7 @@ func (e *Engine) replace(p Parts) error {
 	}
 	old := e.options.Plane
 	e.options.Plane = p.Plane
-	e.status.planeChanged()
+	e.planeChanged()
 	if err := old.Close(); err != nil {
 		return fmt.Errorf("close the data plane that was replaced: %w", err)
 	}

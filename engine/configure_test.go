@@ -120,6 +120,7 @@ func TestEngine_replaceSource(t *testing.T) {
 		var rounds rounds
 		r.start(func(o *Options) { o.AuditInterval, o.Observer = 10*time.Hour, &rounds })
 		r.send(web(1, "10.244.1.2"))
+		synctest.Wait() // else the first turn has both
 		r.send(web(2, "10.244.1.2"))
 		r.converged()
 		before := r.kernel.String()

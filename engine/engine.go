@@ -1,13 +1,13 @@
 // Package engine is the loop that makes the kernel follow the cluster, and the servers that tell
 // others how it does.
 //
-//	source ── Next ──► Table.Update ──► State, Change ──► Sync | Apply ──► data plane
-//	             ▲                          │  │
-//	  requests ──┘ (Do ends the wait)       │  └──► healthCheckNodePort servers
-//	                                        └──► /healthz, /livez, control socket
+//	source ── Next ──► inbox ──► queue ──► Table.Update ──► State, Change ──► Sync | Apply ──► data plane
+//	                             ▲                              │  │
+//	                 requests ───┘ (Do ends the wait)           │  └──► healthCheckNodePort servers
+//	                                                            └──► /healthz, /livez, /readyz, control socket
 //
 // One goroutine, that of Run, owns the State, the Table and the data plane. It does one thing after
-// another and needs no locks; others ask it through Do.
+// another and needs no locks; others ask it through Do. Another one pulls the Source.
 package engine
 
 import (
@@ -17,13 +17,13 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
-	"runtime"
 	"runtime/debug"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
 )
@@ -45,8 +45,8 @@ type Options struct {
 	AuditInterval time.Duration
 	// Foreign tells what others change in the kernel: the next comparison comes at once then. nil: nobody tells.
 	Foreign <-chan dataplane.Foreign
-	// MaxRest is how long a change may have to wait at most because programming the last ones took much
-	// processor time; 0: it never has to. Where programming is quick no change ever waits.
+	// MaxRest is how long a change may have to wait at most because programming the last ones of its namespace took
+	// much processor time; 0: it never has to. Where programming is quick no change ever waits.
 	MaxRest time.Duration
 	// HealthTimeout is how long a change may wait to be programmed before /healthz says so; 0: one
 	// minute, which is kube-proxy's (twice its syncPeriod).
@@ -77,9 +77,14 @@ type Options struct {
 const (
 	auditInterval = 500 * time.Millisecond
 	healthTimeout = time.Minute
-	// After an error the next attempt waits from the first to the second of these.
-	minBackoff = 100 * time.Millisecond
-	maxBackoff = 30 * time.Second
+	// After an error the next attempt waits from the first to the second of these, and up to the third if the one before
+	// was successful, which ends the waiting if it was so for the fourth.
+	minBackoff   = 100 * time.Millisecond
+	maxBackoff   = 30 * time.Second
+	againBackoff = time.Second
+	calm         = 10 * time.Second
+	// What only some rows need costs a fifth of the time at most.
+	partialShare = 4
 	// onceAttempts is how often Once tries.
 	onceAttempts = 4
 )
@@ -111,19 +116,24 @@ type Engine struct {
 	partial  bool         // some rows are not in force, but the next change may come
 	retryAt  time.Time    // when dirty or partial
 	backoff  time.Duration
+	synced   time.Time     // when that was last successful; zero: it has failed since
+	took     time.Duration // the last one
 	audits   audits
+	quarrel  quarrel
 	problems problems
 
-	changes budget
-	restEnd time.Time     // changes are gathered until then
-	held    service.Batch // that have been gathered
-	holds   bool          // there are some
+	pull    func(source.Source) *inbox
+	inbox   *inbox // of the Source in use
+	queue   queue
+	rests   rests
+	pace    pace
+	cost    cost    // of the turn that goes on
+	pending pending // what the Table has, and the kernel has not
 
-	round   Round       // the one that is going on
-	again   bool        // go round without waiting
-	untidy  bool        // everything was programmed, which leaves garbage
-	waiting []Happening // that are not yet programmed
-	arrived []time.Time // when the batches came that are not
+	round    Round // the one that is going on
+	again    bool  // go round without waiting
+	untidy   bool  // everything was programmed, which leaves garbage
+	reported said.Share
 }
 
 // New makes an Engine. Nothing happens before Run.
@@ -151,10 +161,13 @@ func New(o Options) *Engine {
 		stopped:  make(chan struct{}),
 		started:  time.Now(),
 		dirty:    true,
+		audits:   newAudits(o.HealthTimeout / 2),
+		rests:    newRests(),
+		pace:     pace{size: firstSize},
+		reported: said.Share{Words: 2 * maxReported, While: time.Minute},
 		problems: newProblems(),
-		audits:   newAudits(),
-		changes:  budget{share: 32, credit: 250 * time.Millisecond, free: 4 * time.Millisecond},
 	}
+	e.queue = e.newQueue()
 	e.status.set(Status{NodeEligible: true})
 	e.setTimes(o.AuditInterval, o.MaxRest)
 	e.checks = newChecks(e)
@@ -172,6 +185,9 @@ func (e *Engine) Run(ctx context.Context) error {
 	if err := e.checks.openHealthz(e.options.Log); err != nil && e.options.HardFail {
 		return err
 	}
+	e.pull = func(s source.Source) *inbox { return openInbox(ctx, s, e.status.queued) }
+	e.inbox = e.pull(e.options.Source)
+	defer func() { e.inbox.close() }() // Replace may have replaced it
 	return e.loop(ctx)
 }
 
@@ -183,9 +199,6 @@ func (e *Engine) loop(ctx context.Context) error {
 			return nil
 		case err != nil:
 			return fmt.Errorf("read objects: %w", err)
-		}
-		if turn.arrived {
-			e.gather(turn.batch)
 		}
 		if turn.foreign != nil {
 			e.audits.hear(*turn.foreign)
@@ -202,18 +215,24 @@ func (e *Engine) loop(ctx context.Context) error {
 	}
 }
 
-// mustTurn reports whether there is anything to do now. While the plane rests a batch is no reason.
+// mustTurn reports whether there is anything to do now. While the changes that came have to rest they are no reason.
 func (e *Engine) mustTurn(t turn) bool {
-	if t.arrived && t.request == nil && e.resting() {
-		return !time.Now().Before(e.due())
+	if e.state == nil {
+		return e.queue.hasCommon()
 	}
-	return e.state != nil || t.arrived
+	return !t.arrived || !time.Now().Before(e.due())
 }
 
 // turn takes in what has arrived and has the kernel and the servers follow.
 func (e *Engine) turn(ctx context.Context) error {
 	change := e.take(e.release())
 	err := e.program(ctx, change)
+	if len(e.cost.shares) > 0 {
+		e.rests.charge(&e.cost)
+	}
+	if e.cost.full {
+		e.pace.took(min(e.cost.took, 2*e.cost.work)) // a busy node makes small turns no quicker
+	}
 	if !e.options.Once {
 		e.checks.follow(e.state, e.options.Log)
 	}
@@ -231,27 +250,20 @@ func (e *Engine) tidy() {
 	}
 }
 
-// turn is why the loop goes round.
+// turn is why the loop goes round. Without a reason something is due.
 type turn struct {
-	batch   service.Batch
-	arrived bool               // the batch, rather than that something ended the wait
+	arrived bool               // something came from the Source
 	request *request           // nil: none
 	foreign *dataplane.Foreign // change of the kernel; nil: none
 }
 
-// next waits for a batch, for a request, or until something is due.
+// next waits for something to come, for a request, or until something is due, and gathers what has come.
 //
 // There are two traps. The wait for the first batch has no deadline, and what ends it does not stand
 // for a batch: before the first one, which is complete, the State is empty, and to program that would
-// wipe the node. And a request is not served here, while the Source works, but ends the wait and is
-// served by the loop, between batches; so everything keeps its one caller.
-func (e *Engine) next(ctx context.Context) (turn, error) {
-	if e.again && e.state != nil {
-		e.again = false
-		return turn{}, nil
-	}
-	wait, end := e.wait(ctx)
-	defer end()
+// wipe the node. And a request is not served here, but by the loop, between two turns; so everything keeps its
+// one caller.
+func (e *Engine) next(ctx context.Context) (t turn, err error) {
 	requests, foreign := e.requests, e.options.Foreign
 	if e.state == nil {
 		requests = nil
@@ -259,64 +271,91 @@ func (e *Engine) next(ctx context.Context) (turn, error) {
 	if e.audits.heard() { // which is enough to look: others are taken then
 		foreign = nil
 	}
-	woken := make(chan turn, 1)
-	go func() {
-		defer end()
-		var t turn
-		select {
-		case t.request = <-requests:
-		case t.request = <-e.orders:
-		case f := <-foreign:
-			t.foreign = &f
-		case <-wait.Done():
-		}
-		woken <- t
-	}()
-	batch, err := e.options.Source.Next(wait)
-	end()
-	t := <-woken
-	t.batch, t.arrived = batch, err == nil
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		err = nil // by the contract of Next nothing is lost
-	}
-	return t, err
-}
-
-// wait is the context of a wait for a batch.
-func (e *Engine) wait(ctx context.Context) (context.Context, context.CancelFunc) {
+	alarm := time.NewTimer(0)
+	defer alarm.Stop()
+	due := alarm.C
 	if e.state == nil {
-		return context.WithCancel(ctx)
+		due = nil
+	} else if !e.again {
+		alarm.Reset(time.Until(e.due()))
 	}
-	return context.WithDeadline(ctx, e.due())
+	e.again = false
+	select {
+	case <-e.inbox.ready:
+		t.arrived = true
+	case t.request = <-requests:
+	case t.request = <-e.orders:
+	case f := <-foreign:
+		t.foreign = &f
+	case <-due:
+	case <-ctx.Done():
+		return t, ctx.Err()
+	}
+	return t, e.gather()
 }
 
-// due is when the loop has to go round even if nothing changes.
+// due is when the loop has to go round even if nothing comes.
 func (e *Engine) due() time.Time {
 	due := e.audits.due
 	if e.dirty || e.partial && e.retryAt.Before(due) {
 		due = e.retryAt
 	}
-	if e.holds && e.restEnd.Before(due) {
-		due = e.restEnd
+	switch at, waits := e.queue.due(e.rests.when); {
+	case waits && e.dirty: // a Sync takes as long with it
+		due = time.Time{}
+	case waits && at.Before(due):
+		due = at
 	}
 	return due
 }
 
+// newQueue is one for the Table in use.
+func (e *Engine) newQueue() queue {
+	return queue{began: e.started, owner: func(slice service.Name) string { return e.options.Table.ServiceOf(slice) }}
+}
+
+// gather puts into the queue what has come. What came before the first turn is for that one.
+func (e *Engine) gather() error {
+	came, err := e.inbox.take()
+	for _, d := range came {
+		e.round.Came.add(&d.batch)
+		if e.state == nil {
+			e.queue.putWhole(d)
+		} else {
+			e.queue.put(d)
+		}
+	}
+	return err
+}
+
+// release is what the next turn programs.
+func (e *Engine) release() taken {
+	if e.state == nil || e.dirty {
+		return e.queue.all()
+	}
+	return e.queue.take(e.pace.size, time.Now(), e.rests.when)
+}
+
 // take brings the State up to date.
-func (e *Engine) take(b service.Batch) model.Change {
-	state, change, problems := e.options.Table.Update(b)
-	e.log(problems)
-	if e.problems.note(&b, problems, e.options.Table.Ceased(), e.options.Table.Remaining) {
+func (e *Engine) take(t taken) model.Change {
+	e.cost = cost{shares: t.shares, cut: t.cut, full: t.full}
+	var state *model.State
+	var change model.Change
+	e.cost.measure(e.options.work, func() { state, change, e.round.Problems = e.options.Table.Update(t.batch) })
+	e.log(e.round.Problems)
+	if e.problems.note(&t.batch, e.round.Problems, e.options.Table.Ceased(), e.options.Table.Remaining) {
 		e.status.troubled(e.problems.list)
 	}
-	e.round = Round{Batch: b, Problems: problems}
+	e.round.Batch = t.batch
+	e.pending.add(&t.batch)
+	e.pending.remember(&t)
 	if first := e.state == nil; first || !change.Empty() {
 		e.status.queued(time.Now())
 	}
 	e.state = state
 	e.status.counted(count(state))
-	if b.Node != nil {
-		e.setEligible(b.Node.Eligible)
+	if t.batch.Node != nil {
+		e.setEligible(t.batch.Node.Eligible)
 	}
 	return change
 }
@@ -331,16 +370,18 @@ func (e *Engine) setEligible(is bool) {
 	e.status.eligible(is)
 }
 
-// maxReported bounds what one batch writes to the log.
+// maxReported is how many problems of a namespace the log has in a minute, if there are few of others.
 const maxReported = 100
 
+// log tells of problems. Each namespace has its share of the lines.
 func (e *Engine) log(problems []service.Problem) {
-	for i, p := range problems {
-		if i == maxReported {
-			e.options.Log.Warn("more problems", "count", len(problems)-i)
-			return
+	for _, p := range problems {
+		if e.reported.May(said.Whose(p.Object)) {
+			e.options.Log.Warn("problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
 		}
-		e.options.Log.Warn("problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
+	}
+	if more, of := e.reported.Withheld(); more > 0 {
+		e.options.Log.Warn("more problems", "count", more, "of", of)
 	}
 }
 
@@ -361,10 +402,27 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 		err = fmt.Errorf("program the data plane: %w", err)
 	}
 	if !e.dirty {
-		e.status.programmed(time.Now(), e.partial)
-		e.markHeld()
+		s := e.Status()
+		e.programmed(s.Undone == nil && s.UncheckedSince.IsZero())
 	}
 	return err
+}
+
+// planeChanged forgets what is about the plane before.
+func (e *Engine) planeChanged() {
+	e.quarrel = quarrel{}
+	e.status.planeChanged()
+}
+
+// programmed notes that the kernel follows, and since when changes wait that it was not told of. It may be known to
+// hold all of what it was told.
+func (e *Engine) programmed(whole bool) {
+	e.inbox.settle(func(oldest time.Time) {
+		e.status.programmed(time.Now(), whole, e.partial)
+		if oldest = earlier(oldest, e.queue.oldest()); !oldest.IsZero() {
+			e.status.queued(oldest)
+		}
+	})
 }
 
 // follow programs a change, or everything, if that is due.
@@ -378,15 +436,11 @@ func (e *Engine) follow(ctx context.Context, change model.Change) error {
 	return nil
 }
 
-// apply programs a change, and lets the plane rest after it. What counts is the processor time that it took:
-// on a busy node much of the time goes by with waiting.
-func (e *Engine) apply(ctx context.Context, change model.Change) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	start, worked := time.Now(), e.options.work()
-	err := e.options.Plane.Apply(ctx, e.state, change)
+// apply programs a change.
+func (e *Engine) apply(ctx context.Context, change model.Change) (err error) {
+	start := time.Now()
+	e.cost.measure(e.options.work, func() { err = e.options.Plane.Apply(ctx, e.state, change) })
 	e.round.Verb, e.round.Took = Applied, time.Since(start)
-	e.rest(e.options.work() - worked)
 	return err
 }
 
@@ -396,35 +450,53 @@ func (e *Engine) sync(ctx context.Context, level slog.Level) error {
 	start := time.Now()
 	err := e.options.Plane.Sync(ctx, e.state)
 	now := time.Now()
-	e.round.Verb, e.round.Took = Synced, now.Sub(start)
+	e.took = now.Sub(start)
+	e.round.Verb, e.round.Took = Synced, e.took
 	if err == nil || errors.Is(err, dataplane.ErrPartial) {
 		e.audits.due = now.Add(e.options.AuditInterval)
 	}
 	if err != nil {
 		return err
 	}
-	e.dirty, e.partial, e.backoff = false, false, 0
+	e.dirty, e.partial, e.synced = false, false, now
 	e.audits.lacking = nil
-	e.status.programmed(now, false) // who has read the line finds it there
+	e.status.checked()
+	e.programmed(true) // who has read the line finds it there
 	e.options.Log.Log(ctx, level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
-		"took", now.Sub(start))
+		"took", e.took)
 	e.untidy = e.untidy || !dataplane.Mends(ctx) // somebody may have it repair again and again
 	return nil
 }
 
 func (e *Engine) failed(ctx context.Context, err error) {
 	partial := errors.Is(err, dataplane.ErrPartial)
-	if now := time.Now(); !e.partial || !partial || !now.Before(e.retryAt) {
+	if !e.partial || !partial || !time.Now().Before(e.retryAt) {
 		// A change that fails in part while others wait for their retry does not put that off.
-		e.backoff = min(max(2*e.backoff, minBackoff), maxBackoff)
-		e.retryAt = now.Add(e.backoff)
+		e.retryAt = time.Now().Add(e.delay(partial))
 	}
 	e.partial, e.dirty = partial, !partial && !defect.Is(defect.EngineRetry)
 	if e.dirty {
 		e.status.queued(time.Now()) // a repair that fails is a change that waits
 	}
 	if ctx.Err() == nil { // else it is no news
-		e.status.failed(err)
-		e.options.Log.Error("programming the data plane failed", "error", err, "retry", e.backoff)
+		e.status.failed(err, partial)
+		e.options.Log.Error("programming the data plane failed", "error", err, "retry", time.Until(e.retryAt))
 	}
+}
+
+// delay is how long the next Sync waits after an error. A change that is refused again and again, and is programmed
+// between, shall not have it called all the time.
+func (e *Engine) delay(partial bool) time.Duration {
+	if !e.synced.IsZero() && time.Since(e.synced) >= calm {
+		e.backoff = 0
+	}
+	e.backoff = min(max(2*e.backoff, minBackoff), maxBackoff)
+	if partial {
+		return max(e.backoff, min(partialShare*e.took, maxBackoff))
+	}
+	if !e.synced.IsZero() { // nobody's changes are programmed until then
+		e.backoff = min(e.backoff, againBackoff)
+	}
+	e.synced = time.Time{}
+	return e.backoff
 }

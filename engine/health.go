@@ -30,6 +30,8 @@ type checks struct {
 	healthz netip.AddrPort // the zero value: none
 	leaving netip.AddrPort // answers until healthz does; the zero value: none
 	health  func() (Status, bool)
+	timeout time.Duration // of health
+	about   func() About  // nil: nothing
 	told    func(path string, status int)
 	pool    *httpserve.Pool
 	servers map[netip.AddrPort]*server
@@ -51,6 +53,8 @@ func newChecks(e *Engine) *checks {
 	return &checks{
 		healthz: e.options.HealthAddress,
 		health:  func() (Status, bool) { return e.Status(), e.Healthy() },
+		timeout: e.options.HealthTimeout,
+		about:   e.options.About,
 		told:    e.options.Observer.Answered,
 		pool:    httpserve.New(httpserve.Health(), e.options.ConnectionClosed),
 		servers: map[netip.AddrPort]*server{},
@@ -189,7 +193,8 @@ type familyHealth struct {
 }
 
 // healthzHandler serves /healthz, which is for load balancers and says 503 also if the node is about
-// to go (KEP-3836), and /livez, which is for whoever would restart this process and does not.
+// to go (KEP-3836), /livez, which is for whoever would restart this process and does not, and /readyz, which says
+// what is wrong, and at once.
 func (c *checks) healthzHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -198,11 +203,8 @@ func (c *checks) healthzHandler() http.Handler {
 		c.answered("/healthz", ok)
 		answer(w, ok, health(status, healthy, &status.NodeEligible))
 	})
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
-		status, healthy := c.health()
-		c.answered("/livez", healthy)
-		answer(w, healthy, health(status, healthy, nil))
-	})
+	mux.HandleFunc("GET /livez", c.livezHandler)
+	mux.HandleFunc("GET /readyz", c.readyzHandler)
 	return mux
 }
 

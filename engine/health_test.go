@@ -11,10 +11,13 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
@@ -121,7 +124,7 @@ func TestChecks_followRows(t *testing.T) {
 	if body, _ := get(t, "http://"+a.String(), 503); body["serviceProxyHealthy"] != false {
 		t.Fatal(body) // nothing is programmed
 	}
-	e.status.programmed(time.Now(), false)
+	e.status.programmed(time.Now(), true, false)
 	body, header := get(t, "http://"+a.String()+"/any/path", 200)
 	want := `{"localEndpoints":2,"service":{"name":"web","namespace":"shop"},"serviceProxyHealthy":true}`
 	if got, _ := json.Marshal(body); string(got) != want || header.Get("X-Load-Balancing-Endpoint-Weight") != "2" ||
@@ -152,7 +155,7 @@ func TestChecks_portInUse(t *testing.T) {
 	at := occupied.Addr().(*net.TCPAddr).AddrPort()
 	var log strings.Builder
 	e := New(Options{})
-	e.status.programmed(time.Now(), false)
+	e.status.programmed(time.Now(), true, false)
 	state := model.NewState()
 	state.Health[at] = model.Health{Service: "shop/web", Local: 1}
 	for range 3 {
@@ -176,8 +179,8 @@ func TestEngine_saysWhoMayUseTheNode(t *testing.T) {
 		for range 2 {
 			for _, n := range []*service.Node{node, {}, {}, node, node} {
 				r.send(service.Batch{Node: n})
+				synctest.Wait()
 			}
-			synctest.Wait()
 		}
 		r.stop()
 		for text, want := range map[string]int{
@@ -206,4 +209,110 @@ func TestEngine_retriesHealthAddress(t *testing.T) {
 	}
 	get(t, "http://"+at.String()+"/healthz", 200)
 	r.stop()
+}
+
+// text asks until the answer has the code, and returns it.
+func text(t *testing.T, url string, code int) (text string) {
+	t.Helper()
+	eventually.Nil(t, fmt.Sprintf("%s answers %d", url, code), func() error {
+		response, err := http.Get(url)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		if text = string(body); err == nil && response.StatusCode != code {
+			err = fmt.Errorf("%s %s", response.Status, text)
+		}
+		return err
+	})
+	return text
+}
+
+// readyz says which check fails, at once, and fails for nothing that one object or the API server is to blame for.
+func TestReadyz(t *testing.T) {
+	noGoroutineLeft(t)
+	defer http.DefaultClient.CloseIdleConnections()
+	r := newRig(t)
+	at := freeAddress(t)
+	r.start(func(o *Options) {
+		o.HealthAddress, o.AuditInterval = at, 10*time.Millisecond
+		o.About = func() About {
+			return About{Watches: []Watch{{Resource: "services", Heard: time.Now().Add(-time.Hour)}}}
+		}
+	})
+	readyz := "http://" + at.String() + "/readyz"
+	if got := text(t, readyz, 503); !strings.Contains(got, "[-]programmed failed: nothing has been programmed yet\n[+]changes ok\n") ||
+		!strings.HasSuffix(got, "readyz check failed\n") {
+		t.Error(got)
+	}
+	r.send(web(1, "10.244.1.2"))
+	if got := text(t, readyz, 200); got != "ok" {
+		t.Error(got)
+	}
+	if got := text(t, readyz+"?verbose", 200); got != "[+]programmed ok\n[+]changes ok\n[+]rules ok\n[+]audit ok\n[+]rows ok\n"+
+		"[+]watch-services ok, heard of 1h0m0s ago\nreadyz check passed\n" {
+		t.Error(got)
+	}
+	r.setFault(func(string) error { return errBroken })
+	r.send(web(2, "10.244.1.3"))
+	if got := text(t, readyz, 503); !strings.Contains(got, "[-]changes failed: a change waits since ") ||
+		!strings.Contains(got, errBroken.Error()) {
+		t.Error(got)
+	}
+	get(t, "http://"+at.String()+"/livez", 200) // it may pass
+	r.setFault(func(string) error { return fmt.Errorf("%w: %w", dataplane.ErrPartial, errBroken) })
+	if got := text(t, readyz+"?verbose", 200); !strings.Contains(got, "[+]rows ok, but some are not in force: ") {
+		t.Error(got)
+	}
+	r.setFault(nil)
+	eventually.True(t, "all is programmed", func() bool { return r.engine.Status().Failures == 0 })
+	var undone atomic.Bool
+	go func() {
+		for !undone.Load() {
+			r.vandalise()
+			runtime.Gosched()
+		}
+	}()
+	defer undone.Store(true)
+	if got := text(t, readyz, 503); !strings.Contains(got, "[-]rules failed: another program undoes them since ") {
+		t.Error(got)
+	}
+	if got := text(t, readyz+"?verbose&exclude=rules", 200); !strings.Contains(got, "[+]rules excluded: ok\n") {
+		t.Error(got)
+	}
+	get(t, "http://"+at.String()+"/livez", 200)
+	r.engine.status.undone(&Undone{Since: time.Now().Add(-2 * healthTimeout)})
+	get(t, "http://"+at.String()+"/livez?exclude=rules", 200)
+	r.stop()
+}
+
+// While the loop is busy with something else, a change that waits for too long shows.
+func TestEngine_busyShows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(func(o *Options) { o.AuditInterval = 10 * time.Hour })
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		go func() { // which the end of the test may refuse
+			_ = r.engine.Do(t.Context(), func(context.Context, View) error { bubble.Work(10 * time.Minute); return nil })
+		}()
+		synctest.Wait()
+		sent := time.Now()
+		r.send(web(2, "10.244.1.3"))
+		bubble.Pass(30 * time.Second)
+		if s := r.engine.Status(); !s.WaitingSince.Equal(sent) || !r.engine.Healthy() {
+			t.Errorf("%+v, want that a change waits", s)
+		}
+		bubble.Pass(31 * time.Second)
+		if r.engine.Healthy() {
+			t.Error("a change has waited for a minute, and yet it is healthy")
+		}
+		bubble.Pass(10 * time.Minute)
+		r.converged()
+		if !r.engine.Healthy() {
+			t.Errorf("%+v", r.engine.Status())
+		}
+		r.stop()
+	})
 }

@@ -31,8 +31,10 @@ const (
 
 // Round is one turn of the loop: a batch is taken in, and the kernel follows.
 type Round struct {
-	Batch    service.Batch
+	Batch    service.Batch     // that was taken in
 	Problems []service.Problem // that the batch brought up
+	Came     Changes           // since the last Round
+	Pending  Changes           // that are not in force
 	State    *model.State
 	Verb     Verb
 	Took     time.Duration // of the verb
@@ -40,7 +42,7 @@ type Round struct {
 	// Happened are the endpoint changes that the kernel now follows and of which it is known when they
 	// happened; those from before this process are left out.
 	Happened []Happening
-	// Arrived are the times when those batches came that the kernel now follows.
+	// Arrived are the times when the changes came that the kernel now follows; those that came together have one.
 	Arrived []time.Time
 	Audited time.Duration       // how long the audit took; 0: there was none
 	Drifts  []dataplane.Drift   // that it found; they are repaired
@@ -67,34 +69,38 @@ type nobody struct{}
 func (nobody) Round(Round)          {}
 func (nobody) Answered(string, int) {}
 
-// maxWaiting bounds what is remembered while nothing can be programmed.
-const maxWaiting = 100_000
+// Changes are numbers of changed objects.
+type Changes struct{ Services, Slices int }
 
-// note remembers when what a batch tells has happened.
-func (e *Engine) note(b service.Batch) {
-	if len(b.Services)+len(b.Slices) > 0 && len(e.arrived) < maxWaiting {
-		e.arrived = append(e.arrived, time.Now())
-	}
-	for _, s := range b.Slices.All() {
-		if s == nil || len(e.waiting) >= maxWaiting {
-			continue
-		}
-		if at := time.UnixMicro(s.Changed); at.After(e.started) {
-			v6 := len(s.Endpoints) > 0 && s.Endpoints[0].Addr.Is6()
-			e.waiting = append(e.waiting, Happening{at, v6})
-		}
+func (c *Changes) add(b *service.Batch) {
+	c.Services += len(b.Services)
+	c.Slices += len(b.Slices)
+}
+
+// pending are changes that the Table has, and the kernel perhaps not.
+type pending struct {
+	Changes
+	came     []time.Time
+	happened []Happening
+}
+
+func (p *pending) remember(t *taken) {
+	if len(p.came)+len(p.happened) < maxNoted {
+		p.came = append(p.came, t.came...)
+		p.happened = append(p.happened, t.happened...)
 	}
 }
 
 // observe closes the account of a round.
 func (e *Engine) observe(err error) {
-	r := &e.round
+	r, p := &e.round, &e.pending
 	r.State, r.Err, r.Status = e.state, err, e.Status()
 	r.Refused = e.checks.takeNews()
-	if !e.dirty && !e.holds {
-		r.Happened, r.Arrived = e.waiting, e.arrived
-		e.waiting, e.arrived = e.waiting[:0], e.arrived[:0]
+	if !e.dirty {
+		r.Happened, r.Arrived = p.happened, p.came
+		*p = pending{came: p.came[:0], happened: p.happened[:0]}
 	}
+	r.Pending = Changes{p.Services + e.queue.Services, p.Slices + e.queue.Slices}
 	e.options.Observer.Round(*r)
 	e.round = Round{}
 }

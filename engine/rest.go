@@ -1,12 +1,11 @@
 package engine
 
 import (
+	"maps"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"fairlead.dev/fairlead/service"
-	"fairlead.dev/fairlead/source"
 )
 
 // Some planes pay for every change in proportion to all rows: the kernel copies a legacy table of iptables,
@@ -14,7 +13,11 @@ import (
 // away from the node. So a change that took long to program is followed by a rest, in which what comes is
 // gathered. The first change after a quiet time does not wait.
 //
-//	batch ─► gather ─► held ─► release, when the rest is over ─► Table.Update ─► Apply ─► rest
+// The rest is a matter of the namespaces whose changes took long. Others do not wait for it, unless there is no end of
+// them: then all wait for a while, so that the next turn has what came of many.
+//
+//	turn ─► cost ─┬─ each namespace's part ─► its own rest ─┐
+//	              └─ all of it ─► the rest of all, shorter ─┴─► when the next changes of a namespace may go
 
 // budget keeps something to a share of one CPU: each time owes a rest of so many times its length. Up to
 // credit is lent, so that a single long one does not delay the next, and no rest is longer than longest.
@@ -40,10 +43,115 @@ func (b *budget) rest(took time.Duration) time.Duration {
 	return max(0, owed-b.credit)
 }
 
-// rest lets the plane rest after a change.
-func (e *Engine) rest(took time.Duration) { e.restEnd = time.Now().Add(e.changes.rest(took)) }
+// lane is a budget, and until when it has to rest.
+type lane struct {
+	budget
+	until time.Time
+}
 
-func (e *Engine) endRest() { e.restEnd = time.Time{} }
+// charge takes in how long something took. When it is done, the lane rests.
+func (l *lane) charge(took time.Duration, done bool) {
+	if rest := l.rest(took); done {
+		l.until = time.Now().Add(rest)
+	}
+}
+
+// restFree is what a turn may take without a rest.
+const restFree = 4 * time.Millisecond
+
+// rests say from when on the changes of whom may go.
+type rests struct {
+	own map[string]*lane // of the namespaces that rest, or did not long ago
+	all lane
+	max time.Duration // how long a rest is at most
+}
+
+func newRests() rests {
+	return rests{
+		own: map[string]*lane{},
+		all: lane{budget: budget{share: 2, credit: time.Second, free: restFree}},
+	}
+}
+
+// limit sets how long a rest is at most.
+func (r *rests) limit(longest time.Duration) { r.max, r.all.longest = longest, longest/2 }
+
+// end ends all rests.
+func (r *rests) end() {
+	r.all.until = time.Time{}
+	clear(r.own)
+}
+
+// when is from when on the changes of a namespace may go.
+func (r *rests) when(namespace string) time.Time {
+	if l := r.own[namespace]; l != nil && l.until.After(r.all.until) {
+		return l.until
+	}
+	return r.all.until
+}
+
+// charge takes in how long a turn took. What was released together, and takes several turns, has one rest afterwards.
+func (r *rests) charge(c *cost) {
+	now := time.Now()
+	maps.DeleteFunc(r.own, func(_ string, l *lane) bool { return l.paid.Before(now) && l.until.Before(now) })
+	sum := c.weight()
+	for _, s := range c.shares {
+		r.lane(s.namespace).charge(time.Duration(float64(c.work)*float64(s.weight)/float64(sum)), s.done)
+	}
+	r.all.charge(c.work, !c.cut)
+}
+
+func (r *rests) lane(namespace string) *lane {
+	l := r.own[namespace]
+	if l == nil {
+		l = &lane{budget: budget{share: 32, credit: 250 * time.Millisecond, free: restFree}}
+		r.own[namespace] = l
+	}
+	l.longest = r.max
+	return l
+}
+
+const (
+	// turnGoal is how long a turn should take that leaves something to the next one: others wait for it, but each turn has
+	// its price where the kernel works through all rules.
+	turnGoal = 400 * time.Millisecond
+	// The size of a turn is between these, in rows, roughly.
+	minSize, firstSize, maxSize = 1 << 11, 1 << 13, 1 << 18
+)
+
+// pace finds the size of turns.
+type pace struct{ size int }
+
+// took takes in how long a turn of that size took.
+func (p *pace) took(took time.Duration) {
+	factor := float64(turnGoal) / float64(max(took, 1))
+	p.size = int(float64(p.size) * min(max(factor, 0.5), 8))
+	p.size = min(max(p.size, minSize), maxSize)
+}
+
+// cost is what a turn has taken so far. On a busy node much of the time goes by with waiting.
+type cost struct {
+	took, work time.Duration
+	shares     []share
+	cut, full  bool // it left something to the next one, as it had no room
+}
+
+func (c *cost) weight() (n int) {
+	for _, s := range c.shares {
+		n += s.weight
+	}
+	return n
+}
+
+// measure adds what f takes.
+func (c *cost) measure(clock func() time.Duration, f func()) {
+	runtime.LockOSThread() // the clock is the thread's
+	defer runtime.UnlockOSThread()
+	start, worked := time.Now(), clock()
+	f()
+	c.took += time.Since(start)
+	c.work += clock() - worked
+}
 
 // processorTime is that of the calling thread; if the kernel does not tell, no time goes by.
 func processorTime() time.Duration {
@@ -52,33 +160,4 @@ func processorTime() time.Duration {
 		return 0
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// resting reports whether what has come has to wait. It does not for a Sync, which takes as long with it.
-func (e *Engine) resting() bool { return !e.dirty && time.Now().Before(e.restEnd) }
-
-// gather keeps a batch until the loop takes it in. It is taken from its source even while the plane rests, as
-// only then it is known since when it waits.
-func (e *Engine) gather(b service.Batch) {
-	e.note(b)
-	source.Add(&e.held, b)
-	e.holds = true
-	if e.resting() {
-		e.markHeld()
-	}
-}
-
-// release is what has been gathered, unless the plane rests.
-func (e *Engine) release() (b service.Batch) {
-	if !e.resting() {
-		b, e.held, e.holds = e.held, service.Batch{}, false
-	}
-	return b
-}
-
-// markHeld has the status say since when changes wait, if they do.
-func (e *Engine) markHeld() {
-	if e.holds && len(e.arrived) > 0 {
-		e.status.queued(e.arrived[0])
-	}
 }

@@ -338,9 +338,9 @@ func (w *switching) swap() {
 	e.options.Plane = w.To
 	e.dirty, e.backoff, e.retryAt, e.again = false, 0, time.Time{}, true
 	e.partial, e.audits.lacking = w.partial != nil, nil
-	e.endRest()
-	e.status.planeChanged()
-	e.status.programmed(time.Now(), e.partial)
+	e.rests.end()
+	e.planeChanged()
+	e.programmed(true)
 	w.did(Progress{Step: StepInForce})
 }
 

@@ -37,6 +37,7 @@ type asked struct {
 
 	build, mode, rows, noLocal                  *metrics.Desc
 	healthy, eligible, partial, waiting, inARow *metrics.Desc
+	unchecked, undone                           *metrics.Desc
 	watchAge, watchLists                        *metrics.Desc
 	plane                                       plane
 }
@@ -57,6 +58,10 @@ func newAsked(s *shelf, o Options) *asked {
 		partial: s.asked(fairlead("partial", "Whether all is in force but for rows that the kernel refuses.")),
 		waiting: s.asked(fairlead("waiting_seconds",
 			"How long the oldest change that is not in force has waited; 0: none waits.")),
+		unchecked: s.asked(fairlead("unchecked_seconds",
+			"For how long the kernel could not be compared with the rows, as that takes too long; 0: it can.")),
+		undone: s.asked(fairlead("rules_undone_seconds",
+			"For how long another program has undone each repair, by its name if the kernel tells it; 0: repairs hold.", "by")),
 		inARow: s.asked(fairlead("failures_in_a_row",
 			"Failed attempts to program the kernel since the last that succeeded.")),
 		watchAge: s.asked(fairlead("watch_silence_seconds",
@@ -87,7 +92,7 @@ func (a *asked) watch(f func() []Watch) {
 func (a *asked) DescribeWithStability(to chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{
 		a.build, a.mode, a.rows, a.noLocal,
-		a.healthy, a.eligible, a.partial, a.waiting, a.inARow,
+		a.healthy, a.eligible, a.partial, a.waiting, a.inARow, a.unchecked, a.undone,
 		a.watchAge, a.watchLists,
 	} {
 		to <- d
@@ -126,15 +131,25 @@ func (a *asked) CollectWithStability(to chan<- metrics.Metric) {
 
 func (a *asked) tellStatus(tell func(*metrics.Desc, float64, ...string)) {
 	s := a.engine.Status()
-	waiting := 0.0
-	if !s.WaitingSince.IsZero() {
-		waiting = time.Since(s.WaitingSince).Seconds()
-	}
 	tell(a.healthy, truth(a.engine.Healthy()))
 	tell(a.eligible, truth(s.NodeEligible))
-	tell(a.partial, truth(s.Failures > 0 && s.WaitingSince.IsZero()))
-	tell(a.waiting, waiting)
+	tell(a.partial, truth(s.Partial))
+	tell(a.waiting, lasting(s.WaitingSince))
+	tell(a.unchecked, lasting(s.UncheckedSince))
+	if u := s.Undone; u != nil {
+		tell(a.undone, lasting(u.Since), u.Process)
+	} else {
+		tell(a.undone, 0, "")
+	}
 	tell(a.inARow, float64(s.Failures))
+}
+
+// lasting is for how long something has lasted, in seconds; the zero time: it does not.
+func lasting(since time.Time) float64 {
+	if since.IsZero() {
+		return 0
+	}
+	return time.Since(since).Seconds()
 }
 
 func truth(is bool) float64 {

@@ -17,7 +17,7 @@ func BenchmarkRound(b *testing.B) {
 	m := metrics.New(metrics.Options{})
 	now := time.Now()
 	r := engine.Round{
-		Batch: batch(0, 1), Verb: engine.Applied, Took: 100 * time.Microsecond, Status: was(now),
+		Came: engine.Changes{Services: 0, Slices: 1}, Verb: engine.Applied, Took: 100 * time.Microsecond, Status: was(now),
 		Happened: []engine.Happening{{At: now}}, Arrived: []time.Time{now},
 	}
 	b.ReportAllocs()

@@ -29,17 +29,6 @@ func inBubble(t *testing.T, test func(t *testing.T)) {
 // was is a status after all has been programmed.
 func was(at time.Time) engine.Status { return engine.Status{LastProgrammed: at, NodeEligible: true} }
 
-func batch(services, slices int) service.Batch {
-	b := service.Batch{}
-	for i := range services {
-		b.Services.Set(service.Name{Name: fmt.Sprint(i)}, nil)
-	}
-	for i := range slices {
-		b.Slices.Set(service.Name{Name: fmt.Sprint(i)}, nil)
-	}
-	return b
-}
-
 func expect(t *testing.T, m *metrics.Metrics, want string) {
 	t.Helper()
 	if have := counted(t, scrape(t, m.Own())); have != want {
@@ -53,12 +42,12 @@ func TestRounds(t *testing.T) {
 		bubble.Pass(2 * time.Second)
 		now := time.Now()
 		m.Round(engine.Round{
-			Batch: batch(2, 3), Verb: engine.Synced, Took: 40 * time.Millisecond, Status: was(now),
+			Came: engine.Changes{Services: 2, Slices: 3}, Verb: engine.Synced, Took: 40 * time.Millisecond, Status: was(now),
 			Arrived: []time.Time{now.Add(-50 * time.Millisecond)},
 		})
 		bubble.Pass(time.Second)
 		m.Round(engine.Round{ // a second later, one slice of each family and a problem
-			Batch: batch(0, 2), Verb: engine.Applied, Took: 3 * time.Millisecond, Status: was(time.Now()),
+			Came: engine.Changes{Services: 0, Slices: 2}, Verb: engine.Applied, Took: 3 * time.Millisecond, Status: was(time.Now()),
 			Problems: []service.Problem{{Object: "Service default/web"}, {Object: "Service a/b"}, {Object: "/etc/x.yaml"}},
 			Happened: []engine.Happening{{At: time.Now().Add(-400 * time.Millisecond)}, {At: time.Now().Add(-3 * time.Second), V6: true}},
 			Arrived:  []time.Time{time.Now().Add(-4 * time.Millisecond), time.Now().Add(-5 * time.Millisecond)},
@@ -95,8 +84,8 @@ func TestFailures(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		m := metrics.New(metrics.Options{})
 		waiting := engine.Status{WaitingSince: time.Now(), Failures: 1}
-		m.Round(engine.Round{Batch: batch(2, 1), Verb: engine.Synced, Took: time.Millisecond, Err: errors.New("broken"), Status: waiting})
-		m.Round(engine.Round{Batch: batch(3, 0), Status: waiting}) // the retry is not due
+		m.Round(engine.Round{Came: engine.Changes{Services: 2, Slices: 1}, Pending: engine.Changes{Services: 2, Slices: 1}, Verb: engine.Synced, Took: time.Millisecond, Err: errors.New("broken"), Status: waiting})
+		m.Round(engine.Round{Came: engine.Changes{Services: 3}, Pending: engine.Changes{Services: 5, Slices: 1}, Status: waiting}) // the retry is not due
 		expect(t, m, `counter fairlead_programming_failures_total{extent="everything"} 1
 counter kubeproxy_sync_proxy_rules_endpoint_changes_total{} 1
 counter kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 1

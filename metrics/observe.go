@@ -34,21 +34,11 @@ func (m *Metrics) Round(r engine.Round) {
 
 // changes counts what came, and what waits.
 func (m *Metrics) changes(r *engine.Round, now time.Time) {
-	services, slices := float64(len(r.Batch.Services)), float64(len(r.Batch.Slices))
-	waiting := !r.Status.WaitingSince.IsZero()
-	count := func(n float64, total metrics.CounterMetric, pending metrics.GaugeMetric) {
-		if n > 0 {
-			total.Add(n)
-		}
-		if waiting {
-			pending.Add(n)
-		} else {
-			pending.Set(0)
-		}
-	}
-	count(services, m.proxy.services, m.proxy.servicesPending)
-	count(slices, m.proxy.endpoints, m.proxy.endpointsPending)
-	if r.Verb != engine.Rested || services+slices > 0 {
+	m.proxy.services.Add(float64(r.Came.Services))
+	m.proxy.endpoints.Add(float64(r.Came.Slices))
+	m.proxy.servicesPending.Set(float64(r.Pending.Services))
+	m.proxy.endpointsPending.Set(float64(r.Pending.Slices))
+	if r.Verb != engine.Rested || r.Came != (engine.Changes{}) {
 		set(m.proxy.queued, now.Add(-r.Took))
 		m.asked.stale.Store(true)
 	}
@@ -56,7 +46,7 @@ func (m *Metrics) changes(r *engine.Round, now time.Time) {
 
 // programmed measures programming.
 func (m *Metrics) programmed(r *engine.Round, now time.Time) {
-	if r.Status.WaitingSince.IsZero() && !r.Status.LastProgrammed.IsZero() {
+	if !r.Status.LastProgrammed.IsZero() {
 		set(m.proxy.programmed, r.Status.LastProgrammed)
 		m.asked.begun.Do(func() { m.own.start.Set(now.Sub(m.started).Seconds()) })
 	}

@@ -73,6 +73,7 @@ func (r report) String() string {
 		{"waiting", r.waiting()},
 		{"failures", r.failures()},
 		{"drifts repaired", fmt.Sprint(r.Drifts)},
+		{"undone", r.undone()},
 		{"rows", r.rows()},
 		{"problems", r.problems()},
 		{"heard of", r.watches()},
@@ -93,7 +94,28 @@ func (r report) health() string {
 	case r.LastProgrammed.IsZero():
 		return "no, nothing has been programmed yet: the log says what it waits for"
 	}
-	return "no, a change waits for too long"
+	return "no: " + r.wrong()
+}
+
+// wrong is what has been so for too long.
+func (r report) wrong() string {
+	switch {
+	case r.Undone != nil:
+		return "repairs of the rules do not hold"
+	case r.WaitingSince.IsZero() && !r.UncheckedSince.IsZero():
+		return "the kernel cannot be compared with the rows"
+	}
+	return "a change waits for too long"
+}
+
+// undone is who undoes the repairs; empty: nobody.
+func (r report) undone() string {
+	if r.Undone == nil {
+		return ""
+	}
+	by, next := cmp.Or(r.Undone.By, "another program"), r.Undone.Next.Local().Format(time.RFC3339)
+	return fmt.Sprintf("by %s, since %s; %d repairs did not hold, the next one is due at %s",
+		by, r.time(r.Undone.Since), r.Undone.Repairs, next)
 }
 
 func (r report) node() string {
