@@ -46,7 +46,7 @@ func (c *compiler) compile() {
 	}
 	if c.unhashed {
 		c.problem("Service "+c.service.Name.String(), annotation(schedulerAnnotation), fmt.Sprintf(
-			"the share of namespace %s in the node's %d tables of such schedulers is used up; the one that is configured is used",
+			"the share of namespace %s in the node's %d tables of such schedulers is used up; the configured one is used",
 			c.service.Name.Namespace, sharedTables))
 	}
 	for _, ip := range c.service.ClusterIPs {

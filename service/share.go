@@ -114,7 +114,8 @@ func (t *Table) excess(e *entry) int {
 	return frontendEntries*t.countFrontends(s, freeAddresses) + others - freeEntries*stated
 }
 
-// countFrontends is how many a Service has at most, without those of NodePorts on as many addresses of the node as are free.
+// countFrontends is how many a Service has at most. Those of NodePorts do not count on as many addresses of the node as
+// are free.
 func (t *Table) countFrontends(s *Service, free int) int {
 	external, nodePorts := len(s.LoadBalancerIPs), 0
 	if t.view.ExternalIPs {

@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// The parsers of this repository need 1.4 MB at most for any input: nftables makes chains in advance. Those of YAML need
-// 180 bytes for a byte of input. The bound is some twice as much.
+// The parsers of this repository need 1.4 MB at most for any input: nftables makes chains in advance. Those of YAML
+// need 180 bytes for a byte of input. The bound is some twice as much.
 const (
 	base    = 3 << 20
 	perByte = 400
