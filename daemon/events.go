@@ -109,6 +109,9 @@ func (r *reporter) Round(round engine.Round) {
 	}
 	for _, f := range round.Refused {
 		if f.Service != "" {
+			if namespace, _, _ := strings.Cut(f.Service, "/"); !r.problems.May(namespace) {
+				continue
+			}
 			r.emit(kube.Event{Object: "Service " + f.Service, Warning: true, Reason: reasonServiceHealth,
 				Message: f.Err.Error()})
 		} else {

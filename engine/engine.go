@@ -233,8 +233,8 @@ func (e *Engine) turn(ctx context.Context) error {
 	if e.cost.full {
 		e.pace.took(min(e.cost.took, 2*e.cost.work)) // a busy node makes small turns no quicker
 	}
-	if !e.options.Once {
-		e.checks.follow(e.state, e.options.Log)
+	if !e.options.Once && e.checks.follow(e.state, e.options.Log) {
+		e.again = true
 	}
 	e.observe(err)
 	e.tidy()

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,8 +25,8 @@ import (
 
 // checks are the servers that load balancers ask: /healthz, and one for each row of State.Health.
 // They are opened and closed by the loop alone. One that cannot be opened, say because an address is
-// still tentative or the process before this one still has the port, is tried again whenever the
-// loop goes round.
+// still tentative or the process before this one still has the port, is tried again when the loop goes
+// round: /healthz each time, a row ever more rarely. Tenants decide how many rows cannot be served.
 type checks struct {
 	healthz netip.AddrPort // the zero value: none
 	leaving netip.AddrPort // answers until healthz does; the zero value: none
@@ -35,9 +36,30 @@ type checks struct {
 	told    func(path string, status int)
 	pool    *httpserve.Pool
 	servers map[netip.AddrPort]*server
-	refused map[netip.AddrPort]*said.Trouble // servers that cannot be opened
-	news    []Refusal                        // since the last round
+	refused map[netip.AddrPort]*refused // servers that cannot be opened
+	news    []Refusal                   // since the last round
+	share   said.Share                  // of the lines in the log
+	bind    func(netip.AddrPort) (net.Listener, error)
 	running sync.WaitGroup
+}
+
+const (
+	// maxOpened is how many servers of rows are opened, or tried, in a round: changes wait for it.
+	maxOpened = 128
+	// maxRefusedPause is how long the next attempt waits at most.
+	maxRefusedPause = 30 * time.Second
+)
+
+// refused is a server that cannot be opened.
+type refused struct {
+	said.Trouble
+	pause time.Duration
+	retry time.Time // not earlier
+}
+
+func (r *refused) again(now time.Time) {
+	r.pause = min(max(2*r.pause, minBackoff), maxRefusedPause)
+	r.retry = now.Add(r.pause)
 }
 
 // answerTime is how long an answer may take when its server ends.
@@ -58,12 +80,15 @@ func newChecks(e *Engine) *checks {
 		told:    e.options.Observer.Answered,
 		pool:    httpserve.New(httpserve.Health(), e.options.ConnectionClosed),
 		servers: map[netip.AddrPort]*server{},
-		refused: map[netip.AddrPort]*said.Trouble{},
+		refused: map[netip.AddrPort]*refused{},
+		share:   said.Share{Words: 2 * maxReported, While: time.Minute},
+		bind:    func(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) },
 	}
 }
 
-// follow opens and closes servers so that they are those of the rows.
-func (c *checks) follow(s *model.State, log *slog.Logger) {
+// follow opens and closes servers so that they are those of the rows. It returns true if it has left some to the next
+// round.
+func (c *checks) follow(s *model.State, log *slog.Logger) (more bool) {
 	wanted := func(at netip.AddrPort) bool {
 		_, ok := s.Health[at]
 		return ok || at == c.healthz || at == c.leaving
@@ -73,18 +98,60 @@ func (c *checks) follow(s *model.State, log *slog.Logger) {
 			c.end(at)
 		}
 	}
-	maps.DeleteFunc(c.refused, func(at netip.AddrPort, _ *said.Trouble) bool { return !wanted(at) })
+	maps.DeleteFunc(c.refused, func(at netip.AddrPort, _ *refused) bool { return !wanted(at) })
 	_ = c.openHealthz(log) // it is tried again
+	now, opened, told := time.Now(), 0, len(c.news)
 	for at, row := range s.Health {
 		if c.servers[at] == nil {
+			switch {
+			case c.refused[at] != nil && now.Before(c.refused[at].retry):
+				continue
+			case opened == maxOpened:
+				more = true
+				continue
+			}
+			opened++
 			_ = c.listen(at, row.Service, log)
 		}
 		if server := c.servers[at]; server != nil && at != c.healthz {
-			if defect.Is(defect.HealthCount) {
-				row.Local++
-			}
-			server.row.Store(&row)
+			server.tells(row)
 		}
+	}
+	c.tell(c.news[told:], log)
+	return more
+}
+
+// tells has a server tell what is in a row.
+func (s *server) tells(row model.Health) {
+	if defect.Is(defect.HealthCount) {
+		row.Local++
+	}
+	if old := s.row.Load(); old == nil || *old != row {
+		s.row.Store(&row)
+	}
+}
+
+// tell has the log name the servers of rows that cannot be opened, in a line for each namespace.
+func (c *checks) tell(news []Refusal, log *slog.Logger) {
+	of := map[string][]Refusal{}
+	for _, r := range news {
+		namespace, _, _ := strings.Cut(r.Service, "/")
+		of[namespace] = append(of[namespace], r)
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(of)) {
+		if !c.share.May(namespace) {
+			continue
+		}
+		var services []string
+		for _, r := range of[namespace] {
+			services = append(services, r.Service)
+		}
+		slices.Sort(services)
+		log.Error("cannot answer health checks; trying again, ever more rarely", "services", slices.Compact(services),
+			"error", of[namespace][0].Err)
+	}
+	if more, of := c.share.Withheld(); more > 0 {
+		log.Error("more servers that cannot answer health checks", "lines", more, "of", of)
 	}
 }
 
@@ -137,15 +204,18 @@ func (c *checks) end(at netip.AddrPort) {
 
 // listen opens the server of a Service, or that of /healthz.
 func (c *checks) listen(at netip.AddrPort, service string, log *slog.Logger) error {
-	listener, err := net.Listen("tcp", at.String())
+	listener, err := c.bind(at)
 	if err != nil {
 		err = fmt.Errorf("%w on %s: %w", ErrNotListening, at, err)
 		if c.refused[at] == nil {
-			c.refused[at] = &said.Trouble{}
+			c.refused[at] = &refused{}
 		}
+		c.refused[at].again(time.Now())
 		if c.refused[at].News(err.Error()) {
-			log.Error("cannot answer health checks; trying again", "address", at, "service", service, "error", err)
 			c.news = append(c.news, Refusal{at, service, err})
+			if service == "" {
+				log.Error("cannot answer health checks; trying again", "address", at, "error", err)
+			}
 		}
 		return err
 	}

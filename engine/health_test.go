@@ -16,10 +16,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/service"
 )
 
@@ -166,8 +169,61 @@ func TestChecks_portInUse(t *testing.T) {
 		t.Fatalf("reported %d times: %s", n, log.String())
 	}
 	occupied.Close()
-	e.checks.follow(state, slog.New(slog.DiscardHandler))
+	eventually.True(t, "the server is opened", func() bool {
+		e.checks.follow(state, slog.New(slog.DiscardHandler))
+		return e.checks.servers[at] != nil
+	})
 	get(t, "http://"+at.String(), 200)
+}
+
+// One namespace's servers that cannot be opened are tried ever more rarely, few at a time, and have a few lines in the
+// log. They do not keep another one's from being opened.
+func TestChecks_manyInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const evil, minutes = 2000, 10
+		var log strings.Builder
+		e := New(Options{})
+		state := model.NewState()
+		at := func(port int) netip.AddrPort {
+			return netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(port))
+		}
+		for i := range evil {
+			state.Health[at(i+1)] = model.Health{Service: fmt.Sprint("evil/s", i), Local: 1}
+		}
+		state.Health[at(evil+1)] = model.Health{Service: "shop/web", Local: 1}
+		attempts, most := 0, 0
+		e.checks.bind = func(netip.AddrPort) (net.Listener, error) {
+			attempts++
+			return nil, unix.EADDRINUSE
+		}
+		follow := func() bool {
+			before := attempts
+			more := e.checks.follow(state, slog.New(said.Bounded(slog.NewTextHandler(&log, nil))))
+			most = max(most, attempts-before)
+			return more
+		}
+		for i := 0; follow(); i++ {
+			if i > evil/maxOpened {
+				t.Fatal("the first attempts have no end")
+			}
+		}
+		if n := len(e.checks.refused); n != evil+1 {
+			t.Errorf("%d servers were tried, want all", n)
+		}
+		if !strings.Contains(log.String(), "shop/web") || !strings.Contains(log.String(), "evil/s1") {
+			t.Errorf("the owners are not named:\n%s", &log)
+		}
+		for range minutes * 60 * 2 {
+			bubble.Pass(500 * time.Millisecond)
+			follow()
+		}
+		if limit := evil * (minutes*60/25 + 12); most > maxOpened || attempts > limit || attempts < evil*minutes {
+			t.Errorf("%d attempts in %d minutes, want at most %d; %d at once", attempts, minutes, limit, most)
+		}
+		if log.Len() > 16<<10 {
+			t.Errorf("the log has %d bytes", log.Len())
+		}
+	})
 }
 
 // That load balancers are sent away is said, once, and why is in the problems.
