@@ -19,17 +19,17 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 )
 
 // Watch tells of changes in the network namespace of the thread that made it.
 type Watch struct {
 	changes chan dataplane.Foreign
 	self    self
-	sockets []*nl.NetlinkSocket
+	sockets []*os.File
 	closing chan struct{}
 	running sync.WaitGroup
 }
@@ -39,6 +39,8 @@ const (
 	told = 64
 	// buffer is what one transaction of ours may fill; when it is full, that counts as a change.
 	buffer = 4 << 20
+	// datagramSize is the largest one that the kernel makes (NLMSG_GOODSIZE of include/linux/netlink.h, and a text of audit).
+	datagramSize = 64 << 10
 	// pause is how long a socket that fails is left alone.
 	pause = time.Second
 )
@@ -63,59 +65,61 @@ func (w *Watch) Changes() <-chan dataplane.Foreign { return w.changes }
 func (w *Watch) Close() {
 	close(w.closing)
 	for _, s := range w.sockets {
-		s.Close()
+		_ = s.Close()
 	}
 	w.running.Wait()
 }
 
 func (w *Watch) listen(what string, protocol int, hear func(syscall.NetlinkMessage), groups ...uint) error {
-	err := permitted(protocol, groups)
+	s, err := subscribe(protocol, groups)
 	if err != nil {
 		return fmt.Errorf("hear of %s: %w", what, err)
-	}
-	s, err := nl.Subscribe(protocol, groups...)
-	if err != nil {
-		return fmt.Errorf("hear of %s: %w", what, err)
-	}
-	if s.SetReceiveBufferSize(buffer, true) != nil {
-		_ = s.SetReceiveBufferSize(buffer, false) // the system's limit is enough for most
 	}
 	w.sockets = append(w.sockets, s)
 	w.running.Go(func() { w.read(s, what, hear) })
 	return nil
 }
 
-// permitted finds out whether a socket may listen, before the library tries it: where it may not, that closes the
-// descriptor twice, the second time when its number may be somebody else's (nl.Subscribe closes it, and so does later
-// the finalizer of the os.File that it has made).
-func permitted(protocol int, groups []uint) error {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+// subscribe opens a socket that hears of groups.
+func subscribe(protocol int, groups []uint) (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
-		return os.NewSyscallError("socket", err)
+		return nil, os.NewSyscallError("socket", err)
 	}
-	defer unix.Close(fd)
+	s := os.NewFile(uintptr(fd), "netlink")
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer) // the system's limit is enough for most
+	}
 	address := unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	for _, g := range groups {
 		address.Groups |= 1 << (g - 1)
 	}
-	return os.NewSyscallError("bind", unix.Bind(fd, &address))
+	if err := unix.Bind(fd, &address); err != nil {
+		_ = s.Close()
+		return nil, os.NewSyscallError("bind", err)
+	}
+	return s, nil
 }
 
-// read hears messages until the socket is closed.
-func (w *Watch) read(s *nl.NetlinkSocket, what string, hear func(syscall.NetlinkMessage)) {
+// read hears messages until the socket is closed. All datagrams come into the same memory: the plane's own changes can
+// be many megabytes of them.
+func (w *Watch) read(s *os.File, what string, hear func(syscall.NetlinkMessage)) {
+	datagram := make([]byte, datagramSize)
 	for {
-		messages, _, err := s.Receive()
-		if errors.Is(err, unix.ENOBUFS) {
+		n, err := s.Read(datagram)
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
 			w.tell(dataplane.Foreign{What: "more than could be followed of " + what})
-		} else if err != nil {
+		case err != nil:
 			select {
 			case <-w.closing:
 				return
 			case <-time.After(pause):
 			}
-		}
-		for _, m := range messages {
-			hear(m)
+		default:
+			for m := range nfnetlink.Messages(datagram[:n]) {
+				hear(m)
+			}
 		}
 	}
 }

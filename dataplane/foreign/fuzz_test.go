@@ -37,11 +37,10 @@ func FuzzMessages(f *testing.F) {
 	f.Add(message(unix.AUDIT_NETFILTER_CFG, []byte("audit(1.2:3): table=nat:7 family=2 op=xt_replace pid=321 "+
 		`subj=unconfined comm="iptables"`)))
 	f.Fuzz(func(t *testing.T, datagram []byte) {
-		messages, _ := syscall.ParseNetlinkMessage(datagram)
 		allocs.Bound(t, len(datagram), func() {
 			w := &Watch{changes: make(chan dataplane.Foreign, told), self: self{comm: "fairlead"}}
 			hearers := []func(syscall.NetlinkMessage){w.ruleset(), w.routing(), w.records}
-			for _, m := range messages {
+			for m := range nfnetlink.Messages(datagram) {
 				m.Header.Pid = 1 // the sockets of a process are not sought, which takes long
 				for _, hear := range hearers {
 					hear(m)

@@ -1,9 +1,10 @@
 package foreign
 
 import (
+	"bytes"
 	"fmt"
-	"strings"
 	"syscall"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -15,26 +16,26 @@ const sizeofNfgenmsg = 4
 
 // ruleset hears the messages of a transaction, and at last the one that says whose it was.
 func (w *Watch) ruleset() func(syscall.NetlinkMessage) {
-	first, more := "", 0
+	first, deletes, more := "", false, 0
 	return func(m syscall.NetlinkMessage) {
 		if len(m.Data) < sizeofNfgenmsg || m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES {
 			return
 		}
 		attrs := m.Data[sizeofNfgenmsg:]
-		if m.Header.Type == nfnetlink.NFTables|unix.NFT_MSG_NEWGEN {
+		message := m.Header.Type & 0xff
+		table := message == unix.NFT_MSG_DELTABLE // with all that was in it
+		switch {
+		case message == unix.NFT_MSG_NEWGEN:
 			if first != "" {
 				w.transaction(attrs, first, more)
 			}
-			first, more = "", 0
-			return
-		}
-		message := m.Header.Type & 0xff
-		switch what := describe(message, m.Data[0], attrs); {
-		case what == "":
-		case first == "":
-			first = what
-		case message == unix.NFT_MSG_DELTABLE && !strings.HasPrefix(first, "deleted table"): // with all that was in it
-			first, more = what, more+1
+			first, deletes, more = "", false, 0
+		case !concerns(message, attrs):
+		case first == "" || table && !deletes:
+			if first != "" {
+				more++
+			}
+			first, deletes = describe(message, m.Data[0], attrs), table
 		default:
 			more++
 		}
@@ -70,32 +71,45 @@ var kinds = map[uint16]struct {
 	unix.NFT_MSG_DELSETELEM: {"deleted", "an element of set", unix.NFTA_SET_ELEM_LIST_SET},
 }
 
-// describe says what a message is about, if it may be about something of ours.
-func describe(message uint16, family uint8, attrs []byte) string {
+// concerns reports whether a message may be about something of ours. It is asked of each message of our own, too.
+func concerns(message uint16, attrs []byte) bool {
 	kind, ok := kinds[message]
-	table := nfnetlink.Text(attrs, unix.NFTA_TABLE_NAME) // has this number in all kinds of messages
-	name := ""
-	if ok && kind.name != 0 {
-		name = nfnetlink.Text(attrs, kind.name)
+	if !ok {
+		return false
 	}
-	if !ok || !ours(table, name) {
-		return ""
+	var name []byte
+	if kind.name != 0 {
+		name = word(attrs, kind.name)
 	}
-	text := fmt.Sprintf("table %s %s", familyName(family), table)
+	return ours(word(attrs, unix.NFTA_TABLE_NAME), name) // which has this number in all kinds of messages
+}
+
+// word is the text of an attribute, without its end.
+func word(attrs []byte, kind uint16) []byte {
+	return bytes.TrimRight(nfnetlink.Attribute(attrs, kind), "\x00")
+}
+
+// describe says what a message is about.
+func describe(message uint16, family uint8, attrs []byte) string {
+	kind := kinds[message]
+	text := fmt.Sprintf("table %s %s", familyName(family), nfnetlink.Text(attrs, unix.NFTA_TABLE_NAME))
 	if kind.object == "" {
 		return kind.verb + " " + text
 	}
-	return fmt.Sprintf("%s %s %s of %s", kind.verb, kind.object, name, text)
+	return fmt.Sprintf("%s %s %s of %s", kind.verb, kind.object, nfnetlink.Text(attrs, kind.name), text)
 }
 
 // ours reports whether a plane may have made something: all in tables of our name, and in those of iptables the
 // chains of Services and those from which rules lead to them.
-func ours(table, chain string) bool {
-	if strings.HasPrefix(table, "fairlead") {
+func ours(table, chain []byte) bool {
+	if bytes.HasPrefix(table, []byte("fairlead")) {
 		return true
 	}
-	return (table == "nat" || table == "filter") && (chain == "" || strings.HasPrefix(chain, "KUBE-") ||
-		strings.ToUpper(chain) == chain && !strings.Contains(chain, "-"))
+	if string(table) != "nat" && string(table) != "filter" {
+		return false
+	}
+	builtIn := !bytes.ContainsFunc(chain, func(r rune) bool { return r == '-' || unicode.IsLower(r) })
+	return bytes.HasPrefix(chain, []byte("KUBE-")) || builtIn
 }
 
 func familyName(family uint8) string {

@@ -2,6 +2,8 @@ package nfnetlink
 
 import (
 	"encoding/binary"
+	"iter"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -93,6 +95,26 @@ func number(messages []byte, first uint32) (last int) {
 		last = at
 	}
 	return last
+}
+
+// Messages are those of a datagram, without memory for each. Their bytes are those of the datagram.
+func Messages(b []byte) iter.Seq[syscall.NetlinkMessage] {
+	return func(yield func(syscall.NetlinkMessage) bool) {
+		for len(b) >= unix.NLMSG_HDRLEN {
+			length := binary.NativeEndian.Uint32(b)
+			if length < unix.NLMSG_HDRLEN || int64(length) > int64(len(b)) {
+				return
+			}
+			h := syscall.NlMsghdr{
+				Len: length, Type: binary.NativeEndian.Uint16(b[4:]), Flags: binary.NativeEndian.Uint16(b[6:]),
+				Seq: binary.NativeEndian.Uint32(b[8:]), Pid: binary.NativeEndian.Uint32(b[12:]),
+			}
+			if !yield(syscall.NetlinkMessage{Header: h, Data: b[unix.NLMSG_HDRLEN:length:length]}) {
+				return
+			}
+			b = b[min((int(length)+3)&^3, len(b)):]
+		}
+	}
 }
 
 // Attributes calls f for each attribute in b; the bytes are valid during the call only. Who appends to them changes no
