@@ -273,9 +273,11 @@ func (n *nft) chainRules(t *transaction, changes []*change) {
 	}
 	largest := slices.MaxFunc(changes, func(a, b *change) int { return cmp.Compare(a.rules(), b.rules()) })
 	others := make([]transaction, len(changes))
+	t.reserve(changes...)
 	var all errgroup.Group
 	for i, c := range changes {
 		if c != largest {
+			others[i].reserve(c)
 			all.Go(func() error { others[i].makeChains(c, n.sets); return nil })
 		}
 	}
@@ -288,7 +290,6 @@ func (n *nft) chainRules(t *transaction, changes []*change) {
 
 func (t *transaction) makeChains(c *change, sets setIndexes) {
 	t.in(c.table)
-	t.reserve(c)
 	for _, name := range c.chains() {
 		t.chainRules(name, c.set[name], sets)
 	}
@@ -302,12 +303,15 @@ func (c *change) rules() (n int) {
 	return n
 }
 
-// reserve makes room for the rules of a change: to make it little by little leaves several times as much as garbage.
-func (t *transaction) reserve(c *change) {
+// reserve makes room for the rules of changes: to make it little by little leaves several times as much as garbage.
+func (t *transaction) reserve(changes ...*change) {
 	const ruleSize, flushSize = 400, 80 // about
-	rules := c.rules()
-	t.B = slices.Grow(t.B, rules*ruleSize+len(c.set)*flushSize)
-	t.steps, t.units = slices.Grow(t.steps, rules+len(c.set)), slices.Grow(t.units, len(c.set))
+	rules, chains := 0, 0
+	for _, c := range changes {
+		rules, chains = rules+c.rules(), chains+len(c.set)
+	}
+	t.B = slices.Grow(t.B, rules*ruleSize+chains*flushSize)
+	t.steps, t.units = slices.Grow(t.steps, rules+chains), slices.Grow(t.units, chains)
 }
 
 // append adds the messages of another transaction.

@@ -150,7 +150,12 @@ func weight(leaves []leaf) (n int) {
 	return n
 }
 
-func flat(leaves []leaf) (rules []rule) {
+func flat(leaves []leaf) []rule {
+	n := 0
+	for _, l := range leaves {
+		n += len(l.rules)
+	}
+	rules := make([]rule, 0, n)
 	for _, l := range leaves {
 		rules = append(rules, l.rules...)
 	}
