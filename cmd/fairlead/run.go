@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -80,11 +79,7 @@ func run(ctx context.Context, flags *config.Flags) error {
 		fmt.Println(version.Line("fairlead"))
 		return nil
 	}
-	if os.Getenv("GOGC") == "" {
-		// Most memory is taken once, while all is read and programmed for the first time. A fifth
-		// more CPU then saves a seventh of the peak, which is what counts on a full node.
-		debug.SetGCPercent(50)
-	}
+	boundGarbage()
 	o := daemon.Options{
 		Load:   flags.Load,
 		Master: flags.Master,

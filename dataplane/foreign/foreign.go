@@ -39,7 +39,7 @@ const (
 	told = 64
 	// buffer is what one transaction of ours may fill; when it is full, that counts as a change.
 	buffer = 4 << 20
-	// datagramSize is the largest one that the kernel makes (NLMSG_GOODSIZE of include/linux/netlink.h, and a text of audit).
+	// datagramSize is more than the kernel puts into one (NLMSG_GOODSIZE in its include/linux/netlink.h).
 	datagramSize = 64 << 10
 	// pause is how long a socket that fails is left alone.
 	pause = time.Second
