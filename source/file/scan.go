@@ -83,7 +83,7 @@ type file struct {
 
 	queued bool      // to be looked at
 	seen   time.Time // when it was last read, or found
-	free   time.Time // not to be read earlier, as that took long
+	free   time.Time // not to be read earlier, as that took long again and again
 }
 
 // inherit has a file that has another name now say what it said under the old one, until it is read.
@@ -240,7 +240,7 @@ func (s *Source) finish(d finished) {
 		return
 	}
 	now := time.Now()
-	f.seen, f.free = now, now.Add(restShare*d.took)
+	f.seen, f.free = now, later(f.free, now.Add(-restCredit)).Add(restShare*d.took)
 	if d.err != nil {
 		s.fail(f, d.err)
 		return
