@@ -17,7 +17,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
-	"runtime/debug"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -132,7 +131,7 @@ type Engine struct {
 
 	round    Round // the one that is going on
 	again    bool  // go round without waiting
-	untidy   bool  // everything was programmed, which leaves garbage
+	tidy     tidy
 	reported said.Share
 }
 
@@ -237,17 +236,8 @@ func (e *Engine) turn(ctx context.Context) error {
 		e.again = true
 	}
 	e.observe(err)
-	e.tidy()
+	e.tidy.run() // when all is told
 	return err
-}
-
-// tidy gives memory back: reading and programming everything takes several times what remains. It comes when all is
-// told. After repairs that is left to the runtime, which does so within minutes: it takes as long as some of them.
-func (e *Engine) tidy() {
-	if e.untidy {
-		e.untidy = false
-		debug.FreeOSMemory()
-	}
 }
 
 // turn is why the loop goes round. Without a reason something is due.
@@ -299,6 +289,9 @@ func (e *Engine) due() time.Time {
 	due := e.audits.due
 	if e.dirty || e.partial && e.retryAt.Before(due) {
 		due = e.retryAt
+	}
+	if at := e.tidy.at; !at.IsZero() && at.Before(due) {
+		due = at
 	}
 	switch at, waits := e.queue.due(e.rests.when); {
 	case waits && e.dirty: // a Sync takes as long with it
@@ -441,6 +434,7 @@ func (e *Engine) apply(ctx context.Context, change model.Change) (err error) {
 	start := time.Now()
 	e.cost.measure(e.options.work, func() { err = e.options.Plane.Apply(ctx, e.state, change) })
 	e.round.Verb, e.round.Took = Applied, time.Since(start)
+	e.tidy.applied(&change)
 	return err
 }
 
@@ -464,7 +458,9 @@ func (e *Engine) sync(ctx context.Context, level slog.Level) error {
 	e.programmed(true) // who has read the line finds it there
 	e.options.Log.Log(ctx, level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
 		"took", e.took)
-	e.untidy = e.untidy || !dataplane.Mends(ctx) // somebody may have it repair again and again
+	if !dataplane.Mends(ctx) { // another program may have it repair again and again
+		e.tidy.synced()
+	}
 	return nil
 }
 
