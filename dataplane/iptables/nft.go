@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -11,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
@@ -250,77 +248,27 @@ func (t *transaction) begin(verb, flags uint16, s step) int {
 func (t *transaction) unit() { t.units = append(t.units, unit{len(t.B), len(t.steps)}) }
 
 // write implements backend, as one transaction if it is not too large: all or nothing for packets, too. A
-// large one is divided so that packets find their way after each part.
+// large one is divided so that packets find their way after each part, and no part is kept when it was sent.
 func (n *nft) write(changes []*change) error {
 	t := &transaction{}
 	for _, c := range changes {
 		t.in(c.table)
 		t.prepare(c)
 	}
-	n.chainRules(t, changes)
+	for _, c := range changes {
+		t.in(c.table)
+		for _, name := range c.chains() {
+			if err := n.commitLarge(t); err != nil {
+				return err
+			}
+			t.chainRules(name, c.set[name], n.sets)
+		}
+	}
 	for _, c := range changes {
 		t.in(c.table)
 		t.finishChange(c, n.sets)
 	}
 	return n.commit(t)
-}
-
-// chainRules makes the chains of changes, side by side where they are many. The largest one writes where all belong:
-// they can be many megabytes, which need not be copied.
-func (n *nft) chainRules(t *transaction, changes []*change) {
-	if len(changes) == 0 {
-		return
-	}
-	largest := slices.MaxFunc(changes, func(a, b *change) int { return cmp.Compare(a.rules(), b.rules()) })
-	others := make([]transaction, len(changes))
-	t.reserve(changes...)
-	var all errgroup.Group
-	for i, c := range changes {
-		if c != largest {
-			others[i].reserve(c)
-			all.Go(func() error { others[i].makeChains(c, n.sets); return nil })
-		}
-	}
-	t.makeChains(largest, n.sets)
-	_ = all.Wait() // there is no error
-	for i := range others {
-		t.append(&others[i])
-	}
-}
-
-func (t *transaction) makeChains(c *change, sets setIndexes) {
-	t.in(c.table)
-	for _, name := range c.chains() {
-		t.chainRules(name, c.set[name], sets)
-	}
-}
-
-// rules is how many rules the chains of a change have.
-func (c *change) rules() (n int) {
-	for _, of := range c.set {
-		n += len(of)
-	}
-	return n
-}
-
-// reserve makes room for the rules of changes: to make it little by little leaves several times as much as garbage.
-func (t *transaction) reserve(changes ...*change) {
-	const ruleSize, flushSize = 400, 80 // about
-	rules, chains := 0, 0
-	for _, c := range changes {
-		rules, chains = rules+c.rules(), chains+len(c.set)
-	}
-	t.B = slices.Grow(t.B, rules*ruleSize+chains*flushSize)
-	t.steps, t.units = slices.Grow(t.steps, rules+chains), slices.Grow(t.units, chains)
-}
-
-// append adds the messages of another transaction.
-func (t *transaction) append(o *transaction) {
-	bytes, steps := len(t.B), len(t.steps)
-	t.B, t.steps = append(t.B, o.B...), append(t.steps, o.steps...)
-	for _, u := range o.units {
-		t.units = append(t.units, unit{bytes + u.bytes, steps + u.steps})
-	}
 }
 
 func (t *transaction) in(id tableID) { t.family, t.table = nftFamily(id.v6), id.name }
@@ -597,9 +545,23 @@ func (t *transaction) compare(differs bool, data []byte) {
 	})
 }
 
+// partSize bounds one kernel transaction.
+func (n *nft) partSize() int { return min(chunkSize, n.conn.Room/4) }
+
+// commitLarge sends what is too large to become larger, and empties the transaction then.
+func (n *nft) commitLarge(t *transaction) error {
+	if len(t.B) < n.partSize() {
+		return nil
+	}
+	err := n.commit(t)
+	clear(t.steps)
+	t.B, t.steps, t.units = t.B[:0], t.steps[:0], t.units[:0]
+	return err
+}
+
 // commit sends the transaction, in parts if it is large.
 func (n *nft) commit(t *transaction) error {
-	size := min(chunkSize, n.conn.Room/4)
+	size := n.partSize()
 	from := unit{}
 	for i, u := range t.units {
 		last := i == len(t.units)-1
