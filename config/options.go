@@ -323,19 +323,20 @@ func (f *Flags) ebpfSizes() []option {
 	return []option{
 		{group: ebpf, flag: "ebpf-size-affinities", field: "ebpf.sizes.affinities", always: true,
 			bind: number(&own.Affinities),
-			usage: "how many clients of Services with session affinity are remembered, in 112 bytes each, before those go " +
-				"that were silent for longest; 0: 65536"},
+			usage: "how many clients of Services with session affinity are remembered, in 112 bytes each, shared among " +
+				"namespaces; 0: 65536"},
 		{group: ebpf, flag: "ebpf-size-flows", field: "ebpf.sizes.flows", always: true, bind: number(&own.Flows),
-			usage: "the same of peers of UDP sockets that are not connected and ask several Services, two for each, in 128 " +
-				"bytes; answers of those that are forgotten seem to come from the backend; 0: 65536"},
+			usage: "how many peers of UDP sockets that are not connected and ask several Services are remembered, two for " +
+				"each, in 128 bytes, before those go that were silent for longest; answers of those that are forgotten seem to " +
+				"come from the backend; 0: 65536"},
 		{group: ebpf, flag: "ebpf-size-sockets", field: "ebpf.sizes.sockets", always: true, bind: number(&own.Sockets),
 			usage: "how many sockets that are connected, or ask one Service by UDP, have 72 bytes each at hand, rounded up " +
 				"to a power of two; for more than that connect() takes longer; 0: 65536"},
 		{group: ebpf, flag: "ebpf-size-translations", field: "ebpf.sizes.translations", always: true,
 			bind: number(&own.Translations),
-			usage: "how many translations of packets are remembered, in 192 bytes each, before those go that were not used " +
-				"for longest: two for each connection, four if its client is hidden; 0: in a 128th of the machine's memory, " +
-				"262144 to 2097152"},
+			usage: "how many translations of packets are remembered, in 192 bytes each: two for each connection, four if its " +
+				"client is hidden; a quarter for clients that have not gone on after an answer, the rest shared among " +
+				"namespaces; 0: in a 128th of the machine's memory, 262144 to 2097152"},
 		{group: ebpf, flag: "ebpf-size-services", field: "ebpf.sizes.services", always: true, bind: number(&own.Services),
 			usage: "how many Services, of one port and one backend each, tables have room for from the start, in some 350 " +
 				"bytes each; 0: for half as much again as there is. Tables that are full are replaced by larger ones"},

@@ -41,8 +41,8 @@ func newPlane(s *shelf) plane {
 				"counts those for which a table was full."+both, "verdict")),
 		capacity: s.asked(fairlead("table_capacity", "Elements for which a table has room: in the kernel (data plane ebpf), "+
 			"or of what may be open (userspace): connections, flows of UDP and files.", "table")),
-		used: s.asked(fairlead("table_used", "Elements of a table that can be full: translations, of flows of packets (data "+
-			"plane ebpf), connections and flows (userspace).", "table")),
+		used: s.asked(fairlead("table_used", "Elements of a table that can be full: translations, of flows of packets, and "+
+			"affinities, of clients (data plane ebpf), connections and flows (userspace).", "table")),
 		full: s.askedCounter(fairlead("table_full_total",
 			"Connections that were turned away because a table was full."+carried, "table")),
 		failed: s.askedCounter(fairlead("failed_dials_total", "Backends that did not answer, or refused."+carried)),

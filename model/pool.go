@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -13,6 +14,12 @@ type PoolID struct {
 	Service string // namespace/name:port
 	Local   bool
 	V6      bool
+}
+
+// Owner names whose pool it is: what stands before the slash. Bounds are shared among owners.
+func (p PoolID) Owner() string {
+	owner, _, _ := strings.Cut(p.Service, "/")
+	return owner
 }
 
 // Compare orders pools by Service, the cluster-wide one first, IPv4 first.

@@ -25,7 +25,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	if err := p.auditPlaces(); err != nil {
 		return nil, fmt.Errorf("ebpf: places of sockets: %w", err)
 	}
-	if err := p.auditStrays(s); err != nil {
+	if err := errors.Join(p.auditStrays(s), p.auditAttached()); err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
 	more, err := p.tables.audit(s, dataplane.Thorough(ctx))
@@ -60,6 +60,7 @@ func (p *Plane) auditPackets(s *model.State, all bool) ([]dataplane.Drift, error
 	if err := p.sweep.failed(); err != nil {
 		return nil, err
 	}
+	p.tellShort(&p.toldShort, p.sweep.shortOwners(), "flows of packets")
 	p.auditTaken()
 	drifts, err := p.devices.drifts(all)
 	if err != nil || !p.devices.takeMoved() {

@@ -359,7 +359,9 @@ func (t *tables) holds(p *pool, id model.PoolID, want model.Pool) bool {
 	}
 	slots := make([]objectsSlot, len(serving))
 	spread(slots, serving, p.turns)
-	entry := objectsPool{First: p.first, Count: uint32(len(slots)), Name: poolName(id), Affinity: seconds(want.Affinity)}
+	entry := objectsPool{
+		First: p.first, Count: uint32(len(slots)), Name: poolName(id), Affinity: seconds(want.Affinity), Owner: ownerOf(id),
+	}
 	return t.entries[p.number] == entry && t.turnsHold(p.turns, serving) &&
 		slices.EqualFunc(t.slots[p.first:p.first+p.count], slots, sameSlot)
 }

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // A map of another size than the one that is pinned takes over its elements twice: before the programs that use it are
@@ -23,11 +25,11 @@ func (p *Plane) carry() error {
 		var err error
 		switch name {
 		case objectsMapAffinities:
-			err = carry[objectsAffinityKey, objectsAffinity](from, to)
+			err = p.carryAffinities(from, to)
 		case objectsMapFlows:
 			err = carry[objectsFlowKey, objectsFlow](from, to)
 		case packetsMapTranslations:
-			err = carry[packetsTuple, packetsTranslation](from, to)
+			err = p.carryFlows(from, to)
 		}
 		if err != nil {
 			return fmt.Errorf("take over %s: %w", name, err)
@@ -39,11 +41,92 @@ func (p *Plane) carry() error {
 // carry copies elements that are missing.
 func carry[K, V any](from, to *ebpf.Map) error {
 	return each(from, func(key K, value V) error {
-		if err := to.Update(key, value, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		_, err := add(to, key, value)
+		return err
+	})
+}
+
+// add reports whether an element was missing, and there was room for it.
+func add[K, V any](to *ebpf.Map, key K, value V) (bool, error) {
+	err := to.Update(key, value, ebpf.UpdateNoExist)
+	if errors.Is(err, ebpf.ErrKeyExist) || errors.Is(err, unix.E2BIG) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// carryAffinities does so with clients. Those of a table that forgets are an earlier version's, which did not say whose
+// they are, and for how long.
+func (p *Plane) carryAffinities(from, to *ebpf.Map) error {
+	if from.Type() != ebpf.LRUHash {
+		return carry[objectsAffinityKey, objectsAffinity](from, to)
+	}
+	type of struct{ owner, lasts uint16 }
+	pools := map[uint64]of{}
+	for id, pool := range p.tables.pools {
+		lasts := time.Duration(p.tables.entries[pool.number].Affinity) * time.Second
+		pools[poolName(id)] = of{uint16(ownerOf(id)), inTwos(lasts)}
+	}
+	return each(from, func(key objectsAffinityKey, a objectsAffinity) error {
+		pool := pools[key.Pool]
+		a.Owner, a.Lasts = pool.owner, pool.lasts
+		if pool.lasts == 0 {
+			return nil
+		}
+		_, err := add(to, key, a)
+		return err
+	})
+}
+
+// carryFlows does so with flows. Those of a table that forgets are an earlier version's, which held none of them, and
+// said of connections only whether they were answered. They are held, as many as may be.
+func (p *Plane) carryFlows(from, to *ebpf.Map) error {
+	if from.Type() != ebpf.LRUHash {
+		return carry[packetsTuple, packetsTranslation](from, to)
+	}
+	shares, unmap, err := mapFlowShares(p.memory)
+	if err != nil {
+		return err
+	}
+	defer unmap()
+	owners := map[uint64]uint16{}
+	for id := range p.tables.pools {
+		owners[poolName(id)] = uint16(ownerOf(id))
+	}
+	return each(from, func(key packetsTuple, t packetsTranslation) error {
+		if shares.held(everybody) >= shares.room {
+			return nil
+		}
+		if err := adopt(from, key, &t, owners); err != nil {
 			return err
 		}
-		return nil
+		added, err := add(to, key, t)
+		if added && isWayBack(key, &t) {
+			shares.lend(uint32(t.terms().Owner), uint32(t.Held))
+		}
+		return err
 	})
+}
+
+// adopt makes of an element what this version would have made.
+func adopt(from *ebpf.Map, key packetsTuple, t *packetsTranslation, owners map[uint64]uint16) error {
+	t.Near, t.Held = 0, 0 // the former was the upper half of Packets
+	switch {
+	case key.Hook == hookIngress && t.State&stateBack == 0:
+		t.Held = t.lends()
+		if key.Protocol != unix.IPPROTO_UDP && t.State&stateAnswered != 0 {
+			t.State |= stateLasting
+		}
+	case isWayBack(key, t):
+		var flow packetsTranslation
+		err := from.Lookup(at(hookIngress, key.Protocol, t.Dst, t.Src), &flow)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		t.Held = flow.lends()
+		*t.terms() = terms{Owner: owners[t.Pool]}
+	}
+	return nil
 }
 
 // each calls f with the elements of a map.
@@ -70,6 +153,11 @@ func each[K, V any](m *ebpf.Map, f func(K, V) error) error {
 func (p *Plane) settleMemory() error {
 	if err := p.carry(); err != nil {
 		return err
+	}
+	if p.former[objectsMapAffinities] != nil {
+		if err := p.detach(); err != nil {
+			return err
+		}
 	}
 	for name, former := range p.former {
 		if err := repin(p.memory[name], p.memoryPath(name)); err != nil {

@@ -213,8 +213,11 @@ func (p *Plane) tableSizes() (out []dataplane.Table) {
 		if info, err := m.Info(); err == nil {
 			t.Bytes, _ = info.Memlock()
 		}
-		if name == packetsMapTranslations && p.sweep != nil {
+		switch {
+		case name == packetsMapTranslations && p.sweep != nil:
 			t.Counted, t.Used = true, uint32(p.sweep.inUse())
+		case name == objectsMapAffinities:
+			t.Used, t.Counted = p.attachedClients()
 		}
 		out = append(out, t)
 	}

@@ -30,6 +30,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -105,6 +106,7 @@ type Plane struct {
 	cgroupID     uint64
 	node         string // the network namespace
 	netns        uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
+	secret       uint64 // by which clients that nothing is known of are spread
 	hasSetRetval bool
 	probed       *Probed
 	sizes        Sizes
@@ -121,6 +123,7 @@ type Plane struct {
 	former       map[string]*ebpf.Map // what parts of it are to replace
 	counted      tally                // what tables have counted that are no more, and what was collected
 	sweep        *sweep               // of it, with TC
+	toldShort    told                 // whose flows have their share of it
 	sets         *sets                // nil: no programs are loaded
 	sockets      *ebpf.Collection     // the programs for them
 	identities   identities           // of these
@@ -130,6 +133,7 @@ type Plane struct {
 	holders      holders              // of places, when the agent looked for the last time
 	placesSeen   time.Time            // when that was
 	strays       strays               // sockets of the node that no hook has seen
+	attached     attached             // clients
 	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
 	cannotRelease, releasesNode bool
 }
@@ -152,7 +156,7 @@ func New(o Options) dataplane.New {
 
 func open(c dataplane.Config, o Options) (*Plane, error) {
 	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, releaseTCP: o.ReleaseTCP, onlyNode: o.OnlyNode,
-		counted: tally{}, probed: cmp.Or(o.Probed, &Probed{}), strays: strays{carried: o.Carried}}
+		counted: tally{}, probed: cmp.Or(o.Probed, &Probed{}), strays: strays{carried: o.Carried}, secret: rand.Uint64()}
 	if p.pins == "" {
 		p.pins = Pins(defaultRoot)
 	}

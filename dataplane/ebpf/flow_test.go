@@ -203,8 +203,8 @@ func second(t testing.TB) uint64 {
 	return uint64(now.Sec)
 }
 
-// A port of the node is that of who has begun a connection with it last, or sent a datagram: a client that is hidden, or
-// another plane's.
+// A port of the node is that of the flow that has it, until that is over: then it is that of who begins a connection with
+// it, another plane's client or a socket.
 func TestFlow_yields(t *testing.T) {
 	testYields(t, newPacketRun(t, yieldRows))
 }
@@ -218,28 +218,113 @@ func TestFlow_yieldsNoted(t *testing.T) {
 
 const yieldRows = `
 backend default/web:http cluster 10.244.1.11:8080 local
+backend default/web:http cluster6 [fd00::a:b]:8080 local
 backend default/dns:dns cluster 10.244.1.11:5353 local
 frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat always
+frontend [fd00::c000:201]:30080/tcp any forward default/web:http cluster6 snat always
 frontend 192.0.2.1:30053/udp any forward default/dns:dns cluster snat always
 `
 
 func testYields(t *testing.T, r packetRun) {
 	t.Helper()
-	r.play(strings.TrimSpace(`
-lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 S    -> tcp 192.0.2.9:4000 > 10.244.1.11:8080 S
-out tcp 192.0.2.9:4000 > 10.244.1.11:8080 S   -> tcp 192.0.2.1:4000 > 10.244.1.11:8080 S
-pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 SA  -> tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA
-out tcp 192.0.2.1:4000 > 10.244.1.11:8080 A   -> the same
-pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 A   -> tcp 10.244.1.11:8080 > 192.0.2.9:4000 A
-out tcp 192.0.2.1:4000 > 10.244.1.11:8080 S   -> the same
-pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 SA  -> the same
-lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 A    -> the same
-lan udp 192.0.2.9:4000 > 192.0.2.1:30053      -> udp 192.0.2.9:4000 > 10.244.1.11:5353
-out udp 192.0.2.9:4000 > 10.244.1.11:5353     -> udp 192.0.2.1:4000 > 10.244.1.11:5353
-pod udp 10.244.1.11:5353 > 192.0.2.1:4000     -> udp 10.244.1.11:5353 > 192.0.2.9:4000
-out udp 192.0.2.1:4000 > 10.244.1.11:5353     -> the same
-pod udp 10.244.1.11:5353 > 192.0.2.1:4000     -> the same`))
-	if n := len(r.translations()); n != 0 {
-		t.Errorf("%d translations are left", n)
+	const over = `
+out tcp 10.244.1.11:8080 > 192.0.2.9:4000 RA seq=6 -> tcp 192.0.2.1:30080 > 192.0.2.9:4000 RA seq=6
+out tcp 192.0.2.1:4000 > 10.244.1.11:8080 S     -> the same
+pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 SA    -> the same
+lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 A      -> the same`
+	open := []connection{
+		r.open("192.0.2.9:4000", "192.0.2.1:30080"), r.open("[fd00::c000:209]:4000", "[fd00::c000:201]:30080"),
+		r.lasting(t, "192.0.2.9:4000", "192.0.2.1:30053"),
+	}
+	for _, c := range open {
+		words := map[string]string{"tcp": "S", "udp": ""}[c.protocol]
+		for range 2 {
+			if src, dst := c.become("out", c.own, c.backend, words); src != c.own || dst != c.backend {
+				t.Errorf("somebody else's packet %s > %s becomes %s > %s", c.own, c.backend, src, dst)
+			}
+			if !c.lives() {
+				t.Errorf("%s %s > %s has ended", c.protocol, c.client, c.service)
+			}
+		}
+	}
+	r.play(strings.TrimSpace(over))
+	shift(t, r, -int(1+patience()[udpLasting])*ticksPerSecond)
+	r.play(`out udp 192.0.2.1:4000 > 10.244.1.11:5353 -> the same
+pod udp 10.244.1.11:5353 > 192.0.2.1:4000 -> the same`)
+}
+
+// An open connection goes on, whatever comes by the addresses and ports of its ends that they have not sent: from then on,
+// when it was quiet for long, and when its client begins others.
+func TestFlow_forged(t *testing.T) {
+	const far, farther = 400_000, 4_294_500_000
+	for _, service := range []string{"203.0.113.1:80", "192.0.2.1:30080"} {
+		t.Run(service, func(t *testing.T) {
+			t.Parallel()
+			r := newPacketRun(t, sharedRows)
+			s := r.sweep(patience())
+			c := r.open("192.0.2.9:4000", service)
+			for _, from := range []string{"the client", "the backend", "the client"} {
+				for _, seq := range []uint32{far, farther, far * 1000} {
+					for _, flags := range []string{"R", "RA", "FA", "F", "S", "SA", "SR", "SF", "A", "R"} {
+						c.forge(from, fmt.Sprintf("%s seq=%d ack=%d", flags, seq, seq))
+					}
+				}
+				shift(t, r, -int(2*patience()[halfClosed])*ticksPerSecond)
+				r.pass(s)
+				if !c.lives() {
+					t.Fatalf("%s seems to have sent all that, and it has ended", from)
+				}
+			}
+			r.change(strings.ReplaceAll(sharedRows, "10.244.1.11", "10.244.1.13"))
+			c.become("lan", c.client, c.service, "S")
+			if !c.lives() {
+				t.Error("its backend has left the Service, and it ends when somebody begins anew")
+			}
+			c.answer("A")
+			shift(t, r, -ticksPerSecond)
+			c.become("lan", c.client, c.service, "S")
+			if !c.lives() {
+				t.Error("its backend answers who begins anew, and it ends when somebody does so once more")
+			}
+			c.become("lan", c.client, c.service, "S")
+			shift(t, r, -ticksPerSecond)
+			if _, backend := c.become("lan", c.client, c.service, "S"); backend != "10.244.1.13:8080" {
+				t.Errorf("its backend does not answer, and who begins anew reaches %s", backend)
+			}
+		})
+	}
+}
+
+// forge sends a packet as if one of the ends did.
+func (c *connection) forge(from, words string) {
+	c.Helper()
+	var src, dst string
+	if from == "the client" {
+		src, dst = c.become("lan", c.client, c.service, words)
+	} else {
+		src, dst = c.become("pod", c.backend, c.own, words)
+	}
+	c.become("out", src, dst, words)
+}
+
+// Errors are translated, and end nothing: whoever gets them knows what it has sent.
+func TestFlow_forgedErrors(t *testing.T) {
+	r := newPacketRun(t, sharedRows)
+	s := r.sweep(patience())
+	open := []connection{r.open("192.0.2.9:4000", "192.0.2.1:30080"), r.lasting(t, "192.0.2.9:4000", "203.0.113.1:53")}
+	for range 20 {
+		r.sent(
+			"lan icmp 192.0.2.254:0 > 192.0.2.1:0 unreachable (tcp 192.0.2.1:30080 > 192.0.2.9:4000 A)",
+			"lan icmp 192.0.2.254:0 > 192.0.2.1:0 port-unreachable (tcp 192.0.2.1:30080 > 192.0.2.9:4000 A)",
+			"lan icmp 192.0.2.254:0 > 203.0.113.1:0 port-unreachable (udp 203.0.113.1:53 > 192.0.2.9:4000)",
+			"pod icmp 10.244.1.11:0 > 192.0.2.1:0 protocol-unreachable (tcp 192.0.2.1:4000 > 10.244.1.11:8080 A)",
+		)
+	}
+	waitTick(t)
+	r.pass(s)
+	for _, c := range open {
+		if !c.lives() {
+			t.Errorf("%s %s > %s has ended", c.protocol, c.client, c.service)
+		}
 	}
 }

@@ -195,8 +195,10 @@ func (p *Plane) takeIn(to *ebpf.Map, s *model.State, others *dataplane.Memories)
 	wanted := map[objectsAffinityKey]objectsAffinity{}
 	for m := range others.All() {
 		n++
+		lasts := others.Lasts(m.Pool)
 		a := objectsAffinity{
-			Backend: endpoint(m.Backend), Last: clock.programs(m.Until.Add(-others.Lasts(m.Pool))),
+			Backend: endpoint(m.Backend), Last: clock.programs(m.Until.Add(-lasts)),
+			Owner: uint16(ownerOf(m.Pool)), Lasts: inTwos(lasts),
 		}
 		key := objectsAffinityKey{Client: address(m.Client), Pool: poolName(m.Pool)}
 		wanted[key] = a
@@ -207,7 +209,10 @@ func (p *Plane) takeIn(to *ebpf.Map, s *model.State, others *dataplane.Memories)
 			}
 		}
 	}
-	return n, update(to, wanted)
+	if err := update(to, wanted); err != nil && !errors.Is(err, unix.E2BIG) { // what has no room is not remembered
+		return n, err
+	}
+	return n, p.detach()
 }
 
 // update adds elements to a map, or replaces them.

@@ -208,10 +208,10 @@ func TestAffinity_killed(t *testing.T) {
 // However small tables shall be, those that forget have room for what each processor puts by.
 func TestSizes_processors(t *testing.T) {
 	c := newCluster(t)
-	p := c.openSized(ebpf.Sizes{Affinities: 1, Flows: 1})
+	p := c.openSized(ebpf.Sizes{Flows: 1})
 	defer p.Close()
 	check(t, p.Sync(t.Context(), parse(t, web)))
-	for _, name := range []string{"affinities", "flows", "refusals"} {
+	for _, name := range []string{"flows", "refusals"} {
 		m, err := bpf.LoadPinnedMap(filepath.Join(c.pins, "memory", name), nil)
 		check(t, err)
 		if n, least := m.MaxEntries(), uint32(256*bpf.MustPossibleCPU()); n < least {

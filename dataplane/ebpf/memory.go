@@ -2,7 +2,12 @@ package ebpf
 
 import (
 	"cmp"
+	"errors"
 	"math/bits"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -12,8 +17,8 @@ import (
 // than the one before takes over what fits, but of Sockets nothing: what is in a place is forgotten. Tables that
 // forget have 256 elements for each processor at least.
 type Sizes struct {
-	// Affinities are clients of pools with affinity; 0: 65,536. Each takes 112 bytes. The one that was silent longest
-	// is forgotten first.
+	// Affinities are clients of pools with affinity; 0: 65,536. Each takes 112 bytes. They are shared among owners; of
+	// others than those that have room the choice of a backend follows from their address.
 	Affinities uint32
 	// Flows are two for each Service that a UDP socket asks which is not connected, and asks several or has no place; 0:
 	// 65,536. Each takes 128 bytes. Of those that are forgotten answers seem to come from the backend.
@@ -28,7 +33,8 @@ type Sizes struct {
 	Services uint32
 	// Translations are two for each connection whose packets tc serves, four if its client is hidden; 0: what a 128th of
 	// the machine's memory has room for, a power of two from 262,144 (up to 12 GiB) to 2,097,152 (from 48 GiB on). Each
-	// takes 192 bytes. Of a full table those go first that were not used for longest.
+	// takes 192 bytes. A quarter of them is for those whose client has not gone on after an answer, of which the oldest
+	// goes first. The others are shared among owners.
 	Translations uint32
 }
 
@@ -42,6 +48,23 @@ const (
 func translationsFor(memory uint64) uint32 {
 	n := min(max(memory/128/translationBytes, minTranslations), maxTranslations)
 	return 1 << (bits.Len64(n) - 1)
+}
+
+// askingFor is how many flows may be there that are not held: they take a quarter of the table.
+func askingFor(translations uint32) uint32 { return max(translations/16, processors()) }
+
+// roomOf is how many elements flows that are held may have.
+func roomOf(translations, asking uint32) uint32 { return translations - min(translations, 4*asking) }
+
+// processors is how many there are in use, or a few more: those that have numbers below the last one's.
+func processors() uint32 {
+	b, err := os.ReadFile("/sys/devices/system/cpu/online")
+	text := strings.TrimSpace(string(b))
+	last, failed := strconv.ParseUint(text[strings.LastIndexAny(text, ",-")+1:], 10, 16)
+	if errors.Join(err, failed) == nil {
+		return uint32(last) + 1
+	}
+	return uint32(runtime.NumCPU())
 }
 
 // machineMemory is 0 if the kernel does not say.
@@ -74,7 +97,7 @@ func (s Sizes) orDefault() Sizes {
 	sockets := min(cmp.Or(s.Sockets, usual), 1<<24)
 	return Sizes{
 		Services:   s.Services,
-		Affinities: forgetting(cmp.Or(s.Affinities, usual)),
+		Affinities: cmp.Or(s.Affinities, usual),
 		Flows:      forgetting(cmp.Or(s.Flows, usual)),
 		Sockets:    1 << bits.Len32(sockets-1),
 
@@ -93,7 +116,7 @@ func (s Sizes) memory(spec *ebpf.CollectionSpec) map[string]*ebpf.MapSpec {
 	memory := map[string]*ebpf.MapSpec{}
 	for _, name := range []string{
 		objectsMapAffinities, objectsMapFlows, objectsMapRefusals, objectsMapSockets, objectsMapClaims,
-		objectsMapPeers,
+		objectsMapPeers, objectsMapShares,
 	} {
 		memory[name] = spec.Maps[name]
 	}

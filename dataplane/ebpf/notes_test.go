@@ -13,14 +13,15 @@ import (
 // Flows go on as they began, whenever the table is looked through, and whoever does so beside.
 func TestNotes_random(t *testing.T) {
 	random := seeded(t)
-	r := newPacketRunWith(t, sweptRows, packetOptions{Translations: 1 << 14})
+	const flows = 600
+	r := newPacketRunWith(t, sweptRows, packetOptions{Translations: 16 * flows * processors()}) // none ends for another
 	sweeps := []*sweep{r.sweep(patience()), r.sweep(patience())}
 	for _, s := range sweeps { // a pass takes several steps
 		s.keys, s.values = s.keys[:128], s.values[:128]
 	}
 	services := []string{"tcp %s > 192.0.2.1:30080", "tcp %s > 203.0.113.1:80", "udp %s > 203.0.113.1:53"}
 	ways := map[string]string{} // what becomes of a flow's packets
-	for i := range 600 {
+	for i := range flows {
 		flow := fmt.Sprintf(services[random.IntN(len(services))], fmt.Sprintf("198.51.100.%d:%d", i%250, 1024+i))
 		r.way(flow, true)
 		ways[flow] = r.way(flow, false)

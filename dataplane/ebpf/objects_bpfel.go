@@ -21,7 +21,8 @@ type objectsAddr struct {
 type objectsAffinity struct {
 	_       structs.HostLayout
 	Backend objectsEndpoint
-	Pad     uint32
+	Owner   uint16
+	Lasts   uint16
 	Last    uint64
 }
 
@@ -129,7 +130,7 @@ type objectsPool struct {
 	Count    uint32
 	Name     uint64
 	Affinity uint32
-	Pad      uint32
+	Owner    uint32
 }
 
 type objectsRefusal struct {
@@ -138,6 +139,12 @@ type objectsRefusal struct {
 	Port     uint16
 	Protocol uint8
 	Verdict  uint8
+}
+
+type objectsShare struct {
+	_        structs.HostLayout
+	Lent     uint32
+	Returned uint32
 }
 
 type objectsSlot struct {
@@ -184,6 +191,7 @@ const (
 	objectsMapPools         = "pools"
 	objectsMapPoolsSet      = "pools_set"
 	objectsMapRefusals      = "refusals"
+	objectsMapShares        = "shares"
 	objectsMapSlots         = "slots"
 	objectsMapSlotsSet      = "slots_set"
 	objectsMapSockets       = "sockets"
@@ -203,6 +211,8 @@ const (
 	objectsVarNodeNetns     = "node_netns"
 	objectsVarOnlyNode      = "only_node"
 	objectsVarPlaces        = "places"
+	objectsVarRoom          = "room"
+	objectsVarSecret        = "secret"
 )
 
 // loadObjects returns the embedded CollectionSpec for objects.
@@ -277,6 +287,7 @@ type objectsMapSpecs struct {
 	Pools        *ebpf.MapSpec `ebpf:"pools"`
 	PoolsSet     *ebpf.MapSpec `ebpf:"pools_set"`
 	Refusals     *ebpf.MapSpec `ebpf:"refusals"`
+	Shares       *ebpf.MapSpec `ebpf:"shares"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	SlotsSet     *ebpf.MapSpec `ebpf:"slots_set"`
 	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
@@ -293,6 +304,8 @@ type objectsVariableSpecs struct {
 	NodeNetns    *ebpf.VariableSpec `ebpf:"node_netns"`
 	OnlyNode     *ebpf.VariableSpec `ebpf:"only_node"`
 	Places       *ebpf.VariableSpec `ebpf:"places"`
+	Room         *ebpf.VariableSpec `ebpf:"room"`
+	Secret       *ebpf.VariableSpec `ebpf:"secret"`
 }
 
 // objectsObjects contains all objects after they have been loaded into the kernel.
@@ -330,6 +343,7 @@ type objectsMaps struct {
 	Pools        *ebpf.Map `ebpf:"pools"`
 	PoolsSet     *ebpf.Map `ebpf:"pools_set"`
 	Refusals     *ebpf.Map `ebpf:"refusals"`
+	Shares       *ebpf.Map `ebpf:"shares"`
 	Slots        *ebpf.Map `ebpf:"slots"`
 	SlotsSet     *ebpf.Map `ebpf:"slots_set"`
 	Sockets      *ebpf.Map `ebpf:"sockets"`
@@ -352,6 +366,7 @@ func (m *objectsMaps) Close() error {
 		m.Pools,
 		m.PoolsSet,
 		m.Refusals,
+		m.Shares,
 		m.Slots,
 		m.SlotsSet,
 		m.Sockets,
@@ -369,6 +384,8 @@ type objectsVariables struct {
 	NodeNetns    *ebpf.Variable `ebpf:"node_netns"`
 	OnlyNode     *ebpf.Variable `ebpf:"only_node"`
 	Places       *ebpf.Variable `ebpf:"places"`
+	Room         *ebpf.Variable `ebpf:"room"`
+	Secret       *ebpf.Variable `ebpf:"secret"`
 }
 
 // objectsPrograms contains all programs after they have been loaded into the kernel.

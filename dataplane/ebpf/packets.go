@@ -28,12 +28,13 @@ type kind struct {
 func (p *Plane) loadPackets(sets *sets) error {
 	o := packetOptions{
 		Maps:     map[string]*ebpf.Map{},
+		Secret:   p.secret,
 		Programs: []string{packetsProgFromAnywhere, packetsProgLeave},
 	}
 	if p.devices.drivers.mode.wanted() {
 		o.Programs = append(o.Programs, packetsProgFromOutside)
 	}
-	for _, name := range append(flowMaps(), objectsMapAffinities, objectsMapRefusals) {
+	for _, name := range append(flowMaps(), objectsMapAffinities, objectsMapRefusals, objectsMapShares) {
 		o.Maps[name] = p.memory[name]
 	}
 	err := p.devices.namespace.Do(func() (err error) {

@@ -27,7 +27,8 @@ type packetsAddr struct {
 type packetsAffinity struct {
 	_       structs.HostLayout
 	Backend packetsEndpoint
-	Pad     uint32
+	Owner   uint16
+	Lasts   uint16
 	Last    uint64
 }
 
@@ -35,6 +36,13 @@ type packetsAffinityKey struct {
 	_      structs.HostLayout
 	Client packetsAddr
 	Pool   uint64
+}
+
+type packetsAsking struct {
+	_     structs.HostLayout
+	Flow  packetsTuple
+	Owner uint32
+	Next  uint32
 }
 
 type packetsBound struct {
@@ -178,7 +186,7 @@ type packetsPool struct {
 	Count    uint32
 	Name     uint64
 	Affinity uint32
-	Pad      uint32
+	Owner    uint32
 }
 
 type packetsPorts struct {
@@ -193,6 +201,12 @@ type packetsRefusal struct {
 	Port     uint16
 	Protocol uint8
 	Verdict  uint8
+}
+
+type packetsShare struct {
+	_        structs.HostLayout
+	Lent     uint32
+	Returned uint32
 }
 
 type packetsSlot struct {
@@ -231,10 +245,11 @@ type packetsTranslation struct {
 	Last    uint32
 	Bytes   uint32
 	Pool    uint64
-	Packets uint32
+	Packets uint16
+	Near    uint16
 	Port    uint16
 	State   uint8
-	Pad     uint8
+	Held    uint8
 }
 
 type packetsTuple struct {
@@ -264,6 +279,9 @@ type packetsWork struct {
 		L4       uint32
 		End      uint32
 		Fragment uint32
+		Seq      uint32
+		Next     uint32
+		Ack      uint32
 		Segments uint16
 		Is       uint8
 		_        [1]byte
@@ -275,6 +293,9 @@ type packetsWork struct {
 		L4       uint32
 		End      uint32
 		Fragment uint32
+		Seq      uint32
+		Next     uint32
+		Ack      uint32
 		Segments uint16
 		Is       uint8
 		_        [1]byte
@@ -288,13 +309,15 @@ type packetsWork struct {
 			Flags   uint8
 			Level   uint16
 		}
-		Rows uint32
-		Pod  bool
-		_    [3]byte
+		Rows  uint32
+		Pod   bool
+		_     [3]byte
+		Terms uint64
 	}
-	Taken uint32
-	_     [4]byte
-	Flow  packetsTranslation
+	Taken  uint32
+	_      [4]byte
+	Flow   packetsTranslation
+	Former packetsTranslation
 }
 
 // Names of all BPF objects in the ELF.
@@ -303,6 +326,7 @@ type packetsWork struct {
 const (
 	packetsMapAffinities    = "affinities"
 	packetsMapAnswers       = "answers"
+	packetsMapAsking        = "asking"
 	packetsMapChunks        = "chunks"
 	packetsMapChunksSet     = "chunks_set"
 	packetsMapClaims        = "claims"
@@ -323,6 +347,7 @@ const (
 	packetsMapPools         = "pools"
 	packetsMapPoolsSet      = "pools_set"
 	packetsMapRefusals      = "refusals"
+	packetsMapShares        = "shares"
 	packetsMapSlots         = "slots"
 	packetsMapSlotsSet      = "slots_set"
 	packetsMapSockets       = "sockets"
@@ -345,6 +370,10 @@ const (
 	packetsVarPortsCount    = "ports_count"
 	packetsVarPortsFirst    = "ports_first"
 	packetsVarPreemptRt     = "preempt_rt"
+	packetsVarRing          = "ring"
+	packetsVarRings         = "rings"
+	packetsVarRoom          = "room"
+	packetsVarSecret        = "secret"
 )
 
 // loadPackets returns the embedded CollectionSpec for packets.
@@ -401,6 +430,7 @@ type packetsProgramSpecs struct {
 type packetsMapSpecs struct {
 	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
 	Answers      *ebpf.MapSpec `ebpf:"answers"`
+	Asking       *ebpf.MapSpec `ebpf:"asking"`
 	Chunks       *ebpf.MapSpec `ebpf:"chunks"`
 	ChunksSet    *ebpf.MapSpec `ebpf:"chunks_set"`
 	Claims       *ebpf.MapSpec `ebpf:"claims"`
@@ -421,6 +451,7 @@ type packetsMapSpecs struct {
 	Pools        *ebpf.MapSpec `ebpf:"pools"`
 	PoolsSet     *ebpf.MapSpec `ebpf:"pools_set"`
 	Refusals     *ebpf.MapSpec `ebpf:"refusals"`
+	Shares       *ebpf.MapSpec `ebpf:"shares"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	SlotsSet     *ebpf.MapSpec `ebpf:"slots_set"`
 	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
@@ -445,6 +476,10 @@ type packetsVariableSpecs struct {
 	PortsCount *ebpf.VariableSpec `ebpf:"ports_count"`
 	PortsFirst *ebpf.VariableSpec `ebpf:"ports_first"`
 	PreemptRt  *ebpf.VariableSpec `ebpf:"preempt_rt"`
+	Ring       *ebpf.VariableSpec `ebpf:"ring"`
+	Rings      *ebpf.VariableSpec `ebpf:"rings"`
+	Room       *ebpf.VariableSpec `ebpf:"room"`
+	Secret     *ebpf.VariableSpec `ebpf:"secret"`
 }
 
 // packetsObjects contains all objects after they have been loaded into the kernel.
@@ -469,6 +504,7 @@ func (o *packetsObjects) Close() error {
 type packetsMaps struct {
 	Affinities   *ebpf.Map `ebpf:"affinities"`
 	Answers      *ebpf.Map `ebpf:"answers"`
+	Asking       *ebpf.Map `ebpf:"asking"`
 	Chunks       *ebpf.Map `ebpf:"chunks"`
 	ChunksSet    *ebpf.Map `ebpf:"chunks_set"`
 	Claims       *ebpf.Map `ebpf:"claims"`
@@ -489,6 +525,7 @@ type packetsMaps struct {
 	Pools        *ebpf.Map `ebpf:"pools"`
 	PoolsSet     *ebpf.Map `ebpf:"pools_set"`
 	Refusals     *ebpf.Map `ebpf:"refusals"`
+	Shares       *ebpf.Map `ebpf:"shares"`
 	Slots        *ebpf.Map `ebpf:"slots"`
 	SlotsSet     *ebpf.Map `ebpf:"slots_set"`
 	Sockets      *ebpf.Map `ebpf:"sockets"`
@@ -504,6 +541,7 @@ func (m *packetsMaps) Close() error {
 	return _PacketsClose(
 		m.Affinities,
 		m.Answers,
+		m.Asking,
 		m.Chunks,
 		m.ChunksSet,
 		m.Claims,
@@ -524,6 +562,7 @@ func (m *packetsMaps) Close() error {
 		m.Pools,
 		m.PoolsSet,
 		m.Refusals,
+		m.Shares,
 		m.Slots,
 		m.SlotsSet,
 		m.Sockets,
@@ -549,6 +588,10 @@ type packetsVariables struct {
 	PortsCount *ebpf.Variable `ebpf:"ports_count"`
 	PortsFirst *ebpf.Variable `ebpf:"ports_first"`
 	PreemptRt  *ebpf.Variable `ebpf:"preempt_rt"`
+	Ring       *ebpf.Variable `ebpf:"ring"`
+	Rings      *ebpf.Variable `ebpf:"rings"`
+	Room       *ebpf.Variable `ebpf:"room"`
+	Secret     *ebpf.Variable `ebpf:"secret"`
 }
 
 // packetsPrograms contains all programs after they have been loaded into the kernel.

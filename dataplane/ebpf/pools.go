@@ -73,7 +73,7 @@ func (w *poolWriter) set(id model.PoolID, want model.Pool) error {
 			return err
 		}
 		p = &pool{number: number}
-		w.entries[number] = objectsPool{Name: poolName(id)}
+		w.entries[number] = objectsPool{Name: poolName(id), Owner: ownerOf(id)}
 		w.pools[id] = p
 	}
 	serving := want.Serving()

@@ -3,6 +3,7 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -76,10 +77,10 @@ func phase(protocol, state uint8) int {
 		return over
 	case state&stateBroken != 0:
 		return broken
+	case state&stateLasting == 0:
+		return beginning
 	case state&bothEnd != 0:
 		return halfClosed
-	case state&stateAnswered == 0:
-		return beginning
 	case protocol == unix.IPPROTO_SCTP:
 		return sctpOpen
 	}
@@ -88,7 +89,9 @@ func phase(protocol, state uint8) int {
 
 // flowMaps are the tables that flows are remembered in. They belong together, and outlive the programs.
 func flowMaps() []string {
-	return []string{packetsMapTranslations, packetsMapFragments, activityTable, packetsMapNoted, packetsMapTraffic}
+	return []string{
+		packetsMapTranslations, packetsMapAsking, packetsMapFragments, activityTable, packetsMapNoted, packetsMapTraffic,
+	}
 }
 
 const (
@@ -121,6 +124,8 @@ type sweep struct {
 	patience phases
 	activity *packetsActivity // memory of the kernel
 	mapped   []byte
+	shares   shares // likewise
+	unmap    func()
 
 	mu      sync.Mutex // guards what follows, with the fields of notes
 	err     error      // of the last turn
@@ -130,9 +135,10 @@ type sweep struct {
 	swept   bool  // once at least
 	began   ticks // when the last pass did
 	kept    int   // seen in this pass
-	removed int   // likewise, but not by the kernel
+	removed int   // likewise
 	left    int   // after the last pass
 	orphans int   // that this step may still look up
+	census  census
 	keys    []packetsTuple
 	values  []packetsTranslation
 	rest    map[packetsTrafficKey]packetsTraffic // of flows that are gone
@@ -149,8 +155,13 @@ func newSweep(maps map[string]*ebpf.Map, p *phases, dir string) (*sweep, error) 
 	if err != nil {
 		return nil, errors.Join(err, unix.Munmap(b))
 	}
+	shared, unmap, err := mapFlowShares(maps)
+	if err != nil {
+		return nil, errors.Join(err, unix.Munmap(b), n.close())
+	}
 	const share = sweepShare
 	s := &sweep{
+		shares: shared, unmap: unmap,
 		maps: map[string]*ebpf.Map{}, patience: *p, mapped: b, notes: n, activity: (*packetsActivity)(unsafe.Pointer(&b[0])),
 		keys: make([]packetsTuple, share), values: make([]packetsTranslation, share),
 		rest: map[packetsTrafficKey]packetsTraffic{},
@@ -192,6 +203,7 @@ func (s *sweep) close() error {
 		close(s.stop)
 		<-s.ended
 	}
+	s.unmap()
 	return errors.Join(unix.Munmap(s.mapped), s.notes.close())
 }
 
@@ -216,6 +228,13 @@ func (s *sweep) failed() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
+}
+
+// shortOwners are those that have no places left.
+func (s *sweep) shortOwners() map[uint32]uint {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.shares.short)
 }
 
 // inUse is how many elements the table has, for other goroutines.
@@ -251,21 +270,34 @@ func (s *sweep) used() int {
 	return 100 * s.elements() / int(s.maps[packetsMapTranslations].MaxEntries())
 }
 
-// Hundredths of the table from which on it is looked through more often, and flows go that are about to end. When it is
-// full, the kernel lets those go that were silent longest, which are not those that nobody needs.
-const (
-	half    = 50
-	crowded = 75
-)
+// half is in hundredths: a table of which more is in use is looked through more often.
+const half = 50
 
-// limit is for how many seconds a flow may be silent at a phase.
-func (s *sweep) limit(phase int) ticks {
+// limit is for how many seconds a flow may be silent at a phase, of whose owner it is known for how many passes it has
+// had no places left. Flows go that are about to end, and then those that are silent for longest: a day for open ones
+// is halved each time.
+func (s *sweep) limit(phase int, short uint) ticks {
 	const hurry = 10
-	open := phase == udpLasting || phase == tcpOpen || phase == sctpOpen
-	if !open && s.used() >= crowded {
-		return min(hurry, ticks(s.patience[phase]))
+	patience := ticks(s.patience[phase])
+	switch {
+	case short == 0:
+		return patience
+	case phase == udpLasting || phase == tcpOpen || phase == sctpOpen:
+		return max(patience>>short, min(hurry, patience))
 	}
-	return ticks(s.patience[phase])
+	return min(hurry, patience)
+}
+
+// shortOf is for how many passes the owner of a flow has had no places left.
+func (s *sweep) shortOf(key packetsTuple, flow *packetsTranslation) (uint, error) {
+	if len(s.shares.short) == 0 || flow.Held&places == 0 {
+		return 0, nil
+	}
+	var back packetsTranslation
+	if ok, err := s.look(at(hookEgress, key.Protocol, flow.Dst, flow.Src), &back); !ok || err != nil {
+		return 0, err
+	}
+	return s.shares.short[uint32(back.terms().Owner)], nil
 }
 
 // step looks at the next shares of the table, and returns how many flows it has removed.
@@ -279,7 +311,7 @@ func (s *sweep) step() (gone int, err error) {
 			return 0, nil
 		}
 		s.passing, s.swept, s.began, s.cursor = true, true, now, ebpf.MapBatchCursor{}
-		s.kept, s.removed = 0, 0
+		s.kept, s.removed, s.census = 0, 0, s.shares.begin()
 		atomic.StoreUint32(&s.activity.Laid, 0)
 		if err := s.notes.begin(); err != nil {
 			return 0, fmt.Errorf("begin a list of flows: %w", err)
@@ -310,6 +342,9 @@ func (s *sweep) share(now ticks) (gone int, err error) {
 	s.kept += n
 	for i := range s.keys[:n] { // also of those that are removed now: a packet may want its flow back
 		s.notes.add(&s.keys[i])
+		if t := &s.values[i]; isWayBack(s.keys[i], t) {
+			s.census.add(uint32(t.terms().Owner)%numOwners, uint32(t.Held&places))
+		}
 	}
 	for i, key := range s.keys[:n] {
 		removed, err := s.judge(key, &s.values[i], now)
@@ -323,6 +358,7 @@ func (s *sweep) share(now ticks) (gone int, err error) {
 	if last {
 		s.passing, s.left = false, max(s.kept-s.removed, 0)
 		s.notes.finish()
+		s.shares.settle(s.census)
 	}
 	if last && s.kept == 0 {
 		s.idle()
@@ -340,7 +376,11 @@ func (s *sweep) idle() {
 func (s *sweep) judge(key packetsTuple, t *packetsTranslation, now ticks) (bool, error) {
 	silent := t.quiet(now)
 	if key.Hook == hookIngress && t.State&stateBack == 0 {
-		if silent <= s.limit(phase(key.Protocol, t.State))*ticksPerSecond || defect.Is(defect.EBPFFlow) {
+		short, err := s.shortOf(key, t)
+		if err != nil {
+			return false, err
+		}
+		if silent <= s.limit(phase(key.Protocol, t.State), short)*ticksPerSecond || defect.Is(defect.EBPFFlow) {
 			return false, nil
 		}
 		return s.forget(key, t)
@@ -410,13 +450,13 @@ func (s *sweep) end(key packetsTuple, read *packetsTranslation) (bool, error) {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return false, nil
 	case errors.Is(err, ebpf.ErrNotSupported): // before Linux 5.14
-		s.book(read.Pool, read.Dst, toBackend, read)
+		s.book(read, toBackend, read)
 		return true, s.remove(key)
 	case err != nil:
 		return false, fmt.Errorf("remove a flow: %w", err)
 	case flow.as(read):
 		s.removed++
-		s.book(flow.Pool, flow.Dst, toBackend, &flow)
+		s.book(&flow, toBackend, &flow)
 		return true, nil
 	}
 	flow.Last -= relaid
@@ -432,14 +472,14 @@ func (s *sweep) end(key packetsTuple, read *packetsTranslation) (bool, error) {
 // unlay removes what follows from a flow.
 func (s *sweep) unlay(key packetsTuple, flow *packetsTranslation) error {
 	client, backend := flow.Src, flow.Dst
-	own, err := s.dropBack(at(hookEgress, key.Protocol, backend, client), key.Src)
+	own, err := s.dropBack(at(hookEgress, key.Protocol, backend, client), key.Src, flow)
 	if err == nil && flow.Port != 0 {
 		// The way to the node's port says which address that is.
 		var forth packetsTranslation
 		hidden := at(hookEgress, key.Protocol, client, backend)
 		var known bool
 		if known, err = s.look(hidden, &forth); known && own {
-			_, err = s.dropBack(at(hookIngress, key.Protocol, backend, forth.Src), client)
+			_, err = s.dropBack(at(hookIngress, key.Protocol, backend, forth.Src), client, flow)
 			err = errors.Join(err, s.remove(hidden))
 		}
 	}
@@ -461,13 +501,18 @@ func directHook(state uint8) uint8 {
 }
 
 // dropBack removes a way back that leads to a client, and not one that belongs to somebody else by now.
-func (s *sweep) dropBack(key packetsTuple, client packetsEndpoint) (bool, error) {
+func (s *sweep) dropBack(key packetsTuple, client packetsEndpoint, flow *packetsTranslation) (bool, error) {
 	var t packetsTranslation
 	if ok, err := s.look(key, &t); !ok || err != nil || t.Dst != client {
 		return false, err
 	}
-	s.book(t.Pool, key.Src, toClient, &t)
-	return true, s.remove(key)
+	s.book(flow, toClient, &t)
+	removed := s.removed
+	err := s.remove(key)
+	if s.removed > removed && isWayBack(key, &t) {
+		s.shares.giveBack(uint32(t.terms().Owner)%numOwners, uint32(t.Held&places))
+	}
+	return true, err
 }
 
 // hasFlow says whether a translation follows from a flow that is there. See the picture in bpf/flows.h.

@@ -37,6 +37,8 @@ type packetOptions struct {
 	Programs []string
 	// DirectMTU is how large a packet may be that tells the backend's node to answer the client; 0: clients are hidden.
 	DirectMTU uint32
+	// Secret is what nobody outside knows.
+	Secret uint64
 	// Preempted is for kernels that interrupt a program by another one; those with PREEMPT_RT are found to.
 	Preempted bool
 	// Maps are used in place of new ones.
@@ -107,6 +109,7 @@ func packetSpec(o packetOptions) (*ebpf.CollectionSpec, error) {
 	}
 	for name, entries := range map[string]uint32{
 		packetsMapTranslations: cmp.Or(o.Translations, 1),
+		packetsMapAsking:       askingFor(cmp.Or(o.Translations, 1)),
 		packetsMapFragments:    forgetting(fragmented),
 		packetsMapTraffic:      forgetting(trafficked),
 		packetsMapNodeAddrs:    addressed,
@@ -118,7 +121,13 @@ func packetSpec(o packetOptions) (*ebpf.CollectionSpec, error) {
 	}
 	constants := map[string]any{
 		packetsVarPortsFirst: o.Ports.First, packetsVarPortsCount: o.Ports.Count, packetsVarCrcShifts: crcShifts(),
-		packetsVarDirectMtu: o.DirectMTU, packetsVarPreemptRt: o.Preempted || preemptsPrograms(),
+		packetsVarSecret: o.Secret, packetsVarDirectMtu: o.DirectMTU, packetsVarPreemptRt: o.Preempted || preemptsPrograms(),
+	}
+	asking := spec.Maps[packetsMapAsking].MaxEntries
+	constants[packetsVarRings], constants[packetsVarRing] = processors(), max(asking/processors(), 1)
+	constants[packetsVarRoom] = [2]uint32{
+		ofFlows:      roomOf(spec.Maps[packetsMapTranslations].MaxEntries, asking),
+		ofAffinities: spec.Maps[objectsMapAffinities].MaxEntries,
 	}
 	if o.Patience == nil {
 		o.Patience = patience()

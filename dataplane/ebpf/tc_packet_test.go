@@ -20,7 +20,8 @@ import (
 //	icmp 192.0.2.254:0 > 192.0.2.1:0 unreachable (tcp 192.0.2.1:30080 > 192.0.2.9:4000)
 //
 // More words: options (IPv4 options; IPv6 extension headers), first, later (fragments of one datagram); of TCP seq=N and
-// ack=N, 0 if they are missing, and empty, which most are not; of ICMP port-unreachable, protocol-unreachable and echo;
+// ack=N, 0 if they are missing, and empty, which most are not; of SCTP init, init-ack, abort and complete, tag=N, and own=N, the
+// tag that the other side is to use; of ICMP port-unreachable, protocol-unreachable and echo;
 // for=ADDRESS:PORT, the option of direct answers.
 // When bytes become text, a checksum or length that is wrong is named.
 type packet struct {
@@ -188,14 +189,23 @@ func (p packet) l4() []byte {
 		}
 	case model.SCTP:
 		b = append(b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 1)
-		if p.is("init") {
-			b[12] = 1
+		binary.BigEndian.PutUint32(b[4:], p.number("tag"))
+		binary.BigEndian.PutUint32(b[16:], p.number("own"))
+		for chunk, word := range chunks() {
+			if p.is(word) {
+				b[12] = chunk
+			}
 		}
 		binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 	case icmp, icmpv6:
 		return p.icmp()
 	}
 	return b
+}
+
+// chunks are those of SCTP that matter.
+func chunks() map[byte]string {
+	return map[byte]string{1: "init", 2: "init-ack", 6: "abort", 14: "complete"}
 }
 
 // messages are the types and codes of ICMP.
@@ -380,8 +390,10 @@ func (p *packet) decodeL4(b []byte, whole bool) (err error) {
 			good = sum(p.pseudo(length), b) == 0xffff
 		}
 	case model.SCTP:
-		if b[12] == 1 {
-			p.words = append(p.words, "init")
+		p.addNumber("tag", b[4:])
+		p.addNumber("own", b[16:])
+		if word := chunks()[b[12]]; word != "" {
+			p.words = append(p.words, word)
 		}
 		c := slices.Clone(b)
 		copy(c[8:], []byte{0, 0, 0, 0})

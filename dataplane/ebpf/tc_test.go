@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"net/netip"
 	"os"
@@ -16,6 +17,9 @@ import (
 	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/model"
 )
+
+// attachedClients are how many the programs of a packetRun remember.
+const attachedClients = 1 << 10
 
 // packetRun sends packets through the programs, which are attached to nothing.
 type packetRun struct {
@@ -40,14 +44,14 @@ func newPacketRunWith(t testing.TB, rows string, o packetOptions) packetRun {
 		t.Fatal(err)
 	}
 	tables := newSet(t, s)
-	sockets, err := (&Plane{}).loadSockets(tables.sets)
+	sockets, err := (&Plane{sizes: Sizes{Affinities: attachedClients}}).loadSockets(tables.sets)
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
 	t.Cleanup(sockets.Close)
-	o.Ports = portRange{1024, 30000}
+	o.Ports = cmp.Or(o.Ports, portRange{1024, 30000})
 	o.Maps = map[string]*ebpf.Map{}
-	for _, name := range []string{objectsMapAffinities, objectsMapRefusals} {
+	for _, name := range []string{objectsMapAffinities, objectsMapRefusals, objectsMapShares} {
 		o.Maps[name] = sockets.Maps[name]
 	}
 	programs, err := newPackets(tables.sets, o)

@@ -14,12 +14,12 @@ const (
 	toClient
 )
 
-// book adds what a translation that is removed has counted since the programs last did.
-func (s *sweep) book(pool uint64, backend packetsEndpoint, way int, t *packetsTranslation) {
+// book adds what a translation that is removed, of a flow, has counted since the programs last did.
+func (s *sweep) book(flow *packetsTranslation, way int, t *packetsTranslation) {
 	if t.Packets == 0 {
 		return
 	}
-	key := packetsTrafficKey{Pool: pool, Backend: backend}
+	key := packetsTrafficKey{Pool: flow.Pool, Backend: flow.Dst}
 	sum := s.rest[key]
 	sum.Packets[way] += uint64(t.Packets)
 	sum.Bytes[way] += uint64(t.Bytes)

@@ -163,10 +163,10 @@ static __always_inline struct slot *slot_at(__u32 rows, __u32 first, __u32 index
 	return find_in(&slots, rows, &key);
 }
 
-// hash mixes an address (the finalizer of MurmurHash3): the same on all nodes, and in the tests.
-static __always_inline __u32 hash(const struct addr *a)
+// hash mixes an address (the finalizer of MurmurHash3): with the same seed it is the same on all nodes, and in the tests.
+static __always_inline __u64 hash(const struct addr *a, __u64 seed)
 {
-	__u64 h = (__u64)a->word[0] << 32 | a->word[1];
+	__u64 h = ((__u64)a->word[0] << 32 | a->word[1]) ^ seed;
 
 	for (int i = 0; i < 2; i++) {
 		h ^= h >> 33;
@@ -188,23 +188,35 @@ static __always_inline __u32 turn_of(__u32 rows, __u32 table, const struct addr 
 	if (!c)
 		return 0;
 	__u32 size = c->turns[0] | (__u32)c->turns[1] << 16;
-	__u32 turn = (__u64)hash(client) * size >> 32, key = table + 1 + turn / CHUNK;
+	__u32 turn = (hash(client, 0) & 0xffffffff) * size >> 32, key = table + 1 + turn / CHUNK;
 
 	c = find_in(&chunks, rows, &key);
 	return c ? c->turns[turn % CHUNK] : 0;
 }
 
+// Nobody outside knows it.
+const volatile __u64 secret;
+
+// constant is a random number that stays the same for a client, while it may not be known who is one: what it begins at
+// the same time reaches one backend. It is another one after the time for which a pool remembers clients.
+static __always_inline __u32 constant(const struct pool *p, const struct addr *client, __u64 now)
+{
+	return hash(client, secret ^ p->name ^ now / (SECOND * (p->affinity ? p->affinity : 1)));
+}
+
 // pick takes a slot, its own or its alias's or the client's, and counts that. Slots and chunks are used again only when
 // no program can have read the word that led to them.
-static __always_inline bool pick(__u32 rows, struct pool *p, const struct addr *client, struct endpoint *backend)
+static __always_inline bool pick(__u32 rows, struct pool *p, const struct addr *client, __u32 random,
+				 struct endpoint *backend)
 {
 	__u64 word = *(volatile __u64 *)p;
 	__u32 first = word, count = word >> 32;
-	struct slot *s = slot_at(rows, first, (__u64)bpf_get_prandom_u32() * count >> 32);
+	__u64 at = (__u64)random * count; // the slot, and in the lower half how far into it
+	struct slot *s = slot_at(rows, first, at >> 32);
 
 	if (s && s->share == HASHED)
 		s = slot_at(rows, first, turn_of(rows, s->alias, client));
-	else if (s && s->share != ~0U && bpf_get_prandom_u32() >= s->share)
+	else if (s && s->share != ~0U && (__u32)at >= s->share)
 		s = slot_at(rows, first, s->alias);
 	if (!s || !count)
 		return false;
@@ -232,7 +244,7 @@ static __always_inline bool choose(__u32 rows, __u32 number, struct pool *p, con
 				   struct endpoint *backend)
 {
 	if (!p->affinity)
-		return pick(rows, p, client, backend);
+		return pick(rows, p, client, bpf_get_prandom_u32(), backend);
 
 	struct affinity_key key = {.client = *client, .pool = p->name};
 	struct affinity *a = bpf_map_lookup_elem(&affinities, &key);
@@ -245,10 +257,75 @@ static __always_inline bool choose(__u32 rows, __u32 number, struct pool *p, con
 			return true;
 		}
 	}
-	if (!pick(rows, p, client, backend))
-		return false;
-	struct affinity fresh = {.backend = *backend, .last = now};
+	return pick(rows, p, client, constant(p, client, now), backend);
+}
 
-	bpf_map_update_elem(&affinities, &key, &fresh, BPF_ANY);
+// How many elements of tables owners share.
+const volatile __u32 room[SHARED];
+
+// The terms of a pool for what its clients begin: whose it is, and for how long they keep their backends.
+static __always_inline __u64 terms_of(const struct pool *p)
+{
+	return (__u64)p->owner << 32 | (__u64)((p->affinity + 1) / 2) << 48;
+}
+
+static __always_inline __u32 owner_of(__u64 terms)
+{
+	return (terms >> 32) % OWNERS;
+}
+
+// give_back returns elements to an owner's share of a table.
+static __always_inline void give_back(enum shared of, __u32 owner, __u32 n)
+{
+	__u32 first = of * OWNERS, at = first + owner;
+	struct share *all = bpf_map_lookup_elem(&shares, &first), *own = bpf_map_lookup_elem(&shares, &at);
+
+	if (all)
+		__sync_fetch_and_add(&all->returned, n);
+	if (owner && own)
+		__sync_fetch_and_add(&own->returned, n);
+}
+
+// lend gives elements to an owner if there are some left for it.
+static __always_inline bool lend(enum shared of, __u32 owner, __u32 n)
+{
+	__u32 first = of * OWNERS, at = first + owner;
+	struct share *all = bpf_map_lookup_elem(&shares, &first), *own = bpf_map_lookup_elem(&shares, &at);
+
+	if (!all || !own)
+		return false;
+	__s64 left = (__s64)room[of] - (__s32)(all->lent - all->returned) - n;
+
+	if (left < 0 || (__s64)(__s32)(own->lent - own->returned) + n > GREED * left)
+		return false;
+	__sync_fetch_and_add(&all->lent, n);
+	if (owner)
+		__sync_fetch_and_add(&own->lent, n);
 	return true;
+}
+
+// attach has a client keep its backend, if the terms are so, as it is known by now that there is such a client: who begins
+// something need not be whom it names. Where its pool's owner has no room left, `constant` alone has it do so.
+static __noinline int attach(const struct addr *client, __u64 pool, const struct endpoint *backend, __u64 terms)
+{
+	if (!client || !backend || !(terms >> 48))
+		return 0;
+	struct affinity_key key = {.client = *client, .pool = pool};
+	struct affinity fresh = {
+		.backend = *backend, .owner = owner_of(terms), .lasts = terms >> 48, .last = bpf_ktime_get_ns(),
+	};
+
+	struct affinity *known = bpf_map_lookup_elem(&affinities, &key);
+
+	if (known && same(&known->backend, backend) && known->lasts == fresh.lasts) {
+		known->last = fresh.last;
+		return 0;
+	}
+	if (known)
+		return bpf_map_update_elem(&affinities, &key, &fresh, BPF_ANY);
+	if (!lend(OF_AFFINITIES, fresh.owner, 1))
+		return 0;
+	if (bpf_map_update_elem(&affinities, &key, &fresh, BPF_NOEXIST))
+		give_back(OF_AFFINITIES, fresh.owner, 1);
+	return 0;
 }

@@ -127,27 +127,40 @@ static __always_inline bool says(struct __sk_buff *skb, const struct packet *p, 
 	return true;
 }
 
-// is_again says whether a flow is known that a packet tells of once more.
+// is_again says whether a flow is known that a packet tells of once more. To whom an open one leads does not change by
+// what only says so.
 static __always_inline bool is_again(struct translation *flow, const struct packet *p, const struct endpoint *backend)
 {
 	__u32 now = ticks();
+	bool tcp = p->tuple.protocol == IPPROTO_TCP, lasting = tcp && flow->state & LASTING && !is_closed(flow->state);
 
-	if (!same(&flow->dst, backend) || (p->tuple.protocol == IPPROTO_TCP && flow->state & ENDING) ||
-	    quiet(flow, now) > 10 * TICKS)
+	if (lasting && (same(&flow->dst, backend) || !insists(flow, now))) {
+		ask_anew(p, flow);
+		return true;
+	}
+	if (!same(&flow->dst, backend) || (tcp && is_closed(flow->state)) || quiet(flow, now) > 10 * TICKS)
 		return false;
 	if (quiet(flow, now) < TICKS)
 		return true;
-	flow->state |= flow->state & ANSWERED ? LASTING : 0;
+	flow->state |= !tcp && flow->state & ANSWERED ? LASTING : 0;
 	flow->last = now;
 	return true;
 }
 
-// heard notes at the backend's node what a client does to a flow whose packets come for the backend.
-static __always_inline void heard(const struct packet *p, const struct translation *t)
+// heard notes at the backend's node what a client does to a flow whose packets come for the backend: t has them.
+static __always_inline void heard(const struct packet *p, struct translation *t)
 {
 	struct tuple key = {.src = p->tuple.src, .dst = t->src, .protocol = p->tuple.protocol, .hook = INGRESS};
-	struct translation *flow = p->is & (FINAL | RESETS) ? bpf_map_lookup_elem(&translations, &key) : 0;
 
-	if (flow)
-		flow->state = progress(p, flow->state, CLIENT_ENDS, quiet(flow, ticks()));
+	follow(t, p);
+	if (p->tuple.protocol != IPPROTO_TCP || (t->state & LASTING && !(p->is & (FINAL | RESETS))))
+		return;
+	struct translation *flow = bpf_map_lookup_elem(&translations, &key);
+
+	if (!flow)
+		return;
+	flow->state = progress(p, flow->state, CLIENT_ENDS, quiet(flow, ticks()), believed(p, t, 0) || believed(p, flow, 0));
+	if (shows(p, flow->state))
+		prove(p, flow);
+	t->state |= flow->state & LASTING;
 }

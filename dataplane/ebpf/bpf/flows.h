@@ -13,7 +13,10 @@
 // Service.
 //
 // The flow has all that the other three say. They are made with BPF_NOEXIST, which is what makes a port belong to one
-// flow only, and made again now and then, should the kernel have given their memory to others.
+// flow only, and made again now and then, should somebody have removed them.
+//
+// Whoever sends a packet makes a flow. So there are only so many that are not held (see asking), and a new one ends the
+// oldest of these. A flow is held as soon as it lasts, if its owner has its share left, and then ends for nobody else.
 #pragma once
 
 #include "packet.h"
@@ -31,20 +34,24 @@ struct translation {
 	struct endpoint dst;
 	__u32 last;  // when it was used
 	__u32 bytes; // that passed since they were last added to the traffic
-	__u64 pool;  // its name
-	__u32 packets;
+	__u64 pool;  // its name; the way back to the client: terms, and in the lower half what it has to say, see proof_of
+	__u16 packets;
+	__u16 near;  // how far the sender is, see near_by; 0: not known
 	__be16 port; // of the node, that stands for the client; 0: none; the flow only
 	__u8 state;  // the bits below
-	__u8 pad;
+	__u8 held;   // places that its owner has for it: the flow and its ways back; and the bit below
 };
+
+#define PLACES 7
+#define ASKED (1 << 7) // the flow only: its client has begun anew, and the backend has not answered
 
 enum {
 	BACK = 1 << 0,	      // from backend to client
 	ANSWERED = 1 << 1,    // the backend has sent something
 	CLIENT_ENDS = 1 << 2, // no more comes from there
 	BACKEND_ENDS = 1 << 3,
-	BROKEN = 1 << 4, // by a reset, it seems: only the ends know whether it is a valid one
-	LASTING = 1 << 5, // a client has gone on after an answer
+	BROKEN = 1 << 4, // by a reset, it seems: only the ends know for sure whether it is a valid one
+	LASTING = 1 << 5, // a client has gone on after an answer, and has shown that it got that
 	DIRECT = 1 << 6,  // the backend's node answers; see dsr.h
 	TOLD = 1 << 7,	  // this one does, for another one
 
@@ -52,11 +59,33 @@ enum {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
 	__type(key, struct tuple);
 	__type(value, struct translation);
 } translations SEC(".maps");
+
+// Flows that are not held, in the order in which they began: a ring for each processor, as no two may be at the same
+// place.
+struct asking {
+	struct tuple flow;
+	__u32 owner;
+	__u32 next; // in the first place of a ring: where the next flow goes
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct asking);
+} asking SEC(".maps");
+
+const volatile __u32 rings;
+const volatile __u32 ring; // places in each
+
+// How many flows at the begin of a ring may stay that are in use: those that are open, though their owner has no share left,
+// and those of others than the one that begins. So who begins many ends its own.
+#define SPARED 3
 
 // Whether there may be flows. Programs set both words before they make one, and see to them once more after it: the
 // processor may show others a write later than it reads. Who finds the table empty (sweep.go) clears busy, in one step
@@ -99,7 +128,7 @@ struct {
 enum phase {
 	UDP_ASKING,
 	UDP_LASTING,
-	BEGINNING, // not answered yet
+	BEGINNING, // not answered yet, or the client has not shown that it got that
 	TCP_OPEN,
 	SCTP_OPEN,
 	HALF_CLOSED,
@@ -152,11 +181,17 @@ static __always_inline enum phase phase(__u8 protocol, __u8 state)
 		return OVER;
 	if (state & BROKEN)
 		return RESET;
+	if (!(state & LASTING))
+		return BEGINNING;
 	if (state & ENDING)
 		return HALF_CLOSED;
-	if (!(state & ANSWERED))
-		return BEGINNING;
 	return protocol == IPPROTO_SCTP ? SCTP_OPEN : TCP_OPEN;
+}
+
+// is_closed says of a flow whether a client may begin another one in its place. Who answers directly is not seen to end.
+static __always_inline bool is_closed(__u8 state)
+{
+	return state & BROKEN || (state & CLIENT_ENDS && state & (BACKEND_ENDS | DIRECT));
 }
 
 static __always_inline __u32 patience_at(enum phase at)
@@ -207,11 +242,8 @@ static __always_inline __u32 note_of(const struct tuple *key)
 	return h >> 46;
 }
 
-static __always_inline void note(const struct tuple *key)
+static __always_inline void note(struct notes *n, __u32 at)
 {
-	struct notes *n = bpf_map_lookup_elem(&noted, &only);
-	__u32 at = note_of(key) % NOTES;
-
 	if (!n)
 		return;
 	volatile __u8 *one = &n->lists[0][at], *other = &n->lists[1][at];
@@ -236,10 +268,13 @@ static __noinline int insert(const struct tuple *key, const struct translation *
 {
 	if (!key || !t)
 		return -1;
-	note(key);
+	struct notes *n = bpf_map_lookup_elem(&noted, &only);
+	__u32 at = note_of(key) % NOTES;
+
+	note(n, at);
 	int failed = bpf_map_update_elem(&translations, key, t, flags);
 
-	note(key);
+	note(n, at);
 	return failed;
 }
 
@@ -303,18 +338,114 @@ static __always_inline __u32 quiet(const struct translation *t, __u32 now)
 	return time > 0 ? time : 0;
 }
 
-// is_due says whether what is known of a flow is to be brought up to date: once in a second, and when it ends.
+// is_due says whether what is known of a flow is to be brought up to date: once in a second, and when it begins or ends.
 static __always_inline bool is_due(const struct translation *t, const struct packet *p, __u32 now)
 {
-	return quiet(t, now) >= TICKS || p->is & (FINAL | RESETS) || t->bytes >> 31;
+	return quiet(t, now) >= TICKS || p->is & (ACCEPTS | FINAL | RESETS) || t->bytes >> 31 || t->packets >> 15;
 }
 
-// book adds what has passed to the backend's traffic.
-static __noinline int book(struct translation *t, const struct endpoint *backend, enum direction way)
+// A packet may be forged by whoever knows addresses and ports, but hardly by who does not see what the ends tell each
+// other. So a flow is open when its client has said what only an answer tells (proof_of), and ends by what is where its
+// sender is (near_by), as connection tracking has it:
+//
+//	TCP   a client acknowledges SYN and ACK; FIN and RST are in the sender's sequence, as far as 64 kB
+//	SCTP  a client has the tag of INIT ACK; ABORT and SHUTDOWN COMPLETE have the tag that the other side named
+
+// near_by is where in a sequence something is, in units of 64 kB. It is never 0.
+static __always_inline __u16 near_by(__u32 seq)
 {
-	if (!t || !backend || way >= DIRECTIONS)
+	return seq >> 16 ? seq >> 16 : 1;
+}
+
+// is_near says whether something is where the sender is. That may be two units farther where 0 was left out.
+static __always_inline bool is_near(const struct translation *t, __u32 seq)
+{
+	return t->near && (__u16)(near_by(seq) - t->near + 1) <= 3;
+}
+
+// moves_on notes how far a sender is, never back.
+static __always_inline void moves_on(struct translation *t, __u32 next)
+{
+	__u16 now = near_by(next);
+
+	if (!t->near || (__s16)(now - t->near) > 0)
+		t->near = now;
+}
+
+// follow notes that of a segment.
+static __always_inline void follow(struct translation *t, const struct packet *p)
+{
+	if (p->tuple.protocol == IPPROTO_TCP && !(p->is & RESETS) && (!t->near || is_near(t, p->seq)))
+		moves_on(t, p->next);
+}
+
+// back_of is a flow's way back to its client.
+static __always_inline struct translation *back_of(const struct translation *flow, __u8 protocol)
+{
+	struct tuple key;
+
+	reverse(&key, &flow->src, &flow->dst, protocol, EGRESS);
+	return bpf_map_lookup_elem(&translations, &key);
+}
+
+// proof_of is what the client of a way back has to say: the number that follows that of SYN and ACK, or the tag of INIT
+// ACK. 0: anything.
+static __always_inline __u32 proof_of(const struct translation *back)
+{
+	return back->pool;
+}
+
+// hold_port lets others know that a flow which is held has its port: who looks for one need not ask.
+static __noinline int hold_port(struct translation *flow, __u8 protocol)
+{
+	struct tuple key;
+
+	if (!flow)
 		return 0;
-	struct traffic_key key = {.pool = t->pool, .backend = *backend};
+	reverse(&key, &flow->dst, &flow->src, protocol, EGRESS);
+	struct translation *forth = bpf_map_lookup_elem(&translations, &key);
+
+	if (!forth)
+		return 0;
+	reverse(&key, &forth->src, &flow->dst, protocol, INGRESS);
+	struct translation *way = bpf_map_lookup_elem(&translations, &key);
+
+	if (way)
+		way->held = flow->held & PLACES;
+	return 0;
+}
+
+// hold has a flow stay until it is over, if its owner has places left. If two processors do so at the same moment, more
+// are lent than there are: who reads the whole table (sweep.go) puts that right.
+static __always_inline void hold(struct translation *flow, struct translation *back, __u8 protocol)
+{
+	__u8 places = flow->port ? 4 : flow->state & (DIRECT | TOLD) ? 3 : 2;
+
+	if (!(back->held & PLACES)) {
+		if (!lend(OF_FLOWS, owner_of(back->pool), places))
+			return;
+		back->held |= places;
+	}
+	flow->held |= back->held & PLACES;
+	if (flow->port)
+		hold_port(flow, protocol);
+}
+
+// believed says whether a packet ends its flow, if it says so. Its side is `own`; that of SCTP needs the other one.
+static __always_inline bool believed(const struct packet *p, const struct translation *own,
+				     const struct translation *other)
+{
+	if (p->tuple.protocol == IPPROTO_SCTP) // who has lost an association has no other tag than its own
+		return near_by(p->ack) == own->near || (other && near_by(p->ack) == other->near);
+	return is_near(own, p->seq);
+}
+
+// book adds what has passed to the traffic of a flow's backend.
+static __noinline int book(struct translation *t, const struct translation *flow, enum direction way)
+{
+	if (!t || !flow || way >= DIRECTIONS)
+		return 0;
+	struct traffic_key key = {.pool = flow->pool, .backend = flow->dst};
 	struct traffic *sum = bpf_map_lookup_elem(&traffic, &key);
 	__u64 bytes = t->bytes;
 	__u32 packets = t->packets;
@@ -403,22 +534,122 @@ __noinline __be16 any_port(void)
 	return bpf_htons(ports_first + bpf_get_prandom_u32() % (ports_count ? ports_count : 1));
 }
 
+// over says whether a packet begins a new flow in place of one that is known.
+static __always_inline bool over(const struct packet *p, const struct translation *flow, __u32 now)
+{
+	if (quiet(flow, now) > patience_at(phase(p->tuple.protocol, flow->state)))
+		return true;
+	return p->is & BEGINS && p->tuple.protocol != IPPROTO_UDP && is_closed(flow->state);
+}
+
+// drop_back removes a way back that leads to a client, and not one that belongs to somebody else by now.
+static __always_inline bool drop_back(const struct tuple *key, const struct endpoint *client,
+				      const struct translation *flow)
+{
+	struct translation *t = bpf_map_lookup_elem(&translations, key);
+
+	if (!t || !same(&t->dst, client))
+		return false;
+	__u32 owner = owner_of(t->pool), places = key->hook == EGRESS ? t->held & PLACES : 0;
+
+	if (t->packets)
+		book(t, flow, TO_CLIENT);
+	if (bpf_map_delete_elem(&translations, key))
+		return false;
+	if (places)
+		give_back(OF_FLOWS, owner, places);
+	return true;
+}
+
+// unlay removes what follows from a flow.
+static __always_inline void unlay(const struct tuple *from, const struct translation *flow)
+{
+	struct tuple key;
+
+	reverse(&key, &flow->src, &flow->dst, from->protocol, EGRESS);
+	bool own = drop_back(&key, &from->src, flow);
+
+	if (flow->state & (DIRECT | TOLD) && own) {
+		reverse(&key, &flow->dst, &flow->src, from->protocol, flow->state & TOLD ? INGRESS : EGRESS);
+		bpf_map_delete_elem(&translations, &key);
+	}
+	if (flow->port && own) {
+		reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
+		struct translation *forth = bpf_map_lookup_elem(&translations, &key);
+
+		if (forth) {
+			reverse(&key, &forth->src, &flow->dst, from->protocol, INGRESS);
+			drop_back(&key, &flow->src, flow);
+			reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
+			bpf_map_delete_elem(&translations, &key);
+		}
+	}
+}
+
+// forget removes a flow and what follows from it.
+static __noinline int forget(const struct tuple *from, struct translation *flow)
+{
+	if (!from || !flow)
+		return 0;
+	if (flow->packets)
+		book(flow, flow, TO_BACKEND);
+	unlay(from, flow);
+	return bpf_map_delete_elem(&translations, from);
+}
+
+// free_port removes the flow that has a way back from a backend, former->src, to a port of the node, former->dst, if it
+// gives way: to a packet that begins another one if it is over, to who asks for any port (p is 0) if it is not held. It
+// is former then.
+static __noinline int free_port(__u8 protocol, const struct packet *p, struct translation *former)
+{
+	if (!former)
+		return false;
+	struct tuple key;
+
+	reverse(&key, &former->dst, &former->src, protocol, INGRESS);
+	struct translation *way = bpf_map_lookup_elem(&translations, &key);
+
+	if (!way || !(way->state & BACK) || way->state & TOLD)
+		return false;
+	reverse(&key, &way->dst, &former->src, protocol, EGRESS);
+	struct translation *back = bpf_map_lookup_elem(&translations, &key);
+
+	if (back) {
+		reverse(&key, &back->src, &back->dst, protocol, INGRESS);
+		struct translation *flow = bpf_map_lookup_elem(&translations, &key);
+
+		if (flow && same(&flow->src, &way->dst)) {
+			if (p ? !over(p, flow, ticks()) : flow->held & PLACES)
+				return false;
+			*former = *flow;
+			return !forget(&key, former);
+		}
+	}
+	reverse(&key, &former->dst, &former->src, protocol, INGRESS);
+	return !bpf_map_delete_elem(&translations, &key);
+}
+
 // claim makes a way back, to the port it names or another one that is free. Whoever has one has it alone, until the
-// client uses its own port again, the table, which is full, forgets it, or somebody finds that the flow is over.
+// flow ends. If it finds none, the key has one of a flow that is not held, if it has come upon one.
 static __noinline int claim(struct tuple *key, const struct translation *becomes)
 {
 	if (!key || !becomes)
 		return -1;
-	struct translation *known = bpf_map_lookup_elem(&translations, key);
+	__be16 not_held = 0;
 
-	if (known && same(&known->src, &becomes->src) && same(&known->dst, &becomes->dst))
-		return 0;
 	for (int i = 0; i < TRIES; i++) {
 		if ((key->hook == EGRESS || !bpf_map_lookup_elem(&taken, key)) &&
 		    !insert(key, becomes, BPF_NOEXIST))
 			return 0;
+		struct translation *known = bpf_map_lookup_elem(&translations, key);
+
+		if (!i && known && same(&known->src, &becomes->src) && same(&known->dst, &becomes->dst))
+			return 0;
+		if (known && !(known->held & PLACES))
+			not_held = key->dst.port;
 		key->dst.port = any_port();
 	}
+	key->dst.port = not_held;
 	return -1;
 }
 
@@ -442,13 +673,15 @@ static __always_inline bool lay_forth(struct tuple *key, struct translation *flo
 
 // lay makes the three translations of a flow that follow from it. flow->port asks for a port if it is not 0, and gets
 // the one that is free. A flow that is answered directly has one beside that to its client: on the first node, where the
-// packets of it leave, and on the backend's, where they arrive. Its source is the service.
-static __noinline int lay(struct __sk_buff *skb, const struct tuple *from, struct translation *flow)
+// packets of it leave, and on the backend's, where they arrive. Its source is the service. The way back to the client has
+// the flow's terms. Where no port of the node is free, former has the way back for which one is needed.
+static __noinline int lay(struct __sk_buff *skb, const struct tuple *from, struct translation *flow, __u64 terms,
+			  struct translation *former)
 {
-	if (!from || !flow)
+	if (!from || !flow || !former)
 		return false;
 	struct translation t = {
-		.src = from->dst, .dst = from->src, .last = flow->last, .pool = flow->pool, .state = BACK,
+		.src = from->dst, .dst = from->src, .last = flow->last, .pool = terms, .state = BACK,
 	};
 	struct tuple key;
 
@@ -457,6 +690,7 @@ static __noinline int lay(struct __sk_buff *skb, const struct tuple *from, struc
 		return false;
 	flow->src.port = key.dst.port;
 	if (flow->state & (DIRECT | TOLD) && flow->src.port == from->src.port) {
+		t.near = flow->near;
 		t.src = from->dst;
 		t.dst = flow->dst;
 		t.state = flow->state & TOLD ? TOLD | BACK : DIRECT;
@@ -484,8 +718,11 @@ static __noinline int lay(struct __sk_buff *skb, const struct tuple *from, struc
 	reverse(&key, &t.dst, &flow->dst, from->protocol, INGRESS);
 	t.src = flow->dst;
 	t.dst = flow->src;
-	if (claim(&key, &t))
+	if (claim(&key, &t)) {
+		former->src = key.src;
+		former->dst = key.dst;
 		return false;
+	}
 	flow->port = key.dst.port;
 	t.src = key.dst;
 	t.dst = flow->dst;
@@ -494,52 +731,39 @@ static __noinline int lay(struct __sk_buff *skb, const struct tuple *from, struc
 	return lay_forth(&key, flow, &t, flags);
 }
 
-// drop_back removes a way back that leads to a client, and not one that belongs to somebody else by now.
-static __always_inline bool drop_back(const struct tuple *key, const struct endpoint *client)
+// queue has a flow that begins take the place of the one that began first, which ends if it is not held.
+static __noinline int queue(const struct tuple *from, __u32 owner, struct translation *former)
 {
-	struct translation *t = bpf_map_lookup_elem(&translations, key);
+	__u32 first = bpf_get_smp_processor_id();
 
-	if (!t || !same(&t->dst, client))
-		return false;
-	if (t->packets)
-		book(t, &key->src, TO_CLIENT);
-	return !bpf_map_delete_elem(&translations, key);
-}
+	first = (first < rings ? first : first % rings) * ring;
+	struct asking *begin = bpf_map_lookup_elem(&asking, &first);
+	__u32 now = ticks();
 
-// unlay removes what follows from a flow.
-static __always_inline void unlay(const struct tuple *from, const struct translation *flow)
-{
-	struct tuple key;
-
-	reverse(&key, &flow->src, &flow->dst, from->protocol, EGRESS);
-	bool own = drop_back(&key, &from->src);
-
-	if (flow->state & (DIRECT | TOLD) && own) {
-		reverse(&key, &flow->dst, &flow->src, from->protocol, flow->state & TOLD ? INGRESS : EGRESS);
-		bpf_map_delete_elem(&translations, &key);
-	}
-	if (flow->port && own) {
-		reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
-		struct translation *forth = bpf_map_lookup_elem(&translations, &key);
-
-		if (forth) {
-			reverse(&key, &forth->src, &flow->dst, from->protocol, INGRESS);
-			drop_back(&key, &flow->src);
-			reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
-			bpf_map_delete_elem(&translations, &key);
-		}
-	}
-}
-
-// forget removes a flow and what follows from it.
-static __noinline int forget(const struct tuple *from, struct translation *flow)
-{
-	if (!from || !flow)
+	if (!from || !former || !begin)
 		return 0;
-	if (flow->packets)
-		book(flow, &flow->dst, TO_BACKEND);
-	unlay(from, flow);
-	return bpf_map_delete_elem(&translations, from);
+#pragma unroll // Linux before 6.4 takes no loop whose begin the compiler moves
+	for (int i = 0; i <= SPARED; i++) {
+		__u32 at = first + begin->next;
+		struct asking *place = bpf_map_lookup_elem(&asking, &at);
+
+		begin->next = begin->next + 1 < ring ? begin->next + 1 : 0;
+		if (!place)
+			return 0;
+		struct translation *known = bpf_map_lookup_elem(&translations, &place->flow);
+
+		if (known && !(known->state & BACK) && !(known->held & PLACES)) {
+			if (i < SPARED && quiet(known, now) < 10 * TICKS &&
+			    (known->state & LASTING || place->owner != owner))
+				continue;
+			*former = *known;
+			forget(&place->flow, former);
+		}
+		place->flow = *from;
+		place->owner = owner;
+		break;
+	}
+	return 0;
 }
 
 // give_way has a flow become what another processor has made of it first. It is false if nobody has: the table took no
@@ -560,19 +784,34 @@ static __noinline int give_way(const struct tuple *from, struct translation *flo
 // A connection that is broken sends nothing, but what was on its way already.
 #define BREAKING (2 * TICKS)
 
-// progress is what a packet does to the state of its flow, of which it is one side's.
-static __always_inline __u8 progress(const struct packet *p, __u8 state, __u8 ends, __u32 idle)
+// progress is what a packet does to the state of its flow, of which it is one side's. Of one that is not believed the ends
+// of the flow themselves see what to make of it.
+static __always_inline __u8 progress(const struct packet *p, __u8 state, __u8 ends, __u32 idle, bool believed)
 {
 	if (p->is & RESETS)
-		return state | BROKEN;
+		return believed ? state | BROKEN : state;
 	if (state & BROKEN && idle > BREAKING)
 		state &= ~BROKEN;
-	return p->is & FINAL ? state | ends : state;
+	return p->is & FINAL && believed ? state | ends : state;
+}
+
+// accepted is for what answers a client's first packet. While the flow is open that is believed only if its client has
+// begun anew, from the same port: then that connection takes the place of the one before.
+static __always_inline void accepted(struct translation *back, struct translation *flow, const struct packet *p)
+{
+	if (flow->state & LASTING) {
+		if (!(flow->held & ASKED))
+			return;
+		flow->state &= ~ENDING;
+		flow->near = near_by(p->ack);
+	}
+	back->near = near_by(p->next);
+	back->pool = (back->pool & ~0xffffffffULL) | p->next;
 }
 
 // answered lets the flow know that its backend has sent something. What two processors write here at the same time
 // may be lost: a flow then is forgotten later.
-static __always_inline void answered(const struct translation *back, const struct packet *p, __u32 now)
+static __always_inline void answered(struct translation *back, const struct packet *p, __u32 now)
 {
 	struct tuple key;
 
@@ -581,10 +820,23 @@ static __always_inline void answered(const struct translation *back, const struc
 
 	if (!flow)
 		return;
-	flow->state = progress(p, flow->state, BACKEND_ENDS, quiet(flow, now)) | (p->is & RESETS ? 0 : ANSWERED);
+	book(back, flow, TO_CLIENT);
+	if (p->is & ACCEPTS)
+		accepted(back, flow, p);
+	// Who refuses a connection has sent nothing before, but knows where the client is.
+	bool ends = back->near ? believed(p, back, flow) : is_near(flow, p->ack);
+
+	if (p->tuple.protocol == IPPROTO_UDP && !(flow->state & ANSWERED))
+		attach(&flow->src.addr, flow->pool, &flow->dst, back->pool);
+
+	flow->state = progress(p, flow->state, BACKEND_ENDS, quiet(flow, now), ends) | (p->is & RESETS ? 0 : ANSWERED);
+	if (p->tuple.protocol == IPPROTO_TCP && !(p->is & RESETS) && is_near(back, p->seq))
+		moves_on(flow, p->ack);
+	if (flow->held & ASKED)
+		flow->held &= ~ASKED;
 	flow->last = now;
 	if (flow->packets)
-		book(flow, &p->tuple.src, TO_BACKEND);
+		book(flow, flow, TO_BACKEND);
 }
 
 // confirm notes that a packet goes back to a client. The first answer counts, and that the flow is not idle; not every
@@ -596,10 +848,67 @@ static __always_inline void confirm(struct translation *back, const struct packe
 	if (!(back->state & BACK))
 		return;
 	count(back, p);
+	follow(back, p);
 	if (back->state & ANSWERED && !is_due(back, p, now))
 		return;
 	back->state |= ANSWERED;
 	back->last = now;
-	book(back, &p->tuple.src, TO_CLIENT);
 	answered(back, p, now);
+}
+
+// client_ends says whether a client's packet ends its flow, if it says so.
+static __noinline int client_ends(const struct packet *p, const struct translation *flow)
+{
+	if (!p || !flow)
+		return false;
+	return believed(p, flow, p->tuple.protocol == IPPROTO_SCTP ? back_of(flow, IPPROTO_SCTP) : 0);
+}
+
+// prove notes that a client goes on after an answer, if what it says shows that it has got that. From then on the flow is
+// held, if it can be.
+static __noinline int prove(const struct packet *p, struct translation *flow)
+{
+	if (!p || !flow)
+		return 0;
+	struct translation *back = back_of(flow, p->tuple.protocol);
+
+	if (!back)
+		return 0;
+	if (!(flow->state & LASTING)) {
+		if (proof_of(back) && proof_of(back) != p->ack)
+			return 0;
+		attach(&flow->src.addr, flow->pool, &flow->dst, back->pool);
+	}
+	flow->state |= LASTING;
+	hold(flow, back, p->tuple.protocol);
+	return 0;
+}
+
+// shows says of a client's packet whether it may prove that it has an answer.
+static __always_inline bool shows(const struct packet *p, __u8 state)
+{
+	return (state & (ANSWERED | LASTING)) == ANSWERED && !(p->is & (BEGINS | RESETS)) &&
+	       p->tuple.protocol != IPPROTO_UDP;
+}
+
+// insists says of an open flow whose client begins anew whether it has done so before, and the backend has not answered:
+// one that has the connection would have.
+static __always_inline bool insists(const struct translation *flow, __u32 now)
+{
+	return flow->held & ASKED && quiet(flow, now) >= TICKS / 2;
+}
+
+// ask_anew is for a packet that begins a connection while its flow is open, of which it may be no part. The next packet
+// of the backend tells whether there is one.
+static __noinline int ask_anew(const struct packet *p, struct translation *flow)
+{
+	if (!p || !flow)
+		return 0;
+	struct translation *back = back_of(flow, p->tuple.protocol);
+
+	if (back)
+		back->state &= ~ANSWERED;
+	flow->held |= ASKED;
+	flow->last = ticks();
+	return 0;
 }

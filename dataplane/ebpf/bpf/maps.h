@@ -84,7 +84,7 @@ struct pool {
 	__u32 count;
 	__u64 name; // the same in every process
 	__u32 affinity; // seconds; 0: none
-	__u32 pad;
+	__u32 owner;	// below OWNERS
 };
 
 // Walker's alias method: each slot is taken as often as any other, and gives up a part of that to another one. The slots
@@ -137,6 +137,24 @@ struct refusal {
 	__u8 verdict;
 };
 
+// Owners of pools share tables that are never to forget what is in use. An owner gets places while it has less than
+// GREED times what is free: alone it may have most of a table, and the more it has, the more is left for others
+// (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998). Owner 0 is all of them together. Each table that they
+// share has as many elements of `shares`.
+#define OWNERS (1 << 12)
+#define GREED 8
+
+enum shared {
+	OF_FLOWS,
+	OF_AFFINITIES,
+	SHARED,
+};
+
+struct share {
+	__u32 lent;
+	__u32 returned;
+};
+
 struct affinity_key {
 	struct addr client;
 	__u64 pool; // its name
@@ -144,8 +162,9 @@ struct affinity_key {
 
 struct affinity {
 	struct endpoint backend;
-	__u32 pad;
-	__u64 last; // when it was used, by bpf_ktime_get_ns
+	__u16 owner;
+	__u16 lasts; // in two seconds
+	__u64 last;  // when it was used, by bpf_ktime_get_ns
 };
 
 // What a socket that is not connected, and has no place or asks several, has sent: to a Service's address (forth), or got
@@ -258,7 +277,7 @@ SETS(guards,
      __type(value, enum verdict););
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
 	__type(key, struct affinity_key);
 	__type(value, struct affinity);
@@ -270,6 +289,14 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 } flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, SHARED * OWNERS);
+	__type(key, __u32);
+	__type(value, struct share);
+} shares SEC(".maps");
 
 // How often.
 struct {

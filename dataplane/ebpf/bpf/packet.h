@@ -29,6 +29,7 @@
 #define EXTENSIONS 6 // headers between that of IPv6 and the ports; RFC 8200 knows as many that may come before them
 
 #define SCTP_INIT 1
+#define SCTP_INIT_ACK 2
 #define SCTP_ABORT 6
 #define SCTP_SHUTDOWN_COMPLETE 14
 
@@ -76,6 +77,7 @@ enum {
 	FIRST = 1 << 4,	 // one that has them
 	ERROR = 1 << 5,	 // ICMP, about another packet
 	ASKS = 1 << 6,	 // ICMP, for an echo: it is never forwarded, but may be refused
+	ACCEPTS = 1 << 7, // what began: SYN and ACK, or INIT ACK
 };
 
 struct packet {
@@ -84,6 +86,9 @@ struct packet {
 	__u32 l4;	// where that of its protocol begins
 	__u32 end;	// where it ends
 	__u32 fragment; // what the fragments of a datagram have in common
+	__u32 seq;	// TCP: where in the sender's sequence it begins
+	__u32 next;	// and where what comes after it does; SCTP: the tag that the other side is to use
+	__u32 ack;	// what it acknowledges; SCTP: the tag that it has
 	__u16 segments; // that devices will make of it; 0: not known to be several
 	__u8 is;	// the bits above
 	__u8 v4 : 1;
@@ -216,6 +221,51 @@ static __always_inline bool is_error(const struct packet *p, __u8 type)
 	return type >= DEST_UNREACH6 && type <= PARAMETER_PROBLEM6;
 }
 
+static __always_inline __u8 meaning(const struct tcphdr *tcp)
+{
+	return (tcp->syn && !tcp->ack ? BEGINS : 0) | (tcp->syn && tcp->ack ? ACCEPTS : 0) | (tcp->fin ? FINAL : 0) |
+	       (tcp->rst ? RESETS : 0);
+}
+
+// number reads where a segment is in its connection.
+static __always_inline void number(struct packet *p, const struct tcphdr *tcp)
+{
+	p->seq = bpf_ntohl(tcp->seq);
+	p->next = p->seq + p->end - p->l4 - tcp->doff * 4 + tcp->syn + tcp->fin;
+	p->ack = bpf_ntohl(tcp->ack_seq);
+}
+
+// An ICMP error may hold no more than the ports.
+static __always_inline void parse_tcp(struct __sk_buff *skb, struct packet *p)
+{
+	struct tcphdr tcp;
+
+	if (bpf_skb_load_bytes(skb, p->l4, &tcp, sizeof(tcp)))
+		return;
+	p->is |= meaning(&tcp);
+	number(p, &tcp);
+}
+
+static __always_inline void parse_sctp(struct __sk_buff *skb, struct packet *p)
+{
+	struct {
+		struct ports ports;
+		__be32 tag, checksum;
+		__u8 chunk, flags;
+		__be16 length;
+	} sctp;
+	__be32 tag;
+
+	if (bpf_skb_load_bytes(skb, p->l4, &sctp, sizeof(sctp)))
+		return;
+	p->is |= sctp.chunk == SCTP_INIT ? BEGINS : 0;
+	p->is |= sctp.chunk == SCTP_INIT_ACK ? ACCEPTS : 0;
+	p->is |= sctp.chunk == SCTP_ABORT || sctp.chunk == SCTP_SHUTDOWN_COMPLETE ? RESETS : 0;
+	p->ack = bpf_ntohl(sctp.tag);
+	if (p->is & (BEGINS | ACCEPTS) && !bpf_skb_load_bytes(skb, p->l4 + sizeof(sctp), &tag, sizeof(tag)))
+		p->next = bpf_ntohl(tag);
+}
+
 // parse_l4 reads the ports, and what the packet means to its flow. It is false for what has no ports.
 static __always_inline bool parse_l4(struct __sk_buff *skb, struct packet *p)
 {
@@ -223,18 +273,11 @@ static __always_inline bool parse_l4(struct __sk_buff *skb, struct packet *p)
 	__u8 byte = 0;
 
 	switch (p->tuple.protocol) {
-	case IPPROTO_TCP: // an ICMP error may hold no more than the ports
-		if (!bpf_skb_load_bytes(skb, p->l4 + 13, &byte, 1)) {
-			p->is |= (byte & 0x12) == 0x02 ? BEGINS : 0;
-			p->is |= byte & 0x01 ? FINAL : 0;
-			p->is |= byte & 0x04 ? RESETS : 0;
-		}
+	case IPPROTO_TCP:
+		parse_tcp(skb, p);
 		break;
 	case IPPROTO_SCTP:
-		if (!bpf_skb_load_bytes(skb, p->l4 + 12, &byte, 1)) {
-			p->is |= byte == SCTP_INIT ? BEGINS : 0;
-			p->is |= byte == SCTP_ABORT || byte == SCTP_SHUTDOWN_COMPLETE ? RESETS : 0;
-		}
+		parse_sctp(skb, p);
 		break;
 	case IPPROTO_UDP:
 		p->is |= BEGINS;
@@ -292,11 +335,6 @@ static __noinline int parse(struct __sk_buff *skb, struct packet *p)
 	if (p->is & (ERROR | ASKS))
 		return !(p->is & FIRST);
 	return !(p->is & (FIRST | LATER)) || ports_of(p);
-}
-
-static __always_inline __u8 meaning(const struct tcphdr *tcp)
-{
-	return (tcp->syn && !tcp->ack ? BEGINS : 0) | (tcp->fin ? FINAL : 0) | (tcp->rst ? RESETS : 0);
 }
 
 static __always_inline bool peek4(const struct iphdr *ip, const void *end, struct tuple *t)
@@ -361,7 +399,11 @@ static __always_inline bool glance(struct __sk_buff *skb, struct packet *p)
 
 	if (p->v4 ? !glance4(ip, end, p) : !glance6(ip, end, p))
 		return false;
-	p->plain = peek_ports(ip + (p->v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)), end, &p->tuple, &p->is);
+	const struct tcphdr *tcp = ip + (p->v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
+
+	p->plain = peek_ports(tcp, end, &p->tuple, &p->is);
+	if (p->plain && p->tuple.protocol == IPPROTO_TCP && (const void *)(tcp + 1) <= end)
+		number(p, tcp);
 	return p->plain;
 }
 

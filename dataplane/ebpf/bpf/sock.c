@@ -289,6 +289,8 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 
 	if (!pool || !choose(rows, number, pool, &from, to))
 		return refuse(REJECT);
+	if (pool->affinity)
+		attach(&from, pool->name, to, terms_of(pool));
 	peer.backend = *to;
 	if (!remember(ctx, cookie, netns, &peer))
 		expect(cookie, to, &peer.service, true);
@@ -369,6 +371,8 @@ static __always_inline bool assign(struct bpf_sock_addr *ctx, __u32 rows, const 
 	}
 	if (!choose(rows, number, pool, &from, backend))
 		return false;
+	if (pool->affinity)
+		attach(&from, pool->name, backend, terms_of(pool));
 	struct peer peer = {.service = forth->peer, .backend = *backend};
 
 	if (!is_connected(ctx) && (asks_again(forth->cookie, &peer, now) ||

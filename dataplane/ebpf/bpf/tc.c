@@ -54,6 +54,7 @@ struct meeting {
 	struct target target;
 	__u32 rows; // which say so
 	bool pod;   // it comes from one
+	__u64 terms; // of the flow that begins: see terms_of
 };
 
 // What a program works on. What is on the stack the verifier follows, and would look once more at all that comes after for
@@ -66,6 +67,7 @@ struct work {
 	struct meeting meeting;
 	__u32 taken; // how many have it, or try to get it
 	struct translation flow;
+	struct translation former; // in whose place it comes
 };
 
 #define PREEMPTED 8 // programs on a processor, at most
@@ -163,17 +165,18 @@ static __always_inline bool hides(const struct packet *p, const struct meeting *
 }
 
 // begin chooses a backend for a flow.
-static __noinline int begin(const struct packet *p, const struct meeting *m, struct translation *flow)
+static __noinline int begin(const struct packet *p, struct meeting *m, struct translation *flow)
 {
 	if (!p || !m || !flow)
 		return REJECT;
 	__u32 number = m->target.pool;
 	struct pool *pool = pool_at(m->rows, number);
 
-	*flow = (struct translation){.src = p->tuple.src, .last = ticks()};
+	*flow = (struct translation){.src = p->tuple.src, .last = ticks(), .near = near_by(p->next)};
 	if (!pool || !choose(m->rows, number, pool, &p->tuple.src.addr, &flow->dst))
 		return REJECT;
 	flow->pool = pool->name;
+	m->terms = terms_of(pool);
 	count(flow, p);
 	if (!hides(p, m, &flow->dst.addr))
 		return FORWARD;
@@ -197,27 +200,34 @@ static __noinline int left(const struct translation *flow, const struct meeting 
 	       membership(m->rows, &flow->dst, number) == STRANGER;
 }
 
-// over says whether a packet begins a new flow in place of one that is known.
-static __always_inline bool over(const struct packet *p, const struct translation *flow, __u32 now)
-{
-	if (quiet(flow, now) > patience_at(phase(p->tuple.protocol, flow->state)))
-		return true;
-	return p->is & BEGINS && p->tuple.protocol != IPPROTO_UDP && flow->state & ENDING;
-}
-
 // use notes that a flow is used.
 static __always_inline void use(const struct packet *p, struct translation *flow, __u32 now)
 {
+	bool udp = p->tuple.protocol == IPPROTO_UDP;
+
 	count(flow, p);
-	flow->state = progress(p, flow->state, CLIENT_ENDS, quiet(flow, now));
+	if (udp || !(p->is & BEGINS))
+		follow(flow, p);
+	else if (flow->state & LASTING)
+		ask_anew(p, flow);
+	else
+		flow->near = near_by(p->next);
+	bool ends = p->is & (FINAL | RESETS) && client_ends(p, flow);
+
+	flow->state = progress(p, flow->state, CLIENT_ENDS, quiet(flow, now), ends);
 	if (flow->state & DIRECT && !(p->is & (BEGINS | RESETS))) // the client has an answer
 		flow->state |= ANSWERED;
+	if (shows(p, flow->state))
+		prove(p, flow);
 	if (!is_due(flow, p, now))
 		return;
-	if (p->tuple.protocol == IPPROTO_UDP && flow->state & (ANSWERED | DIRECT) && quiet(flow, now) >= TICKS)
-		flow->state |= LASTING;
+	bool lasts = flow->state & LASTING ||
+		     (udp && flow->state & (ANSWERED | DIRECT) && quiet(flow, now) >= TICKS);
+
+	if (lasts && !(flow->held & PLACES))
+		prove(p, flow);
 	flow->last = now;
-	book(flow, &flow->dst, TO_BACKEND);
+	book(flow, flow, TO_BACKEND);
 }
 
 // rests says whether a flow was silent for so long that what follows from it is to be made again.
@@ -235,7 +245,8 @@ static __always_inline bool ends(const struct packet *p, const struct translatio
 	if (!(p->is & BEGINS))
 		return false;
 	meet(p, m, device);
-	return left(flow, m);
+	return left(flow, m) &&
+	       (p->tuple.protocol == IPPROTO_UDP || !(flow->state & LASTING) || insists(flow, now));
 }
 
 // find is what becomes of a packet of a flow that is known and needs nothing else. Nothing is noted yet.
@@ -287,41 +298,55 @@ static __always_inline int forward(struct __sk_buff *skb, const struct packet *p
 	return rewrite(skb, p, &s, &t->src, &t->dst) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 }
 
-// established finds what becomes of a packet of a flow that is known. It is false if there is none.
-static __always_inline bool established(struct __sk_buff *skb, const struct packet *p, struct meeting *m,
-					enum device device, struct translation *out)
+// established finds what becomes of a packet of a flow that is known: the flow of work. It is false if there is none.
+static __always_inline bool established(struct __sk_buff *skb, struct work *w, enum device device)
 {
-	if (!has_flows())
-		return false;
-	struct translation *t = bpf_map_lookup_elem(&translations, &p->tuple);
+	const struct packet *p = &w->packet;
+	struct translation *t = has_flows() ? bpf_map_lookup_elem(&translations, &p->tuple) : 0;
 	__u32 now = ticks();
 
 	if (!t)
 		return false;
-	*out = *t;
-	if (t->state & BACK)
+	w->flow = *t;
+	if (t->state & BACK) {
+		if (t->state & TOLD)
+			heard(p, t);
 		return true;
-	if (ends(p, t, m, device, now)) {
-		forget(&p->tuple, out);
+	}
+	if (ends(p, t, &w->meeting, device, now)) {
+		forget(&p->tuple, &w->flow);
 		return false;
 	}
 	bool again = rests(t, now);
 
 	use(p, t, now);
 	if (again)
-		lay(skb, &p->tuple, out);
+		lay(skb, &p->tuple, &w->flow, 0, &w->former);
 	return true;
 }
 
 // keep puts a flow into the table, or finds the one that another processor has put there meanwhile: resolvers send two
 // datagrams at once, which are to reach the same backend, and not to be sent again after five seconds. It fails if no
 // port is free: the client will send its packet again.
-static __always_inline bool keep(struct __sk_buff *skb, const struct packet *p, struct translation *flow)
+static __always_inline bool keep(struct __sk_buff *skb, struct work *w)
 {
+	const struct tuple *from = &w->packet.tuple;
+
 	have_flows();
-	if (!lay(skb, &p->tuple, flow))
-		return false;
-	if (insert(&p->tuple, flow, BPF_NOEXIST) && !give_way(&p->tuple, flow))
+	w->former.dst.port = 0;
+	if (!lay(skb, from, &w->flow, w->meeting.terms, &w->former)) {
+		__be16 port = w->former.dst.port;
+
+		// What nobody answers would keep all ports.
+		if (!port || !free_port(from->protocol, 0, &w->former))
+			return false;
+		w->flow.port = port;
+		if (!lay(skb, from, &w->flow, w->meeting.terms, &w->former))
+			return false;
+	}
+	if (!insert(from, &w->flow, BPF_NOEXIST))
+		queue(from, owner_of(w->meeting.terms), &w->former);
+	else if (!give_way(from, &w->flow))
 		return false;
 	have_flows();
 	return true;
@@ -381,8 +406,10 @@ static __noinline int learn(struct __sk_buff *skb, struct packet *p, struct meet
 		*flow = *known;
 		forget(&p->tuple, flow);
 	}
+	m->terms = terms_of(pool);
 	*flow = (struct translation){
-		.src = p->tuple.src, .dst = backend, .last = ticks(), .pool = pool->name, .state = TOLD,
+		.src = p->tuple.src, .dst = backend, .last = ticks(), .pool = pool->name, .near = near_by(p->next),
+		.state = TOLD,
 	};
 	return NEW;
 }
@@ -406,15 +433,12 @@ static __always_inline int serve_arrived(struct __sk_buff *skb, struct work *w, 
 		enum told told = learn(skb, p, m, t);
 
 		if (told == NEW)
-			keep(skb, p, t);
+			keep(skb, w);
 		if (told != STRANGE)
 			return TC_ACT_UNSPEC;
 	}
-	if (!(p->is & ASKS) && established(skb, p, m, device, t)) {
-		if ((t->state & (TOLD | BACK)) != (TOLD | BACK))
-			return forward(skb, p, t);
-		heard(p, t);
-		return TC_ACT_UNSPEC;
+	if (!(p->is & ASKS) && established(skb, w, device)) {
+		return (t->state & (TOLD | BACK)) == (TOLD | BACK) ? TC_ACT_UNSPEC : forward(skb, p, t);
 	}
 	if (!(p->is & (BEGINS | ASKS)))
 		return TC_ACT_UNSPEC;
@@ -425,7 +449,7 @@ static __always_inline int serve_arrived(struct __sk_buff *skb, struct work *w, 
 		refused(&p->tuple.dst, p->tuple.protocol, &m->target);
 	if (verdict == FORWARD)
 		verdict = begin(p, m, t);
-	if (verdict == FORWARD && !keep(skb, p, t))
+	if (verdict == FORWARD && !keep(skb, w))
 		verdict = DROP;
 	switch (verdict) {
 	case FORWARD:
@@ -465,34 +489,13 @@ int from_pods(struct __sk_buff *skb)
 }
 
 // yield has a port of the node belong to a connection that begins, or a datagram, and is not the programs': of another
-// plane, which hides clients itself, or of a socket. Answers would go to the client that had the port before. Its flow
-// goes; that of a client of UDP that goes on is made anew.
-static __noinline int yield(const struct packet *p, struct translation *flow)
+// plane, which hides clients itself, or of a socket. Answers would go to the client that had the port before. Only a flow
+// that is over goes for it: the packet need not come from whom it names, and an open one has its port alone.
+static __always_inline void yield(const struct packet *p, struct translation *former)
 {
-	if (!p || !flow)
-		return 0;
-	struct tuple key;
-
-	reverse(&key, &p->tuple.src, &p->tuple.dst, p->tuple.protocol, INGRESS);
-	struct translation *back = bpf_map_lookup_elem(&translations, &key);
-
-	if (!back || !(back->state & BACK) || back->state & TOLD)
-		return 0;
-	struct endpoint client = back->dst;
-
-	bpf_map_delete_elem(&translations, &key);
-	reverse(&key, &client, &p->tuple.dst, p->tuple.protocol, EGRESS);
-	back = bpf_map_lookup_elem(&translations, &key);
-	if (!back)
-		return 0;
-	*flow = *back;
-	reverse(&key, &flow->src, &flow->dst, p->tuple.protocol, INGRESS);
-	struct translation *known = bpf_map_lookup_elem(&translations, &key);
-
-	if (!known || !same(&known->src, &client))
-		return 0;
-	*flow = *known;
-	return forget(&key, flow);
+	former->src = p->tuple.dst;
+	former->dst = p->tuple.src;
+	free_port(p->tuple.protocol, p, former);
 }
 
 static __always_inline int serve_leaving(struct __sk_buff *skb, struct work *w)
@@ -510,7 +513,7 @@ static __always_inline int serve_leaving(struct __sk_buff *skb, struct work *w)
 
 	// What has left a VLAN's device passes here again, as the programs have made it.
 	if (!t && p->is & BEGINS && !skb->vlan_present)
-		yield(p, &w->flow);
+		yield(p, &w->former);
 	if (!t)
 		return TC_ACT_UNSPEC;
 	if (t->state & DIRECT) {

@@ -38,8 +38,10 @@ static __always_inline bool read_l4(const void *at, const void *end, struct pack
 		p->is = BEGINS;
 	else if (p->tuple.protocol != IPPROTO_TCP || (const void *)(tcp + 1) > end)
 		return false;
-	else
-		p->is = (tcp->syn && !tcp->ack ? BEGINS : 0) | (tcp->fin ? FINAL : 0) | (tcp->rst ? RESETS : 0);
+	else {
+		p->is = meaning(tcp);
+		number(p, tcp);
+	}
 	return true;
 }
 

@@ -1,0 +1,95 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// What is remembered of clients nobody forgets but the agent, when it is over:
+//
+//	Audit, once a minute ─► all elements: is its time over? ─► it goes, and its owner has room for another one
+
+// attachedInterval is the time between two looks.
+const attachedInterval = time.Minute
+
+// attached says when to look at clients that have backends, and whose they are.
+type attached struct {
+	look  time.Time
+	short map[uint32]uint // see shares
+	told  told
+}
+
+// auditAttached looks if it is time.
+func (p *Plane) auditAttached() error {
+	if time.Now().Before(p.attached.look) {
+		return nil
+	}
+	return p.detach()
+}
+
+// detach forgets clients whose time is over.
+func (p *Plane) detach() error {
+	p.attached.look = time.Now().Add(attachedInterval)
+	m := p.memory[objectsMapAffinities]
+	s, unmap, err := p.clientShares()
+	if err != nil {
+		return err
+	}
+	defer unmap()
+	if p.attached.short == nil {
+		p.attached.short = s.short
+	}
+	s.short = p.attached.short
+	clock, err := readClock()
+	if err != nil {
+		return err
+	}
+	seen := s.begin()
+	err = each(m, func(key objectsAffinityKey, a objectsAffinity) error {
+		owner := uint32(a.Owner) % numOwners
+		seen.add(owner, 1)
+		lasts := time.Duration(a.Lasts) * 2 * time.Second >> s.short[owner]
+		if clock.wall.Sub(clock.time(a.Last)) < lasts {
+			return nil
+		}
+		if err := m.Delete(key); err != nil {
+			return ignoreMissing(err)
+		}
+		s.giveBack(owner, 1)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("remembered clients: %w", err)
+	}
+	s.settle(seen)
+	p.tellShort(&p.attached.told, s.short, "remembered clients")
+	return nil
+}
+
+// attachedClients is how many there are, if that is known.
+func (p *Plane) attachedClients() (n uint32, known bool) {
+	s, unmap, err := p.clientShares()
+	if err != nil {
+		return 0, false
+	}
+	defer unmap()
+	return uint32(max(s.held(everybody), 0)), true
+}
+
+func (p *Plane) clientShares() (shares, func(), error) {
+	s, unmap, err := mapShares(p.memory[objectsMapShares], ofAffinities, p.memory[objectsMapAffinities].MaxEntries(), 1)
+	if err != nil {
+		return s, nil, fmt.Errorf("remembered clients: %w", err)
+	}
+	return s, unmap, nil
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}

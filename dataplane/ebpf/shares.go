@@ -1,0 +1,212 @@
+package ebpf
+
+import (
+	"hash/fnv"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Owners of pools share tables, and none gets so much that others get nothing: see bpf/maps.h.
+//
+//	programs: a flow lasts, a client is there ─► lend      who removes what they have of it ─► giveBack
+//	a pass through a table (sweep.go, affinities.go): begin ─► add … add ─► settle: what is lent is what was seen
+//
+// Owners are numbers, by a hash of their names, that are the same in every process. Two that have one number share a
+// share.
+
+const (
+	numOwners = 1 << 12
+	// everybody is the number of all owners together.
+	everybody = 0
+	// greed is how many times as much as there is free one owner may have: see GREED in bpf/maps.h.
+	greed = 8
+)
+
+func ownerOf(id model.PoolID) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(id.Owner())) // never fails
+	return 1 + h.Sum32()%(numOwners-1)
+}
+
+// The tables that owners share, as bpf/maps.h has them.
+const (
+	ofFlows = iota
+	ofAffinities
+)
+
+// shares are those of a table, in memory of the kernel.
+type shares struct {
+	all   []objectsShare  // by owner
+	room  int64           // for all
+	most  int64           // that is lent at a time
+	short map[uint32]uint // owners: for how many passes they had nothing left
+}
+
+// mapShares has those of a table. What is lent at a time are so many elements at most.
+func mapShares(m *ebpf.Map, table int, room uint32, most int64) (s shares, unmap func(), err error) {
+	all, unmap, err := mapped[objectsShare](m)
+	if err != nil {
+		return s, nil, err
+	}
+	s = shares{all: all[table*numOwners:][:numOwners], room: int64(room), most: most, short: map[uint32]uint{}}
+	return s, unmap, nil
+}
+
+// mapFlowShares has those of the table of flows that is among some maps.
+func mapFlowShares(maps map[string]*ebpf.Map) (shares, func(), error) {
+	const most = 4
+	room := roomOf(maps[packetsMapTranslations].MaxEntries(), maps[packetsMapAsking].MaxEntries())
+	return mapShares(maps[objectsMapShares], ofFlows, room, most)
+}
+
+// lend gives an owner places that it has elsewhere already.
+func (s shares) lend(owner, places uint32) {
+	atomic.AddUint32(&s.all[everybody].Lent, places)
+	if owner != everybody {
+		atomic.AddUint32(&s.all[owner].Lent, places)
+	}
+}
+
+func (s shares) giveBack(owner, places uint32) {
+	atomic.AddUint32(&s.all[everybody].Returned, places)
+	if owner != everybody {
+		atomic.AddUint32(&s.all[owner].Returned, places)
+	}
+}
+
+// held is how many places an owner has.
+func (s shares) held(owner uint32) int64 {
+	return int64(int32(atomic.LoadUint32(&s.all[owner].Lent) - atomic.LoadUint32(&s.all[owner].Returned)))
+}
+
+// isShort reports whether an owner may get nothing more.
+func (s shares) isShort(owner uint32) bool {
+	left := s.room - s.held(everybody) - s.most
+	return left < 0 || s.held(owner)+s.most > greed*left
+}
+
+// census is what was seen of each owner in a pass through a table, and what was lent and returned before.
+type census struct {
+	before []objectsShare
+	seen   []uint32
+}
+
+func (s shares) begin() census {
+	c := census{before: make([]objectsShare, len(s.all)), seen: make([]uint32, len(s.all))}
+	for i := range s.all {
+		c.before[i] = objectsShare{
+			Lent: atomic.LoadUint32(&s.all[i].Lent), Returned: atomic.LoadUint32(&s.all[i].Returned),
+		}
+	}
+	return c
+}
+
+func (c census) add(owner, places uint32) {
+	c.seen[everybody] += places
+	if owner != everybody {
+		c.seen[owner] += places
+	}
+}
+
+// settle makes up for what was counted twice or not at all. What is held all the time was seen; of what was lent or
+// returned during the pass it is not known. So only what cannot be right is changed.
+func (s shares) settle(c census) {
+	defer s.review()
+	for i := range s.all {
+		lent := atomic.LoadUint32(&s.all[i].Lent) - c.before[i].Lent
+		returned := atomic.LoadUint32(&s.all[i].Returned) - c.before[i].Returned
+		said := int32(c.before[i].Lent - c.before[i].Returned)
+		least, most := int32(c.seen[i]-lent), int32(c.seen[i]+returned)
+		if said < least {
+			atomic.AddUint32(&s.all[i].Lent, uint32(least-said))
+		} else if said > most {
+			atomic.AddUint32(&s.all[i].Returned, uint32(said-most))
+		}
+	}
+}
+
+// review finds out which owners have nothing left.
+func (s shares) review() {
+	const most = 13 // of a day ten seconds are left when it is halved so often
+	for owner := range uint32(numOwners) {
+		switch had := s.short[owner]; {
+		case s.held(owner) > 0 && s.isShort(owner):
+			s.short[owner] = min(had+1, most)
+		case had > 1:
+			s.short[owner]--
+		default:
+			delete(s.short, owner)
+		}
+	}
+}
+
+// terms are what a flow's way back to its client has in place of the pool: see terms_of in bpf/flows.h.
+type terms struct {
+	Proof uint32
+	Owner uint16
+	Lasts uint16 // in two seconds
+}
+
+func (t *packetsTranslation) terms() *terms { return (*terms)(unsafe.Pointer(&t.Pool)) }
+
+// The bits of held, as bpf/flows.h has them.
+const (
+	places = 7
+)
+
+// inTwos is a time as terms have it: longer by a second, if need be.
+func inTwos(d time.Duration) uint16 { return uint16((seconds(d) + 1) / 2) }
+
+// isWayBack reports whether an element is what has a flow's terms: the way back to its client.
+func isWayBack(key packetsTuple, t *packetsTranslation) bool {
+	return key.Hook == hookEgress && t.State&stateBack != 0
+}
+
+// lends is how many places a flow has if it is held.
+func (t *packetsTranslation) lends() uint8 {
+	switch {
+	case t.Port != 0:
+		return 4
+	case t.State&(stateDirect|stateTold) != 0:
+		return 3
+	}
+	return 2
+}
+
+// told are the owners of which it was said that they have nothing left.
+type told map[uint32]bool
+
+// tellShort says which owners have their share of something, each once until that is over.
+func (p *Plane) tellShort(told *told, short map[uint32]uint, of string) {
+	if *told == nil {
+		*told = map[uint32]bool{}
+	}
+	maps.DeleteFunc(*told, func(owner uint32, _ bool) bool { return short[owner] == 0 })
+	var names []string
+	for owner := range short {
+		if (*told)[owner] || p.config.Log == nil {
+			continue
+		}
+		(*told)[owner] = true
+		for id := range p.tables.pools {
+			if ownerOf(id) == owner {
+				names = append(names, id.Owner())
+			}
+		}
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	for _, name := range names[:min(len(names), mostTold)] {
+		p.config.Log.Warn("a namespace has its share of "+of+": those that were silent for longest go", "namespace", name)
+	}
+}
+
+// mostTold are how many owners are named at a time.
+const mostTold = 10

@@ -1,0 +1,274 @@
+package ebpf
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// sharedRows are of two owners; both have ports at which clients are hidden.
+const sharedRows = `
+backend one/web:http cluster 10.244.1.11:8080 local
+backend one/dns:dns cluster 10.244.1.11:5353 local
+backend two/web:http cluster 10.244.1.12:8080 local
+backend two/dns:dns cluster 10.244.1.12:5353 local
+frontend 203.0.113.1:80/tcp any forward one/web:http cluster snat never
+frontend 203.0.113.1:53/udp any forward one/dns:dns cluster snat never
+frontend 192.0.2.1:30080/tcp any forward one/web:http cluster snat always
+frontend 203.0.113.1:81/tcp any forward two/web:http cluster snat never
+frontend 203.0.113.1:54/udp any forward two/dns:dns cluster snat never
+frontend 192.0.2.1:30081/tcp any forward two/web:http cluster snat always
+`
+
+// connection is one that a client has opened.
+type connection struct {
+	packetRun
+	protocol, client, service string
+	backend, own              string // whom it reaches, and as whom at the backend
+}
+
+// open is a connection of TCP, whose client has gone on after an answer.
+func (r packetRun) open(client, service string) connection {
+	r.Helper()
+	c := connection{packetRun: r, protocol: "tcp", client: client, service: service}
+	c.ask("S")
+	c.answer("SA")
+	c.ask("A ack=6")
+	return c
+}
+
+// become is what becomes of a packet at a hook.
+func (c *connection) become(hook, from, to, words string) (src, dst string) {
+	c.Helper()
+	p, err := parsePacket(strings.Join([]string{c.protocol, from, ">", to, words}, " "))
+	if err != nil {
+		c.Fatal(err)
+	}
+	got := c.through(hook, p)
+	if got == "the same" {
+		return from, to
+	}
+	fields := strings.Fields(got)
+	if len(fields) < 4 {
+		return got, ""
+	}
+	return fields[1], fields[3]
+}
+
+// ask sends a packet of the client's to the backend.
+func (c *connection) ask(words string) {
+	c.Helper()
+	src, dst := c.become("lan", c.client, c.service, words)
+	c.own, c.backend = c.become("out", src, dst, words)
+}
+
+// answer sends one back. It reports whether it comes from the service.
+func (c *connection) answer(words string) bool {
+	c.Helper()
+	src, dst := c.become("pod", c.backend, c.own, words)
+	src, dst = c.become("out", src, dst, words)
+	return src == c.service && dst == c.client
+}
+
+// lives reports whether packets find their way to the same backend, and back.
+func (c *connection) lives() bool {
+	c.Helper()
+	backend, own := c.backend, c.own
+	words := ""
+	if c.protocol == "tcp" {
+		words = "A ack=6 seq=6"
+	}
+	c.ask(words)
+	lives := c.backend == backend && c.own == own && c.answer(words)
+	c.backend, c.own = backend, own
+	return lives
+}
+
+// lasting is a flow of datagrams that has gone on for some seconds.
+func (r packetRun) lasting(t *testing.T, client, service string) connection {
+	t.Helper()
+	c := connection{packetRun: r, protocol: "udp", client: client, service: service}
+	c.ask("")
+	c.answer("")
+	shift(t, r, -2*ticksPerSecond)
+	c.ask("")
+	return c
+}
+
+// flood has many clients begin something, from addresses that answer nobody, and returns how many of them reach a
+// backend. What backends say to them makes no difference.
+func (r packetRun) flood(n int) (reached int) {
+	r.Helper()
+	for i := range n {
+		c := connection{packetRun: r, protocol: "tcp", client: fmt.Sprintf("198.%d.%d.%d:4000", 18+i>>16, i>>8&255, i&255)}
+		words := "S"
+		switch i % 3 {
+		case 0:
+			c.service = "203.0.113.1:80"
+		case 1:
+			c.service = "192.0.2.1:30080"
+		case 2:
+			c.protocol, c.service, words = "udp", "203.0.113.1:53", ""
+		}
+		c.ask(words)
+		if strings.HasPrefix(c.backend, "10.244.1.11:") {
+			reached++
+		}
+		if i%2 == 0 && words == "S" {
+			c.answer("SA")
+			c.ask("A ack=4711")
+		} else if i%2 == 0 {
+			c.answer("")
+		}
+	}
+	return reached
+}
+
+// Whatever comes from addresses that answer nobody ends no flow that lasts, and keeps no client from beginning one.
+func TestShares_flood(t *testing.T) {
+	for name, noted := range map[string]bool{"": false, "noted": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const places = 1 << 12
+			r := newPacketRunWith(t, sharedRows, packetOptions{Translations: places})
+			s := r.sweep(patience())
+			if noted {
+				r.pass(s)
+			}
+			var open []connection
+			for i := range 20 {
+				open = append(open, r.open(fmt.Sprintf("192.0.2.9:%d", 4000+i), "203.0.113.1:80"),
+					r.open(fmt.Sprintf("192.0.2.9:%d", 5000+i), "192.0.2.1:30080"),
+					r.lasting(t, fmt.Sprintf("192.0.2.9:%d", 4000+i), "203.0.113.1:53"))
+			}
+			if n := 2 * places; r.flood(n) != n {
+				t.Errorf("of %d that begin not all reach a backend", n)
+			}
+			if noted {
+				r.pass(s)
+			}
+			for _, c := range open {
+				if !c.lives() {
+					t.Errorf("%s %s > %s has ended", c.protocol, c.client, c.service)
+				}
+			}
+			if n := len(r.translations()); n > places/2 {
+				t.Errorf("the flood has left %d translations", n)
+			}
+			late := r.open("192.0.2.9:6000", "192.0.2.1:30080")
+			r.flood(places)
+			if !late.lives() {
+				t.Error("a connection that began in the flood has ended")
+			}
+		})
+	}
+}
+
+// An owner alone may have most of the table. Whatever it has, others' flows stay, and there is room for more of them.
+func TestShares_owners(t *testing.T) {
+	const places = 1 << 13
+	r := newPacketRunWith(t, sharedRows, packetOptions{Translations: places})
+	s := r.sweep(patience())
+	var victims []connection
+	begin := func() {
+		for i := range 20 {
+			victims = append(victims, r.open(fmt.Sprintf("192.0.2.9:%d", 4000+len(victims)), "203.0.113.1:81"),
+				r.open(fmt.Sprintf("192.0.2.9:%d", 5000+i+len(victims)), "192.0.2.1:30081"))
+		}
+	}
+	begin()
+	greedy := ownerOf(model.PoolID{Service: "one/web:http"})
+	for i := range places { // twice as many as there is room for
+		r.open(fmt.Sprintf("198.18.%d.%d:4000", i>>8, i&255), "203.0.113.1:80")
+	}
+	begin()
+	r.flood(places)
+	for _, c := range victims {
+		if !c.lives() {
+			t.Errorf("%s > %s has ended", c.client, c.service)
+		}
+	}
+	held, room := s.shares.held(greedy), s.shares.room
+	if part := 100 * held / room; part < 80 || part > 90 {
+		t.Errorf("one owner holds %d of %d places", held, room)
+	}
+	r.pass(s)
+	if got := s.shares.held(greedy); got != held {
+		t.Errorf("a pass makes %d of %d places", got, held)
+	}
+}
+
+// Who has not been answered yet waits on, whatever begins at another owner's Services meanwhile.
+func TestShares_waiting(t *testing.T) {
+	const places = 1 << 12
+	r := newPacketRunWith(t, sharedRows, packetOptions{Translations: places})
+	var waiting []connection
+	for i := range places {
+		client := fmt.Sprintf("198.18.%d.%d:4000", i>>8, i&255)
+		r.sent("lan tcp " + client + " > 203.0.113.1:80 S")
+		if i%512 == 0 {
+			c := connection{packetRun: r, protocol: "tcp", client: client, service: "203.0.113.1:81"}
+			c.ask("S")
+			waiting = append(waiting, c)
+		}
+	}
+	for _, c := range waiting {
+		if !c.answer("SA") {
+			t.Errorf("%s > %s gets no answer", c.client, c.service)
+		}
+	}
+}
+
+// What was counted wrongly is put right, and what owners had is theirs no more when it is over.
+func TestShares_settle(t *testing.T) {
+	r := newPacketRunWith(t, sharedRows, packetOptions{Translations: 1 << 12})
+	s := r.sweep(&phases{})
+	owner := ownerOf(model.PoolID{Service: "one/web:http"})
+	for i := range 10 {
+		r.open(fmt.Sprintf("192.0.2.9:%d", 4000+i), "203.0.113.1:80")
+	}
+	says := func(what string, want int64) {
+		t.Helper()
+		if got, all := s.shares.held(owner), s.shares.held(everybody); got != want || all != want {
+			t.Errorf("%s: an owner holds %d places, and all together hold %d, not %d", what, got, all, want)
+		}
+	}
+	says("ten flows", 20)
+	lasts := s.patience
+	s.patience = *patience()
+	s.shares.lend(owner, 300)
+	r.pass(s)
+	says("300 were lent twice", 20)
+	s.shares.giveBack(owner, 7)
+	r.pass(s)
+	says("seven were returned twice", 20)
+	s.patience = lasts
+	waitTick(t)
+	r.pass(s)
+	says("all are over", 0)
+	s.patience = *patience()
+	r.open("192.0.2.9:4000", "203.0.113.1:80")
+	says("one", 2)
+	r.sent("lan tcp 192.0.2.9:4000 > 203.0.113.1:80 R seq=6", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 S")
+	says("which was reset, and began anew", 0)
+}
+
+// Where no port is free, who asks first gets that of who has not shown that it is there, and of nobody else.
+func TestShares_ports(t *testing.T) {
+	const ports = 64
+	r := newPacketRunWith(t, sharedRows, packetOptions{Translations: 1 << 13, Ports: portRange{1024, ports}})
+	open := r.open("192.0.2.9:4000", "192.0.2.1:30080")
+	for i := range 3 * ports {
+		c := connection{packetRun: r, protocol: "tcp", client: fmt.Sprintf("198.18.0.%d:4000", i), service: "192.0.2.1:30080"}
+		c.ask("S")
+		if c.backend != "10.244.1.11:8080" || !c.answer("SA") {
+			t.Fatalf("client %d: %s > %s", i, c.own, c.backend)
+		}
+	}
+	late := r.open("192.0.2.9:4001", "192.0.2.1:30080")
+	if !open.lives() || !late.lives() {
+		t.Errorf("the first one lives: %t; the last one: %t", open.lives(), late.lives())
+	}
+}
