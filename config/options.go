@@ -188,7 +188,7 @@ func (f *Flags) listeners() []option {
 	c := &f.said.kubeProxy
 	return []option{
 		{group: listeners, flag: "healthz-bind-address", field: "healthzBindAddress", bind: ipPort(&c.HealthzBindAddress),
-			usage: "where /healthz and /livez are; the port may be left out"},
+			usage: "where /healthz, /livez and /readyz are; the port may be left out"},
 		{group: listeners, flag: "metrics-bind-address", field: "metricsBindAddress", bind: ipPort(&c.MetricsBindAddress),
 			usage: "where /metrics and other pages for operators are; the port may be left out"},
 		{group: listeners, flag: "control-socket", field: "controlSocket", always: true,
