@@ -13,7 +13,7 @@ import (
 // more. To collect what is small costs little.
 const (
 	ordinary = 50 // percent, of what lives
-	most     = 12 << 20
+	most     = 8 << 20
 	large    = 96 << 20 // from here on processor time counts more
 )
 
