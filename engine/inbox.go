@@ -20,7 +20,7 @@ type inbox struct {
 	err  error // of the Source
 }
 
-// maxDeliveries is how many batches wait one by one. Beyond it they become one, which is no larger than the objects are.
+// maxDeliveries is how many batches wait one by one. Beyond it they become one, no larger than the objects are.
 const maxDeliveries = 1000
 
 // openInbox begins to pull. queued must be quick.

@@ -7,8 +7,8 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// Another program may undo every repair, as a second proxy does. To go on repairing at once helps nobody, and costs both
-// of them, and the node, a processor. So repairs that do not hold come ever more rarely. The first few do not: a
+// Another program may undo every repair, as a second proxy does. To go on repairing at once helps nobody, and costs
+// both of them, and the node, a processor. So repairs that do not hold come ever more rarely. The first few do not: a
 // firewall that is loaded anew takes some steps.
 //
 //	drift ─► repair ─► held for a while ─► all is well

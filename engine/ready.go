@@ -31,7 +31,8 @@ func (s Status) checks(now time.Time, patience, tolerance time.Duration) []check
 	if s.LastProgrammed.IsZero() && !defect.Is(defect.HealthEarly) {
 		all[0].wrong = "nothing has been programmed yet"
 	}
-	if limit := patience; lasts(s.WaitingSince, limit) || s.Failures > 0 && !s.Partial && lasts(s.WaitingSince, tolerance) {
+	failing := s.Failures > 0 && !s.Partial
+	if lasts(s.WaitingSince, patience) || failing && lasts(s.WaitingSince, tolerance) {
 		all[1].wrong = "a change waits " + lasting(now, s.WaitingSince) + ": " + cmp.Or(s.Error, "the process is busy")
 	}
 	if u := s.Undone; u != nil && lasts(u.Since, tolerance) {

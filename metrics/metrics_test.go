@@ -48,14 +48,17 @@ func TestRounds(t *testing.T) {
 		bubble.Pass(time.Second)
 		m.Round(engine.Round{ // a second later, one slice of each family and a problem
 			Came: engine.Changes{Services: 0, Slices: 2}, Verb: engine.Applied, Took: 3 * time.Millisecond, Status: was(time.Now()),
-			Problems: []service.Problem{{Object: "Service default/web"}, {Object: "Service a/b"}, {Object: "/etc/x.yaml"}},
+			Problems: []service.Problem{
+				{Object: "Service default/web"}, {Object: "Service a/b", Cause: service.Share}, {Object: "/etc/x.yaml"},
+			},
 			Happened: []engine.Happening{{At: time.Now().Add(-400 * time.Millisecond)}, {At: time.Now().Add(-3 * time.Second), V6: true}},
 			Arrived:  []time.Time{time.Now().Add(-4 * time.Millisecond), time.Now().Add(-5 * time.Millisecond)},
 		})
 		bubble.Pass(time.Second)
 		m.Round(engine.Round{Audited: 20 * time.Microsecond, Status: was(time.Now())})
-		expect(t, m, `counter fairlead_problems_total{kind="Service"} 2
-counter fairlead_problems_total{kind="other"} 1
+		expect(t, m, `counter fairlead_problems_total{kind="Service",reason="invalid"} 1
+counter fairlead_problems_total{kind="Service",reason="share"} 1
+counter fairlead_problems_total{kind="other",reason="invalid"} 1
 counter kubeproxy_sync_proxy_rules_endpoint_changes_total{} 5
 counter kubeproxy_sync_proxy_rules_service_changes_total{} 2
 gauge fairlead_start_duration_seconds{} 2

@@ -25,7 +25,7 @@ func (m *Metrics) Round(r engine.Round) {
 	m.latencies(&r, now)
 	m.audited(&r)
 	for _, p := range r.Problems {
-		m.own.problems(kindOf(p.Object)).Inc()
+		m.own.problems(kindOf(p.Object), p.Cause.String()).Inc()
 	}
 	if n := len(r.Refused); n > 0 {
 		m.own.deaf.Add(float64(n))

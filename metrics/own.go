@@ -6,6 +6,7 @@ import (
 	"k8s.io/component-base/metrics"
 
 	"fairlead.dev/fairlead/httpserve"
+	"fairlead.dev/fairlead/service"
 )
 
 // own are the metrics that only Fairlead has and that are counted as things happen.
@@ -48,7 +49,7 @@ func newOwn(s *shelf) own {
 		drifts: s.counter(fairlead("drifts_total",
 			"Differences that audits found in the kernel because somebody else changed it, by class of object.", "class")),
 		problems: s.counter(fairlead("problems_total",
-			"What was found to be wrong with objects, by their kind.", "kind")),
+			"What was found to be wrong with objects, by their kind and why.", "kind", "reason")),
 		deaf: s.counter(fairlead("health_check_listen_failures_total",
 			"Servers of /healthz or a healthCheckNodePort that could not be opened, each counted once."))(),
 		returned: s.counter(fairlead("kube_proxy_returns_total",
@@ -67,7 +68,10 @@ func newOwn(s *shelf) own {
 		"Failed attempts to program the kernel, by what is not in force: some rows, or all changes since.", "extent"))
 	o.refused, o.failed = failures("rows"), failures("everything")
 	for _, kind := range kinds() {
-		o.problems(kind)
+		o.problems(kind, service.Invalid.String())
+	}
+	for _, cause := range service.Causes() {
+		o.problems("Service", cause.String())
 	}
 	for _, listener := range httpserve.Listeners() {
 		for _, reason := range httpserve.Reasons() {

@@ -45,7 +45,7 @@ func (c *compiler) compile() {
 		return
 	}
 	if c.unhashed {
-		c.problem("Service "+c.service.Name.String(), annotation(schedulerAnnotation), fmt.Sprintf(
+		c.problem("Service "+c.service.Name.String(), annotation(schedulerAnnotation), Share, fmt.Sprintf(
 			"the share of namespace %s in the node's %d tables of such schedulers is used up; the configured one is used",
 			c.service.Name.Namespace, sharedTables))
 	}
@@ -69,19 +69,19 @@ func (c *compiler) compile() {
 }
 
 // problem names one, unless there are very many.
-func (c *compiler) problem(object, field, reason string) {
+func (c *compiler) problem(object, field string, cause Cause, reason string) {
 	if len(c.rows.Problems) == maxProblems {
 		c.unsaid++
 		return
 	}
-	c.rows.Problems = append(c.rows.Problems, Problem{object, field, reason})
+	c.rows.Problems = append(c.rows.Problems, Problem{object, field, reason, cause})
 }
 
 // takes reports whether the Service can be reached at an exposure, and says so if it cannot.
 func (c *compiler) takes(e exposure, p model.Protocol) bool {
 	why := c.view.refuse(e, p)
 	if why != "" {
-		c.problem("Service "+c.service.Name.String(), e.kind.String(),
+		c.problem("Service "+c.service.Name.String(), e.kind.String(), Precedence,
 			fmt.Sprintf("%s/%s %s; the Service is not reached there", e.AddrPort, p, why))
 	}
 	return why == ""
@@ -207,7 +207,7 @@ func (c *compiler) inspect(s *selection) {
 		e := &s.candidates[i]
 		switch {
 		case e.use[clusterPool] == serviceAddress:
-			c.problem(e.slice.object(), "endpoints",
+			c.problem(e.slice.object(), "endpoints", Invalid,
 				fmt.Sprintf("%s is an address of a Service; the endpoint is left out, it would make a loop", e.Addr()))
 		case c.service.HealthCheckNodePort != 0 && e.use[localPool] == serves && e.endpoint.Ready:
 			c.ready = append(c.ready, e.Addr())
@@ -230,7 +230,7 @@ func (c *compiler) health(ip netip.Addr) {
 		return
 	}
 	if c.unheard {
-		c.problem("Service "+c.service.Name.String(), "spec.healthCheckNodePort", fmt.Sprintf(
+		c.problem("Service "+c.service.Name.String(), "spec.healthCheckNodePort", Share, fmt.Sprintf(
 			"the share of namespace %s in the node's %d listeners for health checks is used up; load balancers get no answer",
 			c.service.Name.Namespace, sharedListeners))
 		return

@@ -34,7 +34,7 @@ func (r *report) add(field, format string, args ...any) {
 		r.more++
 		return
 	}
-	r.problems = append(r.problems, Problem{r.object(), field, fmt.Sprintf(format, args...)})
+	r.problems = append(r.problems, Problem{Object: r.object(), Field: field, Reason: fmt.Sprintf(format, args...)})
 }
 
 func (r *report) done() []Problem {

@@ -48,5 +48,5 @@ func (t *Table) checkPods() {
 }
 
 func (t *Table) nodeProblem(node, field, reason string) {
-	t.problems = append(t.problems, Problem{"Node " + node, field, reason})
+	t.problems = append(t.problems, Problem{Object: "Node " + node, Field: field, Reason: reason})
 }

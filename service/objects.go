@@ -87,6 +87,27 @@ type Problem struct {
 	Object string `json:"object"`          // kind and name: "Service default/web"; or a file
 	Field  string `json:"field,omitempty"` // path in the object: "spec.ports[0].port"; empty: all of it
 	Reason string `json:"reason"`          // what is wrong, and what happens therefore
+	Cause  Cause  `json:"cause,omitempty"`
+}
+
+// Cause is the class of a Problem.
+type Cause string
+
+// The zero value is that an object says what it may not, or cannot be read.
+const (
+	Invalid    Cause = ""
+	Share      Cause = "share"      // the namespace's share of what the node has is used up
+	Precedence Cause = "precedence" // what is claimed belongs to the node, or to another Service
+)
+
+// Causes are all of them.
+func Causes() []Cause { return []Cause{Invalid, Share, Precedence} }
+
+func (c Cause) String() string {
+	if c == Invalid {
+		return "invalid"
+	}
+	return string(c)
 }
 
 func (p Problem) Error() string {

@@ -98,5 +98,5 @@ func (x *contest) loss(c claim, loser, winner *entry) Problem {
 		why = fmt.Sprintf("as its %s, which comes before an address that a Service itself names", x.members[winner])
 	}
 	return Problem{"Service " + loser.service.Name.String(), what,
-		fmt.Sprintf("belongs to Service %s, %s; this one is not reached there", winner.service.Name, why)}
+		fmt.Sprintf("belongs to Service %s, %s; this one is not reached there", winner.service.Name, why), Precedence}
 }

@@ -126,6 +126,11 @@ func TestTable_nodeFirst(t *testing.T) {
 			state, _, problems := table.Update(service.Batch{
 				Services: service.One(s.Name, s), Node: testNode(), Addrs: []netip.Addr{addr("192.0.2.1"), addr("192.0.2.7")},
 			})
+			for _, p := range problems {
+				if p.Cause != service.Precedence {
+					t.Errorf("the cause of %q is %v", p, p.Cause)
+				}
+			}
 			if got := problemLines(problems); !strings.Contains(got, "Service shop/older: "+want) {
 				t.Errorf("the problems are\n%s\nshould be %s", got, want)
 			}

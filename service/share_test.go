@@ -80,7 +80,8 @@ func TestTable_listeners(t *testing.T) {
 		t.Errorf("there are %d health checks, %d frontends", len(state.Health), len(state.Frontends))
 	}
 	for _, p := range problems {
-		if !strings.Contains(p.Error(), "Service evil/") || !strings.Contains(p.Error(), "listeners for health checks is used up") {
+		if !strings.Contains(p.Error(), "Service evil/") || p.Cause != service.Share ||
+			!strings.Contains(p.Error(), "listeners for health checks is used up") {
 			t.Errorf("%v", p)
 		}
 	}

@@ -530,7 +530,7 @@ func (t *Table) rows(e *entry, c *compiler) *Rows {
 	c.begin(&t.view, e.service, current(e.slices))
 	if s := e.service; s != nil {
 		if why := t.refusal(s.Name); why != "" {
-			c.problem("Service "+s.Name.String(), "spec", why)
+			c.problem("Service "+s.Name.String(), "spec", Share, why)
 			return &c.rows
 		}
 		c.unheard, c.unhashed = t.listenerShares.refuses(s.Name), t.tableShares.refuses(s.Name)

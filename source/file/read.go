@@ -67,7 +67,8 @@ type reading struct {
 
 func newReading(opened *os.File, f *file, s *Source) *reading {
 	r := &reading{
-		file: opened, name: f.path, node: s.options.Node, seed: s.seed, old: f.contents, workers: maxWorkers, memory: s.memory,
+		file: opened, name: f.path, node: s.options.Node, seed: s.seed, old: f.contents,
+		workers: maxWorkers, memory: s.memory,
 	}
 	r.known = make(map[key][]object, len(r.old))
 	for _, c := range r.old {

@@ -6,8 +6,8 @@ import (
 	"fairlead.dev/fairlead/said"
 )
 
-// line is where Events wait to be handled: those of each namespace one after the other, the namespaces in turn. Each has
-// its share of the places, so that a flood of one keeps out no other's Events, and does not delay them.
+// line is where Events wait to be handled: those of each namespace one after the other, the namespaces in turn. Each
+// has its share of the places, so that a flood of one keeps out no other's Events, and does not delay them.
 type line struct {
 	some chan struct{} // has a token if there is one
 
