@@ -97,7 +97,7 @@ func engineSettings(c *config.Config) (engine.Settings, error) {
 	return engine.Settings{
 		Table:         table,
 		AuditInterval: c.Fairlead.AuditInterval.Duration,
-		MaxRest:       c.MinSyncPeriod(),
+		MaxRest:       c.MinSyncPeriod() / 2, // a change may have to wait for a turn of others as well
 		HealthAddress: c.HealthzAddress(),
 		ControlSocket: c.Fairlead.ControlSocket,
 	}, err

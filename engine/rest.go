@@ -74,7 +74,7 @@ func newRests() rests {
 }
 
 // limit sets how long a rest is at most.
-func (r *rests) limit(longest time.Duration) { r.max, r.all.longest = longest, longest/2 }
+func (r *rests) limit(longest time.Duration) { r.max, r.all.longest = longest, longest }
 
 // end ends all rests.
 func (r *rests) end() {
@@ -114,7 +114,7 @@ func (r *rests) lane(namespace string) *lane {
 const (
 	// turnGoal is how long a turn should take that leaves something to the next one: others wait for it, but each turn has
 	// its price where the kernel works through all rules.
-	turnGoal = 400 * time.Millisecond
+	turnGoal = 250 * time.Millisecond
 	// The size of a turn is between these, in rows, roughly.
 	minSize, firstSize, maxSize = 1 << 11, 1 << 13, 1 << 18
 )
