@@ -29,6 +29,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
 	"fairlead.dev/fairlead/internal/defect"
+	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -52,7 +53,7 @@ func wrap(wrapped dataplane.New, which ours) dataplane.New {
 			Dataplane: inner,
 			config:    c,
 			ours:      which,
-			sockets:   sockets,
+			clients:   newClients(sockets),
 			relays:    map[model.Key]*relay{},
 			missing:   keys{},
 			users:     map[model.PoolID]keys{},
@@ -69,12 +70,13 @@ type plane struct {
 	dataplane.Dataplane
 	config  dataplane.Config
 	ours    ours
-	sockets namespace.Namespace
+	clients *clients
 	known   bool                  // the last call succeeded
 	view    *view                 // of its State; nil: the wrapped plane has that State itself
 	relays  map[model.Key]*relay  // of both scopes, as Any
 	counted map[bool]int          // relays that the meter knows, by whether they are on [::1]
-	missing keys                  // where a relay could not listen, at least once
+	missing keys                  // where a relay could not listen, or had to stop, at least once
+	beyond  []error               // relays that had to stop for the sake of others, in the last call
 	users   map[model.PoolID]keys // relays by their pools
 }
 
@@ -134,10 +136,12 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 // settle makes relays serve what the State says, and adds its errors to that of the wrapped plane.
 func (p *plane) settle(s *model.State, touched keys, inner error) error {
 	p.known = inner == nil || errors.Is(inner, dataplane.ErrPartial)
+	p.beyond = nil
 	var errs []error
 	for key := range touched {
 		errs = append(errs, p.serve(s, key))
 	}
+	errs = append(errs, p.beyond...)
 	p.count()
 	switch err := errors.Join(errs...); {
 	case err == nil:
@@ -177,12 +181,12 @@ func (p *plane) serve(s *model.State, key model.Key) (err error) {
 	}
 	r := p.relays[key]
 	if r == nil {
-		if r, err = p.listen(key, s.Pools[id]); err != nil {
+		if r, err = p.listen(key, id, s.Pools[id]); err != nil {
 			p.missing[key] = struct{}{}
 			if p.config.Meter != nil {
 				p.config.Meter.NotListening(key.Addr.Is6())
 			}
-			return fmt.Errorf("frontend %s/%s of %s: %w", key.AddrPort(), key.Protocol, id.Service, err)
+			return refused(key, id, err)
 		}
 		p.relays[key] = r
 	}
@@ -197,25 +201,61 @@ func (p *plane) serve(s *model.State, key model.Key) (err error) {
 	return nil
 }
 
-func (p *plane) listen(key model.Key, pool model.Pool) (*relay, error) {
+func refused(key model.Key, id model.PoolID, err error) error {
+	return fmt.Errorf("frontend %s/%s of %s: %w", key.AddrPort(), key.Protocol, id.Service, err)
+}
+
+func (p *plane) listen(key model.Key, id model.PoolID, pool model.Pool) (*relay, error) {
 	if p.config.Fault != nil {
 		if err := p.config.Fault("localhost listen"); err != nil {
 			return nil, err
 		}
 	}
-	return listen(p.sockets, key, pool)
+	r, err := listen(p.clients, key, id, pool)
+	if err != nil {
+		return nil, err
+	}
+	if !p.clients.listeners.Enter(&r.place, share.Of(id.Service, share.Client{}), 1, &standing{r, p, key}) {
+		r.close()
+		return nil, errBeyond
+	}
+	return r, nil
+}
+
+// errBeyond: the process has only so many files.
+var errBeyond = errors.New("its namespace has more than its share of the sockets that the process may open; " +
+	"raise the limit of open files (ulimit -n, LimitNOFILE), or have fewer NodePorts")
+
+// standing is a relay among all.
+type standing struct {
+	*relay
+	plane *plane
+	key   model.Key
+}
+
+// Used implements share.Holder.
+func (*standing) Used() int64 { return 0 }
+
+// Yield implements share.Holder. It is called by the plane's goroutine, which alone makes relays.
+func (s *standing) Yield() {
+	id := s.id()
+	s.plane.end(s.key)
+	s.plane.missing[s.key] = struct{}{}
+	s.plane.beyond = append(s.plane.beyond, refused(s.key, id, errBeyond))
 }
 
 // leave takes a relay from the users of its pool.
 func (p *plane) leave(key model.Key, r *relay) {
-	users := p.users[r.id]
+	id := r.id()
+	users := p.users[id]
 	if delete(users, key); len(users) == 0 {
-		delete(p.users, r.id)
+		delete(p.users, id)
 	}
 }
 
 func (p *plane) end(key model.Key) {
 	if r := p.relays[key]; r != nil {
+		p.clients.listeners.Leave(&r.place)
 		r.close()
 		p.leave(key, r)
 		delete(p.relays, key)
@@ -258,5 +298,5 @@ func (p *plane) Remove(ctx context.Context) error {
 // Close implements dataplane.Dataplane.
 func (p *plane) Close() error {
 	p.endAll()
-	return errors.Join(p.Dataplane.Close(), p.sockets.Close())
+	return errors.Join(p.Dataplane.Close(), p.clients.close(), p.clients.sockets.Close())
 }

@@ -8,13 +8,22 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/internal/share"
 )
 
 // flow is a UDP client's socket to its backend.
 type flow struct {
-	*net.UDPConn
+	carry.Activity
+	*carry.Conn
+	place           share.Place
 	client, backend netip.AddrPort
+	answered        bool // known to the goroutine that waits for answers
 }
+
+// Yield implements share.Holder. The goroutine that waits for answers does the rest.
+func (f *flow) Yield() { f.Close() }
 
 // datagrams serves clients until the relay is closed. What cannot be sent is lost, which clients of
 // UDP must expect.
@@ -32,6 +41,7 @@ func (r *relay) datagrams(ctx context.Context, socket *net.UDPConn) {
 				continue
 			}
 		}
+		f.Touch()
 		_ = f.SetReadDeadline(time.Now().Add(idle)) // fails only if f is closed, and so does Write
 		if _, err := f.Write(buf[:n]); err != nil {
 			r.end(f)
@@ -47,11 +57,16 @@ func (r *relay) flow(client netip.AddrPort) *flow {
 
 // begin opens a flow and starts to send its answers; nil if there is nobody to talk to.
 func (r *relay) begin(ctx context.Context, client netip.AddrPort, socket *net.UDPConn) *flow {
-	conn, backend, err := r.dial(ctx)
+	conn, backend, err := r.dial(ctx, &carry.Ends{})
 	if err != nil {
 		return nil
 	}
-	f := &flow{conn.(*net.UDPConn), client, backend}
+	f := &flow{Conn: conn, client: client, backend: backend}
+	f.Touch()
+	if !r.admit(f, socket) {
+		f.Close()
+		return nil
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.flows[client] = f
@@ -66,15 +81,20 @@ func (r *relay) begin(ctx context.Context, client netip.AddrPort, socket *net.UD
 	return f
 }
 
+// admit gives a flow a place among those of all relays, unless its client would have more than its share.
+func (r *relay) admit(f *flow, socket *net.UDPConn) bool {
+	to := socket.LocalAddr().(*net.UDPAddr).AddrPort()
+	all := r.clients.flows
+	owner := r.clients.owner(r.id(), all, diagSocket{unix.IPPROTO_UDP, f.client, to})
+	owner.Unproven = true
+	return all.Enter(&f.place, owner, 1, f)
+}
+
 // answer waits for a datagram of the backend and sends it to the client. It takes a buffer only when
 // there is something to read: most flows are short, and idle for the rest of their time.
 func (r *relay) answer(f *flow, socket *net.UDPConn) error {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
 	var failed error
-	err = raw.Read(func(fd uintptr) bool {
+	err := f.Raw().Read(func(fd uintptr) bool {
 		buf := r.buffers.Get().(*[maxDatagram]byte)
 		defer r.buffers.Put(buf)
 		var n int
@@ -89,12 +109,18 @@ func (r *relay) answer(f *flow, socket *net.UDPConn) error {
 	if err != nil {
 		return err
 	}
+	f.Touch()
+	if !f.answered {
+		f.answered = true
+		r.clients.flows.Prove(&f.place)
+	}
 	_ = f.SetReadDeadline(time.Now().Add(idle)) // fails only if f is closed, and so does the next Read
 	return failed
 }
 
 func (r *relay) end(f *flow) {
 	f.Close()
+	r.clients.flows.Leave(&f.place)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.flows[f.client] == f {
