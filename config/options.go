@@ -368,11 +368,13 @@ func (f *Flags) userspace() []option {
 			bind: span(&own.StreamTimeout.Duration), usage: "the same, of one with answers"},
 		{group: userspace, flag: "userspace-max-connections", field: "userspace.maxConnections", always: true,
 			bind: number(&own.MaxConnections),
-			usage: "how many TCP connections may be open, of two files each; those beyond are reset" +
+			usage: "how many TCP connections may be open, of two files each, if there are files for so many; " +
+				"those beyond their client's share are reset" +
 				fmt.Sprintf(bound, " quarter", "65536")},
 		{group: userspace, flag: "userspace-max-flows", field: "userspace.maxFlows", always: true,
 			bind: number(&own.MaxFlows),
-			usage: "how many UDP flows there may be, of one file each; datagrams beyond are dropped" +
+			usage: "how many UDP flows there may be, of up to two files each, if there are files for so many; " +
+				"those beyond their client's share end older ones" +
 				fmt.Sprintf(bound, "n eighth", "32768")},
 	}
 }

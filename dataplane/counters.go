@@ -103,9 +103,10 @@ type Table struct {
 	Name     string `json:"name"`
 	Capacity uint32 `json:"capacity"`
 	Bytes    uint64 `json:"bytes,omitempty"`
-	Used     uint32 `json:"used,omitempty"` // when they were counted last, a minute ago at most
-	Counted  bool   `json:"-"`              // some are
-	Full     uint64 `json:"full,omitempty"` // connections for which there was no room
+	Used     uint32 `json:"used,omitempty"`    // when they were counted last, a minute ago at most
+	Counted  bool   `json:"-"`                 // some are
+	Full     uint64 `json:"full,omitempty"`    // connections for which there was no room
+	Yielded  uint64 `json:"yielded,omitempty"` // those that were ended to make room for who has less
 }
 
 // Sort puts all in order.
@@ -147,6 +148,9 @@ func (c Counters) String() string {
 		}
 		if t.Full > 0 {
 			fmt.Fprintf(&text, " full %d", t.Full)
+		}
+		if t.Yielded > 0 {
+			fmt.Fprintf(&text, " yielded %d", t.Yielded)
 		}
 		text.WriteString("\n")
 	}

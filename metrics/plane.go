@@ -14,7 +14,8 @@ import (
 // plane are the sums of what the data plane has counted, if it counts. Those of Services that are gone stay in them.
 type plane struct {
 	connections, packets, bytes, refused *metrics.Desc
-	capacity, used, memory, full         *metrics.Desc
+	capacity, used, memory               *metrics.Desc
+	full, yielded                        *metrics.Desc
 	failed, rescued, lost                *metrics.Desc
 
 	served map[model.PoolID]sums // when it was asked last
@@ -40,11 +41,16 @@ func newPlane(s *shelf) plane {
 			"Connections that were refused or dropped, of packets each attempt, by what became of them. Data plane userspace "+
 				"counts those for which a table was full."+both, "verdict")),
 		capacity: s.asked(fairlead("table_capacity", "Elements for which a table has room: in the kernel (data plane ebpf), "+
-			"or of what may be open (userspace): connections, flows of UDP and files.", "table")),
+			"or of what may be open (userspace): connections, flows of UDP and files; of datagrams the bytes that may wait.",
+			"table")),
 		used: s.asked(fairlead("table_used", "Elements of a table that can be full: translations, of flows of packets, and "+
 			"affinities, of clients (data plane ebpf), connections and flows (userspace).", "table")),
 		full: s.askedCounter(fairlead("table_full_total",
-			"Connections that were turned away because a table was full."+carried, "table")),
+			"Connections that were turned away because a table was full and their client had its share of it, and datagrams "+
+				"that were lost for that reason."+carried, "table")),
+		yielded: s.askedCounter(fairlead("table_yielded_total",
+			"Connections that were ended because a table was full and their client had more than its share of it."+carried,
+			"table")),
 		failed: s.askedCounter(fairlead("failed_dials_total", "Backends that did not answer, or refused."+carried)),
 		rescued: s.askedCounter(fairlead("rescued_connections_total",
 			"Connections that another backend answered after one had not."+carried)),
@@ -57,7 +63,8 @@ func newPlane(s *shelf) plane {
 
 func (p *plane) describe(to chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{
-		p.connections, p.packets, p.bytes, p.refused, p.capacity, p.used, p.memory, p.full, p.failed, p.rescued, p.lost,
+		p.connections, p.packets, p.bytes, p.refused, p.capacity, p.used, p.memory, p.full, p.yielded,
+		p.failed, p.rescued, p.lost,
 	} {
 		to <- d
 	}
@@ -109,6 +116,7 @@ func (p *plane) tell(ctx context.Context, e Engine, to chan<- metrics.Metric) {
 		}
 		if c.Dials != nil {
 			counter(p.full, t.Full, t.Name)
+			counter(p.yielded, t.Yielded, t.Name)
 		}
 	}
 }

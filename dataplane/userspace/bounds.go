@@ -2,43 +2,80 @@ package userspace
 
 import (
 	"errors"
-	"net"
 	"os"
+	"slices"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
 
-// What is bounded: connections and flows by options, and all of it by the files that the process may open. Some of
-// these are kept for the rest of the process, which has to follow the cluster still.
+// What is bounded: connections and flows, and what some of them need at times. Of each the clients, Services and
+// namespaces have shares (package share), and all of it together takes no more files than the process may open without
+// those that it needs to follow the cluster.
 //
-//	accept ─► its number? ─ beyond the reserve: reset ─► row? ─ too many: reset ─► dial ─► its number? ─► carry
-//	  └─ no number left at all: the spare one takes it, to be reset
+//	accept ─► row? ─► a place among the connections? ─ no: reset ─► dial ─► carry
+//	  └─ no file left at all: the spare one takes it, to be reset
 
-// turnedAway is how many connections the bounds have kept out.
+// fit makes what may be open at once so small that there are files for it: two for a connection; for a flow one, and
+// one from which it is answered. An eighth is for pipes, and for backends that have not answered for long.
+func (o *Options) fit(files int) {
+	rest := files - share.Reserve() - files/extraShare
+	o.MaxFlows = min(o.MaxFlows, rest/4)
+	o.MaxConnections = min(o.MaxConnections, (rest-2*o.MaxFlows)/2)
+}
+
+const extraShare = 8
+
+// turnedAway is what the bounds have kept out, or ended.
 type turnedAway struct {
-	mu     sync.Mutex
-	byRow  map[model.Key]uint64 // of rows that there are; of any scope
-	totals map[string]uint64    // by bound
+	mu    sync.Mutex
+	byRow map[model.Key]uint64 // of rows that there are; of any scope
+	kept  map[string]uint64    // out, by bound
+	ended map[string]uint64    // for the sake of others, by bound
+	fresh map[string]string    // bounds by Services of which there is something to tell
 }
 
 func newTurnedAway() *turnedAway {
-	return &turnedAway{byRow: map[model.Key]uint64{}, totals: map[string]uint64{}}
+	return &turnedAway{
+		byRow: map[model.Key]uint64{}, kept: map[string]uint64{}, ended: map[string]uint64{}, fresh: map[string]string{},
+	}
 }
 
-// count counts one. The row is nil where it is not known.
-func (t *turnedAway) count(row *model.Key, bound string) {
+// count counts who was kept out. The row is nil where it is not known.
+func (t *turnedAway) count(d *decision, bound string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.totals[bound]++
-	if row != nil {
-		key := *row
+	t.kept[bound]++
+	if d != nil {
+		key := d.key
 		key.Scope = model.Any
 		t.byRow[key]++
+		t.fresh[d.service()] = bound
 	}
+}
+
+// yielded counts who was ended.
+func (t *turnedAway) yielded(service, bound string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended[bound]++
+	t.fresh[service] = bound
+}
+
+// news are the Services of which clients were kept out or ended since the last call, with the bound.
+func (t *turnedAway) news() (names []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for service, bound := range t.fresh {
+		names = append(names, service+" ("+bound+")")
+	}
+	clear(t.fresh)
+	slices.Sort(names)
+	return names
 }
 
 // forget gives up what was counted for rows that there are not any more.
@@ -52,15 +89,11 @@ func (t *turnedAway) forget(rows *directory) {
 	}
 }
 
-const (
-	// maxReserve is how many files are kept for the rest of the process, or an eighth of all if that is less.
-	maxReserve = 256
-	// dialing is the part of the reserve that those who are in already may take.
-	dialing = 2
-)
+// dialing is the part of the reserve that those who are in already may take, in case there are fewer files than was
+// thought.
+const dialing = 2
 
-// files are the descriptors that the process may have. The kernel hands out the lowest number that is free, so a number
-// tells how many there are.
+// files are the descriptors that the process may have.
 type files struct {
 	mu    sync.Mutex
 	spare *os.File // open, to be closed when there is no other
@@ -80,41 +113,21 @@ func (f *files) close() {
 	}
 }
 
-func reserve() uint64 { return min(maxReserve, maxFiles()/8) }
-
-// scarce reports whether a client's socket leaves too little to the others.
-func scarce(c syscall.RawConn) bool { return within(c, reserve()) }
-
-// keepSome fails, as the kernel does where there is nothing left, for a socket to a backend that does.
-func keepSome(_, _ string, c syscall.RawConn) error {
-	if within(c, reserve()/dialing) {
-		return os.NewSyscallError("socket", unix.EMFILE)
-	}
-	return nil
-}
-
-func within(c syscall.RawConn, reserve uint64) (is bool) {
-	_ = c.Control(func(fd uintptr) { is = uint64(fd)+reserve >= maxFiles() }) // fails only if it is closed
-	return is
-}
-
 // shed resets those who wait to be accepted when there is no number for them, and tells how many that was.
-func (f *files) shed(l *net.TCPListener) (n int) {
+func (f *files) shed(l *carry.Conn) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	raw, err := l.SyscallConn()
-	if err != nil || f.spare == nil {
+	if f.spare == nil {
 		return 0
 	}
 	f.spare.Close()
-	_ = raw.Control(func(listener uintptr) { // fails only if it is closed
+	_ = l.Do(func(listener int) error {
 		for {
-			fd, _, err := unix.Accept4(int(listener), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+			fd, _, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 			if err != nil {
-				return
+				return err
 			}
-			_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-			unix.Close(fd)
+			carry.Accepted{FD: fd}.Reset()
 			n++
 		}
 	})

@@ -2,9 +2,9 @@ package userspace
 
 import (
 	"context"
-	"math"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -17,14 +17,15 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 	}
 	c.Served = p.proxy.rows.served()
 	c.Refused = p.proxy.turned.refused()
-	connections, flows := int(p.proxy.connections.Load()), p.proxy.flows.open()
+	connections, flows := p.proxy.connections.Used(), p.proxy.flows.places.Used()
 	c.Tables = []dataplane.Table{
 		{Name: tooManyConnections, Capacity: uint32(p.options.MaxConnections), Used: uint32(connections), Counted: true},
 		{Name: tooManyFlows, Capacity: uint32(p.options.MaxFlows), Used: uint32(flows), Counted: true},
-		{Name: tooManyFiles, Capacity: uint32(min(maxFiles(), math.MaxUint32))},
+		{Name: tooManyFiles, Capacity: uint32(share.Files())},
+		{Name: tooManyDatagrams, Capacity: maxWaiting},
 	}
 	for i := range c.Tables {
-		c.Tables[i].Full = p.proxy.turned.full(c.Tables[i].Name)
+		p.proxy.turned.tell(&c.Tables[i])
 	}
 	c.Dials = &dataplane.Dials{Rescued: p.proxy.rescued.Load(), Lost: p.proxy.lost.Load()}
 	for _, s := range c.Served {
@@ -39,6 +40,7 @@ const (
 	tooManyConnections = "connections"
 	tooManyFlows       = "flows"
 	tooManyFiles       = "files"
+	tooManyDatagrams   = "datagrams" // that wait for their turn at one socket, in bytes
 )
 
 func (d *directory) served() (out []dataplane.Served) {
@@ -54,11 +56,11 @@ func (d *directory) served() (out []dataplane.Served) {
 	return out
 }
 
-// full is how many connections a bound has kept out.
-func (t *turnedAway) full(bound string) uint64 {
+// tell adds to what there is of a bound how many connections it has kept out, and ended.
+func (t *turnedAway) tell(bound *dataplane.Table) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.totals[bound]
+	bound.Full, bound.Yielded = t.kept[bound.Name], t.ended[bound.Name]
 }
 
 func (t *turnedAway) refused() (out []dataplane.Refused) {
@@ -74,10 +76,4 @@ func (t *turnedAway) refused() (out []dataplane.Refused) {
 		})
 	}
 	return out
-}
-
-func (l *flows) open() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.count
 }

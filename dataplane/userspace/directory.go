@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -41,6 +42,14 @@ type decision struct {
 	key  model.Key
 	pool *pool
 	snat bool
+}
+
+// service is the name of the Service that a connection is for.
+func (d decision) service() string { return d.pool.id.Service }
+
+// owner is whose the connection of a client is.
+func (d decision) owner(client netip.AddrPort) share.Owner {
+	return share.Of(d.service(), share.At(client.Addr()))
 }
 
 // lookup is State.Lookup for what the kernel's rules have let through; ok is false if there is no row any more.

@@ -2,15 +2,14 @@ package userspace
 
 import (
 	"errors"
-	"net"
 	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
@@ -32,14 +31,14 @@ type disguise struct {
 
 // bindOwn binds a socket to the own address.
 func bindOwn(fd int, v6 bool) (at netip.AddrPort, err error) {
-	if err := freeBind(fd, v6); err != nil {
+	if err := free(fd, v6); err != nil {
 		return at, err
 	}
-	if err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(ownAddress(v6), 0))); err != nil {
-		return at, os.NewSyscallError("bind", err)
+	if err := carry.Bind(netip.AddrPortFrom(ownAddress(v6), 0))(fd, v6); err != nil {
+		return at, err
 	}
 	name, err := unix.Getsockname(fd)
-	return addrPortOf(name), os.NewSyscallError("getsockname", err)
+	return carry.AddrPort(name), os.NewSyscallError("getsockname", err)
 }
 
 // enter has what a socket of the own address sends to a backend leave as the caller, unless that is to be hidden, until
@@ -59,40 +58,30 @@ func (d *disguise) enter(c call, b model.Backend, own netip.AddrPort) (leave fun
 // new connection of TCP makes the kernel forget the earlier one (nf_conntrack_proto_tcp.c).
 func (p *proxy) present(c call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
 	if c.key.Protocol != model.TCP {
-		if err := p.tracking.forget(c.key.Protocol, own, b.AddrPort()); err != nil {
+		if err := p.tracking.forget(c, own, b.AddrPort()); err != nil {
 			return func() {}, err
 		}
 	}
 	return p.disguise.enter(c, b, own)
 }
 
-// connectOwn connects a socket of the own address.
-func (p *proxy) connectOwn(c call, b model.Backend, protocol string) (conn net.Conn, leave func(), err error) {
-	leave = func() {}
-	bind := func(network, _ string, raw syscall.RawConn) error {
-		if protocol == "tcp" {
-			if err := errors.Join(abortive(raw), p.sharePorts(c, b, raw)); err != nil {
-				return err
-			}
+// askOwn asks a backend by a socket of the own address.
+func (p *proxy) askOwn(c call, b model.Backend, setups ...carry.Setup) (*asked, error) {
+	a := &asked{}
+	present := func(fd int, v6 bool) error {
+		own, err := bindOwn(fd, v6)
+		if err == nil {
+			a.leave, err = p.present(c, b, own)
 		}
-		return control(raw, func(fd int) error {
-			own, err := bindOwn(fd, network[len(network)-1] == '6')
-			if err == nil {
-				leave, err = p.present(c, b, own)
-			}
-			return err
-		})
+		return err
 	}
-	conn, err = p.connect(protocol, net.Dialer{Control: bind}, b.AddrPort())
-	return conn, leave, err
-}
-
-// sharePorts has the kernel choose the port when it knows the backend, if nobody else need know it.
-func (p *proxy) sharePorts(c call, b model.Backend, raw syscall.RawConn) error {
-	if !c.hidden(b) {
-		return nil
+	conn, err := p.askBackend(c, b, append(setups, present)...)
+	if err != nil {
+		a.left()
+		return nil, err
 	}
-	return control(raw, latePort)
+	a.Conn = conn
+	return a, nil
 }
 
 // put enters a socket. What an earlier one has left in its place goes.

@@ -24,7 +24,7 @@ func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err
 	if p.translates() {
 		return p.drainOver(s), nil
 	}
-	p.proxy.flows.hurry(p.options, true)
+	p.proxy.flows.hurry(true)
 	if p.phase == serving && p.tables != nil {
 		// The rules first: rows and guards do not leave their sets at the same moment, though in one transaction, and who
 		// is no row's any more must not meet a guard of its range.
@@ -57,9 +57,7 @@ func (p *Plane) Carried() int {
 	if p.proxy == nil {
 		return 0
 	}
-	p.proxy.flows.mu.Lock()
-	defer p.proxy.flows.mu.Unlock()
-	return p.proxy.flows.count + int(p.proxy.connections.Load())
+	return p.proxy.flows.places.Used() + p.proxy.connections.Used()
 }
 
 // datagrams are the rows of UDP that forward. Whom they admit, another plane decides.

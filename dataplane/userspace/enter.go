@@ -36,7 +36,7 @@ func (p *Plane) begin() {
 		p.phase = waiting
 	}
 	if p.proxy != nil {
-		p.proxy.flows.hurry(p.options, p.phase == waiting)
+		p.proxy.flows.hurry(p.phase == waiting)
 	}
 }
 
@@ -53,7 +53,7 @@ func (p *Plane) Enter(ctx context.Context) error {
 	}
 	err := p.turn(serving)
 	if err == nil || errors.Is(err, dataplane.ErrPartial) {
-		p.proxy.flows.hurry(p.options, false)
+		p.proxy.flows.hurry(false)
 		p.save(false) // who is remembered: the other plane, which remembers, too, goes before the next Audit
 	}
 	return err

@@ -35,7 +35,7 @@ func FuzzKernel(f *testing.F) {
 	f.Add(control)
 	f.Fuzz(func(t *testing.T, told []byte) {
 		allocs.Bound(t, len(told), func() {
-			tracks := &tracking{conn: nfnetlinktest.New(t, told).Socket}
+			tracks := &tracking{gate: newGate(1), conn: nfnetlinktest.New(t, told).Socket}
 			client, own := netip.MustParseAddrPort("192.0.2.9:1"), netip.MustParseAddrPort("192.0.2.1:2")
 			if to, err := tracks.original(model.UDP, client, own); err == nil && !to.IsValid() {
 				t.Error("neither a destination nor an error")

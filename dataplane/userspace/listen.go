@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -158,45 +156,40 @@ func (l *listeners) retry() {
 	}
 }
 
-// plain is for sockets with nothing special.
-func plain(string, string, syscall.RawConn) error { return nil }
-
 func (l *listeners) listenTCP(e endpoint) error {
-	socket, err := listenTCP(e.AddrPort, plain)
+	socket, err := listenTCP(e.AddrPort)
 	if err != nil {
 		return err
 	}
-	l.proxy.group.Go(func() {
-		l.proxy.accept(socket, func(c *net.TCPConn) (packet, error) {
-			from := unmapped(c.RemoteAddr().(*net.TCPAddr).AddrPort())
-			return packet{origin: l.origin(from.Addr()), client: from, destination: e.AddrPort}, nil
-		})
-	})
+	l.proxy.group.Go(func() { l.proxy.accept(socket, model.TCP, l.directly(e)) })
 	l.open[e] = func() { socket.Close() }
 	return nil
 }
 
+// directly is for clients of a socket that is at a row's destination itself.
+func (l *listeners) directly(e endpoint) whence {
+	return func(_ int, client netip.AddrPort) (packet, error) {
+		return packet{origin: l.origin(client.Addr()), client: client, destination: e.AddrPort}, nil
+	}
+}
+
 func (l *listeners) listenUDP(e endpoint) error {
-	socket, err := listenUDP(e.AddrPort, plain)
+	socket, err := listenUDP(e.AddrPort)
 	if err != nil {
 		return err
 	}
 	r := &redirection{udp: socket, at: e.AddrPort, direct: l}
-	l.proxy.group.Go(func() { l.proxy.receiveRedirected(r) })
+	l.proxy.group.Go(func() { l.proxy.receive(socket, r.receives) })
 	l.open[e] = func() { socket.Close() }
 	return nil
 }
 
 func (l *listeners) listenSCTP(e endpoint) error {
-	socket, err := listenSCTP(e.AddrPort, false)
+	socket, err := listenSCTP(e.AddrPort)
 	if err != nil {
 		return err
 	}
-	l.proxy.group.Go(func() {
-		l.proxy.acceptSCTP(socket, func(_ *association, from netip.AddrPort) (packet, error) {
-			return packet{origin: l.origin(from.Addr()), client: from, destination: e.AddrPort}, nil
-		})
-	})
+	l.proxy.group.Go(func() { l.proxy.accept(socket, model.SCTP, l.directly(e)) })
 	l.open[e] = func() { socket.Close() }
 	return nil
 }
@@ -271,9 +264,7 @@ func (p *Plane) applyListeners(s *model.State, c model.Change) error {
 
 // auditListeners is Audit without rules. What could not be served before is tried once in a while.
 func (p *Plane) auditListeners(s *model.State) error {
-	if now := time.Now(); now.Sub(p.forgot) > forgetEvery {
-		p.forgot = now
-		p.proxy.rows.forget(now)
+	if p.tend() {
 		return p.listen(s, (*listeners).retry)
 	}
 	return nil

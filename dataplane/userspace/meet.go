@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+
+	"fairlead.dev/fairlead/internal/share"
 )
 
 // Where addresses are translated a new flow takes two transactions of nf_tables. Connection tracking is asked once, and
@@ -11,83 +13,108 @@ import (
 //
 //	datagram ─► flow? ─ yes ─► send
 //	              └ no ─► opening? ─ yes ─► it waits there
-//	                         └ no ─► a goroutine: begin, send what waits
+//	                         └ no ─► too many? ─ no ─► a goroutine: begin, send what waits, next ◄─┐
+//	                                      └ yes ─► it waits for its client's turn ─────────────────┘
 
 // way is how a flow is known before it is open.
 type way struct{ from, client netip.AddrPort }
 
+func (at packet) way() way { return way{at.answeredFrom(), at.client} }
+
 const (
-	// maxOpening bounds the flows that are opened side by side.
-	maxOpening = 256
+	// maxOpening bounds the flows that are opened side by side. Of all others a client's next one waits for one of them,
+	// and they wait for each other: connection tracking answers one at a time.
+	maxOpening = 32
 	// maxEarly is how many datagrams may wait for their flow.
 	maxEarly = 8
 )
 
-// meet is datagram, but waits for no flow to open.
+// openings are the flows that are about to begin.
+type openings struct {
+	mu     sync.Mutex
+	early  map[way][][]byte // what they are to send
+	queued *share.Pool      // datagrams whose flows are to be opened when others are
+}
+
+func newOpenings() *openings {
+	return &openings{early: map[way][][]byte{}, queued: share.NewReplacing(maxWaiting)}
+}
+
+// meet is datagram, but waits neither for a flow to open nor for connection tracking.
 func (p *proxy) meet(at packet, data []byte) {
-	if p.options.Redirect != ByNAT || p.flows.find(at) != nil {
+	if p.options.Redirect != ByNAT {
 		p.datagram(at, data)
 		return
 	}
-	w := way{at.answeredFrom(), at.client}
-	switch p.flows.wait(w, data) {
-	case opens:
-		p.group.Go(func() { p.open(w, at) })
-	case tooMany:
-		p.datagram(at, data)
+	if f := p.flows.find(at); f != nil && f.sure() && f.send(data) == nil {
+		return
+	}
+	d := &datagram{proxy: p, at: at, data: slices.Clone(data)}
+	if p.openings.add(d) {
+		p.group.Go(func() { p.open(at) })
 	}
 }
 
-// waited is what became of a datagram that came before its flow.
-type waited int
-
-const (
-	waits   waited = iota // or is lost, if too many do
-	opens                 // it is the first one
-	tooMany               // flows are about to begin
-)
-
-func (l *flows) wait(w way, data []byte) waited {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	early, known := l.opening[w]
-	switch {
-	case known && len(early) >= maxEarly:
-		return waits
-	case !known && len(l.opening) >= maxOpening:
-		return tooMany
+// add has a datagram wait for its flow. It reports true if the caller is to open that.
+func (o *openings) add(d *datagram) (open bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch w := d.at.way(); {
+	case o.waits(w, d):
+	case len(o.early) < maxOpening:
+		o.early[w] = [][]byte{d.data}
+		return true
+	default:
+		d.wait(o.queued, share.Owner{Client: share.At(w.client.Addr())})
 	}
-	l.opening[w] = append(early, slices.Clone(data))
-	if known {
-		return waits
-	}
-	return opens
+	return false
 }
 
-// open begins a flow and sends what waits for it.
-func (p *proxy) open(w way, at packet) {
-	for {
-		early := p.flows.early(w)
-		if early == nil {
-			return
-		}
-		for _, data := range early {
-			p.datagram(at, data)
+// waits has a datagram wait, or be lost if too many do, if its flow is about to begin.
+func (o *openings) waits(w way, d *datagram) bool {
+	early, known := o.early[w]
+	if known && len(early) < maxEarly {
+		o.early[w] = append(early, d.data)
+	}
+	return known
+}
+
+// open begins a flow and sends what waits for it, and then others.
+func (p *proxy) open(at packet) {
+	for next := true; next && p.context.Err() == nil; at, next = p.openings.next() {
+		for early := p.openings.take(at.way()); early != nil; early = p.openings.take(at.way()) {
+			for _, data := range early {
+				p.datagram(at, data)
+			}
 		}
 	}
 }
 
-// early takes what waits; nil: nothing does, and the flow is not about to begin any more.
-func (l *flows) early(w way) [][]byte {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	early := l.opening[w]
-	if early == nil {
-		delete(l.opening, w)
-	} else {
-		l.opening[w] = nil
+// take takes what waits; nil: nothing does, and the flow is not about to begin any more.
+func (o *openings) take(w way) [][]byte {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	early := o.early[w]
+	if o.early[w] = nil; early == nil {
+		delete(o.early, w)
 	}
 	return early
+}
+
+// next is a flow that is to be opened.
+func (o *openings) next() (at packet, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for {
+		d, ok := o.queued.Next().(*datagram)
+		if !ok {
+			return at, false
+		}
+		if w := d.at.way(); !o.waits(w, d) {
+			o.early[w] = [][]byte{d.data}
+			return d.at, true
+		}
+	}
 }
 
 // leaveFirst ends what a socket has with others before it gives its port back, and waits for that in a goroutine.
@@ -97,7 +124,7 @@ func (p *proxy) leaveFirst(s *flowSocket, leave func()) {
 		once.Do(func() {
 			p.group.Go(func() {
 				leave()
-				s.UDPConn.Close()
+				s.Conn.Close()
 			})
 		})
 	}

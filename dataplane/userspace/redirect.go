@@ -7,11 +7,11 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"syscall"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/xtables"
@@ -162,29 +162,15 @@ func (t *table) disguise() []nf.Rule {
 	}
 }
 
-// free has a socket be bound to the own address before there is the route.
-func free(network, _ string, c syscall.RawConn) error {
-	return control(c, func(fd int) error { return freeBind(fd, network[len(network)-1] == '6') })
-}
-
-func freeBind(fd int, v6 bool) error {
-	level, option := unix.SOL_IP, unix.IP_FREEBIND
-	if v6 {
-		level, option = unix.SOL_IPV6, unix.IPV6_FREEBIND
-	}
-	return os.NewSyscallError("setsockopt IP_FREEBIND", unix.SetsockoptInt(fd, level, option, 1))
-}
-
 // originalOf asks connection tracking where a connection was going that was redirected.
-func originalOf(c syscall.RawConn, v6 bool) (to netip.AddrPort, err error) {
+func originalOf(fd int, v6 bool) (to netip.AddrPort, err error) {
 	const option = 80 // SO_ORIGINAL_DST, IP6T_SO_ORIGINAL_DST
 	var sockaddr [unix.SizeofSockaddrInet6]byte
 	level := unix.SOL_IP
 	if v6 {
 		level = unix.SOL_IPV6
 	}
-	err = control(c, func(fd int) error { return xtables.GetOption(fd, level, option, sockaddr[:]) })
-	if err != nil {
+	if err := xtables.GetOption(fd, level, option, sockaddr[:]); err != nil {
 		return to, os.NewSyscallError("getsockopt SO_ORIGINAL_DST", err)
 	}
 	address := sockaddr[4:8]
@@ -199,10 +185,10 @@ func originalOf(c syscall.RawConn, v6 bool) (to netip.AddrPort, err error) {
 type redirection struct {
 	origin origin
 	at     netip.AddrPort
-	tcp    *net.TCPListener
+	tcp    *carry.Conn
 	udp    *net.UDPConn
-	sctp   *association // nil: not yet
-	direct *listeners   // of a socket that is at a row's destination itself
+	sctp   *carry.Conn // nil: not yet
+	direct *listeners  // of a socket that is at a row's destination itself
 }
 
 func openRedirection(o origin, a netip.AddrPort) (*redirection, error) {
@@ -210,12 +196,12 @@ func openRedirection(o origin, a netip.AddrPort) (*redirection, error) {
 	if err != nil {
 		return nil, err
 	}
-	a = unmapped(tcp.Addr().(*net.TCPAddr).AddrPort())
+	a = tcp.LocalAddr()
 	udp, err := listenUDP(a, free)
 	if err != nil {
 		return nil, errors.Join(err, tcp.Close())
 	}
-	_ = udp.SetReadBuffer(receiveBuffer) // the kernel gives as much as net.core.rmem_max allows
+	receiveMuch(udp)
 	return &redirection{origin: o, at: a, tcp: tcp, udp: udp}, nil
 }
 
@@ -246,28 +232,17 @@ func (p *proxy) listenRedirected(v6 bool) (at ports, err error) {
 		at[o] = r.at.Port()
 	}
 	for _, r := range all {
-		p.group.Go(func() { p.accept(r.tcp, r.origin.redirected) })
-		p.group.Go(func() { p.receiveRedirected(r) })
+		p.group.Go(func() { p.accept(r.tcp, model.TCP, r.origin.redirected) })
+		p.group.Go(func() { p.receive(r.udp, r.receives) })
 	}
 	p.redirections = append(p.redirections, all...)
 	return at, nil
 }
 
 // redirected is a client that was redirected.
-func (o origin) redirected(c *net.TCPConn) (at packet, err error) {
-	at = packet{origin: o, client: unmapped(c.RemoteAddr().(*net.TCPAddr).AddrPort())}
-	raw, err := c.SyscallConn()
-	if err == nil {
-		at.destination, err = originalOf(raw, at.client.Addr().Is6())
-	}
-	return at, err
-}
-
-// redirectedSCTP does the same.
-func (o origin) redirectedSCTP(c *association, from netip.AddrPort) (at packet, err error) {
-	at = packet{origin: o, client: from}
-	at.destination, err = originalOf(c.raw, c.v6)
-	return at, err
+func (o origin) redirected(fd int, client netip.AddrPort) (packet, error) {
+	to, err := originalOf(fd, client.Addr().Is6())
+	return packet{origin: o, client: client, destination: to}, err
 }
 
 // listenSCTP has all redirections take SCTP as well.
@@ -276,12 +251,12 @@ func (p *proxy) listenSCTP() error {
 		if r.sctp != nil {
 			continue
 		}
-		l, err := listenSCTP(r.at, true)
+		l, err := listenSCTP(r.at, free)
 		if err != nil {
 			return err
 		}
 		r.sctp = l
-		p.group.Go(func() { p.acceptSCTP(l, r.origin.redirectedSCTP) })
+		p.group.Go(func() { p.accept(l, model.SCTP, r.origin.redirected) })
 	}
 	return nil
 }

@@ -189,11 +189,16 @@ func (t *table) beginning(next string) []nf.Rule {
 	}
 }
 
-// origins tells who sends a packet, and goes to the chain for it.
+// origins tells who sends a packet, and goes to the chain for it. The node's own packets for rows were marked in output.
+// What the process sends itself was not, and is not served again: a backend may be a NodePort of the node.
 func (t *table) origins(prefix string) []nf.Rule {
 	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
-	rules := []nf.Rule{nf.NewRule("this node",
-		nf.LoadMeta(expr.MetaKeyIIFTYPE, 0), nf.Equals(loopback), nf.GoTo(prefix+fromNode.String()))}
+	here := []any{nf.LoadMeta(expr.MetaKeyIIFTYPE, 0), nf.Equals(loopback)}
+	rules := []nf.Rule{nf.NewRule("this node", append(slices.Clone(here), nf.GoTo(prefix+fromNode.String()))...)}
+	if prefix == "" && !t.redirectAll {
+		rules = slices.Insert(rules, 0, nf.NewRule("of our sockets, or for no row", append(here,
+			nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, t.Mark, 0), nf.Equals(nf.Native(0)), nf.Accept())...))
+	}
 	rules = append(rules, t.FromPods("pods", nf.GoTo(prefix+fromPod.String()))...)
 	return append(rules, nf.NewRule("", nf.GoTo(prefix+elsewhere.String())))
 }

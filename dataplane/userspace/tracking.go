@@ -4,23 +4,32 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync"
 
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/dataplane/internal/tracked"
+	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
 
-// tracking is what connection tracking knows of single flows. Goroutines of connections share it.
+// tracking is what connection tracking knows of single flows. Goroutines of connections share it: clients take turns.
 type tracking struct {
-	mu   sync.Mutex
+	gate *gate // one at a time
 	conn *nfnetlink.Socket
+}
+
+// wait waits for a client's turn.
+func (t *tracking) wait(client netip.Addr) {
+	var place share.Place
+	turn := make(chan struct{})
+	if !t.gate.enter(&place, share.Owner{Client: share.At(client)}, func() { close(turn) }) {
+		<-turn
+	}
 }
 
 // original is where a flow was going that comes from a client to our own address: a socket of UDP does not know.
 func (t *tracking) original(p model.Protocol, client, own netip.AddrPort) (to netip.AddrPort, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.wait(client.Addr())
+	defer t.gate.pass()
 	flow, err := tracked.ByAnswers(t.conn, p, own, client)
 	if err == nil && !flow.To.IsValid() {
 		err = errors.New("connection tracking does not say")
@@ -33,10 +42,10 @@ func (t *tracking) original(p model.Protocol, client, own netip.AddrPort) (to ne
 
 // forget forgets what an earlier socket sent from an own port to a backend. Otherwise the kernel would replace the
 // source of a new socket's packets as it did for the earlier one, by the address of another client.
-func (t *tracking) forget(p model.Protocol, own, backend netip.AddrPort) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return tracked.ForgetFrom(t.conn, p, own, backend)
+func (t *tracking) forget(c call, own, backend netip.AddrPort) error {
+	t.wait(c.client.Addr())
+	defer t.gate.pass()
+	return tracked.ForgetFrom(t.conn, c.key.Protocol, own, backend)
 }
 
 func (t *tracking) close() {

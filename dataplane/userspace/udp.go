@@ -13,18 +13,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
 
 // flows are those of UDP that are open.
 type flows struct {
+	places *share.Pool // of which each has one
+
 	mu     sync.Mutex
 	fronts map[netip.AddrPort]*front
 	byPool map[*pool]map[*flow]struct{}
 	// redirected are those of clients that were redirected, by where these were going.
 	redirected map[netip.AddrPort]map[*flow]struct{}
-	opening    map[way][][]byte // flows that are about to begin, and what they are to send; see meet
-	count      int
 	over       bool        // the proxy has ended
 	hurried    atomic.Bool // see hurry
 }
@@ -41,66 +43,31 @@ type front struct {
 
 // flow is one client's way to a backend.
 type flow struct {
+	carry.Activity // when somebody has said something
 	call
-	among *flows
+	proxy *proxy
+	place share.Place
 	front *front
 	began time.Time
 	asked time.Time // of one that was redirected: when its destination was last sure
 
 	mu        sync.Mutex
-	conn      *flowSocket
+	conn      *flowSocket // nil: it is not open yet
 	backend   netip.AddrPort
 	tried     []netip.AddrPort
 	pending   []byte // the latest datagram, until somebody has answered
 	questions int    // datagrams of the client
+	moving    bool   // to another backend
 	answered  bool
-	last      time.Time // when somebody has said something
-	waiting   bool      // that was the client
+	proven    bool // the client has gone on after that
 	over      bool
 }
 
-func newFlows() *flows {
+func newFlows(most int) *flows {
 	return &flows{
+		places: share.NewReplacing(most),
 		fronts: map[netip.AddrPort]*front{}, byPool: map[*pool]map[*flow]struct{}{},
-		redirected: map[netip.AddrPort]map[*flow]struct{}{}, opening: map[way][][]byte{},
-	}
-}
-
-// receive takes datagrams until the proxy ends. What cannot be sent is lost, which clients of UDP must expect.
-func (p *proxy) receive(socket *net.UDPConn, o origin) {
-	buf, oob := make([]byte, bufferSize), make([]byte, 256)
-	for p.context.Err() == nil {
-		n, m, _, client, err := socket.ReadMsgUDPAddrPort(buf, oob)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			p.pause()
-			continue
-		}
-		if to, ok := destination(oob[:m]); ok {
-			p.datagram(packet{protocol: model.UDP, client: unmapped(client), destination: to, origin: o}, buf[:n])
-		}
-	}
-}
-
-// receiveRedirected does the same at a socket to which datagrams are redirected.
-func (p *proxy) receiveRedirected(r *redirection) {
-	buf := make([]byte, bufferSize)
-	for p.context.Err() == nil {
-		n, client, err := r.udp.ReadFromUDPAddrPort(buf)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			p.pause()
-			continue
-		}
-		at := packet{protocol: model.UDP, client: unmapped(client), origin: r.origin, redirected: r}
-		if r.direct != nil {
-			at.origin, at.destination = r.direct.origin(at.client.Addr()), r.at
-		}
-		p.meet(at, buf[:n])
+		redirected: map[netip.AddrPort]map[*flow]struct{}{},
 	}
 }
 
@@ -136,7 +103,7 @@ func (p *proxy) datagram(at packet, data []byte) {
 		if f == nil {
 			f = p.begin(at)
 		}
-		if f == nil || f.send(p.options, data) == nil || p.elsewhere(f) {
+		if f == nil || f.send(data) == nil || p.elsewhere(f) {
 			return
 		}
 		p.flows.end(f)
@@ -146,16 +113,30 @@ func (p *proxy) datagram(at packet, data []byte) {
 // certain reports whether a flow's client, which was redirected, is still asking for the flow's destination. While
 // connection tracking knows the flow, it gives the client's address and port to no other; it forgets what is silent.
 func (p *proxy) certain(f *flow) bool {
-	const sure = 5 * time.Second
-	f.mu.Lock()
-	now, before := time.Now(), f.asked
-	f.asked = now
-	f.mu.Unlock()
-	if now.Sub(before) < sure {
+	if f.sure() {
 		return true
 	}
 	to, err := p.tracking.original(model.UDP, f.client, f.front.at)
-	return err == nil && to == f.key.AddrPort()
+	if err != nil || to != f.key.AddrPort() {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked = time.Now()
+	return true
+}
+
+// sure reports whether that is so without a question, as the client said something a moment ago.
+func (f *flow) sure() bool {
+	const moment = 5 * time.Second
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	ok := now.Sub(f.asked) < moment
+	if ok {
+		f.asked = now
+	}
+	return ok
 }
 
 func (l *flows) find(at packet) *flow {
@@ -178,64 +159,75 @@ func (at packet) answeredFrom() netip.AddrPort {
 	return at.destination
 }
 
-// send sends a datagram to the backend, and keeps it while nobody has answered.
-func (f *flow) send(o Options, data []byte) error {
+// send sends a datagram to the backend, and keeps it while nobody has answered. A client that says something after an
+// answer has proven that it is there.
+func (f *flow) send(data []byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.over {
+		return net.ErrClosed
+	}
 	if !f.answered {
 		f.pending = append(f.pending[:0], data...)
+	} else if !f.proven {
+		f.proven = true
+		f.proxy.flows.places.Prove(&f.place)
 	}
 	f.questions++
-	f.last, f.waiting = time.Now(), true
-	_ = f.conn.SetReadDeadline(f.deadline(o)) // fails only if the flow is over, and so does Write
+	f.Touch()
+	if f.moving {
+		return nil // it is sent when the flow has moved
+	}
+	_ = f.conn.SetReadDeadline(f.deadline()) // fails only if the flow is over, and so does Write
 	_, err := f.conn.Write(data)
 	return err
 }
 
 // deadline is when the flow ends if it is silent. As connection tracking has it, one that goes on has more patience.
-func (f *flow) deadline(o Options) time.Time {
+func (f *flow) deadline() time.Time {
+	o := f.proxy.options
+	timeout := o.FlowTimeout
 	switch {
 	case f.goesOn():
-		return f.last.Add(o.StreamTimeout)
-	case f.among.hurried.Load() && f.settled():
-		return f.last.Add(settledTimeout)
+		timeout = o.StreamTimeout
+	case f.proxy.flows.hurried.Load() && f.settled():
+		timeout = settledTimeout
 	}
-	return f.last.Add(o.FlowTimeout)
+	return time.Unix(0, f.Used()).Add(timeout)
 }
 
 const settledTimeout = time.Second
 
 // settled reports whether the client has asked once, and has its answer, and the flow's socket has its address.
 func (f *flow) settled() bool {
-	own, ok := f.conn.LocalAddr().(*net.UDPAddr)
-	return f.questions == 1 && f.answered && ok && unmapped(own.AddrPort()).Addr() == f.client.Addr()
+	return f.questions == 1 && f.answered && f.conn.LocalAddr().Addr() == f.client.Addr()
 }
 
 // hurry has flows that are settled end soon, while another plane is in force. The socket of one has a port of its
 // client's address, and a question that the client asks from there by the other plane would have its answer end at that
 // socket: the kernel gives what comes from the backend to it before it is forwarded (udp_v4_early_demux).
-func (l *flows) hurry(o Options, on bool) {
+func (l *flows) hurry(on bool) {
 	if l.hurried.Swap(on) == on {
 		return
 	}
 	for _, f := range l.touched(nil, nil) {
 		f.mu.Lock()
-		_ = f.conn.SetReadDeadline(f.deadline(o)) // fails only if the flow is over
+		_ = f.conn.SetReadDeadline(f.deadline()) // fails only if the flow is over
 		f.mu.Unlock()
 	}
 }
 
 // expired reports whether the flow has been silent for too long.
-func (f *flow) expired(o Options) bool {
+func (f *flow) expired() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return !time.Now().Before(f.deadline(o))
+	return !time.Now().Before(f.deadline())
 }
 
 // goesOn reports whether the flow is more than a question and its answers.
 func (f *flow) goesOn() bool {
 	const young = 2 * time.Second
-	return f.answered && f.last.Sub(f.began) > young
+	return f.answered && time.Unix(0, f.Used()).Sub(f.began) > young
 }
 
 // begin opens a flow and starts to send its answers; nil if there is nobody to talk to.
@@ -250,70 +242,52 @@ func (p *proxy) begin(at packet) *flow {
 	if !ok {
 		return nil
 	}
-	if !p.flows.room(p.options.MaxFlows) {
-		p.turned.count(&d.key, tooManyFlows)
-		return nil
-	}
-	conn, backend, err := dial(p, call{decision: d, client: at.client}, nil, p.connectUDP)
-	if err != nil {
-		p.undialed(d.key, err)
-		return nil
-	}
 	now := time.Now()
-	f := &flow{call: call{decision: d, client: at.client}, among: p.flows, began: now, asked: now, last: now,
-		waiting: true, conn: conn, backend: backend}
-	if err := p.add(f, at); err != nil {
-		conn.Close()
+	f := &flow{call: call{decision: d, client: at.client}, proxy: p, began: now, asked: now}
+	f.Touch()
+	owner := d.owner(at.client)
+	owner.Unproven = true
+	if !p.flows.places.Enter(&f.place, owner, 1, f) {
+		p.turned.count(&d, tooManyFlows)
 		return nil
 	}
-	d.pool.asked(at.client.Addr(), backend, now)
+	if err := p.connectFlow(f, at); err != nil {
+		p.flows.end(f)
+		return nil
+	}
+	d.pool.asked(at.client.Addr(), f.backend, now)
 	p.group.Go(func() { p.answers(f) })
 	return f
 }
 
-// room reports whether there is room for another flow. If there are as many as there may be, one that nobody needs any
-// more gives up its place: resolvers take a port for each question, and are done with it at the answer.
-func (l *flows) room(most int) bool {
-	l.mu.Lock()
-	full := l.count+max(0, len(l.opening)-1) >= most // one of those is the one that asks
-	var done *flow
-	if full {
-		done = l.done(time.Now())
+// connectFlow connects a flow with a backend.
+func (p *proxy) connectFlow(f *flow, at packet) error {
+	conn, backend, err := p.connectAny(f.call, nil)
+	if err != nil {
+		p.undialed(&f.decision, err)
+		return err
 	}
-	l.mu.Unlock()
-	if done != nil {
-		l.end(done)
-	}
-	return !full || done != nil
+	f.mu.Lock()
+	f.conn, f.backend = conn, backend
+	f.mu.Unlock()
+	return p.add(f, at)
 }
 
-// done is the flow that has been silent for longest of some that are looked at and done; nil: none of them is. Which
-// ones these are is left to chance.
-func (l *flows) done(now time.Time) (oldest *flow) {
-	looks := 64
-	var since time.Time
-	for _, front := range l.fronts {
-		for _, f := range front.flows {
-			if at, ok := f.done(now); ok && (oldest == nil || at.Before(since)) {
-				oldest, since = f, at
-			}
-			if looks--; looks == 0 {
-				return oldest
-			}
-		}
-	}
-	return oldest
+// connectAny opens a socket to one of the backends that were not tried.
+func (p *proxy) connectAny(c call, tried []netip.AddrPort) (conn *flowSocket, at netip.AddrPort, err error) {
+	at, err = p.reach(c, tried, func(b model.Backend, _ time.Duration) (err error) {
+		conn, err = p.connectUDP(c, b)
+		return err
+	})
+	return conn, at, err
 }
 
-// done reports whether nobody seems to need the flow any more, and since when: it does not go on, and was answered, or
-// for so long as clients wait it was not.
-func (f *flow) done(now time.Time) (since time.Time, ok bool) {
-	const patience = 5 * time.Second
-	if !f.mu.TryLock() { // it is busy
-		return since, false
+// Yield implements share.Holder.
+func (f *flow) Yield() {
+	if f.proxy.context.Err() == nil {
+		f.proxy.turned.yielded(f.service(), tooManyFlows)
 	}
-	defer f.mu.Unlock()
-	return f.last, !f.goesOn() && (!f.waiting || now.Sub(f.last) > patience)
+	f.proxy.flows.end(f)
 }
 
 // add enters a flow. If it is the first one of its destination, it opens the socket for the answers.
@@ -321,7 +295,9 @@ func (p *proxy) add(f *flow, at packet) error {
 	l := p.flows
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.over {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if l.over || f.over {
 		return net.ErrClosed
 	}
 	from := at.answeredFrom()
@@ -338,7 +314,6 @@ func (p *proxy) add(f *flow, at packet) error {
 	if at.translated() {
 		enter(l.redirected, f.key.AddrPort(), f)
 	}
-	l.count++
 	return nil
 }
 
@@ -363,7 +338,7 @@ func (p *proxy) openFront(at packet) (*front, error) {
 		return f, nil
 	}
 	err := p.sockets.Do(func() (err error) {
-		f.UDPConn, err = listenUDP(f.at, shared)
+		f.UDPConn, err = listenUDP(f.at, transparent, shared)
 		return err
 	})
 	return f, err
@@ -380,7 +355,7 @@ func (p *proxy) answers(f *flow) {
 		if errors.Is(err, unix.ECONNREFUSED) && p.elsewhere(f) {
 			continue
 		}
-		if errors.Is(err, os.ErrDeadlineExceeded) && !f.expired(p.options) { // the client has said something meanwhile
+		if errors.Is(err, os.ErrDeadlineExceeded) && !f.expired() { // the client has said something meanwhile
 			continue
 		}
 		p.flows.end(f)
@@ -397,12 +372,8 @@ func (f *flow) current() *flowSocket {
 // answer waits for a datagram of the backend and sends it to the client. It takes a buffer only when there is
 // something to read: most flows are short, and idle for the rest of their time.
 func (p *proxy) answer(f *flow, conn *flowSocket) error {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return err
-	}
 	var failed error
-	err = raw.Read(func(fd uintptr) bool {
+	err := conn.Raw().Read(func(fd uintptr) bool {
 		buf := p.buffers.Get().(*[bufferSize]byte)
 		defer p.buffers.Put(buf)
 		var n int
@@ -410,7 +381,7 @@ func (p *proxy) answer(f *flow, conn *flowSocket) error {
 			return false
 		}
 		if failed == nil {
-			f.heard(p.options)
+			f.heard()
 			_, _ = f.front.WriteToUDPAddrPort(buf[:n], f.client) // what cannot be sent is lost
 		}
 		return true
@@ -419,15 +390,15 @@ func (p *proxy) answer(f *flow, conn *flowSocket) error {
 }
 
 // heard notes that the backend has answered.
-func (f *flow) heard(o Options) {
+func (f *flow) heard() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.last, f.waiting = time.Now(), false
+	f.Touch()
 	if !f.answered {
-		f.pool.heard(f.client.Addr(), f.backend, f.last)
+		f.pool.heard(f.client.Addr(), f.backend, time.Now())
 	}
 	f.answered, f.pending = true, nil
-	_ = f.conn.SetReadDeadline(f.deadline(o)) // fails only if the flow is over
+	_ = f.conn.SetReadDeadline(f.deadline()) // fails only if the flow is over
 }
 
 // elsewhere moves a flow whose backend is not there to another one, with what the client has said last, and reports
@@ -435,33 +406,44 @@ func (f *flow) heard(o Options) {
 func (p *proxy) elsewhere(f *flow) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.over || f.answered || len(f.tried)+1 >= p.options.Dials {
-		return false
+	if f.over || f.answered || f.moving || len(f.tried)+1 >= p.options.Dials {
+		return f.moving
 	}
 	f.pool.failed(f.backend, time.Now())
 	f.tried = append(f.tried, f.backend)
-	conn, backend, err := dial(p, f.call, slices.Clone(f.tried), p.connectUDP)
-	if err != nil {
+	f.moving = true
+	f.mu.Unlock() // who brings datagrams does not wait
+	conn, backend, err := p.connectAny(f.call, slices.Clone(f.tried))
+	f.mu.Lock()
+	f.moving = false
+	if err == nil && f.over {
+		conn.Close()
+	}
+	if err != nil || f.over {
 		return false
 	}
 	f.conn.Close()
 	f.conn, f.backend = conn, backend
-	f.last = time.Now()
-	f.pool.asked(f.client.Addr(), backend, f.last)
-	_ = f.conn.SetReadDeadline(f.deadline(p.options))
+	f.Touch()
+	f.pool.asked(f.client.Addr(), backend, time.Now())
+	_ = f.conn.SetReadDeadline(f.deadline())
 	_, err = f.conn.Write(f.pending)
 	return err == nil
 }
 
 // end forgets a flow.
 func (l *flows) end(f *flow) {
+	l.places.Leave(&f.place)
+	f.mu.Lock()
+	if f.over = true; f.conn != nil {
+		f.conn.Close()
+	}
+	f.mu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	f.mu.Lock()
-	f.over = true
-	f.conn.Close()
-	f.mu.Unlock()
-	if f.front.flows[f.client] != f {
+	leave(l.byPool, f.pool, f)
+	leave(l.redirected, f.key.AddrPort(), f)
+	if f.front == nil || f.front.flows[f.client] != f {
 		return
 	}
 	delete(f.front.flows, f.client)
@@ -471,9 +453,6 @@ func (l *flows) end(f *flow) {
 			f.front.Close()
 		}
 	}
-	leave(l.byPool, f.pool, f)
-	leave(l.redirected, f.key.AddrPort(), f)
-	l.count--
 }
 
 // endAll ends all flows, for good.

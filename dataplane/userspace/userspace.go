@@ -34,7 +34,9 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/defect"
+	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/said"
 )
 
 // Redirect is how packets come to the process.
@@ -70,10 +72,8 @@ type Options struct {
 	// answered and goes on. They are those of connection tracking.
 	FlowTimeout, StreamTimeout time.Duration
 	// MaxConnections bounds the connections of TCP that are open, and MaxFlows the flows of UDP. By default a quarter
-	// and an eighth of the files that the process may open, 65,536 and 32,768 at most. A connection takes two
-	// descriptors, and four more each way while it carries much. What is beyond is reset, or dropped, and counted as
-	// refused by its row; but flows that are done, by their looks, give up their places before. The last descriptors are
-	// kept for the rest of the process.
+	// and an eighth of the files that the process may open, 65,536 and 32,768 at most; never more than there are files
+	// for, without a reserve for the rest of the process. Clients, Services and namespaces have shares (package share).
 	MaxConnections, MaxFlows int
 }
 
@@ -84,18 +84,10 @@ func (o *Options) defaults() {
 	fill(&o.HalfClosedTimeout, time.Hour)
 	fill(&o.FlowTimeout, 30*time.Second)
 	fill(&o.StreamTimeout, 2*time.Minute)
-	files := int(min(maxFiles(), 1<<18))
+	files := min(share.Files(), 1<<18)
 	fill(&o.MaxConnections, files/4)
 	fill(&o.MaxFlows, files/8)
-}
-
-// maxFiles is how many files the process may open.
-func maxFiles() uint64 {
-	var limit unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
-		return 1024 // what it is nearly everywhere where nobody has set it
-	}
-	return limit.Cur
+	o.fit(share.Files())
 }
 
 func fill[T comparable](option *T, value T) {
@@ -126,11 +118,26 @@ type Plane struct {
 	found      *planned        // by the last Audit; nil: nothing
 	allowed    map[uint16]bool // ports that answers of UDP may come from
 	phase      phase
-	forgot     time.Time // when clients were last forgotten whose time had run out
+	tended     time.Time // see tend
 }
 
-// forgetEvery is how often that is done.
-const forgetEvery = 10 * time.Second
+const tendEvery = 10 * time.Second
+
+// tend forgets clients whose time has run out, and tells which Services had to give way, once in a while. It reports
+// whether it did.
+func (p *Plane) tend() bool {
+	now := time.Now()
+	if now.Sub(p.tended) <= tendEvery {
+		return false
+	}
+	p.tended = now
+	p.proxy.rows.forget(now)
+	if names := p.proxy.turned.news(); len(names) > 0 && p.config.Log != nil {
+		p.config.Log.Warn("clients were refused or ended, as a bound was reached of which Services and namespaces have shares; "+
+			"see fairlead dump --counters, userspace.maxConnections and userspace.maxFlows", "services", said.List(names))
+	}
+	return true
+}
 
 var (
 	_ dataplane.Dataplane = (*Plane)(nil)
@@ -470,7 +477,7 @@ func (p *Plane) answerFrom(key model.Key) error {
 		return nil
 	}
 	err := p.namespace.Do(func() error {
-		socket, err := listenUDP(netip.AddrPortFrom(ownAddress(key.Addr.Is6()), key.Port), shared)
+		socket, err := listenUDP(netip.AddrPortFrom(ownAddress(key.Addr.Is6()), key.Port), transparent, shared)
 		if err == nil {
 			err = socket.Close()
 		}
@@ -591,10 +598,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	if p.listens() {
 		return nil, p.auditListeners(s)
 	}
-	if now := time.Now(); now.Sub(p.forgot) > forgetEvery {
-		p.forgot = now
-		p.proxy.rows.forget(now)
-	}
+	p.tend()
 	p.save(false)
 	var drifts []dataplane.Drift
 	for i, family := range families() {

@@ -1,0 +1,102 @@
+package userspace
+
+import (
+	"sync/atomic"
+
+	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/internal/share"
+)
+
+// connection is one of a client, of TCP or SCTP, that has a place among all. It yields that to others, and at the end
+// of the proxy, by a reset of both sides.
+type connection struct {
+	carry.Activity
+	carry.Ends
+	proxy *proxy
+	owner share.Owner
+	name  string // of the Service
+	place share.Place
+
+	serve  func()
+	queued share.Place // at the gate
+	asked  atomic.Bool // the backend
+}
+
+// caller is somebody who was accepted.
+type caller struct {
+	carry.Accepted
+	serve func(*connection, decision)
+}
+
+// enter has a caller served in a goroutine of its own, or sends it away.
+func (p *proxy) enter(at packet, c caller) {
+	d, ok := p.rows.lookup(at)
+	if !ok { // the row went while the client came
+		c.Reset()
+		return
+	}
+	conn := &connection{proxy: p, name: d.service(), owner: d.owner(at.client)}
+	conn.Take(c.Accepted)
+	conn.Touch()
+	if bound := p.admit(conn, c.FD); bound != "" {
+		p.turned.count(&d, bound)
+		c.Reset()
+		return
+	}
+	conn.serve = func() {
+		defer conn.leave()
+		if !conn.Over() {
+			c.serve(conn, d)
+		}
+	}
+	if p.gate.enter(&conn.queued, conn.owner, conn.start) {
+		conn.start()
+	}
+}
+
+func (c *connection) start() { c.proxy.group.Go(c.serve) }
+
+// admit gives a connection a place, or tells which bound keeps it out.
+func (p *proxy) admit(c *connection, fd int) (bound string) {
+	if share.Scarce(fd, 1) {
+		return tooManyFiles
+	}
+	if !p.connections.Enter(&c.place, c.owner, 1, c) {
+		return tooManyConnections
+	}
+	return ""
+}
+
+// Yield implements share.Holder.
+func (c *connection) Yield() {
+	if c.proxy.context.Err() == nil {
+		c.proxy.turned.yielded(c.name, tooManyConnections)
+	}
+	c.Reset()
+	c.proxy.gate.leave(&c.queued)
+}
+
+// asks notes that a connection is asking its backend, or is over, so that another one may go on.
+func (c *connection) asks() {
+	if !c.asked.Swap(true) {
+		c.proxy.gate.pass()
+	}
+}
+
+// leave gives the place back, and waits for a reset that is being sent: while it is not, the proxy must not end, because
+// the kernel's rules translate the reset's address.
+func (c *connection) leave() {
+	c.asks()
+	c.proxy.connections.Leave(&c.place)
+	c.Over()
+}
+
+// borrow asks for files beside the two that a connection has. The function that it returns gives them back; nil: there
+// are none to be had.
+func (c *connection) borrow(files int) (back func()) {
+	var place share.Place
+	if !c.proxy.extra.Borrow(&place, c.owner, files) {
+		return nil
+	}
+	return func() { c.proxy.extra.Leave(&place) }
+}

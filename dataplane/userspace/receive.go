@@ -1,0 +1,173 @@
+package userspace
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/internal/share"
+	"fairlead.dev/fairlead/model"
+)
+
+// All datagrams from one origin come to one socket. Its buffer must not be full of those for one Service. So the process
+// takes out all that there are before it deals with one, and then it is the turn of another namespace, Service and
+// client each time. What is too much is lost to whoever has sent most.
+//
+//	socket ─ as many as there are ─► waiting, by owners ─ the next one's turn ─► its flow ─► the backend
+
+// intake is such a socket.
+type intake struct {
+	proxy   *proxy
+	locate  locator
+	waiting *share.Pool // bytes of datagrams
+
+	buffer, oob []byte
+}
+
+const (
+	// maxWaiting bounds the bytes that wait at one socket. A datagram counts for what it takes beside its text, too.
+	maxWaiting   = 4 << 20
+	besideText   = 512
+	bufferedOOB  = 256
+	receivedNext = 256 // datagrams that are taken in before one is dealt with
+)
+
+// datagram is one that waits.
+type datagram struct {
+	share.Place
+	proxy *proxy
+	at    packet
+	data  []byte
+}
+
+// Used implements share.Holder.
+func (*datagram) Used() int64 { return 0 }
+
+// Yield implements share.Holder.
+func (d *datagram) Yield() { d.proxy.turned.count(nil, tooManyDatagrams) }
+
+// wait has it wait among others, or be lost.
+func (d *datagram) wait(among *share.Pool, o share.Owner) {
+	if !among.Enter(&d.Place, o, len(d.data)+besideText, d) {
+		d.Yield()
+	}
+}
+
+// receive deals with datagrams until the proxy ends, or the socket is closed. What cannot be sent is lost, which clients
+// of UDP must expect.
+func (p *proxy) receive(socket *net.UDPConn, locate locator) {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return // it is closed
+	}
+	in := &intake{
+		proxy: p, locate: locate, waiting: share.NewReplacing(maxWaiting),
+		buffer: make([]byte, bufferSize), oob: make([]byte, bufferedOOB),
+	}
+	for p.context.Err() == nil {
+		err := in.take(raw)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			p.pause()
+		}
+		if next, ok := in.waiting.Next().(*datagram); ok {
+			p.meet(next.at, next.data)
+		}
+	}
+}
+
+// take waits until there are datagrams, and has all of them wait for their turn. One that comes when there is no other
+// has it at once.
+func (in *intake) take(raw syscall.RawConn) error {
+	idle, alone := false, packet{}
+	var size int
+	var failed error
+	err := raw.Read(func(fd uintptr) bool {
+		for n := range receivedNext {
+			var m int
+			var from unix.Sockaddr
+			size, m, _, from, failed = unix.Recvmsg(int(fd), in.buffer, in.oob, unix.MSG_DONTWAIT)
+			if errors.Is(failed, unix.EAGAIN) {
+				failed = nil
+				idle = n == 0 && in.waiting.Used() == 0
+				return !idle
+			}
+			if failed != nil {
+				return true
+			}
+			at, ok := in.locate(clientOf(from), in.oob[:m])
+			if !ok {
+				continue
+			}
+			if idle {
+				alone = at
+				return true
+			}
+			in.wait(at, in.buffer[:size])
+		}
+		return true
+	})
+	if err = errors.Join(err, failed); err == nil && alone.client.IsValid() {
+		in.proxy.meet(alone, in.buffer[:size])
+	}
+	return err
+}
+
+// wait has a datagram wait for its turn, unless it is for nobody.
+func (in *intake) wait(at packet, data []byte) {
+	owner, ok := in.proxy.sends(at)
+	if !ok {
+		return
+	}
+	d := &datagram{proxy: in.proxy, at: at, data: slices.Clone(data)}
+	d.wait(in.waiting, owner)
+}
+
+// sends is whose datagram it is; ok is false if it is for nobody. Of one that was redirected only its flow tells which
+// Service it is for: to ask the kernel takes longer than to send such a datagram. So these have their turns by clients.
+func (p *proxy) sends(at packet) (o share.Owner, ok bool) {
+	if at.translated() {
+		if f := p.flows.find(at); f != nil {
+			return f.owner(f.client), true
+		}
+		return share.Owner{Client: share.At(at.client.Addr())}, true
+	}
+	d, ok := p.rows.lookup(at)
+	return d.owner(at.client), ok
+}
+
+// locator tells where a datagram was going.
+type locator func(client netip.AddrPort, oob []byte) (at packet, ok bool)
+
+// brings is for datagrams that TPROXY has brought.
+func (o origin) brings(client netip.AddrPort, oob []byte) (packet, bool) {
+	to, ok := destination(oob)
+	return packet{protocol: model.UDP, client: client, destination: to, origin: o}, ok
+}
+
+// receives is for datagrams that were redirected.
+func (r *redirection) receives(client netip.AddrPort, _ []byte) (packet, bool) {
+	at := packet{protocol: model.UDP, client: client, origin: r.origin, redirected: r}
+	if r.direct != nil {
+		at.origin, at.destination = r.direct.origin(client.Addr()), r.at
+	}
+	return at, true
+}
+
+// clientOf is the sender of a datagram. An address of a link needs that to be answered.
+func clientOf(s unix.Sockaddr) netip.AddrPort {
+	client := carry.AddrPort(s)
+	if v6, ok := s.(*unix.SockaddrInet6); ok && client.Addr().IsLinkLocalUnicast() {
+		zone := strconv.FormatUint(uint64(v6.ZoneId), 10)
+		client = netip.AddrPortFrom(client.Addr().WithZone(zone), client.Port())
+	}
+	return client
+}
