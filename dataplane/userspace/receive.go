@@ -15,9 +15,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// All datagrams from one origin come to one socket. Its buffer must not be full of those for one Service. So the process
-// takes out all that there are before it deals with one, and then it is the turn of another namespace, Service and
-// client each time. What is too much is lost to whoever has sent most.
+// All datagrams from one origin come to one socket. Its buffer must not be full of those for one Service. So the
+// process takes out all that there are before it deals with one, and then it is the turn of another namespace, Service
+// and client each time. What is too much is lost to whoever has sent most.
 //
 //	socket ─ as many as there are ─► waiting, by owners ─ the next one's turn ─► its flow ─► the backend
 
@@ -59,8 +59,8 @@ func (d *datagram) wait(among *share.Pool, o share.Owner) {
 	}
 }
 
-// receive deals with datagrams until the proxy ends, or the socket is closed. What cannot be sent is lost, which clients
-// of UDP must expect.
+// receive deals with datagrams until the proxy ends, or the socket is closed. What cannot be sent is lost, which
+// clients of UDP must expect.
 func (p *proxy) receive(socket *net.UDPConn, locate locator) {
 	raw, err := socket.SyscallConn()
 	if err != nil {

@@ -189,8 +189,8 @@ func (t *table) beginning(next string) []nf.Rule {
 	}
 }
 
-// origins tells who sends a packet, and goes to the chain for it. The node's own packets for rows were marked in output.
-// What the process sends itself was not, and is not served again: a backend may be a NodePort of the node.
+// origins tells who sends a packet, and goes to the chain for it. The node's own packets for rows were marked in
+// output. What the process sends itself was not, and is not served again: a backend may be a NodePort of the node.
 func (t *table) origins(prefix string) []nf.Rule {
 	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
 	here := []any{nf.LoadMeta(expr.MetaKeyIIFTYPE, 0), nf.Equals(loopback)}

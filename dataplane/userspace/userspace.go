@@ -133,8 +133,9 @@ func (p *Plane) tend() bool {
 	p.tended = now
 	p.proxy.rows.forget(now)
 	if names := p.proxy.turned.news(); len(names) > 0 && p.config.Log != nil {
-		p.config.Log.Warn("clients were refused or ended, as a bound was reached of which Services and namespaces have shares; "+
-			"see fairlead dump --counters, userspace.maxConnections and userspace.maxFlows", "services", said.List(names))
+		p.config.Log.Warn("clients were refused or ended, as a bound was reached of which Services and namespaces have "+
+			"shares; see fairlead dump --counters, userspace.maxConnections and userspace.maxFlows",
+			"services", said.List(names))
 	}
 	return true
 }
