@@ -3,7 +3,6 @@ package carry
 import (
 	"errors"
 	"os"
-	"runtime"
 	"sync"
 	"time"
 
@@ -102,7 +101,6 @@ func (d *direction) through(p pipe) (ended bool, err error) {
 			return false, err
 		}
 		carried += n
-		runtime.Gosched() // a stream that never pauses would have others wait
 	}
 	return false, nil
 }
@@ -116,22 +114,26 @@ func (d *direction) fill(p pipe) (n int, err error) {
 	return n, errors.Join(failed, err)
 }
 
-// drain moves what is in the pipe to the other side.
+// drain moves what is in the pipe to the other side. It has a deadline only where that does not take all at once.
 func (d *direction) drain(p pipe, n int) error {
-	_ = d.to.SetWriteDeadline(time.Now().Add(d.carrier.idle)) // fails only if the connection is over
-	for n > 0 {
+	for waits := false; n > 0; {
 		var m int
 		var err error
 		failed := d.to.raw.Write(func(fd uintptr) bool {
 			m, err = spliced(p.r, int(fd), n)
-			return !errors.Is(err, unix.EAGAIN)
+			return !waits || !errors.Is(err, unix.EAGAIN)
 		})
+		if errors.Is(err, unix.EAGAIN) && failed == nil {
+			waits = true
+			_ = d.to.SetWriteDeadline(time.Now().Add(d.carrier.idle)) // fails only if the connection is over
+			defer func() { _ = d.to.SetWriteDeadline(time.Time{}) }()
+			continue
+		}
 		if err = errors.Join(failed, err); err != nil {
 			return err
 		}
 		n -= m
 	}
-	_ = d.to.SetWriteDeadline(time.Time{})
 	return nil
 }
 
