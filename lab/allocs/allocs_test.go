@@ -24,8 +24,8 @@ func TestBound(t *testing.T) {
 	}{
 		"little":         {100, base / 2, base / 2, false},
 		"much of much":   {8192, 3 << 20, 3 << 20, false},
-		"initialization": {100, 2 << 20, 1, false},
-		"a claim":        {100, 2 << 20, 2 << 20, true},
+		"initialization": {100, 2 * base, 1, false},
+		"a claim":        {100, 2 * base, 2 * base, true},
 	} {
 		r, size := &recorder{}, c.first
 		Bound(r, c.input, func() { kept, size = make([]byte, size), c.then })
