@@ -9,8 +9,8 @@ import (
 
 // Garbage may take half as much as what lives: most memory is taken once, while all objects are read and programmed for
 // the first time. A fifth more processor time then saves a seventh of the peak, which is what counts on a full node. On
-// nodes that are not large it may take less: when very much changes at once, such a node grows by that change and little
-// more. To collect what is small costs little.
+// nodes that are not large it may take less. When very much changes at once, such a node grows by that change and not
+// much more. To collect what is small costs little.
 const (
 	ordinary = 50 // percent, of what lives
 	most     = 8 << 20
