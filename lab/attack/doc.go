@@ -13,8 +13,8 @@
 // second, the process took at most 64 MiB more, /livez told the truth, and the refused object is named to its owner.
 //
 // ./dev test tries a sixth of the cells while other tests keep the machine busy. There a change may take ten seconds,
-// and memory grow by 96 MiB. With -figures FILE, and the machine for itself, a change may take one second, or five times
-// as long as the control's.
+// and memory grow by 96 MiB. With -figures FILE, and the machine for itself, a change may take one second, or five
+// times as long as the control's.
 //
 // The table in docs/security.md is made of the list; go test ./lab/attack -run TestTable -update writes it.
 package attack
