@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -255,7 +256,10 @@ func (n *nft) write(changes []*change) error {
 		t.in(c.table)
 		t.prepare(c)
 	}
-	for _, c := range changes {
+	// The largest one comes first: what is small is in one transaction then, mostly the last one.
+	bySize := slices.Clone(changes)
+	slices.SortStableFunc(bySize, func(a, b *change) int { return cmp.Compare(b.rules(), a.rules()) })
+	for _, c := range bySize {
 		t.in(c.table)
 		for _, name := range c.chains() {
 			if err := n.commitLarge(t); err != nil {
@@ -269,6 +273,14 @@ func (n *nft) write(changes []*change) error {
 		t.finishChange(c, n.sets)
 	}
 	return n.commit(t)
+}
+
+// rules is how many rules the chains of a change have.
+func (c *change) rules() (n int) {
+	for _, of := range c.set {
+		n += len(of)
+	}
+	return n
 }
 
 func (t *transaction) in(id tableID) { t.family, t.table = nftFamily(id.v6), id.name }
