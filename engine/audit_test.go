@@ -72,7 +72,7 @@ func (r *rig) count(method string) (n int) {
 	return n
 }
 
-// Who undoes every repair makes them rare, is named, and is not hidden by a health check that says that all is well.
+// A program that undoes every repair makes repairs rare and is named, and the health check says that rules are undone.
 // Changes of the cluster go on.
 func TestEngine_undone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestEngine_undone(t *testing.T) {
 	})
 }
 
-// Who undoes repairs, but only now and then, finds each repaired at once.
+// Where a program undoes repairs only now and then, each is repaired at once.
 func TestEngine_undoneNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)

@@ -307,7 +307,7 @@ func (e *Engine) newQueue() queue {
 	return queue{began: e.started, owner: func(slice service.Name) string { return e.options.Table.ServiceOf(slice) }}
 }
 
-// gather puts into the queue what has come. What came before the first turn is for that one.
+// gather puts the objects that have come into the queue. All that came before the first turn are for that turn.
 func (e *Engine) gather() error {
 	came, err := e.inbox.take()
 	for _, d := range came {

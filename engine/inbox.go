@@ -35,7 +35,7 @@ func openInbox(ctx context.Context, from source.Source, queued func(time.Time)) 
 	return i
 }
 
-// close ends the pulling: nobody calls the Source any more.
+// close ends the pulling: the inbox does not call the Source any more.
 func (i *inbox) close() {
 	i.cancel()
 	<-i.ended

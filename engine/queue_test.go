@@ -90,7 +90,7 @@ func TestQueue_smallFirst(t *testing.T) {
 	}
 }
 
-// Who has least goes first.
+// The namespace that has least goes first.
 func TestQueue_manyNamespaces(t *testing.T) {
 	var q queue
 	for _, namespace := range []string{"a", "b", "c", "d", "e", "f"} {

@@ -108,7 +108,7 @@ func (r report) wrong() string {
 	return "a change waits for too long"
 }
 
-// undone is who undoes the repairs; empty: nobody.
+// undone names the program that undoes repairs; it is empty where there is none.
 func (r report) undone() string {
 	if r.Undone == nil {
 		return ""

@@ -89,7 +89,7 @@ func (s diagSocket) request() []byte {
 	return b
 }
 
-// user is who has a socket; ok is false where the kernel does not say.
+// user is the user that has a socket; ok is false where the kernel does not say.
 func (c *clients) user(s diagSocket) (uid uint32, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -58,7 +58,7 @@ func (t *turnedAway) count(d *decision, bound string) {
 	}
 }
 
-// yielded counts who was ended.
+// yielded counts connections and flows that were ended.
 func (t *turnedAway) yielded(service, bound string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -22,7 +22,7 @@ type connection struct {
 	asked  atomic.Bool // the backend
 }
 
-// caller is somebody who was accepted.
+// caller is a client whose connection was accepted.
 type caller struct {
 	carry.Accepted
 	serve func(*connection, decision)

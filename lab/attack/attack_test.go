@@ -26,7 +26,7 @@ type attack struct {
 	known map[plane]string              // where it is not withstood, and why not
 }
 
-// actor is who tries something.
+// actor is the party that carries out an attack.
 type actor string
 
 const (

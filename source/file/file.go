@@ -219,7 +219,7 @@ func (s *Source) scanSoon(all bool) {
 	}
 }
 
-// touched is told of a path that somebody has touched.
+// touched is told of a path at which a file was touched.
 func (s *Source) touched(path string) {
 	for _, f := range s.links[path] {
 		s.look(f)
@@ -276,7 +276,7 @@ func (s *Source) work(ctx context.Context) error {
 	return nil
 }
 
-// scan lists the roots. A lost one keeps its files. A path that somebody is still busy with stays as it is.
+// scan lists the roots. A lost one keeps its files. A path that a program still writes to stays as it is.
 func (s *Source) scan() {
 	start, all := time.Now(), s.lookAll
 	s.scanAt, s.lookAll = time.Time{}, false

@@ -186,7 +186,7 @@ func (w *watcher) due(now time.Time) (s seen) {
 	return s
 }
 
-// touch notes that somebody has touched a path.
+// touch notes that a file was touched at a path.
 func (w *watcher) touch(path string) {
 	now := time.Now()
 	t, ok := w.touched[path]
@@ -207,7 +207,7 @@ func (w *watcher) set(path string, t touch) {
 	w.touched[path] = t
 }
 
-// isTouched reports whether somebody is still busy with a path.
+// isTouched reports whether a program still writes to a path.
 func (w *watcher) isTouched(path string) bool {
 	_, ok := w.touched[path]
 	return ok

@@ -19,7 +19,7 @@ const (
 // pipe is a way past the memory of the process.
 type pipe struct{ r, w int }
 
-// pipes are those that nobody uses at the moment.
+// pipes are those that no connection uses at the moment.
 type pipes struct {
 	mu   sync.Mutex
 	kept []pipe
