@@ -130,7 +130,7 @@ func TestForged(t *testing.T) {
 	for _, attack := range []struct {
 		name string
 		do   func(forger, *rand.Rand, []*talker)
-	}{{"packets of the node", forger.asNode}, {"packets of clients", forger.asClients}, {"a flood", forger.flood}} {
+	}{{"packets of the node", forger.asNode}, {"packets of clients", forger.asClients}, {"resets everywhere", forger.resetsEverywhere}, {"a flood", forger.flood}} {
 		for _, c := range open { // datagrams last, if they go on for some seconds
 			if c.protocol == model.UDP {
 				p.agePackets(t)
@@ -189,6 +189,18 @@ func (f forger) asClients(random *rand.Rand, open []*talker) {
 			f.send("icmp", "192.0.2.2:0", c.to.Addr().String()+":0",
 				fmt.Sprintf("port-unreachable (tcp %s > %s A seq=%d)", to, from, random.Uint32()))
 		}
+	}
+}
+
+// resetsEverywhere sends resets of which some come near the sequences of connections, and begins these anew.
+func (f forger) resetsEverywhere(random *rand.Rand, open []*talker) {
+	f.Helper()
+	for _, c := range open[:3] {
+		from, to := c.LocalAddr().String(), c.to.String()
+		for seq := range uint32(1 << 16) {
+			f.send("tcp", from, to, fmt.Sprintf("R empty seq=%d", seq<<16|random.Uint32()&0xffff))
+		}
+		f.send("tcp", from, to, fmt.Sprintf("S empty seq=%d", random.Uint32()))
 	}
 }
 

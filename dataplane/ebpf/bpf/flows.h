@@ -188,10 +188,14 @@ static __always_inline enum phase phase(__u8 protocol, __u8 state)
 	return protocol == IPPROTO_SCTP ? SCTP_OPEN : TCP_OPEN;
 }
 
-// is_closed says of a flow whether a client may begin another one in its place. Who answers directly is not seen to end.
+// is_closed says of a flow whether a client may begin another one in its place. A reset may be forged: what comes near
+// a sequence is believed (near_by), and 22,000 guesses come near. So a flow that lasts is closed when both sides have
+// ended it, and else its backend decides: it accepts what begins if its connection is over (accepted).
 static __always_inline bool is_closed(__u8 state)
 {
-	return state & BROKEN || (state & CLIENT_ENDS && state & (BACKEND_ENDS | DIRECT));
+	if (state & CLIENT_ENDS && state & BACKEND_ENDS)
+		return true;
+	return !(state & LASTING) && (state & BROKEN || (state & CLIENT_ENDS && state & DIRECT));
 }
 
 static __always_inline __u32 patience_at(enum phase at)
@@ -781,8 +785,9 @@ static __noinline int give_way(const struct tuple *from, struct translation *flo
 	return !!first;
 }
 
-// A connection that is broken sends nothing, but what was on its way already.
-#define BREAKING (2 * TICKS)
+// A connection that is broken sends nothing, but what was on its way already. What is sent all the time is noted once in
+// a second (is_due), so this may not be longer.
+#define BREAKING TICKS
 
 // progress is what a packet does to the state of its flow, of which it is one side's. Of one that is not believed the ends
 // of the flow themselves see what to make of it.
@@ -790,7 +795,7 @@ static __always_inline __u8 progress(const struct packet *p, __u8 state, __u8 en
 {
 	if (p->is & RESETS)
 		return believed ? state | BROKEN : state;
-	if (state & BROKEN && idle > BREAKING)
+	if (state & BROKEN && idle >= BREAKING)
 		state &= ~BROKEN;
 	return p->is & FINAL && believed ? state | ends : state;
 }
