@@ -459,7 +459,7 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	good := files["kubeconfig.conf"]
 	files["kubeconfig.conf"] = strings.ReplaceAll(good, ":6443", ":6444")
 	w.mount(files)
-	w.logged(p, "6444")
+	w.logged(p, ":6444")
 	w.kubectl("", "scale", "deployment/web", "--replicas=3") // the old source is still heard
 	eventually.True(w, "three backends", func() bool {
 		out, err := w.bed.Command(w.Context(), testbed.Node, "nft", "list", "table", "ip", "fairlead").CombinedOutput()

@@ -228,7 +228,8 @@ frontend 192.0.2.1:30053/udp any forward default/dns:dns cluster snat always
 func testYields(t *testing.T, r packetRun) {
 	t.Helper()
 	const over = `
-out tcp 10.244.1.11:8080 > 192.0.2.9:4000 RA seq=6 -> tcp 192.0.2.1:30080 > 192.0.2.9:4000 RA seq=6
+out tcp 10.244.1.11:8080 > 192.0.2.9:4000 FA seq=6 -> tcp 192.0.2.1:30080 > 192.0.2.9:4000 FA seq=6
+lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 FA seq=6 -> tcp 192.0.2.9:4000 > 10.244.1.11:8080 FA seq=6
 out tcp 192.0.2.1:4000 > 10.244.1.11:8080 S     -> the same
 pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 SA    -> the same
 lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 A      -> the same`
@@ -274,6 +275,22 @@ func TestFlow_forged(t *testing.T) {
 				if !c.lives() {
 					t.Fatalf("%s seems to have sent all that, and it has ended", from)
 				}
+			}
+			for _, from := range []string{"the client", "the backend"} {
+				c.forge(from, "R seq=6")
+				c.become("lan", c.client, c.service, "S")
+				if !c.lives() {
+					t.Errorf("a reset of %s comes near, and it ends when somebody begins anew", from)
+				}
+			}
+			shift(t, r, -ticksPerSecond)
+			if !c.lives() {
+				t.Error("it seems to be reset, and ends though its client goes on")
+			}
+			shift(t, r, -int(2*patience()[halfClosed])*ticksPerSecond)
+			r.pass(s)
+			if !c.lives() {
+				t.Error("it seemed to be reset, went on, and ends like one that is")
 			}
 			r.change(strings.ReplaceAll(sharedRows, "10.244.1.11", "10.244.1.13"))
 			c.become("lan", c.client, c.service, "S")

@@ -249,10 +249,12 @@ func TestShares_settle(t *testing.T) {
 	r.pass(s)
 	says("all are over", 0)
 	s.patience = *patience()
-	r.open("192.0.2.9:4000", "203.0.113.1:80")
+	c := r.open("192.0.2.9:4000", "203.0.113.1:80")
 	says("one", 2)
-	r.sent("lan tcp 192.0.2.9:4000 > 203.0.113.1:80 R seq=6", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 S")
-	says("which was reset, and began anew", 0)
+	c.ask("FA seq=6")
+	c.answer("FA seq=6")
+	c.ask("S")
+	says("which was ended, and began anew", 0)
 }
 
 // Where no port is free, who asks first gets that of who has not shown that it is there, and of nobody else.

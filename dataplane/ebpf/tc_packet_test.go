@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -184,8 +185,8 @@ func (p packet) l4() []byte {
 	case model.UDP:
 		b = append(b, make([]byte, datagram-4)...)
 		binary.BigEndian.PutUint16(b[4:], datagram)
-		if !p.is("unsummed") {
-			binary.BigEndian.PutUint16(b[6:], ^sum(p.pseudo(datagram), b))
+		if !p.is("unsummed") { // a sum of 0 is sent as its other form: 0 says that there is none (RFC 768)
+			binary.BigEndian.PutUint16(b[6:], cmp.Or(^sum(p.pseudo(datagram), b), 0xffff))
 		}
 	case model.SCTP:
 		b = append(b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 1)
