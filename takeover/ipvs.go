@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mdlayher/genetlink"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -93,7 +94,12 @@ func openDirector() (*director, error) {
 	if strings.Count(string(table), "\n") <= header {
 		return nil, nil
 	}
-	family, err := netlink.GenlFamilyGet(ipvsName)
+	conn, err := genetlink.Dial(nil)
+	if err != nil {
+		return nil, fmt.Errorf("ipvs: %w", err)
+	}
+	defer conn.Close()
+	family, err := conn.GetFamily(ipvsName)
 	if err != nil {
 		return nil, fmt.Errorf("ipvs: %w", err)
 	}
@@ -102,9 +108,9 @@ func openDirector() (*director, error) {
 
 func (d *director) call(command uint8, flags int, attributes ...nl.NetlinkRequestData) ([][]byte, error) {
 	r := nl.NewNetlinkRequest(int(d.family), flags)
-	r.AddData(&nl.Genlmsg{Command: command, Version: ipvsVersion})
+	r.AddRawData([]byte{command, ipvsVersion, 0, 0})
 	for _, a := range attributes {
-		r.AddData(a)
+		r.AddRawData(a.Serialize())
 	}
 	return r.Execute(unix.NETLINK_GENERIC, 0)
 }

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
+	"github.com/mdlayher/genetlink"
 
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
@@ -19,8 +19,13 @@ func TestKubeProxy_modes(t *testing.T) {
 	if !strings.Contains(written, "\nmode: iptables\n") {
 		t.Fatalf("kubeadm's file has no mode iptables:\n%s", written)
 	}
+	kernel, err := genetlink.Dial(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kernel.Close()
 	ipvs, warning := "ipvs", ""
-	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+	if _, err := kernel.GetFamily("IPVS"); err != nil {
 		ipvs, warning = "nftables", "this kernel cannot do what mode ipvs needs; the data plane nftables serves instead"
 	}
 	for _, c := range []struct {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/mdlayher/genetlink"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -401,18 +402,24 @@ func sends(l netlink.Link) error {
 }
 
 func xdpFeatures(device int) (uint64, error) {
-	family, err := netlink.GenlFamilyGet(netdevFamily)
+	conn, err := genetlink.Dial(nil)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	family, err := conn.GetFamily(netdevFamily)
 	if err != nil {
 		return 0, fmt.Errorf("the kernel does not tell (Linux 6.3): %w", err)
 	}
-	req := nl.NewNetlinkRequest(int(family.ID), 0)
-	req.AddRawData([]byte{netdevCmdDevGet, byte(family.Version), 0, 0})
-	req.AddRawData(nl.NewRtAttr(netdevIfindex, nl.Uint32Attr(uint32(device))).Serialize())
-	messages, err := req.Execute(unix.NETLINK_GENERIC, 0)
+	ask := genetlink.Message{
+		Header: genetlink.Header{Command: netdevCmdDevGet, Version: family.Version},
+		Data:   nl.NewRtAttr(netdevIfindex, nl.Uint32Attr(uint32(device))).Serialize(),
+	}
+	messages, err := conn.Execute(ask, family.ID, unix.NLM_F_REQUEST)
 	if err != nil || len(messages) == 0 {
 		return 0, errors.Join(errors.New("the kernel does not tell"), err)
 	}
-	features := nfnetlink.Attribute(messages[0][min(nl.SizeofGenlmsg, len(messages[0])):], netdevXDPFeatures)
+	features := nfnetlink.Attribute(messages[0].Data, netdevXDPFeatures)
 	if len(features) != 8 {
 		return 0, errors.New("the kernel does not tell")
 	}

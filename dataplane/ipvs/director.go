@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/mdlayher/genetlink"
 	"github.com/mdlayher/netlink"
-	nl "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -249,16 +249,19 @@ func deletions(keys []serverKey) (requests []request) {
 }
 
 func openDirector(fault func(string) error) (*director, error) {
-	family, err := nl.GenlFamilyGet(genlName) // which loads the module, since Linux 5.6
+	conn, err := netlink.Dial(unix.NETLINK_GENERIC, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	family, err := genetlink.NewConn(conn).GetFamily(genlName) // which loads the module, since Linux 5.6
+	if err != nil {
+		_ = conn.Close() // the error before is the one that tells
+	}
 	if errors.Is(err, unix.ENOENT) {
 		return nil, fmt.Errorf("%w: it has no IPVS (module ip_vs, CONFIG_IP_VS)", dataplane.ErrUnsupported)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("find IPVS: %w", err)
-	}
-	conn, err := netlink.Dial(unix.NETLINK_GENERIC, nil)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
 	counter, err := openCounter()
 	if err != nil {
