@@ -370,23 +370,27 @@ func (f *flow) current() *flowSocket {
 }
 
 // answer waits for a datagram of the backend and sends it to the client. It takes a buffer only when there is
-// something to read: most flows are short, and idle for the rest of their time.
+// something to read: most flows are short, and idle for the rest of their time. While it reads it takes no lock: whoever
+// closes the socket has that of the flow, and waits until the read is over.
 func (p *proxy) answer(f *flow, conn *flowSocket) error {
+	var buf *[bufferSize]byte
+	var n int
 	var failed error
 	err := conn.Raw().Read(func(fd uintptr) bool {
-		buf := p.buffers.Get().(*[bufferSize]byte)
-		defer p.buffers.Put(buf)
-		var n int
+		buf = p.buffers.Get().(*[bufferSize]byte)
 		if n, failed = unix.Read(int(fd), buf[:]); errors.Is(failed, unix.EAGAIN) {
+			p.buffers.Put(buf)
 			return false
-		}
-		if failed == nil {
-			f.heard()
-			_, _ = f.front.WriteToUDPAddrPort(buf[:n], f.client) // what cannot be sent is lost
 		}
 		return true
 	})
-	return errors.Join(err, failed)
+	if err = errors.Join(err, failed); err != nil {
+		return err
+	}
+	defer p.buffers.Put(buf)
+	f.heard()
+	_, _ = f.front.WriteToUDPAddrPort(buf[:n], f.client) // what cannot be sent is lost
+	return nil
 }
 
 // heard notes that the backend has answered.
