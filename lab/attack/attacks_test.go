@@ -19,9 +19,6 @@ var named = []string{" " + tenant + "/"}
 // long. What reads them is the same for all planes.
 var ofThisKernel = []plane{nftables, iptables, ebpf, userspace}
 
-// ofUserspace is why mode userspace does not withstand what has it open very many flows.
-var ofUserspace = map[plane]string{userspace: "the victim's clients lose datagrams while so many flows are opened"}
-
 // attacks are all. Whatever it says of a number of Services, they are in one namespace.
 var attacks = []attack{
 	// Objects.
@@ -387,7 +384,6 @@ var attacks = []attack{
 		name: "udp-flood", who: aClient,
 		does:  "300,000 forged datagrams",
 		stops: "unanswered flows are apart",
-		known: ofUserspace,
 		act: func(s *stage) {
 			s.forge(300_000, func(n int) forged {
 				return forged{protocol: model.UDP, src: sender(n, s.base(n)), dst: s.base(n), payload: []byte("?\n")}
@@ -409,7 +405,6 @@ var attacks = []attack{
 		name: "hidden-clients", who: aClient,
 		does:  "140,000 flows, two endpoints",
 		stops: "ports are for each backend",
-		known: ofUserspace,
 		act: func(s *stage) {
 			s.forge(140_000, func(n int) forged {
 				return forged{protocol: model.UDP, src: sender(n, s.base(0)), dst: s.base(0), payload: []byte("?\n")}
@@ -518,7 +513,6 @@ var attacks = []attack{
 		name: "sockets", who: aPod,
 		does:  "8,000 sockets of a pod",
 		stops: "shares of flows",
-		known: ofUserspace,
 		act:   func(s *stage) { s.sockets(lurker, 8000) },
 	},
 	{
@@ -531,7 +525,6 @@ var attacks = []attack{
 		name: "localhost-node-ports", who: aUser,
 		does:  "12,000 connections and flows",
 		stops: "shares of files",
-		known: ofUserspace,
 		flags: []string{"--nodeport-addresses=primary,localhost"},
 		act: func(s *stage) {
 			for _, to := range []string{"127.0.0.1", "::1"} {
