@@ -3,8 +3,8 @@
 // as long as packets come. A TCP connection ends with its backend, a UDP flow does not: a client that
 // never pauses would go on talking to an address that nobody, or somebody else, has.
 //
-//	Apply ─► wrapped plane ─► did a UDP row change? ─► dump UDP flows ─► delete the stale ones
-//	Sync ──► wrapped plane ─────────────────────────► the same, and TCP that came too early
+//	Apply ─► wrapped plane ─► which UDP rows changed? ─► list flows of these ─► delete the stale ones
+//	Sync ──► wrapped plane ─────────────────────────► the same of all, and TCP that came too early
 //	Audit ─► has a TCP row come since? ─────────────► TCP that came too early
 //
 // A plane that waits until it is in force forgets nothing before; the first Audit after that does.
@@ -115,7 +115,7 @@ func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	case p.owes:
 		err = p.forgetAttempts(s)
 	case p.came && !p.others && !p.waits():
-		err = p.forget(&staleFlow{state: s}, kind{attempts: true})
+		err = p.forget(&staleFlow{state: s}, look{attempts: true})
 		p.came = err != nil
 	}
 	if err != nil {
@@ -131,40 +131,46 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		return partial
 	}
 	gone := map[model.Key]bool{}
-	changed := p.poolsLost(c.Pools)
+	var of look
+	p.lost(c.Pools, &of)
 	for key, f := range c.Frontends.Set.All() {
-		changed = changed || key.Protocol == model.UDP
 		p.came = p.came || key.Protocol == model.TCP && f.Verdict == model.Forward
+		of.to(key)
 		p.drop(key)
 		p.note(s, key, f)
 	}
 	for _, key := range c.Frontends.Delete {
+		of.to(key)
+		p.drop(key)
 		if key.Protocol == model.UDP {
 			key.Scope = model.Any
-			gone[key], changed = true, true
+			gone[key] = true
 		}
-		p.drop(key)
 	}
-	if !changed || defect.Is(defect.ConntrackFlow) {
+	if len(of.udp) == 0 || defect.Is(defect.ConntrackFlow) {
 		return partial
 	}
 	if p.waits() {
 		p.owes = true
 		return partial
 	}
-	return cmp.Or(p.forget(&staleFlow{state: s, gone: gone, translated: p.others}, kind{udp: true}), partial)
+	return cmp.Or(p.forget(&staleFlow{state: s, gone: gone, translated: p.others}, of), partial)
 }
 
-// poolsLost takes over changed pools and reports whether a UDP one lost backends.
-func (p *plane) poolsLost(d model.Delta[model.PoolID, model.Pool]) (lost bool) {
+// lost takes over changed pools, and has flows looked for to the backends that those of UDP have lost.
+func (p *plane) lost(d model.Delta[model.PoolID, model.Pool], of *look) {
 	for id, now := range d.Set.All() {
-		if u := p.pools[id]; u != nil {
-			left := func(b model.Backend) bool { return !holds(now.Backends, b.AddrPort()) }
-			lost = lost || slices.ContainsFunc(u.backends, left)
-			u.backends = now.Backends
+		u := p.pools[id]
+		if u == nil {
+			continue
 		}
+		for _, b := range u.backends {
+			if !holds(now.Backends, b.AddrPort()) {
+				of.add(tracked.Filter{Protocol: model.UDP, Answers: b.AddrPort()})
+			}
+		}
+		u.backends = now.Backends
 	}
-	return lost
 }
 
 // note remembers that a frontend uses a pool for UDP.
@@ -206,7 +212,7 @@ func (p *plane) forgetAttempts(s *model.State) error {
 	if p.owes = p.waits(); p.owes {
 		return nil
 	}
-	err := p.forget(&staleFlow{state: s, translated: p.others}, kind{udp: true, attempts: !p.others})
+	err := p.forget(&staleFlow{state: s, translated: p.others}, look{udp: allUDP, attempts: !p.others})
 	p.came, p.owes = err != nil, err != nil
 	return err
 }
@@ -214,15 +220,38 @@ func (p *plane) forgetAttempts(s *model.State) error {
 // waits reports whether another plane is in force.
 func (p *plane) waits() bool { return p.config.Waits != nil && p.config.Waits() }
 
-// kind says which flows may be stale. On a busy node there are very many of TCP, of which hardly one is an attempt, so
-// that it is the kernel that is to pass over them: changes wait meanwhile.
-type kind struct {
-	udp      bool
-	attempts bool // TCP
+// look says which flows may be stale. The kernel is to pass over all others: a busy node has very many, and a flood of
+// datagrams makes as many as there may be, while changes wait. Passing over a flow takes a twentieth of reading it.
+type look struct {
+	udp      []tracked.Filter // one after the other
+	attempts bool             // of TCP
+}
+
+var allUDP = []tracked.Filter{{Protocol: model.UDP}}
+
+// maxLooks is how many filters take less time together than reading all flows.
+const maxLooks = 8
+
+// add adds a filter, or has all flows of UDP read where there would be too many.
+func (l *look) add(f tracked.Filter) {
+	switch {
+	case slices.Contains(l.udp, f), slices.Equal(l.udp, allUDP):
+	case len(l.udp) == maxLooks:
+		l.udp = allUDP
+	default:
+		l.udp = append(l.udp, f)
+	}
+}
+
+// to adds flows to a frontend.
+func (l *look) to(key model.Key) {
+	if key.Protocol == model.UDP {
+		l.add(tracked.Filter{Protocol: model.UDP, To: key.AddrPort()})
+	}
 }
 
 // forget deletes the stale flows of both families.
-func (p *plane) forget(stale *staleFlow, of kind) error {
+func (p *plane) forget(stale *staleFlow, of look) error {
 	stale.carried = p.config.CarriedMark()
 	stale.carrier, _ = p.Dataplane.(Carrier)
 	for _, v6 := range []bool{false, true} {
@@ -234,8 +263,9 @@ func (p *plane) forget(stale *staleFlow, of kind) error {
 		start := time.Now()
 		var udp, early int
 		var err error
-		if of.udp {
-			udp, err = tracked.ForgetListed(p.conntrack, v6, tracked.Filter{Protocol: model.UDP}, stale.stale)
+		for _, f := range of.udp {
+			n, failed := tracked.ForgetListed(p.conntrack, v6, f, stale.stale)
+			udp, err = udp+n, errors.Join(err, failed)
 		}
 		if of.attempts && err == nil {
 			attempts := tracked.Filter{Protocol: model.TCP, Mask: tracked.Answered}
@@ -247,7 +277,7 @@ func (p *plane) forget(stale *staleFlow, of kind) error {
 		if err != nil {
 			return fmt.Errorf("forget stale flows: %w", err)
 		}
-		if p.config.Meter != nil && of.udp {
+		if p.config.Meter != nil && len(of.udp) > 0 {
 			p.config.Meter.Forgot(v6, udp, time.Since(start))
 		}
 		p.say("forgot UDP flows to backends that are gone", udp)

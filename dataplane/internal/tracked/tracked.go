@@ -4,6 +4,7 @@
 package tracked
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"net/netip"
@@ -44,8 +45,9 @@ const (
 
 // Filter says which flows are listed. What is 0 makes no difference.
 type Filter struct {
-	Protocol model.Protocol
-	Mark     uint32 // bits that are set
+	Protocol    model.Protocol
+	To, Answers netip.AddrPort // only with a Protocol
+	Mark        uint32         // bits that are set
 	// Status is what the bits of Mask are.
 	Status, Mask Status
 }
@@ -55,8 +57,18 @@ const (
 	attrMarkMask   = 21 // CTA_MARK_MASK
 	attrFilter     = 25 // CTA_FILTER, Linux 5.8
 	attrStatusMask = 26 // CTA_STATUS_MASK, Linux 5.15
-	attrOrigFlags  = 1  // CTA_FILTER_ORIG_FLAGS
-	byProtocol     = 1 << 3
+)
+
+// Attributes of CTA_FILTER: by what of each tuple a flow is chosen. The kernel has names for these bits only inside
+// (net/netfilter/nf_conntrack_netlink.c).
+const (
+	origFlags, replyFlags = 1, 2 // CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS
+
+	bySource          = 1 << 0
+	byDestination     = 1 << 1
+	byProtocol        = 1 << 3
+	bySourcePort      = 1 << 4
+	byDestinationPort = 1 << 5
 )
 
 const (
@@ -74,6 +86,9 @@ func family(v6 bool) uint8 {
 // List returns the flows of an address family that are wanted. What the kernel lists beyond the filter is left out
 // here, so that an older kernel takes longer, and that is all.
 func List(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) bool) (flows []Flow, err error) {
+	if at := cmp.Or(f.To, f.Answers); at.IsValid() && at.Addr().Is6() != v6 {
+		return nil, nil
+	}
 	r := nfnetlink.Request{Kind: getFlows, Family: family(v6), Filter: f.encode(), Reset: func() { flows = nil }}
 	r.Each = func(attrs []byte) {
 		flow := Flow{v6: v6}
@@ -86,7 +101,8 @@ func List(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) bool) (flow
 }
 
 func (f Filter) has(flow *Flow) bool {
-	return (f.Protocol == 0 || flow.Protocol == f.Protocol) && flow.Mark&f.Mark == f.Mark && flow.Status&f.Mask == f.Status
+	return (f.Protocol == 0 || flow.Protocol == f.Protocol) && flow.Mark&f.Mark == f.Mark && flow.Status&f.Mask == f.Status &&
+		(!f.To.IsValid() || flow.To == f.To) && (!f.Answers.IsValid() || flow.Answers == f.Answers)
 }
 
 // encode says to the kernel what it can know.
@@ -99,16 +115,29 @@ func (f Filter) encode() (e nfnetlink.Encoder) {
 		e.Uint32(nl.CTA_STATUS, uint32(f.Status))
 		e.Uint32(attrStatusMask, uint32(f.Mask))
 	}
-	if f.Protocol != 0 {
-		tuple := e.Open(nl.CTA_TUPLE_ORIG)
-		protocol := e.Open(nl.CTA_TUPLE_PROTO)
-		e.Bytes(nl.CTA_PROTO_NUM, []byte{byte(f.Protocol)})
-		e.Close(protocol)
-		e.Close(tuple)
-		filter := e.Open(attrFilter)
-		e.Bytes(attrOrigFlags, binary.NativeEndian.AppendUint32(nil, byProtocol))
-		e.Close(filter)
+	if f.Protocol == 0 {
+		return e
 	}
+	// Addresses of IPv6 are left to has: the kernel passes over those that are the same (ctnetlink_filter_match_tuple).
+	orig, reply := byProtocol, 0
+	if f.To.IsValid() {
+		orig |= byDestinationPort
+	}
+	if f.To.Addr().Is4() {
+		orig |= byDestination
+	}
+	encodeTuple(&e, nl.CTA_TUPLE_ORIG, f.Protocol, netip.AddrPort{}, f.To)
+	if f.Answers.IsValid() {
+		reply = byProtocol | bySourcePort
+		encodeTuple(&e, nl.CTA_TUPLE_REPLY, f.Protocol, f.Answers, netip.AddrPort{})
+	}
+	if f.Answers.Addr().Is4() {
+		reply |= bySource
+	}
+	filter := e.Open(attrFilter)
+	e.Bytes(origFlags, binary.NativeEndian.AppendUint32(nil, uint32(orig)))
+	e.Bytes(replyFlags, binary.NativeEndian.AppendUint32(nil, uint32(reply)))
+	e.Close(filter)
 	return e
 }
 
@@ -136,7 +165,7 @@ func ForgetListed(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) boo
 // ForgetFrom has the kernel forget the flow in which packets go from one address to another, if there is one.
 func ForgetFrom(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) error {
 	r := nfnetlink.Request{Kind: deleteFlow, Family: family(from.Addr().Is6())}
-	r.Filter = encodeTuple(nl.CTA_TUPLE_ORIG, p, from, to)
+	encodeTuple(&r.Filter, nl.CTA_TUPLE_ORIG, p, from, to)
 	if err := c.Do(r); !errors.Is(err, unix.ENOENT) {
 		return err
 	}
@@ -146,7 +175,7 @@ func ForgetFrom(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) 
 // ByAnswers is the flow whose answers go from one address to another.
 func ByAnswers(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) (f Flow, err error) {
 	r := nfnetlink.Request{Kind: getFlows, Family: family(from.Addr().Is6()), Each: func(attrs []byte) { f.decode(attrs) }}
-	r.Filter = encodeTuple(nl.CTA_TUPLE_REPLY, p, from, to)
+	encodeTuple(&r.Filter, nl.CTA_TUPLE_REPLY, p, from, to)
 	err = c.Get(r)
 	return f, err
 }
@@ -171,23 +200,35 @@ func (f *Flow) decode(attrs []byte) {
 	})
 }
 
-func encodeTuple(kind uint16, p model.Protocol, from, to netip.AddrPort) (e nfnetlink.Encoder) {
-	source, destination := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
-	if from.Addr().Is6() {
-		source, destination = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+// encodeTuple leaves out what is not valid.
+func encodeTuple(e *nfnetlink.Encoder, kind uint16, p model.Protocol, from, to netip.AddrPort) {
+	type end struct {
+		netip.AddrPort
+		v4, v6, port uint16
 	}
+	ends := slices.DeleteFunc([]end{
+		{from, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT},
+		{to, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT},
+	}, func(x end) bool { return !x.IsValid() })
 	tuple := e.Open(kind)
-	addresses := e.Open(nl.CTA_TUPLE_IP)
-	e.Bytes(source, from.Addr().AsSlice())
-	e.Bytes(destination, to.Addr().AsSlice())
-	e.Close(addresses)
+	if len(ends) > 0 {
+		addresses := e.Open(nl.CTA_TUPLE_IP)
+		for _, x := range ends {
+			if x.Addr().Is4() {
+				e.Bytes(x.v4, x.Addr().AsSlice())
+			} else {
+				e.Bytes(x.v6, x.Addr().AsSlice())
+			}
+		}
+		e.Close(addresses)
+	}
 	ports := e.Open(nl.CTA_TUPLE_PROTO)
 	e.Bytes(nl.CTA_PROTO_NUM, []byte{byte(p)})
-	e.Bytes(nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, from.Port()))
-	e.Bytes(nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, to.Port()))
+	for _, x := range ends {
+		e.Bytes(x.port, binary.BigEndian.AppendUint16(nil, x.Port()))
+	}
 	e.Close(ports)
 	e.Close(tuple)
-	return e
 }
 
 func decodeTuple(tuple []byte) (src, dst netip.AddrPort, protocol model.Protocol) {
