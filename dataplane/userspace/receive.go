@@ -32,8 +32,8 @@ type intake struct {
 
 const (
 	// maxWaiting bounds the bytes that wait at one socket. A datagram counts for what it takes beside its text, too.
-	maxWaiting   = 4 << 20
-	besideText   = 512
+	maxWaiting   = 2 << 20
+	besideText   = 768
 	bufferedOOB  = 256
 	receivedNext = 256 // datagrams that are taken in before one is dealt with
 )
