@@ -8,13 +8,13 @@ import (
 	"fairlead.dev/fairlead/internal/share"
 )
 
-// Where addresses are translated a new flow takes two transactions of nf_tables. Connection tracking is asked once, and
-// forgets once. So flows are opened side by side; what they need of nf_tables is done together (disguise.step):
+// Where addresses are translated a new flow takes two transactions of nf_tables, and connection tracking forgets once.
+// So flows are opened side by side; what they need of nf_tables is done together (disguise.step):
 //
 //	datagram ─► flow? ─ yes ─► send
 //	              └ no ─► opening? ─ yes ─► it waits there
 //	                         └ no ─► too many? ─ no ─► a goroutine: begin, send what waits, next ◄─┐
-//	                                      └ yes ─► it waits for its client's turn ─────────────────┘
+//	                                      └ yes ─► it waits for its owner's turn ──────────────────┘
 
 // way is how a flow is known before it is open.
 type way struct{ from, client netip.AddrPort }
@@ -22,8 +22,7 @@ type way struct{ from, client netip.AddrPort }
 func (at packet) way() way { return way{at.answeredFrom(), at.client} }
 
 const (
-	// maxOpening bounds the flows that are opened side by side. Of all others a client's next one waits for one of them,
-	// and they wait for each other: connection tracking answers one at a time.
+	// maxOpening bounds the flows that are opened side by side. Of all others an owner's next one waits for one of them.
 	maxOpening = 32
 	// maxEarly is how many datagrams may wait for their flow.
 	maxEarly = 8
@@ -40,13 +39,13 @@ func newOpenings() *openings {
 	return &openings{early: map[way][][]byte{}, queued: share.NewReplacing(maxWaiting)}
 }
 
-// meet is datagram, but waits neither for a flow to open nor for connection tracking.
+// meet is datagram, but does not wait for a flow to open.
 func (p *proxy) meet(at packet, data []byte) {
 	if p.options.Redirect != ByNAT {
 		p.datagram(at, data)
 		return
 	}
-	if f := p.flows.find(at); f != nil && f.sure() && f.send(data) == nil {
+	if f := p.flows.find(at); f != nil && f.key.AddrPort() == at.destination && f.send(data) == nil {
 		return
 	}
 	d := &datagram{proxy: p, at: at, data: slices.Clone(data)}
@@ -65,7 +64,9 @@ func (o *openings) add(d *datagram) (open bool) {
 		o.early[w] = [][]byte{d.data}
 		return true
 	default:
-		d.wait(o.queued, share.Owner{Client: share.At(w.client.Addr())})
+		if owner, ok := d.proxy.sends(d.at); ok {
+			d.wait(o.queued, owner)
+		}
 	}
 	return false
 }

@@ -31,7 +31,8 @@ type proxy struct {
 	// redirections are the sockets for what TPROXY cannot lead here, disguise what connects from the own address.
 	redirections []*redirection
 	disguise     *disguise
-	tracking     *tracking
+	tracking     *tracking       // for new flows
+	origins      *tracking       // for datagrams that come, which do not wait for new flows
 	listeners    *listeners      // nil: there are rules
 	context      context.Context // ends with the proxy
 	stop         context.CancelFunc
@@ -82,8 +83,10 @@ func (p *proxy) ask() (err error) {
 	if p.disguise.conn, err = nfnetlink.Dial(); err != nil {
 		return err
 	}
-	conn, err := nfnetlink.Dial()
-	p.tracking = &tracking{conn: conn, gate: newGate(1)}
+	if p.tracking, err = openTracking(); err != nil {
+		return err
+	}
+	p.origins, err = openTracking()
 	return err
 }
 
@@ -166,6 +169,7 @@ func (p *proxy) close() {
 	p.files.close()
 	p.disguise.close()
 	p.tracking.close()
+	p.origins.close()
 }
 
 // call is a client who is to be connected.

@@ -19,7 +19,7 @@ import (
 // process takes out all that there are before it deals with one, and then it is the turn of another namespace, Service
 // and client each time. What is too much is lost to whoever has sent most.
 //
-//	socket ─ as many as there are ─► waiting, by owners ─ the next one's turn ─► its flow ─► the backend
+//	socket ─ as many as there are ─► where to? ─► waiting, by owners ─ the next one's turn ─► its flow ─► the backend
 
 // intake is such a socket.
 type intake struct {
@@ -104,7 +104,7 @@ func (in *intake) take(raw syscall.RawConn) error {
 				return true
 			}
 			at, ok := in.locate(clientOf(from), in.oob[:m])
-			if !ok {
+			if !ok || at.translated() && !in.proxy.recall(&at) {
 				continue
 			}
 			if idle {
@@ -131,17 +131,30 @@ func (in *intake) wait(at packet, data []byte) {
 	d.wait(in.waiting, owner)
 }
 
-// sends is whose datagram it is; ok is false if it is for nobody. Of one that was redirected only its flow tells which
-// Service it is for: to ask the kernel takes longer than to send such a datagram. So these have their turns by clients.
+// sends is whose datagram it is; ok is false if it is for nobody.
 func (p *proxy) sends(at packet) (o share.Owner, ok bool) {
-	if at.translated() {
-		if f := p.flows.find(at); f != nil {
-			return f.owner(f.client), true
-		}
-		return share.Owner{Client: share.At(at.client.Addr())}, true
-	}
 	d, ok := p.rows.lookup(at)
 	return d.owner(at.client), ok
+}
+
+// recall finds where a datagram was going that was redirected. It reports false if it came to our own address. That is
+// asked for each datagram but those of flows that are sure, before any waits: one whose Service is not known would have
+// to wait among those of all Services.
+func (p *proxy) recall(at *packet) (ok bool) {
+	f := p.flows.find(*at)
+	if f != nil && f.sure() {
+		at.destination = f.key.AddrPort()
+		return true
+	}
+	to, err := p.origins.original(model.UDP, at.client, at.redirected.at)
+	if err != nil {
+		return false
+	}
+	at.destination = to
+	if f != nil && to == f.key.AddrPort() {
+		f.assure()
+	}
+	return true
 }
 
 // locator tells where a datagram was going.

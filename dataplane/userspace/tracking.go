@@ -1,7 +1,6 @@
 package userspace
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -15,6 +14,12 @@ import (
 type tracking struct {
 	gate *gate // one at a time
 	conn *nfnetlink.Socket
+}
+
+// openTracking is for the network namespace of the calling thread.
+func openTracking() (*tracking, error) {
+	conn, err := nfnetlink.Dial()
+	return &tracking{conn: conn, gate: newGate(1)}, err
 }
 
 // wait waits for a client's turn.
@@ -31,9 +36,6 @@ func (t *tracking) original(p model.Protocol, client, own netip.AddrPort) (to ne
 	t.wait(client.Addr())
 	defer t.gate.pass()
 	flow, err := tracked.ByAnswers(t.conn, p, own, client)
-	if err == nil && !flow.To.IsValid() {
-		err = errors.New("connection tracking does not say")
-	}
 	if err != nil {
 		return to, fmt.Errorf("destination of the flow from %s: %w", client, err)
 	}

@@ -96,7 +96,7 @@ func destination(oob []byte) (netip.AddrPort, bool) {
 func (p *proxy) datagram(at packet, data []byte) {
 	for range 2 { // the flow that is found may have ended, or its backend is not there any more
 		f := p.flows.find(at)
-		if f != nil && at.translated() && !p.certain(f) {
+		if f != nil && at.translated() && f.key.AddrPort() != at.destination { // the port is another client's by now
 			p.flows.end(f)
 			f = nil
 		}
@@ -110,23 +110,9 @@ func (p *proxy) datagram(at packet, data []byte) {
 	}
 }
 
-// certain reports whether a flow's client, which was redirected, is still asking for the flow's destination. While
-// connection tracking knows the flow, it gives the client's address and port to no other; it forgets what is silent.
-func (p *proxy) certain(f *flow) bool {
-	if f.sure() {
-		return true
-	}
-	to, err := p.tracking.original(model.UDP, f.client, f.front.at)
-	if err != nil || to != f.key.AddrPort() {
-		return false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.asked = time.Now()
-	return true
-}
-
-// sure reports whether that is so without a question, as the client said something a moment ago.
+// sure reports whether the client, which was redirected, is still asking for the flow's destination, as it said something
+// a moment ago. While connection tracking knows the flow, it gives the client's address and port to no other; it forgets
+// what is silent.
 func (f *flow) sure() bool {
 	const moment = 5 * time.Second
 	f.mu.Lock()
@@ -137,6 +123,13 @@ func (f *flow) sure() bool {
 		f.asked = now
 	}
 	return ok
+}
+
+// assure notes that connection tracking says so.
+func (f *flow) assure() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked = time.Now()
 }
 
 func (l *flows) find(at packet) *flow {
@@ -232,12 +225,6 @@ func (f *flow) goesOn() bool {
 
 // begin opens a flow and starts to send its answers; nil if there is nobody to talk to.
 func (p *proxy) begin(at packet) *flow {
-	if at.translated() {
-		var err error
-		if at.destination, err = p.tracking.original(model.UDP, at.client, at.redirected.at); err != nil {
-			return nil // somebody asks us directly
-		}
-	}
 	d, ok := p.rows.lookup(at)
 	if !ok {
 		return nil

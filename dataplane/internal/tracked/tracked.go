@@ -173,10 +173,21 @@ func ForgetFrom(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) 
 }
 
 // ByAnswers is the flow whose answers go from one address to another.
-func ByAnswers(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) (f Flow, err error) {
+func ByAnswers(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) (Flow, error) {
+	return byTuple(c, nl.CTA_TUPLE_REPLY, p, from, to)
+}
+
+// BySender is the flow whose client sends from one address to another.
+func BySender(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) (Flow, error) {
+	return byTuple(c, nl.CTA_TUPLE_ORIG, p, from, to)
+}
+
+func byTuple(c *nfnetlink.Socket, kind uint16, p model.Protocol, from, to netip.AddrPort) (f Flow, err error) {
 	r := nfnetlink.Request{Kind: getFlows, Family: family(from.Addr().Is6()), Each: func(attrs []byte) { f.decode(attrs) }}
-	encodeTuple(&r.Filter, nl.CTA_TUPLE_REPLY, p, from, to)
-	err = c.Get(r)
+	encodeTuple(&r.Filter, kind, p, from, to)
+	if err = c.Get(r); err == nil && (!f.To.IsValid() || !f.Answers.IsValid()) {
+		err = errors.New("connection tracking does not say where it goes")
+	}
 	return f, err
 }
 
