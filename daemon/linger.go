@@ -3,15 +3,9 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
-	"net"
 	"net/netip"
 	"time"
-
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
@@ -26,13 +20,12 @@ import (
 // have ended.
 type lingering struct {
 	dataplane.Dataplane
-	conntrack *netlink.Handle
-	flows     *conntrack.Table
-	mark      uint32    // of flows that this process carries
-	hooked    bool      // it has something in the kernel, rows or not
-	since     time.Time // zero: it does not linger
-	look      time.Time // when to look the next time
-	pause     time.Duration
+	flows  *conntrack.Table
+	mark   uint32    // of flows that this process carries
+	hooked bool      // it has something in the kernel, rows or not
+	since  time.Time // zero: it does not linger
+	look   time.Time // when to look the next time
+	pause  time.Duration
 }
 
 // lookShare bounds what looks cost, which read all that connection tracking knows: one part in so many of the time.
@@ -94,7 +87,6 @@ func (l *lingering) Remember(
 
 // Close implements dataplane.Dataplane.
 func (l *lingering) Close() error {
-	l.conntrack.Close()
 	l.flows.Close()
 	return l.Dataplane.Close()
 }
@@ -122,9 +114,7 @@ func (l *lingering) end(ctx context.Context, s *model.State) error {
 // the ebpf plane before connection tracking does.
 func (l *lingering) needed(by func(netip.AddrPort, model.Protocol) bool) bool {
 	needed := false
-	err := l.each(func(f *netlink.ConntrackFlow) {
-		needed = needed || by(destination(f), model.Protocol(f.Forward.Protocol))
-	})
+	err := l.flows.Translated(func(to netip.AddrPort, p model.Protocol) { needed = needed || by(to, p) })
 	return needed || err != nil // it is not known, as when the table changed while it was read
 }
 
@@ -137,49 +127,6 @@ func (l *lingering) carried(f ebpf.UDPFlow) (netip.AddrPort, error) {
 		return netip.AddrPort{}, err
 	}
 	return who.From, nil
-}
-
-// each calls a function with everything that connection tracking translates.
-func (l *lingering) each(do func(*netlink.ConntrackFlow)) error {
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		flows, err := l.conntrack.ConntrackTableList(netlink.ConntrackTable, family)
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // nobody tracks connections
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("list tracked connections: %w", err)
-		}
-		for _, f := range flows {
-			if isTranslated(f) {
-				do(f)
-			}
-		}
-	}
-	return nil
-}
-
-func destination(f *netlink.ConntrackFlow) netip.AddrPort {
-	return addrPort(f.Forward.DstIP, f.Forward.DstPort)
-}
-
-func addrPort(ip net.IP, port uint16) netip.AddrPort {
-	a, _ := netip.AddrFromSlice(ip) // the kernel's have 4 or 16 bytes
-	return netip.AddrPortFrom(a.Unmap(), port)
-}
-
-// isTranslated reports whether somebody else answers on an open connection than who was asked.
-func isTranslated(f *netlink.ConntrackFlow) bool {
-	elsewhere := !f.Forward.DstIP.Equal(f.Reverse.SrcIP)
-	if tcp, ok := f.ProtoInfo.(*netlink.ProtoInfoTCP); ok {
-		return tcp.State < nl.TCP_CONNTRACK_TIME_WAIT && (elsewhere || f.Forward.DstPort != f.Reverse.SrcPort)
-	}
-	switch f.Forward.Protocol {
-	case unix.IPPROTO_SCTP:
-		return elsewhere
-	case unix.IPPROTO_UDP:
-		return elsewhere || f.Forward.DstPort != f.Reverse.SrcPort
-	}
-	return false
 }
 
 // overLingering is the ebpf plane over one that lingers.
@@ -195,15 +142,10 @@ func newOverLingering(o ebpf.Options, behind dataplane.New) dataplane.New {
 		o.Carried = l.carried
 		l.mark = c.CarriedMark()
 		o.Packets = func(c dataplane.Config) (_ dataplane.Dataplane, err error) {
-			if l.conntrack, err = netlink.NewHandle(unix.NETLINK_NETFILTER); err != nil {
-				return nil, err
-			}
 			if l.flows, err = conntrack.OpenTable(); err != nil {
-				l.conntrack.Close()
 				return nil, err
 			}
 			if l.Dataplane, err = behind(c); err != nil {
-				l.conntrack.Close()
 				l.flows.Close()
 				return nil, err
 			}

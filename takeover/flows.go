@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"strconv"
@@ -13,6 +12,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/tracked"
 )
 
 // flow is a connection as its client sees it.
@@ -91,23 +93,18 @@ func sourcesIn(addrs map[netip.Addr]netlink.Addr) (map[netip.Addr]bool, error) {
 
 // eachFlow shows f all that conntrack knows, and deletes those for which it is true.
 func eachFlow(f func(flow) bool) error {
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, conntrackFilter(f)); err != nil {
+	conn, err := nfnetlink.Dial()
+	if err != nil {
+		return fmt.Errorf("conntrack: %w", err)
+	}
+	defer conn.Close()
+	for _, v6 := range []bool{false, true} {
+		_, err := tracked.ForgetListed(conn, v6, tracked.Filter{}, func(x *tracked.Flow) bool {
+			return f(flow{uint8(x.Protocol), x.From, x.To})
+		})
+		if err != nil {
 			return fmt.Errorf("conntrack: %w", err)
 		}
 	}
 	return nil
-}
-
-type conntrackFilter func(flow) bool
-
-// MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (f conntrackFilter) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
-	return f(flow{c.Forward.Protocol, addrPort(c.Forward.SrcIP, c.Forward.SrcPort),
-		addrPort(c.Forward.DstIP, c.Forward.DstPort)})
-}
-
-func addrPort(ip net.IP, port uint16) netip.AddrPort {
-	a, _ := netip.AddrFromSlice(ip)
-	return netip.AddrPortFrom(a.Unmap(), port)
 }

@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/internal/nfnetlink"
 )
 
 // Messages and attributes of include/uapi/linux/netfilter/nfnetlink_acct.h.
@@ -47,7 +48,7 @@ func counterExists(name string) (bool, error) {
 	if !mayAsk("nfnetlink_acct") {
 		return false, nil
 	}
-	err := askCounter(acctGet, unix.NLM_F_ACK, name)
+	err := askCounter(acctGet, name)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return false, nil // not there, or the kernel has none
@@ -57,12 +58,15 @@ func counterExists(name string) (bool, error) {
 	return true, nil
 }
 
-func askCounter(command, flags int, name string) error {
-	r := nl.NewNetlinkRequest(acctSubsystem<<8|command, flags)
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
-	r.AddData(nl.NewRtAttr(acctName, nl.ZeroTerminated(name)))
-	_, err := r.Execute(unix.NETLINK_NETFILTER, 0)
-	return err
+func askCounter(command uint16, name string) error {
+	conn, err := nfnetlink.Dial()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	r := nfnetlink.Request{Kind: acctSubsystem<<8 | command, Each: func([]byte) {}}
+	r.Filter.Text(acctName, name)
+	return conn.Do(r)
 }
 
 func (a accounting) remove(ctx context.Context) error {
@@ -73,7 +77,7 @@ func (a accounting) remove(ctx context.Context) error {
 		}
 		exists, err := counterExists(name)
 		if exists {
-			err = whileBusy(ctx, func() error { return askCounter(acctDelete, unix.NLM_F_ACK, name) })
+			err = whileBusy(ctx, func() error { return askCounter(acctDelete, name) })
 		}
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, fmt.Errorf("delete nfacct counter %s: %w", name, err))

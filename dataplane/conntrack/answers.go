@@ -7,12 +7,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
-	"fairlead.dev/fairlead/dataplane/internal/tracked"
+	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
 )
 
-// Table asks connection tracking about single flows, which costs the same however many there are.
+// Table asks connection tracking.
 type Table struct{ conn *nfnetlink.Socket }
 
 // OpenTable is about the network namespace of the calling thread. The caller closes it.
@@ -30,7 +30,8 @@ type Answer struct {
 	Mark uint32
 }
 
-// Answers is who answers a client that has asked `to`; ok is false if nobody tracks that.
+// Answers is who answers a client that has asked `to`; ok is false if nobody tracks that. It costs the same however many
+// flows there are.
 func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who Answer, ok bool, err error) {
 	flow, err := tracked.BySender(t.conn, p, from, to)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // or it is off
@@ -40,4 +41,20 @@ func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who Answer, 
 		return who, false, fmt.Errorf("tracked flow from %s to %s: %w", from, to, err)
 	}
 	return Answer{flow.Answers, flow.Mark}, true, nil
+}
+
+// Translated calls a function with where each open connection was going that somebody else answers. It reads all flows.
+func (t *Table) Translated(do func(to netip.AddrPort, p model.Protocol)) error {
+	for _, v6 := range []bool{false, true} {
+		_, err := tracked.List(t.conn, v6, tracked.Filter{}, func(f *tracked.Flow) bool {
+			if f.To != f.Answers && f.Open() {
+				do(f.To, f.Protocol)
+			}
+			return false
+		})
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) { // nobody tracks connections
+			return fmt.Errorf("list tracked connections: %w", err)
+		}
+	}
+	return nil
 }

@@ -31,9 +31,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
-	"fairlead.dev/fairlead/dataplane/internal/tracked"
 	"fairlead.dev/fairlead/internal/defect"
+	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
 )
 

@@ -13,8 +13,8 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
-	"fairlead.dev/fairlead/dataplane/internal/tracked"
+	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/tracked"
 )
 
 // The programs and connection tracking both hide clients behind ports of the node, and neither asks the other. A

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"fairlead.dev/fairlead/dataplane/internal/nf"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 )
 
 // load reads what the kernel holds in our table. A table whose sets or base chains differ from ours,

@@ -10,8 +10,8 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink/nfnetlinktest"
+	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nfnetlink/nfnetlinktest"
 	"fairlead.dev/fairlead/lab/allocs"
 	"fairlead.dev/fairlead/model"
 )

@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"fairlead.dev/fairlead/dataplane/internal/nf"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 

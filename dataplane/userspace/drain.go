@@ -7,8 +7,8 @@ import (
 	"net/netip"
 
 	"fairlead.dev/fairlead/dataplane/internal/nf"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
-	"fairlead.dev/fairlead/dataplane/internal/tracked"
+	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
 )
 

@@ -14,7 +14,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/localport"
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )

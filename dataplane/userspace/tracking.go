@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"net/netip"
 
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
-	"fairlead.dev/fairlead/dataplane/internal/tracked"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/share"
+	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
 )
 

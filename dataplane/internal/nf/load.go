@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 )
 
 // Load reads what the kernel holds in the table, but for elements; the chains are those of Structure. A table whose

@@ -4,7 +4,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 )
 
 // Tuple loads a part of a connection's original tuple, or of the one that answers have. (expr.Ct writes the

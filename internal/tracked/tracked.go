@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -33,6 +33,17 @@ type Flow struct {
 
 // Attempt reports whether a client of TCP has sent the first packet, and nobody another one.
 func (f *Flow) Attempt() bool { return f.TCP == nl.TCP_CONNTRACK_SYN_SENT }
+
+// Open reports whether it is a connection, or a flow of datagrams, that may go on.
+func (f *Flow) Open() bool {
+	switch f.Protocol {
+	case model.TCP:
+		return f.TCP < nl.TCP_CONNTRACK_TIME_WAIT
+	case model.UDP, model.SCTP:
+		return true
+	}
+	return false
+}
 
 // Status are bits of enum ip_conntrack_status (linux/netfilter/nf_conntrack_common.h).
 type Status uint32

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 )
 
 // header is the size of struct nlmsghdr, headers that of it and struct nfgenmsg.

@@ -6,9 +6,9 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink"
-	"fairlead.dev/fairlead/dataplane/internal/nfnetlink/nfnetlinktest"
-	"fairlead.dev/fairlead/dataplane/internal/tracked"
+	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nfnetlink/nfnetlinktest"
+	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/lab/allocs"
 	"fairlead.dev/fairlead/model"
 )
