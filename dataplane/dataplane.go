@@ -134,9 +134,16 @@ type Config struct {
 	Waits func() bool
 	// Meter, if not nil, is told what the plane counts.
 	Meter Meter
-	// Fault, if not nil, is called before each operation on the kernel, named "area verb", and makes
-	// it fail by returning an error. Tests inject failures with it.
+	// Fault, if not nil, makes an operation on the kernel fail by returning an error. Tests inject failures with it.
 	Fault func(operation string) error
+}
+
+// Inject is called before each operation on the kernel, named "area verb". It returns the error of a test.
+func (c *Config) Inject(operation string) error {
+	if c.Fault == nil {
+		return nil
+	}
+	return c.Fault(operation)
 }
 
 // A Meter counts what only planes know. Its methods may be called from several goroutines, and must be

@@ -255,10 +255,8 @@ func (p *plane) forget(stale *staleFlow, of look) error {
 	stale.carried = p.config.CarriedMark()
 	stale.carrier, _ = p.Dataplane.(Carrier)
 	for _, v6 := range []bool{false, true} {
-		if p.config.Fault != nil {
-			if err := p.config.Fault("conntrack delete"); err != nil {
-				return err
-			}
+		if err := p.config.Inject("conntrack delete"); err != nil {
+			return err
 		}
 		start := time.Now()
 		var udp, early int

@@ -188,7 +188,7 @@ func (p *Plane) hasPacketLinks() bool {
 
 // openPackets finds out who serves packets.
 func (p *Plane) openPackets(o Options) (err error) {
-	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.fault); err != nil {
+	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.config.Inject); err != nil {
 		return err
 	}
 	if p.serve = o.Serve; o.Serve != Behind {
@@ -261,13 +261,6 @@ func (p *Plane) identifyNode() (err error) {
 	return os.NewSyscallError("getsockopt", err)
 }
 
-func (p *Plane) fault(operation string) error {
-	if p.config.Fault == nil {
-		return nil
-	}
-	return p.config.Fault(operation)
-}
-
 // Sync implements dataplane.Dataplane. Who takes packets over has its rules in force before who has served them gives
 // up his.
 func (p *Plane) Sync(ctx context.Context, s *model.State) error {
@@ -307,7 +300,7 @@ func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.E
 // had before get their rows when all of them are attached, at one moment: a flow that begins at one device and meets
 // another one without its program, going or coming back, would be lost.
 func (p *Plane) replace(ctx context.Context, s *model.State) error {
-	if err := p.fault("ebpf load"); err != nil {
+	if err := p.config.Inject("ebpf load"); err != nil {
 		return err
 	}
 	if err := p.stand(); err != nil {
@@ -341,7 +334,7 @@ func (p *Plane) replace(ctx context.Context, s *model.State) error {
 	p.sharePorts()
 	partial := p.attachAll(s.Pods)
 	if isPartial(partial) && none {
-		err = p.sets.putInForce(p.tables.Maps, s.Pods, p.fault)
+		err = p.sets.putInForce(p.tables.Maps, s.Pods, p.config.Inject)
 	}
 	if err != nil || !isPartial(partial) {
 		return errors.Join(partial, err)
@@ -374,7 +367,7 @@ func (p *Plane) refill(s *model.State) error {
 	if err != nil {
 		return err
 	}
-	if err := p.sets.putInForce(t.Maps, s.Pods, p.fault); err != nil {
+	if err := p.sets.putInForce(t.Maps, s.Pods, p.config.Inject); err != nil {
 		t.close()
 		return err
 	}
@@ -385,7 +378,7 @@ func (p *Plane) refill(s *model.State) error {
 
 // fill makes tables that hold s, and that nobody reads yet.
 func (p *Plane) fill(s *model.State) (*tables, error) {
-	t, err := newTables(p.sets, p.sizes.room(capacityFor(s)), p.fault)
+	t, err := newTables(p.sets, p.sizes.room(capacityFor(s)), p.config.Inject)
 	if err != nil {
 		return nil, err
 	}
@@ -454,7 +447,7 @@ func (p *Plane) attachAll(pods model.Pods) error {
 
 func (p *Plane) attachHooks() error {
 	for _, hook := range hookNames() {
-		err := p.fault("ebpf attach")
+		err := p.config.Inject("ebpf attach")
 		if err == nil {
 			err = p.attach(hook, p.sockets.Programs[hook])
 		}
@@ -541,7 +534,7 @@ func (p *Plane) apply(ctx context.Context, s *model.State, c model.Change) error
 // Remove implements dataplane.Dataplane.
 func (p *Plane) Remove(ctx context.Context) error {
 	p.forget()
-	err := errors.Join(p.closeMemory(), p.fault("ebpf remove"))
+	err := errors.Join(p.closeMemory(), p.config.Inject("ebpf remove"))
 	if err == nil {
 		err = p.removeDevices()
 	}
@@ -561,7 +554,7 @@ func (p *Plane) Remove(ctx context.Context) error {
 
 func (p *Plane) removeDevices() (err error) {
 	if p.devices == nil {
-		if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.fault); err != nil {
+		if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.config.Inject); err != nil {
 			return err
 		}
 	}

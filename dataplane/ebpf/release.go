@@ -42,7 +42,7 @@ func (p *Plane) release(s *model.State) error {
 	if p.cannotRelease {
 		return nil
 	}
-	if err := p.fault("ebpf release"); err != nil {
+	if err := p.config.Inject("ebpf release"); err != nil {
 		return err
 	}
 	where, err := p.bereft(s)

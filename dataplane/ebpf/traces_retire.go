@@ -98,7 +98,7 @@ const retiredMark = "retired"
 // standBy puts programs without rows in force where there are some, and nowhere else.
 func (p *Plane) standBy(ctx context.Context) error {
 	var err error
-	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.fault); err != nil {
+	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.config.Inject); err != nil {
 		return err
 	}
 	mark := filepath.Join(p.pins, retiredMark)

@@ -45,9 +45,9 @@ func openPlace(kind Backend, p *Plane) (l *place, err error) {
 func openBackend(kind Backend, p *Plane) (backend, error) {
 	switch kind {
 	case Legacy:
-		return openLegacy(p.fault, p.config.Log)
+		return openLegacy(p.config.Inject, p.config.Log)
 	case NFTables:
-		return openNFT(p.fault)
+		return openNFT(p.config.Inject)
 	}
 	return nil, fmt.Errorf("back end %q: want %s or %s", kind, Legacy, NFTables)
 }
@@ -236,7 +236,7 @@ func Clean(ctx context.Context, c dataplane.Config) (err error) {
 	if p.config.Log == nil {
 		p.config.Log = slog.New(slog.DiscardHandler)
 	}
-	if p.ipsets, err = openIPSets(p.fault); err != nil {
+	if p.ipsets, err = openIPSets(p.config.Inject); err != nil {
 		return err
 	}
 	p.localnet = localnet.Open()

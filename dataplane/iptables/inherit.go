@@ -24,7 +24,7 @@ import (
 func Memories(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Memory, error] {
 	return func(yield func(dataplane.Memory, error) bool) {
 		p := &Plane{config: c}
-		sets, err := openIPSets(p.fault)
+		sets, err := openIPSets(p.config.Inject)
 		if err != nil {
 			yield(dataplane.Memory{}, fmt.Errorf("iptables: %w", err))
 			return

@@ -107,7 +107,7 @@ func (p *Plane) open() (err error) {
 		}
 	}
 	p.localnet = localnet.Open()
-	if p.ipsets, err = openIPSets(p.fault); err != nil {
+	if p.ipsets, err = openIPSets(p.config.Inject); err != nil {
 		return err
 	}
 	b, err := openBackend(p.options.Backend, p)
@@ -147,13 +147,6 @@ func (p *Plane) probeFamily(v6 bool) error {
 
 // Backend is the one in use.
 func (p *Plane) Backend() Backend { return p.options.Backend }
-
-func (p *Plane) fault(operation string) error {
-	if p.config.Fault == nil {
-		return nil
-	}
-	return p.config.Fault(operation)
-}
 
 const nat, filter = 0, 1
 
@@ -448,7 +441,7 @@ func (p *Plane) Remove(ctx context.Context) error {
 }
 
 func (p *Plane) remove(ctx context.Context) error {
-	if err := p.fault("iptables remove"); err != nil {
+	if err := p.config.Inject("iptables remove"); err != nil {
 		return err
 	}
 	found := map[tableID]*content{}

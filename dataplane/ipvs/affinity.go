@@ -29,7 +29,7 @@ func (p *Plane) forget(k *kernel, needed bool) (err error) {
 	}
 	for range forgetTries {
 		for _, t := range k.tables {
-			if err := p.fault("nftables list"); err != nil {
+			if err := p.config.Inject("nftables list"); err != nil {
 				return err
 			}
 			if err := t.forgetSteps(p, byNumber); err != nil {

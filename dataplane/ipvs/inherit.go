@@ -88,7 +88,7 @@ func (p *Plane) eachMemory(t *table, pools map[uint32]model.PoolID, f func(m dat
 	if !t.Exists {
 		return nil
 	}
-	if err := p.fault("nftables list"); err != nil {
+	if err := p.config.Inject("nftables list"); err != nil {
 		return err
 	}
 	for number, id := range pools {

@@ -97,7 +97,7 @@ func New(o Options) dataplane.New {
 }
 
 func (p *Plane) open() (err error) {
-	if p.director, err = openDirector(p.fault); err != nil {
+	if p.director, err = openDirector(p.config.Inject); err != nil {
 		return err
 	}
 	if p.conn, err = nfnetlink.Dial(); err != nil {
@@ -106,7 +106,7 @@ func (p *Plane) open() (err error) {
 	if p.sysctls, err = openSysctls(p.options); err != nil {
 		return err
 	}
-	if p.locals, err = openLocals(p.options, p.config.Log, p.fault); err != nil {
+	if p.locals, err = openLocals(p.options, p.config.Log, p.config.Inject); err != nil {
 		return err
 	}
 	return p.probe()
@@ -148,13 +148,6 @@ func (p *Plane) newKernel() *kernel {
 		tables:  newTables(p.config.Mark, tx),
 		tx:      tx,
 	}
-}
-
-func (p *Plane) fault(operation string) error {
-	if p.config.Fault == nil {
-		return nil
-	}
-	return p.config.Fault(operation)
 }
 
 // read finds out what the kernel holds. What is there and right stays untouched.
@@ -337,7 +330,7 @@ func (p *Plane) sync(ctx context.Context, s *model.State) error {
 // configure sets what holds for all virtual servers.
 func (p *Plane) configure() error {
 	for _, c := range p.sysctls {
-		if err := p.fault("sysctl write"); err != nil {
+		if err := p.config.Inject("sysctl write"); err != nil {
 			return err
 		}
 		if err := c.set(); err != nil {

@@ -42,7 +42,7 @@ func (r *remains) open() (err error) {
 	if r.conn, err = nfnetlink.Dial(); err != nil {
 		return err
 	}
-	if r.locals, err = openLocals(Options{}, r.config.Log, r.fault); err != nil {
+	if r.locals, err = openLocals(Options{}, r.config.Log, r.config.Inject); err != nil {
 		return err
 	}
 	if err = r.locals.loadAll(); err != nil {
@@ -73,7 +73,7 @@ func (r *remains) servers() (ours []serverKey, err error) {
 		return nil, nil
 	}
 	if r.director == nil {
-		if r.director, err = openDirector(r.fault); err != nil {
+		if r.director, err = openDirector(r.config.Inject); err != nil {
 			return nil, err
 		}
 	}

@@ -73,7 +73,7 @@ func (p *Plane) commit(t *nf.Transaction) error {
 
 // send performs steps as one kernel transaction: all or none of them.
 func (p *Plane) send(t *nf.Transaction, steps []nf.Step) error {
-	if err := p.fault("nftables commit"); err != nil {
+	if err := p.config.Inject("nftables commit"); err != nil {
 		return err
 	}
 	err := t.Send(p.conn, steps)

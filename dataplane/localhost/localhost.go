@@ -206,10 +206,8 @@ func refused(key model.Key, id model.PoolID, err error) error {
 }
 
 func (p *plane) listen(key model.Key, id model.PoolID, pool model.Pool) (*relay, error) {
-	if p.config.Fault != nil {
-		if err := p.config.Fault("localhost listen"); err != nil {
-			return nil, err
-		}
+	if err := p.config.Inject("localhost listen"); err != nil {
+		return nil, err
 	}
 	r, err := listen(p.clients, key, id, pool)
 	if err != nil {

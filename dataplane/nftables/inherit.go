@@ -48,7 +48,7 @@ func (p *Plane) tell(s *model.State, yield func(dataplane.Memory, error) bool) (
 	}
 	wanted := true
 	for _, t := range tables {
-		if err := p.fault("nftables list"); err != nil {
+		if err := p.config.Inject("nftables list"); err != nil {
 			return err
 		}
 		err := t.eachMemory(p, func(m dataplane.Memory) { wanted = wanted && yield(m, nil) })
@@ -164,7 +164,7 @@ func (p *Plane) takeIn(t *table, others *dataplane.Memories) (int, error) {
 }
 
 func (p *Plane) takeInOnce(t *table, others *dataplane.Memories) (n int, err error) {
-	if err := p.fault("nftables list"); err != nil {
+	if err := p.config.Inject("nftables list"); err != nil {
 		return 0, err
 	}
 	type key struct {

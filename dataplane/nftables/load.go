@@ -16,7 +16,7 @@ import (
 // they are still wanted is for the caller to find out. A table whose sets or base chains differ from
 // ours, because another version made them, is not taken over: t.Foreign is true.
 func (p *Plane) load(t *table) error {
-	if err := p.fault("nftables list"); err != nil {
+	if err := p.config.Inject("nftables list"); err != nil {
 		return err
 	}
 	if err := t.Load(p.conn, t.constantChains()); err != nil || !t.Exists || t.Foreign {

@@ -115,13 +115,6 @@ func (p *Plane) newTables(tx *nf.Transaction) []*table {
 	return tables
 }
 
-func (p *Plane) fault(operation string) error {
-	if p.config.Fault == nil {
-		return nil
-	}
-	return p.config.Fault(operation)
-}
-
 // Sync implements dataplane.Dataplane. What is there and right stays untouched.
 func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	p.tables, p.clean = nil, 0
@@ -278,7 +271,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 // Remove implements dataplane.Dataplane.
 func (p *Plane) Remove(context.Context) error {
 	p.tables = nil
-	if err := p.fault("nftables remove"); err != nil {
+	if err := p.config.Inject("nftables remove"); err != nil {
 		return err
 	}
 	tx := &nf.Transaction{}

@@ -233,7 +233,7 @@ func (p *Plane) Unprivileged() bool { return p.listens() }
 
 // syncListeners is Sync without rules.
 func (p *Plane) syncListeners(_ context.Context, s *model.State) error {
-	if err := p.fault("userspace listen"); err != nil {
+	if err := p.config.Inject("userspace listen"); err != nil {
 		return err
 	}
 	if p.proxy == nil {
@@ -252,7 +252,7 @@ func (p *Plane) applyListeners(s *model.State, c model.Change) error {
 	if p.proxy == nil {
 		return errors.New("userspace: nobody listens; Sync first")
 	}
-	if err := p.fault("userspace listen"); err != nil {
+	if err := p.config.Inject("userspace listen"); err != nil {
 		return err
 	}
 	p.proxy.rows.change(c)

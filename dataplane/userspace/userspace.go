@@ -284,13 +284,6 @@ func (p *Plane) newTable(family int, tx *nf.Transaction) *table {
 	return t
 }
 
-func (p *Plane) fault(operation string) error {
-	if p.config.Fault == nil {
-		return nil
-	}
-	return p.config.Fault(operation)
-}
-
 // Sync implements dataplane.Dataplane. Connections live on, whatever happens to their rows.
 func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if p.listens() {
@@ -372,7 +365,7 @@ func (p *Plane) serve(s *model.State) error {
 	if p.proxy != nil {
 		return nil
 	}
-	if err := p.fault("userspace listen"); err != nil {
+	if err := p.config.Inject("userspace listen"); err != nil {
 		return err
 	}
 	proxy := newProxy(p.options, p.namespace)
@@ -405,7 +398,7 @@ func (p *Plane) serve(s *model.State) error {
 
 // route leads marked packets to the sockets.
 func (p *Plane) route() error {
-	if err := p.fault("userspace route"); err != nil {
+	if err := p.config.Inject("userspace route"); err != nil {
 		return err
 	}
 	var errs []error
@@ -495,7 +488,7 @@ func (p *Plane) answerFrom(key model.Key) error {
 func (p *Plane) plan(s *model.State) (*planned, error) {
 	todo := &planned{phase: p.phase, tx: &nf.Transaction{}}
 	for i := range nf.Families {
-		if err := p.fault("userspace list"); err != nil {
+		if err := p.config.Inject("userspace list"); err != nil {
 			return nil, err
 		}
 		t := p.newTable(i, todo.tx)
@@ -525,7 +518,7 @@ func (p *Plane) settle(tables []*table) {
 
 func (p *Plane) commit(tx *nf.Transaction) error {
 	err := tx.Commit(p.conn, func(steps []nf.Step) error {
-		if err := p.fault("userspace commit"); err != nil {
+		if err := p.config.Inject("userspace commit"); err != nil {
 			return err
 		}
 		err := tx.Send(p.conn, steps)
@@ -656,7 +649,7 @@ func (p *Plane) Remove(ctx context.Context) error {
 		return p.removeOver(ctx)
 	}
 	p.tables = nil
-	if err := p.fault("userspace remove"); err != nil {
+	if err := p.config.Inject("userspace remove"); err != nil {
 		return err
 	}
 	if err := p.forgetMarked(); err != nil { // who asks again just now asks another plane the next time
