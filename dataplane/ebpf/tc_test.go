@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/tools/txtar"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/model"
 )
@@ -79,7 +80,7 @@ func newSet(t testing.TB, s *model.State) *tables {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { sets.close() })
-	tables, err := newTables(sets, capacityFor(s), (&Plane{}).fault)
+	tables, err := newTables(sets, capacityFor(s), (&dataplane.Config{}).Inject)
 	if err != nil {
 		t.Fatal(err)
 	}
