@@ -30,10 +30,10 @@ type Answer struct {
 	Mark uint32
 }
 
-// Answers is who answers a client that has asked `to`; ok is false if nobody tracks that. It costs the same however many
-// flows there are.
+// Answers is who answers a client that has asked `to`; ok is false if nobody tracks that. It costs the same however
+// many flows there are.
 func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who Answer, ok bool, err error) {
-	flow, err := tracked.BySender(t.conn, p, from, to)
+	flow, err := tracked.BySender(t.conn, tracked.Tuple{Protocol: p, From: from, To: to})
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // or it is off
 		return who, false, nil
 	}

@@ -35,7 +35,7 @@ func (t *tracking) wait(client netip.Addr) {
 func (t *tracking) original(p model.Protocol, client, own netip.AddrPort) (to netip.AddrPort, err error) {
 	t.wait(client.Addr())
 	defer t.gate.pass()
-	flow, err := tracked.ByAnswers(t.conn, p, own, client)
+	flow, err := tracked.ByAnswers(t.conn, tracked.Tuple{Protocol: p, From: own, To: client})
 	if err != nil {
 		return to, fmt.Errorf("destination of the flow from %s: %w", client, err)
 	}
@@ -47,7 +47,7 @@ func (t *tracking) original(p model.Protocol, client, own netip.AddrPort) (to ne
 func (t *tracking) forget(c call, own, backend netip.AddrPort) error {
 	t.wait(c.client.Addr())
 	defer t.gate.pass()
-	return tracked.ForgetFrom(t.conn, c.key.Protocol, own, backend)
+	return tracked.ForgetFrom(t.conn, tracked.Tuple{Protocol: c.key.Protocol, From: own, To: backend})
 }
 
 func (t *tracking) close() {

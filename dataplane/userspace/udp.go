@@ -110,9 +110,9 @@ func (p *proxy) datagram(at packet, data []byte) {
 	}
 }
 
-// sure reports whether the client, which was redirected, is still asking for the flow's destination, as it said something
-// a moment ago. While connection tracking knows the flow, it gives the client's address and port to no other; it forgets
-// what is silent.
+// sure reports whether the client, which was redirected, is still asking for the flow's destination, as it said
+// something a moment ago. While connection tracking knows the flow, it gives the client's address and port to no other;
+// it forgets what is silent.
 func (f *flow) sure() bool {
 	const moment = 5 * time.Second
 	f.mu.Lock()
@@ -356,9 +356,9 @@ func (f *flow) current() *flowSocket {
 	return f.conn
 }
 
-// answer waits for a datagram of the backend and sends it to the client. It takes a buffer only when there is
-// something to read: most flows are short, and idle for the rest of their time. While it reads it takes no lock: whoever
-// closes the socket has that of the flow, and waits until the read is over.
+// answer waits for a datagram of the backend and sends it to the client. It takes a buffer only when there is something
+// to read: most flows are short, and idle for the rest of their time. While it reads it takes no lock: whoever closes
+// the socket has that of the flow, and waits until the read is over.
 func (p *proxy) answer(f *flow, conn *flowSocket) error {
 	var buf *[bufferSize]byte
 	var n int

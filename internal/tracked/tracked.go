@@ -112,7 +112,8 @@ func List(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) bool) (flow
 }
 
 func (f Filter) has(flow *Flow) bool {
-	return (f.Protocol == 0 || flow.Protocol == f.Protocol) && flow.Mark&f.Mark == f.Mark && flow.Status&f.Mask == f.Status &&
+	return (f.Protocol == 0 || flow.Protocol == f.Protocol) &&
+		flow.Mark&f.Mark == f.Mark && flow.Status&f.Mask == f.Status &&
 		(!f.To.IsValid() || flow.To == f.To) && (!f.Answers.IsValid() || flow.Answers == f.Answers)
 }
 
@@ -137,10 +138,10 @@ func (f Filter) encode() (e nfnetlink.Encoder) {
 	if f.To.Addr().Is4() {
 		orig |= byDestination
 	}
-	encodeTuple(&e, nl.CTA_TUPLE_ORIG, f.Protocol, netip.AddrPort{}, f.To)
+	Tuple{Protocol: f.Protocol, To: f.To}.encode(&e, nl.CTA_TUPLE_ORIG)
 	if f.Answers.IsValid() {
 		reply = byProtocol | bySourcePort
-		encodeTuple(&e, nl.CTA_TUPLE_REPLY, f.Protocol, f.Answers, netip.AddrPort{})
+		Tuple{Protocol: f.Protocol, From: f.Answers}.encode(&e, nl.CTA_TUPLE_REPLY)
 	}
 	if f.Answers.Addr().Is4() {
 		reply |= bySource
@@ -173,29 +174,31 @@ func ForgetListed(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) boo
 	return len(flows), err
 }
 
-// ForgetFrom has the kernel forget the flow in which packets go from one address to another, if there is one.
-func ForgetFrom(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) error {
-	r := nfnetlink.Request{Kind: deleteFlow, Family: family(from.Addr().Is6())}
-	encodeTuple(&r.Filter, nl.CTA_TUPLE_ORIG, p, from, to)
+// Tuple is what packets of one direction of a flow have.
+type Tuple struct {
+	Protocol model.Protocol
+	From, To netip.AddrPort // one that is not valid says nothing
+}
+
+// ForgetFrom has the kernel forget the flow whose client sends such packets, if there is one.
+func ForgetFrom(c *nfnetlink.Socket, t Tuple) error {
+	r := nfnetlink.Request{Kind: deleteFlow, Family: family(t.From.Addr().Is6())}
+	t.encode(&r.Filter, nl.CTA_TUPLE_ORIG)
 	if err := c.Do(r); !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	return nil
 }
 
-// ByAnswers is the flow whose answers go from one address to another.
-func ByAnswers(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) (Flow, error) {
-	return byTuple(c, nl.CTA_TUPLE_REPLY, p, from, to)
-}
+// ByAnswers is the flow whose answers are such packets.
+func ByAnswers(c *nfnetlink.Socket, t Tuple) (Flow, error) { return t.flow(c, nl.CTA_TUPLE_REPLY) }
 
-// BySender is the flow whose client sends from one address to another.
-func BySender(c *nfnetlink.Socket, p model.Protocol, from, to netip.AddrPort) (Flow, error) {
-	return byTuple(c, nl.CTA_TUPLE_ORIG, p, from, to)
-}
+// BySender is the flow whose client sends such packets.
+func BySender(c *nfnetlink.Socket, t Tuple) (Flow, error) { return t.flow(c, nl.CTA_TUPLE_ORIG) }
 
-func byTuple(c *nfnetlink.Socket, kind uint16, p model.Protocol, from, to netip.AddrPort) (f Flow, err error) {
-	r := nfnetlink.Request{Kind: getFlows, Family: family(from.Addr().Is6()), Each: func(attrs []byte) { f.decode(attrs) }}
-	encodeTuple(&r.Filter, kind, p, from, to)
+func (t Tuple) flow(c *nfnetlink.Socket, kind uint16) (f Flow, err error) {
+	r := nfnetlink.Request{Kind: getFlows, Family: family(t.From.Addr().Is6()), Each: f.decode}
+	t.encode(&r.Filter, kind)
 	if err = c.Get(r); err == nil && (!f.To.IsValid() || !f.Answers.IsValid()) {
 		err = errors.New("connection tracking does not say where it goes")
 	}
@@ -222,15 +225,14 @@ func (f *Flow) decode(attrs []byte) {
 	})
 }
 
-// encodeTuple leaves out what is not valid.
-func encodeTuple(e *nfnetlink.Encoder, kind uint16, p model.Protocol, from, to netip.AddrPort) {
+func (t Tuple) encode(e *nfnetlink.Encoder, kind uint16) {
 	type end struct {
 		netip.AddrPort
 		v4, v6, port uint16
 	}
 	ends := slices.DeleteFunc([]end{
-		{from, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT},
-		{to, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT},
+		{t.From, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT},
+		{t.To, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT},
 	}, func(x end) bool { return !x.IsValid() })
 	tuple := e.Open(kind)
 	if len(ends) > 0 {
@@ -245,7 +247,7 @@ func encodeTuple(e *nfnetlink.Encoder, kind uint16, p model.Protocol, from, to n
 		e.Close(addresses)
 	}
 	ports := e.Open(nl.CTA_TUPLE_PROTO)
-	e.Bytes(nl.CTA_PROTO_NUM, []byte{byte(p)})
+	e.Bytes(nl.CTA_PROTO_NUM, []byte{byte(t.Protocol)})
 	for _, x := range ends {
 		e.Bytes(x.port, binary.BigEndian.AppendUint16(nil, x.Port()))
 	}
