@@ -162,7 +162,7 @@ func New(o Options) *Engine {
 		dirty:    true,
 		audits:   newAudits(o.HealthTimeout / 2),
 		rests:    newRests(),
-		pace:     pace{size: firstSize},
+		pace:     pace{size: firstSize, small: turnGoal},
 		reported: said.Share{Words: 2 * maxReported, While: time.Minute},
 		problems: newProblems(),
 	}
@@ -228,9 +228,7 @@ func (e *Engine) turn(ctx context.Context) error {
 	err := e.program(ctx, change)
 	if len(e.cost.shares) > 0 {
 		e.rests.charge(&e.cost)
-	}
-	if e.cost.full {
-		e.pace.took(min(e.cost.took, 2*e.cost.work)) // a busy node makes small turns no quicker
+		e.pace.took(min(e.cost.took, 2*e.cost.work), e.cost.full) // a busy node makes small turns no quicker
 	}
 	if !e.options.Once && e.checks.follow(e.state, e.options.Log) {
 		e.again = true

@@ -116,17 +116,31 @@ const (
 	// its price where the kernel works through all rules.
 	turnGoal = 250 * time.Millisecond
 	// The size of a turn is between these, in rows, roughly.
-	minSize, firstSize, maxSize = 1 << 11, 1 << 13, 1 << 18
+	minSize, firstSize, maxSize = 1 << 8, 1 << 11, 1 << 18
+	// dearSize is the smallest one where a small turn takes a good part of turnGoal as well.
+	dearSize = 1 << 11
 )
 
-// pace finds the size of turns.
-type pace struct{ size int }
+// pace finds the size of turns: what depends on it should take turnGoal. The rest a turn takes however small it is.
+type pace struct {
+	size  int
+	small time.Duration // what the last turn took that had room for more
+}
 
-// took takes in how long a turn of that size took.
-func (p *pace) took(took time.Duration) {
-	factor := float64(turnGoal) / float64(max(took, 1))
-	p.size = int(float64(p.size) * min(max(factor, 0.5), 8))
-	p.size = min(max(p.size, minSize), maxSize)
+// took takes in how long a turn took, and whether it was full.
+func (p *pace) took(took time.Duration, full bool) {
+	if !full {
+		p.small = took
+		return
+	}
+	least := minSize
+	if p.small > turnGoal/3 {
+		least = dearSize
+	}
+	part := max(took-p.small, took/2, 1) // a small turn may have had to wait for something else
+	factor := float64(turnGoal) / float64(part)
+	p.size = int(float64(p.size) * min(max(factor, 0.25), 8))
+	p.size = min(max(p.size, least), maxSize)
 }
 
 // cost is what a turn has taken so far. On a busy node much of the time goes by with waiting.
