@@ -114,7 +114,7 @@ func (r *rests) lane(namespace string) *lane {
 const (
 	// turnGoal is how long a turn should take that leaves something to the next one: others wait for it, but each turn has
 	// its price where the kernel works through all rules.
-	turnGoal = 250 * time.Millisecond
+	turnGoal = 160 * time.Millisecond
 	// The size of a turn is between these, in rows, roughly.
 	minSize, firstSize, maxSize = 1 << 8, 1 << 11, 1 << 18
 	// dearSize is the smallest one where a small turn takes a good part of turnGoal as well.
