@@ -116,7 +116,7 @@ const (
 	// its price where the kernel works through all rules.
 	turnGoal = 160 * time.Millisecond
 	// The size of a turn is between these, in rows, roughly.
-	minSize, firstSize, maxSize = 1 << 8, 1 << 11, 1 << 18
+	minSize, firstSize, maxSize = 1 << 8, 1 << 10, 1 << 18
 	// dearSize is the smallest one where a small turn takes a good part of turnGoal as well.
 	dearSize = 1 << 11
 )
