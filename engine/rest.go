@@ -117,7 +117,7 @@ const (
 	turnGoal = 160 * time.Millisecond
 	// The size of a turn is between these, in rows, roughly.
 	minSize, firstSize, maxSize = 1 << 8, 1 << 10, 1 << 18
-	// dearSize is the smallest one where a small turn takes a good part of turnGoal as well.
+	// dearSize is the smallest one where even a small turn takes longer than turnGoal.
 	dearSize = 1 << 11
 )
 
@@ -134,7 +134,7 @@ func (p *pace) took(took time.Duration, full bool) {
 		return
 	}
 	least := minSize
-	if p.small > turnGoal/3 {
+	if p.small > turnGoal {
 		least = dearSize
 	}
 	part := max(took-p.small, took/2, 1) // a small turn may have had to wait for something else

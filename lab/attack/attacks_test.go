@@ -102,7 +102,10 @@ var attacks = []attack{
 		name: "endpoints", who: aTenant,
 		does:  "20,000 endpoints flap",
 		stops: "only differences are programmed",
-		known: map[plane]string{ipvs: "the kernel seeks each real server in a list of all that the virtual server has"},
+		known: map[plane]string{
+			iptables: "20,000 rules of one Service are one piece of work, of three seconds",
+			ipvs:     "the kernel seeks each real server in a list of all that the virtual server has",
+		},
 		act: func(s *stage) {
 			s.during(2*time.Second, 2, func(n int) {
 				one(func(o *offer) { o.endpoints = addresses("10.250.0.1", 10_000*(n%2), 20_000) })(s)
@@ -142,6 +145,7 @@ var attacks = []attack{
 		name: "prefixes", who: aTenant,
 		does:  "2,000 prefixes, each a bit longer",
 		stops: "trees of bounded depth",
+		known: map[plane]string{iptables: "one Service with such addresses takes the kernel a second"},
 		act: many(16, func(i int, o *offer) {
 			for n := range 125 {
 				b := [16]byte{0: 0x20, 1: 0x01, 15: byte(i)}
