@@ -91,7 +91,8 @@ func (f *figures) write(t *testing.T) {
 	text.WriteString("# What attacks cost the others\n\n" +
 		"Made by `go test ./lab/attack -run TestAttacks -figures FILE`, see [security.md](security.md). Each cell: the victim's " +
 		"slowest change, in milliseconds; in brackets the slowest one of a node that is not attacked, on the same machine at the " +
-		"same time; and the mebibytes that the process takes more than before.\n\n| attack |")
+		"same time; and the mebibytes that the process takes more than before. There were two processors, which floods take from " +
+		"both nodes. Mode ipvs ran in the test kernel, which is emulated.\n\n| attack |")
 	for _, p := range planes {
 		fmt.Fprintf(&text, " %s |", p)
 	}
