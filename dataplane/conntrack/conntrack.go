@@ -221,7 +221,8 @@ func (p *plane) forgetAttempts(s *model.State) error {
 func (p *plane) waits() bool { return p.config.Waits != nil && p.config.Waits() }
 
 // look says which flows may be stale. The kernel is to pass over all others: a busy node has very many, and a flood of
-// datagrams makes as many as there may be, while changes wait. Passing over a flow takes a twentieth of reading it.
+// datagrams makes as many as there may be, while changes wait. Passing over a flow takes a tenth of reading it
+// (BenchmarkList in internal/tracked).
 type look struct {
 	udp      []tracked.Filter // one after the other
 	attempts bool             // of TCP
@@ -229,8 +230,8 @@ type look struct {
 
 var allUDP = []tracked.Filter{{Protocol: model.UDP}}
 
-// maxLooks is how many filters take less time together than reading all flows.
-const maxLooks = 8
+// maxLooks is how many filters there may be: each passes over all flows, those of TCP, too.
+const maxLooks = 4
 
 // add adds a filter, or has all flows of UDP read where there would be too many.
 func (l *look) add(f tracked.Filter) {

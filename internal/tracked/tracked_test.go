@@ -85,7 +85,7 @@ udp 192.0.2.1:30053 by 10.244.1.2:53 hidden answered`},
 	}
 }
 
-func newBed(t *testing.T) *testbed.Bed {
+func newBed(t testing.TB) *testbed.Bed {
 	t.Helper()
 	s, err := model.ParseState(rows)
 	if err != nil {
@@ -132,7 +132,7 @@ func dial(t *testing.T, bed *testbed.Bed, to string) {
 	}
 }
 
-func dialNode(t *testing.T, bed *testbed.Bed) (c *nfnetlink.Socket) {
+func dialNode(t testing.TB, bed *testbed.Bed) (c *nfnetlink.Socket) {
 	t.Helper()
 	err := bed.Do(testbed.Node, func() (err error) {
 		c, err = nfnetlink.Dial()
