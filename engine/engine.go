@@ -162,7 +162,7 @@ func New(o Options) *Engine {
 		dirty:    true,
 		audits:   newAudits(o.HealthTimeout / 2),
 		rests:    newRests(),
-		pace:     pace{size: firstSize, small: turnGoal},
+		pace:     newPace(),
 		reported: said.Share{Words: 2 * maxReported, While: time.Minute},
 		problems: newProblems(),
 	}
@@ -228,7 +228,9 @@ func (e *Engine) turn(ctx context.Context) error {
 	err := e.program(ctx, change)
 	if len(e.cost.shares) > 0 {
 		e.rests.charge(&e.cost)
-		e.pace.took(min(e.cost.took, 2*e.cost.work), e.cost.full) // a busy node makes small turns no quicker
+	}
+	if len(e.cost.shares) > 0 && e.round.Verb == Applied {
+		e.pace.took(&e.cost)
 	}
 	if !e.options.Once && e.checks.follow(e.state, e.options.Log) {
 		e.again = true

@@ -112,8 +112,8 @@ func (r *rests) lane(namespace string) *lane {
 }
 
 const (
-	// turnGoal is how long a turn should take that leaves something to the next one: others wait for it, but each turn has
-	// its price where the kernel works through all rules.
+	// turnGoal is how much longer than a small turn one should take that leaves something to the next one: others wait
+	// for it, but each turn has its price where the kernel works through all rules.
 	turnGoal = 160 * time.Millisecond
 	// The size of a turn is between these, in rows, roughly.
 	minSize, firstSize, maxSize = 1 << 8, 1 << 10, 1 << 18
@@ -127,10 +127,16 @@ type pace struct {
 	small time.Duration // what the last turn took that had room for more
 }
 
-// took takes in how long a turn took, and whether it was full.
-func (p *pace) took(took time.Duration, full bool) {
-	if !full {
-		p.small = took
+// newPace knows no small turn, and takes it for a long one.
+func newPace() pace { return pace{size: firstSize, small: 2 * turnGoal} }
+
+// took takes in what a turn took that the plane had to apply.
+func (p *pace) took(c *cost) {
+	took := min(c.took, 2*c.work) // a busy node makes small turns no quicker
+	if !c.full {
+		if c.weight() <= p.size/8 {
+			p.small = took
+		}
 		return
 	}
 	least := minSize
@@ -139,8 +145,8 @@ func (p *pace) took(took time.Duration, full bool) {
 	}
 	part := max(took-p.small, took/2, 1) // a small turn may have had to wait for something else
 	factor := float64(turnGoal) / float64(part)
-	p.size = int(float64(p.size) * min(max(factor, 0.25), 8))
-	p.size = min(max(p.size, least), maxSize)
+	size := int(float64(p.size) * min(max(factor, 0.25), 8))
+	p.size = min(max(size, min(least, p.size)), maxSize)
 }
 
 // cost is what a turn has taken so far. On a busy node much of the time goes by with waiting.

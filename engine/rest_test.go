@@ -378,3 +378,39 @@ func (r *rig) taken(endpoint string) {
 		})
 	})
 }
+
+// The size of turns follows what depends on it, whatever else they take.
+func TestPace(t *testing.T) {
+	const row = 100 * time.Microsecond
+	for name, c := range map[string]struct {
+		price time.Duration // of a turn, whatever its size
+		row   time.Duration
+		small bool // there are small turns, too
+		want  [2]int
+	}{
+		"cheap":                      {0, time.Microsecond, true, [2]int{maxSize / 2, maxSize}},
+		"dear rows":                  {10 * time.Millisecond, 10 * row, true, [2]int{minSize, minSize}},
+		"a price, which is known":    {100 * time.Millisecond, row, true, [2]int{1200, 1700}},
+		"a price, which is not":      {100 * time.Millisecond, row, false, [2]int{1200, 2300}},
+		"a high price":               {1500 * time.Millisecond, row, true, [2]int{firstSize, dearSize}},
+		"a high price, and no other": {1500 * time.Millisecond, row, false, [2]int{firstSize, dearSize}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPace()
+			turn := func(rows int, full bool) {
+				took := c.price + time.Duration(rows)*c.row
+				p.took(&cost{took: took, work: took, shares: []share{{weight: rows}}, full: full})
+			}
+			for range 50 {
+				if c.small {
+					turn(3, false)
+					turn(p.size, false) // all that there is, which is no small one
+				}
+				turn(p.size, true)
+			}
+			if p.size < c.want[0] || p.size > c.want[1] {
+				t.Errorf("turns of %d rows, want %d to %d", p.size, c.want[0], c.want[1])
+			}
+		})
+	}
+}

@@ -108,7 +108,7 @@ func openDirector() (*director, error) {
 
 func (d *director) call(command uint8, flags int, attributes ...nl.NetlinkRequestData) ([][]byte, error) {
 	r := nl.NewNetlinkRequest(int(d.family), flags)
-	r.AddRawData([]byte{command, ipvsVersion, 0, 0})
+	r.AddRawData([]byte{command, ipvsVersion, 0, 0}) // nl.Genlmsg has no reserved bytes, and is read past its end
 	for _, a := range attributes {
 		r.AddRawData(a.Serialize())
 	}

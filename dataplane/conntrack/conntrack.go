@@ -6,6 +6,7 @@
 //	Apply ─► wrapped plane ─► which UDP rows changed? ─► list flows of these ─► delete the stale ones
 //	Sync ──► wrapped plane ─────────────────────────► the same of all, and TCP that came too early
 //	Audit ─► has a TCP row come since? ─────────────► TCP that came too early
+//	         half a minute after a change of UDP ────► the same as Sync
 //
 // A plane that waits until it is in force forgets nothing before; the first Audit after that does.
 //
@@ -81,6 +82,7 @@ type plane struct {
 	pools     map[model.PoolID]*udpPool  // their pools
 	came      bool                       // Apply has brought TCP frontends that forward since flows were looked at
 	owes      bool                       // flows were not looked at, because another plane was in force
+	sweep     time.Time                  // when all flows of UDP are to be looked at again; zero: they need not be
 }
 
 // affinePlane keeps what the wrapped plane can do besides.
@@ -112,7 +114,7 @@ func (p *plane) Sync(ctx context.Context, s *model.State) error {
 func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
 	var err error
 	switch {
-	case p.owes:
+	case p.owes, !p.sweep.IsZero() && time.Now().After(p.sweep):
 		err = p.forgetAttempts(s)
 	case p.came && !p.others && !p.waits():
 		err = p.forget(&staleFlow{state: s}, look{attempts: true})
@@ -153,6 +155,9 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if p.waits() {
 		p.owes = true
 		return partial
+	}
+	if p.sweep.IsZero() {
+		p.sweep = time.Now().Add(sweepAfter)
 	}
 	return cmp.Or(p.forget(&staleFlow{state: s, gone: gone, translated: p.others}, of), partial)
 }
@@ -213,9 +218,13 @@ func (p *plane) forgetAttempts(s *model.State) error {
 		return nil
 	}
 	err := p.forget(&staleFlow{state: s, translated: p.others}, look{udp: allUDP, attempts: !p.others})
-	p.came, p.owes = err != nil, err != nil
+	p.came, p.owes, p.sweep = err != nil, err != nil, time.Time{}
 	return err
 }
+
+// sweepAfter is when what looks at single flows may have missed is found: a packet on another processor may have chosen
+// a backend that is gone just before the rules changed, and the kernel may list a table that grows with gaps.
+const sweepAfter = 30 * time.Second
 
 // waits reports whether another plane is in force.
 func (p *plane) waits() bool { return p.config.Waits != nil && p.config.Waits() }
@@ -233,15 +242,27 @@ var allUDP = []tracked.Filter{{Protocol: model.UDP}}
 // maxLooks is how many filters there may be: each passes over all flows, those of TCP, too.
 const maxLooks = 4
 
-// add adds a filter, or has all flows of UDP read where there would be too many.
+// add adds a filter, or has all flows of UDP read where there would be too many. By addresses of IPv6 the kernel cannot
+// choose (tracked.Filter), so that each such look may read as much.
 func (l *look) add(f tracked.Filter) {
+	second := func(other tracked.Filter) bool { return f.V6() && other.V6() }
 	switch {
 	case slices.Contains(l.udp, f), slices.Equal(l.udp, allUDP):
-	case len(l.udp) == maxLooks:
+	case len(l.udp) == maxLooks, slices.ContainsFunc(l.udp, second):
 		l.udp = allUDP
 	default:
 		l.udp = append(l.udp, f)
 	}
+}
+
+// in are the filters of UDP for flows of one address family.
+func (l *look) in(v6 bool) (filters []tracked.Filter) {
+	for _, f := range l.udp {
+		if !f.HasAddress() || f.V6() == v6 {
+			filters = append(filters, f)
+		}
+	}
+	return filters
 }
 
 // to adds flows to a frontend.
@@ -262,7 +283,8 @@ func (p *plane) forget(stale *staleFlow, of look) error {
 		start := time.Now()
 		var udp, early int
 		var err error
-		for _, f := range of.udp {
+		looks := of.in(v6)
+		for _, f := range looks {
 			n, failed := tracked.ForgetListed(p.conntrack, v6, f, stale.stale)
 			udp, err = udp+n, errors.Join(err, failed)
 		}
@@ -276,7 +298,7 @@ func (p *plane) forget(stale *staleFlow, of look) error {
 		if err != nil {
 			return fmt.Errorf("forget stale flows: %w", err)
 		}
-		if p.config.Meter != nil && len(of.udp) > 0 {
+		if p.config.Meter != nil && len(looks) > 0 {
 			p.config.Meter.Forgot(v6, udp, time.Since(start))
 		}
 		p.say("forgot UDP flows to backends that are gone", udp)

@@ -17,7 +17,8 @@ import (
 
 // All datagrams from one origin come to one socket. Its buffer must not be full of those for one Service. So the
 // process takes out all that there are before it deals with one, and then it is the turn of another namespace, Service
-// and client each time. What is too much is lost to whoever has sent most.
+// and client each time. What is too much is lost to whoever has sent most. Only if datagrams come faster than the
+// process takes them out (to ask connection tracking takes longest), the kernel's buffer is full, and loses anybody's.
 //
 //	socket ─ as many as there are ─► where to? ─► waiting, by owners ─ the next one's turn ─► its flow ─► the backend
 
@@ -32,7 +33,7 @@ type intake struct {
 
 const (
 	// maxWaiting bounds the bytes that wait at one socket. A datagram counts for what it takes beside its text, too.
-	maxWaiting   = 2 << 20
+	maxWaiting   = 4 << 20
 	besideText   = 768
 	bufferedOOB  = 256
 	receivedNext = 256 // datagrams that are taken in before one is dealt with
@@ -137,9 +138,9 @@ func (p *proxy) sends(at packet) (o share.Owner, ok bool) {
 	return d.owner(at.client), ok
 }
 
-// recall finds where a datagram was going that was redirected. It reports false if it came to our own address. That is
-// asked for each datagram but those of flows that are sure, before any waits: one whose Service is not known would have
-// to wait among those of all Services.
+// recall finds where a datagram was going that was redirected. It reports false if connection tracking does not know.
+// It asks before a datagram waits, because one whose Service is not known would wait among those of all Services. It
+// does not ask for a flow that is sure.
 func (p *proxy) recall(at *packet) (ok bool) {
 	f := p.flows.find(*at)
 	if f != nil && f.sure() {

@@ -365,11 +365,10 @@ func (p *proxy) answer(f *flow, conn *flowSocket) error {
 	var failed error
 	err := conn.Raw().Read(func(fd uintptr) bool {
 		buf = p.buffers.Get().(*[bufferSize]byte)
-		if n, failed = unix.Read(int(fd), buf[:]); errors.Is(failed, unix.EAGAIN) {
+		if n, failed = unix.Read(int(fd), buf[:]); failed != nil {
 			p.buffers.Put(buf)
-			return false
 		}
-		return true
+		return !errors.Is(failed, unix.EAGAIN)
 	})
 	if err = errors.Join(err, failed); err != nil {
 		return err

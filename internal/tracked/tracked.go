@@ -63,6 +63,12 @@ type Filter struct {
 	Status, Mask Status
 }
 
+// HasAddress reports whether it is about an address.
+func (f Filter) HasAddress() bool { return f.To.IsValid() || f.Answers.IsValid() }
+
+// V6 reports whether that is one of IPv6. The kernel does not choose by these, but by their ports: List does.
+func (f Filter) V6() bool { return cmp.Or(f.To, f.Answers).Addr().Is6() }
+
 // Attributes of a dump, of linux/netfilter/nfnetlink_conntrack.h, that older kernels pass over.
 const (
 	attrMarkMask   = 21 // CTA_MARK_MASK
@@ -97,7 +103,7 @@ func family(v6 bool) uint8 {
 // List returns the flows of an address family that are wanted. What the kernel lists beyond the filter is left out
 // here, so that an older kernel takes longer, and that is all.
 func List(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) bool) (flows []Flow, err error) {
-	if at := cmp.Or(f.To, f.Answers); at.IsValid() && at.Addr().Is6() != v6 {
+	if f.HasAddress() && f.V6() != v6 {
 		return nil, nil
 	}
 	r := nfnetlink.Request{Kind: getFlows, Family: family(v6), Filter: f.encode(), Reset: func() { flows = nil }}

@@ -244,9 +244,11 @@ static __always_inline bool ends(const struct packet *p, const struct translatio
 		return true;
 	if (!(p->is & BEGINS))
 		return false;
+	if (flow->state & BROKEN && insists(flow, now)) // the backend would have answered, whatever it knows of the connection
+		return true;
 	meet(p, m, device);
-	return left(flow, m) &&
-	       (p->tuple.protocol == IPPROTO_UDP || !(flow->state & LASTING) || insists(flow, now));
+	return left(flow, m) && (p->tuple.protocol == IPPROTO_UDP || !(flow->state & LASTING) || flow->state & BROKEN ||
+				 insists(flow, now));
 }
 
 // find is what becomes of a packet of a flow that is known and needs nothing else. Nothing is noted yet.
