@@ -207,8 +207,8 @@ func TestPlane_flowsThatLiveOn(t *testing.T) {
 			gone++
 		}
 	}
-	if s.looked != [2]int{1, 1} || s.forgotten != [2]int{gone, 0} {
-		t.Errorf("the meter was told of %v looks and %v flows, want one look each and %d flows of IPv4", s.looked, s.forgotten, gone)
+	if s.looked != [2]int{1, 0} || s.forgotten != [2]int{gone, 0} {
+		t.Errorf("the meter was told of %v looks and %v flows, want one look and %d flows of IPv4", s.looked, s.forgotten, gone)
 	}
 	(&stay{s, "a"}).check(service)
 	(&stay{s, ""}).check(others)

@@ -308,6 +308,21 @@ func TestFlow_forged(t *testing.T) {
 			if _, backend := c.become("lan", c.client, c.service, "S"); backend != "10.244.1.13:8080" {
 				t.Errorf("its backend does not answer, and who begins anew reaches %s", backend)
 			}
+			d := r.open("192.0.2.9:4001", service)
+			d.ask("R seq=6")
+			r.change(strings.ReplaceAll(sharedRows, "10.244.1.11", "10.244.1.14"))
+			if d.ask("S"); d.backend != "10.244.1.14:8080" {
+				t.Errorf("it was reset, its backend has left, and who begins anew reaches %s", d.backend)
+			}
+			d.answer("SA")
+			d.ask("A ack=6")
+			d.ask("R seq=6")
+			d.ask("S")
+			shift(t, r, -ticksPerSecond)
+			r.change(strings.ReplaceAll(sharedRows, "10.244.1.11", "10.244.1.15"))
+			if d.ask("S"); d.backend != "10.244.1.15:8080" {
+				t.Errorf("it was reset, its backend does not answer, and who begins anew reaches %s", d.backend)
+			}
 		})
 	}
 }

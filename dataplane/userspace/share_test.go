@@ -159,24 +159,34 @@ func (n *node) flood(to string) (stop func()) {
 // TestShare_flood: whatever is sent to one Service, each datagram to another one is answered, on flows that are open and
 // on new ones.
 func TestShare_flood(t *testing.T) {
-	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY, MaxFlows: 200})
-	n.two("udp", n.silent(), "10.244.1.11:5353")
+	t.Run("nobody answers", func(t *testing.T) {
+		n := start(t, userspace.Options{Redirect: userspace.ByTPROXY, MaxFlows: 200})
+		testShareFlood(n, n.silent())
+	})
+	t.Run("answered", func(t *testing.T) { // flows end while their answers are read
+		testShareFlood(start(t, userspace.Options{Redirect: userspace.ByTPROXY, MaxFlows: 200}), "10.244.1.11:5353")
+	})
+}
+
+func testShareFlood(n *node, floods string) {
+	n.Helper()
+	n.two("udp", floods, "10.244.1.11:5353")
 	at := netip.MustParseAddrPort(otherService)
-	open, err := n.bed.Dial(t.Context(), "client", model.UDP, at)
+	open, err := n.bed.Dial(n.Context(), "client", model.UDP, at)
 	if err != nil {
-		t.Fatal(err)
+		n.Fatal(err)
 	}
 	defer open.Close()
 	defer n.flood(service)()
 	for range 50 {
-		o, err := n.bed.Probe(t.Context(), testbed.Probe{
+		o, err := n.bed.Probe(n.Context(), testbed.Probe{
 			From: "client", To: at, Protocol: model.UDP, Timeout: eventually.Patience(),
 		})
 		if err != nil || o.Result != testbed.Answered {
-			t.Errorf("on a new flow: %v, %v", o, err)
+			n.Errorf("on a new flow: %v, %v", o, err)
 		}
 		if err := asks(open, eventually.Patience()); err != nil {
-			t.Errorf("on an open flow: %v", err)
+			n.Errorf("on an open flow: %v", err)
 		}
 	}
 }
