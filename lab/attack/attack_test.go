@@ -41,7 +41,7 @@ const (
 func (a attack) appliesTo(p plane) bool { return a.on == nil || slices.Contains(a.on, p) }
 
 // parts is in how many runs all cells are tried.
-const parts = 6
+const parts = 10
 
 // cell is an attack on a data plane.
 type cell struct {

@@ -12,7 +12,7 @@
 // A cell (attack and data plane) is withstood if the victim has lost nothing, each of its changes took effect within a
 // second, the process took at most 64 MiB more, /livez told the truth, and the refused object is named to its owner.
 //
-// ./dev test tries a sixth of the cells while other tests keep the machine busy. There a change may take ten seconds,
+// ./dev test tries a tenth of the cells while other tests keep the machine busy. There a change may take ten seconds,
 // and memory grow by 96 MiB. With -figures FILE, and the machine for itself, a change may take one second, or five
 // times as long as the control's.
 //
