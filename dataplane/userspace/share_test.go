@@ -159,34 +159,42 @@ func (n *node) flood(to string) (stop func()) {
 // TestShare_flood: whatever is sent to one Service, each datagram to another one is answered, on flows that are open and
 // on new ones.
 func TestShare_flood(t *testing.T) {
-	t.Run("nobody answers", func(t *testing.T) {
-		n := start(t, userspace.Options{Redirect: userspace.ByTPROXY, MaxFlows: 200})
-		testShareFlood(n, n.silent())
-	})
-	t.Run("answered", func(t *testing.T) { // flows end while their answers are read
-		testShareFlood(start(t, userspace.Options{Redirect: userspace.ByTPROXY, MaxFlows: 12}), "10.244.1.11:5353")
-	})
-}
-
-func testShareFlood(n *node, floods string) {
-	n.Helper()
-	n.two("udp", floods, "10.244.1.11:5353")
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY, MaxFlows: 200})
+	n.two("udp", n.silent(), "10.244.1.11:5353")
 	at := netip.MustParseAddrPort(otherService)
-	open, err := n.bed.Dial(n.Context(), "client", model.UDP, at)
+	open, err := n.bed.Dial(t.Context(), "client", model.UDP, at)
 	if err != nil {
-		n.Fatal(err)
+		t.Fatal(err)
 	}
 	defer open.Close()
 	defer n.flood(service)()
 	for range 50 {
-		o, err := n.bed.Probe(n.Context(), testbed.Probe{
+		o, err := n.bed.Probe(t.Context(), testbed.Probe{
 			From: "client", To: at, Protocol: model.UDP, Timeout: eventually.Patience(),
 		})
 		if err != nil || o.Result != testbed.Answered {
-			n.Errorf("on a new flow: %v, %v", o, err)
+			t.Errorf("on a new flow: %v, %v", o, err)
 		}
 		if err := asks(open, eventually.Patience()); err != nil {
-			n.Errorf("on an open flow: %v", err)
+			t.Errorf("on an open flow: %v", err)
+		}
+	}
+}
+
+// TestShare_floodAnswered: the same where flows end while their answers are read. The client repeats itself, as in
+// TestShare_floodRedirected.
+func TestShare_floodAnswered(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY, MaxFlows: 12})
+	n.two("udp", "10.244.1.11:5353", "10.244.1.11:5353")
+	defer n.flood(service)()
+	for range 10 {
+		c, err := n.bed.Dial(t.Context(), "client", model.UDP, netip.MustParseAddrPort(otherService))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		for range 3 {
+			eventually.Nil(t, "an answer", func() error { return asks(c, time.Second) })
 		}
 	}
 }
