@@ -124,7 +124,7 @@ const (
 // pace finds the size of turns: what depends on it should take turnGoal. The rest a turn takes however small it is.
 type pace struct {
 	size  int
-	small time.Duration // what the last turn took that had room for more
+	small time.Duration // how long the last small turn took
 }
 
 // newPace knows no small turn, and takes it for a long one.

@@ -30,8 +30,8 @@ type Answer struct {
 	Mark uint32
 }
 
-// Answers is who answers a client that has asked `to`; ok is false if nobody tracks that. It costs the same however
-// many flows there are.
+// Answers returns the address that answers the flow of a client to a destination, and the flow's mark. ok is false if
+// connection tracking does not know the flow. The cost does not depend on the number of flows.
 func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who Answer, ok bool, err error) {
 	flow, err := tracked.BySender(t.conn, tracked.Tuple{Protocol: p, From: from, To: to})
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // or it is off
@@ -43,7 +43,8 @@ func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who Answer, 
 	return Answer{flow.Answers, flow.Mark}, true, nil
 }
 
-// Translated calls a function with where each open connection was going that somebody else answers. It reads all flows.
+// Translated calls a function for each open connection whose destination is translated, with the destination that its
+// client asked for. It reads all flows.
 func (t *Table) Translated(do func(to netip.AddrPort, p model.Protocol)) error {
 	for _, v6 := range []bool{false, true} {
 		_, err := tracked.List(t.conn, v6, tracked.Filter{}, func(f *tracked.Flow) bool {
@@ -52,7 +53,7 @@ func (t *Table) Translated(do func(to netip.AddrPort, p model.Protocol)) error {
 			}
 			return false
 		})
-		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) { // nobody tracks connections
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) { // it tracks no connections
 			return fmt.Errorf("list tracked connections: %w", err)
 		}
 	}

@@ -280,7 +280,7 @@ func TestFlow_forged(t *testing.T) {
 				c.forge(from, "R seq=6")
 				c.become("lan", c.client, c.service, "S")
 				if !c.lives() {
-					t.Errorf("a reset of %s comes near, and it ends when somebody begins anew", from)
+					t.Errorf("after a reset near the sequence of %s, a SYN ends the open connection", from)
 				}
 			}
 			shift(t, r, -ticksPerSecond)

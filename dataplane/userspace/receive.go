@@ -132,7 +132,7 @@ func (in *intake) wait(at packet, data []byte) {
 	d.wait(in.waiting, owner)
 }
 
-// sends is whose datagram it is; ok is false if it is for nobody.
+// sends returns the owner of a datagram. ok is false if no row has its destination.
 func (p *proxy) sends(at packet) (o share.Owner, ok bool) {
 	d, ok := p.rows.lookup(at)
 	return d.owner(at.client), ok

@@ -375,7 +375,7 @@ func (p *proxy) answer(f *flow, conn *flowSocket) error {
 	}
 	defer p.buffers.Put(buf)
 	f.heard()
-	_, _ = f.front.WriteToUDPAddrPort(buf[:n], f.client) // what cannot be sent is lost
+	_, _ = f.front.WriteToUDPAddrPort(buf[:n], f.client) // a datagram that the kernel refuses is lost
 	return nil
 }
 

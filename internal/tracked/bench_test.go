@@ -21,7 +21,7 @@ func BenchmarkList(b *testing.B) {
 			if err != nil {
 				return err
 			}
-			_, _ = s.Write([]byte("?")) // nobody is there
+			_, _ = s.Write([]byte("?")) // no process listens there
 			if err := s.Close(); err != nil {
 				return err
 			}
