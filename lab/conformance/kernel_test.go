@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"syscall"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -33,15 +37,70 @@ func (k *kernel) start() error {
 	})
 }
 
-// restart is what the end of one process and the start of the next do. No child is started meanwhile: until it executes
-// its program it would keep the old plane's sockets open, and their ports from the new plane.
+// restart is what the end of one process and the start of the next do. A child that a test has just started may keep
+// copies of the old plane's sockets for a moment, and their ports from the new plane: the kernel closes them some time
+// after the child's exec has let us go on (begin_new_exec in fs/exec.c).
 func (k *kernel) restart() error {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
+	before, err := k.sockets()
+	if err != nil {
+		return err
+	}
 	if err := k.plane.Close(); err != nil {
 		return fmt.Errorf("close: %w", err)
 	}
-	return k.start()
+	open, err := openSockets()
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(before, func(inode string, _ bool) bool { return open[inode] })
+	err = eventually.Poll(context.Background(), func() error {
+		now, err := k.sockets()
+		for inode := range before {
+			if now[inode] {
+				err = errors.Join(err, fmt.Errorf("socket %s of the closed plane is still open", inode))
+			}
+		}
+		return err
+	})
+	return errors.Join(err, k.start())
+}
+
+// sockets are the inodes of the sockets of TCP and UDP in the node's namespace.
+func (k *kernel) sockets() (map[string]bool, error) {
+	inodes := map[string]bool{}
+	err := k.bed.Do(testbed.Node, func() error {
+		for _, name := range []string{"tcp", "tcp6", "udp", "udp6"} {
+			table, err := os.ReadFile("/proc/thread-self/net/" + name)
+			if err != nil {
+				return err
+			}
+			_, rows, _ := strings.Cut(string(table), "\n") // after the names of columns
+			for row := range strings.Lines(rows) {
+				const inode = 9 // see net/ipv4/tcp_ipv4.c and net/ipv4/udp.c
+				if columns := strings.Fields(row); len(columns) > inode && columns[inode] != "0" { // 0: the process is done with it
+					inodes[columns[inode]] = true
+				}
+			}
+		}
+		return nil
+	})
+	return inodes, err
+}
+
+// openSockets are the inodes of those that this process has.
+func openSockets() (map[string]bool, error) {
+	const dir = "/proc/self/fd"
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	inodes := map[string]bool{}
+	for _, f := range files {
+		if to, err := os.Readlink(filepath.Join(dir, f.Name())); err == nil { // else it was closed meanwhile
+			inodes[strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")] = true
+		}
+	}
+	return inodes, nil
 }
 
 // sync and apply bring the kernel to a State, which is copied.

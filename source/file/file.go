@@ -316,17 +316,32 @@ func (s *Source) scan() {
 	s.scanFree = time.Now().Add(restShare * time.Since(start))
 }
 
-// forget leaves out files that are not there any more.
+// forget leaves out files that are not there any more. A renamed one stays until its new name is due: the kernel tells
+// of the two names one after the other.
 func (s *Source) forget(listed map[string]found) (gone []*file) {
+	arriving := s.arriving(listed)
 	for path, f := range s.files {
-		if _, ok := listed[path]; !ok && !s.watcher.isTouched(path) {
-			delete(s.files, path)
-			f.gone = true
-			gone = append(gone, f)
-			s.order, s.changed = nil, true
+		if _, ok := listed[path]; ok || s.watcher.isTouched(path) || f.isOneOf(arriving) {
+			continue
 		}
+		delete(s.files, path)
+		f.gone = true
+		gone = append(gone, f)
+		s.order, s.changed = nil, true
 	}
 	return gone
+}
+
+// arriving are new files to which a program still writes.
+func (s *Source) arriving(listed map[string]found) (infos []os.FileInfo) {
+	for path := range listed {
+		if s.files[path] == nil && s.watcher.isTouched(path) {
+			if info, err := os.Stat(path); err == nil {
+				infos = append(infos, info)
+			}
+		}
+	}
+	return infos
 }
 
 func (s *Source) pathsOf(r *root) []found {

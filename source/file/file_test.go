@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/service"
@@ -224,6 +226,21 @@ func TestFile_edit(t *testing.T) {
 	b.write("new", web)
 	b.must(os.Rename(b.path("new"), b.path("a.yaml"))) // as editors do
 	b.expect("gone slice default")
+}
+
+// TestFile_renameWritten: the old name is due before the new one, to which a program still writes.
+func TestFile_renameWritten(t *testing.T) {
+	b := newBench(t, map[string]string{"a.yaml": db}).start()
+	b.expect(dbRow)
+	b.must(os.Rename(b.path("a.yaml"), b.path("b.yaml")))
+	var writer sync.WaitGroup
+	defer writer.Wait()
+	writer.Go(func() {
+		for begun := time.Now(); time.Since(begun) < 3*quiet; {
+			_ = os.Chtimes(b.path("b.yaml"), begun, begun)
+		}
+	})
+	b.expectNothing()
 }
 
 func TestFile_nodeAndCIDRsGo(t *testing.T) {

@@ -103,6 +103,10 @@ func (f *file) inherit(gone []*file) {
 	}
 }
 
+func (f *file) isOneOf(infos []os.FileInfo) bool {
+	return f.last != nil && slices.ContainsFunc(infos, func(i os.FileInfo) bool { return os.SameFile(f.last, i) })
+}
+
 const (
 	staysInForce = "what it said before stays in force"
 	othersUsed   = "the rest of the file is used"
@@ -119,6 +123,8 @@ func (s *Source) refresh(ctx context.Context, f *file) error {
 	f.torn = false
 	info, err := os.Stat(f.path)
 	switch {
+	case errors.Is(err, os.ErrNotExist) && !f.link && f.path != f.root.path:
+		return nil // the next scan finds out whether it has another name
 	case err != nil:
 	case !info.Mode().IsRegular():
 		err = errors.New("is not a regular file")
