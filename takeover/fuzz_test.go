@@ -1,57 +1,57 @@
 package takeover
 
 import (
-	"encoding/binary"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/internal/xt"
 	"fairlead.dev/fairlead/lab/allocs"
-	"fairlead.dev/fairlead/xtables"
 )
 
-// FuzzTable reads arbitrary bytes as a table of x_tables: no panic, bounded memory, and what is left without
-// kube-proxy's chains is a table again.
+// FuzzTable reads arbitrary bytes as a table of x_tables: no panic, bounded memory, and nothing of kube-proxy's is left
+// without its chains.
 func FuzzTable(f *testing.F) {
 	for _, v6 := range []bool{false, true} {
-		layout := xtables.LayoutOf(v6)
-		table := entry(layout, "", binary.NativeEndian.AppendUint64(nil, uint64(3*layout.Size+3*64+40))) // to KUBE-SERVICES
-		table = append(table, entry(layout, "", verdictOf(xtables.Accept))...)
-		table = append(table, entry(layout, xtables.ErrorTarget, append([]byte("KUBE-SERVICES"), make([]byte, 19)...))...)
-		table = append(table, entry(layout, "", verdictOf(xtables.Return))...)
-		table = append(table, entry(layout, xtables.ErrorTarget, append([]byte("ERROR"), make([]byte, 27)...))...)
-		f.Add(table, v6)
+		f.Add(servicesTable(v6), v6)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte, v6 bool) {
-		allocs.Bound(t, len(raw), func() { readTable(t, raw, xtables.LayoutOf(v6)) })
+		allocs.Bound(t, len(raw), func() { readTable(t, raw, v6) })
 	})
 }
 
-func readTable(t *testing.T, raw []byte, layout xtables.Layout) {
-	b, err := parseXT(xtables.Info{ValidHooks: 1, Size: uint32(len(raw))}, raw, layout)
+// servicesTable has a chain KUBE-SERVICES, to which PREROUTING jumps.
+func servicesTable(v6 bool) []byte {
+	layout := xt.LayoutOf(v6)
+	base := &xt.Rules{Layout: layout}
+	base.Begin()
+	base.Verdict(2*(len(base.B)+40) + 64) // to the first rule of KUBE-SERVICES
+	base.Begin()
+	base.Verdict(xt.Accept)
+	services := xt.NewChain(layout, "KUBE-SERVICES")
+	services.Begin()
+	services.Verdict(xt.Return)
+	return slices.Concat(base.B, services.B, xt.NewChain(layout, "ERROR").B)
+}
+
+func readTable(t *testing.T, raw []byte, v6 bool) {
+	info := xt.Info{ValidHooks: 1, Size: uint32(len(raw))}
+	table, err := xt.Parse(xt.LayoutOf(v6), info, append(make([]byte, xt.Header), raw...), nil)
 	if err != nil {
 		return
 	}
-	_ = b.forward()
-	rest := b.without(b.plan("nat", false))
-	again, err := parseXT(b.Info, rest.raw[xtables.Header:], layout)
-	if err != nil || len(again.entries) != len(rest.kept) {
-		t.Errorf("what is left of a table is none: %v", err)
+	table.Name = "nat"
+	_ = forwardOf(table)
+	p := planOf(table, false)
+	if err := table.Apply(p.change()); err != nil {
+		t.Fatalf("the table without kube-proxy's chains: %v", err)
+	}
+	if rest := planOf(table, false); !rest.empty() {
+		t.Errorf("kube-proxy's chains are left: %v", rest)
 	}
 }
-
-// entry is one for all packets, with a target.
-func entry(layout xtables.Layout, target string, info []byte) []byte {
-	b := make([]byte, layout.Size+xtables.ExtensionHeader)
-	copy(b[layout.Size+xtables.NameOffset:], target)
-	b = append(b, info...)
-	binary.NativeEndian.PutUint16(b[layout.Offsets:], uint16(layout.Size))
-	binary.NativeEndian.PutUint16(b[layout.Offsets+2:], uint16(len(b)))
-	return b
-}
-
-func verdictOf(v int64) []byte { return binary.NativeEndian.AppendUint64(nil, uint64(v)) }
 
 // FuzzReplies reads arbitrary bytes as the kernel's answers about servers of IPVS, rules of nf_tables, members of
 // ipsets, and as a line of IPVS's connections: no panic, bounded memory, and a server is asked for as it is listed.

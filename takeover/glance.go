@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"fairlead.dev/fairlead/xtables"
+	"fairlead.dev/fairlead/internal/xt"
 )
 
 // signs are the chains to look for, by their table: one without which kube-proxy translates nothing, one that
@@ -14,7 +14,7 @@ var signs = map[string]string{"nat": "KUBE-SERVICES", filterTable: forwardChain,
 
 // glancer is a trace that can be sought without looking at everything.
 type glancer interface {
-	glance(seen map[string]xtables.Info) (bool, error)
+	glance(seen map[string]xt.Info) (bool, error)
 }
 
 // Glance reports whether a kube-proxy has made something since Remove has removed everything. It is
@@ -35,19 +35,19 @@ func (t *Takeover) Glance(context.Context) (bool, error) {
 	return seen, err
 }
 
-func (l *legacy) glance(seen map[string]xtables.Info) (bool, error) {
+func (l *legacy) glance(seen map[string]xt.Info) (bool, error) {
 	found := false
-	err := l.each(func(s xtables.Socket, table string) error {
+	err := l.each(func(s xt.Socket, table string) error {
 		key := l.String() + " " + table
 		info, err := s.Info(table)
 		if err != nil || seen[key] == info {
 			return err
 		}
-		blob, err := readXT(s, l.family.v6, table)
+		read, err := s.Read(table, nil)
 		if err != nil {
 			return err
 		}
-		if p := l.plan(blob, table); !p.empty() {
+		if p := l.plan(read); !p.empty() {
 			found = true
 			return nil
 		}
@@ -57,7 +57,7 @@ func (l *legacy) glance(seen map[string]xtables.Info) (bool, error) {
 	return found, err
 }
 
-func (x *compat) glance(map[string]xtables.Info) (bool, error) {
+func (x *compat) glance(map[string]xt.Info) (bool, error) {
 	for _, table := range x.tables {
 		chain := signs[table]
 		c, err := x.chain(table, chain)
@@ -74,12 +74,12 @@ func (x *compat) glance(map[string]xtables.Info) (bool, error) {
 	return false, nil
 }
 
-func (n *native) glance(map[string]xtables.Info) (bool, error) {
+func (n *native) glance(map[string]xt.Info) (bool, error) {
 	found, err := n.find(context.Background())
 	return len(found) > 0, err
 }
 
-func (v *virtualServers) glance(map[string]xtables.Info) (bool, error) {
+func (v *virtualServers) glance(map[string]xt.Info) (bool, error) {
 	dummy, err := findDummy(v.OwnAlias)
 	return dummy != nil, err
 }

@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"fairlead.dev/fairlead/internal/defect"
-	"fairlead.dev/fairlead/xtables"
+	"fairlead.dev/fairlead/internal/xt"
 )
 
 // legacy is kube-proxy's chains in the x_tables of the kernel, which iptables-legacy shows.
@@ -25,7 +25,7 @@ func (l *legacy) String() string { return IPTablesLegacy + " " + l.family.name }
 
 // present are those of the tables that exist. To ask for one that does not would make it, with its hooks.
 func (l *legacy) present() ([]string, error) {
-	exist, err := xtables.Present(l.family.v6)
+	exist, err := xt.Present(l.family.v6)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", l.tool(), err)
 	}
@@ -34,30 +34,61 @@ func (l *legacy) present() ([]string, error) {
 
 func (l *legacy) find(context.Context) ([]Leftover, error) {
 	var found []Leftover
-	err := l.each(func(s xtables.Socket, table string) error {
-		blob, err := readXT(s, l.family.v6, table)
+	err := l.each(func(s xt.Socket, table string) error {
+		t, err := s.Read(table, nil)
 		if err == nil {
-			found = append(found, l.leftovers(l.plan(blob, table), table)...)
+			found = append(found, l.leftovers(l.plan(t), table)...)
 		}
 		return err
 	})
 	return found, err
 }
 
-func (l *legacy) plan(b *xtBlob, table string) plan {
-	p := b.plan(table, l.kept.keeps(table, b.forward()))
+func (l *legacy) plan(t *xt.Table) plan {
+	p := planOf(t, l.kept.keeps(t.Name, forwardOf(t)))
 	l.kept.note(p)
 	return p
 }
 
+func planOf(t *xt.Table, keepForward bool) plan {
+	var chains []string
+	var jumps []jump
+	for _, c := range t.Chains {
+		chains = append(chains, c.Name)
+		for e := range t.Entries(c) {
+			if e.To != "" && e.To != xt.Next {
+				jumps = append(jumps, jump{from: c.Name, fromBase: c.Base, to: e.To, id: e.At})
+			}
+		}
+	}
+	return newPlan(t.Name, chains, jumps, keepForward)
+}
+
+// forwardOf looks at the chain FORWARD. Its policy is its last rule.
+func forwardOf(t *xt.Table) (f forward) {
+	for _, c := range t.Chains {
+		if !c.Base || c.Name != forwardHook {
+			continue
+		}
+		for e := range t.Entries(c) {
+			target, _ := t.TargetName(e.Bytes)
+			verdict, ok := t.Verdict(e.Bytes)
+			refuses := target == "REJECT" || ok && verdict == xt.Drop
+			f.closed = f.closed || refuses && t.Unconditional(e.Bytes)
+			f.kube = f.kube || e.To == forwardChain
+		}
+	}
+	return f
+}
+
 func (l *legacy) blocked() (blocked bool, err error) {
-	err = l.each(func(s xtables.Socket, table string) error {
+	err = l.each(func(s xt.Socket, table string) error {
 		if table != filterTable {
 			return nil
 		}
-		blob, err := readXT(s, l.family.v6, table)
+		t, err := s.Read(table, nil)
 		if err == nil {
-			f := blob.forward()
+			f := forwardOf(t)
 			blocked = f.closed && !f.kube
 		}
 		return err
@@ -70,7 +101,7 @@ func (l *legacy) leftovers(p plan, table string) []Leftover {
 }
 
 // each calls f for each of the tables that exist, and goes on after errors.
-func (l *legacy) each(f func(s xtables.Socket, table string) error) error {
+func (l *legacy) each(f func(s xt.Socket, table string) error) error {
 	present, err := l.present()
 	if err != nil || len(present) == 0 {
 		return err
@@ -78,7 +109,7 @@ func (l *legacy) each(f func(s xtables.Socket, table string) error) error {
 	if bits.UintSize != 64 {
 		return fmt.Errorf("%s: on a machine of 32 bits this is left to kube-proxy: run kube-proxy --cleanup", l.tool())
 	}
-	s, err := xtables.Open(l.family.v6)
+	s, err := xt.Open(l.family.v6)
 	if err != nil {
 		return fmt.Errorf("%s: %w", l.tool(), err)
 	}
@@ -99,20 +130,36 @@ func (l *legacy) remove(ctx context.Context) error {
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	lock, err := xtables.Lock(ctx, l.log)
+	lock, err := xt.Lock(ctx, l.log)
 	if err != nil {
 		return fmt.Errorf("%s: %w", l.tool(), err)
 	}
 	defer lock.Close()
-	return l.each(func(s xtables.Socket, table string) error {
-		blob, err := readXT(s, l.family.v6, table)
+	return l.each(func(s xt.Socket, table string) error {
+		t, err := s.Read(table, nil)
 		if err != nil {
 			return err
 		}
-		p := l.plan(blob, table)
+		p := l.plan(t)
 		if p.empty() || defect.Is(defect.TakeoverChains) {
 			return nil
 		}
-		return replaceXT(s, table, blob, blob.without(p))
+		if err := t.Apply(p.change()); err != nil {
+			return err
+		}
+		counters, err := s.Replace(t)
+		if err != nil {
+			return fmt.Errorf("replace it: %w", err)
+		}
+		return s.AddCounters(t, counters)
 	})
+}
+
+// change is what a plan does to a table of x_tables.
+func (p plan) change() *xt.Change {
+	c := &xt.Change{Gone: p.chains}
+	for _, j := range p.jumps {
+		c.Remove = append(c.Remove, xt.Place{Chain: j.from, At: j.id})
+	}
+	return c
 }

@@ -30,7 +30,7 @@ import (
 	"strings"
 	"time"
 
-	"fairlead.dev/fairlead/xtables"
+	"fairlead.dev/fairlead/internal/xt"
 )
 
 // DefaultDrain is generous. Draining costs next to nothing, and what then still talks, a watch above
@@ -67,8 +67,8 @@ const (
 type Takeover struct {
 	config Config
 	here   namespace
-	said   Progress                // of draining
-	seen   map[string]xtables.Info // tables of iptables-legacy without anything of kube-proxy's
+	said   Progress           // of draining
+	seen   map[string]xt.Info // tables of iptables-legacy without anything of kube-proxy's
 }
 
 // Leftover is a group of objects that kube-proxy made.
@@ -115,7 +115,7 @@ func New(c Config) (*Takeover, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kube-proxy's leftovers: network namespace: %w", err)
 	}
-	return &Takeover{config: c, here: here, seen: map[string]xtables.Info{}}, nil
+	return &Takeover{config: c, here: here, seen: map[string]xt.Info{}}, nil
 }
 
 // Close ends nothing in the kernel.

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/internal/nfnetlink"
-	"fairlead.dev/fairlead/xtables"
+	"fairlead.dev/fairlead/internal/xt"
 )
 
 // Detect finds the back end that the machine uses, in the network namespace of the calling thread: the one
@@ -68,12 +68,12 @@ func legacyHinted() bool {
 	}
 	defer l.close()
 	for _, id := range []tableID{{false, hintTable}, {true, hintTable}} {
-		present, _ := xtables.Present(id.v6) // what cannot be read has no hint
+		present, _ := xt.Present(id.v6) // what cannot be read has no hint
 		if !slices.Contains(present, hintTable) {
 			continue
 		}
-		b, err := l.read(id)
-		if err == nil && slices.ContainsFunc(b.segments, func(s *segment) bool { return isHint(s.name) }) {
+		t, err := l.read(id)
+		if err == nil && slices.ContainsFunc(t.Chains, func(c *xt.Chain) bool { return isHint(c.Name) }) {
 			return true
 		}
 	}

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"testing"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"fairlead.dev/fairlead/internal/nfnetlink/nfnetlinktest"
 	"fairlead.dev/fairlead/lab/allocs"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/xtables"
 )
 
 var fuzzedChange = change{
@@ -26,58 +24,6 @@ var fuzzedChange = change{
 	},
 	known: map[string]bool{},
 	add:   []baseRule{{"PREROUTING", rule{do: jumpTo(chainIn)}}},
-}
-
-// FuzzBlob reads arbitrary bytes as a table of x_tables: no panic, bounded memory, and after the plane has put its
-// chains into it the table is one that the plane reads again.
-func FuzzBlob(f *testing.F) {
-	empty := emptyTable(f, false)
-	full, err := empty.after(&fuzzedChange, nil)
-	if err != nil {
-		f.Fatal(err)
-	}
-	for _, b := range []*blob{empty, full} {
-		f.Add(b.ValidHooks, offsets(b.Hooks), b.raw[xtables.Header:])
-	}
-	f.Fuzz(func(t *testing.T, valid uint32, hooks, entries []byte) {
-		info := xtables.Info{ValidHooks: valid, Size: uint32(len(entries))}
-		for h := 0; h < xtables.NumHooks && len(hooks) >= 4*(h+1); h++ {
-			info.Hooks[h] = binary.NativeEndian.Uint32(hooks[4*h:])
-		}
-		allocs.Bound(t, len(entries), func() { changeBlob(t, info, entries) })
-	})
-}
-
-func offsets(hooks [xtables.NumHooks]uint32) (b []byte) {
-	for _, h := range hooks {
-		b = binary.NativeEndian.AppendUint32(b, h)
-	}
-	return b
-}
-
-func changeBlob(t *testing.T, info xtables.Info, entries []byte) {
-	raw := append(make([]byte, xtables.Header), entries...)
-	b, err := parseBlob(tableID{name: "nat"}, info, raw)
-	if err != nil {
-		return
-	}
-	_ = b.content()
-	if !b.sameUpTo(len(entries), entries) {
-		t.Error("a table is not the same as itself")
-	}
-	c := fuzzedChange
-	for _, s := range b.segments { // to go, as all that the plane does not want
-		if _, wanted := c.set[s.name]; s.owned && !wanted {
-			c.gone = append(c.gone, s.name)
-		}
-	}
-	next, err := b.after(&c, nil)
-	if err != nil {
-		return
-	}
-	if _, err := parseBlob(b.id, next.Info, next.raw); err != nil {
-		t.Errorf("the plane does not read what it has made: %v", err)
-	}
 }
 
 // FuzzRules lists arbitrary messages to the plane as a table of iptables-nft: no panic, and bounded memory.

@@ -4,28 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
-	"maps"
 	"math/bits"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/xtables"
+	"fairlead.dev/fairlead/internal/xt"
 )
 
 // legacy is the back end x_tables: tables that are read and replaced as a whole.
 type legacy struct {
 	fault   func(string) error
 	log     *slog.Logger
-	sockets [2]xtables.Socket // of both families
+	sockets [2]xt.Socket // of both families
 	lock    *os.File
 	sets    setIndexes
-	mu      sync.Mutex        // for load, which is called for both families side by side
-	tables  map[tableID]*blob // as last read or written
+	mu      sync.Mutex            // for load, which is called for both families side by side
+	tables  map[tableID]*xt.Table // as last read or written
 
 	glances int // without a closer look
 }
@@ -34,10 +33,10 @@ func openLegacy(fault func(string) error, log *slog.Logger) (*legacy, error) {
 	if bits.UintSize != 64 {
 		return nil, fmt.Errorf("%w: back end legacy on a machine of 32 bits; use nf_tables", dataplane.ErrUnsupported)
 	}
-	l := &legacy{fault: fault, log: log, tables: map[tableID]*blob{}}
+	l := &legacy{fault: fault, log: log, tables: map[tableID]*xt.Table{}}
 	var errs [2]error
 	for i, v6 := range []bool{false, true} {
-		if l.sockets[i], errs[i] = xtables.Open(v6); errors.Is(errs[i], unix.EAFNOSUPPORT) {
+		if l.sockets[i], errs[i] = xt.Open(v6); errors.Is(errs[i], unix.EAFNOSUPPORT) {
 			errs[i] = nil // load will say so
 		}
 	}
@@ -54,7 +53,7 @@ func (l *legacy) tidy(tableID) error  { return nil }
 
 // begin waits for the lock.
 func (l *legacy) begin(ctx context.Context) (err error) {
-	l.lock, err = xtables.Lock(ctx, l.log)
+	l.lock, err = xt.Lock(ctx, l.log)
 	return err
 }
 
@@ -64,7 +63,7 @@ func (l *legacy) end() {
 	l.lock = nil
 }
 
-func (l *legacy) socket(id tableID) xtables.Socket {
+func (l *legacy) socket(id tableID) xt.Socket {
 	if id.v6 {
 		return l.sockets[1]
 	}
@@ -73,26 +72,43 @@ func (l *legacy) socket(id tableID) xtables.Socket {
 
 // load implements backend.
 func (l *legacy) load(id tableID) (*content, error) {
-	b, err := l.read(id)
+	t, err := l.read(id)
 	if err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
-	l.tables[id] = b
+	l.tables[id] = t
 	l.mu.Unlock()
-	return b.content(), nil
+	return contentOf(t), nil
 }
 
-func (l *legacy) read(id tableID) (*blob, error) {
-	info, raw, err := l.socket(id).Read(id.name)
+func (l *legacy) read(id tableID) (*xt.Table, error) {
+	t, err := l.socket(id).Read(id.name, owned)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", id, err)
 	}
-	b, err := parseBlob(id, info, raw)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", id, err)
+	return t, nil
+}
+
+func contentOf(t *xt.Table) *content {
+	c := &content{chains: map[string][]uint64{}}
+	for _, s := range t.Chains {
+		var marks []uint64
+		for e := range t.Entries(s) {
+			switch {
+			case s.Own:
+				marks = append(marks, t.Hash(e.Bytes, e.To))
+			case owned(e.To):
+				c.base = append(c.base, foundRule{
+					chain: s.Name, id: uint64(e.At), mark: t.Hash(e.Bytes, e.To), to: e.To, base: s.Base,
+				})
+			}
+		}
+		if s.Own {
+			c.chains[s.Name] = marks[1 : len(marks)-1] // not the head, and not the return
+		}
 	}
-	return b, nil
+	return c
 }
 
 func (l *legacy) settled() error   { return nil }
@@ -110,15 +126,6 @@ const (
 	firstSize = 32 * closeSize
 )
 
-// look is how much of a table is compared.
-type look int
-
-const (
-	bySize   look = iota
-	byOthers      // rules, up to the last one of others, who come first in what we write
-	byAll
-)
-
 // undisturbed implements backend.
 func (l *legacy) undisturbed(tables []tableID) (bool, error) {
 	if l.glances++; l.glances >= maxGlances {
@@ -126,7 +133,7 @@ func (l *legacy) undisturbed(tables []tableID) (bool, error) {
 		return false, nil
 	}
 	for _, id := range tables {
-		same, err := l.same(id, l.look(id))
+		same, err := l.same(id, l.glance)
 		if !same || err != nil {
 			return false, err
 		}
@@ -137,48 +144,39 @@ func (l *legacy) undisturbed(tables []tableID) (bool, error) {
 // asLoaded implements backend.
 func (l *legacy) asLoaded(tables []tableID) (bool, error) {
 	for _, id := range tables {
-		if same, err := l.same(id, byAll); !same || err != nil {
+		if same, err := l.same(id, wholeTable); !same || err != nil {
 			return false, err
 		}
 	}
 	return true, nil
 }
 
-// look is how closely it is time to look at a table.
-func (l *legacy) look(id tableID) look {
-	size := 0
-	if b := l.tables[id]; b != nil {
-		size = int(b.Size)
-	}
-	switch {
+// glance is how much of a table is compared this time.
+func (l *legacy) glance(t *xt.Table) int {
+	switch size := int(t.Size); {
 	case l.glances%(1+size/closeSize) == 0:
-		return byAll
+		return wholeTable(t)
 	case l.glances%(1+size/firstSize) == 0:
-		return byOthers
+		return upToForeign(t)
 	}
-	return bySize
+	return 0
 }
 
 // same reports whether a table is as last read or written.
-func (l *legacy) same(id tableID, how look) (same bool, err error) {
-	b := l.tables[id]
-	info, err := l.socket(id).Info(id.name)
+func (l *legacy) same(id tableID, end func(*xt.Table) int) (bool, error) {
+	t := l.tables[id]
+	if t == nil {
+		return false, nil
+	}
+	same, err := l.socket(id).Same(t, end(t))
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", id, err)
 	}
-	if b == nil || info != b.Info {
-		return false, nil
-	}
-	end := b.foreign
-	switch how {
-	case bySize:
-		return true, nil
-	case byAll:
-		end = len(b.raw) - xtables.Header
-	}
-	err = l.socket(id).Peek(id.name, info.Size, end, func(entries []byte) { same = b.sameUpTo(end, entries) })
-	return same, err
+	return same, nil
 }
+
+func upToForeign(t *xt.Table) int { return t.Foreign } // they come first in what we write
+func wholeTable(t *xt.Table) int  { return int(t.Info.Size) }
 
 // write implements backend, table by table. Each is replaced at once for packets. Connections are forwarded
 // before others are no longer refused.
@@ -195,52 +193,55 @@ func (l *legacy) write(changes []*change) error {
 }
 
 func (l *legacy) writeTable(c *change) error {
-	same, err := l.same(c.table, byOthers)
+	same, err := l.same(c.table, upToForeign)
 	if err != nil {
 		return err
 	}
 	if !same {
-		b, err := l.read(c.table)
-		if err != nil {
+		if l.tables[c.table], err = l.read(c.table); err != nil {
 			return err
 		}
-		l.tables[c.table] = b
 	}
 	if err := l.fault("x_tables replace"); err != nil {
 		return err
 	}
-	b := l.tables[c.table]
-	number := b.Number
+	t := l.tables[c.table]
 	delete(l.tables, c.table) // until the kernel has taken what becomes of it
-	next, err := b.after(c, l.sets)
-	if err != nil {
+	if err := t.Apply(l.encode(c)); err != nil {
+		return applied(err)
+	}
+	if err := l.replace(c.table, t); err != nil {
 		return err
 	}
-	if err := l.replace(next, number); err != nil {
-		return err
-	}
-	l.tables[c.table] = next
+	l.tables[c.table] = t
 	return nil
 }
 
-// replace puts a table in the place of one with so many rules. What the old rules had counted is added to the
-// counters of those rules of others that stay.
-func (l *legacy) replace(next *blob, number uint32) error {
-	counters, err := l.socket(next.id).Replace(next.id.name, number, next.Info, next.raw)
-	if err != nil {
-		return judged(fmt.Sprintf("%s with %d rules", next.id, next.Number), err)
+func applied(err error) error {
+	var missing *xt.MissingChain
+	if errors.As(err, &missing) {
+		return &refusedError{"a rule of chain " + missing.Chain, fmt.Errorf("no chain %s", missing.To)}
 	}
-	err = l.socket(next.id).AddCounters(next.id.name, next.Number, maps.All(next.kept), counters)
+	return err
+}
+
+// replace puts a table in the place of the kernel's. What the old rules had counted is added to the
+// counters of those rules of others that stay.
+func (l *legacy) replace(id tableID, t *xt.Table) error {
+	counters, err := l.socket(id).Replace(t)
 	if err != nil {
-		return fmt.Errorf("%s: %w", next.id, err)
+		return judged(fmt.Sprintf("%s with %d rules", id, t.Number), err)
+	}
+	if err = l.socket(id).AddCounters(t, counters); err != nil {
+		return fmt.Errorf("%s: %w", id, err)
 	}
 	return nil
 }
 
 func (l *legacy) mark(id tableID, r *rule) uint64 {
-	e := &entryEncoder{v6: id.v6, sets: l.sets}
-	e.rule(r)
-	return hashEntry(xtables.LayoutOf(id.v6), e.b, r.do.chainName())
+	e := &xt.Rules{Layout: xt.LayoutOf(id.v6)}
+	r.encode(e, l.sets)
+	return e.Hash(e.B, r.do.chainName())
 }
 
 func (t target) chainName() string {
@@ -250,16 +251,25 @@ func (t target) chainName() string {
 	return ""
 }
 
-// hashEntry is a number for what a rule says, without what the kernel writes into it.
-func hashEntry(layout xtables.Layout, entry []byte, to string) uint64 {
-	h := fnv.New64a()
-	_, _ = h.Write(entry[:layout.Condition])
-	_, _ = h.Write(entry[layout.Offsets : layout.Offsets+4])
-	rest := entry[layout.Size:]
-	if to != "" { // the verdict is an offset
-		rest = entry[layout.Size : len(entry)-8]
+// encode is a change in the form of x_tables.
+func (l *legacy) encode(c *change) *xt.Change {
+	layout := xt.LayoutOf(c.table.v6)
+	x := &xt.Change{Set: map[string]*xt.Rules{}, Gone: c.gone, Add: map[string]*xt.Rules{}}
+	for name, rules := range c.set {
+		e := xt.NewChain(layout, name)
+		for i := range rules {
+			rules[i].encode(e, l.sets)
+		}
+		x.Set[name] = e
 	}
-	_, _ = h.Write(rest)
-	_, _ = h.Write([]byte(to))
-	return h.Sum64()
+	for _, a := range slices.Backward(c.add) {
+		if x.Add[a.chain] == nil {
+			x.Add[a.chain] = &xt.Rules{Layout: layout}
+		}
+		a.rule.encode(x.Add[a.chain], l.sets)
+	}
+	for _, f := range c.remove {
+		x.Remove = append(x.Remove, xt.Place{Chain: f.chain, At: int(f.id)})
+	}
+	return x
 }

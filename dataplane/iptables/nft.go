@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/xt"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/xtables"
 )
 
 // From include/uapi/linux/netfilter/nf_tables.h and nf_tables_compat.h; x/sys/unix lacks them.
@@ -191,7 +191,7 @@ func (c *content) add(attrs []byte) {
 }
 
 func isBase(chain string) bool {
-	return slices.Contains(xtables.HookNames[:], chain)
+	return slices.Contains(xt.HookNames[:], chain)
 }
 
 // ruleMark is the mark in a rule's user data; 0 if the rule is not ours.

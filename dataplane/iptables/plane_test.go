@@ -20,9 +20,9 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
+	"fairlead.dev/fairlead/internal/xt"
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/xtables"
 )
 
 // onBoth runs f in a namespace for each back end.
@@ -357,7 +357,7 @@ func TestPlane_lock(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		var log bytes.Buffer
 		p := newPlane(t, Options{Backend: Legacy}, dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
-		f, err := os.OpenFile(xtables.LockFile, os.O_RDONLY|os.O_CREATE, 0o600)
+		f, err := os.OpenFile(xt.LockFile, os.O_RDONLY|os.O_CREATE, 0o600)
 		check(t, err)
 		defer f.Close()
 		check(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))

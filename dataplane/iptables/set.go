@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/internal/nfnetlink"
-	"fairlead.dev/fairlead/xtables"
+	"fairlead.dev/fairlead/internal/xt"
 )
 
 // setIndexes are the kernel's numbers of ipsets, by which rules refer to them.
@@ -34,7 +33,7 @@ const (
 type ipsets struct {
 	handle  *netlink.Handle
 	conn    *nfnetlink.Socket
-	fd      int // of a socket that answers for the numbers of sets
+	numbers xt.Socket // answers for the numbers of sets
 	indexes setIndexes
 	fault   func(string) error
 }
@@ -48,11 +47,11 @@ func openIPSets(fault func(string) error) (*ipsets, error) {
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0) // no raw one, which takes CAP_NET_RAW
+	numbers, err := xt.Open(false)
 	if err != nil {
 		return nil, fmt.Errorf("open socket: %w", err)
 	}
-	return &ipsets{handle: h, conn: c, fd: fd, indexes: setIndexes{}, fault: fault}, nil
+	return &ipsets{handle: h, conn: c, numbers: numbers, indexes: setIndexes{}, fault: fault}, nil
 }
 
 // need makes those of the sets that are missing. It goes on after an error that is about one set.
@@ -111,7 +110,7 @@ func (s *ipsets) create(v6 bool, name string, use setUse) error {
 	if err := s.learn(name, use.members); err != nil {
 		return errors.Join(err, s.handle.IpsetDestroy(name)) // so that it is made and taught another time
 	}
-	index, err := setIndex(s.fd, name)
+	index, err := s.numbers.SetIndex(name)
 	if err == nil {
 		s.indexes[name] = index
 	}
@@ -137,19 +136,6 @@ func (s *ipsets) learn(name string, members []string) error {
 		}
 	}
 	return nil
-}
-
-// setIndex asks for the number of an ipset (struct ip_set_req_get_set in the kernel's ip_set.h).
-func setIndex(fd int, name string) (uint16, error) {
-	const soIPSet, byName, version, request = 83, 6, 7, 40
-	b := make([]byte, request)
-	binary.NativeEndian.PutUint32(b, byName)
-	binary.NativeEndian.PutUint32(b[4:], version)
-	copy(b[8:39], name)
-	if err := xtables.GetOption(fd, unix.SOL_IP, soIPSet, b); err != nil {
-		return 0, fmt.Errorf("ask for its number: %w", err)
-	}
-	return binary.NativeEndian.Uint16(b[8:]), nil
 }
 
 // list are the sets of ours that the kernel holds.
@@ -214,7 +200,7 @@ func (s *ipsets) destroy(name string) (err error) {
 func (s *ipsets) know(names []string) error {
 	clear(s.indexes)
 	for _, name := range names {
-		index, err := setIndex(s.fd, name)
+		index, err := s.numbers.SetIndex(name)
 		if err != nil {
 			return fmt.Errorf("ipset %s: %w", name, err)
 		}
@@ -230,9 +216,5 @@ func (s *ipsets) contains(name string, client netip.Addr) (bool, error) {
 
 func (s *ipsets) close() error {
 	s.handle.Close()
-	fd := s.fd
-	if s.fd = -1; fd < 0 {
-		return nil
-	}
-	return errors.Join(s.conn.Close(), unix.Close(fd))
+	return errors.Join(s.conn.Close(), s.numbers.Close())
 }

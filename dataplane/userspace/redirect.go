@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"unsafe"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -14,7 +15,6 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/xtables"
 )
 
 // What TPROXY cannot lead to the process, address translation does: SCTP, and clients on a bridge; everything, where
@@ -170,7 +170,7 @@ func originalOf(fd int, v6 bool) (to netip.AddrPort, err error) {
 	if v6 {
 		level = unix.SOL_IPV6
 	}
-	if err := xtables.GetOption(fd, level, option, sockaddr[:]); err != nil {
+	if err := getOption(fd, level, option, sockaddr[:]); err != nil {
 		return to, os.NewSyscallError("getsockopt SO_ORIGINAL_DST", err)
 	}
 	address := sockaddr[4:8]
@@ -179,6 +179,17 @@ func originalOf(fd int, v6 bool) (to netip.AddrPort, err error) {
 	}
 	a, _ := netip.AddrFromSlice(address)
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(sockaddr[2:])), nil
+}
+
+// getOption is getsockopt with a structure of any length.
+func getOption(fd, level, name int, value []byte) error {
+	length := uint32(len(value))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name),
+		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&length)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 // redirection is the sockets to which what comes from one origin is redirected, at one port.

@@ -14,7 +14,6 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/xtables"
 )
 
 // From include/uapi/linux/sctp.h; x/sys/unix lacks them.
@@ -125,7 +124,7 @@ func (p *proxy) askSCTP(client *carry.Conn, c call, b model.Backend) (*asked, er
 func streamsOf(a *carry.Conn) (in, out uint16, err error) {
 	var status [sizeofStatus]byte
 	err = a.Do(func(fd int) error {
-		return os.NewSyscallError("getsockopt SCTP_STATUS", xtables.GetOption(fd, unix.IPPROTO_SCTP, sctpStatus, status[:]))
+		return os.NewSyscallError("getsockopt SCTP_STATUS", getOption(fd, unix.IPPROTO_SCTP, sctpStatus, status[:]))
 	})
 	return binary.NativeEndian.Uint16(status[inStreamsAt:]), binary.NativeEndian.Uint16(status[outStreamsAt:]), err
 }

@@ -1,16 +1,18 @@
-// Package xtables reads and replaces tables of iptables-legacy as the kernel hands them out: as a whole, entries
-// one after the other. It needs no program, and does not interpret what matches and targets say.
+// Package xt is the client of the kernel's x_tables, the tables that iptables-legacy shows. The kernel hands out a
+// table as a whole and takes it back as a whole. A Table has its entries as chains, and Apply makes a Change of them.
+// What matches and targets say is not interpreted. No program is needed.
 //
-//	Lock ─► Open ─► Info, Read ─► entries: Layout ─► Replace ─► counters of the old ones ─► AddCounters
+//	Lock ─► Open ─► Read ─► Table: Chains ─► Each Entry
+//	                          │
+//	                Rules ─► Change ─► Apply ─► Replace ─► counters of the old entries ─► AddCounters
 //
-// To ask for a table that does not exist makes it, with its hooks, and loads modules: Present knows those that do.
-package xtables
+// The first request for a table creates it, with its hooks, and loads modules. Present tells which tables exist.
+package xt
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"os"
 	"runtime"
 	"strings"
@@ -36,8 +38,8 @@ const (
 
 	// Header is room for struct ipt_replace in front of a table's entries.
 	Header = 96
-	// CountersSize is that of struct xt_counters.
-	CountersSize = 16
+
+	countersSize = 16 // struct xt_counters
 )
 
 // NumHooks are prerouting, input, forward, output and postrouting.
@@ -99,11 +101,6 @@ func (s *Socket) Close() error {
 	return unix.Close(fd)
 }
 
-// GetOption is getsockopt with a structure of any length.
-func GetOption(fd, level, name int, value []byte) error {
-	return Socket{fd, level}.get(name, value, uint32(len(value)))
-}
-
 // get may tell the kernel that the value is longer than it is.
 func (s Socket) get(name int, value []byte, length uint32) error {
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), uintptr(s.level), uintptr(name),
@@ -137,22 +134,29 @@ func (s Socket) Info(table string) (info Info, err error) {
 // readTries are enough: only somebody who changes the table without the lock makes a second necessary.
 const readTries = 5
 
-// Read reads a table. In front of its entries there is room for a Header.
-func (s Socket) Read(table string) (info Info, raw []byte, err error) {
+// Read reads a table. Own reports which chains are the caller's.
+func (s Socket) Read(table string, own func(chain string) bool) (*Table, error) {
 	for range readTries {
-		if info, err = s.Info(table); err != nil {
-			return info, nil, err
+		info, err := s.Info(table)
+		if err != nil {
+			return nil, err
 		}
-		raw = make([]byte, Header+int(info.Size))
+		raw := make([]byte, Header+int(info.Size))
 		err = s.entries(table, info.Size, raw[Header-getEntriesHeader:])
-		switch {
-		case err == nil:
-			return info, raw, nil
-		case !errors.Is(err, unix.EAGAIN):
-			return info, nil, fmt.Errorf("read its rules: %w", err)
+		if errors.Is(err, unix.EAGAIN) {
+			continue
 		}
+		if err != nil {
+			return nil, fmt.Errorf("read its rules: %w", err)
+		}
+		t, err := Parse(LayoutOf(s.level == unix.SOL_IPV6), info, raw, own)
+		if err != nil {
+			return nil, err
+		}
+		t.Name = table
+		return t, nil
 	}
-	return info, nil, fmt.Errorf("it changes all the time: %w", err)
+	return nil, errors.New("it changes all the time")
 }
 
 // entries asks for struct ipt_get_entries, of which all or the beginning fits into the answer.
@@ -162,10 +166,21 @@ func (s Socket) entries(table string, size uint32, answer []byte) error {
 	return s.get(getEntries, answer, getEntriesHeader+size)
 }
 
-// Peek calls look with the first n bytes of a table's entries, which last as long as the call, or not at all if
-// the table has another size by now. The kernel hands out the rest only to those who take it: what is behind is
-// memory that there is not.
-func (s Socket) Peek(table string, size uint32, n int, look func(entries []byte)) error {
+// Same reports whether the kernel holds the table that was read or written last. Up to an offset the entries are
+// compared; behind it only their number and size are.
+func (s Socket) Same(t *Table, end int) (same bool, err error) {
+	info, err := s.Info(t.Name)
+	if err != nil || info != t.Info || end == 0 {
+		return err == nil && info == t.Info, err
+	}
+	err = s.peek(t.Name, info.Size, end, func(entries []byte) { same = t.sameUpTo(end, entries) })
+	return same, err
+}
+
+// peek calls look with the first n bytes of a table's entries, which last as long as the call, or not at all if
+// the table has another size by now. The kernel copies entries until it meets memory that does not exist: so the rest
+// is never copied.
+func (s Socket) peek(table string, size uint32, n int, look func(entries []byte)) error {
 	page := os.Getpagesize()
 	head := getEntriesHeader + n
 	whole := (head + page - 1) / page * page
@@ -184,37 +199,56 @@ func (s Socket) Peek(table string, size uint32, n int, look func(entries []byte)
 	return nil
 }
 
-// Replace puts a table in the place of one with so many entries, at once for packets. It fills in the Header in
-// front of the new entries. The kernel hands back what the old ones had counted to the last packet.
-func (s Socket) Replace(table string, old uint32, info Info, raw []byte) (counters []byte, err error) {
-	counters = make([]byte, CountersSize*old)
+// Replace puts a table in the place of the one of which it was made, at once for packets. The kernel returns what the
+// old entries have counted, to the last packet.
+func (s Socket) Replace(t *Table) (counters []byte, err error) {
+	counters = make([]byte, countersSize*t.replaces)
 	var pinned runtime.Pinner // the message has the address as a number
 	pinned.Pin(&counters[0])
 	defer pinned.Unpin()
-	clear(raw[:nameSize])
-	copy(raw, table)
-	_, err = binary.Encode(raw[nameSize:Header], binary.NativeEndian, replacement{
-		ValidHooks: info.ValidHooks, Number: info.Number, Size: info.Size,
-		Hooks: info.Hooks, Underflows: info.Underflows,
-		OldNumber: old, Counters: uint64(uintptr(unsafe.Pointer(&counters[0]))),
+	clear(t.raw[:nameSize])
+	copy(t.raw, t.Name)
+	_, err = binary.Encode(t.raw[nameSize:Header], binary.NativeEndian, replacement{
+		ValidHooks: t.ValidHooks, Number: t.Number, Size: t.Size,
+		Hooks: t.Hooks, Underflows: t.Underflows,
+		OldNumber: t.replaces, Counters: uint64(uintptr(unsafe.Pointer(&counters[0]))),
 	})
 	if err != nil {
 		return nil, err
 	}
-	return counters, s.set(setReplace, raw)
+	if err := s.set(setReplace, t.raw); err != nil {
+		return nil, err
+	}
+	t.replaces = t.Number
+	return counters, nil
 }
 
-// AddCounters adds to the counters of a table of so many entries those that old ones had. Kept has the numbers of
-// an entry and of the old one.
-func (s Socket) AddCounters(table string, n uint32, kept iter.Seq2[int, int], counters []byte) error {
-	message := make([]byte, countersHeader+CountersSize*n)
-	copy(message, table)
-	binary.NativeEndian.PutUint32(message[nameSize:], n)
-	for to, from := range kept {
-		copy(message[countersHeader+CountersSize*to:], counters[CountersSize*from:][:CountersSize])
+// AddCounters adds what Replace returned to the counters of those entries that were not replaced.
+func (s Socket) AddCounters(t *Table, counters []byte) error {
+	message := make([]byte, countersHeader+countersSize*t.Number)
+	copy(message, t.Name)
+	binary.NativeEndian.PutUint32(message[nameSize:], t.Number)
+	for i, from := range t.kept {
+		if from != added {
+			copy(message[countersHeader+countersSize*i:], counters[countersSize*from:][:countersSize])
+		}
 	}
 	if err := s.set(setAddCounters, message); err != nil {
 		return fmt.Errorf("put the counters of its other rules back: %w", err)
 	}
 	return nil
+}
+
+// SetIndex asks for the number of an ipset, by which entries name it (struct ip_set_req_get_set in the kernel's
+// ip_set.h).
+func (s Socket) SetIndex(set string) (uint16, error) {
+	const soIPSet, byName, version, request = 83, 6, 7, 40
+	b := make([]byte, request)
+	binary.NativeEndian.PutUint32(b, byName)
+	binary.NativeEndian.PutUint32(b[4:], version)
+	copy(b[8:39], set)
+	if err := s.get(soIPSet, b, request); err != nil {
+		return 0, fmt.Errorf("ask for its number: %w", err)
+	}
+	return binary.NativeEndian.Uint16(b[8:]), nil
 }

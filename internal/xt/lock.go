@@ -1,4 +1,4 @@
-package xtables
+package xt
 
 import (
 	"cmp"
