@@ -546,7 +546,7 @@ func (p *Plane) Remove(ctx context.Context) error {
 		err = fmt.Errorf("ebpf: %w", err)
 	}
 	if p.behind != nil {
-		p.left.state = nil
+		p.left.forget()
 		err = errors.Join(p.behind.Remove(ctx), err)
 	}
 	return err

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -19,8 +19,8 @@ import (
 type leftover struct {
 	node   ownAddrs
 	behind dataplane.Dataplane // nil: there is none
-	state  *model.State        // its rows; nil: not known
-	users  map[model.PoolID]int
+	part   *subset.Subset      // its State; nil: it has no rows
+	known  bool                // the last call has succeeded
 }
 
 // isLeft reports whether a row that the node itself meets is left.
@@ -38,143 +38,58 @@ func forNode(s *model.State, key model.Key) (model.Key, model.Frontend, bool) {
 	return key, model.Frontend{}, false
 }
 
-// of makes the State of the rows that are left, and of the guards if there are any.
-func (l *leftover) of(s *model.State) *model.State {
-	out := model.NewState()
-	for key, f := range s.Frontends {
-		if mine, _, _ := forNode(s, key); mine != key || !l.isLeft(key, f) {
-			continue
-		}
-		out.Frontends[key] = f
-		if f.Verdict == model.Forward {
-			out.Pools[f.Pool] = s.Pools[f.Pool]
-		}
+// row implements subset.Row.
+func (l *leftover) row(s *model.State, key model.Key, f model.Frontend) (model.Frontend, bool) {
+	if !l.isLeft(key, f) {
+		return f, false
 	}
-	out.Pods = s.Pods
-	if len(out.Frontends) > 0 {
-		out.Guards = maps.Clone(s.Guards)
-	}
-	return out
+	met, _, _ := forNode(s, key)
+	return f, met == key
 }
 
 // sync makes the plane behind hold the rows that are left, or nothing.
-func (l *leftover) sync(ctx context.Context, s *model.State) error {
+func (l *leftover) sync(ctx context.Context, s *model.State) (err error) {
 	if l.behind == nil {
 		return nil
 	}
-	l.state = nil
-	rows := l.of(s)
-	if len(rows.Frontends) == 0 {
-		if err := l.behind.Remove(ctx); err != nil {
-			return err
-		}
-		l.set(rows)
-		return nil
+	l.forget()
+	part := subset.Of(s, l.row)
+	if len(part.Frontends) == 0 {
+		part, err = nil, l.behind.Remove(ctx)
+	} else {
+		err = l.behind.Sync(ctx, part.State)
 	}
-	err := l.behind.Sync(ctx, rows)
-	if err == nil || errors.Is(err, dataplane.ErrPartial) {
-		l.set(rows)
+	if isPartial(err) {
+		l.part, l.known = part, true
 	}
 	return err
 }
 
-func (l *leftover) set(rows *model.State) {
-	l.state, l.users = rows, map[model.PoolID]int{}
-	for _, f := range rows.Frontends {
-		l.users[f.Pool]++
-	}
-}
+// forget is called when what the plane behind holds is not known any more.
+func (l *leftover) forget() { l.part, l.known = nil, false }
 
 // apply follows a change that leads to s.
 func (l *leftover) apply(ctx context.Context, s *model.State, c model.Change) error {
-	if l.behind == nil {
-		return nil
-	}
-	if l.state == nil {
-		return errors.New("what the plane behind holds is not known; Sync first")
-	}
-	had := len(l.state.Frontends)
-	change := l.change(s, c)
-	l.state.Apply(change)
-	has := len(l.state.Frontends)
 	switch {
-	case had == 0 && has == 0:
+	case l.behind == nil:
 		return nil
-	case had == 0 || has == 0:
+	case !l.known:
+		return errors.New("what the plane behind holds is not known; Sync first")
+	case l.part == nil && !subset.Row(l.row).Touches(s, c):
+		return nil
+	case l.part == nil:
 		return l.sync(ctx, s)
 	}
-	err := l.behind.Apply(ctx, l.state, change)
-	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
-		l.state = nil
+	change := l.part.Change(s, c)
+	if len(l.part.Frontends) == 0 {
+		return l.sync(ctx, s)
+	}
+	err := l.behind.Apply(ctx, l.part.State, change)
+	if !isPartial(err) {
+		l.forget()
 		err = fmt.Errorf("rows that are left: %w", err)
 	}
 	return err
-}
-
-// change is the part of a change that is about rows that are left.
-func (l *leftover) change(s *model.State, c model.Change) model.Change {
-	out := model.Change{Guards: c.Guards, Pods: c.Pods}
-	touched := map[model.Key]struct{}{}
-	for key, f := range c.Frontends.Set.All() {
-		if len(l.state.Frontends) > 0 || l.isLeft(key, f) { // else nothing is left of it, before and after
-			key.Scope = model.Any
-			touched[key] = struct{}{}
-		}
-	}
-	for _, key := range c.Frontends.Delete {
-		key.Scope = model.Any
-		touched[key] = struct{}{}
-	}
-	before := map[model.PoolID]int{} // of pools whose number of users may change
-	for key := range touched {
-		l.frontend(s, key, &out, before)
-	}
-	for id, had := range before {
-		switch has := l.users[id]; {
-		case had == 0 && has > 0:
-			out.Pools.Set = append(out.Pools.Set, model.Row[model.PoolID, model.Pool]{Key: id, Value: s.Pools[id]})
-		case had > 0 && has == 0:
-			out.Pools.Delete = append(out.Pools.Delete, id)
-		}
-		if l.users[id] == 0 {
-			delete(l.users, id)
-		}
-	}
-	for _, pool := range c.Pools.Set {
-		had, counted := before[pool.Key]
-		if l.users[pool.Key] > 0 && (!counted || had > 0) { // else it is set already
-			out.Pools.Set = append(out.Pools.Set, pool)
-		}
-	}
-	return out
-}
-
-// frontend adds what changes for both scopes of a key.
-func (l *leftover) frontend(s *model.State, key model.Key, out *model.Change, before map[model.PoolID]int) {
-	count := func(id model.PoolID, more int) {
-		if id == (model.PoolID{}) {
-			return
-		}
-		if _, known := before[id]; !known {
-			before[id] = l.users[id]
-		}
-		l.users[id] += more
-	}
-	mine, f, ok := forNode(s, key)
-	ok = ok && l.isLeft(mine, f)
-	for _, key.Scope = range []model.Scope{model.Any, model.Internal} {
-		had, has := l.state.Frontends[key]
-		if has {
-			count(had.Pool, -1)
-		}
-		switch {
-		case ok && key == mine:
-			count(f.Pool, 1)
-			out.Frontends.Set = append(out.Frontends.Set, model.Row[model.Key, model.Frontend]{Key: key, Value: f})
-		case has:
-			out.Frontends.Delete = append(out.Frontends.Delete, key)
-		}
-	}
 }
 
 // audit compares the plane behind with the rows that are left.
@@ -182,12 +97,12 @@ func (l *leftover) audit(ctx context.Context, s *model.State) ([]dataplane.Drift
 	if l.behind == nil {
 		return nil, nil
 	}
-	rows := l.state
-	if rows == nil {
-		rows = l.of(s)
+	part := l.part
+	if !l.known {
+		part = subset.Of(s, l.row)
 	}
-	if len(rows.Frontends) == 0 {
+	if part == nil || len(part.Frontends) == 0 {
 		return nil, nil
 	}
-	return l.behind.Audit(ctx, rows)
+	return l.behind.Audit(ctx, part.State)
 }

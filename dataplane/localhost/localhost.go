@@ -22,12 +22,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
-	"slices"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
+	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
@@ -72,7 +71,7 @@ type plane struct {
 	ours    ours
 	clients *clients
 	known   bool                  // the last call succeeded
-	view    *view                 // of its State; nil: the wrapped plane has that State itself
+	part    *subset.Subset        // of its State, for the wrapped plane; nil: that has the State itself
 	relays  map[model.Key]*relay  // of both scopes, as Any
 	counted map[bool]int          // relays that the meter knows, by whether they are on [::1]
 	missing keys                  // where a relay could not listen, or had to stop, at least once
@@ -89,48 +88,43 @@ type affinePlane struct {
 // keys are destinations that are ours. What happens there, Lookup says, whatever the scope of the row.
 type keys map[model.Key]struct{}
 
-func (k keys) add(ours ours, all iter.Seq[model.Key]) {
-	for key := range all {
-		if ours(key) {
-			key.Scope = model.Any
-			k[key] = struct{}{}
-		}
+func (k keys) add(ours ours, key model.Key) {
+	if ours(key) {
+		key.Scope = model.Any
+		k[key] = struct{}{}
 	}
-}
-
-// look finds what a State has that is ours, and makes a view if there is anything.
-func look(s *model.State, ours ours) (v *view, found keys) {
-	found = keys{}
-	if found.add(ours, maps.Keys(s.Frontends)); len(found) > 0 {
-		v = newView(s, ours)
-	}
-	return v, found
 }
 
 // Sync implements dataplane.Dataplane. It tries again to listen where that has failed.
 func (p *plane) Sync(ctx context.Context, s *model.State) error {
-	var touched keys
-	p.view, touched = look(s, p.ours)
-	touched.add(p.ours, maps.Keys(p.relays))
-	return p.settle(s, touched, p.Dataplane.Sync(ctx, p.view.of(s)))
+	part, touched := look(s, p.ours)
+	p.part = part
+	for key := range p.relays {
+		touched.add(p.ours, key)
+	}
+	return p.settle(s, touched, p.Dataplane.Sync(ctx, inner(s, part)))
 }
 
 // Apply implements dataplane.Dataplane.
 func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
 	touched := keys{}
-	touched.add(p.ours, c.Frontends.Set.Keys())
-	touched.add(p.ours, slices.Values(c.Frontends.Delete))
+	for key := range c.Frontends.Set.Keys() {
+		touched.add(p.ours, key)
+	}
+	for _, key := range c.Frontends.Delete {
+		touched.add(p.ours, key)
+	}
 	switch {
-	case p.view == nil && len(touched) == 0:
+	case p.part == nil && len(touched) == 0:
 		return p.Dataplane.Apply(ctx, s, c)
-	case p.view == nil: // from now on the wrapped plane has a State of its own
+	case p.part == nil: // from now on the wrapped plane has a State of its own
 		return p.Sync(ctx, s)
 	}
 	for id := range c.Pools.Set.All() {
 		maps.Copy(touched, p.users[id])
 	}
-	c = p.view.change(s, c)
-	return p.settle(s, touched, p.Dataplane.Apply(ctx, p.view.State, c))
+	c = p.part.Change(s, c)
+	return p.settle(s, touched, p.Dataplane.Apply(ctx, p.part.State, c))
 }
 
 // settle makes relays serve what the State says, and adds its errors to that of the wrapped plane.
@@ -263,11 +257,11 @@ func (p *plane) end(key model.Key) {
 // Audit implements dataplane.Dataplane. Of relays it knows those that this process could not make: the
 // relays of another one are not in the kernel to be read.
 func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	view := p.view
+	part := p.part
 	if !p.known {
-		view, _ = look(s, p.ours)
+		part, _ = look(s, p.ours)
 	}
-	drifts, err := p.Dataplane.Audit(ctx, view.of(s))
+	drifts, err := p.Dataplane.Audit(ctx, inner(s, part))
 	for key := range p.missing {
 		if id, ok := wants(s, key); ok && p.relays[key] == nil {
 			object := fmt.Sprintf("listener %s/%s", key.AddrPort(), key.Protocol)
@@ -283,7 +277,7 @@ func (p *plane) endAll() {
 		p.end(key)
 	}
 	p.count()
-	p.known, p.view = false, nil
+	p.known, p.part = false, nil
 	clear(p.missing)
 }
 

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -36,33 +36,29 @@ func (p *Plane) translates() bool { return p.options.Redirect == ByPlane }
 // Over reports the same to who must not take those rules for what is left of that plane.
 func (p *Plane) Over() bool { return p.translates() }
 
-// toProcess is a row that leads to the process.
-func toProcess(key model.Key, f model.Frontend) model.Frontend {
+// toProcess implements subset.Row for the other plane: a row that can be served leads to the process.
+func (p *Plane) toProcess(_ *model.State, key model.Key, f model.Frontend) (model.Frontend, bool) {
+	if p.unable(key, f) != nil {
+		return f, false
+	}
 	if f.Verdict == model.Forward {
 		f.Pool, f.SNAT = process(key.Scope, key.Addr.Is6()), model.Never
 	}
-	return f
+	return f, true
 }
 
-// allToProcess is a State for the other plane.
-func (p *Plane) allToProcess(s *model.State) *model.State {
-	out := s.Clone()
-	clear(out.Pools)
+// byProcess is a State whose pools are those of the process.
+func (p *Plane) byProcess(s *model.State) *model.State {
+	out := *s
+	out.Pools = map[model.PoolID]model.Pool{}
 	for i, l := range p.listening {
 		for _, scope := range []model.Scope{model.Any, model.Internal} {
-			at := ownAddress(i == 1)
 			out.Pools[process(scope, i == 1)] = model.Pool{Backends: []model.Backend{{
-				Addr: at, Port: l.redirectPorts[ported(scope)], Local: true, Weight: 1,
+				Addr: ownAddress(i == 1), Port: l.redirectPorts[ported(scope)], Local: true, Weight: 1,
 			}}}
 		}
 	}
-	used := map[model.PoolID]bool{}
-	for key, f := range out.Frontends {
-		out.Frontends[key] = toProcess(key, f)
-		used[out.Frontends[key].Pool] = true
-	}
-	maps.DeleteFunc(out.Pools, func(id model.PoolID, _ model.Pool) bool { return !used[id] })
-	return out
+	return &out
 }
 
 // syncOver is Sync where another plane has the rules.
@@ -79,12 +75,12 @@ func (p *Plane) syncOver(ctx context.Context, s *model.State) error {
 	if err := p.route(); err != nil {
 		return err
 	}
-	led := p.allToProcess(served)
+	led := subset.Of(p.byProcess(s), p.toProcess)
 	if p.phase == waiting {
 		p.led = led
 		return partial
 	}
-	err := p.over.Sync(ctx, led)
+	err := p.over.Sync(ctx, led.State)
 	if err == nil || errors.Is(err, dataplane.ErrPartial) {
 		p.led = led
 	}
@@ -103,15 +99,13 @@ func (p *Plane) applyOver(ctx context.Context, s *model.State, c model.Change) e
 	if p.led == nil || p.proxy == nil {
 		return errors.New("userspace: the kernel's content is not known; Sync first")
 	}
+	led := p.led.Change(p.byProcess(s), c)
 	c, partial := p.ableChange(c)
 	p.proxy.rows.change(c)
-	served, _ := p.able(s)
-	led := p.allToProcess(served)
 	var err error
 	if p.phase != waiting {
-		err = p.over.Apply(ctx, led, model.Diff(p.led, led))
+		err = p.over.Apply(ctx, p.led.State, led)
 	}
-	p.led = led
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		p.led = nil
 	}
@@ -127,7 +121,7 @@ func (p *Plane) auditOver(ctx context.Context) ([]dataplane.Drift, error) {
 	if p.phase == waiting {
 		return nil, nil
 	}
-	drifts, err := p.over.Audit(ctx, p.led)
+	drifts, err := p.over.Audit(ctx, p.led.State)
 	return drifts, p.ofOver(nil, err)
 }
 
@@ -137,11 +131,11 @@ func (p *Plane) enterOver(ctx context.Context) error {
 		return errors.New("userspace: the kernel's content is not known; Sync first")
 	}
 	p.phase = serving
-	partial := p.over.Sync(ctx, p.led)
+	partial := p.over.Sync(ctx, p.led.State)
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return p.ofOver(partial, nil)
 	}
-	drifts, err := p.over.Audit(dataplane.Thoroughly(ctx), p.led)
+	drifts, err := p.over.Audit(dataplane.Thoroughly(ctx), p.led.State)
 	if err == nil && partial == nil && len(drifts) > 0 {
 		err = fmt.Errorf("the rules of iptables are not what they should be: %s", drifts[0])
 	}

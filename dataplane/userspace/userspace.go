@@ -32,6 +32,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/share"
@@ -111,7 +112,7 @@ type Plane struct {
 	withoutFIB bool
 	tables     []*table            // nil: the kernel's content is not known
 	over       dataplane.Dataplane // of ByPlane
-	led        *model.State        // what that has; nil: it is not known
+	led        *subset.Subset      // what that has; nil: it is not known
 	// own is how many transactions we have made, beside those of disguises; clean how many others had when our rules
 	// were as they should be: the generation of the ruleset counts all of them.
 	clean, own uint32
