@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strings"
@@ -18,8 +19,8 @@ import (
 //	                what is of no namespace ───────────────┘
 //
 // A turn has a size. Namespaces with little to do go first, in a turn without the others if there was none just before:
-// so they wait for one large turn at most. Of what others have a turn takes a piece of each; those that got nothing
-// come first in the next one. An object that changes again before its turn keeps its place.
+// so they wait for one large turn at most. Of what others have a turn takes a piece of each, also of a Service with many
+// slices; those that got nothing come first in the next one. An object that changes again before its turn keeps its place.
 
 // queue is what has come and is not in the Table. It is for one goroutine.
 type queue struct {
@@ -45,7 +46,7 @@ type space struct {
 	at     time.Time        // when that is at the latest; zero: it is not known
 }
 
-// unit is what is new of a Service and its slices. They go together.
+// unit is what is new of a Service and its slices. They go together, unless they are too many.
 type unit struct {
 	service  string // name
 	services service.Objects[service.Service]
@@ -188,6 +189,13 @@ func (s *space) unit(service string) *unit {
 		s.order = append(s.order, u)
 	}
 	return u
+}
+
+// close has what comes anew of a Service wait for another turn than the unit, so that this has an end.
+func (s *space) close(u *unit) {
+	if s.units[u.service] == u {
+		delete(s.units, u.service)
+	}
 }
 
 // maxNoted bounds how many times are remembered while nothing can be programmed.
@@ -356,13 +364,17 @@ func (q *queue) end(t *taken, served map[*space]bool) {
 	t.came = slices.CompactFunc(t.came, time.Time.Equal)
 }
 
-// give takes of what a namespace has begun to give: one unit at least, and no other one beyond the limit.
+// give takes of what a namespace has begun to give: units that are together within the limit, or a piece of one.
 func (q *queue) give(s *space, limit int, t *taken) (weight int) {
 	n := 0
 	for weight < limit && n < s.open || n == 0 {
 		u := s.order[n]
 		w := u.weight()
 		if n > 0 && weight+w > limit {
+			break
+		}
+		if w > max(limit, 2*pieceSize) && len(u.slices) > 1 {
+			weight += q.handPiece(s, u, max(limit, pieceSize), t)
 			break
 		}
 		weight += w
@@ -377,17 +389,44 @@ func (q *queue) give(s *space, limit int, t *taken) (weight int) {
 
 // hand takes a unit.
 func (q *queue) hand(s *space, u *unit, t *taken) {
-	t.batch.Services = append(t.batch.Services, u.services...)
-	t.batch.Slices = append(t.batch.Slices, u.slices...)
+	q.handObjects(s, u, len(u.slices), t)
 	t.batch.Problems = append(t.batch.Problems, u.problems...)
 	t.came = append(t.came, u.came...)
 	t.happened = append(t.happened, u.happened...)
-	q.Services -= len(u.services)
-	q.Slices -= len(u.slices)
 	q.noted -= len(u.came) + len(u.happened)
-	delete(s.units, u.service)
-	for name := range u.slices.All() {
+	s.close(u)
+}
+
+// pieceSize is the weight of the smallest piece of a unit: that of a full slice in Kubernetes.
+const pieceSize = 1000
+
+// handPiece takes the Service, if it is new, and the first slices of a unit that is larger than the limit. Slices that
+// are gone come last, and the controller of Kubernetes leaves an endpoint in its slice: none is missing between pieces.
+func (q *queue) handPiece(s *space, u *unit, limit int, t *taken) int {
+	slices.SortStableFunc(u.slices, func(a, b service.Object[service.Slice]) int {
+		return cmp.Compare(weightOf(b.Is), weightOf(a.Is))
+	})
+	piece := unit{services: u.services, slices: u.slices[:1]}
+	for n := 2; n < len(u.slices) && piece.weight()+weightOf(u.slices[n-1].Is) <= limit; n++ {
+		piece.slices = u.slices[:n]
+	}
+	q.handObjects(s, u, len(piece.slices), t)
+	s.close(u)
+	return piece.weight()
+}
+
+// handObjects takes the Service and the first slices of a unit.
+func (q *queue) handObjects(s *space, u *unit, n int, t *taken) {
+	t.batch.Services = append(t.batch.Services, u.services...)
+	t.batch.Slices = append(t.batch.Slices, u.slices[:n]...)
+	q.Services -= len(u.services)
+	q.Slices -= n
+	for name := range u.slices[:n].All() {
 		delete(s.slices, name.Name)
+	}
+	u.services, u.slices = nil, u.slices[n:]
+	for i, o := range u.slices {
+		s.slices[o.Name.Name] = place{u, i}
 	}
 }
 
@@ -399,9 +438,14 @@ func (u *unit) weight() (n int) {
 		}
 	}
 	for _, s := range u.slices.All() {
-		if n++; s != nil {
-			n += len(s.Ports) * len(s.Endpoints)
-		}
+		n += weightOf(s)
 	}
 	return n
+}
+
+func weightOf(s *service.Slice) int {
+	if s == nil {
+		return 1
+	}
+	return 1 + len(s.Ports)*len(s.Endpoints)
 }

@@ -102,6 +102,43 @@ func TestQueue_manyNamespaces(t *testing.T) {
 	}
 }
 
+// A Service with many slices goes in pieces, its slices that are gone last, and others go between.
+func TestQueue_manySlices(t *testing.T) {
+	q := queue{owner: func(service.Name) string { return "s0" }}
+	gone := service.Name{Namespace: "a", Name: "gone"}
+	var big service.Batch
+	for round := range 2 { // what has come again keeps its place
+		big = object("a", 0)
+		big.Slices = service.One[service.Slice](gone, nil)
+		for i := range 5 {
+			name := service.Name{Namespace: "a", Name: fmt.Sprint("s0-", i)}
+			big.Slices.Set(name, &service.Slice{
+				Name: name, Service: "s0", Ports: make([]service.SlicePort, 1), Endpoints: make([]service.Endpoint, 1000-round),
+			})
+		}
+		q.put(delivery{big, time.Unix(1, 0)})
+	}
+	var got []string
+	for len(q.ring) > 0 {
+		taken := q.take(2500, time.Now(), anyone)
+		got = append(got, fmt.Sprintf("%s: %d times", names(taken), len(taken.came)))
+		if len(got) == 1 {
+			put(&q, "b", 0, 1)
+			q.put(delivery{batch: service.Batch{Slices: big.Slices[1:2]}})
+		}
+	}
+	want := []string{
+		"a/s0, slice a/s0-0, slice a/s0-1: 0 times",
+		"b/s0, slice b/s0: 1 times",
+		"slice a/s0-2, slice a/s0-3: 0 times",
+		"slice a/s0-4, no slice a/gone: 1 times",
+		"slice a/s0-0: 1 times",
+	}
+	if !slices.Equal(got, want) || len(q.spaces)+q.Services+q.Slices+q.noted != 0 {
+		t.Errorf("taken\n%s\nleft: %+v", strings.Join(got, "\n"), q)
+	}
+}
+
 // Those that have much share a turn, and what is larger than a turn goes in one.
 func TestQueue_roundRobin(t *testing.T) {
 	var q queue
