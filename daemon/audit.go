@@ -28,8 +28,8 @@ func Audit(ctx context.Context, c *config.Config, t *service.Table, log *slog.Lo
 	state, _, _ := t.Update(service.Batch{})
 	a = engine.Audited{Plane: found.name, Rows: state.Rows(), Drifts: []dataplane.Drift{}}
 	start := time.Now()
-	drifts, err := o.Audit(dataplane.Thoroughly(ctx), state)
-	a.Drifts, a.Took = append(a.Drifts, drifts...), time.Since(start)
+	r, err := o.Audit(ctx, state, dataplane.Full)
+	a.Drifts, a.Took = append(a.Drifts, r.Drifts...), time.Since(start)
 	return a, err
 }
 

@@ -56,8 +56,13 @@ func (u *undecided) Apply(ctx context.Context, s *model.State, c model.Change) e
 }
 
 // Audit implements dataplane.Dataplane.
-func (u *undecided) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	return u.chosen.Audit(ctx, s)
+func (u *undecided) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
+	return u.chosen.Audit(ctx, s, d)
+}
+
+// Repair implements dataplane.Dataplane.
+func (u *undecided) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
+	return u.chosen.Repair(ctx, s, r)
 }
 
 // Remove implements dataplane.Dataplane.

@@ -137,7 +137,16 @@ func (l legacy) open(c dataplane.Config, s planeSettings) (o opened, taken bool,
 // Sync implements dataplane.Dataplane.
 func (h *heir) Sync(ctx context.Context, s *model.State) error {
 	h.served = true
-	err := h.Dataplane.Sync(ctx, s)
+	return h.synced(ctx, s, h.Dataplane.Sync(ctx, s))
+}
+
+// Repair implements dataplane.Dataplane.
+func (h *heir) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
+	return h.synced(ctx, s, h.Dataplane.Repair(ctx, s, r))
+}
+
+// synced removes what others have left, now that the plane holds all rows.
+func (h *heir) synced(ctx context.Context, s *model.State, err error) error {
 	h.lacks = errors.Is(err, dataplane.ErrPartial)
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) || !h.clears.TryLock() {
 		return err
@@ -228,10 +237,10 @@ func (h *heir) Counters(ctx context.Context) (dataplane.Counters, error) {
 }
 
 // Audit implements dataplane.Dataplane. It is also when it is seen that connections have ended.
-func (h *heir) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+func (h *heir) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
 	remains := h.lookAgain(ctx, s)
-	drifts, err := h.Dataplane.Audit(ctx, s)
-	return drifts, cmp.Or(err, remains)
+	r, err := h.Dataplane.Audit(ctx, s, d)
+	return r, cmp.Or(err, remains)
 }
 
 // lookAgain sees whether connections have ended, when it is time.

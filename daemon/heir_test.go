@@ -37,7 +37,7 @@ func TestHeir_waits(t *testing.T) {
 	if err := h.Sync(t.Context(), model.NewState()); err != nil {
 		t.Error(err)
 	}
-	if _, err := h.Audit(t.Context(), model.NewState()); err != nil {
+	if _, err := h.Audit(t.Context(), model.NewState(), dataplane.Quick); err != nil {
 		t.Error(err)
 	}
 	if removed != 0 {

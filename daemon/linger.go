@@ -164,9 +164,9 @@ func newOverLingering(o ebpf.Options, behind dataplane.New) dataplane.New {
 }
 
 // Audit implements dataplane.Dataplane.
-func (p *overLingering) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+func (p *overLingering) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	if err := p.behind.end(ctx, s); err != nil {
-		return nil, err
+		return r, err
 	}
-	return p.Plane.Audit(ctx, s)
+	return p.Plane.Audit(ctx, s, d)
 }

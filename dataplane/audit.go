@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -59,21 +58,3 @@ func By(all []Foreign) string {
 	}
 	return strings.Join(names, ", ")
 }
-
-type thorough struct{}
-
-// Thoroughly has Audit, if it is called with that context, compare every row with the kernel: neither some of them,
-// as chance has it, nor only what the kernel says somebody has touched.
-func Thoroughly(ctx context.Context) context.Context { return context.WithValue(ctx, thorough{}, true) }
-
-// Thorough reports whether Audit shall compare every row.
-func Thorough(ctx context.Context) bool { return ctx.Value(thorough{}) != nil }
-
-type mending struct{}
-
-// Mending has Sync, if it is called with that context, go by what the Audit just before it has read, rather than read
-// it again, if the plane can tell that nobody has changed it since. The State is what it was then.
-func Mending(ctx context.Context) context.Context { return context.WithValue(ctx, mending{}, true) }
-
-// Mends reports whether Sync comes just after an Audit of the same State.
-func Mends(ctx context.Context) bool { return ctx.Value(mending{}) != nil }

@@ -25,7 +25,7 @@ import (
 // of the thread that made it. One goroutine calls it. Every method is idempotent.
 type Dataplane interface {
 	// Sync makes the kernel hold exactly s, whatever it held before, an earlier process's objects
-	// included. Connections that s still allows are not disturbed. See Mending for what makes a repair shorter.
+	// included. Connections that s still allows are not disturbed.
 	Sync(ctx context.Context, s *model.State) error
 	// Apply performs c, which leads from the State of the last successful call to s.
 	// Its cost depends on c only. After an error, but for ErrPartial, the caller calls Sync.
@@ -34,7 +34,10 @@ type Dataplane interface {
 	// call if there was one. After an ErrPartial the rows that are not in force may be among them, in the same words
 	// each time. It changes no row; what is due once in a while (connections that drain, flows to be forgotten) may be
 	// done then, for it is called about once a second. What fails of that is an ErrPartial, and the differences count.
-	Audit(ctx context.Context, s *model.State) ([]Drift, error)
+	Audit(ctx context.Context, s *model.State, d Depth) (Report, error)
+	// Repair is Sync just after the Audit of the same State that gave the Report. A plane does what that Audit has planned
+	// if it can tell that the kernel is still as the Audit has read it; else it reads the kernel again.
+	Repair(ctx context.Context, s *model.State, r Report) error
 	// Remove deletes all that this data plane, in this or an earlier process, has made.
 	Remove(ctx context.Context) error
 	// Close gives back what the process holds (sockets) and leaves the kernel as it is.
@@ -94,6 +97,24 @@ type Describer interface {
 	// Describe says it, in a line for each object as the tool that lists them names it. It asks no kernel; the
 	// goroutine that calls the methods of Dataplane calls it.
 	Describe() []string
+}
+
+// Depth is how much of the kernel an Audit compares.
+type Depth int
+
+const (
+	// Quick compares some rows, as chance has it, or only what the kernel tells that another program has touched.
+	Quick Depth = iota
+	// Full compares every row.
+	Full
+)
+
+// Report is what an Audit has found.
+type Report struct {
+	Drifts []Drift
+	// Plan is what Repair of the same plane is to do; nil: Repair reads the kernel again. Planes that wrap another one hand
+	// it on.
+	Plan any
 }
 
 // A Drift is one difference between a State and what the kernel holds.

@@ -19,7 +19,7 @@ import (
 // repair must not make the node busy. See quarrel for repairs that do not hold.
 //
 //	interval is over ─┐
-//	Options.Foreign ──┴─► Plane.Audit ─► drifts ─► quarrel ─► log, Round, Status ─► Plane.Sync
+//	Options.Foreign ──┴─► Plane.Audit ─► Report ─► quarrel ─► log, Round, Status ─► Plane.Repair
 //	GET /audit ─► the same, of every row
 //
 // A comparison that takes too long is given up, and the next one has twice the time. It says nothing about the kernel.
@@ -141,10 +141,11 @@ func (e *Engine) audit(ctx context.Context) error {
 	e.status.checking(start)
 	look, end := context.WithTimeout(ctx, e.audits.limit)
 	defer end()
+	depth := dataplane.Quick
 	if thorough {
-		look = dataplane.Thoroughly(look)
+		depth = dataplane.Full
 	}
-	drifts, err := e.options.Plane.Audit(look, e.state)
+	report, err := e.options.Plane.Audit(look, e.state, depth)
 	e.round.Audited = time.Since(start)
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		if look.Err() != nil && ctx.Err() == nil {
@@ -154,10 +155,10 @@ func (e *Engine) audit(ctx context.Context) error {
 		return err
 	}
 	e.status.checked()
-	if !e.mayRepair(drifts) {
+	if !e.mayRepair(report.Drifts) {
 		return err
 	}
-	return cmp.Or(e.repair(ctx, drifts), err)
+	return cmp.Or(e.repair(ctx, report), err)
 }
 
 // giveUp notes that an audit took too long.
@@ -222,8 +223,8 @@ func (a *audits) among(drifts []dataplane.Drift) []dataplane.Drift {
 }
 
 // repair mends what an audit has found, and tells of it.
-func (e *Engine) repair(ctx context.Context, drifts []dataplane.Drift) error {
-	err := e.mend(ctx, drifts)
+func (e *Engine) repair(ctx context.Context, r dataplane.Report) error {
+	err := e.mend(ctx, r)
 	if len(e.round.Drifts) == 0 {
 		return err
 	}
@@ -239,24 +240,27 @@ func (e *Engine) repair(ctx context.Context, drifts []dataplane.Drift) error {
 
 // mend repairs, and tells whom it takes to be the cause. While some rows are not in force, nobody else is to blame for
 // them: only a Sync shows which these are, as it leaves them as they are.
-func (e *Engine) mend(ctx context.Context, drifts []dataplane.Drift) error {
-	mending := dataplane.Mending(ctx)
+func (e *Engine) mend(ctx context.Context, r dataplane.Report) error {
+	// Repairs are logged at debug level: another program may have them recur every second.
+	repair := func() error {
+		return e.programAll(slog.LevelDebug, func() error { return e.options.Plane.Repair(ctx, e.state, r) })
+	}
 	if !e.partial {
-		e.tell(drifts)
+		e.tell(r.Drifts)
 		if defect.Is(defect.EngineRepair) {
 			return nil
 		}
-		return e.sync(mending, slog.LevelDebug)
+		return repair()
 	}
-	err := e.sync(mending, slog.LevelDebug)
+	err := repair()
 	if errors.Is(err, dataplane.ErrPartial) {
-		left, failed := e.options.Plane.Audit(dataplane.Thoroughly(ctx), e.state)
+		left, failed := e.options.Plane.Audit(ctx, e.state, dataplane.Full)
 		if failed != nil {
 			return failed
 		}
-		e.audits.lacks(left)
+		e.audits.lacks(left.Drifts)
 	}
-	if drifts = e.audits.without(drifts); len(drifts) > 0 {
+	if drifts := e.audits.without(r.Drifts); len(drifts) > 0 {
 		e.tell(drifts)
 	}
 	return err
@@ -322,18 +326,18 @@ func (e *Engine) auditNow(ctx context.Context) (Audited, error) {
 	}
 	start := time.Now()
 	defer func() { e.audits.schedule(time.Since(start), e.options.AuditInterval, len(a.Drifts) > 0) }()
-	drifts, err := e.options.Plane.Audit(dataplane.Thoroughly(ctx), e.state)
+	r, err := e.options.Plane.Audit(ctx, e.state, dataplane.Full)
 	a.Took = time.Since(start)
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) { // else the next audit says so
 		return a, err
 	}
 	e.round.Audited = a.Took
-	if e.isNews(drifts) {
-		err = e.repair(ctx, drifts)
+	if e.isNews(r.Drifts) {
+		err = e.repair(ctx, r)
 		e.account(ctx, &a, err)
 	}
 	if e.partial {
-		a.Lacking = e.audits.among(drifts)
+		a.Lacking = e.audits.among(r.Drifts)
 	}
 	return a, nil
 }

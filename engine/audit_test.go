@@ -166,14 +166,14 @@ type longAudit struct {
 
 var errDone = errors.New("done")
 
-func (p *longAudit) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+func (p *longAudit) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
 	ctx, end := context.WithDeadlineCause(ctx, time.Now().Add(p.took), errDone)
 	defer end()
 	if <-ctx.Done(); !errors.Is(context.Cause(ctx), errDone) {
-		return nil, ctx.Err()
+		return dataplane.Report{}, ctx.Err()
 	}
 	p.completed.Add(1)
-	return p.Dataplane.Audit(ctx, s)
+	return p.Dataplane.Audit(ctx, s, d)
 }
 
 // thoroughAudit takes its time when it is asked for every row.
@@ -182,12 +182,12 @@ type thoroughAudit struct {
 	times int
 }
 
-func (p *thoroughAudit) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	if dataplane.Thorough(ctx) {
+func (p *thoroughAudit) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
+	if d == dataplane.Full {
 		p.times++
 		bubble.Work(time.Second / 2)
 	}
-	return p.Dataplane.Audit(ctx, s)
+	return p.Dataplane.Audit(ctx, s, d)
 }
 
 // What others do all the time and does not concern us leaves the audits that come by themselves as they are.
@@ -271,6 +271,10 @@ func (p lackingPlane) Sync(ctx context.Context, s *model.State) error {
 		return err
 	}
 	return fmt.Errorf("%w: %w", dataplane.ErrPartial, errBroken)
+}
+
+func (p lackingPlane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return p.Sync(ctx, s)
 }
 
 func (p lackingPlane) Apply(ctx context.Context, s *model.State, _ model.Change) error {

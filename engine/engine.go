@@ -438,11 +438,20 @@ func (e *Engine) apply(ctx context.Context, change model.Change) (err error) {
 	return err
 }
 
-// sync programs everything. It leaves nothing for an audit to find but rows that cannot be in force, so the next one is
-// put off. Of a repair, which somebody may call for every second, it says so only to who wants to know much.
+// sync programs everything.
 func (e *Engine) sync(ctx context.Context, level slog.Level) error {
+	err := e.programAll(level, func() error { return e.options.Plane.Sync(ctx, e.state) })
+	if err == nil {
+		e.tidy.synced()
+	}
+	return err
+}
+
+// programAll programs everything by Sync or Repair. It leaves nothing for an audit to find but rows that cannot be in
+// force, so the next one is put off.
+func (e *Engine) programAll(level slog.Level, do func() error) error {
 	start := time.Now()
-	err := e.options.Plane.Sync(ctx, e.state)
+	err := do()
 	now := time.Now()
 	e.took = now.Sub(start)
 	e.round.Verb, e.round.Took = Synced, e.took
@@ -456,11 +465,8 @@ func (e *Engine) sync(ctx context.Context, level slog.Level) error {
 	e.audits.lacking = nil
 	e.status.checked()
 	e.programmed(true) // who has read the line finds it there
-	e.options.Log.Log(ctx, level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
+	e.options.Log.Log(context.Background(), level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
 		"took", e.took)
-	if !dataplane.Mends(ctx) { // another program may have it repair again and again
-		e.tidy.synced()
-	}
 	return nil
 }
 

@@ -357,11 +357,11 @@ type slowAudit struct {
 	times int
 }
 
-func (p *slowAudit) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+func (p *slowAudit) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
 	if p.times--; p.times >= 0 {
 		bubble.Work(p.took)
 	}
-	return p.Dataplane.Audit(ctx, s)
+	return p.Dataplane.Audit(ctx, s, d)
 }
 
 func TestEngine_slowAuditsAreRare(t *testing.T) {
@@ -402,12 +402,16 @@ func (p *stuckPlane) Sync(ctx context.Context, s *model.State) error {
 	return p.Dataplane.Sync(ctx, s)
 }
 
-func (p *stuckPlane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+func (p *stuckPlane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return p.Sync(ctx, s)
+}
+
+func (p *stuckPlane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
 	if p.stuck.Load() {
 		<-ctx.Done()
-		return nil, ctx.Err()
+		return dataplane.Report{}, ctx.Err()
 	}
-	return p.Dataplane.Audit(ctx, s)
+	return p.Dataplane.Audit(ctx, s, d)
 }
 
 // Somebody may keep the machine's iptables locked for good. While an audit waits for that no change is taken in.
@@ -583,6 +587,10 @@ func (p partialPlane) state(err error) error {
 func (p partialPlane) Sync(ctx context.Context, s *model.State) error {
 	p.calls.Add(1)
 	return p.state(p.Dataplane.Sync(ctx, s))
+}
+
+func (p partialPlane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return p.Sync(ctx, s)
 }
 
 func (p partialPlane) Apply(ctx context.Context, s *model.State, c model.Change) error {

@@ -148,11 +148,11 @@ func (w *switching) indulge(ctx context.Context) error {
 	if w.tolerates = e.partial && (w.Lacks == nil || w.Lacks()); !w.tolerates {
 		return nil
 	}
-	drifts, err := e.options.Plane.Audit(dataplane.Thoroughly(ctx), e.state)
+	r, err := e.options.Plane.Audit(ctx, e.state, dataplane.Full)
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return fmt.Errorf("read the data plane in force back: %w", err)
 	}
-	w.missing = len(drifts)
+	w.missing = len(r.Drifts)
 	return nil
 }
 
@@ -282,17 +282,17 @@ func (w *switching) follow(ctx context.Context, now *model.State) error {
 // verify reads To back. What is not as it should be may have been changed by somebody else, or be about something that
 // has just come, so that it is programmed once more.
 func (w *switching) verify(ctx context.Context, s *model.State) error {
-	drifts, err := w.To.Audit(dataplane.Thoroughly(ctx), s)
-	if err == nil && len(drifts) > 0 {
-		if err = w.note(&w.partial, w.To.Sync(ctx, s)); err == nil {
-			drifts, err = w.To.Audit(dataplane.Thoroughly(ctx), s)
+	r, err := w.To.Audit(ctx, s, dataplane.Full)
+	if err == nil && len(r.Drifts) > 0 {
+		if err = w.note(&w.partial, w.To.Repair(ctx, s, r)); err == nil {
+			r, err = w.To.Audit(ctx, s, dataplane.Full)
 		}
 	}
 	if err != nil {
 		return fmt.Errorf("read the new data plane back: %w", err)
 	}
-	if n := len(drifts); n > 0 && (w.partial == nil || n > w.missing) {
-		err := fmt.Errorf("the new data plane does not hold what it should: %s%s", drifts[0], andMore(n-1))
+	if n := len(r.Drifts); n > 0 && (w.partial == nil || n > w.missing) {
+		err := fmt.Errorf("the new data plane does not hold what it should: %s%s", r.Drifts[0], andMore(n-1))
 		return errors.Join(err, w.partial)
 	}
 	w.did(Progress{Step: StepVerified, Rows: count(s), Err: w.partial})

@@ -35,6 +35,10 @@ func (p *sole) Sync(ctx context.Context, s *model.State) error {
 	return err
 }
 
+func (p *sole) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return p.Sync(ctx, s)
+}
+
 func (p *sole) clear(ctx context.Context) error {
 	other, err := p.other.New(dataplane.Config{})
 	if err != nil {
@@ -188,8 +192,10 @@ func TestEngine_switchFails(t *testing.T) {
 // lossy is a plane that does not hold what it is told to.
 type lossy struct{ dataplane.Dataplane }
 
-func (lossy) Audit(context.Context, *model.State) ([]dataplane.Drift, error) {
-	return []dataplane.Drift{{Object: "frontend x", Want: "forward"}, {Object: "frontend y", Want: "forward"}}, nil
+func (lossy) Audit(context.Context, *model.State, dataplane.Depth) (dataplane.Report, error) {
+	return dataplane.Report{Drifts: []dataplane.Drift{
+		{Object: "frontend x", Want: "forward"}, {Object: "frontend y", Want: "forward"},
+	}}, nil
 }
 
 // What is refused, or does not arrive in the kernel, keeps a plane from being used.
@@ -338,6 +344,10 @@ func (p *short) Sync(ctx context.Context, s *model.State) error {
 		return err
 	}
 	return fmt.Errorf("%w: %v", dataplane.ErrPartial, all[:n])
+}
+
+func (p *short) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return p.Sync(ctx, s)
 }
 
 // What the plane in force cannot do, the new one need not do either, but all else; and it is tried again.

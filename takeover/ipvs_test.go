@@ -174,7 +174,7 @@ func beside(t *testing.T, mode ipvs.AddressMode) {
 	p.finishes(l)
 	for range 3 { // as the engine and the daemon do all the time
 		l.await(10)
-		if _, err := f.Audit(w.Context(), f.state); err != nil {
+		if _, err := f.Audit(w.Context(), f.state, dataplane.Quick); err != nil {
 			t.Error(err)
 		}
 		w.remove(to)

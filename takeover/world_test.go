@@ -407,7 +407,7 @@ func (w *world) expectLeft(t *takeover.Takeover, want string) {
 // audit is an error if the plane is not as it should be.
 func (f *fairlead) audit() {
 	f.w.Helper()
-	if drifts, err := f.Audit(f.w.Context(), f.state); err != nil || len(drifts) > 0 {
-		f.w.Error(drifts, err)
+	if report, err := f.Audit(f.w.Context(), f.state, dataplane.Quick); err != nil || len(report.Drifts) > 0 {
+		f.w.Error(report.Drifts, err)
 	}
 }

@@ -98,7 +98,16 @@ type udpPool struct {
 
 // Sync implements dataplane.Dataplane.
 func (p *plane) Sync(ctx context.Context, s *model.State) error {
-	partial := p.Dataplane.Sync(ctx, s)
+	return p.replace(s, p.Dataplane.Sync(ctx, s))
+}
+
+// Repair implements dataplane.Dataplane.
+func (p *plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
+	return p.replace(s, p.Dataplane.Repair(ctx, s, r))
+}
+
+// replace takes over all rows, as the wrapped plane has.
+func (p *plane) replace(s *model.State, partial error) error {
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return partial
 	}
@@ -111,8 +120,7 @@ func (p *plane) Sync(ctx context.Context, s *model.State) error {
 }
 
 // Audit implements dataplane.Dataplane.
-func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	var err error
+func (p *plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	switch {
 	case p.owes, !p.sweep.IsZero() && time.Now().After(p.sweep):
 		err = p.forgetAttempts(s)
@@ -121,9 +129,9 @@ func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 		p.came = err != nil
 	}
 	if err != nil {
-		return nil, err
+		return r, err
 	}
-	return p.Dataplane.Audit(ctx, s)
+	return p.Dataplane.Audit(ctx, s, d)
 }
 
 // Apply implements dataplane.Dataplane.

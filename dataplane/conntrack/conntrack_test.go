@@ -230,9 +230,9 @@ func TestPlane_tooEarly(t *testing.T) {
 		},
 		"audit": func(s *stage) error {
 			s.must(rows...)
-			drifts, err := s.plane.Audit(s.Context(), s.state)
-			if len(drifts) > 0 {
-				s.Error(drifts)
+			report, err := s.plane.Audit(s.Context(), s.state, dataplane.Quick)
+			if len(report.Drifts) > 0 {
+				s.Error(report.Drifts)
 			}
 			return err
 		},
@@ -313,7 +313,7 @@ func TestPlane_waits(t *testing.T) {
 	}
 	(&stay{s, ""}).check(flows)
 	s.waits.Store(false)
-	if _, err := s.plane.Audit(t.Context(), s.state); err != nil {
+	if _, err := s.plane.Audit(t.Context(), s.state, dataplane.Quick); err != nil {
 		t.Fatal(err)
 	}
 	(&stay{s, "a"}).check(flows)

@@ -13,11 +13,24 @@ import (
 )
 
 // Audit implements dataplane.Dataplane.
-func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	drifts, err := p.auditBehind(ctx, s)
-	if err != nil {
-		return nil, err
+func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
+	if r, err = p.auditBehind(ctx, s, d); err != nil {
+		return dataplane.Report{}, err
 	}
+	own, err := p.auditOwn(s, d)
+	if err != nil {
+		return dataplane.Report{}, err
+	}
+	r.Drifts = append(r.Drifts, own...)
+	return r, nil
+}
+
+// Repair implements dataplane.Dataplane.
+func (p *Plane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return p.Sync(ctx, s)
+}
+
+func (p *Plane) auditOwn(s *model.State, d dataplane.Depth) (drifts []dataplane.Drift, err error) {
 	if p.tables == nil {
 		return append(drifts, dataplane.Drift{Class: "programs", Object: "programs", Want: "those of this process"}), nil
 	}
@@ -28,12 +41,12 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 	if err := errors.Join(p.auditStrays(s), p.auditAttached()); err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
-	more, err := p.tables.audit(s, dataplane.Thorough(ctx))
+	more, err := p.tables.audit(s, d == dataplane.Full)
 	if err != nil {
 		return nil, fmt.Errorf("ebpf: read tables: %w", err)
 	}
 	drifts = append(drifts, more...)
-	more, err = p.auditPackets(s, dataplane.Thorough(ctx))
+	more, err = p.auditPackets(s, d == dataplane.Full)
 	if err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
@@ -41,14 +54,14 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 }
 
 // auditBehind has the plane behind look.
-func (p *Plane) auditBehind(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+func (p *Plane) auditBehind(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
 	switch {
 	case p.behind == nil:
-		return nil, nil
+		return dataplane.Report{}, nil
 	case p.serve == TC:
-		return p.left.audit(ctx, s)
+		return p.left.audit(ctx, s, d)
 	}
-	return p.behind.Audit(ctx, s)
+	return p.behind.Audit(ctx, s, d)
 }
 
 // auditPackets finds devices without programs, and addresses that the programs have and the node has not. It tells of

@@ -49,11 +49,11 @@ func TestBare(t *testing.T) {
 	}
 	tun := newTun(t, bed)
 	for { // until the device has been heard of
-		drifts, err := p.Audit(t.Context(), s)
+		report, err := p.Audit(t.Context(), s, dataplane.Quick)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(drifts) == 0 {
+		if len(report.Drifts) == 0 {
 			break
 		}
 	}

@@ -224,10 +224,10 @@ func TestDevices_audit(t *testing.T) {
 	for _, pin := range pins {
 		check(t, os.Remove(pin))
 		eventually.True(t, "a program is detached", func() bool { return c.attached() != want }) // by a kernel worker
-		drifts, err := p.Audit(t.Context(), s)
+		report, err := p.Audit(t.Context(), s, dataplane.Quick)
 		check(t, err)
-		if len(drifts) != 1 || drifts[0].Class != "programs" {
-			t.Errorf("without %s: %v", filepath.Base(pin), drifts)
+		if len(report.Drifts) != 1 || report.Drifts[0].Class != "programs" {
+			t.Errorf("without %s: %v", filepath.Base(pin), report.Drifts)
 		}
 		check(t, p.Sync(t.Context(), s))
 		c.audited(p, s)

@@ -93,16 +93,16 @@ func (l *leftover) apply(ctx context.Context, s *model.State, c model.Change) er
 }
 
 // audit compares the plane behind with the rows that are left.
-func (l *leftover) audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+func (l *leftover) audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	if l.behind == nil {
-		return nil, nil
+		return r, nil
 	}
 	part := l.part
 	if !l.known {
 		part = subset.Of(s, l.row)
 	}
 	if part == nil || len(part.Frontends) == 0 {
-		return nil, nil
+		return r, nil
 	}
-	return l.behind.Audit(ctx, part.State)
+	return l.behind.Audit(ctx, part.State, d)
 }

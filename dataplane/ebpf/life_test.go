@@ -14,6 +14,7 @@ import (
 	bpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
@@ -233,14 +234,14 @@ func TestAudit(t *testing.T) {
 	}
 	check(t, os.Mkdir(filepath.Join(c.pins, "v0"), 0o700))
 	check(t, os.Mkdir(filepath.Join(c.pins, "memory", "clocks"), 0o700))
-	drifts, err := p.Audit(t.Context(), s)
+	report, err := p.Audit(t.Context(), s, dataplane.Quick)
 	check(t, err)
 	var classes []string
-	for _, d := range drifts {
+	for _, d := range report.Drifts {
 		classes = append(classes, d.Class+" "+filepath.Base(d.Object))
 	}
 	if !slices.Equal(classes, []string{"programs program at hook connect4", "pins affinities"}) {
-		t.Error(drifts)
+		t.Error(report.Drifts)
 	}
 	check(t, p.Sync(t.Context(), s))
 	c.audited(p, s)

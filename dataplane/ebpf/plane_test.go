@@ -146,9 +146,9 @@ func (c cluster) expect(want string, from testbed.Place, p model.Protocol, to st
 // audited is an error if the plane finds a difference.
 func (c cluster) audited(p dataplane.Dataplane, s *model.State) {
 	c.t.Helper()
-	drifts, err := p.Audit(c.t.Context(), s)
+	report, err := p.Audit(c.t.Context(), s, dataplane.Quick)
 	check(c.t, err)
-	for _, d := range drifts {
+	for _, d := range report.Drifts {
 		c.t.Error(d)
 	}
 }

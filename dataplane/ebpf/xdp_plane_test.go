@@ -277,10 +277,10 @@ func TestFastLives(t *testing.T) {
 	for _, pin := range pins {
 		check(t, os.Remove(pin))
 	}
-	drifts, err := p.Audit(t.Context(), s)
+	report, err := p.Audit(t.Context(), s, dataplane.Quick)
 	check(t, err)
-	if got := fmt.Sprint(drifts); got != "[XDP program at device eth0: missing: that of this process]" {
-		t.Errorf("drifts: %s", got)
+	if got := fmt.Sprint(report.Drifts); got != "[XDP program at device eth0: missing: that of this process]" {
+		t.Errorf("report.Drifts: %s", got)
 	}
 	check(t, p.Sync(t.Context(), s))
 	c.audited(p, s)

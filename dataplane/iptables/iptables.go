@@ -60,7 +60,6 @@ type Plane struct {
 	localnet localnet.Sysctl
 	v6       []bool         // the address families that the kernel has: whether each is IPv6
 	families []*familyState // in the order of v6; nil: the kernel's content is not known
-	found    *planned       // by the last Audit; nil: nothing
 
 	elsewhere *place // the other back end; nil: there is nothing of ours
 	wasOff    bool   // the sysctl route_localnet, says what is left elsewhere
@@ -164,6 +163,12 @@ func (p *Plane) tableIDs() (ids []tableID) {
 
 // Sync implements dataplane.Dataplane. What is there and right stays untouched.
 func (p *Plane) Sync(ctx context.Context, s *model.State) error {
+	return p.Repair(ctx, s, dataplane.Report{})
+}
+
+// Repair implements dataplane.Dataplane.
+func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
+	found, _ := r.Plan.(*planned)
 	p.families = nil
 	if err := p.backend.begin(ctx); err != nil {
 		return fmt.Errorf("iptables: %w", err)
@@ -173,7 +178,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if err != nil {
 		return fmt.Errorf("iptables: %w", err)
 	}
-	todo, err := p.toDo(ctx, s)
+	todo, err := p.toDo(s, found)
 	if err != nil && !refused(err) {
 		return fmt.Errorf("iptables: %w", err)
 	}
@@ -236,7 +241,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if families == nil {
 		return errors.New("iptables: the kernel's content is not known; Sync first")
 	}
-	p.families, p.found = nil, nil
+	p.families = nil
 	var changes []*change
 	var stale []string
 	var missing error
@@ -342,38 +347,37 @@ func (p *Plane) commit(changes []*change) error {
 
 // Audit implements dataplane.Dataplane: what Sync would change is a difference. It does not look closer if
 // nobody else can have changed the tables since the last successful call.
-func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	p.found = nil
+func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	if p.families != nil && p.families[0].localnets > 0 {
 		if drifts := p.localnet.Drift(); drifts != nil {
-			return drifts, nil
+			return dataplane.Report{Drifts: drifts}, nil
 		}
 	}
 	if err := p.backend.begin(ctx); err != nil {
-		return nil, fmt.Errorf("iptables: %w", err)
+		return r, fmt.Errorf("iptables: %w", err)
 	}
 	defer p.backend.end()
 	if p.families != nil {
 		if ok, err := p.backend.undisturbed(p.tableIDs()); err != nil {
-			return nil, fmt.Errorf("iptables: %w", err)
-		} else if ok && !dataplane.Thorough(ctx) {
-			return nil, nil
+			return r, fmt.Errorf("iptables: %w", err)
+		} else if ok && d == dataplane.Quick {
+			return r, nil
 		}
 	}
 	todo, err := p.compare(s)
 	if err != nil {
-		return nil, fmt.Errorf("iptables: %w", err)
+		return r, fmt.Errorf("iptables: %w", err)
 	}
 	missing := p.missingSets(todo)
-	drifts := append(todo.drifts(), missing...)
+	r.Drifts = append(todo.drifts(), missing...)
 	switch {
-	case len(drifts) > 0 && len(missing) == 0:
-		p.found = todo
-	case len(drifts) == 0 && p.families != nil:
+	case len(r.Drifts) > 0 && len(missing) == 0:
+		r.Plan = todo
+	case len(r.Drifts) == 0 && p.families != nil:
 		p.learn(todo.families)
 		err = p.backend.settled()
 	}
-	return drifts, err
+	return r, err
 }
 
 // drifts says what a change means.

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -17,7 +16,7 @@ import (
 // it reads against sums of what the chains should say: only where these differ it is laid out again.
 //
 //	tables ─► content ─► sums as known? ─ yes ─► rules in the kernel's own chains ──► planned ─► Drift
-//	                            └ no ─► layout ─► difference, chain by chain ──────────┘   └─► Sync, if it follows
+//	                            └ no ─► layout ─► difference, chain by chain ──────────┘   └─► Repair
 
 // planned is what there is to do.
 type planned struct {
@@ -26,11 +25,9 @@ type planned struct {
 	stale    []string // ipsets that nobody needs then
 }
 
-// toDo is plan, unless an Audit has just done it, and nobody has changed anything since.
-func (p *Plane) toDo(ctx context.Context, s *model.State) (*planned, error) {
-	found := p.found
-	p.found = nil
-	if dataplane.Mends(ctx) && found != nil && p.elsewhere == nil {
+// toDo is what an Audit has found, if nobody has changed anything since, or plan.
+func (p *Plane) toDo(s *model.State, found *planned) (*planned, error) {
+	if found != nil && p.elsewhere == nil {
 		if same, err := p.backend.asLoaded(p.tableIDs()); same && err == nil {
 			return found, nil
 		}

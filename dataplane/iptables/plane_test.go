@@ -94,9 +94,9 @@ func save(t *testing.T, b Backend, arguments ...string) string {
 func audit(t *testing.T, b Backend, s *model.State) []dataplane.Drift {
 	t.Helper()
 	p := newPlane(t, Options{Backend: b}, dataplane.Config{})
-	drifts, err := p.Audit(context.Background(), s)
+	report, err := p.Audit(context.Background(), s, dataplane.Quick)
 	check(t, errors.Join(err, p.Close()))
-	return drifts
+	return report.Drifts
 }
 
 const everything = `
@@ -278,19 +278,19 @@ func TestPlane_disturbed(t *testing.T) {
 				check(t, p.Sync(context.Background(), s))
 				before := save(t, b)
 				disturb(t, b)
-				drifts, err := p.Audit(context.Background(), s)
+				report, err := p.Audit(context.Background(), s, dataplane.Quick)
 				check(t, err)
-				if len(drifts) == 0 && name != "all of it saved" {
+				if len(report.Drifts) == 0 && name != "all of it saved" {
 					t.Error("Audit finds nothing")
 				}
 				check(t, p.Sync(context.Background(), s))
 				if after := save(t, b); after != before {
 					t.Errorf("repaired to\n%s\nfrom\n%s", after, before)
 				}
-				drifts, err = p.Audit(context.Background(), s)
+				report, err = p.Audit(context.Background(), s, dataplane.Quick)
 				check(t, err)
-				if len(drifts) > 0 {
-					t.Errorf("after Sync: %v", drifts)
+				if len(report.Drifts) > 0 {
+					t.Errorf("after Sync: %v", report.Drifts)
 				}
 				check(t, errors.Join(p.Remove(context.Background()), p.Close()))
 			})
@@ -429,9 +429,9 @@ func TestPlane_sameLength(t *testing.T) {
 			"MASQUERADE", "--random-fully")
 		found := 0
 		for range maxGlances {
-			drifts, err := p.Audit(context.Background(), s)
+			report, err := p.Audit(context.Background(), s, dataplane.Quick)
 			check(t, err)
-			found += len(drifts)
+			found += len(report.Drifts)
 		}
 		if found == 0 {
 			t.Error("nobody noticed")
@@ -457,10 +457,10 @@ COMMIT
 		for range 3 {
 			tool(t, b, "iptables-restore", behind, "--counters", "--noflush")
 			want := foreign(t, b)
-			drifts, err := p.Audit(context.Background(), s)
+			report, err := p.Audit(context.Background(), s, dataplane.Quick)
 			check(t, err)
-			if len(drifts) > 0 {
-				t.Errorf("drifts: %v", drifts)
+			if len(report.Drifts) > 0 {
+				t.Errorf("drifts: %v", report.Drifts)
 			}
 			if ok, err := p.backend.undisturbed(p.tableIDs()); !ok || err != nil {
 				t.Errorf("what others have added is not known after an audit: %v", err)

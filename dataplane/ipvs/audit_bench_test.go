@@ -68,8 +68,8 @@ func benchmarkAudit(b *testing.B, services int) error {
 		return err
 	}
 	look := func() {
-		if drifts, err := p.Audit(context.Background(), state); err != nil || len(drifts) > 0 {
-			b.Error(drifts, err)
+		if report, err := p.Audit(context.Background(), state, dataplane.Quick); err != nil || len(report.Drifts) > 0 {
+			b.Error(report.Drifts, err)
 		}
 	}
 	listing, err := os.Open("/proc/thread-self/net/ip_vs") // of this namespace, whoever reads it

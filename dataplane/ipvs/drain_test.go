@@ -53,9 +53,9 @@ func (n *namespace) rollingUpdates() {
 			n.Errorf("after update %d there are %d real servers with weight 1, want %d\n%s", update, have, backends, n.servers())
 		}
 	}
-	drifts, err := p.Audit(context.Background(), state)
-	if err != nil || len(drifts) > 0 {
-		n.Error(drifts, err)
+	report, err := p.Audit(context.Background(), state, dataplane.Quick)
+	if err != nil || len(report.Drifts) > 0 {
+		n.Error(report.Drifts, err)
 	}
 }
 
@@ -116,9 +116,9 @@ func (n *namespace) deletedMeanwhile() {
 		n.Errorf("Sync: %v, want the fault", err)
 	}
 	audit := func() error {
-		drifts, err := p.Audit(context.Background(), n.parse(rows))
-		if len(drifts) > 0 {
-			n.Error(drifts)
+		report, err := p.Audit(context.Background(), n.parse(rows), dataplane.Quick)
+		if len(report.Drifts) > 0 {
+			n.Error(report.Drifts)
 		}
 		return err
 	}

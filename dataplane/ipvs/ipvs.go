@@ -51,7 +51,6 @@ type Plane struct {
 	// own counts our transactions since it was taken. If the generation has grown by just as many,
 	// nobody else has touched the ruleset.
 	clean, own uint32
-	found      *planned  // by the last Audit, which found differences; nil: Sync reads by itself
 	timeouts   []timeout // those that the kernel has taken
 }
 
@@ -289,13 +288,19 @@ func (k *kernel) planLocals(l *locals, w *changes) []netip.Prefix {
 
 // Sync implements dataplane.Dataplane.
 func (p *Plane) Sync(ctx context.Context, s *model.State) error {
-	if err := p.sync(ctx, s); err != nil {
+	return p.Repair(ctx, s, dataplane.Report{})
+}
+
+// Repair implements dataplane.Dataplane.
+func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
+	found, _ := r.Plan.(*planned)
+	if err := p.sync(ctx, s, found); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
 	return nil
 }
 
-func (p *Plane) sync(ctx context.Context, s *model.State) error {
+func (p *Plane) sync(ctx context.Context, s *model.State, found *planned) error {
 	p.noteFormers()
 	p.held, p.clean = nil, 0
 	clear(p.director.lacking.names) // somebody may have loaded a module
@@ -307,7 +312,7 @@ func (p *Plane) sync(ctx context.Context, s *model.State) error {
 		return err
 	}
 	p.own = 0
-	k, todo, err := p.planAt(ctx, s, before)
+	k, todo, err := p.planAt(s, before, found)
 	if err != nil {
 		return err
 	}
@@ -342,10 +347,8 @@ func (p *Plane) configure() error {
 
 // planAt finds what there is to do, unless an Audit has just done so, of this generation of the ruleset and as many
 // virtual servers. What else of these somebody has changed meanwhile the next Audits see.
-func (p *Plane) planAt(ctx context.Context, s *model.State, generation uint32) (*kernel, *work, error) {
-	plan := p.found
-	p.found = nil
-	if dataplane.Mends(ctx) && plan != nil && plan.generation == generation && plan.way == p.locals.way {
+func (p *Plane) planAt(s *model.State, generation uint32, plan *planned) (*kernel, *work, error) {
+	if plan != nil && plan.generation == generation && plan.way == p.locals.way {
 		n, err := p.director.count()
 		if err != nil {
 			return nil, nil, err
@@ -426,7 +429,7 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 
 func (p *Plane) apply(s *model.State, c model.Change) error {
 	k := p.held
-	p.held, p.found = nil, nil
+	p.held = nil
 	p.countLocals(k, s, c)
 	p.formers.note(k.rows, c)
 	w, err := k.take(s, c)
@@ -530,16 +533,15 @@ func (p *Plane) tidy(k *kernel, refused *[]error) error {
 }
 
 // Audit implements dataplane.Dataplane.
-func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	drifts, err := p.audit(s, dataplane.Thorough(ctx))
-	if err != nil {
-		return nil, fmt.Errorf("ipvs: %w", err)
+func (p *Plane) Audit(_ context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
+	if r, err = p.audit(s, d); err != nil {
+		return dataplane.Report{}, fmt.Errorf("ipvs: %w", err)
 	}
-	return drifts, nil
+	return r, nil
 }
 
-func (p *Plane) audit(s *model.State, all bool) (drifts []dataplane.Drift, err error) {
-	p.found = nil
+func (p *Plane) audit(s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
+	var drifts []dataplane.Drift
 	for _, c := range p.sysctls {
 		if have := c.get(); have != c.value {
 			drifts = append(drifts, dataplane.Drift{Class: "sysctl", Object: c.file, Want: c.value, Have: have})
@@ -547,25 +549,25 @@ func (p *Plane) audit(s *model.State, all bool) (drifts []dataplane.Drift, err e
 	}
 	set, err := p.timeoutDrifts()
 	if err != nil {
-		return nil, err
+		return r, err
 	}
 	drifts = append(drifts, set...)
 	if p.held != nil {
 		if err := p.tick(); err != nil {
-			return nil, err
+			return r, err
 		}
 	}
 	generation, err := p.conn.Generation()
 	if err != nil {
-		return nil, err
+		return r, err
 	}
-	var found []dataplane.Drift
-	if p.held != nil && p.clean != 0 && generation == p.clean+p.own && !all {
-		found, err = p.glance()
-	} else if found, err = p.compare(s, generation); err == nil && len(found) == 0 {
+	if p.held != nil && p.clean != 0 && generation == p.clean+p.own && d == dataplane.Quick {
+		r.Drifts, err = p.glance()
+	} else if r, err = p.compare(s, generation); err == nil && len(r.Drifts) == 0 {
 		p.clean, p.own = generation, 0
 	}
-	return append(drifts, p.nameMarks(found)...), err
+	r.Drifts = append(drifts, p.nameMarks(r.Drifts)...)
+	return r, err
 }
 
 // nameMarks adds to differences of virtual servers of marks whose they are.
@@ -598,29 +600,28 @@ func (p *Plane) glance() ([]dataplane.Drift, error) {
 	return append(drifts, p.localDrifts(p.held, missing)...), nil
 }
 
-// compare reads everything. If it is as s says, that is what is held from now on, where nothing was known; else Sync
-// may go by it.
-func (p *Plane) compare(s *model.State, generation uint32) ([]dataplane.Drift, error) {
+// compare reads everything. If it is as s says, that is what is held from now on, where nothing was known.
+func (p *Plane) compare(s *model.State, generation uint32) (r dataplane.Report, err error) {
 	k, err := p.read(s)
 	if err != nil {
-		return nil, err
+		return r, err
 	}
 	users, ranges := p.locals.users, p.locals.ranges
 	todo, err := p.planAll(k, s)
 	if err != nil {
-		return nil, err
+		return r, err
 	}
-	found := append(k.drifts(todo, s), p.localDrifts(k, todo.add)...)
+	r.Drifts = append(k.drifts(todo, s), p.localDrifts(k, todo.add)...)
 	switch {
-	case len(found) > 0 && len(p.director.lacking.names) == 0: // what the kernel lacks may have come
-		p.found = &planned{generation, p.locals.way, k, todo}
-	case len(found) == 0 && p.held == nil:
+	case len(r.Drifts) > 0 && len(p.director.lacking.names) == 0: // what the kernel lacks may have come
+		r.Plan = &planned{generation, p.locals.way, k, todo}
+	case len(r.Drifts) == 0 && p.held == nil:
 		p.held, p.deadlines = k, k.servers.deadlines
 	}
 	if p.held != k {
 		p.locals.users, p.locals.ranges = users, ranges
 	}
-	return found, nil
+	return r, nil
 }
 
 // tick does what time brings about: backends that left have no connections any more. Its errors are like those of
@@ -672,7 +673,7 @@ func (p *Plane) localDrifts(k *kernel, missing []netip.Prefix) (drifts []datapla
 
 // Remove implements dataplane.Dataplane.
 func (p *Plane) Remove(context.Context) error {
-	p.held, p.found = nil, nil
+	p.held = nil
 	if err := p.remove(); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}

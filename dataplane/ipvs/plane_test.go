@@ -108,9 +108,9 @@ func (n *namespace) parse(rows string) *model.State {
 // audit has a plane that knows nothing yet compare the kernel with rows.
 func (n *namespace) audit(rows string) (lines []string) {
 	n.Helper()
-	drifts, err := n.open().Audit(context.Background(), n.parse(rows))
+	report, err := n.open().Audit(context.Background(), n.parse(rows), dataplane.Quick)
 	n.check(err)
-	for _, d := range drifts {
+	for _, d := range report.Drifts {
 		lines = append(lines, d.String())
 	}
 	slices.Sort(lines)
@@ -246,10 +246,10 @@ func (n *namespace) repairs() {
 	n.run("nft", "add", "chain", "ip6", "fairlead-ipvs", "mine")
 	n.check(os.WriteFile("/proc/sys/net/ipv4/vs/conntrack", []byte("0"), 0))
 	state := n.parse(example)
-	drifts, err := p.Audit(context.Background(), state)
+	report, err := p.Audit(context.Background(), state, dataplane.Quick)
 	n.check(err)
 	var lines []string
-	for _, d := range drifts {
+	for _, d := range report.Drifts {
 		lines = append(lines, d.String())
 	}
 	slices.Sort(lines)
@@ -269,11 +269,11 @@ func (n *namespace) repairsRules() {
 	p, state := n.sync(example), n.parse(example)
 	before := n.kernel()
 	n.run("nft", "flush", "chain", "ip", "fairlead-ipvs", "internal")
-	drifts, err := p.Audit(context.Background(), state)
+	report, err := p.Audit(context.Background(), state, dataplane.Quick)
 	n.check(err)
 	const missing = "table ip fairlead-ipvs: chain internal: missing: its rules"
 	var lines []string
-	for _, d := range drifts {
+	for _, d := range report.Drifts {
 		lines = append(lines, d.String())
 	}
 	n.equal(strings.Join(lines, "\n"), missing)
@@ -290,10 +290,10 @@ func (n *namespace) repairsServers() {
 	n.run("ipvsadm", "-d", "-t", "10.96.0.10:80", "-r", "10.244.1.2:8080")
 	n.run("ipvsadm", "-e", "-t", "10.96.0.10:80", "-r", "10.244.2.2:8080", "-m", "-w", "5")
 	n.run("ipvsadm", "-a", "-t", "10.96.0.10:80", "-r", "10.244.9.9:8080", "-m")
-	drifts, err := p.Audit(context.Background(), state)
+	report, err := p.Audit(context.Background(), state, dataplane.Quick)
 	n.check(err)
 	var lines []string
-	for _, d := range drifts {
+	for _, d := range report.Drifts {
 		lines = append(lines, d.String())
 	}
 	slices.Sort(lines)
@@ -303,7 +303,7 @@ virtual server 10.96.0.10:80/tcp: missing: real server 10.244.1.2:8080 weight 1
 virtual server 10.96.0.10:80/tcp: surplus: real server 10.244.9.9:8080 weight 1
 virtual server 203.0.113.1:80/tcp: missing: scheduler rr, 1 real servers`)
 	n.check(p.Sync(context.Background(), state))
-	_, err = p.Audit(context.Background(), state) // nobody has a connection to what leaves
+	_, err = p.Audit(context.Background(), state, dataplane.Quick) // nobody has a connection to what leaves
 	n.check(err)
 	n.equal(blocks(n.servers()), exampleServers)
 }
@@ -345,10 +345,10 @@ func (n *namespace) refusedTimeout() {
 // drifts are those that a plane finds, sorted.
 func (n *namespace) drifts(p dataplane.Dataplane, rows string) string {
 	n.Helper()
-	drifts, err := p.Audit(context.Background(), n.parse(rows))
+	report, err := p.Audit(context.Background(), n.parse(rows), dataplane.Quick)
 	n.check(err)
 	var lines []string
-	for _, d := range drifts {
+	for _, d := range report.Drifts {
 		lines = append(lines, d.String())
 	}
 	slices.Sort(lines)
@@ -446,9 +446,9 @@ backend default/odd:http cluster 10.244.1.2:8080
 	n.check(err)
 	n.check(errors.Join(p.Sync(context.Background(), state), p.Sync(context.Background(), state)))
 	n.equal(blocks(n.servers()), "TCP 0A60000A:0050 mh\n-> 0AF40102:1F90 Masq 1\nTCP 0A60000B:0050 wrr\n-> 0AF40102:1F90 Masq 1\n")
-	drifts, err := p.Audit(context.Background(), state)
-	if err != nil || len(drifts) > 0 {
-		n.Errorf("%v, %v", drifts, err)
+	report, err := p.Audit(context.Background(), state, dataplane.Quick)
+	if err != nil || len(report.Drifts) > 0 {
+		n.Errorf("%v, %v", report.Drifts, err)
 	}
 	const want = `no scheduler nonsense; load module ip_vs_nonsense`
 	if strings.Count(log.String(), want) != 1 || !strings.Contains(log.String(), `"used instead"=wrr`) {
@@ -470,10 +470,10 @@ func (n *namespace) refusedElement() {
 		n.Errorf("Sync: %v; want the kernel's refusal, with the address", err)
 	}
 	n.equal(blocks(n.servers()), exampleServers)
-	drifts, err := p.Audit(context.Background(), s)
+	report, err := p.Audit(context.Background(), s, dataplane.Quick)
 	n.check(err)
-	if len(drifts) != 1 || !strings.Contains(drifts[0].String(), "203.0.113.1") {
-		n.Errorf("more than the refused element is missing: %v", drifts)
+	if len(report.Drifts) != 1 || !strings.Contains(report.Drifts[0].String(), "203.0.113.1") {
+		n.Errorf("more than the refused element is missing: %v", report.Drifts)
 	}
 	next := s.Clone()
 	next.Guards[netip.MustParsePrefix("10.97.0.0/16")] = model.Drop
@@ -483,9 +483,9 @@ func (n *namespace) refusedElement() {
 	row.Allow = row.Allow[:1]
 	next.Frontends[key] = row
 	n.check(p.Sync(context.Background(), next))
-	drifts, err = p.Audit(context.Background(), next)
-	if err != nil || len(drifts) > 0 {
-		n.Errorf("when the row is mended: %v, %v", drifts, err)
+	report, err = p.Audit(context.Background(), next, dataplane.Quick)
+	if err != nil || len(report.Drifts) > 0 {
+		n.Errorf("when the row is mended: %v, %v", report.Drifts, err)
 	}
 }
 
@@ -518,9 +518,9 @@ func (n *namespace) schedulers() {
 		if have := n.servers(); !strings.HasPrefix(have, "TCP 0A60000A:0050 "+name) {
 			n.Errorf("scheduler %s: %s", name, have)
 		}
-		drifts, err := p.Audit(context.Background(), state)
-		if err != nil || len(drifts) > 0 {
-			n.Errorf("scheduler %s: %v, %v", name, drifts, err)
+		report, err := p.Audit(context.Background(), state, dataplane.Quick)
+		if err != nil || len(report.Drifts) > 0 {
+			n.Errorf("scheduler %s: %v, %v", name, report.Drifts, err)
 		}
 	}
 }

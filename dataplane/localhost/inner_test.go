@@ -40,9 +40,15 @@ func (r *recorder) Apply(_ context.Context, s *model.State, c model.Change) erro
 	return s.Validate()
 }
 
-func (r *recorder) Audit(context.Context, *model.State) ([]dataplane.Drift, error) { return nil, nil }
-func (r *recorder) Remove(context.Context) error                                   { return nil }
-func (r *recorder) Close() error                                                   { return nil }
+func (r *recorder) Audit(context.Context, *model.State, dataplane.Depth) (dataplane.Report, error) {
+	return dataplane.Report{}, nil
+}
+
+func (r *recorder) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return r.Sync(ctx, s)
+}
+func (r *recorder) Remove(context.Context) error { return nil }
+func (r *recorder) Close() error                 { return nil }
 
 func wrapRecorder(t *testing.T) (*recorder, dataplane.Dataplane) {
 	t.Helper()

@@ -97,12 +97,23 @@ func (k keys) add(ours ours, key model.Key) {
 
 // Sync implements dataplane.Dataplane. It tries again to listen where that has failed.
 func (p *plane) Sync(ctx context.Context, s *model.State) error {
-	part, touched := look(s, p.ours)
-	p.part = part
+	touched := p.lookAll(s)
+	return p.settle(s, touched, p.Dataplane.Sync(ctx, inner(s, p.part)))
+}
+
+// Repair implements dataplane.Dataplane.
+func (p *plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
+	touched := p.lookAll(s)
+	return p.settle(s, touched, p.Dataplane.Repair(ctx, inner(s, p.part), r))
+}
+
+// lookAll derives the wrapped plane's State anew, and finds all destinations at which there is or shall be a relay.
+func (p *plane) lookAll(s *model.State) (touched keys) {
+	p.part, touched = look(s, p.ours)
 	for key := range p.relays {
 		touched.add(p.ours, key)
 	}
-	return p.settle(s, touched, p.Dataplane.Sync(ctx, inner(s, part)))
+	return touched
 }
 
 // Apply implements dataplane.Dataplane.
@@ -256,20 +267,20 @@ func (p *plane) end(key model.Key) {
 
 // Audit implements dataplane.Dataplane. Of relays it knows those that this process could not make: the
 // relays of another one are not in the kernel to be read.
-func (p *plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
+func (p *plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
 	part := p.part
 	if !p.known {
 		part, _ = look(s, p.ours)
 	}
-	drifts, err := p.Dataplane.Audit(ctx, inner(s, part))
+	r, err := p.Dataplane.Audit(ctx, inner(s, part), d)
 	for key := range p.missing {
 		if id, ok := wants(s, key); ok && p.relays[key] == nil {
 			object := fmt.Sprintf("listener %s/%s", key.AddrPort(), key.Protocol)
 			want := "relay to " + id.String()
-			drifts = append(drifts, dataplane.Drift{Class: "listeners", Object: object, Want: want})
+			r.Drifts = append(r.Drifts, dataplane.Drift{Class: "listeners", Object: object, Want: want})
 		}
 	}
-	return drifts, err
+	return r, err
 }
 
 func (p *plane) endAll() {

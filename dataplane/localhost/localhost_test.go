@@ -127,20 +127,20 @@ func (s *stage) must(text string) {
 
 func (s *stage) audit() []dataplane.Drift {
 	s.Helper()
-	drifts, err := s.plane.Audit(s.Context(), s.state)
+	report, err := s.plane.Audit(s.Context(), s.state, dataplane.Quick)
 	if err != nil {
 		s.Fatal(err)
 	}
-	return drifts
+	return report.Drifts
 }
 
 // auditByAnother is what another process sees: nothing of relays, which are not its own.
 func (s *stage) auditByAnother() {
 	s.Helper()
 	p := s.newPlane()
-	drifts, err := p.Audit(s.Context(), s.state)
-	if err = errors.Join(err, p.Close()); err != nil || len(drifts) > 0 {
-		s.Error(drifts, err)
+	report, err := p.Audit(s.Context(), s.state, dataplane.Quick)
+	if err = errors.Join(err, p.Close()); err != nil || len(report.Drifts) > 0 {
+		s.Error(report.Drifts, err)
 	}
 }
 

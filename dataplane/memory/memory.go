@@ -102,11 +102,11 @@ func (p *Plane) Close() error {
 }
 
 // Audit implements dataplane.Dataplane.
-func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, error) {
+func (p *Plane) Audit(_ context.Context, s *model.State, _ dataplane.Depth) (dataplane.Report, error) {
 	p.kernel.called("audit")
 	have, err := p.read()
 	if err != nil {
-		return nil, err
+		return dataplane.Report{}, err
 	}
 	c := model.Diff(have, s)
 	drifts := slices.Concat(
@@ -120,7 +120,12 @@ func (p *Plane) Audit(_ context.Context, s *model.State) ([]dataplane.Drift, err
 		})
 	}
 	slices.SortFunc(drifts, func(a, b dataplane.Drift) int { return cmp.Compare(a.Object, b.Object) })
-	return drifts, nil
+	return dataplane.Report{Drifts: drifts}, nil
+}
+
+// Repair implements dataplane.Dataplane.
+func (p *Plane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return p.Sync(ctx, s)
 }
 
 func drift[K comparable, V any](kind string, d model.Delta[K, V], have map[K]V) []dataplane.Drift {

@@ -43,13 +43,13 @@ func TestPlane_followsRows(t *testing.T) {
 	if err := p.Sync(ctx, one); err != nil || k.String() != rows {
 		t.Fatal(err, k.String())
 	}
-	drifts, err := p.Audit(ctx, two)
+	report, err := p.Audit(ctx, two, dataplane.Quick)
 	want := []string{
 		"frontend 10.96.0.10:81/tcp any: surplus: reject default/web:admin",
 		"frontend 10.96.0.10:82/tcp any: missing: reject default/web:admin",
 	}
 	var got []string
-	for _, d := range drifts {
+	for _, d := range report.Drifts {
 		got = append(got, d.String())
 	}
 	if err != nil || !slices.Equal(got, want) {
@@ -58,8 +58,8 @@ func TestPlane_followsRows(t *testing.T) {
 	if err := p.Apply(ctx, two, model.Diff(one, two)); err != nil || k.String() != two.String() {
 		t.Fatal(err, k.String())
 	}
-	if drifts, err := p.Audit(ctx, two); len(drifts) > 0 || err != nil {
-		t.Fatal(drifts, err)
+	if report, err := p.Audit(ctx, two, dataplane.Quick); len(report.Drifts) > 0 || err != nil {
+		t.Fatal(report.Drifts, err)
 	}
 	if err := plane(t, &k, nil).Remove(ctx); err != nil || k.String() != "" {
 		t.Fatal(err, k.String())

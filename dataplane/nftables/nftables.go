@@ -46,7 +46,6 @@ type Plane struct {
 	// own counts our transactions since it was taken. If the generation has grown by just as many,
 	// nobody else has touched the ruleset.
 	clean, own uint32
-	found      *planned // by the last Audit; nil: nothing
 }
 
 // planned is what there is to do, as of a generation of the ruleset.
@@ -116,14 +115,30 @@ func (p *Plane) newTables(tx *nf.Transaction) []*table {
 }
 
 // Sync implements dataplane.Dataplane. What is there and right stays untouched.
-func (p *Plane) Sync(ctx context.Context, s *model.State) error {
+func (p *Plane) Sync(ctx context.Context, s *model.State) error { return p.sync(ctx, s, nil) }
+
+// Repair implements dataplane.Dataplane.
+func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
+	found, _ := r.Plan.(*planned)
+	return p.sync(ctx, s, found)
+}
+
+// sync does what an Audit has found, if that was of the present generation of the ruleset.
+func (p *Plane) sync(ctx context.Context, s *model.State, found *planned) error {
 	p.tables, p.clean = nil, 0
 	before, err := p.conn.Generation()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	p.own = 0
-	tables, tx, err := p.planAt(ctx, s, before)
+	inherit := p.inherit(ctx, s)
+	var tables []*table
+	var tx *nf.Transaction
+	if found != nil && found.generation == before && inherit == nil {
+		tables, tx = found.tables, found.tx
+	} else {
+		tables, tx, err = p.plan(s, inherit)
+	}
 	if !isPartial(err) {
 		return err
 	}
@@ -136,16 +151,6 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 		p.clean = before
 	}
 	return err
-}
-
-// planAt is plan, unless an Audit has just done it, and that was of this generation of the ruleset.
-func (p *Plane) planAt(ctx context.Context, s *model.State, generation uint32) ([]*table, *nf.Transaction, error) {
-	found, inherit := p.found, p.inherit(ctx, s)
-	p.found = nil
-	if dataplane.Mends(ctx) && found != nil && found.generation == generation && inherit == nil {
-		return found.tables, found.tx, nil
-	}
-	return p.plan(s, inherit)
 }
 
 // plan finds the steps that lead from what the kernel holds to s. With ErrPartial they do so but for the
@@ -218,7 +223,7 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 	if tables == nil {
 		return errors.New("nftables: the kernel's content is not known; Sync first")
 	}
-	p.tables, p.found = nil, nil
+	p.tables = nil
 	tx := &nf.Transaction{}
 	var errs []error
 	for _, t := range tables {
@@ -241,31 +246,31 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not
 // look closer if nobody else has changed the ruleset since the last successful call.
-func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	p.found = nil
+func (p *Plane) Audit(_ context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	generation, err := p.conn.Generation()
 	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
+		return r, fmt.Errorf("nftables: %w", err)
 	}
 	if p.tables != nil && p.tables[0].localnet {
 		if drifts := p.localnet.Drift(); drifts != nil {
-			return drifts, nil
+			return dataplane.Report{Drifts: drifts}, nil
 		}
 	}
-	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own && !dataplane.Thorough(ctx) {
-		return nil, nil
+	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own && d == dataplane.Quick {
+		return r, nil
 	}
 	tables, tx, err := p.plan(s, nil)
 	if !isPartial(err) {
-		return nil, err
+		return r, err
 	}
 	switch {
 	case len(tx.Steps) > 0 && err == nil:
-		p.found = &planned{generation, tables, tx}
+		r.Plan = &planned{generation, tables, tx}
 	case len(tx.Steps) == 0 && p.tables != nil:
 		p.clean, p.own = generation, 0
 	}
-	return tx.Drifts(s), nil
+	r.Drifts = tx.Drifts(s)
+	return r, nil
 }
 
 // Remove implements dataplane.Dataplane.

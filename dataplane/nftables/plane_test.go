@@ -66,9 +66,9 @@ func audit(t *testing.T, s *model.State) (lines []string) {
 	t.Helper()
 	p := newPlane(t, dataplane.Config{})
 	defer p.Close()
-	drifts, err := p.Audit(context.Background(), s)
+	report, err := p.Audit(context.Background(), s, dataplane.Quick)
 	check(t, err)
-	for _, d := range drifts {
+	for _, d := range report.Drifts {
 		lines = append(lines, d.String())
 	}
 	return lines
@@ -248,11 +248,11 @@ func TestPlane_repairs(t *testing.T) {
 				p := newPlane(t, dataplane.Config{})
 				defer p.Close()
 				check(t, p.Sync(context.Background(), s))
-				if drifts, err := p.Audit(context.Background(), s); err != nil || len(drifts) > 0 {
-					t.Errorf("before the damage: %v, %v", drifts, err)
+				if report, err := p.Audit(context.Background(), s, dataplane.Quick); err != nil || len(report.Drifts) > 0 {
+					t.Errorf("before the damage: %v, %v", report.Drifts, err)
 				}
 				nft(t, damage)
-				if drifts, err := p.Audit(context.Background(), s); err != nil || len(drifts) == 0 {
+				if report, err := p.Audit(context.Background(), s, dataplane.Quick); err != nil || len(report.Drifts) == 0 {
 					t.Errorf("Audit does not see the damage (%v)", err)
 				}
 				if len(audit(t, s)) == 0 {

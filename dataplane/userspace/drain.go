@@ -32,7 +32,7 @@ func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err
 			return p.Carried(), err
 		}
 	}
-	p.tables, p.found, p.clean, p.phase = nil, nil, 0, draining
+	p.tables, p.clean, p.phase = nil, 0, draining
 	p.proxy.rows.replace(s)
 	p.proxy.expel(nil)
 	// Nobody marks attempts any more. Those that still have no row would be nobody's.

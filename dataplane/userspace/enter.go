@@ -62,7 +62,7 @@ func (p *Plane) Enter(ctx context.Context) error {
 // turn makes the rules those of another phase. The rows stay.
 func (p *Plane) turn(next phase) error {
 	tables := p.tables
-	p.tables, p.found, p.phase = nil, nil, next
+	p.tables, p.phase = nil, next
 	tx := &nf.Transaction{}
 	for _, t := range tables {
 		t.Tx, t.phase = tx, next

@@ -114,15 +114,16 @@ func (p *Plane) applyOver(ctx context.Context, s *model.State, c model.Change) e
 }
 
 // auditOver is Audit where another plane has the rules.
-func (p *Plane) auditOver(ctx context.Context) ([]dataplane.Drift, error) {
+func (p *Plane) auditOver(ctx context.Context, d dataplane.Depth) (r dataplane.Report, err error) {
 	if p.led == nil {
-		return nil, errors.New("userspace: the kernel's content is not known; Sync first")
+		return r, errors.New("userspace: the kernel's content is not known; Sync first")
 	}
 	if p.phase == waiting {
-		return nil, nil
+		return r, nil
 	}
-	drifts, err := p.over.Audit(ctx, p.led.State)
-	return drifts, p.ofOver(nil, err)
+	r, err = p.over.Audit(ctx, p.led.State, d)
+	r.Plan = nil // Sync of this plane lays out what the other one is to hold
+	return r, p.ofOver(nil, err)
 }
 
 // enterOver is Enter where another plane has the rules: it has none before.
@@ -135,9 +136,9 @@ func (p *Plane) enterOver(ctx context.Context) error {
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return p.ofOver(partial, nil)
 	}
-	drifts, err := p.over.Audit(dataplane.Thoroughly(ctx), p.led.State)
-	if err == nil && partial == nil && len(drifts) > 0 {
-		err = fmt.Errorf("the rules of iptables are not what they should be: %s", drifts[0])
+	r, err := p.over.Audit(ctx, p.led.State, dataplane.Full)
+	if err == nil && partial == nil && len(r.Drifts) > 0 {
+		err = fmt.Errorf("the rules of iptables are not what they should be: %s", r.Drifts[0])
 	}
 	return p.ofOver(partial, err)
 }

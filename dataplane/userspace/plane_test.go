@@ -282,8 +282,8 @@ func testEnter(t *testing.T, way userspace.Redirect) {
 		if err := p.Sync(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		if drifts, err := p.Audit(dataplane.Thoroughly(t.Context()), s); err != nil || len(drifts) > 0 {
-			t.Error(drifts, err)
+		if report, err := p.Audit(t.Context(), s, dataplane.Full); err != nil || len(report.Drifts) > 0 {
+			t.Error(report.Drifts, err)
 		}
 		return p
 	}
@@ -319,9 +319,9 @@ func testEnter(t *testing.T, way userspace.Redirect) {
 		t.Error("it has not taken a connection")
 	}
 	for range 2 { // it goes on, although the other plane is there
-		drifts, err := next.Audit(dataplane.Thoroughly(t.Context()), s)
-		if err = errors.Join(err, next.Sync(t.Context(), s)); err != nil || len(drifts) > 0 {
-			t.Error(drifts, err)
+		report, err := next.Audit(t.Context(), s, dataplane.Full)
+		if err = errors.Join(err, next.Sync(t.Context(), s)); err != nil || len(report.Drifts) > 0 {
+			t.Error(report.Drifts, err)
 		}
 	}
 	if c := carried(next); c == 0 {
@@ -1087,11 +1087,11 @@ func TestAudit_routing(t *testing.T) {
 	n := start(t, userspace.Options{})
 	s := n.sync("tcp", "10.244.1.11:8080")
 	audit := func() (out string) {
-		drifts, err := n.plane.Audit(t.Context(), s)
+		report, err := n.plane.Audit(t.Context(), s, dataplane.Quick)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, d := range drifts {
+		for _, d := range report.Drifts {
 			out += d.String() + "\n"
 		}
 		return out

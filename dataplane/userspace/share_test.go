@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/userspace"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
@@ -113,7 +114,7 @@ func testShareConnections(t *testing.T, way userspace.Redirect) {
 	}
 	for i := range 2 {
 		n.log.Reset()
-		if _, err := n.plane.Audit(t.Context(), s); err != nil {
+		if _, err := n.plane.Audit(t.Context(), s, dataplane.Quick); err != nil {
 			t.Fatal(err)
 		}
 		const want = `services="attacker/web (connections), victim/web (connections)"`

@@ -116,7 +116,6 @@ type Plane struct {
 	// own is how many transactions we have made, beside those of disguises; clean how many others had when our rules
 	// were as they should be: the generation of the ruleset counts all of them.
 	clean, own uint32
-	found      *planned        // by the last Audit; nil: nothing
 	allowed    map[uint16]bool // ports that answers of UDP may come from
 	phase      phase
 	tended     time.Time // see tend
@@ -287,14 +286,18 @@ func (p *Plane) newTable(family int, tx *nf.Transaction) *table {
 
 // Sync implements dataplane.Dataplane. Connections live on, whatever happens to their rows.
 func (p *Plane) Sync(ctx context.Context, s *model.State) error {
+	return p.Repair(ctx, s, dataplane.Report{})
+}
+
+// Repair implements dataplane.Dataplane.
+func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
 	if p.listens() {
 		return p.syncListeners(ctx, s)
 	}
 	if p.translates() {
 		return p.syncOver(ctx, s)
 	}
-	found := p.found
-	p.tables, p.found, p.clean = nil, nil, 0
+	p.tables, p.clean = nil, 0
 	p.begin()
 	if err := p.serve(s); err != nil {
 		return err
@@ -303,7 +306,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if err != nil {
 		return err
 	}
-	if dataplane.Mends(ctx) && found != nil && found.of(before, p.phase) && p.config.Inherit == nil {
+	if found, _ := r.Plan.(*planned); found != nil && found.of(before, p.phase) && p.config.Inherit == nil {
 		return p.perform(found)
 	}
 	served, partial := p.able(s)
@@ -546,7 +549,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if tables == nil || p.proxy == nil {
 		return errors.New("userspace: the kernel's content is not known; Sync first")
 	}
-	p.tables, p.found = nil, nil
+	p.tables = nil
 	c, partial := p.ableChange(c)
 	p.proxy.rows.change(c)
 	tx := &nf.Transaction{}
@@ -585,13 +588,13 @@ func (p *Plane) ableChange(c model.Change) (model.Change, error) {
 
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. Rules and sets are not read if
 // nobody else has changed the ruleset since the last successful call.
-func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	p.found = nil
+func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	if p.proxy == nil {
-		return []dataplane.Drift{{Class: "sockets", Object: "sockets of the process", Want: "open"}}, nil
+		r.Drifts = []dataplane.Drift{{Class: "sockets", Object: "sockets of the process", Want: "open"}}
+		return r, nil
 	}
 	if p.listens() {
-		return nil, p.auditListeners(s)
+		return r, p.auditListeners(s)
 	}
 	p.tend()
 	p.save(false)
@@ -602,41 +605,43 @@ func (p *Plane) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, e
 		}
 		some, err := p.routes.audit(family, nf.Families[i].Name)
 		if err != nil {
-			return nil, fmt.Errorf("userspace: %w", err)
+			return r, fmt.Errorf("userspace: %w", err)
 		}
 		drifts = append(drifts, some...)
 	}
 	if p.translates() {
-		others, err := p.auditOver(ctx)
-		return append(drifts, others...), err
+		r, err = p.auditOver(ctx, d)
+	} else {
+		r, err = p.auditRules(s, d)
 	}
-	rules, err := p.auditRules(s, dataplane.Thorough(ctx))
-	return append(drifts, rules...), err
+	r.Drifts = append(drifts, r.Drifts...)
+	return r, err
 }
 
-func (p *Plane) auditRules(s *model.State, all bool) (drifts []dataplane.Drift, err error) {
+func (p *Plane) auditRules(s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	foreign, err := p.foreign()
 	if err != nil {
-		return nil, err
+		return r, err
 	}
-	if p.tables != nil && p.clean != 0 && foreign == p.clean && !all {
-		p.found = &planned{foreign: foreign, phase: p.phase, tables: p.tables, tx: &nf.Transaction{}}
-		return nil, nil
+	if p.tables != nil && p.clean != 0 && foreign == p.clean && d == dataplane.Quick {
+		r.Plan = &planned{foreign: foreign, phase: p.phase, tables: p.tables, tx: &nf.Transaction{}}
+		return r, nil
 	}
 	served, partial := p.able(s) // of which Sync has told
 	todo, err := p.plan(served)
 	if err != nil {
-		return nil, err
+		return r, err
 	}
 	todo.foreign, todo.partial = foreign, partial
+	r.Drifts = todo.tx.Drifts(served)
 	if p.tables == nil {
-		return todo.tx.Drifts(served), nil
+		return r, nil
 	}
 	if len(todo.tx.Steps) == 0 {
 		p.clean, todo.tables = foreign, p.tables
 	}
-	p.found = todo
-	return todo.tx.Drifts(served), nil
+	r.Plan = todo
+	return r, nil
 }
 
 // Remove implements dataplane.Dataplane. All connections end; while they do, addresses are translated still, so that

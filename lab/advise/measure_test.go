@@ -225,6 +225,10 @@ func (b broken) Sync(ctx context.Context, s *model.State) error {
 	return errors.Join(b.Dataplane.Sync(ctx, s), b.sync())
 }
 
+func (b broken) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return b.Sync(ctx, s)
+}
+
 func (p *places) broken(sync func() error) Plane {
 	return p.plane("broken", func(Place) dataplane.New {
 		return func(c dataplane.Config) (dataplane.Dataplane, error) {

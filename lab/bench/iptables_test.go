@@ -627,7 +627,11 @@ type spinner struct {
 
 func (*spinner) Sync(context.Context, *model.State) error { return nil }
 
-func (*spinner) Audit(context.Context, *model.State) ([]dataplane.Drift, error) { return nil, nil }
+func (*spinner) Audit(context.Context, *model.State, dataplane.Depth) (dataplane.Report, error) {
+	return dataplane.Report{}, nil
+}
+
+func (*spinner) Repair(context.Context, *model.State, dataplane.Report) error { return nil }
 
 func (p *spinner) Apply(context.Context, *model.State, model.Change) error {
 	runtime.LockOSThread()

@@ -179,8 +179,8 @@ func BenchmarkChange(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if drifts, err := first.plane.Audit(b.Context(), first.state); err != nil || len(drifts) > 0 {
-		b.Fatal(err, drifts) // what was measured did not happen
+	if report, err := first.plane.Audit(b.Context(), first.state, dataplane.Quick); err != nil || len(report.Drifts) > 0 {
+		b.Fatal(err, report.Drifts) // what was measured did not happen
 	}
 	reportChange(b, sizes, changes, samples)
 }

@@ -156,8 +156,8 @@ func TestEBPF_withoutNetfilter(t *testing.T) {
 	}
 	must(t, bed.Do(testbed.Node, anotherAddr))
 	limited := have
-	for drifts := []dataplane.Drift(nil); len(drifts) == 0; { // the plane hears of the address at some time
-		drifts, err = p.Audit(t.Context(), limited)
+	for report := (dataplane.Report{}); len(report.Drifts) == 0; { // the plane hears of the address at some time
+		report, err = p.Audit(t.Context(), limited, dataplane.Quick)
 		must(t, errors.Join(err, t.Context().Err()))
 	}
 	must(t, p.Sync(t.Context(), limited))

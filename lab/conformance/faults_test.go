@@ -144,10 +144,10 @@ func (s *sweep) changes(ctx context.Context) error {
 			err = s.sync(ctx, next)
 		}
 		if err == nil {
-			err = s.audit(ctx)
+			err = s.audit(ctx, dataplane.Quick)
 		}
 		if errors.Is(err, errInjected) { // Audit lists
-			err = s.audit(ctx)
+			err = s.audit(ctx, dataplane.Quick)
 		}
 		if err != nil {
 			return fmt.Errorf("at State %d: %w", i, err)

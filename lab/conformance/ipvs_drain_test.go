@@ -482,9 +482,9 @@ func (d *drain) apply(rows string) {
 // audit has the plane look at what drains, which is no drift.
 func (d *drain) audit() {
 	d.Helper()
-	drifts, err := d.plane.Audit(d.Context(), d.state)
-	if err != nil || len(drifts) > 0 {
-		d.Errorf("audit: %v, %v", drifts, err)
+	report, err := d.plane.Audit(d.Context(), d.state, dataplane.Quick)
+	if err != nil || len(report.Drifts) > 0 {
+		d.Errorf("audit: %v, %v", report.Drifts, err)
 	}
 }
 

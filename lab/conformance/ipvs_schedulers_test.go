@@ -344,9 +344,9 @@ func (l *lab) sequences() {
 			l.Errorf("%s %s %s\nhave %s\nwant %s", words[0], words[1], words[2], have, want)
 		}
 	}
-	drifts, err := l.plane.Audit(l.Context(), l.state)
-	if err != nil || len(drifts) > 0 {
-		l.Errorf("audit: %v, %v", drifts, err)
+	report, err := l.plane.Audit(l.Context(), l.state, dataplane.Quick)
+	if err != nil || len(report.Drifts) > 0 {
+		l.Errorf("audit: %v, %v", report.Drifts, err)
 	}
 	l.check(l.to(func(state *model.State) {
 		for _, s := range all {
@@ -619,9 +619,9 @@ func (l *lab) hashByDestination() {
 	l.check(l.to(s.put))
 	draining := reach(l.clients()[0])
 	l.equal("c drains: "+shares(draining, 1, 1, 0), "c drains: a 24, b 24, c 0")
-	drifts, err := l.plane.Audit(l.Context(), l.state)
-	if err != nil || len(drifts) > 0 {
-		l.Errorf("audit: %v, %v", drifts, err)
+	report, err := l.plane.Audit(l.Context(), l.state, dataplane.Quick)
+	if err != nil || len(report.Drifts) > 0 {
+		l.Errorf("audit: %v, %v", report.Drifts, err)
 	}
 	s.setWeight("c", 1)
 	l.check(l.to(s.put))

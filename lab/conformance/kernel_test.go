@@ -76,7 +76,7 @@ func (k *kernel) sockets() (map[string]bool, error) {
 			}
 			_, rows, _ := strings.Cut(string(table), "\n") // after the names of columns
 			for row := range strings.Lines(rows) {
-				const inode = 9 // see net/ipv4/tcp_ipv4.c and net/ipv4/udp.c
+				const inode = 9                                                                    // see net/ipv4/tcp_ipv4.c and net/ipv4/udp.c
 				if columns := strings.Fields(row); len(columns) > inode && columns[inode] != "0" { // 0: the process is done with it
 					inodes[columns[inode]] = true
 				}
@@ -121,10 +121,10 @@ func (k *kernel) apply(ctx context.Context, s *model.State, c model.Change) erro
 }
 
 // audit is an error if the kernel does not hold the State.
-func (k *kernel) audit(ctx context.Context) error {
-	drifts, err := k.plane.Audit(ctx, k.state)
-	if err == nil && len(drifts) > 0 {
-		err = fmt.Errorf("%d drifts: %v", len(drifts), drifts)
+func (k *kernel) audit(ctx context.Context, d dataplane.Depth) error {
+	report, err := k.plane.Audit(ctx, k.state, d)
+	if err == nil && len(report.Drifts) > 0 {
+		err = fmt.Errorf("%d report.Drifts: %v", len(report.Drifts), report.Drifts)
 	}
 	if err != nil {
 		return fmt.Errorf("audit: %w", err)
@@ -134,7 +134,7 @@ func (k *kernel) audit(ctx context.Context) error {
 
 // inspect is audit, and an error if nft cannot print what the kernel holds.
 func (k *kernel) inspect(ctx context.Context) error {
-	if err := k.audit(ctx); err != nil {
+	if err := k.audit(ctx, dataplane.Quick); err != nil {
 		return err
 	}
 	_, err := k.ruleset(ctx)
@@ -261,7 +261,7 @@ func (k *kernel) finish(ctx context.Context, w *world, empty *model.State) error
 	if err := k.apply(ctx, empty, model.Diff(k.state, empty)); err != nil {
 		return err
 	}
-	if err := k.audit(ctx); err != nil {
+	if err := k.audit(ctx, dataplane.Quick); err != nil {
 		return fmt.Errorf("after all was deleted: %w", err)
 	}
 	return k.stop(ctx)

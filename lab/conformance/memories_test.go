@@ -202,7 +202,7 @@ func testMemories(t *testing.T, open func(*testing.T) dataplane.New) {
 		t.Fatalf("took in %d: %v", n, err)
 	}
 	m.check("remembered", first, all)
-	_, err = first.Audit(t.Context(), m.s)
+	_, err = first.Audit(t.Context(), m.s, dataplane.Quick)
 	must(t, errors.Join(err, first.Close()))
 
 	second := m.plane(dataplane.Config{})

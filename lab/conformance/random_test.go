@@ -98,6 +98,10 @@ func (l liar) Sync(ctx context.Context, s *model.State) error {
 
 func (l liar) Apply(ctx context.Context, s *model.State, _ model.Change) error { return l.Sync(ctx, s) }
 
-func (l liar) Audit(ctx context.Context, s *model.State) ([]dataplane.Drift, error) {
-	return l.Dataplane.Audit(ctx, l.twist(s))
+func (l liar) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return l.Sync(ctx, s)
+}
+
+func (l liar) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
+	return l.Dataplane.Audit(ctx, l.twist(s), d)
 }

@@ -144,14 +144,14 @@ func (r *randomRun) settle(ctx context.Context, s *model.State) error {
 
 // verify compares the kernel with the State, and with what a new plane's Sync makes of it: nothing else.
 func (r *randomRun) verify(ctx context.Context) error {
-	if err := r.audit(ctx); err != nil {
+	if err := r.audit(ctx, dataplane.Quick); err != nil {
 		return err
 	}
 	before, err := r.ruleset(ctx)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(r.restart(), r.sync(ctx, r.state), r.audit(ctx)); err != nil {
+	if err := errors.Join(r.restart(), r.sync(ctx, r.state), r.audit(ctx, dataplane.Quick)); err != nil {
 		return fmt.Errorf("by a new plane: %w", err)
 	}
 	after, err := r.ruleset(ctx)

@@ -145,32 +145,30 @@ func (v *vandalism) once(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	look := ctx // or as after a notification of the kernel
-	if v.site.Rand.IntN(2) > 0 {
-		look = dataplane.Thoroughly(ctx)
-	}
-	drifts, err := v.plane.Audit(look, v.state)
+	depth := dataplane.Depth(v.site.Rand.IntN(2)) // Full: as after a notification of the kernel
+	report, err := v.plane.Audit(ctx, v.state, depth)
 	if err != nil {
 		return fmt.Errorf("audit after %q: %w", deed.What, err)
 	}
-	var report []string
-	for _, d := range drifts {
-		report = append(report, d.String())
+	var drifts []string
+	for _, d := range report.Drifts {
+		drifts = append(drifts, d.String())
 	}
-	slices.Sort(report)
-	v.testing.Logf("%s\n\t%s", deed.What, strings.Join(report[:min(len(report), 5)], "\n\t"))
-	text := strings.Join(report, "\n")
+	slices.Sort(drifts)
+	v.testing.Logf("%s\n\t%s", deed.What, strings.Join(drifts[:min(len(drifts), 5)], "\n\t"))
+	text := strings.Join(drifts, "\n")
 	if !slices.ContainsFunc(deed.Names, func(name string) bool { return strings.Contains(text, name) }) {
 		return fmt.Errorf("after %q the report names none of %q:\n%s", deed.What, deed.Names, text)
 	}
-	repair := ctx // as a new process does it, or one that goes by what it has just read
 	if v.site.Rand.IntN(4) > 0 {
-		repair = dataplane.Mending(ctx)
+		err = v.plane.Repair(ctx, v.state, report)
+	} else { // as a new process does it
+		err = v.sync(ctx, v.state)
 	}
-	if err := v.sync(repair, v.state); err != nil {
+	if err != nil {
 		return fmt.Errorf("repair of %q: %w", deed.What, err)
 	}
-	if err := v.audit(dataplane.Thoroughly(ctx)); err != nil {
+	if err := v.audit(ctx, dataplane.Full); err != nil {
 		return fmt.Errorf("after the repair of %q: %w", deed.What, err)
 	}
 	return nil
