@@ -24,61 +24,51 @@ const autoPlane = string(config.ModeAuto)
 // knows all of the node's rows: it measures, chooses, opens what it has chosen, and has that serve from then on. The
 // daemon then puts the chosen one in its place (settle).
 type undecided struct {
-	open   func(context.Context, *model.State) (*opened, error)
-	told   chan *opened // has what was chosen, one time
-	chosen *opened      // nil: not yet
-	passed atomic.Bool  // the chosen one is somebody else's to close
+	dataplane.Dataplane // the chosen one, or nothing
+	chosen              bool
+	open                func(context.Context, *model.State) (*opened, error)
+	told                chan *opened // has what was chosen, one time
+	passed              atomic.Bool  // the daemon closes the chosen one
+}
+
+// nothing is what serves until a data plane is chosen.
+type nothing struct{ dataplane.Base }
+
+func (nothing) Sync(context.Context, *model.State) error                     { return nil }
+func (nothing) Apply(context.Context, *model.State, model.Change) error      { return nil }
+func (nothing) Repair(context.Context, *model.State, dataplane.Report) error { return nil }
+func (nothing) Remove(context.Context) error                                 { return nil }
+func (nothing) Close() error                                                 { return nil }
+func (nothing) Audit(context.Context, *model.State, dataplane.Depth) (r dataplane.Report, err error) {
+	return r, nil
 }
 
 // undecided makes one.
 func (d *Daemon) undecided(s planeSettings) *opened {
 	c := chooser{daemon: d, settings: s}
-	u := &undecided{open: c.open, told: make(chan *opened, 1)}
+	u := &undecided{Dataplane: nothing{}, open: c.open, told: make(chan *opened, 1)}
 	return &opened{Dataplane: u, inner: u, settings: s}
 }
 
 // Sync implements dataplane.Dataplane.
 func (u *undecided) Sync(ctx context.Context, s *model.State) error {
-	if u.chosen == nil {
+	if !u.chosen {
 		o, err := u.open(ctx, s)
 		if err != nil {
 			return err
 		}
-		u.chosen = o
+		u.Dataplane, u.chosen = o, true
 		u.told <- o
 	}
-	return u.chosen.Sync(ctx, s)
-}
-
-// Apply implements dataplane.Dataplane.
-func (u *undecided) Apply(ctx context.Context, s *model.State, c model.Change) error {
-	return u.chosen.Apply(ctx, s, c) // there was a Sync before
-}
-
-// Audit implements dataplane.Dataplane.
-func (u *undecided) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
-	return u.chosen.Audit(ctx, s, d)
-}
-
-// Repair implements dataplane.Dataplane.
-func (u *undecided) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
-	return u.chosen.Repair(ctx, s, r)
-}
-
-// Remove implements dataplane.Dataplane.
-func (u *undecided) Remove(ctx context.Context) error {
-	if u.chosen == nil {
-		return nil
-	}
-	return u.chosen.Remove(ctx)
+	return u.Dataplane.Sync(ctx, s)
 }
 
 // Close implements dataplane.Dataplane.
 func (u *undecided) Close() error {
-	if u.chosen == nil || u.passed.Load() {
+	if u.passed.Load() {
 		return nil
 	}
-	return u.chosen.Close()
+	return u.Dataplane.Close()
 }
 
 // decided has the plane that was chosen, one time; nil: there is nothing to choose.

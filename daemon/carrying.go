@@ -26,7 +26,7 @@ type former struct {
 
 // keep takes a plane that is not in force any more, unless it carries nothing by its nature or the process ends.
 func (c *carrying) keep(o opened) bool {
-	if _, carries := o.inner.(dataplane.Carrier); !carries || c == nil {
+	if !o.carries || c == nil {
 		return false
 	}
 	c.mu.Lock()
@@ -87,18 +87,17 @@ func (c *carrying) drain(ctx context.Context, s *model.State, l look) (connectio
 	return connections, errors.Join(errs...)
 }
 
-// drain is how many connections one of them has. Of one that cannot be told to take nothing new it is not known.
+// drain is how many connections one of them has.
 func (l look) drain(ctx context.Context, s *model.State, o opened) (connections int, err error) {
-	carrier, ok := o.inner.(dataplane.Carrier)
 	switch {
-	case !ok || l.over || o.settings.name != l.name:
+	case l.over || o.settings.name != l.name:
 		return 0, nil
 	case l.alike:
-		return carrier.Carried(), nil
+		return o.inner.Open(), nil
 	}
-	connections, err = carrier.Drain(ctx, s)
+	connections, err = o.inner.SetStage(ctx, s, dataplane.Draining)
 	if err != nil {
-		connections = max(1, carrier.Carried())
+		connections = max(1, connections)
 	}
 	return connections, err
 }
@@ -110,9 +109,7 @@ func (c *carrying) tell() (all []engine.Carrying) {
 	}
 	defer c.mu.Unlock()
 	for _, o := range c.planes {
-		if carrier, ok := o.inner.(dataplane.Carrier); ok {
-			all = append(all, engine.Carrying{Plane: o.settings.name, Connections: carrier.Carried()})
-		}
+		all = append(all, engine.Carrying{Plane: o.settings.name, Connections: o.inner.Open()})
 	}
 	return all
 }

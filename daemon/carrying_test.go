@@ -57,7 +57,7 @@ func closedAgain(kept *carrying) error {
 	}
 	open := func() (opened, error) {
 		return planeSettings{name: userspacePlane, mark: 1 << 14}.inherit(dataplane.Config{Log: slog.New(slog.DiscardHandler)},
-			legacy{kept: kept, exact: true, cleared: func(opened) {}})
+			legacy{kept: kept, opening: opening{exact: true}, cleared: func(opened) {}})
 	}
 	o, err := open()
 	if err != nil {

@@ -138,7 +138,7 @@ func (d *Daemon) run(ctx context.Context, c *config.Config) (err error) {
 		return err
 	}
 	d.setHost(c)
-	if !unprivileged(d.plane.inner) {
+	if !d.plane.unprivileged() {
 		warnForwarding(d.log)
 	}
 	if d.options.Once {
@@ -187,9 +187,9 @@ func (d *Daemon) openPlane(s planeSettings, how opening) (*opened, error) {
 	if s.name == autoPlane {
 		return d.undecided(s), nil
 	}
-	c := dataplane.Config{Log: d.log, Meter: d.metrics, Inherit: how.inherit}
+	c := dataplane.Config{Log: d.log, Meter: d.metrics}
 	o, err := s.inherit(c, legacy{
-		kept: &d.carried, exact: how.exact,
+		kept: &d.carried, opening: how,
 		cleared: func(o opened) { d.successor.spared.set(o.chains()) },
 	})
 	if err != nil {
@@ -386,7 +386,7 @@ func (d *Daemon) listen(ctx context.Context) error {
 
 // takeOver removes what kube-proxy has left, if it should and our rules are in force.
 func (d *Daemon) takeOver(ctx context.Context) {
-	wanted := d.config.Load().Fairlead.TakeOver == config.TakeOverRemove && !unprivileged(d.plane.inner)
+	wanted := d.config.Load().Fairlead.TakeOver == config.TakeOverRemove && !d.plane.unprivileged()
 	switch {
 	case !wanted && d.succeeded != nil:
 		d.succeeded()
@@ -408,7 +408,7 @@ func (d *Daemon) newSuccessor() (*successor, error) {
 // setHost sets what is not ours alone. A machine without the wanted settings is better than one
 // without Services, so what fails is said, once, and no more. A process without rights does not try.
 func (d *Daemon) setHost(c *config.Config) {
-	if unprivileged(d.plane.inner) {
+	if d.plane.unprivileged() {
 		return
 	}
 	r := d.host.Apply(hostSettings(c))

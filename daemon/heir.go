@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -29,15 +28,14 @@ type heir struct {
 	cleared func() // is called when nothing is left of others, but what connections still need
 	alone   bool   // so it is
 	waits   bool   // another plane is in force, or being programmed
-	// second is what wraps the plane told: another one is in force.
-	second *atomic.Bool
-	// inherits says that nobody tells what other planes remember of clients, but the kernel.
-	inherits bool
-	served   bool // the plane has had rows, now or before it was kept and taken back
-	lacks    bool // there are rows that the plane cannot have in force
-	retired  retired
-	carried  *carrying
-	left     []remainder // of the last look
+	// inherits says that nobody tells what other planes remember of clients, but the kernel; learned, that the plane has
+	// taken that in.
+	inherits, learned bool
+	served            bool // the plane has had rows, now or before it was kept and taken back
+	lacks             bool // there are rows that the plane cannot have in force
+	retired           retired
+	carried           *carrying
+	left              []remainder // of the last look
 }
 
 // remainder is what was found of another plane.
@@ -56,17 +54,11 @@ type retired struct {
 	pause       time.Duration // between two looks
 }
 
-// affineHeir keeps what the plane can do besides.
-type affineHeir struct {
-	*heir
-	dataplane.Affine
-}
-
 // legacy is what a plane needs that will be the only one.
 type legacy struct {
 	kept    *carrying    // what others carry, and it itself may have carried; nil: nothing is kept
 	cleared func(opened) // see heir
-	exact   bool         // no other plane will do
+	opening
 }
 
 // inherit opens such a plane.
@@ -82,48 +74,27 @@ func (s planeSettings) inherit(c dataplane.Config, l legacy) (opened, error) {
 		}
 		c.LocalnetWasOff = c.LocalnetWasOff || left.LocalnetWasOff
 	}
-	left := &heritage{self: s.name, c: c}
-	inherits := c.Inherit == nil
-	if inherits {
-		c.Inherit = left.tell
-	}
-	second := &atomic.Bool{}
-	c.Waits = second.Load
 	o, taken, err := l.open(c, s)
 	if err != nil {
 		return o, err
 	}
-	left.self = o.settings.name
 	for name, err := range unknown {
-		if c.Log != nil && !unprivileged(o.inner) {
+		if c.Log != nil && !o.unprivileged() {
 			c.Log.Warn("cannot tell whether another data plane has left something", "plane", name, "error", err)
 		}
 	}
 	self, err := planeNamed(o.settings.name)
 	h := &heir{
-		inherits: inherits, second: second,
-		opened: o, self: self, others: planes, log: c.Log, cleared: func() { l.cleared(o) }, carried: l.kept, served: taken,
+		opened: o, self: self, others: planes, log: c.Log, cleared: func() { l.cleared(o) }, carried: l.kept,
+		served: taken, inherits: !l.second, waits: l.second,
 	}
 	o.Dataplane, o.heir = h, h
-	if affine, ok := h.Dataplane.(dataplane.Affine); ok {
-		o.Dataplane = affineHeir{h, affine}
-	}
 	return o, err
-}
-
-// unprivileged reports whether a plane serves without rights. It may remove nothing, and need not: there is nobody's
-// way it could be in.
-func unprivileged(d dataplane.Dataplane) bool {
-	p, ok := d.(interface{ Unprivileged() bool })
-	return ok && p.Unprivileged()
 }
 
 // open takes back a plane that carries something still, or makes one.
 func (l legacy) open(c dataplane.Config, s planeSettings) (o opened, taken bool, err error) {
 	if o, ok := l.kept.take(s); ok {
-		if heir, ok := o.inner.(dataplane.Heir); ok {
-			heir.Inherit(c)
-		}
 		return o, true, nil
 	}
 	if !l.exact {
@@ -137,6 +108,7 @@ func (l legacy) open(c dataplane.Config, s planeSettings) (o opened, taken bool,
 // Sync implements dataplane.Dataplane.
 func (h *heir) Sync(ctx context.Context, s *model.State) error {
 	h.served = true
+	h.inherit(ctx, s)
 	return h.synced(ctx, s, h.Dataplane.Sync(ctx, s))
 }
 
@@ -148,6 +120,7 @@ func (h *heir) Repair(ctx context.Context, s *model.State, r dataplane.Report) e
 // synced removes what others have left, now that the plane holds all rows.
 func (h *heir) synced(ctx context.Context, s *model.State, err error) error {
 	h.lacks = errors.Is(err, dataplane.ErrPartial)
+	h.learned = h.learned || err == nil || h.lacks
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) || !h.clears.TryLock() {
 		return err
 	}
@@ -171,7 +144,6 @@ func (h *heir) succeed(ctx context.Context, s *model.State) (left []remainder, e
 	h.clears.Lock()
 	defer h.clears.Unlock()
 	h.waits = false
-	h.second.Store(false)
 	err = h.clearAll(ctx, s)
 	return h.left, err
 }
@@ -220,22 +192,6 @@ func (h *heir) Close() error {
 	return h.opened.Close()
 }
 
-// Describe implements dataplane.Describer, whatever the plane is.
-func (h *heir) Describe() []string {
-	if d, ok := h.inner.(dataplane.Describer); ok {
-		return d.Describe()
-	}
-	return nil
-}
-
-// Counters implements dataplane.Counted, whatever the plane is.
-func (h *heir) Counters(ctx context.Context) (dataplane.Counters, error) {
-	if counted, ok := h.inner.(dataplane.Counted); ok {
-		return counted.Counters(ctx)
-	}
-	return dataplane.Counters{}, fmt.Errorf("the data plane %s counts nothing: %w", h.self.name, errors.ErrUnsupported)
-}
-
 // Audit implements dataplane.Dataplane. It is also when it is seen that connections have ended.
 func (h *heir) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
 	remains := h.lookAgain(ctx, s)
@@ -265,7 +221,7 @@ func (h *heir) clear(ctx context.Context, s *model.State) error {
 	connections := 0
 	h.left = nil
 	for _, p := range h.others() {
-		if p.name == h.self.behind || p.name == over(h.inner) {
+		if p.name == h.self.behind || p.name == h.over() {
 			continue
 		}
 		r, err := h.clearOne(ctx, p, s)
@@ -316,13 +272,13 @@ func (h *heir) clearOne(ctx context.Context, p plane, s *model.State) (r remaind
 		return r, err
 	}
 	left, err := p.traces()
-	if unprivileged(h.inner) {
+	if h.unprivileged() {
 		err = nil
 	}
 	if err != nil || !left.Rules {
 		return r, err
 	}
-	h.remember(ctx, p, s)
+	h.learnLate(ctx, p, s)
 	c := dataplane.Config{Log: h.log}
 	if left.LocalnetWasOff {
 		if c.KeepLocalnet, err = h.recordsLocalnet(); err != nil {

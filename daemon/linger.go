@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"net/netip"
 	"time"
@@ -37,6 +36,11 @@ func (l *lingering) Sync(ctx context.Context, s *model.State) error {
 	return l.Dataplane.Sync(ctx, s)
 }
 
+// Repair implements dataplane.Dataplane.
+func (l *lingering) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return l.Sync(ctx, s)
+}
+
 // Remove has no rows from now on.
 func (l *lingering) Remove(ctx context.Context) error {
 	if !l.since.IsZero() {
@@ -59,30 +63,12 @@ func (l *lingering) remove(ctx context.Context) error {
 	return l.Dataplane.Remove(ctx)
 }
 
-// Remembered implements dataplane.Affine.
-func (l *lingering) Remembered(ctx context.Context, id model.PoolID, a netip.Addr) (netip.AddrPort, bool, error) {
-	if affine, ok := l.Dataplane.(dataplane.Affine); ok {
-		return affine.Remembered(ctx, id, a)
+// Learn implements dataplane.Handover.
+func (l *lingering) Learn(ctx context.Context, s *model.State, others iter.Seq2[dataplane.Session, error]) (int, error) {
+	if !l.hooked {
+		return 0, nil
 	}
-	return netip.AddrPort{}, false, nil
-}
-
-// Memories implements dataplane.Affine.
-func (l *lingering) Memories(ctx context.Context, s *model.State) iter.Seq2[dataplane.Memory, error] {
-	if affine, ok := l.Dataplane.(dataplane.Affine); ok {
-		return affine.Memories(ctx, s)
-	}
-	return func(func(dataplane.Memory, error) bool) {}
-}
-
-// Remember implements dataplane.Affine.
-func (l *lingering) Remember(
-	ctx context.Context, s *model.State, others iter.Seq2[dataplane.Memory, error],
-) (int, error) {
-	if affine, ok := l.Dataplane.(dataplane.Affine); ok && l.hooked {
-		return affine.Remember(ctx, s, others)
-	}
-	return 0, nil
+	return l.Dataplane.Learn(ctx, s, others)
 }
 
 // Close implements dataplane.Dataplane.
@@ -131,7 +117,7 @@ func (l *lingering) carried(f ebpf.UDPFlow) (netip.AddrPort, error) {
 
 // overLingering is the ebpf plane over one that lingers.
 type overLingering struct {
-	*ebpf.Plane
+	dataplane.Dataplane
 	behind *lingering
 }
 
@@ -155,11 +141,7 @@ func newOverLingering(o ebpf.Options, behind dataplane.New) dataplane.New {
 		if err != nil {
 			return nil, err
 		}
-		plane, ok := made.(*ebpf.Plane)
-		if !ok {
-			return nil, errors.New("the ebpf plane is not one") // New makes no other
-		}
-		return &overLingering{plane, l}, nil
+		return &overLingering{made, l}, nil
 	}
 }
 
@@ -168,5 +150,5 @@ func (p *overLingering) Audit(ctx context.Context, s *model.State, d dataplane.D
 	if err := p.behind.end(ctx, s); err != nil {
 		return r, err
 	}
-	return p.Plane.Audit(ctx, s, d)
+	return p.Dataplane.Audit(ctx, s, d)
 }

@@ -24,9 +24,11 @@ import (
 // plane is a data plane by its name.
 type plane struct {
 	name string
-	new  func(planeSettings) dataplane.New
+	new  func(planeSettings, *opened) dataplane.New
 	// wrap adds what the plane needs beside itself; nil: nothing, or new has done that.
 	wrap func(dataplane.New) dataplane.New
+	// carries says that connections pass through this process.
+	carries bool
 	// behind is the plane that serves what this one cannot, if there is one: its traces are this one's.
 	behind string
 	// prepare does what NodePorts on 127.0.0.1 need and a process with CAP_NET_ADMIN alone may not do; nil: nothing.
@@ -34,8 +36,8 @@ type plane struct {
 	// traces and clean are about what it has left, in whatever process and with whatever settings.
 	traces func() (dataplane.Traces, error)
 	clean  func(context.Context, dataplane.Config) error
-	// memories are what it has left of clients' affinity; see dataplane.Affine.
-	memories func(context.Context, dataplane.Config, *model.State) iter.Seq2[dataplane.Memory, error]
+	// sessions are what it has left of clients' affinity; see dataplane.Handover.
+	sessions func(context.Context, dataplane.Config, *model.State) iter.Seq2[dataplane.Session, error]
 	// handOver does what clean does on a node where kube-proxy is back in the mode of that name, and shares what has no
 	// owner; nil: nothing is shared.
 	handOver func(context.Context, dataplane.Config) error
@@ -57,39 +59,42 @@ func planes() []plane {
 	return []plane{
 		{
 			name:    nftablesPlane,
-			new:     func(planeSettings) dataplane.New { return nftables.New },
+			new:     func(planeSettings, *opened) dataplane.New { return nftables.New },
 			wrap:    wrapped,
 			prepare: func(planeSettings) func(dataplane.Config) error { return nftables.Prepare },
-			traces:  nftables.Traces, clean: nftables.Clean, memories: nftables.Memories,
+			traces:  nftables.Traces, clean: nftables.Clean, sessions: nftables.Sessions,
 		},
 		{
 			name:    iptablesPlane,
-			new:     func(s planeSettings) dataplane.New { return iptables.New(s.iptables) },
+			new:     func(s planeSettings, o *opened) dataplane.New { return iptables.New(s.iptables) },
 			wrap:    wrapped,
 			prepare: func(s planeSettings) func(dataplane.Config) error { return iptables.Prepare(s.iptables) },
-			traces:  iptables.Traces, clean: iptables.Clean, memories: iptables.Memories,
+			traces:  iptables.Traces, clean: iptables.Clean, sessions: iptables.Sessions,
 		},
 		{
 			name:    ipvsPlane,
-			new:     func(s planeSettings) dataplane.New { return ipvs.New(s.ipvs) },
+			new:     func(s planeSettings, o *opened) dataplane.New { return ipvs.New(s.ipvs) },
 			wrap:    wrapped,
 			prepare: func(s planeSettings) func(dataplane.Config) error { return ipvs.Prepare(s.ipvs) },
-			traces:  ipvs.Traces, clean: ipvs.Clean, memories: ipvs.Memories,
+			traces:  ipvs.Traces, clean: ipvs.Clean, sessions: ipvs.Sessions,
 			handOver: ipvs.HandOver, retire: ipvs.Retire,
 		},
 		{
 			name:    ebpfPlane,
-			new:     func(s planeSettings) dataplane.New { return newEBPF(s.ebpf) },
+			new:     func(s planeSettings, o *opened) dataplane.New { return newEBPF(s.ebpf) },
 			behind:  nftablesPlane,
 			prepare: func(planeSettings) func(dataplane.Config) error { return nftables.Prepare },
-			traces:  ebpf.Traces, clean: ebpf.Clean, memories: ebpf.Memories,
+			traces:  ebpf.Traces, clean: ebpf.Clean, sessions: ebpf.Sessions,
 			retire: ebpf.Retire,
 		},
 		{
-			name:   userspacePlane,
-			new:    func(s planeSettings) dataplane.New { return userspace.NewOver(s.userspace, legacyTables()) },
-			wrap:   conntrack.WrapUntranslated,
-			traces: userspace.Traces, clean: userspace.Clean, memories: userspace.Memories,
+			name: userspacePlane,
+			new: func(s planeSettings, o *opened) dataplane.New {
+				return userspace.NewOver(s.userspace, legacyTables(), &o.way)
+			},
+			wrap:    func(new dataplane.New) dataplane.New { return conntrack.WrapUntranslated(new, userspace.Carries) },
+			carries: true,
+			traces:  userspace.Traces, clean: userspace.Clean, sessions: userspace.Sessions,
 		},
 	}
 }
@@ -125,17 +130,21 @@ func legacyTables() dataplane.New {
 	return conntrack.Wrap(iptables.New(iptables.Options{Backend: iptables.Legacy}))
 }
 
-// over is the name of the data plane that has the rules for another one; empty: that has its own.
-func over(d dataplane.Dataplane) string {
-	if p, ok := d.(interface{ Over() bool }); ok && p.Over() {
+// over is the plane that has the rules for this one; empty: this one has its own.
+func (o *opened) over() string {
+	if o.way == userspace.ByPlane {
 		return iptablesPlane
 	}
 	return ""
 }
 
+// unprivileged reports whether the plane serves without rights. It may remove nothing, and need not: it is in no other
+// plane's way.
+func (o *opened) unprivileged() bool { return o.way == userspace.ByListening }
+
 // chains are the back ends of iptables in which there are chains of a plane.
-func (o opened) chains() iptables.Backend {
-	if over(o.inner) == iptablesPlane {
+func (o *opened) chains() iptables.Backend {
+	if o.over() == iptablesPlane {
 		return iptables.Legacy
 	}
 	return o.settings.iptables.Backend
@@ -175,6 +184,8 @@ type opened struct {
 	dataplane.Dataplane
 	inner    dataplane.Dataplane // without what wraps it
 	settings planeSettings       // with the back end that it has found
+	way      userspace.Redirect  // how packets come to the process of that plane
+	carries  bool                // connections pass through this process
 	instead  string              // why it is another one than was wanted, and what to do; empty: it is not
 	heir     *heir               // that Dataplane is; nil: it removes nothing of others
 }
@@ -222,9 +233,9 @@ func (s planeSettings) openItself(c dataplane.Config) (o opened, err error) {
 		}
 	}
 	c.Mark = s.mark
-	o.settings = s
+	o.settings, o.carries = s, p.carries
 	remember := func(c dataplane.Config) (dataplane.Dataplane, error) {
-		made, err := p.new(s)(c)
+		made, err := p.new(s, &o)(c)
 		o.inner = made
 		return made, err
 	}

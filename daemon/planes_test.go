@@ -15,6 +15,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/dataplane/userspace"
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/model"
 )
@@ -133,18 +134,13 @@ func TestHeir(t *testing.T) {
 				}
 				defer o.Close()
 				resists := errors.New("it resists")
-				unwrapped, ok := o.Dataplane.(affineHeir)
-				if !ok {
-					t.Errorf("%T", o.Dataplane)
-					return
-				}
-				unwrapped.others = func() []plane {
+				o.heir.others = func() []plane {
 					return []plane{{name: from, traces: func() (dataplane.Traces, error) { return dataplane.Traces{}, resists }}}
 				}
 				if err := o.Sync(ctx, s); !errors.Is(err, dataplane.ErrPartial) || !errors.Is(err, resists) || !there().Rules || cleared > 0 {
 					t.Errorf("%v, %+v", err, there())
 				}
-				unwrapped.others = planes
+				o.heir.others = planes
 				if err := o.Sync(ctx, s); err != nil || there().Rules || cleared != 1 {
 					t.Errorf("%v, %+v", err, there())
 				}
@@ -155,14 +151,6 @@ func TestHeir(t *testing.T) {
 		})
 	}
 }
-
-// layered is a plane whose rules another one has.
-type layered struct {
-	dataplane.Dataplane
-	over bool
-}
-
-func (p layered) Over() bool { return p.over }
 
 // The loop programs both planes where they have rules in common, as it repairs those of the plane in force.
 func TestOpened_sharesWith(t *testing.T) {
@@ -178,8 +166,11 @@ func TestOpened_sharesWith(t *testing.T) {
 		{userspacePlane, iptablesPlane, true, true},
 		{userspacePlane, nftablesPlane, true, false},
 	} {
-		a := &opened{inner: layered{over: c.over}, settings: planeSettings{name: c.a}}
-		b := &opened{inner: layered{}, settings: planeSettings{name: c.b}}
+		a := &opened{settings: planeSettings{name: c.a}}
+		if c.over {
+			a.way = userspace.ByPlane
+		}
+		b := &opened{settings: planeSettings{name: c.b}}
 		if got, back := a.sharesWith(b), b.sharesWith(a); got != c.want || back != c.want {
 			t.Errorf("%+v: %t, the other way round %t", c, got, back)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"time"
 
@@ -89,21 +88,19 @@ func (c *change) perform(ctx context.Context) error {
 	}
 	c.say(SwitchStep{Step: stepOpening, Plane: c.to.name, Message: "opening " + c.to.name})
 	c.from.heir.wait() // first: what is taken back nobody else knows for a carrier any more
-	heritage := &engine.Heritage{}
-	o, err := d.openPlane(c.to, opening{exact: true, inherit: heritage.Tell})
+	o, err := d.openPlane(c.to, opening{exact: true, second: true})
+	if err == nil {
+		_, err = o.SetStage(ctx, nil, dataplane.Standby)
+	}
 	if err != nil {
 		c.from.heir.doubt()
 		return err
 	}
-	o.heir.waits = true
-	o.heir.second.Store(true)
 	d.successor.spared.all()
 	err = d.engine.Switch(ctx, engine.Switch{
 		To:       o.Dataplane,
 		Together: o.sharesWith(c.from),
-		Heritage: heritage,
 		Lacks:    func() bool { return c.from.heir.lacks },
-		Enter:    o.enter(),
 		InForce:  func(ctx context.Context, s *model.State) error { return c.succeed(ctx, o, s) },
 		Undo:     c.from.heir.doubt,
 		Progress: c.progress,
@@ -192,19 +189,11 @@ func (o *opened) sharesWith(other *opened) bool {
 func (o *opened) isOver(other *opened) bool {
 	p, err := planeNamed(o.settings.name)
 	name := other.settings.name
-	return err == nil && p.behind == name || over(o.inner) == name
-}
-
-// enter is what brings the plane into force after it was programmed; nil: it is already.
-func (o *opened) enter() func(context.Context) error {
-	if reserve, ok := o.inner.(dataplane.Reserve); ok {
-		return reserve.Enter
-	}
-	return nil
+	return err == nil && p.behind == name || o.over() == name
 }
 
 // opening is how a data plane is opened.
 type opening struct {
-	exact   bool // no other one will do
-	inherit func(context.Context, *model.State) iter.Seq2[dataplane.Memory, error]
+	exact  bool // no other one will do
+	second bool // another one of this process is in force
 }

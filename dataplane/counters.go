@@ -2,7 +2,6 @@ package dataplane
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -11,13 +10,6 @@ import (
 
 	"fairlead.dev/fairlead/model"
 )
-
-// Counted is implemented by planes that count what they serve.
-type Counted interface {
-	// Counters are sums since this process first called Sync, those of refused connections since the node started. The
-	// goroutine that calls the methods of Dataplane calls it.
-	Counters(ctx context.Context) (Counters, error)
-}
 
 // Counters are what a plane has counted.
 type Counters struct {

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
-	"net/netip"
 	"time"
 
 	"fairlead.dev/fairlead/model"
@@ -42,62 +41,86 @@ type Dataplane interface {
 	Remove(ctx context.Context) error
 	// Close gives back what the process holds (sockets) and leaves the kernel as it is.
 	Close() error
+
+	Handover
+	Observed
 }
 
-// Affine is implemented by planes that can tell which backend a client's earlier connection chose, and that can hand
-// that on: a client keeps its backend when another plane takes the place of the one that it has met. What the first
-// connections to the new plane need, its Sync takes in by Config.Inherit; what clients did meanwhile, Remember adds:
+// Handover is what one plane needs to take the place of another, in this or an earlier process: no client finds nobody
+// who serves it, and those with session affinity keep their backends.
 //
-//	old plane, or what it has left in the kernel ── Memories ─► Inherit ─► Sync ── Remember ─► the old one is removed
-type Affine interface {
-	// Remembered is the backend that the pool's affinity holds for a client; ok is false if none.
-	Remembered(ctx context.Context, pool model.PoolID, client netip.Addr) (backend netip.AddrPort, ok bool, err error)
-	// Memories are all that pools with affinity remember. They are read from the kernel as far as they are there, so the
+//	old plane, or what it has left ── Sessions ─► Learn ─► Sync ── Sessions ─► Learn ─► SetStage(Active) ─► SetStage(Draining)
+//	                                  └──────────── new plane, SetStage(Standby) before ───────────────┘    └─ old plane ─┘
+//
+// Base has what a plane needs whose rules serve as soon as they are in the kernel, and go on serving without a process.
+type Handover interface {
+	// SetStage says what becomes of connections that begin. A plane is Active unless it was told to be something else. The
+	// State is that of the last Sync or Apply of the plane that is in force. It returns Open. Draining is set again and
+	// again, until there is none left or they have had their time. An error of Active that wraps ErrPartial means what it
+	// does of Sync; after others the plane can only be closed.
+	SetStage(ctx context.Context, s *model.State, to Stage) (open int, err error)
+	// Open is how many connections pass through this process, and end with Close.
+	Open() int
+	// Sessions are all that pools of s with affinity remember. They are read from the kernel as far as they are there, so the
 	// plane need not have synced: s, which may be a little older or younger than what the kernel holds, tells
-	// whose they are. Some may come twice. An error, with a Memory of no meaning, is the last one.
-	Memories(ctx context.Context, s *model.State) iter.Seq2[Memory, error]
-	// Remember has the pools remember what another plane did, each for as long as it has left. It returns how many that
-	// were. What is known for longer stays as it is, and a backend that does not serve is passed over. The
-	// State is that of the last successful call. After an error some may have been taken in; it may be called again.
-	Remember(ctx context.Context, s *model.State, others iter.Seq2[Memory, error]) (int, error)
+	// whose they are. Some may come twice. An error, with a Session of no meaning, is the last one.
+	Sessions(ctx context.Context, s *model.State) iter.Seq2[Session, error]
+	// Learn has the pools remember what another plane did, each for as long as it has left. It returns how many that
+	// were. What is known for longer stays as it is, and a backend that does not serve is passed over. Before the first
+	// Sync, that one takes them in before any packet meets the plane's rows. After an error some may have been taken in;
+	// it may be called again.
+	Learn(ctx context.Context, s *model.State, others iter.Seq2[Session, error]) (int, error)
 }
 
-// A Memory is which backend a client's connections to a pool with affinity go to.
-type Memory struct {
-	Pool    model.PoolID
-	Client  netip.Addr // a client known otherwise, as by its network namespace, has one Memory for each of its addresses
-	Backend netip.AddrPort
-	Until   time.Time // when that is forgotten, unless the client comes again; the precision is a second
-}
+// Stage is what a plane does with connections that begin.
+type Stage int
 
-// A Carrier is a plane whose connections pass through this process, and end with Close.
-type Carrier interface {
-	// Drain is for when another plane is in force: this one takes nothing new, and carries what it does. It returns how
-	// many connections that is. It is called again and again, with the State that is in force then, until there are none
-	// or they have had their time; what is left in the kernel is for them. Sync has the plane take connections again.
-	Drain(ctx context.Context, s *model.State) (connections int, err error)
-	// Carried is how many connections that is now.
-	Carried() int
-}
+const (
+	// Active: the plane serves them.
+	Active Stage = iota
+	// Standby: another plane does, and this one is programmed: Sync and Apply prepare everything, and no packet notices.
+	// What connection tracking knows is the other one's. A plane whose rules serve as soon as they are there does so.
+	Standby
+	// Draining: another plane does. Those that are open live on.
+	Draining
+)
 
-// An Heir is a plane that may be told anew what Inherit and Waits of its Config are: before Sync, if it takes the place
-// of another one for the second time.
-type Heir interface{ Inherit(Config) }
-
-// A Reserve is a plane that serves nobody while its process is away, so that it must not take what another one still
-// serves. As long as Config.Waits says that there is one, Sync and Apply prepare everything, and no packet notices.
-type Reserve interface {
-	// Enter is called when it is to be in force: what was prepared is, from now on, whatever Config.Waits says, until
-	// Drain. An error that wraps ErrPartial means what it does of Sync; after others the plane can only be closed.
-	Enter(ctx context.Context) error
-}
-
-// A Describer is a plane whose kernel objects have names that do not say whose they are.
-type Describer interface {
-	// Describe says it, in a line for each object as the tool that lists them names it. It asks no kernel; the
-	// goroutine that calls the methods of Dataplane calls it.
+// Observed is what a plane tells of itself.
+type Observed interface {
+	// Counters are sums since this process first called Sync, those of refused connections since the node started. The
+	// error wraps errors.ErrUnsupported if the plane counts nothing.
+	Counters(ctx context.Context) (Counters, error)
+	// Describe says whose the kernel objects are, where their names do not: a line for each object as the tool that lists
+	// them names it. It asks no kernel.
 	Describe() []string
 }
+
+// Base is for planes to embed: they override what they need of Handover and Observed.
+type Base struct{}
+
+// SetStage implements Handover.
+func (Base) SetStage(context.Context, *model.State, Stage) (int, error) { return 0, nil }
+
+// Open implements Handover.
+func (Base) Open() int { return 0 }
+
+// Sessions implements Handover.
+func (Base) Sessions(context.Context, *model.State) iter.Seq2[Session, error] {
+	return func(func(Session, error) bool) {}
+}
+
+// Learn implements Handover.
+func (Base) Learn(context.Context, *model.State, iter.Seq2[Session, error]) (int, error) {
+	return 0, nil
+}
+
+// Counters implements Observed.
+func (Base) Counters(context.Context) (Counters, error) {
+	return Counters{}, fmt.Errorf("this data plane counts nothing: %w", errors.ErrUnsupported)
+}
+
+// Describe implements Observed.
+func (Base) Describe() []string { return nil }
 
 // Depth is how much of the kernel an Audit compares.
 type Depth int
@@ -146,13 +169,6 @@ type Config struct {
 	LocalnetWasOff bool
 	// KeepLocalnet has Remove leave that sysctl alone, as another plane has recorded it.
 	KeepLocalnet bool
-	// Inherit, if not nil, are the Memories of planes that are there still, or have left them. The first Sync takes
-	// them in, as Remember does, before any packet meets the plane's rows. What cannot be had is logged, and keeps no
-	// row from being served. It is asked with the State of that Sync.
-	Inherit func(context.Context, *model.State) iter.Seq2[Memory, error]
-	// Waits, if not nil, reports whether another plane is in force still. As long as that is so, the flows that connection
-	// tracking knows are that one's, and none of them is forgotten.
-	Waits func() bool
 	// Meter, if not nil, is told what the plane counts.
 	Meter Meter
 	// Fault, if not nil, makes an operation on the kernel fail by returning an error. Tests inject failures with it.

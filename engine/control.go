@@ -184,22 +184,12 @@ func (c *controlServer) ask(w http.ResponseWriter, r *http.Request, f func(conte
 func (c *controlServer) dump(w http.ResponseWriter, r *http.Request) {
 	defer debug.FreeOSMemory() // the text can be as large as all else
 	c.ask(w, r, func(_ context.Context, v View) (any, error) {
-		d := dumped{State: v.State.Clone()}
-		if plane, ok := v.Plane.(dataplane.Describer); ok {
-			d.objects = plane.Describe()
-		}
-		return d, nil
+		return dumped{State: v.State.Clone(), objects: v.Plane.Describe()}, nil
 	})
 }
 
 func (c *controlServer) counters(w http.ResponseWriter, r *http.Request) {
-	c.ask(w, r, func(ctx context.Context, v View) (any, error) {
-		plane, ok := v.Plane.(dataplane.Counted)
-		if !ok {
-			return nil, errors.New("this data plane counts nothing")
-		}
-		return plane.Counters(ctx)
-	})
+	c.ask(w, r, func(ctx context.Context, v View) (any, error) { return v.Plane.Counters(ctx) })
 }
 
 // dumped are the rows, and what the plane says of its objects. To who reads the text as rows that is a comment.
@@ -249,15 +239,13 @@ func (c *controlServer) explain(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// remembered is the backend that session affinity holds for the packet's client, if the plane can
-// tell.
+// remembered is the backend that session affinity holds for the packet's client.
 func remembered(ctx context.Context, v View, p model.Packet) (netip.AddrPort, error) {
 	d := v.State.Lookup(p)
-	plane, ok := v.Plane.(dataplane.Affine)
-	if !ok || !p.Source.IsValid() || d.Verdict != model.Forward || v.State.Pools[d.Pool].Affinity == 0 {
+	if !p.Source.IsValid() || d.Verdict != model.Forward || v.State.Pools[d.Pool].Affinity == 0 {
 		return netip.AddrPort{}, nil
 	}
-	backend, _, err := plane.Remembered(ctx, d.Pool, p.Source)
+	backend, _, err := dataplane.SessionOf(ctx, v.Plane, v.State, d.Pool, p.Source)
 	return backend, err
 }
 

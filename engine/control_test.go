@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"iter"
 	"net"
 	"net/netip"
 	"os"
@@ -17,13 +18,17 @@ import (
 )
 
 // affine remembers one backend for everybody.
-type affine struct {
-	dataplane.Dataplane
-	dataplane.Affine
-}
+type affine struct{ dataplane.Dataplane }
 
-func (affine) Remembered(context.Context, model.PoolID, netip.Addr) (netip.AddrPort, bool, error) {
-	return netip.MustParseAddrPort("10.244.1.2:8080"), true, nil
+func (affine) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
+		for id := range s.Pools {
+			yield(dataplane.Session{
+				Pool: id, Client: netip.MustParseAddr("10.244.1.9"), Backend: netip.MustParseAddrPort("10.244.1.2:8080"),
+				Until: time.Now().Add(time.Hour),
+			}, nil)
+		}
+	}
 }
 
 func TestControl(t *testing.T) {

@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -18,9 +16,9 @@ import (
 // A data plane is changed make before break. Up to the point marked with a line the plane in force stays there, and
 // whatever fails is undone; from then on what fails is tried again, as everything is.
 //
-//	Switch ─► what the plane in force remembers of clients ─► To.Sync, To.Apply: what has changed since, To.Audit:
+//	Switch ─► To.Learn: the sessions of the plane in force ─► To.Sync, To.Apply: what has changed since, To.Audit:
 //	          beside the loop, which goes on with changes
-//	loop   ─► To.Apply: what has changed since ─► To.Remember: who has come since ─► Enter
+//	loop   ─► To.Apply: what has changed since ─► To.Learn: who has come since ─► To.SetStage(Active)
 //	────────── error: To.Close, Undo, and Sync of the plane that stays
 //	       ─► To is in force ─► Close of the one before
 //	Switch ─► InForce, beside the loop
@@ -32,13 +30,9 @@ type Switch struct {
 	// Together says that both planes have objects of the kernel in common. Then the loop programs To and reads it back, so
 	// that changes wait for it.
 	Together bool
-	// Heritage, if To has it as its dataplane.Config.Inherit, is what the plane in force remembers of clients.
-	Heritage *Heritage
 	// Lacks reports, in the loop, whether there are rows that the plane in force cannot have in force: then To need not be
 	// better. nil: an error of it that wraps dataplane.ErrPartial means that.
 	Lacks func() bool
-	// Enter, in the loop, has To take packets, if it has not done that since it was programmed; nil: it has.
-	Enter func(context.Context) error
 	// InForce removes what the other plane has left, while To follows changes; the State is its own. An error, which wraps
 	// dataplane.ErrPartial, has To.Sync called again.
 	InForce func(context.Context, *model.State) error
@@ -68,24 +62,6 @@ type Progress struct {
 	Clients int  // that were carried over
 	Took    time.Duration
 	Err     error // of a step that could not be done, or not for all rows, and keeps nobody from going on
-}
-
-// Heritage is what one plane remembers of clients when another one begins to take its place.
-type Heritage struct {
-	memories atomic.Pointer[dataplane.Memories]
-}
-
-// Tell is a dataplane.Config.Inherit.
-func (h *Heritage) Tell(context.Context, *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(yield func(dataplane.Memory, error) bool) {
-		if m := h.memories.Load(); m != nil {
-			for one := range m.All() {
-				if !yield(one, nil) {
-					return
-				}
-			}
-		}
-	}
 }
 
 // ErrStarting says that there is nothing yet to be programmed.
@@ -235,18 +211,17 @@ func (w *switching) finish(ctx context.Context) error {
 
 // enter has To take packets. Who comes while it takes in whom the plane before knows is carried over after that.
 func (w *switching) enter(ctx context.Context) error {
-	failed := w.carry(ctx)
+	_ = w.carry(ctx)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if w.Enter != nil {
-		var partial error
-		if err := w.note(&partial, w.Enter(ctx)); err != nil {
-			return fmt.Errorf("bring the new data plane into force: %w", err)
-		}
-		w.partial = cmp.Or(partial, w.partial)
-		failed = w.carry(ctx)
+	_, err := w.To.SetStage(ctx, w.engine.state, dataplane.Active)
+	var partial error
+	if err := w.note(&partial, err); err != nil {
+		return fmt.Errorf("bring the new data plane into force: %w", err)
 	}
+	w.partial = cmp.Or(partial, w.partial)
+	failed := w.carry(ctx)
 	if err := errors.Join(w.forgot, failed); w.clients > 0 || err != nil {
 		w.did(Progress{Step: StepCarried, Clients: w.clients, Err: err})
 	}
@@ -306,28 +281,16 @@ func andMore(n int) string {
 	return fmt.Sprintf(" and %d more", n)
 }
 
-// inherit gathers what the first Sync of To takes in. It is no reason not to switch that it cannot be had.
+// inherit has To take in, with its first Sync, who is known. It is no reason not to switch that it cannot be had.
 func (w *switching) inherit(ctx context.Context) {
-	old, ok := w.engine.options.Plane.(dataplane.Affine)
-	if !ok || w.Heritage == nil {
-		return
-	}
 	s := w.engine.state
-	m := dataplane.NewMemories(s)
-	w.forgot = m.Add(old.Memories(ctx, s))
-	w.clients = m.Len()
-	w.Heritage.memories.Store(m)
+	w.clients, w.forgot = w.To.Learn(ctx, s, w.engine.options.Plane.Sessions(ctx, s))
 }
 
 // carry has To remember who has come since.
 func (w *switching) carry(ctx context.Context) error {
 	s := w.engine.state
-	old, tells := w.engine.options.Plane.(dataplane.Affine)
-	to, ok := w.To.(dataplane.Affine)
-	if !ok || !tells {
-		return nil
-	}
-	n, err := to.Remember(ctx, s, old.Memories(ctx, s))
+	n, err := w.To.Learn(ctx, s, w.engine.options.Plane.Sessions(ctx, s))
 	w.clients += n
 	return err
 }
@@ -385,22 +348,20 @@ func (w *switching) rollBack(ctx context.Context) error {
 	return err
 }
 
-// returnMemories has the plane that stays remember who has met To. That may have been asked first for a while.
-func (w *switching) returnMemories(ctx context.Context) {
+// returnSessions has the plane that stays remember who has met To. That may have been asked first for a while.
+func (w *switching) returnSessions(ctx context.Context) {
 	s := w.engine.state
-	stays, ok := w.engine.options.Plane.(dataplane.Affine)
-	to, tells := w.To.(dataplane.Affine)
-	if !ok || !tells || s == nil {
+	if s == nil {
 		return
 	}
-	if _, err := stays.Remember(ctx, s, to.Memories(ctx, s)); err != nil {
+	if _, err := w.engine.options.Plane.Learn(ctx, s, w.To.Sessions(ctx, s)); err != nil {
 		w.engine.options.Log.Debug("clients with session affinity may get other backends", "error", err)
 	}
 }
 
 func (w *switching) undo(ctx context.Context) error {
 	e := w.engine
-	w.returnMemories(ctx)
+	w.returnSessions(ctx)
 	err := w.To.Close()
 	if w.Undo != nil {
 		w.Undo()

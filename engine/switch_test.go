@@ -24,6 +24,14 @@ type sole struct {
 	dataplane.Dataplane
 	other *memory.Kernel
 	looks bool
+	enter func() error // by SetStage(Active); nil: nothing
+}
+
+func (p *sole) SetStage(_ context.Context, _ *model.State, to dataplane.Stage) (int, error) {
+	if to == dataplane.Active && p.enter != nil {
+		return 0, p.enter()
+	}
+	return 0, nil
 }
 
 func (p *sole) Sync(ctx context.Context, s *model.State) error {
@@ -240,14 +248,14 @@ func TestEngine_switchEnters(t *testing.T) {
 				t.Fatal(err)
 			}
 			to, steps := &sole{Dataplane: made, other: p.kernel}, ""
+			to.enter = func() error {
+				if steps += "enter "; p.next.String() != p.kernel.String() {
+					t.Errorf("the new plane holds\n%s", p.next)
+				}
+				return fails
+			}
 			err = p.engine.Switch(t.Context(), Switch{
-				To: to,
-				Enter: func(context.Context) error {
-					if steps += "enter "; p.next.String() != p.kernel.String() {
-						t.Errorf("the new plane holds\n%s", p.next)
-					}
-					return fails
-				},
+				To:       to,
 				InForce:  func(ctx context.Context, _ *model.State) error { return to.clear(ctx) },
 				Undo:     func() { p.plane.looks = true },
 				Progress: func(step Progress) { steps += string(step.Step) + " " },

@@ -2,7 +2,6 @@ package metrics
 
 import (
 	"context"
-	"errors"
 
 	"k8s.io/component-base/metrics"
 
@@ -74,11 +73,7 @@ func (p *plane) describe(to chan<- *metrics.Desc) {
 func (p *plane) tell(ctx context.Context, e Engine, to chan<- metrics.Metric) {
 	var c dataplane.Counters
 	err := e.Do(ctx, func(ctx context.Context, v engine.View) (err error) {
-		counted, ok := v.Plane.(dataplane.Counted)
-		if !ok {
-			return errors.ErrUnsupported
-		}
-		c, err = counted.Counters(ctx)
+		c, err = v.Plane.Counters(ctx)
 		return err
 	})
 	if err != nil {

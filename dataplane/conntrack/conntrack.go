@@ -39,20 +39,16 @@ import (
 )
 
 // Wrap makes New make wrapped planes.
-func Wrap(wrapped dataplane.New) dataplane.New { return wrap(wrapped, false) }
+func Wrap(wrapped dataplane.New) dataplane.New { return wrap(wrapped, plane{}) }
 
 // WrapUntranslated is Wrap for a plane that does not translate. Flows that are translated are those that another plane
-// has begun, and only they can be stale. Those to an address for which the plane is a Carrier are its own matter. A
-// process that may not see flows has not translated any.
-func WrapUntranslated(wrapped dataplane.New) dataplane.New { return wrap(wrapped, true) }
-
-// A Carrier is a plane whose process serves flows itself that are translated to an address of its own.
-type Carrier interface {
-	// Carries reports whether an address is such a one.
-	Carries(a netip.Addr) bool
+// has begun, and only they can be stale. Those to an address that carries reports are the plane's own matter: its process
+// serves them. A process that may not see flows has not translated any.
+func WrapUntranslated(wrapped dataplane.New, carries func(netip.Addr) bool) dataplane.New {
+	return wrap(wrapped, plane{others: true, carries: carries})
 }
 
-func wrap(wrapped dataplane.New, others bool) dataplane.New {
+func wrap(wrapped dataplane.New, as plane) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		inner, err := wrapped(c)
 		if err != nil {
@@ -62,14 +58,10 @@ func wrap(wrapped dataplane.New, others bool) dataplane.New {
 		if err != nil {
 			return nil, errors.Join(err, inner.Close())
 		}
-		p := &plane{
-			Dataplane: inner, config: c, conntrack: socket, others: others,
+		return &plane{
+			Dataplane: inner, config: c, conntrack: socket, others: as.others, carries: as.carries,
 			rows: map[model.Key]model.PoolID{}, pools: map[model.PoolID]*udpPool{},
-		}
-		if affine, ok := inner.(dataplane.Affine); ok {
-			return affinePlane{p, affine}, nil
-		}
-		return p, nil
+		}, nil
 	}
 }
 
@@ -78,17 +70,13 @@ type plane struct {
 	config    dataplane.Config
 	conntrack *nfnetlink.Socket
 	others    bool                       // the plane translates nothing itself
+	carries   func(netip.Addr) bool      // addresses at which its process serves flows that are translated; nil: none
 	rows      map[model.Key]model.PoolID // UDP frontends that forward, as of the last call
 	pools     map[model.PoolID]*udpPool  // their pools
 	came      bool                       // Apply has brought TCP frontends that forward since flows were looked at
+	standby   bool                       // another plane is in force
 	owes      bool                       // flows were not looked at, because another plane was in force
 	sweep     time.Time                  // when all flows of UDP are to be looked at again; zero: they need not be
-}
-
-// affinePlane keeps what the wrapped plane can do besides.
-type affinePlane struct {
-	*plane
-	dataplane.Affine
 }
 
 type udpPool struct {
@@ -124,7 +112,7 @@ func (p *plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 	switch {
 	case p.owes, !p.sweep.IsZero() && time.Now().After(p.sweep):
 		err = p.forgetAttempts(s)
-	case p.came && !p.others && !p.waits():
+	case p.came && !p.others && !p.standby:
 		err = p.forget(&staleFlow{state: s}, look{attempts: true})
 		p.came = err != nil
 	}
@@ -132,6 +120,12 @@ func (p *plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 		return r, err
 	}
 	return p.Dataplane.Audit(ctx, s, d)
+}
+
+// SetStage implements dataplane.Handover.
+func (p *plane) SetStage(ctx context.Context, s *model.State, to dataplane.Stage) (int, error) {
+	p.standby = to == dataplane.Standby
+	return p.Dataplane.SetStage(ctx, s, to)
 }
 
 // Apply implements dataplane.Dataplane.
@@ -160,7 +154,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if len(of.udp) == 0 || defect.Is(defect.ConntrackFlow) {
 		return partial
 	}
-	if p.waits() {
+	if p.standby {
 		p.owes = true
 		return partial
 	}
@@ -222,7 +216,7 @@ func holds(backends []model.Backend, a netip.AddrPort) bool {
 
 // forgetAttempts forgets those to reach frontends before they were there, and stale flows.
 func (p *plane) forgetAttempts(s *model.State) error {
-	if p.owes = p.waits(); p.owes {
+	if p.owes = p.standby; p.owes {
 		return nil
 	}
 	err := p.forget(&staleFlow{state: s, translated: p.others}, look{udp: allUDP, attempts: !p.others})
@@ -233,9 +227,6 @@ func (p *plane) forgetAttempts(s *model.State) error {
 // sweepAfter is when what looks at single flows may have missed is found: a packet on another processor may have chosen
 // a backend that is gone just before the rules changed, and the kernel may list a table that grows with gaps.
 const sweepAfter = 30 * time.Second
-
-// waits reports whether another plane is in force.
-func (p *plane) waits() bool { return p.config.Waits != nil && p.config.Waits() }
 
 // look says which flows may be stale. The kernel is to pass over all others: a busy node has very many, and a flood of
 // datagrams makes as many as there may be, while changes wait. Passing over a flow takes a tenth of reading it
@@ -283,7 +274,7 @@ func (l *look) to(key model.Key) {
 // forget deletes the stale flows of both families.
 func (p *plane) forget(stale *staleFlow, of look) error {
 	stale.carried = p.config.CarriedMark()
-	stale.carrier, _ = p.Dataplane.(Carrier)
+	stale.carries = p.carries
 	for _, v6 := range []bool{false, true} {
 		if err := p.config.Inject("conntrack delete"); err != nil {
 			return err
@@ -324,10 +315,10 @@ func (p *plane) say(what string, flows int) {
 // staleFlow tells which flows contradict the State.
 type staleFlow struct {
 	state      *model.State
-	gone       map[model.Key]bool // frontends that were deleted, as Any
-	translated bool               // only flows that are
-	carrier    Carrier            // nil: nobody
-	carried    uint32             // the mark of flows that a process of the node answers; they are its own
+	gone       map[model.Key]bool    // frontends that were deleted, as Any
+	translated bool                  // only flows that are
+	carries    func(netip.Addr) bool // see plane
+	carried    uint32                // the mark of flows that a process of the node answers; they are its own
 }
 
 // early reports whether an attempt of TCP that nobody has answered is to go to a backend, and does not.
@@ -339,7 +330,7 @@ func (f *staleFlow) early(flow *tracked.Flow) bool {
 func (f *staleFlow) stale(flow *tracked.Flow) bool {
 	to, answers := flow.To, flow.Answers
 	switch {
-	case flow.Mark&f.carried != 0, f.translated && to == answers, f.carrier != nil && f.carrier.Carries(answers.Addr()):
+	case flow.Mark&f.carried != 0, f.translated && to == answers, f.carries != nil && f.carries(answers.Addr()):
 		return false
 	}
 	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.UDP}

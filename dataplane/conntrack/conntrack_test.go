@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,9 +31,8 @@ type stage struct {
 	bed   *testbed.Bed
 	plane dataplane.Dataplane
 	state *model.State
-	waits atomic.Bool // for another plane
-	dumps int         // how often flows were looked through, each time for both families
-	fault error       // of that
+	dumps int   // how often flows were looked through, each time for both families
+	fault error // of that
 
 	looked, forgotten [2]int // what the meter was told of IPv4 and IPv6
 }
@@ -68,7 +66,7 @@ func newStage(t *testing.T) *stage {
 		{Name: "client"},
 	}})
 	err := s.bed.Do(testbed.Node, func() (err error) {
-		s.plane, err = conntrack.Wrap(nftables.New)(dataplane.Config{Fault: s.inject, Meter: s, Waits: s.waits.Load})
+		s.plane, err = conntrack.Wrap(nftables.New)(dataplane.Config{Fault: s.inject, Meter: s})
 		return err
 	})
 	if err == nil {
@@ -301,18 +299,25 @@ func TestPlane_looksOnlyIfNeeded(t *testing.T) {
 	}
 }
 
+func (s *stage) setStage(to dataplane.Stage) {
+	s.Helper()
+	if _, err := s.plane.SetStage(s.Context(), s.state, to); err != nil {
+		s.Fatal(err)
+	}
+}
+
 // As long as another plane is in force flows are that one's. What has become stale meanwhile goes with the first Audit.
 func TestPlane_waits(t *testing.T) {
 	s := newStage(t)
 	s.must(pods, dns, pool("default/dns cluster", 53, "a", "b"))
 	flows := s.flows("client", "10.96.0.10:53")
-	s.waits.Store(true)
+	s.setStage(dataplane.Standby)
 	s.must(pods, dns, pool("default/dns cluster", 53, "b", "c"))
 	if err := s.plane.Sync(t.Context(), s.state); err != nil {
 		t.Fatal(err)
 	}
 	(&stay{s, ""}).check(flows)
-	s.waits.Store(false)
+	s.setStage(dataplane.Active)
 	if _, err := s.plane.Audit(t.Context(), s.state, dataplane.Quick); err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +348,7 @@ func TestPlane_affinity(t *testing.T) {
 	for _, backends := range [][]string{{"a"}, {"c"}} {
 		s.must(pods, dns, pool(sticky, 53, backends...))
 		got := s.ask(flows[0])
-		to, ok, err := s.plane.(dataplane.Affine).Remembered(t.Context(), model.PoolID{Service: "default/dns"}, s.bed.Addr("client", false))
+		to, ok, err := dataplane.SessionOf(t.Context(), s.plane, s.state, model.PoolID{Service: "default/dns"}, s.bed.Addr("client", false))
 		want := netip.AddrPortFrom(s.bed.Addr(testbed.Place(backends[0]), false), 53)
 		if got != backends[0] || to != want || !ok || err != nil {
 			t.Errorf("%s answers, %s %v %v is remembered, want %s", got, to, ok, err, want)

@@ -59,7 +59,7 @@ func BenchmarkSync(b *testing.B) {
 				}
 			}
 			b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds(), "services/s")
-			counters, err := p.(dataplane.Counted).Counters(b.Context())
+			counters, err := p.Counters(b.Context())
 			if err != nil {
 				b.Fatal(err)
 			}

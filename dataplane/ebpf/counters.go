@@ -108,7 +108,7 @@ func (p *Plane) keepCounters() {
 	p.counted.add(p.tables.counted)
 }
 
-// Counters implements dataplane.Counted.
+// Counters implements dataplane.Observed.
 func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 	if p.tables == nil {
 		return dataplane.Counters{}, errors.New("ebpf: the kernel's content is not known")

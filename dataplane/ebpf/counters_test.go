@@ -15,7 +15,7 @@ import (
 // counted are the rows of the counters, without the tables.
 func (c cluster) counted(p dataplane.Dataplane) string {
 	c.t.Helper()
-	counters, err := p.(dataplane.Counted).Counters(c.t.Context())
+	counters, err := p.Counters(c.t.Context())
 	check(c.t, err)
 	for _, table := range counters.Tables {
 		if table.Bytes == 0 && table.Name == "slots" {
@@ -122,7 +122,7 @@ func TestCounters_changes(t *testing.T) {
 		}
 		break
 	}
-	counters, err := p.(dataplane.Counted).Counters(t.Context())
+	counters, err := p.Counters(t.Context())
 	check(t, err)
 	sum := uint64(0)
 	for _, s := range counters.Served {

@@ -101,6 +101,8 @@ const (
 
 // Plane is the ebpf data plane.
 type Plane struct {
+	dataplane.Base
+	learned      dataplane.Learned
 	config       dataplane.Config
 	cgroup, pins string
 	cgroupID     uint64
@@ -140,7 +142,6 @@ type Plane struct {
 
 var (
 	_ dataplane.Dataplane = (*Plane)(nil)
-	_ dataplane.Counted   = (*Plane)(nil)
 )
 
 // New makes New open the plane in the network namespace of the calling thread. It needs CAP_BPF and CAP_NET_ADMIN.
@@ -330,7 +331,7 @@ func (p *Plane) replace(ctx context.Context, s *model.State) error {
 	if err != nil {
 		return err
 	}
-	p.config.TakeIn(ctx, s, p.taker(s))
+	p.learned.TakeIn(p.config.Log, p.taker(s))
 	p.sharePorts()
 	partial := p.attachAll(s.Pods)
 	if isPartial(partial) && none {

@@ -24,7 +24,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -53,6 +52,8 @@ const (
 
 // Plane is the iptables data plane.
 type Plane struct {
+	dataplane.Base
+	learned  dataplane.Learned
 	config   dataplane.Config
 	options  Options
 	backend  backend
@@ -79,7 +80,6 @@ type sum uint64
 var (
 	_ dataplane.New       = New(Options{})
 	_ dataplane.Dataplane = (*Plane)(nil)
-	_ dataplane.Affine    = (*Plane)(nil)
 )
 
 // New returns what opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
@@ -182,7 +182,7 @@ func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) 
 	if err != nil && !refused(err) {
 		return fmt.Errorf("iptables: %w", err)
 	}
-	p.config.TakeIn(ctx, s, p.taker(todo.families))
+	p.learned.TakeIn(p.config.Log, p.taker(todo.families))
 	partial := partially(p.commit(todo.changes), err)
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return fmt.Errorf("iptables: %w", partial)
@@ -496,20 +496,4 @@ func (p *Plane) Close() error {
 		err = errors.Join(err, p.elsewhere.close())
 	}
 	return err
-}
-
-// Remembered implements dataplane.Affine.
-func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr) (netip.AddrPort, bool, error) {
-	for _, f := range p.families {
-		for name, use := range f.sets {
-			if use.pool != id || client.Is6() != id.V6 || use.group() {
-				continue
-			}
-			ok, err := p.ipsets.contains(name, client)
-			if ok || err != nil {
-				return use.backend, ok, err
-			}
-		}
-	}
-	return netip.AddrPort{}, false, nil
 }

@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -75,33 +74,4 @@ func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
 
 func serves(p model.Pool, backend netip.AddrPort) bool {
 	return slices.ContainsFunc(p.Backends, func(b model.Backend) bool { return b.AddrPort() == backend && b.Weight > 0 })
-}
-
-// Remembered implements dataplane.Affine.
-func (p *Plane) Remembered(
-	_ context.Context, id model.PoolID, client netip.Addr,
-) (backend netip.AddrPort, ok bool, err error) {
-	if p.held == nil || p.held.pools[id] == nil || client.Is6() != id.V6 {
-		return backend, false, nil
-	}
-	t, number := p.held.tables[index(id.V6)], p.held.pools[id].number
-	if !t.memories[number] {
-		return backend, false, nil
-	}
-	known, want := false, string(client.AsSlice())
-	err = t.ListOf(p.conn, t.clientsOf(number), func() { known = false }, func(e nf.Element) {
-		known = known || string(e.Key) == want
-	})
-	if err != nil || !known {
-		return backend, false, err
-	}
-	err = t.ListOf(p.conn, t.affinityOf(number), func() { ok = false }, func(e nf.Element) {
-		if string(e.Key) == want {
-			backend, ok = nf.DecodeBackend(e.Data)
-		}
-	})
-	if err != nil {
-		return backend, false, fmt.Errorf("ipvs: list remembered clients: %w", err)
-	}
-	return backend, ok, nil
 }

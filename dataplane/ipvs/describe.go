@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Describe implements dataplane.Describer: the virtual servers as "ipvsadm -Ln" names them, with their pools.
+// Describe implements dataplane.Observed: the virtual servers as "ipvsadm -Ln" names them, with their pools.
 func (p *Plane) Describe() (lines []string) {
 	if p.held == nil {
 		return nil

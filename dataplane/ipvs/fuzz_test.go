@@ -103,7 +103,7 @@ pods 10.244.0.0/16
 				if _, err := table.records(p.conn); err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
 					t.Error(err)
 				}
-				if err := p.eachMemory(table, k.sticky(), func(dataplane.Memory) {}); err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
+				if err := p.eachSession(table, k.sticky(), func(dataplane.Session) {}); err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
 					t.Error(err)
 				}
 			}

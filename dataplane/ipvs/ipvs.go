@@ -36,6 +36,8 @@ import (
 
 // Plane is the IPVS data plane.
 type Plane struct {
+	dataplane.Base
+	learned  dataplane.Learned
 	config   dataplane.Config
 	options  Options
 	conn     *nfnetlink.Socket
@@ -75,7 +77,6 @@ type kernel struct {
 var (
 	_ dataplane.New       = New(Options{})
 	_ dataplane.Dataplane = (*Plane)(nil)
-	_ dataplane.Affine    = (*Plane)(nil)
 )
 
 // New returns what opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
@@ -292,15 +293,15 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 }
 
 // Repair implements dataplane.Dataplane.
-func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
+func (p *Plane) Repair(_ context.Context, s *model.State, r dataplane.Report) error {
 	found, _ := r.Plan.(*planned)
-	if err := p.sync(ctx, s, found); err != nil {
+	if err := p.sync(s, found); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
 	return nil
 }
 
-func (p *Plane) sync(ctx context.Context, s *model.State, found *planned) error {
+func (p *Plane) sync(s *model.State, found *planned) error {
 	p.noteFormers()
 	p.held, p.clean = nil, 0
 	clear(p.director.lacking.names) // somebody may have loaded a module
@@ -317,7 +318,7 @@ func (p *Plane) sync(ctx context.Context, s *model.State, found *planned) error 
 		return err
 	}
 	p.deadlines = k.servers.deadlines
-	todo.inherit = func() { p.config.TakeIn(ctx, s, p.taker(k)) }
+	todo.inherit = func() { p.learned.TakeIn(p.config.Log, p.taker(s, k)) }
 	err = p.perform(k, todo)
 	switch {
 	case err == nil:

@@ -80,8 +80,8 @@ func (t *table) setMemory(number uint32, lasts time.Duration) error {
 	return nil
 }
 
-// sweepMemories forgets all clients of pools that are gone.
-func (t *table) sweepMemories(r *rows) {
+// sweepSessions forgets all clients of pools that are gone.
+func (t *table) sweepSessions(r *rows) {
 	wanted := map[uint32]bool{}
 	for number, id := range r.sticky() {
 		wanted[number] = id.V6 == t.Family.V6()

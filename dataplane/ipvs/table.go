@@ -217,7 +217,7 @@ func (t *table) sweepChains(r *rows) {
 			delete(t.takenIDs, u.id)
 		}
 	}
-	t.sweepMemories(r)
+	t.sweepSessions(r)
 	keep := map[string]bool{}
 	for c := range t.classes {
 		keep[c.chain()] = true

@@ -17,6 +17,7 @@ import (
 
 // recorder is a plane that notes what it is told.
 type recorder struct {
+	dataplane.Base
 	t      *testing.T
 	synced *model.State // the very one
 	state  *model.State // what its kernel would hold

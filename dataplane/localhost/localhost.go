@@ -58,9 +58,6 @@ func wrap(wrapped dataplane.New, which ours) dataplane.New {
 			users:     map[model.PoolID]keys{},
 			counted:   map[bool]int{},
 		}
-		if affine, ok := inner.(dataplane.Affine); ok {
-			return affinePlane{p, affine}, nil
-		}
 		return p, nil
 	}
 }
@@ -77,12 +74,6 @@ type plane struct {
 	missing keys                  // where a relay could not listen, or had to stop, at least once
 	beyond  []error               // relays that had to stop for the sake of others, in the last call
 	users   map[model.PoolID]keys // relays by their pools
-}
-
-// affinePlane keeps what the wrapped plane can do besides.
-type affinePlane struct {
-	*plane
-	dataplane.Affine
 }
 
 // keys are destinations that are ours. What happens there, Lookup says, whatever the scope of the row.

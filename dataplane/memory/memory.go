@@ -65,6 +65,7 @@ func (k *Kernel) called(method string) {
 // Plane is a dataplane.Dataplane. Rows are set and deleted one by one, so that a fault, or the end of
 // the context, leaves the Kernel half-way.
 type Plane struct {
+	dataplane.Base
 	kernel *Kernel
 	fault  func(operation string) error
 }

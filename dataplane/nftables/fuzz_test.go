@@ -78,7 +78,7 @@ func steps(t testing.TB, s *model.State, messages []byte) []byte {
 		t.Fatal(err)
 	}
 	_ = tx.Drifts(s)
-	for _, err := range p.Memories(context.Background(), s) { // of which there may be any
+	for _, err := range p.Sessions(context.Background(), s) { // of which there may be any
 		if err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
 			t.Error(err)
 		}

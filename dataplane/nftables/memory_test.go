@@ -55,7 +55,7 @@ func TestMemory_oneForEach(t *testing.T) {
 			answered(t, served)
 		}
 		clients := func(pool model.PoolID) (n int) {
-			for m, err := range p.Memories(context.Background(), s) {
+			for m, err := range p.Sessions(context.Background(), s) {
 				check(t, err)
 				if m.Pool == pool {
 					n++
@@ -69,7 +69,7 @@ func TestMemory_oneForEach(t *testing.T) {
 		client := address(false, 10, 100, 0, 1)
 		ask(t, client, keys[1])
 		answered(t, served)
-		if _, ok, err := p.Remembered(context.Background(), victim, client); err != nil || !ok || clients(victim) != 1 {
+		if _, ok, err := dataplane.SessionOf(context.Background(), p, s, victim, client); err != nil || !ok || clients(victim) != 1 {
 			t.Errorf("the client of another pool is not remembered: %v", err)
 		}
 	})

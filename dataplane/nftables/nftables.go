@@ -38,6 +38,8 @@ import (
 
 // Plane is the nftables data plane.
 type Plane struct {
+	dataplane.Base
+	learned  dataplane.Learned
 	config   dataplane.Config
 	conn     *nfnetlink.Socket
 	localnet localnet.Sysctl
@@ -58,7 +60,6 @@ type planned struct {
 var (
 	_ dataplane.New       = New
 	_ dataplane.Dataplane = (*Plane)(nil)
-	_ dataplane.Affine    = (*Plane)(nil)
 )
 
 // New opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
@@ -115,23 +116,23 @@ func (p *Plane) newTables(tx *nf.Transaction) []*table {
 }
 
 // Sync implements dataplane.Dataplane. What is there and right stays untouched.
-func (p *Plane) Sync(ctx context.Context, s *model.State) error { return p.sync(ctx, s, nil) }
+func (p *Plane) Sync(_ context.Context, s *model.State) error { return p.sync(s, nil) }
 
 // Repair implements dataplane.Dataplane.
-func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
+func (p *Plane) Repair(_ context.Context, s *model.State, r dataplane.Report) error {
 	found, _ := r.Plan.(*planned)
-	return p.sync(ctx, s, found)
+	return p.sync(s, found)
 }
 
 // sync does what an Audit has found, if that was of the present generation of the ruleset.
-func (p *Plane) sync(ctx context.Context, s *model.State, found *planned) error {
+func (p *Plane) sync(s *model.State, found *planned) error {
 	p.tables, p.clean = nil, 0
 	before, err := p.conn.Generation()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	p.own = 0
-	inherit := p.inherit(ctx, s)
+	inherit := p.inherit(s)
 	var tables []*table
 	var tx *nf.Transaction
 	if found != nil && found.generation == before && inherit == nil {
@@ -300,28 +301,6 @@ func (p *Plane) Remove(context.Context) error {
 
 // Close implements dataplane.Dataplane.
 func (p *Plane) Close() error { return errors.Join(p.conn.Close(), p.localnet.Close()) }
-
-// Remembered implements dataplane.Affine.
-func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr) (netip.AddrPort, bool, error) {
-	var backend netip.AddrPort
-	var ok bool
-	for _, t := range p.tables {
-		pool := t.pools[id]
-		if pool == nil || pool.lasts == 0 || client.Is6() != id.V6 {
-			continue
-		}
-		want := string(client.AsSlice())
-		err := t.ListOf(p.conn, t.memoryOf(pool.names), func() {}, func(e nf.Element) {
-			if string(e.Key) == want {
-				backend, ok = t.backends[handle(binary.NativeEndian.Uint32(e.Data))]
-			}
-		})
-		if err != nil {
-			return backend, false, fmt.Errorf("nftables: list remembered clients: %w", err)
-		}
-	}
-	return backend, ok, nil
-}
 
 const forgetTries = 5
 

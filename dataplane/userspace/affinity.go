@@ -17,7 +17,7 @@ import (
 // What pools remember of clients outlives the process in the set clients, for the next one or another plane. Audit
 // writes there who is new and who is remembered for a good deal longer, Close everything.
 //
-//	answered ─► clients of the pool ── unsaved ─► save ─► set clients ── eachClient ─► takeOver, Memories
+//	answered ─► clients of the pool ── unsaved ─► save ─► set clients ── eachClient ─► takeOver, Sessions
 
 const (
 	// maxSaved bounds what is written at once.
@@ -100,7 +100,7 @@ func (p *Plane) savedKeys() (map[string]bool, error) {
 }
 
 // eachSaved calls f with what the set has of pools of s.
-func eachSaved(conn *nfnetlink.Socket, tables []*table, s *model.State, f func(dataplane.Memory)) error {
+func eachSaved(conn *nfnetlink.Socket, tables []*table, s *model.State, f func(dataplane.Session)) error {
 	names := map[string]model.PoolID{}
 	for id, pool := range s.Pools {
 		if pool.Affinity > 0 {
@@ -127,7 +127,7 @@ func eachSaved(conn *nfnetlink.Socket, tables []*table, s *model.State, f func(d
 			}
 			client, ok := netip.AddrFromSlice(e.Key[:n])
 			if id, known := names[string(e.Key[n:])]; ok && known {
-				f(dataplane.Memory{Pool: id, Client: client, Backend: backend, Until: now.Add(e.Left)})
+				f(dataplane.Session{Pool: id, Client: client, Backend: backend, Until: now.Add(e.Left)})
 			}
 		})
 		if err != nil {
@@ -173,7 +173,7 @@ func (p *Plane) takeOver(rows *directory, s *model.State) error {
 		}
 		tables = append(tables, t)
 	}
-	return eachSaved(p.conn, tables, s, func(m dataplane.Memory) {
+	return eachSaved(p.conn, tables, s, func(m dataplane.Session) {
 		rows.pool(m.Pool).remember(m.Client, choice{backend: m.Backend, until: m.Until, saved: m.Until})
 	})
 }
@@ -265,14 +265,14 @@ func (d *directory) lose() {
 }
 
 // eachClient calls f for each client that is remembered.
-func (d *directory) eachClient(now time.Time, f func(dataplane.Memory)) {
+func (d *directory) eachClient(now time.Time, f func(dataplane.Session)) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	for id, p := range d.pools {
 		p.mu.Lock()
 		for client, c := range p.clients {
 			if now.Before(c.until) {
-				f(dataplane.Memory{Pool: id, Client: client, Backend: c.backend, Until: c.until})
+				f(dataplane.Session{Pool: id, Client: client, Backend: c.backend, Until: c.until})
 			}
 		}
 		p.mu.Unlock()

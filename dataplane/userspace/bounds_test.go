@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/userspace"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/lack"
@@ -112,7 +111,7 @@ func (n *node) greets(open *[]*net.TCPConn) bool {
 func (n *node) counts(wanted ...string) {
 	n.Helper()
 	eventually.Nil(n, "counters", func() error {
-		counters, err := n.plane.(dataplane.Counted).Counters(n.Context())
+		counters, err := n.plane.Counters(n.Context())
 		lacks := func(want string) bool { return !strings.Contains(counters.String(), want) }
 		if err == nil && slices.ContainsFunc(wanted, lacks) {
 			err = fmt.Errorf("not all of %q in:\n%s", wanted, counters)

@@ -8,7 +8,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Counters implements dataplane.Counted. What is refused are connections that a bound has kept out; the tables are
+// Counters implements dataplane.Observed. What is refused are connections that a bound has kept out; the tables are
 // what is bounded.
 func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 	var c dataplane.Counters

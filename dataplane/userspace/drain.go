@@ -12,24 +12,25 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Drain implements dataplane.Carrier. Connections need no rows. Flows of UDP do, and those that are the process's are
+// drain leaves to another plane what begins. Connections need no rows. Flows of UDP do, and those that are the process's are
 // known by the mark that connection tracking has for them.
-func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err error) {
+func (p *Plane) drain(ctx context.Context, s *model.State) error {
 	if p.proxy == nil {
-		return 0, nil
+		return nil
 	}
 	if p.listens() {
-		return p.Carried(), p.syncListeners(ctx, model.NewState())
+		return p.syncListeners(ctx, model.NewState())
 	}
 	if p.translates() {
-		return p.drainOver(s), nil
+		p.drainOver(s)
+		return nil
 	}
 	p.proxy.flows.hurry(true)
 	if p.phase == serving && p.tables != nil {
 		// The rules first: rows and guards do not leave their sets at the same moment, though in one transaction, and who
 		// is no row's any more must not meet a guard of its range.
 		if err := p.turn(draining); err != nil {
-			return p.Carried(), err
+			return err
 		}
 	}
 	p.tables, p.clean, p.phase = nil, 0, draining
@@ -49,11 +50,11 @@ func (p *Plane) Drain(ctx context.Context, s *model.State) (connections int, err
 		p.settle(todo.tables)
 		err = forget(p.conn, p.config.CarriedMark(), attempts())
 	}
-	return p.Carried(), errors.Join(waiting, err)
+	return errors.Join(waiting, err)
 }
 
-// Carried implements dataplane.Carrier.
-func (p *Plane) Carried() int {
+// Open implements dataplane.Handover.
+func (p *Plane) Open() int {
 	if p.proxy == nil {
 		return 0
 	}

@@ -7,12 +7,13 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/model"
 )
 
 // phase is what becomes of packets that begin something.
 //
 //	closed ─ Sync ─► serving ─ Drain ─► draining ─ Sync ─┐
-//	  └──── Sync, Config.Waits ─► waiting ◄──────────────┤
+//	  └──── Sync, in Standby ───► waiting ◄──────────────┤
 //	                              waiting ─ Enter ─► serving
 type phase int
 
@@ -32,7 +33,7 @@ func (p *Plane) begin() {
 		return
 	}
 	p.phase = serving
-	if p.config.Waits != nil && p.config.Waits() {
+	if p.standby {
 		p.phase = waiting
 	}
 	if p.proxy != nil {
@@ -40,8 +41,20 @@ func (p *Plane) begin() {
 	}
 }
 
-// Enter implements dataplane.Reserve: a few rules, those that lead packets to the sockets, become what they are else.
-func (p *Plane) Enter(ctx context.Context) error {
+// SetStage implements dataplane.Handover.
+func (p *Plane) SetStage(ctx context.Context, s *model.State, to dataplane.Stage) (open int, err error) {
+	p.standby = to == dataplane.Standby
+	switch to {
+	case dataplane.Active:
+		err = p.enter(ctx)
+	case dataplane.Draining:
+		err = p.drain(ctx, s)
+	}
+	return p.Open(), err
+}
+
+// enter takes packets: a few rules, those that lead packets to the sockets, become what they are else.
+func (p *Plane) enter(ctx context.Context) error {
 	if p.phase != waiting || p.listens() {
 		return nil
 	}

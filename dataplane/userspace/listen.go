@@ -228,9 +228,6 @@ func (l *listeners) tell(c dataplane.Config) {
 // listens reports whether there are no rules.
 func (p *Plane) listens() bool { return p.options.Redirect == ByListening }
 
-// Unprivileged reports whether the plane serves without rights, and so without rules.
-func (p *Plane) Unprivileged() bool { return p.listens() }
-
 // syncListeners is Sync without rules.
 func (p *Plane) syncListeners(_ context.Context, s *model.State) error {
 	if err := p.config.Inject("userspace listen"); err != nil {

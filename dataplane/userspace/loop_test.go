@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/userspace"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
@@ -65,7 +64,7 @@ func testLoop(t *testing.T, way userspace.Redirect) {
 			}
 		}
 	}
-	c, err := n.plane.(dataplane.Counted).Counters(t.Context())
+	c, err := n.plane.Counters(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

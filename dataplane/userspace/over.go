@@ -33,9 +33,6 @@ func ported(scope model.Scope) origin {
 // translates reports whether another plane has the rules.
 func (p *Plane) translates() bool { return p.options.Redirect == ByPlane }
 
-// Over reports the same to who must not take those rules for what is left of that plane.
-func (p *Plane) Over() bool { return p.translates() }
-
 // toProcess implements subset.Row for the other plane: a row that can be served leads to the process.
 func (p *Plane) toProcess(_ *model.State, key model.Key, f model.Frontend) (model.Frontend, bool) {
 	if p.unable(key, f) != nil {
@@ -71,7 +68,7 @@ func (p *Plane) syncOver(ctx context.Context, s *model.State) error {
 	served, partial := p.able(s)
 	p.proxy.rows.replace(served)
 	p.proxy.expel(nil)
-	p.config.TakeIn(ctx, s, p.proxy.rows.taker())
+	p.learned.TakeIn(p.config.Log, p.proxy.rows.taker())
 	if err := p.route(); err != nil {
 		return err
 	}
@@ -145,11 +142,10 @@ func (p *Plane) enterOver(ctx context.Context) error {
 
 // drainOver is Drain where another plane has the rules. Who is in force removes them, unless they are its own:
 // connection tracking translates what it knows without any.
-func (p *Plane) drainOver(s *model.State) int {
+func (p *Plane) drainOver(s *model.State) {
 	p.led, p.phase = nil, draining
 	p.proxy.rows.replace(s)
 	p.proxy.expel(nil)
-	return p.Carried()
 }
 
 // removeOver is Remove where another plane has the rules.

@@ -64,7 +64,7 @@ func startOn(t testing.TB, spec testbed.Spec, o userspace.Options) *node {
 	bed := testbed.Need(t, spec)
 	n := &node{TB: t, bed: bed}
 	n.at(testbed.Node, func() (err error) {
-		n.plane, err = userspace.NewOver(o, legacyTables())(dataplane.Config{Log: slog.New(slog.NewTextHandler(&n.log, nil))})
+		n.plane, err = userspace.NewOver(o, legacyTables(), new(userspace.Redirect))(dataplane.Config{Log: slog.New(slog.NewTextHandler(&n.log, nil))})
 		return err
 	})
 	t.Cleanup(func() { n.plane.Close() })
@@ -225,7 +225,7 @@ func testDialNextBackend(t *testing.T, way userspace.Redirect) {
 // counted is an error if the plane's counters lack a line.
 func (n *node) counted(lines ...string) {
 	n.Helper()
-	counters, err := n.plane.(dataplane.Counted).Counters(n.Context())
+	counters, err := n.plane.Counters(n.Context())
 	if err != nil {
 		n.Fatal(err)
 	}
@@ -275,10 +275,12 @@ func testEnter(t *testing.T, way userspace.Redirect) {
 	prepare := func() dataplane.Dataplane {
 		var p dataplane.Dataplane
 		n.at(testbed.Node, func() (err error) {
-			p, err = userspace.NewOver(userspace.Options{Redirect: way}, legacyTables())(
-				dataplane.Config{Waits: func() bool { return true }})
+			p, err = userspace.NewOver(userspace.Options{Redirect: way}, legacyTables(), new(userspace.Redirect))(dataplane.Config{})
 			return err
 		})
+		if _, err := p.SetStage(t.Context(), nil, dataplane.Standby); err != nil {
+			t.Fatal(err)
+		}
 		if err := p.Sync(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
@@ -293,7 +295,7 @@ func testEnter(t *testing.T, way userspace.Redirect) {
 			t.Fatal(line, err)
 		}
 		defer conn.Close()
-		return p.(dataplane.Carrier).Carried()
+		return p.Open()
 	}
 	ended := prepare()
 	if c := carried(ended); c > 0 {
@@ -307,7 +309,7 @@ func testEnter(t *testing.T, way userspace.Redirect) {
 	if c := carried(next); c > 0 {
 		t.Error("it has taken a connection")
 	}
-	if err := next.(dataplane.Reserve).Enter(t.Context()); err != nil {
+	if _, err := next.SetStage(t.Context(), s, dataplane.Active); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -395,7 +397,7 @@ func TestDrain_closed(t *testing.T) {
 	t.Cleanup(func() { next.Close() })
 	err := next.Sync(t.Context(), s)
 	if err == nil {
-		_, err = n.plane.(dataplane.Carrier).Drain(t.Context(), s)
+		_, err = n.plane.SetStage(t.Context(), s, dataplane.Draining)
 	}
 	if err = errors.Join(err, n.plane.Close()); err != nil {
 		t.Fatal(err)
@@ -445,7 +447,7 @@ func testDrainLingering(t *testing.T, other dataplane.New) {
 		}
 		ended <- err
 	}))
-	carrier := n.plane.(dataplane.Carrier)
+	carrier := n.plane
 	from := netip.AddrPortFrom(n.bed.Addr("client", false), 40000)
 	ask := func() {
 		c := n.dialFrom(from, service)
@@ -461,16 +463,18 @@ func testDrainLingering(t *testing.T, other dataplane.New) {
 	next := n.openOther(other, dataplane.Config{})
 	err := next.Sync(t.Context(), s)
 	if err == nil {
-		_, err = carrier.Drain(t.Context(), s)
+		_, err = carrier.SetStage(t.Context(), s, dataplane.Draining)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	ask()
-	n.plane.(dataplane.Heir).Inherit(dataplane.Config{Waits: func() bool { return true }})
+	if _, err := n.plane.SetStage(t.Context(), s, dataplane.Standby); err != nil {
+		t.Fatal(err)
+	}
 	n.resync(s)
 	ask()
-	if err := n.plane.(dataplane.Reserve).Enter(t.Context()); err != nil {
+	if _, err := n.plane.SetStage(t.Context(), s, dataplane.Active); err != nil {
 		t.Fatal(err)
 	}
 	ask()
@@ -484,14 +488,14 @@ func TestDrain_answered(t *testing.T) {
 	if who := n.answers(model.UDP); who != "pod-a" {
 		t.Fatal(who)
 	}
-	carrier := n.plane.(dataplane.Carrier)
-	if open := carrier.Carried(); open != 1 {
+	carrier := n.plane
+	if open := carrier.Open(); open != 1 {
 		t.Fatalf("%d flows", open)
 	}
-	if _, err := carrier.Drain(t.Context(), s); err != nil {
+	if _, err := carrier.SetStage(t.Context(), s, dataplane.Draining); err != nil {
 		t.Fatal(err)
 	}
-	eventually.Equal(t, "flows that are carried on", 0, carrier.Carried)
+	eventually.Equal(t, "flows that are carried on", 0, carrier.Open)
 }
 
 // TestDrain_port has a client ask the same backend when another plane has taken the process's place, and when the process
@@ -519,7 +523,7 @@ func TestDrain_port(t *testing.T) {
 	next := n.openOther(nftables.New, dataplane.Config{})
 	err := next.Sync(t.Context(), s)
 	if err == nil {
-		_, err = n.plane.(dataplane.Carrier).Drain(t.Context(), s)
+		_, err = n.plane.SetStage(t.Context(), s, dataplane.Draining)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -546,7 +550,7 @@ func TestDrain_guards(t *testing.T) {
 	var err error
 	for range 5 { // as it may go well
 		n.resync(s)
-		if _, err = n.plane.(dataplane.Carrier).Drain(ctx, s); err != nil {
+		if _, err = n.plane.SetStage(ctx, s, dataplane.Draining); err != nil {
 			break
 		}
 	}
@@ -593,7 +597,7 @@ func TestDrain_waiting(t *testing.T) {
 	})
 	err := next.Sync(ctx, s)
 	if err == nil {
-		_, err = n.plane.(dataplane.Carrier).Drain(ctx, s)
+		_, err = n.plane.SetStage(ctx, s, dataplane.Draining)
 	}
 	if err == nil {
 		err = eventually.Poll(ctx, func() error {
@@ -914,7 +918,7 @@ func TestBound(t *testing.T) {
 	if who := n.answers(model.TCP); who != testbed.Refused.String() {
 		t.Fatalf("%s", who)
 	}
-	counters, err := n.plane.(dataplane.Counted).Counters(t.Context())
+	counters, err := n.plane.Counters(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -944,7 +948,7 @@ func testBoundFlows(t *testing.T, way userspace.Redirect) {
 		if err != nil || o.Result != testbed.TimedOut {
 			t.Fatal(o, err)
 		}
-		counters, err := n.plane.(dataplane.Counted).Counters(t.Context())
+		counters, err := n.plane.Counters(t.Context())
 		if err == nil && !strings.Contains(counters.String(), want) {
 			err = fmt.Errorf("the counters are %s", counters)
 		}
@@ -1008,7 +1012,7 @@ func TestAffinity_remembered(t *testing.T) {
 	}
 	check := func() {
 		t.Helper()
-		b, ok, err := n.plane.(dataplane.Affine).Remembered(t.Context(), model.PoolID{Service: "default/web"},
+		b, ok, err := dataplane.SessionOf(t.Context(), n.plane, s, model.PoolID{Service: "default/web"},
 			netip.MustParseAddr("10.244.1.20"))
 		if err != nil || !ok || b.String() != "10.244.1.11:8080" {
 			t.Fatal(b, ok, err)

@@ -35,8 +35,8 @@ func ownAddress(v6 bool) netip.Addr {
 	return netip.AddrFrom4([4]byte{192, 0, 0, 'F'})
 }
 
-// Carries implements conntrack.Carrier.
-func (p *Plane) Carries(a netip.Addr) bool { return a == ownAddress(a.Is6()) }
+// Carries reports whether connections of the process to backends come from an address.
+func Carries(a netip.Addr) bool { return a == ownAddress(a.Is6()) }
 
 // Chains of address translation, and the prefixes of those for each origin.
 const (

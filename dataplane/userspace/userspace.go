@@ -100,6 +100,8 @@ func fill[T comparable](option *T, value T) {
 
 // Plane is the userspace data plane.
 type Plane struct {
+	dataplane.Base
+	learned   dataplane.Learned
 	config    dataplane.Config
 	options   Options
 	namespace namespace.Namespace
@@ -118,6 +120,7 @@ type Plane struct {
 	clean, own uint32
 	allowed    map[uint16]bool // ports that answers of UDP may come from
 	phase      phase
+	standby    bool      // Sync prepares everything, and takes nothing
 	tended     time.Time // see tend
 }
 
@@ -142,18 +145,15 @@ func (p *Plane) tend() bool {
 
 var (
 	_ dataplane.Dataplane = (*Plane)(nil)
-	_ dataplane.Affine    = (*Plane)(nil)
-	_ dataplane.Counted   = (*Plane)(nil)
-	_ dataplane.Carrier   = (*Plane)(nil)
-	_ dataplane.Reserve   = (*Plane)(nil)
 )
 
 // New makes planes with options. They are opened in the network namespace of the calling thread, and need
 // CAP_NET_ADMIN; without it see ByListening.
-func New(o Options) dataplane.New { return NewOver(o, nil) }
+func New(o Options) dataplane.New { return NewOver(o, nil, new(Redirect)) }
 
-// NewOver makes planes that, where the kernel can do no better, have another one translate.
-func NewOver(o Options, over dataplane.New) dataplane.New {
+// NewOver makes planes that, where the kernel can do no better, have another one translate. It sets how packets come to
+// the process of the last one.
+func NewOver(o Options, over dataplane.New, way *Redirect) dataplane.New {
 	o.defaults()
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		p, err := open(c, o)
@@ -163,6 +163,7 @@ func NewOver(o Options, over dataplane.New) dataplane.New {
 		if err := p.probe(over); err != nil {
 			return nil, errors.Join(fmt.Errorf("userspace: %w", err), p.Close())
 		}
+		*way = p.options.Redirect
 		return p, nil
 	}
 }
@@ -227,9 +228,7 @@ func (p *Plane) check(way Redirect, over dataplane.New) (err error) {
 		if over == nil {
 			return errors.New("there is no other data plane")
 		}
-		c := p.config
-		c.Inherit = nil // there is nothing to be remembered: each row has one backend
-		p.over, err = over(c)
+		p.over, err = over(p.config)
 		return err
 	}
 	err = p.checkRules(listening{redirectAll: way != ByTPROXY})
@@ -306,12 +305,12 @@ func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) 
 	if err != nil {
 		return err
 	}
-	if found, _ := r.Plan.(*planned); found != nil && found.of(before, p.phase) && p.config.Inherit == nil {
+	if found, _ := r.Plan.(*planned); found != nil && found.of(before, p.phase) && p.learned.None() {
 		return p.perform(found)
 	}
 	served, partial := p.able(s)
 	p.proxy.rows.replace(served)
-	p.config.TakeIn(ctx, s, p.proxy.rows.taker())
+	p.learned.TakeIn(p.config.Log, p.proxy.rows.taker())
 	p.proxy.expel(nil)
 	todo, err := p.plan(served)
 	if err != nil {
@@ -751,17 +750,4 @@ func (p *Plane) Close() error {
 		err = p.over.Close()
 	}
 	return errors.Join(err, p.conn.Close(), p.namespace.Close())
-}
-
-// Remembered implements dataplane.Affine.
-func (p *Plane) Remembered(_ context.Context, id model.PoolID, client netip.Addr) (netip.AddrPort, bool, error) {
-	if p.proxy == nil {
-		return netip.AddrPort{}, false, nil
-	}
-	pool := p.proxy.rows.pool(id)
-	if pool == nil {
-		return netip.AddrPort{}, false, nil
-	}
-	backend, ok := pool.remembered(client, time.Now())
-	return backend, ok, nil
 }

@@ -27,7 +27,7 @@ func TestSync_besides(t *testing.T) {
 }
 
 func besidesEachOther(t *testing.T) []successor {
-	return append(filters(t), successor{"ebpf", ebpfMemories(t)})
+	return append(filters(t), successor{"ebpf", ebpfSessions(t)})
 }
 
 // TestSync_besidesIPVS has IPVS take the place of another plane that has taken its own; connections are left.
@@ -79,8 +79,8 @@ func (b besides) serve(s successor) {
 
 func (b besides) sync(s successor) {
 	b.Helper()
-	c := dataplane.Config{Waits: func() bool { return true }}
 	done, serves := "", true
+	c := dataplane.Config{}
 	c.Fault = func(operation string) error {
 		if serves {
 			b.ask("with " + s.name + ", after" + done + ", before " + operation)
@@ -88,7 +88,9 @@ func (b besides) sync(s successor) {
 		done += " " + operation
 		return nil
 	}
-	must(b.T, b.open(s, c).Sync(b.Context(), b.s))
+	p := b.open(s, c)
+	_, err := p.SetStage(b.Context(), nil, dataplane.Standby)
+	must(b.T, errors.Join(err, p.Sync(b.Context(), b.s)))
 	serves = false
 	b.ask("with " + s.name + " as well")
 }

@@ -34,8 +34,8 @@ func successors(t *testing.T) []successor {
 	return []successor{
 		{"nftables", wrap(nftables.New)},
 		{"iptables", wrap(iptables.New(iptables.Options{Backend: iptables.NFTables}))},
-		{"userspace", conntrack.WrapUntranslated(userspace.New(userspace.Options{}))},
-		{"ebpf", ebpfMemories(t)},
+		{"userspace", conntrack.WrapUntranslated(userspace.New(userspace.Options{}), userspace.Carries)},
+		{"ebpf", ebpfSessions(t)},
 	}
 }
 
@@ -164,20 +164,22 @@ func testCarried(t *testing.T, tour []successor) {
 	want := s.ask("first")
 	s.keep("with "+tour[0].name, want)
 
-	silent := dataplane.Memory{
+	silent := dataplane.Session{
 		Pool: model.PoolID{Service: "default/tcp"}, Client: netip.MustParseAddr("198.18.0.1"),
 		Backend: netip.MustParseAddrPort("10.244.2.13:8080"), Until: time.Now().Add(3*time.Hour - min(uptime(t), 10_000*time.Second)),
 	}
-	_, err := now.Remember(t.Context(), s.s, told([]dataplane.Memory{silent}))
+	_, err := now.Learn(t.Context(), s.s, told([]dataplane.Session{silent}))
 	must(t, err)
 	for i, next := range tour[1:] {
 		when := "from " + tour[i].name + " to " + next.name
 		before := now
 		m.open = next.open
-		now = m.plane(dataplane.Config{Inherit: before.Memories})
+		now = m.plane(dataplane.Config{})
+		_, err := now.Learn(t.Context(), s.s, before.Sessions(t.Context(), s.s))
+		must(t, err)
 		must(t, now.Sync(t.Context(), s.s))
 		s.keep(when+", both in force", want)
-		_, err := now.Remember(t.Context(), s.s, before.Memories(t.Context(), s.s))
+		_, err = now.Learn(t.Context(), s.s, before.Sessions(t.Context(), s.s))
 		must(t, err)
 		s.keep(when+", before the former is gone", want) // what now learns is not replaced any more
 		must(t, errors.Join(before.Remove(t.Context()), before.Close()))
@@ -195,9 +197,9 @@ func uptime(t *testing.T) time.Duration {
 }
 
 // checkTime has a plane know how much time is left of a client that never came back.
-func (s sticky) checkTime(when string, p dataplane.Affine, want dataplane.Memory) {
+func (s sticky) checkTime(when string, p dataplane.Handover, want dataplane.Session) {
 	s.Helper()
-	for m, err := range p.Memories(s.Context(), s.s) {
+	for m, err := range p.Sessions(s.Context(), s.s) {
 		must(s.T, err)
 		if m.Client == want.Client {
 			if away := m.Until.Sub(want.Until).Abs(); m.Backend != want.Backend || away > 20*time.Second {

@@ -62,8 +62,10 @@ func testUnanswered(t *testing.T, from, to successor) {
 		s.dial()
 		s.ask("with " + from.name)
 		m.open = to.open
-		now := m.plane(dataplane.Config{Waits: func() bool { return true }})
+		now := m.plane(dataplane.Config{})
 		defer func() { must(t, errors.Join(now.Remove(context.Background()), now.Close())) }()
+		_, err := now.SetStage(t.Context(), nil, dataplane.Standby)
+		must(t, err)
 		must(t, now.Sync(t.Context(), s.rows))
 		s.ask("with " + to.name + " as well")
 	})

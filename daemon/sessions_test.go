@@ -25,7 +25,7 @@ pool default/web cluster affinity 3h0m0s
 `
 
 // Who starts where another plane's process has ended knows its clients, and those that came until its rules went.
-func TestHeir_memories(t *testing.T) {
+func TestHeir_sessions(t *testing.T) {
 	t.Parallel()
 	names := []string{nftablesPlane, iptablesPlane, userspacePlane}
 	for _, from := range names {
@@ -34,7 +34,7 @@ func TestHeir_memories(t *testing.T) {
 				t.Run(from+" to "+to, func(t *testing.T) {
 					t.Parallel()
 					nstest.Run(t, func(t *testing.T) {
-						if err := inheritMemories(t, from, to); err != nil {
+						if err := inheritSessions(t, from, to); err != nil {
 							t.Error(err)
 						}
 					})
@@ -44,7 +44,7 @@ func TestHeir_memories(t *testing.T) {
 	}
 }
 
-func inheritMemories(t *testing.T, from, to string) error {
+func inheritSessions(t *testing.T, from, to string) error {
 	ctx := context.Background()
 	s, err := model.ParseState(stickyRows)
 	if err == nil { // mode userspace has routes there
@@ -62,7 +62,7 @@ func inheritMemories(t *testing.T, from, to string) error {
 	if err := old.Sync(ctx, s); err != nil {
 		return errors.Join(err, old.Close())
 	}
-	_, err = old.Dataplane.(dataplane.Affine).Remember(ctx, s, told)
+	_, err = old.Dataplane.Learn(ctx, s, told)
 	if err := errors.Join(err, old.Close()); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func inheritMemories(t *testing.T, from, to string) error {
 		return err
 	}
 	known := map[netip.Addr]netip.AddrPort{}
-	for m, err := range heir.Dataplane.(dataplane.Affine).Memories(ctx, s) {
+	for m, err := range heir.Dataplane.Sessions(ctx, s) {
 		if err != nil {
 			return err
 		}
@@ -93,12 +93,12 @@ func inheritMemories(t *testing.T, from, to string) error {
 }
 
 // clientsOf are some of a pool, at all of its backends.
-func clientsOf(s *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(yield func(dataplane.Memory, error) bool) {
+func clientsOf(s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
 		id := model.PoolID{Service: "default/web"}
 		backends := s.Pools[id].Backends
 		for i := range 20 {
-			m := dataplane.Memory{
+			m := dataplane.Session{
 				Pool: id, Client: netip.MustParseAddr(fmt.Sprintf("192.0.2.%d", 10+i)),
 				Backend: backends[i/3%len(backends)].AddrPort(), Until: time.Now().Add(time.Hour),
 			}

@@ -19,29 +19,29 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Memories are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
-// thread; see dataplane.Affine.
-func Memories(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(yield func(dataplane.Memory, error) bool) {
+// Sessions are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
+// thread; see dataplane.Handover.
+func Sessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
 		p := &Plane{config: c}
 		sets, err := openIPSets(p.config.Inject)
 		if err != nil {
-			yield(dataplane.Memory{}, fmt.Errorf("iptables: %w", err))
+			yield(dataplane.Session{}, fmt.Errorf("iptables: %w", err))
 			return
 		}
 		defer sets.close()
 		p.ipsets = sets
-		p.Memories(ctx, s)(yield)
+		p.Sessions(ctx, s)(yield)
 	}
 }
 
-// Memories implements dataplane.Affine. The names of ipsets tell whose they are.
-func (p *Plane) Memories(_ context.Context, s *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(yield func(dataplane.Memory, error) bool) {
+// Sessions implements dataplane.Handover. The names of ipsets tell whose they are.
+func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
 		wanted := true
-		err := p.ipsets.eachMemory(setsFor(s), func(_ string, m dataplane.Memory) { wanted = wanted && yield(m, nil) })
+		err := p.ipsets.eachSession(setsFor(s), func(_ string, m dataplane.Session) { wanted = wanted && yield(m, nil) })
 		if err != nil && wanted {
-			yield(dataplane.Memory{}, fmt.Errorf("iptables: list remembered clients: %w", err))
+			yield(dataplane.Session{}, fmt.Errorf("iptables: list remembered clients: %w", err))
 		}
 	}
 }
@@ -62,8 +62,8 @@ func setsFor(s *model.State) map[string]setUse {
 	return needed
 }
 
-// eachMemory calls f with the clients of backends, and the ipset that has each.
-func (s *ipsets) eachMemory(sets map[string]setUse, f func(set string, m dataplane.Memory)) error {
+// eachSession calls f with the clients of backends, and the ipset that has each.
+func (s *ipsets) eachSession(sets map[string]setUse, f func(set string, m dataplane.Session)) error {
 	if len(sets) == 0 {
 		return nil
 	}
@@ -81,7 +81,7 @@ func (s *ipsets) eachMemory(sets map[string]setUse, f func(set string, m datapla
 		}
 		now := time.Now()
 		err := s.clients(name, func(client netip.Addr, left time.Duration) {
-			f(name, dataplane.Memory{Pool: use.pool, Client: client, Backend: use.backend, Until: now.Add(left)})
+			f(name, dataplane.Session{Pool: use.pool, Client: client, Backend: use.backend, Until: now.Add(left)})
 		})
 		if err != nil {
 			return fmt.Errorf("ipset %s: %w", name, err)
@@ -111,19 +111,19 @@ func (s *ipsets) clients(name string, f func(client netip.Addr, left time.Durati
 	return s.conn.Dump(r)
 }
 
-// Remember implements dataplane.Affine.
-func (p *Plane) Remember(
-	_ context.Context, s *model.State, others iter.Seq2[dataplane.Memory, error],
+// Learn implements dataplane.Handover.
+func (p *Plane) Learn(
+	_ context.Context, s *model.State, others iter.Seq2[dataplane.Session, error],
 ) (n int, err error) {
 	if p.families == nil {
-		return 0, errors.New("iptables: the kernel's content is not known; Sync first")
+		return p.learned.Keep(s, others)
 	}
 	return dataplane.Take(s, others, p.taker(p.families))
 }
 
 // taker takes what others remember in.
 func (p *Plane) taker(families []*familyState) dataplane.Taker {
-	return func(others *dataplane.Memories) (int, error) {
+	return func(others *dataplane.Sessions) (int, error) {
 		sets := map[string]setUse{}
 		for _, f := range families {
 			maps.Copy(sets, f.sets)
@@ -149,9 +149,9 @@ type client struct {
 }
 
 // takeIn puts clients into the sets of their backends and of the groups of these, and takes them out of others.
-func (s *ipsets) takeIn(sets map[string]setUse, others *dataplane.Memories) (n int, err error) {
+func (s *ipsets) takeIn(sets map[string]setUse, others *dataplane.Sessions) (n int, err error) {
 	former := map[client][]string{}
-	err = s.eachMemory(sets, func(set string, own dataplane.Memory) {
+	err = s.eachSession(sets, func(set string, own dataplane.Session) {
 		if others.Supersedes(own) {
 			of := client{own.Pool, own.Client}
 			former[of] = append(former[of], set)

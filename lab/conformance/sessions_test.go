@@ -54,8 +54,8 @@ pool default/web cluster6 affinity 3h0m0s
 	return s
 }
 
-// remembered are n Memories of clients of all pools, with all backends.
-func remembered(s *model.State, n int) (all []dataplane.Memory) {
+// remembered are n sessions of clients of all pools, with all backends.
+func remembered(s *model.State, n int) (all []dataplane.Session) {
 	pools := slices.SortedFunc(func(yield func(model.PoolID) bool) {
 		for id := range s.Pools {
 			if !yield(id) {
@@ -71,7 +71,7 @@ func remembered(s *model.State, n int) (all []dataplane.Memory) {
 		if id.V6 {
 			client = testbed.EmbedV6(client)
 		}
-		all = append(all, dataplane.Memory{
+		all = append(all, dataplane.Session{
 			Pool: id, Client: client, Backend: pool.Backends[i/len(pools)%len(pool.Backends)].AddrPort(),
 			Until: now.Add(10*time.Minute + time.Duration(i%2500)*time.Second),
 		})
@@ -79,8 +79,8 @@ func remembered(s *model.State, n int) (all []dataplane.Memory) {
 	return all
 }
 
-func told(all []dataplane.Memory) iter.Seq2[dataplane.Memory, error] {
-	return func(yield func(dataplane.Memory, error) bool) {
+func told(all []dataplane.Session) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
 		for _, m := range all {
 			if !yield(m, nil) {
 				return
@@ -89,9 +89,9 @@ func told(all []dataplane.Memory) iter.Seq2[dataplane.Memory, error] {
 	}
 }
 
-// TestMemories has each plane take in ten thousand, and tell them, from where it has them and, to a new process, from the
+// TestSessions has each plane take in ten thousand, and tell them, from where it has them and, to a new process, from the
 // kernel.
-func TestMemories(t *testing.T) {
+func TestSessions(t *testing.T) {
 	t.Parallel()
 	planes := map[string]func(t *testing.T) dataplane.New{
 		"nftables":        func(*testing.T) dataplane.New { return nftables.New },
@@ -99,7 +99,7 @@ func TestMemories(t *testing.T) {
 		"iptables nft":    func(*testing.T) dataplane.New { return iptables.New(iptables.Options{Backend: iptables.NFTables}) },
 		"ipvs":            func(*testing.T) dataplane.New { return ipvs.New(ipvs.Options{}) },
 		"userspace":       func(*testing.T) dataplane.New { return userspace.New(userspace.Options{}) },
-		"ebpf":            ebpfMemories,
+		"ebpf":            ebpfSessions,
 	}
 	for name, open := range planes {
 		t.Run(name, func(t *testing.T) {
@@ -108,12 +108,12 @@ func TestMemories(t *testing.T) {
 				vm.Replay(t, "IPVS")
 				return
 			}
-			testMemories(t, open)
+			testSessions(t, open)
 		})
 	}
 }
 
-func ebpfMemories(t *testing.T) dataplane.New {
+func ebpfSessions(t *testing.T) dataplane.New {
 	pins := testbed.NeedBPFFS(t)
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		cgroup, err := threadCgroup()
@@ -136,33 +136,24 @@ type memories struct {
 }
 
 // plane opens one, whose kernel may know something already.
-func (m memories) plane(c dataplane.Config) (p interface {
-	dataplane.Dataplane
-	dataplane.Affine
-}) {
+func (m memories) plane(c dataplane.Config) (p dataplane.Dataplane) {
 	m.Helper()
-	must(m.T, m.bed.Do(testbed.Node, func() error {
-		opened, err := m.open(c)
-		if err == nil {
-			p = opened.(interface {
-				dataplane.Dataplane
-				dataplane.Affine
-			})
-		}
+	must(m.T, m.bed.Do(testbed.Node, func() (err error) {
+		p, err = m.open(c)
 		return err
 	}))
 	return p
 }
 
 // check compares what a plane tells with what it should know.
-func (m memories) check(what string, p dataplane.Affine, want []dataplane.Memory) {
+func (m memories) check(what string, p dataplane.Handover, want []dataplane.Session) {
 	m.Helper()
 	type client struct {
 		pool model.PoolID
 		addr netip.Addr
 	}
-	got := map[client]dataplane.Memory{}
-	for one, err := range p.Memories(m.Context(), m.s) {
+	got := map[client]dataplane.Session{}
+	for one, err := range p.Sessions(m.Context(), m.s) {
 		must(m.T, err)
 		got[client{one.Pool, one.Client}] = one
 	}
@@ -184,19 +175,19 @@ func (m memories) check(what string, p dataplane.Affine, want []dataplane.Memory
 	}
 }
 
-func testMemories(t *testing.T, open func(*testing.T) dataplane.New) {
+func testSessions(t *testing.T, open func(*testing.T) dataplane.New) {
 	bed := testbed.Need(t, testbed.Spec{Cgroup: true})
 	m := memories{t, bed, open(t), memorable(t)}
 	all := remembered(m.s, 10_000)
 
-	first := m.plane(dataplane.Config{
-		Inherit: func(context.Context, *model.State) iter.Seq2[dataplane.Memory, error] { return told(all[:9000]) },
-	})
+	first := m.plane(dataplane.Config{})
+	_, err := first.Learn(t.Context(), m.s, told(all[:9000]))
+	must(t, err)
 	must(t, first.Sync(t.Context(), m.s))
 	m.check("inherited", first, all[:9000])
 
 	began := time.Now()
-	n, err := first.Remember(t.Context(), m.s, told(all))
+	n, err := first.Learn(t.Context(), m.s, told(all))
 	t.Logf("%d were compared and %d taken in within %s", len(all), n, time.Since(began))
 	if err != nil || n != 1000 {
 		t.Fatalf("took in %d: %v", n, err)
@@ -212,7 +203,7 @@ func testMemories(t *testing.T, open func(*testing.T) dataplane.New) {
 	m.check("adopted", second, all)
 
 	// What another plane has heard of later is true.
-	var others []dataplane.Memory
+	var others []dataplane.Session
 	later := 0
 	for i, one := range all {
 		backends := m.s.Pools[one.Pool].Backends
@@ -227,12 +218,12 @@ func testMemories(t *testing.T, open func(*testing.T) dataplane.New) {
 		}
 		others = append(others, one)
 	}
-	if n, err := second.Remember(t.Context(), m.s, told(others)); err != nil || n != later {
+	if n, err := second.Learn(t.Context(), m.s, told(others)); err != nil || n != later {
 		t.Fatalf("took in %d: %v", n, err)
 	}
 	m.check("corrected", second, all)
 	broken := errors.New("broken")
-	_, err = second.Remember(t.Context(), m.s, func(yield func(dataplane.Memory, error) bool) { yield(dataplane.Memory{}, broken) })
+	_, err = second.Learn(t.Context(), m.s, func(yield func(dataplane.Session, error) bool) { yield(dataplane.Session{}, broken) })
 	if !errors.Is(err, broken) {
 		t.Errorf("what others cannot tell became %v", err)
 	}

@@ -13,7 +13,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-func TestMemories(t *testing.T) {
+func TestSessions(t *testing.T) {
 	web, web6 := model.PoolID{Service: "default/web"}, model.PoolID{Service: "default/web", V6: true}
 	s := model.NewState()
 	s.Pools[web] = model.Pool{Affinity: time.Hour, Backends: []model.Backend{backend("10.1.0.1:80", 1), backend("10.1.0.2:80", 1),
@@ -23,10 +23,10 @@ func TestMemories(t *testing.T) {
 	s.Pools[plain] = model.Pool{Backends: []model.Backend{backend("10.1.0.1:80", 1)}}
 
 	now := time.Now()
-	told := func(pool model.PoolID, client, to string, left time.Duration) Memory {
-		return Memory{pool, netip.MustParseAddr(client), netip.MustParseAddrPort(to), now.Add(left)}
+	told := func(pool model.PoolID, client, to string, left time.Duration) Session {
+		return Session{pool, netip.MustParseAddr(client), netip.MustParseAddrPort(to), now.Add(left)}
 	}
-	m := NewMemories(s)
+	m := NewSessions(s)
 	must(t, m.Add(all(
 		told(web, "10.0.0.1", "10.1.0.1:80", 100*time.Second),
 		told(web, "10.0.0.1", "10.1.0.2:80", 200*time.Second), // later
@@ -44,7 +44,7 @@ func TestMemories(t *testing.T) {
 		told(web, "10.0.0.10", "10.1.0.1:80", 50*time.Second),
 	)))
 	for _, own := range []struct {
-		Memory
+		Session
 		superseded bool
 	}{
 		{told(web, "10.0.0.7", "10.1.0.2:80", 60*time.Second), false},                      // came later
@@ -53,7 +53,7 @@ func TestMemories(t *testing.T) {
 		{told(web, "10.0.0.10", "10.1.0.9:80", 60*time.Second), true},                      // a stranger
 		{told(web, "10.0.0.11", "10.1.0.1:80", 60*time.Second), false},                     // nobody else knows it
 	} {
-		if got := m.Supersedes(own.Memory); got != own.superseded {
+		if got := m.Supersedes(own.Session); got != own.superseded {
 			t.Errorf("%s: supersedes: %t", own.Client, got)
 		}
 	}
@@ -73,7 +73,7 @@ fd01::1 default/web cluster6 [fd00::1]:80 60s`[1:]
 		t.Errorf("got\n%s\nwant\n%s", text, want)
 	}
 	broken := errors.New("broken")
-	if err := m.Add(func(yield func(Memory, error) bool) { yield(Memory{}, broken) }); !errors.Is(err, broken) {
+	if err := m.Add(func(yield func(Session, error) bool) { yield(Session{}, broken) }); !errors.Is(err, broken) {
 		t.Errorf("an error of who tells became %v", err)
 	}
 }
@@ -91,8 +91,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func all(list ...Memory) iter.Seq2[Memory, error] {
-	return func(yield func(Memory, error) bool) {
+func all(list ...Session) iter.Seq2[Session, error] {
+	return func(yield func(Session, error) bool) {
 		for _, one := range list {
 			if !yield(one, nil) {
 				return

@@ -26,17 +26,17 @@ import (
 //
 // A namespace that this process may not enter is not known by its addresses.
 
-// Memories are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
-// thread; see dataplane.Affine.
-func Memories(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(yield func(dataplane.Memory, error) bool) {
+// Sessions are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
+// thread; see dataplane.Handover.
+func Sessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
 		dirs, err := remains()
 		if err != nil {
-			yield(dataplane.Memory{}, fmt.Errorf("ebpf: %w", err))
+			yield(dataplane.Session{}, fmt.Errorf("ebpf: %w", err))
 			return
 		}
 		for _, dir := range dirs {
-			for m, err := range (&Plane{config: c, pins: dir}).Memories(ctx, s) {
+			for m, err := range (&Plane{config: c, pins: dir}).Sessions(ctx, s) {
 				if !yield(m, err) {
 					return
 				}
@@ -45,22 +45,22 @@ func Memories(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2
 	}
 }
 
-// Memories implements dataplane.Affine.
-func (p *Plane) Memories(ctx context.Context, s *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(yield func(dataplane.Memory, error) bool) {
+// Sessions implements dataplane.Handover.
+func (p *Plane) Sessions(ctx context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
 		wanted := true
-		err := p.tell(s, func(m dataplane.Memory) { wanted = wanted && yield(m, nil) })
+		err := p.tell(s, func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
 		if err != nil && wanted {
-			yield(dataplane.Memory{}, fmt.Errorf("ebpf: remembered clients: %w", err))
+			yield(dataplane.Session{}, fmt.Errorf("ebpf: remembered clients: %w", err))
 			return
 		}
-		if behind, ok := p.behind.(dataplane.Affine); ok && wanted {
-			behind.Memories(ctx, s)(yield)
+		if p.behind != nil && wanted {
+			p.behind.Sessions(ctx, s)(yield)
 		}
 	}
 }
 
-func (p *Plane) tell(s *model.State, f func(dataplane.Memory)) error {
+func (p *Plane) tell(s *model.State, f func(dataplane.Session)) error {
 	from := p.memory[objectsMapAffinities]
 	if from == nil {
 		var err error
@@ -77,7 +77,7 @@ func (p *Plane) tell(s *model.State, f func(dataplane.Memory)) error {
 	if err != nil {
 		return err
 	}
-	return eachMemory(from, s, func(key objectsAffinityKey, m dataplane.Memory) {
+	return eachSession(from, s, func(key objectsAffinityKey, m dataplane.Session) {
 		if cookie, ok := key.Client.cookie(); !ok {
 			f(m)
 		} else {
@@ -90,8 +90,8 @@ func (p *Plane) tell(s *model.State, f func(dataplane.Memory)) error {
 	})
 }
 
-// eachMemory calls f with what a map has of the clients of pools. That of a network namespace has no Client.
-func eachMemory(from *ebpf.Map, s *model.State, f func(objectsAffinityKey, dataplane.Memory)) error {
+// eachSession calls f with what a map has of the clients of pools. That of a network namespace has no Client.
+func eachSession(from *ebpf.Map, s *model.State, f func(objectsAffinityKey, dataplane.Session)) error {
 	names := map[uint64]model.PoolID{}
 	for id, pool := range s.Pools {
 		if pool.Affinity > 0 {
@@ -116,7 +116,7 @@ func eachMemory(from *ebpf.Map, s *model.State, f func(objectsAffinityKey, datap
 			return nil
 		}
 		lasts := time.Duration(seconds(s.Pools[id].Affinity)) * time.Second
-		m := dataplane.Memory{Pool: id, Backend: a.Backend.addrPort(), Until: clock.time(a.Last).Add(lasts)}
+		m := dataplane.Session{Pool: id, Backend: a.Backend.addrPort(), Until: clock.time(a.Last).Add(lasts)}
 		if _, ok := key.Client.cookie(); !ok {
 			m.Client = key.Client.addr()
 		}
@@ -146,23 +146,24 @@ func (c clock) programs(t time.Time) uint64 {
 	return uint64(c.monotonic + int64(t.Sub(c.wall)))
 }
 
-// Remember implements dataplane.Affine.
-func (p *Plane) Remember(
-	ctx context.Context, s *model.State, others iter.Seq2[dataplane.Memory, error],
+// Learn implements dataplane.Handover.
+func (p *Plane) Learn(
+	ctx context.Context, s *model.State, others iter.Seq2[dataplane.Session, error],
 ) (n int, err error) {
 	if p.tables == nil {
-		return 0, errors.New("ebpf: the kernel's content is not known; Sync first")
+		n, err = p.learned.Keep(s, others)
+	} else {
+		n, err = dataplane.Take(s, others, p.taker(s))
 	}
-	n, err = dataplane.Take(s, others, p.taker(s))
-	if behind, ok := p.behind.(dataplane.Affine); ok && err == nil && p.serve == Behind {
-		_, err = behind.Remember(ctx, s, others)
+	if p.behind != nil && err == nil && p.serve == Behind {
+		_, err = p.behind.Learn(ctx, s, others)
 	}
 	return n, err
 }
 
 // taker takes what others remember in. The memory is open.
 func (p *Plane) taker(s *model.State) dataplane.Taker {
-	return func(others *dataplane.Memories) (int, error) {
+	return func(others *dataplane.Sessions) (int, error) {
 		n, err := p.takeIn(p.memory[objectsMapAffinities], s, others)
 		if err != nil {
 			err = fmt.Errorf("ebpf: remember clients of another data plane: %w", err)
@@ -171,13 +172,13 @@ func (p *Plane) taker(s *model.State) dataplane.Taker {
 	}
 }
 
-func (p *Plane) takeIn(to *ebpf.Map, s *model.State, others *dataplane.Memories) (int, error) {
+func (p *Plane) takeIn(to *ebpf.Map, s *model.State, others *dataplane.Sessions) (int, error) {
 	in, err := p.findSpaces()
 	if err != nil {
 		return 0, err
 	}
 	known := map[objectsAffinityKey]time.Time{} // of namespaces
-	err = eachMemory(to, s, func(key objectsAffinityKey, own dataplane.Memory) {
+	err = eachSession(to, s, func(key objectsAffinityKey, own dataplane.Session) {
 		if _, ok := key.Client.cookie(); ok {
 			known[key] = own.Until
 		} else {

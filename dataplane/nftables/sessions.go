@@ -16,30 +16,30 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Memories are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
-// thread; see dataplane.Affine.
-func Memories(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(yield func(dataplane.Memory, error) bool) {
+// Sessions are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
+// thread; see dataplane.Handover.
+func Sessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
 		p, err := look(c)
 		if err != nil {
-			yield(dataplane.Memory{}, err)
+			yield(dataplane.Session{}, err)
 			return
 		}
 		defer p.Close()
-		p.Memories(ctx, s)(yield)
+		p.Sessions(ctx, s)(yield)
 	}
 }
 
-// Memories implements dataplane.Affine.
-func (p *Plane) Memories(_ context.Context, s *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(yield func(dataplane.Memory, error) bool) {
+// Sessions implements dataplane.Handover.
+func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
 		if err := p.tell(s, yield); err != nil {
-			yield(dataplane.Memory{}, fmt.Errorf("nftables: list remembered clients: %w", err))
+			yield(dataplane.Session{}, fmt.Errorf("nftables: list remembered clients: %w", err))
 		}
 	}
 }
 
-func (p *Plane) tell(s *model.State, yield func(dataplane.Memory, error) bool) (err error) {
+func (p *Plane) tell(s *model.State, yield func(dataplane.Session, error) bool) (err error) {
 	tables := p.tables
 	if tables == nil {
 		if tables, err = p.recognise(s); err != nil {
@@ -51,7 +51,7 @@ func (p *Plane) tell(s *model.State, yield func(dataplane.Memory, error) bool) (
 		if err := p.config.Inject("nftables list"); err != nil {
 			return err
 		}
-		err := t.eachMemory(p, func(m dataplane.Memory) { wanted = wanted && yield(m, nil) })
+		err := t.eachSession(p, s, func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
 		if err != nil || !wanted {
 			return err
 		}
@@ -80,17 +80,18 @@ func (p *Plane) recognise(s *model.State) ([]*table, error) {
 	return found, nil
 }
 
-// eachMemory calls f with what the kernel holds of clients of pools that are known.
-func (t *table) eachMemory(p *Plane, f func(m dataplane.Memory)) error {
+// eachSession calls f with what the kernel holds of clients of pools of s that are known.
+func (t *table) eachSession(p *Plane, s *model.State, f func(m dataplane.Session)) error {
 	now := time.Now()
-	for id, pool := range t.pools {
-		if pool.names == nil || !t.FoundSets[memoryName(pool.names.number)] {
+	for id := range s.Pools {
+		pool := t.pools[id]
+		if pool == nil || pool.names == nil || !t.FoundSets[memoryName(pool.names.number)] {
 			continue
 		}
 		err := t.ListOf(p.conn, t.memoryOf(pool.names), func() {}, func(e nf.Element) {
 			h := handle(binary.NativeEndian.Uint32(e.Data))
 			if client, ok := netip.AddrFromSlice(e.Key); ok {
-				f(dataplane.Memory{Pool: id, Client: client, Backend: t.backends[h], Until: now.Add(e.Left)})
+				f(dataplane.Session{Pool: id, Client: client, Backend: t.backends[h], Until: now.Add(e.Left)})
 			}
 		})
 		if err != nil {
@@ -102,39 +103,39 @@ func (t *table) eachMemory(p *Plane, f func(m dataplane.Memory)) error {
 
 // inherit returns what has the pools remember what other planes do, when they are planned and no frontend leads to them
 // yet; nil: nothing is to be inherited.
-func (p *Plane) inherit(ctx context.Context, s *model.State) func([]*table) error {
-	if p.config.Inherit == nil {
+func (p *Plane) inherit(s *model.State) func([]*table) error {
+	if p.learned.None() {
 		return nil
 	}
 	return func(tables []*table) error {
 		err := p.flush(tables[0].Tx) // it is that of all
 		if isPartial(err) {
-			p.config.TakeIn(ctx, s, p.taker(tables))
+			p.learned.TakeIn(p.config.Log, p.taker(s, tables))
 		}
 		return err
 	}
 }
 
-// Remember implements dataplane.Affine.
-func (p *Plane) Remember(
-	_ context.Context, s *model.State, others iter.Seq2[dataplane.Memory, error],
+// Learn implements dataplane.Handover.
+func (p *Plane) Learn(
+	_ context.Context, s *model.State, others iter.Seq2[dataplane.Session, error],
 ) (n int, err error) {
 	if p.tables == nil {
-		return 0, errors.New("nftables: the kernel's content is not known; Sync first")
+		return p.learned.Keep(s, others)
 	}
 	tx := &nf.Transaction{}
 	for _, t := range p.tables {
 		t.Tx = tx
 		defer func() { t.Tx = nil }()
 	}
-	return dataplane.Take(s, others, p.taker(p.tables))
+	return dataplane.Take(s, others, p.taker(s, p.tables))
 }
 
 // taker takes what others remember in. The tables share a transaction.
-func (p *Plane) taker(tables []*table) dataplane.Taker {
-	return func(others *dataplane.Memories) (n int, err error) {
+func (p *Plane) taker(s *model.State, tables []*table) dataplane.Taker {
+	return func(others *dataplane.Sessions) (n int, err error) {
 		for _, t := range tables {
-			some, failed := p.takeIn(t, others)
+			some, failed := p.takeIn(s, t, others)
 			n, err = n+some, errors.Join(err, failed)
 		}
 		return n, err
@@ -149,13 +150,13 @@ const (
 )
 
 // takeIn has the pools of a table remember what other planes do.
-func (p *Plane) takeIn(t *table, others *dataplane.Memories) (int, error) {
-	n, err := p.takeInOnce(t, others)
+func (p *Plane) takeIn(s *model.State, t *table, others *dataplane.Sessions) (int, error) {
+	n, err := p.takeInOnce(s, t, others)
 	for range takeInTries {
 		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
 			break
 		}
-		_, err = p.takeInOnce(t, others)
+		_, err = p.takeInOnce(s, t, others)
 	}
 	if err != nil {
 		err = fmt.Errorf("nftables: remember clients of another data plane: %w", err)
@@ -163,7 +164,7 @@ func (p *Plane) takeIn(t *table, others *dataplane.Memories) (int, error) {
 	return n, err
 }
 
-func (p *Plane) takeInOnce(t *table, others *dataplane.Memories) (n int, err error) {
+func (p *Plane) takeInOnce(s *model.State, t *table, others *dataplane.Sessions) (n int, err error) {
 	if err := p.config.Inject("nftables list"); err != nil {
 		return 0, err
 	}
@@ -172,7 +173,7 @@ func (p *Plane) takeInOnce(t *table, others *dataplane.Memories) (n int, err err
 		netip.Addr
 	}
 	superseded := map[key]bool{}
-	err = t.eachMemory(p, func(own dataplane.Memory) {
+	err = t.eachSession(p, s, func(own dataplane.Session) {
 		if others.Supersedes(own) {
 			superseded[key{own.Pool, own.Client}] = true
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -16,30 +17,30 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Memories are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
-// thread; see dataplane.Affine.
-func Memories(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(yield func(dataplane.Memory, error) bool) {
+// Sessions are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
+// thread; see dataplane.Handover.
+func Sessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
 		conn, err := nfnetlink.Dial()
 		if err != nil {
-			yield(dataplane.Memory{}, fmt.Errorf("ipvs: %w", err))
+			yield(dataplane.Session{}, fmt.Errorf("ipvs: %w", err))
 			return
 		}
 		defer conn.Close()
-		(&Plane{config: c, conn: conn}).Memories(ctx, s)(yield)
+		(&Plane{config: c, conn: conn}).Sessions(ctx, s)(yield)
 	}
 }
 
-// Memories implements dataplane.Affine.
-func (p *Plane) Memories(_ context.Context, s *model.State) iter.Seq2[dataplane.Memory, error] {
-	return func(yield func(dataplane.Memory, error) bool) {
+// Sessions implements dataplane.Handover.
+func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
 		if err := p.tell(s, yield); err != nil {
-			yield(dataplane.Memory{}, fmt.Errorf("ipvs: list remembered clients: %w", err))
+			yield(dataplane.Session{}, fmt.Errorf("ipvs: list remembered clients: %w", err))
 		}
 	}
 }
 
-func (p *Plane) tell(s *model.State, yield func(dataplane.Memory, error) bool) (err error) {
+func (p *Plane) tell(s *model.State, yield func(dataplane.Session, error) bool) (err error) {
 	k := p.held
 	if k == nil {
 		if k, err = p.recognise(s); err != nil {
@@ -48,7 +49,7 @@ func (p *Plane) tell(s *model.State, yield func(dataplane.Memory, error) bool) (
 	}
 	wanted := true
 	for _, t := range k.tables {
-		err := p.eachMemory(t, k.sticky(), func(m dataplane.Memory) { wanted = wanted && yield(m, nil) })
+		err := p.eachSession(t, k.stickyOf(s), func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
 		if err != nil || !wanted {
 			return err
 		}
@@ -82,9 +83,16 @@ func (r *rows) sticky() map[uint32]model.PoolID {
 	return pools
 }
 
-// eachMemory calls f with what a table holds of clients of pools. Of a client whose time is over the backend may still
+// stickyOf are those of s.
+func (r *rows) stickyOf(s *model.State) map[uint32]model.PoolID {
+	pools := r.sticky()
+	maps.DeleteFunc(pools, func(_ uint32, id model.PoolID) bool { _, ok := s.Pools[id]; return !ok })
+	return pools
+}
+
+// eachSession calls f with what a table holds of clients of pools. Of a client whose time is over the backend may still
 // be there.
-func (p *Plane) eachMemory(t *table, pools map[uint32]model.PoolID, f func(m dataplane.Memory)) error {
+func (p *Plane) eachSession(t *table, pools map[uint32]model.PoolID, f func(m dataplane.Session)) error {
 	if !t.Exists {
 		return nil
 	}
@@ -105,7 +113,7 @@ func (p *Plane) eachMemory(t *table, pools map[uint32]model.PoolID, f func(m dat
 		err = t.ListOf(p.conn, t.affinityOf(number), func() {}, func(e nf.Element) {
 			client, ok := netip.AddrFromSlice(e.Key)
 			if backend, ok2 := nf.DecodeBackend(e.Data); ok && ok2 {
-				f(dataplane.Memory{Pool: id, Client: client, Backend: backend, Until: until[string(e.Key)]})
+				f(dataplane.Session{Pool: id, Client: client, Backend: backend, Until: until[string(e.Key)]})
 			}
 		})
 		if err != nil {
@@ -115,25 +123,25 @@ func (p *Plane) eachMemory(t *table, pools map[uint32]model.PoolID, f func(m dat
 	return nil
 }
 
-// Remember implements dataplane.Affine.
-func (p *Plane) Remember(
-	_ context.Context, s *model.State, others iter.Seq2[dataplane.Memory, error],
+// Learn implements dataplane.Handover.
+func (p *Plane) Learn(
+	_ context.Context, s *model.State, others iter.Seq2[dataplane.Session, error],
 ) (n int, err error) {
 	if p.held == nil {
-		return 0, errors.New("ipvs: the kernel's content is not known; Sync first")
+		return p.learned.Keep(s, others)
 	}
-	return dataplane.Take(s, others, p.taker(p.held))
+	return dataplane.Take(s, others, p.taker(s, p.held))
 }
 
 // taker takes what others remember in.
-func (p *Plane) taker(k *kernel) dataplane.Taker {
-	return func(others *dataplane.Memories) (n int, err error) {
+func (p *Plane) taker(s *model.State, k *kernel) dataplane.Taker {
+	return func(others *dataplane.Sessions) (n int, err error) {
 		numbers := map[model.PoolID]uint32{}
-		for number, id := range k.sticky() {
+		for number, id := range k.stickyOf(s) {
 			numbers[id] = number
 		}
 		for _, t := range k.tables {
-			some, failed := p.takeIn(taking{t, k.sticky(), numbers, others})
+			some, failed := p.takeIn(taking{t, k.stickyOf(s), numbers, others})
 			n, err = n+some, errors.Join(err, failed)
 		}
 		return n, err
@@ -145,7 +153,7 @@ type taking struct {
 	*table
 	pools   map[uint32]model.PoolID
 	numbers map[model.PoolID]uint32
-	others  *dataplane.Memories
+	others  *dataplane.Sessions
 }
 
 const (
@@ -174,8 +182,8 @@ func (p *Plane) takeInOnce(t taking) (n int, err error) {
 		model.PoolID
 		netip.Addr
 	}
-	superseded := map[client]dataplane.Memory{}
-	err = p.eachMemory(t.table, t.pools, func(own dataplane.Memory) {
+	superseded := map[client]dataplane.Session{}
+	err = p.eachSession(t.table, t.pools, func(own dataplane.Session) {
 		if t.others.Supersedes(own) {
 			superseded[client{own.Pool, own.Client}] = own
 		}
@@ -211,7 +219,7 @@ func (t *table) forgetClient(number uint32, client netip.Addr, known bool) {
 }
 
 // rememberClient adds a client with its backend.
-func (t *table) rememberClient(number uint32, m dataplane.Memory, lasts time.Duration) {
+func (t *table) rememberClient(number uint32, m dataplane.Session, lasts time.Duration) {
 	key, left := m.Client.AsSlice(), time.Until(m.Until)
 	t.Timed(t.affinityOf(number), key, nf.EncodeBackend(m.Backend), nf.Life{Lasts: lasts + spare, Left: left + spare})
 	t.Tx.Join()

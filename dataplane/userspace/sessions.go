@@ -1,0 +1,85 @@
+package userspace
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/model"
+)
+
+// Sessions are what this data plane, in a process that has ended, has left of what it remembered of clients in the
+// network namespace of the calling thread; see dataplane.Handover.
+func Sessions(_ context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
+		conn, err := nfnetlink.Dial()
+		if err != nil {
+			yield(dataplane.Session{}, fmt.Errorf("userspace: %w", err))
+			return
+		}
+		defer conn.Close()
+		left(conn, c, s)(yield)
+	}
+}
+
+// left is what the set clients has.
+func left(conn *nfnetlink.Socket, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
+		var tables []*table
+		for _, f := range nf.Families {
+			tables = append(tables, newTable(f, c.CarriedMark(), listening{}, &nf.Transaction{}))
+		}
+		wanted := true
+		err := eachSaved(conn, tables, s, func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
+		if err != nil && wanted {
+			yield(dataplane.Session{}, fmt.Errorf("userspace: list remembered clients: %w", err))
+		}
+	}
+}
+
+// Sessions implements dataplane.Handover.
+func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
+	if p.proxy == nil && !p.listens() {
+		return left(p.conn, p.config, s)
+	}
+	return func(yield func(dataplane.Session, error) bool) {
+		if p.proxy == nil {
+			return
+		}
+		var all []dataplane.Session // nobody else must wait while somebody thinks about them
+		p.proxy.rows.eachClient(time.Now(), func(m dataplane.Session) { all = append(all, m) })
+		for _, m := range all {
+			if !yield(m, nil) {
+				return
+			}
+		}
+	}
+}
+
+// Learn implements dataplane.Handover.
+func (p *Plane) Learn(
+	_ context.Context, s *model.State, others iter.Seq2[dataplane.Session, error],
+) (n int, err error) {
+	if p.proxy == nil {
+		return p.learned.Keep(s, others)
+	}
+	return dataplane.Take(s, others, p.proxy.rows.taker())
+}
+
+// taker takes what others remember in.
+func (d *directory) taker() dataplane.Taker {
+	return func(others *dataplane.Sessions) (n int, err error) {
+		d.eachClient(time.Now(), func(own dataplane.Session) { others.Supersedes(own) })
+		for m := range others.All() {
+			pool := d.pool(m.Pool)
+			if pool != nil && pool.remember(m.Client, choice{backend: m.Backend, until: m.Until}) {
+				n++
+			}
+		}
+		return n, nil
+	}
+}
