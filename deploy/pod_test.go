@@ -123,8 +123,10 @@ func testMeasures(t *testing.T, c *cluster, i image) {
 	p := startPod(t, c, i, "fairlead")
 	terminate(t, p.proxy)
 	equal(t, complaints(p.proxy.Log()), "")
-	if log := p.proxy.Log(); !strings.Contains(log, "Measured here with") {
-		t.Errorf("the log does not say what was measured:\n%s", log)
+	// A busy machine may have too little time to measure, which the laboratory finds out.
+	log := p.proxy.Log()
+	if !strings.Contains(log, "Measured here with") && !strings.Contains(log, "there was not enough time") {
+		t.Errorf("the log does not say what the laboratory has found:\n%s", log)
 	}
 }
 

@@ -90,7 +90,9 @@ func (c cluster) openAs(o ebpf.Options) dataplane.Dataplane {
 func (c cluster) openWith(config dataplane.Config, o ebpf.Options) dataplane.Dataplane {
 	c.t.Helper()
 	o.Cgroup, o.Pins, o.Probed = c.Cgroup(), c.pins, &probed
-	o.Sizes.Translations = 1 << 14 // the machine's memory is for many tests
+	if o.Sizes.Translations == 0 {
+		o.Sizes.Translations = 1 << 14 // the machine's memory is for many tests
+	}
 	var p dataplane.Dataplane
 	err := c.Do(testbed.Node, func() (err error) {
 		p, err = ebpf.New(o)(config)
