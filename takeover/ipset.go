@@ -134,6 +134,12 @@ func setError(err error) error {
 	return err
 }
 
+// servedPort is a port of one protocol; 0 is all of them.
+type servedPort struct {
+	protocol uint8
+	port     uint16
+}
+
 // setPorts are the ports in a set, with the protocol of those that have one.
 func setPorts(name string) ([]servedPort, error) {
 	messages, err := setRequest(nl.IPSET_CMD_LIST, unix.NLM_F_DUMP, name).Execute(unix.NETLINK_NETFILTER, 0)
@@ -145,7 +151,7 @@ func setPorts(name string) ([]servedPort, error) {
 
 func parsePorts(messages [][]byte) (ports []servedPort) {
 	for _, m := range messages {
-		for _, member := range nested(inMessage(m, nl.SizeofNfgenmsg)[nl.IPSET_ATTR_ADT]) {
+		for _, member := range nested(inMessage(m)[nl.IPSET_ATTR_ADT]) {
 			a := attributes(member)
 			if port := a[nl.IPSET_ATTR_PORT]; len(port) == 2 {
 				p := servedPort{port: binary.BigEndian.Uint16(port)}

@@ -212,7 +212,7 @@ func (x *compat) chain(table, name string) (map[uint16][]byte, error) {
 		return nil, fmt.Errorf("%s: read chain %s of table %s: %w", x.tool(), name, table, err)
 	}
 	for _, m := range answer {
-		return inMessage(m, nl.SizeofNfgenmsg), nil
+		return inMessage(m), nil
 	}
 	return nil, nil
 }
@@ -268,7 +268,7 @@ func (x *compat) rules(table, chain string) ([]map[uint16][]byte, error) {
 	}
 	rules := make([]map[uint16][]byte, 0, len(messages))
 	for _, m := range messages {
-		rules = append(rules, inMessage(m, nl.SizeofNfgenmsg))
+		rules = append(rules, inMessage(m))
 	}
 	return rules, nil
 }
@@ -333,7 +333,7 @@ func attributes(b []byte) map[uint16][]byte {
 }
 
 // inMessage are those of a message, behind its header.
-func inMessage(m []byte, header int) map[uint16][]byte { return attributes(m[min(header, len(m)):]) }
+func inMessage(m []byte) map[uint16][]byte { return attributes(m[min(nl.SizeofNfgenmsg, len(m)):]) }
 
 // nested are netlink attributes in their order. Where they are malformed there are none.
 func nested(b []byte) iter.Seq2[uint16, []byte] {

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"fairlead.dev/fairlead/internal/ipvs"
 )
 
 // virtualServers is what mode ipvs leaves besides rules and sets: virtual servers and kube-ipvs0.
@@ -17,9 +19,8 @@ type virtualServers struct {
 
 // ipvsState is what there is of it.
 type ipvsState struct {
-	director *director // nil: no virtual server at all
-	servers  []server  // kube-proxy's
-	dummy    *dummy    // nil: none
+	servers []server // kube-proxy's
+	dummy   *dummy   // nil: none
 }
 
 func (v *virtualServers) read() (ipvsState, error) {
@@ -28,11 +29,8 @@ func (v *virtualServers) read() (ipvsState, error) {
 	if s.dummy, err = findDummy(v.OwnAlias); err != nil {
 		return s, err
 	}
-	if s.director, err = openDirector(); err != nil || s.director == nil {
-		return s, err
-	}
-	all, err := s.director.servers()
-	if err != nil {
+	all, err := allServers()
+	if err != nil || len(all) == 0 {
 		return s, err
 	}
 	nodePorts, err := nodePorts()
@@ -65,8 +63,8 @@ func (v *virtualServers) spared() (func(server) bool, error) {
 		excluded = v.Exclude()
 	}
 	return func(s server) bool {
-		contains := func(p netip.Prefix) bool { return p.Contains(s.address) }
-		return owned(netip.AddrPortFrom(s.address, s.port.port), s.port.protocol) || slices.ContainsFunc(excluded, contains)
+		contains := func(p netip.Prefix) bool { return p.Contains(s.Addr) }
+		return owned(netip.AddrPortFrom(s.Addr, s.Port), uint8(s.Protocol)) || slices.ContainsFunc(excluded, contains)
 	}, nil
 }
 
@@ -74,11 +72,11 @@ func (v *virtualServers) spared() (func(server) bool, error) {
 // in one of kube-proxy's ip sets, which stay for that reason until IPVS has drained.
 func (s ipvsState) owns(v server, nodePorts map[servedPort]bool) bool {
 	if s.dummy != nil {
-		if _, ok := s.dummy.addrs[v.address]; ok {
+		if _, ok := s.dummy.addrs[v.Addr]; ok {
 			return true
 		}
 	}
-	return nodePorts[v.port]
+	return nodePorts[servedPort{uint8(v.Protocol), v.Port}]
 }
 
 // nodePorts are those in kube-proxy's ip sets.
@@ -152,9 +150,11 @@ func (v *virtualServers) begin(ctx context.Context, s ipvsState) error {
 		errs = append(errs, s.dummy.setDeadline(time.Now().Add(v.Drain).Truncate(time.Second)))
 	}
 	errs = append(errs, s.dummy.unprefer())
+	var requests []ipvs.Request
 	for _, server := range s.servers {
-		errs = append(errs, s.director.quiesce(server))
+		requests = append(requests, server.quiesce()...)
 	}
+	errs = append(errs, performIPVS(requests))
 	_, err := v.step(ctx)
 	return errors.Join(append(errs, err)...)
 }
@@ -187,22 +187,23 @@ func (v *virtualServers) goOn(ctx context.Context) (Progress, error) {
 	for addr := range s.dummy.addrs {
 		idle[addr] = true
 	}
-	var errs []error
+	var requests []ipvs.Request
 	for _, server := range s.servers {
 		n := server.connections()
 		if n == 0 {
-			errs = append(errs, s.director.remove(server))
+			requests = append(requests, ipvs.DeleteServer(server.Key, nil))
 			continue
 		}
 		p.Servers, p.Connections = p.Servers+1, p.Connections+n
-		delete(idle, server.address)
+		delete(idle, server.Addr)
 	}
-	kept, err := s.dropAddresses(idle)
+	err = performIPVS(requests)
+	kept, dropErr := s.dropAddresses(idle)
 	p.Connections += kept
-	if p.Servers == 0 && kept == 0 && errors.Join(append(errs, err)...) == nil {
+	if err = errors.Join(err, dropErr); p.Servers == 0 && kept == 0 && err == nil {
 		return Progress{}, errors.Join(s.dummy.remove(), ipSets{}.remove(ctx))
 	}
-	return p, errors.Join(append(errs, err)...)
+	return p, err
 }
 
 // dropAddresses takes addresses from kube-ipvs0, but those that connections come from, and tells how
@@ -235,9 +236,11 @@ func (s ipvsState) finish() error {
 		errs = append(errs, err)
 		open = s.through(all)
 	}
+	var requests []ipvs.Request
 	for _, server := range s.servers {
-		errs = append(errs, s.director.remove(server))
+		requests = append(requests, ipvs.DeleteServer(server.Key, nil))
 	}
+	errs = append(errs, performIPVS(requests))
 	if s.dummy != nil {
 		errs = append(errs, s.dummy.remove())
 	}
@@ -251,7 +254,7 @@ func (s ipvsState) finish() error {
 func (s ipvsState) through(all map[flow]bool) map[flow]bool {
 	served := map[netip.AddrPort]bool{}
 	for _, v := range s.servers {
-		served[netip.AddrPortFrom(v.address, v.port.port)] = true
+		served[netip.AddrPortFrom(v.Addr, v.Port)] = true
 	}
 	flows := map[flow]bool{}
 	for f := range all {

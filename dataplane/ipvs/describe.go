@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"fairlead.dev/fairlead/internal/ipvs"
 )
 
 // Describe implements dataplane.Observed: the virtual servers as "ipvsadm -Ln" names them, with their pools.
@@ -16,20 +18,20 @@ func (p *Plane) Describe() (lines []string) {
 		if id, ok := p.held.wanted[key]; ok {
 			whose = id.String()
 		}
-		lines = append(lines, fmt.Sprintf("virtual server %s %s: %s", key.listed(), held.scheduler, whose))
+		lines = append(lines, fmt.Sprintf("virtual server %s %s: %s", listedAs(key), held.scheduler, whose))
 	}
 	slices.Sort(lines)
 	return lines
 }
 
-// listed is the name in the list of "ipvsadm -Ln".
-func (k serverKey) listed() string {
+// listedAs is the name in the list of "ipvsadm -Ln".
+func listedAs(k ipvs.Key) string {
 	switch {
-	case k.mark == 0:
+	case k.Mark == 0:
 		protocol, address, _ := strings.Cut(k.String(), "/")
 		return strings.ToUpper(address) + " " + protocol
-	case k.v6:
-		return fmt.Sprintf("FWM %d IPv6", k.mark)
+	case k.V6:
+		return fmt.Sprintf("FWM %d IPv6", k.Mark)
 	}
-	return fmt.Sprintf("FWM %d", k.mark)
+	return fmt.Sprintf("FWM %d", k.Mark)
 }

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"fairlead.dev/fairlead/internal/ipvs"
 )
 
 // Destination hashing (ip_vs_dh.c) takes the real servers in turn for its buckets, whatever their weight, and refuses
@@ -15,7 +17,7 @@ import (
 // gone. A virtual server of a mark can be several destinations, which meet at one real server meanwhile.
 
 // shaped is how a virtual server is to be made for what a pool wants.
-func (s *servers) shaped(key serverKey, held, want *server) *server {
+func (s *servers) shaped(key ipvs.Key, held, want *server) *server {
 	const standIn = "fo"
 	if want.scheduler != "dh" || !held.takesNone(key, want) {
 		return want
@@ -33,8 +35,8 @@ func (s *servers) shaped(key serverKey, held, want *server) *server {
 
 // hashed is the real server that dh will find among those that take connections, if the kernel has as many buckets
 // as it has by default (CONFIG_IP_VS_DH_TAB_BITS).
-func (held *server) hashed(key serverKey, want *server) (found netip.AddrPort, ok bool) {
-	if key.mark != 0 || held != nil && !held.ordered {
+func (held *server) hashed(key ipvs.Key, want *server) (found netip.AddrPort, ok bool) {
+	if key.Mark != 0 || held != nil && !held.ordered {
 		return found, false
 	}
 	var order []netip.AddrPort
@@ -50,7 +52,7 @@ func (held *server) hashed(key serverKey, want *server) (found netip.AddrPort, o
 	if len(order) == 0 {
 		return found, false
 	}
-	return order[destinationHash(key.addr)%len(order)], true
+	return order[destinationHash(key.Addr)%len(order)], true
 }
 
 // destinationHash is the bucket of an address: hash_32 of include/linux/hash.h.

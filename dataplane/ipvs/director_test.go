@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"os/exec"
 	"runtime"
@@ -12,39 +11,35 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/ipvs"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
 )
 
-// TestDirector is about the answers of the kernel, of which a Plane shows only what follows from them.
+// TestDirector is about many virtual servers, of which a Plane shows only what follows from them.
 func TestDirector(t *testing.T) {
 	if _, err := New(Options{})(dataplane.Config{}); errors.Is(err, dataplane.ErrUnsupported) {
 		vm.Replay(t, "IPVS")
 		return
 	}
-	for name, test := range map[string]func(*testing.T, *director){
-		"refused alone": refusedAlone,
-		"lost answers": func(t *testing.T, d *director) {
-			lostAnswers(t, d)
-			refusedAlone(t, d)
-		},
-		"accounts":       accounts,
+	for name, test := range map[string]func(t *testing.T, d, other *director){
 		"looks at all":   looksAtAll,
 		"made backwards": madeBackwards,
 	} {
 		t.Run(name, func(t *testing.T) {
-			d, err := newNamespace()
+			d, other, err := newNamespace()
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer d.close()
-			test(t, d)
+			defer d.Close()
+			defer other.Close()
+			test(t, d, other)
 		})
 	}
 }
 
-// newNamespace opens the director of a network namespace that goes with it.
-func newNamespace() (d *director, err error) {
+// newNamespace opens two directors of a network namespace that goes with it.
+func newNamespace() (d, other *director, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -55,43 +50,16 @@ func newNamespace() (d *director, err error) {
 		if err == nil {
 			d, err = openDirector(func(string) error { return nil })
 		}
+		if err == nil {
+			other, err = openDirector(d.fault)
+		}
 	}()
 	<-done
-	return d, err
+	return d, other, err
 }
 
-func port(n int) serverKey {
+func port(n int) ipvs.Key {
 	return addressKey(model.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: uint16(n), Protocol: model.TCP})
-}
-
-// refusedAlone has the kernel refuse some requests in several batches, first and last ones among them.
-func refusedAlone(t *testing.T, d *director) {
-	t.Helper()
-	var have, want []string
-	var requests, undo []request
-	for n := 1; n <= 2*batchSize; n++ {
-		done := func() { have = append(have, fmt.Sprint("done ", n)) }
-		if n%batchSize <= 1 || n%7 == 0 {
-			requests = append(requests, deleteServer(port(n), done))
-			want = append(want, fmt.Sprintf("IPVS refuses virtual server 10.96.0.1:%d/tcp: no such process", n))
-			continue
-		}
-		requests = append(requests, newServer(port(n), "rr", done))
-		undo = append(undo, deleteServer(port(n), func() {}))
-	}
-	refused, err := d.perform(requests)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := len(requests) - len(want); len(have) != n {
-		t.Errorf("%d requests have been done, not %d", len(have), n)
-	}
-	if have, want := lines(refused), strings.Join(want, "\n"); have != want {
-		t.Errorf("have\n%s\nwant\n%s", have, want)
-	}
-	if refused, err := d.perform(undo); err != nil || len(refused) > 0 {
-		t.Error(err, lines(refused))
-	}
 }
 
 func lines(errs []error) string {
@@ -100,29 +68,4 @@ func lines(errs []error) string {
 		all = append(all, err.Error())
 	}
 	return strings.Join(all, "\n")
-}
-
-// lostAnswers has more errors than the socket holds. Each time that is an error, and nothing counts as done.
-func lostAnswers(t *testing.T, d *director) {
-	t.Helper()
-	size, err := d.conn.ReadBuffer()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.conn.SetReadBuffer(1); err != nil {
-		t.Fatal(err)
-	}
-	var requests []request
-	for n := 1; n <= batchSize; n++ {
-		requests = append(requests, deleteServer(port(n), func() { t.Error("done:", n) }))
-	}
-	for range 3 {
-		refused, err := d.perform(requests)
-		if !errors.Is(err, errUnanswered) || !errors.Is(err, unix.ENOBUFS) || len(refused) > 0 {
-			t.Error(err, lines(refused))
-		}
-	}
-	if err := d.conn.SetReadBuffer(size / 2); err != nil { // the kernel doubles it
-		t.Fatal(err)
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/internal/defect"
+	"fairlead.dev/fairlead/internal/ipvs"
 )
 
 // A backend that is no longer in its pool takes no new connections. What becomes of those that it has depends on
@@ -25,34 +26,34 @@ import (
 // drains are the virtual servers with real servers that leave. To look at one takes a listing of its real
 // servers; so a change looks at those that it touches, and Audit at some each time, in turn.
 type drains struct {
-	looked map[serverKey]int // when it was looked at last, as turn was then
+	looked map[ipvs.Key]int // when it was looked at last, as turn was then
 	turn   int
-	fresh  []serverKey // where something has begun to leave since somebody looked
+	fresh  []ipvs.Key // where something has begun to leave since somebody looked
 }
 
 // maxLooked is how many virtual servers Audit looks at.
 const maxLooked = 500
 
-func (d *drains) begin(key serverKey) {
+func (d *drains) begin(key ipvs.Key) {
 	if d.looked == nil {
-		d.looked = map[serverKey]int{}
+		d.looked = map[ipvs.Key]int{}
 	}
 	d.looked[key] = d.turn - 1
 	d.fresh = append(d.fresh, key)
 }
 
-func (d *drains) end(key serverKey) { delete(d.looked, key) }
+func (d *drains) end(key ipvs.Key) { delete(d.looked, key) }
 
 // begun are those where something has begun to leave.
-func (d *drains) begun() []serverKey {
+func (d *drains) begun() []ipvs.Key {
 	fresh := d.fresh
 	d.fresh = nil
-	slices.SortFunc(fresh, serverKey.compare)
+	slices.SortFunc(fresh, ipvs.Key.Compare)
 	return slices.Compact(fresh)
 }
 
 // next are some that have waited longest.
-func (d *drains) next() (keys []serverKey) {
+func (d *drains) next() (keys []ipvs.Key) {
 	for key, turn := range d.looked {
 		if turn != d.turn {
 			keys = append(keys, key)
@@ -68,8 +69,8 @@ func (d *drains) next() (keys []serverKey) {
 
 // leave plans that a real server takes no new connections, and goes: at once if its connections shall
 // end, otherwise when they have ended.
-func (s *servers) leave(key serverKey, held *server, addr netip.AddrPort, p *plan) {
-	if key.udp() || defect.Is(defect.IPVSDraining) {
+func (s *servers) leave(key ipvs.Key, held *server, addr netip.AddrPort, p *plan) {
+	if udp(key) || defect.Is(defect.IPVSDraining) {
 		p.last = append(p.last, s.deleteReal(key, held, addr))
 		return
 	}
@@ -84,29 +85,29 @@ func (s *servers) leave(key serverKey, held *server, addr netip.AddrPort, p *pla
 		note()
 		return
 	}
-	p.first = append(p.first, realRequest(cmdSetDest, key, real{addr: addr}, note))
+	p.first = append(p.first, ipvs.NewRequest(ipvs.SetDestination, key, ipvs.Destination{Addr: addr}, note))
 }
 
-func (s *servers) deleteReal(key serverKey, held *server, addr netip.AddrPort) request {
-	return realRequest(cmdDelDest, key, real{addr: addr}, func() { s.drop(key, held, addr) })
+func (s *servers) deleteReal(key ipvs.Key, held *server, addr netip.AddrPort) ipvs.Request {
+	return ipvs.NewRequest(ipvs.DeleteDestination, key, ipvs.Destination{Addr: addr}, func() { s.drop(key, held, addr) })
 }
 
 // drop forgets a real server that is gone.
-func (s *servers) drop(key serverKey, held *server, addr netip.AddrPort) {
+func (s *servers) drop(key ipvs.Key, held *server, addr netip.AddrPort) {
 	s.stay(key, held, addr)
 	delete(held.reals, addr)
 	held.order = slices.DeleteFunc(held.order, func(a netip.AddrPort) bool { return a == addr })
 }
 
 // stay forgets that a real server leaves.
-func (s *servers) stay(key serverKey, held *server, addr netip.AddrPort) {
+func (s *servers) stay(key ipvs.Key, held *server, addr netip.AddrPort) {
 	delete(held.leaving, addr)
 	delete(s.deadlines, leaver{key, addr})
 }
 
 // leaver is a real server that leaves.
 type leaver struct {
-	server serverKey
+	server ipvs.Key
 	real   netip.AddrPort
 }
 
@@ -114,7 +115,7 @@ type leaver struct {
 type deadlines map[leaver]time.Time
 
 // deadline is when a real server that leaves goes in any case; zero: never.
-func (s *servers) deadline(key serverKey, addr netip.AddrPort) (t time.Time) {
+func (s *servers) deadline(key ipvs.Key, addr netip.AddrPort) (t time.Time) {
 	if s.options.DrainTimeout <= 0 {
 		return t
 	}
@@ -141,7 +142,7 @@ func (s *servers) prune() {
 
 // drain deletes those real servers of some virtual servers that leave and have no connections any more, or whose time
 // is over, and the virtual servers of which that leaves nothing and which wanted says nobody wants.
-func (s *servers) drain(keys []serverKey, wanted func(serverKey) bool) error {
+func (s *servers) drain(keys []ipvs.Key, wanted func(ipvs.Key) bool) error {
 	if len(keys) == 0 {
 		return nil
 	}
@@ -173,14 +174,14 @@ func (s *servers) drain(keys []serverKey, wanted func(serverKey) bool) error {
 	return s.perform(append(then.first, then.last...))
 }
 
-func (s *servers) drainOne(key serverKey, held *server, wanted bool, p *plan) error {
-	reals, err := s.director.reals(key)
+func (s *servers) drainOne(key ipvs.Key, held *server, wanted bool, p *plan) error {
+	reals, err := s.director.Destinations(key)
 	if err != nil {
 		return err
 	}
 	connections := map[netip.AddrPort]uint32{}
 	for _, r := range reals {
-		connections[r.addr] = r.connections
+		connections[r.Addr] = r.Connections
 	}
 	now := time.Now()
 	left := len(held.reals)
@@ -197,7 +198,7 @@ func (s *servers) drainOne(key serverKey, held *server, wanted bool, p *plan) er
 		}
 	}
 	if left == 0 && !wanted {
-		p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
+		p.last = append(p.last, ipvs.DeleteServer(key, func() { s.forget(key) }))
 	}
 	return nil
 }

@@ -4,14 +4,15 @@ import (
 	"maps"
 	"net/netip"
 
+	"fairlead.dev/fairlead/internal/ipvs"
 	"fairlead.dev/fairlead/model"
 )
 
 // formers are the addresses of former frontends of virtual servers of marks, which do not name them: connections to
 // them may go on for as long as the virtual server drains.
-type formers map[serverKey]map[netip.Addr]struct{}
+type formers map[ipvs.Key]map[netip.Addr]struct{}
 
-func (f formers) add(server serverKey, a netip.Addr) {
+func (f formers) add(server ipvs.Key, a netip.Addr) {
 	if f[server] == nil {
 		f[server] = map[netip.Addr]struct{}{}
 	}
@@ -52,7 +53,7 @@ func (p *Plane) adoptFormers(k *kernel) {
 	}
 	p.formers = formers{}
 	for key := range k.servers.held {
-		if key.mark == 0 {
+		if key.Mark == 0 {
 			continue
 		}
 		for _, there := range p.locals.surplus() {
@@ -66,7 +67,7 @@ func (p *Plane) adoptFormers(k *kernel) {
 
 // prune forgets what does not drain.
 func (f formers) prune(d *drains) {
-	maps.DeleteFunc(f, func(key serverKey, _ map[netip.Addr]struct{}) bool {
+	maps.DeleteFunc(f, func(key ipvs.Key, _ map[netip.Addr]struct{}) bool {
 		_, drains := d.looked[key]
 		return !drains
 	})
@@ -83,8 +84,8 @@ func (f formers) ending(d *drains) ending {
 		}
 		found = map[netip.Addr]struct{}{}
 		for key := range d.looked {
-			if key.mark == 0 {
-				found[key.addr] = struct{}{}
+			if key.Mark == 0 {
+				found[key.Addr] = struct{}{}
 			}
 			maps.Copy(found, f[key])
 		}

@@ -1,14 +1,10 @@
 package ipvs
 
 import (
-	"fmt"
-	"os"
 	"time"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/ipvs"
 )
 
 // Nothing says when IPVS is changed, and to list thousands of virtual servers takes long. Of so many an Audit looks at
@@ -28,9 +24,9 @@ const (
 
 // turns is where Audits of many virtual servers go on.
 type turns struct {
-	keys   []serverKey // that are still to be looked at
-	others int         // virtual servers beside those that the director made, when all were listed
-	due    time.Time   // when they are listed again
+	keys   []ipvs.Key // that are still to be looked at
+	others int        // virtual servers beside those that the director made, when all were listed
+	due    time.Time  // when they are listed again
 }
 
 // verify reports what of the held virtual servers is not so in the kernel.
@@ -38,12 +34,12 @@ func (s *servers) verify() ([]dataplane.Drift, error) {
 	if err := s.director.fault("ipvs list"); err != nil {
 		return nil, err
 	}
-	n, err := s.director.count()
+	n, err := s.director.Count()
 	if err != nil {
 		return nil, err
 	}
 	few, start := len(s.held) <= maxVerified, time.Now()
-	if others := n - s.director.made; few || others != s.turns.others || start.After(s.turns.due) {
+	if others := n - s.director.Made(); few || others != s.turns.others || start.After(s.turns.due) {
 		drifts, err := s.verifyAll(few)
 		s.turns.others, s.turns.due = others, listAgain(start, time.Now())
 		if len(drifts) > 0 {
@@ -76,33 +72,14 @@ func (s *servers) verifySome() (drifts []dataplane.Drift, err error) {
 		if held == nil {
 			continue
 		}
-		reals, err := s.director.reals(key)
+		reals, err := s.director.Destinations(key)
 		if err != nil {
 			return nil, err
 		}
-		drifts = append(drifts, adopt(listed{}, reals).compareReals(key, held.reals)...)
+		drifts = append(drifts, adopt(ipvs.Server{}, reals).compareReals(key, held.reals)...)
 		if time.Since(start) > verifyTime {
 			break
 		}
 	}
 	return drifts, nil
-}
-
-// openCounter opens a socket that tells of the IPVS of the calling thread's network namespace.
-func openCounter() (int, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	return fd, os.NewSyscallError("socket", err)
-}
-
-// count is how many virtual servers of IPv4 the kernel has, whoever made them.
-func (d *director) count() (int, error) {
-	const getInfo = 64 + 1024 + 64 + 1 // IP_VS_SO_GET_INFO in include/uapi/linux/ip_vs.h
-	var info struct{ version, size, services uint32 }
-	size := uint32(unsafe.Sizeof(info))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(d.counter), unix.IPPROTO_IP, getInfo,
-		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
-		return 0, fmt.Errorf("count virtual servers: %w", errno)
-	}
-	return int(info.services), nil
 }

@@ -30,6 +30,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/ipvs"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -179,17 +180,17 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 // readServers finds out which virtual servers are ours: those with our marks, those that the table says are, and
 // those at addresses that frontends have or that are on the interface for such addresses.
 func (p *Plane) readServers(k *kernel, s *model.State) error {
-	wanted := map[serverKey]bool{}
+	wanted := map[ipvs.Key]bool{}
 	for key, f := range s.Frontends {
 		if forwards(key, f) && key.Scope == model.Any {
 			wanted[addressKey(key)] = true
 		}
 	}
-	return k.servers.load(func(key serverKey) bool {
-		if key.mark != 0 {
-			return key.mark&markMask == markBits
+	return k.servers.load(func(key ipvs.Key) bool {
+		if key.Mark != 0 {
+			return key.Mark&markMask == markBits
 		}
-		return wanted[key] || k.tables[index(key.v6)].recorded(key) || p.locals.claimed(key.addr)
+		return wanted[key] || k.tables[index(key.V6)].recorded(key) || p.locals.claimed(key.Addr)
 	})
 }
 
@@ -218,7 +219,7 @@ func (k *kernel) plan(s *model.State, w *changes, l *locals) (*work, error) {
 }
 
 func (k *kernel) planServers(w *changes, todo *work) {
-	var missing []serverKey
+	var missing []ipvs.Key
 	for key := range w.servers {
 		if k.servers.held[key] == nil {
 			missing = append(missing, key)
@@ -226,16 +227,16 @@ func (k *kernel) planServers(w *changes, todo *work) {
 		}
 		k.planServer(key, todo)
 	}
-	slices.SortFunc(missing, k.servers.director.places.compare) // the kernel's time depends on it
+	slices.SortFunc(missing, k.servers.director.Compare) // the kernel's time depends on it
 	for _, key := range missing {
 		k.planServer(key, todo)
 	}
 }
 
-func (k *kernel) planServer(key serverKey, todo *work) {
+func (k *kernel) planServer(key ipvs.Key, todo *work) {
 	want := k.want(key)
-	if key.mark == 0 && want != nil {
-		k.tables[index(key.v6)].record(key, true)
+	if key.Mark == 0 && want != nil {
+		k.tables[index(key.V6)].record(key, true)
 	}
 	k.servers.set(key, want, &todo.servers)
 }
@@ -350,11 +351,11 @@ func (p *Plane) configure() error {
 // virtual servers. What else of these somebody has changed meanwhile the next Audits see.
 func (p *Plane) planAt(s *model.State, generation uint32, plan *planned) (*kernel, *work, error) {
 	if plan != nil && plan.generation == generation && plan.way == p.locals.way {
-		n, err := p.director.count()
+		n, err := p.director.Count()
 		if err != nil {
 			return nil, nil, err
 		}
-		if n-p.director.made == plan.kernel.servers.turns.others {
+		if n-p.director.Made() == plan.kernel.servers.turns.others {
 			p.locals.want(s)
 			return plan.kernel, plan.work, nil
 		}
@@ -384,8 +385,8 @@ func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
 	}
 	for key := range k.servers.held {
 		w.servers[key] = struct{}{}
-		if key.mark == 0 {
-			k.tables[index(key.v6)].record(key, true)
+		if key.Mark == 0 {
+			k.tables[index(key.V6)].record(key, true)
 		}
 	}
 	p.locals.want(s)
@@ -503,8 +504,8 @@ func soften(err error, refused *[]error) error {
 }
 
 // drain deletes what has drained of some virtual servers.
-func (k *kernel) drain(keys []serverKey) error {
-	return k.servers.drain(keys, func(key serverKey) bool { _, ok := k.wanted[key]; return ok })
+func (k *kernel) drain(keys []ipvs.Key) error {
+	return k.servers.drain(keys, func(key ipvs.Key) bool { _, ok := k.wanted[key]; return ok })
 }
 
 // tidy deletes the routes that nobody needs, and the records of what is gone. An address to which connections may go on
@@ -526,7 +527,7 @@ func (p *Plane) tidy(k *kernel, refused *[]error) error {
 	}
 	for _, key := range k.servers.gone {
 		if k.servers.held[key] == nil {
-			k.tables[index(key.v6)].record(key, false)
+			k.tables[index(key.V6)].record(key, false)
 		}
 	}
 	k.servers.gone = nil
@@ -578,7 +579,7 @@ func (p *Plane) nameMarks(drifts []dataplane.Drift) []dataplane.Drift {
 	}
 	pools := map[string]string{}
 	for key, id := range p.held.wanted {
-		if key.mark != 0 {
+		if key.Mark != 0 {
 			pools["virtual server "+key.String()] = " of pool " + id.String()
 		}
 	}
@@ -647,7 +648,7 @@ func (p *Plane) tick() error {
 
 // drifts are what there is to do, but for what drains.
 func (k *kernel) drifts(todo *work, s *model.State) []dataplane.Drift {
-	want := map[serverKey]*server{}
+	want := map[ipvs.Key]*server{}
 	for key := range k.wanted {
 		want[key] = k.want(key)
 	}
@@ -707,7 +708,7 @@ func (p *Plane) Close() error {
 	}
 	p.sysctls = nil
 	if p.director != nil {
-		errs = append(errs, p.director.close())
+		errs = append(errs, p.director.Close())
 	}
 	if p.conn != nil {
 		errs = append(errs, p.conn.Close())

@@ -13,6 +13,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/ipvs"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -68,7 +69,7 @@ func (r *remains) none() bool {
 }
 
 // servers are the virtual servers that are left, in the order in which they go.
-func (r *remains) servers() (ours []serverKey, err error) {
+func (r *remains) servers() (ours []ipvs.Key, err error) {
 	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); err != nil || r.none() {
 		return nil, nil
 	}
@@ -77,7 +78,7 @@ func (r *remains) servers() (ours []serverKey, err error) {
 			return nil, err
 		}
 	}
-	all, err := r.director.servers()
+	all, err := r.director.Servers()
 	for key := range all {
 		if r.owns(key) {
 			ours = append(ours, key)
@@ -87,13 +88,13 @@ func (r *remains) servers() (ours []serverKey, err error) {
 	return ours, err
 }
 
-func (r *remains) owns(key serverKey) bool {
+func (r *remains) owns(key ipvs.Key) bool {
 	for _, t := range r.tables {
-		if t.Family.V6() == key.v6 && key.mark == 0 && t.recorded(key) {
+		if t.Family.V6() == key.V6 && key.Mark == 0 && t.recorded(key) {
 			return true
 		}
 	}
-	return key.mark&markMask == markBits
+	return key.Mark&markMask == markBits
 }
 
 // clear deletes everything, whoever uses it: the record of what is ours goes last.
@@ -106,7 +107,7 @@ func (r *remains) clear() error {
 		return err
 	}
 	if r.shared {
-		keys = slices.DeleteFunc(keys, func(key serverKey) bool { return key.mark == 0 })
+		keys = slices.DeleteFunc(keys, func(key ipvs.Key) bool { return key.Mark == 0 })
 	}
 	if err := r.perform(deletions(keys)); err != nil {
 		return err
@@ -125,7 +126,7 @@ func (r *remains) clearLocals() error {
 	return r.locals.clear()
 }
 
-func (r *remains) perform(requests []request) error {
+func (r *remains) perform(requests []ipvs.Request) error {
 	if len(requests) == 0 {
 		return nil
 	}
@@ -198,22 +199,22 @@ func (r *remains) retire() (connections int, err error) {
 	if err := r.commit(&r.tx); err != nil {
 		return 0, err
 	}
-	var requests []request
+	var requests []ipvs.Request
 	for _, key := range keys {
-		reals, err := r.director.reals(key)
+		reals, err := r.director.Destinations(key)
 		if err != nil {
 			return 0, err
 		}
 		n, serves := 0, false
 		for _, have := range reals {
-			n += int(have.connections)
-			if have.weight != 0 {
+			n += int(have.Connections)
+			if have.Weight != 0 {
 				serves = true
-				requests = append(requests, realRequest(cmdSetDest, key, real{addr: have.addr}, func() {}))
+				requests = append(requests, ipvs.NewRequest(ipvs.SetDestination, key, ipvs.Destination{Addr: have.Addr}, nil))
 			}
 		}
 		if n == 0 && !serves {
-			requests = append(requests, deleteServer(key, func() {}))
+			requests = append(requests, ipvs.DeleteServer(key, nil))
 		}
 		if serves { // then somebody may have come since
 			n = max(n, 1)
@@ -249,7 +250,7 @@ func Owns() (func(a netip.AddrPort, protocol uint8) bool, error) {
 		return nil, err
 	}
 	owns := func(a netip.AddrPort, protocol uint8) bool {
-		return r.owns(serverKey{addr: a.Addr(), port: a.Port(), protocol: model.Protocol(protocol), v6: a.Addr().Is6()})
+		return r.owns(ipvs.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.Protocol(protocol), V6: a.Addr().Is6()})
 	}
 	return owns, r.Close()
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/ipvs"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -14,8 +15,8 @@ import (
 type rows struct {
 	frontends map[model.Key]model.Frontend
 	pools     map[model.PoolID]*poolUse
-	wanted    map[serverKey]model.PoolID // virtual servers
-	numbers   [2]numbers                 // even ones, which are those of UDP, and odd ones
+	wanted    map[ipvs.Key]model.PoolID // virtual servers
+	numbers   [2]numbers                // even ones, which are those of UDP, and odd ones
 }
 
 // numbers are those that pools may have. That of a pool tells whether it is one of UDP, so that the virtual server
@@ -38,7 +39,7 @@ func newRows() *rows {
 	return &rows{
 		frontends: map[model.Key]model.Frontend{},
 		pools:     map[model.PoolID]*poolUse{},
-		wanted:    map[serverKey]model.PoolID{},
+		wanted:    map[ipvs.Key]model.PoolID{},
 		numbers:   [2]numbers{{next: 2}, {next: 1}},
 	}
 }
@@ -54,7 +55,7 @@ func forwards(key model.Key, f model.Frontend) bool {
 type changes struct {
 	frontends map[model.Key]struct{}
 	pools     map[model.PoolID]struct{}
-	servers   map[serverKey]struct{}
+	servers   map[ipvs.Key]struct{}
 	guards    []netip.Prefix
 	pods      bool
 	whole     bool // all of a State
@@ -63,7 +64,7 @@ type changes struct {
 
 func newChanges() *changes {
 	return &changes{
-		frontends: map[model.Key]struct{}{}, pools: map[model.PoolID]struct{}{}, servers: map[serverKey]struct{}{},
+		frontends: map[model.Key]struct{}{}, pools: map[model.PoolID]struct{}{}, servers: map[ipvs.Key]struct{}{},
 	}
 }
 
@@ -151,9 +152,9 @@ func (r *rows) add(key model.Key, f model.Frontend, s *model.State, w *changes) 
 }
 
 // server is the virtual server of a frontend of the pool.
-func (u *poolUse) server(key model.Key) serverKey {
+func (u *poolUse) server(key model.Key) ipvs.Key {
 	if key.Scope == model.Internal {
-		return serverKey{mark: markBits | u.number, v6: key.Addr.Is6()}
+		return ipvs.Key{Mark: markBits | u.number, V6: key.Addr.Is6()}
 	}
 	return addressKey(key)
 }
@@ -239,7 +240,7 @@ func (r *rows) adopt(s *model.State, tables []*table) {
 }
 
 // server is what a virtual server should be; nil: it should not be.
-func (r *rows) server(key serverKey, o Options) *server {
+func (r *rows) server(key ipvs.Key, o Options) *server {
 	id, ok := r.wanted[key]
 	if !ok {
 		return nil
@@ -385,17 +386,17 @@ func (t *table) setLocal(a netip.Addr, want bool) {
 }
 
 // record makes the table say which virtual servers are ours; those of marks say it themselves.
-func (t *table) record(key serverKey, want bool) {
+func (t *table) record(key ipvs.Key, want bool) {
 	var entries []entry
 	if want {
-		k := model.Key{Addr: key.addr, Port: key.port, Protocol: key.protocol}
+		k := model.Key{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
 		entries = []entry{{virtualServers, string(nf.EncodeKey(k)), ""}}
 	}
 	t.set(key, entries)
 }
 
-func (t *table) recorded(key serverKey) bool {
-	k := model.Key{Addr: key.addr, Port: key.port, Protocol: key.protocol}
+func (t *table) recorded(key ipvs.Key) bool {
+	k := model.Key{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
 	encoded := nf.EncodeKey(k)
 	return t.elements[virtualServers][string(encoded)] != nil || t.former[string(encoded)]
 }

@@ -1,16 +1,57 @@
 package ipvs
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/ipvs"
 )
+
+// director is the client of IPVS, and what is known of the kernel behind it.
+type director struct {
+	*ipvs.Client
+	*lacking
+
+	fault func(operation string) error
+}
+
+func openDirector(fault func(string) error) (*director, error) {
+	c, err := ipvs.Open()
+	if errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("%w: it has no IPVS (module ip_vs, CONFIG_IP_VS)", dataplane.ErrUnsupported)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &director{c, newLacking(), fault}, nil
+}
+
+// perform does the requests in their order and returns an error for each that the kernel refuses, unless another
+// scheduler may do. The second error is one after which it is not known what has been done.
+func (d *director) perform(requests []ipvs.Request) (refused []error, err error) {
+	if len(requests) == 0 {
+		return nil, nil
+	}
+	if err := d.fault("ipvs send"); err != nil {
+		return nil, err
+	}
+	all, err := d.Perform(requests)
+	for _, r := range all {
+		if r.Err != unix.ENOENT || !d.refused(r.Request) {
+			refused = append(refused, r)
+		}
+	}
+	return refused, err
+}
 
 // lacking are schedulers that the kernel has no module for, as far as it was asked since the last Sync.
 type lacking struct {
 	names   map[string]bool
-	servers []serverKey // that have asked for one
+	servers []ipvs.Key // that have asked for one
 	said    map[string]bool
 }
 
@@ -18,12 +59,12 @@ func newLacking() *lacking { return &lacking{names: map[string]bool{}, said: map
 
 // refused notes that the kernel has not taken a virtual server because of its scheduler, and reports whether there may
 // be another one for it.
-func (l *lacking) refused(r request) bool {
-	if r.scheduler == "" || r.scheduler == lastResort {
+func (l *lacking) refused(r ipvs.Request) bool {
+	if r.Scheduler == "" || r.Scheduler == lastResort {
 		return false
 	}
-	l.names[r.scheduler] = true
-	l.servers = append(l.servers, r.server)
+	l.names[r.Scheduler] = true
+	l.servers = append(l.servers, r.Server)
 	return true
 }
 
@@ -45,7 +86,7 @@ func (l *lacking) instead(wanted, configured string) string {
 }
 
 // want is the virtual server that there should be; nil: none.
-func (k *kernel) want(key serverKey) *server {
+func (k *kernel) want(key ipvs.Key) *server {
 	want := k.server(key, k.servers.options)
 	if want != nil {
 		want.scheduler = k.servers.director.lacking.instead(want.scheduler, k.servers.options.Scheduler)
@@ -73,11 +114,11 @@ func (p *Plane) substitute(k *kernel, todo *work) error {
 	}
 	affected := l.servers
 	l.servers = nil
-	slices.SortFunc(affected, serverKey.compare)
+	slices.SortFunc(affected, ipvs.Key.Compare)
 	return fmt.Errorf("%w: this kernel has no scheduler for virtual servers %v", dataplane.ErrPartial, affected)
 }
 
-func (p *Plane) tellSubstitute(k *kernel, key serverKey) {
+func (p *Plane) tellSubstitute(k *kernel, key ipvs.Key) {
 	wanted := k.server(key, k.servers.options)
 	if wanted == nil || p.director.lacking.said[wanted.scheduler] {
 		return

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/ipvs"
+	"fairlead.dev/fairlead/model"
 )
 
 // server is a virtual server in the kernel, or as it should be.
@@ -29,35 +31,35 @@ type server struct {
 type servers struct {
 	director *director
 	options  Options
-	held     map[serverKey]*server
+	held     map[ipvs.Key]*server
 	draining drains
 	// deadlines are the plane's, once the servers are.
 	deadlines deadlines
-	gone      []serverKey // of which there is still a record
+	gone      []ipvs.Key // of which there is still a record
 	turns     turns
 }
 
 // load reads back what the kernel holds of the virtual servers that are ours.
-func (s *servers) load(ours func(serverKey) bool) error {
-	s.held, s.draining = map[serverKey]*server{}, drains{}
+func (s *servers) load(ours func(ipvs.Key) bool) error {
+	s.held, s.draining = map[ipvs.Key]*server{}, drains{}
 	if err := s.director.fault("ipvs list"); err != nil {
 		return err
 	}
-	counted, err := s.director.count()
+	counted, err := s.director.Count()
 	if err != nil {
 		return err
 	}
 	start := time.Now()
-	all, err := s.director.servers()
+	all, err := s.director.Servers()
 	if err != nil {
 		return err
 	}
-	s.turns = turns{others: counted - s.director.made, due: listAgain(start, time.Now())}
+	s.turns = turns{others: counted - s.director.Made(), due: listAgain(start, time.Now())}
 	for key, found := range all {
 		if !ours(key) {
 			continue
 		}
-		reals, err := s.director.reals(key)
+		reals, err := s.director.Destinations(key)
 		if err != nil {
 			return err
 		}
@@ -75,34 +77,57 @@ func newHeld(scheduler string) *server {
 
 // adopt is a virtual server that the kernel lists. What differs from how we make them in other ways than
 // by the names in server's fields is written as a name that nobody wants, so that it is corrected.
-func adopt(found listed, reals []real) *server {
-	held := newHeld(found.String())
+func adopt(found ipvs.Server, reals []ipvs.Destination) *server {
+	held := newHeld(schedulerOf(found))
 	held.ordered = held.scheduler == "dh" || held.scheduler == "fo"
 	for _, r := range reals {
-		held.reals[r.addr] = r.weight
-		if r.method != masquerade {
-			held.reals[r.addr] = ^uint32(0)
+		held.reals[r.Addr] = r.Weight
+		if r.Method != ipvs.Masquerade {
+			held.reals[r.Addr] = ^uint32(0)
 		}
 		if held.ordered {
-			held.order = append(held.order, r.addr)
+			held.order = append(held.order, r.Addr)
 		}
 	}
 	return held
 }
 
-func (l listed) String() string {
-	if l.flags != flagsOf(l.scheduler) {
-		return fmt.Sprintf("%s with flags %#x", l.scheduler, l.flags)
+func schedulerOf(s ipvs.Server) string {
+	if s.Flags != ipvs.FlagsOf(s.Scheduler) {
+		return fmt.Sprintf("%s with flags %#x", s.Scheduler, s.Flags)
 	}
-	return l.scheduler
+	return s.Scheduler
+}
+
+func addressKey(k model.Key) ipvs.Key {
+	return ipvs.Key{Addr: k.Addr, Port: k.Port, Protocol: k.Protocol, V6: k.Addr.Is6()}
+}
+
+// udp reports whether a virtual server is one of UDP. That of a mark tells by its pool's number, see numbers.
+func udp(k ipvs.Key) bool {
+	if k.Mark != 0 {
+		return k.Mark%2 == 0
+	}
+	return k.Protocol == model.UDP
+}
+
+// backwards orders virtual servers that all go: the reverse of the order in which a process that has no list yet makes
+// them.
+func backwards(a, b ipvs.Key) int { return b.Compare(a) }
+
+func deletions(keys []ipvs.Key) (requests []ipvs.Request) {
+	for _, key := range keys {
+		requests = append(requests, ipvs.DeleteServer(key, nil))
+	}
+	return requests
 }
 
 // plan is what leads from the held virtual servers to others: first what is new or changes, then, when
 // nothing leads to it any more, what goes.
-type plan struct{ first, last []request }
+type plan struct{ first, last []ipvs.Request }
 
 // set plans a virtual server; nil: none.
-func (s *servers) set(key serverKey, want *server, p *plan) {
+func (s *servers) set(key ipvs.Key, want *server, p *plan) {
 	held := s.held[key]
 	switch {
 	case held == nil && want == nil:
@@ -115,7 +140,7 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 	if held == nil {
 		held = newHeld(made.scheduler)
 		held.ordered = want.scheduler == "dh"
-		p.first = append(p.first, newServer(key, made.scheduler, func() { s.held[key] = held }))
+		p.first = append(p.first, ipvs.NewServer(key, made.scheduler, func() { s.held[key] = held }))
 	}
 	if held.pool = want; made == want {
 		held.pool = nil
@@ -125,7 +150,7 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 		held.setScheduler(key, made.scheduler, p)
 	}
 	for _, addr := range slices.SortedFunc(maps.Keys(made.reals), netip.AddrPort.Compare) {
-		s.setReal(key, held, real{addr: addr, weight: made.reals[addr]}, p)
+		s.setReal(key, held, ipvs.Destination{Addr: addr, Weight: made.reals[addr]}, p)
 	}
 	if made.scheduler == "dh" {
 		held.setScheduler(key, made.scheduler, p)
@@ -137,20 +162,20 @@ func (s *servers) set(key serverKey, want *server, p *plan) {
 	}
 }
 
-func (held *server) setScheduler(key serverKey, name string, p *plan) {
+func (held *server) setScheduler(key ipvs.Key, name string, p *plan) {
 	if held.scheduler != name {
-		p.first = append(p.first, setServer(key, name, func() { held.scheduler = name }))
+		p.first = append(p.first, ipvs.SetServer(key, name, func() { held.scheduler = name }))
 	}
 }
 
 // takesNone reports whether there will be a real server that takes no connections.
-func (held *server) takesNone(key serverKey, want *server) bool {
+func (held *server) takesNone(key ipvs.Key, want *server) bool {
 	for _, weight := range want.reals {
 		if weight == 0 {
 			return true
 		}
 	}
-	if held == nil || key.udp() {
+	if held == nil || udp(key) {
 		return false
 	}
 	for real := range held.reals {
@@ -162,27 +187,27 @@ func (held *server) takesNone(key serverKey, want *server) bool {
 }
 
 // setReal plans a real server and its weight.
-func (s *servers) setReal(key serverKey, held *server, r real, p *plan) {
-	command := uint8(cmdSetDest)
-	switch have, exists := held.reals[r.addr]; {
+func (s *servers) setReal(key ipvs.Key, held *server, r ipvs.Destination, p *plan) {
+	command := uint8(ipvs.SetDestination)
+	switch have, exists := held.reals[r.Addr]; {
 	case !exists:
-		command = cmdNewDest
-	case have == r.weight:
-		s.stay(key, held, r.addr)
+		command = ipvs.NewDestination
+	case have == r.Weight:
+		s.stay(key, held, r.Addr)
 		return
 	}
-	p.first = append(p.first, realRequest(command, key, r, func() {
-		held.reals[r.addr] = r.weight
-		held.added(r.addr)
-		s.stay(key, held, r.addr)
+	p.first = append(p.first, ipvs.NewRequest(command, key, r, func() {
+		held.reals[r.Addr] = r.Weight
+		held.added(r.Addr)
+		s.stay(key, held, r.Addr)
 	}))
 }
 
 // end plans the end of a virtual server: now, or when its connections have ended.
-func (s *servers) end(key serverKey, held *server, p *plan) {
+func (s *servers) end(key ipvs.Key, held *server, p *plan) {
 	held.pool = nil
-	if key.udp() || len(held.reals) == 0 {
-		p.last = append(p.last, deleteServer(key, func() { s.forget(key) }))
+	if udp(key) || len(held.reals) == 0 {
+		p.last = append(p.last, ipvs.DeleteServer(key, func() { s.forget(key) }))
 		return
 	}
 	for _, real := range slices.SortedFunc(maps.Keys(held.reals), netip.AddrPort.Compare) {
@@ -190,14 +215,14 @@ func (s *servers) end(key serverKey, held *server, p *plan) {
 	}
 }
 
-func (s *servers) forget(key serverKey) {
+func (s *servers) forget(key ipvs.Key) {
 	delete(s.held, key)
 	s.draining.end(key)
 	s.gone = append(s.gone, key)
 }
 
 // perform does the requests. With dataplane.ErrPartial all has been done but what the error names.
-func (s *servers) perform(requests []request) error {
+func (s *servers) perform(requests []ipvs.Request) error {
 	refused, err := s.director.perform(requests)
 	if err != nil {
 		return err
@@ -210,7 +235,7 @@ func (s *servers) perform(requests []request) error {
 
 // verifyAll lists the virtual servers, and the real ones if that is wanted.
 func (s *servers) verifyAll(withReals bool) (drifts []dataplane.Drift, err error) {
-	listed, err := s.director.servers()
+	listed, err := s.director.Servers()
 	if err != nil {
 		return nil, err
 	}
@@ -221,20 +246,20 @@ func (s *servers) verifyAll(withReals bool) (drifts []dataplane.Drift, err error
 			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: held.String()})
 			continue
 		}
-		if have := found.String(); have != held.scheduler {
+		if have := schedulerOf(found); have != held.scheduler {
 			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: held.scheduler, Have: have})
 		}
 		if !withReals {
 			continue
 		}
-		reals, err := s.director.reals(key)
+		reals, err := s.director.Destinations(key)
 		if err != nil {
 			return nil, err
 		}
 		drifts = append(drifts, adopt(found, reals).compareReals(key, held.reals)...)
 	}
 	for key := range listed {
-		if s.held[key] == nil && key.mark&markMask == markBits {
+		if s.held[key] == nil && key.Mark&markMask == markBits {
 			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: "virtual server", Have: key.String()})
 		}
 	}
@@ -242,7 +267,7 @@ func (s *servers) verifyAll(withReals bool) (drifts []dataplane.Drift, err error
 }
 
 // compare reports how the held virtual servers differ from what should be.
-func (s *servers) compare(want map[serverKey]*server) (drifts []dataplane.Drift) {
+func (s *servers) compare(want map[ipvs.Key]*server) (drifts []dataplane.Drift) {
 	for key, w := range want {
 		held := s.held[key]
 		if held != nil {
@@ -259,16 +284,16 @@ func (s *servers) compare(want map[serverKey]*server) (drifts []dataplane.Drift)
 }
 
 // quiet reports whether nothing is left of a virtual server but what drains.
-func (held *server) quiet(key serverKey) bool {
+func (held *server) quiet(key ipvs.Key) bool {
 	for _, weight := range held.reals {
 		if weight != 0 {
 			return false
 		}
 	}
-	return len(held.reals) > 0 && !key.udp()
+	return len(held.reals) > 0 && !udp(key)
 }
 
-func (held *server) compare(key serverKey, want *server) (drifts []dataplane.Drift) {
+func (held *server) compare(key ipvs.Key, want *server) (drifts []dataplane.Drift) {
 	object := "virtual server " + key.String()
 	if held == nil {
 		return []dataplane.Drift{{Class: "servers", Object: object, Want: want.String()}}
@@ -280,7 +305,7 @@ func (held *server) compare(key serverKey, want *server) (drifts []dataplane.Dri
 	return append(drifts, held.compareReals(key, want.reals)...)
 }
 
-func (held *server) compareReals(key serverKey, want map[netip.AddrPort]uint32) (drifts []dataplane.Drift) {
+func (held *server) compareReals(key ipvs.Key, want map[netip.AddrPort]uint32) (drifts []dataplane.Drift) {
 	object := "virtual server " + key.String()
 	for real, weight := range want {
 		if have, ok := held.reals[real]; !ok || have != weight {
@@ -292,7 +317,7 @@ func (held *server) compareReals(key serverKey, want map[netip.AddrPort]uint32) 
 		}
 	}
 	for real, weight := range held.reals {
-		if _, ok := want[real]; !ok && (weight != 0 || key.udp()) {
+		if _, ok := want[real]; !ok && (weight != 0 || udp(key)) {
 			drifts = append(drifts, dataplane.Drift{Class: "reals", Object: object, Have: describeReal(real, weight)})
 		}
 	}

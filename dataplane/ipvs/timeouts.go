@@ -3,13 +3,10 @@ package ipvs
 import (
 	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
-
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/ipvs"
 )
 
 // timeout is one of those that the kernel has for all virtual servers.
@@ -22,9 +19,9 @@ type timeout struct {
 // wanted are those that are to be set; the others stay as they are.
 func (t Timeouts) wanted() (all []timeout) {
 	for _, one := range []timeout{
-		{attrTimeoutTCP, "ipvs.tcpTimeout", t.TCP},
-		{attrTimeoutFIN, "ipvs.tcpFinTimeout", t.TCPFin},
-		{attrTimeoutUDP, "ipvs.udpTimeout", t.UDP},
+		{ipvs.TimeoutTCP, "ipvs.tcpTimeout", t.TCP},
+		{ipvs.TimeoutFIN, "ipvs.tcpFinTimeout", t.TCPFin},
+		{ipvs.TimeoutUDP, "ipvs.udpTimeout", t.UDP},
 	} {
 		if one.wanted > 0 {
 			all = append(all, one)
@@ -34,16 +31,15 @@ func (t Timeouts) wanted() (all []timeout) {
 }
 
 // request sets it, in whole seconds.
-func (t timeout) request(done func()) request {
-	return request{command: cmdSetConfig, what: fmt.Sprintf("%s %s", t.name, t.wanted), done: done,
-		encode: func(ae *netlink.AttributeEncoder) { ae.Uint32(t.attribute, uint32(t.wanted.Seconds())) }}
+func (t timeout) request(done func()) ipvs.Request {
+	return ipvs.SetTimeout(t.attribute, uint32(t.wanted.Seconds()), fmt.Sprintf("%s %s", t.name, t.wanted), done)
 }
 
 // setTimeouts comes when everything else is in force: Services do not depend on it. With dataplane.ErrPartial the
 // kernel keeps what it has instead of those that the error names.
 func (p *Plane) setTimeouts() error {
 	p.timeouts = nil
-	var requests []request
+	var requests []ipvs.Request
 	for _, t := range p.options.Timeouts.wanted() {
 		requests = append(requests, t.request(func() { p.timeouts = append(p.timeouts, t) }))
 	}
@@ -61,7 +57,7 @@ func (p *Plane) timeoutDrifts() (drifts []dataplane.Drift, err error) {
 	if len(p.timeouts) == 0 {
 		return nil, nil
 	}
-	have, err := p.director.timeouts()
+	have, err := p.director.Timeouts()
 	if err != nil {
 		return nil, err
 	}
@@ -73,47 +69,4 @@ func (p *Plane) timeoutDrifts() (drifts []dataplane.Drift, err error) {
 		}
 	}
 	return drifts, nil
-}
-
-// timeouts are those of the kernel, by their attributes.
-func (d *director) timeouts() (map[uint16]time.Duration, error) {
-	const what = "timeouts of IPVS"
-	m, err := d.message(request{command: cmdGetConfig, what: what, encode: func(*netlink.AttributeEncoder) {}}, 0)
-	if err != nil {
-		return nil, err
-	}
-	if m, err = d.conn.Send(m); err != nil {
-		return nil, fmt.Errorf("read %s: %w", what, err)
-	}
-	buffer := make([]byte, answerSize)
-	for { // answers of what was given up may come first
-		n, err := d.receive(buffer)
-		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", what, err)
-		}
-		answers, err := syscall.ParseNetlinkMessage(buffer[:n])
-		if err != nil {
-			return nil, fmt.Errorf("parse an answer of %d bytes: %w", n, err)
-		}
-		for _, a := range answers {
-			if a.Header.Seq == m.Header.Sequence {
-				return decodeTimeouts(a)
-			}
-		}
-	}
-}
-
-func decodeTimeouts(m syscall.NetlinkMessage) (map[uint16]time.Duration, error) {
-	if m.Header.Type == unix.NLMSG_ERROR || len(m.Data) < genlHeader {
-		return nil, fmt.Errorf("read timeouts of IPVS: %w", errnoOf(m.Data))
-	}
-	ad, err := netlink.NewAttributeDecoder(m.Data[genlHeader:])
-	if err != nil {
-		return nil, fmt.Errorf("read timeouts of IPVS: %w", err)
-	}
-	found := map[uint16]time.Duration{}
-	for ad.Next() {
-		found[ad.Type()] = time.Duration(ad.Uint32()) * time.Second
-	}
-	return found, ad.Err()
 }

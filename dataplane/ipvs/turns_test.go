@@ -1,26 +1,10 @@
 package ipvs
 
 import (
-	"slices"
 	"testing"
-)
 
-// Virtual servers are made from the last one listed to the first; what is left of them after somebody has deleted most
-// is no list to go by.
-func TestPlaces(t *testing.T) {
-	t.Parallel()
-	var p places
-	p.note([]serverKey{port(7), port(3), port(9), port(5)})
-	p.note([]serverKey{port(5)})
-	got, want := []serverKey{port(3), port(5), port(7), port(9)}, []serverKey{port(5), port(9), port(3), port(7)}
-	if slices.SortFunc(got, p.compare); !slices.Equal(got, want) {
-		t.Errorf("made in the order %v, want %v", got, want)
-	}
-	p.note([]serverKey{port(5), port(3)})
-	if p.compare(port(3), port(5)) >= 0 {
-		t.Error("the list of most is not what it goes by")
-	}
-}
+	"fairlead.dev/fairlead/internal/ipvs"
+)
 
 // Of more virtual servers than can be looked at, each has its turn before any has its second one; what begins to drain
 // meanwhile waits for nobody.
@@ -35,7 +19,7 @@ func TestDrains_turns(t *testing.T) {
 		t.Errorf("%d virtual servers are fresh, want %d, once", n, servers)
 	}
 	for round := range 3 {
-		seen := map[serverKey]bool{}
+		seen := map[ipvs.Key]bool{}
 		for looks := 0; len(seen) < servers; looks++ {
 			keys := d.next()
 			if len(keys) > maxLooked || looks > servers/maxLooked+1 {

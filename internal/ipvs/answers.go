@@ -22,12 +22,12 @@ const answerSize = 4096
 // When the system call that sends messages returns, the kernel has done them and queued its answers, and one that
 // is not there was lost. Where the queue overflows, the socket reports that before what is in the queue, and only
 // once until the queue has been emptied: reading goes on, so that the next loss is reported as well.
-func (d *director) answers(last uint32) (map[uint32]unix.Errno, error) {
+func (c *Client) answers(last uint32) (map[uint32]unix.Errno, error) {
 	var lost error
 	found := map[uint32]unix.Errno{}
 	buffer := make([]byte, answerSize)
 	for acknowledged := false; !acknowledged || lost != nil; {
-		n, err := d.receive(buffer)
+		n, err := c.receive(buffer)
 		switch {
 		case errors.Is(err, unix.ENOBUFS):
 			lost = err
@@ -52,8 +52,8 @@ func (d *director) answers(last uint32) (map[uint32]unix.Errno, error) {
 }
 
 // receive reads a datagram that is in the socket. It does not wait for one: the error is then EAGAIN.
-func (d *director) receive(buffer []byte) (n int, err error) {
-	raw, err := d.conn.SyscallConn()
+func (c *Client) receive(buffer []byte) (n int, err error) {
+	raw, err := c.conn.SyscallConn()
 	if err != nil {
 		return 0, err
 	}
