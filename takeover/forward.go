@@ -50,7 +50,8 @@ func (t *Takeover) Blocked(context.Context) ([]string, error) {
 	err := t.here.do(func() error {
 		var errs []error
 		for _, f := range families {
-			for _, x := range []interface{ blocked() (bool, error) }{&legacy{family: f, tables: tables}, &compat{family: f}} {
+			nft := &compat{nfTables: nfTables{family: f}}
+			for _, x := range []interface{ blocked() (bool, error) }{&legacy{family: f, tables: tables}, nft} {
 				yes, err := x.blocked()
 				if yes {
 					blocked = append(blocked, fmt.Sprintf("%s", x))

@@ -7,6 +7,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/xt"
 	"fairlead.dev/fairlead/lab/allocs"
 )
@@ -75,9 +76,8 @@ func join(attributes ...*nl.RtAttr) (b []byte) {
 }
 
 func readReply(t *testing.T, reply []byte) {
-	_ = inMessage(reply)
-	_, _ = destination(reply), refusesAll(reply)
-	_ = parsePorts([][]byte{reply})
+	_, _ = nfnetlink.VerdictChain(reply), refusesAll(reply)
+	_ = portsIn(reply)
 	if x, ok := parseFlow(string(reply)); ok && !x.client.IsValid() {
 		t.Errorf("the flow %s has no client", x)
 	}

@@ -58,16 +58,19 @@ func (l *legacy) glance(seen map[string]xt.Info) (bool, error) {
 }
 
 func (x *compat) glance(map[string]xt.Info) (bool, error) {
+	if err := x.open(); err != nil {
+		return false, err
+	}
+	defer x.close()
 	for _, table := range x.tables {
-		chain := signs[table]
-		c, err := x.chain(table, chain)
+		exists, err := x.chain(table, signs[table], func([]byte) {})
 		if err != nil {
 			return false, err
 		}
-		if c == nil {
+		if !exists {
 			continue
 		}
-		if stays, err := x.keepsForward(table, []string{chain}); !stays || err != nil {
+		if stays, err := x.keepsForward(table); !stays || err != nil {
 			return err == nil, err
 		}
 	}

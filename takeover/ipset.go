@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/internal/nfnetlink"
 )
 
 // mayAsk reports whether asking a module of the kernel loads it. A kernel without modules loads none.
@@ -79,23 +81,35 @@ func (t *Takeover) UsesIPVS() (uses bool, err error) {
 }
 
 // existingSets asks for the header of each set, not for its members.
-func existingSets(f family) ([]string, error) {
+func existingSets(f family) (names []string, err error) {
 	if !mayAsk("ip_set") {
 		return nil, nil
 	}
-	var names []string
-	for _, name := range f.sets() {
-		_, err := setRequest(nl.IPSET_CMD_HEADER, unix.NLM_F_ACK, name).Execute(unix.NETLINK_NETFILTER, 0)
-		switch {
-		case err == nil:
-			names = append(names, name)
-		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP): // a kernel without ip sets
-			return nil, nil
-		case !errors.Is(err, unix.ENOENT):
-			return names, fmt.Errorf("ipset %s: %w", name, err)
+	err = netfilter(func(c *nfnetlink.Socket) error {
+		for _, name := range f.sets() {
+			err := c.Get(nfnetlink.IPSet(nl.IPSET_CMD_HEADER, name, func([]byte) {}))
+			switch {
+			case err == nil:
+				names = append(names, name)
+			case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP): // a kernel without ip sets
+				return nil
+			case !errors.Is(err, unix.ENOENT):
+				return fmt.Errorf("ipset %s: %w", name, err)
+			}
 		}
+		return nil
+	})
+	return names, err
+}
+
+// netfilter calls f with a socket.
+func netfilter(f func(*nfnetlink.Socket) error) error {
+	c, err := nfnetlink.Dial()
+	if err != nil {
+		return err
 	}
-	return names, nil
+	defer c.Close() // everything has been answered
+	return f(c)
 }
 
 // remove leaves those that IPVS needs to drain.
@@ -115,7 +129,13 @@ func (ipSets) remove(ctx context.Context) error {
 }
 
 func destroySet(ctx context.Context, name string) error {
-	err := whileBusy(ctx, func() error { return setError(netlink.IpsetDestroy(name)) })
+	err := whileBusy(ctx, func() error {
+		err := netfilter(func(c *nfnetlink.Socket) error { return c.Do(nfnetlink.IPSet(nl.IPSET_CMD_DESTROY, name, nil)) })
+		if errors.Is(err, syscall.Errno(nl.IPSET_ERR_BUSY)) { // ipset's own number for a set in use
+			return unix.EBUSY
+		}
+		return err
+	})
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
 		return nil
@@ -126,49 +146,27 @@ func destroySet(ctx context.Context, name string) error {
 	return fmt.Errorf("delete ipset %s: %w", name, err)
 }
 
-// setError makes the kernel's own number for a set in use an ordinary one.
-func setError(err error) error {
-	if errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)) {
-		return unix.EBUSY
-	}
-	return err
-}
-
-// servedPort is a port of one protocol; 0 is all of them.
+// servedPort is a port of one protocol.
 type servedPort struct {
 	protocol uint8
 	port     uint16
 }
 
-// setPorts are the ports in a set, with the protocol of those that have one.
-func setPorts(name string) ([]servedPort, error) {
-	messages, err := setRequest(nl.IPSET_CMD_LIST, unix.NLM_F_DUMP, name).Execute(unix.NETLINK_NETFILTER, 0)
-	if err != nil {
+// setPorts are the ports in a set.
+func setPorts(name string) (ports []uint16, err error) {
+	r := nfnetlink.IPSet(nl.IPSET_CMD_LIST, name, func(attrs []byte) { ports = append(ports, portsIn(attrs)...) })
+	r.Reset = func() { ports = nil }
+	if err = netfilter(func(c *nfnetlink.Socket) error { return c.Dump(r) }); err != nil {
 		return nil, fmt.Errorf("list ipset %s: %w", name, err)
 	}
-	return parsePorts(messages), nil
+	return ports, nil
 }
 
-func parsePorts(messages [][]byte) (ports []servedPort) {
-	for _, m := range messages {
-		for _, member := range nested(inMessage(m)[nl.IPSET_ATTR_ADT]) {
-			a := attributes(member)
-			if port := a[nl.IPSET_ATTR_PORT]; len(port) == 2 {
-				p := servedPort{port: binary.BigEndian.Uint16(port)}
-				if protocol := a[nl.IPSET_ATTR_PROTO]; len(protocol) == 1 {
-					p.protocol = protocol[0]
-				}
-				ports = append(ports, p)
-			}
+func portsIn(attrs []byte) (ports []uint16) {
+	nfnetlink.Attributes(nfnetlink.Attribute(attrs, nl.IPSET_ATTR_ADT), func(_ uint16, member []byte) {
+		if port := nfnetlink.Attribute(member, nl.IPSET_ATTR_PORT); len(port) == 2 {
+			ports = append(ports, binary.BigEndian.Uint16(port))
 		}
-	}
+	})
 	return ports
-}
-
-func setRequest(command, flags int, name string) *nl.NetlinkRequest {
-	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_IPSET<<8|command, flags)
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_NETLINK, Version: nl.NFNETLINK_V0})
-	r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
-	r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name)))
-	return r
 }

@@ -59,14 +59,9 @@ func counterExists(name string) (bool, error) {
 }
 
 func askCounter(command uint16, name string) error {
-	conn, err := nfnetlink.Dial()
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
 	r := nfnetlink.Request{Kind: acctSubsystem<<8 | command, Each: func([]byte) {}}
 	r.Filter.Text(acctName, name)
-	return conn.Do(r)
+	return netfilter(func(c *nfnetlink.Socket) error { return c.Do(r) })
 }
 
 func (a accounting) remove(ctx context.Context) error {

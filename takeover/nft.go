@@ -5,59 +5,77 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 
-	"github.com/google/nftables"
-	mdlayher "github.com/mdlayher/netlink"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/internal/nfnetlink"
 )
 
-// nftBatch is how many messages one transaction has at most: their acknowledgements must fit into the
-// socket's buffer, of which each takes almost a kilobyte.
-const (
-	nftBatch  = 1000
-	nftBuffer = 8 << 20
-)
+// nftBatch is how many chains one transaction changes at most: other programs' must wait for it.
+const nftBatch = 1000
 
-// nftTries is how often a transaction is tried that failed because somebody else was faster.
+// nftTries is how often a transaction is tried that failed because another program was faster.
 const nftTries = 5
 
-// openNFT opens a connection and says how to close it.
-func openNFT() (c *nftables.Conn, closeIt func(), err error) {
-	c, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *mdlayher.Conn) error {
-		return errors.Join(c.SetReadBuffer(nftBuffer), c.SetWriteBuffer(nftBuffer))
-	}))
-	if err != nil {
-		return nil, nil, fmt.Errorf("nftables: open netlink: %w", err)
+// nfTables is the nf_tables of an address family in the network namespace of the calling thread.
+type nfTables struct {
+	family family
+	conn   *nfnetlink.Socket // from open to close
+}
+
+func (n *nfTables) open() (err error) {
+	if n.conn, err = nfnetlink.Dial(); err != nil {
+		return fmt.Errorf("nftables: %w", err)
 	}
-	return c, func() { _ = c.CloseLasting() }, nil // everything has been answered
+	return nil
+}
+
+func (n *nfTables) close() { _ = n.conn.Close() } // everything has been answered
+
+// Attributes of all messages about a table and what it has.
+const tableName = unix.NFTA_TABLE_NAME
+
+func (n *nfTables) asking(verb uint16, reset func(), each func(attrs []byte)) nfnetlink.Request {
+	return nfnetlink.Request{Kind: nfnetlink.NFTables | verb, Family: n.family.number, Reset: reset, Each: each}
+}
+
+// get asks for one object. It reports false where there is none, or no nf_tables in the kernel.
+func (n *nfTables) get(r nfnetlink.Request) (exists bool, err error) {
+	err = n.conn.Get(r)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// delete appends a message to a transaction. The name of a chain is an attribute of another number for each kind.
+func (n *nfTables) delete(e *nfnetlink.Encoder, verb uint16, table string, more func()) {
+	start := e.Message(nfnetlink.NFTables|verb, 0, n.family.number)
+	e.Text(tableName, table)
+	more()
+	e.Finish(start)
 }
 
 // native is the tables of the mode nftables.
-type native struct{ family family }
+type native struct{ nfTables }
 
-func (n *native) exists(c *nftables.Conn) (bool, error) {
-	list, err := c.ListTablesOfFamily(nftables.TableFamily(n.family.number))
-	if errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
-		return false, nil
-	}
+func (n *native) exists() (bool, error) {
+	r := n.asking(unix.NFT_MSG_GETTABLE, nil, func([]byte) {})
+	r.Filter.Text(tableName, nftablesTable)
+	exists, err := n.get(r)
 	if err != nil {
-		return false, fmt.Errorf("nftables: list tables of %s: %w", n.family.name, err)
+		return false, fmt.Errorf("nftables: find table %s %s: %w", n.family.name, nftablesTable, err)
 	}
-	named := func(t *nftables.Table) bool { return t.Name == nftablesTable }
-	return slices.ContainsFunc(list, named), nil
+	return exists, nil
 }
 
 func (n *native) find(context.Context) ([]Leftover, error) {
-	c, closeIt, err := openNFT()
-	if err != nil {
+	if err := n.open(); err != nil {
 		return nil, err
 	}
-	defer closeIt()
-	exists, err := n.exists(c)
+	defer n.close()
+	exists, err := n.exists()
 	if !exists || err != nil {
 		return nil, err
 	}
@@ -65,16 +83,15 @@ func (n *native) find(context.Context) ([]Leftover, error) {
 }
 
 func (n *native) remove(context.Context) error {
-	c, closeIt, err := openNFT()
-	if err != nil {
+	if err := n.open(); err != nil {
 		return err
 	}
-	defer closeIt()
-	if exists, err := n.exists(c); !exists || err != nil {
+	defer n.close()
+	if exists, err := n.exists(); !exists || err != nil {
 		return err
 	}
-	c.DelTable(&nftables.Table{Name: nftablesTable, Family: nftables.TableFamily(n.family.number)})
-	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+	n.delete(n.conn.Begin(), unix.NFT_MSG_DELTABLE, nftablesTable, func() {})
+	if err := n.conn.Commit(); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("nftables: delete table %s %s: %w", n.family.name, nftablesTable, err)
 	}
 	return nil
@@ -83,7 +100,7 @@ func (n *native) remove(context.Context) error {
 // compat is kube-proxy's chains in the tables that iptables-nft makes. It changes them rule by rule:
 // what is not kube-proxy's does not move.
 type compat struct {
-	family family
+	nfTables
 	tables []string // in which chains can be kube-proxy's
 	kept   *kept
 }
@@ -91,17 +108,12 @@ type compat struct {
 func (x *compat) tool() string   { return x.family.prefix + "tables-nft" }
 func (x *compat) String() string { return IPTablesNFT + " " + x.family.name }
 
-func (x *compat) table(name string) *nftables.Table {
-	return &nftables.Table{Name: name, Family: nftables.TableFamily(x.family.number)}
-}
-
 func (x *compat) find(context.Context) ([]Leftover, error) {
-	c, closeIt, err := openNFT()
-	if err != nil {
+	if err := x.open(); err != nil {
 		return nil, err
 	}
-	defer closeIt()
-	chains, err := x.chains(c)
+	defer x.close()
+	chains, err := x.chains()
 	if err != nil {
 		return nil, err
 	}
@@ -121,9 +133,21 @@ func (x *compat) leftovers(table string, p plan) []Leftover {
 	return p.leftovers(Leftover{Backend: IPTablesNFT, Family: x.family.name, Table: table}, x.tool())
 }
 
+// nftChain is a chain, and whether it is one of the kernel's hooks.
+type nftChain struct {
+	table, name string
+	base        bool
+}
+
 // chains are those of all tables.
-func (x *compat) chains(c *nftables.Conn) ([]*nftables.Chain, error) {
-	chains, err := c.ListChainsOfTableFamily(nftables.TableFamily(x.family.number))
+func (x *compat) chains() (chains []nftChain, err error) {
+	reset := func() { chains = nil }
+	err = x.conn.Dump(x.asking(unix.NFT_MSG_GETCHAIN, reset, func(attrs []byte) {
+		chains = append(chains, nftChain{
+			table: nfnetlink.Text(attrs, unix.NFTA_CHAIN_TABLE), name: nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME),
+			base: nfnetlink.Attribute(attrs, unix.NFTA_CHAIN_HOOK) != nil,
+		})
+	}))
 	if errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
 		return nil, nil
 	}
@@ -135,32 +159,34 @@ func (x *compat) chains(c *nftables.Conn) ([]*nftables.Chain, error) {
 
 // plan reads a table. Only the rules of chains that are not kube-proxy's are read, and of those of
 // kube-proxy's that stay for the sake of others.
-func (x *compat) plan(table string, chains []*nftables.Chain) (plan, error) {
-	var names, owned, foreign []string
-	base := map[string]bool{}
+func (x *compat) plan(table string, chains []nftChain) (plan, error) {
+	var names []string
+	var owned, foreign []nftChain
 	for _, c := range chains {
-		if c.Table.Name != table {
+		if c.table != table {
 			continue
 		}
-		names = append(names, c.Name)
-		base[c.Name] = c.Hooknum != nil
-		if ownedChain(table, c.Name) {
-			owned = append(owned, c.Name)
+		names = append(names, c.name)
+		if ownedChain(table, c.name) {
+			owned = append(owned, c)
 		} else {
-			foreign = append(foreign, c.Name)
+			foreign = append(foreign, c)
 		}
 	}
 	if len(owned) == 0 {
 		return plan{}, nil
 	}
-	keepForward, err := x.keepsForward(table, owned)
-	if err != nil {
-		return plan{}, err
+	keepForward := false
+	if slices.ContainsFunc(owned, func(c nftChain) bool { return c.name == forwardChain }) {
+		var err error
+		if keepForward, err = x.keepsForward(table); err != nil {
+			return plan{}, err
+		}
 	}
 	if keepForward && len(owned) == 1 { // as it is for years; FORWARD is known to lead to it
 		return newPlan(table, names, []jump{{from: forwardHook, fromBase: true, to: forwardChain}}, true), nil
 	}
-	jumps, err := x.jumps(table, foreign, base)
+	jumps, err := x.jumps(foreign)
 	if err != nil {
 		return plan{}, err
 	}
@@ -168,13 +194,13 @@ func (x *compat) plan(table string, chains []*nftables.Chain) (plan, error) {
 	if len(p.stay) == 0 {
 		return p, nil
 	}
-	inside, err := x.jumps(table, owned, base) // rarely: what leads where inside
+	inside, err := x.jumps(owned) // rarely: what leads where inside
 	return newPlan(table, names, append(jumps, inside...), keepForward), err
 }
 
-// keepsForward reports whether KUBE-FORWARD, if the table has it, must stay.
-func (x *compat) keepsForward(table string, owned []string) (bool, error) {
-	if table != filterTable || !slices.Contains(owned, forwardChain) {
+// keepsForward reports whether KUBE-FORWARD, if it is a table's, must stay.
+func (x *compat) keepsForward(table string) (bool, error) {
+	if table != filterTable {
 		return false, nil
 	}
 	f, err := x.forward()
@@ -182,185 +208,112 @@ func (x *compat) keepsForward(table string, owned []string) (bool, error) {
 }
 
 // forward looks at the chain FORWARD of this back end.
-func (x *compat) forward() (forward, error) {
-	var f forward
-	chain, err := x.chain(filterTable, forwardHook)
-	if chain == nil || err != nil {
+func (x *compat) forward() (f forward, err error) {
+	exists, err := x.chain(filterTable, forwardHook, func(attrs []byte) {
+		policy := nfnetlink.Attribute(attrs, unix.NFTA_CHAIN_POLICY)
+		f.closed = len(policy) == 4 && binary.BigEndian.Uint32(policy) == nfDrop
+	})
+	if !exists || err != nil {
 		return f, err
 	}
-	policy := chain[unix.NFTA_CHAIN_POLICY]
-	f.closed = len(policy) == 4 && binary.BigEndian.Uint32(policy) == nfDrop
 	rules, err := x.rules(filterTable, forwardHook)
 	for _, r := range rules {
-		expressions := r[unix.NFTA_RULE_EXPRESSIONS]
-		f.closed = f.closed || refusesAll(expressions)
-		f.kube = f.kube || destination(expressions) == forwardChain
+		f.closed = f.closed || r.refusesAll
+		f.kube = f.kube || r.to == forwardChain
 	}
 	return f, err
 }
 
-// chain are the attributes of a chain; nil: there is none.
-func (x *compat) chain(table, name string) (map[uint16][]byte, error) {
-	request := x.request(unix.NFT_MSG_GETCHAIN, 0)
-	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(table)))
-	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(name)))
-	answer, err := request.Execute(unix.NETLINK_NETFILTER, 0)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) { // the latter is a kernel without nf_tables
-		return nil, nil
+// chain reports whether there is a chain, and calls f with its attributes.
+func (x *compat) chain(table, name string, f func(attrs []byte)) (exists bool, err error) {
+	r := x.asking(unix.NFT_MSG_GETCHAIN, nil, f)
+	r.Filter.Text(unix.NFTA_CHAIN_TABLE, table)
+	r.Filter.Text(unix.NFTA_CHAIN_NAME, name)
+	if exists, err = x.get(r); err != nil {
+		return false, fmt.Errorf("%s: read chain %s of table %s: %w", x.tool(), name, table, err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: read chain %s of table %s: %w", x.tool(), name, table, err)
-	}
-	for _, m := range answer {
-		return inMessage(m), nil
-	}
-	return nil, nil
+	return exists, nil
 }
 
 func (x *compat) blocked() (bool, error) {
+	if err := x.open(); err != nil {
+		return false, err
+	}
+	defer x.close()
 	f, err := x.forward()
 	return f.closed && !f.kube, err
 }
 
-func (x *compat) request(kind, flags int) *nl.NetlinkRequest {
-	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags)
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: x.family.number, Version: nl.NFNETLINK_V0})
-	return r
-}
-
 // jumps are the rules of some chains that lead to others; the id is their handle.
-func (x *compat) jumps(table string, chains []string, base map[string]bool) ([]jump, error) {
-	var jumps []jump
-	for _, chain := range chains {
-		rules, err := x.rules(table, chain)
+func (x *compat) jumps(chains []nftChain) (jumps []jump, err error) {
+	for _, c := range chains {
+		rules, err := x.rules(c.table, c.name)
 		if err != nil {
 			return nil, err
 		}
 		for _, r := range rules {
-			handle := r[unix.NFTA_RULE_HANDLE]
-			if to := destination(r[unix.NFTA_RULE_EXPRESSIONS]); to != "" && len(handle) == 8 {
-				id := int(binary.BigEndian.Uint64(handle))
-				jumps = append(jumps, jump{from: chain, fromBase: base[chain], to: to, id: id})
+			if r.to != "" {
+				jumps = append(jumps, jump{from: c.name, fromBase: c.base, to: r.to, id: int(r.handle)})
 			}
 		}
 	}
 	return jumps, nil
 }
 
-// rules are the attributes of a chain's rules.
-func (x *compat) rules(table, chain string) ([]map[uint16][]byte, error) {
-	request := x.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
-	request.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(table)))
-	request.AddData(nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(chain)))
-	var messages [][]byte
-	var err error
-	for range nftTries {
-		messages, err = request.Execute(unix.NETLINK_NETFILTER, 0)
-		if !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if errors.Is(err, unix.ENOENT) { // it went meanwhile
-		return nil, nil
-	}
-	if err != nil {
+// nftRule is what matters of a rule.
+type nftRule struct {
+	handle     uint64
+	to         string // the chain that it jumps or goes to; empty: none
+	refusesAll bool   // it drops or rejects whatever comes
+}
+
+func (x *compat) rules(table, chain string) (rules []nftRule, err error) {
+	r := x.asking(unix.NFT_MSG_GETRULE, func() { rules = nil }, func(attrs []byte) {
+		expressions := nfnetlink.Attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)
+		rules = append(rules, nftRule{
+			nfnetlink.Uint64(attrs, unix.NFTA_RULE_HANDLE), nfnetlink.VerdictChain(expressions), refusesAll(expressions),
+		})
+	})
+	r.Filter.Text(unix.NFTA_RULE_TABLE, table)
+	r.Filter.Text(unix.NFTA_RULE_CHAIN, chain)
+	if err := x.conn.Dump(r); err != nil {
 		return nil, fmt.Errorf("%s: list rules of chain %s of table %s: %w", x.tool(), chain, table, err)
-	}
-	rules := make([]map[uint16][]byte, 0, len(messages))
-	for _, m := range messages {
-		rules = append(rules, inMessage(m))
 	}
 	return rules, nil
 }
 
-// destination is the chain that the expressions of a rule jump or go to.
-func destination(expressions []byte) string {
-	for _, e := range all(expressions) {
-		if chain := verdict(e)[unix.NFTA_VERDICT_CHAIN]; chain != nil {
-			return unix.ByteSliceToString(chain)
-		}
-	}
-	return ""
-}
-
 // refusesAll reports whether the expressions of a rule drop or reject whatever comes.
 func refusesAll(expressions []byte) bool {
-	refuses := false
-	for _, e := range all(expressions) {
-		switch unix.ByteSliceToString(e[unix.NFTA_EXPR_NAME]) {
+	refuses, looks := false, false
+	nfnetlink.Attributes(expressions, func(_ uint16, e []byte) {
+		switch nfnetlink.Text(e, unix.NFTA_EXPR_NAME) {
 		case "counter":
 		case "immediate":
-			code := verdict(e)[unix.NFTA_VERDICT_CODE]
+			code := nfnetlink.Attribute(nfnetlink.Verdict(e), unix.NFTA_VERDICT_CODE)
 			refuses = len(code) == 4 && binary.BigEndian.Uint32(code) == nfDrop
 		case "reject":
 			refuses = true
 		case "target":
-			refuses = unix.ByteSliceToString(attributes(e[unix.NFTA_EXPR_DATA])[unix.NFTA_TARGET_NAME]) == "REJECT"
-		default: // it looks at the packet
-			return false
+			refuses = nfnetlink.Text(nfnetlink.Attribute(e, unix.NFTA_EXPR_DATA), unix.NFTA_TARGET_NAME) == "REJECT"
+		default:
+			looks = true // at the packet
 		}
-	}
-	return refuses
-}
-
-// all are the attributes of a rule's expressions.
-func all(expressions []byte) []map[uint16][]byte {
-	var list []map[uint16][]byte
-	for kind, element := range nested(expressions) {
-		if kind == unix.NFTA_LIST_ELEM {
-			list = append(list, attributes(element))
-		}
-	}
-	return list
-}
-
-// verdict are the attributes of that which an expression has.
-func verdict(expression map[uint16][]byte) map[uint16][]byte {
-	if unix.ByteSliceToString(expression[unix.NFTA_EXPR_NAME]) != "immediate" {
-		return nil
-	}
-	data := attributes(attributes(expression[unix.NFTA_EXPR_DATA])[unix.NFTA_IMMEDIATE_DATA])
-	return attributes(data[unix.NFTA_DATA_VERDICT])
-}
-
-// attributes are netlink attributes by their type.
-func attributes(b []byte) map[uint16][]byte {
-	all := map[uint16][]byte{}
-	for kind, value := range nested(b) {
-		all[kind] = value
-	}
-	return all
-}
-
-// inMessage are those of a message, behind its header.
-func inMessage(m []byte) map[uint16][]byte { return attributes(m[min(nl.SizeofNfgenmsg, len(m)):]) }
-
-// nested are netlink attributes in their order. Where they are malformed there are none.
-func nested(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		list, err := mdlayher.NewAttributeDecoder(b) // nl.ParseRouteAttr panics where the last one is not padded
-		if err != nil {
-			return
-		}
-		for list.Next() && yield(list.Type(), list.Bytes()) {
-			continue
-		}
-	}
+	})
+	return refuses && !looks
 }
 
 func (x *compat) remove(ctx context.Context) error {
-	c, closeIt, err := openNFT()
-	if err != nil {
+	if err := x.open(); err != nil {
 		return err
 	}
-	defer closeIt()
+	defer x.close()
 	var errs []error
 	for _, table := range x.tables {
 		var err error
 		for range nftTries {
-			// Somebody may have changed between our reading and our writing what we are about to
+			// Another program may have changed between our reading and our writing what we are about to
 			// delete: then that is read again.
-			if err = x.removeFrom(ctx, c, table); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
+			if err = x.removeFrom(ctx, table); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
 				break
 			}
 		}
@@ -373,8 +326,8 @@ func (x *compat) remove(ctx context.Context) error {
 
 // removeFrom first cuts, in one transaction, the chains off the hooks: then packets go past them, and
 // the rest may take its time.
-func (x *compat) removeFrom(ctx context.Context, c *nftables.Conn, table string) error {
-	chains, err := x.chains(c)
+func (x *compat) removeFrom(ctx context.Context, table string) error {
+	chains, err := x.chains()
 	if err != nil {
 		return err
 	}
@@ -383,35 +336,30 @@ func (x *compat) removeFrom(ctx context.Context, c *nftables.Conn, table string)
 		return err
 	}
 	x.kept.note(p)
-	t := x.table(table)
+	e := x.conn.Begin()
 	for _, j := range p.jumps {
-		rule := &nftables.Rule{Table: t, Chain: &nftables.Chain{Name: j.from}, Handle: uint64(j.id)}
-		if err := c.DelRule(rule); err != nil {
-			return err
-		}
+		x.delete(e, unix.NFT_MSG_DELRULE, table, func() {
+			e.Text(unix.NFTA_RULE_CHAIN, j.from)
+			e.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, uint64(j.id)))
+		})
 	}
-	if err := c.Flush(); err != nil {
-		return err
+	if len(p.jumps) > 0 {
+		err = x.conn.Commit()
 	}
 	// A chain can only be deleted when no other one leads to it.
-	flush := func(name string) { c.FlushChain(&nftables.Chain{Table: t, Name: name}) }
-	if err := inBatches(ctx, c, p.chains, flush); err != nil {
-		return err
-	}
-	return inBatches(ctx, c, p.chains, func(name string) { c.DelChain(&nftables.Chain{Table: t, Name: name}) })
-}
-
-func inBatches(ctx context.Context, c *nftables.Conn, names []string, add func(name string)) error {
-	for some := range slices.Chunk(names, nftBatch) {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		for _, name := range some {
-			add(name)
-		}
-		if err := c.Flush(); err != nil {
-			return err
+	for _, step := range []struct{ verb, name uint16 }{
+		{unix.NFT_MSG_DELRULE, unix.NFTA_RULE_CHAIN}, {unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME},
+	} {
+		for some := range slices.Chunk(p.chains, nftBatch) {
+			if err = errors.Join(err, ctx.Err()); err != nil {
+				return err
+			}
+			e := x.conn.Begin()
+			for _, name := range some {
+				x.delete(e, step.verb, table, func() { e.Text(step.name, name) })
+			}
+			err = x.conn.Commit()
 		}
 	}
-	return nil
+	return err
 }

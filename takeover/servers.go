@@ -95,8 +95,8 @@ func nodePorts() (map[servedPort]bool, error) {
 			if err != nil {
 				return nil, err
 			}
-			for _, m := range members {
-				ports[servedPort{protocol, m.port}] = true
+			for _, port := range members {
+				ports[servedPort{protocol, port}] = true
 			}
 		}
 	}

@@ -136,7 +136,7 @@ func (t *Takeover) traces() []trace {
 	for _, f := range families {
 		traces = append(traces,
 			&legacy{family: f, log: t.config.Log, kept: kept, tables: t.tables(IPTablesLegacy)},
-			&compat{family: f, kept: kept, tables: t.tables(IPTablesNFT)}, &native{family: f})
+			&compat{nfTables: nfTables{family: f}, kept: kept, tables: t.tables(IPTablesNFT)}, &native{nfTables{family: f}})
 	}
 	return append(traces, t.servers(), ipSets{}, accounting{kept})
 }

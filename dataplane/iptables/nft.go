@@ -184,7 +184,7 @@ func (c *content) add(attrs []byte) {
 		c.chains[chain] = append(c.chains[chain], mark)
 		return
 	}
-	if to := verdictChain(nfnetlink.Attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)); owned(to) {
+	if to := nfnetlink.VerdictChain(nfnetlink.Attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)); owned(to) {
 		handle := nfnetlink.Uint64(attrs, unix.NFTA_RULE_HANDLE)
 		c.base = append(c.base, foundRule{chain: chain, id: handle, mark: mark, to: to, base: isBase(chain)})
 	}
@@ -203,17 +203,6 @@ func ruleMark(user []byte) uint64 {
 		user = user[2+user[1]:]
 	}
 	return 0
-}
-
-// verdictChain is the chain to which one of a rule's expressions leads.
-func verdictChain(expressions []byte) (chain string) {
-	nfnetlink.Attributes(expressions, func(_ uint16, e []byte) {
-		if nfnetlink.Text(e, unix.NFTA_EXPR_NAME) == "immediate" {
-			data := nfnetlink.Attribute(nfnetlink.Attribute(e, unix.NFTA_EXPR_DATA), unix.NFTA_IMMEDIATE_DATA)
-			chain = nfnetlink.Text(nfnetlink.Attribute(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN)
-		}
-	})
-	return chain
 }
 
 // transaction gathers messages. Units are the places where it may be divided.

@@ -92,23 +92,17 @@ func (s *ipsets) eachSession(sets map[string]setUse, f func(set string, m datapl
 
 // clients calls f with what an ipset has, and for how long.
 func (s *ipsets) clients(name string, f func(client netip.Addr, left time.Duration)) error {
-	r := nfnetlink.Request{
-		Kind: unix.NFNL_SUBSYS_IPSET<<8 | nl.IPSET_CMD_LIST, Reset: func() {},
-		Each: func(attrs []byte) {
-			nfnetlink.Attributes(nfnetlink.Attribute(attrs, nl.IPSET_ATTR_ADT), func(_ uint16, entry []byte) {
-				address := nfnetlink.Attribute(entry, nl.IPSET_ATTR_IP)
-				left := nfnetlink.Attribute(entry, nl.IPSET_ATTR_TIMEOUT)
-				nfnetlink.Attributes(address, func(_ uint16, b []byte) {
-					if a, ok := netip.AddrFromSlice(b); ok && len(left) == 4 {
-						f(a, time.Duration(binary.BigEndian.Uint32(left))*time.Second)
-					}
-				})
+	return s.conn.Dump(nfnetlink.IPSet(nl.IPSET_CMD_LIST, name, func(attrs []byte) {
+		nfnetlink.Attributes(nfnetlink.Attribute(attrs, nl.IPSET_ATTR_ADT), func(_ uint16, entry []byte) {
+			address := nfnetlink.Attribute(entry, nl.IPSET_ATTR_IP)
+			left := nfnetlink.Attribute(entry, nl.IPSET_ATTR_TIMEOUT)
+			nfnetlink.Attributes(address, func(_ uint16, b []byte) {
+				if a, ok := netip.AddrFromSlice(b); ok && len(left) == 4 {
+					f(a, time.Duration(binary.BigEndian.Uint32(left))*time.Second)
+				}
 			})
-		},
-	}
-	r.Filter.Bytes(nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
-	r.Filter.Text(nl.IPSET_ATTR_SETNAME, name)
-	return s.conn.Dump(r)
+		})
+	}))
 }
 
 // Learn implements dataplane.Handover.

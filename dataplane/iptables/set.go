@@ -142,16 +142,12 @@ func (s *ipsets) learn(name string, members []string) error {
 func (s *ipsets) list() ([]string, error) {
 	const listSetName = 1 << 1
 	var names []string
-	r := nfnetlink.Request{
-		Kind:  unix.NFNL_SUBSYS_IPSET<<8 | nl.IPSET_CMD_LIST,
-		Reset: func() { names = nil },
-		Each: func(attrs []byte) {
-			if name := nfnetlink.Text(attrs, nl.IPSET_ATTR_SETNAME); strings.HasPrefix(name, setPrefix) {
-				names = append(names, name)
-			}
-		},
-	}
-	r.Filter.Bytes(nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
+	r := nfnetlink.IPSet(nl.IPSET_CMD_LIST, "", func(attrs []byte) {
+		if name := nfnetlink.Text(attrs, nl.IPSET_ATTR_SETNAME); strings.HasPrefix(name, setPrefix) {
+			names = append(names, name)
+		}
+	})
+	r.Reset = func() { names = nil }
 	r.Filter.Uint32(nl.IPSET_ATTR_FLAGS|unix.NLA_F_NET_BYTEORDER, listSetName)
 	err := s.conn.Dump(r)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // a kernel without ip sets

@@ -173,8 +173,8 @@ func (c *Client) Count() (int, error) {
 const dumpSize = 32 << 10
 
 // get calls f with each object that the kernel lists (netlink.Dump), or with one (netlink.Acknowledge). The first part
-// of the answer is in the socket when the request has been sent, and each other one when the last has been read; receive
-// therefore never waits.
+// of the answer is in the socket when the request has been sent, and each other one when the last has been read.
+// Receive therefore never waits.
 func (c *Client) get(r Request, flags netlink.HeaderFlags, f func(ad *netlink.AttributeDecoder) error) error {
 	m, err := c.message(r, flags)
 	if err != nil {

@@ -159,3 +159,33 @@ func Uint64(b []byte, want uint16) uint64 {
 	}
 	return 0
 }
+
+// Verdict are the attributes of the verdict that an expression of nf_tables has, if it has one.
+func Verdict(expression []byte) []byte {
+	if Text(expression, unix.NFTA_EXPR_NAME) != "immediate" {
+		return nil
+	}
+	data := Attribute(Attribute(expression, unix.NFTA_EXPR_DATA), unix.NFTA_IMMEDIATE_DATA)
+	return Attribute(data, unix.NFTA_DATA_VERDICT)
+}
+
+// VerdictChain is the chain to which one of a rule's expressions leads.
+func VerdictChain(expressions []byte) (chain string) {
+	Attributes(expressions, func(_ uint16, e []byte) {
+		if to := Text(Verdict(e), unix.NFTA_VERDICT_CHAIN); to != "" {
+			chain = to
+		}
+	})
+	return chain
+}
+
+// IPSet is a request about an ipset, or with an empty name about all (include/uapi/linux/netfilter/ipset/ip_set.h).
+func IPSet(command uint16, name string, each func(attrs []byte)) Request {
+	const version, protocol, setName = 6, 1, 2
+	r := Request{Kind: unix.NFNL_SUBSYS_IPSET<<8 | command, Reset: func() {}, Each: each}
+	r.Filter.Bytes(protocol, []byte{version})
+	if name != "" {
+		r.Filter.Text(setName, name)
+	}
+	return r
+}

@@ -100,6 +100,9 @@ type Refusal struct {
 
 func (r *Refusal) Error() string { return fmt.Sprintf("message %d: %v", r.Message, r.Err) }
 
+// Unwrap is the kernel's error.
+func (r *Refusal) Unwrap() error { return r.Err }
+
 // Commit has the kernel perform what was appended since Begin, all or none of it (nfnetlink_rcv_batch in its
 // net/netfilter/nfnetlink.c). The error is the Refusal of the first message that is refused, if one is.
 func (s *Socket) Commit() error { return s.perform(true) }
