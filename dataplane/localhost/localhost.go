@@ -6,8 +6,7 @@
 // they have, which is this node itself:
 //
 //	State ─┬─ all other rows ──────► wrapped plane ─► kernel
-//	       └─ [::1] that forward ──► a socket each ─► choose a backend ─► TCP: copy both ways
-//	                                                                     UDP: a socket for each flow
+//	       └─ [::1] that forward ──► a socket each ─► package relay ─► backend
 //
 // Rows that reject or drop are the wrapped plane's, and so are SCTP frontends, as rows that reject:
 // there is no relay for SCTP. This wrapper is the outermost one: when it fails because a port is
@@ -22,10 +21,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"io"
+	"net/netip"
+	"slices"
+	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
+	"fairlead.dev/fairlead/dataplane/internal/relay"
 	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/internal/share"
@@ -52,10 +56,10 @@ func wrap(wrapped dataplane.New, which ours) dataplane.New {
 			Dataplane: inner,
 			config:    c,
 			ours:      which,
-			clients:   newClients(sockets),
-			relays:    map[model.Key]*relay{},
-			missing:   keys{},
-			users:     map[model.PoolID]keys{},
+			sockets:   sockets,
+			places:    share.New((share.Files() - share.Reserve()) / 4),
+			listeners: map[relay.Endpoint]*listener{},
+			missing:   map[relay.Endpoint]bool{},
 			counted:   map[bool]int{},
 		}
 		return p, nil
@@ -64,80 +68,133 @@ func wrap(wrapped dataplane.New, which ours) dataplane.New {
 
 type plane struct {
 	dataplane.Dataplane
-	config  dataplane.Config
-	ours    ours
-	clients *clients
-	known   bool                  // the last call succeeded
-	part    *subset.Subset        // of its State, for the wrapped plane; nil: that has the State itself
-	relays  map[model.Key]*relay  // of both scopes, as Any
-	counted map[bool]int          // relays that the meter knows, by whether they are on [::1]
-	missing keys                  // where a relay could not listen, or had to stop, at least once
-	beyond  []error               // relays that had to stop for the sake of others, in the last call
-	users   map[model.PoolID]keys // relays by their pools
-}
-
-// keys are destinations that are ours. What happens there, Lookup says, whatever the scope of the row.
-type keys map[model.Key]struct{}
-
-func (k keys) add(ours ours, key model.Key) {
-	if ours(key) {
-		key.Scope = model.Any
-		k[key] = struct{}{}
-	}
+	config    dataplane.Config
+	ours      ours
+	sockets   namespace.Namespace
+	known     bool                         // the last call succeeded
+	part      *subset.Subset               // of its State, for the wrapped plane; nil: that has the State itself
+	served    *subset.Subset               // likewise, for the relay; nil: nothing
+	relay     *relay.Proxy                 // nil: there are no listeners
+	users     *users                       // its clients
+	places    *share.Pool                  // of listeners
+	listeners map[relay.Endpoint]*listener // those that are open
+	missing   map[relay.Endpoint]bool      // those that should be
+	beyond    []error                      // listeners that were closed for the sake of others, in the last call
+	counted   map[bool]int                 // those that the meter knows, by whether they are on [::1]
 }
 
 // Sync implements dataplane.Dataplane. It tries again to listen where that has failed.
 func (p *plane) Sync(ctx context.Context, s *model.State) error {
-	touched := p.lookAll(s)
-	return p.settle(s, touched, p.Dataplane.Sync(ctx, inner(s, p.part)))
+	touched := p.derive(s)
+	return p.settle(touched, p.Dataplane.Sync(ctx, inner(s, p.part)))
 }
 
 // Repair implements dataplane.Dataplane.
 func (p *plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
-	touched := p.lookAll(s)
-	return p.settle(s, touched, p.Dataplane.Repair(ctx, inner(s, p.part), r))
+	touched := p.derive(s)
+	return p.settle(touched, p.Dataplane.Repair(ctx, inner(s, p.part), r))
 }
 
-// lookAll derives the wrapped plane's State anew, and finds all destinations at which there is or shall be a relay.
-func (p *plane) lookAll(s *model.State) (touched keys) {
-	p.part, touched = look(s, p.ours)
-	for key := range p.relays {
-		touched.add(p.ours, key)
+// derive makes the parts of a State anew, and finds where there is or shall be a listener.
+func (p *plane) derive(s *model.State) map[relay.Endpoint]bool {
+	p.part, p.served = p.ours.parts(s)
+	touched := map[relay.Endpoint]bool{}
+	for e := range p.listeners {
+		touched[e] = true
+	}
+	if p.served != nil {
+		for key := range p.served.Frontends {
+			touched[endpoint(key)] = true
+		}
+		p.tell(nil)
 	}
 	return touched
 }
 
 // Apply implements dataplane.Dataplane.
 func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
-	touched := keys{}
-	for key := range c.Frontends.Set.Keys() {
-		touched.add(p.ours, key)
-	}
-	for _, key := range c.Frontends.Delete {
-		touched.add(p.ours, key)
-	}
-	switch {
-	case p.part == nil && len(touched) == 0:
+	if p.part == nil {
+		if slices.ContainsFunc(slices.Collect(c.Frontends.Set.Keys()), p.ours) {
+			return p.Sync(ctx, s) // from now on the wrapped plane has a State of its own
+		}
 		return p.Dataplane.Apply(ctx, s, c)
-	case p.part == nil: // from now on the wrapped plane has a State of its own
-		return p.Sync(ctx, s)
 	}
-	for id := range c.Pools.Set.All() {
-		maps.Copy(touched, p.users[id])
+	err := p.Dataplane.Apply(ctx, p.part.State, p.part.Change(s, c))
+	served := p.served.Change(s, c)
+	touched := map[relay.Endpoint]bool{}
+	for key := range served.Frontends.Set.Keys() {
+		touched[endpoint(key)] = true
 	}
-	c = p.part.Change(s, c)
-	return p.settle(s, touched, p.Dataplane.Apply(ctx, p.part.State, c))
+	for _, key := range served.Frontends.Delete {
+		touched[endpoint(key)] = true
+	}
+	p.tell(&served)
+	return p.settle(touched, err)
 }
 
-// settle makes relays serve what the State says, and adds its errors to that of the wrapped plane.
-func (p *plane) settle(s *model.State, touched keys, inner error) error {
+func endpoint(key model.Key) relay.Endpoint {
+	return relay.Endpoint{AddrPort: key.AddrPort(), Protocol: key.Protocol}
+}
+
+// tell has the relay know what is served; c is the change that led to that, or nil.
+func (p *plane) tell(c *model.Change) {
+	switch {
+	case p.relay == nil && len(p.served.Frontends) == 0:
+		return
+	case p.relay == nil:
+		p.start()
+		p.relay.Rows.Replace(p.served.State)
+	case c == nil:
+		p.relay.Rows.Replace(p.served.State)
+	case defect.Is(defect.LocalhostBackends):
+		p.relay.Rows.Change(model.Change{Frontends: c.Frontends})
+	default:
+		p.relay.Rows.Change(*c)
+	}
+	p.relay.Expel(c)
+}
+
+const (
+	dialTimeout = 5 * time.Second
+	maxDials    = 6                // backends that a connection tries
+	idle        = 30 * time.Second // after which a flow of UDP ends, as in connection tracking one without answers
+	maxPlaces   = 4096             // of connections, and of flows, if there are files for so many
+)
+
+// start makes the relay. It leaves files to the listeners, and to the rest of the process.
+func (p *plane) start() {
+	files := share.Files() - share.Reserve()
+	p.users = &users{sockets: p.sockets}
+	p.relay = relay.New(relay.Options{
+		DialTimeout: dialTimeout, Dials: maxDials, IdleTimeout: carry.Never, HalfClosedTimeout: carry.Never,
+		FlowTimeout: idle, StreamTimeout: idle,
+		MaxConnections: min(maxPlaces, files/8), MaxFlows: min(maxPlaces, files/8), Extra: files / 16,
+		Client: p.users.client,
+	}, p.sockets)
+}
+
+// release ends all but connections.
+func (p *plane) release() error {
+	if p.relay == nil {
+		return nil
+	}
+	p.relay.Release()
+	p.relay = nil
+	return p.users.close()
+}
+
+// settle has listeners at the endpoints that should have one, and adds its errors to that of the wrapped plane.
+func (p *plane) settle(touched map[relay.Endpoint]bool, inner error) error {
 	p.known = inner == nil || errors.Is(inner, dataplane.ErrPartial)
 	p.beyond = nil
 	var errs []error
-	for key := range touched {
-		errs = append(errs, p.serve(s, key))
+	for e := range touched {
+		errs = append(errs, p.serve(e))
 	}
 	errs = append(errs, p.beyond...)
+	if len(p.listeners) == 0 {
+		errs = append(errs, p.release())
+	}
 	p.count()
 	switch err := errors.Join(errs...); {
 	case err == nil:
@@ -149,11 +206,11 @@ func (p *plane) settle(s *model.State, touched keys, inner error) error {
 	}
 }
 
-// count tells how many relays came or went.
+// count tells how many listeners came or went.
 func (p *plane) count() {
 	now := map[bool]int{}
-	for key := range p.relays {
-		now[key.Addr.Is6()]++
+	for e := range p.listeners {
+		now[e.Addr().Is6()]++
 	}
 	for _, v6 := range []bool{false, true} {
 		if more := now[v6] - p.counted[v6]; more != 0 && p.config.Meter != nil {
@@ -163,134 +220,134 @@ func (p *plane) count() {
 	p.counted = now
 }
 
-// wants is the pool that a relay serves; ok is false if there shall be none.
-func wants(s *model.State, key model.Key) (id model.PoolID, ok bool) {
-	d := s.Lookup(model.Packet{Protocol: key.Protocol, Source: key.Addr, Destination: key.AddrPort()})
-	return d.Pool, d.Verdict == model.Forward && key.Protocol != model.SCTP
+// wants is the pool that an endpoint leads to; ok is false if there shall be no listener.
+func (p *plane) wants(e relay.Endpoint) (id model.PoolID, ok bool) {
+	if p.served == nil {
+		return id, false
+	}
+	for _, scope := range []model.Scope{model.Internal, model.Any} {
+		key := model.Key{Addr: e.Addr(), Port: e.Port(), Protocol: e.Protocol, Scope: scope}
+		if f, ok := p.served.Frontends[key]; ok {
+			return f.Pool, true
+		}
+	}
+	return id, false
 }
 
-func (p *plane) serve(s *model.State, key model.Key) (err error) {
-	id, ok := wants(s, key)
+func (p *plane) serve(e relay.Endpoint) error {
+	delete(p.missing, e)
+	id, ok := p.wants(e)
 	if !ok {
-		p.end(key)
+		p.end(e)
 		return nil
 	}
-	r := p.relays[key]
-	if r == nil {
-		if r, err = p.listen(key, id, s.Pools[id]); err != nil {
-			p.missing[key] = struct{}{}
-			if p.config.Meter != nil {
-				p.config.Meter.NotListening(key.Addr.Is6())
-			}
-			return refused(key, id, err)
+	if p.listeners[e] != nil {
+		return nil
+	}
+	if err := p.listen(e, id); err != nil {
+		p.missing[e] = true
+		if p.config.Meter != nil {
+			p.config.Meter.NotListening(e.Addr().Is6())
 		}
-		p.relays[key] = r
-	}
-	p.leave(key, r)
-	if p.users[id] == nil {
-		p.users[id] = keys{}
-	}
-	p.users[id][key] = struct{}{}
-	if !defect.Is(defect.LocalhostBackends) {
-		r.use(id, s.Pools[id])
+		return refused(e, id, err)
 	}
 	return nil
 }
 
-func refused(key model.Key, id model.PoolID, err error) error {
-	return fmt.Errorf("frontend %s/%s of %s: %w", key.AddrPort(), key.Protocol, id.Service, err)
+func refused(e relay.Endpoint, id model.PoolID, err error) error {
+	return fmt.Errorf("frontend %s of %s: %w", e, id.Service, err)
 }
 
-func (p *plane) listen(key model.Key, id model.PoolID, pool model.Pool) (*relay, error) {
+// listener is one among all.
+type listener struct {
+	io.Closer
+	plane *plane
+	at    relay.Endpoint
+	place share.Place
+}
+
+// listen opens a listener, which another plane of the same user may have, too, so that one can take over from the
+// other. Who does not ask for that, as other programs do not, still gets and causes "address already in use".
+func (p *plane) listen(e relay.Endpoint, id model.PoolID) error {
 	if err := p.config.Inject("localhost listen"); err != nil {
-		return nil, err
+		return err
 	}
-	r, err := listen(p.clients, key, id, pool)
+	l := &listener{plane: p, at: e}
+	err := p.sockets.Do(func() (err error) {
+		l.Closer, err = p.relay.Listen(e, func(netip.Addr) relay.Packet { return relay.Packet{Internal: true} }, carry.Shared)
+		return err
+	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if !p.clients.listeners.Enter(&r.place, share.Of(id.Service, share.Client{}), 1, &standing{r, p, key}) {
-		r.close()
-		return nil, errBeyond
+	if !p.places.Enter(&l.place, share.Of(id.Service, share.Client{}), 1, l) {
+		return errors.Join(errBeyond, l.Close())
 	}
-	return r, nil
+	p.listeners[e] = l
+	return nil
 }
 
 // errBeyond: the process has only so many files.
 var errBeyond = errors.New("its namespace has more than its share of the sockets that the process may open; " +
 	"raise the limit of open files (ulimit -n, LimitNOFILE), or have fewer NodePorts")
 
-// standing is a relay among all.
-type standing struct {
-	*relay
-	plane *plane
-	key   model.Key
-}
-
 // Used implements share.Holder.
-func (*standing) Used() int64 { return 0 }
+func (*listener) Used() int64 { return 0 }
 
-// Yield implements share.Holder. It is called by the plane's goroutine, which alone makes relays.
-func (s *standing) Yield() {
-	id := s.id()
-	s.plane.end(s.key)
-	s.plane.missing[s.key] = struct{}{}
-	s.plane.beyond = append(s.plane.beyond, refused(s.key, id, errBeyond))
+// Yield implements share.Holder. It is called by the plane's goroutine, which alone makes listeners.
+func (l *listener) Yield() {
+	p := l.plane
+	p.end(l.at)
+	p.missing[l.at] = true
+	id, _ := p.wants(l.at)
+	p.beyond = append(p.beyond, refused(l.at, id, errBeyond))
 }
 
-// leave takes a relay from the users of its pool.
-func (p *plane) leave(key model.Key, r *relay) {
-	id := r.id()
-	users := p.users[id]
-	if delete(users, key); len(users) == 0 {
-		delete(p.users, id)
+func (p *plane) end(e relay.Endpoint) {
+	if l := p.listeners[e]; l != nil {
+		p.places.Leave(&l.place)
+		l.Close()
+		delete(p.listeners, e)
 	}
 }
 
-func (p *plane) end(key model.Key) {
-	if r := p.relays[key]; r != nil {
-		p.clients.listeners.Leave(&r.place)
-		r.close()
-		p.leave(key, r)
-		delete(p.relays, key)
-	}
-}
-
-// Audit implements dataplane.Dataplane. Of relays it knows those that this process could not make: the
-// relays of another one are not in the kernel to be read.
+// Audit implements dataplane.Dataplane. Of listeners it knows those that this process could not open: those of another
+// one are not in the kernel to be read.
 func (p *plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
+	if p.relay != nil {
+		p.relay.Forget(time.Now())
+	}
 	part := p.part
 	if !p.known {
-		part, _ = look(s, p.ours)
+		part, _ = p.ours.parts(s)
 	}
 	r, err := p.Dataplane.Audit(ctx, inner(s, part), d)
-	for key := range p.missing {
-		if id, ok := wants(s, key); ok && p.relays[key] == nil {
-			object := fmt.Sprintf("listener %s/%s", key.AddrPort(), key.Protocol)
-			want := "relay to " + id.String()
-			r.Drifts = append(r.Drifts, dataplane.Drift{Class: "listeners", Object: object, Want: want})
+	for e := range p.missing {
+		if id, ok := p.wants(e); ok {
+			r.Drifts = append(r.Drifts, dataplane.Drift{
+				Class: "listeners", Object: "listener " + e.String(), Want: "relay to " + id.String(),
+			})
 		}
 	}
 	return r, err
 }
 
-func (p *plane) endAll() {
-	for key := range p.relays {
-		p.end(key)
+func (p *plane) endAll() error {
+	for e := range p.listeners {
+		p.end(e)
 	}
 	p.count()
-	p.known, p.part = false, nil
+	p.known, p.part, p.served = false, nil, nil
 	clear(p.missing)
+	return p.release()
 }
 
 // Remove implements dataplane.Dataplane.
 func (p *plane) Remove(ctx context.Context) error {
-	p.endAll()
-	return p.Dataplane.Remove(ctx)
+	return errors.Join(p.endAll(), p.Dataplane.Remove(ctx))
 }
 
 // Close implements dataplane.Dataplane.
 func (p *plane) Close() error {
-	p.endAll()
-	return errors.Join(p.Dataplane.Close(), p.clients.close(), p.clients.sockets.Close())
+	return errors.Join(p.endAll(), p.Dataplane.Close(), p.sockets.Close())
 }

@@ -233,11 +233,11 @@ func endAll(t *testing.T) {
 	})
 }
 
-// ours are the stacks of the package's goroutines.
+// ours are the stacks of goroutines that relay.
 func ours() [][]byte {
 	buf := make([]byte, 1<<22)
 	stacks := bytes.Split(buf[:runtime.Stack(buf, true)], []byte("\n\n"))
-	return slices.DeleteFunc(stacks, func(stack []byte) bool { return !bytes.Contains(stack, []byte("dataplane/localhost.")) })
+	return slices.DeleteFunc(stacks, func(stack []byte) bool { return !bytes.Contains(stack, []byte("dataplane/internal/relay.")) })
 }
 
 const (

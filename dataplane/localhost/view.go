@@ -11,8 +11,19 @@ type ours func(model.Key) bool
 func onLoopback(key model.Key) bool     { return key.Addr.IsLoopback() }
 func onIPv6Loopback(key model.Key) bool { return key.Addr.Is6() && onLoopback(key) }
 
-// row implements subset.Row for the wrapped plane, which has all rows but those that are served here.
-func (ours ours) row(_ *model.State, key model.Key, f model.Frontend) (model.Frontend, bool) {
+// parts are what the wrapped plane and the relay have of a State; nil, both, if there is no frontend of ours: the
+// wrapped plane has the State itself then.
+func (ours ours) parts(s *model.State) (wrapped, served *subset.Subset) {
+	for key := range s.Frontends {
+		if ours(key) {
+			return subset.Of(s, ours.passed), subset.Of(s, ours.served)
+		}
+	}
+	return nil, nil
+}
+
+// passed implements subset.Row for the wrapped plane.
+func (ours ours) passed(_ *model.State, key model.Key, f model.Frontend) (model.Frontend, bool) {
 	switch {
 	case !ours(key) || f.Verdict != model.Forward || !f.Allows(key.Addr):
 		return f, true
@@ -22,17 +33,14 @@ func (ours ours) row(_ *model.State, key model.Key, f model.Frontend) (model.Fro
 	return f, false
 }
 
-// look finds what a State has that is ours, and makes the part of the wrapped plane if there is anything. That plane
-// has the whole State otherwise, and the part is nil.
-func look(s *model.State, ours ours) (part *subset.Subset, found keys) {
-	found = keys{}
-	for key := range s.Frontends {
-		found.add(ours, key)
+// served implements subset.Row for the relay, which has what processes of the node meet there.
+func (ours ours) served(s *model.State, key model.Key, f model.Frontend) (model.Frontend, bool) {
+	if !ours(key) || key.Protocol == model.SCTP {
+		return f, false
 	}
-	if len(found) > 0 {
-		part = subset.Of(s, ours.row)
-	}
-	return part, found
+	d := s.Lookup(model.Packet{Protocol: key.Protocol, Source: key.Addr, Destination: key.AddrPort()})
+	return model.Frontend{Service: f.Service, Verdict: model.Forward, Pool: d.Pool},
+		d.Verdict == model.Forward && d.Key == key
 }
 
 // inner is the State of the wrapped plane.

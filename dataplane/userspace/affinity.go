@@ -10,6 +10,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/dataplane/internal/relay"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -17,16 +18,7 @@ import (
 // What pools remember of clients outlives the process in the set clients, for the next one or another plane. Audit
 // writes there who is new and who is remembered for a good deal longer, Close everything.
 //
-//	answered ─► clients of the pool ── unsaved ─► save ─► set clients ── eachClient ─► takeOver, Sessions
-
-const (
-	// maxSaved bounds what is written at once.
-	maxSaved = 1 << 17
-	// saveShare is which part of the time for which a pool remembers clients the set may lag behind.
-	saveShare = 8
-	// ending is when an element is so close to its end that nobody knows whether it is there.
-	ending = 2 * time.Second
-)
+//	answered ─► clients of the pool ── Unsaved ─► save ─► set clients ── eachSaved ─► takeOver, Sessions
 
 // poolName is a pool's name in keys of the set: two words.
 func poolName(id model.PoolID) string {
@@ -35,15 +27,7 @@ func poolName(id model.PoolID) string {
 	return string(hash.Sum(nil))
 }
 
-// memory is what a pool remembers of a client.
-type memory struct {
-	pool   *pool
-	client netip.Addr
-	choice
-	lasts time.Duration
-}
-
-func (m memory) key() []byte { return append(m.client.AsSlice(), poolName(m.pool.id)...) }
+func keyOf(s relay.Session) []byte { return append(s.Client.AsSlice(), poolName(s.Pool)...) }
 
 // save brings the set up to date, and if this is the last time, to the second. Who comes next may do without.
 func (p *Plane) save(last bool) {
@@ -51,38 +35,38 @@ func (p *Plane) save(last bool) {
 		return
 	}
 	now := time.Now()
-	todo := p.proxy.rows.unsaved(last, now)
+	todo := p.proxy.Rows.Unsaved(last, now)
 	if len(todo) == 0 {
 		return
 	}
-	err := p.write(todo, func(m memory) bool { return m.saved.After(now) })
+	err := p.write(todo, func(m relay.Session) bool { return m.Saved.After(now) })
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) { // somebody else has changed the set
 		var there map[string]bool
 		if there, err = p.savedKeys(); err == nil {
-			err = p.write(todo, func(m memory) bool { return there[string(m.key())] })
+			err = p.write(todo, func(m relay.Session) bool { return there[string(keyOf(m))] })
 		}
 	}
-	settle(todo, err == nil)
+	relay.Settle(todo, err == nil)
 	if err != nil && last && p.config.Log != nil {
 		p.config.Log.Warn("mode userspace: clients with session affinity may get other endpoints", "error", err)
 	}
 }
 
 // write makes the set hold what clients chose, in place of what is there of them.
-func (p *Plane) write(all []memory, there func(memory) bool) error {
+func (p *Plane) write(all []relay.Session, there func(relay.Session) bool) error {
 	tx := &nf.Transaction{}
 	now := time.Now()
 	for i := range nf.Families {
 		t := p.newTable(i, tx)
 		for _, m := range all {
-			if !t.Family.Mine(m.client) || !t.Family.Mine(m.backend.Addr()) {
+			if !t.Family.Mine(m.Client) || !t.Family.Mine(m.Backend.Addr()) {
 				continue
 			}
 			if there(m) {
-				t.Element(unix.NFT_MSG_DELSETELEM, clients, m.key(), nil)
+				t.Element(unix.NFT_MSG_DELSETELEM, clients, keyOf(m), nil)
 				tx.Join()
 			}
-			t.Timed(t.Sets[clients], m.key(), nf.EncodeBackend(m.backend), nf.Life{Lasts: m.lasts, Left: m.until.Sub(now)})
+			t.Timed(t.Sets[clients], keyOf(m), nf.EncodeBackend(m.Backend), nf.Life{Lasts: m.Lasts, Left: m.Until.Sub(now)})
 		}
 	}
 	return p.commit(tx)
@@ -161,7 +145,7 @@ func (p *Plane) handOver() {
 }
 
 // takeOver has the pools remember what the process before has left, and deletes what is of no use.
-func (p *Plane) takeOver(rows *directory, s *model.State) error {
+func (p *Plane) takeOver(rows *relay.Directory, s *model.State) error {
 	var tables []*table
 	for i := range nf.Families {
 		t := p.newTable(i, &nf.Transaction{})
@@ -174,7 +158,7 @@ func (p *Plane) takeOver(rows *directory, s *model.State) error {
 		tables = append(tables, t)
 	}
 	return eachSaved(p.conn, tables, s, func(m dataplane.Session) {
-		rows.pool(m.Pool).remember(m.Client, choice{backend: m.Backend, until: m.Until, saved: m.Until})
+		rows.Remember(m, true)
 	})
 }
 
@@ -190,117 +174,4 @@ func (p *Plane) undress(t *table) error {
 		return err
 	}
 	return p.commit(t.Tx)
-}
-
-// unsaved are the clients of whom the set is to be told: all of whom it does not know the last, or those that need it.
-func (d *directory) unsaved(all bool, now time.Time) (found []memory) {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	for _, p := range d.pools {
-		if len(found) < maxSaved {
-			found = p.appendUnsaved(found, all, now)
-		}
-	}
-	return found
-}
-
-func (p *pool) appendUnsaved(found []memory, all bool, now time.Time) []memory {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	add := func(client netip.Addr) {
-		c, ok := p.clients[client]
-		switch {
-		case ok && len(found) >= maxSaved, ok && c.saved.After(now) && c.saved.Before(now.Add(ending)):
-			return // next time
-		case ok && now.Before(c.until):
-			found = append(found, memory{p, client, c, p.affinity})
-		}
-		delete(p.dirty, client)
-	}
-	if !all {
-		for client := range p.dirty {
-			add(client)
-		}
-		return found
-	}
-	for client, c := range p.clients {
-		if c.until.Sub(c.saved) > time.Second {
-			add(client)
-		}
-	}
-	return found
-}
-
-// settle notes what the set has, or has not.
-func settle(all []memory, done bool) {
-	for _, m := range all {
-		m.pool.settle(m, done)
-	}
-}
-
-func (p *pool) settle(m memory, done bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !done {
-		p.dirty[m.client] = struct{}{}
-	} else if c, ok := p.clients[m.client]; ok {
-		c.saved = m.until
-		p.clients[m.client] = c
-	}
-}
-
-// lose notes that the set has nobody.
-func (d *directory) lose() {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	for _, p := range d.pools {
-		p.mu.Lock()
-		for client, c := range p.clients {
-			c.saved = time.Time{}
-			p.clients[client] = c
-			p.dirty[client] = struct{}{}
-		}
-		p.mu.Unlock()
-	}
-}
-
-// eachClient calls f for each client that is remembered.
-func (d *directory) eachClient(now time.Time, f func(dataplane.Session)) {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	for id, p := range d.pools {
-		p.mu.Lock()
-		for client, c := range p.clients {
-			if now.Before(c.until) {
-				f(dataplane.Session{Pool: id, Client: client, Backend: c.backend, Until: c.until})
-			}
-		}
-		p.mu.Unlock()
-	}
-}
-
-// remember has a client keep a backend. It reports false if the pool is full, or has no such backend.
-func (p *pool) remember(client netip.Addr, c choice) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, known := p.clients[client]
-	if !known && len(p.clients) >= maxClients || !p.has(c.backend) || p.affinity == 0 {
-		return false
-	}
-	p.note(client, c)
-	return true
-}
-
-// note keeps what is known of a client, and has it saved if the set lags too far behind.
-func (p *pool) note(client netip.Addr, c choice) {
-	if old, ok := p.clients[client]; ok && c.saved.IsZero() {
-		c.saved = old.saved
-		if old.backend != c.backend {
-			p.dirty[client] = struct{}{}
-		}
-	}
-	if c.until.Sub(c.saved) > p.affinity/saveShare {
-		p.dirty[client] = struct{}{}
-	}
-	p.clients[client] = c
 }

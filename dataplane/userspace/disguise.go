@@ -11,6 +11,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/dataplane/internal/relay"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -31,7 +32,7 @@ type disguise struct {
 
 // bindOwn binds a socket to the own address.
 func bindOwn(fd int, v6 bool) (at netip.AddrPort, err error) {
-	if err := free(fd, v6); err != nil {
+	if err := carry.Free(fd, v6); err != nil {
 		return at, err
 	}
 	if err := carry.Bind(netip.AddrPortFrom(ownAddress(v6), 0))(fd, v6); err != nil {
@@ -43,12 +44,12 @@ func bindOwn(fd int, v6 bool) (at netip.AddrPort, err error) {
 
 // enter has what a socket of the own address sends to a backend leave as the caller, unless that is to be hidden, until
 // leave is called.
-func (d *disguise) enter(c call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
-	if c.hidden(b) || c.client.Addr().Is6() != own.Addr().Is6() {
+func (d *disguise) enter(c relay.Call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
+	if c.Hidden(b) || c.Client().Addr().Is6() != own.Addr().Is6() {
 		return func() {}, nil
 	}
-	key := model.Key{Addr: own.Addr(), Port: own.Port(), Protocol: c.key.Protocol}
-	if err := d.put(key, c.client.Addr()); err != nil {
+	key := model.Key{Addr: own.Addr(), Port: own.Port(), Protocol: c.Protocol()}
+	if err := d.put(key, c.Client().Addr()); err != nil {
 		return func() {}, err
 	}
 	return func() { _ = d.drop(key) }, nil // what stays is replaced by who has the port next
@@ -56,8 +57,8 @@ func (d *disguise) enter(c call, b model.Backend, own netip.AddrPort) (leave fun
 
 // present makes connection tracking forget an earlier flow from the port, and then enters the socket in the disguise. A
 // new connection of TCP makes the kernel forget the earlier one (nf_conntrack_proto_tcp.c).
-func (p *proxy) present(c call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
-	if c.key.Protocol != model.TCP {
+func (p *proxy) present(c relay.Call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
+	if c.Protocol() != model.TCP {
 		if err := p.tracking.forget(c, own, b.AddrPort()); err != nil {
 			return func() {}, err
 		}
@@ -65,23 +66,25 @@ func (p *proxy) present(c call, b model.Backend, own netip.AddrPort) (leave func
 	return p.disguise.enter(c, b, own)
 }
 
-// askOwn asks a backend by a socket of the own address.
-func (p *proxy) askOwn(c call, b model.Backend, setups ...carry.Setup) (*asked, error) {
-	a := &asked{}
+// connectOwn asks a backend by a socket of the own address.
+func (p *proxy) connectOwn(c relay.Call, b model.Backend, setups ...carry.Setup) (*relay.Socket, error) {
+	s := &relay.Socket{}
 	present := func(fd int, v6 bool) error {
 		own, err := bindOwn(fd, v6)
 		if err == nil {
-			a.leave, err = p.present(c, b, own)
+			s.Leave, err = p.present(c, b, own)
 		}
 		return err
 	}
-	conn, err := p.askBackend(c, b, append(setups, present)...)
+	conn, err := p.Connect(c, b, append(setups, present)...)
 	if err != nil {
-		a.left()
+		if s.Leave != nil {
+			s.Leave()
+		}
 		return nil, err
 	}
-	a.Conn = conn
-	return a, nil
+	s.Conn = conn
+	return s, nil
 }
 
 // put enters a socket. What an earlier one has left in its place goes.

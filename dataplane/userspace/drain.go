@@ -12,8 +12,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// drain leaves to another plane what begins. Connections need no rows. Flows of UDP do, and those that are the process's are
-// known by the mark that connection tracking has for them.
+// drain leaves to another plane what begins. Connections need no rows. Flows of UDP do, and those that are the
+// process's are known by the mark that connection tracking has for them.
 func (p *Plane) drain(ctx context.Context, s *model.State) error {
 	if p.proxy == nil {
 		return nil
@@ -25,7 +25,7 @@ func (p *Plane) drain(ctx context.Context, s *model.State) error {
 		p.drainOver(s)
 		return nil
 	}
-	p.proxy.flows.hurry(true)
+	p.proxy.Hurry(true)
 	if p.phase == serving && p.tables != nil {
 		// The rules first: rows and guards do not leave their sets at the same moment, though in one transaction, and who
 		// is no row's any more must not meet a guard of its range.
@@ -34,8 +34,8 @@ func (p *Plane) drain(ctx context.Context, s *model.State) error {
 		}
 	}
 	p.tables, p.clean, p.phase = nil, 0, draining
-	p.proxy.rows.replace(s)
-	p.proxy.expel(nil)
+	p.proxy.Rows.Replace(s)
+	p.proxy.Expel(nil)
 	// Nobody marks attempts any more. Those that still have no row would be nobody's.
 	waiting := forgetWaiting(p.conn, p.config.CarriedMark())
 	rows := model.NewState()
@@ -58,7 +58,7 @@ func (p *Plane) Open() int {
 	if p.proxy == nil {
 		return 0
 	}
-	return p.proxy.flows.places.Used() + p.proxy.connections.Used()
+	return p.proxy.Open()
 }
 
 // datagrams are the rows of UDP that forward. Whom they admit, another plane decides.

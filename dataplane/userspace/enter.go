@@ -37,7 +37,7 @@ func (p *Plane) begin() {
 		p.phase = waiting
 	}
 	if p.proxy != nil {
-		p.proxy.flows.hurry(p.phase == waiting)
+		p.proxy.Hurry(p.phase == waiting)
 	}
 }
 
@@ -66,7 +66,7 @@ func (p *Plane) enter(ctx context.Context) error {
 	}
 	err := p.turn(serving)
 	if err == nil || errors.Is(err, dataplane.ErrPartial) {
-		p.proxy.flows.hurry(false)
+		p.proxy.Hurry(false)
 		p.save(false) // who is remembered: the other plane, which remembers, too, goes before the next Audit
 	}
 	return err

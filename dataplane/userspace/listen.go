@@ -3,6 +3,7 @@ package userspace
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"net"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/relay"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/said"
 )
@@ -22,22 +24,14 @@ import (
 //	rows ─► bind ─► accept ─► the row ─► a backend, as this process
 //	         └─ not this machine's address, or a port for root: named once
 
-// endpoint is what a socket serves, whatever the scope.
-type endpoint struct {
-	netip.AddrPort
-	protocol model.Protocol
-}
-
-func (e endpoint) String() string { return e.AddrPort.String() + "/" + e.protocol.String() }
-
-func compareEndpoints(a, b endpoint) int { return strings.Compare(a.String(), b.String()) }
+func compareEndpoints(a, b relay.Endpoint) int { return strings.Compare(a.String(), b.String()) }
 
 // listeners are the sockets at destinations of rows.
 type listeners struct {
 	proxy    *proxy
-	open     map[endpoint]func() // what closes them
-	unserved map[endpoint]error
-	told     map[endpoint]bool
+	open     map[relay.Endpoint]io.Closer
+	unserved map[relay.Endpoint]error
+	told     map[relay.Endpoint]bool
 	locals   atomic.Pointer[localities]
 }
 
@@ -48,7 +42,9 @@ type localities struct {
 }
 
 func newListeners(p *proxy) *listeners {
-	return &listeners{proxy: p, open: map[endpoint]func(){}, unserved: map[endpoint]error{}, told: map[endpoint]bool{}}
+	return &listeners{
+		proxy: p, open: map[relay.Endpoint]io.Closer{}, unserved: map[relay.Endpoint]error{}, told: map[relay.Endpoint]bool{},
+	}
 }
 
 // locate finds out which addresses are the node's.
@@ -77,10 +73,10 @@ func (l *listeners) origin(client netip.Addr) origin {
 
 // serve has exactly the rows that forward served, as far as it may be.
 func (l *listeners) serve(frontends map[model.Key]model.Frontend) {
-	wanted := map[endpoint]bool{}
+	wanted := map[relay.Endpoint]bool{}
 	for key, f := range frontends {
 		if f.Verdict == model.Forward {
-			wanted[endpoint{key.AddrPort(), key.Protocol}] = true
+			wanted[relay.Endpoint{AddrPort: key.AddrPort(), Protocol: key.Protocol}] = true
 		}
 	}
 	for e := range l.open {
@@ -95,16 +91,16 @@ func (l *listeners) serve(frontends map[model.Key]model.Frontend) {
 }
 
 // change opens and closes what a change of rows asks for. There may be a row of another scope.
-func (l *listeners) change(c model.Change, rows *directory) {
-	touched := map[endpoint]bool{}
+func (l *listeners) change(c model.Change, rows *relay.Directory) {
+	touched := map[relay.Endpoint]bool{}
 	for key := range c.Frontends.Set.Keys() {
-		touched[endpoint{key.AddrPort(), key.Protocol}] = true
+		touched[relay.Endpoint{AddrPort: key.AddrPort(), Protocol: key.Protocol}] = true
 	}
 	for _, key := range c.Frontends.Delete {
-		touched[endpoint{key.AddrPort(), key.Protocol}] = true
+		touched[relay.Endpoint{AddrPort: key.AddrPort(), Protocol: key.Protocol}] = true
 	}
 	for e := range touched {
-		if rows.forwards(e) {
+		if rows.Forwards(e) {
 			l.try(e)
 		} else {
 			l.close(e)
@@ -113,30 +109,23 @@ func (l *listeners) change(c model.Change, rows *directory) {
 }
 
 // try listens, unless it does.
-func (l *listeners) try(e endpoint) {
+func (l *listeners) try(e relay.Endpoint) {
 	if l.open[e] != nil {
 		return
 	}
-	var err error
-	switch e.protocol {
-	case model.TCP:
-		err = l.listenTCP(e)
-	case model.UDP:
-		err = l.listenUDP(e)
-	default:
-		err = l.listenSCTP(e)
-	}
+	socket, err := l.proxy.Listen(e, func(client netip.Addr) relay.Packet { return l.origin(client).packet() })
 	if err != nil {
 		l.unserved[e] = err
 		return
 	}
+	l.open[e] = socket
 	delete(l.unserved, e)
 	delete(l.told, e)
 }
 
-func (l *listeners) close(e endpoint) {
-	if end := l.open[e]; end != nil {
-		end()
+func (l *listeners) close(e relay.Endpoint) {
+	if socket := l.open[e]; socket != nil {
+		socket.Close()
 	}
 	delete(l.open, e)
 	delete(l.unserved, e)
@@ -154,44 +143,6 @@ func (l *listeners) retry() {
 	for _, e := range slices.SortedFunc(maps.Keys(l.unserved), compareEndpoints) {
 		l.try(e)
 	}
-}
-
-func (l *listeners) listenTCP(e endpoint) error {
-	socket, err := listenTCP(e.AddrPort)
-	if err != nil {
-		return err
-	}
-	l.proxy.group.Go(func() { l.proxy.accept(socket, model.TCP, l.directly(e)) })
-	l.open[e] = func() { socket.Close() }
-	return nil
-}
-
-// directly is for clients of a socket that is at a row's destination itself.
-func (l *listeners) directly(e endpoint) whence {
-	return func(_ int, client netip.AddrPort) (packet, error) {
-		return packet{origin: l.origin(client.Addr()), client: client, destination: e.AddrPort}, nil
-	}
-}
-
-func (l *listeners) listenUDP(e endpoint) error {
-	socket, err := listenUDP(e.AddrPort)
-	if err != nil {
-		return err
-	}
-	r := &redirection{udp: socket, at: e.AddrPort, direct: l}
-	l.proxy.group.Go(func() { l.proxy.receive(socket, r.receives) })
-	l.open[e] = func() { socket.Close() }
-	return nil
-}
-
-func (l *listeners) listenSCTP(e endpoint) error {
-	socket, err := listenSCTP(e.AddrPort)
-	if err != nil {
-		return err
-	}
-	l.proxy.group.Go(func() { l.proxy.accept(socket, model.SCTP, l.directly(e)) })
-	l.open[e] = func() { socket.Close() }
-	return nil
 }
 
 // tell names what is not served, once.
@@ -237,10 +188,10 @@ func (p *Plane) syncListeners(_ context.Context, s *model.State) error {
 		p.proxy = newProxy(p.options, p.namespace)
 		p.proxy.listeners = newListeners(p.proxy)
 	}
-	p.proxy.rows.replace(s)
+	p.proxy.Rows.Replace(s)
 	return p.listen(s, func(l *listeners) {
 		l.serve(s.Frontends)
-		p.proxy.expel(nil)
+		p.proxy.Expel(nil)
 	})
 }
 
@@ -252,10 +203,10 @@ func (p *Plane) applyListeners(s *model.State, c model.Change) error {
 	if err := p.config.Inject("userspace listen"); err != nil {
 		return err
 	}
-	p.proxy.rows.change(c)
+	p.proxy.Rows.Change(c)
 	return p.listen(s, func(l *listeners) {
-		l.change(c, p.proxy.rows)
-		p.proxy.expel(&c)
+		l.change(c, p.proxy.Rows)
+		p.proxy.Expel(&c)
 	})
 }
 
@@ -274,17 +225,4 @@ func (p *Plane) listen(s *model.State, f func(*listeners)) error {
 		p.proxy.listeners.tell(p.config)
 		return nil
 	})
-}
-
-// forwards reports whether a row of any scope leads somewhere.
-func (d *directory) forwards(e endpoint) bool {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	for _, scope := range []model.Scope{model.Any, model.Internal} {
-		key := model.Key{Addr: e.Addr(), Port: e.Port(), Protocol: e.protocol, Scope: scope}
-		if _, ok := d.rows[key]; ok {
-			return true
-		}
-	}
-	return false
 }

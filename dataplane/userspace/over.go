@@ -66,9 +66,9 @@ func (p *Plane) syncOver(ctx context.Context, s *model.State) error {
 		return err
 	}
 	served, partial := p.able(s)
-	p.proxy.rows.replace(served)
-	p.proxy.expel(nil)
-	p.learned.TakeIn(p.config.Log, p.proxy.rows.taker())
+	p.proxy.Rows.Replace(served)
+	p.proxy.Expel(nil)
+	p.learned.TakeIn(p.config.Log, p.proxy.Rows.Taker())
 	if err := p.route(); err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (p *Plane) applyOver(ctx context.Context, s *model.State, c model.Change) e
 	}
 	led := p.led.Change(p.byProcess(s), c)
 	c, partial := p.ableChange(c)
-	p.proxy.rows.change(c)
+	p.proxy.Rows.Change(c)
 	var err error
 	if p.phase != waiting {
 		err = p.over.Apply(ctx, p.led.State, led)
@@ -106,7 +106,7 @@ func (p *Plane) applyOver(ctx context.Context, s *model.State, c model.Change) e
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		p.led = nil
 	}
-	p.proxy.expel(&c)
+	p.proxy.Expel(&c)
 	return p.ofOver(partial, err)
 }
 
@@ -144,8 +144,8 @@ func (p *Plane) enterOver(ctx context.Context) error {
 // connection tracking translates what it knows without any.
 func (p *Plane) drainOver(s *model.State) {
 	p.led, p.phase = nil, draining
-	p.proxy.rows.replace(s)
-	p.proxy.expel(nil)
+	p.proxy.Rows.Replace(s)
+	p.proxy.Expel(nil)
 }
 
 // removeOver is Remove where another plane has the rules.

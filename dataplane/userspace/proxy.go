@@ -1,77 +1,58 @@
 package userspace
 
 import (
-	"context"
 	"errors"
 	"net"
 	"net/netip"
-	"sync"
-	"sync/atomic"
-	"time"
+	"os"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/localport"
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
+	"fairlead.dev/fairlead/dataplane/internal/relay"
 	"fairlead.dev/fairlead/internal/nfnetlink"
-	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
 
-// proxy is the process's side of the plane: the sockets to which the kernel's rules lead, and what is carried.
+// proxy is the process's side of the plane: the sockets to which the kernel's rules lead, and what is relayed.
 type proxy struct {
-	options  Options
-	sockets  namespace.Namespace
-	rows     *directory
-	flows    *flows
-	openings *openings
-	gate     *gate
-	ends     []origination // of both families
-	// redirections are the sockets for what TPROXY cannot lead here, disguise what connects from the own address.
-	redirections []*redirection
-	disguise     *disguise
-	tracking     *tracking       // for new flows
-	origins      *tracking       // for datagrams that come, which do not wait for new flows
-	listeners    *listeners      // nil: there are rules
-	context      context.Context // ends with the proxy
-	stop         context.CancelFunc
-	group        sync.WaitGroup // all goroutines
-	buffers      sync.Pool      // of *[bufferSize]byte
-
-	connections   *share.Pool // of TCP and SCTP
-	extra         *share.Pool // files that connections borrow beside their two
-	messages      *share.Pool // bytes of large ones of SCTP
-	carrier       *carry.Carrier
-	rescued, lost atomic.Uint64 // see dataplane.Dials
-	turned        *turnedAway
-	files         *files
-	spare         []uint16 // ports for flows, see connectAs
+	*relay.Proxy
+	way       Redirect
+	sockets   namespace.Namespace
+	entrances []*entrance // of both families
+	disguise  *disguise   // of what connects from the own address
+	tracking  *tracking   // for new flows
+	origins   *tracking   // for datagrams that come, which do not wait for new flows
+	listeners *listeners  // nil: there are rules
+	spare     []uint16    // ports for flows, see connectAs
 }
 
-const (
-	bufferSize    = 1 << 16 // holds the largest datagram
-	receiveBuffer = 4 << 20 // of the sockets to which all datagrams come
-)
-
 func newProxy(o Options, sockets namespace.Namespace) *proxy {
-	ctx, stop := context.WithCancel(context.Background())
-	p := &proxy{
-		options: o, sockets: sockets, rows: newDirectory(), context: ctx, stop: stop,
-		buffers:     sync.Pool{New: func() any { return new([bufferSize]byte) }},
-		connections: share.New(o.MaxConnections), extra: share.New(share.Files() / extraShare),
-		messages: share.New(largeMessages),
-		carrier:  carry.New(o.IdleTimeout, o.HalfClosedTimeout),
-		turned:   newTurnedAway(), files: openFiles(),
+	p := &proxy{way: o.Redirect, sockets: sockets}
+	options := relay.Options{
+		DialTimeout: o.DialTimeout, Dials: o.Dials, IdleTimeout: o.IdleTimeout, HalfClosedTimeout: o.HalfClosedTimeout,
+		FlowTimeout: o.FlowTimeout, StreamTimeout: o.StreamTimeout,
+		MaxConnections: o.MaxConnections, MaxFlows: o.MaxFlows, Extra: extraFiles(),
+		SideBySide: o.Redirect == ByNAT, Original: p.original,
 	}
-	p.flows, p.openings, p.gate = newFlows(o.MaxFlows), newOpenings(), newGate(dialers(o.Redirect))
+	if o.Redirect == ByTPROXY || o.Redirect == ByNAT {
+		options.Connect = p.connect
+	}
 	if o.Redirect == ByTPROXY { // what cannot be read leaves the choice to the kernel
 		_ = sockets.Do(func() (err error) {
 			p.spare, err = localport.Above()
 			return err
 		})
 	}
+	p.Proxy = relay.New(options, sockets)
 	return p
+}
+
+// original is where a datagram was going.
+func (p *proxy) original(client, own netip.AddrPort) (netip.AddrPort, error) {
+	return p.origins.original(model.UDP, client, own)
 }
 
 // firstPort is that of the first origin; the others follow. They are outside the range from which the kernel
@@ -93,109 +74,147 @@ func (p *proxy) ask() (err error) {
 // listenIn opens all sockets of one family, by its number. The caller is in the right namespace.
 func (p *proxy) listenIn(family int) (at listening, err error) {
 	loopback := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}[family]
-	if at.redirectAll = p.options.Redirect != ByTPROXY; !at.redirectAll {
-		if at.ports, err = p.listen(loopback); err != nil {
+	if at.redirectAll = p.way != ByTPROXY; !at.redirectAll {
+		if at.ports, err = p.listen(loopback, false); err != nil {
 			return at, err
 		}
 	}
-	at.redirectPorts, err = p.listenRedirected(loopback.Is6())
+	at.redirectPorts, err = p.listen(ownAddress(loopback.Is6()), true)
 	return at, err
 }
 
-// listen opens the sockets of one family, all or none, and serves them. The caller is in the right namespace.
-func (p *proxy) listen(a netip.Addr) (at ports, err error) {
-	var ends []origination
+// entrance is the sockets to which what comes from one origin is led, at one port.
+type entrance struct {
+	origin     origin
+	redirected bool // by translation of addresses; else by TPROXY
+	tcp        *carry.Conn
+	udp        *net.UDPConn
+	sctp       *carry.Conn // nil: not yet
+}
+
+func openEntrance(o origin, a netip.AddrPort, redirected bool) (*entrance, error) {
+	setups := []carry.Setup{carry.Transparent, carry.OriginalDestination}
+	if redirected {
+		setups = []carry.Setup{carry.Free}
+	}
+	tcp, err := carry.ListenTCP(a, setups[0])
+	if err != nil {
+		return nil, err
+	}
+	udp, err := carry.ListenUDP(tcp.LocalAddr(), setups...)
+	if err != nil {
+		return nil, errors.Join(err, tcp.Close())
+	}
+	carry.ReceiveMuch(udp)
+	return &entrance{origin: o, redirected: redirected, tcp: tcp, udp: udp}, nil
+}
+
+func (e *entrance) close() {
+	e.tcp.Close()
+	e.udp.Close()
+	if e.sctp != nil {
+		e.sctp.Close()
+	}
+}
+
+// listen opens the sockets at an address, all or none, and serves them. The caller is in the right namespace.
+func (p *proxy) listen(a netip.Addr, redirected bool) (at ports, err error) {
+	var all []*entrance
 	for o := range numOrigins {
-		e, err := originate(a, firstPort+uint16(o))
+		e, err := openEntrance(o, netip.AddrPortFrom(a, firstPort+uint16(o)), redirected)
 		if errors.Is(err, unix.EADDRINUSE) {
-			e, err = originate(a, 0)
+			e, err = openEntrance(o, netip.AddrPortFrom(a, 0), redirected)
 		}
 		if err != nil {
-			closeAll(ends)
+			for _, e := range all {
+				e.close()
+			}
 			return ports{}, err
 		}
-		ends = append(ends, e)
+		all = append(all, e)
 		at[o] = e.tcp.LocalAddr().Port()
 	}
-	for o := range numOrigins {
-		p.group.Go(func() { p.accept(ends[o].tcp, model.TCP, o.brought) })
-		p.group.Go(func() { p.receive(ends[o].udp, o.brings) })
+	for _, e := range all {
+		p.Accept(e.tcp, model.TCP, e.accepted)
+		p.Receive(e.udp, e.datagrams())
 	}
-	p.ends = append(p.ends, ends...)
+	p.entrances = append(p.entrances, all...)
 	return at, nil
 }
 
-func closeAll(ends []origination) {
-	for _, e := range ends {
-		e.tcp.Close()
-		e.udp.Close()
+// listenSCTP has all entrances to which is redirected take SCTP as well.
+func (p *proxy) listenSCTP() error {
+	for _, e := range p.entrances {
+		if e.sctp != nil || !e.redirected {
+			continue
+		}
+		l, err := relay.ListenSCTP(e.tcp.LocalAddr(), carry.Free)
+		if err != nil {
+			return err
+		}
+		e.sctp = l
+		p.Accept(l, model.SCTP, e.accepted)
+	}
+	return nil
+}
+
+// packet is the first one of a client from an origin.
+func (o origin) packet() relay.Packet {
+	return relay.Packet{Internal: o != elsewhere, Pod: o == fromPod}
+}
+
+// accepted implements relay.Locator.
+func (e *entrance) accepted(fd int, client netip.AddrPort) (at relay.Packet, err error) {
+	at = e.origin.packet()
+	at.Client = client
+	if e.redirected {
+		at.Destination, err = originalOf(fd, client.Addr().Is6())
+		return at, err
+	}
+	to, err := unix.Getsockname(fd)
+	at.Destination = carry.AddrPort(to)
+	return at, os.NewSyscallError("getsockname", err)
+}
+
+// datagrams tell where they were going, or are answered from where they have come, as the kernel knows.
+func (e *entrance) datagrams() relay.DatagramLocator {
+	from := &relay.Answers{UDPConn: e.udp, At: e.tcp.LocalAddr(), Redirected: true}
+	return func(client netip.AddrPort, control []byte) (at relay.Packet, ok bool) {
+		at = e.origin.packet()
+		at.Client = client
+		if e.redirected {
+			at.From = from
+			return at, true
+		}
+		at.Destination, ok = destination(control)
+		return at, ok
 	}
 }
 
-// origination is the sockets to which the rules lead what comes from one origin, at one port.
-type origination struct {
-	tcp *carry.Conn
-	udp *net.UDPConn
-}
-
-func originate(a netip.Addr, port uint16) (origination, error) {
-	tcp, err := listenTCP(netip.AddrPortFrom(a, port), transparent)
+// destination is where a datagram was going.
+func destination(oob []byte) (netip.AddrPort, bool) {
+	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
-		return origination{}, err
+		return netip.AddrPort{}, false
 	}
-	port = tcp.LocalAddr().Port()
-	udp, err := listenUDP(netip.AddrPortFrom(a, port), transparent, original)
-	if err != nil {
-		return origination{}, errors.Join(err, tcp.Close())
+	for i := range messages {
+		if to, err := unix.ParseOrigDstAddr(&messages[i]); err == nil {
+			return carry.AddrPort(to), true
+		}
 	}
-	receiveMuch(udp)
-	return origination{tcp, udp}, nil
+	return netip.AddrPort{}, false
 }
 
 // close ends all connections and flows, and returns when that is done.
 func (p *proxy) close() {
-	p.stop()
-	closeAll(p.ends)
-	for _, r := range p.redirections {
-		r.close()
+	for _, e := range p.entrances {
+		e.close()
 	}
 	if p.listeners != nil {
 		p.listeners.closeAll()
 	}
-	p.connections.Clear()
-	p.flows.endAll()
-	p.group.Wait()
-	p.carrier.Close()
-	p.files.close()
+	p.Close()
 	p.disguise.close()
 	p.tracking.close()
 	p.origins.close()
-}
-
-// call is a client who is to be connected.
-type call struct {
-	decision
-	client netip.AddrPort
-	conn   *connection // nil: a flow of UDP
-}
-
-// hidden reports whether a backend is not to see who calls.
-func (c call) hidden(b model.Backend) bool { return c.masquerade(c.client.Addr(), b) }
-
-// undialed counts a connection that has no backend: none answered, or the process may open no more files.
-func (p *proxy) undialed(d *decision, err error) {
-	switch {
-	case isExhausted(err):
-		p.turned.count(d, tooManyFiles)
-	case p.context.Err() == nil:
-		p.lost.Add(1)
-	}
-}
-
-// pause is for errors that pass, as when the process has too many files open.
-func (p *proxy) pause() {
-	select {
-	case <-p.context.Done():
-	case <-time.After(10 * time.Millisecond):
-	}
 }

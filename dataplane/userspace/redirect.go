@@ -2,12 +2,9 @@ package userspace
 
 import (
 	"encoding/binary"
-	"errors"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"unsafe"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -170,7 +167,7 @@ func originalOf(fd int, v6 bool) (to netip.AddrPort, err error) {
 	if v6 {
 		level = unix.SOL_IPV6
 	}
-	if err := getOption(fd, level, option, sockaddr[:]); err != nil {
+	if err := carry.GetOption(fd, level, option, sockaddr[:]); err != nil {
 		return to, os.NewSyscallError("getsockopt SO_ORIGINAL_DST", err)
 	}
 	address := sockaddr[4:8]
@@ -179,95 +176,4 @@ func originalOf(fd int, v6 bool) (to netip.AddrPort, err error) {
 	}
 	a, _ := netip.AddrFromSlice(address)
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(sockaddr[2:])), nil
-}
-
-// getOption is getsockopt with a structure of any length.
-func getOption(fd, level, name int, value []byte) error {
-	length := uint32(len(value))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name),
-		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&length)), 0)
-	if errno != 0 {
-		return errno
-	}
-	return nil
-}
-
-// redirection is the sockets to which what comes from one origin is redirected, at one port.
-type redirection struct {
-	origin origin
-	at     netip.AddrPort
-	tcp    *carry.Conn
-	udp    *net.UDPConn
-	sctp   *carry.Conn // nil: not yet
-	direct *listeners  // of a socket that is at a row's destination itself
-}
-
-func openRedirection(o origin, a netip.AddrPort) (*redirection, error) {
-	tcp, err := listenTCP(a, free)
-	if err != nil {
-		return nil, err
-	}
-	a = tcp.LocalAddr()
-	udp, err := listenUDP(a, free)
-	if err != nil {
-		return nil, errors.Join(err, tcp.Close())
-	}
-	receiveMuch(udp)
-	return &redirection{origin: o, at: a, tcp: tcp, udp: udp}, nil
-}
-
-func (r *redirection) close() {
-	r.tcp.Close()
-	r.udp.Close()
-	if r.sctp != nil {
-		r.sctp.Close()
-	}
-}
-
-// listenRedirected opens the sockets for what is redirected in one family, all or none, and serves them.
-func (p *proxy) listenRedirected(v6 bool) (at ports, err error) {
-	var all []*redirection
-	for o := range numOrigins {
-		a := netip.AddrPortFrom(ownAddress(v6), firstPort+uint16(o))
-		r, err := openRedirection(o, a)
-		if errors.Is(err, unix.EADDRINUSE) {
-			r, err = openRedirection(o, netip.AddrPortFrom(a.Addr(), 0))
-		}
-		if err != nil {
-			for _, r := range all {
-				r.close()
-			}
-			return ports{}, err
-		}
-		all = append(all, r)
-		at[o] = r.at.Port()
-	}
-	for _, r := range all {
-		p.group.Go(func() { p.accept(r.tcp, model.TCP, r.origin.redirected) })
-		p.group.Go(func() { p.receive(r.udp, r.receives) })
-	}
-	p.redirections = append(p.redirections, all...)
-	return at, nil
-}
-
-// redirected is a client that was redirected.
-func (o origin) redirected(fd int, client netip.AddrPort) (packet, error) {
-	to, err := originalOf(fd, client.Addr().Is6())
-	return packet{origin: o, client: client, destination: to}, err
-}
-
-// listenSCTP has all redirections take SCTP as well.
-func (p *proxy) listenSCTP() error {
-	for _, r := range p.redirections {
-		if r.sctp != nil {
-			continue
-		}
-		l, err := listenSCTP(r.at, free)
-		if err != nil {
-			return err
-		}
-		r.sctp = l
-		p.group.Go(func() { p.accept(l, model.SCTP, r.origin.redirected) })
-	}
-	return nil
 }

@@ -51,7 +51,7 @@ func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.
 			return
 		}
 		var all []dataplane.Session // nobody else must wait while somebody thinks about them
-		p.proxy.rows.eachClient(time.Now(), func(m dataplane.Session) { all = append(all, m) })
+		p.proxy.Rows.EachClient(time.Now(), func(m dataplane.Session) { all = append(all, m) })
 		for _, m := range all {
 			if !yield(m, nil) {
 				return
@@ -67,19 +67,5 @@ func (p *Plane) Learn(
 	if p.proxy == nil {
 		return p.learned.Keep(s, others)
 	}
-	return dataplane.Take(s, others, p.proxy.rows.taker())
-}
-
-// taker takes what others remember in.
-func (d *directory) taker() dataplane.Taker {
-	return func(others *dataplane.Sessions) (n int, err error) {
-		d.eachClient(time.Now(), func(own dataplane.Session) { others.Supersedes(own) })
-		for m := range others.All() {
-			pool := d.pool(m.Pool)
-			if pool != nil && pool.remember(m.Client, choice{backend: m.Backend, until: m.Until}) {
-				n++
-			}
-		}
-		return n, nil
-	}
+	return dataplane.Take(s, others, p.proxy.Rows.Taker())
 }

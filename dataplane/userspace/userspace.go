@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/subset"
@@ -88,8 +89,18 @@ func (o *Options) defaults() {
 	files := min(share.Files(), 1<<18)
 	fill(&o.MaxConnections, files/4)
 	fill(&o.MaxFlows, files/8)
-	o.fit(share.Files())
+	o.fit()
 }
+
+// fit makes what may be open at once so small that there are files for it: two for a connection; for a flow one, and
+// one from which it is answered. An eighth is for pipes, and for backends that have not answered for long.
+func (o *Options) fit() {
+	rest := share.Files() - share.Reserve() - extraFiles()
+	o.MaxFlows = min(o.MaxFlows, rest/4)
+	o.MaxConnections = min(o.MaxConnections, (rest-2*o.MaxFlows)/2)
+}
+
+func extraFiles() int { return share.Files() / 8 }
 
 func fill[T comparable](option *T, value T) {
 	var zero T
@@ -134,8 +145,7 @@ func (p *Plane) tend() bool {
 		return false
 	}
 	p.tended = now
-	p.proxy.rows.forget(now)
-	if names := p.proxy.turned.news(); len(names) > 0 && p.config.Log != nil {
+	if names := p.proxy.Forget(now); len(names) > 0 && p.config.Log != nil {
 		p.config.Log.Warn("clients were refused or ended, as a bound was reached of which Services and namespaces have "+
 			"shares; see fairlead dump --counters, userspace.maxConnections and userspace.maxFlows",
 			"services", said.List(names))
@@ -309,9 +319,9 @@ func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) 
 		return p.perform(found)
 	}
 	served, partial := p.able(s)
-	p.proxy.rows.replace(served)
-	p.learned.TakeIn(p.config.Log, p.proxy.rows.taker())
-	p.proxy.expel(nil)
+	p.proxy.Rows.Replace(served)
+	p.learned.TakeIn(p.config.Log, p.proxy.Rows.Taker())
+	p.proxy.Expel(nil)
 	todo, err := p.plan(served)
 	if err != nil {
 		return err
@@ -344,7 +354,7 @@ func (p *Plane) perform(todo *planned) error {
 		return err
 	}
 	if slices.ContainsFunc(todo.tables, func(t *table) bool { return t.made }) {
-		p.proxy.rows.lose()
+		p.proxy.Rows.Lose()
 	}
 	p.settle(todo.tables)
 	if err = errors.Join(todo.partial, err); err == nil {
@@ -373,9 +383,9 @@ func (p *Plane) serve(s *model.State) error {
 	}
 	proxy := newProxy(p.options, p.namespace)
 	proxy.disguise = &disguise{tables: [2]*table{p.newTable(0, nil), p.newTable(1, nil)}}
-	proxy.rows.replace(s)
+	proxy.Rows.Replace(s)
 	if !p.translates() {
-		if err := p.takeOver(proxy.rows, s); err != nil {
+		if err := p.takeOver(proxy.Rows, s); err != nil {
 			return fmt.Errorf("userspace: %w", err)
 		}
 	}
@@ -474,7 +484,8 @@ func (p *Plane) answerFrom(key model.Key) error {
 		return nil
 	}
 	err := p.namespace.Do(func() error {
-		socket, err := listenUDP(netip.AddrPortFrom(ownAddress(key.Addr.Is6()), key.Port), transparent, shared)
+		at := netip.AddrPortFrom(ownAddress(key.Addr.Is6()), key.Port)
+		socket, err := carry.ListenUDP(at, carry.Transparent, carry.Shared)
 		if err == nil {
 			err = socket.Close()
 		}
@@ -550,7 +561,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	}
 	p.tables = nil
 	c, partial := p.ableChange(c)
-	p.proxy.rows.change(c)
+	p.proxy.Rows.Change(c)
 	tx := &nf.Transaction{}
 	for _, t := range tables {
 		t.Tx = tx
@@ -565,7 +576,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
 		return err
 	}
-	p.proxy.expel(&c)
+	p.proxy.Expel(&c)
 	p.settle(tables)
 	return errors.Join(partial, err)
 }
@@ -750,4 +761,12 @@ func (p *Plane) Close() error {
 		err = p.over.Close()
 	}
 	return errors.Join(err, p.conn.Close(), p.namespace.Close())
+}
+
+// Counters implements dataplane.Observed.
+func (p *Plane) Counters(context.Context) (c dataplane.Counters, err error) {
+	if p.proxy != nil {
+		c = p.proxy.Counters()
+	}
+	return c, nil
 }

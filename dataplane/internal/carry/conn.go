@@ -165,7 +165,8 @@ func (c *Conn) AwaitRoom(patience time.Duration) error {
 	})
 }
 
-// Accept waits until there are connections at a listener, and takes all of them, up to a few dozen.
+// Accept waits until there are connections at a listener, and takes all of them, up to a few dozen. The error is
+// os.ErrClosed when the listener is closed, which package os does not say of what waits.
 func (c *Conn) Accept(each func(fd int, from netip.AddrPort)) error {
 	const batch = 64
 	var failed error
@@ -185,7 +186,10 @@ func (c *Conn) Accept(each func(fd int, from netip.AddrPort)) error {
 		}
 		return true
 	})
-	return errors.Join(err, failed)
+	if err != nil {
+		return os.ErrClosed
+	}
+	return failed
 }
 
 // Accepted is a side that is a socket yet, until somebody says something with it.

@@ -6,6 +6,7 @@
 package namespace
 
 import (
+	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -38,20 +39,29 @@ func Here() (Namespace, error) {
 	return Namespace{file}, err
 }
 
-// Do runs f in the namespace.
+// Do runs f in the namespace. After Close it fails.
 func (n Namespace) Do(f func() error) error {
 	if n.file == nil {
 		return f()
 	}
 	done := make(chan error)
 	thread.Run(func() {
-		err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET)
+		err := n.enter()
 		if err == nil {
 			err = f()
 		}
 		done <- err
 	})
 	return <-done
+}
+
+func (n Namespace) enter() (err error) {
+	raw, err := n.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	failed := raw.Control(func(fd uintptr) { err = unix.Setns(int(fd), unix.CLONE_NEWNET) })
+	return errors.Join(failed, err)
 }
 
 // Close forgets the namespace.

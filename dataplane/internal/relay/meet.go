@@ -1,15 +1,15 @@
-package userspace
+package relay
 
 import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"fairlead.dev/fairlead/internal/share"
 )
 
-// Where addresses are translated a new flow takes two transactions of nf_tables, and connection tracking forgets once.
-// So flows are opened side by side; what they need of nf_tables is done together (disguise.step):
+// Where a new flow waits for the kernel, flows are opened side by side:
 //
 //	datagram ─► flow? ─ yes ─► send
 //	              └ no ─► opening? ─ yes ─► it waits there
@@ -19,7 +19,7 @@ import (
 // way is how a flow is known before it is open.
 type way struct{ from, client netip.AddrPort }
 
-func (at packet) way() way { return way{at.answeredFrom(), at.client} }
+func (at Packet) way() way { return way{at.answeredFrom(), at.Client} }
 
 const (
 	// maxOpening bounds the flows that are opened side by side. Of all others an owner's next one waits for one of them.
@@ -40,12 +40,12 @@ func newOpenings() *openings {
 }
 
 // meet is datagram, but does not wait for a flow to open.
-func (p *proxy) meet(at packet, data []byte) {
-	if p.options.Redirect != ByNAT {
+func (p *Proxy) meet(at Packet, data []byte) {
+	if !p.options.SideBySide {
 		p.datagram(at, data)
 		return
 	}
-	if f := p.flows.find(at); f != nil && f.key.AddrPort() == at.destination && f.send(data) == nil {
+	if f := p.flows.find(at); f != nil && f.key.AddrPort() == at.Destination && f.send(data) == nil {
 		return
 	}
 	d := &datagram{proxy: p, at: at, data: slices.Clone(data)}
@@ -81,7 +81,7 @@ func (o *openings) waits(w way, d *datagram) bool {
 }
 
 // open begins a flow and sends what waits for it, and then others.
-func (p *proxy) open(at packet) {
+func (p *Proxy) open(at Packet) {
 	for next := true; next && p.context.Err() == nil; at, next = p.openings.next() {
 		for early := p.openings.take(at.way()); early != nil; early = p.openings.take(at.way()) {
 			for _, data := range early {
@@ -103,7 +103,7 @@ func (o *openings) take(w way) [][]byte {
 }
 
 // next is a flow that is to be opened.
-func (o *openings) next() (at packet, ok bool) {
+func (o *openings) next() (at Packet, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for {
@@ -118,10 +118,12 @@ func (o *openings) next() (at packet, ok bool) {
 	}
 }
 
-// leaveFirst ends what a socket has with others before it gives its port back, and waits for that in a goroutine.
-func (p *proxy) leaveFirst(s *flowSocket, leave func()) {
+// leaveFirst has a flow's socket end what it needs of others before it gives its port back, and waits for that in a
+// goroutine.
+func (p *Proxy) leaveFirst(s *Socket) {
 	var once sync.Once
-	s.leave = func() {
+	leave := s.Leave
+	s.Leave = func() {
 		once.Do(func() {
 			p.group.Go(func() {
 				leave()
@@ -129,4 +131,14 @@ func (p *proxy) leaveFirst(s *flowSocket, leave func()) {
 			})
 		})
 	}
+}
+
+// end closes the socket of a flow.
+func (s *Socket) end() {
+	if s.Leave == nil {
+		s.Conn.Close()
+		return
+	}
+	s.Leave()
+	_ = s.SetReadDeadline(time.Unix(1, 0)) // who waits for an answer is to hear of it at once; fails only if it is closed
 }

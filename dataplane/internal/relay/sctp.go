@@ -1,4 +1,4 @@
-package userspace
+package relay
 
 import (
 	"encoding/binary"
@@ -13,7 +13,6 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/internal/share"
-	"fairlead.dev/fairlead/model"
 )
 
 // From include/uapi/linux/sctp.h; x/sys/unix lacks them.
@@ -56,82 +55,51 @@ func streams(out, in uint16) carry.Setup {
 
 var errNoSCTP = errors.New("this kernel has no SCTP (module sctp)")
 
-// listenSCTP listens, in the calling thread's namespace.
-func listenSCTP(a netip.AddrPort, setups ...carry.Setup) (*carry.Conn, error) {
-	l, err := carry.Listen(unix.IPPROTO_SCTP, a, append(setups, streams(streamsOffered, 0), abortive)...)
+// ListenSCTP listens, in the calling thread's namespace.
+func ListenSCTP(a netip.AddrPort, setups ...carry.Setup) (*carry.Conn, error) {
+	l, err := carry.Listen(unix.IPPROTO_SCTP, a, append(setups, streams(streamsOffered, 0), carry.Abortive)...)
 	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.ESOCKTNOSUPPORT) {
 		err = errNoSCTP
 	}
 	return l, err
 }
 
-// serveSCTP finds a backend for a client and carries messages until one of them has ended.
-func (p *proxy) serveSCTP(at packet, d decision, conn *connection) {
-	client := conn.Open()
-	if client == nil {
-		return
-	}
-	var backend *carry.Conn
-	to := call{d, at.client, conn}
-	b, err := p.reach(to, nil, func(b model.Backend, patience time.Duration) (err error) {
-		backend, err = p.associate(client, to, b, patience)
-		return err
-	})
-	if err != nil {
-		p.undialed(&d, err)
-		client.Reset()
-		return
-	}
-	d.pool.answered(at.client.Addr(), b, time.Now())
+// setupsSCTP are for an association with a backend that has as many streams as the client's.
+func setupsSCTP(client *carry.Conn) []carry.Setup {
+	return []carry.Setup{func(fd int, v6 bool) error {
+		in, out, err := streamsOf(client)
+		if err != nil {
+			return err
+		}
+		return streams(in, out)(fd, v6)
+	}, sctpOption(sctpNoDelay, number(1)), carry.Abortive}
+}
+
+// carrySCTP passes messages on until one side has ended.
+func (p *Proxy) carrySCTP(client, backend *carry.Conn, c *connection) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		p.carrySCTP(client, backend, conn)
+		p.passSCTP(client, backend, c)
 	}()
-	p.carrySCTP(backend, client, conn)
+	p.passSCTP(backend, client, c)
 	<-done
 	client.End()
 	backend.End()
-}
-
-// associate opens an association with a backend, with as many streams as the client's has.
-func (p *proxy) associate(client *carry.Conn, c call, b model.Backend, patience time.Duration) (*carry.Conn, error) {
-	a, err := p.askSCTP(client, c, b)
-	c.conn.asks()
-	if err == nil {
-		err = p.await(c, a, b, patience)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return a.Conn, nil
-}
-
-func (p *proxy) askSCTP(client *carry.Conn, c call, b model.Backend) (*asked, error) {
-	in, out, err := streamsOf(client)
-	if err != nil {
-		return nil, err
-	}
-	setups := []carry.Setup{streams(in, out), sctpOption(sctpNoDelay, number(1)), abortive}
-	if !p.asItself() {
-		return p.askOwn(c, b, setups...)
-	}
-	conn, err := p.askBackend(c, b, setups...)
-	return &asked{Conn: conn}, err
 }
 
 // streamsOf are those that an association receives and sends over.
 func streamsOf(a *carry.Conn) (in, out uint16, err error) {
 	var status [sizeofStatus]byte
 	err = a.Do(func(fd int) error {
-		return os.NewSyscallError("getsockopt SCTP_STATUS", getOption(fd, unix.IPPROTO_SCTP, sctpStatus, status[:]))
+		return os.NewSyscallError("getsockopt SCTP_STATUS", carry.GetOption(fd, unix.IPPROTO_SCTP, sctpStatus, status[:]))
 	})
 	return binary.NativeEndian.Uint16(status[inStreamsAt:]), binary.NativeEndian.Uint16(status[outStreamsAt:]), err
 }
 
-// carrySCTP passes messages on in one direction, and its end. SCTP knows no half-open associations: when one side has
+// passSCTP passes messages on in one direction, and its end. SCTP knows no half-open associations: when one side has
 // shut its own down, what is on its way still arrives. An error ends both by an abort.
-func (p *proxy) carrySCTP(to, from *carry.Conn, c *connection) {
+func (p *Proxy) passSCTP(to, from *carry.Conn, c *connection) {
 	err := p.copySCTP(to, from, c)
 	switch {
 	case err == nil:
@@ -153,7 +121,7 @@ type message struct {
 	protocol uint32 // as its sender wrote it
 }
 
-func (p *proxy) copySCTP(to, from *carry.Conn, c *connection) error {
+func (p *Proxy) copySCTP(to, from *carry.Conn, c *connection) error {
 	err := from.Do(func(fd int) error { return sctpOption(sctpRecvRcvInfo, number(1))(fd, false) })
 	if err != nil {
 		return err
@@ -175,7 +143,7 @@ func (p *proxy) copySCTP(to, from *carry.Conn, c *connection) error {
 
 // pass waits for a message and sends it on. It takes a buffer only when there is something to read, and the other side
 // takes it.
-func (p *proxy) pass(to, from *carry.Conn, c *connection) error {
+func (p *Proxy) pass(to, from *carry.Conn, c *connection) error {
 	var m message
 	defer p.messages.Leave(&m.borrowed)
 	more := func(bytes int) bool {

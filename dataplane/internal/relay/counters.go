@@ -1,23 +1,17 @@
-package userspace
+package relay
 
 import (
-	"context"
-
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
 
-// Counters implements dataplane.Observed. What is refused are connections that a bound has kept out; the tables are
-// what is bounded.
-func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
-	var c dataplane.Counters
-	if p.proxy == nil {
-		return c, nil
-	}
-	c.Served = p.proxy.rows.served()
-	c.Refused = p.proxy.turned.refused()
-	connections, flows := p.proxy.connections.Used(), p.proxy.flows.places.Used()
+// Counters are for dataplane.Observed. What is refused are connections that a bound has kept out; the tables are what
+// is bounded.
+func (p *Proxy) Counters() (c dataplane.Counters) {
+	c.Served = p.Rows.served()
+	c.Refused = p.turned.refused()
+	connections, flows := p.connections.Used(), p.flows.places.Used()
 	c.Tables = []dataplane.Table{
 		{Name: tooManyConnections, Capacity: uint32(p.options.MaxConnections), Used: uint32(connections), Counted: true},
 		{Name: tooManyFlows, Capacity: uint32(p.options.MaxFlows), Used: uint32(flows), Counted: true},
@@ -25,14 +19,14 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 		{Name: tooManyDatagrams, Capacity: maxWaiting},
 	}
 	for i := range c.Tables {
-		p.proxy.turned.tell(&c.Tables[i])
+		p.turned.tell(&c.Tables[i])
 	}
-	c.Dials = &dataplane.Dials{Rescued: p.proxy.rescued.Load(), Lost: p.proxy.lost.Load()}
+	c.Dials = &dataplane.Dials{Rescued: p.rescued.Load(), Lost: p.lost.Load()}
 	for _, s := range c.Served {
 		c.Dials.Failed += s.Failed
 	}
 	c.Sort()
-	return c, nil
+	return c
 }
 
 // What keeps a connection out, by the names of the bounds.
@@ -43,7 +37,7 @@ const (
 	tooManyDatagrams   = "datagrams" // that wait for their turn at one socket, in bytes
 )
 
-func (d *directory) served() (out []dataplane.Served) {
+func (d *Directory) served() (out []dataplane.Served) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	for id, p := range d.pools {

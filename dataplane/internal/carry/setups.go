@@ -1,4 +1,4 @@
-package userspace
+package carry
 
 import (
 	"context"
@@ -7,10 +7,9 @@ import (
 	"net/netip"
 	"os"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"fairlead.dev/fairlead/dataplane/internal/carry"
 )
 
 // ipOption is one that has a number for each family.
@@ -27,43 +26,43 @@ func (o ipOption) set(fd int, v6 bool) error {
 	return os.NewSyscallError("setsockopt "+o.name, unix.SetsockoptInt(fd, level, option, 1))
 }
 
-// transparent has a socket take and send packets of addresses that are not the node's. It needs CAP_NET_ADMIN.
-func transparent(fd int, v6 bool) error {
+// Transparent has a socket take and send packets of addresses that are not the node's. It needs CAP_NET_ADMIN.
+func Transparent(fd int, v6 bool) error {
 	return ipOption{"IP_TRANSPARENT", unix.IP_TRANSPARENT, unix.IPV6_TRANSPARENT}.set(fd, v6)
 }
 
-// original has a UDP socket tell where each datagram was going.
-func original(fd int, v6 bool) error {
+// OriginalDestination has a UDP socket tell where each datagram was going.
+func OriginalDestination(fd int, v6 bool) error {
 	return ipOption{"IP_RECVORIGDSTADDR", unix.IP_RECVORIGDSTADDR, unix.IPV6_RECVORIGDSTADDR}.set(fd, v6)
 }
 
-// free has a socket be bound to an address that is not there yet, as the own one before there is the route.
-func free(fd int, v6 bool) error {
+// Free has a socket be bound to an address that is not there yet, as the own one before there is the route.
+func Free(fd int, v6 bool) error {
 	return ipOption{"IP_FREEBIND", unix.IP_FREEBIND, unix.IPV6_FREEBIND}.set(fd, v6)
 }
 
-// abortive has a connection end by a reset when the process does, so that nobody takes what it has got for all there
+// Abortive has a connection end by a reset when the process does, so that nobody takes what it has got for all there
 // is. Sockets that a listener accepts are as it is.
-func abortive(fd int, _ bool) error {
+func Abortive(fd int, _ bool) error {
 	err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	return os.NewSyscallError("setsockopt SO_LINGER", err)
 }
 
-// latePort has the kernel choose the port of an address when it knows the destination: ports are scarce for each
+// LatePort has the kernel choose the port of an address when it knows the destination: ports are scarce for each
 // destination only.
-func latePort(fd int, _ bool) error {
+func LatePort(fd int, _ bool) error {
 	err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 	return os.NewSyscallError("setsockopt IP_BIND_ADDRESS_NO_PORT", err)
 }
 
-// fromPort has it choose the port that the client has. When another plane has its next connections, the client takes a
+// FromPort has it choose the port that the client has. When another plane has its next connections, the client takes a
 // port that it does not use, and answers of a backend go to whoever has that port: a packet for a socket of the node is
 // not forwarded (tcp_v4_early_demux and ip_forward in the kernel). Before Linux 6.3, and if the client's port is not in
 // net.ipv4.ip_local_port_range, it is any port.
 //
 // The port is the only one of those that the kernel may choose. Were the socket bound to it, no socket of the node
 // could have it by choice of the kernel, whatever its address.
-func fromPort(port uint16) carry.Setup {
+func FromPort(port uint16) Setup {
 	return func(fd int, _ bool) error {
 		err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_LOCAL_PORT_RANGE, int(port)<<16|int(port))
 		if errors.Is(err, unix.ENOPROTOOPT) {
@@ -73,13 +72,13 @@ func fromPort(port uint16) carry.Setup {
 	}
 }
 
-// shared lets several planes, of processes of one user, have a socket for the same Service.
-func shared(fd int, _ bool) error {
+// Shared lets several planes, of processes of one user, have a socket for the same Service.
+func Shared(fd int, _ bool) error {
 	return os.NewSyscallError("setsockopt SO_REUSEPORT", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
 }
 
 // control sets a socket of package net up.
-func control(setups ...carry.Setup) func(network, address string, c syscall.RawConn) error {
+func control(setups ...Setup) func(network, address string, c syscall.RawConn) error {
 	return func(network, _ string, c syscall.RawConn) error {
 		var failed error
 		err := c.Control(func(fd uintptr) {
@@ -91,8 +90,10 @@ func control(setups ...carry.Setup) func(network, address string, c syscall.RawC
 	}
 }
 
-// receiveMuch has as many datagrams wait in the kernel as it may: without CAP_NET_ADMIN as net.core.rmem_max allows.
-func receiveMuch(c *net.UDPConn) {
+const receiveBuffer = 4 << 20 // bytes
+
+// ReceiveMuch has as many datagrams wait in the kernel as it may: without CAP_NET_ADMIN as net.core.rmem_max allows.
+func ReceiveMuch(c *net.UDPConn) {
 	forced := errors.ErrUnsupported
 	if raw, err := c.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { // fails only if it is closed
@@ -112,16 +113,28 @@ func family(network string, a netip.Addr) string {
 	return network + "4"
 }
 
-// listenTCP listens, in the calling thread's namespace.
-func listenTCP(a netip.AddrPort, setups ...carry.Setup) (*carry.Conn, error) {
-	return carry.Listen(unix.IPPROTO_TCP, a, append(setups, abortive, carry.Lively)...)
+// ListenTCP listens for connections that end by a reset when the process does, in the calling thread's namespace.
+func ListenTCP(a netip.AddrPort, setups ...Setup) (*Conn, error) {
+	return Listen(unix.IPPROTO_TCP, a, append(setups, Abortive, Lively)...)
 }
 
-func listenUDP(a netip.AddrPort, setups ...carry.Setup) (*net.UDPConn, error) {
+// ListenUDP makes a socket for datagrams, in the calling thread's namespace.
+func ListenUDP(a netip.AddrPort, setups ...Setup) (*net.UDPConn, error) {
 	config := net.ListenConfig{Control: control(setups...)}
 	c, err := config.ListenPacket(context.Background(), family("udp", a.Addr()), a.String())
 	if err != nil {
 		return nil, err
 	}
 	return c.(*net.UDPConn), nil
+}
+
+// GetOption is getsockopt with a structure of any length.
+func GetOption(fd, level, name int, value []byte) error {
+	length := uint32(len(value))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name),
+		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&length)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }

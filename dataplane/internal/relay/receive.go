@@ -1,4 +1,4 @@
-package userspace
+package relay
 
 import (
 	"errors"
@@ -24,8 +24,8 @@ import (
 
 // intake is such a socket.
 type intake struct {
-	proxy   *proxy
-	locate  locator
+	proxy   *Proxy
+	locate  DatagramLocator
 	waiting *share.Pool // bytes of datagrams
 
 	buffer, oob []byte
@@ -42,8 +42,8 @@ const (
 // datagram is one that waits.
 type datagram struct {
 	share.Place
-	proxy *proxy
-	at    packet
+	proxy *Proxy
+	at    Packet
 	data  []byte
 }
 
@@ -60,9 +60,13 @@ func (d *datagram) wait(among *share.Pool, o share.Owner) {
 	}
 }
 
-// receive deals with datagrams until the proxy ends, or the socket is closed. What cannot be sent is lost, which
-// clients of UDP must expect.
-func (p *proxy) receive(socket *net.UDPConn, locate locator) {
+// Receive deals with datagrams in a goroutine, until the proxy ends, or the socket is closed. What cannot be sent is
+// lost, which clients of UDP must expect.
+func (p *Proxy) Receive(socket *net.UDPConn, locate DatagramLocator) {
+	p.group.Go(func() { p.receive(socket, locate) })
+}
+
+func (p *Proxy) receive(socket *net.UDPConn, locate DatagramLocator) {
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return // it is closed
@@ -88,7 +92,7 @@ func (p *proxy) receive(socket *net.UDPConn, locate locator) {
 // take waits until there are datagrams, and has all of them wait for their turn. One that comes when there is no other
 // has it at once.
 func (in *intake) take(raw syscall.RawConn) error {
-	idle, alone := false, packet{}
+	idle, alone := false, Packet{}
 	var size int
 	var failed error
 	err := raw.Read(func(fd uintptr) bool {
@@ -105,6 +109,7 @@ func (in *intake) take(raw syscall.RawConn) error {
 				return true
 			}
 			at, ok := in.locate(clientOf(from), in.oob[:m])
+			at.Protocol = model.UDP
 			if !ok || at.translated() && !in.proxy.recall(&at) {
 				continue
 			}
@@ -116,14 +121,14 @@ func (in *intake) take(raw syscall.RawConn) error {
 		}
 		return true
 	})
-	if err = errors.Join(err, failed); err == nil && alone.client.IsValid() {
+	if err = errors.Join(err, failed); err == nil && alone.Client.IsValid() {
 		in.proxy.meet(alone, in.buffer[:size])
 	}
 	return err
 }
 
 // wait has a datagram wait for its turn, unless it is for nobody.
-func (in *intake) wait(at packet, data []byte) {
+func (in *intake) wait(at Packet, data []byte) {
 	owner, ok := in.proxy.sends(at)
 	if !ok {
 		return
@@ -133,47 +138,39 @@ func (in *intake) wait(at packet, data []byte) {
 }
 
 // sends returns the owner of a datagram. ok is false if no row has its destination.
-func (p *proxy) sends(at packet) (o share.Owner, ok bool) {
-	d, ok := p.rows.lookup(at)
-	return d.owner(at.client), ok
+func (p *Proxy) sends(at Packet) (o share.Owner, ok bool) {
+	d, ok := p.Rows.lookup(at)
+	return p.owner(d, at, nil), ok
 }
 
 // recall finds where a datagram was going that was redirected. It reports false if connection tracking does not know.
 // It asks before a datagram waits, because one whose Service is not known would wait among those of all Services. It
 // does not ask for a flow that is sure.
-func (p *proxy) recall(at *packet) (ok bool) {
+func (p *Proxy) recall(at *Packet) (ok bool) {
 	f := p.flows.find(*at)
 	if f != nil && f.sure() {
-		at.destination = f.key.AddrPort()
+		at.Destination = f.key.AddrPort()
 		return true
 	}
-	to, err := p.origins.original(model.UDP, at.client, at.redirected.at)
+	to, err := p.options.Original(at.Client, at.From.At)
 	if err != nil {
 		return false
 	}
-	at.destination = to
+	at.Destination = to
 	if f != nil && to == f.key.AddrPort() {
 		f.assure()
 	}
 	return true
 }
 
-// locator tells where a datagram was going.
-type locator func(client netip.AddrPort, oob []byte) (at packet, ok bool)
+// A DatagramLocator tells where a datagram was going.
+type DatagramLocator func(client netip.AddrPort, control []byte) (at Packet, ok bool)
 
-// brings is for datagrams that TPROXY has brought.
-func (o origin) brings(client netip.AddrPort, oob []byte) (packet, bool) {
-	to, ok := destination(oob)
-	return packet{protocol: model.UDP, client: client, destination: to, origin: o}, ok
-}
-
-// receives is for datagrams that were redirected.
-func (r *redirection) receives(client netip.AddrPort, _ []byte) (packet, bool) {
-	at := packet{protocol: model.UDP, client: client, origin: r.origin, redirected: r}
-	if r.direct != nil {
-		at.origin, at.destination = r.direct.origin(client.Addr()), r.at
-	}
-	return at, true
+// Answers is a socket from which clients are answered, as their datagrams have come to it.
+type Answers struct {
+	*net.UDPConn
+	At         netip.AddrPort
+	Redirected bool // the datagrams were going elsewhere
 }
 
 // clientOf is the sender of a datagram. An address of a link needs that to be answered.

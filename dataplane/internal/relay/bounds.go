@@ -1,4 +1,4 @@
-package userspace
+package relay
 
 import (
 	"errors"
@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/internal/carry"
-	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -19,16 +18,6 @@ import (
 //
 //	accept ─► row? ─► a place among the connections? ─ no: reset ─► dial ─► carry
 //	  └─ no file left at all: the spare one takes it, to be reset
-
-// fit makes what may be open at once so small that there are files for it: two for a connection; for a flow one, and
-// one from which it is answered. An eighth is for pipes, and for backends that have not answered for long.
-func (o *Options) fit(files int) {
-	rest := files - share.Reserve() - files/extraShare
-	o.MaxFlows = min(o.MaxFlows, rest/4)
-	o.MaxConnections = min(o.MaxConnections, (rest-2*o.MaxFlows)/2)
-}
-
-const extraShare = 8
 
 // turnedAway is what the bounds have kept out, or ended.
 type turnedAway struct {
@@ -79,11 +68,11 @@ func (t *turnedAway) news() (names []string) {
 }
 
 // forget gives up what was counted for rows that there are not any more.
-func (t *turnedAway) forget(rows *directory) {
+func (t *turnedAway) forget(rows *Directory) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for key := range t.byRow {
-		if !rows.forwards(endpoint{key.AddrPort(), key.Protocol}) {
+		if !rows.Forwards(Endpoint{key.AddrPort(), key.Protocol}) {
 			delete(t.byRow, key)
 		}
 	}

@@ -1,4 +1,4 @@
-package userspace
+package relay
 
 import (
 	"math"
@@ -8,27 +8,26 @@ import (
 	"fairlead.dev/fairlead/internal/share"
 )
 
-// gate is passed by connections that have come, a few at a time until these have asked their backends. A client may
+// A Gate is passed by connections that have come, a few at a time until these have asked their backends. A client may
 // connect faster than the process can; if all that have come went on at once, the last one would wait for all others,
 // whosever it is.
 //
 //	accept ─► a place ─► gate: are many about to ask? ─ no ─► dial ─ has asked ─┬─► wait for the backend ─► carry
 //	                                └ yes ─► wait for the turn of the owner ◄───┘
-type gate struct {
+type Gate struct {
 	mu      sync.Mutex
 	free    int
 	waiting *share.Pool
 }
 
-// newGate has so many pass at once.
-func newGate(free int) *gate { return &gate{free: free, waiting: share.New(math.MaxInt)} }
+// NewGate has so many pass at once.
+func NewGate(free int) *Gate { return &Gate{free: free, waiting: share.New(math.MaxInt)} }
 
-// dialers are how many connections may pass: some for each processor or, where each takes a transaction of nf_tables,
-// which has room for many.
-func dialers(way Redirect) int {
-	const ofProcessor, ofTransaction = 8, 256
-	if way == ByNAT {
-		return ofTransaction
+// dialers are how many connections may pass: some for each processor or, where each waits for the kernel, many.
+func dialers(sideBySide bool) int {
+	const ofProcessor, ofKernel = 8, 256
+	if sideBySide {
+		return ofKernel
 	}
 	return ofProcessor * runtime.GOMAXPROCS(0)
 }
@@ -42,8 +41,8 @@ func (waiter) Used() int64 { return 0 }
 // Yield implements share.Holder. There is room for all.
 func (waiter) Yield() {}
 
-// enter reports whether one may go on; else it waits, and then is called when it may.
-func (g *gate) enter(q *share.Place, o share.Owner, then func()) bool {
+// Enter reports whether one may go on; else it waits, and then is called when it may.
+func (g *Gate) Enter(q *share.Place, o share.Owner, then func()) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.free > 0 {
@@ -54,8 +53,8 @@ func (g *gate) enter(q *share.Place, o share.Owner, then func()) bool {
 	return false
 }
 
-// pass is called when one that could go on has asked: the next one may.
-func (g *gate) pass() {
+// Pass is called when one that could go on has asked: the next one may.
+func (g *Gate) Pass() {
 	g.mu.Lock()
 	next, ok := g.waiting.Next().(waiter)
 	if !ok {
@@ -67,5 +66,5 @@ func (g *gate) pass() {
 	}
 }
 
-// leave has one not wait any more.
-func (g *gate) leave(q *share.Place) { g.waiting.Leave(q) }
+// Leave has one not wait any more.
+func (g *Gate) Leave(q *share.Place) { g.waiting.Leave(q) }

@@ -1,4 +1,4 @@
-package userspace
+package relay
 
 import (
 	"sync/atomic"
@@ -12,7 +12,7 @@ import (
 type connection struct {
 	carry.Activity
 	carry.Ends
-	proxy *proxy
+	proxy *Proxy
 	owner share.Owner
 	name  string // of the Service
 	place share.Place
@@ -22,21 +22,15 @@ type connection struct {
 	asked  atomic.Bool // the backend
 }
 
-// caller is a client whose connection was accepted.
-type caller struct {
-	carry.Accepted
-	serve func(*connection, decision)
-}
-
-// enter has a caller served in a goroutine of its own, or sends it away.
-func (p *proxy) enter(at packet, c caller) {
-	d, ok := p.rows.lookup(at)
+// enter has a client served in a goroutine of its own, or sends it away.
+func (p *Proxy) enter(at Packet, c carry.Accepted) {
+	d, ok := p.Rows.lookup(at)
 	if !ok { // the row went while the client came
 		c.Reset()
 		return
 	}
-	conn := &connection{proxy: p, name: d.service(), owner: d.owner(at.client)}
-	conn.Take(c.Accepted)
+	conn := &connection{proxy: p, name: d.service(), owner: p.owner(d, at, p.connections)}
+	conn.Take(c)
 	conn.Touch()
 	if bound := p.admit(conn, c.FD); bound != "" {
 		p.turned.count(&d, bound)
@@ -46,10 +40,10 @@ func (p *proxy) enter(at packet, c caller) {
 	conn.serve = func() {
 		defer conn.leave()
 		if !conn.Over() {
-			c.serve(conn, d)
+			p.serve(at, d, conn)
 		}
 	}
-	if p.gate.enter(&conn.queued, conn.owner, conn.start) {
+	if p.gate.Enter(&conn.queued, conn.owner, conn.start) {
 		conn.start()
 	}
 }
@@ -57,7 +51,7 @@ func (p *proxy) enter(at packet, c caller) {
 func (c *connection) start() { c.proxy.group.Go(c.serve) }
 
 // admit gives a connection a place, or tells which bound keeps it out.
-func (p *proxy) admit(c *connection, fd int) (bound string) {
+func (p *Proxy) admit(c *connection, fd int) (bound string) {
 	if share.Scarce(fd, 1) {
 		return tooManyFiles
 	}
@@ -73,13 +67,13 @@ func (c *connection) Yield() {
 		c.proxy.turned.yielded(c.name, tooManyConnections)
 	}
 	c.Reset()
-	c.proxy.gate.leave(&c.queued)
+	c.proxy.gate.Leave(&c.queued)
 }
 
 // asks notes that a connection is asking its backend, or is over, so that another one may go on.
 func (c *connection) asks() {
 	if !c.asked.Swap(true) {
-		c.proxy.gate.pass()
+		c.proxy.gate.Pass()
 	}
 }
 

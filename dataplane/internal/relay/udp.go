@@ -1,4 +1,4 @@
-package userspace
+package relay
 
 import (
 	"errors"
@@ -28,7 +28,7 @@ type flows struct {
 	// redirected are those of clients that were redirected, by where these were going.
 	redirected map[netip.AddrPort]map[*flow]struct{}
 	over       bool        // the proxy has ended
-	hurried    atomic.Bool // see hurry
+	hurried    atomic.Bool // see Hurry
 }
 
 // front is the socket from which the answers of one destination come. It has the destination's address and port, and
@@ -44,15 +44,15 @@ type front struct {
 // flow is one client's way to a backend.
 type flow struct {
 	carry.Activity // when somebody has said something
-	call
-	proxy *proxy
+	Call
+	proxy *Proxy
 	place share.Place
 	front *front
 	began time.Time
 	asked time.Time // of one that was redirected: when its destination was last sure
 
 	mu        sync.Mutex
-	conn      *flowSocket // nil: it is not open yet
+	conn      *Socket // nil: it is not open yet
 	backend   netip.AddrPort
 	tried     []netip.AddrPort
 	pending   []byte // the latest datagram, until somebody has answered
@@ -71,32 +71,11 @@ func newFlows(most int) *flows {
 	}
 }
 
-// destination is where a datagram was going.
-func destination(oob []byte) (netip.AddrPort, bool) {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return netip.AddrPort{}, false
-	}
-	for i := range messages {
-		address, err := unix.ParseOrigDstAddr(&messages[i])
-		if err != nil {
-			continue
-		}
-		switch a := address.(type) {
-		case *unix.SockaddrInet4:
-			return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), true
-		case *unix.SockaddrInet6:
-			return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), true
-		}
-	}
-	return netip.AddrPort{}, false
-}
-
 // datagram sends one on, over the client's flow or a new one.
-func (p *proxy) datagram(at packet, data []byte) {
+func (p *Proxy) datagram(at Packet, data []byte) {
 	for range 2 { // the flow that is found may have ended, or its backend is not there any more
 		f := p.flows.find(at)
-		if f != nil && at.translated() && f.key.AddrPort() != at.destination { // the port is another client's by now
+		if f != nil && at.translated() && f.key.AddrPort() != at.Destination { // the port is another client's by now
 			p.flows.end(f)
 			f = nil
 		}
@@ -132,24 +111,24 @@ func (f *flow) assure() {
 	f.asked = time.Now()
 }
 
-func (l *flows) find(at packet) *flow {
+func (l *flows) find(at Packet) *flow {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if front := l.fronts[at.answeredFrom()]; front != nil {
-		return front.flows[at.client]
+		return front.flows[at.Client]
 	}
 	return nil
 }
 
 // translated reports whether connection tracking knows where it was going.
-func (at packet) translated() bool { return at.redirected != nil && at.redirected.direct == nil }
+func (at Packet) translated() bool { return at.From != nil && at.From.Redirected }
 
 // answeredFrom is the address of the socket from which answers go.
-func (at packet) answeredFrom() netip.AddrPort {
-	if at.redirected != nil {
-		return at.redirected.at
+func (at Packet) answeredFrom() netip.AddrPort {
+	if at.From != nil {
+		return at.From.At
 	}
-	return at.destination
+	return at.Destination
 }
 
 // send sends a datagram to the backend, and keeps it while nobody has answered. A client that says something after an
@@ -196,10 +175,11 @@ func (f *flow) settled() bool {
 	return f.questions == 1 && f.answered && f.conn.LocalAddr().Addr() == f.client.Addr()
 }
 
-// hurry has flows that are settled end soon, while another plane is in force. The socket of one has a port of its
+// Hurry has flows that are settled end soon, while another plane is in force. The socket of one has a port of its
 // client's address, and a question that the client asks from there by the other plane would have its answer end at that
 // socket: the kernel gives what comes from the backend to it before it is forwarded (udp_v4_early_demux).
-func (l *flows) hurry(on bool) {
+func (p *Proxy) Hurry(on bool) {
+	l := p.flows
 	if l.hurried.Swap(on) == on {
 		return
 	}
@@ -224,15 +204,15 @@ func (f *flow) goesOn() bool {
 }
 
 // begin opens a flow and starts to send its answers; nil if there is nobody to talk to.
-func (p *proxy) begin(at packet) *flow {
-	d, ok := p.rows.lookup(at)
+func (p *Proxy) begin(at Packet) *flow {
+	d, ok := p.Rows.lookup(at)
 	if !ok {
 		return nil
 	}
 	now := time.Now()
-	f := &flow{call: call{decision: d, client: at.client}, proxy: p, began: now, asked: now}
+	f := &flow{Call: Call{decision: d, client: at.Client}, proxy: p, began: now, asked: now}
 	f.Touch()
-	owner := d.owner(at.client)
+	owner := p.owner(d, at, p.flows.places)
 	owner.Unproven = true
 	if !p.flows.places.Enter(&f.place, owner, 1, f) {
 		p.turned.count(&d, tooManyFlows)
@@ -242,14 +222,14 @@ func (p *proxy) begin(at packet) *flow {
 		p.flows.end(f)
 		return nil
 	}
-	d.pool.asked(at.client.Addr(), f.backend, now)
+	d.pool.asked(at.Client.Addr(), f.backend, now)
 	p.group.Go(func() { p.answers(f) })
 	return f
 }
 
 // connectFlow connects a flow with a backend.
-func (p *proxy) connectFlow(f *flow, at packet) error {
-	conn, backend, err := p.connectAny(f.call, nil)
+func (p *Proxy) connectFlow(f *flow, at Packet) error {
+	conn, backend, err := p.connectAny(f.Call, nil)
 	if err != nil {
 		p.undialed(&f.decision, err)
 		return err
@@ -261,11 +241,14 @@ func (p *proxy) connectFlow(f *flow, at packet) error {
 }
 
 // connectAny opens a socket to one of the backends that were not tried.
-func (p *proxy) connectAny(c call, tried []netip.AddrPort) (conn *flowSocket, at netip.AddrPort, err error) {
+func (p *Proxy) connectAny(c Call, tried []netip.AddrPort) (conn *Socket, at netip.AddrPort, err error) {
 	at, err = p.reach(c, tried, func(b model.Backend, _ time.Duration) (err error) {
-		conn, err = p.connectUDP(c, b)
+		conn, err = p.ask(c, b)
 		return err
 	})
+	if err == nil && conn.Leave != nil {
+		p.leaveFirst(conn)
+	}
 	return conn, at, err
 }
 
@@ -278,7 +261,7 @@ func (f *flow) Yield() {
 }
 
 // add enters a flow. If it is the first one of its destination, it opens the socket for the answers.
-func (p *proxy) add(f *flow, at packet) error {
+func (p *Proxy) add(f *flow, at Packet) error {
 	l := p.flows
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -318,21 +301,21 @@ func leave[K comparable](index map[K]map[*flow]struct{}, key K, f *flow) {
 	}
 }
 
-func (p *proxy) openFront(at packet) (*front, error) {
+func (p *Proxy) openFront(at Packet) (*front, error) {
 	f := &front{at: at.answeredFrom(), flows: map[netip.AddrPort]*flow{}}
-	if at.redirected != nil {
-		f.UDPConn, f.shared = at.redirected.udp, true
+	if at.From != nil {
+		f.UDPConn, f.shared = at.From.UDPConn, true
 		return f, nil
 	}
 	err := p.sockets.Do(func() (err error) {
-		f.UDPConn, err = listenUDP(f.at, transparent, shared)
+		f.UDPConn, err = carry.ListenUDP(f.at, carry.Transparent, carry.Shared)
 		return err
 	})
 	return f, err
 }
 
 // answers sends the backend's answers to the client until the flow ends.
-func (p *proxy) answers(f *flow) {
+func (p *Proxy) answers(f *flow) {
 	for {
 		conn := f.current()
 		err := p.answer(f, conn)
@@ -350,7 +333,7 @@ func (p *proxy) answers(f *flow) {
 	}
 }
 
-func (f *flow) current() *flowSocket {
+func (f *flow) current() *Socket {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.conn
@@ -359,7 +342,7 @@ func (f *flow) current() *flowSocket {
 // answer waits for a datagram of the backend and sends it to the client. It takes a buffer only when there is something
 // to read: most flows are short, and idle for the rest of their time. While it reads it takes no lock: whoever closes
 // the socket has that of the flow, and waits until the read is over.
-func (p *proxy) answer(f *flow, conn *flowSocket) error {
+func (p *Proxy) answer(f *flow, conn *Socket) error {
 	var buf *[bufferSize]byte
 	var n int
 	var failed error
@@ -393,7 +376,7 @@ func (f *flow) heard() {
 
 // elsewhere moves a flow whose backend is not there to another one, with what the client has said last, and reports
 // whether that was possible. A backend that has answered before keeps the flow: it may be back in a moment.
-func (p *proxy) elsewhere(f *flow) bool {
+func (p *Proxy) elsewhere(f *flow) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.over || f.answered || f.moving || len(f.tried)+1 >= p.options.Dials {
@@ -403,16 +386,16 @@ func (p *proxy) elsewhere(f *flow) bool {
 	f.tried = append(f.tried, f.backend)
 	f.moving = true
 	f.mu.Unlock() // who brings datagrams does not wait
-	conn, backend, err := p.connectAny(f.call, slices.Clone(f.tried))
+	conn, backend, err := p.connectAny(f.Call, slices.Clone(f.tried))
 	f.mu.Lock()
 	f.moving = false
 	if err == nil && f.over {
-		conn.Close()
+		conn.end()
 	}
 	if err != nil || f.over {
 		return false
 	}
-	f.conn.Close()
+	f.conn.end()
 	f.conn, f.backend = conn, backend
 	f.Touch()
 	f.pool.asked(f.client.Addr(), backend, time.Now())
@@ -426,7 +409,7 @@ func (l *flows) end(f *flow) {
 	l.places.Leave(&f.place)
 	f.mu.Lock()
 	if f.over = true; f.conn != nil {
-		f.conn.Close()
+		f.conn.end()
 	}
 	f.mu.Unlock()
 	l.mu.Lock()
@@ -466,7 +449,7 @@ func (l *flows) all() (all []*flow) {
 }
 
 // touched are the flows of pools and destinations that have changed; of a nil change all.
-func (l *flows) touched(c *model.Change, rows *directory) (some []*flow) {
+func (l *flows) touched(c *model.Change, rows *Directory) (some []*flow) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c == nil {
@@ -497,14 +480,14 @@ func (l *flows) touched(c *model.Change, rows *directory) (some []*flow) {
 	return some
 }
 
-// expel ends the flows that the rows do not allow any more: their client's next datagram begins another one.
-func (p *proxy) expel(c *model.Change) {
-	p.turned.forget(p.rows)
-	for _, f := range p.flows.touched(c, p.rows) {
+// Expel ends the flows that the rows do not allow any more: their client's next datagram begins another one.
+func (p *Proxy) Expel(c *model.Change) {
+	p.turned.forget(p.Rows)
+	for _, f := range p.flows.touched(c, p.Rows) {
 		f.mu.Lock()
 		backend := f.backend
 		f.mu.Unlock()
-		if !p.rows.leads(f.key, f.pool) || !f.pool.keeps(backend) {
+		if !p.Rows.leads(f.key, f.pool) || !f.pool.keeps(backend) {
 			p.flows.end(f)
 		}
 	}

@@ -1,0 +1,161 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/internal/share"
+	"fairlead.dev/fairlead/model"
+)
+
+// reach connects a call to a backend of its pool, by a function that waits for one no longer than it is told. If one
+// cannot be reached, others are tried, but none of those that were before.
+func (p *Proxy) reach(c Call, tried []netip.AddrPort, try func(model.Backend, time.Duration) error,
+) (at netip.AddrPort, err error) {
+	err = errNoBackend
+	for i := range p.options.Dials {
+		b, others, ok := c.pool.choose(c.client.Addr(), tried, time.Now())
+		if !ok {
+			break
+		}
+		patience := p.options.DialTimeout
+		if others && i < p.options.Dials-1 {
+			patience = min(patience, patience/haste<<i)
+		}
+		if err = errLoop; !p.leadsBack(c, b) {
+			err = try(b, patience)
+		}
+		if err == nil {
+			if len(tried) > 0 {
+				p.rescued.Add(1)
+			}
+			return b.AddrPort(), nil
+		}
+		if p.context.Err() != nil || isExhausted(err) || c.conn != nil && c.conn.Over() {
+			break
+		}
+		if !isOwn(err) {
+			c.pool.failed(b.AddrPort(), time.Now())
+		}
+		tried = append(tried, b.AddrPort())
+	}
+	return at, err
+}
+
+// haste is the part of its time that the first backend has to answer while there are others to try; each further one
+// has twice as much.
+const haste = 8
+
+var errNoBackend = errors.New("no backend is left to try")
+
+// leadsBack reports whether the process would serve its own connection to a backend, which is a destination of a row.
+// Who connects otherwise than as the process has rules that leave those alone.
+func (p *Proxy) leadsBack(c Call, b model.Backend) bool {
+	return p.options.Connect == nil && p.Rows.Forwards(Endpoint{b.AddrPort(), c.key.Protocol})
+}
+
+var errLoop = errors.New("the backend is a destination that this process serves itself")
+
+// A Socket has asked a backend.
+type Socket struct {
+	*carry.Conn
+	// Leave ends what the socket needs of others: a connection while there is no answer, a flow as long as it lasts. It
+	// may be called more than once; nil: it needs nothing.
+	Leave func()
+}
+
+func (s *Socket) left() {
+	if s.Leave != nil {
+		s.Leave()
+	}
+}
+
+// await waits for the answer, and closes the socket if there is none. Where it comes after its patience has ended, the
+// backend is trusted again; but there must be a file for that.
+func (p *Proxy) await(c Call, s *Socket, b model.Backend, patience time.Duration) error {
+	c.conn.Reach(s)
+	err := s.Await(patience)
+	rest := p.options.DialTimeout - patience
+	if errors.Is(err, os.ErrDeadlineExceeded) && rest > 0 {
+		if back := c.conn.borrow(1); back != nil {
+			c.conn.Reach(nil)
+			p.group.Go(func() {
+				defer back()
+				p.linger(c.pool, s, b, rest)
+			})
+			return err
+		}
+		err = s.Await(rest)
+	}
+	s.left()
+	if err != nil {
+		s.Close()
+	}
+	return err
+}
+
+func (p *Proxy) linger(in *pool, s *Socket, b model.Backend, rest time.Duration) {
+	defer context.AfterFunc(p.context, s.Reset)()
+	if s.Await(rest) == nil {
+		in.trust(b.AddrPort())
+	}
+	s.left()
+	s.Close()
+}
+
+// Connect makes a socket, sets it up, and asks a backend.
+func (p *Proxy) Connect(c Call, b model.Backend, setups ...carry.Setup) (*carry.Conn, error) {
+	conn, err := p.socket(c.key.Protocol, b.Addr.Is6(), setups...)
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.Connect(b.AddrPort()); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+// ask makes a socket for a call that asks a backend.
+func (p *Proxy) ask(c Call, b model.Backend, setups ...carry.Setup) (*Socket, error) {
+	if p.options.Connect != nil {
+		return p.options.Connect(c, b, setups...)
+	}
+	conn, err := p.Connect(c, b, setups...)
+	return &Socket{Conn: conn}, err
+}
+
+// socket makes one in the namespace of the plane.
+func (p *Proxy) socket(protocol model.Protocol, v6 bool, setups ...carry.Setup) (conn *carry.Conn, err error) {
+	err = p.sockets.Do(func() (err error) {
+		conn, err = carry.Socket(int(protocol), v6, append([]carry.Setup{scarce}, setups...)...)
+		return err
+	})
+	return conn, err
+}
+
+// scarce fails, as the kernel does where there is nothing left, for a socket that leaves too few.
+func scarce(fd int, _ bool) error {
+	if share.Scarce(fd, dialing) {
+		return os.NewSyscallError("socket", unix.EMFILE)
+	}
+	return nil
+}
+
+// connect opens a connection to one backend.
+func (p *Proxy) connect(c Call, b model.Backend, patience time.Duration, setups []carry.Setup) (*carry.Conn, error) {
+	s, err := p.ask(c, b, setups...)
+	c.conn.asks()
+	if err == nil {
+		err = p.await(c, s, b, patience)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.Conn, nil
+}
