@@ -18,9 +18,9 @@ func Present() (name string, err error) {
 	slices.SortStableFunc(all, func(p, q plane) int { return model.FalseFirst(q.behind != "", p.behind != "") })
 	var errs []error
 	for _, p := range all {
-		left, err := p.traces()
+		left, err := p.Inspect()
 		if left.Rules && !left.Retired {
-			return p.name, nil
+			return p.Name, nil
 		}
 		errs = append(errs, err)
 	}

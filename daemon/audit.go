@@ -37,12 +37,12 @@ func Audit(ctx context.Context, c *config.Config, t *service.Table, log *slog.Lo
 func settingsFound(s planeSettings) (planeSettings, error) {
 	var names []string
 	for _, p := range planes() {
-		left, err := p.traces()
+		left, err := p.Inspect()
 		if err != nil {
-			return s, fmt.Errorf("look for the data plane %s: %w", p.name, permitted(err))
+			return s, fmt.Errorf("look for the data plane %s: %w", p.Name, permitted(err))
 		}
 		if left.Rules {
-			names = append(names, p.name)
+			names = append(names, p.Name)
 		}
 	}
 	switch {

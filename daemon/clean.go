@@ -28,16 +28,16 @@ func CleanOwn(ctx context.Context, out io.Writer) error {
 func cleanOwn(ctx context.Context, out io.Writer, back bool) error {
 	var errs []error
 	for _, p := range planes() {
-		clean := p.clean
-		if back && p.handOver != nil {
-			clean = p.handOver
+		remove := p.Remove
+		if back && p.HandBack != nil {
+			remove = p.HandBack
 		}
-		left, err := p.traces()
+		left, err := p.Inspect()
 		if err == nil {
-			err = clean(ctx, dataplane.Config{})
+			err = remove(ctx, dataplane.Config{})
 		}
 		if err == nil && left.Rules {
-			fmt.Fprintln(out, p.name+": removed what there was")
+			fmt.Fprintln(out, p.Name+": removed what there was")
 		}
 		errs = append(errs, permitted(err))
 	}

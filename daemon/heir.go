@@ -65,12 +65,12 @@ type legacy struct {
 func (s planeSettings) inherit(c dataplane.Config, l legacy) (opened, error) {
 	unknown := map[string]error{}
 	for _, p := range planes() {
-		if p.name == s.name {
+		if p.Name == s.name {
 			continue
 		}
-		left, err := p.traces()
+		left, err := p.Inspect()
 		if err != nil { // the plane that is wanted may well work; Sync will look again
-			unknown[p.name] = err
+			unknown[p.Name] = err
 		}
 		c.LocalnetWasOff = c.LocalnetWasOff || left.LocalnetWasOff
 	}
@@ -221,16 +221,16 @@ func (h *heir) clear(ctx context.Context, s *model.State) error {
 	connections := 0
 	h.left = nil
 	for _, p := range h.others() {
-		if p.name == h.self.behind || p.name == h.over() {
+		if p.Name == h.self.behind || p.Name == h.over() {
 			continue
 		}
 		r, err := h.clearOne(ctx, p, s)
 		connections += r.connections
 		if err != nil {
-			err = fmt.Errorf("remove what the data plane %s has left: %w", p.name, err)
+			err = fmt.Errorf("remove what the data plane %s has left: %w", p.Name, err)
 		}
 		if r.removed {
-			h.log.Info("removed what another data plane had left", "plane", p.name, "in force", h.self.name)
+			h.log.Info("removed what another data plane had left", "plane", p.Name, "in force", h.self.Name)
 		}
 		if r.removed || r.connections > 0 {
 			h.left = append(h.left, r)
@@ -265,13 +265,13 @@ func (r *retired) over() bool {
 
 // clearOne removes what one has left, unless there are connections that need it.
 func (h *heir) clearOne(ctx context.Context, p plane, s *model.State) (r remainder, err error) {
-	r.plane = p.name
-	alike := p.name == h.self.name
-	r.connections, err = h.carried.drain(ctx, s, look{name: p.name, over: h.retired.over(), alike: alike})
+	r.plane = p.Name
+	alike := p.Name == h.self.Name
+	r.connections, err = h.carried.drain(ctx, s, look{name: p.Name, over: h.retired.over(), alike: alike})
 	if alike || err != nil || r.connections > 0 {
 		return r, err
 	}
-	left, err := p.traces()
+	left, err := p.Inspect()
 	if h.unprivileged() {
 		err = nil
 	}
@@ -285,13 +285,13 @@ func (h *heir) clearOne(ctx context.Context, p plane, s *model.State) (r remaind
 			return r, err
 		}
 	}
-	if p.retire != nil && !h.retired.over() {
+	if p.Drain != nil && !h.retired.over() {
 		c.Mark = h.settings.mark // of clients that are hidden from now on
-		r.connections, err = p.retire(ctx, c)
+		r.connections, err = p.Drain(ctx, c)
 		r.removed = err == nil && r.connections == 0
 		return r, err
 	}
-	err = p.clean(ctx, c)
+	err = p.Remove(ctx, c)
 	r.removed = err == nil
 	return r, err
 }
@@ -299,8 +299,8 @@ func (h *heir) clearOne(ctx context.Context, p plane, s *model.State) (r remaind
 // recordsLocalnet reports whether this plane, or the one behind it, knows that the sysctl route_localnet was off.
 func (h *heir) recordsLocalnet() (bool, error) {
 	for _, p := range h.others() {
-		if p.name == h.self.name || p.name == h.self.behind {
-			own, err := p.traces()
+		if p.Name == h.self.Name || p.Name == h.self.behind {
+			own, err := p.Inspect()
 			if err != nil || own.LocalnetWasOff {
 				return own.LocalnetWasOff, err
 			}

@@ -16,20 +16,20 @@ import (
 func TestHeir_waits(t *testing.T) {
 	t.Parallel()
 	removed := 0
-	other := plane{
-		name:   "other",
-		traces: func() (dataplane.Traces, error) { return dataplane.Traces{Rules: true}, nil },
-		clean: func(context.Context, dataplane.Config) error {
+	other := plane{Driver: dataplane.Driver{
+		Name:    "other",
+		Inspect: func() (dataplane.Leftover, error) { return dataplane.Leftover{Rules: true}, nil },
+		Remove: func(context.Context, dataplane.Config) error {
 			removed++
 			return nil
 		},
-	}
+	}}
 	inner, err := (&memory.Kernel{}).New(dataplane.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := &heir{
-		opened: opened{Dataplane: inner, inner: inner}, self: plane{name: userspacePlane},
+		opened: opened{Dataplane: inner, inner: inner}, self: plane{Driver: dataplane.Driver{Name: userspacePlane}},
 		others: func() []plane { return []plane{other} }, log: slog.New(slog.DiscardHandler), cleared: func() {},
 	}
 	h.wait()

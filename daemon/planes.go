@@ -1,10 +1,9 @@
 package daemon
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"iter"
+	"path/filepath"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -18,32 +17,15 @@ import (
 	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/dataplane/userspace"
-	"fairlead.dev/fairlead/model"
 )
 
-// plane is a data plane by its name.
+// plane is a data plane with what the agent adds to it.
 type plane struct {
-	name string
-	new  func(planeSettings, *opened) dataplane.New
-	// wrap adds what the plane needs beside itself; nil: nothing, or new has done that.
-	wrap func(dataplane.New) dataplane.New
-	// carries says that connections pass through this process.
-	carries bool
-	// behind is the plane that serves what this one cannot, if there is one: its traces are this one's.
+	dataplane.Driver
+	// wrap adds what the plane needs beside itself; nil: nothing, or Open does that.
+	wrap func(dataplane.Driver) dataplane.New
+	// behind is the plane that serves what this one cannot, if there is one: what that has left is this one's.
 	behind string
-	// prepare does what NodePorts on 127.0.0.1 need and a process with CAP_NET_ADMIN alone may not do; nil: nothing.
-	prepare func(planeSettings) func(dataplane.Config) error
-	// traces and clean are about what it has left, in whatever process and with whatever settings.
-	traces func() (dataplane.Traces, error)
-	clean  func(context.Context, dataplane.Config) error
-	// sessions are what it has left of clients' affinity; see dataplane.Handover.
-	sessions func(context.Context, dataplane.Config, *model.State) iter.Seq2[dataplane.Session, error]
-	// handOver does what clean does on a node where kube-proxy is back in the mode of that name, and shares what has no
-	// owner; nil: nothing is shared.
-	handOver func(context.Context, dataplane.Config) error
-	// retire does what clean does, but as long as there are connections that need what it has left. It tells how many;
-	// nil: there are none.
-	retire func(context.Context, dataplane.Config) (connections int, err error)
 }
 
 const (
@@ -54,65 +36,40 @@ const (
 	userspacePlane = "userspace"
 )
 
-// planes come in the order in which they are chosen for a mode that has none of its own.
-func planes() []plane {
+// planes come in the order in which they are chosen for a mode that has none of its own. Their settings are of no
+// interest.
+func planes() []plane { return planesWith(planeSettings{}, new(userspace.Redirect)) }
+
+// planesWith are those that Open opens with settings. The way is that of packets to the process of mode userspace.
+func planesWith(s planeSettings, way *userspace.Redirect) []plane {
 	return []plane{
-		{
-			name:    nftablesPlane,
-			new:     func(planeSettings, *opened) dataplane.New { return nftables.New },
-			wrap:    wrapped,
-			prepare: func(planeSettings) func(dataplane.Config) error { return nftables.Prepare },
-			traces:  nftables.Traces, clean: nftables.Clean, sessions: nftables.Sessions,
-		},
-		{
-			name:    iptablesPlane,
-			new:     func(s planeSettings, o *opened) dataplane.New { return iptables.New(s.iptables) },
-			wrap:    wrapped,
-			prepare: func(s planeSettings) func(dataplane.Config) error { return iptables.Prepare(s.iptables) },
-			traces:  iptables.Traces, clean: iptables.Clean, sessions: iptables.Sessions,
-		},
-		{
-			name:    ipvsPlane,
-			new:     func(s planeSettings, o *opened) dataplane.New { return ipvs.New(s.ipvs) },
-			wrap:    wrapped,
-			prepare: func(s planeSettings) func(dataplane.Config) error { return ipvs.Prepare(s.ipvs) },
-			traces:  ipvs.Traces, clean: ipvs.Clean, sessions: ipvs.Sessions,
-			handOver: ipvs.HandOver, retire: ipvs.Retire,
-		},
-		{
-			name:    ebpfPlane,
-			new:     func(s planeSettings, o *opened) dataplane.New { return newEBPF(s.ebpf) },
-			behind:  nftablesPlane,
-			prepare: func(planeSettings) func(dataplane.Config) error { return nftables.Prepare },
-			traces:  ebpf.Traces, clean: ebpf.Clean, sessions: ebpf.Sessions,
-			retire: ebpf.Retire,
-		},
-		{
-			name: userspacePlane,
-			new: func(s planeSettings, o *opened) dataplane.New {
-				return userspace.NewOver(s.userspace, legacyTables(), &o.way)
-			},
-			wrap:    func(new dataplane.New) dataplane.New { return conntrack.WrapUntranslated(new, userspace.Carries) },
-			carries: true,
-			traces:  userspace.Traces, clean: userspace.Clean, sessions: userspace.Sessions,
-		},
+		{Driver: nftables.Driver(), wrap: wrapped},
+		{Driver: iptables.Driver(s.iptables), wrap: wrapped},
+		{Driver: ipvs.Driver(s.ipvs), wrap: wrapped},
+		{Driver: ebpfDriver(s.ebpf), behind: nftablesPlane},
+		{Driver: userspace.Driver(s.userspace, legacyTables(), way), wrap: untranslated},
 	}
 }
 
 // Planes are the names of the data planes that are built in.
 func Planes() (names []string) {
 	for _, p := range planes() {
-		names = append(names, p.name)
+		names = append(names, p.Name)
 	}
 	return names
 }
 
 func planeNamed(name string) (plane, error) {
-	i := slices.Index(Planes(), name)
+	return planeSettings{name: name}.plane(new(userspace.Redirect))
+}
+
+func (s planeSettings) plane(way *userspace.Redirect) (plane, error) {
+	all := planesWith(s, way)
+	i := slices.IndexFunc(all, func(p plane) bool { return p.Name == s.name })
 	if i < 0 {
-		return plane{}, fmt.Errorf("there is no data plane %q", name)
+		return plane{}, fmt.Errorf("there is no data plane %q", s.name)
 	}
-	return planes()[i], nil
+	return all[i], nil
 }
 
 // planeSettings tell one data plane from another. They are compared.
@@ -150,18 +107,20 @@ func (o *opened) chains() iptables.Backend {
 	return o.settings.iptables.Backend
 }
 
-// newEBPF has a section of the configuration in the words of the plane. Behind it is the plane of packets with all that
+// ebpfDriver has a section of the configuration in the words of the plane. Behind it is the plane of packets with all that
 // wraps one: a socket that the ebpf plane translates needs no relay and no connection tracking.
-func newEBPF(c config.EBPF) dataplane.New {
+func ebpfDriver(c config.EBPF) dataplane.Driver {
 	o := ebpf.Options{
-		Cgroup: c.CgroupRoot, Pins: ebpf.Pins(c.BPFRoot), Acceleration: ebpf.Acceleration(c.Acceleration),
+		Cgroup: c.CgroupRoot, Pins: filepath.Join(c.BPFRoot, ebpf.PinsDir), Acceleration: ebpf.Acceleration(c.Acceleration),
 		Forwarding: ebpf.Forwarding(c.Forwarding),
 		OnlyNode:   c.Sockets == config.EBPFSocketsOfNode, ReleaseTCP: c.AbortTCP, Sizes: sizes(c.Sizes),
 	}
 	if c.Packets == config.EBPFPacketsByNFTables {
 		o.Serve = ebpf.Behind
 	}
-	return newOverLingering(o, wrapped(nftables.New))
+	d := ebpf.Driver(o)
+	d.Open, d.Prepare = newOverLingering(o, wrapped(nftables.Driver())), nftables.Driver().Prepare
+	return d
 }
 
 func sizes(c config.EBPFSizes) ebpf.Sizes {
@@ -172,7 +131,11 @@ func sizes(c config.EBPFSizes) ebpf.Sizes {
 }
 
 // wrapped adds what planes based on netfilter need.
-func wrapped(new dataplane.New) dataplane.New { return localhost.Wrap(conntrack.Wrap(new)) }
+func wrapped(d dataplane.Driver) dataplane.New { return localhost.Wrap(conntrack.Wrap(d.Open)) }
+
+func untranslated(d dataplane.Driver) dataplane.New {
+	return conntrack.WrapUntranslated(d.Open, d.Carries)
+}
 
 // movesFrom reports whether its rules are in another place than those of another plane.
 func (s planeSettings) movesFrom(old planeSettings) bool {
@@ -223,25 +186,25 @@ func (s planeSettings) instead(err error) string {
 }
 
 func (s planeSettings) openItself(c dataplane.Config) (o opened, err error) {
-	p, err := planeNamed(s.name)
-	if err != nil {
-		return o, err
-	}
 	if s.name == iptablesPlane && s.iptables.Backend == "" {
 		if s.iptables.Backend, err = iptables.Detect(); err != nil {
 			return o, err
 		}
 	}
-	c.Mark = s.mark
-	o.settings, o.carries = s, p.carries
-	remember := func(c dataplane.Config) (dataplane.Dataplane, error) {
-		made, err := p.new(s, &o)(c)
-		o.inner = made
-		return made, err
+	p, err := s.plane(&o.way)
+	if err != nil {
+		return o, err
 	}
-	whole := dataplane.New(remember)
+	c.Mark = s.mark
+	o.settings, o.carries = s, p.Carries != nil
+	open := p.Open
+	p.Open = func(c dataplane.Config) (dataplane.Dataplane, error) {
+		o.inner, err = open(c)
+		return o.inner, err
+	}
+	whole := p.Open
 	if p.wrap != nil {
-		whole = p.wrap(remember)
+		whole = p.wrap(p.Driver)
 	}
 	o.Dataplane, err = whole(c)
 	return o, err

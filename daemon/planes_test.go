@@ -118,9 +118,9 @@ func TestHeir(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				there := func() dataplane.Traces {
+				there := func() dataplane.Leftover {
 					p, _ := planeNamed(from)
-					left, err := p.traces()
+					left, err := p.Inspect()
 					if err != nil {
 						t.Error(err)
 					}
@@ -135,7 +135,9 @@ func TestHeir(t *testing.T) {
 				defer o.Close()
 				resists := errors.New("it resists")
 				o.heir.others = func() []plane {
-					return []plane{{name: from, traces: func() (dataplane.Traces, error) { return dataplane.Traces{}, resists }}}
+					return []plane{{Driver: dataplane.Driver{
+						Name: from, Inspect: func() (dataplane.Leftover, error) { return dataplane.Leftover{}, resists },
+					}}}
 				}
 				if err := o.Sync(ctx, s); !errors.Is(err, dataplane.ErrPartial) || !errors.Is(err, resists) || !there().Rules || cleared > 0 {
 					t.Errorf("%v, %+v", err, there())

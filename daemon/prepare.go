@@ -6,19 +6,20 @@ import (
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/userspace"
 )
 
 // prepare has the plane set what only a privileged process can, if the configuration needs it:
 // IPVS in any case, others for NodePorts on 127.0.0.1.
 func prepare(c *config.Config, s planeSettings, l *Logs) error {
-	p, err := planeNamed(s.name)
+	p, err := s.plane(new(userspace.Redirect))
 	if err != nil || s.name != ipvsPlane && !slices.ContainsFunc(c.NodePortAddresses(), meansLocalhost) {
 		return err
 	}
-	if p.prepare == nil {
+	if p.Prepare == nil {
 		return nil
 	}
-	return p.prepare(s)(dataplane.Config{Mark: s.mark, Log: l.Logger()})
+	return p.Prepare(dataplane.Config{Mark: s.mark, Log: l.Logger()})
 }
 
 // meansLocalhost reports whether NodePorts are open on 127.0.0.1 by this word or range: 0.0.0.0/0 does not

@@ -23,10 +23,10 @@ func (h *heir) inherit(ctx context.Context, s *model.State) {
 func (h *heir) leftSessions(ctx context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
 		for _, p := range planes() {
-			if left, err := p.traces(); p.name == h.self.name || err != nil || !left.Rules {
+			if left, err := p.Inspect(); p.Name == h.self.Name || err != nil || !left.Rules {
 				continue // Sync will say what is wrong with traces
 			}
-			for one, err := range p.sessions(ctx, dataplane.Config{Log: h.log}, s) {
+			for one, err := range p.Sessions(ctx, dataplane.Config{Log: h.log}, s) {
 				if !yield(one, err) {
 					return
 				}
@@ -40,8 +40,8 @@ func (h *heir) learnLate(ctx context.Context, p plane, s *model.State) {
 	if h.alone || !h.inherits {
 		return
 	}
-	if _, err := h.Learn(ctx, s, p.sessions(ctx, dataplane.Config{Log: h.log}, s)); err != nil {
-		h.log.Warn("session affinity: some clients may get other endpoints than before", "another data plane", p.name,
+	if _, err := h.Learn(ctx, s, p.Sessions(ctx, dataplane.Config{Log: h.log}, s)); err != nil {
+		h.log.Warn("session affinity: some clients may get other endpoints than before", "another data plane", p.Name,
 			"error", err)
 	}
 }

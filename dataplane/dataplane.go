@@ -194,8 +194,8 @@ type Meter interface {
 	NotListening(v6 bool)
 }
 
-// Traces tell what a plane, in this or an earlier process, has left in the kernel.
-type Traces struct {
+// Leftover is what a plane, in this or an earlier process, has in the kernel.
+type Leftover struct {
 	Rules          bool // there are some
 	Retired        bool // they take nothing new: another plane is in force, and they are there for open connections
 	LocalnetWasOff bool // it has set the sysctl route_localnet

@@ -200,7 +200,7 @@ func beside(t *testing.T, mode ipvs.AddressMode) {
 	if uses, err := to.UsesIPVS(); !uses || err != nil {
 		t.Errorf("kube-proxy uses IPVS: %t, %v", uses, err)
 	}
-	err := w.bed.Do(testbed.Node, func() error { return ipvs.HandOver(w.Context(), dataplane.Config{}) })
+	err := w.bed.Do(testbed.Node, func() error { return ipvs.Driver(ipvs.Options{}).HandBack(w.Context(), dataplane.Config{}) })
 	if err != nil {
 		t.Error(err)
 	}
@@ -211,7 +211,7 @@ func beside(t *testing.T, mode ipvs.AddressMode) {
 	p.stop()
 	l.endShort()
 	l.endLong()
-	err = w.bed.Do(testbed.Node, func() error { return ipvs.Clean(w.Context(), dataplane.Config{}) })
+	err = w.bed.Do(testbed.Node, func() error { return ipvs.Driver(ipvs.Options{}).Remove(w.Context(), dataplane.Config{}) })
 	if err != nil {
 		t.Error(err)
 	}

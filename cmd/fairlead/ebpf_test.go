@@ -48,7 +48,7 @@ func newMachine(t *testing.T) machine {
 		t.Fatalf("mount: %q, %v", line, err)
 	}
 	process := fmt.Sprintf("/proc/%d/", holder.Process.Pid)
-	m := machine{w, process + "ns/mnt", process + "root" + ebpf.Pins("/sys/fs/bpf")}
+	m := machine{w, process + "ns/mnt", process + "root" + "/sys/fs/bpf/" + ebpf.PinsDir}
 	w.inside = []string{"nsenter", "--mount=" + m.mounts, "--root=" + process + "root", "--wd=" + process + "root", "--"}
 	return m
 }

@@ -77,12 +77,11 @@ type Options struct {
 	OnlyNode bool
 }
 
-// Pins is the directory for the pins of a node's plane, where a file system of type bpf is mounted, or will be.
-func Pins(bpfRoot string) string { return filepath.Join(bpfRoot, pinsName) }
+// PinsDir is the directory for the pins of a node's plane, where a file system of type bpf is mounted, or will be.
+const PinsDir = "fairlead"
 
 const (
 	defaultRoot = "/sys/fs/bpf"
-	pinsName    = "fairlead"
 )
 
 // Server says who serves the packets of those who have no socket here, or whose sockets cannot do what a row says.
@@ -144,6 +143,13 @@ var (
 	_ dataplane.Dataplane = (*Plane)(nil)
 )
 
+// Driver has planes with options.
+func Driver(o Options) dataplane.Driver {
+	return dataplane.Driver{
+		Name: "ebpf", Open: New(o), Inspect: inspect, Sessions: leftSessions, Remove: removeLeft, Drain: drainLeft,
+	}
+}
+
 // New makes New open the plane in the network namespace of the calling thread. It needs CAP_BPF and CAP_NET_ADMIN.
 func New(o Options) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
@@ -159,7 +165,7 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, releaseTCP: o.ReleaseTCP, onlyNode: o.OnlyNode,
 		counted: tally{}, probed: cmp.Or(o.Probed, &Probed{}), strays: strays{carried: o.Carried}, secret: rand.Uint64()}
 	if p.pins == "" {
-		p.pins = Pins(defaultRoot)
+		p.pins = filepath.Join(defaultRoot, PinsDir)
 	}
 	if p.cgroup == "" {
 		var err error

@@ -26,9 +26,9 @@ import (
 //
 // A namespace that this process may not enter is not known by its addresses.
 
-// Sessions are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
+// leftSessions are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
 // thread; see dataplane.Handover.
-func Sessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
+func leftSessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
 		dirs, err := remains()
 		if err != nil {

@@ -12,7 +12,7 @@ import (
 //	Sync, the first time ─► are there flows? ─► programs whose tables are empty: they know the flows, and make none
 //	Audit ────────────────► are there still? ─ no ─► all goes that is for packets
 //
-// It is what Retire does when the whole plane is to go.
+// It is what drainLeft does when the whole plane is to go.
 
 // standing are programs that serve flows and nothing else.
 type standing struct {

@@ -44,18 +44,18 @@ func (p *Plane) claim() error {
 		"have ebpf.bpfRoot (--bpf-root) name another file system, or remove them if that node is gone", p.pins, name, p.node)
 }
 
-// Traces tells what is left of the plane.
-func Traces() (dataplane.Traces, error) {
+// inspect tells what is left of the plane.
+func inspect() (dataplane.Leftover, error) {
 	dirs, err := remains()
 	active := slices.ContainsFunc(dirs, func(dir string) bool {
 		_, err := os.Stat(filepath.Join(dir, retiredMark))
 		return err != nil
 	})
-	return dataplane.Traces{Rules: len(dirs) > 0, Retired: len(dirs) > 0 && !active}, err
+	return dataplane.Leftover{Rules: len(dirs) > 0, Retired: len(dirs) > 0 && !active}, err
 }
 
-// Clean deletes that.
-func Clean(ctx context.Context, c dataplane.Config) error {
+// removeLeft deletes that.
+func removeLeft(ctx context.Context, c dataplane.Config) error {
 	dirs, err := remains()
 	errs := []error{err}
 	for _, dir := range dirs {
@@ -77,7 +77,7 @@ func remains() (dirs []string, err error) {
 		return nil, err
 	}
 	for _, m := range mounts {
-		dir := filepath.Join(m.MountPoint, pinsName)
+		dir := filepath.Join(m.MountPoint, PinsDir)
 		name, err := owner(dir)
 		if errors.Is(err, fs.ErrPermission) { // nothing that this process could have made
 			continue

@@ -19,11 +19,11 @@ import (
 // Another plane is in force. Connections that sockets have made go on by themselves; those that pass as packets need
 // the programs at the devices:
 //
-//	Retire, the first time ─► the same programs with no rows: they translate the flows that they know, and nothing new
-//	Retire, from then on ───► how many flows are left? ─► none: all goes
+//	Drain, the first time ─► the same programs with no rows: they translate the flows that they know, and nothing new
+//	Drain, from then on ───► how many flows are left? ─► none: all goes
 
-// Retire does what Clean does, but as long as there are flows through programs at devices. It tells how many.
-func Retire(ctx context.Context, c dataplane.Config) (flows int, err error) {
+// drainLeft does what removeLeft does, but as long as there are flows through programs at devices. It tells how many.
+func drainLeft(ctx context.Context, c dataplane.Config) (flows int, err error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}

@@ -218,9 +218,9 @@ func (p *Plane) leave(ctx context.Context, found map[tableID]*content) error {
 	return err
 }
 
-// Traces tells what this data plane, with whatever Options, has left in the network namespace of the calling thread.
-func Traces() (dataplane.Traces, error) {
-	var t dataplane.Traces
+// inspect tells what this data plane, with whatever Options, has left in the network namespace of the calling thread.
+func inspect() (dataplane.Leftover, error) {
+	var t dataplane.Leftover
 	err := eachPlace(&Plane{}, func(l *place) error {
 		found, err := l.find()
 		t.Rules = t.Rules || len(found) > 0
@@ -230,8 +230,8 @@ func Traces() (dataplane.Traces, error) {
 	return t, err
 }
 
-// Clean deletes that.
-func Clean(ctx context.Context, c dataplane.Config) (err error) {
+// removeLeft deletes that.
+func removeLeft(ctx context.Context, c dataplane.Config) (err error) {
 	p := &Plane{config: c}
 	if p.config.Log == nil {
 		p.config.Log = slog.New(slog.DiscardHandler)

@@ -12,9 +12,9 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 )
 
-func traces(t *testing.T) dataplane.Traces {
+func traces(t *testing.T) dataplane.Leftover {
 	t.Helper()
-	found, err := Traces()
+	found, err := inspect()
 	check(t, err)
 	return found
 }
@@ -36,7 +36,7 @@ func TestPlane_elsewhere(t *testing.T) {
 		untouched := foreign(t, otherOne(b))
 		p := newPlane(t, Options{Backend: otherOne(b)}, dataplane.Config{})
 		check(t, errors.Join(p.Sync(context.Background(), before), p.Close()))
-		if got := traces(t); got != (dataplane.Traces{Rules: true, LocalnetWasOff: true}) {
+		if got := traces(t); got != (dataplane.Leftover{Rules: true, LocalnetWasOff: true}) {
 			t.Errorf("traces: %+v", got)
 		}
 
@@ -54,7 +54,7 @@ func TestPlane_elsewhere(t *testing.T) {
 		routeLocalnet(t, "1")
 		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
 		routeLocalnet(t, "0") // as before the first of the two
-		if got := traces(t); got != (dataplane.Traces{}) {
+		if got := traces(t); got != (dataplane.Leftover{}) {
 			t.Errorf("traces after Remove: %+v", got)
 		}
 	})
@@ -72,22 +72,22 @@ func TestClean(t *testing.T) {
 	onBoth(t, func(t *testing.T, b Backend) {
 		p := newPlane(t, Options{Backend: b}, dataplane.Config{LocalnetWasOff: true})
 		check(t, errors.Join(p.Sync(context.Background(), parse(t, everything)), p.Close()))
-		check(t, Clean(context.Background(), dataplane.Config{KeepLocalnet: true}))
+		check(t, removeLeft(context.Background(), dataplane.Config{KeepLocalnet: true}))
 		routeLocalnet(t, "1")
 		if got := save(t, b); strings.Contains(got, "KUBE-") {
 			t.Errorf("Clean left\n%s", got)
 		}
-		check(t, Clean(context.Background(), dataplane.Config{}))
+		check(t, removeLeft(context.Background(), dataplane.Config{}))
 	})
 }
 
 // Where nobody has used iptables, looking makes no tables.
 func TestTraces_nothing(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		if got := traces(t); got != (dataplane.Traces{}) {
+		if got := traces(t); got != (dataplane.Leftover{}) {
 			t.Errorf("traces: %+v", got)
 		}
-		check(t, Clean(context.Background(), dataplane.Config{}))
+		check(t, removeLeft(context.Background(), dataplane.Config{}))
 		for _, file := range legacyTables {
 			if names, err := os.ReadFile(file); err == nil && len(names) > 0 {
 				t.Errorf("%s: %s", file, names)

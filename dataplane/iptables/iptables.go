@@ -82,6 +82,13 @@ var (
 	_ dataplane.Dataplane = (*Plane)(nil)
 )
 
+// Driver has planes with options.
+func Driver(o Options) dataplane.Driver {
+	return dataplane.Driver{
+		Name: "iptables", Open: New(o), Prepare: prepare(o), Inspect: inspect, Sessions: leftSessions, Remove: removeLeft,
+	}
+}
+
 // New returns what opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
 func New(o Options) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {

@@ -9,9 +9,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Prepare sets the sysctl in favour of a later process that may not, in a pod with CAP_NET_ADMIN alone. The rules
+// prepare sets the sysctl in favour of a later process that may not, in a pod with CAP_NET_ADMIN alone. The rules
 // that belong to it, and the record that it was off, are there before.
-func Prepare(o Options) func(dataplane.Config) error {
+func prepare(o Options) func(dataplane.Config) error {
 	return func(c dataplane.Config) (err error) {
 		opened, err := New(o)(c)
 		if err != nil {

@@ -401,11 +401,11 @@ func TestPrepare(t *testing.T) {
 			check(t, err)
 			return strings.TrimSpace(string(v))
 		}
-		check(t, Prepare(Options{Backend: b})(dataplane.Config{}))
+		check(t, prepare(Options{Backend: b})(dataplane.Config{}))
 		if value() != "1" || !strings.Contains(save(t, b), "127.0.0.0/8") {
 			t.Errorf("the sysctl is %s, and the rules are\n%s", value(), save(t, b))
 		}
-		check(t, Prepare(Options{Backend: b})(dataplane.Config{}))
+		check(t, prepare(Options{Backend: b})(dataplane.Config{}))
 		s := parse(t, everything)
 		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
 		check(t, p.Sync(context.Background(), s))

@@ -19,9 +19,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Sessions are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
+// leftSessions are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
 // thread; see dataplane.Handover.
-func Sessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
+func leftSessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
 		p := &Plane{config: c}
 		sets, err := openIPSets(p.config.Inject)

@@ -80,6 +80,14 @@ var (
 	_ dataplane.Dataplane = (*Plane)(nil)
 )
 
+// Driver has planes with options.
+func Driver(o Options) dataplane.Driver {
+	return dataplane.Driver{
+		Name: "ipvs", Open: New(o), Prepare: prepare(o), Inspect: inspect, Sessions: leftSessions, Remove: removeLeft,
+		Drain: drainLeft, HandBack: handBack,
+	}
+}
+
 // New returns what opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
 func New(o Options) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
@@ -719,8 +727,8 @@ func (p *Plane) Close() error {
 	return errors.Join(errs...)
 }
 
-// Prepare sets what a later process may not set, in a pod with CAP_NET_ADMIN alone.
-func Prepare(o Options) func(dataplane.Config) error {
+// prepare sets what a later process may not set, in a pod with CAP_NET_ADMIN alone.
+func prepare(o Options) func(dataplane.Config) error {
 	return func(c dataplane.Config) (err error) {
 		opened, err := New(o)(c)
 		if err != nil {

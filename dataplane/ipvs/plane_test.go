@@ -611,14 +611,14 @@ func (n *namespace) inherits() {
 	n.options.AddressMode, n.options.Exclude = ipvs.Dummy, "198.51.100.0/24"
 	n.sync(example)
 	n.equal(n.addresses(), "kube-ipvs0 DOWN 10.96.0.10/32 198.51.100.7/32 203.0.113.1/32 fd00::10/128\n")
-	n.check(ipvs.Clean(context.Background(), dataplane.Config{}))
+	n.check(ipvs.Driver(ipvs.Options{}).Remove(context.Background(), dataplane.Config{}))
 	n.equal(blocks(n.servers()), "TCP C6336407:0050 rr\nTCP C6336408:0050 rr\n")
 	n.run("ipvsadm", "-C")
 	n.equal(n.kernel(), before)
 }
 
 func (n *namespace) prepare() {
-	n.check(ipvs.Prepare(n.options)(dataplane.Config{}))
+	n.check(ipvs.Driver(n.options).Prepare(dataplane.Config{}))
 	b, err := os.ReadFile("/proc/sys/net/ipv4/vs/conntrack")
 	n.check(err)
 	n.equal(string(b), "1\n")

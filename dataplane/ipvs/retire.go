@@ -134,8 +134,8 @@ func (r *remains) perform(requests []ipvs.Request) error {
 	return errors.Join(append(refused, err)...)
 }
 
-// Traces tells what this data plane, with whatever Options, has left in the network namespace of the calling thread.
-func Traces() (t dataplane.Traces, err error) {
+// inspect tells what this data plane, with whatever Options, has left in the network namespace of the calling thread.
+func inspect() (t dataplane.Leftover, err error) {
 	r, err := findRemains(dataplane.Config{})
 	if err != nil {
 		return t, err
@@ -145,8 +145,8 @@ func Traces() (t dataplane.Traces, err error) {
 	return t, r.Close()
 }
 
-// Clean deletes that. Connections through IPVS end.
-func Clean(_ context.Context, c dataplane.Config) error {
+// removeLeft deletes that. Connections through IPVS end.
+func removeLeft(_ context.Context, c dataplane.Config) error {
 	r, err := findRemains(c)
 	if err != nil {
 		return err
@@ -157,9 +157,9 @@ func Clean(_ context.Context, c dataplane.Config) error {
 	return errors.Join(err, r.Close())
 }
 
-// HandOver deletes what is not kube-proxy's as well, for a node where that is back in mode ipvs: the virtual servers of
+// handBack deletes what is not kube-proxy's as well, for a node where that is back in mode ipvs: the virtual servers of
 // addresses and the interface kube-ipvs0 stay, with their connections. It deletes itself what no Service has any more.
-func HandOver(_ context.Context, c dataplane.Config) error {
+func handBack(_ context.Context, c dataplane.Config) error {
 	r, err := findRemains(c)
 	if err != nil {
 		return err
@@ -171,9 +171,9 @@ func HandOver(_ context.Context, c dataplane.Config) error {
 	return errors.Join(err, r.Close())
 }
 
-// Retire is for when another data plane is in force. IPVS takes nothing new, and goes on with the connections that it
-// has; the result is how many. When it is called again and there are none, it does what Clean does.
-func Retire(_ context.Context, c dataplane.Config) (connections int, err error) {
+// drainLeft is for when another data plane is in force. IPVS takes nothing new, and goes on with the connections that it
+// has; the result is how many. When it is called again and there are none, it does what removeLeft does.
+func drainLeft(_ context.Context, c dataplane.Config) (connections int, err error) {
 	r, err := findRemains(c)
 	if err != nil {
 		return 0, err

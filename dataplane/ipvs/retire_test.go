@@ -32,16 +32,16 @@ func TestRetire(t *testing.T) {
 
 func (n *namespace) retire(connections int) {
 	n.Helper()
-	got, err := ipvs.Retire(context.Background(), dataplane.Config{})
+	got, err := ipvs.Driver(ipvs.Options{}).Drain(context.Background(), dataplane.Config{})
 	n.check(err)
 	if (got > 0) != (connections > 0) {
 		n.Errorf("%d connections are left, want %d", got, connections)
 	}
 }
 
-func (n *namespace) expectTraces(want dataplane.Traces) {
+func (n *namespace) expectTraces(want dataplane.Leftover) {
 	n.Helper()
-	got, err := ipvs.Traces()
+	got, err := ipvs.Driver(ipvs.Options{}).Inspect()
 	n.check(err)
 	if got != want {
 		n.Errorf("traces: %+v, want %+v", got, want)
@@ -51,15 +51,15 @@ func (n *namespace) expectTraces(want dataplane.Traces) {
 // retires: nothing goes before it is seen that nobody has come since.
 func (n *namespace) retires() {
 	before := n.kernel()
-	n.expectTraces(dataplane.Traces{})
+	n.expectTraces(dataplane.Leftover{})
 	n.retire(0)
 	n.sync(example)
-	n.expectTraces(dataplane.Traces{Rules: true})
+	n.expectTraces(dataplane.Leftover{Rules: true})
 	n.retire(1)
-	n.expectTraces(dataplane.Traces{Rules: true, Retired: true})
+	n.expectTraces(dataplane.Leftover{Rules: true, Retired: true})
 	n.equal(n.run("nft", "list", "chains"), "table ip fairlead-ipvs {\n}\ntable ip6 fairlead-ipvs {\n}\n")
 	n.retire(0)
-	n.expectTraces(dataplane.Traces{})
+	n.expectTraces(dataplane.Leftover{})
 	n.equal(n.kernel(), before)
 }
 
@@ -77,9 +77,9 @@ func (n *namespace) servesAgain() {
 
 func (n *namespace) cleans() {
 	before := n.kernel()
-	n.check(ipvs.Clean(context.Background(), dataplane.Config{}))
+	n.check(ipvs.Driver(ipvs.Options{}).Remove(context.Background(), dataplane.Config{}))
 	n.sync(example)
-	n.check(ipvs.Clean(context.Background(), dataplane.Config{}))
+	n.check(ipvs.Driver(ipvs.Options{}).Remove(context.Background(), dataplane.Config{}))
 	n.equal(n.kernel(), before)
 }
 

@@ -14,9 +14,9 @@ import (
 // chainLocalnet records that it was we who set the sysctl route_localnet.
 const chainLocalnet = "route-localnet-was-off"
 
-// Prepare sets the sysctl in favour of a later process that may not, in a pod with CAP_NET_ADMIN alone.
+// prepare sets the sysctl in favour of a later process that may not, in a pod with CAP_NET_ADMIN alone.
 // The rule that belongs to it, and the record that it was off, are there before.
-func Prepare(c dataplane.Config) (err error) {
+func prepare(c dataplane.Config) (err error) {
 	opened, err := New(c)
 	if err != nil {
 		return err

@@ -62,6 +62,13 @@ var (
 	_ dataplane.Dataplane = (*Plane)(nil)
 )
 
+// Driver has planes without options.
+func Driver() dataplane.Driver {
+	return dataplane.Driver{
+		Name: "nftables", Open: New, Prepare: prepare, Inspect: inspect, Sessions: leftSessions, Remove: removeLeft,
+	}
+}
+
 // New opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
 func New(c dataplane.Config) (dataplane.Dataplane, error) {
 	if c.Mark == 0 {

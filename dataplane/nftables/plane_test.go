@@ -186,7 +186,7 @@ func TestPlane_removeLeavesNothing(t *testing.T) {
 func TestPrepare(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		for range 2 {
-			check(t, Prepare(dataplane.Config{}))
+			check(t, prepare(dataplane.Config{}))
 		}
 		if on, err := os.ReadFile(localnet.File); err != nil || string(on) != "1\n" {
 			t.Errorf("route_localnet is %q (%v)", on, err)

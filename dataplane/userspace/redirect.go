@@ -32,8 +32,7 @@ func ownAddress(v6 bool) netip.Addr {
 	return netip.AddrFrom4([4]byte{192, 0, 0, 'F'})
 }
 
-// Carries reports whether connections of the process to backends come from an address.
-func Carries(a netip.Addr) bool { return a == ownAddress(a.Is6()) }
+func carries(a netip.Addr) bool { return a == ownAddress(a.Is6()) }
 
 // Chains of address translation, and the prefixes of those for each origin.
 const (

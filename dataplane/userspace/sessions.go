@@ -12,9 +12,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Sessions are what this data plane, in a process that has ended, has left of what it remembered of clients in the
+// leftSessions are what this data plane, in a process that has ended, has left of what it remembered of clients in the
 // network namespace of the calling thread; see dataplane.Handover.
-func Sessions(_ context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
+func leftSessions(_ context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
 		conn, err := nfnetlink.Dial()
 		if err != nil {

@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/nf"
 )
 
-// Traces tells what this data plane has left in the network namespace of the calling thread.
-func Traces() (t dataplane.Traces, err error) {
+// inspect tells what this data plane has left in the network namespace of the calling thread.
+func inspect() (t dataplane.Leftover, err error) {
 	p, err := look(dataplane.Config{})
 	if err != nil {
 		return t, err
@@ -32,8 +32,8 @@ func Traces() (t dataplane.Traces, err error) {
 	return t, nil
 }
 
-// Clean deletes that.
-func Clean(ctx context.Context, c dataplane.Config) error {
+// removeLeft deletes that.
+func removeLeft(ctx context.Context, c dataplane.Config) error {
 	p, err := look(c)
 	if err != nil {
 		return err

@@ -157,13 +157,20 @@ var (
 	_ dataplane.Dataplane = (*Plane)(nil)
 )
 
+// Driver has planes with options that, where the kernel can do no better, have another one translate. Open sets how packets
+// come to the process.
+func Driver(o Options, over dataplane.New, way *Redirect) dataplane.Driver {
+	return dataplane.Driver{
+		Name: "userspace", Open: newOver(o, over, way), Inspect: inspect, Sessions: leftSessions, Remove: removeLeft,
+		Carries: carries,
+	}
+}
+
 // New makes planes with options. They are opened in the network namespace of the calling thread, and need
 // CAP_NET_ADMIN; without it see ByListening.
-func New(o Options) dataplane.New { return NewOver(o, nil, new(Redirect)) }
+func New(o Options) dataplane.New { return newOver(o, nil, new(Redirect)) }
 
-// NewOver makes planes that, where the kernel can do no better, have another one translate. It sets how packets come to
-// the process of the last one.
-func NewOver(o Options, over dataplane.New, way *Redirect) dataplane.New {
+func newOver(o Options, over dataplane.New, way *Redirect) dataplane.New {
 	o.defaults()
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		p, err := open(c, o)

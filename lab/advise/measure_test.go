@@ -65,7 +65,7 @@ func (p *places) all() []Plane {
 		p.plane(iptables, always(iptablesplane.New(iptablesplane.Options{Backend: iptablesplane.NFTables}))),
 		p.plane(ipvs, always(ipvsplane.New(ipvsplane.Options{}))),
 		p.plane(ebpf, func(at Place) dataplane.New {
-			return ebpfplane.New(ebpfplane.Options{Cgroup: at.Cgroup, Pins: ebpfplane.Pins(at.BPF), Sizes: sizes})
+			return ebpfplane.New(ebpfplane.Options{Cgroup: at.Cgroup, Pins: filepath.Join(at.BPF, ebpfplane.PinsDir), Sizes: sizes})
 		}),
 		p.plane(userspace, func(Place) dataplane.New { return userspaceplane.New(userspaceplane.Options{}) }),
 	}

@@ -47,7 +47,7 @@ func TestSync_besidesIPVS(t *testing.T) {
 			defer conn.Close()
 			b.serve(other)
 			must(t, b.bed.Do(testbed.Node, func() error {
-				n, err := ipvs.Retire(t.Context(), dataplane.Config{})
+				n, err := ipvs.Driver(ipvs.Options{}).Drain(t.Context(), dataplane.Config{})
 				if err == nil && n == 0 {
 					err = errors.New("no connections are left")
 				}

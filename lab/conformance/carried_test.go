@@ -31,10 +31,11 @@ type successor struct {
 
 func successors(t *testing.T) []successor {
 	wrap := func(new dataplane.New) dataplane.New { return localhost.Wrap(conntrack.Wrap(new)) }
+	byProcess := userspace.Driver(userspace.Options{}, nil, new(userspace.Redirect))
 	return []successor{
 		{"nftables", wrap(nftables.New)},
 		{"iptables", wrap(iptables.New(iptables.Options{Backend: iptables.NFTables}))},
-		{"userspace", conntrack.WrapUntranslated(userspace.New(userspace.Options{}), userspace.Carries)},
+		{"userspace", conntrack.WrapUntranslated(byProcess.Open, byProcess.Carries)},
 		{"ebpf", ebpfSessions(t)},
 	}
 }

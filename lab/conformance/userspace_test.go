@@ -48,6 +48,6 @@ func TestUserspace_iptables(t *testing.T) {
 }
 
 func overIPTables() dataplane.New {
-	return userspace.NewOver(userspace.Options{Redirect: userspace.ByPlane},
-		conntrack.Wrap(iptables.New(iptables.Options{Backend: iptables.Legacy})), new(userspace.Redirect))
+	return userspace.Driver(userspace.Options{Redirect: userspace.ByPlane},
+		conntrack.Wrap(iptables.New(iptables.Options{Backend: iptables.Legacy})), new(userspace.Redirect)).Open
 }
