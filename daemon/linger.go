@@ -64,7 +64,9 @@ func (l *lingering) remove(ctx context.Context) error {
 }
 
 // Learn implements dataplane.Handover.
-func (l *lingering) Learn(ctx context.Context, s *model.State, others iter.Seq2[dataplane.Session, error]) (int, error) {
+func (l *lingering) Learn(
+	ctx context.Context, s *model.State, others iter.Seq2[dataplane.Session, error],
+) (int, error) {
 	if !l.hooked {
 		return 0, nil
 	}

@@ -107,8 +107,8 @@ func (o *opened) chains() iptables.Backend {
 	return o.settings.iptables.Backend
 }
 
-// ebpfDriver has a section of the configuration in the words of the plane. Behind it is the plane of packets with all that
-// wraps one: a socket that the ebpf plane translates needs no relay and no connection tracking.
+// ebpfDriver has a section of the configuration in the words of the plane. Behind it is the plane of packets with
+// all that wraps one: a socket that the ebpf plane translates needs no relay and no connection tracking.
 func ebpfDriver(c config.EBPF) dataplane.Driver {
 	o := ebpf.Options{
 		Cgroup: c.CgroupRoot, Pins: filepath.Join(c.BPFRoot, ebpf.PinsDir), Acceleration: ebpf.Acceleration(c.Acceleration),

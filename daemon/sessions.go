@@ -8,8 +8,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// inherit has the plane learn, for its first Sync, the sessions that other planes, of a process that has ended, have left
-// in the kernel.
+// inherit has the plane learn, for its first Sync, the sessions that other planes, of a process that has ended, have
+// left in the kernel.
 func (h *heir) inherit(ctx context.Context, s *model.State) {
 	if !h.inherits || h.learned {
 		return
@@ -19,7 +19,8 @@ func (h *heir) inherit(ctx context.Context, s *model.State) {
 	}
 }
 
-// leftSessions are read from the kernel. The plane behind another one is among those that tell: it may have served alone.
+// leftSessions are read from the kernel. The plane behind another one is among those that tell: it may have served
+// alone.
 func (h *heir) leftSessions(ctx context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
 		for _, p := range planes() {

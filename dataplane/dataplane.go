@@ -49,8 +49,8 @@ type Dataplane interface {
 // Handover is what one plane needs to take the place of another, in this or an earlier process: no client finds nobody
 // who serves it, and those with session affinity keep their backends.
 //
-//	old plane, or what it has left ── Sessions ─► Learn ─► Sync ── Sessions ─► Learn ─► SetStage(Active) ─► SetStage(Draining)
-//	                                  └──────────── new plane, SetStage(Standby) before ───────────────┘    └─ old plane ─┘
+//	old plane, or what it has left ── Sessions ─► Learn ─► Sync ── Sessions ─► Learn ─► Active ─► Draining
+//	                                  └──────── new plane, in stage Standby ─────────┘            old plane
 //
 // Base has what a plane needs whose rules serve as soon as they are in the kernel, and go on serving without a process.
 type Handover interface {
@@ -61,9 +61,9 @@ type Handover interface {
 	SetStage(ctx context.Context, s *model.State, to Stage) (open int, err error)
 	// Open is how many connections pass through this process, and end with Close.
 	Open() int
-	// Sessions are all that pools of s with affinity remember. They are read from the kernel as far as they are there, so the
-	// plane need not have synced: s, which may be a little older or younger than what the kernel holds, tells
-	// whose they are. Some may come twice. An error, with a Session of no meaning, is the last one.
+	// Sessions are all that pools of s with affinity remember. They are read from the kernel as far as they are
+	// there, so the plane need not have synced: s, which may be a little older or younger than what the kernel
+	// holds, tells whose they are. Some may come twice. An error, with a Session of no meaning, is the last one.
 	Sessions(ctx context.Context, s *model.State) iter.Seq2[Session, error]
 	// Learn has the pools remember what another plane did, each for as long as it has left. It returns how many that
 	// were. What is known for longer stays as it is, and a backend that does not serve is passed over. Before the first
@@ -135,8 +135,8 @@ const (
 // Report is what an Audit has found.
 type Report struct {
 	Drifts []Drift
-	// Plan is what Repair of the same plane is to do; nil: Repair reads the kernel again. Planes that wrap another one hand
-	// it on.
+	// Plan is what Repair of the same plane is to do; nil: Repair reads the kernel again. Planes that wrap another
+	// one hand it on.
 	Plan any
 }
 

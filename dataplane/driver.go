@@ -8,8 +8,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// A Driver opens a data plane, and sees to what one of this or an earlier process, with whatever options, has left in the
-// kernel. All functions are about the network namespace of the calling thread; a nil one has nothing to do.
+// A Driver opens a data plane, and sees to what one of this or an earlier process, with whatever options, has left
+// in the kernel. All functions are about the network namespace of the calling thread; a nil one has nothing to do.
 //
 //	Inspect ─► Leftover ─┬─ Sessions ─► the new plane learns
 //	                     └─ Drain, until no connection needs it, or Remove

@@ -204,26 +204,23 @@ func (l *Learned) TakeIn(log *slog.Logger, take Taker) {
 	}
 }
 
-// SessionOf is the backend that a pool's affinity holds for a client; ok is false if none.
-func SessionOf(
-	ctx context.Context, p Handover, s *model.State, id model.PoolID, client netip.Addr,
-) (backend netip.AddrPort, ok bool, err error) {
-	only, pool := model.NewState(), s.Pools[id]
-	only.Pools[id] = pool
+// Find completes a session of which pool and client are given, if the plane has it.
+func (one *Session) Find(ctx context.Context, p Handover, s *model.State) (ok bool, err error) {
+	only, pool := model.NewState(), s.Pools[one.Pool]
+	only.Pools[one.Pool] = pool
 	for key, f := range s.Frontends {
-		if f.Pool == id {
+		if f.Pool == one.Pool {
 			only.Frontends[key] = f
 		}
 	}
-	var until time.Time
-	for one, err := range p.Sessions(ctx, only) {
+	for found, err := range p.Sessions(ctx, only) {
 		if err != nil {
-			return backend, false, err
+			return false, err
 		}
-		if one.Pool == id && one.Client == client && one.Until.After(until) {
-			backend, until = one.Backend, one.Until
+		if found.Pool == one.Pool && found.Client == one.Client && found.Until.After(one.Until) {
+			*one = found
 		}
 	}
-	has := func(b model.Backend) bool { return b.AddrPort() == backend }
-	return backend, time.Now().Before(until) && slices.ContainsFunc(pool.Backends, has), nil
+	has := func(b model.Backend) bool { return b.AddrPort() == one.Backend }
+	return time.Now().Before(one.Until) && slices.ContainsFunc(pool.Backends, has), nil
 }

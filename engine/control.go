@@ -245,8 +245,11 @@ func remembered(ctx context.Context, v View, p model.Packet) (netip.AddrPort, er
 	if !p.Source.IsValid() || d.Verdict != model.Forward || v.State.Pools[d.Pool].Affinity == 0 {
 		return netip.AddrPort{}, nil
 	}
-	backend, _, err := dataplane.SessionOf(ctx, v.Plane, v.State, d.Pool, p.Source)
-	return backend, err
+	session := dataplane.Session{Pool: d.Pool, Client: p.Source}
+	if ok, err := session.Find(ctx, v.Plane, v.State); !ok {
+		return netip.AddrPort{}, err
+	}
+	return session.Backend, nil
 }
 
 // packet reads a question: source (an address; missing if it is the node's), destination

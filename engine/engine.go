@@ -465,8 +465,8 @@ func (e *Engine) programAll(level slog.Level, do func() error) error {
 	e.audits.lacking = nil
 	e.status.checked()
 	e.programmed(true) // who has read the line finds it there
-	e.options.Log.Log(context.Background(), level, "programmed", "frontends", len(e.state.Frontends), "pools", len(e.state.Pools),
-		"took", e.took)
+	e.options.Log.Log(context.Background(), level, "programmed",
+		"frontends", len(e.state.Frontends), "pools", len(e.state.Pools), "took", e.took)
 	return nil
 }
 

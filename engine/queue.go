@@ -18,9 +18,10 @@ import (
 //	                namespace ─► …                         │
 //	                what is of no namespace ───────────────┘
 //
-// A turn has a size. Namespaces with little to do go first, in a turn without the others if there was none just before:
-// so they wait for one large turn at most. Of what others have a turn takes a piece of each, also of a Service with many
-// slices; those that got nothing come first in the next one. An object that changes again before its turn keeps its place.
+// A turn has a size. Namespaces with little to do go first, in a turn without the others if there was none just
+// before: so they wait for one large turn at most. Of what others have a turn takes a piece of each, also of a
+// Service with many slices; those that got nothing come first in the next one. An object that changes again before
+// its turn keeps its place.
 
 // queue is what has come and is not in the Table. It is for one goroutine.
 type queue struct {

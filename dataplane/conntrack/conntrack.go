@@ -41,9 +41,9 @@ import (
 // Wrap makes New make wrapped planes.
 func Wrap(wrapped dataplane.New) dataplane.New { return wrap(wrapped, plane{}) }
 
-// WrapUntranslated is Wrap for a plane that does not translate. Flows that are translated are those that another plane
-// has begun, and only they can be stale. Those to an address that carries reports are the plane's own matter: its process
-// serves them. A process that may not see flows has not translated any.
+// WrapUntranslated is Wrap for a plane that does not translate. Flows that are translated are those that another
+// plane has begun, and only they can be stale. Those to an address that carries reports are the plane's own matter:
+// its process serves them. A process that may not see flows has not translated any.
 func WrapUntranslated(wrapped dataplane.New, carries func(netip.Addr) bool) dataplane.New {
 	return wrap(wrapped, plane{others: true, carries: carries})
 }

@@ -348,10 +348,11 @@ func TestPlane_affinity(t *testing.T) {
 	for _, backends := range [][]string{{"a"}, {"c"}} {
 		s.must(pods, dns, pool(sticky, 53, backends...))
 		got := s.ask(flows[0])
-		to, ok, err := dataplane.SessionOf(t.Context(), s.plane, s.state, model.PoolID{Service: "default/dns"}, s.bed.Addr("client", false))
+		session := dataplane.Session{Pool: model.PoolID{Service: "default/dns"}, Client: s.bed.Addr("client", false)}
+		ok, err := session.Find(t.Context(), s.plane, s.state)
 		want := netip.AddrPortFrom(s.bed.Addr(testbed.Place(backends[0]), false), 53)
-		if got != backends[0] || to != want || !ok || err != nil {
-			t.Errorf("%s answers, %s %v %v is remembered, want %s", got, to, ok, err, want)
+		if got != backends[0] || session.Backend != want || !ok || err != nil {
+			t.Errorf("%s answers, %s %v %v is remembered, want %s", got, session.Backend, ok, err, want)
 		}
 	}
 	(&stay{s, "a"}).check(flows)

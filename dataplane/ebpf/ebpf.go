@@ -279,7 +279,7 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	}
 	err := p.learnNode()
 	if err == nil {
-		err = p.replace(ctx, s)
+		err = p.replace(s)
 	}
 	if !isPartial(err) {
 		p.forget()
@@ -306,7 +306,7 @@ func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.E
 // replace puts programs in force, those that are there and others if need be, with new tables. Those that nobody has
 // had before get their rows when all of them are attached, at one moment: a flow that begins at one device and meets
 // another one without its program, going or coming back, would be lost.
-func (p *Plane) replace(ctx context.Context, s *model.State) error {
+func (p *Plane) replace(s *model.State) error {
 	if err := p.config.Inject("ebpf load"); err != nil {
 		return err
 	}
@@ -507,7 +507,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 			return partial
 		}
 	}
-	err := p.apply(ctx, s, c)
+	err := p.apply(s, c)
 	if isPartial(err) && p.serve == TC {
 		partial = err
 		err = p.left.apply(ctx, s, c)
@@ -524,9 +524,9 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 }
 
 // apply changes the tables, or has others take their place if they are full.
-func (p *Plane) apply(ctx context.Context, s *model.State, c model.Change) error {
+func (p *Plane) apply(s *model.State, c model.Change) error {
 	if c.Pods != nil { // which devices lead to them may have changed
-		return p.replace(ctx, s)
+		return p.replace(s)
 	}
 	err := p.tables.apply(s, c)
 	if errors.Is(err, errFull) {

@@ -26,8 +26,8 @@ import (
 //
 // A namespace that this process may not enter is not known by its addresses.
 
-// leftSessions are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
-// thread; see dataplane.Handover.
+// leftSessions are what this data plane, in whatever process, remembers of clients in the network namespace of the
+// calling thread; see dataplane.Handover.
 func leftSessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
 		dirs, err := remains()

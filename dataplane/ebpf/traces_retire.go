@@ -50,7 +50,7 @@ func retire(ctx context.Context, c dataplane.Config, dir string) (flows int, err
 	if flows == 0 {
 		return 0, p.Remove(ctx)
 	}
-	if err := p.standBy(ctx); err != nil {
+	if err := p.standBy(); err != nil {
 		return flows, err
 	}
 	p.divert()
@@ -96,7 +96,7 @@ func (p *Plane) countFlows() (n int, err error) {
 const retiredMark = "retired"
 
 // standBy puts programs without rows in force where there are some, and nowhere else.
-func (p *Plane) standBy(ctx context.Context) error {
+func (p *Plane) standBy() error {
 	var err error
 	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.config.Inject); err != nil {
 		return err
@@ -109,7 +109,7 @@ func (p *Plane) standBy(ctx context.Context) error {
 		return err
 	}
 	p.sizes, p.retires = p.pinnedSizes(), true
-	if err := p.replace(ctx, model.NewState()); !isPartial(err) {
+	if err := p.replace(model.NewState()); !isPartial(err) {
 		return err
 	}
 	return os.MkdirAll(mark, 0o700)

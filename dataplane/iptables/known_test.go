@@ -180,8 +180,9 @@ func (v *visitors) visit(t *testing.T, p *Plane, s *model.State) {
 		if !slices.ContainsFunc(s.Pools[v.pool()].Backends, func(b model.Backend) bool { return b.AddrPort() == want }) {
 			want = netip.AddrPort{}
 		}
-		if got, _, err := dataplane.SessionOf(context.Background(), p, s, v.pool(), client); got != want || err != nil {
-			t.Errorf("of %d: %s is remembered at %s (%v), want %s", len(s.Pools[v.pool()].Backends), client, got, err, want)
+		session := dataplane.Session{Pool: v.pool(), Client: client}
+		if ok, err := session.Find(context.Background(), p, s); ok != want.IsValid() || ok && session.Backend != want || err != nil {
+			t.Errorf("of %d: %s is remembered at %s (%v), want %s", len(s.Pools[v.pool()].Backends), client, session.Backend, err, want)
 		}
 		got := v.connect(t, client)
 		if want.IsValid() && got != want {

@@ -3,7 +3,6 @@ package iptables
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -203,11 +202,6 @@ func (s *ipsets) know(names []string) error {
 		s.indexes[name] = index
 	}
 	return nil
-}
-
-// contains reports whether a set remembers a client.
-func (s *ipsets) contains(name string, client netip.Addr) (bool, error) {
-	return s.handle.IpsetTest(name, &netlink.IPSetEntry{IP: client.AsSlice()})
 }
 
 func (s *ipsets) close() error {

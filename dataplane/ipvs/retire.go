@@ -171,8 +171,8 @@ func handBack(_ context.Context, c dataplane.Config) error {
 	return errors.Join(err, r.Close())
 }
 
-// drainLeft is for when another data plane is in force. IPVS takes nothing new, and goes on with the connections that it
-// has; the result is how many. When it is called again and there are none, it does what removeLeft does.
+// drainLeft is for when another data plane is in force. IPVS takes nothing new, and goes on with the connections
+// that it has; the result is how many. When it is called again and there are none, it does what removeLeft does.
 func drainLeft(_ context.Context, c dataplane.Config) (connections int, err error) {
 	r, err := findRemains(c)
 	if err != nil {

@@ -69,7 +69,8 @@ func TestMemory_oneForEach(t *testing.T) {
 		client := address(false, 10, 100, 0, 1)
 		ask(t, client, keys[1])
 		answered(t, served)
-		if _, ok, err := dataplane.SessionOf(context.Background(), p, s, victim, client); err != nil || !ok || clients(victim) != 1 {
+		session := dataplane.Session{Pool: victim, Client: client}
+		if ok, err := session.Find(context.Background(), p, s); err != nil || !ok || clients(victim) != 1 {
 			t.Errorf("the client of another pool is not remembered: %v", err)
 		}
 	})

@@ -16,8 +16,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// leftSessions are what this data plane, in whatever process, remembers of clients in the network namespace of the calling
-// thread; see dataplane.Handover.
+// leftSessions are what this data plane, in whatever process, remembers of clients in the network namespace of the
+// calling thread; see dataplane.Handover.
 func leftSessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
 		p, err := look(c)

@@ -1012,10 +1012,10 @@ func TestAffinity_remembered(t *testing.T) {
 	}
 	check := func() {
 		t.Helper()
-		b, ok, err := dataplane.SessionOf(t.Context(), n.plane, s, model.PoolID{Service: "default/web"},
-			netip.MustParseAddr("10.244.1.20"))
-		if err != nil || !ok || b.String() != "10.244.1.11:8080" {
-			t.Fatal(b, ok, err)
+		session := dataplane.Session{Pool: model.PoolID{Service: "default/web"}, Client: netip.MustParseAddr("10.244.1.20")}
+		ok, err := session.Find(t.Context(), n.plane, s)
+		if err != nil || !ok || session.Backend.String() != "10.244.1.11:8080" {
+			t.Fatal(session, ok, err)
 		}
 	}
 	check()

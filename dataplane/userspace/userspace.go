@@ -157,8 +157,8 @@ var (
 	_ dataplane.Dataplane = (*Plane)(nil)
 )
 
-// Driver has planes with options that, where the kernel can do no better, have another one translate. Open sets how packets
-// come to the process.
+// Driver has planes with options that, where the kernel can do no better, have another one translate. Open sets how
+// packets come to the process.
 func Driver(o Options, over dataplane.New, way *Redirect) dataplane.Driver {
 	return dataplane.Driver{
 		Name: "userspace", Open: newOver(o, over, way), Inspect: inspect, Sessions: leftSessions, Remove: removeLeft,
