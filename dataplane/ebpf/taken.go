@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/tracked"
 )
 
@@ -180,11 +180,11 @@ func divert(mark uint32) error {
 	if !ok {
 		return dropPortsTable()
 	}
-	return withoutNFT(eachPortsTable(func(c *nfnetlink.Socket, t *nf.Table) error {
+	return withoutNFT(eachPortsTable(func(c *nfnetlink.Socket, t *nft.Table) error {
 		t.Mark = cmp.Or(mark, dataplane.DefaultMark)
-		chains := []nf.Chain{{
+		chains := []nft.Chain{{
 			Name:  "postrouting",
-			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: nf.Masquerading - 1},
+			Hook:  &nft.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: nft.Masquerading - 1},
 			Rules: t.MasqueradeTo(ports),
 		}}
 		if err := t.Load(c, chains); err != nil {
@@ -200,7 +200,7 @@ func divert(mark uint32) error {
 }
 
 func dropPortsTable() error {
-	return withoutNFT(eachPortsTable(func(c *nfnetlink.Socket, t *nf.Table) error {
+	return withoutNFT(eachPortsTable(func(c *nfnetlink.Socket, t *nft.Table) error {
 		err := t.LoadTable(c)
 		if err == nil && t.Exists {
 			t.Delete()
@@ -218,28 +218,28 @@ func withoutNFT(err error) error {
 }
 
 // others are the ports that the programs do not use: those above theirs, or else those below, if they are enough.
-func (r portRange) others() (nf.PortRange, bool) {
-	below := nf.PortRange{First: 1024, Last: r.First - 1}
-	above := nf.PortRange{First: r.First + r.Count, Last: 65535}
+func (r portRange) others() (nft.PortRange, bool) {
+	below := nft.PortRange{First: 1024, Last: r.First - 1}
+	above := nft.PortRange{First: r.First + r.Count, Last: 65535}
 	switch {
 	case int(r.First)+int(r.Count)+enoughPorts <= 65536:
 		return above, true
 	case r.First >= 1024+enoughPorts:
 		return below, true
 	}
-	return nf.PortRange{}, false
+	return nft.PortRange{}, false
 }
 
 // eachPortsTable changes the table of each family.
-func eachPortsTable(plan func(*nfnetlink.Socket, *nf.Table) error) error {
+func eachPortsTable(plan func(*nfnetlink.Socket, *nft.Table) error) error {
 	c, err := nfnetlink.Dial()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	tx := &nf.Transaction{}
-	for _, f := range nf.Families {
-		t := &nf.Table{
+	tx := &nft.Transaction{}
+	for _, f := range nft.Families {
+		t := &nft.Table{
 			Family: f, Name: portsTable, Tx: tx, FoundSets: map[string]bool{}, Chains: map[string][]string{},
 		}
 		if err := plan(c, t); err != nil {

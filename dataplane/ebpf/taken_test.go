@@ -16,9 +16,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
@@ -272,7 +272,7 @@ func takenBy(t *testing.T, p *Plane) map[packetsTuple]uint8 {
 func portsTables(t *testing.T, bed *testbed.Bed) (n int) {
 	t.Helper()
 	err := bed.Do(testbed.Node, func() error {
-		return eachPortsTable(func(c *nfnetlink.Socket, table *nf.Table) error {
+		return eachPortsTable(func(c *nfnetlink.Socket, table *nft.Table) error {
 			err := table.LoadTable(c)
 			if table.Exists {
 				n++

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -38,7 +38,7 @@ func (p *Plane) forget(k *kernel, needed bool) (err error) {
 		if err = p.commit(k.tx); !errors.Is(err, unix.ENOENT) { // ENOENT: a client's time ran out meanwhile
 			return err
 		}
-		*k.tx = nf.Transaction{}
+		*k.tx = nft.Transaction{}
 	}
 	return err
 }
@@ -46,15 +46,15 @@ func (p *Plane) forget(k *kernel, needed bool) (err error) {
 func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
 	for number := range t.memories {
 		known := map[string]bool{}
-		err := t.ListOf(p.conn, t.clientsOf(number), func() { clear(known) }, func(e nf.Element) {
+		err := t.ListOf(p.conn, t.clientsOf(number), func() { clear(known) }, func(e nft.Element) {
 			known[string(e.Key)] = true
 		})
 		if err != nil {
 			return err
 		}
 		var stale []string
-		err = t.ListOf(p.conn, t.affinityOf(number), func() { stale = nil }, func(e nf.Element) {
-			backend, ok := nf.DecodeBackend(e.Data)
+		err = t.ListOf(p.conn, t.affinityOf(number), func() { stale = nil }, func(e nft.Element) {
+			backend, ok := nft.DecodeBackend(e.Data)
 			if use := pools[number]; !ok || use == nil || !serves(use.row, backend) {
 				stale = append(stale, string(e.Key))
 			}

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -35,43 +35,44 @@ const (
 )
 
 // constantChains are the chains that do not depend on the rows, but for Pods.Interfaces.
-func (t *table) constantChains() []nf.Chain {
+func (t *table) constantChains() []nft.Chain {
 	// What IPVS does not take would reach the node's own sockets.
-	rest := nf.NewRule("addresses that are local for IPVS only",
-		t.Family.Load(t.Family.Destination, 0), nf.In("local-addresses"), nf.GoTo(nf.ChainReject))
-	decisions := t.Decisions([]nf.Rule{t.Dispatch(t.Sets[internalFrontends].Name)}, rest)
+	rest := nft.NewRule("addresses that are local for IPVS only",
+		t.Family.Load(t.Family.Destination, 0), nft.In("local-addresses"), nft.GoTo(nft.ChainReject))
+	decisions := t.Decisions([]nft.Rule{t.Dispatch(t.Sets[internalFrontends].Name)}, rest)
 	// Nothing but connections passes the chains that decide. For a ClusterIP there is nothing to decide but the backend,
 	// and NodeLocal DNSCache exempts questions to that of the DNS; who may come in by another address was not asked.
-	served := []nf.Rule{t.servedIn("drop-ranges"), t.servedIn("reject-ranges")}
-	untracked := slices.Concat(served, t.Guards(), []nf.Rule{rest})
-	return slices.Concat(decisions, []nf.Chain{{Name: chainUntracked, Rules: untracked}}, t.hooks(), t.aroundIPVS())
+	served := []nft.Rule{t.servedIn("drop-ranges"), t.servedIn("reject-ranges")}
+	untracked := slices.Concat(served, t.Guards(), []nft.Rule{rest})
+	return slices.Concat(decisions, []nft.Chain{{Name: chainUntracked, Rules: untracked}}, t.hooks(), t.aroundIPVS())
 }
 
 // servedIn lets packets to virtual servers pass whose addresses are in ranges of Service addresses.
-func (t *table) servedIn(ranges string) nf.Rule {
+func (t *table) servedIn(ranges string) nft.Rule {
 	key, _ := t.Family.DestinationKey()
-	return nf.NewRule("virtual servers in "+ranges, slices.Concat(
-		[]any{t.Family.Load(t.Family.Destination, 0), nf.In(ranges)}, key, []any{nf.In("virtual-servers"), nf.Accept()})...)
+	return nft.NewRule("virtual servers in "+ranges, slices.Concat(
+		[]any{t.Family.Load(t.Family.Destination, 0), nft.In(ranges)}, key,
+		[]any{nft.In("virtual-servers"), nft.Accept()})...)
 }
 
-func (t *table) hooks() []nf.Chain {
+func (t *table) hooks() []nft.Chain {
 	const nat, filter = "nat", "filter"
-	at := func(name, kind string, number uint32, priority int32, rules ...nf.Rule) nf.Chain {
-		return nf.Chain{Name: name, Hook: &nf.Hook{Kind: kind, Number: number, Priority: priority}, Rules: rules}
+	at := func(name, kind string, number uint32, priority int32, rules ...nft.Rule) nft.Chain {
+		return nft.Chain{Name: name, Hook: &nft.Hook{Kind: kind, Number: number, Priority: priority}, Rules: rules}
 	}
-	return []nf.Chain{
-		at("prerouting", nat, unix.NF_INET_PRE_ROUTING, nf.Translation,
-			append(t.FromPods("pods", nf.GoTo(nf.ChainInternal)), nf.NewRule("", nf.GoTo(nf.ChainServices)))...),
-		at("output", nat, unix.NF_INET_LOCAL_OUT, nf.Translation,
-			nf.NewRule("refusals, whose destination may be a Service address",
-				append(is(expr.CtStateBitRELATED), nf.Accept())...),
-			nf.NewRule("this node", nf.GoTo(nf.ChainInternal))),
-		at("input-before-ipvs", filter, unix.NF_INET_LOCAL_IN, beforeIPVSIn, nf.NewRule("", nf.GoTo(chainBefore))),
-		at("input-after-ipvs", filter, unix.NF_INET_LOCAL_IN, afterIPVSIn, nf.NewRule("", nf.GoTo(chainAfter))),
-		at("output-sent-by-ipvs", filter, unix.NF_INET_LOCAL_OUT, fromIPVS, nf.NewRule("", nf.GoTo(chainSent))),
-		at("output-before-ipvs", filter, unix.NF_INET_LOCAL_OUT, beforeIPVSOut, nf.NewRule("", nf.GoTo(chainBefore))),
-		at("output-after-ipvs", filter, unix.NF_INET_LOCAL_OUT, afterIPVSOut, nf.NewRule("", nf.GoTo(chainAfter))),
-		at("postrouting", nat, unix.NF_INET_POST_ROUTING, nf.Masquerading, t.Masquerade(), t.masqueradeHairpin()),
+	return []nft.Chain{
+		at("prerouting", nat, unix.NF_INET_PRE_ROUTING, nft.Translation,
+			append(t.FromPods("pods", nft.GoTo(nft.ChainInternal)), nft.NewRule("", nft.GoTo(nft.ChainServices)))...),
+		at("output", nat, unix.NF_INET_LOCAL_OUT, nft.Translation,
+			nft.NewRule("refusals, whose destination may be a Service address",
+				append(is(expr.CtStateBitRELATED), nft.Accept())...),
+			nft.NewRule("this node", nft.GoTo(nft.ChainInternal))),
+		at("input-before-ipvs", filter, unix.NF_INET_LOCAL_IN, beforeIPVSIn, nft.NewRule("", nft.GoTo(chainBefore))),
+		at("input-after-ipvs", filter, unix.NF_INET_LOCAL_IN, afterIPVSIn, nft.NewRule("", nft.GoTo(chainAfter))),
+		at("output-sent-by-ipvs", filter, unix.NF_INET_LOCAL_OUT, fromIPVS, nft.NewRule("", nft.GoTo(chainSent))),
+		at("output-before-ipvs", filter, unix.NF_INET_LOCAL_OUT, beforeIPVSOut, nft.NewRule("", nft.GoTo(chainBefore))),
+		at("output-after-ipvs", filter, unix.NF_INET_LOCAL_OUT, afterIPVSOut, nft.NewRule("", nft.GoTo(chainAfter))),
+		at("postrouting", nat, unix.NF_INET_POST_ROUTING, nft.Masquerading, t.Masquerade(), t.masqueradeHairpin()),
 	}
 }
 
@@ -79,36 +80,38 @@ func (t *table) hooks() []nf.Chain {
 // that mark for this short way only, because IPVS compares all its bits; its priority keeps the mark that it
 // had. So does that of a packet that somebody else has given a mark like ours: between these chains a mark
 // like ours is ours. Then what IPVS chose is remembered, if the pool has affinity.
-func (t *table) aroundIPVS() []nf.Chain {
+func (t *table) aroundIPVS() []nft.Chain {
 	const destinationTranslated = 1 << 5 // IPS_DST_NAT
 	tracked := uint32(expr.CtStateBitNEW | expr.CtStateBitESTABLISHED)
 	chosen := slices.Concat(is(expr.CtStateBitNEW), t.notTaken(), []any{
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)}, nf.Bits(0, destinationTranslated, 0), nf.Equals(nf.Native(0)),
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)}, nft.Bits(0, destinationTranslated, 0),
+		nft.Equals(nft.Native(0)),
 	})
-	formerMark := nf.NewRule("the former mark", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), swap())...)
-	return []nf.Chain{
-		{Name: chainBefore, Rules: []nf.Rule{
-			nf.NewRule("what is not tracked", append(is(expr.CtStateBitUNTRACKED),
+	formerMark := nft.NewRule("the former mark", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), swap())...)
+	return []nft.Chain{
+		{Name: chainBefore, Rules: []nft.Rule{
+			nft.NewRule("what is not tracked", append(is(expr.CtStateBitUNTRACKED),
 				// Connection tracking itself leaves out neighbours' questions.
-				nf.LoadMeta(expr.MetaKeyL4PROTO, 0), nf.Differs([]byte{unix.IPPROTO_ICMPV6}),
-				nf.GoTo(chainUntracked))...),
-			nf.NewRule("select the virtual server of the pool", slices.Concat(
-				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), swap(), []any{nf.Accept()})...),
-			nf.NewRule("others' marks select none", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), hide())...),
+				nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Differs([]byte{unix.IPPROTO_ICMPV6}),
+				nft.GoTo(chainUntracked))...),
+			nft.NewRule("select the virtual server of the pool", slices.Concat(
+				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), swap(), []any{nft.Accept()})...),
+			nft.NewRule("others' marks select none", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), hide())...),
 		}},
-		{Name: chainSent, Rules: append([]nf.Rule{formerMark}, t.keepMasquerade()...)},
-		{Name: chainAfter, Rules: []nf.Rule{
+		{Name: chainSent, Rules: append([]nft.Rule{formerMark}, t.keepMasquerade()...)},
+		{Name: chainAfter, Rules: []nft.Rule{
 			formerMark,
-			nf.NewRule("masquerade, whatever others did to the mark", slices.Concat(
+			nft.NewRule("masquerade, whatever others did to the mark", slices.Concat(
 				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), []any{
-					nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, masqueradeFlag, 0), nf.Differs(nf.Native(0)),
-					nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, ^t.Mark, t.Mark), nf.StoreMeta(expr.MetaKeyMARK, 0),
+					nft.LoadMeta(expr.MetaKeyPRIORITY, 0), nft.Bits(0, masqueradeFlag, 0), nft.Differs(nft.Native(0)),
+					nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, ^t.Mark, t.Mark), nft.StoreMeta(expr.MetaKeyMARK, 0),
 				})...),
-			nf.NewRule("affinity", slices.Concat(chosen, originalKey(t.Family), []any{nf.In("sticky"), nf.Jump(chainLearn)})...),
-			nf.NewRule("", append(hasMarkBits(expr.MetaKeyPRIORITY), nf.ResetPriority(0)...)...),
+			nft.NewRule("affinity", slices.Concat(chosen, originalKey(t.Family),
+				[]any{nft.In("sticky"), nft.Jump(chainLearn)})...),
+			nft.NewRule("", append(hasMarkBits(expr.MetaKeyPRIORITY), nft.ResetPriority(0)...)...),
 		}},
-		{Name: chainLearn, Rules: append([]nf.Rule{
-			nf.NewRule("", append(hasPool(), nf.GoTo(chainLearnInternal))...),
+		{Name: chainLearn, Rules: append([]nft.Rule{
+			nft.NewRule("", append(hasPool(), nft.GoTo(chainLearnInternal))...),
 		}, t.learn(frontends)...)},
 		{Name: chainLearnInternal, Rules: t.learn(internalFrontends)},
 	}
@@ -118,79 +121,79 @@ func (t *table) aroundIPVS() []nf.Chain {
 // IPVS has chosen nothing for such, and their destination is the Service still, or disguised.
 func (t *table) notTaken() []any {
 	carried := dataplane.Config{Mark: t.Mark}.CarriedMark()
-	return []any{nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, carried, 0), nf.Equals(nf.Native(0))}
+	return []any{nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, carried, 0), nft.Equals(nft.Native(0))}
 }
 
 // keepMasquerade notes in the priority of what IPVS sends that its source is to be replaced: rules of others that
 // see it in LOCAL_OUT may set another mark. Only what IPVS sends has a connection when it comes there; what sockets
 // send gets one later.
-func (t *table) keepMasquerade() []nf.Rule {
+func (t *table) keepMasquerade() []nft.Rule {
 	masquerade := slices.Concat(
-		[]any{nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, t.Mark, 0), nf.Equals(nf.Native(t.Mark))},
+		[]any{nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, t.Mark, 0), nft.Equals(nft.Native(t.Mark))},
 		is(expr.CtStateBitNEW))
 	note := func(conditions []any, mask uint32) []any {
 		return slices.Concat(masquerade, conditions, []any{
-			nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, mask, markBits|masqueradeFlag),
-			nf.StoreMeta(expr.MetaKeyPRIORITY, 0), nf.Accept(),
+			nft.LoadMeta(expr.MetaKeyPRIORITY, 0), nft.Bits(0, mask, markBits|masqueradeFlag),
+			nft.StoreMeta(expr.MetaKeyPRIORITY, 0), nft.Accept(),
 		})
 	}
-	return []nf.Rule{
-		nf.NewRule("keep in mind: masquerade", note(hasMarkBits(expr.MetaKeyPRIORITY), nf.PoolMask)...),
-		nf.NewRule("keep in mind: masquerade", note(nil, 0)...),
+	return []nft.Rule{
+		nft.NewRule("keep in mind: masquerade", note(hasMarkBits(expr.MetaKeyPRIORITY), nft.PoolMask)...),
+		nft.NewRule("keep in mind: masquerade", note(nil, 0)...),
 	}
 }
 
 // swap exchanges mark and priority.
 func swap() []any {
 	return []any{
-		nf.LoadMeta(expr.MetaKeyMARK, 0), nf.LoadMeta(expr.MetaKeyPRIORITY, 1),
-		nf.StoreMeta(expr.MetaKeyMARK, 1), nf.StoreMeta(expr.MetaKeyPRIORITY, 0),
+		nft.LoadMeta(expr.MetaKeyMARK, 0), nft.LoadMeta(expr.MetaKeyPRIORITY, 1),
+		nft.StoreMeta(expr.MetaKeyMARK, 1), nft.StoreMeta(expr.MetaKeyPRIORITY, 0),
 	}
 }
 
 // hide puts the mark into the priority, and a mark of ours that is no virtual server's in its place.
 func hide() []any {
 	return []any{
-		nf.LoadMeta(expr.MetaKeyMARK, 0), nf.StoreMeta(expr.MetaKeyPRIORITY, 0),
-		&expr.Immediate{Register: nf.Word(0), Data: nf.Native(markBits)}, nf.StoreMeta(expr.MetaKeyMARK, 0),
+		nft.LoadMeta(expr.MetaKeyMARK, 0), nft.StoreMeta(expr.MetaKeyPRIORITY, 0),
+		&expr.Immediate{Register: nft.Word(0), Data: nft.Native(markBits)}, nft.StoreMeta(expr.MetaKeyMARK, 0),
 	}
 }
 
 // learn finds the token of the destination that the connection's first packet had, and goes to the chain
 // of the pool that remembers.
-func (t *table) learn(m int) []nf.Rule {
-	return []nf.Rule{
-		nf.NewRule("token",
-			append(originalKey(t.Family), nf.Find(t.Sets[m].Name, 0), nf.StoreMeta(expr.MetaKeyPRIORITY, 0))...),
-		nf.NewRule("", nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, nf.PoolMask, 0), nf.Follow("learners")),
-		nf.NewRule("", nf.ResetPriority(0)...),
+func (t *table) learn(m int) []nft.Rule {
+	return []nft.Rule{
+		nft.NewRule("token",
+			append(originalKey(t.Family), nft.Find(t.Sets[m].Name, 0), nft.StoreMeta(expr.MetaKeyPRIORITY, 0))...),
+		nft.NewRule("", nft.LoadMeta(expr.MetaKeyPRIORITY, 0), nft.Bits(0, nft.PoolMask, 0), nft.Follow("learners")),
+		nft.NewRule("", nft.ResetPriority(0)...),
 	}
 }
 
 // masqueradeHairpin leaves alone what a process of this node sends to another through the loopback
 // interface: that finds back.
-func (t *table) masqueradeHairpin() nf.Rule {
-	return t.MasqueradeHairpin(nf.LoadMeta(expr.MetaKeyOIFNAME, 0), nf.Differs(nf.InterfacePattern("lo")))
+func (t *table) masqueradeHairpin() nft.Rule {
+	return t.MasqueradeHairpin(nft.LoadMeta(expr.MetaKeyOIFNAME, 0), nft.Differs(nft.InterfacePattern("lo")))
 }
 
 // classChain is the chain of a class: who may come in, whose source is replaced, where it goes.
-func (t *table) classChain(c class) nf.Chain {
+func (t *table) classChain(c class) nft.Chain {
 	var from string
 	if c.limited {
 		from = t.Sets[sources+int(c.scope)].Name
 	}
 	rules := t.Admission(c.verdict, c.snat, from)
 	if c.verdict == model.Forward && c.affinity {
-		rules = append(rules, nf.NewRule("",
-			nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, nf.PoolMask, 0), nf.Follow("recallers")))
+		rules = append(rules, nft.NewRule("",
+			nft.LoadMeta(expr.MetaKeyPRIORITY, 0), nft.Bits(0, nft.PoolMask, 0), nft.Follow("recallers")))
 	}
 	switch {
 	case c.verdict != model.Forward:
 	case c.scope == model.Internal:
-		rules = append(rules, nf.NewRule("to the pool's virtual server", nf.LoadMeta(expr.MetaKeyPRIORITY, 0),
-			nf.Bits(0, nf.PoolMask, markBits), nf.StoreMeta(expr.MetaKeyPRIORITY, 0)))
+		rules = append(rules, nft.NewRule("to the pool's virtual server", nft.LoadMeta(expr.MetaKeyPRIORITY, 0),
+			nft.Bits(0, nft.PoolMask, markBits), nft.StoreMeta(expr.MetaKeyPRIORITY, 0)))
 	default:
-		rules = append(rules, nf.NewRule("to the address's virtual server", nf.ResetPriority(0)...))
+		rules = append(rules, nft.NewRule("to the address's virtual server", nft.ResetPriority(0)...))
 	}
-	return nf.Chain{Name: c.chain(), Rules: rules}
+	return nft.Chain{Name: c.chain(), Rules: rules}
 }

@@ -29,9 +29,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/ipvs"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -70,7 +70,7 @@ type kernel struct {
 	*rows
 	servers *servers
 	tables  []*table // IPv4, IPv6
-	tx      *nf.Transaction
+	tx      *nft.Transaction
 	forget  bool                   // affinity may have learnt a backend while that left
 	refused map[model.Key]struct{} // frontends whose virtual servers the kernel does not take
 }
@@ -150,7 +150,7 @@ func (p *Plane) probe() error {
 }
 
 func (p *Plane) newKernel() *kernel {
-	tx := &nf.Transaction{}
+	tx := &nft.Transaction{}
 	return &kernel{
 		rows:    newRows(),
 		servers: &servers{director: p.director, options: p.options, deadlines: maps.Clone(p.deadlines)},
@@ -206,8 +206,8 @@ func (p *Plane) readServers(k *kernel, s *model.State) error {
 // new virtual and real servers, the table, routes, and servers and records that are gone.
 type work struct {
 	servers plan
-	records nf.Transaction
-	table   nf.Transaction
+	records nft.Transaction
+	table   nft.Transaction
 	add     []netip.Prefix // local routes
 	forget  bool
 	// inherit has the pools remember what other planes do; nil: they do not. The tables are there then, and nothing
@@ -219,10 +219,10 @@ type work struct {
 func (k *kernel) plan(s *model.State, w *changes, l *locals) (*work, error) {
 	todo := &work{forget: w.forget}
 	k.planServers(w, todo)
-	todo.records, *k.tx = *k.tx, nf.Transaction{}
+	todo.records, *k.tx = *k.tx, nft.Transaction{}
 	err := k.planTables(s, w)
 	todo.add = k.planLocals(l, w)
-	todo.table, *k.tx = *k.tx, nf.Transaction{}
+	todo.table, *k.tx = *k.tx, nft.Transaction{}
 	return todo, err
 }
 
@@ -661,7 +661,7 @@ func (k *kernel) drifts(todo *work, s *model.State) []dataplane.Drift {
 		want[key] = k.want(key)
 	}
 	drifts := k.servers.compare(want)
-	for _, tx := range []*nf.Transaction{&todo.records, &todo.table} {
+	for _, tx := range []*nft.Transaction{&todo.records, &todo.table} {
 		drifts = append(drifts, tx.Drifts(s)...)
 	}
 	return drifts
@@ -699,7 +699,7 @@ func (p *Plane) remove() error {
 	if err := errors.Join(p.locals.clear(), k.servers.perform(requests)); err != nil {
 		return err
 	}
-	*k.tx = nf.Transaction{}
+	*k.tx = nft.Transaction{}
 	for _, t := range k.tables {
 		if t.Exists || t.former != nil {
 			t.Delete()
@@ -744,17 +744,17 @@ func prepare(o Options) func(dataplane.Config) error {
 
 // intervals are the elements of interval sets that the rows of s need.
 func (t *table) intervals(s *model.State) map[entry]bool {
-	shadow := newTable(t.Family, t.Mark, &nf.Transaction{})
+	shadow := newTable(t.Family, t.Mark, &nft.Transaction{})
 	shadow.setGuards(s, slices.Collect(maps.Keys(s.Guards)))
 	wanted := map[entry]bool{}
 	for _, e := range shadow.entries[rangeRows{}] {
 		wanted[e] = true
 	}
 	for _, p := range s.Pods.Prefixes {
-		wanted[entry{pods, nf.Interval(p), ""}] = true
+		wanted[entry{pods, nft.Interval(p), ""}] = true
 	}
 	for key, f := range s.Frontends {
-		for _, p := range nf.EncodeSources(key, f.Allow) {
+		for _, p := range nft.EncodeSources(key, f.Allow) {
 			wanted[entry{sources + int(key.Scope), p, ""}] = true
 		}
 	}

@@ -3,8 +3,8 @@ package ipvs
 import (
 	"fmt"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 )
 
 // load reads what the kernel holds in our table. A table whose sets or base chains differ from ours,
@@ -25,14 +25,14 @@ func (p *Plane) load(t *table) error {
 		}
 	}
 	for key, e := range t.elements[classes] {
-		id := nf.Token(nf.Number([]byte(key))).Class()
+		id := nft.Token(nft.Number([]byte(key))).Class()
 		t.foundIDs[e.data], t.takenIDs[id] = id, true
 	}
 	return nil
 }
 
 func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
-	return t.Members(c, i, func() { clear(t.elements[i]) }, func(key string, e nf.Element) {
+	return t.Members(c, i, func() { clear(t.elements[i]) }, func(key string, e nft.Element) {
 		data := string(e.Data)
 		if t.Sets[i].Verdicts() {
 			data = e.Chain
@@ -48,5 +48,5 @@ func (t *table) records(c *nfnetlink.Socket) (map[string]bool, error) {
 		return found, nil
 	}
 	reset := func() { clear(found) }
-	return found, t.List(c, virtualServers, reset, func(e nf.Element) { found[string(e.Key)] = true })
+	return found, t.List(c, virtualServers, reset, func(e nft.Element) { found[string(e.Key)] = true })
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 )
 
 // Each pool with affinity has a memory of its own: two sets that its rules fill, and two chains with those rules.
@@ -30,29 +30,29 @@ func ownNumber(name string) (uint32, bool) {
 	for _, prefix := range []string{affinityPrefix, clientsPrefix, recallPrefix, rememberPrefix} {
 		if text, ok := strings.CutPrefix(name, prefix); ok {
 			n, err := strconv.ParseUint(text, 10, 32)
-			return uint32(n), err == nil && n > 0 && n <= nf.MaxNumber && ownName(prefix, uint32(n)) == name
+			return uint32(n), err == nil && n > 0 && n <= nft.MaxNumber && ownName(prefix, uint32(n)) == name
 		}
 	}
 	return 0, false
 }
 
 // ownSet is the form of the sets that not every table has.
-func (t *table) ownSet(name string) *nf.Set {
+func (t *table) ownSet(name string) *nft.Set {
 	if _, ok := ownNumber(name); !ok {
 		return nil
 	}
-	s := &nf.Set{
-		Name: name, Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Key: []nf.Field{t.Family.Address},
-		Maximum: nf.ClientsOf(len(t.memories)),
+	s := &nft.Set{
+		Name: name, Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Key: []nft.Field{t.Family.Address},
+		Maximum: nft.ClientsOf(len(t.memories)),
 	}
 	if strings.HasPrefix(name, affinityPrefix) {
-		s.Flags, s.Data = s.Flags|unix.NFT_SET_MAP, []nf.Field{t.Family.Address, nf.Port}
+		s.Flags, s.Data = s.Flags|unix.NFT_SET_MAP, []nft.Field{t.Family.Address, nft.Port}
 	}
 	return s
 }
 
-func (t *table) affinityOf(number uint32) *nf.Set { return t.ownSet(ownName(affinityPrefix, number)) }
-func (t *table) clientsOf(number uint32) *nf.Set  { return t.ownSet(ownName(clientsPrefix, number)) }
+func (t *table) affinityOf(number uint32) *nft.Set { return t.ownSet(ownName(affinityPrefix, number)) }
+func (t *table) clientsOf(number uint32) *nft.Set  { return t.ownSet(ownName(clientsPrefix, number)) }
 
 // remembers reports whether a pool has its sets.
 func (t *table) remembers(number uint32) bool { return t.FoundSets[ownName(affinityPrefix, number)] }
@@ -68,12 +68,12 @@ func (t *table) addMemory(number uint32) {
 func (t *table) setMemory(number uint32, lasts time.Duration) error {
 	t.addMemory(number)
 	m := memory{t, number, lasts}
-	for _, c := range []nf.Chain{m.recall(), m.learner()} {
+	for _, c := range []nft.Chain{m.recall(), m.learner()} {
 		if err := t.SetChain(c); err != nil {
 			return err
 		}
 	}
-	key := string(nf.Native(number))
+	key := string(nft.Native(number))
 	t.set(number, []entry{
 		{recallers, key, ownName(recallPrefix, number)}, {learners, key, ownName(rememberPrefix, number)},
 	})
@@ -133,40 +133,40 @@ func (m memory) client() (exprs []any, next uint32) {
 func (m memory) remember() []any {
 	exprs, next := m.client()
 	return append(exprs,
-		m.Family.Load(m.Family.Destination, next), nf.LoadPort(next+m.Family.Address.Words()),
+		m.Family.Load(m.Family.Destination, next), nft.LoadPort(next+m.Family.Address.Words()),
 		&expr.Dynset{
-			SrcRegKey: nf.Word(0), SrcRegData: nf.Word(next), SetName: ownName(affinityPrefix, m.number),
+			SrcRegKey: nft.Word(0), SrcRegData: nft.Word(next), SetName: ownName(affinityPrefix, m.number),
 			Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: m.lasts + spare,
 		},
 		&expr.Dynset{
-			SrcRegKey: nf.Word(0), SetName: ownName(clientsPrefix, m.number),
+			SrcRegKey: nft.Word(0), SetName: ownName(clientsPrefix, m.number),
 			Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: m.lasts,
 		})
 }
 
 // recall sends the client to the backend that is remembered for it, if one is, past IPVS. Whether one is
 // tells a set of its own, because nft cannot print a rule that writes back what a map says.
-func (m memory) recall() nf.Chain {
+func (m memory) recall() nft.Chain {
 	known, next := m.client()
-	known = append(known, nf.In(ownName(clientsPrefix, m.number)))
+	known = append(known, nft.In(ownName(clientsPrefix, m.number)))
 	backend, _ := m.client()
-	backend = append(append(known[:len(known):len(known)], backend...), nf.Find(ownName(affinityPrefix, m.number), next))
-	backend = append(backend, nf.ResetPriority(next+m.Family.Address.Words()+1)...)
-	return nf.Chain{Name: ownName(recallPrefix, m.number), Rules: []nf.Rule{
-		nf.NewRule("remembered", append(known[:len(known):len(known)], m.remember()...)...),
-		nf.NewRule("recall", append(backend, m.Family.TranslateTo(next))...),
+	backend = append(append(known[:len(known):len(known)], backend...), nft.Find(ownName(affinityPrefix, m.number), next))
+	backend = append(backend, nft.ResetPriority(next+m.Family.Address.Words()+1)...)
+	return nft.Chain{Name: ownName(recallPrefix, m.number), Rules: []nft.Rule{
+		nft.NewRule("remembered", append(known[:len(known):len(known)], m.remember()...)...),
+		nft.NewRule("recall", append(backend, m.Family.TranslateTo(next))...),
 	}}
 }
 
 // learner remembers the backend that IPVS chose, in place of an earlier one.
-func (m memory) learner() nf.Chain {
+func (m memory) learner() nft.Chain {
 	former, next := m.client()
-	former = append(former, m.Family.Load(m.Family.Destination, next), nf.LoadPort(next+m.Family.Address.Words()),
+	former = append(former, m.Family.Load(m.Family.Destination, next), nft.LoadPort(next+m.Family.Address.Words()),
 		&expr.Dynset{
-			SrcRegKey: nf.Word(0), SrcRegData: nf.Word(next), SetName: ownName(affinityPrefix, m.number),
-			Operation: nf.DynsetDelete,
+			SrcRegKey: nft.Word(0), SrcRegData: nft.Word(next), SetName: ownName(affinityPrefix, m.number),
+			Operation: nft.DynsetDelete,
 		})
-	return nf.Chain{Name: ownName(rememberPrefix, m.number), Rules: []nf.Rule{
-		nf.NewRule("", former...), nf.NewRule("", m.remember()...), nf.NewRule("", nf.ResetPriority(0)...),
+	return nft.Chain{Name: ownName(rememberPrefix, m.number), Rules: []nft.Rule{
+		nft.NewRule("", former...), nft.NewRule("", m.remember()...), nft.NewRule("", nft.ResetPriority(0)...),
 	}}
 }

@@ -4,14 +4,14 @@ import (
 	"errors"
 	"maps"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
 // refuse has the table refuse the clients of frontends whose virtual servers the kernel has not taken: the addresses
 // are the node's, and whatever of the node's listens on the port would answer in their place. What it has taken
 // meanwhile is served. Some says that it has just refused something.
-func (k *kernel) refuse(table *nf.Transaction, some bool) error {
+func (k *kernel) refuse(table *nft.Transaction, some bool) error {
 	candidates := maps.Keys(k.refused)
 	if some {
 		candidates = maps.Keys(k.frontends)
@@ -30,7 +30,7 @@ func (k *kernel) refuse(table *nf.Transaction, some bool) error {
 			errs = append(errs, k.setFrontend(key, f))
 		}
 	}
-	*table, *k.tx = *k.tx, nf.Transaction{}
+	*table, *k.tx = *k.tx, nft.Transaction{}
 	k.refused = refused
 	return errors.Join(errs...)
 }

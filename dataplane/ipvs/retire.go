@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/ipvs"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -23,7 +23,7 @@ import (
 type remains struct {
 	*Plane
 	tables []*table // those that exist
-	tx     nf.Transaction
+	tx     nft.Transaction
 	shared bool // kube-proxy has what has addresses, too
 }
 
@@ -112,7 +112,7 @@ func (r *remains) clear() error {
 	if err := r.perform(deletions(keys)); err != nil {
 		return err
 	}
-	r.tx = nf.Transaction{}
+	r.tx = nft.Transaction{}
 	for _, t := range r.tables {
 		t.Delete()
 	}

@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/ipvs"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -97,9 +97,9 @@ func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
 	}
 	w.guards = slices.AppendSeq(slices.Clone(c.Guards.Delete), c.Guards.Set.Keys())
 	w.pods = c.Pods != nil
-	if max(r.numbers[0].next, r.numbers[1].next) > nf.MaxNumber {
+	if max(r.numbers[0].next, r.numbers[1].next) > nft.MaxNumber {
 		return w, fmt.Errorf("more than %d pools of UDP or of others with affinity or for clients of this node",
-			nf.MaxNumber/2)
+			nft.MaxNumber/2)
 	}
 	return w, nil
 }
@@ -257,9 +257,9 @@ func index(v6 bool) int {
 }
 
 // token is what the kernel holds for a frontend.
-func (t *table) token(key model.Key) nf.Token {
-	if e := t.elements[frontends+int(key.Scope)][string(nf.EncodeKey(key))]; e != nil {
-		return nf.Token(nf.Number([]byte(e.data)))
+func (t *table) token(key model.Key) nft.Token {
+	if e := t.elements[frontends+int(key.Scope)][string(nft.EncodeKey(key))]; e != nil {
+		return nft.Token(nft.Number([]byte(e.data)))
 	}
 	return 0
 }
@@ -293,9 +293,9 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, ok bool, use *poolU
 		return fmt.Errorf("frontend %s: %w", key, err)
 	}
 	t.classOf[key] = c
-	k := string(nf.EncodeKey(key))
-	entries := []entry{{frontends + int(key.Scope), k, string(nf.Native(uint32(nf.NewToken(id, n))))}}
-	for _, source := range nf.EncodeSources(key, f.Allow) {
+	k := string(nft.EncodeKey(key))
+	entries := []entry{{frontends + int(key.Scope), k, string(nft.Native(uint32(nft.NewToken(id, n))))}}
+	for _, source := range nft.EncodeSources(key, f.Allow) {
 		entries = append(entries, entry{sources + int(key.Scope), source, ""})
 	}
 	if c.affinity {
@@ -356,7 +356,7 @@ func (t *table) setGuards(s *model.State, changed []netip.Prefix) {
 		return
 	}
 	var entries []entry
-	spans := nf.Flatten(s.Guards, t.Family)
+	spans := nft.Flatten(s.Guards, t.Family)
 	for set, v := range map[int]model.Verdict{rejectRanges: model.Reject, dropRanges: model.Drop} {
 		for _, s := range spans[v] {
 			entries = append(entries, entry{set, s.Encode(), ""})
@@ -371,7 +371,7 @@ func (t *table) setPods(p model.Pods) {
 	var entries []entry
 	for _, prefix := range p.Prefixes {
 		if prefix.Addr().Is6() == t.Family.V6() {
-			entries = append(entries, entry{pods, nf.Interval(prefix), ""})
+			entries = append(entries, entry{pods, nft.Interval(prefix), ""})
 		}
 	}
 	t.set(podRows{}, entries)
@@ -390,13 +390,13 @@ func (t *table) record(key ipvs.Key, want bool) {
 	var entries []entry
 	if want {
 		k := model.Key{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
-		entries = []entry{{virtualServers, string(nf.EncodeKey(k)), ""}}
+		entries = []entry{{virtualServers, string(nft.EncodeKey(k)), ""}}
 	}
 	t.set(key, entries)
 }
 
 func (t *table) recorded(key ipvs.Key) bool {
 	k := model.Key{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
-	encoded := nf.EncodeKey(k)
+	encoded := nft.EncodeKey(k)
 	return t.elements[virtualServers][string(encoded)] != nil || t.former[string(encoded)]
 }

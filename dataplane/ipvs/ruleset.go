@@ -6,7 +6,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -17,14 +17,14 @@ const (
 )
 
 // originalKey loads the key of the frontends for the destination that the connection's first packet had when it came.
-func originalKey(f nf.Family) []any {
+func originalKey(f nft.Family) []any {
 	address, n := ctDstIP, f.Address.Words()
 	if f.V6() {
 		address = ctDstIP6
 	}
 	return []any{
-		nf.Tuple{Key: address, Register: nf.Word(0)}, nf.LoadMeta(expr.MetaKeyL4PROTO, n),
-		nf.Tuple{Key: expr.CtKeyPROTODST, Register: nf.Word(n + 1)},
+		nft.Tuple{Key: address, Register: nft.Word(0)}, nft.LoadMeta(expr.MetaKeyL4PROTO, n),
+		nft.Tuple{Key: expr.CtKeyPROTODST, Register: nft.Word(n + 1)},
 	}
 }
 
@@ -49,11 +49,11 @@ const (
 	numSets
 )
 
-func sets(f nf.Family) []*nf.Set {
+func sets(f nft.Family) []*nft.Set {
 	const hash, interval = 0, unix.NFT_SET_INTERVAL
 	sourceKey := append(f.FrontendKey(), f.Address)
-	token, address := []nf.Field{nf.Priority}, []nf.Field{f.Address}
-	return []*nf.Set{
+	token, address := []nft.Field{nft.Priority}, []nft.Field{f.Address}
+	return []*nft.Set{
 		frontends:         {Name: "frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: token},
 		internalFrontends: {Name: "internal-frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: token},
 		classes:           {Name: "classes", Flags: unix.NFT_SET_MAP, Key: token},
@@ -62,7 +62,7 @@ func sets(f nf.Family) []*nf.Set {
 		sticky:            {Name: "sticky", Flags: hash, Key: f.FrontendKey()},
 		sources:           {Name: "sources", Flags: interval, Key: sourceKey},
 		internalSources:   {Name: "internal-sources", Flags: interval, Key: sourceKey},
-		hairpin:           {Name: "hairpin", Flags: hash, Key: []nf.Field{f.Address, f.Address}},
+		hairpin:           {Name: "hairpin", Flags: hash, Key: []nft.Field{f.Address, f.Address}},
 		pods:              {Name: "pods", Flags: interval, Key: address},
 		rejectAddresses:   {Name: "reject-addresses", Flags: hash, Key: address},
 		dropAddresses:     {Name: "drop-addresses", Flags: hash, Key: address},
@@ -75,12 +75,12 @@ func sets(f nf.Family) []*nf.Set {
 
 // The upper bits of the marks by which packets find the virtual server of a pool; the lower ones are its number.
 const (
-	markBits = 0xfa1 * (nf.PoolMask + 1)
-	markMask = 0xffffffff &^ nf.PoolMask
+	markBits = 0xfa1 * (nft.PoolMask + 1)
+	markMask = 0xffffffff &^ nft.PoolMask
 
 	// masqueradeFlag is set beside these bits in the priority of what IPVS sends and is to be masqueraded. Number 0 is
 	// no pool's.
-	masqueradeFlag = 2 * (nf.PoolMask + 1)
+	masqueradeFlag = 2 * (nft.PoolMask + 1)
 )
 
 // A class is a way of treating packets that many frontends share; each has one chain. There are 32 of them at most: for
@@ -110,16 +110,16 @@ func (c class) chain() string {
 
 // hasMarkBits matches packets of which that word has the bits that tell our marks from those of others.
 func hasMarkBits(k expr.MetaKey) []any {
-	return []any{nf.LoadMeta(k, 0), nf.Bits(0, markMask&^masqueradeFlag, 0), nf.Equals(nf.Native(markBits))}
+	return []any{nft.LoadMeta(k, 0), nft.Bits(0, markMask&^masqueradeFlag, 0), nft.Equals(nft.Native(markBits))}
 }
 
 // hasPool matches packets whose priority has the number of a pool.
 func hasPool() []any {
 	return append(hasMarkBits(expr.MetaKeyPRIORITY),
-		nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, nf.PoolMask, 0), nf.Differs(nf.Native(0)))
+		nft.LoadMeta(expr.MetaKeyPRIORITY, 0), nft.Bits(0, nft.PoolMask, 0), nft.Differs(nft.Native(0)))
 }
 
 // is matches packets by the state of their connection.
 func is(state uint32) []any {
-	return []any{&expr.Ct{Key: expr.CtKeySTATE, Register: nf.Word(0)}, nf.Bits(0, state, 0), nf.Differs(nf.Native(0))}
+	return []any{&expr.Ct{Key: expr.CtKeySTATE, Register: nft.Word(0)}, nft.Bits(0, state, 0), nft.Differs(nft.Native(0))}
 }

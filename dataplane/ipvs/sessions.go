@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -59,7 +59,7 @@ func (p *Plane) tell(s *model.State, yield func(dataplane.Session, error) bool) 
 
 // recognise reads which pools of s the kernel holds under which numbers.
 func (p *Plane) recognise(s *model.State) (*kernel, error) {
-	k := &kernel{rows: newRows(), tables: newTables(p.config.Mark, &nf.Transaction{})}
+	k := &kernel{rows: newRows(), tables: newTables(p.config.Mark, &nft.Transaction{})}
 	for i, t := range k.tables {
 		if err := p.load(t); err != nil {
 			return nil, err
@@ -104,15 +104,15 @@ func (p *Plane) eachSession(t *table, pools map[uint32]model.PoolID, f func(m da
 			continue
 		}
 		until, now := map[string]time.Time{}, time.Now()
-		err := t.ListOf(p.conn, t.clientsOf(number), func() { clear(until) }, func(e nf.Element) {
+		err := t.ListOf(p.conn, t.clientsOf(number), func() { clear(until) }, func(e nft.Element) {
 			until[string(e.Key)] = now.Add(e.Left)
 		})
 		if err != nil {
 			return err
 		}
-		err = t.ListOf(p.conn, t.affinityOf(number), func() {}, func(e nf.Element) {
+		err = t.ListOf(p.conn, t.affinityOf(number), func() {}, func(e nft.Element) {
 			client, ok := netip.AddrFromSlice(e.Key)
-			if backend, ok2 := nf.DecodeBackend(e.Data); ok && ok2 {
+			if backend, ok2 := nft.DecodeBackend(e.Data); ok && ok2 {
 				f(dataplane.Session{Pool: id, Client: client, Backend: backend, Until: until[string(e.Key)]})
 			}
 		})
@@ -221,7 +221,7 @@ func (t *table) forgetClient(number uint32, client netip.Addr, known bool) {
 // rememberClient adds a client with its backend.
 func (t *table) rememberClient(number uint32, m dataplane.Session, lasts time.Duration) {
 	key, left := m.Client.AsSlice(), time.Until(m.Until)
-	t.Timed(t.affinityOf(number), key, nf.EncodeBackend(m.Backend), nf.Life{Lasts: lasts + spare, Left: left + spare})
+	t.Timed(t.affinityOf(number), key, nft.EncodeBackend(m.Backend), nft.Life{Lasts: lasts + spare, Left: left + spare})
 	t.Tx.Join()
-	t.Timed(t.clientsOf(number), key, nil, nf.Life{Lasts: lasts, Left: left})
+	t.Timed(t.clientsOf(number), key, nil, nft.Life{Lasts: lasts, Left: left})
 }

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -17,7 +17,7 @@ const tableName = "fairlead-ipvs"
 // table is what we know of our table of one family in the kernel. Its methods append the steps that
 // change the kernel to a transaction and assume that they will be done.
 type table struct {
-	nf.Table
+	nft.Table
 	elements [numSets]map[string]*element
 	former   map[string]bool // records of virtual servers in the table that this one replaces; nil: there is none
 
@@ -35,15 +35,15 @@ type element struct {
 	users int // 0: load found it, and nobody has asked for it
 }
 
-// entry is an element that a row needs, as nf.Table wants it.
+// entry is an element that a row needs, as nft.Table wants it.
 type entry struct {
 	set       int
 	key, data string
 }
 
-func newTable(f nf.Family, mark uint32, tx *nf.Transaction) *table {
+func newTable(f nft.Family, mark uint32, tx *nft.Transaction) *table {
 	t := &table{
-		Table: nf.Table{
+		Table: nft.Table{
 			Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx,
 			FoundSets: map[string]bool{}, Chains: map[string][]string{},
 		},
@@ -57,22 +57,22 @@ func newTable(f nf.Family, mark uint32, tx *nf.Transaction) *table {
 	return t
 }
 
-func newTables(mark uint32, tx *nf.Transaction) (tables []*table) {
-	for _, f := range nf.Families {
+func newTables(mark uint32, tx *nft.Transaction) (tables []*table) {
+	for _, f := range nft.Families {
 		tables = append(tables, newTable(f, mark, tx))
 	}
 	return tables
 }
 
 // commit performs the steps, but for a few that the kernel refuses: the error is then dataplane.ErrPartial.
-func (p *Plane) commit(t *nf.Transaction) error {
-	err := t.Commit(p.conn, func(steps []nf.Step) error { return p.send(t, steps) })
-	*t = nf.Transaction{}
+func (p *Plane) commit(t *nft.Transaction) error {
+	err := t.Commit(p.conn, func(steps []nft.Step) error { return p.send(t, steps) })
+	*t = nft.Transaction{}
 	return err
 }
 
 // send performs steps as one kernel transaction: all or none of them.
-func (p *Plane) send(t *nf.Transaction, steps []nf.Step) error {
+func (p *Plane) send(t *nft.Transaction, steps []nft.Step) error {
 	if err := p.config.Inject("nftables commit"); err != nil {
 		return err
 	}
@@ -190,13 +190,13 @@ func (t *table) use(c class) (id uint32, err error) {
 	if err := t.SetChain(t.classChain(c)); err != nil {
 		return 0, err
 	}
-	if id = cmp.Or(t.foundIDs[name], t.freeID()); id > nf.MaxClass {
-		return 0, fmt.Errorf("more than %d different ways to treat connections", nf.MaxClass)
+	if id = cmp.Or(t.foundIDs[name], t.freeID()); id > nft.MaxClass {
+		return 0, fmt.Errorf("more than %d different ways to treat connections", nft.MaxClass)
 	}
 	delete(t.foundIDs, name)
 	t.takenIDs[id] = true
 	t.classes[c] = &classUse{id, 1}
-	key := string(nf.Native(uint32(nf.NewToken(id, 0))))
+	key := string(nft.Native(uint32(nft.NewToken(id, 0))))
 	t.set(c, []entry{{classes, key, name}})
 	return id, nil
 }
@@ -234,6 +234,6 @@ func (t *table) structure() error { return t.Structure(t.constantChains()) }
 // foundation makes those that others lead to. What the kernel calls itself comes after the rows: another plane may be
 // in force, and until then no packet is refused because its row is not there yet.
 func (t *table) foundation() error {
-	hooked := func(c nf.Chain) bool { return c.Hook != nil }
+	hooked := func(c nft.Chain) bool { return c.Hook != nil }
 	return t.Structure(slices.DeleteFunc(t.constantChains(), hooked))
 }

@@ -9,8 +9,8 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 )
 
 // inspect tells what this data plane has left in the network namespace of the calling thread.
@@ -20,7 +20,7 @@ func inspect() (t dataplane.Leftover, err error) {
 		return t, err
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
-	for _, table := range p.newTables(&nf.Transaction{}) {
+	for _, table := range p.newTables(&nft.Transaction{}) {
 		err := table.LoadTable(p.conn)
 		if err == nil && table.Exists {
 			err = table.LoadChains(p.conn, nil)

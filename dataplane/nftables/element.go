@@ -6,42 +6,42 @@ import (
 	"net/netip"
 	"strings"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
 // describe names an element within its set, where its key does not say enough.
-func (t *table) describe(s *nf.Set, e nf.Element) string {
+func (t *table) describe(s *nft.Set, e nft.Element) string {
 	switch s.Name {
 	case "frontends", "internal-frontends":
-		key, _ := nf.DecodeKey(e.Key, model.Any)
+		key, _ := nft.DecodeKey(e.Key, model.Any)
 		return fmt.Sprintf("%s/%s", key.AddrPort(), key.Protocol)
 	case "slots", "choices":
 		return t.describeSlot(e)
 	case "backends":
-		b, _ := nf.DecodeBackend(e.Data)
+		b, _ := nft.DecodeBackend(e.Data)
 		return fmt.Sprintf("%x %s", e.Key, b)
 	case "classes", "choosers", "memories":
-		return fmt.Sprintf("%#x %s", nf.Number(e.Key), e.Chain)
+		return fmt.Sprintf("%#x %s", nft.Number(e.Key), e.Chain)
 	}
 	return ""
 }
 
 // row names the row of which an element is a part.
-func (t *table) row(s *nf.Set, e nf.Element) (row, want string) {
+func (t *table) row(s *nft.Set, e nft.Element) (row, want string) {
 	switch s.Name {
 	case "slots", "choices":
 		if len(e.Key) < 8 {
 			return "", ""
 		}
 		want := "in " + s.Name
-		if backend, ok := nf.DecodeBackend(e.Data); ok && s.Name == "slots" {
+		if backend, ok := nft.DecodeBackend(e.Data); ok && s.Name == "slots" {
 			want = "backend " + backend.String()
 		}
 		number, index := binary.NativeEndian.Uint32(e.Key), binary.NativeEndian.Uint32(e.Key[4:])
 		return fmt.Sprintf("pool %s %s %d", t.poolName(number), strings.TrimSuffix(s.Name, "s"), index), want
 	case "backends":
-		b, _ := nf.DecodeBackend(e.Data)
+		b, _ := nft.DecodeBackend(e.Data)
 		return fmt.Sprintf("name of a backend that clients keep %x", e.Key), b.String()
 	case "hairpin":
 		a, _ := netip.AddrFromSlice(e.Key[:min(len(e.Key), int(t.Family.Address.Words()*4))])
@@ -58,7 +58,7 @@ func (t *table) poolName(number uint32) string {
 	return fmt.Sprintf("number %d", number)
 }
 
-func (t *table) describeSlot(e nf.Element) string {
+func (t *table) describeSlot(e nft.Element) string {
 	if len(e.Key) < 8 {
 		return "?"
 	}
@@ -68,7 +68,7 @@ func (t *table) describeSlot(e nf.Element) string {
 		name = "of pool " + id.String()
 	}
 	name = fmt.Sprintf("%d %s", binary.NativeEndian.Uint32(e.Key[4:]), name)
-	if backend, ok := nf.DecodeBackend(e.Data); ok {
+	if backend, ok := nft.DecodeBackend(e.Data); ok {
 		name += ": " + backend.String()
 	}
 	return name

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nfnetlink/nfnetlinktest"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/lab/allocs"
 	"fairlead.dev/fairlead/model"
 )
@@ -54,10 +54,10 @@ func FuzzTables(f *testing.F) {
 // sparse are slots of a few pools that have no others before them.
 func sparse(t testing.TB) []byte {
 	k := nfnetlinktest.New(t, nil)
-	tx := &nf.Transaction{}
-	of := newTable(nf.Families[0], dataplane.DefaultMark, tx)
+	tx := &nft.Transaction{}
+	of := newTable(nft.Families[0], dataplane.DefaultMark, tx)
 	for number := range uint32(8) {
-		backend := nf.EncodeBackend(netip.MustParseAddrPort("10.244.1.2:80"))
+		backend := nft.EncodeBackend(netip.MustParseAddrPort("10.244.1.2:80"))
 		of.Element(unix.NFT_MSG_NEWSETELEM, slots, slotKey(number, maxIndex), backend)
 	}
 	if err := tx.Send(k.Socket, tx.Steps); err != nil {
@@ -84,7 +84,7 @@ func steps(t testing.TB, s *model.State, messages []byte) []byte {
 		}
 	}
 	for _, t := range tables {
-		t.Tx = &nf.Transaction{}
+		t.Tx = &nft.Transaction{}
 	}
 	if err := p.commit(tx); err != nil {
 		t.Fatal(err)

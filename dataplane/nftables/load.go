@@ -7,8 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -48,35 +48,35 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 				}
 			}
 		}
-		return t.List(c, i, reset, func(e nf.Element) {
-			if key, ok := nf.DecodeKey(e.Key, scope); ok {
+		return t.List(c, i, reset, func(e nft.Element) {
+			if key, ok := nft.DecodeKey(e.Key, scope); ok {
 				t.rows[key] = row{token: token(binary.NativeEndian.Uint32(e.Data)), found: true}
 			}
 		})
 	case i == slots:
-		t.found.slots, err = loadSlots(t, c, i, func(e nf.Element) netip.AddrPort {
-			backend, _ := nf.DecodeBackend(e.Data)
+		t.found.slots, err = loadSlots(t, c, i, func(e nft.Element) netip.AddrPort {
+			backend, _ := nft.DecodeBackend(e.Data)
 			return backend
 		})
 		return err
 	case i == choices:
-		t.found.choices, err = loadSlots(t, c, i, func(e nf.Element) handle {
+		t.found.choices, err = loadSlots(t, c, i, func(e nft.Element) handle {
 			return handle(binary.NativeEndian.Uint32(e.Data))
 		})
 		return err
 	case i == backends:
-		return t.List(c, i, func() { clear(t.backends) }, func(e nf.Element) {
-			if b, ok := nf.DecodeBackend(e.Data); ok {
+		return t.List(c, i, func() { clear(t.backends) }, func(e nft.Element) {
+			if b, ok := nft.DecodeBackend(e.Data); ok {
 				t.backends[handle(binary.NativeEndian.Uint32(e.Key))] = b
 			}
 		})
 	case t.Sets[i].Verdicts():
-		return t.List(c, i, func() { clear(t.leads[i]); t.Foreign = false }, func(e nf.Element) {
+		return t.List(c, i, func() { clear(t.leads[i]); t.Foreign = false }, func(e nft.Element) {
 			t.Foreign = t.Foreign || e.Chain == ""
 			t.leads[i][binary.NativeEndian.Uint32(e.Key)] = e.Chain
 		})
 	}
-	err = t.Members(c, i, func() { clear(t.members[i]) }, func(key string, _ nf.Element) { t.members[i][key] = 0 })
+	err = t.Members(c, i, func() { clear(t.members[i]) }, func(key string, _ nft.Element) { t.members[i][key] = 0 })
 	if i == pods || i == rejectRanges || i == dropRanges {
 		t.spans[i] = slices.Collect(maps.Keys(t.members[i]))
 	}
@@ -91,9 +91,9 @@ type placed[T any] struct {
 
 // loadSlots reads such a map into lists, one for each pool. If they have more holes than we ever leave, the table is
 // not ours: a single element with a great index must not take the memory of a long list.
-func loadSlots[T any](t *table, c *nfnetlink.Socket, set int, decode func(nf.Element) T) (map[uint32][]T, error) {
+func loadSlots[T any](t *table, c *nfnetlink.Socket, set int, decode func(nft.Element) T) (map[uint32][]T, error) {
 	var all []placed[T]
-	err := t.List(c, set, func() { all = nil }, func(e nf.Element) {
+	err := t.List(c, set, func() { all = nil }, func(e nft.Element) {
 		all = append(all, placed[T]{binary.NativeEndian.Uint32(e.Key), binary.NativeEndian.Uint32(e.Key[4:]), decode(e)})
 	})
 	if err != nil {

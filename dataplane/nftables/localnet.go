@@ -7,7 +7,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -26,7 +26,7 @@ func prepare(c dataplane.Config) (err error) {
 	if p.localnet.On() {
 		return nil
 	}
-	tx := &nf.Transaction{}
+	tx := &nft.Transaction{}
 	t := p.newTables(tx)[0]
 	if err := p.load(t); err != nil {
 		return fmt.Errorf("nftables: %w", err)
@@ -36,7 +36,7 @@ func prepare(c dataplane.Config) (err error) {
 			return err
 		}
 	}
-	if err := t.SetChain(nf.Chain{Name: chainLocalnet}); err != nil {
+	if err := t.SetChain(nft.Chain{Name: chainLocalnet}); err != nil {
 		return err
 	}
 	if err := p.commit(tx); err != nil {
@@ -60,7 +60,7 @@ func (t *table) needLocalnet(frontends iter.Seq2[model.Key, model.Frontend]) err
 	if _, recorded := t.Chains[chainLocalnet]; recorded || !needed {
 		return nil
 	}
-	return t.SetChain(nf.Chain{Name: chainLocalnet})
+	return t.SetChain(nft.Chain{Name: chainLocalnet})
 }
 
 // settleLocalnet sets the sysctl if it is needed, and puts it back if it no longer is and we set it.

@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -48,7 +48,7 @@ func (t *table) sourcesOf(key model.Key) []string {
 	if r.found {
 		return t.found.sources[key]
 	}
-	return nf.EncodeSources(key, r.allow)
+	return nft.EncodeSources(key, r.allow)
 }
 
 // replace makes some members of a set take the place of others. What is gone goes first, and in the

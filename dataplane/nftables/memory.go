@@ -9,8 +9,8 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/defect"
+	"fairlead.dev/fairlead/internal/nft"
 )
 
 // Each pool with affinity has a memory of its own: a map that its rules fill, from clients to handles, and a chain with
@@ -23,10 +23,10 @@ const memoryPrefix = "affinity-"
 func memoryName(number uint32) string { return fmt.Sprint(memoryPrefix, number) }
 
 // memorySet is the map of a pool, to be made where so many pools have one.
-func (t *table) memorySet(name string, pools int) *nf.Set {
-	return &nf.Set{
+func (t *table) memorySet(name string, pools int) *nft.Set {
+	return &nft.Set{
 		Name: name, Flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL,
-		Key: []nf.Field{t.Family.Address}, Data: []nf.Field{nf.Priority}, Maximum: nf.ClientsOf(pools),
+		Key: []nft.Field{t.Family.Address}, Data: []nft.Field{nft.Priority}, Maximum: nft.ClientsOf(pools),
 	}
 }
 
@@ -38,7 +38,7 @@ func memoryNumber(name string) (uint32, bool) {
 }
 
 // ownSet is the form of the sets that not every table has.
-func (t *table) ownSet(name string) *nf.Set {
+func (t *table) ownSet(name string) *nft.Set {
 	if _, ok := memoryNumber(name); !ok {
 		return nil
 	}
@@ -46,7 +46,7 @@ func (t *table) ownSet(name string) *nf.Set {
 }
 
 // memoryOf is the map of a pool that has one.
-func (t *table) memoryOf(n *names) *nf.Set { return t.ownSet(memoryName(n.number)) }
+func (t *table) memoryOf(n *names) *nft.Set { return t.ownSet(memoryName(n.number)) }
 
 // setMemory has a pool remember its clients for a time.
 func (t *table) setMemory(p *pool, lasts time.Duration) error {
@@ -80,25 +80,25 @@ func (t *table) deleteMemory(number uint32) {
 // memoryChain remembers the backend of which the packet's priority holds the handle, and goes to it. Where one is
 // remembered already, its time begins anew (nft_rhash_update in the kernel's net/netfilter/nft_set_hash.c keeps the
 // data of what it finds), and the chain goes to that one. If the memory is full, the chain goes to the one just chosen.
-func (t *table) memoryChain(name string, lasts time.Duration) nf.Chain {
+func (t *table) memoryChain(name string, lasts time.Duration) nft.Chain {
 	n := t.Family.Address.Words()
-	load, store := nf.LoadMeta(expr.MetaKeyPRIORITY, n), nf.StoreMeta(expr.MetaKeyPRIORITY, 0)
+	load, store := nft.LoadMeta(expr.MetaKeyPRIORITY, n), nft.StoreMeta(expr.MetaKeyPRIORITY, 0)
 	client := t.Family.Load(t.Family.Source, 0)
 	memory := func(operation uint32, timeout time.Duration) any {
 		return &expr.Dynset{
-			SrcRegKey: nf.Word(0), SrcRegData: nf.Word(n), SetName: name, Operation: operation, Timeout: timeout,
+			SrcRegKey: nft.Word(0), SrcRegData: nft.Word(n), SetName: name, Operation: operation, Timeout: timeout,
 		}
 	}
-	recall := []any{client, nf.Find(name, 0), store}
+	recall := []any{client, nft.Find(name, 0), store}
 	if defect.Is(defect.NFTablesAffinity) {
 		recall = recall[:len(recall)-1]
 	}
-	return nf.Chain{Name: name, Rules: []nf.Rule{
-		nf.NewRule("remember", client, load, memory(unix.NFT_DYNSET_OP_UPDATE, lasts)),
-		nf.NewRule("recall", recall...),
-		nf.NewRule("", nf.Jump(chainKnown)),
+	return nft.Chain{Name: name, Rules: []nft.Rule{
+		nft.NewRule("remember", client, load, memory(unix.NFT_DYNSET_OP_UPDATE, lasts)),
+		nft.NewRule("recall", recall...),
+		nft.NewRule("", nft.Jump(chainKnown)),
 		// Normally forget has been here before. The client's next attempt gets another backend.
-		nf.NewRule("the backend is gone", client, load, memory(nf.DynsetDelete, 0)),
-		nf.NewRule("", nf.Drop()),
+		nft.NewRule("the backend is gone", client, load, memory(nft.DynsetDelete, 0)),
+		nft.NewRule("", nft.Drop()),
 	}}
 }

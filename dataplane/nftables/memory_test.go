@@ -96,7 +96,7 @@ func answered(t *testing.T, served net.PacketConn) {
 // boundOf is how many elements a map of IPv4 may have.
 func boundOf(t *testing.T, name string) (n int) {
 	t.Helper()
-	list := nft(t, "list map ip fairlead "+name)
+	list := runNFT(t, "list map ip fairlead "+name)
 	_, text, _ := strings.Cut(list, "size ")
 	if _, err := fmt.Sscan(text, &n); err != nil {
 		t.Errorf("the map has no size: %v\n%s", err, list)

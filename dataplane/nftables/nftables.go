@@ -30,9 +30,9 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -54,7 +54,7 @@ type Plane struct {
 type planned struct {
 	generation uint32
 	tables     []*table
-	tx         *nf.Transaction
+	tx         *nft.Transaction
 }
 
 var (
@@ -87,7 +87,7 @@ func New(c dataplane.Config) (dataplane.Dataplane, error) {
 
 // probe has the kernel check, but not perform, a transaction with everything the plane may need.
 func (p *Plane) probe() error {
-	var tx nf.Transaction
+	var tx nft.Transaction
 	for _, t := range p.newTables(&tx) {
 		t.Name += "-probe"
 		if err := t.structure(); err != nil {
@@ -112,9 +112,9 @@ func (p *Plane) probe() error {
 		dataplane.ErrUnsupported, err)
 }
 
-func (p *Plane) newTables(tx *nf.Transaction) []*table {
+func (p *Plane) newTables(tx *nft.Transaction) []*table {
 	var tables []*table
-	for _, f := range nf.Families {
+	for _, f := range nft.Families {
 		t := newTable(f, p.config.Mark, tx)
 		t.localnetIsOn, t.localnetWasOff = p.localnet.On(), p.config.LocalnetWasOff
 		tables = append(tables, t)
@@ -141,7 +141,7 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 	p.own = 0
 	inherit := p.inherit(s)
 	var tables []*table
-	var tx *nf.Transaction
+	var tx *nft.Transaction
 	if found != nil && found.generation == before && inherit == nil {
 		tables, tx = found.tables, found.tx
 	} else {
@@ -163,8 +163,8 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 
 // plan finds the steps that lead from what the kernel holds to s. With ErrPartial they do so but for the
 // rows that the error names. When all pools are planned, and no frontends, it calls ready, unless that is nil.
-func (p *Plane) plan(s *model.State, ready func([]*table) error) ([]*table, *nf.Transaction, error) {
-	tx := &nf.Transaction{}
+func (p *Plane) plan(s *model.State, ready func([]*table) error) ([]*table, *nft.Transaction, error) {
+	tx := &nft.Transaction{}
 	tables := p.newTables(tx)
 	var errs []error
 	for i, t := range tables {
@@ -232,7 +232,7 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 		return errors.New("nftables: the kernel's content is not known; Sync first")
 	}
 	p.tables = nil
-	tx := &nf.Transaction{}
+	tx := &nft.Transaction{}
 	var errs []error
 	for _, t := range tables {
 		t.Tx = tx
@@ -287,7 +287,7 @@ func (p *Plane) Remove(context.Context) error {
 	if err := p.config.Inject("nftables remove"); err != nil {
 		return err
 	}
-	tx := &nf.Transaction{}
+	tx := &nft.Transaction{}
 	for _, t := range p.newTables(tx) {
 		if err := t.LoadTable(p.conn); err != nil {
 			return fmt.Errorf("nftables: %w", err)
@@ -319,7 +319,7 @@ func (p *Plane) forget(t *table) error {
 	}
 	var err error
 	for range forgetTries {
-		t.Tx = &nf.Transaction{}
+		t.Tx = &nft.Transaction{}
 		if err = t.forgetSteps(p.conn); err != nil {
 			return err
 		}
@@ -334,7 +334,7 @@ func (p *Plane) forget(t *table) error {
 }
 
 func (t *table) forgetSteps(c *nfnetlink.Socket) error {
-	*t.Tx = nf.Transaction{}
+	*t.Tx = nft.Transaction{}
 	stale, left := make(map[handle]bool, len(t.stale)), map[*names]bool{}
 	for _, s := range t.stale {
 		stale[s.handle], left[s.of] = true, true
@@ -344,7 +344,7 @@ func (t *table) forgetSteps(c *nfnetlink.Socket) error {
 			continue
 		}
 		set, steps := t.memoryOf(p.names), *t.Tx
-		err := t.ListOf(c, set, func() { *t.Tx = steps }, func(e nf.Element) {
+		err := t.ListOf(c, set, func() { *t.Tx = steps }, func(e nft.Element) {
 			h := handle(binary.NativeEndian.Uint32(e.Data))
 			if _, known := t.backends[h]; stale[h] || !known {
 				t.ElementOf(unix.NFT_MSG_DELSETELEM, set, e.Key, nil)
@@ -355,7 +355,7 @@ func (t *table) forgetSteps(c *nfnetlink.Socket) error {
 		}
 	}
 	for h := range stale {
-		t.Element(unix.NFT_MSG_DELSETELEM, backends, nf.Native(uint32(h)), nil)
+		t.Element(unix.NFT_MSG_DELSETELEM, backends, nft.Native(uint32(h)), nil)
 	}
 	return nil
 }

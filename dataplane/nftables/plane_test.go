@@ -52,7 +52,7 @@ func check(t *testing.T, err error) {
 	}
 }
 
-func nft(t *testing.T, arguments ...string) string {
+func runNFT(t *testing.T, arguments ...string) string {
 	t.Helper()
 	out, err := exec.Command("nft", arguments...).CombinedOutput()
 	if err != nil {
@@ -105,7 +105,7 @@ func TestPlane_whatItInstallsCanBeListed(t *testing.T) {
 		defer p.Close()
 		s := parse(t, example)
 		check(t, p.Sync(context.Background(), s))
-		list := nft(t, "list ruleset")
+		list := runNFT(t, "list ruleset")
 		for _, want := range []string{
 			"10.96.0.10 . tcp . 80 : ",
 			"dnat ip to meta priority & 8003:ffff . numgen random mod 1 map @slots",
@@ -131,12 +131,12 @@ func TestPlane_restartChangesNothing(t *testing.T) {
 		p := newPlane(t, dataplane.Config{})
 		check(t, p.Sync(context.Background(), s))
 		check(t, p.Close())
-		before := nft(t, "-a", "list ruleset")
+		before := runNFT(t, "-a", "list ruleset")
 		p = newPlane(t, dataplane.Config{})
 		defer p.Close()
 		check(t, p.Sync(context.Background(), s))
 		// Handles are in the listing: an object that was made anew would have another one.
-		if after := nft(t, "-a", "list ruleset"); after != before {
+		if after := runNFT(t, "-a", "list ruleset"); after != before {
 			t.Errorf("before the restart:\n%s\nafter:\n%s", before, after)
 		}
 	})
@@ -152,7 +152,7 @@ func TestPlane_newMark(t *testing.T) {
 		p = newPlane(t, dataplane.Config{Mark: 1 << 20})
 		defer p.Close()
 		check(t, p.Sync(context.Background(), parse(t, "guard 10.96.0.0/16 drop\n")))
-		rules := nft(t, "list ruleset")
+		rules := runNFT(t, "list ruleset")
 		if strings.Contains(rules, "0x00004000") || !strings.Contains(rules, "0x00100000") {
 			t.Error("the rules have not the new mark alone:\n", rules)
 		}
@@ -167,13 +167,13 @@ func TestPlane_removeLeavesNothing(t *testing.T) {
 		if on, err := os.ReadFile(localnet.File); err != nil || string(on) != "1\n" {
 			t.Errorf("route_localnet is %q (%v) with a frontend on 127.0.0.1", on, err)
 		}
-		nft(t, "add table ip other; add chain ip other mine")
+		runNFT(t, "add table ip other; add chain ip other mine")
 		check(t, p.Close())
 		p = newPlane(t, dataplane.Config{})
 		for range 2 {
 			check(t, p.Remove(context.Background()))
 		}
-		if list := nft(t, "list ruleset"); list != "table ip other {\n\tchain mine {\n\t}\n}\n" {
+		if list := runNFT(t, "list ruleset"); list != "table ip other {\n\tchain mine {\n\t}\n}\n" {
 			t.Errorf("left behind:\n%s", list)
 		}
 		if on, _ := os.ReadFile(localnet.File); string(on) != "0\n" {
@@ -195,7 +195,7 @@ func TestPrepare(t *testing.T) {
 		defer p.Close()
 		check(t, p.Sync(context.Background(), parse(t, example)))
 		check(t, p.Remove(context.Background()))
-		if list := nft(t, "list ruleset"); list != "" {
+		if list := runNFT(t, "list ruleset"); list != "" {
 			t.Errorf("left behind:\n%s", list)
 		}
 		if off, _ := os.ReadFile(localnet.File); string(off) != "0\n" {
@@ -251,7 +251,7 @@ func TestPlane_repairs(t *testing.T) {
 				if report, err := p.Audit(context.Background(), s, dataplane.Quick); err != nil || len(report.Drifts) > 0 {
 					t.Errorf("before the damage: %v, %v", report.Drifts, err)
 				}
-				nft(t, damage)
+				runNFT(t, damage)
 				if report, err := p.Audit(context.Background(), s, dataplane.Quick); err != nil || len(report.Drifts) == 0 {
 					t.Errorf("Audit does not see the damage (%v)", err)
 				}
@@ -275,7 +275,7 @@ func TestPlane_changeAfterFlush(t *testing.T) {
 		p := newPlane(t, dataplane.Config{})
 		defer p.Close()
 		check(t, p.Sync(context.Background(), s))
-		nft(t, "flush ruleset")
+		runNFT(t, "flush ruleset")
 		next := s.Clone()
 		next.Guards[netip.MustParsePrefix("10.96.0.11/32")] = model.Reject
 		if err := p.Apply(context.Background(), next, model.Diff(s, next)); err == nil || errors.Is(err, dataplane.ErrPartial) {
@@ -320,7 +320,7 @@ func TestPlane_manyKinds(t *testing.T) {
 		if drifts := audit(t, s); len(drifts) > 0 {
 			t.Errorf("%d drifts, the first: %s", len(drifts), drifts[0])
 		}
-		nft(t, "list ruleset") // it can be printed
+		runNFT(t, "list ruleset") // it can be printed
 	})
 }
 
@@ -349,7 +349,7 @@ func TestPlane_heaviest(t *testing.T) {
 			if drifts := audit(t, next); len(drifts) > 0 {
 				t.Errorf("%d drifts, the first: %s", len(drifts), drifts[0])
 			}
-			backends, choices := nft(t, "list map ip fairlead backends"), nft(t, "list map ip fairlead choices")
+			backends, choices := runNFT(t, "list map ip fairlead backends"), runNFT(t, "list map ip fairlead choices")
 			if !strings.Contains(backends, ": 10.244.0.9 . 80") || strings.Contains(backends, ": 10.244.0.7 . 80") {
 				t.Errorf("a heavy backend is missing, or one that is emptied is there:\n%s", backends)
 			}
@@ -423,7 +423,7 @@ func TestPlane_randomChanges(t *testing.T) {
 		}
 		fail = 0
 		check(t, p.Remove(context.Background()))
-		if list := nft(t, "list ruleset"); list != "" {
+		if list := runNFT(t, "list ruleset"); list != "" {
 			t.Errorf("left behind:\n%s", list)
 		}
 	})

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -177,9 +177,9 @@ func (t *table) setChoice(p *pool, c choice, old, backend netip.AddrPort) {
 	if old.IsValid() {
 		t.Tx.Join()
 	}
-	data := nf.EncodeBackend(backend)
+	data := nft.EncodeBackend(backend)
 	if p.names != nil {
-		data = nf.Native(uint32(p.names.of(backend)))
+		data = nft.Native(uint32(p.names.of(backend)))
 	}
 	t.Element(unix.NFT_MSG_NEWSETELEM, c.set, c.key, data)
 }
@@ -196,7 +196,7 @@ func (n *names) of(a netip.AddrPort) handle {
 func (n *names) block(i int) handle { return newHandle(n.number, lastIndex-uint32(i)) }
 
 func slotKey(number uint32, i int) []byte {
-	return binary.NativeEndian.AppendUint32(nf.Native(number), uint32(i))
+	return binary.NativeEndian.AppendUint32(nft.Native(number), uint32(i))
 }
 
 // setHandles gives all backends of a pool that has names handles, or none.
@@ -224,7 +224,7 @@ func (t *table) setHandles(p *pool, now layout) error {
 		}
 		h := newHandle(p.names.number, index)
 		p.names.handles[b], t.backends[h] = h, b
-		t.Element(unix.NFT_MSG_NEWSETELEM, backends, nf.Native(uint32(h)), nf.EncodeBackend(b))
+		t.Element(unix.NFT_MSG_NEWSETELEM, backends, nft.Native(uint32(h)), nft.EncodeBackend(b))
 	}
 	return nil
 }

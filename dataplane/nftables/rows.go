@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/defect"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -220,7 +220,7 @@ func (t *table) findSources() {
 	for scope, i := range []int{sources, internalSources} {
 		for element := range t.members[i] {
 			n := len(element) - 2*int(4*t.Family.Address.Words())
-			if key, ok := nf.DecodeKey([]byte(element[:n]), model.Scope(scope)); ok {
+			if key, ok := nft.DecodeKey([]byte(element[:n]), model.Scope(scope)); ok {
 				t.found.sources[key] = append(t.found.sources[key], element)
 			}
 		}
@@ -337,7 +337,7 @@ func (t *table) setPods(s *model.State) error {
 	var now []string
 	for _, p := range s.Pods.Prefixes {
 		if t.Family.Mine(p.Addr()) {
-			now = append(now, nf.Interval(p))
+			now = append(now, nft.Interval(p))
 		}
 	}
 	t.setSpans(pods, now)
@@ -379,7 +379,7 @@ func (t *table) changeGuards(s *model.State, c model.Change) {
 }
 
 func (t *table) setRanges(s *model.State) {
-	spans := nf.Flatten(s.Guards, t.Family)
+	spans := nft.Flatten(s.Guards, t.Family)
 	for i, v := range map[int]model.Verdict{rejectRanges: model.Reject, dropRanges: model.Drop} {
 		var now []string
 		for _, s := range spans[v] {

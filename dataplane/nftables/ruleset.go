@@ -8,7 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -35,12 +35,12 @@ const (
 
 // sets are those of every table. For keys of 32 bits, and a size that is known, the kernel has a table that is faster
 // (nft_hash_lookup_fast in its net/netfilter/nft_set_hash.c).
-func sets(f nf.Family) []*nf.Set {
+func sets(f nft.Family) []*nft.Set {
 	const hash, interval = 0, unix.NFT_SET_INTERVAL
 	sourceKey := append(f.FrontendKey(), f.Address)
-	slotKey, number := []nf.Field{nf.Priority, nf.Index}, []nf.Field{nf.Priority}
-	address, backend := []nf.Field{f.Address}, []nf.Field{f.Address, nf.Port}
-	return []*nf.Set{
+	slotKey, number := []nft.Field{nft.Priority, nft.Index}, []nft.Field{nft.Priority}
+	address, backend := []nft.Field{f.Address}, []nft.Field{f.Address, nft.Port}
+	return []*nft.Set{
 		frontends:         {Name: "frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: number},
 		internalFrontends: {Name: "internal-frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: number},
 		slots:             {Name: "slots", Flags: unix.NFT_SET_MAP, Key: slotKey, Data: backend},
@@ -51,7 +51,7 @@ func sets(f nf.Family) []*nf.Set {
 		memories:          {Name: "memories", Flags: unix.NFT_SET_MAP, Key: number},
 		sources:           {Name: "sources", Flags: interval, Key: sourceKey},
 		internalSources:   {Name: "internal-sources", Flags: interval, Key: sourceKey},
-		hairpin:           {Name: "hairpin", Flags: hash, Key: []nf.Field{f.Address, f.Address}},
+		hairpin:           {Name: "hairpin", Flags: hash, Key: []nft.Field{f.Address, f.Address}},
 		pods:              {Name: "pods", Flags: interval, Key: address},
 		rejectAddresses:   {Name: "reject-addresses", Flags: hash, Key: address},
 		dropAddresses:     {Name: "drop-addresses", Flags: hash, Key: address},
@@ -149,7 +149,7 @@ const (
 )
 
 // constantChains are the chains that do not depend on the rows, but for Pods.Interfaces.
-func (t *table) constantChains() []nf.Chain {
+func (t *table) constantChains() []nft.Chain {
 	const nat = "nat"
 	chains := append(t.Decisions(t.dispatchInternal()), t.serve()...)
 	for _, c := range allClasses() {
@@ -157,55 +157,55 @@ func (t *table) constantChains() []nf.Chain {
 		if c.limited {
 			from = t.Sets[sources+int(c.scope)].Name
 		}
-		chains = append(chains, nf.Chain{Name: c.chain(), Rules: t.Admission(c.verdict, c.snat, from)})
+		chains = append(chains, nft.Chain{Name: c.chain(), Rules: t.Admission(c.verdict, c.snat, from)})
 	}
 	return append(chains,
-		nf.Chain{
-			Name: "prerouting", Hook: &nf.Hook{Kind: nat, Number: unix.NF_INET_PRE_ROUTING, Priority: nf.Translation},
-			Rules: slices.Concat(t.spoofed(), t.FromPods("pods", nf.GoTo(nf.ChainInternal)),
-				[]nf.Rule{nf.NewRule("", nf.GoTo(nf.ChainServices))}),
+		nft.Chain{
+			Name: "prerouting", Hook: &nft.Hook{Kind: nat, Number: unix.NF_INET_PRE_ROUTING, Priority: nft.Translation},
+			Rules: slices.Concat(t.spoofed(), t.FromPods("pods", nft.GoTo(nft.ChainInternal)),
+				[]nft.Rule{nft.NewRule("", nft.GoTo(nft.ChainServices))}),
 		},
-		nf.Chain{
-			Name: "output", Hook: &nf.Hook{Kind: nat, Number: unix.NF_INET_LOCAL_OUT, Priority: nf.Translation},
-			Rules: []nf.Rule{nf.NewRule("this node", nf.GoTo(nf.ChainInternal))},
+		nft.Chain{
+			Name: "output", Hook: &nft.Hook{Kind: nat, Number: unix.NF_INET_LOCAL_OUT, Priority: nft.Translation},
+			Rules: []nft.Rule{nft.NewRule("this node", nft.GoTo(nft.ChainInternal))},
 		},
-		nf.Chain{
-			Name: "postrouting", Hook: &nf.Hook{Kind: nat, Number: unix.NF_INET_POST_ROUTING, Priority: nf.Masquerading},
-			Rules: []nf.Rule{t.Masquerade(), t.masqueradeHairpin()},
+		nft.Chain{
+			Name: "postrouting", Hook: &nft.Hook{Kind: nat, Number: unix.NF_INET_POST_ROUTING, Priority: nft.Masquerading},
+			Rules: []nft.Rule{t.Masquerade(), t.masqueradeHairpin()},
 		},
 	)
 }
 
 // spoofed drops what comes from elsewhere for or from 127.0.0.0/8, as the kernel does unless route_localnet
 // is set. (IPv6 has no such switch.)
-func (t *table) spoofed() (rules []nf.Rule) {
+func (t *table) spoofed() (rules []nft.Rule) {
 	if t.Family.V6() {
 		return nil
 	}
 	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
 	first := &expr.Bitwise{
-		SourceRegister: nf.Word(0), DestRegister: nf.Word(0), Len: 4, Mask: []byte{255, 0, 0, 0}, Xor: nf.Native(0),
+		SourceRegister: nft.Word(0), DestRegister: nft.Word(0), Len: 4, Mask: []byte{255, 0, 0, 0}, Xor: nft.Native(0),
 	}
 	for _, address := range []uint32{t.Family.Destination, t.Family.Source} {
-		rules = append(rules, nf.NewRule("not from elsewhere",
-			t.Family.Load(address, 0), first, nf.Equals([]byte{127, 0, 0, 0}),
-			nf.LoadMeta(expr.MetaKeyIIFTYPE, 0), nf.Differs(loopback), nf.Drop()))
+		rules = append(rules, nft.NewRule("not from elsewhere",
+			t.Family.Load(address, 0), first, nft.Equals([]byte{127, 0, 0, 0}),
+			nft.LoadMeta(expr.MetaKeyIIFTYPE, 0), nft.Differs(loopback), nft.Drop()))
 	}
 	return rules
 }
 
 // dispatchInternal spares packets a look into a map that is empty on most nodes.
-func (t *table) dispatchInternal() []nf.Rule {
+func (t *table) dispatchInternal() []nft.Rule {
 	if t.internals == 0 {
 		return nil
 	}
-	return []nf.Rule{t.Dispatch(t.Sets[internalFrontends].Name)}
+	return []nft.Rule{t.Dispatch(t.Sets[internalFrontends].Name)}
 }
 
-func (t *table) masqueradeHairpin() nf.Rule {
+func (t *table) masqueradeHairpin() nft.Rule {
 	const destinationTranslated = 1 << 5 // IPS_DST_NAT
-	return t.MasqueradeHairpin(&expr.Ct{Key: expr.CtKeySTATUS, Register: nf.Word(0)},
-		nf.Bits(0, destinationTranslated, 0), nf.Differs(nf.Native(0)))
+	return t.MasqueradeHairpin(&expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)},
+		nft.Bits(0, destinationTranslated, 0), nft.Differs(nft.Native(0)))
 }
 
 // serve treats a packet whose destination is a frontend: it does what its class says, chooses a slot of its pool, and
@@ -213,23 +213,23 @@ func (t *table) masqueradeHairpin() nf.Rule {
 //
 // One part comes after the other. The kernel walks all ways that a packet can take when it checks a change of rules: so
 // it walks as many as there are parts of each kind, and not all combinations.
-func (t *table) serve() []nf.Chain {
-	load := nf.LoadMeta(expr.MetaKeyPRIORITY, 0)
-	known := nf.NewRule("", t.translate([]any{load, nf.Find("backends", 0)})...)
-	return []nf.Chain{
-		{Name: chainKnown, Rules: []nf.Rule{known}},
-		{Name: chainServe, Rules: []nf.Rule{
-			nf.NewRule("class", load, nf.Bits(0, classMask, 0), nf.Follow("classes")),
-			nf.NewRule("choose", load, nf.Bits(0, sizeMask, 0), nf.Follow("choosers")),
-			nf.NewRule("affinity", load, nf.Bits(0, stickyMask, 0), nf.Follow("memories")),
+func (t *table) serve() []nft.Chain {
+	load := nft.LoadMeta(expr.MetaKeyPRIORITY, 0)
+	known := nft.NewRule("", t.translate([]any{load, nft.Find("backends", 0)})...)
+	return []nft.Chain{
+		{Name: chainKnown, Rules: []nft.Rule{known}},
+		{Name: chainServe, Rules: []nft.Rule{
+			nft.NewRule("class", load, nft.Bits(0, classMask, 0), nft.Follow("classes")),
+			nft.NewRule("choose", load, nft.Bits(0, sizeMask, 0), nft.Follow("choosers")),
+			nft.NewRule("affinity", load, nft.Bits(0, stickyMask, 0), nft.Follow("memories")),
 			known,
-			nf.NewRule("what was chosen is gone", nf.Drop()),
+			nft.NewRule("what was chosen is gone", nft.Drop()),
 		}},
 	}
 }
 
 // translate sends the connection to the backend that exprs put at word 0.
 func (t *table) translate(exprs []any) []any {
-	exprs = append(exprs, nf.ResetPriority(t.Family.Address.Words()+1)...)
+	exprs = append(exprs, nft.ResetPriority(t.Family.Address.Words()+1)...)
 	return append(exprs, t.Family.TranslateTo(0))
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -62,7 +62,7 @@ func (p *Plane) tell(s *model.State, yield func(dataplane.Session, error) bool) 
 // recognise reads which pools of s the kernel holds under which numbers.
 func (p *Plane) recognise(s *model.State) ([]*table, error) {
 	var found []*table
-	for _, t := range p.newTables(&nf.Transaction{}) {
+	for _, t := range p.newTables(&nft.Transaction{}) {
 		if err := t.Load(p.conn, t.constantChains()); err != nil {
 			return nil, err
 		}
@@ -88,7 +88,7 @@ func (t *table) eachSession(p *Plane, s *model.State, f func(m dataplane.Session
 		if pool == nil || pool.names == nil || !t.FoundSets[memoryName(pool.names.number)] {
 			continue
 		}
-		err := t.ListOf(p.conn, t.memoryOf(pool.names), func() {}, func(e nf.Element) {
+		err := t.ListOf(p.conn, t.memoryOf(pool.names), func() {}, func(e nft.Element) {
 			h := handle(binary.NativeEndian.Uint32(e.Data))
 			if client, ok := netip.AddrFromSlice(e.Key); ok {
 				f(dataplane.Session{Pool: id, Client: client, Backend: t.backends[h], Until: now.Add(e.Left)})
@@ -123,7 +123,7 @@ func (p *Plane) Learn(
 	if p.tables == nil {
 		return p.learned.Keep(s, others)
 	}
-	tx := &nf.Transaction{}
+	tx := &nft.Transaction{}
 	for _, t := range p.tables {
 		t.Tx = tx
 		defer func() { t.Tx = nil }()
@@ -192,7 +192,7 @@ func (p *Plane) takeInOnce(s *model.State, t *table, others *dataplane.Sessions)
 			t.Tx.Join()
 		}
 		h := pool.names.handles[one.Backend]
-		t.Timed(set, client, nf.Native(uint32(h)), nf.Life{Lasts: others.Lasts(one.Pool), Left: time.Until(one.Until)})
+		t.Timed(set, client, nft.Native(uint32(h)), nft.Life{Lasts: others.Lasts(one.Pool), Left: time.Until(one.Until)})
 		if n++; n%takeInPart == 0 {
 			err = errors.Join(err, p.flush(t.Tx))
 		}
@@ -201,8 +201,8 @@ func (p *Plane) takeInOnce(s *model.State, t *table, others *dataplane.Sessions)
 }
 
 // flush performs the steps of a transaction, which is empty then.
-func (p *Plane) flush(tx *nf.Transaction) error {
+func (p *Plane) flush(tx *nft.Transaction) error {
 	err := p.commit(tx)
-	*tx = nf.Transaction{}
+	*tx = nft.Transaction{}
 	return err
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 )
 
 // A token is what a map holds for a destination, from the lowest bit: the number of the pool, the class, and how one of
@@ -101,8 +101,8 @@ func (t *table) choose(s size) error {
 
 // sizeChain draws a slot. If that names a backend, the packet's priority holds the handle afterwards, and the packet
 // comes back.
-func (t *table) sizeChain(s size) nf.Chain {
-	c := nf.Chain{Name: s.chain()}
+func (t *table) sizeChain(s size) nft.Chain {
+	c := nft.Chain{Name: s.chain()}
 	among := []int{s.slots}
 	if s.slots > exactSizes {
 		// Each time at most one slot in nine is missing, so that one connection in 700 at most is left for the slots
@@ -111,22 +111,23 @@ func (t *table) sizeChain(s size) nf.Chain {
 	}
 	for _, n := range among {
 		if s.named {
-			c.Rules = append(c.Rules, nf.NewRule("", append(draw(n, "choices"), nf.StoreMeta(expr.MetaKeyPRIORITY, 0))...))
+			c.Rules = append(c.Rules, nft.NewRule("", append(draw(n, "choices"), nft.StoreMeta(expr.MetaKeyPRIORITY, 0))...))
 		} else {
-			c.Rules = append(c.Rules, nf.NewRule("", t.translate(draw(n, "slots"))...))
+			c.Rules = append(c.Rules, nft.NewRule("", t.translate(draw(n, "slots"))...))
 		}
 	}
 	if s.named {
 		part := []any{
-			nf.LoadMeta(expr.MetaKeyPRIORITY, 0), random(blockSlots), nf.Find("choices", 0),
-			nf.StoreMeta(expr.MetaKeyPRIORITY, 0),
+			nft.LoadMeta(expr.MetaKeyPRIORITY, 0), random(blockSlots), nft.Find("choices", 0),
+			nft.StoreMeta(expr.MetaKeyPRIORITY, 0),
 		}
-		c.Rules = append(c.Rules, nf.NewRule("part of a block", part...))
+		c.Rules = append(c.Rules, nft.NewRule("part of a block", part...))
 		return c
 	}
 	// Each look-up sees the ruleset as it is at that moment, the chain as it was when the packet
 	// came. A slot that is gone meanwhile must not let the packet pass untranslated.
-	c.Rules = append(c.Rules, nf.NewRule("the slot is gone", t.translate(draw(1, "slots"))...), nf.NewRule("", nf.Drop()))
+	gone := nft.NewRule("the slot is gone", t.translate(draw(1, "slots"))...)
+	c.Rules = append(c.Rules, gone, nft.NewRule("", nft.Drop()))
 	return c
 }
 
@@ -134,13 +135,13 @@ func (t *table) sizeChain(s size) nf.Chain {
 // handle already there is nothing: no pool has that number.
 func draw(n int, from string) []any {
 	return []any{
-		nf.LoadMeta(expr.MetaKeyPRIORITY, 0), nf.Bits(0, handleBit|poolMask, 0), random(n), nf.Find(from, 0),
+		nft.LoadMeta(expr.MetaKeyPRIORITY, 0), nft.Bits(0, handleBit|poolMask, 0), random(n), nft.Find(from, 0),
 	}
 }
 
 // random puts a random number below n at word 1.
 func random(n int) any {
-	return &expr.Numgen{Register: nf.Word(1), Modulus: uint32(n), Type: unix.NFT_NG_RANDOM}
+	return &expr.Numgen{Register: nft.Word(1), Modulus: uint32(n), Type: unix.NFT_NG_RANDOM}
 }
 
 // lead has a verdict map lead to a chain.
@@ -153,12 +154,12 @@ func (t *table) lead(set int, id uint32, chain string) {
 		t.unlead(set, id)
 		t.Tx.Join()
 	}
-	t.Element(unix.NFT_MSG_NEWSETELEM, set, nf.Native(id), []byte(chain))
+	t.Element(unix.NFT_MSG_NEWSETELEM, set, nft.Native(id), []byte(chain))
 	t.leads[set][id] = chain
 }
 
 func (t *table) unlead(set int, id uint32) {
-	t.Element(unix.NFT_MSG_DELSETELEM, set, nf.Native(id), nil)
+	t.Element(unix.NFT_MSG_DELSETELEM, set, nft.Native(id), nil)
 	delete(t.leads[set], id)
 }
 

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -17,7 +17,7 @@ const tableName = "fairlead"
 // table is what we know of our table of one family in the kernel. Its methods append the steps that
 // change the kernel to a transaction and assume that they will be done.
 type table struct {
-	nf.Table
+	nft.Table
 	internals      int  // frontends of scope Internal
 	localnet       bool // some frontend is on 127.0.0.0/8
 	localnetIsOn   bool
@@ -57,9 +57,9 @@ type found struct {
 	choices map[uint32][]handle         // by pool number, or handle of a block
 }
 
-func newTable(f nf.Family, mark uint32, tx *nf.Transaction) *table {
+func newTable(f nft.Family, mark uint32, tx *nft.Transaction) *table {
 	t := &table{
-		Table: nf.Table{
+		Table: nft.Table{
 			Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx,
 			FoundSets: map[string]bool{}, Chains: map[string][]string{}, Serve: chainServe,
 		},
@@ -135,7 +135,7 @@ func (t *table) setFrontend(key model.Key, f model.Frontend) error {
 	// Sources are let in before the frontend asks for them, and go when it does not ask any more.
 	old, set := t.sourcesOf(key), sources+int(key.Scope)
 	if c.limited {
-		t.replace(set, old, nf.EncodeSources(key, f.Allow))
+		t.replace(set, old, nft.EncodeSources(key, f.Allow))
 	}
 	t.setToken(key, c, p)
 	if !c.limited {
@@ -163,10 +163,10 @@ func (t *table) setToken(key model.Key, c class, p *pool) {
 	case old.token == now:
 		return
 	case replaces:
-		t.Element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), nil)
+		t.Element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), nft.EncodeKey(key), nil)
 		t.Tx.Join()
 	}
-	t.Element(unix.NFT_MSG_NEWSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), nf.Native(uint32(now)))
+	t.Element(unix.NFT_MSG_NEWSETELEM, frontends+int(key.Scope), nft.EncodeKey(key), nft.Native(uint32(now)))
 }
 
 // unlink moves the key of a row from the users of its old pool to those of the new one.
@@ -187,7 +187,7 @@ func (t *table) deleteFrontend(key model.Key) {
 	if !ok {
 		return
 	}
-	t.Element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), nf.EncodeKey(key), nil)
+	t.Element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), nft.EncodeKey(key), nil)
 	t.replace(sources+int(key.Scope), t.sourcesOf(key), nil)
 	old.unlink(key, nil)
 	t.internals -= int(key.Scope)

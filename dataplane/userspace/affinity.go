@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/relay"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -54,9 +54,9 @@ func (p *Plane) save(last bool) {
 
 // write makes the set hold what clients chose, in place of what is there of them.
 func (p *Plane) write(all []relay.Session, there func(relay.Session) bool) error {
-	tx := &nf.Transaction{}
+	tx := &nft.Transaction{}
 	now := time.Now()
-	for i := range nf.Families {
+	for i := range nft.Families {
 		t := p.newTable(i, tx)
 		for _, m := range all {
 			if !t.Family.Mine(m.Client) || !t.Family.Mine(m.Backend.Addr()) {
@@ -66,7 +66,7 @@ func (p *Plane) write(all []relay.Session, there func(relay.Session) bool) error
 				t.Element(unix.NFT_MSG_DELSETELEM, clients, keyOf(m), nil)
 				tx.Join()
 			}
-			t.Timed(t.Sets[clients], keyOf(m), nf.EncodeBackend(m.Backend), nf.Life{Lasts: m.Lasts, Left: m.Until.Sub(now)})
+			t.Timed(t.Sets[clients], keyOf(m), nft.EncodeBackend(m.Backend), nft.Life{Lasts: m.Lasts, Left: m.Until.Sub(now)})
 		}
 	}
 	return p.commit(tx)
@@ -74,9 +74,9 @@ func (p *Plane) write(all []relay.Session, there func(relay.Session) bool) error
 
 func (p *Plane) savedKeys() (map[string]bool, error) {
 	keys := map[string]bool{}
-	for i := range nf.Families {
-		t := p.newTable(i, &nf.Transaction{})
-		if err := t.List(p.conn, clients, func() {}, func(e nf.Element) { keys[string(e.Key)] = true }); err != nil {
+	for i := range nft.Families {
+		t := p.newTable(i, &nft.Transaction{})
+		if err := t.List(p.conn, clients, func() {}, func(e nft.Element) { keys[string(e.Key)] = true }); err != nil {
 			return nil, err
 		}
 	}
@@ -103,8 +103,8 @@ func eachSaved(conn *nfnetlink.Socket, tables []*table, s *model.State, f func(d
 		if !found {
 			continue
 		}
-		err = t.List(conn, clients, func() {}, func(e nf.Element) {
-			backend, ok := nf.DecodeBackend(e.Data)
+		err = t.List(conn, clients, func() {}, func(e nft.Element) {
+			backend, ok := nft.DecodeBackend(e.Data)
 			n := int(t.Family.Address.Words()) * 4
 			if !ok || len(e.Key) < n {
 				return
@@ -127,7 +127,7 @@ func (p *Plane) handOver() {
 	if p.proxy == nil || p.tables == nil || p.phase.yields() {
 		return
 	}
-	tx := &nf.Transaction{}
+	tx := &nft.Transaction{}
 	for _, t := range p.tables {
 		t.Tx = tx
 		for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
@@ -147,8 +147,8 @@ func (p *Plane) handOver() {
 // takeOver has the pools remember what the process before has left, and deletes what is of no use.
 func (p *Plane) takeOver(rows *relay.Directory, s *model.State) error {
 	var tables []*table
-	for i := range nf.Families {
-		t := p.newTable(i, &nf.Transaction{})
+	for i := range nft.Families {
+		t := p.newTable(i, &nft.Transaction{})
 		if err := t.Load(p.conn, t.chains()); err != nil {
 			return err
 		}
@@ -167,7 +167,7 @@ func (p *Plane) undress(t *table) error {
 	if !t.Exists || !t.FoundSets[t.Sets[disguises].Name] {
 		return nil
 	}
-	err := t.List(p.conn, disguises, func() { t.Tx = &nf.Transaction{} }, func(e nf.Element) {
+	err := t.List(p.conn, disguises, func() { t.Tx = &nft.Transaction{} }, func(e nft.Element) {
 		t.Element(unix.NFT_MSG_DELSETELEM, disguises, e.Key, nil)
 	})
 	if err != nil || len(t.Tx.Steps) == 0 {

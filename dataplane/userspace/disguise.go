@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/internal/carry"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/relay"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -153,14 +153,14 @@ func (d *disguise) perform(some []*entry) {
 }
 
 func (d *disguise) send(some []*entry) error {
-	tx := &nf.Transaction{}
+	tx := &nft.Transaction{}
 	for _, e := range some {
 		t := d.tables[0]
 		if e.key.Addr.Is6() {
 			t = d.tables[1]
 		}
 		t.Tx = tx
-		t.Element(e.verb, disguises, nf.EncodeKey(e.key), e.client.AsSlice())
+		t.Element(e.verb, disguises, nft.EncodeKey(e.key), e.client.AsSlice())
 	}
 	err := tx.Send(d.conn, tx.Steps)
 	if err == nil {

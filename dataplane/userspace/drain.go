@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
 )
@@ -77,7 +77,7 @@ func datagrams(s *model.State) *model.State {
 // answers it any more, and others do not translate what was not translated in the beginning.
 func forget(conn *nfnetlink.Socket, mark uint32, kinds ...kind) error {
 	var errs []error
-	for _, f := range nf.Families {
+	for _, f := range nft.Families {
 		for left := mark; left != 0; left &= left - 1 {
 			for _, k := range kinds {
 				k.Mark = left & -left
@@ -98,7 +98,7 @@ func forgetWaiting(conn *nfnetlink.Socket, mark uint32) error {
 	type ends struct{ from, to netip.AddrPort }
 	asked, wait := map[ends]bool{}, attempts()
 	wait.Mark = mark
-	for _, f := range nf.Families {
+	for _, f := range nft.Families {
 		_, err := tracked.List(conn, f.V6(), wait.Filter, func(flow *tracked.Flow) bool {
 			if flow.Attempt() {
 				asked[ends{flow.From, flow.To}] = true

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -76,7 +76,7 @@ func (p *Plane) enter(ctx context.Context) error {
 func (p *Plane) turn(next phase) error {
 	tables := p.tables
 	p.tables, p.phase = nil, next
-	tx := &nf.Transaction{}
+	tx := &nft.Transaction{}
 	for _, t := range tables {
 		t.Tx, t.phase = tx, next
 		if err := t.Structure(t.chains()); err != nil {

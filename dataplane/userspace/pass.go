@@ -4,7 +4,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 )
 
 // The priorities around IPVS, which looks at packets at 98 and 99 in LOCAL_IN, at -99 and -98 in LOCAL_OUT (ip_vs_ops4
@@ -23,16 +23,16 @@ const (
 // there.
 //
 //	hide ─ IPVS: nobody's ─ show
-func (t *table) pastIPVS() []nf.Chain {
+func (t *table) pastIPVS() []nft.Chain {
 	if t.redirectAll { // to an address that no virtual server has
 		return nil
 	}
-	at := func(name string, hook uint32, priority int32) nf.Chain {
-		return nf.Chain{
-			Name: name, Hook: &nf.Hook{Kind: "filter", Number: hook, Priority: priority}, Rules: []nf.Rule{t.invert()},
+	at := func(name string, hook uint32, priority int32) nft.Chain {
+		return nft.Chain{
+			Name: name, Hook: &nft.Hook{Kind: "filter", Number: hook, Priority: priority}, Rules: []nft.Rule{t.invert()},
 		}
 	}
-	return []nf.Chain{
+	return []nft.Chain{
 		at("hide-from-ipvs-in", unix.NF_INET_LOCAL_IN, beforeIPVSIn),
 		at("show-in", unix.NF_INET_LOCAL_IN, afterIPVSIn),
 		at("hide-from-ipvs-out", unix.NF_INET_LOCAL_OUT, beforeIPVSOut),
@@ -41,15 +41,15 @@ func (t *table) pastIPVS() []nf.Chain {
 }
 
 // invert turns round the first bits of the destination of what the process takes; twice, and they are as they were.
-func (t *table) invert() nf.Rule {
+func (t *table) invert() nft.Rule {
 	const all = 0xffffffff
 	address := expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: t.Family.Destination, Len: 4}
 	read, write := address, address
-	read.DestRegister = nf.Word(0)
-	write.OperationType, write.SourceRegister = expr.PayloadWrite, nf.Word(0)
-	return nf.NewRule("past IPVS",
-		nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, t.Mark, 0), nf.Differs(nf.Native(0)),
-		&read, nf.Bits(0, all, all), &write)
+	read.DestRegister = nft.Word(0)
+	write.OperationType, write.SourceRegister = expr.PayloadWrite, nft.Word(0)
+	return nft.NewRule("past IPVS",
+		nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, t.Mark, 0), nft.Differs(nft.Native(0)),
+		&read, nft.Bits(0, all, all), &write)
 }
 
 // From include/uapi/linux/netfilter/nf_tables.h.
@@ -60,13 +60,13 @@ const (
 
 // ofIPVS leaves alone the connections that IPVS goes on with. To connection tracking their destination is not
 // translated, but it awaits answers from a backend, which no row is.
-func (t *table) ofIPVS() nf.Rule {
+func (t *table) ofIPVS() nft.Rule {
 	address, n := ctSrcIP, t.Family.Address.Words()
 	if t.Family.V6() {
 		address = ctSrcIP6
 	}
-	return nf.NewRule("translated by IPVS",
-		nf.Tuple{Key: address, Register: nf.Word(0), Reply: true}, nf.LoadMeta(expr.MetaKeyL4PROTO, n),
-		nf.Tuple{Key: expr.CtKeyPROTOSRC, Register: nf.Word(n + 1), Reply: true},
-		nf.NotIn(t.Sets[frontends].Name), nf.NotIn(t.Sets[internalFrontends].Name), nf.Accept())
+	return nft.NewRule("translated by IPVS",
+		nft.Tuple{Key: address, Register: nft.Word(0), Reply: true}, nft.LoadMeta(expr.MetaKeyL4PROTO, n),
+		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(n + 1), Reply: true},
+		nft.NotIn(t.Sets[frontends].Name), nft.NotIn(t.Sets[internalFrontends].Name), nft.Accept())
 }

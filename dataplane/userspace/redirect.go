@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane/internal/carry"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -44,54 +44,54 @@ const (
 // Priorities of the chains of address translation: before all others, of which the kernel then asks none.
 const (
 	redirectPriority = priority
-	disguisePriority = nf.Masquerading - 1
+	disguisePriority = nft.Masquerading - 1
 )
 
 // redirects are the chains that translate what TPROXY cannot have. While there is one, connection tracking goes on to
 // translate what another plane has begun to, if that goes.
-func (t *table) redirects() []nf.Chain {
-	var chains []nf.Chain
+func (t *table) redirects() []nft.Chain {
+	var chains []nft.Chain
 	for o := range numOrigins {
 		to := toPrefix + o.String()
-		var pods []nf.Rule
+		var pods []nft.Rule
 		if o == fromNode {
 			pods = t.fromPrefixes(redirectPrefix)
 		}
 		chains = append(chains,
-			nf.Chain{Name: to, Rules: []nf.Rule{t.redirect(o)}},
-			nf.Chain{Name: redirectPrefix + o.String(), Rules: append(pods, t.lookup(o != elsewhere,
+			nft.Chain{Name: to, Rules: []nft.Rule{t.redirect(o)}},
+			nft.Chain{Name: redirectPrefix + o.String(), Rules: append(pods, t.lookup(o != elsewhere,
 				func(model.Scope) string { return to })...)})
 	}
 	return append(chains,
-		nf.Chain{Name: chainRedirect, Rules: t.origins(redirectPrefix)},
-		nf.Chain{
+		nft.Chain{Name: chainRedirect, Rules: t.origins(redirectPrefix)},
+		nft.Chain{
 			Name:  "redirect-prerouting",
-			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: redirectPriority},
+			Hook:  &nft.Hook{Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: redirectPriority},
 			Rules: append(t.bind(), t.redirected(chainRedirect, t.redirectable()...)...),
 		},
-		nf.Chain{
+		nft.Chain{
 			Name: "redirect-output",
-			Hook: &nf.Hook{Kind: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: redirectPriority},
-			Rules: slices.Concat([]nf.Rule{t.ofProcess()}, t.bind(),
+			Hook: &nft.Hook{Kind: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: redirectPriority},
+			Rules: slices.Concat([]nft.Rule{t.ofProcess()}, t.bind(),
 				t.redirected(redirectPrefix+fromNode.String(), t.redirectable()[0])),
 		},
-		nf.Chain{
+		nft.Chain{
 			Name:  "disguise",
-			Hook:  &nf.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: disguisePriority},
+			Hook:  &nft.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: disguisePriority},
 			Rules: t.disguise(),
 		})
 }
 
 // bind has connections that the process takes keep their destination: it is translated to itself. Else another plane
 // that is there for a moment longer, or is about to take our place, would translate what the process gets.
-func (t *table) bind() []nf.Rule {
+func (t *table) bind() []nft.Rule {
 	if t.redirectAll {
 		return nil
 	}
 	const address = 1
-	return []nf.Rule{nf.NewRule("taken",
-		nf.LoadMeta(expr.MetaKeyMARK, 0), nf.Bits(0, t.Mark, 0), nf.Differs(nf.Native(0)),
-		t.Family.Load(t.Family.Destination, address), nf.LoadPort(address+t.Family.Address.Words()),
+	return []nft.Rule{nft.NewRule("taken",
+		nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, t.Mark, 0), nft.Differs(nft.Native(0)),
+		t.Family.Load(t.Family.Destination, address), nft.LoadPort(address+t.Family.Address.Words()),
 		t.Family.TranslateTo(address))}
 }
 
@@ -112,49 +112,49 @@ func onBridge() []any {
 	const interfaceKind = 26 // NFT_META_IIFKIND
 	kind := make([]byte, unix.IFNAMSIZ)
 	copy(kind, "bridge")
-	return []any{nf.LoadMeta(interfaceKind, 0), nf.Equals(kind)}
+	return []any{nft.LoadMeta(interfaceKind, 0), nft.Equals(kind)}
 }
 
-func (t *table) redirected(to string, conditions ...[]any) (rules []nf.Rule) {
+func (t *table) redirected(to string, conditions ...[]any) (rules []nft.Rule) {
 	if t.phase.yields() {
 		return nil
 	}
 	for _, c := range conditions {
-		rules = append(rules, nf.NewRule("", append(slices.Clone(c), nf.GoTo(to))...))
+		rules = append(rules, nft.NewRule("", append(slices.Clone(c), nft.GoTo(to))...))
 	}
 	return rules
 }
 
 // redirect translates the destination.
-func (t *table) redirect(o origin) nf.Rule {
+func (t *table) redirect(o origin) nft.Rule {
 	at := t.Family.Address.Words()
-	return nf.NewRule("",
-		&expr.Immediate{Register: nf.Word(0), Data: ownAddress(t.Family.V6()).AsSlice()},
-		&expr.Immediate{Register: nf.Word(at), Data: bigEndian(t.redirectPorts[o])},
+	return nft.NewRule("",
+		&expr.Immediate{Register: nft.Word(0), Data: ownAddress(t.Family.V6()).AsSlice()},
+		&expr.Immediate{Register: nft.Word(at), Data: bigEndian(t.redirectPorts[o])},
 		t.Family.TranslateTo(0))
 }
 
 // ofProcess leaves alone what comes from the own address.
-func (t *table) ofProcess() nf.Rule {
-	return nf.NewRule("the process", t.fromOwnAddress(nf.Accept())...)
+func (t *table) ofProcess() nft.Rule {
+	return nft.NewRule("the process", t.fromOwnAddress(nft.Accept())...)
 }
 
 func (t *table) fromOwnAddress(then ...any) []any {
 	return append([]any{
-		t.Family.Load(t.Family.Source, 0), nf.Equals(ownAddress(t.Family.V6()).AsSlice()),
+		t.Family.Load(t.Family.Source, 0), nft.Equals(ownAddress(t.Family.V6()).AsSlice()),
 	}, then...)
 }
 
 // disguise translates the source of what the process sends.
-func (t *table) disguise() []nf.Rule {
+func (t *table) disguise() []nft.Rule {
 	n := t.Family.Address.Words()
-	port := &expr.Payload{Base: expr.PayloadBaseTransportHeader, Len: 2, DestRegister: nf.Word(n + 1)}
-	as := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(t.Family.Number), RegAddrMin: nf.Word(0)}
-	return []nf.Rule{
-		nf.NewRule("as the client", t.fromOwnAddress(
-			t.Family.Load(t.Family.Source, 0), nf.LoadMeta(expr.MetaKeyL4PROTO, n), port,
-			nf.Find(t.Sets[disguises].Name, 0), as)...),
-		nf.NewRule("hidden", t.fromOwnAddress(&expr.Masq{FullyRandom: true})...),
+	port := &expr.Payload{Base: expr.PayloadBaseTransportHeader, Len: 2, DestRegister: nft.Word(n + 1)}
+	as := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(t.Family.Number), RegAddrMin: nft.Word(0)}
+	return []nft.Rule{
+		nft.NewRule("as the client", t.fromOwnAddress(
+			t.Family.Load(t.Family.Source, 0), nft.LoadMeta(expr.MetaKeyL4PROTO, n), port,
+			nft.Find(t.Sets[disguises].Name, 0), as)...),
+		nft.NewRule("hidden", t.fromOwnAddress(&expr.Masq{FullyRandom: true})...),
 	}
 }
 

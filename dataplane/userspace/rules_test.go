@@ -4,14 +4,14 @@ import (
 	"bytes"
 	"testing"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 )
 
 // Where packets are redirected, the rules have no expression that a kernel without TPROXY may lack, too.
 func TestChains_redirected(t *testing.T) {
 	for _, redirectAll := range []bool{false, true} {
-		for _, f := range nf.Families {
-			var tx nf.Transaction
+		for _, f := range nft.Families {
+			var tx nft.Transaction
 			table := newTable(f, 1<<15, listening{redirectAll: redirectAll}, &tx)
 			if err := table.Structure(table.chains()); err != nil {
 				t.Fatal(err)

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -30,8 +30,8 @@ func leftSessions(_ context.Context, c dataplane.Config, s *model.State) iter.Se
 func left(conn *nfnetlink.Socket, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
 		var tables []*table
-		for _, f := range nf.Families {
-			tables = append(tables, newTable(f, c.CarriedMark(), listening{}, &nf.Transaction{}))
+		for _, f := range nft.Families {
+			tables = append(tables, newTable(f, c.CarriedMark(), listening{}, &nft.Transaction{}))
 		}
 		wanted := true
 		err := eachSaved(conn, tables, s, func(m dataplane.Session) { wanted = wanted && yield(m, nil) })

@@ -8,8 +8,8 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -41,16 +41,16 @@ const (
 	away // protocols, while there is no process
 )
 
-func sets(f nf.Family) []*nf.Set {
-	key, address := f.FrontendKey(), []nf.Field{f.Address}
-	hash := func(name string, key []nf.Field) *nf.Set { return &nf.Set{Name: name, Key: key} }
-	ranges := func(name string) *nf.Set {
-		return &nf.Set{Name: name, Flags: unix.NFT_SET_INTERVAL, Key: address}
+func sets(f nft.Family) []*nft.Set {
+	key, address := f.FrontendKey(), []nft.Field{f.Address}
+	hash := func(name string, key []nft.Field) *nft.Set { return &nft.Set{Name: name, Key: key} }
+	ranges := func(name string) *nft.Set {
+		return &nft.Set{Name: name, Flags: unix.NFT_SET_INTERVAL, Key: address}
 	}
-	from := func(name string) *nf.Set {
-		return &nf.Set{Name: name, Flags: unix.NFT_SET_INTERVAL, Key: append(f.FrontendKey(), f.Address)}
+	from := func(name string) *nft.Set {
+		return &nft.Set{Name: name, Flags: unix.NFT_SET_INTERVAL, Key: append(f.FrontendKey(), f.Address)}
 	}
-	return []*nf.Set{
+	return []*nft.Set{
 		frontends:         hash("frontends", key),
 		internalFrontends: hash("internal-frontends", key),
 		limited:           hash("limited", key),
@@ -68,10 +68,10 @@ func sets(f nf.Family) []*nf.Set {
 		dropRanges:        ranges("drop-ranges"),
 		clients: {
 			Name: "clients", Flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT,
-			Key: []nf.Field{f.Address, nf.Index, nf.Index}, Data: []nf.Field{f.Address, nf.Port},
+			Key: []nft.Field{f.Address, nft.Index, nft.Index}, Data: []nft.Field{f.Address, nft.Port},
 		},
 		disguises: {Name: "disguises", Flags: unix.NFT_SET_MAP, Key: key, Data: address},
-		away:      hash("away", []nf.Field{nf.Protocol}),
+		away:      hash("away", []nft.Field{nft.Protocol}),
 	}
 }
 
@@ -100,7 +100,7 @@ type listening struct {
 
 // table is our table of one family.
 type table struct {
-	nf.Table
+	nft.Table
 	made bool // by sync: the kernel had none, or another one
 	listening
 	phase  phase
@@ -108,15 +108,15 @@ type table struct {
 	found  map[element]bool // in the kernel, and nobody has claimed it yet
 }
 
-// element is a member of a set, by the key that nf.Table.Element takes.
+// element is a member of a set, by the key that nft.Table.Element takes.
 type element struct {
 	set int
 	key string
 }
 
-func newTable(f nf.Family, mark uint32, l listening, tx *nf.Transaction) *table {
+func newTable(f nft.Family, mark uint32, l listening, tx *nft.Transaction) *table {
 	return &table{
-		Table: nf.Table{
+		Table: nft.Table{
 			Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx,
 			FoundSets: map[string]bool{}, Chains: map[string][]string{},
 		},
@@ -140,7 +140,7 @@ func (t *table) load(c *nfnetlink.Socket) error {
 				}
 			}
 		}
-		err := t.Members(c, i, reset, func(key string, _ nf.Element) { t.found[element{i, key}] = true })
+		err := t.Members(c, i, reset, func(key string, _ nft.Element) { t.found[element{i, key}] = true })
 		if err != nil {
 			return err
 		}
@@ -273,9 +273,9 @@ func (t *table) replace(owner any, now []element) {
 
 // elementsOf are those of a frontend, the one that leads to the others last.
 func elementsOf(key model.Key, f model.Frontend) (out []element) {
-	scope, name := int(key.Scope), string(nf.EncodeKey(key))
+	scope, name := int(key.Scope), string(nft.EncodeKey(key))
 	if f.Allow != nil {
-		for _, source := range nf.EncodeSources(key, f.Allow) {
+		for _, source := range nft.EncodeSources(key, f.Allow) {
 			out = append(out, element{sources + scope, source})
 		}
 		out = append(out, element{limited + scope, name})
@@ -298,7 +298,7 @@ func addressElements(p netip.Prefix, v model.Verdict) []element {
 }
 
 func (t *table) rangeElements(s *model.State) (out []element) {
-	for v, spans := range nf.Flatten(s.Guards, t.Family) {
+	for v, spans := range nft.Flatten(s.Guards, t.Family) {
 		set := rejectRanges
 		if v == model.Drop {
 			set = dropRanges
@@ -313,7 +313,7 @@ func (t *table) rangeElements(s *model.State) (out []element) {
 func (t *table) podElements(s *model.State) (out []element) {
 	for _, p := range s.Pods.Prefixes {
 		if t.Family.Mine(p.Addr()) {
-			out = append(out, element{pods, nf.Interval(p)})
+			out = append(out, element{pods, nft.Interval(p)})
 		}
 	}
 	return out
@@ -332,5 +332,5 @@ func bigEndian(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
 // isTransparent goes on with the rule if the packet belongs to a socket of a process like ours. (At output that is
 // the socket which sends it.)
 func isTransparent() []any {
-	return []any{&expr.Socket{Key: expr.SocketKeyTransparent, Register: nf.Word(0)}, nf.Equals([]byte{1})}
+	return []any{&expr.Socket{Key: expr.SocketKeyTransparent, Register: nft.Word(0)}, nft.Equals([]byte{1})}
 }

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
+	"fairlead.dev/fairlead/internal/nft"
 )
 
 // inspect tells what this data plane has left in the network namespace of the calling thread.
@@ -19,7 +19,7 @@ func inspect() (t dataplane.Leftover, err error) {
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	for i, family := range families() {
-		table := p.newTable(i, &nf.Transaction{})
+		table := p.newTable(i, &nft.Transaction{})
 		if err := table.LoadTable(p.conn); err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
 			return t, fmt.Errorf("userspace: %w", err)
 		}

@@ -32,10 +32,10 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/namespace"
-	"fairlead.dev/fairlead/dataplane/internal/nf"
 	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/said"
@@ -119,7 +119,7 @@ type Plane struct {
 	conn      *nfnetlink.Socket
 	routes    *routes
 	proxy     *proxy       // nil: nothing is served
-	listening [2]listening // of IPv4 and IPv6, as nf.Families are; zero: the family cannot be served
+	listening [2]listening // of IPv4 and IPv6, as nft.Families are; zero: the family cannot be served
 	why       [2]error     // why not
 	// withoutFIB says that the kernel has no nft_fib, without which connections of IPVS may not be told from those before.
 	withoutFIB bool
@@ -265,8 +265,8 @@ func (p *Plane) check(way Redirect, over dataplane.New) (err error) {
 }
 
 func (p *Plane) checkRules(l listening) error {
-	var tx nf.Transaction
-	for _, f := range nf.Families {
+	var tx nft.Transaction
+	for _, f := range nft.Families {
 		t := newTable(f, p.routes.mark, l, &tx)
 		t.Name += "-probe"
 		if err := t.Structure(t.chains()); err != nil {
@@ -294,8 +294,8 @@ func (p *Plane) choose(way Redirect, instead []error) {
 	}
 }
 
-func (p *Plane) newTable(family int, tx *nf.Transaction) *table {
-	t := newTable(nf.Families[family], p.routes.mark, p.listening[family], tx)
+func (p *Plane) newTable(family int, tx *nft.Transaction) *table {
+	t := newTable(nft.Families[family], p.routes.mark, p.listening[family], tx)
 	t.phase, t.withoutFIB = p.phase, p.withoutFIB
 	return t
 }
@@ -342,7 +342,7 @@ type planned struct {
 	foreign uint32 // how many transactions others had made
 	phase   phase
 	tables  []*table
-	tx      *nf.Transaction
+	tx      *nft.Transaction
 	partial error // the rows that cannot be served
 }
 
@@ -507,8 +507,8 @@ func (p *Plane) answerFrom(key model.Key) error {
 
 // plan finds the steps that lead from what the kernel holds to s.
 func (p *Plane) plan(s *model.State) (*planned, error) {
-	todo := &planned{phase: p.phase, tx: &nf.Transaction{}}
-	for i := range nf.Families {
+	todo := &planned{phase: p.phase, tx: &nft.Transaction{}}
+	for i := range nft.Families {
 		if err := p.config.Inject("userspace list"); err != nil {
 			return nil, err
 		}
@@ -537,8 +537,8 @@ func (p *Plane) settle(tables []*table) {
 	p.tables = tables
 }
 
-func (p *Plane) commit(tx *nf.Transaction) error {
-	err := tx.Commit(p.conn, func(steps []nf.Step) error {
+func (p *Plane) commit(tx *nft.Transaction) error {
+	err := tx.Commit(p.conn, func(steps []nft.Step) error {
 		if err := p.config.Inject("userspace commit"); err != nil {
 			return err
 		}
@@ -569,7 +569,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	p.tables = nil
 	c, partial := p.ableChange(c)
 	p.proxy.Rows.Change(c)
-	tx := &nf.Transaction{}
+	tx := &nft.Transaction{}
 	for _, t := range tables {
 		t.Tx = tx
 		if err := t.apply(s, c); err != nil {
@@ -620,7 +620,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 		if p.why[i] != nil {
 			continue
 		}
-		some, err := p.routes.audit(family, nf.Families[i].Name)
+		some, err := p.routes.audit(family, nft.Families[i].Name)
 		if err != nil {
 			return r, fmt.Errorf("userspace: %w", err)
 		}
@@ -641,7 +641,7 @@ func (p *Plane) auditRules(s *model.State, d dataplane.Depth) (r dataplane.Repor
 		return r, err
 	}
 	if p.tables != nil && p.clean != 0 && foreign == p.clean && d == dataplane.Quick {
-		r.Plan = &planned{foreign: foreign, phase: p.phase, tables: p.tables, tx: &nf.Transaction{}}
+		r.Plan = &planned{foreign: foreign, phase: p.phase, tables: p.tables, tx: &nft.Transaction{}}
 		return r, nil
 	}
 	served, partial := p.able(s) // of which Sync has told
@@ -713,19 +713,19 @@ func (p *Plane) forgetMarked() error {
 
 // stub are the chains of a table that does nothing but keep the kernel translating. A chain alone does not do that: the
 // kernel tracks connections in a network namespace only while a rule there asks for it (nf_ct_netns_get).
-func stub() []nf.Chain {
-	return []nf.Chain{{
+func stub() []nft.Chain {
+	return []nft.Chain{{
 		Name: "translated",
-		Hook: &nf.Hook{Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: redirectPriority},
-		Rules: []nf.Rule{nf.NewRule("keep connection tracking while connections are reset",
-			&expr.Ct{Key: expr.CtKeySTATE, Register: nf.Word(0)})},
+		Hook: &nft.Hook{Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: redirectPriority},
+		Rules: []nft.Rule{nft.NewRule("keep connection tracking while connections are reset",
+			&expr.Ct{Key: expr.CtKeySTATE, Register: nft.Word(0)})},
 	}}
 }
 
 // replaceTables deletes our tables, and makes others with these chains in the place of those that there were.
-func (p *Plane) replaceTables(chains func() []nf.Chain) error {
-	tx := &nf.Transaction{}
-	for i := range nf.Families {
+func (p *Plane) replaceTables(chains func() []nft.Chain) error {
+	tx := &nft.Transaction{}
+	for i := range nft.Families {
 		t := p.newTable(i, tx)
 		err := t.LoadTable(p.conn)
 		if err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without nf_tables

@@ -1,4 +1,4 @@
-// Package nf keeps tables of nf_tables that are ours alone, one for each address family, for the data planes that
+// Package nft keeps tables of nf_tables that are ours alone, one for each address family, for the data planes that
 // have such tables. A plane says which sets and chains a table has, and which elements; the Table knows what the
 // kernel holds of them, and gathers in a Transaction the steps that lead from there to what the plane wants.
 //
@@ -8,7 +8,7 @@
 //
 // It also has the rules that are alike wherever the destinations of Services are looked up in such a table; which
 // backend a packet gets is the plane's.
-package nf
+package nft
 
 import (
 	"net/netip"

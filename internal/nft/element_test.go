@@ -1,4 +1,4 @@
-package nf
+package nft
 
 import (
 	"math/rand/v2"

@@ -1,4 +1,4 @@
-package nf
+package nft
 
 import (
 	"slices"

@@ -1,4 +1,4 @@
-package nf
+package nft
 
 import (
 	"github.com/google/nftables/expr"
