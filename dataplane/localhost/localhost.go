@@ -23,7 +23,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"slices"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -104,7 +103,7 @@ func (p *plane) derive(s *model.State) map[relay.Endpoint]bool {
 	}
 	if p.served != nil {
 		for key := range p.served.Frontends {
-			touched[endpoint(key)] = true
+			touched[relay.EndpointOf(key)] = true
 		}
 		p.tell(nil)
 	}
@@ -114,26 +113,17 @@ func (p *plane) derive(s *model.State) map[relay.Endpoint]bool {
 // Apply implements dataplane.Dataplane.
 func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
 	if p.part == nil {
-		if slices.ContainsFunc(slices.Collect(c.Frontends.Set.Keys()), p.ours) {
-			return p.Sync(ctx, s) // from now on the wrapped plane has a State of its own
+		for key := range c.Frontends.Set.Keys() {
+			if p.ours(key) {
+				return p.Sync(ctx, s) // from now on the wrapped plane has a State of its own
+			}
 		}
 		return p.Dataplane.Apply(ctx, s, c)
 	}
 	err := p.Dataplane.Apply(ctx, p.part.State, p.part.Change(s, c))
 	served := p.served.Change(s, c)
-	touched := map[relay.Endpoint]bool{}
-	for key := range served.Frontends.Set.Keys() {
-		touched[endpoint(key)] = true
-	}
-	for _, key := range served.Frontends.Delete {
-		touched[endpoint(key)] = true
-	}
 	p.tell(&served)
-	return p.settle(touched, err)
-}
-
-func endpoint(key model.Key) relay.Endpoint {
-	return relay.Endpoint{AddrPort: key.AddrPort(), Protocol: key.Protocol}
+	return p.settle(relay.Touched(served), err)
 }
 
 // tell has the relay know what is served; c is the change that led to that, or nil.

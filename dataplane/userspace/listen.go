@@ -76,7 +76,7 @@ func (l *listeners) serve(frontends map[model.Key]model.Frontend) {
 	wanted := map[relay.Endpoint]bool{}
 	for key, f := range frontends {
 		if f.Verdict == model.Forward {
-			wanted[relay.Endpoint{AddrPort: key.AddrPort(), Protocol: key.Protocol}] = true
+			wanted[relay.EndpointOf(key)] = true
 		}
 	}
 	for e := range l.open {
@@ -92,14 +92,7 @@ func (l *listeners) serve(frontends map[model.Key]model.Frontend) {
 
 // change opens and closes what a change of rows asks for. There may be a row of another scope.
 func (l *listeners) change(c model.Change, rows *relay.Directory) {
-	touched := map[relay.Endpoint]bool{}
-	for key := range c.Frontends.Set.Keys() {
-		touched[relay.Endpoint{AddrPort: key.AddrPort(), Protocol: key.Protocol}] = true
-	}
-	for _, key := range c.Frontends.Delete {
-		touched[relay.Endpoint{AddrPort: key.AddrPort(), Protocol: key.Protocol}] = true
-	}
-	for e := range touched {
+	for e := range relay.Touched(c) {
 		if rows.Forwards(e) {
 			l.try(e)
 		} else {

@@ -91,9 +91,17 @@ func (r *routes) load(family int) (f found, err error) {
 	return found{rules, routes, own}, nil
 }
 
-// right reports whether a rule is ours as it should be.
-func (r *routes) right(rule netlink.Rule) bool {
-	return rule.Mark == r.mark && rule.Mask != nil && *rule.Mask == r.mark && rule.Priority == rulePriority && !rule.Invert
+// wrong are the rules that are not ours as it should be; there reports whether that is there, too.
+func (r *routes) wrong(have found) (wrong []netlink.Rule, there bool) {
+	for _, rule := range have.rules {
+		right := rule.Mark == r.mark && rule.Mask != nil && *rule.Mask == r.mark && rule.Priority == rulePriority
+		if right && !rule.Invert && !there {
+			there = true
+		} else {
+			wrong = append(wrong, rule)
+		}
+	}
+	return wrong, there
 }
 
 // sync makes the kernel hold the rule and the routes of a family, and no other in the table.
@@ -116,17 +124,12 @@ func (r *routes) sync(family int) error {
 // syncRules deletes the rules that are not right first: the kernel deletes one that has what it is told of, which ours
 // may have as well as others.
 func (r *routes) syncRules(family int, have found) error {
-	there, deleted := false, false
+	wrong, there := r.wrong(have)
 	var errs []error
-	for i := range have.rules {
-		if r.right(have.rules[i]) && !there {
-			there = true
-			continue
-		}
-		deleted = true
-		errs = append(errs, r.deleteRule(family, have.rules[i]))
+	for _, rule := range wrong {
+		errs = append(errs, r.deleteRule(family, rule))
 	}
-	if deleted && errors.Join(errs...) == nil {
+	if len(wrong) > 0 && errors.Join(errs...) == nil {
 		have, err := r.load(family)
 		if err != nil {
 			return err
@@ -167,12 +170,8 @@ func (r *routes) audit(family int, name string) (drifts []dataplane.Drift, err e
 	}
 	want := fmt.Sprintf("fwmark %#x/%#x lookup %d", r.mark, r.mark, routeTable)
 	object := name + " rule " + fmt.Sprint(rulePriority)
-	there := false
-	for _, rule := range have.rules {
-		if r.right(rule) && !there {
-			there = true
-			continue
-		}
+	wrong, there := r.wrong(have)
+	for _, rule := range wrong {
 		drifts = append(drifts, dataplane.Drift{Class: "routing", Object: object, Have: rule.String()})
 	}
 	if !there {

@@ -72,7 +72,7 @@ func (t *turnedAway) forget(rows *Directory) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for key := range t.byRow {
-		if !rows.Forwards(Endpoint{key.AddrPort(), key.Protocol}) {
+		if !rows.Forwards(EndpointOf(key)) {
 			delete(t.byRow, key)
 		}
 	}

@@ -109,9 +109,12 @@ func (p *Proxy) linger(in *pool, s *Socket, b model.Backend, rest time.Duration)
 	s.Close()
 }
 
-// Connect makes a socket, sets it up, and asks a backend.
-func (p *Proxy) Connect(c Call, b model.Backend, setups ...carry.Setup) (*carry.Conn, error) {
-	conn, err := p.socket(c.key.Protocol, b.Addr.Is6(), setups...)
+// Connect makes a socket in the namespace of the plane, sets it up, and asks a backend.
+func (p *Proxy) Connect(c Call, b model.Backend, setups ...carry.Setup) (conn *carry.Conn, err error) {
+	err = p.sockets.Do(func() (err error) {
+		conn, err = carry.Socket(int(c.key.Protocol), b.Addr.Is6(), append([]carry.Setup{scarce}, setups...)...)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -128,15 +131,6 @@ func (p *Proxy) ask(c Call, b model.Backend, setups ...carry.Setup) (*Socket, er
 	}
 	conn, err := p.Connect(c, b, setups...)
 	return &Socket{Conn: conn}, err
-}
-
-// socket makes one in the namespace of the plane.
-func (p *Proxy) socket(protocol model.Protocol, v6 bool, setups ...carry.Setup) (conn *carry.Conn, err error) {
-	err = p.sockets.Do(func() (err error) {
-		conn, err = carry.Socket(int(protocol), v6, append([]carry.Setup{scarce}, setups...)...)
-		return err
-	})
-	return conn, err
 }
 
 // scarce fails, as the kernel does where there is nothing left, for a socket that leaves too few.

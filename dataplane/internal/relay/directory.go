@@ -44,6 +44,21 @@ type Endpoint struct {
 	Protocol model.Protocol
 }
 
+// EndpointOf is that of a row.
+func EndpointOf(key model.Key) Endpoint { return Endpoint{key.AddrPort(), key.Protocol} }
+
+// Touched are the destinations of rows that a change sets or deletes.
+func Touched(c model.Change) map[Endpoint]bool {
+	touched := map[Endpoint]bool{}
+	for key := range c.Frontends.Set.Keys() {
+		touched[EndpointOf(key)] = true
+	}
+	for _, key := range c.Frontends.Delete {
+		touched[EndpointOf(key)] = true
+	}
+	return touched
+}
+
 func (e Endpoint) String() string { return e.AddrPort.String() + "/" + e.Protocol.String() }
 
 // decision says where a connection may go, and as whom.
