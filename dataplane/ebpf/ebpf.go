@@ -495,6 +495,14 @@ func (p *Plane) closeTables() {
 	p.tables = nil
 }
 
+// SetStage implements dataplane.Handover: the plane behind may have to know.
+func (p *Plane) SetStage(ctx context.Context, s *model.State, to dataplane.Stage) (open int, err error) {
+	if p.behind == nil {
+		return 0, nil
+	}
+	return p.behind.SetStage(ctx, s, to)
+}
+
 // Apply implements dataplane.Dataplane.
 func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
 	if p.tables == nil {

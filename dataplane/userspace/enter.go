@@ -44,10 +44,14 @@ func (p *Plane) begin() {
 // SetStage implements dataplane.Handover.
 func (p *Plane) SetStage(ctx context.Context, s *model.State, to dataplane.Stage) (open int, err error) {
 	p.standby = to == dataplane.Standby
-	switch to {
-	case dataplane.Active:
+	if p.over != nil {
+		_, err = p.over.SetStage(ctx, s, to)
+	}
+	switch {
+	case err != nil:
+	case to == dataplane.Active:
 		err = p.enter(ctx)
-	case dataplane.Draining:
+	case to == dataplane.Draining:
 		err = p.drain(ctx, s)
 	}
 	return p.Open(), err
