@@ -19,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientset "k8s.io/client-go/kubernetes"
 
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/memory"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/metrics"
@@ -32,7 +34,11 @@ func (following) Status() engine.Status { return engine.Status{} }
 func (following) Healthy() bool         { return true }
 
 func (following) Do(ctx context.Context, f func(context.Context, engine.View) error) error {
-	return f(ctx, engine.View{State: model.NewState()})
+	plane, err := (&memory.Kernel{}).New(dataplane.Config{})
+	if err != nil {
+		return err
+	}
+	return f(ctx, engine.View{State: model.NewState(), Plane: plane})
 }
 
 // shapes has, for each of kube-proxy's metrics in a scrape, its type, labels and buckets.
