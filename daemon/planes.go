@@ -38,7 +38,7 @@ const (
 
 // planes come in the order in which they are chosen for a mode that has none of its own. Their settings are of no
 // interest.
-func planes() []plane { return planesWith(planeSettings{}, new(userspace.Redirect)) }
+func planes() []plane { return planesWith(planeSettings{}, nil) }
 
 // planesWith are those that Open opens with settings. The way is that of packets to the process of mode userspace.
 func planesWith(s planeSettings, way *userspace.Redirect) []plane {
@@ -60,7 +60,7 @@ func Planes() (names []string) {
 }
 
 func planeNamed(name string) (plane, error) {
-	return planeSettings{name: name}.plane(new(userspace.Redirect))
+	return planeSettings{name: name}.plane(nil)
 }
 
 func (s planeSettings) plane(way *userspace.Redirect) (plane, error) {

@@ -6,13 +6,12 @@ import (
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/userspace"
 )
 
 // prepare has the plane set what only a privileged process can, if the configuration needs it:
 // IPVS in any case, others for NodePorts on 127.0.0.1.
 func prepare(c *config.Config, s planeSettings, l *Logs) error {
-	p, err := s.plane(new(userspace.Redirect))
+	p, err := s.plane(nil)
 	if err != nil || s.name != ipvsPlane && !slices.ContainsFunc(c.NodePortAddresses(), meansLocalhost) {
 		return err
 	}

@@ -64,7 +64,7 @@ func startOn(t testing.TB, spec testbed.Spec, o userspace.Options) *node {
 	bed := testbed.Need(t, spec)
 	n := &node{TB: t, bed: bed}
 	n.at(testbed.Node, func() (err error) {
-		n.plane, err = userspace.Driver(o, legacyTables(), new(userspace.Redirect)).Open(dataplane.Config{Log: slog.New(slog.NewTextHandler(&n.log, nil))})
+		n.plane, err = userspace.Driver(o, legacyTables(), nil).Open(dataplane.Config{Log: slog.New(slog.NewTextHandler(&n.log, nil))})
 		return err
 	})
 	t.Cleanup(func() { n.plane.Close() })
@@ -275,7 +275,7 @@ func testEnter(t *testing.T, way userspace.Redirect) {
 	prepare := func() dataplane.Dataplane {
 		var p dataplane.Dataplane
 		n.at(testbed.Node, func() (err error) {
-			p, err = userspace.Driver(userspace.Options{Redirect: way}, legacyTables(), new(userspace.Redirect)).Open(dataplane.Config{})
+			p, err = userspace.Driver(userspace.Options{Redirect: way}, legacyTables(), nil).Open(dataplane.Config{})
 			return err
 		})
 		if _, err := p.SetStage(t.Context(), nil, dataplane.Standby); err != nil {
@@ -359,7 +359,7 @@ func TestClean_attempt(t *testing.T) {
 			return err
 		}
 		n.plane = next
-		return errors.Join(next.Sync(t.Context(), s), userspace.Driver(userspace.Options{}, nil, new(userspace.Redirect)).Remove(t.Context(), dataplane.Config{}))
+		return errors.Join(next.Sync(t.Context(), s), userspace.Driver(userspace.Options{}, nil, nil).Remove(t.Context(), dataplane.Config{}))
 	})
 	if err := <-connected; err != nil {
 		t.Error(err)

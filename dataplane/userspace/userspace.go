@@ -157,8 +157,8 @@ var (
 	_ dataplane.Dataplane = (*Plane)(nil)
 )
 
-// Driver has planes with options that, where the kernel can do no better, have another one translate. Open sets how
-// packets come to the process.
+// Driver has planes with options that, where the kernel can do no better, have another one translate. Open sets the way
+// in which packets come to the process; nil: nobody asks.
 func Driver(o Options, over dataplane.New, way *Redirect) dataplane.Driver {
 	return dataplane.Driver{
 		Name: "userspace", Open: newOver(o, over, way), Inspect: inspect, Sessions: leftSessions, Remove: removeLeft,
@@ -168,7 +168,7 @@ func Driver(o Options, over dataplane.New, way *Redirect) dataplane.Driver {
 
 // New makes planes with options. They are opened in the network namespace of the calling thread, and need
 // CAP_NET_ADMIN; without it see ByListening.
-func New(o Options) dataplane.New { return newOver(o, nil, new(Redirect)) }
+func New(o Options) dataplane.New { return newOver(o, nil, nil) }
 
 func newOver(o Options, over dataplane.New, way *Redirect) dataplane.New {
 	o.defaults()
@@ -180,7 +180,9 @@ func newOver(o Options, over dataplane.New, way *Redirect) dataplane.New {
 		if err := p.probe(over); err != nil {
 			return nil, errors.Join(fmt.Errorf("userspace: %w", err), p.Close())
 		}
-		*way = p.options.Redirect
+		if way != nil {
+			*way = p.options.Redirect
+		}
 		return p, nil
 	}
 }

@@ -31,7 +31,7 @@ type successor struct {
 
 func successors(t *testing.T) []successor {
 	wrap := func(new dataplane.New) dataplane.New { return localhost.Wrap(conntrack.Wrap(new)) }
-	byProcess := userspace.Driver(userspace.Options{}, nil, new(userspace.Redirect))
+	byProcess := userspace.Driver(userspace.Options{}, nil, nil)
 	return []successor{
 		{"nftables", wrap(nftables.New)},
 		{"iptables", wrap(iptables.New(iptables.Options{Backend: iptables.NFTables}))},

@@ -49,5 +49,5 @@ func TestUserspace_iptables(t *testing.T) {
 
 func overIPTables() dataplane.New {
 	return userspace.Driver(userspace.Options{Redirect: userspace.ByPlane},
-		conntrack.Wrap(iptables.New(iptables.Options{Backend: iptables.Legacy})), new(userspace.Redirect)).Open
+		conntrack.Wrap(iptables.New(iptables.Options{Backend: iptables.Legacy})), nil).Open
 }
