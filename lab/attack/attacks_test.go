@@ -103,8 +103,7 @@ var attacks = []attack{
 		does:  "20,000 endpoints flap",
 		stops: "only differences are programmed",
 		known: map[plane]string{
-			iptables: "20,000 rules of one Service are one piece of work, of three seconds",
-			ipvs:     "the kernel seeks each real server in a list of all that the virtual server has",
+			ipvs: "the kernel seeks each real server in a list of all that the virtual server has",
 		},
 		act: func(s *stage) {
 			s.during(2*time.Second, 2, func(n int) {
