@@ -28,8 +28,8 @@ type heir struct {
 	cleared func() // is called when nothing is left of others, but what connections still need
 	alone   bool   // so it is
 	waits   bool   // another plane is in force, or being programmed
-	// inherits says that nobody tells what other planes remember of clients, but the kernel; learned, that the plane has
-	// taken that in.
+	// inherits: the sessions of other planes have to be read from the kernel, as no other plane of this process has any.
+	// learned: the plane has taken them in.
 	inherits, learned bool
 	served            bool // the plane has had rows, now or before it was kept and taken back
 	lacks             bool // there are rows that the plane cannot have in force

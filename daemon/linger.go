@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"iter"
 	"net/netip"
 	"time"
 
@@ -61,16 +60,6 @@ func (l *lingering) Remove(ctx context.Context) error {
 func (l *lingering) remove(ctx context.Context) error {
 	l.since, l.hooked = time.Time{}, false
 	return l.Dataplane.Remove(ctx)
-}
-
-// Learn implements dataplane.Handover.
-func (l *lingering) Learn(
-	ctx context.Context, s *model.State, others iter.Seq2[dataplane.Session, error],
-) (int, error) {
-	if !l.hooked {
-		return 0, nil
-	}
-	return l.Dataplane.Learn(ctx, s, others)
 }
 
 // Close implements dataplane.Dataplane.

@@ -46,8 +46,8 @@ type Dataplane interface {
 	Observed
 }
 
-// Handover is what one plane needs to take the place of another, in this or an earlier process: no client finds nobody
-// who serves it, and those with session affinity keep their backends.
+// Handover is what one plane needs to take the place of another, in this or an earlier process: at each moment a plane
+// serves every client, and clients with session affinity keep their backends.
 //
 //	old plane, or what it has left ── Sessions ─► Learn ─► Sync ── Sessions ─► Learn ─► Active ─► Draining
 //	                                  └──────── new plane, in stage Standby ─────────┘            old plane
@@ -79,7 +79,8 @@ const (
 	// Active: the plane serves them.
 	Active Stage = iota
 	// Standby: another plane does, and this one is programmed: Sync and Apply prepare everything, and no packet notices.
-	// What connection tracking knows is the other one's. A plane whose rules serve as soon as they are there does so.
+	// The flows in connection tracking are the other plane's. A plane whose rules serve as soon as they are in the
+	// kernel serves in this stage, too.
 	Standby
 	// Draining: another plane does. Those that are open live on.
 	Draining

@@ -407,13 +407,14 @@ func (q *queue) handPiece(s *space, u *unit, limit int, t *taken) int {
 	slices.SortStableFunc(u.slices, func(a, b service.Object[service.Slice]) int {
 		return cmp.Compare(weightOf(b.Is), weightOf(a.Is))
 	})
-	piece := unit{services: u.services, slices: u.slices[:1]}
-	for n := 2; n < len(u.slices) && piece.weight()+weightOf(u.slices[n-1].Is) <= limit; n++ {
-		piece.slices = u.slices[:n]
+	first := unit{services: u.services, slices: u.slices[:1]}
+	n, weight := 1, first.weight()
+	for ; n < len(u.slices)-1 && weight+weightOf(u.slices[n].Is) <= limit; n++ {
+		weight += weightOf(u.slices[n].Is)
 	}
-	q.handObjects(s, u, len(piece.slices), t)
+	q.handObjects(s, u, n, t)
 	s.close(u)
-	return piece.weight()
+	return weight
 }
 
 // handObjects takes the Service and the first slices of a unit.

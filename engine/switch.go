@@ -284,7 +284,17 @@ func andMore(n int) string {
 // inherit has To take in, with its first Sync, who is known. It is no reason not to switch that it cannot be had.
 func (w *switching) inherit(ctx context.Context) {
 	s := w.engine.state
-	w.clients, w.forgot = w.To.Learn(ctx, s, w.engine.options.Plane.Sessions(ctx, s))
+	known := dataplane.NewSessions(s)
+	failed := known.Add(w.engine.options.Plane.Sessions(ctx, s))
+	w.clients = known.Len() // of which To may know some, if it has served before
+	_, err := w.To.Learn(ctx, s, func(yield func(dataplane.Session, error) bool) {
+		for one := range known.All() {
+			if !yield(one, nil) {
+				return
+			}
+		}
+	})
+	w.forgot = errors.Join(failed, err)
 }
 
 // carry has To remember who has come since.
