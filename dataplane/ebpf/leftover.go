@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/subset"
@@ -92,17 +93,29 @@ func (l *leftover) apply(ctx context.Context, s *model.State, c model.Change) er
 	return err
 }
 
+// learn has the plane behind know the clients of pools that the rows which are left lead to.
+func (l *leftover) learn(ctx context.Context, s *model.State, others iter.Seq2[dataplane.Session, error]) (err error) {
+	if part := l.rows(s); part != nil && len(part.Frontends) > 0 {
+		_, err = l.behind.Learn(ctx, part.State, others)
+	}
+	return err
+}
+
+// rows is the State of the plane behind, or what it will be after a Sync; nil: it has no rows.
+func (l *leftover) rows(s *model.State) *subset.Subset {
+	if l.known {
+		return l.part
+	}
+	return subset.Of(s, l.row)
+}
+
 // audit compares the plane behind with the rows that are left.
 func (l *leftover) audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	if l.behind == nil {
 		return r, nil
 	}
-	part := l.part
-	if !l.known {
-		part = subset.Of(s, l.row)
+	if part := l.rows(s); part != nil && len(part.Frontends) > 0 {
+		r, err = l.behind.Audit(ctx, part.State, d)
 	}
-	if part == nil || len(part.Frontends) == 0 {
-		return r, nil
-	}
-	return l.behind.Audit(ctx, part.State, d)
+	return r, err
 }

@@ -150,13 +150,17 @@ func (c clock) programs(t time.Time) uint64 {
 func (p *Plane) Learn(
 	ctx context.Context, s *model.State, others iter.Seq2[dataplane.Session, error],
 ) (n int, err error) {
-	if p.tables == nil {
-		n, err = p.learned.Keep(s, others)
-	} else {
+	if p.tables != nil {
 		n, err = dataplane.Take(s, others, p.taker(s))
+	} else if err = p.learnNode(); err == nil { // the node's addresses tell which rows are left to the plane behind
+		n, err = p.learned.Keep(s, others)
 	}
-	if p.behind != nil && err == nil && p.serve == Behind {
+	switch {
+	case err != nil || p.behind == nil:
+	case p.serve == Behind:
 		_, err = p.behind.Learn(ctx, s, others)
+	default:
+		err = p.left.learn(ctx, s, others)
 	}
 	return n, err
 }

@@ -228,3 +228,40 @@ func testSessions(t *testing.T, open func(*testing.T) dataplane.New) {
 		t.Errorf("what others cannot tell became %v", err)
 	}
 }
+
+// TestSessions_left has the ebpf plane learn sessions before its first Sync and after it. The plane behind has to know
+// those of the rows that are left to it.
+func TestSessions_left(t *testing.T) {
+	t.Parallel()
+	var behind dataplane.Dataplane
+	open := ebpfPlane(t, ebpf.TC, func(c dataplane.Config) (p dataplane.Dataplane, err error) {
+		behind, err = nftables.New(c)
+		return behind, err
+	})
+	s, err := model.ParseState(`
+backend default/stream cluster 10.244.1.11:8080 local
+backend default/stream cluster 10.244.2.13:8080
+backend default/web cluster 10.244.1.11:8080 local
+backend default/web cluster 10.244.2.13:8080
+frontend 10.96.0.10:80/tcp any forward default/web cluster snat offcluster
+frontend 10.96.0.10:80/sctp any forward default/stream cluster snat offcluster
+pool default/stream cluster affinity 1h0m0s
+pool default/web cluster affinity 1h0m0s
+`)
+	must(t, err)
+	m := memories{t, testbed.Need(t, testbed.Spec{Cgroup: true}), open, s}
+	all := remembered(s, 1000)
+	left := slices.DeleteFunc(slices.Clone(all), func(one dataplane.Session) bool {
+		return one.Pool.Service != "default/stream"
+	})
+
+	p := m.plane(dataplane.Config{})
+	t.Cleanup(func() { must(t, errors.Join(p.Remove(context.Background()), p.Close())) })
+	_, err = p.Learn(t.Context(), s, told(all[:900]))
+	must(t, err)
+	must(t, p.Sync(t.Context(), s))
+	m.check("learned before the first Sync", behind, left[:450])
+	_, err = p.Learn(t.Context(), s, told(all))
+	must(t, err)
+	m.check("learned after it", behind, left)
+}
