@@ -11,6 +11,8 @@ import (
 	"unicode"
 )
 
+//go:generate go run ../lab/charts performance.md
+
 const root = ".."
 
 // Each link to a file leads to one, and each link to a heading to one of that document.
