@@ -45,11 +45,78 @@ func (script) Close() error { return nil }
 
 var errBroken = errors.New("broken")
 
+// kernel notes what is called of its planes, in order: sync, apply, audit, remove, close.
+type kernel struct {
+	memory.Kernel
+	calls called
+}
+
+// called are the names of methods.
+type called struct {
+	sync.Mutex
+	names []string
+}
+
+func (c *called) add(name string) {
+	c.Lock()
+	defer c.Unlock()
+	c.names = append(c.names, name)
+}
+
+// Calls are those so far.
+func (k *kernel) Calls() []string {
+	k.calls.Lock()
+	defer k.calls.Unlock()
+	return slices.Clone(k.calls.names)
+}
+
+// New is a dataplane.New.
+func (k *kernel) New(c dataplane.Config) (dataplane.Dataplane, error) {
+	p, err := k.Kernel.New(c)
+	return noted{p, &k.calls}, err
+}
+
+// noted is a plane whose calls are noted.
+type noted struct {
+	dataplane.Dataplane
+	calls *called
+}
+
+func (p noted) Sync(ctx context.Context, s *model.State) error {
+	p.calls.add("sync")
+	return p.Dataplane.Sync(ctx, s)
+}
+
+func (p noted) Apply(ctx context.Context, s *model.State, c model.Change) error {
+	p.calls.add("apply")
+	return p.Dataplane.Apply(ctx, s, c)
+}
+
+func (p noted) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
+	p.calls.add("audit")
+	return p.Dataplane.Audit(ctx, s, d)
+}
+
+// Repair is Sync.
+func (p noted) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	return p.Sync(ctx, s)
+}
+
+func (p noted) Remove(ctx context.Context) error {
+	p.calls.add("remove")
+	return p.Dataplane.Remove(ctx)
+}
+
+func (p noted) Close() error {
+	p.calls.add("close")
+	return p.Dataplane.Close()
+}
+
 // rig is an Engine with both ends in the test's hand.
 type rig struct {
 	t      *testing.T
 	script script
-	kernel *memory.Kernel
+	kernel *kernel
 	want   *service.Table // fed the same batches
 	state  *model.State   // of want
 	log    bytes.Buffer
@@ -65,7 +132,7 @@ func newRig(t *testing.T) *rig {
 	return &rig{
 		t:      t,
 		script: script{make(chan service.Batch, 100), make(chan error, 1)},
-		kernel: &memory.Kernel{},
+		kernel: &kernel{},
 		want:   newTable(t),
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/memory"
 	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/model"
 )
@@ -22,7 +21,7 @@ import (
 // sole is a plane that removes what another one has left when it is told to look.
 type sole struct {
 	dataplane.Dataplane
-	other *memory.Kernel
+	other *kernel
 	looks bool
 	enter func() error // by SetStage(Active); nil: nothing
 }
@@ -58,12 +57,12 @@ func (p *sole) clear(ctx context.Context) error {
 // pair is a rig whose plane may be changed for one with a kernel of its own, and back.
 type pair struct {
 	*rig
-	next  *memory.Kernel
+	next  *kernel
 	plane *sole // in force
 }
 
 func newPair(t *testing.T, change func(*Options)) *pair {
-	p := &pair{rig: newRig(t), next: &memory.Kernel{}}
+	p := &pair{rig: newRig(t), next: &kernel{}}
 	p.start(func(o *Options) {
 		o.AuditInterval = 10 * time.Hour
 		p.plane = &sole{Dataplane: o.Plane, other: p.next}

@@ -1,207 +1,266 @@
-// Package memory is a data plane whose kernel is a map: for tests of what drives planes, and for
-// running without root. Its Kernel outlives its planes, as the real one outlives a process.
+// Package memory is a whole data plane whose kernel is a map: the example of one, for tests of what drives planes, and
+// for running without root. Its Kernel outlives its planes, as the real one outlives a process.
 //
-//	engine ── Sync, Apply, Audit, Remove ──► Plane ── one operation per row, any may fail ──► Kernel
+//	engine ── Sync, Apply, Audit, Learn, SetStage ─► plane ── operations, each of which may fail ──► Kernel: a table
+//	daemon ── Inspect, Sessions, Drain, Remove ────► Driver ── of a process that has ended ────────►  for each name
+//	tests ─── Send(packet) ─► Kernel ── of an open connection? else the first table that serves ───► Answer
 package memory
 
 import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
 	"slices"
-	"sync"
+	"strings"
+	"time"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 )
 
-var (
-	_ dataplane.Dataplane = (*Plane)(nil)
-	_ dataplane.New       = (*Kernel)(nil).New
+// Name is that of the plane that New opens.
+const Name = "memory"
+
+// Nature says where the connections are that a plane has begun.
+type Nature int
+
+const (
+	Tracked Nature = iota // in the kernel, without need of the table, as with nftables
+	Tabled                // in the kernel, as long as the table is there, as with IPVS
+	Carried               // in the process, with which they end, as in mode userspace: in Standby it serves nothing
 )
 
-// Kernel holds the rows of all planes made for it, the last of which is meant to own them. The zero
-// value is empty. Its methods may be called by any goroutine.
-type Kernel struct {
-	mu    sync.Mutex
-	rows  *model.State
-	calls []string
-}
-
-// New makes a plane. It is a dataplane.New.
+// New opens the plane Name, whose connections are Tracked. It is a dataplane.New.
 func (k *Kernel) New(c dataplane.Config) (dataplane.Dataplane, error) {
-	return &Plane{kernel: k, fault: c.Fault}, nil
+	return k.Driver(Name, Tracked).Open(c)
 }
 
-// String is the rows in canonical text form.
-func (k *Kernel) String() (text string) {
-	k.Do(func(rows *model.State) { text = rows.String() })
-	return text
-}
-
-// Do lends the rows, for reading or for doing what a stranger might do to them.
-func (k *Kernel) Do(f func(*model.State)) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.rows == nil {
-		k.rows = model.NewState()
+// Driver is that of planes with a name.
+func (k *Kernel) Driver(name string, n Nature) dataplane.Driver {
+	open := func(c dataplane.Config) *plane { return &plane{kernel: k, name: name, nature: n, config: c} }
+	d := dataplane.Driver{
+		Name: name,
+		Open: func(c dataplane.Config) (dataplane.Dataplane, error) { return open(c), nil },
+		Inspect: func() (left dataplane.Leftover, _ error) {
+			k.with(name, func(t *table) {
+				left = dataplane.Leftover{Rules: k.tables[name] != nil, Retired: t.stage == dataplane.Draining}
+			})
+			return left, nil
+		},
+		Sessions: func(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
+			return open(c).Sessions(ctx, s)
+		},
+		Remove: func(ctx context.Context, c dataplane.Config) error { return open(c).Remove(ctx) },
 	}
-	f(k.rows)
+	switch n {
+	case Tabled:
+		d.Drain = func(ctx context.Context, c dataplane.Config) (int, error) { return open(c).drain(ctx) }
+	case Carried:
+		d.Carries = func(netip.Addr) bool { return false } // the process connects as the client
+	}
+	return d
 }
 
-// Calls are the names of the methods called so far, in order: sync, apply, audit, remove, close.
-func (k *Kernel) Calls() []string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return slices.Clone(k.calls)
-}
-
-func (k *Kernel) called(method string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.calls = append(k.calls, method)
-}
-
-// Plane is a dataplane.Dataplane. Rows are set and deleted one by one, so that a fault, or the end of
-// the context, leaves the Kernel half-way.
-type Plane struct {
+// plane does one operation after the other, so that a fault, or the end of the context, leaves the Kernel half-way.
+type plane struct {
 	dataplane.Base
-	kernel *Kernel
-	fault  func(operation string) error
+	kernel  *Kernel
+	name    string
+	nature  Nature
+	config  dataplane.Config
+	learned dataplane.Learned
+	synced  bool
+	stage   dataplane.Stage // that the table gets with all rows
 }
 
-// Sync implements dataplane.Dataplane.
-func (p *Plane) Sync(ctx context.Context, s *model.State) error {
-	p.kernel.called("sync")
-	have, err := p.read()
-	if err != nil {
-		return err
+// do performs an operation on the plane's table, if none before it has failed.
+func (p *plane) do(err *error, operation string, f func(*table)) {
+	if *err != nil {
+		return
 	}
-	return p.perform(ctx, model.Diff(have, s))
-}
-
-// Apply implements dataplane.Dataplane.
-func (p *Plane) Apply(ctx context.Context, _ *model.State, c model.Change) error {
-	p.kernel.called("apply")
-	return p.perform(ctx, c)
-}
-
-// Remove implements dataplane.Dataplane.
-func (p *Plane) Remove(ctx context.Context) error {
-	p.kernel.called("remove")
-	have, err := p.read()
-	if err != nil {
-		return err
+	if *err = p.config.Inject(operation); *err != nil {
+		*err = fmt.Errorf("%s: %w", operation, *err)
+		return
 	}
-	return p.perform(ctx, model.Diff(have, model.NewState()))
+	p.kernel.with(p.name, f)
 }
 
-// Close implements dataplane.Dataplane.
-func (p *Plane) Close() error {
-	p.kernel.called("close")
-	return nil
-}
-
-// Audit implements dataplane.Dataplane.
-func (p *Plane) Audit(_ context.Context, s *model.State, _ dataplane.Depth) (dataplane.Report, error) {
-	p.kernel.called("audit")
-	have, err := p.read()
-	if err != nil {
-		return dataplane.Report{}, err
+// Sync has a table that is Draining take new connections when it holds all rows, not before.
+func (p *plane) Sync(ctx context.Context, s *model.State) (err error) {
+	p.do(&err, "table open", func(t *table) {
+		if t.process != p {
+			clear(t.served)
+		}
+		t.process, t.nature, t.holder, p.synced = p, p.nature, [...]any{nil, t, p}[p.nature], true
+		if t.stage == dataplane.Active {
+			t.stage = p.stage
+		}
+	})
+	if err == nil {
+		p.learned.TakeIn(p.config.Log, p.take)
 	}
-	c := model.Diff(have, s)
-	drifts := slices.Concat(
-		drift("frontend", c.Frontends, have.Frontends),
-		drift("pool", c.Pools, have.Pools),
-		drift("guard", c.Guards, have.Guards),
-		drift("health", c.Health, have.Health))
-	if c.Pods != nil {
-		drifts = append(drifts, dataplane.Drift{
-			Class: "pods", Object: "pods", Want: fmt.Sprint(s.Pods), Have: fmt.Sprint(have.Pods),
-		})
-	}
-	slices.SortFunc(drifts, func(a, b dataplane.Drift) int { return cmp.Compare(a.Object, b.Object) })
-	return dataplane.Report{Drifts: drifts}, nil
+	p.follow(ctx, &err, s)
+	p.forget(&err, s)
+	p.do(&err, "stage set", func(t *table) { t.stage = p.stage })
+	return err
 }
 
-// Repair implements dataplane.Dataplane.
-func (p *Plane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) (err error) {
+	p.perform(ctx, &err, c)
+	p.forget(&err, s)
+	return err
+}
+
+func (p *plane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
 	return p.Sync(ctx, s)
 }
 
-func drift[K comparable, V any](kind string, d model.Delta[K, V], have map[K]V) []dataplane.Drift {
-	var drifts []dataplane.Drift
-	for k, v := range d.Set.All() {
-		row := dataplane.Drift{Class: kind, Object: fmt.Sprintf("%s %v", kind, k), Want: fmt.Sprint(v)}
-		if old, ok := have[k]; ok {
-			row.Have = fmt.Sprint(old)
+func (p *plane) Remove(ctx context.Context) (err error) {
+	p.follow(ctx, &err, model.NewState())
+	p.do(&err, "table delete", func(t *table) {
+		t.process = nil
+		p.kernel.end(t)
+	})
+	return err
+}
+
+// Close does what the death of the process does.
+func (p *plane) Close() error {
+	p.kernel.with(p.name, func(t *table) {
+		if t.process == p {
+			t.process = nil
 		}
-		drifts = append(drifts, row)
-	}
-	for _, k := range d.Delete {
-		object := fmt.Sprintf("%s %v", kind, k)
-		drifts = append(drifts, dataplane.Drift{Class: kind, Object: object, Have: fmt.Sprint(have[k])})
-	}
-	return drifts
-}
-
-func (p *Plane) read() (rows *model.State, err error) {
-	if err := p.fail("rows read"); err != nil {
-		return nil, err
-	}
-	p.kernel.Do(func(have *model.State) { rows = have.Clone() })
-	return rows, nil
-}
-
-func (p *Plane) fail(operation string) error {
-	if p.fault == nil {
-		return nil
-	}
-	if err := p.fault(operation); err != nil {
-		return fmt.Errorf("%s: %w", operation, err)
-	}
+		p.kernel.end(p)
+	})
 	return nil
 }
 
-// step changes one row.
-type step struct {
-	operation string
-	change    model.Change
+func (p *plane) Audit(_ context.Context, s *model.State, _ dataplane.Depth) (r dataplane.Report, err error) {
+	p.forget(&err, s) // if rows went in Standby
+	p.do(&err, "rows read", func(t *table) {
+		missing := surplus(s, t.rows, dataplane.Drift{Want: "a row"})
+		r.Drifts = append(missing, surplus(t.rows, s, dataplane.Drift{Have: "a row"})...)
+	})
+	return r, err
 }
 
-// perform carries out a change in an order in which no row ever refers to a pool that is not there.
-func (p *Plane) perform(ctx context.Context, c model.Change) error {
-	steps := []step{{"guards, health and pods set", model.Change{Guards: c.Guards, Health: c.Health, Pods: c.Pods}}}
-	setPools, deletePools := single(c.Pools)
-	setFrontends, deleteFrontends := single(c.Frontends)
-	for _, d := range setPools {
-		steps = append(steps, step{"pool set", model.Change{Pools: d}})
-	}
-	for _, d := range setFrontends {
-		steps = append(steps, step{"frontend set", model.Change{Frontends: d}})
-	}
-	for _, d := range deleteFrontends {
-		steps = append(steps, step{"frontend delete", model.Change{Frontends: d}})
-	}
-	for _, d := range deletePools {
-		steps = append(steps, step{"pool delete", model.Change{Pools: d}})
-	}
-	for _, s := range steps {
-		if err := cmp.Or(ctx.Err(), p.fail(s.operation)); err != nil {
-			return err
+// surplus are the rows, in text form, that only the first of two States has.
+func surplus(one, other *model.State, as dataplane.Drift) (all []dataplane.Drift) {
+	others := other.Lines()
+	for _, as.Object = range one.Lines() {
+		if _, ok := slices.BinarySearch(others, as.Object); !ok {
+			as.Class, _, _ = strings.Cut(as.Object, " ")
+			all = append(all, as)
 		}
-		p.kernel.Do(func(rows *model.State) { rows.Apply(s.change) })
 	}
-	return nil
+	return all
 }
 
-// single takes a Delta apart into Deltas of one row.
-func single[K comparable, V any](d model.Delta[K, V]) (sets, deletes []model.Delta[K, V]) {
-	for k, v := range d.Set.All() {
-		sets = append(sets, model.Delta[K, V]{Set: model.Rows[K, V]{{Key: k, Value: v}}})
+// follow has the table hold the rows of s, whatever it holds.
+func (p *plane) follow(ctx context.Context, err *error, s *model.State) {
+	var c model.Change
+	p.do(err, "rows read", func(t *table) { c = model.Diff(t.rows, s) })
+	p.perform(ctx, err, c)
+}
+
+// perform keeps an order in which no row refers to a pool that is not there, and no guard takes the packets of a frontend
+// that is still to come.
+func (p *plane) perform(ctx context.Context, err *error, c model.Change) {
+	set := func(operation string, c model.Change) {
+		*err = cmp.Or(*err, ctx.Err())
+		p.do(err, operation, func(t *table) { t.apply(c) })
 	}
-	for _, k := range d.Delete {
-		deletes = append(deletes, model.Delta[K, V]{Delete: []K{k}})
+	pools, frontends := c.Pools, c.Frontends
+	pools.Delete, frontends.Delete, c.Pools.Set, c.Frontends.Set = nil, nil, nil, nil
+	set("pool set", model.Change{Pools: pools, Health: c.Health, Pods: c.Pods})
+	set("frontend set", model.Change{Frontends: frontends})
+	set("guard set", model.Change{Guards: c.Guards})
+	set("frontend delete", model.Change{Frontends: c.Frontends})
+	set("pool delete", model.Change{Pools: c.Pools})
+}
+
+// forget ends flows of UDP whose row or backend is gone: their clients would not notice, and send for ever. The plane in
+// force does so, whichever has begun them.
+func (p *plane) forget(err *error, s *model.State) {
+	p.do(err, "flows forget", func(*table) {
+		maps.DeleteFunc(p.kernel.open, func(k Packet, a Answer) bool {
+			_, ok := at(s.Pools[s.Lookup(k.Packet).Pool].Backends, a.Backend.AddrPort())
+			return !ok && k.Protocol == model.UDP && p.stage == dataplane.Active
+		})
+	})
+}
+
+// SetStage leaves a table alone that is not this plane's: before the first Sync, or when a younger one has it.
+func (p *plane) SetStage(_ context.Context, _ *model.State, to dataplane.Stage) (_ int, err error) {
+	p.do(&err, "stage set", func(t *table) {
+		if p.stage = to; t.process == p {
+			t.stage = to
+		}
+	})
+	return p.Open(), err
+}
+
+func (p *plane) Open() (n int) {
+	p.kernel.with(p.name, func(*table) { n = p.kernel.count(p) })
+	return n
+}
+
+// drain removes the table when no connection needs it any more. Until then it takes nothing new.
+func (p *plane) drain(ctx context.Context) (need int, err error) {
+	p.do(&err, "stage set", func(t *table) { t.stage, need = dataplane.Draining, p.kernel.count(t) })
+	if err != nil || need > 0 {
+		return need, err
 	}
-	return sets, deletes
+	return 0, p.Remove(ctx)
+}
+
+func (p *plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
+	return func(yield func(dataplane.Session, error) bool) {
+		var all []dataplane.Session
+		var err error
+		p.do(&err, "sessions read", func(t *table) { all = slices.Collect(maps.Values(t.sessions)) })
+		for _, one := range all {
+			if s.Pools[one.Pool].Affinity > 0 && time.Now().Before(one.Until) && !yield(one, nil) {
+				return
+			}
+		}
+		if err != nil {
+			yield(dataplane.Session{}, err)
+		}
+	}
+}
+
+func (p *plane) Learn(_ context.Context, s *model.State, all iter.Seq2[dataplane.Session, error]) (int, error) {
+	if !p.synced {
+		return p.learned.Keep(s, all)
+	}
+	return dataplane.Take(s, all, p.take)
+}
+
+// take has the table remember what it does not remember for as long; the precision is a second.
+func (p *plane) take(m *dataplane.Sessions) (n int, err error) {
+	p.do(&err, "sessions set", func(t *table) {
+		for one := range m.All() {
+			own := t.sessions[session{one.Pool, one.Client}]
+			if later := one.Until.Sub(own.Until); later > time.Second || later > 0 && own.Backend != one.Backend {
+				t.sessions[session{one.Pool, one.Client}] = one
+				n++
+			}
+		}
+	})
+	return n, err
+}
+
+func (p *plane) Counters(context.Context) (c dataplane.Counters, err error) {
+	p.do(&err, "counters read", func(t *table) {
+		for row, n := range t.served {
+			row.Connections = n
+			c.Served = append(c.Served, row)
+		}
+	})
+	c.Sort()
+	return c, err
 }

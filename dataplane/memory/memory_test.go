@@ -28,7 +28,7 @@ func state(t *testing.T, text string) *model.State {
 	return s
 }
 
-func plane(t *testing.T, k *Kernel, fault func(string) error) dataplane.Dataplane {
+func open(t *testing.T, k *Kernel, fault func(string) error) dataplane.Dataplane {
 	p, err := k.New(dataplane.Config{Fault: fault})
 	if err != nil {
 		t.Fatal(err)
@@ -38,15 +38,15 @@ func plane(t *testing.T, k *Kernel, fault func(string) error) dataplane.Dataplan
 
 func TestPlane_followsRows(t *testing.T) {
 	var k Kernel
-	p, ctx := plane(t, &k, nil), t.Context()
+	p, ctx := open(t, &k, nil), t.Context()
 	one, two := state(t, rows), state(t, strings.ReplaceAll(rows, "81", "82"))
 	if err := p.Sync(ctx, one); err != nil || k.String() != rows {
 		t.Fatal(err, k.String())
 	}
 	report, err := p.Audit(ctx, two, dataplane.Quick)
 	want := []string{
-		"frontend 10.96.0.10:81/tcp any: surplus: reject default/web:admin",
-		"frontend 10.96.0.10:82/tcp any: missing: reject default/web:admin",
+		"frontend 10.96.0.10:82/tcp any reject default/web:admin: missing: a row",
+		"frontend 10.96.0.10:81/tcp any reject default/web:admin: surplus: a row",
 	}
 	var got []string
 	for _, d := range report.Drifts {
@@ -61,14 +61,11 @@ func TestPlane_followsRows(t *testing.T) {
 	if report, err := p.Audit(ctx, two, dataplane.Quick); len(report.Drifts) > 0 || err != nil {
 		t.Fatal(report.Drifts, err)
 	}
-	if err := plane(t, &k, nil).Remove(ctx); err != nil || k.String() != "" {
+	if err := open(t, &k, nil).Remove(ctx); err != nil || k.String() != "" {
 		t.Fatal(err, k.String())
 	}
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
-	}
-	if got := strings.Join(k.Calls(), " "); got != "sync audit apply audit remove close" {
-		t.Fatal(got)
 	}
 }
 
@@ -80,7 +77,7 @@ func TestPlane_faults(t *testing.T) {
 		var k Kernel
 		n := 0
 		failed = false
-		p := plane(t, &k, func(string) error {
+		p := open(t, &k, func(string) error {
 			if n++; n != failing {
 				return nil
 			}
@@ -97,13 +94,13 @@ func TestPlane_faults(t *testing.T) {
 				}
 			}
 		})
-		if err := plane(t, &k, nil).Sync(t.Context(), want); err != nil || k.String() != rows {
+		if err := open(t, &k, nil).Sync(t.Context(), want); err != nil || k.String() != rows {
 			t.Fatal(err, k.String())
 		}
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := plane(t, &Kernel{}, nil).Sync(ended, want); !errors.Is(err, context.Canceled) {
+	if err := open(t, &Kernel{}, nil).Sync(ended, want); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 }
