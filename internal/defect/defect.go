@@ -7,13 +7,13 @@
 //	      │ FAIRLEAD_DEFECT
 //	./dev defects: test binaries with the tag ──► each test of the table passes without a defect, and fails with its own
 //	      ▲
-//	docs/testing.md: the table of names, defects and tests
+//	README.md: the table of names, defects and tests
 package defect
 
 // Name is what FAIRLEAD_DEFECT says.
 type Name string
 
-// The defects. docs/testing.md has these sentences, and the test that must notice each.
+// The defects. README.md has these sentences, and the test that must notice each.
 const (
 	// Connections to a Service without endpoints are dropped instead of rejected.
 	ServiceVerdict Name = "service-verdict"

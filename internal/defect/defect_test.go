@@ -15,13 +15,13 @@ import (
 
 const root = "../.."
 
-// row is a row of the table in docs/testing.md.
+// row is a row of the table in README.md.
 type row struct{ name, sentence, dir, tests string }
 
-// table is what docs/testing.md says of defects.
+// table is what README.md says of defects.
 func table(t *testing.T) (rows []row) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "docs/testing.md"))
+	text, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func declared(t *testing.T) (lines []string) {
 	return lines
 }
 
-// TestTable holds docs/testing.md against the constants, in their order, and against the tests that there are.
+// TestTable holds README.md against the constants, in their order, and against the tests that there are.
 func TestTable(t *testing.T) {
 	var listed []string
 	for _, r := range table(t) {
@@ -62,7 +62,7 @@ func TestTable(t *testing.T) {
 		}
 	}
 	if want := declared(t); !slices.Equal(listed, want) {
-		t.Errorf("docs/testing.md lists\n%s\ndefect.go has\n%s", strings.Join(listed, "\n"), strings.Join(want, "\n"))
+		t.Errorf("README.md lists\n%s\ndefect.go has\n%s", strings.Join(listed, "\n"), strings.Join(want, "\n"))
 	}
 	if len(listed) < 20 {
 		t.Errorf("there are %d defects", len(listed))
