@@ -4,6 +4,7 @@ package docs
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -12,6 +13,7 @@ import (
 )
 
 //go:generate go run ../lab/charts performance.md
+//go:generate go run ../lab/packagelist packages.md
 
 const root = ".."
 
@@ -128,4 +130,21 @@ func inHeading(r rune) rune {
 		return unicode.ToLower(r)
 	}
 	return -1
+}
+
+// Each package of the repository is listed; its text is not compared, which "go generate ./docs" renews.
+func TestPackages(t *testing.T) {
+	page, err := readFile("docs/packages.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("go", "list", "-f", "{{if .Doc}}{{.ImportPath}}{{end}}", "fairlead.dev/fairlead/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range strings.Fields(string(out)) {
+		if row := "| `" + strings.TrimPrefix(path, "fairlead.dev/fairlead/") + "` |"; !strings.Contains(page, row) {
+			t.Errorf("docs/packages.md has no row of %s: run go generate ./docs", path)
+		}
+	}
 }
