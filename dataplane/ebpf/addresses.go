@@ -129,7 +129,7 @@ func (d *devices) addFamily(out nodeAddrs, family int) error {
 		if !ok || have.Scope != unix.RT_SCOPE_UNIVERSE || have.Flags&unusable != 0 || a.IsLinkLocalUnicast() {
 			continue
 		}
-		if n++; d.answers && n <= nodePorts {
+		if n++; d.answers && n <= int(packetsAnsweringOWN_ADDRS) {
 			c.offer(-n, everywhere, 0, a)
 		}
 		rank := rankOf(have, have.LinkIndex)
@@ -147,7 +147,6 @@ func (d *devices) addFamily(out nodeAddrs, family int) error {
 }
 
 const (
-	nodePorts = 8  // addresses at which a node port of another node is looked for; the first ones, as in bpf/flows.h
 	weighed   = 32 // addresses of one device; others are taken only if they are the first choice for everything
 	unusable  = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 	preferred = 4 // before every rank

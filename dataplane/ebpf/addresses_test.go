@@ -273,12 +273,12 @@ func TestHidden_keeps(t *testing.T) {
 		t.Fatal(err)
 	}
 	translations := r.programs.Maps[packetsMapTranslations]
-	flow := at(hookIngress, unix.IPPROTO_UDP, endpointAt("192.0.2.9:4000"), endpointAt("192.0.2.1:30053"))
+	flow := at(packetsHookINGRESS, unix.IPPROTO_UDP, endpointAt("192.0.2.9:4000"), endpointAt("192.0.2.1:30053"))
 	var value packetsTranslation
 	if err := translations.Lookup(flow, &value); err != nil {
 		t.Fatal(err)
 	}
-	value.Last -= 11 * ticksPerSecond
+	value.Last -= 11 * packetsTicksTICKS
 	if err := translations.Put(flow, value); err != nil {
 		t.Fatal(err)
 	}

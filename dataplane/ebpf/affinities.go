@@ -80,7 +80,8 @@ func (p *Plane) attachedClients() (n uint32, known bool) {
 }
 
 func (p *Plane) clientShares() (shares, func(), error) {
-	s, unmap, err := mapShares(p.memory[objectsMapShares], ofAffinities, p.memory[objectsMapAffinities].MaxEntries(), 1)
+	room := p.memory[objectsMapAffinities].MaxEntries()
+	s, unmap, err := mapShares(p.memory[objectsMapShares], objectsSharedOF_AFFINITIES, room, 1)
 	if err != nil {
 		return s, nil, fmt.Errorf("remembered clients: %w", err)
 	}

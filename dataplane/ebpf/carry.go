@@ -102,7 +102,7 @@ func (p *Plane) carryFlows(from, to *ebpf.Map) error {
 		}
 		added, err := add(to, key, t)
 		if added && isWayBack(key, &t) {
-			shares.lend(uint32(t.terms().Owner), uint32(t.Held))
+			shares.lend(t.owner(), uint32(t.Held))
 		}
 		return err
 	})
@@ -112,19 +112,19 @@ func (p *Plane) carryFlows(from, to *ebpf.Map) error {
 func adopt(from *ebpf.Map, key packetsTuple, t *packetsTranslation, owners map[uint64]uint16) error {
 	t.Near, t.Held = 0, 0 // the former was the upper half of Packets
 	switch {
-	case key.Hook == hookIngress && t.State&stateBack == 0:
+	case key.Hook == packetsHookINGRESS && t.State&packetsStateBACK == 0:
 		t.Held = t.lends()
-		if key.Protocol != unix.IPPROTO_UDP && t.State&stateAnswered != 0 {
-			t.State |= stateLasting
+		if key.Protocol != unix.IPPROTO_UDP && t.State&packetsStateANSWERED != 0 {
+			t.State |= packetsStateLASTING
 		}
 	case isWayBack(key, t):
 		var flow packetsTranslation
-		err := from.Lookup(at(hookIngress, key.Protocol, t.Dst, t.Src), &flow)
+		err := from.Lookup(at(packetsHookINGRESS, key.Protocol, t.Dst, t.Src), &flow)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
 		t.Held = flow.lends()
-		*t.terms() = terms{Owner: owners[t.Pool]}
+		t.Pool = uint64(owners[t.Pool]) << packetsTermsTERMS_OWNER
 	}
 	return nil
 }

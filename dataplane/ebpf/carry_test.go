@@ -50,7 +50,7 @@ func TestCarry_former(t *testing.T) {
 		t.Fatal(err)
 	}
 	former(t, p.memoryPath(packetsMapTranslations), func(key packetsTuple, v packetsTranslation) packetsTranslation {
-		v.Held, v.Near, v.State = 0, 0, v.State&^stateLasting
+		v.Held, v.Near, v.State = 0, 0, v.State&^packetsStateLASTING
 		if isWayBack(key, &v) {
 			v.Pool = poolName(pool)
 		}
@@ -70,9 +70,9 @@ func TestCarry_former(t *testing.T) {
 	}
 	flows := 0
 	err = each(p.memory[packetsMapTranslations], func(key packetsTuple, v packetsTranslation) error {
-		if key.Hook == hookIngress && v.State&stateBack == 0 {
+		if key.Hook == packetsHookINGRESS && v.State&packetsStateBACK == 0 {
 			flows++
-			if at := phase(unix.IPPROTO_TCP, v.State); at != tcpOpen || v.Held == 0 {
+			if at := phase(unix.IPPROTO_TCP, v.State); at != packetsPhaseTCP_OPEN || v.Held == 0 {
 				t.Errorf("a flow is at phase %d, and has %d places", at, v.Held)
 			}
 		}
@@ -120,7 +120,7 @@ func TestCarry_formerClients(t *testing.T) {
 			t.Errorf("client %d had %s, and reaches %s", i, backends[i%3], c.backend)
 		}
 	}
-	s, unmap, err := mapShares(p.memory[objectsMapShares], ofAffinities, attachedClients, 1)
+	s, unmap, err := mapShares(p.memory[objectsMapShares], objectsSharedOF_AFFINITIES, attachedClients, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

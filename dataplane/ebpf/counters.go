@@ -164,10 +164,10 @@ func (p *Plane) addTraffic(served map[counted]*dataplane.Served) error {
 			s = &dataplane.Served{Pool: k.pool, Backend: k.backend}
 			served[k] = s
 		}
-		s.ToBackend.Packets += sum.Packets[toBackend]
-		s.ToBackend.Bytes += sum.Bytes[toBackend]
-		s.ToClient.Packets += sum.Packets[toClient]
-		s.ToClient.Bytes += sum.Bytes[toClient]
+		s.ToBackend.Packets += sum.Packets[packetsDirectionTO_BACKEND]
+		s.ToBackend.Bytes += sum.Bytes[packetsDirectionTO_BACKEND]
+		s.ToClient.Packets += sum.Packets[packetsDirectionTO_CLIENT]
+		s.ToClient.Bytes += sum.Bytes[packetsDirectionTO_CLIENT]
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func (p *packet) decodeOption(b []byte) bool {
 // been answered, though no answer has passed.
 func TestDirectSweep(t *testing.T) {
 	t.Parallel()
-	r, s := swept(t, packetOptions{Translations: 1024, DirectMTU: 1500}, beginning)
+	r, s := swept(t, packetOptions{Translations: 1024, DirectMTU: 1500}, packetsPhaseBEGINNING)
 	r.sent(
 		"lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 S", "lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 A",
 		"lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 S",

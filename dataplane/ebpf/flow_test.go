@@ -249,7 +249,7 @@ lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 A      -> the same`
 		}
 	}
 	r.play(strings.TrimSpace(over))
-	shift(t, r, -int(1+patience()[udpLasting])*ticksPerSecond)
+	shift(t, r, -int(1+patience()[packetsPhaseUDP_LASTING]))
 	r.play(`out udp 192.0.2.1:4000 > 10.244.1.11:5353 -> the same
 pod udp 10.244.1.11:5353 > 192.0.2.1:4000 -> the same`)
 }
@@ -270,7 +270,7 @@ func TestFlow_forged(t *testing.T) {
 						c.forge(from, fmt.Sprintf("%s seq=%d ack=%d", flags, seq, seq))
 					}
 				}
-				shift(t, r, -int(2*patience()[halfClosed])*ticksPerSecond)
+				shift(t, r, -int(2*patience()[packetsPhaseHALF_CLOSED]))
 				r.pass(s)
 				if !c.lives() {
 					t.Fatalf("%s seems to have sent all that, and it has ended", from)
@@ -283,11 +283,11 @@ func TestFlow_forged(t *testing.T) {
 					t.Errorf("after a reset near the sequence of %s, a SYN ends the open connection", from)
 				}
 			}
-			shift(t, r, -ticksPerSecond)
+			shift(t, r, -1)
 			if !c.lives() {
 				t.Error("it seems to be reset, and ends though its client goes on")
 			}
-			shift(t, r, -int(2*patience()[halfClosed])*ticksPerSecond)
+			shift(t, r, -int(2*patience()[packetsPhaseHALF_CLOSED]))
 			r.pass(s)
 			if !c.lives() {
 				t.Error("it seemed to be reset, went on, and ends like one that is")
@@ -298,13 +298,13 @@ func TestFlow_forged(t *testing.T) {
 				t.Error("its backend has left the Service, and it ends when somebody begins anew")
 			}
 			c.answer("A")
-			shift(t, r, -ticksPerSecond)
+			shift(t, r, -1)
 			c.become("lan", c.client, c.service, "S")
 			if !c.lives() {
 				t.Error("its backend answers who begins anew, and it ends when somebody does so once more")
 			}
 			c.become("lan", c.client, c.service, "S")
-			shift(t, r, -ticksPerSecond)
+			shift(t, r, -1)
 			if _, backend := c.become("lan", c.client, c.service, "S"); backend != "10.244.1.13:8080" {
 				t.Errorf("its backend does not answer, and who begins anew reaches %s", backend)
 			}
@@ -318,7 +318,7 @@ func TestFlow_forged(t *testing.T) {
 			d.ask("A ack=6")
 			d.ask("R seq=6")
 			d.ask("S")
-			shift(t, r, -ticksPerSecond)
+			shift(t, r, -1)
 			r.change(strings.ReplaceAll(sharedRows, "10.244.1.11", "10.244.1.15"))
 			if d.ask("S"); d.backend != "10.244.1.15:8080" {
 				t.Errorf("it was reset, its backend does not answer, and who begins anew reaches %s", d.backend)

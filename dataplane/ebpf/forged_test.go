@@ -149,7 +149,7 @@ func (p *Plane) agePackets(t *testing.T) {
 	t.Helper()
 	m := p.memory[packetsMapTranslations]
 	err := each(m, func(key packetsTuple, value packetsTranslation) error {
-		value.Last -= 2 * ticksPerSecond
+		value.Last -= 2 * packetsTicksTICKS
 		return m.Put(key, value)
 	})
 	if err != nil {

@@ -84,7 +84,7 @@ func (s *sweep) dropHidden(gone []netip.Addr) error {
 		for i, key := range s.keys[:n] {
 			t := s.values[i]
 			src := objectsEndpoint{Addr: objectsAddr(t.Src.Addr)}.addrPort().Addr()
-			if key.Hook != hookEgress || t.State&stateBack != 0 || !slices.Contains(gone, src) {
+			if key.Hook != packetsHookEGRESS || t.State&packetsStateBACK != 0 || !slices.Contains(gone, src) {
 				continue
 			}
 			if err := s.dropFlow(key); err != nil {
@@ -100,10 +100,10 @@ func (s *sweep) dropHidden(gone []netip.Addr) error {
 // dropFlow removes the flow that a translation at egress follows from.
 func (s *sweep) dropFlow(forth packetsTuple) error {
 	var back, flow packetsTranslation
-	if ok, err := s.look(at(hookEgress, forth.Protocol, forth.Dst, forth.Src), &back); !ok || err != nil {
+	if ok, err := s.look(at(packetsHookEGRESS, forth.Protocol, forth.Dst, forth.Src), &back); !ok || err != nil {
 		return err
 	}
-	key := at(hookIngress, forth.Protocol, back.Dst, back.Src)
+	key := at(packetsHookINGRESS, forth.Protocol, back.Dst, back.Src)
 	if ok, err := s.look(key, &flow); !ok || err != nil {
 		return err
 	}

@@ -22,9 +22,8 @@ import (
 
 const (
 	// byClient is the scheduler's name.
-	byClient = "mh"
-	// chunkSize is how many turns are in a chunk: see bpf/maps.h.
-	chunkSize = 32
+	byClient  = "mh"
+	chunkSize = len(objectsChunk{}.Turns)
 )
 
 // isHashed reports whether the client's address chooses. A turn has no room for more backends.

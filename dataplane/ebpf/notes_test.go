@@ -90,7 +90,7 @@ func beginList(t *testing.T, n *notes) {
 func TestNotes_passes(t *testing.T) {
 	r := newPacketRun(t, sweptRows)
 	a, b := r.sweep(patience()).notes, r.sweep(patience()).notes
-	key := packetsTuple{Hook: hookIngress, Protocol: 6}
+	key := packetsTuple{Hook: packetsHookINGRESS, Protocol: 6}
 	says := func(what string, want bool) {
 		t.Helper()
 		inForce := a.memory.InForce

@@ -44,6 +44,16 @@ type objectsEndpoint struct {
 	Pad  uint16
 }
 
+type objectsFlags uint8
+
+const (
+	objectsFlagsLIMITED         objectsFlags = 1
+	objectsFlagsSNAT_OFFCLUSTER objectsFlags = 2
+	objectsFlagsSNAT_ALWAYS     objectsFlags = 4
+	objectsFlagsNODE_ALLOWED    objectsFlags = 8
+	objectsFlagsNODE_DENIED     objectsFlags = 16
+)
+
 type objectsFlow struct {
 	_     structs.HostLayout
 	Other objectsEndpoint
@@ -58,6 +68,12 @@ type objectsFlowKey struct {
 	Peer   objectsEndpoint
 	Back   uint32
 }
+
+type objectsFlowOf uint32
+
+const (
+	objectsFlowOfPLACELESS objectsFlowOf = 1
+)
 
 type objectsFrontend struct {
 	_        structs.HostLayout
@@ -107,6 +123,14 @@ const (
 	objectsMembershipDRAINING objectsMembership = 2
 )
 
+type objectsOwners uint32
+
+const (
+	objectsOwnersEVERYBODY objectsOwners = 0
+	objectsOwnersGREED     objectsOwners = 8
+	objectsOwnersOWNERS    objectsOwners = 4096
+)
+
 type objectsPeer struct {
 	_       structs.HostLayout
 	Service objectsEndpoint
@@ -147,6 +171,14 @@ type objectsShare struct {
 	Returned uint32
 }
 
+type objectsShared uint32
+
+const (
+	objectsSharedOF_FLOWS      objectsShared = 0
+	objectsSharedOF_AFFINITIES objectsShared = 1
+	objectsSharedSHARED        objectsShared = 2
+)
+
 type objectsSlot struct {
 	_           structs.HostLayout
 	Backend     objectsEndpoint
@@ -159,7 +191,7 @@ type objectsTarget struct {
 	_       structs.HostLayout
 	Pool    uint32
 	Verdict uint8
-	Flags   uint8
+	Flags   objectsFlags
 	Level   uint16
 }
 

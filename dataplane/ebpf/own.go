@@ -16,7 +16,7 @@ type ownAddrs []netip.Addr
 
 // flags say whether that is so. Of a row for which it matters which one it is, and where they are not known, none is
 // set.
-func (o ownAddrs) flags(key model.Key, f model.Frontend) uint8 {
+func (o ownAddrs) flags(key model.Key, f model.Frontend) objectsFlags {
 	if f.Allow == nil {
 		return 0
 	}
@@ -34,9 +34,9 @@ func (o ownAddrs) flags(key model.Key, f model.Frontend) uint8 {
 	case all == 0:
 		return 0
 	case allowed == all:
-		return flagNodeAllowed
+		return objectsFlagsNODE_ALLOWED
 	case allowed == 0:
-		return flagNodeDenied
+		return objectsFlagsNODE_DENIED
 	}
 	return 0
 }

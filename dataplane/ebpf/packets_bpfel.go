@@ -38,6 +38,12 @@ type packetsAffinityKey struct {
 	Pool   uint64
 }
 
+type packetsAnswering uint32
+
+const (
+	packetsAnsweringOWN_ADDRS packetsAnswering = 8
+)
+
 type packetsAsking struct {
 	_     structs.HostLayout
 	Flow  packetsTuple
@@ -55,6 +61,14 @@ type packetsChunk struct {
 	_     structs.HostLayout
 	Turns [32]uint16
 }
+
+type packetsDirection uint32
+
+const (
+	packetsDirectionTO_BACKEND packetsDirection = 0
+	packetsDirectionTO_CLIENT  packetsDirection = 1
+	packetsDirectionDIRECTIONS packetsDirection = 2
+)
 
 type packetsEndpoint struct {
 	_    structs.HostLayout
@@ -120,6 +134,20 @@ type packetsGuardKey struct {
 	Addr packetsAddr
 }
 
+type packetsHeld uint8
+
+const (
+	packetsHeldPLACES packetsHeld = 7
+	packetsHeldASKED  packetsHeld = 128
+)
+
+type packetsHook uint8
+
+const (
+	packetsHookINGRESS packetsHook = 1
+	packetsHookEGRESS  packetsHook = 2
+)
+
 type packetsInForce struct {
 	_       structs.HostLayout
 	Word    uint32
@@ -169,6 +197,20 @@ type packetsPeer struct {
 	Backend packetsEndpoint
 }
 
+type packetsPhase uint32
+
+const (
+	packetsPhaseUDP_ASKING  packetsPhase = 0
+	packetsPhaseUDP_LASTING packetsPhase = 1
+	packetsPhaseBEGINNING   packetsPhase = 2
+	packetsPhaseTCP_OPEN    packetsPhase = 3
+	packetsPhaseSCTP_OPEN   packetsPhase = 4
+	packetsPhaseHALF_CLOSED packetsPhase = 5
+	packetsPhaseRESET       packetsPhase = 6
+	packetsPhaseOVER        packetsPhase = 7
+	packetsPhasePHASES      packetsPhase = 8
+)
+
 type packetsPlace struct {
 	_        structs.HostLayout
 	Cookie   uint64
@@ -203,6 +245,21 @@ type packetsRefusal struct {
 	Verdict  uint8
 }
 
+type packetsRegion uint32
+
+const (
+	packetsRegionREGION_BITS packetsRegion = 8
+	packetsRegionREGIONS     packetsRegion = 65536
+)
+
+type packetsRows uint32
+
+const (
+	packetsRowsSET           packetsRows = 1
+	packetsRowsPODS_KNOWN_V4 packetsRows = 2
+	packetsRowsPODS_KNOWN_V6 packetsRows = 4
+)
+
 type packetsShare struct {
 	_        structs.HostLayout
 	Lent     uint32
@@ -225,6 +282,33 @@ type packetsSourceKey struct {
 	Addr     packetsAddr
 }
 
+type packetsState uint8
+
+const (
+	packetsStateBACK         packetsState = 1
+	packetsStateANSWERED     packetsState = 2
+	packetsStateCLIENT_ENDS  packetsState = 4
+	packetsStateBACKEND_ENDS packetsState = 8
+	packetsStateBROKEN       packetsState = 16
+	packetsStateLASTING      packetsState = 32
+	packetsStateDIRECT       packetsState = 64
+	packetsStateTOLD         packetsState = 128
+	packetsStateENDING       packetsState = 28
+)
+
+type packetsTerms uint32
+
+const (
+	packetsTermsTERMS_OWNER packetsTerms = 32
+	packetsTermsTERMS_LASTS packetsTerms = 48
+)
+
+type packetsTicks uint32
+
+const (
+	packetsTicksTICKS packetsTicks = 954
+)
+
 type packetsTraffic struct {
 	_       structs.HostLayout
 	Packets [2]uint64
@@ -242,14 +326,14 @@ type packetsTranslation struct {
 	_       structs.HostLayout
 	Src     packetsEndpoint
 	Dst     packetsEndpoint
-	Last    uint32
+	Last    packetsTicks
 	Bytes   uint32
 	Pool    uint64
 	Packets uint16
 	Near    uint16
 	Port    uint16
-	State   uint8
-	Held    uint8
+	State   packetsState
+	Held    packetsHeld
 }
 
 type packetsTuple struct {
@@ -257,7 +341,7 @@ type packetsTuple struct {
 	Src      packetsEndpoint
 	Dst      packetsEndpoint
 	Protocol uint8
-	Hook     uint8
+	Hook     packetsHook
 	Pad      uint16
 }
 

@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"net/netip"
 	"sync/atomic"
 
@@ -16,17 +17,11 @@ import (
 //	rows go ─► the table has them no more ─► tidy, when many have gone: bits that no row needs are cleared
 type regions []uint64
 
-const (
-	regionBits = 8 // of an address, in which those of a region differ
-	placeBits  = 16
-	allRegions = 1 << placeBits // places of bits
-)
-
 // regionOf is the place of an address's bit.
 func regionOf(a objectsAddr) uint32 {
 	low := ntohl(a.Word[3])
 	high := a.Word[0]*31 + a.Word[1]*37 + a.Word[2]*41 + low>>24
-	return (low>>regionBits ^ high*0x9e3779b1>>16) % allRegions
+	return (low>>packetsRegionREGION_BITS ^ high*0x9e3779b1>>16) % uint32(packetsRegionREGIONS)
 }
 
 // ntohl turns a word of an address around, as the kernel's function of that name does, or back.
@@ -51,16 +46,16 @@ func (r regions) set(a objectsAddr) {
 // add sets the bits of all addresses of a prefix.
 func (r regions) add(p netip.Prefix) {
 	a := address(p.Masked().Addr())
-	bits := max(p.Addr().BitLen()-p.Bits()-regionBits, 0) // that tell its regions apart
-	if bits >= placeBits {
+	width := max(p.Addr().BitLen()-p.Bits()-int(packetsRegionREGION_BITS), 0) // bits that tell its regions apart
+	if width >= bits.Len32(uint32(packetsRegionREGIONS-1)) {
 		for i := range r {
 			atomic.StoreUint64(&r[i], ^uint64(0))
 		}
 		return
 	}
 	first := ntohl(a.Word[3])
-	for i := range uint32(1) << bits {
-		a.Word[3] = ntohl(first + i<<regionBits)
+	for i := range uint32(1) << width {
+		a.Word[3] = ntohl(first + i<<packetsRegionREGION_BITS)
 		r.set(a)
 	}
 }

@@ -57,9 +57,9 @@ func TestRegions_audit(t *testing.T) {
 // A guard of more addresses than there are regions concerns all.
 func TestRegions_all(t *testing.T) {
 	for _, prefix := range []string{"0.0.0.0/0", "32.0.0.0/3", "2000::/3"} {
-		r := make(regions, allRegions/64)
+		r := make(regions, int(packetsRegionREGIONS)/64)
 		r.add(netip.MustParsePrefix(prefix))
-		if n := r.marked(); n != allRegions {
+		if n := r.marked(); n != int(packetsRegionREGIONS) {
 			t.Errorf("%s: %d regions", prefix, n)
 		}
 	}

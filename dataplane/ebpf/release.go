@@ -250,7 +250,8 @@ func (p *Plane) bereftFlow(s *model.State) (bool, error) {
 			return false, fmt.Errorf("flows: %w", err)
 		}
 		for i, key := range keys[:n] {
-			if key.Back == 1 && flows[i].Pool == placeless && !p.servesAny(s, flows[i].Other.addrPort(), key.Peer.addrPort()) {
+			connected := key.Back == 1 && flows[i].Pool == uint64(objectsFlowOfPLACELESS)
+			if connected && !p.servesAny(s, flows[i].Other.addrPort(), key.Peer.addrPort()) {
 				return true, nil
 			}
 		}
@@ -259,9 +260,6 @@ func (p *Plane) bereftFlow(s *model.State) (bool, error) {
 		}
 	}
 }
-
-// placeless is what a flow of a connected socket has in place of a pool.
-const placeless = 1
 
 func (p *Plane) servesAny(s *model.State, service, backend netip.AddrPort) bool {
 	return slices.ContainsFunc(p.releases(), func(protocol model.Protocol) bool {

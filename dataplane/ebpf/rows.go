@@ -12,14 +12,6 @@ import (
 // Rows as the programs see them: see bpf/maps.h. Addresses and ports are in network byte order, and IPv4 addresses are
 // IPv4-mapped.
 
-const (
-	flagLimited = 1 << iota
-	flagSNATOffCluster
-	flagSNATAlways
-	flagNodeAllowed
-	flagNodeDenied
-)
-
 func address(a netip.Addr) (out objectsAddr) {
 	b := a.As16()
 	for i := range out.Word {
@@ -53,15 +45,15 @@ func guardKey(p netip.Prefix) objectsGuardKey {
 	return objectsGuardKey{Bits: uint32(bits), Addr: address(p.Addr())}
 }
 
-func flags(f model.Frontend) (bits uint8) {
+func flags(f model.Frontend) (bits objectsFlags) {
 	if f.Allow != nil {
-		bits |= flagLimited
+		bits |= objectsFlagsLIMITED
 	}
 	switch f.SNAT {
 	case model.OffCluster:
-		bits |= flagSNATOffCluster
+		bits |= objectsFlagsSNAT_OFFCLUSTER
 	case model.Always:
-		bits |= flagSNATAlways
+		bits |= objectsFlagsSNAT_ALWAYS
 	}
 	return bits
 }

@@ -29,13 +29,6 @@ type sets struct {
 	grace
 }
 
-// The bits of the word that says which set is in force, as bpf/maps.h has them.
-const (
-	wordSet = 1 << iota
-	wordPodsV4
-	wordPodsV6
-)
-
 // setTables are the tables of which there are two.
 func setTables() []string {
 	return []string{
@@ -78,7 +71,7 @@ func (s *sets) mapWord() error {
 }
 
 // next is the set that is not in force.
-func (s *sets) next() uint32 { return s.at ^ wordSet }
+func (s *sets) next() uint32 { return s.at ^ uint32(packetsRowsSET) }
 
 func (s *sets) close() error {
 	closeMaps(s.tables)
@@ -135,7 +128,7 @@ func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(
 	if err != nil {
 		return errors.Join(fmt.Errorf("lay ready: %w", err), s.clear(next))
 	}
-	s.said = next | podsKnown(pods)
+	s.said = next | uint32(podsKnown(pods))
 	atomic.StoreUint32(&s.memory.Word, s.said)
 	former, filled := s.at, s.filled
 	s.at, s.filled = next, true
@@ -185,16 +178,16 @@ func (s *sets) each(do func(name string, places *ebpf.Map) error) error {
 
 // podsKnown says for each family whether the rows tell pods from others. A socket in another network namespace
 // than the node's then is a pod's: what interface and address it will use is not known before it connects.
-func podsKnown(pods model.Pods) (bits uint32) {
+func podsKnown(pods model.Pods) (bits packetsRows) {
 	for _, prefix := range pods.Prefixes {
 		if prefix.Addr().Is6() {
-			bits |= wordPodsV6
+			bits |= packetsRowsPODS_KNOWN_V6
 		} else {
-			bits |= wordPodsV4
+			bits |= packetsRowsPODS_KNOWN_V4
 		}
 	}
 	if len(pods.Interfaces) > 0 {
-		bits = wordPodsV4 | wordPodsV6
+		bits = packetsRowsPODS_KNOWN_V4 | packetsRowsPODS_KNOWN_V6
 	}
 	return bits
 }

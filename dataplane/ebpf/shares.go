@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -22,11 +21,9 @@ import (
 // share.
 
 const (
-	numOwners = 1 << 12
-	// everybody is the number of all owners together.
-	everybody = 0
-	// greed is how many times as much as there is free one owner may have: see GREED in bpf/maps.h.
-	greed = 8
+	numOwners = uint32(objectsOwnersOWNERS)
+	everybody = uint32(objectsOwnersEVERYBODY)
+	greed     = int64(objectsOwnersGREED)
 )
 
 func ownerOf(id model.PoolID) uint32 {
@@ -34,12 +31,6 @@ func ownerOf(id model.PoolID) uint32 {
 	_, _ = h.Write([]byte(id.Owner())) // never fails
 	return 1 + h.Sum32()%(numOwners-1)
 }
-
-// The tables that owners share, as bpf/maps.h has them.
-const (
-	ofFlows = iota
-	ofAffinities
-)
 
 // shares are those of a table, in memory of the kernel.
 type shares struct {
@@ -50,12 +41,12 @@ type shares struct {
 }
 
 // mapShares has those of a table. What is lent at a time are so many elements at most.
-func mapShares(m *ebpf.Map, table int, room uint32, most int64) (s shares, unmap func(), err error) {
+func mapShares(m *ebpf.Map, table objectsShared, room uint32, most int64) (s shares, unmap func(), err error) {
 	all, unmap, err := mapped[objectsShare](m)
 	if err != nil {
 		return s, nil, err
 	}
-	s = shares{all: all[table*numOwners:][:numOwners], room: int64(room), most: most, short: map[uint32]uint{}}
+	s = shares{all: all[uint32(table)*numOwners:][:numOwners], room: int64(room), most: most, short: map[uint32]uint{}}
 	return s, unmap, nil
 }
 
@@ -63,7 +54,7 @@ func mapShares(m *ebpf.Map, table int, room uint32, most int64) (s shares, unmap
 func mapFlowShares(maps map[string]*ebpf.Map) (shares, func(), error) {
 	const most = 4
 	room := roomOf(maps[packetsMapTranslations].MaxEntries(), maps[packetsMapAsking].MaxEntries())
-	return mapShares(maps[objectsMapShares], ofFlows, room, most)
+	return mapShares(maps[objectsMapShares], objectsSharedOF_FLOWS, room, most)
 }
 
 // lend gives an owner places that it has elsewhere already.
@@ -135,7 +126,7 @@ func (s shares) settle(c census) {
 // review finds out which owners have nothing left.
 func (s shares) review() {
 	const most = 13 // of a day ten seconds are left when it is halved so often
-	for owner := range uint32(numOwners) {
+	for owner := range numOwners {
 		switch had := s.short[owner]; {
 		case s.held(owner) > 0 && s.isShort(owner):
 			s.short[owner] = min(had+1, most)
@@ -147,34 +138,25 @@ func (s shares) review() {
 	}
 }
 
-// terms are what a flow's way back to its client has in place of the pool: see terms_of in bpf/flows.h.
-type terms struct {
-	Proof uint32
-	Owner uint16
-	Lasts uint16 // in two seconds
+// owner is whose flow a way back to a client is of: that has terms in place of the pool.
+func (t *packetsTranslation) owner() uint32 {
+	return uint32(t.Pool>>packetsTermsTERMS_OWNER) % numOwners
 }
-
-func (t *packetsTranslation) terms() *terms { return (*terms)(unsafe.Pointer(&t.Pool)) }
-
-// The bits of held, as bpf/flows.h has them.
-const (
-	places = 7
-)
 
 // inTwos is a time as terms have it: longer by a second, if need be.
 func inTwos(d time.Duration) uint16 { return uint16((seconds(d) + 1) / 2) }
 
 // isWayBack reports whether an element is what has a flow's terms: the way back to its client.
 func isWayBack(key packetsTuple, t *packetsTranslation) bool {
-	return key.Hook == hookEgress && t.State&stateBack != 0
+	return key.Hook == packetsHookEGRESS && t.State&packetsStateBACK != 0
 }
 
 // lends is how many places a flow has if it is held.
-func (t *packetsTranslation) lends() uint8 {
+func (t *packetsTranslation) lends() packetsHeld {
 	switch {
 	case t.Port != 0:
 		return 4
-	case t.State&(stateDirect|stateTold) != 0:
+	case t.State&(packetsStateDIRECT|packetsStateTOLD) != 0:
 		return 3
 	}
 	return 2

@@ -92,7 +92,7 @@ func (r packetRun) lasting(t *testing.T, client, service string) connection {
 	c := connection{packetRun: r, protocol: "udp", client: client, service: service}
 	c.ask("")
 	c.answer("")
-	shift(t, r, -2*ticksPerSecond)
+	shift(t, r, -2)
 	c.ask("")
 	return c
 }

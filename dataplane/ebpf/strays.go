@@ -128,7 +128,8 @@ func (w *strays) carriedBy(f UDPFlow) (netip.AddrPort, error) {
 // isStray reports whether connect() would have translated an address.
 func (p *Plane) isStray(s *model.State, peer netip.AddrPort) bool {
 	key, f, ok := forNode(s, model.Key{Addr: peer.Addr(), Port: peer.Port(), Protocol: model.UDP})
-	return ok && f.Verdict == model.Forward && !p.left.isLeft(key, f) && p.left.node.flags(key, f)&flagNodeDenied == 0
+	return ok && f.Verdict == model.Forward && !p.left.isLeft(key, f) &&
+		p.left.node.flags(key, f)&objectsFlagsNODE_DENIED == 0
 }
 
 // setsUDP reports whether a change has frontends of UDP.

@@ -16,21 +16,8 @@ import (
 	"fairlead.dev/fairlead/internal/defect"
 )
 
-// What a flow can be at; see enum phase in bpf/flows.h.
-const (
-	udpAsking = iota
-	udpLasting
-	beginning
-	tcpOpen
-	sctpOpen
-	halfClosed
-	broken
-	over
-	numPhases
-)
-
 // phases are seconds for each thing that a flow can be at.
-type phases [numPhases]uint32
+type phases [packetsPhasePHASES]uint32
 
 // patience is for how long a flow may be silent. The programs know it from here. It is what connection tracking has by
 // default and, for what is open or half closed, what kube-proxy sets there. But what is over has a port of the node for
@@ -39,52 +26,37 @@ type phases [numPhases]uint32
 func patience() *phases {
 	const minute, hour, day = 60, 60 * 60, 24 * 60 * 60
 	return &phases{
-		udpAsking:  30,
-		udpLasting: 2 * minute,
-		beginning:  minute,
-		tcpOpen:    day,
-		sctpOpen:   210,
-		halfClosed: hour,
-		broken:     2 * minute,
-		over:       10,
+		packetsPhaseUDP_ASKING:  30,
+		packetsPhaseUDP_LASTING: 2 * minute,
+		packetsPhaseBEGINNING:   minute,
+		packetsPhaseTCP_OPEN:    day,
+		packetsPhaseSCTP_OPEN:   210,
+		packetsPhaseHALF_CLOSED: hour,
+		packetsPhaseRESET:       2 * minute,
+		packetsPhaseOVER:        10,
 	}
 }
 
-// The bits of a translation's state, as bpf/flows.h has them.
-const (
-	stateBack = 1 << iota
-	stateAnswered
-	stateClientEnds
-	stateBackendEnds
-	stateBroken
-	stateLasting
-	stateDirect // the flow, and one that follows from it, whose source is the service: see bpf/dsr.h
-	stateTold
-
-	hookIngress = 1
-	hookEgress  = 2
-)
-
 // phase is what the programs' function of that name says.
-func phase(protocol, state uint8) int {
-	const bothEnd = stateClientEnds | stateBackendEnds
+func phase(protocol uint8, state packetsState) packetsPhase {
+	const bothEnd = packetsStateCLIENT_ENDS | packetsStateBACKEND_ENDS
 	switch {
-	case protocol == unix.IPPROTO_UDP && state&stateLasting != 0:
-		return udpLasting
+	case protocol == unix.IPPROTO_UDP && state&packetsStateLASTING != 0:
+		return packetsPhaseUDP_LASTING
 	case protocol == unix.IPPROTO_UDP:
-		return udpAsking
-	case state&(stateBroken|stateAnswered) == stateBroken, state&bothEnd == bothEnd:
-		return over
-	case state&stateBroken != 0:
-		return broken
-	case state&stateLasting == 0:
-		return beginning
+		return packetsPhaseUDP_ASKING
+	case state&(packetsStateBROKEN|packetsStateANSWERED) == packetsStateBROKEN, state&bothEnd == bothEnd:
+		return packetsPhaseOVER
+	case state&packetsStateBROKEN != 0:
+		return packetsPhaseRESET
+	case state&packetsStateLASTING == 0:
+		return packetsPhaseBEGINNING
 	case state&bothEnd != 0:
-		return halfClosed
+		return packetsPhaseHALF_CLOSED
 	case protocol == unix.IPPROTO_SCTP:
-		return sctpOpen
+		return packetsPhaseSCTP_OPEN
 	}
-	return tcpOpen
+	return packetsPhaseTCP_OPEN
 }
 
 // flowMaps are the tables that flows are remembered in. They belong together, and outlive the programs.
@@ -102,11 +74,11 @@ const (
 	// sweepShare is how much of the table is read at once.
 	sweepShare = 4096
 	// sweepRest is the time from the begin of one pass to that of the next, at least: the table may be almost empty.
-	sweepRest ticks = 10 * ticksPerSecond
+	sweepRest packetsTicks = 10 * packetsTicksTICKS
 	// sweepOrphans is how many followers one step looks up the flows of.
 	sweepOrphans = 256
 	// orphanAge is what a translation has that is no longer about to become a part of a flow.
-	orphanAge ticks = 60 * ticksPerSecond
+	orphanAge packetsTicks = 60 * packetsTicksTICKS
 )
 
 // sweep removes flows that are over, a share of the table at a time, and what is left of flows that the kernel has
@@ -131,13 +103,13 @@ type sweep struct {
 	err     error      // of the last turn
 	notes   *notes
 	cursor  ebpf.MapBatchCursor
-	passing bool  // through the table: the next share goes on where the last one ended
-	swept   bool  // once at least
-	began   ticks // when the last pass did
-	kept    int   // seen in this pass
-	removed int   // likewise
-	left    int   // after the last pass
-	orphans int   // that this step may still look up
+	passing bool         // through the table: the next share goes on where the last one ended
+	swept   bool         // once at least
+	began   packetsTicks // when the last pass did
+	kept    int          // seen in this pass
+	removed int          // likewise
+	left    int          // after the last pass
+	orphans int          // that this step may still look up
 	census  census
 	keys    []packetsTuple
 	values  []packetsTranslation
@@ -244,22 +216,18 @@ func (s *sweep) inUse() int {
 	return s.elements()
 }
 
-// ticks is a time as the programs have it: see bpf/flows.h. Differences are right for 24 days.
-type ticks uint32
-
 // quiet is for how long a translation was not used: 0 if a program has used it after what is now here.
-func (t packetsTranslation) quiet(now ticks) ticks {
-	return ticks(max(int32(uint32(now)-t.Last), 0))
+func (t packetsTranslation) quiet(now packetsTicks) packetsTicks {
+	return packetsTicks(max(int32(now-t.Last), 0))
 }
 
-const ticksPerSecond = 954
-
-func now() (ticks, error) {
+// now is the time as the programs have it: see bpf/flows.h. Differences are right for 24 days.
+func now() (packetsTicks, error) {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
 		return 0, fmt.Errorf("clock_gettime: %w", err)
 	}
-	return ticks(t.Nano() >> 20), nil
+	return packetsTicks(t.Nano() >> 20), nil
 }
 
 // elements are how many the table has, as far as is known: after the last pass, or already in this one.
@@ -276,13 +244,13 @@ const half = 50
 // limit is for how many seconds a flow may be silent at a phase, of whose owner it is known for how many passes it has
 // had no places left. Flows go that are about to end, and then those that are silent for longest: a day for open ones
 // is halved each time.
-func (s *sweep) limit(phase int, short uint) ticks {
+func (s *sweep) limit(phase packetsPhase, short uint) packetsTicks {
 	const hurry = 10
-	patience := ticks(s.patience[phase])
+	patience := packetsTicks(s.patience[phase])
 	switch {
 	case short == 0:
 		return patience
-	case phase == udpLasting || phase == tcpOpen || phase == sctpOpen:
+	case phase == packetsPhaseUDP_LASTING || phase == packetsPhaseTCP_OPEN || phase == packetsPhaseSCTP_OPEN:
 		return max(patience>>short, min(hurry, patience))
 	}
 	return min(hurry, patience)
@@ -290,14 +258,14 @@ func (s *sweep) limit(phase int, short uint) ticks {
 
 // shortOf is for how many passes the owner of a flow has had no places left.
 func (s *sweep) shortOf(key packetsTuple, flow *packetsTranslation) (uint, error) {
-	if len(s.shares.short) == 0 || flow.Held&places == 0 {
+	if len(s.shares.short) == 0 || flow.Held&packetsHeldPLACES == 0 {
 		return 0, nil
 	}
 	var back packetsTranslation
-	if ok, err := s.look(at(hookEgress, key.Protocol, flow.Dst, flow.Src), &back); !ok || err != nil {
+	if ok, err := s.look(at(packetsHookEGRESS, key.Protocol, flow.Dst, flow.Src), &back); !ok || err != nil {
 		return 0, err
 	}
-	return s.shares.short[uint32(back.terms().Owner)], nil
+	return s.shares.short[back.owner()], nil
 }
 
 // step looks at the next shares of the table, and returns how many flows it has removed.
@@ -332,7 +300,7 @@ func (s *sweep) step() (gone int, err error) {
 	return gone, nil
 }
 
-func (s *sweep) share(now ticks) (gone int, err error) {
+func (s *sweep) share(now packetsTicks) (gone int, err error) {
 	n, err := s.maps[packetsMapTranslations].BatchLookup(&s.cursor, s.keys, s.values, nil)
 	last := errors.Is(err, ebpf.ErrKeyNotExist)
 	if err != nil && !last {
@@ -343,7 +311,7 @@ func (s *sweep) share(now ticks) (gone int, err error) {
 	for i := range s.keys[:n] { // also of those that are removed now: a packet may want its flow back
 		s.notes.add(&s.keys[i])
 		if t := &s.values[i]; isWayBack(s.keys[i], t) {
-			s.census.add(uint32(t.terms().Owner)%numOwners, uint32(t.Held&places))
+			s.census.add(t.owner(), uint32(t.Held&packetsHeldPLACES))
 		}
 	}
 	for i, key := range s.keys[:n] {
@@ -373,14 +341,14 @@ func (s *sweep) idle() {
 }
 
 // judge removes a translation if it is a flow that is over, or follows from none. It reports whether it was a flow.
-func (s *sweep) judge(key packetsTuple, t *packetsTranslation, now ticks) (bool, error) {
+func (s *sweep) judge(key packetsTuple, t *packetsTranslation, now packetsTicks) (bool, error) {
 	silent := t.quiet(now)
-	if key.Hook == hookIngress && t.State&stateBack == 0 {
+	if key.Hook == packetsHookINGRESS && t.State&packetsStateBACK == 0 {
 		short, err := s.shortOf(key, t)
 		if err != nil {
 			return false, err
 		}
-		if silent <= s.limit(phase(key.Protocol, t.State), short)*ticksPerSecond || defect.Is(defect.EBPFFlow) {
+		if silent <= s.limit(phase(key.Protocol, t.State), short)*packetsTicksTICKS || defect.Is(defect.EBPFFlow) {
 			return false, nil
 		}
 		return s.forget(key, t)
@@ -418,7 +386,7 @@ func (s *sweep) remove(key packetsTuple) error {
 	return nil
 }
 
-func at(hook uint8, protocol uint8, src, dst packetsEndpoint) packetsTuple {
+func at(hook packetsHook, protocol uint8, src, dst packetsEndpoint) packetsTuple {
 	return packetsTuple{Src: src, Dst: dst, Protocol: protocol, Hook: hook}
 }
 
@@ -440,7 +408,7 @@ func (t *packetsTranslation) as(read *packetsTranslation) bool {
 }
 
 // relaid is for how long a flow seems to be silent at least if its next packet makes again what follows from it.
-const relaid = 11 * ticksPerSecond
+const relaid = 11 * packetsTicksTICKS
 
 // end removes a flow without what follows from it. If a packet has come meanwhile, the flow goes on.
 func (s *sweep) end(key packetsTuple, read *packetsTranslation) (bool, error) {
@@ -450,13 +418,13 @@ func (s *sweep) end(key packetsTuple, read *packetsTranslation) (bool, error) {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return false, nil
 	case errors.Is(err, ebpf.ErrNotSupported): // before Linux 5.14
-		s.book(read, toBackend, read)
+		s.book(read, packetsDirectionTO_BACKEND, read)
 		return true, s.remove(key)
 	case err != nil:
 		return false, fmt.Errorf("remove a flow: %w", err)
 	case flow.as(read):
 		s.removed++
-		s.book(&flow, toBackend, &flow)
+		s.book(&flow, packetsDirectionTO_BACKEND, &flow)
 		return true, nil
 	}
 	flow.Last -= relaid
@@ -472,14 +440,14 @@ func (s *sweep) end(key packetsTuple, read *packetsTranslation) (bool, error) {
 // unlay removes what follows from a flow.
 func (s *sweep) unlay(key packetsTuple, flow *packetsTranslation) error {
 	client, backend := flow.Src, flow.Dst
-	own, err := s.dropBack(at(hookEgress, key.Protocol, backend, client), key.Src, flow)
+	own, err := s.dropBack(at(packetsHookEGRESS, key.Protocol, backend, client), key.Src, flow)
 	if err == nil && flow.Port != 0 {
 		// The way to the node's port says which address that is.
 		var forth packetsTranslation
-		hidden := at(hookEgress, key.Protocol, client, backend)
+		hidden := at(packetsHookEGRESS, key.Protocol, client, backend)
 		var known bool
 		if known, err = s.look(hidden, &forth); known && own {
-			_, err = s.dropBack(at(hookIngress, key.Protocol, backend, forth.Src), client, flow)
+			_, err = s.dropBack(at(packetsHookINGRESS, key.Protocol, backend, forth.Src), client, flow)
 			err = errors.Join(err, s.remove(hidden))
 		}
 	}
@@ -490,12 +458,12 @@ func (s *sweep) unlay(key packetsTuple, flow *packetsTranslation) error {
 }
 
 // directHook is where a flow has a translation from client to backend, if a client is answered directly.
-func directHook(state uint8) uint8 {
+func directHook(state packetsState) packetsHook {
 	switch {
-	case state&stateDirect != 0:
-		return hookEgress
-	case state&stateTold != 0:
-		return hookIngress
+	case state&packetsStateDIRECT != 0:
+		return packetsHookEGRESS
+	case state&packetsStateTOLD != 0:
+		return packetsHookINGRESS
 	}
 	return 0
 }
@@ -506,11 +474,11 @@ func (s *sweep) dropBack(key packetsTuple, client packetsEndpoint, flow *packets
 	if ok, err := s.look(key, &t); !ok || err != nil || t.Dst != client {
 		return false, err
 	}
-	s.book(flow, toClient, &t)
+	s.book(flow, packetsDirectionTO_CLIENT, &t)
 	removed := s.removed
 	err := s.remove(key)
 	if s.removed > removed && isWayBack(key, &t) {
-		s.shares.giveBack(uint32(t.terms().Owner)%numOwners, uint32(t.Held&places))
+		s.shares.giveBack(t.owner(), uint32(t.Held&packetsHeldPLACES))
 	}
 	return true, err
 }
@@ -518,22 +486,22 @@ func (s *sweep) dropBack(key packetsTuple, client packetsEndpoint, flow *packets
 // hasFlow says whether a translation follows from a flow that is there. See the picture in bpf/flows.h.
 func (s *sweep) hasFlow(key packetsTuple, t *packetsTranslation) (bool, error) {
 	backend, client := key.Src, key.Dst // of the way back to the client, translated
-	direct := t.State&(stateDirect|stateTold) != 0
+	direct := t.State&(packetsStateDIRECT|packetsStateTOLD) != 0
 	switch {
 	case direct:
 		backend, client = key.Dst, key.Src
-	case key.Hook == hookIngress:
+	case key.Hook == packetsHookINGRESS:
 		client = t.Dst
-	case t.State&stateBack == 0:
+	case t.State&packetsStateBACK == 0:
 		backend, client = key.Dst, key.Src
 	}
 	var back, flow packetsTranslation
-	if ok, err := s.look(at(hookEgress, key.Protocol, backend, client), &back); !ok || err != nil {
+	if ok, err := s.look(at(packetsHookEGRESS, key.Protocol, backend, client), &back); !ok || err != nil {
 		return false, err
 	}
-	ok, err := s.look(at(hookIngress, key.Protocol, back.Dst, back.Src), &flow)
+	ok, err := s.look(at(packetsHookINGRESS, key.Protocol, back.Dst, back.Src), &flow)
 	if !ok || err != nil || flow.Src != client || flow.Dst != backend {
 		return false, err
 	}
-	return direct || key.Hook == hookEgress || flow.Port == key.Dst.Port, nil
+	return direct || key.Hook == packetsHookEGRESS || flow.Port == key.Dst.Port, nil
 }

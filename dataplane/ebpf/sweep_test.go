@@ -30,7 +30,7 @@ frontend 203.0.113.1:53/udp any forward default/web:dns cluster snat never
 
 // swept is a packetRun whose flows may be silent for ever, and a sweep to which some may be for no time at all. (To the
 // programs they may not: two packets of a flow are as far apart as a slow machine has them.)
-func swept(t *testing.T, o packetOptions, impatient ...int) (packetRun, *sweep) {
+func swept(t *testing.T, o packetOptions, impatient ...packetsPhase) (packetRun, *sweep) {
 	t.Helper()
 	p := phases{}
 	for i := range p {
@@ -81,7 +81,7 @@ func (r packetRun) flows() string {
 	var t packetsTranslation
 	var lines []string
 	for i := r.programs.Maps[packetsMapTranslations].Iterate(); i.Next(&key, &t); {
-		at := map[uint8]string{hookIngress: "in", hookEgress: "out"}[key.Hook]
+		at := map[packetsHook]string{packetsHookINGRESS: "in", packetsHookEGRESS: "out"}[key.Hook]
 		lines = append(lines, fmt.Sprintf("%s %s > %s", at, r.endpoint(key.Src), r.endpoint(key.Dst)))
 	}
 	slices.Sort(lines)
@@ -109,7 +109,7 @@ func (r packetRun) sent(lines ...string) {
 
 // sweepCase is what packets leave behind, of which the phases have no time.
 type sweepCase struct {
-	impatient []int
+	impatient []packetsPhase
 	packets   []string
 	want      string
 }
@@ -137,47 +137,47 @@ func TestSweep(t *testing.T) {
 		hidden = "tcp 192.0.2.8:4000 > 192.0.2.1:30080 S"
 	)
 	sweepCases(t, map[string]sweepCase{
-		"beginning": {[]int{beginning}, []string{"lan " + kept, "lan " + hidden}, ""},
-		"answered": {[]int{beginning}, []string{
+		"beginning": {[]packetsPhase{packetsPhaseBEGINNING}, []string{"lan " + kept, "lan " + hidden}, ""},
+		"answered": {[]packetsPhase{packetsPhaseBEGINNING}, []string{
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 A ack=7",
 		}, ""},
-		"open": {[]int{beginning, halfClosed, over}, []string{
+		"open": {[]packetsPhase{packetsPhaseBEGINNING, packetsPhaseHALF_CLOSED, packetsPhaseOVER}, []string{
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 A ack=6",
 			"lan " + hidden,
 		}, "in 192.0.2.9:4000 > 203.0.113.1:80\nout 10.244.1.11:8080 > 192.0.2.9:4000"},
-		"one side has ended": {[]int{tcpOpen, beginning, over}, []string{
+		"one side has ended": {[]packetsPhase{packetsPhaseTCP_OPEN, packetsPhaseBEGINNING, packetsPhaseOVER}, []string{
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 FA ack=6",
 		}, "in 192.0.2.9:4000 > 203.0.113.1:80\nout 10.244.1.11:8080 > 192.0.2.9:4000"},
-		"both sides have ended": {[]int{over}, []string{
+		"both sides have ended": {[]packetsPhase{packetsPhaseOVER}, []string{
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 FA ack=6",
 			"out tcp 10.244.1.11:8080 > 192.0.2.9:4000 FA",
 		}, ""},
-		"one side has ended, and somebody says that the other one has": {[]int{over, beginning}, []string{
+		"one side has ended, and somebody says that the other one has": {[]packetsPhase{packetsPhaseOVER, packetsPhaseBEGINNING}, []string{
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 FA ack=6",
 			"out tcp 10.244.1.11:8080 > 192.0.2.9:4000 FA seq=400000",
 		}, "in 192.0.2.9:4000 > 203.0.113.1:80\nout 10.244.1.11:8080 > 192.0.2.9:4000"},
-		"reset by the backend": {[]int{over}, []string{
+		"reset by the backend": {[]packetsPhase{packetsPhaseOVER}, []string{
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 RA", "lan " + hidden,
 		}, strings.Join([]string{
 			"in 10.244.1.11:8080 > 192.0.2.1:4000", "in 192.0.2.8:4000 > 192.0.2.1:30080",
 			"out 10.244.1.11:8080 > 192.0.2.8:4000", "out 192.0.2.8:4000 > 10.244.1.11:8080",
 		}, "\n")},
-		"reset by the client": {[]int{over}, []string{"lan " + hidden, "lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 R"}, ""},
-		"reset by somebody": {[]int{over, beginning, halfClosed, broken}, []string{
+		"reset by the client": {[]packetsPhase{packetsPhaseOVER}, []string{"lan " + hidden, "lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 R"}, ""},
+		"reset by somebody": {[]packetsPhase{packetsPhaseOVER, packetsPhaseBEGINNING, packetsPhaseHALF_CLOSED, packetsPhaseRESET}, []string{
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 A ack=6",
 			"lan tcp 192.0.2.9:4000 > 203.0.113.1:80 R seq=400000", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 R seq=4294500000",
 			"out tcp 10.244.1.11:8080 > 192.0.2.9:4000 R seq=400000",
 		}, "in 192.0.2.9:4000 > 203.0.113.1:80\nout 10.244.1.11:8080 > 192.0.2.9:4000"},
-		"reset when it was open": {[]int{broken}, []string{
+		"reset when it was open": {[]packetsPhase{packetsPhaseRESET}, []string{
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 A ack=6",
 			"lan tcp 192.0.2.9:4000 > 203.0.113.1:80 R seq=6",
 		}, ""},
-		"reset in the middle of it": {[]int{broken}, []string{
+		"reset in the middle of it": {[]packetsPhase{packetsPhaseRESET}, []string{
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 A ack=6",
 			"lan tcp 192.0.2.9:4000 > 203.0.113.1:80 A ack=6 seq=65530", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 A ack=6 seq=131000",
 			"lan tcp 192.0.2.9:4000 > 203.0.113.1:80 A ack=6 seq=196600", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 R seq=196600",
 		}, ""},
-		"datagrams": {[]int{udpAsking}, []string{
+		"datagrams": {[]packetsPhase{packetsPhaseUDP_ASKING}, []string{
 			"lan udp 192.0.2.9:4000 > 203.0.113.1:53", "out udp 10.244.1.12:5353 > 192.0.2.9:4000",
 		}, ""},
 	})
@@ -186,19 +186,19 @@ func TestSweep(t *testing.T) {
 // Nobody but its ends ends an association.
 func TestSweep_associations(t *testing.T) {
 	sweepCases(t, map[string]sweepCase{
-		"an association that begins": {[]int{over}, []string{
+		"an association that begins": {[]packetsPhase{packetsPhaseOVER}, []string{
 			"lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 init own=70000", "out sctp 10.244.1.13:38412 > 192.0.2.9:4000 abort tag=70000",
 		}, ""},
-		"an association": {[]int{beginning, broken}, []string{
+		"an association": {[]packetsPhase{packetsPhaseBEGINNING, packetsPhaseRESET}, []string{
 			"lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 init own=7000000", "out sctp 10.244.1.13:38412 > 192.0.2.9:4000 init-ack tag=7000000 own=9000000",
 			"lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 tag=9000000", "lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 abort tag=8000000",
 			"out sctp 10.244.1.13:38412 > 192.0.2.9:4000 abort tag=8000000",
 		}, "in 192.0.2.9:4000 > 203.0.113.1:38412\nout 10.244.1.13:38412 > 192.0.2.9:4000"},
-		"an association that somebody seems to be a part of": {[]int{beginning}, []string{
+		"an association that somebody seems to be a part of": {[]packetsPhase{packetsPhaseBEGINNING}, []string{
 			"lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 init own=7000000", "out sctp 10.244.1.13:38412 > 192.0.2.9:4000 init-ack tag=7000000 own=9000000",
 			"lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 tag=8000000",
 		}, ""},
-		"an association that has ended": {[]int{broken}, []string{
+		"an association that has ended": {[]packetsPhase{packetsPhaseRESET}, []string{
 			"lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 init own=7000000", "out sctp 10.244.1.13:38412 > 192.0.2.9:4000 init-ack tag=7000000 own=9000000",
 			"lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 tag=9000000", "lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 abort tag=9000000",
 		}, ""},
@@ -228,7 +228,7 @@ func TestSweep_orphans(t *testing.T) {
 		t.Errorf("left of two flows are\n%s", got)
 	}
 	for key := range r.translations() {
-		if key.Hook == hookIngress && r.endpoint(key.Src) == "192.0.2.8:4000" {
+		if key.Hook == packetsHookINGRESS && r.endpoint(key.Src) == "192.0.2.8:4000" {
 			if err := r.programs.Maps[packetsMapTranslations].Delete(key); err != nil {
 				t.Fatal(err)
 			}
@@ -260,7 +260,7 @@ func TestSweep_usedMeanwhile(t *testing.T) {
 	r, s := swept(t, packetOptions{Translations: 1024})
 	r.sent("lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 S", "lan udp 192.0.2.9:4001 > 192.0.2.1:30053")
 	before := r.flows()
-	shift(t, r, 10*ticksPerSecond)
+	shift(t, r, 10)
 	r.pass(s)
 	if got := r.flows(); got != before || before == "" {
 		t.Errorf("left of flows that are in use are\n%s\nthere were\n%s", got, before)
@@ -272,7 +272,7 @@ func TestSweep_usedAtTheEnd(t *testing.T) {
 	lack.Need(t, lack.Linux514)
 	r, s := swept(t, packetOptions{Translations: 1024})
 	r.sent("lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 S")
-	key := at(hookIngress, unix.IPPROTO_TCP, endpointAt("192.0.2.8:4000"), endpointAt("192.0.2.1:30080"))
+	key := at(packetsHookINGRESS, unix.IPPROTO_TCP, endpointAt("192.0.2.8:4000"), endpointAt("192.0.2.1:30080"))
 	read := r.translations()[key]
 	if err := s.unlay(key, &read); err != nil {
 		t.Fatal(err)
@@ -301,9 +301,9 @@ func TestSweep_byItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := at(hookIngress, unix.IPPROTO_TCP, endpointAt("192.0.2.9:4000"), endpointAt("192.0.2.1:30080"))
+	key := at(packetsHookINGRESS, unix.IPPROTO_TCP, endpointAt("192.0.2.9:4000"), endpointAt("192.0.2.1:30080"))
 	flow := packetsTranslation{
-		Src: key.Src, Dst: endpointAt("10.244.1.11:8080"), Last: uint32(began - 2*ticks(patience()[beginning])*ticksPerSecond),
+		Src: key.Src, Dst: endpointAt("10.244.1.11:8080"), Last: began - 2*packetsTicks(patience()[packetsPhaseBEGINNING])*packetsTicksTICKS,
 	}
 	flows := p.memory[packetsMapTranslations]
 	if err := flows.Put(key, flow); err != nil {
@@ -322,14 +322,14 @@ func TestSweep_byItself(t *testing.T) {
 // age makes all translations so old that they are no longer about to become parts of flows.
 func age(t *testing.T, r packetRun) {
 	t.Helper()
-	shift(t, r, -int(orphanAge))
+	shift(t, r, -int(orphanAge/packetsTicksTICKS))
 }
 
-// shift changes by some ticks when all translations were used.
+// shift changes by some seconds when all translations were used.
 func shift(t *testing.T, r packetRun, by int) {
 	t.Helper()
 	for key, value := range r.translations() {
-		value.Last += uint32(by)
+		value.Last += packetsTicks(by) * packetsTicksTICKS
 		if err := r.programs.Maps[packetsMapTranslations].Put(key, value); err != nil {
 			t.Fatal(err)
 		}
@@ -339,7 +339,7 @@ func shift(t *testing.T, r packetRun, by int) {
 // A node has some 30,000 ports for the clients of one backend, and any number of connections one after the other.
 func TestSweep_ports(t *testing.T) {
 	const connections, batch = 40_000, 10_000
-	r, s := swept(t, packetOptions{Translations: 1 << 18}, over)
+	r, s := swept(t, packetOptions{Translations: 1 << 18}, packetsPhaseOVER)
 	for i := range connections {
 		from := fmt.Sprintf("192.0.%d.%d:%d", 2+i/200%200, 1+i%200, 4000+i/40_000)
 		r.sent("lan tcp "+from+" > 192.0.2.1:30080 S", "lan tcp "+from+" > 192.0.2.1:30080 R")
@@ -359,7 +359,7 @@ func TestSweep_short(t *testing.T) {
 	s := r.sweep(patience())
 	victim := r.open("192.0.2.7:4000", "203.0.113.1:81")
 	quiet := r.open("192.0.2.8:4000", "203.0.113.1:80")
-	shift(t, r, -13*60*60*ticksPerSecond)
+	shift(t, r, -13*60*60)
 	for i := 0; !s.shares.isShort(ownerOf(model.PoolID{Service: "one/web:http"})); i++ {
 		r.open(fmt.Sprintf("192.0.2.9:%d", 1024+i), "203.0.113.1:80")
 	}
@@ -383,7 +383,7 @@ func TestTranslationsFor(t *testing.T) {
 
 // While there are no flows the programs do not look for any; the first packet of one is enough to make them look again.
 func TestSweep_idle(t *testing.T) {
-	r, s := swept(t, packetOptions{Translations: 1024}, over)
+	r, s := swept(t, packetOptions{Translations: 1024}, packetsPhaseOVER)
 	for range 3 {
 		r.pass(s)
 		if s.activity.Busy != 0 {
@@ -405,7 +405,7 @@ lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 R        -> tcp 192.0.2.9:4000 > 10.244
 
 // What passes is counted, to the last packet of a flow that is over.
 func TestTraffic(t *testing.T) {
-	r, s := swept(t, packetOptions{Translations: 1024}, over)
+	r, s := swept(t, packetOptions{Translations: 1024}, packetsPhaseOVER)
 	r.sent(
 		"lan tcp 192.0.2.9:4000 > 203.0.113.1:80 S",
 		"out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA",

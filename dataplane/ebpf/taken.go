@@ -128,7 +128,7 @@ func trackedPorts(ports portRange) (map[packetsTuple]uint8, error) {
 		hidden := tracked.Filter{Status: tracked.NewFrom, Mask: tracked.NewFrom}
 		_, err := tracked.List(c, v6, hidden, func(f *tracked.Flow) bool {
 			if f.To != f.Answers && f.Back.Port()-ports.First < ports.Count {
-				has[at(hookIngress, uint8(f.Protocol), packetsEnd(f.Answers), packetsEnd(f.Back))] = 0
+				has[at(packetsHookINGRESS, uint8(f.Protocol), packetsEnd(f.Answers), packetsEnd(f.Back))] = 0
 			}
 			return false
 		})

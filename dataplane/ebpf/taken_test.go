@@ -34,7 +34,7 @@ backend default/other:http cluster 10.244.1.12:8080 local
 frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat always
 frontend 192.0.2.1:30081/tcp any forward default/other:http cluster snat always
 `)
-	key := at(hookIngress, uint8(model.TCP), endpointAt("10.244.1.11:8080"), endpointAt("192.0.2.1:4000"))
+	key := at(packetsHookINGRESS, uint8(model.TCP), endpointAt("10.244.1.11:8080"), endpointAt("192.0.2.1:4000"))
 	if err := r.programs.Maps[packetsMapTaken].Put(key, uint8(0)); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestTaken_full(t *testing.T) {
 	}
 	defer m.Close()
 	key := func(port uint16) packetsTuple {
-		return at(hookIngress, uint8(model.TCP), endpointAt("10.244.1.11:8080"), packetsEndpoint{Port: port})
+		return at(packetsHookINGRESS, uint8(model.TCP), endpointAt("10.244.1.11:8080"), packetsEndpoint{Port: port})
 	}
 	var ports taken
 	for _, step := range []struct {
@@ -95,7 +95,7 @@ func TestTaken(t *testing.T) {
 	}
 	for _, f := range hiddenIn(t, bed) {
 		if f.Back.Port() < 32768 {
-			want[at(hookIngress, uint8(f.Protocol), packetsEnd(f.Answers), packetsEnd(f.Back))] = 0
+			want[at(packetsHookINGRESS, uint8(f.Protocol), packetsEnd(f.Answers), packetsEnd(f.Back))] = 0
 		}
 	}
 	p := planeAs(t, bed, Options{Pins: filepath.Join(dir, "fairlead")})

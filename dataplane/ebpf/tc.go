@@ -16,7 +16,7 @@ import (
 
 // The programs for packets (bpf/tc.c) are loaded beside those for sockets and read the same tables.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type endpoint -type outlet -type tuple -type translation -type node_addr_key -type notes -type work packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type endpoint -type outlet -type tuple -type translation -type node_addr_key -type notes -type work -type hook -type ticks -type state -type held -type direction -type phase -type terms -type answering -type rows -type region packets bpf/packets.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 const (
 	fragmented = 1 << 12 // datagrams whose fragments are on their way
@@ -126,8 +126,8 @@ func packetSpec(o packetOptions) (*ebpf.CollectionSpec, error) {
 	asking := spec.Maps[packetsMapAsking].MaxEntries
 	constants[packetsVarRings], constants[packetsVarRing] = processors(), max(asking/processors(), 1)
 	constants[packetsVarRoom] = [2]uint32{
-		ofFlows:      roomOf(spec.Maps[packetsMapTranslations].MaxEntries, asking),
-		ofAffinities: spec.Maps[objectsMapAffinities].MaxEntries,
+		objectsSharedOF_FLOWS:      roomOf(spec.Maps[packetsMapTranslations].MaxEntries, asking),
+		objectsSharedOF_AFFINITIES: spec.Maps[objectsMapAffinities].MaxEntries,
 	}
 	if o.Patience == nil {
 		o.Patience = patience()

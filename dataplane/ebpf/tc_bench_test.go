@@ -68,13 +68,13 @@ func BenchmarkSweep(b *testing.B) {
 	r := newPacketRunWith(b, sweptRows, packetOptions{Translations: places})
 	s := r.sweep(patience())
 	for i := range uint32(places) {
-		key := packetsTuple{Hook: hookIngress, Protocol: 6}
+		key := packetsTuple{Hook: packetsHookINGRESS, Protocol: 6}
 		key.Src.Addr.Word[3] = i
 		at, err := now()
 		if err != nil {
 			b.Fatal(err)
 		}
-		value := packetsTranslation{State: stateAnswered, Last: uint32(at)}
+		value := packetsTranslation{State: packetsStateANSWERED, Last: at}
 		if err := s.maps[packetsMapTranslations].Put(key, value); err != nil {
 			b.Fatal(err)
 		}

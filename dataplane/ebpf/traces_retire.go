@@ -84,8 +84,8 @@ func (p *Plane) countFlows() (n int, err error) {
 	var flow packetsTranslation
 	all := m.Iterate()
 	for all.Next(&key, &flow) {
-		lasts := ticks(patience[phase(key.Protocol, flow.State)]) * ticksPerSecond
-		if flow.State&stateBack == 0 && key.Hook == hookIngress && flow.quiet(at) < lasts {
+		lasts := packetsTicks(patience[phase(key.Protocol, flow.State)]) * packetsTicksTICKS
+		if flow.State&packetsStateBACK == 0 && key.Hook == packetsHookINGRESS && flow.quiet(at) < lasts {
 			n++
 		}
 	}

@@ -8,14 +8,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// The ways that a packetsTraffic counts.
-const (
-	toBackend = iota
-	toClient
-)
-
 // book adds what a translation that is removed, of a flow, has counted since the programs last did.
-func (s *sweep) book(flow *packetsTranslation, way int, t *packetsTranslation) {
+func (s *sweep) book(flow *packetsTranslation, way packetsDirection, t *packetsTranslation) {
 	if t.Packets == 0 {
 		return
 	}

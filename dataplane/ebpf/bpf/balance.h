@@ -51,7 +51,7 @@ static __always_inline __u32 rows_in_force(void)
 static __always_inline bool is_about(__u32 rows, const struct addr *a)
 {
 	__u32 low = bpf_ntohl(a->word[3]), high = a->word[0] * 31 + a->word[1] * 37 + a->word[2] * 41 + (low >> 24);
-	__u64 region = low >> 8 ^ high * 0x9e3779b1U >> 16;
+	__u64 region = low >> REGION_BITS ^ high * 0x9e3779b1U >> 16;
 
 	asm volatile("" : "+r"(region)); // the compiler sees the limit in what is above, Linux 5.10 only in what follows
 	region %= REGIONS;
@@ -263,15 +263,22 @@ static __always_inline bool choose(__u32 rows, __u32 number, struct pool *p, con
 // How many elements of tables owners share.
 const volatile __u32 room[SHARED];
 
-// The terms of a pool for what its clients begin: whose it is, and for how long they keep their backends.
+// The terms of a pool for what its clients begin: whose it is, and for how long they keep their backends, in two
+// seconds. The lower half is for others.
+enum terms {
+	TERMS_OWNER = 32, // where it begins
+	TERMS_LASTS = 48,
+};
+GO(terms);
+
 static __always_inline __u64 terms_of(const struct pool *p)
 {
-	return (__u64)p->owner << 32 | (__u64)((p->affinity + 1) / 2) << 48;
+	return (__u64)p->owner << TERMS_OWNER | (__u64)((p->affinity + 1) / 2) << TERMS_LASTS;
 }
 
 static __always_inline __u32 owner_of(__u64 terms)
 {
-	return (terms >> 32) % OWNERS;
+	return (terms >> TERMS_OWNER) % OWNERS;
 }
 
 // give_back returns elements to an owner's share of a table.
@@ -308,11 +315,11 @@ static __always_inline bool lend(enum shared of, __u32 owner, __u32 n)
 // something need not be whom it names. Where its pool's owner has no room left, `constant` alone has it do so.
 static __noinline int attach(const struct addr *client, __u64 pool, const struct endpoint *backend, __u64 terms)
 {
-	if (!client || !backend || !(terms >> 48))
+	if (!client || !backend || !(terms >> TERMS_LASTS))
 		return 0;
 	struct affinity_key key = {.client = *client, .pool = pool};
 	struct affinity fresh = {
-		.backend = *backend, .owner = owner_of(terms), .lasts = terms >> 48, .last = bpf_ktime_get_ns(),
+		.backend = *backend, .owner = owner_of(terms), .lasts = terms >> TERMS_LASTS, .last = bpf_ktime_get_ns(),
 	};
 
 	struct affinity *known = bpf_map_lookup_elem(&affinities, &key);

@@ -22,30 +22,14 @@
 #include "packet.h"
 
 // Times are in 2^20 ns, about a millisecond. What is longer ago than 49 days is not known.
-#define TICKS 954 // per second
+enum ticks { TICKS = 954 /* per second */ };
 
 static __always_inline __u32 ticks(void)
 {
 	return bpf_ktime_get_ns() >> 20;
 }
 
-struct translation {
-	struct endpoint src;
-	struct endpoint dst;
-	__u32 last;  // when it was used
-	__u32 bytes; // that passed since they were last added to the traffic
-	__u64 pool;  // its name; the way back to the client: terms, and in the lower half what it has to say, see proof_of
-	__u16 packets;
-	__u16 near;  // how far the sender is, see near_by; 0: not known
-	__be16 port; // of the node, that stands for the client; 0: none; the flow only
-	__u8 state;  // the bits below
-	__u8 held;   // places that its owner has for it: the flow and its ways back; and the bit below
-};
-
-#define PLACES 7
-#define ASKED (1 << 7) // the flow only: its client has begun anew, and the backend has not answered
-
-enum {
+enum state {
 	BACK = 1 << 0,	      // from backend to client
 	ANSWERED = 1 << 1,    // the backend has sent something
 	CLIENT_ENDS = 1 << 2, // no more comes from there
@@ -56,6 +40,24 @@ enum {
 	TOLD = 1 << 7,	  // this one does, for another one
 
 	ENDING = CLIENT_ENDS | BACKEND_ENDS | BROKEN,
+} __attribute__((packed));
+
+enum held {
+	PLACES = 7,	 // that its owner has for it: the flow and its ways back
+	ASKED = 1 << 7, // the flow only: its client has begun anew, and the backend has not answered
+} __attribute__((packed));
+
+struct translation {
+	struct endpoint src;
+	struct endpoint dst;
+	enum ticks last; // when it was used
+	__u32 bytes; // that passed since they were last added to the traffic
+	__u64 pool;  // its name; the way back to the client: terms, and in the lower half what it has to say, see proof_of
+	__u16 packets;
+	__u16 near;  // how far the sender is, see near_by; 0: not known
+	__be16 port; // of the node, that stands for the client; 0: none; the flow only
+	enum state state;
+	enum held held;
 };
 
 struct {
@@ -110,6 +112,7 @@ enum direction {
 	TO_CLIENT,
 	DIRECTIONS,
 };
+GO(direction);
 
 struct traffic {
 	__u64 packets[DIRECTIONS];
@@ -136,13 +139,15 @@ enum phase {
 	OVER,
 	PHASES,
 };
+GO(phase);
 
 const volatile __u32 patience[PHASES];
 
 // The addresses of the node that clients are hidden behind, by the device that packets leave by, and there by the next
 // hop, or in IPv6 by where they go; device 0: any other. Where node ports may be, for direct answers, is there by the
 // numbers -1, -2 …
-#define OWN_ADDRS 8
+enum answering { OWN_ADDRS = 8 };
+GO(answering);
 
 struct node_addr_key {
 	__u32 bits;

@@ -23,6 +23,10 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+// GO has bpf2go make constants of an enum for the agent, which it does of what the object's types mention. The section
+// is none that the kernel sees.
+#define GO(name) const enum name *go_##name SEC("go")
+
 // IPv4 addresses are IPv4-mapped (::ffff:a.b.c.d), so that one table serves both families, and sockets of
 // IPv6 that connect to such an address.
 struct addr {
@@ -42,13 +46,14 @@ enum verdict {
 	DROP,
 };
 
-enum {
+// What else a row says, in a byte.
+enum flags {
 	LIMITED = 1 << 0,	// only some sources are allowed
 	SNAT_OFFCLUSTER = 1 << 1, // the address of clients that are no pods is hidden
 	SNAT_ALWAYS = 1 << 2,	// that of all
 	NODE_ALLOWED = 1 << 3,	// LIMITED, and every address of the node is allowed
 	NODE_DENIED = 1 << 4,	// LIMITED, and none is
-};
+} __attribute__((packed));
 
 // Who says what becomes of a connection.
 enum level {
@@ -60,7 +65,7 @@ enum level {
 struct target {
 	__u32 pool;
 	__u8 verdict;
-	__u8 flags;
+	enum flags flags;
 	__u16 level; // 0 in the table
 };
 
@@ -139,16 +144,21 @@ struct refusal {
 
 // Owners of pools share tables that are never to forget what is in use. An owner gets places while it has less than
 // GREED times what is free: alone it may have most of a table, and the more it has, the more is left for others
-// (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998). Owner 0 is all of them together. Each table that they
-// share has as many elements of `shares`.
-#define OWNERS (1 << 12)
-#define GREED 8
+// (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998). Each table that they share has as many elements of
+// `shares`.
+enum owners {
+	EVERYBODY = 0, // all of them together
+	GREED = 8,
+	OWNERS = 1 << 12,
+};
+GO(owners);
 
 enum shared {
 	OF_FLOWS,
 	OF_AFFINITIES,
 	SHARED,
 };
+GO(shared);
 
 struct share {
 	__u32 lent;
@@ -175,7 +185,8 @@ struct flow_key {
 	__u32 back;
 };
 
-#define PLACELESS 1
+enum flow_of { PLACELESS = 1 };
+GO(flow_of);
 
 struct flow {
 	struct endpoint other;
@@ -202,19 +213,23 @@ struct place {
 };
 
 // The word: which set is in force, and whether the rows recognise pods, in IPv4 and in IPv6.
-enum {
+enum rows {
 	SET = 1 << 0,
 	PODS_KNOWN_V4 = 1 << 1,
 	PODS_KNOWN_V6 = 1 << 2,
 };
 
-// Addresses that have all but the last eight bits in common are a region. Each has a bit, by a hash, that is set if rows or
+// Addresses that have all but the last REGION_BITS in common are a region. Each has a bit, by a hash, that is set if rows or
 // guards are about an address there. Most connections and packets are for none of those.
-#define REGIONS (1 << 16)
+enum region {
+	REGION_BITS = 8,
+	REGIONS = 1 << 16,
+};
+GO(region);
 
 // The word, and the bits of both sets: a table of one element, which programs find without a look-up.
 struct in_force {
-	__u32 word;
+	enum rows word;
 	__u32 pad;
 	__u64 regions[2][REGIONS / 64]; // of each set
 };

@@ -58,14 +58,14 @@ const volatile __u32 link_header = ETH_HLEN;
 enum hook {
 	INGRESS = 1, // before the stack routes it
 	EGRESS = 2,  // after
-};
+} __attribute__((packed));
 
 // Where a packet comes from and where it goes, as it passes a hook.
 struct tuple {
 	struct endpoint src;
 	struct endpoint dst;
 	__u8 protocol;
-	__u8 hook;
+	enum hook hook;
 	__u16 pad;
 };
 
