@@ -88,7 +88,7 @@ func (f *figures) write(t *testing.T) {
 		return
 	}
 	var text strings.Builder
-	text.WriteString("# What attacks cost the others\n\n" +
+	text.WriteString("# Cost of attacks\n\n" +
 		"`go test ./lab/attack -run TestAttacks -figures FILE` writes this page; [security.md](security.md) describes the attacks. " +
 		"A cell has three figures. First: the victim's slowest change in milliseconds. In brackets: the slowest one on a node that " +
 		"is not attacked, on the same machine at the same time. Last: the mebibytes that the process takes more than before. The " +

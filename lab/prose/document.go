@@ -109,7 +109,7 @@ func plain(n ast.Node, source []byte) string {
 			}
 		case *ast.CodeSpan:
 			if entering {
-				text.WriteString("code")
+				text.WriteString("Code") // it may begin a sentence
 			}
 			return ast.WalkSkipChildren, nil
 		case *ast.AutoLink:
