@@ -6,7 +6,6 @@ import (
 	"iter"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"time"
 
 	"fairlead.dev/fairlead/model"
@@ -221,6 +220,6 @@ func (one *Session) Find(ctx context.Context, p Handover, s *model.State) (ok bo
 			*one = found
 		}
 	}
-	has := func(b model.Backend) bool { return b.AddrPort() == one.Backend }
-	return time.Now().Before(one.Until) && slices.ContainsFunc(pool.Backends, has), nil
+	_, ok = pool.At(one.Backend)
+	return ok && time.Now().Before(one.Until), nil
 }

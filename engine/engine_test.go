@@ -70,6 +70,12 @@ func (k *kernel) Calls() []string {
 	return slices.Clone(k.calls.names)
 }
 
+// String is the rows in canonical text form.
+func (k *kernel) String() (text string) {
+	k.Do(func(rows *model.State) { text = rows.String() })
+	return text
+}
+
 // New is a dataplane.New.
 func (k *kernel) New(c dataplane.Config) (dataplane.Dataplane, error) {
 	p, err := k.Kernel.New(c)

@@ -55,6 +55,16 @@ func (p Pool) Serving() []Backend {
 	return slices.DeleteFunc(slices.Clone(p.Backends), Backend.draining)
 }
 
+// At is the backend at an address and port, if the pool has one.
+func (p Pool) At(at netip.AddrPort) (Backend, bool) {
+	compare := func(b Backend, at netip.AddrPort) int { return b.AddrPort().Compare(at) }
+	i, ok := slices.BinarySearchFunc(p.Backends, at, compare)
+	if !ok {
+		return Backend{}, false
+	}
+	return p.Backends[i], true
+}
+
 // Backend is an address and port that serves. There are more of them than of anything else.
 type Backend struct {
 	Addr netip.Addr

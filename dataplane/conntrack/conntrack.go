@@ -172,7 +172,7 @@ func (p *plane) lost(d model.Delta[model.PoolID, model.Pool], of *look) {
 			continue
 		}
 		for _, b := range u.backends {
-			if !holds(now.Backends, b.AddrPort()) {
+			if _, ok := now.At(b.AddrPort()); !ok {
 				of.add(tracked.Filter{Protocol: model.UDP, Answers: b.AddrPort()})
 			}
 		}
@@ -206,12 +206,6 @@ func (p *plane) drop(key model.Key) {
 	} else {
 		delete(p.pools, id)
 	}
-}
-
-func holds(backends []model.Backend, a netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(backends, a,
-		func(b model.Backend, a netip.AddrPort) int { return b.AddrPort().Compare(a) })
-	return ok
 }
 
 // forgetAttempts forgets those to reach frontends before they were there, and stale flows.
@@ -338,7 +332,7 @@ func (f *staleFlow) stale(flow *tracked.Flow) bool {
 	for _, key.Scope = range []model.Scope{model.Internal, model.Any} { // the latter is the one in gone
 		row, ok := f.state.Frontends[key]
 		known = known || ok
-		if ok && row.Verdict == model.Forward && holds(f.state.Pools[row.Pool].Backends, answers) {
+		if _, has := f.state.Pools[row.Pool].At(answers); ok && row.Verdict == model.Forward && has {
 			return false
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -73,5 +72,6 @@ func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
 }
 
 func serves(p model.Pool, backend netip.AddrPort) bool {
-	return slices.ContainsFunc(p.Backends, func(b model.Backend) bool { return b.AddrPort() == backend && b.Weight > 0 })
+	b, _ := p.At(backend)
+	return b.Weight > 0
 }

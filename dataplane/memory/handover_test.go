@@ -61,7 +61,8 @@ func tcp(port uint16) Packet { return to("10.96.0.10:80", model.TCP, port) }
 
 func to(addr string, protocol model.Protocol, port uint16) Packet {
 	return Packet{SourcePort: port, Packet: model.Packet{
-		Protocol: protocol, Source: netip.MustParseAddr("10.244.1.20"), Destination: netip.MustParseAddrPort(addr), Interface: "cali0",
+		Protocol: protocol, Source: netip.MustParseAddr("10.244.1.20"), Destination: netip.MustParseAddrPort(addr),
+		Interface: "cali0",
 	}}
 }
 

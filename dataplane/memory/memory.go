@@ -1,5 +1,4 @@
-// Package memory is a whole data plane whose kernel is a map: the example of one, for tests of what drives planes, and
-// for running without root. Its Kernel outlives its planes, as the real one outlives a process.
+// Package memory is a whole data plane whose kernel is a map: the example of one, and for tests of what drives planes.
 //
 //	engine ── Sync, Apply, Audit, Learn, SetStage ─► plane ── operations, each of which may fail ──► Kernel: a table
 //	daemon ── Inspect, Sessions, Drain, Remove ────► Driver ── of a process that has ended ────────►  for each name
@@ -15,6 +14,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -33,6 +33,148 @@ const (
 	Carried               // in the process, with which they end, as in mode userspace: in Standby it serves nothing
 )
 
+// Kernel holds a table for each name of a plane, and open connections. It outlives the planes. The zero value is empty.
+// Any goroutine may call its methods. Time is that of package time: tests have it pass by testing/synctest.
+type Kernel struct {
+	mu     sync.Mutex
+	tables map[string]*table
+	open   map[Packet]Answer // connections
+	chosen int               // how often a backend was: they are taken in turn
+}
+
+// table is there while it has rows or a process.
+type table struct {
+	rows     *model.State
+	nature   Nature
+	stage    dataplane.Stage
+	process  *plane                                  // that has synced the table last; nil: it is closed, or has died
+	holder   any                                     // with what connections end that begin: process, this table, or nil
+	sessions map[dataplane.Session]dataplane.Session // by pool and client
+}
+
+// A Packet is equal to all others of its connection, or its flow of UDP.
+type Packet struct {
+	model.Packet
+	SourcePort uint16
+}
+
+// Answer is what became of a packet.
+type Answer struct {
+	Verdict    model.Verdict
+	Backend    model.Backend // of Forward; none: another program has deleted the pool
+	Masquerade bool          // the backend sees the node as the client
+	Plane      string        // that decided it; empty: no plane had a row
+	Begins     bool          // the packet is the first one of a connection
+	holder     any           // see table
+}
+
+// Send sends a packet. One of an open connection goes to its backend. The first table that serves and has a row for it,
+// in the order of names, decides about any other.
+func (k *Kernel) Send(p Packet) Answer {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if a, ok := k.open[p]; ok {
+		a.Begins = false
+		return a
+	}
+	for _, name := range slices.Sorted(maps.Keys(k.tables)) {
+		t := k.tables[name]
+		a := t.decide(p.Packet, &k.chosen)
+		a.Plane, a.holder, a.Begins = name, t.holder, a.Backend.Port > 0
+		if a.Begins {
+			k.open[p] = a
+		}
+		if a.Verdict != model.Pass {
+			return a
+		}
+	}
+	return Answer{}
+}
+
+// End ends a connection.
+func (k *Kernel) End(p Packet) { k.with(Name, func(*table) { delete(k.open, p) }) }
+
+// Do lends the rows of the plane Name, for reading or for doing what another program might do to them.
+func (k *Kernel) Do(f func(*model.State)) { k.with(Name, func(t *table) { f(t.rows) }) }
+
+// with lends the table of a name, an empty one if there is none.
+func (k *Kernel) with(name string, f func(*table)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.tables == nil {
+		k.tables, k.open = map[string]*table{}, map[Packet]Answer{}
+	}
+	t, ok := k.tables[name]
+	if !ok {
+		t = &table{rows: model.NewState(), sessions: map[dataplane.Session]dataplane.Session{}}
+	}
+	f(t)
+	if k.tables[name] = t; t.process == nil && t.rows.Rows() == 0 {
+		delete(k.tables, name)
+	}
+}
+
+// end ends connections with their holder.
+func (k *Kernel) end(holder any) {
+	maps.DeleteFunc(k.open, func(_ Packet, a Answer) bool { return a.holder == holder })
+}
+
+func (k *Kernel) count(holder any) (n int) {
+	for _, a := range k.open {
+		if a.holder == holder {
+			n++
+		}
+	}
+	return n
+}
+
+// decide does what the specification says of the first packet of a connection, if the table serves.
+func (t *table) decide(p model.Packet, chosen *int) Answer {
+	if t.stage == dataplane.Draining || t.nature == Carried && (t.process == nil || t.stage == dataplane.Standby) {
+		return Answer{}
+	}
+	d := t.rows.Lookup(p)
+	pool := t.rows.Pools[d.Pool]
+	if len(pool.Serving()) == 0 {
+		return Answer{Verdict: d.Verdict}
+	}
+	key := dataplane.Session{Pool: d.Pool, Client: p.Source}
+	one := t.sessions[key]
+	b, _ := pool.At(one.Backend)
+	if b.Weight == 0 || pool.Affinity == 0 || !time.Now().Before(one.Until) {
+		b = inTurn(pool, chosen)
+	}
+	if one = key; pool.Affinity > 0 {
+		one.Backend, one.Until = b.AddrPort(), time.Now().Add(pool.Affinity)
+		t.sessions[key] = one
+	}
+	if t.process != nil {
+		t.process.served[dataplane.Served{Pool: d.Pool, Backend: b.AddrPort()}]++
+	}
+	return Answer{Verdict: d.Verdict, Backend: b, Masquerade: d.Masquerade(b)}
+}
+
+// inTurn takes backends one after the other, each as often as its weight says.
+func inTurn(pool model.Pool, chosen *int) model.Backend {
+	var all []model.Backend
+	for _, b := range pool.Backends {
+		all = append(all, slices.Repeat([]model.Backend{b}, int(b.Weight))...)
+	}
+	*chosen++
+	return all[*chosen%len(all)]
+}
+
+// apply changes rows. A session ends when its backend leaves the pool: it does not come back with the backend.
+func (t *table) apply(c model.Change) {
+	t.rows.Apply(c)
+	for id, pool := range c.Pools.Set.All() {
+		maps.DeleteFunc(t.sessions, func(key, one dataplane.Session) bool {
+			b, _ := pool.At(one.Backend)
+			return key.Pool == id && b.Weight == 0
+		})
+	}
+}
+
 // New opens the plane Name, whose connections are Tracked. It is a dataplane.New.
 func (k *Kernel) New(c dataplane.Config) (dataplane.Dataplane, error) {
 	return k.Driver(Name, Tracked).Open(c)
@@ -40,14 +182,14 @@ func (k *Kernel) New(c dataplane.Config) (dataplane.Dataplane, error) {
 
 // Driver is that of planes with a name.
 func (k *Kernel) Driver(name string, n Nature) dataplane.Driver {
-	open := func(c dataplane.Config) *plane { return &plane{kernel: k, name: name, nature: n, config: c} }
+	open := func(c dataplane.Config) *plane {
+		return &plane{kernel: k, name: name, nature: n, config: c, served: map[dataplane.Served]uint64{}}
+	}
 	d := dataplane.Driver{
 		Name: name,
 		Open: func(c dataplane.Config) (dataplane.Dataplane, error) { return open(c), nil },
 		Inspect: func() (left dataplane.Leftover, _ error) {
-			k.with(name, func(t *table) {
-				left = dataplane.Leftover{Rules: k.tables[name] != nil, Retired: t.stage == dataplane.Draining}
-			})
+			k.with(name, func(t *table) { left.Rules, left.Retired = k.tables[name] != nil, t.stage == dataplane.Draining })
 			return left, nil
 		},
 		Sessions: func(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
@@ -73,7 +215,8 @@ type plane struct {
 	config  dataplane.Config
 	learned dataplane.Learned
 	synced  bool
-	stage   dataplane.Stage // that the table gets with all rows
+	served  map[dataplane.Served]uint64 // connections, by pool and backend
+	stage   dataplane.Stage             // that the table gets with all rows
 }
 
 // do performs an operation on the plane's table, if none before it has failed.
@@ -90,19 +233,16 @@ func (p *plane) do(err *error, operation string, f func(*table)) {
 
 // Sync has a table that is Draining take new connections when it holds all rows, not before.
 func (p *plane) Sync(ctx context.Context, s *model.State) (err error) {
+	var c model.Change
 	p.do(&err, "table open", func(t *table) {
-		if t.process != p {
-			clear(t.served)
-		}
 		t.process, t.nature, t.holder, p.synced = p, p.nature, [...]any{nil, t, p}[p.nature], true
-		if t.stage == dataplane.Active {
-			t.stage = p.stage
-		}
+		t.stage = max(t.stage, p.stage)
 	})
 	if err == nil {
 		p.learned.TakeIn(p.config.Log, p.take)
 	}
-	p.follow(ctx, &err, s)
+	p.do(&err, "rows read", func(t *table) { c = model.Diff(t.rows, s) })
+	p.perform(ctx, &err, c)
 	p.forget(&err, s)
 	p.do(&err, "stage set", func(t *table) { t.stage = p.stage })
 	return err
@@ -119,7 +259,9 @@ func (p *plane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) 
 }
 
 func (p *plane) Remove(ctx context.Context) (err error) {
-	p.follow(ctx, &err, model.NewState())
+	var c model.Change
+	p.do(&err, "rows read", func(t *table) { c = model.Diff(t.rows, model.NewState()) })
+	p.perform(ctx, &err, c)
 	p.do(&err, "table delete", func(t *table) {
 		t.process = nil
 		p.kernel.end(t)
@@ -159,15 +301,8 @@ func surplus(one, other *model.State, as dataplane.Drift) (all []dataplane.Drift
 	return all
 }
 
-// follow has the table hold the rows of s, whatever it holds.
-func (p *plane) follow(ctx context.Context, err *error, s *model.State) {
-	var c model.Change
-	p.do(err, "rows read", func(t *table) { c = model.Diff(t.rows, s) })
-	p.perform(ctx, err, c)
-}
-
-// perform keeps an order in which no row refers to a pool that is not there, and no guard takes the packets of a frontend
-// that is still to come.
+// perform keeps an order in which no row refers to a pool that is not there, and no guard takes the packets of a
+// frontend that is still to come.
 func (p *plane) perform(ctx context.Context, err *error, c model.Change) {
 	set := func(operation string, c model.Change) {
 		*err = cmp.Or(*err, ctx.Err())
@@ -178,16 +313,15 @@ func (p *plane) perform(ctx context.Context, err *error, c model.Change) {
 	set("pool set", model.Change{Pools: pools, Health: c.Health, Pods: c.Pods})
 	set("frontend set", model.Change{Frontends: frontends})
 	set("guard set", model.Change{Guards: c.Guards})
-	set("frontend delete", model.Change{Frontends: c.Frontends})
-	set("pool delete", model.Change{Pools: c.Pools})
+	set("frontend and pool delete", model.Change{Frontends: c.Frontends, Pools: c.Pools})
 }
 
-// forget ends flows of UDP whose row or backend is gone: their clients would not notice, and send for ever. The plane in
-// force does so, whichever has begun them.
+// forget ends flows of UDP whose row or backend is gone: their clients would not notice, and send for ever. The plane
+// in force does so, whichever has begun them.
 func (p *plane) forget(err *error, s *model.State) {
 	p.do(err, "flows forget", func(*table) {
 		maps.DeleteFunc(p.kernel.open, func(k Packet, a Answer) bool {
-			_, ok := at(s.Pools[s.Lookup(k.Packet).Pool].Backends, a.Backend.AddrPort())
+			_, ok := s.Pools[s.Lookup(k.Packet).Pool].At(a.Backend.AddrPort())
 			return !ok && k.Protocol == model.UDP && p.stage == dataplane.Active
 		})
 	})
@@ -240,13 +374,13 @@ func (p *plane) Learn(_ context.Context, s *model.State, all iter.Seq2[dataplane
 	return dataplane.Take(s, all, p.take)
 }
 
-// take has the table remember what it does not remember for as long; the precision is a second.
+// take has the table remember what it does not remember for as long, which is known to the second.
 func (p *plane) take(m *dataplane.Sessions) (n int, err error) {
 	p.do(&err, "sessions set", func(t *table) {
 		for one := range m.All() {
-			own := t.sessions[session{one.Pool, one.Client}]
-			if later := one.Until.Sub(own.Until); later > time.Second || later > 0 && own.Backend != one.Backend {
-				t.sessions[session{one.Pool, one.Client}] = one
+			key := dataplane.Session{Pool: one.Pool, Client: one.Client}
+			if one.Until.Sub(t.sessions[key].Until) > time.Second {
+				t.sessions[key] = one
 				n++
 			}
 		}
@@ -255,8 +389,8 @@ func (p *plane) take(m *dataplane.Sessions) (n int, err error) {
 }
 
 func (p *plane) Counters(context.Context) (c dataplane.Counters, err error) {
-	p.do(&err, "counters read", func(t *table) {
-		for row, n := range t.served {
+	p.do(&err, "counters read", func(*table) {
+		for row, n := range p.served {
 			row.Connections = n
 			c.Served = append(c.Served, row)
 		}

@@ -20,6 +20,12 @@ pods 10.244.0.0/16
 pool default/web:http cluster
 `
 
+// String is the rows of the plane Name in canonical text form.
+func (k *Kernel) String() (text string) {
+	k.Do(func(rows *model.State) { text = rows.String() })
+	return text
+}
+
 func state(t *testing.T, text string) *model.State {
 	s, err := model.ParseState(text)
 	if err != nil {
