@@ -36,6 +36,7 @@ const (
 	Parts          Lack = "parts"
 	Prometheus     Lack = "prometheus"
 	Root           Lack = "root"
+	SiteTools      Lack = "site-tools"
 	SocketMemory   Lack = "socket-memory"
 	TestKernel     Lack = "test-kernel"
 	Tun            Lack = "tun"

@@ -42,6 +42,7 @@ var facts = map[Lack]fact{
 	Parts:          {what: "the programs of a cluster, which ./dev parts builds", installable: true},
 	Prometheus:     {what: "prometheus and its promtool", installable: true},
 	Root:           {what: "root, and not only that of a user namespace", missing: notRoot},
+	SiteTools:      {what: "the generator of the site, which ./dev site installs", installable: true},
 	SocketMemory:   {what: "sockets with memory of their own in eBPF", missing: noCmpxchg16b},
 	TestKernel:     {what: "the test kernel, which ./dev kernel builds", missing: noUserModeLinux, installable: true},
 	Tun:            {what: "devices of type tun", missing: func() bool { return absent("/dev/net/tun") }},

@@ -1,0 +1,352 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+
+	"fairlead.dev/fairlead/lab/lack"
+)
+
+const repository = "../.."
+
+// tools is the directory of the generator's programs and libraries, which ./dev site installs.
+func tools(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("FAIRLEAD_SITE_TOOLS")
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		requirements, err := os.ReadFile("requirements.txt")
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir = filepath.Join(cache, "fairlead", fmt.Sprintf("site-%x", sha256.Sum256(requirements))[:len("site-")+16])
+	}
+	if _, err := os.Stat(filepath.Join(dir, "bin/mkdocs")); err != nil {
+		lack.Skip(t, lack.SiteTools, err)
+	}
+	if _, err := exec.LookPath("dot"); err != nil {
+		lack.Skip(t, lack.SiteTools, err)
+	}
+	return dir
+}
+
+// chromium is the path of the browser.
+func chromium(t *testing.T) string {
+	t.Helper()
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	lack.Skip(t, lack.Chromium, "neither Debian's package chromium nor another one is installed")
+	return ""
+}
+
+// build makes the site. The generator fails if a page links to a page or heading that is not there.
+func build(t *testing.T, tools string) string {
+	t.Helper()
+	source, out := t.TempDir(), t.TempDir()
+	if err := prepare(repository, source); err != nil {
+		t.Fatal(err)
+	}
+	mkdocs := exec.Command(filepath.Join(tools, "bin/mkdocs"), "build", "-q", "-f", filepath.Join(source, "mkdocs.yml"), "-d", out)
+	if said, err := mkdocs.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	return out
+}
+
+// site is a built site that a browser visits.
+type site struct {
+	browser context.Context
+	url     string
+	axe     string // the accessibility checker's script
+}
+
+// TestSite visits each page of the site in a browser.
+func TestSite(t *testing.T) {
+	programs, browser := tools(t), chromium(t)
+	out := build(t, programs)
+	server := httptest.NewServer(http.FileServer(http.Dir(out)))
+	t.Cleanup(server.Close)
+	checkers, err := filepath.Glob(filepath.Join(programs, "lib/*/site-packages/axe_playwright_python/axe.min.js"))
+	if err != nil || len(checkers) != 1 {
+		t.Fatal("axe.min.js is not there:", checkers, err)
+	}
+	axe, err := os.ReadFile(checkers[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := site{start(t, browser), server.URL, string(axe)}
+	pages := pagesOf(t, out)
+	t.Run("pages", func(t *testing.T) { s.visit(t, pages) })
+	t.Run("in dark colours", s.dark)
+	t.Run("on a phone", func(t *testing.T) { s.onPhone(t, pages) })
+	t.Run("is searched", s.search)
+}
+
+// start starts a browser that asks nobody for anything by itself.
+func start(t *testing.T, path string) context.Context {
+	t.Helper()
+	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]),
+		chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.UserDataDir(t.TempDir()),
+		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-component-update", true))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewExecAllocator(ctx, options...)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewContext(ctx)
+	t.Cleanup(cancel)
+	if err := chromedp.Do(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return ctx
+}
+
+// pagesOf are the paths of a site's pages, but for what a study wrote as a page of its own.
+func pagesOf(t *testing.T, out string) (pages []string) {
+	t.Helper()
+	err := fs.WalkDir(os.DirFS(out), ".", func(path string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(path, ".html") && path != "404.html" && !strings.HasPrefix(path, "benchmark/") {
+			pages = append(pages, path)
+		}
+		return err
+	})
+	if err != nil || len(pages) < 10 {
+		t.Fatal("pages:", pages, err)
+	}
+	return pages
+}
+
+type step = chromedp.Action[chromedp.Void]
+
+// command is one of the browser's protocol, as a step.
+func command[P, R any](c cdp.Command[P, R], params P) step {
+	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		_, err := cdp.Call(ctx, t, c, params)
+		return err
+	})
+}
+
+// tab is a tab of the browser. It collects what a page that works never does.
+type tab struct {
+	t    *testing.T
+	site site
+	ctx  context.Context
+	mu   sync.Mutex
+	said []string
+}
+
+func (s site) tab(t *testing.T, steps ...step) *tab {
+	t.Helper()
+	b := &tab{t: t, site: s}
+	ctx, cancel := chromedp.NewContext(s.browser, chromedp.WithListener(b.hear))
+	t.Cleanup(cancel)
+	b.ctx = ctx
+	b.do(command(network.Enable, network.EnableParams{}))
+	b.do(steps...)
+	return b
+}
+
+func (b *tab) hear(event any) {
+	said := ""
+	switch e := event.(type) {
+	case *network.EventRequestWillBeSent:
+		if u, err := url.Parse(e.Request.URL); err != nil || u.Host != "" && "http://"+u.Host != b.site.url {
+			said = "a request to another host: " + e.Request.URL
+		}
+	case *network.EventResponseReceived:
+		if e.Response.Status >= 400 {
+			said = fmt.Sprintf("%s: %d", e.Response.URL, e.Response.Status)
+		}
+	case *runtime.EventConsoleAPICalled:
+		said = fmt.Sprintf("console: %s", e.Type)
+	case *runtime.EventExceptionThrown:
+		said = "exception: " + e.ExceptionDetails.Text
+	case *log.EventEntryAdded:
+		said = "log: " + e.Entry.Text
+	}
+	if said != "" {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.said = append(b.said, said)
+	}
+}
+
+func (b *tab) do(steps ...step) {
+	b.t.Helper()
+	if err := chromedp.Do(b.ctx, steps...); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// open shows a page.
+func (b *tab) open(page string) {
+	b.t.Helper()
+	b.do(chromedp.Navigate(b.site.url + "/" + page))
+}
+
+// none fails with the lines that a script returns about a page.
+func (b *tab) none(page, what, script string) {
+	b.t.Helper()
+	if found := b.lines(script); len(found) > 0 {
+		b.t.Errorf("%s: %s:\n%s", page, what, strings.Join(found, "\n"))
+	}
+}
+
+func (b *tab) lines(script string) []string {
+	b.t.Helper()
+	wait := func(p *runtime.EvaluateParams) { p.AwaitPromise = new(true) }
+	found, err := chromedp.Run(b.ctx, chromedp.Evaluate[[]string]("(async () => {"+script+"})()", wait))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return found
+}
+
+// quiet fails if a page has asked another host for something, or complained.
+func (b *tab) quiet(page string) {
+	b.t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.said) > 0 {
+		b.t.Errorf("%s is not quiet:\n%s", page, strings.Join(b.said, "\n"))
+	}
+	b.said = nil
+}
+
+// shot keeps a picture where FAIRLEAD_PICTURES says, for people to look at.
+func (b *tab) shot(name string) {
+	b.t.Helper()
+	dir := os.Getenv("FAIRLEAD_PICTURES")
+	if dir == "" {
+		return
+	}
+	picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, strings.TrimSuffix(name, ".html")+".png"), picture, 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// headings are what is wrong with the order of headings: one of the first level, and none that skips a level.
+const headings = `
+const levels = [...document.querySelectorAll("article h1, article h2, article h3, article h4")].map((h) => Number(h.tagName[1]));
+return levels.filter((l) => l === 1).length !== 1 ? [levels.filter((l) => l === 1).length + " of the first level"] :
+  levels.flatMap((l, i) => i > 0 && l > levels[i - 1] + 1 ? ["heading " + i + " of level " + l + " after " + levels[i - 1]] : []);`
+
+// accessible has the checker look for what people with a screen reader, or poor sight, meet.
+const accessible = `
+const found = await axe.run(document, {resultTypes: ["violations"], runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]});
+return found.violations.flatMap((v) => v.nodes.slice(0, 3).map((n) => v.id + ": " + n.target + ": " + n.failureSummary));`
+
+// targets are the links of a page to the site itself, and its anchors: "#" and a name.
+const targets = `
+const links = [...document.querySelectorAll("a[href]")].map((a) => a.href).filter((h) => h.startsWith(location.origin));
+return [...new Set(links)].concat([...document.querySelectorAll("[id]")].map((e) => "#" + e.id));`
+
+// visit opens each page, and checks it by itself and its links.
+func (s site) visit(t *testing.T, pages []string) {
+	b := s.tab(t, chromedp.EmulateViewport(1400, 900))
+	anchors, links := map[string]bool{}, map[string]string{}
+	for _, page := range pages {
+		b.open(page)
+		b.shot("wide-" + page)
+		b.none(page, "headings", headings)
+		b.none(page, "access", s.axe+accessible)
+		anchors[s.url+"/"+page] = true
+		for _, target := range b.lines(targets) {
+			if strings.HasPrefix(target, "#") {
+				anchors[s.url+"/"+page+target] = true
+			} else {
+				links[target] = page
+			}
+		}
+		b.quiet(page)
+	}
+	for link, page := range links {
+		if file, _, _ := strings.Cut(link, "#"); !anchors[link] && !s.fetched(t, file, anchors[file]) {
+			t.Errorf("%s links to %s, which is not there", page, link)
+		}
+	}
+}
+
+// fetched reports whether a file is there that is no page which was visited.
+func (s site) fetched(t *testing.T, file string, visited bool) bool {
+	t.Helper()
+	if visited {
+		return false
+	}
+	response, err := http.Get(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	return response.StatusCode == http.StatusOK
+}
+
+// dark checks the colours of a page with tables, code and diagrams where the system prefers dark ones.
+func (s site) dark(t *testing.T) {
+	b := s.tab(t, chromedp.EmulateViewport(1400, 900), command(emulation.SetEmulatedMedia,
+		emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}}}))
+	b.open("index.html")
+	b.lines(`localStorage.clear(); return [];`) // what a visitor has chosen goes before what the system prefers
+	for _, page := range []string{"choosing.html", "configuration.html", "troubleshooting.html"} {
+		b.open(page)
+		b.shot("dark-" + page)
+		b.none(page, "access", s.axe+accessible)
+		b.none(page, "colours", `return document.body.dataset.mdColorScheme === "slate" ? [] : ["are light"];`)
+	}
+}
+
+// onPhone checks that pages fit: what is wider scrolls in a box of its own.
+func (s site) onPhone(t *testing.T, pages []string) {
+	b := s.tab(t, chromedp.EmulateViewport(400, 800, chromedp.EmulateMobile))
+	for _, page := range pages {
+		b.open(page)
+		b.shot("phone-" + page)
+		b.none(page, "width", `return document.documentElement.scrollWidth > 400 ? ["the page scrolls sideways"] : [];`)
+	}
+}
+
+// search finds a page by a word in it, without another host's help.
+func (s site) search(t *testing.T) {
+	b := s.tab(t, chromedp.EmulateViewport(1400, 900))
+	b.open("index.html")
+	found := b.lines(`
+const input = document.querySelector(".md-search__input");
+document.querySelector("[data-md-toggle=search]").click();
+input.focus(); input.value = "loadBalancerSourceRanges"; input.dispatchEvent(new Event("input", {bubbles: true}));
+for (let i = 0; i < 100 && !document.querySelector(".md-search-result__link"); i++) await new Promise((r) => setTimeout(r, 100));
+return [...document.querySelectorAll(".md-search-result__link")].map((a) => a.pathname);`)
+	b.shot("search")
+	if !slices.Contains(found, "/troubleshooting.html") {
+		t.Errorf("found: %q", found)
+	}
+	b.quiet("search")
+}
