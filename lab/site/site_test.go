@@ -115,7 +115,7 @@ func serve(t *testing.T, dir string) string {
 	return server.URL
 }
 
-// start starts a browser that asks nobody for anything by itself.
+// start starts a browser that makes no requests by itself.
 func start(t *testing.T, path string) context.Context {
 	t.Helper()
 	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]),
