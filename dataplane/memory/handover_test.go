@@ -174,6 +174,20 @@ func TestSessions(t *testing.T) {
 	})
 }
 
+// A session ends with its backend, and does not come back with it.
+func TestSessions_leave(t *testing.T) {
+	b := &bed{T: t, s: state(t, served)}
+	p := b.plane("a", Tracked, dataplane.Active)
+	old := b.by("a", tcp(1), true)
+	without := state(t, strings.ReplaceAll(served, old.AddrPort().String(), "10.244.9.9:9"))
+	b.must(p.Apply(t.Context(), without, model.Diff(b.s, without)))
+	b.must(p.Apply(t.Context(), b.s, model.Diff(without, b.s)))
+	for one := range p.Sessions(t.Context(), b.s) {
+		t.Error(one)
+	}
+	b.by("a", tcp(1), false)
+}
+
 // A plane in force forgets flows of UDP whose backend is gone, and counts. TCP goes on.
 func TestForget(t *testing.T) {
 	b := &bed{T: t, s: state(t, served)}

@@ -154,14 +154,14 @@ func (t *table) decide(p model.Packet, chosen *int) Answer {
 	return Answer{Verdict: d.Verdict, Backend: b, Masquerade: d.Masquerade(b)}
 }
 
-// inTurn takes backends one after the other, each as often as its weight says.
+// inTurn takes backends in an order that mixes them, each as often as its weight says. The factor is a prime number.
 func inTurn(pool model.Pool, chosen *int) model.Backend {
 	var all []model.Backend
 	for _, b := range pool.Backends {
 		all = append(all, slices.Repeat([]model.Backend{b}, int(b.Weight))...)
 	}
 	*chosen++
-	return all[*chosen%len(all)]
+	return all[*chosen*2654435761%len(all)]
 }
 
 // apply changes rows. A session ends when its backend leaves the pool: it does not come back with the backend.

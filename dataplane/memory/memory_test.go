@@ -75,38 +75,43 @@ func TestPlane_followsRows(t *testing.T) {
 	}
 }
 
-// Whichever call fails, no frontend refers to a pool that is not there, and another Sync repairs.
+// Whichever operation fails, no frontend refers to a pool that is not there, and another Sync repairs.
 func TestPlane_faults(t *testing.T) {
 	errBroken := errors.New("broken")
-	want := state(t, rows)
-	for failing, failed := 1, true; failed; failing++ {
-		var k Kernel
-		n := 0
-		failed = false
-		p := open(t, &k, func(string) error {
-			if n++; n != failing {
-				return nil
+	for _, way := range [][2]string{{"", rows}, {rows, served}, {served, ""}} {
+		for failing, failed := 0, true; failed; failing++ {
+			var k Kernel
+			before, want := state(t, way[0]), state(t, way[1])
+			if err := open(t, &k, nil).Sync(t.Context(), before); err != nil {
+				t.Fatal(err)
 			}
-			failed = true
-			return errBroken
-		})
-		if err := p.Sync(t.Context(), want); failed != errors.Is(err, errBroken) {
-			t.Fatal(err)
-		}
-		k.Do(func(s *model.State) {
-			for key, f := range s.Frontends {
-				if _, ok := s.Pools[f.Pool]; f.Verdict == model.Forward && !ok {
-					t.Fatalf("call %d failed: %s has no pool", failing, key)
+			n := 0
+			failed = false
+			p := open(t, &k, func(string) error {
+				failed = failed || n == failing
+				if n++; n != failing+1 {
+					return nil
 				}
+				return errBroken
+			})
+			if err := p.Sync(t.Context(), want); failed != errors.Is(err, errBroken) {
+				t.Fatal(err)
 			}
-		})
-		if err := open(t, &k, nil).Sync(t.Context(), want); err != nil || k.String() != rows {
-			t.Fatal(err, k.String())
+			k.Do(func(s *model.State) {
+				for key, f := range s.Frontends {
+					if _, ok := s.Pools[f.Pool]; f.Verdict == model.Forward && !ok {
+						t.Fatalf("operation %d failed: %s has no pool", failing, key)
+					}
+				}
+			})
+			if err := open(t, &k, nil).Sync(t.Context(), want); err != nil || k.String() != want.String() {
+				t.Fatal(err, k.String())
+			}
 		}
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := open(t, &Kernel{}, nil).Sync(ended, want); !errors.Is(err, context.Canceled) {
+	if err := open(t, &Kernel{}, nil).Sync(ended, state(t, rows)); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 }

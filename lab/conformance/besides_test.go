@@ -7,6 +7,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/lab/conformance"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
@@ -19,7 +20,7 @@ func TestSync_besides(t *testing.T) {
 	for i, now := range besidesEachOther(t) {
 		t.Run("beside "+now.name, func(t *testing.T) {
 			all := besidesEachOther(t) // each has its own place for what it pins
-			b := newBesides(t)
+			b := newBesides(t, nil)
 			b.serve(all[i])
 			b.sync(all[(i+1)%len(all)])
 		})
@@ -39,7 +40,7 @@ func TestSync_besidesIPVS(t *testing.T) {
 	}
 	for _, other := range filters(t) {
 		t.Run(other.name, func(t *testing.T) {
-			b := newBesides(t)
+			b := newBesides(t, nil)
 			back := successor{"ipvs", ipvsPlane(ipvs.Options{})}
 			b.serve(back)
 			conn, err := b.bed.Dial(t.Context(), "client", model.TCP, stickyServices()[0].AddrPort())
@@ -62,7 +63,7 @@ func TestSync_besidesIPVS(t *testing.T) {
 // besides is a node on which one plane serves while another one comes.
 type besides struct{ sticky }
 
-func newBesides(t *testing.T) besides { return besides{newSticky(t)} }
+func newBesides(t *testing.T, bed conformance.Network) besides { return besides{newSticky(t, bed)} }
 
 func (b besides) open(s successor, c dataplane.Config) dataplane.Dataplane {
 	b.Helper()

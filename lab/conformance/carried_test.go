@@ -18,6 +18,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/dataplane/userspace"
+	"fairlead.dev/fairlead/lab/conformance"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
@@ -51,7 +52,7 @@ func TestAffinity_carried(t *testing.T) {
 			tour = append(tour, to, from)
 		}
 	}
-	testCarried(t, tour)
+	testCarried(t, nil, tour)
 }
 
 func TestAffinity_carriedIPVS(t *testing.T) {
@@ -65,18 +66,19 @@ func TestAffinity_carriedIPVS(t *testing.T) {
 	for _, other := range successors(t) {
 		tour = append(tour, other, ipvs)
 	}
-	testCarried(t, tour)
+	testCarried(t, nil, tour)
 }
 
 // sticky is a Service with affinity, by TCP and UDP in both families, of which two backends are on each node.
 type sticky struct {
 	*testing.T
-	bed     *testbed.Bed
+	bed     conformance.Network
 	s       *model.State
 	clients []testbed.Place
 }
 
-func newSticky(t *testing.T) sticky {
+// newSticky has it on a bed; with a Network in place of nil, on that, which has its pods.
+func newSticky(t *testing.T, bed conformance.Network) sticky {
 	var pods []testbed.PodSpec
 	var rows strings.Builder
 	for _, p := range []struct {
@@ -102,7 +104,9 @@ func newSticky(t *testing.T) sticky {
 			fmt.Fprintf(&rows, "backend default/tcp cluster6 [%s]:8080%s\nbackend default/udp cluster6 [%s]:5353%s\n", v6, local, v6, local)
 		}
 	}
-	bed := testbed.Need(t, testbed.Spec{Cgroup: true, Pods: pods})
+	if bed == nil {
+		bed = testbed.Need(t, testbed.Spec{Cgroup: true, Pods: pods})
+	}
 	for _, to := range stickyServices() {
 		pool := "default/" + to.Protocol.String() + " cluster"
 		if to.Addr.Is6() {
@@ -156,8 +160,8 @@ func (s sticky) keep(when string, want map[string]string) {
 	}
 }
 
-func testCarried(t *testing.T, tour []successor) {
-	s := newSticky(t)
+func testCarried(t *testing.T, bed conformance.Network, tour []successor) {
+	s := newSticky(t, bed)
 	m := memories{T: t, bed: s.bed, open: tour[0].open, s: s.s}
 	now := m.plane(dataplane.Config{})
 	defer func() { must(t, errors.Join(now.Remove(context.Background()), now.Close())) }()

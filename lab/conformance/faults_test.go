@@ -19,23 +19,25 @@ import (
 // RunFaults lets the first kernel operation of a short run fail, then in another run the second one, and so on until
 // no operation is left; of these runs a third is drawn. Whatever fails, the next Sync makes good, and a Service that is not touched
 // answers all the while.
-func RunFaults(t *testing.T, new dataplane.New) { runFaults(t, new, testbed.Spec{}) }
+func RunFaults(t *testing.T, new dataplane.New) { runFaults(t, onBeds(new), testbed.Spec{}, 3) }
 
 // RunFaultsSockets is to RunFaults what RunSockets is to Run.
-func RunFaultsSockets(t *testing.T, new dataplane.New) { runFaults(t, new, testbed.Spec{Cgroup: true}) }
+func RunFaultsSockets(t *testing.T, new dataplane.New) {
+	runFaults(t, onBeds(new), testbed.Spec{Cgroup: true}, 3)
+}
 
-func runFaults(t *testing.T, new dataplane.New, spec testbed.Spec) {
-	bed, err := newBed(t.Context(), spec)
+func runFaults(t *testing.T, on ground, spec testbed.Spec, parts int) {
+	node, new, err := on(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer bed.Close()
+	defer node.Close()
 	failed := ""
-	first, step := sample.Every(t, 3)
+	first, step := sample.Every(t, parts)
 	for k := first; k == first || failed != ""; k += step {
 		failed = ""
 		left := k + 1
-		s := sweep{kernel: kernel{bed: bed, new: new, log: logger(t)}}
+		s := sweep{kernel: kernel{at: node, new: new, log: logger(t)}}
 		s.fault = func(operation string) error {
 			if !s.armed {
 				return nil
@@ -166,7 +168,7 @@ func (s *sweep) watch(ctx context.Context, f func(context.Context) error) error 
 	})
 	group.Go(func() error {
 		for {
-			o, err := s.bed.Probe(ctx, testbed.Probe{From: "client", To: s.steady(), Timeout: patience})
+			o, err := s.at.Probe(ctx, testbed.Probe{From: "client", To: s.steady(), Timeout: patience})
 			if err != nil || o.Result != testbed.Answered {
 				return fmt.Errorf("the untouched Service: %s %w", o, err)
 			}

@@ -5,23 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
 
-// kernel is a plane on the node of a Bed.
+// kernel is a plane on a node.
 type kernel struct {
-	bed   *testbed.Bed
+	at    node
 	new   dataplane.New
 	log   *slog.Logger
 	fault func(operation string) error // may be nil
@@ -31,76 +24,21 @@ type kernel struct {
 
 // start makes a plane in the node's namespace. What an earlier one left there stays.
 func (k *kernel) start() error {
-	return k.bed.Do(testbed.Node, func() (err error) {
+	return k.at.Do(testbed.Node, func() (err error) {
 		k.plane, err = k.new(dataplane.Config{Mark: dataplane.DefaultMark, Log: k.log, Fault: k.fault})
 		return err
 	})
 }
 
-// restart is what the end of one process and the start of the next do. A child that a test has just started may keep
-// copies of the old plane's sockets for a moment, and their ports from the new plane: the kernel closes them some time
-// after the child's exec has let us go on (begin_new_exec in fs/exec.c).
+// restart is what the end of one process and the start of the next do.
 func (k *kernel) restart() error {
-	before, err := k.sockets()
-	if err != nil {
-		return err
-	}
-	if err := k.plane.Close(); err != nil {
-		return fmt.Errorf("close: %w", err)
-	}
-	open, err := openSockets()
-	if err != nil {
-		return err
-	}
-	maps.DeleteFunc(before, func(inode string, _ bool) bool { return open[inode] })
-	err = eventually.Poll(context.Background(), func() error {
-		now, err := k.sockets()
-		for inode := range before {
-			if now[inode] {
-				err = errors.Join(err, fmt.Errorf("socket %s of the closed plane is still open", inode))
-			}
-		}
-		return err
-	})
-	return errors.Join(err, k.start())
-}
-
-// sockets are the inodes of the sockets of TCP and UDP in the node's namespace.
-func (k *kernel) sockets() (map[string]bool, error) {
-	inodes := map[string]bool{}
-	err := k.bed.Do(testbed.Node, func() error {
-		for _, name := range []string{"tcp", "tcp6", "udp", "udp6"} {
-			table, err := os.ReadFile("/proc/thread-self/net/" + name)
-			if err != nil {
-				return err
-			}
-			_, rows, _ := strings.Cut(string(table), "\n") // after the names of columns
-			for row := range strings.Lines(rows) {
-				const inode = 9                                                                    // see net/ipv4/tcp_ipv4.c and net/ipv4/udp.c
-				if columns := strings.Fields(row); len(columns) > inode && columns[inode] != "0" { // 0: the process is done with it
-					inodes[columns[inode]] = true
-				}
-			}
+	err := k.at.released(func() error {
+		if err := k.plane.Close(); err != nil {
+			return fmt.Errorf("close: %w", err)
 		}
 		return nil
 	})
-	return inodes, err
-}
-
-// openSockets are the inodes of those that this process has.
-func openSockets() (map[string]bool, error) {
-	const dir = "/proc/self/fd"
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	inodes := map[string]bool{}
-	for _, f := range files {
-		if to, err := os.Readlink(filepath.Join(dir, f.Name())); err == nil { // else it was closed meanwhile
-			inodes[strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")] = true
-		}
-	}
-	return inodes, nil
+	return errors.Join(err, k.start())
 }
 
 // sync and apply bring the kernel to a State, which is copied.
@@ -132,22 +70,13 @@ func (k *kernel) audit(ctx context.Context, d dataplane.Depth) error {
 	return nil
 }
 
-// inspect is audit, and an error if nft cannot print what the kernel holds.
+// inspect is audit, and an error if what the kernel holds cannot be printed.
 func (k *kernel) inspect(ctx context.Context) error {
 	if err := k.audit(ctx, dataplane.Quick); err != nil {
 		return err
 	}
-	_, err := k.ruleset(ctx)
+	_, err := k.at.rules(ctx)
 	return err
-}
-
-// ruleset is all that nftables holds on the node.
-func (k *kernel) ruleset(ctx context.Context) (string, error) {
-	out, err := k.bed.Command(ctx, testbed.Node, "nft", "list", "ruleset").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("nft list ruleset: %w: %s", err, out)
-	}
-	return string(out), nil
 }
 
 // stop removes the plane; an error says what it left behind.
@@ -157,16 +86,11 @@ func (k *kernel) stop(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("remove and close: %w", err)
 	}
-	left, err := k.ruleset(ctx)
+	left, err := k.at.rules(ctx)
 	if err == nil && left != "" {
 		err = fmt.Errorf("left in the kernel after Remove:\n%s", left)
 	}
 	return err
-}
-
-// forget empties the node's connection tracking, so that no case meets the flows of another.
-func forget(bed *testbed.Bed) error {
-	return bed.Do(testbed.Node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 }
 
 // logger puts what a plane has to say into the test's output.
@@ -203,7 +127,7 @@ func (k *kernel) play(ctx context.Context, c *testCase, way way) error {
 	if err := k.sync(ctx, empty); err != nil {
 		return err
 	}
-	traffic := &traffic{bed: k.bed, flows: map[string]*flow{}}
+	traffic := &traffic{node: k.at, flows: map[string]*flow{}}
 	defer traffic.close()
 	for i := range c.steps {
 		err := k.step(ctx, w, &c.steps[i], way)
@@ -214,7 +138,7 @@ func (k *kernel) play(ctx context.Context, c *testCase, way way) error {
 			err = traffic.run(ctx, c.steps[i].probes)
 		}
 		if err != nil {
-			rules, _ := k.ruleset(ctx)
+			rules, _ := k.at.rules(ctx)
 			return fmt.Errorf("step %d: %w\nState:\n%s\nkernel:\n%s", i+1, err, k.state, rules)
 		}
 	}

@@ -27,7 +27,7 @@ const (
 
 // traffic sends the packets of a case's probes.
 type traffic struct {
-	bed   *testbed.Bed
+	node  Network
 	flows map[string]*flow
 }
 
@@ -81,7 +81,7 @@ func (f *traffic) probe(ctx context.Context, p *probe) error {
 
 // once connects once and checks who answered, and the address that it saw.
 func (f *traffic) once(ctx context.Context, p *probe, to netip.AddrPort) (backend string, err error) {
-	o, err := f.bed.Probe(ctx, testbed.Probe{From: p.from, To: to, Protocol: p.protocol, Timeout: p.timeout()})
+	o, err := f.node.Probe(ctx, testbed.Probe{From: p.from, To: to, Protocol: p.protocol, Timeout: p.timeout()})
 	switch {
 	case err != nil:
 		return "", err
@@ -105,11 +105,11 @@ func (f *traffic) checkSource(p *probe, o testbed.Outcome) error {
 	switch {
 	case !ok:
 		return fmt.Errorf("%s answers", o)
-	case place == anyPlace || o.Source == f.bed.Addr(place, o.Source.Is6()):
+	case place == anyPlace || o.Source == f.node.Addr(place, o.Source.Is6()):
 		return nil
 	case place == testbed.Node && isNodeAddr(o.Source):
 		return nil
-	case f.bed.Cgroup() != "" && o.Backend == string(p.from) && o.Source == f.bed.Addr(p.from, o.Source.Is6()):
+	case f.node.Cgroup() != "" && o.Backend == string(p.from) && o.Source == f.node.Addr(p.from, o.Source.Is6()):
 		return nil // it never left the pod
 	}
 	return fmt.Errorf("%s, which is not %s", o, place)
@@ -211,7 +211,7 @@ func (f *traffic) count(ctx context.Context, p *probe) error {
 
 // begin opens a flow and learns its backend.
 func (f *traffic) begin(ctx context.Context, p *probe) error {
-	conn, err := f.bed.Dial(ctx, p.from, p.protocol, p.to[0])
+	conn, err := f.node.Dial(ctx, p.from, p.protocol, p.to[0])
 	if err != nil {
 		return err
 	}

@@ -10,9 +10,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// TestRandom_notices proves that packets show when a plane does something else than the model says.
-func TestRandom_notices(t *testing.T) {
-	lies := map[string]func(s *model.State){
+// lies are what a plane may do instead of what it is told.
+func lies() map[string]func(s *model.State) {
+	return map[string]func(s *model.State){
 		"masquerades nobody": func(s *model.State) {
 			eachFrontend(s, func(_ model.Key, f *model.Frontend) { f.SNAT = model.Never })
 		},
@@ -41,24 +41,32 @@ func TestRandom_notices(t *testing.T) {
 			}
 		},
 	}
-	for name, lie := range lies {
+}
+
+// TestRandom_notices proves that packets show when a plane does something else than the model says.
+func TestRandom_notices(t *testing.T) {
+	for name, lie := range lies() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			bed, err := NewBed(t.Context(), false)
+			made, err := NewBed(t.Context(), false)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer bed.Close()
-			for seed := uint64(1); seed < 200; seed++ {
-				r := newRandomRun(seed, kernel{bed: bed, new: lying(nftables.New, lie)})
-				if err := r.run(t.Context()); err != nil {
-					t.Logf("seed %d: %v", seed, err)
-					return
-				}
-			}
-			t.Error("nobody noticed")
+			defer made.Close()
+			notices(t, kernel{at: bed{made}, new: lying(nftables.New, lie)})
 		})
 	}
+}
+
+// notices wants one of many random runs to fail.
+func notices(t *testing.T, k kernel) {
+	for seed := uint64(1); seed < 200; seed++ {
+		if err := newRandomRun(seed, k).run(t.Context()); err != nil {
+			t.Logf("seed %d: %v", seed, err)
+			return
+		}
+	}
+	t.Error("nobody noticed")
 }
 
 func eachFrontend(s *model.State, change func(model.Key, *model.Frontend)) {

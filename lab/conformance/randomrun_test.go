@@ -21,26 +21,26 @@ import (
 // RunRandom holds a data plane against the model: it programs random clusters by random changes,
 // with restarts and failing kernel calls, sends packets, and compares what becomes of each with
 // State.Lookup. FAIRLEAD_SEED and FAIRLEAD_SEEDS say which clusters, and how many.
-func RunRandom(t *testing.T, new dataplane.New) { runRandom(t, new, testbed.Spec{}, 60) }
+func RunRandom(t *testing.T, new dataplane.New) { runRandom(t, onBeds(new), testbed.Spec{}, 60) }
 
 // RunRandomSockets is to RunRandom what RunSockets is to Run. By itself it does fewer: whatever has failed, the kernel
 // verifies programs again.
 func RunRandomSockets(t *testing.T, new dataplane.New) {
-	runRandom(t, new, testbed.Spec{Cgroup: true}, 15)
+	runRandom(t, onBeds(new), testbed.Spec{Cgroup: true}, 15)
 }
 
-func runRandom(t *testing.T, new dataplane.New, spec testbed.Spec, usual int) {
+func runRandom(t *testing.T, on ground, spec testbed.Spec, usual int) {
 	first, n := sample.Seed(t), uint64(sample.Seeds(usual))
 	group, ctx := errgroup.WithContext(t.Context())
 	for w := range uint64(workers) {
 		group.Go(func() error {
-			bed, err := newBed(ctx, spec)
+			node, new, err := on(ctx, spec)
 			if err != nil {
 				return err
 			}
-			defer bed.Close()
+			defer node.Close()
 			for seed := first + w; seed < first+n; seed += workers {
-				r := newRandomRun(seed, kernel{bed: bed, new: new})
+				r := newRandomRun(seed, kernel{at: node, new: new})
 				if err := r.run(ctx); err != nil {
 					return fmt.Errorf("%s=%d %s=1 repeats it: %w\nState:\n%s", sample.SeedVariable, seed, sample.SeedsVariable, err, r.state)
 				}
@@ -147,14 +147,14 @@ func (r *randomRun) verify(ctx context.Context) error {
 	if err := r.audit(ctx, dataplane.Quick); err != nil {
 		return err
 	}
-	before, err := r.ruleset(ctx)
+	before, err := r.at.rules(ctx)
 	if err != nil {
 		return err
 	}
 	if err := errors.Join(r.restart(), r.sync(ctx, r.state), r.audit(ctx, dataplane.Quick)); err != nil {
 		return fmt.Errorf("by a new plane: %w", err)
 	}
-	after, err := r.ruleset(ctx)
+	after, err := r.at.rules(ctx)
 	if err == nil && before != after {
 		err = fmt.Errorf("a new plane's Sync changed what was right:\n%s", difference(before, after))
 	}
@@ -197,11 +197,11 @@ func (r *randomRun) packet(ctx context.Context, p testbed.Probe) error {
 	if d.Verdict == model.Drop {
 		p.Timeout = silence / 2
 	}
-	o, err := r.bed.Probe(ctx, p)
+	o, err := r.at.Probe(ctx, p)
 	if err != nil {
 		return err
 	}
-	if !expected(o, d, backends, source) && !(r.bed.Cgroup() != "" && itself(o, d, backends, source)) {
+	if !expected(o, d, backends, source) && !(r.at.Cgroup() != "" && itself(o, d, backends, source)) {
 		return fmt.Errorf("%s %s to %s: %s, but the model says %s by %v, backends %v",
 			p.Protocol, p.From, p.To, o, d.Verdict, d.Key, backends)
 	}

@@ -21,32 +21,36 @@ const workers = 4
 // run draws it. It needs root and nft. Cases of protocols
 // that this kernel lacks are played in the test kernel, see vm_test.go. The name is what "skip" in a
 // case's options calls the plane.
-func Run(t *testing.T, name string, new dataplane.New) { run(t, name, stage{new: new}) }
+func Run(t *testing.T, name string, new dataplane.New) { run(t, name, stage{on: onBeds(new)}) }
 
 // RunSockets is Run for a plane that serves sockets: the node and its pods are in a control group, and New is called
 // by a thread in it. A pod that reaches itself may see its own address in place of the node's.
 func RunSockets(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}})
+	run(t, name, stage{on: onBeds(new), spec: testbed.Spec{Cgroup: true}})
 }
 
 // RunAccelerated is RunSockets on a LAN like that of hardware: packets have their checksums, and what drivers of the
 // node send past its stack arrives. A run plays the cases in which these have something to do, and a part of the others.
 func RunAccelerated(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, hardware: true})
+	run(t, name, stage{on: onBeds(new), spec: testbed.Spec{Cgroup: true}, hardware: true})
 }
 
 // RunOnlySockets is RunSockets for a plane with nothing behind it: probes from elsewhere are left out, and pods may
 // keep their addresses where others would see the node's.
 func RunOnlySockets(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, spec: testbed.Spec{Cgroup: true}, onlySockets: true})
+	run(t, name, stage{on: onBeds(new), spec: testbed.Spec{Cgroup: true}, onlySockets: true})
 }
 
 // RunHiding is Run for a plane whose backends never see who their client is.
 func RunHiding(t *testing.T, name string, new dataplane.New) {
-	run(t, name, stage{new: new, hiding: true})
+	run(t, name, stage{on: onBeds(new), hiding: true})
 }
 
 func run(t *testing.T, name string, s stage) {
+	has := s.has
+	if has == nil {
+		has = testbed.HasProtocol
+	}
 	cases, err := load()
 	if err != nil {
 		t.Fatal(err)
@@ -56,13 +60,13 @@ func run(t *testing.T, name string, s stage) {
 		var group sync.WaitGroup
 		for range workers {
 			s := s
-			s.beds = map[bool]*testbed.Bed{}
+			s.nodes = map[bool]*kernel{}
 			group.Go(func() { s.playAll(t, plays) })
 		}
 		for _, p := range s.plays(t, cases) {
 			if reason := p.skip(name, p.way); reason != "" {
 				t.Logf("%s deviates: %s", p.title(), reason)
-			} else if testbed.HasProtocol(model.SCTP) || !p.needs(model.SCTP) { // else see the subtest sctp
+			} else if has(model.SCTP) || !p.needs(model.SCTP) { // else see the subtest sctp
 				plays <- p
 			}
 		}
@@ -70,7 +74,7 @@ func run(t *testing.T, name string, s stage) {
 		group.Wait()
 	})
 	sctp := slices.ContainsFunc(cases, func(c *testCase) bool { return c.needs(model.SCTP) && c.skip(name, way{}) == "" })
-	if sctp && !testbed.HasProtocol(model.SCTP) && !s.onlySockets {
+	if sctp && !has(model.SCTP) && !s.onlySockets {
 		t.Run("sctp", runInTestKernel)
 	}
 }
@@ -85,7 +89,7 @@ func (p play) title() string { return fmt.Sprintf("%s/%s/%s", p.name, p.family, 
 
 // stage is where a worker plays, one case after the other.
 type stage struct {
-	new  dataplane.New
+	on   ground
 	spec testbed.Spec
 	// onlySockets leaves out what no process on the node sends.
 	onlySockets bool
@@ -93,7 +97,11 @@ type stage struct {
 	hiding bool
 	// hardware makes cables like those of hardware, for what programs in drivers do.
 	hardware bool
-	beds     map[bool]*testbed.Bed // with the pods on a bridge, and without
+	// all plays the cases in all ways.
+	all bool
+	// has reports whether nodes have a protocol; nil: those of testbeds.
+	has   func(model.Protocol) bool
+	nodes map[bool]*kernel // with the pods on a bridge, and without; each has no plane
 }
 
 // plays are the cases in all families, each in a way that the run draws. Of those that have nothing to do with hardware
@@ -109,7 +117,11 @@ func (s *stage) plays(t *testing.T, cases []*testCase) []play {
 			*to = append(*to, play{c, ways()[(i+j)%len(ways())]}) // neighbours differ in the way that is drawn
 		}
 	}
-	drawn := sample.Of(t, len(ways()), all)
+	parts := len(ways())
+	if s.all {
+		parts = 1
+	}
+	drawn := sample.Of(t, parts, all)
 	if s.hardware {
 		drawn = append(drawn, sample.Of(t, sample.Runs, others)...)
 	}
@@ -120,22 +132,23 @@ func (s *stage) playAll(t *testing.T, plays <-chan play) {
 	for p := range plays {
 		t.Run(p.title(), func(t *testing.T) { s.play(t, p) })
 	}
-	for _, bed := range s.beds {
-		if err := bed.Close(); err != nil {
+	for _, k := range s.nodes {
+		if err := k.at.Close(); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
 func (s *stage) play(t *testing.T, p play) {
-	bed, err := s.bed(p.bridged())
+	made, err := s.node(p.bridged())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := forget(bed); err != nil {
+	if err := made.at.forget(); err != nil {
 		t.Fatal(err)
 	}
-	k := kernel{bed: bed, new: s.new, log: logger(t)}
+	k := *made
+	k.log = logger(t)
 	if s.onlySockets {
 		p.testCase = p.ofSockets()
 	}
@@ -150,19 +163,19 @@ func (s *stage) play(t *testing.T, p play) {
 	}
 }
 
-// bed builds the cluster when the first case needs it.
-func (s *stage) bed(bridged bool) (*testbed.Bed, error) {
-	if s.beds[bridged] == nil {
+// node builds the cluster when the first case needs it.
+func (s *stage) node(bridged bool) (*kernel, error) {
+	if s.nodes[bridged] == nil {
 		spec := s.spec
 		spec.PodBridge = bridged
-		bed, err := newBed(context.Background(), spec)
+		node, new, err := s.on(context.Background(), spec)
 		if err != nil {
 			return nil, err
 		}
-		s.beds[bridged] = bed
+		s.nodes[bridged] = &kernel{at: node, new: new}
 		if s.hardware {
-			return bed, likeHardware(bed)
+			return s.nodes[bridged], likeHardware(node.(bed).Bed)
 		}
 	}
-	return s.beds[bridged], nil
+	return s.nodes[bridged], nil
 }

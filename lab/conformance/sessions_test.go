@@ -19,6 +19,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/dataplane/userspace"
+	"fairlead.dev/fairlead/lab/conformance"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
@@ -108,7 +109,7 @@ func TestSessions(t *testing.T) {
 				vm.Replay(t, "IPVS")
 				return
 			}
-			testSessions(t, open)
+			testSessions(t, testbed.Need(t, testbed.Spec{Cgroup: true}), open(t))
 		})
 	}
 }
@@ -130,7 +131,7 @@ func ebpfSessions(t *testing.T) dataplane.New {
 // memories is a node on which planes follow one another.
 type memories struct {
 	*testing.T
-	bed  *testbed.Bed
+	bed  conformance.Network
 	open dataplane.New
 	s    *model.State
 }
@@ -175,9 +176,8 @@ func (m memories) check(what string, p dataplane.Handover, want []dataplane.Sess
 	}
 }
 
-func testSessions(t *testing.T, open func(*testing.T) dataplane.New) {
-	bed := testbed.Need(t, testbed.Spec{Cgroup: true})
-	m := memories{t, bed, open(t), memorable(t)}
+func testSessions(t *testing.T, bed conformance.Network, open dataplane.New) {
+	m := memories{t, bed, open, memorable(t)}
 	all := remembered(m.s, 10_000)
 
 	first := m.plane(dataplane.Config{})

@@ -24,7 +24,7 @@ func TestTraffic_inTurn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := (&traffic{bed: bed}).run(t.Context(), probes); err != nil {
+	if err := (&traffic{node: bed}).run(t.Context(), probes); err != nil {
 		t.Fatal(err)
 	}
 	got := fmt.Sprint(slices.Compact(clients()))

@@ -26,13 +26,13 @@ type Site struct {
 	*rand.Rand
 	State *model.State
 	Cases string // the name of what is served
-	bed   *testbed.Bed
+	at    node
 }
 
 // Run runs a command on the node.
 func (s *Site) Run(ctx context.Context, words ...string) (string, error) {
 	var said bytes.Buffer
-	c := s.bed.Command(ctx, testbed.Node, words[0], words[1:]...)
+	c := s.at.(bed).Command(ctx, testbed.Node, words[0], words[1:]...)
 	c.Stderr = &said
 	out, err := c.Output()
 	if err != nil {
@@ -53,15 +53,19 @@ const (
 // RunVandalism has a vandal do a hundred things to a plane's rules, while it holds what some of the cases say: an audit
 // finds and names each, Sync repairs it, and packets find their way.
 func RunVandalism(t *testing.T, new dataplane.New, spec testbed.Spec, vandal Vandal) {
+	runVandalism(t, onBeds(new), spec, vandal)
+}
+
+func runVandalism(t *testing.T, on ground, spec testbed.Spec, vandal Vandal) {
 	cases, err := load()
 	if err != nil {
 		t.Fatal(err)
 	}
-	bed, err := newBed(t.Context(), spec)
+	node, new, err := on(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer bed.Close()
+	defer node.Close()
 	seed := sample.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	victims := []string{"cluster-ip/ipv4", "cluster-ip/ipv6", "source-ranges/ipv4", "affinity/ipv4", "guards/ipv4"}
@@ -72,8 +76,8 @@ func RunVandalism(t *testing.T, new dataplane.New, spec testbed.Spec, vandal Van
 		}
 		played++
 		v := vandalism{
-			kernel: kernel{bed: bed, new: new, log: logger(t)}, vandal: vandal, testing: t,
-			site: &Site{Rand: random, bed: bed, Cases: c.name},
+			kernel: kernel{at: node, new: new, log: logger(t)}, vandal: vandal, testing: t,
+			site: &Site{Rand: random, at: node, Cases: c.name},
 		}
 		if err := v.run(t.Context(), c, deeds/len(victims)); err != nil {
 			t.Errorf("seed %d: %s/%s: %v", seed, c.name, c.family, err)
@@ -94,7 +98,7 @@ type vandalism struct {
 }
 
 func (v *vandalism) run(ctx context.Context, c *testCase, times int) error {
-	if err := forget(v.bed); err != nil {
+	if err := v.at.forget(); err != nil {
 		return err
 	}
 	w, empty, err := newWorld(c)
@@ -114,7 +118,7 @@ func (v *vandalism) run(ctx context.Context, c *testCase, times int) error {
 		return err
 	}
 	v.site.State = v.state
-	traffic := &traffic{bed: v.bed, flows: map[string]*flow{}}
+	traffic := &traffic{node: v.at, flows: map[string]*flow{}}
 	defer traffic.close()
 	for i := range times {
 		if err := v.once(ctx); err != nil {
