@@ -17,14 +17,14 @@ const attachedInterval = time.Minute
 
 // attached says when to look at clients that have backends, and whose they are.
 type attached struct {
-	look  time.Time
+	pacer
 	short map[uint32]uint // see shares
 	told  told
 }
 
 // auditAttached looks if it is time.
 func (p *Plane) auditAttached() error {
-	if time.Now().Before(p.attached.look) {
+	if !p.attached.due() {
 		return nil
 	}
 	return p.detach()
@@ -32,7 +32,7 @@ func (p *Plane) auditAttached() error {
 
 // detach forgets clients whose time is over.
 func (p *Plane) detach() error {
-	p.attached.look = time.Now().Add(attachedInterval)
+	p.attached.wait(attachedInterval, attachedInterval)
 	m := p.memory[objectsMapAffinities]
 	s, unmap, err := p.clientShares()
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"time"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
@@ -23,6 +24,20 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 	}
 	r.Drifts = append(r.Drifts, own...)
 	return r, nil
+}
+
+// A pacer says when Audit, which comes every second, looks at something that takes longer.
+type pacer struct {
+	next  time.Time
+	pause time.Duration // before that
+}
+
+func (p *pacer) due() bool { return !time.Now().Before(p.next) }
+
+// wait is called for each look. The pause before the next one doubles up to a limit.
+func (p *pacer) wait(first, most time.Duration) {
+	p.pause = min(max(2*p.pause, first), most)
+	p.next = time.Now().Add(p.pause)
 }
 
 // Repair implements dataplane.Dataplane.
@@ -95,20 +110,14 @@ func (p *Plane) auditPackets(s *model.State, all bool) ([]dataplane.Drift, error
 func (p *Plane) auditHooks() (drifts []dataplane.Drift) {
 	for _, hook := range hookNames() {
 		d := dataplane.Drift{Class: "programs", Object: "program at hook " + hook, Want: "that of this process"}
-		l := p.openLink(hook)
-		if l == nil {
-			drifts = append(drifts, d)
+		have := p.link(hook).program()
+		if want, err := p.identities.of(p.sockets.Programs[hook]); err == nil && want == have {
 			continue
 		}
-		have, err := l.Info()
-		l.Close()
-		want, failed := p.identities.of(p.sockets.Programs[hook])
-		if errors.Join(err, failed) != nil {
-			drifts = append(drifts, d)
-		} else if want != have.Program {
-			d.Have = fmt.Sprintf("program %d", have.Program)
-			drifts = append(drifts, d)
+		if have != 0 {
+			d.Have = fmt.Sprintf("program %d", have)
 		}
+		drifts = append(drifts, d)
 	}
 	return drifts
 }

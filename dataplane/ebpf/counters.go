@@ -9,8 +9,6 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/cilium/ebpf"
-
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 )
@@ -178,20 +176,14 @@ func fromPackets(e packetsEndpoint) netip.AddrPort {
 
 // refused reads what was refused.
 func (p *Plane) refused() (out []dataplane.Refused, err error) {
-	m := p.memory[objectsMapRefusals]
-	keys, values := make([]objectsRefusal, refusals), make([]uint64, refusals)
-	for cursor := (ebpf.MapBatchCursor{}); ; {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil, fmt.Errorf("read what was refused: %w", err)
-		}
-		for i, key := range keys[:n] {
-			out = append(out, key.row(values[i]))
-		}
-		if err != nil {
-			return out, nil
-		}
+	err = each(p.memory[objectsMapRefusals], func(key objectsRefusal, n uint64) error {
+		out = append(out, key.row(n))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read what was refused: %w", err)
 	}
+	return out, nil
 }
 
 func (k objectsRefusal) row(n uint64) dataplane.Refused {

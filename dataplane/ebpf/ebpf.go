@@ -34,7 +34,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sync/errgroup"
@@ -132,7 +131,7 @@ type Plane struct {
 	tables       *tables              // in force; nil: the kernel's content is not known
 	standing     *standing            // nil: no programs at devices serve flows only
 	holders      holders              // of places, when the agent looked for the last time
-	placesSeen   time.Time            // when that was
+	places       pacer                // of that look
 	strays       strays               // sockets of the node that no hook has seen
 	attached     attached             // clients
 	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
@@ -456,7 +455,7 @@ func (p *Plane) attachHooks() error {
 	for _, hook := range hookNames() {
 		err := p.config.Inject("ebpf attach")
 		if err == nil {
-			err = p.attach(hook, p.sockets.Programs[hook])
+			err = p.link(hook).put(p.sockets.Programs[hook])
 		}
 		if err != nil {
 			return fmt.Errorf("attach %s to %s: %w", hook, p.cgroup, err)

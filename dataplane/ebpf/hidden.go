@@ -1,12 +1,10 @@
 package ebpf
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 )
 
@@ -74,27 +72,13 @@ func (s *sweep) dropHidden(gone []netip.Addr) error {
 	if len(gone) == 0 {
 		return nil
 	}
-	var cursor ebpf.MapBatchCursor
-	for {
-		n, err := s.maps[packetsMapTranslations].BatchLookup(&cursor, s.keys, s.values, nil)
-		last := errors.Is(err, ebpf.ErrKeyNotExist)
-		if err != nil && !last {
-			return fmt.Errorf("read flows: %w", err)
-		}
-		for i, key := range s.keys[:n] {
-			t := s.values[i]
-			src := objectsEndpoint{Addr: objectsAddr(t.Src.Addr)}.addrPort().Addr()
-			if key.Hook != packetsHookEGRESS || t.State&packetsStateBACK != 0 || !slices.Contains(gone, src) {
-				continue
-			}
-			if err := s.dropFlow(key); err != nil {
-				return err
-			}
-		}
-		if last {
+	return each(s.maps[packetsMapTranslations], func(key packetsTuple, t packetsTranslation) error {
+		hidden := key.Hook == packetsHookEGRESS && t.State&packetsStateBACK == 0
+		if !hidden || !slices.Contains(gone, fromPackets(t.Src).Addr()) {
 			return nil
 		}
-	}
+		return s.dropFlow(key)
+	})
 }
 
 // dropFlow removes the flow that a translation at egress follows from.

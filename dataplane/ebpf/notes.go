@@ -23,7 +23,7 @@ import (
 //	reset ─► none is in force      begin ─► add … add ─► finish: the new list is
 type notes struct {
 	memory *packetsNotes // of the kernel
-	mapped []byte
+	unmap  func()
 	grace  grace
 	dir    string // locked by who begins a list
 	table  uint32 // the number of the table that this process has
@@ -41,36 +41,28 @@ func openNotes(m, table *ebpf.Map, dir string) (*notes, error) {
 	if !ok {
 		return nil, fmt.Errorf("the kernel does not tell the number of %s", packetsMapTranslations)
 	}
-	n := &notes{dir: dir, table: uint32(id)}
-	if n.mapped, err = mapNotes(m, int(unsafe.Sizeof(packetsNotes{}))); err != nil {
-		return nil, err
+	memory, unmap, err := mapped[packetsNotes](m)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", packetsMapNoted, err)
 	}
-	n.memory = (*packetsNotes)(unsafe.Pointer(&n.mapped[0]))
+	n := &notes{memory: &memory[0], unmap: unmap, dir: dir, table: uint32(id)}
 	if n.grace, err = newGrace(); err != nil {
-		return nil, errors.Join(err, unix.Munmap(n.mapped))
+		unmap()
+		return nil, err
 	}
 	n.reset()
 	return n, nil
 }
 
-func mapNotes(m *ebpf.Map, size int) ([]byte, error) {
-	page := os.Getpagesize()
-	b, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map the memory of %s: %w", packetsMapNoted, err)
-	}
-	return b, nil
-}
-
 // ignoreNotes has no list in force that another version may have made. Whatever the layout, the word comes first.
 func ignoreNotes(m *ebpf.Map) error {
-	const word = 8
-	b, err := mapNotes(m, word)
+	words, unmap, err := mapped[uint64](m)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", packetsMapNoted, err)
 	}
-	atomic.StoreUint64((*uint64)(unsafe.Pointer(&b[0])), 0)
-	return unix.Munmap(b)
+	defer unmap()
+	atomic.StoreUint64(&words[0], 0)
+	return nil
 }
 
 // word has InForce in its lower half, and Pass in the upper one.
@@ -174,7 +166,10 @@ func (n *notes) finish() {
 	atomic.CompareAndSwapUint64(n.word(), n.said(n.former), n.said(n.next()))
 }
 
-func (n *notes) close() error { return errors.Join(unix.Munmap(n.mapped), n.grace.close()) }
+func (n *notes) close() error {
+	n.unmap()
+	return n.grace.close()
+}
 
 // noteOf is what the programs' function note_of says.
 func noteOf(key *packetsTuple) uint32 {

@@ -175,44 +175,93 @@ func closeMaps(maps map[string]*ebpf.Map) {
 	}
 }
 
-// attach puts a program in force at its hook, in place of the one that is there.
-func (p *Plane) attach(hook string, program *ebpf.Program) error {
-	path := p.linkPath(hook)
-	if l := p.openLink(hook); l != nil {
+// linkPin is where a link to a hook is pinned, which holds a program there.
+type linkPin struct {
+	path string
+	is   func(*link.Info) bool // it is to that hook, and in force
+	make func(*ebpf.Program) (link.Link, error)
+}
+
+// put puts a program in force at the hook, in place of the one that is there.
+func (p linkPin) put(program *ebpf.Program) error {
+	if l := p.open(); l != nil {
 		defer l.Close()
 		return l.Update(program)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(p.path), 0o700); err != nil {
 		return err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := unpinLink(p.path); err != nil && os.Remove(p.path) != nil { // it may be something else
 		return err
 	}
-	l, err := link.AttachCgroup(link.CgroupOptions{Path: p.cgroup, Attach: hooks()[hook], Program: program})
+	l, err := p.make(program)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	return l.Pin(path)
+	return l.Pin(p.path)
+}
+
+// open is nil if there is no link of ours in force at the hook.
+func (p linkPin) open() link.Link {
+	l, err := link.LoadPinnedLink(p.path, nil)
+	if err != nil {
+		return nil
+	}
+	if info, err := l.Info(); err == nil && p.is(info) {
+		return l
+	}
+	l.Close()
+	return nil
+}
+
+// program is the one of ours at the hook; 0: none.
+func (p linkPin) program() ebpf.ProgramID {
+	l := p.open()
+	if l == nil {
+		return 0
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return 0
+	}
+	return info.Program
+}
+
+// unpinLink ends a link. Its device may be gone, or in another namespace: then it has it still.
+func unpinLink(path string) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = l.Detach()
+		if errors.Is(err, unix.ENOLINK) {
+			err = nil
+		}
+		err = errors.Join(err, l.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return os.Remove(path)
 }
 
 func (p *Plane) linkPath(hook string) string { return filepath.Join(p.linksDir(), hook) }
 
 func (p *Plane) linksDir() string { return filepath.Join(p.pins, "links") }
 
-// openLink is nil if there is no link of that hook to our cgroup.
-func (p *Plane) openLink(hook string) link.Link {
-	l, err := link.LoadPinnedLink(p.linkPath(hook), nil)
-	if err != nil {
-		return nil
+// link is for a hook of our cgroup.
+func (p *Plane) link(hook string) linkPin {
+	return linkPin{
+		p.linkPath(hook), func(i *link.Info) bool {
+			at := i.Cgroup()
+			return at != nil && at.CgroupId == p.cgroupID && uint32(at.AttachType) == uint32(hooks()[hook])
+		}, func(program *ebpf.Program) (link.Link, error) {
+			return link.AttachCgroup(link.CgroupOptions{Path: p.cgroup, Attach: hooks()[hook], Program: program})
+		},
 	}
-	if info, err := l.Info(); err == nil {
-		if at := info.Cgroup(); at != nil && at.CgroupId == p.cgroupID && uint32(at.AttachType) == uint32(hooks()[hook]) {
-			return l
-		}
-	}
-	l.Close()
-	return nil
 }
 
 // dropOthers removes what only another version knows.

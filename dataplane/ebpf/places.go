@@ -26,10 +26,10 @@ type holders map[int]objectsPlace
 
 // auditPlaces looks whether that is so, when it is time.
 func (p *Plane) auditPlaces() error {
-	if time.Since(p.placesSeen) < placesInterval {
+	if !p.places.due() {
 		return nil
 	}
-	p.placesSeen = time.Now()
+	p.places.wait(placesInterval, placesInterval)
 	return p.freePlaces()
 }
 

@@ -242,23 +242,16 @@ func (p *Plane) bereft(s *model.State) (map[uint64]bool, error) {
 }
 
 // bereftFlow reports whether that is true of one that found no place. Where it is, and of what protocol, is not known.
-func (p *Plane) bereftFlow(s *model.State) (bool, error) {
-	keys, flows := make([]objectsFlowKey, batch), make([]objectsFlow, batch)
-	for cursor := (ebpf.MapBatchCursor{}); ; {
-		n, err := p.memory[objectsMapFlows].BatchLookup(&cursor, keys, flows, nil)
-		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return false, fmt.Errorf("flows: %w", err)
-		}
-		for i, key := range keys[:n] {
-			connected := key.Back == 1 && flows[i].Pool == uint64(objectsFlowOfPLACELESS)
-			if connected && !p.servesAny(s, flows[i].Other.addrPort(), key.Peer.addrPort()) {
-				return true, nil
-			}
-		}
-		if err != nil {
-			return false, nil
-		}
+func (p *Plane) bereftFlow(s *model.State) (lost bool, err error) {
+	err = each(p.memory[objectsMapFlows], func(key objectsFlowKey, flow objectsFlow) error {
+		connected := key.Back == 1 && flow.Pool == uint64(objectsFlowOfPLACELESS)
+		lost = lost || connected && !p.servesAny(s, flow.Other.addrPort(), key.Peer.addrPort())
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("flows: %w", err)
 	}
+	return lost, nil
 }
 
 func (p *Plane) servesAny(s *model.State, service, backend netip.AddrPort) bool {

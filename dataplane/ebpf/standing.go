@@ -16,9 +16,8 @@ import (
 
 // standing are programs that serve flows and nothing else.
 type standing struct {
-	none  *sets // in which there are no tables
-	look  time.Time
-	pause time.Duration // between two looks
+	none *sets // in which there are no tables
+	pacer
 }
 
 const maxStandingPause = 30 * time.Second
@@ -39,14 +38,15 @@ func (p *Plane) stand() error {
 	if err != nil {
 		return fmt.Errorf("tables without rows: %w", err)
 	}
-	p.standing = &standing{none: none, look: time.Now().Add(time.Second), pause: time.Second}
+	p.standing = &standing{none: none}
+	p.standing.wait(time.Second, maxStandingPause)
 	p.say("connections through programs at devices live on", "connections", flows)
 	return nil
 }
 
 // auditStanding removes what is for packets when no flow needs it any more.
 func (p *Plane) auditStanding() error {
-	if p.standing == nil || time.Now().Before(p.standing.look) {
+	if p.standing == nil || !p.standing.due() {
 		return nil
 	}
 	flows, err := p.countFlows()
@@ -55,8 +55,7 @@ func (p *Plane) auditStanding() error {
 	}
 	if flows > 0 {
 		p.divert()
-		p.standing.pause = min(2*p.standing.pause, maxStandingPause)
-		p.standing.look = time.Now().Add(p.standing.pause)
+		p.standing.wait(time.Second, maxStandingPause)
 		return nil
 	}
 	p.closePackets()

@@ -32,16 +32,16 @@ type UDPFlow struct{ From, To netip.AddrPort }
 // strays say when to look for such sockets.
 type strays struct {
 	carried func(UDPFlow) (netip.AddrPort, error)
-	look    time.Time // zero: there are none
-	pause   time.Duration
+	any     bool // there may be some
+	pacer
 }
 
 // soon has the next Audit look.
-func (w *strays) soon() { w.look, w.pause = time.Now(), strayPause }
+func (w *strays) soon() { w.any, w.pacer = true, pacer{} }
 
 // auditStrays looks if it is time.
 func (p *Plane) auditStrays(s *model.State) error {
-	if p.strays.look.IsZero() || time.Now().Before(p.strays.look) {
+	if !p.strays.any || !p.strays.due() {
 		return nil
 	}
 	return p.releaseStrays(s)
@@ -63,12 +63,8 @@ func (p *Plane) releaseStrays(s *model.State) error {
 		}
 		ns.Close()
 	}
-	if left == 0 && err == nil {
-		p.strays.look = time.Time{}
-	} else {
-		p.strays.look = time.Now().Add(p.strays.pause)
-		p.strays.pause = min(2*p.strays.pause, maxStrayPause)
-	}
+	p.strays.any = left > 0 || err != nil
+	p.strays.wait(strayPause, maxStrayPause)
 	return err
 }
 

@@ -95,9 +95,8 @@ type sweep struct {
 	maps     map[string]*ebpf.Map
 	patience phases
 	activity *packetsActivity // memory of the kernel
-	mapped   []byte
-	shares   shares // likewise
-	unmap    func()
+	shares   shares           // likewise
+	unmap    []func()
 
 	mu      sync.Mutex // guards what follows, with the fields of notes
 	err     error      // of the last turn
@@ -118,23 +117,25 @@ type sweep struct {
 
 // newSweep makes a sweep of tables, which it does not own. The directory is that of all who sweep them.
 func newSweep(maps map[string]*ebpf.Map, p *phases, dir string) (*sweep, error) {
-	page := unix.Getpagesize()
-	b, err := unix.Mmap(maps[activityTable].FD(), 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	activity, unmap, err := mapped[packetsActivity](maps[activityTable])
 	if err != nil {
-		return nil, fmt.Errorf("map the memory of %s: %w", activityTable, err)
+		return nil, fmt.Errorf("%s: %w", activityTable, err)
+	}
+	shared, unmapShares, err := mapFlowShares(maps)
+	if err != nil {
+		unmap()
+		return nil, err
 	}
 	n, err := openNotes(maps[packetsMapNoted], maps[packetsMapTranslations], dir)
 	if err != nil {
-		return nil, errors.Join(err, unix.Munmap(b))
-	}
-	shared, unmap, err := mapFlowShares(maps)
-	if err != nil {
-		return nil, errors.Join(err, unix.Munmap(b), n.close())
+		unmap()
+		unmapShares()
+		return nil, err
 	}
 	const share = sweepShare
 	s := &sweep{
-		shares: shared, unmap: unmap,
-		maps: map[string]*ebpf.Map{}, patience: *p, mapped: b, notes: n, activity: (*packetsActivity)(unsafe.Pointer(&b[0])),
+		shares: shared, unmap: []func(){unmap, unmapShares}, notes: n, activity: &activity[0],
+		maps: map[string]*ebpf.Map{}, patience: *p,
 		keys: make([]packetsTuple, share), values: make([]packetsTranslation, share),
 		rest: map[packetsTrafficKey]packetsTraffic{},
 	}
@@ -175,8 +176,10 @@ func (s *sweep) close() error {
 		close(s.stop)
 		<-s.ended
 	}
-	s.unmap()
-	return errors.Join(unix.Munmap(s.mapped), s.notes.close())
+	for _, unmap := range s.unmap {
+		unmap()
+	}
+	return s.notes.close()
 }
 
 // turn does what is due once in a second.

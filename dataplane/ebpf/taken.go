@@ -53,8 +53,7 @@ func (p *Plane) unsharePorts() {
 type taken struct {
 	had    map[packetsTuple]uint8 // in the map
 	looked bool
-	look   time.Time     // when to see which have ended
-	pause  time.Duration // between two looks
+	pacer  // to see which have ended
 }
 
 const (
@@ -64,7 +63,7 @@ const (
 
 // auditTaken looks if it is time.
 func (p *Plane) auditTaken() {
-	if t := &p.packets.taken; t.looked && !time.Now().Before(t.look) {
+	if t := &p.packets.taken; t.looked && t.due() {
 		p.lookTaken()
 	}
 }
@@ -83,8 +82,8 @@ func (p *Plane) lookTaken() {
 	if err != nil {
 		p.warn("new clients may get ports of connections that another data plane has begun, and reset these", err)
 	}
-	t.pause = min(cmp.Or(2*t.pause, takenPause), maxTakenPause)
-	t.looked, t.look = true, time.Now().Add(t.pause)
+	t.looked = true
+	t.wait(takenPause, maxTakenPause)
 }
 
 // put makes a map hold these ports.

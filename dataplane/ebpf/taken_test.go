@@ -109,7 +109,7 @@ func TestTaken(t *testing.T) {
 	if n := portsTables(t, bed); n != 0 {
 		t.Errorf("%d tables are left, which were to be there until the programs were attached", n)
 	}
-	p.packets.taken.look = time.Time{}
+	p.packets.taken.next = time.Time{}
 	p.auditTaken()
 	if got := takenBy(t, p); len(got) > 0 {
 		t.Errorf("taken are still %v", got)

@@ -38,42 +38,24 @@ func (d *devices) attach(dev device, at side, program *ebpf.Program) error {
 	if d.filters {
 		return d.attachFilter(dev, at, program)
 	}
-	if l := d.openLink(dev.index, at); l != nil {
-		defer l.Close()
-		return l.Update(program)
-	}
-	path := d.pin(dev.index, at)
-	if err := os.MkdirAll(d.pins, 0o700); err != nil {
-		return err
-	}
-	if err := unpinLink(path); err != nil {
-		return err
-	}
-	l, err := link.AttachTCX(link.TCXOptions{Interface: dev.index, Program: program, Attach: at.attach})
+	err := d.link(dev.index, at).put(program)
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		d.filters = true
 		return d.attachFilter(dev, at, program)
 	}
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	return l.Pin(path)
+	return err
 }
 
-// openLink is nil if there is no link of ours in force at a device.
-func (d *devices) openLink(index int, at side) link.Link {
-	l, err := link.LoadPinnedLink(d.pin(index, at), nil)
-	if err != nil {
-		return nil
+// link is for one side of a device.
+func (d *devices) link(index int, at side) linkPin {
+	return linkPin{
+		d.pin(index, at), func(i *link.Info) bool {
+			tcx := i.TCX()
+			return tcx != nil && int(tcx.Ifindex) == index && uint32(tcx.AttachType) == uint32(at.attach)
+		}, func(program *ebpf.Program) (link.Link, error) {
+			return link.AttachTCX(link.TCXOptions{Interface: index, Program: program, Attach: at.attach})
+		},
 	}
-	if info, err := l.Info(); err == nil {
-		if tcx := info.TCX(); tcx != nil && int(tcx.Ifindex) == index && uint32(tcx.AttachType) == uint32(at.attach) {
-			return l
-		}
-	}
-	l.Close()
-	return nil
 }
 
 // attached is the program of ours at a device; 0: none.
@@ -84,16 +66,7 @@ func (d *devices) attached(dev device, at side) ebpf.ProgramID {
 		}
 		return 0
 	}
-	l := d.openLink(dev.index, at)
-	if l == nil {
-		return 0
-	}
-	defer l.Close()
-	info, err := l.Info()
-	if err != nil {
-		return 0
-	}
-	return info.Program
+	return d.link(dev.index, at).program()
 }
 
 // drop takes the programs of all processes from the devices for whose index it says so, the ones that are gone
@@ -121,25 +94,6 @@ func pinnedAt(pin string) (index int, ok bool) {
 		}
 	}
 	return 0, false
-}
-
-// unpinLink ends a link. Its device may be gone, or in another namespace: then it has it still.
-func unpinLink(path string) error {
-	l, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil {
-		err = l.Detach()
-		if errors.Is(err, unix.ENOLINK) {
-			err = nil
-		}
-		err = errors.Join(err, l.Close())
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return os.Remove(path)
 }
 
 // filterPriority is behind those that people choose, and before the kernel's own.

@@ -80,16 +80,13 @@ func (p *Plane) countFlows() (n int, err error) {
 		return 0, err
 	}
 	patience := patience()
-	var key packetsTuple
-	var flow packetsTranslation
-	all := m.Iterate()
-	for all.Next(&key, &flow) {
+	return n, each(m, func(key packetsTuple, flow packetsTranslation) error {
 		lasts := packetsTicks(patience[phase(key.Protocol, flow.State)]) * packetsTicksTICKS
 		if flow.State&packetsStateBACK == 0 && key.Hook == packetsHookINGRESS && flow.quiet(at) < lasts {
 			n++
 		}
-	}
-	return n, all.Err()
+		return nil
+	})
 }
 
 // retiredMark is a directory that says that the programs have no rows any more.

@@ -1,11 +1,8 @@
 package ebpf
 
 import (
-	"errors"
 	"fmt"
 	"maps"
-
-	"github.com/cilium/ebpf"
 )
 
 // book adds what a translation that is removed, of a flow, has counted since the programs last did.
@@ -26,22 +23,17 @@ func (s *sweep) traffic() (map[packetsTrafficKey]packetsTraffic, error) {
 	s.mu.Lock()
 	out := maps.Clone(s.rest)
 	s.mu.Unlock()
-	keys, values := make([]packetsTrafficKey, batch), make([]packetsTraffic, batch)
-	for cursor := (ebpf.MapBatchCursor{}); ; {
-		n, err := s.maps[packetsMapTraffic].BatchLookup(&cursor, keys, values, nil)
-		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil, fmt.Errorf("read traffic: %w", err)
+	err := each(s.maps[packetsMapTraffic], func(key packetsTrafficKey, more packetsTraffic) error {
+		sum := out[key]
+		for way := range sum.Packets {
+			sum.Packets[way] += more.Packets[way]
+			sum.Bytes[way] += more.Bytes[way]
 		}
-		for i, key := range keys[:n] {
-			sum := out[key]
-			for way := range sum.Packets {
-				sum.Packets[way] += values[i].Packets[way]
-				sum.Bytes[way] += values[i].Bytes[way]
-			}
-			out[key] = sum
-		}
-		if err != nil {
-			return out, nil
-		}
+		out[key] = sum
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read traffic: %w", err)
 	}
+	return out, nil
 }

@@ -177,7 +177,7 @@ func (d *drivers) holds(index int, program *ebpf.Program) bool {
 		return false
 	}
 	id, _ := info.ID()
-	return d.runs(index) == id
+	return d.link(index).program() == id
 }
 
 func outletOf(l netlink.Link) (out packetsOutlet) {
@@ -275,7 +275,7 @@ func (d *drivers) attach(l netlink.Link, program *ebpf.Program, outside *ebpf.Ma
 }
 
 func (d *drivers) put(device netlink.Link, program *ebpf.Program, outside *ebpf.Map) error {
-	err := d.link(device.Attrs().Index, program)
+	err := d.link(device.Attrs().Index).put(program)
 	switch {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
 		err = errForeign
@@ -288,57 +288,19 @@ func (d *drivers) put(device netlink.Link, program *ebpf.Program, outside *ebpf.
 	return outside.Put(uint32(device.Attrs().Index), outletOf(device))
 }
 
-func (d *drivers) link(device int, program *ebpf.Program) error {
-	if l := d.open(device); l != nil {
-		defer l.Close()
-		return l.Update(program)
+func (d *drivers) link(device int) linkPin {
+	return linkPin{
+		d.path(device), func(i *link.Info) bool {
+			at := i.XDP()
+			return at != nil && at.Ifindex == uint32(device)
+		}, func(program *ebpf.Program) (link.Link, error) {
+			return link.AttachXDP(link.XDPOptions{Interface: device, Program: program, Flags: link.XDPDriverMode})
+		},
 	}
-	path := d.path(device)
-	if err := os.MkdirAll(d.dir, 0o700); err != nil {
-		return err
-	}
-	if err := unpinLink(path); err != nil {
-		return err
-	}
-	l, err := link.AttachXDP(link.XDPOptions{Interface: device, Program: program, Flags: link.XDPDriverMode})
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	return l.Pin(path)
 }
 
 func (d *drivers) path(device int) string {
 	return filepath.Join(d.dir, xdpPrefix+strconv.Itoa(device))
-}
-
-// open is nil if there is no link of ours to that device.
-func (d *drivers) open(device int) link.Link {
-	l, err := link.LoadPinnedLink(d.path(device), nil)
-	if err != nil {
-		return nil
-	}
-	if info, err := l.Info(); err == nil {
-		if at := info.XDP(); at != nil && at.Ifindex == uint32(device) {
-			return l
-		}
-	}
-	l.Close()
-	return nil
-}
-
-// runs is the program that a device has from us; 0: none.
-func (d *drivers) runs(device int) ebpf.ProgramID {
-	l := d.open(device)
-	if l == nil {
-		return 0
-	}
-	defer l.Close()
-	info, err := l.Info()
-	if err != nil {
-		return 0
-	}
-	return info.Program
 }
 
 // detach takes our program from a device, also one that is gone.
