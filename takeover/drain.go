@@ -54,7 +54,7 @@ func (t *Takeover) Drain(ctx context.Context, report func(Progress)) error {
 // look does one step, and tells whether there is more to do.
 func (t *Takeover) look(ctx context.Context) (p Progress, left bool, err error) {
 	servers := t.servers()
-	err = t.here.do(func() error {
+	err = t.here.Do(func() error {
 		var err error
 		if p, err = servers.step(ctx); err != nil {
 			return err

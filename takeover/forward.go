@@ -47,7 +47,7 @@ type forward struct {
 // as "iptables-nft ip", sorted by family.
 func (t *Takeover) Blocked(context.Context) ([]string, error) {
 	var blocked []string
-	err := t.here.do(func() error {
+	err := t.here.Do(func() error {
 		var errs []error
 		for _, f := range families {
 			nft := &compat{nfTables: nfTables{family: f}}

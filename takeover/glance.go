@@ -22,7 +22,7 @@ type glancer interface {
 // translates. A table of iptables-legacy that looks as it did last time is not read.
 func (t *Takeover) Glance(context.Context) (bool, error) {
 	seen := false
-	err := t.here.do(func() error {
+	err := t.here.Do(func() error {
 		var errs []error
 		for _, x := range t.traces() {
 			if g, ok := x.(glancer); ok {

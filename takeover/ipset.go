@@ -67,7 +67,7 @@ const servingSet = "CLUSTER-IP"
 
 // UsesIPVS reports whether kube-proxy serves in mode ipvs, or has done so since Remove.
 func (t *Takeover) UsesIPVS() (uses bool, err error) {
-	err = t.here.do(func() error {
+	err = t.here.Do(func() error {
 		for _, f := range families {
 			names, err := existingSets(f)
 			if err != nil {

@@ -30,6 +30,7 @@ import (
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/xt"
 )
 
@@ -66,7 +67,7 @@ const (
 // Takeover looks at one network namespace. Its methods must not be called concurrently, but for Find and Blocked.
 type Takeover struct {
 	config Config
-	here   namespace
+	here   namespace.Namespace
 	said   Progress           // of draining
 	seen   map[string]xt.Info // tables of iptables-legacy without anything of kube-proxy's
 }
@@ -111,7 +112,7 @@ func New(c Config) (*Takeover, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	here, err := newNamespace()
+	here, err := namespace.Here()
 	if err != nil {
 		return nil, fmt.Errorf("kube-proxy's leftovers: network namespace: %w", err)
 	}
@@ -119,7 +120,7 @@ func New(c Config) (*Takeover, error) {
 }
 
 // Close ends nothing in the kernel.
-func (t *Takeover) Close() error { return t.here.close() }
+func (t *Takeover) Close() error { return t.here.Close() }
 
 // trace is one kind of object that kube-proxy leaves.
 type trace interface {
@@ -156,7 +157,7 @@ func (t *Takeover) servers() *virtualServers {
 // Find tells what Remove would remove, what drains, and what stays and why.
 func (t *Takeover) Find(ctx context.Context) ([]Leftover, error) {
 	var found []Leftover
-	err := t.here.do(func() error {
+	err := t.here.Do(func() error {
 		var errs []error
 		for _, x := range t.traces() {
 			some, err := x.find(ctx)
@@ -172,7 +173,7 @@ func (t *Takeover) Find(ctx context.Context) ([]Leftover, error) {
 // copes with a kube-proxy that is back. What stays is what Find says. An error does not keep the rest
 // from being removed.
 func (t *Takeover) Remove(ctx context.Context) error {
-	return t.here.do(func() error {
+	return t.here.Do(func() error {
 		var errs []error
 		for _, x := range t.traces() {
 			errs = append(errs, x.remove(ctx))

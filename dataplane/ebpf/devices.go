@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/namespace"
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/model"
 )
 

@@ -27,10 +27,10 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/carry"
-	"fairlead.dev/fairlead/dataplane/internal/namespace"
 	"fairlead.dev/fairlead/dataplane/internal/relay"
 	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/internal/defect"
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )

@@ -8,8 +8,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/namespace"
 	"fairlead.dev/fairlead/dataplane/internal/relay"
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/share"
 )
 

@@ -10,8 +10,8 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/localport"
-	"fairlead.dev/fairlead/dataplane/internal/namespace"
 	"fairlead.dev/fairlead/dataplane/internal/relay"
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )

@@ -31,9 +31,9 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/carry"
-	"fairlead.dev/fairlead/dataplane/internal/namespace"
 	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/internal/defect"
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/share"

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/internal/carry"
-	"fairlead.dev/fairlead/dataplane/internal/namespace"
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
