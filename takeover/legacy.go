@@ -8,6 +8,8 @@ import (
 	"math/bits"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/internal/xt"
 )
@@ -22,15 +24,6 @@ type legacy struct {
 
 func (l *legacy) tool() string   { return l.family.prefix + "tables-legacy" }
 func (l *legacy) String() string { return IPTablesLegacy + " " + l.family.name }
-
-// present are those of the tables that exist. To ask for one that does not would make it, with its hooks.
-func (l *legacy) present() ([]string, error) {
-	exist, err := xt.Present(l.family.v6)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", l.tool(), err)
-	}
-	return slices.DeleteFunc(slices.Clone(l.tables), func(t string) bool { return !slices.Contains(exist, t) }), nil
-}
 
 func (l *legacy) find(context.Context) ([]Leftover, error) {
 	var found []Leftover
@@ -102,18 +95,22 @@ func (l *legacy) leftovers(p plan, table string) []Leftover {
 
 // each calls f for each of the tables that exist, and goes on after errors.
 func (l *legacy) each(f func(s xt.Socket, table string) error) error {
-	present, err := l.present()
-	if err != nil || len(present) == 0 {
-		return err
-	}
-	if bits.UintSize != 64 {
-		return fmt.Errorf("%s: on a machine of 32 bits this is left to kube-proxy: run kube-proxy --cleanup", l.tool())
-	}
 	s, err := xt.Open(l.family.v6)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", l.tool(), err)
 	}
 	defer func() { _ = s.Close() }()
+	present, err := s.Present()
+	if err != nil {
+		return fmt.Errorf("%s: %w", l.tool(), err)
+	}
+	present = slices.DeleteFunc(present, func(t string) bool { return !slices.Contains(l.tables, t) })
+	if bits.UintSize != 64 && len(present) > 0 {
+		return fmt.Errorf("%s: on a machine of 32 bits this is left to kube-proxy: run kube-proxy --cleanup", l.tool())
+	}
 	var errs []error
 	for _, table := range present {
 		if err := f(s, table); err != nil {

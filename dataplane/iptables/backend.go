@@ -19,6 +19,8 @@ type backend interface {
 	end()
 	// probe has the kernel check rules, as far as it can without their being in force.
 	probe(v6 bool) error
+	// present are the tables that there are, or may be. To load another one may make it, with its hooks.
+	present(v6 bool) ([]string, error)
 	// load reads a table. Those of both families may be read side by side.
 	load(id tableID) (*content, error)
 	// write changes tables. It tells apart, by refusedError, what is about the rules in it.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"strings"
 
@@ -19,27 +18,16 @@ import (
 // Options. Looking there makes no table and loads no module.
 type place struct {
 	backend
-	names [2]*os.File // the legacy tables of both families; nil: there are none
-	kind  Backend
+	kind Backend
 }
 
 // openPlace looks at the network namespace of the calling thread.
-func openPlace(kind Backend, p *Plane) (l *place, err error) {
-	l = &place{kind: kind}
-	if kind == Legacy {
-		for i, file := range legacyTables {
-			l.names[i], err = os.Open(file)
-			if err != nil && !errors.Is(err, os.ErrNotExist) {
-				return nil, errors.Join(err, l.close())
-			}
-		}
-	}
-	l.backend, err = openBackend(kind, p)
+func openPlace(kind Backend, p *Plane) (*place, error) {
+	b, err := openBackend(kind, p)
 	if err != nil {
-		l.backend = nil
-		return nil, errors.Join(err, l.close())
+		return nil, err
 	}
-	return l, nil
+	return &place{b, kind}, nil
 }
 
 func openBackend(kind Backend, p *Plane) (backend, error) {
@@ -52,44 +40,17 @@ func openBackend(kind Backend, p *Plane) (backend, error) {
 	return nil, fmt.Errorf("back end %q: want %s or %s", kind, Legacy, NFTables)
 }
 
-// legacyTables name the tables that there are. To ask for another one would make it, with its hooks.
-var legacyTables = [2]string{"/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"}
-
-func (l *place) close() (err error) {
-	for _, f := range l.names {
-		if f != nil {
-			err = errors.Join(err, f.Close())
-		}
-	}
-	if l.backend != nil {
-		err = errors.Join(err, l.backend.close())
-	}
-	return err
-}
-
-func (l *place) exists(id tableID) bool {
-	if l.kind == NFTables {
-		return true // or it is said to be empty
-	}
-	f := l.names[0]
-	if id.v6 {
-		f = l.names[1]
-	}
-	if f == nil {
-		return false
-	}
-	text := make([]byte, os.Getpagesize())
-	n, _ := f.ReadAt(text, 0) // what cannot be read has no tables
-	return slices.Contains(strings.Fields(string(text[:n])), id.name)
-}
-
 // find are the tables with something of ours, and what that is.
 func (l *place) find() (map[tableID]*content, error) {
 	found := map[tableID]*content{}
 	for _, v6 := range []bool{false, true} {
+		present, err := l.present(v6)
+		if err != nil {
+			return nil, fmt.Errorf("back end %s: %w", l.kind, err)
+		}
 		for _, name := range tableNames {
 			id := tableID{v6, name}
-			if !l.exists(id) {
+			if !slices.Contains(present, name) {
 				continue
 			}
 			have, err := l.load(id)

@@ -32,13 +32,13 @@ func (r *rule) matches(sets setIndexes) []extension {
 		m = append(m, markMatch(r.unmarked, true))
 	}
 	if r.state != 0 {
-		m = append(m, stateMatch(r.state, false))
+		m = append(m, conntrackMatch(trackedState, stateMask, uint16(r.state), false))
 	}
 	if r.notState != 0 {
-		m = append(m, stateMatch(r.notState, true))
+		m = append(m, conntrackMatch(trackedState, stateMask, uint16(r.notState), true))
 	}
 	if r.first {
-		m = append(m, firstMatch())
+		m = append(m, conntrackMatch(trackedStatus, statusMask, confirmed, true))
 	}
 	if r.set != "" {
 		m = append(m, setMatch(sets[r.set]))
@@ -51,31 +51,21 @@ func (r *rule) matches(sets setIndexes) []extension {
 
 // portMatch is struct xt_tcp, xt_udp or xt_sctp_info.
 func (r *rule) portMatch() extension {
-	any := func(b []byte) {
-		binary.NativeEndian.PutUint16(b, 0)
-		binary.NativeEndian.PutUint16(b[2:], 0xffff)
-	}
 	those := func(b []byte) {
 		binary.NativeEndian.PutUint16(b, r.ports.first)
 		binary.NativeEndian.PutUint16(b[2:], r.ports.last)
 	}
-	switch r.protocol {
-	case model.SCTP:
+	if r.protocol == model.SCTP {
 		const size, flags, destinationPorts = 292, 284, 2
 		info := make([]byte, aligned(size))
 		those(info)
 		binary.NativeEndian.PutUint32(info[flags:], destinationPorts)
 		return extension{name: "sctp", info: info}
-	case model.UDP:
-		info := make([]byte, aligned(10))
-		any(info)
-		those(info[4:])
-		return extension{name: "udp", info: info}
 	}
 	info := make([]byte, aligned(12))
-	any(info)
+	binary.NativeEndian.PutUint16(info[2:], 0xffff) // from any port to the last one
 	those(info[4:])
-	return extension{name: "tcp", info: info}
+	return extension{name: r.protocol.String(), info: info}
 }
 
 // markMatch is struct xt_mark_mtinfo1.
@@ -89,25 +79,23 @@ func markMatch(bits uint32, invert bool) extension {
 	return extension{"mark", 1, info}
 }
 
-// stateMatch is struct xt_conntrack_mtinfo3.
-func stateMatch(s states, invert bool) extension {
-	const size, matchFlags, invertFlags, stateMask, xtConntrackState = 164, 146, 148, 150, 1
-	info := make([]byte, aligned(size))
-	binary.NativeEndian.PutUint16(info[matchFlags:], xtConntrackState)
-	if invert {
-		binary.NativeEndian.PutUint16(info[invertFlags:], xtConntrackState)
-	}
-	binary.NativeEndian.PutUint16(info[stateMask:], uint16(s))
-	return extension{"conntrack", 3, info}
-}
+// What conntrackMatch looks at, and where struct xt_conntrack_mtinfo3 has the bits.
+const (
+	trackedState, stateMask   = 1, 150
+	trackedStatus, statusMask = 1 << 6, 152
 
-// firstMatch is struct xt_conntrack_mtinfo3, too.
-func firstMatch() extension {
-	const size, matchFlags, invertFlags, statusMask, xtConntrackStatus, confirmed = 164, 146, 148, 152, 1 << 6, 1 << 3
+	confirmed = 1 << 3
+)
+
+// conntrackMatch is for connections of which one of some bits is set, or none.
+func conntrackMatch(what uint16, mask int, bits uint16, invert bool) extension {
+	const size, matchFlags, invertFlags = 164, 146, 148
 	info := make([]byte, aligned(size))
-	binary.NativeEndian.PutUint16(info[matchFlags:], xtConntrackStatus)
-	binary.NativeEndian.PutUint16(info[invertFlags:], xtConntrackStatus)
-	binary.NativeEndian.PutUint16(info[statusMask:], confirmed)
+	binary.NativeEndian.PutUint16(info[matchFlags:], what)
+	if invert {
+		binary.NativeEndian.PutUint16(info[invertFlags:], what)
+	}
+	binary.NativeEndian.PutUint16(info[mask:], bits)
 	return extension{"conntrack", 3, info}
 }
 

@@ -111,6 +111,8 @@ func contentOf(t *xt.Table) *content {
 	return c
 }
 
+func (l *legacy) present(v6 bool) ([]string, error) { return l.socket(tableID{v6: v6}).Present() }
+
 func (l *legacy) settled() error   { return nil }
 func (l *legacy) probe(bool) error { return nil } // there is no way to try
 

@@ -59,8 +59,9 @@ func openNFT(fault func(string) error) (*nft, error) {
 	return n, nil
 }
 
-func (n *nft) end()                {}
-func (n *nft) use(sets setIndexes) { n.sets = sets }
+func (n *nft) end()                           {}
+func (n *nft) use(sets setIndexes)            { n.sets = sets }
+func (n *nft) present(bool) ([]string, error) { return tableNames[:], nil } // one that is not there seems to be empty
 
 func (n *nft) close() error {
 	err := n.conn.Close()
@@ -274,33 +275,6 @@ func (c *change) rules() (n int) {
 
 func (t *transaction) in(id tableID) { t.family, t.table = nftFamily(id.v6), id.name }
 
-// hooks of the kernel's chains in which we have rules.
-type hook struct {
-	kind     string
-	number   uint32
-	priority int32
-}
-
-func hookOf(table, chain string) hook {
-	h := hook{kind: table}
-	switch chain {
-	case "PREROUTING":
-		h.number, h.priority = unix.NF_INET_PRE_ROUTING, -100
-	case "INPUT":
-		h.number = unix.NF_INET_LOCAL_IN
-	case "FORWARD":
-		h.number = unix.NF_INET_FORWARD
-	case "OUTPUT":
-		h.number = unix.NF_INET_LOCAL_OUT
-		if table == "nat" {
-			h.priority = -100
-		}
-	case "POSTROUTING":
-		h.number, h.priority = unix.NF_INET_POST_ROUTING, 100
-	}
-	return h
-}
-
 // prepare makes the table, and all chains before there are rules that lead to them.
 func (t *transaction) prepare(c *change) {
 	if len(c.set) > 0 || len(c.add) > 0 {
@@ -327,32 +301,39 @@ func (t *transaction) prepare(c *change) {
 // ours is user data that says that we have made an object.
 func ours() []byte { return []byte{userDataMark, 1, 1} }
 
+// newBaseChain makes a chain of the kernel's own, as iptables-nft does, which numbers hooks as the kernel does.
 func (t *transaction) newBaseChain(name string) {
-	m := t.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, step{chain: name})
-	t.Text(unix.NFTA_CHAIN_TABLE, t.table)
-	t.Text(unix.NFTA_CHAIN_NAME, name)
-	hook := hookOf(t.table, name)
+	priority := int32(0)
+	switch {
+	case t.table == tableNames[nat] && name == "POSTROUTING":
+		priority = 100
+	case t.table == tableNames[nat]:
+		priority = -100
+	}
+	m := t.about(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, step{chain: name})
 	h := t.Open(unix.NFTA_CHAIN_HOOK)
-	t.Uint32(unix.NFTA_HOOK_HOOKNUM, hook.number)
-	t.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(hook.priority))
+	t.Uint32(unix.NFTA_HOOK_HOOKNUM, uint32(slices.Index(xt.HookNames[:], name)))
+	t.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(priority))
 	t.Close(h)
-	t.Text(unix.NFTA_CHAIN_TYPE, hook.kind)
+	t.Text(unix.NFTA_CHAIN_TYPE, t.table)
 	t.Bytes(attrChainUserData, ours())
 	t.Finish(m)
 }
 
+// about begins a message about a chain, or about rules of one, of which the name is another attribute.
+func (t *transaction) about(verb, flags, name uint16, s step) int {
+	m := t.begin(verb, flags, s)
+	t.Text(unix.NFTA_RULE_TABLE, t.table) // it has this number in all messages
+	t.Text(name, s.chain)
+	return m
+}
+
 func (t *transaction) chainMessage(verb, flags uint16, name string) {
-	m := t.begin(verb, flags, step{chain: name})
-	t.Text(unix.NFTA_CHAIN_TABLE, t.table)
-	t.Text(unix.NFTA_CHAIN_NAME, name)
-	t.Finish(m)
+	t.Finish(t.about(verb, flags, unix.NFTA_CHAIN_NAME, step{chain: name}))
 }
 
 func (t *transaction) flush(name string) {
-	m := t.begin(unix.NFT_MSG_DELRULE, 0, step{chain: name})
-	t.Text(unix.NFTA_RULE_TABLE, t.table)
-	t.Text(unix.NFTA_RULE_CHAIN, name)
-	t.Finish(m)
+	t.Finish(t.about(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, step{chain: name}))
 }
 
 // chainRules makes a chain hold these rules, whatever it held.
@@ -371,9 +352,7 @@ func (t *transaction) finishChange(c *change, sets setIndexes) {
 		t.newRule(0, c.add[i].chain, &c.add[i].rule, sets)
 	}
 	for _, f := range c.remove {
-		m := t.begin(unix.NFT_MSG_DELRULE, 0, step{chain: f.chain})
-		t.Text(unix.NFTA_RULE_TABLE, t.table)
-		t.Text(unix.NFTA_RULE_CHAIN, f.chain)
+		m := t.about(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, step{chain: f.chain})
 		t.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, f.id))
 		t.Finish(m)
 	}
@@ -389,9 +368,7 @@ func (t *transaction) finishChange(c *change, sets setIndexes) {
 }
 
 func (t *transaction) newRule(flags uint16, chain string, r *rule, sets setIndexes) {
-	m := t.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, step{chain, r})
-	t.Text(unix.NFTA_RULE_TABLE, t.table)
-	t.Text(unix.NFTA_RULE_CHAIN, chain)
+	m := t.about(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, unix.NFTA_RULE_CHAIN, step{chain, r})
 	x := t.Open(unix.NFTA_RULE_EXPRESSIONS)
 	t.expressions(r, sets)
 	t.Close(x)

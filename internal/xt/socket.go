@@ -13,6 +13,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"strings"
@@ -66,30 +67,26 @@ type replacement struct {
 }
 
 // Socket is where the tables of a family are asked for.
-type Socket struct{ fd, level int }
-
-// Present are the tables of a family that exist, in the network namespace of the calling thread.
-func Present(v6 bool) ([]string, error) {
-	file := "/proc/thread-self/net/ip_tables_names"
-	if v6 {
-		file = "/proc/thread-self/net/ip6_tables_names"
-	}
-	names, err := os.ReadFile(file)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	return strings.Fields(string(names)), err
+type Socket struct {
+	fd, level  int
+	names      *os.File // of the tables that exist; nil: the kernel has no x_tables for the family
+	unreadable error    // or they may not be read
 }
 
 // Open opens a socket in the network namespace of the calling thread.
 func Open(v6 bool) (s Socket, err error) {
-	domain := unix.AF_INET
+	domain, names := unix.AF_INET, "/proc/thread-self/net/ip_tables_names"
 	s.level = unix.SOL_IP
 	if v6 {
-		domain, s.level = unix.AF_INET6, unix.SOL_IPV6
+		domain, s.level, names = unix.AF_INET6, unix.SOL_IPV6, "/proc/thread-self/net/ip6_tables_names"
 	}
-	s.fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	return s, err
+	if s.fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		return s, err
+	}
+	if s.names, s.unreadable = os.Open(names); errors.Is(s.unreadable, os.ErrNotExist) {
+		s.unreadable = nil
+	}
+	return s, nil
 }
 
 // Close may be repeated.
@@ -98,7 +95,23 @@ func (s *Socket) Close() error {
 	if s.fd = -1; fd < 0 {
 		return nil
 	}
+	if s.names != nil {
+		_ = s.names.Close() // it was only read
+	}
 	return unix.Close(fd)
+}
+
+// Present are the tables of the family that exist. To ask for another one would make it, with its hooks.
+func (s Socket) Present() ([]string, error) {
+	if s.names == nil {
+		return nil, s.unreadable
+	}
+	text := make([]byte, os.Getpagesize())
+	n, err := s.names.ReadAt(text, 0)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return strings.Fields(string(text[:n])), err
 }
 
 // get may tell the kernel that the value is longer than it is.
