@@ -40,7 +40,7 @@ func Fields() (fields []Field) {
 			f.Takes = NoEffect
 		case f.Path == "featureGates":
 			f.Takes = OnTable
-			f.Meaning += ". Of these only the first is on the rows; the last two take effect in place"
+			f.Meaning += ". The first changes rows; the last two take effect in place"
 		}
 	}
 	return fields
@@ -52,8 +52,7 @@ func fieldsWithoutFlags() []Field {
 	}
 	return []Field{
 		field("clientConnection.acceptContentTypes", apiServer, "content types of answers, as an Accept header"),
-		field("nftables.masqueradeBit", plane, "bit of the packet mark that remembers what is to be masqueraded, within "+
-			"0 and 31; for mode nftables"),
+		field("nftables.masqueradeBit", plane, "bit of the packet mark that requests source NAT, 0 to 31; in mode nftables"),
 		field("logging.vmodule[].filePattern", obsolete, "name of a source file: nothing is logged by file"),
 		field("logging.vmodule[].verbosity", obsolete, "how much that file logs"),
 		field("portRange", obsolete, "unused, by kube-proxy too"),

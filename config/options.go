@@ -95,18 +95,19 @@ func (f *Flags) serving() []option {
 			bind: func(s *pflag.FlagSet, name, usage string) {
 				s.StringArrayVar(&own.Manifests, name, own.Manifests, usage)
 			},
-			usage: "`file or directory` of manifests to serve instead of the API server's Services (repeatable)"},
+			usage: "`file or directory` with manifests, served instead of the API server's Services (repeatable)"},
 		{group: serving, flag: "hostname-override", field: "hostnameOverride", always: true,
 			bind: text(&f.said.hostname), usage: "name of this node's Node object (default: the hostname)"},
 		{group: serving, flag: "node-ip", field: "nodeIPs", always: true, bind: texts(&own.NodeIPs),
-			usage: "primary address of this node, one of each family (default: --bind-address, the Node object's, or " +
-				"the first of the interfaces)"},
+			usage: "primary address of this node, one for each family (default: --bind-address, else the Node " +
+				"object's, else the first of the interfaces)"},
 		{group: serving, flag: "bind-address", field: "bindAddress", bind: ip(&f.said.kubeProxy.BindAddress),
-			usage: "primary address of this node, unless it is 0.0.0.0 or ::. Nothing binds to it, in spite of its name"},
+			usage: "primary address of this node, unless it is 0.0.0.0 or ::. Nothing binds to it, in spite of its " +
+				"name"},
 		{group: serving, flag: "once", always: true, bind: yes(&f.Once), usage: "program the kernel, then exit"},
 		{group: serving, flag: "feature-gates", field: "featureGates",
 			bind: value(cliflag.NewMapStringBool(&f.said.kubeProxy.FeatureGates)),
-			usage: "Kubernetes' feature gates. With a meaning here: " +
+			usage: "Kubernetes' feature gates. Those with a meaning here: " +
 				strings.Join(meaningfulGates(), ", ")},
 	}
 }
@@ -114,50 +115,49 @@ func (f *Flags) serving() []option {
 func (f *Flags) filesAndVerbs() []option {
 	return []option{
 		{group: files, flag: "config", always: true, bind: text(&f.Config),
-			usage: "`file` with a KubeProxyConfiguration. Flags that have a field in it are ignored then, but for " +
-				"--hostname-override and those of logging"},
+			usage: "`file` with a KubeProxyConfiguration. It overrides flags that have a field in it, except " +
+				"--hostname-override and logging flags"},
 		{group: files, flag: "fairlead-config", always: true, bind: text(&f.FairleadConfig),
-			usage: "`file` with a " + FairleadKind + "; flags go before it (default: " + fairleadFile +
+			usage: "`file` with a " + FairleadKind + "; flags override it (default: " + fairleadFile +
 				" beside --config, if it is there)"},
 		{group: files, flag: "write-config-to", always: true, bind: text(&f.WriteConfigTo),
-			usage: "write the KubeProxyConfiguration that results to this `file`, and exit"},
+			usage: "write the effective KubeProxyConfiguration to this `file`, and exit"},
 		{group: instead, flag: "cleanup", always: true, bind: yes(&f.Cleanup),
 			usage: "remove every rule of kube-proxy and of Fairlead, and exit"},
 		{group: instead, flag: "init-only", always: true, bind: yes(&f.InitOnly),
 			usage: "do what needs root, and exit; CAP_NET_ADMIN is enough from then on"},
 		{group: instead, flag: "version", always: true, bind: value(&f.Version),
-			usage: "print the version, or with =raw all that is known of it, and exit; =vX.Y.Z is the version to report"},
+			usage: "print the version, and exit; =raw prints all details, =vX.Y.Z sets the version to report"},
 	}
 }
 
 func (f *Flags) dataPlane() []option {
 	c, own := &f.said.kubeProxy, &f.said.fairlead
 	mode := stringValue[kubeproxy.ProxyMode]{&c.Mode, "ProxyMode", nil}
-	const gathered = "where programming a change takes long, the next ones of its namespace are gathered " +
-		"for 32 times as long, but not longer than this; 0: never (in a file: the default)"
+	const gathered = "after a change that was slow to program, the next ones of its namespace wait for 32 times as " +
+		"long, together at most this; 0: never (in a file: the default)"
 	return []option{
 		{group: plane, flag: "proxy-mode", field: "mode", bind: value(mode),
-			usage: "iptables (which is what empty means), ipvs, nftables, ebpf, userspace, or auto, which chooses one of them"},
+			usage: "data plane: iptables (also if empty), ipvs, nftables, ebpf, userspace, or auto, which chooses " +
+				"one of them"},
 		{group: plane, flag: "masquerade-all", field: "iptables.masqueradeAll nftables.masqueradeAll",
 			bind: yes(&f.said.masqueradeAll), usage: "replace the source address of every connection to a ClusterIP"},
 		{group: plane, flag: "iptables-masquerade-bit", field: "iptables.masqueradeBit",
-			bind: number(c.IPTables.MasqueradeBit),
-			usage: "bit of the packet mark that remembers what is to be masqueraded, within 0 and 31; for every mode " +
-				"but nftables"},
+			bind:  number(c.IPTables.MasqueradeBit),
+			usage: "bit of the packet mark that requests source NAT, 0 to 31; in every mode but nftables"},
 		{group: plane, flag: "iptables-min-sync-period", field: "iptables.minSyncPeriod nftables.minSyncPeriod",
 			bind: span(&f.said.iptables.minSync), usage: gathered},
 		{group: plane, flag: "ipvs-min-sync-period", field: "ipvs.minSyncPeriod", bind: span(&f.said.ipvs.minSync),
 			usage: gathered + "; in mode ipvs"},
 		{group: plane, flag: "audit-interval", field: "auditInterval", always: true, bind: span(&own.AuditInterval.Duration),
-			usage: "time between two looks at whether the kernel still holds what it should"},
+			usage: "time between two audits of the kernel's rules"},
 		{group: plane, flag: "take-over", field: "takeOver", always: true,
-			bind: value(stringValue[TakeOver]{&own.TakeOver, "TakeOver", nil}),
-			usage: "what becomes of rules that kube-proxy has left: Remove, as soon as Fairlead's own are in force, " +
-				"or Keep"},
+			bind:  value(stringValue[TakeOver]{&own.TakeOver, "TakeOver", nil}),
+			usage: "rules that kube-proxy left: Remove deletes them once Fairlead's are active, Keep leaves them"},
 		{group: plane, flag: "iptables-backend", field: "iptablesBackend", always: true,
 			bind: value(stringValue[IPTablesBackend]{&own.IPTablesBackend, "IPTablesBackend", nil}),
-			usage: "which packet filter of the kernel holds the rules of mode iptables: legacy or nf_tables (default: the " +
-				"one that kubelet, or else the machine's iptables, uses)"},
+			usage: "kernel interface of mode iptables: legacy or nf_tables (default: that of the kubelet, else " +
+				"that of the machine's iptables)"},
 	}
 }
 
@@ -166,21 +166,21 @@ func (f *Flags) nodePortsAndPods() []option {
 	local := stringValue[kubeproxy.LocalMode]{&c.DetectLocalMode, "LocalMode", nil}
 	return []option{
 		{group: nodePorts, flag: "nodeport-addresses", field: "nodePortAddresses", bind: texts(&c.NodePortAddresses),
-			usage: "where NodePorts are open: CIDRs, primary, localhost, all (default: all in modes iptables and " +
-				"ipvs, else primary)"},
+			usage: "addresses on which NodePorts are open: CIDRs, primary, localhost, all (default: all in modes " +
+				"iptables and ipvs, else primary)"},
 		{group: nodePorts, flag: "iptables-localhost-nodeports", field: "iptables.localhostNodePorts",
 			bind:  yes(c.IPTables.LocalhostNodePorts),
 			usage: "open NodePorts on 127.0.0.1 too, in mode iptables"},
 		{group: pods, flag: "detect-local-mode", field: "detectLocalMode", bind: value(local),
-			usage: "how packets of pods are told from others: ClusterCIDR (which is what empty means), NodeCIDR, " +
+			usage: "how Fairlead recognises packets of pods: ClusterCIDR (also if empty), NodeCIDR, " +
 				"BridgeInterface or InterfaceNamePrefix"},
 		{group: pods, flag: "cluster-cidr", field: "clusterCIDR", bind: text(&c.ClusterCIDR),
-			usage: "range of the pods' addresses, one of each family and a comma between them, for ClusterCIDR"},
+			usage: "range of the pods' addresses, one for each family, separated by a comma; for ClusterCIDR"},
 		{group: pods, flag: "pod-bridge-interface", field: "detectLocal.bridgeInterface",
-			bind: text(&c.DetectLocal.BridgeInterface), usage: "the bridge of the pods, for BridgeInterface"},
+			bind: text(&c.DetectLocal.BridgeInterface), usage: "bridge of the pods; for BridgeInterface"},
 		{group: pods, flag: "pod-interface-name-prefix", field: "detectLocal.interfaceNamePrefix",
 			bind:  text(&c.DetectLocal.InterfaceNamePrefix),
-			usage: "how the interfaces of pods begin, for InterfaceNamePrefix"},
+			usage: "prefix of the names of the pods' interfaces; for InterfaceNamePrefix"},
 	}
 }
 
@@ -188,18 +188,19 @@ func (f *Flags) listeners() []option {
 	c := &f.said.kubeProxy
 	return []option{
 		{group: listeners, flag: "healthz-bind-address", field: "healthzBindAddress", bind: ipPort(&c.HealthzBindAddress),
-			usage: "where /healthz, /livez and /readyz are; the port may be left out"},
+			usage: "address of /healthz, /livez and /readyz; the port is optional"},
 		{group: listeners, flag: "metrics-bind-address", field: "metricsBindAddress", bind: ipPort(&c.MetricsBindAddress),
-			usage: "where /metrics and other pages for operators are; the port may be left out"},
+			usage: "address of /metrics and other pages for operators; the port is optional"},
 		{group: listeners, flag: "control-socket", field: "controlSocket", always: true,
-			bind: text(&f.said.fairlead.ControlSocket), usage: "where dump, explain and others ask; empty: nowhere"},
+			bind: text(&f.said.fairlead.ControlSocket), usage: "unix socket for dump, explain and other commands; empty: none"},
 		{group: listeners, flag: "bind-address-hard-fail", field: "bindAddressHardFail", bind: yes(&c.BindAddressHardFail),
-			usage: "exit if one of the listeners cannot be opened"},
+			usage: "exit if a listener cannot be opened"},
 		{group: listeners, flag: "profiling", field: "enableProfiling", bind: yes(&c.EnableProfiling),
 			usage: "serve /debug/pprof with the metrics"},
 		{group: listeners, flag: "show-hidden-metrics-for-version", field: "showHiddenMetricsForVersion",
-			bind:  text(&c.ShowHiddenMetricsForVersion),
-			usage: "serve metrics that were deprecated in this `version` of Kubernetes, as 1.36; only the previous one counts"},
+			bind: text(&c.ShowHiddenMetricsForVersion),
+			usage: "serve metrics that this `version` of Kubernetes deprecated, such as 1.36; only the previous " +
+				"version counts"},
 		{group: listeners, flag: "healthz-port", bind: number(&f.said.healthzPort),
 			usage: "port of /healthz; 0: none", deprecated: "use --healthz-bind-address"},
 		{group: listeners, flag: "metrics-port", bind: number(&f.said.metricsPort),
@@ -211,21 +212,23 @@ func (f *Flags) kernel() []option {
 	t, oom := &f.said.kubeProxy.Conntrack, f.said.kubeProxy.OOMScoreAdj
 	return []option{
 		{group: kernel, flag: "conntrack-max-per-core", field: "conntrack.maxPerCore", bind: number(t.MaxPerCore),
-			usage: "connections to track per CPU; 0 leaves the limit as it is, whatever conntrack-min is"},
+			usage: "limit of tracked connections for each CPU; 0 keeps the machine's limit, whatever conntrack-min " +
+				"is"},
 		{group: kernel, flag: "conntrack-min", field: "conntrack.min", bind: number(t.Min),
-			usage: "connections to track at least, whatever the number of CPUs"},
+			usage: "lower bound of the limit of tracked connections, whatever the number of CPUs"},
 		{group: kernel, flag: "conntrack-tcp-timeout-established", field: "conntrack.tcpEstablishedTimeout",
-			bind: span(&t.TCPEstablishedTimeout.Duration), usage: "forget an idle TCP connection after this; 0: as it is"},
+			bind: span(&t.TCPEstablishedTimeout.Duration), usage: "timeout of an idle TCP connection; 0: unchanged"},
 		{group: kernel, flag: "conntrack-tcp-timeout-close-wait", field: "conntrack.tcpCloseWaitTimeout",
-			bind: span(&t.TCPCloseWaitTimeout.Duration), usage: "the same, where only one side has closed it"},
+			bind:  span(&t.TCPCloseWaitTimeout.Duration),
+			usage: "timeout of a TCP connection that only one side has closed; 0: unchanged"},
 		{group: kernel, flag: "conntrack-tcp-be-liberal", field: "conntrack.tcpBeLiberal", bind: yes(&t.TCPBeLiberal),
-			usage: "packets outside of a connection's window are valid (nf_conntrack_tcp_be_liberal)"},
+			usage: "accept packets outside a connection's window (nf_conntrack_tcp_be_liberal)"},
 		{group: kernel, flag: "conntrack-udp-timeout", field: "conntrack.udpTimeout", bind: span(&t.UDPTimeout.Duration),
-			usage: "forget a UDP flow without answers after this; 0: as it is"},
+			usage: "timeout of a UDP flow without answers; 0: unchanged"},
 		{group: kernel, flag: "conntrack-udp-timeout-stream", field: "conntrack.udpStreamTimeout",
-			bind: span(&t.UDPStreamTimeout.Duration), usage: "the same, of one with answers"},
+			bind: span(&t.UDPStreamTimeout.Duration), usage: "timeout of a UDP flow with answers; 0: unchanged"},
 		{group: kernel, flag: "oom-score-adj", field: "oomScoreAdj", bind: number(oom),
-			usage: "how willingly the kernel ends this process when memory is short, within -1000 and 1000"},
+			usage: "bias of the kernel's OOM killer for this process, -1000 to 1000; lower values protect it"},
 	}
 }
 
@@ -233,16 +236,16 @@ func (f *Flags) apiServer() []option {
 	c := &f.said.kubeProxy.ClientConnection
 	return []option{
 		{group: apiServer, flag: "kubeconfig", field: "clientConnection.kubeconfig", bind: text(&c.Kubeconfig),
-			usage: "`file` that says where the API server is and how to log in (default: as a pod does)"},
+			usage: "`file` with the API server's address and credentials (default: those of the pod)"},
 		{group: apiServer, flag: "master", always: true, bind: text(&f.Master),
 			usage: "`address` of the API server, instead of the one in the kubeconfig"},
 		{group: apiServer, flag: "kube-api-content-type", field: "clientConnection.contentType", bind: text(&c.ContentType),
-			usage: "content type of requests"},
+			usage: "content type of requests to the API server"},
 		{group: apiServer, flag: "kube-api-qps", field: "clientConnection.qps",
 			bind:  func(s *pflag.FlagSet, name, usage string) { s.Float32Var(&c.QPS, name, c.QPS, usage) },
-			usage: "requests a second"},
+			usage: "requests to the API server per second"},
 		{group: apiServer, flag: "kube-api-burst", field: "clientConnection.burst", bind: number(&c.Burst),
-			usage: "requests that may come at once"},
+			usage: "requests to the API server that may exceed the rate at once"},
 	}
 }
 
@@ -264,25 +267,26 @@ func (f *Flags) ipvs() []option {
 	return []option{
 		{group: ipvs, flag: "ipvs-address-mode", field: "ipvsAddressMode", always: true,
 			bind: value(stringValue[IPVSAddressMode]{&own.IPVSAddressMode, "IPVSAddressMode", nil}),
-			usage: "how the node takes packets to Service addresses for its own: cidr (a local route for each Service CIDR, " +
-				"and for each address outside), route (a local route for each address) or dummy (each address on kube-ipvs0, " +
-				"as with kube-proxy)"},
+			usage: "how Service addresses become local, which IPVS needs: cidr (a local route for each Service " +
+				"CIDR, and for each address outside), route (a local route for each address) or dummy (each " +
+				"address on kube-ipvs0, as with kube-proxy)"},
 		{group: ipvs, flag: "ipvs-drain-timeout", field: "ipvsDrainTimeout", always: true,
 			bind:  span(&own.IPVSDrainTimeout.Duration),
 			usage: "how long a backend that is gone keeps its TCP and SCTP connections; 0: as long as they last"},
 		{group: ipvs, flag: "ipvs-scheduler", field: "ipvs.scheduler", bind: text(&c.Scheduler),
-			usage: "how a backend is chosen where a Service does not say it, by the kernel's name: rr (which is what empty " +
-				"means), wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh, fo, ovf or twos"},
+			usage: "scheduler of Services without an annotation: rr (also if empty), wrr, lc, wlc, lblc, lblcr, " +
+				"sh, dh, sed, nq, mh, fo, ovf or twos"},
 		{group: ipvs, flag: "ipvs-exclude-cidrs", field: "ipvs.excludeCIDRs", bind: texts(&c.ExcludeCIDRs),
-			usage: "addresses at which no virtual server of kube-proxy is removed"},
+			usage: "addresses whose virtual servers of kube-proxy are kept"},
 		{group: ipvs, flag: "ipvs-strict-arp", field: "ipvs.strictARP", bind: yes(&c.StrictARP),
-			usage: "answer ARP only for addresses of the interface that is asked (arp_ignore 1, arp_announce 2)"},
+			usage: "answer ARP only for addresses of the interface that receives the request (arp_ignore 1, " +
+				"arp_announce 2)"},
 		{group: ipvs, flag: "ipvs-tcp-timeout", field: "ipvs.tcpTimeout", bind: span(&c.TCPTimeout.Duration),
-			usage: "forget an idle TCP connection after this; 0: as it is"},
+			usage: "timeout of an idle TCP connection; 0: unchanged"},
 		{group: ipvs, flag: "ipvs-tcpfin-timeout", field: "ipvs.tcpFinTimeout", bind: span(&c.TCPFinTimeout.Duration),
-			usage: "the same, of one that is being closed"},
+			usage: "timeout of a TCP connection that one side has closed; 0: unchanged"},
 		{group: ipvs, flag: "ipvs-udp-timeout", field: "ipvs.udpTimeout", bind: span(&c.UDPTimeout.Duration),
-			usage: "forget a UDP flow after this; 0: as it is"},
+			usage: "timeout of a UDP flow; 0: unchanged"},
 	}
 }
 
@@ -290,31 +294,31 @@ func (f *Flags) ebpf() []option {
 	own := &f.said.fairlead.EBPF
 	return []option{
 		{group: ebpf, flag: "cgroup-root", field: "ebpf.cgroupRoot", always: true, bind: text(&own.CgroupRoot),
-			usage: "`directory` of the machine's cgroups of version 2, whose processes are served (default: where they are " +
-				"mounted)"},
+			usage: "`directory` of the machine's version 2 cgroups, whose processes are served (default: where " +
+				"they are mounted)"},
 		{group: ebpf, flag: "bpf-root", field: "ebpf.bpfRoot", always: true, bind: text(&own.BPFRoot),
-			usage: "`directory` where a file system of type bpf is mounted, which keeps programs when the process ends; it is " +
-				"mounted if it is not"},
+			usage: "`directory` of a bpf file system, which keeps the programs when the process ends; mounted if " +
+				"it is missing"},
 		{group: ebpf, flag: "ebpf-packets", field: "ebpf.packets", always: true,
 			bind: value(stringValue[EBPFPackets]{&own.Packets, "EBPFPackets", nil}),
-			usage: "who serves packets that come from no socket of the node: tc (programs at the node's devices, where the " +
-				"kernel can do that) or nftables (that data plane, with connection tracking)"},
+			usage: "how packets without a socket on the node are served: tc (programs at the node's devices, if " +
+				"the kernel supports them) or nftables (that data plane, with connection tracking)"},
 		{group: ebpf, flag: "ebpf-acceleration", field: "ebpf.acceleration", always: true,
 			bind: value(stringValue[EBPFAcceleration]{&own.Acceleration, "EBPFAcceleration", nil}),
-			usage: "whether drivers of network devices forward packets of known connections from outside that go there again " +
-				"(XDP): off, best-effort (where the driver can) or native (an error says where it cannot)"},
+			usage: "forward packets of known flows between devices in their drivers (XDP): off, best-effort (where " +
+				"the driver supports it) or native (an error where it does not)"},
 		{group: ebpf, flag: "ebpf-forwarding", field: "ebpf.forwarding", always: true,
 			bind: value(stringValue[EBPFForwarding]{&own.Forwarding, "EBPFForwarding", nil}),
-			usage: "how clients from outside reach backends on other nodes: snat (the node hides them, and answers pass it) " +
-				"or dsr (backends see them and their nodes answer; all nodes must say so, and the network must let IP " +
-				"options pass)"},
+			usage: "how clients outside reach backends on other nodes: snat (source NAT; answers pass this node) " +
+				"or dsr (backends see the client, and their nodes answer; needs dsr on all nodes, and a network " +
+				"that passes IP options)"},
 		{group: ebpf, flag: "ebpf-sockets", field: "ebpf.sockets", always: true,
 			bind: value(stringValue[EBPFSockets]{&own.Sockets, "EBPFSockets", nil}),
-			usage: "whose connections are translated in connect(): of all, or of the node alone, so that packets of pods " +
-				"still have the Service's address when they meet a sidecar (Istio) or a cache on the node (NodeLocal DNSCache)"},
+			usage: "whose connections are translated in connect(): all, or node. With node, packets of pods keep " +
+				"the Service's address for a sidecar (Istio) or a cache on the node (NodeLocal DNSCache)"},
 		{group: ebpf, flag: "ebpf-abort-tcp", field: "ebpf.abortTCP", always: true, bind: yes(&own.AbortTCP),
-			usage: "abort TCP connections that were translated in connect() when their backend has left its Service; those " +
-				"of UDP sockets always are"},
+			usage: "abort TCP connections that were translated in connect() when their backend leaves its Service; " +
+				"those of UDP sockets always are"},
 	}
 }
 
@@ -322,24 +326,25 @@ func (f *Flags) ebpfSizes() []option {
 	own := &f.said.fairlead.EBPF.Sizes
 	return []option{
 		{group: ebpf, flag: "ebpf-size-affinities", field: "ebpf.sizes.affinities", always: true,
-			bind: number(&own.Affinities),
-			usage: "how many clients of Services with session affinity are remembered, in 112 bytes each, shared among " +
-				"namespaces; 0: 65536"},
+			bind:  number(&own.Affinities),
+			usage: "number of sessions, 112 bytes each, shared among namespaces; 0: 65536"},
 		{group: ebpf, flag: "ebpf-size-flows", field: "ebpf.sizes.flows", always: true, bind: number(&own.Flows),
-			usage: "how many peers of UDP sockets that are not connected and ask several Services are remembered, two for " +
-				"each, in 128 bytes, before those go that were silent for longest; answers of those that are forgotten seem to " +
-				"come from the backend; 0: 65536"},
+			usage: "number of peers of unconnected UDP sockets that use several Services, two elements of 128 " +
+				"bytes each. The least recently used is dropped; its answers then come from the backend. 0: " +
+				"65536"},
 		{group: ebpf, flag: "ebpf-size-sockets", field: "ebpf.sizes.sockets", always: true, bind: number(&own.Sockets),
-			usage: "how many sockets that are connected, or ask one Service by UDP, have 72 bytes each at hand, rounded up " +
-				"to a power of two; for more than that connect() takes longer; 0: 65536"},
+			usage: "number of sockets with a place in memory, 72 bytes each, rounded up to a power of two: " +
+				"connected ones, and those that use one Service by UDP. Further sockets need more time in " +
+				"connect(). 0: 65536"},
 		{group: ebpf, flag: "ebpf-size-translations", field: "ebpf.sizes.translations", always: true,
 			bind: number(&own.Translations),
-			usage: "how many translations of packets are remembered, in 192 bytes each: two for each connection, four if its " +
-				"client is hidden; a quarter for clients that have not gone on after an answer, the rest shared among " +
-				"namespaces; 0: in a 128th of the machine's memory, 262144 to 2097152"},
+			usage: "number of translations of packets, 192 bytes each: two for a connection, four with source NAT. " +
+				"A quarter is for flows that the client has not confirmed, namespaces share the rest. 0: a " +
+				"128th of the machine's memory, 262144 to 2097152"},
 		{group: ebpf, flag: "ebpf-size-services", field: "ebpf.sizes.services", always: true, bind: number(&own.Services),
-			usage: "how many Services, of one port and one backend each, tables have room for from the start, in some 350 " +
-				"bytes each; 0: for half as much again as there is. Tables that are full are replaced by larger ones"},
+			usage: "number of Services, with one port and one backend each, for which tables have room from the " +
+				"start, some 350 bytes each; 0: half as many again as there are. Full tables are replaced by " +
+				"larger ones"},
 	}
 }
 
@@ -349,32 +354,32 @@ func (f *Flags) userspace() []option {
 	return []option{
 		{group: userspace, flag: "userspace-redirect", field: "userspace.redirect", always: true,
 			bind: value(stringValue[UserspaceRedirect]{&own.Redirect, "UserspaceRedirect", nil}),
-			usage: "how packets come to the process: auto (the first of the others that the kernel has), tproxy, nat (while " +
-				"there is no process, clients are refused), iptables (endpoints see the process as their client, too), or " +
-				"listen (without rules and rights, on addresses of the machine only, likewise)"},
+			usage: "how packets reach the process: auto (the first of these that the kernel supports), tproxy, nat " +
+				"(clients are refused while no process runs), iptables (endpoints see the process as client) or " +
+				"listen (the same, without rules and rights, on addresses of the machine only)"},
 		{group: userspace, flag: "userspace-dial-timeout", field: "userspace.dialTimeout", always: true,
 			bind: span(&own.DialTimeout.Duration),
-			usage: "how long one backend is waited for; an eighth of that if it is the first of several, and twice as long " +
-				"for each further one"},
+			usage: "time to connect to the last backend. The first of several has an eighth of it, each further " +
+				"one twice as much as the one before"},
 		{group: userspace, flag: "userspace-dials", field: "userspace.dials", always: true, bind: number(&own.Dials),
-			usage: "how many backends are tried for one connection before its client is told that there is none"},
+			usage: "number of backends that are tried for one connection"},
 		{group: userspace, flag: "userspace-idle-timeout", field: "userspace.idleTimeout", always: true,
-			bind: span(&own.IdleTimeout.Duration), usage: "end a TCP connection over which nothing has passed for this long"},
+			bind: span(&own.IdleTimeout.Duration), usage: "timeout of an idle TCP connection"},
 		{group: userspace, flag: "userspace-half-closed-timeout", field: "userspace.halfClosedTimeout", always: true,
-			bind: span(&own.HalfClosedTimeout.Duration), usage: "the same, where one side has ended its direction"},
+			bind: span(&own.HalfClosedTimeout.Duration), usage: "timeout of an idle TCP connection that one side has closed"},
 		{group: userspace, flag: "userspace-flow-timeout", field: "userspace.flowTimeout", always: true,
-			bind: span(&own.FlowTimeout.Duration), usage: "forget a UDP flow without answers after this"},
+			bind: span(&own.FlowTimeout.Duration), usage: "timeout of a UDP flow without answers"},
 		{group: userspace, flag: "userspace-stream-timeout", field: "userspace.streamTimeout", always: true,
-			bind: span(&own.StreamTimeout.Duration), usage: "the same, of one with answers"},
+			bind: span(&own.StreamTimeout.Duration), usage: "timeout of a UDP flow with answers"},
 		{group: userspace, flag: "userspace-max-connections", field: "userspace.maxConnections", always: true,
 			bind: number(&own.MaxConnections),
-			usage: "how many TCP connections may be open, of two files each, if there are files for so many; " +
-				"those beyond their client's share are reset" +
+			usage: "number of open TCP connections, two files each, as far as there are files; those beyond their client's " +
+				"share are reset" +
 				fmt.Sprintf(bound, " quarter", "65536")},
 		{group: userspace, flag: "userspace-max-flows", field: "userspace.maxFlows", always: true,
 			bind: number(&own.MaxFlows),
-			usage: "how many UDP flows there may be, of up to two files each, if there are files for so many; " +
-				"those beyond their client's share end older ones" +
+			usage: "number of UDP flows, up to two files each, as far as there are files; those beyond their client's " +
+				"share end older ones" +
 				fmt.Sprintf(bound, "n eighth", "32768")},
 	}
 }

@@ -45,30 +45,31 @@ type asked struct {
 func newAsked(s *shelf, o Options) *asked {
 	a := &asked{
 		options: o,
-		build: s.asked(fairlead("build_info", "What this program was made of; always 1.",
+		build: s.asked(fairlead("build_info", "Version of this program; always 1.",
 			"version", "go_version")),
-		mode: s.asked(fairlead("mode_info", "The data plane in force; always 1.", "mode")),
-		rows: s.asked(fairlead("rows", "Rows that say what the node does, by kind.", "kind")),
+		mode: s.asked(fairlead("mode_info", "The active data plane; always 1.", "mode")),
+		rows: s.asked(fairlead("rows", "Rows, by kind.", "kind")),
 		noLocal: s.asked(kubeproxy("sync_proxy_rules_no_local_endpoints_total",
 			"Ports of Services with a traffic policy Local that have endpoints, but none on this node.",
 			"traffic_policy", "ip_family")),
-		healthy: s.asked(fairlead("healthy", "Whether /livez says so.")),
+		healthy: s.asked(fairlead("healthy", "1 if /livez succeeds.")),
 		eligible: s.asked(fairlead("node_eligible",
-			"Whether load balancers may use this node; if not, /healthz says 503.")),
-		partial: s.asked(fairlead("partial", "Whether all is in force but for rows that the kernel refuses.")),
+			"1 if load balancers may use this node; 0 if /healthz returns 503.")),
+		partial: s.asked(fairlead("partial", "1 if the kernel refuses some rows and all others are programmed.")),
 		waiting: s.asked(fairlead("waiting_seconds",
-			"How long the oldest change that is not in force has waited; 0: none waits.")),
+			"Age of the oldest change that is not programmed; 0: none waits.")),
 		unchecked: s.asked(fairlead("unchecked_seconds",
-			"For how long the kernel could not be compared with the rows, as that takes too long; 0: it can.")),
+			"Time for which audits have been too slow to finish; 0: they finish.")),
 		undone: s.asked(fairlead("rules_undone_seconds",
-			"For how long another program has undone each repair, by its name if the kernel tells it; 0: repairs hold.", "by")),
+			"Time for which another program has undone each repair, by its name if the kernel reports it; 0: "+
+				"repairs hold.", "by")),
 		inARow: s.asked(fairlead("failures_in_a_row",
 			"Failed attempts to program the kernel since the last that succeeded.")),
 		watchAge: s.asked(fairlead("watch_silence_seconds",
-			"For how long the watch of a resource has heard nothing of the API server.", "resource")),
+			"Time since the API server last sent anything on the watch of a resource.", "resource")),
 	}
 	a.watchLists = s.askedCounter(fairlead("watch_lists_total",
-		"How often all objects of a resource were fetched from the API server.", "resource"))
+		"Times that all objects of a resource were fetched from the API server.", "resource"))
 	a.plane = newPlane(s)
 	a.stale.Store(true)
 	s.registry.CustomMustRegister(a)

@@ -32,40 +32,40 @@ type own struct {
 func newOwn(s *shelf) own {
 	o := own{
 		arrived: s.histogram(fairlead("programming_duration_seconds",
-			"From the arrival of changed objects until what they mean is in force."),
+			"Time from the arrival of changed objects until they are programmed."),
 			metrics.ExponentialBuckets(0.0001, 2, 21))(),
 		happened: by(s.histogram(fairlead("endpoint_programming_duration_seconds",
 			"kubeproxy_network_programming_duration_seconds in finer buckets.", "ip_family"),
 			metrics.ExponentialBuckets(0.001, 2, 17))),
 		audits: s.histogram(fairlead("audit_duration_seconds",
-			"How long it took to compare the kernel with what it shall hold."),
+			"Duration of an audit, which compares the kernel with the rows."),
 			metrics.ExponentialBuckets(0.00001, 4, 12))(),
 		start: s.gauge(fairlead("start_duration_seconds",
-			"From the start of the process until all rules were in force; 0: they are not yet."))(),
+			"Time from the start of the process until all rules were programmed; 0: not yet."))(),
 		stale: s.gauge(fairlead("configuration_refused",
-			"Whether the files of the configuration say what is not accepted, so that the one before stays in force."))(),
+			"1 if the configuration files are refused and the previous configuration stays active."))(),
 		blocked: s.gauge(fairlead("forwarding_blocked",
-			"Whether chain FORWARD drops what kube-proxy would accept in the configured mode and other rules do not."))(),
+			"1 if chain FORWARD drops packets that kube-proxy accepts in the configured mode."))(),
 		drifts: s.counter(fairlead("drifts_total",
-			"Differences that audits found in the kernel because somebody else changed it, by class of object.", "class")),
+			"Differences that audits found in the kernel after external changes, by class of object.", "class")),
 		problems: s.counter(fairlead("problems_total",
-			"What was found to be wrong with objects, by their kind and why.", "kind", "reason")),
+			"Problems of objects, by kind and reason.", "kind", "reason")),
 		deaf: s.counter(fairlead("health_check_listen_failures_total",
-			"Servers of /healthz or a healthCheckNodePort that could not be opened, each counted once."))(),
+			"Failures to open a server of /healthz or a healthCheckNodePort, each counted once."))(),
 		returned: s.counter(fairlead("kube_proxy_returns_total",
-			"Looks that found rules which kube-proxy had made since its rules were removed."))(),
+			"Times that kube-proxy's rules were found again after their removal."))(),
 		cutOff: s.counter(fairlead("http_closed_connections_total",
 			"Connections of HTTP clients that a limit closed, by listener and limit.", "listener", "reason")),
 	}
 	o.switches = s.counter(fairlead("plane_switches_total",
 		"Attempts to change the data plane while the process runs.", "from", "to", "result"))
 	o.switchLasted = s.histogram(fairlead("plane_switch_duration_seconds",
-		"From the beginning of such an attempt until the new data plane was in force, or nothing was left of it."),
+		"Duration of an attempt to change the data plane, until the new one is active or removed."),
 		metrics.ExponentialBuckets(0.001, 2, 17))()
-	repairs := s.counter(fairlead("repairs_total", "Attempts to undo what somebody else did to the kernel.", "result"))
+	repairs := s.counter(fairlead("repairs_total", "Attempts to repair external changes of the kernel.", "result"))
 	o.repaired, o.failing = repairs("success"), repairs("failure")
 	failures := s.counter(fairlead("programming_failures_total",
-		"Failed attempts to program the kernel, by what is not in force: some rows, or all changes since.", "extent"))
+		"Failed attempts to program the kernel, by what is missing: some rows, or all changes since.", "extent"))
 	o.refused, o.failed = failures("rows"), failures("everything")
 	for _, kind := range kinds() {
 		o.problems(kind, service.Invalid.String())

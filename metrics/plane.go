@@ -33,28 +33,28 @@ func newPlane(s *shelf) plane {
 	return plane{
 		connections: s.askedCounter(fairlead("served_connections_total", "Connections that got a backend."+both)),
 		packets: s.askedCounter(fairlead("served_packets_total",
-			"Packets that the programs at devices translated, by who they are for."+only, "to")),
+			"Packets that the programs at devices translated, by destination."+only, "to")),
 		bytes: s.askedCounter(fairlead("served_bytes_total",
-			"Bytes of packets that the programs at devices translated, by who they are for."+only, "to")),
+			"Bytes of packets that the programs at devices translated, by destination."+only, "to")),
 		refused: s.askedCounter(fairlead("refused_connections_total",
-			"Connections that were refused or dropped, of packets each attempt, by what became of them. Data plane userspace "+
-				"counts those for which a table was full."+both, "verdict")),
-		capacity: s.asked(fairlead("table_capacity", "Elements for which a table has room: in the kernel (data plane ebpf), "+
-			"or of what may be open (userspace): connections, flows of UDP and files; of datagrams the bytes that may wait.",
+			"Connections that were refused or dropped (for packets, each attempt), by verdict. Data plane userspace also counts "+
+				"those for which a table was full."+both, "verdict")),
+		capacity: s.asked(fairlead("table_capacity", "Capacity of a table: elements in the kernel (data plane ebpf); "+
+			"connections, UDP flows and files that may be open, and bytes of datagrams that may wait (userspace).",
 			"table")),
-		used: s.asked(fairlead("table_used", "Elements of a table that can be full: translations, of flows of packets, and "+
-			"affinities, of clients (data plane ebpf), connections and flows (userspace).", "table")),
+		used: s.asked(fairlead("table_used", "Elements in use in a table that can be full: translations and affinities "+
+			"(data plane ebpf), connections and flows (userspace).", "table")),
 		full: s.askedCounter(fairlead("table_full_total",
-			"Connections that were turned away because a table was full and their client had its share of it, and datagrams "+
-				"that were lost for that reason."+carried, "table")),
+			"Connections that were refused, and datagrams that were dropped, because a table was full and the client had "+
+				"its share."+carried, "table")),
 		yielded: s.askedCounter(fairlead("table_yielded_total",
-			"Connections that were ended because a table was full and their client had more than its share of it."+carried,
+			"Connections that were reset because a table was full and the client had more than its share."+carried,
 			"table")),
-		failed: s.askedCounter(fairlead("failed_dials_total", "Backends that did not answer, or refused."+carried)),
+		failed: s.askedCounter(fairlead("failed_dials_total", "Attempts to connect that a backend refused or did not answer."+carried)),
 		rescued: s.askedCounter(fairlead("rescued_connections_total",
 			"Connections that another backend answered after one had not."+carried)),
 		lost: s.askedCounter(fairlead("lost_connections_total",
-			"Connections that were reset because none of the backends that were tried answered."+carried)),
+			"Connections that were reset because no backend answered."+carried)),
 		memory: s.asked(fairlead("table_bytes", "Memory of a table in the kernel."+only, "table")),
 		served: map[model.PoolID]sums{},
 	}

@@ -60,32 +60,33 @@ func (a answers) count(status int) {
 func newProxy(s *shelf) proxy {
 	p := proxy{
 		sync: by(s.histogram(perFamily("sync_proxy_rules_duration_seconds",
-			"How long it took to program all rules, or a change of them."), syncBuckets())),
+			"Duration of programming all rules, or a change of them."), syncBuckets())),
 		full: by(s.histogram(perFamily("sync_full_proxy_rules_duration_seconds",
-			"How long it took to program all rules."), syncBuckets())),
+			"Duration of programming all rules."), syncBuckets())),
 		partial: by(s.histogram(perFamily("sync_partial_proxy_rules_duration_seconds",
-			"How long it took to program a change of the rules."), syncBuckets())),
+			"Duration of programming a change of the rules."), syncBuckets())),
 		network: by(s.histogram(perFamily("network_programming_duration_seconds",
-			"From a change of an EndpointSlice, as the endpoint controller dates it, until it is in force."),
+			"Time from a change of an EndpointSlice, as the endpoint controller dates it, until it is "+
+				"programmed."),
 			networkBuckets())),
 		queued: by(s.gauge(perFamily("sync_proxy_rules_last_queued_timestamp_seconds",
-			"When something last had to be programmed."))),
+			"Time of the last change that had to be programmed."))),
 		programmed: by(s.gauge(perFamily("sync_proxy_rules_last_timestamp_seconds",
-			"When the kernel was last known to hold all rules."))),
+			"Time when the kernel was last known to hold all rules."))),
 		failures: by(s.counter(perFamily("sync_proxy_rules_nftables_sync_failures_total",
-			"How often programming failed."))),
+			"Failures to program the kernel."))),
 		forgetting: by(s.histogram(perFamily("conntrack_reconciler_sync_duration_seconds",
-			"How long it took to look for stale UDP flows in the connection tracker."), syncBuckets())),
+			"Duration of a search for stale UDP flows in the connection tracker."), syncBuckets())),
 		forgotten: by(s.counter(perFamily("conntrack_reconciler_deleted_entries_total",
 			"Stale UDP flows that were deleted from the connection tracker."))),
 		listeners: by(s.gauge(perFamily("nftables_localhost_nodeport_listeners",
 			"Sockets that serve NodePorts on the loopback address."))),
 		notListening: by(s.counter(perFamily("nftables_localhost_nodeport_listener_creation_failures_total",
-			"How often such a socket could not be opened."))),
+			"Failures to open a socket that serves NodePorts on the loopback address."))),
 	}
 	// There is no step of its own that could fail; dashboards ask for it all the same.
 	by(s.counter(perFamily("sync_proxy_rules_nftables_cleanup_failures_total",
-		"How often stale chains could not be deleted: never, since their deletion is part of each sync.")))
+		"Failures to delete stale chains: always 0, since each sync deletes them.")))
 	p.addChanges(s)
 	p.addHealth(s)
 	return p
@@ -95,9 +96,9 @@ func (p *proxy) addChanges(s *shelf) {
 	p.services = s.counter(kubeproxy("sync_proxy_rules_service_changes_total", "Changes of Services."))()
 	p.endpoints = s.counter(kubeproxy("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices."))()
 	p.servicesPending = s.gauge(kubeproxy("sync_proxy_rules_service_changes_pending",
-		"Changes of Services that are not in force."))()
+		"Changes of Services that are not programmed."))()
 	p.endpointsPending = s.gauge(kubeproxy("sync_proxy_rules_endpoint_changes_pending",
-		"Changes of EndpointSlices that are not in force."))()
+		"Changes of EndpointSlices that are not programmed."))()
 }
 
 func (p *proxy) addHealth(s *shelf) {
