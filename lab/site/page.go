@@ -77,8 +77,7 @@ func draw(block string) (string, error) {
 	}
 	svg = regexp.MustCompile(`(?s)<title>.*?</title>|<!--.*?-->| (?:fill|stroke)="[^"]*"|\n`).ReplaceAllString(svg, "")
 	title := html.EscapeString(m[1])
-	return `<div class="diagram" role="region" tabindex="0" aria-label="` + title + `"><svg role="img" aria-label="` + title +
-		`" ` + svg + "</div>", nil
+	return `<div class="diagram"><svg role="img" aria-label="` + title + `" ` + svg + "</div>", nil
 }
 
 // order is the navigation, in the generator's form. Documents that have no place in it follow as reference.
