@@ -126,7 +126,7 @@ func matches(path string, others []string) bool {
 	})
 }
 
-// flatten lists the settings of both parts with their values as JSON. What is empty is left out.
+// flatten lists the settings of both parts with their values as JSON. Empty settings are left out.
 func flatten(c *Config) map[string]string {
 	flat := map[string]string{}
 	for _, part := range []any{c.KubeProxy, c.Fairlead} {

@@ -164,8 +164,8 @@ func TestNodeIPs(t *testing.T) {
 // defaults is the memory that each loading needs for flags, schemes and defaults, as a number of bytes of input.
 const defaults = 20_000
 
-// FuzzLoad feeds files: nothing panics, memory is bounded. What is accepted is written down and accepted again, with
-// the same meaning.
+// FuzzLoad feeds files: nothing panics, memory is bounded. Accepted files are written and accepted again, with the same
+// meaning.
 func FuzzLoad(f *testing.F) {
 	paths, err := filepath.Glob("testdata/load/*.txtar")
 	if err != nil {

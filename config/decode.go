@@ -84,8 +84,8 @@ func more(data []byte) bool {
 	}
 }
 
-// into holds the document against the schema of its kind and decodes what is right of it. What is
-// wrong is left out, so that all of it is reported together with what the rules find in the rest.
+// into holds the document against the schema of its kind and decodes what is right of it. Invalid parts are left out,
+// so that all of them are reported together with the breaches of rules in the rest.
 func (d *document) into(kind string, to any) (unknown []string, errs field.ErrorList, err error) {
 	found, err := violations(kind, d.content)
 	if err != nil {

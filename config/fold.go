@@ -28,8 +28,8 @@ func fold(c *kubeproxy.KubeProxyConfiguration) {
 	c.PortRange = ""
 }
 
-// judged reports whether kube-proxy looks at a field at all in a mode. What it does not look at must
-// not keep a node from starting.
+// judged reports whether kube-proxy looks at a field at all in a mode. A field that kube-proxy ignores must not keep a
+// node from starting.
 func judged(mode kubeproxy.ProxyMode, path string) bool {
 	return used(mode, path) || path == "iptables.masqueradeBit"
 }

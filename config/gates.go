@@ -25,9 +25,8 @@ func alwaysOn() []string {
 	return []string{"KubeProxyNFTablesLocalhostNodePorts=true", "LoggingAlphaOptions=true", "LoggingBetaOptions=false"}
 }
 
-// knownGates are those of kube-proxy: name, default, whether that is locked, stage; none is general
-// availability. What --help prints lacks those that are locked or deprecated, which a configuration
-// may have nevertheless.
+// knownGates are those of kube-proxy: name, default, whether that is locked, stage; none is general availability.
+// --help omits those that are locked or deprecated, but a configuration may have them.
 //
 //go:embed gates-1.37.txt
 var knownGates string

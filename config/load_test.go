@@ -161,8 +161,8 @@ func (c *trial) set(name, text string) {
 	c.archive.Files[i].Data = []byte(text)
 }
 
-// TestKubeProxyDoesTheSame runs the real kube-proxy on every case. What it accepts we accept, with the
-// same effective configuration; what it refuses we refuse, naming the same fields.
+// TestKubeProxyDoesTheSame runs the real kube-proxy on every case. Fairlead accepts the same cases, with the same
+// effective configuration, and refuses the same ones, naming the same fields.
 func TestKubeProxyDoesTheSame(t *testing.T) {
 	program := kubernetes.NeedParts(t).Path("kube-proxy")
 	for _, c := range trials(t) {

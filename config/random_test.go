@@ -118,7 +118,7 @@ func randomFile(t *testing.T, random *rand.Rand) string {
 	for _, path := range append(paths[:random.IntN(len(paths))], "mode") {
 		right, wrong, _ := strings.Cut(pools[path], "|")
 		words := strings.Fields(right)
-		// What is wrong in a section that no mode uses is accepted, and written by kube-proxy as it is.
+		// Errors in a section that no mode uses are accepted, and kube-proxy writes them unchanged.
 		if faults > 0 && wrong != "" && !strings.HasPrefix(path, "ipvs.") && !strings.HasPrefix(path, "nftables.") {
 			words, faults = strings.Fields(wrong), faults-1
 		}

@@ -169,7 +169,7 @@ func TestChart_schemaKnowsConfiguration(t *testing.T) {
 	equal(t, strings.Join(known, "\n"), strings.Join(fields, "\n"))
 }
 
-// What cannot be meant is refused before anything is installed, and the message names the value.
+// helm refuses invalid values before it installs anything, and the message names the value.
 func TestChart_refuses(t *testing.T) {
 	for set, want := range map[string]string{
 		"apiServer=":                                "apiServer: set the URL of the API server",
@@ -257,7 +257,7 @@ func configMap(t *testing.T, manifests string) map[string]string {
 	return nil
 }
 
-// What the cluster's monitoring loads is what is in the directory monitoring, byte for byte.
+// The cluster's monitoring loads the files of directory monitoring, byte for byte.
 func TestChart_monitoring(t *testing.T) {
 	rendered := template(t, "--values", chart+"/ci/everything-values.yaml")
 	seen := 0

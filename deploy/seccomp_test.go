@@ -50,8 +50,8 @@ func runtimeDefault(t *testing.T, capabilities []string) (file string) {
 	return file
 }
 
-// policy is a profile for this architecture, without calls that it does not have. What depends on arguments is in one
-// group and comes last: the filter does not load the call's number again after it.
+// policy is a profile for this architecture, without calls that it does not have. Rules that depend on arguments are in
+// one group and come last: the filter does not load the call's number again after it.
 func policy(t *testing.T, profile *specs.LinuxSeccomp) filter.Policy {
 	t.Helper()
 	machine, err := arch.GetInfo("")

@@ -25,7 +25,7 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// Settings are kube-proxy's, in its words. What is zero, false or nil is left as it is.
+// Settings are kube-proxy's, in its words. Zero, false and nil leave a setting unchanged.
 type Settings struct {
 	// MaxPerCore times the number of CPUs that are online, at least Min and never more than a million,
 	// becomes nf_conntrack_max.

@@ -87,7 +87,7 @@ func (c *conn) overdue() (is bool) {
 
 func (c *conn) slow() { c.late.Do(func() { c.pool.tell(Slow) }) }
 
-// Write implements net.Conn. What http.Server writes before it calls the handler refuses the request.
+// Write implements net.Conn. If http.Server writes before it calls the handler, it refuses the request.
 func (c *conn) Write(b []byte) (int, error) {
 	var refusal bool
 	c.change(func() { c.writing, refusal = true, !c.accepted })

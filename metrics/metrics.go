@@ -1,13 +1,13 @@
-// Package metrics counts and measures what Fairlead does, for Prometheus. What kube-proxy measures
-// too has kube-proxy's name, type, labels and buckets, so that its dashboards and alerts go on
-// working; all else begins with fairlead_.
+// Package metrics counts and measures what Fairlead does, for Prometheus. Metrics that kube-proxy has, too, keep its
+// names, types, labels and buckets, so that its dashboards and alerts work. The names of all others begin with
+// fairlead_.
 //
 //	engine ── Round, Answered ──► Metrics ──► Handler ──► GET /metrics
 //	planes ── Forgot, Listening ─►   │  ▲
 //	engine ◄── rows? status? ────────┘  └── process, Go runtime, client-go
 //
-// What happens often is counted as it happens, without allocation, since programming waits for it.
-// What is a state is asked for when somebody scrapes.
+// Frequent events are counted as they happen, without allocation, since programming waits for that. States are
+// collected at each scrape.
 //
 // The registry is a Metrics' own. Facts of the whole process (its CPU time and memory, the Go runtime,
 // the requests of client-go, which has one global hook for that) are in the registry that all

@@ -6,8 +6,7 @@ import (
 	"fairlead.dev/fairlead/lab/allocs"
 )
 
-// FuzzParseState reads arbitrary text. What is accepted keeps the promises of a State and is written as it is read
-// again.
+// FuzzParseState reads arbitrary text. Accepted text keeps the promises of a State, and is written as it is read again.
 func FuzzParseState(f *testing.F) {
 	f.Add(`
 backend default/web:http cluster 10.244.1.2:8080 local

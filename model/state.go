@@ -12,8 +12,8 @@ import (
 	"fairlead.dev/fairlead/internal/defect"
 )
 
-// State is the whole desired state of a node. Whoever receives one may read it until the call
-// returns, and may keep the rows (which are values) but not the maps.
+// State is the whole desired state of a node. The callee may read it until the call returns, and may keep the rows
+// (which are values) but not the maps.
 type State struct {
 	Frontends map[Key]Frontend
 	Pools     map[PoolID]Pool          // only those to which a Frontend forwards

@@ -39,7 +39,7 @@ func read(t *testing.T, service1, slice, endpoints, node []byte) *model.State {
 		o4 corev1.Node
 		o5 networkingv1.ServiceCIDR
 	)
-	// What cannot be decoded is half decoded, which is as good.
+	// Input that cannot be decoded is decoded in part, which is as good.
 	for data, o := range map[*[]byte][]any{&service1: {&o1}, &slice: {&o2}, &endpoints: {&o3}, &node: {&o4, &o5}} {
 		for _, o := range o {
 			_ = json.Unmarshal(*data, o)

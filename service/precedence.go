@@ -8,8 +8,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// An address and port can be wanted by several. Who gets it does not depend on who came first alone, or a tenant could
-// take what the cluster gives out, even before it does:
+// An address and port can be wanted by several. The order of arrival alone does not decide, or a tenant could take an
+// address before the cluster allocates it:
 //
 //	1  the node: its own addresses, and where this process listens
 //	2  what the control plane gives out: ClusterIPs, NodePorts, health check ports

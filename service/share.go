@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// A few lines of a Service can mean very many rows: ports × addresses, ports × source ranges, ports × endpoints. What a
-// Service needs is counted before it is compiled, in entries, which are some 150 bytes of this process and of the
-// kernel each. As many as are in proportion to what its objects say are free. All that goes beyond is taken from a
-// node's total, of which each namespace has a fair share (max-min fairness): what one does not use others may, and the
-// largest give way first. In a namespace the older Services come first. A Service for which nothing is left is refused
-// as a whole, by name. Two more things are shared in the same way: listening sockets for health checks, one for each
-// port and address of the node, and the tables of schedulers that a Service chooses, one for each frontend in IPVS.
+// A few lines of a Service can mean very many rows: ports × addresses, ports × source ranges, ports × endpoints. A
+// Service is counted before it is compiled, in entries, which are some 150 bytes of this process and of the kernel
+// each. As many as are in proportion to what its objects say are free. All that goes beyond is taken from a node's
+// total, of which each namespace has a fair share (max-min fairness): what one does not use others may, and the largest
+// give way first. In a namespace the older Services come first. A Service for which nothing is left is refused as a
+// whole, by name. Two more things are shared in the same way: listening sockets for health checks, one for each port
+// and address of the node, and the tables of schedulers that a Service chooses, one for each frontend in IPVS.
 const (
 	frontendEntries = 4  // a row, which a plane keeps with its key
 	freeEntries     = 16 // for each port, address, source range and endpoint that the objects name
@@ -137,8 +137,8 @@ func lanes(s *Service) int {
 	return 1
 }
 
-// decide returns the Services that are served from now on and were not, or the other way round. What the shares leave,
-// as no Service fits, older ones get that need more.
+// decide returns the Services that are served from now on and were not, or the other way round. Entries that the shares
+// leave, because no Service fits, go to older ones that need more.
 func (s *shares) decide() (changed []Name) {
 	wanted := map[string]int{}
 	for name, n := range s.needs {

@@ -32,7 +32,7 @@ func wide(namespace, name string, created int64, ports, endpoints int) service.B
 	return service.Batch{Services: service.One(s.Name, s), Slices: service.One(slice.Name, slice)}
 }
 
-// What goes beyond a namespace's share is refused by name. Others are served as if it was not there, and it gets what
+// A Service beyond its namespace's share is refused by name. Others are served as if it was not there, and it gets what
 // they do not use.
 func TestTable_shares(t *testing.T) {
 	table := newTable(t, service.Options{})
@@ -115,7 +115,7 @@ func TestTable_tables(t *testing.T) {
 	}
 }
 
-// Who is served does not depend on the order in which the Services came.
+// The order of arrival does not decide which Services are served.
 func TestTable_sharesInAnyOrder(t *testing.T) {
 	seed := sample.Seed(t)
 	d := seeded(seed)

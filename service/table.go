@@ -302,8 +302,8 @@ func (t *Table) guard(p netip.Prefix, clusterIP bool) {
 	}
 }
 
-// countEndpoints keeps the set of networks that have endpoints. Who has a ClusterIP that is in none
-// of them, which is the rule, need not be searched for among all endpoints.
+// countEndpoints keeps the set of networks that have endpoints. A ClusterIP outside all of them, which is the rule,
+// need not be searched for among all endpoints.
 func (t *Table) countEndpoints(s *Slice, by int) {
 	for i := range s.Endpoints {
 		a := s.Endpoints[i].Addr

@@ -89,7 +89,7 @@ func TestRun_auto(t *testing.T) {
 	p.end()
 }
 
-// What other processes have left stays, whatever it is. What is not to be chosen is not.
+// Rules that other processes left stay, whatever they are. Modes that must not be chosen are not chosen.
 func TestRun_autoKeeps(t *testing.T) {
 	w := newMachine(t)
 	flags := []string{"--config", w.config(), "--cgroup-root", w.bed.Cgroup()}
@@ -106,7 +106,7 @@ func TestRun_autoKeeps(t *testing.T) {
 	}
 }
 
-// What is there for open connections only is not what stays.
+// Leftovers for open connections alone do not decide which plane stays.
 func TestRun_autoRetired(t *testing.T) {
 	w := newMachine(t)
 	flags := []string{"--config", w.config(), "--cgroup-root", w.bed.Cgroup()}
@@ -130,7 +130,7 @@ func TestRun_autoRetired(t *testing.T) {
 	p.end()
 }
 
-// What somebody has switched to stays, too, also over a restart.
+// A plane that an operator switched to stays, also over a restart.
 func TestRun_autoSwitched(t *testing.T) {
 	w := newMachine(t)
 	w.configure("auto", "")

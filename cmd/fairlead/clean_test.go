@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Who cleans up beside a Fairlead is told that it would be in vain, unless he insists.
+// Beside a running Fairlead, clean refuses, as the agent would restore everything, unless it is forced.
 func TestClean_besideRun(t *testing.T) {
 	w := newWorld(t)
 	p := w.start()

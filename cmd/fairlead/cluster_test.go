@@ -424,7 +424,7 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 		w.Error("the old listener is still there")
 	}
 
-	// What is wrong changes nothing, is said, and is forgotten.
+	// An invalid edit changes nothing, is reported, and is forgotten.
 	w.edit(files, "config.conf", "mode: iptables", "mode: magic")
 	w.logged(p, "level=ERROR", "configuration was refused", "magic")
 	w.event("Node node", "ConfigurationRefused", "magic")
@@ -573,8 +573,8 @@ func (w *realCluster) fourPods() {
 	w.knows("fairlead", 4)
 }
 
-// goesBack takes away all pods but one, while the real kube-proxy runs and Fairlead, which has ended,
-// still has all of them in its rules. What kube-proxy knows counts.
+// goesBack takes away all pods but one, while the real kube-proxy runs and Fairlead, which has ended, still has all of
+// them in its rules. The rules of kube-proxy count.
 func (w *realCluster) goesBack(mode string) {
 	w.Helper()
 	w.knows("kube-proxy", 4)
@@ -638,7 +638,7 @@ func TestKubeProxy_succession(t *testing.T) {
 		p = w.start()
 		w.logged(p, "removed what kube-proxy had left", back.mode)
 	}
-	// What the administrator wants kept is kept, until it is not.
+	// Rules stay as long as the administrator keeps takeOver at Keep.
 	w.kill(p)
 	p = w.kubeProxy("nftables", "kube-proxy nftables")
 	w.kill(p)

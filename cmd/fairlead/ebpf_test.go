@@ -140,8 +140,8 @@ func TestRun_ebpf(t *testing.T) {
 			_, body := w.page(metrics, "/proxyMode")
 			return body
 		})
-		// What open connections need of another mode stays: programs without rows, with a table that keeps others from
-		// their ports, and hooks of connection tracking.
+		// Open connections of another mode keep what they need: programs without rows, with a table that keeps others
+		// from their ports, and hooks of connection tracking.
 		pins := map[bool]string{true: "links memory netns", false: "links memory netns retired"}[mode == "ebpf"]
 		eventually.Equal(w, "pins in mode "+mode, pins, w.pins)
 		tables := map[string]string{

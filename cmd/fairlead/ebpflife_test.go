@@ -98,8 +98,8 @@ func TestRun_ebpfLife(t *testing.T) {
 	w.otherFlows(p, flags)
 }
 
-// otherFlows has a version come that cannot read the flows of the one before. Whoever connects from then on is served;
-// connections from outside that were open end.
+// otherFlows has a version come that cannot read the flows of the one before. New connections are served; open ones
+// from outside end.
 func (m machine) otherFlows(p *proxy, flags []string) {
 	m.Helper()
 	_ = p.Process.Kill()

@@ -249,8 +249,8 @@ func (w *world) setAddressMode(mode string) {
 	}
 }
 
-// TestRun_ipvsAddresses goes from each address mode to each other, while connections are made all the time, and some are
-// open. What is the node's own stays as it is.
+// TestRun_ipvsAddresses goes from each address mode to each other, while connections are made all the time, and some
+// are open. The node's own addresses stay as they are.
 func TestRun_ipvsAddresses(t *testing.T) {
 	if needIPVS(t) {
 		return

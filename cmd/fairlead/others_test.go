@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// What another user of the node may do: read the pages for operators, as with kube-proxy. The control socket answers
-// root alone, and so nobody else can order anything, or learn of Services what the pages do not say.
+// Another user of the node may read the pages for operators, as with kube-proxy. The control socket answers root alone,
+// so other users can neither give orders nor read more about Services.
 func TestRun_otherUsers(t *testing.T) {
 	m := newMachine(t)
 	self, err := os.Executable()

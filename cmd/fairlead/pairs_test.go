@@ -147,7 +147,7 @@ endpoints:
 	return text
 }
 
-// choose writes the configuration. What of it does not say who serves comes first.
+// choose writes the configuration. Settings other than the mode come first.
 func (b *busyMachine) choose(s served) {
 	b.Helper()
 	if s.backend != "" {

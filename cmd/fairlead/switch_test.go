@@ -175,7 +175,7 @@ func TestSwitch_fails(t *testing.T) {
 	w.configure("nftables", "")
 	p.await("the configuration is accepted again")
 
-	// Somebody keeps the new data plane from being programmed. Changes are followed meanwhile.
+	// An external change keeps the new data plane from being programmed. Changes are followed meanwhile.
 	for _, how := range []os.Signal{os.Interrupt, os.Kill} {
 		unlock := w.lock()
 		first := w.order("iptables")

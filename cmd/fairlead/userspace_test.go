@@ -36,8 +36,8 @@ func (w *world) routing() (out string) {
 	return out
 }
 
-// TestRun_userspace has the process be killed, and others follow it. What it carries ends with it. Who would connect
-// while there is none waits for the next one.
+// TestRun_userspace has the process be killed, and others follow it. Its connections end with it. Clients that connect
+// while there is none wait for the next one.
 func TestRun_userspace(t *testing.T) {
 	w := newWorld(t)
 	w.configure("userspace", "")

@@ -66,7 +66,7 @@ func (m mirrors) split(url string) (archive, path string) {
 	return "", url
 }
 
-// fetcher gets packages, from the cache if they are there. What it returns has the sha256 of the lock.
+// fetcher gets packages, from the cache if they are there. Each returned package has the sha256 of the lock.
 type fetcher struct {
 	cache    string
 	mirrors  mirrors

@@ -54,7 +54,7 @@ const (
 	NewFrom  Status = 1 << 4 // IPS_SRC_NAT: who answers does not see the client
 )
 
-// Filter says which flows are listed. What is 0 makes no difference.
+// Filter says which flows are listed. Fields that are 0 match all flows.
 type Filter struct {
 	Protocol    model.Protocol
 	To, Answers netip.AddrPort // only with a Protocol
@@ -100,8 +100,8 @@ func family(v6 bool) uint8 {
 	return unix.AF_INET
 }
 
-// List returns the flows of an address family that are wanted. What the kernel lists beyond the filter is left out
-// here, so that an older kernel takes longer, and that is all.
+// List returns the flows of an address family that are wanted. List drops flows beyond the filter, which an older
+// kernel lists. That only takes longer.
 func List(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) bool) (flows []Flow, err error) {
 	if f.HasAddress() && f.V6() != v6 {
 		return nil, nil

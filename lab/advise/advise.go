@@ -27,7 +27,7 @@ type Plane struct {
 	Open func(Place) (dataplane.Dataplane, error)
 }
 
-// Place is what a plane finds in a scratch cluster beside the network. What is empty there is not.
+// Place is what a plane finds in a scratch cluster beside the network. Nil fields are not there.
 type Place struct {
 	Cgroup string // of all sockets there
 	BPF    string // a directory in a file system of that type
@@ -55,7 +55,7 @@ type Ratio struct {
 
 func (r Ratio) String() string { return bench.Ratio(r).String() }
 
-// Figures are what a plane was measured to do. What Ratios compare with is two pods without a proxy.
+// Figures are what a plane was measured to do. Ratios compare with two pods without a proxy.
 type Figures struct {
 	Services   int           `json:"services"`          // ports of Services among which it was measured
 	Fill       time.Duration `json:"fillNanoseconds"`   // until an empty kernel held all their rows

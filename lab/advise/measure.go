@@ -44,9 +44,9 @@ const (
 	connections, requests = 20, 100
 )
 
-// Measure finds out what each plane does on this machine. It takes Duration, or little more: what a plane does not
-// do in its share of that counts as not measured. What is still being cleaned up then is done in the background;
-// Wait waits for it.
+// Measure finds out what each plane does on this machine. It takes Duration, or little more: what a plane does not do
+// in its share of that counts as not measured. The rest of the cleaning up is done in the background; Wait waits for
+// it.
 func Measure(ctx context.Context, o Options) *Measurement {
 	o.Planes = slices.SortedStableFunc(slices.Values(o.Planes), func(p, q Plane) int {
 		return cmp.Compare(preference(p.Name), preference(q.Name))
@@ -170,7 +170,7 @@ func unmeasured(err error) string {
 	return err.Error()
 }
 
-// run takes the figures. What is not served is no error.
+// run takes the figures. Rows that are not served are no error.
 func (t *trial) run(ctx context.Context, f *Finding) (*Figures, error) {
 	m := &Figures{Services: t.services}
 	begin := time.Now()

@@ -238,7 +238,7 @@ func (p *places) broken(sync func() error) Plane {
 	})
 }
 
-// What goes wrong with one plane is said of it, and the next one is measured.
+// An error of one plane is reported with it, and the next one is measured.
 func TestMeasure_broken(t *testing.T) {
 	t.Parallel()
 	p := newPlaces()
@@ -270,7 +270,7 @@ func TestMeasure_broken(t *testing.T) {
 	p.noTrace(t)
 }
 
-// Nobody waits for a plane that takes longer than there is time; it is cleaned up all the same.
+// Measure does not wait for a plane that takes too long; it is cleaned up all the same.
 func TestMeasure_slow(t *testing.T) {
 	t.Parallel()
 	p := newPlaces()
@@ -287,7 +287,7 @@ func TestMeasure_slow(t *testing.T) {
 	p.noTrace(t)
 }
 
-// Who interrupts it finds nothing left.
+// After an interrupt nothing is left.
 func TestMeasure_interrupted(t *testing.T) {
 	t.Parallel()
 	p := newPlaces()

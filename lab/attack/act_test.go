@@ -263,7 +263,7 @@ func (s *stage) held() *held {
 	return h
 }
 
-// hold opens connections, sends a text on each, and keeps them. What is refused is refused.
+// hold opens connections, sends a text on each, and keeps them. It ignores refused ones.
 func (s *stage) hold(from testbed.Place, to netip.AddrPort, n int, text string) {
 	h, begin := s.held(), time.Now()
 	const most, each = 3 * time.Second, 300 * time.Millisecond

@@ -16,7 +16,7 @@ import (
 var named = []string{" " + tenant + "/"}
 
 // ofThisKernel are planes whose agent does not run in the test kernel, where to read so many objects takes ten times as
-// long. What reads them is the same for all planes.
+// long. All planes share the code that reads them.
 var ofThisKernel = []plane{nftables, iptables, ebpf, userspace}
 
 // attacks are all. Whatever it says of a number of Services, they are in one namespace.
@@ -197,7 +197,7 @@ var attacks = []attack{
 		act:   one(func(o *offer) { o.Spec.ExternalIPs = collisions(1000) }),
 	},
 
-	// What belongs to others.
+	// Attacks on the property of others.
 	{
 		name: "steal-cluster-ip", who: aTenant,
 		does:  "another's ClusterIP, and that of DNS",

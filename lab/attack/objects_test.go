@@ -129,7 +129,7 @@ func baseObjects(s *stage) []runtime.Object {
 	return append([]runtime.Object{base}, s.of(base, evil, lurker)...)
 }
 
-// What those have.
+// The addresses of other tenants.
 const (
 	dnsIP, dnsPort       = "10.96.0.10", 7053
 	baseIP, baseBalancer = "10.96.6.6", "203.0.113.66"

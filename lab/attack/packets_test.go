@@ -112,7 +112,7 @@ func (s *stage) forge(many int, packet func(n int) forged) {
 			p := packet(n)
 			b = p.append(b[:0])
 			to := p.dst.Addr()
-			// What does not fit into a queue, or is refused by a rule, is lost as it is on any network.
+			// Packets that do not fit into a queue, or that a rule refuses, are lost as on any network.
 			err := unix.Sendto(raw[to.Is6()], b, 0, sockaddr(to))
 			if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EPERM) {
 				return fmt.Errorf("send to %s: %w", p.dst, err)

@@ -136,7 +136,7 @@ func (s *stage) start(flags ...string) {
 	}
 }
 
-// command is a proxy on the node. What it pins is in a file system of its own.
+// command is a proxy on the node. Its pins are in a file system of its own.
 func (s *stage) command(flags ...string) []string {
 	limited := []string{"sh", "-c", `ulimit -n ` + maxFiles + ` && exec "$0" "$@"`}
 	if s.on == ebpf {

@@ -306,8 +306,8 @@ func (p *controlPlane) wait(services int) error {
 	return err
 }
 
-// feed is a source.Source that is told of events. What an API client keeps of the objects, to know what has changed, is
-// part of neither benchmark.
+// feed is a source.Source that is told of events. Neither benchmark includes the store of objects that an API client
+// keeps to find changes.
 type feed struct {
 	changed chan struct{} // has a token if Next should look
 

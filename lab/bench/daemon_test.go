@@ -20,8 +20,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// What "kubectl get services,endpointslices -A -o yaml" prints of one Service. (Managed fields are
-// not among it.)
+// The output of "kubectl get services,endpointslices -A -o yaml" for one Service. (Managed fields are not among it.)
 const (
 	serviceManifest = `- apiVersion: v1
   kind: Service

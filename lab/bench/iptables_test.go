@@ -573,7 +573,7 @@ func (d *dips) print(b *testing.B) {
 	printTable("the same within each two seconds", rows...)
 }
 
-// What changes while connections are opened, and how.
+// Changes that happen while connections are opened.
 const (
 	changeRate = 20              // a second
 	rateTime   = 2 * time.Second // for which connections are counted

@@ -17,7 +17,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
-// What BenchmarkIPVS compares at each number of Services, of which the environment may name others.
+// The contenders of BenchmarkIPVS at each number of Services; the environment may name other numbers.
 const (
 	ipvsSizes     = "1,10,100,1000,10000,20000" // sizesVariable
 	ipvsEndpoints = 2                           // of each Service

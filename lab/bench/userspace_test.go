@@ -377,8 +377,8 @@ func BenchmarkUserspaceDead(b *testing.B) {
 		atOnce, testbed.DefaultTimeout, clientWaits), rows...)
 }
 
-// BenchmarkUserspaceIdle opens many connections, and tells what they take while they are idle. What the kernel has is that of
-// the client and the server, too. Where the machine allows too few files it runs in the test kernel.
+// BenchmarkUserspaceIdle opens many connections, and tells what they take while they are idle. The kernel memory
+// includes that of the client and the server. Where the machine allows too few files it runs in the test kernel.
 func BenchmarkUserspaceIdle(b *testing.B) {
 	program := buildDaemon(b)
 	n, err := moreFiles()

@@ -8,8 +8,8 @@
 //	                                     │ connections                                ▼    of its own
 //	                                     └──────────────────────────────────────► the node's kernel
 //
-// A trial is one way into a Service from one place. What has to happen there follows from the
-// manifests; the proxy adds whom it has chosen; real connections show whether both are right.
+// A trial is one way into a Service from one place. The manifests say what has to happen there. The proxy names its
+// choice. Real connections show whether both are right.
 //
 // Nothing remains: namespaces and processes go with this process, however it ends, and one directory
 // of temporary files goes unless it is killed.

@@ -314,7 +314,7 @@ func TestCommand_signals(t *testing.T) {
 	}
 }
 
-// Nobody reads on, as in "fairlead demo | head".
+// The reader ends early, as in "fairlead demo | head".
 func TestCommand_brokenPipe(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	cmd := exec.CommandContext(t.Context(), fairlead, "demo")

@@ -38,7 +38,7 @@ const (
 	unfair = 6
 )
 
-// What the proxy does with a packet, in the words of "fairlead explain".
+// The decision of the proxy about a packet, in the words of "fairlead explain".
 const (
 	forward = "forward"
 	reject  = "reject"

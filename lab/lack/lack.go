@@ -1,5 +1,5 @@
 // Package lack skips tests for what a machine lacks: a test names one of the lacks that are known here, and the list of
-// skips (skips.txt) names the test. What else stands in a test's way is a failure.
+// skips (skips.txt) names the test. Any other obstacle to a test is a failure.
 //
 //	test ─► Need, Skip ─► "lacks cgroup: …" ─► go test -json ─► lab/testreport ─► the last lines of a run
 //	            │                                                   │
@@ -16,7 +16,7 @@ import (
 // Lack is something that a test needs and a machine may do without; the table facts says what.
 type Lack string
 
-// What a machine may lack.
+// The things that a machine may lack.
 const (
 	BPFConntrack   Lack = "bpf-conntrack"
 	BPFFS          Lack = "bpffs"

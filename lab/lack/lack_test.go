@@ -161,7 +161,7 @@ func TestSkipAll(t *testing.T) {
 	}
 }
 
-// What is said of this machine is what it is.
+// The checks agree with what this machine has.
 func TestExplained(t *testing.T) {
 	if os.Getuid() != 0 && !Root.Explained() {
 		t.Error("another user is taken for root")

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// costFigures are those of every turn: what it took of the processors, and whose processes it was. What the kernel does
-// for a packet counts as the time of whoever it interrupts.
+// costFigures are those of every turn: what it took of the processors, and whose processes it was. Kernel work for a
+// packet counts as time of the process that it interrupts.
 func costFigures() []Figure {
 	return []Figure{
 		{Name: "cpu.proxy", Unit: Seconds, Better: Lower, Does: "processor time of the proxy and its children in a turn"},
@@ -41,7 +41,7 @@ func (s *Site) costs(ctx context.Context) (c costs) {
 	return c
 }
 
-// addTo adds what was taken since to the figures of a turn. Who was started meanwhile is left out.
+// addTo adds what was taken since to the figures of a turn. Processes that started meanwhile are left out.
 func (c costs) addTo(f Figures, before costs) {
 	if c.pid != 0 && c.pid == before.pid {
 		f["cpu.proxy"] = (c.proxy - before.proxy).Seconds()

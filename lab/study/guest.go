@@ -242,7 +242,7 @@ func (l *lab) task(r Row) (task, bool) {
 	return task{}, false
 }
 
-// Guest is this program's work in the test kernel. What it finds is written, one line each, to out.
+// Guest is this program's work in the test kernel. It writes its findings to out, one line each.
 func Guest(ctx context.Context, file string, out io.Writer) error {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -35,7 +35,7 @@ func everyone() []Contender {
 	return append(all, Peers("other", "/usr/bin/other")...)
 }
 
-// Who cannot run takes with him what has his data plane, or changes to it, and nobody else.
+// A contender that cannot run also removes contenders with its data plane, or with changes to it, and no others.
 func TestLab_isMissing(t *testing.T) {
 	pairs, schedulers := switchExperiment(), schedulersExperiment()
 	l := newLab(Options{Experiments: []Experiment{pairs, schedulers}, Depth: Quick, Contenders: everyone()}, This)

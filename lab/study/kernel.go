@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// describeKernel describes the machine. What it does not tell stays empty.
+// describeKernel describes the machine. Unknown fields stay empty.
 func describeKernel(name string) Kernel {
 	k := Kernel{Name: name, CPUs: runtime.NumCPU()}
 	if name == Test {

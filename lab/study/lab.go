@@ -41,7 +41,7 @@ type Options struct {
 	Say func(string) `json:"-"`
 }
 
-// Run measures. What was found before an error, or before ctx ended, is in the journal, and in the Result.
+// Run measures. Findings before an error, or before ctx ended, are in the journal and in the Result.
 func Run(ctx context.Context, o Options) (*Result, error) {
 	l := newLab(o, This)
 	var err error
@@ -163,7 +163,7 @@ func (l *lab) measureAll(ctx context.Context) error {
 	return nil
 }
 
-// findMissing tries each contender with one Service. Who cannot run here at all is told once, and left out.
+// findMissing tries each contender with one Service. A contender that cannot run here is reported once, and left out.
 func (l *lab) findMissing(ctx context.Context) error {
 	catalog, err := Cluster{Services: 1, Endpoints: 1}.catalog()
 	if err != nil {
@@ -324,8 +324,8 @@ func (l *lab) measure(ctx context.Context, g *group) (err error) {
 // warmly is how long a turn may take for one more, which does not count, to be worth it.
 const warmly = 500 * time.Millisecond
 
-// warmUp has everybody who has a turn left take one that does not count: the first one of a cell starts processes,
-// meets neighbours and touches memory for the first time. What fails there will fail again.
+// warmUp gives each contender with a turn left one that does not count: the first one of a cell starts processes, meets
+// neighbours and touches memory for the first time. A failure there will recur.
 func (l *lab) warmUp(ctx context.Context, t task, sites map[string]*Site) error {
 	if t.Takes == 0 || t.Takes > warmly {
 		return nil

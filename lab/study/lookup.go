@@ -83,7 +83,7 @@ func lookupTurn(s *Site, to netip.AddrPort, connections int) (f Figures, err err
 		err = errors.Join(err, s.answerProbes())
 	}()
 	loop.Ask(to)
-	// What has just listed rules finds them in the processor's caches, or other things there: nobody is measured before.
+	// A program that has just listed rules has filled the processor's caches, so no contender is measured before.
 	if _, err := loop.Connects(connections / 10); err != nil {
 		return nil, err
 	}

@@ -73,7 +73,7 @@ func (r rollout) turn(ctx context.Context, s *Site) (f Figures, err error) {
 }
 
 // replace has a new pod take the place of an old one: the controllers announce that the one is ready and that the other
-// one ends, which then closes its port and is gone. What it has of open connections it serves to their end.
+// one ends, which then closes its port and is gone. It serves open connections to their end.
 func (r rollout) replace(ctx context.Context, d *deployment, i int) error {
 	if err := d.become(r.endpoints(d, i, true)...); err != nil {
 		return err

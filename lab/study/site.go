@@ -192,7 +192,7 @@ func (s *Site) start(ctx context.Context, ready func(context.Context) error) (to
 	if err != nil {
 		return 0, err
 	}
-	// What it has of the older iptables is its namespace's, and must not wait for who changes the machine's.
+	// Its legacy iptables belong to its namespace, and must not wait for changes of the machine's.
 	env = slices.Concat(env, []string{"XTABLES_LOCKFILE=" + filepath.Join(s.dir, "xtables.lock")})
 	o := kubernetes.ProxyOptions{Bed: s.Bed, Command: s.command, Env: env}
 	if s.bpf != nil {

@@ -11,10 +11,9 @@
 //	                     │                  ║                  │
 //	         outside 192.0.2.9       hosts (any address)    gateway 192.0.2.254
 //
-// Service, load balancer and external addresses belong to nobody: packets to them are routed to the
-// node (a pod's pass its own node first). What the node does not take it forwards to the gateway,
-// which answers "unreachable", so that a probe tells a packet that the node dropped (TimedOut) from
-// one that it let go by (Unreachable).
+// Service, load balancer and external addresses belong to nobody: packets to them are routed to the node (a pod's pass
+// its own node first). The node forwards packets that it does not take to the gateway, which answers "unreachable", so
+// that a probe tells a packet that the node dropped (TimedOut) from one that it let go by (Unreachable).
 //
 // Pods are sockets of this process: a server answers every connection and datagram with its pod's
 // name and the address it saw, so that one Probe shows which backend served, and whose source

@@ -82,9 +82,9 @@ func patience(want string) time.Duration {
 	return time.Minute
 }
 
-// What comes to the node's own address for a pod's port is sent to the pod, as a service proxy does.
-// The pod's neighbour needs no masquerading for it, because its packets pass the node's routing on
-// the way back as well; the pod itself does.
+// Packets to the node's own address and a pod's port go to the pod, as a service proxy sends them. The pod's neighbour
+// needs no masquerading for it, because its packets pass the node's routing on the way back as well; the pod itself
+// does.
 func TestBed_hairpin(t *testing.T) {
 	for _, bridged := range []bool{false, true} {
 		t.Run(fmt.Sprintf("bridge=%v", bridged), func(t *testing.T) {

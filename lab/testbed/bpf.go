@@ -88,7 +88,7 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// sweepCgroups removes what nobody has locked. What is in use, or cannot be removed, is not ours to complain about.
+// sweepCgroups removes cgroups that are not locked. It ignores those that are in use or cannot be removed.
 func sweepCgroups(own string) {
 	all, _ := filepath.Glob(filepath.Join(own, cgroupPrefix+"*"))
 	for _, dir := range all {

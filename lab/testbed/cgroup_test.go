@@ -10,7 +10,7 @@ import (
 	"fairlead.dev/fairlead/lab/lack"
 )
 
-// What a killed process has left goes when the next one needs a cgroup, and what others have stays.
+// Cgroups of a killed process go when the next one needs a cgroup; those of other processes stay.
 func TestNewCgroup_sweeps(t *testing.T) {
 	others, err := newCgroup()
 	skipDenied(t, lack.Cgroup, err)

@@ -241,8 +241,8 @@ func (b *Bed) Serve(name string, ports ...PodPort) error {
 	return nil
 }
 
-// StopServing ends a pod's servers and their connections, as the end of its processes does. What comes
-// to its addresses is refused from then on, and its ports are free.
+// StopServing ends a pod's servers and their connections, as the end of its processes does. Connections to its
+// addresses are refused from then on, and its ports are free.
 func (b *Bed) StopServing(name string) error {
 	b.mu.Lock()
 	p := b.pods[name]

@@ -115,7 +115,7 @@ func TestSource_follows(t *testing.T) {
 	})
 }
 
-// What kube-proxy holds on kube-ipvs0 are addresses of Services.
+// The addresses on kube-ipvs0 are those of Services.
 func TestSource_leavesServices(t *testing.T) {
 	namespace(t, func(t *testing.T, link netlink.Link) {
 		services := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs0"}, PeerName: "c"}

@@ -35,14 +35,14 @@ func keys(n int) string {
 	return text.String()
 }
 
-// What small manifests of an attacker are made of.
+// The ingredients of small manifests of an attacker.
 var (
 	longText    = strings.Repeat("x", 54<<10)
 	manyAliases = strings.Repeat("*a,", 18<<10)
 	deepText    = strings.Repeat("[", 9000) + strings.Repeat("]", 9000)
 )
 
-// What is in use while a file is read is what memory.go says, whatever the file has. The test is not parallel.
+// Reading a file uses the memory that memory.go states, whatever the file has. The test is not parallel.
 func TestFile_memory(t *testing.T) {
 	const fixed = 8 << 20
 	for name, text := range map[string]string{
@@ -121,7 +121,7 @@ func TestFile_refused(t *testing.T) {
 	}
 }
 
-// What is said of a file is bounded, whatever is wrong with it.
+// The messages about a file are bounded, whatever its errors are.
 func TestFile_manyFailures(t *testing.T) {
 	b := newBench(t, map[string]string{
 		"a.yaml": strings.Repeat("a\n---\n", 1000),

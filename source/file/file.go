@@ -15,11 +15,11 @@
 // Node of the configured name are used, and Endpoints for Services that have no EndpointSlice.
 // Other kinds are skipped and counted.
 //
-// What is in force is what the files say, with exceptions that keep an accident from emptying the
-// node. A file that does not parse, cannot be read, or is empty keeps what it said before, all of
-// it; until it has parsed once, those of its documents that do parse are used. A path that was given
-// and is gone keeps what it said, also if an empty directory appears in its place, as when a volume
-// is unmounted. A file that disappears from a directory takes its objects with it.
+// The files decide what is served, with exceptions that keep an accident from emptying the node. A file that does not
+// parse, cannot be read, or is empty keeps what it said before, all of it; until it has parsed once, those of its
+// documents that do parse are used. A path that was given and is gone keeps what it said, also if an empty directory
+// appears in its place, as when a volume is unmounted. A file that disappears from a directory takes its objects with
+// it.
 //
 // Files are looked at apart: while one is written without pause, or is large, the others are followed as ever.
 //

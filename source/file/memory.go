@@ -2,8 +2,8 @@ package file
 
 import "fmt"
 
-// What parsing takes depends on the bytes of a text, and more on the number of values in it. A tenant decides on both,
-// so that the need is estimated before anything is parsed. Of live memory, reading a file takes at most
+// The memory for parsing depends on the bytes of a text, and more on the number of values in it. A tenant decides on
+// both, so that the need is estimated before anything is parsed. Of live memory, reading a file takes at most
 //
 //	maxMemory, or perByte and perValue for each byte and value that are parsed at one moment
 //	+ 8 MiB, mostly for the parser's stack

@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/transport"
 )
 
-// hole forwards connections until it swallows everything that is sent through it. What comes after
-// that is forwarded again.
+// hole forwards connections until it swallows everything that is sent through it. Later connections are forwarded
+// again.
 type hole struct {
 	net.Listener
 	to string

@@ -119,7 +119,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// Who may not write Events hears of it once.
+// A source without the right to write Events logs that once.
 func TestEvents_forbidden(t *testing.T) {
 	t.Parallel()
 	logs, log := newLogbook()
@@ -227,7 +227,7 @@ func (s *apiServer) takeEvents() func() []string {
 	}
 }
 
-// What every node finds is written by about ten, however many there are.
+// About ten nodes report what all nodes find, however many there are.
 func TestEvents_everywhere(t *testing.T) {
 	t.Parallel()
 	const objects, nodes = 20, 500

@@ -1,7 +1,7 @@
-// Package kube delivers the Services, EndpointSlices, ServiceCIDRs and the own Node of a Kubernetes
-// cluster, and writes Events to it. An object becomes compact as it arrives and is not kept, so that
-// neither the first list nor a relist ever holds the whole objects. What the API server once said
-// stays until it says otherwise: no error of it, of the network or of an object makes anything vanish.
+// Package kube delivers the Services, EndpointSlices, ServiceCIDRs and the own Node of a Kubernetes cluster, and writes
+// Events to it. An object becomes compact as it arrives and is not kept, so that neither the first list nor a relist
+// ever holds the whole objects. Objects stay until the API server changes or deletes them: no error of it, of the
+// network or of an object makes anything vanish.
 //
 //	API server ══ watch, protobuf ══► stream ─► compact ─► Reflector ─► mirror ─► Batch ─► Next()
 //	           ◄════ Events ═════ queue, one worker ◄─ Emit()     (what changed, coalesced by object)

@@ -27,7 +27,7 @@ func newLine(size int) *line {
 	return &line{some: make(chan struct{}, 1), room: said.Room{Size: size}, of: map[string][]turn{}}
 }
 
-// put returns false if there is no place. What is ripe had one before.
+// put returns false if there is no place. Ripe Events had one before.
 func (l *line) put(t turn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

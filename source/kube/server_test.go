@@ -30,9 +30,8 @@ import (
 	"fairlead.dev/fairlead/lab/eventually"
 )
 
-// apiServer speaks the list and watch protocol as far as this package hears it: protobuf, HTTP/2, streaming
-// lists, bookmarks; and it does whatever a test wants to go wrong. What a real one does, the tests
-// against the real one show.
+// apiServer speaks the list and watch protocol as far as this package hears it: protobuf, HTTP/2, streaming lists,
+// bookmarks; and it does whatever a test wants to go wrong. Tests against a real one show its behaviour.
 type apiServer struct {
 	*httptest.Server
 	t      testing.TB

@@ -140,8 +140,8 @@ func (s *Source) remind(every time.Duration, server string) {
 	}
 }
 
-// remindOfNode says from time to time that there is still no Node, as it may never come: the name is
-// wrong. It returns when there is one. What that means, and that it once went, the Table says.
+// remindOfNode says from time to time that there is still no Node, as it may never come: the name is wrong. It returns
+// when there is one. The Table reports what that means, and that a Node went.
 func (s *Source) remindOfNode(every time.Duration) {
 	for ; ; every = min(2*every, maxReminder) {
 		select {

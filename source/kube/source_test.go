@@ -367,7 +367,7 @@ func refuseStreaming(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// What client-go says of each failed request is for who asks for it: the link says once what matters.
+// client-go logs each failed request only at a high verbosity: the link logs once what matters.
 func TestSource_logsOfAnOutage(t *testing.T) {
 	t.Parallel()
 	for _, level := range []slog.Level{slog.LevelInfo, slog.LevelDebug} {

@@ -9,7 +9,7 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// FuzzPacket reads arbitrary arguments of explain: memory is bounded. What is accepted is a packet that can be
+// FuzzPacket reads arbitrary arguments of explain: memory is bounded. Accepted arguments are a packet that can be
 // explained.
 func FuzzPacket(f *testing.F) {
 	f.Add("10.244.1.7", "10.96.0.10:53/udp")

@@ -167,8 +167,8 @@ func (p *part) legend(c section) map[string]int {
 // views are how a chart may be drawn.
 type view struct{ relative, log bool }
 
-// views are those that a figure may have. What is measured of all but the main one is in tables alone, if there is
-// something to which it relates.
+// views are those that a figure may have. Figures of all but the main contender are in tables alone, if they have
+// something to relate to.
 func views(relative, main bool) []view {
 	switch {
 	case relative && main:

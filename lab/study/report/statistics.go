@@ -34,7 +34,7 @@ func (p place) at(size int, c study.Contender) turns {
 type Statistics struct {
 	*study.Result
 	rows map[turns][]study.Row
-	// What was computed before, as bounds take their time.
+	// Results that were computed before, as bounds take time.
 	estimates map[asked]Estimate
 	spreads   map[asked]float64
 }

@@ -28,7 +28,7 @@ type nodePort struct {
 
 func (p nodePort) String() string { return fmt.Sprintf("node port %d/%s", p.port, p.protocol) }
 
-// pool hands out values. Whoever had one gets it again.
+// pool hands out values. An object that had a value gets it again.
 type pool[T comparable] struct {
 	owner map[T]string
 	had   map[string]T
@@ -74,8 +74,8 @@ func (p *pool[T]) release(whose func(who string) bool) {
 	maps.DeleteFunc(p.owner, func(_ T, who string) bool { return whose(who) })
 }
 
-// allocate does for Services what the API server and a cloud do. What Services ask for comes first.
-// A Service that the API server would refuse is left out.
+// allocate does for Services what the API server and a cloud do. Values that Services ask for come first. A Service
+// that the API server would refuse is left out.
 func (a *allocations) allocate(in []*service, report reporter) []*service {
 	a.addrs, a.nodePorts = a.addrs.next(), a.nodePorts.next()
 	pass := func(in []*service, f func(*service) error) []*service {

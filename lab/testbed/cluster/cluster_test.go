@@ -241,7 +241,7 @@ spec: {selector: {app: a}, ports: [{port: 80}]}
 			t.Fatal(err)
 		}
 	}
-	// What was written means the same to another cluster, where nobody selects pods.
+	// The written objects mean the same to another cluster, which selects no pods.
 	written, err := Load(dir)
 	if err != nil || len(written) != 3 {
 		t.Fatal(written, err)

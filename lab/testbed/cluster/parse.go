@@ -153,8 +153,8 @@ func parse(manifests []Manifest) *input {
 	for _, m := range manifests {
 		in.file(m)
 	}
-	// What another object of the manifests controls comes with that object: "kubectl get all" lists
-	// Deployments, their ReplicaSets and the Pods of these.
+	// Objects that another object of the manifests controls come with it: "kubectl get all" lists Deployments, their
+	// ReplicaSets and the Pods of these.
 	in.workloads = slices.DeleteFunc(in.workloads, func(w *workload) bool {
 		owner := metav1.GetControllerOfNoCopy(w)
 		return owner != nil && in.owners[owner.UID]

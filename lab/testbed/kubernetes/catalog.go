@@ -245,8 +245,8 @@ func (c *Catalog) Close() (err error) {
 	return err
 }
 
-// ServeHTTP answers lists, watches, and questions for one node. What is written (Events) is accepted, and
-// forgotten. Who wants to watch from a list on learns that this server is too old for it.
+// ServeHTTP answers lists, watches, and questions for one node. It accepts Events and forgets them. A request for a
+// watch that begins with a list learns that this server is too old for it.
 func (c *Catalog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path, name, _ := strings.Cut(r.URL.Path, "/nodes/")
 	resource := path[strings.LastIndexByte(path, '/')+1:]
@@ -329,7 +329,7 @@ func (c *Catalog) get(w http.ResponseWriter, r *http.Request, s *shelf, name str
 	http.NotFound(w, r)
 }
 
-// watch streams what happens after the version that was asked for. Who has missed a deletion must list again.
+// watch streams what happens after the version that was asked for. A client that missed a deletion must list again.
 func (c *Catalog) watch(w http.ResponseWriter, r *http.Request, s *shelf) {
 	me := &watcher{frames: make(chan []byte, 100), gone: r.Context().Done()}
 	missed, err := c.subscribe(s, me, r.URL.Query().Get("resourceVersion"))

@@ -26,10 +26,9 @@ import (
 // binds pods to the schedulable one that has fewer, and runs each as a pod of the Bed that serves on its
 // container ports and answers with PodPlace.
 //
-// What it knows of the Pod API is what moves Services: host network; readiness gates, and the initial
-// delay of a readiness probe, which then succeeds; in deletion a preStop sleep, during which the pod
-// serves on. After that its servers end, then its addresses and its object are gone: at once if it was
-// deleted without grace.
+// It knows the parts of the Pod API that move Services: host network; readiness gates, and the initial delay of a
+// readiness probe, which then succeeds; in deletion a preStop sleep, during which the pod serves on. After that its
+// servers end, then its addresses and its object are gone: at once if it was deleted without grace.
 type Kubelet struct {
 	bed    *testbed.Bed
 	client kubernetes.Interface

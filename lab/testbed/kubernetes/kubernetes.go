@@ -1,6 +1,6 @@
-// Package kubernetes is a real control plane for a testbed: etcd, kube-apiserver and
-// kube-controller-manager, built from their modules, run beside the test; the nodes, their kubelets
-// and the scheduler are virtual. What a service proxy sees of a cluster is what it would see of any.
+// Package kubernetes is a real control plane for a testbed: etcd, kube-apiserver and kube-controller-manager, built
+// from their modules, run beside the test; the nodes, their kubelets and the scheduler are virtual. A service proxy
+// sees the same as of any cluster.
 //
 //	         client-go, kubectl                                 ┌ testbed.Bed ─────────────────────┐
 //	                 │                  ┌─ Relay 192.0.2.254 ───┼─► proxy on node (StartProxy)     │

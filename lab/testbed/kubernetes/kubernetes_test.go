@@ -207,7 +207,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// What no API server accepts can be stored all the same, and read from it.
+// Objects that no API server accepts can be stored, and read from it.
 func TestStore(t *testing.T) {
 	t.Parallel()
 	c := newPlane(t, Options{Controllers: []string{}})

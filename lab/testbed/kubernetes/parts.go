@@ -55,8 +55,8 @@ func NeedParts(t testing.TB) Parts {
 	return p
 }
 
-// BuildParts returns the parts, which it builds if they are not in the cache. What it does for minutes
-// it says on the standard error. Any number of processes may call it: one builds, the others wait.
+// BuildParts returns the parts, which it builds if they are not in the cache. It reports work of minutes on the
+// standard error. Any number of processes may call it: one builds, the others wait.
 func BuildParts(ctx context.Context) (Parts, error) {
 	if dir := os.Getenv(PartsVariable); dir != "" {
 		return Parts{dir}, nil

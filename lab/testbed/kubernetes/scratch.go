@@ -43,7 +43,7 @@ func (s *scratch) remove() error {
 	return os.RemoveAll(s.path)
 }
 
-// sweep removes the directories of processes that were killed. What it may not remove it leaves.
+// sweep removes the directories of processes that were killed. It leaves those that it may not remove.
 func sweep() {
 	stale, _ := filepath.Glob(filepath.Join(os.TempDir(), scratchPattern+"*", "lock"))
 	for _, name := range stale {

@@ -50,8 +50,8 @@ func (c *ControlPlane) Store(ctx context.Context, objects ...Object) error {
 	return group.Wait()
 }
 
-// StoreRaw writes any bytes below a key of etcd, see StorageKey. The API server decodes JSON as well as
-// its own encoding. What it cannot decode stops it from listing the resource at all.
+// StoreRaw writes any bytes below a key of etcd, see StorageKey. The API server decodes JSON as well as its own
+// encoding. Bytes that it cannot decode stop it from listing the resource at all.
 func (c *ControlPlane) StoreRaw(ctx context.Context, key string, data []byte) error {
 	return c.store.call(ctx, "kv/put", map[string]any{"key": []byte(key), "value": data})
 }

@@ -38,7 +38,7 @@ func newHTTPClient(l Load, s *sources, number int) *httpClient {
 	c := &httpClient{
 		Load: l, sources: s, open: map[netip.AddrPort]*httpConn{},
 		request: "GET / HTTP/1.1\r\nHost: fairlead\r\nConnection: " + connection + "\r\n\r\n",
-		// Nobody asks for the runtime's probes here: each is a system call when a connection begins.
+		// The runtime's probes are off here: each is a system call when a connection begins.
 		dialer: net.Dialer{Timeout: l.Timeout, KeepAlive: -1, Control: reuse},
 	}
 	if n := len(l.Addresses); n > 0 {

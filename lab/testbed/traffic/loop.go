@@ -153,7 +153,7 @@ func (l *Loop) repeat(n int, once func() (time.Duration, error)) (took []time.Du
 	return took, err
 }
 
-// connect makes a connection from the calling thread's place. What it took is the system call's alone.
+// connect makes a connection from the calling thread's place. The time is that of the system call alone.
 func (l *Loop) connect() (c ends, took time.Duration, err error) {
 	number := l.next % len(l.raw)
 	to := &l.raw[number]

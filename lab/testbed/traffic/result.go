@@ -64,7 +64,7 @@ const (
 // for them read, in nanoseconds. The zero Histogram is empty. A copy shares what is recorded.
 type Histogram struct{ h *hdrhistogram.Histogram }
 
-// Record adds one. It must not be called concurrently. What is longer than ten minutes counts as that.
+// Record adds one. It must not be called concurrently. Longer times count as ten minutes.
 func (h *Histogram) Record(d time.Duration) {
 	if h.h == nil {
 		h.h = hdrhistogram.New(1, int64(longest), digits)

@@ -127,8 +127,8 @@ func (l *Watch) exchange(w *client, c *socket, number int) bool {
 	}
 }
 
-// exchange returns who answered. What others say than who was asked is not for this client; the kernel sees to that for
-// a socket that is connected.
+// exchange returns who answered. Answers of other servers are not for this client; for a connected socket the kernel
+// drops them.
 func (c *socket) exchange(number string) (backend string, err error) {
 	question := []byte(string(testbed.Echo) + number)
 	if c.connected {

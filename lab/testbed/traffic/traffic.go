@@ -22,8 +22,8 @@
 // connections and two processors they would be most of what is measured. A request here is the same bytes each time,
 // and so is an answer; a connection is a goroutine with a buffer of a kilobyte.
 //
-// What the kernel does for packets counts as the time of whoever it interrupts: a connection within one machine is
-// carried by the processor of who sends, through all namespaces, up to the queue of who receives.
+// Kernel work for packets counts as time of the process that it interrupts: a connection within one machine is carried
+// by the processor of who sends, through all namespaces, up to the queue of who receives.
 package traffic
 
 import (

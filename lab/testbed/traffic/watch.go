@@ -64,9 +64,9 @@ func (s *WatchSpec) defaults() {
 // Watch keeps clients in many places of a testbed busy while something is done to its node, and notes what they notice:
 // what failed, when, and how long after which step. It goes on until Stop. Its clients are goroutines of this process.
 //
-// A stream carries data both ways all the time, before what was sent has come back, and each byte is compared. Who asks
-// a Service with session affinity must be answered by one pod, and so must a socket of UDP that lives on: for those who
-// talk by QUIC or DTLS another backend is the end of the connection.
+// A stream carries data both ways all the time, before what was sent has come back, and each byte is compared. A client
+// of a Service with session affinity must be answered by one pod, and so must a socket of UDP that lives on: for those
+// who talk by QUIC or DTLS another backend is the end of the connection.
 type Watch struct {
 	bed     *testbed.Bed
 	spec    WatchSpec

@@ -156,8 +156,8 @@ type process struct {
 	cpu     *os.File // the lock on a CPU, if any
 }
 
-// boot starts the kernel as process 1 of a new PID namespace: all of a User-Mode Linux's processes end
-// with it, and it ends with ours. Who may not make one may in a user namespace of his own.
+// boot starts the kernel as process 1 of a new PID namespace: all of a User-Mode Linux's processes end with it, and it
+// ends with ours. A user without that right has it in a new user namespace.
 func (m Machine) boot(ctx context.Context, dir, memory string) (*process, error) {
 	runtime.LockOSThread() // until wait: the end of the thread is what Pdeathsig is about
 	p, err := m.start(ctx, dir, memory, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID})
