@@ -30,7 +30,8 @@ func (l *legacy) find(context.Context) ([]Leftover, error) {
 	err := l.each(func(s xt.Socket, table string) error {
 		t, err := s.Read(table, nil)
 		if err == nil {
-			found = append(found, l.leftovers(l.plan(t), table)...)
+			at := Leftover{Backend: IPTablesLegacy, Family: l.family.name, Table: table}
+			found = append(found, l.plan(t).leftovers(at, l.tool())...)
 		}
 		return err
 	})
@@ -87,10 +88,6 @@ func (l *legacy) blocked() (blocked bool, err error) {
 		return err
 	})
 	return blocked, err
-}
-
-func (l *legacy) leftovers(p plan, table string) []Leftover {
-	return p.leftovers(Leftover{Backend: IPTablesLegacy, Family: l.family.name, Table: table}, l.tool())
 }
 
 // each calls f for each of the tables that exist, and goes on after errors.

@@ -124,13 +124,10 @@ func (x *compat) find(context.Context) ([]Leftover, error) {
 			return found, err
 		}
 		x.kept.note(p)
-		found = append(found, x.leftovers(table, p)...)
+		at := Leftover{Backend: IPTablesNFT, Family: x.family.name, Table: table}
+		found = append(found, p.leftovers(at, x.tool())...)
 	}
 	return found, nil
-}
-
-func (x *compat) leftovers(table string, p plan) []Leftover {
-	return p.leftovers(Leftover{Backend: IPTablesNFT, Family: x.family.name, Table: table}, x.tool())
 }
 
 // nftChain is a chain, and whether it is one of the kernel's hooks.

@@ -61,7 +61,7 @@ func (n nodeAddrs) put(m *ebpf.Map, others nodeAddrs) error {
 		if _, stays := n[key]; stays {
 			continue
 		}
-		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := ignoreMissing(m.Delete(key)); err != nil {
 			return err
 		}
 	}

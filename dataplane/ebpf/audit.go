@@ -50,8 +50,8 @@ func (p *Plane) auditOwn(s *model.State, d dataplane.Depth) (drifts []dataplane.
 		return append(drifts, dataplane.Drift{Class: "programs", Object: "programs", Want: "those of this process"}), nil
 	}
 	drifts = slices.Concat(drifts, p.auditHooks(), p.auditMemory(), p.auditSet())
-	if err := p.auditPlaces(); err != nil {
-		return nil, fmt.Errorf("ebpf: places of sockets: %w", err)
+	if err := p.auditSocketSlots(); err != nil {
+		return nil, fmt.Errorf("ebpf: slots of sockets: %w", err)
 	}
 	if err := errors.Join(p.auditStrays(s), p.auditAttached()); err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
@@ -89,7 +89,7 @@ func (p *Plane) auditPackets(s *model.State, all bool) ([]dataplane.Drift, error
 		return nil, err
 	}
 	p.tellShort(&p.toldShort, p.sweep.shortOwners(), "flows of packets")
-	p.auditTaken()
+	p.auditReserved()
 	drifts, err := p.devices.drifts(all)
 	if err != nil || !p.devices.takeMoved() {
 		return drifts, err

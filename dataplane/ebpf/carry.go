@@ -14,6 +14,9 @@ import (
 // in force, so that they know what goes on, and then what others have added meanwhile.
 //
 //	openMap ─► carry ─► attach ─► carry ─► settleMemory: the new map is pinned in place of the former one
+//
+// Until the last step the former map stays pinned, so a process that is killed before leaves the next one the same
+// task.
 
 // carry copies the elements of former maps that are laid out alike. Those of others are lost.
 func (p *Plane) carry() error {

@@ -9,7 +9,7 @@
 // The programs (bpf/) are attached to a cgroup, and see the sockets of all processes in it and below it, in whatever
 // network namespace: the node's and its pods'. They decide what a socket can decide. The rest passes, as packets: what
 // comes from outside, rows whose source addresses matter, SCTP, and whatever has no socket here. Programs at the
-// devices serve that (bpf/tc.c, devices.go), or another plane, which in any case serves what is left (leftover.go).
+// devices serve that (bpf/tc.c, devices.go), or another plane, which in any case serves what is left (behind.go).
 //
 // A Sync makes new tables, fills them, and flips a word by which the programs read these in place of the former ones.
 // An Apply writes a pool's backends into slots that nobody uses, and then one word that leads there; no connection
@@ -118,7 +118,7 @@ type Plane struct {
 	sharesPorts  bool // sockets may have the ports that stand for clients
 	direct       bool // nodes of backends answer clients, with TC
 	onlyNode     bool
-	retires      bool                 // the programs are to have no rows any more
+	draining     bool                 // the programs are to have no rows any more
 	memory       map[string]*ebpf.Map // nil: not open
 	former       map[string]*ebpf.Map // what parts of it are to replace
 	counted      tally                // what tables have counted that are no more, and what was collected
@@ -130,8 +130,8 @@ type Plane struct {
 	packets      *packets             // nil: others serve packets
 	tables       *tables              // in force; nil: the kernel's content is not known
 	standing     *standing            // nil: no programs at devices serve flows only
-	holders      holders              // of places, when the agent looked for the last time
-	places       pacer                // of that look
+	holders      holders              // of socket slots, when the agent looked for the last time
+	socketSlots  pacer                // of that look
 	strays       strays               // sockets of the node that no hook has seen
 	attached     attached             // clients
 	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
@@ -315,7 +315,7 @@ func (p *Plane) replace(s *model.State) error {
 	if err := p.openMemory(); err != nil {
 		return fmt.Errorf("open what is pinned in %s: %w", p.pins, err)
 	}
-	if err := p.resetNotes(); err != nil {
+	if err := p.resetFlowFilter(); err != nil {
 		return err
 	}
 	if err := p.loadPrograms(); err != nil {
@@ -357,7 +357,7 @@ func (p *Plane) nobodyServes() (bool, error) {
 	if p.sets.filled {
 		return false, nil
 	}
-	if _, err := os.Stat(filepath.Join(p.pins, retiredMark)); err == nil {
+	if _, err := os.Stat(filepath.Join(p.pins, drainingMark)); err == nil {
 		return true, nil
 	}
 	links, err := os.ReadDir(p.linksDir())
@@ -437,7 +437,7 @@ func (p *Plane) closePrograms() {
 
 // attachAll puts the programs in force.
 func (p *Plane) attachAll(pods model.Pods) error {
-	if !p.retires {
+	if !p.draining {
 		if err := p.attachHooks(); err != nil {
 			return err
 		}

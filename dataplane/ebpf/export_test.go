@@ -7,7 +7,7 @@ import (
 )
 
 // FreePlaces is what Audit does when it is time.
-func FreePlaces(p dataplane.Dataplane) error { return p.(*Plane).freePlaces() }
+func FreePlaces(p dataplane.Dataplane) error { return p.(*Plane).freeSocketSlots() }
 
 // Outside are the devices, by number, that programs for drivers send to.
 func Outside(p dataplane.Dataplane) (devices []uint32, err error) {

@@ -14,7 +14,7 @@ type packets struct {
 	options          packetOptions
 	others           map[kind]*ebpf.Collection
 	node             nodeAddrs // what clients are hidden behind
-	taken            taken
+	reserved         reservedPorts
 	identities       identities
 }
 

@@ -102,16 +102,16 @@ func (p *Plane) memoryOf(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	return out
 }
 
-// resetNotes has programs look for every packet's flow until a pass through our table is over: what is noted may be
-// of another one, or by programs of another version.
-func (p *Plane) resetNotes() error {
+// resetFlowFilter has programs look for every packet's flow until a pass through our table is over: what is noted may
+// be of another one, or by programs of another version.
+func (p *Plane) resetFlowFilter() error {
 	if p.sweep != nil {
-		p.sweep.resetNotes()
+		p.sweep.resetFlowFilter()
 	} else if m := p.memory[packetsMapNoted]; m != nil {
-		return ignoreNotes(m)
+		return ignoreFlowFilter(m)
 	}
 	if m := p.former[packetsMapNoted]; m != nil {
-		return ignoreNotes(m)
+		return ignoreFlowFilter(m)
 	}
 	return nil
 }

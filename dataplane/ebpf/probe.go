@@ -11,10 +11,10 @@ import (
 // Probed is what planes have found out about the kernel: that it takes the programs. To verify them takes a twentieth
 // of a second, which planes of the same process may share.
 type Probed struct {
-	mu           sync.Mutex
-	sockets      bool
-	hasSetRetval bool
-	packets      map[bool]bool // by whether that of XDP was among them
+	mu            sync.Mutex
+	sockets       bool
+	hasSetRetval  bool
+	packets, fast bool // those for packets, without that of XDP and with it
 }
 
 // probe has the kernel verify the programs. The error says what it lacks.
@@ -57,17 +57,16 @@ func (p *Plane) probePackets(fast bool) error {
 	known := p.probed
 	known.mu.Lock()
 	defer known.mu.Unlock()
-	if known.packets[fast] {
+	done := &known.packets
+	if fast {
+		done = &known.fast
+	}
+	if *done {
 		return nil
 	}
-	if err := p.verifyPackets(fast); err != nil {
-		return err
-	}
-	if known.packets == nil {
-		known.packets = map[bool]bool{}
-	}
-	known.packets[fast] = true
-	return nil
+	err := p.verifyPackets(fast)
+	*done = err == nil
+	return err
 }
 
 func (p *Plane) verifyPackets(fast bool) error {

@@ -153,12 +153,7 @@ func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(
 // clear leaves nothing in the places of a set that is not in force, and that no program reads.
 func (s *sets) clear(set uint32) error {
 	clear(s.memory.Regions[set][:])
-	return s.each(func(_ string, places *ebpf.Map) error {
-		if err := places.Delete(set); !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return err
-		}
-		return nil
-	})
+	return s.each(func(_ string, places *ebpf.Map) error { return ignoreMissing(places.Delete(set)) })
 }
 
 // each does something with all tables at the same time: for every change the kernel waits for programs that run, and it

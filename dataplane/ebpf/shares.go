@@ -106,8 +106,15 @@ func (c census) add(owner, places uint32) {
 	}
 }
 
-// settle makes up for what was counted twice or not at all. What is held all the time was seen; of what was lent or
-// returned during the pass it is not known. So only what cannot be right is changed.
+// settle makes up for what was counted twice or not at all: two processors may lend at the same moment, and a process
+// may die between a deletion and giveBack.
+//
+// The pass has seen each place that was held all the time. Of a place that was lent or returned during the pass it is
+// not known whether the pass has seen it. So what was held at its begin is known within bounds:
+//
+//	seen - lent meanwhile  ≤  held at the begin  ≤  seen + returned meanwhile
+//
+// If the counters said something outside of these bounds, they move to the nearer one.
 func (s shares) settle(c census) {
 	defer s.review()
 	for i := range s.all {

@@ -17,8 +17,16 @@ func spread(slots []objectsSlot, backends []model.Backend, by *turns) {
 	}
 }
 
-// fill writes backends into as many slots, so that a slot taken at random and its alias give each backend its
-// share (Walker 1977; the construction is Vose's, 1991).
+// fill writes n backends into n slots by the alias method (Walker 1977; the construction is Vose's, 1991). A program
+// then chooses by weight in constant time: it takes a slot at random, and with one more comparison the slot's own
+// backend or its alias.
+//
+// Weights 1, 1 and 4 make shares of 1/6, 1/6 and 4/6. Each of the three slots stands for 2/6:
+//
+//	slot 0: 1/6 backend 0, the rest backend 2     slot 1: 1/6 backend 1, the rest backend 2     slot 2: backend 2
+//
+// A backend whose share is less than a slot is poor: it leaves the rest of its slot to one that is rich. That one has
+// so much less to give, and may be poor by then. Each turn of the loop finishes one slot, so the cost is linear.
 func fill(slots []objectsSlot, backends []model.Backend) {
 	total := uint64(0)
 	for i, b := range backends {

@@ -66,7 +66,7 @@ func limited(s *model.State, key model.Key) bool {
 // disallow removes sources.
 func (t *tables) disallow(gone []packetsSourceKey) error {
 	for _, key := range gone {
-		if err := t.Maps[packetsMapSources].Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := ignoreMissing(t.Maps[packetsMapSources].Delete(key)); err != nil {
 			return fmt.Errorf("allowed sources: %w", err)
 		}
 	}

@@ -85,7 +85,7 @@ const (
 // forgotten. The programs do not: what comes too late for its flow begins a new one, but nobody comes for most.
 //
 //	start ─► a goroutine ── once a second ─► turn: a step through the table; addresses that the node has lost
-//	Sync ─► resetNotes      Counters ─► traffic, inUse      Audit ─► failed      close: the goroutine has ended
+//	Sync ─► resetFlowFilter      Counters ─► traffic, inUse      Audit ─► failed      close: the goroutine has ended
 //
 // The goroutine holds mu for a whole turn: callers from elsewhere wait for its end, and never see half a step.
 type sweep struct {
@@ -98,9 +98,9 @@ type sweep struct {
 	shares   shares           // likewise
 	unmap    []func()
 
-	mu      sync.Mutex // guards what follows, with the fields of notes
+	mu      sync.Mutex // guards what follows, with the fields of filter
 	err     error      // of the last turn
-	notes   *notes
+	filter  *flowFilter
 	cursor  ebpf.MapBatchCursor
 	passing bool         // through the table: the next share goes on where the last one ended
 	swept   bool         // once at least
@@ -126,7 +126,7 @@ func newSweep(maps map[string]*ebpf.Map, p *phases, dir string) (*sweep, error) 
 		unmap()
 		return nil, err
 	}
-	n, err := openNotes(maps[packetsMapNoted], maps[packetsMapTranslations], dir)
+	n, err := openFlowFilter(maps[packetsMapNoted], maps[packetsMapTranslations], dir)
 	if err != nil {
 		unmap()
 		unmapShares()
@@ -134,7 +134,7 @@ func newSweep(maps map[string]*ebpf.Map, p *phases, dir string) (*sweep, error) 
 	}
 	const share = sweepShare
 	s := &sweep{
-		shares: shared, unmap: []func(){unmap, unmapShares}, notes: n, activity: &activity[0],
+		shares: shared, unmap: []func(){unmap, unmapShares}, filter: n, activity: &activity[0],
 		maps: map[string]*ebpf.Map{}, patience: *p,
 		keys: make([]packetsTuple, share), values: make([]packetsTranslation, share),
 		rest: map[packetsTrafficKey]packetsTraffic{},
@@ -179,7 +179,7 @@ func (s *sweep) close() error {
 	for _, unmap := range s.unmap {
 		unmap()
 	}
-	return s.notes.close()
+	return s.filter.close()
 }
 
 // turn does what is due once in a second.
@@ -190,12 +190,12 @@ func (s *sweep) turn(lost lost) {
 	s.err = errors.Join(err, lost(s.dropHidden))
 }
 
-// resetNotes has no list of flows in force until a pass is over that begins from now on. It waits for a turn to end:
-// one that goes on could put its list in force by the number that reset draws.
-func (s *sweep) resetNotes() {
+// resetFlowFilter has no list of flows in force until a pass is over that begins from now on. It waits for a turn to
+// end: one that goes on could put its list in force by the number that reset draws.
+func (s *sweep) resetFlowFilter() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.notes.reset()
+	s.filter.reset()
 }
 
 // failed is the error of the last turn.
@@ -272,6 +272,14 @@ func (s *sweep) shortOf(key packetsTuple, flow *packetsTranslation) (uint, error
 }
 
 // step looks at the next shares of the table, and returns how many flows it has removed.
+//
+// A pass through the table takes many steps, during which programs go on to change it. Four things come out of it:
+//
+//	each flow ─► judge: silent for too long? ─► forget     the flow filter: which keys there are
+//	each way back ─► census: whose it is ──────► shares     at the end: an empty table needs no look-up at all
+//
+// The pass begins by emptying what it makes (the next filter, the census, Laid), so that what programs add meanwhile
+// counts as well. The results are published at its end only, and only if no other process has begun a pass.
 func (s *sweep) step() (gone int, err error) {
 	now, err := now()
 	if err != nil || atomic.LoadUint32(&s.activity.Busy) == 0 {
@@ -284,7 +292,7 @@ func (s *sweep) step() (gone int, err error) {
 		s.passing, s.swept, s.began, s.cursor = true, true, now, ebpf.MapBatchCursor{}
 		s.kept, s.removed, s.census = 0, 0, s.shares.begin()
 		atomic.StoreUint32(&s.activity.Laid, 0)
-		if err := s.notes.begin(); err != nil {
+		if err := s.filter.begin(); err != nil {
 			return 0, fmt.Errorf("begin a list of flows: %w", err)
 		}
 	}
@@ -312,7 +320,7 @@ func (s *sweep) share(now packetsTicks) (gone int, err error) {
 	}
 	s.kept += n
 	for i := range s.keys[:n] { // also of those that are removed now: a packet may want its flow back
-		s.notes.add(&s.keys[i])
+		s.filter.add(&s.keys[i])
 		if t := &s.values[i]; isWayBack(s.keys[i], t) {
 			s.census.add(t.owner(), uint32(t.Held&packetsHeldPLACES))
 		}
@@ -328,7 +336,7 @@ func (s *sweep) share(now packetsTicks) (gone int, err error) {
 	}
 	if last {
 		s.passing, s.left = false, max(s.kept-s.removed, 0)
-		s.notes.finish()
+		s.filter.finish()
 		s.shares.settle(s.census)
 	}
 	if last && s.kept == 0 {
@@ -414,6 +422,11 @@ func (t *packetsTranslation) as(read *packetsTranslation) bool {
 const relaid = 11 * packetsTicksTICKS
 
 // end removes a flow without what follows from it. If a packet has come meanwhile, the flow goes on.
+//
+// Neither look-up and delete nor delete and look-up is safe by itself: a packet may use the flow in between. So the
+// kernel looks up and deletes in one step. If that shows a flow that was used, it is put back, unless a program has
+// made it again already. It then seems to have been silent for some seconds, so that its next packet makes again what
+// follows from it, which unlay has removed.
 func (s *sweep) end(key packetsTuple, read *packetsTranslation) (bool, error) {
 	var flow packetsTranslation
 	err := s.maps[packetsMapTranslations].LookupAndDelete(key, &flow)
@@ -431,9 +444,9 @@ func (s *sweep) end(key packetsTuple, read *packetsTranslation) (bool, error) {
 		return true, nil
 	}
 	flow.Last -= relaid
-	s.notes.addToBoth(&key)
+	s.filter.addToBoth(&key)
 	err = s.maps[packetsMapTranslations].Update(key, flow, ebpf.UpdateNoExist)
-	s.notes.addToBoth(&key)
+	s.filter.addToBoth(&key)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 		return false, fmt.Errorf("put a flow back: %w", err)
 	}

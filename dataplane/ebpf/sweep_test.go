@@ -278,11 +278,11 @@ func TestSweep_usedAtTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.sent("lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 FA")
-	beginList(t, s.notes) // as another pass would, that does not find what is about to go
+	beginList(t, s.filter) // as another pass would, that does not find what is about to go
 	if gone, err := s.end(key, &read); gone || err != nil {
 		t.Errorf("a flow that is used is over: %t, %v", gone, err)
 	}
-	s.notes.finish()
+	s.filter.finish()
 	r.play(`lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 A -> tcp 192.0.2.8:4000 > 10.244.1.11:8080 A
 out tcp 192.0.2.8:4000 > 10.244.1.11:8080 A -> tcp 192.0.2.1:4000 > 10.244.1.11:8080 A
 pod tcp 10.244.1.11:8080 > 192.0.2.1:4000 A -> tcp 10.244.1.11:8080 > 192.0.2.8:4000 A

@@ -180,7 +180,7 @@ func (t *tables) apply(s *model.State, c model.Change) error {
 	for _, id := range c.Pools.Delete {
 		w.drop(id)
 	}
-	return t.delete(objectsMapMembers, w.gone, len(w.gone))
+	return deleteAll(t, objectsMapMembers, w.gone)
 }
 
 // take takes a range, and has what was given back settle if need be.
@@ -281,9 +281,7 @@ func (t *tables) setGuard(p netip.Prefix, verdict model.Verdict) error {
 		err = insist(func() error { return m.Put(key, objectsVerdict(verdict)) })
 	} else {
 		t.deleted++
-		if err = m.Delete(key); errors.Is(err, ebpf.ErrKeyNotExist) {
-			err = nil
-		}
+		err = ignoreMissing(m.Delete(key))
 	}
 	if errors.Is(err, unix.ENOSPC) {
 		return errFull
@@ -323,7 +321,7 @@ func (w *writer) flush() error {
 		w.err = w.update(objectsMapFrontends, w.keys, w.values, len(w.keys))
 	}
 	if w.err == nil {
-		w.err = w.delete(objectsMapFrontends, w.gone, len(w.gone))
+		w.err = deleteAll(w.tables, objectsMapFrontends, w.gone)
 	}
 	w.keys, w.values, w.gone = w.keys[:0], w.values[:0], w.gone[:0]
 	return w.err
@@ -347,27 +345,16 @@ func (t *tables) update(table string, keys, values any, n int) error {
 	return nil
 }
 
-// delete deletes elements, those that are there.
-func (t *tables) delete(table string, keys any, n int) error {
-	if n == 0 {
+// deleteAll deletes elements, those that are there. A batch ends at one that is not there.
+func deleteAll[K any](t *tables, table string, keys []K) error {
+	if len(keys) == 0 {
 		return nil
 	}
 	if err := t.fault("ebpf delete " + table); err != nil {
 		return err
 	}
-	switch keys := keys.(type) {
-	case []objectsFrontendKey:
-		return deleteEach(t.Maps[table], keys)
-	case []objectsMemberKey:
-		return deleteEach(t.Maps[table], keys)
-	}
-	return fmt.Errorf("%s: %T", table, keys)
-}
-
-// deleteEach goes on after the elements that are not there, at which a batch ends.
-func deleteEach[K any](m *ebpf.Map, keys []K) error {
 	for len(keys) > 0 {
-		n, err := m.BatchDelete(keys, nil)
+		n, err := t.Maps[table].BatchDelete(keys, nil)
 		if err == nil {
 			return nil
 		}

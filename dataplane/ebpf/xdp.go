@@ -155,7 +155,7 @@ func (d *drivers) audit(p *packets, at []netlink.Link) (drifts []dataplane.Drift
 		case d.refused[index] != nil:
 		case !runs, is != outletOf(l), sends(l) != nil:
 			d.add(p, l)
-		case !d.holds(index, program):
+		case !d.holds(index, &p.identities, program):
 			drifts = append(drifts, dataplane.Drift{
 				Class: "programs", Object: "XDP program at device " + l.Attrs().Name, Want: "that of this process",
 			})
@@ -171,13 +171,9 @@ func (d *drivers) audit(p *packets, at []netlink.Link) (drifts []dataplane.Drift
 	return drifts
 }
 
-func (d *drivers) holds(index int, program *ebpf.Program) bool {
-	info, err := program.Info()
-	if err != nil {
-		return false
-	}
-	id, _ := info.ID()
-	return d.link(index).program() == id
+func (d *drivers) holds(index int, known *identities, program *ebpf.Program) bool {
+	id, err := known.of(program)
+	return err == nil && d.link(index).program() == id
 }
 
 func outletOf(l netlink.Link) (out packetsOutlet) {

@@ -102,14 +102,10 @@ func (c *change) chains() []string {
 		}
 		order = append(order, name)
 	}
-	each(slices.Sorted(maps.Keys(c.set)), visit)
-	return order
-}
-
-func each[T any](list []T, f func(T)) {
-	for _, x := range list {
-		f(x)
+	for _, name := range slices.Sorted(maps.Keys(c.set)) {
+		visit(name)
 	}
+	return order
 }
 
 // wanted are the chains that a table shall hold.

@@ -185,6 +185,18 @@ func (r *rows) with(changed []leaf, sum func(leaf) uint64) *rows {
 func (d *dispatch) sum(l leaf) uint64 { return maphash.String(d.seed, fmt.Sprint(l)) }
 
 // share decides anew which addresses share their trees of ports.
+//
+// A node with three addresses and a thousand NodePorts has the same thousand rows at each address. They are laid out
+// once, under the name of the smallest address, and the rules of all three lead there:
+//
+//	10.0.0.5 ──┐
+//	192.0.2.1 ─┼─► the tree of 10.0.0.5 ─► ports
+//	192.0.2.7 ─┘
+//
+// Addresses belong together if the sums of their rows are equal. A change of one address's rows may take it out of its
+// group, or the smallest address may go: then the tree moves to another name, and the rules that led there change, too.
+// So share compares the groups before and after. It lays out only the chains of the ports that have changed where the
+// tree stays, and all of a tree that comes or goes.
 func (d *dispatch) share(touched map[netip.Addr]bool, ported map[netip.Addr][]key, e *edit) {
 	var big []netip.Addr
 	for a, r := range d.rows {

@@ -342,7 +342,9 @@ func (p *Plane) commit(changes []*change) error {
 			return err
 		}
 		if err != nil {
-			errs = append(errs, p.isolateAll(part)...)
+			for _, c := range part {
+				errs = append(errs, p.isolate(c)...)
+			}
 		}
 	}
 	err := errors.Join(errs...)
@@ -381,7 +383,9 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 	case len(r.Drifts) > 0 && len(missing) == 0:
 		r.Plan = todo
 	case len(r.Drifts) == 0 && p.families != nil:
-		p.learn(todo.families)
+		for i, f := range p.families { // all chains are as they should be, so their sums are known
+			f.known = todo.families[i].known
+		}
 		err = p.backend.settled()
 	}
 	return r, err

@@ -17,16 +17,14 @@ const maxRefusals = 16
 // chainTrial is where the kernel says what it thinks of rules. Nothing leads there.
 const chainTrial = portsPrefix + "TRIAL"
 
-func (p *Plane) isolateAll(changes []*change) (errs []error) {
-	for _, c := range changes {
-		errs = append(errs, p.isolate(c)...)
-	}
-	return errs
-}
-
 // isolate writes a change that was refused without the rules that are to blame, so that these do not keep others out.
-// They are looked for in a chain of their own: meanwhile all chains stay as they are, but for those that are new. These
-// come first, empty, so that rules that lead there are not refused for it.
+//
+//	new chains, empty ─► trial: which rules does the kernel refuse? ─► without them: chains, in halves ─► the rest
+//
+// The kernel answers for a whole table or transaction, and does not say which rule it means. So the trial puts rules
+// into a chain to which nothing leads, and halves them as long as they are refused: all chains in use stay as they are
+// meanwhile. New chains come first, so that rules that lead there are not refused for it. Rules of one shape are tried
+// together: where the kernel lacks a match or a target, it refuses all of them, and one name stands for all.
 func (p *Plane) isolate(c *change) (errs []error) {
 	fresh := &change{table: c.table, set: map[string][]rule{chainTrial: nil}}
 	for name := range c.set {

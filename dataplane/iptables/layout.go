@@ -43,6 +43,13 @@ const (
 
 // layout is how the rows of one address family are laid out in chains of the tables nat and filter. It
 // remembers what it needs to tell which chains a change touches.
+//
+//	nat:    dispatch, by scope ─► entry: mark the packet? ─► chooser: affinity, or a share for each backend ─► DNAT
+//	filter: dispatch, by scope ─► refuse;  guards: the same for addresses without a row;  ranges: for prefixes
+//
+// Each part is made anew as a whole when something changes that it depends on, and gives its chains to an edit: keep
+// for what there shall be, leave for what there was. A chain that is left and kept stays, so a part need not compare
+// both.
 type layout struct {
 	v6          bool
 	mark        uint32

@@ -256,13 +256,6 @@ func (p *Plane) differences(todo *planned, found *stored) {
 	_ = both.Wait() // there is no error
 }
 
-// learn takes over the sums that a look at all chains has shown, if they are as they should be.
-func (p *Plane) learn(families []*familyState) {
-	for i, f := range p.families {
-		f.known = families[i].known
-	}
-}
-
 // drifts says what is not as it should be if all of it is to be done.
 func (todo *planned) drifts() (drifts []dataplane.Drift) {
 	if defect.Is(defect.IPTablesAudit) {

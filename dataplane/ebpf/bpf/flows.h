@@ -233,7 +233,7 @@ struct {
 	__type(value, struct notes);
 } noted SEC(".maps");
 
-// note_of is where a key is noted: what notes.go says, too.
+// note_of is where a key is noted: what flowfilter.go says, too.
 static __always_inline __u32 note_of(const struct tuple *key)
 {
 	const __u32 *a = key->src.addr.word, *b = key->dst.addr.word;

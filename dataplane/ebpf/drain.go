@@ -32,7 +32,7 @@ func drainLeft(ctx context.Context, c dataplane.Config) (flows int, err error) {
 		return 0, err
 	}
 	for _, dir := range dirs {
-		n, err := retire(ctx, c, dir)
+		n, err := drain(ctx, c, dir)
 		if err != nil {
 			return flows, fmt.Errorf("ebpf: %w", err)
 		}
@@ -41,7 +41,7 @@ func drainLeft(ctx context.Context, c dataplane.Config) (flows int, err error) {
 	return flows, nil
 }
 
-func retire(ctx context.Context, c dataplane.Config, dir string) (flows int, err error) {
+func drain(ctx context.Context, c dataplane.Config, dir string) (flows int, err error) {
 	p := &Plane{config: c, pins: dir, serve: TC, cannotRelease: true}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	if flows, err = p.countFlows(); err != nil {
@@ -89,8 +89,8 @@ func (p *Plane) countFlows() (n int, err error) {
 	})
 }
 
-// retiredMark is a directory that says that the programs have no rows any more.
-const retiredMark = "retired"
+// drainingMark is a directory that says that the programs have no rows any more.
+const drainingMark = "retired"
 
 // standBy puts programs without rows in force where there are some, and nowhere else.
 func (p *Plane) standBy() error {
@@ -98,14 +98,14 @@ func (p *Plane) standBy() error {
 	if p.devices, err = newDevices(p.linksDir(), p.config.Log, p.config.Inject); err != nil {
 		return err
 	}
-	mark := filepath.Join(p.pins, retiredMark)
+	mark := filepath.Join(p.pins, drainingMark)
 	if _, err := os.Stat(mark); err == nil {
 		return nil
 	}
 	if err := errors.Join(p.identifyNode(), p.adoptCgroup()); err != nil {
 		return err
 	}
-	p.sizes, p.retires = p.pinnedSizes(), true
+	p.sizes, p.draining = p.pinnedSizes(), true
 	if err := p.replace(model.NewState()); !isPartial(err) {
 		return err
 	}

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notes tell programs which keys the table of flows may have; see bpf/flows.h. A key that is there and not noted would
-// be a flow whose packets go astray. So a list is in force only after a pass through the whole table that began with an
-// empty list, and whatever else is put into the table meanwhile is noted in both. Processes that go on side by side
-// may look through the same table, or one of them through a former one. The last that was synced says which one it is
-// to be, and one at a time begins a list.
+// flowFilter tells programs which keys the table of flows may have; see bpf/flows.h. A key that is there and not noted
+// would be a flow whose packets go astray. So a list is in force only after a pass through the whole table that began
+// with an empty list, and whatever else is put into the table meanwhile is noted in both. Processes that go on side by
+// side may look through the same table, or one of them through a former one. The last that was synced says which one it
+// is to be, and one at a time begins a list.
 //
 //	reset ─► none is in force      begin ─► add … add ─► finish: the new list is
-type notes struct {
+type flowFilter struct {
 	memory *packetsNotes // of the kernel
 	unmap  func()
 	grace  grace
@@ -31,8 +31,8 @@ type notes struct {
 	pass   uint32 // a random number for it; 0: it makes no list
 }
 
-// openNotes has no list in force. Who begins a list locks dir.
-func openNotes(m, table *ebpf.Map, dir string) (*notes, error) {
+// openFlowFilter has no list in force. Who begins a list locks dir.
+func openFlowFilter(m, table *ebpf.Map, dir string) (*flowFilter, error) {
 	info, err := table.Info()
 	if err != nil {
 		return nil, fmt.Errorf("the number of %s: %w", packetsMapTranslations, err)
@@ -45,7 +45,7 @@ func openNotes(m, table *ebpf.Map, dir string) (*notes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", packetsMapNoted, err)
 	}
-	n := &notes{memory: &memory[0], unmap: unmap, dir: dir, table: uint32(id)}
+	n := &flowFilter{memory: &memory[0], unmap: unmap, dir: dir, table: uint32(id)}
 	if n.grace, err = newGrace(); err != nil {
 		unmap()
 		return nil, err
@@ -54,8 +54,8 @@ func openNotes(m, table *ebpf.Map, dir string) (*notes, error) {
 	return n, nil
 }
 
-// ignoreNotes has no list in force that another version may have made. Whatever the layout, the word comes first.
-func ignoreNotes(m *ebpf.Map) error {
+// ignoreFlowFilter has no list in force that another version may have made. Whatever the layout, the word comes first.
+func ignoreFlowFilter(m *ebpf.Map) error {
 	words, unmap, err := mapped[uint64](m)
 	if err != nil {
 		return fmt.Errorf("%s: %w", packetsMapNoted, err)
@@ -66,11 +66,11 @@ func ignoreNotes(m *ebpf.Map) error {
 }
 
 // word has InForce in its lower half, and Pass in the upper one.
-func (n *notes) word() *uint64 { return (*uint64)(unsafe.Pointer(&n.memory.InForce)) }
+func (n *flowFilter) word() *uint64 { return (*uint64)(unsafe.Pointer(&n.memory.InForce)) }
 
 // reset has no list in force, nor any that is being made: who has used the table may have noted nothing, or have had
 // another one.
-func (n *notes) reset() {
+func (n *flowFilter) reset() {
 	atomic.StoreUint32(&n.memory.Table, n.table)
 	n.pass = newPass()
 	atomic.StoreUint64(n.word(), n.said(0))
@@ -81,7 +81,7 @@ func newPass() uint32 { return 1 + rand.Uint32N(math.MaxUint32) }
 
 // begin empties the list that is not in force. A pass of another process, should there be one, makes no list any more:
 // it may be about the same one. If another one is just here, this pass makes none.
-func (n *notes) begin() error {
+func (n *flowFilter) begin() error {
 	n.pass = 0
 	dir, err := n.lock()
 	if dir == nil {
@@ -106,7 +106,7 @@ func (n *notes) begin() error {
 
 // empty clears the next list when no program reads it any more that has found it in force. What programs have noted
 // there before is in the table when it returns, where this pass finds it.
-func (n *notes) empty() error {
+func (n *flowFilter) empty() error {
 	if err := n.grace.wait(); err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (n *notes) empty() error {
 
 // lock keeps others from beginning a list, until what it returns is closed. It is nil if somebody else has the lock, or
 // has removed the directory, which will be there again.
-func (n *notes) lock() (*os.File, error) {
+func (n *flowFilter) lock() (*os.File, error) {
 	dir, err := os.Open(n.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -134,10 +134,10 @@ func (n *notes) lock() (*os.File, error) {
 	return nil, fmt.Errorf("lock %s: %w", n.dir, err)
 }
 
-func (n *notes) said(inForce uint32) uint64 { return uint64(n.pass)<<32 | uint64(inForce) }
+func (n *flowFilter) said(inForce uint32) uint64 { return uint64(n.pass)<<32 | uint64(inForce) }
 
 // next is the list that is made: 1 or 2.
-func (n *notes) next() uint32 {
+func (n *flowFilter) next() uint32 {
 	if n.former == 1 {
 		return 2
 	}
@@ -145,28 +145,28 @@ func (n *notes) next() uint32 {
 }
 
 // add notes what is in the table. If the pass is no longer the last one that began, that is in vain, and does no harm.
-func (n *notes) add(key *packetsTuple) {
+func (n *flowFilter) add(key *packetsTuple) {
 	if n.pass != 0 {
 		n.memory.Lists[n.next()-1][noteOf(key)] = 1
 	}
 }
 
 // addToBoth notes what is about to be put into the table, and once more what was, as programs do.
-func (n *notes) addToBoth(key *packetsTuple) {
+func (n *flowFilter) addToBoth(key *packetsTuple) {
 	for i := range n.memory.Lists {
 		n.memory.Lists[i][noteOf(key)] = 1
 	}
 }
 
 // finish puts the new list in force, unless another pass has begun.
-func (n *notes) finish() {
+func (n *flowFilter) finish() {
 	if n.pass == 0 {
 		return
 	}
 	atomic.CompareAndSwapUint64(n.word(), n.said(n.former), n.said(n.next()))
 }
 
-func (n *notes) close() error {
+func (n *flowFilter) close() error {
 	n.unmap()
 	return n.grace.close()
 }

@@ -43,7 +43,7 @@ func TestNotes_random(t *testing.T) {
 			}
 		}
 		r.pass(sweeps[0])
-		if sweeps[0].notes.memory.InForce == 0 {
+		if sweeps[0].filter.memory.InForce == 0 {
 			t.Error("after a pass by one alone it is not known which flows there are")
 		}
 	}
@@ -79,7 +79,7 @@ func (r packetRun) way(flow string, begins bool) string {
 	return way.String()
 }
 
-func beginList(t *testing.T, n *notes) {
+func beginList(t *testing.T, n *flowFilter) {
 	t.Helper()
 	if err := n.begin(); err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func beginList(t *testing.T, n *notes) {
 // A list that another pass may have emptied meanwhile is never in force.
 func TestNotes_passes(t *testing.T) {
 	r := newPacketRun(t, sweptRows)
-	a, b := r.sweep(patience()).notes, r.sweep(patience()).notes
+	a, b := r.sweep(patience()).filter, r.sweep(patience()).filter
 	key := packetsTuple{Hook: packetsHookINGRESS, Protocol: 6}
 	says := func(what string, want bool) {
 		t.Helper()
@@ -127,7 +127,7 @@ func TestNotes_passes(t *testing.T) {
 	a.finish()
 	says("another one was just beginning", true)
 
-	former := r.sweep(patience()).notes
+	former := r.sweep(patience()).filter
 	former.table++
 	atomic.StoreUint32(&a.memory.Table, a.table)
 	beginList(t, former)
@@ -151,7 +151,7 @@ func TestNotes_passes(t *testing.T) {
 	beginList(t, a)
 	a.finish()
 	says("and looks through its own", false)
-	if err := ignoreNotes(r.programs.Maps[packetsMapNoted]); err != nil {
+	if err := ignoreFlowFilter(r.programs.Maps[packetsMapNoted]); err != nil {
 		t.Fatal(err)
 	}
 	says("what is noted is of another version", true)
@@ -161,7 +161,7 @@ func TestNotes_passes(t *testing.T) {
 func TestNotes_synced(t *testing.T) {
 	t.Parallel()
 	p := planeOf(t, outsideBedOf(t, testbed.Spec{Cgroup: true}), outsideRows)
-	other, err := openNotes(p.memory[packetsMapNoted], p.memory[packetsMapTranslations], t.TempDir())
+	other, err := openFlowFilter(p.memory[packetsMapNoted], p.memory[packetsMapTranslations], t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestNotes_synced(t *testing.T) {
 	if err := p.Sync(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	if got := atomic.LoadUint32(&other.memory.Table); got != p.sweep.notes.table {
-		t.Errorf("what is noted is of table %d, and programs have table %d", got, p.sweep.notes.table)
+	if got := atomic.LoadUint32(&other.memory.Table); got != p.sweep.filter.table {
+		t.Errorf("what is noted is of table %d, and programs have table %d", got, p.sweep.filter.table)
 	}
 }

@@ -10,32 +10,34 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Sockets of the kernel's own (of NFS, or what MPTCP has beneath a socket) get a place in connect() as all do, but no
-// hook sees them close. So from time to time the agent gives places back whose socket is nowhere any more:
+// The programs remember a socket in a slot of the table `sockets` (struct place in bpf/maps.h). A program gives the
+// slot back when the socket closes. Sockets of the kernel's own (of NFS, or what MPTCP has beneath a socket) get a slot
+// in connect() as all do, but no hook sees them close. So from time to time the agent frees slots whose socket has
+// gone:
 //
-//	had the place the last time, too ─► in its namespace, twice: is there such a socket? ─ no ─► the place is free
+//	had the slot the last time, too ─► in its namespace, twice: is there such a socket? ─ no ─► the slot is free
 //
-// What is not connected at that moment may not be listed. If it is a socket all the same, it has no peer whose name
-// somebody could ask for, and gets another place when it connects.
+// A socket that is not connected at that moment may not be listed. It has no peer whose name a process could ask for,
+// and it gets another slot when it connects.
 
-// placesInterval is the time between two looks. To lose a place costs no more than time in connect().
-const placesInterval = 5 * time.Minute
+// socketSlotsInterval is the time between two looks. To lose a slot costs no more than time in connect().
+const socketSlotsInterval = 5 * time.Minute
 
-// holders are the sockets that have places, by the place.
+// holders are the sockets that have slots, by the slot.
 type holders map[int]objectsPlace
 
-// auditPlaces looks whether that is so, when it is time.
-func (p *Plane) auditPlaces() error {
-	if !p.places.due() {
+// auditSocketSlots looks whether that is so, when it is time.
+func (p *Plane) auditSocketSlots() error {
+	if !p.socketSlots.due() {
 		return nil
 	}
-	p.places.wait(placesInterval, placesInterval)
-	return p.freePlaces()
+	p.socketSlots.wait(socketSlotsInterval, socketSlotsInterval)
+	return p.freeSocketSlots()
 }
 
-// freePlaces gives back the places of sockets that are no more. It believes nothing of those that have come since it
+// freeSocketSlots frees the slots of sockets that are gone. It leaves those that have come since it
 // was called before.
-func (p *Plane) freePlaces() error {
+func (p *Plane) freeSocketSlots() error {
 	places, unmap, err := mapped[objectsPlace](p.memory[objectsMapSockets])
 	if err != nil {
 		return err

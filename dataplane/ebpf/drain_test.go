@@ -36,7 +36,7 @@ func TestRetire_sizes(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := bed.Do(testbed.Node, func() error {
-		n, err := retire(t.Context(), dataplane.Config{}, pins)
+		n, err := drain(t.Context(), dataplane.Config{}, pins)
 		if n != 1 {
 			t.Errorf("%d flows are left, want 1", n)
 		}

@@ -48,7 +48,7 @@ func (p *Plane) claim() error {
 func inspect() (dataplane.Leftover, error) {
 	dirs, err := remains()
 	active := slices.ContainsFunc(dirs, func(dir string) bool {
-		_, err := os.Stat(filepath.Join(dir, retiredMark))
+		_, err := os.Stat(filepath.Join(dir, drainingMark))
 		return err != nil
 	})
 	return dataplane.Leftover{Rules: len(dirs) > 0, Retired: len(dirs) > 0 && !active}, err

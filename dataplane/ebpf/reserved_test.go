@@ -60,7 +60,6 @@ func TestTaken_full(t *testing.T) {
 	key := func(port uint16) packetsTuple {
 		return at(packetsHookINGRESS, uint8(model.TCP), endpointAt("10.244.1.11:8080"), packetsEndpoint{Port: port})
 	}
-	var ports taken
 	for _, step := range []struct {
 		want map[packetsTuple]uint8
 		fits bool
@@ -70,13 +69,17 @@ func TestTaken_full(t *testing.T) {
 		{map[packetsTuple]uint8{key(3): 0, key(4): 0}, true},
 		{nil, true},
 	} {
-		err := ports.put(m, step.want)
-		var has taken
-		if failed := has.recall(m); failed != nil {
+		err := reserve(m, step.want)
+		has := map[packetsTuple]uint8{}
+		failed := each(m, func(key packetsTuple, value uint8) error {
+			has[key] = value
+			return nil
+		})
+		if failed != nil {
 			t.Fatal(failed)
 		}
-		if (err == nil) != step.fits || !maps.Equal(has.had, ports.had) || step.fits && !maps.Equal(has.had, step.want) {
-			t.Errorf("of %v the map has %v, known are %v: %v", step.want, has.had, ports.had, err)
+		if (err == nil) != step.fits || step.fits && !maps.Equal(has, step.want) {
+			t.Errorf("of %v the map has %v: %v", step.want, has, err)
 		}
 	}
 }
@@ -109,8 +112,8 @@ func TestTaken(t *testing.T) {
 	if n := portsTables(t, bed); n != 0 {
 		t.Errorf("%d tables are left, which were to be there until the programs were attached", n)
 	}
-	p.packets.taken.next = time.Time{}
-	p.auditTaken()
+	p.packets.reserved.next = time.Time{}
+	p.auditReserved()
 	if got := takenBy(t, p); len(got) > 0 {
 		t.Errorf("taken are still %v", got)
 	}
@@ -244,7 +247,7 @@ func hiddenIn(t *testing.T, bed *testbed.Bed) (flows []tracked.Flow) {
 func retireAt(t *testing.T, bed *testbed.Bed, pins string) (flows int) {
 	t.Helper()
 	err := bed.Do(testbed.Node, func() (err error) {
-		flows, err = retire(t.Context(), dataplane.Config{}, pins)
+		flows, err = drain(t.Context(), dataplane.Config{}, pins)
 		return err
 	})
 	if err != nil {

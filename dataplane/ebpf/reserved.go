@@ -32,87 +32,73 @@ import (
 // sharePorts comes before the programs are attached.
 func (p *Plane) sharePorts() {
 	switch {
-	case p.retires || p.standing != nil:
+	case p.draining || p.standing != nil:
 		p.divert()
-	case p.serve == TC && !p.packets.taken.looked:
+	case p.serve == TC && !p.packets.reserved.looked:
 		if !p.hasPacketLinks() { // else nobody hides clients but these programs
 			p.divert()
 		}
-		p.lookTaken()
+		p.lookReserved()
 	}
 }
 
 // unsharePorts comes when they are.
 func (p *Plane) unsharePorts() {
-	if !p.retires && p.standing == nil {
+	if !p.draining && p.standing == nil {
 		p.endDivert()
 	}
 }
 
-// taken are the ports that the programs are to leave alone.
-type taken struct {
-	had    map[packetsTuple]uint8 // in the map
+// reservedPorts are those that the programs are to leave alone.
+type reservedPorts struct {
 	looked bool
 	pacer  // to see which have ended
 }
 
 const (
-	takenPause    = 10 * time.Second // at first
-	maxTakenPause = 30 * time.Minute
+	reservedPause    = 10 * time.Second // at first
+	maxReservedPause = 30 * time.Minute
 )
 
-// auditTaken looks if it is time.
-func (p *Plane) auditTaken() {
-	if t := &p.packets.taken; t.looked && t.due() {
-		p.lookTaken()
+// auditReserved looks if it is time.
+func (p *Plane) auditReserved() {
+	if t := &p.packets.reserved; t.looked && t.due() {
+		p.lookReserved()
 	}
 }
 
-// lookTaken finds out which ports are taken.
-func (p *Plane) lookTaken() {
-	t := &p.packets.taken
+// lookReserved finds out which ports are taken.
+func (p *Plane) lookReserved() {
+	t := &p.packets.reserved
 	var has map[packetsTuple]uint8
 	err := p.devices.namespace.Do(func() (err error) {
 		has, err = trackedPorts(p.packets.options.Ports)
 		return err
 	})
 	if err == nil {
-		err = t.put(p.packets.Maps[packetsMapTaken], has)
+		err = reserve(p.packets.Maps[packetsMapTaken], has)
 	}
 	if err != nil {
 		p.warn("new clients may get ports of connections that another data plane has begun, and reset these", err)
 	}
 	t.looked = true
-	t.wait(takenPause, maxTakenPause)
+	t.wait(reservedPause, maxReservedPause)
 }
 
-// put makes a map hold these ports.
-func (t *taken) put(m *ebpf.Map, has map[packetsTuple]uint8) error {
-	for key := range t.had {
-		if _, stays := has[key]; stays {
-			continue
+// reserve makes a map hold these ports, and no others.
+func reserve(m *ebpf.Map, ports map[packetsTuple]uint8) error {
+	fresh := maps.Clone(ports)
+	err := each(m, func(key packetsTuple, _ uint8) error {
+		if _, stays := ports[key]; !stays {
+			return ignoreMissing(m.Delete(key))
 		}
-		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return err
-		}
-		delete(t.had, key)
-	}
-	fresh := maps.Clone(has)
-	maps.DeleteFunc(fresh, func(key packetsTuple, _ uint8) bool { _, ok := t.had[key]; return ok })
-	if err := update(m, fresh); err != nil { // some may be there, and are to be deleted some day
-		return errors.Join(err, t.recall(m))
-	}
-	t.had = has
-	return nil
-}
-
-// recall is what a map has after it could not be filled.
-func (t *taken) recall(m *ebpf.Map) error {
-	t.had = map[packetsTuple]uint8{}
-	return each(m, func(key packetsTuple, value uint8) error {
-		t.had[key] = value
+		delete(fresh, key)
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	return update(m, fresh)
 }
 
 // trackedPorts are those of a range that stand for clients of Services, by the packets that backends send to them.
