@@ -127,6 +127,14 @@ func chunksOf(backends []model.Backend) []objectsChunk {
 type candidate struct{ next, skip, credit uint64 }
 
 // maglev has backends take so many turns. In each round one takes as many as its weight is of the greatest weight.
+//
+// A client's hash is a place in the table, and the turn there is its backend. Each backend would like the places in an
+// order of its own, which follows from its address alone: it begins somewhere, and goes on by a step that comes to all
+// of them, as the size is a prime. One after the other takes the first place of its order that is free:
+//
+//	a wants 3 0 2 4 1, b wants 0 4 3 2 1:   a takes 3, b 0, a 2, b 4, a 1   ─►   b a a a b
+//
+// If b goes, a gets its places and keeps its own. If c comes, it takes some of each, and few others change.
 func maglev(size int, backends []model.Backend) []uint16 {
 	most := uint64(0)
 	candidates := make([]candidate, len(backends))

@@ -25,7 +25,9 @@ import (
 // Most changes end with the first step, which reads memory that is shared with the kernel. Else the sockets of the
 // namespaces in question are listed.
 
-// Of include/uapi/linux/inet_diag.h and sock_diag.h.
+// Of include/uapi/linux/inet_diag.h and sock_diag.h. A request has a family, a protocol, states and the identity of a
+// socket; a message has the family, the state and the identity. In an identity there are the local port and that of the
+// peer, both addresses with 16 bytes each, the interface, and at its end the cookie.
 const (
 	diagRequest    = 56 // bytes of inet_diag_req_v2
 	diagMessage    = 72 // bytes of inet_diag_msg

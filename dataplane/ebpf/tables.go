@@ -235,7 +235,9 @@ func (w *writer) frontend(s *model.State, key model.Key, f model.Frontend) {
 	w.set(w.value(s, key, f))
 }
 
-// value is what the table says of an address, port and protocol.
+// value is what the table says of an address, port and protocol. That is one element for both scopes, so that a program
+// needs one look-up: the row for any client, and the row for the node and its pods, if they have another one. A change
+// of one row so writes both.
 func (t *tables) value(s *model.State, key model.Key, f model.Frontend) objectsFrontend {
 	v := objectsFrontend{Key: frontendKey(key)}
 	one, other, scope := &v.Any, &v.Internal, model.Internal

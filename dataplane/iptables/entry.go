@@ -30,7 +30,12 @@ func (r *rule) encode(e *xt.Rules, sets setIndexes) {
 	}
 }
 
-// condition fills in struct ipt_ip or ip6t_ip6.
+// condition fills in struct ipt_ip or ip6t_ip6:
+//
+//	source, destination, mask of the source, mask of the destination   4 bytes each, or 16
+//	interface in, interface out, mask of its name, the same for out    16 bytes each
+//	protocol                                                           2 bytes; in IPv6 one for tos follows
+//	flags, flags of what is inverted                                   1 byte each
 func (r *rule) condition(ip []byte, v6 bool) {
 	const inverseIn, inverseSource = 1, 8
 	size, protocol, flags, invert := 4, 80, 82, 83

@@ -128,7 +128,9 @@ func (f *familyState) differing(b backend, s *model.State, tables [2]*content) (
 	return changes
 }
 
-// astray are the chains of a table that are not as they are known to be.
+// astray are the chains of a table that are not as they are known to be. Only of these it is laid out what they should
+// be. Another program that empties KUBE-SERVICES makes one chain astray among ten thousand, and Audit has to tell
+// what is wrong within its share of a processor.
 type astray struct {
 	content
 	missing []string

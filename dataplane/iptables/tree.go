@@ -94,6 +94,14 @@ type walk struct {
 // ones before and after the change, but for those that come or go.
 func (w *walk) chains(root string, leaves []leaf) { w.node(root, 0, leaves) }
 
+// node emits the chain for leaves whose keys have the same first bits, and visits those below it. If there are few, the
+// chain has their rules. Else it goes through the groups that have the next bits in common, too:
+//
+//	a group of two rules at most ─► its rules, here
+//	a larger one ────────────────► one rule for the longest prefix of all its keys ─► a chain for it
+//
+// The longest prefix leaves out lengths at which all keys of a group are alike, so no chain has only one rule that
+// leads to the next one.
 func (w *walk) node(name string, depth int, leaves []leaf) {
 	if weight(leaves) <= maxLeaf || depth >= w.width {
 		w.emit(name, flat(leaves))
