@@ -37,7 +37,7 @@ type Config struct {
 	unset bool // the mode
 }
 
-// ModeUnset reports whether nobody has said which mode it should be.
+// ModeUnset reports whether no file or flag names a mode.
 func (c *Config) ModeUnset() bool { return c.unset }
 
 // Enabled reports whether one of Kubernetes' feature gates is on. Gates that kube-proxy does not know

@@ -194,8 +194,8 @@ func (l *loading) userspace() {
 	override(f, "userspace-max-flows", &c.MaxFlows, said.MaxFlows)
 }
 
-// standaloneMode is the mode of manifests without a file of kube-proxy's: nobody there can expect what
-// kube-proxy's default means.
+// standaloneMode is the mode of manifests without a file of kube-proxy's: no user there expects the meaning of
+// kube-proxy's default.
 func (l *loading) standaloneMode() {
 	if l.flags.Config == "" && len(l.config.Fairlead.Manifests) > 0 {
 		setDefault(&l.config.KubeProxy.Mode, ModeNFTables)

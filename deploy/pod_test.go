@@ -92,8 +92,7 @@ const (
 	legacy   = "iptables-legacy"
 )
 
-// testServes runs the pod of a DaemonSet on a new testbed and tries Service web. In its log nothing wants
-// somebody's attention.
+// testServes runs the pod of a DaemonSet on a new testbed and tries Service web. Its log has no warnings or errors.
 func testServes(t *testing.T, c *cluster, i image, by served) {
 	p := startPod(t, c, i, by.daemonSet)
 	testProbes(t, p.bed, p.proxy, p.spec.Containers[0])
@@ -102,7 +101,7 @@ func testServes(t *testing.T, c *cluster, i image, by served) {
 		{From: "web", To: netip.MustParseAddrPort("10.96.0.77:80")},
 		{From: testbed.Outside, To: netip.MustParseAddrPort("192.0.2.1:30077")},
 	}
-	if by.plane != nftables { // that mode serves node ports on all addresses
+	if by.plane != nftables { // that mode serves NodePorts on all addresses
 		probes = append(probes, testbed.Probe{From: testbed.Node, To: netip.MustParseAddrPort("127.0.0.1:30077")})
 	}
 	for _, probe := range probes {
@@ -323,7 +322,7 @@ func testProbes(t *testing.T, bed *testbed.Bed, proxy *kubernetes.Proxy, spec co
 	}
 }
 
-// complaints are the lines of a log that want somebody's attention, without their times.
+// complaints are the warnings and errors of a log, without their times.
 func complaints(log string) string {
 	wanted := regexp.MustCompile(`(?m)^(time=\S+ )?(level=(?:WARN|ERROR).*|panic:.*|[WEF][0-9]{4} .*)$`)
 	var lines []string

@@ -23,7 +23,7 @@ type Engine interface {
 // last: when an engine is stuck, its metrics are wanted most.
 const patience = 500 * time.Millisecond
 
-// asked are the metrics that are asked for when somebody scrapes.
+// asked are the metrics that are collected at a scrape.
 type asked struct {
 	metrics.BaseStableCollector
 	options Options

@@ -67,7 +67,7 @@ func New(o Options) *Metrics {
 // Follow says which engine to ask for its state, from now on.
 func (m *Metrics) Follow(e Engine) { m.asked.follow(e) }
 
-// Watching says whom to ask how the watches of the API server do, from now on; nil: nobody.
+// Watching sets the function that reports the watches of the API server; nil: none.
 func (m *Metrics) Watching(f func() []Watch) { m.asked.watch(f) }
 
 // ConfigurationRefused says whether a configuration is in force that the files do not say any more.

@@ -59,7 +59,7 @@ func (s *shelf) gauge(d Description) func(...string) metrics.GaugeMetric {
 	return v.WithLabelValues
 }
 
-// asked makes a gauge whose values are found when somebody scrapes.
+// asked makes a gauge whose values are found at a scrape.
 func (s *shelf) asked(d Description) *metrics.Desc {
 	d.Type = "gauge"
 	return s.describe(d)

@@ -18,7 +18,7 @@ type Share struct {
 	withheld    map[string]int
 }
 
-// May reports whether another word may be said of somebody. It counts those that may not.
+// May reports whether an owner may have another message. It counts those that may not.
 func (s *Share) May(who string) bool {
 	if now := time.Now(); now.Sub(s.began) >= s.While {
 		s.began, s.room = now, Room{Size: s.Words}

@@ -33,8 +33,8 @@ type Object[T any] struct {
 // One is a single object.
 func One[T any](name Name, is *T) Objects[T] { return Objects[T]{{Name: name, Is: is}} }
 
-// manyObjects is from how many on it is looked whether several are of one name: somebody may take none for long, while
-// they change again and again.
+// manyObjects is from how many on it is looked whether several are of one name: the consumer may take none for long,
+// while they change again and again.
 const manyObjects = 1 << 16
 
 // Set adds what an object is now; nil: it is gone.

@@ -48,7 +48,7 @@ type contest struct {
 	at      kind   // what the claim is for the winner
 }
 
-// claim brings up to date what a Service wants, and sets the rows that nobody else wants.
+// claim brings up to date what a Service wants, and sets the rows that no other Service wants.
 func (t *Table) claim(e *entry, rows *Rows) {
 	old := e.claims
 	e.claims = slices.Clone(rows.claims)
@@ -101,7 +101,7 @@ func (t *Table) contest(c claim) {
 	}
 }
 
-// owner is the Service that has a claim, by the rows in force; nil: nobody has it.
+// owner is the Service that has a claim, by the rows in force; nil: no Service has it.
 func (t *Table) owner(c claim) *entry {
 	scope := model.Any
 	if c.addr.IsLoopback() { // clients from elsewhere have no row there; on all others they have one
@@ -153,7 +153,7 @@ func (t *Table) grant(c claim, rows *Rows) {
 	t.grantFree(c, rows)
 }
 
-// grantFree gives a claim that nobody has to the rows of one Service.
+// grantFree gives a free claim to the rows of one Service.
 func (t *Table) grantFree(c claim, rows *Rows) {
 	for _, scope := range []model.Scope{model.Any, model.Internal} {
 		key := c.key(scope)

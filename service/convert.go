@@ -83,8 +83,8 @@ func subdomain(s string) bool {
 	return len(s) <= validation.DNS1123SubdomainMaxLength && strings.Trim(s, allowed) == ""
 }
 
-// addr parses an address that somebody may talk to. The API server accepts leading zeros in old
-// objects; they are refused here, as some programs read them as octal.
+// addr parses an address that can be a destination. The API server accepts leading zeros in old objects; they are
+// refused here, as some programs read them as octal.
 func (r *report) addr(field, text string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(strings.TrimSpace(text))
 	a = a.Unmap()

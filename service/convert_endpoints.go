@@ -33,7 +33,7 @@ func FromSlice(o *discoveryv1.EndpointSlice) (*Slice, []Problem) {
 		return nil, r.done()
 	}
 	if text, ok := o.Annotations[corev1.EndpointsLastChangeTriggerTime]; ok {
-		if at, err := time.Parse(time.RFC3339Nano, text); err == nil { // else nothing is known, which harms nobody
+		if at, err := time.Parse(time.RFC3339Nano, text); err == nil { // else nothing is known, which does no harm
 			s.Changed = at.UnixMicro()
 		}
 	}

@@ -185,8 +185,8 @@ func (s *selection) backends(pool int) []model.Backend {
 	return all
 }
 
-// mayBeLocal reports whether the endpoint can be a client of this node that reaches itself. Where
-// nobody says on which node it is, as in manifests written by hand, it can.
+// mayBeLocal reports whether the endpoint can be a client of this node that reaches itself. Where its node is not
+// known, as in manifests written by hand, it can.
 func (c *candidate) mayBeLocal() bool { return c.local || c.endpoint.Node == "" }
 
 // hints decide whether only endpoints meant for this node, or for its zone, are used. It is all or

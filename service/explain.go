@@ -266,7 +266,7 @@ func (x *explainer) nobody() {
 	}
 }
 
-// near names a Service that somebody might expect to take the packet, and says why it does not.
+// near names a Service that a user might expect to take the packet, and says why it does not.
 func (x *explainer) near(s *Service) {
 	a := x.claim.addr
 	external := slices.Contains(s.ExternalIPs, a)

@@ -124,8 +124,8 @@ func (s *Service) lanes(all []lane, v *View, e exposure) []lane {
 	return append(all, internal, lane{model.Any, localPool, model.Never})
 }
 
-// clusterSNAT is for ClusterIPs. A client outside of the cluster, which somebody routed here, may be
-// sent to another node. If pods cannot be told from it, nobody's address is replaced.
+// clusterSNAT is for ClusterIPs. A client outside of the cluster whose packets are routed here may be sent to another
+// node. If pods are not known, no address is replaced.
 func (v *View) clusterSNAT(family netip.Addr) model.SNAT {
 	switch {
 	case v.MasqueradeAll:

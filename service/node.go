@@ -9,9 +9,9 @@ type ownNode struct {
 	podsUnknown bool // it was said that its pods cannot be told from others
 }
 
-// setNode takes in a Node. One that was deleted leaves behind what is known of it: addresses and pods
-// do not vanish with the object, and somebody may have deleted it by mistake. That there never was one
-// is said as often as the source says it.
+// setNode takes in a Node. One that was deleted leaves behind what is known of it: addresses and pods do not vanish
+// with the object, and a user may have deleted it by mistake. That there never was one is said as often as the source
+// says it.
 func (t *Table) setNode(n *Node) {
 	switch own := &t.own; {
 	case n.missing() && own.node.Name == "":

@@ -8,8 +8,8 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// A Node that never was is reported as often as the source says so. One that is deleted is reported
-// once, and what was known of it stays. Where nobody needs one, nothing is said.
+// A Node that never was is reported as often as the source says so. One that is deleted is reported once, and what was
+// known of it stays. Where none is needed, nothing is reported.
 func TestTable_node(t *testing.T) {
 	options := defaultOptions()
 	options.DetectLocal = service.DetectLocal{Mode: service.LocalNodeCIDR}

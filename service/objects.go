@@ -21,7 +21,7 @@ type Service struct {
 	ClusterIPs          []netip.Addr
 	ExternalIPs         []netip.Addr   // sorted
 	LoadBalancerIPs     []netip.Addr   // status.loadBalancer.ingress with ipMode VIP only; sorted
-	SourceRanges        []netip.Prefix // loadBalancerSourceRanges; nil: everyone, otherwise nobody else
+	SourceRanges        []netip.Prefix // loadBalancerSourceRanges; nil: all clients, otherwise these alone
 	Ports               []Port
 	Affinity            time.Duration // ClientIP affinity's timeout; 0: none
 	HealthCheckNodePort uint16        // 0: none
@@ -65,15 +65,15 @@ type Endpoint struct {
 	Ready       bool
 	Serving     bool
 	Terminating bool
-	Weight      uint16 // share of new connections, relative to others; 0: none. What nobody weighs has 1
+	Weight      uint16 // share of new connections, relative to others; 0: none. 1 without an annotation
 	Hints       *Hints // nil: none
 }
 
 // Hints are the nodes and zones that the endpoint is meant to serve.
 type Hints struct{ Nodes, Zones []string }
 
-// Node is what matters of this machine's own Node object. FromNode makes it. Without a Name there is
-// no such object: it is missing or, if Eligible, nobody needs one, as where there is no API server.
+// Node is what matters of this machine's own Node object. FromNode makes it. Without a Name there is no such object: it
+// is missing or, if Eligible, not needed, as where there is no API server.
 type Node struct {
 	Name     string
 	Zone     string       // label topology.kubernetes.io/zone; empty: unknown

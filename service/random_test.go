@@ -325,8 +325,7 @@ func sortDelta[K comparable, V any](d *model.Delta[K, V], compare func(a, b K) i
 	slices.SortFunc(d.Delete, compare)
 }
 
-// checkState checks what holds for every State: it keeps its promises, has no pool that nobody needs,
-// and its text can be read.
+// checkState checks what holds for every State: it keeps its promises, has no unused pool, and its text can be read.
 func checkState(t *testing.T, s *model.State) {
 	t.Helper()
 	if err := s.Validate(); err != nil {

@@ -49,7 +49,7 @@ type update struct {
 	moved     map[netip.Addr]*standing // ClusterIPs that came or went, or at which endpoints did
 	contested map[claim][]*entry       // to settle when all Services are compiled, and which want it since this Update
 	compiled  map[*entry]*Rows         // of those that take part
-	spare     *compiler                // memory for rows that nobody keeps
+	spare     *compiler                // memory for temporary rows
 	left      []model.PoolID           // to which a Frontend does not lead any more
 	problems  []Problem
 }
@@ -430,7 +430,8 @@ func (t *Table) setServiceCIDRs(cidrs []netip.Prefix) bool {
 }
 
 // guardCIDRs guards the Service CIDRs. An address by which the cluster knows this node, and that is in one by mistake,
-// stays reachable, or nobody could log in any more to mend it. Others on its interfaces may well be those of Services.
+// stays reachable, or an administrator could not log in to repair it. Others on its interfaces may well be those of
+// Services.
 func (t *Table) guardCIDRs() {
 	own := slices.Concat(t.options.NodeIPs, t.own.node.IPs)
 	old := t.guarded
@@ -525,7 +526,7 @@ func (t *Table) Remaining(name Name) []Problem {
 	return nil
 }
 
-// rows are those of a Service if nobody contests them. They live in the compiler until it is used again.
+// rows are those of a Service without contest. They live in the compiler until it is used again.
 func (t *Table) rows(e *entry, c *compiler) *Rows {
 	c.begin(&t.view, e.service, current(e.slices))
 	if s := e.service; s != nil {

@@ -83,7 +83,7 @@ func (i *inspection) auditOffline(ctx context.Context) (a audited, err error) {
 // audited is an Audited for people.
 type audited struct {
 	engine.Audited
-	offline bool // nobody repairs
+	offline bool // no agent repairs
 }
 
 // exit is exit status 1 if there is a difference.

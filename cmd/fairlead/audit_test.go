@@ -45,7 +45,7 @@ func TestAudit(t *testing.T) {
 	_ = p.Wait() // killed or not, it is over
 	ask(0, "--manifests DIR", ": no difference\n")
 	nft("flush map ip fairlead frontends")
-	for range 2 { // as nobody repairs it
+	for range 2 { // as no agent repairs it
 		ask(1, "--manifests DIR", "frontend 10.96.0.10:80/tcp any: missing: forward default/web cluster snat offcluster\n", " differences\n")
 	}
 	ask(1, "-o json --manifests DIR", `"object": "frontend 10.96.0.10:80/tcp any"`, `"repaired": false`)

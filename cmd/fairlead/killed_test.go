@@ -149,7 +149,7 @@ func (r *tour) leg(from, to served) {
 	r.open(to)
 }
 
-// answered waits until everybody has been.
+// answered waits until all clients have been answered.
 func (r *tour) answered() {
 	if err := r.l.Settle(r.Context(), 1); err != nil {
 		r.Error(err)
@@ -187,8 +187,8 @@ func (r *tour) taken() bool {
 	return err == nil && strings.Contains(string(out), "\t\tgoto dispatch\n") // whatever the packet
 }
 
-// judgeKills expects that nobody has noticed anything, but for the connections that a process carried when it was
-// killed: of those that stay each was reset then; and for processes of the node that waited when ebpf came.
+// judgeKills expects that clients noticed nothing, with two exceptions. Connections that a process carried when it was
+// killed were reset then. Processes of the node that waited when ebpf came may notice that.
 func (r *tour) judgeKills(report traffic.Report) {
 	r.Helper()
 	streams := make([][]string, len(r.kills))

@@ -34,7 +34,7 @@ type busyMachine struct {
 	p    *proxy
 }
 
-// client is who asks, and whether that is a node port. The others are cluster IPs.
+// client is a place, and whether it connects to a NodePort. The others connect to ClusterIPs.
 type client struct {
 	from     testbed.Place
 	nodePort bool
@@ -186,7 +186,7 @@ func (b *busyMachine) load() *traffic.Watch {
 	return l
 }
 
-// settle waits until everybody has been answered again.
+// settle waits until all clients have been answered again.
 func (b *busyMachine) settle(l *traffic.Watch) {
 	b.Helper()
 	if err := l.Settle(b.Context(), 2); err != nil {
@@ -274,7 +274,7 @@ func thereAndBack(t *testing.T, from, to served) {
 	b.judge(l.Stop())
 }
 
-// judge expects that everybody was answered, no connection ended, and clients with affinity stayed with their pods.
+// judge expects that all clients were answered, no connection ended, and clients with affinity stayed with their pods.
 func (b *busyMachine) judge(r traffic.Report) {
 	b.Helper()
 	all := r.Total()

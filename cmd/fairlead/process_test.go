@@ -143,7 +143,7 @@ func TestRun_withoutRoot(t *testing.T) {
 	}
 }
 
-// open lets everybody into a directory and those above it, as far as they are this test's.
+// open lets all users into a directory and those above it, as far as they are this test's.
 func open(t *testing.T, dir string) {
 	t.Helper()
 	for ; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {

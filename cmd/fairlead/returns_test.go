@@ -9,8 +9,8 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// A kube-proxy that comes beside Fairlead and goes leaves rules that are asked first, as they are later
-// ones, and that nobody keeps up to date. They must not last.
+// A kube-proxy that comes beside Fairlead and goes leaves rules that are asked first, as they are later ones, and that
+// no process keeps up to date. They must not last.
 func TestKubeProxy_returns(t *testing.T) {
 	t.Parallel()
 	w := newRealCluster(t)

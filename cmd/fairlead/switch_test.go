@@ -229,7 +229,7 @@ func (w *world) misuseSwitch() {
 }
 
 // editsWhileLocked has the configuration want what another program keeps from being done, until the configuration is
-// edited again, or somebody ends it.
+// edited again, or the other program is ended.
 func (m machine) editsWhileLocked(p *proxy) {
 	m.Helper()
 	unlock := m.lock()

@@ -94,7 +94,7 @@ func TestRun_userspace(t *testing.T) {
 func (w *world) countsDials(metrics netip.AddrPort) {
 	w.Helper()
 	w.write("half.yaml", strings.NewReplacer("web", "half", "NodePort", "ClusterIP", ", nodePort: 30080", "",
-		"10.96.0.10", "10.96.0.12", "port: 8080", "port: 9").Replace(web)) // where nobody listens
+		"10.96.0.10", "10.96.0.12", "port: 8080", "port: 9").Replace(web)) // where no socket listens
 	half := netip.MustParseAddrPort("10.96.0.12:80")
 	eventually.True(w, "a Service none of whose backends is there", func() bool {
 		return w.probe(testbed.Outside, half) == testbed.Refused.String()

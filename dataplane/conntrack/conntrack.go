@@ -1,7 +1,7 @@
-// Package conntrack wraps a data plane so that stale flows are forgotten. Planes based on
-// netfilter choose a backend for the first packet of a flow only; conntrack remembers the choice for
-// as long as packets come. A TCP connection ends with its backend, a UDP flow does not: a client that
-// never pauses would go on talking to an address that nobody, or somebody else, has.
+// Package conntrack wraps a data plane so that stale flows are forgotten. Planes based on netfilter choose a backend
+// for the first packet of a flow only; conntrack remembers the choice for as long as packets come. A TCP connection
+// ends with its backend, a UDP flow does not. A client that never pauses would go on sending to an address that is
+// unused, or belongs to another pod.
 //
 //	Apply ─► wrapped plane ─► which UDP rows changed? ─► list flows of these ─► delete the stale ones
 //	Sync ──► wrapped plane ─────────────────────────► the same of all, and TCP that came too early
@@ -13,11 +13,11 @@
 // A flow is stale if its destination is a Frontend and whoever answers is no backend of it, draining
 // ones included; or if the Frontend of its destination is gone, which after a restart a guard tells.
 //
-// A TCP connection is never touched. But a client that tried before the rules were in force has asked an
-// address that nobody has, and goes on asking there for some two minutes: conntrack remembers, and renews
-// with each attempt, that this is not translated. After Sync such attempts, which nobody has answered, are
-// forgotten, and the client's next one is translated. It comes a second later at the earliest; so, for a
-// Service that Apply has brought, the next Audit is soon enough, and Apply need not look at all flows.
+// A TCP connection is never touched. But a client that tried before the rules were in force has asked an address that
+// no machine has, and goes on asking there for some two minutes: conntrack remembers, and renews with each attempt,
+// that this is not translated. After Sync such unanswered attempts are forgotten, and the client's next one is
+// translated. It comes a second later at the earliest; so, for a Service that Apply has brought, the next Audit is soon
+// enough, and Apply need not look at all flows.
 package conntrack
 
 import (
@@ -315,7 +315,7 @@ type staleFlow struct {
 	carried    uint32                // the mark of flows that a process of the node answers; they are its own
 }
 
-// early reports whether an attempt of TCP that nobody has answered is to go to a backend, and does not.
+// early reports whether an unanswered attempt of TCP should go to a backend, and does not.
 func (f *staleFlow) early(flow *tracked.Flow) bool {
 	return flow.Attempt() && flow.Mark&f.carried == 0 && flow.To == flow.Answers && f.forwards(flow.To)
 }
@@ -339,7 +339,7 @@ func (f *staleFlow) stale(flow *tracked.Flow) bool {
 	return known || to != answers && (f.gone[key] || f.guarded(to))
 }
 
-// forwards reports whether TCP connections to a destination are somebody's now.
+// forwards reports whether a row forwards TCP connections to a destination now.
 func (f *staleFlow) forwards(to netip.AddrPort) bool {
 	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.TCP}
 	for _, key.Scope = range []model.Scope{model.Internal, model.Any} {

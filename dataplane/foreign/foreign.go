@@ -1,5 +1,5 @@
-// Package foreign hears from the kernel that somebody changes what data planes have made, and who does. What it
-// tells is an occasion to look, not the truth: the kernel may drop what nobody reads in time.
+// Package foreign learns from the kernel that another program changes the objects of data planes, and which program it
+// is. A notification is an occasion to look, not the truth: the kernel may drop those that are not read in time.
 //
 //	nf_tables ── transactions, with process ──────┐
 //	rtnetlink ── rules, routes, links deleted ────┼─► is it of a plane? by this process? ─► Changes ─► engine: Audit

@@ -103,7 +103,7 @@ func (t tree) archive() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// completeDirectories adds the directories that entries are in and nobody named.
+// completeDirectories adds the directories of entries that are not listed themselves.
 func (t tree) completeDirectories() {
 	for _, name := range slices.Collect(maps.Keys(t)) {
 		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {

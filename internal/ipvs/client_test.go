@@ -191,7 +191,7 @@ func saysAll(t *testing.T, c *Client) {
 	}
 }
 
-// Virtual servers are made from the last one listed to the first; what is left of them after somebody has deleted most
+// Virtual servers are made from the last one listed to the first; the rest after another program deleted most of them
 // is no list to go by.
 func TestPlaces(t *testing.T) {
 	t.Parallel()

@@ -148,7 +148,7 @@ type Request struct {
 	command uint8
 	what    string // for people: the object
 	encode  func(ae *netlink.AttributeEncoder)
-	done    func() // nil: nobody needs to know that it has been done
+	done    func() // nil: no caller waits for it
 }
 
 // NewServer makes a virtual server.

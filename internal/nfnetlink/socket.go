@@ -1,6 +1,6 @@
-// Package nfnetlink speaks to netfilter on one long-lived netlink socket: transactions of nf_tables, of which
-// the kernel says which message it refuses, and listings that begin anew when somebody changes what is listed.
-// Why no library: see docs/dependencies.md.
+// Package nfnetlink speaks to netfilter on one long-lived netlink socket: transactions of nf_tables and listings. For a
+// transaction the kernel says which message it refuses. A listing begins anew when its subject changes. Why no library:
+// see docs/dependencies.md.
 //
 //	Begin ─► Encoder: Message, attributes, Finish, … ─► Commit: all of it or none, or a Refusal
 //	                                                    Check: the same, but nothing is done

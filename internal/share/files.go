@@ -10,7 +10,7 @@ const maxReserve = 512
 func Files() int {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
-		return 1024 // what it is nearly everywhere where nobody has set it
+		return 1024 // the usual default
 	}
 	return int(min(limit.Cur, 1<<30))
 }

@@ -27,7 +27,7 @@ type key struct {
 	level level
 }
 
-// path are the nodes that an owner is in, without that of everybody.
+// path are the nodes that an owner is in, without the root.
 func (o Owner) path() (path [levels - 1]key, depth int) {
 	all := Owner{Namespace: o.Namespace}
 	path[0] = key{all, namespace}

@@ -129,7 +129,7 @@ func (p *Pool) Clear() {
 }
 
 // Next takes out what has waited for longest of the client whose turn it is, of the Service whose turn it is, of the
-// namespace whose turn it is; nil: nobody is in.
+// namespace whose turn it is; nil: the pool is empty.
 func (p *Pool) Next() Holder {
 	p.mu.Lock()
 	defer p.mu.Unlock()

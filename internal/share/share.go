@@ -18,8 +18,8 @@ import (
 type Owner struct {
 	Namespace string
 	Service   string // of the namespace
-	// Unproven is what nobody has answered yet. All of it together counts as one client of the Service, because a sender
-	// may invent as many clients as it likes.
+	// Unproven is a connection without an answer yet. All of it together counts as one client of the Service, because a
+	// sender may invent as many clients as it likes.
 	Unproven bool
 	Client   Client
 }

@@ -277,7 +277,7 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// TestClear: all yield, and nobody enters any more.
+// TestClear: all yield, and no further ones enter.
 func TestClear(t *testing.T) {
 	t.Parallel()
 	c := &crowd{T: t, Pool: share.New(10)}

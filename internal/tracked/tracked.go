@@ -31,7 +31,7 @@ type Flow struct {
 	attrs []byte
 }
 
-// Attempt reports whether a client of TCP has sent the first packet, and nobody another one.
+// Attempt reports whether a client of TCP has sent the first packet, and no other packet followed.
 func (f *Flow) Attempt() bool { return f.TCP == nl.TCP_CONNTRACK_SYN_SENT }
 
 // Open reports whether it is a connection, or a flow of datagrams, that may go on.

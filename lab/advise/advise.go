@@ -7,9 +7,9 @@
 //	                                                                                    │
 //	                                                                                    └─► Choice, and why
 //
-// What is measured is done in network namespaces that have no name, with a control group and a file system for
-// programs of their own: the machine's own rules, addresses and Services are not touched, and the kernel removes all
-// of it with the process, however that ends. That needs root; without it there are the published figures.
+// The measurements run in network namespaces without a name, with their own cgroup and file system for programs: the
+// machine's own rules, addresses and Services are not touched, and the kernel removes all of it with the process,
+// however that ends. That needs root; without it there are the published figures.
 package advise
 
 import (

@@ -23,7 +23,7 @@ type Options struct {
 	State  *model.State // the node's rows; they are only read
 	// Duration is how long all of it may take.
 	Duration time.Duration
-	// Progress is told which plane is measured now, of how many; nil: nobody is.
+	// Progress is told which plane is measured now, of how many; nil: it is not reported.
 	Progress func(plane string, n, of int)
 }
 

@@ -82,7 +82,7 @@ func (p *places) noTrace(t *testing.T) {
 	})
 }
 
-// left are namespaces in which a thread of this process is, or of which it has a file, and control groups.
+// left are namespaces in which a thread of this process is, or of which it has a file, and cgroups.
 func (p *places) left() (left []string) {
 	links, _ := filepath.Glob("/proc/self/task/*/ns/net")
 	files, _ := filepath.Glob("/proc/self/fd/*")

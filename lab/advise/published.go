@@ -76,7 +76,7 @@ func grown(plane string, change time.Duration, times float64) time.Duration {
 	return time.Duration(float64(change) * times)
 }
 
-// A Comparison is somebody's, of other programs than this one: what people go by who choose a mode.
+// A Comparison is a published one of other programs, by which people choose a mode.
 type Comparison struct {
 	From, To int    // Services for which it was made, or says something; To 0: and more
 	Says     string // of kube-proxy's modes and their rivals

@@ -54,8 +54,8 @@ func newScratch(ctx context.Context) (*scratch, error) {
 	return s, nil
 }
 
-// noCgroup reports whether control groups may be all that is lacking. Unprivileged containers see theirs in a
-// file system that is read-only.
+// noCgroup reports whether only cgroups are missing. Unprivileged containers see theirs in a file system that is
+// read-only.
 func noCgroup(err error) bool {
 	return errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.EROFS)
 }

@@ -447,7 +447,7 @@ func answers(address, name string) func(*stage) []string {
 	}
 }
 
-// nobody finds that no pod answers at an address.
+// nobody expects that no pod answers at an address.
 func nobody(address string) func(*stage) []string {
 	return func(s *stage) []string {
 		to := netip.AddrPortFrom(netip.MustParseAddr(address), 80)

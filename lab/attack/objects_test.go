@@ -70,7 +70,7 @@ func service(namespace, name string, ips []netip.Addr, targets ...uint16) *corev
 	return s
 }
 
-// exposed is the same with a load balancer's addresses and node ports, beginning with the first.
+// exposed is the same with a load balancer's addresses and NodePorts, beginning with the first.
 func exposed(s *corev1.Service, nodePort int32, balancer ...netip.Addr) *corev1.Service {
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
 	for i := range s.Spec.Ports {

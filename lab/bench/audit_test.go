@@ -29,7 +29,7 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// audited is a plane, and what somebody may do to it: commands, or files to remove below its pins.
+// audited is a plane, and external changes of it: commands, or files to remove below its pins.
 type audited struct {
 	name     string
 	new      dataplane.New

@@ -32,7 +32,7 @@ func newCiliumBenchmark(b *testing.B) ciliumBenchmark {
 }
 
 // run has it insert and delete all Services with real maps, in namespaces of its own, where it has nothing to attach to
-// and a file system for pins that nobody else sees.
+// and a private file system for pins.
 func (c ciliumBenchmark) run() (l load, err error) {
 	command := exec.Command("/bin/sh", "-c", `mount -t bpf bpf /sys/fs/bpf && exec "$@"`, "sh", c.program,
 		fmt.Sprint("-services=", controlServices), fmt.Sprint("-iterations=", controlRepeats))

@@ -137,7 +137,7 @@ func newAPIObjects() (o apiObjects) {
 // unread are the same objects, of which nothing was read.
 func (o apiObjects) unread() apiObjects { return apiObjects{services: o.services, slices: o.slices} }
 
-// controlPlane has the part of the daemon behind its API client follow events, with a kernel that serves nobody.
+// controlPlane has the part of the daemon behind its API client follow events, with a kernel that serves no clients.
 type controlPlane struct {
 	apiObjects
 	b        *testing.B

@@ -11,15 +11,15 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// newBareArena makes a cluster that nobody serves. As everywhere in a cluster sockets belong to a control group; they
-// take a little longer than those that belong to none.
+// newBareArena makes a cluster without a proxy. As everywhere in a cluster, sockets belong to a cgroup; they take a
+// little longer than those that belong to none.
 func newBareArena(b *testing.B) *arena {
 	b.Helper()
 	return newArenaOn(b, testbed.Need(b, testbed.Spec{Pods: arenaPods(), Cgroup: true}))
 }
 
-// newSocketArena makes a cluster in which the ebpf plane serves n Services to the sockets on the node, and nobody else
-// serves anything.
+// newSocketArena makes a cluster in which the ebpf plane serves n Services to the sockets on the node, and no other
+// plane serves.
 func newSocketArena(b *testing.B, n int) *arena {
 	b.Helper()
 	path := testbed.NeedBPFFS(b)

@@ -54,7 +54,7 @@ func (c contender) arenaFor(b *testing.B, rows func(*testbed.Bed) string) *arena
 	return a
 }
 
-// newWideArena makes a cluster that nobody serves, with a server on the other node, too.
+// newWideArena makes a cluster without a proxy, with a server on the other node, too.
 func newWideArena(b *testing.B) *arena {
 	b.Helper()
 	pods := append(arenaPods(), testbed.PodSpec{Name: remotePod, Node: testbed.NodeB})

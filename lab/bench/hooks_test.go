@@ -14,7 +14,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// idlePrograms is the name of what is served by nobody, but passes attachIdle's programs.
+// idlePrograms is the name of the contender without a proxy, whose packets pass attachIdle's programs.
 const idlePrograms = "programs that do nothing"
 
 // attachIdle puts a program that does nothing wherever connections, requests and responses pass one of the ebpf plane's.

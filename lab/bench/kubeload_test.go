@@ -22,9 +22,8 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
-// cluster is a real API server with a number of Services. Some of them, evenly spread, are probed: they
-// have one endpoint, which accepts connections or refuses them. The others have endpoints of their own
-// at addresses that nobody has.
+// cluster is a real API server with a number of Services. Some of them, evenly spread, are probed: they have one
+// endpoint, which accepts connections or refuses them. The others have endpoints of their own at unused addresses.
 type cluster struct {
 	plane    *kubernetes.ControlPlane
 	client   *clientset.Clientset

@@ -328,7 +328,7 @@ func echoes() (pods []testbed.PodSpec) {
 	return pods
 }
 
-// addressesOf are the pods' and, in the place of all but the first of those that are dead, addresses that nobody has.
+// addressesOf are the pods' and, in the place of all but the first of those that are dead, unused addresses.
 func addressesOf(dead int) func(*testbed.Bed) []netip.Addr {
 	return func(bed *testbed.Bed) (addrs []netip.Addr) {
 		for i, p := range echoes() {

@@ -208,7 +208,7 @@ func TestRun_badInput(t *testing.T) {
 	}
 }
 
-// A proxy that does not serve node ports, as told here, is found out. That it has warned is shown.
+// The demonstration finds a proxy that does not serve NodePorts, as configured here, and shows its warning.
 func TestRun_wrongProxy(t *testing.T) {
 	proxy := []string{fairlead, "run", "--nodeport-addresses", "192.0.2.77/32"}
 	manifests := web

@@ -85,7 +85,7 @@ func (d *demo) podLeaves(ctx context.Context, shop cluster.Manifest) error {
 	return nil
 }
 
-// terminate publishes that a pod is being deleted, and returns when nobody new reaches it.
+// terminate publishes that a pod is being deleted, and returns when no new connection reaches it.
 func (d *demo) terminate(ctx context.Context, place testbed.Place) error {
 	for _, s := range d.result.Slices {
 		for i, e := range s.Endpoints {
@@ -211,7 +211,7 @@ func (d *demo) count(r traffic.Report) {
 	}
 }
 
-// expect notes a fault if somebody else answers.
+// expect notes a fault if another pod answers.
 func (d *demo) expect(who, want string) string {
 	if who != want {
 		d.faults = append(d.faults, fmt.Sprintf("expected: %s answers; got: %s", want, who))

@@ -61,7 +61,7 @@ type trial struct {
 	pods     []string                  // these, and others that are ready; sorted
 
 	tried   bool
-	note    string         // why nobody answers, or is asked; empty: pods answer
+	note    string         // why no pod answers, or is asked; empty: pods answer
 	answers map[string]int // by pod
 	through []time.Duration
 	direct  []time.Duration // what connections to the same pods took, without the Service
@@ -161,7 +161,7 @@ func (t *trial) closed() bool {
 	return closed && t.Kind == cluster.LoadBalancer
 }
 
-// denied expects that nobody answers.
+// denied expects no answer.
 func (t *trial) denied(ctx context.Context, bed *testbed.Bed, want testbed.Result) error {
 	timeout := answerTime
 	if want == testbed.TimedOut {

@@ -109,8 +109,8 @@ func (w *world) step(name string, f func(*world)) {
 	})
 }
 
-// scaleToZeroAndBack takes all pods away. While they linger they serve, then the Service refuses
-// connections: nobody waits for a timeout. When there is a first pod again, all connections reach one.
+// scaleToZeroAndBack takes all pods away. While they linger they serve, then the Service refuses connections: no client
+// waits for a timeout. When there is a first pod again, all connections reach one.
 func (w *world) scaleToZeroAndBack(linger time.Duration) {
 	w.Helper()
 	start := time.Now()

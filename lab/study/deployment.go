@@ -128,7 +128,7 @@ func (d *deployment) become(endpoints ...discoveryv1.Endpoint) error {
 func (d *deployment) end() (err error) {
 	if d.slice != nil {
 		err = d.Catalog.Update(d.Site.slice(d.number()))
-		d.worked(time.Second, 1) // it may take long, and nobody looks
+		d.worked(time.Second, 1) // it may take long, and no client is measured
 	}
 	for i, w := range d.replicas {
 		err = errors.Join(err, w.Close(), d.Bed.RemovePod(string(replicaName(i))))

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Experiment is a comparison that somebody has published, and how it is repeated here.
+// Experiment is a published comparison, and how it is repeated here.
 type Experiment struct {
 	Description
 	// IPVS is that a quick run of all experiments repeats this one in the test kernel: what is said of IPVS again and
@@ -25,7 +25,7 @@ type Cell struct {
 	Size    int    // see Row
 	Cluster Cluster
 	Rounds  int
-	// Contenders are those of all that take part, or others in their place; nil: everybody takes part.
+	// Contenders are those of all that take part, or others in their place; nil: all take part.
 	Contenders func(all []Contender) []Contender
 	// Turn is what a contender does in one round. It leaves the site as it was.
 	Turn func(context.Context, *Site) (Figures, error)

@@ -67,7 +67,7 @@ func given(r *study.Result) string {
 	for _, row := range r.Rows {
 		var figures []string
 		for name := range row.Figures {
-			if strings.HasPrefix(name, "cpu.") { // of all experiments, where somebody's processes live on
+			if strings.HasPrefix(name, "cpu.") { // of all experiments in which processes live on
 				continue
 			}
 			figures = append(figures, name)

@@ -52,7 +52,7 @@ func (c Contender) inGuest(d Depth) bool {
 	return !limited || slices.Contains(planes, c.Plane)
 }
 
-// lacksIPVS reports whether somebody who needs IPVS is missing here.
+// lacksIPVS reports whether a contender that needs IPVS is missing here.
 func (l *lab) lacksIPVS() bool {
 	return slices.ContainsFunc(l.Contenders, func(c Contender) bool { return c.Plane == ipvsPlane && l.isMissing(c) })
 }

@@ -191,7 +191,7 @@ func (u unrest) change(s *Site, stop <-chan struct{}) (err error) {
 					err = errors.Join(err, s.announce(i, false))
 				}
 			}
-			s.worked(time.Second, 1) // it may take long, and nobody looks
+			s.worked(time.Second, 1) // it may take long, and no client is measured
 			return err
 		}
 	}

@@ -35,9 +35,9 @@ type Options struct {
 	// TestKernel is the file of a kernel with IPVS, in which the experiments are repeated for those who need that, if
 	// this one has none; empty: they are not.
 	TestKernel string
-	// Progress is told of each step; nil: nobody is.
+	// Progress receives each step; nil: steps are not reported.
 	Progress func(Progress) `json:"-"`
-	// Say is told what somebody who waits should know at once: that a contender has failed. nil: nobody is.
+	// Say receives urgent news for a waiting user: that a contender has failed. nil: it is not reported.
 	Say func(string) `json:"-"`
 }
 

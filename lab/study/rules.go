@@ -11,7 +11,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/traffic"
 )
 
-// rulesExperiment asks through a node port while there are more and more endpoints.
+// rulesExperiment asks through a NodePort while there are more and more endpoints.
 func rulesExperiment() Experiment {
 	return Experiment{
 		Description: Description{

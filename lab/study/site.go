@@ -86,7 +86,7 @@ func (s *Site) fail(err error) { s.failed = errors.Join(err, s.close()) }
 func (s *Site) build(ctx context.Context, catalog *kubernetes.Catalog, program []string) (err error) {
 	spec := testbed.Spec{Pods: []testbed.PodSpec{{Name: string(ClientPod)}, {Name: string(ServerPod)}}, Cgroup: true}
 	s.Bed, err = testbed.New(ctx, spec)
-	if err != nil && s.Plane != ebpfPlane { // nobody else needs the cgroup
+	if err != nil && s.Plane != ebpfPlane { // no other plane needs the cgroup
 		spec.Cgroup = false
 		s.Bed, err = testbed.New(ctx, spec)
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // vigil finds out when connections begin to end in another way than before. They are begun one after the other, whether
-// or not those before have ended: so one that nobody answers does not hide when the next is.
+// or not those before have ended: so one without an answer does not delay the next.
 type vigil struct {
 	site  *Site
 	to    netip.AddrPort

@@ -11,9 +11,10 @@
 //	                     │                  ║                  │
 //	         outside 192.0.2.9       hosts (any address)    gateway 192.0.2.254
 //
-// Service, load balancer and external addresses belong to nobody: packets to them are routed to the node (a pod's pass
-// its own node first). The node forwards packets that it does not take to the gateway, which answers "unreachable", so
-// that a probe tells a packet that the node dropped (TimedOut) from one that it let go by (Unreachable).
+// Service, load balancer and external addresses belong to no machine: packets to them are routed to the node (a pod's
+// pass its own node first). The node forwards packets that it does not take to the gateway, which answers
+// "unreachable", so that a probe tells a packet that the node dropped (TimedOut) from one that it let go by
+// (Unreachable).
 //
 // Pods are sockets of this process: a server answers every connection and datagram with its pod's
 // name and the address it saw, so that one Probe shows which backend served, and whose source
@@ -61,7 +62,7 @@ type Spec struct {
 	// PodBridge puts the pods of each node on a bridge named cbr0 instead of an interface of their
 	// own each.
 	PodBridge bool
-	// Cgroup puts Node and its pods into a control group of their own; see Bed.Cgroup. It needs root, and the hierarchy of
+	// Cgroup puts Node and its pods into a cgroup of their own; see Bed.Cgroup. It needs root, and the hierarchy of
 	// version 2. A killed process leaves the group, empty.
 	Cgroup bool
 }
@@ -191,8 +192,8 @@ func (b *Bed) newNetns(machine Place, sysctls []sysctl) (*netns, error) {
 	return n, err
 }
 
-// Cgroup is the directory of the control group to which the sockets of Node and its pods belong, and those of what
-// Do runs there; empty without Spec.Cgroup.
+// Cgroup is the directory of the cgroup to which the sockets of Node and its pods belong, and those of what Do runs
+// there; empty without Spec.Cgroup.
 func (b *Bed) Cgroup() string {
 	if b.cgroup == nil {
 		return ""
@@ -278,8 +279,8 @@ func (b *Bed) Addr(place Place, v6 bool) netip.Addr {
 	return addrOf(h.addrs, v6)
 }
 
-// Owner is the place that has an address: a machine, or a pod (HostNetwork apart) or host. It is
-// empty if nobody has it.
+// Owner is the place that has an address: a machine, or a pod (HostNetwork apart) or host. It is empty if no place has
+// it.
 func (b *Bed) Owner(a netip.Addr) Place {
 	b.mu.RLock()
 	defer b.mu.RUnlock()

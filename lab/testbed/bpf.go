@@ -36,8 +36,8 @@ func detached(kind string) (f *os.File, path string, err error) {
 	return os.NewFile(uintptr(mount), kind), fmt.Sprintf("/proc/self/fd/%d", mount), nil
 }
 
-// cgroup is a control group of version 2, for threads: those that join it are in it, whatever the rest of the process
-// is in. The sockets that they open are in it as well, and with them the programs that are attached to it.
+// cgroup is one of version 2, for threads: those that join it are in it, whatever the rest of the process is in. The
+// sockets that they open are in it as well, and with them the programs that are attached to it.
 type cgroup struct {
 	dir  string
 	lock *os.File // the directory; who can lock it may remove it
@@ -54,7 +54,7 @@ func newCgroup() (*cgroup, error) {
 	sweepCgroups(own)
 	for {
 		c, err := tryCgroup(own)
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist) { // else somebody has swept it meanwhile
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist) { // else another process has swept it meanwhile
 			return c, err
 		}
 	}

@@ -12,8 +12,8 @@ import (
 type Feature uint32
 
 const (
-	// TXChecksums leaves checksums to be computed by the device. A cable computes none: what comes out of it has the sum
-	// of the pseudo-header alone, as long as nobody needs more.
+	// TXChecksums leaves checksums to be computed by the device. A cable computes none: what comes out of it has the
+	// sum of the pseudo-header alone, as long as no receiver needs more.
 	TXChecksums Feature = unix.ETHTOOL_STXCSUM
 	// GRO makes one packet of several that came. An end of a cable that has it takes what XDP programs at the other
 	// end send, as hardware does.

@@ -96,8 +96,8 @@ func addrOf(addrs []netip.Addr, v6 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// freePodAddr finds the first pair of addresses on a node that nobody uses. The range's first two
-// are left out, which real clusters give to the network itself and to the node.
+// freePodAddr finds the first unused pair of addresses on a node. The range's first two are left out, which real
+// clusters give to the network itself and to the node.
 func freePodAddr(node Place, used map[netip.Addr]string) ([]netip.Addr, error) {
 	cidr := PodCIDRs(node)[0]
 	for a := cidr.Addr().Next().Next(); cidr.Contains(a.Next()); a = a.Next() {

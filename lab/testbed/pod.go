@@ -171,7 +171,7 @@ func (b *Bed) connectNode(p *pod) error {
 	return p.configure(far, func(a netip.Addr) error { return eth0.routeDefault(a.Is6()) })
 }
 
-// connectLAN puts a host on the LAN, whatever its addresses are, and tells everybody there.
+// connectLAN puts a host on the LAN, whatever its addresses are, and announces it there.
 func (b *Bed) connectLAN(p *pod) error {
 	p.cable = podInterface("host", p.Name)
 	eth0, err := b.plug(p.host.netns, p.cable, p.mac())

@@ -37,8 +37,8 @@ const (
 	// Refused: a reset, an abort or "port unreachable" came back, or the connection was ended before
 	// an answer.
 	Refused
-	// Unreachable: an ICMP error said that nobody can take the packet there (no route, no such
-	// neighbour, prohibited). On the addresses of the plan that means: the node let it pass.
+	// Unreachable: an ICMP error said that the packet cannot be delivered there (no route, no such neighbour,
+	// prohibited). On the addresses of the plan that means: the node let it pass.
 	Unreachable
 	// TimedOut: nothing came back.
 	TimedOut

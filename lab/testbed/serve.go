@@ -24,7 +24,7 @@ import (
 type server struct {
 	name string
 	port io.Closer     // the listening socket
-	gone chan struct{} // closed when nobody listens any more
+	gone chan struct{} // closed when the listener has ended
 
 	mu    sync.Mutex
 	conns map[io.Closer]struct{} // nil: the server has stopped

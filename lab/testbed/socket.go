@@ -102,12 +102,12 @@ func accept(listener *os.File) (*os.File, netip.AddrPort, error) {
 	return os.NewFile(uintptr(fd), "connection"), addrPortOf(from), nil
 }
 
-// sourcePorts hands out the ephemeral ports of a place in turn, those of each protocol by itself. A port that
-// the kernel picks may be one that it gave away a moment ago: for UDP it picks at random, for TCP it goes on
-// from the last one, but from somewhere else every ten seconds (secure_ipv4_port_ephemeral in
-// net/core/secure_seq.c). The connection tracking on the node would take the new flow for the old one: a UDP
-// flow goes to the old one's backend; so does a TCP connection where the old one was never answered, and if
-// nobody had translated that, the new one is not translated either.
+// sourcePorts hands out the ephemeral ports of a place in turn, those of each protocol by itself. A port that the
+// kernel picks may be one that it gave away a moment ago: for UDP it picks at random, for TCP it goes on from the last
+// one, but from somewhere else every ten seconds (secure_ipv4_port_ephemeral in net/core/secure_seq.c). The connection
+// tracking on the node would take the new flow for the old one: a UDP flow goes to the old one's backend; so does a TCP
+// connection where the old one was never answered, and if that was not translated, the new one is not translated
+// either.
 type sourcePorts [256]atomic.Uint32 // by protocol
 
 func (s *sourcePorts) next(p model.Protocol) uint16 {

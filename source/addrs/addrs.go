@@ -2,8 +2,8 @@
 //
 //	kernel ── RTM_NEWADDR, RTM_DELADDR ──► "something changed" ──► list all ──► Batch{Addrs}
 //
-// A notification is only an occasion to list the addresses anew: what was lost in an overflow of
-// the socket, or happened while nobody listened, is then seen too.
+// A notification is only an occasion to list the addresses anew: what was lost in an overflow of the socket, or
+// happened without a listener, is then seen too.
 package addrs
 
 import (
@@ -167,14 +167,13 @@ func rank(a netlink.Addr) int {
 	return 0
 }
 
-// usable reports whether an address is known to be nobody else's (RFC 4862, section 5.4); the kernel
-// tells when that changes.
+// usable reports whether an address is known to be unique (RFC 4862, section 5.4); the kernel tells when that changes.
 func usable(a netlink.Addr) bool {
 	tentative := a.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0
 	return !tentative && a.Flags&unix.IFA_F_DADFAILED == 0
 }
 
-// wait blocks until the addresses should be listed. The kernel keeps notifications while nobody waits.
+// wait blocks until the addresses should be listed. The kernel keeps notifications meanwhile.
 func (s *Source) wait(ctx context.Context) error {
 	for {
 		var due <-chan time.Time

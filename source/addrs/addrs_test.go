@@ -81,7 +81,7 @@ func TestSource_follows(t *testing.T) {
 		must(netlink.AddrDel(link, addr("192.0.2.1/24", 0)))
 		expect("198.51.100.7", "fd00::1")
 
-		// More changes than the socket's buffer holds while nobody reads.
+		// More changes than the socket's buffer holds between two reads.
 		for i := range 3000 {
 			must(netlink.AddrAdd(link, addr(fmt.Sprintf("10.0.%d.%d/32", i>>8, i&255), 0)))
 			must(netlink.AddrDel(link, addr(fmt.Sprintf("10.0.%d.%d/32", i>>8, i&255), 0)))
@@ -137,7 +137,7 @@ func TestSource_leavesServices(t *testing.T) {
 	})
 }
 
-// An address on a link that is up is tentative until the kernel knows that nobody else has it.
+// An address on a link that is up is tentative until the kernel knows that no other machine has it.
 func TestSource_tentative(t *testing.T) {
 	namespace(t, func(t *testing.T, link netlink.Link) {
 		peer, err := netlink.LinkByName("b")

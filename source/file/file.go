@@ -253,8 +253,8 @@ func (s *Source) look(f *file) {
 	}
 }
 
-// work looks at files. Those that were not read for the longest time come first: who changes many all the time
-// keeps nobody waiting who changes one now and then.
+// work looks at files. Those that were not read for the longest time come first: a tenant that changes many all the
+// time does not delay one that changes one now and then.
 func (s *Source) work(ctx context.Context) error {
 	if at := s.soon(); !s.scanAt.IsZero() && !time.Now().Before(later(s.scanAt, s.scanFree)) && !at.IsZero() {
 		s.scan()

@@ -57,7 +57,7 @@ type reading struct {
 	failures []service.Problem // of documents that do not parse, or of the whole file
 	more     struct{ problems, failures int }
 	decoded  int64 // bytes
-	torn     bool  // somebody wrote meanwhile
+	torn     bool  // it was written meanwhile
 	workers  int
 	memory   *semaphore.Weighted // for what is parsed at one moment
 

@@ -78,7 +78,7 @@ type file struct {
 	last     os.FileInfo // the same, also if it has to be read again
 	contents []content
 	whole    bool              // contents are of a reading without failures
-	torn     bool              // somebody wrote while it was read
+	torn     bool              // it was written while it was read
 	failures []service.Problem // why contents are not what the file says now
 
 	queued bool      // to be looked at

@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// quiet is how long nobody must have touched the files before they are read, so that one edit
-	// that takes several steps is one change.
+	// quiet is how long the files must be unchanged before they are read, so that one edit that takes several steps is
+	// one change.
 	quiet = 100 * time.Millisecond
-	// patience is how long somebody may go on touching them before they are read all the same.
+	// patience is how long they may go on changing before they are read all the same.
 	patience = 2 * time.Second
 	// pollInterval bounds the delay of what inotify does not show: changes on network file systems,
 	// and of symbolic links further up.
@@ -39,7 +39,7 @@ type watcher struct {
 	denied bool              // that was said
 }
 
-// touch is when somebody has touched a path for the first time since it was last looked at, and when that is due.
+// touch is when a path changed for the first time since the last look at it, and when that is due.
 type touch struct{ first, due time.Time }
 
 // seen is what wait has waited for.
@@ -108,7 +108,7 @@ func (w *watcher) channels() (<-chan fsnotify.Event, <-chan error) {
 }
 
 // wait blocks until something should be looked at, a large file is read, or the time has come; zero: it never comes.
-// The kernel keeps events while nobody waits.
+// The kernel keeps events meanwhile.
 func (w *watcher) wait(ctx context.Context, soon time.Time, read <-chan finished) (s seen, err error) {
 	events, errs := w.channels()
 	for {

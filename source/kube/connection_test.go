@@ -101,8 +101,8 @@ func (h *hole) swallow() {
 	h.dead = &atomic.Bool{}
 }
 
-// A connection that nobody closes and nothing comes through is noticed by HTTP/2's pings; client-go's
-// are sent after 30 s of silence, and waited for 15 s.
+// A silent connection that is not closed is noticed by HTTP/2's pings; client-go's are sent after 30 s of silence, and
+// waited for 15 s.
 func TestSource_blackHole(t *testing.T) {
 	t.Setenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "1")
 	t.Setenv("HTTP2_PING_TIMEOUT_SECONDS", "1")

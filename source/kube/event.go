@@ -130,7 +130,7 @@ func (e *Events) findUID(ctx context.Context, resource schema.GroupVersionResour
 	case err != nil:
 		return err
 	case len(list.Items) == 0:
-		return apierrors.NewNotFound(resource.GroupResource(), r.Name) // it is gone, nobody would look
+		return apierrors.NewNotFound(resource.GroupResource(), r.Name) // it is gone
 	}
 	r.UID = list.Items[0].UID
 	return nil

@@ -56,8 +56,8 @@ type Event struct {
 //
 // Each node would report what all nodes find: of N nodes and M bad objects, N times M requests at once, of which the
 // server takes M. So a node asks at its start how many there are, and then throws a dice for each such Event: about ten
-// nodes write it, and the first of them is believed. That is 10 M requests, whatever N is; one Event in 22,000 nobody
-// writes. They are spread over N/10 seconds, at most a minute: a thousand bad objects at once in a cluster of 5,000
+// nodes write it, and the first of them is believed. That is 10 M requests, whatever N is; one Event in 22,000 is not
+// written. They are spread over N/10 seconds, at most a minute: a thousand bad objects at once in a cluster of 5,000
 // nodes make 170 requests a second for a minute, and no node writes more than a burst of 25 and then one in two
 // seconds.
 type Events struct {
@@ -242,7 +242,7 @@ func (e *Events) failed(event Event, err error) {
 func (e *Events) countAll() {
 	for event, s := range e.written {
 		switch {
-		case s.count != s.said && !event.Everywhere: // the count of all nodes nobody knows
+		case s.count != s.said && !event.Everywhere: // the count of all nodes is not known
 			e.count(s)
 		case time.Since(s.last) > rememberTime:
 			delete(e.written, event)

@@ -192,7 +192,7 @@ func (c *Conn) Accept(each func(fd int, from netip.AddrPort)) error {
 	return failed
 }
 
-// Accepted is a side that is a socket yet, until somebody says something with it.
+// Accepted is a side that is a socket yet, until data is sent with it.
 type Accepted struct{ FD int }
 
 // Reset implements End.

@@ -12,7 +12,7 @@ import (
 const (
 	pipeFiles = 2
 	pipeSize  = 1 << 20 // bytes, if the kernel allows so much
-	maxKept   = 16      // pipes that nobody uses
+	maxKept   = 16      // unused pipes
 	flags     = unix.SPLICE_F_NONBLOCK | unix.SPLICE_F_MOVE
 )
 

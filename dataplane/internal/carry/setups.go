@@ -41,8 +41,8 @@ func Free(fd int, v6 bool) error {
 	return ipOption{"IP_FREEBIND", unix.IP_FREEBIND, unix.IPV6_FREEBIND}.set(fd, v6)
 }
 
-// Abortive has a connection end by a reset when the process does, so that nobody takes what it has got for all there
-// is. Sockets that a listener accepts are as it is.
+// Abortive has a connection end by a reset when the process does, so that the peer does not take the data so far for
+// all of it. Sockets that a listener accepts are as it is.
 func Abortive(fd int, _ bool) error {
 	err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	return os.NewSyscallError("setsockopt SO_LINGER", err)

@@ -95,7 +95,7 @@ rule_files: [%q], scrape_configs: [{job_name: kube-proxy, static_configs: [{targ
 	return "http://" + address
 }
 
-// freeAddress is one that nobody listens on.
+// freeAddress is one without a listener.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -195,7 +195,7 @@ func (v shown) says(size int, c study.Contender) string {
 	return c.Name + ": " + v.stats.cell(v.block, size, c, true)
 }
 
-// others are the figures that somebody has published, as far as the axes reach.
+// others are the published figures, as far as the axes reach.
 func (v shown) others(x, y axis) (all []mark) {
 	for _, p := range v.stats.publishedFor(v.block) {
 		n := float64(p.Size)

@@ -11,7 +11,7 @@ import (
 	"fairlead.dev/fairlead/lab/study"
 )
 
-// visible is the difference from which on somebody would call it one; alike is what has to be ruled out before two are
+// visible is the least difference that counts as one; alike is the difference that must be ruled out before two are
 // called alike.
 const (
 	visible = 1.05
@@ -27,7 +27,7 @@ type conclusion struct {
 	judge  func(judged, []curve, *votes) error
 }
 
-// conclusions are those that are quoted when somebody has to choose a mode of kube-proxy.
+// conclusions are those that are quoted for the choice of a mode of kube-proxy.
 func conclusions() []conclusion {
 	connections, iptables, ipvs, nftables := []string{"lookup", "connect"}, "iptables", "ipvs", "nftables"
 	return []conclusion{

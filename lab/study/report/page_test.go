@@ -265,7 +265,7 @@ func (p tester) contrast(t *testing.T, scheme string) {
 		|| parseFloat(getComputedStyle(e).transitionDuration) > 0).map(name);`)
 }
 
-// unlabelled is what somebody who does not see the page would not know: what has no name, or a wrong place.
+// unlabelled are the elements that a screen reader cannot name, or that have a wrong place.
 const unlabelled = `
 const labelled = (e) => e.labels?.length > 0 || e.getAttribute("aria-label") || e.getAttribute("aria-labelledby")
   ?.split(" ").every((id) => document.getElementById(id)?.textContent.trim());

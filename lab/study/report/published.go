@@ -6,8 +6,8 @@ import (
 	"fairlead.dev/fairlead/lab/study"
 )
 
-// Published is a figure that somebody has published, of other machines and versions: to be seen beside those of here,
-// never to be compared with them in digits.
+// Published is a published figure, of other machines and versions: to be seen beside those of here, never to be
+// compared with them in digits.
 type Published struct {
 	Experiment string
 	Figure     string // words that the name of a figure has; empty: the main one

@@ -227,7 +227,7 @@ func (s *Statistics) control(p place, kind study.Kind) (turns, bool) {
 type Estimate struct {
 	Rounds int
 	Value  float64 // the median of the rounds
-	// Direct compares with no proxy in the same rounds; nil: nobody was without one, or one of the figures is 0.
+	// Direct compares with no proxy in the same rounds; nil: there was no such contender, or one of the figures is 0.
 	Direct *Comparison
 }
 

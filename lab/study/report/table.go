@@ -104,7 +104,7 @@ func (s *Statistics) who(b block) (all []study.Contender) {
 	return all
 }
 
-// relative reports whether there is a ratio to direct access for somebody.
+// relative reports whether any contender has a ratio to direct access.
 func (s *Statistics) relative(b block) bool {
 	for _, c := range b.who {
 		for _, n := range b.sizes {

@@ -44,7 +44,7 @@ func (p pool[T]) next() pool[T] {
 	return n
 }
 
-// take gives away a value that somebody asks for by name.
+// take gives away a value that an object asks for.
 func (p *pool[T]) take(v T, who string) error {
 	if owner := p.owner[v]; owner != "" {
 		return fmt.Errorf("%v is that of %s", v, owner)
@@ -69,7 +69,7 @@ func (p *pool[T]) get(who string, candidates iter.Seq[T]) (T, error) {
 	return none, fmt.Errorf("nothing is left for %s", who)
 }
 
-// release takes back all that somebody has.
+// release takes back all values of an object.
 func (p *pool[T]) release(whose func(who string) bool) {
 	maps.DeleteFunc(p.owner, func(_ T, who string) bool { return whose(who) })
 }

@@ -7,10 +7,10 @@
 //	                    └─ Endpoints …           └──────► EndpointSlices ─► Result ─► Write(dir)
 //	                                                                          └─► Exposures to probe
 //
-// The scheduler and kubelet are a pod for each replica, spread over both nodes, that answers on
-// every container port and on every target port of a Service that selects it. The API server and the
-// cloud allocate cluster IPs, node ports and load balancer addresses. The endpoint controller writes
-// EndpointSlices from selectors and readiness. Whatever else the manifests hold is counted.
+// The scheduler and kubelet are a pod for each replica, spread over both nodes, that answers on every container port
+// and on every target port of a Service that selects it. The API server and the cloud allocate ClusterIPs, NodePorts
+// and load balancer addresses. The endpoint controller writes EndpointSlices from selectors and readiness. Whatever
+// else the manifests hold is counted.
 //
 // Apply always gets the whole of the manifests, and changes what differs from last time.
 package cluster
@@ -168,7 +168,7 @@ func (c *Cluster) publishService(r *Result, s *service) {
 	r.Exposures = append(r.Exposures, c.exposures(s, made)...)
 }
 
-// route leads an address that is nobody's to the node.
+// route leads an address of no machine to the node.
 func (c *Cluster) route(a netip.Addr) error {
 	planned := slices.Concat(testbed.ServiceCIDRs(), testbed.LoadBalancerCIDRs(), testbed.ExternalCIDRs())
 	if slices.ContainsFunc(planned, func(p netip.Prefix) bool { return p.Contains(a) }) || c.bed.Owner(a) != "" {

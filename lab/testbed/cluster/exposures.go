@@ -39,7 +39,7 @@ const (
 
 // Backend is an endpoint and the pod that answers there.
 type Backend struct {
-	Place string // empty: nobody does
+	Place string // empty: no place does
 	Addr  netip.AddrPort
 }
 

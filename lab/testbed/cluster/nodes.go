@@ -53,7 +53,7 @@ func (c *Cluster) nodes() []*corev1.Node {
 	return all
 }
 
-// serviceCIDRs is the range from which cluster IPs come.
+// serviceCIDRs is the range from which ClusterIPs come.
 func serviceCIDRs() []*networkingv1.ServiceCIDR {
 	cidr := &networkingv1.ServiceCIDR{
 		TypeMeta:   metav1.TypeMeta{Kind: "ServiceCIDR", APIVersion: "networking.k8s.io/v1"},

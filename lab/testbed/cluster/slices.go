@@ -21,7 +21,7 @@ const maxEndpoints = 100
 // ports alike share slices. A Service without pods has an empty slice.
 func slicesOf(s *service) []*discoveryv1.EndpointSlice {
 	if len(s.Spec.Selector) == 0 || s.Spec.Type == corev1.ServiceTypeExternalName {
-		return nil // somebody else writes them, or nobody
+		return nil // they are written elsewhere, or not at all
 	}
 	var all []*discoveryv1.EndpointSlice
 	for _, family := range s.Spec.IPFamilies {

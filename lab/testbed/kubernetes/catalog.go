@@ -51,7 +51,7 @@ type name struct{ namespace, name string }
 
 func nameOf(o Object) name { return name{o.GetNamespace(), o.GetName()} }
 
-// watcher is somebody who watches.
+// watcher is a client with a watch.
 type watcher struct {
 	frames chan []byte
 	gone   <-chan struct{}

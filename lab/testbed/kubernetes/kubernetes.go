@@ -176,7 +176,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 		"--service-cluster-ip-range=" + strings.Join(cidrs, ","),
 		// The Service "kubernetes" is reachable where a Relay listens; its endpoints are ours to write.
 		"--advertise-address=" + relayAddr(false).Addr().String(), "--endpoint-reconciler-type=none",
-		// Pods need no tokens and nodes are never tainted: nobody would mount the one or remove the other.
+		// Pods need no tokens and nodes are never tainted: no component would mount the one or remove the other.
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
 		"--allow-privileged", "--profiling=false",
 	}, c.extraArgs...)

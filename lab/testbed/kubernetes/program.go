@@ -77,7 +77,7 @@ func (p *program) startReady(ctx context.Context, ready func(context.Context) er
 			return fmt.Errorf("%s ended: %w; its last words:\n%s", p.name(), p.err, p.lastWords())
 		case <-ctx.Done():
 			return fmt.Errorf("%s did not get ready: %w; its last words:\n%s", p.name(), err, p.lastWords())
-		case <-time.After(20 * time.Millisecond): // nobody announces it
+		case <-time.After(20 * time.Millisecond): // no event announces it
 		}
 	}
 }

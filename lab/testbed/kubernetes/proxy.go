@@ -106,7 +106,7 @@ func (p *Proxy) Await(ctx context.Context, instead string, try func(context.Cont
 			return p.WithLastWords(errProxyEnded)
 		case <-ctx.Done():
 			return p.WithLastWords(fmt.Errorf("%s: %w", instead, context.Cause(ctx)))
-		case <-time.After(time.Millisecond): // nobody announces it
+		case <-time.After(time.Millisecond): // no event announces it
 		}
 	}
 }

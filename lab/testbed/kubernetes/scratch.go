@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scratch is a temporary directory that goes away even if its process is killed: the next process that
-// makes one removes those that nobody holds a lock on.
+// scratch is a temporary directory that goes away even if its process is killed: the next process that makes one
+// removes those without a lock.
 type scratch struct {
 	path string
 	lock *os.File

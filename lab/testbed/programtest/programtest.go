@@ -72,7 +72,7 @@ func compile(names []string) (dir string, err error) {
 	}
 	reports := filepath.Join(dir, races)
 	err = errors.Join(err, os.Mkdir(reports, 0o700), os.Chmod(reports, 0o777|os.ModeSticky), // also for other users
-		os.Chmod(dir, 0o755)) //nolint:gosec // everybody may run them
+		os.Chmod(dir, 0o755)) //nolint:gosec // all users may run them
 	if err != nil {
 		return "", errors.Join(err, os.RemoveAll(dir))
 	}

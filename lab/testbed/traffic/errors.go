@@ -19,7 +19,7 @@ const (
 	Reset = "reset"
 	// TimedOut: nothing came in Load.Timeout.
 	TimedOut = "timed out"
-	// Unreachable: ICMP said that nobody can take the packet there.
+	// Unreachable: ICMP said that the packet cannot be delivered there.
 	Unreachable = "unreachable"
 	// NoSource: no port is left to connect from.
 	NoSource = "no source port"

@@ -178,7 +178,7 @@ func (c *collector) add(s sample, err error) {
 	r.Waiting.Record(s.waiting)
 }
 
-// unsent notes that nobody was free for this turn and those that are due by now.
+// unsent notes that no client was free for this turn and those that are due by now.
 func (c *collector) unsent(number int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -49,7 +49,7 @@ func work() error {
 	return nil
 }
 
-// parent is who has started this process, which ends with it: nobody waits for what is under way.
+// parent is the process that started this one, which ends with it: unfinished work is dropped.
 type parent struct{}
 
 func (parent) Read(b []byte) (int, error) {

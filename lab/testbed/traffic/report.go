@@ -135,7 +135,7 @@ func (r Report) String() string {
 	return s.String()
 }
 
-// isReset reports whether somebody said that it is over, rather than that nobody said anything.
+// isReset reports whether the peer reset the connection, rather than fell silent.
 func isReset(err error) bool {
 	k := kind(err)
 	return k == Refused || k == Reset || errors.Is(err, errRefused) || errors.Is(err, unix.EDESTADDRREQ)

@@ -83,7 +83,7 @@ type Watch struct {
 	backends map[string]int // how often who has answered
 	faults   []Fault
 	clients  map[*client]struct{}
-	changed  chan struct{} // closed and replaced when somebody waits and something has happened
+	changed  chan struct{} // closed and replaced when a reader waits and something has happened
 	streams  int           // that have begun
 	ended    int           // outcomes of all clients
 }
@@ -263,7 +263,7 @@ func (l *Watch) answered(w *client, backend string, took time.Duration) {
 	l.outcome(w)
 }
 
-// failed notes that somebody was not answered.
+// failed notes that a client was not answered.
 func (l *Watch) failed(w *client, err error, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

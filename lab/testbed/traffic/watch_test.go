@@ -84,7 +84,7 @@ func TestWatch(t *testing.T) {
 // Everything that a client could notice is noticed: servers that end, and others in their place.
 func TestWatch_faults(t *testing.T) {
 	bed, s := newWatched(t)
-	s.Timeout = time.Second // nobody tells a socket that is not connected
+	s.Timeout = time.Second // the kernel tells an unconnected socket nothing
 	w := watch(t, bed, s)
 	addresses := []netip.Addr{bed.Addr("pod-a", false), bed.Addr("pod-a", true)}
 	w.Mark("no server")

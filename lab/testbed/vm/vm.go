@@ -1,6 +1,6 @@
-// Package vm runs programs in a Linux of their own, the test kernel: with everything that a proxy
-// needs of a kernel, whatever the machine's own one lacks, and with rules and addresses that nobody else
-// sees. It is a User-Mode Linux, an ordinary process that needs neither root nor a disk image.
+// Package vm runs programs in a Linux of their own, the test kernel: with everything that a proxy needs of a kernel,
+// whatever the machine's own one lacks, and with private rules and addresses. It is a User-Mode Linux, an ordinary
+// process that needs neither root nor a disk image.
 //
 //	Replay (a test, again) ─┐
 //	vmrun (any command) ────┴► Machine.Run ─► kernel's process ─► Guest: this program, as process 1 ─► command

@@ -197,7 +197,7 @@ func TestNoStatus(t *testing.T) {
 	}
 }
 
-// TestWriterFails: a machine whose output nobody takes comes to an end.
+// TestWriterFails: a machine whose output is not read comes to an end.
 func TestWriterFails(t *testing.T) {
 	t.Parallel()
 	read, write := io.Pipe()
