@@ -16,17 +16,17 @@ import (
 // Audit compares what the data plane that is found in the kernel holds with the rows of a Table, without a daemon and
 // without a change.
 func Audit(ctx context.Context, c *config.Config, t *service.Table, log *slog.Logger) (a engine.Audited, err error) {
-	found, err := settingsFound(planeIn(c))
+	there, err := settingsFound(planeIn(c))
 	if err != nil {
 		return a, err
 	}
-	o, err := found.openItself(dataplane.Config{Log: log})
+	o, err := there.openItself(dataplane.Config{Log: log})
 	if err != nil {
 		return a, permitted(err)
 	}
 	defer func() { err = errors.Join(err, o.Close()) }()
 	state, _, _ := t.Update(service.Batch{})
-	a = engine.Audited{Plane: found.name, Rows: state.Rows(), Drifts: []dataplane.Drift{}}
+	a = engine.Audited{Plane: there.name, Rows: state.Rows(), Drifts: []dataplane.Drift{}}
 	start := time.Now()
 	r, err := o.Audit(ctx, state, dataplane.Full)
 	a.Drifts, a.Took = append(a.Drifts, r.Drifts...), time.Since(start)

@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source/kube"
 )
@@ -20,86 +19,16 @@ import (
 // autoPlane is the name of the plane in mode auto, until one is chosen.
 const autoPlane = string(config.ModeAuto)
 
-// undecided is the data plane of mode auto as long as none of ours has rules in the kernel. Only its first Sync
-// knows all of the node's rows: it measures, chooses, opens what it has chosen, and has that serve from then on. The
-// daemon then puts the chosen one in its place (settle).
-type undecided struct {
-	dataplane.Dataplane // the chosen one, or nothing
-	chosen              bool
-	open                func(context.Context, *model.State) (*opened, error)
-	told                chan *opened // has what was chosen, one time
-	passed              atomic.Bool  // the daemon closes the chosen one
-}
-
-// nothing is what serves until a data plane is chosen.
-type nothing struct{ dataplane.Base }
-
-func (nothing) Sync(context.Context, *model.State) error                     { return nil }
-func (nothing) Apply(context.Context, *model.State, model.Change) error      { return nil }
-func (nothing) Repair(context.Context, *model.State, dataplane.Report) error { return nil }
-func (nothing) Remove(context.Context) error                                 { return nil }
-func (nothing) Close() error                                                 { return nil }
-func (nothing) Audit(context.Context, *model.State, dataplane.Depth) (r dataplane.Report, err error) {
-	return r, nil
-}
-
-// undecided makes one.
-func (d *Daemon) undecided(s planeSettings) *opened {
-	c := chooser{daemon: d, settings: s}
-	u := &undecided{Dataplane: nothing{}, open: c.open, told: make(chan *opened, 1)}
-	return &opened{Dataplane: u, inner: u, settings: s}
-}
-
-// Sync implements dataplane.Dataplane.
-func (u *undecided) Sync(ctx context.Context, s *model.State) error {
-	if !u.chosen {
-		o, err := u.open(ctx, s)
-		if err != nil {
-			return err
-		}
-		u.Dataplane, u.chosen = o, true
-		u.told <- o
-	}
-	return u.Dataplane.Sync(ctx, s)
-}
-
-// Close implements dataplane.Dataplane.
-func (u *undecided) Close() error {
-	if u.passed.Load() {
-		return nil
-	}
-	return u.Dataplane.Close()
-}
-
-// decided has the plane that was chosen, one time; nil: there is nothing to choose.
-func (d *Daemon) decided() <-chan *opened {
-	if u, ok := d.plane.Dataplane.(*undecided); ok {
-		return u.told
-	}
-	return nil
-}
-
-// settle puts it in the place of the undecided one.
-func (d *Daemon) settle(ctx context.Context, o *opened) {
-	if u, ok := d.plane.Dataplane.(*undecided); ok {
-		u.passed.Store(true)
-	}
-	d.plane, d.planeSettings = o, planeOf(d.config.Load(), o.settings.name)
-	if err := d.engine.Replace(ctx, engine.Parts{Plane: o.Dataplane}); err != nil && ctx.Err() == nil {
-		d.log.Warn("replacing the data plane", "error", err)
-	}
-}
-
-// chooser chooses a plane and opens it. Its methods are called by the engine's goroutine.
+// chooser chooses a plane and opens it. Only the first Sync knows all of the node's rows, so it is the engine's goroutine
+// that calls its methods.
 type chooser struct {
-	daemon   *Daemon
-	settings planeSettings // of mode auto
-	choice   *choice
+	daemon *Daemon
+	choice *choice
 }
 
 // open opens the plane that suits best, of those that can be opened. What was found is not found out again when
 // it is tried again.
-func (c *chooser) open(ctx context.Context, s *model.State) (*opened, error) {
+func (c *chooser) open(ctx context.Context, s *model.State) (*handover.Plane, error) {
 	if c.choice == nil {
 		c.choice = c.choose(ctx, s)
 	}
@@ -109,15 +38,15 @@ func (c *chooser) open(ctx context.Context, s *model.State) (*opened, error) {
 	}
 	errs := []error{errors.New("mode auto: " + c.choice.Why)}
 	for _, name := range c.order() {
-		o, err := c.daemon.openPlane(c.settings.as(name), opening{exact: true})
+		p, err := c.daemon.openExactly(planeOf(c.daemon.config.Load(), name))
 		if err != nil {
 			c.daemon.log.Warn("the data plane that was chosen cannot be opened; the next one is tried",
 				"plane", name, "error", err)
 			errs = append(errs, fmt.Errorf("%s: %w", name, err))
 			continue
 		}
-		c.daemon.choose(o, c.why(name, errs[1:]))
-		return o, nil
+		c.daemon.choose(name, c.why(name, errs[1:]))
+		return p, nil
 	}
 	return nil, errors.Join(errs...)
 }
@@ -162,10 +91,9 @@ func (c *chooser) why(name string, failed []error) string {
 }
 
 // choose says everywhere which plane serves in mode auto, and why.
-func (d *Daemon) choose(o *opened, why string) {
-	d.serving.Store(&o.settings)
-	d.why.Store(&reason{o.settings.name, why})
-	d.log.Info("chose a data plane", "plane", o.settings.name, "why", why)
+func (d *Daemon) choose(name, why string) {
+	d.why.Store(&reason{name, why})
+	d.log.Info("chose a data plane", "plane", name, "why", why)
 	d.report.emit(kube.Event{Reason: reasonChosen, Message: why})
 }
 
@@ -214,23 +142,21 @@ func (d *Daemon) wanted(c *config.Config) planeSettings {
 	if c.Plane != autoPlane {
 		return planeIn(c)
 	}
-	return planeOf(c, d.planeSettings.name)
+	return planeOf(c, d.asked().name)
 }
 
-// as are the settings of one plane, of those of mode auto.
-func (s planeSettings) as(name string) planeSettings {
-	one := planeSettings{name: name, mark: s.mark}
-	switch name {
-	case iptablesPlane:
-		one.iptables = s.iptables
-	case ipvsPlane:
-		one.ipvs = s.ipvs
-	case ebpfPlane:
-		one.ebpf = s.ebpf
-	case userspacePlane:
-		one.userspace = s.userspace
+// asked are the settings with which the plane in force was opened, without what it has found out. Of mode auto it is
+// all that the configuration says, until a plane is chosen.
+func (d *Daemon) asked() planeSettings {
+	if d.planeSettings.name != autoPlane {
+		return d.planeSettings
 	}
-	return one
+	p := d.plane.InForce()
+	if p == nil {
+		return planeOf(d.config.Load(), autoPlane)
+	}
+	d.planeSettings = planeOf(d.config.Load(), p.Name)
+	return d.planeSettings
 }
 
 // loadAll has the kernel load the modules of all planes that it has, and prepares them: which one will be chosen is
@@ -251,9 +177,9 @@ func loadAll(c *config.Config, l *Logs) error {
 
 // load does so for one.
 func (s planeSettings) load(c *config.Config, l *Logs) error {
-	o, err := s.openItself(dataplane.Config{Log: l.Logger()})
+	p, err := s.openItself(dataplane.Config{Log: l.Logger()})
 	if err != nil {
 		return permitted(err)
 	}
-	return errors.Join(o.Close(), prepare(c, o.settings, l))
+	return errors.Join(p.Close(), prepare(c, found(p), l))
 }

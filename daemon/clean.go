@@ -87,11 +87,11 @@ func Init(o Options) error {
 		logHost(o.Logs.Logger(), r)
 		return errors.Join(r.Err(), loadAll(c, o.Logs))
 	}
-	p, err := planeIn(c).open(dataplane.Config{Log: o.Logs.Logger()})
+	p, _, err := planeIn(c).open(dataplane.Config{Log: o.Logs.Logger()})
 	if err != nil {
 		return err
 	}
 	r := host.Host{}.Apply(hostSettings(c))
 	logHost(o.Logs.Logger(), r)
-	return errors.Join(r.Err(), p.Close(), prepare(c, p.settings, o.Logs))
+	return errors.Join(r.Err(), p.Close(), prepare(c, found(p), o.Logs))
 }

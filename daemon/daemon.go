@@ -33,6 +33,7 @@ import (
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/foreign"
+	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/host"
 	"fairlead.dev/fairlead/metrics"
@@ -41,6 +42,7 @@ import (
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/kube"
+	"fairlead.dev/fairlead/takeover"
 	"fairlead.dev/fairlead/version"
 )
 
@@ -63,7 +65,6 @@ type Daemon struct {
 	log     *slog.Logger
 	host    host.Host
 	config  atomic.Pointer[config.Config] // in force
-	serving atomic.Pointer[planeSettings] // of the data plane in use
 	why     atomic.Pointer[reason]        // it was chosen; nil: mode auto has not chosen any
 
 	metrics   *metrics.Metrics
@@ -72,13 +73,13 @@ type Daemon struct {
 	successor *successor
 	foreign   *foreign.Watch
 	engine    *engine.Engine
-	carried   carrying
+	plane     *handover.Handover
 	switches  switches
 
 	// What follows belongs to the goroutine that reloads.
-	planeSettings planeSettings
-	plane         *opened
-	files         *watcher // of the configuration
+	planeSettings planeSettings // that are wanted; see asked
+	instead       string        // why the plane is another one than was wanted, and what to do; empty: it is not
+	files         *watcher      // of the configuration
 	given         givenUp
 	chosen        string // the plane that somebody has switched to; empty: that of the configuration
 	feeds         feeds
@@ -138,7 +139,7 @@ func (d *Daemon) run(ctx context.Context, c *config.Config) (err error) {
 		return err
 	}
 	d.setHost(c)
-	if !d.plane.unprivileged() {
+	if !d.unprivileged() {
 		warnForwarding(d.log)
 	}
 	if d.options.Once {
@@ -160,13 +161,9 @@ func (d *Daemon) open(c *config.Config) (err error) {
 	d.metrics = metrics.New(metrics.Options{
 		Version: version.String(), Mode: d.mode, ShowHiddenFor: c.KubeProxy.ShowHiddenMetricsForVersion,
 	})
-	if d.planeSettings, err = d.atStart(c); err != nil {
+	if err := d.startPlane(c); err != nil {
 		return err
 	}
-	if d.plane, err = d.openPlane(d.planeSettings, opening{}); err != nil {
-		return err
-	}
-	d.serving.Store(&d.plane.settings)
 	d.listenForOthers()
 	if err := d.openFeed(c); err != nil {
 		return ConfigError{err}
@@ -182,21 +179,45 @@ func (d *Daemon) open(c *config.Config) (err error) {
 	return nil
 }
 
-// openPlane opens a data plane that will be the only one.
-func (d *Daemon) openPlane(s planeSettings, how opening) (*opened, error) {
-	if s.name == autoPlane {
-		return d.undecided(s), nil
-	}
-	c := dataplane.Config{Log: d.log, Meter: d.metrics}
-	o, err := s.inherit(c, legacy{
-		kept: &d.carried, opening: how,
-		cleared: func(o opened) { d.successor.spared.set(o.chains()) },
+// startPlane opens the data plane to begin with. In mode auto the first Sync may choose it.
+func (d *Daemon) startPlane(c *config.Config) (err error) {
+	choose := chooser{daemon: d}
+	d.plane = handover.New(handover.Options{
+		Drivers: drivers(), Choose: choose.open, DrainTime: drainTime, Log: d.log,
+		Cleared: func(p *handover.Plane) { d.successor.spared.set(chains(p)) },
 	})
-	if err != nil {
-		return nil, err
+	if d.planeSettings, err = d.atStart(c); err != nil || d.planeSettings.name == autoPlane {
+		return err
 	}
-	return &o, nil
+	p, err := d.openPlane(d.planeSettings)
+	if err == nil {
+		d.plane.Start(p)
+	}
+	return err
 }
+
+// openPlane opens a data plane, or nftables if the node cannot have that one.
+func (d *Daemon) openPlane(s planeSettings) (*handover.Plane, error) {
+	return d.plane.Reopen(d.planeConfig(), s, func(c dataplane.Config) (p *handover.Plane, err error) {
+		p, d.instead, err = s.open(c)
+		return p, err
+	})
+}
+
+// openExactly opens a data plane, and no other one instead.
+func (d *Daemon) openExactly(s planeSettings) (*handover.Plane, error) {
+	return d.plane.Reopen(d.planeConfig(), s, func(c dataplane.Config) (*handover.Plane, error) {
+		p, err := s.openItself(c)
+		return p, permitted(err)
+	})
+}
+
+func (d *Daemon) planeConfig() dataplane.Config {
+	return dataplane.Config{Log: d.log, Meter: d.metrics}
+}
+
+// drainTime is for how long connections may need what another plane has left.
+const drainTime = takeover.DefaultDrain
 
 // listenForOthers has the kernel tell who else changes it. Where it does not, that is found out all the same, when the
 // next audit comes.
@@ -209,15 +230,15 @@ func (d *Daemon) listenForOthers() {
 
 // tellSubstitute says that another data plane serves than the mode's own.
 func (d *Daemon) tellSubstitute() {
-	if d.plane.instead != "" {
-		d.report.warn(reasonSubstitute, d.plane.instead)
+	if d.instead != "" {
+		d.report.warn(reasonSubstitute, d.instead)
 	}
 }
 
 // close closes what open has made, as far as it came.
 func (d *Daemon) close() error {
 	d.measured.Wait()
-	errs := []error{d.carried.close()}
+	var errs []error
 	if f := d.feeds.used.Load(); f != nil {
 		errs = append(errs, f.close())
 	}
@@ -258,7 +279,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 	e := engine.New(engine.Options{
 		Source:         d.feeds.used.Load().source,
 		Table:          t,
-		Plane:          d.plane.Dataplane,
+		Plane:          d.plane,
 		Log:            d.log,
 		Once:           d.options.Once,
 		AuditInterval:  s.AuditInterval,
@@ -350,8 +371,6 @@ func (d *Daemon) manage(ctx context.Context) error {
 			d.obey(ctx, o)
 		case result := <-d.feeds.arrives():
 			d.feeds.settle(result, func(s source.Source) error { return d.adopt(ctx, s) })
-		case o := <-d.decided():
-			d.settle(ctx, o)
 		case <-d.inForce:
 			d.inForce = nil
 			d.takeOver(ctx)
@@ -386,7 +405,7 @@ func (d *Daemon) listen(ctx context.Context) error {
 
 // takeOver removes what kube-proxy has left, if it should and our rules are in force.
 func (d *Daemon) takeOver(ctx context.Context) {
-	wanted := d.config.Load().Fairlead.TakeOver == config.TakeOverRemove && !d.plane.unprivileged()
+	wanted := d.config.Load().Fairlead.TakeOver == config.TakeOverRemove && !d.unprivileged()
 	switch {
 	case !wanted && d.succeeded != nil:
 		d.succeeded()
@@ -408,7 +427,7 @@ func (d *Daemon) newSuccessor() (*successor, error) {
 // setHost sets what is not ours alone. A machine without the wanted settings is better than one
 // without Services, so what fails is said, once, and no more. A process without rights does not try.
 func (d *Daemon) setHost(c *config.Config) {
-	if d.plane.unprivileged() {
+	if d.unprivileged() {
 		return
 	}
 	r := d.host.Apply(hostSettings(c))
@@ -434,14 +453,28 @@ func logHost(log *slog.Logger, r host.Report) {
 }
 
 // mode is what /proxyMode tells: the data plane in force.
-func (d *Daemon) mode() string { return d.serving.Load().name }
+func (d *Daemon) mode() string {
+	if p := d.plane.InForce(); p != nil {
+		return p.Name
+	}
+	return autoPlane
+}
+
+// unprivileged reports whether the process serves without rights.
+func (d *Daemon) unprivileged() bool {
+	p := d.plane.InForce()
+	return p != nil && p.Unprivileged
+}
 
 // about is for "fairlead status".
 func (d *Daemon) about() engine.About {
-	c, f, p := d.config.Load(), d.feeds.used.Load(), d.serving.Load()
+	c, f, plane := d.config.Load(), d.feeds.used.Load(), d.mode()
 	a := engine.About{
-		Version: version.String(), Mode: string(c.KubeProxy.Mode), Plane: p.name, Backend: string(p.iptables.Backend),
-		Node: f.settings.node, Why: d.whyServes(p.name), Carrying: d.carried.tell(),
+		Version: version.String(), Mode: string(c.KubeProxy.Mode), Plane: plane,
+		Node: f.settings.node, Why: d.whyServes(plane), Carrying: d.plane.Kept(),
+	}
+	if p := d.plane.InForce(); p != nil {
+		a.Backend = string(found(p).iptables.Backend)
 	}
 	if f.watches == nil {
 		return a

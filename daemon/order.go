@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/dataplane/handover"
 )
 
 // switches take orders for other data planes, one at a time, over the control socket:
@@ -138,7 +138,7 @@ func (d *Daemon) obey(ctx context.Context, o *switchOrder) {
 	to := planeOf(d.config.Load(), o.plane)
 	err := d.switchTo(ctx, to, func(s SwitchStep) { o.steps <- s })
 	if err != nil {
-		if errors.Is(err, engine.ErrStarting) {
+		if errors.Is(err, handover.ErrStarting) {
 			err = fmt.Errorf("%w; try again in a moment", err)
 		}
 		if o.context.Err() != nil {

@@ -12,6 +12,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/dataplane/localhost"
@@ -87,24 +88,23 @@ func legacyTables() dataplane.New {
 	return conntrack.Wrap(iptables.New(iptables.Options{Backend: iptables.Legacy}))
 }
 
-// over is the plane that has the rules for this one; empty: this one has its own.
-func (o *opened) over() string {
-	if o.way == userspace.ByPlane {
-		return iptablesPlane
+// drivers are those of all planes.
+func drivers() (all []dataplane.Driver) {
+	for _, p := range planes() {
+		all = append(all, p.Driver)
 	}
-	return ""
+	return all
 }
 
-// unprivileged reports whether the plane serves without rights. It may remove nothing, and need not: it is in no other
-// plane's way.
-func (o *opened) unprivileged() bool { return o.way == userspace.ByListening }
+// found are the settings of an open plane, with the back end that it has found.
+func found(p *handover.Plane) planeSettings { return p.Settings.(planeSettings) }
 
 // chains are the back ends of iptables in which there are chains of a plane.
-func (o *opened) chains() iptables.Backend {
-	if o.over() == iptablesPlane {
+func chains(p *handover.Plane) iptables.Backend {
+	if p.Over == iptablesPlane {
 		return iptables.Legacy
 	}
-	return o.settings.iptables.Backend
+	return found(p).iptables.Backend
 }
 
 // ebpfDriver has a section of the configuration in the words of the plane. Behind it is the plane of packets with
@@ -142,32 +142,20 @@ func (s planeSettings) movesFrom(old planeSettings) bool {
 	return s.name != old.name || s.iptables.Backend != old.iptables.Backend
 }
 
-// opened is a data plane and what it is.
-type opened struct {
-	dataplane.Dataplane
-	inner    dataplane.Dataplane // without what wraps it
-	settings planeSettings       // with the back end that it has found
-	way      userspace.Redirect  // how packets come to the process of that plane
-	carries  bool                // connections pass through this process
-	instead  string              // why it is another one than was wanted, and what to do; empty: it is not
-	heir     *heir               // that Dataplane is; nil: it removes nothing of others
-}
-
-// open makes a plane. A node that cannot have the one that its mode names has nftables rather than no Services.
-func (s planeSettings) open(c dataplane.Config) (opened, error) {
-	o, err := s.openItself(c)
+// open makes a plane. A node that cannot have the one that its mode names has nftables rather than no Services; then
+// instead says why, and what to do.
+func (s planeSettings) open(c dataplane.Config) (p *handover.Plane, instead string, err error) {
+	p, err = s.openItself(c)
 	if err == nil || s.name == nftablesPlane || !s.lacks(err) {
-		return o, permitted(err)
+		return p, "", permitted(err)
 	}
-	instead := s.instead(err)
-	s = planeSettings{name: nftablesPlane, mark: s.mark}
-	o, second := s.openItself(c)
+	instead = s.instead(err)
+	p, second := planeSettings{name: nftablesPlane, mark: s.mark}.openItself(c)
 	if second != nil {
-		return opened{}, permitted(err)
+		return nil, "", permitted(err)
 	}
 	c.Log.Warn(instead, "error", err)
-	o.instead = instead
-	return o, nil
+	return p, instead, nil
 }
 
 // lacks reports whether it is for want of something of the machine that a plane cannot be opened.
@@ -185,29 +173,39 @@ func (s planeSettings) instead(err error) string {
 		"Set mode (--proxy-mode) to nftables, or "+remedy, s.name, s.name)
 }
 
-func (s planeSettings) openItself(c dataplane.Config) (o opened, err error) {
+func (s planeSettings) openItself(c dataplane.Config) (_ *handover.Plane, err error) {
 	if s.name == iptablesPlane && s.iptables.Backend == "" {
 		if s.iptables.Backend, err = iptables.Detect(); err != nil {
-			return o, err
+			return nil, err
 		}
 	}
-	p, err := s.plane(&o.way)
+	var way userspace.Redirect
+	p, err := s.plane(&way)
 	if err != nil {
-		return o, err
+		return nil, err
 	}
-	c.Mark = s.mark
-	o.settings, o.carries = s, p.Carries != nil
+	made := &handover.Plane{Name: s.name, Settings: s, Behind: p.behind, Mark: s.mark}
 	open := p.Open
 	p.Open = func(c dataplane.Config) (dataplane.Dataplane, error) {
-		o.inner, err = open(c)
-		return o.inner, err
+		inner, err := open(c)
+		if p.Carries != nil {
+			made.Process = inner
+		}
+		return inner, err
 	}
 	whole := p.Open
 	if p.wrap != nil {
 		whole = p.wrap(p.Driver)
 	}
-	o.Dataplane, err = whole(c)
-	return o, err
+	c.Mark = s.mark
+	if made.Dataplane, err = whole(c); err != nil {
+		return nil, err
+	}
+	made.Unprivileged = way == userspace.ByListening
+	if way == userspace.ByPlane {
+		made.Over = iptablesPlane
+	}
+	return made, nil
 }
 
 // permitted says of the most frequent error what to do.

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -14,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/dataplane/iptables"
-	"fairlead.dev/fairlead/dataplane/userspace"
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/model"
 )
@@ -55,19 +57,19 @@ func TestPlaneSettings_unsupported(t *testing.T) {
 		withXTables(t, unix.ENOPROTOOPT)
 		var log bytes.Buffer
 		s := planeSettings{name: iptablesPlane, mark: 1 << 20, iptables: iptables.Options{Backend: iptables.Legacy}}
-		o, err := s.inherit(dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, legacy{cleared: func(opened) {}})
+		h, err := startPlane(slog.New(slog.NewTextHandler(&log, nil)), s, drivers(), nil)
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		if want := (planeSettings{name: nftablesPlane, mark: 1 << 20}); o.settings != want {
-			t.Errorf("%+v, want %+v", o.settings, want)
+		if got, want := found(h.InForce()), (planeSettings{name: nftablesPlane, mark: 1 << 20}); got != want {
+			t.Errorf("%+v, want %+v", got, want)
 		}
 		if got := log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "nftables serves instead") {
 			t.Errorf("the log says\n%s", got)
 		}
 		ctx := context.Background()
-		if err := errors.Join(o.Sync(ctx, model.NewState()), o.Remove(ctx), o.Close()); err != nil {
+		if err := errors.Join(h.Sync(ctx, model.NewState()), h.Remove(ctx), h.Close()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -84,97 +86,73 @@ func TestPlaneSettings_unreadable(t *testing.T) {
 		withXTables(t, unix.EIO)
 		var log bytes.Buffer
 		s := planeSettings{name: nftablesPlane, mark: 1 << 20}
-		o, err := s.inherit(dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, legacy{cleared: func(opened) {}})
+		h, err := startPlane(slog.New(slog.NewTextHandler(&log, nil)), s, drivers(), nil)
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		ctx := context.Background()
-		if err := o.Sync(ctx, model.NewState()); err != nil && !errors.Is(err, dataplane.ErrPartial) {
+		if err := h.Sync(ctx, model.NewState()); err != nil && !errors.Is(err, dataplane.ErrPartial) {
 			t.Error(err)
 		}
 		if got := log.String(); !strings.Contains(got, "cannot tell whether another data plane has left something") {
 			t.Errorf("the log says\n%s", got)
 		}
-		if err := errors.Join(o.Remove(ctx), o.Close()); err != nil {
+		if err := errors.Join(h.Remove(ctx), h.Close()); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
 // What cannot be removed keeps nobody from serving, and is tried again.
-func TestHeir(t *testing.T) {
+func TestHandover_resists(t *testing.T) {
 	t.Parallel()
 	for from, to := range map[string]string{nftablesPlane: iptablesPlane, iptablesPlane: nftablesPlane} {
 		t.Run(from+" to "+to, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
-				ctx, s := context.Background(), model.NewState()
-				log := slog.New(slog.NewTextHandler(t.Output(), nil))
-				o, err := planeSettings{name: from, mark: 1 << 14}.open(dataplane.Config{Log: log})
-				if err == nil {
-					err = errors.Join(o.Sync(ctx, s), o.Close())
-				}
-				if err != nil {
+				if err := resisting(slog.New(slog.NewTextHandler(t.Output(), nil)), from, to); err != nil {
 					t.Error(err)
-					return
-				}
-				there := func() dataplane.Leftover {
-					p, _ := planeNamed(from)
-					left, err := p.Inspect()
-					if err != nil {
-						t.Error(err)
-					}
-					return left
-				}
-				cleared := 0
-				o, err = planeSettings{name: to, mark: 1 << 14}.inherit(dataplane.Config{Log: log}, legacy{cleared: func(opened) { cleared++ }})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				defer o.Close()
-				resists := errors.New("it resists")
-				o.heir.others = func() []plane {
-					return []plane{{Driver: dataplane.Driver{
-						Name: from, Inspect: func() (dataplane.Leftover, error) { return dataplane.Leftover{}, resists },
-					}}}
-				}
-				if err := o.Sync(ctx, s); !errors.Is(err, dataplane.ErrPartial) || !errors.Is(err, resists) || !there().Rules || cleared > 0 {
-					t.Errorf("%v, %+v", err, there())
-				}
-				o.heir.others = planes
-				if err := o.Sync(ctx, s); err != nil || there().Rules || cleared != 1 {
-					t.Errorf("%v, %+v", err, there())
-				}
-				if err := errors.Join(o.Sync(ctx, s), o.Remove(ctx)); err != nil || cleared != 1 {
-					t.Errorf("%v, cleared %d times", err, cleared)
 				}
 			})
 		})
 	}
 }
 
-// The loop programs both planes where they have rules in common, as it repairs those of the plane in force.
-func TestOpened_sharesWith(t *testing.T) {
-	for _, c := range []struct {
-		a, b string
-		over bool // the first one has rules of iptables
-		want bool
-	}{
-		{nftablesPlane, iptablesPlane, false, false},
-		{ebpfPlane, nftablesPlane, false, true},
-		{ebpfPlane, iptablesPlane, false, false},
-		{userspacePlane, iptablesPlane, false, false},
-		{userspacePlane, iptablesPlane, true, true},
-		{userspacePlane, nftablesPlane, true, false},
-	} {
-		a := &opened{settings: planeSettings{name: c.a}}
-		if c.over {
-			a.way = userspace.ByPlane
-		}
-		b := &opened{settings: planeSettings{name: c.b}}
-		if got, back := a.sharesWith(b), b.sharesWith(a); got != c.want || back != c.want {
-			t.Errorf("%+v: %t, the other way round %t", c, got, back)
-		}
+func resisting(log *slog.Logger, from, to string) error {
+	ctx, s := context.Background(), model.NewState()
+	old, _, err := planeSettings{name: from, mark: 1 << 14}.open(dataplane.Config{Log: log})
+	if err == nil {
+		err = errors.Join(old.Sync(ctx, s), old.Close())
 	}
+	if err != nil {
+		return err
+	}
+	resists, cleared := errors.New("it resists"), 0
+	all := drivers()
+	i := slices.IndexFunc(all, func(d dataplane.Driver) bool { return d.Name == from })
+	inspect, refuse := all[i].Inspect, true
+	all[i].Inspect = func() (dataplane.Leftover, error) {
+		if refuse {
+			return dataplane.Leftover{}, resists
+		}
+		return inspect()
+	}
+	h, err := startPlane(log, planeSettings{name: to, mark: 1 << 14}, all, func(*handover.Plane) { cleared++ })
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	err = h.Sync(ctx, s)
+	if left, _ := inspect(); !errors.Is(err, dataplane.ErrPartial) || !errors.Is(err, resists) || !left.Rules || cleared > 0 {
+		return fmt.Errorf("%w, %+v", err, left)
+	}
+	refuse = false
+	err = h.Sync(ctx, s)
+	if left, failed := inspect(); err != nil || failed != nil || left.Rules || cleared != 1 {
+		return fmt.Errorf("%w, %w, %+v", err, failed, left)
+	}
+	if err := errors.Join(h.Sync(ctx, s), h.Remove(ctx)); err != nil || cleared != 1 {
+		return fmt.Errorf("%w, cleared %d times", err, cleared)
+	}
+	return nil
 }

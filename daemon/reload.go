@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
@@ -74,10 +75,10 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	}
 	n, err := d.prepare(c)
 	if err != nil || len(changes) == 0 && !n.changesFeed {
-		return errors.Join(err, n.drop())
+		return errors.Join(err, d.drop(n))
 	}
 	if err := d.engine.ConfigureWith(ctx, n.settings, func() error { return d.changePlane(ctx, c, n) }); err != nil {
-		return errors.Join(err, n.drop())
+		return errors.Join(err, d.drop(n))
 	}
 	old := d.config.Swap(c)
 	d.chosen = n.chosen
@@ -128,23 +129,22 @@ func (d *Daemon) changePlane(ctx context.Context, c *config.Config, n prepared) 
 	if errors.Is(err, errCancelled) {
 		d.given = givenUp{c, err}
 	}
-	if !errors.Is(err, engine.ErrStarting) {
+	if !errors.Is(err, handover.ErrStarting) {
 		return err
 	}
-	o, err := d.openPlane(n.planeSettings, opening{})
+	p, err := d.openPlane(n.planeSettings)
 	if err == nil {
-		d.use(ctx, n.planeSettings, o)
+		d.use(ctx, n.planeSettings, p)
 	}
 	return err
 }
 
 // use has a data plane go on where another one has stopped, with what that has left in the kernel.
-func (d *Daemon) use(ctx context.Context, s planeSettings, o *opened) {
+func (d *Daemon) use(ctx context.Context, s planeSettings, p *handover.Plane) {
 	d.successor.spared.all()
-	d.planeSettings, d.plane = s, o
-	d.serving.Store(&o.settings)
+	d.planeSettings = s
 	d.tellSubstitute()
-	if err := d.engine.Replace(ctx, engine.Parts{Plane: o.Dataplane}); err != nil {
+	if err := d.plane.Replace(ctx, d.engine, p); err != nil {
 		d.log.Warn("replacing the data plane", "error", err)
 	}
 }
@@ -153,12 +153,12 @@ func (d *Daemon) use(ctx context.Context, s planeSettings, o *opened) {
 type prepared struct {
 	settings      engine.Settings
 	planeSettings planeSettings
-	chosen        string  // see Daemon
-	switches      bool    // to another plane
-	plane         *opened // of the same name; nil: it stays
-	moves         bool    // the rules of the new plane are elsewhere
-	feed          *feed   // nil: it stays
-	changesFeed   bool    // what was on its way is not wanted any more
+	chosen        string          // see Daemon
+	switches      bool            // to another plane
+	plane         *handover.Plane // of the same name; nil: it stays
+	moves         bool            // the rules of the new plane are elsewhere
+	feed          *feed           // nil: it stays
+	changesFeed   bool            // what was on its way is not wanted any more
 }
 
 func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
@@ -180,21 +180,22 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 		n.chosen = d.chosen
 		n.planeSettings = planeOf(c, d.chosen)
 	}
-	n.moves = n.planeSettings.movesFrom(d.planeSettings)
-	if n.switches = n.planeSettings.name != d.planeSettings.name; !n.switches && n.planeSettings != d.planeSettings {
-		n.plane, err = d.openPlane(n.planeSettings, opening{})
+	asked := d.asked()
+	n.moves = n.planeSettings.movesFrom(asked)
+	if n.switches = n.planeSettings.name != asked.name; !n.switches && n.planeSettings != asked && asked.name != autoPlane {
+		n.plane, err = d.openPlane(n.planeSettings)
 	}
 	return n, err
 }
 
 // drop closes what was prepared.
-func (n *prepared) drop() error {
+func (d *Daemon) drop(n prepared) error {
 	var errs []error
 	if n.feed != nil {
 		errs = append(errs, n.feed.close())
 	}
 	if n.plane != nil {
-		errs = append(errs, n.plane.Close())
+		errs = append(errs, d.plane.Discard(n.plane))
 	}
 	return errors.Join(errs...)
 }

@@ -25,7 +25,7 @@ pool default/web cluster affinity 3h0m0s
 `
 
 // Who starts where another plane's process has ended knows its clients, and those that came until its rules went.
-func TestHeir_sessions(t *testing.T) {
+func TestHandover_sessions(t *testing.T) {
 	t.Parallel()
 	names := []string{nftablesPlane, iptablesPlane, userspacePlane}
 	for _, from := range names {
@@ -54,7 +54,7 @@ func inheritSessions(t *testing.T, from, to string) error {
 		return err
 	}
 	config := dataplane.Config{Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
-	old, err := planeSettings{name: from, mark: 1 << 14}.open(config)
+	old, _, err := planeSettings{name: from, mark: 1 << 14}.open(config)
 	if err != nil {
 		return err
 	}
@@ -66,16 +66,16 @@ func inheritSessions(t *testing.T, from, to string) error {
 	if err := errors.Join(err, old.Close()); err != nil {
 		return err
 	}
-	heir, err := planeSettings{name: to, mark: 1 << 14}.inherit(config, legacy{cleared: func(opened) {}})
+	h, err := startPlane(config.Log, planeSettings{name: to, mark: 1 << 14}, drivers(), nil)
 	if err != nil {
 		return err
 	}
-	defer heir.Close()
-	if err := heir.Sync(ctx, s); err != nil {
+	defer h.Close()
+	if err := h.Sync(ctx, s); err != nil {
 		return err
 	}
 	known := map[netip.Addr]netip.AddrPort{}
-	for m, err := range heir.Dataplane.Sessions(ctx, s) {
+	for m, err := range h.Sessions(ctx, s) {
 		if err != nil {
 			return err
 		}
@@ -89,7 +89,7 @@ func inheritSessions(t *testing.T, from, to string) error {
 			t.Errorf("%s is at %s, not at %s", m.Client, known[m.Client], m.Backend)
 		}
 	}
-	return heir.Remove(ctx)
+	return h.Remove(ctx)
 }
 
 // clientsOf are some of a pool, at all of its backends.

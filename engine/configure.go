@@ -2,11 +2,9 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"time"
 
-	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
 )
@@ -89,34 +87,22 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 type Parts struct {
 	Source source.Source
 	Table  *service.Table
-	Plane  dataplane.Dataplane
 }
 
-// Replace lets the Engine go on with other Parts; those that are nil stay. The kernel keeps what it holds until
-// the new Source has delivered its first Batch: what differs then is programmed. A Plane
-// that is replaced is closed, which leaves the kernel as it is; a Source that is replaced is the
-// caller's to close.
+// Replace lets the Engine go on with other Parts. The kernel keeps what it holds until the new Source has delivered its
+// first Batch: what differs then is programmed. The Source before is the caller's to close.
 func (e *Engine) Replace(ctx context.Context, p Parts) error {
-	return e.order(ctx, func(context.Context, View) error { return e.replace(p) })
+	return e.order(ctx, func(context.Context, View) error {
+		e.replace(p)
+		return nil
+	})
 }
 
-func (e *Engine) replace(p Parts) error {
+func (e *Engine) replace(p Parts) {
 	e.dirty, e.partial, e.backoff, e.retryAt, e.again = true, false, 0, time.Time{}, true
 	e.rests.end()
-	if p.Source != nil {
-		e.inbox.close()
-		e.options.Source, e.options.Table, e.state = p.Source, p.Table, nil
-		e.inbox, e.queue = e.pull(p.Source), e.newQueue()
-		e.status.eligible(true)
-	}
-	if p.Plane == nil {
-		return nil
-	}
-	old := e.options.Plane
-	e.options.Plane = p.Plane
-	e.planeChanged()
-	if err := old.Close(); err != nil {
-		return fmt.Errorf("close the data plane that was replaced: %w", err)
-	}
-	return nil
+	e.inbox.close()
+	e.options.Source, e.options.Table, e.state = p.Source, p.Table, nil
+	e.inbox, e.queue = e.pull(p.Source), e.newQueue()
+	e.status.eligible(true)
 }

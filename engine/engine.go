@@ -401,12 +401,6 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 	return err
 }
 
-// planeChanged forgets what is about the plane before.
-func (e *Engine) planeChanged() {
-	e.quarrel = quarrel{}
-	e.status.planeChanged()
-}
-
 // programmed notes that the kernel follows, and since when changes wait that it was not told of. It may be known to
 // hold all of what it was told.
 func (e *Engine) programmed(whole bool) {

@@ -1,6 +1,10 @@
 package engine
 
-import "time"
+import (
+	"time"
+
+	"fairlead.dev/fairlead/dataplane/handover"
+)
 
 // Report is what "fairlead status" tells.
 type Report struct {
@@ -20,13 +24,7 @@ type About struct {
 	Node    string  `json:"node,omitempty"`
 	Watches []Watch `json:"watches,omitempty"`
 	// Carrying are planes that another one has replaced, and whose connections live on.
-	Carrying []Carrying `json:"carrying,omitempty"`
-}
-
-// Carrying is a plane that is not in force any more.
-type Carrying struct {
-	Plane       string `json:"plane"`
-	Connections int    `json:"connections"` // that are still open
+	Carrying []handover.Kept `json:"carrying,omitempty"`
 }
 
 // Watch is how the watch of one kind of objects does.

@@ -2,7 +2,12 @@ package engine
 
 import (
 	"context"
+	"log/slog"
 	"sync/atomic"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane/handover"
+	"fairlead.dev/fairlead/model"
 )
 
 // request is a function that waits to be called by the loop.
@@ -53,4 +58,53 @@ func (e *Engine) ask(ctx context.Context, to chan *request, f func(context.Conte
 		return ctx.Err()
 	}
 	return ErrStopped
+}
+
+// Between implements handover.Loop.
+func (e *Engine) Between(ctx context.Context, f func(context.Context, handover.Turn) error) error {
+	return e.order(ctx, func(ctx context.Context, _ View) error { return f(ctx, turnOf{e}) })
+}
+
+// Stopped implements handover.Loop.
+func (e *Engine) Stopped() <-chan struct{} { return e.stopped }
+
+// turnOf is what a change of the plane may do in the loop.
+type turnOf struct{ *Engine }
+
+// State implements handover.Turn.
+func (e turnOf) State() *model.State { return e.state }
+
+// Replaced implements handover.Turn.
+func (e turnOf) Replaced(holds bool, partial error) {
+	e.dirty, e.backoff, e.retryAt, e.again = !holds, 0, time.Time{}, true
+	e.partial, e.audits.lacking = partial != nil, nil
+	e.rests.end()
+	e.quarrel = quarrel{}
+	e.status.planeChanged()
+	if holds {
+		e.programmed(true)
+	}
+}
+
+// Failed implements handover.Turn.
+func (e turnOf) Failed(ctx context.Context, err error) {
+	e.failed(ctx, err)
+	e.again = true
+}
+
+// AuditSoon implements handover.Turn.
+func (e turnOf) AuditSoon() { e.audits.due, e.again = time.Time{}, true }
+
+// Resync implements handover.Turn.
+func (e turnOf) Resync(ctx context.Context) error {
+	e.dirty, e.again = true, true
+	if e.state == nil {
+		return nil
+	}
+	if err := e.sync(ctx, slog.LevelDebug); err != nil {
+		e.failed(ctx, err)
+		return err
+	}
+	e.dirty, e.partial, e.backoff, e.retryAt = false, false, 0, time.Time{}
+	return nil
 }

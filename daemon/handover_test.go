@@ -11,16 +11,33 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/model"
 )
 
+// startPlane starts a node's data plane with those settings.
+func startPlane(log *slog.Logger, s planeSettings, all []dataplane.Driver, cleared func(*handover.Plane)) (*handover.Handover, error) {
+	h := handover.New(handover.Options{Drivers: all, Cleared: cleared, DrainTime: drainTime, Log: log})
+	p, err := h.Reopen(dataplane.Config{Log: log}, s, func(c dataplane.Config) (*handover.Plane, error) {
+		p, _, err := s.open(c)
+		return p, err
+	})
+	if err == nil {
+		h.Start(p)
+	}
+	return h, err
+}
+
 // A plane that was taken back, and is closed before it has had rows again, goes on with its connections.
-func TestCarrying_takenBack(t *testing.T) {
+func TestHandover_takenBack(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
-		kept := &carrying{}
-		if err := errors.Join(closedAgain(kept), kept.close()); err != nil {
+		h, err := startPlane(slog.New(slog.DiscardHandler), planeSettings{name: userspacePlane, mark: 1 << 14}, drivers(), nil)
+		if err == nil {
+			err = errors.Join(closedAgain(h), h.Close())
+		}
+		if err != nil {
 			t.Error(err)
 		}
 	})
@@ -41,7 +58,7 @@ func routed() error {
 		netlink.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: all, Src: own.IP}))
 }
 
-func closedAgain(kept *carrying) error {
+func closedAgain(h *handover.Handover) error {
 	backend, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -55,15 +72,7 @@ func closedAgain(kept *carrying) error {
 	if err != nil {
 		return err
 	}
-	open := func() (opened, error) {
-		return planeSettings{name: userspacePlane, mark: 1 << 14}.inherit(dataplane.Config{Log: slog.New(slog.DiscardHandler)},
-			legacy{kept: kept, opening: opening{exact: true}, cleared: func(opened) {}})
-	}
-	o, err := open()
-	if err != nil {
-		return err
-	}
-	if err := o.Sync(context.Background(), s); err != nil {
+	if err := h.Sync(context.Background(), s); err != nil {
 		return err
 	}
 	client, err := net.Dial("tcp", "10.96.0.10:80")
@@ -76,19 +85,20 @@ func closedAgain(kept *carrying) error {
 		return err
 	}
 	defer server.Close()
+	p := h.InForce()
 	for range 2 {
-		if err := o.Close(); err != nil {
+		if err := h.Discard(p); err != nil {
 			return err
 		}
-		if o, err = open(); err != nil {
+		if p, err = h.Reopen(dataplane.Config{}, p.Settings, nil); err != nil {
 			return err
 		}
 	}
-	if err := o.Close(); err != nil {
+	if err := h.Discard(p); err != nil {
 		return err
 	}
-	if told := fmt.Sprint(kept.tell()); told != "[{userspace 1}]" {
-		return fmt.Errorf("what is carried: %s", told)
+	if kept := fmt.Sprint(h.Kept()); kept != "[{userspace 1}]" {
+		return fmt.Errorf("the planes that are kept are %s", kept)
 	}
 	if _, err := client.Write([]byte("x")); err != nil {
 		return err

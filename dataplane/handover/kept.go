@@ -1,0 +1,122 @@
+package handover
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+)
+
+// Kept is a plane that another one has replaced, and whose connections pass through this process.
+type Kept struct {
+	Plane       string `json:"plane"`
+	Connections int    `json:"connections"` // that are still open
+}
+
+// kept are such planes. They live on until they have no connection, and are taken back when they are wanted again.
+type kept struct {
+	mu     sync.Mutex
+	planes []*Plane
+	over   bool // the process ends
+}
+
+// keep takes a plane that is not in force any more, unless nothing passes through it by its nature or the process ends.
+func (k *kept) keep(p *Plane) bool {
+	if p.Process == nil {
+		return false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.over {
+		p.stopping = false
+		k.planes = append(k.planes, p)
+	}
+	return !k.over
+}
+
+// take gives a plane back that was kept; nil: there is none with these settings.
+func (k *kept) take(settings any) *Plane {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i, p := range k.planes {
+		if p.Settings == settings {
+			k.planes = slices.Delete(k.planes, i, i+1)
+			return p
+		}
+	}
+	return nil
+}
+
+// drain has the planes of a name take no new connections, and closes those that have none any more, or have had their
+// time. It returns how many connections the planes of that name have. If the plane in force has the same name, the
+// rules in the kernel are its own, and the planes that were kept are told nothing.
+func (k *kept) drain(
+	ctx context.Context, s *model.State, name string, over, alike bool, learn learner,
+) (connections int, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var errs []error
+	k.planes = slices.DeleteFunc(k.planes, func(p *Plane) bool {
+		if p.Name != name {
+			return false
+		}
+		n := 0
+		if !over {
+			n, err = p.drain(ctx, s, alike, learn)
+			errs = append(errs, err)
+		}
+		if connections += n; n > 0 {
+			return false
+		}
+		errs = append(errs, p.Close())
+		return true
+	})
+	return connections, errors.Join(errs...)
+}
+
+// drain returns how many connections a plane has, at least one when it was asked for the first time: a packet may be on
+// its way that the plane has read before it was told to stop. Until then clients could get sessions of it.
+func (p *Plane) drain(ctx context.Context, s *model.State, alike bool, learn learner) (n int, err error) {
+	first := !p.stopping
+	if alike {
+		n = p.Process.Open()
+	} else if n, err = p.Process.SetStage(ctx, s, dataplane.Draining); err == nil && first {
+		_, err = learn(ctx, s, p.Process.Sessions(ctx, s))
+	}
+	p.stopping = err == nil
+	if first || err != nil {
+		n = max(1, n)
+	}
+	return n, err
+}
+
+// list is what is kept. While planes are drained it does not wait for the answer.
+func (k *kept) list() (all []Kept) {
+	if !k.mu.TryLock() {
+		return nil
+	}
+	defer k.mu.Unlock()
+	for _, p := range k.planes {
+		all = append(all, Kept{p.Name, p.Process.Open()})
+	}
+	return all
+}
+
+// close ends all connections.
+func (k *kept) close() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.over = true
+	var errs []error
+	for _, p := range k.planes {
+		errs = append(errs, p.Close())
+	}
+	k.planes = nil
+	return errors.Join(errs...)
+}
+
+// Kept are the planes that were replaced and have open connections.
+func (h *Handover) Kept() []Kept { return h.kept.list() }

@@ -1,0 +1,56 @@
+package handover
+
+import "fmt"
+
+// State says what is to be done about planes that are not in force.
+type State int
+
+const (
+	// Starting: no rows were programmed by this process. What an earlier process has left may serve, and has sessions.
+	Starting State = iota
+	// Clearing: the plane in force holds all rows, and what others have left is to be removed.
+	Clearing
+	// Draining: nothing is left of others but what open connections need. The Handover looks from time to time.
+	Draining
+	// Alone: nothing is left of others.
+	Alone
+	// Switching: another plane is being programmed beside the one in force. Nothing is removed.
+	Switching
+)
+
+// event is what makes a machine go on.
+type event int
+
+const (
+	synced    event = iota // the plane in force holds all rows
+	cleared                // nothing is left of others
+	drains                 // nothing but what connections need
+	resists                // something could not be removed
+	began                  // another plane is being opened
+	activated              // that plane is in force
+	abandoned              // it is not, and what it has left is to be removed
+	withdrawn              // likewise, before the plane in force has held any row
+	replaced               // the plane in force was opened anew with other settings
+)
+
+// transitions are all that may happen. Where two states have no event in common, that cannot come.
+var transitions = map[State]map[event]State{
+	Starting: {synced: Clearing, began: Switching, replaced: Starting},
+	Clearing: {
+		synced: Clearing, cleared: Alone, drains: Draining, resists: Clearing, began: Switching, replaced: Clearing,
+	},
+	Draining: {
+		synced: Draining, cleared: Alone, drains: Draining, resists: Clearing, began: Switching, replaced: Clearing,
+	},
+	Alone:     {synced: Alone, began: Switching, replaced: Clearing},
+	Switching: {synced: Switching, activated: Clearing, abandoned: Clearing, withdrawn: Starting},
+}
+
+// on is the State after an event. An event that transitions does not have is a mistake in this package.
+func (s State) on(e event) State {
+	next, ok := transitions[s][e]
+	if !ok {
+		panic(fmt.Sprintf("handover: event %d in state %d", e, s))
+	}
+	return next
+}
