@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
@@ -158,59 +157,6 @@ func TestEngine_replaceSource(t *testing.T) {
 			if round.State == nil {
 				t.Error("a round without a State")
 			}
-		}
-	})
-}
-
-// shut notes that it was closed.
-type shut struct {
-	dataplane.Dataplane
-	closed chan struct{}
-	err    error
-}
-
-func (p shut) Close() error {
-	close(p.closed)
-	return p.err
-}
-
-func TestEngine_replacePlane(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t)
-		closed := make(chan struct{})
-		r.start(func(o *Options) {
-			o.AuditInterval, o.Plane = 10*time.Hour, shut{o.Plane, closed, errBroken}
-		})
-		r.send(web(1, "10.244.1.2"))
-		r.converged()
-		plane, err := r.kernel.New(dataplane.Config{Fault: func(string) error {
-			select {
-			case <-closed:
-			default:
-				t.Error("the new plane works before the old one is closed")
-			}
-			return nil
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		before := r.engine.Status().InForceSince
-		r.kernel.Do(func(s *model.State) { clear(s.Frontends) }) // a sync is needed to find this
-		if err := r.engine.Replace(t.Context(), Parts{Plane: plane}); !errors.Is(err, errBroken) {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		if got := r.kernel.String(); got != r.state.String() {
-			t.Fatalf("kernel:\n%s\nwant:\n%s", got, r.state)
-		}
-		if since := r.engine.Status().InForceSince; before.IsZero() || !since.After(before) {
-			t.Errorf("the new plane is in force since %v, the old one was since %v", since, before)
-		}
-		r.send(web(2, "10.244.1.3"))
-		r.converged()
-		r.stop()
-		if got := r.kernel.Calls(); !slices.Equal(got, []string{"sync", "sync", "apply"}) {
-			t.Fatal(got)
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/model"

@@ -81,15 +81,15 @@ func (h *Handover) Switch(ctx context.Context, loop Loop, open func() (*Plane, e
 	}
 	h.on(began) // first: nobody else knows that a plane carries connections that was taken back
 	to, err := open()
-	if err == nil {
-		_, err = to.SetStage(ctx, nil, dataplane.Standby)
-	}
 	if err != nil {
 		h.abandon()
 		return err
 	}
 	w := &switching{Handover: h, loop: loop, to: to, progress: progress, began: time.Now()}
-	if err := loop.Between(ctx, w.begin); err != nil {
+	if _, err = to.SetStage(ctx, nil, dataplane.Standby); err == nil {
+		err = loop.Between(ctx, w.begin)
+	}
+	if err != nil { // nothing is programmed yet
 		err = errors.Join(err, h.Discard(to))
 		h.abandon()
 		return err
