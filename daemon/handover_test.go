@@ -12,6 +12,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/handover"
+	"fairlead.dev/fairlead/dataplane/memory"
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/model"
 )
@@ -86,6 +87,11 @@ func closedAgain(h *handover.Handover) error {
 	}
 	defer server.Close()
 	p := h.InForce()
+	next, err := (&memory.Kernel{}).New(dataplane.Config{})
+	if err != nil {
+		return err
+	}
+	h.Start(&handover.Plane{Dataplane: next, Name: memory.Name})
 	for range 2 {
 		if err := h.Discard(p); err != nil {
 			return err

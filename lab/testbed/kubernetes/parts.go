@@ -210,7 +210,8 @@ func (b *partsBuild) buildOne(ctx context.Context, p part, to string) error {
 		"-ldflags", strings.Join(b.flags, " "), "-o", to, p.pkg)
 	build.Dir = b.source
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
-	build.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	// A test that runs out of time dies at once. Its build must not go on beside the next one.
+	build.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	build.Cancel = func() error { return unix.Kill(-build.Process.Pid, unix.SIGKILL) }
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w\n%s", p.name, err, out)
