@@ -232,10 +232,10 @@ func (h *Handover) on(e event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.state = h.state.on(e)
-	switch e {
-	case activated, replaced: // what others have left now has its full time
+	switch {
+	case e == activated || e == replaced: // what others have left now has its full time
 		h.drain = schedule{}
-	case abandoned: // no Sync may come for long
+	case h.state == Clearing: // no Sync may come for long
 		h.drain.look = time.Now()
 	}
 }

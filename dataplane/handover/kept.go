@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -68,7 +69,7 @@ func (k *kept) drain(
 			n, err = p.drain(ctx, s, alike, learn)
 			errs = append(errs, err)
 		}
-		if connections += n; n > 0 {
+		if connections += n; n > 0 && !defect.Is(defect.HandoverDrain) {
 			return false
 		}
 		errs = append(errs, p.Close())

@@ -73,12 +73,12 @@ const (
 	arrives            // a client comes, and stays
 	reads              // the process that serves has read a client's first packet, and handles it before time goes on
 	changes            // the loop programs a change of the rows; only while it is not at work
-	audits             // the loop audits; likewise
+	repairs            // the loop audits, and repairs; likewise
 	happenings
 )
 
 func (h happening) String() string {
-	return []string{"nothing", "crash", "restart", "failure", "client", "late packet", "change", "audit"}[h]
+	return []string{"nothing", "crash", "restart", "failure", "client", "late packet", "change", "repair"}[h]
 }
 
 // walk goes through all sequences of choices, the last one first: each run repeats the choices of the one before but for
@@ -255,12 +255,12 @@ func (n *node) process(first, second string) (crash *died) {
 	for range 3 {
 		n.arrive()
 	}
-	for tries := 0; second != "" && n.hand.InForce().Name != second && tries <= n.limit; tries++ {
-		_ = n.hand.Switch(n.ctx, n, func() (*Plane, error) { return n.open(second) }, func(Progress) {})
-		n.check("a switch")
-	}
-	if second != "" && n.hand.InForce().Name != second {
-		n.fail(errors.New("the plane does not change"))
+	if second != "" {
+		err := n.hand.Switch(n.ctx, n, func() (*Plane, error) { return n.open(second) }, func(Progress) {})
+		n.check("the end of the switch")
+		if err != nil && n.happened() == 0 {
+			n.fail(fmt.Errorf("the plane does not change: %w", err))
+		}
 	}
 	n.pass(2)
 	n.end()
@@ -373,8 +373,8 @@ func (n *node) before(plane string) func(operation string) error {
 			n.readLate()
 		case what == changes && !n.inLoop && n.hand.programmed.Load():
 			n.change()
-		case what == audits && !n.inLoop && n.hand.programmed.Load():
-			n.audit()
+		case what == repairs && !n.inLoop && n.hand.programmed.Load():
+			n.repair()
 		}
 		return nil
 	}
@@ -506,6 +506,18 @@ func (n *node) audit() {
 	n.inLoop = true
 	defer func() { n.inLoop = false }()
 	if _, err := n.hand.Audit(n.ctx, n.wanted, dataplane.Quick); err != nil {
+		n.sync()
+	}
+}
+
+func (n *node) repair() {
+	n.inLoop = true
+	defer func() { n.inLoop = false }()
+	r, err := n.hand.Audit(n.ctx, n.wanted, dataplane.Full)
+	if err == nil {
+		err = n.hand.Repair(n.ctx, n.wanted, r)
+	}
+	if err != nil {
 		n.sync()
 	}
 }

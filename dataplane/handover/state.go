@@ -1,6 +1,10 @@
 package handover
 
-import "fmt"
+import (
+	"fmt"
+
+	"fairlead.dev/fairlead/internal/defect"
+)
 
 // State says what is to be done about planes that are not in force.
 type State int
@@ -49,7 +53,12 @@ var transitions = map[State]map[event]State{
 // on is the State after an event. An event that transitions does not have is a mistake in this package.
 func (s State) on(e event) State {
 	next, ok := transitions[s][e]
-	if !ok {
+	switch {
+	case e == synced && s == Switching && defect.Is(defect.HandoverHold):
+		return Clearing
+	case e == abandoned && defect.Is(defect.HandoverAbandon):
+		return Alone
+	case !ok && !defect.Is(defect.HandoverHold):
 		panic(fmt.Sprintf("handover: event %d in state %d", e, s))
 	}
 	return next

@@ -37,6 +37,12 @@ const (
 	EngineRetry Name = "engine-retry"
 	// The engine's audits do not look at the kernel.
 	EngineAudit Name = "engine-audit"
+	// While another plane is programmed, a repair removes what that has in the kernel.
+	HandoverHold Name = "handover-hold"
+	// A plane that was replaced is closed although connections pass through its process.
+	HandoverDrain Name = "handover-drain"
+	// What a plane has left whose switch was abandoned is not removed.
+	HandoverAbandon Name = "handover-abandon"
 	// The health check of a Service counts one endpoint too many.
 	HealthCount Name = "health-count"
 	// The health check of the node succeeds before anything is programmed.
