@@ -148,3 +148,15 @@ func TestPackages(t *testing.T) {
 		}
 	}
 }
+
+// The glossary stays small enough to be read.
+func TestGlossary(t *testing.T) {
+	page, err := readFile("docs/glossary.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const most = 60
+	if rows := strings.Count(page, "\n| ") - 1; rows > most || rows < 1 {
+		t.Errorf("docs/glossary.md has %d terms, more than %d or none", rows, most)
+	}
+}

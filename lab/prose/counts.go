@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -88,15 +87,13 @@ func check(vale, kind string, arguments ...string) (map[string]int, error) {
 
 // readBudget reads lines of a name and a number; what follows # is a comment.
 func readBudget(name string) (map[string]int, error) {
-	file, err := os.Open(name)
+	text, err := os.ReadFile(name)
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()
 	bounds := map[string]int{}
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		line, _, _ := strings.Cut(lines.Text(), "#")
+	for line := range strings.Lines(string(text)) {
+		line, _, _ := strings.Cut(line, "#")
 		if strings.TrimSpace(line) == "" {
 			continue
 		}
@@ -107,7 +104,7 @@ func readBudget(name string) (map[string]int, error) {
 		}
 		bounds[key] = bound
 	}
-	return bounds, lines.Err()
+	return bounds, nil
 }
 
 // report prints all counts, and reports whether one exceeds its bound. A count without a bound has the bound 0.
