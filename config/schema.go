@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-//go:generate go run ./internal/configgen schema ../docs/configuration.md
+//go:generate go run ../lab/configgen schema ../docs/configuration.md
 
 //go:embed schema/*.json
 var schemas embed.FS

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/internal/cli"
 )
 
 func auditCommand() *cobra.Command {

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/daemon"
+	"fairlead.dev/fairlead/internal/cli"
 )
 
 // cleaning is what is to be cleaned up.

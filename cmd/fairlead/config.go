@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/internal/cli"
 )
 
 func configCommand() *cobra.Command {

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
+	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/programs"
 )
 

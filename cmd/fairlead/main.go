@@ -22,7 +22,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
+	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/programs"
 )
 

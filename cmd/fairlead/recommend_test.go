@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/daemon"
+	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/lab/advise"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/lack"

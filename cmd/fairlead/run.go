@@ -8,9 +8,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/daemon"
+	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/version"
 )
 

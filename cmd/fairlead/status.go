@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/internal/cli"
 )
 
 func statusCommand() *cobra.Command {

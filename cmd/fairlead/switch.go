@@ -15,9 +15,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/internal/cli"
 )
 
 func switchCommand() *cobra.Command {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/internal/nfnetlink"
-	"fairlead.dev/fairlead/internal/nfnetlink/nfnetlinktest"
 	"fairlead.dev/fairlead/lab/allocs"
+	"fairlead.dev/fairlead/lab/nfnetlinktest"
 	"fairlead.dev/fairlead/model"
 )
 

@@ -7,8 +7,8 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/ipvs"
 	"fairlead.dev/fairlead/internal/nfnetlink"
-	"fairlead.dev/fairlead/internal/nfnetlink/nfnetlinktest"
 	"fairlead.dev/fairlead/lab/allocs"
+	"fairlead.dev/fairlead/lab/nfnetlinktest"
 	"fairlead.dev/fairlead/model"
 )
 

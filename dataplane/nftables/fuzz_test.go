@@ -10,9 +10,9 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/nfnetlink"
-	"fairlead.dev/fairlead/internal/nfnetlink/nfnetlinktest"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/lab/allocs"
+	"fairlead.dev/fairlead/lab/nfnetlinktest"
 	"fairlead.dev/fairlead/model"
 )
 

@@ -8,8 +8,8 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/internal/relay"
 	"fairlead.dev/fairlead/internal/nfnetlink"
-	"fairlead.dev/fairlead/internal/nfnetlink/nfnetlinktest"
 	"fairlead.dev/fairlead/lab/allocs"
+	"fairlead.dev/fairlead/lab/nfnetlinktest"
 	"fairlead.dev/fairlead/model"
 )
 

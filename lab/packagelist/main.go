@@ -34,7 +34,7 @@ func write(file string) error {
 	for line := range strings.Lines(string(out)) {
 		path, doc, _ := strings.Cut(strings.TrimSpace(strings.TrimPrefix(line, module)), "\t")
 		to := &agent
-		if strings.HasPrefix(path, "lab/") || path == "cmd/fairlead-lab" {
+		if strings.HasPrefix(path, "lab/") {
 			to = &laboratory
 		}
 		fmt.Fprintf(to, "| `%s` | %s |\n", path, sentence(path, doc))

@@ -58,6 +58,14 @@ func with(run func(agent string) int, names ...string) (status int) {
 // races is the directory beside the programs in which their processes report data races.
 const races = "races"
 
+// packageOf is where a program is.
+func packageOf(name string) string {
+	if name == programs.Lab {
+		return "fairlead.dev/fairlead/lab/cmd/" + name
+	}
+	return "fairlead.dev/fairlead/cmd/" + name
+}
+
 // compile makes a directory with programs.
 func compile(names []string) (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "fairlead-test-"); err != nil {
@@ -65,7 +73,7 @@ func compile(names []string) (dir string, err error) {
 	}
 	args := []string{"build", "-buildvcs=false", fmt.Sprintf("-race=%t", detectsRaces()), "-o", dir + "/"}
 	for _, name := range names {
-		args = append(args, "fairlead.dev/fairlead/cmd/"+name)
+		args = append(args, packageOf(name))
 	}
 	if out, failed := exec.Command("go", args...).CombinedOutput(); failed != nil {
 		err = fmt.Errorf("compile the programs: %w\n%s", failed, out)

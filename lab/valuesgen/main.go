@@ -6,7 +6,7 @@
 // The rest of that file is written by hand.
 package main
 
-//go:generate go run . ../../../config/schema ../../chart/values.schema.json
+//go:generate go run . ../../config/schema ../../deploy/chart/values.schema.json
 
 import (
 	"bytes"

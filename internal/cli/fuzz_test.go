@@ -3,7 +3,7 @@ package cli_test
 import (
 	"testing"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
+	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/lab/allocs"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"

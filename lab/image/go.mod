@@ -1,6 +1,6 @@
 // What puts the container images together, in a module of its own so that what it imports is none of
 // the product's business.
-module fairlead.dev/fairlead/deploy/image
+module fairlead.dev/fairlead/lab/image
 
 go 1.26.0
 

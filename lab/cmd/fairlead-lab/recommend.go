@@ -14,10 +14,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/lab/advise"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"

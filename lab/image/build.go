@@ -139,7 +139,7 @@ func (b *builder) image(c content, arch string, trees []tree) (v1.Image, error) 
 		if err != nil {
 			return nil, err
 		}
-		history := v1.History{Created: created, CreatedBy: "fairlead's deploy/image"}
+		history := v1.History{Created: created, CreatedBy: "fairlead's lab/image"}
 		image, err = mutate.Append(image, mutate.Addendum{Layer: layer, History: history, MediaType: types.OCILayer})
 		if err != nil {
 			return nil, err

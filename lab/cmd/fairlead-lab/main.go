@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
+	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/lab/testbed/traffic"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/programs"

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
+	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/lab/study"
 	studyreport "fairlead.dev/fairlead/lab/study/report"
 	"fairlead.dev/fairlead/lab/testbed"

@@ -19,7 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
+	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/study"
 	studyreport "fairlead.dev/fairlead/lab/study/report"

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"fairlead.dev/fairlead/cmd/internal/cli"
+	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/lab/study"
 	studyreport "fairlead.dev/fairlead/lab/study/report"
 	"fairlead.dev/fairlead/lab/testbed"
