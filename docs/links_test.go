@@ -1,4 +1,3 @@
-// Package docs holds the documents against the repository: what they link to, and the files that they name, are there.
 package docs
 
 import (

@@ -9,6 +9,7 @@
 //	clean      delete all that run, or kube-proxy, has made
 //	config     the configuration that results from files and flags
 //	version    which Fairlead this is
+//	help       … symptoms, modes, glossary: documents for a terminal
 //
 // demo, recommend and bench are commands of the laboratory, the program fairlead-lab, which these names run.
 //
@@ -53,6 +54,7 @@ func root() *cobra.Command {
 	} {
 		c.AddCommand(labCommand(name, short))
 	}
+	c.AddCommand(topics()...)
 	cli.SetVersion(c, programs.Agent)
 	return c
 }
