@@ -1,4 +1,4 @@
-// Package main prepares the documents for the generator of their static site, which ./dev site runs.
+// Site prepares the documents for the generator of their static site, which ./dev site runs.
 //
 //	README.md, docs/*.md ─► site: links, diagrams, order ─► pages/*.md, mkdocs.yml ─► mkdocs ─► out/site
 //
