@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -152,7 +153,7 @@ func TestSessions(t *testing.T) {
 		b := &bed{T: t, s: state(t, served)}
 		old := b.plane("b", Tracked, dataplane.Active)
 		want := b.by("b", tcp(1), true)
-		time.Sleep(time.Minute)
+		bubble.Pass(time.Minute)
 		now, err := b.Driver("a", Tracked).Open(dataplane.Config{})
 		b.must(err)
 		if n, err := now.Learn(t.Context(), b.s, old.Sessions(t.Context(), b.s)); n != 1 || err != nil {
@@ -160,13 +161,13 @@ func TestSessions(t *testing.T) {
 		}
 		b.must(now.Sync(t.Context(), b.s))
 		b.must(old.Remove(t.Context()))
-		time.Sleep(8 * time.Minute)
+		bubble.Pass(8 * time.Minute)
 		if got := b.by("a", tcp(2), true); got != want {
 			t.Errorf("%v after %v", got, want)
 		}
-		time.Sleep(10 * time.Minute)
-		for one := range now.Sessions(t.Context(), b.s) {
-			t.Error(one)
+		bubble.Pass(10 * time.Minute)
+		for one, err := range now.Sessions(t.Context(), b.s) {
+			t.Error(one, err)
 		}
 		if got := b.by("a", tcp(3), true); got == want { // the other one's turn
 			t.Errorf("%v again", got)
@@ -182,8 +183,8 @@ func TestSessions_leave(t *testing.T) {
 	without := state(t, strings.ReplaceAll(served, old.AddrPort().String(), "10.244.9.9:9"))
 	b.must(p.Apply(t.Context(), without, model.Diff(b.s, without)))
 	b.must(p.Apply(t.Context(), b.s, model.Diff(without, b.s)))
-	for one := range p.Sessions(t.Context(), b.s) {
-		t.Error(one)
+	for one, err := range p.Sessions(t.Context(), b.s) {
+		t.Error(one, err)
 	}
 	b.by("a", tcp(1), false)
 }

@@ -27,6 +27,7 @@ const Name = "memory"
 // Nature says where the connections are that a plane has begun.
 type Nature int
 
+// The natures.
 const (
 	Tracked Nature = iota // in the kernel, without need of the table, as with nftables
 	Tabled                // in the kernel, as long as the table is there, as with IPVS
@@ -316,8 +317,7 @@ func (p *plane) perform(ctx context.Context, err *error, c model.Change) {
 	set("frontend and pool delete", model.Change{Frontends: c.Frontends, Pools: c.Pools})
 }
 
-// forget ends flows of UDP whose row or backend is gone: their clients would not notice, and send for ever. The plane
-// in force does so, whichever has begun them.
+// forget ends flows of UDP whose row or backend is gone, by whichever plane: their clients would not notice.
 func (p *plane) forget(err *error, s *model.State) {
 	p.do(err, "flows forget", func(*table) {
 		maps.DeleteFunc(p.kernel.open, func(k Packet, a Answer) bool {
@@ -368,10 +368,10 @@ func (p *plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.
 }
 
 func (p *plane) Learn(_ context.Context, s *model.State, all iter.Seq2[dataplane.Session, error]) (int, error) {
-	if !p.synced {
-		return p.learned.Keep(s, all)
+	if p.synced {
+		return dataplane.Take(s, all, p.take)
 	}
-	return dataplane.Take(s, all, p.take)
+	return p.learned.Keep(s, all)
 }
 
 // take has the table remember what it does not remember for as long, which is known to the second.
