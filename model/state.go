@@ -116,6 +116,22 @@ type Delta[K comparable, V any] struct {
 // Empty reports whether there is no difference.
 func (d Delta[K, V]) Empty() bool { return len(d.Set) == 0 && len(d.Delete) == 0 }
 
+// Keys are those of all rows that it sets or deletes.
+func (d Delta[K, V]) Keys() iter.Seq[K] {
+	return func(yield func(K) bool) {
+		for k := range d.Set.Keys() {
+			if !yield(k) {
+				return
+			}
+		}
+		for _, k := range d.Delete {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
 // Change is the difference between two States.
 type Change struct {
 	Frontends Delta[Key, Frontend]
@@ -128,6 +144,17 @@ type Change struct {
 // Empty reports whether there is no difference.
 func (c Change) Empty() bool {
 	return c.Frontends.Empty() && c.Pools.Empty() && c.Guards.Empty() && c.Health.Empty() && c.Pods == nil
+}
+
+// Whole is the change that leads to s from a State without rows.
+func (s *State) Whole() Change {
+	return Change{
+		Frontends: Delta[Key, Frontend]{Set: RowsOf(s.Frontends)},
+		Pools:     Delta[PoolID, Pool]{Set: RowsOf(s.Pools)},
+		Guards:    Delta[netip.Prefix, Verdict]{Set: RowsOf(s.Guards)},
+		Health:    Delta[netip.AddrPort, Health]{Set: RowsOf(s.Health)},
+		Pods:      &s.Pods,
+	}
 }
 
 // Diff is the Change that leads from one State to another.

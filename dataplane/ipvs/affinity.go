@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -11,11 +10,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-const forgetTries = 5
-
 // forget deletes the backends that have left their pools from the memory of affinity. It comes after the
 // change, when nobody can choose them any more.
-func (p *Plane) forget(k *kernel, needed bool) (err error) {
+func (p *Plane) forget(k *kernel, needed bool) error {
 	if !needed {
 		return nil
 	}
@@ -25,7 +22,7 @@ func (p *Plane) forget(k *kernel, needed bool) (err error) {
 			byNumber[use.number] = use
 		}
 	}
-	for range forgetTries {
+	return p.ruleset.Retry(k.tx, func() error {
 		for _, t := range k.tables {
 			if err := p.config.Inject("nftables list"); err != nil {
 				return err
@@ -34,25 +31,21 @@ func (p *Plane) forget(k *kernel, needed bool) (err error) {
 				return fmt.Errorf("list remembered clients: %w", err)
 			}
 		}
-		if err = p.commit(k.tx); !errors.Is(err, unix.ENOENT) { // ENOENT: a client's time ran out meanwhile
-			return err
-		}
-		*k.tx = nft.Transaction{}
-	}
-	return err
+		return nil
+	})
 }
 
 func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
 	for number := range t.memories {
 		known := map[string]bool{}
-		err := t.ListOf(p.conn, t.clientsOf(number), func() { clear(known) }, func(e nft.Element) {
+		err := t.ListOf(p.ruleset.Socket, t.clientsOf(number), func() { clear(known) }, func(e nft.Element) {
 			known[string(e.Key)] = true
 		})
 		if err != nil {
 			return err
 		}
 		var stale []string
-		err = t.ListOf(p.conn, t.affinityOf(number), func() { stale = nil }, func(e nft.Element) {
+		err = t.ListOf(p.ruleset.Socket, t.affinityOf(number), func() { stale = nil }, func(e nft.Element) {
 			backend, ok := nft.DecodeBackend(e.Data)
 			if use := pools[number]; !ok || use == nil || !serves(use.row, backend) {
 				stale = append(stale, string(e.Key))

@@ -180,7 +180,7 @@ func (t *table) masqueradeHairpin() nft.Rule {
 func (t *table) classChain(c class) nft.Chain {
 	var from string
 	if c.limited {
-		from = t.Sets[sources+int(c.scope)].Name
+		from = t.Sets[nft.Sources+int(c.scope)].Name
 	}
 	rules := t.Admission(c.verdict, c.snat, from)
 	if c.verdict == model.Forward && c.affinity {

@@ -7,6 +7,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/ipvs"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/lab/allocs"
 	"fairlead.dev/fairlead/lab/nfnetlinktest"
 	"fairlead.dev/fairlead/model"
@@ -31,7 +32,7 @@ pods 10.244.0.0/16
 	f.Add(written(f, s))
 	f.Fuzz(func(t *testing.T, messages []byte) {
 		allocs.Bound(t, len(messages), func() {
-			p := &Plane{conn: nfnetlinktest.New(t, messages).Socket, config: dataplane.Config{Mark: dataplane.DefaultMark}}
+			p := &Plane{ruleset: nft.Over(nfnetlinktest.New(t, messages).Socket, nil), config: dataplane.Config{Mark: dataplane.DefaultMark}}
 			k, err := p.recognise(s)
 			if errors.Is(err, nfnetlink.ErrInterrupted) { // an element is listed twice
 				return
@@ -40,7 +41,7 @@ pods 10.244.0.0/16
 				t.Fatal(err)
 			}
 			for _, table := range k.tables {
-				if _, err := table.records(p.conn); err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
+				if _, err := table.records(p.ruleset.Socket); err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
 					t.Error(err)
 				}
 				if err := p.eachSession(table, k.sticky(), func(dataplane.Session) {}); err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
@@ -54,13 +55,13 @@ pods 10.244.0.0/16
 // written are the messages by which the plane makes its tables.
 func written(t testing.TB, s *model.State) []byte {
 	kernel := nfnetlinktest.New(t, nil)
-	p := &Plane{conn: kernel.Socket, config: dataplane.Config{Mark: dataplane.DefaultMark}}
+	p := &Plane{ruleset: nft.Over(kernel.Socket, nil), config: dataplane.Config{Mark: dataplane.DefaultMark}}
 	p.director, p.locals = &director{Client: &ipvs.Client{}, lacking: &lacking{}}, &locals{}
 	todo, err := p.planAll(p.newKernel(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(p.commit(&todo.records), p.commit(&todo.table)); err != nil {
+	if err := errors.Join(p.ruleset.Commit(&todo.records), p.ruleset.Commit(&todo.table)); err != nil {
 		t.Fatal(err)
 	}
 	return kernel.Sent()

@@ -76,7 +76,7 @@ func madeBackwards(t *testing.T, d, other *director) {
 		if err := k.servers.load(func(ipvs.Key) bool { return true }); err != nil {
 			t.Fatal(err)
 		}
-		w, err := k.take(state, everything(state))
+		w, err := k.take(state, state.Whole())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,6 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/ipvs"
-	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
@@ -41,7 +40,7 @@ type Plane struct {
 	learned  dataplane.Learned
 	config   dataplane.Config
 	options  Options
-	conn     *nfnetlink.Socket
+	ruleset  *nft.Ruleset
 	director *director
 	sysctls  []*sysctl
 	locals   *locals
@@ -49,20 +48,17 @@ type Plane struct {
 	// deadlines are those of backends that left.
 	deadlines deadlines
 	// formers are the addresses that virtual servers of marks had frontends at; nil: nothing was read yet.
-	formers formers
-	// clean is the generation of the ruleset at which our tables were as they should be; 0: unknown.
-	// own counts our transactions since it was taken. If the generation has grown by just as many,
-	// nobody else has touched the ruleset.
-	clean, own uint32
-	timeouts   []timeout // those that the kernel has taken
+	formers  formers
+	clean    uint32    // Ruleset.Foreign when our tables were as they should be; 0: unknown
+	timeouts []timeout // those that the kernel has taken
 }
 
 // planned is what leads from what was read to the State.
 type planned struct {
-	generation uint32 // of the ruleset, before it was read
-	way        way    // of local addresses
-	kernel     *kernel
-	work       *work
+	foreign uint32 // of the ruleset, before it was read
+	way     way    // of local addresses
+	kernel  *kernel
+	work    *work
 }
 
 // kernel is what we know of the kernel, and the rows that it serves.
@@ -109,7 +105,7 @@ func (p *Plane) open() (err error) {
 	if p.director, err = openDirector(p.config.Inject); err != nil {
 		return err
 	}
-	if p.conn, err = nfnetlink.Dial(); err != nil {
+	if p.ruleset, err = nft.Open(p.config.Inject); err != nil {
 		return err
 	}
 	if p.sysctls, err = openSysctls(p.options); err != nil {
@@ -141,7 +137,7 @@ func (p *Plane) probe() error {
 			return err
 		}
 	}
-	err := k.tx.Check(p.conn)
+	err := k.tx.Check(p.ruleset.Socket)
 	if err == nil || errors.Is(err, unix.EPERM) {
 		return err
 	}
@@ -167,7 +163,7 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 			return nil, err
 		}
 		if t.Foreign {
-			former, err := t.records(p.conn)
+			former, err := t.records(p.ruleset.Socket)
 			if err != nil {
 				return nil, err
 			}
@@ -255,9 +251,9 @@ func (k *kernel) planTables(s *model.State, w *changes) error {
 		if w.whole {
 			errs = append(errs, t.foundation())
 		}
-		t.setGuards(s, w.guards)
+		t.OwnGuards(s, slices.Values(w.guards))
 		if w.pods {
-			t.setPods(s.Pods)
+			t.OwnPods(s.Pods)
 		}
 	}
 	for id := range w.pools {
@@ -317,11 +313,10 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 	if err := errors.Join(p.configure(), p.locals.claim()); err != nil {
 		return err
 	}
-	before, err := p.conn.Generation()
+	before, err := p.ruleset.Foreign()
 	if err != nil {
 		return err
 	}
-	p.own = 0
 	k, todo, err := p.planAt(s, before, found)
 	if err != nil {
 		return err
@@ -355,10 +350,10 @@ func (p *Plane) configure() error {
 	return nil
 }
 
-// planAt finds what there is to do, unless an Audit has just done so, of this generation of the ruleset and as many
-// virtual servers. What else of these somebody has changed meanwhile the next Audits see.
-func (p *Plane) planAt(s *model.State, generation uint32, plan *planned) (*kernel, *work, error) {
-	if plan != nil && plan.generation == generation && plan.way == p.locals.way {
+// planAt finds what there is to do, unless an Audit has just done so, of this ruleset and as many virtual
+// servers. What else of these somebody has changed meanwhile the next Audits see.
+func (p *Plane) planAt(s *model.State, foreign uint32, plan *planned) (*kernel, *work, error) {
+	if plan != nil && plan.foreign == foreign && plan.way == p.locals.way {
 		n, err := p.director.Count()
 		if err != nil {
 			return nil, nil, err
@@ -378,7 +373,7 @@ func (p *Plane) planAt(s *model.State, generation uint32, plan *planned) (*kerne
 
 // planAll finds what leads from what read found to s.
 func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
-	w, err := k.take(s, everything(s))
+	w, err := k.take(s, s.Whole())
 	if err != nil {
 		return nil, err
 	}
@@ -407,15 +402,14 @@ func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
 		}
 	}
 	for _, t := range k.tables {
-		wanted := t.intervals(s)
-		t.sweep(true, func(set int, key string) bool { return wanted[entry{set, key, ""}] })
+		t.SweepRanges(s)
 	}
 	todo, err := k.plan(s, w, p.locals)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range k.tables {
-		t.sweep(false, func(int, string) bool { return false })
+		t.Sweep()
 		for _, id := range t.foundIDs {
 			delete(t.takenIDs, id)
 		}
@@ -475,12 +469,12 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 	var refused []error
 	soft := func(err error) error { return soften(err, &refused) }
 	for _, step := range []func() error{
-		func() error { return soft(p.commit(&todo.records)) },
+		func() error { return soft(p.ruleset.Commit(&todo.records)) },
 		func() error { todo.takeIn(); return nil },
 		func() error { return soft(k.servers.perform(todo.servers.first)) },
 		func() error { return soft(p.substitute(k, todo)) },
 		func() error { return k.refuse(&todo.table, len(refused) > 0) },
-		func() error { return soft(p.commit(&todo.table)) },
+		func() error { return soft(p.ruleset.Commit(&todo.table)) },
 		func() error { return soft(p.locals.add(todo.add)) },
 		func() error { return soft(k.servers.perform(todo.servers.last)) },
 		func() error { return soft(k.drain(k.servers.draining.begun())) },
@@ -539,7 +533,7 @@ func (p *Plane) tidy(k *kernel, refused *[]error) error {
 		}
 	}
 	k.servers.gone = nil
-	return soften(p.commit(k.tx), refused)
+	return soften(p.ruleset.Commit(k.tx), refused)
 }
 
 // Audit implements dataplane.Dataplane.
@@ -567,14 +561,14 @@ func (p *Plane) audit(s *model.State, d dataplane.Depth) (r dataplane.Report, er
 			return r, err
 		}
 	}
-	generation, err := p.conn.Generation()
+	foreign, err := p.ruleset.Foreign()
 	if err != nil {
 		return r, err
 	}
-	if p.held != nil && p.clean != 0 && generation == p.clean+p.own && d == dataplane.Quick {
+	if p.held != nil && foreign == p.clean && d == dataplane.Quick {
 		r.Drifts, err = p.glance()
-	} else if r, err = p.compare(s, generation); err == nil && len(r.Drifts) == 0 {
-		p.clean, p.own = generation, 0
+	} else if r, err = p.compare(s, foreign); err == nil && len(r.Drifts) == 0 {
+		p.clean = foreign
 	}
 	r.Drifts = append(drifts, p.nameMarks(r.Drifts)...)
 	return r, err
@@ -611,7 +605,7 @@ func (p *Plane) glance() ([]dataplane.Drift, error) {
 }
 
 // compare reads everything. If it is as s says, that is what is held from now on, where nothing was known.
-func (p *Plane) compare(s *model.State, generation uint32) (r dataplane.Report, err error) {
+func (p *Plane) compare(s *model.State, foreign uint32) (r dataplane.Report, err error) {
 	k, err := p.read(s)
 	if err != nil {
 		return r, err
@@ -624,7 +618,7 @@ func (p *Plane) compare(s *model.State, generation uint32) (r dataplane.Report, 
 	r.Drifts = append(k.drifts(todo, s), p.localDrifts(k, todo.add)...)
 	switch {
 	case len(r.Drifts) > 0 && len(p.director.lacking.names) == 0: // what the kernel lacks may have come
-		r.Plan = &planned{generation, p.locals.way, k, todo}
+		r.Plan = &planned{foreign, p.locals.way, k, todo}
 	case len(r.Drifts) == 0 && p.held == nil:
 		p.held, p.deadlines = k, k.servers.deadlines
 	}
@@ -705,7 +699,7 @@ func (p *Plane) remove() error {
 			t.Delete()
 		}
 	}
-	return p.commit(k.tx)
+	return p.ruleset.Commit(k.tx)
 }
 
 // Close implements dataplane.Dataplane.
@@ -718,8 +712,8 @@ func (p *Plane) Close() error {
 	if p.director != nil {
 		errs = append(errs, p.director.Close())
 	}
-	if p.conn != nil {
-		errs = append(errs, p.conn.Close())
+	if p.ruleset != nil {
+		errs = append(errs, p.ruleset.Close())
 	}
 	if p.locals != nil {
 		p.locals.handle.Close()
@@ -740,23 +734,4 @@ func prepare(o Options) func(dataplane.Config) error {
 		}
 		return err
 	}
-}
-
-// intervals are the elements of interval sets that the rows of s need.
-func (t *table) intervals(s *model.State) map[entry]bool {
-	shadow := newTable(t.Family, t.Mark, &nft.Transaction{})
-	shadow.setGuards(s, slices.Collect(maps.Keys(s.Guards)))
-	wanted := map[entry]bool{}
-	for _, e := range shadow.entries[rangeRows{}] {
-		wanted[e] = true
-	}
-	for _, p := range s.Pods.Prefixes {
-		wanted[entry{pods, nft.Interval(p), ""}] = true
-	}
-	for key, f := range s.Frontends {
-		for _, p := range nft.EncodeSources(key, f.Allow) {
-			wanted[entry{sources + int(key.Scope), p, ""}] = true
-		}
-	}
-	return wanted
 }

@@ -13,32 +13,22 @@ func (p *Plane) load(t *table) error {
 	if err := p.config.Inject("nftables list"); err != nil {
 		return err
 	}
-	if err := t.Load(p.conn, t.constantChains()); err != nil || !t.Exists || t.Foreign {
+	if err := t.Load(p.ruleset.Socket, t.constantChains()); err != nil || !t.Exists || t.Foreign {
 		return err
 	}
 	for i, s := range t.Sets {
 		if !t.FoundSets[s.Name] {
 			continue
 		}
-		if err := t.loadSet(p.conn, i); err != nil {
+		if err := t.Find(p.ruleset.Socket, i); err != nil {
 			return fmt.Errorf("list %s: set %s: %w", t, s.Name, err)
 		}
 	}
-	for key, e := range t.elements[classes] {
+	for key, chain := range t.Found(classes) {
 		id := nft.Token(nft.Number([]byte(key))).Class()
-		t.foundIDs[e.data], t.takenIDs[id] = id, true
+		t.foundIDs[chain], t.takenIDs[id] = id, true
 	}
 	return nil
-}
-
-func (t *table) loadSet(c *nfnetlink.Socket, i int) error {
-	return t.Members(c, i, func() { clear(t.elements[i]) }, func(key string, e nft.Element) {
-		data := string(e.Data)
-		if t.Sets[i].Verdicts() {
-			data = e.Chain
-		}
-		t.elements[i][key] = &element{data: data}
-	})
 }
 
 // records are the keys of the virtual servers that the table says are ours, whatever else it holds.

@@ -74,9 +74,9 @@ func (t *table) setMemory(number uint32, lasts time.Duration) error {
 		}
 	}
 	key := string(nft.Native(number))
-	t.set(number, []entry{
-		{recallers, key, ownName(recallPrefix, number)}, {learners, key, ownName(rememberPrefix, number)},
-	})
+	t.Own(number,
+		nft.Entry{Set: recallers, Key: key, Data: ownName(recallPrefix, number)},
+		nft.Entry{Set: learners, Key: key, Data: ownName(rememberPrefix, number)})
 	return nil
 }
 
@@ -88,7 +88,7 @@ func (t *table) sweepSessions(r *rows) {
 	}
 	for number := range t.memories {
 		if !wanted[number] {
-			t.set(number, nil)
+			t.Own(number)
 			delete(t.memories, number)
 		}
 	}

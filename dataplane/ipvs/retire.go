@@ -13,7 +13,6 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/ipvs"
-	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
@@ -40,7 +39,7 @@ func findRemains(c dataplane.Config) (r *remains, err error) {
 }
 
 func (r *remains) open() (err error) {
-	if r.conn, err = nfnetlink.Dial(); err != nil {
+	if r.ruleset, err = nft.Open(r.config.Inject); err != nil {
 		return err
 	}
 	if r.locals, err = openLocals(Options{}, r.config.Log, r.config.Inject); err != nil {
@@ -116,7 +115,7 @@ func (r *remains) clear() error {
 	for _, t := range r.tables {
 		t.Delete()
 	}
-	return r.commit(&r.tx)
+	return r.ruleset.Commit(&r.tx)
 }
 
 func (r *remains) clearLocals() error {
@@ -196,7 +195,7 @@ func (r *remains) retire() (connections int, err error) {
 	for _, t := range r.tables {
 		t.hollow()
 	}
-	if err := r.commit(&r.tx); err != nil {
+	if err := r.ruleset.Commit(&r.tx); err != nil {
 		return 0, err
 	}
 	var requests []ipvs.Request

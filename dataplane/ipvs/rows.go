@@ -68,13 +68,6 @@ func newChanges() *changes {
 	}
 }
 
-// everything is a whole State as changes.
-func everything(s *model.State) model.Change {
-	c := model.Change{Pods: &s.Pods}
-	c.Frontends.Set, c.Pools.Set, c.Guards.Set = model.RowsOf(s.Frontends), model.RowsOf(s.Pools), model.RowsOf(s.Guards)
-	return c
-}
-
 // take takes over a change that leads to s, and finds what it touches.
 func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
 	w := newChanges()
@@ -256,12 +249,9 @@ func index(v6 bool) int {
 	return 0
 }
 
-// token is what the kernel holds for a frontend.
+// token is what the kernel was found to hold for a frontend; 0: nothing.
 func (t *table) token(key model.Key) nft.Token {
-	if e := t.elements[frontends+int(key.Scope)][string(nft.EncodeKey(key))]; e != nil {
-		return nft.Token(nft.Number([]byte(e.data)))
-	}
-	return 0
+	return nft.Token(nft.Number([]byte(t.Found(frontends + int(key.Scope))[string(nft.EncodeKey(key))])))
 }
 
 // setFrontend makes the table treat packets as a frontend says; ok is false if there is none.
@@ -273,7 +263,7 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, ok bool, use *poolU
 		}
 	}()
 	if !ok {
-		t.set(key, nil)
+		t.Own(key)
 		delete(t.classOf, key)
 		return nil
 	}
@@ -294,109 +284,58 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, ok bool, use *poolU
 	}
 	t.classOf[key] = c
 	k := string(nft.EncodeKey(key))
-	entries := []entry{{frontends + int(key.Scope), k, string(nft.Native(uint32(nft.NewToken(id, n))))}}
-	for _, source := range nft.EncodeSources(key, f.Allow) {
-		entries = append(entries, entry{sources + int(key.Scope), source, ""})
-	}
+	entries := nft.SourcesOf(key, f)
 	if c.affinity {
-		entries = append(entries, entry{sticky, k, ""})
+		entries = append(entries, nft.Entry{Set: sticky, Key: k})
 	}
-	t.set(key, entries)
+	token := string(nft.Native(uint32(nft.NewToken(id, n))))
+	t.Own(key, append(entries, nft.Entry{Set: frontends + int(key.Scope), Key: k, Data: token})...)
 	return nil
 }
 
 // setPool makes the table know the backends that may reach themselves, and remember clients; nil: none.
 func (t *table) setPool(id model.PoolID, use *poolUse) error {
-	var entries []entry
+	var entries []nft.Entry
 	if use != nil {
 		for _, b := range use.row.Backends {
 			if a := string(b.Addr.AsSlice()); b.Local {
-				entries = append(entries, entry{hairpin, a + a, ""})
+				entries = append(entries, nft.Entry{Set: hairpin, Key: a + a})
 			}
 		}
 	}
-	t.set(id, slices.Compact(entries)) // backends are sorted: those of one address are neighbours
+	t.Own(id, slices.Compact(entries)...) // backends are sorted: those of one address are neighbours
 	if use == nil || use.row.Affinity == 0 {
 		return nil
 	}
 	return t.setMemory(use.number, use.row.Affinity)
 }
 
-// Keys of entries that belong to no single row.
-type (
-	rangeRows struct{}
-	podRows   struct{}
-	localRow  netip.Addr
-)
-
-func (t *table) setGuard(p netip.Prefix, v model.Verdict) {
-	switch key := string(p.Addr().AsSlice()); v {
-	case model.Reject:
-		t.set(p, []entry{{rejectAddresses, key, ""}})
-	case model.Drop:
-		t.set(p, []entry{{dropAddresses, key, ""}})
-	default:
-		t.set(p, nil)
-	}
-}
-
-// setGuards touches single addresses one by one; of ranges there are few, and they may be nested.
-func (t *table) setGuards(s *model.State, changed []netip.Prefix) {
-	ranges := false
-	for _, p := range changed {
-		switch {
-		case p.Addr().Is6() != t.Family.V6():
-		case p.IsSingleIP():
-			t.setGuard(p, s.Guards[p])
-		default:
-			ranges = true
-		}
-	}
-	if !ranges {
-		return
-	}
-	var entries []entry
-	spans := nft.Flatten(s.Guards, t.Family)
-	for set, v := range map[int]model.Verdict{rejectRanges: model.Reject, dropRanges: model.Drop} {
-		for _, s := range spans[v] {
-			entries = append(entries, entry{set, s.Encode(), ""})
-		}
-	}
-	t.set(rangeRows{}, entries)
-}
-
-// setPods makes the table recognise the packets of pods.
-func (t *table) setPods(p model.Pods) {
-	t.PodInterfaces = p.Interfaces
-	var entries []entry
-	for _, prefix := range p.Prefixes {
-		if prefix.Addr().Is6() == t.Family.V6() {
-			entries = append(entries, entry{pods, nft.Interval(prefix), ""})
-		}
-	}
-	t.set(podRows{}, entries)
-}
+// localRow is what an address that is local needs.
+type localRow netip.Addr
 
 func (t *table) setLocal(a netip.Addr, want bool) {
-	var entries []entry
-	if want {
-		entries = []entry{{localAddresses, string(a.AsSlice()), ""}}
+	if !want {
+		t.Own(localRow(a))
+		return
 	}
-	t.set(localRow(a), entries)
+	t.Own(localRow(a), nft.Entry{Set: localAddresses, Key: string(a.AsSlice())})
 }
 
 // record makes the table say which virtual servers are ours; those of marks say it themselves.
 func (t *table) record(key ipvs.Key, want bool) {
-	var entries []entry
-	if want {
-		k := model.Key{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
-		entries = []entry{{virtualServers, string(nft.EncodeKey(k)), ""}}
+	if !want {
+		t.Own(key)
+		return
 	}
-	t.set(key, entries)
+	t.Own(key, nft.Entry{Set: virtualServers, Key: recordOf(key)})
 }
 
+func recordOf(key ipvs.Key) string {
+	return string(nft.EncodeKey(model.Key{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}))
+}
+
+// recorded reports whether the kernel was found to have such a record.
 func (t *table) recorded(key ipvs.Key) bool {
-	k := model.Key{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
-	encoded := nft.EncodeKey(k)
-	return t.elements[virtualServers][string(encoded)] != nil || t.former[string(encoded)]
+	_, found := t.Found(virtualServers)[recordOf(key)]
+	return found || t.former[recordOf(key)]
 }

@@ -28,49 +28,32 @@ func originalKey(f nft.Family) []any {
 	}
 }
 
-// The sets and maps of a table, by index.
+// The sets and maps of a table, by their numbers, after those that all planes have.
 const (
-	frontends = iota
+	frontends = nft.NumCommon + iota
 	internalFrontends
 	classes
 	recallers
 	learners
 	sticky
-	sources
-	internalSources
 	hairpin
-	pods
-	rejectAddresses
-	dropAddresses
-	rejectRanges
-	dropRanges
 	localAddresses
 	virtualServers
-	numSets
 )
 
 func sets(f nft.Family) []*nft.Set {
-	const hash, interval = 0, unix.NFT_SET_INTERVAL
-	sourceKey := append(f.FrontendKey(), f.Address)
 	token, address := []nft.Field{nft.Priority}, []nft.Field{f.Address}
-	return []*nft.Set{
-		frontends:         {Name: "frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: token},
-		internalFrontends: {Name: "internal-frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: token},
-		classes:           {Name: "classes", Flags: unix.NFT_SET_MAP, Key: token},
-		recallers:         {Name: "recallers", Flags: unix.NFT_SET_MAP, Key: token, Jump: true},
-		learners:          {Name: "learners", Flags: unix.NFT_SET_MAP, Key: token},
-		sticky:            {Name: "sticky", Flags: hash, Key: f.FrontendKey()},
-		sources:           {Name: "sources", Flags: interval, Key: sourceKey},
-		internalSources:   {Name: "internal-sources", Flags: interval, Key: sourceKey},
-		hairpin:           {Name: "hairpin", Flags: hash, Key: []nft.Field{f.Address, f.Address}},
-		pods:              {Name: "pods", Flags: interval, Key: address},
-		rejectAddresses:   {Name: "reject-addresses", Flags: hash, Key: address},
-		dropAddresses:     {Name: "drop-addresses", Flags: hash, Key: address},
-		rejectRanges:      {Name: "reject-ranges", Flags: interval, Key: address},
-		dropRanges:        {Name: "drop-ranges", Flags: interval, Key: address},
-		localAddresses:    {Name: "local-addresses", Flags: hash, Key: address},
-		virtualServers:    {Name: "virtual-servers", Flags: hash, Key: f.FrontendKey()},
-	}
+	return append(f.CommonSets(),
+		&nft.Set{Name: "frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: token},
+		&nft.Set{Name: "internal-frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: token},
+		&nft.Set{Name: "classes", Flags: unix.NFT_SET_MAP, Key: token},
+		&nft.Set{Name: "recallers", Flags: unix.NFT_SET_MAP, Key: token, Jump: true},
+		&nft.Set{Name: "learners", Flags: unix.NFT_SET_MAP, Key: token},
+		&nft.Set{Name: "sticky", Key: f.FrontendKey()},
+		&nft.Set{Name: "hairpin", Key: []nft.Field{f.Address, f.Address}, Shared: true},
+		&nft.Set{Name: "local-addresses", Key: address},
+		&nft.Set{Name: "virtual-servers", Key: f.FrontendKey()},
+	)
 }
 
 // The upper bits of the marks by which packets find the virtual server of a pool; the lower ones are its number.

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
@@ -21,13 +20,13 @@ import (
 // calling thread; see dataplane.Handover.
 func leftSessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
-		conn, err := nfnetlink.Dial()
+		ruleset, err := nft.Open(c.Inject)
 		if err != nil {
 			yield(dataplane.Session{}, fmt.Errorf("ipvs: %w", err))
 			return
 		}
-		defer conn.Close()
-		(&Plane{config: c, conn: conn}).Sessions(ctx, s)(yield)
+		defer ruleset.Close()
+		(&Plane{config: c, ruleset: ruleset}).Sessions(ctx, s)(yield)
 	}
 }
 
@@ -104,13 +103,13 @@ func (p *Plane) eachSession(t *table, pools map[uint32]model.PoolID, f func(m da
 			continue
 		}
 		until, now := map[string]time.Time{}, time.Now()
-		err := t.ListOf(p.conn, t.clientsOf(number), func() { clear(until) }, func(e nft.Element) {
+		err := t.ListOf(p.ruleset.Socket, t.clientsOf(number), func() { clear(until) }, func(e nft.Element) {
 			until[string(e.Key)] = now.Add(e.Left)
 		})
 		if err != nil {
 			return err
 		}
-		err = t.ListOf(p.conn, t.affinityOf(number), func() {}, func(e nft.Element) {
+		err = t.ListOf(p.ruleset.Socket, t.affinityOf(number), func() {}, func(e nft.Element) {
 			client, ok := netip.AddrFromSlice(e.Key)
 			if backend, ok2 := nft.DecodeBackend(e.Data); ok && ok2 {
 				f(dataplane.Session{Pool: id, Client: client, Backend: backend, Until: until[string(e.Key)]})
@@ -136,75 +135,33 @@ func (p *Plane) Learn(
 // taker takes what others remember in.
 func (p *Plane) taker(s *model.State, k *kernel) dataplane.Taker {
 	return func(others *dataplane.Sessions) (n int, err error) {
-		numbers := map[model.PoolID]uint32{}
-		for number, id := range k.stickyOf(s) {
+		pools, numbers := k.stickyOf(s), map[model.PoolID]uint32{}
+		for number, id := range pools {
 			numbers[id] = number
 		}
 		for _, t := range k.tables {
-			some, failed := p.takeIn(taking{t, k.stickyOf(s), numbers, others})
+			some, failed := nft.Learner{
+				Ruleset: p.ruleset, Tx: t.Tx,
+				Own: func(f func(dataplane.Session)) error { return p.eachSession(t, pools, f) },
+				Put: func(one dataplane.Session, was *dataplane.Session) bool {
+					number, ok := numbers[one.Pool]
+					if !ok || !t.Family.Mine(one.Client) {
+						return false
+					}
+					if was != nil {
+						t.forgetClient(number, one.Client, !was.Until.IsZero())
+					}
+					t.rememberClient(number, one, others.Lasts(one.Pool))
+					return true
+				},
+			}.Take(others)
 			n, err = n+some, errors.Join(err, failed)
+		}
+		if err != nil {
+			err = fmt.Errorf("ipvs: %w", err)
 		}
 		return n, err
 	}
-}
-
-// taking is what a table is to take in.
-type taking struct {
-	*table
-	pools   map[uint32]model.PoolID
-	numbers map[model.PoolID]uint32
-	others  *dataplane.Sessions
-}
-
-const (
-	// takeInTries is how often what others remember is compared anew: clients come meanwhile, or their time runs out.
-	takeInTries = 5
-	// takeInPart is how many are sent at once.
-	takeInPart = 1 << 13
-)
-
-func (p *Plane) takeIn(t taking) (int, error) {
-	n, err := p.takeInOnce(t)
-	for range takeInTries {
-		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
-			break
-		}
-		_, err = p.takeInOnce(t)
-	}
-	if err != nil {
-		err = fmt.Errorf("ipvs: remember clients of another data plane: %w", err)
-	}
-	return n, err
-}
-
-func (p *Plane) takeInOnce(t taking) (n int, err error) {
-	type client struct {
-		model.PoolID
-		netip.Addr
-	}
-	superseded := map[client]dataplane.Session{}
-	err = p.eachSession(t.table, t.pools, func(own dataplane.Session) {
-		if t.others.Supersedes(own) {
-			superseded[client{own.Pool, own.Client}] = own
-		}
-	})
-	if err != nil {
-		return 0, err
-	}
-	for one := range t.others.All() {
-		number, ok := t.numbers[one.Pool]
-		if !ok || !t.Family.Mine(one.Client) {
-			continue
-		}
-		if own, ok := superseded[client{one.Pool, one.Client}]; ok {
-			t.forgetClient(number, one.Client, !own.Until.IsZero())
-		}
-		t.rememberClient(number, one, t.others.Lasts(one.Pool))
-		if n++; n%takeInPart == 0 {
-			err = errors.Join(err, p.commit(t.Tx))
-		}
-	}
-	return n, errors.Join(err, p.commit(t.Tx))
 }
 
 // forgetClient deletes a client, and all that is remembered of it, in the transaction of the steps that follow.

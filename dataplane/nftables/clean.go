@@ -9,7 +9,6 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
-	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
 )
 
@@ -21,9 +20,9 @@ func inspect() (t dataplane.Leftover, err error) {
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	for _, table := range p.newTables(&nft.Transaction{}) {
-		err := table.LoadTable(p.conn)
+		err := table.LoadTable(p.ruleset.Socket)
 		if err == nil && table.Exists {
-			err = table.LoadChains(p.conn, nil)
+			err = table.LoadChains(p.ruleset.Socket, nil)
 		}
 		if errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
 			return t, nil
@@ -48,9 +47,9 @@ func removeLeft(ctx context.Context, c dataplane.Config) error {
 
 // look makes a plane that is not asked to program anything.
 func look(c dataplane.Config) (*Plane, error) {
-	conn, err := nfnetlink.Dial()
+	ruleset, err := nft.Open(c.Inject)
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	return &Plane{config: c, conn: conn, localnet: localnet.Open()}, nil
+	return &Plane{config: c, ruleset: ruleset, localnet: localnet.Open()}, nil
 }

@@ -69,7 +69,7 @@ func sparse(t testing.TB) []byte {
 // steps are the messages by which the plane makes the rows of what the kernel lists.
 func steps(t testing.TB, s *model.State, messages []byte) []byte {
 	k := nfnetlinktest.New(t, messages)
-	p := &Plane{conn: k.Socket, config: dataplane.Config{Mark: dataplane.DefaultMark}}
+	p := &Plane{ruleset: nft.Over(k.Socket, nil), config: dataplane.Config{Mark: dataplane.DefaultMark}}
 	tables, tx, err := p.plan(s, nil)
 	if errors.Is(err, nfnetlink.ErrInterrupted) { // an element is listed twice
 		return nil
@@ -86,7 +86,7 @@ func steps(t testing.TB, s *model.State, messages []byte) []byte {
 	for _, t := range tables {
 		t.Tx = &nft.Transaction{}
 	}
-	if err := p.commit(tx); err != nil {
+	if err := p.ruleset.Commit(tx); err != nil {
 		t.Fatal(err)
 	}
 	return k.Sent()

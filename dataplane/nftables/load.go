@@ -3,9 +3,7 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
 
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
@@ -19,14 +17,14 @@ func (p *Plane) load(t *table) error {
 	if err := p.config.Inject("nftables list"); err != nil {
 		return err
 	}
-	if err := t.Load(p.conn, t.constantChains()); err != nil || !t.Exists || t.Foreign {
+	if err := t.Load(p.ruleset.Socket, t.constantChains()); err != nil || !t.Exists || t.Foreign {
 		return err
 	}
 	for i, s := range t.Sets {
 		if !t.FoundSets[s.Name] {
 			continue
 		}
-		if err := t.loadSet(p.conn, i); err != nil {
+		if err := t.loadSet(p.ruleset.Socket, i); err != nil {
 			return fmt.Errorf("list %s: set %s: %w", t, s.Name, err)
 		}
 		if t.Foreign {
@@ -50,7 +48,7 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 		}
 		return t.List(c, i, reset, func(e nft.Element) {
 			if key, ok := nft.DecodeKey(e.Key, scope); ok {
-				t.rows[key] = row{token: token(binary.NativeEndian.Uint32(e.Data)), found: true}
+				t.rows[key] = row{token: token(binary.NativeEndian.Uint32(e.Data))}
 			}
 		})
 	case i == slots:
@@ -70,17 +68,8 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 				t.backends[handle(binary.NativeEndian.Uint32(e.Key))] = b
 			}
 		})
-	case t.Sets[i].Verdicts():
-		return t.List(c, i, func() { clear(t.leads[i]); t.Foreign = false }, func(e nft.Element) {
-			t.Foreign = t.Foreign || e.Chain == ""
-			t.leads[i][binary.NativeEndian.Uint32(e.Key)] = e.Chain
-		})
 	}
-	err = t.Members(c, i, func() { clear(t.members[i]) }, func(key string, _ nft.Element) { t.members[i][key] = 0 })
-	if i == pods || i == rejectRanges || i == dropRanges {
-		t.spans[i] = slices.Collect(maps.Keys(t.members[i]))
-	}
-	return err
+	return t.Find(c, i)
 }
 
 // placed is an element of a map whose key is the pool's number and an index.
@@ -126,27 +115,14 @@ const (
 
 // reserve keeps the numbers found in the kernel from being handed out anew, and counts what is there.
 func (t *table) reserve() {
-	pools, stickies := map[uint32]bool{}, map[uint32]bool{}
+	pools, stickies := map[uint32]bool{}, t.foundStickies()
 	for number := range t.found.slots {
 		pools[number] = true
 	}
 	for number := range t.found.choices {
-		if number&handleBit != 0 {
-			stickies[handle(number).sticky()] = true
-		} else {
+		if number&handleBit == 0 {
 			pools[number] = true
 		}
-	}
-	for id := range t.leads[memories] {
-		stickies[handle(id).sticky()] = true
-	}
-	for name := range t.FoundSets {
-		if n, ok := memoryNumber(name); ok {
-			stickies[n] = true
-		}
-	}
-	for h := range t.backends {
-		stickies[h.sticky()] = true
 	}
 	for key, r := range t.rows {
 		t.internals += int(key.Scope)
@@ -156,4 +132,26 @@ func (t *table) reserve() {
 	}
 	t.numbers.reserve(pools)
 	t.stickies.reserve(stickies)
+}
+
+// foundStickies are the numbers of names that the kernel holds anything of.
+func (t *table) foundStickies() map[uint32]bool {
+	found := map[uint32]bool{}
+	for number := range t.found.choices {
+		if number&handleBit != 0 {
+			found[handle(number).sticky()] = true
+		}
+	}
+	for key := range t.Found(memories) {
+		found[handle(nft.Number([]byte(key))).sticky()] = true
+	}
+	for name := range t.FoundSets {
+		if n, ok := memoryNumber(name); ok {
+			found[n] = true
+		}
+	}
+	for h := range t.backends {
+		found[h.sticky()] = true
+	}
+	return found
 }

@@ -39,7 +39,7 @@ func prepare(c dataplane.Config) (err error) {
 	if err := t.SetChain(nft.Chain{Name: chainLocalnet}); err != nil {
 		return err
 	}
-	if err := p.commit(tx); err != nil {
+	if err := p.ruleset.Commit(tx); err != nil {
 		return err
 	}
 	return p.localnet.Set("1")
@@ -75,7 +75,7 @@ func (p *Plane) settleLocalnet(tables []*table) error {
 
 // removeLocalnet puts the sysctl back before the table goes that says that we set it.
 func (p *Plane) removeLocalnet(t *table) error {
-	err := t.LoadChains(p.conn, nil)
+	err := t.LoadChains(p.ruleset.Socket, nil)
 	if _, recorded := t.Chains[chainLocalnet]; recorded && !p.config.KeepLocalnet {
 		err = errors.Join(err, p.localnet.Set("0"))
 	}

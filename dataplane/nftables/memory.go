@@ -55,7 +55,7 @@ func (t *table) setMemory(p *pool, lasts time.Duration) error {
 		return nil
 	}
 	name := memoryName(p.names.number)
-	t.AddSet(t.memorySet(name, len(t.leads[memories])))
+	t.AddSet(t.memorySet(name, len(t.FoundSets)-len(t.Sets)))
 	if err := t.SetChain(t.memoryChain(name, lasts)); err != nil {
 		return err
 	}
@@ -65,10 +65,8 @@ func (t *table) setMemory(p *pool, lasts time.Duration) error {
 
 // deleteMemory forgets all clients of a pool that is gone.
 func (t *table) deleteMemory(number uint32) {
-	name, id := memoryName(number), uint32(newHandle(number, 0))
-	if _, leads := t.leads[memories][id]; leads {
-		t.unlead(memories, id)
-	}
+	name := memoryName(number)
+	t.unlead(memories, uint32(newHandle(number, 0)))
 	if _, exists := t.Chains[name]; exists {
 		t.DeleteChain(name)
 	}

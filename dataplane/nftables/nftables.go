@@ -41,20 +41,17 @@ type Plane struct {
 	dataplane.Base
 	learned  dataplane.Learned
 	config   dataplane.Config
-	conn     *nfnetlink.Socket
+	ruleset  *nft.Ruleset
 	localnet localnet.Sysctl
 	tables   []*table // IPv4, IPv6; nil: the kernel's content is not known
-	// clean is the generation of the ruleset at which our tables were as they should be; 0: unknown.
-	// own counts our transactions since it was taken. If the generation has grown by just as many,
-	// nobody else has touched the ruleset.
-	clean, own uint32
+	clean    uint32   // Ruleset.Foreign when our tables were as they should be; 0: unknown
 }
 
-// planned is what there is to do, as of a generation of the ruleset.
+// planned is what there is to do, as long as no other program changes the ruleset.
 type planned struct {
-	generation uint32
-	tables     []*table
-	tx         *nft.Transaction
+	foreign uint32
+	tables  []*table
+	tx      *nft.Transaction
 }
 
 var (
@@ -74,11 +71,10 @@ func New(c dataplane.Config) (dataplane.Dataplane, error) {
 	if c.Mark == 0 {
 		c.Mark = dataplane.DefaultMark
 	}
-	conn, err := nfnetlink.Dial()
+	p, err := look(c)
 	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
+		return nil, err
 	}
-	p := &Plane{config: c, conn: conn, localnet: localnet.Open()}
 	if err := p.probe(); err != nil {
 		return nil, errors.Join(fmt.Errorf("nftables: %w", err), p.Close())
 	}
@@ -104,7 +100,7 @@ func (p *Plane) probe() error {
 			}
 		}
 	}
-	err := tx.Check(p.conn)
+	err := tx.Check(p.ruleset.Socket)
 	if err == nil || errors.Is(err, unix.EPERM) {
 		return err
 	}
@@ -131,18 +127,17 @@ func (p *Plane) Repair(_ context.Context, s *model.State, r dataplane.Report) er
 	return p.sync(s, found)
 }
 
-// sync does what an Audit has found, if that was of the present generation of the ruleset.
+// sync does what an Audit has found, unless another program has changed the ruleset since.
 func (p *Plane) sync(s *model.State, found *planned) error {
 	p.tables, p.clean = nil, 0
-	before, err := p.conn.Generation()
+	before, err := p.ruleset.Foreign()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
-	p.own = 0
 	inherit := p.inherit(s)
 	var tables []*table
 	var tx *nft.Transaction
-	if found != nil && found.generation == before && inherit == nil {
+	if found != nil && found.foreign == before && inherit == nil {
 		tables, tx = found.tables, found.tx
 	} else {
 		tables, tx, err = p.plan(s, inherit)
@@ -150,7 +145,7 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 	if !isPartial(err) {
 		return err
 	}
-	partial := p.commit(tx)
+	partial := p.ruleset.Commit(tx)
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return partial
 	}
@@ -242,7 +237,7 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 	if left != nil {
 		left = fmt.Errorf("%w: %w", dataplane.ErrPartial, left)
 	}
-	partial := p.commit(tx)
+	partial := p.ruleset.Commit(tx)
 	if partial != nil {
 		p.clean = 0
 	}
@@ -255,7 +250,7 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not
 // look closer if nobody else has changed the ruleset since the last successful call.
 func (p *Plane) Audit(_ context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
-	generation, err := p.conn.Generation()
+	foreign, err := p.ruleset.Foreign()
 	if err != nil {
 		return r, fmt.Errorf("nftables: %w", err)
 	}
@@ -264,7 +259,7 @@ func (p *Plane) Audit(_ context.Context, s *model.State, d dataplane.Depth) (r d
 			return dataplane.Report{Drifts: drifts}, nil
 		}
 	}
-	if p.tables != nil && p.clean != 0 && generation == p.clean+p.own && d == dataplane.Quick {
+	if p.tables != nil && foreign == p.clean && d == dataplane.Quick {
 		return r, nil
 	}
 	tables, tx, err := p.plan(s, nil)
@@ -273,9 +268,9 @@ func (p *Plane) Audit(_ context.Context, s *model.State, d dataplane.Depth) (r d
 	}
 	switch {
 	case len(tx.Steps) > 0 && err == nil:
-		r.Plan = &planned{generation, tables, tx}
+		r.Plan = &planned{foreign, tables, tx}
 	case len(tx.Steps) == 0 && p.tables != nil:
-		p.clean, p.own = generation, 0
+		p.clean = foreign
 	}
 	r.Drifts = tx.Drifts(s)
 	return r, nil
@@ -289,7 +284,7 @@ func (p *Plane) Remove(context.Context) error {
 	}
 	tx := &nft.Transaction{}
 	for _, t := range p.newTables(tx) {
-		if err := t.LoadTable(p.conn); err != nil {
+		if err := t.LoadTable(p.ruleset.Socket); err != nil {
 			return fmt.Errorf("nftables: %w", err)
 		}
 		if !t.Exists || t.Family.V6() && defect.Is(defect.NFTablesRemove) {
@@ -303,13 +298,11 @@ func (p *Plane) Remove(context.Context) error {
 	if len(tx.Steps) == 0 {
 		return nil
 	}
-	return p.commit(tx)
+	return p.ruleset.Commit(tx)
 }
 
 // Close implements dataplane.Dataplane.
-func (p *Plane) Close() error { return errors.Join(p.conn.Close(), p.localnet.Close()) }
-
-const forgetTries = 5
+func (p *Plane) Close() error { return errors.Join(p.ruleset.Close(), p.localnet.Close()) }
 
 // forget deletes from the memory of affinity the backends that have left their pools, and then their
 // handles. It comes after the change, when nobody can choose them any more.
@@ -317,16 +310,8 @@ func (p *Plane) forget(t *table) error {
 	if len(t.stale) == 0 && !t.recheck {
 		return nil
 	}
-	var err error
-	for range forgetTries {
-		t.Tx = &nft.Transaction{}
-		if err = t.forgetSteps(p.conn); err != nil {
-			return err
-		}
-		if err = p.commit(t.Tx); !errors.Is(err, unix.ENOENT) { // ENOENT: a client's time ran out meanwhile
-			break
-		}
-	}
+	t.Tx = &nft.Transaction{}
+	err := p.ruleset.Retry(t.Tx, func() error { return t.forgetSteps(p.ruleset.Socket) })
 	if err == nil {
 		t.forgotten()
 	}
@@ -334,7 +319,6 @@ func (p *Plane) forget(t *table) error {
 }
 
 func (t *table) forgetSteps(c *nfnetlink.Socket) error {
-	*t.Tx = nft.Transaction{}
 	stale, left := make(map[handle]bool, len(t.stale)), map[*names]bool{}
 	for _, s := range t.stale {
 		stale[s.handle], left[s.of] = true, true

@@ -22,7 +22,6 @@ type pool struct {
 	names *names        // with affinity or blocks; nil: slots lead to backends themselves
 	lasts time.Duration // the affinity
 	users []model.Key
-	local []netip.Addr // addresses with a hairpin element
 }
 
 // layout is which backend is where, in the order of the kernel's elements; an invalid one is missing.
@@ -248,22 +247,16 @@ func (t *table) dropHandles(p *pool) {
 
 // setHairpin keeps an element for each backend of this node.
 func (t *table) setHairpin(p *pool, want model.Pool) {
-	old := p.local
-	p.local = nil
+	var pairs []nft.Entry
 	for _, b := range want.Backends {
-		if b.Local && b.Weight > 0 && (len(p.local) == 0 || p.local[len(p.local)-1] != b.Addr) {
-			p.local = append(p.local, b.Addr)
-			t.need(hairpin, pair(b.Addr))
+		if a := string(b.Addr.AsSlice()); b.Local && b.Weight > 0 {
+			pairs = append(pairs, nft.Entry{Set: hairpin, Key: a + a})
 		}
 	}
-	for _, a := range old {
-		t.release(hairpin, pair(a))
+	pairs = slices.Compact(pairs) // backends are sorted: those of one address are neighbours
+	if len(pairs) > 0 || t.Owns(p) {
+		t.Own(p, pairs...)
 	}
-}
-
-func pair(a netip.Addr) string {
-	b := a.AsSlice()
-	return string(append(b, b...))
 }
 
 // redirect leads the frontends of a pool to the one that takes its place, and to all slots that it has now.
@@ -293,9 +286,7 @@ func (t *table) deletePoolElements(p *pool) {
 	for i, backend := range p.parts {
 		t.setPart(p, i, backend, netip.AddrPort{})
 	}
-	for _, a := range p.local {
-		t.release(hairpin, pair(a))
-	}
+	t.Own(p)
 	t.numbers.give(p.number)
 	if p.names != nil {
 		t.deleteMemory(p.names.number)

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/internal/defect"
-	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -28,16 +27,16 @@ func (t *table) syncPools(s *model.State) error {
 		}
 	}
 	t.recheck = true
+	t.SweepRanges(s)
 	t.adopt(s)
-	t.findSources()
-	return t.setPools(maps.All(s.Pools))
+	return errors.Join(t.adoptSizes(), t.setPools(maps.All(s.Pools)))
 }
 
 // syncRows makes the steps from the rows that load found to those of s, after syncPools.
 func (t *table) syncRows(s *model.State) error {
 	frontends := maps.All(s.Frontends)
 	errs := []error{t.needLocalnet(frontends), t.setFrontends(frontends), t.setPods(s)}
-	t.setGuards(s)
+	t.OwnGuards(s, maps.Keys(s.Guards))
 	for key := range t.rows {
 		if _, ok := s.Frontends[key]; !ok {
 			t.deleteFrontend(key)
@@ -215,18 +214,6 @@ func (t *table) dropUnknownHandles() {
 	}
 }
 
-// findSources sorts the allowed sources in the kernel by their frontend, with which they change.
-func (t *table) findSources() {
-	for scope, i := range []int{sources, internalSources} {
-		for element := range t.members[i] {
-			n := len(element) - 2*int(4*t.Family.Address.Words())
-			if key, ok := nft.DecodeKey([]byte(element[:n]), model.Scope(scope)); ok {
-				t.found.sources[key] = append(t.found.sources[key], element)
-			}
-		}
-	}
-}
-
 func (t *table) setPools(pools iter.Seq2[model.PoolID, model.Pool]) error {
 	var errs []error
 	for id, pool := range pools {
@@ -251,23 +238,15 @@ func (t *table) setFrontends(frontends iter.Seq2[model.Key, model.Frontend]) err
 
 // sweep deletes what load found and s does not need.
 func (t *table) sweep() {
-	numbers, stickies := map[uint32]bool{}, map[uint32]bool{} // of pools that there are not
-	for id := range t.leads[memories] {
-		stickies[handle(id).sticky()] = true
-	}
-	for name := range t.FoundSets {
-		if n, ok := memoryNumber(name); ok {
-			stickies[n] = true
-		}
-	}
-	for h := range t.backends {
-		stickies[h.sticky()] = true
-	}
+	numbers, stickies := map[uint32]bool{}, t.foundStickies() // of pools that there are not
+	keep := map[string]bool{chainLocalnet: true}              // until Remove
 	for _, p := range t.pools {
 		if p.names != nil {
 			delete(stickies, p.names.number)
+			keep[memoryName(p.names.number)] = p.lasts > 0
 		}
 	}
+	t.Sweep() // what leads to chains before them
 	for number, backends := range t.found.slots {
 		numbers[number] = true
 		for i, backend := range backends {
@@ -275,10 +254,8 @@ func (t *table) sweep() {
 		}
 	}
 	for number, handles := range t.found.choices {
-		if h := handle(number); h&handleBit == 0 {
+		if number&handleBit == 0 {
 			numbers[number] = true
-		} else {
-			stickies[h.sticky()] = true
 		}
 		for i, h := range handles {
 			if h != 0 {
@@ -293,12 +270,8 @@ func (t *table) sweep() {
 		t.deleteMemory(number)
 		t.stickies.give(number)
 	}
-	t.sweepMembers()
-	keep := map[string]bool{chainLocalnet: true} // until Remove
-	for _, set := range []int{choosers, memories} {
-		for _, chain := range t.leads[set] {
-			keep[chain] = true
-		}
+	for s := range t.sizes {
+		keep[s.chain()] = true
 	}
 	t.SweepChains(keep)
 	t.found.slots, t.found.choices = nil, nil
@@ -314,9 +287,7 @@ func (t *table) apply(s *model.State, c model.Change) error {
 	}
 	frontends := c.Frontends.Set.All()
 	err := errors.Join(t.needLocalnet(frontends), t.setPools(c.Pools.Set.All()), t.setFrontends(frontends))
-	if !c.Guards.Empty() {
-		t.changeGuards(s, c)
-	}
+	t.OwnGuards(s, c.Guards.Keys())
 	for _, key := range c.Frontends.Delete {
 		if !defect.Is(defect.NFTablesDelete) {
 			t.deleteFrontend(key)
@@ -333,58 +304,6 @@ func (t *table) apply(s *model.State, c model.Change) error {
 
 // setPods makes the kernel recognise the packets of pods.
 func (t *table) setPods(s *model.State) error {
-	t.PodInterfaces = s.Pods.Interfaces
-	var now []string
-	for _, p := range s.Pods.Prefixes {
-		if t.Family.Mine(p.Addr()) {
-			now = append(now, nft.Interval(p))
-		}
-	}
-	t.setSpans(pods, now)
+	t.OwnPods(s.Pods)
 	return t.structure()
-}
-
-func (t *table) setGuards(s *model.State) {
-	for p, v := range s.Guards {
-		if t.Family.Mine(p.Addr()) && p.IsSingleIP() {
-			t.setAddress(rejectAddresses, p.Addr(), v == model.Reject)
-			t.setAddress(dropAddresses, p.Addr(), v == model.Drop)
-		}
-	}
-	t.setRanges(s)
-}
-
-// changeGuards touches single addresses one by one; of ranges there are few, and they may be nested.
-func (t *table) changeGuards(s *model.State, c model.Change) {
-	ranges := false
-	set := func(p netip.Prefix, v model.Verdict) {
-		switch {
-		case !t.Family.Mine(p.Addr()):
-		case p.IsSingleIP():
-			t.setAddress(rejectAddresses, p.Addr(), v == model.Reject)
-			t.setAddress(dropAddresses, p.Addr(), v == model.Drop)
-		default:
-			ranges = true
-		}
-	}
-	for p, v := range c.Guards.Set.All() {
-		set(p, v)
-	}
-	for _, p := range c.Guards.Delete {
-		set(p, model.Pass)
-	}
-	if ranges {
-		t.setRanges(s)
-	}
-}
-
-func (t *table) setRanges(s *model.State) {
-	spans := nft.Flatten(s.Guards, t.Family)
-	for i, v := range map[int]model.Verdict{rejectRanges: model.Reject, dropRanges: model.Drop} {
-		var now []string
-		for _, s := range spans[v] {
-			now = append(now, s.Encode())
-		}
-		t.setSpans(i, now)
-	}
 }

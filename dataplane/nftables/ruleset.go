@@ -12,9 +12,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// The sets and maps of a table, by index.
+// The sets and maps of a table, by their numbers, after those that all planes have.
 const (
-	frontends = iota
+	frontends = nft.NumCommon + iota
 	internalFrontends
 	slots
 	choices
@@ -22,42 +22,24 @@ const (
 	classes
 	choosers
 	memories
-	sources
-	internalSources
 	hairpin
-	pods
-	rejectAddresses
-	dropAddresses
-	rejectRanges
-	dropRanges
-	numSets
 )
 
 // sets are those of every table. For keys of 32 bits, and a size that is known, the kernel has a table that is faster
 // (nft_hash_lookup_fast in its net/netfilter/nft_set_hash.c).
 func sets(f nft.Family) []*nft.Set {
-	const hash, interval = 0, unix.NFT_SET_INTERVAL
-	sourceKey := append(f.FrontendKey(), f.Address)
-	slotKey, number := []nft.Field{nft.Priority, nft.Index}, []nft.Field{nft.Priority}
-	address, backend := []nft.Field{f.Address}, []nft.Field{f.Address, nft.Port}
-	return []*nft.Set{
-		frontends:         {Name: "frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: number},
-		internalFrontends: {Name: "internal-frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: number},
-		slots:             {Name: "slots", Flags: unix.NFT_SET_MAP, Key: slotKey, Data: backend},
-		choices:           {Name: "choices", Flags: unix.NFT_SET_MAP, Key: slotKey, Data: number},
-		backends:          {Name: "backends", Flags: unix.NFT_SET_MAP, Key: number, Data: backend},
-		classes:           {Name: "classes", Flags: unix.NFT_SET_MAP, Key: number, Jump: true, Maximum: 2 << classBits},
-		choosers:          {Name: "choosers", Flags: unix.NFT_SET_MAP, Key: number, Jump: true, Maximum: 2 << sizeBits},
-		memories:          {Name: "memories", Flags: unix.NFT_SET_MAP, Key: number},
-		sources:           {Name: "sources", Flags: interval, Key: sourceKey},
-		internalSources:   {Name: "internal-sources", Flags: interval, Key: sourceKey},
-		hairpin:           {Name: "hairpin", Flags: hash, Key: []nft.Field{f.Address, f.Address}},
-		pods:              {Name: "pods", Flags: interval, Key: address},
-		rejectAddresses:   {Name: "reject-addresses", Flags: hash, Key: address},
-		dropAddresses:     {Name: "drop-addresses", Flags: hash, Key: address},
-		rejectRanges:      {Name: "reject-ranges", Flags: interval, Key: address},
-		dropRanges:        {Name: "drop-ranges", Flags: interval, Key: address},
-	}
+	slotKey, number, backend := []nft.Field{nft.Priority, nft.Index}, []nft.Field{nft.Priority}, []nft.Field{f.Address, nft.Port}
+	return append(f.CommonSets(),
+		&nft.Set{Name: "frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: number},
+		&nft.Set{Name: "internal-frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: number},
+		&nft.Set{Name: "slots", Flags: unix.NFT_SET_MAP, Key: slotKey, Data: backend},
+		&nft.Set{Name: "choices", Flags: unix.NFT_SET_MAP, Key: slotKey, Data: number},
+		&nft.Set{Name: "backends", Flags: unix.NFT_SET_MAP, Key: number, Data: backend},
+		&nft.Set{Name: "classes", Flags: unix.NFT_SET_MAP, Key: number, Jump: true, Maximum: 2 << classBits},
+		&nft.Set{Name: "choosers", Flags: unix.NFT_SET_MAP, Key: number, Jump: true, Maximum: 2 << sizeBits},
+		&nft.Set{Name: "memories", Flags: unix.NFT_SET_MAP, Key: number},
+		&nft.Set{Name: "hairpin", Key: []nft.Field{f.Address, f.Address}, Shared: true},
+	)
 }
 
 // A handle names a backend of a pool whose backends have names, or a block of it: the number of the names in the upper
@@ -155,7 +137,7 @@ func (t *table) constantChains() []nft.Chain {
 	for _, c := range allClasses() {
 		var from string
 		if c.limited {
-			from = t.Sets[sources+int(c.scope)].Name
+			from = t.Sets[nft.Sources+int(c.scope)].Name
 		}
 		chains = append(chains, nft.Chain{Name: c.chain(), Rules: t.Admission(c.verdict, c.snat, from)})
 	}

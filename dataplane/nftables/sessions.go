@@ -63,14 +63,14 @@ func (p *Plane) tell(s *model.State, yield func(dataplane.Session, error) bool) 
 func (p *Plane) recognise(s *model.State) ([]*table, error) {
 	var found []*table
 	for _, t := range p.newTables(&nft.Transaction{}) {
-		if err := t.Load(p.conn, t.constantChains()); err != nil {
+		if err := t.Load(p.ruleset.Socket, t.constantChains()); err != nil {
 			return nil, err
 		}
 		if !t.Exists || t.Foreign {
 			continue
 		}
 		for _, set := range []int{frontends, internalFrontends, choices, backends} {
-			if err := t.loadSet(p.conn, set); err != nil {
+			if err := t.loadSet(p.ruleset.Socket, set); err != nil {
 				return nil, err
 			}
 		}
@@ -88,7 +88,7 @@ func (t *table) eachSession(p *Plane, s *model.State, f func(m dataplane.Session
 		if pool == nil || pool.names == nil || !t.FoundSets[memoryName(pool.names.number)] {
 			continue
 		}
-		err := t.ListOf(p.conn, t.memoryOf(pool.names), func() {}, func(e nft.Element) {
+		err := t.ListOf(p.ruleset.Socket, t.memoryOf(pool.names), func() {}, func(e nft.Element) {
 			h := handle(binary.NativeEndian.Uint32(e.Data))
 			if client, ok := netip.AddrFromSlice(e.Key); ok {
 				f(dataplane.Session{Pool: id, Client: client, Backend: t.backends[h], Until: now.Add(e.Left)})
@@ -108,7 +108,7 @@ func (p *Plane) inherit(s *model.State) func([]*table) error {
 		return nil
 	}
 	return func(tables []*table) error {
-		err := p.flush(tables[0].Tx) // it is that of all
+		err := p.ruleset.Commit(tables[0].Tx) // it is that of all
 		if isPartial(err) {
 			p.learned.TakeIn(p.config.Log, p.taker(s, tables))
 		}
@@ -135,74 +135,39 @@ func (p *Plane) Learn(
 func (p *Plane) taker(s *model.State, tables []*table) dataplane.Taker {
 	return func(others *dataplane.Sessions) (n int, err error) {
 		for _, t := range tables {
-			some, failed := p.takeIn(s, t, others)
+			some, failed := nft.Learner{
+				Ruleset: p.ruleset, Tx: t.Tx,
+				Own: func(f func(dataplane.Session)) error {
+					if err := p.config.Inject("nftables list"); err != nil {
+						return err
+					}
+					return t.eachSession(p, s, f)
+				},
+				Put: func(one dataplane.Session, was *dataplane.Session) bool {
+					return t.remember(one, was != nil, others.Lasts(one.Pool))
+				},
+			}.Take(others)
 			n, err = n+some, errors.Join(err, failed)
+		}
+		if err != nil {
+			err = fmt.Errorf("nftables: %w", err)
 		}
 		return n, err
 	}
 }
 
-const (
-	// takeInTries is how often what others remember is compared anew: clients come meanwhile, or their time runs out.
-	takeInTries = 5
-	// takeInPart is how many are sent at once.
-	takeInPart = 1 << 14
-)
-
-// takeIn has the pools of a table remember what other planes do.
-func (p *Plane) takeIn(s *model.State, t *table, others *dataplane.Sessions) (int, error) {
-	n, err := p.takeInOnce(s, t, others)
-	for range takeInTries {
-		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
-			break
-		}
-		_, err = p.takeInOnce(s, t, others)
+// remember has a pool remember a client, in the place of what it knows of it.
+func (t *table) remember(one dataplane.Session, known bool, lasts time.Duration) bool {
+	pool := t.pools[one.Pool]
+	if pool == nil || pool.lasts == 0 || pool.names.handles[one.Backend] == 0 {
+		return false
 	}
-	if err != nil {
-		err = fmt.Errorf("nftables: remember clients of another data plane: %w", err)
+	set, client := t.memoryOf(pool.names), one.Client.AsSlice()
+	if known {
+		t.ElementOf(unix.NFT_MSG_DELSETELEM, set, client, nil)
+		t.Tx.Join()
 	}
-	return n, err
-}
-
-func (p *Plane) takeInOnce(s *model.State, t *table, others *dataplane.Sessions) (n int, err error) {
-	if err := p.config.Inject("nftables list"); err != nil {
-		return 0, err
-	}
-	type key struct {
-		model.PoolID
-		netip.Addr
-	}
-	superseded := map[key]bool{}
-	err = t.eachSession(p, s, func(own dataplane.Session) {
-		if others.Supersedes(own) {
-			superseded[key{own.Pool, own.Client}] = true
-		}
-	})
-	if err != nil {
-		return 0, err
-	}
-	for one := range others.All() {
-		pool := t.pools[one.Pool]
-		if pool == nil || pool.lasts == 0 || pool.names.handles[one.Backend] == 0 {
-			continue
-		}
-		set, client := t.memoryOf(pool.names), one.Client.AsSlice()
-		if superseded[key{one.Pool, one.Client}] {
-			t.ElementOf(unix.NFT_MSG_DELSETELEM, set, client, nil)
-			t.Tx.Join()
-		}
-		h := pool.names.handles[one.Backend]
-		t.Timed(set, client, nft.Native(uint32(h)), nft.Life{Lasts: others.Lasts(one.Pool), Left: time.Until(one.Until)})
-		if n++; n%takeInPart == 0 {
-			err = errors.Join(err, p.flush(t.Tx))
-		}
-	}
-	return n, errors.Join(err, p.flush(t.Tx))
-}
-
-// flush performs the steps of a transaction, which is empty then.
-func (p *Plane) flush(tx *nft.Transaction) error {
-	err := p.commit(tx)
-	*tx = nft.Transaction{}
-	return err
+	h := pool.names.handles[one.Backend]
+	t.Timed(set, client, nft.Native(uint32(h)), nft.Life{Lasts: lasts, Left: time.Until(one.Until)})
+	return true
 }

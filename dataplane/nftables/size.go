@@ -3,7 +3,9 @@ package nftables
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
+	"strings"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -144,23 +146,30 @@ func random(n int) any {
 	return &expr.Numgen{Register: nft.Word(1), Modulus: uint32(n), Type: unix.NFT_NG_RANDOM}
 }
 
-// lead has a verdict map lead to a chain.
-func (t *table) lead(set int, id uint32, chain string) {
-	have, exists := t.leads[set][id]
-	if exists && have == chain {
-		return
+// adoptSizes takes over the chains of sizes that the kernel has, as some pool may have one of them one day.
+func (t *table) adoptSizes() error {
+	var errs []error
+	for key, chain := range maps.Clone(t.Found(choosers)) {
+		s := size{named: strings.HasSuffix(chain, "-named")}
+		_, err := fmt.Sscanf(chain, "choose-%d", &s.slots)
+		if err == nil && s.slots > 0 && s == sizeOf(s.slots, s.named) && s.chain() == chain && key == string(nft.Native(s.id())) {
+			errs = append(errs, t.choose(s))
+		}
 	}
-	if exists {
-		t.unlead(set, id)
-		t.Tx.Join()
-	}
-	t.Element(unix.NFT_MSG_NEWSETELEM, set, nft.Native(id), []byte(chain))
-	t.leads[set][id] = chain
+	return errors.Join(errs...)
 }
 
-func (t *table) unlead(set int, id uint32) {
-	t.Element(unix.NFT_MSG_DELSETELEM, set, nft.Native(id), nil)
-	delete(t.leads[set], id)
+// An exit is a number by which a verdict map leads to a chain.
+type exit struct {
+	set int
+	id  uint32
 }
+
+// lead has a verdict map lead to a chain.
+func (t *table) lead(set int, id uint32, chain string) {
+	t.Own(exit{set, id}, nft.Entry{Set: set, Key: string(nft.Native(id)), Data: chain})
+}
+
+func (t *table) unlead(set int, id uint32) { t.Own(exit{set, id}) }
 
 var errTooMany = errors.New("too many pools, pools with session affinity or weights, or backends of one of those")

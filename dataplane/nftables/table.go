@@ -23,14 +23,11 @@ type table struct {
 	localnetIsOn   bool
 	localnetWasOff bool // and it was another plane that set it
 
-	rows    map[model.Key]row
-	pools   map[model.PoolID]*pool
-	sizes   map[size]bool              // that have their chains
-	leads   [numSets]map[uint32]string // of the verdict maps: where they lead
-	byName  map[uint32]model.PoolID    // by number, for people; made when first asked
-	members [numSets]members           // of the sets that are no maps
-	found   found
-	spans   [numSets][]string // members of the interval sets that belong to no row
+	rows   map[model.Key]row
+	pools  map[model.PoolID]*pool
+	sizes  map[size]bool           // that have their chains
+	byName map[uint32]model.PoolID // by number, for people; made when first asked
+	found  found
 
 	numbers  ids // of pools
 	stickies ids // of the names of pools
@@ -46,33 +43,24 @@ type row struct {
 	token token
 	class class // not by load
 	pool  *pool // nil: none
-	allow []netip.Prefix
-	found bool // by load: only the token is known
 }
 
-// found is what load saw in the kernel and nobody has claimed yet.
+// found is what load saw of pools in the kernel and no pool has claimed yet.
 type found struct {
-	sources map[model.Key][]string      // keys of elements, by frontend
 	slots   map[uint32][]netip.AddrPort // by pool number
 	choices map[uint32][]handle         // by pool number, or handle of a block
 }
 
 func newTable(f nft.Family, mark uint32, tx *nft.Transaction) *table {
 	t := &table{
-		Table: nft.Table{
-			Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx,
-			FoundSets: map[string]bool{}, Chains: map[string][]string{}, Serve: chainServe,
-		},
-		rows: map[model.Key]row{}, pools: map[model.PoolID]*pool{}, sizes: map[size]bool{},
-		found:    found{map[model.Key][]string{}, map[uint32][]netip.AddrPort{}, map[uint32][]handle{}},
+		Table: nft.NewTable(f, tableName, mark, sets(f), tx),
+		rows:  map[model.Key]row{}, pools: map[model.PoolID]*pool{}, sizes: map[size]bool{},
+		found:    found{map[uint32][]netip.AddrPort{}, map[uint32][]handle{}},
 		numbers:  ids{next: 1, max: poolMask},
 		stickies: ids{next: minSticky, first: minSticky, max: maxSticky},
 		backends: map[handle]netip.AddrPort{},
 	}
-	for i := range t.members {
-		t.members[i], t.leads[i] = members{}, map[uint32]string{}
-	}
-	t.Own, t.Describe, t.Row = t.ownSet, t.describe, t.row
+	t.Serve, t.Form, t.Describe, t.Row = chainServe, t.ownSet, t.describe, t.row
 	return t
 }
 
@@ -133,17 +121,13 @@ func (t *table) setFrontend(key model.Key, f model.Frontend) error {
 		return fmt.Errorf("frontend %s: its pool %s is not in the kernel", key, f.Pool)
 	}
 	// Sources are let in before the frontend asks for them, and go when it does not ask any more.
-	old, set := t.sourcesOf(key), sources+int(key.Scope)
 	if c.limited {
-		t.replace(set, old, nft.EncodeSources(key, f.Allow))
+		t.Own(key, nft.SourcesOf(key, f)...)
 	}
 	t.setToken(key, c, p)
-	if !c.limited {
-		t.replace(set, old, nil)
+	if !c.limited && t.Owns(key) {
+		t.Own(key)
 	}
-	r := t.rows[key]
-	r.allow = f.Allow
-	t.rows[key] = r
 	return nil
 }
 
@@ -157,7 +141,7 @@ func (t *table) setToken(key model.Key, c class, p *pool) {
 	if !replaces {
 		t.internals += int(key.Scope)
 	}
-	t.rows[key] = row{token: now, class: c, pool: p, allow: old.allow}
+	t.rows[key] = row{token: now, class: c, pool: p}
 	old.unlink(key, p)
 	switch {
 	case old.token == now:
@@ -188,7 +172,7 @@ func (t *table) deleteFrontend(key model.Key) {
 		return
 	}
 	t.Element(unix.NFT_MSG_DELSETELEM, frontends+int(key.Scope), nft.EncodeKey(key), nil)
-	t.replace(sources+int(key.Scope), t.sourcesOf(key), nil)
+	t.Own(key)
 	old.unlink(key, nil)
 	t.internals -= int(key.Scope)
 	delete(t.rows, key)

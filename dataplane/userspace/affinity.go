@@ -76,7 +76,7 @@ func (p *Plane) savedKeys() (map[string]bool, error) {
 	keys := map[string]bool{}
 	for i := range nft.Families {
 		t := p.newTable(i, &nft.Transaction{})
-		if err := t.List(p.conn, clients, func() {}, func(e nft.Element) { keys[string(e.Key)] = true }); err != nil {
+		if err := t.List(p.ruleset.Socket, clients, func() {}, func(e nft.Element) { keys[string(e.Key)] = true }); err != nil {
 			return nil, err
 		}
 	}
@@ -149,7 +149,7 @@ func (p *Plane) takeOver(rows *relay.Directory, s *model.State) error {
 	var tables []*table
 	for i := range nft.Families {
 		t := p.newTable(i, &nft.Transaction{})
-		if err := t.Load(p.conn, t.chains()); err != nil {
+		if err := t.Load(p.ruleset.Socket, t.chains()); err != nil {
 			return err
 		}
 		if err := p.undress(t); err != nil {
@@ -157,7 +157,7 @@ func (p *Plane) takeOver(rows *relay.Directory, s *model.State) error {
 		}
 		tables = append(tables, t)
 	}
-	return eachSaved(p.conn, tables, s, func(m dataplane.Session) {
+	return eachSaved(p.ruleset.Socket, tables, s, func(m dataplane.Session) {
 		rows.Remember(m, true)
 	})
 }
@@ -167,7 +167,7 @@ func (p *Plane) undress(t *table) error {
 	if !t.Exists || !t.FoundSets[t.Sets[disguises].Name] {
 		return nil
 	}
-	err := t.List(p.conn, disguises, func() { t.Tx = &nft.Transaction{} }, func(e nft.Element) {
+	err := t.List(p.ruleset.Socket, disguises, func() { t.Tx = &nft.Transaction{} }, func(e nft.Element) {
 		t.Element(unix.NFT_MSG_DELSETELEM, disguises, e.Key, nil)
 	})
 	if err != nil || len(t.Tx.Steps) == 0 {

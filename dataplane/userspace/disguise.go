@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -20,14 +19,13 @@ import (
 // the first packet until connection tracking knows; as long as the flow lasts if that may forget. Goroutines of
 // connections share it.
 type disguise struct {
-	conn   *nfnetlink.Socket
-	tables [2]*table // of both families; they hold no more than the name of the map
+	ruleset *nft.Ruleset // that of the plane, which counts transactions
+	conn    *nfnetlink.Socket
+	tables  [2]*table // of both families; they hold no more than the name of the map
 
 	mu      sync.Mutex
 	waiting []*entry
 	busy    bool // somebody does what waits, with conn and tables
-
-	transactions atomic.Uint32 // of nf_tables, that were done
 }
 
 // bindOwn binds a socket to the own address.
@@ -164,7 +162,7 @@ func (d *disguise) send(some []*entry) error {
 	}
 	err := tx.Send(d.conn, tx.Steps)
 	if err == nil {
-		d.transactions.Add(1)
+		d.ruleset.Count()
 	}
 	return err
 }

@@ -240,7 +240,7 @@ func (t *table) admission(scope model.Scope) nft.Chain {
 	_, next := t.Family.DestinationKey()
 	return nft.Chain{Name: admit(scope), Rules: []nft.Rule{
 		nft.NewRule("allowed sources", in(limited,
-			t.Family.Load(t.Family.Source, next), nft.NotIn(t.Sets[sources+int(scope)].Name), nft.Drop())...),
+			t.Family.Load(t.Family.Source, next), nft.NotIn(t.Sets[nft.Sources+int(scope)].Name), nft.Drop())...),
 		nft.NewRule("", in(dropped, nft.Drop())...),
 		nft.NewRule("", in(refused, nft.GoTo(nft.ChainReject))...),
 	}}

@@ -44,7 +44,7 @@ func left(conn *nfnetlink.Socket, c dataplane.Config, s *model.State) iter.Seq2[
 // Sessions implements dataplane.Handover.
 func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
 	if p.proxy == nil && !p.listens() {
-		return left(p.conn, p.config, s)
+		return left(p.ruleset.Socket, p.config, s)
 	}
 	return func(yield func(dataplane.Session, error) bool) {
 		if p.proxy == nil {

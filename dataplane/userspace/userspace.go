@@ -34,7 +34,6 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/internal/namespace"
-	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
@@ -116,7 +115,7 @@ type Plane struct {
 	config    dataplane.Config
 	options   Options
 	namespace namespace.Namespace
-	conn      *nfnetlink.Socket
+	ruleset   *nft.Ruleset
 	routes    *routes
 	proxy     *proxy       // nil: nothing is served
 	listening [2]listening // of IPv4 and IPv6, as nft.Families are; zero: the family cannot be served
@@ -126,10 +125,8 @@ type Plane struct {
 	tables     []*table            // nil: the kernel's content is not known
 	over       dataplane.Dataplane // of ByPlane
 	led        *subset.Subset      // what that has; nil: it is not known
-	// own is how many transactions we have made, beside those of disguises; clean how many others had when our rules
-	// were as they should be: the generation of the ruleset counts all of them.
-	clean, own uint32
-	allowed    map[uint16]bool // ports that answers of UDP may come from
+	clean      uint32              // Ruleset.Foreign when our rules were as they should be; 0: unknown
+	allowed    map[uint16]bool     // ports that answers of UDP may come from
 	phase      phase
 	standby    bool      // Sync prepares everything, and takes nothing
 	tended     time.Time // see tend
@@ -192,15 +189,15 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := nfnetlink.Dial()
+	ruleset, err := nft.Open(c.Inject)
 	if err != nil {
 		return nil, errors.Join(err, here.Close())
 	}
 	routes, err := openRoutes(c.CarriedMark())
 	if err != nil {
-		return nil, errors.Join(err, conn.Close(), here.Close())
+		return nil, errors.Join(err, ruleset.Close(), here.Close())
 	}
-	return &Plane{config: c, options: o, namespace: here, conn: conn, routes: routes, allowed: map[uint16]bool{}}, nil
+	return &Plane{config: c, options: o, namespace: here, ruleset: ruleset, routes: routes, allowed: map[uint16]bool{}}, nil
 }
 
 // probe finds the first way of redirection that the kernel has. If there is a wanted one, it is that or none.
@@ -275,7 +272,7 @@ func (p *Plane) checkRules(l listening) error {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 	}
-	return tx.Check(p.conn)
+	return tx.Check(p.ruleset.Socket)
 }
 
 // choose settles how packets come here, and says what is not possible that way.
@@ -320,9 +317,9 @@ func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) 
 	if err := p.serve(s); err != nil {
 		return err
 	}
-	before, err := p.foreign()
+	before, err := p.ruleset.Foreign()
 	if err != nil {
-		return err
+		return fmt.Errorf("userspace: %w", err)
 	}
 	if found, _ := r.Plan.(*planned); found != nil && found.of(before, p.phase) && p.learned.None() {
 		return p.perform(found)
@@ -341,7 +338,7 @@ func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) 
 
 // planned is what there is to do.
 type planned struct {
-	foreign uint32 // how many transactions others had made
+	foreign uint32 // of the ruleset, before it was read
 	phase   phase
 	tables  []*table
 	tx      *nft.Transaction
@@ -372,15 +369,6 @@ func (p *Plane) perform(todo *planned) error {
 	return err
 }
 
-// foreign is how many transactions others have made.
-func (p *Plane) foreign() (uint32, error) {
-	generation, err := p.conn.Generation()
-	if err != nil {
-		return 0, fmt.Errorf("userspace: %w", err)
-	}
-	return generation - p.own - p.proxy.disguise.transactions.Load(), nil
-}
-
 // serve opens the sockets, unless they are open. Rules of an earlier process may lead connections to them at once,
 // so the rows are known before.
 func (p *Plane) serve(s *model.State) error {
@@ -391,7 +379,7 @@ func (p *Plane) serve(s *model.State) error {
 		return err
 	}
 	proxy := newProxy(p.options, p.namespace)
-	proxy.disguise = &disguise{tables: [2]*table{p.newTable(0, nil), p.newTable(1, nil)}}
+	proxy.disguise = &disguise{ruleset: p.ruleset, tables: [2]*table{p.newTable(0, nil), p.newTable(1, nil)}}
 	proxy.Rows.Replace(s)
 	if !p.translates() {
 		if err := p.takeOver(proxy.Rows, s); err != nil {
@@ -516,7 +504,7 @@ func (p *Plane) plan(s *model.State) (*planned, error) {
 		}
 		t := p.newTable(i, todo.tx)
 		t.PodInterfaces = s.Pods.Interfaces
-		if err := t.load(p.conn); err != nil {
+		if err := t.load(p.ruleset.Socket); err != nil {
 			return nil, fmt.Errorf("userspace: %w", err)
 		}
 		if t.Foreign {
@@ -540,17 +528,7 @@ func (p *Plane) settle(tables []*table) {
 }
 
 func (p *Plane) commit(tx *nft.Transaction) error {
-	err := tx.Commit(p.conn, func(steps []nft.Step) error {
-		if err := p.config.Inject("userspace commit"); err != nil {
-			return err
-		}
-		err := tx.Send(p.conn, steps)
-		if err == nil {
-			p.own++
-		}
-		return err
-	})
-	if err != nil {
+	if err := p.ruleset.Commit(tx); err != nil {
 		return fmt.Errorf("userspace: %w", err)
 	}
 	return nil
@@ -638,11 +616,11 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 }
 
 func (p *Plane) auditRules(s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
-	foreign, err := p.foreign()
+	foreign, err := p.ruleset.Foreign()
 	if err != nil {
-		return r, err
+		return r, fmt.Errorf("userspace: %w", err)
 	}
-	if p.tables != nil && p.clean != 0 && foreign == p.clean && d == dataplane.Quick {
+	if p.tables != nil && foreign == p.clean && d == dataplane.Quick {
 		r.Plan = &planned{foreign: foreign, phase: p.phase, tables: p.tables, tx: &nft.Transaction{}}
 		return r, nil
 	}
@@ -705,7 +683,7 @@ func (p *Plane) forgetMarked() error {
 	var errs []error
 	for _, family := range families() {
 		mark, err := p.routes.marks(family)
-		errs = append(errs, err, forget(p.conn, mark, ofUDP(), attempts()))
+		errs = append(errs, err, forget(p.ruleset.Socket, mark, ofUDP(), attempts()))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("userspace: %w", err)
@@ -729,7 +707,7 @@ func (p *Plane) replaceTables(chains func() []nft.Chain) error {
 	tx := &nft.Transaction{}
 	for i := range nft.Families {
 		t := p.newTable(i, tx)
-		err := t.LoadTable(p.conn)
+		err := t.LoadTable(p.ruleset.Socket)
 		if err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
 			return fmt.Errorf("userspace: %w", err)
 		}
@@ -769,7 +747,7 @@ func (p *Plane) Close() error {
 	if p.over != nil {
 		err = p.over.Close()
 	}
-	return errors.Join(err, p.conn.Close(), p.namespace.Close())
+	return errors.Join(err, p.ruleset.Close(), p.namespace.Close())
 }
 
 // Counters implements dataplane.Observed.

@@ -56,16 +56,6 @@ func Interval(p netip.Prefix) string {
 	return string(append(first, last...))
 }
 
-// EncodeSources are the elements that let sources reach a destination: its key with their ranges.
-func EncodeSources(key model.Key, allow []netip.Prefix) (keys []string) {
-	for _, p := range allow {
-		if p.Addr().Is6() == key.Addr.Is6() {
-			keys = append(keys, string(EncodeKey(key))+Interval(p))
-		}
-	}
-	return keys
-}
-
 // Span is a range of addresses, both ends included.
 type Span struct{ First, Last netip.Addr }
 

@@ -70,8 +70,8 @@ func (t *Table) set(name string) *Set {
 	if i := slices.IndexFunc(t.Sets, func(s *Set) bool { return s.Name == name }); i >= 0 {
 		return t.Sets[i]
 	}
-	if t.Own != nil {
-		return t.Own(name)
+	if t.Form != nil {
+		return t.Form(name)
 	}
 	return nil
 }

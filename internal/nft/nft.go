@@ -78,6 +78,7 @@ type Set struct {
 	Data    []Field // maps only; nil in a verdict map
 	Maximum uint32  // elements; 0: no limit, or 65,535 where rules add them
 	Jump    bool    // verdict maps: who comes back from a chain goes on
+	Shared  bool    // several rows may need one element, see Own
 }
 
 // Interval reports whether the elements are ranges of an address, which other fields may precede. The key is one string

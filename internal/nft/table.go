@@ -16,8 +16,8 @@ type Table struct {
 	Mark          uint32   // the packets' bit that has their source replaced
 	PodInterfaces []string // whose packets are of pods
 	Sets          []*Set
-	// Own, if not nil, is the form of a set that is not one of Sets, by its name; nil: there is none of the name.
-	Own func(name string) *Set
+	// Form, if not nil, is the form of a set that is not one of Sets, by its name; nil: there is none of the name.
+	Form func(name string) *Set
 	// Serve names the chain to which a destination leads that is found; empty: that of its class.
 	Serve string
 	Tx    *Transaction
@@ -32,6 +32,7 @@ type Table struct {
 	FoundSets map[string]bool
 	Chains    map[string][]string // by name: the marks of the rules
 
+	owned
 	constant map[string]bool // names of the chains of Structure
 	made     bool            // by Structure: there was none
 }

@@ -1,0 +1,76 @@
+package nft
+
+import (
+	"errors"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/internal/nfnetlink"
+)
+
+// Ruleset is all of nf_tables in a network namespace, by a socket of its own. The kernel counts the transactions of all
+// programs; the Ruleset leaves out those of the plane, so that an audit can do without reading what nobody has touched.
+//
+//	plane ─ Commit ─► kernel: generation 7, 8, 9 ─ Foreign: 9 less the plane's own ─► has another program been here?
+type Ruleset struct {
+	*nfnetlink.Socket
+	inject func(operation string) error
+	own    atomic.Uint32
+}
+
+// Open opens that of the calling thread's network namespace. Inject is called before each transaction.
+func Open(inject func(operation string) error) (*Ruleset, error) {
+	s, err := nfnetlink.Dial()
+	if err != nil {
+		return nil, err
+	}
+	return Over(s, inject), nil
+}
+
+// Over does so by a socket that is open.
+func Over(s *nfnetlink.Socket, inject func(operation string) error) *Ruleset {
+	return &Ruleset{Socket: s, inject: inject}
+}
+
+// Foreign is a number that changes whenever another program has changed something. It is never 0.
+func (r *Ruleset) Foreign() (uint32, error) {
+	generation, err := r.Generation()
+	return max(1, generation-r.own.Load()), err
+}
+
+// Commit performs the steps of a transaction, which is empty then, but for a few that the kernel refuses: the error is
+// then dataplane.ErrPartial.
+func (r *Ruleset) Commit(tx *Transaction) error {
+	err := tx.Commit(r.Socket, func(steps []Step) error {
+		if err := r.inject("nftables commit"); err != nil {
+			return err
+		}
+		err := tx.Send(r.Socket, steps)
+		if err == nil {
+			r.Count()
+		}
+		return err
+	})
+	*tx = Transaction{}
+	return err
+}
+
+// Count counts a transaction of the plane that was made by another socket.
+func (r *Ruleset) Count() { r.own.Add(1) }
+
+// Retry commits what steps appends to a transaction. Elements that packets have added go by themselves and come again:
+// while the kernel says that one is missing, or there already, steps is asked anew.
+func (r *Ruleset) Retry(tx *Transaction, steps func() error) (err error) {
+	const tries = 6
+	for range tries {
+		*tx = Transaction{}
+		if err = steps(); err == nil {
+			err = r.Commit(tx)
+		}
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
+			break
+		}
+	}
+	return err
+}
