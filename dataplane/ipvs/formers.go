@@ -19,29 +19,20 @@ func (f formers) add(server ipvs.Key, a netip.Addr) {
 	f[server][a] = struct{}{}
 }
 
-// note takes in what a change takes away from the rows, or may take away. It comes before they change.
-func (f formers) note(r *rows, c model.Change) {
-	for _, key := range c.Frontends.Delete {
-		f.noteOne(r, key)
-	}
-	for key := range c.Frontends.Set.All() {
-		f.noteOne(r, key)
-	}
-}
-
-func (f formers) noteOne(r *rows, key model.Key) {
-	if row, ok := r.frontends[key]; ok && key.Scope == model.Internal && forwards(key, row) {
-		f.add(r.pools[row.Pool].server(key), key.Addr)
-	}
-}
-
-// noteFormers does so for a whole State, which takes the place of what is held.
+// noteFormers notes all that is held, as a whole State takes its place.
 func (p *Plane) noteFormers() {
 	if p.held == nil {
 		return
 	}
-	for key := range p.held.frontends {
-		p.formers.noteOne(p.held.rows, key)
+	for key, f := range p.held.frontends {
+		p.held.noteFormer(key, f)
+	}
+}
+
+// noteFormer notes that a frontend goes, or changes.
+func (r *rows) noteFormer(key model.Key, f model.Frontend) {
+	if key.Scope == model.Internal && forwards(key, f) {
+		r.formers.add(r.pools[f.Pool].server(key), key.Addr)
 	}
 }
 
@@ -49,9 +40,11 @@ func (p *Plane) noteFormers() {
 // needs now.
 func (p *Plane) adoptFormers(k *kernel) {
 	if p.formers != nil {
+		k.formers = p.formers
 		return
 	}
 	p.formers = formers{}
+	k.formers = p.formers
 	for key := range k.servers.held {
 		if key.Mark == 0 {
 			continue

@@ -105,16 +105,22 @@ func (p *Plane) open() (err error) {
 	if p.director, err = openDirector(p.config.Inject); err != nil {
 		return err
 	}
-	if p.ruleset, err = nft.Open(p.config.Inject); err != nil {
-		return err
-	}
 	if p.sysctls, err = openSysctls(p.options); err != nil {
 		return err
 	}
-	if p.locals, err = openLocals(p.options, p.config.Log, p.config.Inject); err != nil {
+	if err := p.openQuietly(); err != nil {
 		return err
 	}
 	return p.probe()
+}
+
+// openQuietly opens what loads no module of the kernel.
+func (p *Plane) openQuietly() (err error) {
+	if p.ruleset, err = nft.Open(p.config.Inject); err != nil {
+		return err
+	}
+	p.locals, err = openLocals(p.options, p.config.Log, p.config.Inject)
+	return err
 }
 
 // probe has the kernel check, but not perform, a transaction with everything the plane may need.
@@ -163,12 +169,8 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 			return nil, err
 		}
 		if t.Foreign {
-			former, err := t.records(p.ruleset.Socket)
-			if err != nil {
-				return nil, err
-			}
 			k.tables[i] = newTable(t.Family, t.Mark, k.tx)
-			k.tables[i].former = former
+			k.tables[i].former = t.former
 			k.tables[i].Delete()
 			k.tx.Join()
 		}
@@ -435,7 +437,6 @@ func (p *Plane) apply(s *model.State, c model.Change) error {
 	k := p.held
 	p.held = nil
 	p.countLocals(k, s, c)
-	p.formers.note(k.rows, c)
 	w, err := k.take(s, c)
 	if err != nil {
 		return err
@@ -566,7 +567,7 @@ func (p *Plane) audit(s *model.State, d dataplane.Depth) (r dataplane.Report, er
 		return r, err
 	}
 	if p.held != nil && foreign == p.clean && d == dataplane.Quick {
-		r.Drifts, err = p.glance()
+		r.Drifts, err = p.quick()
 	} else if r, err = p.compare(s, foreign); err == nil && len(r.Drifts) == 0 {
 		p.clean = foreign
 	}
@@ -591,8 +592,8 @@ func (p *Plane) nameMarks(drifts []dataplane.Drift) []dataplane.Drift {
 	return drifts
 }
 
-// glance looks at what is not in the ruleset, which nobody else has touched.
-func (p *Plane) glance() ([]dataplane.Drift, error) {
+// quick looks at what is not in the ruleset, which nobody else has touched.
+func (p *Plane) quick() ([]dataplane.Drift, error) {
 	drifts, err := p.held.servers.verify()
 	if err != nil {
 		return nil, err
@@ -685,21 +686,11 @@ func (p *Plane) Remove(context.Context) error {
 }
 
 func (p *Plane) remove() error {
-	k, err := p.read(model.NewState())
+	r, err := p.remains()
 	if err != nil {
 		return err
 	}
-	requests := deletions(slices.SortedFunc(maps.Keys(k.servers.held), backwards))
-	if err := errors.Join(p.locals.clear(), k.servers.perform(requests)); err != nil {
-		return err
-	}
-	*k.tx = nft.Transaction{}
-	for _, t := range k.tables {
-		if t.Exists || t.former != nil {
-			t.Delete()
-		}
-	}
-	return p.ruleset.Commit(k.tx)
+	return r.clear()
 }
 
 // Close implements dataplane.Dataplane.

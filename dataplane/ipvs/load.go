@@ -8,13 +8,16 @@ import (
 )
 
 // load reads what the kernel holds in our table. A table whose sets or base chains differ from ours,
-// because another version made them, is not taken over: t.Foreign is true.
+// because another version made them, is not taken over but for its records: t.Foreign is true.
 func (p *Plane) load(t *table) error {
 	if err := p.config.Inject("nftables list"); err != nil {
 		return err
 	}
-	if err := t.Load(p.ruleset.Socket, t.constantChains()); err != nil || !t.Exists || t.Foreign {
+	if err := t.Load(p.ruleset.Socket, t.constantChains()); err != nil || !t.Exists {
 		return err
+	}
+	if t.Foreign {
+		return t.loadRecords(p.ruleset.Socket)
 	}
 	for i, s := range t.Sets {
 		if !t.FoundSets[s.Name] {
@@ -31,12 +34,12 @@ func (p *Plane) load(t *table) error {
 	return nil
 }
 
-// records are the keys of the virtual servers that the table says are ours, whatever else it holds.
-func (t *table) records(c *nfnetlink.Socket) (map[string]bool, error) {
-	found := map[string]bool{}
+// loadRecords reads which virtual servers the table says are ours, whatever else it holds.
+func (t *table) loadRecords(c *nfnetlink.Socket) error {
+	t.former = map[string]bool{}
 	if !t.FoundSets[t.Sets[virtualServers].Name] {
-		return found, nil
+		return nil
 	}
-	reset := func() { clear(found) }
-	return found, t.List(c, virtualServers, reset, func(e nft.Element) { found[string(e.Key)] = true })
+	reset := func() { clear(t.former) }
+	return t.List(c, virtualServers, reset, func(e nft.Element) { t.former[string(e.Key)] = true })
 }

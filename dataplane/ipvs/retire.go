@@ -26,41 +26,43 @@ type remains struct {
 	shared bool // kube-proxy has what has addresses, too
 }
 
-// findRemains looks at the network namespace of the calling thread.
-func findRemains(c dataplane.Config) (r *remains, err error) {
+// look does something about the remains in the network namespace of the calling thread.
+func look(c dataplane.Config, f func(*remains) error) error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	r = &remains{Plane: &Plane{config: c}}
-	if err := r.open(); err != nil {
-		return nil, errors.Join(fmt.Errorf("ipvs: %w", err), r.Close())
+	p := &Plane{config: c}
+	err := p.openQuietly()
+	if err == nil {
+		var r *remains
+		if r, err = p.remains(); err == nil {
+			err = f(r)
+		}
 	}
-	return r, nil
+	if err != nil {
+		err = fmt.Errorf("ipvs: %w", err)
+	}
+	return errors.Join(err, p.Close())
 }
 
-func (r *remains) open() (err error) {
-	if r.ruleset, err = nft.Open(r.config.Inject); err != nil {
-		return err
+func (p *Plane) remains() (*remains, error) {
+	r := &remains{Plane: p}
+	if err := r.locals.loadAll(); err != nil {
+		return nil, err
 	}
-	if r.locals, err = openLocals(Options{}, r.config.Log, r.config.Inject); err != nil {
-		return err
-	}
-	if err = r.locals.loadAll(); err != nil {
-		return err
-	}
-	for _, t := range newTables(r.config.Mark, &r.tx) {
-		err := r.load(t)
+	for _, t := range newTables(p.config.Mark, &r.tx) {
+		err := p.load(t)
 		if errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
-			return nil
+			return r, nil
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if t.Exists {
 			r.tables = append(r.tables, t)
 		}
 	}
-	return nil
+	return r, nil
 }
 
 func (r *remains) none() bool {
@@ -69,10 +71,13 @@ func (r *remains) none() bool {
 
 // servers are the virtual servers that are left, in the order in which they go.
 func (r *remains) servers() (ours []ipvs.Key, err error) {
-	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); err != nil || r.none() {
+	if r.none() {
 		return nil, nil
 	}
 	if r.director == nil {
+		if _, err := os.Stat("/proc/thread-self/net/ip_vs"); err != nil {
+			return nil, nil
+		}
 		if r.director, err = openDirector(r.config.Inject); err != nil {
 			return nil, err
 		}
@@ -134,57 +139,37 @@ func (r *remains) perform(requests []ipvs.Request) error {
 }
 
 // inspect tells what this data plane, with whatever Options, has left in the network namespace of the calling thread.
-func inspect() (t dataplane.Leftover, err error) {
-	r, err := findRemains(dataplane.Config{})
-	if err != nil {
-		return t, err
-	}
-	t.Rules = !r.none()
-	t.Retired = t.Rules && !slices.ContainsFunc(r.tables, func(t *table) bool { return len(t.Chains) > 0 })
-	return t, r.Close()
+func inspect() (l dataplane.Leftover, err error) {
+	err = look(dataplane.Config{}, func(r *remains) error {
+		l.Rules = !r.none()
+		l.Retired = l.Rules && !slices.ContainsFunc(r.tables, func(t *table) bool { return len(t.Chains) > 0 })
+		return nil
+	})
+	return l, err
 }
 
 // removeLeft deletes that. Connections through IPVS end.
-func removeLeft(_ context.Context, c dataplane.Config) error {
-	r, err := findRemains(c)
-	if err != nil {
-		return err
-	}
-	if err = r.clear(); err != nil {
-		err = fmt.Errorf("ipvs: %w", err)
-	}
-	return errors.Join(err, r.Close())
-}
+func removeLeft(_ context.Context, c dataplane.Config) error { return look(c, (*remains).clear) }
 
 // handBack deletes what is not kube-proxy's as well, for a node where that is back in mode ipvs: the virtual servers of
 // addresses and the interface kube-ipvs0 stay, with their connections. It deletes itself what no Service has any more.
 func handBack(_ context.Context, c dataplane.Config) error {
-	r, err := findRemains(c)
-	if err != nil {
-		return err
-	}
-	r.shared = true
-	if err = r.clear(); err != nil {
-		err = fmt.Errorf("ipvs: %w", err)
-	}
-	return errors.Join(err, r.Close())
+	return look(c, func(r *remains) error {
+		r.shared = true
+		return r.clear()
+	})
 }
 
 // drainLeft is for when another data plane is in force. IPVS takes nothing new, and goes on with the connections
 // that it has; the result is how many. When it is called again and there are none, it does what removeLeft does.
 func drainLeft(_ context.Context, c dataplane.Config) (connections int, err error) {
-	r, err := findRemains(c)
-	if err != nil {
-		return 0, err
-	}
-	connections, err = r.retire()
-	if err == nil && connections == 0 {
-		err = r.clear()
-	}
-	if err != nil {
-		err = fmt.Errorf("ipvs: %w", err)
-	}
-	return connections, errors.Join(err, r.Close())
+	err = look(c, func(r *remains) (err error) {
+		if connections, err = r.retire(); err == nil && connections == 0 {
+			err = r.clear()
+		}
+		return err
+	})
+	return connections, err
 }
 
 func (r *remains) retire() (connections int, err error) {
@@ -243,13 +228,12 @@ func (t *table) hollow() {
 
 // Owns tells, in the network namespace of the calling thread, which virtual servers are of this data plane: some of
 // them may have been others'.
-func Owns() (func(a netip.AddrPort, protocol uint8) bool, error) {
-	r, err := findRemains(dataplane.Config{})
-	if err != nil {
-		return nil, err
-	}
-	owns := func(a netip.AddrPort, protocol uint8) bool {
-		return r.owns(ipvs.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.Protocol(protocol), V6: a.Addr().Is6()})
-	}
-	return owns, r.Close()
+func Owns() (owns func(a netip.AddrPort, protocol uint8) bool, err error) {
+	err = look(dataplane.Config{}, func(r *remains) error {
+		owns = func(a netip.AddrPort, protocol uint8) bool {
+			return r.owns(ipvs.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.Protocol(protocol), V6: a.Addr().Is6()})
+		}
+		return nil
+	})
+	return owns, err
 }

@@ -17,6 +17,7 @@ type rows struct {
 	pools     map[model.PoolID]*poolUse
 	wanted    map[ipvs.Key]model.PoolID // virtual servers
 	numbers   [2]numbers                // even ones, which are those of UDP, and odd ones
+	formers   formers                   // the plane's
 }
 
 // numbers are those that pools may have. That of a pool tells whether it is one of UDP, so that the virtual server
@@ -109,6 +110,7 @@ func (r *rows) drop(key model.Key, w *changes) {
 	if !forwards(key, f) {
 		return
 	}
+	r.noteFormer(key, f)
 	use := r.pools[f.Pool]
 	server := use.server(key)
 	w.servers[server] = struct{}{}
