@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"net/netip"
 
@@ -29,4 +30,28 @@ type Driver struct {
 	Carries func(netip.Addr) bool
 	// HandBack does what Remove does on a node where kube-proxy is back in the mode of that name: what both have stays.
 	HandBack func(context.Context, Config) error
+}
+
+// SeenBy has the Driver do Sessions and Remove by a plane that look opens: one that has programmed nothing itself knows
+// only what the kernel holds.
+func (d Driver) SeenBy(look New) Driver {
+	d.Sessions = func(ctx context.Context, c Config, s *model.State) iter.Seq2[Session, error] {
+		return func(yield func(Session, error) bool) {
+			p, err := look(c)
+			if err != nil {
+				yield(Session{}, err)
+				return
+			}
+			defer p.Close()
+			p.Sessions(ctx, s)(yield)
+		}
+	}
+	d.Remove = func(ctx context.Context, c Config) error {
+		p, err := look(c)
+		if err != nil {
+			return err
+		}
+		return errors.Join(p.Remove(ctx), p.Close())
+	}
+	return d
 }

@@ -78,10 +78,10 @@ var (
 
 // Driver has planes with options.
 func Driver(o Options) dataplane.Driver {
-	return dataplane.Driver{
-		Name: "ipvs", Open: New(o), Prepare: prepare(o), Inspect: inspect, Sessions: leftSessions, Remove: removeLeft,
-		Drain: drainLeft, HandBack: handBack,
+	d := dataplane.Driver{
+		Name: "ipvs", Open: New(o), Prepare: prepare(o), Inspect: inspect, Drain: drainLeft, HandBack: handBack,
 	}
+	return d.SeenBy(func(c dataplane.Config) (dataplane.Dataplane, error) { return look(c) })
 }
 
 // New returns what opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.

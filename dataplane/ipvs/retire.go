@@ -26,18 +26,27 @@ type remains struct {
 	shared bool // kube-proxy has what has addresses, too
 }
 
-// look does something about the remains in the network namespace of the calling thread.
-func look(c dataplane.Config, f func(*remains) error) error {
+// look makes a plane that is not asked to program anything.
+func look(c dataplane.Config) (*Plane, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	p := &Plane{config: c}
-	err := p.openQuietly()
+	if err := p.openQuietly(); err != nil {
+		return nil, errors.Join(fmt.Errorf("ipvs: %w", err), p.Close())
+	}
+	return p, nil
+}
+
+// findRemains does something about what is left in the network namespace of the calling thread.
+func findRemains(c dataplane.Config, f func(*remains) error) error {
+	p, err := look(c)
+	if err != nil {
+		return err
+	}
+	r, err := p.remains()
 	if err == nil {
-		var r *remains
-		if r, err = p.remains(); err == nil {
-			err = f(r)
-		}
+		err = f(r)
 	}
 	if err != nil {
 		err = fmt.Errorf("ipvs: %w", err)
@@ -140,7 +149,7 @@ func (r *remains) perform(requests []ipvs.Request) error {
 
 // inspect tells what this data plane, with whatever Options, has left in the network namespace of the calling thread.
 func inspect() (l dataplane.Leftover, err error) {
-	err = look(dataplane.Config{}, func(r *remains) error {
+	err = findRemains(dataplane.Config{}, func(r *remains) error {
 		l.Rules = !r.none()
 		l.Retired = l.Rules && !slices.ContainsFunc(r.tables, func(t *table) bool { return len(t.Chains) > 0 })
 		return nil
@@ -148,13 +157,10 @@ func inspect() (l dataplane.Leftover, err error) {
 	return l, err
 }
 
-// removeLeft deletes that. Connections through IPVS end.
-func removeLeft(_ context.Context, c dataplane.Config) error { return look(c, (*remains).clear) }
-
 // handBack deletes what is not kube-proxy's as well, for a node where that is back in mode ipvs: the virtual servers of
 // addresses and the interface kube-ipvs0 stay, with their connections. It deletes itself what no Service has any more.
 func handBack(_ context.Context, c dataplane.Config) error {
-	return look(c, func(r *remains) error {
+	return findRemains(c, func(r *remains) error {
 		r.shared = true
 		return r.clear()
 	})
@@ -163,7 +169,7 @@ func handBack(_ context.Context, c dataplane.Config) error {
 // drainLeft is for when another data plane is in force. IPVS takes nothing new, and goes on with the connections
 // that it has; the result is how many. When it is called again and there are none, it does what removeLeft does.
 func drainLeft(_ context.Context, c dataplane.Config) (connections int, err error) {
-	err = look(c, func(r *remains) (err error) {
+	err = findRemains(c, func(r *remains) (err error) {
 		if connections, err = r.retire(); err == nil && connections == 0 {
 			err = r.clear()
 		}
@@ -229,7 +235,7 @@ func (t *table) hollow() {
 // Owns tells, in the network namespace of the calling thread, which virtual servers are of this data plane: some of
 // them may have been others'.
 func Owns() (owns func(a netip.AddrPort, protocol uint8) bool, err error) {
-	err = look(dataplane.Config{}, func(r *remains) error {
+	err = findRemains(dataplane.Config{}, func(r *remains) error {
 		owns = func(a netip.AddrPort, protocol uint8) bool {
 			return r.owns(ipvs.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.Protocol(protocol), V6: a.Addr().Is6()})
 		}

@@ -16,20 +16,6 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// leftSessions are what this data plane, in whatever process, remembers of clients in the network namespace of the
-// calling thread; see dataplane.Handover.
-func leftSessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
-	return func(yield func(dataplane.Session, error) bool) {
-		ruleset, err := nft.Open(c.Inject)
-		if err != nil {
-			yield(dataplane.Session{}, fmt.Errorf("ipvs: %w", err))
-			return
-		}
-		defer ruleset.Close()
-		(&Plane{config: c, ruleset: ruleset}).Sessions(ctx, s)(yield)
-	}
-}
-
 // Sessions implements dataplane.Handover.
 func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {

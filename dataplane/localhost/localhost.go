@@ -74,7 +74,6 @@ type plane struct {
 	part      *subset.Subset               // of its State, for the wrapped plane; nil: that has the State itself
 	served    *subset.Subset               // likewise, for the relay; nil: nothing
 	relay     *relay.Proxy                 // nil: there are no listeners
-	users     *users                       // its clients
 	places    *share.Pool                  // of listeners
 	listeners map[relay.Endpoint]*listener // those that are open
 	missing   map[relay.Endpoint]bool      // those that should be
@@ -154,23 +153,19 @@ const (
 // start makes the relay. It leaves files to the listeners, and to the rest of the process.
 func (p *plane) start() {
 	files := share.Files() - share.Reserve()
-	p.users = &users{sockets: p.sockets}
 	p.relay = relay.New(relay.Options{
 		DialTimeout: dialTimeout, Dials: maxDials, IdleTimeout: carry.Never, HalfClosedTimeout: carry.Never,
 		FlowTimeout: idle, StreamTimeout: idle,
 		MaxConnections: min(maxPlaces, files/8), MaxFlows: min(maxPlaces, files/8), Extra: files / 16,
-		Client: p.users.client,
 	}, p.sockets)
 }
 
 // release ends all but connections.
-func (p *plane) release() error {
-	if p.relay == nil {
-		return nil
+func (p *plane) release() {
+	if p.relay != nil {
+		p.relay.Release()
+		p.relay = nil
 	}
-	p.relay.Release()
-	p.relay = nil
-	return p.users.close()
 }
 
 // settle has listeners at the endpoints that should have one, and adds its errors to that of the wrapped plane.
@@ -183,7 +178,7 @@ func (p *plane) settle(touched map[relay.Endpoint]bool, inner error) error {
 	}
 	errs = append(errs, p.beyond...)
 	if len(p.listeners) == 0 {
-		errs = append(errs, p.release())
+		p.release()
 	}
 	p.count()
 	switch err := errors.Join(errs...); {
@@ -322,22 +317,24 @@ func (p *plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (d
 	return r, err
 }
 
-func (p *plane) endAll() error {
+func (p *plane) endAll() {
 	for e := range p.listeners {
 		p.end(e)
 	}
 	p.count()
 	p.known, p.part, p.served = false, nil, nil
 	clear(p.missing)
-	return p.release()
+	p.release()
 }
 
 // Remove implements dataplane.Dataplane.
 func (p *plane) Remove(ctx context.Context) error {
-	return errors.Join(p.endAll(), p.Dataplane.Remove(ctx))
+	p.endAll()
+	return p.Dataplane.Remove(ctx)
 }
 
 // Close implements dataplane.Dataplane.
 func (p *plane) Close() error {
-	return errors.Join(p.endAll(), p.Dataplane.Close(), p.sockets.Close())
+	p.endAll()
+	return errors.Join(p.Dataplane.Close(), p.sockets.Close())
 }

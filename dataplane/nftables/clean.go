@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -34,15 +33,6 @@ func inspect() (t dataplane.Leftover, err error) {
 		t.Rules, t.LocalnetWasOff = t.Rules || table.Exists, t.LocalnetWasOff || recorded
 	}
 	return t, nil
-}
-
-// removeLeft deletes that.
-func removeLeft(ctx context.Context, c dataplane.Config) error {
-	p, err := look(c)
-	if err != nil {
-		return err
-	}
-	return errors.Join(p.Remove(ctx), p.Close())
 }
 
 // look makes a plane that is not asked to program anything.

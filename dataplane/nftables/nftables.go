@@ -61,9 +61,8 @@ var (
 
 // Driver has planes without options.
 func Driver() dataplane.Driver {
-	return dataplane.Driver{
-		Name: "nftables", Open: New, Prepare: prepare, Inspect: inspect, Sessions: leftSessions, Remove: removeLeft,
-	}
+	d := dataplane.Driver{Name: "nftables", Open: New, Prepare: prepare, Inspect: inspect}
+	return d.SeenBy(func(c dataplane.Config) (dataplane.Dataplane, error) { return look(c) })
 }
 
 // New opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.

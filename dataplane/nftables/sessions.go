@@ -16,20 +16,6 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// leftSessions are what this data plane, in whatever process, remembers of clients in the network namespace of the
-// calling thread; see dataplane.Handover.
-func leftSessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
-	return func(yield func(dataplane.Session, error) bool) {
-		p, err := look(c)
-		if err != nil {
-			yield(dataplane.Session{}, err)
-			return
-		}
-		defer p.Close()
-		p.Sessions(ctx, s)(yield)
-	}
-}
-
 // Sessions implements dataplane.Handover.
 func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {

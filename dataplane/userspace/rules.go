@@ -130,9 +130,6 @@ func (t *table) ofSockets() []nft.Rule {
 	if t.redirectAll { // nobody comes here, and the kernel may lack what the rules need
 		return nil
 	}
-	if t.withoutFIB {
-		return []nft.Rule{nft.NewRule("our connections", nft.GoTo(chainDeliver))}
-	}
 	return []nft.Rule{ // only a whole socket has a mark, whatever that is
 		nft.NewRule("our connections", &expr.Socket{Key: expr.SocketKeyMark, Register: nft.Word(0)}, nft.Bits(0, 0, 0),
 			nft.Equals(nft.Native(0)), nft.GoTo(chainDeliver)),

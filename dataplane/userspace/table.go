@@ -69,7 +69,6 @@ type ports [numOrigins]uint16
 type listening struct {
 	ports, redirectPorts ports
 	redirectAll          bool // nothing goes by TPROXY
-	withoutFIB           bool // the kernel has no nft_fib
 }
 
 // table is our table of one family.

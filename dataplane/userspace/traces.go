@@ -1,7 +1,6 @@
 package userspace
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -30,15 +29,6 @@ func inspect() (t dataplane.Leftover, err error) {
 		t.Rules = t.Rules || table.Exists || len(have.rules)+len(have.routes)+len(have.own) > 0
 	}
 	return t, nil
-}
-
-// removeLeft deletes that.
-func removeLeft(ctx context.Context, c dataplane.Config) error {
-	p, err := look(c)
-	if err != nil {
-		return err
-	}
-	return errors.Join(p.Remove(ctx), p.Close())
 }
 
 // look makes a plane that is not asked to serve anything.

@@ -117,19 +117,17 @@ type Plane struct {
 	namespace namespace.Namespace
 	ruleset   *nft.Ruleset
 	routes    *routes
-	proxy     *proxy       // nil: nothing is served
-	listening [2]listening // of IPv4 and IPv6, as nft.Families are; zero: the family cannot be served
-	why       [2]error     // why not
-	// withoutFIB says that the kernel has no nft_fib, without which connections of IPVS may not be told from those before.
-	withoutFIB bool
-	tables     []*table            // nil: the kernel's content is not known
-	over       dataplane.Dataplane // of ByPlane
-	led        *subset.Subset      // what that has; nil: it is not known
-	clean      uint32              // Ruleset.Foreign when our rules were as they should be; 0: unknown
-	allowed    map[uint16]bool     // ports that answers of UDP may come from
-	phase      phase
-	standby    bool      // Sync prepares everything, and takes nothing
-	tended     time.Time // see tend
+	proxy     *proxy              // nil: nothing is served
+	listening [2]listening        // of IPv4 and IPv6, as nft.Families are; zero: the family cannot be served
+	why       [2]error            // why not
+	tables    []*table            // nil: the kernel's content is not known
+	over      dataplane.Dataplane // of ByPlane
+	led       *subset.Subset      // what that has; nil: it is not known
+	clean     uint32              // Ruleset.Foreign when our rules were as they should be; 0: unknown
+	allowed   map[uint16]bool     // ports that answers of UDP may come from
+	phase     phase
+	standby   bool      // Sync prepares everything, and takes nothing
+	tended    time.Time // see tend
 }
 
 const tendEvery = 10 * time.Second
@@ -157,10 +155,8 @@ var (
 // Driver has planes with options that, where the kernel can do no better, have another one translate. Open sets the way
 // in which packets come to the process; nil: nobody asks.
 func Driver(o Options, over dataplane.New, way *Redirect) dataplane.Driver {
-	return dataplane.Driver{
-		Name: "userspace", Open: newOver(o, over, way), Inspect: inspect, Sessions: leftSessions, Remove: removeLeft,
-		Carries: carries,
-	}
+	d := dataplane.Driver{Name: "userspace", Open: newOver(o, over, way), Inspect: inspect, Carries: carries}
+	return d.SeenBy(func(c dataplane.Config) (dataplane.Dataplane, error) { return look(c) })
 }
 
 // New makes planes with options. They are opened in the network namespace of the calling thread, and need
@@ -247,20 +243,7 @@ func (p *Plane) check(way Redirect, over dataplane.New) (err error) {
 		p.over, err = over(p.config)
 		return err
 	}
-	err = p.checkRules(listening{redirectAll: way != ByTPROXY})
-	if err == nil || way != ByTPROXY {
-		return err
-	}
-	lacks := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP)
-	if !lacks || p.checkRules(listening{withoutFIB: true}) != nil {
-		return err
-	}
-	p.withoutFIB = true
-	if p.config.Log != nil {
-		p.config.Log.Info("rules cannot ask for addresses of the node: after a change to mode ipvs a client that uses a "+
-			"port again may have no answer; have the kernel load nft_fib_ipv4 and nft_fib_ipv6", "error", err)
-	}
-	return nil
+	return p.checkRules(listening{redirectAll: way != ByTPROXY})
 }
 
 func (p *Plane) checkRules(l listening) error {
@@ -289,13 +272,13 @@ func (p *Plane) choose(way Redirect, instead []error) {
 	} else if len(instead) > 0 {
 		p.config.Log.Warn("mode userspace translates addresses, as this kernel cannot lead packets to a process by TPROXY: "+
 			"connections take longer to open, and clients are refused while there is no process; "+
-			"have the kernel load nft_tproxy and nft_socket", "error", errors.Join(instead...))
+			"have the kernel load nft_tproxy, nft_socket, nft_fib_ipv4 and nft_fib_ipv6", "error", errors.Join(instead...))
 	}
 }
 
 func (p *Plane) newTable(family int, tx *nft.Transaction) *table {
 	t := newTable(nft.Families[family], p.routes.mark, p.listening[family], tx)
-	t.phase, t.withoutFIB = p.phase, p.withoutFIB
+	t.phase = p.phase
 	return t
 }
 

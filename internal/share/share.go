@@ -25,10 +25,7 @@ type Owner struct {
 }
 
 // Client is what counts as one client. The zero value is a client of whom nothing is known.
-type Client struct {
-	network netip.Prefix
-	user    uint32
-}
+type Client struct{ network netip.Prefix }
 
 const ipv6Network = 64 // bits: the smallest network that one client has
 
@@ -44,9 +41,6 @@ func At(a netip.Addr) Client {
 	network, _ := a.Prefix(bits) // fails only without an address
 	return Client{network: network}
 }
-
-// User is the client that is a local user.
-func User(id uint32) Client { return Client{user: id + 1} }
 
 // Of is the owner of what a client has with a Service. The name of that is "namespace/name", or "namespace/name:port".
 func Of(service string, c Client) Owner {

@@ -29,7 +29,7 @@ func (p *Proxy) enter(at Packet, c carry.Accepted) {
 		c.Reset()
 		return
 	}
-	conn := &connection{proxy: p, name: d.service(), owner: p.owner(d, at, p.connections)}
+	conn := &connection{proxy: p, name: d.service(), owner: d.owner(at)}
 	conn.Take(c)
 	conn.Touch()
 	if bound := p.admit(conn, c.FD); bound != "" {

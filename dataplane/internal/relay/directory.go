@@ -71,15 +71,9 @@ type decision struct {
 // service is the name of the Service that a connection is for.
 func (d decision) service() string { return d.pool.id.Service }
 
-// owner is whose a packet's place is among those of a pool, which may be nil.
-func (p *Proxy) owner(d decision, at Packet, in *share.Pool) share.Owner {
-	o := share.Of(d.service(), share.Client{})
-	if p.options.Client == nil {
-		o.Client = share.At(at.Client.Addr())
-	} else if in != nil && in.Used() >= in.Capacity()/2 {
-		o.Client = p.options.Client(at)
-	}
-	return o
+// owner is whose a packet's place is. All processes of a node that ask a loopback address are one client.
+func (d decision) owner(at Packet) share.Owner {
+	return share.Of(d.service(), share.At(at.Client.Addr()))
 }
 
 // lookup is State.Lookup for what the kernel's rules have let through; ok is false if there is no row any more.

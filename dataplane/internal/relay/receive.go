@@ -140,7 +140,10 @@ func (in *intake) wait(at Packet, data []byte) {
 // sends returns the owner of a datagram. ok is false if no row has its destination.
 func (p *Proxy) sends(at Packet) (o share.Owner, ok bool) {
 	d, ok := p.Rows.lookup(at)
-	return p.owner(d, at, nil), ok
+	if !ok {
+		return o, false
+	}
+	return d.owner(at), true
 }
 
 // recall finds where a datagram was going that was redirected. It reports false if connection tracking does not know.

@@ -40,8 +40,6 @@ type Options struct {
 	SideBySide bool
 	// Original is the destination of a datagram that was redirected to a socket of the process.
 	Original func(client, own netip.AddrPort) (netip.AddrPort, error)
-	// Client says which client sends a packet where half of all places are taken; nil: its address does, in any case.
-	Client func(Packet) share.Client
 }
 
 // Proxy is what one process relays.

@@ -212,7 +212,7 @@ func (p *Proxy) begin(at Packet) *flow {
 	now := time.Now()
 	f := &flow{Call: Call{decision: d, client: at.Client}, proxy: p, began: now, asked: now}
 	f.Touch()
-	owner := p.owner(d, at, p.flows.places)
+	owner := d.owner(at)
 	owner.Unproven = true
 	if !p.flows.places.Enter(&f.place, owner, 1, f) {
 		p.turned.count(&d, tooManyFlows)
