@@ -3,7 +3,6 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 	"time"
@@ -18,32 +17,14 @@ import (
 type pool struct {
 	number uint32
 	size   size
-	layout
-	names *names        // with affinity or blocks; nil: slots lead to backends themselves
-	lasts time.Duration // the affinity
-	users []model.Key
-}
-
-// layout is which backend is where, in the order of the kernel's elements; an invalid one is missing.
-type layout struct {
-	slots []netip.AddrPort
-	parts []netip.AddrPort // of the blocks among the slots, sixteen of each
-}
-
-func (l layout) backends() iter.Seq[netip.AddrPort] {
-	return func(yield func(netip.AddrPort) bool) {
-		for _, list := range [][]netip.AddrPort{l.slots, l.parts} {
-			for _, b := range list {
-				if b.IsValid() && !isBlock(b) && !yield(b) {
-					return
-				}
-			}
-		}
-	}
+	slots  []netip.AddrPort // the backend of each, in the order of the kernel's elements; an invalid one is missing
+	names  *names           // with affinity; nil: slots lead to backends themselves
+	lasts  time.Duration    // the affinity
+	users  []model.Key
 }
 
 // names are the handles of a pool's backends. Its slots are elements of choices, which name a backend by its handle, so
-// that a client's memory outlives any change of the slots, and that a slot may name a block instead.
+// that a client's memory outlives any change of the slots.
 type names struct {
 	number  uint32
 	indexes ids
@@ -60,24 +41,19 @@ type staleHandle struct {
 // another number.
 func (t *table) setPool(id model.PoolID, want model.Pool) error {
 	p, old := t.pools[id], t.pools[id]
-	slots, parts := spread(want.Serving())
-	named := want.Affinity > 0 || parts != nil // as isNamed
-	if p == nil || (p.names != nil) != named || (p.lasts > 0) != (want.Affinity > 0) {
+	if named := want.Affinity > 0; p == nil || (p.names != nil) != named {
 		var err error
 		if p, err = t.newPool(named); err != nil {
 			return fmt.Errorf("pool %s: %w", id, err)
 		}
 	}
-	before, now := p.layout, layout{arrange(p.slots, slots), arrange(p.parts, parts)}
+	before, now := p.slots, arrange(p.slots, spread(want.Serving()))
 	if err := t.setHandles(p, now); err != nil {
 		return fmt.Errorf("pool %s: %w", id, err)
 	}
-	t.pools[id], p.layout = p, now
-	for i, backend := range p.parts { // before the slots that lead to them
-		t.setPart(p, i, at(before.parts, i), backend)
-	}
+	t.pools[id], p.slots = p, now
 	for i, backend := range p.slots {
-		t.setSlot(p, i, at(before.slots, i), backend)
+		t.setSlot(p, i, at(before, i), backend)
 	}
 	t.setHairpin(p, want)
 	if err := t.setMemory(p, want.Affinity); err != nil {
@@ -86,7 +62,7 @@ func (t *table) setPool(id model.PoolID, want model.Pool) error {
 	if err := t.redirect(old, p); err != nil {
 		return err
 	}
-	if len(p.slots) < len(before.slots) || len(p.parts) < len(before.parts) {
+	if len(p.slots) < len(before) {
 		t.surplus = append(t.surplus, surplus{p, before})
 	}
 	t.dropHandles(p)
@@ -96,29 +72,17 @@ func (t *table) setPool(id model.PoolID, want model.Pool) error {
 	return nil
 }
 
-// isNamed reports whether the backends of a pool have names.
-func isNamed(want model.Pool) bool {
-	if want.Affinity > 0 {
-		return true
-	}
-	_, parts := spread(want.Serving())
-	return parts != nil
-}
-
-// surplus is what a pool had before, if that is more than it has now.
+// surplus are the slots that a pool had before, if those are more than it has now.
 type surplus struct {
 	*pool
-	before layout
+	before []netip.AddrPort
 }
 
 // trim deletes the slots that pools have lost, when nobody chooses among them any more.
 func (t *table) trim() {
 	for _, s := range t.surplus {
-		for i := len(s.slots); i < len(s.before.slots); i++ {
-			t.setSlot(s.pool, i, s.before.slots[i], netip.AddrPort{})
-		}
-		for i := len(s.parts); i < len(s.before.parts); i++ {
-			t.setPart(s.pool, i, s.before.parts[i], netip.AddrPort{})
+		for i := len(s.slots); i < len(s.before); i++ {
+			t.setSlot(s.pool, i, s.before[i], netip.AddrPort{})
 		}
 	}
 	t.surplus = nil
@@ -145,30 +109,15 @@ func at(slots []netip.AddrPort, i int) (a netip.AddrPort) {
 
 // setSlot changes one slot; an invalid backend stands for no element.
 func (t *table) setSlot(p *pool, i int, old, backend netip.AddrPort) {
-	m := slots
-	if p.names != nil {
-		m = choices
-	}
-	t.setChoice(p, choice{m, slotKey(p.number, i)}, old, backend)
-}
-
-// setPart changes one part of a block.
-func (t *table) setPart(p *pool, i int, old, backend netip.AddrPort) {
-	t.setChoice(p, choice{choices, slotKey(uint32(p.names.block(i/blockSlots)), i%blockSlots)}, old, backend)
-}
-
-// A choice is an element of a map that leads to a backend.
-type choice struct {
-	set int
-	key []byte
-}
-
-func (t *table) setChoice(p *pool, c choice, old, backend netip.AddrPort) {
 	if old == backend {
 		return
 	}
+	set, key := slots, slotKey(p.number, i)
+	if p.names != nil {
+		set = choices
+	}
 	if old.IsValid() {
-		t.Element(unix.NFT_MSG_DELSETELEM, c.set, c.key, nil)
+		t.Element(unix.NFT_MSG_DELSETELEM, set, key, nil)
 	}
 	if !backend.IsValid() {
 		return
@@ -178,33 +127,22 @@ func (t *table) setChoice(p *pool, c choice, old, backend netip.AddrPort) {
 	}
 	data := nft.EncodeBackend(backend)
 	if p.names != nil {
-		data = nft.Native(uint32(p.names.of(backend)))
+		data = nft.Native(uint32(p.names.handles[backend]))
 	}
-	t.Element(unix.NFT_MSG_NEWSETELEM, c.set, c.key, data)
+	t.Element(unix.NFT_MSG_NEWSETELEM, set, key, data)
 }
-
-// of is the handle of a backend or of a block.
-func (n *names) of(a netip.AddrPort) handle {
-	if isBlock(a) {
-		return n.block(int(a.Port()))
-	}
-	return n.handles[a]
-}
-
-// block is the handle of a block. They have the last indexes.
-func (n *names) block(i int) handle { return newHandle(n.number, lastIndex-uint32(i)) }
 
 func slotKey(number uint32, i int) []byte {
 	return binary.NativeEndian.AppendUint32(nft.Native(number), uint32(i))
 }
 
 // setHandles gives all backends of a pool that has names handles, or none.
-func (t *table) setHandles(p *pool, now layout) error {
+func (t *table) setHandles(p *pool, now []netip.AddrPort) error {
 	if p.names == nil {
 		return nil
 	}
 	var missing []netip.AddrPort
-	for b := range now.backends() {
+	for _, b := range now {
 		if _, ok := p.names.handles[b]; !ok {
 			p.names.handles[b] = 0
 			missing = append(missing, b)
@@ -234,7 +172,7 @@ func (t *table) dropHandles(p *pool) {
 		return
 	}
 	serving := make(map[netip.AddrPort]bool, len(p.names.handles))
-	for b := range p.backends() {
+	for _, b := range p.slots {
 		serving[b] = true
 	}
 	for b, h := range p.names.handles {
@@ -283,14 +221,11 @@ func (t *table) deletePoolElements(p *pool) {
 	for i, backend := range p.slots {
 		t.setSlot(p, i, backend, netip.AddrPort{})
 	}
-	for i, backend := range p.parts {
-		t.setPart(p, i, backend, netip.AddrPort{})
-	}
 	t.Own(p)
 	t.numbers.give(p.number)
 	if p.names != nil {
 		t.deleteMemory(p.names.number)
-		p.layout = layout{}
+		p.slots = nil
 		t.dropHandles(p)
 		t.stickies.give(p.names.number)
 	}

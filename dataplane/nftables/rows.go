@@ -79,21 +79,19 @@ func (t *table) prepare(s *model.State) error {
 // adopt gives the pools of s the numbers under which the kernel holds them, as the tokens of their
 // frontends tell.
 func (t *table) adopt(s *model.State) {
-	shared, names := t.sharedNumbers(s), t.foundNames()
+	shared, handles := t.sharedNumbers(s), t.foundHandles()
 	for key, f := range s.Frontends {
 		number := t.rows[key].token.pool()
 		if number == 0 || shared[number] || f.Verdict != model.Forward || t.pools[f.Pool] != nil {
 			continue
 		}
-		want := s.Pools[f.Pool]
-		if list, ok := t.found.slots[number]; ok && !isNamed(want) {
-			t.pools[f.Pool] = &pool{number: number, layout: layout{slots: list}}
-			delete(t.found.slots, number)
-		}
-		if _, ok := t.found.choices[number]; ok && isNamed(want) {
-			if p := t.adoptNamed(number, names, want.Affinity > 0); p != nil {
+		if s.Pools[f.Pool].Affinity > 0 {
+			if p := t.adoptNamed(number, handles); p != nil {
 				t.pools[f.Pool] = p
 			}
+		} else if list, ok := t.found.slots[number]; ok {
+			t.pools[f.Pool] = &pool{number: number, slots: list}
+			delete(t.found.slots, number)
 		}
 	}
 	t.dropUnknownHandles()
@@ -113,88 +111,43 @@ func (t *table) sharedNumbers(s *model.State) map[uint32]bool {
 	return shared
 }
 
-// named is what the kernel holds under the number of names.
-type named struct {
-	handles []handle
-	blocks  []int
-}
-
-func (t *table) foundNames() map[uint32]*named {
-	found := map[uint32]*named{}
-	of := func(h handle) *named {
-		if found[h.sticky()] == nil {
-			found[h.sticky()] = &named{}
-		}
-		return found[h.sticky()]
-	}
+// foundHandles are those that the kernel holds, by the number of their names.
+func (t *table) foundHandles() map[uint32][]handle {
+	found := map[uint32][]handle{}
 	for h := range t.backends {
-		of(h).handles = append(of(h).handles, h)
-	}
-	for number := range t.found.choices {
-		if h := handle(number); h&handleBit != 0 && h.index() > maxIndex {
-			of(h).blocks = append(of(h).blocks, lastIndex-int(h.index()))
-		}
+		found[h.sticky()] = append(found[h.sticky()], h)
 	}
 	return found
 }
 
-// adoptNamed takes over a pool whose backends have names, or returns nil if what the kernel holds of it is not whole.
-func (t *table) adoptNamed(number uint32, found map[uint32]*named, sticky bool) *pool {
+// adoptNamed takes over a pool with affinity, or returns nil if what the kernel holds of it is not whole.
+func (t *table) adoptNamed(number uint32, found map[uint32][]handle) *pool {
 	choices := t.found.choices[number]
 	i := slices.IndexFunc(choices, func(h handle) bool { return h != 0 })
 	if i < 0 || found[choices[i].sticky()] == nil {
 		return nil
 	}
-	p := &pool{number: number, names: &names{
-		number: choices[i].sticky(), indexes: ids{max: maxIndex}, handles: map[netip.AddrPort]handle{},
-	}}
+	n := &names{number: choices[i].sticky(), indexes: ids{max: maxIndex}, handles: map[netip.AddrPort]handle{}}
 	taken := map[uint32]bool{}
-	for _, h := range found[p.names.number].handles {
+	for _, h := range found[n.number] {
 		taken[h.index()] = true
-		p.names.handles[t.backends[h]] = h
+		n.handles[t.backends[h]] = h
 	}
-	p.names.indexes.reserve(taken)
-	var whole bool
-	p.slots, whole = t.places(p.names, choices)
-	blocks := found[p.names.number].blocks
-	if most := mostHoles*len(blocks) + leastLength; slices.ContainsFunc(blocks, func(b int) bool { return b > most }) {
-		return nil // as in loadSlots
+	n.indexes.reserve(taken)
+	p := &pool{number: number, names: n, lasts: time.Second} // setMemory says for how long
+	for _, h := range choices {                              // 0 is a missing element
+		backend := t.backends[h]
+		if h != 0 && n.handles[backend] != h {
+			return nil // the name is another pool's, or nobody's
+		}
+		p.slots = append(p.slots, backend)
 	}
-	for _, b := range blocks {
-		parts, ok := t.places(p.names, t.found.choices[uint32(p.names.block(b))])
-		whole = whole && ok && len(parts) <= blockSlots
-		p.parts = append(p.parts, make([]netip.AddrPort, max(0, (b+1)*blockSlots-len(p.parts)))...)
-		copy(p.parts[b*blockSlots:], parts)
-	}
-	remembers := t.FoundSets[memoryName(p.names.number)]
-	if !whole || remembers != sticky {
+	if !t.FoundSets[memoryName(n.number)] {
 		return nil
 	}
-	delete(found, p.names.number)
+	delete(found, n.number)
 	delete(t.found.choices, number)
-	for _, b := range blocks {
-		delete(t.found.choices, uint32(p.names.block(b)))
-	}
-	if sticky {
-		p.lasts = time.Second // setMemory says for how long
-	}
 	return p
-}
-
-// places are what handles stand for, if all of them are of these names; 0 is a missing element.
-func (t *table) places(n *names, handles []handle) (places []netip.AddrPort, ok bool) {
-	ok = true
-	for _, h := range handles {
-		var place netip.AddrPort
-		if i := lastIndex - int(h.index()); h != 0 && h.index() > maxIndex {
-			place = block(i)
-		} else if h != 0 {
-			place = t.backends[h]
-		}
-		places = append(places, place)
-		ok = ok && (h == 0 || n.of(place) == h)
-	}
-	return places, ok
 }
 
 // dropUnknownHandles makes the handles stale that no pool has taken over.

@@ -42,8 +42,8 @@ func sets(f nft.Family) []*nft.Set {
 	)
 }
 
-// A handle names a backend of a pool whose backends have names, or a block of it: the number of the names in the upper
-// half, an index in the lower one.
+// A handle names a backend of a pool with affinity: the number of the pool's names in the upper half, an index in the
+// lower one.
 type handle uint32
 
 const (
@@ -52,13 +52,12 @@ const (
 	handleBit  = 1 << 31                                          // set in handles and clear in tokens
 	minSticky  = handleBit>>stickyBits + 1<<(poolBits-stickyBits) // no handle is handleBit and some number of a pool
 	maxSticky  = 1<<(32-stickyBits) - 1
-	lastIndex  = 1<<stickyBits - 1
-	maxIndex   = lastIndex - maxBlocks // of backends; blocks have those above
+	maxIndex   = 1<<stickyBits - 1
 )
 
 func newHandle(sticky, index uint32) handle { return handle(sticky<<stickyBits | index) }
 func (h handle) sticky() uint32             { return uint32(h) >> stickyBits }
-func (h handle) index() uint32              { return uint32(h) & lastIndex }
+func (h handle) index() uint32              { return uint32(h) & maxIndex }
 
 // A class is what is done with packets before a backend is chosen, if one is. The classes are always there; a token has
 // the number of one.

@@ -119,11 +119,6 @@ func (t *table) sizeChain(s size) nft.Chain {
 		}
 	}
 	if s.named {
-		part := []any{
-			nft.LoadMeta(expr.MetaKeyPRIORITY, 0), random(blockSlots), nft.Find("choices", 0),
-			nft.StoreMeta(expr.MetaKeyPRIORITY, 0),
-		}
-		c.Rules = append(c.Rules, nft.NewRule("part of a block", part...))
 		return c
 	}
 	// Each look-up sees the ruleset as it is at that moment, the chain as it was when the packet

@@ -25,48 +25,32 @@ func TestSpread(t *testing.T) {
 			}
 			total, divisor = total+int(backends[i].Weight), gcd(int(backends[i].Weight), divisor)
 		}
-		slots, parts := spread(backends)
-		got, elements := sharesOf(t, slots, parts)
-		if most := 32*len(backends) + 220; elements > most {
+		slots := spread(backends)
+		got, elements := sharesOf(slots)
+		most := max(2048, 40*len(backends))
+		if elements > most+len(backends) {
 			t.Fatalf("%d elements for %d backends, at most %d are wanted: %v", elements, len(backends), most, backends)
 		}
 		away := 0.0
 		for _, b := range backends {
 			away += math.Abs(got[b.AddrPort()]-float64(b.Weight)/float64(total)) / 2
 		}
-		if limit := map[bool]float64{true: 1e-9, false: 0.01}[total/divisor <= 32*len(backends)]; away > limit {
+		if limit := map[bool]float64{true: 1e-9, false: 0.01}[total/divisor <= most]; away > limit {
 			t.Fatalf("%.2g of all connections go elsewhere than weights say: %v", away, backends)
 		}
 	}
 }
 
 // sharesOf is which part of all connections each backend gets.
-func sharesOf(t *testing.T, slots, parts []share) (got map[netip.AddrPort]float64, elements int) {
-	t.Helper()
+func sharesOf(slots []share) (got map[netip.AddrPort]float64, elements int) {
 	got = map[netip.AddrPort]float64{}
-	n, blocks := 0, 0
 	for _, s := range slots {
-		n += s.slots
-		if isBlock(s.AddrPort) {
-			blocks++
-		}
-	}
-	inBlocks := 0
-	for _, s := range parts {
-		inBlocks += s.slots
-	}
-	if inBlocks != blocks*blockSlots {
-		t.Fatalf("%d parts for %d blocks", inBlocks, blocks)
+		elements += s.slots
 	}
 	for _, s := range slots {
-		if !isBlock(s.AddrPort) {
-			got[s.AddrPort] += float64(s.slots) / float64(n)
-		}
+		got[s.AddrPort] = float64(s.slots) / float64(elements)
 	}
-	for _, s := range parts {
-		got[s.AddrPort] += float64(s.slots) / blockSlots / float64(n)
-	}
-	return got, n + inBlocks
+	return got, elements
 }
 
 // Each size has a number of its own, and is at most a ninth larger than what it is for.
