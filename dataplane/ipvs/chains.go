@@ -118,7 +118,7 @@ func (t *table) aroundIPVS() []nft.Chain {
 }
 
 // notTaken matches packets that no process of the node takes for itself, as another plane's may while both are there:
-// IPVS has chosen nothing for such, and their destination is the Service still, or disguised.
+// IPVS has chosen nothing for such, and their destination is the Service still, or the process.
 func (t *table) notTaken() []any {
 	carried := dataplane.Config{Mark: t.Mark}.CarriedMark()
 	return []any{nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, carried, 0), nft.Equals(nft.Native(0))}

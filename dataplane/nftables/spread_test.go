@@ -27,15 +27,15 @@ func TestSpread(t *testing.T) {
 		}
 		slots := spread(backends)
 		got, elements := sharesOf(slots)
-		most := max(2048, 40*len(backends))
-		if elements > most+len(backends) {
-			t.Fatalf("%d elements for %d backends, at most %d are wanted: %v", elements, len(backends), most, backends)
+		bound := max(2048, 40*len(backends))
+		if elements > bound+len(backends) {
+			t.Fatalf("%d elements for %d backends, at most %d are wanted: %v", elements, len(backends), bound, backends)
 		}
 		away := 0.0
 		for _, b := range backends {
 			away += math.Abs(got[b.AddrPort()]-float64(b.Weight)/float64(total)) / 2
 		}
-		if limit := map[bool]float64{true: 1e-9, false: 0.01}[total/divisor <= most]; away > limit {
+		if limit := map[bool]float64{true: 1e-9, false: 0.01}[total/divisor <= bound]; away > limit {
 			t.Fatalf("%.2g of all connections go elsewhere than weights say: %v", away, backends)
 		}
 	}

@@ -152,7 +152,7 @@ func (p *Plane) takeOver(rows *relay.Directory, s *model.State) error {
 		if err := t.Load(p.ruleset.Socket, t.chains()); err != nil {
 			return err
 		}
-		if err := p.undress(t); err != nil {
+		if err := p.dropSourceNAT(t); err != nil {
 			return err
 		}
 		tables = append(tables, t)
@@ -162,13 +162,13 @@ func (p *Plane) takeOver(rows *relay.Directory, s *model.State) error {
 	})
 }
 
-// undress deletes the disguises that the process before has left.
-func (p *Plane) undress(t *table) error {
-	if !t.Exists || !t.FoundSets[t.Sets[disguises].Name] {
+// dropSourceNAT deletes the source addresses that the process before has left.
+func (p *Plane) dropSourceNAT(t *table) error {
+	if !t.Exists || !t.FoundSets[t.Sets[sourceAddresses].Name] {
 		return nil
 	}
-	err := t.List(p.ruleset.Socket, disguises, func() { t.Tx = &nft.Transaction{} }, func(e nft.Element) {
-		t.Element(unix.NFT_MSG_DELSETELEM, disguises, e.Key, nil)
+	err := t.List(p.ruleset.Socket, sourceAddresses, func() { t.Tx = &nft.Transaction{} }, func(e nft.Element) {
+		t.Element(unix.NFT_MSG_DELSETELEM, sourceAddresses, e.Key, nil)
 	})
 	if err != nil || len(t.Tx.Steps) == 0 {
 		return err

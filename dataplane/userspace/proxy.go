@@ -22,7 +22,7 @@ type proxy struct {
 	way       Redirect
 	sockets   namespace.Namespace
 	entrances []*entrance // of both families
-	disguise  *disguise   // of what connects from the own address
+	sourceNAT *sourceNAT  // of what connects from the own address
 	tracking  *tracking   // for new flows
 	origins   *tracking   // for datagrams that come, which do not wait for new flows
 	listeners *listeners  // nil: there are rules
@@ -61,7 +61,7 @@ const firstPort = 17985
 
 // ask opens what asks the kernel of connections. The caller is in the right namespace.
 func (p *proxy) ask() (err error) {
-	if p.disguise.conn, err = nfnetlink.Dial(); err != nil {
+	if p.sourceNAT.conn, err = nfnetlink.Dial(); err != nil {
 		return err
 	}
 	if p.tracking, err = openTracking(); err != nil {
@@ -214,7 +214,7 @@ func (p *proxy) close() {
 		p.listeners.closeAll()
 	}
 	p.Close()
-	p.disguise.close()
+	p.sourceNAT.close()
 	p.tracking.close()
 	p.origins.close()
 }

@@ -19,7 +19,7 @@ import (
 //
 //	first packet ─ nat: a destination of a row? by origin ─► dnat ─► own address:port of the origin ─► accept
 //	    SO_ORIGINAL_DST (of UDP: connection tracking) ─► the row
-//	connect ─ from the own address ─► postrouting: as the client, if the map disguises has the port, else hidden
+//	connect ─ from the own address ─► postrouting: as the client, if the map source-nat has the port, else hidden
 
 // ownAddress is the one to which packets are redirected and from which such connections go on. It is local without
 // being an interface's (a route in table local), as that of a client may have none, and nobody beside us listens there.
@@ -44,7 +44,7 @@ const (
 // Priorities of the chains of address translation: before all others, of which the kernel then asks none.
 const (
 	redirectPriority = priority
-	disguisePriority = nft.Masquerading - 1
+	sourceNATPriority = nft.Masquerading - 1
 )
 
 // redirects are the chains that translate what TPROXY cannot have. While there is one, connection tracking goes on to
@@ -76,9 +76,9 @@ func (t *table) redirects() []nft.Chain {
 				t.redirected(redirectPrefix+fromNode.String(), t.redirectable()[0])),
 		},
 		nft.Chain{
-			Name:  "disguise",
-			Hook:  &nft.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: disguisePriority},
-			Rules: t.disguise(),
+			Name:  "source-nat",
+			Hook:  &nft.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: sourceNATPriority},
+			Rules: t.sourceNAT(),
 		})
 }
 
@@ -145,15 +145,15 @@ func (t *table) fromOwnAddress(then ...any) []any {
 	}, then...)
 }
 
-// disguise translates the source of what the process sends.
-func (t *table) disguise() []nft.Rule {
+// sourceNAT translates the source of what the process sends.
+func (t *table) sourceNAT() []nft.Rule {
 	n := t.Family.Address.Words()
 	port := &expr.Payload{Base: expr.PayloadBaseTransportHeader, Len: 2, DestRegister: nft.Word(n + 1)}
 	as := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(t.Family.Number), RegAddrMin: nft.Word(0)}
 	return []nft.Rule{
 		nft.NewRule("as the client", t.fromOwnAddress(
 			t.Family.Load(t.Family.Source, 0), nft.LoadMeta(expr.MetaKeyL4PROTO, n), port,
-			nft.Find(t.Sets[disguises].Name, 0), as)...),
+			nft.Find(t.Sets[sourceAddresses].Name, 0), as)...),
 		nft.NewRule("hidden", t.fromOwnAddress(&expr.Masq{FullyRandom: true})...),
 	}
 }

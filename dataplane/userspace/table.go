@@ -30,7 +30,7 @@ const (
 	dropped
 	internalDropped
 	clients // what pools remember, for the process that comes next
-	disguises
+	sourceAddresses
 	away // protocols, while there is no process
 )
 
@@ -44,7 +44,7 @@ func sets(f nft.Family) []*nft.Set {
 			Name: "clients", Flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT,
 			Key: []nft.Field{f.Address, nft.Index, nft.Index}, Data: []nft.Field{f.Address, nft.Port},
 		},
-		&nft.Set{Name: "disguises", Flags: unix.NFT_SET_MAP, Key: destination, Data: []nft.Field{f.Address}},
+		&nft.Set{Name: "source-nat", Flags: unix.NFT_SET_MAP, Key: destination, Data: []nft.Field{f.Address}},
 		&nft.Set{Name: "away", Key: []nft.Field{nft.Protocol}},
 	)
 }
@@ -89,7 +89,7 @@ func (t *table) load(c *nfnetlink.Socket) error {
 		return err
 	}
 	for i, s := range t.Sets {
-		if !t.FoundSets[s.Name] || i == clients || i == disguises { // these belong to connections
+		if !t.FoundSets[s.Name] || i == clients || i == sourceAddresses { // these belong to connections
 			continue
 		}
 		if err := t.Find(c, i); err != nil {

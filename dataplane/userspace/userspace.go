@@ -362,7 +362,7 @@ func (p *Plane) serve(s *model.State) error {
 		return err
 	}
 	proxy := newProxy(p.options, p.namespace)
-	proxy.disguise = &disguise{ruleset: p.ruleset, tables: [2]*table{p.newTable(0, nil), p.newTable(1, nil)}}
+	proxy.sourceNAT = &sourceNAT{ruleset: p.ruleset, tables: [2]*table{p.newTable(0, nil), p.newTable(1, nil)}}
 	proxy.Rows.Replace(s)
 	if !p.translates() {
 		if err := p.takeOver(proxy.Rows, s); err != nil {

@@ -15,10 +15,10 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// disguise has connections from the own address leave as their clients: an element of a map says as whom, from before
+// sourceNAT has connections from the own address leave as their clients: an element of a map says as whom, from before
 // the first packet until connection tracking knows; as long as the flow lasts if that may forget. Goroutines of
 // connections share it.
-type disguise struct {
+type sourceNAT struct {
 	ruleset *nft.Ruleset // that of the plane, which counts transactions
 	conn    *nfnetlink.Socket
 	tables  [2]*table // of both families; they hold no more than the name of the map
@@ -42,18 +42,18 @@ func bindOwn(fd int, v6 bool) (at netip.AddrPort, err error) {
 
 // enter has what a socket of the own address sends to a backend leave as the caller, unless that is to be hidden, until
 // leave is called.
-func (d *disguise) enter(c relay.Call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
+func (n *sourceNAT) enter(c relay.Call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
 	if c.Hidden(b) || c.Client().Addr().Is6() != own.Addr().Is6() {
 		return func() {}, nil
 	}
 	key := model.Key{Addr: own.Addr(), Port: own.Port(), Protocol: c.Protocol()}
-	if err := d.put(key, c.Client().Addr()); err != nil {
+	if err := n.put(key, c.Client().Addr()); err != nil {
 		return func() {}, err
 	}
-	return func() { _ = d.drop(key) }, nil // what stays is replaced by who has the port next
+	return func() { _ = n.drop(key) }, nil // what stays is replaced by who has the port next
 }
 
-// present makes connection tracking forget an earlier flow from the port, and then enters the socket in the disguise. A
+// present makes connection tracking forget an earlier flow from the port, and then has the socket leave as the caller. A
 // new connection of TCP makes the kernel forget the earlier one (nf_conntrack_proto_tcp.c).
 func (p *proxy) present(c relay.Call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
 	if c.Protocol() != model.TCP {
@@ -61,7 +61,7 @@ func (p *proxy) present(c relay.Call, b model.Backend, own netip.AddrPort) (leav
 			return func() {}, err
 		}
 	}
-	return p.disguise.enter(c, b, own)
+	return p.sourceNAT.enter(c, b, own)
 }
 
 // connectOwn asks a backend by a socket of the own address.
@@ -86,16 +86,16 @@ func (p *proxy) connectOwn(c relay.Call, b model.Backend, setups ...carry.Setup)
 }
 
 // put enters a socket. What an earlier one has left in its place goes.
-func (d *disguise) put(key model.Key, client netip.Addr) error {
-	err := d.step(unix.NFT_MSG_NEWSETELEM, key, client)
+func (n *sourceNAT) put(key model.Key, client netip.Addr) error {
+	err := n.step(unix.NFT_MSG_NEWSETELEM, key, client)
 	if errors.Is(err, unix.EEXIST) {
-		err = errors.Join(d.drop(key), d.step(unix.NFT_MSG_NEWSETELEM, key, client))
+		err = errors.Join(n.drop(key), n.step(unix.NFT_MSG_NEWSETELEM, key, client))
 	}
 	return err
 }
 
-func (d *disguise) drop(key model.Key) error {
-	err := d.step(unix.NFT_MSG_DELSETELEM, key, netip.Addr{})
+func (n *sourceNAT) drop(key model.Key) error {
+	err := n.step(unix.NFT_MSG_DELSETELEM, key, netip.Addr{})
 	if errors.Is(err, unix.ENOENT) { // somebody else was quicker
 		return nil
 	}
@@ -112,63 +112,63 @@ type entry struct {
 
 // step has an entry done. What comes while the kernel is busy with others is done together then: a transaction takes as
 // long for one as for many.
-func (d *disguise) step(verb uint16, key model.Key, client netip.Addr) error {
+func (n *sourceNAT) step(verb uint16, key model.Key, client netip.Addr) error {
 	e := &entry{verb, key, client, make(chan error, 1)}
-	d.mu.Lock()
-	d.waiting = append(d.waiting, e)
-	if !d.busy {
-		d.busy = true
-		go d.performAll()
+	n.mu.Lock()
+	n.waiting = append(n.waiting, e)
+	if !n.busy {
+		n.busy = true
+		go n.performAll()
 	}
-	d.mu.Unlock()
+	n.mu.Unlock()
 	return <-e.done
 }
 
 // performAll does what waits, until nothing does.
-func (d *disguise) performAll() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for len(d.waiting) > 0 {
-		some := d.waiting
-		d.waiting = nil
-		d.mu.Unlock()
-		d.perform(some)
-		d.mu.Lock()
+func (n *sourceNAT) performAll() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for len(n.waiting) > 0 {
+		some := n.waiting
+		n.waiting = nil
+		n.mu.Unlock()
+		n.perform(some)
+		n.mu.Lock()
 	}
-	d.busy = false
+	n.busy = false
 }
 
 // perform does entries together or, if the kernel refuses one of them, each for itself.
-func (d *disguise) perform(some []*entry) {
-	err := d.send(some)
+func (n *sourceNAT) perform(some []*entry) {
+	err := n.send(some)
 	for _, e := range some {
 		if err != nil && len(some) > 1 {
-			e.done <- d.send([]*entry{e})
+			e.done <- n.send([]*entry{e})
 		} else {
 			e.done <- err
 		}
 	}
 }
 
-func (d *disguise) send(some []*entry) error {
+func (n *sourceNAT) send(some []*entry) error {
 	tx := &nft.Transaction{}
 	for _, e := range some {
-		t := d.tables[0]
+		t := n.tables[0]
 		if e.key.Addr.Is6() {
-			t = d.tables[1]
+			t = n.tables[1]
 		}
 		t.Tx = tx
-		t.Element(e.verb, disguises, nft.EncodeKey(e.key), e.client.AsSlice())
+		t.Element(e.verb, sourceAddresses, nft.EncodeKey(e.key), e.client.AsSlice())
 	}
-	err := tx.Send(d.conn, tx.Steps)
+	err := tx.Send(n.conn, tx.Steps)
 	if err == nil {
-		d.ruleset.Count()
+		n.ruleset.Count()
 	}
 	return err
 }
 
-func (d *disguise) close() {
-	if d != nil && d.conn != nil {
-		_ = d.conn.Close() // nothing waits in it
+func (n *sourceNAT) close() {
+	if n != nil && n.conn != nil {
+		_ = n.conn.Close() // nothing waits in it
 	}
 }
