@@ -165,6 +165,7 @@ func (s *servers) drain(keys []ipvs.Key, wanted func(ipvs.Key) bool) error {
 	return err
 }
 
+// drainOne plans what becomes of the real servers of one virtual server that leave.
 func (s *servers) drainOne(key ipvs.Key, held *server, wanted bool, p *plan) error {
 	reals, err := s.director.Destinations(key)
 	if err != nil {

@@ -183,7 +183,7 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 	return k, p.readServers(k, s)
 }
 
-// readServers finds out which virtual servers are ours: those with our marks, those that the table says are, and
+// readServers finds out which virtual servers are ours, as IPVS keeps no word of their owner: those with our marks, those that the table says are, and
 // those at addresses that frontends have or that are on the interface for such addresses.
 func (p *Plane) readServers(k *kernel, s *model.State) error {
 	wanted := map[ipvs.Key]bool{}
@@ -466,6 +466,15 @@ func (p *Plane) countLocals(k *kernel, s *model.State, c model.Change) {
 }
 
 // perform does the work. With dataplane.ErrPartial all is as it should be but for what the error names.
+//
+// IPVS, the table, and routes cannot be changed together, so the order sees to it that each packet in between finds
+// either the old way or the new one:
+//
+//   - The record of a virtual server comes before it, so that a process that starts after a crash knows it for ours.
+//   - Virtual servers are complete before the table marks packets for them, and that before the address is local: a
+//     packet for a local address that IPVS does not know is the node's own, and refused.
+//   - Virtual servers go when the table does not lead to them any more, and routes when there are no virtual servers.
+//   - Records go last.
 func (p *Plane) perform(k *kernel, todo *work) error {
 	var refused []error
 	soft := func(err error) error { return soften(err, &refused) }

@@ -11,6 +11,12 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
+// What rows become in the kernel depends on their scope. An address can have one virtual server, but a frontend of
+// scope Internal has a pool of its own at the same address. So packets for it get a mark, which selects another one:
+//
+//	frontend, scope Any      ─► virtual server of the address ─► real servers of its pool
+//	frontend, scope Internal ─► token: number of the pool ─► mark ─► virtual server of the mark, one for each pool
+
 // rows are those of the State that the plane has programmed, and what follows from them.
 type rows struct {
 	frontends map[model.Key]model.Frontend

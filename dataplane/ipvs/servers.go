@@ -13,6 +13,15 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
+// A virtual server of the kernel and its real servers go through these states:
+//
+//	wanted ─ set ─► in the kernel ─ no longer wanted: UDP ──────────────────────────────► deleted
+//	                      ▲    └─ TCP, SCTP ─► leaving: weight 0 ─ no connections left ──────┘
+//	                      └────── wanted again ───┘     (drain.go)    or DrainTimeout
+//
+// A plan lists requests. Each changes what is held when the kernel has performed it, so that after a refusal the rest
+// is known still.
+
 // server is a virtual server in the kernel, or as it should be.
 type server struct {
 	scheduler string
@@ -70,7 +79,7 @@ func newHeld(scheduler string) *server {
 	}
 }
 
-// adopt is a virtual server that the kernel lists. What differs from how we make them in other ways than
+// adopt is a virtual server that the kernel lists, whoever made it. What differs from how we make them in other ways than
 // by the names in server's fields is written as a name that nobody wants, so that it is corrected.
 func adopt(found ipvs.Server, reals []ipvs.Destination) *server {
 	held := newHeld(schedulerOf(found))

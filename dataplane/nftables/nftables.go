@@ -304,7 +304,8 @@ func (p *Plane) Remove(context.Context) error {
 func (p *Plane) Close() error { return errors.Join(p.ruleset.Close(), p.localnet.Close()) }
 
 // forget deletes from the memory of affinity the backends that have left their pools, and then their
-// handles. It comes after the change, when nobody can choose them any more.
+// handles. It comes after the change, when nobody can choose them any more. Packets add to that memory at any time: so
+// a client that came between the change and the listing is seen, and none that comes after it can get such a backend.
 func (p *Plane) forget(t *table) error {
 	if len(t.stale) == 0 && !t.recheck {
 		return nil

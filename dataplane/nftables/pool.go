@@ -13,6 +13,17 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
+// A pool is a list of slots. A packet draws one of them by chance, so a backend has as many as its weight says.
+//
+//	without affinity   slots:   pool 7 . 0 ─► 10.244.1.2 . 8080     pool 7 . 1 ─► …
+//	with affinity      choices: pool 7 . 0 ─► handle 9.0     backends: handle 9.0 ─► 10.244.1.2 . 8080
+//	                   affinity-9: client ─► handle 9.0      (memory.go)
+//
+// A change must leave no packet without a backend, though the kernel may perform its parts in several transactions.
+// So a pool that grows fills its new slots before frontends draw among them. One that shrinks has its frontends draw
+// among fewer first; its surplus slots go at the end of the change (trim), and the handles of backends that have left
+// go when no client remembers them (Plane.forget).
+
 // pool is a model.Pool in the kernel.
 type pool struct {
 	number uint32
@@ -136,7 +147,7 @@ func slotKey(number uint32, i int) []byte {
 	return binary.NativeEndian.AppendUint32(nft.Native(number), uint32(i))
 }
 
-// setHandles gives all backends of a pool that has names handles, or none.
+// setHandles gives all backends of a pool that has names handles, or none: a pool is never half in the kernel.
 func (t *table) setHandles(p *pool, now []netip.AddrPort) error {
 	if p.names == nil {
 		return nil

@@ -14,6 +14,14 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
+// A Sync has two halves, between which sessions of another plane may be taken in:
+//
+//	load ─► syncPools: structure, unwanted ranges, pools under their old numbers ─► (sessions) ─► syncRows: frontends,
+//	        guards, pods; then what nobody has claimed goes
+//
+// Until syncRows no frontend leads to a pool that is new, so no packet chooses a backend before the pool knows whom it
+// had sent where.
+
 // syncPools makes the steps from the pools that load found to those of s, with all that rows are made of. The rows
 // themselves are as they were.
 func (t *table) syncPools(s *model.State) error {
@@ -77,7 +85,8 @@ func (t *table) prepare(s *model.State) error {
 }
 
 // adopt gives the pools of s the numbers under which the kernel holds them, as the tokens of their
-// frontends tell.
+// frontends tell. The kernel does not know the names of pools. A pool that is taken for another one only costs steps:
+// setPool makes of any slots what they should be.
 func (t *table) adopt(s *model.State) {
 	shared, handles := t.sharedNumbers(s), t.foundHandles()
 	for key, f := range s.Frontends {
@@ -189,7 +198,8 @@ func (t *table) setFrontends(frontends iter.Seq2[model.Key, model.Frontend]) err
 	return errors.Join(errs...)
 }
 
-// sweep deletes what load found and s does not need.
+// sweep deletes what load found and s does not need, in the order in which the kernel lets it go: elements that lead to
+// chains, then chains, then the sets that their rules name.
 func (t *table) sweep() {
 	numbers, stickies := map[uint32]bool{}, t.foundStickies() // of pools that there are not
 	keep := map[string]bool{chainLocalnet: true}              // until Remove

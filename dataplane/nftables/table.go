@@ -75,7 +75,8 @@ func (t *table) structure() error {
 }
 
 // ids hands out numbers. Those given back are handed out again after the next settle, because the
-// kernel may hold elements under them until the transaction is done.
+// kernel may hold elements under them until the transaction is done. If a transaction fails, the Table is read anew,
+// and with it the numbers.
 type ids struct {
 	first, next uint32
 	max         uint32
@@ -131,7 +132,8 @@ func (t *table) setFrontend(key model.Key, f model.Frontend) error {
 	return nil
 }
 
-// setToken leads packets for key to the chain of a class, and to a slot of a pool, if there is one.
+// setToken leads packets for key to the chain of a class, and to a slot of a pool, if there is one. An element of a map
+// cannot be changed: it is deleted and added in one kernel transaction, and no packet finds it missing.
 func (t *table) setToken(key model.Key, c class, p *pool) {
 	now := token(c.id())
 	if p != nil {

@@ -43,7 +43,7 @@ const (
 
 // Priorities of the chains of address translation: before all others, of which the kernel then asks none.
 const (
-	redirectPriority = priority
+	redirectPriority  = priority
 	sourceNATPriority = nft.Masquerading - 1
 )
 

@@ -11,6 +11,17 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
+// The way of a packet, where TPROXY leads it. A chain's name says what becomes of a packet in it:
+//
+//	prerouting ─ has a socket of ours ─► of-our-sockets ─► deliver: mark, and so to the socket
+//	    └─ else dispatch ─ by origin ─► pods, node, elsewhere ─ a row's? ─► take-…-any, take-…-internal
+//	                                        │ no: rest, guards                └─► admit-…: allowed? refused? dropped?
+//	output ─ this node's ─► of-this-node ─ a row's? ─► send-to-process: mark        └─► take-…: TPROXY
+//	                                                        └─► lo ─► prerouting
+//
+// Rows are elements of sets, so the rules do not depend on them. They depend on the phase (phase.go): a plane that waits
+// or drains leaves to another one what begins, and keeps only what it knows.
+
 // Chains of the table; for each origin there are more, see dispatch and take.
 const (
 	chainDispatch = "dispatch"

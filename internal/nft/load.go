@@ -206,7 +206,9 @@ func (t *Table) Members(c *nfnetlink.Socket, set int, reset func(), f func(key s
 	return t.List(c, set, reset, func(e Element) { f(string(e.Key), e) })
 }
 
-// ranges pairs the ends of ranges, which the kernel lists as elements of their own.
+// ranges pairs the ends of ranges, which the kernel lists as elements of their own and in no order:
+//
+//	10.0.0.0   10.0.1.0 end   10.0.1.0   10.0.2.0 end  ─►  10.0.0.0-10.0.0.255, 10.0.1.0-10.0.1.255
 func (t *Table) ranges(c *nfnetlink.Socket, set int, f func(key string, e Element)) error {
 	type edge struct {
 		key []byte

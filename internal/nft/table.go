@@ -73,7 +73,9 @@ func (t *Table) Delete() {
 	t.Tx.end()
 }
 
-// SetChain makes the kernel hold a chain with exactly these rules.
+// SetChain makes the kernel hold a chain with exactly these rules. The rules of a chain are compared by the marks that
+// they have in the kernel, not by their expressions: the kernel lists these in another form than it takes them. If one
+// rule differs, all are replaced, within one kernel transaction, so that no packet sees a part of them.
 func (t *Table) SetChain(c Chain) error {
 	var marks []string
 	var bodies [][]byte
@@ -230,7 +232,8 @@ func (t *Table) ElementOf(verb uint16, s *Set, key, data []byte) {
 	}
 }
 
-// after is the next key; nil: there is none, and a range that reaches so far has no end element.
+// after is the next key; nil: there is none, and a range that reaches so far has no end element. An end element has the
+// first key that is not in the range any more.
 func after(key []byte) []byte {
 	for i := len(key) - 1; i >= 0; i-- {
 		if key[i]++; key[i] != 0 {

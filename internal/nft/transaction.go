@@ -29,6 +29,13 @@ type Step struct {
 // Transaction gathers steps in the order in which the kernel shall perform them. Any prefix of it
 // that does not end in a joined step leaves the kernel in a state in which packets find their way:
 // what rows refer to is added before them and deleted after them.
+//
+//	Steps: element  element  chain  rule │ rule  element …    │: a chunk ends; not after a joined step
+//	B:     [attrs]  [attrs]  [attrs] …                        all in one buffer, at Step.from to Step.to
+//	         └──────────┴─► one message: neighbours that do the same to one set share its header
+//
+// The steps are kept after they were sent. So a refused transaction can be sent again in parts, an audit can say what
+// each step would mend, and the kernel's answer, which counts messages, can be put into words.
 type Transaction struct {
 	nfnetlink.Encoder
 	Steps []Step
@@ -98,7 +105,8 @@ func (t *Transaction) Chunks(c *nfnetlink.Socket) iter.Seq[[]Step] {
 	}
 }
 
-// chunk is how many of the steps make up the next kernel transaction.
+// chunk is how many of the steps make up the next kernel transaction. A run of joined steps that is too long stays whole:
+// the kernel's limits are far above chunkSize, which only keeps others from waiting for the lock.
 func chunk(steps []Step, size int) int {
 	for n := range steps {
 		if steps[n].to-steps[0].from > size && n > 0 && !steps[n-1].joined {
@@ -168,7 +176,8 @@ func (t *Transaction) explain(err error, steps []Step) error {
 	return err
 }
 
-// message says in words what the n-th message of a batch was about; -1 is all of it.
+// message says in words what the n-th message of a batch was about; -1 is all of it. It packs the steps once more to
+// find out which of them that message had, as it knows only their number.
 func (t *Transaction) message(steps []Step, n int) string {
 	i := 0
 	for ; n > 0 && i < len(steps); n-- {

@@ -21,6 +21,13 @@ const (
 	maxClients = 1 << 16
 )
 
+// Which backend a client gets:
+//
+//	the one that it had (affinity) ─ none ─► the one that its other connection is just dialling ─ none ─►
+//	the next in turn that is not suspect ─ none ─► the next in turn at all, one client at a time
+//
+// A backend is suspect for ten seconds after it did not answer. Then one client tries it for all the others.
+
 // pool hands out backends. Goroutines of connections share it.
 type pool struct {
 	id model.PoolID

@@ -10,6 +10,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
+//	accept ─► enter: a row? a place? ─► gate ─► serve: reach a backend ─► carry, until both sides have ended
+//	              └─ no: reset                              └─ none: reset
+
 // A Locator tells where a client comes from that was accepted, and where it was going.
 type Locator func(fd int, client netip.AddrPort) (Packet, error)
 

@@ -18,6 +18,17 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
+// UDP has no connections. A flow is what one client says to one destination:
+//
+//	datagram ─► begin: a place, a backend, a socket ─► asked ─ an answer ─► answered ─ the client goes on ─► proven
+//	                      ▲                              │ ICMP: nobody is there                               │
+//	                      └── elsewhere: another backend ┘            silence, or the row or the backend goes ─┴─► end
+//
+// Until there is an answer, the last datagram is kept for another backend. Flows whose clients have not gone on after an
+// answer count as those of one client, because a sender may forge as many addresses as it likes.
+//
+// Two locks are taken in one order: that of all flows, then that of one.
+
 // flows are those of UDP that are open.
 type flows struct {
 	places *share.Pool // of which each has one
