@@ -306,7 +306,8 @@ func (t *table) setPool(id model.PoolID, use *poolUse) error {
 	var entries []nft.Entry
 	if use != nil {
 		for _, b := range use.row.Backends {
-			if a := string(b.Addr.AsSlice()); b.Local {
+			if b.Local {
+				a := string(b.Addr.AsSlice())
 				entries = append(entries, nft.Entry{Set: hairpin, Key: a + a})
 			}
 		}

@@ -198,7 +198,8 @@ func (t *table) dropHandles(p *pool) {
 func (t *table) setHairpin(p *pool, want model.Pool) {
 	var pairs []nft.Entry
 	for _, b := range want.Backends {
-		if a := string(b.Addr.AsSlice()); b.Local && b.Weight > 0 {
+		if b.Local && b.Weight > 0 {
+			a := string(b.Addr.AsSlice())
 			pairs = append(pairs, nft.Entry{Set: hairpin, Key: a + a})
 		}
 	}

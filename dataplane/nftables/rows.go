@@ -250,7 +250,9 @@ func (t *table) apply(s *model.State, c model.Change) error {
 	}
 	frontends := c.Frontends.Set.All()
 	err := errors.Join(t.needLocalnet(frontends), t.setPools(c.Pools.Set.All()), t.setFrontends(frontends))
-	t.OwnGuards(s, c.Guards.Keys())
+	if !c.Guards.Empty() {
+		t.OwnGuards(s, c.Guards.Keys())
+	}
 	for _, key := range c.Frontends.Delete {
 		if !defect.Is(defect.NFTablesDelete) {
 			t.deleteFrontend(key)

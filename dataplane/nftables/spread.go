@@ -23,13 +23,14 @@ const (
 
 // spread is how many slots each backend has: as many as its weight without what all weights have in common, or that
 // times what there may be of all.
-func spread(backends []model.Backend) (slots []share) {
+func spread(backends []model.Backend) []share {
 	divisor, total := 0, 0
 	for _, b := range backends {
 		divisor = gcd(int(b.Weight), divisor)
 		total += int(b.Weight)
 	}
 	most := min(total/divisor, max(fewSlots, mostSlots*len(backends)))
+	slots := make([]share, 0, len(backends))
 	for _, b := range backends {
 		slots = append(slots, share{b.AddrPort(), max(1, (int(b.Weight)*most+total/2)/total)})
 	}
