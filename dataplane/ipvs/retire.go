@@ -167,7 +167,7 @@ func handBack(_ context.Context, c dataplane.Config) error {
 }
 
 // drainLeft is for when another data plane is in force. IPVS takes nothing new, and goes on with the connections
-// that it has; the result is how many. When it is called again and there are none, it does what removeLeft does.
+// that it has; the result is how many. When it is called again and there are none, it does what Remove does.
 func drainLeft(_ context.Context, c dataplane.Config) (connections int, err error) {
 	err = findRemains(c, func(r *remains) (err error) {
 		if connections, err = r.retire(); err == nil && connections == 0 {
