@@ -27,10 +27,10 @@ func Present() (name string, err error) {
 	return "", errors.Join(errs...)
 }
 
-// Apart is where OpenApart opens a data plane: the network namespace of the calling thread, which has nothing in it,
-// and what else keeps the plane from the machine's own one. An empty field means that there is none.
+// Apart is where OpenApart opens a data plane: the empty network namespace of the calling thread, and resources that
+// keep the plane from the machine's own one. An empty field means that there is none.
 type Apart struct {
-	Cgroup string // the control group of all sockets there
+	Cgroup string // the cgroup of all sockets there
 	BPF    string // a directory in a file system of type bpf
 }
 

@@ -26,8 +26,7 @@ type chooser struct {
 	choice *choice
 }
 
-// open opens the plane that suits best, of those that can be opened. What was found is not found out again when
-// it is tried again.
+// open opens the most suitable of the planes that can be opened. A further attempt uses the same choice.
 func (c *chooser) open(ctx context.Context, s *model.State) (*handover.Plane, error) {
 	if c.choice == nil {
 		c.choice = c.choose(ctx, s)
@@ -118,8 +117,8 @@ func kept(plane, as string) string {
 		plane, as)
 }
 
-// atStart are the settings of the plane to begin with. In mode auto it is the one that an earlier process has left
-// in the kernel, so that it never changes by itself; where there is none it is chosen when the rows are known.
+// atStart are the settings of the first plane. In mode auto it is the plane that an earlier process has left in the
+// kernel, so that a restart never changes the plane. If there is none, the choice waits for the rows.
 func (d *Daemon) atStart(c *config.Config) (planeSettings, error) {
 	if c.Plane != autoPlane {
 		return planeIn(c), nil

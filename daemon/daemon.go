@@ -1,5 +1,5 @@
-// Package daemon puts the parts of Fairlead together as one process, and takes them apart again when
-// the configuration changes.
+// Package daemon puts the parts of Fairlead together as one process, and takes them apart again when the configuration
+// changes.
 //
 //	manifests  ─┐        ┌─► table ─► engine ─► data plane ─► kernel
 //	API server ─┼─ feed ─┘              │
@@ -8,10 +8,10 @@
 //	                                    └─► successor: removes kube-proxy's rules once ours are in force
 //	configuration files ─► watcher ─► reload ─► engine.Configure | engine.Replace | listeners | host | log
 //
-// A changed file never ends the process. What is invalid is refused as a whole, and the old
-// configuration stays. Of what is valid, most is set anew in the running parts; a new source is asked
-// for its first batch before the old one is closed; a new data plane adopts what the old one has left
-// in the kernel, or removes it when its own rules are in force and have been read back. /healthz answers all the time.
+// A changed file never ends the process. An invalid configuration is refused as a whole, and the old one stays. Most
+// valid changes are set in the running parts. A new source must deliver its first batch before the old one is closed. A
+// new data plane adopts the old one's objects in the kernel, or removes them once its own rules are active and have
+// been read back. /healthz answers all the time.
 package daemon
 
 import (
@@ -76,15 +76,15 @@ type Daemon struct {
 	plane     *handover.Handover
 	switches  switches
 
-	// What follows belongs to the goroutine that reloads.
+	// Only the goroutine that reloads uses the fields from here on.
 	planeSettings planeSettings // that are wanted; see asked
 	instead       string        // why the plane is another one than was wanted, and what to do; empty: it is not
 	files         *watcher      // of the configuration
 	given         givenUp
-	chosen        string // the plane that somebody has switched to; empty: that of the configuration
+	chosen        string // the plane that an order has switched to; empty: that of the configuration
 	feeds         feeds
 	refused       said.Trouble  // a configuration
-	deaf          said.Trouble  // the metrics server
+	unheard       said.Trouble  // the metrics server
 	unset         said.Trouble  // the machine's settings
 	inForce       chan struct{} // closed when the rules are; nil: that is known
 	succeeded     func()        // ends the successor; nil: it has not begun
@@ -172,7 +172,7 @@ func (d *Daemon) open(c *config.Config) (err error) {
 		return err
 	}
 	d.inForce = d.successor.inForce
-	d.successor.spared.all()
+	d.successor.excluded.all()
 	d.log.Info("starting", "version", version.String(), "mode", c.KubeProxy.Mode, "plane", d.mode(),
 		"node", settings.Table.NodeName)
 	d.engine = d.newEngine(settings, table)
@@ -184,7 +184,7 @@ func (d *Daemon) startPlane(c *config.Config) (err error) {
 	choose := chooser{daemon: d}
 	d.plane = handover.New(handover.Options{
 		Drivers: drivers(), Choose: choose.open, DrainTime: drainTime, Log: d.log,
-		Cleared: func(p *handover.Plane) { d.successor.spared.set(chains(p)) },
+		Cleared: func(p *handover.Plane) { d.successor.excluded.set(chains(p)) },
 	})
 	if d.planeSettings, err = d.atStart(c); err != nil || d.planeSettings.name == autoPlane {
 		return err
@@ -387,7 +387,7 @@ func (d *Daemon) read() []string {
 	return append(slices.Clone(c.Files), c.KubeProxy.ClientConnection.Kubeconfig)
 }
 
-// listen has the metrics server listen where the configuration says. What fails is said once.
+// listen has the metrics server listen where the configuration says. It logs a failure once.
 func (d *Daemon) listen(ctx context.Context) error {
 	address := ""
 	if a := d.config.Load().MetricsAddress(); a.IsValid() {
@@ -396,8 +396,8 @@ func (d *Daemon) listen(ctx context.Context) error {
 	err := d.server.Listen(ctx, address)
 	switch {
 	case err == nil:
-		d.deaf.Over()
-	case d.deaf.News(err.Error()):
+		d.unheard.Over()
+	case d.unheard.News(err.Error()):
 		d.log.Error("cannot serve metrics; trying again", "error", err, "retry", listenRetry)
 	}
 	return err

@@ -253,7 +253,7 @@ func TestReporter(t *testing.T) {
 		said := "|Warning|RulesRepaired|somebody else changed the rules; repaired: table: missing: fairlead and 1 more|false"
 		expect(drift, said)
 		bubble.Pass(driftPause - time.Second)
-		expect(drift) // somebody insists
+		expect(drift) // the other program insists
 		bubble.Pass(2 * time.Second)
 		expect(drift, said)
 

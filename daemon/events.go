@@ -63,7 +63,7 @@ const (
 const (
 	// maxProblems is how many Events of objects of one namespace there are in a minute, if there are few of others.
 	maxProblems = 100
-	// driftPause is how long somebody may undo every repair before there is another Event of it.
+	// driftPause is the time between two Events about a program that undoes every repair.
 	driftPause = 10 * time.Minute
 )
 
@@ -71,7 +71,7 @@ const (
 type reporter struct {
 	to atomic.Pointer[emitter]
 
-	// What follows belongs to the engine's goroutine.
+	// Only the engine's goroutine uses the fields from here on.
 	failing  bool
 	drifted  time.Time
 	undone   bool
@@ -119,7 +119,7 @@ func (r *reporter) Round(round engine.Round) {
 		}
 	}
 	r.drifts(&round)
-	r.quarrel(round.Status.Undone)
+	r.undoes(round.Status.Undone)
 	r.failure(&round)
 }
 
@@ -151,8 +151,8 @@ func (r *reporter) drifts(round *engine.Round) {
 	r.warn(reasonDrift, fmt.Sprintf("%s changed the rules; repaired: %s%s", who, round.Drifts[0], andMore(n-1)))
 }
 
-// quarrel says that another program undoes the repairs, and that it does so no more.
-func (r *reporter) quarrel(u *engine.Undone) {
+// undoes emits an Event when another program keeps undoing the repairs, and another one when it has stopped.
+func (r *reporter) undoes(u *engine.Undone) {
 	switch {
 	case u != nil && u.Rarer && !r.undone:
 		r.undone = true

@@ -12,8 +12,8 @@ import (
 	"fairlead.dev/fairlead/lab/allocs"
 )
 
-// FuzzSwitch sends arbitrary requests to the part of the control socket that takes orders: no panic, bounded memory, and
-// no order but of a data plane that there is; what is refused orders nothing.
+// FuzzSwitch sends arbitrary requests to the part of the control socket that takes orders. It must not panic, and its
+// memory is bounded. Only a request for an existing data plane becomes an order.
 func FuzzSwitch(f *testing.F) {
 	f.Add("POST /switch?plane=ipvs HTTP/1.1\r\nHost: fairlead\r\n\r\n")
 	f.Add("POST /switch HTTP/1.1\r\nHost: fairlead\r\nContent-Type: application/x-www-form-urlencoded\r\n" +

@@ -15,7 +15,7 @@ import (
 )
 
 // Logs is where the process logs: one line of bounded length for each event, as text or as JSON. Verbosity and format
-// may change at any time. What client-go and other Kubernetes libraries log goes there as well.
+// may change at any time. client-go and other Kubernetes libraries log there as well.
 type Logs struct {
 	level slog.LevelVar
 	json  atomic.Bool

@@ -23,7 +23,7 @@ type switches struct {
 
 	mu     sync.Mutex
 	to     string             // the plane to which a change is under way; empty: none is
-	cancel context.CancelFunc // ends it; nil: nobody may
+	cancel context.CancelFunc // ends it; nil: no order may end it
 }
 
 // switchOrder asks for another data plane.
@@ -59,7 +59,7 @@ func (s *switches) end() {
 	s.to, s.cancel = "", nil
 }
 
-// enter notes that somebody has ordered a data plane, unless a change is under way.
+// enter notes an order of a data plane. It fails while a change is under way.
 func (s *switches) enter(to string, cancel context.CancelFunc) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +124,7 @@ func stream(w http.ResponseWriter, steps <-chan SwitchStep) {
 	}
 }
 
-// obey changes the data plane as somebody has ordered.
+// obey changes the data plane as ordered.
 func (d *Daemon) obey(ctx context.Context, o *switchOrder) {
 	defer close(o.steps)
 	ctx, cancel := context.WithCancel(ctx)

@@ -119,7 +119,7 @@ func ebpfDriver(c config.EBPF) dataplane.Driver {
 		o.Serve = ebpf.Behind
 	}
 	d := ebpf.Driver(o)
-	d.Open, d.Prepare = newOverLingering(o, wrapped(nftables.Driver())), nftables.Driver().Prepare
+	d.Open, d.Prepare = newOverDrainer(o, wrapped(nftables.Driver())), nftables.Driver().Prepare
 	return d
 }
 

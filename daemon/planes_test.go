@@ -75,7 +75,7 @@ func TestPlaneSettings_unsupported(t *testing.T) {
 	})
 }
 
-// Who wants another plane is not kept from it by tables that cannot be read.
+// Tables that cannot be read do not prevent a change to another plane.
 func TestPlaneSettings_unreadable(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestPlaneSettings_unreadable(t *testing.T) {
 	})
 }
 
-// What cannot be removed keeps nobody from serving, and is tried again.
+// A new plane serves although the old one's objects cannot be removed; the removal is tried again.
 func TestHandover_resists(t *testing.T) {
 	t.Parallel()
 	for from, to := range map[string]string{nftablesPlane: iptablesPlane, iptablesPlane: nftablesPlane} {

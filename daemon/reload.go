@@ -24,7 +24,7 @@ var (
 	errOutdated  = errors.New("the configuration has been edited again")
 )
 
-// givenUp is a configuration that is not tried again, as somebody has ended that.
+// givenUp is a configuration that is not tried again, because an order has ended the attempt.
 type givenUp struct {
 	config *config.Config
 	why    error
@@ -106,11 +106,10 @@ func (d *Daemon) replace(ctx context.Context, n prepared) {
 	}
 }
 
-// changePlane has another data plane take the place of the one in force, if that is wanted. It may fail: then nothing
-// changes.
+// changePlane has another data plane take the place of the active one, if that is wanted. If it fails, nothing changes.
 //
-// Nobody waits for it as for an order, and it may take for ever, as when another program holds a lock. So it ends when
-// the files say something else, when somebody asks for that, and after a while.
+// No client waits for it as for an order, and it may take for ever, as when another program holds a lock. So three
+// things end it: files that say something else, an order, and a time limit.
 func (d *Daemon) changePlane(ctx context.Context, c *config.Config, n prepared) error {
 	if !n.switches {
 		return nil
@@ -141,7 +140,7 @@ func (d *Daemon) changePlane(ctx context.Context, c *config.Config, n prepared) 
 
 // use has a data plane go on where another one has stopped, with what that has left in the kernel.
 func (d *Daemon) use(ctx context.Context, s planeSettings, p *handover.Plane) {
-	d.successor.spared.all()
+	d.successor.excluded.all()
 	d.planeSettings = s
 	d.tellSubstitute()
 	if err := d.plane.Replace(ctx, d.engine, p); err != nil {
@@ -176,7 +175,7 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 		}
 	}
 	n.planeSettings = d.wanted(c)
-	if c.KubeProxy.Mode == d.config.Load().KubeProxy.Mode && d.chosen != "" { // nobody has asked for another one since
+	if c.KubeProxy.Mode == d.config.Load().KubeProxy.Mode && d.chosen != "" { // no file has asked for another one since
 		n.chosen = d.chosen
 		n.planeSettings = planeOf(c, d.chosen)
 	}

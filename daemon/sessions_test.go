@@ -24,7 +24,8 @@ frontend 10.96.0.10:80/tcp any forward default/web cluster snat offcluster
 pool default/web cluster affinity 3h0m0s
 `
 
-// Who starts where another plane's process has ended knows its clients, and those that came until its rules went.
+// A plane that starts after another plane's process has ended learns its sessions, also those of clients that came
+// until its rules were removed.
 func TestHandover_sessions(t *testing.T) {
 	t.Parallel()
 	names := []string{nftablesPlane, iptablesPlane, userspacePlane}

@@ -20,7 +20,7 @@ import (
 	"fairlead.dev/fairlead/source/kube"
 )
 
-// What follows says the configuration in the words of the packages that obey it.
+// The functions of this file translate the configuration into the settings of the packages that it concerns.
 
 // nodeName is the name of this node: the configured one, or else the machine's, in lower case, as
 // kube-proxy and kubelet write it.

@@ -51,7 +51,7 @@ func (d *Daemon) switchTo(ctx context.Context, to planeSettings, tell func(Switc
 		c.say(SwitchStep{Step: stepOpening, Plane: c.to, Message: "opening " + c.to})
 		p, err := d.openExactly(to)
 		if err == nil {
-			d.successor.spared.all()
+			d.successor.excluded.all()
 		}
 		return p, err
 	}, c.progress)

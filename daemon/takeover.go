@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// takeoverInterval is the time between two looks for what kube-proxy has made, and so the time for
-	// which stale rules of one that has been back can win. One that lives makes its rules again within
-	// its syncPeriod, 30 s: to remove them as often costs no more than that does, and whoever of the two
-	// translates meanwhile, the backends are the same.
+	// takeoverInterval is the time between two searches for kube-proxy's objects, and so the time for which stale rules
+	// of a kube-proxy that ran again can win. A running kube-proxy makes its rules again within its syncPeriod, 30 s.
+	// Removing them as often costs no more than that does. Whichever of the two translates meanwhile, the backends are
+	// the same.
 	takeoverInterval = 30 * time.Second
 	// drainInterval is the first of the times between two looks while IPVS drains.
 	drainInterval = time.Second
@@ -30,13 +30,12 @@ const (
 	episode = 10 * time.Minute
 )
 
-// successor notes when the rules are in force for the first time, and then removes those of kube-proxy:
-// at every moment there is somebody who translates. Then it looks whether kube-proxy comes back, and beside
-// that whether FORWARD closes. It is an engine.Observer.
+// successor removes kube-proxy's rules once Fairlead's are active for the first time, so that Services work all the
+// time. Then it watches whether kube-proxy comes back, and whether FORWARD closes. It is an engine.Observer.
 type successor struct {
 	successorConfig
 	takeover *takeover.Takeover
-	spared   *spared
+	excluded *excludedBackends
 	inForce  chan struct{} // closed once
 	once     sync.Once
 	interval time.Duration
@@ -56,13 +55,13 @@ type successorConfig struct {
 }
 
 func newSuccessor(c successorConfig) (*successor, error) {
-	s := &spared{}
+	s := &excludedBackends{}
 	t, err := takeover.New(takeover.Config{
 		Log: c.log, Drain: takeover.DefaultDrain, KeepForward: true, Spare: s.has, Owned: ipvs.Owns,
 		OwnAlias: ipvs.DummyAlias, Exclude: c.exclude,
 	})
 	return &successor{
-		successorConfig: c, takeover: t, spared: s, inForce: make(chan struct{}), said: map[string]bool{},
+		successorConfig: c, takeover: t, excluded: s, inForce: make(chan struct{}), said: map[string]bool{},
 		interval: takeoverInterval, reminder: forwardReminder,
 	}, err
 }
@@ -119,8 +118,8 @@ type watch struct {
 
 // look looks once, and removes what it finds.
 func (w *watch) look(ctx context.Context) {
-	w.spared.looking.RLock()
-	defer w.spared.looking.RUnlock()
+	w.excluded.looking.RLock()
+	defer w.excluded.looking.RUnlock()
 	if w.clean {
 		if back, err := w.takeover.Glance(ctx); !back && err == nil {
 			return
@@ -161,8 +160,8 @@ func (w *watch) remove(ctx context.Context) error {
 	return err
 }
 
-// schedule decides when to look next, and how. What drains is looked at soon at first, when short
-// connections end.
+// schedule decides when to look next, and how. The first looks after draining begins come soon, as short connections
+// end then.
 func (w *watch) schedule(f finding, err error) {
 	w.clean = err == nil && len(f.goes)+len(f.drains) == 0
 	switch {
@@ -210,7 +209,7 @@ func (w *watch) returns(goes []takeover.Leftover) {
 		w.interval.String())
 }
 
-// stayed reports whether somebody has made it possible to remove what had to stay.
+// stayed reports whether an object like this one had to stay at an earlier look, so that it has become removable.
 func (w *watch) stayed(l takeover.Leftover) bool {
 	return slices.ContainsFunc(w.stays, func(s takeover.Leftover) bool {
 		return s.Backend == l.Backend && s.Family == l.Family && s.Table == l.Table

@@ -113,7 +113,7 @@ func (s *succession) measures(closed bool) {
 
 const (
 	tablesOfKubeProxy = "table ip kube-proxy {}\ntable ip6 kube-proxy {}\n"
-	// What stays comes first: somebody may look between the two tables.
+	// The rules that stay come first: another program may look between the two tables.
 	chainsOfKubeProxy = `*filter
 :FORWARD DROP [0:0]
 :KUBE-FORWARD - [0:0]

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// quiet is how long nobody must have touched the files before they are read: an edit takes several steps.
+	// quiet is how long the files must stay untouched before they are read: an edit takes several steps.
 	quiet = 500 * time.Millisecond
-	// patience is how long somebody may go on touching them before they are read all the same.
+	// patience bounds the wait for that quiet: afterwards the files are read although they still change.
 	patience = 5 * time.Second
 	// lookInterval bounds the delay of what inotify does not show, as on network file systems, and of
 	// everything where the kernel grants no inotify.
@@ -57,8 +57,8 @@ func (w *watcher) close() {
 	<-w.ended
 }
 
-// open begins to use inotify. A user has few instances of it, and on a busy node others may have taken
-// them all; then the files are looked at now and then, and each time it is tried again.
+// open begins to use inotify. A user has few instances of it, and on a busy node other programs may have taken them
+// all. Then the watcher polls the files, and tries inotify again each time.
 func (w *watcher) open() {
 	notify, err := fsnotify.NewWatcher()
 	if err != nil {

@@ -48,7 +48,7 @@ func TestWatcher_slowWriter(t *testing.T) {
 	}
 	eventually.Receive(t, "the file was written", w.changed)
 
-	// Who writes for ever does not keep the file from being read.
+	// Endless writes do not keep the file from being read.
 	write()
 	eventually.Taking(patience).Nil(t, "it is read while it is written", func() error {
 		write()
@@ -108,7 +108,7 @@ func (l lines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// What is being brought into force is given up when the files say something else, not when they are looked at.
+// A configuration that is being applied is given up when the files say something else, not when they are looked at.
 func TestWatcher_whenOther(t *testing.T) {
 	w := newWatcher(slog.New(slog.DiscardHandler), time.Hour)
 	defer w.close()

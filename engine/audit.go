@@ -14,19 +14,19 @@ import (
 	"fairlead.dev/fairlead/internal/defect"
 )
 
-// The kernel is compared with the State once in an interval, and at once when it tells that somebody else has
-// changed something. Comparisons have a budget, and those that lead to a repair another, larger one: who undoes every
-// repair must not make the node busy. See quarrel for repairs that do not hold.
+// The engine compares the kernel with the State once in an interval, and at once when the kernel reports an external
+// change. Audits have a budget of CPU time, and those that lead to a repair a larger one. So a program that undoes
+// every repair cannot make the node busy. See recurrence for repairs that do not hold.
 //
 //	interval is over ─┐
-//	Options.Foreign ──┴─► Plane.Audit ─► Report ─► quarrel ─► log, Round, Status ─► Plane.Repair
+//	Options.Foreign ──┴─► Plane.Audit ─► Report ─► recurrence ─► log, Round, Status ─► Plane.Repair
 //	GET /audit ─► the same, of every row
 //
-// A comparison that takes too long is given up, and the next one has twice the time. It says nothing about the kernel.
+// An audit that takes too long is given up, and the next one has twice the time. It says nothing about the kernel.
 
 const (
 	maxAuditRest = 30 * time.Second
-	// auditQuiet is how long after a change of somebody else's the kernel is looked at, as he may not have finished.
+	// auditQuiet is the time from an external change to its audit: the other program may not have finished.
 	auditQuiet = 10 * time.Millisecond
 	// driftMemory is how long a drift that comes again is not logged again, and maxDrifts how many
 	// are logged in that time.
@@ -40,31 +40,31 @@ const (
 
 // audits say when the next one is due, and what is known of what it will find.
 type audits struct {
-	due     time.Time
-	floor   time.Time // not earlier, whatever others do: the ones before have had their share
-	budget  budget
-	repairs budget               // of those that found something
-	hearsay budget               // of those of every row that were to find what somebody had done, and found nothing
-	deaf    time.Time            // what is heard until then is reason for a glance only
-	owes    bool                 // a look at every row, then
-	logged  map[string]time.Time // drifts, lately
-	foreign []dataplane.Foreign  // changes of others since the last one
-	lacking map[string]bool      // drifts that stayed after a Sync: rows that cannot be in force
-	limit   time.Duration        // for how long the next one may go on
+	due          time.Time
+	floor        time.Time // not earlier, whatever others do: the ones before have had their share
+	budget       budget
+	repairs      budget               // of those that found something
+	notifyBudget budget               // of full audits after external changes that found nothing
+	quietUntil   time.Time            // external changes until then cause quick audits only
+	fullPending  bool                 // a full audit follows after quietUntil
+	logged       map[string]time.Time // drifts, lately
+	foreign      []dataplane.Foreign  // changes of others since the last one
+	lacking      map[string]bool      // drifts that stayed after a Sync: rows that cannot be in force
+	limit        time.Duration        // for how long the next one may go on
 }
 
 func newAudits(limit time.Duration) audits {
 	return audits{
 		limit: limit,
 		// A hundredth of a CPU with what goes on beside: collecting garbage, timers, this loop.
-		budget:  budget{share: 125, credit: time.Minute, longest: maxAuditRest},
-		repairs: budget{share: 4, credit: 2 * time.Minute, longest: maxAuditRest},
-		hearsay: budget{share: 400, credit: 2 * time.Minute, longest: 5 * time.Minute},
-		logged:  map[string]time.Time{},
+		budget:       budget{share: 125, credit: time.Minute, longest: maxAuditRest},
+		repairs:      budget{share: 4, credit: 2 * time.Minute, longest: maxAuditRest},
+		notifyBudget: budget{share: 400, credit: 2 * time.Minute, longest: 5 * time.Minute},
+		logged:       map[string]time.Time{},
 	}
 }
 
-// heard reports whether somebody else is known to have changed something since the last audit.
+// heard reports whether an external change is known since the last audit.
 func (a *audits) heard() bool { return len(a.foreign) > 0 }
 
 // hear has the next audit come soon.
@@ -93,20 +93,20 @@ func (a *audits) gather(told <-chan dataplane.Foreign) {
 	}
 }
 
-// thorough reports whether the next audit is of every row: a glance may not see what others have done. On a node where
-// they do much that does not concern us that is so only once in a while, or nothing were left for those that come by
-// themselves.
-func (a *audits) thorough() bool {
-	a.owes = a.owes || a.heard()
-	return a.owes && !time.Now().Before(a.deaf)
+// full reports whether the next audit reads every row: a quick audit may miss an external change. Programs on the node
+// may make many changes that do not concern Fairlead. Then a full audit is rare, so that the budget leaves time for the
+// audits of each interval.
+func (a *audits) full() bool {
+	a.fullPending = a.fullPending || a.heard()
+	return a.fullPending && !time.Now().Before(a.quietUntil)
 }
 
-// vain is called after such an audit that has found nothing.
-func (a *audits) vain(took, interval time.Duration) {
+// foundNothing is called after such an audit that has found nothing.
+func (a *audits) foundNothing(took, interval time.Duration) {
 	now := time.Now()
-	a.deaf = now.Add(a.hearsay.rest(took))
+	a.quietUntil = now.Add(a.notifyBudget.rest(took))
 	a.due = later(a.floor, now.Add(interval))
-	a.foreign, a.owes = nil, false
+	a.foreign, a.fullPending = nil, false
 }
 
 // schedule keeps audits to a share of one CPU, and repairs to another.
@@ -114,7 +114,7 @@ func (a *audits) schedule(took, interval time.Duration, repaired bool) {
 	b := &a.budget
 	if repaired {
 		b = &a.repairs
-		a.owes = false
+		a.fullPending = false
 	}
 	now := time.Now()
 	a.floor = now.Add(b.rest(took))
@@ -129,12 +129,12 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// audit compares the kernel with the State, and repairs what somebody else has done to it.
+// audit compares the kernel with the State, and repairs external changes.
 func (e *Engine) audit(ctx context.Context) error {
 	start := time.Now()
 	e.audits.gather(e.options.Foreign)
-	thorough := e.audits.thorough()
-	defer func() { e.audited(time.Since(start), thorough) }()
+	full := e.audits.full()
+	defer func() { e.audited(time.Since(start), full) }()
 	if defect.Is(defect.EngineAudit) {
 		return nil
 	}
@@ -142,7 +142,7 @@ func (e *Engine) audit(ctx context.Context) error {
 	look, end := context.WithTimeout(ctx, e.audits.limit)
 	defer end()
 	depth := dataplane.Quick
-	if thorough {
+	if full {
 		depth = dataplane.Full
 	}
 	report, err := e.options.Plane.Audit(look, e.state, depth)
@@ -170,27 +170,27 @@ func (e *Engine) giveUp(err error) {
 
 // mayRepair reports whether there is something to repair now.
 func (e *Engine) mayRepair(drifts []dataplane.Drift) bool {
-	defer func() { e.status.undone(e.quarrel.status()) }()
+	defer func() { e.status.undone(e.recurrence.status()) }()
 	now := time.Now()
 	if !e.isNews(drifts) {
-		if lasted := e.quarrel.lasts(); e.quarrel.whole(now) && lasted {
+		if lasted := e.recurrence.lasts(); e.recurrence.whole(now) && lasted {
 			e.options.Log.Info("repairs hold again")
 		}
 		return false
 	}
-	return !now.Before(e.quarrel.found(now))
+	return !now.Before(e.recurrence.found(now))
 }
 
 // audited says when the next audit is due.
-func (e *Engine) audited(took time.Duration, thorough bool) {
+func (e *Engine) audited(took time.Duration, full bool) {
 	repaired := len(e.round.Drifts) > 0
 	switch {
-	case e.quarrel.broken: // there is nothing to look for
-		e.audits.owes, e.audits.foreign = true, nil
-		e.audits.floor = e.quarrel.status().Next
+	case e.recurrence.broken: // there is nothing to look for
+		e.audits.fullPending, e.audits.foreign = true, nil
+		e.audits.floor = e.recurrence.status().Next
 		e.audits.due = e.audits.floor
-	case thorough && !repaired:
-		e.audits.vain(took, e.options.AuditInterval)
+	case full && !repaired:
+		e.audits.foundNothing(took, e.options.AuditInterval)
 	default:
 		e.audits.schedule(took, e.options.AuditInterval, repaired)
 	}
@@ -222,25 +222,25 @@ func (a *audits) among(drifts []dataplane.Drift) []dataplane.Drift {
 	return slices.DeleteFunc(slices.Clone(drifts), func(d dataplane.Drift) bool { return !a.lacking[d.String()] })
 }
 
-// repair mends what an audit has found, and tells of it.
+// repair repairs the drifts of an audit, reports them, and notes whether earlier repairs have held.
 func (e *Engine) repair(ctx context.Context, r dataplane.Report) error {
-	err := e.mend(ctx, r)
+	err := e.repairDrifts(ctx, r)
 	if len(e.round.Drifts) == 0 {
 		return err
 	}
-	lasted := e.quarrel.lasts()
-	e.quarrel.repaired(time.Now(), e.round.Foreign)
-	if !lasted && e.quarrel.lasts() {
-		e.options.Log.Warn("another program undoes the repairs; they become rarer", "by", dataplane.By(e.quarrel.by),
-			"repairs", e.quarrel.repairs, "since", e.quarrel.began, "longest pause", LongestPause)
+	lasted := e.recurrence.lasts()
+	e.recurrence.repaired(time.Now(), e.round.Foreign)
+	if !lasted && e.recurrence.lasts() {
+		e.options.Log.Warn("another program undoes the repairs; they become rarer", "by", dataplane.By(e.recurrence.by),
+			"repairs", e.recurrence.repairs, "since", e.recurrence.began, "longest pause", LongestPause)
 	}
-	e.status.undone(e.quarrel.status())
+	e.status.undone(e.recurrence.status())
 	return err
 }
 
-// mend repairs, and tells whom it takes to be the cause. While some rows are not in force, nobody else is to blame for
-// them: only a Sync shows which these are, as it leaves them as they are.
-func (e *Engine) mend(ctx context.Context, r dataplane.Report) error {
+// repairDrifts repairs, and reports the external changes. While some rows are refused, their absence is no external
+// change. Only a Sync shows which rows these are, as they are still missing after it.
+func (e *Engine) repairDrifts(ctx context.Context, r dataplane.Report) error {
 	// Repairs are logged at debug level: another program may have them recur every second.
 	repair := func() error {
 		return e.programAll(slog.LevelDebug, func() error { return e.options.Plane.Repair(ctx, e.state, r) })
@@ -266,7 +266,7 @@ func (e *Engine) mend(ctx context.Context, r dataplane.Report) error {
 	return err
 }
 
-// tell says what somebody else has done.
+// tell reports drifts in the log, the Round and the Status.
 func (e *Engine) tell(drifts []dataplane.Drift) {
 	e.audits.gather(e.options.Foreign)
 	e.round.Drifts, e.round.Foreign = drifts, dataplane.Suspects(e.audits.foreign, drifts)
@@ -274,7 +274,7 @@ func (e *Engine) tell(drifts []dataplane.Drift) {
 	e.status.drifted(len(drifts))
 }
 
-// logDrifts logs what it has not logged lately: somebody may undo every repair. Of many it logs some
+// logDrifts logs the drifts that it has not logged lately: another program may undo every repair. Of many it logs some
 // and their number.
 func (e *Engine) logDrifts(drifts []dataplane.Drift) {
 	const message = "the kernel was changed by somebody else; repairing"
@@ -310,7 +310,8 @@ type Audited struct {
 	Foreign  []dataplane.Foreign `json:"foreign,omitempty"` // changes of others that the kernel has told of
 	Repaired bool                `json:"repaired"`          // all of it
 	Error    string              `json:"error,omitempty"`   // why it is not
-	// Lacking are differences that nobody else has made: rows that cannot be put in force, which is tried again.
+	// Lacking are differences without an external change: rows that the kernel refuses. Programming them is tried
+	// again.
 	Lacking []dataplane.Drift `json:"lacking,omitempty"`
 }
 

@@ -190,7 +190,7 @@ func (p *thoroughAudit) Audit(ctx context.Context, s *model.State, d dataplane.D
 	return p.Dataplane.Audit(ctx, s, d)
 }
 
-// What others do all the time and does not concern us leaves the audits that come by themselves as they are.
+// Endless changes that do not concern Fairlead leave the audits of each interval as they are.
 func TestEngine_innocentChangesHaveABudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, plane := newRig(t), &thoroughAudit{}
@@ -281,7 +281,7 @@ func (p lackingPlane) Apply(ctx context.Context, s *model.State, _ model.Change)
 	return p.Sync(ctx, s)
 }
 
-// A row that cannot be in force keeps nobody from seeing what somebody has done to others, and nobody is blamed for it.
+// A refused row does not hide external changes of other rows, and is not reported as one.
 func TestEngine_auditsWhileRowsLack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -323,7 +323,7 @@ func TestEngine_auditsWhileRowsLack(t *testing.T) {
 	})
 }
 
-// What could not be programmed is no difference that somebody has made.
+// Rows that could not be programmed are no external change.
 func TestControl_auditOfWhatIsNotProgrammed(t *testing.T) {
 	r := newRig(t)
 	socket := filepath.Join(t.TempDir(), "control")

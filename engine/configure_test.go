@@ -138,7 +138,7 @@ func TestEngine_replaceSource(t *testing.T) {
 		if err := r.engine.Replace(t.Context(), Parts{Source: last, Table: newTable(t)}); err != nil {
 			t.Fatal(err)
 		}
-		next.batches <- web(9) // which nobody reads any more
+		next.batches <- web(9) // which is not read any more
 		last.batches <- web(2, "10.244.1.9")
 		r.want = newTable(t) // what the old source said is forgotten
 		r.state, _, _ = r.want.Update(web(2, "10.244.1.9"))
@@ -204,7 +204,7 @@ func TestEngine_moveHealthz(t *testing.T) {
 	r.stop()
 }
 
-// While nobody can listen at the new address, the old one answers.
+// While the new address cannot be listened at, the old one answers.
 func TestEngine_moveHealthzToATakenPort(t *testing.T) {
 	noGoroutineLeft(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -248,7 +248,7 @@ func TestEngine_moveHealthzToATakenPort(t *testing.T) {
 	r.stop()
 }
 
-// What belongs to Settings is done when they cannot be refused any more, and they wait for it.
+// Work that belongs to Settings is done once they are accepted, and they wait for it.
 func TestEngine_configureWith(t *testing.T) {
 	r := newRig(t)
 	dir := t.TempDir()

@@ -252,9 +252,9 @@ func remembered(ctx context.Context, v View, p model.Packet) (netip.AddrPort, er
 	return session.Backend, nil
 }
 
-// packet reads a question: source (an address; missing if it is the node's), destination
-// (address:port), protocol (tcp, if it is missing) and interface (on which the packet arrives; missing
-// if a process of the node sends it).
+// packet reads a question with four values. source is an address; without it the node sends. destination is
+// address:port, and protocol is tcp by default. interface is the one on which the packet arrives; without it a process
+// of the node sends.
 func packet(q url.Values) (p model.Packet, err error) {
 	if name := q.Get("source"); name != "" {
 		if p.Source, err = netip.ParseAddr(name); err != nil {

@@ -17,10 +17,10 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// affine remembers one backend for everybody.
-type affine struct{ dataplane.Dataplane }
+// affinityPlane remembers one backend for all clients.
+type affinityPlane struct{ dataplane.Dataplane }
 
-func (affine) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
+func (affinityPlane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
 		for id := range s.Pools {
 			yield(dataplane.Session{
@@ -36,7 +36,7 @@ func TestControl(t *testing.T) {
 	r := newRig(t)
 	socket := filepath.Join(t.TempDir(), "control")
 	r.start(func(o *Options) {
-		o.ControlSocket, o.Plane = socket, affine{Dataplane: o.Plane}
+		o.ControlSocket, o.Plane = socket, affinityPlane{Dataplane: o.Plane}
 		o.About = func() About { return About{Plane: "memory", Watches: []Watch{{Resource: "nodes"}}} }
 	})
 	b := web(1, "10.244.1.2")
@@ -99,7 +99,7 @@ func TestControl(t *testing.T) {
 	}
 }
 
-// That somebody else answers is no reason not to serve, and it is tried again.
+// The engine serves although another process has the control socket, and tries to open it again.
 func TestControl_anotherProcess(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "control")
 	r, next := newRig(t), newRig(t)

@@ -35,14 +35,14 @@ type Options struct {
 	Plane  dataplane.Dataplane
 	Log    *slog.Logger // nil: silent
 
-	// Once ends Run when all has been programmed for the first time, or cannot be. Nobody is served:
-	// another process may do that.
+	// Once ends Run when all rows have been programmed for the first time, or cannot be. The engine opens no listeners:
+	// another process may have them.
 	Once bool
 	// AuditInterval is the time between two comparisons of the kernel with the State; 0: half a second.
 	// Where comparisons take long they are made less often, so that they cost a hundredth of one CPU, and those with
 	// repairs a quarter.
 	AuditInterval time.Duration
-	// Foreign tells what others change in the kernel: the next comparison comes at once then. nil: nobody tells.
+	// Foreign reports external changes of the kernel: the next audit comes at once then. nil: nothing reports them.
 	Foreign <-chan dataplane.Foreign
 	// MaxRest is how long a change may have to wait at most because programming the last ones of its namespace took
 	// much processor time; 0: it never has to. Where programming is quick no change ever waits.
@@ -59,15 +59,15 @@ type Options struct {
 	// Control are more questions that are answered on the control socket, by their paths. They are asked from any
 	// goroutine.
 	Control map[string]http.Handler
-	// ControlRefused is told why the control socket cannot be opened, once; nil: nobody is. It may be called from any
-	// goroutine. It is tried again.
+	// ControlRefused is called once with the reason why the control socket cannot be opened; it may be nil. It may be
+	// called from any goroutine. The engine goes on trying to open the socket.
 	ControlRefused func(error)
 	// ConnectionClosed gets the listener and the reason, in the words of httpserve, when a limit closes a connection of
 	// /healthz, a health check port or the control socket. It may be nil, and may be called from any goroutine.
 	ConnectionClosed func(listener, reason string)
 	// About tells more for "fairlead status"; nil: nothing. It may be called from any goroutine.
 	About func() About
-	// Observer is told what happens; nil: nobody.
+	// Observer is called with the results of rounds and requests; it may be nil.
 	Observer Observer
 
 	work func() time.Duration // a clock of the calling thread's work; nil: its processor time
@@ -76,13 +76,13 @@ type Options struct {
 const (
 	auditInterval = 500 * time.Millisecond
 	healthTimeout = time.Minute
-	// After an error the next attempt waits from the first to the second of these, and up to the third if the one before
-	// was successful, which ends the waiting if it was so for the fourth.
+	// Failed programming is tried again after minBackoff, and then after ever longer waits up to maxBackoff. After a
+	// success the waits are at most againBackoff. A success that has lasted for calm resets them.
 	minBackoff   = 100 * time.Millisecond
 	maxBackoff   = 30 * time.Second
 	againBackoff = time.Second
 	calm         = 10 * time.Second
-	// What only some rows need costs a fifth of the time at most.
+	// Retries for single refused rows take a fifth of the time at most.
 	partialShare = 4
 	// onceAttempts is how often Once tries.
 	onceAttempts = 4
@@ -108,18 +108,18 @@ type Engine struct {
 	status   statusBox
 	checks   *checks
 
-	// What follows belongs to the goroutine of Run.
-	control  *controlServer
-	state    *model.State // nil before the first batch
-	dirty    bool         // the kernel is unknown: the next call is Sync
-	partial  bool         // some rows are not in force, but the next change may come
-	retryAt  time.Time    // when dirty or partial
-	backoff  time.Duration
-	synced   time.Time     // when that was last successful; zero: it has failed since
-	took     time.Duration // the last one
-	audits   audits
-	quarrel  quarrel
-	problems problems
+	// Only the goroutine of Run uses the fields from here on.
+	control    *controlServer
+	state      *model.State // nil before the first batch
+	dirty      bool         // the kernel is unknown: the next call is Sync
+	partial    bool         // some rows are not in force, but the next change may come
+	retryAt    time.Time    // when dirty or partial
+	backoff    time.Duration
+	synced     time.Time     // when that was last successful; zero: it has failed since
+	took       time.Duration // the last one
+	audits     audits
+	recurrence recurrence
+	problems   problems
 
 	pull    func(source.Source) *inbox
 	inbox   *inbox // of the Source in use
@@ -247,12 +247,11 @@ type turn struct {
 	foreign *dataplane.Foreign // change of the kernel; nil: none
 }
 
-// next waits for something to come, for a request, or until something is due, and gathers what has come.
+// next waits for a batch, for a request, or until something is due, and takes all batches that have come.
 //
-// There are two traps. The wait for the first batch has no deadline, and what ends it does not stand
-// for a batch: before the first one, which is complete, the State is empty, and to program that would
-// wipe the node. And a request is not served here, but by the loop, between two turns; so everything keeps its
-// one caller.
+// There are two traps. The wait for the first batch has no deadline, and a request that ends it does not stand for a
+// batch. Before the first batch the State is empty, and programming that would wipe the node. And next does not serve
+// requests: the loop does so between two turns, so that all state has one goroutine.
 func (e *Engine) next(ctx context.Context) (t turn, err error) {
 	requests, foreign := e.requests, e.options.Foreign
 	if e.state == nil {
@@ -490,7 +489,7 @@ func (e *Engine) delay(partial bool) time.Duration {
 	if partial {
 		return max(e.backoff, min(partialShare*e.took, maxBackoff))
 	}
-	if !e.synced.IsZero() { // nobody's changes are programmed until then
+	if !e.synced.IsZero() { // no changes are programmed until then
 		e.backoff = min(e.backoff, againBackoff)
 	}
 	e.synced = time.Time{}

@@ -409,7 +409,7 @@ func TestEngine_repairsDrift(t *testing.T) {
 		r.start(nil)
 		r.send(web(1, "10.244.1.2"))
 		r.converged()
-		for range 3 { // somebody insists
+		for range 3 { // the other program insists
 			r.kernel.Do(func(s *model.State) { clear(s.Frontends) })
 			bubble.Pass(auditInterval)
 			if got := r.kernel.String(); got != r.state.String() {
@@ -487,7 +487,7 @@ func (p *stuckPlane) Audit(ctx context.Context, s *model.State, d dataplane.Dept
 	return p.Dataplane.Audit(ctx, s, d)
 }
 
-// Somebody may keep the machine's iptables locked for good. While an audit waits for that no change is taken in.
+// Another program may lock the machine's iptables for good. While an audit waits for the lock no change is taken in.
 func TestEngine_stuckAuditShows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, p := newRig(t), &stuckPlane{}

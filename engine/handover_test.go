@@ -210,7 +210,7 @@ func (lossy) Audit(context.Context, *model.State, dataplane.Depth) (dataplane.Re
 	}}, nil
 }
 
-// What is refused, or does not arrive in the kernel, keeps a plane from being used.
+// A plane whose rows are refused, or do not arrive in the kernel, does not become active.
 func TestHandover_verifies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil)
@@ -235,7 +235,7 @@ func TestHandover_verifies(t *testing.T) {
 	})
 }
 
-// Who gives up gets what was there before; when the engine ends, the new plane is closed.
+// A cancelled change restores the old plane; when the engine ends, the new plane is closed.
 func TestHandover_cancelled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil)
@@ -269,7 +269,7 @@ func TestHandover_cancelled(t *testing.T) {
 	})
 }
 
-// What cannot be removed of the old plane does not keep the new one from being used, and is tried again.
+// The new plane becomes active although the old one's objects cannot be removed; the removal is tried again.
 func TestHandover_cannotClear(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil)
@@ -312,7 +312,7 @@ func (p *short) Repair(ctx context.Context, s *model.State, _ dataplane.Report) 
 	return p.Sync(ctx, s)
 }
 
-// What the plane in force cannot do, the new one need not do either, but all else; and it is tried again.
+// The new plane may lack the rows that the old plane lacks, but no others; they are tried again.
 func TestHandover_lacksRows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		before := &short{}

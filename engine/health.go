@@ -23,10 +23,10 @@ import (
 	"fairlead.dev/fairlead/said"
 )
 
-// checks are the servers that load balancers ask: /healthz, and one for each row of State.Health.
-// They are opened and closed by the loop alone. One that cannot be opened, say because an address is
-// still tentative or the process before this one still has the port, is tried again when the loop goes
-// round: /healthz each time, a row ever more rarely. Tenants decide how many rows cannot be served.
+// checks are the servers that load balancers ask: /healthz, and one for each row of State.Health. Only the loop opens
+// and closes them. Opening may fail, say because an address is still tentative or the process before this one still has
+// the port. The loop then tries again: /healthz in each round, a row ever more rarely. Tenants decide how many rows
+// cannot be served.
 type checks struct {
 	healthz netip.AddrPort // the zero value: none
 	leaving netip.AddrPort // answers until healthz does; the zero value: none
@@ -188,7 +188,7 @@ func (c *checks) leave() {
 	c.leaving = netip.AddrPort{}
 }
 
-// end closes a server's socket at once. Who has been accepted gets the answer.
+// end closes a server's socket at once. Accepted connections still get the answer.
 func (c *checks) end(at netip.AddrPort) {
 	s := c.servers[at]
 	delete(c.servers, at)
@@ -262,9 +262,8 @@ type familyHealth struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// healthzHandler serves /healthz, which is for load balancers and says 503 also if the node is about
-// to go (KEP-3836), /livez, which is for whoever would restart this process and does not, and /readyz, which says
-// what is wrong, and at once.
+// healthzHandler serves three paths. /healthz is for load balancers, and says 503 also if the node is about to go
+// (KEP-3836). /livez is for programs that restart this process if it hangs. /readyz names each failed check at once.
 func (c *checks) healthzHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {

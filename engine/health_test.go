@@ -26,7 +26,7 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// freeAddress is a local address and port that nobody has, and probably nobody takes meanwhile.
+// freeAddress is a local address and port that is unused, and probably stays so.
 func freeAddress(t *testing.T) netip.AddrPort {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -79,8 +79,8 @@ func (i *inbox) take() ([]delivery, error) {
 	return came, i.err
 }
 
-// settle calls f with the time since when something waits here; zero: nothing does. What comes meanwhile is told to
-// queued afterwards.
+// settle calls f with the time since when something waits here; zero: nothing does. Later arrivals are passed to queued
+// afterwards.
 func (i *inbox) settle(f func(oldest time.Time)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

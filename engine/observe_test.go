@@ -24,7 +24,7 @@ type rounds struct {
 func (o *rounds) Round(r Round) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	// What is lent is copied, and then overwritten by the lender.
+	// Lent slices are copied, and then overwritten by the lender.
 	r.Happened, r.Arrived = slices.Clone(r.Happened), slices.Clone(r.Arrived)
 	o.rounds = append(o.rounds, r)
 }
@@ -116,7 +116,7 @@ func TestObserver_whenThingsHappened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		started := time.Now()
 		r, o := observed(t)
-		// What happened before this process says nothing of how fast it is.
+		// Events from before this process say nothing about its speed.
 		r.send(changed(web(1, "10.244.1.2"), started.Add(-time.Hour)))
 		r.converged()
 		if got := o.take(); len(got) != 1 || len(got[0].Happened) != 0 || len(got[0].Arrived) != 1 {

@@ -11,17 +11,17 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// What has come waits for its turn by namespace, so that a namespace with much to do keeps no other one waiting.
+// Objects wait in a queue for each namespace, so that a namespace with many changes does not delay the others.
 //
 //	inbox ─► put ─► namespace ─► a Service and its slices ─┐
 //	                         └─► …                         ├─► take ─► Batch ─► Table.Update ─► Apply
 //	                namespace ─► …                         │
-//	                what is of no namespace ───────────────┘
+//	                objects without a namespace ───────────┘
 //
-// A turn has a size. Namespaces with little to do go first, in a turn without the others if there was none just
-// before: so they wait for one large turn at most. Of what others have a turn takes a piece of each, also of a
-// Service with many slices; those that got nothing come first in the next one. An object that changes again before
-// its turn keeps its place.
+// A turn has a size. Namespaces with few changes go first, in a turn without the others if there was none just before:
+// so they wait for one large turn at most. From the others a turn takes a piece of each, also of a Service with many
+// slices. Those that got nothing come first in the next turn. An object that changes again before its turn keeps its
+// place.
 
 // queue is what has come and is not in the Table. It is for one goroutine.
 type queue struct {

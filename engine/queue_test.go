@@ -68,7 +68,8 @@ func turns(q *queue, size int) string {
 	return strings.Join(all, "; ")
 }
 
-// A turn of 32 rows has room for eight Services. Who has one goes at once, but not always before who has many.
+// A turn of 32 rows has room for eight Services. A namespace with one goes at once, but not always before one with
+// many.
 func TestQueue_smallFirst(t *testing.T) {
 	var q queue
 	put(&q, "large", 0, 12)
@@ -195,7 +196,7 @@ func TestQueue_problems(t *testing.T) {
 	}
 }
 
-// What rests stays, and what has begun to go does not rest.
+// Objects of a resting namespace stay in the queue. Objects whose turn has begun do not rest again.
 func TestQueue_rests(t *testing.T) {
 	var q queue
 	now := time.Now()
@@ -231,7 +232,7 @@ func TestQueue_rests(t *testing.T) {
 	}
 }
 
-// Each change is told once, with the time when it came first, and those of it that nobody will see.
+// Each change is reported once, with the time of its first arrival. So are changes that a later one has replaced.
 func TestQueue_times(t *testing.T) {
 	began := time.Now()
 	q := queue{began: began}
@@ -245,7 +246,7 @@ func TestQueue_times(t *testing.T) {
 		came, happened = append(came, at), append(happened, Happening{time.UnixMicro(at.UnixMicro()), false})
 	}
 	b := object("a", 0)
-	b.Slices[0].Is.Changed = began.Add(-time.Second).UnixMicro() // nobody was there to follow
+	b.Slices[0].Is.Changed = began.Add(-time.Second).UnixMicro() // no process was there to follow
 	q.put(delivery{b, came[3]})
 	if q.Services != 2 || q.Slices != 2 {
 		t.Errorf("%+v wait, want two of each", q.Changes)
@@ -260,8 +261,8 @@ func TestQueue_times(t *testing.T) {
 	}
 }
 
-// In whatever pieces changes are taken, the rows are the same in the end, and a Service is never without its endpoints
-// because another piece has the slice that takes the place of one that goes.
+// However changes are cut into pieces, the rows are the same in the end. A Service is never without its endpoints
+// because another piece has the slice that replaces a deleted one.
 func TestQueue_random(t *testing.T) {
 	random := rand.New(rand.NewPCG(sample.Seed(t), 0))
 	for range 20 {

@@ -12,7 +12,7 @@ import (
 	"fairlead.dev/fairlead/said"
 )
 
-// What is looked at, by their names in /readyz. A check of /livez fails when the same has been wrong for HealthTimeout.
+// These are the names of the checks in /readyz. A check of /livez fails when the same has been wrong for HealthTimeout.
 const (
 	checkProgrammed = "programmed" // all rows have been in force once
 	checkChanges    = "changes"    // are programmed
@@ -23,8 +23,8 @@ const (
 // check is what is wrong; empty: nothing.
 type check struct{ name, wrong string }
 
-// checks look at what may be wrong. What is to pass by itself is wrong if it has lasted for longer than patience, what
-// has failed already if it has for longer than tolerance.
+// checks reports what is wrong. A condition that should pass by itself is wrong after patience, a failure after
+// tolerance.
 func (s Status) checks(now time.Time, patience, tolerance time.Duration) []check {
 	all := []check{{name: checkProgrammed}, {name: checkChanges}, {name: checkRules}, {name: checkAudit}}
 	lasts := func(since time.Time, limit time.Duration) bool { return !since.IsZero() && now.Sub(since) > limit }
@@ -61,10 +61,10 @@ func (s Status) healthyBut(excluded []string, now time.Time, timeout time.Durati
 	})
 }
 
-// excluded are the checks that somebody is not interested in, as one can say to the components of Kubernetes.
+// excluded are the checks that a request leaves out, as for the components of Kubernetes.
 func excluded(r *http.Request) []string { return r.URL.Query()["exclude"] }
 
-// livezHandler answers as kube-proxy does. What a restart of this process does not cure can be excluded.
+// livezHandler answers as kube-proxy does. A request can exclude checks that a restart of this process does not cure.
 func (c *checks) livezHandler(w http.ResponseWriter, r *http.Request) {
 	status, _ := c.health()
 	healthy := status.healthyBut(excluded(r), time.Now(), c.timeout)
@@ -72,8 +72,8 @@ func (c *checks) livezHandler(w http.ResponseWriter, r *http.Request) {
 	answer(w, healthy, health(status, healthy, nil))
 }
 
-// readyzHandler says which check fails, as the components of Kubernetes do. What concerns single rows, or the API
-// server, is told and fails nothing: no connection would be better off elsewhere.
+// readyzHandler says which check fails, as the components of Kubernetes do. Problems of single rows, or of the API
+// server, are reported and fail no check: no connection would be better off on another node.
 func (c *checks) readyzHandler(w http.ResponseWriter, r *http.Request) {
 	status, _ := c.health()
 	text, ok := c.report(status, excluded(r), time.Now())

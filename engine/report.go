@@ -14,7 +14,7 @@ type Report struct {
 	Status
 }
 
-// About is what an Engine's owner knows of it. What is empty is not known.
+// About is what an Engine's owner knows of it. An empty field is not known.
 type About struct {
 	Version string  `json:"version,omitempty"`
 	Mode    string  `json:"mode,omitempty"`    // as it is configured

@@ -79,7 +79,7 @@ func (e turnOf) Replaced(holds bool, partial error) {
 	e.dirty, e.backoff, e.retryAt, e.again = !holds, 0, time.Time{}, true
 	e.partial, e.audits.lacking = partial != nil, nil
 	e.rests.end()
-	e.quarrel = quarrel{}
+	e.recurrence = recurrence{}
 	e.status.planeChanged()
 	if holds {
 		e.programmed(true)

@@ -19,12 +19,12 @@ import (
 //	turn ─► cost ─┬─ each namespace's part ─► its own rest ─┐
 //	              └─ all of it ─► the rest of all, shorter ─┴─► when the next changes of a namespace may go
 
-// budget keeps something to a share of one CPU: each time owes a rest of so many times its length. Up to
-// credit is lent, so that a single long one does not delay the next, and no rest is longer than longest.
+// budget keeps work to a share of one CPU: after each piece of work comes a rest of share times its length. credit of
+// rest may be postponed, so that a single long piece does not delay the next. No rest is longer than longest.
 type budget struct {
 	share           int
 	credit, longest time.Duration
-	free            time.Duration // what does not even take so long owes nothing
+	free            time.Duration // work that is shorter needs no rest
 
 	paid time.Time // when all so far will have had their rest
 }
@@ -43,14 +43,14 @@ func (b *budget) rest(took time.Duration) time.Duration {
 	return max(0, owed-b.credit)
 }
 
-// lane is a budget, and until when it has to rest.
-type lane struct {
+// throttle is a budget, and the time until which its work has to rest.
+type throttle struct {
 	budget
 	until time.Time
 }
 
-// charge takes in how long something took. When it is done, the lane rests.
-func (l *lane) charge(took time.Duration, done bool) {
+// charge adds the time of a piece of work. The rest begins when the work is done.
+func (l *throttle) charge(took time.Duration, done bool) {
 	if rest := l.rest(took); done {
 		l.until = time.Now().Add(rest)
 	}
@@ -61,15 +61,15 @@ const restFree = 4 * time.Millisecond
 
 // rests say from when on the changes of whom may go.
 type rests struct {
-	own map[string]*lane // of the namespaces that rest, or did not long ago
-	all lane
+	own map[string]*throttle // of the namespaces that rest, or did not long ago
+	all throttle
 	max time.Duration // how long a rest is at most
 }
 
 func newRests() rests {
 	return rests{
-		own: map[string]*lane{},
-		all: lane{budget: budget{share: 2, credit: time.Second, free: restFree}},
+		own: map[string]*throttle{},
+		all: throttle{budget: budget{share: 2, credit: time.Second, free: restFree}},
 	}
 }
 
@@ -90,21 +90,21 @@ func (r *rests) when(namespace string) time.Time {
 	return r.all.until
 }
 
-// charge takes in how long a turn took. What was released together, and takes several turns, has one rest afterwards.
+// charge adds the time of a turn. Changes that are released together, and take several turns, have one rest afterwards.
 func (r *rests) charge(c *cost) {
 	now := time.Now()
-	maps.DeleteFunc(r.own, func(_ string, l *lane) bool { return l.paid.Before(now) && l.until.Before(now) })
+	maps.DeleteFunc(r.own, func(_ string, l *throttle) bool { return l.paid.Before(now) && l.until.Before(now) })
 	sum := c.weight()
 	for _, s := range c.shares {
-		r.lane(s.namespace).charge(time.Duration(float64(c.work)*float64(s.weight)/float64(sum)), s.done)
+		r.throttle(s.namespace).charge(time.Duration(float64(c.work)*float64(s.weight)/float64(sum)), s.done)
 	}
 	r.all.charge(c.work, !c.cut)
 }
 
-func (r *rests) lane(namespace string) *lane {
+func (r *rests) throttle(namespace string) *throttle {
 	l := r.own[namespace]
 	if l == nil {
-		l = &lane{budget: budget{share: 32, credit: 250 * time.Millisecond, free: restFree}}
+		l = &throttle{budget: budget{share: 32, credit: 250 * time.Millisecond, free: restFree}}
 		r.own[namespace] = l
 	}
 	l.longest = r.max
@@ -112,8 +112,8 @@ func (r *rests) lane(namespace string) *lane {
 }
 
 const (
-	// turnGoal is how much longer than a small turn one should take that leaves something to the next one: others wait
-	// for it, but each turn has its price where the kernel works through all rules.
+	// turnGoal is how much longer than a small turn a turn should take that does not empty the queue. Changes in the
+	// queue wait for it. But each turn has a fixed price where the kernel works through all rules.
 	turnGoal = 160 * time.Millisecond
 	// The size of a turn is between these, in rows, roughly.
 	minSize, firstSize, maxSize = 1 << 8, 1 << 10, 1 << 18

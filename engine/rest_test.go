@@ -209,7 +209,7 @@ func TestEngine_endsWhileItRests(t *testing.T) {
 	})
 }
 
-// Who changes the settings or a part does not want to wait.
+// New settings and new parts do not wait for a rest to end.
 func TestEngine_changedWhileItRests(t *testing.T) {
 	settings := Settings{Table: masquerade(), AuditInterval: time.Hour}
 	for name, change := range map[string]func(*rig) error{
@@ -289,7 +289,7 @@ func TestEngine_failsWhileItRests(t *testing.T) {
 	})
 }
 
-// What waits for a rest to end counts from when it came.
+// The latency of a change that waits for a rest is counted from its arrival.
 func TestObserver_whenTheEngineRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &rounds{}
@@ -335,7 +335,7 @@ func since(start time.Time, times []time.Time) (all []time.Duration) {
 	return all
 }
 
-// What a plane takes is what it works, not what it waits for.
+// The rest follows from a plane's processor time, not from the time that it waits.
 func TestEngine_restsAfterWork(t *testing.T) {
 	for name, c := range map[string]struct {
 		spend func()

@@ -7,9 +7,9 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// Another program may undo every repair, as a second proxy does. To go on repairing at once helps nobody, and costs
-// both of them, and the node, a processor. So repairs that do not hold come ever more rarely. The first few do not: a
-// firewall that is loaded anew takes some steps.
+// Another program may undo every repair, as a second proxy does. Repairing again at once does not help, and costs both
+// programs a processor. So repairs that do not hold come ever more rarely. The first few come at once: a firewall that
+// is loaded anew takes some steps.
 //
 //	drift ─► repair ─► held for a while ─► all is well
 //	  ▲         └────► undone ─► pause ─┐
@@ -25,8 +25,8 @@ const (
 	LongestPause = 30 * time.Second
 )
 
-// quarrel is about repairs that do not hold. The zero value is peace.
-type quarrel struct {
+// recurrence follows external changes that recur after repairs. The zero value: there are none.
+type recurrence struct {
 	began, last time.Time // of the repairs that did not hold
 	repairs     int
 	broken      bool                // the last one is known to be undone
@@ -34,57 +34,57 @@ type quarrel struct {
 }
 
 // found takes in that the kernel is not as it should be. It returns when that may be repaired.
-func (q *quarrel) found(now time.Time) time.Time {
-	if !q.broken && now.Sub(q.last) >= repairHolds {
-		*q = quarrel{}
+func (r *recurrence) found(now time.Time) time.Time {
+	if !r.broken && now.Sub(r.last) >= repairHolds {
+		*r = recurrence{}
 	}
-	q.broken = q.repairs > 0
-	return q.last.Add(q.pause())
+	r.broken = r.repairs > 0
+	return r.last.Add(r.pause())
 }
 
 // whole takes in that the kernel is as it should be. It returns whether that has lasted.
-func (q *quarrel) whole(now time.Time) bool {
-	if q.broken { // somebody else has repaired it
-		q.broken, q.last = false, now
+func (r *recurrence) whole(now time.Time) bool {
+	if r.broken { // another program has repaired it
+		r.broken, r.last = false, now
 	}
-	if now.Sub(q.last) < repairHolds {
+	if now.Sub(r.last) < repairHolds {
 		return false
 	}
-	*q = quarrel{}
+	*r = recurrence{}
 	return true
 }
 
 // repaired takes in a repair.
-func (q *quarrel) repaired(now time.Time, by []dataplane.Foreign) {
-	if q.repairs == 0 {
-		q.began = now
+func (r *recurrence) repaired(now time.Time, by []dataplane.Foreign) {
+	if r.repairs == 0 {
+		r.began = now
 	}
-	q.repairs++
-	q.last, q.broken = now, false
+	r.repairs++
+	r.last, r.broken = now, false
 	if dataplane.By(by) != "" {
-		q.by = slices.Clone(by)
+		r.by = slices.Clone(by)
 	}
 }
 
-func (q *quarrel) pause() time.Duration {
-	if q.repairs == 0 {
+func (r *recurrence) pause() time.Duration {
+	if r.repairs == 0 {
 		return 0
 	}
-	doublings := min(max(0, q.repairs-promptRepairs), 10)
+	doublings := min(max(0, r.repairs-promptRepairs), 10)
 	return min(firstPause<<doublings, LongestPause)
 }
 
 // lasts reports whether repairs have become rarer.
-func (q *quarrel) lasts() bool { return q.repairs > promptRepairs }
+func (r *recurrence) lasts() bool { return r.repairs > promptRepairs }
 
 // status is nil as long as no repair was undone.
-func (q *quarrel) status() *Undone {
-	if q.repairs == 0 || q.repairs == 1 && !q.broken {
+func (r *recurrence) status() *Undone {
+	if r.repairs == 0 || r.repairs == 1 && !r.broken {
 		return nil
 	}
 	return &Undone{
-		Since: q.began, Repairs: q.repairs, Rarer: q.lasts(), Next: q.last.Add(q.pause()),
-		By: dataplane.By(q.by), Process: process(q.by),
+		Since: r.began, Repairs: r.repairs, Rarer: r.lasts(), Next: r.last.Add(r.pause()),
+		By: dataplane.By(r.by), Process: process(r.by),
 	}
 }
 

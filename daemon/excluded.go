@@ -8,14 +8,14 @@ import (
 	"fairlead.dev/fairlead/takeover"
 )
 
-// spared are the back ends of iptables in which chains that are named like kube-proxy's may be ours.
-type spared struct {
+// excludedBackends are the backends of iptables in which chains that are named like kube-proxy's may be ours.
+type excludedBackends struct {
 	looking sync.RWMutex // held for reading by who removes what is kube-proxy's
 	names   atomic.Pointer[map[string]bool]
 }
 
 // set waits for the end of a look that began under other circumstances.
-func (s *spared) set(backends ...iptables.Backend) {
+func (s *excludedBackends) set(backends ...iptables.Backend) {
 	names := map[string]bool{}
 	for _, b := range backends {
 		switch b {
@@ -31,9 +31,9 @@ func (s *spared) set(backends ...iptables.Backend) {
 }
 
 // all is for while it is not known what other planes have left.
-func (s *spared) all() { s.set(iptables.Legacy, iptables.NFTables) }
+func (s *excludedBackends) all() { s.set(iptables.Legacy, iptables.NFTables) }
 
-func (s *spared) has(name string) bool {
+func (s *excludedBackends) has(name string) bool {
 	names := s.names.Load()
 	return names != nil && (*names)[name]
 }

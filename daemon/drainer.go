@@ -12,16 +12,16 @@ import (
 	"fairlead.dev/fairlead/takeover"
 )
 
-// lingering is the plane behind the ebpf plane. While that has no rows for it, it has nothing in the kernel, unless
-// connections are open that other planes, or kube-proxy, have translated. Connection tracking knows them without any
-// rule; but it translates their packets only as long as somebody hooks in there. So it stays, without rows, until they
-// have ended.
-type lingering struct {
+// drainer is the plane behind the ebpf plane. Without rows for it, it has nothing in the kernel, unless connections are
+// open that other planes, or kube-proxy, have translated. Connection tracking knows these without any rule. But it
+// translates their packets only while a hook of netfilter uses it. So the plane stays, without rows, until they have
+// ended.
+type drainer struct {
 	dataplane.Dataplane
 	flows  *conntrack.Table
 	mark   uint32    // of flows that this process carries
 	hooked bool      // it has something in the kernel, rows or not
-	since  time.Time // zero: it does not linger
+	since  time.Time // when draining began; zero: it does not drain
 	look   time.Time // when to look the next time
 	pause  time.Duration
 }
@@ -30,18 +30,18 @@ type lingering struct {
 const lookShare = 100
 
 // Sync implements dataplane.Dataplane.
-func (l *lingering) Sync(ctx context.Context, s *model.State) error {
+func (l *drainer) Sync(ctx context.Context, s *model.State) error {
 	l.since, l.hooked = time.Time{}, true
 	return l.Dataplane.Sync(ctx, s)
 }
 
 // Repair implements dataplane.Dataplane.
-func (l *lingering) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+func (l *drainer) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
 	return l.Sync(ctx, s)
 }
 
 // Remove has no rows from now on.
-func (l *lingering) Remove(ctx context.Context) error {
+func (l *drainer) Remove(ctx context.Context) error {
 	if !l.since.IsZero() {
 		return nil
 	}
@@ -57,19 +57,19 @@ func (l *lingering) Remove(ctx context.Context) error {
 	return nil
 }
 
-func (l *lingering) remove(ctx context.Context) error {
+func (l *drainer) remove(ctx context.Context) error {
 	l.since, l.hooked = time.Time{}, false
 	return l.Dataplane.Remove(ctx)
 }
 
 // Close implements dataplane.Dataplane.
-func (l *lingering) Close() error {
+func (l *drainer) Close() error {
 	l.flows.Close()
 	return l.Dataplane.Close()
 }
 
 // end removes all when no connection to a Service needs it any more, or has had its time.
-func (l *lingering) end(ctx context.Context, s *model.State) error {
+func (l *drainer) end(ctx context.Context, s *model.State) error {
 	if l.since.IsZero() || time.Now().Before(l.look) {
 		return nil
 	}
@@ -86,18 +86,18 @@ func (l *lingering) end(ctx context.Context, s *model.State) error {
 	return l.remove(ctx)
 }
 
-// needed reports whether connections to some destinations are translated by connection tracking. Those of UDP are
-// where nobody else translates them: connected sockets of the node itself. All others' end soon, as their packets meet
-// the ebpf plane before connection tracking does.
-func (l *lingering) needed(by func(netip.AddrPort, model.Protocol) bool) bool {
+// needed reports whether connection tracking translates connections to some destinations. For UDP these come from
+// connected sockets of the node itself, which only connection tracking translates. Other flows leave the table soon:
+// the ebpf plane handles their packets before connection tracking does.
+func (l *drainer) needed(by func(netip.AddrPort, model.Protocol) bool) bool {
 	needed := false
 	err := l.flows.Translated(func(to netip.AddrPort, p model.Protocol) { needed = needed || by(to, p) })
 	return needed || err != nil // it is not known, as when the table changed while it was read
 }
 
-// carried is who answers a flow of UDP that is translated, or carried by this process, in the place of who was asked;
-// it is not valid if the flow is neither.
-func (l *lingering) carried(f ebpf.UDPFlow) (netip.AddrPort, error) {
+// carried returns the address that answers a flow of UDP instead of its destination, because the flow is translated, or
+// carried by this process. The address is not valid if the flow is neither.
+func (l *drainer) carried(f ebpf.UDPFlow) (netip.AddrPort, error) {
 	who, tracked, err := l.flows.Answers(model.UDP, f.From, f.To)
 	ours := who.Mark&l.mark != 0
 	if !tracked || !ours && (!l.hooked || who.From == f.To) {
@@ -106,16 +106,16 @@ func (l *lingering) carried(f ebpf.UDPFlow) (netip.AddrPort, error) {
 	return who.From, nil
 }
 
-// overLingering is the ebpf plane over one that lingers.
-type overLingering struct {
+// overDrainer is the ebpf plane over a drainer.
+type overDrainer struct {
 	dataplane.Dataplane
-	behind *lingering
+	behind *drainer
 }
 
-// newOverLingering makes that New.
-func newOverLingering(o ebpf.Options, behind dataplane.New) dataplane.New {
+// newOverDrainer makes that New.
+func newOverDrainer(o ebpf.Options, behind dataplane.New) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
-		l := &lingering{}
+		l := &drainer{}
 		o.Carried = l.carried
 		l.mark = c.CarriedMark()
 		o.Packets = func(c dataplane.Config) (_ dataplane.Dataplane, err error) {
@@ -132,12 +132,12 @@ func newOverLingering(o ebpf.Options, behind dataplane.New) dataplane.New {
 		if err != nil {
 			return nil, err
 		}
-		return &overLingering{made, l}, nil
+		return &overDrainer{made, l}, nil
 	}
 }
 
 // Audit implements dataplane.Dataplane.
-func (p *overLingering) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
+func (p *overDrainer) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	if err := p.behind.end(ctx, s); err != nil {
 		return r, err
 	}
