@@ -2,7 +2,7 @@
 //
 //	README.md, docs/*.md ─► site: links, diagrams, order ─► pages/*.md, mkdocs.yml ─► mkdocs ─► out/site
 //
-// The documents link to each other and to files as a repository's do. Their diagrams are text in the language of Graphviz.
+// The documents link to each other and to files as a repository's do. Their diagrams are text, in Graphviz's language.
 package main
 
 import (
@@ -48,7 +48,8 @@ func prepare(repository, out string) error {
 			return err
 		}
 	}
-	if err := os.CopyFS(filepath.Join(out, "pages", "assets"), os.DirFS(filepath.Join(repository, "lab/site/assets"))); err != nil {
+	assets := os.DirFS(filepath.Join(repository, "lab/site/assets"))
+	if err := os.CopyFS(filepath.Join(out, "pages", "assets"), assets); err != nil {
 		return err
 	}
 	configuration, err := os.ReadFile(filepath.Join(repository, "lab/site/mkdocs.yml"))
@@ -70,7 +71,9 @@ type documents map[string]string
 
 // outside are the documents outside of docs, and what their pages are called.
 func outside() map[string]string {
-	return map[string]string{"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "vulnerabilities.md"}
+	return map[string]string{
+		"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "vulnerabilities.md",
+	}
 }
 
 // published is the path of a document in the site.

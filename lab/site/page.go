@@ -91,7 +91,8 @@ func (d documents) order() string {
 		{"Judge", []string{"compare", "compatibility", "performance", "benchmark", "security", "security-figures"}},
 		{"Reference", nil},
 		{"Work on it", []string{
-			"contributing", "architecture", "packages", "planes", "changes", "takeover", "testing", "dependencies", "vulnerabilities",
+			"contributing", "architecture", "packages", "planes", "changes", "takeover", "testing", "dependencies",
+			"vulnerabilities",
 		}},
 	}
 	placed := map[string]bool{}
