@@ -1,6 +1,5 @@
-// Package config is all that a user can say to the daemon. kube-proxy's flags and configuration file
-// mean here what they mean there; what only Fairlead knows is in a file of its own kind, so that the
-// first stays valid for kube-proxy.
+// Package config is all that a user can say to the daemon. kube-proxy's flags and configuration file have the same
+// meaning here. Fairlead's own settings are in a file of its own kind, so that the first stays valid for kube-proxy.
 //
 //	flags ──────────────────┐
 //	KubeProxyConfiguration ─┼─► Load: decode, schema, defaults, precedence, rules ─► Config ─► daemon

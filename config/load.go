@@ -264,8 +264,8 @@ func (l *loading) judge() {
 	}
 }
 
-// blame is the flag that gave a field its value, or should have given it one, and what is left of the
-// field's path; or "", if it was a file.
+// blame is the flag that gave a field its value, or should have given it one, and the rest of the field's path. If it
+// was a file, the flag is empty.
 func (f *Flags) blame(path string) (flag, rest string) {
 	for _, o := range f.options {
 		if f.Config != "" && !(o.always && f.given(o.flag)) {

@@ -121,7 +121,7 @@ func (w *watch) look(ctx context.Context) {
 	w.excluded.looking.RLock()
 	defer w.excluded.looking.RUnlock()
 	if w.clean {
-		if back, err := w.takeover.Glance(ctx); !back && err == nil {
+		if back, err := w.takeover.Returned(ctx); !back && err == nil {
 			return
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Foreign is a change of the kernel that somebody else has made, as the kernel tells it.
+// Foreign is an external change of the kernel, as the kernel reports it.
 type Foreign struct {
 	What    string `json:"what"`              // was changed, in the kernel's words
 	Process string `json:"process,omitempty"` // name of the process that did; empty: the kernel does not tell
@@ -16,7 +16,7 @@ type Foreign struct {
 	Only string `json:"-"`
 }
 
-// Suspects are the changes that may be the cause of one of the drifts.
+// Suspects are the candidates among external changes: those that may be the cause of one of the drifts.
 func Suspects(all []Foreign, drifts []Drift) []Foreign {
 	var out []Foreign
 	for _, f := range all {
@@ -46,7 +46,7 @@ func (f Foreign) By() string {
 	return fmt.Sprintf("%s (process %d)", f.Process, f.PID)
 }
 
-// By are all that changed something, each once; empty if nobody is known.
+// By are all programs that changed something, each once; empty if none is known.
 func By(all []Foreign) string {
 	var names []string
 	seen := map[string]bool{"": true}

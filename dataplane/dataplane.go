@@ -1,11 +1,11 @@
-// Package dataplane is the seam between rows and the kernel: a data plane maps the rows of a
-// model.State to objects of one kernel facility and decides nothing itself.
+// Package dataplane is the seam between rows and the kernel: a data plane maps the rows of a model.State to objects of
+// one kernel facility and decides nothing itself.
 //
 //	engine ── Sync(state), Apply(state, change) ──► nftables, … ──► kernel
 //
-// Planes live in packages of their own below this one and do not import each other. What several of
-// them need is added by wrapping one: conntrack forgets stale UDP flows after each change, and
-// after Sync TCP clients that came too early; localhost serves NodePorts on the IPv6 loopback address.
+// Planes live in packages of their own below this one and do not import each other. Wrappers add common abilities.
+// Package conntrack forgets stale UDP flows after each change, and after Sync TCP clients that came too early. Package
+// localhost serves NodePorts on the IPv6 loopback address.
 package dataplane
 
 import (
@@ -29,10 +29,10 @@ type Dataplane interface {
 	// Apply performs c, which leads from the State of the last successful call to s.
 	// Its cost depends on c only. After an error, but for ErrPartial, the caller calls Sync.
 	Apply(ctx context.Context, s *model.State, c model.Change) error
-	// Audit reads the kernel back and reports each difference from s, the State of the last successful
-	// call if there was one. After an ErrPartial the rows that are not in force may be among them, in the same words
-	// each time. It changes no row; what is due once in a while (connections that drain, flows to be forgotten) may be
-	// done then, for it is called about once a second. What fails of that is an ErrPartial, and the differences count.
+	// Audit reads the kernel back and reports each difference from s, the State of the last successful call if there
+	// was one. After an ErrPartial the rows that are not in force may be among them, in the same words each time. It
+	// changes no row. It is called about once a second, so periodic work (connections that drain, flows to be
+	// forgotten) may be done in it. If such work fails, the error is an ErrPartial, and the differences count.
 	Audit(ctx context.Context, s *model.State, d Depth) (Report, error)
 	// Repair is Sync just after the Audit of the same State that gave the Report. A plane does what that Audit has planned
 	// if it can tell that the kernel is still as the Audit has read it; else it reads the kernel again.
@@ -46,8 +46,8 @@ type Dataplane interface {
 	Observed
 }
 
-// Handover is what one plane needs to take the place of another, in this or an earlier process: at each moment a plane
-// serves every client, and clients with session affinity keep their backends.
+// Handover is what one plane needs to take the place of another, in this or an earlier process. At each moment a plane
+// serves every client. Clients with session affinity keep their backends.
 //
 //	old plane, or what it has left ── Sessions ─► Learn ─► Sync ── Sessions ─► Learn ─► Active ─► Draining
 //	                                  └──────── new plane, in stage Standby ─────────┘            old plane
@@ -61,14 +61,14 @@ type Handover interface {
 	SetStage(ctx context.Context, s *model.State, to Stage) (open int, err error)
 	// Open is how many connections pass through this process, and end with Close.
 	Open() int
-	// Sessions are all that pools of s with affinity remember. They are read from the kernel as far as they are
-	// there, so the plane need not have synced: s, which may be a little older or younger than what the kernel
-	// holds, tells whose they are. Some may come twice. An error, with a Session of no meaning, is the last one.
+	// Sessions are all sessions of pools of s with affinity. They are read from the kernel as far as they are there, so
+	// the plane need not have synced. s tells which pools they belong to; it may be a little older or younger than the
+	// kernel's rows. Some may come twice. An error, with a Session of no meaning, is the last one.
 	Sessions(ctx context.Context, s *model.State) iter.Seq2[Session, error]
-	// Learn has the pools remember what another plane did, each for as long as it has left. It returns how many that
-	// were. What is known for longer stays as it is, and a backend that does not serve is passed over. Before the first
-	// Sync, that one takes them in before any packet meets the plane's rows. After an error some may have been taken in;
-	// it may be called again.
+	// Learn has the pools remember another plane's sessions, each for the time that it has left. It returns how many it
+	// has learned. Sessions that the plane knows for longer stay as they are, and sessions with backends that do not
+	// serve are passed over. Before the first Sync, Learn only stores them, and that Sync takes them in before any
+	// packet meets the plane's rows. After an error some may have been taken in; it may be called again.
 	Learn(ctx context.Context, s *model.State, others iter.Seq2[Session, error]) (int, error)
 }
 
@@ -205,8 +205,8 @@ type Leftover struct {
 // DefaultMark is kube-proxy's: bit 14.
 const DefaultMark = 1 << 14
 
-// CarriedMark is the bit beside Mark. Packets have it that a process of the node takes for itself, and connections
-// whose packets those are: nobody else may translate or refuse them.
+// CarriedMark is the bit beside Mark. Packets that a process of the node takes for itself have it, and so have
+// connections with such packets: no plane may translate or refuse them.
 func (c Config) CarriedMark() uint32 {
 	mark := cmp.Or(c.Mark, DefaultMark)
 	return cmp.Or(mark<<1, mark>>1)

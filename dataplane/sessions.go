@@ -186,7 +186,7 @@ func (l *Learned) Keep(s *model.State, others iter.Seq2[Session, error]) (int, e
 // None reports whether there are none.
 func (l *Learned) None() bool { return l.others == nil || l.others.Len() == 0 }
 
-// TakeIn is for Sync. What cannot be had is logged, and keeps no row from being served.
+// TakeIn is for Sync. Sessions that cannot be learned are logged; the rows are served without them.
 func (l *Learned) TakeIn(log *slog.Logger, take Taker) {
 	if l.None() {
 		return

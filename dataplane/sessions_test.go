@@ -51,7 +51,7 @@ func TestSessions(t *testing.T) {
 		{told(web, "10.0.0.8", "10.1.0.2:80", 40*time.Second), true},                       // came earlier
 		{told(web, "10.0.0.9", "10.1.0.1:80", 49*time.Second+500*time.Millisecond), false}, // as good as the same
 		{told(web, "10.0.0.10", "10.1.0.9:80", 60*time.Second), true},                      // a stranger
-		{told(web, "10.0.0.11", "10.1.0.1:80", 60*time.Second), false},                     // nobody else knows it
+		{told(web, "10.0.0.11", "10.1.0.1:80", 60*time.Second), false},                     // only there
 	} {
 		if got := m.Supersedes(own.Session); got != own.superseded {
 			t.Errorf("%s: supersedes: %t", own.Client, got)

@@ -1,12 +1,12 @@
-// Package host is what kube-proxy sets on a machine beside its rules: how many connections the kernel
-// tracks, for how long, and how unlikely the kernel is to kill this process when memory runs out.
+// Package host sets what kube-proxy sets on a machine beside its rules: how many connections the kernel tracks, and for
+// how long. And it sets how unlikely the kernel is to kill this process when memory runs out.
 //
 //	Settings ─► wishes ─► Apply: read, and write what differs ─► /proc/sys/net/netfilter
 //	                                     │                       /sys/module/nf_conntrack, /proc/self
 //	                                     └─► Report: what changed, what could not be changed, and why
 //
-// What has its value already is not written, so that a process without the right to write, started
-// after one that had it ("fairlead run --init-only"), finds nothing to do.
+// Settings that have the wanted value are not written. So a process without the right to write finds nothing to do if
+// it starts after one that had the right ("fairlead run --init-only").
 package host
 
 import (

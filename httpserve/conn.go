@@ -79,7 +79,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// overdue says whether the client owes a part of its request. To be idle is no fault.
+// overdue reports whether the client has not sent its request in time. To be idle is no fault.
 func (c *conn) overdue() (is bool) {
 	c.change(func() { is = !c.idle && !c.deadline.IsZero() && !time.Now().Before(c.deadline) })
 	return is

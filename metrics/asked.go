@@ -42,7 +42,7 @@ type asked struct {
 	plane                                       plane
 }
 
-func newAsked(s *shelf, o Options) *asked {
+func newAsked(s *registry, o Options) *asked {
 	a := &asked{
 		options: o,
 		build: s.asked(fairlead("build_info", "Version of this program; always 1.",
@@ -72,7 +72,7 @@ func newAsked(s *shelf, o Options) *asked {
 		"Times that all objects of a resource were fetched from the API server.", "resource"))
 	a.plane = newPlane(s)
 	a.stale.Store(true)
-	s.registry.CustomMustRegister(a)
+	s.kube.CustomMustRegister(a)
 	return a
 }
 

@@ -9,9 +9,8 @@
 // Frequent events are counted as they happen, without allocation, since programming waits for that. States are
 // collected at each scrape.
 //
-// The registry is a Metrics' own. Facts of the whole process (its CPU time and memory, the Go runtime,
-// the requests of client-go, which has one global hook for that) are in the registry that all
-// Kubernetes libraries share; Handler adds them.
+// The registry is a Metrics' own. Facts of the whole process are in the registry that all Kubernetes libraries share:
+// its CPU time and memory, the Go runtime, and the requests of client-go, which has one global hook. Handler adds them.
 package metrics
 
 //go:generate go run ./list ../docs/metrics.md
@@ -45,11 +44,11 @@ type Watch struct {
 
 // Metrics implements engine.Observer and dataplane.Meter.
 type Metrics struct {
-	shelf   shelf
-	started time.Time
-	proxy   proxy
-	own     own
-	asked   *asked
+	registry registry
+	started  time.Time
+	proxy    proxy
+	own      own
+	asked    *asked
 }
 
 // New makes a Metrics in which everything is zero.
@@ -57,10 +56,10 @@ func New(o Options) *Metrics {
 	if o.ShowHiddenFor != "" {
 		metrics.SetShowHidden()
 	}
-	m := &Metrics{shelf: shelf{registry: metrics.NewKubeRegistry()}, started: time.Now()}
-	m.proxy = newProxy(&m.shelf)
-	m.own = newOwn(&m.shelf)
-	m.asked = newAsked(&m.shelf, o)
+	m := &Metrics{registry: registry{kube: metrics.NewKubeRegistry()}, started: time.Now()}
+	m.proxy = newProxy(&m.registry)
+	m.own = newOwn(&m.registry)
+	m.asked = newAsked(&m.registry, o)
 	return m
 }
 
@@ -78,7 +77,7 @@ func (m *Metrics) ForwardingBlocked(is bool) { m.own.blocked.Set(truth(is)) }
 
 // Handler serves /metrics.
 func (m *Metrics) Handler() http.Handler {
-	return handler(prometheus.Gatherers{m.shelf.registry, legacyregistry.DefaultGatherer})
+	return handler(prometheus.Gatherers{m.registry.kube, legacyregistry.DefaultGatherer})
 }
 
 func handler(g metrics.Gatherer) http.Handler {
@@ -86,4 +85,4 @@ func handler(g metrics.Gatherer) http.Handler {
 }
 
 // List describes all of them but those of the whole process, sorted by name.
-func (m *Metrics) List() []Description { return m.shelf.list() }
+func (m *Metrics) List() []Description { return m.registry.list() }

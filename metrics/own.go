@@ -29,7 +29,7 @@ type own struct {
 	switchLasted metrics.ObserverMetric
 }
 
-func newOwn(s *shelf) own {
+func newOwn(s *registry) own {
 	o := own{
 		arrived: s.histogram(fairlead("programming_duration_seconds",
 			"Time from the arrival of changed objects until they are programmed."),

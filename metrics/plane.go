@@ -27,7 +27,7 @@ type sums struct {
 	toBackend, toClient dataplane.Traffic
 }
 
-func newPlane(s *shelf) plane {
+func newPlane(s *registry) plane {
 	const only, carried = " Data plane ebpf only.", " Data plane userspace only."
 	const both = " Data planes ebpf and userspace only."
 	return plane{

@@ -57,7 +57,7 @@ func (a answers) count(status int) {
 	a.unavailable.Inc()
 }
 
-func newProxy(s *shelf) proxy {
+func newProxy(s *registry) proxy {
 	p := proxy{
 		sync: by(s.histogram(perFamily("sync_proxy_rules_duration_seconds",
 			"Duration of programming all rules, or a change of them."), syncBuckets())),
@@ -92,7 +92,7 @@ func newProxy(s *shelf) proxy {
 	return p
 }
 
-func (p *proxy) addChanges(s *shelf) {
+func (p *proxy) addChanges(s *registry) {
 	p.services = s.counter(kubeproxy("sync_proxy_rules_service_changes_total", "Changes of Services."))()
 	p.endpoints = s.counter(kubeproxy("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices."))()
 	p.servicesPending = s.gauge(kubeproxy("sync_proxy_rules_service_changes_pending",
@@ -101,7 +101,7 @@ func (p *proxy) addChanges(s *shelf) {
 		"Changes of EndpointSlices that are not programmed."))()
 }
 
-func (p *proxy) addHealth(s *shelf) {
+func (p *proxy) addHealth(s *registry) {
 	of := func(path string) answers {
 		codes := s.counter(kubeproxy("proxy_"+path+"_total", "Answers on /"+path+", by HTTP status.", "code"))
 		return answers{codes("200"), codes("503")}

@@ -35,8 +35,8 @@ func parse(t *testing.T, text string) map[string]*dto.MetricFamily {
 	return families
 }
 
-// rows is a scrape as one sorted line for each series: its type, name, labels and value; of a histogram
-// the number and sum of its observations and the buckets that they fell into.
+// rows is a scrape as one sorted line for each series: its type, name, labels and value. A histogram has the number and
+// sum of its observations, and the buckets that they fell into.
 func rows(t *testing.T, text string) []string {
 	t.Helper()
 	var all []string

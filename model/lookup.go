@@ -21,9 +21,9 @@ type Decision struct {
 	source     netip.Addr
 }
 
-// Masquerade reports whether the backend sees the node's address in place of the client's: because
-// the row says so, or because the backend is the client (hairpin) and on this node: its answer to
-// itself would otherwise never pass the node and be translated back.
+// Masquerade reports whether the backend sees the node's address in place of the client's. One reason is the row. The
+// other is a hairpin: the backend is the client, on this node. Its answer to itself would otherwise never pass the node
+// and be translated back.
 func (d Decision) Masquerade(b Backend) bool { return d.snat || b.Local && b.Addr == d.source }
 
 // Lookup says what must happen to a packet. It is the specification of every data plane.

@@ -63,8 +63,8 @@ func (s *Share) Withheld() (n int, of []string) {
 	return n, of
 }
 
-// Whose returns the namespace of an object, such as "Service default/web"; of others, as of a line in a file, their
-// name without the line.
+// Whose returns the namespace of an object, such as "Service default/web". For other things, as a line in a file, it
+// returns their name without the line.
 func Whose(object string) string {
 	if _, name, ok := strings.Cut(object, " "); ok {
 		if namespace, _, ok := strings.Cut(name, "/"); ok && !strings.Contains(namespace, "/") && namespace != "" {

@@ -19,9 +19,9 @@ type Batch struct {
 	Problems []Problem
 }
 
-// Objects are those that changed, in the order in which that became known; of several of one name the last one counts.
-// The order is that of memory, too, as objects are made when they come: who takes in thousands one after the other
-// waits for memory half as long as if they came in the order of a map.
+// Objects are changed objects, in the order in which the changes became known. If a name comes several times, the last
+// one counts. The order is that of memory, too, as objects are made when they come. Reading thousands in that order
+// waits for memory half as long as reading them in the order of a map.
 type Objects[T any] []Object[T]
 
 // Object is what an object is now.

@@ -8,8 +8,8 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// A consumer that takes no objects for long keeps no more than twice as many as there are names, or some ten thousand,
-// while they change again and again; of each the last one counts, and the order stays.
+// A consumer may take no objects for long, while they change again and again. Then it keeps no more than twice as many
+// as there are names, or some ten thousand. Of each name the last object counts, and the order stays.
 func TestObjects_bounded(t *testing.T) {
 	t.Parallel()
 	const names, rounds, most = 1000, 1000, 1 << 17

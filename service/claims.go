@@ -195,8 +195,8 @@ func (r *Rows) healthOf(c claim) *model.Health {
 	return &r.Health[i].Value
 }
 
-// settle gives a contested claim to the Service with the best right, and says so to the others: to those that are new,
-// and to all of them if another one has won.
+// settle gives a contested claim to the Service with the best right. It reports a Problem for the new ones among the
+// others, and for all of them if the winner has changed.
 func (t *Table) settle(c claim, fresh []*entry) {
 	x := t.contests[c]
 	if x == nil {

@@ -33,7 +33,7 @@ func (c *compiler) begin(v *View, s *Service, list []*Slice) {
 	over := c.rows
 	*c = compiler{
 		view: v, service: s, slices: list,
-		ready: c.ready[:0], candidates: c.candidates[:0], exposures: c.exposures[:0], lanes: c.lanes[:0],
+		ready: c.ready[:0], candidates: c.candidates[:0], addresses: c.addresses[:0], variants: c.variants[:0],
 	}
 	c.rows = Rows{
 		Frontends: over.Frontends[:0], Pools: over.Pools[:0], Health: over.Health[:0], claims: over.claims[:0],
@@ -77,8 +77,8 @@ func (c *compiler) problem(object, field string, cause Cause, reason string) {
 	c.rows.Problems = append(c.rows.Problems, Problem{object, field, reason, cause})
 }
 
-// takes reports whether the Service can be reached at an exposure, and says so if it cannot.
-func (c *compiler) takes(e exposure, p model.Protocol) bool {
+// takes reports whether the Service can be reached at an address, and reports a Problem if it cannot.
+func (c *compiler) takes(e address, p model.Protocol) bool {
 	why := c.view.refuse(e, p)
 	if why != "" {
 		c.problem("Service "+c.service.Name.String(), e.kind.String(), Precedence,
@@ -113,8 +113,8 @@ type compiler struct {
 	allowed  map[netip.Addr][]netip.Prefix // source ranges of addresses, which all ports share
 
 	candidates []candidate // memory for those of one port
-	exposures  []exposure  // likewise
-	lanes      []lane      // of one exposure
+	addresses  []address   // likewise
+	variants   []variant   // of one address
 }
 
 // port adds the rows of one port of the Service in the family of one of its ClusterIPs.
@@ -125,15 +125,15 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 	name := portName(c.service.Name, p.Name)
 	pools := [2]model.PoolID{{Service: name, V6: ip.Is6()}, {Service: name, V6: ip.Is6(), Local: true}}
 	var used [2]bool
-	c.exposures = c.service.exposures(c.exposures[:0], c.view, p, ip)
-	for _, e := range c.exposures {
+	c.addresses = c.service.addresses(c.addresses[:0], c.view, p, ip)
+	for _, e := range c.addresses {
 		if !c.takes(e, p.Protocol) {
 			continue
 		}
 		c.rows.claims = append(c.rows.claims, e.claim(c.view, c.service))
 		allow := c.allow(e)
-		c.lanes = c.service.lanes(c.lanes[:0], c.view, e)
-		for _, l := range c.lanes {
+		c.variants = c.service.variants(c.variants[:0], c.view, e)
+		for _, l := range c.variants {
 			row := model.Frontend{Service: name, Verdict: s.verdict(l.pool), Allow: allow}
 			if row.Verdict == model.Forward {
 				row.Pool, row.SNAT = pools[l.pool], l.snat
@@ -157,8 +157,8 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 	}
 }
 
-// allow is whom an exposure admits: nil means everyone.
-func (c *compiler) allow(e exposure) []netip.Prefix {
+// allow are the sources that may reach an address: nil means all.
+func (c *compiler) allow(e address) []netip.Prefix {
 	if e.kind != atLoadBalancer || c.service.SourceRanges == nil {
 		return nil
 	}
@@ -238,7 +238,7 @@ func (c *compiler) health(ip netip.Addr) {
 	slices.SortFunc(c.ready, netip.Addr.Compare)
 	c.ready = slices.Compact(c.ready)
 	for _, a := range c.view.NodePorts {
-		at := exposure{AddrPort: netip.AddrPortFrom(a, c.service.HealthCheckNodePort), kind: atHealthCheck}
+		at := address{AddrPort: netip.AddrPortFrom(a, c.service.HealthCheckNodePort), kind: atHealthCheck}
 		if a.Is4() == ip.Is4() && c.takes(at, model.TCP) {
 			c.rows.claims = append(c.rows.claims, claimed{a, at.Port(), model.TCP, atHealthCheck})
 			c.rows.Health = append(c.rows.Health, model.Row[netip.AddrPort, model.Health]{

@@ -292,7 +292,7 @@ func (c *serviceReader) affinityTimeout() int32 {
 	return corev1.DefaultClientIPServiceAffinitySeconds
 }
 
-// gridded rounds a timeout up, by less than 2 %, so that there are no more than 1,920 different ones: planes need an
+// gridded rounds a timeout up, by less than 2 %, so that there are no more than 1,920 different ones. Planes need an
 // object in the kernel for each, and tenants decide how many there are.
 func gridded(seconds int32) int32 {
 	step := int32(1)

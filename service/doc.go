@@ -9,7 +9,7 @@
 //	               │      ▲
 //	               ▼      │ rows; two Services that claim one address: the older one gets it
 //	             Compile: one Service, its Slices, a View of the node
-//	               ├─ exposure.go   at which addresses and ports is it reached?
+//	               ├─ address.go    at which addresses and ports is it reached?
 //	               └─ endpoints.go  which endpoints serve there, and why not the others?
 //	                      │
 //	                      └──► Table.Explain: the same answers for one packet, in words

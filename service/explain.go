@@ -62,7 +62,7 @@ func (t *Table) Explain(p model.Packet) Explanation {
 	case ok && p.Protocol == model.TCP:
 		x.health(health)
 	default:
-		x.nobody()
+		x.noRow()
 	}
 	return x.out
 }
@@ -106,7 +106,7 @@ func (x *explainer) frontend() {
 }
 
 // owner names the Service that has the address and port, and those that want it too.
-func (x *explainer) owner() (*entry, exposure) {
+func (x *explainer) owner() (*entry, address) {
 	entries := x.t.wanted(x.claim)
 	at := x.t.view.find(entries[0].service, x.claim)
 	x.say("%s is the %s of Service %s", x.claim, at.kind, entries[0].service.Name)
@@ -128,9 +128,9 @@ func (x *explainer) health(h model.Health) {
 }
 
 // pool explains which endpoints the packet's client may reach, and what happens if there are none.
-func (x *explainer) pool(service *Service, at exposure, s *selection) int {
-	lanes := service.lanes(nil, &x.t.view, at)
-	pool := lanes[len(lanes)-1].pool // of clients from outside
+func (x *explainer) pool(service *Service, at address, s *selection) int {
+	variants := service.variants(nil, &x.t.view, at)
+	pool := variants[len(variants)-1].pool // of clients from outside
 	if s.serving[clusterPool] == 0 || x.decision.Key.Scope == model.Internal {
 		pool = clusterPool
 	}
@@ -200,7 +200,7 @@ func (c *candidate) reason(pool int) string {
 }
 
 // snat explains whose address the backend sees.
-func (x *explainer) snat(at exposure, row model.Frontend) {
+func (x *explainer) snat(at address, row model.Frontend) {
 	const replaced = "the backend sees the node's address: "
 	switch masquerade := x.decision.Masquerade(model.Backend{}); {
 	case !masquerade && slices.ContainsFunc(x.out.Backends, func(c Chance) bool { return c.Masquerade }):
@@ -244,8 +244,8 @@ func choosers(scheduler string) string {
 	return "IPVS chooses"
 }
 
-// nobody explains a packet that no row takes.
-func (x *explainer) nobody() {
+// noRow explains a packet that no row takes.
+func (x *explainer) noRow() {
 	a := x.claim.addr
 	switch g := x.decision.Guard; {
 	case x.decision.Verdict == model.Reject:
@@ -296,7 +296,7 @@ func (x *explainer) near(s *Service) {
 
 // barred says why the packet's destination cannot be an address of a Service that has it; empty: it can.
 func (x *explainer) barred(s *Service) string {
-	at := exposure{AddrPort: x.claim.addrPort(), kind: atExternalIP}
+	at := address{AddrPort: x.claim.addrPort(), kind: atExternalIP}
 	if slices.Contains(s.ClusterIPs, at.Addr()) {
 		at.kind = atClusterIP
 	}

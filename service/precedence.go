@@ -8,12 +8,12 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// An address and port can be wanted by several. The order of arrival alone does not decide, or a tenant could take an
-// address before the cluster allocates it:
+// Several may want an address and port. The order of arrival alone does not decide, or a tenant could take an address
+// before the cluster allocates it:
 //
 //	1  the node: its own addresses, and where this process listens
 //	2  what the control plane gives out: ClusterIPs, NodePorts, health check ports
-//	3  what a tenant writes: external IPs, load balancer addresses in a Service's status
+//	3  what a tenant writes: external IPs, load balancer addresses in a Service's status.
 //
 // Of two Services with the same right the older one has it, then the one whose name comes first.
 
@@ -32,8 +32,8 @@ func (k kind) right() right {
 	return givenOut
 }
 
-// refuse says why nothing of a Service can be at an exposure; empty: it can.
-func (v *View) refuse(e exposure, p model.Protocol) string {
+// refuse returns why no row of a Service can be at an address; empty: it can.
+func (v *View) refuse(e address, p model.Protocol) string {
 	a := e.Addr()
 	switch {
 	case p == model.TCP && v.listens(e.AddrPort):
@@ -59,8 +59,8 @@ func (v *View) listens(to netip.AddrPort) bool {
 	})
 }
 
-// ownAddrs are the addresses of the node that no ClusterIP can be. An API server gives out ClusterIPs, and one that is
-// on an interface all the same was put there on purpose, as node-local caches of DNS do; in manifests it is a mistake.
+// ownAddrs are the addresses of the node that no ClusterIP can be. An API server gives out ClusterIPs. So one that is
+// on an interface was put there on purpose, as node-local caches of DNS do. In manifests it is a mistake.
 func (o *Options) ownAddrs(n Node, interfaces []netip.Addr) []netip.Addr {
 	own := slices.Concat(o.NodeIPs, n.IPs)
 	if o.Manifests {

@@ -27,8 +27,8 @@ var wishes = map[string]map[string]string{
 // givenOut are the ways that come first, however young the Service is.
 var givenOut = map[string]bool{"ClusterIP": true, "NodePort": true, "health check": true}
 
-// Whatever an older Service wants in advance, what the control plane gives out takes its place at once; else the older
-// one has it, and the other one when that is gone. Each pair of wishes, in each order.
+// An address that the control plane gives out takes the place of an older Service's wish at once. Otherwise the older
+// Service has it, and the other one when that is gone. The test tries each pair of wishes, in each order.
 func TestTable_precedence(t *testing.T) {
 	for place, ways := range wishes {
 		for older, spec := range ways {

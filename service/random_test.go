@@ -232,9 +232,8 @@ func present[T any](before, changed service.Objects[T]) (now service.Objects[T])
 	return now
 }
 
-// TestTable_incremental checks that a State after many Updates, with other options now and then, is
-// that of a new Table, that each
-// Change is exactly the difference, and that no problem of the final State was kept silent.
+// TestTable_incremental compares a State after many Updates, with other options now and then, with that of a new Table.
+// Each Change must be exactly the difference, and no problem of the final State may have been kept silent.
 func TestTable_incremental(t *testing.T) {
 	first := sample.Seed(t)
 	for seed := first; seed < first+uint64(sample.Seeds(300)); seed++ {

@@ -10,10 +10,11 @@ import (
 // A few lines of a Service can mean very many rows: ports × addresses, ports × source ranges, ports × endpoints. A
 // Service is counted before it is compiled, in entries, which are some 150 bytes of this process and of the kernel
 // each. As many as are in proportion to what its objects say are free. All that goes beyond is taken from a node's
-// total, of which each namespace has a fair share (max-min fairness): what one does not use others may, and the largest
-// give way first. In a namespace the older Services come first. A Service for which nothing is left is refused as a
-// whole, by name. Two more things are shared in the same way: listening sockets for health checks, one for each port
-// and address of the node, and the tables of schedulers that a Service chooses, one for each frontend in IPVS.
+// total, of which each namespace has a fair share (max-min fairness). Namespaces may use what others do not, and the
+// largest give way first. In a namespace the older Services come first. A Service for which nothing is left is refused
+// as a whole, by name. Two more things are shared in the same way. One is listening sockets for health checks, one for
+// each port and address of the node. The other is the tables of schedulers that a Service chooses, one for each
+// frontend in IPVS.
 const (
 	frontendEntries = 4  // a row, which a plane keeps with its key
 	freeEntries     = 16 // for each port, address, source range and endpoint that the objects name
@@ -106,7 +107,7 @@ func (t *Table) excess(e *entry) int {
 		pools = 2
 	}
 	stated := ports + len(s.ClusterIPs) + len(s.LoadBalancerIPs) + len(s.ExternalIPs) + len(s.SourceRanges)
-	others := lanes(s) * ports * len(s.LoadBalancerIPs) * len(s.SourceRanges)
+	others := variants(s) * ports * len(s.LoadBalancerIPs) * len(s.SourceRanges)
 	for _, slice := range e.slices {
 		stated += len(slice.Ports) + len(slice.Endpoints)
 		others += pools * min(ports, len(slice.Ports)) * len(slice.Endpoints)
@@ -126,11 +127,12 @@ func (t *Table) countFrontends(s *Service, free int) int {
 			nodePorts++
 		}
 	}
-	return len(s.Ports)*(len(s.ClusterIPs)+lanes(s)*external) + lanes(s)*nodePorts*max(0, len(t.view.NodePorts)-free)
+	return len(s.Ports)*(len(s.ClusterIPs)+variants(s)*external) + variants(s)*nodePorts*max(0, len(t.view.NodePorts)-free)
 }
 
-// lanes is how many frontends there are for each address of others: those of clients elsewhere, and of the node's own.
-func lanes(s *Service) int {
+// variants is how many frontends there are for each address of others: those of clients elsewhere, and of the node's
+// own.
+func variants(s *Service) int {
 	if s.ExternalLocal {
 		return 2
 	}

@@ -34,10 +34,10 @@ type Table struct {
 	ceased []string // objects of which a problem ceased with the last Update
 
 	state     *model.State
-	frontends ledger[model.Key, model.Frontend]
-	pools     ledger[model.PoolID, model.Pool]
-	guards    ledger[netip.Prefix, model.Verdict]
-	health    ledger[netip.AddrPort, model.Health]
+	frontends changeTracker[model.Key, model.Frontend]
+	pools     changeTracker[model.PoolID, model.Pool]
+	guards    changeTracker[netip.Prefix, model.Verdict]
+	health    changeTracker[netip.AddrPort, model.Health]
 
 	update // what the Update at hand has found so far
 }
@@ -88,10 +88,10 @@ func NewTable(o Options) (*Table, error) {
 		tableShares:    newShares(sharedTables),
 		networks:       map[netip.Prefix]int{},
 		state:          s,
-		frontends:      newLedger(&s.Frontends, model.Frontend.Equal),
-		pools:          newLedger(&s.Pools, model.Pool.Equal),
-		guards:         newLedger(&s.Guards, equal[model.Verdict]),
-		health:         newLedger(&s.Health, equal[model.Health]),
+		frontends:      newChangeTracker(&s.Frontends, model.Frontend.Equal),
+		pools:          newChangeTracker(&s.Pools, model.Pool.Equal),
+		guards:         newChangeTracker(&s.Guards, equal[model.Verdict]),
+		health:         newChangeTracker(&s.Health, equal[model.Health]),
 	}
 	t.view = t.look()
 	s.Pods = t.view.Pods
@@ -111,9 +111,9 @@ func (t *Table) Configure(o Options) error {
 	return nil
 }
 
-// Update takes in what changed and returns the State, which the Table goes on patching, the Change
-// that led to it, and the problems that newly arose, with those of the Batch. Its cost depends on
-// what changed, unless the node, its addresses or the Service CIDRs did.
+// Update takes in a Batch. It returns the State, which the Table goes on patching, the Change that led to it, and the
+// problems that newly arose, with those of the Batch. Its cost depends on the number of changes, unless the node, its
+// addresses or the Service CIDRs changed.
 func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 	t.ceased = nil
 	t.update = update{
@@ -289,8 +289,8 @@ func (t *Table) withhold(a netip.Addr, is bool) {
 // clusterIP reports whether an address is one: no other guard refuses.
 func (t *Table) clusterIP(a netip.Addr) bool { return (*t.guards.rows)[hostPrefix(a)] == model.Reject }
 
-// guard sets what happens to packets for a prefix that no Frontend takes: unused ports of a
-// ClusterIP are refused, addresses of a Service CIDR that no Service has are silent.
+// guard sets the verdict for packets to a prefix that no Frontend takes. Unused ports of a ClusterIP are refused.
+// Packets to unused addresses of a Service CIDR are dropped.
 func (t *Table) guard(p netip.Prefix, clusterIP bool) {
 	switch {
 	case clusterIP:
@@ -336,9 +336,9 @@ func (t *Table) move(a netip.Addr) {
 	t.moved[a] = &standing{}
 }
 
-// findMoved has every Service compiled that has an endpoint with an address which began or ceased to be a ClusterIP. In
-// manifests, where no API server gives them out, a ClusterIP can be the address of another namespace's pod: that one
-// goes on being an endpoint, and its other ports are not refused.
+// findMoved compiles every Service with an endpoint whose address has become a ClusterIP, or is none any more. In
+// manifests no API server gives out ClusterIPs, so one can be the address of another namespace's pod. That pod goes on
+// being an endpoint, and its other ports are not refused.
 func (t *Table) findMoved() {
 	if len(t.moved) == 0 {
 		return

@@ -9,8 +9,8 @@ import (
 	"fairlead.dev/fairlead/takeover"
 )
 
-// BenchmarkLooking is what it costs where nothing is kube-proxy's: on an empty node, and beside 10,000
-// chains of somebody else.
+// BenchmarkLooking is the cost of a look without anything of kube-proxy's: on an empty node, and beside 10,000 chains
+// of another program.
 func BenchmarkLooking(b *testing.B) {
 	for _, backend := range []string{"legacy", "nft"} {
 		for _, n := range []int{0, 10_000} {
@@ -45,7 +45,7 @@ func BenchmarkLooking(b *testing.B) {
 				})
 				b.Run("glance", func(b *testing.B) {
 					for b.Loop() {
-						if back, err := to.Glance(b.Context()); err != nil || back {
+						if back, err := to.Returned(b.Context()); err != nil || back {
 							b.Fatal(back, err)
 						}
 					}

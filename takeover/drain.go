@@ -19,13 +19,13 @@ const (
 	lastLook  = 30 * time.Second
 )
 
-// Drain waits until the connections through IPVS have ended, or the deadline has passed, and removes
-// what Remove left for them. It returns at once if there is nothing to wait for. The deadline is in the
-// kernel, as the alias of kube-ipvs0, so that a process that takes over later keeps it. Progress is
-// logged, and report is called with it, last with zeros; nil: nobody is interested.
+// Drain waits until the connections through IPVS have ended, or the deadline has passed, and removes what Remove left
+// for them. It returns at once if there is nothing to wait for. The deadline is in the kernel, as the alias of
+// kube-ipvs0, so that a process that takes over later keeps it. Progress is logged, and report is called with it, last
+// with zeros; report may be nil.
 //
-// When ctx ends, IPVS goes on, and the error is that of ctx. It is an error, too, when kube-proxy is
-// back. After others, which are logged, the step is repeated.
+// When ctx ends, IPVS goes on, and the error is that of ctx. It is an error, too, when kube-proxy is back. After
+// others, which are logged, the step is repeated.
 func (t *Takeover) Drain(ctx context.Context, report func(Progress)) error {
 	var last Progress
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {

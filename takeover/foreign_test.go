@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// foreign is what others have in iptables: kubelet, a firewall with chains and counts, somebody whose
+// foreign are rules of other programs in iptables: kubelet, a firewall with chains and counts, and a program whose
 // chain's name begins like kube-proxy's.
 const foreign = `*mangle
 :PREROUTING ACCEPT [0:0]

@@ -6,10 +6,10 @@ import (
 	"fmt"
 )
 
-// What passes through FORWARD needs an accept there if the chain lets nothing else pass: Docker, ufw
-// and hardened machines give it the policy DROP, others end it with a rule that rejects. In the modes
-// iptables and ipvs, KUBE-FORWARD has two: for what bears kube-proxy's mark, which NodePorts need, and
-// for established connections. Fairlead sets the same mark.
+// FORWARD must accept packets of Services if the chain lets nothing else pass. Docker, ufw and hardened machines give
+// it the policy DROP, other programs end it with a rule that rejects. In the modes iptables and ipvs, KUBE-FORWARD has
+// two such rules: one for packets with kube-proxy's mark, which NodePorts need, and one for established connections.
+// Fairlead sets the same mark.
 const (
 	filterTable  = "filter"
 	forwardHook  = "FORWARD"

@@ -71,7 +71,7 @@ func withIPVS(f func(*ipvs.Client) error) error {
 	return nil
 }
 
-// performIPVS does requests. What is about something that is gone needs not be done any more.
+// performIPVS does requests. Requests about missing objects are taken as done.
 func performIPVS(requests []ipvs.Request) error {
 	if len(requests) == 0 {
 		return nil

@@ -33,8 +33,8 @@ func needIPVS(t *testing.T) (played bool) {
 // leisurely is the time between two attempts of each kind in the test kernel, which is slow.
 const leisurely = 200 * time.Millisecond
 
-// Short time-outs of IPVS, so that the test need not wait for what nobody uses any more.
-// (198.18.0.9 is somebody else's, which kube-proxy respects only if it is told.)
+// Short time-outs of IPVS, so that the test need not wait for unused servers. (198.18.0.9 is another program's, which
+// kube-proxy respects only if it is told.)
 var ipvsFlags = []string{"--ipvs-udp-timeout=15s", "--ipvs-tcpfin-timeout=3s", "--ipvs-exclude-cidrs=198.18.0.9/32"}
 
 // ipvsWorld has kube-proxy's rules in mode ipvs, and connections through it.
@@ -308,7 +308,7 @@ func (p *kubeProxy) finishes(l *load) {
 	}
 }
 
-// TestIPVSNow: fairlead clean does not wait, and a Drain that nobody began ends at once.
+// TestIPVSNow: fairlead clean does not wait, and a Drain without a beginning ends at once.
 func TestIPVSNow(t *testing.T) {
 	t.Parallel()
 	if needIPVS(t) {

@@ -20,13 +20,13 @@ type plan struct {
 	stay   []stay
 }
 
-// stay is a chain of kube-proxy to which a rule of somebody else jumps. It cannot be deleted without
-// that rule, and the rule is not ours to delete. Or it is KUBE-FORWARD, because of FORWARD.
+// stay is a chain of kube-proxy to which another program's rule jumps. It cannot be deleted without that rule, and the
+// rule is not ours to delete. Or it is KUBE-FORWARD, because of FORWARD.
 type stay struct{ chain, because string }
 
-// newPlan divides the chains of a table. The jumps from built-in chains to kube-proxy's entries are
-// kube-proxy's; any other from outside is somebody's who uses its chain, as CRI-O and the CNI plug-in
-// portmap can use KUBE-MARK-MASQ. KeepForward says that FORWARD must go on asking KUBE-FORWARD.
+// newPlan divides the chains of a table. The jumps from built-in chains to kube-proxy's entries are kube-proxy's. Any
+// other from outside is another program's that uses its chain, as CRI-O and the CNI plug-in portmap can use
+// KUBE-MARK-MASQ. KeepForward says that FORWARD must go on asking KUBE-FORWARD.
 func newPlan(table string, chains []string, jumps []jump, keepForward bool) plan {
 	stays := map[string]string{} // chain to who uses it
 	var keep func(chain, user string)

@@ -37,20 +37,20 @@ func (v *virtualServers) read() (ipvsState, error) {
 	if err != nil {
 		return s, err
 	}
-	spared, err := v.spared()
+	excluded, err := v.excluded()
 	if err != nil {
 		return s, err
 	}
 	for _, v := range all {
-		if s.owns(v, nodePorts) && !spared(v) {
+		if s.owns(v, nodePorts) && !excluded(v) {
 			s.servers = append(s.servers, v)
 		}
 	}
 	return s, nil
 }
 
-// spared reports whether a virtual server is the caller's, or left alone at the user's wish.
-func (v *virtualServers) spared() (func(server) bool, error) {
+// excluded reports whether a virtual server is the caller's, or left alone at the user's wish.
+func (v *virtualServers) excluded() (func(server) bool, error) {
 	owned := func(netip.AddrPort, uint8) bool { return false }
 	if v.Owned != nil {
 		var err error
@@ -68,8 +68,8 @@ func (v *virtualServers) spared() (func(server) bool, error) {
 	}, nil
 }
 
-// owns reports whether kube-proxy made a virtual server: its address is on kube-ipvs0, or its port is
-// in one of kube-proxy's ip sets, which stay for that reason until IPVS has drained.
+// owns reports whether kube-proxy made a virtual server. Then its address is on kube-ipvs0, or its port is in one of
+// kube-proxy's ip sets, which stay for that reason until IPVS has drained.
 func (s ipvsState) owns(v server, nodePorts map[servedPort]bool) bool {
 	if s.dummy != nil {
 		if _, ok := s.dummy.addrs[v.Addr]; ok {
@@ -162,7 +162,7 @@ func (v *virtualServers) begin(ctx context.Context, s ipvsState) error {
 // errReturned ends a Drain.
 var errReturned = errors.New("kube-proxy is back: its virtual servers of IPVS take new connections again")
 
-// step removes the virtual servers and addresses that nobody uses any more, or all when it is time.
+// step removes the virtual servers and addresses that no connection uses any more, or all when it is time.
 func (v *virtualServers) step(ctx context.Context) (Progress, error) {
 	p, err := v.goOn(ctx)
 	if err == nil {

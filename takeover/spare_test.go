@@ -31,26 +31,26 @@ func TestSpare(t *testing.T) {
 			before := w.run("", "iptables-save", "-t", "nat") + w.run("", "iptables-save", "-t", "filter")
 			spared := "iptables-" + backend
 			to := w.takeoverWith(takeover.Config{Spare: func(backend string) bool { return backend == spared }})
-			glance := func(want bool) {
+			returned := func(want bool) {
 				t.Helper()
-				if got, err := to.Glance(t.Context()); got != want || err != nil {
+				if got, err := to.Returned(t.Context()); got != want || err != nil {
 					t.Errorf("glance: %t, %v; want %t", got, err, want)
 				}
 			}
 			w.expectLeft(to, "")
-			glance(false)
+			returned(false)
 			w.run(canary, "iptables-restore", "--noflush")
-			glance(true)
+			returned(true)
 			w.expectLeft(to, "1 chain ("+spared+" ip mangle)\n")
 			w.remove(to)
 			w.expectLeft(to, "")
-			glance(false)
+			returned(false)
 			after := w.run("", "iptables-save", "-t", "nat") + w.run("", "iptables-save", "-t", "filter")
 			if without(after) != without(before) {
 				t.Errorf("there was\n%s\nand is\n%s", before, after)
 			}
 			spared = "" // they are not the caller's any more
-			glance(true)
+			returned(true)
 			w.expectLeft(to, "1 chain (iptables-"+backend+" ip filter)\n1 chain (iptables-"+backend+" ip nat)\n")
 			w.remove(to)
 			w.expectLeft(to, "")

@@ -1,23 +1,22 @@
-// Package takeover finds what kube-proxy has left in a network namespace, whatever its mode was, and
-// removes it. It is called when the rules of a data plane are in force, so that at every moment there
-// is somebody who translates:
+// Package takeover finds kube-proxy's leftovers in a network namespace, whatever its mode was, and removes them. It is
+// called when the rules of a data plane are in force, so that at every moment Services work:
 //
 //	          our rules are in force
 //	                   │
 //	Find ──────────────┤   what is there: for people, and for tests
-//	Glance ────────────┤   is kube-proxy back?
+//	Returned ──────────┤   is kube-proxy back?
 //	                   ▼
 //	Remove ── chains of iptables (legacy, nf_tables) ── nftables tables ── ip sets ── nfacct
 //	   │
 //	   └── IPVS: weight 0 ──► Drain: wait for its connections ──► virtual servers, kube-ipvs0
 //
-// Removing rules breaks no connection that they translated: conntrack remembers the translation. IPVS
-// remembers in the real server, so that its servers must outlive their connections. New ones never
-// reach them: they are translated in the hooks prerouting and output, before IPVS, which sits in input
-// and behind the translation in output (ip_vs_ops4 in the kernel's net/netfilter/ipvs/ip_vs_core.c).
+// Removing rules breaks no connection that they translated: connection tracking remembers the translation. IPVS
+// remembers in the real server, so that its servers must outlive their connections. New ones never reach them: they are
+// translated in the hooks prerouting and output, before IPVS. IPVS sits in input, and behind the translation in output
+// (ip_vs_ops4 in the kernel's net/netfilter/ipvs/ip_vs_core.c).
 //
-// What belongs to kubelet (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT, KUBE-MARK-DROP) and
-// to others is not touched, not even its counters. Looking loads no kernel module and makes no table.
+// Objects of kubelet (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT, KUBE-MARK-DROP) and of other programs are
+// not touched, not even their counters. Looking loads no kernel module and makes no table.
 package takeover
 
 import (
@@ -168,10 +167,9 @@ func (t *Takeover) Find(ctx context.Context) ([]Leftover, error) {
 	return found, err
 }
 
-// Remove removes everything that can go at once. If Config.Drain allows for it, IPVS goes on with the
-// connections that it has; Drain waits for their end, or Remove is called now and then, which also
-// copes with a kube-proxy that is back. What stays is what Find says. An error does not keep the rest
-// from being removed.
+// Remove removes everything that can go at once. If Config.Drain allows for it, IPVS goes on with the connections that
+// it has. Then either Drain waits for their end, or Remove is called now and then, which also copes with a kube-proxy
+// that is back. Find lists what stays. An error does not keep the rest from being removed.
 func (t *Takeover) Remove(ctx context.Context) error {
 	return t.here.Do(func() error {
 		var errs []error

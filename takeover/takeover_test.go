@@ -74,8 +74,8 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
-// expectFirst uses both translators at once, and is an error if kube-proxy's is not asked first: what
-// Fairlead leaves behind when it ends must not stand in the way of a kube-proxy that comes back.
+// expectFirst uses both translators at once, and is an error if kube-proxy's is not asked first. Fairlead's leftovers
+// must not stand in the way of a kube-proxy that comes back.
 func (w *world) expectFirst(l *load) {
 	w.Helper()
 	for _, tool := range []string{"iptables", "ip6tables"} {
@@ -254,7 +254,7 @@ func TestForward(t *testing.T) {
 				}
 				w.remove(to)
 				w.expectLeft(to, strings.ReplaceAll(forwardStays, "BACKEND", backend))
-				if name == "policy" { // somebody opens FORWARD
+				if name == "policy" { // the test opens FORWARD
 					w.run("", "iptables", "-P", "FORWARD", "ACCEPT")
 					if left := w.find(to); !strings.Contains(left, "1 chain (iptables-"+backend+" ip filter)\n") {
 						t.Errorf("with an open FORWARD there is\n%s", left)

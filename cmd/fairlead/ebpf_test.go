@@ -81,9 +81,9 @@ func (w *world) tablesOfIPv4() string {
 	return strings.Join(names, " ")
 }
 
-// everywhere are who connects to what in the tests of the data plane ebpf. The node's connections go to another port of
-// the pods: clients that are hidden behind the node have its address, too, and ports of the same range in a testbed, and
-// a pod does not take a connection from where one has ended just now.
+// everywhere are clients and their destinations in the tests of the data plane ebpf. The node's connections go to
+// another port of the pods: clients behind source NAT have the node's address, too, and ports of the same range in a
+// testbed. And a pod does not take a connection from the address and port of one that has just ended.
 func everywhere() map[testbed.Place]netip.AddrPort {
 	return map[testbed.Place]netip.AddrPort{
 		testbed.Node: netip.MustParseAddrPort("10.96.0.12:80"), "pod-a": clusterIP, testbed.Outside: nodePort, "pod-b": nodePort,

@@ -43,7 +43,7 @@ endpoints:
 - addresses: [POD-B]
 `
 
-// TestRun_ebpfLife kills the process, starts it anew, and does so after what another version has left, while there are
+// TestRun_ebpfLife kills the process, starts it anew, and does so after another version's objects. Meanwhile there are
 // connections of all kinds: short and long ones, datagrams, of sockets on the node and from outside.
 func TestRun_ebpfLife(t *testing.T) {
 	w := newMachine(t)

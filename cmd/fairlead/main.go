@@ -11,9 +11,9 @@
 //	version    which Fairlead this is
 //	help       … symptoms, modes, glossary: documents for a terminal
 //
-// demo, recommend and bench are commands of the laboratory, the program fairlead-lab, which these names run.
+// The names demo, recommend and bench run commands of the laboratory, the program fairlead-lab.
 //
-// Exit status: 0 all is well, 1 it found something (no route for a packet, ill health, a difference) or failed, 2 bad
+// Exit status 0: all is well. 1: it found something (no route for a packet, ill health, a difference) or failed. 2: bad
 // usage or input.
 package main
 

@@ -26,8 +26,8 @@ func hostPlanes() []served {
 	return []served{{"nftables", ""}, {"iptables", "nf_tables"}, {"ebpf", ""}, {"iptables", "legacy"}, {"userspace", ""}}
 }
 
-// busyMachine is a machine with a Service of its own for each client, so that no two clients that are hidden behind the
-// node ask the same port of a pod: IPVS, and the programs of mode ebpf, tell answers apart by nothing else.
+// busyMachine is a machine with a Service of its own for each client. So no two clients behind source NAT ask the same
+// port of a pod. IPVS, and the programs of mode ebpf, tell answers apart by nothing else.
 type busyMachine struct {
 	machine
 	spec traffic.WatchSpec

@@ -9,7 +9,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Who answers a flow is whom the plane has chosen, and who was asked where nothing is translated.
+// The table names the backend that answers a translated flow, and the destination of any other flow.
 func TestTable_answers(t *testing.T) {
 	s := newStage(t)
 	s.must(pods, "pods fd00::af4:0/112", dns, pool("default/dns cluster", 53, "a"),

@@ -1,23 +1,23 @@
 // Package conntrack wraps a data plane so that stale flows are forgotten. Planes based on netfilter choose a backend
-// for the first packet of a flow only; conntrack remembers the choice for as long as packets come. A TCP connection
-// ends with its backend, a UDP flow does not. A client that never pauses would go on sending to an address that is
-// unused, or belongs to another pod.
+// for the first packet of a flow only; connection tracking remembers the choice for as long as packets come. A TCP
+// connection ends with its backend, a UDP flow does not. A client that never pauses would go on sending to an address
+// that is unused, or belongs to another pod.
 //
 //	Apply ─► wrapped plane ─► which UDP rows changed? ─► list flows of these ─► delete the stale ones
 //	Sync ──► wrapped plane ─────────────────────────► the same of all, and TCP that came too early
 //	Audit ─► has a TCP row come since? ─────────────► TCP that came too early
 //	         half a minute after a change of UDP ────► the same as Sync
 //
-// A plane that waits until it is in force forgets nothing before; the first Audit after that does.
+// A plane in stage Standby forgets nothing; the first Audit after it has become active does.
 //
-// A flow is stale if its destination is a Frontend and whoever answers is no backend of it, draining
-// ones included; or if the Frontend of its destination is gone, which after a restart a guard tells.
+// A flow is stale if its destination is a Frontend and it is answered by an address that is no backend of it, draining
+// ones included. It is stale, too, if the Frontend of its destination is gone; after a restart a guard tells.
 //
-// A TCP connection is never touched. But a client that tried before the rules were in force has asked an address that
-// no machine has, and goes on asking there for some two minutes: conntrack remembers, and renews with each attempt,
-// that this is not translated. After Sync such unanswered attempts are forgotten, and the client's next one is
-// translated. It comes a second later at the earliest; so, for a Service that Apply has brought, the next Audit is soon
-// enough, and Apply need not look at all flows.
+// Established TCP connections are never touched. But a client that tried before the rules were active has asked an
+// address that no machine has, and goes on asking there for some two minutes. Connection tracking remembers, and renews
+// with each attempt, that this is not translated. After Sync such unanswered attempts are forgotten, and the client's
+// next one is translated. It comes a second later at the earliest. So, for a Service that Apply has brought, the next
+// Audit is soon enough, and Apply need not look at all flows.
 package conntrack
 
 import (
@@ -218,8 +218,9 @@ func (p *plane) forgetAttempts(s *model.State) error {
 	return err
 }
 
-// sweepAfter is when what looks at single flows may have missed is found: a packet on another processor may have chosen
-// a backend that is gone just before the rules changed, and the kernel may list a table that grows with gaps.
+// sweepAfter is the time until a full look finds flows that looks at single flows have missed. A packet on another
+// processor may have chosen a removed backend just before the rules changed. And the kernel may list a table that grows
+// with gaps.
 const sweepAfter = 30 * time.Second
 
 // look says which flows may be stale. The kernel is to pass over all others: a busy node has very many, and a flood of

@@ -18,8 +18,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// What happens to one flow is in the table of package conformance (udp-*.txtar, tcp-lives.txtar). Here
-// are the others, which must live on, and what the wrapper costs.
+// The table of package conformance (udp-*.txtar, tcp-lives.txtar) says what happens to one flow. These tests are about
+// the other flows, which must live on, and about the wrapper's cost.
 
 func TestMain(m *testing.M) {
 	os.Exit(testbed.RunTests(m.Run))
@@ -306,7 +306,8 @@ func (s *stage) setStage(to dataplane.Stage) {
 	}
 }
 
-// As long as another plane is in force flows are that one's. What has become stale meanwhile goes with the first Audit.
+// A standby plane leaves flows to the active plane. The first Audit after it becomes active forgets flows that have
+// become stale meanwhile.
 func TestPlane_waits(t *testing.T) {
 	s := newStage(t)
 	s.must(pods, dns, pool("default/dns cluster", 53, "a", "b"))

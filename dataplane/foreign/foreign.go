@@ -35,7 +35,7 @@ type Watch struct {
 }
 
 const (
-	// told is how many changes wait for the reader. What is beyond is no news: he will look anyway.
+	// told is how many changes wait for the reader. More are dropped: the reader audits anyway.
 	told = 64
 	// buffer is what one transaction of ours may fill; when it is full, that counts as a change.
 	buffer = 4 << 20
@@ -45,8 +45,8 @@ const (
 	pause = time.Second
 )
 
-// Open begins to listen. What the kernel, or our rights, do not allow is left out; the error says what, and the Watch
-// tells of the rest.
+// Open begins to listen. It leaves out sources of changes that the kernel, or the process's rights, do not allow. The
+// error names these, and the Watch reports the others.
 func Open() (*Watch, error) {
 	w := &Watch{changes: make(chan dataplane.Foreign, told), self: whoWeAre(), closing: make(chan struct{})}
 	return w, errors.Join(

@@ -76,7 +76,7 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// What this process does is no news, of whatever thread, and what others do to tables of others neither.
+// The Watch does not report changes by this process, of whatever thread, nor changes of other programs' own tables.
 func TestWatch_ownChanges(t *testing.T) {
 	t.Parallel()
 	nstest.Run(t, func(t *testing.T) {

@@ -48,7 +48,7 @@ func replaced(line string) (f dataplane.Foreign, ok bool) {
 	}
 	f.What = "replaced table " + table + " of " + tool
 	f.Only = tool + " -t " + table        // so are the drifts named that this makes
-	f.PID, _ = strconv.Atoi(words["pid"]) // without it nobody is named
+	f.PID, _ = strconv.Atoi(words["pid"]) // without it no process is named
 	f.Process = strings.Trim(words["comm"], `"`)
 	return f, true
 }

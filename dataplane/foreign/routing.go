@@ -22,8 +22,8 @@ const (
 	dummy    = "kube-ipvs0"
 )
 
-// routing hears what is deleted. Who adds something takes nothing from a plane's packets; that is found by looking.
-// The number of the interface is known as long as it is there: addresses of IPv6 do not say its name.
+// routing reports deletions. Additions take nothing from a plane's packets; audits find them. The number of the
+// interface is remembered while it exists: messages about addresses of IPv6 do not have its name.
 func (w *Watch) routing() func(syscall.NetlinkMessage) {
 	own, number := ownPorts{}, 0
 	if link, err := net.InterfaceByName(dummy); err == nil { // else its making will be heard of

@@ -99,8 +99,8 @@ func describe(message uint16, family uint8, attrs []byte) string {
 	return fmt.Sprintf("%s %s %s of %s", kind.verb, kind.object, nfnetlink.Text(attrs, kind.name), text)
 }
 
-// ours reports whether a plane may have made something: all in tables of our name, and in those of iptables the
-// chains of Services and those from which rules lead to them.
+// ours reports whether a plane may have made an object. That is so in tables with Fairlead's name. In tables of
+// iptables it is so in chains of Services, and in built-in chains, whose rules lead to them.
 func ours(table, chain []byte) bool {
 	if bytes.HasPrefix(table, []byte("fairlead")) {
 		return true

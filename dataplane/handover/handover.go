@@ -38,8 +38,9 @@ type Plane struct {
 	Name                string
 	// Settings are compared: a plane with the same ones need not be opened anew.
 	Settings any
-	// Behind is the name of the plane that serves what this one cannot, as a part of it. Over is that of the plane that has
-	// the rules for this one. What these have in the kernel is this plane's. Empty: there is none.
+	// Behind is the name of the plane that serves, as a part of this one, rows that this one cannot serve. Over is that
+	// of the plane that has the rules for this one. The objects of both in the kernel are this plane's. Empty: there is
+	// none.
 	Behind, Over string
 	// Process is the plane as far as connections pass through this process; nil: connections outlive the process.
 	Process dataplane.Handover
@@ -71,8 +72,8 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-// Handover is the data plane of a node. What the loop calls are the methods of Dataplane; Switch and Replace are for
-// one other goroutine. InForce, Kept and Reopen may be called by any.
+// Handover is the data plane of a node. The loop calls the methods of Dataplane; Switch and Replace are for one other
+// goroutine. InForce, Kept and Reopen may be called by any.
 type Handover struct {
 	dataplane.Dataplane // that of the plane in force, for the loop
 	options             Options
@@ -181,7 +182,7 @@ func (h *Handover) Repair(ctx context.Context, s *model.State, r dataplane.Repor
 	return h.synced(ctx, s, h.Dataplane.Repair(ctx, s, r))
 }
 
-// synced removes what others have left, if the plane holds all rows. What cannot be removed is an ErrPartial: rows are
+// synced removes what other planes have left, if the plane holds all rows. A failed removal is an ErrPartial: rows are
 // served, and the next Sync tries again.
 func (h *Handover) synced(ctx context.Context, s *model.State, err error) error {
 	h.lacks = errors.Is(err, dataplane.ErrPartial)

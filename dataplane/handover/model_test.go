@@ -21,20 +21,20 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// TestModel walks the ways that a node can go from one plane to another one, on planes whose kernel is a map. Each way is
-// a run of the real Handover, from the start of a process to the moment in which one plane is alone:
+// TestModel walks the ways that a node can go from one plane to another one, on planes whose kernel is a map. Each way
+// is a run of the real Handover, from the start of a process to the moment in which one plane is alone:
 //
 //	start ─► switch from one plane to the other ─► connections end ─► alone
 //
 // Before each operation on the kernel something may happen: see happenings. The test walks all ways on which one thing
-// happens, and draws some on which up to three do; ./dev test --all walks all with two. Whatever happens, these must hold
-// at each operation:
+// happens, and draws some on which up to three do. ./dev test --all walks all with two. Whatever happens, these must
+// hold at each operation:
 //
-//   - every row that both planes hold is served;
-//   - every client with a session reaches its backend with a new connection;
-//   - every open connection goes on, but those that passed through a process that has died;
+//   - every row that both planes hold is served.
+//   - every client with a session reaches its backend with a new connection.
+//   - every open connection goes on, but those that passed through a process that has died.
 //
-// and at the end one plane holds the rows, nothing is left of the other, and no connection needs what is gone.
+// At the end one plane holds the rows, nothing is left of the other, and no connection needs a removed object.
 func TestModel(t *testing.T) {
 	natures := []memory.Nature{memory.Tracked, memory.Tabled, memory.Carried}
 	seen, runs := map[uint64]bool{}, 0
@@ -541,7 +541,7 @@ func (n *node) sync() {
 	n.fail(fmt.Errorf("the plane in force cannot be programmed: %w", err))
 }
 
-// pass has time go on, with audits as the engine makes them. What was read is handled before.
+// pass has time go on, with audits as the engine makes them. Packets that were read are handled before.
 func (n *node) pass(looks int) {
 	for range looks {
 		n.handleLate(false)

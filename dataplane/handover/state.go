@@ -10,7 +10,7 @@ import (
 type State int
 
 const (
-	// Starting: no rows were programmed by this process. What an earlier process has left may serve, and has sessions.
+	// Starting: no rows were programmed by this process. Rows of an earlier process may serve, and have sessions.
 	Starting State = iota
 	// Clearing: the plane in force holds all rows, and what others have left is to be removed.
 	Clearing

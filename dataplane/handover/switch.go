@@ -63,7 +63,7 @@ type Progress struct {
 }
 
 // Switch puts another plane in force, make before break. Up to the point marked with a line the plane in force stays,
-// and whatever fails is undone; from then on what fails is tried again, as everything is.
+// and a failure undoes the switch. After it, failed steps are tried again.
 //
 //	Switch ─► new plane: Standby, Learn the sessions of the old one ─► Sync, Audit, beside the loop, which goes on with
 //	          changes
@@ -72,14 +72,14 @@ type Progress struct {
 //	       ─► the old plane is kept, or closed
 //	Switch ─► what it has left is drained or removed, beside the loop
 //
-// Where both planes have objects of the kernel in common, the loop does all of it, so that changes wait for it.
-// After an error the plane before is in force, and nothing of the other one is in the kernel any more but what
+// Planes may have objects of the kernel in common. Then the loop does all of it, so that changes wait for it. After an
+// error the plane before is in force, and nothing of the other one is in the kernel any more but the objects that
 // connections need. The end of the context is such an error, up to the moment from which the new plane is in force.
 func (h *Handover) Switch(ctx context.Context, loop Loop, open func() (*Plane, error), progress func(Progress)) error {
 	if h.InForce() == nil {
 		return ErrStarting
 	}
-	h.on(began) // first: nobody else knows that a plane carries connections that was taken back
+	h.on(began) // first: only the Handover knows that a plane that was taken back carries connections
 	to, err := open()
 	if err != nil {
 		h.abandon()
@@ -241,8 +241,8 @@ func (w *switching) follow(ctx context.Context, now *model.State) error {
 	return nil
 }
 
-// verify reads the new plane back. What differs may have been changed by another program, or concern what has just
-// come, so that it is programmed once more.
+// verify reads the new plane back. Differences may come from another program, or from a change meanwhile, so they are
+// programmed once more.
 func (w *switching) verify(ctx context.Context, s *model.State) error {
 	r, err := w.to.Audit(ctx, s, dataplane.Full)
 	if err == nil && len(r.Drifts) > 0 {
@@ -371,7 +371,7 @@ func (w *switching) learnInLoop(
 	return n, errors.Join(err, failed)
 }
 
-// rollBack leaves nothing of the new plane. What cannot be removed is tried again, as all that fails.
+// rollBack leaves nothing of the new plane. Failed removals are tried again.
 func (w *switching) rollBack(ctx context.Context) error {
 	done := false
 	err := w.loop.Between(ctx, func(ctx context.Context, t Turn) error {

@@ -252,7 +252,7 @@ type listener struct {
 }
 
 // listen opens a listener, which another plane of the same user may have, too, so that one can take over from the
-// other. Who does not ask for that, as other programs do not, still gets and causes "address already in use".
+// other. Programs that do not ask for sharing still get and cause "address already in use".
 func (p *plane) listen(e relay.Endpoint, id model.PoolID) error {
 	if err := p.config.Inject("localhost listen"); err != nil {
 		return err

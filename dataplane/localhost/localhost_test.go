@@ -296,7 +296,7 @@ func TestPlane_rejects(t *testing.T) {
 	}
 }
 
-// What Lookup says holds, also when there are rows of both scopes.
+// The plane follows State.Lookup, also when there are rows of both scopes.
 func TestPlane_internalRowFirst(t *testing.T) {
 	s := newStage(t)
 	anyRow := strings.Replace(webRow, "internal", "any", 1) + webPool
@@ -434,7 +434,7 @@ func TestPlane_datagramSizes(t *testing.T) {
 	}
 }
 
-// A backend on which nobody listens is passed over. If none is left, the client is refused.
+// A backend without a listener is passed over. If none is left, the client is refused.
 func TestPlane_backendRefuses(t *testing.T) {
 	s := newStage(t)
 	s.must(webRow + strings.Replace(webPool, podB+":8080", podB+":1", 1))

@@ -1,7 +1,7 @@
 package memory
 
-// Receive has the table that serves take the first packet of a connection, and decide when the function is called: a
-// process may have read the packet before it is told to drain.
+// Receive has the active table take the first packet of a connection. The table decides when the returned function is
+// called: a process may have read the packet before it is told to drain.
 func (k *Kernel) Receive(p Packet) (decide func() Answer) {
 	a := k.Send(p)
 	k.mu.Lock()

@@ -41,7 +41,7 @@ const (
 	HandoverHold Name = "handover-hold"
 	// A plane that was replaced is closed although connections pass through its process.
 	HandoverDrain Name = "handover-drain"
-	// What a plane has left whose switch was abandoned is not removed.
+	// After an abandoned switch the objects of the new plane are not removed.
 	HandoverAbandon Name = "handover-abandon"
 	// The health check of a Service counts one endpoint too many.
 	HealthCount Name = "health-count"

@@ -16,12 +16,12 @@ var errUnanswered = errors.New("answers of the kernel were lost")
 // answerSize is more than an error and the request that it repeats.
 const answerSize = 4096
 
-// answers reads what the kernel says about messages, by their sequence numbers, until it has acknowledged the
-// last. Receive of package netlink does not tell which message an error is about.
+// answers reads the kernel's answers to messages, by their sequence numbers, until it has acknowledged the last one.
+// Receive of package netlink does not tell which message an error is about.
 //
-// When the system call that sends messages returns, the kernel has done them and queued its answers, and one that
-// is not there was lost. Where the queue overflows, the socket reports that before what is in the queue, and only
-// once until the queue has been emptied: reading goes on, so that the next loss is reported as well.
+// When the system call that sends messages returns, the kernel has done them and queued its answers. A missing answer
+// was lost. Where the queue overflows, the socket reports that before the queued answers, and only once until the queue
+// has been emptied. So reading goes on, and the next loss is reported as well.
 func (c *Client) answers(last uint32) (map[uint32]unix.Errno, error) {
 	var lost error
 	found := map[uint32]unix.Errno{}

@@ -22,10 +22,11 @@ type Client struct {
 	counter, made int
 }
 
-// places are where the kernel lists virtual servers, from 1, by the last list of most of them. In that order it deletes
-// all (ipvsadm -C), and keeps their real servers for some minutes, the last one first. Who makes a real server again
-// has it search through all that are kept (ip_vs_trash_get_dest in net/netfilter/ipvs/ip_vs_ctl.c), and takes it out:
-// in the reverse order the first one is the one.
+// places are the positions of virtual servers in the kernel's list, from 1, by the last list of most of them. ipvsadm
+// -C deletes all in that order, and the kernel keeps their real servers for some minutes, the last one first. When a
+// real server is made again, the kernel searches all that are kept (ip_vs_trash_get_dest in
+// net/netfilter/ipvs/ip_vs_ctl.c), and takes it out. If they are made in the reverse order, the first one that it meets
+// is the right one.
 type places map[Key]int
 
 // note takes in a list.

@@ -12,8 +12,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// FuzzReplies reads arbitrary datagrams as IPVS's answers to the listings of servers and to a question: no panic,
-// bounded memory, and what a reply says of a server can be asked for again.
+// FuzzReplies reads arbitrary datagrams as IPVS's answers to the listings of servers and to a question. It must not
+// panic, and its memory is bounded. Each server of a reply can be asked for again.
 func FuzzReplies(f *testing.F) {
 	for _, text := range []string{"10.96.0.10:80", "[fd00::10]:80"} {
 		at := netip.MustParseAddrPort(text)

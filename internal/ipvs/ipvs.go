@@ -214,7 +214,7 @@ func NewRequest(command uint8, k Key, d Destination, done func()) Request {
 	}}
 }
 
-// SetTimeout sets one of the timeouts for all virtual servers, in seconds. What is its name, for people.
+// SetTimeout sets one of the timeouts for all virtual servers, in seconds. The parameter what is its name, for people.
 func SetTimeout(attribute uint16, seconds uint32, what string, done func()) Request {
 	return Request{command: cmdSetConfig, what: what, done: done,
 		encode: func(ae *netlink.AttributeEncoder) { ae.Uint32(attribute, seconds) }}

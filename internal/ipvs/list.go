@@ -24,10 +24,11 @@ type Server struct {
 	Flags     uint32
 }
 
-// Servers are all virtual servers in the namespace, whoever made them. Between two parts of a list that the kernel
-// hands out the places change of those in the next ones, if others are made or deleted, before Linux 7 in whatever
-// namespace, or, since then, a table is made larger that is too small for them: some are then listed twice, or not at
-// all. So there is another list, as often as listTries says, if this one has not as many of IPv4 as there are.
+// Servers are all virtual servers in the namespace, of all programs. The kernel hands out a list in parts. Between two
+// parts the positions of the remaining servers may change, so that some are listed twice, or not at all. Before Linux 7
+// any server that is made or deleted causes this, in whatever namespace. Since then only the growth of a table that is
+// too small does. So Servers lists again, up to listTries times, if a list does not have as many servers of IPv4 as
+// there are.
 func (c *Client) Servers() (found map[Key]Server, err error) {
 	for range listTries {
 		before, err := c.Count()
@@ -168,8 +169,8 @@ func (c *Client) Count() (int, error) {
 	return int(info.services), nil
 }
 
-// dumpSize is the most that the kernel lists at a time. It looks for the place where it was in a list from the list's
-// beginning each time; with pages of 4 KiB, as package netlink asks for, that is most of what a long list takes.
+// dumpSize is the most that the kernel lists at a time. For each part it searches from the list's beginning for the
+// position where it was. With pages of 4 KiB, as package netlink asks for, a long list spends most of its time there.
 const dumpSize = 32 << 10
 
 // get calls f with each object that the kernel lists (netlink.Dump), or with one (netlink.Acknowledge). The first part

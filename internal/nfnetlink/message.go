@@ -117,7 +117,7 @@ func Messages(b []byte) iter.Seq[syscall.NetlinkMessage] {
 	}
 }
 
-// Attributes calls f for each attribute in b; the bytes are valid during the call only. Who appends to them changes no
+// Attributes calls f for each attribute in b; the bytes are valid during the call only. Appending to them changes no
 // other attribute.
 func Attributes(b []byte, f func(kind uint16, data []byte)) {
 	for len(b) >= 4 {

@@ -31,10 +31,10 @@ func (t *Transaction) Commit(c *nfnetlink.Socket, send func(steps []Step) error)
 	return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
 }
 
-// isolate performs steps in one kernel transaction or, if the kernel refuses it, in ever smaller
-// ones, so that a row which the kernel does not take does not keep the others out. The kernel names the first step that
-// it refuses, but there may be more, and the steps after a refused one were not looked at. Halving finds a few refused
-// ones among a hundred thousand in some tens of transactions.
+// isolate performs steps in one kernel transaction. If the kernel refuses it, isolate splits it into ever smaller ones,
+// so that a refused row does not keep the others out. The kernel names the first step that it refuses, but there may be
+// more, and the steps after a refused one were not looked at. Halving finds a few refused ones among a hundred thousand
+// in some tens of transactions.
 func isolate(steps []Step, send func([]Step) error, errs *[]error) {
 	err := send(steps)
 	if err == nil {

@@ -16,8 +16,8 @@ const (
 	leastClients = 1 << 10
 )
 
-// ClientsOf is the Maximum of one more map, where there are so many. The sizes of maps stay as they are made: the more
-// pools have one, the smaller are the next ones, so that the sum grows with the logarithm of their number.
+// ClientsOf is the Maximum of one more map, where there are so many. The sizes of maps stay as they are made. The more
+// pools have one, the smaller the next ones are, so that the sum grows with the logarithm of their number.
 func ClientsOf(pools int) uint32 {
 	if fair := maxClients >> bits.Len(uint(pools)); fair <= mostClients {
 		return uint32(max(fair, leastClients))

@@ -1,13 +1,13 @@
-// Package nft keeps tables of nf_tables that are ours alone, one for each address family, for the data planes that
-// have such tables. A plane says which sets and chains a table has, and which elements; the Table knows what the
-// kernel holds of them, and gathers in a Transaction the steps that lead from there to what the plane wants.
+// Package nft keeps tables of nf_tables that are ours alone, one for each address family, for the data planes that have
+// such tables. A plane says which sets and chains a table has, and which elements. The Table knows the kernel's
+// objects, and gathers in a Transaction the steps that lead from there to what the plane wants.
 //
 //	Families, Set, Chain ─► Table ─ Structure, SetChain, Element ─► Transaction ─ Send ─► kernel
-//	                          ▲                                          └─ Drift: what each step would mend
+//	                          ▲                                          └─ Drift: what each step would repair
 //	                          └─ Load, Members, List ◄─────────────────────────────────── kernel
 //
-// It also has the rules that are alike wherever the destinations of Services are looked up in such a table; which
-// backend a packet gets is the plane's.
+// It also has the rules that are alike wherever the destinations of Services are looked up in such a table. The plane
+// decides which backend a packet gets.
 package nft
 
 import (
@@ -81,8 +81,8 @@ type Set struct {
 	Shared  bool    // several rows may need one element, see Own
 }
 
-// Interval reports whether the elements are ranges of an address, which other fields may precede. The key is one string
-// of bytes then, not a concatenation in the kernel's sense: the kernel keeps it in a tree, where an element costs the
+// Interval reports whether the elements are ranges of an address, which other fields may precede. The key is then one
+// string of bytes, not a concatenation in the kernel's sense. The kernel keeps it in a tree, where an element costs the
 // logarithm of their number. Concatenations of ranges (net/netfilter/nft_set_pipapo.c) cost each one in proportion.
 func (s *Set) Interval() bool { return s.Flags&unix.NFT_SET_INTERVAL != 0 }
 

@@ -168,7 +168,7 @@ func (t *Table) exchange(e Entry) {
 func (t *Table) step(verb uint16, e Entry) { t.Element(verb, e.Set, []byte(e.Key), []byte(e.Data)) }
 
 // SweepRanges deletes the ranges in the kernel that s does not have, as new ones must not overlap them. It comes before
-// the rows own theirs. Ranges of allowed sources stay where everybody is allowed now, until the row says so.
+// the rows own theirs. If a row has come to allow all sources, its ranges stay in the kernel until the row is written.
 func (t *Table) SweepRanges(s *model.State) {
 	wanted := map[Entry]bool{}
 	want := func(all []Entry) {
@@ -197,7 +197,7 @@ func (t *Table) SweepRanges(s *model.State) {
 	}
 }
 
-// isOfUnlimited reports whether an element allows a source to reach a frontend that everybody may reach.
+// isOfUnlimited reports whether an element allows a source to reach a frontend that allows all sources.
 func (t *Table) isOfUnlimited(e Entry, s *model.State) bool {
 	if e.Set != Sources && e.Set != InternalSources {
 		return false

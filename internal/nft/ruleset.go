@@ -10,7 +10,8 @@ import (
 )
 
 // Ruleset is all of nf_tables in a network namespace, by a socket of its own. The kernel counts the transactions of all
-// programs; the Ruleset leaves out those of the plane, so that an audit can do without reading what nobody has touched.
+// programs, and the Ruleset leaves out those of the plane. So an audit need not read a ruleset that no other program
+// has changed.
 //
 //	plane ─ Commit ─► kernel: generation 7, 8, 9 ─ Foreign: 9 less the plane's own ─► has another program been here?
 type Ruleset struct {

@@ -10,12 +10,11 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// The priorities of base chains: those of nft's dstnat and srcnat, the first one later by one. The kernel
-// asks no further chain about a connection that one has translated, so that kube-proxy, whose chains have
-// -100, goes first as long as its rules are there. So when it comes back and Fairlead is gone,
-// changes of Services that have endpoints are followed, whatever Fairlead has left in the kernel. Where
-// kube-proxy has no rule, as for a Service that was deleted or (but in its mode nftables) has no endpoints
-// any more, what was left, and nobody brings up to date, still answers, until fairlead clean has run.
+// These are the priorities of base chains: those of nft's dstnat and srcnat, the first one later by one. Once a chain
+// has translated a connection, the kernel asks no further chain. So kube-proxy, whose chains have -100, goes first as
+// long as its rules are there. When it comes back and Fairlead is gone, it serves Services with endpoints whatever
+// Fairlead has left in the kernel. But kube-proxy has no rule for a deleted Service, nor, except in its mode nftables,
+// for one without endpoints. There the stale rules that Fairlead has left still answer, until fairlead clean has run.
 const (
 	Translation  = -99
 	Masquerading = 100
@@ -88,7 +87,7 @@ func InterfacePattern(name string) []byte {
 	return append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
 }
 
-// RejectChain answers that nobody is there.
+// RejectChain refuses connections, as a closed port does.
 func (t *Table) RejectChain() Chain {
 	protocol := LoadMeta(expr.MetaKeyL4PROTO, 0)
 	c := Chain{Name: ChainReject, Rules: []Rule{NewRule("",
@@ -103,11 +102,11 @@ func (t *Table) RejectChain() Chain {
 	return c
 }
 
-// Admission are the first rules of a class's chain: who may come in, and whose source is to be replaced. Unless the
-// verdict is Forward they are all. Sources names the set of those who may; empty: everybody may.
+// Admission are the first rules of a class's chain: which clients are allowed, and whose source is to be replaced.
+// Unless the verdict is Forward they are all. Sources names the set of allowed sources; empty: all clients are allowed.
 //
-// The mark is set in the constant chains only: classes that nobody uses at the moment may stay in the kernel, and
-// must not keep the mark of a former configuration.
+// The mark is set in the constant chains only. Unused classes may stay in the kernel, and must not keep the mark of a
+// former configuration.
 func (t *Table) Admission(v model.Verdict, snat model.SNAT, sources string) (rules []Rule) {
 	add := func(comment string, exprs ...any) { rules = append(rules, NewRule(comment, exprs...)) }
 	if sources != "" {

@@ -23,8 +23,8 @@ type Table struct {
 	Tx    *Transaction
 	// Describe, if not nil, names an element within its set; empty: its key says enough.
 	Describe func(*Set, Element) string
-	// Row, if not nil, names the row of which an element is a part, in the words of the model, and what it should say;
-	// empty: that is the same in all planes.
+	// Row, if not nil, names the row of which an element is a part, in the words of the model, and the row's wanted
+	// content. If that is empty, it is the same in all planes.
 	Row func(*Set, Element) (row, want string)
 
 	Exists    bool
@@ -74,8 +74,8 @@ func (t *Table) Delete() {
 }
 
 // SetChain makes the kernel hold a chain with exactly these rules. The rules of a chain are compared by the marks that
-// they have in the kernel, not by their expressions: the kernel lists these in another form than it takes them. If one
-// rule differs, all are replaced, within one kernel transaction, so that no packet sees a part of them.
+// they have in the kernel. Their expressions cannot be compared: the kernel lists these in another form than it takes
+// them. If one rule differs, all are replaced, within one kernel transaction, so that no packet sees a part of them.
 func (t *Table) SetChain(c Chain) error {
 	var marks []string
 	var bodies [][]byte

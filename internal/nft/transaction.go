@@ -26,16 +26,15 @@ type Step struct {
 	from, to int  // its attributes in the transaction's bytes
 }
 
-// Transaction gathers steps in the order in which the kernel shall perform them. Any prefix of it
-// that does not end in a joined step leaves the kernel in a state in which packets find their way:
-// what rows refer to is added before them and deleted after them.
+// Transaction gathers steps in the order in which the kernel shall perform them. Rows refer to objects that are added
+// before them and deleted after them. So after any prefix that does not end in a joined step packets find their way.
 //
 //	Steps: element  element  chain  rule │ rule  element …    │: a chunk ends; not after a joined step
 //	B:     [attrs]  [attrs]  [attrs] …                        all in one buffer, at Step.from to Step.to
 //	         └──────────┴─► one message: neighbours that do the same to one set share its header
 //
 // The steps are kept after they were sent. So a refused transaction can be sent again in parts, an audit can say what
-// each step would mend, and the kernel's answer, which counts messages, can be put into words.
+// each step would repair, and the kernel's answer, which counts messages, can be put into words.
 type Transaction struct {
 	nfnetlink.Encoder
 	Steps []Step

@@ -2,8 +2,8 @@ package share
 
 import "golang.org/x/sys/unix"
 
-// maxReserve is how many files are kept for the process itself, or a quarter of all if that is less: to follow the
-// cluster, to program the kernel, and to say how it is.
+// maxReserve is how many files are kept for the process itself, or a quarter of all if that is less. It needs them to
+// follow the cluster, to program the kernel, and to report its state.
 const maxReserve = 512
 
 // Files is how many files the process may open.

@@ -128,8 +128,8 @@ func (p *Pool) Clear() {
 	}
 }
 
-// Next takes out what has waited for longest of the client whose turn it is, of the Service whose turn it is, of the
-// namespace whose turn it is; nil: the pool is empty.
+// Next takes out the oldest holder of the client whose turn it is. Turns go round the namespaces, then the Services of
+// a namespace, then the clients of a Service. nil: the pool is empty.
 func (p *Pool) Next() Holder {
 	p.mu.Lock()
 	defer p.mu.Unlock()

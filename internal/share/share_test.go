@@ -154,7 +154,7 @@ func (d *demand) add(n int, path ...string) {
 	d.children[path[0]].add(n, path[1:]...)
 }
 
-// check fails unless what the children have is max-min fair: a child that has less than it wants has no less than
+// check fails unless the children's places are max-min fair. A child that has less than it wants has no less than
 // another one, but for the one place that cannot be divided.
 func (d *demand) check(t *testing.T, name string, got map[string]int, all int) {
 	t.Helper()

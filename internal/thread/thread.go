@@ -12,7 +12,8 @@ import (
 )
 
 // Run begins f on a thread that ends with it, and returns at once. That is never the main thread of the process: Go
-// cannot end it, so it would stay where f leaves it, and /proc/PID shows its namespaces as those of the process.
+// cannot end it, so the changes by f would stay. And /proc/PID shows the main thread's namespaces as those of the
+// process.
 func Run(f func()) {
 	go func() {
 		runtime.LockOSThread() // for good: a goroutine that ends while locked ends its thread

@@ -25,8 +25,8 @@ func LayoutOf(v6 bool) Layout {
 	return Layout{condition: 84, offsets: 88, size: 112}
 }
 
-// Parts of struct xt_entry_match and xt_entry_target. Behind the header is what the extension wants; for
-// the target without a name that is a verdict or an offset, for errorTarget the name of the chain that begins there.
+// These are parts of struct xt_entry_match and xt_entry_target. The extension's own data follow the header. For the
+// target without a name they are a verdict or an offset, for errorTarget the name of the chain that begins there.
 const (
 	extensionHeader = 32 // size, name, revision
 	nameOffset      = 2
@@ -38,7 +38,7 @@ const (
 	chainTarget   = extensionHeader + 32
 )
 
-// Verdicts are those of netfilter, minus one, negative. What is not negative is an offset to jump to.
+// Verdicts are those of netfilter, minus one, negative. Values from 0 on are offsets to jump to.
 const (
 	Drop   = -1
 	Accept = -2

@@ -1,6 +1,6 @@
 // Package xt is the client of the kernel's x_tables, the tables that iptables-legacy shows. The kernel hands out a
 // table as a whole and takes it back as a whole. A Table has its entries as chains, and Apply makes a Change of them.
-// What matches and targets say is not interpreted. No program is needed.
+// The contents of matches and targets are not interpreted. No program is needed.
 //
 //	Lock ─► Open ─► Read ─► Table: Chains ─► Each Entry
 //	                          │
@@ -144,7 +144,7 @@ func (s Socket) Info(table string) (info Info, err error) {
 	return info, err
 }
 
-// readTries are enough: only somebody who changes the table without the lock makes a second necessary.
+// readTries are enough: only a program that changes the table without the lock makes a second try necessary.
 const readTries = 5
 
 // Read reads a table. Own reports which chains are the caller's.
@@ -190,9 +190,9 @@ func (s Socket) Same(t *Table, end int) (same bool, err error) {
 	return same, err
 }
 
-// peek calls look with the first n bytes of a table's entries, which last as long as the call, or not at all if
-// the table has another size by now. The kernel copies entries until it meets memory that does not exist: so the rest
-// is never copied.
+// peek calls look with the first n bytes of a table's entries, which are valid during the call. It does not call look
+// if the table has another size by now. The kernel copies entries until it meets unmapped memory, so the rest is never
+// copied.
 func (s Socket) peek(table string, size uint32, n int, look func(entries []byte)) error {
 	page := os.Getpagesize()
 	head := getEntriesHeader + n

@@ -1,25 +1,24 @@
-// Package file reads Services from manifests: standalone mode. It takes YAML and JSON, single
-// objects, several documents, and Lists, among them the very output of
+// Package file reads Services from manifests: standalone mode. It takes YAML and JSON, single objects, several
+// documents, and Lists, and watches the files. The very output of this command is such a List.
 //
 //	kubectl get services,endpointslices,nodes -A -o yaml
 //
-// and watches what it has read:
+// This is the way of a file:
 //
 //	paths ─scan─► changed files ─split─► parts ─decode─► objects ─view─► what differs ─► Batch
 //	  ▲                            (a document, or    (unless the last
 //	  └── inotify, and a look      one item of a      reading had the
 //	      every ten seconds        List)              same part)
 //
-// A path is a file, or a directory whose own *.yaml, *.yml and *.json files count (not those of
-// directories in it, and none that begin with a dot). Services, EndpointSlices, ServiceCIDRs and the
-// Node of the configured name are used, and Endpoints for Services that have no EndpointSlice.
-// Other kinds are skipped and counted.
+// A path is a file, or a directory. Of a directory its own *.yaml, *.yml and *.json files count, but not those of
+// directories in it, and none that begin with a dot. Services, EndpointSlices, ServiceCIDRs and the Node of the
+// configured name are used, and Endpoints for Services that have no EndpointSlice. Other kinds are skipped and counted.
 //
 // The files decide what is served, with exceptions that keep an accident from emptying the node. A file that does not
-// parse, cannot be read, or is empty keeps what it said before, all of it; until it has parsed once, those of its
-// documents that do parse are used. A path that was given and is gone keeps what it said, also if an empty directory
-// appears in its place, as when a volume is unmounted. A file that disappears from a directory takes its objects with
-// it.
+// parse, cannot be read, or is empty keeps what it said before, all of it. Until it has parsed once, those of its
+// documents that do parse are used. A path that was given and is gone keeps what it said. It does so also if an empty
+// directory appears in its place, as when a volume is unmounted. A file that disappears from a directory takes its
+// objects with it.
 //
 // Files are looked at apart: while one is written without pause, or is large, the others are followed as ever.
 //

@@ -10,9 +10,8 @@ import (
 	"fairlead.dev/fairlead/lab/allocs"
 )
 
-// FuzzFile reads arbitrary bytes. Whatever they are, reading ends with objects, with a failure, or
-// with neither if there is nothing but white space; memory is bounded; and cutting a document into items gives the
-// same objects as decoding it whole.
+// FuzzFile reads arbitrary bytes. Reading ends with objects, with a failure, or with neither if there is nothing but
+// white space. Memory is bounded. Cutting a document into items gives the same objects as decoding it whole.
 func FuzzFile(f *testing.F) {
 	for _, text := range []string{
 		web + "---\n" + webSlice, list(0, web, db), list(2, web, list(2, webEndpoints)), "a: b: c", "---\n...\n%YAML 1.1\n---",

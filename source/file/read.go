@@ -312,8 +312,8 @@ func (r *reading) countMore() {
 	}
 }
 
-// yamlLine takes the line, which counts from the part's first one, out of the YAML parser's message:
-// the line of the mistake, or that on which the block around it begins.
+// yamlLine takes the line, which counts from the part's first one, out of the YAML parser's message. It is the line of
+// the mistake, or that on which the block around it begins.
 func yamlLine(message string) (int, string, bool) {
 	var n int
 	if _, err := fmt.Sscanf(message, "line %d:", &n); err != nil {

@@ -11,11 +11,10 @@ import (
 	"io"
 )
 
-// A List of "kubectl get -o yaml" is one document of any size. Parsing it whole would cost some
-// twenty times its length in memory, so a document is cut into parts that are decoded one by one:
-// the items of its top-level list of that name, and the rest, called its head. The cut looks only
-// at line starts. Where that is not enough (an anchor used across items), decoding an item fails,
-// and the document is decoded whole.
+// A List of "kubectl get -o yaml" is one document of any size. Parsing it whole would cost some twenty times its length
+// in memory. So a document is cut into parts that are decoded one by one: the items of its top-level list of that name,
+// and the rest, called its head. The cut looks only at line starts. Where that is not enough (an anchor used across
+// items), decoding an item fails, and the document is decoded whole.
 
 // part is a stretch of a file, and a hash of its text by which an unchanged one is recognised.
 type part struct {

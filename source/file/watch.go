@@ -55,8 +55,8 @@ func newWatcher(log *slog.Logger) *watcher {
 	return w
 }
 
-// open begins to use inotify. A user has few instances of it, and on a busy node others may have taken
-// them all; then the files are looked at now and then, and each time it is tried again.
+// open begins to use inotify. A user has few instances of it, and on a busy node other programs may have taken them
+// all. Then the watcher polls the files, and tries inotify again each time.
 func (w *watcher) open() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

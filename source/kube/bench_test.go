@@ -19,11 +19,11 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
-// BenchmarkSource is the time until the first Batch of 10,000 Services with ten endpoints each comes from
-// a real API server, by a streaming list and by an ordinary one. Beside it reports what the objects take
-// on the heap (the Batch, which the daemon's Table keeps, and the mirror), the resident memory of the
-// whole process, which holds the test's own clients too, at most and afterwards, and how long
-// it takes until one changed slice comes out of Next, the API server's part included. Run it with -benchtime 1x.
+// BenchmarkSource is the time until the first Batch of 10,000 Services with ten endpoints each comes from a real API
+// server, by a streaming list and by an ordinary one. Beside it reports what the objects take on the heap: the Batch,
+// which the daemon's Table keeps, and the mirror. It also reports the resident memory of the whole process, at most and
+// afterwards; that includes the test's own clients. And it reports how long it takes until one changed slice comes out
+// of Next, the API server's part included. Run it with -benchtime 1x.
 func BenchmarkSource(b *testing.B) {
 	for _, streaming := range []bool{true, false} {
 		b.Run(fmt.Sprint("streaming=", streaming), func(b *testing.B) {

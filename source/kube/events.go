@@ -52,14 +52,13 @@ type Event struct {
 	Everywhere bool
 }
 
-// Events writes Events to the API server, as events.k8s.io/v1, without ever delaying who emits them.
+// Events writes Events to the API server, as events.k8s.io/v1, without ever delaying the caller.
 //
 // Each node would report what all nodes find: of N nodes and M bad objects, N times M requests at once, of which the
 // server takes M. So a node asks at its start how many there are, and then throws a dice for each such Event: about ten
 // nodes write it, and the first of them is believed. That is 10 M requests, whatever N is; one Event in 22,000 is not
-// written. They are spread over N/10 seconds, at most a minute: a thousand bad objects at once in a cluster of 5,000
-// nodes make 170 requests a second for a minute, and no node writes more than a burst of 25 and then one in two
-// seconds.
+// written. They are spread over N/10 seconds, at most a minute. A thousand bad objects at once in a cluster of 5,000
+// nodes make 170 requests a second for a minute. No node writes more than a burst of 25 and then one in two seconds.
 type Events struct {
 	node, component string
 	client          rest.Interface

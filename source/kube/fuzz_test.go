@@ -12,7 +12,7 @@ import (
 )
 
 // FuzzObjects decodes arbitrary bytes as the client does, and takes them for objects of a list or of a watch of each
-// kind: no panic, bounded memory, and an object of another kind is an error.
+// kind. It must not panic, memory is bounded, and an object of another kind is an error.
 func FuzzObjects(f *testing.F) {
 	known, err := scheme()
 	if err != nil {

@@ -77,10 +77,10 @@ type timing struct {
 	spread   time.Duration // between what two nodes say of the same, on average, if all did
 }
 
-// maxBackoff is between half and twice of what a retry waits for at most. It is much shorter than
-// client-go's: a node that misses endpoints is worse than a few more refused connections. With 10 s, an
-// API server's restart that took 8 s was followed by up to 26 s without news, nearly the 30 s for which
-// pods may go on serving by default. A server that answers, but with an error, is spared: see restraint.
+// maxBackoff is between half and twice of what a retry waits for at most. It is much shorter than client-go's: a node
+// that misses endpoints is worse than a few more refused connections. With 10 s, an API server's restart that took 8 s
+// was followed by up to 26 s without news. That is nearly the 30 s for which pods may go on serving by default. A
+// server that answers with an error gets longer waits: see restraint.
 const maxBackoff = 3 * time.Second
 
 func defaultTiming() timing {

@@ -124,8 +124,8 @@ func header(o runtime.Object) (*compact, error) {
 	}, nil
 }
 
-// request has the Reflector retry, which knows what else to try: of a version that the server does not
-// know since etcd was restored, for one, client-go's request would ask for most of a minute.
+// request leaves retries to the Reflector, which has other ways to try. For a version that the server does not know
+// since etcd was restored, for one, client-go's request would ask for most of a minute.
 func (w *watcher) request(o metav1.ListOptions) *rest.Request {
 	o.LabelSelector, o.FieldSelector = w.labels, w.fields
 	return w.client.Get().Resource(w.resource).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0)
@@ -245,9 +245,9 @@ func (s *stream) pump(ctx context.Context) {
 	}
 }
 
-// checkHistory finds out whether the watch is silent because it waits for a version that lies in the
-// future since etcd was restored from a backup: another watch from there would be as silent, so the
-// Reflector is told to list anew. That costs the server much; the question, about no object, little.
+// checkHistory finds out whether the watch is silent because it waits for a version that lies in the future since etcd
+// was restored from a backup. Another watch from there would be as silent, so the Reflector is told to list anew. That
+// costs the server much; the question, about no object, little.
 func (s *stream) checkHistory(ctx context.Context) {
 	if s.version == "" {
 		return // it was silent from its beginning

@@ -55,10 +55,10 @@ func LatePort(fd int, _ bool) error {
 	return os.NewSyscallError("setsockopt IP_BIND_ADDRESS_NO_PORT", err)
 }
 
-// FromPort has it choose the port that the client has. When another plane has its next connections, the client takes a
-// port that it does not use, and answers of a backend go to whoever has that port: a packet for a socket of the node is
-// not forwarded (tcp_v4_early_demux and ip_forward in the kernel). Before Linux 6.3, and if the client's port is not in
-// net.ipv4.ip_local_port_range, it is any port.
+// FromPort has the socket use the port that the client has. Once another plane has the client's next connections, the
+// client takes a port that it does not use itself. If a socket of the node has that port, the socket gets the backend's
+// answers. A packet for a socket of the node is not forwarded (tcp_v4_early_demux and ip_forward in the kernel). Before
+// Linux 6.3, and if the client's port is not in net.ipv4.ip_local_port_range, it is any port.
 //
 // The port is the only one of those that the kernel may choose. Were the socket bound to it, no socket of the node
 // could have it by choice of the kernel, whatever its address.

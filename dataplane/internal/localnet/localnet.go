@@ -54,7 +54,7 @@ func (s Sysctl) Set(value string) error {
 	return nil
 }
 
-// Drift is what somebody has changed who has switched it off. If it cannot be set, nobody needs to be told.
+// Drift reports route_localnet if it was switched off. It reports nothing where this process cannot set it.
 func (s Sysctl) Drift() []dataplane.Drift {
 	if s.err != nil || s.On() {
 		return nil

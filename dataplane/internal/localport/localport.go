@@ -25,8 +25,8 @@ func Range() (first, last uint16, err error) {
 	return first, last, nil
 }
 
-// Above are the ports above the range, but for those that somebody has reserved for programs that ask for them by
-// number.
+// Above are the ports above the range, without those that the administrator has reserved for programs that ask for them
+// by number.
 func Above() (ports []uint16, err error) {
 	_, last, err := Range()
 	if err != nil {

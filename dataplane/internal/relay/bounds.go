@@ -12,9 +12,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// What is bounded: connections and flows, and what some of them need at times. Of each the clients, Services and
-// namespaces have shares (package share), and all of it together takes no more files than the process may open without
-// those that it needs to follow the cluster.
+// These bounds are for connections and flows, and for further resources that some of them need at times. Clients,
+// Services and namespaces have shares of each (package share). All bounds together leave the process the files that it
+// needs to follow the cluster.
 //
 //	accept ─► row? ─► a place among the connections? ─ no: reset ─► dial ─► carry
 //	  └─ no file left at all: the spare one takes it, to be reset

@@ -54,8 +54,8 @@ const haste = 8
 
 var errNoBackend = errors.New("no backend is left to try")
 
-// leadsBack reports whether the process would serve its own connection to a backend, which is a destination of a row.
-// Who connects otherwise than as the process has rules that leave those alone.
+// leadsBack reports whether the process would serve its own connection to a backend, which is a destination of a row. A
+// plane with its own Connect has rules that leave its connections alone.
 func (p *Proxy) leadsBack(c Call, b model.Backend) bool {
 	return p.options.Connect == nil && p.Rows.Forwards(Endpoint{b.AddrPort(), c.key.Protocol})
 }

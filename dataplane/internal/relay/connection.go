@@ -77,8 +77,8 @@ func (c *connection) asks() {
 	}
 }
 
-// leave gives the place back, and waits for a reset that is being sent: while it is not, the proxy must not end,
-// because the kernel's rules translate the reset's address.
+// leave gives the place back, and waits for a reset that is being sent. Until then the proxy must not end: the kernel's
+// rules translate the reset's address.
 func (c *connection) leave() {
 	c.asks()
 	c.proxy.connections.Leave(&c.place)

@@ -6,8 +6,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Counters are for dataplane.Observed. What is refused are connections that a bound has kept out; the tables are what
-// is bounded.
+// Counters are for dataplane.Observed. Refused are connections that a bound has kept out. Tables are the bounded
+// resources.
 func (p *Proxy) Counters() (c dataplane.Counters) {
 	c.Served = p.Rows.served()
 	c.Refused = p.turned.refused()
@@ -29,7 +29,7 @@ func (p *Proxy) Counters() (c dataplane.Counters) {
 	return c
 }
 
-// What keeps a connection out, by the names of the bounds.
+// These names of the bounds are reasons why a connection is refused.
 const (
 	tooManyConnections = "connections"
 	tooManyFlows       = "flows"

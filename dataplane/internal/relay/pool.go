@@ -117,9 +117,9 @@ func (p *pool) keeps(b netip.AddrPort) bool {
 	return p.has(b)
 }
 
-// choose returns a backend for a client that has tried some in vain; ok is false if there is no other one. Those that
-// lately did not answer are tried when no other is left. It tells whether there are others to try after this one, to
-// which the client may as well go: one with session affinity is not sent away for a little delay.
+// choose returns a backend for a client that has tried some in vain; ok is false if none is left. Backends that lately
+// did not answer are tried last. others tells whether the client may as well go to another one after this. With session
+// affinity it may not: a little delay does not send such a client to another backend.
 func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) (b model.Backend, others, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,7 +195,7 @@ func (p *pool) answered(client netip.Addr, b netip.AddrPort, now time.Time) {
 	p.begun(client, b, now, maxClients)
 }
 
-// asked does the same for a client of whom nobody knows yet whether it is one: those that no backend has answered may
+// asked does the same for a client that no backend has answered yet. The address may be forged, so such clients may
 // take only half of the places.
 func (p *pool) asked(client netip.Addr, b netip.AddrPort, now time.Time) {
 	p.begun(client, b, now, maxClients/2)

@@ -131,7 +131,7 @@ func TestPool_together(t *testing.T) {
 	}
 }
 
-// TestPool_strangers has many clients ask that nobody answers: they must not keep others from being remembered.
+// TestPool_strangers has many clients ask without an answer: they must not keep others from being remembered.
 func TestPool_strangers(t *testing.T) {
 	now := time.Now()
 	p := newPool(model.PoolID{})

@@ -16,9 +16,9 @@ import (
 )
 
 // All datagrams from one origin come to one socket. Its buffer must not be full of those for one Service. So the
-// process takes out all that there are before it deals with one, and then it is the turn of another namespace, Service
-// and client each time. What is too much is lost to whoever has sent most. Only if datagrams come faster than the
-// process takes them out (to ask connection tracking takes longest), the kernel's buffer is full, and loses anybody's.
+// process takes out all datagrams before it handles one, and takes turns between namespaces, Services and clients. If
+// too many wait, the one that has sent most loses datagrams. If datagrams come faster than the process takes them out
+// (asking connection tracking takes longest), the kernel's buffer is full, and any client may lose some.
 //
 //	socket ─ as many as there are ─► where to? ─► waiting, by owners ─ the next one's turn ─► its flow ─► the backend
 
@@ -60,8 +60,8 @@ func (d *datagram) wait(among *share.Pool, o share.Owner) {
 	}
 }
 
-// Receive deals with datagrams in a goroutine, until the proxy ends, or the socket is closed. What cannot be sent is
-// lost, which clients of UDP must expect.
+// Receive handles datagrams in a goroutine, until the proxy ends, or the socket is closed. Datagrams that cannot be
+// sent are lost, which clients of UDP must expect.
 func (p *Proxy) Receive(socket *net.UDPConn, locate DatagramLocator) {
 	p.group.Go(func() { p.receive(socket, locate) })
 }
@@ -127,7 +127,7 @@ func (in *intake) take(raw syscall.RawConn) error {
 	return err
 }
 
-// wait has a datagram wait for its turn, unless it is for nobody.
+// wait has a datagram wait for its turn. It drops one that no row is for.
 func (in *intake) wait(at Packet, data []byte) {
 	owner, ok := in.proxy.sends(at)
 	if !ok {

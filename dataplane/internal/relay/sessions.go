@@ -7,14 +7,14 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// What pools remember of clients, for the set in the kernel and for other planes.
+// Pools remember sessions of clients for the set in the kernel, and for other planes.
 
 const (
 	// maxSaved bounds what is written at once.
 	maxSaved = 1 << 17
 	// saveShare is which part of the time for which a pool remembers clients the set may lag behind.
 	saveShare = 8
-	// ending is when an element is so close to its end that nobody knows whether it is there.
+	// ending is the remaining time from which it is uncertain whether an element is still there.
 	ending = 2 * time.Second
 )
 
@@ -86,7 +86,7 @@ func (p *pool) settle(m Session, done bool) {
 	}
 }
 
-// Lose notes that the set has nobody.
+// Lose notes that the set has lost all clients, so that all are written again.
 func (d *Directory) Lose() {
 	d.mu.RLock()
 	defer d.mu.RUnlock()

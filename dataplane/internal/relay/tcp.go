@@ -26,7 +26,7 @@ func (p *Proxy) accept(l *carry.Conn, protocol model.Protocol, locate Locator) {
 	for p.context.Err() == nil {
 		err := l.Accept(func(fd int, client netip.AddrPort) {
 			at, err := locate(fd, client)
-			if err != nil { // somebody asks us directly
+			if err != nil { // a client has connected to this socket's own address
 				carry.Accepted{FD: fd}.Reset()
 				return
 			}

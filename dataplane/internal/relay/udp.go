@@ -21,11 +21,11 @@ import (
 // UDP has no connections. A flow is what one client says to one destination:
 //
 //	datagram ─► begin: a place, a backend, a socket ─► asked ─ an answer ─► answered ─ the client goes on ─► proven
-//	                      ▲                              │ ICMP: nobody is there                               │
+//	                      ▲                              │ ICMP: no listener                                   │
 //	                      └── elsewhere: another backend ┘            silence, or the row or the backend goes ─┴─► end
 //
-// Until there is an answer, the last datagram is kept for another backend. Flows whose clients have not gone on after an
-// answer count as those of one client, because a sender may forge as many addresses as it likes.
+// Until there is an answer, the last datagram is kept for another backend. Flows whose clients have not gone on after
+// an answer count as those of one client, because a sender may forge as many addresses as it likes.
 //
 // Two locks are taken in one order: that of all flows, then that of one.
 
@@ -43,8 +43,9 @@ type flows struct {
 }
 
 // front is the socket from which the answers of one destination come. It has the destination's address and port, and
-// receives nothing: the kernel's rules lead what is for that destination to the socket that tells the origin. What was
-// redirected is answered from where it has come, whatever its destination: the kernel knows.
+// receives nothing: the kernel's rules lead datagrams for that destination to the socket that tells the origin.
+// Redirected datagrams are answered from the socket to which they came, whatever their destination: the kernel
+// translates back.
 type front struct {
 	*net.UDPConn
 	at     netip.AddrPort
@@ -54,7 +55,7 @@ type front struct {
 
 // flow is one client's way to a backend.
 type flow struct {
-	carry.Activity // when somebody has said something
+	carry.Activity // when the client or the backend has last sent
 	Call
 	proxy *Proxy
 	place share.Place
@@ -66,7 +67,7 @@ type flow struct {
 	conn      *Socket // nil: it is not open yet
 	backend   netip.AddrPort
 	tried     []netip.AddrPort
-	pending   []byte // the latest datagram, until somebody has answered
+	pending   []byte // the latest datagram, until the backend has answered
 	questions int    // datagrams of the client
 	moving    bool   // to another backend
 	answered  bool
@@ -142,8 +143,8 @@ func (at Packet) answeredFrom() netip.AddrPort {
 	return at.Destination
 }
 
-// send sends a datagram to the backend, and keeps it while nobody has answered. A client that says something after an
-// answer has proven that it is there.
+// send sends a datagram to the backend, and keeps it until the backend answers. A client that sends again after an
+// answer has proven that its address is not forged.
 func (f *flow) send(data []byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -186,9 +187,9 @@ func (f *flow) settled() bool {
 	return f.questions == 1 && f.answered && f.conn.LocalAddr().Addr() == f.client.Addr()
 }
 
-// Hurry has flows that are settled end soon, while another plane is in force. The socket of one has a port of its
-// client's address, and a question that the client asks from there by the other plane would have its answer end at that
-// socket: the kernel gives what comes from the backend to it before it is forwarded (udp_v4_early_demux).
+// Hurry has flows that are settled end soon, while another plane is in force. A flow's socket has a port of its
+// client's address. If the client sends from that port through the other plane, the answer would end at this socket:
+// the kernel looks for a socket before it forwards (udp_v4_early_demux).
 func (p *Proxy) Hurry(on bool) {
 	l := p.flows
 	if l.hurried.Swap(on) == on {
@@ -214,7 +215,7 @@ func (f *flow) goesOn() bool {
 	return f.answered && time.Unix(0, f.Used()).Sub(f.began) > young
 }
 
-// begin opens a flow and starts to send its answers; nil if there is nobody to talk to.
+// begin opens a flow and starts to send its answers; nil if there is no backend.
 func (p *Proxy) begin(at Packet) *flow {
 	d, ok := p.Rows.lookup(at)
 	if !ok {

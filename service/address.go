@@ -23,20 +23,20 @@ func (k kind) String() string {
 	return [...]string{"ClusterIP", "LoadBalancer IP", "external IP", "NodePort", "healthCheckNodePort"}[k]
 }
 
-// exposure is one address and port at which clients reach a port of a Service.
-type exposure struct {
+// address is one address and port at which clients reach a port of a Service.
+type address struct {
 	netip.AddrPort
 	kind kind
 	port *Port
 }
 
-// exposures appends where a port of a Service is reached in the family of one of its ClusterIPs.
-func (s *Service) exposures(all []exposure, v *View, p *Port, clusterIP netip.Addr) []exposure {
-	all = append(all, exposure{netip.AddrPortFrom(clusterIP, p.Port), atClusterIP, p})
+// addresses appends where a port of a Service is reached in the family of one of its ClusterIPs.
+func (s *Service) addresses(all []address, v *View, p *Port, clusterIP netip.Addr) []address {
+	all = append(all, address{netip.AddrPortFrom(clusterIP, p.Port), atClusterIP, p})
 	add := func(at kind, port uint16, addrs []netip.Addr) {
 		for _, a := range addrs {
 			if a.Is4() == clusterIP.Is4() {
-				all = append(all, exposure{netip.AddrPortFrom(a, port), at, p})
+				all = append(all, address{netip.AddrPortFrom(a, port), at, p})
 			}
 		}
 	}
@@ -47,21 +47,21 @@ func (s *Service) exposures(all []exposure, v *View, p *Port, clusterIP netip.Ad
 	if p.NodePort != 0 {
 		add(atNodePort, p.NodePort, v.NodePorts)
 	}
-	return slices.DeleteFunc(all, func(e exposure) bool { return e.kind == atNodePort && s.hidesNodePort(v, e) })
+	return slices.DeleteFunc(all, func(e address) bool { return e.kind == atNodePort && s.hidesNodePort(v, e) })
 }
 
 // hidesNodePort reports whether a NodePort's address and port are those of an external address of
 // the same Service, which a node's address can be.
-func (s *Service) hidesNodePort(v *View, e exposure) bool {
+func (s *Service) hidesNodePort(v *View, e address) bool {
 	external := has(s.LoadBalancerIPs, e.Addr()) || v.ExternalIPs && has(s.ExternalIPs, e.Addr())
 	return external && slices.ContainsFunc(s.Ports, func(p Port) bool {
 		return p.Port == e.Port() && p.Protocol == e.port.Protocol
 	})
 }
 
-// claim is what the exposure takes for the Service. An external address that is the node's may have the number of a
+// claim is what the address takes for the Service. An external address that is the node's may have the number of a
 // NodePort, which hidesNodePort leaves out: the right to that one holds.
-func (e *exposure) claim(v *View, s *Service) claimed {
+func (e *address) claim(v *View, s *Service) claimed {
 	c := claimed{e.Addr(), e.Port(), e.port.Protocol, e.kind}
 	if c.at.right() == written && has(v.NodePorts, e.Addr()) &&
 		slices.ContainsFunc(s.Ports, func(p Port) bool { return p.NodePort == c.port && p.Protocol == c.protocol }) {
@@ -70,10 +70,10 @@ func (e *exposure) claim(v *View, s *Service) claimed {
 	return c
 }
 
-// allow is whom the exposure admits: nil means everyone. Only a load balancer's address has source
-// ranges. If they admit the node, they admit the address itself too: it is the source of the node's
-// own packets to it wherever it is on an interface of the node.
-func (s *Service) allow(v *View, e exposure) []netip.Prefix {
+// allow are the sources that may reach the address: nil means all. Only a load balancer's address has source ranges. If
+// they admit the node, they admit the address itself too. It is the source of the node's own packets to it wherever it
+// is on an interface of the node.
+func (s *Service) allow(v *View, e address) []netip.Prefix {
 	if e.kind != atLoadBalancer || s.SourceRanges == nil || defect.Is(defect.ServiceSourceRanges) {
 		return nil
 	}
@@ -93,35 +93,35 @@ func (s *Service) allow(v *View, e exposure) []netip.Prefix {
 	return ranges
 }
 
-// lane is one group of an exposure's clients, and what it gets.
-type lane struct {
+// variant is one group of an address's clients, and what it gets.
+type variant struct {
 	scope model.Scope
 	pool  int
 	snat  model.SNAT
 }
 
-// lanes appends which clients of an exposure go to which pool.
-func (s *Service) lanes(all []lane, v *View, e exposure) []lane {
+// variants appends which clients of an address go to which pool.
+func (s *Service) variants(all []variant, v *View, e address) []variant {
 	switch {
 	case e.kind == atClusterIP && s.InternalLocal:
-		return append(all, lane{model.Any, localPool, v.clusterSNAT(e.Addr())})
+		return append(all, variant{model.Any, localPool, v.clusterSNAT(e.Addr())})
 	case e.kind == atClusterIP:
-		return append(all, lane{model.Any, clusterPool, v.clusterSNAT(e.Addr())})
+		return append(all, variant{model.Any, clusterPool, v.clusterSNAT(e.Addr())})
 	case e.Addr().IsLoopback():
 		// Only this node itself can send there. Its answers must find back to an address that
 		// means something to the backend.
-		return append(all, lane{model.Internal, clusterPool, model.Always})
+		return append(all, variant{model.Internal, clusterPool, model.Always})
 	case !s.ExternalLocal:
 		// The backend may be on another node, and answers must come back through this one.
-		return append(all, lane{model.Any, clusterPool, model.Always})
+		return append(all, variant{model.Any, clusterPool, model.Always})
 	}
 	// The node and its pods are served as if they had gone out to the load balancer and back in
 	// through any node. The node's own source address can be the very address it talks to.
-	internal := lane{model.Internal, clusterPool, model.Always}
+	internal := variant{model.Internal, clusterPool, model.Always}
 	if v.detects(e.Addr()) {
 		internal.snat = model.OffCluster
 	}
-	return append(all, internal, lane{model.Any, localPool, model.Never})
+	return append(all, internal, variant{model.Any, localPool, model.Never})
 }
 
 // clusterSNAT is for ClusterIPs. A client outside of the cluster whose packets are routed here may be sent to another
@@ -137,18 +137,18 @@ func (v *View) clusterSNAT(family netip.Addr) model.SNAT {
 }
 
 // find says what an address, port and protocol are for a Service that claims them.
-func (v *View) find(s *Service, c claim) exposure {
+func (v *View) find(s *Service, c claim) address {
 	for _, ip := range s.ClusterIPs {
 		for i := range s.Ports {
 			if s.Ports[i].Protocol != c.protocol {
 				continue
 			}
-			for _, e := range s.exposures(nil, v, &s.Ports[i], ip) {
+			for _, e := range s.addresses(nil, v, &s.Ports[i], ip) {
 				if e.AddrPort == c.addrPort() {
 					return e
 				}
 			}
 		}
 	}
-	return exposure{AddrPort: c.addrPort(), kind: atHealthCheck}
+	return address{AddrPort: c.addrPort(), kind: atHealthCheck}
 }

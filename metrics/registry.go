@@ -14,63 +14,63 @@ type Description struct {
 	Help       string
 }
 
-// shelf makes metrics and lists them. All of them are ALPHA, as all of kube-proxy's are.
-type shelf struct {
-	registry metrics.KubeRegistry
-	listed   []Description
+// registry makes metrics and lists them. All of them are ALPHA, as all of kube-proxy's are.
+type registry struct {
+	kube   metrics.KubeRegistry
+	listed []Description
 }
 
-func (s *shelf) note(d Description) { s.listed = append(s.listed, d) }
+func (s *registry) note(d Description) { s.listed = append(s.listed, d) }
 
-func (s *shelf) list() []Description {
+func (s *registry) list() []Description {
 	all := slices.Clone(s.listed)
 	slices.SortFunc(all, func(a, b Description) int { return cmp.Compare(a.Name, b.Name) })
 	return all
 }
 
 // histogram makes a metric and returns what gives its series by their labels' values.
-func (s *shelf) histogram(d Description, buckets []float64) func(...string) metrics.ObserverMetric {
+func (s *registry) histogram(d Description, buckets []float64) func(...string) metrics.ObserverMetric {
 	d.Type = "histogram"
 	s.note(d)
 	v := metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: d.Name, Help: d.Help, Buckets: buckets, StabilityLevel: metrics.ALPHA,
 	}, d.Labels)
-	s.registry.MustRegister(v)
+	s.kube.MustRegister(v)
 	return v.WithLabelValues
 }
 
-func (s *shelf) counter(d Description) func(...string) metrics.CounterMetric {
+func (s *registry) counter(d Description) func(...string) metrics.CounterMetric {
 	d.Type = "counter"
 	s.note(d)
 	v := metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: d.Name, Help: d.Help, StabilityLevel: metrics.ALPHA,
 	}, d.Labels)
-	s.registry.MustRegister(v)
+	s.kube.MustRegister(v)
 	return v.WithLabelValues
 }
 
-func (s *shelf) gauge(d Description) func(...string) metrics.GaugeMetric {
+func (s *registry) gauge(d Description) func(...string) metrics.GaugeMetric {
 	d.Type = "gauge"
 	s.note(d)
 	v := metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: d.Name, Help: d.Help, StabilityLevel: metrics.ALPHA,
 	}, d.Labels)
-	s.registry.MustRegister(v)
+	s.kube.MustRegister(v)
 	return v.WithLabelValues
 }
 
 // asked makes a gauge whose values are found at a scrape.
-func (s *shelf) asked(d Description) *metrics.Desc {
+func (s *registry) asked(d Description) *metrics.Desc {
 	d.Type = "gauge"
 	return s.describe(d)
 }
 
-func (s *shelf) askedCounter(d Description) *metrics.Desc {
+func (s *registry) askedCounter(d Description) *metrics.Desc {
 	d.Type = "counter"
 	return s.describe(d)
 }
 
-func (s *shelf) describe(d Description) *metrics.Desc {
+func (s *registry) describe(d Description) *metrics.Desc {
 	s.note(d)
 	return metrics.NewDesc(d.Name, d.Help, d.Labels, nil, metrics.ALPHA, "")
 }

@@ -6,8 +6,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// ledger patches one table of a State and gathers the Change.
-type ledger[K comparable, V any] struct {
+// changeTracker patches one table of a State and gathers the Change.
+type changeTracker[K comparable, V any] struct {
 	rows   *map[K]V // which the State has
 	same   func(a, b V) bool
 	puts   model.Rows[K, V] // since the last call of close
@@ -16,18 +16,18 @@ type ledger[K comparable, V any] struct {
 	fresh  int              // so many rows will probably be new
 }
 
-func newLedger[K comparable, V any](rows *map[K]V, same func(a, b V) bool) ledger[K, V] {
-	return ledger[K, V]{rows: rows, same: same, before: map[K]*V{}}
+func newChangeTracker[K comparable, V any](rows *map[K]V, same func(a, b V) bool) changeTracker[K, V] {
+	return changeTracker[K, V]{rows: rows, same: same, before: map[K]*V{}}
 }
 
 // expect makes room for so many new rows, and for so many at all in the end.
-func (l *ledger[K, V]) expect(fresh, all int) {
+func (l *changeTracker[K, V]) expect(fresh, all int) {
 	*l.rows = roomy(*l.rows, fresh, all)
 	l.fresh = fresh
 }
 
-// roomy is m with room for as many more rows, and for all in the end, if they are so many that it is cheaper to move
-// those that are there once than to have the map grow by itself, again and again.
+// roomy is m with room for more rows, or for all in the end. It moves the present rows once if that is cheaper than to
+// have the map grow by itself, again and again.
 func roomy[K comparable, V any](m map[K]V, more, all int) map[K]V {
 	if more <= len(m) {
 		return m
@@ -38,7 +38,7 @@ func roomy[K comparable, V any](m map[K]V, more, all int) map[K]V {
 }
 
 // put sets a row, and returns what it was.
-func (l *ledger[K, V]) put(k K, v V) (old V) {
+func (l *changeTracker[K, V]) put(k K, v V) (old V) {
 	old, ok := (*l.rows)[k]
 	if ok && l.same(old, v) {
 		return old
@@ -55,7 +55,7 @@ func (l *ledger[K, V]) put(k K, v V) (old V) {
 }
 
 // remove removes a row, and returns what it was.
-func (l *ledger[K, V]) remove(k K) (old V) {
+func (l *changeTracker[K, V]) remove(k K) (old V) {
 	old, ok := (*l.rows)[k]
 	if ok {
 		l.remember(k, old)
@@ -66,7 +66,7 @@ func (l *ledger[K, V]) remove(k K) (old V) {
 
 // remember keeps what a row was at the last call of close. Most rows are put once, into a table that has none of that
 // key: of these nothing is noted before a row is put, or removed, that was there.
-func (l *ledger[K, V]) remember(k K, old V) {
+func (l *changeTracker[K, V]) remember(k K, old V) {
 	l.noteNew()
 	if _, ok := l.before[k]; !ok {
 		was := old // old itself would be allocated for rows that are new too
@@ -75,7 +75,7 @@ func (l *ledger[K, V]) remember(k K, old V) {
 }
 
 // noteNew notes of what was put that it was not there; of what was there, remember knows it already.
-func (l *ledger[K, V]) noteNew() {
+func (l *changeTracker[K, V]) noteNew() {
 	for _, r := range l.puts[l.noted:] {
 		if _, ok := l.before[r.Key]; !ok {
 			l.before[r.Key] = nil
@@ -85,7 +85,7 @@ func (l *ledger[K, V]) noteNew() {
 }
 
 // close returns the difference since the last call. Rows that went away and came back are not in it.
-func (l *ledger[K, V]) close() (d model.Delta[K, V]) {
+func (l *changeTracker[K, V]) close() (d model.Delta[K, V]) {
 	defer func() { l.puts, l.noted, l.fresh = nil, 0, 0 }()
 	if len(l.before) == 0 { // what was put is new, and nothing is gone
 		d.Set = l.puts

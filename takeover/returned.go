@@ -7,26 +7,26 @@ import (
 	"fairlead.dev/fairlead/internal/xt"
 )
 
-// signs are the chains to look for, by their table: one without which kube-proxy translates nothing, one that
-// may have stayed and need not any more, and one by which it sees that somebody has removed its rules, where
-// those of the first names are the caller's.
+// signs are the chains to look for, by their table. kube-proxy translates nothing without the first. The second may
+// have stayed, and become unnecessary. By the third kube-proxy notices that another program has removed its rules; it
+// counts where chains with the first names are the caller's.
 var signs = map[string]string{"nat": "KUBE-SERVICES", filterTable: forwardChain, "mangle": "KUBE-PROXY-CANARY"}
 
-// glancer is a trace that can be sought without looking at everything.
-type glancer interface {
-	glance(seen map[string]xt.Info) (bool, error)
+// quickTrace is a trace that can be sought without looking at everything.
+type quickTrace interface {
+	returned(seen map[string]xt.Info) (bool, error)
 }
 
-// Glance reports whether a kube-proxy has made something since Remove has removed everything. It is
-// far cheaper than Find where others have many chains, and sees what matters: that somebody
-// translates. A table of iptables-legacy that looks as it did last time is not read.
-func (t *Takeover) Glance(context.Context) (bool, error) {
+// Returned reports whether a kube-proxy has made something since Remove has removed everything. It is far cheaper than
+// Find where other programs have many chains, and sees what matters: rules that translate. A table of iptables-legacy
+// that looks as it did last time is not read.
+func (t *Takeover) Returned(context.Context) (bool, error) {
 	seen := false
 	err := t.here.Do(func() error {
 		var errs []error
 		for _, x := range t.traces() {
-			if g, ok := x.(glancer); ok {
-				yes, err := g.glance(t.seen)
+			if g, ok := x.(quickTrace); ok {
+				yes, err := g.returned(t.seen)
 				seen, errs = seen || yes, append(errs, err)
 			}
 		}
@@ -35,7 +35,7 @@ func (t *Takeover) Glance(context.Context) (bool, error) {
 	return seen, err
 }
 
-func (l *legacy) glance(seen map[string]xt.Info) (bool, error) {
+func (l *legacy) returned(seen map[string]xt.Info) (bool, error) {
 	found := false
 	err := l.each(func(s xt.Socket, table string) error {
 		key := l.String() + " " + table
@@ -57,7 +57,7 @@ func (l *legacy) glance(seen map[string]xt.Info) (bool, error) {
 	return found, err
 }
 
-func (x *compat) glance(map[string]xt.Info) (bool, error) {
+func (x *compat) returned(map[string]xt.Info) (bool, error) {
 	if err := x.open(); err != nil {
 		return false, err
 	}
@@ -77,12 +77,12 @@ func (x *compat) glance(map[string]xt.Info) (bool, error) {
 	return false, nil
 }
 
-func (n *native) glance(map[string]xt.Info) (bool, error) {
+func (n *native) returned(map[string]xt.Info) (bool, error) {
 	found, err := n.find(context.Background())
 	return len(found) > 0, err
 }
 
-func (v *virtualServers) glance(map[string]xt.Info) (bool, error) {
+func (v *virtualServers) returned(map[string]xt.Info) (bool, error) {
 	dummy, err := findDummy(v.OwnAlias)
 	return dummy != nil, err
 }
