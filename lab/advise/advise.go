@@ -1,5 +1,5 @@
-// Package advise finds the data plane that suits a node: what its kernel can do, how fast that is with the node's own
-// rows, and, where nothing can be measured, what has been published.
+// Package advise finds the data plane that suits a node. It measures what the kernel can do, and how fast that is with
+// the node's own rows. Where nothing can be measured, it uses published figures.
 //
 //	State ─► sample ─► for each plane: scratch (a virtual cluster) ─► Sync, Apply, connections, requests ─► Finding
 //	                                                                                                          │
@@ -7,7 +7,7 @@
 //	                                                                                    │
 //	                                                                                    └─► Choice, and why
 //
-// The measurements run in network namespaces without a name, with their own cgroup and file system for programs: the
+// The measurements run in network namespaces without a name, with their own cgroup and file system for programs. The
 // machine's own rules, addresses and Services are not touched, and the kernel removes all of it with the process,
 // however that ends. That needs root; without it there are the published figures.
 package advise

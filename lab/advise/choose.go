@@ -87,10 +87,10 @@ type contender struct {
 	effort              float64
 }
 
-// Choose is a pure function. Planes that are not possible are left out. Then what serves all rows goes before what
-// does not, userspace comes last, as it takes its connections along when it ends, and what was measured goes before
-// what was not. Then the least effort wins: that of connections and requests, of changes, and what a plane does
-// otherwise. Where there is little between two, the one that is preferred wins.
+// Choose is a pure function. Planes that are not possible are left out. Planes that serve all rows go before others.
+// userspace comes last, as it takes its connections along when it ends, and measured planes go before others. Then the
+// least effort wins: that of connections and requests, of changes, and of further notes. Where there is little between
+// two, the one that is preferred wins.
 func Choose(c Case) Choice {
 	all := c.contenders()
 	if len(all) == 0 {
@@ -125,8 +125,8 @@ func (c Case) contenders() (all []contender) {
 	return all
 }
 
-// effortOf is the mean of what connections and requests take, as ratios to none at all; changes make that more by
-// the share of a processor that they need, and each note by a tenth.
+// effortOf is the mean effort of connections and requests, as ratios to direct access. Changes increase it by the share
+// of a processor that they need, and each note increases it by a tenth.
 func (c Case) effortOf(o contender) float64 {
 	effort := math.Sqrt(o.connection * o.request)
 	switch c.Traffic {

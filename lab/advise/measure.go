@@ -28,8 +28,8 @@ type Options struct {
 }
 
 const (
-	// servicesPerSecond is how many Services a plane is filled with for each second that it has: no more than fit in half
-	// of that, and a bound of what memory all of it takes.
+	// servicesPerSecond is how many Services a plane is filled with for each second that it has. No more than these fit
+	// in half of that, and it bounds the memory.
 	servicesPerSecond = 5000
 	// quickly is how long a machine that has nothing else to do takes for a scratch cluster. Where it takes longer all
 	// else will, too, and so there are fewer Services.

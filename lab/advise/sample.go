@@ -10,8 +10,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// firstPort and serverPorts are where the server of a scratch cluster listens: a pool to which connections are made has
-// as many backends as it had, and at most so many.
+// firstPort and serverPorts are where the server of a scratch cluster listens. A pool to which connections are made
+// keeps its number of backends, up to serverPorts.
 const (
 	firstPort   = 20000
 	serverPorts = 8
@@ -20,8 +20,8 @@ const (
 // targetPort is that of the Service which is added where the node has none to which a client of a pod could connect.
 const targetPort = 80
 
-// sample are rows for a scratch cluster: those of some of the node's Services, evenly chosen, as they are, but that
-// a few of them, the targets, lead to the server there.
+// sample are rows for a scratch cluster: those of some of the node's Services, evenly chosen. Only a few of them are
+// changed: the targets lead to the server there.
 type sample struct {
 	state    *model.State
 	services int

@@ -20,8 +20,8 @@ const (
 	perByte = 400
 )
 
-// Bound calls f, which parses so many bytes, and fails the test if f allocates too much. What is initialized at the
-// first call does not count: f is called again before the test fails.
+// Bound calls f, which parses so many bytes, and fails the test if f allocates too much. Initialization at the first
+// call does not count: f is called again before the test fails.
 func Bound(t testing.TB, input int, f func()) {
 	t.Helper()
 	limit := uint64(base + perByte*input)

@@ -447,8 +447,8 @@ func answers(address, name string) func(*stage) []string {
 	}
 }
 
-// nobody expects that no pod answers at an address.
-func nobody(address string) func(*stage) []string {
+// silent expects that no pod answers at an address.
+func silent(address string) func(*stage) []string {
 	return func(s *stage) []string {
 		to := netip.AddrPortFrom(netip.MustParseAddr(address), 80)
 		o, err := s.bed.Probe(s.Context(), testbed.Probe{From: client, To: to})

@@ -9,8 +9,9 @@
 //	                                                   │ the same machine, another node
 //	control: the same changes, no attack ──────────────┘
 //
-// A cell (attack and data plane) is withstood if the victim has lost nothing, each of its changes took effect within a
-// second, the process took at most 64 MiB more, /livez told the truth, and the refused object is named to its owner.
+// A cell is an attack on a data plane. It is withstood if the victim has lost nothing, and each of its changes took
+// effect within a second. Also, the process took at most 64 MiB more, /livez told the truth, and the refused object is
+// named to its owner.
 //
 // ./dev test tries a tenth of the cells while other tests keep the machine busy. There a change may take ten seconds,
 // and memory grow by 96 MiB. With -figures FILE, and the machine for itself, a change may take one second, or five

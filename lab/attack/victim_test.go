@@ -85,8 +85,8 @@ func (w way) address(s *stage, n int) netip.AddrPort {
 	return netip.AddrPortFrom(a, 80)
 }
 
-// watch keeps the victim's clients busy: short connections, streams whose every byte is compared, sockets of UDP, a client
-// that must stay with its backend, and those of what is no Service: of a pod, and of the node itself.
+// watch keeps the victim's clients busy: short connections, streams whose every byte is compared, sockets of UDP, and a
+// client that must stay with its backend. Other clients use no Service: they connect to a pod, and to the node itself.
 func (s *stage) watch() *traffic.Watch {
 	s.Helper()
 	spec := traffic.WatchSpec{Interval: 40 * time.Millisecond, Streams: 2 * len(ways), Timeout: lost}

@@ -1,6 +1,6 @@
 // Package bench compares speeds on a machine that is busy with other things. Variants run in short slices, one of each
 // variant per round, in random order. A result is the median over all rounds of the ratio to a control in the same
-// round: what slows down a whole round cancels out, and what slows down one slice is one ratio among many.
+// round. A disturbance of a whole round cancels out, and one of a slice is one ratio among many.
 //
 //	Interleave ─► Samples (by variant and round) ─► Series (a quantile of each round) ─► Ratio, Exponent
 //

@@ -18,9 +18,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// A slice opens batches of connections; the first one warms up and does not count. A batch fits into
-// the backlog of a server (and its datagrams into the buffer), which takes it when the batch is over:
-// while the client measures, it has the processor for itself.
+// A slice opens batches of connections; the first one warms up and does not count. A batch fits into the backlog of a
+// server (and its datagrams into the buffer). The server takes it when the batch is over: while the client measures, it
+// has the processor for itself.
 const (
 	perBatch = 100
 	batches  = 10

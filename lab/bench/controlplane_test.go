@@ -236,8 +236,8 @@ func (p *controlPlane) run() (mean load, err error) {
 	return mean, nil
 }
 
-// once does what Cilium's benchmark does in one of its iterations, and measures as that does: the objects are there
-// before and are not counted, and memory is counted when all are in the kernel.
+// once repeats one iteration of Cilium's benchmark, and measures in the same way. The objects are there before and are
+// not counted, and memory is counted when all are in the kernel.
 func (p *controlPlane) once() (l load, err error) {
 	end, err := p.start()
 	if err != nil {

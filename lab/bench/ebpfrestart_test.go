@@ -14,9 +14,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// BenchmarkRestartEBPF is the time that a new process takes until its programs serve what those of the one before have
-// served: with 250,000 and 500,000 slots, each for a backend, of Services with ten backends and of one Service. The ratios
-// tell whether it grows faster than the slots do.
+// BenchmarkRestartEBPF is the time that a new process takes until its programs serve everything that the process before
+// it has served. There are 250,000 and 500,000 slots, each for a backend, of Services with ten backends and of one
+// Service. The ratios tell whether it grows faster than the slots do.
 func BenchmarkRestartEBPF(b *testing.B) {
 	const few, many = 250_000, 500_000
 	var variants []Variant

@@ -302,9 +302,8 @@ func (c *changer) change(ctx context.Context) (time.Duration, error) {
 	return time.Since(begin), err
 }
 
-// iptablesChange compares what it takes until the rules are in force after the change of one
-// endpoint among 10,000 Services of 10, with the time from the same news to the answer of the new endpoint by
-// the real kube-proxy.
+// iptablesChange changes one endpoint among 10,000 Services of 10, and measures until the rules are in force. It
+// compares that with the real kube-proxy's time from the same event to the answer of the new endpoint.
 func iptablesChange(b *testing.B) {
 	const perSlice = 20
 	services := iptablesSize(b)
@@ -473,9 +472,9 @@ func kernelMemory() (bytes float64) {
 	return bytes
 }
 
-// iptablesJitter compares the rate of short connections while endpoints change 20 times a second, which come
-// to the plane through an engine as they do in the daemon, with that while nothing changes. An engine whose
-// plane only keeps a processor busy for as long shows what of it is the work, and what the changing rules.
+// iptablesJitter compares the rate of short connections while endpoints change 20 times a second with that while
+// nothing changes. The changes come to the plane through an engine as they do in the daemon. An engine whose plane only
+// keeps a processor busy for as long tells the cost of the work from that of the changing rules.
 func iptablesJitter(b *testing.B) {
 	var variants []Variant
 	var planes []*metered

@@ -82,8 +82,8 @@ func shuffled(all []*ipvsEntry) []*ipvsEntry {
 // bucketsSysctl is how many virtual servers share a bucket of their table, as a power of two.
 const bucketsSysctl = "/proc/sys/net/ipv4/vs/svc_lfactor"
 
-// ipvsRivals has Fairlead first. Where the kernel's table of virtual servers grows with their number, which it does
-// since 2026, Fairlead is also measured with the 256 buckets that 20,000 virtual servers had to share before.
+// ipvsRivals has Fairlead first. Since 2026 the kernel's table of virtual servers grows with their number. There
+// Fairlead is also measured with the 256 buckets that 20,000 virtual servers had to share before.
 func ipvsRivals() []rival {
 	kubeProxy := func(b *testing.B) string { return kubernetes.NeedParts(b).Path("kube-proxy") }
 	nothing := func(*testing.B) []string { return nil }

@@ -12,9 +12,8 @@ import (
 )
 
 // expect begins to wait until each of some Services has answered the arena's client, and wait returns when that was. It
-// tries all the time, but only when the processor has nothing else to do (SCHED_IDLE): the proxy, with which it
-// shares that, hardly notices, and the answer is noticed at once where a sleeping process would take milliseconds to
-// wake up.
+// tries all the time, but only when the processor has nothing else to do (SCHED_IDLE). So the proxy on the same
+// processor hardly notices, and the answer is noticed at once. A sleeping process would take milliseconds to wake up.
 func (a *arena) expect(services []int, limit time.Duration, ended <-chan struct{}) (wait func() (time.Time, error)) {
 	var when time.Time
 	begun, done := make(chan struct{}), make(chan error, 1)

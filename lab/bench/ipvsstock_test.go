@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
-// stock is an API server with a number of Services, and more of which it has only the endpoints so far: so that a
-// Service is added by a single event.
+// stock is an API server with a number of Services, and with the endpoints only of further ones. So a single event adds
+// a Service.
 type stock struct {
 	*kubernetes.Catalog
 	next int

@@ -55,9 +55,8 @@ func rivals() []rival {
 	}
 }
 
-// legacyIptables makes a proxy use the older of the two kernel interfaces of iptables, by which
-// kube-proxy's mode iptables is the faster: with 5,000 Services it does not get ready within four
-// minutes by the other.
+// legacyIptables makes a proxy use the older of the two kernel interfaces of iptables, with which kube-proxy's mode
+// iptables is the faster. With the other one and 5,000 Services it does not get ready within four minutes.
 func legacyIptables(b *testing.B) []string {
 	dir := b.TempDir()
 	for _, name := range []string{"iptables", "ip6tables"} {
@@ -83,9 +82,9 @@ type contestant struct {
 	churnCPU                 Series // seconds a second
 }
 
-// latencies are those of changes: from the PATCH to the first connection at the new endpoint, and the
-// part of it that comes after a bare watch has seen the change. The prober cannot tell less than its
-// interval, which therefore stands for whatever is less.
+// latencies are those of changes: from the PATCH to the first connection at the new endpoint, and the part of it that
+// comes after a bare watch has seen the change. The prober cannot tell less than its interval, so all shorter times
+// count as the interval.
 type latencies struct {
 	patch, event       Series // seconds: the median of each round
 	allPatch, allEvent Series // of all changes

@@ -32,8 +32,8 @@ type vigil struct {
 	took  time.Duration // from since, then
 }
 
-// Probes of a Service are a millisecond apart, and later 2 % of the time that they have gone on: so that
-// the probes of a change that takes long do not slow it down.
+// Probes of a Service are a millisecond apart, and later 2 % of the time that they have gone on. So the probes of a
+// slow change do not make it slower.
 const (
 	probeInterval = time.Millisecond
 	probeSpread   = 50

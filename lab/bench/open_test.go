@@ -44,13 +44,13 @@ func traffics() []traffic {
 	}
 }
 
-// BenchmarkOpen compares what requests, and data, take on connections that are open. One thread is the client and the
-// server, and what it does for their packets in the kernel counts as its own, so that the time is that of the processor
-// and nothing else. Requests are compared as users have them, too: the client and the server have a thread each, which wake
-// each other. The clients are a pod of the node and the node itself; the server is a pod.
+// BenchmarkOpen compares the costs of requests, and of data, on open connections. One thread is the client and the
+// server, and the kernel's work for their packets counts as its own. So the time is that of the processor and nothing
+// else. Requests are compared as users have them, too: the client and the server have a thread each, which wake each
+// other. The clients are a pod of the node and the node itself; the server is a pod.
 //
-// Whether a cluster of namespaces got good memory is worth some percent. So contenders come and go in turn in one and the
-// same cluster, and those of a round are compared; the next round is in another one.
+// Whether a cluster of namespaces got good memory is worth some percent. So contenders come and go in turn in one and
+// the same cluster, and those of a round are compared; the next round is in another one.
 func BenchmarkOpen(b *testing.B) {
 	var arenas []*arena
 	for range openArenas {

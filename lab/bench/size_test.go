@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
-// BenchmarkSize compares the agent with kube-proxy, both compiled with -trimpath, -ldflags "-s -w" and without cgo: the
-// bytes of the file, and the memory three seconds after all Services of one API server have answered.
+// BenchmarkSize compares the agent with kube-proxy, both compiled with -trimpath, -ldflags "-s -w" and without cgo. It
+// measures the bytes of the file, and the memory three seconds after all Services of one API server have answered.
 func BenchmarkSize(b *testing.B) {
 	agent, control := newContestant(b, rivals()[0]), newContestant(b, rivals()[1])
 	n := sizesOf(b, "1000")[0]

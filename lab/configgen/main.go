@@ -1,6 +1,6 @@
-// Configgen writes what is derived from the configuration: its JSON schemas, with the structure of the
-// Go types, the texts of the help and the limits of a table in this package; and the tables of the
-// document about it.
+// Configgen writes the files that derive from the configuration. Its JSON schemas have the structure of the Go types,
+// the texts of the help and the limits of a table in this package. The other files are the tables of the document about
+// it.
 //
 //	v1alpha1.KubeProxyConfiguration ─┐
 //	config.FairleadConfiguration ────┼─► configgen ─► schema/KIND.json

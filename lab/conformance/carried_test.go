@@ -41,7 +41,7 @@ func successors(t *testing.T) []successor {
 	}
 }
 
-// TestAffinity_carried has planes follow one another in all orders. Whoever has met the first one stays at his backend.
+// TestAffinity_carried has planes follow one another in all orders. A client of the first plane keeps its backend.
 func TestAffinity_carried(t *testing.T) {
 	t.Parallel()
 	all := successors(t)

@@ -172,8 +172,8 @@ func (c *testCase) skip(plane string, w way) string {
 	return cmp.Or(c.options[key], c.options[key+" "+string(c.family)], c.options[key+" "+w.name])
 }
 
-// ofSockets is the case without the probes that do not come from a TCP or UDP socket on the node, and with what is
-// said of sources as long as sockets keep theirs.
+// ofSockets is the case with probes from TCP and UDP sockets on the node only. Expectations about sources stay as long
+// as sockets keep theirs.
 func (c *testCase) ofSockets() *testCase {
 	out := *c
 	out.steps = slices.Clone(c.steps)
@@ -193,8 +193,7 @@ func (c *testCase) ofSockets() *testCase {
 	return &out
 }
 
-// hiding is the case of a plane whose backends see nobody's address but the node's: what is said of sources is left
-// out.
+// hiding is the case of a plane whose backends see the node's address only: expectations about sources are left out.
 func (c *testCase) hiding() *testCase {
 	out := *c
 	out.steps = slices.Clone(c.steps)

@@ -1,37 +1,35 @@
-// Package conformance is the one table of cases that every data plane passes. A case says in a file
-// what objects a cluster has, which rows they mean, and what happens to real packets:
+// Package conformance is the one table of cases that every data plane passes. A case says in a file what objects a
+// cluster has, which rows they mean, and which answers real packets get:
 //
 //	testdata/*.txtar ─┬─ objects ─► service.Table ─► State ─┬─ equals the case's state?  (no root)
 //	                  │                                     ├─ Lookup says of each probe what the case says?
 //	                  │                                     └─► plane ─► kernel ◄─┐
 //	                  └─ probes ─────────────────────────────── packets ──────────┘ the case's answers?
 //
-// The first lines of a file are its rule, in words; docs/semantics.md lists all rules. Then come the
-// sections, each with "-2", "-3" and so on for later steps of the case:
+// The first lines of a file are its rule, in words; docs/semantics.md lists all rules. Then come the sections, each
+// with "-2", "-3" and so on for later steps of the case:
 //
-//	options       flags of the proxy; "family: ipv4 WHY", "family: dual WHY"; "skip PLANE [FAMILY or WAY]: WHY"
-//	objects.yaml  what is new or replaces something
-//	delete        what goes: "Kind namespace/name"
-//	rows          in place of objects: rows for which there are no objects
-//	state         all rows in canonical text form
-//	problems      how each problem begins
-//	probes        see type probe
+//	options       flags of the proxy; "family: ipv4 WHY", "family: dual WHY"; "skip PLANE [FAMILY or WAY]: WHY".
+//	objects.yaml  what is new or replaces something.
+//	delete        what goes: "Kind namespace/name".
+//	rows          in place of objects: rows for which there are no objects.
+//	state         all rows in canonical text form.
+//	problems      how each problem begins.
+//	probes        see type probe.
 //
-// A case is written in IPv4; its IPv6 form is derived by embedding each address in fd00::/96. A case
-// plays on the cluster of package testbed, with two more addresses of the node, 192.0.2.101 and
-// 127.0.0.1, and this cast:
+// A case is written in IPv4; its IPv6 form is derived by embedding each address in fd00::/96. A case plays on the
+// cluster of package testbed, with two more addresses of the node, 192.0.2.101 and 127.0.0.1, and this cast:
 //
 //	client  10.244.1.20  node     pods; each serves tcp 8080, 8081 and 9090,
-//	pod-a   10.244.1.11  node     udp 5353 and sctp 7000
+//	pod-a   10.244.1.11  node     udp 5353 and sctp 7000.
 //	pod-b   10.244.1.12  node
 //	pod-c   10.244.2.13  node-b
 //	pod-d   10.244.2.14  node-b
-//	host    192.0.2.1    node     pods of the host network; they serve tcp 6443 and udp 6053
+//	host    192.0.2.1    node     pods of the host network; they serve tcp 6443 and udp 6053.
 //	host-b  192.0.2.2    node-b
 //
-// Beside the table there are random objects, where Lookup is the oracle of the kernel, and kernel
-// calls that fail: see RunRandom and RunFaults. All of that is in the tests of this package; the cast is package
-// sidebyside's as well.
+// Beside the table there are random objects, where Lookup is the oracle of the kernel. Kernel calls that fail are in
+// RunFaults; see also RunRandom. All of that is in the tests of this package; the cast is package sidebyside's as well.
 package conformance
 
 import (

@@ -71,7 +71,7 @@ func TestEBPF(t *testing.T) {
 	conformance.RunSockets(t, "ebpf", ebpfPlane(t, ebpf.TC, plane))
 }
 
-// Where the kernel has no programs for packets, or nobody wants them.
+// The kernel has no programs for packets, or they are switched off.
 func TestEBPF_behind(t *testing.T) {
 	t.Parallel()
 	conformance.RunSockets(t, "ebpf", ebpfPlane(t, ebpf.Behind, plane))
@@ -86,7 +86,7 @@ func TestEBPF_accelerated(t *testing.T) {
 	}))
 }
 
-// What sockets can do without another plane.
+// Sockets alone, without another plane behind them, pass the cases that concern them.
 func TestEBPF_alone(t *testing.T) {
 	t.Parallel()
 	conformance.RunOnlySockets(t, "sockets", ebpfPlane(t, ebpf.Behind, nil))
@@ -206,7 +206,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// served is an error if somebody is not served.
+// served is an error if a client is not served.
 func served(t *testing.T, bed *testbed.Bed) {
 	t.Helper()
 	for _, c := range []struct {

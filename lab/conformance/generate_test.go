@@ -86,8 +86,8 @@ func (g generator) cluster() (objects []object) {
 	return objects
 }
 
-// predictable are the schedulers that serve everybody. By ovf a client is refused if the backends have more connections
-// than their weights, which those of other probes may be.
+// predictable are the schedulers that serve all clients. ovf refuses a client if the backends have more connections
+// than their weights, and connections of other probes count, too.
 func predictable() []string {
 	return slices.DeleteFunc(model.Schedulers(), func(s string) bool { return s == "ovf" })
 }

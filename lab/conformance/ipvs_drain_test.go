@@ -358,8 +358,8 @@ func (d *drain) hostPort(from testbed.Place, to string, p model.Protocol, limit 
 	return o
 }
 
-// TestIPVS_untracked tries the same where somebody exempts packets from connection tracking, which table nat then does
-// not see: neither the node's ports nor a frontend may answer.
+// TestIPVS_untracked tries the same where another program exempts packets from connection tracking, which table nat
+// then does not see: neither the node's ports nor a frontend may answer.
 func TestIPVS_untracked(t *testing.T) {
 	t.Parallel()
 	if !hasIPVS(t) {
@@ -623,7 +623,7 @@ func (f *drainFlow) reads(pod string) {
 	}
 }
 
-// fails asks, and wants to be told that nobody is there any more.
+// fails asks, and expects a refusal.
 func (f *drainFlow) fails() {
 	f.Helper()
 	if err := f.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {

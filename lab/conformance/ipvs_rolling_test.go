@@ -27,11 +27,11 @@ func naive() map[string]string {
 	return map[string]string{"conn_reuse_mode": "0", "expire_nodest_conn": "0"}
 }
 
-// TestIPVS_rollingUpdate replaces the backends of a Service one by one, again and again, while a client makes
-// short connections from few source ports. IPVS still remembers the earlier connections from these. With naive
-// settings it takes new ones to where the earlier ones went; the plane's settings lose none. On Linux 5.16 and
-// later either of the two is enough for that, whence the tests of what each does alone: TestIPVS_portsUsedAgain
-// needs conn_reuse_mode, "goes when its time is over" of TestIPVS_drain expire_nodest_conn.
+// TestIPVS_rollingUpdate replaces the backends of a Service one by one, again and again, while a client makes short
+// connections from few source ports. IPVS still remembers the earlier connections from these. With naive settings it
+// takes new ones to the backends of the earlier ones; the plane's settings lose none. On Linux 5.16 and later either of
+// the two settings is enough, so other tests cover each alone. TestIPVS_portsUsedAgain needs conn_reuse_mode, "goes
+// when its time is over" of TestIPVS_drain needs expire_nodest_conn.
 func TestIPVS_rollingUpdate(t *testing.T) {
 	if !hasIPVS(t) {
 		vm.Replay(t, "IPVS")
@@ -77,8 +77,8 @@ func TestIPVS_portsUsedAgain(t *testing.T) {
 	}
 }
 
-// roll makes up to n connections, with a change of the backends after every twentieth, and returns what became of
-// the first that was not answered by a backend in service.
+// roll makes up to n connections, and changes the backends after every twentieth. It returns the result of the first
+// one that no backend in service has answered.
 func (w rolling) roll(t *testing.T, sysctls map[string]string, n int) (lost string) {
 	r := w.begin(t, sysctls)
 	for i := range n {

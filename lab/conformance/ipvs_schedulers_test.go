@@ -496,8 +496,8 @@ func (l *lab) assign(to netip.AddrPort) (backends string) {
 	return backends
 }
 
-// shares says how many of the backends are a, b, …; where that is as a random choice by weight might have it,
-// within four standard deviations, it says what that expects.
+// shares says how many of the backends are a, b, …. If a random choice by weight might have that result, within four
+// standard deviations, it says the expectation instead.
 func shares(backends string, weights ...float64) string {
 	sum := 0.0
 	for _, w := range weights {
@@ -572,8 +572,8 @@ func (l *lab) disruption() {
 	}
 }
 
-// drainHashed has a backend drain, come back, drain again and go. Meanwhile nobody's client moves but its own: sh and mh
-// keep the buckets of a backend without weight, which the kernel does by as many as its weight was for mh, by one for sh.
+// drainHashed has a backend drain, come back, drain again and go. Meanwhile only its own clients move. sh and mh keep
+// buckets for a backend without weight: for mh the kernel keeps as many as its weight was, for sh one.
 func (l *lab) drainHashed() {
 	for i, c := range []struct {
 		scheduler string
@@ -634,9 +634,9 @@ func (l *lab) hashByDestination() {
 	l.check(l.to(s.delete))
 }
 
-// twoChoices tests twos (ip_vs_twos.c: of two that are drawn by weight the one with fewer connections for its weight, as
-// wlc counts). As long as a has fewer than b it is taken unless b is drawn twice: three times in four if they weigh the
-// same, seven times in sixteen if b weighs three times as much.
+// twoChoices tests twos (ip_vs_twos.c). Of two backends that are drawn by weight it takes the one with fewer
+// connections for its weight, as wlc counts. As long as a has fewer than b it is taken unless b is drawn twice. That is
+// three times in four if they weigh the same, seven times in sixteen if b weighs three times as much.
 func (l *lab) twoChoices() {
 	const n = 300
 	for i, c := range []struct {

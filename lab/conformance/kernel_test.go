@@ -22,7 +22,7 @@ type kernel struct {
 	state *model.State // which the plane should hold
 }
 
-// start makes a plane in the node's namespace. What an earlier one left there stays.
+// start makes a plane in the node's namespace. Objects of an earlier one stay there.
 func (k *kernel) start() error {
 	return k.at.Do(testbed.Node, func() (err error) {
 		k.plane, err = k.new(dataplane.Config{Mark: dataplane.DefaultMark, Log: k.log, Fault: k.fault})

@@ -13,12 +13,13 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// What these tests leave out of what real planes pass, because a kernel that is a map has no such thing:
-//   - RunSockets, RunAccelerated, RunOnlySockets: sockets in a control group, drivers; RunHiding: a plane behind another.
-//   - TestUnanswered_both: datagrams that wait for an answer. Here each packet has its answer at once.
-//   - TestIPVS_…, TestSessions_left, sidebyside: objects of one plane's kernel, planes behind it, kube-proxy.
-//   - The suites of the daemon (TestHeir_…, TestCarrying_…): they open planes by the names of modes.
-//   - lab/integration, lab/attack: the real program.
+// These tests leave out some tests of real planes, because a kernel that is a map has no such thing:
+//
+//  - RunSockets, RunAccelerated, RunOnlySockets: sockets in a cgroup, drivers; RunHiding: a plane behind another.
+//  - TestUnanswered_both: datagrams that wait for an answer. Here each packet has its answer at once.
+//  - TestIPVS_…, TestSessions_left, sidebyside: objects of one plane's kernel, planes behind it, kube-proxy.
+//  - The suites of the daemon: they open planes by the names of modes.
+//  - lab/integration, lab/attack: the real program.
 
 // natures are those of planes of memory. The names are those by which cases skip them.
 func natures() map[string]memory.Nature {

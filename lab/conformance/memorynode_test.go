@@ -50,7 +50,7 @@ func (m *Memory) Cgroup() string { return "" }
 // Close has nothing to give back.
 func (m *Memory) Close() error { return nil }
 
-// Addr is that of somebody of the cast.
+// Addr is the address of a member of the cast.
 func (m *Memory) Addr(place testbed.Place, v6 bool) netip.Addr {
 	a, _ := (&testCase{}).arrival(place, addrOf(v6))
 	return a

@@ -15,18 +15,17 @@ import (
 
 // probe is one line of a probes section:
 //
-//	FROM PROTOCOL TO -> ANSWER              connections, as many as it takes to see all backends
-//	open NAME FROM PROTOCOL TO -> ANSWER    opens a connection or flow that stays
-//	flow NAME -> ANSWER                     sends something more over it
+//	FROM PROTOCOL TO -> ANSWER              connections, as many as it takes to see all backends.
+//	open NAME FROM PROTOCOL TO -> ANSWER    opens a connection or flow that stays.
+//	flow NAME -> ANSWER                     sends something more over it.
 //
-// TO is an address and port, or several separated by commas. ANSWER is refused, timeout or
-// unreachable, or the backends that answer, separated by |, each of them and no other. After a
-// backend, @PLACE is the place whose address it sees as the client's; "source PLACE" says it for all,
-// and "any" allows every address. An ANSWER after "pass" comes without the proxy's doing.
+// TO is an address and port, or several separated by commas. ANSWER is refused, timeout or unreachable, or the backends
+// that answer, separated by |, each of them and no other. After a backend, @PLACE is the place whose address it sees as
+// the client's; "source PLACE" says it for all, and "any" allows every address. An ANSWER after "pass" comes without
+// the proxy's doing.
 //
-// More words may follow: "sticky": all connections reach one backend ("sticky NAME": that one);
-// "forgets D": but if the client is silent for D, it may be another one; "share NAME F": the backend
-// gets that part of the connections.
+// More words may follow. "sticky": all connections reach one backend ("sticky NAME": that one). "forgets D": but if the
+// client is silent for D, it may be another one. "share NAME F": the backend gets that part of the connections.
 type probe struct {
 	line     string
 	flow     string // NAME
@@ -265,8 +264,8 @@ func batches(probes []probe) (out [][]probe) {
 }
 
 // queues divides a batch into probes that run one after the other, side by side with other queues. Those that are
-// answered make one: two clients that connect in step would each see but one of two backends where the scheduler takes
-// these in turn, as IPVS's rr does. Silence and refusals reach no scheduler, and silence takes long.
+// answered make one queue. Where a scheduler takes two backends in turn, as IPVS's rr does, two clients that connect in
+// step would each see one of them only. Silence and refusals reach no scheduler, and silence takes long.
 func queues(batch []probe) (out [][]probe) {
 	var answered []probe
 	for _, p := range batch {

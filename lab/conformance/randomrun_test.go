@@ -208,9 +208,9 @@ func (r *randomRun) packet(ctx context.Context, p testbed.Probe) error {
 	return nil
 }
 
-// answerable reports whether the answer of each backend finds back through the node under test: it
-// need not if neither end is on the node and nobody's source was replaced. Then the other node, which
-// has no proxy, or the LAN takes it straight to the client, who does not know whom it is from.
+// answerable reports whether the answer of each backend finds back through the node under test. It need not if neither
+// end is on the node and the source was not replaced. Then the other node, which has no proxy, or the LAN takes it
+// straight to the client, which does not know the sender.
 func answerable(from testbed.Place, d model.Decision, backends []model.Backend) bool {
 	lost := func(b model.Backend) bool { return !b.Local && !d.Masquerade(b) }
 	return onNode(from) || !slices.ContainsFunc(backends, lost)

@@ -23,8 +23,8 @@ const workers = 4
 // case's options calls the plane.
 func Run(t *testing.T, name string, new dataplane.New) { run(t, name, stage{on: onBeds(new)}) }
 
-// RunSockets is Run for a plane that serves sockets: the node and its pods are in a control group, and New is called
-// by a thread in it. A pod that reaches itself may see its own address in place of the node's.
+// RunSockets is Run for a plane that serves sockets: the node and its pods are in a cgroup, and New is called by a
+// thread in it. A pod that reaches itself may see its own address in place of the node's.
 func RunSockets(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{on: onBeds(new), spec: testbed.Spec{Cgroup: true}})
 }

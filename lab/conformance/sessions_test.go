@@ -202,7 +202,7 @@ func testSessions(t *testing.T, bed conformance.Network, open dataplane.New) {
 	must(t, second.Sync(t.Context(), m.s))
 	m.check("adopted", second, all)
 
-	// What another plane has heard of later is true.
+	// A session of another plane that expires later replaces the plane's own.
 	var others []dataplane.Session
 	later := 0
 	for i, one := range all {

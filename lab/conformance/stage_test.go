@@ -25,7 +25,7 @@ func podAt(a netip.AddrPort) string {
 	return "nobody"
 }
 
-// onNode reports whether somebody is the node under test or one of its pods.
+// onNode reports whether a place is the node under test or one of its pods.
 func onNode(who testbed.Place) bool {
 	return who == testbed.Node || slices.ContainsFunc(Cast(), func(m Member) bool {
 		return m.Name == string(who) && m.Node == testbed.Node

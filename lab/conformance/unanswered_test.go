@@ -20,8 +20,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// TestUnanswered_both has clients ask a backend by UDP that is slow, and ask again when a second plane is there: one goes
-// on with their flows, and the other one's refusals are not for them.
+// TestUnanswered_both has clients ask a slow backend by UDP, and ask again when a second plane is there. One plane goes
+// on with their flows, and the other one's refusals do not concern them.
 func TestUnanswered_both(t *testing.T) {
 	t.Parallel()
 	all := filters(t)
@@ -44,8 +44,8 @@ func TestUnanswered_bothIPVS(t *testing.T) {
 	}
 }
 
-// filters are the planes that look at the packets of the node's sockets. (Mode ebpf, when it comes, has a socket connected
-// anew that nobody has answered.)
+// filters are the planes that look at the packets of the node's sockets. (When mode ebpf comes, it connects a socket
+// anew that no backend has answered.)
 func filters(t *testing.T) []successor {
 	legacy := iptables.New(iptables.Options{Backend: iptables.Legacy})
 	all := append(successors(t), successor{"iptables-legacy", localhost.Wrap(conntrack.Wrap(legacy))})
@@ -120,7 +120,7 @@ func (s *slow) dial() {
 	}
 }
 
-// ask sends a datagram from each client, and waits until the backend has it. Who is refused hears of it.
+// ask sends a datagram from each client, and waits until the backend has it. A refused client gets an error.
 func (s *slow) ask(when string) {
 	s.Helper()
 	buffer := make([]byte, 100)

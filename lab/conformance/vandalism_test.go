@@ -50,7 +50,7 @@ const (
 	maxTries   = 1000
 )
 
-// RunVandalism has a vandal do a hundred things to a plane's rules, while it holds what some of the cases say: an audit
+// RunVandalism has a vandal do a hundred things to a plane's rules, while it holds rows of some of the cases. An audit
 // finds and names each, Sync repairs it, and packets find their way.
 func RunVandalism(t *testing.T, new dataplane.New, spec testbed.Spec, vandal Vandal) {
 	runVandalism(t, onBeds(new), spec, vandal)

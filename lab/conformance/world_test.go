@@ -83,7 +83,7 @@ func (c *testCase) prefixes(both []netip.Prefix) []netip.Prefix {
 	})
 }
 
-// tableOptions are the case's options over the defaults: primary node ports, pods by cluster CIDR.
+// tableOptions are the case's options over the defaults: primary NodePorts, pods by cluster CIDR.
 func (c *testCase) tableOptions() (service.Options, error) {
 	o := service.Options{
 		NodeName:          string(testbed.Node),

@@ -1,18 +1,18 @@
-// Package demo shows Services at work on this machine, and checks them: it builds a virtual cluster,
-// brings manifests to life in it, runs the real proxy on its node, and uses every port of every
-// Service from everywhere it is meant to be used from.
+// Package demo shows Services at work on this machine, and checks them. It builds a virtual cluster, brings manifests
+// to life in it, and runs the real proxy on its node. Then it uses every port of every Service from every place from
+// which it should work.
 //
 //	manifests ─► testbed/cluster ─► pods; EndpointSlices, Services ─► directory ─► "fairlead run"
 //	                  │                                                               │    in a
-//	                  └─► Exposures ─► trials ◄── why, and to whom ("explain") ◄──────┤    process
+//	                  └─► Addresses ─► trials ◄── why, and to whom ("explain") ◄──────┤    process
 //	                                     │ connections                                ▼    of its own
 //	                                     └──────────────────────────────────────► the node's kernel
 //
 // A trial is one way into a Service from one place. The manifests say what has to happen there. The proxy names its
 // choice. Real connections show whether both are right.
 //
-// Nothing remains: namespaces and processes go with this process, however it ends, and one directory
-// of temporary files goes unless it is killed.
+// Nothing remains: namespaces and processes go with this process, however it ends, and one directory of temporary files
+// goes unless it is killed.
 package demo
 
 import (
@@ -195,7 +195,7 @@ func (d *demo) write() error { return d.result.Write(filepath.Join(d.dir, manife
 // plan says what there is to try, a Service's ways together.
 func (d *demo) plan(ctx context.Context) ([]*trial, error) {
 	var all []*trial
-	for _, e := range d.result.Exposures {
+	for _, e := range d.result.Addresses {
 		places := []testbed.Place{client, testbed.Node, testbed.Outside}
 		if e.Kind == cluster.ClusterIP {
 			places = places[:2] // the LAN has no business with it
@@ -214,9 +214,9 @@ func (d *demo) plan(ctx context.Context) ([]*trial, error) {
 	return all, nil
 }
 
-func (d *demo) trial(ctx context.Context, e cluster.Exposure, from testbed.Place) (t *trial, err error) {
+func (d *demo) trial(ctx context.Context, e cluster.Address, from testbed.Place) (t *trial, err error) {
 	v6 := e.To.Addr().Is6()
-	t = &trial{Exposure: e, from: from, source: d.bed.Addr(from, v6), node: d.bed.Addr(testbed.Node, v6)}
+	t = &trial{Address: e, from: from, source: d.bed.Addr(from, v6), node: d.bed.Addr(testbed.Node, v6)}
 	switch from {
 	case client:
 		t.iface = d.pod.Interface
@@ -251,7 +251,7 @@ func (d *demo) service(name string) *corev1.Service {
 }
 
 // podAt is the pod that answers at an address and port, or these if none does.
-func (d *demo) podAt(e cluster.Exposure, text string) string {
+func (d *demo) podAt(e cluster.Address, text string) string {
 	for _, b := range e.Backends {
 		if b.Addr.String() == text && b.Place != "" {
 			return b.Place

@@ -211,10 +211,10 @@ func (d *demo) keep(ctx context.Context) {
 
 // example is a destination that there is.
 func (d *demo) example() string {
-	if len(d.result.Exposures) == 0 {
+	if len(d.result.Addresses) == 0 {
 		return "ADDRESS:PORT"
 	}
-	e := d.result.Exposures[0]
+	e := d.result.Addresses[0]
 	if e.Protocol == model.TCP {
 		return fmt.Sprintf("'%s'", e.To)
 	}

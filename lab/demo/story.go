@@ -60,7 +60,7 @@ func (d *demo) podLeaves(ctx context.Context, shop cluster.Manifest) error {
 	if err := d.terminate(ctx, leaver); err != nil {
 		return err
 	}
-	if err := load.Settle(ctx, 1); err != nil { // whom the pod still owes an answer
+	if err := load.Settle(ctx, 1); err != nil { // requests that the pod has yet to answer
 		return err
 	}
 	if err := load.More(ctx, someMore); err != nil {
@@ -113,8 +113,8 @@ func anyBackend(s *model.State, a netip.Addr, weight uint16) bool {
 
 // proxyDies kills the proxy, and starts another one that finds what the first has left.
 func (d *demo) proxyDies(ctx context.Context) error {
-	web := d.exposure(func(e cluster.Exposure) bool { return e.Service == "shop/web" && e.Kind == cluster.ClusterIP })
-	nodePort := d.exposure(func(e cluster.Exposure) bool { return e.Service == "shop/web" && e.Kind == cluster.NodePort })
+	web := d.address(func(e cluster.Address) bool { return e.Service == "shop/web" && e.Kind == cluster.ClusterIP })
+	nodePort := d.address(func(e cluster.Address) bool { return e.Service == "shop/web" && e.Kind == cluster.NodePort })
 	d.printf("\nThe proxy is killed (kill -9) and started again, while clients come and go.\n")
 	load, err := d.watch(ctx, visit(client, web), visit(testbed.Node, web), visit(testbed.Outside, nodePort))
 	if err != nil {
@@ -154,7 +154,7 @@ func (d *demo) proxyDies(ctx context.Context) error {
 
 // carrierDies is proxyDies where connections need the process.
 func (d *demo) carrierDies(ctx context.Context) error {
-	web := d.exposure(func(e cluster.Exposure) bool { return e.Service == "shop/web" && e.Kind == cluster.ClusterIP })
+	web := d.address(func(e cluster.Address) bool { return e.Service == "shop/web" && e.Kind == cluster.ClusterIP })
 	d.printf("\nThe proxy, which carries all connections, is killed (kill -9) and started again.\n")
 	stream, err := d.flowTo(ctx, web, web.Backends[0].Place)
 	if err != nil {
@@ -188,7 +188,7 @@ func (d *demo) carrierDies(ctx context.Context) error {
 }
 
 // visit is where clients connect again and again.
-func visit(from testbed.Place, to cluster.Exposure) traffic.Path {
+func visit(from testbed.Place, to cluster.Address) traffic.Path {
 	return traffic.Path{From: from, To: to.To, Protocol: to.Protocol}
 }
 
@@ -206,7 +206,7 @@ func (d *demo) watch(ctx context.Context, visits ...traffic.Path) (*traffic.Watc
 func (d *demo) count(r traffic.Report) {
 	d.tell("all in all", "%d connections, %d failed", r.Total().Attempts, len(r.Faults))
 	for _, f := range r.Faults {
-		to := d.exposure(func(e cluster.Exposure) bool { return visit(f.Path.From, e) == f.Path })
+		to := d.address(func(e cluster.Address) bool { return visit(f.Path.From, e) == f.Path })
 		d.faults = append(d.faults, fmt.Sprintf("%s %s/%s from %s: %s", to.Service, to.To, to.Protocol, f.Path.From, f.What))
 	}
 }
@@ -219,14 +219,14 @@ func (d *demo) expect(who, want string) string {
 	return who
 }
 
-func (d *demo) clusterIP(name string, p model.Protocol) cluster.Exposure {
-	return d.exposure(func(e cluster.Exposure) bool {
+func (d *demo) clusterIP(name string, p model.Protocol) cluster.Address {
+	return d.address(func(e cluster.Address) bool {
 		return e.Service == name && e.Kind == cluster.ClusterIP && e.Protocol == p
 	})
 }
 
-func (d *demo) exposure(is func(cluster.Exposure) bool) cluster.Exposure {
-	return d.result.Exposures[slices.IndexFunc(d.result.Exposures, is)]
+func (d *demo) address(is func(cluster.Address) bool) cluster.Address {
+	return d.result.Addresses[slices.IndexFunc(d.result.Addresses, is)]
 }
 
 // flow is a connection or UDP flow of the client pod that stays open.
@@ -236,7 +236,7 @@ type flow struct {
 }
 
 // flowTo opens connections until one of them is answered by a pod.
-func (d *demo) flowTo(ctx context.Context, e cluster.Exposure, pod string) (*flow, error) {
+func (d *demo) flowTo(ctx context.Context, e cluster.Address, pod string) (*flow, error) {
 	for range maxPerBackend * len(e.Backends) {
 		c, err := d.bed.Dial(ctx, client, e.Protocol, e.To)
 		if err != nil {

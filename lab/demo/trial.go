@@ -47,7 +47,7 @@ const (
 
 // trial is one way into a Service from one place, and what happened there.
 type trial struct {
-	cluster.Exposure
+	cluster.Address
 	spec   *corev1.Service
 	from   testbed.Place
 	source netip.Addr // of from
@@ -229,8 +229,8 @@ func (t *trial) connect(ctx context.Context, bed *testbed.Bed) error {
 	return nil
 }
 
-// compare connects to a pod directly: to one that has answered, so that slow pods weigh the same on
-// both sides, and any of them, so that none is woken for the Service only.
+// compare connects to a pod directly. It chooses one that has answered, so that slow pods weigh the same on both sides.
+// It may be any of them, so that none is woken for the Service only.
 func (t *trial) compare(ctx context.Context, bed *testbed.Bed) error {
 	n := rand.IntN(len(t.through))
 	for _, pod := range t.pods {

@@ -109,7 +109,7 @@ func (w *world) step(name string, f func(*world)) {
 	})
 }
 
-// scaleToZeroAndBack takes all pods away. While they linger they serve, then the Service refuses connections: no client
+// scaleToZeroAndBack takes all pods away. While they drain they serve, then the Service refuses connections: no client
 // waits for a timeout. When there is a first pod again, all connections reach one.
 func (w *world) scaleToZeroAndBack(linger time.Duration) {
 	w.Helper()

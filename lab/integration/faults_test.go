@@ -19,8 +19,8 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
-// The control plane fails in all its ways while clients go on. The proxy serves what it knows, and learns
-// what changed soon enough for pods that linger.
+// The control plane fails in all its ways while clients go on. The proxy serves the rows that it has, and learns of
+// changes soon enough for pods that drain.
 func TestControlPlaneFails(t *testing.T) {
 	t.Parallel()
 	// On a busy machine the controllers, too, need up to half a minute after a fault until EndpointSlices have the new pods.
@@ -116,7 +116,7 @@ func (w *world) revokeToken() {
 	})
 }
 
-// replacePods gives the Deployment new pods. The old ones linger.
+// replacePods gives the Deployment new pods. The old ones drain.
 func (w *world) replacePods() {
 	w.Helper()
 	w.kubectl("rollout", "restart", "deployment/web")

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What counts: words with letters, sentences of paragraphs and long cells, generated text apart, no code.
+// These words count: words with letters, sentences of paragraphs and long cells, generated text apart, no code.
 func TestParseDocument(t *testing.T) {
 	const page = `# Two words
 

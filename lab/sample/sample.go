@@ -26,8 +26,9 @@ const (
 	casesVariable = "FAIRLEAD_CASES"
 	// Runs is within how many runs in turn each cell of each matrix is drawn.
 	Runs = 10
-	// Stride lies between the seeds of two runs in turn. A prime above Runs leads through all parts of each matrix; one
-	// that is large keeps the seeds apart that a random test takes, which begins with the run's and counts on.
+	// Stride lies between the seeds of two runs in turn. It is a prime above Runs, so that it leads through all parts
+	// of each matrix. It is large to keep the seeds apart that a random test takes, which begins with the run's and
+	// counts on.
 	Stride = 1009
 )
 

@@ -12,8 +12,8 @@ import (
 // Experiment is a published comparison, and how it is repeated here.
 type Experiment struct {
 	Description
-	// IPVS is that a quick run of all experiments repeats this one in the test kernel: what is said of IPVS again and
-	// again is how it finds a Service, how it changes one, and how it chooses.
+	// IPVS is that a quick run of all experiments repeats this one in the test kernel. Claims about IPVS are mostly
+	// about how it finds a Service, how it changes one, and how it chooses.
 	IPVS bool
 	// Cells are what it compares, in the order of the report.
 	Cells func(Depth) []Cell

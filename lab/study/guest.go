@@ -92,7 +92,7 @@ func (l *lab) repeat(ctx context.Context) error {
 	g := newLab(l.guestOptions(), Test)
 	g.journal = l.journal
 	l.elsewhere = g
-	if len(g.everybody()) == 0 {
+	if len(g.present()) == 0 {
 		return nil
 	}
 	l.tell("starting the test kernel", task{})

@@ -169,7 +169,7 @@ func (l *lab) findMissing(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range l.everybody() {
+	for _, c := range l.present() {
 		if l.isMissing(c) {
 			continue
 		}
@@ -239,8 +239,9 @@ func (c Contender) needs(o Contender) bool {
 	return c.Kind == o.Kind && c.Program == o.Program && (c.Plane == o.Plane || c.To == o.Plane)
 }
 
-// everybody who has a turn that is not over, each name once, and before them those of the options whom they need.
-func (l *lab) everybody() (all []Contender) {
+// present are all contenders that have a turn that is not over, each name once. Contenders of the options that they
+// need come before them.
+func (l *lab) present() (all []Contender) {
 	var some []Contender
 	for _, g := range l.groups {
 		some = append(some, l.needed(g)...)

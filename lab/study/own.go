@@ -14,8 +14,8 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// Own are real Services in place of generated ones: the objects of an API server or of manifests, as they are, but that
-// a few Services, the targets, lead to the server of a Site.
+// Own are real Services in place of generated ones: the objects of an API server or of manifests. Only a few Services
+// are changed: the targets lead to the server of a Site.
 type Own struct {
 	from     string
 	services []*corev1.Service // that have a ClusterIP, by their names

@@ -1,5 +1,5 @@
-// Package study repeats, on this machine, the comparisons of service proxies that others have published: each data
-// plane, and other proxies beside them, with the same Services, in namespaces of a testbed.
+// Package study repeats, on this machine, the published comparisons of service proxies. It runs each data plane, and
+// other proxies beside them, with the same Services, in namespaces of a testbed.
 //
 //	Experiments ─► cells: a case and a size ─► sites: a virtual cluster for each contender
 //	                                             │ a turn of each contender in each round, in random order

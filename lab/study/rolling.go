@@ -72,8 +72,8 @@ func (r rollout) turn(ctx context.Context, s *Site) (f Figures, err error) {
 	return c.stop(ctx)
 }
 
-// replace has a new pod take the place of an old one: the controllers announce that the one is ready and that the other
-// one ends, which then closes its port and is gone. It serves open connections to their end.
+// replace has a new pod take the place of an old one. The controllers announce that the new one is ready and that the
+// old one ends. That one serves open connections to their end, then closes its port and is gone.
 func (r rollout) replace(ctx context.Context, d *deployment, i int) error {
 	if err := d.become(r.endpoints(d, i, true)...); err != nil {
 		return err

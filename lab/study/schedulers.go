@@ -55,10 +55,10 @@ func (o slowServers) String() string {
 	return name
 }
 
-// schedulersCells has servers as the comparison describes them, where nothing that a scheduler does can make a
-// difference but for what the choice itself costs (in full runs only); servers that serve a sixth more than an even
-// share of the users at once; and such of which two are slower. Users have addresses of their own, as clients of a
-// Service do.
+// schedulersCells has three kinds of servers. Those of the first are as the comparison describes them: a scheduler
+// cannot make a difference but by the cost of the choice itself (in full runs only). Those of the second serve a sixth
+// more than an even share of the users at once. Of the third two servers are slower. Users have addresses of their own,
+// as clients of a Service do.
 func schedulersCells(d Depth) (cells []Cell) {
 	quick := slowServers{users: 60, takes: 100 * time.Millisecond, workers: 7, lasts: 450 * time.Millisecond}
 	few := byDepth(d, quick, quick,

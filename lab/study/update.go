@@ -149,9 +149,9 @@ func (u *update) take(ctx context.Context, step updateStep) (time.Duration, erro
 	return took, nil
 }
 
-// worked notes that the proxy has followed events, and how long that took. One that gathers changes keeps the next one
-// waiting: kube-proxy for its minSyncPeriod of a second, from when it is done, Fairlead for a multiple of
-// what the change has cost.
+// worked notes that the proxy has followed events, and how long that took. A proxy that gathers changes keeps the next
+// one waiting. kube-proxy waits for its minSyncPeriod of a second after its work, Fairlead for a multiple of the
+// change's cost.
 func (s *Site) worked(took time.Duration, events int) {
 	const shortest, multiple, longest = 50 * time.Millisecond, 100, 1300 * time.Millisecond
 	wait := longest * time.Duration(events) // it may follow each by itself

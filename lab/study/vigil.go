@@ -30,8 +30,8 @@ const (
 	vigilTimeout  = 100 * time.Millisecond // of one connection
 )
 
-// glance is one connection.
-type glance struct {
+// attempt is one connection.
+type attempt struct {
 	began  time.Time
 	wanted bool
 	err    error
@@ -41,11 +41,11 @@ type glance struct {
 func (v vigil) await(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	seen := make(chan glance)
+	seen := make(chan attempt)
 	go v.look(ctx, seen)
 	var first, contrary time.Time
 	for wanted := 0; ; {
-		var g glance
+		var g attempt
 		select {
 		case g = <-seen:
 		case <-v.site.Proxy.Ended():
@@ -74,13 +74,13 @@ func (v vigil) await(ctx context.Context) (time.Duration, error) {
 }
 
 // look begins connections until ctx ends.
-func (v vigil) look(ctx context.Context, seen chan<- glance) {
+func (v vigil) look(ctx context.Context, seen chan<- attempt) {
 	for {
 		began := time.Now()
 		go func() {
 			o, err := v.site.Bed.Probe(ctx, testbed.Probe{From: ClientPod, To: v.to, Timeout: vigilTimeout})
 			select {
-			case seen <- glance{began, v.want(o), err}:
+			case seen <- attempt{began, v.want(o), err}:
 			case <-ctx.Done():
 			}
 		}()

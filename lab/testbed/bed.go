@@ -1,7 +1,6 @@
-// Package testbed is a virtual cluster in network namespaces of this process: the node under test,
-// a second node, pods on both, and a client outside. Everything has an IPv4 and an IPv6 address.
-// Demo, conformance tests and benchmarks put a service proxy on the node and look at what real
-// packets do.
+// Package testbed is a virtual cluster in network namespaces of this process: the node under test, a second node, pods
+// on both, and a client outside. Everything has an IPv4 and an IPv6 address. Demo, conformance tests and benchmarks put
+// a service proxy on the node and look at what real packets do.
 //
 //	         ┌ node ────────── 192.0.2.1 ┐        ┌ node-b ──────── 192.0.2.2 ┐
 //	pods ────┤ cali…  10.244.1.0/24      │        │ cali…  10.244.2.0/24      ├──── pods
@@ -13,17 +12,15 @@
 //
 // Service, load balancer and external addresses belong to no machine: packets to them are routed to the node (a pod's
 // pass its own node first). The node forwards packets that it does not take to the gateway, which answers
-// "unreachable", so that a probe tells a packet that the node dropped (TimedOut) from one that it let go by
-// (Unreachable).
+// "unreachable". So a probe tells a packet that the node dropped (TimedOut) from one that it let go by (Unreachable).
 //
-// Pods are sockets of this process: a server answers every connection and datagram with its pod's
-// name and the address it saw, so that one Probe shows which backend served, and whose source
-// address arrived there. A pod hangs on an interface of the node named cali and eleven hex digits
-// (as with Calico), or with Spec.PodBridge on a port of the bridge cbr0 (as with kubenet). All its
-// packets, those to its neighbours too, pass its node's routing.
+// Pods are sockets of this process. A server answers every connection and datagram with its pod's name and the address
+// it saw. So one Probe shows which backend served, and whose source address arrived there. A pod hangs on an interface
+// of the node named cali and eleven hex digits (as with Calico), or with Spec.PodBridge on a port of the bridge cbr0
+// (as with kubenet). All its packets, those to its neighbours too, pass its node's routing.
 //
-// A Bed needs root or, see Reexec, a user namespace. It leaves no trace: the kernel removes all of
-// it with the process, even a killed one.
+// A Bed needs root or, see Reexec, a user namespace. It leaves no trace: the kernel removes all of it with the process,
+// even a killed one.
 package testbed
 
 import (

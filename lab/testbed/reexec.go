@@ -19,9 +19,9 @@ import (
 // reexeced is set in the environment of the program that Reexec starts.
 const reexeced = "FAIRLEAD_USER_NAMESPACE"
 
-// Reexec makes a Bed possible without root. If this process may not make network namespaces, it runs
-// the same program with the same arguments in a new user namespace, in which it is root, waits for
-// its end and returns its exit status: the caller then exits with it.
+// Reexec makes a Bed possible without root. If this process may not make network namespaces, it runs the same program
+// with the same arguments in a new user namespace, in which it is root. It waits for its end and returns its exit
+// status: the caller then exits with it.
 //
 //	if status, done, err := testbed.Reexec(); done || err != nil { … os.Exit(status) }
 //

@@ -15,12 +15,12 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// server answers on one port of a pod: each connection and each datagram gets the line
+// server answers on one port of a pod: each connection and each datagram gets this line.
 //
 //	<pod> <address:port seen>
 //
-// and a connection stays open and gets the line again for each line it sends. A connection whose first byte after the
-// line is Echo gets back all that follows; a datagram that begins with it gets the pod's name and the rest of itself.
+// A connection stays open and gets the line again for each line it sends. A connection whose first byte after the line
+// is Echo gets back all that follows. A datagram that begins with it gets the pod's name and the rest of itself.
 type server struct {
 	name string
 	port io.Closer     // the listening socket

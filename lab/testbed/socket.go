@@ -17,9 +17,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Sockets are made here and not by package net: that has no SCTP, whose one-to-one sockets behave
-// like those of TCP (RFC 6458 section 4), and it finds out only once whether there is IPv6, perhaps in
-// a namespace that has none. The runtime's poller serves them through os.File.
+// Sockets are made here and not by package net. That has no SCTP, whose one-to-one sockets behave like those of TCP
+// (RFC 6458 section 4). And it finds out only once whether there is IPv6, perhaps in a namespace that has none. The
+// runtime's poller serves them through os.File.
 
 // openSocket makes a non-blocking socket in the calling thread's namespace, where it stays.
 func openSocket(p model.Protocol, v6 bool) (int, error) {
@@ -103,10 +103,10 @@ func accept(listener *os.File) (*os.File, netip.AddrPort, error) {
 }
 
 // sourcePorts hands out the ephemeral ports of a place in turn, those of each protocol by itself. A port that the
-// kernel picks may be one that it gave away a moment ago: for UDP it picks at random, for TCP it goes on from the last
+// kernel picks may be one that it gave away a moment ago. For UDP it picks at random. For TCP it goes on from the last
 // one, but from somewhere else every ten seconds (secure_ipv4_port_ephemeral in net/core/secure_seq.c). The connection
-// tracking on the node would take the new flow for the old one: a UDP flow goes to the old one's backend; so does a TCP
-// connection where the old one was never answered, and if that was not translated, the new one is not translated
+// tracking on the node would take the new flow for the old one, and a UDP flow would go to the old one's backend. So
+// does a TCP connection where the old one was never answered. If that was not translated, the new one is not translated
 // either.
 type sourcePorts [256]atomic.Uint32 // by protocol
 
@@ -234,9 +234,9 @@ func limit(ctx context.Context, f *os.File, deadline time.Time) (release func())
 	return func() { stop() }
 }
 
-// Dial opens a connection that stays: a stream on which each line sent is answered by one line (the
-// first comes unasked), or a UDP socket with one answer for each datagram. It fails when ctx ends, or
-// after DefaultTimeout if ctx has no deadline. Close ends a TCP connection in order and aborts an SCTP association.
+// Dial opens a connection that stays. It is a stream on which each line sent is answered by one line (the first comes
+// unasked), or a UDP socket with one answer for each datagram. It fails when ctx ends, or after DefaultTimeout if ctx
+// has no deadline. Close ends a TCP connection in order and aborts an SCTP association.
 func (b *Bed) Dial(ctx context.Context, from Place, p model.Protocol, to netip.AddrPort) (net.Conn, error) {
 	h, err := b.host(from)
 	if err != nil {

@@ -127,7 +127,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// What go test writes is read, whatever its version: a package in which tests pass, fail and are skipped.
+// The output of go test is read, whatever its version: a package in which tests pass, fail and are skipped.
 func TestRead_go(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

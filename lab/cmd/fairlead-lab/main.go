@@ -2,7 +2,7 @@
 //
 //	demo       a virtual cluster on this machine, with Services in use
 //	recommend  which data plane suits this node
-//	bench      compare the data planes on this machine, as published studies did
+//	bench      compare the data planes on this machine, as published studies did.
 //
 // "fairlead demo" and the like run this program. Exit statuses are those of fairlead.
 //

@@ -21,8 +21,7 @@ type api struct {
 	has    objects
 }
 
-// apply makes the API server hold exactly these objects. What is the same object as before is not
-// written again.
+// apply makes the API server hold exactly these objects. It does not write unchanged objects again.
 func (a *api) apply(ctx context.Context, want objects) error {
 	if err := a.delete(ctx, want); err != nil {
 		return err

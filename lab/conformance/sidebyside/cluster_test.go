@@ -106,15 +106,14 @@ const (
 // target is whom a packet is for.
 type target struct {
 	kind    kind
-	service *corev1.Service // nil: nobody's
+	service *corev1.Service // nil: of no Service
 	port    corev1.ServicePort
 }
 
 // otherProxy is the label of Services that are none of our proxies' business.
 const otherProxy = "service.kubernetes.io/service-proxy-name"
 
-// find says whom a packet is for. External addresses come before node ports, which can be on the same
-// address.
+// find returns the target of a packet. External addresses come before NodePorts, which can be on the same address.
 func (o objects) find(to netip.AddrPort, p model.Protocol) target {
 	nobody := target{kind: nobodys}
 	for _, name := range slices.Sorted(maps.Keys(o.services)) {

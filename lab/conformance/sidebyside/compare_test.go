@@ -93,9 +93,9 @@ func (c contrast) sticky() bool { return c.service != nil && sticky(c.service) }
 
 func sticky(s *corev1.Service) bool { return s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP }
 
-// agree reports whether there is no difference. Where affinity binds the client each side answers from one
-// backend, by chance not the same. Then each must be one that could be chosen, and both see the same source,
-// unless one is the client itself, or the node, on the way to which nothing is masqueraded.
+// agree reports whether there is no difference. Where affinity binds the client each side answers from one backend, by
+// chance not the same. Then each must be one that could be chosen. Both must see the same source, unless one backend is
+// the client itself, or the node, on the way to which nothing is masqueraded.
 func (c contrast) agree() bool {
 	if same(c.theirs, c.ours) {
 		return true
@@ -126,8 +126,8 @@ func (c contrast) enough(asked int) bool {
 	return asked >= 4+8*kinds
 }
 
-// contrast sends a probe through both proxies. What looks like a difference that is not meant gets a
-// second chance, with more patience: the machine is busy, and kernels limit the rate of ICMP errors.
+// contrast sends a probe through both proxies. An unexpected difference gets a second chance, with more patience: the
+// machine is busy, and kernels limit the rate of ICMP errors.
 func (p *pair) contrast(ctx context.Context, q probe, o objects) (contrast, error) {
 	c := contrast{pair: p, probe: q, target: o.find(q.to, q.protocol), objects: o}
 	err := c.askAll(ctx, patience, manyQuestions)
@@ -156,8 +156,8 @@ func (c *contrast) askAll(ctx context.Context, timeout time.Duration, atMost int
 	return nil
 }
 
-// apart reports whether no number of further questions can make the two agree: one never answers in a
-// way that the other does, and at least one of them has no choice.
+// apart reports whether no number of further questions can make the two agree. Then one never answers in a way that the
+// other does, and at least one of them has no choice.
 func (c *contrast) apart(asked int) bool {
 	for what := range c.theirs {
 		if c.ours[what] > 0 {

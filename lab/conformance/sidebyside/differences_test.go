@@ -11,7 +11,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// What kube-proxy's modes are called in a KubeProxyConfiguration.
+// These are the names of kube-proxy's modes in a KubeProxyConfiguration.
 const (
 	nftables = "nftables"
 	iptables = "iptables"
@@ -25,7 +25,7 @@ type difference struct {
 	health func(c healthContrast) bool
 }
 
-// What became of a probe that no backend answered.
+// These are the results of a probe that no backend answered.
 var (
 	refused     = testbed.Refused.String()
 	unreachable = testbed.Unreachable.String()
@@ -72,7 +72,7 @@ var differences = []difference{
 	}},
 }
 
-// open reports whether node ports are served on an address in mode iptables.
+// open reports whether NodePorts are served on an address in mode iptables.
 func (s setup) open(a netip.Addr) bool {
 	if a == netip.IPv6Loopback() {
 		return false

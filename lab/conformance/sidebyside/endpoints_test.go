@@ -10,8 +10,8 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// What follows tells from the objects alone who can answer a probe, for differences and choices to be no wider
-// than that.
+// These functions tell from the objects alone which endpoints can answer a probe, for differences and choices to be no
+// wider than that.
 
 // endpoints are those of the port that is probed, in the probe's family. Of two with one address the one that is
 // not terminating counts.
@@ -86,8 +86,8 @@ func (c contrast) choices() (names []string) {
 	return names
 }
 
-// local reports whether a traffic policy keeps the probe on the node. What the node and its pods send to an
-// external address is not kept.
+// local reports whether a traffic policy keeps the probe on the node. It does not keep probes from the node and its
+// pods to an external address.
 func (c contrast) local() bool {
 	if c.kind == clusterIP {
 		p := c.service.Spec.InternalTrafficPolicy

@@ -101,7 +101,7 @@ func (g generator) service(i int, clusterIPs []string) *corev1.Service {
 	}
 	s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
 	families(&s.Spec)
-	own := g.chance(40) // its ports are nobody else's, so that it may share addresses
+	own := g.chance(40) // no other Service has its ports, so that it may share addresses
 	g.ports(s, i, own)
 	g.external(s, i, own)
 	g.policies(s, i)
@@ -280,9 +280,8 @@ func (g generator) endpoint(m member, family discoveryv1.AddressType, hinted boo
 	return e
 }
 
-// probes are some for each address of each Service, and some for nobody's. Of a Service with affinity the
-// pod of the other node is no client: it may be bound to a backend whose answers do not find back through
-// the node.
+// probes are some for each address of each Service, and some for unused addresses. Of a Service with affinity the pod
+// of the other node is no client: it may be bound to a backend whose answers do not find back through the node.
 func (g generator) probes(o objects) (all []probe) {
 	for i := range services {
 		s := o.services[serviceName(i)]
@@ -312,7 +311,7 @@ func (g generator) probe(to netip.AddrPort, p model.Protocol) probe {
 	return probe{from: from, protocol: p, to: to}
 }
 
-// destination is one that may be nobody's.
+// destination is one that may be of no Service.
 func (g generator) destination() netip.AddrPort {
 	address := pick(g, "10.96.0.10", "10.96.0.11", "10.96.0.12", "10.96.0.200", "192.0.2.1", "203.0.113.10",
 		"198.51.100.1", "198.51.100.50")

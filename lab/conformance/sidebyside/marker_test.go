@@ -17,10 +17,10 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Two Services show how far a proxy has come, in each address family, because kube-proxy programs them
-// apart. Each kind of object arrives in order, so a proxy that serves the marker's new port has seen all
-// Services that were written before it; if the new endpoint answers there, all slices too. The other
-// Service's endpoints are hinted for zones: those that answer show which one the node is in.
+// Two Services show how far a proxy has come, in each address family, because kube-proxy programs them apart. Each kind
+// of object arrives in order. So a proxy that serves the marker's new port has seen all Services that were written
+// before it. If the new endpoint answers there, it has seen all slices, too. The other Service's endpoints are hinted
+// for zones: those that answer show which one the node is in.
 const (
 	markerName, zoneName = "zz-marker", "zz-zone"
 	markerIP, zoneIP     = "10.96.77.1", "10.96.77.2"

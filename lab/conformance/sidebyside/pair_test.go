@@ -74,7 +74,7 @@ func (s setup) config(mode, kubeconfig string) ([]byte, error) {
 	c.IPTables.MasqueradeAll, c.NFTables.MasqueradeAll = s.masqueradeAll, s.masqueradeAll
 	soon := metav1.Duration{Duration: 20 * time.Millisecond}
 	c.IPTables.MinSyncPeriod, c.NFTables.MinSyncPeriod = soon, soon
-	// What belongs to the machine is left as it is.
+	// The machine's settings are left as they are.
 	c.OOMScoreAdj = new(int32)
 	c.Conntrack.MaxPerCore, c.Conntrack.Min = new(int32), new(int32)
 	never := &metav1.Duration{}

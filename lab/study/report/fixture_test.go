@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/lab/study"
 )
 
-// made is a Result of everything that a run may have, with figures by formulas and a little noise that is always the
-// same: kernels, planes, peers, several cases, turns that failed, what has no direct control.
+// made is a Result of everything that a run may have: kernels, planes, peers, several cases, turns that failed, cells
+// without a direct control. Its figures come from formulas, with a little noise that is always the same.
 func made() *study.Result {
 	m := maker{random: rand.New(rand.NewPCG(8, 8)), Result: study.Result{
 		Format: study.Format, Version: "v0.0.0", Depth: study.Quick, Complete: true, Services: "generated",

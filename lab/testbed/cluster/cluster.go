@@ -1,16 +1,16 @@
-// Package cluster brings ordinary application manifests to life in a testbed. It plays those parts
-// of Kubernetes whose work a service proxy takes for granted:
+// Package cluster brings ordinary application manifests to life in a testbed. It plays those parts of Kubernetes whose
+// work a service proxy takes for granted:
 //
 //	manifests ─► parse ─┬─ Deployments, Pods, … ─► plan ─► virtual pods in the testbed
 //	(Load)              │                                     │ addresses
 //	                    ├─ Services ─► allocate ─┐            ▼
 //	                    └─ Endpoints …           └──────► EndpointSlices ─► Result ─► Write(dir)
-//	                                                                          └─► Exposures to probe
+//	                                                                          └─► Addresses to probe
 //
-// The scheduler and kubelet are a pod for each replica, spread over both nodes, that answers on every container port
-// and on every target port of a Service that selects it. The API server and the cloud allocate ClusterIPs, NodePorts
-// and load balancer addresses. The endpoint controller writes EndpointSlices from selectors and readiness. Whatever
-// else the manifests hold is counted.
+// The scheduler and kubelet are a pod for each replica, spread over both nodes. It answers on every container port, and
+// on every target port of a Service that selects it. The API server and the cloud allocate ClusterIPs, NodePorts and
+// load balancer addresses. The endpoint controller writes EndpointSlices from selectors and readiness. Other objects of
+// the manifests are counted.
 //
 // Apply always gets the whole of the manifests, and changes what differs from last time.
 package cluster
@@ -51,7 +51,7 @@ type Result struct {
 	Slices       []*discoveryv1.EndpointSlice
 	Nodes        []*corev1.Node
 	ServiceCIDRs []*networkingv1.ServiceCIDR
-	Exposures    []Exposure     // what there is to probe
+	Addresses    []Address      // what there is to probe
 	Notes        []string       // Services without anything to probe, and why
 	Skipped      map[string]int // objects by kind that play no part
 	Problems     []Problem      // objects that were left out, wholly or in part
@@ -165,7 +165,7 @@ func (c *Cluster) publishService(r *Result, s *service) {
 			r.report(s.object, err)
 		}
 	}
-	r.Exposures = append(r.Exposures, c.exposures(s, made)...)
+	r.Addresses = append(r.Addresses, c.addresses(s, made)...)
 }
 
 // route leads an address of no machine to the node.

@@ -79,7 +79,7 @@ func golden(t *testing.T, file string) {
 // answers checks that every backend answers with the name that the result says.
 func answers(t *testing.T, bed *testbed.Bed, r *Result) {
 	t.Helper()
-	for _, e := range r.Exposures {
+	for _, e := range r.Addresses {
 		for _, backend := range e.Backends {
 			if !testbed.HasProtocol(e.Protocol) {
 				continue
@@ -162,7 +162,7 @@ func describe(r *Result) string {
 			line("  endpoint %s", strings.Join(words, " "))
 		}
 	}
-	for _, e := range r.Exposures {
+	for _, e := range r.Addresses {
 		var names []string
 		for _, b := range e.Backends {
 			names = append(names, b.Place)
@@ -250,7 +250,7 @@ spec: {selector: {app: a}, ports: [{port: 80}]}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want, got := join(r.Exposures), join(again.Exposures); got != want || len(r.Exposures) != 1 {
+	if want, got := join(r.Addresses), join(again.Addresses); got != want || len(r.Addresses) != 1 {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if len(again.Problems) > 0 {

@@ -12,9 +12,8 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// planHosts gives life to the addresses of EndpointSlices that the manifests have themselves: in the
-// range of a node's pods they are pods there, a machine's are served by its own processes, and all
-// others belong to hosts on the LAN.
+// planHosts gives life to the addresses of EndpointSlices that the manifests have themselves. In the range of a node's
+// pods they are pods there. A machine's are served by its own processes. All others belong to hosts on the LAN.
 func (pods plan) planHosts(c *Cluster, s *service, report reporter) {
 	for _, slice := range s.given {
 		for i, e := range slice.Endpoints {

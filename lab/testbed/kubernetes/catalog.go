@@ -29,16 +29,16 @@ import (
 // changes: all that a service proxy asks for. It is for where a real one is too much: in a test kernel, with one
 // processor, for tens of thousands of Services. It speaks protobuf.
 type Catalog struct {
-	mu      sync.Mutex
-	version int
-	shelves map[string]*shelf // by resource
+	mu          sync.Mutex
+	version     int
+	collections map[string]*collection // by resource
 
 	servers []*http.Server
 	ended   chan error // one error for each
 }
 
-// shelf are the objects of one resource.
-type shelf struct {
+// collection are the objects of one resource.
+type collection struct {
 	list    runtime.Object // without items
 	items   []Object
 	index   map[name]int // of items
@@ -59,12 +59,12 @@ type watcher struct {
 
 // NewCatalog makes one that has Services, EndpointSlices, Nodes and ServiceCIDRs.
 func NewCatalog(objects ...runtime.Object) (*Catalog, error) {
-	c := &Catalog{shelves: map[string]*shelf{}}
+	c := &Catalog{collections: map[string]*collection{}}
 	for resource, list := range map[string]runtime.Object{
 		"services": &corev1.ServiceList{}, "endpointslices": &discoveryv1.EndpointSliceList{},
 		"nodes": &corev1.NodeList{}, "servicecidrs": &networkingv1.ServiceCIDRList{},
 	} {
-		c.shelves[resource] = &shelf{list: list, index: map[name]int{}, watches: map[*watcher]bool{}}
+		c.collections[resource] = &collection{list: list, index: map[name]int{}, watches: map[*watcher]bool{}}
 	}
 	for _, o := range objects {
 		if err := c.Add(o); err != nil {
@@ -78,9 +78,9 @@ func NewCatalog(objects ...runtime.Object) (*Catalog, error) {
 func (c *Catalog) Copy() *Catalog {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	next := &Catalog{version: c.version, shelves: map[string]*shelf{}}
-	for resource, s := range c.shelves {
-		next.shelves[resource] = &shelf{
+	next := &Catalog{version: c.version, collections: map[string]*collection{}}
+	for resource, s := range c.collections {
+		next.collections[resource] = &collection{
 			list: s.list, items: slices.Clone(s.items), index: maps.Clone(s.index), text: s.text, deleted: s.deleted,
 			watches: map[*watcher]bool{},
 		}
@@ -111,7 +111,7 @@ func (c *Catalog) announce(what watch.EventType, o runtime.Object) error {
 	m := o.(Object) // as all of which there are resources
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.shelves[resource]
+	s := c.collections[resource]
 	key := nameOf(m)
 	if _, there := s.index[key]; there == (what == watch.Added) {
 		return fmt.Errorf("%s %s/%s cannot be %s (is it there: %t)", resource, key.namespace, key.name, what, there)
@@ -126,7 +126,7 @@ func (c *Catalog) announce(what watch.EventType, o runtime.Object) error {
 }
 
 // keep brings the items up to date.
-func (s *shelf) keep(what watch.EventType, o Object) {
+func (s *collection) keep(what watch.EventType, o Object) {
 	key := nameOf(o)
 	s.text = nil
 	switch i := s.index[key]; what {
@@ -144,7 +144,7 @@ func (s *shelf) keep(what watch.EventType, o Object) {
 }
 
 // tell tells all that watch.
-func (s *shelf) tell(what watch.EventType, o runtime.Object) error {
+func (s *collection) tell(what watch.EventType, o runtime.Object) error {
 	if len(s.watches) == 0 {
 		return nil
 	}
@@ -253,7 +253,7 @@ func (c *Catalog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if name != "" {
 		resource = "nodes"
 	}
-	s := c.shelves[resource]
+	s := c.collections[resource]
 	switch query := r.URL.Query(); {
 	case r.Method != http.MethodGet:
 		w.Header().Set("Content-Type", "application/json")
@@ -291,7 +291,7 @@ func answer(w http.ResponseWriter, code int, text []byte, err error) {
 	_, _ = w.Write(text) // a client that is gone needs no answer
 }
 
-func (c *Catalog) list(s *shelf) ([]byte, error) {
+func (c *Catalog) list(s *collection) ([]byte, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s.text != nil {
@@ -316,7 +316,7 @@ func (c *Catalog) list(s *shelf) ([]byte, error) {
 	return s.text, err
 }
 
-func (c *Catalog) get(w http.ResponseWriter, r *http.Request, s *shelf, name string) {
+func (c *Catalog) get(w http.ResponseWriter, r *http.Request, s *collection, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, o := range s.items {
@@ -330,7 +330,7 @@ func (c *Catalog) get(w http.ResponseWriter, r *http.Request, s *shelf, name str
 }
 
 // watch streams what happens after the version that was asked for. A client that missed a deletion must list again.
-func (c *Catalog) watch(w http.ResponseWriter, r *http.Request, s *shelf) {
+func (c *Catalog) watch(w http.ResponseWriter, r *http.Request, s *collection) {
 	me := &watcher{frames: make(chan []byte, 100), gone: r.Context().Done()}
 	missed, err := c.subscribe(s, me, r.URL.Query().Get("resourceVersion"))
 	switch {
@@ -366,7 +366,7 @@ func (c *Catalog) watch(w http.ResponseWriter, r *http.Request, s *shelf) {
 // errTooOld says that a watch cannot begin at a version.
 var errTooOld = errors.New("something was deleted since")
 
-func (c *Catalog) subscribe(s *shelf, w *watcher, version string) (missed [][]byte, err error) {
+func (c *Catalog) subscribe(s *collection, w *watcher, version string) (missed [][]byte, err error) {
 	from, _ := strconv.Atoi(version) // who does not say wants all
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -22,13 +22,13 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// Kubelet is the virtual kubelet of both nodes of a Bed, and the scheduler: it registers the nodes,
-// binds pods to the schedulable one that has fewer, and runs each as a pod of the Bed that serves on its
-// container ports and answers with PodPlace.
+// Kubelet is the virtual kubelet of both nodes of a Bed, and the scheduler. It registers the nodes, and binds pods to
+// the schedulable one that has fewer. It runs each as a pod of the Bed that serves on its container ports and answers
+// with PodPlace.
 //
-// It knows the parts of the Pod API that move Services: host network; readiness gates, and the initial delay of a
-// readiness probe, which then succeeds; in deletion a preStop sleep, during which the pod serves on. After that its
-// servers end, then its addresses and its object are gone: at once if it was deleted without grace.
+// It knows the parts of the Pod API that move Services: host network, readiness gates, the initial delay of a readiness
+// probe, which then succeeds, and in deletion a preStop sleep, during which the pod serves on. After that its servers
+// end, then its addresses and its object are gone: at once if it was deleted without grace.
 type Kubelet struct {
 	bed    *testbed.Bed
 	client kubernetes.Interface

@@ -1,5 +1,5 @@
 // Package kubernetes is a real control plane for a testbed: etcd, kube-apiserver and kube-controller-manager, built
-// from their modules, run beside the test; the nodes, their kubelets and the scheduler are virtual. A service proxy
+// from their modules, run beside the test. The nodes, their kubelets and the scheduler are virtual. A service proxy
 // sees the same as of any cluster.
 //
 //	         client-go, kubectl                                 ┌ testbed.Bed ─────────────────────┐
@@ -10,8 +10,8 @@
 //	Store      kube-controller-         runs, reports, drains   └──────────────────────────────────┘
 //	(unchecked)  manager: slices, …
 //
-// One ControlPlane may serve several beds. Programs that it starts die with this process, even when
-// that is killed. Parts says where the programs come from and what building them costs.
+// One ControlPlane may serve several beds. Programs that it starts die with this process, even when that is killed.
+// Parts has the origin of the programs and the cost of building them.
 package kubernetes
 
 import (

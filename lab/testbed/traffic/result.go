@@ -23,9 +23,9 @@ type Result struct {
 	// Bytes of answers, without headers, or of bulk data.
 	Bytes int64
 
-	// The phases of a request, as ab(1) has them: Connect until the connection is there, Processing from then until the
-	// end, and within it Waiting from the last byte sent to the first one received. Processing is what k6 calls
-	// http_req_duration. Requests on a connection that is there already have no Connect.
+	// These are the phases of a request, as ab(1) has them. Connect lasts until the connection is there, and Processing
+	// from then until the end. Within it Waiting lasts from the last byte sent to the first one received. Processing is
+	// what k6 calls http_req_duration. Requests on a connection that is there already have no Connect.
 	Connect, Processing, Waiting Histogram
 	// Total is all of it; with a Rate it counts from when the request should have begun.
 	Total Histogram

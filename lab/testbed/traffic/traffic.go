@@ -8,22 +8,22 @@
 //	StartWatch ─► clients in many places, of the servers of a testbed ─► Report: what each noticed, after which step
 //	Loop ───────► a client and its server in one thread ─► what each connection and request took
 //
-// Workers are processes of their own, so that what a proxy takes is told apart from what they take, and no goroutine
-// changes namespaces. The clients of a Watch are goroutines: they are everywhere at once, and are not measured.
+// Workers are processes of their own, so that the proxy's cost is told apart from theirs, and no goroutine changes
+// namespaces. The clients of a Watch are goroutines: they are everywhere at once, and are not measured.
 //
 // Requests reach a worker, and results come back, as JSON-RPC on its standard input and output. It ends with them, and
-// so with whoever has started it.
+// so with the process that has started it.
 //
-// With a Rate, requests begin when their time has come, and times count from then: who waits for a client, or for the
-// client's processor, has waited. A closed loop, as that of ab, asks the less the slower the answers are, and does not
-// see how long a request would have waited that it did not send.
+// With a Rate, requests begin when their time has come, and times count from then. So waiting for a client, or for the
+// client's processor, counts. A closed loop, as that of ab, asks the less the slower the answers are. It does not see
+// how long a request would have waited that it did not send.
 //
-// HTTP is that of net/http as far as messages are read. Its client and its server are not used: with 10,000
-// connections and two processors they would be most of what is measured. A request here is the same bytes each time,
-// and so is an answer; a connection is a goroutine with a buffer of a kilobyte.
+// HTTP is that of net/http as far as messages are read. Its client and its server are not used: with 10,000 connections
+// and two processors they would be most of what is measured. A request here is the same bytes each time, and so is an
+// answer; a connection is a goroutine with a buffer of a kilobyte.
 //
-// Kernel work for packets counts as time of the process that it interrupts: a connection within one machine is carried
-// by the processor of who sends, through all namespaces, up to the queue of who receives.
+// Kernel work for packets counts as time of the process that it interrupts. Within one machine the sender's processor
+// carries a packet through all namespaces, up to the receiver's queue.
 package traffic
 
 import (
@@ -53,8 +53,8 @@ type Server struct {
 	Bytes int           // of the body of each answer of HTTP
 	Delay time.Duration // of each answer of HTTP
 	Limit Limit         // of HTTP
-	// Workers is how many requests of HTTP each port serves at once, from the beginning of the Delay until the answer is
-	// written; the others wait, who came first is the first. 0: any number.
+	// Workers is how many requests of HTTP each port serves at once, from the beginning of the Delay until the answer
+	// is written. The others wait, in the order of their arrival. 0: any number.
 	Workers int
 }
 

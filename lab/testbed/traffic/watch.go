@@ -50,8 +50,8 @@ type WatchSpec struct {
 	Ahead int
 	// Pause is the time between two chunks of one stream, and between two requests of one socket; 0: 100 ms.
 	Pause time.Duration
-	// Timeout is how long a client waits that sends again what was not answered: for a connection, for the next byte of a
-	// stream, or for the answer to a datagram; 0: 20 s.
+	// Timeout is how long a client waits before it tries again: for a connection, for the next byte of a stream, or for
+	// the answer to a datagram; 0: 20 s.
 	Timeout time.Duration
 }
 
@@ -61,12 +61,12 @@ func (s *WatchSpec) defaults() {
 	s.Timeout = cmp.Or(s.Timeout, 20*time.Second)
 }
 
-// Watch keeps clients in many places of a testbed busy while something is done to its node, and notes what they notice:
-// what failed, when, and how long after which step. It goes on until Stop. Its clients are goroutines of this process.
+// Watch keeps clients in many places of a testbed busy while its node changes. It notes each failure, its time, and how
+// long it was after which step. It goes on until Stop. Its clients are goroutines of this process.
 //
-// A stream carries data both ways all the time, before what was sent has come back, and each byte is compared. A client
-// of a Service with session affinity must be answered by one pod, and so must a socket of UDP that lives on: for those
-// who talk by QUIC or DTLS another backend is the end of the connection.
+// A stream carries data both ways all the time, before the sent data have come back, and each byte is compared. A
+// client of a Service with session affinity must be answered by one pod, and so must a socket of UDP that lives on. For
+// QUIC and DTLS another backend is the end of the connection.
 type Watch struct {
 	bed     *testbed.Bed
 	spec    WatchSpec

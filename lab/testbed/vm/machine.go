@@ -249,8 +249,8 @@ func (p *process) wait() {
 	p.console.Close()
 }
 
-// memoryDir is where the guest's memory is a file: in memory, if that is large enough and may hold
-// programs (in containers it often is neither), else on the disk, which is slower.
+// memoryDir is where the guest's memory is a file. It is in memory, if that is large enough and may hold programs (in
+// containers it often is neither). Else it is on the disk, which is slower.
 func memoryDir(size uint64) string {
 	const shm = "/dev/shm"
 	var fs unix.Statfs_t

@@ -1,15 +1,15 @@
-// Package vm runs programs in a Linux of their own, the test kernel: with everything that a proxy needs of a kernel,
-// whatever the machine's own one lacks, and with private rules and addresses. It is a User-Mode Linux, an ordinary
-// process that needs neither root nor a disk image.
+// Package vm runs programs in a Linux of their own, the test kernel. It has everything that a proxy needs of a kernel,
+// whatever the machine's own one lacks, and private rules and addresses. It is a User-Mode Linux, an ordinary process
+// that needs neither root nor a disk image.
 //
 //	Replay (a test, again) ─┐
 //	vmrun (any command) ────┴► Machine.Run ─► kernel's process ─► Guest: this program, as process 1 ─► command
 //	                                 ▲                                │ output, exit status                │
 //	                                 └──────────── console 1 ◄────────┴────────────────────────────────────┘
 //
-// The guest sees the machine's files, with everything that it writes kept in its own memory, but for
-// directories that are shared with it. Programs with Machine or Replay in them call Guest first of all
-// (testbed.Reexec does); process 1 is the same program.
+// The guest sees the machine's files. Everything that it writes is kept in its own memory, but for directories that are
+// shared with it. Programs with Machine or Replay in them call Guest first of all (testbed.Reexec does); process 1 is
+// the same program.
 //
 // The file build compiles it with the settings in the file config, for the user's cache.
 package vm

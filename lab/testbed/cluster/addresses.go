@@ -14,8 +14,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Exposure is one address and port under which a port of a Service is to be reached.
-type Exposure struct {
+// Address is one address and port under which a port of a Service is to be reached.
+type Address struct {
 	Service  string // namespace/name
 	Port     string // name of the Service's port, or else its number
 	Kind     Kind
@@ -29,7 +29,7 @@ type Exposure struct {
 // Kind is the way in which a Service is exposed.
 type Kind string
 
-// The kinds of exposure.
+// These are the kinds of Address.
 const (
 	ClusterIP    Kind = "ClusterIP"
 	ExternalIP   Kind = "ExternalIP"
@@ -69,12 +69,12 @@ func (s *service) addresses() []exposedAddr {
 	return all
 }
 
-// exposures are all there are of a Service.
-func (c *Cluster) exposures(s *service, made []*discoveryv1.EndpointSlice) []Exposure {
-	var all []Exposure
+// addresses are all there are of a Service.
+func (c *Cluster) addresses(s *service, made []*discoveryv1.EndpointSlice) []Address {
+	var all []Address
 	for _, p := range s.Spec.Ports {
 		name := cmp.Or(p.Name, strconv.Itoa(int(p.Port)))
-		e := Exposure{Service: s.key(), Port: name, Protocol: protocolOf(p.Protocol)}
+		e := Address{Service: s.key(), Port: name, Protocol: protocolOf(p.Protocol)}
 		add := func(kind Kind, addr netip.Addr, port int32) {
 			e.Kind, e.To = kind, netip.AddrPortFrom(addr, uint16(port))
 			e.Backends = c.backends(made, p.Name, addr)
