@@ -103,7 +103,7 @@ func (*reporter) Answered(string, int) {}
 // Round implements engine.Observer.
 func (r *reporter) Round(round engine.Round) {
 	for _, p := range round.Problems {
-		if r.problems.May(said.Whose(p.Object)) {
+		if r.problems.May(said.NamespaceOf(p.Object)) {
 			r.problem(p)
 		}
 	}

@@ -16,8 +16,8 @@ type Foreign struct {
 	Only string `json:"-"`
 }
 
-// Suspects are the candidates among external changes: those that may be the cause of one of the drifts.
-func Suspects(all []Foreign, drifts []Drift) []Foreign {
+// Candidates are the external changes that may be the cause of one of the drifts.
+func Candidates(all []Foreign, drifts []Drift) []Foreign {
 	var out []Foreign
 	for _, f := range all {
 		if slices.ContainsFunc(drifts, func(d Drift) bool { return strings.HasPrefix(d.Object, f.Only) }) {

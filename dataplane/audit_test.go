@@ -12,11 +12,11 @@ func TestSuspects(t *testing.T) {
 		"frontend 10.96.0.1:80/tcp any":        "nft",
 		"iptables -t nat: chain KUBE-SERVICES": "nft, iptables",
 	} {
-		if by := By(Suspects(all, []Drift{{Object: object}})); by != want {
+		if by := By(Candidates(all, []Drift{{Object: object}})); by != want {
 			t.Errorf("%s: %s, want %s", object, by, want)
 		}
 	}
-	if some := Suspects(all, nil); some != nil {
-		t.Errorf("nothing has changed, and suspects are %v", some)
+	if some := Candidates(all, nil); some != nil {
+		t.Errorf("nothing has changed, and candidates are %v", some)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"fairlead.dev/fairlead/lab/lack"
 )
 
-// container is what a container runtime makes of an image and a container of a pod in the host's
-// network: bubblewrap gives it the root file system, volumes and capabilities, and not one more.
+// container is what a container runtime makes of an image and a container of a pod in the host's network. bubblewrap
+// gives it the root file system, volumes and capabilities, and not one more.
 type container struct {
 	root         string
 	readOnly     bool

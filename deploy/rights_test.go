@@ -30,8 +30,9 @@ func modes() []string { return []string{"auto", "ebpf", "iptables", "ipvs", "nft
 // agentVariable names an unpacked image of the agent. In the test kernel there is no time to build one.
 const agentVariable = "FAIRLEAD_TEST_AGENT"
 
-// TestLeastRights runs the chart's container in each mode with what the chart asks for in that mode, and with nothing
-// else: capabilities, a read-only root, no new privileges, and the system calls of the profile RuntimeDefault.
+// TestLeastRights runs the chart's container in each mode with the rights that the chart asks for in that mode, and no
+// others. These are capabilities, a read-only root, no new privileges, and the system calls of the profile
+// RuntimeDefault.
 func TestLeastRights(t *testing.T) {
 	root := os.Getenv(agentVariable)
 	if root == "" {

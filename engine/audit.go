@@ -269,7 +269,7 @@ func (e *Engine) repairDrifts(ctx context.Context, r dataplane.Report) error {
 // tell reports drifts in the log, the Round and the Status.
 func (e *Engine) tell(drifts []dataplane.Drift) {
 	e.audits.gather(e.options.Foreign)
-	e.round.Drifts, e.round.Foreign = drifts, dataplane.Suspects(e.audits.foreign, drifts)
+	e.round.Drifts, e.round.Foreign = drifts, dataplane.Candidates(e.audits.foreign, drifts)
 	e.logDrifts(drifts)
 	e.status.drifted(len(drifts))
 }

@@ -76,8 +76,8 @@ type Options struct {
 const (
 	auditInterval = 500 * time.Millisecond
 	healthTimeout = time.Minute
-	// Failed programming is tried again after minBackoff, and then after ever longer waits up to maxBackoff. After a
-	// success the waits are at most againBackoff. A success that has lasted for calm resets them.
+	// Failed programming is tried again after minBackoff, and then after ever longer waits up to maxBackoff. The first
+	// wait after a success is at most againBackoff, and minBackoff if the success has lasted for calm.
 	minBackoff   = 100 * time.Millisecond
 	maxBackoff   = 30 * time.Second
 	againBackoff = time.Second
@@ -145,7 +145,7 @@ func New(o Options) *Engine {
 	}
 	o.HealthTimeout = orDefault(o.HealthTimeout, healthTimeout)
 	if o.Observer == nil {
-		o.Observer = nobody{}
+		o.Observer = noObserver{}
 	}
 	if o.work == nil {
 		o.work = processorTime
@@ -368,7 +368,7 @@ const maxReported = 100
 // log tells of problems. Each namespace has its share of the lines.
 func (e *Engine) log(problems []service.Problem) {
 	for _, p := range problems {
-		if e.reported.May(said.Whose(p.Object)) {
+		if e.reported.May(said.NamespaceOf(p.Object)) {
 			e.options.Log.Warn("problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
 		}
 	}

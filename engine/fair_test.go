@@ -46,7 +46,7 @@ func fair(t *testing.T, p *pricedPlane) *rig {
 	return r
 }
 
-// victim is a Service in a namespace of its own. The address of its endpoint tells how often it was changed.
+// victim is the only Service of its namespace. The address of its endpoint tells how often it was changed.
 func victim(n int) service.Batch {
 	b := object("victim", 1)
 	b.Services[0].Is.ClusterIPs[0] = netip.MustParseAddr("10.97.0.1")

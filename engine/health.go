@@ -263,7 +263,8 @@ type familyHealth struct {
 }
 
 // healthzHandler serves three paths. /healthz is for load balancers, and says 503 also if the node is about to go
-// (KEP-3836). /livez is for programs that restart this process if it hangs. /readyz names each failed check at once.
+// (KEP-3836). /livez is for programs that would restart this process, and ignores that. /readyz names each failed check
+// at once.
 func (c *checks) healthzHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {

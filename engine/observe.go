@@ -64,10 +64,10 @@ type Happening struct {
 	V6 bool      // the address family of its endpoints
 }
 
-type nobody struct{}
+type noObserver struct{}
 
-func (nobody) Round(Round)          {}
-func (nobody) Answered(string, int) {}
+func (noObserver) Round(Round)          {}
+func (noObserver) Answered(string, int) {}
 
 // Changes are numbers of changed objects.
 type Changes struct{ Services, Slices int }

@@ -232,7 +232,7 @@ func TestQueue_rests(t *testing.T) {
 	}
 }
 
-// Each change is reported once, with the time of its first arrival. So are changes that a later one has replaced.
+// Each change is reported once, with the time of its first arrival, also one that a later change has replaced.
 func TestQueue_times(t *testing.T) {
 	began := time.Now()
 	q := queue{began: began}

@@ -9,8 +9,8 @@
 // Frequent events are counted as they happen, without allocation, since programming waits for that. States are
 // collected at each scrape.
 //
-// The registry is a Metrics' own. Facts of the whole process are in the registry that all Kubernetes libraries share:
-// its CPU time and memory, the Go runtime, and the requests of client-go, which has one global hook. Handler adds them.
+// The registry is a Metrics' own. Handler adds the registry that all Kubernetes libraries share. That one has facts of
+// the whole process: its CPU time and memory, the Go runtime, and the requests of client-go, which has one global hook.
 package metrics
 
 //go:generate go run ./list ../docs/metrics.md

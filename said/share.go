@@ -63,9 +63,9 @@ func (s *Share) Withheld() (n int, of []string) {
 	return n, of
 }
 
-// Whose returns the namespace of an object, such as "Service default/web". For other things, as a line in a file, it
-// returns their name without the line.
-func Whose(object string) string {
+// NamespaceOf returns the namespace of an object, such as "Service default/web". For other things, as a line in a file,
+// it returns their name without the line.
+func NamespaceOf(object string) string {
 	if _, name, ok := strings.Cut(object, " "); ok {
 		if namespace, _, ok := strings.Cut(name, "/"); ok && !strings.Contains(namespace, "/") && namespace != "" {
 			return namespace

@@ -28,7 +28,7 @@ import (
 type Options struct {
 	Metrics http.Handler
 	Mode    func() string            // the data plane in force
-	Config  func() map[string]any    // by API group, such as "kubeproxy.config.k8s.io"
+	Config  func() map[string]any    // by API group of the configuration
 	Flags   func() map[string]string // values by name
 	Name    string                   // of this component; empty: fairlead
 	Version string                   // of this build, as "0.1.0"

@@ -13,7 +13,7 @@ import (
 //
 //	1  the node: its own addresses, and where this process listens
 //	2  what the control plane gives out: ClusterIPs, NodePorts, health check ports
-//	3  what a tenant writes: external IPs, load balancer addresses in a Service's status.
+//	3  what a tenant writes: external IPs, load balancer addresses in a Service's status
 //
 // Of two Services with the same right the older one has it, then the one whose name comes first.
 

@@ -13,7 +13,7 @@
 //
 // The names demo, recommend and bench run commands of the laboratory, the program fairlead-lab.
 //
-// Exit status 0: all is well. 1: it found something (no route for a packet, ill health, a difference) or failed. 2: bad
+// Exit statuses: 0 all is well. 1 it found something (no route for a packet, ill health, a difference) or failed. 2 bad
 // usage or input.
 package main
 

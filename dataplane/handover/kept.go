@@ -78,8 +78,8 @@ func (k *kept) drain(
 	return connections, errors.Join(errs...)
 }
 
-// drain returns how many connections a plane has, and at least one at the first call. The plane may have read a packet
-// before it was told to stop. Until the next call clients could get sessions of it.
+// drain returns how many connections a plane has, and at least one at the first call: the plane may have read a packet
+// before it was told to stop. Up to that call clients could get sessions of the plane, so these are learned then.
 func (p *Plane) drain(ctx context.Context, s *model.State, alike bool, learn learner) (n int, err error) {
 	first := !p.stopping
 	if alike {

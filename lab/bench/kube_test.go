@@ -82,9 +82,9 @@ type contestant struct {
 	churnCPU                 Series // seconds a second
 }
 
-// latencies are those of changes: from the PATCH to the first connection at the new endpoint, and the part of it that
-// comes after a bare watch has seen the change. The prober cannot tell less than its interval, so all shorter times
-// count as the interval.
+// latencies are those of changes, from the PATCH to the first connection at the new endpoint. event is the part of it
+// that comes after a bare watch has seen the change. The prober cannot tell less than its interval, so all shorter
+// times count as the interval.
 type latencies struct {
 	patch, event       Series // seconds: the median of each round
 	allPatch, allEvent Series // of all changes

@@ -9,23 +9,23 @@
 // The first lines of a file are its rule, in words; docs/semantics.md lists all rules. Then come the sections, each
 // with "-2", "-3" and so on for later steps of the case:
 //
-//	options       flags of the proxy; "family: ipv4 WHY", "family: dual WHY"; "skip PLANE [FAMILY or WAY]: WHY".
-//	objects.yaml  what is new or replaces something.
-//	delete        what goes: "Kind namespace/name".
-//	rows          in place of objects: rows for which there are no objects.
-//	state         all rows in canonical text form.
-//	problems      how each problem begins.
-//	probes        see type probe.
+//	options       flags of the proxy; "family: ipv4 WHY", "family: dual WHY"; "skip PLANE [FAMILY or WAY]: WHY"
+//	objects.yaml  what is new or replaces something
+//	delete        what goes: "Kind namespace/name"
+//	rows          in place of objects: rows for which there are no objects
+//	state         all rows in canonical text form
+//	problems      how each problem begins
+//	probes        see type probe
 //
 // A case is written in IPv4; its IPv6 form is derived by embedding each address in fd00::/96. A case plays on the
-// cluster of package testbed, with two more addresses of the node, 192.0.2.101 and 127.0.0.1, and this cast:
+// cluster of package testbed. The node has two more addresses, 192.0.2.101 and 127.0.0.1. This is the cast:
 //
 //	client  10.244.1.20  node     pods; each serves tcp 8080, 8081 and 9090,
-//	pod-a   10.244.1.11  node     udp 5353 and sctp 7000.
+//	pod-a   10.244.1.11  node     udp 5353 and sctp 7000
 //	pod-b   10.244.1.12  node
 //	pod-c   10.244.2.13  node-b
 //	pod-d   10.244.2.14  node-b
-//	host    192.0.2.1    node     pods of the host network; they serve tcp 6443 and udp 6053.
+//	host    192.0.2.1    node     pods of the host network; they serve tcp 6443 and udp 6053
 //	host-b  192.0.2.2    node-b
 //
 // Beside the table there are random objects, where Lookup is the oracle of the kernel. Kernel calls that fail are in

@@ -16,8 +16,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// RunFaults lets the first kernel operation of a short run fail, then in another run the second one, and so on until no
-// operation is left; of these runs a third is drawn. The next Sync repairs the consequences. An untouched Service
+// RunFaults lets the first kernel operation of a short run fail, in another run the second one, and so on until no
+// operation is left. Of these runs a third is drawn. The next Sync repairs the consequences. An untouched Service
 // answers all the while.
 func RunFaults(t *testing.T, new dataplane.New) { runFaults(t, onBeds(new), testbed.Spec{}, 3) }
 

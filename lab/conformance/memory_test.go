@@ -15,11 +15,11 @@ import (
 
 // These tests leave out some tests of real planes, because a kernel that is a map has no such thing:
 //
-//  - RunSockets, RunAccelerated, RunOnlySockets: sockets in a cgroup, drivers; RunHiding: a plane behind another.
-//  - TestUnanswered_both: datagrams that wait for an answer. Here each packet has its answer at once.
-//  - TestIPVS_…, TestSessions_left, sidebyside: objects of one plane's kernel, planes behind it, kube-proxy.
-//  - The suites of the daemon: they open planes by the names of modes.
-//  - lab/integration, lab/attack: the real program.
+//   - RunSockets, RunAccelerated, RunOnlySockets: sockets in a cgroup, drivers. RunHiding: a plane behind another.
+//   - TestUnanswered_both: datagrams that wait for an answer. Here each packet has its answer at once.
+//   - TestIPVS_…, TestSessions_left, sidebyside: objects of one plane's kernel, planes behind it, kube-proxy.
+//   - The suites of the daemon: they open planes by the names of modes.
+//   - lab/integration, lab/attack: the real program.
 
 // natures are those of planes of memory. The names are those by which cases skip them.
 func natures() map[string]memory.Nature {

@@ -54,11 +54,12 @@ type Event struct {
 
 // Events writes Events to the API server, as events.k8s.io/v1, without ever delaying the caller.
 //
-// Each node would report what all nodes find: of N nodes and M bad objects, N times M requests at once, of which the
-// server takes M. So a node asks at its start how many there are, and then throws a dice for each such Event: about ten
-// nodes write it, and the first of them is believed. That is 10 M requests, whatever N is; one Event in 22,000 is not
-// written. They are spread over N/10 seconds, at most a minute. A thousand bad objects at once in a cluster of 5,000
-// nodes make 170 requests a second for a minute. No node writes more than a burst of 25 and then one in two seconds.
+// Each node would report what all nodes find. N nodes and M bad objects would make N times M requests at once, of which
+// the server takes M. So a node asks at its start how many nodes there are, and then throws a dice for each such Event.
+// About ten nodes write it, and the first of them is believed. That is 10 M requests, whatever N is; one Event in
+// 22,000 is not written. They are spread over N/10 seconds, at most a minute. A thousand bad objects at once in a
+// cluster of 5,000 nodes make 170 requests a second for a minute. No node writes more than a burst of 25 and then one
+// in two seconds.
 type Events struct {
 	node, component string
 	client          rest.Interface
@@ -199,7 +200,7 @@ func (e *Events) postpone(event Event) {
 	}
 	switch {
 	case e.waiting[event]:
-	case !e.wait.Enter(said.Whose(event.Object)):
+	case !e.wait.Enter(said.NamespaceOf(event.Object)):
 		e.dropped.Add(1)
 	default:
 		e.waiting[event] = true
@@ -211,7 +212,7 @@ func (e *Events) postpone(event Event) {
 func (e *Events) say(event Event) {
 	if e.waiting[event] {
 		delete(e.waiting, event)
-		e.wait.Leave(said.Whose(event.Object))
+		e.wait.Leave(said.NamespaceOf(event.Object))
 	}
 	if e.limit.Wait(e.ctx) != nil {
 		return
@@ -222,7 +223,7 @@ func (e *Events) say(event Event) {
 		return
 	}
 	e.link.works(eventsResource)
-	if e.written[event] != nil || e.kept.Enter(said.Whose(event.Object)) {
+	if e.written[event] != nil || e.kept.Enter(said.NamespaceOf(event.Object)) {
 		e.written[event] = &series{event: o, count: 1, said: 1, last: time.Now()}
 	}
 }
@@ -245,7 +246,7 @@ func (e *Events) countAll() {
 			e.count(s)
 		case time.Since(s.last) > rememberTime:
 			delete(e.written, event)
-			e.kept.Leave(said.Whose(event.Object))
+			e.kept.Leave(said.NamespaceOf(event.Object))
 		}
 	}
 }

@@ -31,7 +31,7 @@ func newLine(size int) *line {
 func (l *line) put(t turn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	who := said.Whose(t.event.Object)
+	who := said.NamespaceOf(t.event.Object)
 	if !t.ripe && !l.room.Enter(who) {
 		return false
 	}

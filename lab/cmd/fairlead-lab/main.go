@@ -1,7 +1,7 @@
 // Command fairlead-lab is Fairlead's laboratory: it builds virtual clusters on this machine, and measures in them.
 //
-//	demo       a virtual cluster on this machine, with Services in use
-//	recommend  which data plane suits this node
+//	demo       a virtual cluster on this machine, with Services in use.
+//	recommend  which data plane suits this node.
 //	bench      compare the data planes on this machine, as published studies did.
 //
 // "fairlead demo" and the like run this program. Exit statuses are those of fairlead.

@@ -26,9 +26,9 @@ import (
 // the schedulable one that has fewer. It runs each as a pod of the Bed that serves on its container ports and answers
 // with PodPlace.
 //
-// It knows the parts of the Pod API that move Services: host network, readiness gates, the initial delay of a readiness
-// probe, which then succeeds, and in deletion a preStop sleep, during which the pod serves on. After that its servers
-// end, then its addresses and its object are gone: at once if it was deleted without grace.
+// It knows the parts of the Pod API that move Services. These are host network, readiness gates, the initial delay of a
+// readiness probe, which then succeeds, and in deletion a preStop sleep. The pod serves on during that sleep. Then its
+// servers end, and after them its addresses and its object are gone: at once if it was deleted without grace.
 type Kubelet struct {
 	bed    *testbed.Bed
 	client kubernetes.Interface

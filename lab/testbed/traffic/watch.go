@@ -50,8 +50,8 @@ type WatchSpec struct {
 	Ahead int
 	// Pause is the time between two chunks of one stream, and between two requests of one socket; 0: 100 ms.
 	Pause time.Duration
-	// Timeout is how long a client waits before it tries again: for a connection, for the next byte of a stream, or for
-	// the answer to a datagram; 0: 20 s.
+	// Timeout is how long a client waits in all, and sends again meanwhile. It waits for a connection, for the next
+	// byte of a stream, or for the answer to a datagram. 0: 20 s.
 	Timeout time.Duration
 }
 
