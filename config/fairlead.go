@@ -78,7 +78,7 @@ type EBPF struct {
 	Sockets EBPFSockets `json:"sockets,omitempty"`
 	// AbortTCP has TCP connections end with their backend's place in its Service, as those of UDP sockets do.
 	AbortTCP bool `json:"abortTCP,omitempty"`
-	// Sizes say how much is remembered; what is 0 has the plane's default.
+	// Sizes say how much is remembered; 0 is the plane's default.
 	Sizes EBPFSizes `json:"sizes,omitempty"`
 }
 

@@ -10,7 +10,7 @@ import (
 
 // excludedBackends are the backends of iptables in which chains that are named like kube-proxy's may be ours.
 type excludedBackends struct {
-	looking sync.RWMutex // held for reading by who removes what is kube-proxy's
+	looking sync.RWMutex // held for reading while kube-proxy's objects are removed
 	names   atomic.Pointer[map[string]bool]
 }
 

@@ -16,7 +16,7 @@ import (
 // They belong to the goroutine that reloads; others may load what is used.
 type feeds struct {
 	log  *slog.Logger
-	tell func(*feed) // who works with the one in use, the engine apart
+	tell func(*feed) // is called with the one in use, for parts beside the engine
 	used atomic.Pointer[feed]
 	next *upcoming // nil: none
 }

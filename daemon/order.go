@@ -15,8 +15,8 @@ import (
 
 // switches take orders for other data planes, one at a time, over the control socket:
 //
-//	POST /switch?plane=NAME   a SwitchStep a line, until it is done; who hangs up before the new plane is in force
-//	                          ends it
+//	POST /switch?plane=NAME   a SwitchStep a line, until it is done; a client that hangs up before the new plane
+//	                          is in force ends it
 //	DELETE /switch            ends it, if the new plane is not yet in force
 type switches struct {
 	orders chan *switchOrder // to the goroutine that reloads
@@ -119,7 +119,7 @@ func stream(w http.ResponseWriter, steps <-chan SwitchStep) {
 	c, e := http.NewResponseController(w), json.NewEncoder(w)
 	_ = c.Flush()
 	for s := range steps {
-		_ = e.Encode(s) // who does not listen any more has hung up
+		_ = e.Encode(s) // fails if the client has hung up
 		_ = c.Flush()
 	}
 }

@@ -41,7 +41,7 @@ type successor struct {
 	interval time.Duration
 	reminder time.Duration // of a closed FORWARD
 
-	turn sync.Mutex      // held by who looks
+	turn sync.Mutex      // held during a look
 	said map[string]bool // of what stays; belongs to that one
 }
 

@@ -98,7 +98,7 @@ type Table struct {
 	Used     uint32 `json:"used,omitempty"`    // when they were counted last, a minute ago at most
 	Counted  bool   `json:"-"`                 // some are
 	Full     uint64 `json:"full,omitempty"`    // connections for which there was no room
-	Yielded  uint64 `json:"yielded,omitempty"` // those that were ended to make room for who has less
+	Yielded  uint64 `json:"yielded,omitempty"` // ended to make room for clients with fewer
 }
 
 // Sort puts all in order.

@@ -457,7 +457,7 @@ func (e *Engine) programAll(level slog.Level, do func() error) error {
 	e.dirty, e.partial, e.synced = false, false, now
 	e.audits.lacking = nil
 	e.status.checked()
-	e.programmed(true) // who has read the line finds it there
+	e.programmed(true) // before the line: its readers find the rows in force
 	e.options.Log.Log(context.Background(), level, "programmed",
 		"frontends", len(e.state.Frontends), "pools", len(e.state.Pools), "took", e.took)
 	return nil

@@ -30,7 +30,7 @@ type recurrence struct {
 	began, last time.Time // of the repairs that did not hold
 	repairs     int
 	broken      bool                // the last one is known to be undone
-	by          []dataplane.Foreign // who is known to have done it last
+	by          []dataplane.Foreign // external changes known to be the last cause
 }
 
 // found takes in that the kernel is not as it should be. It returns when that may be repaired.

@@ -32,7 +32,7 @@ type Undone struct {
 	Repairs int       `json:"repairs"`      // so many
 	Rarer   bool      `json:"rarer"`        // the next one waits for longer than the first did
 	Next    time.Time `json:"next"`         // when the next one may come
-	By      string    `json:"by,omitempty"` // whose doing it is; empty: the kernel does not tell
+	By      string    `json:"by,omitempty"` // the author; empty: the kernel does not tell
 	Process string    `json:"-"`            // the name of one of them, without its number
 }
 

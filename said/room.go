@@ -11,7 +11,7 @@ type Room struct {
 	of  map[string]int
 }
 
-// Enter takes a place. It returns false if there is none for him.
+// Enter takes a place. It returns false if there is none for this name.
 func (r *Room) Enter(who string) bool {
 	if r.of[who] >= r.Size-r.all {
 		return false

@@ -140,7 +140,7 @@ func (t *Table) release(c claim, e *entry) {
 	t.grant(c, &Rows{})
 }
 
-// grant gives the claim to the rows of one Service; what was there before goes.
+// grant gives the claim to the rows of one Service; the rows before go.
 func (t *Table) grant(c claim, rows *Rows) {
 	for _, scope := range []model.Scope{model.Any, model.Internal} {
 		if key := c.key(scope); rows.frontend(key) == nil {

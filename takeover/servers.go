@@ -227,7 +227,7 @@ func (s ipvsState) dropAddresses(idle map[netip.Addr]bool) (kept int, err error)
 	return kept, errors.Join(errs...)
 }
 
-// finish removes all, whoever uses it.
+// finish removes all, even if connections use it.
 func (s ipvsState) finish() error {
 	var errs []error
 	var open map[flow]bool

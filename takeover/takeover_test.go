@@ -195,7 +195,7 @@ func TestManyChains(t *testing.T) {
 	}
 }
 
-// TestLooking: whoever looks makes nothing.
+// TestLooking: a look makes no objects.
 func TestLooking(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "legacy")

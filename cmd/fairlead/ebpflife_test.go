@@ -117,8 +117,8 @@ func (m machine) otherFlows(p *proxy, flags []string) {
 }
 
 // ask sends datagrams until ctx ends, by sockets that are connected and others, and counts answers. One that has no
-// answer is sent a second time, as resolvers do: who replaces the memory of another version has not that of datagrams
-// on their way.
+// answer is sent a second time, as resolvers do: a process that replaces the maps of another version does not
+// know the datagrams on their way.
 func (m machine) ask(ctx context.Context, group *sync.WaitGroup) *atomic.Int64 {
 	var answered atomic.Int64
 	service, port := netip.MustParseAddrPort("10.96.0.53:53"), netip.MustParseAddrPort("192.0.2.1:30053")

@@ -317,7 +317,7 @@ func TestRun_stopsAndIsCleaned(t *testing.T) {
 	}
 }
 
-// TestExplain_affinity: who is remembered is asked of the data plane.
+// TestExplain_affinity: explain asks the data plane for sessions.
 func TestExplain_affinity(t *testing.T) {
 	w := newWorld(t)
 	w.write("web.yaml", strings.Replace(web, "type: NodePort", "sessionAffinity: ClientIP", 1))

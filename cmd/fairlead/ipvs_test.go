@@ -354,8 +354,8 @@ func talk(c net.Conn) error {
 	return err
 }
 
-// TestRun_ipvsNeighbours: whoever asks on the link who has an address of a Service hears of the node, in each address mode,
-// unless ipvs.strictARP is set. A ping is refused, whoever sends it.
+// TestRun_ipvsNeighbours: the node answers ARP and neighbour requests for a Service's address, in each address mode,
+// unless ipvs.strictARP is set. It refuses every ping.
 func TestRun_ipvsNeighbours(t *testing.T) {
 	if needIPVS(t) {
 		return

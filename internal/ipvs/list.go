@@ -156,7 +156,7 @@ func decodeDestination(ad *netlink.AttributeDecoder, v6 bool) (d Destination) {
 	return d
 }
 
-// Count is how many virtual servers of IPv4 the kernel has, whoever made them.
+// Count is how many virtual servers of IPv4 the kernel has, of all programs.
 func (c *Client) Count() (int, error) {
 	const getInfo = 64 + 1024 + 64 + 1 // IP_VS_SO_GET_INFO in include/uapi/linux/ip_vs.h
 	var info struct{ version, size, services uint32 }

@@ -14,7 +14,7 @@ import (
 	"fairlead.dev/fairlead/internal/thread"
 )
 
-// Namespace is a network namespace. A socket that is made in it stays there, whoever uses it.
+// Namespace is a network namespace. A socket that is made in it stays there, whichever thread uses it.
 type Namespace struct {
 	file *os.File // nil: the one in which all goroutines run that are not locked to a thread
 }

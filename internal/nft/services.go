@@ -58,7 +58,7 @@ func (t *Table) Guards() []Rule {
 
 // Dispatch finds the token of the destination in a map and goes to the chain of its class, or to Serve. The token
 // travels in the packet's priority because nft cannot print a rule that uses what one map says as the key of
-// the next. Only the first packet of a connection comes here; who translates it resets its priority.
+// the next. Only the first packet of a connection comes here; the rule that translates it resets its priority.
 func (t *Table) Dispatch(frontends string) Rule {
 	exprs, _ := t.Family.DestinationKey()
 	exprs = append(exprs, Find(frontends, 0), StoreMeta(expr.MetaKeyPRIORITY, 0))

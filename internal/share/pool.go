@@ -161,7 +161,7 @@ func (p *Pool) Capacity() int {
 	return p.capacity
 }
 
-// quietest is the place that is to yield for a newcomer, who is counted already; nil: none does.
+// quietest is the place that is to yield for a newcomer, which is counted already; nil: none does.
 func (p *Pool) quietest(newcomer *node) *Place {
 	const looks = 32 // among places that are all in use one is as good as another
 	for i := 0; ; i++ {

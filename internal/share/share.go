@@ -1,5 +1,5 @@
 // Package share divides what a process has only so much of, such as connections, flows and memory for datagrams. The
-// division is max-min fair: one namespace alone may have all of it. When it is full, whoever has most gives way.
+// division is max-min fair: one namespace alone may have all of it. When it is full, the one that has most gives way.
 //
 //	Enter ─► room? ─ yes ─────────────────────────────────────────────────────────────► in
 //	           └ no ─► namespace with most ─► its Service with most ─► its client with most

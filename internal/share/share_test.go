@@ -76,7 +76,7 @@ func client(i int) share.Client {
 	return share.At(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}))
 }
 
-// TestEnter: who is alone has all, and gives up as much as others need, until all have as much.
+// TestEnter: a client that is alone has all, and gives up as much as others need, until all have as much.
 func TestEnter(t *testing.T) {
 	t.Parallel()
 	c := &crowd{T: t, Pool: share.New(60)}
@@ -113,7 +113,7 @@ func TestEnter_shares(t *testing.T) {
 			wants.add(n, o.Namespace, byService(o), byOwner(o))
 			comers = append(comers, slices.Repeat([]share.Owner{o}, n)...)
 		}
-		for range 30 { // who has yielded comes again
+		for range 30 { // a client that has yielded comes again
 			c.count(byOwner)
 			have := map[share.Owner]int{}
 			for _, h := range c.all {

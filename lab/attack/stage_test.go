@@ -50,7 +50,7 @@ var (
 	metrics = netip.MustParseAddrPort("127.0.0.1:10249")
 )
 
-// stage is a node with its proxy, a victim, and room for whoever attacks.
+// stage is a node with its proxy, a victim, and room for attackers.
 type stage struct {
 	*testing.T
 	on      plane

@@ -198,7 +198,7 @@ func (p audited) repairs(b *testing.B, bed *testbed.Bed, pins string, programmed
 	var all time.Duration
 	for begin := time.Now(); len(took) < acts; {
 		letPass(time.Duration(rand.Int64N(int64(time.Second))))
-		letPass(repairShare*all - repairCredit - time.Since(begin)) // who goes on and on is repaired ever more rarely
+		letPass(repairShare*all - repairCredit - time.Since(begin)) // endless changes are repaired ever more rarely
 		for len(programmed) > 0 {
 			<-programmed
 		}

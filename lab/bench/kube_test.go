@@ -184,7 +184,7 @@ func (k *contestant) run(b *testing.B, c *cluster, measure measurement) error {
 	return errors.Join(err, r.prober.stop())
 }
 
-// progress is for whoever waits.
+// progress is written to standard error.
 func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...) }
 
 // command starts the rival whose program is at path.

@@ -156,8 +156,8 @@ func (d *drain) forgetsUDP() {
 	flow.answers("pod-c")
 }
 
-// keepsUDP: a backend that is listed with weight 0 terminates and still serves. There is no deadline but that of
-// whoever lists it.
+// keepsUDP: a backend that is listed with weight 0 terminates and still serves. The plane has no
+// deadline of its own: the backend stays until the rows leave it out.
 func (d *drain) keepsUDP() {
 	flow := d.open(model.UDP, drainPorts[model.UDP], "pod-a")
 	d.apply(podAListed)

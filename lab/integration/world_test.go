@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// fairlead is the agent under the name kube-proxy: whoever replaces the image gets it so.
+// fairlead is the agent under the name kube-proxy: users who replace the image get this name.
 func fairlead(t *testing.T) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "kube-proxy")

@@ -18,8 +18,8 @@ type errand struct {
 	load    traffic.Load
 }
 
-// mostFailed is the share of requests that may fail. Where more do, times of the others mean nothing: who serves only
-// some is fast.
+// mostFailed is the share of requests that may fail. Where more do, times of the others mean nothing: a proxy that
+// serves only some is fast.
 const mostFailed = 0.01
 
 // refusedByLimit is how requests fail that a backend has refused because there were too many.

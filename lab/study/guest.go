@@ -260,7 +260,7 @@ func Guest(ctx context.Context, file string, out io.Writer) error {
 		return err
 	}
 	to := json.NewEncoder(out)
-	send := func(w word) { _ = to.Encode(w) } // who does not listen any more has ended the kernel
+	send := func(w word) { _ = to.Encode(w) } // fails only when the kernel is being ended
 	o.Progress = func(p Progress) { send(word{Progress: &p}) }
 	o.Say = func(what string) { send(word{Said: what}) }
 	l := newLab(o, Test)

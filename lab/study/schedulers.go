@@ -75,8 +75,8 @@ func schedulersCells(d Depth) (cells []Cell) {
 	return cells
 }
 
-// withSchedulers has each contender with IPVS once for each scheduler. Quickly, of kube-proxy those of which the
-// comparison has said something: the schedulers are the kernel's, whoever uses them.
+// withSchedulers has each contender with IPVS once for each scheduler. A quick run has of kube-proxy those that the
+// comparison is about: all contenders use the kernel's schedulers.
 func withSchedulers(d Depth) func([]Contender) []Contender {
 	each := []string{"rr", "lc", "dh", "sh", "sed", "nq", "wrr", "wlc", "lblc", "lblcr", "mh", "twos"}
 	some := []string{"rr", "sh", "sed"}

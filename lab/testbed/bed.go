@@ -72,7 +72,7 @@ type Bed struct {
 	mu     sync.RWMutex
 	places map[Place]*host
 	pods   map[string]*pod
-	used   map[netip.Addr]string // who has an address
+	used   map[netip.Addr]string // owner of each address
 	serves sync.WaitGroup
 }
 

@@ -40,7 +40,7 @@ func detached(kind string) (f *os.File, path string, err error) {
 // sockets that they open are in it as well, and with them the programs that are attached to it.
 type cgroup struct {
 	dir  string
-	lock *os.File // the directory; who can lock it may remove it
+	lock *os.File // the directory; a process that can lock it may remove it
 }
 
 const cgroupPrefix = "fairlead-test-"

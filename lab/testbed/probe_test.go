@@ -21,7 +21,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Every way in which a packet can fail has its own outcome, whoever makes it fail.
+// Every way in which a packet can fail has its own outcome, whichever part makes it fail.
 func TestProbe_outcomes(t *testing.T) {
 	b := Need(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
 	run(t, b, Node, "nft", `table inet t {

@@ -100,7 +100,7 @@ const (
 	turn = 250 * time.Millisecond
 	// restShare is how many times as long as it took a file is not read again, and the roots are not listed again.
 	restShare = 8
-	// restCredit is lent to a file: who edits a large one twice does not wait the second time.
+	// restCredit is lent to a file, so that a second edit of a large file soon after the first is read at once.
 	restCredit = 20 * time.Second
 	// The first Next waits for so long for files that are written or are large.
 	tornPatience, largePatience = 2 * time.Second, 30 * time.Second

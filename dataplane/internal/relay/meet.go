@@ -140,5 +140,5 @@ func (s *Socket) end() {
 		return
 	}
 	s.Leave()
-	_ = s.SetReadDeadline(time.Unix(1, 0)) // who waits for an answer is to hear of it at once; fails only if it is closed
+	_ = s.SetReadDeadline(time.Unix(1, 0)) // ends a read that waits; fails only if it is closed
 }

@@ -40,7 +40,7 @@ type pool struct {
 	affinity time.Duration
 	clients  map[netip.Addr]choice
 	proposed map[netip.Addr]choice        // of clients whose backend is being dialled
-	dirty    map[netip.Addr]struct{}      // of whom the set clients is to be told
+	dirty    map[netip.Addr]struct{}      // clients that the set is to be told of
 	suspects map[netip.AddrPort]time.Time // until when
 	served   map[netip.AddrPort]tally
 }

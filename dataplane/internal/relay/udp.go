@@ -352,8 +352,8 @@ func (f *flow) current() *Socket {
 }
 
 // answer waits for a datagram of the backend and sends it to the client. It takes a buffer only when there is something
-// to read: most flows are short, and idle for the rest of their time. While it reads it takes no lock: whoever closes
-// the socket has that of the flow, and waits until the read is over.
+// to read: most flows are short, and idle for the rest of their time. While it reads it takes no lock: closing the
+// socket holds the flow's lock, and waits until the read is over.
 func (p *Proxy) answer(f *flow, conn *Socket) error {
 	var buf *[bufferSize]byte
 	var n int
@@ -397,7 +397,7 @@ func (p *Proxy) elsewhere(f *flow) bool {
 	f.pool.failed(f.backend, time.Now())
 	f.tried = append(f.tried, f.backend)
 	f.moving = true
-	f.mu.Unlock() // who brings datagrams does not wait
+	f.mu.Unlock() // senders of datagrams do not wait
 	conn, backend, err := p.connectAny(f.Call, slices.Clone(f.tried))
 	f.mu.Lock()
 	f.moving = false

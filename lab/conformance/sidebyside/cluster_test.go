@@ -177,7 +177,7 @@ func hasFamily(s *corev1.Service, a netip.Addr) bool {
 	})
 }
 
-// addresses are where clients may reach a port of a Service, whoever they are.
+// addresses are where clients may reach a port of a Service, from any place.
 func addresses(s *corev1.Service, port corev1.ServicePort) (all []netip.AddrPort) {
 	add := func(address string, port int32) {
 		all = append(all, netip.AddrPortFrom(netip.MustParseAddr(address), uint16(port)))

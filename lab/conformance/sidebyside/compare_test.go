@@ -16,7 +16,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// probe is a packet's way: who sends what where.
+// probe is a packet's way: sender, protocol, destination.
 type probe struct {
 	from     testbed.Place
 	protocol model.Protocol

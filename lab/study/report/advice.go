@@ -144,7 +144,7 @@ func (s *Statistics) findings(services int) (all []advise.Finding) {
 
 func (s *Statistics) finding(c study.Contender, services int) advise.Finding {
 	f := advise.Finding{Plane: c.Plane}
-	connection := s.near(c, "lookup", services) // whose bounds are the narrowest
+	connection := s.near(c, "lookup", services) // its bounds are the narrowest
 	if connection == nil {
 		connection = s.near(c, "connect", services)
 	}

@@ -69,7 +69,7 @@ func (b block) where(size int) string {
 	return strings.ToUpper(text[:1]) + text[1:] + ": "
 }
 
-// ranked says who is ahead, who is alike, and who comes last.
+// ranked says which contenders are ahead, alike, and last.
 func (s *Statistics) ranked(b block, all []placed) string {
 	size := b.largest()
 	var ahead, rest []string

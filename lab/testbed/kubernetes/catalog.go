@@ -91,8 +91,8 @@ func (c *Catalog) Copy() *Catalog {
 // Add announces an object that is new. The catalog keeps it.
 func (c *Catalog) Add(o runtime.Object) error { return c.announce(watch.Added, o) }
 
-// Update announces an object in place of the one with its name. The catalog keeps it: who changes an object that is
-// there must give it a copy.
+// Update announces an object in place of the one with its name. The catalog keeps it: a caller that changes an
+// object of the catalog must pass a copy.
 func (c *Catalog) Update(o runtime.Object) error { return c.announce(watch.Modified, o) }
 
 // Delete announces that the object with this one's name is no more.
@@ -367,7 +367,7 @@ func (c *Catalog) watch(w http.ResponseWriter, r *http.Request, s *collection) {
 var errTooOld = errors.New("something was deleted since")
 
 func (c *Catalog) subscribe(s *collection, w *watcher, version string) (missed [][]byte, err error) {
-	from, _ := strconv.Atoi(version) // who does not say wants all
+	from, _ := strconv.Atoi(version) // without a version: all
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if from > 0 && from < s.deleted {

@@ -34,7 +34,7 @@ func clientOf(t *testing.T, catalog *kubernetes.Catalog) *clientset.Clientset {
 	return client
 }
 
-// TestCatalog: whoever lists and then watches misses nothing, whenever the watch begins.
+// TestCatalog: a client that lists and then watches misses nothing, whenever the watch begins.
 func TestCatalog(t *testing.T) {
 	t.Parallel()
 	catalog, err := kubernetes.NewCatalog(&corev1.Service{ObjectMeta: named("a")}, &corev1.Node{ObjectMeta: named("n")})

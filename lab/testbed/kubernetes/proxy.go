@@ -68,7 +68,7 @@ func StartProxy(ctx context.Context, o ProxyOptions) (*Proxy, error) {
 		out = io.MultiWriter(out, o.Log)
 	}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
-	p.cmd.SysProcAttr.Setpgid = true // who interrupts this process at its terminal leaves it the proxies
+	p.cmd.SysProcAttr.Setpgid = true // an interrupt at this process's terminal leaves it the proxies
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", o.Command[0], err)
 	}

@@ -92,7 +92,7 @@ func (f Fault) String() string {
 type Report struct {
 	Counts   [kinds]Count   // by Kind
 	Faults   []Fault        // by time
-	Backends map[string]int // how often who has answered
+	Backends map[string]int // answers of each backend
 }
 
 // Report is what there was so far.

@@ -59,7 +59,7 @@ type Server struct {
 }
 
 // Limit is nginx's limit_req: each backend answers Rate requests per second, one after the other. Burst more than
-// those may wait; who comes then is answered with status 503 at once.
+// those may wait; further requests are answered with status 503 at once.
 type Limit struct {
 	Rate  float64 // per second; 0: no limit
 	Burst int

@@ -402,7 +402,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestShut: who comes after the ports are closed is refused, and who was there before is served on.
+// TestShut: clients that come after the ports are closed are refused; earlier ones are served on.
 func TestShut(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
@@ -466,7 +466,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestDeath has a worker be killed: who asks it is told, and so is the client of its server.
+// TestDeath kills a worker: its caller gets an error, and so does the client of its server.
 func TestDeath(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)

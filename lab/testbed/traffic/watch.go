@@ -80,7 +80,7 @@ type Watch struct {
 	step     string
 	since    time.Time // when it began
 	counts   [kinds]Count
-	backends map[string]int // how often who has answered
+	backends map[string]int // answers of each backend
 	faults   []Fault
 	clients  map[*client]struct{}
 	changed  chan struct{} // closed and replaced when a reader waits and something has happened
@@ -194,7 +194,7 @@ type client struct {
 	Path
 	pending  int       // begun, without an outcome
 	outcomes int       // answers and failures
-	backend  string    // who answered first, for those that should stay with it
+	backend  string    // the first that answered, for those that should stay with it
 	opened   time.Time // of a stream; zero: of nothing that stays
 }
 

@@ -35,7 +35,7 @@ func StartWorker(ctx context.Context, bed *testbed.Bed, place testbed.Place) (*W
 	w.cmd.Args[0] = "traffic@" + string(place)
 	w.cmd.Env = append(os.Environ(), variable+"=1")
 	w.cmd.Stderr = &w.words
-	w.cmd.SysProcAttr.Setpgid = true // who interrupts the program at its terminal leaves it the workers
+	w.cmd.SysProcAttr.Setpgid = true // an interrupt at the program's terminal leaves it the workers
 	in, err := w.cmd.StdinPipe()
 	if err != nil {
 		return nil, err
