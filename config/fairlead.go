@@ -68,7 +68,7 @@ type EBPF struct {
 	CgroupRoot string `json:"cgroupRoot,omitempty"`
 	// BPFRoot is where a file system of type bpf is mounted, or will be.
 	BPFRoot string `json:"bpfRoot,omitempty"`
-	// Packets is who serves what has no socket on the node.
+	// Packets says what serves packets without a socket on the node.
 	Packets EBPFPackets `json:"packets,omitempty"`
 	// Acceleration is whether drivers of devices serve known flows from outside to outside.
 	Acceleration EBPFAcceleration `json:"acceleration,omitempty"`

@@ -219,8 +219,7 @@ func (d *Daemon) planeConfig() dataplane.Config {
 // drainTime is for how long connections may need what another plane has left.
 const drainTime = takeover.DefaultDrain
 
-// listenForOthers has the kernel tell who else changes it. Where it does not, that is found out all the same, when the
-// next audit comes.
+// listenForOthers has the kernel report external changes. Where it does not, the next audit finds them.
 func (d *Daemon) listenForOthers() {
 	var err error
 	if d.foreign, err = foreign.Open(); err != nil {

@@ -14,7 +14,7 @@ import (
 	"fairlead.dev/fairlead/source/kube"
 )
 
-// component is who Events come from.
+// component is the sender of Events.
 const component = "fairlead"
 
 // emitter takes Events without delay.

@@ -90,8 +90,7 @@ func (f *feed) close() error {
 	return f.source.Close()
 }
 
-// primed waits for the first batch of a source and puts it back, so that who takes over the source
-// need not wait.
+// primed waits for the first batch of a source and puts it back, so that the next user of the source need not wait.
 func primed(ctx context.Context, s source.Source) (source.Source, error) {
 	first, err := s.Next(ctx)
 	return &primedSource{s, &first}, err

@@ -27,7 +27,7 @@ func Candidates(all []Foreign, drifts []Drift) []Foreign {
 	return out
 }
 
-// String names what was changed, and who did.
+// String names the changed object, and the author.
 func (f Foreign) String() string {
 	if f.By() == "" {
 		return f.What
@@ -35,7 +35,7 @@ func (f Foreign) String() string {
 	return f.What + " by " + f.By()
 }
 
-// By is who changed it; empty if that is not known.
+// By is the author; empty if that is not known.
 func (f Foreign) By() string {
 	switch {
 	case f.PID == 0:

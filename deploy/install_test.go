@@ -120,7 +120,7 @@ func testInstead(t *testing.T, c *cluster) {
 	equal(t, c.affinity(t, "kube-proxy"), `{"kubernetes.io/os":"linux"}`)
 }
 
-// kubeadm has kubectl write what kubeadm writes, in its name: whose a field is decides who may apply it.
+// kubeadm has kubectl write what kubeadm writes, in its name: the owner of a field decides which program may apply it.
 func (c *cluster) kubeadm(t *testing.T, verb string) {
 	t.Helper()
 	c.must(t, read(t, "testdata/kubeadm.yaml"), verb, "--field-manager=kubeadm", "-f", "-")

@@ -32,7 +32,7 @@ const (
 	// are logged in that time.
 	driftMemory = 10 * time.Minute
 	maxDrifts   = 20
-	// maxForeign is of how many changes it is said who made them.
+	// maxForeign bounds the external changes of which the author is kept until the next audit.
 	maxForeign = 16
 	// maxPatience is for how long an audit may go on at most.
 	maxPatience = 10 * time.Minute

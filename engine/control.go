@@ -192,7 +192,7 @@ func (c *controlServer) counters(w http.ResponseWriter, r *http.Request) {
 	c.ask(w, r, func(ctx context.Context, v View) (any, error) { return v.Plane.Counters(ctx) })
 }
 
-// dumped are the rows, and what the plane says of its objects. To who reads the text as rows that is a comment.
+// dumped are the rows, and what the plane says of its objects. Parsers of the dump see the latter as comments.
 type dumped struct {
 	*model.State
 	objects []string

@@ -48,7 +48,7 @@ func count(s *model.State) Rows {
 	return Rows{len(s.Frontends), len(s.Pools), len(s.Guards), len(s.Health)}
 }
 
-// statusBox is written by the loop, and by who pulls the Source; servers read it.
+// statusBox is written by the loop, and by the goroutine that pulls the Source; servers read it.
 type statusBox struct {
 	p  atomic.Pointer[Status]
 	mu sync.Mutex // of writers

@@ -1,9 +1,8 @@
 package said
 
-// Room is for so many things, of those of whom they are. Each may have as many as there is room left for: one alone
-// half
-// of it, another one that comes later half of the rest. So who has most leaves room for all others. It belongs to one
-// goroutine at a time.
+// Room is for so many things, each of an owner. An owner may have as many as there is room left for: one alone half of
+// it, another one that comes later half of the rest. So the owner with most leaves room for all others. It belongs to
+// one goroutine at a time.
 type Room struct {
 	Size int
 

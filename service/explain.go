@@ -229,7 +229,7 @@ func (x *explainer) affinity(s *Service) {
 	}
 }
 
-// scheduler says who honours one. Which data plane is in force is not known here.
+// scheduler says which planes honour one. Which data plane is in force is not known here.
 func (x *explainer) scheduler(s *Service) {
 	if name := s.Scheduler.name(); name != "" && !x.t.tableShares.refuses(s.Name) {
 		x.say("annotation %s: %s by %s, other data planes at random by weight",

@@ -177,8 +177,8 @@ func compareNames(a, b Name) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// fairShare is the most that one of them may have, so that those who want less have what they want, and those who want
-// more have the same.
+// fairShare is the most that one of them may have, so that those that want less have what they want, and those that
+// want more have the same.
 func fairShare(wanted map[string]int, total int) int {
 	left := total
 	for i, n := range slices.Sorted(maps.Values(wanted)) {

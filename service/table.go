@@ -322,13 +322,13 @@ func network(a netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(a, a.BitLen()-8).Masked()
 }
 
-// standing is who has an address that is a ClusterIP or was one.
+// standing is the use of an address that is a ClusterIP or was one.
 type standing struct {
 	owners  []string // namespaces of Services whose ClusterIP it is
 	another bool     // a Service of another namespace has an endpoint there
 }
 
-// move has it looked anew who has an address.
+// move has the use of an address determined anew.
 func (t *Table) move(a netip.Addr) {
 	if t.moved == nil {
 		t.moved = map[netip.Addr]*standing{}

@@ -118,7 +118,7 @@ func (l *legacy) each(f func(s xt.Socket, table string) error) error {
 }
 
 // remove replaces each table by one without kube-proxy's part, which is how the kernel changes these
-// tables. Others who do the same at the same time must wait.
+// tables. Programs that do the same at the same time must wait.
 func (l *legacy) remove(ctx context.Context) error {
 	found, err := l.find(ctx)
 	if err != nil || len(found) == 0 {

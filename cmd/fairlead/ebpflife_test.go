@@ -350,7 +350,7 @@ func (m machine) forgetFlows() {
 	}
 }
 
-// packetsBy says who is to serve packets.
+// packetsBy configures what is to serve packets.
 func (m machine) packetsBy(name string) {
 	m.Helper()
 	path := filepath.Join(filepath.Dir(m.config()), "fairlead.conf")

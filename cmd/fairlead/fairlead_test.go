@@ -178,7 +178,7 @@ func (p *proxy) await(text string) {
 	}
 }
 
-// probe is who answers at an address, or what happens instead.
+// probe returns the pod that answers at an address, or the failure.
 func (w *world) probe(from testbed.Place, to netip.AddrPort) string {
 	o, err := w.bed.Probe(w.Context(), testbed.Probe{From: from, To: to, Protocol: model.TCP})
 	switch {

@@ -18,7 +18,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// callers are who connects to what in the tests of the data plane userspace.
+// callers are clients and their destinations in the tests of the data plane userspace.
 func callers() map[testbed.Place]netip.AddrPort {
 	return map[testbed.Place]netip.AddrPort{
 		testbed.Node: clusterIP, "pod-a": clusterIP, testbed.Outside: nodePort, "pod-b": nodePort,
@@ -90,7 +90,7 @@ func TestRun_userspace(t *testing.T) {
 	}
 }
 
-// countsDials looks for what is counted of a Service that has one backend who is not there.
+// countsDials looks for the counters of a Service whose only backend is missing.
 func (w *world) countsDials(metrics netip.AddrPort) {
 	w.Helper()
 	w.write("half.yaml", strings.NewReplacer("web", "half", "NodePort", "ClusterIP", ", nodePort: 30080", "",

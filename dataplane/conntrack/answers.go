@@ -24,7 +24,7 @@ func OpenTable() (*Table, error) {
 // Close gives the socket back.
 func (t *Table) Close() { _ = t.conn.Close() } // nothing waits in it
 
-// Answer is who answers on a flow, and the flow's mark.
+// Answer is the address that answers on a flow, and the flow's mark.
 type Answer struct {
 	From netip.AddrPort
 	Mark uint32

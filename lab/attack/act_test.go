@@ -178,7 +178,7 @@ func (s *stage) during(d time.Duration, perSecond int, do func(n int)) {
 	}
 }
 
-// rewrite writes a file in place for three seconds, so that who reads finds a part of it.
+// rewrite writes a file in place for three seconds, so that a reader finds a part of it.
 func rewrite(s *stage) {
 	whole, err := manifest((&offer{Service: service(tenant, "s-0", both("10.96.128.1"), evilPort)}).objects(s))
 	if err != nil {

@@ -117,7 +117,7 @@ func (t *trial) judge() (v verdict) {
 	return v
 }
 
-// named waits until those who have to know are told.
+// named waits until the owners of refused objects are told.
 func (t *trial) named() (wrong []string) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

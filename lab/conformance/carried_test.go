@@ -129,7 +129,7 @@ func stickyServices() (all []model.Key) {
 	return all
 }
 
-// ask is who answers each client.
+// ask returns the backend that answers each client.
 func (s sticky) ask(when string) map[string]string {
 	s.Helper()
 	answers := map[string]string{}

@@ -268,7 +268,7 @@ type connection struct {
 	backend string
 }
 
-// dial connects, from a certain address if that is valid, and learns who answers.
+// dial connects, from a certain address if that is valid, and learns which backend answers.
 func (l *lab) dial(from testbed.Place, source netip.Addr, to netip.AddrPort) (*connection, error) {
 	d := net.Dialer{Timeout: 5 * time.Second}
 	if source.IsValid() {

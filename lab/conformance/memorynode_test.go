@@ -118,7 +118,7 @@ func (m *Memory) send(p memory.Packet, from testbed.Place) testbed.Outcome {
 	return arrive(p, p.Destination)
 }
 
-// arrive is who answers at an address.
+// arrive returns the pod that answers at an address.
 func arrive(p memory.Packet, at netip.AddrPort) testbed.Outcome {
 	for _, c := range Cast() {
 		v4 := netip.MustParseAddr(c.Addr)

@@ -79,7 +79,7 @@ func (f *traffic) probe(ctx context.Context, p *probe) error {
 	return f.spread(ctx, p)
 }
 
-// once connects once and checks who answered, and the address that it saw.
+// once connects once and checks which backend answered, and the address that it saw.
 func (f *traffic) once(ctx context.Context, p *probe, to netip.AddrPort) (backend string, err error) {
 	o, err := f.node.Probe(ctx, testbed.Probe{From: p.from, To: to, Protocol: p.protocol, Timeout: p.timeout()})
 	switch {

@@ -41,7 +41,7 @@ func RunOnlySockets(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{on: onBeds(new), spec: testbed.Spec{Cgroup: true}, onlySockets: true})
 }
 
-// RunHiding is Run for a plane whose backends never see who their client is.
+// RunHiding is Run for a plane whose backends never see their client's address.
 func RunHiding(t *testing.T, name string, new dataplane.New) {
 	run(t, name, stage{on: onBeds(new), hiding: true})
 }

@@ -259,7 +259,7 @@ func (d *demo) flowTo(ctx context.Context, e cluster.Address, pod string) (*flow
 	return nil, fmt.Errorf("%s does not answer at %s/%s", pod, e.To, e.Protocol)
 }
 
-// ask sends something, and returns who answers, or the error.
+// ask sends something, and returns the pod that answers, or the error.
 func (f *flow) ask() string {
 	if err := f.SetDeadline(time.Now().Add(answerTime)); err != nil {
 		return err.Error()

@@ -184,7 +184,7 @@ func (t *trial) probe(to netip.AddrPort, timeout time.Duration) testbed.Probe {
 	return testbed.Probe{From: t.from, To: to, Protocol: t.Protocol, Timeout: timeout}
 }
 
-// sample connects until it is clear who answers and how evenly.
+// sample connects until it is clear which pods answer and how evenly.
 func (t *trial) sample(ctx context.Context, bed *testbed.Bed) error {
 	t.answers = map[string]int{}
 	most := maxPerBackend * len(t.backends)
@@ -205,7 +205,7 @@ func (t *trial) sample(ctx context.Context, bed *testbed.Bed) error {
 	return nil
 }
 
-// connect connects once and checks who answers, and whom that pod takes for its client.
+// connect connects once and checks the pod that answers, and the client address that this pod sees.
 func (t *trial) connect(ctx context.Context, bed *testbed.Bed) error {
 	o, err := bed.Probe(ctx, t.probe(t.To, answerTime))
 	if err != nil {

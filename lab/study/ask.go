@@ -11,7 +11,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/traffic"
 )
 
-// errand is a load, where its clients are, and who serves them.
+// errand is a load, the place of its clients, and their servers.
 type errand struct {
 	from    testbed.Place    // empty: ClientPod
 	servers []traffic.Server // empty: one of HTTP
@@ -25,7 +25,7 @@ const mostFailed = 0.01
 // refusedByLimit is how requests fail that a backend has refused because there were too many.
 const refusedByLimit = "status 503"
 
-// ask has clients do their load, and makes sure that it was the backends who answered, and nearly all requests.
+// ask has clients do their load, and makes sure that the backends have answered, and nearly all requests.
 func (s *Site) ask(ctx context.Context, e errand) (traffic.Result, error) {
 	if e.from == "" {
 		e.from = ClientPod

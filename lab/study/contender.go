@@ -107,7 +107,7 @@ func programs(ctx context.Context, all []Contender) map[string]string {
 	return versions
 }
 
-// lacking says that it is not the contender who runs at the site: Fairlead takes another plane where the kernel cannot
+// lacking says that another contender runs at the site: Fairlead takes another plane where the kernel cannot
 // do what one needs. Or it says that the contender cannot change to the plane that it is to change to.
 func (s *Site) lacking(ctx context.Context) error {
 	if s.Kind == Fairlead {

@@ -58,7 +58,7 @@ nftables → ipvs`
 	}
 }
 
-// names are those of all who have turns.
+// names are those of all contenders that have turns.
 func names(l *lab) (all []string) {
 	for _, g := range l.groups {
 		for _, c := range l.needed(g) {

@@ -32,7 +32,7 @@ type Options struct {
 	Dir string
 	// Program starts Fairlead; its arguments are appended.
 	Program []string
-	// TestKernel is the file of a kernel with IPVS, in which the experiments are repeated for those who need that, if
+	// TestKernel is the file of a kernel with IPVS. Experiments are repeated in it for contenders that need IPVS, if
 	// this one has none; empty: they are not.
 	TestKernel string
 	// Progress receives each step; nil: steps are not reported.
@@ -115,7 +115,7 @@ type group struct {
 	cells   []task
 }
 
-// task is a cell with who takes part in it.
+// task is a cell with its contenders.
 type task struct {
 	Cell
 	experiment string
@@ -264,7 +264,7 @@ func once(all []Contender) []Contender {
 	})
 }
 
-// leaveOut takes those who are missing out of all cells.
+// leaveOut takes missing contenders out of all cells.
 func (l *lab) leaveOut() {
 	for _, g := range l.groups {
 		for i := range g.cells {
@@ -273,7 +273,7 @@ func (l *lab) leaveOut() {
 	}
 }
 
-// needed are those who have turns in a group that are not over, in the order of contenders.
+// needed are the contenders that have turns in a group that are not over, in the order of contenders.
 func (l *lab) needed(g *group) (all []Contender) {
 	for _, t := range g.cells {
 		for _, c := range t.contenders {

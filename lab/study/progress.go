@@ -43,7 +43,7 @@ func (p *Progress) add(l *lab) {
 	}
 }
 
-// name is the cell's, for who waits.
+// name is the cell's, for progress messages.
 func (t task) name() string { return PlaceOf(t.experiment, t.Case, t.Size) }
 
 // PlaceOf is what a cell is called.

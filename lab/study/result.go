@@ -91,7 +91,7 @@ const (
 	Peer Kind = "peer"
 )
 
-// Contender is who is compared.
+// Contender is a data plane or proxy that is compared.
 type Contender struct {
 	Name  string `json:"name"` // unique: "direct", "ebpf", "kube-proxy iptables"
 	Kind  Kind   `json:"kind"`

@@ -33,7 +33,7 @@ func schedulersExperiment() Experiment {
 	}
 }
 
-// slowServers are who is asked, and how.
+// slowServers are the servers, and the load on them.
 type slowServers struct {
 	users   int
 	takes   time.Duration

@@ -54,8 +54,8 @@ func updateCells(d Depth) (cells []Cell) {
 	return cells
 }
 
-// proxies leaves out who has none. The first one takes part once more, on a site of its own: what differs between the
-// two is chance.
+// proxies leaves out contenders without a proxy. The first one takes part once more, on a site of its own: differences
+// between the two are chance.
 func proxies(all []Contender) (some []Contender) {
 	for _, c := range all {
 		if c.Kind != Direct && c.Kind != Again {

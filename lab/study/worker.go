@@ -63,7 +63,7 @@ func (s *Site) server(ctx context.Context, as ...traffic.Server) (*traffic.Worke
 	return w, nil
 }
 
-// answerProbes has the testbed's own server answer at the backends' ports, which says to probes who it is.
+// answerProbes has the testbed's own server answer at the backends' ports, which tells probes its name.
 func (s *Site) answerProbes() error {
 	if err := s.closeServer(); err != nil {
 		return err

@@ -34,7 +34,7 @@ func newTurnedAway() *turnedAway {
 	}
 }
 
-// count counts who was kept out. The row is nil where it is not known.
+// count counts a connection or datagram that was kept out. The row is nil where it is not known.
 func (t *turnedAway) count(d *decision, bound string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -78,7 +78,7 @@ func (t *turnedAway) forget(rows *Directory) {
 	}
 }
 
-// dialing is the part of the reserve that those who are in already may take, in case there are fewer files than was
+// dialing is the part of the reserve that accepted connections may take, in case there are fewer files than was
 // thought.
 const dialing = 2
 
@@ -102,7 +102,7 @@ func (f *files) close() {
 	}
 }
 
-// shed resets those who wait to be accepted when there is no number for them, and tells how many that was.
+// shed resets connections that wait to be accepted when there is no descriptor for them, and returns their number.
 func (f *files) shed(l *carry.Conn) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -115,7 +115,7 @@ func (p *Proxy) Forget(now time.Time) (gaveWay []string) {
 	return p.turned.news()
 }
 
-// A Call is a client who is to be connected.
+// A Call is a client that is to be connected.
 type Call struct {
 	decision
 	client netip.AddrPort
@@ -128,7 +128,7 @@ func (c Call) Protocol() model.Protocol { return c.key.Protocol }
 // Client is the client's address and port.
 func (c Call) Client() netip.AddrPort { return c.client }
 
-// Hidden reports whether a backend is not to see who calls.
+// Hidden reports whether a backend is not to see the client's address.
 func (c Call) Hidden(b model.Backend) bool { return c.masquerade(c.client.Addr(), b) }
 
 // undialed counts a connection that has no backend: none answered, or the process may open no more files.

@@ -45,7 +45,7 @@ func (p *Proxy) accept(l *carry.Conn, protocol model.Protocol, locate Locator) {
 	}
 }
 
-// shed keeps those out who wait while the process can open no more files.
+// shed refuses connections that wait while the process can open no more files.
 func (p *Proxy) shed(l *carry.Conn) {
 	for range p.files.shed(l) {
 		p.turned.count(nil, tooManyFiles)

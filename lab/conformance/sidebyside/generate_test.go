@@ -15,8 +15,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// generator draws random objects that the API server admits. They claim no address and port twice: who
-// has it then depends in kube-proxy on the order of a map.
+// generator draws random objects that the API server admits. They claim no address and port twice: in
+// kube-proxy the owner would then depend on the order of a map.
 type generator struct{ *rand.Rand }
 
 func newGenerator(seed, stream uint64) generator {

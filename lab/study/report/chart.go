@@ -283,7 +283,7 @@ func (v shown) description() string {
 	return upper(v.figure.Does) + ". " + text + " All values are in the table below."
 }
 
-// class says who it is, by a number for the legend, the plane and whose it is.
+// class identifies a contender: a number for the legend, its plane and its kind.
 func (v shown) class(c study.Contender) string {
 	return fmt.Sprintf("s%d %s %s", v.order[c.Name], planeClass(c), c.Kind)
 }

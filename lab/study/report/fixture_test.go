@@ -50,7 +50,7 @@ type maker struct {
 	at     int
 }
 
-// here and there are who takes part on each kernel.
+// here and there are the contenders on each kernel.
 func here() []string {
 	return []string{"direct", "direct again", "nftables", "ebpf", "iptables", "kube-proxy iptables", "kube-proxy nftables"}
 }

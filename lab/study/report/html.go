@@ -148,7 +148,7 @@ func (s *Statistics) part(c section) part {
 	return p
 }
 
-// legend lists who takes part, and numbers them.
+// legend lists the contenders, and numbers them.
 func (p *part) legend(c section) map[string]int {
 	order := map[string]int{}
 	for _, b := range c.blocks {

@@ -37,7 +37,8 @@ func (s *Statistics) ranking(b block, size int) (all []placed) {
 	return all
 }
 
-// sentence says of an experiment who comes first, by its main figure, in the last of its cases at the largest size.
+// sentence says of an experiment which contender comes first. It goes by the main figure, in the last case, at the
+// largest size.
 func (s *Statistics) sentence(c section) string {
 	main, ok := mainFigure(c.Description)
 	if !ok {

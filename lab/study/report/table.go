@@ -116,7 +116,7 @@ func (s *Statistics) relative(b block) bool {
 	return false
 }
 
-// cell says a figure: its value for who has no proxy, and where there is no such control; else the ratio.
+// cell is a figure: its value for contenders without a proxy, and where there is no such control; else the ratio.
 func (s *Statistics) cell(b block, size int, c study.Contender, both bool) string {
 	e, ok := s.estimate(b.at(size, c), b.figure.Name)
 	if !ok {

@@ -95,7 +95,7 @@ func (s *Statistics) head() []string {
 	return lines
 }
 
-// missingOn says who cannot run on a kernel, in a line for each reason.
+// missingOn says which contenders cannot run on a kernel, in a line for each reason.
 func (s *Statistics) missingOn(kernel string) (lines []string) {
 	names := map[string][]string{}
 	for _, m := range s.Missing {

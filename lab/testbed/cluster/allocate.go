@@ -53,7 +53,7 @@ func (p *pool[T]) take(v T, who string) error {
 	return nil
 }
 
-// get gives away what who had, or else the first free candidate.
+// get allocates what who (a user) had before, or else the first free candidate.
 func (p *pool[T]) get(who string, candidates iter.Seq[T]) (T, error) {
 	if v, ok := p.had[who]; ok && p.owner[v] == "" {
 		p.owner[v] = who
@@ -121,7 +121,7 @@ func (a *allocations) claim(s *service) error {
 	return nil
 }
 
-// user is who has an address or port: a use that a Service makes of it.
+// user is the owner of an address or port: a use that a Service makes of it.
 func (s *service) user(use ...any) string {
 	return s.key() + ": " + strings.TrimSuffix(fmt.Sprintln(use...), "\n")
 }
@@ -186,8 +186,8 @@ func (a *allocations) fillAddrs(s *service, have []netip.Addr, use string, from 
 	return addrs, nil
 }
 
-// candidates are the addresses of a range in their order. The first hundred are left to those who
-// ask by name.
+// candidates are the addresses of a range in their order. The first hundred are left to Services
+// that ask for one.
 func candidates(from []netip.Prefix, family corev1.IPFamily) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		first := from[0].Addr().As4()
@@ -205,7 +205,7 @@ func candidates(from []netip.Prefix, family corev1.IPFamily) iter.Seq[netip.Addr
 }
 
 // fillNodePort allocates a port from the range that an API server has by default; it, too, leaves
-// its beginning to those who ask by name.
+// its beginning to Services that ask for one.
 func (a *allocations) fillNodePort(protocol corev1.Protocol, user string) (int32, error) {
 	p, err := a.nodePorts.get(user, func(yield func(nodePort) bool) {
 		for port := int32(30100); port <= 32767 && yield(nodePort{protocol, port}); port++ {

@@ -31,8 +31,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Cluster is the memory between two calls of Apply: what runs, and who was given which address. One
-// goroutine calls it.
+// Cluster is the memory between two calls of Apply: what runs, and which user has which
+// address. One goroutine calls it.
 type Cluster struct {
 	bed     *testbed.Bed
 	pods    plan              // that run

@@ -21,7 +21,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// User is who a client says that it is: by a certificate, or, for system:serviceaccount:NAMESPACE:NAME,
+// User is a client's identity: by a certificate, or, for system:serviceaccount:NAMESPACE:NAME,
 // by a token of that account, which is made if it does not exist.
 type User struct {
 	Name   string

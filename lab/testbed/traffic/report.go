@@ -110,7 +110,7 @@ func (r Report) Total() (all Count) {
 	return all
 }
 
-// String is a line for each kind, and the first faults of each, those who have moved apart.
+// String is a line for each kind, and the first faults of each; those of clients that have moved are apart.
 func (r Report) String() string {
 	const most = 5
 	var s strings.Builder

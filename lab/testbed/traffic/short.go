@@ -127,8 +127,8 @@ func (l *Watch) exchange(w *client, c *socket, number int) bool {
 	}
 }
 
-// exchange returns who answered. Answers of other servers are not for this client; for a connected socket the kernel
-// drops them.
+// exchange returns the pod that answered. Answers of other servers are not for this client; for a connected socket the
+// kernel drops them.
 func (c *socket) exchange(number string) (backend string, err error) {
 	question := []byte(string(testbed.Echo) + number)
 	if c.connected {

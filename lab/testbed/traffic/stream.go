@@ -78,7 +78,7 @@ func (l *Watch) dial(p Path, number int) (_ *stream, backend string, err error) 
 	if err != nil {
 		return nil, "", err
 	}
-	// Most are small, as those of remote terminals, and some fill packets, and the buffers of who carries them.
+	// Most are small, as those of remote terminals, and some fill packets, and the buffers of proxies that carry them.
 	sizes := [...]int{16, 100, 1000, 64, 3000, 16, 40000, 200}
 	s := &stream{
 		conn: c.(*net.TCPConn), lines: bufio.NewReaderSize(c, 1<<16), what: l.pattern,

@@ -281,7 +281,7 @@ func TestWorkers(t *testing.T) {
 	}
 }
 
-// TestIntended shows that who waits for a client has waited.
+// TestIntended shows that the time in which a request waits for a client counts.
 func TestIntended(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)

@@ -13,7 +13,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Path is who asks whom.
+// Path is a client and its destination.
 type Path struct {
 	From     testbed.Place
 	To       netip.AddrPort
@@ -245,7 +245,7 @@ func (l *Watch) retire(w *client) {
 	l.happened()
 }
 
-// answered notes who answered, and how long it took since it was asked or since the answer before.
+// answered notes the pod that answered, and how long it took since it was asked or since the answer before.
 func (l *Watch) answered(w *client, backend string, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
