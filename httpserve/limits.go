@@ -7,7 +7,7 @@
 //	             ▼ the source that has most    ▼
 //	           told(listener, reason)     closed
 //
-// A new connection is always accepted, and an old one closed for it. An accept loop could wait for a free place, as
+// A new connection is always accepted. An old one is closed for it. An accept loop could wait for a free place, as
 // netutil.LimitListener does. Then the kubelet would have to wait for the clients that hold all places.
 package httpserve
 

@@ -1,15 +1,15 @@
 // Command fairlead makes Kubernetes Services work on a Linux node.
 //
-//	run        the daemon: API server or manifests ─► rows ─► kernel; under the name kube-proxy, this only
+//	run        the daemon: API server or manifests ─► rows ─► kernel; under the name kube-proxy, this only.
 //	explain    why does a packet go where it goes?
-//	dump       the rows
-//	status     how the running proxy does
-//	audit      what in the kernel is not as it should be
-//	switch     another data plane for the running proxy
-//	clean      delete all that run, or kube-proxy, has made
-//	config     the configuration that results from files and flags
-//	version    which Fairlead this is
-//	help       … symptoms, modes, glossary: documents for a terminal
+//	dump       the rows.
+//	status     how the running proxy does.
+//	audit      what in the kernel is not as it should be.
+//	switch     another data plane for the running proxy.
+//	clean      delete all that run, or kube-proxy, has made.
+//	config     the configuration that results from files and flags.
+//	version    which Fairlead this is.
+//	help       … symptoms, modes, glossary: documents for a terminal.
 //
 // The names demo, recommend and bench run commands of the laboratory, the program fairlead-lab.
 //

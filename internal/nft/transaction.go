@@ -33,8 +33,8 @@ type Step struct {
 //	B:     [attrs]  [attrs]  [attrs] …                        all in one buffer, at Step.from to Step.to
 //	         └──────────┴─► one message: neighbours that do the same to one set share its header
 //
-// The steps are kept after they were sent. So a refused transaction can be sent again in parts, an audit can say what
-// each step would repair, and the kernel's answer, which counts messages, can be put into words.
+// The steps are kept after they were sent. So a refused transaction can be sent again in parts, and an audit can say
+// what each step would repair. The kernel's answer, which counts messages, can be put into words.
 type Transaction struct {
 	nfnetlink.Encoder
 	Steps []Step
