@@ -67,6 +67,8 @@ type reader struct {
 	violations       []violation
 }
 
+// read walks the tree of causes. Only the leaves name a field, so only these become violations. In a required field
+// with a constant value, such as kind, the violation tells the value.
 func (r *reader) read(e *jsonschema.ValidationError) {
 	for _, cause := range e.Causes {
 		r.read(cause)

@@ -61,6 +61,8 @@ func (s feedSettings) open(l *Logs) (f *feed, err error) {
 	return f, nil
 }
 
+// openObjects opens the source of objects: manifests if there are any, else the API server. Only the latter takes
+// Events, and has watches to report.
 func (s feedSettings) openObjects(l *Logs) (*feed, error) {
 	f := &feed{settings: s, events: silence{}}
 	if s.manifests != "" {

@@ -173,6 +173,8 @@ func (s planeSettings) instead(err error) string {
 		"Set mode (--proxy-mode) to nftables, or "+remedy, s.name, s.name)
 }
 
+// openItself opens the plane of the settings. A plane through whose process connections pass is also the Process of the
+// result, without the wrappers around it.
 func (s planeSettings) openItself(c dataplane.Config) (_ *handover.Plane, err error) {
 	if s.name == iptablesPlane && s.iptables.Backend == "" {
 		if s.iptables.Backend, err = iptables.Detect(); err != nil {

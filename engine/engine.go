@@ -190,6 +190,8 @@ func (e *Engine) Run(ctx context.Context) error {
 	return e.loop(ctx)
 }
 
+// loop takes turns until ctx ends. Requests are served between turns, when no turn changes the State. Once ends it
+// after the first success, or with the last error after onceAttempts.
 func (e *Engine) loop(ctx context.Context) error {
 	for {
 		turn, err := e.next(ctx)

@@ -28,7 +28,7 @@ func (m *Metrics) Round(r engine.Round) {
 		m.own.problems(kindOf(p.Object), p.Cause.String()).Inc()
 	}
 	if n := len(r.Refused); n > 0 {
-		m.own.deaf.Add(float64(n))
+		m.own.unheard.Add(float64(n))
 	}
 }
 

@@ -22,13 +22,15 @@ type own struct {
 	repaired, failing metrics.CounterMetric
 	refused, failed   metrics.CounterMetric
 	problems          func(...string) metrics.CounterMetric
-	deaf, returned    metrics.CounterMetric
+	unheard, returned metrics.CounterMetric
 	cutOff            func(...string) metrics.CounterMetric
 
 	switches     func(...string) metrics.CounterMetric
 	switchLasted metrics.ObserverMetric
 }
 
+// newOwn makes Fairlead's own metrics that are counted as things happen. The descriptions are the text of
+// docs/metrics.md.
 func newOwn(s *registry) own {
 	o := own{
 		arrived: s.histogram(fairlead("programming_duration_seconds",
@@ -50,7 +52,7 @@ func newOwn(s *registry) own {
 			"Differences that audits found in the kernel after external changes, by class of object.", "class")),
 		problems: s.counter(fairlead("problems_total",
 			"Problems of objects, by kind and reason.", "kind", "reason")),
-		deaf: s.counter(fairlead("health_check_listen_failures_total",
+		unheard: s.counter(fairlead("health_check_listen_failures_total",
 			"Failures to open a server of /healthz or a healthCheckNodePort, each counted once."))(),
 		returned: s.counter(fairlead("kube_proxy_returns_total",
 			"Times that kube-proxy's rules were found again after their removal."))(),

@@ -217,6 +217,8 @@ func (p *lineParser) fail(err error) {
 	}
 }
 
+// row adds one line to the State. A pool may have its backends before its own line, so both update what is there
+// already.
 func (p *lineParser) row(s *State) {
 	switch kind := p.next(); kind {
 	case "frontend":
@@ -263,6 +265,8 @@ func (p *lineParser) key() Key {
 	return Key{a.Addr(), a.Port(), parseWord(p, protocol, ParseProtocol), oneOf[Scope](p, scopeNames[:])}
 }
 
+// frontend reads what follows a key. Without "allow" all sources may come in: Allow is nil. "allow none" makes it
+// empty, so that none may.
 func (p *lineParser) frontend() Frontend {
 	f := Frontend{Verdict: oneOf[Verdict](p, verdictNames[:])}
 	if f.Verdict == Forward {

@@ -40,6 +40,8 @@ func (c *compiler) begin(v *View, s *Service, list []*Slice) {
 	}
 }
 
+// compile fills c.rows. Rows and claims are sorted by their keys: the same objects always give the same rows, in
+// whatever order they come.
 func (c *compiler) compile() {
 	if c.service == nil || c.service.Ignored != "" {
 		return

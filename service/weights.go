@@ -89,6 +89,7 @@ func (r *report) weights(annotations map[string]string) weights {
 	return w
 }
 
+// parseWeights reads items separated by commas: ADDRESS=WEIGHT for one endpoint, and at most one WEIGHT for all others.
 func parseWeights(text string) (weights, error) {
 	w := weights{others: oneWeight, named: map[netip.Addr]uint16{}}
 	rest := false

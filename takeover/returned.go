@@ -35,6 +35,8 @@ func (t *Takeover) Returned(context.Context) (bool, error) {
 	return seen, err
 }
 
+// returned reads only tables that have changed since they were found free of kube-proxy's chains: reading one with many
+// rules takes long.
 func (l *legacy) returned(seen map[string]xt.Info) (bool, error) {
 	found := false
 	err := l.each(func(s xt.Socket, table string) error {
@@ -57,6 +59,8 @@ func (l *legacy) returned(seen map[string]xt.Info) (bool, error) {
 	return found, err
 }
 
+// returned looks for one chain in each table. KUBE-FORWARD does not count while FORWARD still needs it: Remove has left
+// it there.
 func (x *compat) returned(map[string]xt.Info) (bool, error) {
 	if err := x.open(); err != nil {
 		return false, err

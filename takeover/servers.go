@@ -171,6 +171,9 @@ func (v *virtualServers) step(ctx context.Context) (Progress, error) {
 	return p, err
 }
 
+// goOn does one step of draining. It deletes servers without connections, and then the addresses that no server needs
+// any more. Once nothing is left, or the deadline has passed, kube-ipvs0 and the ip sets go as well. kube-proxy, if it
+// is back, has set weights again: that ends the draining.
 func (v *virtualServers) goOn(ctx context.Context) (Progress, error) {
 	s, err := v.read()
 	if err != nil || !s.draining() {

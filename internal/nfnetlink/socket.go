@@ -239,6 +239,9 @@ func (s *Socket) Dump(r Request) (err error) {
 	return err
 }
 
+// ask sends a request and passes each object of the answer to r.Each. Messages with other sequence numbers answer
+// earlier requests that were given up. The kernel marks a list during which its objects changed (NLM_F_DUMP_INTR). Such
+// a list, and one that r.Torn finds incomplete, is ErrInterrupted; ask reads it to its end first.
 func (s *Socket) ask(r Request, flags uint16) (err error) {
 	s.drain()
 	s.seq++

@@ -231,6 +231,8 @@ func (f *Flow) decode(attrs []byte) {
 	})
 }
 
+// encode writes the tuple as a nested attribute, without ends that are not valid: a filter may name one end only. Ports
+// are in network byte order.
 func (t Tuple) encode(e *nfnetlink.Encoder, kind uint16) {
 	type end struct {
 		netip.AddrPort

@@ -143,6 +143,8 @@ func (d *decoder) item(text []byte, list typeMeta) error {
 	return d.json(converted, list, maxDepth-1)
 }
 
+// json decodes an object, or all items of a List. Items without a kind of their own have that of the List, which is
+// otherwise. Lists may be nested up to depth.
 func (d *decoder) json(text []byte, otherwise typeMeta, depth int) error {
 	if string(text) == "null" {
 		return nil

@@ -260,6 +260,8 @@ func (j jsonSplitter) open(want json.Delim) error {
 	return nil
 }
 
+// object reads one JSON object, and cuts its field items, if there is one, into parts. The hash of the document covers
+// the other fields: it changes only with the head.
 func (j jsonSplitter) object() (document, error) {
 	if err := j.open('{'); err != nil {
 		return document{}, err

@@ -93,6 +93,8 @@ type jsonWriter struct {
 	most    int           // bytes
 }
 
+// value writes a node as JSON. It replaces aliases, so the length is checked at each value: a few lines of YAML can
+// stand for any amount. Whether a node is a scalar only shows when it is decoded as one.
 func (w *jsonWriter) value(n node, depth int) error {
 	if w.Len() > w.most {
 		return fmt.Errorf("has more than %d bytes when aliases are replaced by what they stand for; "+

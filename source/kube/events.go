@@ -128,6 +128,7 @@ func (e *Events) Close() {
 	})
 }
 
+// work is the goroutine of Events. It is the only one that asks the API server, so that callers of Emit never wait.
 func (e *Events) work() {
 	defer close(e.done)
 	e.countNodes()

@@ -43,6 +43,8 @@ func (l *line) put(t turn) bool {
 	return true
 }
 
+// take takes the oldest Event of the namespace at the head of the ring, and moves that namespace to the end. So a
+// namespace with many Events does not delay others.
 func (l *line) take() (t turn, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
