@@ -60,10 +60,6 @@ func Planes() (names []string) {
 	return names
 }
 
-func planeNamed(name string) (plane, error) {
-	return planeSettings{name: name}.plane(nil)
-}
-
 func (s planeSettings) plane(way *userspace.Redirect) (plane, error) {
 	all := planesWith(s, way)
 	i := slices.IndexFunc(all, func(p plane) bool { return p.Name == s.name })

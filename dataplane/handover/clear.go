@@ -96,7 +96,7 @@ func (h *Handover) clearOne(
 ) (r Remainder, err error) {
 	r.Plane = d.Name
 	p, over := h.InForce(), h.drain.over(h.options.DrainTime)
-	r.Connections, err = h.kept.drain(ctx, s, d.Name, over, d.Name == p.Name, learn)
+	r.Connections, err = h.kept.drain(ctx, s, look{name: d.Name, over: over, alike: d.Name == p.Name, learn: learn})
 	if d.Name == p.Name || err != nil || r.Connections > 0 {
 		return r, err
 	}

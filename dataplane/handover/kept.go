@@ -51,22 +51,27 @@ func (k *kept) take(settings any) *Plane {
 	return nil
 }
 
-// drain has the planes of a name take no new connections, and closes those that have none any more, or have had their
-// time. It returns how many connections the planes of that name have. If the plane in force has the same name, the
-// rules in the kernel are its own, and the planes that were kept are told nothing.
-func (k *kept) drain(
-	ctx context.Context, s *model.State, name string, over, alike bool, learn learner,
-) (connections int, err error) {
+// look is what clear does with the kept planes of a name.
+type look struct {
+	name  string
+	over  bool    // they have had their time
+	alike bool    // the plane in force has that name: the rules in the kernel are its own, and these planes are told nothing
+	learn learner // has that plane learn
+}
+
+// drain has planes take no new connections, and closes those that have none any more, or have had their time. It returns
+// how many connections they have.
+func (k *kept) drain(ctx context.Context, s *model.State, l look) (connections int, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var errs []error
 	k.planes = slices.DeleteFunc(k.planes, func(p *Plane) bool {
-		if p.Name != name {
+		if p.Name != l.name {
 			return false
 		}
 		n := 0
-		if !over {
-			n, err = p.drain(ctx, s, alike, learn)
+		if !l.over {
+			n, err = p.drain(ctx, s, l)
 			errs = append(errs, err)
 		}
 		if connections += n; n > 0 && !defect.Is(defect.HandoverDrain) {
@@ -80,12 +85,12 @@ func (k *kept) drain(
 
 // drain returns how many connections a plane has, and at least one at the first call: the plane may have read a packet
 // before it was told to stop. Up to that call clients could get sessions of the plane, so these are learned then.
-func (p *Plane) drain(ctx context.Context, s *model.State, alike bool, learn learner) (n int, err error) {
+func (p *Plane) drain(ctx context.Context, s *model.State, l look) (n int, err error) {
 	first := !p.stopping
-	if alike {
+	if l.alike {
 		n = p.Process.Open()
 	} else if n, err = p.Process.SetStage(ctx, s, dataplane.Draining); err == nil && first {
-		_, err = learn(ctx, s, p.Process.Sessions(ctx, s))
+		_, err = l.learn(ctx, s, p.Process.Sessions(ctx, s))
 	}
 	p.stopping = err == nil
 	if first || err != nil {

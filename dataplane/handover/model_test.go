@@ -17,6 +17,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/memory"
+	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/model"
 )
@@ -548,7 +549,7 @@ func (n *node) pass(looks int) {
 		for i := range n.clients {
 			n.clients[i].session &^= will
 		}
-		time.Sleep(maxDrainPause)
+		bubble.Pass(maxDrainPause)
 		n.audit()
 	}
 }

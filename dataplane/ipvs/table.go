@@ -26,7 +26,7 @@ type table struct {
 
 func newTable(f nft.Family, mark uint32, tx *nft.Transaction) *table {
 	t := &table{
-		Table:   nft.NewTable(f, tableName, mark, sets(f), tx),
+		Table:   nft.NewTable(nft.Table{Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx}),
 		classes: map[class]*classUse{}, classOf: map[model.Key]class{},
 		takenIDs: map[uint32]bool{}, foundIDs: map[string]uint32{}, memories: map[uint32]bool{},
 	}

@@ -53,7 +53,7 @@ type found struct {
 
 func newTable(f nft.Family, mark uint32, tx *nft.Transaction) *table {
 	t := &table{
-		Table: nft.NewTable(f, tableName, mark, sets(f), tx),
+		Table: nft.NewTable(nft.Table{Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx}),
 		rows:  map[model.Key]row{}, pools: map[model.PoolID]*pool{}, sizes: map[size]bool{},
 		found:    found{map[uint32][]netip.AddrPort{}, map[uint32][]handle{}},
 		numbers:  ids{next: 1, max: poolMask},

@@ -80,7 +80,7 @@ type table struct {
 }
 
 func newTable(f nft.Family, mark uint32, l listening, tx *nft.Transaction) *table {
-	return &table{Table: nft.NewTable(f, tableName, mark, sets(f), tx), listening: l}
+	return &table{Table: nft.NewTable(nft.Table{Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx}), listening: l}
 }
 
 // load reads what the kernel holds in the table.

@@ -36,15 +36,12 @@ type owned struct {
 	guarded map[netip.Addr]model.Verdict
 }
 
-// NewTable makes a table that has nothing in common with the kernel yet.
-func NewTable(f Family, name string, mark uint32, sets []*Set, tx *Transaction) Table {
-	t := Table{
-		Family: f, Name: name, Mark: mark, Sets: sets, Tx: tx,
-		FoundSets: map[string]bool{}, Chains: map[string][]string{},
-		owned: owned{
-			found: make([]map[string]string, len(sets)), owners: map[any][]Entry{}, sharers: map[Entry]int{},
-			guarded: map[netip.Addr]model.Verdict{},
-		},
+// NewTable makes a table that has nothing in common with the kernel yet, with the exported fields of t.
+func NewTable(t Table) Table {
+	t.FoundSets, t.Chains = map[string]bool{}, map[string][]string{}
+	t.owned = owned{
+		found: make([]map[string]string, len(t.Sets)), owners: map[any][]Entry{}, sharers: map[Entry]int{},
+		guarded: map[netip.Addr]model.Verdict{},
 	}
 	for i := range t.found {
 		t.found[i] = map[string]string{}
