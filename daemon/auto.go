@@ -19,8 +19,8 @@ import (
 // autoPlane is the name of the plane in mode auto, until one is chosen.
 const autoPlane = string(config.ModeAuto)
 
-// chooser chooses a plane and opens it. Only the first Sync knows all of the node's rows, so it is the engine's goroutine
-// that calls its methods.
+// chooser chooses a plane and opens it. Only the first Sync knows all of the node's rows, so it is the engine's
+// goroutine that calls its methods.
 type chooser struct {
 	daemon *Daemon
 	choice *choice

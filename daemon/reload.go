@@ -181,7 +181,8 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 	}
 	asked := d.asked()
 	n.moves = n.planeSettings.movesFrom(asked)
-	if n.switches = n.planeSettings.name != asked.name; !n.switches && n.planeSettings != asked && asked.name != autoPlane {
+	n.switches = n.planeSettings.name != asked.name
+	if !n.switches && n.planeSettings != asked && asked.name != autoPlane {
 		n.plane, err = d.openPlane(n.planeSettings)
 	}
 	return n, err

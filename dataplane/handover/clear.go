@@ -169,8 +169,8 @@ func (h *Handover) leftSessions(ctx context.Context, s *model.State) iter.Seq2[d
 }
 
 // learnLate takes in the sessions that clients have got of another plane since the plane in force has learned its
-// sessions. It comes just before the other plane's rules go. A client that meets these for the first time after that, in
-// the milliseconds until they are gone, has no session.
+// sessions. It comes just before the other plane's rules go. A client that meets these for the first time after that,
+// in the milliseconds until they are gone, has no session.
 func (h *Handover) learnLate(ctx context.Context, d dataplane.Driver, s *model.State, learn learner) {
 	if _, err := learn(ctx, s, d.Sessions(ctx, dataplane.Config{Log: h.options.Log}, s)); err != nil {
 		h.options.Log.Warn("session affinity: some clients may get other endpoints than before", "another data plane",

@@ -55,12 +55,12 @@ func (k *kept) take(settings any) *Plane {
 type look struct {
 	name  string
 	over  bool    // they have had their time
-	alike bool    // the plane in force has that name: the rules in the kernel are its own, and these planes are told nothing
+	alike bool    // the plane in force has that name, and the rules in the kernel: these planes are told nothing
 	learn learner // has that plane learn
 }
 
-// drain has planes take no new connections, and closes those that have none any more, or have had their time. It returns
-// how many connections they have.
+// drain has planes take no new connections, and closes those that have none any more, or have had their time. It
+// returns how many connections they have.
 func (k *kept) drain(ctx context.Context, s *model.State, l look) (connections int, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -24,8 +24,8 @@ type Loop interface {
 type Turn interface {
 	// State is lent; nil: the objects of the cluster have not arrived yet.
 	State() *model.State
-	// Replaced tells that the plane is another one. Unless it holds all rows, the loop calls Sync. partial is why some rows
-	// are not in force.
+	// Replaced tells that the plane is another one. Unless it holds all rows, the loop calls Sync. partial is why some
+	// rows are not in force.
 	Replaced(holds bool, partial error)
 	// Failed has the loop call Sync again after an error.
 	Failed(context.Context, error)

@@ -183,8 +183,9 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 	return k, p.readServers(k, s)
 }
 
-// readServers finds out which virtual servers are ours, as IPVS keeps no word of their owner: those with our marks, those that the table says are, and
-// those at addresses that frontends have or that are on the interface for such addresses.
+// readServers finds out which virtual servers are ours, as IPVS keeps no word of their owner: those with our marks,
+// those that the table says are, and those at addresses that frontends have or that are on the interface for such
+// addresses.
 func (p *Plane) readServers(k *kernel, s *model.State) error {
 	wanted := map[ipvs.Key]bool{}
 	for key, f := range s.Frontends {

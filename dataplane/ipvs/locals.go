@@ -15,14 +15,14 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// IPVS sees packets in LOCAL_IN, so the address of a virtual server has to be local. There are three ways to make it so:
+// IPVS sees packets in LOCAL_IN, so the address of a virtual server has to be local. There are three ways to make it
+// so:
 //
 //	cidr    one route for each range of Service addresses, one for each other address
 //	route   one route for each address
 //	dummy   an address on kube-ipvs0, as kube-proxy has it
-//
-// A range that is local is the node's, for ports without a Service, too: the table refuses those. An address stays local
-// while connections to it go on, though no frontend has it any more (formers.go).
+//  A range that is local is the node's, for ports without a Service, too: the table refuses those. An address stays
+// local while connections to it go on, though no frontend has it any more (formers.go).
 
 // locals are the addresses and ranges that are local for the sake of IPVS, which sees packets from
 // elsewhere only if they are for this node. What is an address of one of the node's interfaces is local anyway.

@@ -78,8 +78,9 @@ type placed[T any] struct {
 	data          T
 }
 
-// loadSlots reads such a map into lists, one for each pool. The kernel lists elements in no order. If they have more holes than we ever leave, the table is
-// not ours: a single element with a great index must not take the memory of a long list.
+// loadSlots reads such a map into lists, one for each pool. The kernel lists elements in no order. If they have more
+// holes than we ever leave, the table is not ours: a single element with a great index must not take the memory of a
+// long list.
 func loadSlots[T any](t *table, c *nfnetlink.Socket, set int, decode func(nft.Element) T) (map[uint32][]T, error) {
 	var all []placed[T]
 	err := t.List(c, set, func() { all = nil }, func(e nft.Element) {
@@ -113,8 +114,8 @@ const (
 	leastLength = 64
 )
 
-// reserve keeps the numbers found in the kernel from being handed out anew, and counts what is there. A number of a pool
-// is in use as soon as a single slot or token has it: a new pool under it would share its backends until sweep.
+// reserve keeps the numbers found in the kernel from being handed out anew, and counts what is there. A number of a
+// pool is in use as soon as a single slot or token has it: a new pool under it would share its backends until sweep.
 func (t *table) reserve() {
 	pools, stickies := map[uint32]bool{}, t.foundStickies()
 	for number := range t.found.slots {

@@ -28,7 +28,8 @@ const (
 // sets are those of every table. For keys of 32 bits, and a size that is known, the kernel has a table that is faster
 // (nft_hash_lookup_fast in its net/netfilter/nft_set_hash.c).
 func sets(f nft.Family) []*nft.Set {
-	slotKey, number, backend := []nft.Field{nft.Priority, nft.Index}, []nft.Field{nft.Priority}, []nft.Field{f.Address, nft.Port}
+	slotKey, number := []nft.Field{nft.Priority, nft.Index}, []nft.Field{nft.Priority}
+	backend := []nft.Field{f.Address, nft.Port}
 	return append(f.CommonSets(),
 		&nft.Set{Name: "frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: number},
 		&nft.Set{Name: "internal-frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: number},

@@ -147,7 +147,8 @@ func (t *table) adoptSizes() error {
 	for key, chain := range maps.Clone(t.Found(choosers)) {
 		s := size{named: strings.HasSuffix(chain, "-named")}
 		_, err := fmt.Sscanf(chain, "choose-%d", &s.slots)
-		if err == nil && s.slots > 0 && s == sizeOf(s.slots, s.named) && s.chain() == chain && key == string(nft.Native(s.id())) {
+		named := s.chain() == chain && key == string(nft.Native(s.id()))
+		if err == nil && s.slots > 0 && s == sizeOf(s.slots, s.named) && named {
 			errs = append(errs, t.choose(s))
 		}
 	}

@@ -76,7 +76,8 @@ func (p *Plane) savedKeys() (map[string]bool, error) {
 	keys := map[string]bool{}
 	for i := range nft.Families {
 		t := p.newTable(i, &nft.Transaction{})
-		if err := t.List(p.ruleset.Socket, clients, func() {}, func(e nft.Element) { keys[string(e.Key)] = true }); err != nil {
+		add := func(e nft.Element) { keys[string(e.Key)] = true }
+		if err := t.List(p.ruleset.Socket, clients, func() {}, add); err != nil {
 			return nil, err
 		}
 	}

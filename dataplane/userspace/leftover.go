@@ -19,7 +19,8 @@ func inspect() (t dataplane.Leftover, err error) {
 	defer func() { err = errors.Join(err, p.Close()) }()
 	for i, family := range families() {
 		table := p.newTable(i, &nft.Transaction{})
-		if err := table.LoadTable(p.ruleset.Socket); err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
+		// EINVAL: the kernel has no nf_tables.
+		if err := table.LoadTable(p.ruleset.Socket); err != nil && !errors.Is(err, unix.EINVAL) {
 			return t, fmt.Errorf("userspace: %w", err)
 		}
 		have, err := p.routes.load(family)

@@ -19,8 +19,8 @@ import (
 //	output ─ this node's ─► of-this-node ─ a row's? ─► send-to-process: mark        └─► take-…: TPROXY
 //	                                                        └─► lo ─► prerouting
 //
-// Rows are elements of sets, so the rules do not depend on them. They depend on the phase (phase.go): a plane that waits
-// or drains leaves to another one what begins, and keeps only what it knows.
+// Rows are elements of sets, so the rules do not depend on them. They depend on the phase (phase.go): a plane that
+// waits or drains leaves to another one what begins, and keeps only what it knows.
 
 // Chains of the table; for each origin there are more, see dispatch and take.
 const (

@@ -53,8 +53,8 @@ func (n *sourceNAT) enter(c relay.Call, b model.Backend, own netip.AddrPort) (le
 	return func() { _ = n.drop(key) }, nil // what stays is replaced by who has the port next
 }
 
-// present makes connection tracking forget an earlier flow from the port, and then has the socket leave as the caller. A
-// new connection of TCP makes the kernel forget the earlier one (nf_conntrack_proto_tcp.c).
+// present makes connection tracking forget an earlier flow from the port, and then has the socket leave as the caller.
+// A new connection of TCP makes the kernel forget the earlier one (nf_conntrack_proto_tcp.c).
 func (p *proxy) present(c relay.Call, b model.Backend, own netip.AddrPort) (leave func(), err error) {
 	if c.Protocol() != model.TCP {
 		if err := p.tracking.forget(c, own, b.AddrPort()); err != nil {

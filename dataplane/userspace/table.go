@@ -80,7 +80,8 @@ type table struct {
 }
 
 func newTable(f nft.Family, mark uint32, l listening, tx *nft.Transaction) *table {
-	return &table{Table: nft.NewTable(nft.Table{Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx}), listening: l}
+	made := nft.NewTable(nft.Table{Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx})
+	return &table{Table: made, listening: l}
 }
 
 // load reads what the kernel holds in the table.

@@ -193,7 +193,9 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 	if err != nil {
 		return nil, errors.Join(err, ruleset.Close(), here.Close())
 	}
-	return &Plane{config: c, options: o, namespace: here, ruleset: ruleset, routes: routes, allowed: map[uint16]bool{}}, nil
+	return &Plane{
+		config: c, options: o, namespace: here, ruleset: ruleset, routes: routes, allowed: map[uint16]bool{},
+	}, nil
 }
 
 // probe finds the first way of redirection that the kernel has. If there is a wanted one, it is that or none.

@@ -104,8 +104,8 @@ func (t *Transaction) Chunks(c *nfnetlink.Socket) iter.Seq[[]Step] {
 	}
 }
 
-// chunk is how many of the steps make up the next kernel transaction. A run of joined steps that is too long stays whole:
-// the kernel's limits are far above chunkSize, which only keeps others from waiting for the lock.
+// chunk is how many of the steps make up the next kernel transaction. A run of joined steps that is too long stays
+// whole: the kernel's limits are far above chunkSize, which only keeps others from waiting for the lock.
 func chunk(steps []Step, size int) int {
 	for n := range steps {
 		if steps[n].to-steps[0].from > size && n > 0 && !steps[n-1].joined {

@@ -119,6 +119,8 @@ func figure(cell string) (bar, bool) {
 	if err != nil || value <= 0 {
 		return bar{}, false
 	}
-	unit := map[string]float64{"": 1, "µs": 1, "ms": 1e3, "s": 1e6, "min": 6e7, "kB": 1, "MB": 1e3, "MiB": 1049, "GB": 1e6}[m[2]]
+	unit := map[string]float64{
+		"": 1, "µs": 1, "ms": 1e3, "s": 1e6, "min": 6e7, "kB": 1, "MB": 1e3, "MiB": 1049, "GB": 1e6,
+	}[m[2]]
 	return bar{text: strings.TrimSpace(m[0]), value: value * unit}, true
 }

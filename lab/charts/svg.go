@@ -21,7 +21,8 @@ const (
 
 // style has colours that can be told apart in light and dark, and by people who do not see all colours (Okabe and Ito).
 const style = `<style>
-.back{fill:#fff}text{font:12px system-ui,sans-serif;fill:#24292f}.title{font-weight:600;font-size:14px}.label{text-anchor:end}
+.back{fill:#fff}text{font:12px system-ui,sans-serif;fill:#24292f}
+.title{font-weight:600;font-size:14px}.label{text-anchor:end}
 .s0{fill:#0072b2}.s1{fill:#d55e00}.s2{fill:#009e73}.s3{fill:#cc79a7}.s4{fill:#e69f00}.s5{fill:#7f7f7f}
 @media(prefers-color-scheme:dark){.back{fill:#0d1117}text{fill:#d0d7de}.s0{fill:#56b4e9}}
 </style>`
@@ -38,7 +39,8 @@ func (c chart) svg() string {
 	}
 	for _, g := range c.groups {
 		middle := float64(y) + float64(len(g.bars)*barHeight)/2 + 4
-		fmt.Fprintf(&body, "<text class=\"label\" x=\"%d\" y=\"%.0f\">%s</text>\n", left-8, middle, html.EscapeString(g.label))
+		fmt.Fprintf(&body, "<text class=\"label\" x=\"%d\" y=\"%.0f\">%s</text>\n",
+			left-8, middle, html.EscapeString(g.label))
 		for _, b := range g.bars {
 			long := scale(b.value)
 			fmt.Fprintf(&body, "<rect class=\"s%d\" x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\"/>"+
@@ -50,7 +52,9 @@ func (c chart) svg() string {
 	}
 	title := html.EscapeString(c.title)
 	return fmt.Sprintf("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s\">\n"+
-		"%s\n<rect class=\"back\" width=\"100%%\" height=\"100%%\"/>\n<text class=\"title\" x=\"8\" y=\"20\">%s%s</text>\n%s</svg>\n", width, y, title, style, title, c.scaleName(), body.String())
+		"%s\n<rect class=\"back\" width=\"100%%\" height=\"100%%\"/>\n"+
+		"<text class=\"title\" x=\"8\" y=\"20\">%s%s</text>\n%s</svg>\n",
+		width, y, title, style, title, c.scaleName(), body.String())
 }
 
 // shown are the series that have a figure.
@@ -69,7 +73,8 @@ func (c chart) shown() (all []int) {
 func (c chart) legend(body *strings.Builder, shown []int) {
 	for i, s := range shown {
 		x, y := left+i%3*190, head+i/3*legendLine
-		fmt.Fprintf(body, "<rect class=\"s%d\" x=\"%d\" y=\"%d\" width=\"10\" height=\"10\"/><text x=\"%d\" y=\"%d\">%s</text>\n",
+		fmt.Fprintf(body, "<rect class=\"s%d\" x=\"%d\" y=\"%d\" width=\"10\" height=\"10\"/>"+
+			"<text x=\"%d\" y=\"%d\">%s</text>\n",
 			i%6, x, y, x+15, y+9, html.EscapeString(c.series[s]))
 	}
 }

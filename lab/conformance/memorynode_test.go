@@ -102,7 +102,7 @@ func (m *Memory) packet(from testbed.Place, protocol model.Protocol, to netip.Ad
 }
 
 // send is what becomes of a packet.
-func (m *Memory) send(p memory.Packet, from testbed.Place) testbed.Outcome {
+func (m *Memory) send(p memory.Packet, _ testbed.Place) testbed.Outcome {
 	switch a := m.Send(p); a.Verdict {
 	case model.Forward:
 		o := arrive(p, a.Backend.AddrPort())

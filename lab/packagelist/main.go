@@ -12,7 +12,8 @@ const head = `# Packages
 
 <!-- written by "go generate ./docs" from the package comments, which say more, with a diagram each -->
 
-%s enforces who may import whom, with the reason for each rule. [architecture.md](architecture.md#imports) has the picture.
+%s enforces who may import whom, with the reason for each rule.
+[architecture.md](architecture.md#imports) has the picture.
 `
 
 func main() {

@@ -37,8 +37,8 @@ func count(documents []document) []figure {
 // alerts are vale's, by file.
 type alerts map[string][]struct{ Check string }
 
-// lint counts vale's alerts, those of documents and of comments apart: docs/Private, comments/Riddles. That of passives is
-// their share, in percent of the sentences.
+// lint counts vale's alerts, those of documents and of comments apart: docs/Private, comments/Riddles. That of passives
+// is their share, in percent of the sentences.
 func lint(vale string, documents []document) ([]figure, error) {
 	var names []string
 	sentences := 0

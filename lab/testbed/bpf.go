@@ -54,7 +54,7 @@ func newCgroup() (*cgroup, error) {
 	sweepCgroups(own)
 	for {
 		c, err := tryCgroup(own)
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist) { // else another process has swept it meanwhile
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist) { // another process may have swept it
 			return c, err
 		}
 	}
