@@ -37,8 +37,8 @@ func newPlane(s *registry) plane {
 		bytes: s.askedCounter(fairlead("served_bytes_total",
 			"Bytes of packets that the programs at devices translated, by destination."+only, "to")),
 		refused: s.askedCounter(fairlead("refused_connections_total",
-			"Connections that were refused or dropped (for packets, each attempt), by verdict. Data plane userspace also counts "+
-				"those for which a table was full."+both, "verdict")),
+			"Connections that were refused or dropped (for packets, each attempt), by verdict. Data plane userspace also "+
+				"counts those for which a table was full."+both, "verdict")),
 		capacity: s.asked(fairlead("table_capacity", "Capacity of a table: elements in the kernel (data plane ebpf); "+
 			"connections, UDP flows and files that may be open, and bytes of datagrams that may wait (userspace).",
 			"table")),
