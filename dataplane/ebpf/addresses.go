@@ -40,7 +40,7 @@ func anywhere(v4 bool) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-// put makes a map hold these addresses in place of others. What does not fit has the address of device 0.
+// put makes a map hold these addresses in place of others. A device whose addresses do not fit uses those of device 0.
 func (n nodeAddrs) put(m *ebpf.Map, others nodeAddrs) error {
 	keys := slices.SortedFunc(maps.Keys(n), func(a, b packetsNodeAddrKey) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Bits, b.Bits))
@@ -89,13 +89,13 @@ func (n nodeAddrs) String() string {
 	return strings.Join(lines, ", ")
 }
 
-// nodeAddrs are what the node has. MASQUERADE takes an address of the device by which a packet leaves, and so is this:
-// for IPv4 one with the next hop in its subnet (the smallest, should subnets overlap), whatever the route's preferred
-// source is, else the first one; for IPv6 the one that has the longest prefix in common with the destination (RFC 6724,
-// rule 8, and rule 6 as far as it tells unique local addresses from others).
+// nodeAddrs are what the node has. MASQUERADE takes an address of the device by which a packet leaves, and so does this
+// plane. For IPv4 it is one with the next hop in its subnet (the smallest, should subnets overlap), else the first one.
+// The route's preferred source does not count. For IPv6 it is the one with the longest prefix in common with the
+// destination. That is rule 8 of RFC 6724, and rule 6 as far as it tells unique local addresses from others.
 //
-// For devices without an address it is that of packets which leave by the default route: its preferred source, or else
-// the first address of its device; where there is none, the first one of the first device that has one.
+// Devices without an address use that of the default route: its preferred source, or else the first address of its
+// device. Where there is none, it is the first address of the first device that has one.
 //
 // For direct answers the first ones of all are there, too, by the numbers -1, -2 …
 func (d *devices) nodeAddrs() (nodeAddrs, error) {

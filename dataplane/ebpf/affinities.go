@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// What is remembered of clients nobody forgets but the agent, when it is over:
+// The programs do not delete remembered clients. The agent does, when their time is over:
 //
 //	Audit, once a minute ─► all elements: is its time over? ─► it goes, and its owner has room for another one
 

@@ -50,8 +50,8 @@ func (r packetRun) plane() *Plane {
 	}}
 }
 
-// Who begins something and does not go on is not remembered. All the same a client that begins several things at once
-// reaches one backend with them, and others reach others.
+// A client that begins connections and does not go on with them is not remembered. All the same its connections reach
+// one backend if they begin together. The backends share such clients by weight.
 func TestAttached_beginning(t *testing.T) {
 	r := newPacketRunWith(t, attachedRows, packetOptions{Translations: 1 << 14, Secret: 4711})
 	clients, reached := 600, map[string]int{}
@@ -130,7 +130,7 @@ func TestAttached_owners(t *testing.T) {
 	}
 }
 
-// What is over is forgotten, and makes room. Of an owner that has no room left the time is over sooner.
+// Entries that have expired are deleted, and make room. Those of an owner that has no room left expire sooner.
 func TestAttached_over(t *testing.T) {
 	r := newPacketRunWith(t, attachedRows, packetOptions{Translations: 1 << 16})
 	p := r.plane()

@@ -13,8 +13,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// A socket that asks one Service keeps its place when it gets another backend, because the former one has left or the
-// socket was silent: what table flows forgets changes nothing.
+// A socket that asks one Service keeps its place when it gets another backend. It gets one because the former has left
+// or the socket was silent: what table flows forgets changes nothing.
 func TestDatagrams_again(t *testing.T) {
 	for _, name := range []string{"left", "silent"} {
 		t.Run(name, func(t *testing.T) {

@@ -133,7 +133,7 @@ func (p *Plane) auditMemory() (drifts []dataplane.Drift) {
 	return drifts
 }
 
-// auditSet finds tables that somebody has taken away from the programs.
+// auditSet finds tables that another program has removed from the programs.
 func (p *Plane) auditSet() (drifts []dataplane.Drift) {
 	for _, name := range p.sets.lost(p.tables.ids) {
 		drifts = append(drifts, dataplane.Drift{Class: "programs", Object: "table " + name, Want: "that of this process"})

@@ -15,15 +15,15 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// The kernel says nothing of who changes a table, so each Audit reads a part of them, and goes on there the next time:
-// of some thousand rows that is all of them.
+// The kernel does not tell which program changes a table, so each Audit reads a part of them. The next Audit goes on
+// there. Of some thousand rows, one part is all.
 //
 //	frontends, members: elements in the kernel's order, each compared with the State; at the end their number
 //	pools, slots, chunks: memory, which is the kernel's, one pool after the other
 //	guards, pods, sources: few, all of them once in a while
 
 const (
-	// glance is how long one Audit reads each kind.
+	// This is how long one Audit reads each kind.
 	glance = time.Millisecond / 2
 	// readStep is how many elements it reads at least: a tenth of that long.
 	readStep = 128

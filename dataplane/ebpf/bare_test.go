@@ -21,8 +21,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// TestBare has a client behind a device without a link layer, which comes when the plane is at work: packets are
-// written to it and read from it as they are.
+// TestBare has a client behind a device without a link layer, which is added while the plane works. The test writes
+// packets to the device and reads them from it as they are.
 func TestBare(t *testing.T) {
 	t.Parallel()
 	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})

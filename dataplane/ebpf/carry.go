@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A map of another size than the one that is pinned takes over its elements twice: before the programs that use it are
-// in force, so that they know what goes on, and then what others have added meanwhile.
+// A map of another size than the one that is pinned takes over its elements twice. The first time is before its
+// programs are attached, so that they know the open flows. The second time adds what other programs have added
+// meanwhile.
 //
 //	openMap ─► carry ─► attach ─► carry ─► settleMemory: the new map is pinned in place of the former one
 //
-// Until the last step the former map stays pinned, so a process that is killed before leaves the next one the same
-// task.
+// Until the last step the former map stays pinned. If a process is killed before that, the next one has the same task.
 
 // carry copies the elements of former maps that are laid out alike. Those of others are lost.
 func (p *Plane) carry() error {
@@ -172,8 +172,8 @@ func (p *Plane) settleMemory() error {
 	return nil
 }
 
-// repin pins a map in place of another one, so that there is one at any time. Who was killed while doing so has left
-// his.
+// repin pins a map in place of another one, so that there is one at any time. A process that was killed during this has
+// left its map beside.
 func repin(m *ebpf.Map, path string) error {
 	beside := path + "_new"
 	if err := errors.Join(m.Unpin(), os.RemoveAll(beside)); err != nil {

@@ -37,7 +37,7 @@ func (c cluster) probe(n int, from testbed.Place, p model.Protocol, to string) {
 	}
 }
 
-// What backends get is counted, whatever becomes of the tables, and what frontends refuse.
+// The counters hold what backends served and frontends refused, whatever becomes of the tables.
 func TestCounters(t *testing.T) {
 	c := newCluster(t)
 	p := c.open()

@@ -1,7 +1,7 @@
 package ebpf
 
-// The CRC of SCTP is one of Castagnoli's polynomial, in which the highest bit is x^0 (crc32c in the kernel). What more
-// bytes make of a CRC is a multiplication by x^8 for each, which bpf/packet.h looks up digit by digit.
+// The CRC of SCTP is one of Castagnoli's polynomial, in which the highest bit is x^0 (crc32c in the kernel). Each byte
+// more of data makes of a CRC a multiplication by x^8, which bpf/packet.h looks up digit by digit.
 
 const castagnoli = 0x82f63b78
 

@@ -23,14 +23,14 @@ import (
 //
 //	Sync ────────────────► replace: every device gets the new programs
 //	a device comes or goes ► watch: it gets those in force, or its pins go
-//	Audit ───────────────► drifts: what somebody else has undone
+//	Audit ───────────────► drifts: what another program has undone
 //
-// Every packet shall pass a program once on its way in and once on its way out: where the stack of this node meets the
-// device. So lo is left out, whose packets have a socket here, and what is a port of a bridge, a bond or the like: its
-// packets pass that one, too, or never meet the stack.
+// Every packet shall pass a program once on its way in and once on its way out: where this node's stack meets the
+// device. So lo is left out: its packets have a socket here. Ports of a bridge, a bond or the like are left out, too.
+// Their packets pass the device above as well, or never meet the stack.
 //
-// A device leads to pods, and to nothing else, if the rows say so by its name: as a netfilter plane looks at the name
-// of the interface on which a packet arrives. Everywhere else the source address tells pods, as State.Lookup says.
+// A device leads to pods, and to nothing else, if the rows say so by its name. A netfilter plane looks at the name of
+// the arrival interface in the same way. Elsewhere the source address tells pods, as State.Lookup says.
 type devices struct {
 	pins      string // a directory for links
 	namespace namespace.Namespace
@@ -43,7 +43,7 @@ type devices struct {
 	mu       sync.Mutex
 	programs *packets       // nil: none are in force, or they are not known
 	pods     model.Pods     // by whose interfaces devices lead to pods
-	served   map[int]device // at which programs is in force, as far as nobody else has changed that
+	served   map[int]device // at which programs is in force, as far as no other program has changed that
 	audited  int            // the index of the device that Audit has looked at last
 	filters  bool           // the kernel has no links of tcx: Linux before 6.6
 	moved    bool           // addresses may have changed
@@ -274,7 +274,7 @@ func (d *devices) catchUp() error {
 	return errors.Join(errs...)
 }
 
-// devicesAudited is how many devices one Audit looks at; devices that nobody has served yet do not count.
+// devicesAudited is how many devices one Audit looks at; devices without programs do not count.
 const devicesAudited = 64
 
 // drifts finds devices whose programs are not those in force.

@@ -207,7 +207,7 @@ func TestDevices_atOnce(t *testing.T) {
 	check(t, p.Remove(t.Context()))
 }
 
-// What somebody else does to the programs at a device is found and undone.
+// Audit finds a device from which a program was detached, and Sync attaches it again.
 func TestDevices_audit(t *testing.T) {
 	lack.Need(t, lack.Linux66)
 	c := newCluster(t)

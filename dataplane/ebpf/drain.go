@@ -112,7 +112,7 @@ func (p *Plane) standBy() error {
 	return os.MkdirAll(mark, 0o700)
 }
 
-// adoptCgroup finds out to which cgroup the links are. Who has none can have no programs for sockets.
+// adoptCgroup finds out to which cgroup the links are. Without a link the plane can have no programs for sockets.
 func (p *Plane) adoptCgroup() error {
 	for hook := range hooks() {
 		l, err := link.LoadPinnedLink(p.linkPath(hook), nil)

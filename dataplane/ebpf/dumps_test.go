@@ -9,7 +9,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 )
 
-// What is there all the time is in every listing, whatever comes and goes meanwhile.
+// An element that is there all the time is in every listing, whatever comes and goes meanwhile.
 func TestListings(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		const stay, listings = 1000, 100

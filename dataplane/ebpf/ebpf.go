@@ -6,13 +6,13 @@
 //	                          │ not found: guards                    │ affinity: the one the client had
 //	recvmsg4/6, getpeername4/6 ◄── sockets, flows: what a socket asked for, and what it got
 //
-// The programs (bpf/) are attached to a cgroup, and see the sockets of all processes in it and below it, in whatever
-// network namespace: the node's and its pods'. They decide what a socket can decide. The rest passes, as packets: what
-// comes from outside, rows whose source addresses matter, SCTP, and whatever has no socket here. Programs at the
-// devices serve that (bpf/tc.c, devices.go), or another plane, which in any case serves what is left (behind.go).
+// The programs (bpf/) are attached to a cgroup, and see the sockets of all processes in it and below it. These may be
+// in any network namespace: the node's and its pods'. The programs decide what a socket can decide. The rest passes, as
+// packets: those from outside, rows whose source addresses matter, SCTP, and whatever has no socket here. Programs at
+// the devices serve that (bpf/tc.c, devices.go), or another plane, which in any case serves what is left (behind.go).
 //
 // A Sync makes new tables, fills them, and flips a word by which the programs read these in place of the former ones.
-// An Apply writes a pool's backends into slots that nobody uses, and then one word that leads there; no connection
+// An Apply writes a pool's backends into slots that no program uses, and then one word that leads there; no connection
 // sees a part of a change. When rows do not fit any more, Apply does what Sync does, with larger tables: their
 // memory follows their use.
 //
@@ -69,8 +69,8 @@ type Options struct {
 	// for itself.
 	Probed *Probed
 	// Carried is asked about flows of the node's own sockets that were connected to Services before this plane came: to
-	// which backend does somebody else go on to translate them? It is the Service itself where somebody carries them. If
-	// the answer is not valid, or there is nobody to ask (nil), such a socket is aborted, with TC.
+	// which backend does another plane go on to translate them? It is the Service itself where another plane carries them.
+	// If the answer is not valid, or there is no such plane (nil), such a socket is aborted, with TC.
 	Carried func(UDPFlow) (netip.AddrPort, error)
 	// OnlyNode leaves the sockets of other network namespaces than the node's to those who serve packets.
 	OnlyNode bool
@@ -92,7 +92,7 @@ const (
 	// TC has programs of the plane serve them, at every device of the node but lo. The plane behind serves what is left
 	// for the node itself, and has nothing in the kernel while there is no such row.
 	TC Server = "tc"
-	// Behind leaves all packets to the plane behind. Without one, nobody serves them, and connections that are to be
+	// Behind leaves all packets to the plane behind. Without one, no plane serves them, and connections that are to be
 	// refused or dropped fail at once.
 	Behind Server = "behind"
 )
@@ -186,7 +186,7 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 }
 
 // hasPacketLinks says that an earlier process has had programs for packets at devices. So the kernel can do that, and
-// need not be asked again, which takes a twentieth of a second in which nobody follows the Services.
+// need not be asked again, which takes a twentieth of a second in which no plane follows the Services.
 func (p *Plane) hasPacketLinks() bool {
 	links, err := filepath.Glob(filepath.Join(p.linksDir(), ingress().name+"*"))
 	return err == nil && len(links) > 0
@@ -223,7 +223,7 @@ func (p *Plane) openPackets(o Options) (err error) {
 	return err
 }
 
-// say tells what somebody may want to know.
+// say logs a message, if there is a log.
 func (p *Plane) say(message string, args ...any) {
 	if p.config.Log != nil {
 		p.config.Log.Info(message, args...)
@@ -267,8 +267,8 @@ func (p *Plane) identifyNode() (err error) {
 	return os.NewSyscallError("getsockopt", err)
 }
 
-// Sync implements dataplane.Dataplane. Who takes packets over has its rules in force before who has served them gives
-// up his.
+// Sync implements dataplane.Dataplane. The plane that takes packets over programs its rules first. Then the plane that
+// has served them removes its own.
 func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	var partial error
 	if p.serve == Behind && p.behind != nil {
@@ -302,9 +302,9 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 // isPartial reports whether an error, or none, leaves the kernel known.
 func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.ErrPartial) }
 
-// replace puts programs in force, those that are there and others if need be, with new tables. Those that nobody has
-// had before get their rows when all of them are attached, at one moment: a flow that begins at one device and meets
-// another one without its program, going or coming back, would be lost.
+// replace puts programs in force, those that are there and others if need be, with new tables. Programs that are
+// attached anew get their rows at one moment, when all of them are attached. Else a flow could begin at one device and
+// meet another one without its program, and would be lost.
 func (p *Plane) replace(s *model.State) error {
 	if err := p.config.Inject("ebpf load"); err != nil {
 		return err
@@ -382,7 +382,7 @@ func (p *Plane) refill(s *model.State) error {
 	return nil
 }
 
-// fill makes tables that hold s, and that nobody reads yet.
+// fill makes tables that hold s, and that no program reads yet.
 func (p *Plane) fill(s *model.State) (*tables, error) {
 	t, err := newTables(p.sets, p.sizes.room(capacityFor(s)), p.config.Inject)
 	if err != nil {

@@ -88,7 +88,7 @@ lan tcp 192.0.2.9:4001 > 192.0.2.1:30080 S    -> tcp 192.0.2.9:4001 > 10.244.1.1
 lan sctp 192.0.2.9:4000 > 192.0.2.1:30412 init -> sctp 192.0.2.9:4000 > 10.244.1.11:38412 init`
 )
 
-// Who begins a connection does not reach a backend that has left, not even from a port that had one there.
+// A client that begins a connection does not reach a backend that has left, not even from a port that had one there.
 func TestFlow_left(t *testing.T) {
 	for name, c := range map[string]struct{ rows, packets string }{
 		"another backend": {strings.ReplaceAll(leavingRows, "10.244.1.11", "10.244.1.12"), `
@@ -116,7 +116,7 @@ lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 S    -> back tcp 192.0.2.1:30080 > 192.
 	}
 }
 
-// What is refused is answered, and of a flood not more than so many in a second, whatever processors get it.
+// The programs answer refused packets. Of a flood they answer so many in a second at most, whatever processors get it.
 func TestFlow_answersBound(t *testing.T) {
 	r := newPacketRun(t, "frontend 192.0.2.1:81/tcp any reject default/web:none\n"+
 		"frontend 192.0.2.1:81/udp any reject default/web:none\n")
@@ -203,8 +203,8 @@ func second(t testing.TB) uint64 {
 	return uint64(now.Sec)
 }
 
-// A port of the node is that of the flow that has it, until that is over: then it is that of who begins a connection with
-// it, another plane's client or a socket.
+// A port of the node belongs to the flow that has it, until that is over. Then it is free for another plane's client or
+// a socket that begins a connection with it.
 func TestFlow_yields(t *testing.T) {
 	testYields(t, newPacketRun(t, yieldRows))
 }
@@ -254,8 +254,8 @@ lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 A      -> the same`
 pod udp 10.244.1.11:5353 > 192.0.2.1:4000 -> the same`)
 }
 
-// An open connection goes on, whatever comes by the addresses and ports of its ends that they have not sent: from then on,
-// when it was quiet for long, and when its client begins others.
+// An open connection goes on, whatever packets come by its addresses and ports that its ends have not sent. It goes on
+// from then, when it was quiet for long, and when its client begins others.
 func TestFlow_forged(t *testing.T) {
 	const far, farther = 400_000, 4_294_500_000
 	for _, service := range []string{"203.0.113.1:80", "192.0.2.1:30080"} {

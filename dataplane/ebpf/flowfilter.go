@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flowFilter tells programs which keys the table of flows may have; see bpf/flows.h. A key that is there and not noted
-// would be a flow whose packets go astray. So a list is in force only after a pass through the whole table that began
-// with an empty list, and whatever else is put into the table meanwhile is noted in both. Processes that go on side by
-// side may look through the same table, or one of them through a former one. The last that was synced says which one it
-// is to be, and one at a time begins a list.
+// flowFilter tells programs which keys the table of flows may have; see bpf/flows.h. The packets of a flow whose key is
+// in the table and not noted would go astray. So a list is in force only after a pass through the whole table that
+// began with an empty list. Keys that are added meanwhile are noted in both lists. Several processes may look through
+// one table, or one of them through a former one. The last that was synced says which table counts, and one process at
+// a time begins a list.
 //
 //	reset ─► none is in force      begin ─► add … add ─► finish: the new list is
 type flowFilter struct {
@@ -31,7 +31,7 @@ type flowFilter struct {
 	pass   uint32 // a random number for it; 0: it makes no list
 }
 
-// openFlowFilter has no list in force. Who begins a list locks dir.
+// openFlowFilter has no list in force. A process that begins a list locks dir.
 func openFlowFilter(m, table *ebpf.Map, dir string) (*flowFilter, error) {
 	info, err := table.Info()
 	if err != nil {
@@ -104,8 +104,8 @@ func (n *flowFilter) begin() error {
 	return nil
 }
 
-// empty clears the next list when no program reads it any more that has found it in force. What programs have noted
-// there before is in the table when it returns, where this pass finds it.
+// empty clears the next list when no program reads it any more that has found it in force. Keys that programs have
+// noted there before are in the table when empty returns, where this pass finds them.
 func (n *flowFilter) empty() error {
 	if err := n.grace.wait(); err != nil {
 		return err
@@ -114,8 +114,8 @@ func (n *flowFilter) empty() error {
 	return n.grace.wait()
 }
 
-// lock keeps others from beginning a list, until what it returns is closed. It is nil if somebody else has the lock, or
-// has removed the directory, which will be there again.
+// lock keeps others from beginning a list, until what it returns is closed. It is nil if another process has the lock,
+// or has removed the directory, which will be there again.
 func (n *flowFilter) lock() (*os.File, error) {
 	dir, err := os.Open(n.dir)
 	if errors.Is(err, fs.ErrNotExist) {

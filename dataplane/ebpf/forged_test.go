@@ -109,8 +109,9 @@ func (c *talker) goesOn(t *testing.T, after string) {
 	}
 }
 
-// Connections that are open and quiet go on, and datagrams reach who has got those before, whatever somebody else on the
-// network sends: packets of the node, of the clients, errors, and what begins, of so many that no table has room for them.
+// Open, quiet connections go on, and datagrams reach their earlier receivers, whatever an attacker on the network
+// sends. It forges packets of the node and of the clients, errors, and first packets of more flows than any table has
+// room for.
 func TestForged(t *testing.T) {
 	t.Parallel()
 	random := seeded(t)
@@ -204,7 +205,7 @@ func (f forger) resetsEverywhere(random *rand.Rand, open []*talker) {
 	}
 }
 
-// flood begins what nobody goes on with.
+// flood begins flows with which no client goes on.
 func (f forger) flood(_ *rand.Rand, open []*talker) {
 	f.Helper()
 	services := slices.Compact(slices.Sorted(func(yield func(string) bool) {

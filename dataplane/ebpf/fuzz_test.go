@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// FuzzElements reads arbitrary bytes as elements of the programs' tables, and as sockets that the kernel lists: no
-// panic, and what is an address goes back into the table as it was.
+// FuzzElements reads arbitrary bytes as elements of the programs' tables, and as sockets that the kernel lists. There
+// is no panic, and what is an address goes back into the table as it was.
 func FuzzElements(f *testing.F) {
 	key := frontendKey(model.Key{Addr: netip.MustParseAddr("10.96.0.10"), Protocol: model.TCP, Port: 80})
 	f.Add(append([]byte(nil), bytesOf(&key)...))

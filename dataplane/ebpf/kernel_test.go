@@ -47,7 +47,7 @@ func forbid(command int, with unix.Errno) error {
 		unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&filter)), 0, 0))
 }
 
-// What a kernel lacks is said in one line.
+// The plane names a facility that the kernel lacks in one line.
 func TestLacking(t *testing.T) {
 	lack.Need(t, lack.Root)
 	for want, c := range map[string]struct {

@@ -12,14 +12,14 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// File systems are not the network namespace's. So that nobody touches what another node's process has pinned (a node
-// may be a container, or a test's), a symbolic link beside the pins says whose they are.
+// File systems are not the network namespace's, and a node may be a container, or a test's. A symbolic link beside the
+// pins names their node, so that no process of another node touches them.
 const ownerLink = "netns"
 
 // ownNode names the network namespace of the calling thread.
 func ownNode() (string, error) { return os.Readlink("/proc/thread-self/ns/net") }
 
-// owner is whose the pins in a directory are; empty: nobody's.
+// owner is whose the pins in a directory are; empty: it is unknown.
 func owner(dir string) (string, error) {
 	name, err := os.Readlink(filepath.Join(dir, ownerLink))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -223,7 +223,7 @@ func TestSizes_processors(t *testing.T) {
 	}
 }
 
-// Audit finds what somebody has removed, and Sync restores it.
+// Audit finds what another program has removed, and Sync restores it.
 func TestAudit(t *testing.T) {
 	c := newCluster(t)
 	p := c.open()

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BenchmarkLoad is what each program costs that is loaded, as each start of the agent does: instructions that the
-// kernel's verifier follows, of which it takes a million at most, and time of the processor, most of it the verifier's.
+// BenchmarkLoad is what the loading of each program costs, as at each start of the agent. It measures the instructions
+// that the kernel's verifier follows, a million at most, and processor time, most of it the verifier's.
 func BenchmarkLoad(b *testing.B) {
 	sockets, err := withWords(loadObjects())
 	if err != nil {

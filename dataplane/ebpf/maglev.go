@@ -9,9 +9,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// A pool whose scheduler is mh has its backends chosen by a hash of the client's address, as IPVS does, by a table that
-// follows from the backends alone: all nodes send a client to the same backend, and when a backend goes, few clients of
-// others move. This is the table of Maglev (Eisenbud et al., NSDI 2016, section 3.4).
+// A pool whose scheduler is mh has its backends chosen by a hash of the client's address, as IPVS does. The table of
+// choices follows from the backends alone, so all nodes send a client to the same backend. When a backend goes, few
+// clients of others move. This is the table of Maglev (Eisenbud et al., NSDI 2016, section 3.4).
 //
 //	pool ─► slots: one for each backend, which say where the table is ─► chunks: numbers of slots, by the client
 //
@@ -128,9 +128,9 @@ type candidate struct{ next, skip, credit uint64 }
 
 // maglev has backends take so many turns. In each round one takes as many as its weight is of the greatest weight.
 //
-// A client's hash is a place in the table, and the turn there is its backend. Each backend would like the places in an
-// order of its own, which follows from its address alone: it begins somewhere, and goes on by a step that comes to all
-// of them, as the size is a prime. One after the other takes the first place of its order that is free:
+// A client's hash is a place in the table, and the turn there is its backend. Each backend has an order of places that
+// follows from its address alone. It begins somewhere, and goes on by a step that comes to all of them, as the size is
+// a prime. In turn, each backend takes the first place of its order that is free:
 //
 //	a wants 3 0 2 4 1, b wants 0 4 3 2 1:   a takes 3, b 0, a 2, b 4, a 1   ─►   b a a a b
 //

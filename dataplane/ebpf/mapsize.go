@@ -31,10 +31,10 @@ type Sizes struct {
 	// particular. Each takes some 350 bytes. Without it tables begin with room for what there is, and half as much
 	// again; those that are full are made anew.
 	Services uint32
-	// Translations are two for each connection whose packets tc serves, four if its client is hidden; 0: what a 128th of
-	// the machine's memory has room for, a power of two from 262,144 (up to 12 GiB) to 2,097,152 (from 48 GiB on). Each
-	// takes 192 bytes. A quarter of them is for those whose client has not gone on after an answer, of which the oldest
-	// goes first. The others are shared among owners.
+	// Translations are two for each connection whose packets tc serves, four if its client is hidden. Each takes 192
+	// bytes. 0: what a 128th of the machine's memory has room for. That is a power of two from 262,144 (up to 12 GiB) to
+	// 2,097,152 (from 48 GiB on). A quarter is for connections whose client has not gone on after an answer, of which the
+	// oldest goes first. The others are shared among owners.
 	Translations uint32
 }
 
@@ -76,12 +76,12 @@ func machineMemory() uint64 {
 	return uint64(info.Totalram) * uint64(info.Unit)
 }
 
-// refusals is of how many frontends it is counted what they refuse: those that refused nobody for longest begin anew
+// refusals is of how many frontends the refusals are counted. Those that refused no client for longest begin anew
 // first.
 const refusals = 1 << 13
 
-// forgetting is the size of a table that forgets what was not used for longest: at least so large that each processor
-// has what it puts by, which are 128 free elements and as many new ones. Of a smaller table those may go that were
+// forgetting is the size of a table that forgets what was not used for longest. It is at least so large that each
+// processor has its reserve: 128 free elements and as many new ones. A smaller table may lose the elements that were
 // added last (kernel/bpf/bpf_lru_list.c, before Linux 6.17).
 func forgetting(size uint32) uint32 {
 	const putBy = 2 * 128

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is pinned, below a directory of ours in a file system of type bpf:
+// The plane pins these below a directory of its own in a file system of type bpf:
 //
 //	netns                 the node's network namespace, by a symbolic link
 //	links/connect4 …      each holds a program to the cgroup, the program its tables
@@ -20,8 +20,8 @@ import (
 //	memory/affinities …   what clients, sockets and flows are remembered in
 //
 // The next process, of whatever version, adopts each map that is laid out as its own one of that name. A map whose
-// elements get another meaning, but not another size, needs another name. What is not adopted serves the programs that
-// have it until others are attached, and then goes.
+// elements get another meaning, but not another size, needs another name. A map that is not adopted serves its programs
+// until others are attached, and then goes.
 
 // memoryDir has the maps that outlive programs.
 const memoryDir = "memory"
@@ -64,8 +64,8 @@ func (p *Plane) openMemory() error {
 	return nil
 }
 
-// pinnedSizes are those of what an earlier process remembers, which had them from its configuration. What is not there,
-// or cannot be read, has its default.
+// pinnedSizes are those of the maps of an earlier process, which had them from its configuration. A map that is
+// missing, or cannot be read, has its default.
 func (p *Plane) pinnedSizes() (s Sizes) {
 	for name, size := range map[string]*uint32{
 		objectsMapAffinities: &s.Affinities, objectsMapFlows: &s.Flows, objectsMapSockets: &s.Sockets,
@@ -116,7 +116,7 @@ func (p *Plane) resetFlowFilter() error {
 	return nil
 }
 
-// pinAgain restores the pins that somebody has removed.
+// pinAgain restores the pins that another program has removed.
 func (p *Plane) pinAgain() error {
 	for name, m := range p.memory {
 		path := p.memoryPath(name)

@@ -9,8 +9,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// poolWriter puts pools in force, many at a time: what is written first is read by nobody before the word is written
-// that leads there.
+// poolWriter puts pools in force, many at a time. No program reads the new slots before the word is written that leads
+// there.
 //
 //	set: slots in shared memory, members gathered ─► flush: members to the kernel ─► the words
 type poolWriter struct {
@@ -115,7 +115,7 @@ func (w *poolWriter) flush() error {
 	return nil
 }
 
-// addMembers gathers a pool's backends, whose slots begin at first, if somebody asks for them, and those that are to
+// addMembers gathers a pool's backends, whose slots begin at first, if a program looks them up, and those that are to
 // go.
 func (w *poolWriter) addMembers(id model.PoolID, p *pool, want model.Pool, first uint32) {
 	before := p.members()
@@ -160,7 +160,7 @@ func (p *pool) member(b netip.AddrPort) objectsMemberKey {
 	return objectsMemberKey{Backend: endpoint(b), Pool: p.number}
 }
 
-// drop forgets a pool that nobody is led to any more.
+// drop forgets a pool to which no row leads any more.
 func (w *poolWriter) drop(id model.PoolID) {
 	p := w.pools[id]
 	if p == nil {

@@ -34,7 +34,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// What slots and their aliases give is what weights ask for.
+// Slots and their aliases give the shares that the weights ask for.
 func TestFill(t *testing.T) {
 	for _, weights := range [][]uint16{{1}, {1, 1, 1}, {1, 2}, {7, 1, 1, 1}, {65535, 1}, {3, 3, 5, 9, 1, 100, 2}} {
 		backends, total := []model.Backend{}, 0.0

@@ -60,7 +60,7 @@ func (r regions) add(p netip.Prefix) {
 	}
 }
 
-// keep clears the bits that no row of s needs. What is not in s no table has.
+// keep clears the bits that no row of s needs. A row that is not in s is in no table.
 func (r regions) keep(s *model.State) {
 	needed := make(regions, len(r))
 	for key := range s.Frontends {

@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Rows come and go anywhere. Whatever they are, packets to their addresses and to those beside them meet what the model
-// says, and when most have gone, the programs do not look for rows in their regions any more.
+// Rows come and go anywhere. Packets to their addresses, and to those beside them, meet what the model says. When most
+// rows have gone, the programs do not look for rows in their regions any more.
 func TestRegions(t *testing.T) {
 	chance := seeded(t)
 	r := newPacketRun(t, "")
@@ -39,7 +39,7 @@ func TestRegions(t *testing.T) {
 	}
 }
 
-// Whoever clears bits hides rows, which audits tell.
+// A cleared bit hides rows, and audits report these.
 func TestRegions_audit(t *testing.T) {
 	r := newPacketRun(t, "frontend 10.96.0.10:80/tcp any reject default/web:none\nguard 10.97.0.0/16 drop\n")
 	for _, want := range []int{0, 2} {

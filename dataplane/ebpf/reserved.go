@@ -17,17 +17,17 @@ import (
 	"fairlead.dev/fairlead/internal/tracked"
 )
 
-// The programs and connection tracking both hide clients behind ports of the node, and neither asks the other. A
-// backend that gets the first packet of a connection from a port that another one has resets that. So while connections
-// of a former data plane go on, who is in force leaves their ports alone:
+// The programs and connection tracking both hide clients behind ports of the node, and neither asks the other. If both
+// give one port to connections with the same backend, the backend resets the first. So while connections of a former
+// data plane go on, the plane in force leaves their ports alone:
 //
 //	programs with rows come ─► a table of nf_tables, before others' rules: whom they hide gets a port of another range
 //	                        ─► taken: ports of connections that are tracked, until these have ended
 //	                        ─► they are attached ─► the table goes
 //	programs without rows   ─► the same table, until the last of their flows has ended
 //
-// Without that a connection may be reset, rarely, and nothing else is wrong: what fails is told, and keeps nobody from
-// serving.
+// Without that a connection may be reset, rarely, and nothing else is wrong. The plane logs a failure here, and goes on
+// to serve.
 
 // sharePorts comes before the programs are attached.
 func (p *Plane) sharePorts() {
@@ -35,7 +35,7 @@ func (p *Plane) sharePorts() {
 	case p.draining || p.standing != nil:
 		p.divert()
 	case p.serve == TC && !p.packets.reserved.looked:
-		if !p.hasPacketLinks() { // else nobody hides clients but these programs
+		if !p.hasPacketLinks() { // else only these programs hide clients
 			p.divert()
 		}
 		p.lookReserved()
@@ -117,7 +117,7 @@ func trackedPorts(ports portRange) (map[packetsTuple]uint8, error) {
 			}
 			return false
 		})
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // nobody tracks connections
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // the kernel tracks no connections
 			return has, nil
 		}
 		if err != nil {
@@ -154,8 +154,8 @@ func (p *Plane) warn(message string, err error) {
 	}
 }
 
-// divert makes the tables of the calling thread's network namespace, or makes them right: somebody may have deleted
-// them, and who hides clients may be another one by now, with another mark. A kernel without nf_tables has none.
+// divert makes or corrects the tables of the calling thread's network namespace. Another program may have deleted them,
+// or another mark may be in use by now. A kernel without nf_tables has none.
 func divert(mark uint32) error {
 	mine, _, err := freePorts()
 	if err != nil {

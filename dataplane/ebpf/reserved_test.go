@@ -47,7 +47,7 @@ lan tcp 192.0.2.9:4000 > 192.0.2.1:30081 S    -> tcp 192.0.2.9:4000 > 10.244.1.1
 out tcp 192.0.2.9:4000 > 10.244.1.12:8080 S   -> tcp 192.0.2.1:4000 > 10.244.1.12:8080 S`))
 }
 
-// What did not fit is tried again, and what did is not forgotten.
+// Entries that did not fit are tried again, and those that did fit stay.
 func TestTaken_full(t *testing.T) {
 	lack.Need(t, lack.Root)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{
@@ -148,7 +148,7 @@ func TestRetire_ports(t *testing.T) {
 	if len(flows) != 40 {
 		t.Errorf("%d clients are hidden, want 40", len(flows))
 	}
-	if err := bed.Do(testbed.Node, dropPortsTable); err != nil { // as somebody else may
+	if err := bed.Do(testbed.Node, dropPortsTable); err != nil { // as another program may
 		t.Fatal(err)
 	}
 	retireAt(t, bed, pins)

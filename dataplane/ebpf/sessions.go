@@ -18,7 +18,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Others know a client by its address alone. What the network namespace of a client chose, all its addresses did:
+// Others know a client by its address alone. The choice of a network namespace counts for all its addresses:
 //
 //	affinities: by cookie of a namespace ─► one Memory for each address there
 //	            by address               ─► one

@@ -92,7 +92,7 @@ func (s *sets) replaceIn(spec *ebpf.CollectionSpec, replacements map[string]*ebp
 	replacements[inForceTable] = s.word
 }
 
-// make makes the tables of a set, empty. Nobody reads them yet.
+// make makes the tables of a set, empty. No program reads them yet.
 func (s *sets) make(c capacity) (map[string]*ebpf.Map, error) {
 	made := map[string]*ebpf.Map{}
 	for name, entries := range map[string]uint32{
@@ -117,8 +117,8 @@ func (s *sets) make(c capacity) (map[string]*ebpf.Map, error) {
 	return made, nil
 }
 
-// putInForce has the programs read other tables, and waits until nobody reads the former ones. If that fails, one of
-// both is in force.
+// putInForce has the programs read other tables, and waits until no program reads the former ones. If that fails, one
+// of both is in force.
 func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(string) error) error {
 	next := s.next()
 	err := fault("ebpf lay ready")

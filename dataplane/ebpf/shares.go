@@ -40,7 +40,7 @@ type shares struct {
 	short map[uint32]uint // owners: for how many passes they had nothing left
 }
 
-// mapShares has those of a table. What is lent at a time are so many elements at most.
+// mapShares has those of a table. At most so many elements are lent at a time.
 func mapShares(m *ebpf.Map, table objectsShared, room uint32, most int64) (s shares, unmap func(), err error) {
 	all, unmap, err := mapped[objectsShare](m)
 	if err != nil {
@@ -109,8 +109,8 @@ func (c census) add(owner, places uint32) {
 // settle makes up for what was counted twice or not at all: two processors may lend at the same moment, and a process
 // may die between a deletion and giveBack.
 //
-// The pass has seen each place that was held all the time. Of a place that was lent or returned during the pass it is
-// not known whether the pass has seen it. So what was held at its begin is known within bounds:
+// The pass has seen each place that was held all the time. It may have missed a place that was lent or returned during
+// the pass. So the number of places held at its begin is known within bounds:
 //
 //	seen - lent meanwhile  ≤  held at the begin  ≤  seen + returned meanwhile
 //

@@ -97,8 +97,8 @@ func (r packetRun) lasting(t *testing.T, client, service string) connection {
 	return c
 }
 
-// flood has many clients begin something, from addresses that answer nobody, and returns how many of them reach a
-// backend. What backends say to them makes no difference.
+// flood has many clients begin something, from addresses that do not answer, and returns how many reach a backend. It
+// makes no difference what backends say to them.
 func (r packetRun) flood(n int) (reached int) {
 	r.Helper()
 	for i := range n {
@@ -126,7 +126,7 @@ func (r packetRun) flood(n int) (reached int) {
 	return reached
 }
 
-// Whatever comes from addresses that answer nobody ends no flow that lasts, and keeps no client from beginning one.
+// Packets from addresses that do not answer end no flow that lasts, and keep no client from beginning one.
 func TestShares_flood(t *testing.T) {
 	for name, noted := range map[string]bool{"": false, "noted": true} {
 		t.Run(name, func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestShares_owners(t *testing.T) {
 	}
 }
 
-// Who has not been answered yet waits on, whatever begins at another owner's Services meanwhile.
+// A client that has not been answered yet waits on, whatever begins at another owner's Services meanwhile.
 func TestShares_waiting(t *testing.T) {
 	const places = 1 << 12
 	r := newPacketRunWith(t, sharedRows, packetOptions{Translations: places})
@@ -221,7 +221,7 @@ func TestShares_waiting(t *testing.T) {
 	}
 }
 
-// What was counted wrongly is put right, and what owners had is theirs no more when it is over.
+// A pass corrects wrong counts, and takes an owner's places back when its flows are over.
 func TestShares_settle(t *testing.T) {
 	r := newPacketRunWith(t, sharedRows, packetOptions{Translations: 1 << 12})
 	s := r.sweep(&phases{})
@@ -257,7 +257,7 @@ func TestShares_settle(t *testing.T) {
 	says("which was ended, and began anew", 0)
 }
 
-// Where no port is free, who asks first gets that of who has not shown that it is there, and of nobody else.
+// Where no port is free, a new client gets that of a client that has not shown that it is there, and no other.
 func TestShares_ports(t *testing.T) {
 	const ports = 64
 	r := newPacketRunWith(t, sharedRows, packetOptions{Translations: 1 << 13, Ports: portRange{1024, ports}})

@@ -37,7 +37,7 @@ func fill(slots []objectsSlot, backends []model.Backend) {
 	if total == n*uint64(backends[0].Weight) && even(backends) {
 		return
 	}
-	// What each backend has to give, in parts of which a slot has total.
+	// left is what each backend has to give, in parts of which a slot has total.
 	left := make([]uint64, n)
 	var poor, rich []int
 	for i, b := range backends {

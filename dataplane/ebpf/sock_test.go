@@ -278,8 +278,8 @@ func (c cluster) releasedTCP(p dataplane.Dataplane) {
 	}
 }
 
-// A connected socket that names its peer with each datagram hears the answers, as does one that is connected no more and
-// goes on to ask the service, or the pod itself.
+// A connected socket that names its peer with each datagram receives the answers. So does a socket that is connected no
+// more and goes on to ask the service, or the pod itself.
 func TestDatagrams_connected(t *testing.T) {
 	for name, sockets := range map[string]uint32{"places": 0, "one place": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -534,7 +534,7 @@ func TestKill(t *testing.T) {
 	check(t, errors.Join(p.Remove(t.Context()), p.Close()))
 }
 
-// With OnlyNode the sockets of pods keep the Service's address, and the node's do not. Nobody serves packets here.
+// With OnlyNode the sockets of pods keep the Service's address, and the node's do not. No plane serves packets here.
 func TestOnlyNode(t *testing.T) {
 	lack.Need(t, lack.Linux514)
 	c := newCluster(t)

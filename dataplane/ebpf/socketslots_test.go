@@ -51,8 +51,8 @@ func (c cluster) connect(from testbed.Place, kind, protocol int, to unix.Sockadd
 	return fd, err
 }
 
-// A place whose socket nobody has seen close is free after a while; one whose socket is there is not, in whatever
-// namespace and state that is.
+// A place whose socket closed unseen is free after a while. A place whose socket is there is not, in whatever namespace
+// and state the socket is.
 func TestPlaces_unseen(t *testing.T) {
 	c := newCluster(t)
 	p := c.openSized(ebpf.Sizes{Sockets: 1})

@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// What only the programs for packets read of the rows: who is a pod, and who may use frontends that allow some sources
-// only.
+// Only the programs for packets read these parts of the rows: who is a pod, and who may use frontends that allow some
+// sources only.
 
 // allow lets the programs know the sources that frontends allow, before they know that there are such. It returns what
 // is to go when they do.
@@ -112,8 +112,8 @@ func bothSources(s *model.State, key model.Key) (keys []packetsSourceKey) {
 	return keys
 }
 
-// sourcesOf are the elements that say who may use a frontend: as the programs ask, a row for any client that no
-// internal one stands beside counts for the node and its pods as well.
+// sourcesOf are the elements that say who may use a frontend. The programs ask by scope. So a row for any client,
+// without an internal one beside it, counts for the node and its pods as well.
 func sourcesOf(s *model.State, key model.Key) (keys []packetsSourceKey) {
 	f, internal := s.Frontends[key], key
 	internal.Scope = model.Internal

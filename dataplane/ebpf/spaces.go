@@ -18,7 +18,7 @@ type spaces struct {
 	cookies map[netip.Addr][]uint64
 }
 
-// maxAddresses bounds those of a namespace that are looked at. Nobody talks by more of them.
+// maxAddresses bounds those of a namespace that are looked at. No client is known to use more of them.
 const maxAddresses = 64
 
 // findSpaces looks at all that this process may enter.

@@ -13,10 +13,11 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// A socket of UDP that was connected to a Service's address before the programs were in force, or before there was that
-// Service, goes on to send there, and no hook sees it. A pod's packets are served at its device; those of the node
-// itself arrive at none. Whoever has served the socket before may go on for a while, to a backend that is still one
-// (see Carried). Else it is aborted as those are whose backend has left: its owner is told, and connects anew.
+// A socket of UDP may have connected to a Service's address before the programs were in force, or before there was that
+// Service. It goes on to send there, and no hook sees it. A pod's packets are served at its device; those of the node
+// itself arrive at none. The plane that served the socket before may go on for a while, to a backend that is still one
+// (see Carried). Else this plane aborts the socket as it does when a backend has left: its owner gets an error, and
+// connects anew.
 //
 //	Sync, new Services ─► sock_diag: whose peer is a row's address? ─► carried? ─ no ─► destroy
 //	                                                                   yes ─► Audit looks again
@@ -47,7 +48,7 @@ func (p *Plane) auditStrays(s *model.State) error {
 	return p.releaseStrays(s)
 }
 
-// releaseStrays aborts the node's sockets that nobody serves.
+// releaseStrays aborts the node's sockets that no plane serves.
 func (p *Plane) releaseStrays(s *model.State) error {
 	if p.serve != TC || p.cannotRelease {
 		return nil
@@ -68,7 +69,7 @@ func (p *Plane) releaseStrays(s *model.State) error {
 	return err
 }
 
-// releaseStraysIn returns how many somebody else serves.
+// releaseStraysIn returns how many another plane serves.
 func (p *Plane) releaseStraysIn(ns *os.File, s *model.State) (left int, err error) {
 	conn, err := openDiag(ns)
 	if err != nil {
@@ -113,7 +114,7 @@ func (p *Plane) findStrays(conn *netlink.Conn, s *model.State) (found []diagSock
 	return found, nil
 }
 
-// carriedBy is not valid if nobody serves the flow.
+// carriedBy is not valid if no plane serves the flow.
 func (w *strays) carriedBy(f UDPFlow) (netip.AddrPort, error) {
 	if w.carried == nil {
 		return netip.AddrPort{}, nil

@@ -82,7 +82,8 @@ const (
 )
 
 // sweep removes flows that are over, a share of the table at a time, and what is left of flows that the kernel has
-// forgotten. The programs do not: what comes too late for its flow begins a new one, but nobody comes for most.
+// forgotten. The programs remove none: a packet that is too late for its flow begins a new one, but for most none
+// comes.
 //
 //	start ─► a goroutine ── once a second ─► turn: a step through the table; addresses that the node has lost
 //	Sync ─► resetFlowFilter      Counters ─► traffic, inUse      Audit ─► failed      close: the goroutine has ended
@@ -91,7 +92,7 @@ const (
 type sweep struct {
 	stop, ended chan struct{} // of the owner; nil: it has no goroutine yet
 
-	// These do not change. What the kernel has in them is read and written by programs, too, one atomic word at a time.
+	// These do not change. Programs read and write the kernel's memory, too, one atomic word at a time.
 	maps     map[string]*ebpf.Map
 	patience phases
 	activity *packetsActivity // memory of the kernel
@@ -484,7 +485,7 @@ func directHook(state packetsState) packetsHook {
 	return 0
 }
 
-// dropBack removes a way back that leads to a client, and not one that belongs to somebody else by now.
+// dropBack removes a way back that leads to a client, and not one that belongs to another flow by now.
 func (s *sweep) dropBack(key packetsTuple, client packetsEndpoint, flow *packetsTranslation) (bool, error) {
 	var t packetsTranslation
 	if ok, err := s.look(key, &t); !ok || err != nil || t.Dst != client {

@@ -45,7 +45,7 @@ func swept(t *testing.T, o packetOptions, impatient ...packetsPhase) (packetRun,
 	return r, r.sweep(&p)
 }
 
-// sweep makes one that nobody starts.
+// sweep makes one that is not started.
 func (r packetRun) sweep(p *phases) *sweep {
 	r.Helper()
 	s, err := newSweep(r.programs.Maps, p, r.dir)
@@ -130,7 +130,7 @@ func sweepCases(t *testing.T, cases map[string]sweepCase) {
 	}
 }
 
-// What follows from a flow goes with it, and nothing else does.
+// The entries that follow from a flow go with it, and nothing else does.
 func TestSweep(t *testing.T) {
 	const (
 		kept   = "tcp 192.0.2.9:4000 > 203.0.113.1:80 S"
@@ -183,7 +183,7 @@ func TestSweep(t *testing.T) {
 	})
 }
 
-// Nobody but its ends ends an association.
+// Only its ends end an association.
 func TestSweep_associations(t *testing.T) {
 	sweepCases(t, map[string]sweepCase{
 		"an association that begins": {[]packetsPhase{packetsPhaseOVER}, []string{
@@ -217,7 +217,7 @@ func waitTick(t *testing.T) {
 	}
 }
 
-// Somebody may have removed a part of a flow. What is left of it goes.
+// Another program may have removed a part of a flow. The sweep removes the rest of it.
 func TestSweep_orphans(t *testing.T) {
 	r, s := swept(t, packetOptions{Translations: 1024})
 	r.sent("lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 S", "lan tcp 192.0.2.9:4001 > 192.0.2.1:30080 S")
@@ -293,7 +293,7 @@ out tcp 10.244.1.11:8080 > 192.0.2.8:4000 A -> tcp 192.0.2.1:30080 > 192.0.2.8:4
 	}
 }
 
-// A plane sweeps by itself, however seldom somebody calls Audit.
+// A plane sweeps by itself, however seldom the engine calls Audit.
 func TestSweep_byItself(t *testing.T) {
 	t.Parallel()
 	p := planeOf(t, outsideBedOf(t, testbed.Spec{Cgroup: true}), outsideRows)
@@ -403,7 +403,7 @@ lan tcp 192.0.2.9:4000 > 192.0.2.1:30080 R        -> tcp 192.0.2.9:4000 > 10.244
 	}
 }
 
-// What passes is counted, to the last packet of a flow that is over.
+// The plane counts packets to the last one of a flow that is over.
 func TestTraffic(t *testing.T) {
 	r, s := swept(t, packetOptions{Translations: 1024}, packetsPhaseOVER)
 	r.sent(

@@ -106,7 +106,7 @@ func mapMemory[V any](t *tables, name string) ([]V, error) {
 	return memory, nil
 }
 
-// mapped is an array's memory. What is written there the programs see at once, without a system call.
+// mapped is an array's memory. The programs see at once, without a system call, what is written there.
 func mapped[V any](m *ebpf.Map) (memory []V, unmap func(), err error) {
 	var v V
 	size := int(m.MaxEntries()) * int(unsafe.Sizeof(v))
@@ -158,8 +158,8 @@ func (t *tables) load(s *model.State) error {
 	})
 }
 
-// apply performs a change, in an order in which every connection finds its way after each step: pools, what leads
-// to them, and then what nobody is led to any more.
+// apply performs a change, in an order in which every connection finds its way after each step. Pools come first, then
+// the rows that lead to them, and then the pools to which no row leads any more are removed.
 func (t *tables) apply(s *model.State, c model.Change) error {
 	t.walks.numbers = nil
 	w := poolWriter{tables: t}
@@ -235,9 +235,9 @@ func (w *writer) frontend(s *model.State, key model.Key, f model.Frontend) {
 	w.set(w.value(s, key, f))
 }
 
-// value is what the table says of an address, port and protocol. That is one element for both scopes, so that a program
-// needs one look-up: the row for any client, and the row for the node and its pods, if they have another one. A change
-// of one row so writes both.
+// value is what the table says of an address, port and protocol. One element holds both scopes, so that a program needs
+// one look-up: the row for any client, and the row for the node and its pods, if there is one. So a change of one row
+// writes both.
 func (t *tables) value(s *model.State, key model.Key, f model.Frontend) objectsFrontend {
 	v := objectsFrontend{Key: frontendKey(key)}
 	one, other, scope := &v.Any, &v.Internal, model.Internal

@@ -37,7 +37,7 @@ type packetOptions struct {
 	Programs []string
 	// DirectMTU is how large a packet may be that tells the backend's node to answer the client; 0: clients are hidden.
 	DirectMTU uint32
-	// Secret is what nobody outside knows.
+	// Secret is a number that is not known outside.
 	Secret uint64
 	// Preempted is for kernels that interrupt a program by another one; those with PREEMPT_RT are found to.
 	Preempted bool

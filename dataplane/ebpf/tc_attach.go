@@ -137,7 +137,7 @@ func (d *devices) filter(index int, at side) *netlink.BpfFilter {
 	return nil
 }
 
-// dropFilters removes filters, and the qdiscs that nobody uses any more.
+// dropFilters removes filters, and the qdiscs that have no other filter.
 func (d *devices) dropFilters(from func(index int) bool) error {
 	qdiscs, err := d.netlink.QdiscList(nil)
 	if err != nil {
@@ -163,7 +163,7 @@ func (d *devices) dropFilters(from func(index int) bool) error {
 	return errors.Join(errs...)
 }
 
-// dropClsact removes the qdisc if nobody has a filter there.
+// dropClsact removes the qdisc if it has no filter.
 func (d *devices) dropClsact(index int) error {
 	l := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 	for _, at := range []side{ingress(), egress()} {

@@ -152,7 +152,7 @@ func TestRefused(t *testing.T) {
 				}
 				attachTo(t, bed, false, newPacketRun(t, outsideRows))
 				protocols := []model.Protocol{model.TCP, model.UDP}
-				// Nobody computes the CRC of a packet of which an error quotes a part, if the device does not.
+				// Only the device computes the CRC of a packet of which an error quotes a part.
 				if testbed.HasProtocol(model.SCTP) && (node || !client) {
 					protocols = append(protocols, model.SCTP)
 				}

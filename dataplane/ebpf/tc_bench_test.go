@@ -49,7 +49,7 @@ func BenchmarkFlows(b *testing.B) {
 			frame := p.bytes()
 			var total time.Duration
 			for i := 0; b.Loop(); i++ {
-				binary.BigEndian.PutUint16(frame[34:], uint16(1024+i%30000)) // the port; nobody looks at the checksum
+				binary.BigEndian.PutUint16(frame[34:], uint16(1024+i%30000)) // the port; the checksum is not read
 				binary.BigEndian.PutUint16(frame[28:], uint16(i/30000))      // of the address
 				_, took, err := r.programs.Programs[c.program].Benchmark(frame, 1, nil)
 				if err != nil {

@@ -20,10 +20,10 @@ import (
 //	udp 192.0.2.9:4000 > 192.0.2.1:30053 unsummed
 //	icmp 192.0.2.254:0 > 192.0.2.1:0 unreachable (tcp 192.0.2.1:30080 > 192.0.2.9:4000)
 //
-// More words: options (IPv4 options; IPv6 extension headers), first, later (fragments of one datagram); of TCP seq=N and
-// ack=N, 0 if they are missing, and empty, which most are not; of SCTP init, init-ack, abort and complete, tag=N, and own=N, the
-// tag that the other side is to use; of ICMP port-unreachable, protocol-unreachable and echo;
-// for=ADDRESS:PORT, the option of direct answers.
+// More words: options (IPv4 options; IPv6 extension headers), first, later (fragments of one datagram). Of TCP there
+// are seq=N and ack=N, 0 if they are missing, and empty, which most are not. Of SCTP there are init, init-ack, abort
+// and complete, tag=N, and own=N, the tag that the other side is to use. Of ICMP there are port-unreachable,
+// protocol-unreachable and echo. for=ADDRESS:PORT is the option of direct answers.
 // When bytes become text, a checksum or length that is wrong is named.
 type packet struct {
 	protocol model.Protocol
@@ -290,7 +290,7 @@ func decode(frame []byte) (packet, error) {
 	return decodeIP(frame[14:], true)
 }
 
-// decodeIP reads a packet, or what is quoted of one, whose inner checksums nobody can check.
+// decodeIP reads a packet, or the quoted part of one, whose inner checksums cannot be checked.
 func decodeIP(b []byte, whole bool) (p packet, err error) {
 	if len(b) < 20 {
 		return p, errors.New("no header of IP")

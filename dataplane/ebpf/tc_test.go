@@ -168,8 +168,8 @@ func (r packetRun) play(lines string) {
 	}
 }
 
-// playAll plays the tables of a file, each with programs of its own: while it is not known which flows there are, and with
-// that found out anew before each packet. The first part of the file are the rows.
+// playAll plays the tables of a file, each with programs of its own. It plays each table twice: while it is not known
+// which flows there are, and with that found out anew before each packet. The first part of the file are the rows.
 func playAll(t *testing.T, file string, options func(t *testing.T, table string) packetOptions) {
 	t.Helper()
 	tables, err := txtar.ParseFile(file)

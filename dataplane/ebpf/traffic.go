@@ -17,8 +17,8 @@ func (s *sweep) book(flow *packetsTranslation, way packetsDirection, t *packetsT
 	s.rest[key] = sum
 }
 
-// traffic is what has passed between clients and backends, by the names of pools, since the tables were made; of flows
-// that are removed by others than this process all but their last second.
+// traffic is what has passed between clients and backends, by the names of pools, since the tables were made. Of flows
+// that another process removes, it may lack the last second.
 func (s *sweep) traffic() (map[packetsTrafficKey]packetsTraffic, error) {
 	s.mu.Lock()
 	out := maps.Clone(s.rest)

@@ -37,13 +37,13 @@ const (
 	AccelerationOff Acceleration = "off"
 	// AccelerationBestEffort uses the drivers that can, and says nothing of others.
 	AccelerationBestEffort Acceleration = "best-effort"
-	// AccelerationNative makes an error of a device whose driver cannot. What arrives there is served all the same.
+	// AccelerationNative makes an error of a device whose driver cannot. The stack serves its packets all the same.
 	AccelerationNative Acceleration = "native"
 )
 
 func (a Acceleration) wanted() bool { return a == AccelerationBestEffort || a == AccelerationNative }
 
-// errForeign says that a device has somebody else's program, of which it can have only one.
+// errForeign says that a device has another program's, of which it can have only one.
 var errForeign = errors.New("it has an XDP program of somebody else")
 
 // xdpPrefix begins the names of the pins of links; the device's index ends them.
@@ -55,15 +55,15 @@ const outsideDevices = 256
 // drivers run the program for them at the devices by which packets come from outside.
 //
 //	Sync ──► replace: every such device gets the new program, if its driver can
-//	Audit ─► audit: devices that have come since get it; what somebody else has undone
+//	Audit ─► audit: devices that have come since get it; what another program has undone
 //
-// Links are held by pins alone. Whoever calls is in the devices' network namespace.
+// Pins alone hold the links. The caller is in the devices' network namespace.
 type drivers struct {
 	dir  string // of pins, which others use, too
 	mode Acceleration
 	log  *slog.Logger
 
-	running map[int]packetsOutlet // by device, as far as nobody else has changed that
+	running map[int]packetsOutlet // by device, as far as no other program has changed that
 	refused map[int]error         // since the last Sync
 	said    map[string]*said.Trouble
 }
@@ -139,8 +139,8 @@ func (d *drivers) add(p *packets, l netlink.Link) {
 	}
 }
 
-// audit gives the program to devices that have come, or have changed, since, and reports where somebody else has taken
-// it away.
+// audit gives the program to devices that have come, or have changed, since. It reports where another program has
+// removed it.
 func (d *drivers) audit(p *packets, at []netlink.Link) (drifts []dataplane.Drift) {
 	program, outside := p.Programs[packetsProgFromOutside], p.Maps[packetsMapOutside]
 	if program == nil {

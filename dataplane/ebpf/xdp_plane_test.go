@@ -153,7 +153,7 @@ func TestFastGoesPastTheStack(t *testing.T) {
 	}
 }
 
-// Who counts on a device to finish its checksums is served by the stack, which knows; and so is what stays on this node.
+// The stack serves packets whose checksums a device is to finish, and packets that stay on this node.
 func TestFastLeavesOthers(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -166,7 +166,7 @@ func TestFastLeavesOthers(t *testing.T) {
 	c.audited(p, s)
 }
 
-// What no program runs at any more gets no packets from those at others, whose stack may know better.
+// Programs at other devices send no packets to a device at which no program runs any more: its stack may know better.
 func TestFastUnlists(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

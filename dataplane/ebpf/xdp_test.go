@@ -22,7 +22,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// What programs return.
+// These are the values that programs return.
 const (
 	tcUnspec    = -1
 	tcShot      = 2
@@ -286,7 +286,7 @@ func addNeighbours(eth0 netlink.Link) error {
 // randomFrame is one of few flows, so that most packets belong to one, with all that a packet may have.
 func randomFrame(r *rand.Rand, device net.HardwareAddr) []byte {
 	one := func(of ...string) string { return of[r.IntN(len(of))] }
-	port := fmt.Sprintf("%03d", r.IntN(3)) // of each client, others than of the other one: nobody needs a port by chance
+	port := fmt.Sprintf("%03d", r.IntN(3)) // each client has ports of its own: no hidden client needs a port by chance
 	protocol := one("tcp", "tcp", "tcp", "udp", "udp", "sctp")
 	var src, dst string
 	switch r.IntN(8) {
@@ -339,8 +339,8 @@ func disfigure(r *rand.Rand, frame []byte, device net.HardwareAddr) []byte {
 	return frame
 }
 
-// flows is what the programs remember, and how many packets and bytes have passed. What depends on the moment is left
-// out: when a flow was used, and what is noted once in a second.
+// flows is what the programs remember, and how many packets and bytes have passed. It leaves out what depends on the
+// moment: when a flow was used, and what is noted once in a second.
 func (s *station) flows(t *testing.T) (out map[packetsTuple]packetsTranslation, packets, octets uint64) {
 	t.Helper()
 	const lasting = 1 << 5
@@ -367,8 +367,8 @@ func (s *station) flows(t *testing.T) (out map[packetsTuple]packetsTranslation, 
 	return out, packets, octets
 }
 
-// Nobody can tell whether a node has the program for drivers: what becomes of any packet is the same, to the last bit,
-// and so is what the node remembers.
+// A node behaves the same with and without the program for drivers. Any packet has the same fate, to the last bit, and
+// the node remembers the same.
 func TestFastIsTheSame(t *testing.T) {
 	t.Parallel()
 	lack.Need(t, lack.Linux514) // before, no device can be named to a test run

@@ -13,8 +13,8 @@ import (
 // backend is the kernel's side: x_tables proper (legacy), or nf_tables in the form that iptables-nft
 // understands.
 type backend interface {
-	// begin keeps others from changing tables until end is called, if they can be kept from it. What is loaded from then
-	// on belongs together.
+	// begin keeps others from changing tables until end is called, if they can be kept from it. The loads and writes from
+	// then on belong together.
 	begin(ctx context.Context) error
 	end()
 	// probe has the kernel check rules, as far as it can without their being in force.
@@ -25,7 +25,7 @@ type backend interface {
 	load(id tableID) (*content, error)
 	// write changes tables. It tells apart, by refusedError, what is about the rules in it.
 	write(changes []*change) error
-	// undisturbed reports whether nobody else can have changed the tables since the last settled.
+	// undisturbed reports whether no other program can have changed the tables since the last settled.
 	undisturbed(tables []tableID) (bool, error)
 	settled() error
 	// asLoaded reports whether the tables are, to the last rule, as they were loaded before.
@@ -34,7 +34,7 @@ type backend interface {
 	mark(id tableID, r *rule) uint64
 	// use is called with all the ipsets to which rules may refer.
 	use(sets setIndexes)
-	// tidy deletes what the back end made beside chains and rules of ours, if nobody else uses it.
+	// tidy deletes what the back end made beside chains and rules of ours, if no other program uses it.
 	tidy(id tableID) error
 	close() error
 }
@@ -76,7 +76,7 @@ type change struct {
 	add    []baseRule // the last one comes first in its chain
 	remove []foundRule
 
-	// What Audit tells of chains that are set and known: rules that they lack, and how many they have beside.
+	// Audit reports these of chains that are set and known: rules that they lack, and how many they have beside.
 	lacking map[string][]rule
 	beside  map[string]int
 }
@@ -171,13 +171,13 @@ func (c *change) part(b backend, chain string, rules []rule, marks []uint64) {
 	c.beside[chain] = surplus
 }
 
-// leadsTo reports whether a rule in somebody else's chain leads to a chain.
+// leadsTo reports whether a rule in another program's chain leads to a chain.
 func (c *content) leadsTo(chain string) bool {
 	return slices.ContainsFunc(c.base, func(f foundRule) bool { return f.to == chain && !f.base })
 }
 
-// baseRules keeps the first of each rule of ours in the kernel's chains, and takes others that lead to
-// chains of ours away. What other people's chains do is their business. Without any chain of ours there are none.
+// baseRules keeps the first of each rule of ours in the kernel's chains, and takes others that lead to chains of ours
+// away. It leaves the chains of other programs alone. Without any chain of ours there are none.
 func (c *change) baseRules(b backend, have *content, any bool) {
 	var wanted []baseRule
 	if any {
@@ -211,8 +211,8 @@ type refusedError struct {
 func (e *refusedError) Error() string { return fmt.Sprintf("the kernel refuses %s: %v", e.what, e.err) }
 func (e *refusedError) Unwrap() error { return e.err }
 
-// judged is a refusedError unless the error is about the caller (EPERM), others (EAGAIN) or memory: none of that is
-// mended by leaving out rules.
+// judged is a refusedError unless the error is about the caller (EPERM), others (EAGAIN) or memory. To leave out rules
+// repairs none of these.
 func judged(what string, err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOMEM) {
 		return fmt.Errorf("change %s: %w", what, err)

@@ -14,9 +14,9 @@ type baseRule struct {
 	rule
 }
 
-// baseRules lead from the kernel's chains of a table to ours. What table nat has forwarded does not concern
-// table filter. Nor does a connection to an address of this node that was let through before: another data plane may go
-// on with it, as IPVS does behind INPUT with those that nobody has answered yet, and a client says the same again.
+// baseRules lead from the kernel's chains of a table to ours. Connections that table nat has forwarded do not concern
+// table filter. Nor does one to an address of this node that was let through before, whose client repeats its first
+// packet. Another data plane may go on with it, as IPVS does behind INPUT with unanswered connections.
 func baseRules(table string) []baseRule {
 	if table == "nat" {
 		return []baseRule{
@@ -41,7 +41,7 @@ func baseRules(table string) []baseRule {
 // owned reports whether a chain is ours or kube-proxy's. kubelet has chains of its own with similar names.
 func owned(chain string) bool { return onlyOurs(chain) || shared(chain) || kubeProxys(chain) }
 
-// onlyOurs reports whether nobody else makes such a chain.
+// onlyOurs reports whether only Fairlead makes such a chain.
 func onlyOurs(chain string) bool {
 	switch chain {
 	case chainIn, chainOut, chainPost, chainForward, chainInternal, chainGuards, chainRanges, chainReject, chainOffNode,

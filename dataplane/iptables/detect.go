@@ -13,9 +13,9 @@ import (
 	"fairlead.dev/fairlead/internal/xt"
 )
 
-// Detect finds the back end that the machine uses, in the network namespace of the calling thread: the one
-// in which kubelet has put its hint (KEP-3178), or the one of the iptables program on the path, or the one that
-// there is. It is what the wrapper scripts of kube-proxy's images look at.
+// Detect finds the back end that the machine uses, in the network namespace of the calling thread. It takes the one in
+// which kubelet has put its hint (KEP-3178), or that of the iptables program on the path, or the one that there is. The
+// wrapper scripts of kube-proxy's images look at the same.
 func Detect() (Backend, error) {
 	n, err := openNFT(nil)
 	if err == nil {
@@ -60,7 +60,7 @@ func (n *nft) hinted() (found bool, err error) {
 	return false, nil
 }
 
-// legacyHinted does not look into tables that nobody has used: that would make them.
+// legacyHinted does not look into unused tables: that would make them.
 func legacyHinted() bool {
 	l, err := openLegacy(nil, nil)
 	if err != nil {

@@ -194,9 +194,9 @@ func (d *dispatch) sum(l leaf) uint64 { return maphash.String(d.seed, fmt.Sprint
 //	192.0.2.7 ─┘
 //
 // Addresses belong together if the sums of their rows are equal. A change of one address's rows may take it out of its
-// group, or the smallest address may go: then the tree moves to another name, and the rules that led there change, too.
-// So share compares the groups before and after. It lays out only the chains of the ports that have changed where the
-// tree stays, and all of a tree that comes or goes.
+// group, or the smallest address may go. Then the tree moves to another name, and the rules that led there change, too.
+// So share compares the groups before and after. Where the tree stays, it lays out only the chains of the ports that
+// have changed. A tree that comes or goes it lays out as a whole.
 func (d *dispatch) share(touched map[netip.Addr]bool, ported map[netip.Addr][]key, e *edit) {
 	var big []netip.Addr
 	for a, r := range d.rows {

@@ -88,7 +88,7 @@ func (l *place) clear(ctx context.Context, found map[tableID]*content) error {
 	defer l.end()
 	var changes []*change
 	for id := range found {
-		have, err := l.load(id) // as it is now, while nobody else changes it
+		have, err := l.load(id) // as it is now, while no other program changes it
 		if err != nil {
 			return fmt.Errorf("back end %s: %w", l.kind, err)
 		}
@@ -98,7 +98,7 @@ func (l *place) clear(ctx context.Context, found map[tableID]*content) error {
 			changes = append(changes, c)
 		}
 	}
-	// First filter and then nat, so that nobody refuses what another plane translates, and nat does not any more.
+	// First filter and then nat, so that no rule refuses what another plane translates, and nat does not any more.
 	slices.SortFunc(changes, func(a, b *change) int { return strings.Compare(a.table.String(), b.table.String()) })
 	if err := l.write(changes); err != nil {
 		return fmt.Errorf("back end %s: %w", l.kind, err)
@@ -111,8 +111,8 @@ func (l *place) clear(ctx context.Context, found map[tableID]*content) error {
 	return nil
 }
 
-// own leaves kube-proxy's out. Where there is a chain that only kube-proxy makes, it has also written those of which
-// both have one; and where there is none of ours, nobody but others has made these.
+// own leaves kube-proxy's out. If there is a chain that only kube-proxy makes, kube-proxy has also written the shared
+// ones. If there is none that only Fairlead makes, the chains are all of others.
 func (c *content) own() *content {
 	there := func(kind func(string) bool) bool {
 		for name := range c.chains {

@@ -67,7 +67,7 @@ func routeLocalnet(t *testing.T, want string) {
 	}
 }
 
-// Whoever cleans up need not know which back end was in use.
+// The process that cleans up need not know which back end was in use.
 func TestClean(t *testing.T) {
 	onBoth(t, func(t *testing.T, b Backend) {
 		p := newPlane(t, Options{Backend: b}, dataplane.Config{LocalnetWasOff: true})
@@ -81,7 +81,7 @@ func TestClean(t *testing.T) {
 	})
 }
 
-// Where nobody has used iptables, looking makes no tables.
+// Where iptables was never used, looking makes no tables.
 func TestTraces_nothing(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		if got := traces(t); got != (dataplane.Leftover{}) {
@@ -112,7 +112,7 @@ const comesBack = `*nat
 COMMIT
 `
 
-// What kube-proxy has taken over is left to it.
+// The plane leaves chains that kube-proxy has taken over to it.
 func TestPlane_kubeProxyIsBack(t *testing.T) {
 	onBoth(t, func(t *testing.T, b Backend) {
 		s := parse(t, everything)

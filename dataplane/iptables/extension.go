@@ -79,7 +79,7 @@ func markMatch(bits uint32, invert bool) extension {
 	return extension{"mark", 1, info}
 }
 
-// What conntrackMatch looks at, and where struct xt_conntrack_mtinfo3 has the bits.
+// These are the fields that conntrackMatch looks at, and where struct xt_conntrack_mtinfo3 has the bits.
 const (
 	trackedState, stateMask   = 1, 150
 	trackedStatus, statusMask = 1 << 6, 152

@@ -166,8 +166,8 @@ func (t *trial) blame(list []suspect, err error) {
 	t.errs = append(t.errs, &refusedError{what, err})
 }
 
-// without is the change without what is refused. A destination whose rule is left out is one that nobody has; any other
-// chain means something else without one of its rules, and stays as it is.
+// without is the change without what is refused. A destination without its rule is treated as one without a row. Any
+// other chain means something else without one of its rules, and stays as it is.
 func (t *trial) without() *change {
 	c := *t.change
 	c.set = maps.Clone(c.set)

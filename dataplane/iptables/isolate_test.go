@@ -96,7 +96,7 @@ func TestPlane_refusedRule(t *testing.T) {
 	}
 }
 
-// partlyRefused fails unless an error names what is refused, and nobody else.
+// partlyRefused fails unless an error names what is refused, and nothing else.
 func partlyRefused(t *testing.T, err error, text string) {
 	t.Helper()
 	if !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), text) {

@@ -17,10 +17,10 @@ import (
 //
 //	KUBE-PODS-… ─ in the set of group 3? ─► KUBE-KNOWN-…3 ─ of 3a? ─► KUBE-KNOWN-…3a ─ of a backend? ─► KUBE-STICK-…
 //
-// The backends' sets are what counts: a client that only a group knows is none, and what a group does not lead to
-// returns. In which groups a backend is, depends on its address alone: others come and go without moving its
-// clients. Only how many levels of groups there are depends on the others, so that when a pool grows by a factor of
-// sixteen a level is added, whose sets learn from those of the backends.
+// The backends' sets are what counts: a client that only a group knows is none, and a packet that a group leads nowhere
+// returns. The groups of a backend depend on its address alone: others come and go without moving its clients. Only the
+// number of levels of groups depends on the others. When a pool grows by a factor of sixteen a level is added, whose
+// sets learn from those of the backends.
 
 // fanGroups is how many groups there are in a larger one. An unknown client is looked for in so many sets.
 const fanGroups = 16

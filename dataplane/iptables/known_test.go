@@ -37,8 +37,8 @@ func affine(v6 bool, from, to int) model.Pool {
 	return p
 }
 
-// TestChooser_known counts the rules that a first packet may meet in the chains of a pool, at most: of a client
-// whom no set knows, and of one whom a backend remembers.
+// TestChooser_known counts the rules that a first packet may meet in the chains of a pool, at most. It does so for a
+// client that no set knows, and for one that a backend remembers.
 func TestChooser_known(t *testing.T) {
 	var lines []string
 	for _, n := range []int{1, 12, 13, 100, 1000, 10000} {
@@ -107,8 +107,8 @@ func longest(chains map[string][]rule, chain string, in []string) (rules int, to
 	return max(most, tried), netip.AddrPort{}
 }
 
-// TestPlane_known has a pool grow and shrink, beyond what a level of groups takes, by turns while the process runs
-// and while it starts over: each client keeps its backend for as long as there is one, and is forgotten with it.
+// TestPlane_known has a pool grow and shrink, beyond what a level of groups takes. The process runs on and starts over
+// by turns. Each client keeps its backend for as long as there is one, and is forgotten with it.
 func TestPlane_known(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("v6=%t", v6), func(t *testing.T) {

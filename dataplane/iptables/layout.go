@@ -47,9 +47,9 @@ const (
 //	nat:    dispatch, by scope ─► entry: mark the packet? ─► chooser: affinity, or a share for each backend ─► DNAT
 //	filter: dispatch, by scope ─► refuse;  guards: the same for addresses without a row;  ranges: for prefixes
 //
-// Each part is made anew as a whole when something changes that it depends on, and gives its chains to an edit: keep
-// for what there shall be, leave for what there was. A chain that is left and kept stays, so a part need not compare
-// both.
+// Each part is made anew as a whole when something changes that it depends on. It gives its chains to an edit: keep for
+// those that there shall be, leave for those that there were. A chain that is left and kept stays, so a part need not
+// compare both.
 type layout struct {
 	v6          bool
 	mark        uint32
@@ -224,8 +224,8 @@ func match(k model.Key, f model.Frontend) rule {
 	return rule{protocol: k.Protocol, ports: ports{k.Port, k.Port}, comment: f.Service}
 }
 
-// natRules send connections to a pool. What an Internal row does not forward must not come to the row for
-// Any client; the table filter will see it.
+// natRules send connections to a pool. A packet that an Internal row does not forward must not come to the row for Any
+// client; the table filter will see it.
 func (l *layout) natRules(k model.Key, f model.Frontend) []rule {
 	r := match(k, f)
 	switch {

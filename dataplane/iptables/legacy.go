@@ -117,11 +117,11 @@ func (l *legacy) settled() error   { return nil }
 func (l *legacy) probe(bool) error { return nil } // there is no way to try
 
 const (
-	// maxGlances is after how many of them nobody relies on a glance: all rules are made again, and compared. Of 10,000
-	// Services this takes most of a second.
+	// maxGlances is after how many quick audits all rules are made again, and compared. Of 10,000 Services this takes most
+	// of a second.
 	maxGlances = 600
-	// closeSize is of how many bytes each look reads all. Of a larger table only some do, as many times fewer: the others
-	// do not see when somebody puts a rule in the place of one of ours that is as long.
+	// closeSize is of how many bytes each quick audit reads all. Of a larger table only some do, as many times fewer. The
+	// others do not see that another program has replaced one of our rules by one of the same length.
 	closeSize = 128 << 10
 	// firstSize is the same for the rules up to the last one of others: for these, too, the kernel adds up the counters of
 	// all.
@@ -153,7 +153,7 @@ func (l *legacy) asLoaded(tables []tableID) (bool, error) {
 	return true, nil
 }
 
-// glance is how much of a table is compared this time.
+// This is how much of a table one quick audit compares.
 //
 // The kernel adds up the counters of all processors for each entry that it hands out, which of a large table takes
 // longer than all else that Audit does. But its number of entries and its size cost nothing, and the rules of others
@@ -236,8 +236,8 @@ func applied(err error) error {
 	return err
 }
 
-// replace puts a table in the place of the kernel's. What the old rules had counted is added to the
-// counters of those rules of others that stay.
+// replace puts a table in the place of the kernel's. The counters of others' rules that stay keep what they have
+// counted.
 func (l *legacy) replace(id tableID, t *xt.Table) error {
 	counters, err := l.socket(id).Replace(t)
 	if err != nil {

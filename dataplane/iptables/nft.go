@@ -102,8 +102,8 @@ func nftFamily(v6 bool) uint8 {
 	return unix.NFPROTO_IPV4
 }
 
-// mark is a hash of what a rule says. It is kept in the rule's user data, which iptables does not look at,
-// and with which nobody else changes a rule.
+// mark is a hash of what a rule says. It is kept in the rule's user data. iptables does not look at these, and other
+// programs do not write rules with them.
 func (n *nft) mark(_ tableID, r *rule) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(r.String()))
@@ -560,7 +560,7 @@ func (n *nft) commit(t *transaction) error {
 	return nil
 }
 
-// probe implements backend. What the rules are made of must be there as extensions of nf_tables' compatibility.
+// probe implements backend. The rules' parts must be there as extensions of nf_tables' compatibility.
 func (n *nft) probe(v6 bool) error {
 	id := tableID{v6, tableNames[nat]}
 	t := &transaction{}

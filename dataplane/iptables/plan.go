@@ -12,8 +12,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// What differs is found by laying out all rows anew, which takes longer than to read tables. So Audit first holds what
-// it reads against sums of what the chains should say: only where these differ it is laid out again.
+// To find differences by laying out all rows anew takes longer than to read tables. So Audit first compares what it
+// reads with sums of the chains' rules. Only where these differ it is laid out again.
 //
 //	tables ─► content ─► sums as known? ─ yes ─► rules in the kernel's own chains ──► planned ─► Drift
 //	                            └ no ─► layout ─► difference, chain by chain ──────────┘   └─► Repair
@@ -22,10 +22,10 @@ import (
 type planned struct {
 	families []*familyState
 	changes  []*change
-	stale    []string // ipsets that nobody needs then
+	stale    []string // ipsets that no rule needs then
 }
 
-// toDo is what an Audit has found, if nobody has changed anything since, or plan.
+// toDo is what an Audit has found, if nothing has changed since, or plan.
 func (p *Plane) toDo(s *model.State, found *planned) (*planned, error) {
 	if found != nil && p.elsewhere == nil {
 		if same, err := p.backend.asLoaded(p.tableIDs()); same && err == nil {
@@ -83,8 +83,8 @@ func (p *Plane) load() (*stored, error) {
 	return found, both.Wait()
 }
 
-// asKnown is what there is to do if the chains are as they should be, but for those that are laid out quickly; nil: for
-// others, too, or it is not known.
+// asKnown is what there is to do if the chains are as they should be, but for those that are laid out quickly. It is
+// nil if others differ, too, or if that is not known.
 func (p *Plane) asKnown(s *model.State, found *stored) *planned {
 	if p.families == nil || found.moved {
 		return nil
@@ -155,7 +155,7 @@ func (f *familyState) astray(n int, have *content) (o astray) {
 func (o astray) take(known map[string]sum, from, to map[string][]rule) bool {
 	for _, name := range slices.AppendSeq(slices.Clone(o.missing), maps.Keys(o.chains)) {
 		if _, ok := known[name]; !ok {
-			continue // nobody wants it
+			continue // it is not wanted
 		}
 		rules, ok := from[name]
 		if !ok {

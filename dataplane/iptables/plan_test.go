@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// What is laid out quickly is what a layout from nothing has, whatever came and went before, and nothing is missing but
-// the chains of pools and of allowed sources.
+// The chains that are laid out quickly are those of a layout from nothing, whatever came and went before. Only the
+// chains of pools and of allowed sources are missing.
 func TestLayout_quickly(t *testing.T) {
 	random := rand.New(rand.NewPCG(sample.Seed(t), 0))
 	full, empty := deepState(), model.NewState()

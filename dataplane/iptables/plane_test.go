@@ -419,7 +419,7 @@ func TestPrepare(t *testing.T) {
 	})
 }
 
-// TestPlane_sameLength has somebody replace a rule by one that is as long, which shows in no size.
+// TestPlane_sameLength has another program replace a rule by one that is as long, which shows in no size.
 func TestPlane_sameLength(t *testing.T) {
 	onBoth(t, func(t *testing.T, b Backend) {
 		s := parse(t, everything)
@@ -440,7 +440,7 @@ func TestPlane_sameLength(t *testing.T) {
 	})
 }
 
-// TestPlane_sorted has somebody add chains whose names come after ours: iptables-legacy, which sorts all chains,
+// TestPlane_sorted has another program add chains whose names come after ours: iptables-legacy, which sorts all chains,
 // then leaves them behind ours.
 func TestPlane_sorted(t *testing.T) {
 	const behind = `*nat
@@ -500,7 +500,7 @@ func TestNFT_withoutMatch(t *testing.T) {
 	})
 }
 
-// An ipset that somebody else's rule needs cannot go. That keeps nothing else from being programmed.
+// An ipset that another program's rule needs cannot go. That keeps nothing else from being programmed.
 func TestPlane_setInUse(t *testing.T) {
 	onBoth(t, func(t *testing.T, b Backend) {
 		s, next := parse(t, everything), parse(t, "")

@@ -71,11 +71,11 @@ func (c *chooser) translate(b model.Backend) rule {
 // split is a chain's rules for some of the backends: to each of few, or to chains for a part of many.
 //
 // A rule that matches at random sees only those packets that the rules before it have left. So the first of three equal
-// backends takes a third of the packets, the second one half of the rest, and the last one, without a condition, all
-// that is left: a third each. With weights, each takes its weight of the sum of those that are left.
+// backends takes a third of the packets, and the second one half of the rest. The last one has no condition and takes
+// all that is left: a third each. With weights, each takes its weight of the sum of those that are left.
 //
-// The last of many backends would wait for many rules. So from thirteen on they are divided among up to eight chains,
-// which are chosen in the same way, each with the sum of its weights; and those with too many are divided again.
+// The last of many backends would wait for many rules. So thirteen or more are divided among up to eight chains, chosen
+// in the same way, each with the sum of its weights. A chain with too many is divided again.
 func (c *chooser) split(backends []model.Backend, path string) []rule {
 	left := total(backends)
 	rules := make([]rule, 0, min(len(backends), max(maxRow, fanOut)))

@@ -9,7 +9,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// rule is one rule of a chain. What is zero is not asked for.
+// rule is one rule of a chain. A field that is zero is no condition.
 type rule struct {
 	src, dst netip.Prefix
 	notSrc   bool   // any source but src

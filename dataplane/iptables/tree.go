@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// A tree finds the rules for a key among many by few comparisons: a chain for each prefix of keys, with a
-// rule for each longer one that leads to a chain of its own, and in the end chains of few rules.
+// A tree finds the rules for a key among many by few comparisons. It has a chain for each prefix of keys, with a rule
+// for each longer one that leads to a chain of its own. In the end there are chains of few rules.
 //
 //	KUBE-SERVICES ─ -d 10.96.0.0/15 ─► …-15 ─ -d 10.96.64.0/18 ─► … ─► -d 10.96.66.7/32 --dport 80 ─► KUBE-PODS-…
 //
@@ -90,8 +90,8 @@ type walk struct {
 	emit    func(chain string, rules []rule)
 }
 
-// chains emits the chain for the root, and those below it that the changed keys have to do with: the same
-// ones before and after the change, but for those that come or go.
+// chains emits the chain for the root, and those below it that the changed keys have to do with. It emits the same
+// chains before and after the change, but for those that come or go.
 func (w *walk) chains(root string, leaves []leaf) { w.node(root, 0, leaves) }
 
 // node emits the chain for leaves whose keys have the same first bits, and visits those below it. If there are few, the
@@ -100,7 +100,7 @@ func (w *walk) chains(root string, leaves []leaf) { w.node(root, 0, leaves) }
 //	a group of two rules at most ─► its rules, here
 //	a larger one ────────────────► one rule for the longest prefix of all its keys ─► a chain for it
 //
-// The longest prefix leaves out lengths at which all keys of a group are alike, so no chain has only one rule that
+// The longest prefix leaves out lengths at which all keys of a group are alike. So no chain has only one rule that
 // leads to the next one.
 func (w *walk) node(name string, depth int, leaves []leaf) {
 	if weight(leaves) <= maxLeaf || depth >= w.width {

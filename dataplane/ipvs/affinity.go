@@ -11,7 +11,7 @@ import (
 )
 
 // forget deletes the backends that have left their pools from the memory of affinity. It comes after the
-// change, when nobody can choose them any more.
+// change, when no packet can choose them any more.
 func (p *Plane) forget(k *kernel, needed bool) error {
 	if !needed {
 		return nil

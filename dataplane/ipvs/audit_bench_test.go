@@ -19,8 +19,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// BenchmarkAudit looks at N Services of two backends each, which nobody has touched; adopt is the Sync of a process that
-// finds them; read is the control, the kernel's own listing of the same as text.
+// BenchmarkAudit looks at N Services of two backends each, which have not changed. adopt is the Sync of a process that
+// finds them. read is the control, the kernel's own listing of the same as text.
 //
 //	./dev vm-test ./dataplane/ipvs -test.run XXX -test.bench Audit
 func BenchmarkAudit(b *testing.B) {

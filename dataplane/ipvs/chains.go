@@ -12,7 +12,7 @@ import (
 )
 
 // The priorities of base chains around IPVS, which looks at packets at 99 in LOCAL_IN and at -98 in LOCAL_OUT
-// (ip_vs_ops4 in the kernel's net/netfilter/ipvs/ip_vs_core.c). What it sends on comes through LOCAL_OUT
+// (ip_vs_ops4 in the kernel's net/netfilter/ipvs/ip_vs_core.c). A packet that it sends on comes through LOCAL_OUT
 // again, from the start, and then through POSTROUTING.
 const (
 	beforeIPVSIn  = 98
@@ -36,12 +36,13 @@ const (
 
 // constantChains are the chains that do not depend on the rows, but for Pods.Interfaces.
 func (t *table) constantChains() []nft.Chain {
-	// What IPVS does not take would reach the node's own sockets.
+	// Packets that IPVS does not take would reach the node's own sockets.
 	rest := nft.NewRule("addresses that are local for IPVS only",
 		t.Family.Load(t.Family.Destination, 0), nft.In("local-addresses"), nft.GoTo(nft.ChainReject))
 	decisions := t.Decisions([]nft.Rule{t.Dispatch(t.Sets[internalFrontends].Name)}, rest)
-	// Nothing but connections passes the chains that decide. For a ClusterIP there is nothing to decide but the backend,
-	// and NodeLocal DNSCache exempts questions to that of the DNS; who may come in by another address was not asked.
+	// Only packets of connections pass the chains that decide. A ClusterIP has nothing to decide but the backend, and
+	// NodeLocal DNSCache exempts questions to that of the DNS. For untracked packets to other addresses, allowed sources
+	// were not checked.
 	served := []nft.Rule{t.servedIn("drop-ranges"), t.servedIn("reject-ranges")}
 	untracked := slices.Concat(served, t.Guards(), []nft.Rule{rest})
 	return slices.Concat(decisions, []nft.Chain{{Name: chainUntracked, Rules: untracked}}, t.hooks(), t.aroundIPVS())
@@ -76,10 +77,10 @@ func (t *table) hooks() []nft.Chain {
 	}
 }
 
-// aroundIPVS are the chains directly before and after it. A packet for the virtual server of a mark has
-// that mark for this short way only, because IPVS compares all its bits; its priority keeps the mark that it
-// had. So does that of a packet that somebody else has given a mark like ours: between these chains a mark
-// like ours is ours. Then what IPVS chose is remembered, if the pool has affinity.
+// aroundIPVS are the chains directly before and after it. IPVS compares all bits of a mark. So a packet for the virtual
+// server of a mark has it for this short way only, and its priority keeps the former mark. The same is done for packets
+// to which another program has given a mark like ours. Between these chains, only Fairlead uses such marks. Then what
+// IPVS chose is remembered, if the pool has affinity.
 func (t *table) aroundIPVS() []nft.Chain {
 	const destinationTranslated = 1 << 5 // IPS_DST_NAT
 	tracked := uint32(expr.CtStateBitNEW | expr.CtStateBitESTABLISHED)
@@ -117,8 +118,8 @@ func (t *table) aroundIPVS() []nft.Chain {
 	}
 }
 
-// notTaken matches packets that no process of the node takes for itself, as another plane's may while both are there:
-// IPVS has chosen nothing for such, and their destination is the Service still, or the process.
+// notTaken matches packets that no process of the node takes for itself, as another plane's may while both are there.
+// IPVS has chosen no backend for such packets: their destination is the Service still, or the process.
 func (t *table) notTaken() []any {
 	carried := dataplane.Config{Mark: t.Mark}.CarriedMark()
 	return []any{nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, carried, 0), nft.Equals(nft.Native(0))}

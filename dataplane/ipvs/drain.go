@@ -10,25 +10,25 @@ import (
 	"fairlead.dev/fairlead/internal/ipvs"
 )
 
-// A backend that is no longer in its pool takes no new connections. What becomes of those that it has depends on
-// who would end them otherwise:
+// A backend that is no longer in its pool takes no new connections. Its old ones end in ways that depend on the
+// protocol:
 //
-//	TCP, SCTP   the backend does, or its silence tells the client. The real server stays with weight 0 until there
+//	TCP, SCTP   the backend ends them, or its silence tells the client. The real server stays with weight 0 until there
 //	            are none, or until DrainTimeout is over
-//	UDP         nobody: a client that keeps its socket would go on sending to an address that nobody has, or by then
-//	            somebody else. The real server goes at once, and the next packet chooses another one
+//	UDP         at once: a client that keeps its socket would go on sending to an address that is free, or by then
+//	            another pod's. The real server goes, and the next packet chooses another one
 //
-// A backend of UDP that terminates but still serves has not left: it is in its pool, with weight 0, keeps the flows
-// that it has, and gets no new ones. How long that may last is whoever listed it to say, which in Kubernetes is the
-// grace period of the pod; as soon as the pod is gone, or says that it does not serve, so is the backend. That is what
-// kube-proxy's other modes do (KEP-1669). In mode ipvs it deletes the real servers of UDP and SCTP at once.
+// A backend of UDP that terminates but still serves has not left. It is in its pool, with weight 0, keeps its flows,
+// and gets no new ones. The component that listed it decides how long: in Kubernetes, the pod's grace period does. When
+// the pod is gone, or says that it does not serve, the backend has left. kube-proxy's other modes do the same
+// (KEP-1669). In mode ipvs it deletes the real servers of UDP and SCTP at once.
 
 // drains are the virtual servers with real servers that leave. To look at one takes a listing of its real
 // servers; so a change looks at those that it touches, and Audit at some each time, in turn.
 type drains struct {
 	looked map[ipvs.Key]int // when it was looked at last, as turn was then
 	turn   int
-	fresh  []ipvs.Key // where something has begun to leave since somebody looked
+	fresh  []ipvs.Key // where something has begun to leave since the last look
 }
 
 // maxLooked is how many virtual servers Audit looks at.
@@ -139,8 +139,8 @@ func (s *servers) prune() {
 	})
 }
 
-// drain deletes those real servers of some virtual servers that leave and have no connections any more, or whose time
-// is over, and the virtual servers of which that leaves nothing and which wanted says nobody wants.
+// drain deletes leaving real servers that have no connections any more, or whose time is over. It looks at some virtual
+// servers, and deletes those that become empty and that wanted does not report.
 func (s *servers) drain(keys []ipvs.Key, wanted func(ipvs.Key) bool) error {
 	if len(keys) == 0 {
 		return nil
@@ -181,7 +181,7 @@ func (s *servers) drainOne(key ipvs.Key, held *server, wanted bool, p *plan) err
 		n, there := connections[addr]
 		over := !until.IsZero() && !now.Before(until)
 		switch {
-		case !there: // somebody else has deleted it
+		case !there: // another program has deleted it
 			s.drop(key, held, addr)
 			left--
 		case n == 0 || over:

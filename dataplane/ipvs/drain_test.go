@@ -13,7 +13,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// What happens to connections is tested in package conformance.
+// Package conformance tests how connections go on.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	if _, err := ipvs.New(ipvs.Options{})(dataplane.Config{}); errors.Is(err, dataplane.ErrUnsupported) {
@@ -32,7 +32,7 @@ func TestDrain(t *testing.T) {
 
 const webFrontend = "frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat never\n"
 
-// rollingUpdates replaces all of 200 backends again and again. Nobody has connections, so nothing is left of those
+// rollingUpdates replaces all of 200 backends again and again. There are no connections, so nothing is left of those
 // that are gone.
 func (n *namespace) rollingUpdates() {
 	const backends, updates = 200, 30

@@ -8,7 +8,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// formers are the addresses of former frontends of virtual servers of marks, which do not name them: connections to
+// formers are the addresses of former frontends of virtual servers of marks, which do not name them. Connections to
 // them may go on for as long as the virtual server drains.
 type formers map[ipvs.Key]map[netip.Addr]struct{}
 
@@ -36,8 +36,8 @@ func (r *rows) noteFormer(key model.Key, f model.Frontend) {
 	}
 }
 
-// adoptFormers is for what another process has left. Nothing tells which addresses its marks were for: any that nobody
-// needs now.
+// adoptFormers is for what another process has left. The kernel does not tell which addresses its marks were for: any
+// that no row needs now.
 func (p *Plane) adoptFormers(k *kernel) {
 	if p.formers != nil {
 		k.formers = p.formers
@@ -66,7 +66,7 @@ func (f formers) prune(d *drains) {
 	})
 }
 
-// ending finds the addresses to which connections may go on, when somebody asks for them.
+// ending finds the addresses to which connections may go on, when a caller asks for them.
 type ending func() map[netip.Addr]struct{}
 
 func (f formers) ending(d *drains) ending {

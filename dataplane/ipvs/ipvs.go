@@ -1,8 +1,7 @@
 // Package ipvs programs the rows into IPVS, the kernel's load balancer, driven by generic netlink. A
-// frontend that forwards is a virtual server, the backends of its pool are the real servers, and the kernel
-// has many ways to choose among them. What IPVS cannot say is said by one table of nf_tables for each address
-// family, whose rules do not depend on the rows: scopes, who may come in, refusals, guards, whose source
-// address is replaced, affinity.
+// frontend that forwards is a virtual server, the backends of its pool are the real servers, and the kernel has many
+// ways to choose among them. One table of nf_tables for each address family does what IPVS cannot: scopes, allowed
+// sources, refusals, guards, source NAT and affinity. Its rules do not depend on the rows.
 //
 //	prerouting, output ─ frontends, internal-frontends ─► class: refuse, drop, or mark for SNAT and let pass
 //	      │                     │ not found ─► guards      └─ affinity: a remembered backend? ─► dnat
@@ -12,8 +11,8 @@
 //	                             ▼
 //	                 output ─► remember it, if the pool has affinity ─► postrouting: masquerade
 //
-// The table sees the first packet of a connection only. What IPVS remembers of it lives on: a real server that
-// leaves takes no new connections, and is deleted when it has none left.
+// The table sees the first packet of a connection only. IPVS keeps connections: a real server that leaves takes no new
+// ones, and is deleted when it has none left.
 package ipvs
 
 import (
@@ -161,7 +160,7 @@ func (p *Plane) newKernel() *kernel {
 	}
 }
 
-// read finds out what the kernel holds. What is there and right stays untouched.
+// read finds out what the kernel holds. It leaves correct objects untouched.
 func (p *Plane) read(s *model.State) (*kernel, error) {
 	k := p.newKernel()
 	for i, t := range k.tables {
@@ -183,9 +182,9 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 	return k, p.readServers(k, s)
 }
 
-// readServers finds out which virtual servers are ours, as IPVS keeps no word of their owner: those with our marks,
-// those that the table says are, and those at addresses that frontends have or that are on the interface for such
-// addresses.
+// readServers finds out which virtual servers are ours, as IPVS does not record their owner. They are those with our
+// marks and those that the table names. They are also those at addresses that frontends have or that are on the
+// interface for such addresses.
 func (p *Plane) readServers(k *kernel, s *model.State) error {
 	wanted := map[ipvs.Key]bool{}
 	for key, f := range s.Frontends {
@@ -201,8 +200,8 @@ func (p *Plane) readServers(k *kernel, s *model.State) error {
 	})
 }
 
-// work is what leads from what the kernel holds to a State, in this order: records of what will be ours,
-// new virtual and real servers, the table, routes, and servers and records that are gone.
+// work is what leads from what the kernel holds to a State. Its order is: records of what will be ours, new virtual and
+// real servers, the table, routes, and servers and records that are gone.
 type work struct {
 	servers plan
 	records nft.Transaction
@@ -312,7 +311,7 @@ func (p *Plane) Repair(_ context.Context, s *model.State, r dataplane.Report) er
 func (p *Plane) sync(s *model.State, found *planned) error {
 	p.noteFormers()
 	p.held, p.clean = nil, 0
-	clear(p.director.lacking.names) // somebody may have loaded a module
+	clear(p.director.lacking.names) // a module may have been loaded
 	if err := errors.Join(p.configure(), p.locals.claim()); err != nil {
 		return err
 	}
@@ -353,8 +352,8 @@ func (p *Plane) configure() error {
 	return nil
 }
 
-// planAt finds what there is to do, unless an Audit has just done so, of this ruleset and as many virtual
-// servers. What else of these somebody has changed meanwhile the next Audits see.
+// planAt finds what there is to do, unless an Audit has just done so, of this ruleset and as many virtual servers. The
+// next Audits find other changes that were made meanwhile.
 func (p *Plane) planAt(s *model.State, foreign uint32, plan *planned) (*kernel, *work, error) {
 	if plan != nil && plan.foreign == foreign && plan.way == p.locals.way {
 		n, err := p.director.Count()
@@ -468,11 +467,11 @@ func (p *Plane) countLocals(k *kernel, s *model.State, c model.Change) {
 
 // perform does the work. With dataplane.ErrPartial all is as it should be but for what the error names.
 //
-// IPVS, the table, and routes cannot be changed together, so the order sees to it that each packet in between finds
+// IPVS, the table, and routes cannot be changed together. So the order sees to it that each packet in between finds
 // either the old way or the new one:
 //
 //   - The record of a virtual server comes before it, so that a process that starts after a crash knows it for ours.
-//   - Virtual servers are complete before the table marks packets for them, and that before the address is local: a
+//   - Virtual servers are complete before the table marks packets for them, and that before the address is local. A
 //     packet for a local address that IPVS does not know is the node's own, and refused.
 //   - Virtual servers go when the table does not lead to them any more, and routes when there are no virtual servers.
 //   - Records go last.
@@ -521,7 +520,7 @@ func (k *kernel) drain(keys []ipvs.Key) error {
 	return k.servers.drain(keys, func(key ipvs.Key) bool { _, ok := k.wanted[key]; return ok })
 }
 
-// tidy deletes the routes that nobody needs, and the records of what is gone. An address to which connections may go on
+// tidy deletes the routes that no row needs, and the records of what is gone. An address to which connections may go on
 // stays local.
 func (p *Plane) tidy(k *kernel, refused *[]error) error {
 	p.formers.prune(&k.servers.draining)
@@ -602,7 +601,7 @@ func (p *Plane) nameMarks(drifts []dataplane.Drift) []dataplane.Drift {
 	return drifts
 }
 
-// quick looks at what is not in the ruleset, which nobody else has touched.
+// quick looks at what is not in the ruleset, which no other program has touched.
 func (p *Plane) quick() ([]dataplane.Drift, error) {
 	drifts, err := p.held.servers.verify()
 	if err != nil {

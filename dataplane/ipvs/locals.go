@@ -21,19 +21,20 @@ import (
 //	cidr    one route for each range of Service addresses, one for each other address
 //	route   one route for each address
 //	dummy   an address on kube-ipvs0, as kube-proxy has it
-//  A range that is local is the node's, for ports without a Service, too: the table refuses those. An address stays
+//
+// A range that is local is the node's, for ports without a Service, too: the table refuses those. An address stays
 // local while connections to it go on, though no frontend has it any more (formers.go).
 
-// locals are the addresses and ranges that are local for the sake of IPVS, which sees packets from
-// elsewhere only if they are for this node. What is an address of one of the node's interfaces is local anyway.
+// locals are the addresses and ranges that are local for the sake of IPVS, which sees packets from elsewhere only if
+// they are for this node. An address of one of the node's interfaces is local anyway.
 type locals struct {
 	handle *netlink.Handle
 	log    *slog.Logger
 	fault  func(operation string) error
 	routes *routes
 	dummy  *dummy
-	// way is that of the address mode, other is not. What the latter holds is left from another mode, and goes when
-	// the same addresses are local by the former.
+	// way is that of the address mode, other is not. The addresses of other are left from another mode, and go when the
+	// same addresses are local by way.
 	way, other way
 	whole      bool               // ranges are made local as a whole
 	users      map[netip.Addr]int // frontends that forward
@@ -243,8 +244,8 @@ func (l *locals) remove(surplus []netip.Prefix) error {
 	return l.removeFrom(l.way, l.held, surplus)
 }
 
-// removeFormer removes what other modes have left and is local by this one, or needed by nobody, not even by
-// connections that go on.
+// removeFormer removes addresses that other modes have left, once they are local by this mode, or no connection needs
+// them.
 func (l *locals) removeFormer(ending ending) (gone []netip.Prefix, err error) {
 	if l.former == nil {
 		return nil, nil

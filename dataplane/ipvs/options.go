@@ -98,7 +98,7 @@ func (o Options) want(p model.Pool) *server {
 }
 
 // reduce divides weights by what they have in common. With sh a real server has as many buckets as its weight, and
-// still one when that is 0: where all weights are 1, others' clients stay where they are while one drains.
+// still one when that is 0. So where all weights are 1, others' clients stay where they are while one drains.
 func (held *server) reduce() {
 	common := uint32(0)
 	for _, weight := range held.reals {

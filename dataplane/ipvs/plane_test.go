@@ -303,7 +303,7 @@ virtual server 10.96.0.10:80/tcp: missing: real server 10.244.1.2:8080 weight 1
 virtual server 10.96.0.10:80/tcp: surplus: real server 10.244.9.9:8080 weight 1
 virtual server 203.0.113.1:80/tcp: missing: scheduler rr, 1 real servers`)
 	n.check(p.Sync(context.Background(), state))
-	_, err = p.Audit(context.Background(), state, dataplane.Quick) // nobody has a connection to what leaves
+	_, err = p.Audit(context.Background(), state, dataplane.Quick) // what leaves has no connections
 	n.check(err)
 	n.equal(blocks(n.servers()), exampleServers)
 }
@@ -562,7 +562,7 @@ func addressModes() map[ipvs.AddressMode]string {
 	}
 }
 
-// modes goes from each address mode to each. What is not of the plane stays as it was.
+// modes goes from each address mode to each. The objects of others stay as they were.
 func (n *namespace) modes() {
 	before := n.kernel()
 	local := n.run("ip", "-d", "route", "show", "table", "local") + n.run("ip", "-d", "-6", "route", "show", "table", "local")

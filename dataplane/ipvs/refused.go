@@ -8,9 +8,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// refuse has the table refuse the clients of frontends whose virtual servers the kernel has not taken: the addresses
-// are the node's, and whatever of the node's listens on the port would answer in their place. What it has taken
-// meanwhile is served. Some says that it has just refused something.
+// refuse has the table refuse the clients of frontends whose virtual servers the kernel has not taken. Their addresses
+// are the node's, so a process of the node that listens on the port would answer in their place. Frontends that it has
+// taken meanwhile are served. Some says that it has just refused something.
 func (k *kernel) refuse(table *nft.Transaction, some bool) error {
 	candidates := maps.Keys(k.refused)
 	if some {

@@ -157,8 +157,9 @@ func inspect() (l dataplane.Leftover, err error) {
 	return l, err
 }
 
-// handBack deletes what is not kube-proxy's as well, for a node where that is back in mode ipvs: the virtual servers of
-// addresses and the interface kube-ipvs0 stay, with their connections. It deletes itself what no Service has any more.
+// handBack is for a node where kube-proxy is back in mode ipvs: it deletes what is not kube-proxy's as well. The
+// virtual servers of addresses and the interface kube-ipvs0 stay, with their connections. kube-proxy deletes what no
+// Service has any more.
 func handBack(_ context.Context, c dataplane.Config) error {
 	return findRemains(c, func(r *remains) error {
 		r.shared = true
@@ -206,7 +207,7 @@ func (r *remains) retire() (connections int, err error) {
 		if n == 0 && !serves {
 			requests = append(requests, ipvs.DeleteServer(key, nil))
 		}
-		if serves { // then somebody may have come since
+		if serves { // then a client may have come since
 			n = max(n, 1)
 		}
 		connections += n

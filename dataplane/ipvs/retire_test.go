@@ -48,7 +48,7 @@ func (n *namespace) expectTraces(want dataplane.Leftover) {
 	}
 }
 
-// retires: nothing goes before it is seen that nobody has come since.
+// retires: nothing goes before a second look has seen that no client has come since.
 func (n *namespace) retires() {
 	before := n.kernel()
 	n.expectTraces(dataplane.Leftover{})

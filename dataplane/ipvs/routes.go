@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// routes are local routes through the loopback interface, in the table that the kernel keeps those of
-// the node's own addresses in: packets that pass the node take no further look-up for them.
+// routes are local routes through the loopback interface. They are in the kernel's table for the node's own addresses:
+// packets that pass the node take no further look-up for them.
 type routes struct {
 	handle *netlink.Handle
 	nodes  map[bool]net.IP // the node's first address of each family, true for IPv6, once it was asked for
-	// sources are those of the routes as they were made, or found at first; wrong are routes with another one, which
-	// somebody else has given them.
+	// sources are those of the routes as they were made, or found at first. wrong are routes to which another program has
+	// given another source.
 	sources map[netip.Prefix]string
 	wrong   map[netip.Prefix]netlink.Route
 }
@@ -112,7 +112,7 @@ func (r *routes) source(a netip.Addr) net.IP {
 	found, err := r.handle.RouteGet(a.AsSlice())
 	switch {
 	case err != nil || len(found) == 0:
-		return nil // nobody here can have sent packets there; what is still sent is masqueraded
+		return nil // no process here can have sent packets there; what is still sent is masqueraded
 	case found[0].Type == unix.RTN_LOCAL:
 		return r.node(a.Is6()) // it is local already, by another way
 	}

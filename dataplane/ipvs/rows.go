@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// What rows become in the kernel depends on their scope. An address can have one virtual server, but a frontend of
-// scope Internal has a pool of its own at the same address. So packets for it get a mark, which selects another one:
+// The kernel objects of a row depend on its scope. An address can have one virtual server, but a frontend of scope
+// Internal has a pool of its own at the same address. So packets for it get a mark, which selects another one:
 //
 //	frontend, scope Any      ─► virtual server of the address ─► real servers of its pool
 //	frontend, scope Internal ─► token: number of the pool ─► mark ─► virtual server of the mark, one for each pool
@@ -26,8 +26,8 @@ type rows struct {
 	formers   formers                   // the plane's
 }
 
-// numbers are those that pools may have. That of a pool tells whether it is one of UDP, so that the virtual server
-// of a mark does: after a restart nobody else may know.
+// numbers are those that pools may have. That of a pool tells whether it is one of UDP, so that the virtual server of a
+// mark does: after a restart there may be no other record.
 type numbers struct {
 	next uint32   // the lowest that no pool has had
 	free []uint32 // those of pools that are gone
@@ -36,7 +36,7 @@ type numbers struct {
 // poolUse is a pool with the frontends that forward to it.
 type poolUse struct {
 	row       model.Pool
-	number    uint32 // 0: nobody needs to know it
+	number    uint32 // 0: it is not needed
 	numbers   *numbers
 	keys      map[model.Key]struct{}
 	internals int // how many of the keys are of scope Internal; they share the virtual server of a mark

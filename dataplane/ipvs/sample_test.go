@@ -13,7 +13,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// looksAtAll has somebody change a real server of many virtual servers, of which some come and go all the time.
+// looksAtAll has another program change a real server of many virtual servers, of which some come and go all the time.
 func looksAtAll(t *testing.T, d, _ *director) {
 	t.Helper()
 	const many = maxVerified + 100
@@ -58,7 +58,8 @@ func looksAtAll(t *testing.T, d, _ *director) {
 	}
 }
 
-// madeBackwards has somebody delete all virtual servers: they are made again from the last one listed to the first.
+// madeBackwards has another program delete all virtual servers. They are made again from the last one listed to the
+// first.
 func madeBackwards(t *testing.T, d, other *director) {
 	t.Helper()
 	var rows strings.Builder

@@ -79,8 +79,8 @@ func newHeld(scheduler string) *server {
 	}
 }
 
-// adopt is a virtual server that the kernel lists, whoever made it. What differs from how we make them in other ways
-// than by the names in server's fields is written as a name that nobody wants, so that it is corrected.
+// adopt is a virtual server that the kernel lists, whichever program made it. A value that differs from ours in a way
+// that server's fields cannot say becomes one that is never wanted, so that it is corrected.
 func adopt(found ipvs.Server, reals []ipvs.Destination) *server {
 	held := newHeld(schedulerOf(found))
 	for _, r := range reals {

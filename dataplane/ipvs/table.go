@@ -20,7 +20,7 @@ type table struct {
 	classes  map[class]*classUse
 	classOf  map[model.Key]class // of frontends
 	takenIDs map[uint32]bool     // of classes
-	foundIDs map[string]uint32   // of those, by name of chain, which nobody has claimed yet
+	foundIDs map[string]uint32   // of those, by name of chain, which no row has claimed yet
 	memories map[uint32]bool     // numbers of pools that have one
 }
 
@@ -75,7 +75,7 @@ func (t *table) freeID() (id uint32) {
 	return id
 }
 
-// sweepChains deletes what nobody uses any more: the elements that lead to chains first.
+// sweepChains deletes what no row uses any more: the elements that lead to chains first.
 func (t *table) sweepChains(r *rows) {
 	for c, u := range t.classes {
 		if u.users == 0 {
@@ -98,8 +98,8 @@ func (t *table) sweepChains(r *rows) {
 // structure makes the chains that do not depend on the rows, but for Pods.Interfaces.
 func (t *table) structure() error { return t.Structure(t.constantChains()) }
 
-// foundation makes those that others lead to. What the kernel calls itself comes after the rows: another plane may be
-// in force, and until then no packet is refused because its row is not there yet.
+// foundation makes those that others lead to. The chains with hooks come after the rows: another plane may be in force,
+// and until then no packet is refused because its row is not there yet.
 func (t *table) foundation() error {
 	hooked := func(c nft.Chain) bool { return c.Hook != nil }
 	return t.Structure(slices.DeleteFunc(t.constantChains(), hooked))

@@ -52,7 +52,7 @@ func (p *Plane) setTimeouts() error {
 		dataplane.ErrPartial, errors.Join(refused...))
 }
 
-// timeoutDrifts are those that somebody has changed since they were set.
+// timeoutDrifts are those that another program has changed since they were set.
 func (p *Plane) timeoutDrifts() (drifts []dataplane.Drift, err error) {
 	if len(p.timeouts) == 0 {
 		return nil, nil

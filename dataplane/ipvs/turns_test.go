@@ -6,8 +6,8 @@ import (
 	"fairlead.dev/fairlead/internal/ipvs"
 )
 
-// Of more virtual servers than can be looked at, each has its turn before any has its second one; what begins to drain
-// meanwhile waits for nobody.
+// Of more virtual servers than can be looked at, each has its turn before any has its second one. A server that begins
+// to drain meanwhile does not wait.
 func TestDrains_turns(t *testing.T) {
 	t.Parallel()
 	const servers = 5*maxLooked/2 + 1

@@ -50,7 +50,7 @@ func (t *table) row(s *nft.Set, e nft.Element) (row, want string) {
 	return "", ""
 }
 
-// poolName is the pool's name, or its number if nobody has one of that number.
+// poolName is the pool's name, or its number if no pool has that number.
 func (t *table) poolName(number uint32) string {
 	if id, ok := t.poolNames()[number]; ok {
 		return id.String()

@@ -33,7 +33,7 @@ pods 10.244.0.0/16
 `
 
 // FuzzTables lists arbitrary messages to the plane. There is no panic, memory is bounded, and the plane finds steps
-// that lead from there to the rows. What it has written itself it takes over.
+// that lead from there to the rows. It takes over what it has written itself.
 func FuzzTables(f *testing.F) {
 	s, err := model.ParseState(fuzzedRows)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Clients of one Service, with addresses that no one has, push nobody else's clients out, and more than are remembered of
-// it are served.
+// Clients of one Service, with addresses that no host has, push no other Service's clients out. More of them are served
+// than are remembered.
 func TestMemory_oneForEach(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		for _, command := range []string{"link set lo up", "addr add 10.244.1.1/32 dev lo", "route add local 10.0.0.0/8 dev lo"} {

@@ -11,11 +11,11 @@
 //
 // A Frontend row is one element of a frontends map. It says which class treats its packets (verdict, SNAT; one of
 // fifteen), how many slots its pool has, and which pool that is. A backend is one element of slots. So a change of an
-// endpoint or a Service changes a few data elements, whatever the number of the others: nf_tables re-examines all
-// elements of a verdict map when one is added, but those of a data map it does not. Only a pool with affinity has rules
-// of its own (memory.go), so that its clients have a memory of their own.
+// endpoint or a Service changes a few data elements. nf_tables re-examines all elements of a verdict map when one is
+// added, but not those of a data map. Only a pool with affinity has rules of its own (memory.go), so that its clients
+// have a memory of their own.
 //
-// These chains see the first packet of a connection only. What conntrack remembers lives on.
+// These chains see the first packet of a connection only. Connections that conntrack knows live on.
 package nftables
 
 import (
@@ -117,7 +117,7 @@ func (p *Plane) newTables(tx *nft.Transaction) []*table {
 	return tables
 }
 
-// Sync implements dataplane.Dataplane. What is there and right stays untouched.
+// Sync implements dataplane.Dataplane. It leaves correct objects untouched.
 func (p *Plane) Sync(_ context.Context, s *model.State) error { return p.sync(s, nil) }
 
 // Repair implements dataplane.Dataplane.
@@ -246,8 +246,8 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 	return p.finish(tables, errors.Join(left, partial))
 }
 
-// Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not
-// look closer if nobody else has changed the ruleset since the last successful call.
+// Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not look closer if no
+// other program has changed the ruleset since the last successful call.
 func (p *Plane) Audit(_ context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	foreign, err := p.ruleset.Foreign()
 	if err != nil {
@@ -303,9 +303,9 @@ func (p *Plane) Remove(context.Context) error {
 // Close implements dataplane.Dataplane.
 func (p *Plane) Close() error { return errors.Join(p.ruleset.Close(), p.localnet.Close()) }
 
-// forget deletes from the memory of affinity the backends that have left their pools, and then their
-// handles. It comes after the change, when nobody can choose them any more. Packets add to that memory at any time: so
-// a client that came between the change and the listing is seen, and none that comes after it can get such a backend.
+// forget deletes from the memory of affinity the backends that have left their pools, and then their handles. It comes
+// after the change, when no packet can choose them any more. Packets add to that memory at any time. The listing shows
+// a client that came after the change, and no later client can get such a backend.
 func (p *Plane) forget(t *table) error {
 	if len(t.stale) == 0 && !t.recheck {
 		return nil

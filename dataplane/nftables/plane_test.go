@@ -182,7 +182,7 @@ func TestPlane_removeLeavesNothing(t *testing.T) {
 	})
 }
 
-// What a privileged process has prepared is taken over by one that is not, and Remove knows of it.
+// An unprivileged process takes over the objects that a privileged one has prepared, and Remove knows of them.
 func TestPrepare(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		for range 2 {
@@ -204,7 +204,7 @@ func TestPrepare(t *testing.T) {
 	})
 }
 
-// Whatever somebody does to our tables, Audit sees it and Sync repairs it.
+// Audit sees every change that another program makes to our tables, and Sync repairs it.
 func TestPlane_repairs(t *testing.T) {
 	damages := []string{
 		"delete element ip fairlead frontends { 10.96.0.10 . tcp . 80 }",
@@ -267,8 +267,8 @@ func TestPlane_repairs(t *testing.T) {
 	}
 }
 
-// A change on a ruleset that somebody has flushed fails as a whole: what is missing is not only what it
-// was about.
+// A change on a ruleset that another program has flushed fails as a whole. More is missing than the objects that it was
+// about.
 func TestPlane_changeAfterFlush(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		s := parse(t, example)
@@ -288,8 +288,8 @@ func TestPlane_changeAfterFlush(t *testing.T) {
 	})
 }
 
-// All that a tenant can make frontends and pools differ in, together: what is done with packets, how many slots a pool has,
-// with names and without, and for how long clients are remembered. Nothing is left out.
+// All that a tenant can make frontends and pools differ in, together. That is what is done with packets, how many slots
+// a pool has, with names and without, and for how long clients are remembered. Nothing is left out.
 func TestPlane_manyKinds(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		const kinds = 2500 // more than numbers of any kind that a token has room for, but those of pools

@@ -89,7 +89,7 @@ type surplus struct {
 	before []netip.AddrPort
 }
 
-// trim deletes the slots that pools have lost, when nobody chooses among them any more.
+// trim deletes the slots that pools have lost, when no packet chooses among them any more.
 func (t *table) trim() {
 	for _, s := range t.surplus {
 		for i := len(s.slots); i < len(s.before); i++ {

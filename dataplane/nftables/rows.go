@@ -17,10 +17,10 @@ import (
 // A Sync has two halves, between which sessions of another plane may be taken in:
 //
 //	load ─► syncPools: structure, unwanted ranges, pools under their old numbers ─► (sessions) ─► syncRows: frontends,
-//	        guards, pods; then what nobody has claimed goes
+//	        guards, pods; then what no row has claimed goes
 //
-// Until syncRows no frontend leads to a pool that is new, so no packet chooses a backend before the pool knows whom it
-// had sent where.
+// Until syncRows no frontend leads to a pool that is new. So no packet chooses a backend before the pool has its
+// sessions.
 
 // syncPools makes the steps from the pools that load found to those of s, with all that rows are made of. The rows
 // themselves are as they were.
@@ -147,7 +147,7 @@ func (t *table) adoptNamed(number uint32, found map[uint32][]handle) *pool {
 	for _, h := range choices {                              // 0 is a missing element
 		backend := t.backends[h]
 		if h != 0 && n.handles[backend] != h {
-			return nil // the name is another pool's, or nobody's
+			return nil // the name is another pool's, or no pool's
 		}
 		p.slots = append(p.slots, backend)
 	}
@@ -198,8 +198,8 @@ func (t *table) setFrontends(frontends iter.Seq2[model.Key, model.Frontend]) err
 	return errors.Join(errs...)
 }
 
-// sweep deletes what load found and s does not need, in the order in which the kernel lets it go: elements that lead to
-// chains, then chains, then the sets that their rules name.
+// sweep deletes what load found and s does not need. The kernel demands this order: elements that lead to chains, then
+// chains, then the sets that their rules name.
 func (t *table) sweep() {
 	numbers, stickies := map[uint32]bool{}, t.foundStickies() // of pools that there are not
 	keep := map[string]bool{chainLocalnet: true}              // until Remove

@@ -190,11 +190,11 @@ func (t *table) masqueradeHairpin() nft.Rule {
 		nft.Bits(0, destinationTranslated, 0), nft.Differs(nft.Native(0)))
 }
 
-// serve treats a packet whose destination is a frontend: it does what its class says, chooses a slot of its pool, and
-// either is translated there, or comes back with the handle of a backend, for which a memory may know another one.
+// serve treats a packet whose destination is a frontend: it does what its class says, and chooses a slot of its pool.
+// The packet is translated there, or comes back with the handle of a backend, for which a memory may know another one.
 //
-// One part comes after the other. The kernel walks all ways that a packet can take when it checks a change of rules: so
-// it walks as many as there are parts of each kind, and not all combinations.
+// One part comes after the other. When the kernel checks a change of rules, it walks all ways that a packet can take.
+// So it walks as many as there are parts of each kind, and not all combinations.
 func (t *table) serve() []nft.Chain {
 	load := nft.LoadMeta(expr.MetaKeyPRIORITY, 0)
 	known := nft.NewRule("", t.translate([]any{load, nft.Find("backends", 0)})...)

@@ -34,8 +34,8 @@ func newToken(c class, s size, pool uint32) token {
 
 func (t token) pool() uint32 { return uint32(t) & poolMask }
 
-// A size is how many slots a pool has, and whether they lead to names. What is above exactSizes is rounded up to one of
-// eight numbers in each power of two. Whoever comes to a slot that is beyond the last one of the pool tries again.
+// A size is how many slots a pool has, and whether they lead to names. A number above exactSizes is rounded up to one
+// of eight in each power of two. A packet that comes to a slot beyond the pool's last one tries again.
 type size struct {
 	slots int
 	named bool

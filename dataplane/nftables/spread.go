@@ -15,7 +15,7 @@ type share struct {
 
 // A pool may have fewSlots, or mostSlots for each backend if that is more. So pools of up to eight backends have exact
 // weights, as 256 is the greatest one. In others at most one connection in a hundred goes to another backend than the
-// weights say: where few heavy backends meet many light ones, each of which has one slot at least.
+// weights say. The worst case is few heavy backends among many light ones, each of which has one slot at least.
 const (
 	fewSlots  = 2048
 	mostSlots = 40

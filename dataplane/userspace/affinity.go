@@ -15,8 +15,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// What pools remember of clients outlives the process in the set clients, for the next one or another plane. Audit
-// writes there who is new and who is remembered for a good deal longer, Close everything.
+// The pools' sessions outlive the process in the set clients, for the next one or another plane. Audit writes there new
+// clients and those that are remembered for a good deal longer. Close writes all.
 //
 //	answered ─► clients of the pool ── Unsaved ─► save ─► set clients ── eachSaved ─► takeOver, Sessions
 
@@ -29,7 +29,7 @@ func poolName(id model.PoolID) string {
 
 func keyOf(s relay.Session) []byte { return append(s.Client.AsSlice(), poolName(s.Pool)...) }
 
-// save brings the set up to date, and if this is the last time, to the second. Who comes next may do without.
+// save brings the set up to date, and if this is the last time, to the second. The next process may do without.
 func (p *Plane) save(last bool) {
 	if p.proxy == nil || p.tables == nil {
 		return
@@ -40,7 +40,7 @@ func (p *Plane) save(last bool) {
 		return
 	}
 	err := p.write(todo, func(m relay.Session) bool { return m.Saved.After(now) })
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) { // somebody else has changed the set
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) { // another program has changed the set
 		var there map[string]bool
 		if there, err = p.savedKeys(); err == nil {
 			err = p.write(todo, func(m relay.Session) bool { return there[string(keyOf(m))] })
@@ -122,8 +122,8 @@ func eachSaved(conn *nfnetlink.Socket, tables []*table, s *model.State, f func(d
 	return nil
 }
 
-// handOver leaves what the pools remember in the kernel, and has those wait who would be redirected to nobody. Where
-// another plane is in force, nobody is to wait, and that one remembers.
+// handOver leaves the pools' sessions in the kernel, and has new clients wait while no process serves them. Where
+// another plane is in force, no client is to wait, and that plane remembers.
 func (p *Plane) handOver() {
 	if p.proxy == nil || p.tables == nil || p.phase.yields() {
 		return

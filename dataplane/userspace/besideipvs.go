@@ -17,12 +17,12 @@ const (
 	afterIPVSOut  = -97
 )
 
-// pastIPVS are the chains that have packets pass IPVS by which the process takes: there may be a virtual server of the
+// pastIPVS are the chains that have packets that the process takes pass IPVS by. There may be a virtual server of the
 // same address, of a data plane that comes, or that goes as soon as its connections have ended. IPVS passes none by,
-// whatever its mark is. So for the short way past it the destination is one that nobody has; no checksum is looked at
-// there.
+// whatever its mark is. So for the short way past it the destination is an address without a virtual server. The kernel
+// checks no checksum there.
 //
-//	hide ─ IPVS: nobody's ─ show
+//	hide ─ IPVS: no virtual server ─ show
 func (t *table) pastIPVS() []nft.Chain {
 	if t.redirectAll { // to an address that no virtual server has
 		return nil

@@ -204,7 +204,7 @@ func TestDial_noPort(t *testing.T) {
 	n.counts("dials failed 0 ")
 }
 
-// reset closes a connection at once, so that nobody waits for the rest of it.
+// reset closes a connection at once, so that its peers need not wait for the rest of it.
 func reset(t *testing.T, c *net.TCPConn) {
 	t.Helper()
 	if err := errors.Join(c.SetLinger(0), c.Close()); err != nil {

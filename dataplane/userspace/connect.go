@@ -39,9 +39,9 @@ func (p *proxy) connect(c relay.Call, b model.Backend, setups ...carry.Setup) (*
 	return &relay.Socket{Conn: conn}, err
 }
 
-// connectAs opens a flow as a client, if it can from a port that the kernel gives to no socket, neither of the client,
-// if that is like this machine: what the client asks the same backend by another plane is answered to its own port, and
-// a packet for a socket of the node is not forwarded (udp_v4_early_demux and ip_forward in the kernel).
+// connectAs opens a flow as a client. If it can, it takes a port that the kernel gives to no socket, neither of the
+// client, if that is like this machine. If the client asks the same backend by another plane, the answer goes to its
+// own port. The kernel does not forward a packet for a socket of the node (udp_v4_early_demux and ip_forward).
 func (p *proxy) connectAs(c relay.Call, b model.Backend) (*carry.Conn, error) {
 	const tries = 16
 	as := func(port uint16) carry.Setup { return carry.Bind(netip.AddrPortFrom(c.Client().Addr(), port)) }

@@ -27,8 +27,8 @@ func (p *Plane) drain(ctx context.Context, s *model.State) error {
 	}
 	p.proxy.Hurry(true)
 	if p.phase == serving && p.tables != nil {
-		// The rules first: rows and guards do not leave their sets at the same moment, though in one transaction, and who
-		// is no row's any more must not meet a guard of its range.
+		// The rules first: rows and guards do not leave their sets at the same moment, though in one transaction. A packet
+		// whose row is gone must not meet a guard of its range.
 		if err := p.turn(draining); err != nil {
 			return err
 		}
@@ -36,7 +36,7 @@ func (p *Plane) drain(ctx context.Context, s *model.State) error {
 	p.tables, p.clean, p.phase = nil, 0, draining
 	p.proxy.Rows.Replace(s)
 	p.proxy.Expel(nil)
-	// Nobody marks attempts any more. Those that still have no row would be nobody's.
+	// No rule marks attempts any more. Those that still have no row would be lost.
 	waiting := forgetWaiting(p.ruleset.Socket, p.config.CarriedMark())
 	rows := model.NewState()
 	if p.options.Redirect == ByTPROXY { // what is redirected connection tracking knows without any row
@@ -61,7 +61,7 @@ func (p *Plane) Open() int {
 	return p.proxy.Open()
 }
 
-// datagrams are the rows of UDP that forward. Whom they admit, another plane decides.
+// datagrams are the rows of UDP that forward. Another plane decides which clients they admit.
 func datagrams(s *model.State) *model.State {
 	out := model.NewState()
 	out.Pods, out.Pools = s.Pods, s.Pools
@@ -73,8 +73,8 @@ func datagrams(s *model.State) *model.State {
 	return out
 }
 
-// forget has connection tracking of both families forget what has one of the bits of a mark and is of some kind: nobody
-// answers it any more, and others do not translate what was not translated in the beginning.
+// forget has connection tracking of both families forget flows of some kinds that have one of the bits of a mark. The
+// process answers these no more, and other planes do not translate a flow that began untranslated.
 func forget(conn *nfnetlink.Socket, mark uint32, kinds ...kind) error {
 	var errs []error
 	for _, f := range nft.Families {
@@ -124,7 +124,7 @@ func ofUDP() kind {
 	return kind{tracked.Filter{Protocol: model.UDP}, func(*tracked.Flow) bool { return true }}
 }
 
-// attempts are those of TCP that nobody has answered, as those of the node's own processes while ours was away.
+// attempts are those of TCP that are unanswered, as those of the node's own processes while ours was away.
 func attempts() kind {
 	return kind{tracked.Filter{Protocol: model.TCP, Mask: tracked.Answered}, (*tracked.Flow).Attempt}
 }

@@ -131,7 +131,7 @@ func (l *listeners) closeAll() {
 	}
 }
 
-// retry tries again what could not be served: somebody may have given the machine the address.
+// retry tries again what could not be served: the machine may have got the address.
 func (l *listeners) retry() {
 	for _, e := range slices.SortedFunc(maps.Keys(l.unserved), compareEndpoints) {
 		l.try(e)
@@ -203,7 +203,7 @@ func (p *Plane) applyListeners(s *model.State, c model.Change) error {
 	})
 }
 
-// auditListeners is Audit without rules. What could not be served before is tried once in a while.
+// auditListeners is Audit without rules. It tries listeners that failed before once in a while.
 func (p *Plane) auditListeners(s *model.State) error {
 	if p.tend() {
 		return p.listen(s, (*listeners).retry)

@@ -116,7 +116,7 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// TestListen_addressComes has somebody give the machine a Service's address.
+// TestListen_addressComes has another program give the machine a Service's address.
 func TestListen_addressComes(t *testing.T) {
 	n := start(t, userspace.Options{Redirect: userspace.ByListening})
 	n.sync("tcp", "10.244.2.13:8080")

@@ -13,8 +13,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// TestLoop: a backend that is a NodePort of the own Service, or of one that leads back, is one on which nobody listens.
-// The process does not serve its own connections.
+// TestLoop: a backend may be a NodePort of the own Service, or of one that leads back. It is treated as a port on which
+// no process listens. The process does not serve its own connections.
 func TestLoop(t *testing.T) {
 	for _, way := range []userspace.Redirect{userspace.ByTPROXY, userspace.ByNAT, userspace.ByPlane, userspace.ByListening} {
 		t.Run(string(way), func(t *testing.T) { testLoop(t, way) })

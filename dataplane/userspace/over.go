@@ -10,8 +10,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Where the kernel has no nf_tables, another data plane translates: it has rows of which each leads to this process, to
-// the port for its scope, and decides as ever what is refused, dropped and allowed.
+// Where the kernel has no nf_tables, another data plane translates. Each of its rows leads to this process, to the port
+// for its scope. It decides as ever what is refused, dropped and allowed.
 //
 //	frontend … forward default/web cluster ──► frontend … forward process ─ backend 192.0.0.70:17985 ─► accept
 //
@@ -140,7 +140,7 @@ func (p *Plane) enterOver(ctx context.Context) error {
 	return p.ofOver(partial, err)
 }
 
-// drainOver is Drain where another plane has the rules. Who is in force removes them, unless they are its own:
+// drainOver is Drain where another plane has the rules. The plane in force removes them, unless they are its own:
 // connection tracking translates what it knows without any.
 func (p *Plane) drainOver(s *model.State) {
 	p.led, p.phase = nil, draining

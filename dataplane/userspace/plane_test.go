@@ -213,7 +213,7 @@ func TestDial_nextBackend(t *testing.T) { byEachWay(t, testDialNextBackend) }
 
 func testDialNextBackend(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way, DialTimeout: 2 * time.Second})
-	n.sync("tcp", "10.244.1.11:9", "10.244.1.99:8080", "10.244.2.13:8080") // refused, nobody, pod-b
+	n.sync("tcp", "10.244.1.11:9", "10.244.1.99:8080", "10.244.2.13:8080") // refused, no host, pod-b
 	for range 12 {
 		if who := n.answers(model.TCP); who != "pod-b" {
 			t.Fatalf("%s", who)
@@ -258,7 +258,7 @@ func TestBridge(t *testing.T) {
 }
 
 // TestEnter has a process prepare to take the place of another plane. It takes nothing before it is told to, and if it
-// ends instead, nobody waits for it.
+// ends instead, no client waits for it.
 func TestEnter(t *testing.T) { byEachWay(t, testEnter) }
 
 func testEnter(t *testing.T, way userspace.Redirect) {
@@ -407,8 +407,8 @@ func TestDrain_closed(t *testing.T) {
 	}
 }
 
-// TestDrain_lingering has a client come again from a port that it had when another plane has taken the process's place.
-// The socket of the connection before lingers, as the server was the first to end it.
+// TestDrain_lingering has a client return, from its earlier port, when another plane has taken the process's place. The
+// earlier connection's socket is in TIME-WAIT, as the server was the first to end the connection.
 func TestDrain_lingering(t *testing.T) {
 	t.Run("nftables", func(t *testing.T) { testDrainLingering(t, nftables.New) })
 	t.Run("ipvs", func(t *testing.T) {
@@ -498,8 +498,8 @@ func TestDrain_answered(t *testing.T) {
 	eventually.Equal(t, "flows that are carried on", 0, carrier.Open)
 }
 
-// TestDrain_port has a client ask the same backend when another plane has taken the process's place, and when the process
-// is back, from the port that the kernel would have given to the process's socket.
+// TestDrain_port has a client ask the same backend from the port that the kernel would have given to the process's
+// socket. It asks when another plane has taken the process's place, and when the process is back.
 func TestDrain_port(t *testing.T) {
 	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
 	const port = 40000
@@ -567,8 +567,8 @@ func TestDrain_guards(t *testing.T) {
 	})
 }
 
-// TestDrain_waiting has a process of the node ask all the while that another plane takes the process's place. Nobody
-// answers it, so that connection tracking knows it as one that waits; it is translated as soon as it is not taken any more.
+// TestDrain_waiting has a process of the node ask all the while that another plane takes the process's place. It gets
+// no answer, so connection tracking knows it as waiting. It is translated as soon as the process takes it no more.
 func TestDrain_waiting(t *testing.T) {
 	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
 	s := manyRows(t)
@@ -648,7 +648,7 @@ func packets(listing, counter string) (n int) {
 	return n
 }
 
-// sendSYNs sends first packets of connections. Their checksum is wrong, so that nobody answers.
+// sendSYNs sends first packets of connections. Their checksum is wrong, so that they get no answer.
 func sendSYNs(ctx context.Context, to netip.AddrPort) error {
 	const flags, syn = 13, 2
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_TCP)
@@ -782,7 +782,7 @@ func testDatagramBackendGone(t *testing.T, way userspace.Redirect) {
 	defer c.Close()
 	buf := make([]byte, 100)
 	ask := func() string {
-		for { // a datagram that reaches nobody is lost, and the client repeats itself
+		for { // a datagram that reaches no socket is lost, and the client repeats itself
 			_, err := c.Write([]byte("?\n"))
 			if err == nil {
 				err = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))

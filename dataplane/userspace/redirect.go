@@ -14,15 +14,16 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// What TPROXY cannot lead to the process, address translation does: SCTP, and clients on a bridge; everything, where
-// the kernel has no TPROXY. The destination becomes the process's own address, and the kernel is asked what it was.
+// Address translation redirects the packets that TPROXY cannot lead to the process: SCTP, and clients on a bridge.
+// Where the kernel has no TPROXY, it redirects all. The destination becomes the process's own address, and the process
+// asks the kernel what it was.
 //
 //	first packet ─ nat: a destination of a row? by origin ─► dnat ─► own address:port of the origin ─► accept
 //	    SO_ORIGINAL_DST (of UDP: connection tracking) ─► the row
 //	connect ─ from the own address ─► postrouting: as the client, if the map source-nat has the port, else hidden
 
 // ownAddress is the one to which packets are redirected and from which such connections go on. It is local without
-// being an interface's (a route in table local), as that of a client may have none, and nobody beside us listens there.
+// being an interface's (a route in table local), as that of a client may have none. No other program listens there.
 // 192.0.0.0/24 is for protocols, not for hosts (RFC 6890). From a link-local address SCTP talks to no other
 // (sctp_in_scope in the kernel's net/sctp/bind_addr.c).
 func ownAddress(v6 bool) netip.Addr {

@@ -99,8 +99,8 @@ func (t *table) send() []nft.Rule {
 	})
 }
 
-// rest are the rules for packets whose destination is no row's. What is at an address that nobody serves is said by the
-// plane in force.
+// rest are the rules for packets whose destination is no row's. The plane in force decides about addresses without a
+// row.
 func (t *table) rest() (rules []nft.Rule) {
 	rules = t.answersToUs()
 	if !t.phase.yields() {
@@ -109,10 +109,10 @@ func (t *table) rest() (rules []nft.Rule) {
 	return rules
 }
 
-// prerouting leads packets of our connections to their sockets, whatever rows there are, and looks at the
-// destination of all others. What begins a connection is looked at in any case: the socket may be one that lingers
-// after a connection before. So it may be when another plane has translated that packet; then those that follow are not
-// the socket's either.
+// prerouting leads packets of our connections to their sockets, whatever rows there are, and looks at the destination
+// of all others. The first packet of a connection is looked at in any case: the socket may be in TIME-WAIT after an
+// earlier one. Such a socket may remain when another plane has translated that packet. Then the packets that follow are
+// not the socket's either.
 func (t *table) prerouting() []nft.Rule {
 	if t.redirectAll {
 		return t.unlessTranslated(chainDispatch)
@@ -134,11 +134,11 @@ func ours(condition []any) nft.Rule {
 	return nft.NewRule("", slices.Concat(condition, isTransparent(), []any{nft.Jump(chainOurs)})...)
 }
 
-// ofSockets is for packets with a socket. At an address of the node the kernel finds by itself one that lingers, or
-// that is not complete yet; there IPVS, whose translations connection tracking does not tell, is to see the packet
-// before.
+// ofSockets is for packets with a socket. At an address of the node the kernel itself finds a socket that is in
+// TIME-WAIT or not complete yet. There IPVS is to see the packet before, as connection tracking does not tell its
+// translations.
 func (t *table) ofSockets() []nft.Rule {
-	if t.redirectAll { // nobody comes here, and the kernel may lack what the rules need
+	if t.redirectAll { // no packet comes here, and the kernel may lack what the rules need
 		return nil
 	}
 	return []nft.Rule{ // only a whole socket has a mark, whatever that is
@@ -150,9 +150,9 @@ func (t *table) ofSockets() []nft.Rule {
 	}
 }
 
-// output has the node's own packets for Services routed to lo, so that they come to prerouting. What we
-// send ourselves passes; its connection is marked, because the answer of a process of this node to a client whose
-// address we keep has to come back to us as well, and would otherwise leave the node.
+// output has the node's own packets for Services routed to lo, so that they come to prerouting. The process's own
+// packets pass, and their connection is marked. A process of this node may answer a client whose address we keep. The
+// mark brings the answer back to us; else it would leave the node.
 func (t *table) output() []nft.Rule {
 	if t.redirectAll {
 		return t.unlessTranslated(chainOutput)
@@ -199,7 +199,7 @@ func (t *table) beginning(next string) []nft.Rule {
 }
 
 // origins tells who sends a packet, and goes to the chain for it. The node's own packets for rows were marked in
-// output. What the process sends itself was not, and is not served again: a backend may be a NodePort of the node.
+// output. The process's own were not, and are not served again: a backend may be a NodePort of the node.
 func (t *table) origins(prefix string) []nft.Rule {
 	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
 	here := []any{nft.LoadMeta(expr.MetaKeyIIFTYPE, 0), nft.Equals(loopback)}
@@ -225,8 +225,8 @@ func (t *table) dispatch(name string, first []nft.Rule, take string) nft.Chain {
 	return nft.Chain{Name: name, Rules: append(rules, nft.NewRule("", nft.GoTo(chainRest)))}
 }
 
-// lookup are the rules that find the destination in the rows of scope Internal, if the packet may have them, and in
-// those of scope Any, and what is next for it.
+// lookup are the rules that find the destination in the rows, and say what is next for it. They look at scope Internal,
+// if the packet may have these rows, and then at scope Any.
 func (t *table) lookup(internal bool, next func(model.Scope) string) (rules []nft.Rule) {
 	for _, scope := range []model.Scope{model.Internal, model.Any} {
 		if scope == model.Internal && !internal {
@@ -311,16 +311,15 @@ func earlier() nft.Rule {
 		nft.Bits(0, destinationTranslated, 0), nft.Differs(nft.Native(0)), nft.Accept())
 }
 
-// answer leaves alone what is an answer to somebody who is hidden behind the row's destination: whoever hides pods
-// behind the node may take the port of a NodePort for that, and the kernel has not put the pod's address in its place
-// yet.
+// answer leaves alone the answers to a client that is hidden behind the row's destination. A program that hides pods
+// behind the node may take the port of a NodePort for that. The kernel has not put the pod's address in its place yet.
 func answer() nft.Rule {
 	return nft.NewRule("to who is hidden", &expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)},
 		nft.Equals([]byte{directionReply}), &expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)},
 		nft.Bits(0, sourceTranslated, 0), nft.Differs(nft.Native(0)), nft.GoTo(chainHidden))
 }
 
-// hidden is for such an answer. It may be to a socket of ours that somebody else has hidden; of TCP these are found
+// hidden is for such an answer. It may be to a socket of ours that another program has hidden; of TCP these are found
 // before.
 func (t *table) hidden() []nft.Rule {
 	return append(t.answersToUs(), nft.NewRule("", nft.Accept()))

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestSCTP_messages: a backend gets messages as a client has sent them, each whole, over its stream and with its
-// protocol; one of them is larger than the buffers of the plane.
+// protocol. One of them is larger than the buffers of the plane.
 func TestSCTP_messages(t *testing.T) {
 	if !testbed.HasProtocol(model.SCTP) {
 		vm.Replay(t, "SCTP", "^"+t.Name()+"$")

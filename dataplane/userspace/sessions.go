@@ -35,7 +35,7 @@ func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.
 		if p.proxy == nil {
 			return
 		}
-		var all []dataplane.Session // nobody else must wait while somebody thinks about them
+		var all []dataplane.Session // others must not wait while the caller handles them
 		p.proxy.Rows.EachClient(time.Now(), func(m dataplane.Session) { all = append(all, m) })
 		for _, m := range all {
 			if !yield(m, nil) {

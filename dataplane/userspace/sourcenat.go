@@ -15,9 +15,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// sourceNAT has connections from the own address leave as their clients: an element of a map says as whom, from before
-// the first packet until connection tracking knows; as long as the flow lasts if that may forget. Goroutines of
-// connections share it.
+// sourceNAT has connections from the own address leave as their clients. An element of a map names the client, from
+// before the first packet until connection tracking knows. If that may forget, the element stays as long as the flow
+// lasts. Goroutines of connections share it.
 type sourceNAT struct {
 	ruleset *nft.Ruleset // that of the plane, which counts transactions
 	conn    *nfnetlink.Socket
@@ -25,7 +25,7 @@ type sourceNAT struct {
 
 	mu      sync.Mutex
 	waiting []*entry
-	busy    bool // somebody does what waits, with conn and tables
+	busy    bool // a goroutine does what waits, with conn and tables
 }
 
 // bindOwn binds a socket to the own address.
@@ -85,7 +85,7 @@ func (p *proxy) connectOwn(c relay.Call, b model.Backend, setups ...carry.Setup)
 	return s, nil
 }
 
-// put enters a socket. What an earlier one has left in its place goes.
+// put enters a socket. It replaces what an earlier one has left in its place.
 func (n *sourceNAT) put(key model.Key, client netip.Addr) error {
 	err := n.step(unix.NFT_MSG_NEWSETELEM, key, client)
 	if errors.Is(err, unix.EEXIST) {
@@ -96,7 +96,7 @@ func (n *sourceNAT) put(key model.Key, client netip.Addr) error {
 
 func (n *sourceNAT) drop(key model.Key) error {
 	err := n.step(unix.NFT_MSG_DELSETELEM, key, netip.Addr{})
-	if errors.Is(err, unix.ENOENT) { // somebody else was quicker
+	if errors.Is(err, unix.ENOENT) { // another program was quicker
 		return nil
 	}
 	return err
@@ -110,7 +110,7 @@ type entry struct {
 	done   chan error
 }
 
-// step has an entry done. What comes while the kernel is busy with others is done together then: a transaction takes as
+// step has an entry done. Entries that come while the kernel is busy are done together then: a transaction takes as
 // long for one as for many.
 func (n *sourceNAT) step(verb uint16, key model.Key, client netip.Addr) error {
 	e := &entry{verb, key, client, make(chan error, 1)}

@@ -154,7 +154,7 @@ func elementsOf(key model.Key, f model.Frontend) []nft.Entry {
 	return append(all, at(frontends))
 }
 
-// loopback is the address on which the process listens: nobody reaches it from elsewhere.
+// loopback is the address on which the process listens: it cannot be reached from elsewhere.
 func (t *table) loopback() netip.Addr {
 	if t.Family.V6() {
 		return netip.IPv6Loopback()

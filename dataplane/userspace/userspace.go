@@ -10,11 +10,11 @@
 //	accept ─► directory: the row, as State.Lookup has it ─► pool: whose turn? ─► dial, as the client unless the row
 //	hides it ─► (no answer: the next backend) ─► copy or splice, both ways, until both have ended
 //
-// What is to be refused or dropped, and who may come in, the rules decide, as a connection that was accepted cannot
+// The rules decide what is refused or dropped, and which clients are allowed, as a connection that was accepted cannot
 // be refused. Which of three sockets accepts a connection tells where it is from.
 //
-// Connections end with the process, unlike those of other planes. The rules stay, and what is remembered of clients
-// with affinity: who wants to connect meanwhile waits for the next process.
+// Connections end with the process, unlike those of other planes. The rules and the sessions stay: a client that
+// connects meanwhile waits for the next process.
 package userspace
 
 import (
@@ -72,9 +72,10 @@ type Options struct {
 	// FlowTimeout ends a flow of UDP that is silent, half a minute by default; StreamTimeout, two minutes, one that was
 	// answered and goes on. They are those of connection tracking.
 	FlowTimeout, StreamTimeout time.Duration
-	// MaxConnections bounds the connections of TCP that are open, and MaxFlows the flows of UDP. By default a quarter
-	// and an eighth of the files that the process may open, 65,536 and 32,768 at most; never more than there are files
-	// for, without a reserve for the rest of the process. Clients, Services and namespaces have shares (package share).
+	// MaxConnections bounds the connections of TCP that are open, and MaxFlows the flows of UDP. By default they are a
+	// quarter and an eighth of the files that the process may open, 65,536 and 32,768 at most. They are never more than
+	// there are files for, without a reserve for the rest of the process. Clients, Services and namespaces have shares
+	// (package share).
 	MaxConnections, MaxFlows int
 }
 
@@ -91,8 +92,8 @@ func (o *Options) defaults() {
 	o.fit()
 }
 
-// fit makes what may be open at once so small that there are files for it: two for a connection; for a flow one, and
-// one from which it is answered. An eighth is for pipes, and for backends that have not answered for long.
+// fit makes what may be open at once so small that there are files for it. A connection takes two; a flow takes one,
+// and one from which it is answered. An eighth is for pipes, and for backends that have not answered for long.
 func (o *Options) fit() {
 	rest := share.Files() - share.Reserve() - extraFiles()
 	o.MaxFlows = min(o.MaxFlows, rest/4)
@@ -153,7 +154,7 @@ var (
 )
 
 // Driver has planes with options that, where the kernel can do no better, have another one translate. Open sets the way
-// in which packets come to the process; nil: nobody asks.
+// in which packets come to the process; nil: it is not asked for.
 func Driver(o Options, over dataplane.New, way *Redirect) dataplane.Driver {
 	d := dataplane.Driver{Name: "userspace", Open: newOver(o, over, way), Inspect: inspect, Carries: carries}
 	return d.SeenBy(func(c dataplane.Config) (dataplane.Dataplane, error) { return look(c) })
@@ -460,7 +461,7 @@ func (p *Plane) serveSCTP() error {
 }
 
 // answerFrom reports why answers cannot come from the port of a destination: it is for those who have the right. A
-// socket tries it, as each network namespace has a first port for everybody.
+// socket tries it, as each network namespace has a first port for all users.
 func (p *Plane) answerFrom(key model.Key) error {
 	if p.options.Redirect != ByTPROXY || p.allowed[key.Port] {
 		return nil
@@ -568,8 +569,8 @@ func (p *Plane) ableChange(c model.Change) (model.Change, error) {
 	return c, err
 }
 
-// Audit implements dataplane.Dataplane: each step that Sync would do is a difference. Rules and sets are not read if
-// nobody else has changed the ruleset since the last successful call.
+// Audit implements dataplane.Dataplane: each step that Sync would do is a difference. Rules and sets are not read if no
+// other program has changed the ruleset since the last successful call.
 func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	if p.proxy == nil {
 		r.Drifts = []dataplane.Drift{{Class: "sockets", Object: "sockets of the process", Want: "open"}}
