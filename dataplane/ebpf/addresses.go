@@ -108,6 +108,8 @@ func (d *devices) nodeAddrs() (nodeAddrs, error) {
 	return out, nil
 }
 
+// addFamily offers each usable address to the devices and destinations that it may serve. The one with the highest rank
+// wins; of equal ranks, the first.
 func (d *devices) addFamily(out nodeAddrs, family int) error {
 	route, err := d.defaultRoute(family)
 	if err != nil {

@@ -12,7 +12,7 @@
 // the devices serve that (bpf/tc.c, devices.go), or another plane, which in any case serves what is left (behind.go).
 //
 // A Sync makes new tables, fills them, and flips a word by which the programs read these in place of the former ones.
-// An Apply writes a pool's backends into slots that no program uses, and then one word that leads there; no connection
+// An Apply writes a pool's backends into slots that no program uses, and then one word that leads there. No connection
 // sees a part of a change. When rows do not fit any more, Apply does what Sync does, with larger tables: their
 // memory follows their use.
 //
@@ -186,7 +186,7 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 }
 
 // hasPacketLinks says that an earlier process has had programs for packets at devices. So the kernel can do that, and
-// need not be asked again, which takes a twentieth of a second in which no plane follows the Services.
+// need not be asked again. The question takes a twentieth of a second, in which no plane follows the Services.
 func (p *Plane) hasPacketLinks() bool {
 	links, err := filepath.Glob(filepath.Join(p.linksDir(), ingress().name+"*"))
 	return err == nil && len(links) > 0

@@ -174,6 +174,8 @@ func (p *Plane) releases() []model.Protocol {
 	return []model.Protocol{model.UDP}
 }
 
+// releaseSockets aborts sockets of one protocol whose backend does not serve their Service any more. A socket stays if
+// its Service is not known.
 func (p *Plane) releaseSockets(conn *netlink.Conn, family uint8, protocol model.Protocol, s *model.State) error {
 	states := uint32(stateConnected)
 	if protocol == model.TCP {

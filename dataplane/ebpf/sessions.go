@@ -60,6 +60,8 @@ func (p *Plane) Sessions(ctx context.Context, s *model.State) iter.Seq2[dataplan
 	}
 }
 
+// tell calls f with each session of the map, which may be pinned by an earlier process. A session of a network
+// namespace becomes one for each of its addresses in the pool's family.
 func (p *Plane) tell(s *model.State, f func(dataplane.Session)) error {
 	from := p.memory[objectsMapAffinities]
 	if from == nil {
@@ -176,6 +178,8 @@ func (p *Plane) taker(s *model.State) dataplane.Taker {
 	}
 }
 
+// takeIn writes other planes' sessions into the map: by address, and by the cookie of each namespace that has the
+// address. A session that is there stays if it lasts as long, or longer.
 func (p *Plane) takeIn(to *ebpf.Map, s *model.State, others *dataplane.Sessions) (int, error) {
 	in, err := p.findSpaces()
 	if err != nil {

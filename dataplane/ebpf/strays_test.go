@@ -30,8 +30,8 @@ func says(conn net.Conn) (string, error) {
 	return name, err
 }
 
-// A socket that was connected to a Service's address before the programs saw that is aborted if it is the node's,
-// unless another plane serves it. A pod's is served by its packets.
+// A node's socket that connected to a Service's address before the programs saw that is aborted, unless another plane
+// serves it. A pod's is served by its packets.
 func TestStrays(t *testing.T) {
 	c := newCluster(t)
 	have := parse(t, strings.ReplaceAll(dns, "backend default/web:dns cluster 10.244.1.12:5353 local\n", ""))

@@ -312,6 +312,8 @@ func (s *sweep) step() (gone int, err error) {
 	return gone, nil
 }
 
+// share reads one batch of flows, notes their keys and owners, and removes those that are over. With the last batch it
+// publishes the results of the pass.
 func (s *sweep) share(now packetsTicks) (gone int, err error) {
 	n, err := s.maps[packetsMapTranslations].BatchLookup(&s.cursor, s.keys, s.values, nil)
 	last := errors.Is(err, ebpf.ErrKeyNotExist)

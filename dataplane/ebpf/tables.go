@@ -54,6 +54,8 @@ type pool struct {
 // errFull says that rows do not fit into the tables as they are.
 var errFull = errors.New("the tables are full")
 
+// newTables makes an empty set of tables, and maps the memory of those that are arrays. No program reads the set before
+// putInForce.
 func newTables(sets *sets, size capacity, fault func(string) error) (*tables, error) {
 	made, err := sets.make(size)
 	if err != nil {

@@ -359,6 +359,7 @@ func sends(l netlink.Link) error {
 	return nil
 }
 
+// xdpFeatures asks the kernel which XDP features a device has, by the family netdev of generic netlink.
 func xdpFeatures(device int) (uint64, error) {
 	conn, err := genetlink.Dial(nil)
 	if err != nil {

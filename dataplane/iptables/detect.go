@@ -14,8 +14,8 @@ import (
 )
 
 // Detect finds the back end that the machine uses, in the network namespace of the calling thread. It takes the one in
-// which kubelet has put its hint (KEP-3178), or that of the iptables program on the path, or the one that there is. The
-// wrapper scripts of kube-proxy's images look at the same.
+// which kubelet has put its hint (KEP-3178). Else it takes that of the iptables program on the path, or the one that
+// there is. The wrapper scripts of kube-proxy's images look at the same.
 func Detect() (Backend, error) {
 	n, err := openNFT(nil)
 	if err == nil {

@@ -455,6 +455,8 @@ func (p *Plane) Remove(ctx context.Context) error {
 	return nil
 }
 
+// remove deletes the chains of both back ends. It switches route_localnet off first, if that was off before and is not
+// to be kept. The ipsets go last, because rules refer to them.
 func (p *Plane) remove(ctx context.Context) error {
 	if err := p.config.Inject("iptables remove"); err != nil {
 		return err

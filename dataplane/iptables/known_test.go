@@ -27,7 +27,7 @@ func testAddress(v6 bool, what byte, i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, what, byte(i >> 8), byte(i)})
 }
 
-// affine is a pool with affinity, of the backends from one number up to another.
+// This is a pool with affinity, of the backends from one number up to another.
 func affine(v6 bool, from, to int) model.Pool {
 	p := model.Pool{Affinity: 10 * time.Minute}
 	for i := from; i < to; i++ {

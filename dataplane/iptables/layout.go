@@ -407,6 +407,8 @@ func (l *layout) makePool(id model.PoolID) {
 	}
 }
 
+// makeParts lays out a pool's chains for one protocol anew. The entries for each kind of source NAT share the rules
+// that choose a backend.
 func (l *layout) makeParts(of partsOf) {
 	for _, chain := range l.parts[of] {
 		l.natEdit.leave(chain, nil)

@@ -203,6 +203,8 @@ func (l *legacy) write(changes []*change) error {
 	return nil
 }
 
+// writeTable changes a table. It reads the table first, unless the rules of others in it are as they were. The copy
+// counts only once the kernel has taken the change.
 func (l *legacy) writeTable(c *change) error {
 	same, err := l.same(c.table, upToForeign)
 	if err != nil {

@@ -408,6 +408,8 @@ func (t *transaction) expression(name string, attrs func()) {
 
 func (t *transaction) v6() bool { return t.family == unix.NFPROTO_IPV6 }
 
+// expressions encodes a rule as iptables-nft does: addresses, interface and protocol as expressions, other matches as
+// extensions of x_tables.
 func (t *transaction) expressions(r *rule, sets setIndexes) {
 	source, destination := uint32(12), uint32(16)
 	if t.v6() {
@@ -443,6 +445,7 @@ func (t *transaction) expressions(r *rule, sets setIndexes) {
 	t.target(r.do, sets)
 }
 
+// target encodes what a rule does with a packet: an extension of x_tables, or a verdict.
 func (t *transaction) target(do target, sets setIndexes) {
 	if x, ok := do.extension(t.v6(), sets); ok {
 		t.extension("target", x)

@@ -35,6 +35,8 @@ func (p *Plane) forget(k *kernel, needed bool) error {
 	})
 }
 
+// forgetSteps makes steps that delete clients whose backend does not serve their pool any more. It lists the set of
+// clients first: the kernel refuses to delete an element that is not there.
 func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
 	for number := range t.memories {
 		known := map[string]bool{}

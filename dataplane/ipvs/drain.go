@@ -21,7 +21,7 @@ import (
 // A backend of UDP that terminates but still serves has not left. It is in its pool, with weight 0, keeps its flows,
 // and gets no new ones. The component that listed it decides how long: in Kubernetes, the pod's grace period does. When
 // the pod is gone, or says that it does not serve, the backend has left. kube-proxy's other modes do the same
-// (KEP-1669). In mode ipvs it deletes the real servers of UDP and SCTP at once.
+// (KEP-1669). In mode ipvs kube-proxy deletes the real servers of UDP and SCTP at once.
 
 // drains are the virtual servers with real servers that leave. To look at one takes a listing of its real
 // servers; so a change looks at those that it touches, and Audit at some each time, in turn.

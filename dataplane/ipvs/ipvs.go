@@ -1,5 +1,5 @@
 // Package ipvs programs the rows into IPVS, the kernel's load balancer, driven by generic netlink. A
-// frontend that forwards is a virtual server, the backends of its pool are the real servers, and the kernel has many
+// frontend that forwards is a virtual server, and the backends of its pool are the real servers. The kernel has many
 // ways to choose among them. One table of nf_tables for each address family does what IPVS cannot: scopes, allowed
 // sources, refusals, guards, source NAT and affinity. Its rules do not depend on the rows.
 //
@@ -308,6 +308,8 @@ func (p *Plane) Repair(_ context.Context, s *model.State, r dataplane.Report) er
 	return nil
 }
 
+// sync plans, performs the plan, and sets the timeouts. The ruleset counts as clean only if the kernel has refused
+// none of the plan.
 func (p *Plane) sync(s *model.State, found *planned) error {
 	p.noteFormers()
 	p.held, p.clean = nil, 0
@@ -467,8 +469,8 @@ func (p *Plane) countLocals(k *kernel, s *model.State, c model.Change) {
 
 // perform does the work. With dataplane.ErrPartial all is as it should be but for what the error names.
 //
-// IPVS, the table, and routes cannot be changed together. So the order sees to it that each packet in between finds
-// either the old way or the new one:
+// IPVS, the table, and routes cannot be changed together. The order lets each packet in between find either the old way
+// or the new one:
 //
 //   - The record of a virtual server comes before it, so that a process that starts after a crash knows it for ours.
 //   - Virtual servers are complete before the table marks packets for them, and that before the address is local. A
@@ -554,6 +556,8 @@ func (p *Plane) Audit(_ context.Context, s *model.State, d dataplane.Depth) (r d
 	return r, nil
 }
 
+// audit compares sysctls, timeouts, and the rest. A quick audit does not read a ruleset that no other program has
+// changed since it was clean.
 func (p *Plane) audit(s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	var drifts []dataplane.Drift
 	for _, c := range p.sysctls {

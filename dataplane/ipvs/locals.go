@@ -25,8 +25,8 @@ import (
 // A range that is local is the node's, for ports without a Service, too: the table refuses those. An address stays
 // local while connections to it go on, though no frontend has it any more (formers.go).
 
-// locals are the addresses and ranges that are local for the sake of IPVS, which sees packets from elsewhere only if
-// they are for this node. An address of one of the node's interfaces is local anyway.
+// locals are the addresses and ranges that are local for the sake of IPVS. It sees packets from elsewhere only if they
+// are for this node. An address of one of the node's interfaces is local anyway.
 type locals struct {
 	handle *netlink.Handle
 	log    *slog.Logger

@@ -127,6 +127,8 @@ func (r *rows) drop(key model.Key, w *changes) {
 	}
 }
 
+// add notes a frontend, and which pool and virtual server it changes. A pool gets a number when affinity or a row of
+// scope Internal needs one.
 func (r *rows) add(key model.Key, f model.Frontend, s *model.State, w *changes) {
 	r.frontends[key] = f
 	if !forwards(key, f) {

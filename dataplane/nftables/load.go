@@ -35,6 +35,7 @@ func (p *Plane) load(t *table) error {
 	return nil
 }
 
+// loadSet lists one set. Frontends, slots, choices and backends are decoded; of other sets Find keeps the elements.
 func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 	switch {
 	case i == frontends || i == internalFrontends:

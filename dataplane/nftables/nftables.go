@@ -318,6 +318,8 @@ func (p *Plane) forget(t *table) error {
 	return err
 }
 
+// forgetSteps makes steps that delete the clients of backends that have left, pool by pool, and then the handles of
+// these backends.
 func (t *table) forgetSteps(c *nfnetlink.Socket) error {
 	stale, left := make(map[handle]bool, len(t.stale)), map[*names]bool{}
 	for _, s := range t.stale {

@@ -18,9 +18,9 @@ const (
 )
 
 // pastIPVS are the chains that have packets that the process takes pass IPVS by. There may be a virtual server of the
-// same address, of a data plane that comes, or that goes as soon as its connections have ended. IPVS passes none by,
-// whatever its mark is. So for the short way past it the destination is an address without a virtual server. The kernel
-// checks no checksum there.
+// same address. It belongs to a data plane that comes, or that goes as soon as its connections have ended. IPVS passes
+// none by, whatever its mark is. So for the short way past it the destination is an address without a virtual server.
+// The kernel checks no checksum there.
 //
 //	hide ─ IPVS: no virtual server ─ show
 func (t *table) pastIPVS() []nft.Chain {

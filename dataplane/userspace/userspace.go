@@ -601,6 +601,8 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 	return r, err
 }
 
+// auditRules plans what Sync would do, and reports it. A quick audit does not read a ruleset that no other program has
+// changed since it was clean.
 func (p *Plane) auditRules(s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	foreign, err := p.ruleset.Foreign()
 	if err != nil {
