@@ -96,6 +96,7 @@ func (s *servers) deleteReal(key ipvs.Key, held *server, addr netip.AddrPort) ip
 func (s *servers) drop(key ipvs.Key, held *server, addr netip.AddrPort) {
 	s.stay(key, held, addr)
 	delete(held.reals, addr)
+	held.order = slices.DeleteFunc(held.order, func(a netip.AddrPort) bool { return a == addr })
 }
 
 // stay forgets that a real server leaves.
@@ -157,12 +158,20 @@ func (s *servers) drain(keys []ipvs.Key, wanted func(ipvs.Key) bool) error {
 		}
 	}
 	err := s.perform(p.last)
+	var then plan
 	for _, key := range keys {
-		if held := s.held[key]; held == nil || len(held.leaving) == 0 {
+		held := s.held[key]
+		if held == nil || len(held.leaving) == 0 {
 			s.draining.end(key)
 		}
+		if held != nil && held.pool != nil {
+			s.set(key, held.pool, &then)
+		}
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return s.perform(append(then.first, then.last...))
 }
 
 // drainOne plans what becomes of the real servers of one virtual server that leave.

@@ -25,6 +25,7 @@ func TestDrain(t *testing.T) {
 		"a refused real server":    (*namespace).refusedReal,
 		"somebody deletes as well": (*namespace).deletedByOthers,
 		"or while it is drained":   (*namespace).deletedMeanwhile,
+		"dh and another process":   (*namespace).hashedByAnother,
 	} {
 		t.Run(name, func(t *testing.T) { inNamespace(t, test) })
 	}
@@ -135,4 +136,26 @@ func (n *namespace) deletedMeanwhile() {
 	next := strings.Replace(rows, "10.244.1.2", "10.244.1.4", 1)
 	n.check(p.Apply(context.Background(), n.parse(next), model.Diff(n.parse(rows), n.parse(next))))
 	n.equal(blocks(n.servers()), "TCP 0A60000A:0050 rr\n-> 0AF40104:1F90 Masq 1\n")
+}
+
+// hashedByAnother has one process make the stand-in for dh, and another one find it as it should be.
+func (n *namespace) hashedByAnother() {
+	const draining = webFrontend + "frontend 10.96.0.11:80/tcp any forward default/web:http cluster snat never\n" +
+		"pool default/web:http cluster scheduler dh\n" +
+		"backend default/web:http cluster 10.244.1.2:8080\nbackend default/web:http cluster 10.244.1.3:8080 weight 3\n" +
+		"backend default/web:http cluster 10.244.1.4:8080 weight 0\n"
+	n.sync(draining)
+	before := n.servers()
+	if blocks := strings.Count(before, "fo\n"); blocks != 2 || strings.Count(before, "Masq 4\n") != 2 {
+		n.Errorf("%d virtual servers have a stand-in:\n%s", blocks, before)
+	}
+	n.equal(strings.Join(n.audit(draining), "\n"), "")
+	n.sync(draining)
+	n.equal(n.servers(), before)
+	serving := strings.Replace(draining, "weight 0", "weight 2", 1)
+	n.sync(serving)
+	if after := n.servers(); strings.Count(after, "dh\n") != 2 || strings.Contains(after, "Masq 4") {
+		n.Errorf("all serve:\n%s", after)
+	}
+	n.equal(strings.Join(n.audit(serving), "\n"), "")
 }

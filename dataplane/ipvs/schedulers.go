@@ -123,6 +123,9 @@ func (p *Plane) tellSubstitute(k *kernel, key ipvs.Key) {
 	if wanted == nil || p.director.lacking.said[wanted.scheduler] {
 		return
 	}
+	if k.want(key).scheduler == wanted.scheduler { // it is a stand-in that is lacking, see shaped
+		return
+	}
 	p.director.lacking.said[wanted.scheduler] = true
 	p.config.Log.Warn(fmt.Sprintf("this kernel has no scheduler %s; load module ip_vs_%[1]s, or choose another "+
 		"(ipvs.scheduler, annotation fairlead.dev/scheduler)", wanted.scheduler),

@@ -26,6 +26,11 @@ import (
 type server struct {
 	scheduler string
 	reals     map[netip.AddrPort]uint32 // weights
+	// pool is what the pool wants where the kernel holds something else, see shaped; nil: what it holds.
+	pool *server
+	// order is that in which the kernel lists the real servers; only dh needs it, and then it is ordered.
+	order   []netip.AddrPort
+	ordered bool
 	// leaving are those of the real servers that take no new connections and go when they have none
 	// left; the time is when they go in any case, zero: never.
 	leaving map[netip.AddrPort]time.Time
@@ -83,10 +88,14 @@ func newHeld(scheduler string) *server {
 // that server's fields cannot say becomes one that is never wanted, so that it is corrected.
 func adopt(found ipvs.Server, reals []ipvs.Destination) *server {
 	held := newHeld(schedulerOf(found))
+	held.ordered = held.scheduler == "dh" || held.scheduler == "fo"
 	for _, r := range reals {
 		held.reals[r.Addr] = r.Weight
 		if r.Method != ipvs.Masquerade {
 			held.reals[r.Addr] = ^uint32(0)
+		}
+		if held.ordered {
+			held.order = append(held.order, r.Addr)
 		}
 	}
 	return held
@@ -136,21 +145,54 @@ func (s *servers) set(key ipvs.Key, want *server, p *plan) {
 		s.end(key, held, p)
 		return
 	}
+	made := s.shaped(key, held, want)
 	if held == nil {
-		held = newHeld(want.scheduler)
-		p.first = append(p.first, ipvs.NewServer(key, want.scheduler, func() { s.held[key] = held }))
-	} else if held.scheduler != want.scheduler {
-		set := func() { held.scheduler = want.scheduler }
-		p.first = append(p.first, ipvs.SetServer(key, want.scheduler, set))
+		held = newHeld(made.scheduler)
+		held.ordered = want.scheduler == "dh"
+		p.first = append(p.first, ipvs.NewServer(key, made.scheduler, func() { s.held[key] = held }))
 	}
-	for _, addr := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
-		s.setReal(key, held, ipvs.Destination{Addr: addr, Weight: want.reals[addr]}, p)
+	if held.pool = want; made == want {
+		held.pool = nil
+	}
+	// dh refuses clients while there is a real server without weight, so that it comes last.
+	if made.scheduler != "dh" {
+		held.setScheduler(key, made.scheduler, p)
+	}
+	for _, addr := range slices.SortedFunc(maps.Keys(made.reals), netip.AddrPort.Compare) {
+		s.setReal(key, held, ipvs.Destination{Addr: addr, Weight: made.reals[addr]}, p)
+	}
+	if made.scheduler == "dh" {
+		held.setScheduler(key, made.scheduler, p)
 	}
 	for _, real := range slices.SortedFunc(maps.Keys(held.reals), netip.AddrPort.Compare) {
 		if _, wanted := want.reals[real]; !wanted {
 			s.leave(key, held, real, p)
 		}
 	}
+}
+
+func (held *server) setScheduler(key ipvs.Key, name string, p *plan) {
+	if held.scheduler != name {
+		p.first = append(p.first, ipvs.SetServer(key, name, func() { held.scheduler = name }))
+	}
+}
+
+// takesNone reports whether there will be a real server that takes no connections.
+func (held *server) takesNone(key ipvs.Key, want *server) bool {
+	for _, weight := range want.reals {
+		if weight == 0 {
+			return true
+		}
+	}
+	if held == nil || udp(key) {
+		return false
+	}
+	for real := range held.reals {
+		if _, wanted := want.reals[real]; !wanted {
+			return true
+		}
+	}
+	return false
 }
 
 // setReal plans a real server and its weight.
@@ -165,12 +207,14 @@ func (s *servers) setReal(key ipvs.Key, held *server, r ipvs.Destination, p *pla
 	}
 	p.first = append(p.first, ipvs.NewRequest(command, key, r, func() {
 		held.reals[r.Addr] = r.Weight
+		held.added(r.Addr)
 		s.stay(key, held, r.Addr)
 	}))
 }
 
 // end plans the end of a virtual server: now, or when its connections have ended.
 func (s *servers) end(key ipvs.Key, held *server, p *plan) {
+	held.pool = nil
 	if udp(key) || len(held.reals) == 0 {
 		p.last = append(p.last, ipvs.DeleteServer(key, func() { s.forget(key) }))
 		return
@@ -234,7 +278,11 @@ func (s *servers) verifyAll(withReals bool) (drifts []dataplane.Drift, err error
 // compare reports how the held virtual servers differ from what should be.
 func (s *servers) compare(want map[ipvs.Key]*server) (drifts []dataplane.Drift) {
 	for key, w := range want {
-		drifts = append(drifts, s.held[key].compare(key, w)...)
+		held := s.held[key]
+		if held != nil {
+			w = s.shaped(key, held, w)
+		}
+		drifts = append(drifts, held.compare(key, w)...)
 	}
 	for key, held := range s.held {
 		if _, wanted := want[key]; !wanted && !held.quiet(key) {
