@@ -53,6 +53,9 @@ func OpenApart(c *config.Config, name string, at Apart) (dataplane.Dataplane, er
 			Affinities: elementsApart, Flows: elementsApart, Sockets: elementsApart, Translations: elementsApart,
 		}
 	}
-	o, err := s.openItself(dataplane.Config{Log: slog.New(slog.DiscardHandler)})
-	return o.Dataplane, err
+	p, err := s.openItself(dataplane.Config{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	return p.Dataplane, nil
 }

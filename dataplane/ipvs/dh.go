@@ -9,12 +9,12 @@ import (
 	"fairlead.dev/fairlead/internal/ipvs"
 )
 
-// Destination hashing (ip_vs_dh.c) takes the real servers in turn for its buckets, whatever their weight, and refuses
-// everybody while the one that it finds takes no connections. Failover (ip_vs_fo.c) looks for the one with the
-// greatest weight. So as long as a real server takes none, a virtual server of dh is one of fo, and the real server
-// that dh finds when that one has gone is made to have the greatest weight. For an address, which is one destination,
-// it is always the same: who has to move does so once, when the backend begins to drain, and not again when it has
-// gone. A virtual server of a mark can be several destinations, which meet at one real server meanwhile.
+// Destination hashing (ip_vs_dh.c) takes the real servers in turn for its buckets, whatever their weight. It refuses
+// all clients while the real server that it finds takes no connections. Failover (ip_vs_fo.c) looks for the real server
+// with the greatest weight. So while a real server takes none, fo stands in for dh. The greatest weight goes to the real
+// server that dh finds when the other one has gone. For an address, which is one destination, that is always the same:
+// clients move once, when the backend begins to drain. A virtual server of a mark can be several destinations, which
+// meet at one real server meanwhile.
 
 // shaped is how a virtual server is to be made for what a pool wants.
 func (s *servers) shaped(key ipvs.Key, held, want *server) *server {

@@ -32,7 +32,7 @@ pods 10.244.0.0/16
 	f.Add(written(f, s))
 	f.Fuzz(func(t *testing.T, messages []byte) {
 		allocs.Bound(t, len(messages), func() {
-			p := &Plane{ruleset: nft.Over(nfnetlinktest.New(t, messages).Socket, nil), config: dataplane.Config{Mark: dataplane.DefaultMark}}
+			p := &Plane{ruleset: nft.Over(nfnetlinktest.New(t, messages).Socket, (&dataplane.Config{}).Inject), config: dataplane.Config{Mark: dataplane.DefaultMark}}
 			k, err := p.recognise(s)
 			if errors.Is(err, nfnetlink.ErrInterrupted) { // an element is listed twice
 				return
@@ -41,7 +41,7 @@ pods 10.244.0.0/16
 				t.Fatal(err)
 			}
 			for _, table := range k.tables {
-				if _, err := table.records(p.ruleset.Socket); err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
+				if err := table.loadRecords(p.ruleset.Socket); err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
 					t.Error(err)
 				}
 				if err := p.eachSession(table, k.sticky(), func(dataplane.Session) {}); err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
@@ -55,7 +55,7 @@ pods 10.244.0.0/16
 // written are the messages by which the plane makes its tables.
 func written(t testing.TB, s *model.State) []byte {
 	kernel := nfnetlinktest.New(t, nil)
-	p := &Plane{ruleset: nft.Over(kernel.Socket, nil), config: dataplane.Config{Mark: dataplane.DefaultMark}}
+	p := &Plane{ruleset: nft.Over(kernel.Socket, (&dataplane.Config{}).Inject), config: dataplane.Config{Mark: dataplane.DefaultMark}}
 	p.director, p.locals = &director{Client: &ipvs.Client{}, lacking: &lacking{}}, &locals{}
 	todo, err := p.planAll(p.newKernel(), s)
 	if err != nil {
