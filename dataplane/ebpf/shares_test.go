@@ -202,13 +202,14 @@ func TestShares_owners(t *testing.T) {
 
 // A client that has not been answered yet waits on, whatever begins at another owner's Services meanwhile.
 func TestShares_waiting(t *testing.T) {
-	const places = 1 << 12
+	// The kernel keeps up to 128 free elements of a table for each processor. They must be few beside all.
+	const places = 1 << 13
 	r := newPacketRunWith(t, sharedRows, packetOptions{Translations: places})
 	var waiting []connection
 	for i := range places {
 		client := fmt.Sprintf("198.18.%d.%d:4000", i>>8, i&255)
 		r.sent("lan tcp " + client + " > 203.0.113.1:80 S")
-		if i%512 == 0 {
+		if i%1024 == 0 {
 			c := connection{packetRun: r, protocol: "tcp", client: client, service: "203.0.113.1:81"}
 			c.ask("S")
 			waiting = append(waiting, c)
