@@ -8,8 +8,8 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/takeover"
 )
 
 // drainer is the plane behind the ebpf plane. Without rows for it, it has nothing in the kernel, unless connections are
@@ -19,11 +19,9 @@ import (
 type drainer struct {
 	dataplane.Dataplane
 	flows  *conntrack.Table
-	mark   uint32    // of flows that this process carries
-	hooked bool      // it has something in the kernel, rows or not
-	since  time.Time // when draining began; zero: it does not drain
-	look   time.Time // when to look the next time
-	pause  time.Duration
+	mark   uint32 // of flows that this process carries
+	hooked bool   // it has something in the kernel, rows or not
+	drain  handover.Schedule
 }
 
 // lookShare bounds what looks cost, which read all that connection tracking knows: one part in so many of the time.
@@ -31,7 +29,7 @@ const lookShare = 100
 
 // Sync implements dataplane.Dataplane.
 func (l *drainer) Sync(ctx context.Context, s *model.State) error {
-	l.since, l.hooked = time.Time{}, true
+	l.drain, l.hooked = handover.Schedule{}, true
 	return l.Dataplane.Sync(ctx, s)
 }
 
@@ -42,7 +40,7 @@ func (l *drainer) Repair(ctx context.Context, s *model.State, _ dataplane.Report
 
 // Remove has no rows from now on.
 func (l *drainer) Remove(ctx context.Context) error {
-	if !l.since.IsZero() {
+	if l.drain.Began() {
 		return nil
 	}
 	if !l.needed(func(netip.AddrPort, model.Protocol) bool { return true }) {
@@ -52,13 +50,12 @@ func (l *drainer) Remove(ctx context.Context) error {
 	if err := l.Dataplane.Sync(ctx, model.NewState()); err != nil {
 		return err
 	}
-	l.since, l.pause = time.Now(), drainInterval
-	l.look = l.since.Add(l.pause)
+	l.drain.Next(0)
 	return nil
 }
 
 func (l *drainer) remove(ctx context.Context) error {
-	l.since, l.hooked = time.Time{}, false
+	l.drain, l.hooked = handover.Schedule{}, false
 	return l.Dataplane.Remove(ctx)
 }
 
@@ -70,7 +67,7 @@ func (l *drainer) Close() error {
 
 // end removes all when no connection to a Service needs it any more, or has had its time.
 func (l *drainer) end(ctx context.Context, s *model.State) error {
-	if l.since.IsZero() || time.Now().Before(l.look) {
+	if !l.drain.Due() {
 		return nil
 	}
 	ours := func(to netip.AddrPort, protocol model.Protocol) bool {
@@ -78,9 +75,8 @@ func (l *drainer) end(ctx context.Context, s *model.State) error {
 		return d.Verdict != model.Pass || d.Guard.IsValid()
 	}
 	began := time.Now()
-	if time.Since(l.since) < takeover.DefaultDrain && l.needed(ours) {
-		l.pause = min(2*l.pause, takeoverInterval)
-		l.look = time.Now().Add(max(l.pause, lookShare*time.Since(began)))
+	if !l.drain.Over(drainTime) && l.needed(ours) {
+		l.drain.Next(lookShare * time.Since(began))
 		return nil
 	}
 	return l.remove(ctx)

@@ -157,7 +157,7 @@ type prepared struct {
 	plane         *handover.Plane // of the same name; nil: it stays
 	moves         bool            // the rules of the new plane are elsewhere
 	feed          *feed           // nil: it stays
-	changesFeed   bool            // what was on its way is not wanted any more
+	changesFeed   bool            // a feed that has not delivered yet is abandoned
 }
 
 func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {

@@ -152,7 +152,7 @@ func TestSweep(t *testing.T) {
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 FA ack=6",
 			"out tcp 10.244.1.11:8080 > 192.0.2.9:4000 FA",
 		}, ""},
-		"one side has ended, and somebody says that the other one has": {[]packetsPhase{packetsPhaseOVER, packetsPhaseBEGINNING}, []string{
+		"one side has ended, and a packet says that the other one has": {[]packetsPhase{packetsPhaseOVER, packetsPhaseBEGINNING}, []string{
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 FA ack=6",
 			"out tcp 10.244.1.11:8080 > 192.0.2.9:4000 FA seq=400000",
 		}, "in 192.0.2.9:4000 > 203.0.113.1:80\nout 10.244.1.11:8080 > 192.0.2.9:4000"},
@@ -163,7 +163,7 @@ func TestSweep(t *testing.T) {
 			"out 10.244.1.11:8080 > 192.0.2.8:4000", "out 192.0.2.8:4000 > 10.244.1.11:8080",
 		}, "\n")},
 		"reset by the client": {[]packetsPhase{packetsPhaseOVER}, []string{"lan " + hidden, "lan tcp 192.0.2.8:4000 > 192.0.2.1:30080 R"}, ""},
-		"reset by somebody": {[]packetsPhase{packetsPhaseOVER, packetsPhaseBEGINNING, packetsPhaseHALF_CLOSED, packetsPhaseRESET}, []string{
+		"reset by one packet": {[]packetsPhase{packetsPhaseOVER, packetsPhaseBEGINNING, packetsPhaseHALF_CLOSED, packetsPhaseRESET}, []string{
 			"lan " + kept, "out tcp 10.244.1.11:8080 > 192.0.2.9:4000 SA", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 A ack=6",
 			"lan tcp 192.0.2.9:4000 > 203.0.113.1:80 R seq=400000", "lan tcp 192.0.2.9:4000 > 203.0.113.1:80 R seq=4294500000",
 			"out tcp 10.244.1.11:8080 > 192.0.2.9:4000 R seq=400000",
@@ -194,7 +194,7 @@ func TestSweep_associations(t *testing.T) {
 			"lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 tag=9000000", "lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 abort tag=8000000",
 			"out sctp 10.244.1.13:38412 > 192.0.2.9:4000 abort tag=8000000",
 		}, "in 192.0.2.9:4000 > 203.0.113.1:38412\nout 10.244.1.13:38412 > 192.0.2.9:4000"},
-		"an association that somebody seems to be a part of": {[]packetsPhase{packetsPhaseBEGINNING}, []string{
+		"an association that a forged packet may belong to": {[]packetsPhase{packetsPhaseBEGINNING}, []string{
 			"lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 init own=7000000", "out sctp 10.244.1.13:38412 > 192.0.2.9:4000 init-ack tag=7000000 own=9000000",
 			"lan sctp 192.0.2.9:4000 > 203.0.113.1:38412 tag=8000000",
 		}, ""},

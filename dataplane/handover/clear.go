@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -17,39 +16,6 @@ type Remainder struct {
 	Plane       string
 	Removed     bool
 	Connections int // that need what is left
-}
-
-// schedule says when to look again at what open connections need: soon at first, when short connections end.
-type schedule struct {
-	since, look time.Time // when connections were found, and when to look the next time; zero: there are none
-	pause       time.Duration
-}
-
-const (
-	minDrainPause = time.Second
-	maxDrainPause = 30 * time.Second
-)
-
-// note plans the next look.
-func (d *schedule) note(connections int, limit time.Duration, log *slog.Logger) {
-	now := time.Now()
-	switch {
-	case connections == 0:
-		*d = schedule{}
-		return
-	case d.since.IsZero():
-		d.since, d.pause = now, minDrainPause
-		log.Info("connections through another data plane live on", "connections", connections,
-			"until", now.Add(limit).Truncate(time.Second))
-	default:
-		d.pause = min(2*d.pause, maxDrainPause)
-	}
-	d.look = now.Add(d.pause)
-}
-
-// over reports whether connections have had their time.
-func (d *schedule) over(limit time.Duration) bool {
-	return !d.since.IsZero() && time.Since(d.since) > limit
 }
 
 // learner is Learn of the plane in force.
@@ -76,7 +42,7 @@ func (h *Handover) clear(ctx context.Context, s *model.State, learn learner) err
 			h.left = append(h.left, r)
 		}
 	}
-	h.drain.note(connections, h.options.DrainTime, h.options.Log)
+	h.plan(connections)
 	if err := errors.Join(errs...); err != nil {
 		h.state = h.state.on(resists)
 		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
@@ -90,12 +56,25 @@ func (h *Handover) clear(ctx context.Context, s *model.State, learn learner) err
 	return nil
 }
 
+// plan plans the next look at the objects that open connections need.
+func (h *Handover) plan(connections int) {
+	if connections == 0 {
+		h.drain = Schedule{}
+		return
+	}
+	if !h.drain.Began() {
+		h.options.Log.Info("connections through another data plane live on", "connections", connections,
+			"until", time.Now().Add(h.options.DrainTime).Truncate(time.Second))
+	}
+	h.drain.Next(0)
+}
+
 // clearOne removes what one plane has left, unless there are connections that need it.
 func (h *Handover) clearOne(
 	ctx context.Context, d dataplane.Driver, s *model.State, learn learner,
 ) (r Remainder, err error) {
 	r.Plane = d.Name
-	p, over := h.InForce(), h.drain.over(h.options.DrainTime)
+	p, over := h.InForce(), h.drain.Over(h.options.DrainTime)
 	r.Connections, err = h.kept.drain(ctx, s, look{name: d.Name, over: over, alike: d.Name == p.Name, learn: learn})
 	if d.Name == p.Name || err != nil || r.Connections > 0 {
 		return r, err

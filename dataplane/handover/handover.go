@@ -86,7 +86,7 @@ type Handover struct {
 	// for it.
 	mu    sync.Mutex
 	state State
-	drain schedule
+	drain Schedule
 	left  []Remainder
 }
 
@@ -219,7 +219,7 @@ func (h *Handover) lookAgain(ctx context.Context, s *model.State) error {
 		return nil
 	}
 	defer h.mu.Unlock()
-	if h.state == Switching || h.drain.look.IsZero() || time.Now().Before(h.drain.look) {
+	if h.state == Switching || !h.drain.Due() {
 		return nil
 	}
 	return h.clear(ctx, s, h.Learn)
@@ -234,8 +234,8 @@ func (h *Handover) on(e event) {
 	defer h.mu.Unlock()
 	h.state = h.state.on(e)
 	switch {
-	case e == activated || e == replaced: // what others have left now has its full time
-		h.drain = schedule{}
+	case e == activated || e == replaced: // the objects that others leave now stay for the full time
+		h.drain = Schedule{}
 	case h.state == Clearing: // no Sync may come for long
 		h.drain.look = time.Now()
 	}

@@ -275,7 +275,7 @@ func (n *node) end() {
 		n.clients[i].plane = ""
 	}
 	n.pass(2)
-	for range n.limit + 1 { // what has failed is tried again
+	for range n.limit + 1 { // failed steps are tried again
 		if n.hand.state != Alone {
 			n.resync()
 			n.pass(1)
@@ -549,7 +549,7 @@ func (n *node) pass(looks int) {
 		for i := range n.clients {
 			n.clients[i].session &^= will
 		}
-		bubble.Pass(maxDrainPause)
+		bubble.Pass(maxPause)
 		n.audit()
 	}
 }

@@ -68,7 +68,7 @@ func legacyHinted() bool {
 	}
 	defer l.close()
 	for _, id := range []tableID{{false, hintTable}, {true, hintTable}} {
-		present, _ := l.present(id.v6) // what cannot be read has no hint
+		present, _ := l.present(id.v6) // tables that cannot be read give no hint
 		if !slices.Contains(present, hintTable) {
 			continue
 		}

@@ -46,7 +46,7 @@ enum verdict {
 	DROP,
 };
 
-// What else a row says, in a byte.
+// Further properties of a row, in a byte.
 enum flags {
 	LIMITED = 1 << 0,	// only some sources are allowed
 	SNAT_OFFCLUSTER = 1 << 1, // the address of clients that are no pods is hidden
