@@ -11,10 +11,10 @@ import (
 
 // Destination hashing (ip_vs_dh.c) takes the real servers in turn for its buckets, whatever their weight. It refuses
 // all clients while the real server that it finds takes no connections. Failover (ip_vs_fo.c) looks for the real server
-// with the greatest weight. So while a real server takes none, fo stands in for dh. The greatest weight goes to the real
-// server that dh finds when the other one has gone. For an address, which is one destination, that is always the same:
-// clients move once, when the backend begins to drain. A virtual server of a mark can be several destinations, which
-// meet at one real server meanwhile.
+// with the greatest weight. So while a real server takes none, fo stands in for dh. The greatest weight goes to the
+// real server that dh finds when the other one has gone. For an address, which is one destination, that is always the
+// same: clients move once, when the backend begins to drain. A virtual server of a mark can be several destinations,
+// which meet at one real server meanwhile.
 
 // shaped is how a virtual server is to be made for what a pool wants.
 func (s *servers) shaped(key ipvs.Key, held, want *server) *server {
