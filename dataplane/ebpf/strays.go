@@ -17,10 +17,11 @@ import (
 // Service. It goes on to send there, and no hook sees it. A pod's packets are served at its device; those of the node
 // itself arrive at none. The plane that served the socket before may go on for a while, to a backend that is still one
 // (see Carried). Else this plane aborts the socket as it does when a backend has left: its owner gets an error, and
-// connects anew.
+// connects anew. A socket that connected a moment ago may have sent nothing yet. So the second look decides.
 //
-//	Sync, new Services ─► sock_diag: whose peer is a row's address? ─► carried? ─ no ─► destroy
-//	                                                                   yes ─► Audit looks again
+//	Sync, new Services ─► sock_diag: whose peer is a row's address? ─► carried? ─ no ─► seen before? ─ yes ─► destroy
+//	                                                                   yes ─┐           no ─┐
+//	                                                  Audit looks again ◄───┴───────────────┘
 
 const (
 	strayPause    = time.Second // after which Audit looks again, at first
@@ -33,7 +34,8 @@ type UDPFlow struct{ From, To netip.AddrPort }
 // strays say when to look for such sockets.
 type strays struct {
 	carried func(UDPFlow) (netip.AddrPort, error)
-	any     bool // there may be some
+	any     bool            // there may be some
+	seen    map[uint64]bool // cookies of those that no plane carried at the last look
 	pacer
 }
 
@@ -57,10 +59,11 @@ func (p *Plane) releaseStrays(s *model.State) error {
 	if err != nil {
 		return err
 	}
-	left := 0
+	left, seen := 0, p.strays.seen
+	p.strays.seen = map[uint64]bool{}
 	for _, ns := range spaces {
 		if namespaceName(ns) == p.node {
-			left, err = p.releaseStraysIn(ns, s)
+			left, err = p.releaseStraysIn(ns, s, seen)
 		}
 		ns.Close()
 	}
@@ -69,8 +72,8 @@ func (p *Plane) releaseStrays(s *model.State) error {
 	return err
 }
 
-// releaseStraysIn returns how many another plane serves.
-func (p *Plane) releaseStraysIn(ns *os.File, s *model.State) (left int, err error) {
+// releaseStraysIn returns how many stay: another plane serves them, or they are not among those seen before.
+func (p *Plane) releaseStraysIn(ns *os.File, s *model.State, seen map[uint64]bool) (left int, err error) {
 	conn, err := openDiag(ns)
 	if err != nil {
 		return 0, err
@@ -87,6 +90,11 @@ func (p *Plane) releaseStraysIn(ns *os.File, s *model.State) (left int, err erro
 			return len(found), err
 		}
 		if backend == to || serves(s, model.UDP, to, backend) {
+			left++
+			continue
+		}
+		if !seen[socket.cookie()] {
+			p.strays.seen[socket.cookie()] = true
 			left++
 			continue
 		}

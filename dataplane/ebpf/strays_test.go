@@ -56,9 +56,21 @@ func TestStrays(t *testing.T) {
 			}
 		}
 	}
+	untilAborted := func(conn net.Conn, s *model.State) { // Audit looks after a while
+		t.Helper()
+		for {
+			c.audited(p, s)
+			if _, err := conn.Write([]byte("?\n")); errors.Is(err, unix.EDESTADDRREQ) {
+				break
+			}
+			check(t, t.Context().Err())
+		}
+	}
 	check(t, p.Sync(t.Context(), have))
-	aborted("Sync", true, four, six)
-	aborted("Sync", false, later, carried)
+	aborted("Sync", false, four, six, later, carried) // they may have connected a moment ago
+	untilAborted(four, have)
+	aborted("Audit has looked twice", true, six)
+	aborted("Audit has looked twice", false, later, carried)
 	for _, conn := range []net.Conn{pod, pass, dial(testbed.Node, "10.96.0.10:53")} {
 		if name, err := says(conn); name != "pod-a" {
 			t.Errorf("%s: %q, %v", conn.RemoteAddr(), name, err)
@@ -66,17 +78,10 @@ func TestStrays(t *testing.T) {
 	}
 	more := parse(t, have.String()+"frontend 10.96.0.12:53/udp any forward default/web:dns cluster snat offcluster\n")
 	check(t, p.Apply(t.Context(), more, model.Diff(have, more)))
-	c.audited(p, more)
-	aborted("there is a Service", true, later)
+	untilAborted(later, more)
 	aborted("there is a Service", false, carried)
 	flows[flow] = netip.MustParseAddrPort("10.244.1.12:5353") // which has left
-	for {                                                     // Audit looks again, after a while
-		c.audited(p, more)
-		if _, err := carried.Write([]byte("?\n")); errors.Is(err, unix.EDESTADDRREQ) {
-			break
-		}
-		check(t, t.Context().Err())
-	}
+	untilAborted(carried, more)
 }
 
 func addrPort(a net.Addr) netip.AddrPort { return a.(*net.UDPAddr).AddrPort() }

@@ -21,12 +21,18 @@ import (
 // answers all the while.
 func RunFaults(t *testing.T, new dataplane.New) { runFaults(t, onBeds(new), testbed.Spec{}, 3) }
 
+// RunFaultsRedirected is for a plane whose rules lead packets to ports of its process. Between two processes clients are
+// refused, so the Service answers from the first Sync on.
+func RunFaultsRedirected(t *testing.T, new dataplane.New) {
+	runFaults(t, onBeds(new), testbed.Spec{}, 3, func(s *sweep) { s.absent = true })
+}
+
 // RunFaultsSockets is to RunFaults what RunSockets is to Run.
 func RunFaultsSockets(t *testing.T, new dataplane.New) {
 	runFaults(t, onBeds(new), testbed.Spec{Cgroup: true}, 3)
 }
 
-func runFaults(t *testing.T, on ground, spec testbed.Spec, parts int) {
+func runFaults(t *testing.T, on ground, spec testbed.Spec, parts int, options ...func(*sweep)) {
 	node, new, err := on(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
@@ -38,6 +44,9 @@ func runFaults(t *testing.T, on ground, spec testbed.Spec, parts int) {
 		failed = ""
 		left := k + 1
 		s := sweep{kernel: kernel{at: node, new: new, log: logger(t)}}
+		for _, option := range options {
+			option(&s)
+		}
 		s.fault = func(operation string) error {
 			if !s.armed {
 				return nil
@@ -61,7 +70,9 @@ func runFaults(t *testing.T, on ground, spec testbed.Spec, parts int) {
 // sweep is one run of the fault test.
 type sweep struct {
 	kernel
-	armed bool // operations count, and one fails
+	armed  bool // operations count, and one fails
+	synced bool // by the plane that came with the restart
+	absent bool // the Service does not answer before the first Sync of a process
 }
 
 // steady is a Service that no change of the run touches.
@@ -120,7 +131,16 @@ func (s *sweep) run(ctx context.Context) error {
 		return err
 	}
 	s.armed = true
-	if err := errors.Join(s.restart(), s.watch(ctx, s.changes)); err != nil {
+	if err := s.restart(); err != nil {
+		return err
+	}
+	states := sweepStates()
+	if s.absent {
+		if err := s.reach(ctx, states[0]); err != nil {
+			return err
+		}
+	}
+	if err := s.watch(ctx, func(ctx context.Context) error { return s.changes(ctx, states) }); err != nil {
 		return err
 	}
 	if err := s.plane.Remove(ctx); err != nil && !errors.Is(err, errInjected) {
@@ -130,32 +150,38 @@ func (s *sweep) run(ctx context.Context) error {
 	return s.stop(ctx) // Remove is idempotent, too
 }
 
-// changes goes through the States; after an error it calls Sync, as the engine does.
-func (s *sweep) changes(ctx context.Context) error {
-	for i, rows := range sweepStates() {
-		next, err := model.ParseState(steadyRows + rows)
-		if err != nil {
-			return err
-		}
-		if i == 0 {
-			err = s.sync(ctx, next)
-		} else {
-			err = s.apply(ctx, next, model.Diff(s.state, next))
-		}
-		if errors.Is(err, errInjected) {
-			err = s.sync(ctx, next)
-		}
-		if err == nil {
-			err = s.audit(ctx, dataplane.Quick)
-		}
-		if errors.Is(err, errInjected) { // Audit lists
-			err = s.audit(ctx, dataplane.Quick)
-		}
-		if err != nil {
+// changes goes through the States.
+func (s *sweep) changes(ctx context.Context, states []string) error {
+	for i, rows := range states {
+		if err := s.reach(ctx, rows); err != nil {
 			return fmt.Errorf("at State %d: %w", i, err)
 		}
 	}
 	return nil
+}
+
+// reach brings the kernel to a State. After an error it calls Sync, as the engine does.
+func (s *sweep) reach(ctx context.Context, rows string) error {
+	next, err := model.ParseState(steadyRows + rows)
+	if err != nil {
+		return err
+	}
+	if s.synced {
+		err = s.apply(ctx, next, model.Diff(s.state, next))
+	} else {
+		err = s.sync(ctx, next)
+	}
+	if errors.Is(err, errInjected) {
+		err = s.sync(ctx, next)
+	}
+	s.synced = err == nil
+	if err == nil {
+		err = s.audit(ctx, dataplane.Quick)
+	}
+	if errors.Is(err, errInjected) { // Audit lists
+		err = s.audit(ctx, dataplane.Quick)
+	}
+	return err
 }
 
 // watch connects to the steady Service again and again while f runs.
@@ -169,8 +195,11 @@ func (s *sweep) watch(ctx context.Context, f func(context.Context) error) error 
 	group.Go(func() error {
 		for {
 			o, err := s.at.Probe(ctx, testbed.Probe{From: "client", To: s.steady(), Timeout: patience})
-			if err != nil || o.Result != testbed.Answered {
-				return fmt.Errorf("the untouched Service: %s %w", o, err)
+			if err == nil && o.Result != testbed.Answered {
+				err = errors.New(o.String())
+			}
+			if err != nil {
+				return fmt.Errorf("the untouched Service: %w", err)
 			}
 			select {
 			case <-done:

@@ -38,7 +38,7 @@ func TestUserspace_nat_random(t *testing.T) {
 
 func TestUserspace_nat_faults(t *testing.T) {
 	t.Parallel()
-	conformance.RunFaults(t, userspace.New(userspace.Options{Redirect: userspace.ByNAT}))
+	conformance.RunFaultsRedirected(t, userspace.New(userspace.Options{Redirect: userspace.ByNAT}))
 }
 
 // TestUserspace_iptables has a kernel without nf_tables.
