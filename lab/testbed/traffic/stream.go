@@ -68,7 +68,8 @@ type stream struct {
 	ahead  int64 // how many chunks may not have come back
 	sent   atomic.Int64
 	got    atomic.Int64
-	ending atomic.Bool // no more is sent
+	ending atomic.Bool           // no more is sent
+	unsent atomic.Pointer[error] // why sending failed: the kernel tells one of sender and receiver, the other sees EOF
 }
 
 func (l *Watch) dial(p Path, number int) (_ *stream, backend string, err error) {
@@ -127,6 +128,7 @@ func (s *stream) send(ctx context.Context, pause time.Duration) {
 		if sent := s.sent.Load(); sent-s.got.Load() < s.ahead*int64(s.chunk) {
 			n, err := s.conn.Write(s.what.at(s.first+int(sent), s.chunk))
 			if s.sent.Add(int64(n)); err != nil {
+				s.unsent.Store(&err)
 				return
 			}
 		}
@@ -155,6 +157,9 @@ func (l *Watch) receive(w *client, s *stream) {
 		case errors.Is(err, io.EOF) && s.ending.Load() && s.got.Load() == s.sent.Load():
 			return
 		case err != nil:
+			if cause := s.unsent.Load(); cause != nil {
+				err = errors.Join(err, *cause)
+			}
 			fail(err)
 			return
 		}
