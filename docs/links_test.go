@@ -13,6 +13,7 @@ import (
 
 //go:generate go run ../lab/charts performance.md
 //go:generate go run ../lab/packagelist packages.md
+//go:generate go run ../lab/messagelist messages.txt
 
 const root = ".."
 
