@@ -109,7 +109,9 @@ func testInstead(t *testing.T, c *cluster) {
 	if first := apply()[0]; first != "daemonset.apps/kube-proxy serverside-applied" {
 		t.Errorf("it begins with %s", first)
 	}
-	equal(t, c.affinity(t, "fairlead"), `{"kubernetes.io/os":"linux"} {"requiredDuringSchedulingIgnoredDuringExecution":`+
+	equal(t, c.affinity(t, "fairlead"), `{"kubernetes.io/os":"linux"} `+
+		`[{"key":"fairlead.dev/kube-proxy","operator":"NotIn","values":["wanted"]}]`+
+		`{"requiredDuringSchedulingIgnoredDuringExecution":`+
 		`[{"labelSelector":{"matchLabels":{"k8s-app":"kube-proxy"}},"namespaces":["kube-system"],"topologyKey":"kubernetes.io/hostname"}]}`)
 	c.kubeadm(t, "replace") // as kubeadm upgrade does
 	equal(t, c.affinity(t, "kube-proxy"), `{"kubernetes.io/os":"linux"}`)

@@ -78,7 +78,7 @@ func catalogue(t *testing.T) map[string]map[string]bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := map[string]map[string]bool{}
+	all := map[string]map[string]bool{"up": {"job": true, "instance": true}} // Prometheus adds it for each target
 	for name, family := range families {
 		labels := map[string]bool{"job": true, "instance": true} // Prometheus adds them
 		for _, l := range family.GetMetric()[0].GetLabel() {
