@@ -103,6 +103,7 @@ func (e *Engine) replace(p Parts) {
 	e.rests.end()
 	e.inbox.close()
 	e.options.Source, e.options.Table, e.state = p.Source, p.Table, nil
-	e.inbox, e.queue = e.pull(p.Source), e.newQueue()
+	e.inbox, e.queue, e.problems = e.pull(p.Source), e.newQueue(), newProblems()
+	e.status.troubled(nil)
 	e.status.eligible(true)
 }

@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"slices"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -336,7 +337,7 @@ func (e *Engine) take(t taken) model.Change {
 	var state *model.State
 	var change model.Change
 	e.cost.measure(e.options.work, func() { state, change, e.round.Problems = e.options.Table.Update(t.batch) })
-	e.log(e.round.Problems)
+	e.log(t.batch.Mended, e.round.Problems)
 	if e.problems.note(&t.batch, e.round.Problems, e.options.Table.Ceased(), e.options.Table.Remaining) {
 		e.status.troubled(e.problems.list)
 	}
@@ -367,8 +368,14 @@ func (e *Engine) setEligible(is bool) {
 // maxReported is how many problems of a namespace the log has in a minute, if there are few of others.
 const maxReported = 100
 
-// log tells of problems. Each namespace has its share of the lines.
-func (e *Engine) log(problems []service.Problem) {
+// log tells of problems that are over, and of new ones. Each namespace has its share of the lines.
+func (e *Engine) log(mended []string, problems []service.Problem) {
+	for _, object := range mended {
+		is := func(p service.Problem) bool { return p.Object == object }
+		if !slices.ContainsFunc(problems, is) && e.reported.May(said.NamespaceOf(object)) {
+			e.options.Log.Info("problem is over", "object", object)
+		}
+	}
 	for _, p := range problems {
 		if e.reported.May(said.NamespaceOf(p.Object)) {
 			e.options.Log.Warn("problem", "object", p.Object, "field", p.Field, "reason", p.Reason)

@@ -643,6 +643,43 @@ func TestEngine_reportsProblems(t *testing.T) {
 	})
 }
 
+// What a Source has told of leaves the status when the Source says that it is over, or when another Source takes over.
+func TestEngine_problemsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(nil)
+		shown := func(want string) {
+			t.Helper()
+			bubble.Pass(time.Second)
+			var objects []string
+			for _, p := range r.engine.Status().Problems {
+				objects = append(objects, p.Object)
+			}
+			if got := strings.Join(objects, ", "); got != want {
+				t.Errorf("the status has %q, should have %q", got, want)
+			}
+		}
+		b := web(1, "10.244.1.2")
+		b.Problems = []service.Problem{{Object: "a.yaml:21", Reason: "bad"}, {Object: "Service default/web-1", Reason: "bad"}}
+		r.send(b)
+		shown("a.yaml:21, Service default/web-1")
+		r.send(service.Batch{Mended: []string{"a.yaml:21"}, Problems: []service.Problem{{Object: "a.yaml:22", Reason: "bad"}}})
+		shown("a.yaml:22, Service default/web-1")
+		r.send(service.Batch{Mended: []string{"Service default/web-1"}})
+		shown("a.yaml:22")
+		next := script{make(chan service.Batch, 1), make(chan error, 1)}
+		next.batches <- web(1, "10.244.1.2")
+		if err := r.engine.Replace(t.Context(), Parts{Source: next, Table: newTable(t)}); err != nil {
+			t.Error(err)
+		}
+		shown("")
+		r.stop()
+		if n := strings.Count(r.log.String(), `level=INFO msg="problem is over" object=`); n != 2 {
+			t.Errorf("%d lines say that a problem is over:\n%s", n, r.log.String())
+		}
+	})
+}
+
 // partialPlane has rows that it cannot put in force.
 type partialPlane struct {
 	dataplane.Dataplane

@@ -43,11 +43,18 @@ func (p *problems) note(
 	for _, object := range ceased {
 		changed = p.forget(object) || changed
 	}
-	for name := range b.Services.All() {
-		if p.forget("Service " + name.String()) {
+	again := func(object string, name service.Name) {
+		if p.forget(object) {
 			changed = true
 			arisen = append(arisen[:len(arisen):len(arisen)], remaining(name)...)
 		}
+	}
+	for name := range b.Services.All() {
+		again("Service "+name.String(), name)
+	}
+	for _, object := range b.Mended {
+		namespace, name, _ := strings.Cut(strings.TrimPrefix(object, "Service "), "/")
+		again(object, service.Name{Namespace: namespace, Name: name})
 	}
 	for _, problem := range arisen {
 		changed = p.keep(problem) || changed

@@ -29,6 +29,10 @@ func (t *Table) setNode(n *Node) {
 		t.nodeProblem(n.Name, "metadata.name",
 			fmt.Sprintf("this node's name is %q (--hostname-override); the object is ignored", t.options.NodeName))
 	default:
+		if own.deleted || own.node.Name == "" {
+			t.ceased = append(t.ceased, "Node "+t.options.NodeName)
+			own.podsUnknown = false // it is said again if it remains
+		}
 		own.node, own.deleted = *n, false
 	}
 }
@@ -43,6 +47,9 @@ func (t *Table) checkPods() {
 		t.nodeProblem(t.options.NodeName, "spec.podCIDRs", "there is none, which detectLocalMode "+
 			"(--detect-local-mode) NodeCIDR needs: pods cannot be told from others, and connections of others to "+
 			"ClusterIPs are not masqueraded until it has one")
+	}
+	if !unknown && t.own.podsUnknown {
+		t.ceased = append(t.ceased, "Node "+t.options.NodeName)
 	}
 	t.own.podsUnknown = unknown
 }

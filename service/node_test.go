@@ -39,7 +39,7 @@ func TestTable_node(t *testing.T) {
 	}{
 		{"there is none", missing, "", []string{absent, noPods}},
 		{"there still is none", missing, "", []string{absent}},
-		{"it comes without pods", node("192.0.2.1", ""), "", nil},
+		{"it comes without pods", node("192.0.2.1", ""), "", []string{noPods}},
 		{"it has pods", node("192.0.2.1", "10.244.1.0/24"), "10.244.1.0/24", nil},
 		{"it is deleted", missing, "10.244.1.0/24", []string{deleted}},
 		{"it is still deleted", missing, "10.244.1.0/24", nil},
@@ -56,12 +56,17 @@ func TestTable_node(t *testing.T) {
 			t.Errorf("%s: pods are in %v, should be in %q", step.what, got, step.pods)
 		}
 		lines := strings.Split(strings.TrimSuffix(problemsOfNode(problems), "\n"), "\n")
+		ceases := strings.HasPrefix(step.what, "it comes") || strings.HasPrefix(step.what, "it is back") ||
+			strings.HasPrefix(step.what, "it has pods")
+		if got := strings.Join(table.Ceased(), ", "); ceases != (got == "Node node") {
+			t.Errorf("%s: problems of %q ceased", step.what, got)
+		}
 		if len(step.problems) == 0 {
 			step.problems = []string{""}
 		}
 		same := len(lines) == len(step.problems)
 		for i := range step.problems {
-			same = same && strings.HasPrefix(lines[i], step.problems[i])
+			same = same && strings.HasPrefix(lines[i], step.problems[i]) && (lines[i] == "") == (step.problems[i] == "")
 		}
 		if !same {
 			t.Errorf("%s: the problems are\n%s\nshould begin with\n%s", step.what, strings.Join(lines, "\n"),

@@ -3,6 +3,7 @@ package source
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"sync/atomic"
 	"testing"
@@ -119,6 +120,20 @@ func TestMerge_latestWordWins(t *testing.T) {
 			t.Fatalf("web is %v, %v; want it deleted", s, ok)
 		}
 	})
+}
+
+// A problem that is over before its Batch was taken is not told.
+func TestAdd_mended(t *testing.T) {
+	var all service.Batch
+	for _, b := range []service.Batch{
+		{Problems: []service.Problem{{Object: "a", Reason: "1"}, {Object: "b", Reason: "2"}}},
+		{Mended: []string{"a"}, Problems: []service.Problem{{Object: "c", Reason: "3"}}},
+	} {
+		Add(&all, b)
+	}
+	if got := fmt.Sprint(all.Mended, all.Problems); got != "[a] [b: 2 c: 3]" {
+		t.Error(got)
+	}
 }
 
 func TestMerge_errorAndClose(t *testing.T) {

@@ -39,7 +39,11 @@ type Source struct {
 	done      chan struct{}           // ends the present subscription
 	due       time.Time               // when to list; zero: when something changes
 	said      []netip.Addr            // what Next has returned; nil before its first time
+	failed    bool                    // the last listing
 }
+
+// object is what Problems are about.
+const object = "node addresses"
 
 // New watches the network namespace of the calling thread, whichever thread calls Next later.
 func New() (*Source, error) {
@@ -108,8 +112,11 @@ func (s *Source) Next(ctx context.Context) (service.Batch, error) {
 		case err != nil && s.said == nil:
 			return service.Batch{}, err
 		case err != nil:
-			s.due = time.Now().Add(retryInterval)
-			return service.Batch{Problems: []service.Problem{{Object: "node addresses", Reason: err.Error()}}}, nil
+			s.due, s.failed = time.Now().Add(retryInterval), true
+			return service.Batch{Problems: []service.Problem{{Object: object, Reason: err.Error()}}}, nil
+		case s.failed:
+			s.said, s.failed = addrs, false
+			return service.Batch{Addrs: addrs, Mended: []string{object}}, nil
 		case s.said == nil || !slices.Equal(addrs, s.said):
 			s.said = addrs
 			return service.Batch{Addrs: addrs}, nil

@@ -23,6 +23,7 @@ type object struct {
 	// *service.Node, the []netip.Prefix of a ServiceCIDR; nil for all other kinds, which are only
 	// counted.
 	value any
+	wrong string // what its problems call it; empty: it has none
 }
 
 func (o object) String() string {
@@ -183,24 +184,28 @@ func (d *decoder) object(h header, text []byte) {
 		o.name.Namespace = "default"
 	}
 	value, problems, err := convert(h, text)
-	d.problems = append(d.problems, problems...)
 	if err != nil {
-		o = d.keep(o, err)
+		var p service.Problem
+		o, p = d.keep(o, err)
+		problems = append(problems, p)
 	} else {
 		o.value = value
 	}
+	if o.wrong = ""; len(problems) > 0 {
+		o.wrong = problems[0].Object
+	}
+	d.problems = append(d.problems, problems...)
 	d.objects = append(d.objects, o)
 }
 
 // keep is the object as it was before it could not be decoded; if it was not, an object of no use.
-func (d *decoder) keep(o object, err error) object {
+func (d *decoder) keep(o object, err error) (object, service.Problem) {
 	fate := "it is left out"
 	if old, ok := d.previous(o); ok {
 		o, fate = old, "its last good version stays in force"
 	}
 	reason := strings.TrimPrefix(err.Error(), "json: ") + "; " + fate
-	d.problems = append(d.problems, service.Problem{Object: o.String(), Reason: reason})
-	return o
+	return o, service.Problem{Object: o.String(), Reason: reason}
 }
 
 // convert makes of an object what the Table needs; nil if it needs nothing.

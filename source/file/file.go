@@ -370,13 +370,21 @@ func (s *Source) batch() (service.Batch, bool) {
 		now = newView(s.sorted())
 	}
 	b := now.batch(old)
-	b.Problems = append(s.fresh, s.stand(append(s.failures(), now.duplicates...))...)
+	news, mended := s.stand(append(s.failures(), now.duplicates...))
+	b.Problems, b.Mended = append(s.fresh, news...), mended
+	for object := range old.wrong {
+		if !now.wrong[object] {
+			b.Mended = append(b.Mended, object)
+		}
+	}
+	slices.Sort(b.Mended)
 	if !maps.Equal(old.skipped, now.skipped) {
 		s.options.Log.Debug("skipped objects of other kinds", "kinds", now.skipped)
 	}
 	s.said, s.fresh, s.changed, s.noted = now, nil, false, false
 	s.freeMemory()
-	return b, first || len(b.Services)+len(b.Slices)+len(b.Problems) > 0 || b.Node != nil || b.ServiceCIDRs != nil
+	return b, first || len(b.Services)+len(b.Slices)+len(b.Problems)+len(b.Mended) > 0 ||
+		b.Node != nil || b.ServiceCIDRs != nil
 }
 
 // failures are why files and roots do not say what is in force.
@@ -393,18 +401,26 @@ func (s *Source) failures() []service.Problem {
 	return all
 }
 
-// stand returns those problems that did not stand before.
-func (s *Source) stand(problems []service.Problem) []service.Problem {
+// stand returns those problems that did not stand before, and of which objects one stands no more. Of such an object
+// those that stand are news again.
+func (s *Source) stand(problems []service.Problem) (news []service.Problem, mended []string) {
 	standing := map[service.Problem]bool{}
-	var news []service.Problem
 	for _, p := range problems {
-		if !s.standing[p] && !standing[p] {
+		standing[p] = false
+	}
+	for p := range s.standing {
+		if _, stands := standing[p]; !stands && !slices.Contains(mended, p.Object) {
+			mended = append(mended, p.Object)
+		}
+	}
+	for _, p := range problems {
+		if !standing[p] && (!s.standing[p] || slices.Contains(mended, p.Object)) {
 			news = append(news, p)
 		}
 		standing[p] = true
 	}
 	s.standing = standing
-	return news
+	return news, mended
 }
 
 // freeMemory returns what decoding a large file has used, which is many times what is kept of it.

@@ -20,7 +20,8 @@ type view struct {
 	cidrs    []netip.Prefix
 	skipped  map[string]int // objects of other kinds
 
-	twice      []object // found more than once
+	wrong      map[string]bool // objects that have problems
+	twice      []object        // found more than once
 	duplicates []service.Problem
 }
 
@@ -31,11 +32,15 @@ func newView(files []*file) *view {
 		services: map[service.Name]*service.Service{},
 		slices:   map[service.Name]*service.Slice{},
 		skipped:  map[string]int{},
+		wrong:    map[string]bool{},
 	}
 	var old []*service.Slice
 	for _, f := range files {
 		for _, c := range f.contents {
 			for _, o := range c.objects {
+				if o.wrong != "" {
+					v.wrong[o.wrong] = true
+				}
 				if e, ok := o.value.([]*service.Slice); ok {
 					old = append(old, e...)
 				} else {
