@@ -53,14 +53,14 @@ func (c *chooser) open(ctx context.Context, s *model.State) (*handover.Plane, er
 // choose has the planes measured, or makes the choice for which nothing needs to be.
 func (c *chooser) choose(ctx context.Context, s *model.State) *choice {
 	d := c.daemon
-	d.log.Info("choosing a data plane", "for", calibration)
+	d.log.Info("choosing a data plane", "limit", calibration)
 	found, err := d.measure(ctx, s)
 	if err == nil {
 		return found
 	}
 	if ctx.Err() == nil {
 		d.log.Warn("nothing was measured; the first data plane that can be opened is taken", "error", err,
-			"order", strings.Join(Planes(), ", "))
+			"plane", strings.Join(Planes(), ", "))
 	}
 	return unmeasured(err)
 }
@@ -92,7 +92,7 @@ func (c *chooser) why(name string, failed []error) string {
 // choose says everywhere which plane serves in mode auto, and why.
 func (d *Daemon) choose(name, why string) {
 	d.why.Store(&reason{name, why})
-	d.log.Info("chose a data plane", "plane", name, "why", why)
+	d.log.Info("chose a data plane", "plane", name, "reason", why)
 	d.report.emit(kube.Event{Reason: reasonChosen, Message: why})
 }
 
@@ -132,7 +132,7 @@ func (d *Daemon) atStart(c *config.Config) (planeSettings, error) {
 	}
 	why := kept(name, "its rules were in the kernel when this process started")
 	d.why.Store(&reason{name, why})
-	d.log.Info("kept a data plane", "plane", name, "why", why)
+	d.log.Info("kept a data plane", "plane", name, "reason", why)
 	return planeOf(c, name), nil
 }
 

@@ -442,11 +442,11 @@ func (d *Daemon) setHost(c *config.Config) {
 
 func logHost(log *slog.Logger, r host.Report) {
 	for _, c := range r.Changed {
-		log.Info("set", "name", c.Name, "from", c.From, "to", c.To)
+		log.Info("set", "setting", c.Name, "from", c.From, "to", c.To)
 	}
 	for _, f := range r.Failed {
 		if f.Optional {
-			log.Debug("not set", "name", f.Name, "error", f.Err)
+			log.Debug("not set", "setting", f.Name, "error", f.Err)
 		}
 	}
 }
@@ -496,7 +496,7 @@ func warnForwarding(log *slog.Logger) {
 	} {
 		if value, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(value)) == "0" {
 			log.Warn("this machine does not forward packets: only its own processes reach backends elsewhere",
-				"family", family, "set to 1", file)
+				"family", family, "setting", file)
 		}
 	}
 }

@@ -60,7 +60,7 @@ func (f *forwarding) look(ctx context.Context) {
 
 func (f *forwarding) warn(where string) {
 	f.log.Warn("chain FORWARD lets nothing pass that no rule accepts: have the CNI plug-in, or rules of your own, "+
-		"accept packets from and to pods; kube-proxy in its mode would accept those of Services", "where", where)
+		"accept packets from and to pods; kube-proxy in its mode would accept those of Services", "chain", where)
 	f.report.warn(reasonBlocked, fmt.Sprintf("chain FORWARD (%s) lets nothing pass that no rule accepts, and "+
 		"kube-proxy's KUBE-FORWARD, which would accept packets of Services, is not there: have the CNI plug-in, or "+
 		"rules of your own, accept packets from and to pods", where))

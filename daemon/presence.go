@@ -54,8 +54,8 @@ func claim(ctx context.Context, log *slog.Logger) (net.Listener, error) {
 			return nil, fmt.Errorf("another Fairlead runs in this network namespace: %s; "+
 				"each would undo the other's rules: stop that one, or leave the node to it", other)
 		case !told:
-			log.Info("another Fairlead runs in this network namespace; waiting for its end", "other", other.String(),
-				"for", grace)
+			log.Info("another Fairlead runs in this network namespace; waiting for its end", "by", other.String(),
+				"limit", grace)
 		}
 		select {
 		case <-ctx.Done():

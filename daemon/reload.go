@@ -207,7 +207,7 @@ func (d *Daemon) tell(changes config.Changes, n prepared) {
 		if folded && c.Class == config.NoEffect {
 			continue
 		}
-		d.log.Info("configuration changed", "field", c.Field, "old", c.Old, "new", c.New, "effect", n.effect(c.Class))
+		d.log.Info("configuration changed", "field", c.Field, "from", c.Old, "to", c.New, "effect", n.effect(c.Class))
 	}
 	if len(changes) == 0 {
 		d.log.Info("configuration changed", "field", "clientConnection.kubeconfig: what is in the file",

@@ -152,7 +152,7 @@ func (w *watch) remove(ctx context.Context) error {
 		}
 	}
 	if len(f.goes) > 0 && !w.removed {
-		w.log.Info("removed what kube-proxy had left", "removed", leftovers(f.goes))
+		w.log.Info("removed what kube-proxy had left", "leftover", leftovers(f.goes))
 		w.report.emit(kube.Event{Reason: reasonTakenOver,
 			Message: "Fairlead serves; removed what kube-proxy had left: " + leftovers(f.goes)})
 	}
@@ -181,7 +181,7 @@ func (w *watch) explain(stays []takeover.Leftover) {
 	var texts []string
 	for _, l := range stays {
 		if text := l.String(); w.news("stays " + text) {
-			w.log.Warn("something of kube-proxy's stays", "what", text)
+			w.log.Warn("something of kube-proxy's stays", "leftover", text)
 			texts = append(texts, text)
 		}
 	}
@@ -203,7 +203,7 @@ func (w *watch) returns(goes []takeover.Leftover) {
 		return
 	}
 	w.log.Warn("kube-proxy runs beside Fairlead, or has run; stop it: its rules are removed whenever they come back",
-		"found", leftovers(goes))
+		"leftover", leftovers(goes))
 	w.report.warn(reasonReturned, "kube-proxy runs beside Fairlead, or has run: "+leftovers(goes)+
 		"; stop it (kubectl -n kube-system get daemonset kube-proxy). Until then its rules are removed every "+
 		w.interval.String())

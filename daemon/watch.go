@@ -64,7 +64,7 @@ func (w *watcher) open() {
 	if err != nil {
 		if !w.denied {
 			w.log.Warn("changes of the configuration are noticed late: inotify cannot be used", "error", err,
-				"looked at every", w.interval, "advice", "raise the sysctl fs.inotify.max_user_instances")
+				"interval", w.interval, "advice", "raise the sysctl fs.inotify.max_user_instances")
 		}
 		w.denied = true
 		return
@@ -107,7 +107,7 @@ func (w *watcher) watch() {
 	}
 	for dir := range w.dirs {
 		if err := w.notify.Add(dir); err != nil {
-			w.log.Debug("cannot watch; it is looked at periodically", "directory", dir, "error", err)
+			w.log.Debug("cannot watch; it is looked at periodically", "path", dir, "error", err)
 		}
 	}
 }

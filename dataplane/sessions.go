@@ -197,7 +197,7 @@ func (l *Learned) TakeIn(log *slog.Logger, take Taker) {
 	case log == nil:
 	case err != nil:
 		log.Warn("session affinity: some clients may get other endpoints than before, by another data plane",
-			"taken over", n, "error", err)
+			"clients", n, "error", err)
 	case n > 0:
 		log.Info("session affinity: clients keep the endpoints that another data plane gave them", "clients", n)
 	}

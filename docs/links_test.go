@@ -13,7 +13,7 @@ import (
 
 //go:generate go run ../lab/charts performance.md
 //go:generate go run ../lab/packagelist packages.md
-//go:generate go run ../lab/messagelist messages.txt
+//go:generate go run ../lab/messagelist messages.txt operations.md
 
 const root = ".."
 

@@ -232,7 +232,7 @@ func (e *Engine) repair(ctx context.Context, r dataplane.Report) error {
 	e.recurrence.repaired(time.Now(), e.round.Foreign)
 	if !lasted && e.recurrence.lasts() {
 		e.options.Log.Warn("another program undoes the repairs; they become rarer", "by", dataplane.By(e.recurrence.by),
-			"repairs", e.recurrence.repairs, "since", e.recurrence.began, "longest pause", LongestPause)
+			"repairs", e.recurrence.repairs, "since", e.recurrence.began, "interval", LongestPause)
 	}
 	e.status.undone(e.recurrence.status())
 	return err
@@ -297,7 +297,7 @@ func (e *Engine) logDrifts(drifts []dataplane.Drift) {
 		}
 	}
 	if more > 0 {
-		log.Warn(message, "more", more)
+		log.Warn(message, "count", more)
 	}
 }
 

@@ -382,7 +382,7 @@ func (e *Engine) log(mended []string, problems []service.Problem) {
 		}
 	}
 	if more, of := e.reported.Withheld(); more > 0 {
-		e.options.Log.Warn("more problems", "count", more, "of", of)
+		e.options.Log.Warn("more problems", "count", more, "total", of)
 	}
 }
 

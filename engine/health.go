@@ -147,11 +147,11 @@ func (c *checks) tell(news []Refusal, log *slog.Logger) {
 			services = append(services, r.Service)
 		}
 		slices.Sort(services)
-		log.Error("cannot answer health checks; trying again, ever more rarely", "services", slices.Compact(services),
+		log.Error("cannot answer health checks; trying again, ever more rarely", "service", slices.Compact(services),
 			"error", of[namespace][0].Err)
 	}
 	if more, of := c.share.Withheld(); more > 0 {
-		log.Error("more servers that cannot answer health checks", "lines", more, "of", of)
+		log.Error("more servers that cannot answer health checks", "count", more, "total", of)
 	}
 }
 

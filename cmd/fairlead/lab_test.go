@@ -79,7 +79,7 @@ func TestRun_autoWithoutLab(t *testing.T) {
 			out, err := withLab(t, run, c.script).CombinedOutput()
 			text := string(out)
 			if err != nil || !strings.Contains(text, c.says) || !strings.Contains(text, "nothing was measured") ||
-				!strings.Contains(text, `msg="chose a data plane" plane=nftables why="nftables, the first of nftables, iptables`) {
+				!strings.Contains(text, `msg="chose a data plane" plane=nftables reason="nftables, the first of nftables, iptables`) {
 				t.Errorf("%v, want %q in\n%s", err, c.says, text)
 			}
 			w.answers()

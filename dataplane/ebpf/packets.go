@@ -67,7 +67,7 @@ func (p *Plane) portsForClients() (portRange, error) {
 	if shared && !p.sharesPorts && p.config.Log != nil {
 		p.config.Log.Warn("net.ipv4.ip_local_port_range leaves few ports to stand for clients, so ports of sockets do; "+
 			"leave some thousands on one side of the range, or the node's own connections to backends may fail now and then",
-			"enough", enoughPorts)
+			"limit", enoughPorts)
 	}
 	p.sharesPorts = shared
 	return ports, err

@@ -64,7 +64,7 @@ func (p *Plane) checkCgroup() error {
 	}
 	if p.config.Log != nil {
 		p.config.Log.Info("not the root of the machine's cgroups: connections of processes outside of it are served by "+
-			"whoever serves packets", "cgroup", p.cgroup)
+			"whoever serves packets", "path", p.cgroup)
 	}
 	return nil
 }

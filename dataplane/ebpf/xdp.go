@@ -164,7 +164,7 @@ func (d *drivers) audit(p *packets, at []netlink.Link) (drifts []dataplane.Drift
 	for index := range gone {
 		err := outside.Delete(uint32(index))
 		if err = errors.Join(err, d.detach(index)); err != nil && d.log != nil {
-			d.log.Warn("an XDP program may be left at a device", "index", index, "error", err)
+			d.log.Warn("an XDP program may be left at a device", "device", index, "error", err)
 		}
 		delete(d.running, index)
 	}

@@ -36,7 +36,7 @@ func (h *Handover) clear(ctx context.Context, s *model.State, learn learner) err
 			errs = append(errs, fmt.Errorf("remove what the data plane %s has left: %w", d.Name, err))
 		}
 		if r.Removed {
-			h.options.Log.Info("removed what another data plane had left", "plane", d.Name, "in force", p.Name)
+			h.options.Log.Info("removed what another data plane had left", "plane", d.Name)
 		}
 		if r.Removed || r.Connections > 0 {
 			h.left = append(h.left, r)
@@ -152,7 +152,7 @@ func (h *Handover) leftSessions(ctx context.Context, s *model.State) iter.Seq2[d
 // in the milliseconds until they are gone, has no session.
 func (h *Handover) learnLate(ctx context.Context, d dataplane.Driver, s *model.State, learn learner) {
 	if _, err := learn(ctx, s, d.Sessions(ctx, dataplane.Config{Log: h.options.Log}, s)); err != nil {
-		h.options.Log.Warn("session affinity: some clients may get other endpoints than before", "another data plane",
-			d.Name, "error", err)
+		h.options.Log.Warn("session affinity: some clients may get other endpoints than before", "plane", d.Name,
+			"error", err)
 	}
 }

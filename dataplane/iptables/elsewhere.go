@@ -172,7 +172,7 @@ func (p *Plane) leave(ctx context.Context, found map[tableID]*content) error {
 		return err
 	}
 	if len(found) > 0 {
-		p.config.Log.Info("removed what was left in the other back end of iptables", "backend", p.elsewhere.kind)
+		p.config.Log.Info("removed what was left in the other back end of iptables", "variant", p.elsewhere.kind)
 	}
 	err := p.elsewhere.close()
 	p.elsewhere = nil

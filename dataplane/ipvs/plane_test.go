@@ -451,7 +451,7 @@ backend default/odd:http cluster 10.244.1.2:8080
 		n.Errorf("%v, %v", report.Drifts, err)
 	}
 	const want = `no scheduler nonsense; load module ip_vs_nonsense`
-	if strings.Count(log.String(), want) != 1 || !strings.Contains(log.String(), `"used instead"=wrr`) {
+	if strings.Count(log.String(), want) != 1 || !strings.Contains(log.String(), ` scheduler=wrr`) {
 		n.Errorf("the log should say once %q, but has\n%s", want, log.String())
 	}
 	n.check(p.Close())

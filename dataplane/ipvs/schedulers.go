@@ -129,5 +129,5 @@ func (p *Plane) tellSubstitute(k *kernel, key ipvs.Key) {
 	p.director.lacking.said[wanted.scheduler] = true
 	p.config.Log.Warn(fmt.Sprintf("this kernel has no scheduler %s; load module ip_vs_%[1]s, or choose another "+
 		"(ipvs.scheduler, annotation fairlead.dev/scheduler)", wanted.scheduler),
-		"used instead", k.want(key).scheduler, "for example for", k.wanted[key].String())
+		"scheduler", k.want(key).scheduler, "destination", k.wanted[key].String())
 }

@@ -160,12 +160,12 @@ func (l *listeners) tell(c dataplane.Config) {
 	}
 	if len(addresses) > 0 {
 		c.Log.Warn("not served, as these are not addresses of this machine; "+
-			"give it some (as root: ip address add ADDRESS dev lo), or use a NodePort", "destinations", said.List(addresses))
+			"give it some (as root: ip address add ADDRESS dev lo), or use a NodePort", "destination", said.List(addresses))
 	}
 	if len(ports) > 0 {
 		c.Log.Warn("not served, as the ports are for root; "+
 			"lower the sysctl net.ipv4.ip_unprivileged_port_start, or give the program CAP_NET_BIND_SERVICE",
-			"destinations", said.List(ports))
+			"destination", said.List(ports))
 	}
 }
 

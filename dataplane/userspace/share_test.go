@@ -117,7 +117,7 @@ func testShareConnections(t *testing.T, way userspace.Redirect) {
 		if _, err := n.plane.Audit(t.Context(), s, dataplane.Quick); err != nil {
 			t.Fatal(err)
 		}
-		const want = `services="attacker/web (connections), victim/web (connections)"`
+		const want = `service="attacker/web (connections), victim/web (connections)"`
 		if told := strings.Contains(n.log.String(), want); told != (i == 0) {
 			t.Errorf("audit %d tells %s", i, n.log.String())
 		}

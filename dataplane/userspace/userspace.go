@@ -144,7 +144,7 @@ func (p *Plane) tend() bool {
 	if names := p.proxy.Forget(now); len(names) > 0 && p.config.Log != nil {
 		p.config.Log.Warn("clients were refused or ended, as a bound was reached of which Services and namespaces have "+
 			"shares; see fairlead dump --counters, userspace.maxConnections and userspace.maxFlows",
-			"services", said.List(names))
+			"service", said.List(names))
 	}
 	return true
 }

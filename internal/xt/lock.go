@@ -37,7 +37,7 @@ func Lock(ctx context.Context, log *slog.Logger) (*os.File, error) {
 		waited := time.Since(began)
 		switch {
 		case err == nil && told:
-			log.Warn("another program kept iptables locked", "lock", file, "waited", waited)
+			log.Warn("another program kept iptables locked", "path", file, "took", waited)
 			fallthrough
 		case err == nil:
 			return f, nil
@@ -45,7 +45,7 @@ func Lock(ctx context.Context, log *slog.Logger) (*os.File, error) {
 			return nil, errors.Join(fmt.Errorf("lock %s: %w", file, err), f.Close())
 		case waited > lockPatience && !told:
 			told = true
-			log.Warn("waiting for another program that changes iptables", "lock", file)
+			log.Warn("waiting for another program that changes iptables", "path", file)
 		}
 		select {
 		case <-ctx.Done():

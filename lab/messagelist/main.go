@@ -1,4 +1,5 @@
 // Messagelist writes docs/messages.txt: every text of the agent that a person can read, in one file for reviews.
+// It also writes the table of the log's keys into docs/operations.md.
 //
 //	packages ─► sinks: slog, errors, fmt, Events, Problems, help ─► texts, keys of the log
 //	                     │ a variable, field, parameter or function as text
@@ -8,12 +9,13 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 )
 
 func main() {
-	if err := write(os.Args[1]); err != nil {
+	if err := errors.Join(write(os.Args[1]), writeKeys(os.Args[2])); err != nil {
 		fmt.Fprintln(os.Stderr, "messagelist:", err)
 		os.Exit(1)
 	}

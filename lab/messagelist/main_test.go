@@ -42,3 +42,28 @@ func missing(from, in []string) (all []string) {
 	}
 	return all
 }
+
+// The table has each key that the code gives the log, and no other; the document has the table.
+func TestKeys(t *testing.T) {
+	l, err := agent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key := range l.keys {
+		if keys[key] == "" {
+			t.Errorf("the log has the key %q: take one of those in keys.go, or add what it means", key)
+		}
+	}
+	for key := range keys {
+		if !l.keys[key] {
+			t.Errorf("the log does not have the key %q: delete it in keys.go", key)
+		}
+	}
+	page, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(page), tableBegin+keyTable()+tableEnd) {
+		t.Error("docs/operations.md does not have the table of keys: run go generate ./docs")
+	}
+}

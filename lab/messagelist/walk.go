@@ -111,7 +111,8 @@ func (w *walker) name(o types.Object) string {
 		return o.Origin().FullName()
 	case *types.Var:
 		at := w.pkg.Fset.Position(o.Origin().Pos())
-		return fmt.Sprint(filepath.Base(filepath.Dir(at.Filename)), "/", filepath.Base(at.Filename), ":", at.Line, " ", o.Name())
+		dir, file := filepath.Split(at.Filename)
+		return fmt.Sprint(filepath.Base(dir), "/", file, ":", at.Line, " ", o.Name())
 	}
 	return ""
 }

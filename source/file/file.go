@@ -379,7 +379,7 @@ func (s *Source) batch() (service.Batch, bool) {
 	}
 	slices.Sort(b.Mended)
 	if !maps.Equal(old.skipped, now.skipped) {
-		s.options.Log.Debug("skipped objects of other kinds", "kinds", now.skipped)
+		s.options.Log.Debug("skipped objects of other kinds", "resource", now.skipped)
 	}
 	s.said, s.fresh, s.changed, s.noted = now, nil, false, false
 	s.freeMemory()

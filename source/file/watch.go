@@ -68,7 +68,7 @@ func (w *watcher) open() {
 	switch {
 	case err != nil && !w.denied:
 		w.log.Warn("changes of manifests are noticed late: inotify cannot be used", "error", err,
-			"looked at every", pollInterval, "advice", "raise the sysctl fs.inotify.max_user_instances")
+			"interval", pollInterval, "advice", "raise the sysctl fs.inotify.max_user_instances")
 	case err == nil && w.denied:
 		w.log.Info("changes of manifests are noticed at once again")
 	}
@@ -261,7 +261,7 @@ func (w *watcher) update() {
 	}
 	for dir := range want {
 		if err := w.notify.Add(dir); err != nil {
-			w.log.Debug("cannot watch; it is looked at periodically", "directory", dir, "error", err)
+			w.log.Debug("cannot watch; it is looked at periodically", "path", dir, "error", err)
 		}
 	}
 }

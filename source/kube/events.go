@@ -147,7 +147,7 @@ func (e *Events) work() {
 				e.countNodes()
 			}
 			if n := e.dropped.Swap(0); n > 0 {
-				e.log.Warn("too many events at once; some were not written", "dropped", n)
+				e.log.Warn("too many events at once; some were not written", "count", n)
 			}
 		}
 	}
@@ -235,8 +235,8 @@ func (e *Events) failed(event Event, err error) {
 	if e.ctx.Err() == nil && !gone {
 		e.link.failed(eventsResource, err)
 	}
-	e.log.Debug("an event could not be written", "object", event.Object, "reason", event.Reason,
-		"message", event.Message, "error", err)
+	e.log.Debug("an event could not be written", "object", event.Object, "reason",
+		event.Reason+": "+event.Message, "error", err)
 }
 
 // countAll tells the API server how often Events came again, and forgets old ones.
@@ -257,7 +257,7 @@ func (e *Events) count(s *series) {
 		return
 	}
 	if err := e.patch(s); err != nil {
-		e.log.Debug("an event could not be counted", "event", s.event.Name, "error", err)
+		e.log.Debug("an event could not be counted", "object", "Event "+s.event.Name, "error", err)
 		return
 	}
 	s.said = s.count

@@ -78,8 +78,8 @@ func (l *link) works(resource string) {
 
 func (l *link) over(t trouble, c *course, resource string) {
 	if c.logged {
-		l.log.Info("the API server serves again", "trouble", t.what, "resource", resource, "server", l.server,
-			"after", time.Since(c.since).Round(time.Millisecond))
+		l.log.Info("the API server serves again", "reason", t.what, "resource", resource, "server", l.server,
+			"took", time.Since(c.since).Round(time.Millisecond))
 	}
 	c.since = time.Time{}
 }

@@ -78,7 +78,7 @@ func (m *mirror) Replace(objects []any, _ string) error {
 		m.UpdateResourceVersion("")
 		if gone > 1 && gone == had {
 			m.source.log.Warn("the API server says that all objects of a kind are gone; so be it",
-				"resource", m.resource, "gone", gone)
+				"resource", m.resource, "count", gone)
 		}
 	})
 	return nil

@@ -136,7 +136,7 @@ func (s *Source) remind(every time.Duration, server string) {
 			return
 		}
 		s.log.Warn("still waiting for the first list; nothing is changed on this node before it",
-			"resources", strings.Join(missing, " "), "server", server, "since", start.Format(time.RFC3339))
+			"resource", strings.Join(missing, " "), "server", server, "since", start.Format(time.RFC3339))
 	}
 }
 

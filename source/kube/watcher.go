@@ -262,7 +262,7 @@ func (s *stream) checkHistory(ctx context.Context) {
 		return
 	}
 	s.source.log.Warn("the API server's history went back, as after a restore of etcd; the objects are listed anew",
-		"resource", s.resource, "server", s.link.server, "version", s.version)
+		"resource", s.resource, "server", s.link.server)
 	s.send(watch.Event{Type: watch.Error, Object: &metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired,
 		Message: "the server's history went back",
