@@ -18,6 +18,8 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"fairlead.dev/fairlead/internal/renamed"
 )
 
 // document is a file that has been parsed.
@@ -135,6 +137,27 @@ func remove(document any, at []string) {
 			return
 		}
 	}
+}
+
+// rename gives fields that have an old name their new one, and returns them. A field that is there under both names
+// keeps the value of the new one.
+func (d *document) rename() (found []renamed.Name) {
+	for _, n := range renamed.Of(renamed.Field) {
+		from, to := strings.Split(n.Old, "."), strings.Split(n.New, ".")
+		_, parent := walk(d.content, from[:len(from)-1])
+		object, _ := parent.(map[string]any)
+		last := from[len(from)-1]
+		value, ok := object[last]
+		if !ok {
+			continue
+		}
+		found = append(found, n)
+		delete(object, last)
+		if _, ok := object[to[len(to)-1]]; !ok {
+			object[to[len(to)-1]] = value
+		}
+	}
+	return found
 }
 
 // wrongKind says what is at fault with a document that is of another kind, or says nothing.

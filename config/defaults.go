@@ -87,8 +87,8 @@ func defaultFairlead() FairleadConfiguration {
 			Redirect:    UserspaceByWhatThereIs,
 			DialTimeout: metav1.Duration{Duration: 3 * time.Second}, Dials: 6,
 			IdleTimeout: metav1.Duration{Duration: 24 * time.Hour}, HalfClosedTimeout: metav1.Duration{Duration: time.Hour},
-			FlowTimeout:   metav1.Duration{Duration: 30 * time.Second},
-			StreamTimeout: metav1.Duration{Duration: 2 * time.Minute},
+			UDPTimeout:       metav1.Duration{Duration: 30 * time.Second},
+			UDPStreamTimeout: metav1.Duration{Duration: 2 * time.Minute},
 		},
 	}
 }

@@ -52,10 +52,10 @@ type Userspace struct {
 	IdleTimeout metav1.Duration `json:"idleTimeout,omitempty"`
 	// HalfClosedTimeout does so where one side has ended its direction.
 	HalfClosedTimeout metav1.Duration `json:"halfClosedTimeout,omitempty"`
-	// FlowTimeout ends a flow of UDP that is silent.
-	FlowTimeout metav1.Duration `json:"flowTimeout,omitempty"`
-	// StreamTimeout does so where it was answered and has gone on.
-	StreamTimeout metav1.Duration `json:"streamTimeout,omitempty"`
+	// UDPTimeout ends a flow of UDP that is silent.
+	UDPTimeout metav1.Duration `json:"udpTimeout,omitempty"`
+	// UDPStreamTimeout does so where it was answered and has gone on.
+	UDPStreamTimeout metav1.Duration `json:"udpStreamTimeout,omitempty"`
 	// MaxConnections are how many connections of TCP may be open; 0: the plane's default.
 	MaxConnections int32 `json:"maxConnections,omitempty"`
 	// MaxFlows are how many flows of UDP may be; 0: the plane's default.

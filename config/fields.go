@@ -69,6 +69,6 @@ func fairleadPaths() []string {
 		"ebpf.sizes.services",
 		"userspace.redirect", "userspace.dialTimeout", "userspace.dials", "userspace.idleTimeout",
 		"userspace.halfClosedTimeout",
-		"userspace.flowTimeout", "userspace.streamTimeout", "userspace.maxConnections", "userspace.maxFlows",
+		"userspace.udpTimeout", "userspace.udpStreamTimeout", "userspace.maxConnections", "userspace.maxFlows",
 	}
 }

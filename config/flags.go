@@ -7,6 +7,8 @@ import (
 	"github.com/spf13/pflag"
 	cliflag "k8s.io/component-base/cli/flag"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"fairlead.dev/fairlead/internal/renamed"
 )
 
 // Command is what only the command line can say.
@@ -66,6 +68,10 @@ func NewFlags(planes ...string) *Flags {
 		if o.deprecated != "" {
 			_ = set.MarkDeprecated(o.flag, o.deprecated) // fails for flags that do not exist
 		}
+		for _, old := range oldFlags(o.flag) {
+			o.bind(set, old, o.usage)
+			_ = set.MarkDeprecated(old, "use --"+o.flag)
+		}
 	}
 	return f
 }
@@ -90,8 +96,24 @@ func (f *Flags) changed() (given []option) {
 	return given
 }
 
+// given reports whether a flag was given, by this name or an old one.
 func (f *Flags) given(flag string) bool {
-	return slices.ContainsFunc(f.sets.Order, func(name string) bool { return f.sets.FlagSets[name].Changed(flag) })
+	for _, name := range append(oldFlags(flag), flag) {
+		if slices.ContainsFunc(f.sets.Order, func(set string) bool { return f.sets.FlagSets[set].Changed(name) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// oldFlags are the names that a flag had.
+func oldFlags(flag string) (old []string) {
+	for _, n := range renamed.Of(renamed.Flag) {
+		if n.New == flag {
+			old = append(old, n.Old)
+		}
+	}
+	return old
 }
 
 // kubeProxy is the configuration that the flags of kube-proxy make without a file.

@@ -117,7 +117,7 @@ API server: kubeconfig master kube-api-content-type kube-api-qps kube-api-burst
 Logging: v logging-format
 For mode ipvs: ipvs-address-mode ipvs-drain-timeout ipvs-scheduler ipvs-exclude-cidrs ipvs-strict-arp ipvs-tcp-timeout ipvs-tcpfin-timeout ipvs-udp-timeout
 For mode ebpf: cgroup-root bpf-root ebpf-packets ebpf-acceleration ebpf-forwarding ebpf-sockets ebpf-abort-tcp ebpf-size-affinities ebpf-size-flows ebpf-size-sockets ebpf-size-translations ebpf-size-services
-For mode userspace: userspace-redirect userspace-dial-timeout userspace-dials userspace-idle-timeout userspace-half-closed-timeout userspace-flow-timeout userspace-stream-timeout userspace-max-connections userspace-max-flows
+For mode userspace: userspace-redirect userspace-dial-timeout userspace-dials userspace-idle-timeout userspace-half-closed-timeout userspace-udp-timeout userspace-udp-stream-timeout userspace-max-connections userspace-max-flows
 Accepted, without meaning here: iptables-sync-period ipvs-sync-period config-sync-period windows-service source-vip network-name enable-dsr root-hnsendpoint-name forward-healthcheck-vip vmodule log-flush-frequency log-text-split-stream log-text-info-buffer-size log-json-split-stream log-json-info-buffer-size
 `
 	var help bytes.Buffer

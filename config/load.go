@@ -149,6 +149,9 @@ func (l *loading) fairlead() {
 		l.config.Files = append(l.config.Files, path)
 	default:
 		if doc := l.read(path, FairleadKind, FairleadAPIVersion); doc != nil {
+			for _, n := range doc.rename() {
+				l.warn("%s: %s is deprecated, use %s", path, n.Old, n.New)
+			}
 			unknown, errs, err := doc.into(FairleadKind, c)
 			l.fail(path, err)
 			for _, u := range unknown {
@@ -188,8 +191,8 @@ func (l *loading) userspace() {
 	override(f, "userspace-dials", &c.Dials, said.Dials)
 	override(f, "userspace-idle-timeout", &c.IdleTimeout, said.IdleTimeout)
 	override(f, "userspace-half-closed-timeout", &c.HalfClosedTimeout, said.HalfClosedTimeout)
-	override(f, "userspace-flow-timeout", &c.FlowTimeout, said.FlowTimeout)
-	override(f, "userspace-stream-timeout", &c.StreamTimeout, said.StreamTimeout)
+	override(f, "userspace-udp-timeout", &c.UDPTimeout, said.UDPTimeout)
+	override(f, "userspace-udp-stream-timeout", &c.UDPStreamTimeout, said.UDPStreamTimeout)
 	override(f, "userspace-max-connections", &c.MaxConnections, said.MaxConnections)
 	override(f, "userspace-max-flows", &c.MaxFlows, said.MaxFlows)
 }

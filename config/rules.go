@@ -273,8 +273,8 @@ func judgeSizes(s EBPFSizes) (errs field.ErrorList) {
 func judgeUserspace(u *Userspace) (errs field.ErrorList) {
 	for name, timeout := range map[string]time.Duration{
 		"dialTimeout": u.DialTimeout.Duration, "idleTimeout": u.IdleTimeout.Duration,
-		"halfClosedTimeout": u.HalfClosedTimeout.Duration, "flowTimeout": u.FlowTimeout.Duration,
-		"streamTimeout": u.StreamTimeout.Duration,
+		"halfClosedTimeout": u.HalfClosedTimeout.Duration, "udpTimeout": u.UDPTimeout.Duration,
+		"udpStreamTimeout": u.UDPStreamTimeout.Duration,
 	} {
 		if timeout == 0 {
 			errs = append(errs, field.Invalid(field.NewPath("userspace", name), "0s", "must be greater than 0"))

@@ -470,7 +470,7 @@ func (d *Daemon) about() engine.About {
 	c, f, plane := d.config.Load(), d.feeds.used.Load(), d.mode()
 	a := engine.About{
 		Version: version.String(), Mode: string(c.KubeProxy.Mode), Plane: plane,
-		Node: f.settings.node, Why: d.whyServes(plane), Carrying: d.plane.Kept(),
+		Node: f.settings.node, Why: d.whyServes(plane), Draining: d.plane.Kept(),
 	}
 	if p := d.plane.InForce(); p != nil {
 		a.Backend = string(found(p).iptables.Backend)

@@ -158,7 +158,7 @@ func (r *reporter) undoes(u *engine.Undone) {
 		r.undone = true
 		r.warn(reasonUndone, fmt.Sprintf("%s undoes Fairlead's rules again and again: %d repairs have not held. "+
 			"They come every %v at most now; stop that program, or have it leave the rules alone",
-			cmp.Or(u.By, "another program"), u.Repairs, engine.LongestPause))
+			cmp.Or(u.Author, "another program"), u.Repairs, engine.LongestPause))
 	case u == nil && r.undone:
 		r.undone = false
 		r.emit(kube.Event{Reason: reasonHold, Message: "nobody undoes the rules any more"})

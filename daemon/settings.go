@@ -138,7 +138,7 @@ func planeOf(c *config.Config, name string) planeSettings {
 			Redirect:    redirect(u.Redirect),
 			DialTimeout: u.DialTimeout.Duration, Dials: int(u.Dials),
 			IdleTimeout: u.IdleTimeout.Duration, HalfClosedTimeout: u.HalfClosedTimeout.Duration,
-			FlowTimeout: u.FlowTimeout.Duration, StreamTimeout: u.StreamTimeout.Duration,
+			FlowTimeout: u.UDPTimeout.Duration, StreamTimeout: u.UDPStreamTimeout.Duration,
 			MaxConnections: int(u.MaxConnections), MaxFlows: int(u.MaxFlows),
 		}
 	}

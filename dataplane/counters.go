@@ -21,9 +21,19 @@ type Counters struct {
 
 // Dials are what a plane has counted that connects to backends itself.
 type Dials struct {
-	Failed  uint64 `json:"failed"`  // backends that did not answer, or refused
-	Rescued uint64 `json:"rescued"` // connections that another backend answered after that
-	Lost    uint64 `json:"lost"`    // connections that none of the backends answered that were tried
+	Failed     uint64 `json:"failed"`     // backends that did not answer, or refused
+	Retried    uint64 `json:"retried"`    // connections that another backend answered after that
+	Unanswered uint64 `json:"unanswered"` // connections that none of the backends answered that were tried
+}
+
+// MarshalJSON has the keys of the release before, too.
+func (d Dials) MarshalJSON() ([]byte, error) {
+	type plain Dials
+	return json.Marshal(struct {
+		plain
+		Rescued uint64 `json:"rescued"`
+		Lost    uint64 `json:"lost"`
+	}{plain(d), d.Retried, d.Unanswered})
 }
 
 // Served is what a backend of a pool got. Of a connection of UDP that is the first datagram from a socket to an
@@ -92,13 +102,22 @@ func (r Refused) by() string {
 
 // Table is one of the plane's tables in the kernel, or what else is bounded.
 type Table struct {
-	Name     string `json:"name"`
-	Capacity uint32 `json:"capacity"`
-	Bytes    uint64 `json:"bytes,omitempty"`
-	Used     uint32 `json:"used,omitempty"`    // when they were counted last, a minute ago at most
-	Counted  bool   `json:"-"`                 // some are
-	Full     uint64 `json:"full,omitempty"`    // connections for which there was no room
-	Yielded  uint64 `json:"yielded,omitempty"` // ended to make room for clients with fewer
+	Name      string `json:"name"`
+	Capacity  uint32 `json:"capacity"`
+	Bytes     uint64 `json:"bytes,omitempty"`
+	Used      uint32 `json:"used,omitempty"`      // when they were counted last, a minute ago at most
+	Counted   bool   `json:"-"`                   // some are
+	Full      uint64 `json:"full,omitempty"`      // connections for which there was no room
+	Evictions uint64 `json:"evictions,omitempty"` // connections that ended to make room for clients with fewer
+}
+
+// MarshalJSON has the keys of the release before, too.
+func (t Table) MarshalJSON() ([]byte, error) {
+	type plain Table
+	return json.Marshal(struct {
+		plain
+		Yielded uint64 `json:"yielded,omitempty"`
+	}{plain(t), t.Evictions})
 }
 
 // Sort puts all in order.
@@ -141,13 +160,13 @@ func (c Counters) String() string {
 		if t.Full > 0 {
 			fmt.Fprintf(&text, " full %d", t.Full)
 		}
-		if t.Yielded > 0 {
-			fmt.Fprintf(&text, " yielded %d", t.Yielded)
+		if t.Evictions > 0 {
+			fmt.Fprintf(&text, " evictions %d", t.Evictions)
 		}
 		text.WriteString("\n")
 	}
 	if d := c.Dials; d != nil {
-		fmt.Fprintf(&text, "dials failed %d rescued %d lost %d\n", d.Failed, d.Rescued, d.Lost)
+		fmt.Fprintf(&text, "dials failed %d retried %d unanswered %d\n", d.Failed, d.Retried, d.Unanswered)
 	}
 	return text.String()
 }

@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -303,16 +304,26 @@ func (e *Engine) logDrifts(drifts []dataplane.Drift) {
 
 // Audited is what "fairlead audit" tells.
 type Audited struct {
-	Plane    string              `json:"plane,omitempty"`
-	Rows     int                 `json:"rows"` // of the State, backends included, that were compared
-	Took     time.Duration       `json:"took"` // nanoseconds, for the comparison
-	Drifts   []dataplane.Drift   `json:"drifts"`
-	Foreign  []dataplane.Foreign `json:"foreign,omitempty"` // changes of others that the kernel has told of
-	Repaired bool                `json:"repaired"`          // all of it
-	Error    string              `json:"error,omitempty"`   // why it is not
-	// Lacking are differences without an external change: rows that the kernel refuses. Programming them is tried
+	Plane           string              `json:"plane,omitempty"`
+	Rows            int                 `json:"rows"` // of the State, backends included, that were compared
+	Took            time.Duration       `json:"took"` // nanoseconds, for the comparison
+	Drifts          []dataplane.Drift   `json:"drifts"`
+	ExternalChanges []dataplane.Foreign `json:"externalChanges,omitempty"` // changes of others that the kernel has told of
+	Repaired        bool                `json:"repaired"`                  // all of it
+	Error           string              `json:"error,omitempty"`           // why it is not
+	// Refused are differences without an external change: rows that the kernel refuses. Programming them is tried
 	// again.
-	Lacking []dataplane.Drift `json:"lacking,omitempty"`
+	Refused []dataplane.Drift `json:"refused,omitempty"`
+}
+
+// MarshalJSON has the keys of the release before, too.
+func (a Audited) MarshalJSON() ([]byte, error) {
+	type plain Audited
+	return json.Marshal(struct {
+		plain
+		Foreign []dataplane.Foreign `json:"foreign,omitempty"`
+		Lacking []dataplane.Drift   `json:"lacking,omitempty"`
+	}{plain(a), a.ExternalChanges, a.Refused})
 }
 
 // auditNow compares every row, and repairs what differs. The goroutine of Run calls it between two batches. While the
@@ -338,7 +349,7 @@ func (e *Engine) auditNow(ctx context.Context) (Audited, error) {
 		e.account(ctx, &a, err)
 	}
 	if e.partial {
-		a.Lacking = e.audits.among(r.Drifts)
+		a.Refused = e.audits.among(r.Drifts)
 	}
 	return a, nil
 }
@@ -349,7 +360,7 @@ func (e *Engine) account(ctx context.Context, a *Audited, err error) {
 	if err != nil {
 		e.failed(ctx, err)
 	}
-	a.Drifts, a.Foreign = append(a.Drifts, e.round.Drifts...), e.round.Foreign
+	a.Drifts, a.ExternalChanges = append(a.Drifts, e.round.Drifts...), e.round.Foreign
 	if a.Repaired = err == nil || was && e.partial; !a.Repaired {
 		a.Error = err.Error()
 	}

@@ -91,7 +91,7 @@ func TestEngine_undone(t *testing.T) {
 				t.Errorf("a change does not come through: %s", r.kernel)
 			}
 			s := r.engine.Status()
-			if u := s.Undone; r.engine.Healthy() != healthy || u == nil || u.By != "nft (process 7)" || u.Since.Sub(start) > time.Second ||
+			if u := s.Undone; r.engine.Healthy() != healthy || u == nil || u.Author != "nft (process 7)" || u.Since.Sub(start) > time.Second ||
 				!u.Rarer {
 				t.Errorf("after %v: healthy %v, want %v; undone %+v", time.Since(start), r.engine.Healthy(), healthy, u)
 			}
@@ -346,7 +346,7 @@ func TestControl_auditOfWhatIsNotProgrammed(t *testing.T) {
 	if err := json.Unmarshal(text, &a); err != nil {
 		t.Fatal(err)
 	}
-	if len(a.Drifts) != 0 || a.Error != "" || len(a.Lacking) != 1 || !strings.Contains(a.Lacking[0].Object, "10.96.0.1") {
+	if len(a.Drifts) != 0 || a.Error != "" || len(a.Refused) != 1 || !strings.Contains(a.Refused[0].Object, "10.96.0.1") {
 		t.Errorf("a row that cannot be in force: %+v", a)
 	}
 	r.setFault(func(operation string) error { // the kernel can be read

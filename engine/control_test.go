@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
 )
 
 // affinityPlane remembers one backend for all clients.
@@ -187,5 +189,31 @@ func TestControl_pathIsNoSocket(t *testing.T) {
 	r.stop()
 	if got := r.log.String(); strings.Count(got, "is not a socket") != 1 || len(refused) > 0 {
 		t.Error(got)
+	}
+}
+
+// Programs that read JSON find the keys of the release before beside the new ones.
+func TestControl_oldKeys(t *testing.T) {
+	drift := []dataplane.Drift{{Class: "frontends"}}
+	for _, c := range []struct {
+		answer any
+		keys   string
+	}{
+		{Report{About: About{Draining: []handover.Kept{{}}}, Status: Status{AuditUnfinishedSince: time.Now(), Undone: &Undone{Author: "nft"}}},
+			"draining carrying auditUnfinishedSince uncheckedSince author by healthy nodeEligible"},
+		{Audited{ExternalChanges: []dataplane.Foreign{{What: "x"}}, Refused: drift}, "externalChanges foreign refused lacking drifts"},
+		{service.Explanation{Excluded: []service.Excluded{{}}}, "excluded leftOut verdict"},
+		{dataplane.Counters{Dials: &dataplane.Dials{}, Tables: []dataplane.Table{{Evictions: 1}}},
+			"retried rescued unanswered lost evictions yielded capacity"},
+	} {
+		text, err := json.Marshal(c.answer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for key := range strings.FieldsSeq(c.keys) {
+			if !strings.Contains(string(text), `"`+key+`":`) {
+				t.Errorf("%T has no %s: %s", c.answer, key, text)
+			}
+		}
 	}
 }

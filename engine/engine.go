@@ -404,7 +404,7 @@ func (e *Engine) program(ctx context.Context, change model.Change) error {
 	}
 	if !e.dirty {
 		s := e.Status()
-		e.programmed(s.Undone == nil && s.UncheckedSince.IsZero())
+		e.programmed(s.Undone == nil && s.AuditUnfinishedSince.IsZero())
 	}
 	return err
 }

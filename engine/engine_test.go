@@ -496,7 +496,7 @@ func TestEngine_stuckAuditShows(t *testing.T) {
 		r.converged()
 		p.stuck.Store(true)
 		bubble.Pass(2 * healthTimeout)
-		if s := r.engine.Status(); r.engine.Healthy() || s.UncheckedSince.IsZero() || s.Failures > 0 {
+		if s := r.engine.Status(); r.engine.Healthy() || s.AuditUnfinishedSince.IsZero() || s.Failures > 0 {
 			t.Errorf("the kernel cannot be compared, and the status is %+v", s)
 		}
 		r.stop()

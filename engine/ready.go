@@ -37,10 +37,10 @@ func (s Status) checks(now time.Time, patience, tolerance time.Duration) []check
 	}
 	if u := s.Undone; u != nil && lasts(u.Since, tolerance) {
 		all[2].wrong = fmt.Sprintf("%s undoes them %s; %d repairs did not hold",
-			cmp.Or(u.By, "another program"), lasting(now, u.Since), u.Repairs)
+			cmp.Or(u.Author, "another program"), lasting(now, u.Since), u.Repairs)
 	}
-	if lasts(s.UncheckedSince, patience) {
-		all[3].wrong = "the kernel could not be compared with the rows " + lasting(now, s.UncheckedSince)
+	if lasts(s.AuditUnfinishedSince, patience) {
+		all[3].wrong = "the kernel could not be compared with the rows " + lasting(now, s.AuditUnfinishedSince)
 	}
 	return all
 }

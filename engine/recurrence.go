@@ -84,7 +84,7 @@ func (r *recurrence) status() *Undone {
 	}
 	return &Undone{
 		Since: r.began, Repairs: r.repairs, Rarer: r.lasts(), Next: r.last.Add(r.pause()),
-		By: dataplane.By(r.by), Process: process(r.by),
+		Author: dataplane.By(r.by), Process: process(r.by),
 	}
 }
 

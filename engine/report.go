@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"encoding/json"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane/handover"
@@ -14,6 +15,16 @@ type Report struct {
 	Status
 }
 
+// MarshalJSON has the keys of the release before, too.
+func (r Report) MarshalJSON() ([]byte, error) {
+	type plain Report
+	return json.Marshal(struct {
+		plain
+		Carrying       []handover.Kept `json:"carrying,omitempty"`
+		UncheckedSince time.Time       `json:"uncheckedSince,omitzero"`
+	}{plain(r), r.Draining, r.AuditUnfinishedSince})
+}
+
 // About is what an Engine's owner knows of it. An empty field is not known.
 type About struct {
 	Version string  `json:"version,omitempty"`
@@ -23,8 +34,8 @@ type About struct {
 	Backend string  `json:"backend,omitempty"` // of the plane, if it has several
 	Node    string  `json:"node,omitempty"`
 	Watches []Watch `json:"watches,omitempty"`
-	// Carrying are planes that another one has replaced, and whose connections live on.
-	Carrying []handover.Kept `json:"carrying,omitempty"`
+	// Draining are planes that another one has replaced, and whose connections live on.
+	Draining []handover.Kept `json:"draining,omitempty"`
 }
 
 // Watch is how the watch of one kind of objects does.

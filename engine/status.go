@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"encoding/json"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,29 +12,38 @@ import (
 
 // Status is how programming goes.
 type Status struct {
-	LastProgrammed time.Time `json:"lastProgrammed,omitzero"` // when the kernel held all that it does not refuse
-	WaitingSince   time.Time `json:"waitingSince,omitzero"`   // of the oldest change that is not programmed
-	UncheckedSince time.Time `json:"uncheckedSince,omitzero"` // the kernel is being compared, or that takes too long
-	Undone         *Undone   `json:"undone,omitempty"`        // nil: repairs hold
-	Failures       int       `json:"failures,omitempty"`      // in a row
-	Partial        bool      `json:"partial,omitempty"`       // of these the last one: only some rows are not in force
-	Error          string    `json:"error,omitempty"`         // of the last failure
-	Drifts         int       `json:"drifts,omitempty"`        // found and repaired so far
-	NodeEligible   bool      `json:"nodeEligible"`            // for load balancers
-	InForceSince   time.Time `json:"inForceSince,omitzero"`   // when this data plane first held the whole State
-	Rows           Rows      `json:"rows"`                    // of the State that should be programmed
+	LastProgrammed       time.Time `json:"lastProgrammed,omitzero"`       // when the kernel held all that it accepts
+	WaitingSince         time.Time `json:"waitingSince,omitzero"`         // of the oldest change that is not programmed
+	AuditUnfinishedSince time.Time `json:"auditUnfinishedSince,omitzero"` // of the audit that runs, or of several
+	Undone               *Undone   `json:"undone,omitempty"`              // nil: repairs hold
+	Failures             int       `json:"failures,omitempty"`            // in a row
+	Partial              bool      `json:"partial,omitempty"`             // the last failure is of some rows only
+	Error                string    `json:"error,omitempty"`               // of the last failure
+	Drifts               int       `json:"drifts,omitempty"`              // found and repaired so far
+	NodeEligible         bool      `json:"nodeEligible"`                  // for load balancers
+	InForceSince         time.Time `json:"inForceSince,omitzero"`         // when this plane first held the whole State
+	Rows                 Rows      `json:"rows"`                          // of the State that should be programmed
 	// Problems are some of those that objects have, a few of each namespace.
 	Problems []service.Problem `json:"problems,omitempty"`
 }
 
 // Undone tells of repairs that did not hold, because another program undoes them.
 type Undone struct {
-	Since   time.Time `json:"since"`        // of the first one
-	Repairs int       `json:"repairs"`      // so many
-	Rarer   bool      `json:"rarer"`        // the next one waits for longer than the first did
-	Next    time.Time `json:"next"`         // when the next one may come
-	By      string    `json:"by,omitempty"` // the author; empty: the kernel does not tell
-	Process string    `json:"-"`            // the name of one of them, without its number
+	Since   time.Time `json:"since"`            // of the first one
+	Repairs int       `json:"repairs"`          // so many
+	Rarer   bool      `json:"rarer"`            // the next one waits for longer than the first did
+	Next    time.Time `json:"next"`             // when the next one may come
+	Author  string    `json:"author,omitempty"` // empty: the kernel does not tell
+	Process string    `json:"-"`                // the name of one of them, without its number
+}
+
+// MarshalJSON has the keys of the release before, too.
+func (u Undone) MarshalJSON() ([]byte, error) {
+	type plain Undone
+	return json.Marshal(struct {
+		plain
+		By string `json:"by,omitempty"`
+	}{plain(u), u.Author})
 }
 
 // Rows are numbers of rows.
@@ -92,9 +102,9 @@ func (b *statusBox) failed(err error, partial bool) {
 
 // checking notes that the kernel is being compared; checked, that this has come to an end.
 func (b *statusBox) checking(now time.Time) {
-	b.change(func(s *Status) { s.UncheckedSince = earlier(s.UncheckedSince, now) })
+	b.change(func(s *Status) { s.AuditUnfinishedSince = earlier(s.AuditUnfinishedSince, now) })
 }
-func (b *statusBox) checked()         { b.change(func(s *Status) { s.UncheckedSince = time.Time{} }) }
+func (b *statusBox) checked()         { b.change(func(s *Status) { s.AuditUnfinishedSince = time.Time{} }) }
 func (b *statusBox) undone(u *Undone) { b.change(func(s *Status) { s.Undone = u }) }
 func (b *statusBox) drifted(n int)    { b.change(func(s *Status) { s.Drifts += n }) }
 func (b *statusBox) counted(r Rows)   { b.change(func(s *Status) { s.Rows = r }) }

@@ -35,11 +35,11 @@ type asked struct {
 	watches func() []Watch
 	counted *counts // nil: never
 
-	build, mode, rows, noLocal                  *metrics.Desc
-	healthy, eligible, partial, waiting, inARow *metrics.Desc
-	unchecked, undone                           *metrics.Desc
-	watchAge, watchLists                        *metrics.Desc
-	plane                                       plane
+	build, mode, rows, noLocal                    *metrics.Desc
+	healthy, eligible, partial, waiting, failures *metrics.Desc
+	unfinished, undone                            *metrics.Desc
+	watchAge, watchLists                          *metrics.Desc
+	plane                                         plane
 }
 
 func newAsked(s *registry, o Options) *asked {
@@ -55,15 +55,16 @@ func newAsked(s *registry, o Options) *asked {
 		healthy: s.asked(fairlead("healthy", "1 if /livez succeeds.")),
 		eligible: s.asked(fairlead("node_eligible",
 			"1 if load balancers may use this node; 0 if /healthz returns 503.")),
-		partial: s.asked(fairlead("partial", "1 if the kernel refuses some rows and all others are programmed.")),
-		waiting: s.asked(fairlead("waiting_seconds",
+		partial: s.asked(fairlead("partially_programmed",
+			"1 if the kernel refuses some rows and all others are programmed.")),
+		waiting: s.asked(fairlead("oldest_pending_change_seconds",
 			"Age of the oldest change that is not programmed; 0: none waits.")),
-		unchecked: s.asked(fairlead("unchecked_seconds",
+		unfinished: s.asked(fairlead("audit_unfinished_seconds",
 			"Time for which audits have been too slow to finish; 0: they finish.")),
-		undone: s.asked(fairlead("rules_undone_seconds",
+		undone: s.asked(fairlead("repairs_undone_seconds",
 			"Time for which another program has undone each repair, by its name if the kernel reports it; 0: "+
-				"repairs hold.", "by")),
-		inARow: s.asked(fairlead("failures_in_a_row",
+				"repairs hold.", "author")),
+		failures: s.asked(fairlead("consecutive_programming_failures",
 			"Failed attempts to program the kernel since the last that succeeded.")),
 		watchAge: s.asked(fairlead("watch_silence_seconds",
 			"Time since the API server last sent anything on the watch of a resource.", "resource")),
@@ -93,7 +94,7 @@ func (a *asked) watch(f func() []Watch) {
 func (a *asked) DescribeWithStability(to chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{
 		a.build, a.mode, a.rows, a.noLocal,
-		a.healthy, a.eligible, a.partial, a.waiting, a.inARow, a.unchecked, a.undone,
+		a.healthy, a.eligible, a.partial, a.waiting, a.failures, a.unfinished, a.undone,
 		a.watchAge, a.watchLists,
 	} {
 		to <- d
@@ -136,13 +137,13 @@ func (a *asked) tellStatus(tell func(*metrics.Desc, float64, ...string)) {
 	tell(a.eligible, truth(s.NodeEligible))
 	tell(a.partial, truth(s.Partial))
 	tell(a.waiting, lasting(s.WaitingSince))
-	tell(a.unchecked, lasting(s.UncheckedSince))
+	tell(a.unfinished, lasting(s.AuditUnfinishedSince))
 	if u := s.Undone; u != nil {
 		tell(a.undone, lasting(u.Since), u.Process)
 	} else {
 		tell(a.undone, 0, "")
 	}
-	tell(a.inARow, float64(s.Failures))
+	tell(a.failures, float64(s.Failures))
 }
 
 // lasting is for how long something has lasted, in seconds; the zero time: it does not.

@@ -77,7 +77,7 @@ func (m *Metrics) ForwardingBlocked(is bool) { m.own.blocked.Set(truth(is)) }
 
 // Handler serves /metrics.
 func (m *Metrics) Handler() http.Handler {
-	return handler(prometheus.Gatherers{m.registry.kube, legacyregistry.DefaultGatherer})
+	return handler(prometheus.Gatherers{withOldNames{m.registry.kube}, legacyregistry.DefaultGatherer})
 }
 
 func handler(g metrics.Gatherer) http.Handler {

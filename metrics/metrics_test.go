@@ -179,9 +179,9 @@ func TestBusyEngine(t *testing.T) {
 		m := metrics.New(metrics.Options{})
 		m.Follow(busy{})
 		start := time.Now()
-		expect(t, m, `gauge fairlead_failures_in_a_row{} 3
+		expect(t, m, `gauge fairlead_consecutive_programming_failures{} 3
 gauge fairlead_node_eligible{} 1
-gauge fairlead_waiting_seconds{} 90
+gauge fairlead_oldest_pending_change_seconds{} 90
 `)
 		if took := time.Since(start); took != 500*time.Millisecond {
 			t.Error("the scrape took", took)

@@ -14,8 +14,8 @@ import (
 type plane struct {
 	connections, packets, bytes, refused *metrics.Desc
 	capacity, used, memory               *metrics.Desc
-	full, yielded                        *metrics.Desc
-	failed, rescued, lost                *metrics.Desc
+	full, evictions                      *metrics.Desc
+	failed, retried, unanswered          *metrics.Desc
 
 	served map[model.PoolID]sums // when it was asked last
 	total  sums
@@ -47,14 +47,14 @@ func newPlane(s *registry) plane {
 		full: s.askedCounter(fairlead("table_full_total",
 			"Connections that were refused, and datagrams that were dropped, because a table was full and the client had "+
 				"its share."+carried, "table")),
-		yielded: s.askedCounter(fairlead("table_yielded_total",
+		evictions: s.askedCounter(fairlead("table_evictions_total",
 			"Connections that were reset because a table was full and the client had more than its share."+carried,
 			"table")),
 		failed: s.askedCounter(fairlead("failed_dials_total",
 			"Attempts to connect that a backend refused or did not answer."+carried)),
-		rescued: s.askedCounter(fairlead("rescued_connections_total",
-			"Connections that another backend answered after one had not."+carried)),
-		lost: s.askedCounter(fairlead("lost_connections_total",
+		retried: s.askedCounter(fairlead("retried_connections_total",
+			"Connections that a further backend answered after one had not."+carried)),
+		unanswered: s.askedCounter(fairlead("unanswered_connections_total",
 			"Connections that were reset because no backend answered."+carried)),
 		memory: s.asked(fairlead("table_bytes", "Memory of a table in the kernel."+only, "table")),
 		served: map[model.PoolID]sums{},
@@ -63,8 +63,8 @@ func newPlane(s *registry) plane {
 
 func (p *plane) describe(to chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{
-		p.connections, p.packets, p.bytes, p.refused, p.capacity, p.used, p.memory, p.full, p.yielded,
-		p.failed, p.rescued, p.lost,
+		p.connections, p.packets, p.bytes, p.refused, p.capacity, p.used, p.memory, p.full, p.evictions,
+		p.failed, p.retried, p.unanswered,
 	} {
 		to <- d
 	}
@@ -87,8 +87,8 @@ func (p *plane) tell(ctx context.Context, e Engine, to chan<- metrics.Metric) {
 	counter(p.connections, p.total.connections)
 	if d := c.Dials; d != nil {
 		counter(p.failed, d.Failed)
-		counter(p.rescued, d.Rescued)
-		counter(p.lost, d.Lost)
+		counter(p.retried, d.Retried)
+		counter(p.unanswered, d.Unanswered)
 	} else {
 		counter(p.packets, p.total.toBackend.Packets, "backend")
 		counter(p.packets, p.total.toClient.Packets, "client")
@@ -112,7 +112,7 @@ func (p *plane) tell(ctx context.Context, e Engine, to chan<- metrics.Metric) {
 		}
 		if c.Dials != nil {
 			counter(p.full, t.Full, t.Name)
-			counter(p.yielded, t.Yielded, t.Name)
+			counter(p.evictions, t.Evictions, t.Name)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -22,7 +23,16 @@ type Explanation struct {
 	Service     string     `json:"service,omitempty"`   // namespace/name:port
 	Reasons     []string   `json:"reasons"`             // sentences, in the order in which they decide
 	Backends    []Chance   `json:"backends,omitempty"`
-	LeftOut     []Excluded `json:"leftOut,omitempty"` // endpoints that get no new connection
+	Excluded    []Excluded `json:"excluded,omitempty"` // endpoints that get no new connection
+}
+
+// MarshalJSON has the keys of the release before, too.
+func (x Explanation) MarshalJSON() ([]byte, error) {
+	type plain Explanation
+	return json.Marshal(struct {
+		plain
+		LeftOut []Excluded `json:"leftOut,omitempty"`
+	}{plain(x), x.Excluded})
 }
 
 // Chance is a backend that the connection may reach.
@@ -168,7 +178,7 @@ func (x *explainer) candidate(s *selection, i, pool int) {
 		})
 		return
 	}
-	x.out.LeftOut = append(x.out.LeftOut, Excluded{
+	x.out.Excluded = append(x.out.Excluded, Excluded{
 		c.AddrPort.String(), c.endpoint.Node, c.slice.object(), c.use[pool].String(), c.reason(pool),
 	})
 }
@@ -368,7 +378,7 @@ func (x Explanation) String() string {
 		}
 		fmt.Fprintf(&b, "    %5.1f%%  %s%s%s\n", 100*c.Probability, c.Backend, on(c.Node), source)
 	}
-	for i, e := range x.LeftOut {
+	for i, e := range x.Excluded {
 		if i == 0 {
 			b.WriteString("  left out:\n")
 		}

@@ -370,7 +370,7 @@ func checkExplain(t *testing.T, d dice, table *service.Table, s *model.State) {
 		if x.Verdict != decision.Verdict.String() || !slices.Equal(got, want) {
 			t.Errorf("Lookup says %v %q, but the explanation is\n%s\nin\n%s", decision, want, x, s)
 		}
-		for _, e := range x.LeftOut {
+		for _, e := range x.Excluded {
 			if e.Reason == "" {
 				t.Errorf("there is no reason why %s is left out:\n%s", e.Endpoint, x)
 			}

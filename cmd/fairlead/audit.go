@@ -88,7 +88,7 @@ type audited struct {
 
 // exit is exit status 1 if there is a difference.
 func (a audited) exit() error {
-	if len(a.Drifts)+len(a.Lacking) == 0 {
+	if len(a.Drifts)+len(a.Refused) == 0 {
 		return nil
 	}
 	return cli.Exit(cli.ExitFound, nil)
@@ -100,10 +100,10 @@ func (a audited) String() string {
 	for _, d := range a.Drifts {
 		fmt.Fprintln(&text, d)
 	}
-	for _, d := range a.Lacking {
+	for _, d := range a.Refused {
 		fmt.Fprintf(&text, "cannot be in force: %s\n", d)
 	}
-	for _, f := range a.Foreign {
+	for _, f := range a.ExternalChanges {
 		fmt.Fprintf(&text, "the kernel tells: %s\n", f)
 	}
 	fmt.Fprintf(&text, "%d rows compared with the data plane %s in %s: %s\n",
@@ -113,9 +113,9 @@ func (a audited) String() string {
 
 func (a audited) result() string {
 	switch n := len(a.Drifts); {
-	case n == 0 && len(a.Lacking) > 0:
+	case n == 0 && len(a.Refused) > 0:
 		const text = "%d differences, which could not be programmed; the log and `fairlead status` say why"
-		return fmt.Sprintf(text, len(a.Lacking))
+		return fmt.Sprintf(text, len(a.Refused))
 	case n == 0:
 		return "no difference"
 	case a.offline:

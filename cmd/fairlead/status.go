@@ -68,7 +68,7 @@ func (r report) String() string {
 		{"data plane", r.plane()},
 		{"chosen", r.Why},
 		{"in force since", r.time(r.InForceSince)},
-		{"draining", r.carrying()},
+		{"draining", r.draining()},
 		{"last programmed", r.time(r.LastProgrammed)},
 		{"waiting", r.waiting()},
 		{"failures", r.failures()},
@@ -102,7 +102,7 @@ func (r report) wrong() string {
 	switch {
 	case r.Undone != nil:
 		return "repairs of the rules do not hold"
-	case r.WaitingSince.IsZero() && !r.UncheckedSince.IsZero():
+	case r.WaitingSince.IsZero() && !r.AuditUnfinishedSince.IsZero():
 		return "the kernel cannot be compared with the rows"
 	}
 	return "a change waits for too long"
@@ -113,7 +113,7 @@ func (r report) undone() string {
 	if r.Undone == nil {
 		return ""
 	}
-	by, next := cmp.Or(r.Undone.By, "another program"), r.Undone.Next.Local().Format(time.RFC3339)
+	by, next := cmp.Or(r.Undone.Author, "another program"), r.Undone.Next.Local().Format(time.RFC3339)
 	return fmt.Sprintf("by %s, since %s; %d repairs did not hold, the next one is due at %s",
 		by, r.time(r.Undone.Since), r.Undone.Repairs, next)
 }
@@ -136,10 +136,10 @@ func (r report) plane() string {
 	return text
 }
 
-// carrying is what planes still have that are not in force any more.
-func (r report) carrying() string {
+// draining is what planes still have that are not in force any more.
+func (r report) draining() string {
 	var words []string
-	for _, c := range r.Carrying {
+	for _, c := range r.Draining {
 		words = append(words, fmt.Sprintf("%d connections of data plane %s", c.Connections, c.Plane))
 	}
 	return strings.Join(words, ", ")

@@ -99,7 +99,7 @@ func (w *world) countsDials(metrics netip.AddrPort) {
 	eventually.True(w, "a Service none of whose backends is there", func() bool {
 		return w.probe(testbed.Outside, half) == testbed.Refused.String()
 	})
-	lost := regexp.MustCompile(`\nfairlead_lost_connections_total ([1-9]\d*)\n`)
+	lost := regexp.MustCompile(`\nfairlead_unanswered_connections_total ([1-9]\d*)\n`)
 	eventually.Equal(w, "dials are counted as often as it was tried", "", func() string {
 		_, body := w.page(metrics, "/metrics")
 		_, counters := w.execute("dump", "--counters", "--control-socket", w.socket)
@@ -109,9 +109,9 @@ func (w *world) countsDials(metrics netip.AddrPort) {
 			tried, _ = strconv.Atoi(m[1])
 		}
 		for _, want := range []string{
-			fmt.Sprintf("\nfairlead_failed_dials_total %d\n", 2*tried), "\nfairlead_rescued_connections_total 0\n",
+			fmt.Sprintf("\nfairlead_failed_dials_total %d\n", 2*tried), "\nfairlead_retried_connections_total 0\n",
 			"\nfairlead_table_full_total{table=\"connections\"} 0\n", "\nfairlead_table_used{table=\"connections\"} 0\n",
-			fmt.Sprintf("\ndials failed %d rescued 0 lost %d\n", 2*tried, tried),
+			fmt.Sprintf("\ndials failed %d retried 0 unanswered %d\n", 2*tried, tried),
 			fmt.Sprintf(" default/half cluster 10.244.1.2:9 connections 0 failed %d\n", tried),
 		} {
 			if tried == 0 || !strings.Contains(all, want) {

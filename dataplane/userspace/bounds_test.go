@@ -52,7 +52,7 @@ func TestBound_files(t *testing.T) {
 	var open []*net.TCPConn
 	for n.greets(&open) {
 	}
-	n.counts("refused 10.96.0.10:80/tcp reject 1\n", " full 1\n", "dials failed 0 rescued 0 lost 0\n")
+	n.counts("refused 10.96.0.10:80/tcp reject 1\n", " full 1\n", "dials failed 0 retried 0 unanswered 0\n")
 	rest := allFiles(t)
 	if err := n.connectTo(client); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("without any file: %v", err)
@@ -197,7 +197,7 @@ func TestDial_noPort(t *testing.T) {
 	if served != 2 {
 		t.Fatalf("%d connections: there is one port for each backend, and nobody else has it", served)
 	}
-	n.counts("dials failed 0 rescued 0 lost 1\n")
+	n.counts("dials failed 0 retried 0 unanswered 1\n")
 	reset(t, open[0])
 	for !n.greets(&open) { // until the proxy has seen the end
 	}

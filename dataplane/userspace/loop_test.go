@@ -70,7 +70,7 @@ func testLoop(t *testing.T, way userspace.Redirect) {
 	}
 	t.Log(c)
 	for _, table := range c.Tables {
-		if table.Full+table.Yielded > 0 {
+		if table.Full+table.Evictions > 0 {
 			t.Errorf("the table of %s has been full", table.Name)
 		}
 	}

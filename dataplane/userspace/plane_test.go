@@ -219,7 +219,7 @@ func testDialNextBackend(t *testing.T, way userspace.Redirect) {
 			t.Fatalf("%s", who)
 		}
 	}
-	n.counted("dials failed 2 rescued 1 lost 0\n", "served default/web cluster 10.244.1.11:9 connections 0 failed 1\n")
+	n.counted("dials failed 2 retried 1 unanswered 0\n", "served default/web cluster 10.244.1.11:9 connections 0 failed 1\n")
 }
 
 // counted is an error if the plane's counters lack a line.
@@ -816,7 +816,7 @@ func testDialNobody(t *testing.T, way userspace.Redirect) {
 	if who := n.answers(model.TCP); who != testbed.Refused.String() {
 		t.Fatalf("%s", who)
 	}
-	n.counted("dials failed 2 rescued 0 lost 1\n")
+	n.counted("dials failed 2 retried 0 unanswered 1\n")
 }
 
 // TestCarry sends more than fits any buffer both ways, and half closes after it.
@@ -924,7 +924,7 @@ func TestBound(t *testing.T) {
 	}
 	for _, want := range []string{
 		"refused 10.96.0.10:80/tcp reject 1\n", "served default/web cluster 10.244.1.11:8080 connections 1\n",
-		"table connections capacity 1 used 1 full 1\n", "dials failed 0 rescued 0 lost 0\n",
+		"table connections capacity 1 used 1 full 1\n", "dials failed 0 retried 0 unanswered 0\n",
 	} {
 		if !strings.Contains(counters.String(), want) {
 			t.Errorf("no %q in:\n%s", want, counters)
@@ -940,7 +940,7 @@ func TestBound_flows(t *testing.T) { byEachWay(t, testBoundFlows) }
 func testBoundFlows(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way, MaxFlows: 1})
 	n.sync("udp", n.silent())
-	const want = "table flows capacity 1 used 1 yielded "
+	const want = "table flows capacity 1 used 1 evictions "
 	eventually.Nil(t, "a flow gives its place to a newer one", func() error { // a busy machine may be too late to send anything
 		o, err := n.bed.Probe(t.Context(), testbed.Probe{
 			From: "client", To: netip.MustParseAddrPort(service), Protocol: model.UDP, Timeout: 20 * time.Millisecond,

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/internal/renamed"
 )
 
 // The lines of the document between which the tables are.
@@ -43,8 +44,26 @@ func tables() string {
 		out.WriteString("| field | flag | default | meaning | a change takes effect |\n|---|---|---|---|---|\n")
 		out.WriteString(strings.Join(rows[group], ""))
 	}
+	out.WriteString("\n### Renamed\n\nThis release also knows the old names.\n\n| what | old | new |\n|---|---|---|\n")
+	for _, kind := range []renamed.Kind{renamed.Metric, renamed.Field, renamed.Flag, renamed.Key} {
+		for _, n := range renamed.Of(kind) {
+			what := strings.TrimSpace(string(kind) + " " + n.Command)
+			fmt.Fprintf(&out, "| %s | %s | %s |\n", what, renaming(kind, n.Old, n.OldLabel), renaming(kind, n.New, n.NewLabel))
+		}
+	}
 	out.WriteString("\n")
 	return out.String()
+}
+
+// renaming is a name in the table of those that have changed.
+func renaming(kind renamed.Kind, name, label string) string {
+	if kind == renamed.Flag {
+		name = "--" + name
+	}
+	if label != "" {
+		name += "{" + label + "}"
+	}
+	return "`" + name + "`"
 }
 
 func row(f config.Field) string {

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/invopop/jsonschema"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -25,6 +26,7 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/internal/renamed"
 )
 
 func main() {
@@ -59,6 +61,9 @@ func writeSchemas(dir string) error {
 			return fmt.Errorf("%s has no fields %v, and nothing describes %v", k.kind, left, p.bare)
 		}
 		s.Required = []string{"kind", "apiVersion"}
+		if k.kind == config.FairleadKind {
+			addOldNames(s)
+		}
 		text, err := json.MarshalIndent(s, "", "  ")
 		if err != nil {
 			return err
@@ -68,6 +73,22 @@ func writeSchemas(dir string) error {
 		}
 	}
 	return nil
+}
+
+// addOldNames lets a file have fields under the names of the release before.
+func addOldNames(s *jsonschema.Schema) {
+	for _, n := range renamed.Of(renamed.Field) {
+		at := strings.Split(n.New, ".")
+		parent := s
+		for _, name := range at[:len(at)-1] {
+			parent, _ = parent.Properties.Get(name)
+		}
+		last := at[len(at)-1]
+		field, _ := parent.Properties.Get(last)
+		old := *field
+		old.Description, old.Deprecated = "deprecated: use "+last, true
+		parent.Properties.Set(n.Old[strings.LastIndex(n.Old, ".")+1:], &old)
+	}
 }
 
 func fix(s *jsonschema.Schema, field, value string) {

@@ -33,7 +33,7 @@ func (p *Proxy) reach(c Call, tried []netip.AddrPort, try func(model.Backend, ti
 		}
 		if err == nil {
 			if len(tried) > 0 {
-				p.rescued.Add(1)
+				p.retried.Add(1)
 			}
 			return b.AddrPort(), nil
 		}

@@ -21,7 +21,7 @@ func (p *Proxy) Counters() (c dataplane.Counters) {
 	for i := range c.Tables {
 		p.turned.tell(&c.Tables[i])
 	}
-	c.Dials = &dataplane.Dials{Rescued: p.rescued.Load(), Lost: p.lost.Load()}
+	c.Dials = &dataplane.Dials{Retried: p.retried.Load(), Unanswered: p.unanswered.Load()}
 	for _, s := range c.Served {
 		c.Dials.Failed += s.Failed
 	}
@@ -54,7 +54,7 @@ func (d *Directory) served() (out []dataplane.Served) {
 func (t *turnedAway) tell(bound *dataplane.Table) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	bound.Full, bound.Yielded = t.kept[bound.Name], t.ended[bound.Name]
+	bound.Full, bound.Evictions = t.kept[bound.Name], t.ended[bound.Name]
 }
 
 func (t *turnedAway) refused() (out []dataplane.Refused) {

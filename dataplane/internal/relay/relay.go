@@ -57,13 +57,13 @@ type Proxy struct {
 	group    sync.WaitGroup // all goroutines
 	buffers  sync.Pool      // of *[bufferSize]byte
 
-	connections   *share.Pool // of TCP and SCTP
-	extra         *share.Pool // files that connections borrow beside their two
-	messages      *share.Pool // bytes of large ones of SCTP
-	carrier       *carry.Carrier
-	rescued, lost atomic.Uint64 // see dataplane.Dials
-	turned        *turnedAway
-	files         *files
+	connections         *share.Pool // of TCP and SCTP
+	extra               *share.Pool // files that connections borrow beside their two
+	messages            *share.Pool // bytes of large ones of SCTP
+	carrier             *carry.Carrier
+	retried, unanswered atomic.Uint64 // see dataplane.Dials
+	turned              *turnedAway
+	files               *files
 }
 
 const bufferSize = 1 << 16 // holds the largest datagram
@@ -137,7 +137,7 @@ func (p *Proxy) undialed(d *decision, err error) {
 	case isExhausted(err):
 		p.turned.count(d, tooManyFiles)
 	case p.context.Err() == nil:
-		p.lost.Add(1)
+		p.unanswered.Add(1)
 	}
 }
 
