@@ -21,6 +21,14 @@ type Batch struct {
 	Problems []Problem
 }
 
+// Mend notes that what earlier Batches and this one said is wrong with an object is over.
+func (b *Batch) Mend(object string) {
+	b.Problems = slices.DeleteFunc(b.Problems, func(p Problem) bool { return p.Object == object })
+	if !slices.Contains(b.Mended, object) {
+		b.Mended = append(b.Mended, object)
+	}
+}
+
 // Objects are changed objects, in the order in which the changes became known. If a name comes several times, the last
 // one counts. The order is that of memory, too, as objects are made when they come. Reading thousands in that order
 // waits for memory half as long as reading them in the order of a map.

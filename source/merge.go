@@ -3,7 +3,6 @@ package source
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 
 	"fairlead.dev/fairlead/service"
@@ -110,10 +109,8 @@ func Add(to *service.Batch, b service.Batch) {
 	if b.Addrs != nil {
 		to.Addrs = b.Addrs
 	}
-	if len(b.Mended) > 0 {
-		to.Mended = append(to.Mended, b.Mended...)
-		over := func(p service.Problem) bool { return slices.Contains(b.Mended, p.Object) }
-		to.Problems = slices.DeleteFunc(to.Problems, over)
+	for _, object := range b.Mended {
+		to.Mend(object)
 	}
 	to.Problems = append(to.Problems, b.Problems...)
 }

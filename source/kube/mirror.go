@@ -46,7 +46,7 @@ func (m *mirror) Update(o any) error { return m.Add(o) }
 // Delete forgets an object.
 func (m *mirror) Delete(o any) error {
 	m.source.update(func(b *service.Batch) {
-		delete(m.bad, o.(*compact).name)
+		m.mend(b, o.(*compact).name)
 		m.remove(b, o.(*compact).name)
 	})
 	return nil
@@ -70,7 +70,7 @@ func (m *mirror) Replace(objects []any, _ string) error {
 		}
 		for name := range m.bad {
 			if !named[name] {
-				delete(m.bad, name)
+				m.mend(b, name)
 			}
 		}
 		m.listed = true
@@ -122,6 +122,14 @@ func (m *mirror) report(b *service.Batch, c *compact) {
 	if len(c.problems) > 0 {
 		m.bad[c.name] = flaw{c.uid, c.problems}
 	} else {
-		delete(m.bad, c.name)
+		m.mend(b, c.name)
+	}
+}
+
+// mend notes that an object has no problems any more, if it had any.
+func (m *mirror) mend(b *service.Batch, name service.Name) {
+	if was, ok := m.bad[name]; ok {
+		b.Mend(was.problems[0].Object)
+		delete(m.bad, name)
 	}
 }

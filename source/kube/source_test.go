@@ -122,6 +122,9 @@ func rows(b service.Batch) string {
 	for _, p := range b.Problems {
 		rows = append(rows, fmt.Sprintf("problem %s %s", p.Object, p.Field))
 	}
+	for _, object := range b.Mended {
+		rows = append(rows, "mended "+object)
+	}
 	slices.Sort(rows)
 	return strings.Join(rows, "\n")
 }
@@ -355,6 +358,8 @@ func TestSource_relistTellsWhatChanged(t *testing.T) {
 			nothing(t, s, api)
 			api.put(aService("bad", "still none"))
 			expect(t, s, "problem Service default/bad spec.clusterIPs[0]")
+			api.remove(aService("bad", ""))
+			expect(t, s, "mended Service default/bad\nservice default/bad gone")
 		})
 	}
 }
