@@ -317,8 +317,8 @@ func (f *Flags) ebpf() []option {
 			usage: "whose connections are translated in connect(): all, or node. With node, packets of pods keep " +
 				"the Service's address for a sidecar (Istio) or a cache on the node (NodeLocal DNSCache)"},
 		{group: ebpf, flag: "ebpf-abort-tcp", field: "ebpf.abortTCP", always: true, bind: yes(&own.AbortTCP),
-			usage: "abort TCP connections that were translated in connect() when their backend leaves its Service; " +
-				"those of UDP sockets always are"},
+			usage: "abort TCP connections that were translated in connect() when their backend leaves its Service, as " +
+				"those of UDP sockets always are. A backend that terminates and still serves has not left (default: no)"},
 	}
 }
 

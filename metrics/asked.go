@@ -54,7 +54,8 @@ func newAsked(s *registry, o Options) *asked {
 			"traffic_policy", "ip_family")),
 		healthy: s.asked(fairlead("healthy", "1 if /livez succeeds.")),
 		eligible: s.asked(fairlead("node_eligible",
-			"1 if load balancers may use this node; 0 if /healthz returns 503.")),
+			"1 if load balancers may use this node; 0 if its Node is deleted, tainted or unknown. "+
+				"/healthz returns 503 if this or fairlead_healthy is 0.")),
 		partial: s.asked(fairlead("partially_programmed",
 			"1 if the kernel refuses some rows and all others are programmed.")),
 		waiting: s.asked(fairlead("oldest_pending_change_seconds",
