@@ -100,6 +100,9 @@ func (r *reporter) warn(reason, message string) {
 // Answered implements engine.Observer.
 func (*reporter) Answered(string, int) {}
 
+// Arrived implements engine.Observer.
+func (*reporter) Arrived(engine.Changes) {}
+
 // Round implements engine.Observer.
 func (r *reporter) Round(round engine.Round) {
 	for _, p := range round.Problems {
@@ -189,6 +192,13 @@ type observers []engine.Observer
 func (o observers) Round(r engine.Round) {
 	for _, one := range o {
 		one.Round(r)
+	}
+}
+
+// Arrived implements engine.Observer.
+func (o observers) Arrived(c engine.Changes) {
+	for _, one := range o {
+		one.Arrived(c)
 	}
 }
 

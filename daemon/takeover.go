@@ -69,6 +69,9 @@ func newSuccessor(c successorConfig) (*successor, error) {
 // Answered implements engine.Observer.
 func (*successor) Answered(string, int) {}
 
+// Arrived implements engine.Observer.
+func (*successor) Arrived(engine.Changes) {}
+
 // Round implements engine.Observer. Rules are in force, too, when the kernel refuses some rows.
 func (s *successor) Round(r engine.Round) {
 	if r.Verb == engine.Synced && (r.Err == nil || errors.Is(r.Err, dataplane.ErrPartial)) {

@@ -374,3 +374,4 @@ type observerFunc func(Round)
 
 func (f observerFunc) Round(r Round)      { f(r) }
 func (observerFunc) Answered(string, int) {}
+func (observerFunc) Arrived(Changes)      {}

@@ -185,7 +185,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	if err := e.checks.openHealthz(e.options.Log); err != nil && e.options.HardFail {
 		return err
 	}
-	e.pull = func(s source.Source) *inbox { return openInbox(ctx, s, e.status.queued) }
+	e.pull = func(s source.Source) *inbox { return openInbox(ctx, s, e.arrived) }
 	e.inbox = e.pull(e.options.Source)
 	defer func() { e.inbox.close() }() // Replace may have replaced it
 	return e.loop(ctx)
@@ -215,6 +215,14 @@ func (e *Engine) loop(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// arrived notes what the loop may be too busy to take.
+func (e *Engine) arrived(d delivery) {
+	e.status.queued(d.at)
+	var n Changes
+	n.add(&d.batch)
+	e.options.Observer.Arrived(n)
 }
 
 // mustTurn reports whether there is anything to do now. While the changes that came have to rest they are no reason.
@@ -313,7 +321,6 @@ func (e *Engine) newQueue() queue {
 func (e *Engine) gather() error {
 	came, err := e.inbox.take()
 	for _, d := range came {
-		e.round.Came.add(&d.batch)
 		if e.state == nil {
 			e.queue.putWhole(d)
 		} else {

@@ -11,20 +11,21 @@ import (
 // inbox takes from a Source what comes, also while the loop is busy: so it is known since when it waits.
 type inbox struct {
 	ready  chan struct{}      // has a token if there is something for the loop
-	queued func(time.Time)    // is told when something came that is to be programmed
+	queued func(delivery)     // is told what came that is to be programmed
 	cancel context.CancelFunc // ends the pulling
 	ended  chan struct{}      // closed when it has ended
 
-	mu   sync.Mutex
-	came []delivery
-	err  error // of the Source
+	mu      sync.Mutex
+	came    []delivery
+	waiting Changes // in came
+	err     error   // of the Source
 }
 
 // maxDeliveries is how many batches wait one by one. Beyond it they become one, no larger than the objects are.
 const maxDeliveries = 1000
 
 // openInbox begins to pull. queued must be quick.
-func openInbox(ctx context.Context, from source.Source, queued func(time.Time)) *inbox {
+func openInbox(ctx context.Context, from source.Source, queued func(delivery)) *inbox {
 	ctx, cancel := context.WithCancel(ctx)
 	i := &inbox{ready: make(chan struct{}, 1), queued: queued, cancel: cancel, ended: make(chan struct{})}
 	go func() {
@@ -61,7 +62,8 @@ func (i *inbox) pull(ctx context.Context, from source.Source) bool {
 
 func (i *inbox) add(d delivery) {
 	if len(d.batch.Services)+len(d.batch.Slices) > 0 {
-		i.queued(d.at)
+		i.queued(d)
+		i.waiting.add(&d.batch)
 	}
 	if n := len(i.came); n >= maxDeliveries {
 		source.Add(&i.came[n-1].batch, d.batch)
@@ -75,7 +77,7 @@ func (i *inbox) take() ([]delivery, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	came := i.came
-	i.came = nil
+	i.came, i.waiting = nil, Changes{}
 	return came, i.err
 }
 
@@ -92,4 +94,11 @@ func (i *inbox) settle(f func(oldest time.Time)) {
 		}
 	}
 	f(oldest)
+}
+
+// count calls f with the number of changes that wait here. Later arrivals are passed to queued afterwards.
+func (i *inbox) count(f func(waiting Changes)) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	f(i.waiting)
 }

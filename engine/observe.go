@@ -15,6 +15,8 @@ type Observer interface {
 	// Round reports that the loop went round, which it does for every batch, audit and request. All
 	// that the Round refers to is lent until Round returns.
 	Round(Round)
+	// Arrived reports changes from the Source, also while the loop is busy.
+	Arrived(Changes)
 	// Answered reports that a health check on /healthz or /livez was answered.
 	Answered(path string, status int)
 }
@@ -33,8 +35,7 @@ const (
 type Round struct {
 	Batch    service.Batch     // that was taken in
 	Problems []service.Problem // that the batch brought up
-	Came     Changes           // since the last Round
-	Pending  Changes           // that are not in force
+	Pending  Changes           // that are not in force, with those that wait for the loop
 	State    *model.State
 	Verb     Verb
 	Took     time.Duration // of the verb
@@ -67,6 +68,7 @@ type Happening struct {
 type noObserver struct{}
 
 func (noObserver) Round(Round)          {}
+func (noObserver) Arrived(Changes)      {}
 func (noObserver) Answered(string, int) {}
 
 // Changes are numbers of changed objects.
@@ -100,7 +102,9 @@ func (e *Engine) observe(err error) {
 		r.Happened, r.Arrived = p.happened, p.came
 		*p = pending{came: p.came[:0], happened: p.happened[:0]}
 	}
-	r.Pending = Changes{p.Services + e.queue.Services, p.Slices + e.queue.Slices}
-	e.options.Observer.Round(*r)
+	e.inbox.count(func(n Changes) {
+		r.Pending = Changes{n.Services + p.Services + e.queue.Services, n.Slices + p.Slices + e.queue.Slices}
+		e.options.Observer.Round(*r)
+	})
 	e.round = Round{}
 }

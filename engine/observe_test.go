@@ -19,6 +19,7 @@ type rounds struct {
 	mu       sync.Mutex
 	rounds   []Round
 	answered []string
+	arrived  []Changes
 }
 
 func (o *rounds) Round(r Round) {
@@ -27,6 +28,12 @@ func (o *rounds) Round(r Round) {
 	// Lent slices are copied, and then overwritten by the lender.
 	r.Happened, r.Arrived = slices.Clone(r.Happened), slices.Clone(r.Arrived)
 	o.rounds = append(o.rounds, r)
+}
+
+func (o *rounds) Arrived(c Changes) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.arrived = append(o.arrived, c)
 }
 
 func (o *rounds) Answered(path string, status int) {

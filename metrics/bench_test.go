@@ -17,7 +17,7 @@ func BenchmarkRound(b *testing.B) {
 	m := metrics.New(metrics.Options{})
 	now := time.Now()
 	r := engine.Round{
-		Came: engine.Changes{Services: 0, Slices: 1}, Verb: engine.Applied, Took: 100 * time.Microsecond, Status: was(now),
+		Verb: engine.Applied, Took: 100 * time.Microsecond, Status: was(now),
 		Happened: []engine.Happening{{At: now}}, Arrived: []time.Time{now},
 	}
 	b.ReportAllocs()

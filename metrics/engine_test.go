@@ -2,7 +2,9 @@ package metrics_test
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,7 +33,7 @@ func (s script) Next(ctx context.Context) (service.Batch, error) {
 func (script) Close() error { return nil }
 
 // run starts an engine that m observes and asks.
-func run(t *testing.T, m *metrics.Metrics, kernel *memory.Kernel) script {
+func run(t *testing.T, m *metrics.Metrics, kernel *memory.Kernel) (script, *engine.Engine) {
 	t.Helper()
 	table, err := service.NewTable(service.Options{NodeName: "node", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
 	if err != nil {
@@ -53,7 +55,7 @@ func run(t *testing.T, m *metrics.Metrics, kernel *memory.Kernel) script {
 			t.Error(err)
 		}
 	})
-	return s
+	return s, e
 }
 
 // web is a Service at 10.0.0.n and NodePort 30000+n, and its slice, with an endpoint on another node
@@ -81,7 +83,7 @@ func web(n byte, change func(*service.Service)) service.Batch {
 func TestRows(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		m, kernel := metrics.New(metrics.Options{}), &memory.Kernel{}
-		s := run(t, m, kernel)
+		s, _ := run(t, m, kernel)
 		scrape(t, m.Own()) // when there is nothing yet to count
 
 		s <- service.Batch{Node: &service.Node{Name: "node", Eligible: true}, Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
@@ -109,8 +111,8 @@ gauge fairlead_rows{kind="frontends"} 7
 gauge fairlead_rows{kind="guards"} 3
 gauge fairlead_rows{kind="pools"} 3
 gauge fairlead_start_duration_seconds{} 0.5
-gauge kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"} 9.466848025e+08
-gauge kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv6"} 9.466848025e+08
+gauge kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"} 9.46684802e+08
+gauge kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv6"} 9.46684802e+08
 gauge kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 9.46684804e+08
 gauge kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"} 9.46684804e+08
 gauge kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"} 1
@@ -125,5 +127,42 @@ histogram kubeproxy_sync_partial_proxy_rules_duration_seconds{ip_family="IPv6"} 
 histogram kubeproxy_sync_proxy_rules_duration_seconds{ip_family="IPv4"} 5 sum 0 in ≤0.001
 histogram kubeproxy_sync_proxy_rules_duration_seconds{ip_family="IPv6"} 5 sum 0 in ≤0.001
 `)
+	})
+}
+
+// TestBusy: changes count when they come, also while the engine cannot take them, and once only.
+func TestBusy(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		m := metrics.New(metrics.Options{})
+		s, e := run(t, m, &memory.Kernel{})
+		s <- web(0, func(*service.Service) {})
+		bubble.Pass(time.Second)
+		free := make(chan struct{})
+		go func() {
+			_ = e.Do(t.Context(), func(context.Context, engine.View) error { <-free; return nil })
+		}()
+		synctest.Wait()
+		counts := func(changes, pending int, queued time.Time) {
+			t.Helper()
+			text := scrape(t, m.Own())
+			for _, want := range []string{
+				fmt.Sprint("service_changes_total ", changes), fmt.Sprint("endpoint_changes_total ", changes),
+				fmt.Sprint("service_changes_pending ", pending), fmt.Sprint("endpoint_changes_pending ", pending),
+				fmt.Sprintf("last_queued_timestamp_seconds{ip_family=\"IPv6\"} %v", float64(queued.UnixNano())/1e9),
+			} {
+				if !strings.Contains(text, "kubeproxy_sync_proxy_rules_"+want+"\n") {
+					t.Errorf("%q is missing", want)
+				}
+			}
+		}
+		bubble.Pass(time.Second)
+		sent := time.Now()
+		s <- web(1, func(*service.Service) {})
+		s <- web(2, func(*service.Service) {})
+		bubble.Pass(time.Minute)
+		counts(3, 2, sent)
+		close(free)
+		bubble.Pass(time.Second)
+		counts(3, 0, sent)
 	})
 }

@@ -41,13 +41,15 @@ func TestRounds(t *testing.T) {
 		m := metrics.New(metrics.Options{})
 		bubble.Pass(2 * time.Second)
 		now := time.Now()
+		m.Arrived(engine.Changes{Services: 2, Slices: 3})
 		m.Round(engine.Round{
-			Came: engine.Changes{Services: 2, Slices: 3}, Verb: engine.Synced, Took: 40 * time.Millisecond, Status: was(now),
+			Verb: engine.Synced, Took: 40 * time.Millisecond, Status: was(now),
 			Arrived: []time.Time{now.Add(-50 * time.Millisecond)},
 		})
 		bubble.Pass(time.Second)
+		m.Arrived(engine.Changes{Services: 0, Slices: 2})
 		m.Round(engine.Round{ // a second later, one slice of each family and a problem
-			Came: engine.Changes{Services: 0, Slices: 2}, Verb: engine.Applied, Took: 3 * time.Millisecond, Status: was(time.Now()),
+			Verb: engine.Applied, Took: 3 * time.Millisecond, Status: was(time.Now()),
 			Problems: []service.Problem{
 				{Object: "Service default/web"}, {Object: "Service a/b", Cause: service.Share}, {Object: "/etc/x.yaml"},
 			},
@@ -62,8 +64,8 @@ counter fairlead_problems_total{kind="other",reason="invalid"} 1
 counter kubeproxy_sync_proxy_rules_endpoint_changes_total{} 5
 counter kubeproxy_sync_proxy_rules_service_changes_total{} 2
 gauge fairlead_start_duration_seconds{} 2
-gauge kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"} 9.46684802997e+08
-gauge kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv6"} 9.46684802997e+08
+gauge kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"} 9.46684803e+08
+gauge kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv6"} 9.46684803e+08
 gauge kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 9.46684804e+08
 gauge kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"} 9.46684804e+08
 histogram fairlead_audit_duration_seconds{} 1 sum 2e-05 in ≤4e-05
@@ -87,8 +89,10 @@ func TestFailures(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		m := metrics.New(metrics.Options{})
 		waiting := engine.Status{WaitingSince: time.Now(), Failures: 1}
-		m.Round(engine.Round{Came: engine.Changes{Services: 2, Slices: 1}, Pending: engine.Changes{Services: 2, Slices: 1}, Verb: engine.Synced, Took: time.Millisecond, Err: errors.New("broken"), Status: waiting})
-		m.Round(engine.Round{Came: engine.Changes{Services: 3}, Pending: engine.Changes{Services: 5, Slices: 1}, Status: waiting}) // the retry is not due
+		m.Arrived(engine.Changes{Services: 2, Slices: 1})
+		m.Round(engine.Round{Pending: engine.Changes{Services: 2, Slices: 1}, Verb: engine.Synced, Took: time.Millisecond, Err: errors.New("broken"), Status: waiting})
+		m.Arrived(engine.Changes{Services: 3})
+		m.Round(engine.Round{Pending: engine.Changes{Services: 5, Slices: 1}, Status: waiting}) // the retry is not due
 		expect(t, m, `counter fairlead_programming_failures_total{extent="everything"} 1
 counter kubeproxy_sync_proxy_rules_endpoint_changes_total{} 1
 counter kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 1

@@ -20,7 +20,7 @@ var (
 // Round implements engine.Observer.
 func (m *Metrics) Round(r engine.Round) {
 	now := time.Now()
-	m.changes(&r, now)
+	m.pending(&r)
 	m.programmed(&r, now)
 	m.latencies(&r, now)
 	m.audited(&r)
@@ -32,14 +32,20 @@ func (m *Metrics) Round(r engine.Round) {
 	}
 }
 
-// changes counts what came, and what waits.
-func (m *Metrics) changes(r *engine.Round, now time.Time) {
-	m.proxy.services.Add(float64(r.Came.Services))
-	m.proxy.endpoints.Add(float64(r.Came.Slices))
+// Arrived implements engine.Observer.
+func (m *Metrics) Arrived(c engine.Changes) {
+	m.proxy.services.Add(float64(c.Services))
+	m.proxy.endpoints.Add(float64(c.Slices))
+	m.proxy.servicesPending.Add(float64(c.Services))
+	m.proxy.endpointsPending.Add(float64(c.Slices))
+	set(m.proxy.queued, time.Now())
+}
+
+// pending counts what waits.
+func (m *Metrics) pending(r *engine.Round) {
 	m.proxy.servicesPending.Set(float64(r.Pending.Services))
 	m.proxy.endpointsPending.Set(float64(r.Pending.Slices))
-	if r.Verb != engine.Rested || r.Came != (engine.Changes{}) {
-		set(m.proxy.queued, now.Add(-r.Took))
+	if r.Verb != engine.Rested || len(r.Batch.Services)+len(r.Batch.Slices) > 0 {
 		m.asked.stale.Store(true)
 	}
 }

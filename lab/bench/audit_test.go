@@ -102,7 +102,8 @@ func (r syncs) Round(round engine.Round) {
 	}
 }
 
-func (syncs) Answered(string, int) {}
+func (syncs) Answered(string, int)   {}
+func (syncs) Arrived(engine.Changes) {}
 
 const (
 	idle      = time.Minute
