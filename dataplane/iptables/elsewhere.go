@@ -4,17 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/localnet"
 )
 
-// place is a back end in which there may be something of ours, from an earlier process or from one with other
+// place is a back end in which there may be something of ours, from this process, an earlier one or one with other
 // Options. Looking there makes no table and loads no module.
 type place struct {
 	backend
@@ -22,50 +19,63 @@ type place struct {
 }
 
 // openPlace looks at the network namespace of the calling thread.
-func openPlace(kind Backend, p *Plane) (*place, error) {
-	b, err := openBackend(kind, p)
+func openPlace(kind Backend, c dataplane.Config) (*place, error) {
+	var b backend
+	var err error
+	switch kind {
+	case Legacy:
+		b, err = openLegacy(c.Inject, c.Log)
+	case NFTables:
+		b, err = openNFT(c.Inject)
+	default:
+		err = fmt.Errorf("back end %q: want %s or %s", kind, Legacy, NFTables)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return &place{b, kind}, nil
 }
 
-func openBackend(kind Backend, p *Plane) (backend, error) {
-	switch kind {
-	case Legacy:
-		return openLegacy(p.config.Inject, p.config.Log)
-	case NFTables:
-		return openNFT(p.config.Inject)
+// openPlaces opens both back ends. That the kernel lacks the one that is not in use is no error: there is nothing of
+// ours.
+func (p *Plane) openPlaces() (err error) {
+	other := Legacy
+	if p.options.Backend == Legacy {
+		other = NFTables
 	}
-	return nil, fmt.Errorf("back end %q: want %s or %s", kind, Legacy, NFTables)
+	if p.ipsets, err = openIPSets(p.config.Inject); err != nil {
+		return err
+	}
+	if p.elsewhere, err = openPlace(other, p.config); err != nil && !errors.Is(err, dataplane.ErrUnsupported) {
+		return err
+	}
+	p.backend, err = openPlace(p.options.Backend, p.config)
+	return err
 }
 
 // find are the tables with something of ours, and what that is.
 func (l *place) find() (map[tableID]*content, error) {
 	found := map[tableID]*content{}
-	for _, v6 := range []bool{false, true} {
-		present, err := l.present(v6)
+	for _, id := range tablesOf(false, true) {
+		present, err := l.present(id.v6)
+		if err == nil && slices.Contains(present, id.name) {
+			found[id], err = l.loadOwn(id)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("back end %s: %w", l.kind, err)
 		}
-		for _, name := range tableNames {
-			id := tableID{v6, name}
-			if !slices.Contains(present, name) {
-				continue
-			}
-			have, err := l.load(id)
-			if l.kind == NFTables && errors.Is(err, unix.EINVAL) { // a kernel without nf_tables
-				return nil, nil
-			}
-			if err != nil {
-				return nil, fmt.Errorf("back end %s: %w", l.kind, err)
-			}
-			if have = have.own(); len(have.chains) > 0 {
-				found[id] = have
-			}
-		}
 	}
+	maps.DeleteFunc(found, func(_ tableID, have *content) bool { return len(have.chains) == 0 })
 	return found, nil
+}
+
+// loadOwn reads what is ours of a table.
+func (l *place) loadOwn(id tableID) (*content, error) {
+	have, err := l.load(id)
+	if err != nil {
+		return nil, err
+	}
+	return have.own(), nil
 }
 
 func recorded(found map[tableID]*content) bool {
@@ -78,21 +88,22 @@ func recorded(found map[tableID]*content) bool {
 }
 
 // clear deletes what find has found, and what has come to the same tables since.
-func (l *place) clear(ctx context.Context, found map[tableID]*content) error {
-	if len(found) == 0 {
-		return nil
-	}
+func (l *place) clear(ctx context.Context, found map[tableID]*content) (err error) {
 	if err := l.begin(ctx); err != nil {
 		return err
 	}
 	defer l.end()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("back end %s: %w", l.kind, err)
+		}
+	}()
 	var changes []*change
 	for id := range found {
-		have, err := l.load(id) // as it is now, while no other program changes it
+		have, err := l.loadOwn(id) // as it is now, while no other program changes it
 		if err != nil {
-			return fmt.Errorf("back end %s: %w", l.kind, err)
+			return err
 		}
-		have = have.own()
 		c, _ := wanted{}.difference(l.backend, id, have)
 		if c.baseRules(l.backend, have, false); !c.empty() {
 			changes = append(changes, c)
@@ -101,11 +112,11 @@ func (l *place) clear(ctx context.Context, found map[tableID]*content) error {
 	// First filter and then nat, so that no rule refuses what another plane translates, and nat does not any more.
 	slices.SortFunc(changes, func(a, b *change) int { return strings.Compare(a.table.String(), b.table.String()) })
 	if err := l.write(changes); err != nil {
-		return fmt.Errorf("back end %s: %w", l.kind, err)
+		return err
 	}
-	for id := range found {
+	for _, id := range tablesOf(false, true) {
 		if err := l.tidy(id); err != nil {
-			return fmt.Errorf("back end %s: %w", l.kind, err)
+			return err
 		}
 	}
 	return nil
@@ -141,24 +152,11 @@ func (c *content) own() *content {
 	return mine
 }
 
-// openElsewhere looks at the back end that is not in use.
-func (p *Plane) openElsewhere() (err error) {
-	kind := Legacy
-	if p.options.Backend == Legacy {
-		kind = NFTables
-	}
-	if p.elsewhere, err = openPlace(kind, p); errors.Is(err, dataplane.ErrUnsupported) {
-		return nil // so there is nothing of ours
-	}
-	return err
-}
-
 // leftElsewhere is what is left there, before the first Sync.
 func (p *Plane) leftElsewhere() (found map[tableID]*content, err error) {
-	p.wasOff = false
 	if p.elsewhere != nil {
 		found, err = p.elsewhere.find()
-		p.wasOff = recorded(found)
+		p.config.LocalnetWasOff = p.config.LocalnetWasOff || recorded(found)
 	}
 	return found, err
 }
@@ -168,10 +166,10 @@ func (p *Plane) leave(ctx context.Context, found map[tableID]*content) error {
 	if p.elsewhere == nil {
 		return nil
 	}
-	if err := p.elsewhere.clear(ctx, found); err != nil {
-		return err
-	}
 	if len(found) > 0 {
+		if err := p.elsewhere.clear(ctx, found); err != nil {
+			return err
+		}
 		p.config.Log.Info("removed what was left in the other back end of iptables", "variant", p.elsewhere.kind)
 	}
 	err := p.elsewhere.close()
@@ -179,62 +177,46 @@ func (p *Plane) leave(ctx context.Context, found map[tableID]*content) error {
 	return err
 }
 
+// look makes a plane that is not asked to program anything. It sees both back ends, those that the kernel has.
+func look(c dataplane.Config) (*Plane, error) {
+	p := unopened(Options{Backend: NFTables}, c)
+	if err := p.openPlaces(); err != nil && !errors.Is(err, dataplane.ErrUnsupported) {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// places are the back ends in which there may be something of ours.
+func (p *Plane) places() []*place {
+	return slices.DeleteFunc([]*place{p.backend, p.elsewhere}, func(l *place) bool { return l == nil })
+}
+
 // inspect tells what this data plane, with whatever Options, has left in the network namespace of the calling thread.
-func inspect() (dataplane.Leftover, error) {
-	var t dataplane.Leftover
-	err := eachPlace(&Plane{}, func(l *place) error {
-		found, err := l.find()
+func inspect() (t dataplane.Leftover, err error) {
+	p, err := look(dataplane.Config{})
+	if err != nil {
+		return t, err
+	}
+	for _, l := range p.places() {
+		found, failed := l.find()
 		t.Rules = t.Rules || len(found) > 0
 		t.LocalnetWasOff = t.LocalnetWasOff || recorded(found)
-		return err
-	})
-	return t, err
+		err = errors.Join(err, failed)
+	}
+	return t, errors.Join(err, p.Close())
 }
 
-// removeLeft deletes that.
-func removeLeft(ctx context.Context, c dataplane.Config) (err error) {
-	p := &Plane{config: c}
-	if p.config.Log == nil {
-		p.config.Log = slog.New(slog.DiscardHandler)
-	}
-	if p.ipsets, err = openIPSets(p.config.Inject); err != nil {
+// removeFrom deletes the chains of a back end. It switches route_localnet off first, if that was off before and is not
+// to be kept.
+func (p *Plane) removeFrom(ctx context.Context, l *place) error {
+	found, err := l.find()
+	if err != nil {
 		return err
 	}
-	p.localnet = localnet.Open()
-	defer func() { err = errors.Join(err, p.Close()) }()
-	err = eachPlace(p, func(l *place) error {
-		found, err := l.find()
-		if err != nil {
+	if recorded(found) && !p.config.KeepLocalnet {
+		if err := p.localnet.Set("0"); err != nil {
 			return err
 		}
-		if recorded(found) && !c.KeepLocalnet {
-			if err := p.localnet.Set("0"); err != nil {
-				return err
-			}
-		}
-		return l.clear(ctx, found)
-	})
-	if err != nil {
-		return fmt.Errorf("iptables: %w", err)
 	}
-	sets, err := p.ipsets.list()
-	if err != nil {
-		return err
-	}
-	return p.ipsets.drop(sets)
-}
-
-func eachPlace(p *Plane, f func(*place) error) error {
-	var errs []error
-	for _, kind := range []Backend{Legacy, NFTables} {
-		l, err := openPlace(kind, p)
-		if errors.Is(err, dataplane.ErrUnsupported) {
-			continue // so there is nothing of ours
-		}
-		if err == nil {
-			err = errors.Join(f(l), l.close())
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	return l.clear(ctx, found)
 }

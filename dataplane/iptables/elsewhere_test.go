@@ -72,12 +72,12 @@ func TestClean(t *testing.T) {
 	onBoth(t, func(t *testing.T, b Backend) {
 		p := newPlane(t, Options{Backend: b}, dataplane.Config{LocalnetWasOff: true})
 		check(t, errors.Join(p.Sync(context.Background(), parse(t, everything)), p.Close()))
-		check(t, removeLeft(context.Background(), dataplane.Config{KeepLocalnet: true}))
+		check(t, Driver(Options{}).Remove(context.Background(), dataplane.Config{KeepLocalnet: true}))
 		routeLocalnet(t, "1")
 		if got := save(t, b); strings.Contains(got, "KUBE-") {
 			t.Errorf("Clean left\n%s", got)
 		}
-		check(t, removeLeft(context.Background(), dataplane.Config{}))
+		check(t, Driver(Options{}).Remove(context.Background(), dataplane.Config{}))
 	})
 }
 
@@ -87,7 +87,7 @@ func TestTraces_nothing(t *testing.T) {
 		if got := traces(t); got != (dataplane.Leftover{}) {
 			t.Errorf("traces: %+v", got)
 		}
-		check(t, removeLeft(context.Background(), dataplane.Config{}))
+		check(t, Driver(Options{}).Remove(context.Background(), dataplane.Config{}))
 		for _, file := range []string{"ip_tables_names", "ip6_tables_names"} {
 			if names, err := os.ReadFile("/proc/thread-self/net/" + file); err == nil && len(names) > 0 {
 				t.Errorf("%s: %s", file, names)
@@ -154,7 +154,7 @@ func TestPlace_changedMeanwhile(t *testing.T) {
 	onBoth(t, func(t *testing.T, b Backend) {
 		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
 		check(t, errors.Join(p.Sync(context.Background(), parse(t, everything)), p.Close()))
-		l, err := openPlace(b, p)
+		l, err := openPlace(b, p.config)
 		check(t, err)
 		found, err := l.find()
 		check(t, err)

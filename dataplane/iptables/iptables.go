@@ -19,6 +19,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,14 +57,13 @@ type Plane struct {
 	learned  dataplane.Learned
 	config   dataplane.Config
 	options  Options
-	backend  backend
+	backend  *place
 	ipsets   *ipsets
 	localnet localnet.Sysctl
 	v6       []bool         // the address families that the kernel has: whether each is IPv6
 	families []*familyState // in the order of v6; nil: the kernel's content is not known
 
 	elsewhere *place // the other back end; nil: there is nothing of ours
-	wasOff    bool   // the sysctl route_localnet, says what is left elsewhere
 	told      bool   // that kube-proxy's chains were replaced
 }
 
@@ -84,26 +84,27 @@ var (
 
 // Driver has planes with options.
 func Driver(o Options) dataplane.Driver {
-	return dataplane.Driver{
-		Name: "iptables", Open: New(o), Prepare: prepare(o), Inspect: inspect, Sessions: leftSessions, Remove: removeLeft,
-	}
+	d := dataplane.Driver{Name: "iptables", Open: New(o), Prepare: prepare(o), Inspect: inspect}
+	return d.SeenBy(func(c dataplane.Config) (dataplane.Dataplane, error) { return look(c) })
 }
 
 // New returns what opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
 func New(o Options) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
-		p := &Plane{config: c, options: o}
-		if c.Mark == 0 {
-			p.config.Mark = dataplane.DefaultMark
-		}
-		if c.Log == nil {
-			p.config.Log = slog.New(slog.DiscardHandler)
-		}
+		p := unopened(o, c)
 		if err := p.open(); err != nil {
 			return nil, errors.Join(fmt.Errorf("iptables: %w", err), p.Close())
 		}
 		return p, nil
 	}
+}
+
+func unopened(o Options, c dataplane.Config) *Plane {
+	c.Mark = cmp.Or(c.Mark, dataplane.DefaultMark)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Plane{config: c, options: o, localnet: localnet.Open()}
 }
 
 func (p *Plane) open() (err error) {
@@ -112,16 +113,10 @@ func (p *Plane) open() (err error) {
 			return err
 		}
 	}
-	p.localnet = localnet.Open()
-	if p.ipsets, err = openIPSets(p.config.Inject); err != nil {
+	if err := p.openPlaces(); err != nil {
 		return err
 	}
-	b, err := openBackend(p.options.Backend, p)
-	if err != nil {
-		return err
-	}
-	p.backend = b
-	return errors.Join(p.probe(), p.openElsewhere())
+	return p.probe()
 }
 
 // probe finds out whether the kernel has what every node needs. Nodes without IPv6 there are many.
@@ -158,9 +153,9 @@ const nat, filter = 0, 1
 
 var tableNames = [2]string{nat: "nat", filter: "filter"}
 
-// tableIDs are the tables of the families that the kernel has.
-func (p *Plane) tableIDs() (ids []tableID) {
-	for _, v6 := range p.v6 {
+// tablesOf are the tables of address families.
+func tablesOf(v6 ...bool) (ids []tableID) {
+	for _, v6 := range v6 {
 		for _, name := range tableNames {
 			ids = append(ids, tableID{v6, name})
 		}
@@ -367,7 +362,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 	}
 	defer p.backend.end()
 	if p.families != nil {
-		if ok, err := p.backend.undisturbed(p.tableIDs()); err != nil {
+		if ok, err := p.backend.undisturbed(tablesOf(p.v6...)); err != nil {
 			return r, fmt.Errorf("iptables: %w", err)
 		} else if ok && d == dataplane.Quick {
 			return r, nil
@@ -449,51 +444,22 @@ func describe(rules []rule) string {
 // kube-proxy has taken over since stay as they are.
 func (p *Plane) Remove(ctx context.Context) error {
 	p.families = nil
-	if err := p.remove(ctx); err != nil {
+	if err := p.config.Inject("iptables remove"); err != nil {
+		return fmt.Errorf("iptables: %w", err)
+	}
+	var err error
+	for _, l := range p.places() {
+		err = errors.Join(err, p.removeFrom(ctx, l))
+	}
+	if err == nil { // rules refer to ipsets
+		var sets []string
+		sets, err = p.ipsets.list()
+		err = cmp.Or(err, p.ipsets.drop(sets))
+	}
+	if err != nil {
 		return fmt.Errorf("iptables: %w", err)
 	}
 	return nil
-}
-
-// remove deletes the chains of both back ends. It switches route_localnet off first, if that was off before and is not
-// to be kept. The ipsets go last, because rules refer to them.
-func (p *Plane) remove(ctx context.Context) error {
-	if err := p.config.Inject("iptables remove"); err != nil {
-		return err
-	}
-	found := map[tableID]*content{}
-	for _, id := range p.tableIDs() {
-		have, err := p.backend.load(id)
-		if err != nil {
-			return err
-		}
-		if have = have.own(); len(have.chains) > 0 {
-			found[id] = have
-		}
-	}
-	left, err := p.leftElsewhere()
-	if err != nil {
-		return err
-	}
-	if (recorded(found) || p.wasOff) && !p.config.KeepLocalnet {
-		if err := p.localnet.Set("0"); err != nil {
-			return err
-		}
-	}
-	here := place{backend: p.backend, kind: p.options.Backend}
-	if err := errors.Join(here.clear(ctx, found), p.leave(ctx, left)); err != nil {
-		return err
-	}
-	for _, id := range p.tableIDs() {
-		if err := p.backend.tidy(id); err != nil {
-			return err
-		}
-	}
-	sets, err := p.ipsets.list()
-	if err != nil {
-		return err
-	}
-	return p.ipsets.drop(sets)
 }
 
 // Close implements dataplane.Dataplane.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/xt"
 	"fairlead.dev/fairlead/model"
@@ -51,6 +52,9 @@ func openNFT(fault func(string) error) (*nft, error) {
 		return nil, err
 	}
 	n := &nft{conn: c, fault: fault}
+	if _, err := c.Generation(); errors.Is(err, unix.EINVAL) {
+		return nil, errors.Join(fmt.Errorf("%w: this kernel has no nf_tables", dataplane.ErrUnsupported), n.close())
+	}
 	for i := range n.lists {
 		if n.lists[i], err = nfnetlink.Dial(); err != nil {
 			return nil, errors.Join(err, n.close())

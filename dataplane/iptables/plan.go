@@ -28,7 +28,7 @@ type planned struct {
 // toDo is what an Audit has found, if nothing has changed since, or plan.
 func (p *Plane) toDo(s *model.State, found *planned) (*planned, error) {
 	if found != nil && p.elsewhere == nil {
-		if same, err := p.backend.asLoaded(p.tableIDs()); same && err == nil {
+		if same, err := p.backend.asLoaded(tablesOf(p.v6...)); same && err == nil {
 			return found, nil
 		}
 	}
@@ -224,7 +224,7 @@ func (p *Plane) layOut(s *model.State, found *stored) []*familyState {
 		f := &familyState{layout: newLayout(v6, p.config.Mark, p.options)}
 		families[i] = f
 		_, f.recorded = found.tables[i][nat].chains[chainLocalnet]
-		f.recorded = f.recorded || !f.v6 && (p.wasOff || p.config.LocalnetWasOff)
+		f.recorded = f.recorded || !f.v6 && p.config.LocalnetWasOff
 		f.localnetWasOn = f.v6 || p.localnet.On()
 		both.Go(func() error {
 			f.all(s)

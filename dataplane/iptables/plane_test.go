@@ -462,7 +462,7 @@ COMMIT
 			if len(report.Drifts) > 0 {
 				t.Errorf("drifts: %v", report.Drifts)
 			}
-			if ok, err := p.backend.undisturbed(p.tableIDs()); !ok || err != nil {
+			if ok, err := p.backend.undisturbed(tablesOf(p.v6...)); !ok || err != nil {
 				t.Errorf("what others have added is not known after an audit: %v", err)
 			}
 			check(t, p.Apply(context.Background(), next, model.Diff(s, next)))
@@ -483,7 +483,7 @@ func TestNFT_withoutMatch(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		p := newPlane(t, Options{Backend: NFTables}, dataplane.Config{})
 		check(t, p.Sync(context.Background(), parse(t, everything)))
-		n, x := p.backend.(*nft), &transaction{}
+		n, x := p.backend.backend.(*nft), &transaction{}
 		x.in(tableID{name: "nat"})
 		m := x.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE, step{chainPost, &rule{protocol: model.SCTP}})
 		x.Text(unix.NFTA_RULE_TABLE, "nat")

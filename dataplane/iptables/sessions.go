@@ -19,22 +19,6 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// leftSessions are what this data plane, in whatever process, remembers of clients in the network namespace of the
-// calling thread; see dataplane.Handover.
-func leftSessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
-	return func(yield func(dataplane.Session, error) bool) {
-		p := &Plane{config: c}
-		sets, err := openIPSets(p.config.Inject)
-		if err != nil {
-			yield(dataplane.Session{}, fmt.Errorf("iptables: %w", err))
-			return
-		}
-		defer sets.close()
-		p.ipsets = sets
-		p.Sessions(ctx, s)(yield)
-	}
-}
-
 // Sessions implements dataplane.Handover. The names of ipsets tell whose they are.
 func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
