@@ -47,11 +47,11 @@ func isHint(chain string) bool {
 
 const hintTable = "mangle"
 
-func (n *nft) hinted() (found bool, err error) {
+func (n *nfTables) hinted() (found bool, err error) {
 	for _, v6 := range []bool{false, true} {
-		err := n.conn.Dump(listing(unix.NFT_MSG_GETCHAIN, tableID{v6: v6}, func() {}, func(attrs []byte) {
-			found = found || nfnetlink.Text(attrs, unix.NFTA_CHAIN_TABLE) == hintTable &&
-				isHint(nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME))
+		mangle := tableID{v6, hintTable}.of(nil)
+		err := n.Dump(mangle.Listing(unix.NFT_MSG_GETCHAIN, func() {}, func(attrs []byte) {
+			found = found || isHint(nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME))
 		}))
 		if found || err != nil {
 			return found, err

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/lab/allocs"
 	"fairlead.dev/fairlead/lab/nfnetlinktest"
 	"fairlead.dev/fairlead/model"
@@ -29,7 +30,7 @@ var fuzzedChange = change{
 // FuzzRules lists arbitrary messages to the plane as a table of iptables-nft: no panic, and bounded memory.
 func FuzzRules(f *testing.F) {
 	kernel := nfnetlinktest.New(f, nil)
-	n := &nft{conn: kernel.Socket, fault: func(string) error { return nil }}
+	n := &nfTables{Ruleset: nft.Over(kernel.Socket, func(string) error { return nil })}
 	c := fuzzedChange
 	c.table = tableID{name: "nat"}
 	if err := n.write([]*change{&c}); err != nil {
@@ -42,8 +43,8 @@ func FuzzRules(f *testing.F) {
 	f.Add(kernel.Sent())
 	f.Fuzz(func(t *testing.T, messages []byte) {
 		allocs.Bound(t, len(messages), func() {
-			n := &nft{conn: nfnetlinktest.New(t, messages).Socket, fault: func(string) error { return nil }}
-			if _, err := list(n.conn, c.table); err != nil {
+			n := &nfTables{Ruleset: nft.Over(nfnetlinktest.New(t, messages).Socket, func(string) error { return nil })}
+			if _, err := list(n.Socket, c.table); err != nil {
 				t.Error(err)
 			}
 			if err := n.tidy(c.table); err != nil {

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -15,14 +16,13 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/xt"
 	"fairlead.dev/fairlead/model"
 )
 
-// From include/uapi/linux/netfilter/nf_tables.h and nf_tables_compat.h; x/sys/unix lacks them.
+// From include/uapi/linux/netfilter/nf_tables_compat.h; x/sys/unix lacks them.
 const (
-	attrTableUserData = 6
-	attrChainUserData = 12
 	compatProtocol    = 1
 	compatFlags       = 2
 	extensionName     = 1 // of NFTA_MATCH_* and NFTA_TARGET_*
@@ -30,29 +30,32 @@ const (
 	extensionInfo     = 3
 )
 
-// chunkSize bounds one kernel transaction, and with it how long the ruleset's lock is held.
+// chunkSize bounds one kernel transaction, and with it how long the ruleset's lock is held. It is larger than that of
+// internal/nft: after each transaction with rules that jump, the kernel checks all jumps of the table anew.
 const chunkSize = 2 << 20
 
-// nft is the back end nf_tables. Its rules are what iptables-nft makes: comparisons of addresses and
+// nfTables is the back end nf_tables. Its rules are what iptables-nft makes: comparisons of addresses and
 // protocols in nf_tables' own words, matches and targets as extensions of x_tables.
-type nft struct {
-	conn  *nfnetlink.Socket
-	fault func(string) error
-	sets  setIndexes
-	// clean is the generation of the ruleset when all was as it should be; own counts our transactions since.
-	clean, own uint32
+//
+// The tables belong to all programs, and a table may have a hundred thousand rules. So the back end uses the steps and
+// transactions of internal/nft, but not its Table.Load, which reads a table as a whole and takes it for ours alone.
+type nfTables struct {
+	*nft.Ruleset
+	sets setIndexes
+	// clean is what Foreign said when all was as it should be.
+	clean uint32
 	// began is the generation at the last begin, loaded that at the one before the last load.
 	began, loaded uint32
 	lists         [2]*nfnetlink.Socket // of both families, which are read side by side
 }
 
-func openNFT(fault func(string) error) (*nft, error) {
-	c, err := nfnetlink.Dial()
+func openNFT(fault func(string) error) (*nfTables, error) {
+	r, err := nft.Open(fault)
 	if err != nil {
 		return nil, err
 	}
-	n := &nft{conn: c, fault: fault}
-	if _, err := c.Generation(); errors.Is(err, unix.EINVAL) {
+	n := &nfTables{Ruleset: r}
+	if _, err := n.Generation(); errors.Is(err, unix.EINVAL) {
 		return nil, errors.Join(fmt.Errorf("%w: this kernel has no nf_tables", dataplane.ErrUnsupported), n.close())
 	}
 	for i := range n.lists {
@@ -63,12 +66,12 @@ func openNFT(fault func(string) error) (*nft, error) {
 	return n, nil
 }
 
-func (n *nft) end()                           {}
-func (n *nft) use(sets setIndexes)            { n.sets = sets }
-func (n *nft) present(bool) ([]string, error) { return tableNames[:], nil } // one that is not there seems to be empty
+func (n *nfTables) end()                           {}
+func (n *nfTables) use(sets setIndexes)            { n.sets = sets }
+func (n *nfTables) present(bool) ([]string, error) { return tableNames[:], nil } // one that is not there seems empty
 
-func (n *nft) close() error {
-	err := n.conn.Close()
+func (n *nfTables) close() error {
+	err := n.Close()
 	for _, c := range n.lists {
 		if c != nil {
 			err = errors.Join(err, c.Close())
@@ -77,59 +80,49 @@ func (n *nft) close() error {
 	return err
 }
 
-func (n *nft) begin(context.Context) (err error) {
-	n.began, err = n.conn.Generation()
+func (n *nfTables) begin(context.Context) (err error) {
+	n.began, err = n.Generation()
 	return err
 }
 
-func (n *nft) settled() (err error) {
-	n.clean, err = n.conn.Generation()
-	n.own = 0
+func (n *nfTables) settled() (err error) {
+	n.clean, err = n.Foreign()
 	return err
 }
 
-func (n *nft) undisturbed([]tableID) (bool, error) {
-	now, err := n.conn.Generation()
-	return err == nil && n.clean != 0 && now == n.clean+n.own, err
+func (n *nfTables) undisturbed([]tableID) (bool, error) {
+	now, err := n.Foreign()
+	return err == nil && now == n.clean, err
 }
 
 // asLoaded implements backend.
-func (n *nft) asLoaded([]tableID) (bool, error) {
-	now, err := n.conn.Generation()
+func (n *nfTables) asLoaded([]tableID) (bool, error) {
+	now, err := n.Generation()
 	return err == nil && now == n.loaded, err
 }
 
-func nftFamily(v6 bool) uint8 {
-	if v6 {
-		return unix.NFPROTO_IPV6
+// of is a table as internal/nft knows it.
+func (id tableID) of(tx *nft.Transaction) *nft.Table {
+	t := &nft.Table{Family: nft.Families[0], Name: id.name, Tx: tx}
+	if id.v6 {
+		t.Family = nft.Families[1]
 	}
-	return unix.NFPROTO_IPV4
+	return t
 }
 
 // mark is a hash of what a rule says. It is kept in the rule's user data. iptables does not look at these, and other
 // programs do not write rules with them.
-func (n *nft) mark(_ tableID, r *rule) uint64 {
+func (n *nfTables) mark(_ tableID, r *rule) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(r.String()))
 	return h.Sum64()
-}
-
-// Types of the items in user data: nft's own for comments, and one that it skips.
-const (
-	userDataComment = 0
-	userDataMark    = 0x46
-)
-
-// listing asks for objects of one kind.
-func listing(verb uint16, id tableID, reset func(), each func(attrs []byte)) nfnetlink.Request {
-	return nfnetlink.Request{Kind: nfnetlink.NFTables | verb, Family: nftFamily(id.v6), Reset: reset, Each: each}
 }
 
 // maxLoads is how often a table is read anew because another process has changed the ruleset meanwhile.
 const maxLoads = 20
 
 // load implements backend.
-func (n *nft) load(id tableID) (*content, error) {
+func (n *nfTables) load(id tableID) (*content, error) {
 	conn := n.lists[0]
 	if id.v6 {
 		conn = n.lists[1]
@@ -156,10 +149,9 @@ func (n *nft) load(id tableID) (*content, error) {
 // part of its answer.
 func list(conn *nfnetlink.Socket, id tableID) (*content, error) {
 	var names []string
-	chains := listing(unix.NFT_MSG_GETCHAIN, id, func() { names = nil }, func(attrs []byte) {
-		if nfnetlink.Text(attrs, unix.NFTA_CHAIN_TABLE) == id.name {
-			names = append(names, nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME))
-		}
+	table := id.of(nil)
+	chains := table.Listing(unix.NFT_MSG_GETCHAIN, func() { names = nil }, func(attrs []byte) {
+		names = append(names, nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME))
 	})
 	if err := conn.Dump(chains); err != nil {
 		return nil, fmt.Errorf("list chains of %s: %w", id, err)
@@ -168,8 +160,7 @@ func list(conn *nfnetlink.Socket, id tableID) (*content, error) {
 	for _, name := range names {
 		part := &content{}
 		reset := func() { *part = content{chains: map[string][]uint64{}} }
-		rules := listing(unix.NFT_MSG_GETRULE, id, reset, func(attrs []byte) { part.add(attrs) })
-		rules.Filter.Text(unix.NFTA_RULE_TABLE, id.name)
+		rules := table.Listing(unix.NFT_MSG_GETRULE, reset, func(attrs []byte) { part.add(attrs) })
 		rules.Filter.Text(unix.NFTA_RULE_CHAIN, name)
 		if err := conn.Dump(rules); err != nil {
 			return nil, fmt.Errorf("list chain %s of %s: %w", name, id, err)
@@ -184,7 +175,10 @@ func list(conn *nfnetlink.Socket, id tableID) (*content, error) {
 // add takes a rule as nf_tables lists it.
 func (c *content) add(attrs []byte) {
 	chain := nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN)
-	mark := ruleMark(nfnetlink.Attribute(attrs, unix.NFTA_RULE_USERDATA))
+	mark := uint64(0) // that of a rule of another program
+	if b := nft.RuleMark(attrs); len(b) == 8 {
+		mark = binary.BigEndian.Uint64(b)
+	}
 	if owned(chain) {
 		c.chains[chain] = append(c.chains[chain], mark)
 		return
@@ -199,81 +193,51 @@ func isBase(chain string) bool {
 	return slices.Contains(xt.HookNames[:], chain)
 }
 
-// ruleMark is the mark in a rule's user data; 0 if the rule is not ours.
-func ruleMark(user []byte) uint64 {
-	for len(user) >= 2 && len(user) >= 2+int(user[1]) {
-		if user[0] == userDataMark && user[1] == 8 {
-			return binary.BigEndian.Uint64(user[2:])
-		}
-		user = user[2+user[1]:]
-	}
-	return 0
-}
-
-// transaction gathers messages. It writes them itself, without a structure for each expression as internal/nft has
-// them: with 10,000 Services of ten endpoints there are more than 100,000 rules, of several expressions each.
+// writer turns a change of a table into steps. It writes rules itself, without a structure for each expression as
+// internal/nft has them: with 10,000 Services of ten endpoints there are more than 100,000 rules, of several
+// expressions each.
 //
-// Units are the places where it may be divided. The order of the messages is such that packets find their way after
-// each unit, whatever becomes of the rest:
+// The order of the steps is such that packets find their way after each run of joined ones, whatever becomes of the
+// rest:
 //
 //	new chains, empty ─► the rules of each chain, those first to which others lead ─► the kernel's chains lead there
 //	                                                        ─► rules of chains that go ─► these chains
-type transaction struct {
-	nfnetlink.Encoder
-	family uint8
-	table  string
-	units  []unit
-	steps  []step
+type writer struct {
+	*nft.Table
+	*change
+	sets setIndexes
 }
 
-// unit is where some messages end that belong together.
-type unit struct{ bytes, steps int }
-
-// step says what a message is about.
-type step struct {
-	chain string
-	rule  *rule
+func (n *nfTables) writer(tx *nft.Transaction, c *change) writer {
+	return writer{c.table.of(tx), c, n.sets}
 }
-
-func (s step) String() string {
-	if s.rule != nil {
-		return fmt.Sprintf("-A %s %s", s.chain, s.rule)
-	}
-	return "chain " + s.chain
-}
-
-func (t *transaction) begin(verb, flags uint16, s step) int {
-	t.steps = append(t.steps, s)
-	return t.Message(nfnetlink.NFTables|verb, flags, t.family)
-}
-
-func (t *transaction) unit() { t.units = append(t.units, unit{len(t.B), len(t.steps)}) }
 
 // write implements backend, as one transaction if it is not too large: all or nothing for packets, too. A
 // large one is divided so that packets find their way after each part, and no part is kept when it was sent.
-func (n *nft) write(changes []*change) error {
-	t := &transaction{}
+func (n *nfTables) write(changes []*change) error {
+	tx := &nft.Transaction{}
+	var writers []writer
 	for _, c := range changes {
-		t.in(c.table)
-		t.prepare(c)
+		w := n.writer(tx, c)
+		w.prepare()
+		writers = append(writers, w)
 	}
 	// The largest one comes first: what is small is in one transaction then, mostly the last one.
-	bySize := slices.Clone(changes)
-	slices.SortStableFunc(bySize, func(a, b *change) int { return cmp.Compare(b.rules(), a.rules()) })
-	for _, c := range bySize {
-		t.in(c.table)
-		for _, name := range c.chains() {
-			if err := n.commitLarge(t); err != nil {
-				return err
+	bySize := slices.SortedStableFunc(slices.Values(writers), func(a, b writer) int { return cmp.Compare(b.rules(), a.rules()) })
+	for _, w := range bySize {
+		for _, name := range w.chains() {
+			if len(tx.B) >= chunkSize {
+				if err := n.commit(tx); err != nil {
+					return err
+				}
 			}
-			t.chainRules(name, c.set[name], n.sets)
+			w.chainRules(name)
 		}
 	}
-	for _, c := range changes {
-		t.in(c.table)
-		t.finishChange(c, n.sets)
+	for _, w := range writers {
+		w.finish()
 	}
-	return n.commit(t)
+	return n.commit(tx)
 }
 
 // rules is how many rules the chains of a change have.
@@ -284,357 +248,261 @@ func (c *change) rules() (n int) {
 	return n
 }
 
-func (t *transaction) in(id tableID) { t.family, t.table = nftFamily(id.v6), id.name }
-
 // prepare makes the table, and all chains before there are rules that lead to them.
-func (t *transaction) prepare(c *change) {
-	if len(c.set) > 0 || len(c.add) > 0 {
-		m := t.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, step{chain: c.table.name})
-		t.Text(unix.NFTA_TABLE_NAME, t.table)
-		t.Bytes(attrTableUserData, ours())
-		t.Finish(m)
+func (w writer) prepare() {
+	if len(w.set) > 0 || len(w.add) > 0 {
+		w.Object(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, "")
+		w.Tx.Bytes(nft.TableUserData, nft.OurData())
+		w.Tx.End()
 	}
 	made := map[string]bool{}
-	for _, b := range c.add {
+	for _, b := range w.add {
 		if !made[b.chain] {
 			made[b.chain] = true
-			t.newBaseChain(b.chain)
+			w.NewChain(nft.Chain{Name: b.chain, Hook: hook(w.Name, b.chain), UserData: nft.OurData()})
 		}
 	}
-	for name := range c.set {
-		if !c.known[name] {
-			t.chainMessage(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, name)
+	for name := range w.set {
+		if !w.known[name] {
+			w.NewChain(nft.Chain{Name: name})
 		}
 	}
-	t.unit()
 }
 
-// ours is user data that says that we have made an object.
-func ours() []byte { return []byte{userDataMark, 1, 1} }
-
-// newBaseChain makes a chain of the kernel's own, as iptables-nft does, which numbers hooks as the kernel does.
-func (t *transaction) newBaseChain(name string) {
-	priority := int32(0)
+// hook is where a chain of the kernel's own hangs, as iptables-nft makes it, which numbers hooks as the kernel does.
+func hook(table, chain string) *nft.Hook {
+	h := &nft.Hook{Kind: table, Number: uint32(slices.Index(xt.HookNames[:], chain))}
 	switch {
-	case t.table == tableNames[nat] && name == "POSTROUTING":
-		priority = 100
-	case t.table == tableNames[nat]:
-		priority = -100
+	case table == tableNames[nat] && chain == "POSTROUTING":
+		h.Priority = 100
+	case table == tableNames[nat]:
+		h.Priority = -100
 	}
-	m := t.about(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, step{chain: name})
-	h := t.Open(unix.NFTA_CHAIN_HOOK)
-	t.Uint32(unix.NFTA_HOOK_HOOKNUM, uint32(slices.Index(xt.HookNames[:], name)))
-	t.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(priority))
-	t.Close(h)
-	t.Text(unix.NFTA_CHAIN_TYPE, t.table)
-	t.Bytes(attrChainUserData, ours())
-	t.Finish(m)
+	return h
 }
 
-// about begins a message about a chain, or about rules of one, of which the name is another attribute.
-func (t *transaction) about(verb, flags, name uint16, s step) int {
-	m := t.begin(verb, flags, s)
-	t.Text(unix.NFTA_RULE_TABLE, t.table) // it has this number in all messages
-	t.Text(name, s.chain)
-	return m
-}
-
-func (t *transaction) chainMessage(verb, flags uint16, name string) {
-	t.Finish(t.about(verb, flags, unix.NFTA_CHAIN_NAME, step{chain: name}))
-}
-
-func (t *transaction) flush(name string) {
-	t.Finish(t.about(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, step{chain: name}))
-}
-
-// chainRules makes a chain hold these rules, whatever it held.
-func (t *transaction) chainRules(name string, rules []rule, sets setIndexes) {
-	t.flush(name)
-	for i := range rules {
-		t.newRule(unix.NLM_F_APPEND, name, &rules[i], sets)
-	}
-	t.unit()
-}
-
-// finishChange lets the kernel's chains lead to ours when these are complete, and takes away what nothing
-// leads to any more.
-func (t *transaction) finishChange(c *change, sets setIndexes) {
-	for i := range c.add {
-		t.newRule(0, c.add[i].chain, &c.add[i].rule, sets)
-	}
-	for _, f := range c.remove {
-		m := t.about(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, step{chain: f.chain})
-		t.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, f.id))
-		t.Finish(m)
-	}
-	t.unit()
-	for _, name := range c.gone {
-		t.flush(name)
-		t.unit()
-	}
-	for _, name := range c.gone {
-		t.chainMessage(unix.NFT_MSG_DELCHAIN, 0, name)
-		t.unit()
+// chainRules makes a chain hold its rules, whatever it held.
+func (w writer) chainRules(name string) {
+	w.Flush(name)
+	for i := range w.set[name] {
+		w.Tx.Join()
+		w.newRule(unix.NLM_F_APPEND, name, &w.set[name][i])
 	}
 }
 
-func (t *transaction) newRule(flags uint16, chain string, r *rule, sets setIndexes) {
-	m := t.about(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, unix.NFTA_RULE_CHAIN, step{chain, r})
-	x := t.Open(unix.NFTA_RULE_EXPRESSIONS)
-	t.expressions(r, sets)
-	t.Close(x)
+// finish lets the kernel's chains lead to ours when these are complete, and takes away what nothing leads to any more.
+// What leads from the kernel's chains changes at once.
+func (w writer) finish() {
+	for i := range w.add {
+		w.Tx.Join()
+		w.newRule(0, w.add[i].chain, &w.add[i].rule)
+	}
+	for _, f := range w.remove {
+		w.Tx.Join()
+		w.Object(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, f.chain)
+		w.Tx.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, f.id))
+		w.Tx.End()
+	}
+	for _, name := range w.gone {
+		w.Flush(name)
+	}
+	for _, name := range w.gone {
+		w.deleteChain(name)
+	}
+}
+
+// deleteChain deletes an empty one.
+func (w writer) deleteChain(name string) {
+	w.Object(unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME, name)
+	w.Tx.End()
+}
+
+// maxComment is how much of a comment nft prints.
+const maxComment = 128
+
+func (w writer) newRule(flags uint16, chain string, r *rule) {
+	w.Object(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, unix.NFTA_RULE_CHAIN, chain)
+	x := w.Tx.Open(unix.NFTA_RULE_EXPRESSIONS)
+	w.expressions(r)
+	w.Tx.Close(x)
 	if r.protocol != 0 {
-		c := t.Open(unix.NFTA_RULE_COMPAT)
-		t.Uint32(compatProtocol, uint32(r.protocol))
-		t.Uint32(compatFlags, 0)
-		t.Close(c)
+		c := w.Tx.Open(unix.NFTA_RULE_COMPAT)
+		w.Tx.Uint32(compatProtocol, uint32(r.protocol))
+		w.Tx.Uint32(compatFlags, 0)
+		w.Tx.Close(c)
 	}
-	user := []byte{userDataMark, 8}
-	user = binary.BigEndian.AppendUint64(user, (*nft)(nil).mark(tableID{}, r))
-	if r.comment != "" {
-		comment := r.comment[:min(len(r.comment), 128)]
-		user = append(user, userDataComment, byte(len(comment)+1))
-		user = append(append(user, comment...), 0)
-	}
-	t.Bytes(unix.NFTA_RULE_USERDATA, user)
-	t.Finish(m)
+	mark := binary.BigEndian.AppendUint64(nil, (*nfTables)(nil).mark(tableID{}, r))
+	w.Tx.Bytes(unix.NFTA_RULE_USERDATA, nft.RuleData(string(mark), r.comment[:min(len(r.comment), maxComment)]))
+	w.Tx.End()
 }
 
-// expression encloses the attributes of an expression.
-func (t *transaction) expression(name string, attrs func()) {
-	e := t.Open(unix.NFTA_LIST_ELEM)
-	t.Text(unix.NFTA_EXPR_NAME, name)
-	d := t.Open(unix.NFTA_EXPR_DATA)
-	attrs()
-	t.Close(d)
-	t.Close(e)
+// expression writes one: attributes that are numbers, in pairs of kind and value, and those that more writes.
+func (w writer) expression(name string, more func(), numbers ...uint32) {
+	e := w.Tx.Open(unix.NFTA_LIST_ELEM)
+	w.Tx.Text(unix.NFTA_EXPR_NAME, name)
+	d := w.Tx.Open(unix.NFTA_EXPR_DATA)
+	for i := 0; i < len(numbers); i += 2 {
+		w.Tx.Uint32(uint16(numbers[i]), numbers[i+1])
+	}
+	more()
+	w.Tx.Close(d)
+	w.Tx.Close(e)
 }
-
-func (t *transaction) v6() bool { return t.family == unix.NFPROTO_IPV6 }
 
 // expressions encodes a rule as iptables-nft does: addresses, interface and protocol as expressions, other matches as
 // extensions of x_tables.
-func (t *transaction) expressions(r *rule, sets setIndexes) {
-	source, destination := uint32(12), uint32(16)
-	if t.v6() {
-		source, destination = 8, 24
-	}
+func (w writer) expressions(r *rule) {
 	if r.chance != 0 { // the others cost nothing if it decides against the rule
-		t.extension("match", statisticMatch(r.chance))
+		w.extension("match", statisticMatch(r.chance))
 	}
 	if r.dst.IsValid() {
-		t.prefix(destination, r.dst, false)
+		w.prefix(w.Family.Destination, r.dst, false)
 	}
 	if r.src.IsValid() {
-		t.prefix(source, r.src, r.notSrc)
+		w.prefix(w.Family.Source, r.src, r.notSrc)
 	}
 	if r.in != "" {
-		t.meta(unix.NFT_META_IIFNAME)
+		w.meta(unix.NFT_META_IIFNAME)
 		name, wild := strings.CutSuffix(r.in, "*")
 		data := []byte(name)
 		if !wild {
 			data = append(data, 0)
 		}
-		t.compare(r.notIn, data)
+		w.compare(r.notIn, data)
 	}
 	if r.protocol != 0 {
-		t.meta(unix.NFT_META_L4PROTO)
-		t.compare(false, []byte{byte(r.protocol)})
+		w.meta(unix.NFT_META_L4PROTO)
+		w.compare(false, []byte{byte(r.protocol)})
 	}
-	for _, m := range r.matches(sets) {
+	for _, m := range r.matches(w.sets) {
 		if m.name != "statistic" {
-			t.extension("match", m)
+			w.extension("match", m)
 		}
 	}
-	t.target(r.do, sets)
+	w.target(r.do)
 }
 
 // target encodes what a rule does with a packet: an extension of x_tables, or a verdict.
-func (t *transaction) target(do target, sets setIndexes) {
-	if x, ok := do.extension(t.v6(), sets); ok {
-		t.extension("target", x)
+func (w writer) target(do target) {
+	if x, ok := do.extension(w.Family.V6(), w.sets); ok {
+		w.extension("target", x)
 		return
 	}
-	var code int32
-	switch do.verb {
-	case jump:
-		code = unix.NFT_JUMP
-	case goTo:
-		code = unix.NFT_GOTO
-	case back:
-		code = unix.NFT_RETURN
-	case accept:
-		code = 1
-	}
-	t.expression("immediate", func() {
-		t.Uint32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
-		d := t.Open(unix.NFTA_IMMEDIATE_DATA)
-		v := t.Open(unix.NFTA_DATA_VERDICT)
-		t.Uint32(unix.NFTA_VERDICT_CODE, uint32(code))
+	codes := [...]int32{jump: unix.NFT_JUMP, goTo: unix.NFT_GOTO, back: unix.NFT_RETURN, accept: 1, drop: 0}
+	w.expression("immediate", func() {
+		d := w.Tx.Open(unix.NFTA_IMMEDIATE_DATA)
+		v := w.Tx.Open(unix.NFTA_DATA_VERDICT)
+		w.Tx.Uint32(unix.NFTA_VERDICT_CODE, uint32(codes[do.verb]))
 		if do.name != "" {
-			t.Text(unix.NFTA_VERDICT_CHAIN, do.name)
+			w.Tx.Text(unix.NFTA_VERDICT_CHAIN, do.name)
 		}
-		t.Close(v)
-		t.Close(d)
-	})
+		w.Tx.Close(v)
+		w.Tx.Close(d)
+	}, unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
 }
 
-func (t *transaction) extension(kind string, x extension) {
-	t.expression(kind, func() {
-		t.Text(extensionName, x.name)
-		t.Uint32(extensionRevision, uint32(x.revision))
-		t.Bytes(extensionInfo, x.info)
+func (w writer) extension(kind string, x extension) {
+	w.expression(kind, func() {
+		w.Tx.Text(extensionName, x.name)
+		w.Tx.Uint32(extensionRevision, uint32(x.revision))
+		w.Tx.Bytes(extensionInfo, x.info)
 	})
 }
 
 // prefix compares the first bits of an address.
-func (t *transaction) prefix(offset uint32, p netip.Prefix, differs bool) {
+func (w writer) prefix(offset uint32, p netip.Prefix, differs bool) {
 	address, bits := p.Addr().AsSlice(), p.Bits()
-	t.expression("payload", func() {
-		t.Uint32(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1)
-		t.Uint32(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER)
-		t.Uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
-		t.Uint32(unix.NFTA_PAYLOAD_LEN, uint32(len(address)))
-	})
+	n := uint32(len(address))
+	w.expression("payload", func() {}, unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1,
+		unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFTA_PAYLOAD_OFFSET, offset, unix.NFTA_PAYLOAD_LEN, n)
 	if bits < 8*len(address) {
-		mask := make([]byte, len(address))
-		for i := range bits {
-			mask[i/8] |= 0x80 >> (i % 8)
-		}
-		t.expression("bitwise", func() {
-			t.Uint32(unix.NFTA_BITWISE_SREG, unix.NFT_REG_1)
-			t.Uint32(unix.NFTA_BITWISE_DREG, unix.NFT_REG_1)
-			t.Uint32(unix.NFTA_BITWISE_LEN, uint32(len(address)))
-			t.value(unix.NFTA_BITWISE_MASK, mask)
-			t.value(unix.NFTA_BITWISE_XOR, make([]byte, len(address)))
-		})
+		w.expression("bitwise", func() {
+			mask := make([]byte, len(address))
+			putMask(mask, bits)
+			w.value(unix.NFTA_BITWISE_MASK, mask)
+			w.value(unix.NFTA_BITWISE_XOR, make([]byte, len(address)))
+		}, unix.NFTA_BITWISE_SREG, unix.NFT_REG_1, unix.NFTA_BITWISE_DREG, unix.NFT_REG_1, unix.NFTA_BITWISE_LEN, n)
 	}
-	t.compare(differs, address)
+	w.compare(differs, address)
 }
 
-func (t *transaction) value(kind uint16, data []byte) {
-	v := t.Open(kind)
-	t.Bytes(unix.NFTA_DATA_VALUE, data)
-	t.Close(v)
+func (w writer) value(kind uint16, data []byte) {
+	v := w.Tx.Open(kind)
+	w.Tx.Bytes(unix.NFTA_DATA_VALUE, data)
+	w.Tx.Close(v)
 }
 
-func (t *transaction) meta(key uint32) {
-	t.expression("meta", func() {
-		t.Uint32(unix.NFTA_META_DREG, unix.NFT_REG_1)
-		t.Uint32(unix.NFTA_META_KEY, key)
-	})
+func (w writer) meta(key uint32) {
+	w.expression("meta", func() {}, unix.NFTA_META_DREG, unix.NFT_REG_1, unix.NFTA_META_KEY, key)
 }
 
-func (t *transaction) compare(differs bool, data []byte) {
-	t.expression("cmp", func() {
-		t.Uint32(unix.NFTA_CMP_SREG, unix.NFT_REG_1)
-		op := uint32(unix.NFT_CMP_EQ)
-		if differs {
-			op = unix.NFT_CMP_NEQ
-		}
-		t.Uint32(unix.NFTA_CMP_OP, op)
-		t.value(unix.NFTA_CMP_DATA, data)
-	})
-}
-
-// partSize bounds one kernel transaction.
-func (n *nft) partSize() int { return min(chunkSize, n.conn.Room/4) }
-
-// commitLarge sends what is too large to become larger, and empties the transaction then.
-func (n *nft) commitLarge(t *transaction) error {
-	if len(t.B) < n.partSize() {
-		return nil
+func (w writer) compare(differs bool, data []byte) {
+	op := uint32(unix.NFT_CMP_EQ)
+	if differs {
+		op = unix.NFT_CMP_NEQ
 	}
-	err := n.commit(t)
-	clear(t.steps)
-	t.B, t.steps, t.units = t.B[:0], t.steps[:0], t.units[:0]
-	return err
+	w.expression("cmp", func() { w.value(unix.NFTA_CMP_DATA, data) },
+		unix.NFTA_CMP_SREG, unix.NFT_REG_1, unix.NFTA_CMP_OP, op)
 }
 
-// commit sends the transaction, in parts if it is large.
-func (n *nft) commit(t *transaction) error {
-	size := n.partSize()
-	from := unit{}
-	for i, u := range t.units {
-		last := i == len(t.units)-1
-		if u.bytes > from.bytes && (last || t.units[i+1].bytes-from.bytes > size) {
-			if err := n.transact(t, from, u); err != nil {
-				return err
-			}
-			from = u
+// commit sends the transaction, in parts if it is large, and empties it.
+func (n *nfTables) commit(tx *nft.Transaction) error {
+	for steps := range tx.Chunks(n.Socket, chunkSize) {
+		if err := explain(n.Send(tx, steps)); err != nil {
+			return err
+		}
+	}
+	tx.B, tx.Steps = tx.B[:0], tx.Steps[:0]
+	return nil
+}
+
+// explain tells apart what is about a rule.
+func explain(err error) error {
+	var r *nft.Refusal
+	switch {
+	case !errors.As(err, &r), r.Verb == 0:
+		return err
+	case !errors.Is(err, unix.ENOENT):
+		return judged(r.Step, r.Unwrap())
+	case r.Verb == unix.NFT_MSG_NEWRULE: // the chain is there: it was flushed just before
+		return &refusedError{r.Step, fmt.Errorf("%w: a chain, or a module for a match or target of it", unix.ENOENT)}
+	}
+	return err // what was there is gone
+}
+
+// probe implements backend. The rules' parts must be there as extensions of nf_tables' compatibility.
+func (n *nfTables) probe(v6 bool) error {
+	address := netip.IPv4Unspecified()
+	if v6 {
+		address = netip.IPv6Unspecified()
+	}
+	const chain = "KUBE-SVC-PROBE"
+	for _, r := range []rule{
+		{unmarked: 1, notState: stateDNAT, do: target{verb: orMark, mark: 1}},
+		{protocol: model.TCP, ports: ports{1, 2}, chance: 1, do: target{verb: dnat, to: netip.AddrPortFrom(address, 1)}},
+		{do: target{verb: masquerade}},
+	} {
+		c := newChange(tableID{v6, tableNames[nat]})
+		c.set[chain] = []rule{r}
+		w := n.writer(&nft.Transaction{}, c)
+		w.prepare()
+		w.chainRules(chain)
+		if err := explain(w.Tx.Check(n.Socket)); err != nil {
+			return fmt.Errorf("%s: %w", r, err)
 		}
 	}
 	return nil
 }
 
-// probe implements backend. The rules' parts must be there as extensions of nf_tables' compatibility.
-func (n *nft) probe(v6 bool) error {
-	id := tableID{v6, tableNames[nat]}
-	t := &transaction{}
-	t.in(id)
-	address := netip.IPv4Unspecified()
-	if v6 {
-		address = netip.IPv6Unspecified()
-	}
-	rules := []rule{
-		{unmarked: 1, notState: stateDNAT, do: target{verb: orMark, mark: 1}},
-		{protocol: model.TCP, ports: ports{1, 2}, chance: 1, do: target{verb: dnat, to: netip.AddrPortFrom(address, 1)}},
-		{do: target{verb: masquerade}},
-	}
-	const chain = "KUBE-SVC-PROBE"
-	t.prepare(&change{table: id, set: map[string][]rule{chain: rules}})
-	t.chainRules(chain, rules, nil)
-	b := n.conn.Begin()
-	b.B = append(b.B, t.B...)
-	return explain(n.conn.Check(), t.steps)
-}
-
-// transact has the kernel perform messages: all or none of them.
-func (n *nft) transact(t *transaction, from, to unit) error {
-	if err := n.fault("nf_tables commit"); err != nil {
-		return err
-	}
-	b := n.conn.Begin()
-	b.B = append(b.B, t.B[from.bytes:to.bytes]...)
-	err := explain(n.conn.Commit(), t.steps[from.steps:to.steps])
-	if err == nil {
-		n.own++
-	}
-	return err
-}
-
-// explain says which step was refused, if one was.
-func explain(err error, steps []step) error {
-	var r *nfnetlink.Refusal
-	switch {
-	case !errors.As(err, &r):
-		return err
-	case r.Message < 0:
-		return fmt.Errorf("nf_tables: %w", r.Err)
-	}
-	step := steps[r.Message]
-	switch {
-	case r.Err == unix.ENOENT && step.rule != nil: // the chain is there: it was flushed just before
-		return &refusedError{step.String(), fmt.Errorf("%w: a chain, or a module for a match or target of it", r.Err)}
-	case r.Err == unix.ENOENT: // what was there is gone
-		return fmt.Errorf("nf_tables: %s: %w", step, r.Err)
-	}
-	return judged(step.String(), r.Err)
-}
-
 // tidy deletes what we made for lack of it: the kernel's chains, if they are empty, and their table.
-func (n *nft) tidy(id tableID) error {
-	t := &transaction{}
-	t.in(id)
+func (n *nfTables) tidy(id tableID) error {
+	w := n.writer(&nft.Transaction{}, newChange(id))
 	empty, all := []string{}, 0
 	reset := func() { empty, all = nil, 0 }
-	err := n.conn.Dump(listing(unix.NFT_MSG_GETCHAIN, id, reset, func(attrs []byte) {
-		if nfnetlink.Text(attrs, unix.NFTA_CHAIN_TABLE) != id.name {
-			return
-		}
+	err := n.Dump(w.Listing(unix.NFT_MSG_GETCHAIN, reset, func(attrs []byte) {
 		all++
 		used := nfnetlink.Uint32(attrs, unix.NFTA_CHAIN_USE)
-		if used == 0 && string(nfnetlink.Attribute(attrs, attrChainUserData)) == string(ours()) {
+		if used == 0 && bytes.Equal(nfnetlink.Attribute(attrs, nft.ChainUserData), nft.OurData()) {
 			empty = append(empty, nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME))
 		}
 	}))
@@ -642,21 +510,17 @@ func (n *nft) tidy(id tableID) error {
 		return err
 	}
 	for _, name := range empty {
-		t.chainMessage(unix.NFT_MSG_DELCHAIN, 0, name)
+		w.deleteChain(name)
 	}
 	made := false
-	table := listing(unix.NFT_MSG_GETTABLE, id, nil, func(attrs []byte) {
-		made = string(nfnetlink.Attribute(attrs, attrTableUserData)) == string(ours())
-	})
-	table.Filter.Text(unix.NFTA_TABLE_NAME, id.name)
-	if err := n.conn.Get(table); err != nil && !errors.Is(err, unix.ENOENT) {
+	err = n.Get(w.Listing(unix.NFT_MSG_GETTABLE, nil, func(attrs []byte) {
+		made = bytes.Equal(nfnetlink.Attribute(attrs, nft.TableUserData), nft.OurData())
+	}))
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	if made && all == len(empty) {
-		m := t.begin(unix.NFT_MSG_DELTABLE, 0, step{chain: id.name})
-		t.Text(unix.NFTA_TABLE_NAME, id.name)
-		t.Finish(m)
+		w.Delete()
 	}
-	t.unit()
-	return n.commit(t)
+	return n.commit(w.Tx)
 }

@@ -20,6 +20,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/internal/localnet"
+	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/xt"
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/model"
@@ -483,17 +484,14 @@ func TestNFT_withoutMatch(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		p := newPlane(t, Options{Backend: NFTables}, dataplane.Config{})
 		check(t, p.Sync(context.Background(), parse(t, everything)))
-		n, x := p.backend.backend.(*nft), &transaction{}
-		x.in(tableID{name: "nat"})
-		m := x.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE, step{chainPost, &rule{protocol: model.SCTP}})
-		x.Text(unix.NFTA_RULE_TABLE, "nat")
-		x.Text(unix.NFTA_RULE_CHAIN, chainPost)
-		e := x.Open(unix.NFTA_RULE_EXPRESSIONS)
-		x.extension("match", extension{name: "nobody has it"})
-		x.Close(e)
-		x.Finish(m)
-		x.unit()
-		if err := n.commit(x); !refused(err) || !strings.Contains(err.Error(), "-p sctp") {
+		n := p.backend.backend.(*nfTables)
+		w := n.writer(&nft.Transaction{}, newChange(tableID{name: "nat"}))
+		w.Object(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE, unix.NFTA_RULE_CHAIN, chainPost)
+		e := w.Tx.Open(unix.NFTA_RULE_EXPRESSIONS)
+		w.extension("match", extension{name: "nobody has it"})
+		w.Tx.Close(e)
+		w.Tx.End()
+		if err := n.commit(w.Tx); !refused(err) || !strings.Contains(err.Error(), chainPost) {
 			t.Errorf("want the rule refused, got %v", err)
 		}
 		check(t, errors.Join(p.Remove(context.Background()), p.Close()))

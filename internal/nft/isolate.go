@@ -21,7 +21,7 @@ func (t *Transaction) Commit(c *nfnetlink.Socket, send func(steps []Step) error)
 		return send(t.Steps) // all or none: a new table takes the place of the old one
 	}
 	var errs []error
-	for steps := range t.Chunks(c) {
+	for steps := range t.Chunks(c, chunkSize) {
 		isolate(steps, send, &errs)
 	}
 	err := errors.Join(errs...)

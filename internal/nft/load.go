@@ -32,8 +32,8 @@ func (t *Table) Load(c *nfnetlink.Socket, chains []Chain) error {
 	return nil
 }
 
-// listing asks for objects of one kind in our table. The kernel may list those of others too.
-func (t *Table) listing(verb uint16, reset func(), each func(attrs []byte)) nfnetlink.Request {
+// Listing asks for objects of one kind in the table. The kernel may list those of others too.
+func (t *Table) Listing(verb uint16, reset func(), each func(attrs []byte)) nfnetlink.Request {
 	const own = unix.NFTA_TABLE_NAME // the table's name has this number in all kinds of messages
 	r := nfnetlink.Request{Kind: nfnetlink.NFTables | verb, Family: t.Family.Number, Reset: reset}
 	r.Each = func(attrs []byte) {
@@ -47,7 +47,7 @@ func (t *Table) listing(verb uint16, reset func(), each func(attrs []byte)) nfne
 
 // LoadTable finds out whether the table exists.
 func (t *Table) LoadTable(c *nfnetlink.Socket) error {
-	l := t.listing(unix.NFT_MSG_GETTABLE, func() {}, func(attrs []byte) {
+	l := t.Listing(unix.NFT_MSG_GETTABLE, func() {}, func(attrs []byte) {
 		t.Exists = true
 		t.Foreign = nfnetlink.Uint32(attrs, unix.NFTA_TABLE_FLAGS) != 0 // dormant, or owned by another process
 	})
@@ -57,7 +57,7 @@ func (t *Table) LoadTable(c *nfnetlink.Socket) error {
 
 func (t *Table) loadSets(c *nfnetlink.Socket) error {
 	reset := func() { clear(t.FoundSets) }
-	return c.Dump(t.listing(unix.NFT_MSG_GETSET, reset, func(attrs []byte) {
+	return c.Dump(t.Listing(unix.NFT_MSG_GETSET, reset, func(attrs []byte) {
 		name := nfnetlink.Text(attrs, unix.NFTA_SET_NAME)
 		t.FoundSets[name] = true
 		s := t.set(name)
@@ -79,7 +79,7 @@ func (t *Table) set(name string) *Set {
 // Finds reports whether the kernel has one of the sets, in its form, whatever else is in the table.
 func (t *Table) Finds(c *nfnetlink.Socket, set int) (found bool, err error) {
 	s := t.Sets[set]
-	err = c.Dump(t.listing(unix.NFT_MSG_GETSET, func() { found = false }, func(attrs []byte) {
+	err = c.Dump(t.Listing(unix.NFT_MSG_GETSET, func() { found = false }, func(attrs []byte) {
 		found = found || nfnetlink.Text(attrs, unix.NFTA_SET_NAME) == s.Name && s.is(attrs)
 	}))
 	return found, err
@@ -100,7 +100,7 @@ func (t *Table) LoadChains(c *nfnetlink.Socket, chains []Chain) error {
 		hooks[c.Name] = c.Hook
 	}
 	reset := func() { clear(t.Chains) }
-	return c.Dump(t.listing(unix.NFT_MSG_GETCHAIN, reset, func(attrs []byte) {
+	return c.Dump(t.Listing(unix.NFT_MSG_GETCHAIN, reset, func(attrs []byte) {
 		name := nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME)
 		t.Chains[name] = nil
 		policy := nfnetlink.Attribute(attrs, unix.NFTA_CHAIN_POLICY)
@@ -127,9 +127,9 @@ func (t *Table) loadRules(c *nfnetlink.Socket) error {
 			t.Chains[name] = nil
 		}
 	}
-	return c.Dump(t.listing(unix.NFT_MSG_GETRULE, reset, func(attrs []byte) {
+	return c.Dump(t.Listing(unix.NFT_MSG_GETRULE, reset, func(attrs []byte) {
 		name := nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN)
-		t.Chains[name] = append(t.Chains[name], ruleMark(nfnetlink.Attribute(attrs, unix.NFTA_RULE_USERDATA)))
+		t.Chains[name] = append(t.Chains[name], string(RuleMark(attrs)))
 	}))
 }
 
@@ -146,7 +146,7 @@ func (t *Table) ListOf(c *nfnetlink.Socket, s *Set, reset func(), f func(Element
 		seen = order{seed: maphash.MakeSeed(), places: map[uint64]int{}}
 		reset()
 	}
-	l := t.listing(unix.NFT_MSG_GETSETELEM, restart, func(attrs []byte) {
+	l := t.Listing(unix.NFT_MSG_GETSETELEM, restart, func(attrs []byte) {
 		nfnetlink.Attributes(nfnetlink.Attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
 			if e := decodeElement(data); s.fits(e) {
 				seen.add(s, e.Key)

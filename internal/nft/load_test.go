@@ -58,7 +58,7 @@ func perform(t *testing.T, c *nfnetlink.Socket, table *Table, f func() error) {
 	if err := f(); err != nil {
 		t.Error(err)
 	}
-	for steps := range table.Tx.Chunks(c) {
+	for steps := range table.Tx.Chunks(c, chunkSize) {
 		if err := table.Tx.Send(c, steps); err != nil {
 			t.Error(err)
 		}

@@ -20,6 +20,9 @@ import (
 const (
 	DynsetDelete = 2 // NFT_DYNSET_OP_DELETE
 
+	TableUserData = 6  // NFTA_TABLE_USERDATA
+	ChainUserData = 12 // NFTA_CHAIN_USERDATA
+
 	acceptPolicy = 1 // NF_ACCEPT
 )
 

@@ -16,6 +16,8 @@ type Chain struct {
 	Name  string
 	Hook  *Hook // base chains only
 	Rules []Rule
+
+	UserData []byte // if any
 }
 
 // Hook is where a base chain hangs.
@@ -69,24 +71,29 @@ const (
 	userDataMark    = 0x46
 )
 
-func (r Rule) userData(mark string) []byte {
+// RuleData is the user data of a rule with a mark and a comment.
+func RuleData(mark, comment string) []byte {
 	user := append([]byte{userDataMark, byte(len(mark))}, mark...)
-	if r.comment != "" {
-		user = append(user, userDataComment, byte(len(r.comment)+1))
-		user = append(append(user, r.comment...), 0)
+	if comment != "" {
+		user = append(user, userDataComment, byte(len(comment)+1))
+		user = append(append(user, comment...), 0)
 	}
 	return user
 }
 
-// ruleMark is the mark in a rule's user data; empty if the rule is not ours.
-func ruleMark(user []byte) string {
+// OurData is user data that says that we have made an object that is no rule.
+func OurData() []byte { return []byte{userDataMark, 1, 1} }
+
+// RuleMark is the mark in the user data of a rule that the kernel lists; nil if the rule is not ours.
+func RuleMark(attrs []byte) []byte {
+	user := nfnetlink.Attribute(attrs, unix.NFTA_RULE_USERDATA)
 	for len(user) >= 2 && len(user) >= 2+int(user[1]) {
 		if user[0] == userDataMark {
-			return string(user[2 : 2+user[1]])
+			return user[2 : 2+user[1]]
 		}
 		user = user[2+user[1]:]
 	}
-	return ""
+	return nil
 }
 
 // Word is the n-th register of 32 bits. Longer values take several in a row.

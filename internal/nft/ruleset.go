@@ -43,17 +43,20 @@ func (r *Ruleset) Foreign() (uint32, error) {
 // Commit performs the steps of a transaction, which is empty then, but for a few that the kernel refuses: the error is
 // then dataplane.ErrPartial.
 func (r *Ruleset) Commit(tx *Transaction) error {
-	err := tx.Commit(r.Socket, func(steps []Step) error {
-		if err := r.inject("nftables commit"); err != nil {
-			return err
-		}
-		err := tx.Send(r.Socket, steps)
-		if err == nil {
-			r.Count()
-		}
-		return err
-	})
+	err := tx.Commit(r.Socket, func(steps []Step) error { return r.Send(tx, steps) })
 	*tx = Transaction{}
+	return err
+}
+
+// Send performs steps of a transaction as one kernel transaction: all or none of them.
+func (r *Ruleset) Send(tx *Transaction, steps []Step) error {
+	if err := r.inject("nf_tables commit"); err != nil {
+		return err
+	}
+	err := tx.Send(r.Socket, steps)
+	if err == nil {
+		r.Count()
+	}
 	return err
 }
 

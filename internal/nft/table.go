@@ -43,8 +43,8 @@ func (t *Table) String() string { return "table " + t.Family.Name + " " + t.Name
 // Structure makes the table, its sets and the chains that it always has.
 func (t *Table) Structure(chains []Chain) error {
 	if !t.Exists {
-		t.object(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, "")
-		t.Tx.end()
+		t.Object(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, "")
+		t.Tx.End()
 		t.Exists, t.made = true, true
 	}
 	for _, s := range t.Sets {
@@ -54,7 +54,7 @@ func (t *Table) Structure(chains []Chain) error {
 	for _, c := range chains { // before the rules that lead to them
 		t.constant[c.Name] = true
 		if _, exists := t.Chains[c.Name]; !exists {
-			t.newChain(c)
+			t.NewChain(c)
 			t.Tx.Join()
 			t.Chains[c.Name] = nil
 		}
@@ -69,8 +69,8 @@ func (t *Table) Structure(chains []Chain) error {
 
 // Delete deletes the table with all that is in it.
 func (t *Table) Delete() {
-	t.object(unix.NFT_MSG_DELTABLE, 0, 0, "")
-	t.Tx.end()
+	t.Object(unix.NFT_MSG_DELTABLE, 0, 0, "")
+	t.Tx.End()
 }
 
 // SetChain makes the kernel hold a chain with exactly these rules. The rules of a chain are compared by the marks that
@@ -91,16 +91,16 @@ func (t *Table) SetChain(c Chain) error {
 	case exists && slices.Equal(have, marks):
 		return nil
 	case !exists:
-		t.newChain(c)
+		t.NewChain(c)
 	case len(have) > 0:
 		t.Flush(c.Name)
 	}
 	for i, r := range c.Rules {
 		t.Tx.Join() // a chain is never seen without its rules
-		t.object(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFTA_RULE_CHAIN, c.Name)
+		t.Object(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFTA_RULE_CHAIN, c.Name)
 		t.Tx.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, bodies[i])
-		t.Tx.Bytes(unix.NFTA_RULE_USERDATA, r.userData(marks[i]))
-		t.Tx.end()
+		t.Tx.Bytes(unix.NFTA_RULE_USERDATA, RuleData(marks[i], r.comment))
+		t.Tx.End()
 	}
 	t.Chains[c.Name] = marks
 	return nil
@@ -110,8 +110,8 @@ func (t *Table) SetChain(c Chain) error {
 func (t *Table) DeleteChain(name string) {
 	t.Flush(name)
 	t.Tx.Join()
-	t.object(unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME, name)
-	t.Tx.end()
+	t.Object(unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME, name)
+	t.Tx.End()
 	delete(t.Chains, name)
 }
 
@@ -126,8 +126,8 @@ func (t *Table) SweepChains(keep map[string]bool) {
 
 // Flush deletes the rules of a chain, or of all if the name is empty.
 func (t *Table) Flush(chain string) {
-	t.object(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, chain)
-	t.Tx.end()
+	t.Object(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, chain)
+	t.Tx.End()
 }
 
 // AddSet makes a set, unless it is there.
@@ -140,13 +140,14 @@ func (t *Table) AddSet(s *Set) {
 
 // DeleteSet deletes a set and its elements.
 func (t *Table) DeleteSet(name string) {
-	t.object(unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, name)
-	t.Tx.end()
+	t.Object(unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, name)
+	t.Tx.End()
 	delete(t.FoundSets, name)
 }
 
-// object begins a step about an object in the table, by its name; without a name it is about the table itself.
-func (t *Table) object(verb, flags, kind uint16, name string) {
+// Object begins a step about an object in the table, by its name; without a name it is about the table itself. More
+// attributes may follow in Tx, whose End ends the step.
+func (t *Table) Object(verb, flags, kind uint16, name string) {
 	const table = unix.NFTA_TABLE_NAME // the table's name has this number in all kinds of messages
 	t.Tx.begin(verb, flags, t)
 	t.Tx.Text(table, t.Name)
@@ -155,8 +156,9 @@ func (t *Table) object(verb, flags, kind uint16, name string) {
 	}
 }
 
-func (t *Table) newChain(c Chain) {
-	t.object(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, c.Name)
+// NewChain makes a chain without its rules.
+func (t *Table) NewChain(c Chain) {
+	t.Object(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME, c.Name)
 	if c.Hook != nil {
 		h := t.Tx.Open(unix.NFTA_CHAIN_HOOK)
 		t.Tx.Uint32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Number)
@@ -164,11 +166,14 @@ func (t *Table) newChain(c Chain) {
 		t.Tx.Close(h)
 		t.Tx.Text(unix.NFTA_CHAIN_TYPE, c.Hook.Kind)
 	}
-	t.Tx.end()
+	if c.UserData != nil {
+		t.Tx.Bytes(ChainUserData, c.UserData)
+	}
+	t.Tx.End()
 }
 
 func (t *Table) newSet(s *Set) {
-	t.object(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, s.Name)
+	t.Object(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, s.Name)
 	t.Tx.Uint32(unix.NFTA_SET_FLAGS, s.Flags)
 	t.Tx.Uint32(unix.NFTA_SET_KEY_TYPE, s.kind())
 	t.Tx.Uint32(unix.NFTA_SET_KEY_LEN, size(s.Key))
@@ -186,7 +191,7 @@ func (t *Table) newSet(s *Set) {
 	}
 	t.Tx.Close(desc)
 	t.Tx.Bytes(unix.NFTA_SET_USERDATA, s.userData())
-	t.Tx.end()
+	t.Tx.End()
 }
 
 // userData tells nft, which prints them, that single keys and data of ours are in host byte order.
@@ -285,7 +290,7 @@ func (t *Table) begin(verb uint16, s *Set, key []byte) {
 
 func (t *Table) end() {
 	t.Tx.Close(t.Tx.last().from)
-	t.Tx.end()
+	t.Tx.End()
 }
 
 func (t *Table) data(verb uint16, s *Set, data []byte) {

@@ -60,7 +60,8 @@ func double[T any](s []T, n int) []T {
 
 func (t *Transaction) last() *Step { return &t.Steps[len(t.Steps)-1] }
 
-func (t *Transaction) end() { t.last().to = len(t.B) }
+// End ends a step.
+func (t *Transaction) End() { t.last().to = len(t.B) }
 
 // Join ties the last step, if there is one, to the one that follows.
 func (t *Transaction) Join() {
@@ -90,9 +91,9 @@ const (
 	maxAttribute = 1<<16 - 512
 )
 
-// Chunks are the steps in as few kernel transactions as their size allows.
-func (t *Transaction) Chunks(c *nfnetlink.Socket) iter.Seq[[]Step] {
-	size := min(chunkSize, c.Room/2) // the other half is more than the headers of messages need
+// Chunks are the steps in as few kernel transactions as a size in bytes allows.
+func (t *Transaction) Chunks(c *nfnetlink.Socket, size int) iter.Seq[[]Step] {
+	size = min(size, c.Room/2) // the other half is more than the headers of messages need
 	return func(yield func([]Step) bool) {
 		for steps := t.Steps; len(steps) > 0; {
 			n := chunk(steps, size)
@@ -117,11 +118,12 @@ func chunk(steps []Step, size int) int {
 
 // Refusal is the kernel's answer to a step.
 type Refusal struct {
-	step string
+	Step string // in words
+	Verb uint16 // of the step; 0: the transaction as a whole is refused
 	err  error
 }
 
-func (r *Refusal) Error() string { return fmt.Sprintf("nf_tables refuses %s: %v", r.step, r.err) }
+func (r *Refusal) Error() string { return fmt.Sprintf("nf_tables refuses %s: %v", r.Step, r.err) }
 func (r *Refusal) Unwrap() error { return r.err }
 
 // Send performs steps of the transaction as one kernel transaction: all or none of them. The error is a Refusal if
@@ -170,14 +172,15 @@ func (t *Transaction) elements(e *nfnetlink.Encoder, steps []Step) (n int) {
 func (t *Transaction) explain(err error, steps []Step) error {
 	var r *nfnetlink.Refusal
 	if errors.As(err, &r) {
-		return &Refusal{step: t.message(steps, r.Message), err: r.Err}
+		text, verb := t.message(steps, r.Message)
+		return &Refusal{text, verb, r.Err}
 	}
 	return err
 }
 
-// message says in words what the n-th message of a batch was about; -1 is all of it. It packs the steps once more to
+// message says in words what the n-th message of a batch was about, and its verb; -1 is all of it. It packs the steps once more to
 // find out which of them that message had, as it knows only their number.
-func (t *Transaction) message(steps []Step, n int) string {
+func (t *Transaction) message(steps []Step, n int) (text string, verb uint16) {
 	i := 0
 	for ; n > 0 && i < len(steps); n-- {
 		if steps[i].set != nil {
@@ -187,7 +190,7 @@ func (t *Transaction) message(steps []Step, n int) string {
 		}
 	}
 	if n < 0 || i >= len(steps) {
-		return "the transaction"
+		return "the transaction", 0
 	}
 	s := &steps[i]
 	what := t.describe(s)
@@ -195,13 +198,13 @@ func (t *Transaction) message(steps []Step, n int) string {
 		if what != "" {
 			what = ": " + what
 		}
-		return verbs[s.Verb] + " " + s.Table.String() + what
+		return verbs[s.Verb] + " " + s.Table.String() + what, s.Verb
 	}
-	text := verbs[s.Verb] + " " + s.set.Name + " " + what
+	text = verbs[s.Verb] + " " + s.set.Name + " " + what
 	if others := t.elements(&nfnetlink.Encoder{}, steps[i:]) - 1; others > 0 {
 		text += fmt.Sprintf(" or one of the %d after it", others)
 	}
-	return text
+	return text, s.Verb
 }
 
 const deleting = "deleting"
