@@ -255,11 +255,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		} else if err != nil {
 			return fmt.Errorf("iptables: %w", err)
 		}
-		for name := range f.sets {
-			if _, ok := sets[name]; !ok {
-				stale = append(stale, name)
-			}
-		}
+		stale = append(stale, without(slices.Collect(maps.Keys(f.sets)), sets)...)
 		f.sets = sets
 		natEdit, filterEdit := f.take()
 		for i, e := range []*edit{natEdit, filterEdit} {
@@ -336,17 +332,18 @@ func (p *Plane) commit(changes []*change) error {
 		if err != nil && !refused(err) {
 			return err
 		}
-		if err != nil {
-			for _, c := range part {
-				errs = append(errs, p.isolate(c)...)
+		if err == nil {
+			continue
+		}
+		for _, c := range part {
+			refusals, err := p.isolate(c)
+			if err != nil {
+				return err
 			}
+			errs = append(errs, refusals...)
 		}
 	}
-	err := errors.Join(errs...)
-	if err == nil || slices.ContainsFunc(errs, func(e error) bool { return !refused(e) }) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+	return partially(nil, errors.Join(errs...))
 }
 
 // Audit implements dataplane.Dataplane: what Sync would change is a difference. It does not look closer if no other

@@ -25,69 +25,71 @@ const chainTrial = portsPrefix + "TRIAL"
 // into a chain to which nothing leads, and halves them as long as they are refused: all chains in use stay as they are
 // meanwhile. New chains come first, so that rules that lead there are not refused for it. Rules of one shape are tried
 // together: where the kernel lacks a match or a target, it refuses all of them, and one name stands for all.
-func (p *Plane) isolate(c *change) (errs []error) {
-	fresh := &change{table: c.table, set: map[string][]rule{chainTrial: nil}}
+//
+// The kernel's own chains lead to new ones only after that. So what the refused change should do to them, and to chains
+// that go, is still to be done, as it was planned.
+func (p *Plane) isolate(c *change) (refusals []error, err error) {
+	fresh := newChange(c.table)
+	fresh.set[chainTrial] = nil
 	for name := range c.set {
 		if !c.known[name] {
 			fresh.set[name] = nil
 		}
 	}
 	if err := p.backend.write([]*change{fresh}); err != nil {
-		return []error{err}
+		return nil, err
 	}
 	t := &trial{backend: p.backend, change: c, bad: map[string][]int{}}
 	if err := t.run(); err != nil {
-		return []error{err}
+		return nil, err
 	}
-	most := t.without()
-	errs = append(t.errs, p.halve(most, most.chains(), nil)...)
-	if err := p.finishIsolated(c); err != nil {
-		errs = append(errs, err)
+	if err := t.writeChains(t.without()); err != nil {
+		return nil, err
 	}
-	return errs
+	err = p.backend.write([]*change{{table: c.table, gone: append(c.gone, chainTrial), add: c.add, remove: c.remove}})
+	if refused(err) {
+		t.errs, err = append(t.errs, err), nil
+	}
+	return t.errs, err
 }
 
-// finishIsolated does what comes after the chains. The rules in other people's chains are looked for anew: a part of
-// the refused change may have been made, and nothing is where it was.
-func (p *Plane) finishIsolated(c *change) error {
-	rest := &change{table: c.table, gone: c.gone}
-	if len(c.add) > 0 || len(c.remove) > 0 {
-		have, err := p.backend.load(c.table)
-		if err != nil {
-			return err
-		}
-		rest.baseRules(p.backend, have, true)
-		rest.gone = slices.DeleteFunc(slices.Clone(c.gone), func(name string) bool {
-			_, ok := have.chains[name]
-			return !ok
-		})
-	}
-	return p.backend.write([]*change{rest})
-}
-
-// halve writes chains in ever smaller parts, if the kernel does not take them together.
-func (p *Plane) halve(c *change, names []string, errs []error) []error {
-	if len(names) == 0 {
-		return errs
-	}
-	part := &change{table: c.table, set: map[string][]rule{}, known: map[string]bool{}}
-	for _, name := range names {
-		part.set[name], part.known[name] = c.set[name], true
-	}
-	err := p.backend.write([]*change{part})
-	half := len(names) / 2
+// halve tries a list, and in the place of one that is refused its halves. Each single refused one it blames, and what is
+// left of the list when there were too many.
+func halve[T any](list []T, found *int, try func([]T) error, blame func([]T, error)) error {
+	err := try(list)
 	switch {
-	case err == nil:
-		return errs
 	case !refused(err):
-		return append(errs, err)
-	case len(errs) >= maxRefusals: // although each of the rules was taken
-		return append(errs, fmt.Errorf("gave up %d chains of %s: %w", len(names), c.table, errors.Unwrap(err)))
-	case half == 0:
-		what := fmt.Sprintf("chain %s of %s (%s)", names[0], c.table, describe(c.set[names[0]]))
-		return append(errs, &refusedError{what, errors.Unwrap(err)})
+		return err
+	case len(list) == 1 || *found >= maxRefusals:
+		*found++
+		blame(list, errors.Unwrap(err))
+		return nil
 	}
-	return p.halve(c, names[half:], p.halve(c, names[:half], errs))
+	half := len(list) / 2
+	if err := halve(list[:half], found, try, blame); err != nil {
+		return err
+	}
+	return halve(list[half:], found, try, blame)
+}
+
+// writeChains writes the chains of a change. The kernel may refuse some although it takes each of their rules: nf_tables
+// takes sixteen chains that lead from one to the next.
+func (t *trial) writeChains(c *change) error {
+	found := 0
+	try := func(names []string) error {
+		part := newChange(c.table)
+		for _, name := range names {
+			part.set[name], part.known[name] = c.set[name], true
+		}
+		return t.backend.write([]*change{part})
+	}
+	return halve(c.chains(), &found, try, func(names []string, err error) {
+		what := fmt.Sprintf("chain %s of %s (%s)", names[0], c.table, describe(c.set[names[0]]))
+		if more := len(names) - 1; more > 0 {
+			what += fmt.Sprintf(", or some of %d more", more)
+		}
+		t.errs = append(t.errs, &refusedError{what, err})
+	})
 }
 
 // trial finds the rules of a change that the kernel refuses.
@@ -116,35 +118,18 @@ func (t *trial) run() error {
 	}
 	for _, list := range shapes {
 		rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-		if _, err := t.halve(list, 0); err != nil {
+		found := 0
+		if err := halve(list, &found, t.try, t.blame); err != nil {
 			return err
 		}
 	}
 	slices.SortFunc(t.errs, func(x, y error) int { return cmp.Compare(x.Error(), y.Error()) })
-	return t.backend.write([]*change{{table: t.change.table, gone: []string{chainTrial}}})
-}
-
-// halve tries rules in ever smaller parts. It returns how many were found that are refused.
-func (t *trial) halve(list []suspect, found int) (int, error) {
-	err := t.try(list)
-	switch {
-	case err == nil:
-		return found, nil
-	case !refused(err):
-		return found, err
-	case len(list) == 1 || found >= maxRefusals:
-		t.blame(list, errors.Unwrap(err))
-		return found + 1, nil
-	}
-	if found, err = t.halve(list[:len(list)/2], found); err != nil {
-		return found, err
-	}
-	return t.halve(list[len(list)/2:], found)
+	return nil
 }
 
 func (t *trial) try(list []suspect) error {
-	c := &change{table: t.change.table, set: map[string][]rule{}, known: map[string]bool{chainTrial: true}}
-	c.set[chainTrial] = rulesOf(list)
+	c := newChange(t.change.table)
+	c.set[chainTrial], c.known[chainTrial] = rulesOf(list), true
 	return t.backend.write([]*change{c})
 }
 

@@ -3,6 +3,8 @@ package iptables
 import (
 	"cmp"
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -456,11 +458,13 @@ func (l *layout) markRules(id model.PoolID, snat model.SNAT) []rule {
 }
 
 // neededSets are the ipsets to which the rules refer.
-func (l *layout) neededSets() map[string]setUse {
+func (l *layout) neededSets() map[string]setUse { return setsOf(l.pools, maps.Keys(l.entries)) }
+
+func setsOf(pools map[model.PoolID]model.Pool, entries iter.Seq[entry]) map[string]setUse {
 	needed := map[string]setUse{}
 	seen := map[partsOf]bool{}
-	for e := range l.entries {
-		p, of := l.pools[e.pool], partsOf{e.pool, e.protocol}
+	for e := range entries {
+		p, of := pools[e.pool], partsOf{e.pool, e.protocol}
 		if p.Affinity == 0 || seen[of] {
 			continue
 		}

@@ -32,18 +32,13 @@ func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.
 
 // setsFor are the ipsets that the rules for s refer to.
 func setsFor(s *model.State) map[string]setUse {
-	needed := map[string]setUse{}
-	seen := map[partsOf]bool{}
-	for key, f := range s.Frontends {
-		e := entryOf(key, f)
-		pool, of := s.Pools[f.Pool], partsOf{e.pool, e.protocol}
-		if f.Verdict == model.Forward && pool.Affinity > 0 && !seen[of] {
-			seen[of] = true
-			serving := pool.Serving()
-			newChooser(e.id(), pool, len(serving)).addSets(needed, e.pool, serving)
+	return setsOf(s.Pools, func(yield func(entry) bool) {
+		for key, f := range s.Frontends {
+			if f.Verdict == model.Forward && !yield(entryOf(key, f)) {
+				return
+			}
 		}
-	}
-	return needed
+	})
 }
 
 // eachSession calls f with the clients of backends, and the ipset that has each.

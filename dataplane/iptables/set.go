@@ -3,11 +3,12 @@ package iptables
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -30,7 +31,6 @@ const (
 // ipsets are those of the plane's network namespace. They remember the clients of backends: exactly, and as
 // many as there are, where xt_recent holds a hundred for each backend.
 type ipsets struct {
-	handle  *netlink.Handle
 	conn    *nfnetlink.Socket
 	numbers xt.Socket // answers for the numbers of sets
 	indexes setIndexes
@@ -38,19 +38,15 @@ type ipsets struct {
 }
 
 func openIPSets(fault func(string) error) (*ipsets, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink socket: %w", err)
-	}
 	c, err := nfnetlink.Dial()
 	if err != nil {
 		return nil, err
 	}
 	numbers, err := xt.Open(false)
 	if err != nil {
-		return nil, fmt.Errorf("open socket: %w", err)
+		return nil, errors.Join(fmt.Errorf("open socket: %w", err), c.Close())
 	}
-	return &ipsets{handle: h, conn: c, numbers: numbers, indexes: setIndexes{}, fault: fault}, nil
+	return &ipsets{conn: c, numbers: numbers, indexes: setIndexes{}, fault: fault}, nil
 }
 
 // need makes those of the sets that are missing. It goes on after an error that is about one set.
@@ -97,17 +93,24 @@ func (s *ipsets) without(rules []rule) []rule {
 }
 
 func (s *ipsets) create(v6 bool, name string, use setUse) error {
-	timeout := target{expire: use.expire}.seconds()
-	o := netlink.IpsetCreateOptions{Timeout: &timeout, MaxElements: use.most, Replace: true, Family: unix.AF_INET}
+	const kind, revision = "hash:ip", 1
+	family := byte(unix.AF_INET)
 	if v6 {
-		o.Family = unix.AF_INET6
+		family = unix.AF_INET6
 	}
-	err := s.handle.IpsetCreate(name, "hash:ip", o)
-	if err != nil {
+	r := nfnetlink.IPSet(nl.IPSET_CMD_CREATE, name, nil)
+	r.Filter.Text(nl.IPSET_ATTR_TYPENAME, kind)
+	r.Filter.Bytes(nl.IPSET_ATTR_REVISION, []byte{revision})
+	r.Filter.Bytes(nl.IPSET_ATTR_FAMILY, []byte{family})
+	data := r.Filter.Open(nl.IPSET_ATTR_DATA)
+	r.Filter.Uint32(nl.IPSET_ATTR_MAXELEM|unix.NLA_F_NET_BYTEORDER, use.most)
+	r.Filter.Uint32(nl.IPSET_ATTR_TIMEOUT|unix.NLA_F_NET_BYTEORDER, target{expire: use.expire}.seconds())
+	r.Filter.Close(data)
+	if err := s.conn.Do(r); err != nil {
 		return err
 	}
 	if err := s.learn(name, use.members); err != nil {
-		return errors.Join(err, s.handle.IpsetDestroy(name)) // so that it is made and taught another time
+		return errors.Join(err, s.destroy(name)) // so that it is made and taught another time
 	}
 	index, err := s.numbers.SetIndex(name)
 	if err == nil {
@@ -116,25 +119,25 @@ func (s *ipsets) create(v6 bool, name string, use setUse) error {
 	return err
 }
 
-// learn puts the clients of a new group's members into its set: a pool that grew, or rules of a former release,
-// had none. They are remembered for as long as if they came now, which does not matter as their backend's set says
-// what is true. A client that first comes between this and the new rules may get another backend the next time.
+// learn puts the clients of a new group's members into its set: a pool that grew, or rules of a former release, had
+// none. A client that first comes between this and the new rules may get another backend the next time.
 func (s *ipsets) learn(name string, members []string) error {
+	add := s.batches(nl.IPSET_CMD_ADD)
 	for _, member := range members {
 		if _, ok := s.indexes[member]; !ok {
 			continue
 		}
-		clients, err := s.handle.IpsetList(member)
-		if err != nil {
+		left := map[netip.Addr]time.Duration{}
+		if err := s.clients(member, func(client netip.Addr, d time.Duration) { left[client] = d }); err != nil {
 			return fmt.Errorf("list ipset %s: %w", member, err)
 		}
-		for _, c := range clients.Entries {
-			if err := s.handle.IpsetAdd(name, &netlink.IPSetEntry{IP: c.IP, Replace: true}); err != nil {
-				return fmt.Errorf("add %s of ipset %s: %w", c.IP, member, err)
+		for client, d := range left {
+			if err := add.entry(name, client, d); err != nil {
+				return err
 			}
 		}
 	}
-	return nil
+	return add.flush()
 }
 
 // list are the sets of ours that the kernel holds.
@@ -180,12 +183,15 @@ const (
 	busyPause    = 50 * time.Millisecond // at most
 )
 
-func (s *ipsets) destroy(name string) (err error) {
+func (s *ipsets) destroy(name string) error {
 	began := time.Now()
 	for pause := time.Millisecond; ; pause = min(2*pause, busyPause) {
-		err = s.handle.IpsetDestroy(name)
-		if !errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)) || time.Since(began) > busyPatience {
+		err := s.conn.Do(nfnetlink.IPSet(nl.IPSET_CMD_DESTROY, name, nil))
+		switch {
+		case !errors.Is(err, syscall.Errno(nl.IPSET_ERR_BUSY)): // ipset's own number
 			return err
+		case time.Since(began) > busyPatience:
+			return errors.New("busy: rules that Fairlead did not make refer to it")
 		}
 		time.Sleep(pause)
 	}
@@ -204,7 +210,4 @@ func (s *ipsets) know(names []string) error {
 	return nil
 }
 
-func (s *ipsets) close() error {
-	s.handle.Close()
-	return errors.Join(s.conn.Close(), s.numbers.Close())
-}
+func (s *ipsets) close() error { return errors.Join(s.conn.Close(), s.numbers.Close()) }
