@@ -479,7 +479,9 @@ func (d *Daemon) about() engine.About {
 		return a
 	}
 	for _, w := range f.watches() {
-		a.Watches = append(a.Watches, engine.Watch{Resource: w.Resource, Heard: w.Heard})
+		if w.Lists > 0 {
+			a.Watches = append(a.Watches, engine.Watch{Resource: w.Resource, Heard: w.Heard})
+		}
 	}
 	return a
 }

@@ -68,7 +68,7 @@ func newAsked(s *registry, o Options) *asked {
 		failures: s.asked(fairlead("consecutive_programming_failures",
 			"Failed attempts to program the kernel since the last that succeeded.")),
 		watchAge: s.asked(fairlead("watch_silence_seconds",
-			"Time since the API server last sent anything on the watch of a resource.", "resource")),
+			"Time since the API server last sent anything on the watch of a resource, or was first asked.", "resource")),
 	}
 	a.watchLists = s.askedCounter(fairlead("watch_lists_total",
 		"Times that all objects of a resource were fetched from the API server.", "resource"))

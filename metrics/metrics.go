@@ -38,7 +38,7 @@ type Options struct {
 // Watch is how the watch of one kind of objects does.
 type Watch struct {
 	Resource string    // "services"
-	Heard    time.Time // when the API server last said something, be it a bookmark
+	Heard    time.Time // when the API server last said something, be it a bookmark; or when it was asked first
 	Lists    int       // how often everything was listed
 }
 

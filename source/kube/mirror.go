@@ -20,7 +20,7 @@ type mirror struct {
 	known  map[service.Name]any // the reader's own values, never changed
 	bad    map[service.Name]flaw
 	listed bool
-	heard  atomic.Int64 // when the API server last said something of it, in Unix nanoseconds; 0: never
+	heard  atomic.Int64 // when the API server last said something of it, or when it was asked first, in Unix nanoseconds
 	lists  atomic.Int64 // how often it was listed
 }
 
@@ -31,7 +31,9 @@ type flaw struct {
 }
 
 func newMirror(k *kind, s *Source) *mirror {
-	return &mirror{kind: k, source: s, known: map[service.Name]any{}, bad: map[service.Name]flaw{}}
+	m := &mirror{kind: k, source: s, known: map[service.Name]any{}, bad: map[service.Name]flaw{}}
+	m.heard.Store(time.Now().UnixNano())
+	return m
 }
 
 // Add takes an object that is new or has changed.

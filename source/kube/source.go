@@ -168,15 +168,15 @@ func (s *Source) hasNode() bool {
 // Watch is how the watch of one kind of objects does.
 type Watch struct {
 	Resource string
-	Heard    time.Time // when the API server last said something, be it a bookmark
-	Lists    int       // how often all objects were listed
+	Heard    time.Time // when the API server last said something, be it a bookmark; or when it was asked first
+	Lists    int       // how often all objects were listed; 0: nothing was heard yet
 }
 
-// Watches tells of those that have been listed at least once. It may be called from any goroutine.
+// Watches leaves out optional ones that were never listed. It may be called from any goroutine.
 func (s *Source) Watches() []Watch {
 	var all []Watch
 	for _, m := range s.mirrors {
-		if n := m.lists.Load(); n > 0 {
+		if n := m.lists.Load(); n > 0 || !m.optional {
 			all = append(all, Watch{m.resource, time.Unix(0, m.heard.Load()), int(n)})
 		}
 	}

@@ -2,10 +2,13 @@ package kube
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/lab/eventually"
 )
@@ -40,6 +43,29 @@ func TestWatches(t *testing.T) {
 	})
 	if w := find(s.Watches(), "nodes"); w != find(before, "nodes") {
 		t.Error("nothing was said of nodes:", w)
+	}
+}
+
+// A server that never answers is silent from the start. Of an optional resource it may be that there is none.
+func TestWatches_neverHeard(t *testing.T) {
+	t.Parallel()
+	server := cluster(t)
+	server.setFault(func(w http.ResponseWriter, _ *http.Request) bool {
+		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
+		return true
+	})
+	began := time.Now()
+	s := open(t, server.client(nil)).(*Source)
+	var have []string
+	for _, w := range s.Watches() {
+		if w.Lists != 0 || w.Heard.Before(began) || w.Heard.After(time.Now()) {
+			t.Errorf("%+v, asked at %v", w, began)
+		}
+		have = append(have, w.Resource)
+	}
+	slices.Sort(have)
+	if text := strings.Join(have, ", "); text != "endpointslices, nodes, services" {
+		t.Error(text)
 	}
 }
 
