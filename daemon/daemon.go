@@ -32,7 +32,7 @@ import (
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/foreign"
+	"fairlead.dev/fairlead/dataplane/external"
 	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/host"
@@ -67,14 +67,14 @@ type Daemon struct {
 	config  atomic.Pointer[config.Config] // in force
 	why     atomic.Pointer[reason]        // it was chosen; nil: mode auto has not chosen any
 
-	metrics   *metrics.Metrics
-	server    *server.Server
-	report    *reporter
-	successor *successor
-	foreign   *foreign.Watch
-	engine    *engine.Engine
-	plane     *handover.Handover
-	switches  switches
+	metrics         *metrics.Metrics
+	server          *server.Server
+	report          *reporter
+	successor       *successor
+	externalChanges *external.Watch
+	engine          *engine.Engine
+	plane           *handover.Handover
+	switches        switches
 
 	// Only the goroutine that reloads uses the fields from here on.
 	planeSettings planeSettings // that are wanted; see asked
@@ -222,7 +222,7 @@ const drainTime = takeover.DefaultDrain
 // listenForOthers has the kernel report external changes. Where it does not, the next audit finds them.
 func (d *Daemon) listenForOthers() {
 	var err error
-	if d.foreign, err = foreign.Open(); err != nil {
+	if d.externalChanges, err = external.Open(); err != nil {
 		d.log.Debug("the kernel does not tell of all changes that others make", "error", err)
 	}
 }
@@ -244,8 +244,8 @@ func (d *Daemon) close() error {
 	if d.successor != nil {
 		errs = append(errs, d.successor.takeover.Close())
 	}
-	if d.foreign != nil {
-		d.foreign.Close()
+	if d.externalChanges != nil {
+		d.externalChanges.Close()
 	}
 	if d.plane != nil {
 		errs = append(errs, d.plane.Close())
@@ -276,21 +276,21 @@ func (d *Daemon) hear(f *feed) {
 
 func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 	e := engine.New(engine.Options{
-		Source:         d.feeds.used.Load().source,
-		Table:          t,
-		Plane:          d.plane,
-		Log:            d.log,
-		Once:           d.options.Once,
-		AuditInterval:  s.AuditInterval,
-		Foreign:        d.foreign.Changes(),
-		MaxRest:        s.MaxRest,
-		HealthAddress:  s.HealthAddress,
-		HardFail:       d.config.Load().KubeProxy.BindAddressHardFail,
-		ControlSocket:  s.ControlSocket,
-		About:          d.about,
-		Control:        map[string]http.Handler{"/switch": &d.switches},
-		ControlRefused: func(err error) { d.report.warn(reasonControl, err.Error()) },
-		Observer:       observers{d.metrics, d.report, d.successor},
+		Source:          d.feeds.used.Load().source,
+		Table:           t,
+		Plane:           d.plane,
+		Log:             d.log,
+		Once:            d.options.Once,
+		AuditInterval:   s.AuditInterval,
+		ExternalChanges: d.externalChanges.Changes(),
+		MaxRest:         s.MaxRest,
+		HealthAddress:   s.HealthAddress,
+		HardFail:        d.config.Load().KubeProxy.BindAddressHardFail,
+		ControlSocket:   s.ControlSocket,
+		About:           d.about,
+		Control:         map[string]http.Handler{"/switch": &d.switches},
+		ControlRefused:  func(err error) { d.report.warn(reasonControl, err.Error()) },
+		Observer:        observers{d.metrics, d.report, d.successor},
 
 		ConnectionClosed: d.metrics.ConnectionClosed,
 	})

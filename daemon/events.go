@@ -148,7 +148,7 @@ func (r *reporter) drifts(round *engine.Round) {
 	}
 	r.drifted = time.Now()
 	who := "somebody else"
-	if by := dataplane.By(round.Foreign); by != "" {
+	if by := dataplane.Authors(round.ExternalChanges); by != "" {
 		who = by
 	}
 	r.warn(reasonDrift, fmt.Sprintf("%s changed the rules; repaired: %s%s", who, round.Drifts[0], andMore(n-1)))

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Foreign is an external change of the kernel, as the kernel reports it.
-type Foreign struct {
+// ExternalChange is an external change of the kernel, as the kernel reports it.
+type ExternalChange struct {
 	What    string `json:"what"`              // was changed, in the kernel's words
 	Process string `json:"process,omitempty"` // name of the process that did; empty: the kernel does not tell
 	PID     int    `json:"pid,omitempty"`     // its number; 0: the kernel does not tell
@@ -17,8 +17,8 @@ type Foreign struct {
 }
 
 // Candidates are the external changes that may be the cause of one of the drifts.
-func Candidates(all []Foreign, drifts []Drift) []Foreign {
-	var out []Foreign
+func Candidates(all []ExternalChange, drifts []Drift) []ExternalChange {
+	var out []ExternalChange
 	for _, f := range all {
 		if slices.ContainsFunc(drifts, func(d Drift) bool { return strings.HasPrefix(d.Object, f.Only) }) {
 			out = append(out, f)
@@ -28,30 +28,30 @@ func Candidates(all []Foreign, drifts []Drift) []Foreign {
 }
 
 // String names the changed object, and the author.
-func (f Foreign) String() string {
-	if f.By() == "" {
-		return f.What
+func (c ExternalChange) String() string {
+	if c.Author() == "" {
+		return c.What
 	}
-	return f.What + " by " + f.By()
+	return c.What + " by " + c.Author()
 }
 
-// By is the author; empty if that is not known.
-func (f Foreign) By() string {
+// Author is the author; empty if that is not known.
+func (c ExternalChange) Author() string {
 	switch {
-	case f.PID == 0:
-		return f.Process
-	case f.Process == "":
-		return fmt.Sprintf("process %d", f.PID)
+	case c.PID == 0:
+		return c.Process
+	case c.Process == "":
+		return fmt.Sprintf("process %d", c.PID)
 	}
-	return fmt.Sprintf("%s (process %d)", f.Process, f.PID)
+	return fmt.Sprintf("%s (process %d)", c.Process, c.PID)
 }
 
-// By are all programs that changed something, each once; empty if none is known.
-func By(all []Foreign) string {
+// Authors are all programs that changed something, each once; empty if none is known.
+func Authors(all []ExternalChange) string {
 	var names []string
 	seen := map[string]bool{"": true}
 	for _, f := range all {
-		if by := f.By(); !seen[by] {
+		if by := f.Author(); !seen[by] {
 			seen[by] = true
 			names = append(names, by)
 		}

@@ -2,8 +2,8 @@ package dataplane
 
 import "testing"
 
-func TestSuspects(t *testing.T) {
-	all := []Foreign{
+func TestCandidates(t *testing.T) {
+	all := []ExternalChange{
 		{What: "deleted table ip fairlead", Process: "nft"},
 		{What: "replaced table nat of iptables", Process: "iptables", Only: "iptables -t nat"},
 		{What: "replaced table nat of ip6tables", Process: "ip6tables", Only: "ip6tables -t nat"},
@@ -12,7 +12,7 @@ func TestSuspects(t *testing.T) {
 		"frontend 10.96.0.1:80/tcp any":        "nft",
 		"iptables -t nat: chain KUBE-SERVICES": "nft, iptables",
 	} {
-		if by := By(Candidates(all, []Drift{{Object: object}})); by != want {
+		if by := Authors(Candidates(all, []Drift{{Object: object}})); by != want {
 			t.Errorf("%s: %s, want %s", object, by, want)
 		}
 	}

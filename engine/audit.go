@@ -20,7 +20,7 @@ import (
 // every repair cannot make the node busy. See recurrence for repairs that do not hold.
 //
 //	interval is over ─┐
-//	Options.Foreign ──┴─► Plane.Audit ─► Report ─► recurrence ─► log, Round, Status ─► Plane.Repair
+//	Options.ExternalChanges ──┴─► Plane.Audit ─► Report ─► recurrence ─► log, Round, Status ─► Plane.Repair
 //	GET /audit ─► the same, of every row
 //
 // An audit that takes too long is given up, and the next one has twice the time. It says nothing about the kernel.
@@ -44,14 +44,14 @@ type audits struct {
 	due          time.Time
 	floor        time.Time // not earlier, whatever others do: the ones before have had their share
 	budget       budget
-	repairs      budget               // of those that found something
-	notifyBudget budget               // of full audits after external changes that found nothing
-	quietUntil   time.Time            // external changes until then cause quick audits only
-	fullPending  bool                 // a full audit follows after quietUntil
-	logged       map[string]time.Time // drifts, lately
-	foreign      []dataplane.Foreign  // changes of others since the last one
-	lacking      map[string]bool      // drifts that stayed after a Sync: rows that cannot be in force
-	limit        time.Duration        // for how long the next one may go on
+	repairs      budget                     // of those that found something
+	notifyBudget budget                     // of full audits after external changes that found nothing
+	quietUntil   time.Time                  // external changes until then cause quick audits only
+	fullPending  bool                       // a full audit follows after quietUntil
+	logged       map[string]time.Time       // drifts, lately
+	foreign      []dataplane.ExternalChange // changes of others since the last one
+	lacking      map[string]bool            // drifts that stayed after a Sync: rows that cannot be in force
+	limit        time.Duration              // for how long the next one may go on
 }
 
 func newAudits(limit time.Duration) audits {
@@ -69,21 +69,21 @@ func newAudits(limit time.Duration) audits {
 func (a *audits) heard() bool { return len(a.foreign) > 0 }
 
 // hear has the next audit come soon.
-func (a *audits) hear(f dataplane.Foreign) {
+func (a *audits) hear(f dataplane.ExternalChange) {
 	a.note(f)
 	if soon := later(a.floor, time.Now().Add(auditQuiet)); soon.Before(a.due) {
 		a.due = soon
 	}
 }
 
-func (a *audits) note(f dataplane.Foreign) {
+func (a *audits) note(f dataplane.ExternalChange) {
 	if len(a.foreign) < maxForeign {
 		a.foreign = append(a.foreign, f)
 	}
 }
 
 // gather notes what has been told meanwhile.
-func (a *audits) gather(told <-chan dataplane.Foreign) {
+func (a *audits) gather(told <-chan dataplane.ExternalChange) {
 	for {
 		select {
 		case f := <-told:
@@ -133,7 +133,7 @@ func later(a, b time.Time) time.Time {
 // audit compares the kernel with the State, and repairs external changes.
 func (e *Engine) audit(ctx context.Context) error {
 	start := time.Now()
-	e.audits.gather(e.options.Foreign)
+	e.audits.gather(e.options.ExternalChanges)
 	full := e.audits.full()
 	defer func() { e.audited(time.Since(start), full) }()
 	if defect.Is(defect.EngineAudit) {
@@ -230,9 +230,9 @@ func (e *Engine) repair(ctx context.Context, r dataplane.Report) error {
 		return err
 	}
 	lasted := e.recurrence.lasts()
-	e.recurrence.repaired(time.Now(), e.round.Foreign)
+	e.recurrence.repaired(time.Now(), e.round.ExternalChanges)
 	if !lasted && e.recurrence.lasts() {
-		e.options.Log.Warn("another program undoes the repairs; they become rarer", "by", dataplane.By(e.recurrence.by),
+		e.options.Log.Warn("another program undoes the repairs; they become rarer", "by", dataplane.Authors(e.recurrence.by),
 			"repairs", e.recurrence.repairs, "since", e.recurrence.began, "interval", LongestPause)
 	}
 	e.status.undone(e.recurrence.status())
@@ -269,8 +269,8 @@ func (e *Engine) repairDrifts(ctx context.Context, r dataplane.Report) error {
 
 // tell reports drifts in the log, the Round and the Status.
 func (e *Engine) tell(drifts []dataplane.Drift) {
-	e.audits.gather(e.options.Foreign)
-	e.round.Drifts, e.round.Foreign = drifts, dataplane.Candidates(e.audits.foreign, drifts)
+	e.audits.gather(e.options.ExternalChanges)
+	e.round.Drifts, e.round.ExternalChanges = drifts, dataplane.Candidates(e.audits.foreign, drifts)
 	e.logDrifts(drifts)
 	e.status.drifted(len(drifts))
 }
@@ -282,7 +282,7 @@ func (e *Engine) logDrifts(drifts []dataplane.Drift) {
 	now, logged := time.Now(), e.audits.logged
 	maps.DeleteFunc(logged, func(_ string, at time.Time) bool { return now.Sub(at) > driftMemory })
 	log := e.options.Log
-	if by := dataplane.By(e.round.Foreign); by != "" {
+	if by := dataplane.Authors(e.round.ExternalChanges); by != "" {
 		log = log.With("by", by)
 	}
 	more := 0
@@ -304,13 +304,13 @@ func (e *Engine) logDrifts(drifts []dataplane.Drift) {
 
 // Audited is what "fairlead audit" tells.
 type Audited struct {
-	Plane           string              `json:"plane,omitempty"`
-	Rows            int                 `json:"rows"` // of the State, backends included, that were compared
-	Took            time.Duration       `json:"took"` // nanoseconds, for the comparison
-	Drifts          []dataplane.Drift   `json:"drifts"`
-	ExternalChanges []dataplane.Foreign `json:"externalChanges,omitempty"` // changes of others that the kernel has told of
-	Repaired        bool                `json:"repaired"`                  // all of it
-	Error           string              `json:"error,omitempty"`           // why it is not
+	Plane           string                     `json:"plane,omitempty"`
+	Rows            int                        `json:"rows"` // of the State, backends included, that were compared
+	Took            time.Duration              `json:"took"` // nanoseconds, for the comparison
+	Drifts          []dataplane.Drift          `json:"drifts"`
+	ExternalChanges []dataplane.ExternalChange `json:"externalChanges,omitempty"` // as the kernel reports them
+	Repaired        bool                       `json:"repaired"`                  // all of it
+	Error           string                     `json:"error,omitempty"`           // why it is not
 	// Refused are differences without an external change: rows that the kernel refuses. Programming them is tried
 	// again.
 	Refused []dataplane.Drift `json:"refused,omitempty"`
@@ -321,8 +321,8 @@ func (a Audited) MarshalJSON() ([]byte, error) {
 	type plain Audited
 	return json.Marshal(struct {
 		plain
-		Foreign []dataplane.Foreign `json:"foreign,omitempty"`
-		Lacking []dataplane.Drift   `json:"lacking,omitempty"`
+		Foreign []dataplane.ExternalChange `json:"foreign,omitempty"`
+		Lacking []dataplane.Drift          `json:"lacking,omitempty"`
 	}{plain(a), a.ExternalChanges, a.Refused})
 }
 
@@ -360,7 +360,7 @@ func (e *Engine) account(ctx context.Context, a *Audited, err error) {
 	if err != nil {
 		e.failed(ctx, err)
 	}
-	a.Drifts, a.ExternalChanges = append(a.Drifts, e.round.Drifts...), e.round.Foreign
+	a.Drifts, a.ExternalChanges = append(a.Drifts, e.round.Drifts...), e.round.ExternalChanges
 	if a.Repaired = err == nil || was && e.partial; !a.Repaired {
 		a.Error = err.Error()
 	}

@@ -25,17 +25,17 @@ func (r *rig) vandalise() { r.kernel.Do(func(rows *model.State) { clear(rows.Fro
 func TestEngine_foreignChangeWakesTheAudit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		foreign := make(chan dataplane.Foreign)
+		foreign := make(chan dataplane.ExternalChange)
 		var rounds []Round
 		r.start(func(o *Options) {
-			o.AuditInterval, o.Foreign = 10*time.Hour, foreign
+			o.AuditInterval, o.ExternalChanges = 10*time.Hour, foreign
 			o.Observer = observerFunc(func(round Round) { rounds = append(rounds, round) })
 		})
 		r.send(web(1, "10.244.1.2"))
 		r.converged()
 		r.vandalise()
-		foreign <- dataplane.Foreign{What: "replaced table nat", Process: "iptables", PID: 6, Only: "iptables -t nat"}
-		foreign <- dataplane.Foreign{What: "deleted table ip fairlead", Process: "nft", PID: 7}
+		foreign <- dataplane.ExternalChange{What: "replaced table nat", Process: "iptables", PID: 6, Only: "iptables -t nat"}
+		foreign <- dataplane.ExternalChange{What: "deleted table ip fairlead", Process: "nft", PID: 7}
 		bubble.Pass(time.Second)
 		r.converged()
 		if log := r.log.String(); !strings.Contains(log, `by="nft (process 7)"`) {
@@ -43,7 +43,7 @@ func TestEngine_foreignChangeWakesTheAudit(t *testing.T) {
 		}
 		r.stop()
 		for _, round := range rounds {
-			if len(round.Drifts) > 0 && len(round.Foreign) == 1 {
+			if len(round.Drifts) > 0 && len(round.ExternalChanges) == 1 {
 				return
 			}
 		}
@@ -52,11 +52,11 @@ func TestEngine_foreignChangeWakesTheAudit(t *testing.T) {
 }
 
 // vandal undoes all that is programmed, and the kernel tells of it.
-func (r *rig) vandal(foreign chan<- dataplane.Foreign, end time.Time) {
+func (r *rig) vandal(foreign chan<- dataplane.ExternalChange, end time.Time) {
 	for ; time.Now().Before(end); bubble.Work(50 * time.Millisecond) {
 		r.vandalise()
 		select {
-		case foreign <- dataplane.Foreign{What: "deleted table ip fairlead", Process: "nft", PID: 7}:
+		case foreign <- dataplane.ExternalChange{What: "deleted table ip fairlead", Process: "nft", PID: 7}:
 		default:
 		}
 	}
@@ -77,8 +77,8 @@ func (r *rig) count(method string) (n int) {
 func TestEngine_undone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		foreign := make(chan dataplane.Foreign)
-		r.start(func(o *Options) { o.Foreign = foreign })
+		foreign := make(chan dataplane.ExternalChange)
+		r.start(func(o *Options) { o.ExternalChanges = foreign })
 		r.send(web(1, "10.244.1.2"))
 		r.converged()
 		before, start := r.count("sync"), time.Now()
@@ -194,16 +194,16 @@ func (p *thoroughAudit) Audit(ctx context.Context, s *model.State, d dataplane.D
 func TestEngine_innocentChangesHaveABudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, plane := newRig(t), &thoroughAudit{}
-		foreign := make(chan dataplane.Foreign)
+		foreign := make(chan dataplane.ExternalChange)
 		r.start(func(o *Options) {
-			plane.Dataplane, o.Foreign = o.Plane, foreign
+			plane.Dataplane, o.ExternalChanges = o.Plane, foreign
 			o.Plane = plane
 		})
 		r.send(web(1, "10.244.1.2"))
 		r.converged()
 		for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); bubble.Pass(50 * time.Millisecond) {
 			select {
-			case foreign <- dataplane.Foreign{What: "something"}:
+			case foreign <- dataplane.ExternalChange{What: "something"}:
 			default:
 			}
 		}

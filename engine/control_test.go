@@ -201,7 +201,7 @@ func TestControl_oldKeys(t *testing.T) {
 	}{
 		{Report{About: About{Draining: []handover.Kept{{}}}, Status: Status{AuditUnfinishedSince: time.Now(), Undone: &Undone{Author: "nft"}}},
 			"draining carrying auditUnfinishedSince uncheckedSince author by healthy nodeEligible"},
-		{Audited{ExternalChanges: []dataplane.Foreign{{What: "x"}}, Refused: drift}, "externalChanges foreign refused lacking drifts"},
+		{Audited{ExternalChanges: []dataplane.ExternalChange{{What: "x"}}, Refused: drift}, "externalChanges foreign refused lacking drifts"},
 		{service.Explanation{Excluded: []service.Excluded{{}}}, "excluded leftOut verdict"},
 		{dataplane.Counters{Dials: &dataplane.Dials{}, Tables: []dataplane.Table{{Evictions: 1}}},
 			"retried rescued unanswered lost evictions yielded capacity"},

@@ -43,8 +43,8 @@ type Options struct {
 	// Where comparisons take long they are made less often, so that they cost a hundredth of one CPU, and those with
 	// repairs a quarter.
 	AuditInterval time.Duration
-	// Foreign reports external changes of the kernel: the next audit comes at once then. nil: nothing reports them.
-	Foreign <-chan dataplane.Foreign
+	// ExternalChanges are those that the kernel reports: the next audit comes at once then. nil: nothing reports them.
+	ExternalChanges <-chan dataplane.ExternalChange
 	// MaxRest is how long a change may have to wait at most because programming the last ones of its namespace took
 	// much processor time; 0: it never has to. Where programming is quick no change ever waits.
 	MaxRest time.Duration
@@ -253,9 +253,9 @@ func (e *Engine) turn(ctx context.Context) error {
 
 // turn is why the loop goes round. Without a reason something is due.
 type turn struct {
-	arrived bool               // something came from the Source
-	request *request           // nil: none
-	foreign *dataplane.Foreign // change of the kernel; nil: none
+	arrived bool                      // something came from the Source
+	request *request                  // nil: none
+	foreign *dataplane.ExternalChange // change of the kernel; nil: none
 }
 
 // next waits for a batch, for a request, or until something is due, and takes all batches that have come.
@@ -264,7 +264,7 @@ type turn struct {
 // batch. Before the first batch the State is empty, and programming that would wipe the node. And next does not serve
 // requests: the loop does so between two turns, so that all state has one goroutine.
 func (e *Engine) next(ctx context.Context) (t turn, err error) {
-	requests, foreign := e.requests, e.options.Foreign
+	requests, foreign := e.requests, e.options.ExternalChanges
 	if e.state == nil {
 		requests = nil
 	}

@@ -44,12 +44,12 @@ type Round struct {
 	// happened; those from before this process are left out.
 	Happened []Happening
 	// Arrived are the times when the changes came that the kernel now follows; those that came together have one.
-	Arrived []time.Time
-	Audited time.Duration       // how long the audit took; 0: there was none
-	Drifts  []dataplane.Drift   // that it found; they are repaired
-	Foreign []dataplane.Foreign // changes of others before it, of which the kernel has told
-	Refused []Refusal           // servers that cannot be opened, each said once
-	Status  Status              // after it
+	Arrived         []time.Time
+	Audited         time.Duration              // how long the audit took; 0: there was none
+	Drifts          []dataplane.Drift          // that it found; they are repaired
+	ExternalChanges []dataplane.ExternalChange // before it, as the kernel reports them
+	Refused         []Refusal                  // servers that cannot be opened, each said once
+	Status          Status                     // after it
 }
 
 // Refusal is a server of health checks that cannot be opened. It is tried again.

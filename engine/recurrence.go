@@ -29,8 +29,8 @@ const (
 type recurrence struct {
 	began, last time.Time // of the repairs that did not hold
 	repairs     int
-	broken      bool                // the last one is known to be undone
-	by          []dataplane.Foreign // external changes known to be the last cause
+	broken      bool                       // the last one is known to be undone
+	by          []dataplane.ExternalChange // external changes known to be the last cause
 }
 
 // found takes in that the kernel is not as it should be. It returns when that may be repaired.
@@ -55,13 +55,13 @@ func (r *recurrence) whole(now time.Time) bool {
 }
 
 // repaired takes in a repair.
-func (r *recurrence) repaired(now time.Time, by []dataplane.Foreign) {
+func (r *recurrence) repaired(now time.Time, by []dataplane.ExternalChange) {
 	if r.repairs == 0 {
 		r.began = now
 	}
 	r.repairs++
 	r.last, r.broken = now, false
-	if dataplane.By(by) != "" {
+	if dataplane.Authors(by) != "" {
 		r.by = slices.Clone(by)
 	}
 }
@@ -84,12 +84,12 @@ func (r *recurrence) status() *Undone {
 	}
 	return &Undone{
 		Since: r.began, Repairs: r.repairs, Rarer: r.lasts(), Next: r.last.Add(r.pause()),
-		Author: dataplane.By(r.by), Process: process(r.by),
+		Author: dataplane.Authors(r.by), Process: process(r.by),
 	}
 }
 
 // process is the name of the first one that is known.
-func process(by []dataplane.Foreign) string {
+func process(by []dataplane.ExternalChange) string {
 	for _, f := range by {
 		if f.Process != "" {
 			return f.Process

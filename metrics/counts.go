@@ -13,30 +13,30 @@ import (
 // counts are how many rows there are.
 type counts struct {
 	rows    map[string]int
-	noLocal map[lonely]int
+	noLocal map[noLocalKey]int
 }
 
-// lonely are the ports of Services that have endpoints on other nodes only, as their traffic policy
+// noLocalKey groups the ports of Services that have endpoints on other nodes only, as their traffic policy
 // sees it.
-type lonely struct{ policy, family string }
+type noLocalKey struct{ policy, family string }
 
 // count has the rows counted, between two batches, if they have changed and if the engine answers in
 // time. Looking at all rows takes a millisecond for ten thousand Services, which is too much for each
 // change and little for each scrape.
-func (a *asked) count(ctx context.Context) {
-	if !a.stale.Swap(false) {
+func (c *collector) count(ctx context.Context) {
+	if !c.stale.Swap(false) {
 		return
 	}
-	var c *counts
-	err := a.engine.Do(ctx, func(_ context.Context, v engine.View) error {
-		c = countRows(v.State)
+	var found *counts
+	err := c.engine.Do(ctx, func(_ context.Context, v engine.View) error {
+		found = countRows(v.State)
 		return nil
 	})
 	if err != nil {
-		a.stale.Store(true)
+		c.stale.Store(true)
 		return
 	}
-	a.counted = c
+	c.counted = found
 }
 
 func countRows(s *model.State) *counts {
@@ -49,24 +49,24 @@ func countRows(s *model.State) *counts {
 			"frontends": len(s.Frontends), "pools": len(s.Pools), "backends": backends,
 			"guards": len(s.Guards), "health_checks": len(s.Health),
 		},
-		noLocal: countLonely(s),
+		noLocal: countNoLocal(s),
 	}
 }
 
-// countLonely counts ports whose packets are dropped: no other rows than those of a traffic policy
+// countNoLocal counts ports whose packets are dropped: no other rows than those of a traffic policy
 // without an endpoint on this node do that.
-func countLonely(s *model.State) map[lonely]int {
+func countNoLocal(s *model.State) map[noLocalKey]int {
 	type port struct {
 		service string
-		lonely
+		noLocalKey
 	}
 	seen := map[port]struct{}{}
-	n := map[lonely]int{}
+	n := map[noLocalKey]int{}
 	for key, f := range s.Frontends {
 		if f.Verdict != model.Drop {
 			continue
 		}
-		p := port{f.Service, lonely{"external", "IPv4"}}
+		p := port{f.Service, noLocalKey{"external", "IPv4"}}
 		if key.Addr.Is6() {
 			p.family = "IPv6"
 		}
@@ -75,19 +75,19 @@ func countLonely(s *model.State) map[lonely]int {
 		}
 		if _, ok := seen[p]; !ok {
 			seen[p] = struct{}{}
-			n[p.lonely]++
+			n[p.noLocalKey]++
 		}
 	}
 	return n
 }
 
-func (c *counts) tell(a *asked, tell func(*metrics.Desc, float64, ...string)) {
+func (c *counts) collect(to *collector, gauge func(*metrics.Desc, float64, ...string)) {
 	for kind, n := range c.rows {
-		tell(a.rows, float64(n), kind)
+		gauge(to.rows, float64(n), kind)
 	}
 	for _, policy := range []string{"internal", "external"} {
 		for _, family := range []string{"IPv4", "IPv6"} {
-			tell(a.noLocal, float64(c.noLocal[lonely{policy, family}]), policy, family)
+			gauge(to.noLocal, float64(c.noLocal[noLocalKey{policy, family}]), policy, family)
 		}
 	}
 }

@@ -44,11 +44,11 @@ type Watch struct {
 
 // Metrics implements engine.Observer and dataplane.Meter.
 type Metrics struct {
-	registry registry
-	started  time.Time
-	proxy    proxy
-	own      own
-	asked    *asked
+	registry  registry
+	started   time.Time
+	proxy     proxy
+	own       own
+	collector *collector
 }
 
 // New makes a Metrics in which everything is zero.
@@ -59,15 +59,15 @@ func New(o Options) *Metrics {
 	m := &Metrics{registry: registry{kube: metrics.NewKubeRegistry()}, started: time.Now()}
 	m.proxy = newProxy(&m.registry)
 	m.own = newOwn(&m.registry)
-	m.asked = newAsked(&m.registry, o)
+	m.collector = newCollector(&m.registry, o)
 	return m
 }
 
 // Follow says which engine to ask for its state, from now on.
-func (m *Metrics) Follow(e Engine) { m.asked.follow(e) }
+func (m *Metrics) Follow(e Engine) { m.collector.follow(e) }
 
 // Watching sets the function that reports the watches of the API server; nil: none.
-func (m *Metrics) Watching(f func() []Watch) { m.asked.watch(f) }
+func (m *Metrics) Watching(f func() []Watch) { m.collector.watch(f) }
 
 // ConfigurationRefused says whether a configuration is in force that the files do not say any more.
 func (m *Metrics) ConfigurationRefused(is bool) { m.own.stale.Set(truth(is)) }

@@ -28,7 +28,7 @@ func (m *Metrics) Round(r engine.Round) {
 		m.own.problems(kindOf(p.Object), p.Cause.String()).Inc()
 	}
 	if n := len(r.Refused); n > 0 {
-		m.own.unheard.Add(float64(n))
+		m.own.listenFailures.Add(float64(n))
 	}
 }
 
@@ -46,7 +46,7 @@ func (m *Metrics) pending(r *engine.Round) {
 	m.proxy.servicesPending.Set(float64(r.Pending.Services))
 	m.proxy.endpointsPending.Set(float64(r.Pending.Slices))
 	if r.Verb != engine.Rested || len(r.Batch.Services)+len(r.Batch.Slices) > 0 {
-		m.asked.stale.Store(true)
+		m.collector.stale.Store(true)
 	}
 }
 
@@ -54,7 +54,7 @@ func (m *Metrics) pending(r *engine.Round) {
 func (m *Metrics) programmed(r *engine.Round, now time.Time) {
 	if !r.Status.LastProgrammed.IsZero() {
 		set(m.proxy.programmed, r.Status.LastProgrammed)
-		m.asked.begun.Do(func() { m.own.start.Set(now.Sub(m.started).Seconds()) })
+		m.collector.begun.Do(func() { m.own.start.Set(now.Sub(m.started).Seconds()) })
 	}
 	if r.Err != nil && !defect.Is(defect.MetricsFailures) {
 		m.failed(r.Err)
@@ -140,7 +140,7 @@ func (m *Metrics) Switched(from, to, result string, took time.Duration) {
 }
 
 // ConnectionClosed counts a connection that a limit of httpserve closed.
-func (m *Metrics) ConnectionClosed(listener, reason string) { m.own.cutOff(listener, reason).Inc() }
+func (m *Metrics) ConnectionClosed(listener, reason string) { m.own.closed(listener, reason).Inc() }
 
 // KubeProxyReturned counts a look that found kube-proxy's rules again.
 func (m *Metrics) KubeProxyReturned() { m.own.returned.Inc() }

@@ -18,12 +18,12 @@ type own struct {
 	stale    metrics.GaugeMetric // whether the configuration in the files was refused
 	blocked  metrics.GaugeMetric // whether FORWARD is closed
 
-	drifts            func(...string) metrics.CounterMetric
-	repaired, failing metrics.CounterMetric
-	refused, failed   metrics.CounterMetric
-	problems          func(...string) metrics.CounterMetric
-	unheard, returned metrics.CounterMetric
-	cutOff            func(...string) metrics.CounterMetric
+	drifts                   func(...string) metrics.CounterMetric
+	repaired, failing        metrics.CounterMetric
+	refused, failed          metrics.CounterMetric
+	problems                 func(...string) metrics.CounterMetric
+	listenFailures, returned metrics.CounterMetric
+	closed                   func(...string) metrics.CounterMetric
 
 	switches     func(...string) metrics.CounterMetric
 	switchLasted metrics.ObserverMetric
@@ -52,11 +52,11 @@ func newOwn(s *registry) own {
 			"Differences that audits found in the kernel after external changes, by class of object.", "class")),
 		problems: s.counter(fairlead("problems_total",
 			"Problems of objects, by kind and reason.", "kind", "reason")),
-		unheard: s.counter(fairlead("health_check_listen_failures_total",
+		listenFailures: s.counter(fairlead("health_check_listen_failures_total",
 			"Failures to open a server of /healthz or a healthCheckNodePort, each counted once."))(),
 		returned: s.counter(fairlead("kube_proxy_returns_total",
 			"Times that kube-proxy's rules were found again after their removal."))(),
-		cutOff: s.counter(fairlead("http_closed_connections_total",
+		closed: s.counter(fairlead("http_closed_connections_total",
 			"Connections of HTTP clients that a limit closed, by listener and limit.", "listener", "reason")),
 	}
 	o.switches = s.counter(fairlead("plane_switches_total",
@@ -77,7 +77,7 @@ func newOwn(s *registry) own {
 	}
 	for _, listener := range httpserve.Listeners() {
 		for _, reason := range httpserve.Reasons() {
-			o.cutOff(listener, reason)
+			o.closed(listener, reason)
 		}
 	}
 	return o

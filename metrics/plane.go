@@ -31,32 +31,32 @@ func newPlane(s *registry) plane {
 	const only, carried = " Data plane ebpf only.", " Data plane userspace only."
 	const both = " Data planes ebpf and userspace only."
 	return plane{
-		connections: s.askedCounter(fairlead("served_connections_total", "Connections that got a backend."+both)),
-		packets: s.askedCounter(fairlead("served_packets_total",
+		connections: s.scrapedCounter(fairlead("served_connections_total", "Connections that got a backend."+both)),
+		packets: s.scrapedCounter(fairlead("served_packets_total",
 			"Packets that the programs at devices translated, by destination."+only, "to")),
-		bytes: s.askedCounter(fairlead("served_bytes_total",
+		bytes: s.scrapedCounter(fairlead("served_bytes_total",
 			"Bytes of packets that the programs at devices translated, by destination."+only, "to")),
-		refused: s.askedCounter(fairlead("refused_connections_total",
+		refused: s.scrapedCounter(fairlead("refused_connections_total",
 			"Connections that were refused or dropped (for packets, each attempt), by verdict. Data plane userspace also "+
 				"counts those for which a table was full."+both, "verdict")),
-		capacity: s.asked(fairlead("table_capacity", "Capacity of a table: elements in the kernel (data plane ebpf); "+
+		capacity: s.scraped(fairlead("table_capacity", "Capacity of a table: elements in the kernel (data plane ebpf); "+
 			"connections, UDP flows and files that may be open, and bytes of datagrams that may wait (userspace).",
 			"table")),
-		used: s.asked(fairlead("table_used", "Elements in use in a table that can be full: translations and affinities "+
+		used: s.scraped(fairlead("table_used", "Elements in use in a table that can be full: translations and affinities "+
 			"(data plane ebpf), connections and flows (userspace).", "table")),
-		full: s.askedCounter(fairlead("table_full_total",
+		full: s.scrapedCounter(fairlead("table_full_total",
 			"Connections that were refused, and datagrams that were dropped, because a table was full and the client had "+
 				"its share."+carried, "table")),
-		evictions: s.askedCounter(fairlead("table_evictions_total",
+		evictions: s.scrapedCounter(fairlead("table_evictions_total",
 			"Connections that were reset because a table was full and the client had more than its share."+carried,
 			"table")),
-		failed: s.askedCounter(fairlead("failed_dials_total",
+		failed: s.scrapedCounter(fairlead("failed_dials_total",
 			"Attempts to connect that a backend refused or did not answer."+carried)),
-		retried: s.askedCounter(fairlead("retried_connections_total",
+		retried: s.scrapedCounter(fairlead("retried_connections_total",
 			"Connections that a further backend answered after one had not."+carried)),
-		unanswered: s.askedCounter(fairlead("unanswered_connections_total",
+		unanswered: s.scrapedCounter(fairlead("unanswered_connections_total",
 			"Connections that were reset because no backend answered."+carried)),
-		memory: s.asked(fairlead("table_bytes", "Memory of a table in the kernel."+only, "table")),
+		memory: s.scraped(fairlead("table_bytes", "Memory of a table in the kernel."+only, "table")),
 		served: map[model.PoolID]sums{},
 	}
 }
@@ -70,8 +70,8 @@ func (p *plane) describe(to chan<- *metrics.Desc) {
 	}
 }
 
-// tell asks the plane, between two batches, if the engine answers in time.
-func (p *plane) tell(ctx context.Context, e Engine, to chan<- metrics.Metric) {
+// collect asks the plane, between two batches, if the engine answers in time.
+func (p *plane) collect(ctx context.Context, e Engine, to chan<- metrics.Metric) {
 	var c dataplane.Counters
 	err := e.Do(ctx, func(ctx context.Context, v engine.View) (err error) {
 		c, err = v.Plane.Counters(ctx)

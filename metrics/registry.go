@@ -59,13 +59,13 @@ func (s *registry) gauge(d Description) func(...string) metrics.GaugeMetric {
 	return v.WithLabelValues
 }
 
-// asked makes a gauge whose values are found at a scrape.
-func (s *registry) asked(d Description) *metrics.Desc {
+// scraped makes a gauge whose values are found at a scrape.
+func (s *registry) scraped(d Description) *metrics.Desc {
 	d.Type = "gauge"
 	return s.describe(d)
 }
 
-func (s *registry) askedCounter(d Description) *metrics.Desc {
+func (s *registry) scrapedCounter(d Description) *metrics.Desc {
 	d.Type = "counter"
 	return s.describe(d)
 }

@@ -17,7 +17,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
 	"fairlead.dev/fairlead/dataplane/ebpf"
-	"fairlead.dev/fairlead/dataplane/foreign"
+	"fairlead.dev/fairlead/dataplane/external"
 	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/dataplane/localhost"
@@ -122,9 +122,9 @@ func (p audited) measure(b *testing.B, f fleet) {
 		p.new = ebpf.New(ebpf.Options{Packets: localhost.Wrap(conntrack.Wrap(nftables.New)), Cgroup: bed.Cgroup(), Pins: path})
 	}
 	var plane dataplane.Dataplane
-	var watch *foreign.Watch
+	var watch *external.Watch
 	err := bed.Do(testbed.Node, func() (err error) {
-		watch, _ = foreign.Open() // without what it may not hear
+		watch, _ = external.Open() // without what it may not hear
 		plane, err = p.new(dataplane.Config{})
 		return err
 	})
@@ -139,7 +139,7 @@ func (p audited) measure(b *testing.B, f fleet) {
 	batches, programmed := make(fixed, 1), make(syncs, 100)
 	batches <- f.batch(bed)
 	e := engine.New(engine.Options{
-		Source: batches, Table: newTable(b), Plane: plane, Foreign: watch.Changes(), Observer: programmed,
+		Source: batches, Table: newTable(b), Plane: plane, ExternalChanges: watch.Changes(), Observer: programmed,
 	})
 	ctx, stop := context.WithCancel(b.Context())
 	result := make(chan error, 1)

@@ -1,4 +1,4 @@
-package foreign
+package external
 
 import (
 	"net"
@@ -35,7 +35,7 @@ func open(t *testing.T) *Watch {
 }
 
 // next is the next change that others than this process make.
-func (w *Watch) next(t *testing.T) dataplane.Foreign {
+func (w *Watch) next(t *testing.T) dataplane.ExternalChange {
 	t.Helper()
 	return eventually.Receive(t, "a change", w.changes)
 }
@@ -159,7 +159,7 @@ func TestWatch_ownRouting(t *testing.T) {
 func TestReplaced(t *testing.T) {
 	const line = `audit(1700000000.123:45): table=nat:7 family=10 entries=6 op=xt_replace pid=321 ` +
 		`subj=unconfined comm="ip6tables-legac"`
-	want := dataplane.Foreign{
+	want := dataplane.ExternalChange{
 		What: "replaced table nat of ip6tables", Process: "ip6tables-legac", PID: 321, Only: "ip6tables -t nat",
 	}
 	if f, ok := replaced(line); !ok || f != want {

@@ -1,4 +1,4 @@
-package foreign
+package external
 
 import (
 	"fmt"
@@ -30,7 +30,7 @@ func (w *Watch) routing() func(syscall.NetlinkMessage) {
 		number = link.Index
 	}
 	return func(m syscall.NetlinkMessage) {
-		f := dataplane.Foreign{What: deleted(m, number)}
+		f := dataplane.ExternalChange{What: deleted(m, number)}
 		number = numberOf(m, number)
 		if f.What == "" || own.has(m.Header.Pid) {
 			return
@@ -40,7 +40,7 @@ func (w *Watch) routing() func(syscall.NetlinkMessage) {
 			f.PID = int(m.Header.Pid)
 			f = w.self.named(f)
 		}
-		w.tell(f)
+		w.notify(f)
 	}
 }
 

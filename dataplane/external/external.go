@@ -1,4 +1,4 @@
-// Package foreign learns from the kernel that another program changes the objects of data planes, and which program it
+// Package external learns from the kernel that another program changes the objects of data planes, and which program it
 // is. A notification is an occasion to look, not the truth: the kernel may drop those that are not read in time.
 //
 //	nf_tables ── transactions, with process ──────┐
@@ -7,7 +7,7 @@
 //
 // One Watch serves whatever plane is in force. The kernel tells nothing of IPVS and of eBPF maps: those are found by
 // looking.
-package foreign
+package external
 
 import (
 	"errors"
@@ -27,7 +27,7 @@ import (
 
 // Watch tells of changes in the network namespace of the thread that made it.
 type Watch struct {
-	changes chan dataplane.Foreign
+	changes chan dataplane.ExternalChange
 	self    self
 	sockets []*os.File
 	closing chan struct{}
@@ -35,8 +35,8 @@ type Watch struct {
 }
 
 const (
-	// told is how many changes wait for the reader. More are dropped: the reader audits anyway.
-	told = 64
+	// maxPending is how many changes wait for the reader. More are dropped: the reader audits anyway.
+	maxPending = 64
 	// buffer is what one transaction of ours may fill; when it is full, that counts as a change.
 	buffer = 4 << 20
 	// datagramSize is more than the kernel puts into one (NLMSG_GOODSIZE in its include/linux/netlink.h).
@@ -48,7 +48,7 @@ const (
 // Open begins to listen. It leaves out sources of changes that the kernel, or the process's rights, do not allow. The
 // error names these, and the Watch reports the others.
 func Open() (*Watch, error) {
-	w := &Watch{changes: make(chan dataplane.Foreign, told), self: whoWeAre(), closing: make(chan struct{})}
+	w := &Watch{changes: make(chan dataplane.ExternalChange, maxPending), self: whoWeAre(), closing: make(chan struct{})}
 	return w, errors.Join(
 		w.listen("changes of nf_tables", unix.NETLINK_NETFILTER, w.ruleset(), unix.NFNLGRP_NFTABLES),
 		w.listen("changes of routing", unix.NETLINK_ROUTE, w.routing(), unix.RTNLGRP_LINK,
@@ -59,7 +59,7 @@ func Open() (*Watch, error) {
 }
 
 // Changes are those of others, as they come.
-func (w *Watch) Changes() <-chan dataplane.Foreign { return w.changes }
+func (w *Watch) Changes() <-chan dataplane.ExternalChange { return w.changes }
 
 // Close ends the listening.
 func (w *Watch) Close() {
@@ -70,13 +70,13 @@ func (w *Watch) Close() {
 	w.running.Wait()
 }
 
-func (w *Watch) listen(what string, protocol int, hear func(syscall.NetlinkMessage), groups ...uint) error {
+func (w *Watch) listen(what string, protocol int, handle func(syscall.NetlinkMessage), groups ...uint) error {
 	s, err := subscribe(protocol, groups)
 	if err != nil {
 		return fmt.Errorf("hear of %s: %w", what, err)
 	}
 	w.sockets = append(w.sockets, s)
-	w.running.Go(func() { w.read(s, what, hear) })
+	w.running.Go(func() { w.read(s, what, handle) })
 	return nil
 }
 
@@ -103,13 +103,13 @@ func subscribe(protocol int, groups []uint) (*os.File, error) {
 
 // read hears messages until the socket is closed. All datagrams come into the same memory: the plane's own changes can
 // be many megabytes of them.
-func (w *Watch) read(s *os.File, what string, hear func(syscall.NetlinkMessage)) {
+func (w *Watch) read(s *os.File, what string, handle func(syscall.NetlinkMessage)) {
 	datagram := make([]byte, datagramSize)
 	for {
 		n, err := s.Read(datagram)
 		switch {
 		case errors.Is(err, unix.ENOBUFS):
-			w.tell(dataplane.Foreign{What: "more than could be followed of " + what})
+			w.notify(dataplane.ExternalChange{What: "more than could be followed of " + what})
 		case err != nil:
 			select {
 			case <-w.closing:
@@ -118,14 +118,14 @@ func (w *Watch) read(s *os.File, what string, hear func(syscall.NetlinkMessage))
 			}
 		default:
 			for m := range nfnetlink.Messages(datagram[:n]) {
-				hear(m)
+				handle(m)
 			}
 		}
 	}
 }
 
-// tell does not wait for the reader.
-func (w *Watch) tell(f dataplane.Foreign) {
+// notify does not wait for the reader.
+func (w *Watch) notify(f dataplane.ExternalChange) {
 	select {
 	case w.changes <- f:
 	default:
@@ -150,7 +150,7 @@ func whoWeAre() self {
 
 // is reports whether a process is this one. The number may be that of one of its threads. In a container of its own it
 // does not know its number, and goes by its name.
-func (s self) is(f dataplane.Foreign) bool {
+func (s self) is(f dataplane.ExternalChange) bool {
 	if f.Process != s.comm {
 		return false
 	}
@@ -162,7 +162,7 @@ func (s self) is(f dataplane.Foreign) bool {
 }
 
 // named finds the name of a process that is still there.
-func (s self) named(f dataplane.Foreign) dataplane.Foreign {
+func (s self) named(f dataplane.ExternalChange) dataplane.ExternalChange {
 	comm, err := os.ReadFile("/proc/" + strconv.Itoa(f.PID) + "/comm")
 	if err == nil {
 		f.Process = strings.TrimSpace(string(comm))

@@ -1,4 +1,4 @@
-package foreign
+package external
 
 import (
 	"bytes"
@@ -47,10 +47,10 @@ func (w *Watch) transaction(attrs []byte, what string, more int) {
 	if more > 0 {
 		what += fmt.Sprintf(" and %d more", more)
 	}
-	f := dataplane.Foreign{What: what, Process: nfnetlink.Text(attrs, unix.NFTA_GEN_PROC_NAME),
+	f := dataplane.ExternalChange{What: what, Process: nfnetlink.Text(attrs, unix.NFTA_GEN_PROC_NAME),
 		PID: int(nfnetlink.Uint32(attrs, unix.NFTA_GEN_PROC_PID))}
 	if !w.self.is(f) {
-		w.tell(f)
+		w.notify(f)
 	}
 }
 

@@ -1,4 +1,4 @@
-package foreign
+package external
 
 import (
 	"encoding/binary"
@@ -38,7 +38,7 @@ func FuzzMessages(f *testing.F) {
 		`subj=unconfined comm="iptables"`)))
 	f.Fuzz(func(t *testing.T, datagram []byte) {
 		allocs.Bound(t, len(datagram), func() {
-			w := &Watch{changes: make(chan dataplane.Foreign, told), self: self{comm: "fairlead"}}
+			w := &Watch{changes: make(chan dataplane.ExternalChange, maxPending), self: self{comm: "fairlead"}}
 			hearers := []func(syscall.NetlinkMessage){w.ruleset(), w.routing(), w.records}
 			for m := range nfnetlink.Messages(datagram) {
 				m.Header.Pid = 1 // the sockets of a process are not sought, which takes long

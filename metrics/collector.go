@@ -23,8 +23,8 @@ type Engine interface {
 // last: when an engine is stuck, its metrics are wanted most.
 const patience = 500 * time.Millisecond
 
-// asked are the metrics that are collected at a scrape.
-type asked struct {
+// collector makes the metrics that are collected at a scrape.
+type collector struct {
 	metrics.BaseStableCollector
 	options Options
 	stale   atomic.Bool // the rows changed since they were counted
@@ -42,109 +42,109 @@ type asked struct {
 	plane                                         plane
 }
 
-func newAsked(s *registry, o Options) *asked {
-	a := &asked{
+func newCollector(s *registry, o Options) *collector {
+	c := &collector{
 		options: o,
-		build: s.asked(fairlead("build_info", "Version of this program; always 1.",
+		build: s.scraped(fairlead("build_info", "Version of this program; always 1.",
 			"version", "go_version")),
-		mode: s.asked(fairlead("mode_info", "The active data plane; always 1.", "mode")),
-		rows: s.asked(fairlead("rows", "Rows, by kind.", "kind")),
-		noLocal: s.asked(kubeproxy("sync_proxy_rules_no_local_endpoints_total",
+		mode: s.scraped(fairlead("mode_info", "The active data plane; always 1.", "mode")),
+		rows: s.scraped(fairlead("rows", "Rows, by kind.", "kind")),
+		noLocal: s.scraped(kubeproxy("sync_proxy_rules_no_local_endpoints_total",
 			"Ports of Services with a traffic policy Local that have endpoints, but none on this node.",
 			"traffic_policy", "ip_family")),
-		healthy: s.asked(fairlead("healthy", "1 if /livez succeeds.")),
-		eligible: s.asked(fairlead("node_eligible",
+		healthy: s.scraped(fairlead("healthy", "1 if /livez succeeds.")),
+		eligible: s.scraped(fairlead("node_eligible",
 			"1 if load balancers may use this node; 0 if its Node is deleted, tainted or unknown. "+
 				"/healthz returns 503 if this or fairlead_healthy is 0.")),
-		partial: s.asked(fairlead("partially_programmed",
+		partial: s.scraped(fairlead("partially_programmed",
 			"1 if the kernel refuses some rows and all others are programmed.")),
-		waiting: s.asked(fairlead("oldest_pending_change_seconds",
+		waiting: s.scraped(fairlead("oldest_pending_change_seconds",
 			"Age of the oldest change that is not programmed; 0: none waits.")),
-		unfinished: s.asked(fairlead("audit_unfinished_seconds",
+		unfinished: s.scraped(fairlead("audit_unfinished_seconds",
 			"Time for which audits have been too slow to finish; 0: they finish.")),
-		undone: s.asked(fairlead("repairs_undone_seconds",
+		undone: s.scraped(fairlead("repairs_undone_seconds",
 			"Time for which another program has undone each repair, by its name if the kernel reports it; 0: "+
 				"repairs hold.", "author")),
-		failures: s.asked(fairlead("consecutive_programming_failures",
+		failures: s.scraped(fairlead("consecutive_programming_failures",
 			"Failed attempts to program the kernel since the last that succeeded.")),
-		watchAge: s.asked(fairlead("watch_silence_seconds",
+		watchAge: s.scraped(fairlead("watch_silence_seconds",
 			"Time since the API server last sent anything on the watch of a resource, or was first asked.", "resource")),
 	}
-	a.watchLists = s.askedCounter(fairlead("watch_lists_total",
+	c.watchLists = s.scrapedCounter(fairlead("watch_lists_total",
 		"Times that all objects of a resource were fetched from the API server.", "resource"))
-	a.plane = newPlane(s)
-	a.stale.Store(true)
-	s.kube.CustomMustRegister(a)
-	return a
+	c.plane = newPlane(s)
+	c.stale.Store(true)
+	s.kube.CustomMustRegister(c)
+	return c
 }
 
-func (a *asked) follow(e Engine) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.engine = e
-	a.stale.Store(true)
+func (c *collector) follow(e Engine) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.engine = e
+	c.stale.Store(true)
 }
 
-func (a *asked) watch(f func() []Watch) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.watches = f
+func (c *collector) watch(f func() []Watch) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.watches = f
 }
 
 // DescribeWithStability implements metrics.StableCollector.
-func (a *asked) DescribeWithStability(to chan<- *metrics.Desc) {
+func (c *collector) DescribeWithStability(to chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{
-		a.build, a.mode, a.rows, a.noLocal,
-		a.healthy, a.eligible, a.partial, a.waiting, a.failures, a.unfinished, a.undone,
-		a.watchAge, a.watchLists,
+		c.build, c.mode, c.rows, c.noLocal,
+		c.healthy, c.eligible, c.partial, c.waiting, c.failures, c.unfinished, c.undone,
+		c.watchAge, c.watchLists,
 	} {
 		to <- d
 	}
-	a.plane.describe(to)
+	c.plane.describe(to)
 }
 
 // CollectWithStability implements metrics.StableCollector.
-func (a *asked) CollectWithStability(to chan<- metrics.Metric) {
-	tell := func(d *metrics.Desc, value float64, labels ...string) {
+func (c *collector) CollectWithStability(to chan<- metrics.Metric) {
+	gauge := func(d *metrics.Desc, value float64, labels ...string) {
 		to <- metrics.NewLazyConstMetric(d, metrics.GaugeValue, value, labels...)
 	}
-	tell(a.build, 1, a.options.Version, runtime.Version())
-	if a.options.Mode != nil {
-		tell(a.mode, 1, a.options.Mode())
+	gauge(c.build, 1, c.options.Version, runtime.Version())
+	if c.options.Mode != nil {
+		gauge(c.mode, 1, c.options.Mode())
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.engine != nil {
-		a.tellStatus(tell)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.engine != nil {
+		c.collectStatus(gauge)
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		a.count(ctx)
-		a.plane.tell(ctx, a.engine, to)
+		c.count(ctx)
+		c.plane.collect(ctx, c.engine, to)
 	}
-	if a.counted != nil {
-		a.counted.tell(a, tell)
+	if c.counted != nil {
+		c.counted.collect(c, gauge)
 	}
-	if a.watches != nil {
-		for _, w := range a.watches() {
-			tell(a.watchAge, time.Since(w.Heard).Seconds(), w.Resource)
-			to <- metrics.NewLazyConstMetric(a.watchLists, metrics.CounterValue, float64(w.Lists), w.Resource)
+	if c.watches != nil {
+		for _, w := range c.watches() {
+			gauge(c.watchAge, time.Since(w.Heard).Seconds(), w.Resource)
+			to <- metrics.NewLazyConstMetric(c.watchLists, metrics.CounterValue, float64(w.Lists), w.Resource)
 		}
 	}
 }
 
-func (a *asked) tellStatus(tell func(*metrics.Desc, float64, ...string)) {
-	s := a.engine.Status()
-	tell(a.healthy, truth(a.engine.Healthy()))
-	tell(a.eligible, truth(s.NodeEligible))
-	tell(a.partial, truth(s.Partial))
-	tell(a.waiting, lasting(s.WaitingSince))
-	tell(a.unfinished, lasting(s.AuditUnfinishedSince))
+func (c *collector) collectStatus(gauge func(*metrics.Desc, float64, ...string)) {
+	s := c.engine.Status()
+	gauge(c.healthy, truth(c.engine.Healthy()))
+	gauge(c.eligible, truth(s.NodeEligible))
+	gauge(c.partial, truth(s.Partial))
+	gauge(c.waiting, lasting(s.WaitingSince))
+	gauge(c.unfinished, lasting(s.AuditUnfinishedSince))
 	if u := s.Undone; u != nil {
-		tell(a.undone, lasting(u.Since), u.Process)
+		gauge(c.undone, lasting(u.Since), u.Process)
 	} else {
-		tell(a.undone, 0, "")
+		gauge(c.undone, 0, "")
 	}
-	tell(a.failures, float64(s.Failures))
+	gauge(c.failures, float64(s.Failures))
 }
 
 // lasting is for how long something has lasted, in seconds; the zero time: it does not.

@@ -1,4 +1,4 @@
-package foreign
+package external
 
 import (
 	"strconv"
@@ -21,17 +21,17 @@ func (w *Watch) records(m syscall.NetlinkMessage) {
 		return
 	}
 	if f, ok := replaced(unix.ByteSliceToString(m.Data)); ok && !w.isThisProcess(f) {
-		w.tell(f)
+		w.notify(f)
 	}
 }
 
 // isThisProcess knows the number of the process, where the kernel tells that of a thread otherwise.
-func (w *Watch) isThisProcess(f dataplane.Foreign) bool {
+func (w *Watch) isThisProcess(f dataplane.ExternalChange) bool {
 	return f.Process == w.self.comm && (!w.self.initial || f.PID == unix.Getpid())
 }
 
 // replaced reads such a line.
-func replaced(line string) (f dataplane.Foreign, ok bool) {
+func replaced(line string) (f dataplane.ExternalChange, ok bool) {
 	words := map[string]string{}
 	for _, word := range strings.Fields(line) {
 		if name, value, ok := strings.Cut(word, "="); ok {
