@@ -46,7 +46,7 @@ func OpenApart(c *config.Config, name string, at Apart) (dataplane.Dataplane, er
 	}
 	if s.name == ebpfPlane {
 		if at.Cgroup == "" || at.BPF == "" {
-			return nil, errors.New("it needs a control group (version 2) and a file system for programs of its own")
+			return nil, errors.New("it needs its own cgroup (version 2) and its own file system of type bpf")
 		}
 		s.ebpf.CgroupRoot, s.ebpf.BPFRoot, s.ebpf.Acceleration = at.Cgroup, at.BPF, config.EBPFAccelerationOff
 		s.ebpf.Sizes = config.EBPFSizes{

@@ -49,9 +49,10 @@ func settingsFound(s planeSettings) (planeSettings, error) {
 	case len(names) == 0:
 		return s, errors.New("the kernel holds no data plane's rules")
 	case names[len(names)-1] == ebpfPlane: // beside it may be what serves the rest
-		return s, errors.New("what the data plane ebpf holds only its own process can read; ask it, without --manifests")
+		return s, errors.New("only the running process can read the tables of data plane ebpf; audit it without --manifests")
 	case len(names) > 1:
-		return s, fmt.Errorf("the kernel holds rules of several data planes (%v), of which one will go; try again", names)
+		return s, fmt.Errorf("the kernel holds rules of several data planes (%v), all but one of which Fairlead will "+
+			"remove; try again", names)
 	}
 	s.name = names[0]
 	return s, nil

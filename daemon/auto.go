@@ -85,7 +85,7 @@ func (c *chooser) why(name string, failed []error) string {
 	for _, err := range failed {
 		texts = append(texts, err.Error())
 	}
-	return fmt.Sprintf("%s, as what would be better cannot be opened: %s. Otherwise: %s",
+	return fmt.Sprintf("%s, as a better data plane cannot be opened: %s. Otherwise: %s",
 		name, strings.Join(texts, "; "), c.choice.Why)
 }
 
@@ -108,7 +108,7 @@ func (d *Daemon) whyServes(plane string) string {
 	case r != nil && r.plane == plane:
 		return r.text
 	}
-	return kept(plane, "it was wanted before the mode was auto, or by fairlead switch")
+	return kept(plane, "it was chosen before mode auto was set, or by fairlead switch")
 }
 
 // kept says why a plane stays.

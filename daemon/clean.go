@@ -68,7 +68,7 @@ func cleanLeftovers(ctx context.Context, out io.Writer, log *slog.Logger) (err e
 	for _, l := range found {
 		what := "removed"
 		if l.Stays != "" {
-			what = "left alone"
+			what = "kept"
 		}
 		fmt.Fprintf(out, "kube-proxy: %s %s\n", what, l)
 	}

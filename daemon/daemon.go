@@ -223,7 +223,7 @@ const drainTime = takeover.DefaultDrain
 func (d *Daemon) listenForOthers() {
 	var err error
 	if d.externalChanges, err = external.Open(); err != nil {
-		d.log.Debug("the kernel does not tell of all changes that others make", "error", err)
+		d.log.Debug("the kernel does not report all changes by other programs; audits find them", "error", err)
 	}
 }
 
@@ -314,8 +314,8 @@ func (d *Daemon) serve(ctx context.Context) error {
 	d.report.emit(kube.Event{Reason: reasonStarting})
 	d.tellSubstitute()
 	if c := d.config.Load(); c.ModeUnset() && !standalone(c) {
-		d.report.warn(reasonDefaultMode, fmt.Sprintf("no mode is configured, which means %s; the data plane %s serves it. "+
-			"Set mode (--proxy-mode): that of a later kube-proxy will mean nftables", c.KubeProxy.Mode, d.mode()))
+		d.report.warn(reasonDefaultMode, fmt.Sprintf("no mode is configured; this means %s, which the data plane %s "+
+			"serves. Set mode (--proxy-mode): the default of a later kube-proxy will be nftables", c.KubeProxy.Mode, d.mode()))
 	}
 	d.server = server.New(server.Options{
 		Metrics:   d.metrics.Handler(),
@@ -435,18 +435,18 @@ func (d *Daemon) setHost(c *config.Config) {
 	case err == nil:
 		d.unset.Over()
 	case d.unset.News(err.Error()):
-		d.log.Error("the machine's settings are not as configured", "error", err)
+		d.log.Error("some kernel settings are not as configured", "error", err)
 		d.report.warn(reasonHost, err.Error())
 	}
 }
 
 func logHost(log *slog.Logger, r host.Report) {
 	for _, c := range r.Changed {
-		log.Info("set", "setting", c.Name, "from", c.From, "to", c.To)
+		log.Info("changed a kernel setting", "setting", c.Name, "from", c.From, "to", c.To)
 	}
 	for _, f := range r.Failed {
 		if f.Optional {
-			log.Debug("not set", "setting", f.Name, "error", f.Err)
+			log.Debug("cannot change an optional kernel setting", "setting", f.Name, "error", f.Err)
 		}
 	}
 }

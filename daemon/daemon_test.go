@@ -250,7 +250,8 @@ func TestReporter(t *testing.T) {
 		expect(engine.Round{}, "|Normal|ProgrammingRecovered|the data plane holds all rows again|false")
 
 		drift := engine.Round{Drifts: []dataplane.Drift{{Object: "table", Want: "fairlead"}, {Object: "map"}}}
-		said := "|Warning|RulesRepaired|somebody else changed the rules; repaired: table: missing: fairlead and 1 more|false"
+		said := "|Warning|RulesRepaired|another program changed Fairlead's rules; repaired: " +
+			"table: missing: fairlead and 1 more|false"
 		expect(drift, said)
 		bubble.Pass(driftPause - time.Second)
 		expect(drift) // the other program insists

@@ -147,11 +147,11 @@ func (r *reporter) drifts(round *engine.Round) {
 		return
 	}
 	r.drifted = time.Now()
-	who := "somebody else"
+	who := "another program"
 	if by := dataplane.Authors(round.ExternalChanges); by != "" {
 		who = by
 	}
-	r.warn(reasonDrift, fmt.Sprintf("%s changed the rules; repaired: %s%s", who, round.Drifts[0], andMore(n-1)))
+	r.warn(reasonDrift, fmt.Sprintf("%s changed Fairlead's rules; repaired: %s%s", who, round.Drifts[0], andMore(n-1)))
 }
 
 // undoes emits an Event when another program keeps undoing the repairs, and another one when it has stopped.
@@ -164,7 +164,7 @@ func (r *reporter) undoes(u *engine.Undone) {
 			cmp.Or(u.Author, "another program"), u.Repairs, engine.LongestPause))
 	case u == nil && r.undone:
 		r.undone = false
-		r.emit(kube.Event{Reason: reasonHold, Message: "nobody undoes the rules any more"})
+		r.emit(kube.Event{Reason: reasonHold, Message: "repairs of Fairlead's rules hold again"})
 	}
 }
 

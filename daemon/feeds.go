@@ -87,7 +87,7 @@ func (f *feeds) settle(r result, adopt func(source.Source) error) {
 		err = adopt(r.source)
 	}
 	if err != nil {
-		f.log.Error("objects cannot be read as the configuration says; the old ones stay", "error", err)
+		f.log.Error("cannot read objects as the new configuration says; the objects read before stay in force", "error", err)
 		f.close(u.feed)
 		return
 	}
@@ -98,6 +98,6 @@ func (f *feeds) settle(r result, adopt func(source.Source) error) {
 
 func (f *feeds) close(one *feed) {
 	if err := one.close(); err != nil {
-		f.log.Warn("closing a source", "error", err)
+		f.log.Warn("cannot close a source of objects", "error", err)
 	}
 }

@@ -52,22 +52,21 @@ func (f *forwarding) look(ctx context.Context) {
 	case text != "" && f.blocked.News(text):
 		f.warn(text)
 	case text == "" && f.blocked.Over():
-		f.log.Info("chain FORWARD drops nothing any more that kube-proxy would accept")
+		f.log.Info("chain FORWARD no longer drops packets that kube-proxy would accept")
 		f.report.emit(kube.Event{Reason: reasonUnblocked,
-			Message: "chain FORWARD drops nothing any more that kube-proxy would accept"})
+			Message: "chain FORWARD no longer drops packets that kube-proxy would accept"})
 	}
 }
 
 func (f *forwarding) warn(where string) {
-	f.log.Warn("chain FORWARD lets nothing pass that no rule accepts: have the CNI plug-in, or rules of your own, "+
-		"accept packets from and to pods; kube-proxy in its mode would accept those of Services", "chain", where)
-	f.report.warn(reasonBlocked, fmt.Sprintf("chain FORWARD (%s) lets nothing pass that no rule accepts, and "+
-		"kube-proxy's KUBE-FORWARD, which would accept packets of Services, is not there: have the CNI plug-in, or "+
-		"rules of your own, accept packets from and to pods", where))
+	f.log.Warn("chain FORWARD drops packets of Services that kube-proxy would accept: have the CNI plug-in, or your "+
+		"own rules, accept packets from and to pods", "chain", where)
+	f.report.warn(reasonBlocked, fmt.Sprintf("chain FORWARD (%s) drops packets of Services, which kube-proxy's "+
+		"KUBE-FORWARD would accept; have the CNI plug-in, or your own rules, accept packets from and to pods", where))
 }
 
 func (f *forwarding) fails(err error) {
 	if f.failure.News(err.Error()) {
-		f.log.Warn("cannot see whether packets to pods are forwarded", "error", err)
+		f.log.Warn("cannot check whether chain FORWARD drops packets to pods; trying again", "error", err)
 	}
 }

@@ -179,7 +179,7 @@ func (c *child) wait(ctx context.Context, out *os.File) error {
 func stayOnOneCPU() error {
 	var may, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &may); err != nil {
-		return fmt.Errorf("find out which processors there are: %w", err)
+		return fmt.Errorf("list the processors: %w", err)
 	}
 	for cpu := len(may) * 64; cpu >= 0; cpu-- {
 		if may.IsSet(cpu) {

@@ -109,7 +109,7 @@ func (s *switches) post(w http.ResponseWriter, r *http.Request) {
 	case s.orders <- o:
 		stream(w, o.steps)
 	case <-ctx.Done():
-		http.Error(w, "the proxy was busy with its configuration; nothing has changed", http.StatusServiceUnavailable)
+		http.Error(w, "the proxy was busy reading its configuration; nothing has changed", http.StatusServiceUnavailable)
 	}
 }
 

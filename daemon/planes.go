@@ -163,7 +163,7 @@ func (s planeSettings) lacks(err error) bool {
 func (s planeSettings) instead(err error) string {
 	lacking, remedy := "this kernel cannot do what mode %s needs", "have the kernel load its modules for %s"
 	if s.name == ebpfPlane {
-		lacking, remedy = "mode %s is not possible here: "+err.Error(), "see to what is missing for %s, and start anew"
+		lacking, remedy = "this machine cannot serve mode %s: "+err.Error(), "provide what %s lacks, and restart Fairlead"
 	}
 	return fmt.Sprintf(lacking+"; the data plane nftables serves instead, until the next start. "+
 		"Set mode (--proxy-mode) to nftables, or "+remedy, s.name, s.name)

@@ -95,7 +95,7 @@ func TestPlaneSettings_unreadable(t *testing.T) {
 		if err := h.Sync(ctx, model.NewState()); err != nil && !errors.Is(err, dataplane.ErrPartial) {
 			t.Error(err)
 		}
-		if got := log.String(); !strings.Contains(got, "cannot tell whether another data plane has left something") {
+		if got := log.String(); !strings.Contains(got, "cannot check for leftovers of another data plane") {
 			t.Errorf("the log says\n%s", got)
 		}
 		if err := errors.Join(h.Remove(ctx), h.Close()); err != nil {

@@ -24,7 +24,7 @@ import (
 const presence = "@fairlead/"
 
 // ErrRunning says that a Fairlead runs in this network namespace.
-var ErrRunning = errors.New("a Fairlead runs here, and would put back what is removed; stop it first")
+var ErrRunning = errors.New("a Fairlead runs here and would restore what clean removes; stop it first")
 
 const (
 	// grace is how long a process waits for the end of the one before it.
@@ -45,7 +45,7 @@ func claim(ctx context.Context, log *slog.Logger) (net.Listener, error) {
 		l, other, err := tryClaim()
 		switch {
 		case err != nil:
-			log.Warn("cannot tell whether another Fairlead runs in this network namespace, or tell it of this one",
+			log.Warn("cannot check whether another Fairlead runs in this network namespace; make sure that none does",
 				"error", err)
 			return l, nil
 		case other == nil:

@@ -19,7 +19,7 @@ import (
 const switchPatience = 5 * time.Minute
 
 var (
-	errTooLong   = fmt.Errorf("the change of the data plane has not come to an end in %v", switchPatience)
+	errTooLong   = fmt.Errorf("the change of the data plane did not end within %v", switchPatience)
 	errCancelled = errors.New("the change of the data plane was cancelled; edit the configuration to try again")
 	errOutdated  = errors.New("the configuration has been edited again")
 )
@@ -60,7 +60,7 @@ func (d *Daemon) judged(err error) {
 	switch {
 	case err == nil && d.refused.Over():
 		d.log.Info("the configuration is accepted again")
-		d.report.emit(kube.Event{Reason: reasonAccepted, Message: "the configuration in force is that of the files again"})
+		d.report.emit(kube.Event{Reason: reasonAccepted, Message: "the configuration files are valid again, and in force"})
 	case err != nil && d.refused.News(err.Error()):
 		d.log.Error("the configuration was refused; the old one stays", "error", err)
 		d.report.warn(reasonRefused, "the old configuration stays: "+err.Error())
@@ -144,7 +144,7 @@ func (d *Daemon) use(ctx context.Context, s planeSettings, p *handover.Plane) {
 	d.planeSettings = s
 	d.tellSubstitute()
 	if err := d.plane.Replace(ctx, d.engine, p); err != nil {
-		d.log.Warn("replacing the data plane", "error", err)
+		d.log.Warn("cannot close the data plane that was replaced", "error", err)
 	}
 }
 

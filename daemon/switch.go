@@ -103,17 +103,17 @@ func (c *change) progress(p handover.Progress) {
 	case handover.Programmed:
 		s.Message = fmt.Sprintf("programmed %d frontends, %d pools in %v", p.Frontends, p.Pools, took)
 		if p.Err != nil {
-			s.Message += fmt.Sprintf("; with this data plane too, %v", p.Err)
+			s.Message += fmt.Sprintf("; as before, %v", p.Err)
 		}
 	case handover.Verified:
-		s.Message = fmt.Sprintf("verified, the kernel holds all of it (%v)", took)
+		s.Message = fmt.Sprintf("verified: the kernel holds all rows (%v)", took)
 		if p.Err != nil {
-			s.Message = fmt.Sprintf("verified, the kernel holds all else (%v)", took)
+			s.Message = fmt.Sprintf("verified: the kernel holds all other rows (%v)", took)
 		}
 	case handover.Learned:
-		s.Message = fmt.Sprintf("carried over which backends %d clients keep", p.Clients)
+		s.Message = fmt.Sprintf("handed over session affinity: %d clients keep their backends", p.Clients)
 		if p.Err != nil {
-			s.Message += fmt.Sprintf("; not all: %v", p.Err)
+			s.Message += fmt.Sprintf("; others may get other backends: %v", p.Err)
 			c.daemon.log.Warn("clients with session affinity may get other backends", "error", p.Err)
 		}
 	case handover.Activated:
@@ -122,11 +122,11 @@ func (c *change) progress(p handover.Progress) {
 		s.Plane, s.Connections = c.from, p.Connections
 		s.Message = fmt.Sprintf("rolled back: nothing is left of %s", c.to)
 		if p.Connections > 0 {
-			s.Message = fmt.Sprintf("rolled back; up to %d connections through %s live on, and what they need is removed "+
-				"when they have ended, after %v at the latest", p.Connections, c.to, drainTime)
+			s.Message = fmt.Sprintf("rolled back; up to %d connections through %s stay open; their kernel objects are "+
+				"removed when they end, after %v at the latest", p.Connections, c.to, drainTime)
 		}
 		if p.Err != nil {
-			s.Message = fmt.Sprintf("rolled back, but something is left of %s, and will be removed: %v", c.to, p.Err)
+			s.Message = fmt.Sprintf("rolled back, but kernel objects of %s remain, and will be removed: %v", c.to, p.Err)
 		}
 	case handover.Cleared:
 		c.cleared(p)
@@ -139,11 +139,11 @@ func (c *change) progress(p handover.Progress) {
 func (c *change) cleared(p handover.Progress) {
 	for _, r := range p.Left {
 		if r.Removed {
-			c.say(SwitchStep{Step: stepRemoved, Plane: r.Plane, Message: "removed what " + r.Plane + " had in the kernel"})
+			c.say(SwitchStep{Step: stepRemoved, Plane: r.Plane, Message: "removed the kernel objects of " + r.Plane})
 		}
 		if r.Connections > 0 {
 			c.say(SwitchStep{Step: stepConnections, Plane: r.Plane, Connections: r.Connections, Message: fmt.Sprintf(
-				"%d connections through %s live on; what they need is removed when they have ended, after %v at the latest",
+				"%d connections through %s stay open; their kernel objects are removed when they end, after %v at the latest",
 				r.Connections, r.Plane, drainTime)})
 		}
 	}

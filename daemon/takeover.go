@@ -155,9 +155,9 @@ func (w *watch) remove(ctx context.Context) error {
 		}
 	}
 	if len(f.goes) > 0 && !w.removed {
-		w.log.Info("removed what kube-proxy had left", "leftover", leftovers(f.goes))
+		w.log.Info("removed kube-proxy's leftovers", "leftover", leftovers(f.goes))
 		w.report.emit(kube.Event{Reason: reasonTakenOver,
-			Message: "Fairlead serves; removed what kube-proxy had left: " + leftovers(f.goes)})
+			Message: "Fairlead serves; removed kube-proxy's leftovers: " + leftovers(f.goes)})
 	}
 	w.removed = w.removed || err == nil
 	return err
@@ -184,7 +184,7 @@ func (w *watch) explain(stays []takeover.Leftover) {
 	var texts []string
 	for _, l := range stays {
 		if text := l.String(); w.news("stays " + text) {
-			w.log.Warn("something of kube-proxy's stays", "leftover", text)
+			w.log.Warn("kube-proxy's rules cannot all be removed", "leftover", text)
 			texts = append(texts, text)
 		}
 	}

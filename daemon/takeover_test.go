@@ -153,16 +153,16 @@ func TestSuccessor(t *testing.T) {
 	for _, backend := range []string{"legacy", "nft"} {
 		s.run(chainsOfKubeProxy, "/usr/sbin/xtables-"+backend+"-multi", "iptables-restore", "--noflush")
 		if backend == "legacy" {
-			s.expect(reasonStays, "1 chain KUBE-FORWARD (iptables-legacy ip filter): chain FORWARD lets nothing else pass")
+			s.expect(reasonStays, "1 chain KUBE-FORWARD (iptables-legacy ip filter): without it, chain FORWARD would drop packets of Services")
 			s.expect(reasonReturned, "1 chain (iptables-legacy ip nat)")
 		} else {
-			s.expect(reasonStays, "1 chain KUBE-FORWARD (iptables-nft ip filter): chain FORWARD lets nothing else pass")
+			s.expect(reasonStays, "1 chain KUBE-FORWARD (iptables-nft ip filter): without it, chain FORWARD would drop packets of Services")
 		}
 		s.gone("/usr/sbin/xtables-"+backend+"-multi", "iptables", "-t", "nat", "-S")
 	}
 	// A firewall that begins anew cuts off what has stayed.
 	s.run("", "iptables-nft", "-F", "FORWARD")
-	s.expect(reasonBlocked, "chain FORWARD (iptables-nft ip) lets nothing pass")
+	s.expect(reasonBlocked, "chain FORWARD (iptables-nft ip) drops packets of Services")
 	end()
 	if len(s.events) > 0 {
 		t.Errorf("there are Events nobody needs: %+v", <-s.events)

@@ -107,7 +107,7 @@ func (w *watcher) watch() {
 	}
 	for dir := range w.dirs {
 		if err := w.notify.Add(dir); err != nil {
-			w.log.Debug("cannot watch; it is looked at periodically", "path", dir, "error", err)
+			w.log.Debug("cannot watch a directory; it is read periodically", "path", dir, "error", err)
 		}
 	}
 }
@@ -138,7 +138,7 @@ func (w *watcher) run() {
 				w.touch()
 			}
 		case err := <-errs: // an overflow: events are lost
-			w.log.Warn("watching the configuration", "error", err)
+			w.log.Warn("watching the configuration files failed; reading them again", "error", err)
 			w.touch()
 		case <-w.timer.C:
 			w.look()

@@ -117,7 +117,7 @@ func (Base) Learn(context.Context, *model.State, iter.Seq2[Session, error]) (int
 
 // Counters implements Observed.
 func (Base) Counters(context.Context) (Counters, error) {
-	return Counters{}, fmt.Errorf("this data plane counts nothing: %w", errors.ErrUnsupported)
+	return Counters{}, fmt.Errorf("this data plane has no counters: %w", errors.ErrUnsupported)
 }
 
 // Describe implements Observed.

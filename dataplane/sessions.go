@@ -196,10 +196,10 @@ func (l *Learned) TakeIn(log *slog.Logger, take Taker) {
 	switch {
 	case log == nil:
 	case err != nil:
-		log.Warn("session affinity: some clients may get other endpoints than before, by another data plane",
+		log.Warn("session affinity: some clients of another data plane may get other endpoints",
 			"clients", n, "error", err)
 	case n > 0:
-		log.Info("session affinity: clients keep the endpoints that another data plane gave them", "clients", n)
+		log.Info("session affinity: clients of another data plane keep their endpoints", "clients", n)
 	}
 }
 

@@ -164,7 +164,7 @@ func (e *Engine) audit(ctx context.Context) error {
 
 // giveUp notes that an audit took too long.
 func (e *Engine) giveUp(err error) {
-	e.options.Log.Warn("comparing the kernel with the rows takes too long; it is tried again, with more time",
+	e.options.Log.Warn("the audit of the kernel took too long; it is repeated with a longer limit",
 		"error", err, "limit", e.audits.limit)
 	e.audits.limit = min(2*e.audits.limit, maxPatience)
 }
@@ -278,7 +278,7 @@ func (e *Engine) tell(drifts []dataplane.Drift) {
 // logDrifts logs the drifts that it has not logged lately: another program may undo every repair. Of many it logs some
 // and their number.
 func (e *Engine) logDrifts(drifts []dataplane.Drift) {
-	const message = "the kernel was changed by somebody else; repairing"
+	const message = "another program changed Fairlead's rules; repairing"
 	now, logged := time.Now(), e.audits.logged
 	maps.DeleteFunc(logged, func(_ string, at time.Time) bool { return now.Sub(at) > driftMemory })
 	log := e.options.Log
@@ -331,7 +331,7 @@ func (a Audited) MarshalJSON() ([]byte, error) {
 func (e *Engine) auditNow(ctx context.Context) (Audited, error) {
 	a := Audited{Rows: e.state.Rows(), Drifts: []dataplane.Drift{}}
 	if e.dirty {
-		return a, fmt.Errorf("the rows could not be programmed, which is tried again: %s", e.Status().Error)
+		return a, fmt.Errorf("the rows could not be programmed; trying again: %s", e.Status().Error)
 	}
 	if e.options.About != nil {
 		a.Plane = e.options.About().Plane

@@ -100,7 +100,8 @@ func (c *controlServer) run(listener net.Listener, err error) {
 	defer close(c.done)
 	for refused := (said.Trouble{}); err != nil; listener, err = c.listen() {
 		if refused.News(err.Error()) {
-			c.engine.options.Log.Error("nobody can ask this process; serving all the same, and trying again", "error", err)
+			c.engine.options.Log.Error("cannot open the control socket: fairlead status, audit and switch fail, packets are "+
+				"served; trying again", "error", err)
 			c.engine.options.ControlRefused(err)
 		}
 		select {

@@ -417,7 +417,7 @@ func TestEngine_repairsDrift(t *testing.T) {
 			}
 		}
 		r.stop()
-		if n := strings.Count(r.log.String(), "changed by somebody else"); n != 1 || r.engine.Status().Drifts != 3 {
+		if n := strings.Count(r.log.String(), "another program changed"); n != 1 || r.engine.Status().Drifts != 3 {
 			t.Fatalf("logged %d times, %+v\n%s", n, r.engine.Status(), r.log.String())
 		}
 	})
@@ -643,7 +643,7 @@ func TestEngine_reportsProblems(t *testing.T) {
 	})
 }
 
-// What a Source has told of leaves the status when the Source says that it is over, or when another Source takes over.
+// A problem leaves the status when its Source says that it is over, or when another Source takes over.
 func TestEngine_problemsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)

@@ -335,7 +335,7 @@ func TestHandover_lacksRows(t *testing.T) {
 			})
 			return to, steps, err
 		}
-		if _, steps, err := change(2); err == nil || !strings.Contains(err.Error(), "does not hold what it should") {
+		if _, steps, err := change(2); err == nil || !strings.Contains(err.Error(), "the kernel differs from the rows") {
 			t.Errorf("%s: %v", steps, err)
 		}
 		to, steps, err := change(1)

@@ -188,13 +188,13 @@ func (f Failure) cause() string {
 	denied := []error{unix.EACCES, unix.EPERM, unix.EOPNOTSUPP} // the last for hashsize outside of the first namespace
 	switch {
 	case errors.Is(f.Err, unix.EROFS):
-		return "/proc/sys is mounted read-only here. Run once with --init-only in a privileged container, " +
-			"or set it on the machine with sysctl -w, or leave it as it is with conntrack.maxPerCore: 0 and timeouts of 0s"
+		return "/proc/sys is mounted read-only here. Run once with --init-only in a privileged container, or set it on " +
+			"the machine with sysctl -w; conntrack.maxPerCore: 0 and timeouts of 0s leave it as it is"
 	case errors.Is(f.Err, unix.ENOENT):
 		return "this kernel does not track connections yet; modprobe nf_conntrack"
 	case slices.ContainsFunc(denied, func(e error) bool { return errors.Is(f.Err, e) }):
-		return "this needs root, and for nf_conntrack_max the machine's own network namespace. Run once with " +
-			"--init-only there, or leave it as it is with conntrack.maxPerCore: 0 and timeouts of 0s"
+		return "this needs root, and for nf_conntrack_max the machine's own network namespace. Run once with --init-only " +
+			"there; conntrack.maxPerCore: 0 and timeouts of 0s leave it as it is"
 	}
 	return f.Err.Error()
 }

@@ -46,6 +46,6 @@ type Missing struct {
 }
 
 func (m *Missing) Error() string {
-	return fmt.Sprintf("%s is neither in %s nor in PATH: make it with \"./dev build\" from Fairlead's sources, "+
+	return fmt.Sprintf("%s is neither in %s nor in PATH; make it with \"./dev build\" from Fairlead's sources, "+
 		"or take it from the image %s, and put it into one of them", m.Program, m.Dir, m.Program)
 }

@@ -15,7 +15,7 @@ type Batch struct {
 	ServiceCIDRs []netip.Prefix
 	// Addrs are all addresses of this node's interfaces; nil: unchanged.
 	Addrs []netip.Addr
-	// Mended are objects, or files, of which a Problem in an earlier Batch is over. They precede Problems.
+	// An earlier Problem of these objects, or files, is over. They precede Problems.
 	Mended []string
 	// Problems were found while the objects were read.
 	Problems []Problem

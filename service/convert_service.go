@@ -34,7 +34,7 @@ func FromService(o *corev1.Service) (*Service, []Problem) {
 		c.to.Ignored = "it has no usable clusterIP (yet)"
 	}
 	if !label(c.to.Name.Namespace) || !label(c.to.Name.Name) {
-		c.to.Ignored = "its name is not valid"
+		c.to.Ignored = "its name is invalid"
 		c.add("metadata.name", "is not a DNS label; the Service is ignored")
 	}
 	return c.to, c.done()
@@ -153,7 +153,7 @@ func (c *serviceReader) nodePort(field string, number int32, protocol model.Prot
 	}
 	port, ok := c.report.port(field, number)
 	if name, taken := c.numbers[portNumber{port, protocol, true}]; ok && taken {
-		c.add(field, "%d/%s is the node port of port %q already; it is left out", port, protocol, name)
+		c.add(field, "%d/%s is the NodePort of port %q already; it is left out", port, protocol, name)
 		return 0
 	}
 	return port
@@ -254,7 +254,7 @@ func (c *serviceReader) policies() {
 func (c *serviceReader) healthCheckNodePort(field string) uint16 {
 	port, ok := c.report.port(field, c.from.Spec.HealthCheckNodePort)
 	if ok && slices.ContainsFunc(c.to.Ports, func(p Port) bool { return p.NodePort == port && p.Protocol == model.TCP }) {
-		c.add(field, "%d is a node port of the Service too; there is no health check", port)
+		c.add(field, "%d is a NodePort of the Service too; there is no health check", port)
 		return 0
 	}
 	return port

@@ -16,9 +16,9 @@ func (t *Table) setNode(n *Node) {
 	switch own := &t.own; {
 	case n.missing() && own.node.Name == "":
 		t.nodeProblem(t.options.NodeName, "metadata.name", "there is no such Node; is hostnameOverride "+
-			"(--hostname-override) right, and has the kubelet registered it? Until there is one, /healthz says 503, "+
-			"the zone is not known, and addresses and pods are known only as far as the configuration and the interfaces "+
-			"tell; under a wrong name no endpoint counts as local")
+			"(--hostname-override) right, and has the kubelet registered it? Until there is one, /healthz says 503, and the "+
+			"zone is not known; addresses and pods are known only from the configuration and the interfaces; under a wrong "+
+			"name no endpoint counts as local")
 	case n.missing():
 		if !own.deleted {
 			t.nodeProblem(own.node.Name, "", "was deleted; /healthz says 503 until it is back, and "+
@@ -44,9 +44,9 @@ func (n *Node) missing() bool { return n.Name == "" && !n.Eligible }
 func (t *Table) checkPods() {
 	unknown := t.options.DetectLocal.Mode == LocalNodeCIDR && len(t.view.Pods.Prefixes) == 0
 	if unknown && !t.own.podsUnknown {
-		t.nodeProblem(t.options.NodeName, "spec.podCIDRs", "there is none, which detectLocalMode "+
-			"(--detect-local-mode) NodeCIDR needs: pods cannot be told from others, and connections of others to "+
-			"ClusterIPs are not masqueraded until it has one")
+		t.nodeProblem(t.options.NodeName, "spec.podCIDRs", "there is none, which detectLocalMode (--detect-local-mode) "+
+			"NodeCIDR needs; until it has one, pods are not recognised, and connections of others to ClusterIPs are not "+
+			"masqueraded")
 	}
 	if !unknown && t.own.podsUnknown {
 		t.ceased = append(t.ceased, "Node "+t.options.NodeName)

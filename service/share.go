@@ -195,8 +195,8 @@ func (t *Table) refusal(name Name) string {
 	if !t.entryShares.refuses(name) {
 		return ""
 	}
-	return fmt.Sprintf("its ports × (addresses + source ranges + endpoints) need %d entries beyond those that are free, "+
-		"which the share of namespace %s in the node's %d does not have; the Service is not served: give it fewer ports or "+
+	return fmt.Sprintf("its ports × (addresses + source ranges + endpoints) need %d entries more than the share of "+
+		"namespace %s in the node's %d has free; the Service is not served: give it fewer ports or "+
 		"addresses, or make several Services of it", t.entryShares.needs[name].amount, name.Namespace, sharedEntries)
 }
 

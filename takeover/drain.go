@@ -72,9 +72,9 @@ func (v *virtualServers) say(p Progress) {
 	case p == last:
 		return
 	case p == (Progress{}):
-		v.Log.Info("IPVS serves no connection any more; what kube-proxy had left of it is removed")
+		v.Log.Info("IPVS serves no connection any more; kube-proxy's virtual servers are removed")
 	default:
-		v.Log.Info("connections through IPVS live on", "servers", p.Servers, "connections", p.Connections,
+		v.Log.Info("connections through IPVS stay open", "servers", p.Servers, "connections", p.Connections,
 			"until", p.Deadline)
 	}
 	*v.said = p

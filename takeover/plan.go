@@ -78,11 +78,11 @@ func (p plan) leftovers(l Leftover, tool string) []Leftover {
 	}
 	for _, s := range p.stay {
 		l.What, l.Count = "chain "+s.chain, 1
-		l.Stays = fmt.Sprintf("a rule of chain %s jumps to it, which kube-proxy did not make; if nobody needs that rule, "+
-			"delete it (see %s -t %s -S %s) and run fairlead clean", s.because, tool, l.Table, s.because)
+		l.Stays = fmt.Sprintf("another program's rule in chain %s jumps to it; if that rule is not needed, delete it "+
+			"(see %s -t %s -S %s) and run fairlead clean", s.because, tool, l.Table, s.because)
 		if s.because == forwardHook {
-			l.Stays = fmt.Sprintf("chain FORWARD lets nothing else pass of what Services need; have the CNI plug-in, or rules "+
-				"of your own, accept packets from and to pods, then delete its rule in FORWARD (see %s -S FORWARD)", tool)
+			l.Stays = fmt.Sprintf("without it, chain FORWARD would drop packets of Services; have the CNI plug-in, or your "+
+				"own rules, accept packets from and to pods, then delete its rule in FORWARD (see %s -S FORWARD)", tool)
 		}
 		found = append(found, l)
 	}

@@ -274,11 +274,11 @@ func TestForward(t *testing.T) {
 }
 
 // forwardStays is what there is when the rest is gone.
-const forwardStays = `1 chain KUBE-FORWARD (iptables-BACKEND ip filter): chain FORWARD lets nothing else pass of what Services need; ` +
-	`have the CNI plug-in, or rules of your own, accept packets from and to pods, then delete its rule in FORWARD ` +
+const forwardStays = `1 chain KUBE-FORWARD (iptables-BACKEND ip filter): without it, chain FORWARD would drop packets of Services; ` +
+	`have the CNI plug-in, or your own rules, accept packets from and to pods, then delete its rule in FORWARD ` +
 	`(see iptables-BACKEND -S FORWARD)
-1 chain KUBE-FORWARD (iptables-BACKEND ip6 filter): chain FORWARD lets nothing else pass of what Services need; ` +
-	`have the CNI plug-in, or rules of your own, accept packets from and to pods, then delete its rule in FORWARD ` +
+1 chain KUBE-FORWARD (iptables-BACKEND ip6 filter): without it, chain FORWARD would drop packets of Services; ` +
+	`have the CNI plug-in, or your own rules, accept packets from and to pods, then delete its rule in FORWARD ` +
 	`(see ip6tables-BACKEND -S FORWARD)
 1 counter (nfacct): chain KUBE-FORWARD counts with it
 `

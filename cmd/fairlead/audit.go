@@ -104,7 +104,7 @@ func (a audited) String() string {
 		fmt.Fprintf(&text, "cannot be in force: %s\n", d)
 	}
 	for _, f := range a.ExternalChanges {
-		fmt.Fprintf(&text, "the kernel tells: %s\n", f)
+		fmt.Fprintf(&text, "the kernel reports: %s\n", f)
 	}
 	fmt.Fprintf(&text, "%d rows compared with the data plane %s in %s: %s\n",
 		a.Rows, a.Plane, a.Took.Round(100*time.Microsecond), a.result())

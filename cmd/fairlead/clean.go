@@ -28,7 +28,7 @@ func cleanCommand() *cobra.Command {
 		RunE:  func(c *cobra.Command, _ []string) error { return clean(c.Context(), o) },
 	}
 	c.Flags().BoolVar(&o.own, "own", false, "only what Fairlead has made: for a node where kube-proxy is back")
-	c.Flags().BoolVar(&o.force, "force", false, "even if a Fairlead runs here, which puts everything back")
+	c.Flags().BoolVar(&o.force, "force", false, "clean even while Fairlead runs here, which will restore its rules")
 	return c
 }
 

@@ -17,7 +17,7 @@ func TestClean_besideRun(t *testing.T) {
 		t.Errorf("before\n%s\nand now\n%s", before, after)
 	}
 	w.runs("fairlead", "clean --own --force", 0, "nftables: removed")
-	p.await("the kernel was changed by somebody else")
+	p.await("another program changed Fairlead's rules")
 	if err := p.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

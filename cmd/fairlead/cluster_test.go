@@ -614,7 +614,7 @@ func TestKubeProxy_succession(t *testing.T) {
 		t.Fatalf("kube-proxy has left: %s", got)
 	}
 	p = w.start()
-	w.logged(p, "removed what kube-proxy had left", "iptables")
+	w.logged(p, "removed kube-proxy's leftovers", "iptables")
 	w.event("Node node", "KubeProxyRulesRemoved", "(iptables-nft ip mangle)")
 	if got := w.rules(); got != "fairlead iptables-nft" {
 		t.Errorf("after taking over: %s", got)
@@ -623,7 +623,7 @@ func TestKubeProxy_succession(t *testing.T) {
 	p = w.kubeProxy("nftables", "kube-proxy nftables")
 	w.kill(p)
 	p = w.start()
-	w.logged(p, "removed what kube-proxy had left", "nftables")
+	w.logged(p, "removed kube-proxy's leftovers", "nftables")
 	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 100 {
 		t.Errorf("while one took over from the other: %s", r)
 	}
@@ -636,7 +636,7 @@ func TestKubeProxy_succession(t *testing.T) {
 		w.goesBack(back.mode)
 		w.kill(p)
 		p = w.start()
-		w.logged(p, "removed what kube-proxy had left", back.mode)
+		w.logged(p, "removed kube-proxy's leftovers", back.mode)
 	}
 	// Rules stay as long as the administrator keeps takeOver at Keep.
 	w.kill(p)

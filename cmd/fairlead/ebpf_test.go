@@ -182,7 +182,7 @@ func TestRun_ebpfRights(t *testing.T) {
 	}
 	w.inside = slices.Concat(before, []string{"setpriv", "--bounding-set=-all,+net_admin"})
 	w.runs("fairlead", "run --manifests DIR --once --proxy-mode nftables --node-ip 192.0.2.1 --conntrack-max-per-core 0",
-		0, "removed what another data plane had left")
+		0, "removed the leftovers of another data plane")
 	if left := w.pins(); left != "" {
 		t.Errorf("there is %s", left)
 	}

@@ -129,7 +129,7 @@ func TestRun_ipvs(t *testing.T) {
 		}
 		defer conn.Close()
 		w.configure(other.mode, "")
-		p.await("connections through another data plane live on")
+		p.await("connections through another data plane stay open")
 		if err := load.More(t.Context(), 50); err != nil {
 			t.Error(err)
 		}

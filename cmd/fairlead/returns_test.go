@@ -71,7 +71,7 @@ func TestKubeProxy_forwardDrops(t *testing.T) {
 			files["config.conf"] = strings.Replace(files["config.conf"], "\nmode: iptables\n", "\nmode: ipvs\n", 1)
 			w.mount(files)
 			p := w.start()
-			w.logged(p, "level=WARN", "FORWARD lets nothing pass that no rule accepts", "iptables-"+c.tool+" ip")
+			w.logged(p, "level=WARN", "FORWARD drops packets of Services that kube-proxy would accept", "iptables-"+c.tool+" ip")
 			w.event("Node node", "ForwardingBlocked", "have the CNI plug-in")
 			if w.answers(testbed.Outside, nodePort) {
 				t.Error("nothing is dropped")

@@ -21,7 +21,7 @@ func runCommand() *cobra.Command {
 	flags := cli.NewFlags()
 	c := &cobra.Command{
 		Use:   "run",
-		Short: "serve Services until it is told to stop; the kernel keeps the last state",
+		Short: "serve Services until stopped; the kernel keeps the last state",
 		Long: "run serves the Services of a Kubernetes cluster on this node, or those of manifests. It takes kube-proxy's\n" +
 			"flags and its configuration file. The file may be edited while it runs: what changed is brought into force,\n" +
 			"and what is invalid is refused. Without a file of its own the node keeps the last state when it stops.",

@@ -23,8 +23,8 @@ func statusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "say how the running proxy does, and what keeps load balancers from using this node",
-		Long: "status says how the running proxy does: whether the kernel follows the cluster and since when, what\n" +
-			"failed, and when the API server was last heard. Exit status 1: no proxy runs, or its /healthz says 503.",
+		Long: "status says how the running proxy does: whether the kernel follows the cluster, what failed,\n" +
+			"and when the API server was last heard. Exit status 1: no proxy runs, or its /healthz says 503.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return i.status(c.Context()) },
 	}

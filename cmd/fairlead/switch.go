@@ -41,7 +41,7 @@ func switchCommand() *cobra.Command {
 
 func onePlane(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return fmt.Errorf("say which data plane, one of %s: fairlead switch PLANE", strings.Join(daemon.Planes(), ", "))
+		return fmt.Errorf("name a data plane, one of %s: fairlead switch PLANE", strings.Join(daemon.Planes(), ", "))
 	}
 	return nil
 }

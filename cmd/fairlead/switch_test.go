@@ -100,7 +100,7 @@ func TestSwitch(t *testing.T) {
 		for from, to := range everywhere() {
 			open = append(open, w.dial(from, to))
 		}
-		out := w.switchTo(plane, 0, "opening "+plane, "programmed 5 frontends", "verified", "carried over which backends", plane+" is in force", "done: "+plane)
+		out := w.switchTo(plane, 0, "opening "+plane, "programmed 5 frontends", "verified", "handed over session affinity", plane+" is in force", "done: "+plane)
 		if warned := strings.Contains(out, "the configuration says mode nftables: the next start goes back to it"); warned == (plane == "nftables") {
 			t.Errorf("to %s: of the configuration it says\n%s", plane, out)
 		}
@@ -225,7 +225,7 @@ func (w *world) misuseSwitch() {
 	w.Helper()
 	w.switchTo("nonsense", 2, `there is no data plane "nonsense"`, "nftables, iptables, ipvs, ebpf, userspace")
 	w.switchTo("iptables -o yaml", 2, "--output")
-	w.switchTo("", 2, "say which data plane, one of nftables, iptables, ipvs, ebpf, userspace")
+	w.switchTo("", 2, "name a data plane, one of nftables, iptables, ipvs, ebpf, userspace")
 }
 
 // editsWhileLocked has the configuration want what another program keeps from being done, until the configuration is

@@ -290,13 +290,13 @@ func (p *plane) forget(stale *staleFlow, of look) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("forget stale flows: %w", err)
+			return fmt.Errorf("delete stale flows from connection tracking: %w", err)
 		}
 		if p.config.Meter != nil && len(looks) > 0 {
 			p.config.Meter.Forgot(v6, udp, time.Since(start))
 		}
-		p.say("forgot UDP flows to backends that are gone", udp)
-		p.say("forgot attempts to connect that came before they were translated", early)
+		p.say("deleted tracked UDP flows to backends that were removed", udp)
+		p.say("deleted tracked connection attempts that the rules had not translated", early)
 	}
 	return nil
 }

@@ -102,7 +102,7 @@ func (d *devices) nodeAddrs() (nodeAddrs, error) {
 	out := nodeAddrs{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		if err := d.addFamily(out, family); err != nil {
-			return nil, fmt.Errorf("find addresses to hide clients behind: %w", err)
+			return nil, fmt.Errorf("find addresses for source NAT: %w", err)
 		}
 	}
 	return out, nil

@@ -62,10 +62,10 @@ func (p *Plane) detach() error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("remembered clients: %w", err)
+		return fmt.Errorf("sessions: %w", err)
 	}
 	s.settle(seen)
-	p.tellShort(&p.attached.told, s.short, "remembered clients")
+	p.tellShort(&p.attached.told, s.short, "sessions")
 	return nil
 }
 
@@ -83,7 +83,7 @@ func (p *Plane) clientShares() (shares, func(), error) {
 	room := p.memory[objectsMapAffinities].MaxEntries()
 	s, unmap, err := mapShares(p.memory[objectsMapShares], objectsSharedOF_AFFINITIES, room, 1)
 	if err != nil {
-		return s, nil, fmt.Errorf("remembered clients: %w", err)
+		return s, nil, fmt.Errorf("sessions: %w", err)
 	}
 	return s, unmap, nil
 }

@@ -88,7 +88,7 @@ func (p *Plane) auditPackets(s *model.State, all bool) ([]dataplane.Drift, error
 	if err := p.sweep.failed(); err != nil {
 		return nil, err
 	}
-	p.tellShort(&p.toldShort, p.sweep.shortOwners(), "flows of packets")
+	p.tellShort(&p.toldShort, p.sweep.shortOwners(), "translated flows")
 	p.auditReserved()
 	drifts, err := p.devices.drifts(all)
 	if err != nil || !p.devices.takeMoved() {
@@ -97,11 +97,11 @@ func (p *Plane) auditPackets(s *model.State, all bool) ([]dataplane.Drift, error
 	want, err := p.devices.nodeAddrs()
 	if have := p.devices.hiddenBehind(); err == nil && !maps.Equal(have, want) {
 		drifts = append(drifts, dataplane.Drift{
-			Class: "programs", Object: "what clients are hidden behind", Have: have.String(), Want: want.String(),
+			Class: "programs", Object: "addresses for source NAT", Have: have.String(), Want: want.String(),
 		})
 	}
 	if err == nil && !p.knowsNode(s) {
-		drifts = append(drifts, dataplane.Drift{Class: "rows", Object: "what rows allow the node's addresses"})
+		drifts = append(drifts, dataplane.Drift{Class: "rows", Object: "node addresses in allowed sources"})
 	}
 	return drifts, err
 }

@@ -235,7 +235,7 @@ func (t *tables) auditMembers(_ *model.State, b budget) (drifts []dataplane.Drif
 			case ok && t.rightly(p, key, have, backend):
 				return
 			case ok:
-				d = dataplane.Drift{Want: "as the pool has it", Have: "something else"}
+				d = dataplane.Drift{Want: "as in its pool", Have: "something else"}
 			}
 			drifts = append(drifts, memberDrift(t.idOf(p), key.Backend.addrPort(), d))
 		})

@@ -42,7 +42,7 @@ func damages() map[string]damage {
 		"another backend in a slot": {func(t *tables, p *pool) error {
 			t.slots[p.first+1] = t.slots[p.first]
 			return nil
-		}, backend + ": is something else, should be as the pool has it\n" + webPool},
+		}, backend + ": is something else, should be as in its pool\n" + webPool},
 		"affinity": {func(t *tables, p *pool) error {
 			t.entries[p.number].Affinity = 60
 			return nil

@@ -75,7 +75,7 @@ func (l *leftover) apply(ctx context.Context, s *model.State, c model.Change) er
 	case l.behind == nil:
 		return nil
 	case !l.known:
-		return errors.New("what the plane behind holds is not known; Sync first")
+		return errors.New("the content of the plane behind is not known; Sync first")
 	case l.part == nil && !subset.Row(l.row).Touches(s, c):
 		return nil
 	case l.part == nil:
@@ -88,7 +88,7 @@ func (l *leftover) apply(ctx context.Context, s *model.State, c model.Change) er
 	err := l.behind.Apply(ctx, l.part.State, change)
 	if !isPartial(err) {
 		l.forget()
-		err = fmt.Errorf("rows that are left: %w", err)
+		err = fmt.Errorf("rows of the plane behind: %w", err)
 	}
 	return err
 }

@@ -221,7 +221,8 @@ func (d *devices) happened(e event) {
 		err = d.appeared(e.link.Attrs())
 	}
 	if err != nil && d.log != nil { // Audit will find it, too
-		d.log.Warn("a device may be without programs for Services", "error", err)
+		d.log.Warn("a device may lack Fairlead's programs, and its packets may miss Services, until the next audit",
+			"error", err)
 	}
 }
 
@@ -231,7 +232,7 @@ func (d *devices) moveTo(e event) {
 		return
 	}
 	if err := d.readdress(d.programs); err != nil && d.log != nil { // Audit will find it, too
-		d.log.Warn("clients may be hidden behind an address that the node has no more", "error", err)
+		d.log.Warn("source NAT may use an address that the node no longer has, until the next audit", "error", err)
 	}
 }
 
@@ -362,7 +363,7 @@ func (d *devices) readdress(p *packets) error {
 		return err
 	}
 	if err := want.put(p.Maps[packetsMapNodeAddrs], p.node); err != nil {
-		return fmt.Errorf("addresses to hide clients behind: %w", err)
+		return fmt.Errorf("addresses for source NAT: %w", err)
 	}
 	had := p.node
 	p.node = want

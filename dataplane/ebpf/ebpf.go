@@ -202,7 +202,7 @@ func (p *Plane) openPackets(o Options) (err error) {
 			err = p.probePackets(false)
 		}
 		if o.Serve == Auto && errors.Is(err, dataplane.ErrUnsupported) {
-			p.say("packets are left to the plane behind", "error", err)
+			p.say("programs at devices cannot be used; the plane behind serves packets", "error", err)
 			p.serve, err = Behind, nil
 		} else {
 			p.serve = TC

@@ -39,7 +39,7 @@ func openFlowFilter(m, table *ebpf.Map, dir string) (*flowFilter, error) {
 	}
 	id, ok := info.ID()
 	if !ok {
-		return nil, fmt.Errorf("the kernel does not tell the number of %s", packetsMapTranslations)
+		return nil, fmt.Errorf("the kernel does not report the number of %s", packetsMapTranslations)
 	}
 	memory, unmap, err := mapped[packetsNotes](m)
 	if err != nil {

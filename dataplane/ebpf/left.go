@@ -40,8 +40,8 @@ func (p *Plane) claim() error {
 	case name == "":
 		return os.Symlink(p.node, filepath.Join(p.pins, ownerLink))
 	}
-	return fmt.Errorf("%s has the pins of another node (network namespace %s, this one is %s): "+
-		"have ebpf.bpfRoot (--bpf-root) name another file system, or remove them if that node is gone", p.pins, name, p.node)
+	return fmt.Errorf("%s has the pins of another node (network namespace %s, this one is %s); set ebpf.bpfRoot "+
+		"(--bpf-root) to another file system, or remove them if that node is gone", p.pins, name, p.node)
 }
 
 // inspect tells what is left of the plane.

@@ -65,8 +65,8 @@ func (p *Plane) loadPackets(sets *sets) error {
 func (p *Plane) portsForClients() (portRange, error) {
 	ports, shared, err := freePorts()
 	if shared && !p.sharesPorts && p.config.Log != nil {
-		p.config.Log.Warn("net.ipv4.ip_local_port_range leaves few ports to stand for clients, so ports of sockets do; "+
-			"leave some thousands on one side of the range, or the node's own connections to backends may fail now and then",
+		p.config.Log.Warn("net.ipv4.ip_local_port_range leaves few ports for source NAT, so the node's own connections "+
+			"to backends may fail now and then; leave some thousands of ports below or above the range",
 			"limit", enoughPorts)
 	}
 	p.sharesPorts = shared

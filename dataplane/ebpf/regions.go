@@ -85,6 +85,6 @@ func (t *tables) tidy(s *model.State) {
 // passedBy is a drift: programs look for no row about an address, and there is one.
 func passedBy(a objectsAddr) dataplane.Drift {
 	return dataplane.Drift{
-		Class: "programs", Object: "address " + a.addr().String(), Want: "looked for", Have: "passed by",
+		Class: "programs", Object: "address " + a.addr().String(), Want: "in use", Have: "skipped",
 	}
 }

@@ -79,7 +79,7 @@ func (p *Plane) lookReserved() {
 		err = reserve(p.packets.Maps[packetsMapTaken], has)
 	}
 	if err != nil {
-		p.warn("new clients may get ports of connections that another data plane has begun, and reset these", err)
+		p.warn("source NAT may reuse ports of connections that another data plane opened, and reset them", err)
 	}
 	t.looked = true
 	t.wait(reservedPause, maxReservedPause)
@@ -138,13 +138,13 @@ const portsTable = "fairlead-ebpf-ports"
 func (p *Plane) divert() {
 	err := p.devices.namespace.Do(func() error { return divert(p.config.Mark) })
 	if err != nil {
-		p.warn("clients that are hidden from now on may get ports of open connections, and reset these", err)
+		p.warn("source NAT by the other data plane may reuse ports of open connections, and reset them", err)
 	}
 }
 
 func (p *Plane) endDivert() {
 	if err := p.devices.namespace.Do(dropPortsTable); err != nil {
-		p.warn("the table "+portsTable+" stays, and keeps clients that are hidden from half of the ports", err)
+		p.warn("the table "+portsTable+" cannot be removed: source NAT by the kernel keeps half of the ports unused", err)
 	}
 }
 

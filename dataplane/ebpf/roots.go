@@ -59,12 +59,13 @@ func (p *Plane) checkCgroup() error {
 		return err
 	}
 	if own {
-		return fmt.Errorf("%w: %s is not the root of the machine's cgroups but that of this container: mount the machine's "+
-			"/sys/fs/cgroup into it, and have ebpf.cgroupRoot (--cgroup-root) say where", dataplane.ErrUnsupported, p.cgroup)
+		return fmt.Errorf("%w: %s is not the root of the machine's cgroups but that of this container; mount the "+
+			"machine's /sys/fs/cgroup into it, and set ebpf.cgroupRoot (--cgroup-root) to "+
+			"that", dataplane.ErrUnsupported, p.cgroup)
 	}
 	if p.config.Log != nil {
-		p.config.Log.Info("not the root of the machine's cgroups: connections of processes outside of it are served by "+
-			"whoever serves packets", "path", p.cgroup)
+		p.config.Log.Info("the cgroup is not the root of the machine's cgroups: for processes outside of it, Services "+
+			"are served packet by packet", "path", p.cgroup)
 	}
 	return nil
 }

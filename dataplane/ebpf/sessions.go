@@ -51,7 +51,7 @@ func (p *Plane) Sessions(ctx context.Context, s *model.State) iter.Seq2[dataplan
 		wanted := true
 		err := p.tell(s, func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
 		if err != nil && wanted {
-			yield(dataplane.Session{}, fmt.Errorf("ebpf: remembered clients: %w", err))
+			yield(dataplane.Session{}, fmt.Errorf("ebpf: sessions: %w", err))
 			return
 		}
 		if p.behind != nil && wanted {
@@ -172,7 +172,7 @@ func (p *Plane) taker(s *model.State) dataplane.Taker {
 	return func(others *dataplane.Sessions) (int, error) {
 		n, err := p.takeIn(p.memory[objectsMapAffinities], s, others)
 		if err != nil {
-			err = fmt.Errorf("ebpf: remember clients of another data plane: %w", err)
+			err = fmt.Errorf("ebpf: take over sessions of another data plane: %w", err)
 		}
 		return n, err
 	}

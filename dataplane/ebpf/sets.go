@@ -126,7 +126,7 @@ func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(
 		err = s.each(func(name string, places *ebpf.Map) error { return places.Put(next, set[name]) })
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("lay ready: %w", err), s.clear(next))
+		return errors.Join(fmt.Errorf("prepare the new tables: %w", err), s.clear(next))
 	}
 	s.said = next | uint32(podsKnown(pods))
 	atomic.StoreUint32(&s.memory.Word, s.said)
@@ -145,7 +145,7 @@ func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(
 		err = s.clear(former)
 	}
 	if err != nil {
-		return fmt.Errorf("take away the former tables: %w", err)
+		return fmt.Errorf("remove the previous tables: %w", err)
 	}
 	return nil
 }

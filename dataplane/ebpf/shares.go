@@ -193,7 +193,7 @@ func (p *Plane) tellShort(told *told, short map[uint32]uint, of string) {
 	slices.Sort(names)
 	names = slices.Compact(names)
 	for _, name := range names[:min(len(names), mostTold)] {
-		p.config.Log.Warn("a namespace has its share of "+of+": those that were silent for longest go", "namespace", name)
+		p.config.Log.Warn("a namespace has its share of "+of+": the least recently used ones are removed", "namespace", name)
 	}
 }
 

@@ -40,7 +40,7 @@ func (p *Plane) stand() error {
 	}
 	p.standing = &standing{none: none}
 	p.standing.wait(time.Second, maxStandingPause)
-	p.say("connections through programs at devices live on", "connections", flows)
+	p.say("connections through programs at devices stay open", "connections", flows)
 	return nil
 }
 

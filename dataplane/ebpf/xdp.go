@@ -44,7 +44,7 @@ const (
 func (a Acceleration) wanted() bool { return a == AccelerationBestEffort || a == AccelerationNative }
 
 // errForeign says that a device has another program's, of which it can have only one.
-var errForeign = errors.New("it has an XDP program of somebody else")
+var errForeign = errors.New("another program's XDP program is attached to it")
 
 // xdpPrefix begins the names of the pins of links; the device's index ends them.
 const xdpPrefix = "xdp-"
@@ -135,7 +135,8 @@ func (d *drivers) add(p *packets, l netlink.Link) {
 		if d.mode == AccelerationNative {
 			level = slog.LevelWarn
 		}
-		d.log.Log(context.Background(), level, "packets are served by tc alone at a device", "device", name, "error", err)
+		d.log.Log(context.Background(), level, "XDP cannot be used at a device; tc alone serves its packets",
+			"device", name, "error", err)
 	}
 }
 
@@ -164,7 +165,7 @@ func (d *drivers) audit(p *packets, at []netlink.Link) (drifts []dataplane.Drift
 	for index := range gone {
 		err := outside.Delete(uint32(index))
 		if err = errors.Join(err, d.detach(index)); err != nil && d.log != nil {
-			d.log.Warn("an XDP program may be left at a device", "device", index, "error", err)
+			d.log.Warn("cannot remove an XDP program from a device", "device", index, "error", err)
 		}
 		delete(d.running, index)
 	}
@@ -254,7 +255,7 @@ func (p *Plane) probeFast(mode Acceleration) error {
 	}
 	err := p.probePackets(true)
 	if errors.Is(err, dataplane.ErrUnsupported) && mode != AccelerationNative {
-		p.say("packets are served by tc alone", "error", err)
+		p.say("XDP cannot be used; tc alone serves packets", "error", err)
 		return nil
 	}
 	p.devices.drivers.mode = mode
@@ -368,7 +369,7 @@ func xdpFeatures(device int) (uint64, error) {
 	defer conn.Close()
 	family, err := conn.GetFamily(netdevFamily)
 	if err != nil {
-		return 0, fmt.Errorf("the kernel does not tell (Linux 6.3): %w", err)
+		return 0, fmt.Errorf("the kernel does not report this (Linux 6.3): %w", err)
 	}
 	ask := genetlink.Message{
 		Header: genetlink.Header{Command: netdevCmdDevGet, Version: family.Version},
@@ -376,11 +377,11 @@ func xdpFeatures(device int) (uint64, error) {
 	}
 	messages, err := conn.Execute(ask, family.ID, unix.NLM_F_REQUEST)
 	if err != nil || len(messages) == 0 {
-		return 0, errors.Join(errors.New("the kernel does not tell"), err)
+		return 0, errors.Join(errors.New("the kernel does not report this"), err)
 	}
 	features := nfnetlink.Attribute(messages[0].Data, netdevXDPFeatures)
 	if len(features) != 8 {
-		return 0, errors.New("the kernel does not tell")
+		return 0, errors.New("the kernel does not report this")
 	}
 	return binary.NativeEndian.Uint64(features), nil
 }

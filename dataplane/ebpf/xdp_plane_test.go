@@ -63,7 +63,7 @@ func (c cluster) accelerated(mode ebpf.Acceleration) (dataplane.Dataplane, *mode
 // told skips the test if the kernel does not tell what veths take, as before Linux 6.3.
 func (c cluster) told(err error) {
 	c.t.Helper()
-	if err != nil && strings.Contains(err.Error(), "the kernel does not tell") {
+	if err != nil && strings.Contains(err.Error(), "the kernel does not report this") {
 		lack.Skip(c.t, lack.Linux63, err)
 	}
 }
@@ -346,7 +346,7 @@ func TestFastForeign(t *testing.T) {
 	defer p.Close()
 	err := p.Sync(t.Context(), s)
 	c.told(err)
-	if err == nil || !strings.Contains(err.Error(), "XDP at eth0: it has an XDP program of somebody else") {
+	if err == nil || !strings.Contains(err.Error(), "XDP at eth0: another program's XDP program is attached to it") {
 		t.Errorf("sync: %v", err)
 	}
 	c.expect("pod-c source 192.0.2.1", testbed.Outside, model.TCP, "192.0.2.1:30080")

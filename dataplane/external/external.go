@@ -73,7 +73,7 @@ func (w *Watch) Close() {
 func (w *Watch) listen(what string, protocol int, handle func(syscall.NetlinkMessage), groups ...uint) error {
 	s, err := subscribe(protocol, groups)
 	if err != nil {
-		return fmt.Errorf("hear of %s: %w", what, err)
+		return fmt.Errorf("subscribe to %s: %w", what, err)
 	}
 	w.sockets = append(w.sockets, s)
 	w.running.Go(func() { w.read(s, what, handle) })
@@ -109,7 +109,7 @@ func (w *Watch) read(s *os.File, what string, handle func(syscall.NetlinkMessage
 		n, err := s.Read(datagram)
 		switch {
 		case errors.Is(err, unix.ENOBUFS):
-			w.notify(dataplane.ExternalChange{What: "more than could be followed of " + what})
+			w.notify(dataplane.ExternalChange{What: "more " + what + " than could be followed"})
 		case err != nil:
 			select {
 			case <-w.closing:

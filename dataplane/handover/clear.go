@@ -33,10 +33,10 @@ func (h *Handover) clear(ctx context.Context, s *model.State, learn learner) err
 		r, err := h.clearOne(ctx, d, s, learn)
 		connections += r.Connections
 		if err != nil {
-			errs = append(errs, fmt.Errorf("remove what the data plane %s has left: %w", d.Name, err))
+			errs = append(errs, fmt.Errorf("remove leftovers of the data plane %s: %w", d.Name, err))
 		}
 		if r.Removed {
-			h.options.Log.Info("removed what another data plane had left", "plane", d.Name)
+			h.options.Log.Info("removed the leftovers of another data plane", "plane", d.Name)
 		}
 		if r.Removed || r.Connections > 0 {
 			h.left = append(h.left, r)
@@ -63,7 +63,7 @@ func (h *Handover) plan(connections int) {
 		return
 	}
 	if !h.drain.Began() {
-		h.options.Log.Info("connections through another data plane live on", "connections", connections,
+		h.options.Log.Info("connections through another data plane stay open", "connections", connections,
 			"until", time.Now().Add(h.options.DrainTime).Truncate(time.Second))
 	}
 	h.drain.Next(0)
@@ -125,7 +125,7 @@ func (h *Handover) learnEarlier(ctx context.Context, s *model.State) {
 		return
 	}
 	if _, err := h.Learn(ctx, s, h.leftSessions(ctx, s)); err != nil {
-		h.options.Log.Warn("session affinity: some clients may get other endpoints than before, by another data plane",
+		h.options.Log.Warn("session affinity: some clients of another data plane may get other endpoints",
 			"error", err)
 	}
 }
@@ -152,7 +152,7 @@ func (h *Handover) leftSessions(ctx context.Context, s *model.State) iter.Seq2[d
 // in the milliseconds until they are gone, has no session.
 func (h *Handover) learnLate(ctx context.Context, d dataplane.Driver, s *model.State, learn learner) {
 	if _, err := learn(ctx, s, d.Sessions(ctx, dataplane.Config{Log: h.options.Log}, s)); err != nil {
-		h.options.Log.Warn("session affinity: some clients may get other endpoints than before", "plane", d.Name,
+		h.options.Log.Warn("session affinity: some clients of another data plane may get other endpoints", "plane", d.Name,
 			"error", err)
 	}
 }

@@ -134,7 +134,7 @@ func (h *Handover) Reopen(
 	delete(unknown, p.Name)
 	for name, err := range unknown {
 		if !p.Unprivileged {
-			h.options.Log.Warn("cannot tell whether another data plane has left something", "plane", name, "error", err)
+			h.options.Log.Warn("cannot check for leftovers of another data plane", "plane", name, "error", err)
 		}
 	}
 	return p, nil

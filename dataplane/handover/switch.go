@@ -235,7 +235,7 @@ func (w *switching) follow(ctx context.Context, now *model.State) error {
 	}
 	var partial error
 	if err := w.tolerate(&partial, w.to.Apply(ctx, now, change)); err != nil {
-		return fmt.Errorf("program what has changed meanwhile: %w", err)
+		return fmt.Errorf("program the changes since then: %w", err)
 	}
 	w.partial = cmp.Or(partial, w.partial) // Apply does not try again what Sync could not do
 	return nil
@@ -258,7 +258,7 @@ func (w *switching) verify(ctx context.Context, s *model.State) error {
 		if n > 1 {
 			more = fmt.Sprintf(" and %d more", n-1)
 		}
-		err := fmt.Errorf("the new data plane does not hold what it should: %s%s", r.Drifts[0], more)
+		err := fmt.Errorf("the kernel differs from the rows of the new data plane: %s%s", r.Drifts[0], more)
 		return errors.Join(err, w.partial)
 	}
 	w.did(Progress{Step: Verified, Frontends: len(s.Frontends), Pools: len(s.Pools), Err: w.partial})
@@ -284,7 +284,7 @@ func (w *switching) finish(ctx context.Context, t Turn) error {
 	t.Replaced(true, w.partial)
 	w.did(Progress{Step: Activated})
 	if err := w.Discard(old); err != nil {
-		w.options.Log.Warn("close the data plane that was replaced", "error", err)
+		w.options.Log.Warn("cannot close the data plane that was replaced", "error", err)
 	}
 	w.base = s.Clone()
 	return nil
@@ -405,7 +405,7 @@ func (w *switching) undo(ctx context.Context, t Turn) error {
 	err := w.Discard(w.to)
 	w.abandon()
 	if failed := t.Resync(ctx); failed != nil {
-		err = errors.Join(err, fmt.Errorf("remove what the new data plane has left: %w", failed))
+		err = errors.Join(err, fmt.Errorf("remove leftovers of the new data plane: %w", failed))
 	}
 	return err
 }

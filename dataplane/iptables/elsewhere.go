@@ -170,7 +170,7 @@ func (p *Plane) leave(ctx context.Context, found map[tableID]*content) error {
 		if err := p.elsewhere.clear(ctx, found); err != nil {
 			return err
 		}
-		p.config.Log.Info("removed what was left in the other back end of iptables", "variant", p.elsewhere.kind)
+		p.config.Log.Info("removed leftovers in the other variant of iptables", "variant", p.elsewhere.kind)
 	}
 	err := p.elsewhere.close()
 	p.elsewhere = nil

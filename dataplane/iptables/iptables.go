@@ -214,7 +214,7 @@ func (p *Plane) tellReplaced(changes []*change) {
 	}
 	if replaced > 0 && !p.told {
 		p.told = true
-		p.config.Log.Info("took the place of what kube-proxy had left", "chains", replaced, "variant", p.options.Backend)
+		p.config.Log.Info("replaced chains that kube-proxy left", "chains", replaced, "variant", p.options.Backend)
 	}
 }
 

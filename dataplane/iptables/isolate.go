@@ -146,7 +146,7 @@ func (t *trial) blame(list []suspect, err error) {
 	}
 	what := fmt.Sprintf("a rule of chain %s of %s: %s", list[0].chain, t.change.table, list[0].rule)
 	if len(list) > 1 {
-		what = fmt.Sprintf("some of %d more rules of %s, or all: %s", len(list), t.change.table, describe(rulesOf(list)))
+		what = fmt.Sprintf("at least one of %d more rules of %s: %s", len(list), t.change.table, describe(rulesOf(list)))
 	}
 	t.errs = append(t.errs, &refusedError{what, err})
 }

@@ -291,7 +291,7 @@ func (w writer) chainRules(name string) {
 }
 
 // finish lets the kernel's chains lead to ours when these are complete, and takes away what nothing leads to any more.
-// What leads from the kernel's chains changes at once.
+// Jumps from the kernel's chains change at once.
 func (w writer) finish() {
 	for i := range w.add {
 		w.Tx.Join()

@@ -25,7 +25,7 @@ func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.
 		wanted := true
 		err := p.ipsets.eachSession(setsFor(s), func(_ string, m dataplane.Session) { wanted = wanted && yield(m, nil) })
 		if err != nil && wanted {
-			yield(dataplane.Session{}, fmt.Errorf("iptables: list remembered clients: %w", err))
+			yield(dataplane.Session{}, fmt.Errorf("iptables: list sessions: %w", err))
 		}
 	}
 }
@@ -103,7 +103,7 @@ func (p *Plane) taker(families []*familyState) dataplane.Taker {
 		}
 		n, err := p.ipsets.takeIn(sets, others)
 		if err != nil {
-			err = fmt.Errorf("iptables: remember clients of another data plane: %w", err)
+			err = fmt.Errorf("iptables: take over sessions of another data plane: %w", err)
 		}
 		return n, err
 	}

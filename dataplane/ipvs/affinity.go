@@ -28,7 +28,7 @@ func (p *Plane) forget(k *kernel, needed bool) error {
 				return err
 			}
 			if err := t.forgetSteps(p, byNumber); err != nil {
-				return fmt.Errorf("list remembered clients: %w", err)
+				return fmt.Errorf("list sessions: %w", err)
 			}
 		}
 		return nil

@@ -91,7 +91,7 @@ func (t *table) aroundIPVS() []nft.Chain {
 	formerMark := nft.NewRule("the former mark", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), swap())...)
 	return []nft.Chain{
 		{Name: chainBefore, Rules: []nft.Rule{
-			nft.NewRule("what is not tracked", append(is(expr.CtStateBitUNTRACKED),
+			nft.NewRule("untracked packets", append(is(expr.CtStateBitUNTRACKED),
 				// Connection tracking itself leaves out neighbours' questions.
 				nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Differs([]byte{unix.IPPROTO_ICMPV6}),
 				nft.GoTo(chainUntracked))...),

@@ -96,7 +96,7 @@ func (l *locals) claim() error {
 	if !errors.Is(err, unix.EOPNOTSUPP) {
 		return err
 	}
-	l.log.Warn("this kernel cannot have the interface of address mode dummy (module dummy); mode cidr is used",
+	l.log.Warn("this kernel cannot create a dummy interface (module dummy); address mode cidr is used",
 		"error", err)
 	l.way, l.other, l.whole = l.routes, l.dummy, true
 	return nil

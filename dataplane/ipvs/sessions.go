@@ -20,7 +20,7 @@ import (
 func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
 		if err := p.tell(s, yield); err != nil {
-			yield(dataplane.Session{}, fmt.Errorf("ipvs: list remembered clients: %w", err))
+			yield(dataplane.Session{}, fmt.Errorf("ipvs: list sessions: %w", err))
 		}
 	}
 }

@@ -47,8 +47,8 @@ func (p *Plane) setTimeouts() error {
 	if err != nil || len(refused) == 0 {
 		return err
 	}
-	return fmt.Errorf("%w: %w: a kernel takes at most 2147483647 ticks, of which it has CONFIG_HZ a second "+
-		"(24.8 days where that is 1000, 248 days where it is 100): configure less",
+	return fmt.Errorf("%w: %w: a kernel takes at most 2147483647 ticks (24.8 days with CONFIG_HZ=1000, "+
+		"248 days with 100); configure less",
 		dataplane.ErrPartial, errors.Join(refused...))
 }
 

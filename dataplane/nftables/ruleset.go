@@ -205,7 +205,7 @@ func (t *table) serve() []nft.Chain {
 			nft.NewRule("choose", load, nft.Bits(0, sizeMask, 0), nft.Follow("choosers")),
 			nft.NewRule("affinity", load, nft.Bits(0, stickyMask, 0), nft.Follow("memories")),
 			known,
-			nft.NewRule("what was chosen is gone", nft.Drop()),
+			nft.NewRule("the chosen backend is gone", nft.Drop()),
 		}},
 	}
 }

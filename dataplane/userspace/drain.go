@@ -106,7 +106,7 @@ func forgetWaiting(conn *nfnetlink.Socket, mark uint32) error {
 			return false
 		})
 		if err != nil {
-			return fmt.Errorf("find who waits for the process: %w", err)
+			return fmt.Errorf("list sockets that wait for the process: %w", err)
 		}
 	}
 	wait.has = func(flow *tracked.Flow) bool { return flow.Attempt() && asked[ends{flow.From, flow.To}] }

@@ -154,17 +154,17 @@ func (l *listeners) tell(c dataplane.Config) {
 		case errors.Is(err, unix.EACCES):
 			ports = append(ports, e.String())
 		default:
-			c.Log.Warn("not served", "destination", e.String(), "error", err)
+			c.Log.Warn("cannot listen for a destination, which is not served", "destination", e.String(), "error", err)
 		}
 		l.told[e] = true
 	}
 	if len(addresses) > 0 {
-		c.Log.Warn("not served, as these are not addresses of this machine; "+
-			"give it some (as root: ip address add ADDRESS dev lo), or use a NodePort", "destination", said.List(addresses))
+		c.Log.Warn("destinations are not served, as this machine lacks their addresses; add them (as root: ip address "+
+			"add ADDRESS dev lo), or use a NodePort", "destination", said.List(addresses))
 	}
 	if len(ports) > 0 {
-		c.Log.Warn("not served, as the ports are for root; "+
-			"lower the sysctl net.ipv4.ip_unprivileged_port_start, or give the program CAP_NET_BIND_SERVICE",
+		c.Log.Warn("destinations are not served, as only root may listen on their ports; lower the sysctl "+
+			"net.ipv4.ip_unprivileged_port_start, or give the program CAP_NET_BIND_SERVICE",
 			"destination", said.List(ports))
 	}
 }
@@ -191,7 +191,7 @@ func (p *Plane) syncListeners(_ context.Context, s *model.State) error {
 // applyListeners is Apply without rules.
 func (p *Plane) applyListeners(s *model.State, c model.Change) error {
 	if p.proxy == nil {
-		return errors.New("userspace: nobody listens; Sync first")
+		return errors.New("userspace: no socket listens; Sync first")
 	}
 	if err := p.config.Inject("userspace listen"); err != nil {
 		return err

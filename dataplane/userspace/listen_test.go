@@ -94,7 +94,7 @@ func TestListen(t *testing.T) {
 	if n.kernel() != before {
 		t.Error("something was made in the kernel")
 	}
-	for _, want := range []string{"without root, or CAP_NET_ADMIN", "destinations=10.96.0.10:80/tcp"} {
+	for _, want := range []string{"without root, or CAP_NET_ADMIN", "destination=10.96.0.10:80/tcp"} {
 		if strings.Count(log.String(), want) != 1 {
 			t.Errorf("%q is not once in the log:\n%s", want, log)
 		}

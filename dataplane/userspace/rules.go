@@ -144,7 +144,7 @@ func (t *table) ofSockets() []nft.Rule {
 	return []nft.Rule{ // only a whole socket has a mark, whatever that is
 		nft.NewRule("our connections", &expr.Socket{Key: expr.SocketKeyMark, Register: nft.Word(0)}, nft.Bits(0, 0, 0),
 			nft.Equals(nft.Native(0)), nft.GoTo(chainDeliver)),
-		nft.NewRule("beginning, or lingering",
+		nft.NewRule("beginning, or draining",
 			&expr.Fib{Register: nft.Word(0), FlagDADDR: true, ResultADDRTYPE: true},
 			nft.Differs(nft.Native(unix.RTN_LOCAL)), nft.GoTo(chainDeliver)),
 	}
@@ -291,7 +291,7 @@ func (t *table) take(o origin) []nft.Rule {
 			&expr.Immediate{Register: nft.Word(port), Data: bigEndian(t.ports[o])},
 			proxy, nft.LoadMeta(expr.MetaKeyMARK, 8), nft.Bits(8, ^t.Mark, t.Mark), nft.StoreMeta(expr.MetaKeyMARK, 8),
 			nft.Accept()),
-		nft.NewRule("nobody knows the connection", append(append(protocolIs(unix.IPPROTO_TCP), isSYN(nft.Differs)...),
+		nft.NewRule("the connection is unknown", append(append(protocolIs(unix.IPPROTO_TCP), isSYN(nft.Differs)...),
 			nft.GoTo(nft.ChainReject))...),
 		nft.NewRule("", nft.Drop()),
 	})
@@ -314,7 +314,7 @@ func earlier() nft.Rule {
 // answer leaves alone the answers to a client that is hidden behind the row's destination. A program that hides pods
 // behind the node may take the port of a NodePort for that. The kernel has not put the pod's address in its place yet.
 func answer() nft.Rule {
-	return nft.NewRule("to who is hidden", &expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)},
+	return nft.NewRule("to clients behind source NAT", &expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)},
 		nft.Equals([]byte{directionReply}), &expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)},
 		nft.Bits(0, sourceTranslated, 0), nft.Differs(nft.Native(0)), nft.GoTo(chainHidden))
 }

@@ -21,7 +21,7 @@ func (p *Plane) saved(s *model.State) iter.Seq2[dataplane.Session, error] {
 		wanted := true
 		err := eachSaved(p.ruleset.Socket, tables, s, func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
 		if err != nil && wanted {
-			yield(dataplane.Session{}, fmt.Errorf("userspace: list remembered clients: %w", err))
+			yield(dataplane.Session{}, fmt.Errorf("userspace: list sessions: %w", err))
 		}
 	}
 }

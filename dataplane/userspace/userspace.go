@@ -142,8 +142,8 @@ func (p *Plane) tend() bool {
 	}
 	p.tended = now
 	if names := p.proxy.Forget(now); len(names) > 0 && p.config.Log != nil {
-		p.config.Log.Warn("clients were refused or ended, as a bound was reached of which Services and namespaces have "+
-			"shares; see fairlead dump --counters, userspace.maxConnections and userspace.maxFlows",
+		p.config.Log.Warn("a limit was reached, and clients of Services beyond their share were refused or reset; see "+
+			"fairlead dump --counters, userspace.maxConnections and userspace.maxFlows",
 			"service", said.List(names))
 	}
 	return true
@@ -231,8 +231,8 @@ func (p *Plane) withoutRights(err error) error {
 	}
 	p.options.Redirect = ByListening
 	if p.config.Log != nil {
-		p.config.Log.Warn("mode userspace without root, or CAP_NET_ADMIN: Services are served only on addresses and ports " +
-			"that this process may listen on, and endpoints see it as their client")
+		p.config.Log.Warn("mode userspace without root, or CAP_NET_ADMIN: Services are served only where this process " +
+			"may listen; endpoints see its address as their client's")
 	}
 	return nil
 }
@@ -269,13 +269,13 @@ func (p *Plane) choose(way Redirect, instead []error) {
 		return
 	}
 	if way == ByPlane {
-		p.config.Log.Warn("mode userspace has rules of iptables lead packets to its process: endpoints do not see who their "+
-			"client is, and clients are refused while there is no process; have the kernel load nf_tables and nft_tproxy",
+		p.config.Log.Warn("mode userspace redirects packets to its process by iptables: endpoints do not see the "+
+			"client's address, and clients are refused while no process runs; have the kernel load nf_tables and nft_tproxy",
 			"error", errors.Join(instead...))
 	} else if len(instead) > 0 {
-		p.config.Log.Warn("mode userspace translates addresses, as this kernel cannot lead packets to a process by TPROXY: "+
-			"connections take longer to open, and clients are refused while there is no process; "+
-			"have the kernel load nft_tproxy, nft_socket, nft_fib_ipv4 and nft_fib_ipv6", "error", errors.Join(instead...))
+		p.config.Log.Warn("mode userspace translates addresses, as this kernel has no TPROXY: connections open more "+
+			"slowly, and clients are refused while no process runs; have the kernel load nft_tproxy, nft_socket, "+
+			"nft_fib_ipv4 and nft_fib_ipv6", "error", errors.Join(instead...))
 	}
 }
 

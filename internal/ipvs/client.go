@@ -164,7 +164,7 @@ func (c *Client) ask(requests []Request) (answers []unix.Errno, err error) {
 	}
 	found, err := c.answers(messages[len(messages)-1].Header.Sequence)
 	if err != nil {
-		return nil, fmt.Errorf("tell IPVS of %s and %d more: %w", requests[0].what, len(requests)-1, err)
+		return nil, fmt.Errorf("change IPVS: %s and %d more: %w", requests[0].what, len(requests)-1, err)
 	}
 	for _, m := range messages {
 		answers = append(answers, found[m.Header.Sequence])

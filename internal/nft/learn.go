@@ -31,7 +31,7 @@ func (l Learner) Take(others *dataplane.Sessions) (n int, err error) {
 		return err
 	})
 	if err != nil {
-		err = fmt.Errorf("remember clients of another data plane: %w", err)
+		err = fmt.Errorf("take over sessions of another data plane: %w", err)
 	}
 	return n, err
 }

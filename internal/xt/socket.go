@@ -169,7 +169,7 @@ func (s Socket) Read(table string, own func(chain string) bool) (*Table, error) 
 		t.Name = table
 		return t, nil
 	}
-	return nil, errors.New("it changes all the time")
+	return nil, errors.New("another program changes it all the time")
 }
 
 // entries asks for struct ipt_get_entries, of which all or the beginning fits into the answer.

@@ -96,14 +96,14 @@ func (l *list) String() string {
 			pkg = m.pkg
 			out.WriteString(pkg + "\n")
 		}
-		fmt.Fprintf(&out, "  %-8s%s\n", l.messages[m].kind, m.line())
+		fmt.Fprintf(&out, "  %-9s%s\n", l.messages[m].kind, m.line())
 	}
 	return out.String()
 }
 
 // line is a text on one line, unless it has several; then those after the first one are indented below it.
 func (m message) line() string {
-	text := strings.ReplaceAll(strings.Trim(m.text, "\n"), "\n", "\n          ")
+	text := strings.ReplaceAll(strings.Trim(m.text, "\n"), "\n", "\n           ")
 	if m.keys != "" {
 		text += "   keys: " + m.keys
 	}

@@ -37,8 +37,8 @@ func count(documents []document) []figure {
 // alerts are vale's, by file.
 type alerts map[string][]struct{ Check string }
 
-// lint counts vale's alerts, those of documents and of comments apart: docs/Private, comments/Riddles. That of passives
-// is their share, in percent of the sentences.
+// lint counts vale's alerts, those of documents, comments and messages apart: docs/Private, comments/Riddles. That of
+// passives is their share, in percent of the sentences.
 func lint(vale string, documents []document) ([]figure, error) {
 	var names []string
 	sentences := 0
@@ -54,7 +54,12 @@ func lint(vale string, documents []document) ([]figure, error) {
 	if err != nil {
 		return nil, err
 	}
+	messages, err := check(vale, "messages/", "docs/messages.txt")
+	if err != nil {
+		return nil, err
+	}
 	maps.Copy(docs, comments)
+	maps.Copy(docs, messages)
 	docs["docs/Passive"] = 100 * docs["docs/Passive"] / sentences
 	var figures []figure
 	for _, name := range slices.Sorted(maps.Keys(docs)) {

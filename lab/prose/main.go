@@ -2,7 +2,8 @@
 //
 //	documents ─► goldmark ─► words, sentences ─┐
 //	                                           ├─► counts ─► .vale/budget.txt ─► exit status
-//	documents, comments ─► vale ─► alerts ─────┘
+//	documents, comments,
+//	messages ─► vale ─► alerts ────────────────┘
 //
 // A count above its budget is an error. One below it asks for a smaller budget, so that the counts go down only.
 package main

@@ -278,11 +278,11 @@ func TestFile_brokenLater(t *testing.T) {
 	b := newBench(t, map[string]string{"a.yaml": web + "---\n" + db}).start()
 	b.expect(webRow, dbRow)
 	b.write("a.yaml", db+"---\nkind: Service\nspec:\n  - x\n y: [\n")
-	b.expect("problem a.yaml:9: document 2: did not find expected key; what it said before stays in force")
+	b.expect("problem a.yaml:9: document 2: did not find expected key; its previous content stays in force")
 	b.write("a.yaml", db)
 	b.expect("gone service default/web", "mended a.yaml:9")
 	b.write("a.yaml", db+"---\n[")
-	b.expect("problem a.yaml:7: document 2: did not find expected node content; what it said before stays in force")
+	b.expect("problem a.yaml:7: document 2: did not find expected node content; its previous content stays in force")
 	b.write("b.yaml", "# another file")
 	b.must(os.Remove(b.path("a.yaml")))
 	b.expect("gone service shop/db", "mended a.yaml:7")
@@ -292,7 +292,7 @@ func TestFile_brokenItem(t *testing.T) {
 	b := newBench(t, map[string]string{"a.yaml": list(0, web, webSlice)}).start()
 	b.expect(webRow, sliceRow)
 	b.write("a.yaml", list(0, web, "apiVersion: v1\nkind: Service\nspec: {a: b\n", webSlice))
-	b.expect("problem a.yaml:10: document 1: did not find expected ',' or '}'; what it said before stays in force")
+	b.expect("problem a.yaml:10: document 1: did not find expected ',' or '}'; its previous content stays in force")
 }
 
 func TestFile_truncated(t *testing.T) {
@@ -364,7 +364,7 @@ func TestFile_emptyAndUnreadableKeep(t *testing.T) {
 	b := newBench(t, map[string]string{"a.yaml": web}).start()
 	b.expect(webRow)
 	b.write("a.yaml", "")
-	b.expect("problem a.yaml: is empty; what it said before stays in force")
+	b.expect("problem a.yaml: is empty; its previous content stays in force")
 	b.write("a.yaml", strings.Replace(web, "0.10", "0.99", 1))
 	b.expect("service default/web [10.96.0.99]", "mended a.yaml")
 	b.must(os.Remove(b.path("a.yaml")))
@@ -387,7 +387,7 @@ func TestFile_rootDisappears(t *testing.T) {
 		t.Fatal(b.rows(batch))
 	}
 	b.must(os.Mkdir(b.path("m"), 0o755))
-	b.expect("mended m", "problem m: is another directory now, and empty; what it said before stays in force")
+	b.expect("mended m", "problem m: is another directory now, and empty; its previous content stays in force")
 	b.write("m/b.yaml", db)
 	b.expect("gone service default/web", dbRow, "mended m")
 	b.must(os.Remove(b.path("m/b.yaml"))) // the same directory: meant so

@@ -108,7 +108,7 @@ func (f *file) isOneOf(infos []os.FileInfo) bool {
 }
 
 const (
-	staysInForce = "what it said before stays in force"
+	staysInForce = "its previous content stays in force"
 	othersUsed   = "the rest of the file is used"
 )
 

@@ -129,7 +129,7 @@ func (w *watcher) wait(ctx context.Context, soon time.Time, read <-chan finished
 			}
 		case err := <-errs: // an overflow: events are lost
 			if err != nil {
-				w.log.Warn("watching manifests", "error", err)
+				w.log.Warn("watching the manifests failed; reading them again", "error", err)
 				w.poll = sooner(w.poll, time.Now().Add(quiet))
 			}
 		case <-timer.C:
@@ -261,7 +261,7 @@ func (w *watcher) update() {
 	}
 	for dir := range want {
 		if err := w.notify.Add(dir); err != nil {
-			w.log.Debug("cannot watch; it is looked at periodically", "path", dir, "error", err)
+			w.log.Debug("cannot watch a directory; it is read periodically", "path", dir, "error", err)
 		}
 	}
 }

@@ -79,7 +79,7 @@ func (m *mirror) Replace(objects []any, _ string) error {
 		m.lists.Add(1)
 		m.UpdateResourceVersion("")
 		if gone > 1 && gone == had {
-			m.source.log.Warn("the API server says that all objects of a kind are gone; so be it",
+			m.source.log.Warn("the API server reports no object of a kind any more; their rows are removed",
 				"resource", m.resource, "count", gone)
 		}
 	})

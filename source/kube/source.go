@@ -135,7 +135,7 @@ func (s *Source) remind(every time.Duration, server string) {
 		if len(missing) == 0 {
 			return
 		}
-		s.log.Warn("still waiting for the first list; nothing is changed on this node before it",
+		s.log.Warn("still waiting for the first list; until it arrives the rules of this node stay as they are",
 			"resource", strings.Join(missing, " "), "server", server, "since", start.Format(time.RFC3339))
 	}
 }

@@ -496,7 +496,7 @@ func TestSource_serverWithoutServiceCIDRs(t *testing.T) {
 			expect(t, s, strings.Replace(wholeCluster, "cidr 10.96.0.0/16", "cidr none", 1))
 			api.setFault(nil)
 			expect(t, s, "cidr 10.96.0.0/16")
-			if warnings := logs.with("WARN"); len(warnings) != 1 || !strings.Contains(warnings[0], "doing without") {
+			if warnings := logs.with("WARN"); len(warnings) != 1 || !strings.Contains(warnings[0], "continuing without it") {
 				t.Errorf("want one warning, got:\n%s", strings.Join(warnings, ""))
 			}
 		})

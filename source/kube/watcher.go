@@ -183,7 +183,7 @@ func (w *watcher) failed(ctx context.Context, err error) {
 	if w.absent.Swap(true) {
 		return // known
 	}
-	w.source.log.Warn("the API server does not offer an optional resource; doing without",
+	w.source.log.Warn("the API server does not offer an optional resource; continuing without it",
 		"resource", w.resource, "server", w.link.server, "error", err,
 		"advice", "none for Kubernetes older than 1.33; otherwise let cluster role system:node-proxier list and watch it")
 	w.source.update(func(*service.Batch) { w.mirror.listed = true })
