@@ -53,6 +53,14 @@ func cut(line string) string {
 	return fmt.Sprintf("%s… (%d bytes more)", line[:end], len(line)-end)
 }
 
+// Count is a number of things, such as "1 pool" or "2 pools". The plural is the noun with an s.
+func Count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
 // List names the first few, and says how many more there are.
 func List(names []string) string {
 	if len(names) <= maxNames {

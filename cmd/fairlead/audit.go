@@ -16,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/internal/cli"
+	"fairlead.dev/fairlead/said"
 )
 
 func auditCommand() *cobra.Command {
@@ -106,23 +107,24 @@ func (a audited) String() string {
 	for _, f := range a.ExternalChanges {
 		fmt.Fprintf(&text, "the kernel reports: %s\n", f)
 	}
-	fmt.Fprintf(&text, "%d rows compared with the data plane %s in %s: %s\n",
-		a.Rows, a.Plane, a.Took.Round(100*time.Microsecond), a.result())
+	fmt.Fprintf(&text, "%s compared with the data plane %s in %s: %s\n",
+		said.Count(a.Rows, "row"), a.Plane, a.Took.Round(100*time.Microsecond), a.result())
 	return text.String()
 }
 
 func (a audited) result() string {
-	switch n := len(a.Drifts); {
-	case n == 0 && len(a.Refused) > 0:
-		const text = "%d differences, which could not be programmed; the log and `fairlead status` say why"
-		return fmt.Sprintf(text, len(a.Refused))
-	case n == 0:
+	n := said.Count(len(a.Drifts), "difference")
+	switch {
+	case len(a.Drifts)+len(a.Refused) == 0:
 		return "no difference"
+	case len(a.Drifts) == 0:
+		return said.Count(len(a.Refused), "difference") +
+			", which could not be programmed; the log and `fairlead status` say why"
 	case a.offline:
-		return fmt.Sprintf("%d differences", n)
+		return n
 	case a.Repaired:
-		return fmt.Sprintf("%d differences, repaired", n)
+		return n + ", repaired"
 	default:
-		return fmt.Sprintf("%d differences; repairing them failed and is tried again: %s", n, a.Error)
+		return n + "; repairing failed and is tried again: " + a.Error
 	}
 }

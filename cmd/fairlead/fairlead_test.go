@@ -385,7 +385,7 @@ func TestStatus(t *testing.T) {
 	ask(2, "--manifests DIR", "unknown flag: --manifests")
 	w.start()
 	ask(0, "", "healthy          yes\n", ", load balancers may use it\n", "data plane       nftables\n", "in force since   20",
-		"waiting          nothing\n", "failures         none\n", "drifts repaired  0\n", "2 frontends, 1 pools, 1 guards, 0 health checks\n")
+		"waiting          nothing\n", "failures         none\n", "drifts repaired  0\n", "2 frontends, 1 pool, 1 guard, 0 health checks\n")
 	ask(0, "-o json", `"healthy": true`, `"nodeEligible": true`, `"plane": "nftables"`, `"inForceSince": "20`, `"frontends": 2`)
 	name, err := os.Hostname()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/internal/cli"
+	"fairlead.dev/fairlead/said"
 )
 
 func statusCommand() *cobra.Command {
@@ -69,7 +70,7 @@ func (r report) String() string {
 		{"chosen", r.Why},
 		{"in force since", r.time(r.InForceSince)},
 		{"draining", r.draining()},
-		{"last programmed", r.time(r.LastProgrammed)},
+		{"last correct", r.time(r.LastProgrammed)},
 		{"waiting", r.waiting()},
 		{"failures", r.failures()},
 		{"drifts repaired", fmt.Sprint(r.Drifts)},
@@ -114,15 +115,18 @@ func (r report) undone() string {
 		return ""
 	}
 	by, next := cmp.Or(r.Undone.Author, "another program"), r.Undone.Next.Local().Format(time.RFC3339)
-	return fmt.Sprintf("by %s, since %s; %d repairs did not hold, the next one is due at %s",
-		by, r.time(r.Undone.Since), r.Undone.Repairs, next)
+	return fmt.Sprintf("by %s, since %s; %s did not hold, the next one is due at %s",
+		by, r.time(r.Undone.Since), said.Count(r.Undone.Repairs, "repair"), next)
 }
 
 func (r report) node() string {
-	if r.NodeEligible {
-		return r.Node + ", load balancers may use it"
+	switch {
+	case !r.NodeEligible:
+		return r.Node + ", load balancers should not use it: the Node is being deleted, or there is no such Node"
+	case !r.Healthy:
+		return r.Node + ", load balancers should not use it: it is not healthy"
 	}
-	return r.Node + ", load balancers should not use it: the Node is being deleted, or there is no such Node"
+	return r.Node + ", load balancers may use it"
 }
 
 func (r report) plane() string {
@@ -140,7 +144,7 @@ func (r report) plane() string {
 func (r report) draining() string {
 	var words []string
 	for _, c := range r.Draining {
-		words = append(words, fmt.Sprintf("%d connections of data plane %s", c.Connections, c.Plane))
+		words = append(words, fmt.Sprintf("%s of data plane %s", said.Count(c.Connections, "connection"), c.Plane))
 	}
 	return strings.Join(words, ", ")
 }
@@ -169,8 +173,10 @@ func (r report) problems() string {
 }
 
 func (r report) rows() string {
-	return fmt.Sprintf("%d frontends, %d pools, %d guards, %d health checks",
-		r.Rows.Frontends, r.Rows.Pools, r.Rows.Guards, r.Rows.HealthChecks)
+	return strings.Join([]string{
+		said.Count(r.Rows.Frontends, "frontend"), said.Count(r.Rows.Pools, "pool"), said.Count(r.Rows.Guards, "guard"),
+		said.Count(r.Rows.HealthChecks, "health check"),
+	}, ", ")
 }
 
 // watches are the resources of the API server and how long ago it said something of them.

@@ -33,6 +33,7 @@ import (
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/cluster"
+	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/service"
 )
 
@@ -148,7 +149,7 @@ func (d *demo) run(ctx context.Context, manifests []cluster.Manifest) error {
 	case len(d.faults) > 0:
 		return ErrFault
 	case len(d.problems) > 0:
-		return fmt.Errorf("%w: %s, see above", ErrInput, plural(len(d.problems), "problem"))
+		return fmt.Errorf("%w: %s, see above", ErrInput, said.Count(len(d.problems), "problem"))
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/said"
 )
 
 func (d *demo) printf(format string, args ...any) { fmt.Fprintf(d.text, format, args...) }
@@ -28,8 +29,8 @@ func (d *demo) printProblems() {
 }
 
 func (d *demo) printStart(took time.Duration) {
-	d.printf("%s, %s. The proxy was ready after %s.\n", plural(len(d.result.Pods), "pod"),
-		plural(len(d.result.Services), "Service"), took.Round(time.Millisecond))
+	d.printf("%s, %s. The proxy was ready after %s.\n", said.Count(len(d.result.Pods), "pod"),
+		said.Count(len(d.result.Services), "Service"), took.Round(time.Millisecond))
 	for _, n := range d.result.Notes {
 		d.printf("%s.\n", n)
 	}
@@ -40,13 +41,6 @@ func (d *demo) printStart(took time.Duration) {
 	if kinds != nil {
 		d.printf("Of no concern to a proxy: %s.\n", strings.Join(kinds, ", "))
 	}
-}
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // answered is what is said about a trial that pods have answered.
@@ -175,7 +169,7 @@ func (d *demo) printSummary() {
 	if len(d.faults) > 0 {
 		verdict = fmt.Sprintf("%d NOT as they should be", len(d.faults))
 	}
-	d.printf("\n%s tried, %s: %s.\n", plural(tried, "way"), plural(connections, "connection"), verdict)
+	d.printf("\n%s tried, %s: %s.\n", said.Count(tried, "way"), said.Count(connections, "connection"), verdict)
 	if slices.Sort(slower); slower != nil {
 		d.printf("Through a Service, a connection takes %.2f times as long as to the pod itself (median).\n",
 			slower[len(slower)/2])

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
+)
+
+// What status and audit print agrees with itself and with /healthz, and counts one thing as one.
+func TestReport_text(t *testing.T) {
+	now := time.Now()
+	ill := report{engine.Report{Now: now, Status: engine.Status{
+		NodeEligible: true, LastProgrammed: now, WaitingSince: now.Add(-2 * time.Minute),
+		Rows:   engine.Rows{Frontends: 1, Pools: 2, Guards: 1, HealthChecks: 1},
+		Undone: &engine.Undone{Since: now, Repairs: 1, Next: now},
+	}}}
+	ill.Node = "n1"
+	lost := audited{Audited: engine.Audited{Rows: 1, Plane: "nftables", Drifts: make([]dataplane.Drift, 1)}, offline: true}
+	text := ill.String() + lost.String()
+	for _, want := range []string{
+		"healthy          no: ", "n1, load balancers should not use it: it is not healthy\n", "last correct     20",
+		" 1 repair did", "1 frontend, 2 pools, 1 guard, 1 health check\n", "1 row compared", ": 1 difference\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
