@@ -25,9 +25,9 @@ type backend interface {
 	load(id tableID) (*content, error)
 	// write changes tables. It tells apart, by refusedError, what is about the rules in it.
 	write(changes []*change) error
-	// undisturbed reports whether no other program can have changed the tables since the last settled.
+	// undisturbed reports whether no other program can have changed the tables since the begin before the last settled.
 	undisturbed(tables []tableID) (bool, error)
-	settled() error
+	settled()
 	// asLoaded reports whether the tables are, to the last rule, as they were loaded before.
 	asLoaded(tables []tableID) (bool, error)
 	// mark is a number that tells rules apart; that of a rule in the kernel as it stands there.

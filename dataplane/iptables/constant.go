@@ -82,22 +82,23 @@ func begins(chain string, prefixes ...string) bool {
 // constants are the chains that do not depend on the rows, or little.
 func (l *layout) constants() {
 	if l.recorded = l.recorded || l.localnets > 0 && !l.localnetWasOn; l.recorded {
-		l.natEdit.keep(chainLocalnet, nil)
+		l.edits[nat].keep(chainLocalnet, nil)
 	}
-	l.natEdit.keep(chainIn, slices.Concat(l.spoofed(accept), l.fromPods(!l.nat[model.Internal].empty()),
-		[]rule{{do: goes(chainServices)}}))
-	l.natEdit.keep(chainOut, append(l.internal(!l.nat[model.Internal].empty()), rule{do: goes(chainServices)}))
-	l.natEdit.keep(chainMark, []rule{{do: target{verb: orMark, mark: l.mark}}})
-	l.natEdit.keep(chainOffNode, l.offNode())
-	l.natEdit.keep(chainPost, l.postrouting())
+	pods, node := l.toInternal(l.nat)
+	l.edits[nat].keep(chainIn, slices.Concat(l.spoofed(accept), pods, []rule{{do: goes(chainServices)}}))
+	l.edits[nat].keep(chainOut, append(node, rule{do: goes(chainServices)}))
+	l.edits[nat].keep(chainMark, []rule{{do: target{verb: orMark, mark: l.mark}}})
+	l.edits[nat].keep(chainOffNode, l.offNode())
+	l.edits[nat].keep(chainPost, l.postrouting())
 	refused := []rule{
 		{marked: l.carried, do: target{verb: back}, comment: "taken by a process of this node"},
 		{do: jumpTo(chainServices)}, {do: jumpTo(chainGuards)}, {do: goes(chainRanges)},
 	}
-	l.fEdit.keep(chainIn, slices.Concat(l.spoofed(drop), l.fromPods(!l.filter[model.Internal].empty()), refused))
-	l.fEdit.keep(chainOut, slices.Concat(l.internal(!l.filter[model.Internal].empty()), refused))
-	l.fEdit.keep(chainReject, l.rejectRules())
-	l.fEdit.keep(chainForward, l.forwardRules())
+	pods, node = l.toInternal(l.filter)
+	l.edits[filter].keep(chainIn, slices.Concat(l.spoofed(drop), pods, refused))
+	l.edits[filter].keep(chainOut, append(node, refused...))
+	l.edits[filter].keep(chainReject, l.rejectRules())
+	l.edits[filter].keep(chainForward, l.forwardRules())
 }
 
 // spoofed are packets from elsewhere for or from 127.0.0.0/8, which the kernel drops unless route_localnet
@@ -127,18 +128,12 @@ func (l *layout) ofPods(do target) (rules []rule) {
 	return rules
 }
 
-func (l *layout) fromPods(there bool) []rule {
-	if !there {
-		return nil
+// toInternal are the rules that lead packets of pods and of the node to rows of scope Internal, if there are any.
+func (l *layout) toInternal(table [2]*dispatch) (pods, node []rule) {
+	if table[model.Internal].empty() {
+		return nil, nil
 	}
-	return l.ofPods(jumpTo(chainInternal))
-}
-
-func (l *layout) internal(there bool) []rule {
-	if !there {
-		return nil
-	}
-	return []rule{{do: jumpTo(chainInternal)}}
+	return l.ofPods(jumpTo(chainInternal)), []rule{{do: jumpTo(chainInternal)}}
 }
 
 func (l *layout) offNode() []rule {

@@ -23,6 +23,12 @@ func newEdit() *edit { return &edit{map[string][]rule{}, map[string]bool{}} }
 func (e *edit) keep(chain string, rules []rule) { e.set[chain] = rules }
 func (e *edit) leave(chain string, _ []rule)    { e.gone[chain] = true }
 
+// drop is leave for a chain that may have been kept before.
+func (e *edit) drop(chain string) {
+	delete(e.set, chain)
+	e.gone[chain] = true
+}
+
 // settle returns what is decided.
 func (e *edit) settle() *edit {
 	maps.DeleteFunc(e.gone, func(c string, _ bool) bool {
@@ -218,7 +224,10 @@ func (d *dispatch) share(touched map[netip.Addr]bool, ported map[netip.Addr][]ke
 		}
 	}
 	for a, before := range d.shared {
-		if after := shared[a]; before != after {
+		switch after := shared[a]; {
+		case after == nil: // nothing of it stays
+			d.walkPorts(a, nil, before, e.leave)
+		case before != after:
 			d.walkPorts(a, ported[a], before, e.leave)
 		}
 	}
@@ -228,11 +237,6 @@ func (d *dispatch) share(touched map[netip.Addr]bool, ported map[netip.Addr][]ke
 			d.walkPorts(a, nil, after, e.keep)
 		case before != after:
 			d.walkPorts(a, ported[a], after, e.keep)
-		}
-	}
-	for a, before := range d.shared {
-		if shared[a] == nil { // nothing of it stays
-			d.walkPorts(a, nil, before, e.leave)
 		}
 	}
 	d.shared, d.via = shared, via

@@ -15,8 +15,14 @@ type extension struct {
 	info     []byte
 }
 
-// aligned makes room for a structure of n bytes: XT_ALIGN.
-func aligned(n int) int { return (n + 7) &^ 7 }
+// structure is one of n bytes, with numbers: pairs of offset and value. Its length is a multiple of eight (XT_ALIGN).
+func structure(n int, numbers ...uint32) []byte {
+	b := make([]byte, (n+7)&^7)
+	for i := 0; i < len(numbers); i += 2 {
+		binary.NativeEndian.PutUint32(b[numbers[i]:], numbers[i+1])
+	}
+	return b
+}
 
 // matches are those of a rule that are extensions, cheap ones first. Comments are told apart, because
 // nf_tables has a better place for them.
@@ -57,12 +63,11 @@ func (r *rule) portMatch() extension {
 	}
 	if r.protocol == model.SCTP {
 		const size, flags, destinationPorts = 292, 284, 2
-		info := make([]byte, aligned(size))
+		info := structure(size, flags, destinationPorts)
 		those(info)
-		binary.NativeEndian.PutUint32(info[flags:], destinationPorts)
 		return extension{name: "sctp", info: info}
 	}
-	info := make([]byte, aligned(12))
+	info := structure(12)
 	binary.NativeEndian.PutUint16(info[2:], 0xffff) // from any port to the last one
 	those(info[4:])
 	return extension{name: r.protocol.String(), info: info}
@@ -70,9 +75,7 @@ func (r *rule) portMatch() extension {
 
 // markMatch is struct xt_mark_mtinfo1.
 func markMatch(bits uint32, invert bool) extension {
-	info := make([]byte, aligned(12))
-	binary.NativeEndian.PutUint32(info, bits)
-	binary.NativeEndian.PutUint32(info[4:], bits)
+	info := structure(12, 0, bits, 4, bits)
 	if invert {
 		info[8] = 1
 	}
@@ -90,7 +93,7 @@ const (
 // conntrackMatch is for connections of which one of some bits is set, or none.
 func conntrackMatch(what uint16, mask int, bits uint16, invert bool) extension {
 	const size, matchFlags, invertFlags = 164, 146, 148
-	info := make([]byte, aligned(size))
+	info := structure(size)
 	binary.NativeEndian.PutUint16(info[matchFlags:], what)
 	if invert {
 		binary.NativeEndian.PutUint16(info[invertFlags:], what)
@@ -109,7 +112,7 @@ const (
 
 // setMatch is struct xt_set_info_match_v4.
 func setMatch(index uint16) extension {
-	info := make([]byte, aligned(44))
+	info := structure(44)
 	putSet(info, index)
 	return extension{"set", 4, info}
 }
@@ -124,9 +127,7 @@ func putSet(b []byte, index uint16) {
 
 // statisticMatch is struct xt_statistic_info.
 func statisticMatch(chance uint32) extension {
-	info := make([]byte, aligned(24))
-	binary.NativeEndian.PutUint32(info[4:], chance)
-	return extension{name: "statistic", info: info}
+	return extension{name: "statistic", info: structure(24, 4, chance)}
 }
 
 // commentMatch is struct xt_comment_info, which is long.
@@ -143,17 +144,12 @@ func (t target) extension(v6 bool, sets setIndexes) (extension, bool) {
 		return t.dnatTarget(), true
 	case masquerade:
 		return masqueradeTarget(v6), true
-	case orMark, xorMark:
-		info := make([]byte, 8) // struct xt_mark_tginfo2
-		binary.NativeEndian.PutUint32(info, t.mark)
-		if t.verb == orMark {
-			binary.NativeEndian.PutUint32(info[4:], t.mark)
-		}
-		return extension{"MARK", 2, info}, true
-	case reject:
-		info := make([]byte, 8) // struct ipt_reject_info or ip6t_reject_info
-		binary.NativeEndian.PutUint32(info, t.with.code(v6))
-		return extension{name: "REJECT", info: info}, true
+	case orMark: // struct xt_mark_tginfo2
+		return extension{"MARK", 2, structure(8, 0, t.mark, 4, t.mark)}, true
+	case xorMark:
+		return extension{"MARK", 2, structure(8, 0, t.mark)}, true
+	case reject: // struct ipt_reject_info or ip6t_reject_info
+		return extension{name: "REJECT", info: structure(8, 0, t.with.code(v6))}, true
 	case remember:
 		return t.rememberTarget(sets[t.name]), true
 	}
@@ -169,8 +165,7 @@ const (
 
 // dnatTarget is struct nf_nat_range2.
 func (t target) dnatTarget() extension {
-	info := make([]byte, aligned(44))
-	binary.NativeEndian.PutUint32(info, natAddress|natPort)
+	info := structure(44, 0, natAddress|natPort)
 	copy(info[4:20], t.to.Addr().AsSlice())
 	copy(info[20:36], t.to.Addr().AsSlice())
 	binary.BigEndian.PutUint16(info[36:], t.to.Port())
@@ -180,14 +175,10 @@ func (t target) dnatTarget() extension {
 
 // masqueradeTarget is struct nf_nat_ipv4_multi_range_compat or nf_nat_range.
 func masqueradeTarget(v6 bool) extension {
+	info := structure(20, 0, 1, 4, natRandomly)
 	if v6 {
-		info := make([]byte, aligned(40))
-		binary.NativeEndian.PutUint32(info, natRandomly)
-		return extension{name: "MASQUERADE", info: info}
+		info = structure(40, 0, natRandomly)
 	}
-	info := make([]byte, aligned(20))
-	binary.NativeEndian.PutUint32(info, 1)
-	binary.NativeEndian.PutUint32(info[4:], natRandomly)
 	return extension{name: "MASQUERADE", info: info}
 }
 
@@ -208,11 +199,9 @@ func (r refusal) code(v6 bool) uint32 {
 
 // rememberTarget is struct xt_set_info_target_v3.
 func (t target) rememberTarget(index uint16) extension {
-	info := make([]byte, aligned(20))
+	info := structure(20, 12, flagExist, 16, t.seconds())
 	putSet(info, index)
 	putSet(info[4:], invalidSet)
 	putSet(info[8:], invalidSet)
-	binary.NativeEndian.PutUint32(info[12:], flagExist)
-	binary.NativeEndian.PutUint32(info[16:], t.seconds())
 	return extension{"SET", 3, info}
 }

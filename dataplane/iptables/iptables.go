@@ -195,9 +195,7 @@ func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) 
 	}
 	partial = partially(partial, p.ipsets.drop(todo.stale))
 	if partial == nil {
-		if err := p.backend.settled(); err != nil {
-			return fmt.Errorf("iptables: %w", err)
-		}
+		p.backend.settled()
 	}
 	return p.finish(todo.families, partial)
 }
@@ -257,8 +255,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		}
 		stale = append(stale, without(slices.Collect(maps.Keys(f.sets)), sets)...)
 		f.sets = sets
-		natEdit, filterEdit := f.take()
-		for i, e := range []*edit{natEdit, filterEdit} {
+		for i, e := range f.take() {
 			if c := f.change(p.backend, i, e); !c.empty() {
 				changes = append(changes, c)
 			}
@@ -378,9 +375,9 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 		for i, f := range p.families { // all chains are as they should be, so their sums are known
 			f.known = todo.families[i].known
 		}
-		err = p.backend.settled()
+		p.backend.settled()
 	}
-	return r, err
+	return r, nil
 }
 
 // drifts says what a change means.

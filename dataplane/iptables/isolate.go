@@ -53,8 +53,8 @@ func (p *Plane) isolate(c *change) (refusals []error, err error) {
 	return t.errs, err
 }
 
-// halve tries a list, and in the place of one that is refused its halves. Each single refused one it blames, and what is
-// left of the list when there were too many.
+// halve tries a list. If that is refused, it tries the halves, and so on. It blames each single element that is
+// refused, and whole lists once there were too many.
 func halve[T any](list []T, found *int, try func([]T) error, blame func([]T, error)) error {
 	err := try(list)
 	switch {
@@ -72,8 +72,8 @@ func halve[T any](list []T, found *int, try func([]T) error, blame func([]T, err
 	return halve(list[half:], found, try, blame)
 }
 
-// writeChains writes the chains of a change. The kernel may refuse some although it takes each of their rules: nf_tables
-// takes sixteen chains that lead from one to the next.
+// writeChains writes the chains of a change. The kernel may refuse some although it takes each of their rules:
+// nf_tables takes at most sixteen chains that lead from one to the next.
 func (t *trial) writeChains(c *change) error {
 	found := 0
 	try := func(names []string) error {

@@ -63,18 +63,18 @@ type layout struct {
 	localnetWasOn bool // they were allowed before
 	pods          model.Pods
 
-	nat, filter    [2]*dispatch // by scope
-	guards         *dispatch
-	hairpin        tree
-	hairpinLeaves  []leaf
-	frontends      map[model.Key]model.Frontend
-	entries        map[entry]int     // in use by so many frontends
-	limits         [2]map[string]int // chains in nat and filter, by how many frontends
-	pools          map[model.PoolID]model.Pool
-	parts          map[partsOf][]string // chains below the entries of a pool
-	sets           map[string]setUse
-	locals         map[netip.Addr]int // local backends, by how many pools
-	natEdit, fEdit *edit
+	nat, filter   [2]*dispatch // by scope
+	guards        *dispatch
+	hairpin       tree
+	hairpinLeaves []leaf
+	frontends     map[model.Key]model.Frontend
+	entries       map[entry]int     // in use by so many frontends
+	limits        [2]map[string]int // chains in nat and filter, by how many frontends
+	pools         map[model.PoolID]model.Pool
+	parts         map[partsOf][]string // chains below the entries of a pool
+	sets          map[string]setUse
+	locals        map[netip.Addr]int // local backends, by how many pools
+	edits         [2]*edit           // what becomes of nat and filter
 }
 
 // entry is a chain in which frontends of a pool meet.
@@ -100,7 +100,7 @@ func newLayout(v6 bool, mark uint32, o Options) *layout {
 		parts:     map[partsOf][]string{},
 		sets:      map[string]setUse{},
 		locals:    map[netip.Addr]int{},
-		natEdit:   newEdit(), fEdit: newEdit(),
+		edits:     [2]*edit{newEdit(), newEdit()},
 	}
 	for scope, names := range [2][2]string{{chainServices, "KUBE-IP-"}, {chainInternal, "KUBE-INT-"}} {
 		l.nat[scope], l.filter[scope] = newDispatch(v6, names[0], names[1]), newDispatch(v6, names[0], names[1])
@@ -112,20 +112,21 @@ func newLayout(v6 bool, mark uint32, o Options) *layout {
 func (l *layout) mine(a netip.Addr) bool { return a.Is6() == l.v6 }
 
 // take returns what the calls since the last one make of the chains of both tables.
-func (l *layout) take() (nat, filter *edit) {
-	nat, filter = l.natEdit.settle(), l.fEdit.settle()
-	l.natEdit, l.fEdit = newEdit(), newEdit()
-	return nat, filter
+func (l *layout) take() (taken [2]*edit) {
+	for i := range l.edits {
+		taken[i], l.edits[i] = l.edits[i].settle(), newEdit()
+	}
+	return taken
 }
 
 // all lays out a State from nothing.
 func (l *layout) all(s *model.State) {
 	l.apply(s, model.Diff(model.NewState(), s))
 	empty := []key{}
-	(&walk{&l.nat[model.Any].addresses, empty, l.natEdit.keep}).chains(chainServices, l.nat[model.Any].leaves)
-	(&walk{&l.filter[model.Any].addresses, empty, l.fEdit.keep}).chains(chainServices, l.filter[model.Any].leaves)
-	(&walk{&l.guards.addresses, empty, l.fEdit.keep}).chains(chainGuards, l.guards.leaves)
-	(&walk{&l.hairpin, empty, l.natEdit.keep}).chains(chainHairpin, l.hairpinLeaves)
+	(&walk{&l.nat[model.Any].addresses, empty, l.edits[nat].keep}).chains(chainServices, l.nat[model.Any].leaves)
+	(&walk{&l.filter[model.Any].addresses, empty, l.edits[filter].keep}).chains(chainServices, l.filter[model.Any].leaves)
+	(&walk{&l.guards.addresses, empty, l.edits[filter].keep}).chains(chainGuards, l.guards.leaves)
+	(&walk{&l.hairpin, empty, l.edits[nat].keep}).chains(chainHairpin, l.hairpinLeaves)
 	l.ranges(s)
 	l.constants()
 }
@@ -134,15 +135,15 @@ func (l *layout) all(s *model.State) {
 // constant ones.
 func (l *layout) quickly(s *model.State) [2]map[string][]rule {
 	for scope := range l.nat {
-		l.nat[scope].emit(l.natEdit.keep)
-		l.filter[scope].emit(l.fEdit.keep)
+		l.nat[scope].emit(l.edits[nat].keep)
+		l.filter[scope].emit(l.edits[filter].keep)
 	}
-	l.guards.emit(l.fEdit.keep)
-	(&walk{&l.hairpin, nil, l.natEdit.keep}).chains(chainHairpin, l.hairpinLeaves)
+	l.guards.emit(l.edits[filter].keep)
+	(&walk{&l.hairpin, nil, l.edits[nat].keep}).chains(chainHairpin, l.hairpinLeaves)
 	l.ranges(s)
 	l.constants()
-	nat, filter := l.take()
-	return [2]map[string][]rule{nat.set, filter.set}
+	edits := l.take()
+	return [2]map[string][]rule{edits[nat].set, edits[filter].set}
 }
 
 // apply lays out a change that leads to s.
@@ -166,47 +167,47 @@ func (l *layout) internals() [2]bool {
 	return [2]bool{!l.nat[model.Internal].empty(), !l.filter[model.Internal].empty()}
 }
 
-// setFrontends makes the rules for destinations.
+// setFrontends makes the rules for destinations. What former frontends used is given up last: others may use it now.
 func (l *layout) setFrontends(c model.Change) {
-	var nat, filter [2]map[model.Key][]rule
-	for scope := range nat {
-		nat[scope], filter[scope] = map[model.Key][]rule{}, map[model.Key][]rule{}
+	var forwards, refuses [2]map[model.Key][]rule // by scope
+	for scope := range forwards {
+		forwards[scope], refuses[scope] = map[model.Key][]rule{}, map[model.Key][]rule{}
+	}
+	former := map[model.Key]model.Frontend{}
+	forget := func(k model.Key) {
+		if old, ok := l.frontends[k]; ok {
+			former[k] = old
+			l.localnets -= needsLocalnet(k, old)
+			delete(l.frontends, k)
+			forwards[k.Scope][k], refuses[k.Scope][k] = nil, nil
+		}
 	}
 	spoofable := l.spoofable()
 	for k, f := range c.Frontends.Set.All() {
-		if !l.mine(k.Addr) {
-			continue
+		if l.mine(k.Addr) {
+			forget(k)
+			l.localnets += needsLocalnet(k, f)
+			l.frontends[k] = f
+			forwards[k.Scope][k], refuses[k.Scope][k] = l.natRules(k, f), l.filterRules(k, f)
 		}
-		if old, ok := l.frontends[k]; ok {
-			defer l.release(k, old)
-			l.localnets -= needsLocalnet(k, old)
-		}
-		l.localnets += needsLocalnet(k, f)
-		l.frontends[k] = f
-		nat[k.Scope][k], filter[k.Scope][k] = l.natRules(k, f), l.filterRules(k, f)
 	}
 	for _, k := range c.Frontends.Delete {
-		if old, ok := l.frontends[k]; ok {
-			defer l.release(k, old)
-			l.localnets -= needsLocalnet(k, old)
-			delete(l.frontends, k)
-			nat[k.Scope][k], filter[k.Scope][k] = nil, nil
+		forget(k)
+	}
+	for scope := range l.nat {
+		l.nat[scope].change(forwards[scope], l.edits[nat])
+		l.filter[scope].change(refuses[scope], l.edits[filter])
+	}
+	for table, d := range [2]*dispatch{l.nat[model.Internal], l.filter[model.Internal]} {
+		if d.empty() {
+			l.edits[table].drop(chainInternal)
 		}
-	}
-	for scope := range nat {
-		l.nat[scope].change(nat[scope], l.natEdit)
-		l.filter[scope].change(filter[scope], l.fEdit)
-	}
-	if l.nat[model.Internal].empty() {
-		l.natEdit.leave(chainInternal, nil)
-		delete(l.natEdit.set, chainInternal)
-	}
-	if l.filter[model.Internal].empty() {
-		l.fEdit.leave(chainInternal, nil)
-		delete(l.fEdit.set, chainInternal)
 	}
 	if spoofable != l.spoofable() {
 		l.constants()
+	}
+	for k, old := range former {
+		l.release(k, old)
 	}
 }
 
@@ -253,7 +254,7 @@ func (l *layout) filterRules(k model.Key, f model.Frontend) []rule {
 	case f.Verdict == model.Drop || f.Verdict == model.Forward && f.Allow != nil:
 		r.do.verb = drop
 	case f.Verdict == model.Reject: // others are dropped
-		r.do = goes(l.limit(f, chainReject, limits{l.limits[filter], l.fEdit, rule{do: target{verb: drop}}}))
+		r.do = goes(l.limit(filter, f, chainReject, rule{do: target{verb: drop}}))
 	default:
 		return nil
 	}
@@ -291,34 +292,29 @@ func (l *layout) enter(k model.Key, f model.Frontend) string {
 // limited is the chain of table nat that lets allowed sources go on to another one.
 func (l *layout) limited(f model.Frontend, to string) string {
 	others := rule{do: target{verb: accept}, comment: f.Service + " is not for others"}
-	return l.limit(f, to, limits{l.limits[nat], l.natEdit, others})
+	return l.limit(nat, f, to, others)
 }
 
-// limits are the chains of a table that treat allowed sources and others differently.
-type limits struct {
-	users  map[string]int
-	edit   *edit
-	others rule
-}
-
-func (l *layout) limit(f model.Frontend, to string, in limits) string {
+// limit is the chain of a table that lets allowed sources go on to another one, and does something else to others.
+func (l *layout) limit(table int, f model.Frontend, to string, others rule) string {
 	name := limitName(f, to)
-	in.users[name]++
-	if in.users[name] == 1 {
+	l.limits[table][name]++
+	if l.limits[table][name] == 1 {
 		var rules []rule
 		for _, p := range f.Allow {
 			rules = append(rules, rule{src: p, do: goes(to)})
 		}
-		in.edit.keep(name, append(rules, in.others))
+		l.edits[table].keep(name, append(rules, others))
 	}
 	return name
 }
 
-func (in limits) release(name string) {
-	if in.users[name]--; in.users[name] == 0 {
-		delete(in.users, name)
-		delete(in.edit.set, name)
-		in.edit.leave(name, nil)
+// releaseLimit gives up the use of such a chain.
+func (l *layout) releaseLimit(table int, f model.Frontend, to string) {
+	name := limitName(f, to)
+	if l.limits[table][name]--; l.limits[table][name] == 0 {
+		delete(l.limits[table], name)
+		l.edits[table].drop(name)
 	}
 }
 
@@ -329,19 +325,18 @@ func limitName(f model.Frontend, to string) string {
 // release gives up what a frontend used.
 func (l *layout) release(k model.Key, f model.Frontend) {
 	if f.Verdict == model.Reject && f.Allow != nil {
-		limits{l.limits[filter], l.fEdit, rule{}}.release(limitName(f, chainReject))
+		l.releaseLimit(filter, f, chainReject)
 	}
 	if f.Verdict != model.Forward {
 		return
 	}
 	e := entryOf(k, f)
 	if f.Allow != nil {
-		limits{l.limits[nat], l.natEdit, rule{}}.release(limitName(f, e.chain()))
+		l.releaseLimit(nat, f, e.chain())
 	}
 	if l.entries[e]--; l.entries[e] == 0 {
 		delete(l.entries, e)
-		delete(l.natEdit.set, e.chain())
-		l.natEdit.leave(e.chain(), nil)
+		l.edits[nat].drop(e.chain())
 		l.makeParts(partsOf{e.pool, e.protocol})
 	}
 }
@@ -395,10 +390,10 @@ func (l *layout) setHairpin(addresses map[netip.Addr]bool) {
 		changed = append(changed, c)
 	}
 	slices.SortFunc(changed, func(x, y leaf) int { return x.key.compare(y.key) })
-	w := walk{&l.hairpin, keys(changed), l.natEdit.leave}
+	w := walk{&l.hairpin, keys(changed), l.edits[nat].leave}
 	w.chains(chainHairpin, l.hairpinLeaves)
 	l.hairpinLeaves = merge(l.hairpinLeaves, changed)
-	w.emit = l.natEdit.keep
+	w.emit = l.edits[nat].keep
 	w.chains(chainHairpin, l.hairpinLeaves)
 }
 
@@ -413,8 +408,7 @@ func (l *layout) makePool(id model.PoolID) {
 // that choose a backend.
 func (l *layout) makeParts(of partsOf) {
 	for _, chain := range l.parts[of] {
-		l.natEdit.leave(chain, nil)
-		delete(l.natEdit.set, chain)
+		l.edits[nat].drop(chain)
 	}
 	delete(l.parts, of)
 	pool := l.pools[of.pool]
@@ -428,11 +422,11 @@ func (l *layout) makeParts(of partsOf) {
 		if rules == nil {
 			serving := pool.Serving()
 			c = newChooser(e.id(), pool, len(serving))
-			c.protocol, c.edit = of.protocol, l.natEdit.keep
+			c.protocol, c.edit = of.protocol, l.edits[nat].keep
 			rules = c.choice(serving)
 			l.parts[of] = c.chains
 		}
-		l.natEdit.keep(e.chain(), append(l.markRules(of.pool, snat), rules...))
+		l.edits[nat].keep(e.chain(), append(l.markRules(of.pool, snat), rules...))
 	}
 }
 
@@ -495,7 +489,7 @@ func (l *layout) setGuards(s *model.State, c model.Change) {
 		note(p, nil)
 	}
 	if len(changed) > 0 {
-		l.guards.change(changed, l.fEdit)
+		l.guards.change(changed, l.edits[filter])
 	}
 	if ranges {
 		l.ranges(s)
@@ -520,5 +514,5 @@ func (l *layout) ranges(s *model.State) {
 	slices.SortFunc(rules, func(x, y rule) int {
 		return cmp.Or(cmp.Compare(y.dst.Bits(), x.dst.Bits()), x.dst.Addr().Compare(y.dst.Addr()))
 	})
-	l.fEdit.keep(chainRanges, rules)
+	l.edits[filter].keep(chainRanges, rules)
 }

@@ -113,7 +113,7 @@ func contentOf(t *xt.Table) *content {
 
 func (l *legacy) present(v6 bool) ([]string, error) { return l.socket(tableID{v6: v6}).Present() }
 
-func (l *legacy) settled() error   { return nil }
+func (l *legacy) settled()         {}
 func (l *legacy) probe(bool) error { return nil } // there is no way to try
 
 const (

@@ -42,11 +42,11 @@ const chunkSize = 2 << 20
 type nfTables struct {
 	*nft.Ruleset
 	sets setIndexes
-	// clean is what Foreign said when all was as it should be.
-	clean uint32
-	// began is the generation at the last begin, loaded that at the one before the last load.
-	began, loaded uint32
-	lists         [2]*nfnetlink.Socket // of both families, which are read side by side
+	// These are what Foreign said at the last begin, at that before the last load, and at that before all was as it should
+	// be. Loaded is 0 after a transaction of ours, of which Foreign says nothing.
+	began, loaded, clean uint32
+
+	lists [2]*nfnetlink.Socket // of both families, which are read side by side
 }
 
 func openNFT(fault func(string) error) (*nfTables, error) {
@@ -81,14 +81,11 @@ func (n *nfTables) close() error {
 }
 
 func (n *nfTables) begin(context.Context) (err error) {
-	n.began, err = n.Generation()
+	n.began, err = n.Foreign()
 	return err
 }
 
-func (n *nfTables) settled() (err error) {
-	n.clean, err = n.Foreign()
-	return err
-}
+func (n *nfTables) settled() { n.clean = n.began }
 
 func (n *nfTables) undisturbed([]tableID) (bool, error) {
 	now, err := n.Foreign()
@@ -97,17 +94,17 @@ func (n *nfTables) undisturbed([]tableID) (bool, error) {
 
 // asLoaded implements backend.
 func (n *nfTables) asLoaded([]tableID) (bool, error) {
-	now, err := n.Generation()
+	now, err := n.Foreign()
 	return err == nil && now == n.loaded, err
 }
 
 // of is a table as internal/nft knows it.
-func (id tableID) of(tx *nft.Transaction) *nft.Table {
-	t := &nft.Table{Family: nft.Families[0], Name: id.name, Tx: tx}
-	if id.v6 {
-		t.Family = nft.Families[1]
+func (t tableID) of(tx *nft.Transaction) *nft.Table {
+	family := nft.Families[0]
+	if t.v6 {
+		family = nft.Families[1]
 	}
-	return t
+	return &nft.Table{Family: family, Name: t.name, Tx: tx}
 }
 
 // mark is a hash of what a rule says. It is kept in the rule's user data. iptables does not look at these, and other
@@ -118,31 +115,14 @@ func (n *nfTables) mark(_ tableID, r *rule) uint64 {
 	return h.Sum64()
 }
 
-// maxLoads is how often a table is read anew because another process has changed the ruleset meanwhile.
-const maxLoads = 20
-
-// load implements backend.
+// load implements backend. Another program may change the table meanwhile. Each chain is read as it is at one moment,
+// and the next audit sees that the ruleset is no longer the one at begin.
 func (n *nfTables) load(id tableID) (*content, error) {
-	conn := n.lists[0]
 	if id.v6 {
-		conn = n.lists[1]
-	} else {
-		n.loaded = n.began
+		return list(n.lists[1], id)
 	}
-	for range maxLoads {
-		before, err := conn.Generation()
-		if err != nil {
-			return nil, err
-		}
-		have, err := list(conn, id)
-		if err != nil {
-			return nil, err
-		}
-		if now, err := conn.Generation(); err != nil || now == before {
-			return have, err
-		}
-	}
-	return nil, fmt.Errorf("list %s: %w", id, nfnetlink.ErrInterrupted)
+	n.loaded = n.began
+	return list(n.lists[0], id)
 }
 
 // list reads a table chain by chain: the kernel, asked for all of its rules at once, begins with the first one for each
@@ -223,7 +203,8 @@ func (n *nfTables) write(changes []*change) error {
 		writers = append(writers, w)
 	}
 	// The largest one comes first: what is small is in one transaction then, mostly the last one.
-	bySize := slices.SortedStableFunc(slices.Values(writers), func(a, b writer) int { return cmp.Compare(b.rules(), a.rules()) })
+	bySize := slices.Clone(writers)
+	slices.SortStableFunc(bySize, func(a, b writer) int { return cmp.Compare(b.rules(), a.rules()) })
 	for _, w := range bySize {
 		for _, name := range w.chains() {
 			if len(tx.B) >= chunkSize {
@@ -272,11 +253,8 @@ func (w writer) prepare() {
 // hook is where a chain of the kernel's own hangs, as iptables-nft makes it, which numbers hooks as the kernel does.
 func hook(table, chain string) *nft.Hook {
 	h := &nft.Hook{Kind: table, Number: uint32(slices.Index(xt.HookNames[:], chain))}
-	switch {
-	case table == tableNames[nat] && chain == "POSTROUTING":
-		h.Priority = 100
-	case table == tableNames[nat]:
-		h.Priority = -100
+	if table == tableNames[nat] {
+		h.Priority = map[string]int32{"PREROUTING": -100, "OUTPUT": -100, "POSTROUTING": 100}[chain]
 	}
 	return h
 }
@@ -447,6 +425,7 @@ func (w writer) compare(differs bool, data []byte) {
 
 // commit sends the transaction, in parts if it is large, and empties it.
 func (n *nfTables) commit(tx *nft.Transaction) error {
+	n.loaded = 0
 	for steps := range tx.Chunks(n.Socket, chunkSize) {
 		if err := explain(n.Send(tx, steps)); err != nil {
 			return err

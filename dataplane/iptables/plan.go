@@ -242,8 +242,7 @@ func (p *Plane) differences(todo *planned, found *stored) {
 	var both errgroup.Group
 	for i, f := range todo.families {
 		both.Go(func() error {
-			natEdit, filterEdit := f.take()
-			for n, e := range []*edit{natEdit, filterEdit} {
+			for n, e := range f.take() {
 				w := wanted{rules: e.set, known: map[string]sum{}}
 				if p.families != nil {
 					w.known = p.families[i].known[n]

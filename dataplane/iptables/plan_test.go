@@ -29,9 +29,9 @@ func TestLayout_quickly(t *testing.T) {
 			fresh := newLayout(v6, dataplane.DefaultMark, Options{})
 			fresh.recorded = grown.recorded
 			fresh.all(now)
-			natEdit, filterEdit := fresh.take()
+			edits := fresh.take()
 			for n, quickly := range grown.quickly(now) {
-				all := []*edit{natEdit, filterEdit}[n].set
+				all := edits[n].set
 				maps.DeleteFunc(all, func(name string, _ []rule) bool { return begins(name, ofPools()...) })
 				if len(quickly[chainInternal]) == 0 { // in the other one it is not there at all
 					delete(quickly, chainInternal)

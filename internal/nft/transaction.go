@@ -178,8 +178,8 @@ func (t *Transaction) explain(err error, steps []Step) error {
 	return err
 }
 
-// message says in words what the n-th message of a batch was about, and its verb; -1 is all of it. It packs the steps once more to
-// find out which of them that message had, as it knows only their number.
+// message says in words what the n-th message of a batch was about, and its verb; -1 is all of it. It packs the steps
+// once more to find out which of them that message had, as it knows only their number.
 func (t *Transaction) message(steps []Step, n int) (text string, verb uint16) {
 	i := 0
 	for ; n > 0 && i < len(steps); n-- {
