@@ -13,8 +13,8 @@ import (
 // backend is the kernel's side: x_tables proper (legacy), or nf_tables in the form that iptables-nft
 // understands.
 type backend interface {
-	// begin keeps others from changing tables until end is called, if they can be kept from it. The loads and writes from
-	// then on belong together.
+	// begin keeps others from changing tables until end is called, if they can be kept from it. The loads and writes
+	// from then on belong together.
 	begin(ctx context.Context) error
 	end()
 	// probe has the kernel check rules, as far as it can without their being in force.
@@ -85,7 +85,8 @@ func (c *change) empty() bool {
 	return len(c.set) == 0 && len(c.gone) == 0 && len(c.add) == 0 && len(c.remove) == 0
 }
 
-// chains are those that are set; those to which others lead come before them.
+// chains are those that are set; those to which others lead come before them. A large change is written in parts, and
+// packets pass what is written already: a rule that leads to a chain without its new rules would lose them.
 func (c *change) chains() []string {
 	var order []string
 	done := map[string]bool{}
@@ -116,6 +117,9 @@ type wanted struct {
 
 // difference is the change that makes a table hold the chains that are wanted, and no others of ours, and what is
 // known of them then. The rules in the kernel's own chains are still to be looked at.
+//
+// It compares chains by the marks of their rules, because the kernel lists rules in another form than it takes them. A
+// chain whose sum is as it was when the chain was last right needs no marks, which take most of the time.
 func (w wanted) difference(b backend, id tableID, have *content) (*change, map[string]sum) {
 	c, known := newChange(id), make(map[string]sum, len(w.rules))
 	for name, rules := range w.rules {
@@ -153,7 +157,8 @@ func newChange(id tableID) *change {
 	}
 }
 
-// part notes which rules a chain lacks, and how many it has beside.
+// part notes which rules a chain lacks, and how many it has beside. It does not look at their order: a rule that
+// another program inserts at the top makes one difference, although all rules below it have moved.
 func (c *change) part(b backend, chain string, rules []rule, marks []uint64) {
 	beside := map[uint64]int{}
 	for _, m := range marks {

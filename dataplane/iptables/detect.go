@@ -16,6 +16,10 @@ import (
 // Detect finds the back end that the machine uses, in the network namespace of the calling thread. It takes the one in
 // which kubelet has put its hint (KEP-3178). Else it takes that of the iptables program on the path, or the one that
 // there is. The wrapper scripts of kube-proxy's images look at the same.
+//
+// The hint comes first because kubelet writes it with the iptables of the host. The program on the path may be that of
+// this process's image. In the other back end the rules would work, too. But the host's iptables would not show them,
+// and each packet would pass both back ends.
 func Detect() (Backend, error) {
 	n, err := openNFT(nil)
 	if err == nil {

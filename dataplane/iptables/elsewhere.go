@@ -78,6 +78,8 @@ func (l *place) loadOwn(id tableID) (*content, error) {
 	return have.own(), nil
 }
 
+// recorded reports whether there is the chain that says that route_localnet was off before. The record is a chain so
+// that it stays and goes with the rules, whatever process finds them.
 func recorded(found map[tableID]*content) bool {
 	nats := found[tableID{name: tableNames[nat]}]
 	if nats == nil {
@@ -122,8 +124,9 @@ func (l *place) clear(ctx context.Context, found map[tableID]*content) (err erro
 	return nil
 }
 
-// own leaves kube-proxy's out. If there is a chain that only kube-proxy makes, kube-proxy has also written the shared
-// ones. If there is none that only Fairlead makes, the chains are all of others.
+// own leaves kube-proxy's out: a removal must not break a kube-proxy that has come back while this process was away. If
+// there is a chain that only kube-proxy makes, kube-proxy has also written the shared ones. If there is none that only
+// Fairlead makes, the chains are all of others.
 func (c *content) own() *content {
 	there := func(kind func(string) bool) bool {
 		for name := range c.chains {

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"encoding/binary"
+	"strings"
 
 	"fairlead.dev/fairlead/internal/xt"
 )
@@ -81,13 +82,9 @@ func putInterface(b []byte, name string) {
 	if name == "" {
 		return
 	}
-	wild := false
-	if name[len(name)-1] == '*' {
-		name, wild = name[:len(name)-1], true
-	}
-	copy(b[:interfaceName], name)
-	n := len(name)
-	if !wild {
+	name, wild := strings.CutSuffix(name, "*")
+	n := copy(b[:interfaceName], name)
+	if !wild { // the zero that ends the name is compared, too
 		n++
 	}
 	for i := range n {

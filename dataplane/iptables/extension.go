@@ -184,17 +184,10 @@ func masqueradeTarget(v6 bool) extension {
 
 // code is the kernel's number (enum ipt_reject_with and ip6t_reject_with).
 func (r refusal) code(v6 bool) uint32 {
-	switch {
-	case r == withReset && v6:
-		return 6
-	case r == withReset:
-		return 7
-	case v6:
-		return 4
-	case r == withUnreachableProtocol:
-		return 2
+	if v6 {
+		return [...]uint32{withReset: 6, withUnreachablePort: 4}[r]
 	}
-	return 3
+	return [...]uint32{withReset: 7, withUnreachablePort: 3, withUnreachableProtocol: 2}[r]
 }
 
 // rememberTarget is struct xt_set_info_target_v3.

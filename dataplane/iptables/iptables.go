@@ -26,6 +26,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -122,7 +123,7 @@ func (p *Plane) open() (err error) {
 // probe finds out whether the kernel has what every node needs. Nodes without IPv6 there are many.
 func (p *Plane) probe() error {
 	for _, v6 := range []bool{false, true} {
-		err := p.probeFamily(v6)
+		err := p.backend.probe(v6)
 		switch {
 		case errors.Is(err, unix.EPERM):
 			return err
@@ -135,15 +136,6 @@ func (p *Plane) probe() error {
 		}
 	}
 	return nil
-}
-
-func (p *Plane) probeFamily(v6 bool) error {
-	for _, name := range tableNames {
-		if _, err := p.backend.load(tableID{v6, name}); err != nil {
-			return err
-		}
-	}
-	return p.backend.probe(v6)
 }
 
 // Backend is the one in use.
@@ -168,7 +160,14 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	return p.Repair(ctx, s, dataplane.Report{})
 }
 
-// Repair implements dataplane.Dataplane.
+// Repair implements dataplane.Dataplane. Its order is such that each rule finds what it refers to, and that clients
+// keep their backends:
+//
+//	missing ipsets are made ─► they learn the clients of another plane ─► rules lead packets there
+//	    ─► the rules of the other back end go ─► ipsets to which no rule refers any more go ─► route_localnet is set
+//
+// Until all of that is done, the plane does not know what the kernel holds. So after an error the next call is this one
+// again: Apply refuses.
 func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) error {
 	found, _ := r.Plan.(*planned)
 	p.families = nil
@@ -235,7 +234,8 @@ func (p *Plane) finish(families []*familyState, partial error) error {
 	return partial
 }
 
-// Apply implements dataplane.Dataplane.
+// Apply implements dataplane.Dataplane. It does not read our chains: the layout knows which ones the change touches,
+// and since the last Sync it is known which exist. If another program has changed ours since, the next audit finds it.
 func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
 	families := p.families
 	if families == nil {
@@ -421,17 +421,14 @@ func describe(rules []rule) string {
 	if len(rules) == 0 {
 		return "no rules"
 	}
-	text := ""
-	for i, r := range rules[:min(len(rules), maxDescribed)] {
-		if i > 0 {
-			text += "; "
-		}
-		text += r.String()
+	var texts []string
+	for _, r := range rules[:min(len(rules), maxDescribed)] {
+		texts = append(texts, r.String())
 	}
 	if more := len(rules) - maxDescribed; more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
+		texts = append(texts, fmt.Sprintf("and %d more", more))
 	}
-	return text
+	return strings.Join(texts, "; ")
 }
 
 // Remove implements dataplane.Dataplane. A chain of ours to which another program's leads stays, empty. Chains that

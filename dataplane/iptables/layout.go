@@ -322,7 +322,8 @@ func limitName(f model.Frontend, to string) string {
 	return kindLimit + hashed(fmt.Sprint(f.Service, to, f.Allow))
 }
 
-// release gives up what a frontend used.
+// release gives up what a frontend used. The names of the chains derive from the frontend, so it must be the former
+// one.
 func (l *layout) release(k model.Key, f model.Frontend) {
 	if f.Verdict == model.Reject && f.Allow != nil {
 		l.releaseLimit(filter, f, chainReject)
@@ -376,7 +377,9 @@ func (l *layout) countLocals(p model.Pool, by int, changed map[netip.Addr]bool) 
 	}
 }
 
-// setHairpin masquerades backends that reach themselves.
+// setHairpin masquerades backends that reach themselves. Otherwise the backend would get a packet from its own address,
+// and its answer would not come back to the node, which has to translate it. Only backends of this node are listed:
+// others reach themselves on their own node.
 func (l *layout) setHairpin(addresses map[netip.Addr]bool) {
 	if len(addresses) == 0 {
 		return
@@ -397,7 +400,8 @@ func (l *layout) setHairpin(addresses map[netip.Addr]bool) {
 	w.chains(chainHairpin, l.hairpinLeaves)
 }
 
-// makePool lays out the chains of a pool, those that are in use.
+// makePool lays out the chains of a pool, those that are in use. A pool is for all protocols, but the rule that
+// translates must name one, because it sets a port.
 func (l *layout) makePool(id model.PoolID) {
 	for _, protocol := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
 		l.makeParts(partsOf{id, protocol})

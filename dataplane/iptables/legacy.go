@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,12 @@ import (
 )
 
 // legacy is the back end x_tables: tables that are read and replaced as a whole.
+//
+//	load ─► xt.Table, kept ─► write: do others' rules differ from those in it? ─ yes ─► read again
+//	                                   └─ no ─► Apply to the kept copy ─► replace ─► add the counters back
+//
+// The lock, which begin takes, keeps well-behaved programs away between reading and replacing. The copy is kept because
+// to read a large table costs more than to replace it: the kernel adds up the counters of all processors.
 type legacy struct {
 	fault   func(string) error
 	log     *slog.Logger
@@ -113,18 +120,26 @@ func contentOf(t *xt.Table) *content {
 
 func (l *legacy) present(v6 bool) ([]string, error) { return l.socket(tableID{v6: v6}).Present() }
 
-func (l *legacy) settled()         {}
-func (l *legacy) probe(bool) error { return nil } // there is no way to try
+func (l *legacy) settled() {}
+
+// probe implements backend. There is no way to try rules.
+func (l *legacy) probe(v6 bool) (err error) {
+	for _, id := range tablesOf(v6) {
+		_, failed := l.load(id)
+		err = cmp.Or(err, failed)
+	}
+	return err
+}
 
 const (
-	// maxGlances is after how many quick audits all rules are made again, and compared. Of 10,000 Services this takes most
-	// of a second.
+	// maxGlances is after how many quick audits all rules are made again, and compared. Of 10,000 Services this takes
+	// most of a second.
 	maxGlances = 600
-	// closeSize is of how many bytes each quick audit reads all. Of a larger table only some do, as many times fewer. The
-	// others do not see that another program has replaced one of our rules by one of the same length.
+	// closeSize is of how many bytes each quick audit reads all. Of a larger table only some do, as many times fewer.
+	// The others do not see that another program has replaced one of our rules by one of the same length.
 	closeSize = 128 << 10
-	// firstSize is the same for the rules up to the last one of others: for these, too, the kernel adds up the counters of
-	// all.
+	// firstSize is the same for the rules up to the last one of others: for these, too, the kernel adds up the counters
+	// of all.
 	firstSize = 32 * closeSize
 )
 

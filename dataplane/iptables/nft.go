@@ -164,13 +164,10 @@ func (c *content) add(attrs []byte) {
 		return
 	}
 	if to := nfnetlink.VerdictChain(nfnetlink.Attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)); owned(to) {
+		base := slices.Contains(xt.HookNames[:], chain)
 		handle := nfnetlink.Uint64(attrs, unix.NFTA_RULE_HANDLE)
-		c.base = append(c.base, foundRule{chain: chain, id: handle, mark: mark, to: to, base: isBase(chain)})
+		c.base = append(c.base, foundRule{chain: chain, id: handle, mark: mark, to: to, base: base})
 	}
-}
-
-func isBase(chain string) bool {
-	return slices.Contains(xt.HookNames[:], chain)
 }
 
 // writer turns a change of a table into steps. It writes rules itself, without a structure for each expression as

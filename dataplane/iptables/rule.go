@@ -3,13 +3,15 @@ package iptables
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/model"
 )
 
-// rule is one rule of a chain. A field that is zero is no condition.
+// rule is one rule of a chain. A field that is zero is no condition. Rules are comparable, as isolate groups them by
+// their shape.
 type rule struct {
 	src, dst netip.Prefix
 	notSrc   bool   // any source but src
@@ -156,15 +158,9 @@ func (p ports) String() string {
 
 func (s states) String() string {
 	var words []string
-	for _, w := range []struct {
-		bit  states
-		name string
-	}{
-		{stateInvalid, "INVALID"}, {stateNew, "NEW"}, {stateRelated, "RELATED"},
-		{stateEstablished, "ESTABLISHED"}, {stateDNAT, "DNAT"},
-	} {
-		if s&w.bit != 0 {
-			words = append(words, w.name)
+	for bit, name := range slices.Backward([]string{"INVALID", "ESTABLISHED", "RELATED", "NEW", 7: "DNAT"}) {
+		if s&(1<<bit) != 0 {
+			words = append(words, name)
 		}
 	}
 	return strings.Join(words, ",")
@@ -176,18 +172,10 @@ func (t target) String() string {
 		return "-j " + t.name
 	case goTo:
 		return "-g " + t.name
-	case accept:
-		return "-j ACCEPT"
-	case drop:
-		return "-j DROP"
-	case back:
-		return "-j RETURN"
 	case reject:
 		return "-j REJECT --reject-with " + t.with.String()
 	case dnat:
 		return "-j DNAT --to-destination " + t.to.String()
-	case masquerade:
-		return "-j MASQUERADE --random-fully"
 	case orMark:
 		return fmt.Sprintf("-j MARK --or-mark 0x%x", t.mark)
 	case xorMark:
@@ -195,7 +183,9 @@ func (t target) String() string {
 	case remember:
 		return fmt.Sprintf("-j SET --add-set %s src --exist --timeout %d", t.name, t.seconds())
 	}
-	return ""
+	return [...]string{
+		accept: "-j ACCEPT", drop: "-j DROP", back: "-j RETURN", masquerade: "-j MASQUERADE --random-fully", remember: "",
+	}[t.verb]
 }
 
 func (r refusal) String() string {

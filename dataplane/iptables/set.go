@@ -21,8 +21,8 @@ type setIndexes map[string]uint16
 
 const (
 	setPrefix = "KUBE-CLIENTS-"
-	// maxClients bounds the clients that are remembered for the backends of a pool together, and so the kernel's memory.
-	// No pool has room in the sets of another one.
+	// maxClients bounds the clients that are remembered for the backends of a pool together, and so the kernel's
+	// memory. No pool has room in the sets of another one.
 	maxClients = 1 << 18
 	// leastClients is for how many each backend has room in any case.
 	leastClients = 1 << 10
@@ -49,7 +49,8 @@ func openIPSets(fault func(string) error) (*ipsets, error) {
 	return &ipsets{conn: c, numbers: numbers, indexes: setIndexes{}, fault: fault}, nil
 }
 
-// need makes those of the sets that are missing. It goes on after an error that is about one set.
+// need makes those of the sets that are missing. It goes on after an error that is about one set. Rules refer to sets
+// by numbers, which the kernel gives out, so a set must be there before the rules are encoded.
 func (s *ipsets) need(v6 bool, needed map[string]setUse) error {
 	var errs []error
 	for _, name := range s.missing(needed) {

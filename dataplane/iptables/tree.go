@@ -47,15 +47,8 @@ func (k key) common(o key) int {
 
 // masked is the key with all but its first n bits cleared.
 func (k key) masked(n int) key {
-	switch {
-	case n >= 128:
-		return k
-	case n > 64:
-		return key{k.hi, k.lo &^ (1<<(128-n) - 1)}
-	case n == 64:
-		return key{k.hi, 0}
-	}
-	return key{k.hi &^ (1<<(64-n) - 1), 0}
+	const all = ^uint64(0) // shifted by 64 and more, it is 0
+	return key{k.hi &^ (all >> n), k.lo &^ (all >> max(n-64, 0))}
 }
 
 // leaf is a key and the rules for it, of which there is at least one.

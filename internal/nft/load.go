@@ -37,7 +37,8 @@ func (t *Table) Listing(verb uint16, reset func(), each func(attrs []byte)) nfne
 	const own = unix.NFTA_TABLE_NAME // the table's name has this number in all kinds of messages
 	r := nfnetlink.Request{Kind: nfnetlink.NFTables | verb, Family: t.Family.Number, Reset: reset}
 	r.Each = func(attrs []byte) {
-		if nfnetlink.Text(attrs, own) == t.Name {
+		name := bytes.TrimSuffix(nfnetlink.Attribute(attrs, own), []byte{0})
+		if string(name) == t.Name { // which takes no memory
 			each(attrs)
 		}
 	}

@@ -6,6 +6,9 @@
 //	                          ▲                                          └─ Drift: what each step would repair
 //	                          └─ Load, Members, List ◄─────────────────────────────────── kernel
 //
+// Mode iptables keeps its rules in tables of all programs. It writes them with the same steps, Transaction and Ruleset,
+// but reads and compares them itself.
+//
 // It also has the rules that are alike wherever the destinations of Services are looked up in such a table. The plane
 // decides which backend a packet gets.
 package nft
