@@ -435,7 +435,11 @@ func (d *Daemon) setHost(c *config.Config) {
 	case err == nil:
 		d.unset.Over()
 	case d.unset.News(err.Error()):
-		d.log.Error("some kernel settings are not as configured", "error", err)
+		level := slog.LevelError
+		if r.OnlyNamespace() {
+			level = slog.LevelWarn
+		}
+		d.log.Log(context.Background(), level, "some kernel settings are not as configured", "error", err)
 		d.report.warn(reasonHost, err.Error())
 	}
 }

@@ -153,7 +153,22 @@ func (h Host) fulfil(w wish) (Change, error) {
 	if n, err := strconv.Atoi(have); err == nil && (n == w.value || w.atLeast && n > w.value) {
 		return Change{}, nil
 	}
-	return c, os.WriteFile(h.path(w.path), []byte(c.To), 0o644)
+	err = os.WriteFile(h.path(w.path), []byte(c.To), 0o644)
+	info, gone := os.Stat(h.path(w.path))
+	readable := gone == nil && info.Mode().Perm()&0o222 == 0 // as the kernel shows nf_conntrack_max elsewhere
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, os.ErrPermission) && readable {
+		err = fmt.Errorf("%w: %w", errNamespace, err)
+	}
+	return c, err
+}
+
+// errNamespace is wrapped by failures to change in another network namespace what only the first one can.
+var errNamespace = errors.New("not in this network namespace")
+
+// OnlyNamespace reports whether all that an administrator has to know is that this is not the machine's own network
+// namespace.
+func (r Report) OnlyNamespace() bool {
+	return !slices.ContainsFunc(r.Failed, func(f Failure) bool { return !f.Optional && !errors.Is(f.Err, errNamespace) })
 }
 
 // Err is what of the Failures an administrator has to know, with what to do about it; nil: nothing.
@@ -185,16 +200,18 @@ func (c Change) String() string {
 
 // cause says why, and what to do.
 func (f Failure) cause() string {
-	denied := []error{unix.EACCES, unix.EPERM, unix.EOPNOTSUPP} // the last for hashsize outside of the first namespace
 	switch {
 	case errors.Is(f.Err, unix.EROFS):
 		return "/proc/sys is mounted read-only here. Run once with --init-only in a privileged container, or set it on " +
 			"the machine with sysctl -w; conntrack.maxPerCore: 0 and timeouts of 0s leave it as it is"
 	case errors.Is(f.Err, unix.ENOENT):
 		return "this kernel does not track connections yet; modprobe nf_conntrack"
-	case slices.ContainsFunc(denied, func(e error) bool { return errors.Is(f.Err, e) }):
-		return "this needs root, and for nf_conntrack_max the machine's own network namespace. Run once with --init-only " +
-			"there; conntrack.maxPerCore: 0 and timeouts of 0s leave it as it is"
+	case errors.Is(f.Err, errNamespace):
+		return "only the machine's own network namespace can change it. Run once with --init-only there; " +
+			"conntrack.maxPerCore: 0 leaves it as it is"
+	case errors.Is(f.Err, unix.EACCES), errors.Is(f.Err, unix.EPERM):
+		return "this needs root. Run once with --init-only as root; conntrack.maxPerCore: 0 and timeouts of 0s leave it " +
+			"as it is"
 	}
 	return f.Err.Error()
 }
