@@ -341,7 +341,20 @@ func (d *Daemon) serve(ctx context.Context) error {
 		return err
 	})
 	g.Go(func() error { return d.manage(ctx) })
-	return g.Wait()
+	err := g.Wait()
+	if err == nil {
+		d.sayEnd()
+	}
+	return err
+}
+
+// sayEnd tells what becomes of connections when the process ends as it was asked to.
+func (d *Daemon) sayEnd() {
+	if d.mode() == userspacePlane {
+		d.log.Info("Fairlead ends: its connections end with it, and no Service is served until it starts again")
+		return
+	}
+	d.log.Info("Fairlead ends: its rules stay in the kernel and serve Services, but no change is followed")
 }
 
 // listenRetry is kube-proxy's.

@@ -298,6 +298,7 @@ func TestRun_stopsAndIsCleaned(t *testing.T) {
 	if err := p.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
+	p.await("Fairlead ends: its rules stay in the kernel")
 	if err := p.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
