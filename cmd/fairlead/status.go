@@ -109,14 +109,18 @@ func (r report) wrong() string {
 	return "a change waits for too long"
 }
 
-// undone names the program that undoes repairs; it is empty where there is none.
+// undone names the program that changes the rules again after repairs; it is empty where there is none.
 func (r report) undone() string {
-	if r.Undone == nil {
+	u := r.Undone
+	if u == nil {
 		return ""
 	}
-	by, next := cmp.Or(r.Undone.Author, "another program"), r.Undone.Next.Local().Format(time.RFC3339)
-	return fmt.Sprintf("by %s, since %s; %s did not hold, the next one is due at %s",
-		by, r.time(r.Undone.Since), said.Count(r.Undone.Repairs, "repair"), next)
+	text := fmt.Sprintf("by %s, since %s: rules changed again soon after %s",
+		cmp.Or(u.Author, "another program"), r.time(u.Since), said.Count(u.Repairs, "repair"))
+	if u.Rarer {
+		text += "; the next repair waits until " + u.Next.Local().Format(time.RFC3339)
+	}
+	return text
 }
 
 func (r report) node() string {

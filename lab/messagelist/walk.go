@@ -48,7 +48,7 @@ func collect() (*list, error) {
 			if len(p.Errors) > 0 {
 				return nil, p.Errors[0]
 			}
-			if strings.HasPrefix(p.PkgPath, module+"lab/") || p.PkgPath == module+"metrics/list" {
+			if !speaks(strings.TrimPrefix(p.PkgPath, module)) {
 				continue
 			}
 			w.pkg = p
@@ -58,6 +58,17 @@ func collect() (*list, error) {
 		}
 	}
 	return &w.list, nil
+}
+
+// speaks reports whether operators read what a package prints: the agent, and what its commands demo and recommend run.
+func speaks(path string) bool {
+	switch path {
+	case "lab/demo", "lab/advise":
+		return true
+	case "metrics/list":
+		return false
+	}
+	return !strings.HasPrefix(path, "lab/")
 }
 
 // visit walks what is below a node, in the function of that name.
