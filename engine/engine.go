@@ -344,7 +344,7 @@ func (e *Engine) take(t taken) model.Change {
 	var state *model.State
 	var change model.Change
 	e.cost.measure(e.options.work, func() { state, change, e.round.Problems = e.options.Table.Update(t.batch) })
-	e.log(t.batch.Mended, e.round.Problems)
+	e.log(t.batch.Resolved, e.round.Problems)
 	if e.problems.note(&t.batch, e.round.Problems, e.options.Table.Ceased(), e.options.Table.Remaining) {
 		e.status.troubled(e.problems.list)
 	}
@@ -376,8 +376,8 @@ func (e *Engine) setEligible(is bool) {
 const maxReported = 100
 
 // log tells of problems that are over, and of new ones. Each namespace has its share of the lines.
-func (e *Engine) log(mended []string, problems []service.Problem) {
-	for _, object := range mended {
+func (e *Engine) log(resolved []string, problems []service.Problem) {
+	for _, object := range resolved {
 		is := func(p service.Problem) bool { return p.Object == object }
 		if !slices.ContainsFunc(problems, is) && e.reported.May(said.NamespaceOf(object)) {
 			e.options.Log.Info("problem is over", "object", object)

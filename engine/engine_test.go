@@ -663,9 +663,9 @@ func TestEngine_problemsEnd(t *testing.T) {
 		b.Problems = []service.Problem{{Object: "a.yaml:21", Reason: "bad"}, {Object: "Service default/web-1", Reason: "bad"}}
 		r.send(b)
 		shown("a.yaml:21, Service default/web-1")
-		r.send(service.Batch{Mended: []string{"a.yaml:21"}, Problems: []service.Problem{{Object: "a.yaml:22", Reason: "bad"}}})
+		r.send(service.Batch{Resolved: []string{"a.yaml:21"}, Problems: []service.Problem{{Object: "a.yaml:22", Reason: "bad"}}})
 		shown("a.yaml:22, Service default/web-1")
-		r.send(service.Batch{Mended: []string{"Service default/web-1"}})
+		r.send(service.Batch{Resolved: []string{"Service default/web-1"}})
 		shown("a.yaml:22")
 		next := script{make(chan service.Batch, 1), make(chan error, 1)}
 		next.batches <- web(1, "10.244.1.2")

@@ -52,7 +52,7 @@ func (p *problems) note(
 	for name := range b.Services.All() {
 		again("Service "+name.String(), name)
 	}
-	for _, object := range b.Mended {
+	for _, object := range b.Resolved {
 		namespace, name, _ := strings.Cut(strings.TrimPrefix(object, "Service "), "/")
 		again(object, service.Name{Namespace: namespace, Name: name})
 	}

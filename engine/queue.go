@@ -117,7 +117,7 @@ func (q *queue) put(d delivery) {
 		q.note(u, d.at)
 		q.date(u, s, d.at)
 	}
-	for _, object := range d.batch.Mended {
+	for _, object := range d.batch.Resolved {
 		if u := q.of(object); u != nil {
 			u.problems = slices.DeleteFunc(u.problems, func(p service.Problem) bool { return p.Object == object })
 		}
@@ -254,7 +254,7 @@ func (s *space) wait(when func(namespace string) time.Time) {
 
 func (q *queue) hasCommon() bool {
 	b := &q.common
-	return q.whole || len(b.Problems)+len(b.Mended) > 0 || b.Node != nil || b.ServiceCIDRs != nil || b.Addrs != nil
+	return q.whole || len(b.Problems)+len(b.Resolved) > 0 || b.Node != nil || b.ServiceCIDRs != nil || b.Addrs != nil
 }
 
 // oldest is since when something waits; zero: nothing does.

@@ -16,16 +16,16 @@ type Batch struct {
 	// Addrs are all addresses of this node's interfaces; nil: unchanged.
 	Addrs []netip.Addr
 	// An earlier Problem of these objects, or files, is over. They precede Problems.
-	Mended []string
+	Resolved []string
 	// Problems were found while the objects were read.
 	Problems []Problem
 }
 
-// Mend notes that what earlier Batches and this one said is wrong with an object is over.
-func (b *Batch) Mend(object string) {
+// Resolve notes that what earlier Batches and this one said is wrong with an object is over.
+func (b *Batch) Resolve(object string) {
 	b.Problems = slices.DeleteFunc(b.Problems, func(p Problem) bool { return p.Object == object })
-	if !slices.Contains(b.Mended, object) {
-		b.Mended = append(b.Mended, object)
+	if !slices.Contains(b.Resolved, object) {
+		b.Resolved = append(b.Resolved, object)
 	}
 }
 

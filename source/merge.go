@@ -109,8 +109,8 @@ func Add(to *service.Batch, b service.Batch) {
 	if b.Addrs != nil {
 		to.Addrs = b.Addrs
 	}
-	for _, object := range b.Mended {
-		to.Mend(object)
+	for _, object := range b.Resolved {
+		to.Resolve(object)
 	}
 	to.Problems = append(to.Problems, b.Problems...)
 }

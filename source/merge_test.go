@@ -127,11 +127,11 @@ func TestAdd_mended(t *testing.T) {
 	var all service.Batch
 	for _, b := range []service.Batch{
 		{Problems: []service.Problem{{Object: "a", Reason: "1"}, {Object: "b", Reason: "2"}}},
-		{Mended: []string{"a"}, Problems: []service.Problem{{Object: "c", Reason: "3"}}},
+		{Resolved: []string{"a"}, Problems: []service.Problem{{Object: "c", Reason: "3"}}},
 	} {
 		Add(&all, b)
 	}
-	if got := fmt.Sprint(all.Mended, all.Problems); got != "[a] [b: 2 c: 3]" {
+	if got := fmt.Sprint(all.Resolved, all.Problems); got != "[a] [b: 2 c: 3]" {
 		t.Error(got)
 	}
 }

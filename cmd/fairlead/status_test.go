@@ -9,7 +9,7 @@ import (
 	"fairlead.dev/fairlead/engine"
 )
 
-// What status and audit print agrees with itself and with /healthz, and counts one thing as one.
+// The lines of status and audit agree with each other and with /healthz, and count one thing as one.
 func TestReport_text(t *testing.T) {
 	now := time.Now()
 	ill := report{engine.Report{Now: now, Status: engine.Status{

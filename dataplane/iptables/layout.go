@@ -167,7 +167,7 @@ func (l *layout) internals() [2]bool {
 	return [2]bool{!l.nat[model.Internal].empty(), !l.filter[model.Internal].empty()}
 }
 
-// setFrontends makes the rules for destinations. What former frontends used is given up last: others may use it now.
+// setFrontends makes the rules for destinations. Chains of former frontends are given up last: others may use them now.
 func (l *layout) setFrontends(c model.Change) {
 	var forwards, refuses [2]map[model.Key][]rule // by scope
 	for scope := range forwards {

@@ -126,8 +126,8 @@ type client struct {
 //	another plane: client 10.1.2.3 has backend B ─► the set of B, the sets of the groups of B: added
 //	own sets:      client 10.1.2.3 has backend A ─► the set of A, unless the own entry is newer: deleted
 //
-// Rules ask the sets in some order, and a client in two of them would get the first one's backend. So what is
-// superseded must go.
+// Rules ask the sets in some order. A client in two sets would get the first one's backend, so a superseded entry must
+// go.
 func (s *ipsets) takeIn(sets map[string]setUse, others *dataplane.Sessions) (n int, err error) {
 	former := map[client][]string{}
 	err = s.eachSession(sets, func(set string, own dataplane.Session) {

@@ -144,10 +144,10 @@ func (c Case) effortOf(o contender) float64 {
 // notes are what a plane does otherwise than others, and what users of the node may miss.
 func (c Case) notes(plane string) (notes []string) {
 	if plane == ebpf {
-		notes = append(notes, "what looks at packets of pods to Service addresses, such as a sidecar, sees none")
+		notes = append(notes, "sidecars see no Service address in packets of their pods")
 	}
 	if plane == ebpf && c.Rows.Affine > 0 {
-		notes = append(notes, "session affinity takes a pod for one client, whichever of its addresses it uses")
+		notes = append(notes, "session affinity takes a pod with several addresses for one client")
 	}
 	if plane != ipvs && c.Rows.Scheduled > 0 {
 		notes = append(notes, "Services ask for schedulers, which only ipvs has")

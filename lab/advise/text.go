@@ -31,7 +31,7 @@ func (c Case) why(all []contender) string {
 		sentences = append(sentences, "Next comes "+all[1].Plane+c.behind(all[0], all[1])+": "+all[1].said(false))
 	}
 	if len(chosen.notes) > 0 {
-		sentences = append(sentences, "Against "+chosen.Plane+" counted that "+strings.Join(chosen.notes, ", and that "))
+		sentences = append(sentences, "For "+chosen.Plane+" 10 % is added "+drawbacks(chosen.notes))
 	}
 	if chosen.Unserved != "" {
 		sentences = append(sentences, "It does not serve all rows: "+chosen.Unserved)
@@ -49,11 +49,16 @@ func (c Case) behind(first, second contender) string {
 	case second.Figures == nil && first.Figures != nil:
 		return ", which could not be measured (" + second.Unmeasured + ")"
 	case len(second.notes) > len(first.notes):
-		return ", of which counts that " + strings.Join(second.notes, ", and that ")
+		return ", with 10 % added " + drawbacks(second.notes)
 	case second.effort < first.effort:
 		return ", which is hardly faster"
 	}
 	return ""
+}
+
+// drawbacks say for what 10 % is added, once each.
+func drawbacks(notes []string) string {
+	return "because " + strings.Join(notes, ", and as much because ")
 }
 
 // said are the figures of a plane, as a sentence or as the rest of one.

@@ -185,7 +185,7 @@ func (d *demo) printFaults() {
 		d.printf("  %s\n", f)
 	}
 	if warnings := d.proxy.warnings(); len(warnings) > 0 {
-		d.printf("What the proxy has to say:\n  %s\n", strings.Join(warnings, "\n  "))
+		d.printf("Warnings of the proxy:\n  %s\n", strings.Join(warnings, "\n  "))
 	}
 }
 

@@ -179,7 +179,7 @@ func (d *demo) carrierDies(ctx context.Context) error {
 		return err
 	}
 	took := time.Since(start).Round(time.Millisecond)
-	d.tell("it is back", "ready after %s; who began to connect meanwhile has waited", took)
+	d.tell("it is back", "ready after %s; clients that began to connect meanwhile have waited", took)
 	if err := meanwhile.More(ctx, someMore); err != nil {
 		return err
 	}

@@ -106,7 +106,7 @@ func (t *trial) nothingToTry() string {
 	}
 	for _, b := range t.Backends {
 		if b.Place == "" {
-			return fmt.Sprintf("not tried: nobody answers at %s/%s here", b.Addr, t.Protocol)
+			return fmt.Sprintf("not tried: no pod answers at %s/%s here", b.Addr, t.Protocol)
 		}
 	}
 	return ""

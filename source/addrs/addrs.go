@@ -116,7 +116,7 @@ func (s *Source) Next(ctx context.Context) (service.Batch, error) {
 			return service.Batch{Problems: []service.Problem{{Object: object, Reason: err.Error()}}}, nil
 		case s.failed:
 			s.said, s.failed = addrs, false
-			return service.Batch{Addrs: addrs, Mended: []string{object}}, nil
+			return service.Batch{Addrs: addrs, Resolved: []string{object}}, nil
 		case s.said == nil || !slices.Equal(addrs, s.said):
 			s.said = addrs
 			return service.Batch{Addrs: addrs}, nil

@@ -370,20 +370,20 @@ func (s *Source) batch() (service.Batch, bool) {
 		now = newView(s.sorted())
 	}
 	b := now.batch(old)
-	news, mended := s.stand(append(s.failures(), now.duplicates...))
-	b.Problems, b.Mended = append(s.fresh, news...), mended
+	news, resolved := s.stand(append(s.failures(), now.duplicates...))
+	b.Problems, b.Resolved = append(s.fresh, news...), resolved
 	for object := range old.wrong {
 		if !now.wrong[object] {
-			b.Mended = append(b.Mended, object)
+			b.Resolved = append(b.Resolved, object)
 		}
 	}
-	slices.Sort(b.Mended)
+	slices.Sort(b.Resolved)
 	if !maps.Equal(old.skipped, now.skipped) {
 		s.options.Log.Debug("skipped objects of other kinds", "resource", now.skipped)
 	}
 	s.said, s.fresh, s.changed, s.noted = now, nil, false, false
 	s.freeMemory()
-	return b, first || len(b.Services)+len(b.Slices)+len(b.Problems)+len(b.Mended) > 0 ||
+	return b, first || len(b.Services)+len(b.Slices)+len(b.Problems)+len(b.Resolved) > 0 ||
 		b.Node != nil || b.ServiceCIDRs != nil
 }
 
@@ -403,24 +403,24 @@ func (s *Source) failures() []service.Problem {
 
 // stand returns those problems that did not stand before, and of which objects one stands no more. Of such an object
 // those that stand are news again.
-func (s *Source) stand(problems []service.Problem) (news []service.Problem, mended []string) {
+func (s *Source) stand(problems []service.Problem) (news []service.Problem, resolved []string) {
 	standing := map[service.Problem]bool{}
 	for _, p := range problems {
 		standing[p] = false
 	}
 	for p := range s.standing {
-		if _, stands := standing[p]; !stands && !slices.Contains(mended, p.Object) {
-			mended = append(mended, p.Object)
+		if _, stands := standing[p]; !stands && !slices.Contains(resolved, p.Object) {
+			resolved = append(resolved, p.Object)
 		}
 	}
 	for _, p := range problems {
-		if !standing[p] && (!s.standing[p] || slices.Contains(mended, p.Object)) {
+		if !standing[p] && (!s.standing[p] || slices.Contains(resolved, p.Object)) {
 			news = append(news, p)
 		}
 		standing[p] = true
 	}
 	s.standing = standing
-	return news, mended
+	return news, resolved
 }
 
 // freeMemory returns what decoding a large file has used, which is many times what is kept of it.

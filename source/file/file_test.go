@@ -141,8 +141,8 @@ func (b *bench) rows(batch service.Batch) []string {
 	for _, p := range batch.Problems {
 		rows = append(rows, "problem "+strings.ReplaceAll(p.Error(), b.dir+"/", ""))
 	}
-	for _, object := range batch.Mended {
-		rows = append(rows, "mended "+strings.ReplaceAll(object, b.dir+"/", ""))
+	for _, object := range batch.Resolved {
+		rows = append(rows, "resolved "+strings.ReplaceAll(object, b.dir+"/", ""))
 	}
 	slices.Sort(rows)
 	return rows
@@ -261,7 +261,7 @@ func TestFile_sameObjectTwice(t *testing.T) {
 	b.expect("service default/web [10.96.0.99]",
 		"problem Service default/web: is defined more than once, in a.yaml and b.yaml; the last one is used")
 	b.must(os.Remove(b.path("b.yaml")))
-	b.expect(webRow, "mended Service default/web")
+	b.expect(webRow, "resolved Service default/web")
 }
 
 func TestFile_brokenAtFirst(t *testing.T) {
@@ -280,12 +280,12 @@ func TestFile_brokenLater(t *testing.T) {
 	b.write("a.yaml", db+"---\nkind: Service\nspec:\n  - x\n y: [\n")
 	b.expect("problem a.yaml:9: document 2: did not find expected key; its previous content stays in force")
 	b.write("a.yaml", db)
-	b.expect("gone service default/web", "mended a.yaml:9")
+	b.expect("gone service default/web", "resolved a.yaml:9")
 	b.write("a.yaml", db+"---\n[")
 	b.expect("problem a.yaml:7: document 2: did not find expected node content; its previous content stays in force")
 	b.write("b.yaml", "# another file")
 	b.must(os.Remove(b.path("a.yaml")))
-	b.expect("gone service shop/db", "mended a.yaml:7")
+	b.expect("gone service shop/db", "resolved a.yaml:7")
 }
 
 func TestFile_brokenItem(t *testing.T) {
@@ -320,12 +320,12 @@ func TestFile_wrongTypeCostsOneObject(t *testing.T) {
 	b.expect(dbRow, "problem Service default/web: "+
 		"cannot unmarshal string into Go struct field ServicePort.spec.ports.port of type int32; it is left out")
 	b.write("a.yaml", web+"---\n"+db)
-	b.expect(webRow, "mended Service default/web")
+	b.expect(webRow, "resolved Service default/web")
 	b.write("a.yaml", bad+"---\n"+strings.Replace(db, "0.11", "0.12", 1))
 	b.expect("service shop/db [10.96.0.12]", "problem Service default/web: "+
 		"cannot unmarshal string into Go struct field ServicePort.spec.ports.port of type int32; its last good version stays in force")
 	b.write("a.yaml", web+"---\n"+strings.Replace(db, "0.11", "0.12", 1)) // as it was before
-	b.expect("mended Service default/web")
+	b.expect("resolved Service default/web")
 }
 
 func TestFile_badContent(t *testing.T) {
@@ -366,7 +366,7 @@ func TestFile_emptyAndUnreadableKeep(t *testing.T) {
 	b.write("a.yaml", "")
 	b.expect("problem a.yaml: is empty; its previous content stays in force")
 	b.write("a.yaml", strings.Replace(web, "0.10", "0.99", 1))
-	b.expect("service default/web [10.96.0.99]", "mended a.yaml")
+	b.expect("service default/web [10.96.0.99]", "resolved a.yaml")
 	b.must(os.Remove(b.path("a.yaml")))
 	b.must(os.Symlink("a.yaml", b.path("a.yaml")))
 	batch, err := b.Next(t.Context())
@@ -375,7 +375,7 @@ func TestFile_emptyAndUnreadableKeep(t *testing.T) {
 	}
 	b.write("b.yaml", "# only a comment")
 	b.must(os.Remove(b.path("a.yaml")))
-	b.expect("gone service default/web", "mended a.yaml")
+	b.expect("gone service default/web", "resolved a.yaml")
 }
 
 func TestFile_rootDisappears(t *testing.T) {
@@ -387,9 +387,9 @@ func TestFile_rootDisappears(t *testing.T) {
 		t.Fatal(b.rows(batch))
 	}
 	b.must(os.Mkdir(b.path("m"), 0o755))
-	b.expect("mended m", "problem m: is another directory now, and empty; its previous content stays in force")
+	b.expect("resolved m", "problem m: is another directory now, and empty; its previous content stays in force")
 	b.write("m/b.yaml", db)
-	b.expect("gone service default/web", dbRow, "mended m")
+	b.expect("gone service default/web", dbRow, "resolved m")
 	b.must(os.Remove(b.path("m/b.yaml"))) // the same directory: meant so
 	b.expect("gone service shop/db")
 }
@@ -403,7 +403,7 @@ func TestFile_singleFileDisappears(t *testing.T) {
 		t.Fatal(b.rows(batch))
 	}
 	b.write("m.yaml", db)
-	b.expect("gone service default/web", dbRow, "mended m.yaml")
+	b.expect("gone service default/web", dbRow, "resolved m.yaml")
 }
 
 // A ConfigMap is mounted as links to links; all its files change at once.
@@ -436,7 +436,7 @@ func TestFile_linkedDirectoryAndTarget(t *testing.T) {
 	b.must(os.Symlink("../far/real", b.path("two/b.yaml")))
 	b.expect("problem current/b.yaml:1: document 1: has no kind; the rest of the file is used")
 	b.write("far/real", db)
-	b.expect(dbRow, "mended current/b.yaml:1")
+	b.expect(dbRow, "resolved current/b.yaml:1")
 }
 
 func TestFile_deadlineLosesNothing(t *testing.T) {

@@ -48,7 +48,7 @@ func (m *mirror) Update(o any) error { return m.Add(o) }
 // Delete forgets an object.
 func (m *mirror) Delete(o any) error {
 	m.source.update(func(b *service.Batch) {
-		m.mend(b, o.(*compact).name)
+		m.resolve(b, o.(*compact).name)
 		m.remove(b, o.(*compact).name)
 	})
 	return nil
@@ -72,7 +72,7 @@ func (m *mirror) Replace(objects []any, _ string) error {
 		}
 		for name := range m.bad {
 			if !named[name] {
-				m.mend(b, name)
+				m.resolve(b, name)
 			}
 		}
 		m.listed = true
@@ -124,14 +124,14 @@ func (m *mirror) report(b *service.Batch, c *compact) {
 	if len(c.problems) > 0 {
 		m.bad[c.name] = flaw{c.uid, c.problems}
 	} else {
-		m.mend(b, c.name)
+		m.resolve(b, c.name)
 	}
 }
 
-// mend notes that an object has no problems any more, if it had any.
-func (m *mirror) mend(b *service.Batch, name service.Name) {
+// resolve notes that an object has no problems any more, if it had any.
+func (m *mirror) resolve(b *service.Batch, name service.Name) {
 	if was, ok := m.bad[name]; ok {
-		b.Mend(was.problems[0].Object)
+		b.Resolve(was.problems[0].Object)
 		delete(m.bad, name)
 	}
 }

@@ -82,7 +82,7 @@ func (s *Source) take() (service.Batch, bool) {
 }
 
 func empty(b service.Batch) bool {
-	return len(b.Services)+len(b.Slices)+len(b.Problems)+len(b.Mended) == 0 && b.Node == nil && b.ServiceCIDRs == nil
+	return len(b.Services)+len(b.Slices)+len(b.Problems)+len(b.Resolved) == 0 && b.Node == nil && b.ServiceCIDRs == nil
 }
 
 // missing are the resources that were not yet listed.

@@ -122,8 +122,8 @@ func rows(b service.Batch) string {
 	for _, p := range b.Problems {
 		rows = append(rows, fmt.Sprintf("problem %s %s", p.Object, p.Field))
 	}
-	for _, object := range b.Mended {
-		rows = append(rows, "mended "+object)
+	for _, object := range b.Resolved {
+		rows = append(rows, "resolved "+object)
 	}
 	slices.Sort(rows)
 	return strings.Join(rows, "\n")
@@ -359,7 +359,7 @@ func TestSource_relistTellsWhatChanged(t *testing.T) {
 			api.put(aService("bad", "still none"))
 			expect(t, s, "problem Service default/bad spec.clusterIPs[0]")
 			api.remove(aService("bad", ""))
-			expect(t, s, "mended Service default/bad\nservice default/bad gone")
+			expect(t, s, "resolved Service default/bad\nservice default/bad gone")
 		})
 	}
 }
