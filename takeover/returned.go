@@ -12,8 +12,8 @@ import (
 // counts where chains with the first names are the caller's.
 var signs = map[string]string{"nat": "KUBE-SERVICES", filterTable: forwardChain, "mangle": "KUBE-PROXY-CANARY"}
 
-// quickTrace is a trace that can be sought without looking at everything.
-type quickTrace interface {
+// quickLeftover is a kind of leftover that can be sought without looking at everything.
+type quickLeftover interface {
 	returned(seen map[string]xt.Info) (bool, error)
 }
 
@@ -24,8 +24,8 @@ func (t *Takeover) Returned(context.Context) (bool, error) {
 	seen := false
 	err := t.here.Do(func() error {
 		var errs []error
-		for _, x := range t.traces() {
-			if g, ok := x.(quickTrace); ok {
+		for _, x := range t.leftoverKinds() {
+			if g, ok := x.(quickLeftover); ok {
 				yes, err := g.returned(t.seen)
 				seen, errs = seen || yes, append(errs, err)
 			}

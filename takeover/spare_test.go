@@ -7,7 +7,8 @@ import (
 	"fairlead.dev/fairlead/takeover"
 )
 
-// sharedChains are some that both kube-proxy and Fairlead make in a back end of iptables, and what only kube-proxy makes.
+// sharedChains are some that both kube-proxy and Fairlead make in a back end of iptables, and what only kube-proxy
+// makes.
 const sharedChains = `*nat
 :KUBE-SERVICES - [0:0]
 -A PREROUTING -j KUBE-SERVICES
@@ -29,8 +30,8 @@ func TestSpare(t *testing.T) {
 			w := newWorld(t, backend)
 			w.run(sharedChains, "iptables-restore", "--noflush")
 			before := w.run("", "iptables-save", "-t", "nat") + w.run("", "iptables-save", "-t", "filter")
-			spared := "iptables-" + backend
-			to := w.takeoverWith(takeover.Config{Spare: func(backend string) bool { return backend == spared }})
+			excluded := "iptables-" + backend
+			to := w.takeoverWith(takeover.Config{Spare: func(backend string) bool { return backend == excluded }})
 			returned := func(want bool) {
 				t.Helper()
 				if got, err := to.Returned(t.Context()); got != want || err != nil {
@@ -41,7 +42,7 @@ func TestSpare(t *testing.T) {
 			returned(false)
 			w.run(canary, "iptables-restore", "--noflush")
 			returned(true)
-			w.expectLeft(to, "1 chain ("+spared+" ip mangle)\n")
+			w.expectLeft(to, "1 chain ("+excluded+" ip mangle)\n")
 			w.remove(to)
 			w.expectLeft(to, "")
 			returned(false)
@@ -49,7 +50,7 @@ func TestSpare(t *testing.T) {
 			if without(after) != without(before) {
 				t.Errorf("there was\n%s\nand is\n%s", before, after)
 			}
-			spared = "" // they are not the caller's any more
+			excluded = "" // they are not the caller's any more
 			returned(true)
 			w.expectLeft(to, "1 chain (iptables-"+backend+" ip filter)\n1 chain (iptables-"+backend+" ip nat)\n")
 			w.remove(to)

@@ -121,24 +121,24 @@ func New(c Config) (*Takeover, error) {
 // Close ends nothing in the kernel.
 func (t *Takeover) Close() error { return t.here.Close() }
 
-// trace is one kind of object that kube-proxy leaves.
-type trace interface {
+// leftoverKind is one kind of object that kube-proxy leaves.
+type leftoverKind interface {
 	find(ctx context.Context) ([]Leftover, error)
 	// remove may be repeated, and goes on after errors.
 	remove(ctx context.Context) error
 }
 
-// traces come in the order of removal: rules refer to sets and counters, and the sets tell which
+// leftoverKinds come in the order of removal: rules refer to sets and counters, and the sets tell which
 // virtual servers are kube-proxy's.
-func (t *Takeover) traces() []trace {
-	var traces []trace
+func (t *Takeover) leftoverKinds() []leftoverKind {
+	var kinds []leftoverKind
 	kept := &kept{wanted: t.config.KeepForward}
 	for _, f := range families {
-		traces = append(traces,
+		kinds = append(kinds,
 			&legacy{family: f, log: t.config.Log, kept: kept, tables: t.tables(IPTablesLegacy)},
 			&compat{nfTables: nfTables{family: f}, kept: kept, tables: t.tables(IPTablesNFT)}, &native{nfTables{family: f}})
 	}
-	return append(traces, t.servers(), ipSets{}, accounting{kept})
+	return append(kinds, t.servers(), ipSets{}, accounting{kept})
 }
 
 // tables are those of a back end in which chains can be kube-proxy's.
@@ -158,7 +158,7 @@ func (t *Takeover) Find(ctx context.Context) ([]Leftover, error) {
 	var found []Leftover
 	err := t.here.Do(func() error {
 		var errs []error
-		for _, x := range t.traces() {
+		for _, x := range t.leftoverKinds() {
 			some, err := x.find(ctx)
 			found, errs = append(found, some...), append(errs, err)
 		}
@@ -173,7 +173,7 @@ func (t *Takeover) Find(ctx context.Context) ([]Leftover, error) {
 func (t *Takeover) Remove(ctx context.Context) error {
 	return t.here.Do(func() error {
 		var errs []error
-		for _, x := range t.traces() {
+		for _, x := range t.leftoverKinds() {
 			errs = append(errs, x.remove(ctx))
 		}
 		return errors.Join(errs...)
