@@ -141,12 +141,12 @@ func (d *Daemon) wanted(c *config.Config) planeSettings {
 	if c.Plane != autoPlane {
 		return planeIn(c)
 	}
-	return planeOf(c, d.asked().name)
+	return planeOf(c, d.requested().name)
 }
 
-// asked are the settings with which the plane in force was opened, without what it has found out. Of mode auto it is
-// all that the configuration says, until a plane is chosen.
-func (d *Daemon) asked() planeSettings {
+// requested are the settings with which the plane in force was opened, without what it has found out. Of mode auto it
+// is all that the configuration says, until a plane is chosen.
+func (d *Daemon) requested() planeSettings {
 	if d.planeSettings.name != autoPlane {
 		return d.planeSettings
 	}

@@ -77,19 +77,19 @@ type Daemon struct {
 	switches        switches
 
 	// Only the goroutine that reloads uses the fields from here on.
-	planeSettings planeSettings // that are wanted; see asked
-	instead       string        // why the plane is another one than was wanted, and what to do; empty: it is not
-	files         *watcher      // of the configuration
-	given         givenUp
-	chosen        string // the plane that an order has switched to; empty: that of the configuration
-	feeds         feeds
-	refused       said.Trouble  // a configuration
-	unheard       said.Trouble  // the metrics server
-	unset         said.Trouble  // the machine's settings
-	inForce       chan struct{} // closed when the rules are; nil: that is known
-	succeeded     func()        // ends the successor; nil: it has not begun
-	running       sync.WaitGroup
-	measured      sync.WaitGroup // what measuring has left is being removed
+	planeSettings  planeSettings // that are wanted; see requested
+	instead        string        // why the plane is another one than was wanted, and what to do; empty: it is not
+	files          *watcher      // of the configuration
+	given          givenUp
+	chosen         string // the plane that an order has switched to; empty: that of the configuration
+	feeds          feeds
+	refused        said.Condition // a configuration
+	metricsFailure said.Condition // the metrics server
+	unset          said.Condition // the machine's settings
+	inForce        chan struct{}  // closed when the rules are; nil: that is known
+	succeeded      func()         // ends the successor; nil: it has not begun
+	running        sync.WaitGroup
+	measured       sync.WaitGroup // what measuring has left is being removed
 }
 
 // Run serves until ctx ends, and then returns nil and leaves the kernel as it is. An error of the
@@ -112,7 +112,7 @@ func Run(ctx context.Context, o Options) error {
 		defer here.Close()
 	}
 	d.switches.orders = make(chan *switchOrder)
-	d.feeds.log, d.feeds.tell = d.log, d.hear
+	d.feeds.log, d.feeds.onChange = d.log, d.useFeed
 	d.config.Store(c)
 	return d.run(ctx, c)
 }
@@ -228,7 +228,7 @@ func (d *Daemon) listenForOthers() {
 }
 
 // tellSubstitute says that another data plane serves than the mode's own.
-func (d *Daemon) tellSubstitute() {
+func (d *Daemon) reportSubstitute() {
 	if d.instead != "" {
 		d.report.warn(reasonSubstitute, d.instead)
 	}
@@ -268,8 +268,8 @@ func (d *Daemon) openFeed(c *config.Config) error {
 	return nil
 }
 
-// hear has all parts but the engine work with a feed.
-func (d *Daemon) hear(f *feed) {
+// useFeed has all parts but the engine work with a feed.
+func (d *Daemon) useFeed(f *feed) {
 	d.metrics.Watching(f.watches)
 	d.report.use(f.events)
 }
@@ -312,7 +312,7 @@ func (d *Daemon) runOnce(ctx context.Context) error {
 // serve runs the engine and follows the configuration.
 func (d *Daemon) serve(ctx context.Context) error {
 	d.report.emit(kube.Event{Reason: reasonStarting})
-	d.tellSubstitute()
+	d.reportSubstitute()
 	if c := d.config.Load(); c.ModeUnset() && !standalone(c) {
 		d.report.warn(reasonDefaultMode, fmt.Sprintf("no mode is configured; this means %s, which the data plane %s "+
 			"serves. Set mode (--proxy-mode): the default of a later kube-proxy will be nftables", c.KubeProxy.Mode, d.mode()))
@@ -408,8 +408,8 @@ func (d *Daemon) listen(ctx context.Context) error {
 	err := d.server.Listen(ctx, address)
 	switch {
 	case err == nil:
-		d.unheard.Over()
-	case d.unheard.News(err.Error()):
+		d.metricsFailure.Cleared()
+	case d.metricsFailure.Changed(err.Error()):
 		d.log.Error("cannot serve metrics; trying again", "error", err, "retry", listenRetry)
 	}
 	return err
@@ -446,8 +446,8 @@ func (d *Daemon) setHost(c *config.Config) {
 	logHost(d.log, r)
 	switch err := r.Err(); {
 	case err == nil:
-		d.unset.Over()
-	case d.unset.News(err.Error()):
+		d.unset.Cleared()
+	case d.unset.Changed(err.Error()):
 		level := slog.LevelError
 		if r.OnlyNamespace() {
 			level = slog.LevelWarn
@@ -497,7 +497,7 @@ func (d *Daemon) about() engine.About {
 	}
 	for _, w := range f.watches() {
 		if w.Lists > 0 {
-			a.Watches = append(a.Watches, engine.Watch{Resource: w.Resource, Heard: w.Heard})
+			a.Watches = append(a.Watches, engine.Watch{Resource: w.Resource, LastMessage: w.LastMessage})
 		}
 	}
 	return a

@@ -91,9 +91,9 @@ func (l *drainer) needed(by func(netip.AddrPort, model.Protocol) bool) bool {
 	return needed || err != nil // it is not known, as when the table changed while it was read
 }
 
-// carried returns the address that answers a flow of UDP instead of its destination, because the flow is translated, or
-// carried by this process. The address is not valid if the flow is neither.
-func (l *drainer) carried(f ebpf.UDPFlow) (netip.AddrPort, error) {
+// servedBy returns the address that answers a flow of UDP instead of its destination, because the flow is translated,
+// or relayed by this process. The address is not valid if the flow is neither.
+func (l *drainer) servedBy(f ebpf.UDPFlow) (netip.AddrPort, error) {
 	who, tracked, err := l.flows.Answers(model.UDP, f.From, f.To)
 	ours := who.Mark&l.mark != 0
 	if !tracked || !ours && (!l.hooked || who.From == f.To) {
@@ -112,8 +112,8 @@ type overDrainer struct {
 func newOverDrainer(o ebpf.Options, behind dataplane.New) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		l := &drainer{}
-		o.Carried = l.carried
-		l.mark = c.CarriedMark()
+		o.ServedBy = l.servedBy
+		l.mark = c.RelayMark()
 		o.Packets = func(c dataplane.Config) (_ dataplane.Dataplane, err error) {
 			if l.flows, err = conntrack.OpenTable(); err != nil {
 				return nil, err

@@ -15,10 +15,10 @@ import (
 //
 // They belong to the goroutine that reloads; others may load what is used.
 type feeds struct {
-	log  *slog.Logger
-	tell func(*feed) // is called with the one in use, for parts beside the engine
-	used atomic.Pointer[feed]
-	next *upcoming // nil: none
+	log      *slog.Logger
+	onChange func(*feed) // is called with the one in use, for parts beside the engine
+	used     atomic.Pointer[feed]
+	next     *upcoming // nil: none
 }
 
 // upcoming is a feed that has not yet delivered its first batch.
@@ -36,7 +36,7 @@ type result struct {
 // use makes a feed the one in use.
 func (f *feeds) use(next *feed) {
 	f.used.Store(next)
-	f.tell(next)
+	f.onChange(next)
 }
 
 // wanted is the feed that is in use or will be.

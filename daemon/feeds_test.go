@@ -27,7 +27,7 @@ func (c closable) Close() error {
 func TestFeeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var closed, used []string
-		f := feeds{log: slog.New(slog.DiscardHandler), tell: func(f *feed) { used = append(used, f.settings.node) }}
+		f := feeds{log: slog.New(slog.DiscardHandler), onChange: func(f *feed) { used = append(used, f.settings.node) }}
 		begin := func(name string) closable {
 			return closable{late{make(chan service.Batch, 1)}, name, &closed}
 		}

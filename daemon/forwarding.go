@@ -17,14 +17,14 @@ const forwardReminder = 30 * time.Minute
 // forwarding is what a successor knows of the chain FORWARD.
 type forwarding struct {
 	*successor
-	blocked said.Trouble // packets are dropped that kube-proxy would accept
-	failure said.Trouble // to find that out
+	blocked said.Condition // packets are dropped that kube-proxy would accept
+	failure said.Condition // to find that out
 }
 
 // watchForward looks until ctx ends whether packets will be dropped that kube-proxy would accept: a
 // firewall may come long after the process, and KUBE-FORWARD may be cut off.
 func (s *successor) watchForward(ctx context.Context) {
-	for f := (forwarding{successor: s, blocked: said.Trouble{Reminder: s.reminder}}); ; {
+	for f := (forwarding{successor: s, blocked: said.Condition{Reminder: s.reminder}}); ; {
 		f.look(ctx)
 		select {
 		case <-ctx.Done():
@@ -37,7 +37,7 @@ func (s *successor) watchForward(ctx context.Context) {
 // look says what begins and what ends, and from time to time what lasts.
 func (f *forwarding) look(ctx context.Context) {
 	if !f.accepted() {
-		f.blocked.Over()
+		f.blocked.Cleared()
 		f.closed(false)
 		return
 	}
@@ -46,12 +46,12 @@ func (f *forwarding) look(ctx context.Context) {
 		f.fails(err)
 		return
 	}
-	f.failure.Over()
+	f.failure.Cleared()
 	f.closed(len(where) > 0)
 	switch text := strings.Join(where, ", "); {
-	case text != "" && f.blocked.News(text):
+	case text != "" && f.blocked.Changed(text):
 		f.warn(text)
-	case text == "" && f.blocked.Over():
+	case text == "" && f.blocked.Cleared():
 		f.log.Info("chain FORWARD no longer drops packets that kube-proxy would accept")
 		f.report.emit(kube.Event{Reason: reasonUnblocked,
 			Message: "chain FORWARD no longer drops packets that kube-proxy would accept"})
@@ -66,7 +66,7 @@ func (f *forwarding) warn(where string) {
 }
 
 func (f *forwarding) fails(err error) {
-	if f.failure.News(err.Error()) {
+	if f.failure.Changed(err.Error()) {
 		f.log.Warn("cannot check whether chain FORWARD drops packets to pods; trying again", "error", err)
 	}
 }

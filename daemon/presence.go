@@ -41,7 +41,7 @@ const (
 // If one is still there after the grace, the error names it. If claim cannot look, or cannot announce this process,
 // it logs why and returns no error. The listener is nil if this process is not announced.
 func claim(ctx context.Context, log *slog.Logger) (net.Listener, error) {
-	for began, told := time.Now(), false; ; told = true {
+	for began, reported := time.Now(), false; ; reported = true {
 		l, other, err := tryClaim()
 		switch {
 		case err != nil:
@@ -53,7 +53,7 @@ func claim(ctx context.Context, log *slog.Logger) (net.Listener, error) {
 		case time.Since(began) > grace:
 			return nil, fmt.Errorf("another Fairlead runs in this network namespace: %s; "+
 				"each would undo the other's rules: stop that one, or leave the node to it", other)
-		case !told:
+		case !reported:
 			log.Info("another Fairlead runs in this network namespace; waiting for its end", "by", other.String(),
 				"limit", grace)
 		}

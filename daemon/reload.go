@@ -58,10 +58,10 @@ func (d *Daemon) reload(ctx context.Context) {
 func (d *Daemon) judged(err error) {
 	d.metrics.ConfigurationRefused(err != nil)
 	switch {
-	case err == nil && d.refused.Over():
+	case err == nil && d.refused.Cleared():
 		d.log.Info("the configuration is accepted again")
 		d.report.emit(kube.Event{Reason: reasonAccepted, Message: "the configuration files are valid again, and in force"})
-	case err != nil && d.refused.News(err.Error()):
+	case err != nil && d.refused.Changed(err.Error()):
 		d.log.Error("the configuration was refused; the old one stays", "error", err)
 		d.report.warn(reasonRefused, "the old configuration stays: "+err.Error())
 	}
@@ -83,7 +83,7 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	old := d.config.Swap(c)
 	d.chosen = n.chosen
 	d.options.Logs.obey(c, old.Warnings)
-	d.tell(changes, n)
+	d.logSettings(changes, n)
 	d.replace(ctx, n)
 	if d.unset.Lasts() || !reflect.DeepEqual(hostSettings(old), hostSettings(c)) {
 		d.setHost(c) // else an administrator may have set something meanwhile
@@ -142,7 +142,7 @@ func (d *Daemon) changePlane(ctx context.Context, c *config.Config, n prepared) 
 func (d *Daemon) use(ctx context.Context, s planeSettings, p *handover.Plane) {
 	d.successor.excluded.all()
 	d.planeSettings = s
-	d.tellSubstitute()
+	d.reportSubstitute()
 	if err := d.plane.Replace(ctx, d.engine, p); err != nil {
 		d.log.Warn("cannot close the data plane that was replaced", "error", err)
 	}
@@ -179,10 +179,10 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 		n.chosen = d.chosen
 		n.planeSettings = planeOf(c, d.chosen)
 	}
-	asked := d.asked()
-	n.moves = n.planeSettings.movesFrom(asked)
-	n.switches = n.planeSettings.name != asked.name
-	if !n.switches && n.planeSettings != asked && asked.name != autoPlane {
+	requested := d.requested()
+	n.moves = n.planeSettings.movesFrom(requested)
+	n.switches = n.planeSettings.name != requested.name
+	if !n.switches && n.planeSettings != requested && requested.name != autoPlane {
 		n.plane, err = d.openPlane(n.planeSettings)
 	}
 	return n, err
@@ -200,8 +200,8 @@ func (d *Daemon) drop(n prepared) error {
 	return errors.Join(errs...)
 }
 
-// tell says of each setting what became of it.
-func (d *Daemon) tell(changes config.Changes, n prepared) {
+// logSettings says of each setting what became of it.
+func (d *Daemon) logSettings(changes config.Changes, n prepared) {
 	folded := changes.Has("mode") // then sections of other modes have come and gone
 	for _, c := range changes {
 		if folded && c.Class == config.NoEffect {

@@ -17,7 +17,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-const stickyRows = `
+const affinityRows = `
 backend default/web cluster 10.244.1.11:8080
 backend default/web cluster 10.244.2.13:8080
 frontend 10.96.0.10:80/tcp any forward default/web cluster snat offcluster
@@ -35,7 +35,7 @@ func TestHandover_sessions(t *testing.T) {
 				t.Run(from+" to "+to, func(t *testing.T) {
 					t.Parallel()
 					nstest.Run(t, func(t *testing.T) {
-						if err := inheritSessions(t, from, to); err != nil {
+						if err := handOverSessions(t, from, to); err != nil {
 							t.Error(err)
 						}
 					})
@@ -45,9 +45,9 @@ func TestHandover_sessions(t *testing.T) {
 	}
 }
 
-func inheritSessions(t *testing.T, from, to string) error {
+func handOverSessions(t *testing.T, from, to string) error {
 	ctx := context.Background()
-	s, err := model.ParseState(stickyRows)
+	s, err := model.ParseState(affinityRows)
 	if err == nil { // mode userspace has routes there
 		err = netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "lo"}})
 	}
@@ -59,11 +59,11 @@ func inheritSessions(t *testing.T, from, to string) error {
 	if err != nil {
 		return err
 	}
-	told := clientsOf(s)
+	clients := clientsOf(s)
 	if err := old.Sync(ctx, s); err != nil {
 		return errors.Join(err, old.Close())
 	}
-	_, err = old.Dataplane.Learn(ctx, s, told)
+	_, err = old.Dataplane.Learn(ctx, s, clients)
 	if err := errors.Join(err, old.Close()); err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func inheritSessions(t *testing.T, from, to string) error {
 		}
 		known[m.Client] = m.Backend
 	}
-	for m, err := range told {
+	for m, err := range clients {
 		if err != nil {
 			return err
 		}

@@ -39,12 +39,12 @@ const (
 type change struct {
 	daemon   *Daemon
 	from, to string
-	tell     func(SwitchStep)
+	report   func(SwitchStep)
 }
 
 // switchTo changes the data plane. After an error the one before is in force, and nothing is left of the other one.
-func (d *Daemon) switchTo(ctx context.Context, to planeSettings, tell func(SwitchStep)) error {
-	c := &change{daemon: d, from: d.mode(), to: to.name, tell: tell}
+func (d *Daemon) switchTo(ctx context.Context, to planeSettings, report func(SwitchStep)) error {
+	c := &change{daemon: d, from: d.mode(), to: to.name, report: report}
 	began := time.Now()
 	d.log.Info("changing the data plane", "from", c.from, "to", c.to)
 	err := d.plane.Switch(ctx, d.engine, func() (*handover.Plane, error) {
@@ -90,8 +90,8 @@ func outcome(err error, idle bool) string {
 }
 
 func (c *change) say(s SwitchStep) {
-	if c.tell != nil {
-		c.tell(s)
+	if c.report != nil {
+		c.report(s)
 	}
 }
 

@@ -116,7 +116,7 @@ type watch struct {
 	removed bool          // all has been removed once: what is found then has come back
 	stays   []takeover.Leftover
 	back    time.Time // when something had come back
-	failure said.Trouble
+	failure said.Condition
 }
 
 // look looks once, and removes what it finds.
@@ -130,11 +130,11 @@ func (w *watch) look(ctx context.Context) {
 	}
 	err := w.remove(ctx)
 	if err == nil || ctx.Err() != nil {
-		w.failure.Over()
+		w.failure.Cleared()
 		return
 	}
 	w.pause = w.interval
-	if w.failure.News(err.Error()) {
+	if w.failure.Changed(err.Error()) {
 		w.log.Error("kube-proxy's rules could not be removed; trying again", "error", err, "retry", w.pause)
 	}
 }

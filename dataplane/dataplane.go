@@ -205,9 +205,9 @@ type Leftover struct {
 // DefaultMark is kube-proxy's: bit 14.
 const DefaultMark = 1 << 14
 
-// CarriedMark is the bit beside Mark. Packets that a process of the node takes for itself have it, and so have
+// RelayMark is the bit beside Mark. Packets that a process of the node takes for itself have it, and so have
 // connections with such packets: no plane may translate or refuse them.
-func (c Config) CarriedMark() uint32 {
+func (c Config) RelayMark() uint32 {
 	mark := cmp.Or(c.Mark, DefaultMark)
 	return cmp.Or(mark<<1, mark>>1)
 }

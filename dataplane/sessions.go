@@ -25,7 +25,7 @@ const maxSessions = 1 << 20
 // Sessions are what clients of pools remember, each client once for each pool. There may be a million, so they are kept
 // in few bytes.
 type Sessions struct {
-	pools []stickyPool
+	pools []affinityPool
 	known map[model.PoolID]uint32 // their indexes
 	began time.Time
 	all   map[sessionKey]session
@@ -34,7 +34,7 @@ type Sessions struct {
 }
 
 // stickyPool is a pool with affinity.
-type stickyPool struct {
+type affinityPool struct {
 	id       model.PoolID
 	lasts    time.Duration
 	backends []netip.AddrPort // that serve
@@ -58,7 +58,7 @@ func NewSessions(s *model.State) *Sessions {
 		if p.Affinity <= 0 {
 			continue
 		}
-		one := stickyPool{id: id, lasts: p.Affinity, indexes: map[netip.AddrPort]uint32{}}
+		one := affinityPool{id: id, lasts: p.Affinity, indexes: map[netip.AddrPort]uint32{}}
 		for _, b := range p.Serving() {
 			one.indexes[b.AddrPort()] = uint32(len(one.backends))
 			one.backends = append(one.backends, b.AddrPort())

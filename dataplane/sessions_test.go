@@ -23,35 +23,35 @@ func TestSessions(t *testing.T) {
 	s.Pools[plain] = model.Pool{Backends: []model.Backend{backend("10.1.0.1:80", 1)}}
 
 	now := time.Now()
-	told := func(pool model.PoolID, client, to string, left time.Duration) Session {
+	session := func(pool model.PoolID, client, to string, left time.Duration) Session {
 		return Session{pool, netip.MustParseAddr(client), netip.MustParseAddrPort(to), now.Add(left)}
 	}
 	m := NewSessions(s)
 	must(t, m.Add(all(
-		told(web, "10.0.0.1", "10.1.0.1:80", 100*time.Second),
-		told(web, "10.0.0.1", "10.1.0.2:80", 200*time.Second), // later
-		told(web, "10.0.0.1", "10.1.0.1:80", 150*time.Second), // earlier again
-		told(web, "10.0.0.2", "10.1.0.3:80", time.Minute),     // drains
-		told(web, "10.0.0.3", "10.1.0.9:80", time.Minute),     // a stranger
-		told(web, "10.0.0.4", "10.1.0.1:80", -time.Second),    // over
-		told(web, "10.0.0.5", "10.1.0.1:80", 5*time.Hour),     // longer than the pool remembers anybody
-		told(plain, "10.0.0.1", "10.1.0.1:80", time.Minute),   // no affinity
-		told(web6, "fd01::1", "[fd00::1]:80", time.Minute),
-		told(web6, "10.0.0.6", "[fd00::1]:80", time.Minute), // the other family
-		told(web, "10.0.0.7", "10.1.0.1:80", 50*time.Second),
-		told(web, "10.0.0.8", "10.1.0.1:80", 50*time.Second),
-		told(web, "10.0.0.9", "10.1.0.1:80", 50*time.Second),
-		told(web, "10.0.0.10", "10.1.0.1:80", 50*time.Second),
+		session(web, "10.0.0.1", "10.1.0.1:80", 100*time.Second),
+		session(web, "10.0.0.1", "10.1.0.2:80", 200*time.Second), // later
+		session(web, "10.0.0.1", "10.1.0.1:80", 150*time.Second), // earlier again
+		session(web, "10.0.0.2", "10.1.0.3:80", time.Minute),     // drains
+		session(web, "10.0.0.3", "10.1.0.9:80", time.Minute),     // a stranger
+		session(web, "10.0.0.4", "10.1.0.1:80", -time.Second),    // over
+		session(web, "10.0.0.5", "10.1.0.1:80", 5*time.Hour),     // longer than the pool remembers anybody
+		session(plain, "10.0.0.1", "10.1.0.1:80", time.Minute),   // no affinity
+		session(web6, "fd01::1", "[fd00::1]:80", time.Minute),
+		session(web6, "10.0.0.6", "[fd00::1]:80", time.Minute), // the other family
+		session(web, "10.0.0.7", "10.1.0.1:80", 50*time.Second),
+		session(web, "10.0.0.8", "10.1.0.1:80", 50*time.Second),
+		session(web, "10.0.0.9", "10.1.0.1:80", 50*time.Second),
+		session(web, "10.0.0.10", "10.1.0.1:80", 50*time.Second),
 	)))
 	for _, own := range []struct {
 		Session
 		superseded bool
 	}{
-		{told(web, "10.0.0.7", "10.1.0.2:80", 60*time.Second), false},                      // came later
-		{told(web, "10.0.0.8", "10.1.0.2:80", 40*time.Second), true},                       // came earlier
-		{told(web, "10.0.0.9", "10.1.0.1:80", 49*time.Second+500*time.Millisecond), false}, // as good as the same
-		{told(web, "10.0.0.10", "10.1.0.9:80", 60*time.Second), true},                      // a stranger
-		{told(web, "10.0.0.11", "10.1.0.1:80", 60*time.Second), false},                     // only there
+		{session(web, "10.0.0.7", "10.1.0.2:80", 60*time.Second), false},                      // came later
+		{session(web, "10.0.0.8", "10.1.0.2:80", 40*time.Second), true},                       // came earlier
+		{session(web, "10.0.0.9", "10.1.0.1:80", 49*time.Second+500*time.Millisecond), false}, // as good as the same
+		{session(web, "10.0.0.10", "10.1.0.9:80", 60*time.Second), true},                      // a stranger
+		{session(web, "10.0.0.11", "10.1.0.1:80", 60*time.Second), false},                     // only there
 	} {
 		if got := m.Supersedes(own.Session); got != own.superseded {
 			t.Errorf("%s: supersedes: %t", own.Client, got)

@@ -65,11 +65,11 @@ func newAudits(limit time.Duration) audits {
 	}
 }
 
-// heard reports whether an external change is known since the last audit.
-func (a *audits) heard() bool { return len(a.foreign) > 0 }
+// notified reports whether an external change is known since the last audit.
+func (a *audits) notified() bool { return len(a.foreign) > 0 }
 
-// hear has the next audit come soon.
-func (a *audits) hear(f dataplane.ExternalChange) {
+// notify has the next audit come soon.
+func (a *audits) notify(f dataplane.ExternalChange) {
 	a.note(f)
 	if soon := later(a.floor, time.Now().Add(auditQuiet)); soon.Before(a.due) {
 		a.due = soon
@@ -82,11 +82,11 @@ func (a *audits) note(f dataplane.ExternalChange) {
 	}
 }
 
-// gather notes what has been told meanwhile.
-func (a *audits) gather(told <-chan dataplane.ExternalChange) {
+// gather notes the changes that have come meanwhile.
+func (a *audits) gather(changes <-chan dataplane.ExternalChange) {
 	for {
 		select {
-		case f := <-told:
+		case f := <-changes:
 			a.note(f)
 		default:
 			return
@@ -98,7 +98,7 @@ func (a *audits) gather(told <-chan dataplane.ExternalChange) {
 // may make many changes that do not concern Fairlead. Then a full audit is rare, so that the budget leaves time for the
 // audits of each interval.
 func (a *audits) full() bool {
-	a.fullPending = a.fullPending || a.heard()
+	a.fullPending = a.fullPending || a.notified()
 	return a.fullPending && !time.Now().Before(a.quietUntil)
 }
 
@@ -247,7 +247,7 @@ func (e *Engine) repairDrifts(ctx context.Context, r dataplane.Report) error {
 		return e.programAll(slog.LevelDebug, func() error { return e.options.Plane.Repair(ctx, e.state, r) })
 	}
 	if !e.partial {
-		e.tell(r.Drifts)
+		e.reportDrifts(r.Drifts)
 		if defect.Is(defect.EngineRepair) {
 			return nil
 		}
@@ -262,13 +262,13 @@ func (e *Engine) repairDrifts(ctx context.Context, r dataplane.Report) error {
 		e.audits.lacks(left.Drifts)
 	}
 	if drifts := e.audits.without(r.Drifts); len(drifts) > 0 {
-		e.tell(drifts)
+		e.reportDrifts(drifts)
 	}
 	return err
 }
 
-// tell reports drifts in the log, the Round and the Status.
-func (e *Engine) tell(drifts []dataplane.Drift) {
+// reportDrifts names drifts in the log, the Round and the Status.
+func (e *Engine) reportDrifts(drifts []dataplane.Drift) {
 	e.audits.gather(e.options.ExternalChanges)
 	e.round.Drifts, e.round.ExternalChanges = drifts, dataplane.Candidates(e.audits.foreign, drifts)
 	e.logDrifts(drifts)

@@ -176,13 +176,13 @@ func (p *longAudit) Audit(ctx context.Context, s *model.State, d dataplane.Depth
 	return p.Dataplane.Audit(ctx, s, d)
 }
 
-// thoroughAudit takes its time when it is asked for every row.
-type thoroughAudit struct {
+// fullAudit takes its time when it is asked for every row.
+type fullAudit struct {
 	dataplane.Dataplane
 	times int
 }
 
-func (p *thoroughAudit) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
+func (p *fullAudit) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
 	if d == dataplane.Full {
 		p.times++
 		bubble.Work(time.Second / 2)
@@ -193,7 +193,7 @@ func (p *thoroughAudit) Audit(ctx context.Context, s *model.State, d dataplane.D
 // Endless changes that do not concern Fairlead leave the audits of each interval as they are.
 func TestEngine_innocentChangesHaveABudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, plane := newRig(t), &thoroughAudit{}
+		r, plane := newRig(t), &fullAudit{}
 		foreign := make(chan dataplane.ExternalChange)
 		r.start(func(o *Options) {
 			plane.Dataplane, o.ExternalChanges = o.Plane, foreign

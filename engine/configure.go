@@ -104,6 +104,6 @@ func (e *Engine) replace(p Parts) {
 	e.inbox.close()
 	e.options.Source, e.options.Table, e.state = p.Source, p.Table, nil
 	e.inbox, e.queue, e.problems = e.pull(p.Source), e.newQueue(), newProblems()
-	e.status.troubled(nil)
+	e.status.setProblems(nil)
 	e.status.eligible(true)
 }

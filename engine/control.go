@@ -98,8 +98,8 @@ func (c *controlServer) listen() (net.Listener, error) {
 // programmed, people ask most.
 func (c *controlServer) run(listener net.Listener, err error) {
 	defer close(c.done)
-	for refused := (said.Trouble{}); err != nil; listener, err = c.listen() {
-		if refused.News(err.Error()) {
+	for refused := (said.Condition{}); err != nil; listener, err = c.listen() {
+		if refused.Changed(err.Error()) {
 			c.engine.options.Log.Error("cannot open the control socket: fairlead status, audit and switch fail, packets are "+
 				"served; trying again", "error", err)
 			c.engine.options.ControlRefused(err)

@@ -203,7 +203,7 @@ func (e *Engine) loop(ctx context.Context) error {
 			return fmt.Errorf("read objects: %w", err)
 		}
 		if turn.foreign != nil {
-			e.audits.hear(*turn.foreign)
+			e.audits.notify(*turn.foreign)
 		}
 		if e.mustTurn(turn) {
 			err = e.turn(ctx)
@@ -268,7 +268,7 @@ func (e *Engine) next(ctx context.Context) (t turn, err error) {
 	if e.state == nil {
 		requests = nil
 	}
-	if e.audits.heard() { // which is enough to look: others are taken then
+	if e.audits.notified() { // which is enough to look: others are taken then
 		foreign = nil
 	}
 	alarm := time.NewTimer(0)
@@ -346,7 +346,7 @@ func (e *Engine) take(t taken) model.Change {
 	e.cost.measure(e.options.work, func() { state, change, e.round.Problems = e.options.Table.Update(t.batch) })
 	e.log(t.batch.Resolved, e.round.Problems)
 	if e.problems.note(&t.batch, e.round.Problems, e.options.Table.Ceased(), e.options.Table.Remaining) {
-		e.status.troubled(e.problems.list)
+		e.status.setProblems(e.problems.list)
 	}
 	e.round.Batch = t.batch
 	e.pending.add(&t.batch)

@@ -28,19 +28,19 @@ import (
 // the port. The loop then tries again: /healthz in each round, a row ever more rarely. Tenants decide how many rows
 // cannot be served.
 type checks struct {
-	healthz netip.AddrPort // the zero value: none
-	leaving netip.AddrPort // answers until healthz does; the zero value: none
-	health  func() (Status, bool)
-	timeout time.Duration // of health
-	about   func() About  // nil: nothing
-	told    func(path string, status int)
-	pool    *httpserve.Pool
-	servers map[netip.AddrPort]*server
-	refused map[netip.AddrPort]*refused // servers that cannot be opened
-	news    []Refusal                   // since the last round
-	share   said.Share                  // of the lines in the log
-	bind    func(netip.AddrPort) (net.Listener, error)
-	running sync.WaitGroup
+	healthz  netip.AddrPort // the zero value: none
+	leaving  netip.AddrPort // answers until healthz does; the zero value: none
+	health   func() (Status, bool)
+	timeout  time.Duration // of health
+	about    func() About  // nil: nothing
+	onAnswer func(path string, status int)
+	pool     *httpserve.Pool
+	servers  map[netip.AddrPort]*server
+	refused  map[netip.AddrPort]*refused // servers that cannot be opened
+	news     []Refusal                   // since the last round
+	share    said.Share                  // of the lines in the log
+	bind     func(netip.AddrPort) (net.Listener, error)
+	running  sync.WaitGroup
 }
 
 const (
@@ -52,7 +52,7 @@ const (
 
 // refused is a server that cannot be opened.
 type refused struct {
-	said.Trouble
+	said.Condition
 	pause time.Duration
 	retry time.Time // not earlier
 }
@@ -73,16 +73,16 @@ type server struct {
 
 func newChecks(e *Engine) *checks {
 	return &checks{
-		healthz: e.options.HealthAddress,
-		health:  func() (Status, bool) { return e.Status(), e.Healthy() },
-		timeout: e.options.HealthTimeout,
-		about:   e.options.About,
-		told:    e.options.Observer.Answered,
-		pool:    httpserve.New(httpserve.Health(), e.options.ConnectionClosed),
-		servers: map[netip.AddrPort]*server{},
-		refused: map[netip.AddrPort]*refused{},
-		share:   said.Share{Words: 2 * maxReported, While: time.Minute},
-		bind:    func(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) },
+		healthz:  e.options.HealthAddress,
+		health:   func() (Status, bool) { return e.Status(), e.Healthy() },
+		timeout:  e.options.HealthTimeout,
+		about:    e.options.About,
+		onAnswer: e.options.Observer.Answered,
+		pool:     httpserve.New(httpserve.Health(), e.options.ConnectionClosed),
+		servers:  map[netip.AddrPort]*server{},
+		refused:  map[netip.AddrPort]*refused{},
+		share:    said.Share{Words: 2 * maxReported, While: time.Minute},
+		bind:     func(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) },
 	}
 }
 
@@ -100,7 +100,7 @@ func (c *checks) follow(s *model.State, log *slog.Logger) (more bool) {
 	}
 	maps.DeleteFunc(c.refused, func(at netip.AddrPort, _ *refused) bool { return !wanted(at) })
 	_ = c.openHealthz(log) // it is tried again
-	now, opened, told := time.Now(), 0, len(c.news)
+	now, opened, reported := time.Now(), 0, len(c.news)
 	for at, row := range s.Health {
 		if c.servers[at] == nil {
 			switch {
@@ -114,15 +114,15 @@ func (c *checks) follow(s *model.State, log *slog.Logger) (more bool) {
 			_ = c.listen(at, row.Service, log)
 		}
 		if server := c.servers[at]; server != nil && at != c.healthz {
-			server.tells(row)
+			server.setRow(row)
 		}
 	}
-	c.tell(c.news[told:], log)
+	c.logRefused(c.news[reported:], log)
 	return more
 }
 
-// tells has a server tell what is in a row.
-func (s *server) tells(row model.Health) {
+// setRow has a server answer what is in a row.
+func (s *server) setRow(row model.Health) {
 	if defect.Is(defect.HealthCount) {
 		row.Local++
 	}
@@ -131,8 +131,8 @@ func (s *server) tells(row model.Health) {
 	}
 }
 
-// tell has the log name the servers of rows that cannot be opened, in a line for each namespace.
-func (c *checks) tell(news []Refusal, log *slog.Logger) {
+// logRefused has the log name the servers of rows that cannot be opened, in a line for each namespace.
+func (c *checks) logRefused(news []Refusal, log *slog.Logger) {
 	of := map[string][]Refusal{}
 	for _, r := range news {
 		namespace, _, _ := strings.Cut(r.Service, "/")
@@ -211,7 +211,7 @@ func (c *checks) listen(at netip.AddrPort, service string, log *slog.Logger) err
 			c.refused[at] = &refused{}
 		}
 		c.refused[at].again(time.Now())
-		if c.refused[at].News(err.Error()) {
+		if c.refused[at].Changed(err.Error()) {
 			c.news = append(c.news, Refusal{at, service, err})
 			if service == "" {
 				log.Error("cannot answer health checks; trying again", "address", at, "error", err)
@@ -278,7 +278,7 @@ func (c *checks) healthzHandler() http.Handler {
 	return mux
 }
 
-func (c *checks) answered(path string, ok bool) { c.told(path, httpStatus(ok)) }
+func (c *checks) answered(path string, ok bool) { c.onAnswer(path, httpStatus(ok)) }
 
 // health fills in the answer. Both families are programmed together. As with kube-proxy, lastUpdated
 // is the present while all is well: clients of old take a time long ago for an illness.

@@ -294,7 +294,7 @@ func TestReadyz(t *testing.T) {
 	r.start(func(o *Options) {
 		o.HealthAddress, o.AuditInterval = at, 10*time.Millisecond
 		o.About = func() About {
-			return About{Watches: []Watch{{Resource: "services", Heard: time.Now().Add(-time.Hour)}}}
+			return About{Watches: []Watch{{Resource: "services", LastMessage: time.Now().Add(-time.Hour)}}}
 		}
 	})
 	readyz := "http://" + at.String() + "/readyz"

@@ -113,7 +113,7 @@ func (c *checks) report(status Status, excluded []string, now time.Time) (lines 
 	text.WriteString("\n")
 	if c.about != nil {
 		for _, w := range c.about().Watches {
-			fmt.Fprintf(&text, "[+]watch-%s ok, heard of %v ago\n", w.Resource, now.Sub(w.Heard).Round(time.Second))
+			fmt.Fprintf(&text, "[+]watch-%s ok, heard of %v ago\n", w.Resource, now.Sub(w.LastMessage).Round(time.Second))
 		}
 	}
 	return text.String(), ok

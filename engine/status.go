@@ -111,8 +111,8 @@ func (b *statusBox) counted(r Rows)   { b.change(func(s *Status) { s.Rows = r })
 func (b *statusBox) planeChanged() {
 	b.change(func(s *Status) { s.InForceSince, s.Undone = time.Time{}, nil })
 }
-func (b *statusBox) eligible(is bool)             { b.change(func(s *Status) { s.NodeEligible = is }) }
-func (b *statusBox) troubled(p []service.Problem) { b.change(func(s *Status) { s.Problems = p }) }
+func (b *statusBox) eligible(is bool)                { b.change(func(s *Status) { s.NodeEligible = is }) }
+func (b *statusBox) setProblems(p []service.Problem) { b.change(func(s *Status) { s.Problems = p }) }
 
 // Status is how programming goes at this moment.
 func (e *Engine) Status() Status { return e.status.get() }

@@ -85,14 +85,14 @@ func (c *conn) overdue() (is bool) {
 	return is
 }
 
-func (c *conn) slow() { c.late.Do(func() { c.pool.tell(Slow) }) }
+func (c *conn) slow() { c.late.Do(func() { c.pool.report(Slow) }) }
 
 // Write implements net.Conn. If http.Server writes before it calls the handler, it refuses the request.
 func (c *conn) Write(b []byte) (int, error) {
 	var refusal bool
 	c.change(func() { c.writing, refusal = true, !c.accepted })
 	if refusal {
-		c.pool.tell(Malformed)
+		c.pool.report(Malformed)
 	}
 	n, err := c.Conn.Write(b)
 	c.change(func() { c.writing = false })

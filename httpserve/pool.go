@@ -9,8 +9,8 @@ import (
 
 // A Pool holds the connections of several servers. Its methods may be called from several goroutines.
 type Pool struct {
-	limits Limits
-	told   func(listener, reason string)
+	limits    Limits
+	onRefusal func(listener, reason string)
 
 	mu      sync.Mutex
 	turn    uint64 // counts what connections do
@@ -18,15 +18,15 @@ type Pool struct {
 	sources map[netip.Prefix]int // their connections
 }
 
-// New makes a Pool. told, if it is not nil, is called from any goroutine when a limit closes a connection.
-func New(l Limits, told func(listener, reason string)) *Pool {
-	if told == nil {
-		told = func(string, string) {}
+// New makes a Pool. onRefusal, if it is not nil, is called from any goroutine when a limit closes a connection.
+func New(l Limits, onRefusal func(listener, reason string)) *Pool {
+	if onRefusal == nil {
+		onRefusal = func(string, string) {}
 	}
-	return &Pool{limits: l, told: told, open: map[*conn]struct{}{}, sources: map[netip.Prefix]int{}}
+	return &Pool{limits: l, onRefusal: onRefusal, open: map[*conn]struct{}{}, sources: map[netip.Prefix]int{}}
 }
 
-func (p *Pool) tell(reason string) { p.told(p.limits.Listener, reason) }
+func (p *Pool) report(reason string) { p.onRefusal(p.limits.Listener, reason) }
 
 // pooled is a listener whose connections belong to a Pool.
 type pooled struct {
@@ -42,7 +42,7 @@ func (l pooled) Accept() (net.Conn, error) {
 	}
 	c := &conn{Conn: inner, pool: l.pool, source: sourceOf(inner.RemoteAddr().String())}
 	if closed, reason := l.pool.add(c); closed != nil {
-		l.pool.tell(reason)
+		l.pool.report(reason)
 		_ = closed.Close()
 	}
 	return c, nil

@@ -75,7 +75,7 @@ func (p *Pool) receive(w http.ResponseWriter, r *http.Request) (ok bool) {
 	switch {
 	case r.ContentLength == 0:
 	case asks || p.limits.BodyBytes == 0:
-		p.tell(Body)
+		p.report(Body)
 		w.Header().Set("Connection", "close")
 		_ = control.SetReadDeadline(time.Unix(1, 0)) // no more than the buffer holds is read
 		return true
@@ -90,7 +90,7 @@ func (p *Pool) receive(w http.ResponseWriter, r *http.Request) (ok bool) {
 func (p *Pool) readBody(w http.ResponseWriter, r *http.Request) (ok bool) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, p.limits.BodyBytes))
 	if large := (*http.MaxBytesError)(nil); errors.As(err, &large) {
-		p.tell(Body)
+		p.report(Body)
 		http.Error(w, err.Error(), http.StatusRequestEntityTooLarge)
 		return false
 	}

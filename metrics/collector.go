@@ -126,7 +126,7 @@ func (c *collector) CollectWithStability(to chan<- metrics.Metric) {
 	}
 	if c.watches != nil {
 		for _, w := range c.watches() {
-			gauge(c.watchAge, time.Since(w.Heard).Seconds(), w.Resource)
+			gauge(c.watchAge, time.Since(w.LastMessage).Seconds(), w.Resource)
 			to <- metrics.NewLazyConstMetric(c.watchLists, metrics.CounterValue, float64(w.Lists), w.Resource)
 		}
 	}

@@ -37,9 +37,9 @@ type Options struct {
 
 // Watch is how the watch of one kind of objects does.
 type Watch struct {
-	Resource string    // "services"
-	Heard    time.Time // when the API server last said something, be it a bookmark; or when it was asked first
-	Lists    int       // how often everything was listed
+	Resource    string    // "services"
+	LastMessage time.Time // when the API server last said something, be it a bookmark; or when it was asked first
+	Lists       int       // how often everything was listed
 }
 
 // Metrics implements engine.Observer and dataplane.Meter.

@@ -198,8 +198,8 @@ func TestWatchesAndInfo(t *testing.T) {
 		m := metrics.New(metrics.Options{Version: "v1", Mode: func() string { return "nftables" }})
 		m.Watching(func() []metrics.Watch {
 			return []metrics.Watch{
-				{Resource: "services", Heard: time.Now().Add(-time.Minute), Lists: 2},
-				{Resource: "nodes", Heard: time.Now(), Lists: 1},
+				{Resource: "services", LastMessage: time.Now().Add(-time.Minute), Lists: 2},
+				{Resource: "nodes", LastMessage: time.Now(), Lists: 1},
 			}
 		})
 		text := scrape(t, m.Own())

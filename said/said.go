@@ -1,24 +1,24 @@
 // Package said keeps a log and Events short: what lasts is not said again and again, and of a long list only the first
 // few are named. The status has all of it.
 //
-//	something is wrong ──► News ── true ──► say what ── Bounded, Brief ──► the first few "and 1234 more"
-//	all is well ─────────► Over ── true ──► say that it is over
+//	something is wrong ──► Changed ── true ──► say what ── Bounded, Brief ──► the first few "and 1234 more"
+//	all is well ─────────► Cleared ── true ──► say that it is over
 package said
 
 import "time"
 
-// Trouble is one thing that may be wrong, and what was said of it last. The zero value is well. It belongs to one
+// Condition is one thing that may be wrong, and what was said of it last. The zero value is well. It belongs to one
 // goroutine at a time.
-type Trouble struct {
-	// Reminder is how long the same may last without being news again; 0: for ever.
+type Condition struct {
+	// Reminder is how long the same may last without being a change again; 0: for ever.
 	Reminder time.Duration
 
 	text string // empty: all is well
 	at   time.Time
 }
 
-// News reports whether what is wrong now must be said: it was not, or something else was. The text is not empty.
-func (t *Trouble) News(text string) bool {
+// Changed reports whether what is wrong now must be said: it was not, or something else was. The text is not empty.
+func (t *Condition) Changed(text string) bool {
 	if text == t.text && (t.Reminder == 0 || time.Since(t.at) < t.Reminder) {
 		return false
 	}
@@ -27,10 +27,10 @@ func (t *Trouble) News(text string) bool {
 }
 
 // Lasts reports whether something was wrong the last time.
-func (t *Trouble) Lasts() bool { return t.text != "" }
+func (t *Condition) Lasts() bool { return t.text != "" }
 
-// Over takes in that all is well, and reports whether something was wrong before.
-func (t *Trouble) Over() bool {
+// Cleared takes in that all is well, and reports whether something was wrong before.
+func (t *Condition) Cleared() bool {
 	was := t.Lasts()
 	t.text = ""
 	return was

@@ -9,20 +9,20 @@ import (
 	"fairlead.dev/fairlead/said"
 )
 
-func TestTrouble(t *testing.T) {
+func TestCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, reminder := range []time.Duration{0, time.Hour} {
-			trouble := said.Trouble{Reminder: reminder}
+			condition := said.Condition{Reminder: reminder}
 			news := func(what, text string, want bool) {
 				t.Helper()
-				if got := trouble.News(text); got != want || !trouble.Lasts() {
-					t.Errorf("reminder %v: %s is news: %t, lasts: %t", reminder, what, got, trouble.Lasts())
+				if got := condition.Changed(text); got != want || !condition.Lasts() {
+					t.Errorf("reminder %v: %s is news: %t, lasts: %t", reminder, what, got, condition.Lasts())
 				}
 			}
 			over := func(what string, want bool) {
 				t.Helper()
-				if got := trouble.Over(); got != want || trouble.Lasts() {
-					t.Errorf("reminder %v: %s is over: %t, lasts: %t", reminder, what, got, trouble.Lasts())
+				if got := condition.Cleared(); got != want || condition.Lasts() {
+					t.Errorf("reminder %v: %s is over: %t, lasts: %t", reminder, what, got, condition.Lasts())
 				}
 			}
 			over("what never was", false)

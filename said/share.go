@@ -13,9 +13,9 @@ type Share struct {
 	Words int // in a While, of all together
 	While time.Duration
 
-	began, told time.Time
-	room        Room
-	withheld    map[string]int
+	began, reported time.Time
+	room            Room
+	withheld        map[string]int
 }
 
 // May reports whether an owner may have another message. It counts those that may not.
@@ -47,7 +47,7 @@ func (s *Share) withhold(who string) {
 // that once in a While; until then it is 0.
 func (s *Share) Withheld() (n int, of []string) {
 	now := time.Now()
-	if len(s.withheld) == 0 || !s.told.IsZero() && now.Sub(s.told) < s.While {
+	if len(s.withheld) == 0 || !s.reported.IsZero() && now.Sub(s.reported) < s.While {
 		return 0, nil
 	}
 	for _, m := range s.withheld {
@@ -59,7 +59,7 @@ func (s *Share) Withheld() (n int, of []string) {
 		}
 		return strings.Compare(a, b)
 	})
-	s.told, s.withheld = now, nil
+	s.reported, s.withheld = now, nil
 	return n, of
 }
 

@@ -50,7 +50,7 @@ const manyObjects = 1 << 16
 // Set adds what an object is now; nil: it is gone.
 func (o *Objects[T]) Set(name Name, is *T) {
 	if len(*o) >= manyObjects && len(*o) == cap(*o) {
-		o.forgetFormer()
+		o.forgetPrevious()
 	}
 	*o = append(*o, Object[T]{name, is})
 }
@@ -67,7 +67,7 @@ func (o *Objects[T]) Add(later Objects[T]) {
 }
 
 // forgetFormer leaves of each name only the last one.
-func (o *Objects[T]) forgetFormer() {
+func (o *Objects[T]) forgetPrevious() {
 	last := make(map[Name]int, len(*o))
 	for i := range *o {
 		last[(*o)[i].Name] = i

@@ -109,10 +109,10 @@ type compiler struct {
 	rows    Rows
 	ready   []netip.Addr // of endpoints on this node, of the family at hand, if anybody asks
 
-	unheard  bool                          // there is no listener for its health check
-	unhashed bool                          // there is no table for its scheduler
-	unsaid   int                           // problems beyond maxProblems
-	allowed  map[netip.Addr][]netip.Prefix // source ranges of addresses, which all ports share
+	notListening bool                          // there is no listener for its health check
+	unhashed     bool                          // there is no table for its scheduler
+	unsaid       int                           // problems beyond maxProblems
+	allowed      map[netip.Addr][]netip.Prefix // source ranges of addresses, which all ports share
 
 	candidates []candidate // memory for those of one port
 	addresses  []address   // likewise
@@ -231,7 +231,7 @@ func (c *compiler) health(ip netip.Addr) {
 	if c.service.HealthCheckNodePort == 0 {
 		return
 	}
-	if c.unheard {
+	if c.notListening {
 		c.problem("Service "+c.service.Name.String(), "spec.healthCheckNodePort", Share, fmt.Sprintf(
 			"the share of namespace %s in the node's %d listeners for health checks is used up; load balancers get no answer",
 			c.service.Name.Namespace, sharedListeners))

@@ -23,7 +23,7 @@ type Table struct {
 	entries  map[Name]*entry
 	slices   map[Name]*Slice
 	contests map[claim]*contest // addresses and ports that several Services want
-	told     map[Name][]Problem // that Compile found in Services and their slices
+	reported map[Name][]Problem // that Compile found in Services and their slices
 
 	shared   map[netip.Addr]int   // ClusterIPs of several Services: how many more than one have each
 	withheld map[netip.Addr]int   // ClusterIPs that have no guard: how many Services have each
@@ -80,7 +80,7 @@ func NewTable(o Options) (*Table, error) {
 		entries:        map[Name]*entry{},
 		slices:         map[Name]*Slice{},
 		contests:       map[claim]*contest{},
-		told:           map[Name][]Problem{},
+		reported:       map[Name][]Problem{},
 		shared:         map[netip.Addr]int{},
 		withheld:       map[netip.Addr]int{},
 		entryShares:    newShares(sharedEntries),
@@ -480,29 +480,29 @@ func (t *Table) compile(e named) {
 		}
 		t.spare = c
 	}
-	t.tell(e.name, rows.Problems)
+	t.report(e.name, rows.Problems)
 	if e.service == nil && len(e.slices) == 0 {
 		delete(t.entries, e.name)
 	}
 }
 
-// tell reports the problems of a Service that it did not have before.
-func (t *Table) tell(service Name, problems []Problem) {
-	told := t.told[service]
-	for _, p := range told {
+// report keeps the problems of a Service that it did not have before.
+func (t *Table) report(service Name, problems []Problem) {
+	reported := t.reported[service]
+	for _, p := range reported {
 		if !slices.Contains(problems, p) {
 			t.ceased = append(t.ceased, p.Object)
 		}
 	}
 	for _, p := range problems {
-		if !slices.Contains(told, p) {
+		if !slices.Contains(reported, p) {
 			t.problems = append(t.problems, p)
 		}
 	}
 	if len(problems) > 0 {
-		t.told[service] = problems
-	} else if told != nil {
-		delete(t.told, service)
+		t.reported[service] = problems
+	} else if reported != nil {
+		delete(t.reported, service)
 	}
 }
 
@@ -512,7 +512,7 @@ func (t *Table) Ceased() []string { return t.ceased }
 
 // Remaining are problems that a Service has, of those that Update has returned.
 func (t *Table) Remaining(name Name) []Problem {
-	all := t.told[name]
+	all := t.reported[name]
 	e := t.entries[name]
 	if e == nil || len(all) > 0 {
 		return all
@@ -534,7 +534,7 @@ func (t *Table) rows(e *entry, c *compiler) *Rows {
 			c.problem("Service "+s.Name.String(), "spec", Share, why)
 			return &c.rows
 		}
-		c.unheard, c.unhashed = t.listenerShares.refuses(s.Name), t.tableShares.refuses(s.Name)
+		c.notListening, c.unhashed = t.listenerShares.refuses(s.Name), t.tableShares.refuses(s.Name)
 	}
 	c.compile()
 	return &c.rows

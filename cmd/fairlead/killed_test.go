@@ -220,7 +220,7 @@ func (r *tour) judgeKills(report traffic.Report) {
 // ends reports whether a connection was under way, and has ended with the process.
 func (k kill) ends(f traffic.Fault) bool {
 	return f.Reset && f.Began <= k.ended && f.At >= k.began &&
-		slices.Contains([]traffic.Kind{traffic.Connections, traffic.Streams, traffic.StickyTCP}, f.Kind)
+		slices.Contains([]traffic.Kind{traffic.Connections, traffic.Streams, traffic.AffinityTCP}, f.Kind)
 }
 
 // strands reports whether a client was a process of the node that waited for the next process. Mode ebpf would have

@@ -95,7 +95,7 @@ func (b *busyMachine) addPaths(c client, number int, sticky bool) {
 			p.To = netip.AddrPortFrom(b.bed.Addr(testbed.Node, v6), uint16(firstNodePort+number))
 		}
 		if sticky {
-			b.spec.Sticky = append(b.spec.Sticky, p)
+			b.spec.Affinity = append(b.spec.Affinity, p)
 		} else {
 			b.spec.Paths = append(b.spec.Paths, p)
 		}
@@ -278,7 +278,7 @@ func thereAndBack(t *testing.T, from, to served) {
 func (b *busyMachine) judge(r traffic.Report) {
 	b.Helper()
 	all := r.Total()
-	if all.Failed+all.Reset+r.Counts[traffic.StickyTCP].Moved+r.Counts[traffic.StickyUDP].Moved > 0 {
+	if all.Failed+all.Reset+r.Counts[traffic.AffinityTCP].Moved+r.Counts[traffic.AffinityUDP].Moved > 0 {
 		b.Error(r)
 		return
 	}

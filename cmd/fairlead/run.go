@@ -93,9 +93,9 @@ func run(ctx context.Context, flags *config.Flags) error {
 	case flags.Cleanup:
 		return clean(ctx, cleaning{log: o.Logs.Logger()})
 	case flags.InitOnly:
-		return cli.Asked(daemon.Init(o))
+		return cli.ConfigError(daemon.Init(o))
 	}
-	return cli.Asked(daemon.Run(ctx, o))
+	return cli.ConfigError(daemon.Run(ctx, o))
 }
 
 // values are what the flags say, by name.

@@ -190,7 +190,7 @@ func (r report) watches() string {
 	})
 	var texts []string
 	for _, w := range all {
-		texts = append(texts, fmt.Sprintf("%s %s ago", w.Resource, r.age(w.Heard)))
+		texts = append(texts, fmt.Sprintf("%s %s ago", w.Resource, r.age(w.LastMessage)))
 	}
 	return strings.Join(texts, ", ")
 }

@@ -75,7 +75,7 @@ type plane struct {
 	pools     map[model.PoolID]*udpPool  // their pools
 	came      bool                       // Apply has brought TCP frontends that forward since flows were looked at
 	standby   bool                       // another plane is in force
-	owes      bool                       // flows were not looked at, because another plane was in force
+	pending   bool                       // flows were not looked at, because another plane was in force
 	sweep     time.Time                  // when all flows of UDP are to be looked at again; zero: they need not be
 }
 
@@ -110,7 +110,7 @@ func (p *plane) replace(s *model.State, partial error) error {
 // Audit implements dataplane.Dataplane.
 func (p *plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	switch {
-	case p.owes, !p.sweep.IsZero() && time.Now().After(p.sweep):
+	case p.pending, !p.sweep.IsZero() && time.Now().After(p.sweep):
 		err = p.forgetAttempts(s)
 	case p.came && !p.others && !p.standby:
 		err = p.forget(&staleFlow{state: s}, look{attempts: true})
@@ -155,7 +155,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		return partial
 	}
 	if p.standby {
-		p.owes = true
+		p.pending = true
 		return partial
 	}
 	if p.sweep.IsZero() {
@@ -210,11 +210,11 @@ func (p *plane) drop(key model.Key) {
 
 // forgetAttempts forgets those to reach frontends before they were there, and stale flows.
 func (p *plane) forgetAttempts(s *model.State) error {
-	if p.owes = p.standby; p.owes {
+	if p.pending = p.standby; p.pending {
 		return nil
 	}
 	err := p.forget(&staleFlow{state: s, translated: p.others}, look{udp: allUDP, attempts: !p.others})
-	p.came, p.owes, p.sweep = err != nil, err != nil, time.Time{}
+	p.came, p.pending, p.sweep = err != nil, err != nil, time.Time{}
 	return err
 }
 
@@ -268,7 +268,7 @@ func (l *look) to(key model.Key) {
 
 // forget deletes the stale flows of both families.
 func (p *plane) forget(stale *staleFlow, of look) error {
-	stale.carried = p.config.CarriedMark()
+	stale.relayMark = p.config.RelayMark()
 	stale.carries = p.carries
 	for _, v6 := range []bool{false, true} {
 		if err := p.config.Inject("conntrack delete"); err != nil {
@@ -313,19 +313,19 @@ type staleFlow struct {
 	gone       map[model.Key]bool    // frontends that were deleted, as Any
 	translated bool                  // only flows that are
 	carries    func(netip.Addr) bool // see plane
-	carried    uint32                // the mark of flows that a process of the node answers; they are its own
+	relayMark  uint32                // the mark of flows that a process of the node answers; they are its own
 }
 
 // early reports whether an unanswered attempt of TCP should go to a backend, and does not.
 func (f *staleFlow) early(flow *tracked.Flow) bool {
-	return flow.Attempt() && flow.Mark&f.carried == 0 && flow.To == flow.Answers && f.forwards(flow.To)
+	return flow.Attempt() && flow.Mark&f.relayMark == 0 && flow.To == flow.Answers && f.forwards(flow.To)
 }
 
 // stale reports whether a flow of UDP is.
 func (f *staleFlow) stale(flow *tracked.Flow) bool {
 	to, answers := flow.To, flow.Answers
 	switch {
-	case flow.Mark&f.carried != 0, f.translated && to == answers, f.carries != nil && f.carries(answers.Addr()):
+	case flow.Mark&f.relayMark != 0, f.translated && to == answers, f.carries != nil && f.carries(answers.Addr()):
 		return false
 	}
 	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.UDP}

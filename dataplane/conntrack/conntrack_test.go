@@ -343,11 +343,11 @@ func TestPlane_fault(t *testing.T) {
 // The wrapped plane's memory of clients stays in reach, and follows a flow to its next backend.
 func TestPlane_affinity(t *testing.T) {
 	s := newStage(t)
-	sticky := "default/dns cluster affinity 1h0m0s"
-	s.must(pods, dns, pool(sticky, 53, "a"))
+	affinity := "default/dns cluster affinity 1h0m0s"
+	s.must(pods, dns, pool(affinity, 53, "a"))
 	flows := s.flows("client", "10.96.0.10:53")
 	for _, backends := range [][]string{{"a"}, {"c"}} {
-		s.must(pods, dns, pool(sticky, 53, backends...))
+		s.must(pods, dns, pool(affinity, 53, backends...))
 		got := s.ask(flows[0])
 		session := dataplane.Session{Pool: model.PoolID{Service: "default/dns"}, Client: s.bed.Addr("client", false)}
 		ok, err := session.Find(t.Context(), s.plane, s.state)

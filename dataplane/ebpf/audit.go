@@ -88,7 +88,7 @@ func (p *Plane) auditPackets(s *model.State, all bool) ([]dataplane.Drift, error
 	if err := p.sweep.failed(); err != nil {
 		return nil, err
 	}
-	p.tellShort(&p.toldShort, p.sweep.shortOwners(), "translated flows")
+	p.reportShort(&p.reportedShort, p.sweep.shortOwners(), "translated flows")
 	p.auditReserved()
 	drifts, err := p.devices.drifts(all)
 	if err != nil || !p.devices.takeMoved() {

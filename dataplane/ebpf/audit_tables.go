@@ -24,7 +24,7 @@ import (
 
 const (
 	// This is how long one Audit reads each kind.
-	glance = time.Millisecond / 2
+	partTime = time.Millisecond / 2
 	// readStep is how many elements it reads at least: a tenth of that long.
 	readStep = 128
 )
@@ -90,7 +90,7 @@ const (
 
 // audit compares a part of the tables with the rows, or all.
 func (t *tables) audit(s *model.State, all bool) (drifts []dataplane.Drift, err error) {
-	time := glance
+	time := partTime
 	if all {
 		t.walks = walks{}
 		time = forever

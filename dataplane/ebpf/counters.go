@@ -32,9 +32,9 @@ type used struct {
 	first, count uint32
 }
 
-func (t *tables) retireSlots(id model.PoolID, p *pool) {
-	t.ranges.retire(p.first, p.count)
-	t.retireTurns(p.turns)
+func (t *tables) discardSlots(id model.PoolID, p *pool) {
+	t.ranges.discard(p.first, p.count)
+	t.discardTurns(p.turns)
 	if p.count > 0 {
 		t.unused = append(t.unused, used{id, p.first, p.count})
 	}

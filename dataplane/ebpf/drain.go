@@ -27,7 +27,7 @@ func drainLeft(ctx context.Context, c dataplane.Config) (flows int, err error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	dirs, err := remains()
+	dirs, err := leftoverPins()
 	if err != nil {
 		return 0, err
 	}

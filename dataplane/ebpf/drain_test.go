@@ -16,7 +16,7 @@ import (
 )
 
 // Programs without rows go on with the memory that is there, however large it was configured to be.
-func TestRetire_sizes(t *testing.T) {
+func TestDrain_sizes(t *testing.T) {
 	t.Parallel()
 	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
 	dir := testbed.NeedBPFFS(t)

@@ -11,7 +11,7 @@
 // packets: those from outside, rows whose source addresses matter, SCTP, and whatever has no socket here. Programs at
 // the devices serve that (bpf/tc.c, devices.go), or another plane, which in any case serves what is left (behind.go).
 //
-// A Sync makes new tables, fills them, and flips a word by which the programs read these in place of the former ones.
+// A Sync makes new tables, fills them, and flips a word by which the programs read these in place of the old ones.
 // An Apply writes a pool's backends into slots that no program uses, and then one word that leads there. No connection
 // sees a part of a change. When rows do not fit any more, Apply does what Sync does, with larger tables: their
 // memory follows their use.
@@ -68,10 +68,10 @@ type Options struct {
 	// Probed is what planes of this process know of the kernel already, and where this one adds to that; nil: it finds out
 	// for itself.
 	Probed *Probed
-	// Carried is asked about flows of the node's own sockets that were connected to Services before this plane came: to
-	// which backend does another plane go on to translate them? It is the Service itself where another plane carries them.
+	// ServedBy is asked about flows of the node's own sockets that were connected to Services before this plane came: to
+	// which backend does another plane go on to translate them? It is the Service itself where another plane relays them.
 	// If the answer is not valid, or there is no such plane (nil), such a socket is aborted, with TC.
-	Carried func(UDPFlow) (netip.AddrPort, error)
+	ServedBy func(UDPFlow) (netip.AddrPort, error)
 	// OnlyNode leaves the sockets of other network namespaces than the node's to those who serve packets.
 	OnlyNode bool
 }
@@ -100,40 +100,40 @@ const (
 // Plane is the ebpf data plane.
 type Plane struct {
 	dataplane.Base
-	learned      dataplane.Learned
-	config       dataplane.Config
-	cgroup, pins string
-	cgroupID     uint64
-	node         string // the network namespace
-	netns        uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
-	secret       uint64 // by which clients that nothing is known of are spread
-	hasSetRetval bool
-	probed       *Probed
-	sizes        Sizes
-	serve        Server              // TC or Behind
-	devices      *devices            // of the node; nil before they are needed
-	behind       dataplane.Dataplane // may be nil
-	left         leftover            // for it, with TC
-	releaseTCP   bool
-	sharesPorts  bool // sockets may have the ports that stand for clients
-	direct       bool // nodes of backends answer clients, with TC
-	onlyNode     bool
-	draining     bool                 // the programs are to have no rows any more
-	memory       map[string]*ebpf.Map // nil: not open
-	former       map[string]*ebpf.Map // what parts of it are to replace
-	counted      tally                // what tables have counted that are no more, and what was collected
-	sweep        *sweep               // of it, with TC
-	toldShort    told                 // whose flows have their share of it
-	sets         *sets                // nil: no programs are loaded
-	sockets      *ebpf.Collection     // the programs for them
-	identities   identities           // of these
-	packets      *packets             // nil: others serve packets
-	tables       *tables              // in force; nil: the kernel's content is not known
-	standing     *standing            // nil: no programs at devices serve flows only
-	holders      holders              // of socket slots, when the agent looked for the last time
-	socketSlots  pacer                // of that look
-	strays       strays               // sockets of the node that no hook has seen
-	attached     attached             // clients
+	learned       dataplane.Learned
+	config        dataplane.Config
+	cgroup, pins  string
+	cgroupID      uint64
+	node          string // the network namespace
+	netns         uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
+	secret        uint64 // by which clients that nothing is known of are spread
+	hasSetRetval  bool
+	probed        *Probed
+	sizes         Sizes
+	serve         Server              // TC or Behind
+	devices       *devices            // of the node; nil before they are needed
+	behind        dataplane.Dataplane // may be nil
+	left          leftover            // for it, with TC
+	releaseTCP    bool
+	sharesPorts   bool // sockets may have the ports that stand for clients
+	direct        bool // nodes of backends answer clients, with TC
+	onlyNode      bool
+	draining      bool                 // the programs are to have no rows any more
+	memory        map[string]*ebpf.Map // nil: not open
+	replaced      map[string]*ebpf.Map // what parts of it are to replace
+	counted       tally                // what tables have counted that are no more, and what was collected
+	sweep         *sweep               // of it, with TC
+	reportedShort reported             // whose flows have their share of it
+	sets          *sets                // nil: no programs are loaded
+	sockets       *ebpf.Collection     // the programs for them
+	identities    identities           // of these
+	packets       *packets             // nil: others serve packets
+	tables        *tables              // in force; nil: the kernel's content is not known
+	standing      *standing            // nil: no programs at devices serve flows only
+	holders       holders              // of socket slots, when the agent looked for the last time
+	socketSlots   pacer                // of that look
+	strays        strays               // sockets of the node that no hook has seen
+	attached      attached             // clients
 	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
 	cannotRelease, releasesNode bool
 }
@@ -162,7 +162,7 @@ func New(o Options) dataplane.New {
 
 func open(c dataplane.Config, o Options) (*Plane, error) {
 	p := &Plane{config: c, cgroup: o.Cgroup, pins: o.Pins, sizes: o.Sizes, releaseTCP: o.ReleaseTCP, onlyNode: o.OnlyNode,
-		counted: tally{}, probed: cmp.Or(o.Probed, &Probed{}), strays: strays{carried: o.Carried}, secret: rand.Uint64()}
+		counted: tally{}, probed: cmp.Or(o.Probed, &Probed{}), strays: strays{servedBy: o.ServedBy}, secret: rand.Uint64()}
 	if p.pins == "" {
 		p.pins = filepath.Join(defaultRoot, PinsDir)
 	}
@@ -331,7 +331,7 @@ func (p *Plane) replace(s *model.State) error {
 		err = p.refill(s)
 	}
 	if err == nil {
-		err = p.carry()
+		err = p.migrate()
 	}
 	if err != nil {
 		return err

@@ -17,18 +17,18 @@ import (
 // flowFilter tells programs which keys the table of flows may have; see bpf/flows.h. The packets of a flow whose key is
 // in the table and not noted would go astray. So a list is in force only after a pass through the whole table that
 // began with an empty list. Keys that are added meanwhile are noted in both lists. Several processes may look through
-// one table, or one of them through a former one. The last that was synced says which table counts, and one process at
-// a time begins a list.
+// one table, or one of them through a previous one. The last that was synced says which table counts, and one process
+// at a time begins a list.
 //
 //	reset ─► none is in force      begin ─► add … add ─► finish: the new list is
 type flowFilter struct {
-	memory *packetsNotes // of the kernel
-	unmap  func()
-	grace  grace
-	dir    string // locked by who begins a list
-	table  uint32 // the number of the table that this process has
-	former uint32 // the list that was in force when the pass began; 0: none was
-	pass   uint32 // a random number for it; 0: it makes no list
+	memory   *packetsNotes // of the kernel
+	unmap    func()
+	grace    grace
+	dir      string // locked by who begins a list
+	table    uint32 // the number of the table that this process has
+	previous uint32 // the list that was in force when the pass began; 0: none was
+	pass     uint32 // a random number for it; 0: it makes no list
 }
 
 // openFlowFilter has no list in force. A process that begins a list locks dir.
@@ -92,8 +92,8 @@ func (n *flowFilter) begin() error {
 	if atomic.LoadUint32(&n.memory.Table) != n.table {
 		return nil
 	}
-	n.former, n.pass = uint32(word), newPass()
-	if !atomic.CompareAndSwapUint64(n.word(), word, n.said(n.former)) {
+	n.previous, n.pass = uint32(word), newPass()
+	if !atomic.CompareAndSwapUint64(n.word(), word, n.said(n.previous)) {
 		n.pass = 0
 		return nil
 	}
@@ -138,7 +138,7 @@ func (n *flowFilter) said(inForce uint32) uint64 { return uint64(n.pass)<<32 | u
 
 // next is the list that is made: 1 or 2.
 func (n *flowFilter) next() uint32 {
-	if n.former == 1 {
+	if n.previous == 1 {
 		return 2
 	}
 	return 1
@@ -163,7 +163,7 @@ func (n *flowFilter) finish() {
 	if n.pass == 0 {
 		return
 	}
-	atomic.CompareAndSwapUint64(n.word(), n.said(n.former), n.said(n.next()))
+	atomic.CompareAndSwapUint64(n.word(), n.said(n.previous), n.said(n.next()))
 }
 
 func (n *flowFilter) close() error {

@@ -46,7 +46,7 @@ func (p *Plane) claim() error {
 
 // inspect tells what is left of the plane.
 func inspect() (dataplane.Leftover, error) {
-	dirs, err := remains()
+	dirs, err := leftoverPins()
 	active := slices.ContainsFunc(dirs, func(dir string) bool {
 		_, err := os.Stat(filepath.Join(dir, drainingMark))
 		return err != nil
@@ -56,7 +56,7 @@ func inspect() (dataplane.Leftover, error) {
 
 // removeLeft deletes that.
 func removeLeft(ctx context.Context, c dataplane.Config) error {
-	dirs, err := remains()
+	dirs, err := leftoverPins()
 	errs := []error{err}
 	for _, dir := range dirs {
 		p := &Plane{config: c, pins: dir}
@@ -66,8 +66,8 @@ func removeLeft(ctx context.Context, c dataplane.Config) error {
 	return errors.Join(errs...)
 }
 
-// remains are the directories of pins of this node, wherever a file system of type bpf is mounted.
-func remains() (dirs []string, err error) {
+// leftoverPins are the directories of pins of this node, wherever a file system of type bpf is mounted.
+func leftoverPins() (dirs []string, err error) {
 	mounts, err := mountsOf("bpf")
 	if err != nil {
 		return nil, err

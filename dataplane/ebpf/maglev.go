@@ -94,13 +94,13 @@ func (t *tables) turnsOf(serving []model.Backend) (*turns, error) {
 	return made, nil
 }
 
-// retireTurns gives a table back that no pool chooses by any more; nil: the pool had none.
-func (t *tables) retireTurns(had *turns) {
+// discardTurns gives a table back that no pool chooses by any more; nil: the pool had none.
+func (t *tables) discardTurns(had *turns) {
 	if had == nil {
 		return
 	}
 	if had.pools--; had.pools == 0 {
-		t.parts.retire(had.first, had.chunks)
+		t.parts.discard(had.first, had.chunks)
 		delete(t.turns, had.set)
 	}
 }

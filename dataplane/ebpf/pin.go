@@ -49,7 +49,7 @@ func (p *Plane) openMemory() error {
 			return err
 		}
 	}
-	p.memory, p.former = map[string]*ebpf.Map{}, map[string]*ebpf.Map{}
+	p.memory, p.replaced = map[string]*ebpf.Map{}, map[string]*ebpf.Map{}
 	for name, want := range wanted {
 		if err := p.openMap(name, want); err != nil {
 			return errors.Join(fmt.Errorf("%s: %w", name, err), p.closeMemory())
@@ -110,7 +110,7 @@ func (p *Plane) resetFlowFilter() error {
 	} else if m := p.memory[packetsMapNoted]; m != nil {
 		return ignoreFlowFilter(m)
 	}
-	if m := p.former[packetsMapNoted]; m != nil {
+	if m := p.replaced[packetsMapNoted]; m != nil {
 		return ignoreFlowFilter(m)
 	}
 	return nil
@@ -134,17 +134,17 @@ func (p *Plane) pinAgain() error {
 // programs are in force: until then it stays pinned.
 func (p *Plane) openMap(name string, spec *ebpf.MapSpec) error {
 	path := p.memoryPath(name)
-	former, err := ebpf.LoadPinnedMap(path, nil)
+	old, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
-		if spec.Compatible(former) == nil {
-			p.memory[name] = former
+		if spec.Compatible(old) == nil {
+			p.memory[name] = old
 			return nil
 		}
 		if p.memory[name], err = ebpf.NewMap(spec); err != nil {
-			former.Close()
+			old.Close()
 			return err
 		}
-		p.former[name] = former
+		p.replaced[name] = old
 		return nil
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -163,8 +163,8 @@ func (p *Plane) closeMemory() (err error) {
 		err = p.sweep.close()
 	}
 	closeMaps(p.memory)
-	closeMaps(p.former)
-	clear(p.former)
+	closeMaps(p.replaced)
+	clear(p.replaced)
 	p.memory, p.sweep = nil, nil
 	return err
 }

@@ -108,7 +108,7 @@ func (w *poolWriter) flush() error {
 	for _, p := range w.ready {
 		w.entries[p.number].Affinity = seconds(p.want.Affinity)
 		w.publish(p.number, p.first, p.count)
-		w.retireSlots(p.id, p.pool)
+		w.discardSlots(p.id, p.pool)
 		p.pool.first, p.pool.count, p.pool.turns, p.backends = p.first, p.count, p.turns, p.want.Backends
 	}
 	w.keys, w.values, w.ready = w.keys[:0], w.values[:0], w.ready[:0]
@@ -169,8 +169,8 @@ func (w *poolWriter) drop(id model.PoolID) {
 	for _, b := range p.members() {
 		w.gone = append(w.gone, p.member(b.AddrPort()))
 	}
-	w.retireSlots(id, p)
-	w.numbers.retire(p.number, 1)
+	w.discardSlots(id, p)
+	w.numbers.discard(p.number, 1)
 	delete(w.pools, id)
 	delete(w.udp, id)
 }

@@ -85,7 +85,7 @@ func TestSpans(t *testing.T) {
 			firsts[n] = take(fmt.Sprintf("%d in round %d", n, round), n)
 		}
 		for n, first := range firsts {
-			s.retire(first, n)
+			s.discard(first, n)
 			for i := first; i < first+n; i++ {
 				delete(owner, i)
 			}

@@ -120,7 +120,7 @@ func TestTaken(t *testing.T) {
 }
 
 // While connections that the programs have begun go on, whom others hide gets ports that the programs have not.
-func TestRetire_ports(t *testing.T) {
+func TestDrain_ports(t *testing.T) {
 	t.Parallel()
 	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
 	dir := testbed.NeedBPFFS(t)
@@ -131,7 +131,7 @@ func TestRetire_ports(t *testing.T) {
 		t.Fatal(err)
 	}
 	programNFT(t, bed)
-	if flows := retireAt(t, bed, pins); flows != 1 {
+	if flows := drainAt(t, bed, pins); flows != 1 {
 		t.Errorf("%d flows are left, want 1", flows)
 	}
 	for _, to := range []string{"192.0.2.1:30080", "[fd00::c000:201]:30080", "192.0.2.1:30053", "[fd00::c000:201]:30053"} {
@@ -151,7 +151,7 @@ func TestRetire_ports(t *testing.T) {
 	if err := bed.Do(testbed.Node, dropPortsTable); err != nil { // as another program may
 		t.Fatal(err)
 	}
-	retireAt(t, bed, pins)
+	drainAt(t, bed, pins)
 	if n := portsTables(t, bed); n != 2 {
 		t.Errorf("there are %d tables, want 2", n)
 	}
@@ -244,7 +244,7 @@ func hiddenIn(t *testing.T, bed *testbed.Bed) (flows []tracked.Flow) {
 	return flows
 }
 
-func retireAt(t *testing.T, bed *testbed.Bed, pins string) (flows int) {
+func drainAt(t *testing.T, bed *testbed.Bed, pins string) (flows int) {
 	t.Helper()
 	err := bed.Do(testbed.Node, func() (err error) {
 		flows, err = drain(t.Context(), dataplane.Config{}, pins)

@@ -30,7 +30,7 @@ import (
 // calling thread; see dataplane.Handover.
 func leftSessions(ctx context.Context, c dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
-		dirs, err := remains()
+		dirs, err := leftoverPins()
 		if err != nil {
 			yield(dataplane.Session{}, fmt.Errorf("ebpf: %w", err))
 			return
@@ -49,7 +49,7 @@ func leftSessions(ctx context.Context, c dataplane.Config, s *model.State) iter.
 func (p *Plane) Sessions(ctx context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
 		wanted := true
-		err := p.tell(s, func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
+		err := p.listSessions(s, func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
 		if err != nil && wanted {
 			yield(dataplane.Session{}, fmt.Errorf("ebpf: sessions: %w", err))
 			return
@@ -60,9 +60,9 @@ func (p *Plane) Sessions(ctx context.Context, s *model.State) iter.Seq2[dataplan
 	}
 }
 
-// tell calls f with each session of the map, which may be pinned by an earlier process. A session of a network
+// listSessions calls f with each session of the map, which may be pinned by an earlier process. A session of a network
 // namespace becomes one for each of its addresses in the pool's family.
-func (p *Plane) tell(s *model.State, f func(dataplane.Session)) error {
+func (p *Plane) listSessions(s *model.State, f func(dataplane.Session)) error {
 	from := p.memory[objectsMapAffinities]
 	if from == nil {
 		var err error

@@ -14,7 +14,7 @@ import (
 // sets are the two sets of tables that the programs know, of which one is in force. They belong to the programs: rows
 // change, all of them at once too, and no program has to be verified again.
 //
-//	newSets ─► load programs ─► make: a set, empty ─► fill ─► putInForce: flip the word, take the former set away
+//	newSets ─► load programs ─► make: a set, empty ─► fill ─► putInForce: flip the word, take the old set away
 //
 // The word is the only thing that is written at that moment; see bpf/maps.h.
 type sets struct {
@@ -117,7 +117,7 @@ func (s *sets) make(c capacity) (map[string]*ebpf.Map, error) {
 	return made, nil
 }
 
-// putInForce has the programs read other tables, and waits until no program reads the former ones. If that fails, one
+// putInForce has the programs read other tables, and waits until no program reads the old ones. If that fails, one
 // of both is in force.
 func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(string) error) error {
 	next := s.next()
@@ -130,7 +130,7 @@ func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(
 	}
 	s.said = next | uint32(podsKnown(pods))
 	atomic.StoreUint32(&s.memory.Word, s.said)
-	former, filled := s.at, s.filled
+	old, filled := s.at, s.filled
 	s.at, s.filled = next, true
 	if !filled {
 		return nil
@@ -142,7 +142,7 @@ func (s *sets) putInForce(set map[string]*ebpf.Map, pods model.Pods, fault func(
 		return fmt.Errorf("wait for programs that run: %w", err)
 	}
 	if err = fault("ebpf take away"); err == nil {
-		err = s.clear(former)
+		err = s.clear(old)
 	}
 	if err != nil {
 		return fmt.Errorf("remove the previous tables: %w", err)

@@ -169,21 +169,21 @@ func (t *packetsTranslation) lends() packetsHeld {
 	return 2
 }
 
-// told are the owners of which it was said that they have nothing left.
-type told map[uint32]bool
+// reported are the owners of which the log has said that they have nothing left.
+type reported map[uint32]bool
 
-// tellShort says which owners have their share of something, each once until that is over.
-func (p *Plane) tellShort(told *told, short map[uint32]uint, of string) {
-	if *told == nil {
-		*told = map[uint32]bool{}
+// reportShort says which owners have their share of something, each once until that is over.
+func (p *Plane) reportShort(reported *reported, short map[uint32]uint, of string) {
+	if *reported == nil {
+		*reported = map[uint32]bool{}
 	}
-	maps.DeleteFunc(*told, func(owner uint32, _ bool) bool { return short[owner] == 0 })
+	maps.DeleteFunc(*reported, func(owner uint32, _ bool) bool { return short[owner] == 0 })
 	var names []string
 	for owner := range short {
-		if (*told)[owner] || p.config.Log == nil {
+		if (*reported)[owner] || p.config.Log == nil {
 			continue
 		}
-		(*told)[owner] = true
+		(*reported)[owner] = true
 		for id := range p.tables.pools {
 			if ownerOf(id) == owner {
 				names = append(names, id.Owner())
@@ -192,10 +192,10 @@ func (p *Plane) tellShort(told *told, short map[uint32]uint, of string) {
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
-	for _, name := range names[:min(len(names), mostTold)] {
+	for _, name := range names[:min(len(names), mostReported)] {
 		p.config.Log.Warn("a namespace has its share of "+of+": the least recently used ones are removed", "namespace", name)
 	}
 }
 
-// mostTold are how many owners are named at a time.
-const mostTold = 10
+// mostReported are how many owners are named at a time.
+const mostReported = 10

@@ -89,7 +89,7 @@ func class(n uint32) uint32 {
 type spans struct {
 	next, limit uint32
 	free        map[uint32][]uint32 // by class: where such ranges begin
-	retired     []span              // no longer in use, but by programs that run at this moment
+	discarded   []span              // no longer in use, but by programs that run at this moment
 }
 
 type span struct{ first, class uint32 }
@@ -111,17 +111,17 @@ func (s *spans) take(n uint32) (first uint32, ok bool) {
 	return first, true
 }
 
-// retire gives a range back. It is free after the next call of settle.
-func (s *spans) retire(first, n uint32) {
+// discard gives a range back. It is free after the next call of settle.
+func (s *spans) discard(first, n uint32) {
 	if n == 0 {
 		return
 	}
-	s.retired = append(s.retired, span{first, class(n)})
+	s.discarded = append(s.discarded, span{first, class(n)})
 }
 
 func (s *spans) settle() {
-	for _, r := range s.retired {
+	for _, r := range s.discarded {
 		s.free[r.class] = append(s.free[r.class], r.first)
 	}
-	s.retired = s.retired[:0]
+	s.discarded = s.discarded[:0]
 }

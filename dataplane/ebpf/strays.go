@@ -16,12 +16,12 @@ import (
 // A socket of UDP may have connected to a Service's address before the programs were in force, or before there was that
 // Service. It goes on to send there, and no hook sees it. A pod's packets are served at its device; those of the node
 // itself arrive at none. The plane that served the socket before may go on for a while, to a backend that is still one
-// (see Carried). Else this plane aborts the socket as it does when a backend has left: its owner gets an error, and
+// (see ServedBy). Else this plane aborts the socket as it does when a backend has left: its owner gets an error, and
 // connects anew. A socket that connected a moment ago may have sent nothing yet. So the second look decides.
 //
-//	Sync, new Services ─► sock_diag: whose peer is a row's address? ─► carried? ─ no ─► seen before? ─ yes ─► destroy
-//	                                                                   yes ─┐           no ─┐
-//	                                                  Audit looks again ◄───┴───────────────┘
+//	Sync, new Services ─► sock_diag: whose peer is a row's address? ─► served? ─ no ─► seen before? ─ yes ─► destroy
+//	                                                                  yes ─┐           no ─┐
+//	                                                 Audit looks again ◄───┴───────────────┘
 
 const (
 	strayPause    = time.Second // after which Audit looks again, at first
@@ -33,9 +33,9 @@ type UDPFlow struct{ From, To netip.AddrPort }
 
 // strays say when to look for such sockets.
 type strays struct {
-	carried func(UDPFlow) (netip.AddrPort, error)
-	any     bool            // there may be some
-	seen    map[uint64]bool // cookies of those that no plane carried at the last look
+	servedBy func(UDPFlow) (netip.AddrPort, error)
+	any      bool            // there may be some
+	seen     map[uint64]bool // cookies of those that no plane served at the last look
 	pacer
 }
 
@@ -85,7 +85,7 @@ func (p *Plane) releaseStraysIn(ns *os.File, s *model.State, seen map[uint64]boo
 	}
 	for _, socket := range found {
 		to := socket.peer()
-		backend, err := p.strays.carriedBy(UDPFlow{socket.local(), to})
+		backend, err := p.strays.serverOf(UDPFlow{socket.local(), to})
 		if err != nil {
 			return len(found), err
 		}
@@ -122,12 +122,12 @@ func (p *Plane) findStrays(conn *netlink.Conn, s *model.State) (found []diagSock
 	return found, nil
 }
 
-// carriedBy is not valid if no plane serves the flow.
-func (w *strays) carriedBy(f UDPFlow) (netip.AddrPort, error) {
-	if w.carried == nil {
+// serverOf is not valid if no plane serves the flow.
+func (w *strays) serverOf(f UDPFlow) (netip.AddrPort, error) {
+	if w.servedBy == nil {
 		return netip.AddrPort{}, nil
 	}
-	return w.carried(f)
+	return w.servedBy(f)
 }
 
 // isStray reports whether connect() would have translated an address.

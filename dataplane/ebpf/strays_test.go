@@ -46,7 +46,8 @@ func TestStrays(t *testing.T) {
 	pass := dial(testbed.Node, "10.244.1.11:5353")
 	flow := ebpf.UDPFlow{From: addrPort(carried.LocalAddr()), To: addrPort(carried.RemoteAddr())}
 	flows := map[ebpf.UDPFlow]netip.AddrPort{flow: netip.MustParseAddrPort("10.244.1.11:5353")}
-	p := c.openAs(ebpf.Options{Serve: ebpf.TC, Carried: func(f ebpf.UDPFlow) (netip.AddrPort, error) { return flows[f], nil }})
+	servedBy := func(f ebpf.UDPFlow) (netip.AddrPort, error) { return flows[f], nil }
+	p := c.openAs(ebpf.Options{Serve: ebpf.TC, ServedBy: servedBy})
 	defer p.Close()
 	aborted := func(when string, want bool, conns ...net.Conn) {
 		t.Helper()

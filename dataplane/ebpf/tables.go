@@ -188,7 +188,7 @@ func (t *tables) apply(s *model.State, c model.Change) error {
 // take takes a range, and has what was given back settle if need be.
 func (t *tables) take(s *spans, n uint32) (uint32, error) {
 	first, ok := s.take(n)
-	if !ok && len(s.retired) > 0 {
+	if !ok && len(s.discarded) > 0 {
 		if err := t.settle(); err != nil {
 			return 0, err
 		}

@@ -65,12 +65,12 @@ type drivers struct {
 
 	running map[int]packetsOutlet // by device, as far as no other program has changed that
 	refused map[int]error         // since the last Sync
-	said    map[string]*said.Trouble
+	said    map[string]*said.Condition
 }
 
 func newDrivers(dir string, log *slog.Logger) drivers {
 	return drivers{
-		dir: dir, log: log, running: map[int]packetsOutlet{}, refused: map[int]error{}, said: map[string]*said.Trouble{},
+		dir: dir, log: log, running: map[int]packetsOutlet{}, refused: map[int]error{}, said: map[string]*said.Condition{},
 	}
 }
 
@@ -113,16 +113,16 @@ func (d *drivers) unlist(outside *ebpf.Map) error {
 // add puts the program in force at a device, or remembers and says why not.
 func (d *drivers) add(p *packets, l netlink.Link) {
 	index, name := l.Attrs().Index, l.Attrs().Name
-	trouble := d.said[name]
-	if trouble == nil {
-		trouble = &said.Trouble{}
-		d.said[name] = trouble
+	condition := d.said[name]
+	if condition == nil {
+		condition = &said.Condition{}
+		d.said[name] = condition
 	}
 	err := d.attach(l, p.Programs[packetsProgFromOutside], p.Maps[packetsMapOutside])
 	switch {
 	case err == nil:
 		d.running[index] = outletOf(l)
-		trouble.Over()
+		condition.Cleared()
 		return
 	case errors.Is(err, unix.ENODEV): // it is gone by now
 		return
@@ -130,7 +130,7 @@ func (d *drivers) add(p *packets, l netlink.Link) {
 	delete(d.running, index)
 	_ = p.Maps[packetsMapOutside].Delete(uint32(index)) // others do not send there; it may not be listed
 	d.refused[index] = fmt.Errorf("XDP at %s: %w", name, err)
-	if trouble.News(err.Error()) && d.log != nil {
+	if condition.Changed(err.Error()) && d.log != nil {
 		level := slog.LevelInfo
 		if d.mode == AccelerationNative {
 			level = slog.LevelWarn

@@ -55,13 +55,13 @@ func (c cluster) accelerated(mode ebpf.Acceleration) (dataplane.Dataplane, *mode
 	c.t.Cleanup(func() { p.Close() })
 	s := parse(c.t, passing)
 	err := p.Sync(c.t.Context(), s)
-	c.told(err)
+	c.reported(err)
 	check(c.t, err)
 	return p, s
 }
 
 // told skips the test if the kernel does not tell what veths take, as before Linux 6.3.
-func (c cluster) told(err error) {
+func (c cluster) reported(err error) {
 	c.t.Helper()
 	if err != nil && strings.Contains(err.Error(), "the kernel does not report this") {
 		lack.Skip(c.t, lack.Linux63, err)
@@ -210,7 +210,7 @@ func TestApply_partial(t *testing.T) {
 	defer p.Close()
 	have := parse(t, passing)
 	err := p.Sync(t.Context(), have)
-	c.told(err)
+	c.reported(err)
 	if !errors.Is(err, dataplane.ErrPartial) {
 		t.Fatal(err)
 	}
@@ -345,7 +345,7 @@ func TestFastForeign(t *testing.T) {
 	p = c.openAs(ebpf.Options{Serve: ebpf.TC, Acceleration: ebpf.AccelerationNative})
 	defer p.Close()
 	err := p.Sync(t.Context(), s)
-	c.told(err)
+	c.reported(err)
 	if err == nil || !strings.Contains(err.Error(), "XDP at eth0: another program's XDP program is attached to it") {
 		t.Errorf("sync: %v", err)
 	}

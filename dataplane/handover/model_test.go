@@ -37,7 +37,7 @@ import (
 //
 // At the end one plane holds the rows, nothing is left of the other, and no connection needs a removed object.
 func TestModel(t *testing.T) {
-	natures := []memory.Nature{memory.Tracked, memory.Tabled, memory.Carried}
+	natures := []memory.Nature{memory.Tracked, memory.Tabled, memory.Relayed}
 	seen, runs := map[uint64]bool{}, 0
 	seed := sample.Seed(t)
 	for _, from := range natures {
@@ -82,8 +82,8 @@ func (h happening) String() string {
 	return []string{"nothing", "crash", "restart", "failure", "client", "late packet", "change", "repair"}[h]
 }
 
-// walk goes through all sequences of choices, the last one first: each run repeats the choices of the one before but for
-// the last that can be another one.
+// walk goes through all sequences of choices, the last one first: each run repeats the choices of the one before but
+// for the last that can be another one.
 type walk struct {
 	limit   int         // of what happens in a run
 	choices []happening // of the run
@@ -303,13 +303,13 @@ func (n *node) die() {
 	}
 	n.checking, n.inLoop, n.opened = false, false, nil
 	for i, c := range n.clients {
-		if n.natures[c.plane] == memory.Carried {
+		if n.natures[c.plane] == memory.Relayed {
 			n.kernel.End(c.packet)
 			n.clients[i].plane = ""
 		}
 	}
 	// Rules that need a process serve again when the next process has programmed.
-	n.serves = n.serves && n.natures["a"] != memory.Carried && n.natures["b"] != memory.Carried
+	n.serves = n.serves && n.natures["a"] != memory.Relayed && n.natures["b"] != memory.Relayed
 }
 
 func (n *node) open(name string) (*Plane, error) {
@@ -321,7 +321,7 @@ func (n *node) open(name string) (*Plane, error) {
 		}
 		n.opened = append(n.opened, made)
 		p := &Plane{Dataplane: made, Name: name, Settings: name}
-		if n.natures[name] == memory.Carried {
+		if n.natures[name] == memory.Relayed {
 			p.Process = made
 		}
 		return p, nil

@@ -91,7 +91,7 @@ type partsOf struct {
 
 func newLayout(v6 bool, mark uint32, o Options) *layout {
 	l := &layout{
-		v6: v6, mark: mark, carried: dataplane.Config{Mark: mark}.CarriedMark(), keepInvalid: o.KeepInvalid,
+		v6: v6, mark: mark, carried: dataplane.Config{Mark: mark}.RelayMark(), keepInvalid: o.KeepInvalid,
 		guards:    newDispatch(v6, chainGuards, "KUBE-UP-"),
 		frontends: map[model.Key]model.Frontend{},
 		entries:   map[entry]int{},

@@ -88,7 +88,7 @@ func (t *table) aroundIPVS() []nft.Chain {
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)}, nft.Bits(0, destinationTranslated, 0),
 		nft.Equals(nft.Native(0)),
 	})
-	formerMark := nft.NewRule("the former mark", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), swap())...)
+	restoreMark := nft.NewRule("the former mark", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), swap())...)
 	return []nft.Chain{
 		{Name: chainBefore, Rules: []nft.Rule{
 			nft.NewRule("untracked packets", append(is(expr.CtStateBitUNTRACKED),
@@ -99,9 +99,9 @@ func (t *table) aroundIPVS() []nft.Chain {
 				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), swap(), []any{nft.Accept()})...),
 			nft.NewRule("others' marks select none", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), hide())...),
 		}},
-		{Name: chainSent, Rules: append([]nft.Rule{formerMark}, t.keepMasquerade()...)},
+		{Name: chainSent, Rules: append([]nft.Rule{restoreMark}, t.keepMasquerade()...)},
 		{Name: chainAfter, Rules: []nft.Rule{
-			formerMark,
+			restoreMark,
 			nft.NewRule("masquerade, whatever others did to the mark", slices.Concat(
 				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), []any{
 					nft.LoadMeta(expr.MetaKeyPRIORITY, 0), nft.Bits(0, masqueradeFlag, 0), nft.Differs(nft.Native(0)),
@@ -121,8 +121,8 @@ func (t *table) aroundIPVS() []nft.Chain {
 // notTaken matches packets that no process of the node takes for itself, as another plane's may while both are there.
 // IPVS has chosen no backend for such packets: their destination is the Service still, or the process.
 func (t *table) notTaken() []any {
-	carried := dataplane.Config{Mark: t.Mark}.CarriedMark()
-	return []any{nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, carried, 0), nft.Equals(nft.Native(0))}
+	relayMark := dataplane.Config{Mark: t.Mark}.RelayMark()
+	return []any{nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, relayMark, 0), nft.Equals(nft.Native(0))}
 }
 
 // keepMasquerade notes in the priority of what IPVS sends that its source is to be replaced: rules of others that

@@ -22,13 +22,13 @@ func (s *servers) shaped(key ipvs.Key, held, want *server) *server {
 	if want.scheduler != "dh" || !held.takesNone(key, want) {
 		return want
 	}
-	made := &server{scheduler: s.director.instead(standIn, ""), reals: want.reals}
+	made := &server{scheduler: s.client.instead(standIn, ""), destinations: want.destinations}
 	if made.scheduler != standIn { // the kernel lacks it
 		return made
 	}
 	if found, ok := held.hashed(key, want); ok {
-		made.reals = maps.Clone(want.reals)
-		made.reals[found] = 1 + slices.Max(slices.Collect(maps.Values(want.reals)))
+		made.destinations = maps.Clone(want.destinations)
+		made.destinations[found] = 1 + slices.Max(slices.Collect(maps.Values(want.destinations)))
 	}
 	return made
 }
@@ -40,15 +40,15 @@ func (held *server) hashed(key ipvs.Key, want *server) (found netip.AddrPort, ok
 		return found, false
 	}
 	var order []netip.AddrPort
-	for _, addr := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
-		if held == nil || held.reals[addr] == 0 && !slices.Contains(held.order, addr) {
+	for _, addr := range slices.SortedFunc(maps.Keys(want.destinations), netip.AddrPort.Compare) {
+		if held == nil || held.destinations[addr] == 0 && !slices.Contains(held.order, addr) {
 			order = slices.Insert(order, 0, addr)
 		}
 	}
 	if held != nil {
 		order = append(order, held.order...)
 	}
-	order = slices.DeleteFunc(order, func(a netip.AddrPort) bool { return want.reals[a] == 0 })
+	order = slices.DeleteFunc(order, func(a netip.AddrPort) bool { return want.destinations[a] == 0 })
 	if len(order) == 0 {
 		return found, false
 	}

@@ -71,31 +71,31 @@ func (d *drains) next() (keys []ipvs.Key) {
 // end, otherwise when they have ended.
 func (s *servers) leave(key ipvs.Key, held *server, addr netip.AddrPort, p *plan) {
 	if udp(key) || defect.Is(defect.IPVSDraining) {
-		p.last = append(p.last, s.deleteReal(key, held, addr))
+		p.last = append(p.last, s.deleteDestination(key, held, addr))
 		return
 	}
-	if _, already := held.leaving[addr]; already && held.reals[addr] == 0 {
+	if _, already := held.leaving[addr]; already && held.destinations[addr] == 0 {
 		return
 	}
 	note := func() {
-		held.reals[addr], held.leaving[addr] = 0, s.deadline(key, addr)
+		held.destinations[addr], held.leaving[addr] = 0, s.deadline(key, addr)
 		s.draining.begin(key)
 	}
-	if held.reals[addr] == 0 { // it takes none already
+	if held.destinations[addr] == 0 { // it takes none already
 		note()
 		return
 	}
 	p.first = append(p.first, ipvs.NewRequest(ipvs.SetDestination, key, ipvs.Destination{Addr: addr}, note))
 }
 
-func (s *servers) deleteReal(key ipvs.Key, held *server, addr netip.AddrPort) ipvs.Request {
+func (s *servers) deleteDestination(key ipvs.Key, held *server, addr netip.AddrPort) ipvs.Request {
 	return ipvs.NewRequest(ipvs.DeleteDestination, key, ipvs.Destination{Addr: addr}, func() { s.drop(key, held, addr) })
 }
 
 // drop forgets a real server that is gone.
 func (s *servers) drop(key ipvs.Key, held *server, addr netip.AddrPort) {
 	s.stay(key, held, addr)
-	delete(held.reals, addr)
+	delete(held.destinations, addr)
 	held.order = slices.DeleteFunc(held.order, func(a netip.AddrPort) bool { return a == addr })
 }
 
@@ -107,8 +107,8 @@ func (s *servers) stay(key ipvs.Key, held *server, addr netip.AddrPort) {
 
 // leaver is a real server that leaves.
 type leaver struct {
-	server ipvs.Key
-	real   netip.AddrPort
+	server      ipvs.Key
+	destination netip.AddrPort
 }
 
 // deadlines are when leavers go in any case. Sync, which reads everything else anew, leaves them as they are.
@@ -135,7 +135,7 @@ func (s *servers) prune() {
 		if held == nil {
 			return true
 		}
-		weight, exists := held.reals[l.real]
+		weight, exists := held.destinations[l.destination]
 		return !exists || weight != 0
 	})
 }
@@ -146,7 +146,7 @@ func (s *servers) drain(keys []ipvs.Key, wanted func(ipvs.Key) bool) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	if err := s.director.fault("ipvs drain"); err != nil {
+	if err := s.client.fault("ipvs drain"); err != nil {
 		return err
 	}
 	var p plan
@@ -176,16 +176,16 @@ func (s *servers) drain(keys []ipvs.Key, wanted func(ipvs.Key) bool) error {
 
 // drainOne plans what becomes of the real servers of one virtual server that leave.
 func (s *servers) drainOne(key ipvs.Key, held *server, wanted bool, p *plan) error {
-	reals, err := s.director.Destinations(key)
+	destinations, err := s.client.Destinations(key)
 	if err != nil {
 		return err
 	}
 	connections := map[netip.AddrPort]uint32{}
-	for _, r := range reals {
+	for _, r := range destinations {
 		connections[r.Addr] = r.Connections
 	}
 	now := time.Now()
-	left := len(held.reals)
+	left := len(held.destinations)
 	for addr, until := range maps.Clone(held.leaving) {
 		n, there := connections[addr]
 		over := !until.IsZero() && !now.Before(until)
@@ -194,7 +194,7 @@ func (s *servers) drainOne(key ipvs.Key, held *server, wanted bool, p *plan) err
 			s.drop(key, held, addr)
 			left--
 		case n == 0 || over:
-			p.last = append(p.last, s.deleteReal(key, held, addr))
+			p.last = append(p.last, s.deleteDestination(key, held, addr))
 			left--
 		}
 	}

@@ -22,7 +22,7 @@ func TestDrain(t *testing.T) {
 	}
 	for name, test := range map[string]func(*namespace){
 		"many rolling updates":     (*namespace).rollingUpdates,
-		"a refused real server":    (*namespace).refusedReal,
+		"a refused real server":    (*namespace).refusedDestination,
 		"somebody deletes as well": (*namespace).deletedByOthers,
 		"or while it is drained":   (*namespace).deletedMeanwhile,
 		"dh and another process":   (*namespace).hashedByAnother,
@@ -60,7 +60,7 @@ func (n *namespace) rollingUpdates() {
 }
 
 // refusedReal has the kernel refuse one backend, which others do not suffer from.
-func (n *namespace) refusedReal() {
+func (n *namespace) refusedDestination() {
 	const bad = "backend default/web:http cluster 224.0.0.9:8080\n"
 	const good = webFrontend + "backend default/web:http cluster 10.244.1.2:8080\n" +
 		"frontend 10.96.0.11:80/tcp any forward default/other:http cluster snat never\n" +

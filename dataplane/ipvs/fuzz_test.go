@@ -44,7 +44,8 @@ pods 10.244.0.0/16
 				if err := table.loadRecords(p.ruleset.Socket); err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
 					t.Error(err)
 				}
-				if err := p.eachSession(table, k.sticky(), func(dataplane.Session) {}); err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
+				err := p.eachSession(table, k.affinityPools(), func(dataplane.Session) {})
+				if err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
 					t.Error(err)
 				}
 			}
@@ -56,7 +57,7 @@ pods 10.244.0.0/16
 func written(t testing.TB, s *model.State) []byte {
 	kernel := nfnetlinktest.New(t, nil)
 	p := &Plane{ruleset: nft.Over(kernel.Socket, (&dataplane.Config{}).Inject), config: dataplane.Config{Mark: dataplane.DefaultMark}}
-	p.director, p.locals = &director{Client: &ipvs.Client{}, lacking: &lacking{}}, &locals{}
+	p.client, p.locals = &client{Client: &ipvs.Client{}, lacking: &lacking{}}, &locals{}
 	todo, err := p.planAll(p.newKernel(), s)
 	if err != nil {
 		t.Fatal(err)

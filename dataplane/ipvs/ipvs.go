@@ -36,20 +36,20 @@ import (
 // Plane is the IPVS data plane.
 type Plane struct {
 	dataplane.Base
-	learned  dataplane.Learned
-	config   dataplane.Config
-	options  Options
-	ruleset  *nft.Ruleset
-	director *director
-	sysctls  []*sysctl
-	locals   *locals
-	held     *kernel // nil: the kernel's content is not known
+	learned dataplane.Learned
+	config  dataplane.Config
+	options Options
+	ruleset *nft.Ruleset
+	client  *client
+	sysctls []*sysctl
+	locals  *locals
+	held    *kernel // nil: the kernel's content is not known
 	// deadlines are those of backends that left.
 	deadlines deadlines
-	// formers are the addresses that virtual servers of marks had frontends at; nil: nothing was read yet.
-	formers  formers
-	clean    uint32    // Ruleset.Foreign when our tables were as they should be; 0: unknown
-	timeouts []timeout // those that the kernel has taken
+	// pastAddresses are the addresses that virtual servers of marks had frontends at; nil: nothing was read yet.
+	pastAddresses pastAddresses
+	clean         uint32    // Ruleset.Foreign when our tables were as they should be; 0: unknown
+	timeouts      []timeout // those that the kernel has taken
 }
 
 // planned is what leads from what was read to the State.
@@ -101,7 +101,7 @@ func New(o Options) dataplane.New {
 }
 
 func (p *Plane) open() (err error) {
-	if p.director, err = openDirector(p.config.Inject); err != nil {
+	if p.client, err = openClient(p.config.Inject); err != nil {
 		return err
 	}
 	if p.sysctls, err = openSysctls(p.options); err != nil {
@@ -154,7 +154,7 @@ func (p *Plane) newKernel() *kernel {
 	tx := &nft.Transaction{}
 	return &kernel{
 		rows:    newRows(),
-		servers: &servers{director: p.director, options: p.options, deadlines: maps.Clone(p.deadlines)},
+		servers: &servers{client: p.client, options: p.options, deadlines: maps.Clone(p.deadlines)},
 		tables:  newTables(p.config.Mark, tx),
 		tx:      tx,
 	}
@@ -169,7 +169,7 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 		}
 		if t.Foreign {
 			k.tables[i] = newTable(t.Family, t.Mark, k.tx)
-			k.tables[i].former = t.former
+			k.tables[i].previous = t.previous
 			k.tables[i].Delete()
 			k.tx.Join()
 		}
@@ -208,9 +208,9 @@ type work struct {
 	table   nft.Transaction
 	add     []netip.Prefix // local routes
 	forget  bool
-	// inherit has the pools remember what other planes do; nil: they do not. The tables are there then, and nothing
+	// takeSessions has the pools remember what other planes do; nil: they do not. The tables are there then, and nothing
 	// leads to the pools yet.
-	inherit func()
+	takeSessions func()
 }
 
 // plan finds what is to be done for changes.
@@ -233,7 +233,7 @@ func (k *kernel) planServers(w *changes, todo *work) {
 		}
 		k.planServer(key, todo)
 	}
-	slices.SortFunc(missing, k.servers.director.Compare) // the kernel's time depends on it
+	slices.SortFunc(missing, k.servers.client.Compare) // the kernel's time depends on it
 	for _, key := range missing {
 		k.planServer(key, todo)
 	}
@@ -311,9 +311,9 @@ func (p *Plane) Repair(_ context.Context, s *model.State, r dataplane.Report) er
 // sync plans, performs the plan, and sets the timeouts. The ruleset counts as clean only if the kernel has refused
 // none of the plan.
 func (p *Plane) sync(s *model.State, found *planned) error {
-	p.noteFormers()
+	p.notePastAddresses()
 	p.held, p.clean = nil, 0
-	clear(p.director.lacking.names) // a module may have been loaded
+	clear(p.client.lacking.names) // a module may have been loaded
 	if err := errors.Join(p.configure(), p.locals.claim()); err != nil {
 		return err
 	}
@@ -326,7 +326,7 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 		return err
 	}
 	p.deadlines = k.servers.deadlines
-	todo.inherit = func() { p.learned.TakeIn(p.config.Log, p.taker(s, k)) }
+	todo.takeSessions = func() { p.learned.TakeIn(p.config.Log, p.taker(s, k)) }
 	err = p.perform(k, todo)
 	switch {
 	case err == nil:
@@ -358,11 +358,11 @@ func (p *Plane) configure() error {
 // next Audits find other changes that were made meanwhile.
 func (p *Plane) planAt(s *model.State, foreign uint32, plan *planned) (*kernel, *work, error) {
 	if plan != nil && plan.foreign == foreign && plan.way == p.locals.way {
-		n, err := p.director.Count()
+		n, err := p.client.Count()
 		if err != nil {
 			return nil, nil, err
 		}
-		if n-p.director.Made() == plan.kernel.servers.turns.others {
+		if n-p.client.Made() == plan.kernel.servers.turns.others {
 			p.locals.want(s)
 			return plan.kernel, plan.work, nil
 		}
@@ -387,7 +387,7 @@ func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
 			return nil, err
 		}
 	}
-	for number, id := range k.sticky() { // for what is inherited
+	for number, id := range k.affinityPools() { // for the sessions of other planes
 		k.tables[index(id.V6)].addMemory(number)
 	}
 	for key := range k.servers.held {
@@ -397,8 +397,8 @@ func (p *Plane) planAll(k *kernel, s *model.State) (*work, error) {
 		}
 	}
 	p.locals.want(s)
-	p.adoptFormers(k)
-	for _, there := range []map[netip.Prefix]bool{p.locals.held, p.locals.former} {
+	p.adoptPastAddresses(k)
+	for _, there := range []map[netip.Prefix]bool{p.locals.held, p.locals.otherHeld} {
 		for held := range there {
 			if held.IsSingleIP() {
 				k.tables[index(held.Addr().Is6())].setLocal(held.Addr(), true)
@@ -503,8 +503,8 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 }
 
 func (w *work) takeIn() {
-	if w.inherit != nil {
-		w.inherit()
+	if w.takeSessions != nil {
+		w.takeSessions()
 	}
 }
 
@@ -525,9 +525,9 @@ func (k *kernel) drain(keys []ipvs.Key) error {
 // tidy deletes the routes that no row needs, and the records of what is gone. An address to which connections may go on
 // stays local.
 func (p *Plane) tidy(k *kernel, refused *[]error) error {
-	p.formers.prune(&k.servers.draining)
-	ending := p.formers.ending(&k.servers.draining)
-	gone, err := p.locals.removeFormer(ending)
+	p.pastAddresses.prune(&k.servers.draining)
+	ending := p.pastAddresses.ending(&k.servers.draining)
+	gone, err := p.locals.removeOther(ending)
 	surplus := p.locals.idle(ending)
 	err = errors.Join(err, p.locals.remove(surplus))
 	gone = append(gone, surplus...)
@@ -535,7 +535,7 @@ func (p *Plane) tidy(k *kernel, refused *[]error) error {
 		return err
 	}
 	for _, gone := range gone {
-		if gone.IsSingleIP() && !p.locals.held[gone] && !p.locals.former[gone] {
+		if gone.IsSingleIP() && !p.locals.held[gone] && !p.locals.otherHeld[gone] {
 			k.tables[index(gone.Addr().Is6())].setLocal(gone.Addr(), false)
 		}
 	}
@@ -631,7 +631,7 @@ func (p *Plane) compare(s *model.State, foreign uint32) (r dataplane.Report, err
 	}
 	r.Drifts = append(k.drifts(todo, s), p.localDrifts(k, todo.add)...)
 	switch {
-	case len(r.Drifts) > 0 && len(p.director.lacking.names) == 0: // what the kernel lacks may have come
+	case len(r.Drifts) > 0 && len(p.client.lacking.names) == 0: // what the kernel lacks may have come
 		r.Plan = &planned{foreign, p.locals.way, k, todo}
 	case len(r.Drifts) == 0 && p.held == nil:
 		p.held, p.deadlines = k, k.servers.deadlines
@@ -680,8 +680,8 @@ func (p *Plane) localDrifts(k *kernel, missing []netip.Prefix) (drifts []datapla
 	for _, m := range missing {
 		drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Want: m.String()})
 	}
-	ending := p.formers.ending(&k.servers.draining)
-	for _, there := range slices.AppendSeq(p.locals.surplus(), maps.Keys(p.locals.former)) {
+	ending := p.pastAddresses.ending(&k.servers.draining)
+	for _, there := range slices.AppendSeq(p.locals.surplus(), maps.Keys(p.locals.otherHeld)) {
 		if !ending.keep(there) {
 			drifts = append(drifts, dataplane.Drift{Class: class, Object: object, Have: there.String()})
 		}
@@ -699,7 +699,7 @@ func (p *Plane) Remove(context.Context) error {
 }
 
 func (p *Plane) remove() error {
-	r, err := p.remains()
+	r, err := p.leftovers()
 	if err != nil {
 		return err
 	}
@@ -713,8 +713,8 @@ func (p *Plane) Close() error {
 		errs = append(errs, c.close())
 	}
 	p.sysctls = nil
-	if p.director != nil {
-		errs = append(errs, p.director.Close())
+	if p.client != nil {
+		errs = append(errs, p.client.Close())
 	}
 	if p.ruleset != nil {
 		errs = append(errs, p.ruleset.Close())

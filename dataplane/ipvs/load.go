@@ -36,10 +36,10 @@ func (p *Plane) load(t *table) error {
 
 // loadRecords reads which virtual servers the table says are ours, whatever else it holds.
 func (t *table) loadRecords(c *nfnetlink.Socket) error {
-	t.former = map[string]bool{}
+	t.previous = map[string]bool{}
 	if !t.FoundSets[t.Sets[virtualServers].Name] {
 		return nil
 	}
-	reset := func() { clear(t.former) }
-	return t.List(c, virtualServers, reset, func(e nft.Element) { t.former[string(e.Key)] = true })
+	reset := func() { clear(t.previous) }
+	return t.List(c, virtualServers, reset, func(e nft.Element) { t.previous[string(e.Key)] = true })
 }

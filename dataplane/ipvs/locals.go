@@ -23,7 +23,7 @@ import (
 //	dummy   an address on kube-ipvs0, as kube-proxy has it
 //
 // A range that is local is the node's, for ports without a Service, too: the table refuses those. An address stays
-// local while connections to it go on, though no frontend has it any more (formers.go).
+// local while connections to it go on, though no frontend has it any more (pastaddresses.go).
 
 // locals are the addresses and ranges that are local for the sake of IPVS. It sees packets from elsewhere only if they
 // are for this node. An address of one of the node's interfaces is local anyway.
@@ -42,7 +42,7 @@ type locals struct {
 	addrs      []netlink.Addr     // of all interfaces
 	own        map[netip.Addr]bool
 	held       map[netip.Prefix]bool
-	former     map[netip.Prefix]bool // what the other way holds; nil: nothing
+	otherHeld  map[netip.Prefix]bool // what the other way holds; nil: nothing
 	// unused are those that may be surplus, nil: any.
 	unused map[netip.Prefix]struct{}
 }
@@ -123,7 +123,7 @@ func (l *locals) loadAll() (err error) {
 	if err = l.load(); err != nil {
 		return err
 	}
-	l.former, err = l.other.load(l.addrs)
+	l.otherHeld, err = l.other.load(l.addrs)
 	return err
 }
 
@@ -246,19 +246,19 @@ func (l *locals) remove(surplus []netip.Prefix) error {
 
 // removeFormer removes addresses that other modes have left, once they are local by this mode, or no connection needs
 // them.
-func (l *locals) removeFormer(ending ending) (gone []netip.Prefix, err error) {
-	if l.former == nil {
+func (l *locals) removeOther(ending ending) (gone []netip.Prefix, err error) {
+	if l.otherHeld == nil {
 		return nil, nil
 	}
-	for p := range l.former {
+	for p := range l.otherHeld {
 		if l.holds(p) || !ending.keep(p) {
 			gone = append(gone, p)
 		}
 	}
-	if err := l.removeFrom(l.other, l.former, gone); err != nil || len(l.former) > 0 {
+	if err := l.removeFrom(l.other, l.otherHeld, gone); err != nil || len(l.otherHeld) > 0 {
 		return gone, err
 	}
-	l.former = nil
+	l.otherHeld = nil
 	return gone, l.other.clear()
 }
 

@@ -83,7 +83,7 @@ func (t *table) setMemory(number uint32, lasts time.Duration) error {
 // sweepSessions forgets all clients of pools that are gone.
 func (t *table) sweepSessions(r *rows) {
 	wanted := map[uint32]bool{}
-	for number, id := range r.sticky() {
+	for number, id := range r.affinityPools() {
 		wanted[number] = id.V6 == t.Family.V6()
 	}
 	for number := range t.memories {
@@ -160,13 +160,13 @@ func (m memory) recall() nft.Chain {
 
 // learner remembers the backend that IPVS chose, in place of an earlier one.
 func (m memory) learner() nft.Chain {
-	former, next := m.client()
-	former = append(former, m.Family.Load(m.Family.Destination, next), nft.LoadPort(next+m.Family.Address.Words()),
+	match, next := m.client()
+	match = append(match, m.Family.Load(m.Family.Destination, next), nft.LoadPort(next+m.Family.Address.Words()),
 		&expr.Dynset{
 			SrcRegKey: nft.Word(0), SrcRegData: nft.Word(next), SetName: ownName(affinityPrefix, m.number),
 			Operation: nft.DynsetDelete,
 		})
 	return nft.Chain{Name: ownName(rememberPrefix, m.number), Rules: []nft.Rule{
-		nft.NewRule("", former...), nft.NewRule("", m.remember()...), nft.NewRule("", nft.ResetPriority(0)...),
+		nft.NewRule("", match...), nft.NewRule("", m.remember()...), nft.NewRule("", nft.ResetPriority(0)...),
 	}}
 }

@@ -82,13 +82,13 @@ func (o Options) schedulerOf(p model.Pool) string {
 // want is the virtual server for a pool.
 func (o Options) want(p model.Pool) *server {
 	w := &server{
-		scheduler: o.schedulerOf(p),
-		reals:     make(map[netip.AddrPort]uint32, len(p.Backends)),
+		scheduler:    o.schedulerOf(p),
+		destinations: make(map[netip.AddrPort]uint32, len(p.Backends)),
 	}
 	for _, b := range p.Backends {
-		w.reals[b.AddrPort()] = uint32(b.Weight)
+		w.destinations[b.AddrPort()] = uint32(b.Weight)
 		if defect.Is(defect.IPVSWeight) {
-			w.reals[b.AddrPort()] = 1
+			w.destinations[b.AddrPort()] = 1
 		}
 	}
 	if w.scheduler == "sh" {
@@ -101,12 +101,12 @@ func (o Options) want(p model.Pool) *server {
 // still one when that is 0. So where all weights are 1, others' clients stay where they are while one drains.
 func (held *server) reduce() {
 	common := uint32(0)
-	for _, weight := range held.reals {
+	for _, weight := range held.destinations {
 		for a := weight; a != 0; {
 			common, a = a, common%a
 		}
 	}
-	for addr := range held.reals {
-		held.reals[addr] /= max(common, 1)
+	for addr := range held.destinations {
+		held.destinations[addr] /= max(common, 1)
 	}
 }

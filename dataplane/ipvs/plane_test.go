@@ -51,7 +51,7 @@ func TestPlane(t *testing.T) {
 		"schedulers":                     (*namespace).schedulers,
 		"addresses of the node":          (*namespace).ownAddresses,
 		"address modes":                  (*namespace).modes,
-		"kube-proxy's interface":         (*namespace).inherits,
+		"kube-proxy's interface":         (*namespace).findsKubeProxys,
 		"prepare":                        (*namespace).prepare,
 		"closed twice":                   (*namespace).closedTwice,
 	} {
@@ -592,8 +592,8 @@ func (n *namespace) modes() {
 	n.equal(n.run("ip", "-d", "route", "show", "table", "local")+n.run("ip", "-d", "-6", "route", "show", "table", "local"), local)
 }
 
-// inherits finds kube-proxy's interface, with more on it than is wanted.
-func (n *namespace) inherits() {
+// findsKubeProxys finds kube-proxy's interface, with more on it than is wanted.
+func (n *namespace) findsKubeProxys() {
 	before := n.kernel()
 	n.run("ip", "link", "add", "kube-ipvs0", "type", "dummy")
 	for _, address := range []string{"10.96.0.10/32", "10.96.0.66/32", "198.51.100.7/32"} {

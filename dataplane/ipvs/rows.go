@@ -19,11 +19,11 @@ import (
 
 // rows are those of the State that the plane has programmed, and what follows from them.
 type rows struct {
-	frontends map[model.Key]model.Frontend
-	pools     map[model.PoolID]*poolUse
-	wanted    map[ipvs.Key]model.PoolID // virtual servers
-	numbers   [2]numbers                // even ones, which are those of UDP, and odd ones
-	formers   formers                   // the plane's
+	frontends     map[model.Key]model.Frontend
+	pools         map[model.PoolID]*poolUse
+	wanted        map[ipvs.Key]model.PoolID // virtual servers
+	numbers       [2]numbers                // even ones, which are those of UDP, and odd ones
+	pastAddresses pastAddresses             // the plane's
 }
 
 // numbers are those that pools may have. That of a pool tells whether it is one of UDP, so that the virtual server of a
@@ -116,7 +116,7 @@ func (r *rows) drop(key model.Key, w *changes) {
 	if !forwards(key, f) {
 		return
 	}
-	r.noteFormer(key, f)
+	r.notePastAddress(key, f)
 	use := r.pools[f.Pool]
 	server := use.server(key)
 	w.servers[server] = struct{}{}
@@ -296,7 +296,7 @@ func (t *table) setFrontend(key model.Key, f model.Frontend, ok bool, use *poolU
 	k := string(nft.EncodeKey(key))
 	entries := nft.SourcesOf(key, f)
 	if c.affinity {
-		entries = append(entries, nft.Entry{Set: sticky, Key: k})
+		entries = append(entries, nft.Entry{Set: affinityFrontends, Key: k})
 	}
 	token := string(nft.Native(uint32(nft.NewToken(id, n))))
 	t.Own(key, append(entries, nft.Entry{Set: frontends + int(key.Scope), Key: k, Data: token})...)
@@ -348,5 +348,5 @@ func recordOf(key ipvs.Key) string {
 // recorded reports whether the kernel was found to have such a record.
 func (t *table) recorded(key ipvs.Key) bool {
 	_, found := t.Found(virtualServers)[recordOf(key)]
-	return found || t.former[recordOf(key)]
+	return found || t.previous[recordOf(key)]
 }

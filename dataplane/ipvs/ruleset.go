@@ -35,7 +35,7 @@ const (
 	classes
 	recallers
 	learners
-	sticky
+	affinityFrontends
 	hairpin
 	localAddresses
 	virtualServers

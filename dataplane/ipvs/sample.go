@@ -25,21 +25,21 @@ const (
 // turns is where Audits of many virtual servers go on.
 type turns struct {
 	keys   []ipvs.Key // that are still to be looked at
-	others int        // virtual servers beside those that the director made, when all were listed
+	others int        // virtual servers beside those that the client made, when all were listed
 	due    time.Time  // when they are listed again
 }
 
 // verify reports what of the held virtual servers is not so in the kernel.
 func (s *servers) verify() ([]dataplane.Drift, error) {
-	if err := s.director.fault("ipvs list"); err != nil {
+	if err := s.client.fault("ipvs list"); err != nil {
 		return nil, err
 	}
-	n, err := s.director.Count()
+	n, err := s.client.Count()
 	if err != nil {
 		return nil, err
 	}
 	few, start := len(s.held) <= maxVerified, time.Now()
-	if others := n - s.director.Made(); few || others != s.turns.others || start.After(s.turns.due) {
+	if others := n - s.client.Made(); few || others != s.turns.others || start.After(s.turns.due) {
 		drifts, err := s.verifyAll(few)
 		s.turns.others, s.turns.due = others, listAgain(start, time.Now())
 		if len(drifts) > 0 {
@@ -72,11 +72,11 @@ func (s *servers) verifySome() (drifts []dataplane.Drift, err error) {
 		if held == nil {
 			continue
 		}
-		reals, err := s.director.Destinations(key)
+		destinations, err := s.client.Destinations(key)
 		if err != nil {
 			return nil, err
 		}
-		drifts = append(drifts, adopt(ipvs.Server{}, reals).compareReals(key, held.reals)...)
+		drifts = append(drifts, adopt(ipvs.Server{}, destinations).compareDestinations(key, held.destinations)...)
 		if time.Since(start) > verifyTime {
 			break
 		}

@@ -14,7 +14,7 @@ import (
 )
 
 // looksAtAll has another program change a real server of many virtual servers, of which some come and go all the time.
-func looksAtAll(t *testing.T, d, _ *director) {
+func looksAtAll(t *testing.T, d, _ *client) {
 	t.Helper()
 	const many = maxVerified + 100
 	backend := ipvs.Destination{Addr: netip.MustParseAddrPort("127.0.0.1:80"), Weight: 1}
@@ -34,7 +34,7 @@ func looksAtAll(t *testing.T, d, _ *director) {
 	if n := len(listing(t, d)); n != many { // the table grows meanwhile
 		t.Errorf("%d of %d virtual servers are listed", n, many)
 	}
-	s := &servers{director: d}
+	s := &servers{client: d}
 	if err := s.load(func(ipvs.Key) bool { return true }); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func looksAtAll(t *testing.T, d, _ *director) {
 
 // madeBackwards has another program delete all virtual servers. They are made again from the last one listed to the
 // first.
-func madeBackwards(t *testing.T, d, other *director) {
+func madeBackwards(t *testing.T, d, other *client) {
 	t.Helper()
 	var rows strings.Builder
 	for n := 1; n <= 9; n++ {
@@ -71,7 +71,7 @@ func madeBackwards(t *testing.T, d, other *director) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plane := &Plane{director: d}
+	plane := &Plane{client: d}
 	made := func() (order []ipvs.Key, all plan) {
 		k, todo := plane.newKernel(), &work{}
 		if err := k.servers.load(func(ipvs.Key) bool { return true }); err != nil {
@@ -108,7 +108,7 @@ func madeBackwards(t *testing.T, d, other *director) {
 }
 
 // listing is the order in which the kernel lists virtual servers.
-func listing(t *testing.T, d *director) []ipvs.Key {
+func listing(t *testing.T, d *client) []ipvs.Key {
 	t.Helper()
 	all, err := d.Servers()
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 	"fairlead.dev/fairlead/internal/ipvs"
 )
 
-// director is the client of IPVS, and what is known of the kernel behind it.
-type director struct {
+// client is the client of IPVS, and what is known of the kernel behind it.
+type client struct {
 	*ipvs.Client
 	*lacking
 
 	fault func(operation string) error
 }
 
-func openDirector(fault func(string) error) (*director, error) {
+func openClient(fault func(string) error) (*client, error) {
 	c, err := ipvs.Open()
 	if errors.Is(err, unix.ENOENT) {
 		return nil, fmt.Errorf("%w: it has no IPVS (module ip_vs, CONFIG_IP_VS)", dataplane.ErrUnsupported)
@@ -27,12 +27,12 @@ func openDirector(fault func(string) error) (*director, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &director{c, newLacking(), fault}, nil
+	return &client{c, newLacking(), fault}, nil
 }
 
 // perform does the requests in their order and returns an error for each that the kernel refuses, unless another
 // scheduler may do. The second error is one after which it is not known what has been done.
-func (d *director) perform(requests []ipvs.Request) (refused []error, err error) {
+func (d *client) perform(requests []ipvs.Request) (refused []error, err error) {
 	if len(requests) == 0 {
 		return nil, nil
 	}
@@ -89,14 +89,14 @@ func (l *lacking) instead(wanted, configured string) string {
 func (k *kernel) want(key ipvs.Key) *server {
 	want := k.server(key, k.servers.options)
 	if want != nil {
-		want.scheduler = k.servers.director.lacking.instead(want.scheduler, k.servers.options.Scheduler)
+		want.scheduler = k.servers.client.lacking.instead(want.scheduler, k.servers.options.Scheduler)
 	}
 	return want
 }
 
 // substitute gives other schedulers to the virtual servers whose own the kernel has no module for.
 func (p *Plane) substitute(k *kernel, todo *work) error {
-	l := p.director.lacking
+	l := p.client.lacking
 	for range substitutes + 1 {
 		affected := l.servers
 		if l.servers = nil; len(affected) == 0 {
@@ -104,7 +104,7 @@ func (p *Plane) substitute(k *kernel, todo *work) error {
 		}
 		var again plan
 		for _, key := range affected {
-			p.tellSubstitute(k, key)
+			p.reportSubstitute(k, key)
 			k.servers.set(key, k.want(key), &again)
 		}
 		todo.servers.last = append(todo.servers.last, again.last...)
@@ -118,15 +118,15 @@ func (p *Plane) substitute(k *kernel, todo *work) error {
 	return fmt.Errorf("%w: this kernel has no scheduler for virtual servers %v", dataplane.ErrPartial, affected)
 }
 
-func (p *Plane) tellSubstitute(k *kernel, key ipvs.Key) {
+func (p *Plane) reportSubstitute(k *kernel, key ipvs.Key) {
 	wanted := k.server(key, k.servers.options)
-	if wanted == nil || p.director.lacking.said[wanted.scheduler] {
+	if wanted == nil || p.client.lacking.said[wanted.scheduler] {
 		return
 	}
 	if k.want(key).scheduler == wanted.scheduler { // it is a stand-in that is lacking, see shaped
 		return
 	}
-	p.director.lacking.said[wanted.scheduler] = true
+	p.client.lacking.said[wanted.scheduler] = true
 	p.config.Log.Warn(fmt.Sprintf("this kernel has no scheduler %s; load module ip_vs_%[1]s, or choose another "+
 		"(ipvs.scheduler, annotation fairlead.dev/scheduler)", wanted.scheduler),
 		"scheduler", k.want(key).scheduler, "destination", k.wanted[key].String())

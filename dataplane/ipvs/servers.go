@@ -24,8 +24,8 @@ import (
 
 // server is a virtual server in the kernel, or as it should be.
 type server struct {
-	scheduler string
-	reals     map[netip.AddrPort]uint32 // weights
+	scheduler    string
+	destinations map[netip.AddrPort]uint32 // weights
 	// pool is what the pool wants where the kernel holds something else, see shaped; nil: what it holds.
 	pool *server
 	// order is that in which the kernel lists the real servers; only dh needs it, and then it is ordered.
@@ -38,7 +38,7 @@ type server struct {
 
 // servers are the virtual servers of ours.
 type servers struct {
-	director *director
+	client   *client
 	options  Options
 	held     map[ipvs.Key]*server
 	draining drains
@@ -51,28 +51,28 @@ type servers struct {
 // load reads back what the kernel holds of the virtual servers that are ours.
 func (s *servers) load(ours func(ipvs.Key) bool) error {
 	s.held, s.draining = map[ipvs.Key]*server{}, drains{}
-	if err := s.director.fault("ipvs list"); err != nil {
+	if err := s.client.fault("ipvs list"); err != nil {
 		return err
 	}
-	counted, err := s.director.Count()
+	counted, err := s.client.Count()
 	if err != nil {
 		return err
 	}
 	start := time.Now()
-	all, err := s.director.Servers()
+	all, err := s.client.Servers()
 	if err != nil {
 		return err
 	}
-	s.turns = turns{others: counted - s.director.Made(), due: listAgain(start, time.Now())}
+	s.turns = turns{others: counted - s.client.Made(), due: listAgain(start, time.Now())}
 	for key, found := range all {
 		if !ours(key) {
 			continue
 		}
-		reals, err := s.director.Destinations(key)
+		destinations, err := s.client.Destinations(key)
 		if err != nil {
 			return err
 		}
-		s.held[key] = adopt(found, reals)
+		s.held[key] = adopt(found, destinations)
 	}
 	s.prune()
 	return nil
@@ -80,19 +80,19 @@ func (s *servers) load(ours func(ipvs.Key) bool) error {
 
 func newHeld(scheduler string) *server {
 	return &server{
-		scheduler: scheduler, reals: map[netip.AddrPort]uint32{}, leaving: map[netip.AddrPort]time.Time{},
+		scheduler: scheduler, destinations: map[netip.AddrPort]uint32{}, leaving: map[netip.AddrPort]time.Time{},
 	}
 }
 
 // adopt is a virtual server that the kernel lists, whichever program made it. A value that differs from ours in a way
 // that server's fields cannot say becomes one that is never wanted, so that it is corrected.
-func adopt(found ipvs.Server, reals []ipvs.Destination) *server {
+func adopt(found ipvs.Server, destinations []ipvs.Destination) *server {
 	held := newHeld(schedulerOf(found))
 	held.ordered = held.scheduler == "dh" || held.scheduler == "fo"
-	for _, r := range reals {
-		held.reals[r.Addr] = r.Weight
+	for _, r := range destinations {
+		held.destinations[r.Addr] = r.Weight
 		if r.Method != ipvs.Masquerade {
-			held.reals[r.Addr] = ^uint32(0)
+			held.destinations[r.Addr] = ^uint32(0)
 		}
 		if held.ordered {
 			held.order = append(held.order, r.Addr)
@@ -158,15 +158,15 @@ func (s *servers) set(key ipvs.Key, want *server, p *plan) {
 	if made.scheduler != "dh" {
 		held.setScheduler(key, made.scheduler, p)
 	}
-	for _, addr := range slices.SortedFunc(maps.Keys(made.reals), netip.AddrPort.Compare) {
-		s.setReal(key, held, ipvs.Destination{Addr: addr, Weight: made.reals[addr]}, p)
+	for _, addr := range slices.SortedFunc(maps.Keys(made.destinations), netip.AddrPort.Compare) {
+		s.setDestination(key, held, ipvs.Destination{Addr: addr, Weight: made.destinations[addr]}, p)
 	}
 	if made.scheduler == "dh" {
 		held.setScheduler(key, made.scheduler, p)
 	}
-	for _, real := range slices.SortedFunc(maps.Keys(held.reals), netip.AddrPort.Compare) {
-		if _, wanted := want.reals[real]; !wanted {
-			s.leave(key, held, real, p)
+	for _, destination := range slices.SortedFunc(maps.Keys(held.destinations), netip.AddrPort.Compare) {
+		if _, wanted := want.destinations[destination]; !wanted {
+			s.leave(key, held, destination, p)
 		}
 	}
 }
@@ -179,7 +179,7 @@ func (held *server) setScheduler(key ipvs.Key, name string, p *plan) {
 
 // takesNone reports whether there will be a real server that takes no connections.
 func (held *server) takesNone(key ipvs.Key, want *server) bool {
-	for _, weight := range want.reals {
+	for _, weight := range want.destinations {
 		if weight == 0 {
 			return true
 		}
@@ -187,8 +187,8 @@ func (held *server) takesNone(key ipvs.Key, want *server) bool {
 	if held == nil || udp(key) {
 		return false
 	}
-	for real := range held.reals {
-		if _, wanted := want.reals[real]; !wanted {
+	for destination := range held.destinations {
+		if _, wanted := want.destinations[destination]; !wanted {
 			return true
 		}
 	}
@@ -196,9 +196,9 @@ func (held *server) takesNone(key ipvs.Key, want *server) bool {
 }
 
 // setReal plans a real server and its weight.
-func (s *servers) setReal(key ipvs.Key, held *server, r ipvs.Destination, p *plan) {
+func (s *servers) setDestination(key ipvs.Key, held *server, r ipvs.Destination, p *plan) {
 	command := uint8(ipvs.SetDestination)
-	switch have, exists := held.reals[r.Addr]; {
+	switch have, exists := held.destinations[r.Addr]; {
 	case !exists:
 		command = ipvs.NewDestination
 	case have == r.Weight:
@@ -206,7 +206,7 @@ func (s *servers) setReal(key ipvs.Key, held *server, r ipvs.Destination, p *pla
 		return
 	}
 	p.first = append(p.first, ipvs.NewRequest(command, key, r, func() {
-		held.reals[r.Addr] = r.Weight
+		held.destinations[r.Addr] = r.Weight
 		held.added(r.Addr)
 		s.stay(key, held, r.Addr)
 	}))
@@ -215,12 +215,12 @@ func (s *servers) setReal(key ipvs.Key, held *server, r ipvs.Destination, p *pla
 // end plans the end of a virtual server: now, or when its connections have ended.
 func (s *servers) end(key ipvs.Key, held *server, p *plan) {
 	held.pool = nil
-	if udp(key) || len(held.reals) == 0 {
+	if udp(key) || len(held.destinations) == 0 {
 		p.last = append(p.last, ipvs.DeleteServer(key, func() { s.forget(key) }))
 		return
 	}
-	for _, real := range slices.SortedFunc(maps.Keys(held.reals), netip.AddrPort.Compare) {
-		s.leave(key, held, real, p)
+	for _, destination := range slices.SortedFunc(maps.Keys(held.destinations), netip.AddrPort.Compare) {
+		s.leave(key, held, destination, p)
 	}
 }
 
@@ -232,7 +232,7 @@ func (s *servers) forget(key ipvs.Key) {
 
 // perform does the requests. With dataplane.ErrPartial all has been done but what the error names.
 func (s *servers) perform(requests []ipvs.Request) error {
-	refused, err := s.director.perform(requests)
+	refused, err := s.client.perform(requests)
 	if err != nil {
 		return err
 	}
@@ -243,8 +243,8 @@ func (s *servers) perform(requests []ipvs.Request) error {
 }
 
 // verifyAll lists the virtual servers, and the real ones if that is wanted.
-func (s *servers) verifyAll(withReals bool) (drifts []dataplane.Drift, err error) {
-	listed, err := s.director.Servers()
+func (s *servers) verifyAll(withDestinations bool) (drifts []dataplane.Drift, err error) {
+	listed, err := s.client.Servers()
 	if err != nil {
 		return nil, err
 	}
@@ -258,14 +258,14 @@ func (s *servers) verifyAll(withReals bool) (drifts []dataplane.Drift, err error
 		if have := schedulerOf(found); have != held.scheduler {
 			drifts = append(drifts, dataplane.Drift{Class: "servers", Object: object, Want: held.scheduler, Have: have})
 		}
-		if !withReals {
+		if !withDestinations {
 			continue
 		}
-		reals, err := s.director.Destinations(key)
+		destinations, err := s.client.Destinations(key)
 		if err != nil {
 			return nil, err
 		}
-		drifts = append(drifts, adopt(found, reals).compareReals(key, held.reals)...)
+		drifts = append(drifts, adopt(found, destinations).compareDestinations(key, held.destinations)...)
 	}
 	for key := range listed {
 		if s.held[key] == nil && key.Mark&markMask == markBits {
@@ -294,12 +294,12 @@ func (s *servers) compare(want map[ipvs.Key]*server) (drifts []dataplane.Drift) 
 
 // quiet reports whether nothing is left of a virtual server but what drains.
 func (held *server) quiet(key ipvs.Key) bool {
-	for _, weight := range held.reals {
+	for _, weight := range held.destinations {
 		if weight != 0 {
 			return false
 		}
 	}
-	return len(held.reals) > 0 && !udp(key)
+	return len(held.destinations) > 0 && !udp(key)
 }
 
 func (held *server) compare(key ipvs.Key, want *server) (drifts []dataplane.Drift) {
@@ -311,32 +311,33 @@ func (held *server) compare(key ipvs.Key, want *server) (drifts []dataplane.Drif
 		d := dataplane.Drift{Class: "servers", Object: object, Want: want.scheduler, Have: held.scheduler}
 		drifts = append(drifts, d)
 	}
-	return append(drifts, held.compareReals(key, want.reals)...)
+	return append(drifts, held.compareDestinations(key, want.destinations)...)
 }
 
-func (held *server) compareReals(key ipvs.Key, want map[netip.AddrPort]uint32) (drifts []dataplane.Drift) {
+func (held *server) compareDestinations(key ipvs.Key, want map[netip.AddrPort]uint32) (drifts []dataplane.Drift) {
 	object := "virtual server " + key.String()
-	for real, weight := range want {
-		if have, ok := held.reals[real]; !ok || have != weight {
-			d := dataplane.Drift{Class: "reals", Object: object, Want: describeReal(real, weight)}
+	for destination, weight := range want {
+		if have, ok := held.destinations[destination]; !ok || have != weight {
+			d := dataplane.Drift{Class: "reals", Object: object, Want: describeDestination(destination, weight)}
 			if ok {
-				d.Have = describeReal(real, have)
+				d.Have = describeDestination(destination, have)
 			}
 			drifts = append(drifts, d)
 		}
 	}
-	for real, weight := range held.reals {
-		if _, ok := want[real]; !ok && (weight != 0 || udp(key)) {
-			drifts = append(drifts, dataplane.Drift{Class: "reals", Object: object, Have: describeReal(real, weight)})
+	for destination, weight := range held.destinations {
+		if _, ok := want[destination]; !ok && (weight != 0 || udp(key)) {
+			have := describeDestination(destination, weight)
+			drifts = append(drifts, dataplane.Drift{Class: "reals", Object: object, Have: have})
 		}
 	}
 	return drifts
 }
 
 func (held *server) String() string {
-	return fmt.Sprintf("scheduler %s, %d real servers", held.scheduler, len(held.reals))
+	return fmt.Sprintf("scheduler %s, %d real servers", held.scheduler, len(held.destinations))
 }
 
-func describeReal(real netip.AddrPort, weight uint32) string {
-	return fmt.Sprintf("real server %s weight %d", real, weight)
+func describeDestination(destination netip.AddrPort, weight uint32) string {
+	return fmt.Sprintf("real server %s weight %d", destination, weight)
 }

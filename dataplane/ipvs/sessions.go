@@ -19,13 +19,13 @@ import (
 // Sessions implements dataplane.Handover.
 func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
-		if err := p.tell(s, yield); err != nil {
+		if err := p.listSessions(s, yield); err != nil {
 			yield(dataplane.Session{}, fmt.Errorf("ipvs: list sessions: %w", err))
 		}
 	}
 }
 
-func (p *Plane) tell(s *model.State, yield func(dataplane.Session, error) bool) (err error) {
+func (p *Plane) listSessions(s *model.State, yield func(dataplane.Session, error) bool) (err error) {
 	k := p.held
 	if k == nil {
 		if k, err = p.recognise(s); err != nil {
@@ -34,7 +34,7 @@ func (p *Plane) tell(s *model.State, yield func(dataplane.Session, error) bool) 
 	}
 	wanted := true
 	for _, t := range k.tables {
-		err := p.eachSession(t, k.stickyOf(s), func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
+		err := p.eachSession(t, k.affinityPoolsOf(s), func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
 		if err != nil || !wanted {
 			return err
 		}
@@ -57,8 +57,8 @@ func (p *Plane) recognise(s *model.State) (*kernel, error) {
 	return k, nil
 }
 
-// sticky are the pools with affinity by their numbers.
-func (r *rows) sticky() map[uint32]model.PoolID {
+// affinityPools are the pools with affinity by their numbers.
+func (r *rows) affinityPools() map[uint32]model.PoolID {
 	pools := map[uint32]model.PoolID{}
 	for id, use := range r.pools {
 		if use.row.Affinity > 0 {
@@ -68,9 +68,9 @@ func (r *rows) sticky() map[uint32]model.PoolID {
 	return pools
 }
 
-// stickyOf are those of s.
-func (r *rows) stickyOf(s *model.State) map[uint32]model.PoolID {
-	pools := r.sticky()
+// affinityPoolsOf are those of s.
+func (r *rows) affinityPoolsOf(s *model.State) map[uint32]model.PoolID {
+	pools := r.affinityPools()
 	maps.DeleteFunc(pools, func(_ uint32, id model.PoolID) bool { _, ok := s.Pools[id]; return !ok })
 	return pools
 }
@@ -121,7 +121,7 @@ func (p *Plane) Learn(
 // taker takes what others remember in.
 func (p *Plane) taker(s *model.State, k *kernel) dataplane.Taker {
 	return func(others *dataplane.Sessions) (n int, err error) {
-		pools, numbers := k.stickyOf(s), map[model.PoolID]uint32{}
+		pools, numbers := k.affinityPoolsOf(s), map[model.PoolID]uint32{}
 		for number, id := range pools {
 			numbers[id] = number
 		}

@@ -16,7 +16,7 @@ const tableName = "fairlead-ipvs"
 // change the kernel to a transaction and assume that they will be done.
 type table struct {
 	nft.Table
-	former   map[string]bool // records of virtual servers in the table that this one replaces; nil: there is none
+	previous map[string]bool // records of virtual servers in the table that this one replaces; nil: there is none
 	classes  map[class]*classUse
 	classOf  map[model.Key]class // of frontends
 	takenIDs map[uint32]bool     // of classes

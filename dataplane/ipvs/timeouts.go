@@ -43,7 +43,7 @@ func (p *Plane) setTimeouts() error {
 	for _, t := range p.options.Timeouts.wanted() {
 		requests = append(requests, t.request(func() { p.timeouts = append(p.timeouts, t) }))
 	}
-	refused, err := p.director.perform(requests)
+	refused, err := p.client.perform(requests)
 	if err != nil || len(refused) == 0 {
 		return err
 	}
@@ -57,7 +57,7 @@ func (p *Plane) timeoutDrifts() (drifts []dataplane.Drift, err error) {
 	if len(p.timeouts) == 0 {
 		return nil, nil
 	}
-	have, err := p.director.Timeouts()
+	have, err := p.client.Timeouts()
 	if err != nil {
 		return nil, err
 	}

@@ -104,7 +104,7 @@ func (p *plane) derive(s *model.State) map[relay.Endpoint]bool {
 		for key := range p.served.Frontends {
 			touched[relay.EndpointOf(key)] = true
 		}
-		p.tell(nil)
+		p.report(nil)
 	}
 	return touched
 }
@@ -121,12 +121,12 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	}
 	err := p.Dataplane.Apply(ctx, p.part.State, p.part.Change(s, c))
 	served := p.served.Change(s, c)
-	p.tell(&served)
+	p.report(&served)
 	return p.settle(relay.Touched(served), err)
 }
 
-// tell has the relay know what is served; c is the change that led to that, or nil.
-func (p *plane) tell(c *model.Change) {
+// report has the relay know what is served; c is the change that led to that, or nil.
+func (p *plane) report(c *model.Change) {
 	switch {
 	case p.relay == nil && len(p.served.Frontends) == 0:
 		return

@@ -445,9 +445,9 @@ func TestPlane_backendRefuses(t *testing.T) {
 
 func TestPlane_affinity(t *testing.T) {
 	s := newStage(t)
-	sticky := strings.ReplaceAll(both, "cluster6\n\t\tbackend", "cluster6 affinity 1h\n\t\tbackend")
-	sticky = strings.Replace(sticky, "affinity 1h\n", "affinity 1h0m0s\n", 1)
-	s.must(sticky)
+	affinity := strings.ReplaceAll(both, "cluster6\n\t\tbackend", "cluster6 affinity 1h\n\t\tbackend")
+	affinity = strings.Replace(affinity, "affinity 1h\n", "affinity 1h0m0s\n", 1)
+	s.must(affinity)
 	for to, p := range map[string]model.Protocol{web: model.TCP, dns: model.UDP} {
 		first, _, _ := strings.Cut(s.once(to, p), " ")
 		for range 30 {
@@ -459,9 +459,9 @@ func TestPlane_affinity(t *testing.T) {
 	if first == "pod-b" {
 		gone, other = podB+":8080", "pod-a"
 	}
-	s.must(strings.Replace(sticky, "backend default/web:http cluster6 "+gone, "", 1))
+	s.must(strings.Replace(affinity, "backend default/web:http cluster6 "+gone, "", 1))
 	s.reaches(web, model.TCP, other)
-	s.must(sticky)
+	s.must(affinity)
 	s.reaches(web, model.TCP, other)
 	s.must(both)
 	s.reaches(web, model.TCP, "pod-a", "pod-b")

@@ -126,9 +126,9 @@ func TestTabled(t *testing.T) {
 	b.by("b", tcp(3), true) // it was cut
 }
 
-func TestCarried(t *testing.T) {
+func TestRelayed(t *testing.T) {
 	b := &bed{T: t, s: state(t, served)}
-	old, now := b.plane("b", Carried, dataplane.Active), b.plane("a", Carried, dataplane.Standby)
+	old, now := b.plane("b", Relayed, dataplane.Active), b.plane("a", Relayed, dataplane.Standby)
 	b.by("b", tcp(1), true)
 	b.set(now, dataplane.Active)
 	if n := b.set(old, dataplane.Draining); n != 1 || old.Open() != 1 || now.Open() != 0 {
@@ -137,14 +137,14 @@ func TestCarried(t *testing.T) {
 	b.by("b", tcp(1), false)
 	b.by("a", tcp(2), true)
 	b.must(old.Sync(t.Context(), b.s)) // nothing has told it to be Active again
-	b.left(b.Driver("b", Carried), dataplane.Leftover{Rules: true, Retired: true})
+	b.left(b.Driver("b", Relayed), dataplane.Leftover{Rules: true, Retired: true})
 	b.must(old.Close())
 	b.by("a", tcp(1), true) // it was cut
 	b.must(now.Close())
 	if a := b.Send(tcp(1)); a.Verdict != model.Pass {
 		t.Error("there is no process, and", a)
 	}
-	b.plane("a", Carried, dataplane.Active)
+	b.plane("a", Relayed, dataplane.Active)
 	b.by("a", tcp(1), true)
 }
 

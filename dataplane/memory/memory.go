@@ -31,7 +31,7 @@ type Nature int
 const (
 	Tracked Nature = iota // in the kernel, without need of the table, as with nftables
 	Tabled                // in the kernel, as long as the table is there, as with IPVS
-	Carried               // in the process, with which they end, as in mode userspace: in Standby it serves nothing
+	Relayed               // in the process, with which they end, as in mode userspace: in Standby it serves nothing
 )
 
 // Kernel holds a table for each name of a plane, and open connections. It outlives the planes. The zero value is empty.
@@ -131,7 +131,7 @@ func (k *Kernel) count(holder any) (n int) {
 
 // decide does what the specification says of the first packet of a connection, if the table serves.
 func (t *table) decide(p model.Packet, chosen *int) Answer {
-	if t.stage == dataplane.Draining || t.nature == Carried && (t.process == nil || t.stage == dataplane.Standby) {
+	if t.stage == dataplane.Draining || t.nature == Relayed && (t.process == nil || t.stage == dataplane.Standby) {
 		return Answer{}
 	}
 	d := t.rows.Lookup(p)
@@ -201,7 +201,7 @@ func (k *Kernel) Driver(name string, n Nature) dataplane.Driver {
 	switch n {
 	case Tabled:
 		d.Drain = func(ctx context.Context, c dataplane.Config) (int, error) { return open(c).drain(ctx) }
-	case Carried:
+	case Relayed:
 		d.Carries = func(netip.Addr) bool { return false } // the process connects as the client
 	}
 	return d

@@ -7,7 +7,7 @@ func (k *Kernel) Receive(p Packet) (decide func() Answer) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	t := k.tables[a.Plane]
-	if t == nil || t.nature != Carried {
+	if t == nil || t.nature != Relayed {
 		return func() Answer { return a }
 	}
 	delete(k.open, p) // the process does not know of it yet

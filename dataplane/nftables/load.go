@@ -142,11 +142,11 @@ func (t *table) foundStickies() map[uint32]bool {
 	found := map[uint32]bool{}
 	for number := range t.found.choices {
 		if number&handleBit != 0 {
-			found[handle(number).sticky()] = true
+			found[handle(number).affinity()] = true
 		}
 	}
 	for key := range t.Found(memories) {
-		found[handle(nft.Number([]byte(key))).sticky()] = true
+		found[handle(nft.Number([]byte(key))).affinity()] = true
 	}
 	for name := range t.FoundSets {
 		if n, ok := memoryNumber(name); ok {
@@ -154,7 +154,7 @@ func (t *table) foundStickies() map[uint32]bool {
 		}
 	}
 	for h := range t.backends {
-		found[h.sticky()] = true
+		found[h.affinity()] = true
 	}
 	return found
 }

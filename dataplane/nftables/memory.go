@@ -34,7 +34,7 @@ func (t *table) memorySet(name string, pools int) *nft.Set {
 func memoryNumber(name string) (uint32, bool) {
 	text, ok := strings.CutPrefix(name, memoryPrefix)
 	n, err := strconv.ParseUint(text, 10, 32)
-	return uint32(n), ok && err == nil && n >= minSticky && n <= maxSticky && memoryName(uint32(n)) == name
+	return uint32(n), ok && err == nil && n >= minAffinity && n <= maxAffinity && memoryName(uint32(n)) == name
 }
 
 // ownSet is the form of the sets that not every table has.

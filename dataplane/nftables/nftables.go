@@ -133,13 +133,13 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
-	inherit := p.inherit(s)
+	takeSessions := p.takeSessions(s)
 	var tables []*table
 	var tx *nft.Transaction
-	if found != nil && found.foreign == before && inherit == nil {
+	if found != nil && found.foreign == before && takeSessions == nil {
 		tables, tx = found.tables, found.tx
 	} else {
-		tables, tx, err = p.plan(s, inherit)
+		tables, tx, err = p.plan(s, takeSessions)
 	}
 	if !isPartial(err) {
 		return err

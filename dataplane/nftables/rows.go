@@ -124,7 +124,7 @@ func (t *table) sharedNumbers(s *model.State) map[uint32]bool {
 func (t *table) foundHandles() map[uint32][]handle {
 	found := map[uint32][]handle{}
 	for h := range t.backends {
-		found[h.sticky()] = append(found[h.sticky()], h)
+		found[h.affinity()] = append(found[h.affinity()], h)
 	}
 	return found
 }
@@ -133,10 +133,10 @@ func (t *table) foundHandles() map[uint32][]handle {
 func (t *table) adoptNamed(number uint32, found map[uint32][]handle) *pool {
 	choices := t.found.choices[number]
 	i := slices.IndexFunc(choices, func(h handle) bool { return h != 0 })
-	if i < 0 || found[choices[i].sticky()] == nil {
+	if i < 0 || found[choices[i].affinity()] == nil {
 		return nil
 	}
-	n := &names{number: choices[i].sticky(), indexes: ids{max: maxIndex}, handles: map[netip.AddrPort]handle{}}
+	n := &names{number: choices[i].affinity(), indexes: ids{max: maxIndex}, handles: map[netip.AddrPort]handle{}}
 	taken := map[uint32]bool{}
 	for _, h := range found[n.number] {
 		taken[h.index()] = true

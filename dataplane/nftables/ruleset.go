@@ -48,17 +48,17 @@ func sets(f nft.Family) []*nft.Set {
 type handle uint32
 
 const (
-	stickyBits = 16
-	stickyMask = 0xffffffff << stickyBits & 0xffffffff
-	handleBit  = 1 << 31                                          // set in handles and clear in tokens
-	minSticky  = handleBit>>stickyBits + 1<<(poolBits-stickyBits) // no handle is handleBit and some number of a pool
-	maxSticky  = 1<<(32-stickyBits) - 1
-	maxIndex   = 1<<stickyBits - 1
+	affinityBits = 16
+	affinityMask = 0xffffffff << affinityBits & 0xffffffff
+	handleBit    = 1 << 31                                              // set in handles and clear in tokens
+	minAffinity  = handleBit>>affinityBits + 1<<(poolBits-affinityBits) // no handle is handleBit and some number of a pool
+	maxAffinity  = 1<<(32-affinityBits) - 1
+	maxIndex     = 1<<affinityBits - 1
 )
 
-func newHandle(sticky, index uint32) handle { return handle(sticky<<stickyBits | index) }
-func (h handle) sticky() uint32             { return uint32(h) >> stickyBits }
-func (h handle) index() uint32              { return uint32(h) & maxIndex }
+func newHandle(affinity, index uint32) handle { return handle(affinity<<affinityBits | index) }
+func (h handle) affinity() uint32             { return uint32(h) >> affinityBits }
+func (h handle) index() uint32                { return uint32(h) & maxIndex }
 
 // A class is what is done with packets before a backend is chosen, if one is. The classes are always there; a token has
 // the number of one.
@@ -203,7 +203,7 @@ func (t *table) serve() []nft.Chain {
 		{Name: chainServe, Rules: []nft.Rule{
 			nft.NewRule("class", load, nft.Bits(0, classMask, 0), nft.Follow("classes")),
 			nft.NewRule("choose", load, nft.Bits(0, sizeMask, 0), nft.Follow("choosers")),
-			nft.NewRule("affinity", load, nft.Bits(0, stickyMask, 0), nft.Follow("memories")),
+			nft.NewRule("affinity", load, nft.Bits(0, affinityMask, 0), nft.Follow("memories")),
 			known,
 			nft.NewRule("the chosen backend is gone", nft.Drop()),
 		}},

@@ -19,13 +19,13 @@ import (
 // Sessions implements dataplane.Handover.
 func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
 	return func(yield func(dataplane.Session, error) bool) {
-		if err := p.tell(s, yield); err != nil {
+		if err := p.listSessions(s, yield); err != nil {
 			yield(dataplane.Session{}, fmt.Errorf("nftables: list sessions: %w", err))
 		}
 	}
 }
 
-func (p *Plane) tell(s *model.State, yield func(dataplane.Session, error) bool) (err error) {
+func (p *Plane) listSessions(s *model.State, yield func(dataplane.Session, error) bool) (err error) {
 	tables := p.tables
 	if tables == nil {
 		if tables, err = p.recognise(s); err != nil {
@@ -87,9 +87,9 @@ func (t *table) eachSession(p *Plane, s *model.State, f func(m dataplane.Session
 	return nil
 }
 
-// inherit returns what has the pools remember what other planes do, when they are planned and no frontend leads to them
-// yet; nil: nothing is to be inherited.
-func (p *Plane) inherit(s *model.State) func([]*table) error {
+// takeSessions returns what has the pools remember what other planes do, when they are planned and no frontend leads to
+// them yet; nil: there are no sessions to take.
+func (p *Plane) takeSessions(s *model.State) func([]*table) error {
 	if p.learned.None() {
 		return nil
 	}

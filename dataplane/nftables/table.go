@@ -57,7 +57,7 @@ func newTable(f nft.Family, mark uint32, tx *nft.Transaction) *table {
 		rows:  map[model.Key]row{}, pools: map[model.PoolID]*pool{}, sizes: map[size]bool{},
 		found:    found{map[uint32][]netip.AddrPort{}, map[uint32][]handle{}},
 		numbers:  ids{next: 1, max: poolMask},
-		stickies: ids{next: minSticky, first: minSticky, max: maxSticky},
+		stickies: ids{next: minAffinity, first: minAffinity, max: maxAffinity},
 		backends: map[handle]netip.AddrPort{},
 	}
 	t.Serve, t.Form, t.Describe, t.Row = chainServe, t.ownSet, t.describe, t.row

@@ -37,7 +37,7 @@ func (p *Plane) drain(ctx context.Context, s *model.State) error {
 	p.proxy.Rows.Replace(s)
 	p.proxy.Expel(nil)
 	// No rule marks attempts any more. Those that still have no row would be lost.
-	waiting := forgetWaiting(p.ruleset.Socket, p.config.CarriedMark())
+	waiting := forgetWaiting(p.ruleset.Socket, p.config.RelayMark())
 	rows := model.NewState()
 	if p.options.Redirect == ByTPROXY { // what is redirected connection tracking knows without any row
 		rows = datagrams(s)
@@ -48,7 +48,7 @@ func (p *Plane) drain(ctx context.Context, s *model.State) error {
 	}
 	if err == nil {
 		p.settle(todo.tables)
-		err = forget(p.ruleset.Socket, p.config.CarriedMark(), attempts())
+		err = forget(p.ruleset.Socket, p.config.RelayMark(), attempts())
 	}
 	return errors.Join(waiting, err)
 }

@@ -31,7 +31,7 @@ type listeners struct {
 	proxy    *proxy
 	open     map[relay.Endpoint]io.Closer
 	unserved map[relay.Endpoint]error
-	told     map[relay.Endpoint]bool
+	reported map[relay.Endpoint]bool
 	locals   atomic.Pointer[localities]
 }
 
@@ -43,7 +43,8 @@ type localities struct {
 
 func newListeners(p *proxy) *listeners {
 	return &listeners{
-		proxy: p, open: map[relay.Endpoint]io.Closer{}, unserved: map[relay.Endpoint]error{}, told: map[relay.Endpoint]bool{},
+		proxy: p, open: map[relay.Endpoint]io.Closer{}, unserved: map[relay.Endpoint]error{},
+		reported: map[relay.Endpoint]bool{},
 	}
 }
 
@@ -113,7 +114,7 @@ func (l *listeners) try(e relay.Endpoint) {
 	}
 	l.open[e] = socket
 	delete(l.unserved, e)
-	delete(l.told, e)
+	delete(l.reported, e)
 }
 
 func (l *listeners) close(e relay.Endpoint) {
@@ -122,7 +123,7 @@ func (l *listeners) close(e relay.Endpoint) {
 	}
 	delete(l.open, e)
 	delete(l.unserved, e)
-	delete(l.told, e)
+	delete(l.reported, e)
 }
 
 func (l *listeners) closeAll() {
@@ -138,8 +139,8 @@ func (l *listeners) retry() {
 	}
 }
 
-// tell names what is not served, once.
-func (l *listeners) tell(c dataplane.Config) {
+// report names what is not served, once.
+func (l *listeners) report(c dataplane.Config) {
 	if c.Log == nil {
 		return
 	}
@@ -147,7 +148,7 @@ func (l *listeners) tell(c dataplane.Config) {
 	for _, e := range slices.SortedFunc(maps.Keys(l.unserved), compareEndpoints) {
 		err := l.unserved[e]
 		switch {
-		case l.told[e]:
+		case l.reported[e]:
 			continue
 		case errors.Is(err, unix.EADDRNOTAVAIL):
 			addresses = append(addresses, e.String())
@@ -156,7 +157,7 @@ func (l *listeners) tell(c dataplane.Config) {
 		default:
 			c.Log.Warn("cannot listen for a destination, which is not served", "destination", e.String(), "error", err)
 		}
-		l.told[e] = true
+		l.reported[e] = true
 	}
 	if len(addresses) > 0 {
 		c.Log.Warn("destinations are not served, as this machine lacks their addresses; add them (as root: ip address "+
@@ -215,7 +216,7 @@ func (p *Plane) listen(s *model.State, f func(*listeners)) error {
 	return p.namespace.Do(func() error {
 		p.proxy.listeners.locate(s.Pods.Prefixes)
 		f(p.proxy.listeners)
-		p.proxy.listeners.tell(p.config)
+		p.proxy.listeners.report(p.config)
 		return nil
 	})
 }

@@ -264,10 +264,10 @@ func TestEnter(t *testing.T) { byEachWay(t, testEnter) }
 func testEnter(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{})
 	n.at(testbed.Node, func() error {
-		former, err := nftables.New(dataplane.Config{})
+		previous, err := nftables.New(dataplane.Config{})
 		if err == nil {
 			err = errors.Join(n.plane.Close(), err)
-			n.plane = former
+			n.plane = previous
 		}
 		return err
 	})
@@ -289,7 +289,7 @@ func testEnter(t *testing.T, way userspace.Redirect) {
 		}
 		return p
 	}
-	carried := func(p dataplane.Dataplane) int {
+	relayed := func(p dataplane.Dataplane) int {
 		conn := n.dial()
 		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.HasPrefix(line, "pod-a ") {
 			t.Fatal(line, err)
@@ -298,15 +298,15 @@ func testEnter(t *testing.T, way userspace.Redirect) {
 		return p.Open()
 	}
 	ended := prepare()
-	if c := carried(ended); c > 0 {
+	if c := relayed(ended); c > 0 {
 		t.Error("it has taken a connection")
 	}
 	if err := ended.Close(); err != nil {
 		t.Error(err)
 	}
-	carried(ended)
+	relayed(ended)
 	next := prepare()
-	if c := carried(next); c > 0 {
+	if c := relayed(next); c > 0 {
 		t.Error("it has taken a connection")
 	}
 	if _, err := next.SetStage(t.Context(), s, dataplane.Active); err != nil {
@@ -317,7 +317,7 @@ func testEnter(t *testing.T, way userspace.Redirect) {
 			t.Error(err)
 		}
 	})
-	if c := carried(next); c == 0 {
+	if c := relayed(next); c == 0 {
 		t.Error("it has not taken a connection")
 	}
 	for range 2 { // it goes on, although the other plane is there
@@ -326,7 +326,7 @@ func testEnter(t *testing.T, way userspace.Redirect) {
 			t.Error(report.Drifts, err)
 		}
 	}
-	if c := carried(next); c == 0 {
+	if c := relayed(next); c == 0 {
 		t.Error("it has not taken a connection")
 	}
 }
@@ -407,16 +407,16 @@ func TestDrain_closed(t *testing.T) {
 	}
 }
 
-// TestDrain_lingering has a client return, from its earlier port, when another plane has taken the process's place. The
-// earlier connection's socket is in TIME-WAIT, as the server was the first to end the connection.
-func TestDrain_lingering(t *testing.T) {
-	t.Run("nftables", func(t *testing.T) { testDrainLingering(t, nftables.New) })
+// TestDrain_openConnections has a client return, from its earlier port, when another plane has taken the process's
+// place. The earlier connection's socket is in TIME-WAIT, as the server was the first to end the connection.
+func TestDrain_openConnections(t *testing.T) {
+	t.Run("nftables", func(t *testing.T) { testDrainOpenConnections(t, nftables.New) })
 	t.Run("ipvs", func(t *testing.T) {
 		if lacksIPVS(t) {
-			vm.Replay(t, "IPVS", "^TestDrain_lingering$/^ipvs$")
+			vm.Replay(t, "IPVS", "^TestDrain_openConnections$/^ipvs$")
 			return
 		}
-		testDrainLingering(t, ipvs.New(ipvs.Options{}))
+		testDrainOpenConnections(t, ipvs.New(ipvs.Options{}))
 	})
 }
 
@@ -434,7 +434,7 @@ func lacksIPVS(t *testing.T) bool {
 	return false
 }
 
-func testDrainLingering(t *testing.T, other dataplane.New) {
+func testDrainOpenConnections(t *testing.T, other dataplane.New) {
 	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
 	ended := make(chan error, 1)
 	s := n.sync("tcp", n.listen(func(c *net.TCPConn) {
@@ -537,8 +537,8 @@ func TestDrain_port(t *testing.T) {
 	}
 }
 
-// TestDrain_guards has packets for a row come all the while that another plane takes the process's place: none of them is
-// one for an address at which nothing is served.
+// TestDrain_guards has packets for a row come all the while that another plane takes the process's place: none of them
+// is one for an address at which nothing is served.
 func TestDrain_guards(t *testing.T) {
 	n := start(t, userspace.Options{Redirect: userspace.ByTPROXY})
 	s := manyRows(t)
@@ -704,8 +704,8 @@ func testDatagramNextBackend(t *testing.T, way userspace.Redirect) {
 	}
 }
 
-// TestAnswer_toNodePort has a pod that another program hides behind the node ask one on another node, from a port that is
-// a NodePort as well.
+// TestAnswer_toNodePort has a pod that another program hides behind the node ask one on another node, from a port that
+// is a NodePort as well.
 func TestAnswer_toNodePort(t *testing.T) { byEachWay(t, testAnswerToNodePort) }
 
 func testAnswerToNodePort(t *testing.T, way userspace.Redirect) {
@@ -819,10 +819,10 @@ func testDialNobody(t *testing.T, way userspace.Redirect) {
 	n.counted("dials failed 2 retried 0 unanswered 1\n")
 }
 
-// TestCarry sends more than fits any buffer both ways, and half closes after it.
-func TestCarry(t *testing.T) { byEachWay(t, testCarry) }
+// TestCopy sends more than fits any buffer both ways, and half closes after it.
+func TestCopy(t *testing.T) { byEachWay(t, testCopy) }
 
-func testCarry(t *testing.T, way userspace.Redirect) {
+func testCopy(t *testing.T, way userspace.Redirect) {
 	n := start(t, userspace.Options{Redirect: way})
 	n.sync("tcp", n.listen(func(c *net.TCPConn) {
 		all, err := io.ReadAll(c) // until the client has half closed

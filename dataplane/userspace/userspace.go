@@ -190,7 +190,7 @@ func open(c dataplane.Config, o Options) (*Plane, error) {
 	if err != nil {
 		return nil, errors.Join(err, here.Close())
 	}
-	routes, err := openRoutes(c.CarriedMark())
+	routes, err := openRoutes(c.RelayMark())
 	if err != nil {
 		return nil, errors.Join(err, ruleset.Close(), here.Close())
 	}

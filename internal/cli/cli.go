@@ -106,8 +106,8 @@ func Misused(err error) error {
 	return ExitError{ExitUsage, err}
 }
 
-// Asked tells the daemon's errors about the configuration, which are Misused, from all others, which are Failed.
-func Asked(err error) error {
+// ConfigError makes an error of the daemon one of usage, if it is about the configuration, and else a failure.
+func ConfigError(err error) error {
 	var misuse daemon.ConfigError
 	if errors.As(err, &misuse) {
 		return Misused(err)

@@ -70,7 +70,7 @@ func (i *Inspection) Offline(ctx context.Context) (*service.Table, error) {
 	for _, p := range problems {
 		fmt.Fprintln(os.Stderr, "problem:", p.Error())
 	}
-	return table, Asked(err)
+	return table, ConfigError(err)
 }
 
 // IsOffline reports whether manifests are named.

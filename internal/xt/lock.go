@@ -32,19 +32,19 @@ func Lock(ctx context.Context, log *slog.Logger) (*os.File, error) {
 		return nil, fmt.Errorf("the lock of the machine's iptables: %w: in a container, mount that file of the host", err)
 	}
 	began := time.Now()
-	for told := false; ; {
+	for reported := false; ; {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		waited := time.Since(began)
 		switch {
-		case err == nil && told:
+		case err == nil && reported:
 			log.Warn("another program kept iptables locked", "path", file, "took", waited)
 			fallthrough
 		case err == nil:
 			return f, nil
 		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
 			return nil, errors.Join(fmt.Errorf("lock %s: %w", file, err), f.Close())
-		case waited > lockPatience && !told:
-			told = true
+		case waited > lockPatience && !reported:
+			reported = true
 			log.Warn("waiting for another program that changes iptables", "path", file)
 		}
 		select {

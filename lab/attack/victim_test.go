@@ -93,7 +93,7 @@ func (s *stage) watch() *traffic.Watch {
 	for n, w := range ways {
 		spec.Paths = append(spec.Paths, traffic.Path{From: w.from, To: w.address(s, n)})
 	}
-	spec.Sticky = []traffic.Path{{From: client, To: ways[0].address(s, stickyNumber)}}
+	spec.Affinity = []traffic.Path{{From: client, To: ways[0].address(s, stickyNumber)}}
 	for _, to := range []netip.AddrPort{
 		netip.AddrPortFrom(s.bed.Addr(testbed.Node, false), hostPort),
 		netip.AddrPortFrom(s.bed.Addr("web-2", true), firstTarget+quietNumber),

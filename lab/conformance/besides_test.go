@@ -43,7 +43,7 @@ func TestSync_besidesIPVS(t *testing.T) {
 			b := newBesides(t, nil)
 			back := successor{"ipvs", ipvsPlane(ipvs.Options{})}
 			b.serve(back)
-			conn, err := b.bed.Dial(t.Context(), "client", model.TCP, stickyServices()[0].AddrPort())
+			conn, err := b.bed.Dial(t.Context(), "client", model.TCP, affinityKeys()[0].AddrPort())
 			must(t, err)
 			defer conn.Close()
 			b.serve(other)
@@ -61,9 +61,11 @@ func TestSync_besidesIPVS(t *testing.T) {
 }
 
 // besides is a node on which one plane serves while another one comes.
-type besides struct{ sticky }
+type besides struct{ affinityServices }
 
-func newBesides(t *testing.T, bed conformance.Network) besides { return besides{newSticky(t, bed)} }
+func newBesides(t *testing.T, bed conformance.Network) besides {
+	return besides{newAffinityServices(t, bed)}
+}
 
 func (b besides) open(s successor, c dataplane.Config) dataplane.Dataplane {
 	b.Helper()

@@ -61,7 +61,7 @@ var (
 	drainPorts = map[model.Protocol]string{
 		model.TCP: "10.96.0.10:80", model.UDP: "10.96.0.10:53", model.SCTP: "10.96.0.10:3868",
 	}
-	drainReals = map[model.Protocol]string{
+	drainDestinations = map[model.Protocol]string{
 		model.TCP: "0AF4010B:1F90", model.UDP: "0AF4010B:14E9", model.SCTP: "0AF4010B:1B58",
 	}
 	connected = []model.Protocol{model.TCP, model.SCTP}
@@ -72,13 +72,13 @@ func (d *drain) ends() {
 	d.apply(podALeft)
 	d.audit()
 	for p, flow := range flows {
-		d.has(drainReals[p]+" Masq 0", true)
+		d.has(drainDestinations[p]+" Masq 0", true)
 		flow.answers("pod-a")
 		d.open(p, drainPorts[p], "pod-c")
 		flow.abort()
 	}
-	d.until(drainReals[model.TCP], false)
-	d.has(drainReals[model.SCTP], true) // the kernel remembers an aborted association for a minute
+	d.until(drainDestinations[model.TCP], false)
+	d.has(drainDestinations[model.SCTP], true) // the kernel remembers an aborted association for a minute
 }
 
 // timesOut: the client learns of it, and is not left waiting.
@@ -89,7 +89,7 @@ func (d *drain) timesOut() {
 		flow.answers("pod-a")
 	}
 	for p, flow := range flows {
-		d.until(drainReals[p], false)
+		d.until(drainDestinations[p], false)
 		flow.fails()
 	}
 }
@@ -100,8 +100,8 @@ func (d *drain) timesOutRepaired() {
 	d.apply(podALeft)
 	d.apply(drainRows)
 	d.apply(podALeft)
-	d.has(drainReals[model.TCP], true)
-	d.wait(drainReals[model.TCP], false, func() { d.check(d.plane.Sync(d.Context(), d.state)) })
+	d.has(drainDestinations[model.TCP], true)
+	d.wait(drainDestinations[model.TCP], false, func() { d.check(d.plane.Sync(d.Context(), d.state)) })
 }
 
 func (d *drain) comesBack() {
@@ -110,7 +110,7 @@ func (d *drain) comesBack() {
 	d.apply(drainRows)
 	d.audit()
 	for p, flow := range flows {
-		d.has(drainReals[p]+" Masq 1", true)
+		d.has(drainDestinations[p]+" Masq 1", true)
 		d.open(p, drainPorts[p], "pod-a")
 		flow.answers("pod-a")
 	}
@@ -121,7 +121,7 @@ func (d *drain) portUsedAgain() {
 	flows := d.openAll(connected)
 	d.apply(podALeft)
 	for p, flow := range flows {
-		d.has(drainReals[p]+" Masq 0", true)
+		d.has(drainDestinations[p]+" Masq 0", true)
 		from := flow.LocalAddr()
 		flow.abort()
 		d.openFrom(from, p, "pod-c")
@@ -138,21 +138,21 @@ func (d *drain) restarts() {
 	}
 	d.restart(podALeft)
 	d.restart(podALeft)
-	d.has(drainReals[model.UDP], false)
+	d.has(drainDestinations[model.UDP], false)
 	flows[model.UDP].answers("pod-c")
 	for _, p := range connected {
-		d.has(drainReals[p]+" Masq 0", true)
+		d.has(drainDestinations[p]+" Masq 0", true)
 		flows[p].answers("pod-a")
 		d.open(p, drainPorts[p], "pod-c")
 	}
 	flows[model.TCP].abort()
-	d.until(drainReals[model.TCP], false)
+	d.until(drainDestinations[model.TCP], false)
 }
 
 func (d *drain) forgetsUDP() {
 	flow := d.open(model.UDP, drainPorts[model.UDP], "pod-a")
 	d.apply(podALeft)
-	d.has(drainReals[model.UDP], false)
+	d.has(drainDestinations[model.UDP], false)
 	flow.answers("pod-c")
 }
 
@@ -165,18 +165,18 @@ func (d *drain) keepsUDP() {
 		d.open(model.UDP, drainPorts[model.UDP], "pod-c")
 	}
 	d.audit()
-	d.has(drainReals[model.UDP]+" Masq 0", true)
+	d.has(drainDestinations[model.UDP]+" Masq 0", true)
 	flow.answers("pod-a")
 
 	d.apply(drainRows)
-	d.has(drainReals[model.UDP]+" Masq 1", true)
+	d.has(drainDestinations[model.UDP]+" Masq 1", true)
 	flow.answers("pod-a")
 	d.open(model.UDP, drainPorts[model.UDP], "pod-a")
 
 	d.apply(podAListed)
 	flow.answers("pod-a")
 	d.apply(podALeft)
-	d.has(drainReals[model.UDP], false)
+	d.has(drainDestinations[model.UDP], false)
 	flow.answers("pod-c")
 }
 
@@ -244,7 +244,7 @@ func (d *drain) releases() {
 	d.local("203.0.113.10", true)
 	flow.answers("pod-a")
 	flow.abort()
-	d.until(drainReals[model.TCP], false)
+	d.until(drainDestinations[model.TCP], false)
 	d.local("203.0.113.10", false)
 	d.audit()
 }

@@ -24,7 +24,7 @@ import (
 // natures are those of planes of memory. The names are those by which cases skip them.
 func natures() map[string]memory.Nature {
 	return map[string]memory.Nature{
-		"memory-tracked": memory.Tracked, "memory-tabled": memory.Tabled, "memory-carried": memory.Carried,
+		"memory-tracked": memory.Tracked, "memory-tabled": memory.Tabled, "memory-carried": memory.Relayed,
 	}
 }
 
@@ -65,7 +65,7 @@ func TestMemory_faults(t *testing.T) {
 	for name, n := range natures() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			runFaults(t, inMemory(n, n == memory.Carried), testbed.Spec{}, 1)
+			runFaults(t, inMemory(n, n == memory.Relayed), testbed.Spec{}, 1)
 		})
 	}
 }

@@ -11,8 +11,8 @@ import (
 func inMemory(node *conformance.Memory) []successor {
 	open := func(name string, n memory.Nature) successor { return successor{name, node.Driver(name, n).Open} }
 	return []successor{
-		open("a tracked", memory.Tracked), open("a tabled", memory.Tabled), open("a carried", memory.Carried),
-		open("b tracked", memory.Tracked), open("b tabled", memory.Tabled), open("b carried", memory.Carried),
+		open("a tracked", memory.Tracked), open("a tabled", memory.Tabled), open("a carried", memory.Relayed),
+		open("b tracked", memory.Tracked), open("b tabled", memory.Tabled), open("b carried", memory.Relayed),
 	}
 }
 
@@ -25,8 +25,8 @@ func TestMemory_sessions(t *testing.T) {
 	}
 }
 
-// TestMemory_carried is TestAffinity_carried.
-func TestMemory_carried(t *testing.T) {
+// TestMemory_handedOver is TestAffinity_handedOver.
+func TestMemory_handedOver(t *testing.T) {
 	t.Parallel()
 	node := &conformance.Memory{}
 	all := inMemory(node)
@@ -37,7 +37,7 @@ func TestMemory_carried(t *testing.T) {
 			tour = append(tour, to, from)
 		}
 	}
-	testCarried(t, node, tour)
+	testHandedOver(t, node, tour)
 }
 
 // TestMemory_besides is TestSync_besides.

@@ -10,24 +10,24 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// maxReminder is the longest time between two lines about one trouble.
+// maxReminder is the longest time between two lines about one problem.
 const maxReminder = 10 * time.Minute
 
-// link knows how the conversation with the API server goes, and logs when a trouble begins, from time
-// to time while it lasts, and when it ends. Troubles that come and go say no more than lasting ones.
+// link knows how the conversation with the API server goes, and logs when a problem begins, from time
+// to time while it lasts, and when it ends. Problems that come and go say no more than lasting ones.
 type link struct {
 	log      *slog.Logger
 	server   string
-	interval time.Duration // between the first two lines about one trouble
+	interval time.Duration // between the first two lines about one problem
 
 	mu       sync.Mutex
-	troubles map[trouble]*course
+	problems map[problem]*course
 }
 
-// trouble is what is wrong, with which resource; empty: with the server, whatever is asked for.
-type trouble struct{ resource, what, advice string }
+// problem is what is wrong, with which resource; empty: with the server, whatever is asked for.
+type problem struct{ resource, what, advice string }
 
-// course is how a trouble went on.
+// course is how a problem went on.
 type course struct {
 	since  time.Time // zero: it is over
 	logged bool      // that it began
@@ -36,7 +36,7 @@ type course struct {
 }
 
 func newLink(c *Client) *link {
-	return &link{log: c.log, server: c.server, interval: c.timing.reminder, troubles: map[trouble]*course{}}
+	return &link{log: c.log, server: c.server, interval: c.timing.reminder, problems: map[problem]*course{}}
 }
 
 // failed is told of every request that failed.
@@ -44,10 +44,10 @@ func (l *link) failed(resource string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t, now := diagnose(resource, err), time.Now()
-	c := l.troubles[t]
+	c := l.problems[t]
 	if c == nil {
 		c = &course{pause: l.interval}
-		l.troubles[t] = c
+		l.problems[t] = c
 	}
 	if c.since.IsZero() {
 		c.since, c.logged = now, false
@@ -65,18 +65,18 @@ func (l *link) failed(resource string, err error) {
 func (l *link) works(resource string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for t, c := range l.troubles {
+	for t, c := range l.problems {
 		switch {
 		case t.resource != "" && t.resource != resource:
 		case !c.since.IsZero():
 			l.over(t, c, resource)
 		case time.Since(c.next) > maxReminder:
-			delete(l.troubles, t)
+			delete(l.problems, t)
 		}
 	}
 }
 
-func (l *link) over(t trouble, c *course, resource string) {
+func (l *link) over(t problem, c *course, resource string) {
 	if c.logged {
 		l.log.Info("the API server serves again", "reason", t.what, "resource", resource, "server", l.server,
 			"took", time.Since(c.since).Round(time.Millisecond))
@@ -85,23 +85,23 @@ func (l *link) over(t trouble, c *course, resource string) {
 }
 
 // diagnose finds out what an error is about.
-func diagnose(resource string, err error) trouble {
+func diagnose(resource string, err error) problem {
 	const kept = "; meanwhile everything stays as it is"
 	var certificate *tls.CertificateVerificationError
 	var status apierrors.APIStatus
 	switch {
 	case errors.As(err, &certificate):
-		return trouble{"", "the API server's certificate is not accepted",
+		return problem{"", "the API server's certificate is not accepted",
 			"check the certificate authority and the server's address in the kubeconfig" + kept}
 	case apierrors.IsUnauthorized(err):
-		return trouble{"", "the API server does not accept the credentials",
+		return problem{"", "the API server does not accept the credentials",
 			"renew the token or client certificate; files of them are read again by themselves" + kept}
 	case apierrors.IsForbidden(err):
-		return trouble{resource, "the API server forbids a request",
+		return problem{resource, "the API server forbids a request",
 			"bind the user to cluster role system:node-proxier" + kept}
 	case errors.As(err, &status):
-		return trouble{resource, "the API server answers with an error", "see the server's log" + kept}
+		return problem{resource, "the API server answers with an error", "see the server's log" + kept}
 	}
-	return trouble{"", "the API server does not answer",
+	return problem{"", "the API server does not answer",
 		"check that it runs, its address, and the network in between" + kept}
 }

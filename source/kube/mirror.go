@@ -16,12 +16,12 @@ import (
 // object, and writes into the Source's Batch what is different now.
 type mirror struct {
 	*kind
-	source *Source
-	known  map[service.Name]any // the reader's own values, never changed
-	bad    map[service.Name]flaw
-	listed bool
-	heard  atomic.Int64 // when the API server last said something of it, or when it was asked first, in Unix nanoseconds
-	lists  atomic.Int64 // how often it was listed
+	source      *Source
+	known       map[service.Name]any // the reader's own values, never changed
+	bad         map[service.Name]flaw
+	listed      bool
+	lastMessage atomic.Int64 // the API server's last message about it, or the first request, in Unix nanoseconds
+	lists       atomic.Int64 // how often it was listed
 }
 
 // flaw is what is known of an object that has problems.
@@ -32,7 +32,7 @@ type flaw struct {
 
 func newMirror(k *kind, s *Source) *mirror {
 	m := &mirror{kind: k, source: s, known: map[service.Name]any{}, bad: map[service.Name]flaw{}}
-	m.heard.Store(time.Now().UnixNano())
+	m.lastMessage.Store(time.Now().UnixNano())
 	return m
 }
 
@@ -87,7 +87,7 @@ func (m *mirror) Replace(objects []any, _ string) error {
 }
 
 // UpdateResourceVersion is called for each event of a watch, bookmarks among them.
-func (m *mirror) UpdateResourceVersion(string) { m.heard.Store(time.Now().UnixNano()) }
+func (m *mirror) UpdateResourceVersion(string) { m.lastMessage.Store(time.Now().UnixNano()) }
 
 // Resync has no meaning here: a reader keeps what it was told.
 func (m *mirror) Resync() error { return nil }

@@ -153,11 +153,11 @@ func (s *apiServer) change(keep bool, objects ...runtime.Object) {
 			event.Type = watch.Deleted
 			delete(all, key(o))
 		}
-		s.tell(resource, event)
+		s.deliver(resource, event)
 	}
 }
 
-func (s *apiServer) tell(resource string, e watch.Event) {
+func (s *apiServer) deliver(resource string, e watch.Event) {
 	for w := range s.watches {
 		if w.resource == resource {
 			w.events <- e
@@ -169,7 +169,7 @@ func (s *apiServer) tell(resource string, e watch.Event) {
 func (s *apiServer) send(resource string, e watch.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tell(resource, e)
+	s.deliver(resource, e)
 }
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -167,9 +167,9 @@ func (s *Source) hasNode() bool {
 
 // Watch is how the watch of one kind of objects does.
 type Watch struct {
-	Resource string
-	Heard    time.Time // when the API server last said something, be it a bookmark; or when it was asked first
-	Lists    int       // how often all objects were listed; 0: nothing was heard yet
+	Resource    string
+	LastMessage time.Time // when the API server last said something, be it a bookmark; or when it was asked first
+	Lists       int       // how often all objects were listed; 0: nothing was heard yet
 }
 
 // Watches leaves out optional ones that were never listed. It may be called from any goroutine.
@@ -177,7 +177,7 @@ func (s *Source) Watches() []Watch {
 	var all []Watch
 	for _, m := range s.mirrors {
 		if n := m.lists.Load(); n > 0 || !m.optional {
-			all = append(all, Watch{m.resource, time.Unix(0, m.heard.Load()), int(n)})
+			all = append(all, Watch{m.resource, time.Unix(0, m.lastMessage.Load()), int(n)})
 		}
 	}
 	return all

@@ -23,7 +23,7 @@ func TestWatches(t *testing.T) {
 	before := s.Watches()
 	var have []string
 	for _, w := range before {
-		if time.Since(w.Heard) > time.Minute {
+		if time.Since(w.LastMessage) > time.Minute {
 			t.Error(w)
 		}
 		have = append(have, fmt.Sprint(w.Resource, " ", w.Lists))
@@ -39,7 +39,7 @@ func TestWatches(t *testing.T) {
 	}
 	// The Reflector tells of the version after it has handed over the object.
 	eventually.True(t, "the event is heard", func() bool {
-		return heard(s, "services").After(find(before, "services").Heard)
+		return lastMessage(s, "services").After(find(before, "services").LastMessage)
 	})
 	if w := find(s.Watches(), "nodes"); w != find(before, "nodes") {
 		t.Error("nothing was said of nodes:", w)
@@ -47,7 +47,7 @@ func TestWatches(t *testing.T) {
 }
 
 // A server that never answers is silent from the start. Of an optional resource it may be that there is none.
-func TestWatches_neverHeard(t *testing.T) {
+func TestWatches_neverAnswered(t *testing.T) {
 	t.Parallel()
 	server := cluster(t)
 	server.setFault(func(w http.ResponseWriter, _ *http.Request) bool {
@@ -58,7 +58,7 @@ func TestWatches_neverHeard(t *testing.T) {
 	s := open(t, server.client(nil)).(*Source)
 	var have []string
 	for _, w := range s.Watches() {
-		if w.Lists != 0 || w.Heard.Before(began) || w.Heard.After(time.Now()) {
+		if w.Lists != 0 || w.LastMessage.Before(began) || w.LastMessage.After(time.Now()) {
 			t.Errorf("%+v, asked at %v", w, began)
 		}
 		have = append(have, w.Resource)
@@ -69,7 +69,9 @@ func TestWatches_neverHeard(t *testing.T) {
 	}
 }
 
-func heard(s *Source, resource string) time.Time { return find(s.Watches(), resource).Heard }
+func lastMessage(s *Source, resource string) time.Time {
+	return find(s.Watches(), resource).LastMessage
+}
 
 func find(all []Watch, resource string) Watch {
 	return all[slices.IndexFunc(all, func(w Watch) bool { return w.Resource == resource })]

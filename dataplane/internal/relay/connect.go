@@ -87,7 +87,7 @@ func (p *Proxy) await(c Call, s *Socket, b model.Backend, patience time.Duration
 			c.conn.Reach(nil)
 			p.group.Go(func() {
 				defer back()
-				p.linger(c.pool, s, b, rest)
+				p.awaitLate(c.pool, s, b, rest)
 			})
 			return err
 		}
@@ -100,7 +100,7 @@ func (p *Proxy) await(c Call, s *Socket, b model.Backend, patience time.Duration
 	return err
 }
 
-func (p *Proxy) linger(in *pool, s *Socket, b model.Backend, rest time.Duration) {
+func (p *Proxy) awaitLate(in *pool, s *Socket, b model.Backend, rest time.Duration) {
 	defer context.AfterFunc(p.context, s.Reset)()
 	if s.Await(rest) == nil {
 		in.trust(b.AddrPort())

@@ -17,9 +17,9 @@ type connection struct {
 	name  string // of the Service
 	place share.Place
 
-	serve  func()
-	queued share.Place // at the gate
-	asked  atomic.Bool // the backend
+	serve    func()
+	queued   share.Place // at the gate
+	hasAsked atomic.Bool // the backend
 }
 
 // enter has a client served in a goroutine of its own, or sends it away.
@@ -72,7 +72,7 @@ func (c *connection) Yield() {
 
 // asks notes that a connection is asking its backend, or is over, so that another one may go on.
 func (c *connection) asks() {
-	if !c.asked.Swap(true) {
+	if !c.hasAsked.Swap(true) {
 		c.proxy.gate.Pass()
 	}
 }

@@ -19,7 +19,7 @@ func (p *Proxy) Counters() (c dataplane.Counters) {
 		{Name: tooManyDatagrams, Capacity: maxWaiting},
 	}
 	for i := range c.Tables {
-		p.turned.tell(&c.Tables[i])
+		p.turned.report(&c.Tables[i])
 	}
 	c.Dials = &dataplane.Dials{Retried: p.retried.Load(), Unanswered: p.unanswered.Load()}
 	for _, s := range c.Served {
@@ -50,8 +50,8 @@ func (d *Directory) served() (out []dataplane.Served) {
 	return out
 }
 
-// tell adds to what there is of a bound how many connections it has kept out, and ended.
-func (t *turnedAway) tell(bound *dataplane.Table) {
+// report adds to what there is of a bound how many connections it has kept out, and ended.
+func (t *turnedAway) report(bound *dataplane.Table) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	bound.Full, bound.Evictions = t.kept[bound.Name], t.ended[bound.Name]

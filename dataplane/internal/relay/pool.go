@@ -195,9 +195,9 @@ func (p *pool) answered(client netip.Addr, b netip.AddrPort, now time.Time) {
 	p.begun(client, b, now, maxClients)
 }
 
-// asked does the same for a client that no backend has answered yet. The address may be forged, so such clients may
+// attempted does the same for a client that no backend has answered yet. The address may be forged, so such clients may
 // take only half of the places.
-func (p *pool) asked(client netip.Addr, b netip.AddrPort, now time.Time) {
+func (p *pool) attempted(client netip.Addr, b netip.AddrPort, now time.Time) {
 	p.begun(client, b, now, maxClients/2)
 }
 
@@ -212,8 +212,8 @@ func (p *pool) begun(client netip.Addr, b netip.AddrPort, now time.Time, most in
 	p.bind(client, b, now, most)
 }
 
-// heard remembers the backend of a client that it has answered.
-func (p *pool) heard(client netip.Addr, b netip.AddrPort, now time.Time) {
+// confirmed remembers the backend of a client that it has answered.
+func (p *pool) confirmed(client netip.Addr, b netip.AddrPort, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.has(b) {

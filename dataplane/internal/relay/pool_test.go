@@ -109,8 +109,8 @@ func TestPool_affinity(t *testing.T) {
 	}
 }
 
-// Connections of a client that begin together go to one backend, though none of them has reached it yet, and if that does
-// not answer, to one other.
+// Connections of a client that begin together go to one backend, though none of them has reached it yet, and if that
+// does not answer, to one other.
 func TestPool_together(t *testing.T) {
 	now, client := time.Now(), netip.MustParseAddr("10.0.0.9")
 	p := newPool(model.PoolID{})
@@ -139,11 +139,11 @@ func TestPool_strangers(t *testing.T) {
 	m.Affinity = time.Hour
 	p.set(m)
 	for i := range uint32(maxClients) {
-		p.asked(netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)}), backend(0), now)
+		p.attempted(netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)}), backend(0), now)
 	}
 	client := netip.MustParseAddr("10.0.0.9")
-	p.asked(client, backend(1), now)
-	p.heard(client, backend(1), now)
+	p.attempted(client, backend(1), now)
+	p.confirmed(client, backend(1), now)
 	if b, ok := p.remembered(client, now); !ok || b != backend(1) {
 		t.Error("a client that was answered is not remembered")
 	}

@@ -76,7 +76,7 @@ func setupsSCTP(client *carry.Conn) []carry.Setup {
 }
 
 // carrySCTP passes messages on until one side has ended.
-func (p *Proxy) carrySCTP(client, backend *carry.Conn, c *connection) {
+func (p *Proxy) copyBothSCTP(client, backend *carry.Conn, c *connection) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -75,7 +75,7 @@ func (p *Proxy) serve(at Packet, d decision, conn *connection) {
 	}
 	d.pool.answered(at.Client.Addr(), b, time.Now())
 	if at.Protocol == model.SCTP {
-		p.carrySCTP(client, backend, conn)
+		p.copyBothSCTP(client, backend, conn)
 		return
 	}
 	p.carrier.Carry(&carry.Link{Activity: &conn.Activity, Client: client, Backend: backend, Borrow: conn.borrow})

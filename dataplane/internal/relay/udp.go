@@ -57,11 +57,11 @@ type front struct {
 type flow struct {
 	carry.Activity // when the client or the backend has last sent
 	Call
-	proxy *Proxy
-	place share.Place
-	front *front
-	began time.Time
-	asked time.Time // of one that was redirected: when its destination was last sure
+	proxy   *Proxy
+	place   share.Place
+	front   *front
+	began   time.Time
+	checked time.Time // of one that was redirected: when its destination was last sure
 
 	mu        sync.Mutex
 	conn      *Socket // nil: it is not open yet
@@ -109,9 +109,9 @@ func (f *flow) sure() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
-	ok := now.Sub(f.asked) < moment
+	ok := now.Sub(f.checked) < moment
 	if ok {
-		f.asked = now
+		f.checked = now
 	}
 	return ok
 }
@@ -120,7 +120,7 @@ func (f *flow) sure() bool {
 func (f *flow) assure() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.asked = time.Now()
+	f.checked = time.Now()
 }
 
 func (l *flows) find(at Packet) *flow {
@@ -222,7 +222,7 @@ func (p *Proxy) begin(at Packet) *flow {
 		return nil
 	}
 	now := time.Now()
-	f := &flow{Call: Call{decision: d, client: at.Client}, proxy: p, began: now, asked: now}
+	f := &flow{Call: Call{decision: d, client: at.Client}, proxy: p, began: now, checked: now}
 	f.Touch()
 	owner := d.owner(at)
 	owner.Unproven = true
@@ -234,7 +234,7 @@ func (p *Proxy) begin(at Packet) *flow {
 		p.flows.end(f)
 		return nil
 	}
-	d.pool.asked(at.Client.Addr(), f.backend, now)
+	d.pool.attempted(at.Client.Addr(), f.backend, now)
 	p.group.Go(func() { p.answers(f) })
 	return f
 }
@@ -369,18 +369,18 @@ func (p *Proxy) answer(f *flow, conn *Socket) error {
 		return err
 	}
 	defer p.buffers.Put(buf)
-	f.heard()
+	f.noteAnswer()
 	_, _ = f.front.WriteToUDPAddrPort(buf[:n], f.client) // a datagram that the kernel refuses is lost
 	return nil
 }
 
-// heard notes that the backend has answered.
-func (f *flow) heard() {
+// noteAnswer notes that the backend has answered.
+func (f *flow) noteAnswer() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.Touch()
 	if !f.answered {
-		f.pool.heard(f.client.Addr(), f.backend, time.Now())
+		f.pool.confirmed(f.client.Addr(), f.backend, time.Now())
 	}
 	f.answered, f.pending = true, nil
 	_ = f.conn.SetReadDeadline(f.deadline()) // fails only if the flow is over
@@ -410,7 +410,7 @@ func (p *Proxy) elsewhere(f *flow) bool {
 	f.conn.end()
 	f.conn, f.backend = conn, backend
 	f.Touch()
-	f.pool.asked(f.client.Addr(), backend, time.Now())
+	f.pool.attempted(f.client.Addr(), backend, time.Now())
 	_ = f.conn.SetReadDeadline(f.deadline())
 	_, err = f.conn.Write(f.pending)
 	return err == nil

@@ -23,10 +23,10 @@ const (
 	Datagrams
 	// Sockets of UDP stay, connected or not, and ask again and again.
 	Sockets
-	// StickyTCP are short connections to a Service with session affinity.
-	StickyTCP
-	// StickyUDP are datagrams to one.
-	StickyUDP
+	// AffinityTCP are short connections to a Service with session affinity.
+	AffinityTCP
+	// AffinityUDP are datagrams to one.
+	AffinityUDP
 
 	kinds = 6
 )
@@ -40,7 +40,7 @@ func (k Kind) String() string {
 }
 
 // stays reports whether such a client is to be answered by one backend.
-func (k Kind) stays() bool { return k == Sockets || k == StickyTCP || k == StickyUDP }
+func (k Kind) stays() bool { return k == Sockets || k == AffinityTCP || k == AffinityUDP }
 
 // Count is what clients of one kind have seen.
 type Count struct {

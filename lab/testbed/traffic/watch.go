@@ -32,15 +32,15 @@ func Paths(from []testbed.Place, to []netip.AddrPort) (all []Path) {
 
 func (p Path) String() string { return fmt.Sprintf("%s to %s", p.From, p.To) }
 
-// WatchSpec describes a Watch. All its destinations lead to servers of a testbed: those of Paths and Sticky both by TCP
-// and by UDP.
+// WatchSpec describes a Watch. All its destinations lead to servers of a testbed: those of Paths and Affinity both by
+// TCP and by UDP.
 type WatchSpec struct {
 	// Visits are used by short connections alone, or single datagrams, as their protocol is.
 	Visits []Path
 	// Paths are used by short connections, streams and sockets of UDP.
 	Paths []Path
-	// Sticky are paths to Services with session affinity: short connections and fresh sockets of UDP.
-	Sticky []Path
+	// Affinity are paths to Services with session affinity: short connections and fresh sockets of UDP.
+	Affinity []Path
 	// Streams is how many there are, spread over Paths; 0: 200.
 	Streams int
 	// Interval is the time between two short connections of one path; 0: 40 ms.
@@ -110,9 +110,9 @@ func StartWatch(ctx context.Context, bed *testbed.Bed, s WatchSpec) (*Watch, err
 			l.converse(l.client(Sockets, path), connected)
 		}
 	}
-	for _, path := range s.Sticky {
-		l.every(s.Pause, l.client(StickyTCP, path), l.connect)
-		l.every(s.Pause, l.client(StickyUDP, path), l.ask)
+	for _, path := range s.Affinity {
+		l.every(s.Pause, l.client(AffinityTCP, path), l.connect)
+		l.every(s.Pause, l.client(AffinityUDP, path), l.ask)
 	}
 	return l, nil
 }

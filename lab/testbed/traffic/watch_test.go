@@ -33,7 +33,7 @@ func newWatched(t *testing.T) (*testbed.Bed, traffic.WatchSpec) {
 		s.Paths = append(s.Paths, traffic.Path{From: testbed.Node, To: to})
 		s.Visits = append(s.Visits, traffic.Path{From: testbed.Outside, To: to, Protocol: model.UDP})
 	}
-	s.Sticky = s.Paths
+	s.Affinity = s.Paths
 	return bed, s
 }
 
@@ -115,7 +115,7 @@ func TestWatch_faults(t *testing.T) {
 		t.Fatal(err)
 	}
 	r = w.Report()
-	for _, kind := range []traffic.Kind{traffic.Sockets, traffic.StickyTCP, traffic.StickyUDP} {
+	for _, kind := range []traffic.Kind{traffic.Sockets, traffic.AffinityTCP, traffic.AffinityUDP} {
 		if r.Counts[kind].Moved == 0 {
 			t.Errorf("no %s moved:\n%s", kind, r)
 		}

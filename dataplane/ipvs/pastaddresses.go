@@ -8,11 +8,11 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// formers are the addresses of former frontends of virtual servers of marks, which do not name them. Connections to
-// them may go on for as long as the virtual server drains.
-type formers map[ipvs.Key]map[netip.Addr]struct{}
+// pastAddresses are the addresses of former frontends of virtual servers of marks, which do not name them. Connections
+// to them may go on for as long as the virtual server drains.
+type pastAddresses map[ipvs.Key]map[netip.Addr]struct{}
 
-func (f formers) add(server ipvs.Key, a netip.Addr) {
+func (f pastAddresses) add(server ipvs.Key, a netip.Addr) {
 	if f[server] == nil {
 		f[server] = map[netip.Addr]struct{}{}
 	}
@@ -20,46 +20,46 @@ func (f formers) add(server ipvs.Key, a netip.Addr) {
 }
 
 // noteFormers notes all that is held, as a whole State takes its place.
-func (p *Plane) noteFormers() {
+func (p *Plane) notePastAddresses() {
 	if p.held == nil {
 		return
 	}
 	for key, f := range p.held.frontends {
-		p.held.noteFormer(key, f)
+		p.held.notePastAddress(key, f)
 	}
 }
 
 // noteFormer notes that a frontend goes, or changes.
-func (r *rows) noteFormer(key model.Key, f model.Frontend) {
+func (r *rows) notePastAddress(key model.Key, f model.Frontend) {
 	if key.Scope == model.Internal && forwards(key, f) {
-		r.formers.add(r.pools[f.Pool].server(key), key.Addr)
+		r.pastAddresses.add(r.pools[f.Pool].server(key), key.Addr)
 	}
 }
 
-// adoptFormers is for what another process has left. The kernel does not tell which addresses its marks were for: any
-// that no row needs now.
-func (p *Plane) adoptFormers(k *kernel) {
-	if p.formers != nil {
-		k.formers = p.formers
+// adoptPastAddresses is for what another process has left. The kernel does not tell which addresses its marks were for:
+// any that no row needs now.
+func (p *Plane) adoptPastAddresses(k *kernel) {
+	if p.pastAddresses != nil {
+		k.pastAddresses = p.pastAddresses
 		return
 	}
-	p.formers = formers{}
-	k.formers = p.formers
+	p.pastAddresses = pastAddresses{}
+	k.pastAddresses = p.pastAddresses
 	for key := range k.servers.held {
 		if key.Mark == 0 {
 			continue
 		}
 		for _, there := range p.locals.surplus() {
-			p.formers.add(key, there.Addr())
+			p.pastAddresses.add(key, there.Addr())
 		}
-		for there := range p.locals.former {
-			p.formers.add(key, there.Addr())
+		for there := range p.locals.otherHeld {
+			p.pastAddresses.add(key, there.Addr())
 		}
 	}
 }
 
 // prune forgets what does not drain.
-func (f formers) prune(d *drains) {
+func (f pastAddresses) prune(d *drains) {
 	maps.DeleteFunc(f, func(key ipvs.Key, _ map[netip.Addr]struct{}) bool {
 		_, drains := d.looked[key]
 		return !drains
@@ -69,7 +69,7 @@ func (f formers) prune(d *drains) {
 // ending finds the addresses to which connections may go on, when a caller asks for them.
 type ending func() map[netip.Addr]struct{}
 
-func (f formers) ending(d *drains) ending {
+func (f pastAddresses) ending(d *drains) ending {
 	var found map[netip.Addr]struct{}
 	return func() map[netip.Addr]struct{} {
 		if found != nil {

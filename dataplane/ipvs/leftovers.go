@@ -17,9 +17,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// remains is what this data plane, in whatever process and with whatever Options, has left in a network namespace. To
+// leftovers is what this data plane, in whatever process and with whatever Options, has left in a network namespace. To
 // look for it loads no module and makes no table.
-type remains struct {
+type leftovers struct {
 	*Plane
 	tables []*table // those that exist
 	tx     nft.Transaction
@@ -39,12 +39,12 @@ func look(c dataplane.Config) (*Plane, error) {
 }
 
 // findRemains does something about what is left in the network namespace of the calling thread.
-func findRemains(c dataplane.Config, f func(*remains) error) error {
+func withLeftovers(c dataplane.Config, f func(*leftovers) error) error {
 	p, err := look(c)
 	if err != nil {
 		return err
 	}
-	r, err := p.remains()
+	r, err := p.leftovers()
 	if err == nil {
 		err = f(r)
 	}
@@ -54,8 +54,8 @@ func findRemains(c dataplane.Config, f func(*remains) error) error {
 	return errors.Join(err, p.Close())
 }
 
-func (p *Plane) remains() (*remains, error) {
-	r := &remains{Plane: p}
+func (p *Plane) leftovers() (*leftovers, error) {
+	r := &leftovers{Plane: p}
 	if err := r.locals.loadAll(); err != nil {
 		return nil, err
 	}
@@ -74,24 +74,24 @@ func (p *Plane) remains() (*remains, error) {
 	return r, nil
 }
 
-func (r *remains) none() bool {
+func (r *leftovers) none() bool {
 	return len(r.tables)+len(r.locals.held) == 0 && r.locals.dummy.link == nil
 }
 
 // servers are the virtual servers that are left, in the order in which they go.
-func (r *remains) servers() (ours []ipvs.Key, err error) {
+func (r *leftovers) servers() (ours []ipvs.Key, err error) {
 	if r.none() {
 		return nil, nil
 	}
-	if r.director == nil {
+	if r.client == nil {
 		if _, err := os.Stat("/proc/thread-self/net/ip_vs"); err != nil {
 			return nil, nil
 		}
-		if r.director, err = openDirector(r.config.Inject); err != nil {
+		if r.client, err = openClient(r.config.Inject); err != nil {
 			return nil, err
 		}
 	}
-	all, err := r.director.Servers()
+	all, err := r.client.Servers()
 	for key := range all {
 		if r.owns(key) {
 			ours = append(ours, key)
@@ -101,7 +101,7 @@ func (r *remains) servers() (ours []ipvs.Key, err error) {
 	return ours, err
 }
 
-func (r *remains) owns(key ipvs.Key) bool {
+func (r *leftovers) owns(key ipvs.Key) bool {
 	for _, t := range r.tables {
 		if t.Family.V6() == key.V6 && key.Mark == 0 && t.recorded(key) {
 			return true
@@ -111,7 +111,7 @@ func (r *remains) owns(key ipvs.Key) bool {
 }
 
 // clear deletes everything, whoever uses it: the record of what is ours goes last.
-func (r *remains) clear() error {
+func (r *leftovers) clear() error {
 	keys, err := r.servers()
 	if err != nil {
 		return err
@@ -132,24 +132,24 @@ func (r *remains) clear() error {
 	return r.ruleset.Commit(&r.tx)
 }
 
-func (r *remains) clearLocals() error {
+func (r *leftovers) clearLocals() error {
 	if r.shared {
 		return errors.Join(r.locals.routes.clear(), r.locals.dummy.release())
 	}
 	return r.locals.clear()
 }
 
-func (r *remains) perform(requests []ipvs.Request) error {
+func (r *leftovers) perform(requests []ipvs.Request) error {
 	if len(requests) == 0 {
 		return nil
 	}
-	refused, err := r.director.perform(requests)
+	refused, err := r.client.perform(requests)
 	return errors.Join(append(refused, err)...)
 }
 
 // inspect tells what this data plane, with whatever Options, has left in the network namespace of the calling thread.
 func inspect() (l dataplane.Leftover, err error) {
-	err = findRemains(dataplane.Config{}, func(r *remains) error {
+	err = withLeftovers(dataplane.Config{}, func(r *leftovers) error {
 		l.Rules = !r.none()
 		l.Retired = l.Rules && !slices.ContainsFunc(r.tables, func(t *table) bool { return len(t.Chains) > 0 })
 		return nil
@@ -161,7 +161,7 @@ func inspect() (l dataplane.Leftover, err error) {
 // virtual servers of addresses and the interface kube-ipvs0 stay, with their connections. kube-proxy deletes what no
 // Service has any more.
 func handBack(_ context.Context, c dataplane.Config) error {
-	return findRemains(c, func(r *remains) error {
+	return withLeftovers(c, func(r *leftovers) error {
 		r.shared = true
 		return r.clear()
 	})
@@ -170,8 +170,8 @@ func handBack(_ context.Context, c dataplane.Config) error {
 // drainLeft is for when another data plane is in force. IPVS takes nothing new, and goes on with the connections
 // that it has; the result is how many. When it is called again and there are none, it does what Remove does.
 func drainLeft(_ context.Context, c dataplane.Config) (connections int, err error) {
-	err = findRemains(c, func(r *remains) (err error) {
-		if connections, err = r.retire(); err == nil && connections == 0 {
+	err = withLeftovers(c, func(r *leftovers) (err error) {
+		if connections, err = r.startDraining(); err == nil && connections == 0 {
 			err = r.clear()
 		}
 		return err
@@ -179,9 +179,9 @@ func drainLeft(_ context.Context, c dataplane.Config) (connections int, err erro
 	return connections, err
 }
 
-// retire empties the tables but for the record of our virtual servers, and gives all real servers weight 0. A virtual
-// server that still served counts as one connection at least, so that the caller looks again.
-func (r *remains) retire() (connections int, err error) {
+// startDraining empties the tables but for the record of our virtual servers, and gives all real servers weight 0. A
+// virtual server that still served counts as one connection at least, so that the caller looks again.
+func (r *leftovers) startDraining() (connections int, err error) {
 	keys, err := r.servers()
 	if err != nil {
 		return 0, err
@@ -194,12 +194,12 @@ func (r *remains) retire() (connections int, err error) {
 	}
 	var requests []ipvs.Request
 	for _, key := range keys {
-		reals, err := r.director.Destinations(key)
+		destinations, err := r.client.Destinations(key)
 		if err != nil {
 			return 0, err
 		}
 		n, serves := 0, false
-		for _, have := range reals {
+		for _, have := range destinations {
 			n += int(have.Connections)
 			if have.Weight != 0 {
 				serves = true
@@ -238,7 +238,7 @@ func (t *table) hollow() {
 // Owns tells, in the network namespace of the calling thread, which virtual servers are of this data plane: some of
 // them may have been others'.
 func Owns() (owns func(a netip.AddrPort, protocol uint8) bool, err error) {
-	err = findRemains(dataplane.Config{}, func(r *remains) error {
+	err = withLeftovers(dataplane.Config{}, func(r *leftovers) error {
 		owns = func(a netip.AddrPort, protocol uint8) bool {
 			return r.owns(ipvs.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.Protocol(protocol), V6: a.Addr().Is6()})
 		}

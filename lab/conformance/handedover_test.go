@@ -42,7 +42,7 @@ func successors(t *testing.T) []successor {
 }
 
 // TestAffinity_carried has planes follow one another in all orders. A client of the first plane keeps its backend.
-func TestAffinity_carried(t *testing.T) {
+func TestAffinity_handedOver(t *testing.T) {
 	t.Parallel()
 	all := successors(t)
 	var tour []successor
@@ -52,10 +52,10 @@ func TestAffinity_carried(t *testing.T) {
 			tour = append(tour, to, from)
 		}
 	}
-	testCarried(t, nil, tour)
+	testHandedOver(t, nil, tour)
 }
 
-func TestAffinity_carriedIPVS(t *testing.T) {
+func TestAffinity_handedOverIPVS(t *testing.T) {
 	t.Parallel()
 	if !hasIPVS(t) {
 		vm.Replay(t, "IPVS")
@@ -66,11 +66,11 @@ func TestAffinity_carriedIPVS(t *testing.T) {
 	for _, other := range successors(t) {
 		tour = append(tour, other, ipvs)
 	}
-	testCarried(t, nil, tour)
+	testHandedOver(t, nil, tour)
 }
 
-// sticky is a Service with affinity, by TCP and UDP in both families, of which two backends are on each node.
-type sticky struct {
+// affinityServices is a Service with affinity, by TCP and UDP in both families, of which two backends are on each node.
+type affinityServices struct {
 	*testing.T
 	bed     conformance.Network
 	s       *model.State
@@ -78,7 +78,7 @@ type sticky struct {
 }
 
 // newSticky has it on a bed; with a Network in place of nil, on that, which has its pods.
-func newSticky(t *testing.T, bed conformance.Network) sticky {
+func newAffinityServices(t *testing.T, bed conformance.Network) affinityServices {
 	var pods []testbed.PodSpec
 	var rows strings.Builder
 	for _, p := range []struct {
@@ -107,7 +107,7 @@ func newSticky(t *testing.T, bed conformance.Network) sticky {
 	if bed == nil {
 		bed = testbed.Need(t, testbed.Spec{Cgroup: true, Pods: pods})
 	}
-	for _, to := range stickyServices() {
+	for _, to := range affinityKeys() {
 		pool := "default/" + to.Protocol.String() + " cluster"
 		if to.Addr.Is6() {
 			pool += "6"
@@ -116,11 +116,11 @@ func newSticky(t *testing.T, bed conformance.Network) sticky {
 	}
 	s, err := model.ParseState(rows.String() + "pods 10.244.0.0/16\npods fd00::af4:0/112\n")
 	must(t, err)
-	return sticky{t, bed, s, []testbed.Place{"client", testbed.Node, testbed.Outside}}
+	return affinityServices{t, bed, s, []testbed.Place{"client", testbed.Node, testbed.Outside}}
 }
 
 // stickyServices are its addresses.
-func stickyServices() (all []model.Key) {
+func affinityKeys() (all []model.Key) {
 	for i, protocol := range []model.Protocol{model.TCP, model.UDP} {
 		v4 := netip.AddrFrom4([4]byte{10, 96, 0, byte(10 + i)})
 		all = append(all, model.Key{Addr: v4, Port: 80, Protocol: protocol},
@@ -130,11 +130,11 @@ func stickyServices() (all []model.Key) {
 }
 
 // ask returns the backend that answers each client.
-func (s sticky) ask(when string) map[string]string {
+func (s affinityServices) ask(when string) map[string]string {
 	s.Helper()
 	answers := map[string]string{}
 	for _, from := range s.clients {
-		for _, to := range stickyServices() {
+		for _, to := range affinityKeys() {
 			o, err := s.bed.Probe(s.Context(), testbed.Probe{
 				From: from, To: to.AddrPort(), Protocol: to.Protocol, Timeout: 10 * time.Second,
 			})
@@ -149,7 +149,7 @@ func (s sticky) ask(when string) map[string]string {
 }
 
 // keep asks several times, and compares.
-func (s sticky) keep(when string, want map[string]string) {
+func (s affinityServices) keep(when string, want map[string]string) {
 	s.Helper()
 	for range 4 {
 		for who, backend := range s.ask(when) {
@@ -160,8 +160,8 @@ func (s sticky) keep(when string, want map[string]string) {
 	}
 }
 
-func testCarried(t *testing.T, bed conformance.Network, tour []successor) {
-	s := newSticky(t, bed)
+func testHandedOver(t *testing.T, bed conformance.Network, tour []successor) {
+	s := newAffinityServices(t, bed)
 	m := memories{T: t, bed: s.bed, open: tour[0].open, s: s.s}
 	now := m.plane(dataplane.Config{})
 	defer func() { must(t, errors.Join(now.Remove(context.Background()), now.Close())) }()
@@ -202,7 +202,7 @@ func uptime(t *testing.T) time.Duration {
 }
 
 // checkTime has a plane know how much time is left of a client that never came back.
-func (s sticky) checkTime(when string, p dataplane.Handover, want dataplane.Session) {
+func (s affinityServices) checkTime(when string, p dataplane.Handover, want dataplane.Session) {
 	s.Helper()
 	for m, err := range p.Sessions(s.Context(), s.s) {
 		must(s.T, err)

@@ -16,13 +16,13 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// TestDirector is about many virtual servers, of which a Plane shows only what follows from them.
-func TestDirector(t *testing.T) {
+// TestClient is about many virtual servers, of which a Plane shows only what follows from them.
+func TestClient(t *testing.T) {
 	if _, err := New(Options{})(dataplane.Config{}); errors.Is(err, dataplane.ErrUnsupported) {
 		vm.Replay(t, "IPVS")
 		return
 	}
-	for name, test := range map[string]func(t *testing.T, d, other *director){
+	for name, test := range map[string]func(t *testing.T, d, other *client){
 		"looks at all":   looksAtAll,
 		"made backwards": madeBackwards,
 	} {
@@ -39,7 +39,7 @@ func TestDirector(t *testing.T) {
 }
 
 // newNamespace opens two directors of a network namespace that goes with it.
-func newNamespace() (d, other *director, err error) {
+func newNamespace() (d, other *client, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -48,10 +48,10 @@ func newNamespace() (d, other *director, err error) {
 			err = exec.Command("ip", "link", "set", "lo", "up").Run()
 		}
 		if err == nil {
-			d, err = openDirector(func(string) error { return nil })
+			d, err = openClient(func(string) error { return nil })
 		}
 		if err == nil {
-			other, err = openDirector(d.fault)
+			other, err = openClient(d.fault)
 		}
 	}()
 	<-done

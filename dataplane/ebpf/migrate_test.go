@@ -14,8 +14,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// former pins a table of an earlier version in place of one: it forgets, and has of each element what that version had.
-func former[K, V any](t *testing.T, path string, had func(K, V) V) {
+// pinOld pins a table of an earlier version in place of one: it forgets, and has of each element what that version had.
+func pinOld[K, V any](t *testing.T, path string, had func(K, V) V) {
 	t.Helper()
 	here, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
@@ -36,7 +36,7 @@ func former[K, V any](t *testing.T, path string, had func(K, V) V) {
 }
 
 // Flows of an earlier version are adopted: connections go on, stay as long as others do, and are their owners'.
-func TestCarry_former(t *testing.T) {
+func TestMigrate_old(t *testing.T) {
 	t.Parallel()
 	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
 	o := Options{Pins: filepath.Join(testbed.NeedBPFFS(t), "fairlead"), Sizes: Sizes{Translations: 1 << 12}}
@@ -49,7 +49,7 @@ func TestCarry_former(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	former(t, p.memoryPath(packetsMapTranslations), func(key packetsTuple, v packetsTranslation) packetsTranslation {
+	pinOld(t, p.memoryPath(packetsMapTranslations), func(key packetsTuple, v packetsTranslation) packetsTranslation {
 		v.Held, v.Near, v.State = 0, 0, v.State&^packetsStateLASTING
 		if isWayBack(key, &v) {
 			v.Pool = poolName(pool)
@@ -87,7 +87,7 @@ func TestCarry_former(t *testing.T) {
 }
 
 // So are clients, which keep their backends for the time that their pools have.
-func TestCarry_formerClients(t *testing.T) {
+func TestMigrate_oldClients(t *testing.T) {
 	r := newPacketRun(t, attachedRows)
 	p := r.plane()
 	p.tables = r.tables
@@ -112,7 +112,7 @@ func TestCarry_formerClients(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(p.carryAffinities(from, p.memory[objectsMapAffinities]), p.detach()); err != nil {
+	if err := errors.Join(p.migrateAffinities(from, p.memory[objectsMapAffinities]), p.detach()); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 60 {

@@ -14,14 +14,14 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/vm"
 )
 
-func TestRetire(t *testing.T) {
+func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	if _, err := ipvs.New(ipvs.Options{})(dataplane.Config{}); errors.Is(err, dataplane.ErrUnsupported) {
 		vm.Replay(t, "IPVS")
 		return
 	}
 	for name, test := range map[string]func(*namespace){
-		"retires":       (*namespace).retires,
+		"retires":       (*namespace).startsDraining,
 		"serves again":  (*namespace).servesAgain,
 		"cleans":        (*namespace).cleans,
 		"whose is what": (*namespace).owns,
@@ -30,7 +30,7 @@ func TestRetire(t *testing.T) {
 	}
 }
 
-func (n *namespace) retire(connections int) {
+func (n *namespace) startDraining(connections int) {
 	n.Helper()
 	got, err := ipvs.Driver(ipvs.Options{}).Drain(context.Background(), dataplane.Config{})
 	n.check(err)
@@ -39,7 +39,7 @@ func (n *namespace) retire(connections int) {
 	}
 }
 
-func (n *namespace) expectTraces(want dataplane.Leftover) {
+func (n *namespace) expectLeftover(want dataplane.Leftover) {
 	n.Helper()
 	got, err := ipvs.Driver(ipvs.Options{}).Inspect()
 	n.check(err)
@@ -48,25 +48,25 @@ func (n *namespace) expectTraces(want dataplane.Leftover) {
 	}
 }
 
-// retires: nothing goes before a second look has seen that no client has come since.
-func (n *namespace) retires() {
+// startsDraining: nothing goes before a second look has seen that no client has come since.
+func (n *namespace) startsDraining() {
 	before := n.kernel()
-	n.expectTraces(dataplane.Leftover{})
-	n.retire(0)
+	n.expectLeftover(dataplane.Leftover{})
+	n.startDraining(0)
 	n.sync(example)
-	n.expectTraces(dataplane.Leftover{Rules: true})
-	n.retire(1)
-	n.expectTraces(dataplane.Leftover{Rules: true, Retired: true})
+	n.expectLeftover(dataplane.Leftover{Rules: true})
+	n.startDraining(1)
+	n.expectLeftover(dataplane.Leftover{Rules: true, Retired: true})
 	n.equal(n.run("nft", "list", "chains"), "table ip fairlead-ipvs {\n}\ntable ip6 fairlead-ipvs {\n}\n")
-	n.retire(0)
-	n.expectTraces(dataplane.Leftover{})
+	n.startDraining(0)
+	n.expectLeftover(dataplane.Leftover{})
 	n.equal(n.kernel(), before)
 }
 
 func (n *namespace) servesAgain() {
 	n.sync(example)
 	want := n.servers()
-	n.retire(1)
+	n.startDraining(1)
 	if n.servers() == want {
 		n.Error("nothing has changed")
 	}

@@ -14,13 +14,13 @@ import (
 // programs are attached, so that they know the open flows. The second time adds what other programs have added
 // meanwhile.
 //
-//	openMap ─► carry ─► attach ─► carry ─► settleMemory: the new map is pinned in place of the former one
+//	openMap ─► migrate ─► attach ─► migrate ─► settleMemory: the new map is pinned in place of the old one
 //
-// Until the last step the former map stays pinned. If a process is killed before that, the next one has the same task.
+// Until the last step the old map stays pinned. If a process is killed before that, the next one has the same task.
 
-// carry copies the elements of former maps that are laid out alike. Those of others are lost.
-func (p *Plane) carry() error {
-	for name, from := range p.former {
+// migrate copies the elements of old maps that are laid out alike. Those of others are lost.
+func (p *Plane) migrate() error {
+	for name, from := range p.replaced {
 		to := p.memory[name]
 		if from.KeySize() != to.KeySize() || from.ValueSize() != to.ValueSize() {
 			continue
@@ -28,11 +28,11 @@ func (p *Plane) carry() error {
 		var err error
 		switch name {
 		case objectsMapAffinities:
-			err = p.carryAffinities(from, to)
+			err = p.migrateAffinities(from, to)
 		case objectsMapFlows:
-			err = carry[objectsFlowKey, objectsFlow](from, to)
+			err = copyMissing[objectsFlowKey, objectsFlow](from, to)
 		case packetsMapTranslations:
-			err = p.carryFlows(from, to)
+			err = p.migrateFlows(from, to)
 		}
 		if err != nil {
 			return fmt.Errorf("take over %s: %w", name, err)
@@ -41,8 +41,8 @@ func (p *Plane) carry() error {
 	return nil
 }
 
-// carry copies elements that are missing.
-func carry[K, V any](from, to *ebpf.Map) error {
+// copyMissing copies elements that are missing.
+func copyMissing[K, V any](from, to *ebpf.Map) error {
 	return each(from, func(key K, value V) error {
 		_, err := add(to, key, value)
 		return err
@@ -60,9 +60,9 @@ func add[K, V any](to *ebpf.Map, key K, value V) (bool, error) {
 
 // carryAffinities does so with clients. Those of a table that forgets are an earlier version's, which did not say whose
 // they are, and for how long.
-func (p *Plane) carryAffinities(from, to *ebpf.Map) error {
+func (p *Plane) migrateAffinities(from, to *ebpf.Map) error {
 	if from.Type() != ebpf.LRUHash {
-		return carry[objectsAffinityKey, objectsAffinity](from, to)
+		return copyMissing[objectsAffinityKey, objectsAffinity](from, to)
 	}
 	type of struct{ owner, lasts uint16 }
 	pools := map[uint64]of{}
@@ -83,9 +83,9 @@ func (p *Plane) carryAffinities(from, to *ebpf.Map) error {
 
 // carryFlows does so with flows. Those of a table that forgets are an earlier version's, which held none of them, and
 // said of connections only whether they were answered. They are held, as many as may be.
-func (p *Plane) carryFlows(from, to *ebpf.Map) error {
+func (p *Plane) migrateFlows(from, to *ebpf.Map) error {
 	if from.Type() != ebpf.LRUHash {
-		return carry[packetsTuple, packetsTranslation](from, to)
+		return copyMissing[packetsTuple, packetsTranslation](from, to)
 	}
 	shares, unmap, err := mapFlowShares(p.memory)
 	if err != nil {
@@ -113,7 +113,7 @@ func (p *Plane) carryFlows(from, to *ebpf.Map) error {
 
 // adopt makes of an element what this version would have made.
 func adopt(from *ebpf.Map, key packetsTuple, t *packetsTranslation, owners map[uint64]uint16) error {
-	t.Near, t.Held = 0, 0 // the former was the upper half of Packets
+	t.Near, t.Held = 0, 0 // the old one was the upper half of Packets
 	switch {
 	case key.Hook == packetsHookINGRESS && t.State&packetsStateBACK == 0:
 		t.Held = t.lends()
@@ -154,20 +154,20 @@ func each[K, V any](m *ebpf.Map, f func(K, V) error) error {
 
 // settleMemory has the next process find the memory in use.
 func (p *Plane) settleMemory() error {
-	if err := p.carry(); err != nil {
+	if err := p.migrate(); err != nil {
 		return err
 	}
-	if p.former[objectsMapAffinities] != nil {
+	if p.replaced[objectsMapAffinities] != nil {
 		if err := p.detach(); err != nil {
 			return err
 		}
 	}
-	for name, former := range p.former {
+	for name, old := range p.replaced {
 		if err := repin(p.memory[name], p.memoryPath(name)); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		former.Close()
-		delete(p.former, name)
+		old.Close()
+		delete(p.replaced, name)
 	}
 	return nil
 }
