@@ -147,6 +147,21 @@ func listenPrivately(path string) (net.Listener, error) {
 	return c.Listen(context.Background(), "unix", path)
 }
 
+// RemoveDeadSocket removes a control socket on which no process listens, and reports whether there was one.
+func RemoveDeadSocket(path string) (bool, error) {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode().Type() != os.ModeSocket {
+		return false, nil //nolint:nilerr // there is none
+	}
+	if conn, err := net.Dial("unix", path); !errors.Is(err, unix.ECONNREFUSED) {
+		if err == nil {
+			_ = conn.Close()
+		}
+		return false, nil //nolint:nilerr // a process listens, though it may be busy
+	}
+	return true, os.Remove(path)
+}
+
 func removeStale(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {

@@ -2,21 +2,26 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/daemon"
+	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/internal/cli"
 )
 
 // cleaning is what is to be cleaned up.
 type cleaning struct {
-	own   bool
-	force bool
-	log   *slog.Logger
+	own    bool
+	force  bool
+	socket string // for control
+	log    *slog.Logger
 }
 
 func cleanCommand() *cobra.Command {
@@ -25,7 +30,13 @@ func cleanCommand() *cobra.Command {
 		Use:   "clean",
 		Short: "delete all that any data plane of Fairlead, or kube-proxy, has made in the kernel",
 		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return clean(c.Context(), o) },
+	}
+	socket := cli.Lookup(cli.NewFlags(), "control-socket")
+	socket.Usage = "remove this socket if no process listens on it"
+	c.Flags().AddFlag(socket)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		o.socket = socket.Value.String()
+		return clean(c.Context(), o)
 	}
 	c.Flags().BoolVar(&o.own, "own", false, "only what Fairlead has made: for a node where kube-proxy is back")
 	c.Flags().BoolVar(&o.force, "force", false, "clean even while Fairlead runs here, which will restore its rules")
@@ -36,8 +47,20 @@ func clean(ctx context.Context, o cleaning) error {
 	if err := daemon.Alone(); err != nil && !o.force {
 		return cli.Failed(fmt.Errorf("%w, or use fairlead clean --force", err))
 	}
-	if o.own {
-		return cli.Failed(daemon.CleanOwn(ctx, os.Stdout))
+	var said strings.Builder
+	out, what := io.MultiWriter(os.Stdout, &said), "Fairlead"
+	dead, err := engine.RemoveDeadSocket(o.socket)
+	if dead && err == nil {
+		fmt.Fprintf(out, "control socket: removed %s\n", o.socket)
 	}
-	return cli.Failed(daemon.Clean(ctx, os.Stdout, o.log))
+	if o.own {
+		err = errors.Join(err, daemon.CleanOwn(ctx, out))
+	} else {
+		what += " or kube-proxy"
+		err = errors.Join(err, daemon.Clean(ctx, out, o.log))
+	}
+	if err == nil && said.Len() == 0 {
+		fmt.Printf("nothing was left of %s\n", what)
+	}
+	return cli.Failed(err)
 }

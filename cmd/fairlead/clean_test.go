@@ -22,7 +22,8 @@ func TestClean_besideRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = p.Wait()
-	w.runs("fairlead", "clean", 0)
+	w.runs("fairlead", "clean --control-socket "+w.socket, 0, "control socket: removed "+w.socket)
+	w.runs("fairlead", "clean --own --control-socket "+w.socket, 0, "nothing was left of Fairlead\n")
 	if after := w.ruleset(); after != "" {
 		t.Errorf("it has left\n%s", after)
 	}

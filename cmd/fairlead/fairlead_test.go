@@ -308,7 +308,7 @@ func TestRun_stopsAndIsCleaned(t *testing.T) {
 	if got := w.probe(testbed.Node, clusterIP); !strings.HasPrefix(got, "pod-") {
 		t.Errorf("after the proxy has stopped: %s", got)
 	}
-	for _, want := range []string{"nftables: removed what there was\n", ""} {
+	for _, want := range []string{"nftables: removed what there was\n", "nothing was left of Fairlead or kube-proxy\n"} {
 		if out, err := w.command("clean").CombinedOutput(); err != nil || string(out) != want {
 			t.Errorf("clean: %v, %s", err, out)
 		}

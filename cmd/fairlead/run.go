@@ -91,7 +91,7 @@ func run(ctx context.Context, flags *config.Flags) error {
 	case flags.WriteConfigTo != "":
 		return write(flags)
 	case flags.Cleanup:
-		return clean(ctx, cleaning{log: o.Logs.Logger()})
+		return clean(ctx, cleaning{log: o.Logs.Logger(), socket: cli.Lookup(flags, "control-socket").Value.String()})
 	case flags.InitOnly:
 		return cli.ConfigError(daemon.Init(o))
 	}
