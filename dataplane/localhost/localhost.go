@@ -26,8 +26,8 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/relay"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/internal/namespace"
@@ -154,7 +154,7 @@ const (
 func (p *plane) start() {
 	files := share.Files() - share.Reserve()
 	p.relay = relay.New(relay.Options{
-		DialTimeout: dialTimeout, Dials: maxDials, IdleTimeout: carry.Never, HalfClosedTimeout: carry.Never,
+		DialTimeout: dialTimeout, Dials: maxDials, IdleTimeout: socket.Never, HalfClosedTimeout: socket.Never,
 		FlowTimeout: idle, StreamTimeout: idle,
 		MaxConnections: min(maxPlaces, files/8), MaxFlows: min(maxPlaces, files/8), Extra: files / 16,
 	}, p.sockets)
@@ -259,7 +259,7 @@ func (p *plane) listen(e relay.Endpoint, id model.PoolID) error {
 	}
 	l := &listener{plane: p, at: e}
 	err := p.sockets.Do(func() (err error) {
-		l.Closer, err = p.relay.Listen(e, func(netip.Addr) relay.Packet { return relay.Packet{Internal: true} }, carry.Shared)
+		l.Closer, err = p.relay.Listen(e, func(netip.Addr) relay.Packet { return relay.Packet{Internal: true} }, socket.Shared)
 		return err
 	})
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/localport"
 	"fairlead.dev/fairlead/dataplane/internal/relay"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
@@ -87,25 +87,25 @@ func (p *proxy) listenIn(family int) (at listening, err error) {
 type entrance struct {
 	origin     origin
 	redirected bool // by translation of addresses; else by TPROXY
-	tcp        *carry.Conn
+	tcp        *socket.Conn
 	udp        *net.UDPConn
-	sctp       *carry.Conn // nil: not yet
+	sctp       *socket.Conn // nil: not yet
 }
 
 func openEntrance(o origin, a netip.AddrPort, redirected bool) (*entrance, error) {
-	setups := []carry.Setup{carry.Transparent, carry.OriginalDestination}
+	setups := []socket.Setup{socket.Transparent, socket.OriginalDestination}
 	if redirected {
-		setups = []carry.Setup{carry.Free}
+		setups = []socket.Setup{socket.Free}
 	}
-	tcp, err := carry.ListenTCP(a, setups[0])
+	tcp, err := socket.ListenTCP(a, setups[0])
 	if err != nil {
 		return nil, err
 	}
-	udp, err := carry.ListenUDP(tcp.LocalAddr(), setups...)
+	udp, err := socket.ListenUDP(tcp.LocalAddr(), setups...)
 	if err != nil {
 		return nil, errors.Join(err, tcp.Close())
 	}
-	carry.ReceiveMuch(udp)
+	socket.ReceiveMuch(udp)
 	return &entrance{origin: o, redirected: redirected, tcp: tcp, udp: udp}, nil
 }
 
@@ -148,7 +148,7 @@ func (p *proxy) listenSCTP() error {
 		if e.sctp != nil || !e.redirected {
 			continue
 		}
-		l, err := relay.ListenSCTP(e.tcp.LocalAddr(), carry.Free)
+		l, err := relay.ListenSCTP(e.tcp.LocalAddr(), socket.Free)
 		if err != nil {
 			return err
 		}
@@ -172,7 +172,7 @@ func (e *entrance) accepted(fd int, client netip.AddrPort) (at relay.Packet, err
 		return at, err
 	}
 	to, err := unix.Getsockname(fd)
-	at.Destination = carry.AddrPort(to)
+	at.Destination = socket.AddrPort(to)
 	return at, os.NewSyscallError("getsockname", err)
 }
 
@@ -199,7 +199,7 @@ func destination(oob []byte) (netip.AddrPort, bool) {
 	}
 	for i := range messages {
 		if to, err := unix.ParseOrigDstAddr(&messages[i]); err == nil {
-			return carry.AddrPort(to), true
+			return socket.AddrPort(to), true
 		}
 	}
 	return netip.AddrPort{}, false

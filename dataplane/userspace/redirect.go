@@ -9,7 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
@@ -167,7 +167,7 @@ func originalOf(fd int, v6 bool) (to netip.AddrPort, err error) {
 	if v6 {
 		level = unix.SOL_IPV6
 	}
-	if err := carry.GetOption(fd, level, option, sockaddr[:]); err != nil {
+	if err := socket.GetOption(fd, level, option, sockaddr[:]); err != nil {
 		return to, os.NewSyscallError("getsockopt SO_ORIGINAL_DST", err)
 	}
 	address := sockaddr[4:8]

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/carry"
 	"fairlead.dev/fairlead/dataplane/internal/relay"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
@@ -30,14 +30,14 @@ type sourceNAT struct {
 
 // bindOwn binds a socket to the own address.
 func bindOwn(fd int, v6 bool) (at netip.AddrPort, err error) {
-	if err := carry.Free(fd, v6); err != nil {
+	if err := socket.Free(fd, v6); err != nil {
 		return at, err
 	}
-	if err := carry.Bind(netip.AddrPortFrom(ownAddress(v6), 0))(fd, v6); err != nil {
+	if err := socket.Bind(netip.AddrPortFrom(ownAddress(v6), 0))(fd, v6); err != nil {
 		return at, err
 	}
 	name, err := unix.Getsockname(fd)
-	return carry.AddrPort(name), os.NewSyscallError("getsockname", err)
+	return socket.AddrPort(name), os.NewSyscallError("getsockname", err)
 }
 
 // enter has what a socket of the own address sends to a backend leave as the caller, unless that is to be hidden, until
@@ -65,7 +65,7 @@ func (p *proxy) present(c relay.Call, b model.Backend, own netip.AddrPort) (leav
 }
 
 // connectOwn asks a backend by a socket of the own address.
-func (p *proxy) connectOwn(c relay.Call, b model.Backend, setups ...carry.Setup) (*relay.Socket, error) {
+func (p *proxy) connectOwn(c relay.Call, b model.Backend, setups ...socket.Setup) (*relay.Socket, error) {
 	s := &relay.Socket{}
 	present := func(fd int, v6 bool) error {
 		own, err := bindOwn(fd, v6)

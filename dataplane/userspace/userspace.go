@@ -1,5 +1,5 @@
 // Package userspace serves Services from one process: constant rules lead their packets to its sockets, and it
-// connects to a backend and carries what both say. It works wherever a process may, and it alone can try another
+// connects to a backend and copies what both say. It works wherever a process may, and it alone can try another
 // backend when one does not answer.
 //
 //	prerouting ─ of a socket of ours? ──────────────────────► mark ─► route table 17985: local ─► the socket
@@ -30,7 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/internal/namespace"
@@ -468,9 +468,9 @@ func (p *Plane) answerFrom(key model.Key) error {
 	}
 	err := p.namespace.Do(func() error {
 		at := netip.AddrPortFrom(ownAddress(key.Addr.Is6()), key.Port)
-		socket, err := carry.ListenUDP(at, carry.Transparent, carry.Shared)
+		conn, err := socket.ListenUDP(at, socket.Transparent, socket.Shared)
 		if err == nil {
-			err = socket.Close()
+			err = conn.Close()
 		}
 		return err
 	})

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -16,7 +16,7 @@ import (
 // Services and namespaces have shares of each (package share). All bounds together leave the process the files that it
 // needs to follow the cluster.
 //
-//	accept ─► row? ─► a place among the connections? ─ no: reset ─► dial ─► carry
+//	accept ─► row? ─► a place among the connections? ─ no: reset ─► dial ─► copy
 //	  └─ no file left at all: the spare one takes it, to be reset
 
 // turnedAway is what the bounds have kept out, or ended.
@@ -103,7 +103,7 @@ func (f *files) close() {
 }
 
 // shed resets connections that wait to be accepted when there is no descriptor for them, and returns their number.
-func (f *files) shed(l *carry.Conn) (n int) {
+func (f *files) shed(l *socket.Conn) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.spare == nil {
@@ -116,7 +116,7 @@ func (f *files) shed(l *carry.Conn) (n int) {
 			if err != nil {
 				return err
 			}
-			carry.Accepted{FD: fd}.Reset()
+			socket.Accepted{FD: fd}.Reset()
 			n++
 		}
 	})

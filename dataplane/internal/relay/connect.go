@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
@@ -64,7 +64,7 @@ var errLoop = errors.New("the backend is a destination that this process serves 
 
 // A Socket has asked a backend.
 type Socket struct {
-	*carry.Conn
+	*socket.Conn
 	// Leave ends what the socket needs of others: a connection while there is no answer, a flow as long as it lasts. It
 	// may be called more than once; nil: it needs nothing.
 	Leave func()
@@ -110,9 +110,9 @@ func (p *Proxy) awaitLate(in *pool, s *Socket, b model.Backend, rest time.Durati
 }
 
 // Connect makes a socket in the namespace of the plane, sets it up, and asks a backend.
-func (p *Proxy) Connect(c Call, b model.Backend, setups ...carry.Setup) (conn *carry.Conn, err error) {
+func (p *Proxy) Connect(c Call, b model.Backend, setups ...socket.Setup) (conn *socket.Conn, err error) {
 	err = p.sockets.Do(func() (err error) {
-		conn, err = carry.Socket(int(c.key.Protocol), b.Addr.Is6(), append([]carry.Setup{scarce}, setups...)...)
+		conn, err = socket.New(int(c.key.Protocol), b.Addr.Is6(), append([]socket.Setup{scarce}, setups...)...)
 		return err
 	})
 	if err != nil {
@@ -125,7 +125,7 @@ func (p *Proxy) Connect(c Call, b model.Backend, setups ...carry.Setup) (conn *c
 }
 
 // ask makes a socket for a call that asks a backend.
-func (p *Proxy) ask(c Call, b model.Backend, setups ...carry.Setup) (*Socket, error) {
+func (p *Proxy) ask(c Call, b model.Backend, setups ...socket.Setup) (*Socket, error) {
 	if p.options.Connect != nil {
 		return p.options.Connect(c, b, setups...)
 	}
@@ -142,7 +142,7 @@ func scarce(fd int, _ bool) error {
 }
 
 // connect opens a connection to one backend.
-func (p *Proxy) connect(c Call, b model.Backend, patience time.Duration, setups []carry.Setup) (*carry.Conn, error) {
+func (p *Proxy) connect(c Call, b model.Backend, patience time.Duration, setups []socket.Setup) (*socket.Conn, error) {
 	s, err := p.ask(c, b, setups...)
 	c.conn.asks()
 	if err == nil {

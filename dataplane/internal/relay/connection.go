@@ -3,15 +3,15 @@ package relay
 import (
 	"sync/atomic"
 
-	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/share"
 )
 
 // connection is one of a client, of TCP or SCTP, that has a place among all. It yields that to others, and at the end
 // of the proxy, by a reset of both sides.
 type connection struct {
-	carry.Activity
-	carry.Ends
+	socket.Activity
+	socket.Ends
 	proxy *Proxy
 	owner share.Owner
 	name  string // of the Service
@@ -23,7 +23,7 @@ type connection struct {
 }
 
 // enter has a client served in a goroutine of its own, or sends it away.
-func (p *Proxy) enter(at Packet, c carry.Accepted) {
+func (p *Proxy) enter(at Packet, c socket.Accepted) {
 	d, ok := p.Rows.lookup(at)
 	if !ok { // the row went while the client came
 		c.Reset()

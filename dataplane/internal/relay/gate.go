@@ -12,7 +12,7 @@ import (
 // connect faster than the process can; if all that have come went on at once, the last one would wait for all others,
 // whosever it is.
 //
-//	accept ─► a place ─► gate: are many about to ask? ─ no ─► dial ─ has asked ─┬─► wait for the backend ─► carry
+//	accept ─► a place ─► gate: are many about to ask? ─ no ─► dial ─ has asked ─┬─► wait for the backend ─► copy
 //	                                └ yes ─► wait for the turn of the owner ◄───┘
 type Gate struct {
 	mu      sync.Mutex

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
@@ -62,12 +62,12 @@ func (d *datagram) wait(among *share.Pool, o share.Owner) {
 
 // Receive handles datagrams in a goroutine, until the proxy ends, or the socket is closed. Datagrams that cannot be
 // sent are lost, which clients of UDP must expect.
-func (p *Proxy) Receive(socket *net.UDPConn, locate DatagramLocator) {
-	p.group.Go(func() { p.receive(socket, locate) })
+func (p *Proxy) Receive(conn *net.UDPConn, locate DatagramLocator) {
+	p.group.Go(func() { p.receive(conn, locate) })
 }
 
-func (p *Proxy) receive(socket *net.UDPConn, locate DatagramLocator) {
-	raw, err := socket.SyscallConn()
+func (p *Proxy) receive(conn *net.UDPConn, locate DatagramLocator) {
+	raw, err := conn.SyscallConn()
 	if err != nil {
 		return // it is closed
 	}
@@ -178,7 +178,7 @@ type Answers struct {
 
 // clientOf is the sender of a datagram. An address of a link needs that to be answered.
 func clientOf(s unix.Sockaddr) netip.AddrPort {
-	client := carry.AddrPort(s)
+	client := socket.AddrPort(s)
 	if v6, ok := s.(*unix.SockaddrInet6); ok && client.Addr().IsLinkLocalUnicast() {
 		zone := strconv.FormatUint(uint64(v6.ZoneId), 10)
 		client = netip.AddrPortFrom(client.Addr().WithZone(zone), client.Port())

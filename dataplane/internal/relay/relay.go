@@ -1,4 +1,4 @@
-// Package relay accepts connections and datagrams, chooses a backend of a pool, connects to it, and carries what both
+// Package relay accepts connections and datagrams, chooses a backend of a pool, connects to it, and copies what both
 // sides say. It divides connections, flows and files among namespaces, Services and clients.
 //
 //	socket ─► Packet ─► Directory: the row, as State.Lookup has it ─► pool: whose turn? ─► connect
@@ -15,7 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
@@ -35,7 +35,7 @@ type Options struct {
 	// the two of each.
 	MaxConnections, MaxFlows, Extra int
 	// Connect opens a socket that asks a backend, with these setups among others; nil: Proxy.Connect does, as the process.
-	Connect func(Call, model.Backend, ...carry.Setup) (*Socket, error)
+	Connect func(Call, model.Backend, ...socket.Setup) (*Socket, error)
 	// SideBySide says that Connect waits for the kernel. Flows are then opened at the same time, and connections, too.
 	SideBySide bool
 	// Original is the destination of a datagram that was redirected to a socket of the process.
@@ -60,7 +60,7 @@ type Proxy struct {
 	connections         *share.Pool // of TCP and SCTP
 	extra               *share.Pool // files that connections borrow beside their two
 	messages            *share.Pool // bytes of large ones of SCTP
-	carrier             *carry.Carrier
+	copier              *socket.Copier
 	retried, unanswered atomic.Uint64 // see dataplane.Dials
 	turned              *turnedAway
 	files               *files
@@ -77,7 +77,7 @@ func New(o Options, sockets namespace.Namespace) *Proxy {
 		buffers:     sync.Pool{New: func() any { return new([bufferSize]byte) }},
 		connections: share.New(o.MaxConnections), extra: share.New(o.Extra),
 		messages: share.New(largeMessages),
-		carrier:  carry.New(o.IdleTimeout, o.HalfClosedTimeout),
+		copier:   socket.NewCopier(o.IdleTimeout, o.HalfClosedTimeout),
 		turned:   newTurnedAway(), files: openFiles(),
 	}
 }
@@ -101,7 +101,7 @@ func (p *Proxy) Release() {
 }
 
 func (p *Proxy) end() {
-	p.carrier.Close()
+	p.copier.Close()
 	p.files.close()
 }
 

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/share"
 )
 
@@ -37,7 +37,7 @@ const (
 
 // Sockets of SCTP are in the style of TCP (RFC 6458, section 4).
 
-func sctpOption(name int, value string) carry.Setup {
+func sctpOption(name int, value string) socket.Setup {
 	return func(fd int, _ bool) error {
 		return os.NewSyscallError("setsockopt", unix.SetsockoptString(fd, unix.IPPROTO_SCTP, name, value))
 	}
@@ -47,7 +47,7 @@ func sctpOption(name int, value string) carry.Setup {
 func number(v uint32) string { return string(binary.NativeEndian.AppendUint32(nil, v)) }
 
 // streams are what an SCTP endpoint offers: how many it sends over, and how many it receives at most.
-func streams(out, in uint16) carry.Setup {
+func streams(out, in uint16) socket.Setup {
 	b := binary.NativeEndian.AppendUint16(nil, out)
 	b = binary.NativeEndian.AppendUint16(b, in)
 	return sctpOption(sctpInitMsg, string(append(b, 0, 0, 0, 0))) // attempts and their time are the default
@@ -56,8 +56,8 @@ func streams(out, in uint16) carry.Setup {
 var errNoSCTP = errors.New("this kernel has no SCTP (module sctp)")
 
 // ListenSCTP listens, in the calling thread's namespace.
-func ListenSCTP(a netip.AddrPort, setups ...carry.Setup) (*carry.Conn, error) {
-	l, err := carry.Listen(unix.IPPROTO_SCTP, a, append(setups, streams(streamsOffered, 0), carry.Abortive)...)
+func ListenSCTP(a netip.AddrPort, setups ...socket.Setup) (*socket.Conn, error) {
+	l, err := socket.Listen(unix.IPPROTO_SCTP, a, append(setups, streams(streamsOffered, 0), socket.Abortive)...)
 	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.ESOCKTNOSUPPORT) {
 		err = errNoSCTP
 	}
@@ -65,18 +65,18 @@ func ListenSCTP(a netip.AddrPort, setups ...carry.Setup) (*carry.Conn, error) {
 }
 
 // setupsSCTP are for an association with a backend that has as many streams as the client's.
-func setupsSCTP(client *carry.Conn) []carry.Setup {
-	return []carry.Setup{func(fd int, v6 bool) error {
+func setupsSCTP(client *socket.Conn) []socket.Setup {
+	return []socket.Setup{func(fd int, v6 bool) error {
 		in, out, err := streamsOf(client)
 		if err != nil {
 			return err
 		}
 		return streams(in, out)(fd, v6)
-	}, sctpOption(sctpNoDelay, number(1)), carry.Abortive}
+	}, sctpOption(sctpNoDelay, number(1)), socket.Abortive}
 }
 
-// carrySCTP passes messages on until one side has ended.
-func (p *Proxy) copyBothSCTP(client, backend *carry.Conn, c *connection) {
+// copyBothSCTP passes messages on until one side has ended.
+func (p *Proxy) copyBothSCTP(client, backend *socket.Conn, c *connection) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -89,17 +89,17 @@ func (p *Proxy) copyBothSCTP(client, backend *carry.Conn, c *connection) {
 }
 
 // streamsOf are those that an association receives and sends over.
-func streamsOf(a *carry.Conn) (in, out uint16, err error) {
+func streamsOf(a *socket.Conn) (in, out uint16, err error) {
 	var status [sizeofStatus]byte
 	err = a.Do(func(fd int) error {
-		return os.NewSyscallError("getsockopt SCTP_STATUS", carry.GetOption(fd, unix.IPPROTO_SCTP, sctpStatus, status[:]))
+		return os.NewSyscallError("getsockopt SCTP_STATUS", socket.GetOption(fd, unix.IPPROTO_SCTP, sctpStatus, status[:]))
 	})
 	return binary.NativeEndian.Uint16(status[inStreamsAt:]), binary.NativeEndian.Uint16(status[outStreamsAt:]), err
 }
 
 // passSCTP passes messages on in one direction, and its end. SCTP knows no half-open associations: when one side has
 // shut its own down, what is on its way still arrives. An error ends both by an abort.
-func (p *Proxy) passSCTP(to, from *carry.Conn, c *connection) {
+func (p *Proxy) passSCTP(to, from *socket.Conn, c *connection) {
 	err := p.copySCTP(to, from, c)
 	switch {
 	case err == nil:
@@ -121,18 +121,18 @@ type message struct {
 	protocol uint32 // as its sender wrote it
 }
 
-func (p *Proxy) copySCTP(to, from *carry.Conn, c *connection) error {
+func (p *Proxy) copySCTP(to, from *socket.Conn, c *connection) error {
 	err := from.Do(func(fd int) error { return sctpOption(sctpRecvRcvInfo, number(1))(fd, false) })
 	if err != nil {
 		return err
 	}
 	for {
-		_ = from.SetReadDeadline(p.carrier.Deadline(&c.Activity)) // fails only if it is closed
+		_ = from.SetReadDeadline(p.copier.Deadline(&c.Activity)) // fails only if it is closed
 		err := p.pass(to, from, c)
 		switch {
 		case errors.Is(err, io.EOF):
 			return nil
-		case errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(p.carrier.Deadline(&c.Activity)):
+		case errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(p.copier.Deadline(&c.Activity)):
 		case err != nil:
 			return err
 		default:
@@ -143,7 +143,7 @@ func (p *Proxy) copySCTP(to, from *carry.Conn, c *connection) error {
 
 // pass waits for a message and sends it on. It takes a buffer only when there is something to read, and the other side
 // takes it.
-func (p *Proxy) pass(to, from *carry.Conn, c *connection) error {
+func (p *Proxy) pass(to, from *socket.Conn, c *connection) error {
 	var m message
 	defer p.messages.Leave(&m.borrowed)
 	more := func(bytes int) bool {
@@ -221,7 +221,7 @@ func (m *message) travel(control []byte) {
 }
 
 // send sends the message as it came.
-func (m *message) send(to *carry.Conn) error {
+func (m *message) send(to *socket.Conn) error {
 	info := make([]byte, sizeofSndInfo)
 	binary.NativeEndian.PutUint16(info, m.stream)
 	binary.NativeEndian.PutUint16(info[2:], m.flags)

@@ -6,11 +6,11 @@ import (
 	"os"
 	"time"
 
-	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/model"
 )
 
-//	accept ─► enter: a row? a place? ─► gate ─► serve: reach a backend ─► carry, until both sides have ended
+//	accept ─► enter: a row? a place? ─► gate ─► serve: reach a backend ─► copy, until both sides have ended
 //	              └─ no: reset                              └─ none: reset
 
 // A Locator tells where a client comes from that was accepted, and where it was going.
@@ -18,20 +18,20 @@ type Locator func(fd int, client netip.AddrPort) (Packet, error)
 
 // Accept takes connections in a goroutine, until the proxy ends, or the socket is closed. All that wait are taken
 // before any of them is served.
-func (p *Proxy) Accept(l *carry.Conn, protocol model.Protocol, locate Locator) {
+func (p *Proxy) Accept(l *socket.Conn, protocol model.Protocol, locate Locator) {
 	p.group.Go(func() { p.accept(l, protocol, locate) })
 }
 
-func (p *Proxy) accept(l *carry.Conn, protocol model.Protocol, locate Locator) {
+func (p *Proxy) accept(l *socket.Conn, protocol model.Protocol, locate Locator) {
 	for p.context.Err() == nil {
 		err := l.Accept(func(fd int, client netip.AddrPort) {
 			at, err := locate(fd, client)
 			if err != nil { // a client has connected to this socket's own address
-				carry.Accepted{FD: fd}.Reset()
+				socket.Accepted{FD: fd}.Reset()
 				return
 			}
 			at.Protocol = protocol
-			p.enter(at, carry.Accepted{FD: fd})
+			p.enter(at, socket.Accepted{FD: fd})
 		})
 		switch {
 		case err == nil:
@@ -46,13 +46,13 @@ func (p *Proxy) accept(l *carry.Conn, protocol model.Protocol, locate Locator) {
 }
 
 // shed refuses connections that wait while the process can open no more files.
-func (p *Proxy) shed(l *carry.Conn) {
+func (p *Proxy) shed(l *socket.Conn) {
 	for range p.files.shed(l) {
 		p.turned.count(nil, tooManyFiles)
 	}
 }
 
-// serve finds a backend for a client and carries what they say until both have ended.
+// serve finds a backend for a client and copies what they say until both have ended.
 func (p *Proxy) serve(at Packet, d decision, conn *connection) {
 	client := conn.Open()
 	if client == nil {
@@ -62,7 +62,7 @@ func (p *Proxy) serve(at Packet, d decision, conn *connection) {
 	if at.Protocol == model.SCTP {
 		setups = setupsSCTP(client)
 	}
-	var backend *carry.Conn
+	var backend *socket.Conn
 	to := Call{d, at.Client, conn}
 	b, err := p.reach(to, nil, func(b model.Backend, patience time.Duration) (err error) {
 		backend, err = p.connect(to, b, patience, setups)
@@ -78,7 +78,7 @@ func (p *Proxy) serve(at Packet, d decision, conn *connection) {
 		p.copyBothSCTP(client, backend, conn)
 		return
 	}
-	p.carrier.Carry(&carry.Link{Activity: &conn.Activity, Client: client, Backend: backend, Borrow: conn.borrow})
+	p.copier.Copy(&socket.Link{Activity: &conn.Activity, Client: client, Backend: backend, Borrow: conn.borrow})
 }
 
-var setupsTCP = []carry.Setup{carry.Lively, carry.Abortive}
+var setupsTCP = []socket.Setup{socket.Lively, socket.Abortive}

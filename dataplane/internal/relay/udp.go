@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/internal/carry"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
@@ -55,7 +55,7 @@ type front struct {
 
 // flow is one client's way to a backend.
 type flow struct {
-	carry.Activity // when the client or the backend has last sent
+	socket.Activity // when the client or the backend has last sent
 	Call
 	proxy   *Proxy
 	place   share.Place
@@ -320,7 +320,7 @@ func (p *Proxy) openFront(at Packet) (*front, error) {
 		return f, nil
 	}
 	err := p.sockets.Do(func() (err error) {
-		f.UDPConn, err = carry.ListenUDP(f.at, carry.Transparent, carry.Shared)
+		f.UDPConn, err = socket.ListenUDP(f.at, socket.Transparent, socket.Shared)
 		return err
 	})
 	return f, err

@@ -1,4 +1,4 @@
-package carry
+package socket
 
 import (
 	"errors"
@@ -66,21 +66,21 @@ func (p pipe) close() {
 	unix.Close(p.w)
 }
 
-// splice carries a stream past the memory of the process until it pauses, or for a while, if there is a pipe for it.
+// splice moves a stream past the memory of the process until it pauses, or for a while, if there is a pipe for it.
 func (d *direction) splice() (ended bool, err error) {
 	back := d.Borrow(pipeFiles)
 	if back == nil {
 		return false, nil
 	}
 	defer back()
-	p, err := d.carrier.pipes.take()
+	p, err := d.copier.pipes.take()
 	if err != nil {
 		return false, nil //nolint:nilerr // there is another way
 	}
 	ended, err = d.through(p)
 	d.Touch()
 	if err == nil {
-		d.carrier.pipes.put(p)
+		d.copier.pipes.put(p)
 	} else {
 		p.close() // with what is in it
 	}
@@ -89,7 +89,7 @@ func (d *direction) splice() (ended bool, err error) {
 
 func (d *direction) through(p pipe) (ended bool, err error) {
 	_ = d.from.SetReadDeadline(time.Now().Add(lull)) // fails only if the connection is over
-	for carried := 0; carried < bulk; {
+	for copied := 0; copied < bulk; {
 		n, err := d.fill(p)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
@@ -100,7 +100,7 @@ func (d *direction) through(p pipe) (ended bool, err error) {
 		if err := d.drain(p, n); err != nil {
 			return false, err
 		}
-		carried += n
+		copied += n
 	}
 	return false, nil
 }
@@ -125,7 +125,7 @@ func (d *direction) drain(p pipe, n int) error {
 		})
 		if errors.Is(err, unix.EAGAIN) && failed == nil {
 			waits = true
-			_ = d.to.SetWriteDeadline(time.Now().Add(d.carrier.idle)) // fails only if the connection is over
+			_ = d.to.SetWriteDeadline(time.Now().Add(d.copier.idle)) // fails only if the connection is over
 			defer func() { _ = d.to.SetWriteDeadline(time.Time{}) }()
 			continue
 		}

@@ -1,8 +1,8 @@
-// Package carry copies what two connections of TCP say to each other, both ways, until both have ended. A connection
-// that says nothing has no buffer, and neither has one whose other side does not read.
+// Package socket makes sockets, and copies between two connections of TCP, both ways, until both have ended. An idle
+// connection has no buffer, and neither has one whose other side does not read.
 //
 //	read a page ─► write ─► full? ─► read as much as the other side takes ─► full, too? ─► splice, if there is a pipe
-package carry
+package socket
 
 import (
 	"errors"
@@ -25,21 +25,21 @@ const (
 	lull = 100 * time.Millisecond
 )
 
-// A Carrier copies. Connections share what they need for a moment.
-type Carrier struct {
+// A Copier copies. Connections share what they need for a moment.
+type Copier struct {
 	idle, halfClosed time.Duration
 	pages, buffers   sync.Pool // of *[]byte
 	pipes            pipes
 }
 
-// New makes a Carrier that ends a connection over which nothing passes for so long, or of which one side has ended its
+// NewCopier makes one that ends a connection over which nothing passes for so long, or of which one side has ended its
 // direction.
-func New(idle, halfClosed time.Duration) *Carrier {
-	return &Carrier{idle: idle, halfClosed: halfClosed, pages: buffersOf(page), buffers: buffersOf(most)}
+func NewCopier(idle, halfClosed time.Duration) *Copier {
+	return &Copier{idle: idle, halfClosed: halfClosed, pages: buffersOf(page), buffers: buffersOf(most)}
 }
 
 // Close is called when all connections are over.
-func (c *Carrier) Close() { c.pipes.close() }
+func (c *Copier) Close() { c.pipes.close() }
 
 // Never is a time after which nothing ends.
 const Never = 100 * 365 * 24 * time.Hour
@@ -53,11 +53,11 @@ func buffersOf(size int) sync.Pool {
 
 // Activity is what the two directions of a connection know of each other.
 type Activity struct {
-	last atomic.Int64 // when anything was carried
+	last atomic.Int64 // when anything was copied
 	half atomic.Bool  // one direction has ended
 }
 
-// Touch notes that something was carried.
+// Touch notes that something was copied.
 func (a *Activity) Touch() { a.last.Store(time.Now().UnixNano()) }
 
 // HalfClose notes that one direction has ended.
@@ -69,11 +69,11 @@ func (a *Activity) HalfClose() {
 // HalfClosed reports whether one has.
 func (a *Activity) HalfClosed() bool { return a.half.Load() }
 
-// Used is when something was carried last.
+// Used is when something was copied last.
 func (a *Activity) Used() int64 { return a.last.Load() }
 
 // Deadline is when a connection has been idle for too long if nothing happens.
-func (c *Carrier) Deadline(a *Activity) time.Time {
+func (c *Copier) Deadline(a *Activity) time.Time {
 	idle := c.idle
 	if a.half.Load() {
 		idle = c.halfClosed
@@ -89,23 +89,23 @@ type Link struct {
 	Borrow func(files int) (back func())
 }
 
-// Carry copies in both directions until both have ended.
-func (c *Carrier) Carry(l *Link) {
+// Copy copies in both directions until both have ended.
+func (c *Copier) Copy(l *Link) {
 	l.Touch()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c.carry(l, l.Client, l.Backend)
+		c.copyOneWay(l, l.Client, l.Backend)
 	}()
-	c.carry(l, l.Backend, l.Client)
+	c.copyOneWay(l, l.Backend, l.Client)
 	<-done
 	l.Client.End()
 	l.Backend.End()
 }
 
-// carry copies in one direction and passes its end on. An error ends both directions, by a reset, as if client and
+// copyOneWay copies in one direction and passes its end on. An error ends both directions, by a reset, as if client and
 // backend had one connection.
-func (c *Carrier) carry(l *Link, to, from *Conn) {
+func (c *Copier) copyOneWay(l *Link, to, from *Conn) {
 	d := direction{l, c, to, from}
 	err := d.copy()
 	if err == nil {
@@ -123,17 +123,17 @@ func (c *Carrier) carry(l *Link, to, from *Conn) {
 // direction is one of a Link's two.
 type direction struct {
 	*Link
-	carrier  *Carrier
+	copier   *Copier
 	to, from *Conn
 }
 
 // copy copies until the end.
 func (d *direction) copy() error {
 	for room := page; ; {
-		_ = d.from.SetReadDeadline(d.carrier.Deadline(d.Activity)) // fails only if the connection is over
+		_ = d.from.SetReadDeadline(d.copier.Deadline(d.Activity)) // fails only if the connection is over
 		n, err := d.move(room)
 		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(d.carrier.Deadline(d.Activity)):
+		case errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(d.copier.Deadline(d.Activity)):
 			continue
 		case err != nil || n == 0:
 			return err
@@ -168,9 +168,9 @@ func (d *direction) room() (n int) {
 // move reads once and writes what it has read; n is 0 at the end. It takes a buffer only when there is something to
 // read.
 func (d *direction) move(room int) (n int, err error) {
-	pool := &d.carrier.pages
+	pool := &d.copier.pages
 	if room > page {
-		pool = &d.carrier.buffers
+		pool = &d.copier.buffers
 	}
 	var buffer *[]byte
 	failed := d.from.raw.Read(func(fd uintptr) bool {
@@ -211,7 +211,7 @@ func (d *direction) write(data []byte) error {
 	case err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR):
 		return os.NewSyscallError("write", err)
 	}
-	_ = d.to.SetWriteDeadline(time.Now().Add(d.carrier.idle)) // fails only if the connection is over
+	_ = d.to.SetWriteDeadline(time.Now().Add(d.copier.idle)) // fails only if the connection is over
 	_, err = d.to.Write(data[max(n, 0):])
 	_ = d.to.SetWriteDeadline(time.Time{})
 	return err

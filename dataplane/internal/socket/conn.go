@@ -1,4 +1,4 @@
-package carry
+package socket
 
 import (
 	"errors"
@@ -33,7 +33,7 @@ type Setup func(fd int, v6 bool) error
 
 // Socket makes one in the calling thread's network namespace, and sets it up. Of UDP it is for datagrams, of others for
 // connections.
-func Socket(protocol int, v6 bool, setups ...Setup) (*Conn, error) {
+func New(protocol int, v6 bool, setups ...Setup) (*Conn, error) {
 	family, kind := unix.AF_INET, unix.SOCK_STREAM
 	if v6 {
 		family = unix.AF_INET6
@@ -65,7 +65,7 @@ func Listen(protocol int, at netip.AddrPort, setups ...Setup) (*Conn, error) {
 		return os.NewSyscallError("setsockopt", err)
 	}
 	listen := func(fd int, _ bool) error { return os.NewSyscallError("listen", unix.Listen(fd, backlog)) }
-	return Socket(protocol, at.Addr().Is6(), append(append([]Setup{again}, setups...), Bind(at), listen)...)
+	return New(protocol, at.Addr().Is6(), append(append([]Setup{again}, setups...), Bind(at), listen)...)
 }
 
 // Bind binds a socket to an address.
