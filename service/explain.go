@@ -17,6 +17,7 @@ import (
 type Explanation struct {
 	Source      string     `json:"source"`
 	Interface   string     `json:"interface,omitempty"` // empty: a process of this node
+	Assumed     bool       `json:"-"`                   // the Interface was not asked about
 	Destination string     `json:"destination"`         // address:port/protocol
 	Verdict     string     `json:"verdict"`             // forward, reject, drop, or pass: no concern of ours
 	Row         string     `json:"row,omitempty"`       // the row that decides, in canonical text
@@ -359,7 +360,11 @@ func (x Explanation) String() string {
 	if x.Interface == "" {
 		client += " (this node)"
 	} else {
-		client += " (on " + x.Interface + ")"
+		on := " (on "
+		if x.Assumed {
+			on = " (as if on "
+		}
+		client += on + x.Interface + ")"
 	}
 	fmt.Fprintf(&b, "%s -> %s: %s\n", client, x.Destination, x.Verdict)
 	if x.Row != "" {

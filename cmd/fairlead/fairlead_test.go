@@ -354,6 +354,8 @@ func TestInspection(t *testing.T) {
 			{"explain node 10.96.0.10:80", 0, "50.0%  10.244.1.2:8080"},
 			{"explain 10.244.1.9 10.96.0.10:80 -o json", 0, `"probability": 0.5`},
 			{"explain 10.244.1.9 10.96.0.10:81", 1, "reject"},
+			{"explain 10.244.1.9 10.96.0.10:80", 0, "10.244.1.9 (as if on eth0) -> "},
+			{"explain 10.244.1.9 10.96.0.10:80 --interface eth0", 0, "10.244.1.9 (on eth0) -> "},
 			{"explain 10.244.1.9 8.8.8.8:53/udp", 1, "pass"},
 			{"explain nobody 10.96.0.10:81", 2, `"nobody" is neither an IP address nor the word node`},
 			{"explain node 10.96.0.10", 2, "is not an address and port"},

@@ -81,7 +81,7 @@ func explainCommand() *cobra.Command {
 			"  fairlead explain node '[fd00::10]:80' --manifests all.yaml",
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
-			return i.explain(c.Context(), iface, args[0], args[1])
+			return i.explain(c.Context(), !c.Flags().Changed("interface"), iface, args[0], args[1])
 		},
 	}
 	i.AddOfflineTo(c.Flags())
@@ -89,7 +89,7 @@ func explainCommand() *cobra.Command {
 	return c
 }
 
-func (i *inspection) explain(ctx context.Context, iface, source, destination string) error {
+func (i *inspection) explain(ctx context.Context, assumed bool, iface, source, destination string) error {
 	if err := i.Check(); err != nil {
 		return err
 	}
@@ -98,17 +98,18 @@ func (i *inspection) explain(ctx context.Context, iface, source, destination str
 		return cli.Misused(err)
 	}
 	if !i.IsOffline() {
-		return i.askExplanation(ctx, p)
+		return i.askExplanation(ctx, p, assumed)
 	}
 	table, err := i.Offline(ctx)
 	if err != nil {
 		return err
 	}
 	x := table.Explain(p)
+	x.Assumed = assumed
 	return errors.Join(i.Print(x), unreached(x))
 }
 
-func (i *inspection) askExplanation(ctx context.Context, p model.Packet) error {
+func (i *inspection) askExplanation(ctx context.Context, p model.Packet, assumed bool) error {
 	q := url.Values{
 		"destination": {p.Destination.String()}, "protocol": {p.Protocol.String()}, "interface": {p.Interface},
 	}
@@ -126,6 +127,7 @@ func (i *inspection) askExplanation(ctx context.Context, p model.Packet) error {
 	if err := json.Unmarshal(answer, &x); err != nil {
 		return cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
 	}
+	x.Assumed = assumed
 	return errors.Join(i.Print(x), unreached(x))
 }
 
