@@ -81,7 +81,7 @@ func explainCommand() *cobra.Command {
 			"  fairlead explain node '[fd00::10]:80' --manifests all.yaml",
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
-			return i.explain(c.Context(), !c.Flags().Changed("interface"), iface, args[0], args[1])
+			return i.explain(c.Context(), !c.Flags().Changed("interface"), iface, args)
 		},
 	}
 	i.AddOfflineTo(c.Flags())
@@ -89,11 +89,11 @@ func explainCommand() *cobra.Command {
 	return c
 }
 
-func (i *inspection) explain(ctx context.Context, assumed bool, iface, source, destination string) error {
+func (i *inspection) explain(ctx context.Context, assumed bool, iface string, args []string) error {
 	if err := i.Check(); err != nil {
 		return err
 	}
-	p, err := cli.ParsePacket(iface, source, destination)
+	p, err := cli.ParsePacket(iface, args[0], args[1])
 	if err != nil {
 		return cli.Misused(err)
 	}
