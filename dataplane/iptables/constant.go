@@ -48,7 +48,7 @@ func onlyOurs(chain string) bool {
 		chainHairpin, chainLocalnet:
 		return true
 	}
-	return begins(chain, kindPods, kindLocal, kindSticky, kindKnown, kindLimit,
+	return begins(chain, kindPods, kindLocal, kindAffinity, kindKnown, kindLimit,
 		"KUBE-IP-", "KUBE-INT-", "KUBE-UP-", "KUBE-HP-", "KUBE-PORTS-", "KUBE-PART-")
 }
 
@@ -91,7 +91,7 @@ func (l *layout) constants() {
 	l.edits[nat].keep(chainOffNode, l.offNode())
 	l.edits[nat].keep(chainPost, l.postrouting())
 	refused := []rule{
-		{marked: l.carried, do: target{verb: back}, comment: "taken by a process of this node"},
+		{marked: l.relayMark, do: target{verb: back}, comment: "taken by a process of this node"},
 		{do: jumpTo(chainServices)}, {do: jumpTo(chainGuards)}, {do: goes(chainRanges)},
 	}
 	pods, node = l.toInternal(l.filter)

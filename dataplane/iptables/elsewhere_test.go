@@ -12,7 +12,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/nstest"
 )
 
-func traces(t *testing.T) dataplane.Leftover {
+func leftover(t *testing.T) dataplane.Leftover {
 	t.Helper()
 	found, err := inspect()
 	check(t, err)
@@ -36,7 +36,7 @@ func TestPlane_elsewhere(t *testing.T) {
 		untouched := foreign(t, otherOne(b))
 		p := newPlane(t, Options{Backend: otherOne(b)}, dataplane.Config{})
 		check(t, errors.Join(p.Sync(context.Background(), before), p.Close()))
-		if got := traces(t); got != (dataplane.Leftover{Rules: true, LocalnetWasOff: true}) {
+		if got := leftover(t); got != (dataplane.Leftover{Rules: true, LocalnetWasOff: true}) {
 			t.Errorf("traces: %+v", got)
 		}
 
@@ -54,7 +54,7 @@ func TestPlane_elsewhere(t *testing.T) {
 		routeLocalnet(t, "1")
 		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
 		routeLocalnet(t, "0") // as before the first of the two
-		if got := traces(t); got != (dataplane.Leftover{}) {
+		if got := leftover(t); got != (dataplane.Leftover{}) {
 			t.Errorf("traces after Remove: %+v", got)
 		}
 	})
@@ -82,9 +82,9 @@ func TestClean(t *testing.T) {
 }
 
 // Where iptables was never used, looking makes no tables.
-func TestTraces_nothing(t *testing.T) {
+func TestLeftover_nothing(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		if got := traces(t); got != (dataplane.Leftover{}) {
+		if got := leftover(t); got != (dataplane.Leftover{}) {
 			t.Errorf("traces: %+v", got)
 		}
 		check(t, Driver(Options{}).Remove(context.Background(), dataplane.Config{}))

@@ -64,8 +64,8 @@ type Plane struct {
 	v6       []bool         // the address families that the kernel has: whether each is IPv6
 	families []*familyState // in the order of v6; nil: the kernel's content is not known
 
-	elsewhere *place // the other back end; nil: there is nothing of ours
-	told      bool   // that kube-proxy's chains were replaced
+	elsewhere        *place // the other back end; nil: there is nothing of ours
+	replacedReported bool   // that kube-proxy's chains were replaced
 }
 
 // familyState is what the plane has laid out for an address family.
@@ -188,7 +188,7 @@ func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) 
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return fmt.Errorf("iptables: %w", partial)
 	}
-	p.tellReplaced(todo.changes)
+	p.reportReplaced(todo.changes)
 	if err := p.leave(ctx, left); err != nil { // whose rules may refer to the sets
 		return p.finish(todo.families, errors.Join(partial, fmt.Errorf("%w: iptables: %w", dataplane.ErrPartial, err)))
 	}
@@ -199,8 +199,8 @@ func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) 
 	return p.finish(todo.families, partial)
 }
 
-// tellReplaced says once that kube-proxy's chains are gone.
-func (p *Plane) tellReplaced(changes []*change) {
+// reportReplaced says once that kube-proxy's chains are gone.
+func (p *Plane) reportReplaced(changes []*change) {
 	replaced := 0
 	for _, c := range changes {
 		for _, name := range c.gone {
@@ -209,8 +209,8 @@ func (p *Plane) tellReplaced(changes []*change) {
 			}
 		}
 	}
-	if replaced > 0 && !p.told {
-		p.told = true
+	if replaced > 0 && !p.replacedReported {
+		p.replacedReported = true
 		p.config.Log.Info("replaced chains that kube-proxy left", "chains", replaced, "variant", p.options.Backend)
 	}
 }

@@ -49,7 +49,7 @@ func (c *chooser) find(backends []model.Backend, path string) []rule {
 	var rules []rule
 	if len(path) == c.levels {
 		for _, b := range backends {
-			rules = append(rules, rule{set: c.setName(b), do: goes(c.sticky(b))})
+			rules = append(rules, rule{set: c.setName(b), do: goes(c.affinityChain(b))})
 		}
 		return rules
 	}
@@ -67,16 +67,16 @@ func (c *chooser) find(backends []model.Backend, path string) []rule {
 	return rules
 }
 
-// sticky is the chain of a backend that remembers its clients. The groups come after the backend, because they
+// affinityChain is the chain of a backend that remembers its clients. The groups come after the backend, because they
 // must not forget sooner.
-func (c *chooser) sticky(b model.Backend) string {
+func (c *chooser) affinityChain(b model.Backend) string {
 	put := func(set string) rule { return rule{do: target{verb: remember, name: set, expire: c.affinity}} }
 	rules := []rule{put(c.setName(b))}
 	path := c.path(b)
 	for i := range path {
 		rules = append(rules, put(c.groupSet(path[:i+1], b.Addr.Is6())))
 	}
-	name := c.stickyName(b)
+	name := c.affinityName(b)
 	c.make(name, append(rules, c.translate(b)))
 	return name
 }

@@ -50,7 +50,7 @@ func TestChooser_known(t *testing.T) {
 		unknown, _ := longest(chains, "", nil)
 		remembered := 0
 		for _, b := range pool.Backends {
-			rules, to := longest(chains, "", rememberedIn(chains[c.stickyName(b)]))
+			rules, to := longest(chains, "", rememberedIn(chains[c.affinityName(b)]))
 			if to != b.AddrPort() {
 				t.Fatalf("of %d backends, %s has clients that come to %s", n, b.AddrPort(), to)
 			}

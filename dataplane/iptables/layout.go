@@ -36,11 +36,11 @@ const (
 // deletes, in one transaction with all else, those that it does not know, which fails where others lead to them. Nor
 // are the chains for postrouting and forwarding: a kube-proxy in another mode first removes what leads to its own.
 const (
-	kindPods   = "KUBE-PODS-"
-	kindLocal  = "KUBE-LOCAL-"
-	kindSticky = "KUBE-STICK-"
-	kindKnown  = "KUBE-KNOWN-"
-	kindLimit  = "KUBE-ALLOW-"
+	kindPods     = "KUBE-PODS-"
+	kindLocal    = "KUBE-LOCAL-"
+	kindAffinity = "KUBE-STICK-"
+	kindKnown    = "KUBE-KNOWN-"
+	kindLimit    = "KUBE-ALLOW-"
 )
 
 // layout is how the rows of one address family are laid out in chains of the tables nat and filter. It
@@ -55,7 +55,7 @@ const (
 type layout struct {
 	v6          bool
 	mark        uint32
-	carried     uint32 // the mark of packets that are not for us
+	relayMark   uint32 // the mark of packets that are not for us
 	keepInvalid bool
 	localnets   int  // frontends on 127.0.0.1
 	recorded    bool // a chain says that it was we who allowed them
@@ -91,7 +91,7 @@ type partsOf struct {
 
 func newLayout(v6 bool, mark uint32, o Options) *layout {
 	l := &layout{
-		v6: v6, mark: mark, carried: dataplane.Config{Mark: mark}.RelayMark(), keepInvalid: o.KeepInvalid,
+		v6: v6, mark: mark, relayMark: dataplane.Config{Mark: mark}.RelayMark(), keepInvalid: o.KeepInvalid,
 		guards:    newDispatch(v6, chainGuards, "KUBE-UP-"),
 		frontends: map[model.Key]model.Frontend{},
 		entries:   map[entry]int{},
@@ -173,10 +173,10 @@ func (l *layout) setFrontends(c model.Change) {
 	for scope := range forwards {
 		forwards[scope], refuses[scope] = map[model.Key][]rule{}, map[model.Key][]rule{}
 	}
-	former := map[model.Key]model.Frontend{}
+	previous := map[model.Key]model.Frontend{}
 	forget := func(k model.Key) {
 		if old, ok := l.frontends[k]; ok {
-			former[k] = old
+			previous[k] = old
 			l.localnets -= needsLocalnet(k, old)
 			delete(l.frontends, k)
 			forwards[k.Scope][k], refuses[k.Scope][k] = nil, nil
@@ -206,7 +206,7 @@ func (l *layout) setFrontends(c model.Change) {
 	if spoofable != l.spoofable() {
 		l.constants()
 	}
-	for k, old := range former {
+	for k, old := range previous {
 		l.release(k, old)
 	}
 }

@@ -33,7 +33,7 @@ type legacy struct {
 	mu      sync.Mutex            // for load, which is called for both families side by side
 	tables  map[tableID]*xt.Table // as last read or written
 
-	glances int // without a closer look
+	quickLooks int // without a closer look
 }
 
 func openLegacy(fault func(string) error, log *slog.Logger) (*legacy, error) {
@@ -134,7 +134,7 @@ func (l *legacy) probe(v6 bool) (err error) {
 const (
 	// maxGlances is after how many quick audits all rules are made again, and compared. Of 10,000 Services this takes
 	// most of a second.
-	maxGlances = 600
+	maxQuickLooks = 600
 	// closeSize is of how many bytes each quick audit reads all. Of a larger table only some do, as many times fewer.
 	// The others do not see that another program has replaced one of our rules by one of the same length.
 	closeSize = 128 << 10
@@ -145,12 +145,12 @@ const (
 
 // undisturbed implements backend.
 func (l *legacy) undisturbed(tables []tableID) (bool, error) {
-	if l.glances++; l.glances >= maxGlances {
-		l.glances = 0
+	if l.quickLooks++; l.quickLooks >= maxQuickLooks {
+		l.quickLooks = 0
 		return false, nil
 	}
 	for _, id := range tables {
-		same, err := l.same(id, l.glance)
+		same, err := l.same(id, l.quickLook)
 		if !same || err != nil {
 			return false, err
 		}
@@ -178,11 +178,11 @@ func (l *legacy) asLoaded(tables []tableID) (bool, error) {
 //	below 128 KiB    each time          each time          each time
 //	1 MiB            each time          each time          every 9th time
 //	8 MiB            each time          every 3rd time     every 65th time
-func (l *legacy) glance(t *xt.Table) int {
+func (l *legacy) quickLook(t *xt.Table) int {
 	switch size := int(t.Size); {
-	case l.glances%(1+size/closeSize) == 0:
+	case l.quickLooks%(1+size/closeSize) == 0:
 		return wholeTable(t)
-	case l.glances%(1+size/firstSize) == 0:
+	case l.quickLooks%(1+size/firstSize) == 0:
 		return upToForeign(t)
 	}
 	return 0

@@ -45,7 +45,7 @@ func TestLayout_quickly(t *testing.T) {
 }
 
 func ofPools() []string {
-	return []string{kindPods, kindLocal, kindSticky, kindKnown, kindLimit, "KUBE-PART-"}
+	return []string{kindPods, kindLocal, kindAffinity, kindKnown, kindLimit, "KUBE-PART-"}
 }
 
 // some has a random half of the rows.

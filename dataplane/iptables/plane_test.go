@@ -429,7 +429,7 @@ func TestPlane_sameLength(t *testing.T) {
 		tool(t, b, "iptables", "", "-t", "nat", "-R", "KUBE-HAIRPIN", "1", "-s", "10.244.1.11", "-d", "10.244.1.99", "-j",
 			"MASQUERADE", "--random-fully")
 		found := 0
-		for range maxGlances {
+		for range maxQuickLooks {
 			report, err := p.Audit(context.Background(), s, dataplane.Quick)
 			check(t, err)
 			found += len(report.Drifts)

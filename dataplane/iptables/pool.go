@@ -83,7 +83,7 @@ func (c *chooser) split(backends []model.Backend, path string) []rule {
 		for i, b := range backends {
 			r := c.translate(b)
 			if c.affinity > 0 {
-				r = rule{do: goes(c.stickyName(b))}
+				r = rule{do: goes(c.affinityName(b))}
 			}
 			if i < len(backends)-1 {
 				r.chance = chance(uint64(b.Weight), left)
@@ -112,8 +112,8 @@ func (c *chooser) split(backends []model.Backend, path string) []rule {
 	return rules
 }
 
-func (c *chooser) stickyName(b model.Backend) string {
-	return kindSticky + hashed(c.id+" "+b.AddrPort().String())
+func (c *chooser) affinityName(b model.Backend) string {
+	return kindAffinity + hashed(c.id+" "+b.AddrPort().String())
 }
 
 func total(backends []model.Backend) (sum uint64) {

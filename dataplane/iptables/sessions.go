@@ -129,11 +129,11 @@ type client struct {
 // Rules ask the sets in some order. A client in two sets would get the first one's backend, so a superseded entry must
 // go.
 func (s *ipsets) takeIn(sets map[string]setUse, others *dataplane.Sessions) (n int, err error) {
-	former := map[client][]string{}
+	previous := map[client][]string{}
 	err = s.eachSession(sets, func(set string, own dataplane.Session) {
 		if others.Supersedes(own) {
 			of := client{own.Pool, own.Client}
-			former[of] = append(former[of], set)
+			previous[of] = append(previous[of], set)
 		}
 	})
 	if err != nil {
@@ -150,7 +150,7 @@ func (s *ipsets) takeIn(sets map[string]setUse, others *dataplane.Sessions) (n i
 		for _, set := range home {
 			err = errors.Join(err, add.entry(set, m.Client, time.Until(m.Until)))
 		}
-		for _, set := range former[client{m.Pool, m.Client}] {
+		for _, set := range previous[client{m.Pool, m.Client}] {
 			if !slices.Contains(home, set) {
 				err = errors.Join(err, remove.entry(set, m.Client, 0))
 			}

@@ -259,7 +259,8 @@ func (p *plane) listen(e relay.Endpoint, id model.PoolID) error {
 	}
 	l := &listener{plane: p, at: e}
 	err := p.sockets.Do(func() (err error) {
-		l.Closer, err = p.relay.Listen(e, func(netip.Addr) relay.Packet { return relay.Packet{Internal: true} }, socket.Shared)
+		internal := func(netip.Addr) relay.Packet { return relay.Packet{Internal: true} }
+		l.Closer, err = p.relay.Listen(e, internal, socket.Shared)
 		return err
 	})
 	if err != nil {

@@ -300,7 +300,7 @@ func (s *Source) scan() {
 		f := s.files[path]
 		if f == nil && !s.watcher.isTouched(path) {
 			f = &file{path: path, seen: start}
-			f.inherit(gone)
+			f.takeContents(gone)
 			s.files[path], s.order, s.changed = f, nil, true
 			s.look(f)
 		}

@@ -86,8 +86,8 @@ type file struct {
 	free   time.Time // not to be read earlier, as that took long again and again
 }
 
-// inherit has a file that has another name now say what it said under the old one, until it is read.
-func (f *file) inherit(gone []*file) {
+// takeContents has a file that has another name now say what it said under the old one, until it is read.
+func (f *file) takeContents(gone []*file) {
 	if len(gone) == 0 {
 		return
 	}

@@ -31,8 +31,8 @@ func Open(fd int) (*Conn, error) {
 // Setup sets a socket up that is of one family or the other.
 type Setup func(fd int, v6 bool) error
 
-// Socket makes one in the calling thread's network namespace, and sets it up. Of UDP it is for datagrams, of others for
-// connections.
+// New makes a socket in the calling thread's network namespace, and sets it up. Of UDP it is for datagrams, of others
+// for connections.
 func New(protocol int, v6 bool, setups ...Setup) (*Conn, error) {
 	family, kind := unix.AF_INET, unix.SOCK_STREAM
 	if v6 {
