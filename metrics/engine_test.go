@@ -148,7 +148,7 @@ func TestBusy(t *testing.T) {
 			for _, want := range []string{
 				fmt.Sprint("service_changes_total ", changes), fmt.Sprint("endpoint_changes_total ", changes),
 				fmt.Sprint("service_changes_pending ", pending), fmt.Sprint("endpoint_changes_pending ", pending),
-				fmt.Sprintf("last_queued_timestamp_seconds{ip_family=\"IPv6\"} %v", float64(queued.UnixNano())/1e9),
+				fmt.Sprintf("last_queued_timestamp_seconds{ip_family=\"IPv6\"} %v", float64(queued.UnixMicro())/1e6),
 			} {
 				if !strings.Contains(text, "kubeproxy_sync_proxy_rules_"+want+"\n") {
 					t.Errorf("%q is missing", want)

@@ -76,7 +76,8 @@ func explainCommand() *cobra.Command {
 		Short: "say where a packet goes, which backends it may reach, and why not the others",
 		Long: "explain says what this node does with the first packet of a connection from SOURCE to a Service\n" +
 			"address. SOURCE is an address, or the word node. It prints the row that takes the packet, the backends that\n" +
-			"it may reach and how likely, and the rule that excludes each other endpoint. Exit status 1: it does not reach a backend.",
+			"it may reach and how likely, and the rule that excludes each other endpoint. Exit status 1: it does not reach\n" +
+			"a backend.",
 		Example: "  fairlead explain 10.244.1.7 10.96.0.10:53/udp\n" +
 			"  fairlead explain node '[fd00::10]:80' --manifests all.yaml",
 		Args: cobra.ExactArgs(2),
