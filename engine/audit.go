@@ -233,7 +233,7 @@ func (e *Engine) repair(ctx context.Context, r dataplane.Report) error {
 	e.recurrence.repaired(time.Now(), e.round.ExternalChanges)
 	if !lasted && e.recurrence.lasts() {
 		e.options.Log.Warn("another program undoes the repairs; they become rarer", "by", dataplane.Authors(e.recurrence.by),
-			"repairs", e.recurrence.repairs, "since", e.recurrence.began, "interval", LongestPause)
+			"repairs", e.recurrence.repairs, "since", e.recurrence.began, "limit", LongestPause)
 	}
 	e.status.undone(e.recurrence.status())
 	return err

@@ -69,12 +69,17 @@ func (t *table) hooks() []nft.Chain {
 				append(is(expr.CtStateBitRELATED), nft.Accept())...),
 			nft.NewRule("this node", nft.GoTo(nft.ChainInternal))),
 		at("input-before-ipvs", filter, unix.NF_INET_LOCAL_IN, beforeIPVSIn, nft.NewRule("", nft.GoTo(chainBefore))),
-		at("input-after-ipvs", filter, unix.NF_INET_LOCAL_IN, afterIPVSIn, nft.NewRule("", nft.GoTo(chainAfter))),
+		inputAfterIPVS(nft.NewRule("", nft.GoTo(chainAfter))),
 		at("output-sent-by-ipvs", filter, unix.NF_INET_LOCAL_OUT, fromIPVS, nft.NewRule("", nft.GoTo(chainSent))),
 		at("output-before-ipvs", filter, unix.NF_INET_LOCAL_OUT, beforeIPVSOut, nft.NewRule("", nft.GoTo(chainBefore))),
 		at("output-after-ipvs", filter, unix.NF_INET_LOCAL_OUT, afterIPVSOut, nft.NewRule("", nft.GoTo(chainAfter))),
 		at("postrouting", nat, unix.NF_INET_POST_ROUTING, nft.Masquerading, t.Masquerade(), t.masqueradeHairpin()),
 	}
+}
+
+func inputAfterIPVS(rule nft.Rule) nft.Chain {
+	hook := &nft.Hook{Kind: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: afterIPVSIn}
+	return nft.Chain{Name: "input-after-ipvs", Hook: hook, Rules: []nft.Rule{rule}}
 }
 
 // aroundIPVS are the chains directly before and after it. IPVS compares all bits of a mark. So a packet for the virtual

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -151,7 +152,7 @@ func (r *leftovers) perform(requests []ipvs.Request) error {
 func inspect() (l dataplane.Leftover, err error) {
 	err = withLeftovers(dataplane.Config{}, func(r *leftovers) error {
 		l.Rules = !r.none()
-		l.Retired = l.Rules && !slices.ContainsFunc(r.tables, func(t *table) bool { return len(t.Chains) > 0 })
+		l.Retired = l.Rules && !slices.ContainsFunc(r.tables, (*table).decides)
 		return nil
 	})
 	return l, err
@@ -179,15 +180,17 @@ func drainLeft(_ context.Context, c dataplane.Config) (connections int, err erro
 	return connections, err
 }
 
-// startDraining empties the tables but for the record of our virtual servers, and gives all real servers weight 0. A
-// virtual server that still served counts as one connection at least, so that the caller looks again.
+// startDraining empties the tables but for the record of our virtual servers and what closes local addresses, and gives
+// all real servers weight 0. A virtual server that still served counts as one connection at least, so that the caller looks again.
 func (r *leftovers) startDraining() (connections int, err error) {
 	keys, err := r.servers()
 	if err != nil {
 		return 0, err
 	}
 	for _, t := range r.tables {
-		t.hollow()
+		if err := t.hollow(); err != nil {
+			return 0, err
+		}
 	}
 	if err := r.ruleset.Commit(&r.tx); err != nil {
 		return 0, err
@@ -217,22 +220,58 @@ func (r *leftovers) startDraining() (connections int, err error) {
 	return connections, r.perform(requests)
 }
 
-// hollow leaves nothing of a table but the record of which virtual servers are ours.
-func (t *table) hollow() {
-	if len(t.Chains) == 0 {
-		return
+// closing are the chains of a table while connections drain. Addresses that are local for IPVS stay so for its
+// connections. The node's own sockets listen there, too, and no Service has a say about their ports any more. So a new
+// connection is refused that neither IPVS nor the plane in force has taken.
+func (t *table) closing() []nft.Chain {
+	refuse := nft.NewRule("addresses that are local for IPVS only", slices.Concat(
+		[]any{t.Family.Load(t.Family.Destination, 0), nft.In(t.Sets[localAddresses].Name)},
+		is(expr.CtStateBitNEW), t.notTaken(), []any{nft.GoTo(nft.ChainReject)})...)
+	return []nft.Chain{t.RejectChain(), inputAfterIPVS(refuse)}
+}
+
+// decides reports whether a table has chains that decide about new connections to Services.
+func (t *table) decides() bool {
+	for name := range t.Chains {
+		if !slices.ContainsFunc(t.closing(), func(c nft.Chain) bool { return c.Name == name }) {
+			return true
+		}
+	}
+	return false
+}
+
+// hollow leaves nothing of a table but the record of which virtual servers are ours, and what closes their addresses.
+func (t *table) hollow() error {
+	if !t.decides() {
+		return nil
 	}
 	t.Flush("")
+	for name := range t.Chains {
+		t.Chains[name] = nil
+	}
 	for name := range t.FoundSets {
-		if name != t.Sets[virtualServers].Name {
+		if name != t.Sets[virtualServers].Name && name != t.Sets[localAddresses].Name {
 			t.Tx.Join()
 			t.DeleteSet(name)
 		}
 	}
-	for name := range t.Chains {
-		t.Tx.Join()
-		t.DeleteChain(name)
+	keep := map[string]bool{}
+	if t.FoundSets[t.Sets[localAddresses].Name] {
+		for _, c := range t.closing() {
+			t.Tx.Join()
+			if err := t.SetChain(c); err != nil {
+				return err
+			}
+			keep[c.Name] = true
+		}
 	}
+	for name := range t.Chains {
+		if !keep[name] {
+			t.Tx.Join()
+			t.DeleteChain(name)
+		}
+	}
+	return nil
 }
 
 // Owns tells, in the network namespace of the calling thread, which virtual servers are of this data plane: some of

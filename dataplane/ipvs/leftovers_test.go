@@ -3,7 +3,9 @@ package ipvs_test
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +13,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 )
 
@@ -23,6 +26,7 @@ func TestLeftovers(t *testing.T) {
 	for name, test := range map[string]func(*namespace){
 		"retires":       (*namespace).startsDraining,
 		"serves again":  (*namespace).servesAgain,
+		"stays closed":  (*namespace).staysClosed,
 		"cleans":        (*namespace).cleans,
 		"whose is what": (*namespace).owns,
 	} {
@@ -57,10 +61,46 @@ func (n *namespace) startsDraining() {
 	n.expectLeftover(dataplane.Leftover{Rules: true})
 	n.startDraining(1)
 	n.expectLeftover(dataplane.Leftover{Rules: true, Retired: true})
-	n.equal(n.run("nft", "list", "chains"), "table ip fairlead-ipvs {\n}\ntable ip6 fairlead-ipvs {\n}\n")
+	var chains []string
+	for line := range strings.Lines(n.run("nft", "list", "chains")) {
+		if _, chain, ok := strings.Cut(strings.TrimSpace(line), "chain "); ok {
+			chains = append(chains, strings.TrimSuffix(chain, " {"))
+		}
+	}
+	slices.Sort(chains)
+	n.equal(strings.Join(chains, " "), "input-after-ipvs input-after-ipvs refuse refuse")
 	n.startDraining(0)
 	n.expectLeftover(dataplane.Leftover{})
 	n.equal(n.kernel(), before)
+}
+
+// staysClosed: the node's own sockets are not reached at addresses that are local for IPVS only, not even while its last
+// connections drain.
+func (n *namespace) staysClosed() {
+	own, err := net.Listen("tcp4", ":22222")
+	n.check(err)
+	defer own.Close()
+	dial := func(address string) error {
+		conn, err := net.DialTimeout("tcp", address+":22222", eventually.Patience())
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	}
+	n.check(dial("127.0.0.1"))
+	for _, stage := range []struct {
+		name string
+		do   func()
+	}{
+		{"serves", func() { n.sync(example) }},
+		{"drains", func() { n.startDraining(1) }},
+		{"serves again", func() { n.sync(example) }},
+	} {
+		stage.do()
+		if err := dial("203.0.113.1"); !errors.Is(err, unix.ECONNREFUSED) {
+			n.Errorf("while IPVS %s, another port of a Service's address: %v", stage.name, err)
+		}
+	}
 }
 
 func (n *namespace) servesAgain() {
