@@ -181,7 +181,8 @@ func drainLeft(_ context.Context, c dataplane.Config) (connections int, err erro
 }
 
 // startDraining empties the tables but for the record of our virtual servers and what closes local addresses, and gives
-// all real servers weight 0. A virtual server that still served counts as one connection at least, so that the caller looks again.
+// all real servers weight 0. A virtual server that still served counts as one connection at least, so that the caller
+// looks again.
 func (r *leftovers) startDraining() (connections int, err error) {
 	keys, err := r.servers()
 	if err != nil {
