@@ -43,7 +43,9 @@ func (counting) Counters(context.Context) (dataplane.Counters, error) {
 func exporter(t *testing.T) http.Handler {
 	t.Helper()
 	m := metrics.New(metrics.Options{Version: "v1", Mode: func() string { return "nftables" }})
-	m.Watching(func() []metrics.Watch { return []metrics.Watch{{Resource: "services", LastMessage: time.Now(), Lists: 1}} })
+	m.Watching(func() []metrics.Watch {
+		return []metrics.Watch{{Resource: "services", LastMessage: time.Now(), Lists: 1}}
+	})
 	m.Follow(following{})
 	m.Round(engine.Round{Drifts: []dataplane.Drift{{Class: "frontends"}}, Status: following{}.Status()})
 	m.Switched("nftables", "ebpf", "success", time.Second)
