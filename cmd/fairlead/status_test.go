@@ -22,7 +22,7 @@ func TestReport_text(t *testing.T) {
 	text := ill.String() + lost.String()
 	for _, want := range []string{
 		"healthy          no: ", "n1, load balancers should not use it: it is not healthy\n", "last correct     20",
-		" 1 repair did", "1 frontend, 2 pools, 1 guard, 1 health check\n", "1 row compared", ": 1 difference\n",
+		"soon after 1 repair", "1 frontend, 2 pools, 1 guard, 1 health check\n", "1 row compared", ": 1 difference\n",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)

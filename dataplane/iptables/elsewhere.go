@@ -89,17 +89,28 @@ func recorded(found map[tableID]*content) bool {
 	return ok
 }
 
-// clear deletes what find has found, and what has come to the same tables since.
+// clear deletes what find has found, and what has come to the same tables since. Where there is nothing it does not take
+// the lock, which only root may open.
 func (l *place) clear(ctx context.Context, found map[tableID]*content) (err error) {
+	if len(found) > 0 {
+		err = l.deleteOwn(ctx, found)
+	}
+	for _, id := range tablesOf(false, true) {
+		if err == nil {
+			err = l.tidy(id)
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("back end %s: %w", l.kind, err)
+	}
+	return err
+}
+
+func (l *place) deleteOwn(ctx context.Context, found map[tableID]*content) error {
 	if err := l.begin(ctx); err != nil {
 		return err
 	}
 	defer l.end()
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("back end %s: %w", l.kind, err)
-		}
-	}()
 	var changes []*change
 	for id := range found {
 		have, err := l.loadOwn(id) // as it is now, while no other program changes it
@@ -113,15 +124,7 @@ func (l *place) clear(ctx context.Context, found map[tableID]*content) (err erro
 	}
 	// First filter and then nat, so that no rule refuses what another plane translates, and nat does not any more.
 	slices.SortFunc(changes, func(a, b *change) int { return strings.Compare(a.table.String(), b.table.String()) })
-	if err := l.write(changes); err != nil {
-		return err
-	}
-	for _, id := range tablesOf(false, true) {
-		if err := l.tidy(id); err != nil {
-			return err
-		}
-	}
-	return nil
+	return l.write(changes)
 }
 
 // own leaves kube-proxy's out: a removal must not break a kube-proxy that has come back while this process was away. If
