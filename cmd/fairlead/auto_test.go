@@ -167,7 +167,7 @@ func TestRun_autoConfigured(t *testing.T) {
 	w.configure("iptables", "")
 	p := w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
 	w.configure("auto", "")
-	if r := w.serves("iptables", "auto"); !strings.Contains(r.Why, "it was wanted before the mode was auto") {
+	if r := w.serves("iptables", "auto"); !strings.Contains(r.Why, "chosen before mode auto was set") {
 		t.Errorf("the status is %+v", r)
 	}
 	w.answers()

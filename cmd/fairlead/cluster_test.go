@@ -346,7 +346,7 @@ func (w *realCluster) followsNode(p *kubernetes.Proxy, files configMap) {
 	w.kubectl("", "patch", "node", "node", "--subresource=status", "-p",
 		`{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.77"}]}}`)
 	w.dump(socket, []string{"192.0.2.77:30080/tcp"}, []string{"192.0.2.1:30080/tcp", "pods 10"})
-	w.logged(p, "spec.podCIDRs", "are not masqueraded until it has one")
+	w.logged(p, "spec.podCIDRs", "until it has one, pods are not recognised")
 	w.kubectl("", "patch", "node", "node", "-p", `{"spec":{"podCIDR":"10.244.1.0/24","podCIDRs":["10.244.1.0/24"]}}`)
 	w.dump(socket, []string{"pods 10.244.1.0/24"}, nil)
 	if err := p.Ready(w.Context()); err != nil {
