@@ -222,7 +222,7 @@ func TestRun_wrongProxy(t *testing.T) {
 	}
 	for _, part := range []string{
 		"WRONG: expected: forward", "12 ways tried", "3 NOT as they should be", "taken by default/first, which was first",
-		"web NodePort 192.0.2.1:30080/tcp from outside: expected", "the proxy has to say", "belongs to Service default/first",
+		"web NodePort 192.0.2.1:30080/tcp from outside: expected", "Warnings of the proxy", "belongs to Service default/first",
 	} {
 		if !strings.Contains(out, part) {
 			t.Errorf("it does not say %q", part)
