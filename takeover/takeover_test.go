@@ -155,8 +155,8 @@ COMMIT
 `, "iptables-restore")
 			to := w.takeover(0)
 			stays := strings.NewReplacer("BACKEND", backend).Replace(
-				"1 chain KUBE-MARK-MASQ (iptables-BACKEND ip nat): a rule of chain CNI-HOSTPORT jumps to it, which kube-proxy did " +
-					"not make; if nobody needs that rule, delete it (see iptables-BACKEND -t nat -S CNI-HOSTPORT) and run fairlead clean\n")
+				"1 chain KUBE-MARK-MASQ (iptables-BACKEND ip nat): another program's rule in chain CNI-HOSTPORT jumps to it; if that " +
+					"rule is not needed, delete it (see iptables-BACKEND -t nat -S CNI-HOSTPORT) and run fairlead clean\n")
 			w.expectLeft(to, stays+strings.ReplaceAll("3 chains (iptables-BACKEND ip nat)\n", "BACKEND", backend))
 			w.remove(to)
 			w.expectLeft(to, stays)
