@@ -89,8 +89,8 @@ func recorded(found map[tableID]*content) bool {
 	return ok
 }
 
-// clear deletes what find has found, and what has come to the same tables since. Where there is nothing it does not take
-// the lock, which only root may open.
+// clear deletes what find has found, and what has come to the same tables since. Where there is nothing it does not
+// take the lock, which only root may open.
 func (l *place) clear(ctx context.Context, found map[tableID]*content) (err error) {
 	if len(found) > 0 {
 		err = l.deleteOwn(ctx, found)
