@@ -135,7 +135,7 @@ func TestSCTP_portAgain(t *testing.T) {
 	if err := unix.Listen(listener, 1); err != nil {
 		t.Fatal(err)
 	}
-	short := unix.NsecToTimeval((200 * time.Millisecond).Nanoseconds())
+	short := unix.NsecToTimeval((2 * time.Second).Nanoseconds()) // of a busy machine
 	if err := unix.SetsockoptTimeval(listener, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &short); err != nil {
 		t.Fatal(os.NewSyscallError("setsockopt", err))
 	}
