@@ -89,7 +89,7 @@ type Daemon struct {
 	inForce        chan struct{}  // closed when the rules are; nil: that is known
 	succeeded      func()         // ends the successor; nil: it has not begun
 	running        sync.WaitGroup
-	measured       sync.WaitGroup // what measuring has left is being removed
+	measured       sync.WaitGroup // the removal of namespaces and processes after measuring
 }
 
 // Run serves until ctx ends, and then returns nil and leaves the kernel as it is. An error of the

@@ -129,7 +129,10 @@ func listenUnix(path string) (net.Listener, error) {
 	}
 	listener, err := listenPrivately(path)
 	if errors.Is(err, unix.EADDRINUSE) {
-		if err := removeStale(path); err != nil {
+		if err = checkDead(path); err == nil {
+			err = os.Remove(path)
+		}
+		if err != nil {
 			return nil, err
 		}
 		listener, err = listenPrivately(path)
@@ -149,20 +152,14 @@ func listenPrivately(path string) (net.Listener, error) {
 
 // RemoveDeadSocket removes a control socket on which no process listens, and reports whether there was one.
 func RemoveDeadSocket(path string) (bool, error) {
-	info, err := os.Lstat(path)
-	if err != nil || info.Mode().Type() != os.ModeSocket {
-		return false, nil //nolint:nilerr // there is none
-	}
-	if conn, err := net.Dial("unix", path); !errors.Is(err, unix.ECONNREFUSED) {
-		if err == nil {
-			_ = conn.Close()
-		}
-		return false, nil //nolint:nilerr // a process listens, though it may be busy
+	if alive := checkDead(path); alive != nil {
+		return false, nil //nolint:nilerr // there is none, or a process listens
 	}
 	return true, os.Remove(path)
 }
 
-func removeStale(path string) error {
+// checkDead is an error unless a path is a socket on which no process listens. A process whose queue is full listens.
+func checkDead(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return err
@@ -170,10 +167,13 @@ func removeStale(path string) error {
 	if info.Mode().Type() != os.ModeSocket {
 		return fmt.Errorf("%s exists and is not a socket", path)
 	}
-	if conn, err := net.Dial("unix", path); err == nil {
+	switch conn, err := net.Dial("unix", path); {
+	case err == nil:
 		return errors.Join(fmt.Errorf("another process listens on %s", path), conn.Close())
+	case !errors.Is(err, unix.ECONNREFUSED):
+		return fmt.Errorf("another process may listen on %s: %w", path, err)
 	}
-	return os.Remove(path)
+	return nil
 }
 
 // ask has the loop compute an answer.

@@ -120,8 +120,8 @@ type Plane struct {
 	onlyNode      bool
 	draining      bool                 // the programs are to have no rows any more
 	memory        map[string]*ebpf.Map // nil: not open
-	replaced      map[string]*ebpf.Map // what parts of it are to replace
-	counted       tally                // what tables have counted that are no more, and what was collected
+	replaced      map[string]*ebpf.Map // maps of another form, whose contents go to those in memory
+	counted       tally                // counts of former tables, and those that were collected
 	sweep         *sweep               // of it, with TC
 	reportedShort reported             // whose flows have their share of it
 	sets          *sets                // nil: no programs are loaded

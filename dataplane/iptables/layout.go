@@ -74,7 +74,7 @@ type layout struct {
 	parts         map[partsOf][]string // chains below the entries of a pool
 	sets          map[string]setUse
 	locals        map[netip.Addr]int // local backends, by how many pools
-	edits         [2]*edit           // what becomes of nat and filter
+	edits         [2]*edit           // changes of tables nat and filter that take has not returned yet
 }
 
 // entry is a chain in which frontends of a pool meet.

@@ -443,7 +443,7 @@ func explain(err error) error {
 	case r.Verb == unix.NFT_MSG_NEWRULE: // the chain is there: it was flushed just before
 		return &refusedError{r.Step, fmt.Errorf("%w: a chain, or a module for a match or target of it", unix.ENOENT)}
 	}
-	return err // what was there is gone
+	return err // another program has deleted the object
 }
 
 // probe implements backend. The rules' parts must be there as extensions of nf_tables' compatibility.

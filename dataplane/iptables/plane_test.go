@@ -488,7 +488,7 @@ func TestNFT_withoutMatch(t *testing.T) {
 		w := n.writer(&nft.Transaction{}, newChange(tableID{name: "nat"}))
 		w.Object(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE, unix.NFTA_RULE_CHAIN, chainPost)
 		e := w.Tx.Open(unix.NFTA_RULE_EXPRESSIONS)
-		w.extension("match", extension{name: "nobody has it"})
+		w.extension("match", extension{name: "not in any kernel"})
 		w.Tx.Close(e)
 		w.Tx.End()
 		if err := n.commit(w.Tx); !refused(err) || !strings.Contains(err.Error(), chainPost) {

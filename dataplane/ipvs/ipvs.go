@@ -631,7 +631,7 @@ func (p *Plane) compare(s *model.State, foreign uint32) (r dataplane.Report, err
 	}
 	r.Drifts = append(k.drifts(todo, s), p.localDrifts(k, todo.add)...)
 	switch {
-	case len(r.Drifts) > 0 && len(p.client.lacking.names) == 0: // what the kernel lacks may have come
+	case len(r.Drifts) > 0 && len(p.client.lacking.names) == 0: // else Repair plans anew: a module may come
 		r.Plan = &planned{foreign, p.locals.way, k, todo}
 	case len(r.Drifts) == 0 && p.held == nil:
 		p.held, p.deadlines = k, k.servers.deadlines

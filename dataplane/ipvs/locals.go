@@ -42,7 +42,7 @@ type locals struct {
 	addrs      []netlink.Addr     // of all interfaces
 	own        map[netip.Addr]bool
 	held       map[netip.Prefix]bool
-	otherHeld  map[netip.Prefix]bool // what the other way holds; nil: nothing
+	otherHeld  map[netip.Prefix]bool // prefixes that the other address mode has made local; nil: none
 	// unused are those that may be surplus, nil: any.
 	unused map[netip.Prefix]struct{}
 }
