@@ -79,6 +79,23 @@ const (
 	Always
 )
 
+// Kind says what the address of a Frontend is in the words of Kubernetes. To packets it makes no difference: only a
+// kernel asks for it that has objects of different types, as that of Windows has.
+type Kind uint8
+
+// The kinds of addresses at which a Service is reached.
+const (
+	ClusterIP Kind = iota
+	LoadBalancerIP
+	ExternalIP
+	NodePort
+	HealthCheckNodePort // where the load balancer asks for the Service's health
+)
+
+func (k Kind) String() string {
+	return [...]string{"ClusterIP", "LoadBalancer IP", "external IP", "NodePort", "healthCheckNodePort"}[k]
+}
+
 // Frontend is what happens to packets for one Key. It leaves a data plane nothing to decide.
 type Frontend struct {
 	Service string         // namespace/name:port, for people
@@ -86,11 +103,14 @@ type Frontend struct {
 	Allow   []netip.Prefix // sorted and disjoint; nil: everyone, otherwise all others are dropped
 	Verdict Verdict        // Forward, Reject or Drop
 	SNAT    SNAT           // Forward only
+	Kind    Kind           // of the address
+	Kept    bool           // Kind LoadBalancerIP: backends see this address as the destination, not their own
 }
 
 // Equal reports whether two rows say the same.
 func (f Frontend) Equal(o Frontend) bool {
 	return f.Service == o.Service && f.Verdict == o.Verdict && f.Pool == o.Pool && f.SNAT == o.SNAT &&
+		f.Kind == o.Kind && f.Kept == o.Kept &&
 		(f.Allow == nil) == (o.Allow == nil) && slices.Equal(f.Allow, o.Allow)
 }
 

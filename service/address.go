@@ -8,46 +8,33 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// kind says what a Service's address is in the words of Kubernetes.
-type kind uint8
-
-const (
-	atClusterIP kind = iota
-	atLoadBalancer
-	atExternalIP
-	atNodePort
-	atHealthCheck
-)
-
-func (k kind) String() string {
-	return [...]string{"ClusterIP", "LoadBalancer IP", "external IP", "NodePort", "healthCheckNodePort"}[k]
-}
-
 // address is one address and port at which clients reach a port of a Service.
 type address struct {
 	netip.AddrPort
-	kind kind
+	kind model.Kind
 	port *Port
 }
 
 // addresses appends where a port of a Service is reached in the family of one of its ClusterIPs.
 func (s *Service) addresses(all []address, v *View, p *Port, clusterIP netip.Addr) []address {
-	all = append(all, address{netip.AddrPortFrom(clusterIP, p.Port), atClusterIP, p})
-	add := func(at kind, port uint16, addrs []netip.Addr) {
+	all = append(all, address{netip.AddrPortFrom(clusterIP, p.Port), model.ClusterIP, p})
+	add := func(at model.Kind, port uint16, addrs []netip.Addr) {
 		for _, a := range addrs {
 			if a.Is4() == clusterIP.Is4() {
 				all = append(all, address{netip.AddrPortFrom(a, port), at, p})
 			}
 		}
 	}
-	add(atLoadBalancer, p.Port, s.LoadBalancerIPs)
+	add(model.LoadBalancerIP, p.Port, s.LoadBalancerIPs)
 	if v.ExternalIPs {
-		add(atExternalIP, p.Port, s.ExternalIPs)
+		add(model.ExternalIP, p.Port, s.ExternalIPs)
 	}
 	if p.NodePort != 0 {
-		add(atNodePort, p.NodePort, v.NodePorts)
+		add(model.NodePort, p.NodePort, v.NodePorts)
 	}
-	return slices.DeleteFunc(all, func(e address) bool { return e.kind == atNodePort && s.hidesNodePort(v, e) })
+	return slices.DeleteFunc(all, func(e address) bool {
+		return e.kind == model.NodePort && (s.hidesNodePort(v, e) || v.HNS != nil && e.Addr().IsLoopback())
+	})
 }
 
 // hidesNodePort reports whether a NodePort's address and port are those of an external address of
@@ -63,9 +50,9 @@ func (s *Service) hidesNodePort(v *View, e address) bool {
 // NodePort, which hidesNodePort leaves out: the right to that one holds.
 func (e *address) claim(v *View, s *Service) claimed {
 	c := claimed{e.Addr(), e.Port(), e.port.Protocol, e.kind}
-	if c.at.right() == written && has(v.NodePorts, e.Addr()) &&
+	if rightOf(c.at) == written && has(v.NodePorts, e.Addr()) &&
 		slices.ContainsFunc(s.Ports, func(p Port) bool { return p.NodePort == c.port && p.Protocol == c.protocol }) {
-		c.at = atNodePort
+		c.at = model.NodePort
 	}
 	return c
 }
@@ -74,7 +61,7 @@ func (e *address) claim(v *View, s *Service) claimed {
 // they admit the node, they admit the address itself too. It is the source of the node's own packets to it wherever it
 // is on an interface of the node.
 func (s *Service) allow(v *View, e address) []netip.Prefix {
-	if e.kind != atLoadBalancer || s.SourceRanges == nil || defect.Is(defect.ServiceSourceRanges) {
+	if e.kind != model.LoadBalancerIP || s.SourceRanges == nil || v.HNS != nil || defect.Is(defect.ServiceSourceRanges) {
 		return nil
 	}
 	ranges := []netip.Prefix{}
@@ -103,9 +90,11 @@ type variant struct {
 // variants appends which clients of an address go to which pool.
 func (s *Service) variants(all []variant, v *View, e address) []variant {
 	switch {
-	case e.kind == atClusterIP && s.InternalLocal:
+	case v.HNS != nil:
+		return append(all, s.variantOfHNS(v, e))
+	case e.kind == model.ClusterIP && s.InternalLocal:
 		return append(all, variant{model.Any, localPool, v.clusterSNAT(e.Addr())})
-	case e.kind == atClusterIP:
+	case e.kind == model.ClusterIP:
 		return append(all, variant{model.Any, clusterPool, v.clusterSNAT(e.Addr())})
 	case e.Addr().IsLoopback():
 		// Only this node itself can send there. Its answers must find back to an address that
@@ -150,5 +139,5 @@ func (v *View) find(s *Service, c claim) address {
 			}
 		}
 	}
-	return address{AddrPort: c.addrPort(), kind: atHealthCheck}
+	return address{AddrPort: c.addrPort(), kind: model.HealthCheckNodePort}
 }

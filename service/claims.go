@@ -36,16 +36,16 @@ type claimed struct {
 	addr     netip.Addr
 	port     uint16
 	protocol model.Protocol
-	at       kind
+	at       model.Kind
 }
 
 func (c *claimed) claim() claim { return claim{c.addr, c.port, c.protocol} }
 
 // contest is a claim of several Services.
 type contest struct {
-	members map[*entry]kind
-	winner  *entry // when it was settled last; nil: it was not yet
-	at      kind   // what the claim is for the winner
+	members map[*entry]model.Kind
+	winner  *entry     // when it was settled last; nil: it was not yet
+	at      model.Kind // what the claim is for the winner
 }
 
 // claim brings up to date what a Service wants, and sets the rows that no other Service wants.
@@ -71,7 +71,7 @@ func (t *Table) claim(e *entry, rows *Rows) {
 				continue
 			default:
 				at, _ := owner.wants(c)
-				x = &contest{members: map[*entry]kind{owner: at}}
+				x = &contest{members: map[*entry]model.Kind{owner: at}}
 				t.contests[c] = x
 			}
 		}
@@ -86,7 +86,7 @@ func (t *Table) claim(e *entry, rows *Rows) {
 }
 
 // wants is what a claim is for a Service that has it.
-func (e *entry) wants(c claim) (kind, bool) {
+func (e *entry) wants(c claim) (model.Kind, bool) {
 	i, ok := slices.BinarySearchFunc(e.claims, c, func(a claimed, b claim) int { return a.claim().compare(b) })
 	if !ok {
 		return 0, false
@@ -213,7 +213,7 @@ func (t *Table) settle(c claim, fresh []*entry) {
 		fresh = slices.Collect(maps.Keys(x.members))
 	}
 	for _, e := range fresh {
-		if _, wants := x.members[e]; wants && e != winner {
+		if at, wants := x.members[e]; wants && e != winner && !(at == model.HealthCheckNodePort && t.same(c, winner)) {
 			t.problems = append(t.problems, x.loss(c, e, winner))
 		}
 	}
@@ -223,6 +223,13 @@ func (t *Table) settle(c claim, fresh []*entry) {
 	if x.winner, x.at = winner, x.members[winner]; len(x.members) < 2 {
 		delete(t.contests, c)
 	}
+}
+
+// same reports whether a claim is of a row that says the same for whichever Service: where a load balancer of several
+// asks for the health of the node.
+func (t *Table) same(c claim, winner *entry) bool {
+	at, _ := winner.wants(c)
+	return t.view.HNS != nil && at == model.HealthCheckNodePort && c.port == t.view.HNS.Healthz
 }
 
 // compare orders Services of the same right: the older one first.

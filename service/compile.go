@@ -57,6 +57,12 @@ func (c *compiler) compile() {
 			c.port(&c.service.Ports[i], ip)
 		}
 		c.health(ip)
+		if c.view.HNS != nil {
+			c.healthVIPs(ip)
+		}
+	}
+	if c.view.HNS != nil {
+		c.unsupportedOfAll()
 	}
 	slices.SortFunc(c.rows.Frontends, func(a, b model.Row[model.Key, model.Frontend]) int { return a.Key.Compare(b.Key) })
 	slices.SortFunc(c.rows.Pools, func(a, b model.Row[model.PoolID, model.Pool]) int { return a.Key.Compare(b.Key) })
@@ -124,6 +130,9 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 	c.candidates = c.view.gather(c.candidates[:0], p, c.slices, ip.Is4() != defect.Is(defect.ServiceFamily))
 	s := choose(c.view, c.candidates)
 	c.inspect(&s)
+	if c.view.HNS != nil {
+		c.unsupported(p, &s)
+	}
 	name := portName(c.service.Name, p.Name)
 	pools := [2]model.PoolID{{Service: name, V6: ip.Is6()}, {Service: name, V6: ip.Is6(), Local: true}}
 	var used [2]bool
@@ -136,7 +145,8 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 		allow := c.allow(e)
 		c.variants = c.service.variants(c.variants[:0], c.view, e)
 		for _, l := range c.variants {
-			row := model.Frontend{Service: name, Verdict: s.verdict(l.pool), Allow: allow}
+			row := model.Frontend{Service: name, Verdict: s.verdict(l.pool), Allow: allow, Kind: e.kind,
+				Kept: c.service.Preserve && e.kind == model.LoadBalancerIP && c.view.HNS != nil}
 			if row.Verdict == model.Forward {
 				row.Pool, row.SNAT = pools[l.pool], l.snat
 				used[l.pool] = true
@@ -161,7 +171,7 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 
 // allow are the sources that may reach an address: nil means all.
 func (c *compiler) allow(e address) []netip.Prefix {
-	if e.kind != atLoadBalancer || c.service.SourceRanges == nil {
+	if e.kind != model.LoadBalancerIP || c.service.SourceRanges == nil {
 		return nil
 	}
 	allow, ok := c.allowed[e.Addr()]
@@ -240,9 +250,9 @@ func (c *compiler) health(ip netip.Addr) {
 	slices.SortFunc(c.ready, netip.Addr.Compare)
 	c.ready = slices.Compact(c.ready)
 	for _, a := range c.view.NodePorts {
-		at := address{AddrPort: netip.AddrPortFrom(a, c.service.HealthCheckNodePort), kind: atHealthCheck}
+		at := address{AddrPort: netip.AddrPortFrom(a, c.service.HealthCheckNodePort), kind: model.HealthCheckNodePort}
 		if a.Is4() == ip.Is4() && c.takes(at, model.TCP) {
-			c.rows.claims = append(c.rows.claims, claimed{a, at.Port(), model.TCP, atHealthCheck})
+			c.rows.claims = append(c.rows.claims, claimed{a, at.Port(), model.TCP, model.HealthCheckNodePort})
 			c.rows.Health = append(c.rows.Health, model.Row[netip.AddrPort, model.Health]{
 				Key:   at.AddrPort,
 				Value: model.Health{Service: c.service.Name.String(), Local: len(c.ready)},

@@ -27,6 +27,7 @@ func FromService(o *corev1.Service) (*Service, []Problem) {
 	c.policies()
 	c.affinity()
 	c.scheduler()
+	c.to.Preserve = o.Annotations[preserveAnnotation] == "true"
 	if c.to.Ignored = notOurs(o); c.to.Ignored != "" {
 		return c.to, nil
 	}

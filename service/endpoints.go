@@ -22,12 +22,13 @@ const (
 	otherNode                 // its hints are for other nodes
 	otherZone                 // its hints are for other zones
 	serviceAddress            // its address belongs to a Service: it would make a loop
+	otherPort                 // not at the one target port that HNS serves
 	duplicate                 // another endpoint has the same address and port
 )
 
 func (u use) String() string {
 	return [...]string{"serves", "terminating", "no-weight", "not-ready", "not-local", "node-hint", "zone-hint",
-		"service-address", "duplicate"}[u]
+		"service-address", "target-port", "duplicate"}[u]
 }
 
 // The two pools a Service port can have. They are chosen independently of each other (KEP-1669).
@@ -106,6 +107,7 @@ type selection struct {
 	candidates []candidate
 	serving    [2]int // the weights of those that take connections in each pool
 	hints      hints
+	hns        bool // weights are equal, and an endpoint of an unknown node is on another one
 }
 
 // choose decides what each endpoint is in each pool.
@@ -129,6 +131,9 @@ func choose(v *View, candidates []candidate) selection {
 		}
 		return notLocal
 	})
+	if v.HNS != nil {
+		s.uniform()
+	}
 	return s
 }
 
@@ -176,14 +181,23 @@ func (s *selection) backends(pool int) []model.Backend {
 		switch c.use[pool] {
 		case serves:
 			all = append(all, model.Backend{
-				Addr: c.Addr(), Port: c.Port(), Local: c.mayBeLocal(), Weight: c.endpoint.Weight,
+				Addr: c.Addr(), Port: c.Port(), Local: s.local(c), Weight: s.weight(c),
 			})
 		case drains, noWeight:
-			all = append(all, model.Backend{Addr: c.Addr(), Port: c.Port(), Local: c.mayBeLocal()})
+			all = append(all, model.Backend{Addr: c.Addr(), Port: c.Port(), Local: s.local(c)})
 		}
 	}
 	return all
 }
+
+func (s *selection) weight(c *candidate) uint16 {
+	if s.hns {
+		return oneWeight
+	}
+	return c.endpoint.Weight
+}
+
+func (s *selection) local(c *candidate) bool { return c.local || !s.hns && c.mayBeLocal() }
 
 // mayBeLocal reports whether the endpoint can be a client of this node that reaches itself. Where its node is not
 // known, as in manifests written by hand, it can.

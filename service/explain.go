@@ -122,7 +122,7 @@ func (x *explainer) owner() (*entry, address) {
 	at := x.t.view.find(entries[0].service, x.claim)
 	x.say("%s is the %s of Service %s", x.claim, at.kind, entries[0].service.Name)
 	for _, e := range entries[1:] {
-		if other, _ := e.wants(x.claim); at.kind.right() < other.right() {
+		if other, _ := e.wants(x.claim); rightOf(at.kind) < rightOf(other) {
 			x.say("Service %s wants it too, as its %s, which comes after what the cluster gives out", e.service.Name, other)
 			continue
 		}
@@ -146,7 +146,7 @@ func (x *explainer) pool(service *Service, at address, s *selection) int {
 		pool = clusterPool
 	}
 	policy := "externalTrafficPolicy"
-	if at.kind == atClusterIP {
+	if at.kind == model.ClusterIP {
 		policy = "internalTrafficPolicy"
 	}
 	switch {
@@ -174,8 +174,8 @@ func (x *explainer) candidate(s *selection, i, pool int) {
 		x.out.Backends = append(x.out.Backends, Chance{
 			Backend:     c.AddrPort.String(),
 			Node:        c.endpoint.Node,
-			Probability: float64(c.endpoint.Weight) / float64(s.serving[pool]),
-			Masquerade:  x.decision.Masquerade(model.Backend{Addr: c.Addr(), Port: c.Port(), Local: c.mayBeLocal()}),
+			Probability: float64(s.weight(c)) / float64(s.serving[pool]),
+			Masquerade:  x.decision.Masquerade(model.Backend{Addr: c.Addr(), Port: c.Port(), Local: s.local(c)}),
 		})
 		return
 	}
@@ -204,6 +204,8 @@ func (c *candidate) reason(pool int) string {
 		return "its hints are for other zones: " + strings.Join(c.endpoint.Hints.Zones, ", ")
 	case serviceAddress:
 		return "is an address of a Service, which would make a loop"
+	case otherPort:
+		return "serves at another target port than the one that HNS takes"
 	case duplicate:
 		return "another endpoint has the same address and port"
 	}
@@ -222,7 +224,7 @@ func (x *explainer) snat(at address, row model.Frontend) {
 		x.say(replaced + "the client is this node, not a pod")
 	case row.SNAT == model.OffCluster:
 		x.say(replaced + "the client is not recognised as a pod (detectLocalMode)")
-	case at.kind == atClusterIP:
+	case at.kind == model.ClusterIP:
 		x.say(replaced + "masqueradeAll is on")
 	case at.Addr().IsLoopback():
 		x.say(replaced + "a loopback address means nothing to it")
@@ -307,9 +309,9 @@ func (x *explainer) near(s *Service) {
 
 // barred says why the packet's destination cannot be an address of a Service that has it; empty: it can.
 func (x *explainer) barred(s *Service) string {
-	at := address{AddrPort: x.claim.addrPort(), kind: atExternalIP}
+	at := address{AddrPort: x.claim.addrPort(), kind: model.ExternalIP}
 	if slices.Contains(s.ClusterIPs, at.Addr()) {
-		at.kind = atClusterIP
+		at.kind = model.ClusterIP
 	}
 	if why := x.t.view.refuse(at, x.claim.protocol); why != "" {
 		return at.Addr().String() + " " + why

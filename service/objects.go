@@ -28,6 +28,7 @@ type Service struct {
 	Scheduler           Scheduler     // 0: the one that is configured
 	InternalLocal       bool          // internalTrafficPolicy: Local
 	ExternalLocal       bool          // externalTrafficPolicy: Local
+	Preserve            bool          // annotation preserve-destination, of which only HNS knows
 	Ignored             string        // why this proxy has nothing to do with it; empty: it has
 }
 
@@ -95,13 +96,14 @@ type Cause string
 
 // The zero value is that an object says what it may not, or cannot be read.
 const (
-	Invalid    Cause = ""
-	Share      Cause = "share"      // the namespace's share of what the node has is used up
-	Precedence Cause = "precedence" // what is claimed belongs to the node, or to another Service
+	Invalid     Cause = ""
+	Share       Cause = "share"       // the namespace's share of what the node has is used up
+	Precedence  Cause = "precedence"  // what is claimed belongs to the node, or to another Service
+	Unsupported Cause = "unsupported" // the kernel of this node cannot do it
 )
 
 // Causes are all of them.
-func Causes() []Cause { return []Cause{Invalid, Share, Precedence} }
+func Causes() []Cause { return []Cause{Invalid, Share, Precedence, Unsupported} }
 
 func (c Cause) String() string {
 	if c == Invalid {

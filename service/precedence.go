@@ -25,8 +25,8 @@ const (
 	written
 )
 
-func (k kind) right() right {
-	if k == atLoadBalancer || k == atExternalIP {
+func rightOf(k model.Kind) right {
+	if k == model.LoadBalancerIP || k == model.ExternalIP {
 		return written
 	}
 	return givenOut
@@ -38,9 +38,9 @@ func (v *View) refuse(e address, p model.Protocol) string {
 	switch {
 	case p == model.TCP && v.listens(e.AddrPort):
 		return "is where the node's proxy itself listens"
-	case e.kind == atClusterIP && v.barred(a):
+	case e.kind == model.ClusterIP && v.barred(a):
 		return "is an address of this node or of its pods, and cannot be a ClusterIP"
-	case e.kind.right() == written && contains(v.PodNetworks, a) && !contains(v.ServiceCIDRs, a):
+	case rightOf(e.kind) == written && contains(v.PodNetworks, a) && !contains(v.ServiceCIDRs, a):
 		return "is an address of pods"
 	}
 	return ""
@@ -80,7 +80,7 @@ func (o *Options) podNetworks(n Node) []netip.Prefix {
 
 // order is that of Services by their right to the claim.
 func (x *contest) order(a, b *entry) int {
-	if c := int(x.members[a].right()) - int(x.members[b].right()); c != 0 {
+	if c := int(rightOf(x.members[a])) - int(rightOf(x.members[b])); c != 0 {
 		return c
 	}
 	return a.compare(b)
@@ -90,11 +90,11 @@ func (x *contest) order(a, b *entry) int {
 func (x *contest) loss(c claim, loser, winner *entry) Problem {
 	at := x.members[loser]
 	what := fmt.Sprintf("%s %s", at, c)
-	if at == atNodePort || at == atHealthCheck {
+	if at == model.NodePort || at == model.HealthCheckNodePort {
 		what = fmt.Sprintf("%s %d/%s", at, c.port, c.protocol)
 	}
 	why := "which came first"
-	if x.members[winner].right() < at.right() {
+	if rightOf(x.members[winner]) < rightOf(at) {
 		why = fmt.Sprintf("as its %s, which comes before an address that a Service itself names", x.members[winner])
 	}
 	return Problem{"Service " + loser.service.Name.String(), what,

@@ -40,6 +40,7 @@ type Options struct {
 	NodePortAddresses []string
 	DetectLocal       DetectLocal
 	MasqueradeAll     bool // replace the source of every connection to a ClusterIP
+	HNS               *HNS // nil: rows are for a packet filter
 	ExternalIPs       bool // whether spec.externalIPs of Services count (KEP-5707)
 	// Listeners are where this process listens for TCP; an unspecified address means all of the node's.
 	Listeners []netip.AddrPort
@@ -106,6 +107,7 @@ type View struct {
 	NodePorts     []netip.Addr // that accept NodePort connections; sorted
 	Pods          model.Pods   // how packets of pods are recognised
 	MasqueradeAll bool
+	HNS           *HNS
 	ExternalIPs   bool
 	Manifests     bool
 	Listeners     []netip.AddrPort
@@ -120,7 +122,7 @@ type View struct {
 func (v *View) equal(o *View) bool {
 	return v.Node == o.Node && v.Zone == o.Zone && slices.Equal(v.IPs, o.IPs) &&
 		slices.Equal(v.NodePorts, o.NodePorts) && v.Pods.Equal(o.Pods) &&
-		v.MasqueradeAll == o.MasqueradeAll && v.ExternalIPs == o.ExternalIPs && v.Manifests == o.Manifests &&
+		v.MasqueradeAll == o.MasqueradeAll && v.HNS == o.HNS && v.ExternalIPs == o.ExternalIPs && v.Manifests == o.Manifests &&
 		slices.Equal(v.Listeners, o.Listeners) && slices.Equal(v.Own, o.Own) &&
 		slices.Equal(v.PodNetworks, o.PodNetworks) && slices.Equal(v.ServiceCIDRs, o.ServiceCIDRs)
 }
@@ -136,7 +138,7 @@ func (v *View) detects(family netip.Addr) bool {
 func (o *Options) view(n Node, addrs []netip.Addr, serviceCIDRs []netip.Prefix) View {
 	addrs = own(addrs, serviceCIDRs)
 	v := View{
-		Node: o.NodeName, Zone: n.Zone, MasqueradeAll: o.MasqueradeAll, ExternalIPs: o.ExternalIPs,
+		Node: o.NodeName, Zone: n.Zone, MasqueradeAll: o.MasqueradeAll, HNS: o.HNS, ExternalIPs: o.ExternalIPs,
 		Manifests: o.Manifests, Listeners: o.Listeners, Own: o.ownAddrs(n, addrs), PodNetworks: o.podNetworks(n),
 		ServiceCIDRs: serviceCIDRs,
 	}
