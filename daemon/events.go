@@ -105,14 +105,15 @@ func (*reporter) Arrived(engine.Changes) {}
 
 // Round implements engine.Observer.
 func (r *reporter) Round(round engine.Round) {
+	now := time.Now()
 	for _, p := range round.Problems {
-		if r.problems.May(said.NamespaceOf(p.Object)) {
+		if r.problems.May(said.NamespaceOf(p.Object), now) {
 			r.problem(p)
 		}
 	}
 	for _, f := range round.Refused {
 		if f.Service != "" {
-			if namespace, _, _ := strings.Cut(f.Service, "/"); !r.problems.May(namespace) {
+			if namespace, _, _ := strings.Cut(f.Service, "/"); !r.problems.May(namespace, now) {
 				continue
 			}
 			r.emit(kube.Event{Object: "Service " + f.Service, Warning: true, Reason: reasonServiceHealth,

@@ -17,7 +17,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
-	"slices"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -377,14 +376,17 @@ const maxReported = 100
 
 // log tells of problems that are over, and of new ones. Each namespace has its share of the lines.
 func (e *Engine) log(resolved []string, problems []service.Problem) {
+	now, wrong := time.Now(), make(map[string]bool, len(problems))
+	for _, p := range problems {
+		wrong[p.Object] = true
+	}
 	for _, object := range resolved {
-		is := func(p service.Problem) bool { return p.Object == object }
-		if !slices.ContainsFunc(problems, is) && e.reported.May(said.NamespaceOf(object)) {
+		if !wrong[object] && e.reported.May(said.NamespaceOf(object), now) {
 			e.options.Log.Info("problem is over", "object", object)
 		}
 	}
 	for _, p := range problems {
-		if e.reported.May(said.NamespaceOf(p.Object)) {
+		if e.reported.May(said.NamespaceOf(p.Object), now) {
 			e.options.Log.Warn("problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
 		}
 	}

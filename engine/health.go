@@ -133,13 +133,13 @@ func (s *server) setRow(row model.Health) {
 
 // logRefused has the log name the servers of rows that cannot be opened, in a line for each namespace.
 func (c *checks) logRefused(news []Refusal, log *slog.Logger) {
-	of := map[string][]Refusal{}
+	now, of := time.Now(), map[string][]Refusal{}
 	for _, r := range news {
 		namespace, _, _ := strings.Cut(r.Service, "/")
 		of[namespace] = append(of[namespace], r)
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(of)) {
-		if !c.share.May(namespace) {
+		if !c.share.May(namespace, now) {
 			continue
 		}
 		var services []string

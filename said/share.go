@@ -18,9 +18,9 @@ type Share struct {
 	withheld        map[string]int
 }
 
-// May reports whether an owner may have another message. It counts those that may not.
-func (s *Share) May(who string) bool {
-	if now := time.Now(); now.Sub(s.began) >= s.While {
+// May reports whether an owner may have another message now. It counts those that may not.
+func (s *Share) May(who string, now time.Time) bool {
+	if now.Sub(s.began) >= s.While {
 		s.began, s.room = now, Room{Size: s.Words}
 	}
 	ok := s.room.Enter(who)

@@ -21,11 +21,25 @@ type Batch struct {
 	Problems []Problem
 }
 
-// Resolve notes that what earlier Batches and this one said is wrong with an object is over.
-func (b *Batch) Resolve(object string) {
-	b.Problems = slices.DeleteFunc(b.Problems, func(p Problem) bool { return p.Object == object })
-	if !slices.Contains(b.Resolved, object) {
-		b.Resolved = append(b.Resolved, object)
+// Resolve notes that what earlier Batches and this one said is wrong with these objects is over. It takes as long for
+// all of them as for one: a tenant decides how many they are.
+func (b *Batch) Resolve(objects ...string) {
+	if len(objects) == 0 {
+		return
+	}
+	over := make(map[string]bool, len(objects))
+	for _, object := range objects {
+		over[object] = true
+	}
+	b.Problems = slices.DeleteFunc(b.Problems, func(p Problem) bool { return over[p.Object] })
+	for _, object := range b.Resolved {
+		delete(over, object)
+	}
+	for _, object := range objects {
+		if over[object] {
+			b.Resolved = append(b.Resolved, object)
+			delete(over, object)
+		}
 	}
 }
 

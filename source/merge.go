@@ -109,9 +109,7 @@ func Add(to *service.Batch, b service.Batch) {
 	if b.Addrs != nil {
 		to.Addrs = b.Addrs
 	}
-	for _, object := range b.Resolved {
-		to.Resolve(object)
-	}
+	to.Resolve(b.Resolved...)
 	to.Problems = append(to.Problems, b.Problems...)
 }
 

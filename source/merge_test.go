@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -133,6 +134,28 @@ func TestAdd_mended(t *testing.T) {
 	}
 	if got := fmt.Sprint(all.Resolved, all.Problems); got != "[a] [b: 2 c: 3]" {
 		t.Error(got)
+	}
+}
+
+// A tenant whose objects are all wrong mends them all at once. With a search for each among all this would take minutes.
+func TestAdd_manyMended(t *testing.T) {
+	const objects, patience = 200_000, 20 * time.Second
+	var wrong, mended service.Batch
+	for i := range objects {
+		name := fmt.Sprintf("Service evil/s-%06d", i)
+		wrong.Problems = append(wrong.Problems, service.Problem{Object: name, Reason: "bad"})
+		mended.Resolved = append(mended.Resolved, name)
+	}
+	began := time.Now()
+	var all service.Batch
+	for _, b := range []service.Batch{wrong, mended, wrong, mended} {
+		Add(&all, b)
+	}
+	if len(all.Problems) > 0 || !slices.Equal(all.Resolved, mended.Resolved) {
+		t.Errorf("%d problems, and %d of %d resolved", len(all.Problems), len(all.Resolved), objects)
+	}
+	if took := time.Since(began); took > patience {
+		t.Errorf("it took %s", took)
 	}
 }
 

@@ -19,6 +19,7 @@ type mirror struct {
 	source      *Source
 	known       map[service.Name]any // the reader's own values, never changed
 	bad         map[service.Name]flaw
+	resolved    []string // objects that have no problems any more, since update began
 	listed      bool
 	lastMessage atomic.Int64 // the API server's last message about it, or the first request, in Unix nanoseconds
 	lists       atomic.Int64 // how often it was listed
@@ -36,9 +37,18 @@ func newMirror(k *kind, s *Source) *mirror {
 	return m
 }
 
+// update has f write into the Source's Batch.
+func (m *mirror) update(f func(*service.Batch)) {
+	m.source.update(func(b *service.Batch) {
+		f(b)
+		b.Resolve(m.resolved...)
+		m.resolved = nil
+	})
+}
+
 // Add takes an object that is new or has changed.
 func (m *mirror) Add(o any) error {
-	m.source.update(func(b *service.Batch) { m.set(b, o.(*compact)) })
+	m.update(func(b *service.Batch) { m.set(b, o.(*compact)) })
 	return nil
 }
 
@@ -47,8 +57,8 @@ func (m *mirror) Update(o any) error { return m.Add(o) }
 
 // Delete forgets an object.
 func (m *mirror) Delete(o any) error {
-	m.source.update(func(b *service.Batch) {
-		m.resolve(b, o.(*compact).name)
+	m.update(func(b *service.Batch) {
+		m.resolve(o.(*compact).name)
 		m.remove(b, o.(*compact).name)
 	})
 	return nil
@@ -56,7 +66,7 @@ func (m *mirror) Delete(o any) error {
 
 // Replace takes a complete list: what it does not name is gone.
 func (m *mirror) Replace(objects []any, _ string) error {
-	m.source.update(func(b *service.Batch) {
+	m.update(func(b *service.Batch) {
 		named := make(map[service.Name]bool, len(objects))
 		for _, o := range objects {
 			c := o.(*compact)
@@ -72,7 +82,7 @@ func (m *mirror) Replace(objects []any, _ string) error {
 		}
 		for name := range m.bad {
 			if !named[name] {
-				m.resolve(b, name)
+				m.resolve(name)
 			}
 		}
 		m.listed = true
@@ -124,14 +134,14 @@ func (m *mirror) report(b *service.Batch, c *compact) {
 	if len(c.problems) > 0 {
 		m.bad[c.name] = flaw{c.uid, c.problems}
 	} else {
-		m.resolve(b, c.name)
+		m.resolve(c.name)
 	}
 }
 
 // resolve notes that an object has no problems any more, if it had any.
-func (m *mirror) resolve(b *service.Batch, name service.Name) {
+func (m *mirror) resolve(name service.Name) {
 	if was, ok := m.bad[name]; ok {
-		b.Resolve(was.problems[0].Object)
+		m.resolved = append(m.resolved, was.problems[0].Object)
 		delete(m.bad, name)
 	}
 }
