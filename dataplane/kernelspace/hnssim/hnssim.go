@@ -13,11 +13,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 
 	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
+	"fairlead.dev/fairlead/model"
 )
 
 // Verb is what a call does.
@@ -344,4 +346,40 @@ func (s *Service) Lines() []string {
 	}
 	slices.Sort(lines)
 	return lines
+}
+
+// Answer is what becomes of the packets of new connections.
+type Answer struct {
+	Backends []netip.AddrPort // sorted; none: no load balancer takes them
+	Source   bool             // backends see the client's address
+	Sticky   bool             // a client keeps its backend
+}
+
+// Reach says where connections to an address and port may go. The node has some addresses.
+func (s *Service) Reach(to netip.AddrPort, p model.Protocol, node []netip.Addr) Answer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v6 := uint32(0)
+	if to.Addr().Is6() {
+		v6 = hns.IPv6
+	}
+	id, ok := s.taken[fmt.Sprint(to.Addr(), " ", to.Port(), " ", uint32(p), " ", v6)]
+	if !ok && slices.Contains(node, to.Addr()) && !to.Addr().IsLoopback() {
+		id, ok = s.taken[fmt.Sprint("node ", to.Port(), " ", uint32(p), " ", v6)]
+	}
+	if !ok {
+		return Answer{}
+	}
+	b, _ := read[hns.LoadBalancer](s.tables[LoadBalancers][id])
+	a := Answer{Source: b.Flags&hns.DSR != 0, Sticky: b.PortMappings[0].DistributionType == hns.SourceIP}
+	for _, id := range b.Endpoints {
+		e, _ := read[hns.Endpoint](s.tables[Endpoints][strings.ToUpper(id)])
+		for _, c := range e.IPConfigurations {
+			if ip, err := netip.ParseAddr(c.Address); err == nil && ip.Is6() == to.Addr().Is6() {
+				a.Backends = append(a.Backends, netip.AddrPortFrom(ip, b.PortMappings[0].InternalPort))
+			}
+		}
+	}
+	slices.SortFunc(a.Backends, netip.AddrPort.Compare)
+	return a
 }

@@ -1,0 +1,6 @@
+package hns
+
+import "errors"
+
+// System is the service of this node.
+func System() (HNS, error) { return nil, errors.New("HNS cannot be used yet") }

@@ -1,0 +1,350 @@
+// Package kernelspace is the data plane of Windows nodes: it programs the Host Networking Service (HNS), which has the
+// virtual switch do what rows say.
+//
+//	State, Change ─► layout ─► balancers ──┐
+//	                                       ├─► settle ─► HNS
+//	HNS ─► held: load balancers, endpoints ┤
+//	record: which of them are Fairlead's ──┘
+//
+// HNS has one load balancer for an address, port and protocol, which sends connections to endpoints: ports of the
+// switch. The network plugin makes those of pods on this node. For a pod elsewhere Fairlead makes a remote endpoint.
+// Package service makes rows that HNS can have, and reports what objects ask for beyond that.
+//
+// The meaning of flags is that of kube-proxy's mode kernelspace: pkg/proxy/winkernel of Kubernetes 1.37.
+package kernelspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
+	"fairlead.dev/fairlead/model"
+)
+
+// Name is that of the plane.
+const Name = "kernelspace"
+
+// Options are settings of the plane, some of them those of kube-proxy's section winkernel.
+type Options struct {
+	Network      string     // networkName, or else KUBE_NETWORK of the environment
+	SourceVIP    netip.Addr // sourceVip: the source of packets that load balancers send; overlay networks need it
+	RootEndpoint string     // rootHnsEndpointName: where connections to health VIPs go
+	NodeIP       netip.Addr // of overlay networks; not valid: that by which other nodes are reached
+	Everywhere   bool       // NodePorts are open on all addresses of the node, whichever rows there are
+	Records      string     // directory of the record of Fairlead's objects; empty: there is none
+	HNS          hns.HNS    // nil: that of the system
+}
+
+// Driver opens the plane.
+func Driver(o Options) dataplane.Driver {
+	open := func(c dataplane.Config) (*plane, error) {
+		p := &plane{options: o, config: c, hns: o.HNS}
+		var err error
+		if p.hns == nil {
+			if p.hns, err = hns.System(); err != nil {
+				return nil, fmt.Errorf("mode %s: %w: %w", Name, err, dataplane.ErrUnsupported)
+			}
+		}
+		p.record, err = openRecord(o.Records)
+		return p, err
+	}
+	return dataplane.Driver{
+		Name: Name,
+		Open: func(c dataplane.Config) (dataplane.Dataplane, error) {
+			p, err := open(c)
+			if err != nil {
+				return nil, err
+			}
+			return p, nil
+		},
+		Inspect: func() (dataplane.Leftover, error) {
+			r, err := openRecord(o.Records)
+			return dataplane.Leftover{Rules: err == nil && len(r.objects) > 0}, err
+		},
+		Remove: func(ctx context.Context, c dataplane.Config) error {
+			p, err := open(c)
+			if err != nil {
+				return err
+			}
+			return errors.Join(p.Remove(ctx), p.Close())
+		},
+	}
+}
+
+// plane implements dataplane.Dataplane. What a call that failed has done is not known: the next Sync reads it again.
+type plane struct {
+	dataplane.Base
+	options Options
+	config  dataplane.Config
+	hns     hns.HNS
+	record  *record
+
+	features hns.Features
+	held     *held                    // nil before the first Sync
+	layout   *layout                  // of the State at hand
+	due      map[frontend]bool        // load balancers that are not as they should be
+	idle     map[string]bool          // ids of own endpoints that no load balancer may need
+	stale    map[string]bool          // ids of own endpoints that must be made anew
+	host     struct{ ip, mac string } // of the node in the underlay of an overlay network
+	coexist  *bool                    // whether HNS takes a second load balancer of a frontend; nil: not known
+	removing bool
+}
+
+// Sync reads all objects, or after an ErrPartial those that may have changed, keeps what is right, and makes what is
+// missing before it deletes what is not wanted.
+func (p *plane) Sync(ctx context.Context, s *model.State) error {
+	takeover := p.held == nil && len(p.record.objects) == 0
+	err := p.look(ctx, len(p.due) == 0)
+	if err == nil {
+		err = p.prepareOverlay(ctx)
+	}
+	if err != nil {
+		p.held = nil
+		return err
+	}
+	p.layout = newLayout(p.options.Everywhere, p.features, p.held.overlay())
+	p.layout.change(s, s.Whole())
+	if takeover {
+		if err := p.adopt(s); err != nil {
+			return err
+		}
+	}
+	return p.settleAll(ctx)
+}
+
+// all are the load balancers that are wanted, and then those of Fairlead's that are not.
+func (p *plane) all() (fs []frontend) {
+	for f := range p.layout.wanted {
+		fs = append(fs, f)
+	}
+	slices.SortFunc(fs, frontend.compare)
+	wanted := len(fs)
+	for f, id := range p.held.taken {
+		if p.layout.wanted[f] == nil && p.record.owns(balancerObject(f), id) {
+			fs = append(fs, f)
+		}
+	}
+	slices.SortFunc(fs[wanted:], frontend.compare)
+	return fs
+}
+
+// Apply implements dataplane.Dataplane.
+func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
+	if p.held == nil {
+		return p.Sync(ctx, s)
+	}
+	dirty, idle := p.layout.change(s, c)
+	for _, a := range idle {
+		if id, ok := p.held.at[a]; ok {
+			p.idle[id] = true
+		}
+	}
+	return p.settle(ctx, dirty)
+}
+
+// Repair implements dataplane.Dataplane. What has changed since the Audit refuses the calls that go by it.
+func (p *plane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
+	if p.held == nil {
+		return p.Sync(ctx, s)
+	}
+	if err := p.prepareOverlay(ctx); err != nil {
+		return err
+	}
+	return p.settleAll(ctx)
+}
+
+// settleAll goes through all load balancers and own endpoints.
+func (p *plane) settleAll(ctx context.Context) error {
+	for id := range p.ownEndpoints() {
+		p.idle[id] = true
+	}
+	p.findStale()
+	return p.settle(ctx, p.all())
+}
+
+// Remove implements dataplane.Dataplane.
+func (p *plane) Remove(ctx context.Context) error {
+	if len(p.record.objects) == 0 {
+		return p.record.remove()
+	}
+	err := p.look(ctx, true)
+	if err != nil {
+		return err
+	}
+	p.layout = newLayout(true, p.features, p.held.overlay())
+	p.removing = true
+	if err := p.settleAll(ctx); err != nil {
+		return err
+	}
+	clear(p.record.objects) // the others went with their network
+	return p.record.remove()
+}
+
+// Close implements dataplane.Dataplane.
+func (p *plane) Close() error { return p.record.close() }
+
+// Describe implements dataplane.Dataplane.
+func (p *plane) Describe() (lines []string) {
+	if p.held == nil {
+		return nil
+	}
+	for f, b := range p.layout.wanted {
+		if id, ok := p.held.taken[f]; ok {
+			lines = append(lines, fmt.Sprintf("load balancer %s: %s of Service %s", id, f, b.service))
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// look finds the network, and reads what HNS has. Other networks are none of Fairlead's: a network that was made anew is
+// another one, though it has the name.
+func (p *plane) look(ctx context.Context, again bool) error {
+	v, err := p.hns.Version(ctx)
+	if err != nil {
+		return fmt.Errorf("version of HNS: %w", err)
+	}
+	if p.features = v.Features(); !p.features.Documents {
+		return fmt.Errorf("HNS has version %s, and 9.2 (Windows Server 2019) is needed: %w", v, dataplane.ErrUnsupported)
+	}
+	n, err := p.hns.Network(ctx, p.options.Network)
+	if err != nil {
+		return fmt.Errorf("HNS network %q: %w; networkName (--network-name, KUBE_NETWORK) must name one that the network "+
+			"plugin makes", p.options.Network, err)
+	}
+	if p.held == nil || p.held.network.ID != n.ID {
+		p.held, p.due, again = newHeld(n), map[frontend]bool{}, true
+		p.idle, p.stale = map[string]bool{}, map[string]bool{}
+	}
+	p.held.network, p.held.routes = n, routesOf(n)
+	_, err = p.held.refresh(ctx, p.hns, again)
+	return err
+}
+
+// prepareOverlay finds what the documents of an overlay network need of the host, and makes the endpoint from which load
+// balancers send.
+func (p *plane) prepareOverlay(ctx context.Context) error {
+	if !p.held.overlay() {
+		return nil
+	}
+	if !p.options.SourceVIP.IsValid() {
+		return errors.New("HNS network " + p.options.Network + " is an overlay: sourceVip (--source-vip) must have an " +
+			"address of it for the node")
+	}
+	if p.host.mac == "" {
+		ip, mac, err := host(p.options.NodeIP, p.held.routes)
+		if err != nil {
+			return fmt.Errorf("address of the node in the underlay: %w; set --bind-address", err)
+		}
+		p.host.ip, p.host.mac = ip.String(), mac.String()
+	}
+	if _, ok := p.held.at[p.options.SourceVIP]; ok {
+		return nil
+	}
+	return p.createEndpoint(ctx, p.options.SourceVIP, hns.Endpoint{MACAddress: p.host.mac})
+}
+
+// host finds the interface from which packets go to other nodes. No packet is sent.
+func host(ip netip.Addr, routes []hns.Route) (netip.Addr, net.HardwareAddr, error) {
+	if !ip.IsValid() || ip.IsUnspecified() {
+		toward := "192.0.2.1" // of no network (RFC 5737): the default route
+		if len(routes) > 0 {
+			toward = routes[0].ProviderAddress
+		}
+		c, err := net.Dial("udp", net.JoinHostPort(toward, "9"))
+		if err != nil {
+			return ip, nil, err
+		}
+		defer c.Close()
+		ip = c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
+	}
+	all, err := net.Interfaces()
+	if err != nil {
+		return ip, nil, err
+	}
+	for _, i := range all {
+		addrs, err := i.Addrs()
+		if err != nil {
+			continue
+		}
+		for _, a := range addrs {
+			if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Addr().Unmap() == ip && len(i.HardwareAddr) > 0 {
+				return ip, i.HardwareAddr, nil
+			}
+		}
+	}
+	return ip, nil, fmt.Errorf("no interface with a hardware address has %s", ip)
+}
+
+// ownEndpoints are Fairlead's, by id.
+func (p *plane) ownEndpoints() map[string]netip.Addr {
+	own := map[string]netip.Addr{}
+	for id, e := range p.held.endpoints {
+		for _, a := range addresses(&e) {
+			if p.record.owns(p.endpointObject(a), id) {
+				own[id] = a
+			}
+		}
+	}
+	return own
+}
+
+// The names of objects in the record.
+
+func balancerObject(f frontend) string { return "load balancer " + f.String() }
+
+func (p *plane) endpointObject(a netip.Addr) string {
+	return "endpoint " + a.String() + " of network " + p.held.network.ID
+}
+
+// adopt makes load balancers of kube-proxy's, which has left no record, Fairlead's: those at a wanted address and port,
+// or at another port of an address that is a Service's. HNS does not allow a second one beside the first.
+func (p *plane) adopt(s *model.State) error {
+	services := map[netip.Addr]bool{}
+	for k, f := range s.Frontends {
+		if f.Kind != model.NodePort {
+			services[k.Addr] = true
+		}
+	}
+	var adopted, strangers int
+	for id, b := range p.held.balancers {
+		fs := frontends(&b)
+		if len(fs) != 1 || p.layout.wanted[fs[0]] == nil && !services[fs[0].vip] && !likeNodePort(&b) {
+			strangers++
+			continue
+		}
+		if err := p.record.write(event{Object: balancerObject(fs[0]), ID: id}); err != nil {
+			return err
+		}
+		adopted++
+	}
+	if adopted+strangers > 0 {
+		p.config.Log.Info("load balancers in HNS found that Fairlead has not made: those at addresses of Services are "+
+			"taken over, all others left alone", "taken_over", adopted, "left", strangers)
+	}
+	return nil
+}
+
+// likeNodePort reports whether a load balancer has the shape of kube-proxy's for a NodePort.
+func likeNodePort(b *hns.LoadBalancer) bool {
+	return len(b.FrontendVIPs) == 0 && b.PortMappings[0].Flags == hns.LocalRoutedVIP|hns.VIPExternalIP
+}
+
+// brief joins errors, of which there may be one for each Service.
+func brief(errs []error) error {
+	const most = 10
+	words := make([]string, 0, most)
+	for _, err := range errs[:min(most, len(errs))] {
+		words = append(words, err.Error())
+	}
+	if more := len(errs) - most; more > 0 {
+		words = append(words, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Errorf("%w: %s", dataplane.ErrPartial, strings.Join(words, "; "))
+}
