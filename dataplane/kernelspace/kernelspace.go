@@ -35,10 +35,12 @@ type Options struct {
 	Network      string     // networkName, or else KUBE_NETWORK of the environment
 	SourceVIP    netip.Addr // sourceVip: the source of packets that load balancers send; overlay networks need it
 	RootEndpoint string     // rootHnsEndpointName: where connections to health VIPs go
-	NodeIP       netip.Addr // of overlay networks; not valid: that by which other nodes are reached
-	Everywhere   bool       // NodePorts are open on all addresses of the node, whichever rows there are
-	Records      string     // directory of the record of Fairlead's objects; empty: there is none
-	HNS          hns.HNS    // nil: that of the system
+	NodeIP       netip.Addr // of the node in the underlay; not valid: that by which other nodes are reached
+	// Host is the interface that has NodeIP, or from which packets go to another node; nil: that of the system.
+	Host       func(ip, toward netip.Addr) (netip.Addr, net.HardwareAddr, error)
+	Everywhere bool    // NodePorts are open on all addresses of the node, whichever rows there are
+	Records    string  // directory of the record of Fairlead's objects; empty: there is none
+	HNS        hns.HNS // nil: that of the system
 }
 
 // Driver opens the plane.
@@ -50,6 +52,9 @@ func Driver(o Options) dataplane.Driver {
 			if p.hns, err = hns.System(); err != nil {
 				return nil, fmt.Errorf("mode %s: %w: %w", Name, err, dataplane.ErrUnsupported)
 			}
+		}
+		if p.options.Host == nil {
+			p.options.Host = host
 		}
 		p.record, err = openRecord(o.Records)
 		return p, err
@@ -99,7 +104,6 @@ type plane struct {
 // Sync reads all objects, or after an ErrPartial those that may have changed, keeps what is right, and makes what is
 // missing before it deletes what is not wanted.
 func (p *plane) Sync(ctx context.Context, s *model.State) error {
-	takeover := p.held == nil && len(p.record.objects) == 0
 	err := p.look(ctx, len(p.due) == 0)
 	if err == nil {
 		err = p.prepareOverlay(ctx)
@@ -110,10 +114,8 @@ func (p *plane) Sync(ctx context.Context, s *model.State) error {
 	}
 	p.layout = newLayout(p.options.Everywhere, p.features, p.held.overlay())
 	p.layout.change(s, s.Whole())
-	if takeover {
-		if err := p.adopt(s); err != nil {
-			return err
-		}
+	if err := p.adopt(s); err != nil {
+		return err
 	}
 	return p.settleAll(ctx)
 }
@@ -154,6 +156,7 @@ func (p *plane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) 
 		return p.Sync(ctx, s)
 	}
 	if err := p.prepareOverlay(ctx); err != nil {
+		p.held = nil
 		return err
 	}
 	return p.settleAll(ctx)
@@ -238,7 +241,11 @@ func (p *plane) prepareOverlay(ctx context.Context) error {
 			"address of it for the node")
 	}
 	if p.host.mac == "" {
-		ip, mac, err := host(p.options.NodeIP, p.held.routes)
+		toward := netip.AddrFrom4([4]byte{192, 0, 2, 1}) // of no network (RFC 5737): the default route leads there
+		if len(p.held.routes) > 0 {
+			toward, _ = netip.ParseAddr(p.held.routes[0].ProviderAddress)
+		}
+		ip, mac, err := p.options.Host(p.options.NodeIP, toward)
 		if err != nil {
 			return fmt.Errorf("address of the node in the underlay: %w; set --bind-address", err)
 		}
@@ -250,14 +257,10 @@ func (p *plane) prepareOverlay(ctx context.Context) error {
 	return p.createEndpoint(ctx, p.options.SourceVIP, hns.Endpoint{MACAddress: p.host.mac})
 }
 
-// host finds the interface from which packets go to other nodes. No packet is sent.
-func host(ip netip.Addr, routes []hns.Route) (netip.Addr, net.HardwareAddr, error) {
+// host is Options.Host of the system. No packet is sent.
+func host(ip, toward netip.Addr) (netip.Addr, net.HardwareAddr, error) {
 	if !ip.IsValid() || ip.IsUnspecified() {
-		toward := "192.0.2.1" // of no network (RFC 5737): the default route
-		if len(routes) > 0 {
-			toward = routes[0].ProviderAddress
-		}
-		c, err := net.Dial("udp", net.JoinHostPort(toward, "9"))
+		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(toward, 9)))
 		if err != nil {
 			return ip, nil, err
 		}
@@ -287,7 +290,7 @@ func (p *plane) ownEndpoints() map[string]netip.Addr {
 	own := map[string]netip.Addr{}
 	for id, e := range p.held.endpoints {
 		for _, a := range addresses(&e) {
-			if p.record.owns(p.endpointObject(a), id) {
+			if p.ownsEndpoint(id, a) {
 				own[id] = a
 			}
 		}
@@ -295,7 +298,15 @@ func (p *plane) ownEndpoints() map[string]netip.Addr {
 	return own
 }
 
+// ownsEndpoint reports whether an endpoint is Fairlead's. Those of pods on this node never are.
+func (p *plane) ownsEndpoint(id string, a netip.Addr) bool {
+	return (p.held.isRemote(id) || a == p.options.SourceVIP) && p.record.owns(p.endpointObject(a), id)
+}
+
 // The names of objects in the record.
+
+// takenOver is there when kube-proxy's load balancers were recorded.
+const takenOver = "takeover"
 
 func balancerObject(f frontend) string { return "load balancer " + f.String() }
 
@@ -303,9 +314,12 @@ func (p *plane) endpointObject(a netip.Addr) string {
 	return "endpoint " + a.String() + " of network " + p.held.network.ID
 }
 
-// adopt makes load balancers of kube-proxy's, which has left no record, Fairlead's: those at a wanted address and port,
-// or at another port of an address that is a Service's. HNS does not allow a second one beside the first.
+// adopt makes load balancers of kube-proxy's, which has left no record, Fairlead's when that first comes to the node:
+// those at a wanted address and port, or at another port of an address that is a Service's.
 func (p *plane) adopt(s *model.State) error {
+	if p.record.owns(takenOver, "done") {
+		return nil
+	}
 	services := map[netip.Addr]bool{}
 	for k, f := range s.Frontends {
 		if f.Kind != model.NodePort {
@@ -315,6 +329,9 @@ func (p *plane) adopt(s *model.State) error {
 	var adopted, strangers int
 	for id, b := range p.held.balancers {
 		fs := frontends(&b)
+		if len(fs) == 1 && p.record.owns(balancerObject(fs[0]), id) {
+			continue
+		}
 		if len(fs) != 1 || p.layout.wanted[fs[0]] == nil && !services[fs[0].vip] && !likeNodePort(&b) {
 			strangers++
 			continue
@@ -328,7 +345,7 @@ func (p *plane) adopt(s *model.State) error {
 		p.config.Log.Info("load balancers in HNS found that Fairlead has not made: those at addresses of Services are "+
 			"taken over, all others left alone", "taken_over", adopted, "left", strangers)
 	}
-	return nil
+	return p.record.write(event{Object: takenOver, ID: "done"})
 }
 
 // likeNodePort reports whether a load balancer has the shape of kube-proxy's for a NodePort.

@@ -3,11 +3,9 @@ package kernelspace_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -27,6 +25,7 @@ type node struct {
 	t       *testing.T
 	sim     *hnssim.Service
 	options kernelspace.Options
+	made    int // endpoints of strangers
 }
 
 func newNode(t *testing.T, v hns.Version, kind string) *node {
@@ -37,6 +36,9 @@ func newNode(t *testing.T, v hns.Version, kind string) *node {
 	n.options.HNS = hnssim.Client{Service: n.sim}
 	if kind == hns.Overlay {
 		n.options.SourceVIP = netip.MustParseAddr("10.244.1.2")
+		n.options.Host = func(_, _ netip.Addr) (netip.Addr, net.HardwareAddr, error) {
+			return netip.MustParseAddr("192.0.2.1"), net.HardwareAddr{0, 0x15, 0x5d, 0, 0, 1}, nil
+		}
 	}
 	n.plugin(kind)
 	return n
@@ -47,7 +49,7 @@ func (n *node) plugin(kind string) {
 	n.t.Helper()
 	network := hns.Network{Name: "cni", Type: kind, SchemaVersion: hns.Schema()}
 	if kind == hns.Overlay {
-		network.Policies = []hns.Policy{route("10.244.2.0/24", "127.0.0.1")}
+		network.Policies = []hns.Policy{route("10.244.2.0/24", "192.0.2.22")}
 	}
 	id := n.do(hnssim.Call{Verb: hnssim.Create, Kind: hnssim.Networks, Document: document(network)}).ID
 	for _, e := range []hns.Endpoint{
@@ -90,8 +92,9 @@ func (n *node) do(c hnssim.Call) (o struct{ ID string }) {
 // stranger makes a load balancer of another program.
 func (n *node) stranger(vip string, port uint16) string {
 	n.t.Helper()
+	n.made++
 	endpoint := n.do(hnssim.Call{Verb: hnssim.Create, Kind: hnssim.Endpoints, ID: n.network(), Document: document(hns.Endpoint{
-		Flags: hns.Remote, IPConfigurations: []hns.IPConfig{{Address: fmt.Sprintf("172.16.%d.%d", port>>8, port&255)}},
+		Flags: hns.Remote, IPConfigurations: []hns.IPConfig{{Address: fmt.Sprintf("172.16.%d.%d", n.made>>8, n.made&255)}},
 	})}).ID
 	return n.do(hnssim.Call{Verb: hnssim.Create, Kind: hnssim.LoadBalancers, Document: document(hns.LoadBalancer{
 		Endpoints: []string{endpoint}, FrontendVIPs: []string{vip}, SchemaVersion: hns.Schema(),
@@ -232,8 +235,3 @@ balancer node port 30080/6 to 8080 flags 0.18 distribution 0 source none endpoin
 endpoint 10.244.2.13 remote mac 02-11-0a-f4-02-0d
 `)
 }
-
-func TestMain(m *testing.M) { os.Exit(m.Run()) }
-
-var _ = errors.New
-var _ = filepath.Join

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
 	"fairlead.dev/fairlead/model"
@@ -19,7 +20,7 @@ func (p *plane) settle(ctx context.Context, dirty []frontend) error {
 	}
 	var failed []error
 	fresh := false // the objects were read again since the call came
-	for _, f := range dirty {
+	for _, f := range p.makeFirst(dirty) {
 		err := p.settleOne(ctx, f, fresh)
 		if outdated(err) && !fresh {
 			fresh = true
@@ -44,6 +45,14 @@ func (p *plane) settle(ctx context.Context, dirty []frontend) error {
 		return brief(failed)
 	}
 	return nil
+}
+
+// makeFirst has those that are wanted before those that go.
+func (p *plane) makeFirst(fs []frontend) []frontend {
+	slices.SortStableFunc(fs, func(a, b frontend) int {
+		return model.FalseFirst(p.layout.wanted[a] == nil, p.layout.wanted[b] == nil)
+	})
+	return fs
 }
 
 func (p *plane) serviceOf(f frontend) string {
@@ -113,7 +122,7 @@ func (p *plane) put(ctx context.Context, f frontend, id string, want hns.LoadBal
 		return p.create(ctx, f, want)
 	}
 	have := p.held.meant(id)
-	if len(frontends(&have)) > 1 {
+	if !p.record.owns(balancerObject(f), id) {
 		return fmt.Errorf("load balancer %s of another program serves it", id)
 	}
 	if err := p.record.write(event{Object: balancerObject(f), ID: id}); err != nil || same(&have, &want) {
@@ -167,6 +176,7 @@ func (p *plane) modify(ctx context.Context, id string, want hns.LoadBalancer) (b
 }
 
 func (p *plane) create(ctx context.Context, f frontend, want hns.LoadBalancer) error {
+	before, known := p.record.objects[balancerObject(f)]
 	if err := p.record.write(event{Object: balancerObject(f)}); err != nil {
 		return err
 	}
@@ -174,6 +184,9 @@ func (p *plane) create(ctx context.Context, f frontend, want hns.LoadBalancer) e
 		return err
 	}
 	have, err := p.hns.CreateLoadBalancer(ctx, want)
+	if errors.Is(err, hns.ErrExists) || errors.Is(err, hns.ErrPortInUse) { // what is there was made before
+		err = errors.Join(err, p.record.write(event{Object: balancerObject(f), ID: before, Gone: !known}))
+	}
 	if err != nil {
 		return fmt.Errorf("create load balancer: %w", err)
 	}
@@ -304,6 +317,11 @@ func (p *plane) createEndpoint(ctx context.Context, a netip.Addr, e hns.Endpoint
 // sweep deletes own endpoints that no load balancer needs: those of backends that are gone, and those of addresses that
 // local endpoints have now. One that is in use still is looked at again next time.
 func (p *plane) sweep(ctx context.Context) (failed []error, fatal error) {
+	for _, ids := range p.held.hidden {
+		for _, id := range ids {
+			p.idle[id] = true
+		}
+	}
 	for id := range p.idle {
 		e, ok := p.held.endpoints[id]
 		if !ok || p.needed(id, &e) {
@@ -325,7 +343,7 @@ func (p *plane) sweep(ctx context.Context) (failed []error, fatal error) {
 
 func (p *plane) needed(id string, e *hns.Endpoint) bool {
 	for _, a := range addresses(e) {
-		if p.held.at[a] == id && !p.stale[id] && (p.layout.users[a] > 0 || a == p.options.SourceVIP && !p.removing) {
+		if !p.ownsEndpoint(id, a) || p.held.at[a] == id && !p.stale[id] && (p.layout.users[a] > 0 || a == p.options.SourceVIP && !p.removing) {
 			return true
 		}
 	}

@@ -383,3 +383,10 @@ func (s *Service) Reach(to netip.AddrPort, p model.Protocol, node []netip.Addr) 
 	slices.SortFunc(a.Backends, netip.AddrPort.Compare)
 	return a
 }
+
+// SetNetwork replaces the document of a network, as the network plugin does.
+func (s *Service) SetNetwork(id string, document json.RawMessage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, _ = s.put(Networks, strings.ToUpper(id), document)
+}
