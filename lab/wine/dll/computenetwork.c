@@ -2,7 +2,7 @@
 // address in the environment variable FAKE_HNS. Windows has RPC there. All numbers are little-endian:
 //
 //   request:  length of what follows (4), handle (8), GUID (16), length of the name (1), name, JSON in UTF-8
-//   response: length of what follows (4), HRESULT (4), handle (8), GUID (16), length of the text (4), text, error
+//   response: length of what follows (4), HRESULT (4), handle (8), length of the text (4), text, error
 //
 // vmcompute.dll forwards HNSCall to this one.
 #include <windows.h>
@@ -38,12 +38,15 @@ static HRESULT disconnect(void) {
 }
 
 static BOOL connected(void) {
+  static char last[64];
   char address[64];
   int one = 1, a, b, c, d, port;
   DWORD n = GetEnvironmentVariableA("FAKE_HNS", address, sizeof address);
 
-  if (service >= 0) return TRUE;
+  if (service >= 0 && n != 0 && !strcmp(address, last)) return TRUE;
+  disconnect();
   if (n == 0 || n >= sizeof address || sscanf(address, "%d.%d.%d.%d:%d", &a, &b, &c, &d, &port) != 5) return FALSE;
+  strcpy(last, address);
   UINT8 to[16] = {2, 0, port >> 8, port, a, b, c, d}; // a struct sockaddr_in
   service = linux_call(linux_socket, 2, 1 | 02000000, 0, 0, 0); // AF_INET, SOCK_STREAM, SOCK_CLOEXEC
   if (service < 0) return FALSE;
@@ -101,7 +104,7 @@ static BOOL exchange(const char *sent, UINT32 length) {
 }
 
 static HRESULT call(const char *name, const GUID *id, UINT64 handle, const WCHAR *json,
-                    GUID *new_id, UINT64 *new_handle, WCHAR **answer, WCHAR **error) {
+                    UINT64 *new_handle, WCHAR **answer, WCHAR **error) {
   UINT32 length, n;
   char *sent = request(name, id, handle, json, &length);
   HRESULT result;
@@ -110,10 +113,9 @@ static HRESULT call(const char *name, const GUID *id, UINT64 handle, const WCHAR
   if (exchange(sent, length)) {
     memcpy(&result, buffer + 4, 4);
     if (new_handle) memcpy(new_handle, buffer + 8, 8);
-    if (new_id) memcpy(new_id, buffer + 16, 16);
-    memcpy(&n, buffer + 32, 4);
-    text(answer, buffer + 36, n);
-    text(error, buffer + 36 + n, received - 36 - n);
+    memcpy(&n, buffer + 16, 4);
+    text(answer, buffer + 20, n);
+    text(error, buffer + 20 + n, received - 20 - n);
   } else {
     result = disconnect();
   }
@@ -124,26 +126,26 @@ static HRESULT call(const char *name, const GUID *id, UINT64 handle, const WCHAR
 
 #define X __declspec(dllexport) HRESULT WINAPI
 #define KIND(N) \
-  X HcnEnumerate##N##s(PCWSTR q, PWSTR *a, PWSTR *e) { return call("Enumerate" #N, 0, 0, q, 0, 0, a, e); } \
-  X HcnOpen##N(GUID *id, UINT64 *h, PWSTR *e) { return call("Open" #N, id, 0, 0, 0, h, 0, e); } \
-  X HcnModify##N(UINT64 h, PCWSTR s, PWSTR *e) { return call("Modify" #N, 0, h, s, 0, 0, 0, e); } \
-  X HcnQuery##N##Properties(UINT64 h, PCWSTR q, PWSTR *a, PWSTR *e) { return call("Query" #N, 0, h, q, 0, 0, a, e); } \
-  X HcnDelete##N(GUID *id, PWSTR *e) { return call("Delete" #N, id, 0, 0, 0, 0, 0, e); } \
-  X HcnClose##N(UINT64 h) { return call("Close" #N, 0, h, 0, 0, 0, 0, 0); }
+  X HcnEnumerate##N##s(PCWSTR q, PWSTR *a, PWSTR *e) { return call("Enumerate" #N, 0, 0, q, 0, a, e); } \
+  X HcnOpen##N(GUID *id, UINT64 *h, PWSTR *e) { return call("Open" #N, id, 0, 0, h, 0, e); } \
+  X HcnModify##N(UINT64 h, PCWSTR s, PWSTR *e) { return call("Modify" #N, 0, h, s, 0, 0, e); } \
+  X HcnQuery##N##Properties(UINT64 h, PCWSTR q, PWSTR *a, PWSTR *e) { return call("Query" #N, 0, h, q, 0, a, e); } \
+  X HcnDelete##N(GUID *id, PWSTR *e) { return call("Delete" #N, id, 0, 0, 0, 0, e); } \
+  X HcnClose##N(UINT64 h) { return call("Close" #N, 0, h, 0, 0, 0, 0); }
 #define CREATE(N) \
-  X HcnCreate##N(GUID *id, PCWSTR s, UINT64 *h, PWSTR *e) { return call("Create" #N, id, 0, s, 0, h, 0, e); }
+  X HcnCreate##N(GUID *id, PCWSTR s, UINT64 *h, PWSTR *e) { return call("Create" #N, id, 0, s, h, 0, e); }
 
 KIND(Network) CREATE(Network)
 KIND(LoadBalancer) CREATE(LoadBalancer)
 KIND(Endpoint)
 X HcnCreateEndpoint(UINT64 network, GUID *id, PCWSTR s, UINT64 *h, PWSTR *e) {
-  return call("CreateEndpoint", id, network, s, 0, h, 0, e);
+  return call("CreateEndpoint", id, network, s, h, 0, e);
 }
 
 // HNSCall is the older interface: only its GET is used, of a path such as /globals/version.
 X HNSCall(PCWSTR method, PCWSTR path, PCWSTR object, PWSTR *answer) {
   (void)method; (void)object;
-  return call("HNSCall", 0, 0, path, 0, 0, answer, 0);
+  return call("HNSCall", 0, 0, path, 0, answer, 0);
 }
 
 BOOL WINAPI DllMain(HINSTANCE h, DWORD reason, LPVOID reserved) {

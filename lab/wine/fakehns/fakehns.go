@@ -1,6 +1,6 @@
 // Package fakehns serves the Host Networking Service to programs in Wine.
 //
-//	program ─► hnslib ─► computenetwork.dll (lab/wine/dll) ─TCP─► Server ─► HNS, such as hnssim.Service
+//	program ─► hns.System or hnslib ─► computenetwork.dll (lab/wine/dll) ─TCP─► Server ─► hnssim.Service
 //
 // The server runs on any system: beside Wine, where a test can look into the service, fail its calls and restart it, or
 // in the program itself. A program finds the server by the variable FAKE_HNS.
@@ -9,12 +9,16 @@ package fakehns
 import (
 	"bufio"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"sync"
+
+	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
+	"fairlead.dev/fairlead/dataplane/kernelspace/hnssim"
 )
 
 // Variable is that of the environment which has the server's address.
@@ -23,44 +27,59 @@ const Variable = "FAKE_HNS"
 // longest bounds a message: the list of a hundred thousand objects.
 const longest = 64 << 20
 
-// Call is what a program asks: an operation such as CreateEndpoint, and its arguments.
-type Call struct {
-	Operation string
-	ID        [16]byte // as Windows keeps a GUID
-	Handle    uint64
-	Text      string // JSON, or the path of HNSCall
+// call is what a program asks: an operation such as CreateEndpoint, and its arguments.
+type call struct {
+	operation string
+	id        guid
+	handle    uint64
+	text      string // JSON, or the path of HNSCall
 }
 
-// Answer is what it gets.
-type Answer struct {
-	Result uint32 // an HRESULT: 0 is success
-	ID     [16]byte
-	Handle uint64
-	Text   string
-	Error  string
+// answer is what it gets.
+type answer struct {
+	err    error
+	handle uint64
+	text   string
 }
 
 // Server answers calls.
 type Server struct {
-	answer   func(Call) Answer
+	service  *hnssim.Service
 	listener net.Listener
-	mu       sync.Mutex
-	conns    map[net.Conn]struct{}
-	closed   bool
 	tasks    sync.WaitGroup
+
+	mu      sync.Mutex
+	conns   map[net.Conn]struct{}
+	closed  bool
+	handles map[uint64]object
+	next    uint64
+}
+
+// object is what a handle is of.
+type object struct {
+	kind hnssim.Kind
+	id   string
 }
 
 // Start starts a server on a port of the loopback interface.
-func Start(answer func(Call) Answer) (*Server, error) { return listen("127.0.0.1:0", answer) }
+func Start(service *hnssim.Service) (*Server, error) { return StartAt(service, "127.0.0.1:0") }
 
-func listen(address string, answer func(Call) Answer) (*Server, error) {
+// StartAt starts a server at an address, such as that of one that was closed.
+func StartAt(service *hnssim.Service, address string) (*Server, error) {
 	l, err := net.Listen("tcp4", address)
 	if err != nil {
 		return nil, fmt.Errorf("fake HNS: %w", err)
 	}
-	s := &Server{answer: answer, listener: l, conns: map[net.Conn]struct{}{}}
+	s := &Server{service: service, listener: l, conns: map[net.Conn]struct{}{}, handles: map[uint64]object{}}
 	s.tasks.Go(s.accept)
 	return s, nil
+}
+
+// Handles is how many handles are open.
+func (s *Server) Handles() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.handles)
 }
 
 // Address is the value of Variable.
@@ -101,7 +120,7 @@ func (s *Server) serve(c net.Conn) {
 	for {
 		call, err := read(r)
 		if err == nil {
-			_, err = c.Write(s.answer(call).bytes())
+			_, err = c.Write(s.do(call).bytes())
 		}
 		if err == nil {
 			continue
@@ -117,33 +136,40 @@ func (s *Server) serve(c net.Conn) {
 	}
 }
 
-func read(r io.Reader) (call Call, err error) {
+func read(r io.Reader) (c call, err error) {
 	var n uint32
 	if err := binary.Read(r, binary.LittleEndian, &n); err != nil {
-		return call, err
+		return c, err
 	}
 	if n < 25 || n > longest {
-		return call, fmt.Errorf("a call of %d bytes", n)
+		return c, fmt.Errorf("a call of %d bytes", n)
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(r, b); err != nil {
-		return call, err
+		return c, err
 	}
-	call.Handle = binary.LittleEndian.Uint64(b)
-	copy(call.ID[:], b[8:])
+	c.handle = binary.LittleEndian.Uint64(b)
+	copy(c.id[:], b[8:])
 	name := int(b[24])
 	if len(b) < 25+name {
-		return call, fmt.Errorf("a call of %d bytes, whose name has %d", n, name)
+		return c, fmt.Errorf("a call of %d bytes, whose name has %d", n, name)
 	}
-	call.Operation, call.Text = string(b[25:25+name]), string(b[25+name:])
-	return call, nil
+	c.operation, c.text = string(b[25:25+name]), string(b[25+name:])
+	return c, nil
 }
 
-func (a Answer) bytes() []byte {
-	b := binary.LittleEndian.AppendUint32(nil, uint32(32+len(a.Text)+len(a.Error)))
-	b = binary.LittleEndian.AppendUint32(b, a.Result)
-	b = binary.LittleEndian.AppendUint64(b, a.Handle)
-	b = append(b, a.ID[:]...)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(a.Text)))
-	return append(append(b, a.Text...), a.Error...)
+func (a answer) bytes() []byte {
+	var result uint32
+	var record string
+	if a.err != nil {
+		result = uint32(hns.ErrInvalid)
+		errors.As(a.err, (*hns.Error)(&result))
+		text, _ := json.Marshal(map[string]any{"Success": false, "Error": a.err.Error(), "ErrorCode": result})
+		record = string(text)
+	}
+	b := binary.LittleEndian.AppendUint32(nil, uint32(16+len(a.text)+len(record)))
+	b = binary.LittleEndian.AppendUint32(b, result)
+	b = binary.LittleEndian.AppendUint64(b, a.handle)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(a.text)))
+	return append(append(b, a.text...), record...)
 }
