@@ -235,7 +235,11 @@ func TestKilled(t *testing.T) {
 				s := newScene(t, v, kind)
 				killed := &mortal{Client: hnssim.Client{Service: s.sim}, at: k, done: done}
 				s.options.HNS = killed
-				ended := s.run(s.open(), false)
+				p := s.open()
+				ended := s.run(p, false)
+				if err := p.Close(); err != nil { // which only closes a file, as a system does for a process
+					t.Fatal(err)
+				}
 				s.options.HNS = hnssim.Client{Service: s.sim}
 				if !s.run(s.open(), false) {
 					t.Fatalf("killed at change %d (done: %v): the next process failed", k, done)
