@@ -90,10 +90,11 @@ func (c *compiler) unsupported(p *Port, s *selection) {
 		ContainsFunc(s.candidates, weighted) {
 		lacks(annotation(weightsAnnotation), "%s: HNS has no weights; its endpoints get equal shares", port)
 	}
-	switch all, local := s.serving[clusterPool], s.serving[localPool]; {
-	case all == 0:
+	differs := func(c candidate) bool { return (c.use[clusterPool] == serves) != (c.use[localPool] == serves) }
+	switch {
+	case s.serving[clusterPool] == 0:
 		lacks("spec.ports", "%s has no endpoints; HNS cannot refuse connections, so clients get no answer", port)
-	case service.ExternalLocal && local > 0 && local < all:
+	case service.ExternalLocal && slices.ContainsFunc(s.candidates, differs):
 		lacks("spec.externalTrafficPolicy", "%s: HNS gives clients of this node, too, only its own endpoints there", port)
 	}
 }

@@ -30,10 +30,16 @@ status: {addresses: [%s]}
 
 // newWorld is the world before a case's first object, and its State.
 func newWorld(c *testCase) (*world, *model.State, error) {
+	return worldOf(c, func(*service.Options) {})
+}
+
+// worldOf changes the options of the Table.
+func worldOf(c *testCase, change func(*service.Options)) (*world, *model.State, error) {
 	o, err := c.tableOptions()
 	if err != nil {
 		return nil, nil, err
 	}
+	change(&o)
 	table, err := service.NewTable(o)
 	if err != nil {
 		return nil, nil, err
