@@ -27,7 +27,7 @@ func TestPlane_deep(t *testing.T) {
 }
 
 // deepState has thousands of Services, each with a NodePort on several addresses, allowed sources and scopes, and
-// pools with affinity, one of them large.
+// pools with affinity, one of them large. Other addresses share ever more bits with those of the NodePorts.
 func deepState() *model.State {
 	random := rand.New(rand.NewPCG(1, 1))
 	s := model.NewState()
@@ -59,6 +59,9 @@ func deepState() *model.State {
 					s.Frontends[k] = f
 					k.Scope = model.Internal
 					s.Frontends[k] = f
+					if i < 16 {
+						addBranches(s, a, i, f)
+					}
 				}
 			}
 			pool := model.Pool{Affinity: 0}
@@ -76,4 +79,18 @@ func deepState() *model.State {
 		}
 	}
 	return s
+}
+
+// addBranches adds addresses that share so many bits with another one, from none to all, and then differ.
+func addBranches(s *model.State, a netip.Addr, i int, f model.Frontend) {
+	for bit := range a.BitLen() - 4 {
+		b := a.As16()
+		b[15] ^= byte(i)
+		b = branch(b, 128-a.BitLen()+bit)
+		k := model.Key{Addr: netip.AddrFrom16(b), Port: 80, Protocol: model.TCP}
+		if a.Is4() {
+			k.Addr = netip.AddrFrom4([4]byte(b[12:]))
+		}
+		s.Frontends[k] = f
+	}
 }

@@ -47,6 +47,7 @@ type dispatch struct {
 	rows      map[netip.Addr]*rows
 	leaves    []leaf
 	shared    map[netip.Addr]*rows      // trees of ports, by the smallest address that leads there
+	heights   map[netip.Addr]map[at]int // of these trees
 	via       map[netip.Addr]netip.Addr // whose tree an address with many ports uses
 	seed      maphash.Seed
 }
@@ -87,7 +88,7 @@ func keyAddress(k key, v6 bool) netip.Addr {
 
 // addressTree tells addresses apart by a field of a rule.
 func addressTree(v6 bool, prefix string, match func(netip.Prefix) rule) tree {
-	t := tree{width: 32, first: stride}
+	t := tree{width: 32, first: stride, most: maxAddresses, heights: map[at]int{}}
 	if v6 {
 		t.width = 128
 	}
@@ -108,6 +109,7 @@ func newDispatch(v6 bool, root, prefix string) *dispatch {
 		addresses: addressTree(v6, prefix, func(p netip.Prefix) rule { return rule{dst: p} }),
 		rows:      map[netip.Addr]*rows{},
 		shared:    map[netip.Addr]*rows{},
+		heights:   map[netip.Addr]map[at]int{},
 		via:       map[netip.Addr]netip.Addr{},
 		seed:      maphash.MakeSeed(),
 	}
@@ -126,7 +128,10 @@ func dispatches(chain string) bool {
 func (d *dispatch) portTree(a netip.Addr) (root string, t *tree) {
 	id := d.root + " " + a.String()
 	root = portsPrefix + hashed(id)
-	t = &tree{width: 24, first: 8}
+	if d.heights[a] == nil {
+		d.heights[a] = map[at]int{}
+	}
+	t = &tree{width: 24, first: 8, most: maxPortRanges, heights: d.heights[a]}
 	t.prefix = func(p at) rule {
 		r := rule{protocol: model.Protocol(p.key.hi >> 56)}
 		if p.bits > 8 {
@@ -226,25 +231,27 @@ func (d *dispatch) share(touched map[netip.Addr]bool, ported map[netip.Addr][]ke
 	for a, before := range d.shared {
 		switch after := shared[a]; {
 		case after == nil: // nothing of it stays
-			d.walkPorts(a, nil, before, e.leave)
+			d.walkPorts(walk{former: true, emit: e.leave}, a, before)
+			delete(d.heights, a)
 		case before != after:
-			d.walkPorts(a, ported[a], before, e.leave)
+			d.walkPorts(walk{changed: ported[a], former: true, emit: e.leave}, a, before)
 		}
 	}
 	for a, after := range shared {
 		switch before := d.shared[a]; {
 		case before == nil:
-			d.walkPorts(a, nil, after, e.keep)
+			d.walkPorts(walk{emit: e.keep}, a, after)
 		case before != after:
-			d.walkPorts(a, ported[a], after, e.keep)
+			d.walkPorts(walk{changed: ported[a], emit: e.keep}, a, after)
 		}
 	}
 	d.shared, d.via = shared, via
 }
 
-func (d *dispatch) walkPorts(a netip.Addr, changed []key, r *rows, emit func(string, []rule)) {
+func (d *dispatch) walkPorts(w walk, a netip.Addr, r *rows) {
 	root, t := d.portTree(a)
-	(&walk{t, changed, emit}).chains(root, r.leaves)
+	w.tree = t
+	w.chains(root, r.leaves)
 }
 
 func (d *dispatch) changeAddresses(touched map[netip.Addr]bool, e *edit) {
@@ -253,18 +260,18 @@ func (d *dispatch) changeAddresses(touched map[netip.Addr]bool, e *edit) {
 		changed = append(changed, leaf{addressKey(a), d.addressRules(a)})
 	}
 	slices.SortFunc(changed, func(x, y leaf) int { return x.key.compare(y.key) })
-	w := walk{&d.addresses, keys(changed), e.leave}
+	w := walk{tree: &d.addresses, changed: keys(changed), former: true, emit: e.leave}
 	w.chains(d.root, d.leaves)
 	d.leaves = merge(d.leaves, changed)
-	w.emit = e.keep
+	w.former, w.emit = false, e.keep
 	w.chains(d.root, d.leaves)
 }
 
 // emit calls f with all chains as they are.
 func (d *dispatch) emit(f func(chain string, rules []rule)) {
-	(&walk{&d.addresses, nil, f}).chains(d.root, d.leaves)
+	(&walk{tree: &d.addresses, emit: f}).chains(d.root, d.leaves)
 	for a, r := range d.shared {
-		d.walkPorts(a, nil, r, f)
+		d.walkPorts(walk{emit: f}, a, r)
 	}
 }
 

@@ -27,7 +27,7 @@ const fanGroups = 16
 
 // levelsOf is how many levels of groups so many backends have: in the smallest are maxRow, more or less.
 func levelsOf(backends int) (levels int) {
-	for ; backends > maxRow; backends /= fanGroups {
+	for ; backends > maxRow && levels < maxLevels; backends /= fanGroups {
 		levels++
 	}
 	return levels

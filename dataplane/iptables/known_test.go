@@ -64,7 +64,7 @@ of 12: 26 unknown, 14 remembered
 of 13: 20 unknown, 12 remembered
 of 100: 38 unknown, 29 remembered
 of 1000: 46 unknown, 42 remembered
-of 10000: 57 unknown, 55 remembered
+of 10000: 62 unknown, 55 remembered
 `
 	if got := "\n" + strings.Join(lines, "\n") + "\n"; got != want {
 		t.Errorf("rules that a client meets: got%swant%s", got, want)

@@ -122,11 +122,14 @@ func (l *layout) take() (taken [2]*edit) {
 // all lays out a State from nothing.
 func (l *layout) all(s *model.State) {
 	l.apply(s, model.Diff(model.NewState(), s))
-	empty := []key{}
-	(&walk{&l.nat[model.Any].addresses, empty, l.edits[nat].keep}).chains(chainServices, l.nat[model.Any].leaves)
-	(&walk{&l.filter[model.Any].addresses, empty, l.edits[filter].keep}).chains(chainServices, l.filter[model.Any].leaves)
-	(&walk{&l.guards.addresses, empty, l.edits[filter].keep}).chains(chainGuards, l.guards.leaves)
-	(&walk{&l.hairpin, empty, l.edits[nat].keep}).chains(chainHairpin, l.hairpinLeaves)
+	lay := func(t *tree, e *edit, root string, leaves []leaf) {
+		(&walk{tree: t, changed: []key{}, emit: e.keep}).chains(root, leaves)
+	}
+	for i, d := range []*dispatch{nat: l.nat[model.Any], filter: l.filter[model.Any]} {
+		lay(&d.addresses, l.edits[i], chainServices, d.leaves)
+	}
+	lay(&l.guards.addresses, l.edits[filter], chainGuards, l.guards.leaves)
+	lay(&l.hairpin, l.edits[nat], chainHairpin, l.hairpinLeaves)
 	l.ranges(s)
 	l.constants()
 }
@@ -139,7 +142,7 @@ func (l *layout) quickly(s *model.State) [2]map[string][]rule {
 		l.filter[scope].emit(l.edits[filter].keep)
 	}
 	l.guards.emit(l.edits[filter].keep)
-	(&walk{&l.hairpin, nil, l.edits[nat].keep}).chains(chainHairpin, l.hairpinLeaves)
+	(&walk{tree: &l.hairpin, emit: l.edits[nat].keep}).chains(chainHairpin, l.hairpinLeaves)
 	l.ranges(s)
 	l.constants()
 	edits := l.take()
@@ -393,10 +396,10 @@ func (l *layout) setHairpin(addresses map[netip.Addr]bool) {
 		changed = append(changed, c)
 	}
 	slices.SortFunc(changed, func(x, y leaf) int { return x.key.compare(y.key) })
-	w := walk{&l.hairpin, keys(changed), l.edits[nat].leave}
+	w := walk{tree: &l.hairpin, changed: keys(changed), former: true, emit: l.edits[nat].leave}
 	w.chains(chainHairpin, l.hairpinLeaves)
 	l.hairpinLeaves = merge(l.hairpinLeaves, changed)
-	w.emit = l.edits[nat].keep
+	w.former, w.emit = false, l.edits[nat].keep
 	w.chains(chainHairpin, l.hairpinLeaves)
 }
 

@@ -3,8 +3,8 @@ package iptables
 import (
 	"crypto/sha256"
 	"encoding/base32"
-	"fmt"
 	"math/bits"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,7 +17,9 @@ const certain = 1 << 31
 
 const (
 	maxRow = 12 // backends of a chain that are tried one after the other
-	fanOut = 8  // chains among which a chain with more of them chooses
+	fanOut = 8  // chains among which a chain with more of them chooses; of very many backends, more
+	// maxLevels is how many chains, one leading to the next, there are between a pool's first one and a backend's.
+	maxLevels = 3
 )
 
 // chooser makes the chains that choose a backend of a pool.
@@ -26,6 +28,7 @@ type chooser struct {
 	protocol model.Protocol
 	affinity time.Duration
 	levels   int // of groups by which clients are found
+	fan      int // chains among which a chain of many backends chooses
 	edit     func(chain string, rules []rule)
 	chains   []string // made below the first one
 }
@@ -43,11 +46,19 @@ func (c *chooser) setName(b model.Backend) string {
 
 // newChooser is for a pool's backends, which are those that it serves.
 func newChooser(id string, pool model.Pool, backends int) *chooser {
-	c := &chooser{id: id, affinity: pool.Affinity}
+	c := &chooser{id: id, affinity: pool.Affinity, fan: fanFor(backends)}
 	if c.affinity > 0 {
 		c.levels = levelsOf(backends)
 	}
 	return c
+}
+
+// fanFor is among how many chains so many backends are divided, again and again, with maxLevels at most.
+func fanFor(backends int) (fan int) {
+	for fan = fanOut; maxRow*fan*fan*fan < backends; {
+		fan++
+	}
+	return fan
 }
 
 // choice are the rules that choose, and make the chains below them.
@@ -75,10 +86,11 @@ func (c *chooser) translate(b model.Backend) rule {
 // all that is left: a third each. With weights, each takes its weight of the sum of those that are left.
 //
 // The last of many backends would wait for many rules. So thirteen or more are divided among up to eight chains, chosen
-// in the same way, each with the sum of its weights. A chain with too many is divided again.
+// in the same way, each with the sum of its weights. A chain with too many is divided again. More than 6,144 backends
+// are divided among more chains, as the kernel takes no long way from one to the next.
 func (c *chooser) split(backends []model.Backend, path string) []rule {
 	left := total(backends)
-	rules := make([]rule, 0, min(len(backends), max(maxRow, fanOut)))
+	rules := make([]rule, 0, min(len(backends), max(maxRow, c.fan)))
 	if len(backends) <= maxRow {
 		for i, b := range backends {
 			r := c.translate(b)
@@ -96,12 +108,13 @@ func (c *chooser) split(backends []model.Backend, path string) []rule {
 		}
 		return rules
 	}
-	parts := min(fanOut, (len(backends)+maxRow-1)/maxRow)
+	parts := min(c.fan, (len(backends)+maxRow-1)/maxRow)
 	for i := range parts {
 		from, to := len(backends)*i/parts, len(backends)*(i+1)/parts
-		name := fmt.Sprintf("KUBE-PART-%s%s%d", c.id[:12], path, i)
+		below := path + strconv.FormatInt(int64(i), 36)
+		name := "KUBE-PART-" + c.id[:12] + below
 		part := backends[from:to]
-		c.make(name, c.split(part, fmt.Sprint(path, i)))
+		c.make(name, c.split(part, below))
 		r := rule{do: goes(name)}
 		if i < parts-1 {
 			r.chance = chance(total(part), left)

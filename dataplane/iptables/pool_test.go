@@ -13,7 +13,7 @@ import (
 // the 31st bit at each choice, by few tests.
 func TestChooser_exact(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
-	for _, n := range []int{1, 2, 3, 10, maxRow, maxRow + 1, 100, 1000, 5000} {
+	for _, n := range []int{1, 2, 3, 10, maxRow, maxRow + 1, 100, 1000, 5000, 20_000} {
 		for _, weighted := range []bool{false, true} {
 			var backends []model.Backend
 			sum := 0
@@ -27,10 +27,8 @@ func TestChooser_exact(t *testing.T) {
 				backends = append(backends, b)
 			}
 			chains := map[string][]rule{}
-			c := chooser{
-				id: hashed("pool"), protocol: model.TCP,
-				edit: func(chain string, rules []rule) { chains[chain] = rules },
-			}
+			c := newChooser(hashed("pool"), model.Pool{}, n)
+			c.protocol, c.edit = model.TCP, func(chain string, rules []rule) { chains[chain] = rules }
 			chains[""] = c.choice(backends)
 			chosen := map[netip.AddrPort]float64{}
 			tests := expectedTests(chains, "", 1, chosen)

@@ -13,17 +13,32 @@ import (
 //
 // Lengths of prefixes are multiples of stride, so that the chain of a prefix depends on the keys below it
 // and on nothing else. It follows that a new key changes the chains above it only.
+//
+// The kernel takes no way through more than sixteen chains (nf_tables). But a tenant can choose keys that would make
+// one as long as a key has prefixes:
+//
+//	KUBE-SERVICES ─ 8000::/1 ─► … ─ c000::/2 ─► … ─ e000::/3 ─► …
+//
+// So a prefix whose chain would have too many below it has none. Its rules are in the root's chain.
+//
+//	height   1      2      3      4         5              6
+//	         leaf ◄ … ◄──── … ◄── a chain ◄ no chain ◄──── the root, with the rules of all prefixes without a chain
 type tree struct {
-	width  int             // bits of a key
-	first  int             // bits after which the first prefixes end; then every stride bits
-	name   func(at) string // of the chain for a prefix
-	prefix func(at) rule   // what matches it
+	width   int             // bits of a key
+	first   int             // bits after which the first prefixes end; then every stride bits
+	most    int             // height of a prefix that has a chain
+	name    func(at) string // of the chain for a prefix
+	prefix  func(at) rule   // what matches it
+	heights map[at]int      // of prefixes that lead to others
 }
 
 const (
 	stride  = 3
 	maxLeaf = 8 // rules in a chain without prefixes
 	maxHere = 2 // rules that are not worth a chain of their own
+	// The longest way has PREROUTING, KUBE-PROXY-IN and KUBE-SERVICES, addresses, KUBE-PORTS and ports, KUBE-ALLOW,
+	// KUBE-PODS, three KUBE-PART or KUBE-KNOWN, and KUBE-STICK: sixteen.
+	maxAddresses, maxPortRanges = 4, 2
 )
 
 // at is a key's first bits.
@@ -80,28 +95,31 @@ func (t *tree) floor(bits int) int {
 type walk struct {
 	*tree
 	changed []key // sorted; chains of other keys are visited only if it costs little. nil: all are visited
+	former  bool  // it visits what there was, whose heights are forgotten
 	emit    func(chain string, rules []rule)
 }
 
 // chains emits the chain for the root, and those below it that the changed keys have to do with. It emits the same
 // chains before and after the change, but for those that come or go.
-func (w *walk) chains(root string, leaves []leaf) { w.node(root, 0, leaves) }
+func (w *walk) chains(root string, leaves []leaf) {
+	rules, _ := w.node(at{}, leaves)
+	w.emit(root, rules)
+}
 
-// node emits the chain for leaves whose keys have the same first bits, and visits those below it. If there are few, the
-// chain has their rules. Else it goes through the groups that have the next bits in common, too:
+// node returns the rules for leaves whose keys have the same first bits, and emits the chains below them. If there are
+// few, these are the leaves' rules. Else it goes through the groups that have the next bits in common, too:
 //
 //	a group of two rules at most ─► its rules, here
 //	a larger one ────────────────► one rule for the longest prefix of all its keys ─► a chain for it
+//	one that is too high ────────► the rules for that prefix, here
 //
 // The longest prefix leaves out lengths at which all keys of a group are alike. So no chain has only one rule that
 // leads to the next one.
-func (w *walk) node(name string, depth int, leaves []leaf) {
-	if weight(leaves) <= maxLeaf || depth >= w.width {
-		w.emit(name, flat(leaves))
-		return
+func (w *walk) node(here at, leaves []leaf) (rules []rule, height int) {
+	if weight(leaves) <= maxLeaf || here.bits >= w.width {
+		return flat(leaves), 1
 	}
-	var rules []rule
-	next := w.boundary(depth)
+	next := w.boundary(here.bits)
 	for len(leaves) > 0 {
 		group := prefixed(leaves, at{leaves[0].key, next})
 		leaves = leaves[len(group):]
@@ -111,14 +129,25 @@ func (w *walk) node(name string, depth int, leaves []leaf) {
 		}
 		below := at{group[0].key, w.floor(group[0].key.common(group[len(group)-1].key))}
 		below.key = below.key.masked(below.bits)
+		inner, h := []rule(nil), w.heights[below]
+		if visit := h == 0 || h > w.most || w.concerns(below, group); visit {
+			if inner, h = w.node(below, group); h <= w.most {
+				w.emit(w.name(below), inner)
+			}
+		}
+		if height = max(height, h); h > w.most {
+			rules = append(rules, inner...)
+			continue
+		}
 		r := w.prefix(below)
 		r.do = goes(w.name(below))
 		rules = append(rules, r)
-		if w.concerns(below, group) {
-			w.node(r.do.name, below.bits, group)
-		}
 	}
-	w.emit(name, rules)
+	height++
+	if w.heights[here] = height; w.former {
+		delete(w.heights, here)
+	}
+	return rules, height
 }
 
 // concerns reports whether a chain may not be as it was, or shall be. One without prefixes may be new although

@@ -30,7 +30,8 @@ func find(chains map[string][]rule, chain string, k model.Key) string {
 // TestDispatch_changes compares a tree after each of many random changes with one that is made at once, and
 // looks destinations up in it.
 func TestDispatch_changes(t *testing.T) {
-	for seed := range uint64(18) {
+	high := false // there were prefixes without chains
+	for seed := range uint64(24) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		v6 := seed%3 == 0
 		width := 1 + random.IntN(16)
@@ -40,6 +41,9 @@ func TestDispatch_changes(t *testing.T) {
 			b[14], b[15] = byte(n>>8), byte(n)
 			if random.IntN(20) == 0 {
 				b[12] = byte(random.IntN(256))
+			}
+			if seed%4 == 0 {
+				b = branch(b, random.IntN(128))
 			}
 			if v6 {
 				return netip.AddrFrom16(b)
@@ -83,7 +87,14 @@ func TestDispatch_changes(t *testing.T) {
 			maps.Copy(kernel, e.set)
 			maps.DeleteFunc(kernel, func(chain string, _ []rule) bool { return e.gone[chain] })
 			compareDispatch(t, seed, v6, wanted, kernel)
+			high = high || slices.Max(append(slices.Collect(maps.Values(d.addresses.heights)), 0)) > maxAddresses+2
+			if n := longestWay(kernel, chainServices); n > mostChains {
+				t.Fatalf("seed %d: a way through %d chains", seed, n)
+			}
 		}
+	}
+	if !high {
+		t.Error("no tree was high")
 	}
 }
 
@@ -104,6 +115,9 @@ func compareDispatch(t *testing.T, seed uint64, v6 bool, wanted map[model.Key][]
 		}
 	}
 	for name, rules := range kernel {
+		if name == chainServices || begins(name, portsPrefix) {
+			continue // a root has the rules of all prefixes that have no chain
+		}
 		if len(rules) > 1<<stride*maxHere*maxPorts+1 {
 			t.Errorf("seed %d: chain %s has %d rules", seed, name, len(rules))
 		}
@@ -118,6 +132,114 @@ func printed(chains map[string][]rule) (lines []string) {
 		lines = append(lines, fmt.Sprintf("%s: %s\n", name, chains[name]))
 	}
 	return lines
+}
+
+// branch is an address that shares so many bits with another one, and then differs.
+func branch(b [16]byte, bits int) [16]byte {
+	b[bits/8] ^= 0x80 >> (bits % 8)
+	return b
+}
+
+// mostChains is through how many chains a packet may go to find its row: the kernel takes sixteen on the whole way.
+const mostChains = 1 + maxAddresses + 1 + maxPortRanges
+
+// longestWay is through how many chains a packet may go from one on.
+func longestWay(chains map[string][]rule, chain string) (n int) {
+	for _, r := range chains[chain] {
+		if _, ok := chains[r.do.name]; ok {
+			n = max(n, longestWay(chains, r.do.name))
+		}
+	}
+	return n + 1
+}
+
+// deepCase adds destinations, most of which make long ways.
+type deepCase struct {
+	rules int // of a chain at most
+	make  func(add func(b [16]byte, port uint16))
+}
+
+func deepCases() map[string]deepCase {
+	base := netip.MustParseAddr("2001:db8::a60:0").As16()
+	random := rand.New(rand.NewPCG(1, 1))
+	return map[string]deepCase{
+		"each a bit longer": {200, func(add func([16]byte, uint16)) {
+			for n := range 128 {
+				for i := range 16 {
+					b := branch(base, n)
+					b[15] = byte(i)
+					add(b, 80)
+				}
+			}
+		}},
+		"two ways at each stride": {1200, func(add func([16]byte, uint16)) {
+			for n := range 1 << 13 {
+				b := base
+				for i := range 13 {
+					if n>>i&1 != 0 {
+						b = branch(b, 80+stride*i)
+					}
+				}
+				add(b, 80)
+			}
+		}},
+		"random": {200, func(add func([16]byte, uint16)) {
+			for range 20_000 {
+				b := base
+				b[13], b[14], b[15] = byte(random.IntN(16)), byte(random.IntN(256)), byte(random.IntN(256))
+				add(b, uint16(1+random.IntN(65535)))
+			}
+		}},
+		"all ports": {600, func(add func([16]byte, uint16)) {
+			for i := range 65535 {
+				add(base, uint16(1+i))
+			}
+		}},
+		"ports at the end of the longest prefixes": {300, func(add func([16]byte, uint16)) {
+			for n := range 128 {
+				for i := range 2000 {
+					if b := branch(base, n); n < 12 || i%100 == 0 {
+						add(b, uint16(30000+i))
+					}
+				}
+			}
+		}},
+	}
+}
+
+// TestDispatch_depth has what makes long ways: prefixes, of addresses and of ports, each a bit longer than the last one.
+// However many there are, no way has too many chains, and no chain has so many rules that finding the row takes long.
+func TestDispatch_depth(t *testing.T) {
+	for name, c := range deepCases() {
+		for _, v6 := range []bool{false, true} {
+			wanted := map[model.Key][]rule{}
+			c.make(func(b [16]byte, port uint16) {
+				k := model.Key{Addr: netip.AddrFrom16(b), Protocol: model.TCP, Port: port}
+				if !v6 {
+					k.Addr = netip.AddrFrom4([4]byte(b[12:]))
+				}
+				wanted[k] = []rule{{protocol: k.Protocol, ports: ports{port, port}, do: goes(fmt.Sprint("to ", k))}}
+			})
+			d, e := newDispatch(v6, chainServices, "KUBE-IP-"), newEdit()
+			d.change(wanted, e)
+			chains := e.settle().set
+			if n := longestWay(chains, chainServices); n > mostChains {
+				t.Errorf("%s, IPv6 %t: a way through %d chains, more than %d", name, v6, n, mostChains)
+			}
+			most := 0
+			for _, rules := range chains {
+				most = max(most, len(rules))
+			}
+			if most > c.rules {
+				t.Errorf("%s, IPv6 %t: a chain of %d rules, more than %d", name, v6, most, c.rules)
+			}
+			for k, rules := range wanted {
+				if got := find(chains, chainServices, k); got != rules[0].do.name {
+					t.Fatalf("%s: %v leads to %q, want %q", name, k, got, rules[0].do.name)
+				}
+			}
+		}
+	}
 }
 
 // TestDispatch_names: chains of the ports of different addresses must not be the same.

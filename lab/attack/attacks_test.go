@@ -144,7 +144,6 @@ var attacks = []attack{
 		name: "prefixes", who: aTenant,
 		does:  "2,000 prefixes, each a bit longer",
 		stops: "trees of bounded depth",
-		known: map[plane]string{iptables: "one Service with such addresses takes the kernel a second"},
 		act: many(16, func(i int, o *offer) {
 			for n := range 125 {
 				b := [16]byte{0: 0x20, 1: 0x01, 15: byte(i)}
