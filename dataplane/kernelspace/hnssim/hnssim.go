@@ -12,7 +12,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -58,6 +57,7 @@ type Service struct {
 	tables  map[Kind]map[string]json.RawMessage
 	taken   map[string]string // what only one object may have, and its id
 	users   map[string]int    // how many load balancers an endpoint has
+	network map[string]string // the network of an endpoint
 	calls   []Call
 	fault   func(Call) error
 }
@@ -74,7 +74,7 @@ func (s *Service) Restart() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tables = map[Kind]map[string]json.RawMessage{Networks: {}, Endpoints: {}, LoadBalancers: {}}
-	s.taken, s.users = map[string]string{}, map[string]int{}
+	s.taken, s.users, s.network = map[string]string{}, map[string]int{}, map[string]string{}
 }
 
 // Version is that of the service.
@@ -113,7 +113,7 @@ func (s *Service) Do(c Call) (json.RawMessage, error) {
 	c.ID = strings.ToUpper(c.ID)
 	switch c.Verb {
 	case Enumerate:
-		return enumerate(table, c.Document)
+		return s.enumerate(c.Kind, c.Document)
 	case Create:
 		return s.create(c)
 	}
@@ -131,43 +131,28 @@ func (s *Service) Do(c Call) (json.RawMessage, error) {
 	return s.put(c.Kind, c.ID, c.Document)
 }
 
-// enumerate answers with the ids of those documents of which the query's filter is true.
-func enumerate(table map[string]json.RawMessage, query json.RawMessage) (json.RawMessage, error) {
-	filter := map[string]any{}
-	if len(query) > 0 {
-		var q struct{ Filter string }
-		if err := json.Unmarshal(query, &q); err != nil {
-			return nil, hns.ErrInvalid
+// enumerate answers with the ids of those documents of which the query's filter is true: that of a name, or of a network.
+func (s *Service) enumerate(k Kind, query json.RawMessage) (json.RawMessage, error) {
+	var q struct{ Filter string }
+	var filter struct{ Name, VirtualNetwork, HostComputeNetwork string } // VirtualNetwork is the older name
+	if len(query) > 0 && json.Unmarshal(query, &q) != nil || q.Filter != "" && json.Unmarshal([]byte(q.Filter), &filter) != nil {
+		return nil, hns.ErrInvalid
+	}
+	network := cmp.Or(filter.HostComputeNetwork, filter.VirtualNetwork)
+	ids := []string{}
+	for id, document := range s.tables[k] {
+		if network != "" && !strings.EqualFold(s.network[id], network) {
+			continue
 		}
-		if q.Filter != "" {
-			if err := json.Unmarshal([]byte(q.Filter), &filter); err != nil {
-				return nil, hns.ErrInvalid
+		if filter.Name != "" {
+			if o, _ := read[struct{ Name string }](document); !strings.EqualFold(o.Name, filter.Name) {
+				continue
 			}
 		}
+		ids = append(ids, id)
 	}
-	ids := []string{}
-	for _, id := range slices.Sorted(maps.Keys(table)) {
-		if matches(table[id], filter) {
-			ids = append(ids, id)
-		}
-	}
+	slices.Sort(ids)
 	return json.Marshal(ids)
-}
-
-func matches(document json.RawMessage, filter map[string]any) bool {
-	fields := map[string]any{}
-	if err := json.Unmarshal(document, &fields); err != nil {
-		return false
-	}
-	for name, want := range filter {
-		if name == "VirtualNetwork" { // the old name
-			name = "HostComputeNetwork"
-		}
-		if !strings.EqualFold(fmt.Sprint(fields[name]), fmt.Sprint(want)) {
-			return false
-		}
-	}
-	return true
 }
 
 func (s *Service) create(c Call) (json.RawMessage, error) {
@@ -183,6 +168,7 @@ func (s *Service) create(c Call) (json.RawMessage, error) {
 		}
 		fields["HostComputeNetwork"], _ = json.Marshal(c.ID)
 		c.Document, _ = json.Marshal(fields)
+		s.network[id] = c.ID
 	}
 	return s.put(c.Kind, id, c.Document)
 }
@@ -297,6 +283,7 @@ func (s *Service) delete(c Call) error {
 		return hns.ErrInUse
 	}
 	s.release(c.Kind, c.ID)
+	delete(s.network, c.ID)
 	delete(s.tables[c.Kind], c.ID)
 	return nil
 }
