@@ -64,6 +64,8 @@ func TestKustomize_objects(t *testing.T) {
 		"base": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, DaemonSet fairlead, " +
 			"ServiceAccount fairlead",
 		"clean": "DaemonSet fairlead-clean",
+		"overlays/windows": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, " +
+			"ConfigMap fairlead-windows, DaemonSet fairlead, DaemonSet fairlead-windows, ServiceAccount fairlead",
 		"overlays/own-configuration": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, " +
 			"ConfigMap kube-proxy, DaemonSet fairlead, ServiceAccount fairlead",
 		"overlays/instead-of-kube-proxy": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, " +

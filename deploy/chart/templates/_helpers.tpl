@@ -18,6 +18,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 
+{{- define "fairlead.windowsSelectorLabels" -}}
+app.kubernetes.io/name: fairlead-windows
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "fairlead.windowsLabels" -}}
+{{ include "fairlead.windowsSelectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end -}}
+
 {{- define "fairlead.serviceAccount" -}}
 {{- if .Values.serviceAccount.name -}}
 {{- .Values.serviceAccount.name -}}
@@ -28,11 +38,13 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- end -}}
 
+{{/* The reference of an image: (list . .Values.image). */}}
 {{- define "fairlead.image" -}}
-{{- if .Values.image.digest -}}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- $image := last . -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default (printf "v%s" .Chart.AppVersion)) -}}
+{{- printf "%s:%s" $image.repository ($image.tag | default (printf "v%s" (first .).Chart.AppVersion)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -60,6 +72,12 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- /* The kubelet gives pods of this priority the score -997, below which nobody without CAP_SYS_RESOURCE gets. */ -}}
 {{- $own = set $own "oomScoreAdj" -997 -}}
 {{- toYaml (mergeOverwrite $own (deepCopy .Values.config)) -}}
+{{- end -}}
+
+{{/* What Windows nodes have of it: not the mode of the others, nor what is for Linux alone. */}}
+{{- define "fairlead.windowsConfig" -}}
+{{- $common := omit (fromYaml (include "fairlead.config" .)) "mode" "oomScoreAdj" "conntrack" "iptables" "ipvs" "nftables" -}}
+{{- toYaml (mergeOverwrite $common (deepCopy .Values.windows.config) (dict "mode" "kernelspace")) -}}
 {{- end -}}
 
 {{/* Not empty if the pods may run in a mode: (list . "ebpf"). Mode auto may choose any. */}}
