@@ -12,11 +12,11 @@ import (
 )
 
 // HNS asks for rows that the Host Networking Service of Windows can have. It has one load balancer for an address, port
-// and protocol. That has one set of backends, and one port at which all of them serve. What an object asks for beyond
-// that is a Problem of cause Unsupported, and the rows say what is done instead.
+// and protocol. That has one set of backends, and one port at which all of them serve. An object that asks
+// for more has a Problem of cause Unsupported, and the rows say what happens instead.
 type HNS struct {
-	// HealthVIPs has this node answer at a load balancer's own addresses where it asks for health, as a load balancer does
-	// that leaves the destination of packets as it is (forwardHealthCheckVIP).
+	// HealthVIPs has this node answer at a load balancer's own addresses where that asks for health
+	// (forwardHealthCheckVIP). A load balancer does so that leaves the destination of packets as it is.
 	HealthVIPs bool
 	// Healthz is where it asks about Services without a healthCheckNodePort: the port of /healthz. 0: nowhere.
 	Healthz uint16

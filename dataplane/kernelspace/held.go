@@ -124,8 +124,8 @@ func addresses(e *hns.Endpoint) (all []netip.Addr) {
 
 func remote(e *hns.Endpoint) bool { return e.Flags&hns.Remote != 0 }
 
-// putEndpoint has the address lead to a local endpoint before a remote one: the network plugin makes one for a new pod,
-// whose address may have been that of a pod elsewhere. There are versions of HNS that hold both.
+// putEndpoint has the address lead to a local endpoint before a remote one. A new pod may have the address of an earlier
+// pod elsewhere. There are versions of HNS that hold the endpoints of both.
 func (h *held) putEndpoint(id string, e hns.Endpoint) {
 	h.dropEndpoint(id)
 	h.addEndpoint(id, e)

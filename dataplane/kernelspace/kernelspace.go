@@ -82,7 +82,7 @@ func Driver(o Options) dataplane.Driver {
 	}
 }
 
-// plane implements dataplane.Dataplane. What a call that failed has done is not known: the next Sync reads it again.
+// plane implements dataplane.Dataplane. The effect of a call that failed is not known: the next Sync reads it again.
 type plane struct {
 	dataplane.Base
 	options Options
@@ -150,7 +150,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	return p.settle(ctx, dirty)
 }
 
-// Repair implements dataplane.Dataplane. What has changed since the Audit refuses the calls that go by it.
+// Repair implements dataplane.Dataplane. It goes by the Audit: calls fail where HNS has changed since.
 func (p *plane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
 	if p.held == nil {
 		return p.Sync(ctx, s)
@@ -314,8 +314,8 @@ func (p *plane) endpointObject(a netip.Addr) string {
 	return "endpoint " + a.String() + " of network " + p.held.network.ID
 }
 
-// adopt makes load balancers of kube-proxy's, which has left no record, Fairlead's when that first comes to the node:
-// those at a wanted address and port, or at another port of an address that is a Service's.
+// adopt takes over kube-proxy's load balancers when Fairlead first comes to the node. There is no record of them. They
+// are at a wanted address and port, or at another port of a Service's address.
 func (p *plane) adopt(s *model.State) error {
 	if p.record.owns(takenOver, "done") {
 		return nil

@@ -72,7 +72,7 @@ func outdated(err error) bool {
 	return false
 }
 
-// fatal is an error after which there is no use in going on. What HNS holds then is not known.
+// fatal is an error after which there is no use in going on. The objects of HNS are not known then.
 func (p *plane) fatal(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, hns.ErrNotRunning), errors.Is(err, hns.ErrNoNetwork):

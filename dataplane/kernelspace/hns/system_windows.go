@@ -26,7 +26,7 @@ func System() (HNS, error) {
 	return s, errors.Join(s.library.Load(), s.older.Load())
 }
 
-// What there are functions for, by the names in theirs.
+// Kinds of objects, by their names in those of entry points.
 const (
 	network      = "Network"
 	endpoint     = "Endpoint"

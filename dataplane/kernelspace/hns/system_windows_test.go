@@ -202,7 +202,7 @@ func TestSystem_failures(t *testing.T) {
 	}
 }
 
-// What RPC says of a service that does not run is one error. The service is found again.
+// TestSystem_notRunning has one error for all that RPC says of a service that does not run. The service is found again.
 func TestSystem_notRunning(t *testing.T) {
 	simulator, server := serve(t)
 	h := system(t)

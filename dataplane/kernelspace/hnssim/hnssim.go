@@ -2,10 +2,10 @@
 // what the real one refuses.
 //
 //	hns.HNS ──────────────► Client ─┐
-//	computenetwork.dll (Wine) ──────┴─ Do(call) ─► Service ─► Reach: which backends may a packet get?
+//	computenetwork.dll (Wine) ──────┴─ Do(call) ─► Service ─► Reach: backends of a packet
 //
-// What is simulated is what is known of HNS from its documents, from reports of failures, and from what kube-proxy does
-// about them. What HNS does with packets is a reading of its documents; no real Windows was at hand.
+// The simulator knows of HNS only its documents, reports of failures, and how kube-proxy meets them. Its treatment of
+// packets is a reading of these documents; no real Windows was at hand.
 package hnssim
 
 import (
