@@ -3,21 +3,15 @@ package engine
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/httpserve"
@@ -28,7 +22,8 @@ import (
 // patience is how long a question waits for the loop.
 const patience = 10 * time.Second
 
-// controlServer answers questions of the same machine's root over a Unix socket:
+// controlServer answers questions of the same machine's root over a Unix socket, or on Windows of its administrators over
+// a connection to loopback:
 //
 //	GET /dump                 the rows, in canonical text form
 //	GET /counters             what the data plane has counted
@@ -40,6 +35,7 @@ const patience = 10 * time.Second
 type controlServer struct {
 	engine  *Engine
 	path    string // of the socket; empty: none
+	door    door   // who may ask
 	http    *httpserve.Server
 	closing chan struct{}
 	done    chan struct{}
@@ -68,7 +64,9 @@ func (e *Engine) serveControl(path string) (*controlServer, error) {
 }
 
 func (e *Engine) newControl(path string) *controlServer {
-	c := &controlServer{engine: e, path: path, closing: make(chan struct{}), done: make(chan struct{})}
+	c := &controlServer{
+		engine: e, path: path, door: newDoor(), closing: make(chan struct{}), done: make(chan struct{}),
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /dump", c.dump)
 	mux.HandleFunc("GET /counters", c.counters)
@@ -78,7 +76,7 @@ func (e *Engine) newControl(path string) *controlServer {
 	for path, h := range e.options.Control {
 		mux.Handle(path, h)
 	}
-	c.http = httpserve.New(httpserve.Control(), e.options.ConnectionClosed).Server(mux, e.options.Log)
+	c.http = httpserve.New(httpserve.Control(), e.options.ConnectionClosed).Server(c.door.admit(mux), e.options.Log)
 	return c
 }
 
@@ -87,7 +85,7 @@ func (c *controlServer) listen() (net.Listener, error) {
 	if c.path == "" {
 		return nil, nil
 	}
-	listener, err := listenUnix(c.path)
+	listener, err := c.door.listen(c.path)
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
@@ -119,61 +117,6 @@ func (c *controlServer) close() {
 	close(c.closing)
 	_ = c.http.Close() // which removes the socket, too
 	<-c.done
-}
-
-// listenUnix opens a socket for the owner only. One that a killed process has left is replaced, and the
-// directory is made.
-func listenUnix(path string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	listener, err := listenPrivately(path)
-	if errors.Is(err, unix.EADDRINUSE) {
-		if err = checkDead(path); err == nil {
-			err = os.Remove(path)
-		}
-		if err != nil {
-			return nil, err
-		}
-		listener, err = listenPrivately(path)
-	}
-	return listener, err
-}
-
-// listenPrivately has the file begin with the mode that is wanted: in Linux it takes that of the socket.
-func listenPrivately(path string) (net.Listener, error) {
-	var refused error
-	c := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
-		err := socket.Control(func(fd uintptr) { refused = unix.Fchmod(int(fd), 0o600) })
-		return cmp.Or(err, refused)
-	}}
-	return c.Listen(context.Background(), "unix", path)
-}
-
-// RemoveDeadSocket removes a control socket on which no process listens, and reports whether there was one.
-func RemoveDeadSocket(path string) (bool, error) {
-	if alive := checkDead(path); alive != nil {
-		return false, nil //nolint:nilerr // there is none, or a process listens
-	}
-	return true, os.Remove(path)
-}
-
-// checkDead is an error unless a path is a socket on which no process listens. A process whose queue is full listens.
-func checkDead(path string) error {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return err
-	}
-	if info.Mode().Type() != os.ModeSocket {
-		return fmt.Errorf("%s exists and is not a socket", path)
-	}
-	switch conn, err := net.Dial("unix", path); {
-	case err == nil:
-		return errors.Join(fmt.Errorf("another process listens on %s", path), conn.Close())
-	case !errors.Is(err, unix.ECONNREFUSED):
-		return fmt.Errorf("another process may listen on %s: %w", path, err)
-	}
-	return nil
 }
 
 // ask has the loop compute an answer.
@@ -312,17 +255,11 @@ func (r Refused) Error() string { return r.Text }
 
 // Order is Ask for what is not only a question. The answer is to be closed; to do so before its end hangs up.
 func Order(ctx context.Context, socket, method, what string) (io.ReadCloser, error) {
-	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		},
-		DisableKeepAlives: true,
-	}
 	r, err := http.NewRequestWithContext(ctx, method, "http://fairlead"+what, nil)
 	if err != nil {
 		return nil, err
 	}
-	response, err := transport.RoundTrip(r)
+	response, err := knock(socket, r)
 	if err != nil {
 		return nil, fmt.Errorf("ask the running proxy: %w", err)
 	}

@@ -4,8 +4,6 @@ import (
 	"maps"
 	"runtime"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Some planes pay for every change in proportion to all rows: the kernel copies a legacy table of iptables,
@@ -171,13 +169,4 @@ func (c *cost) measure(clock func() time.Duration, f func()) {
 	f()
 	c.took += time.Since(start)
 	c.work += clock() - worked
-}
-
-// processorTime is that of the calling thread; if the kernel does not tell, no time goes by.
-func processorTime() time.Duration {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -18,7 +18,6 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"syscall"
 
 	"fairlead.dev/fairlead/httpserve"
 )
@@ -86,7 +85,7 @@ func (s *Server) Listen(ctx context.Context, address string) error {
 		return nil
 	}
 	next, err := s.open(ctx, address)
-	if old != nil && errors.Is(err, syscall.EADDRINUSE) && samePort(old.bound.String(), address) {
+	if old != nil && errors.Is(err, inUse) && samePort(old.bound.String(), address) {
 		return s.replace(ctx, address)
 	}
 	if err != nil {

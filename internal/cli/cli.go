@@ -14,10 +14,10 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/daemon"
@@ -32,9 +32,9 @@ const (
 )
 
 // Execute runs a command line and returns the exit status. The first SIGINT or SIGTERM cancels the
-// context, the second ends the process at once.
+// context, the second ends the process at once. Windows' close of a console counts as SIGTERM.
 func Execute(program string, c *cobra.Command) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
 	c.SilenceErrors, c.SilenceUsage = true, true
@@ -127,14 +127,6 @@ func Lookup(flags *config.Flags, name string) *pflag.Flag {
 		}
 	}
 	return nil
-}
-
-// Columns is how wide the terminal of the standard output is; 0: there is none.
-func Columns() int {
-	if size, err := unix.IoctlGetWinsize(int(os.Stdout.Fd()), unix.TIOCGWINSZ); err == nil {
-		return int(size.Col)
-	}
-	return 0
 }
 
 // PrintJSON writes v to the standard output, indented.

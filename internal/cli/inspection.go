@@ -10,7 +10,6 @@ import (
 	"os"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/daemon"
@@ -105,7 +104,7 @@ func (i *Inspection) Answer(ctx context.Context, question string) ([]byte, error
 func (i *Inspection) Order(ctx context.Context, method, what string) (io.ReadCloser, error) {
 	socket := Lookup(i.Flags, "control-socket").Value.String()
 	answer, err := engine.Order(ctx, socket, method, what)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
+	if engine.Absent(err) {
 		return nil, fmt.Errorf("%w on %s; start \"fairlead run\"", ErrNoProxy, socket)
 	}
 	return answer, err

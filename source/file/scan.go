@@ -8,9 +8,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/service"
 )
@@ -175,7 +174,7 @@ func (s *Source) setFailures(f *file, failures []service.Problem) {
 
 // open does not wait for a writer, if the file has become a pipe meanwhile.
 func open(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,93 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// door lets questions in. The mode of the socket's file decides from whom.
+type door struct{}
+
+func newDoor() door { return door{} }
+
+func (door) admit(h http.Handler) http.Handler { return h }
+
+func (door) listen(path string) (net.Listener, error) { return listenUnix(path) }
+
+// knock puts a question to the process that listens on a socket.
+func knock(socket string, r *http.Request) (*http.Response, error) {
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+		DisableKeepAlives: true,
+	}
+	return transport.RoundTrip(r)
+}
+
+// Absent reports whether it is for want of a process that listens that Ask or Order has failed.
+func Absent(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) }
+
+// listenUnix opens a socket for the owner only. One that a killed process has left is replaced, and the
+// directory is made.
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	listener, err := listenPrivately(path)
+	if errors.Is(err, unix.EADDRINUSE) {
+		if err = checkDead(path); err == nil {
+			err = os.Remove(path)
+		}
+		if err != nil {
+			return nil, err
+		}
+		listener, err = listenPrivately(path)
+	}
+	return listener, err
+}
+
+// listenPrivately has the file begin with the mode that is wanted: in Linux it takes that of the socket.
+func listenPrivately(path string) (net.Listener, error) {
+	var refused error
+	c := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
+		err := socket.Control(func(fd uintptr) { refused = unix.Fchmod(int(fd), 0o600) })
+		return cmp.Or(err, refused)
+	}}
+	return c.Listen(context.Background(), "unix", path)
+}
+
+// RemoveDeadSocket removes a control socket on which no process listens, and reports whether there was one.
+func RemoveDeadSocket(path string) (bool, error) {
+	if alive := checkDead(path); alive != nil {
+		return false, nil //nolint:nilerr // there is none, or a process listens
+	}
+	return true, os.Remove(path)
+}
+
+// checkDead is an error unless a path is a socket on which no process listens. A process whose queue is full listens.
+func checkDead(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("%s exists and is not a socket", path)
+	}
+	switch conn, err := net.Dial("unix", path); {
+	case err == nil:
+		return errors.Join(fmt.Errorf("another process listens on %s", path), conn.Close())
+	case !errors.Is(err, unix.ECONNREFUSED):
+		return fmt.Errorf("another process may listen on %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,5 @@
+package server
+
+import "golang.org/x/sys/windows"
+
+const inUse = windows.WSAEADDRINUSE
