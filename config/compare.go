@@ -110,7 +110,7 @@ func class(path string) Class {
 		"ipvs.excludeCIDRs",
 	}):
 		return InPlace
-	case matches(path, []string{"bindAddressHardFail", "showHiddenMetricsForVersion"}):
+	case matches(path, []string{"bindAddressHardFail", "windowsRunAsService", "showHiddenMetricsForVersion"}):
 		return AtStart
 	case matches(path, []string{"featureGates"}):
 		return NoEffect

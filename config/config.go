@@ -76,6 +76,8 @@ func (c *Config) NodePortAddresses() []string {
 	switch c.KubeProxy.Mode {
 	case ModeIPTables:
 		return c.iptablesNodePorts()
+	case ModeKernelspace:
+		return []string{allAddresses}
 	case ModeIPVS:
 		if len(said) == 0 {
 			return []string{allAddresses}

@@ -75,7 +75,7 @@ func meansPrimary(mode kubeproxy.ProxyMode) bool {
 func defaultFairlead() FairleadConfiguration {
 	return FairleadConfiguration{
 		TypeMeta:        metav1.TypeMeta{Kind: FairleadKind, APIVersion: FairleadAPIVersion},
-		ControlSocket:   "/run/fairlead/fairlead.sock",
+		ControlSocket:   defaultControlSocket(),
 		AuditInterval:   metav1.Duration{Duration: time.Second / 2},
 		TakeOver:        TakeOverRemove,
 		IPVSAddressMode: IPVSAddressesByCIDR,

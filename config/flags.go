@@ -21,6 +21,7 @@ type Command struct {
 	Once           bool   // program the kernel, then exit
 	Master         string // address of the API server, instead of the one in the kubeconfig
 	Version        Version
+	LogFile        string // instead of the standard error output
 }
 
 // Flags are the options of the command line, and where they come from again when a file has changed.

@@ -114,11 +114,12 @@ Pods: detect-local-mode cluster-cidr pod-bridge-interface pod-interface-name-pre
 Listeners: healthz-bind-address metrics-bind-address control-socket bind-address-hard-fail profiling show-hidden-metrics-for-version
 Kernel settings: conntrack-max-per-core conntrack-min conntrack-tcp-timeout-established conntrack-tcp-timeout-close-wait conntrack-tcp-be-liberal conntrack-udp-timeout conntrack-udp-timeout-stream oom-score-adj
 API server: kubeconfig master kube-api-content-type kube-api-qps kube-api-burst
-Logging: v logging-format
+Logging: v logging-format log-file
 For mode ipvs: ipvs-address-mode ipvs-drain-timeout ipvs-scheduler ipvs-exclude-cidrs ipvs-strict-arp ipvs-tcp-timeout ipvs-tcpfin-timeout ipvs-udp-timeout
 For mode ebpf: cgroup-root bpf-root ebpf-packets ebpf-acceleration ebpf-forwarding ebpf-sockets ebpf-abort-tcp ebpf-size-affinities ebpf-size-flows ebpf-size-sockets ebpf-size-translations ebpf-size-services
 For mode userspace: userspace-redirect userspace-dial-timeout userspace-dials userspace-idle-timeout userspace-half-closed-timeout userspace-udp-timeout userspace-udp-stream-timeout userspace-max-connections userspace-max-flows
-Accepted, without meaning here: iptables-sync-period ipvs-sync-period config-sync-period windows-service source-vip network-name enable-dsr root-hnsendpoint-name forward-healthcheck-vip vmodule log-flush-frequency log-text-split-stream log-text-info-buffer-size log-json-split-stream log-json-info-buffer-size
+For Windows: windows-service network-name source-vip enable-dsr forward-healthcheck-vip root-hnsendpoint-name
+Accepted, without meaning here: iptables-sync-period ipvs-sync-period config-sync-period vmodule log-flush-frequency log-text-split-stream log-text-info-buffer-size log-json-split-stream log-json-info-buffer-size
 `
 	var help bytes.Buffer
 	if err := config.NewFlags("nftables").PrintHelp(&help, 100); err != nil {

@@ -43,7 +43,7 @@ func (f *Flags) Load() (*Config, error) {
 	if l.fatal != nil {
 		return nil, errors.Join(append(l.errs, l.fatal)...)
 	}
-	l.standaloneMode()
+	l.ownMode()
 	l.config.unset = l.config.KubeProxy.Mode == ""
 	setModeDefaults(&l.config.KubeProxy)
 	fold(&l.config.KubeProxy)
@@ -197,9 +197,12 @@ func (l *loading) userspace() {
 	override(f, "userspace-max-flows", &c.MaxFlows, said.MaxFlows)
 }
 
-// standaloneMode is the mode of manifests without a file of kube-proxy's: no user there expects the meaning of
+// ownMode is the mode on Windows, and of manifests without a file of kube-proxy's: no user there expects the meaning of
 // kube-proxy's default.
-func (l *loading) standaloneMode() {
+func (l *loading) ownMode() {
+	if windows(l.flags.planes) {
+		setDefault(&l.config.KubeProxy.Mode, ModeKernelspace)
+	}
 	if l.flags.Config == "" && len(l.config.Fairlead.Manifests) > 0 {
 		setDefault(&l.config.KubeProxy.Mode, ModeNFTables)
 	}

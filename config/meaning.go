@@ -78,7 +78,13 @@ func (c *Config) reason(path string) string {
 	case path == "configSyncPeriod":
 		return "objects are watched, not refreshed"
 	case section == "winkernel", path == "windowsRunAsService":
-		return "it is for Windows"
+		if c.Plane != string(ModeKernelspace) {
+			return "it is for Windows"
+		}
+	case c.Plane == string(ModeKernelspace) && matches(path, []string{
+		"conntrack", "oomScoreAdj", "takeOver", "iptables.masqueradeBit", "iptables.masqueradeAll", "nodePortAddresses",
+	}):
+		return "Windows has nothing like it"
 	case strings.HasPrefix(path, "logging.vmodule"):
 		return "nothing is logged by file"
 	case strings.HasPrefix(path, "logging.options"), path == "logging.flushFrequency":

@@ -6,13 +6,16 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// The modes. kube-proxy has the first three on Linux; Fairlead's data planes have the others as well.
+// The modes. kube-proxy has the first three on Linux, and kernelspace on Windows; Fairlead's data planes have the others
+// as well.
 const (
 	ModeIPTables  kubeproxy.ProxyMode = "iptables"
 	ModeIPVS      kubeproxy.ProxyMode = "ipvs"
 	ModeNFTables  kubeproxy.ProxyMode = "nftables"
 	ModeEBPF      kubeproxy.ProxyMode = "ebpf"
 	ModeUserspace kubeproxy.ProxyMode = "userspace"
+	// ModeKernelspace is the only mode on Windows.
+	ModeKernelspace kubeproxy.ProxyMode = "kernelspace"
 	// ModeAuto has the daemon choose a data plane.
 	ModeAuto kubeproxy.ProxyMode = "auto"
 )
@@ -26,8 +29,11 @@ const (
 )
 
 func modes() []kubeproxy.ProxyMode {
-	return []kubeproxy.ProxyMode{ModeIPTables, ModeIPVS, ModeNFTables, ModeEBPF, ModeUserspace, ModeAuto}
+	return []kubeproxy.ProxyMode{ModeIPTables, ModeIPVS, ModeNFTables, ModeEBPF, ModeUserspace, ModeKernelspace, ModeAuto}
 }
+
+// windows reports whether the planes are those of Windows.
+func windows(planes []string) bool { return slices.Contains(planes, string(ModeKernelspace)) }
 
 // planeFor is the plane that serves a mode, the word auto for one that is to be chosen, or "". The modes of kube-proxy
 // are served whatever is built, by the first plane if need be, as a node must not lose its Services over that.

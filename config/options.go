@@ -28,20 +28,21 @@ type option struct {
 type group string
 
 const (
-	serving   group = "what it serves"
-	files     group = "configuration"
-	instead   group = "instead of running"
-	plane     group = "data plane"
-	nodePorts group = "node ports"
-	pods      group = "pods"
-	listeners group = "listeners"
-	kernel    group = "kernel settings"
-	apiServer group = "API server"
-	logging   group = "logging"
-	ipvs      group = "for mode ipvs"
-	ebpf      group = "for mode ebpf"
-	userspace group = "for mode userspace"
-	obsolete  group = "accepted, without meaning here"
+	serving     group = "what it serves"
+	files       group = "configuration"
+	instead     group = "instead of running"
+	plane       group = "data plane"
+	nodePorts   group = "node ports"
+	pods        group = "pods"
+	listeners   group = "listeners"
+	kernel      group = "kernel settings"
+	apiServer   group = "API server"
+	logging     group = "logging"
+	ipvs        group = "for mode ipvs"
+	ebpf        group = "for mode ebpf"
+	userspace   group = "for mode userspace"
+	windowsOnly group = "for Windows"
+	obsolete    group = "accepted, without meaning here"
 )
 
 func text(to *string) func(*pflag.FlagSet, string, string) {
@@ -80,7 +81,7 @@ func ipPort(to *string) func(*pflag.FlagSet, string, string) {
 func (f *Flags) all() (all []option) {
 	for _, part := range [][]option{
 		f.serving(), f.filesAndVerbs(), f.dataPlane(), f.nodePortsAndPods(), f.listeners(), f.kernel(),
-		f.apiServer(), f.logging(), f.ipvs(), f.ebpf(), f.ebpfSizes(), f.userspace(), f.obsolete(),
+		f.apiServer(), f.logging(), f.ipvs(), f.ebpf(), f.ebpfSizes(), f.userspace(), f.windows(), f.obsolete(),
 		f.obsoleteLogging(),
 	} {
 		all = append(all, part...)
@@ -139,7 +140,7 @@ func (f *Flags) dataPlane() []option {
 	return []option{
 		{group: plane, flag: "proxy-mode", field: "mode", bind: value(mode),
 			usage: "data plane: iptables (also if empty), ipvs, nftables, ebpf, userspace, or auto, which chooses " +
-				"one of them"},
+				"one of them; on Windows kernelspace"},
 		{group: plane, flag: "masquerade-all", field: "iptables.masqueradeAll nftables.masqueradeAll",
 			bind: yes(&f.said.masqueradeAll), usage: "replace the source address of every connection to a ClusterIP"},
 		{group: plane, flag: "iptables-masquerade-bit", field: "iptables.masqueradeBit",
@@ -192,7 +193,8 @@ func (f *Flags) listeners() []option {
 		{group: listeners, flag: "metrics-bind-address", field: "metricsBindAddress", bind: ipPort(&c.MetricsBindAddress),
 			usage: "address of /metrics and other pages for operators; the port is optional"},
 		{group: listeners, flag: "control-socket", field: "controlSocket", always: true,
-			bind: text(&f.said.fairlead.ControlSocket), usage: "unix socket for dump, explain and other commands; empty: none"},
+			bind: text(&f.said.fairlead.ControlSocket), usage: "unix socket for dump, explain and other commands, " +
+				"or on Windows a file with address and token; empty: none"},
 		{group: listeners, flag: "bind-address-hard-fail", field: "bindAddressHardFail", bind: yes(&c.BindAddressHardFail),
 			usage: "exit if a listener cannot be opened"},
 		{group: listeners, flag: "profiling", field: "enableProfiling", bind: yes(&c.EnableProfiling),
@@ -259,6 +261,8 @@ func (f *Flags) logging() []option {
 			usage: "how much is logged: 0 what an operator must know, 2 what happens, 4 why"},
 		{group: logging, flag: "logging-format", field: "logging.format", always: true, bind: text(&c.Format),
 			usage: "text or json"},
+		{group: logging, flag: "log-file", always: true, bind: text(&f.LogFile),
+			usage: "append the log to this `file` instead of writing it to the standard error output"},
 	}
 }
 
@@ -384,26 +388,35 @@ func (f *Flags) userspace() []option {
 	}
 }
 
+func (f *Flags) windows() []option {
+	c, win := &f.said.kubeProxy, &f.said.kubeProxy.Winkernel
+	return []option{
+		{group: windowsOnly, flag: "windows-service", field: "windowsRunAsService", bind: yes(&c.WindowsRunAsService),
+			usage: "run as a service of Windows, and log to the event log"},
+		{group: windowsOnly, flag: "network-name", field: "winkernel.networkName", bind: text(&win.NetworkName),
+			usage: "HNS network of the pods (default: the environment's KUBE_NETWORK)"},
+		{group: windowsOnly, flag: "source-vip", field: "winkernel.sourceVip", bind: text(&win.SourceVip),
+			usage: "source address of translated packets on an overlay network"},
+		{group: windowsOnly, flag: "enable-dsr", field: "winkernel.enableDSR", bind: yes(&win.EnableDSR),
+			usage: "let endpoints answer clients directly, if Windows supports that"},
+		{group: windowsOnly, flag: "forward-healthcheck-vip", field: "winkernel.forwardHealthCheckVip",
+			bind:  yes(&win.ForwardHealthCheckVip),
+			usage: "answer health checks of load balancers at the load balancers' own addresses"},
+		{group: windowsOnly, flag: "root-hnsendpoint-name", field: "winkernel.rootHnsEndpointName",
+			bind: text(&win.RootHnsEndpointName), usage: "HNS endpoint of the node that answers them (default: cbr0)"},
+	}
+}
+
 // obsolete are flags that are accepted, so that kube-proxy's command line is, and do nothing.
 func (f *Flags) obsolete() []option {
-	c, win := &f.said.kubeProxy, &f.said.kubeProxy.Winkernel
+	c := &f.said.kubeProxy
 	const audited = "audits do that, see auditInterval"
-	const windows = "for Windows"
 	return []option{
 		{group: obsolete, flag: "iptables-sync-period", field: "iptables.syncPeriod nftables.syncPeriod",
 			bind: span(&f.said.iptables.sync), usage: audited},
 		{group: obsolete, flag: "ipvs-sync-period", field: "ipvs.syncPeriod", bind: span(&f.said.ipvs.sync), usage: audited},
 		{group: obsolete, flag: "config-sync-period", field: "configSyncPeriod", bind: span(&c.ConfigSyncPeriod.Duration),
 			usage: "objects are watched"},
-		{group: obsolete, flag: "windows-service", field: "windowsRunAsService", bind: yes(&c.WindowsRunAsService),
-			usage: windows},
-		{group: obsolete, flag: "source-vip", field: "winkernel.sourceVip", bind: text(&win.SourceVip), usage: windows},
-		{group: obsolete, flag: "network-name", field: "winkernel.networkName", bind: text(&win.NetworkName), usage: windows},
-		{group: obsolete, flag: "enable-dsr", field: "winkernel.enableDSR", bind: yes(&win.EnableDSR), usage: windows},
-		{group: obsolete, flag: "root-hnsendpoint-name", field: "winkernel.rootHnsEndpointName",
-			bind: text(&win.RootHnsEndpointName), usage: windows},
-		{group: obsolete, flag: "forward-healthcheck-vip", field: "winkernel.forwardHealthCheckVip",
-			bind: yes(&win.ForwardHealthCheckVip), usage: windows},
 	}
 }
 

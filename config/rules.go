@@ -79,6 +79,11 @@ func (c *Config) judgeMode(planes []string) field.ErrorList {
 	if !slices.Contains(modes(), mode) {
 		return nil // the schema has said it
 	}
+	if has, wants := windows(planes), mode == ModeKernelspace; wants && !has {
+		return field.ErrorList{field.Invalid(at, mode, "needs Windows")}
+	} else if has && !wants {
+		return field.ErrorList{field.Invalid(at, mode, "needs Linux; the mode of Windows is kernelspace")}
+	}
 	if mode == ModeIPVS && !c.Enabled(gateIPVS) {
 		return field.ErrorList{field.Invalid(at, mode, "needs the feature gate "+gateIPVS)}
 	}

@@ -60,7 +60,7 @@ func kubeProxyLimits() map[string]limit {
 	bit := within(0, 31)
 	return map[string]limit{
 		"mode": words("", config.ModeIPTables, config.ModeIPVS, config.ModeNFTables, config.ModeEBPF, config.ModeUserspace,
-			config.ModeAuto),
+			config.ModeKernelspace, config.ModeAuto),
 		"detectLocalMode": words("", config.LocalClusterCIDR, config.LocalNodeCIDR, config.LocalBridgeInterface,
 			config.LocalInterfaceNamePrefix),
 		"showHiddenMetricsForVersion":     words("", config.PreviousKubernetes),
@@ -80,11 +80,14 @@ func kubeProxyLimits() map[string]limit {
 	}
 }
 
+// absolute begins a path, on Windows with a drive.
+const absolute = `^(/|[A-Za-z]:[/\\])`
+
 func fairleadLimits() map[string]limit {
 	elements := within(0, 1<<24)
 	return map[string]limit{
-		"manifests":       {of: &limit{pattern: `^/`, meaning: "must be an absolute path"}},
-		"controlSocket":   {pattern: `^(/.*)?$`, meaning: "must be an absolute path, or empty"},
+		"manifests":       {of: &limit{pattern: absolute, meaning: "must be an absolute path"}},
+		"controlSocket":   {pattern: `^$|` + absolute, meaning: "must be an absolute path, or empty"},
 		"takeOver":        words(config.TakeOverRemove, config.TakeOverKeep),
 		"iptablesBackend": words(config.IPTablesAsSystem, config.IPTablesLegacy, config.IPTablesNFTables),
 		"ipvsAddressMode": words(config.IPVSAddressesByCIDR, config.IPVSAddressesByRoute, config.IPVSAddressesOnDummy),

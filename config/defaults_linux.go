@@ -1,0 +1,3 @@
+package config
+
+func defaultControlSocket() string { return "/run/fairlead/fairlead.sock" }
