@@ -36,7 +36,7 @@ func Audit(ctx context.Context, c *config.Config, t *service.Table, log *slog.Lo
 // settingsFound are those of the configuration, for the plane whose rules are in the kernel.
 func settingsFound(s planeSettings) (planeSettings, error) {
 	var names []string
-	for _, p := range planes() {
+	for _, p := range drivers() {
 		left, err := p.Inspect()
 		if err != nil {
 			return s, fmt.Errorf("look for the data plane %s: %w", p.Name, permitted(err))

@@ -20,10 +20,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/netip"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,17 +29,14 @@ import (
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/external"
 	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/engine"
-	"fairlead.dev/fairlead/host"
 	"fairlead.dev/fairlead/metrics"
 	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/server"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/kube"
-	"fairlead.dev/fairlead/takeover"
 	"fairlead.dev/fairlead/version"
 )
 
@@ -63,18 +57,15 @@ type Options struct {
 type Daemon struct {
 	options Options
 	log     *slog.Logger
-	host    host.Host
 	config  atomic.Pointer[config.Config] // in force
-	why     atomic.Pointer[reason]        // it was chosen; nil: mode auto has not chosen any
+	node    node
 
-	metrics         *metrics.Metrics
-	server          *server.Server
-	report          *reporter
-	successor       *successor
-	externalChanges *external.Watch
-	engine          *engine.Engine
-	plane           *handover.Handover
-	switches        switches
+	metrics  *metrics.Metrics
+	server   *server.Server
+	report   *reporter
+	engine   *engine.Engine
+	plane    *handover.Handover
+	switches switches
 
 	// Only the goroutine that reloads uses the fields from here on.
 	planeSettings  planeSettings // that are wanted; see requested
@@ -85,11 +76,8 @@ type Daemon struct {
 	feeds          feeds
 	refused        said.Condition // a configuration
 	metricsFailure said.Condition // the metrics server
-	unset          said.Condition // the machine's settings
 	inForce        chan struct{}  // closed when the rules are; nil: that is known
-	succeeded      func()         // ends the successor; nil: it has not begun
 	running        sync.WaitGroup
-	measured       sync.WaitGroup // the removal of namespaces and processes after measuring
 }
 
 // Run serves until ctx ends, and then returns nil and leaves the kernel as it is. An error of the
@@ -138,10 +126,7 @@ func (d *Daemon) run(ctx context.Context, c *config.Config) (err error) {
 	if err := d.open(c); err != nil {
 		return err
 	}
-	d.setHost(c)
-	if !d.unprivileged() {
-		warnForwarding(d.log)
-	}
+	d.prepareNode(c)
 	if d.options.Once {
 		return d.runOnce(ctx)
 	}
@@ -164,15 +149,13 @@ func (d *Daemon) open(c *config.Config) (err error) {
 	if err := d.startPlane(c); err != nil {
 		return err
 	}
-	d.listenForOthers()
 	if err := d.openFeed(c); err != nil {
 		return ConfigError{err}
 	}
-	if d.successor, err = d.newSuccessor(); err != nil {
+	if err := d.openNode(); err != nil {
 		return err
 	}
-	d.inForce = d.successor.inForce
-	d.successor.excluded.all()
+	d.inForce = make(chan struct{})
 	d.log.Info("starting", "version", version.String(), "mode", c.KubeProxy.Mode, "plane", d.mode(),
 		"node", settings.Table.NodeName)
 	d.engine = d.newEngine(settings, table)
@@ -181,10 +164,8 @@ func (d *Daemon) open(c *config.Config) (err error) {
 
 // startPlane opens the data plane to begin with. In mode auto the first Sync may choose it.
 func (d *Daemon) startPlane(c *config.Config) (err error) {
-	choose := chooser{daemon: d}
 	d.plane = handover.New(handover.Options{
-		Drivers: drivers(), Choose: choose.open, DrainTime: drainTime, Log: d.log,
-		Cleared: func(p *handover.Plane) { d.successor.excluded.set(chains(p)) },
+		Drivers: drivers(), Choose: d.chooser(), DrainTime: drainTime, Log: d.log, Cleared: d.node.planeCleared,
 	})
 	if d.planeSettings, err = d.atStart(c); err != nil || d.planeSettings.name == autoPlane {
 		return err
@@ -216,18 +197,11 @@ func (d *Daemon) planeConfig() dataplane.Config {
 	return dataplane.Config{Log: d.log, Meter: d.metrics}
 }
 
-// drainTime is for how long connections may need what another plane has left.
-const drainTime = takeover.DefaultDrain
+// drainTime is for how long connections may need what another plane, or kube-proxy, has left. It is generous: draining
+// costs next to nothing, and what then still talks, a watch above all, is used to connect again.
+const drainTime = 24 * time.Hour
 
-// listenForOthers has the kernel report external changes. Where it does not, the next audit finds them.
-func (d *Daemon) listenForOthers() {
-	var err error
-	if d.externalChanges, err = external.Open(); err != nil {
-		d.log.Debug("the kernel does not report all changes by other programs; audits find them", "error", err)
-	}
-}
-
-// tellSubstitute says that another data plane serves than the mode's own.
+// reportSubstitute says that another data plane serves than the mode's own.
 func (d *Daemon) reportSubstitute() {
 	if d.instead != "" {
 		d.report.warn(reasonSubstitute, d.instead)
@@ -236,17 +210,11 @@ func (d *Daemon) reportSubstitute() {
 
 // close closes what open has made, as far as it came.
 func (d *Daemon) close() error {
-	d.measured.Wait()
 	var errs []error
 	if f := d.feeds.used.Load(); f != nil {
 		errs = append(errs, f.close())
 	}
-	if d.successor != nil {
-		errs = append(errs, d.successor.takeover.Close())
-	}
-	if d.externalChanges != nil {
-		d.externalChanges.Close()
-	}
+	errs = append(errs, d.node.close())
 	if d.plane != nil {
 		errs = append(errs, d.plane.Close())
 	}
@@ -282,7 +250,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		Log:             d.log,
 		Once:            d.options.Once,
 		AuditInterval:   s.AuditInterval,
-		ExternalChanges: d.externalChanges.Changes(),
+		ExternalChanges: d.node.changes(),
 		MaxRest:         s.MaxRest,
 		HealthAddress:   s.HealthAddress,
 		HardFail:        d.config.Load().KubeProxy.BindAddressHardFail,
@@ -290,7 +258,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		About:           d.about,
 		Control:         map[string]http.Handler{"/switch": &d.switches},
 		ControlRefused:  func(err error) { d.report.warn(reasonControl, err.Error()) },
-		Observer:        observers{d.metrics, d.report, d.successor},
+		Observer:        observers{d.metrics, d.report, &beginning{inForce: d.inForce}},
 
 		ConnectionClosed: d.metrics.ConnectionClosed,
 	})
@@ -303,10 +271,7 @@ func (d *Daemon) runOnce(ctx context.Context) error {
 	if err := d.engine.Run(ctx); err != nil || ctx.Err() != nil {
 		return err
 	}
-	if d.config.Load().Fairlead.TakeOver != config.TakeOverRemove {
-		return nil
-	}
-	return d.successor.succeedOnce(ctx)
+	return d.takeOverOnce(ctx)
 }
 
 // serve runs the engine and follows the configuration.
@@ -350,7 +315,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 
 // sayEnd tells what becomes of connections when the process ends as it was asked to.
 func (d *Daemon) sayEnd() {
-	if d.mode() == userspacePlane {
+	if p := d.plane.InForce(); p != nil && p.Process != nil {
 		d.log.Info("Fairlead ends: its connections end with it, and no Service is served until it starts again")
 		return
 	}
@@ -385,8 +350,7 @@ func (d *Daemon) manage(ctx context.Context) error {
 			d.feeds.settle(result, func(s source.Source) error { return d.adopt(ctx, s) })
 		case <-d.inForce:
 			d.inForce = nil
-			d.takeOver(ctx)
-			d.running.Go(func() { d.successor.watchForward(ctx) })
+			d.rulesInForce(ctx)
 		case <-retry.C:
 			_ = d.listen(ctx) // it says so itself
 		}
@@ -415,59 +379,6 @@ func (d *Daemon) listen(ctx context.Context) error {
 	return err
 }
 
-// takeOver removes what kube-proxy has left, if it should and our rules are in force.
-func (d *Daemon) takeOver(ctx context.Context) {
-	wanted := d.config.Load().Fairlead.TakeOver == config.TakeOverRemove && !d.unprivileged()
-	switch {
-	case !wanted && d.succeeded != nil:
-		d.succeeded()
-		d.succeeded = nil
-	case wanted && d.succeeded == nil && d.inForce == nil:
-		ctx, d.succeeded = context.WithCancel(ctx)
-		d.running.Go(func() { d.successor.succeed(ctx) })
-	}
-}
-
-func (d *Daemon) newSuccessor() (*successor, error) {
-	return newSuccessor(successorConfig{
-		log: d.log, report: d.report, returned: d.metrics.KubeProxyReturned,
-		accepted: func() bool { return acceptsForward(d.config.Load(), d.mode()) }, closed: d.metrics.ForwardingBlocked,
-		exclude: func() []netip.Prefix { return d.config.Load().ExcludedCIDRs() },
-	})
-}
-
-// setHost sets what is not ours alone. A machine without the wanted settings is better than one
-// without Services, so what fails is said, once, and no more. A process without rights does not try.
-func (d *Daemon) setHost(c *config.Config) {
-	if d.unprivileged() {
-		return
-	}
-	r := d.host.Apply(hostSettings(c))
-	logHost(d.log, r)
-	switch err := r.Err(); {
-	case err == nil:
-		d.unset.Cleared()
-	case d.unset.Changed(err.Error()):
-		level := slog.LevelError
-		if r.OnlyNamespace() {
-			level = slog.LevelWarn
-		}
-		d.log.Log(context.Background(), level, "some kernel settings are not as configured", "error", err)
-		d.report.warn(reasonHost, err.Error())
-	}
-}
-
-func logHost(log *slog.Logger, r host.Report) {
-	for _, c := range r.Changed {
-		log.Info("changed a kernel setting", "setting", c.Name, "from", c.From, "to", c.To)
-	}
-	for _, f := range r.Failed {
-		if f.Optional {
-			log.Debug("cannot change an optional kernel setting", "setting", f.Name, "error", f.Err)
-		}
-	}
-}
-
 // mode is what /proxyMode tells: the data plane in force.
 func (d *Daemon) mode() string {
 	if p := d.plane.InForce(); p != nil {
@@ -490,7 +401,7 @@ func (d *Daemon) about() engine.About {
 		Node: f.settings.node, Why: d.whyServes(plane), Draining: d.plane.Kept(),
 	}
 	if p := d.plane.InForce(); p != nil {
-		a.Backend = string(found(p).iptables.Backend)
+		a.Backend = found(p).variant()
 	}
 	if f.watches == nil {
 		return a
@@ -506,16 +417,4 @@ func (d *Daemon) about() engine.About {
 func (d *Daemon) configz() map[string]any {
 	c := d.config.Load()
 	return map[string]any{"kubeproxy.config.k8s.io": c.KubeProxy, "fairlead.dev": c.Fairlead}
-}
-
-// warnForwarding says what would otherwise be found out by a packet that never arrives.
-func warnForwarding(log *slog.Logger) {
-	for family, file := range map[string]string{
-		"IPv4": "/proc/sys/net/ipv4/ip_forward", "IPv6": "/proc/sys/net/ipv6/conf/all/forwarding",
-	} {
-		if value, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(value)) == "0" {
-			log.Warn("this machine does not forward packets: only its own processes reach backends elsewhere",
-				"family", family, "setting", file)
-		}
-	}
 }

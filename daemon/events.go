@@ -2,8 +2,10 @@ package daemon
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -209,3 +211,22 @@ func (o observers) Answered(path string, status int) {
 		one.Answered(path, status)
 	}
 }
+
+// beginning is an engine.Observer that waits for the first rules.
+type beginning struct {
+	inForce chan struct{} // closed once
+	once    sync.Once
+}
+
+// Round implements engine.Observer. Rules are in force, too, when the kernel refuses some rows.
+func (b *beginning) Round(r engine.Round) {
+	if r.Verb == engine.Synced && (r.Err == nil || errors.Is(r.Err, dataplane.ErrPartial)) {
+		b.once.Do(func() { close(b.inForce) })
+	}
+}
+
+// Answered implements engine.Observer.
+func (*beginning) Answered(string, int) {}
+
+// Arrived implements engine.Observer.
+func (*beginning) Arrived(engine.Changes) {}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"time"
 
 	"fairlead.dev/fairlead/config"
@@ -85,9 +84,7 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	d.options.Logs.obey(c, old.Warnings)
 	d.logSettings(changes, n)
 	d.replace(ctx, n)
-	if d.unset.Lasts() || !reflect.DeepEqual(hostSettings(old), hostSettings(c)) {
-		d.setHost(c) // else an administrator may have set something meanwhile
-	}
+	d.changeNode(old, c)
 	_ = d.listen(ctx) // it is tried again
 	d.takeOver(ctx)
 	return nil
@@ -140,7 +137,7 @@ func (d *Daemon) changePlane(ctx context.Context, c *config.Config, n prepared) 
 
 // use has a data plane go on where another one has stopped, with what that has left in the kernel.
 func (d *Daemon) use(ctx context.Context, s planeSettings, p *handover.Plane) {
-	d.successor.excluded.all()
+	d.node.planeBegins()
 	d.planeSettings = s
 	d.reportSubstitute()
 	if err := d.plane.Replace(ctx, d.engine, p); err != nil {

@@ -5,17 +5,10 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 
-	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
-
 	"fairlead.dev/fairlead/config"
-	"fairlead.dev/fairlead/dataplane/iptables"
-	"fairlead.dev/fairlead/dataplane/ipvs"
-	"fairlead.dev/fairlead/dataplane/userspace"
 	"fairlead.dev/fairlead/engine"
-	"fairlead.dev/fairlead/host"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source/kube"
 )
@@ -41,13 +34,6 @@ func nodeName(c *config.Config) (string, error) {
 // standalone reports whether manifests are served, not the Services of an API server.
 func standalone(c *config.Config) bool { return len(c.Fairlead.Manifests) > 0 }
 
-// acceptsForward reports whether kube-proxy would accept in FORWARD what it translates, and the data
-// plane, as in mode nftables, does not.
-func acceptsForward(c *config.Config, plane string) bool {
-	like := []kubeproxy.ProxyMode{config.ModeNFTables, config.ModeEBPF, config.ModeUserspace, config.ModeAuto}
-	return !slices.Contains(like, c.KubeProxy.Mode) && plane != iptablesPlane && !standalone(c)
-}
-
 // gateExternalIPs is on unless it is turned off (KEP-5707).
 const gateExternalIPs = "AllowServiceExternalIPs"
 
@@ -63,7 +49,18 @@ func tableOptions(c *config.Config) (service.Options, error) {
 		ExternalIPs:       c.Enabled(gateExternalIPs),
 		Listeners:         listeners(c),
 		Manifests:         standalone(c),
+		HNS:               hns(c),
 	}, err
+}
+
+// hns is what the rows are to respect on Windows; nil elsewhere.
+func hns(c *config.Config) *service.HNS {
+	if c.Plane != kernelspacePlane {
+		return nil
+	}
+	return &service.HNS{
+		HealthVIPs: c.KubeProxy.Winkernel.ForwardHealthCheckVip, Healthz: c.HealthzAddress().Port(),
+	}
 }
 
 // listeners are where the process itself listens, for load balancers and for operators.
@@ -105,87 +102,6 @@ func engineSettings(c *config.Config) (engine.Settings, error) {
 
 // planeIn is the data plane that the configuration says.
 func planeIn(c *config.Config) planeSettings { return planeOf(c, c.Plane) }
-
-// planeOf is one of the data planes, with what the configuration says of it, whichever it has chosen; of autoPlane
-// it is what it says of all of them.
-func planeOf(c *config.Config, name string) planeSettings {
-	s := planeSettings{name: name, mark: 1 << c.MasqueradeBit()}
-	all := name == autoPlane
-	if all || name == iptablesPlane {
-		s.iptables = iptables.Options{
-			Backend: iptables.Backend(c.Fairlead.IPTablesBackend), KeepInvalid: c.KubeProxy.Conntrack.TCPBeLiberal,
-		}
-	}
-	if all || name == ipvsPlane {
-		o := c.KubeProxy.IPVS
-		s.ipvs = ipvs.Options{
-			Scheduler:    o.Scheduler,
-			AddressMode:  ipvs.AddressMode(c.Fairlead.IPVSAddressMode),
-			Exclude:      excluded(c),
-			DrainTimeout: c.Fairlead.IPVSDrainTimeout.Duration,
-			StrictARP:    o.StrictARP,
-			Timeouts: ipvs.Timeouts{
-				TCP: o.TCPTimeout.Duration, TCPFin: o.TCPFinTimeout.Duration, UDP: o.UDPTimeout.Duration,
-			},
-		}
-	}
-	if all || name == ebpfPlane {
-		s.ebpf = c.Fairlead.EBPF
-	}
-	if all || name == userspacePlane {
-		u := c.Fairlead.Userspace
-		s.userspace = userspace.Options{
-			Redirect:    redirect(u.Redirect),
-			DialTimeout: u.DialTimeout.Duration, Dials: int(u.Dials),
-			IdleTimeout: u.IdleTimeout.Duration, HalfClosedTimeout: u.HalfClosedTimeout.Duration,
-			FlowTimeout: u.UDPTimeout.Duration, StreamTimeout: u.UDPStreamTimeout.Duration,
-			MaxConnections: int(u.MaxConnections), MaxFlows: int(u.MaxFlows),
-		}
-	}
-	return s
-}
-
-// redirect is a way for packets to the process in the words of the plane.
-func redirect(way config.UserspaceRedirect) userspace.Redirect {
-	switch way {
-	case config.UserspaceByTPROXY:
-		return userspace.ByTPROXY
-	case config.UserspaceByNAT:
-		return userspace.ByNAT
-	case config.UserspaceByIPTables:
-		return userspace.ByPlane
-	case config.UserspaceByListening:
-		return userspace.ByListening
-	}
-	return "" // what there is
-}
-
-// excluded are ipvs.excludeCIDRs where the plane looks at them: as settings that can be compared.
-func excluded(c *config.Config) string {
-	var texts []string
-	if c.Fairlead.IPVSAddressMode == config.IPVSAddressesOnDummy {
-		for _, p := range c.ExcludedCIDRs() {
-			texts = append(texts, p.String())
-		}
-	}
-	return strings.Join(texts, ",")
-}
-
-func hostSettings(c *config.Config) host.Settings {
-	t := &c.KubeProxy.Conntrack
-	s := host.Settings{
-		MaxPerCore:     int(*t.MaxPerCore),
-		Min:            int(*t.Min),
-		TCPEstablished: t.TCPEstablishedTimeout.Duration,
-		TCPCloseWait:   t.TCPCloseWaitTimeout.Duration,
-		TCPBeLiberal:   t.TCPBeLiberal,
-		UDP:            t.UDPTimeout.Duration,
-		UDPStream:      t.UDPStreamTimeout.Duration,
-	}
-	score := int(*c.KubeProxy.OOMScoreAdj)
-	s.OOMScoreAdj = &score
-	return s
-}
 
 // feedSettings tell one source of objects from another. They are compared.
 type feedSettings struct {

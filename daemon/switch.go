@@ -51,7 +51,7 @@ func (d *Daemon) switchTo(ctx context.Context, to planeSettings, report func(Swi
 		c.say(SwitchStep{Step: stepOpening, Plane: c.to, Message: "opening " + c.to})
 		p, err := d.openExactly(to)
 		if err == nil {
-			d.successor.excluded.all()
+			d.node.planeBegins()
 		}
 		return p, err
 	}, c.progress)

@@ -33,10 +33,6 @@ import (
 	"fairlead.dev/fairlead/internal/xt"
 )
 
-// DefaultDrain is generous. Draining costs next to nothing, and what then still talks, a watch above
-// all, is used to connect again.
-const DefaultDrain = 24 * time.Hour
-
 // Config says how to take over.
 type Config struct {
 	Log *slog.Logger // nil: say nothing

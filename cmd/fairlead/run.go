@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -80,12 +81,16 @@ func run(ctx context.Context, flags *config.Flags) error {
 		return nil
 	}
 	boundGarbage()
+	out, err := logOutput(flags)
+	if err != nil {
+		return cli.Failed(err)
+	}
 	o := daemon.Options{
 		Load:   flags.Load,
 		Master: flags.Master,
 		Once:   flags.Once,
 		Flags:  func() map[string]string { return values(flags) },
-		Logs:   daemon.NewLogs(os.Stderr),
+		Logs:   daemon.NewLogs(out),
 	}
 	switch {
 	case flags.WriteConfigTo != "":
@@ -96,6 +101,14 @@ func run(ctx context.Context, flags *config.Flags) error {
 		return cli.ConfigError(daemon.Init(o))
 	}
 	return cli.ConfigError(daemon.Run(ctx, o))
+}
+
+// logOutput is where the log goes, until the process ends.
+func logOutput(flags *config.Flags) (io.Writer, error) {
+	if flags.LogFile != "" {
+		return os.OpenFile(flags.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
+	}
+	return os.Stderr, nil
 }
 
 // values are what the flags say, by name.

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -10,9 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
-	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/takeover"
@@ -31,13 +28,11 @@ const (
 )
 
 // successor removes kube-proxy's rules once Fairlead's are active for the first time, so that Services work all the
-// time. Then it watches whether kube-proxy comes back, and whether FORWARD closes. It is an engine.Observer.
+// time. Then it watches whether kube-proxy comes back, and whether FORWARD closes.
 type successor struct {
 	successorConfig
 	takeover *takeover.Takeover
 	excluded *excludedBackends
-	inForce  chan struct{} // closed once
-	once     sync.Once
 	interval time.Duration
 	reminder time.Duration // of a closed FORWARD
 
@@ -57,26 +52,13 @@ type successorConfig struct {
 func newSuccessor(c successorConfig) (*successor, error) {
 	s := &excludedBackends{}
 	t, err := takeover.New(takeover.Config{
-		Log: c.log, Drain: takeover.DefaultDrain, KeepForward: true, Spare: s.has, Owned: ipvs.Owns,
+		Log: c.log, Drain: drainTime, KeepForward: true, Spare: s.has, Owned: ipvs.Owns,
 		OwnAlias: ipvs.DummyAlias, Exclude: c.exclude,
 	})
 	return &successor{
-		successorConfig: c, takeover: t, excluded: s, inForce: make(chan struct{}), said: map[string]bool{},
+		successorConfig: c, takeover: t, excluded: s, said: map[string]bool{},
 		interval: takeoverInterval, reminder: forwardReminder,
 	}, err
-}
-
-// Answered implements engine.Observer.
-func (*successor) Answered(string, int) {}
-
-// Arrived implements engine.Observer.
-func (*successor) Arrived(engine.Changes) {}
-
-// Round implements engine.Observer. Rules are in force, too, when the kernel refuses some rows.
-func (s *successor) Round(r engine.Round) {
-	if r.Verb == engine.Synced && (r.Err == nil || errors.Is(r.Err, dataplane.ErrPartial)) {
-		s.once.Do(func() { close(s.inForce) })
-	}
 }
 
 // succeed removes what kube-proxy has left, and whatever it makes later, until ctx ends.

@@ -1,12 +1,35 @@
 package daemon
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/host"
 )
+
+// Init does what needs more rights than CAP_NET_ADMIN: it has the kernel load modules, and sets what is
+// the machine's. No Service is programmed.
+func Init(o Options) error {
+	c, err := load(o)
+	if err != nil {
+		return err
+	}
+	if c.Plane == autoPlane {
+		r := host.Host{}.Apply(hostSettings(c))
+		logHost(o.Logs.Logger(), r)
+		return errors.Join(r.Err(), loadAll(c, o.Logs))
+	}
+	p, _, err := planeIn(c).open(dataplane.Config{Log: o.Logs.Logger()})
+	if err != nil {
+		return err
+	}
+	r := host.Host{}.Apply(hostSettings(c))
+	logHost(o.Logs.Logger(), r)
+	return errors.Join(r.Err(), p.Close(), prepare(c, found(p), o.Logs))
+}
 
 // prepare has the plane set what only a privileged process can, if the configuration needs it:
 // IPVS in any case, others for NodePorts on 127.0.0.1.

@@ -71,7 +71,7 @@ func (d *Daemon) measure(ctx context.Context, s *model.State) (*choice, error) {
 		},
 	}
 	var found choice
-	if err := c.run(ctx, &found, d.measured.Go); err != nil {
+	if err := c.run(ctx, &found, d.node.measured.Go); err != nil {
 		return nil, fmt.Errorf("%s recommend: %w", lab, err)
 	}
 	return &found, nil

@@ -3,9 +3,13 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/source/kube"
 )
@@ -13,6 +17,13 @@ import (
 // forwardReminder is how long a closed FORWARD goes without being said again. An API server keeps
 // Events for an hour.
 const forwardReminder = 30 * time.Minute
+
+// acceptsForward reports whether kube-proxy would accept in FORWARD what it translates, and the data
+// plane, as in mode nftables, does not.
+func acceptsForward(c *config.Config, plane string) bool {
+	like := []kubeproxy.ProxyMode{config.ModeNFTables, config.ModeEBPF, config.ModeUserspace, config.ModeAuto}
+	return !slices.Contains(like, c.KubeProxy.Mode) && plane != iptablesPlane && !standalone(c)
+}
 
 // forwarding is what a successor knows of the chain FORWARD.
 type forwarding struct {

@@ -16,14 +16,16 @@ import (
 	"fairlead.dev/fairlead/source/kube"
 )
 
-// autoPlane is the name of the plane in mode auto, until one is chosen.
-const autoPlane = string(config.ModeAuto)
-
 // chooser chooses a plane and opens it. Only the first Sync knows all of the node's rows, so it is the engine's
 // goroutine that calls its methods.
 type chooser struct {
 	daemon *Daemon
 	choice *choice
+}
+
+// chooser has the first Sync choose.
+func (d *Daemon) chooser() func(context.Context, *model.State) (*handover.Plane, error) {
+	return (&chooser{daemon: d}).open
 }
 
 // open opens the most suitable of the planes that can be opened. A further attempt uses the same choice.
@@ -91,7 +93,7 @@ func (c *chooser) why(name string, failed []error) string {
 
 // choose says everywhere which plane serves in mode auto, and why.
 func (d *Daemon) choose(name, why string) {
-	d.why.Store(&reason{name, why})
+	d.node.why.Store(&reason{name, why})
 	d.log.Info("chose a data plane", "plane", name, "reason", why)
 	d.report.emit(kube.Event{Reason: reasonChosen, Message: why})
 }
@@ -101,7 +103,7 @@ type reason struct{ plane, text string }
 
 // whyServes is the reason for a plane, in mode auto.
 func (d *Daemon) whyServes(plane string) string {
-	r := d.why.Load()
+	r := d.node.why.Load()
 	switch {
 	case d.config.Load().KubeProxy.Mode != config.ModeAuto || plane == autoPlane:
 		return ""
@@ -131,7 +133,7 @@ func (d *Daemon) atStart(c *config.Config) (planeSettings, error) {
 		return planeIn(c), nil
 	}
 	why := kept(name, "its rules were in the kernel when this process started")
-	d.why.Store(&reason{name, why})
+	d.node.why.Store(&reason{name, why})
 	d.log.Info("kept a data plane", "plane", name, "reason", why)
 	return planeOf(c, name), nil
 }

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -11,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/source/kube"
@@ -204,23 +201,4 @@ func TestSuccessor_forward(t *testing.T) {
 			end()
 		})
 	}
-}
-
-func TestSuccessor_inForce(t *testing.T) {
-	t.Parallel()
-	s := newSuccession(t)
-	for _, r := range []engine.Round{
-		{Verb: engine.Synced, Err: errors.New("no")},
-		{Verb: engine.Applied},
-		{Verb: engine.Applied, Err: dataplane.ErrPartial},
-	} {
-		s.Round(r)
-		select {
-		case <-s.inForce:
-			t.Fatalf("%+v is not all rules", r)
-		default:
-		}
-	}
-	s.Round(engine.Round{Verb: engine.Synced, Err: fmt.Errorf("%w: one row", dataplane.ErrPartial)})
-	eventually.Receive(t, "rules are in force", s.inForce)
 }
