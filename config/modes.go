@@ -6,8 +6,8 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// The modes. kube-proxy has the first three on Linux, and kernelspace on Windows; Fairlead's data planes have the others
-// as well.
+// The modes. kube-proxy has the first three on Linux, and kernelspace on Windows. Fairlead's data planes have the
+// others as well.
 const (
 	ModeIPTables  kubeproxy.ProxyMode = "iptables"
 	ModeIPVS      kubeproxy.ProxyMode = "ipvs"

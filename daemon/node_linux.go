@@ -18,8 +18,8 @@ import (
 	"fairlead.dev/fairlead/said"
 )
 
-// node is what there is on a Linux node beside the data plane in force: the kernel's settings, what kube-proxy has left,
-// and the news of changes by other programs.
+// node is what there is on a Linux node beside the data plane in force: the kernel's settings, what kube-proxy has
+// left, and the news of changes by other programs.
 type node struct {
 	host      host.Host
 	unset     said.Condition // settings

@@ -22,8 +22,8 @@ import (
 // patience is how long a question waits for the loop.
 const patience = 10 * time.Second
 
-// controlServer answers questions of the same machine's root over a Unix socket, or on Windows of its administrators over
-// a connection to loopback:
+// controlServer answers questions of the same machine's root over a Unix socket. On Windows these are of its
+// administrators, over loopback:
 //
 //	GET /dump                 the rows, in canonical text form
 //	GET /counters             what the data plane has counted
