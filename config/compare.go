@@ -99,7 +99,8 @@ func class(path string) Class {
 	switch {
 	case matches(path, []string{
 		"nodePortAddresses", "iptables.localhostNodePorts", "detectLocalMode", "detectLocal", "clusterCIDR",
-		"iptables.masqueradeAll", "nftables.masqueradeAll", "bindAddress", "nodeIPs",
+		"iptables.masqueradeAll", "nftables.masqueradeAll", "bindAddress", "nodeIPs", "winkernel.enableDSR",
+		"winkernel.forwardHealthCheckVip",
 		"featureGates." + gateExternalIPs,
 	}):
 		return OnTable

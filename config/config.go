@@ -48,8 +48,11 @@ func (c *Config) Enabled(gate string) bool {
 
 // MasqueradeAll reports whether the source of every connection to a ClusterIP is replaced.
 func (c *Config) MasqueradeAll() bool {
-	if c.KubeProxy.Mode == ModeNFTables {
+	switch c.KubeProxy.Mode {
+	case ModeNFTables:
 		return c.KubeProxy.NFTables.MasqueradeAll
+	case ModeKernelspace:
+		return !c.KubeProxy.Winkernel.EnableDSR
 	}
 	return c.KubeProxy.IPTables.MasqueradeAll
 }
@@ -76,9 +79,7 @@ func (c *Config) NodePortAddresses() []string {
 	switch c.KubeProxy.Mode {
 	case ModeIPTables:
 		return c.iptablesNodePorts()
-	case ModeKernelspace:
-		return []string{allAddresses}
-	case ModeIPVS:
+	case ModeIPVS, ModeKernelspace:
 		if len(said) == 0 {
 			return []string{allAddresses}
 		}
@@ -163,6 +164,9 @@ func (c *Config) NodeIPs() (ips []netip.Addr) {
 	}
 	return ips
 }
+
+// SourceVIP is the source of translated packets on an overlay network of Windows; the zero value: none is configured.
+func (c *Config) SourceVIP() netip.Addr { return parseAddr(c.KubeProxy.Winkernel.SourceVip) }
 
 // HealthzAddress is where /healthz and /livez are served; the zero value: nowhere.
 func (c *Config) HealthzAddress() netip.AddrPort {

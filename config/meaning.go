@@ -82,7 +82,7 @@ func (c *Config) reason(path string) string {
 			return "it is for Windows"
 		}
 	case c.Plane == string(ModeKernelspace) && matches(path, []string{
-		"conntrack", "oomScoreAdj", "takeOver", "iptables.masqueradeBit", "iptables.masqueradeAll", "nodePortAddresses",
+		"conntrack", "oomScoreAdj", "takeOver", "iptables.masqueradeBit", "iptables.masqueradeAll",
 	}):
 		return "Windows has nothing like it"
 	case strings.HasPrefix(path, "logging.vmodule"):

@@ -97,6 +97,9 @@ func judgeAddresses(c *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) 
 	if !parseAddr(c.BindAddress).IsValid() {
 		errs = append(errs, field.Invalid(field.NewPath("bindAddress"), c.BindAddress, "must be an IP address"))
 	}
+	if vip := c.Winkernel.SourceVip; c.Mode == ModeKernelspace && vip != "" && !parseAddr(vip).IsValid() {
+		errs = append(errs, field.Invalid(field.NewPath("winkernel", "sourceVip"), vip, "must be an IP address"))
+	}
 	for name, address := range map[string]string{
 		"healthzBindAddress": c.HealthzBindAddress, "metricsBindAddress": c.MetricsBindAddress,
 	} {

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/windows"
 
@@ -16,27 +18,34 @@ import (
 
 // planeSettings tell one data plane from another. They are compared.
 type planeSettings struct {
-	name        string
-	kernelspace kernelspace.Options
+	name, network, rootEndpoint string
+	sourceVIP, nodeIP           netip.Addr
+	everywhere                  bool // NodePorts are open on all addresses
 }
 
 // planeOf is the data plane with what the configuration says of it.
 func planeOf(c *config.Config, name string) planeSettings {
 	w := &c.KubeProxy.Winkernel
-	s := planeSettings{name: name, kernelspace: kernelspace.Options{
-		Network: cmp.Or(w.NetworkName, os.Getenv("KUBE_NETWORK")), SourceVIP: w.SourceVip, DSR: w.EnableDSR,
-		Records: config.DataDirectory(),
-	}}
-	if w.ForwardHealthCheckVip {
-		s.kernelspace.RootEndpoint = cmp.Or(w.RootHnsEndpointName, "cbr0")
+	s := planeSettings{
+		name: name, network: cmp.Or(w.NetworkName, os.Getenv("KUBE_NETWORK")),
+		rootEndpoint: cmp.Or(w.RootHnsEndpointName, "cbr0"), sourceVIP: c.SourceVIP(),
+		everywhere: slices.Contains(c.NodePortAddresses(), "all"),
+	}
+	if i := slices.IndexFunc(c.NodeIPs(), netip.Addr.Is4); i >= 0 { // overlay networks have IPv4 only
+		s.nodeIP = c.NodeIPs()[i]
 	}
 	return s
 }
 
-// drivers are those of all planes.
-func drivers() []dataplane.Driver {
-	return []dataplane.Driver{kernelspace.Driver(kernelspace.Options{Records: config.DataDirectory()})}
+func (s planeSettings) driver() dataplane.Driver {
+	return kernelspace.Driver(kernelspace.Options{
+		Network: s.network, SourceVIP: s.sourceVIP, RootEndpoint: s.rootEndpoint, NodeIP: s.nodeIP,
+		Everywhere: s.everywhere, Records: config.DataDirectory(),
+	})
 }
+
+// drivers are those of all planes. Their settings are of no interest.
+func drivers() []dataplane.Driver { return []dataplane.Driver{planeSettings{}.driver()} }
 
 func (planeSettings) variant() string              { return "" }
 func (planeSettings) movesFrom(planeSettings) bool { return false }
@@ -48,7 +57,7 @@ func (s planeSettings) open(c dataplane.Config) (p *handover.Plane, instead stri
 }
 
 func (s planeSettings) openItself(c dataplane.Config) (*handover.Plane, error) {
-	p, err := kernelspace.Driver(s.kernelspace).Open(c)
+	p, err := s.driver().Open(c)
 	if err != nil {
 		return nil, err
 	}
