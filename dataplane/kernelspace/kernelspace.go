@@ -98,6 +98,7 @@ type plane struct {
 	stale    map[string]bool          // ids of own endpoints that must be made anew
 	host     struct{ ip, mac string } // of the node in the underlay of an overlay network
 	coexist  *bool                    // whether HNS takes a second load balancer of a frontend; nil: not known
+	rigid    bool                     // HNS cannot change a load balancer, whatever its version says
 	removing bool
 }
 
@@ -117,7 +118,30 @@ func (p *plane) Sync(ctx context.Context, s *model.State) error {
 	if err := p.adopt(s); err != nil {
 		return err
 	}
-	return p.settleAll(ctx)
+	if err := p.settleAll(ctx); err != nil {
+		return err
+	}
+	return p.prune()
+}
+
+// prune removes from the record objects that HNS has lost, as it does when it starts anew.
+func (p *plane) prune() error {
+	there := map[string]bool{takenOver: true}
+	for f := range p.held.taken {
+		there[balancerObject(f)] = true
+	}
+	for a := range p.held.at {
+		there[p.endpointObject(a)] = true
+	}
+	for object := range p.record.objects {
+		if there[object] {
+			continue
+		}
+		if err := p.record.write(event{Object: object, Gone: true}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // all are the load balancers that are wanted, and then those of Fairlead's that are not.
@@ -152,7 +176,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 
 // Repair implements dataplane.Dataplane. It goes by the Audit: calls fail where HNS has changed since.
 func (p *plane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) error {
-	if p.held == nil {
+	if p.held == nil || p.held.overlay() != p.layout.overlay {
 		return p.Sync(ctx, s)
 	}
 	if err := p.prepareOverlay(ctx); err != nil {
@@ -213,7 +237,7 @@ func (p *plane) look(ctx context.Context, again bool) error {
 	if err != nil {
 		return fmt.Errorf("version of HNS: %w", err)
 	}
-	if p.features = v.Features(); !p.features.Documents {
+	if p.learn(v); !p.features.Documents {
 		return fmt.Errorf("HNS has version %s, and 9.2 (Windows Server 2019) is needed: %w", v, dataplane.ErrUnsupported)
 	}
 	n, err := p.hns.Network(ctx, p.options.Network)
@@ -228,6 +252,15 @@ func (p *plane) look(ctx context.Context, again bool) error {
 	p.held.network, p.held.routes = n, routesOf(n)
 	_, err = p.held.refresh(ctx, p.hns, again)
 	return err
+}
+
+// learn notes what a version of HNS can do, and logs what it lacks.
+func (p *plane) learn(v hns.Version) {
+	f := v.Features()
+	if lacks := f.Lacks(); f != p.features && len(lacks) > 0 {
+		p.config.Log.Info("this version of HNS lacks what some Services may ask for", "version", v, "lacks", lacks)
+	}
+	p.features = f
 }
 
 // prepareOverlay finds what the documents of an overlay network need of the host, and makes the endpoint from which load

@@ -128,7 +128,7 @@ func (p *plane) put(ctx context.Context, f frontend, id string, want hns.LoadBal
 	if err := p.record.write(event{Object: balancerObject(f), ID: id}); err != nil || same(&have, &want) {
 		return err
 	}
-	if p.features.Modify {
+	if p.features.Modify && !p.rigid {
 		done, err := p.modify(ctx, id, want)
 		if done || err != nil {
 			return err
@@ -161,14 +161,14 @@ func (p *plane) modify(ctx context.Context, id string, want hns.LoadBalancer) (b
 	have, err := p.hns.ModifyLoadBalancer(ctx, want)
 	switch {
 	case errors.Is(err, hns.ErrMissing):
-		p.features.Modify = false
+		p.rigid = true
 		return false, nil
 	case err != nil:
 		p.held.dropBalancer(id)
 		return false, fmt.Errorf("modify load balancer %s: %w", id, err)
 	case same(&have, &before):
 		p.config.Log.Warn("this version of HNS says that it changes load balancers, and does not: Fairlead replaces them")
-		p.features.Modify = false
+		p.rigid = true
 		return false, nil
 	}
 	p.held.made(have, want)

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // HNS is the service. Implementations are for one goroutine at a time. Ids come back in capitals. An error wraps one of
@@ -83,6 +84,17 @@ func (v Version) Features() Features {
 		Documents: from(9, 2), DSR: v.in(9, 3, 9) || from(10, 2), DualStack: from(11, 10),
 		Affinity: from(12, 0), Modify: from(15, 5),
 	}
+}
+
+// Lacks names the features that users may miss.
+func (f Features) Lacks() (words []string) {
+	for word, has := range map[string]bool{"DSR": f.DSR, "IPv6": f.DualStack, "session affinity": f.Affinity} {
+		if !has {
+			words = append(words, word)
+		}
+	}
+	slices.Sort(words)
+	return words
 }
 
 // in reports whether the version is at least major.minor, and no more than last in its first part.
