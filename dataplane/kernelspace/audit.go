@@ -20,7 +20,7 @@ const sample = 8
 // gone, as after a restart of HNS, and some load balancers whole. Whatever it reads, the next Sync goes by.
 func (p *plane) Audit(ctx context.Context, _ *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	if p.held == nil {
-		return r, errors.New("what HNS has is not known since a call has failed")
+		return r, errors.New("the objects of HNS are not known since a call has failed")
 	}
 	var fs []frontend
 	if d == dataplane.Full {

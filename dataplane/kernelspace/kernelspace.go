@@ -258,7 +258,8 @@ func (p *plane) look(ctx context.Context, again bool) error {
 func (p *plane) learn(v hns.Version) {
 	f := v.Features()
 	if lacks := f.Lacks(); f != p.features && len(lacks) > 0 {
-		p.config.Log.Info("this version of HNS lacks what some Services may ask for", "version", v, "lacks", lacks)
+		p.config.Log.Info("this version of HNS lacks features that Services may ask for", "reason",
+			fmt.Sprintf("HNS %s has no %s", v, strings.Join(lacks, ", ")))
 	}
 	p.features = f
 }
@@ -375,8 +376,8 @@ func (p *plane) adopt(s *model.State) error {
 		adopted++
 	}
 	if adopted+strangers > 0 {
-		p.config.Log.Info("load balancers in HNS found that Fairlead has not made: those at addresses of Services are "+
-			"taken over, all others left alone", "taken_over", adopted, "left", strangers)
+		p.config.Log.Info("HNS has load balancers that Fairlead has not made: it takes those over that are at addresses "+
+			"of Services, and leaves the others alone", "count", adopted, "total", adopted+strangers)
 	}
 	return p.record.write(event{Object: takenOver, ID: "done"})
 }
