@@ -91,7 +91,7 @@ func (d documents) order() string {
 		{"Judge", []string{"compare", "compatibility", "performance", "benchmark", "security", "security-figures"}},
 		{"Reference", nil},
 		{"Work on it", []string{
-			"contributing", "architecture", "packages", "planes", "changes", "takeover", "testing", "dependencies",
+			"contributing", "architecture", "packages", "planes", "changes", "testing", "dependencies",
 			"vulnerabilities",
 		}},
 	}
