@@ -131,16 +131,20 @@ func (s *Service) Do(c Call) (json.RawMessage, error) {
 	return s.put(c.Kind, c.ID, c.Document)
 }
 
-// enumerate answers with the ids of those documents of which the query's filter is true: that of a name, or of a network.
+// enumerate answers with the ids of those documents of which the query's filter is true: that of an id, of a name, or of
+// a network.
 func (s *Service) enumerate(k Kind, query json.RawMessage) (json.RawMessage, error) {
 	var q struct{ Filter string }
-	var filter struct{ Name, VirtualNetwork, HostComputeNetwork string } // VirtualNetwork is the older name
+	var filter struct{ ID, Name, VirtualNetwork, HostComputeNetwork string } // VirtualNetwork is the older name
 	if len(query) > 0 && json.Unmarshal(query, &q) != nil || q.Filter != "" && json.Unmarshal([]byte(q.Filter), &filter) != nil {
 		return nil, hns.ErrInvalid
 	}
 	network := cmp.Or(filter.HostComputeNetwork, filter.VirtualNetwork)
 	ids := []string{}
 	for id, document := range s.tables[k] {
+		if filter.ID != "" && !strings.EqualFold(filter.ID, id) {
+			continue
+		}
 		if network != "" && !strings.EqualFold(s.network[id], network) {
 			continue
 		}
