@@ -230,11 +230,13 @@ func TestReporter(t *testing.T) {
 			{Object: "ServiceCIDR wide", Reason: "is bad"},
 			{Object: "Node n", Field: "status", Reason: "is bad"},
 			{Object: "manifests", Reason: "are bad"},
+			{Object: "Namespace default", Reason: "its clients have used up its share"},
 		}},
 			"Service default/web|Warning|InvalidService|Service default/web: spec.ports[0]: is bad|true",
 			"EndpointSlice default/web-1|Warning|InvalidEndpointSlice|EndpointSlice default/web-1: is bad|true",
 			"ServiceCIDR wide|Warning|InvalidServiceCIDR|ServiceCIDR wide: is bad|true",
-			"|Warning|InvalidNode|Node n: status: is bad|false")
+			"|Warning|InvalidNode|Node n: status: is bad|false",
+			"Namespace default|Warning|ShareUsedUp|Namespace default: its clients have used up its share|false")
 		at := netip.MustParseAddrPort("192.0.2.1:30000")
 		expect(engine.Round{Refused: []engine.Refusal{{Address: at, Service: "default/web", Err: errors.New("no")}, {Address: at, Err: errors.New("no")}}},
 			"Service default/web|Warning|FailedToStartServiceHealthcheck|no|false",

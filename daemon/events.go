@@ -40,6 +40,7 @@ const (
 	reasonServiceHealth = "FailedToStartServiceHealthcheck"
 
 	reasonInvalid     = "Invalid" // and the kind of the object
+	reasonShare       = "ShareUsedUp"
 	reasonControl     = "FailedToStartControlSocket"
 	reasonHost        = "FailedToConfigureHost"
 	reasonSubstitute  = "DataPlaneSubstituted"
@@ -138,6 +139,8 @@ func (r *reporter) problem(p service.Problem) {
 		e.Object, e.Reason, e.Everywhere = p.Object, reasonInvalid+kind, true
 	case "Node":
 		e.Reason = reasonInvalid + kind
+	case "Namespace":
+		e.Object, e.Reason = p.Object, reasonShare
 	default: // a manifest, or an interface: the log has it
 		return
 	}

@@ -139,6 +139,15 @@ type Report struct {
 	// Plan is what Repair of the same plane is to do; nil: Repair reads the kernel again. Planes that wrap another
 	// one hand it on.
 	Plan any
+	// UsedUp are shares of which nothing is left at present, by what clients do.
+	UsedUp []Share
+}
+
+// Share is what a namespace has of something that all namespaces share. When it is used up, the least recently used
+// ones of the same namespace go.
+type Share struct {
+	Namespace string
+	Of        string // as "translated flows"
 }
 
 // A Drift is one difference between a State and what the kernel holds.

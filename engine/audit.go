@@ -9,10 +9,12 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/defect"
+	"fairlead.dev/fairlead/service"
 )
 
 // The engine compares the kernel with the State once in an interval, and at once when the kernel reports an external
@@ -156,10 +158,39 @@ func (e *Engine) audit(ctx context.Context) error {
 		return err
 	}
 	e.status.checked()
+	e.tellShares(report.UsedUp)
 	if !e.mayRepair(report.Drifts) {
 		return err
 	}
 	return cmp.Or(e.repair(ctx, report), err)
+}
+
+// tellShares tells of namespaces whose clients have used up a share, and of those that have some left again. It is a
+// problem like those of objects, with one for each namespace.
+func (e *Engine) tellShares(usedUp []dataplane.Share) {
+	of := map[string][]string{}
+	for _, s := range usedUp {
+		of[s.Namespace] = append(of[s.Namespace], s.Of)
+	}
+	now := make(map[string]service.Problem, len(of))
+	var arisen []service.Problem
+	for namespace, of := range of {
+		now[namespace] = service.Problem{Object: "Namespace " + namespace, Cause: service.Share, Reason: fmt.Sprintf(
+			"its clients have used up its share of %s on this node; the least recently used ones are removed",
+			strings.Join(of, " and "))}
+		if now[namespace] != e.usedUp[namespace] {
+			arisen = append(arisen, now[namespace])
+		}
+	}
+	var resolved []string
+	for namespace, before := range e.usedUp {
+		if now[namespace] != before {
+			resolved = append(resolved, before.Object)
+		}
+	}
+	e.usedUp = now
+	e.tellProblems(&service.Batch{Resolved: resolved}, arisen, nil)
+	e.round.Problems = append(e.round.Problems, arisen...)
 }
 
 // giveUp notes that an audit took too long.

@@ -104,6 +104,7 @@ func (e *Engine) replace(p Parts) {
 	e.inbox.close()
 	e.options.Source, e.options.Table, e.state = p.Source, p.Table, nil
 	e.inbox, e.queue, e.problems = e.pull(p.Source), e.newQueue(), newProblems()
+	e.usedUp = nil // the next audit tells of it again
 	e.status.setProblems(nil)
 	e.status.eligible(true)
 }

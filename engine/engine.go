@@ -120,6 +120,7 @@ type Engine struct {
 	audits     audits
 	recurrence recurrence
 	problems   problems
+	usedUp     map[string]service.Problem // by namespace, of shares of which clients have used all
 
 	pull    func(source.Source) *inbox
 	inbox   *inbox // of the Source in use
@@ -343,10 +344,7 @@ func (e *Engine) take(t taken) model.Change {
 	var state *model.State
 	var change model.Change
 	e.cost.measure(e.options.work, func() { state, change, e.round.Problems = e.options.Table.Update(t.batch) })
-	e.log(t.batch.Resolved, e.round.Problems)
-	if e.problems.note(&t.batch, e.round.Problems, e.options.Table.Ceased(), e.options.Table.Remaining) {
-		e.status.setProblems(e.problems.list)
-	}
+	e.tellProblems(&t.batch, e.round.Problems, e.options.Table.Ceased())
 	e.round.Batch = t.batch
 	e.pending.add(&t.batch)
 	e.pending.remember(&t)
@@ -359,6 +357,14 @@ func (e *Engine) take(t taken) model.Change {
 		e.setEligible(t.batch.Node.Eligible)
 	}
 	return change
+}
+
+// tellProblems has the log and the status tell what has arisen, and what a Batch and the Table say is over.
+func (e *Engine) tellProblems(b *service.Batch, arisen []service.Problem, ceased []string) {
+	e.log(b.Resolved, arisen)
+	if e.problems.note(b, arisen, ceased, e.options.Table.Remaining) {
+		e.status.setProblems(e.problems.list)
+	}
 }
 
 func (e *Engine) setEligible(is bool) {

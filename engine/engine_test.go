@@ -680,6 +680,66 @@ func TestEngine_problemsEnd(t *testing.T) {
 	})
 }
 
+// usedUpPlane has shares that clients have used up.
+type usedUpPlane struct {
+	dataplane.Dataplane
+	of *atomic.Pointer[[]dataplane.Share]
+}
+
+func (p usedUpPlane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
+	r, err := p.Dataplane.Audit(ctx, s, d)
+	if of := p.of.Load(); of != nil {
+		r.UsedUp = *of
+	}
+	return r, err
+}
+
+// A namespace whose clients have used up a share is named once, for as long as that lasts: in the status, in the log,
+// and to the Observer, who makes Events and metrics of it.
+func TestEngine_usedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		var of atomic.Pointer[[]dataplane.Share]
+		var seen rounds
+		r.start(func(o *Options) { o.Plane, o.Observer = usedUpPlane{o.Plane, &of}, &seen })
+		r.send(web(1, "10.244.1.2"))
+		expect := func(what, want string, told int) {
+			t.Helper()
+			bubble.Pass(time.Minute)
+			var shown []string
+			for _, p := range r.engine.Status().Problems {
+				shown = append(shown, p.Error())
+			}
+			if got := strings.Join(shown, "; "); got != want {
+				t.Errorf("%s: the status has %q, should have %q", what, got, want)
+			}
+			n := 0
+			for _, round := range seen.all() {
+				n += len(round.Problems)
+			}
+			if n != told {
+				t.Errorf("%s: the Observer was told %d times, not %d", what, n, told)
+			}
+		}
+		r.send(web(1, "10.244.1.2"))
+		expect("at first", "", 0)
+		const text = "Namespace evil: its clients have used up its share of %s on this node; the least recently used ones are removed"
+		of.Store(&[]dataplane.Share{{Namespace: "evil", Of: "flows"}})
+		expect("one share", fmt.Sprintf(text, "flows"), 1)
+		r.send(web(1, "10.244.1.3"))
+		expect("a change meanwhile", fmt.Sprintf(text, "flows"), 1)
+		of.Store(&[]dataplane.Share{{Namespace: "evil", Of: "flows"}, {Namespace: "evil", Of: "sessions"}})
+		expect("two shares", fmt.Sprintf(text, "flows and sessions"), 2)
+		of.Store(nil)
+		expect("none any more", "", 2)
+		r.stop()
+		if log := r.log.String(); strings.Count(log, "msg=problem object=\"Namespace evil\"") != 2 ||
+			strings.Count(log, "problem is over\" object=\"Namespace evil\"") != 1 {
+			t.Errorf("the log:\n%s", log)
+		}
+	})
+}
+
 // partialPlane has rows that it cannot put in force.
 type partialPlane struct {
 	dataplane.Dataplane

@@ -65,10 +65,13 @@ func (p *problems) note(
 	return changed
 }
 
-// namespaceOf is that of an object in a problem: "Service default/web".
+// namespaceOf is that of an object in a problem, as "Service default/web" or "Namespace default".
 func namespaceOf(object string) string {
-	_, name, isObject := strings.Cut(object, " ")
+	kind, name, isObject := strings.Cut(object, " ")
 	namespace, _, namespaced := strings.Cut(name, "/")
+	if kind == "Namespace" {
+		return name
+	}
 	if !isObject || !namespaced {
 		return ""
 	}

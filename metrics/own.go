@@ -70,8 +70,11 @@ func newOwn(s *registry) own {
 		"Failed attempts to program the kernel, by what is missing: some rows, or all changes since.", "extent"))
 	o.refused, o.failed = failures("rows"), failures("everything")
 	for _, kind := range kinds() {
-		o.problems(kind, service.Invalid.String())
+		if kind != namespaceKind {
+			o.problems(kind, service.Invalid.String())
+		}
 	}
+	o.problems(namespaceKind, service.Share.String())
 	for _, cause := range service.Causes() {
 		o.problems("Service", cause.String())
 	}
@@ -87,10 +90,10 @@ func fairlead(name, help string, labels ...string) Description {
 	return Description{Name: "fairlead_" + name, Help: help, Labels: labels}
 }
 
-const otherKind = "other"
+const namespaceKind, otherKind = "Namespace", "other"
 
 func kinds() []string {
-	return []string{"Service", "EndpointSlice", "Node", "ServiceCIDR", otherKind}
+	return []string{"Service", "EndpointSlice", "Node", "ServiceCIDR", namespaceKind, otherKind}
 }
 
 // kindOf is the kind of a Problem's object. There are few, whatever manifests say.

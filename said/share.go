@@ -63,10 +63,13 @@ func (s *Share) Withheld() (n int, of []string) {
 	return n, of
 }
 
-// NamespaceOf returns the namespace of an object, such as "Service default/web". For other things, as a line in a file,
-// it returns their name without the line.
+// NamespaceOf returns the namespace of an object, such as "Service default/web" or "Namespace default". For other things,
+// as a line in a file, it returns their name without the line.
 func NamespaceOf(object string) string {
-	if _, name, ok := strings.Cut(object, " "); ok {
+	if kind, name, ok := strings.Cut(object, " "); ok {
+		if kind == "Namespace" {
+			return name
+		}
 		if namespace, _, ok := strings.Cut(name, "/"); ok && !strings.Contains(namespace, "/") && namespace != "" {
 			return namespace
 		}

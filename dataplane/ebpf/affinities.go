@@ -18,8 +18,7 @@ const attachedInterval = time.Minute
 // attached says when to look at clients that have backends, and whose they are.
 type attached struct {
 	pacer
-	short    map[uint32]uint // see shares
-	reported reported
+	short map[uint32]uint // see shares
 }
 
 // auditAttached looks if it is time.
@@ -65,7 +64,6 @@ func (p *Plane) detach() error {
 		return fmt.Errorf("sessions: %w", err)
 	}
 	s.settle(seen)
-	p.reportShort(&p.attached.reported, s.short, "sessions")
 	return nil
 }
 

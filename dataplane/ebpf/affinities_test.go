@@ -110,7 +110,8 @@ func TestAttached_lasting(t *testing.T) {
 	}
 }
 
-// Whatever clients one owner's Services have, another owner's stay, and there is room for more of them.
+// Whatever clients one owner's Services have, another owner's stay, and there is room for more of them. The audit names
+// the one that has used up its share.
 func TestAttached_owners(t *testing.T) {
 	r := newPacketRunWith(t, attachedRows, packetOptions{Translations: 1 << 16})
 	for i := range 50 {
@@ -127,6 +128,14 @@ func TestAttached_owners(t *testing.T) {
 	}
 	if n := r.attached("one/web:http"); n < attachedClients*3/4 || n > attachedClients*9/10 {
 		t.Errorf("of the other one's, %d of %d are remembered", n, attachedClients)
+	}
+	p := r.plane()
+	p.tables = r.tables
+	if err := p.detach(); err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(p.usedUp()); got != "[{one sessions}]" {
+		t.Errorf("used up are %s", got)
 	}
 }
 

@@ -23,6 +23,7 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 		return dataplane.Report{}, err
 	}
 	r.Drifts = append(r.Drifts, own...)
+	r.UsedUp = append(r.UsedUp, p.usedUp()...)
 	return r, nil
 }
 
@@ -88,7 +89,6 @@ func (p *Plane) auditPackets(s *model.State, all bool) ([]dataplane.Drift, error
 	if err := p.sweep.failed(); err != nil {
 		return nil, err
 	}
-	p.reportShort(&p.reportedShort, p.sweep.shortOwners(), "translated flows")
 	p.auditReserved()
 	drifts, err := p.devices.drifts(all)
 	if err != nil || !p.devices.takeMoved() {

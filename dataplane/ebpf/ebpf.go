@@ -100,40 +100,39 @@ const (
 // Plane is the ebpf data plane.
 type Plane struct {
 	dataplane.Base
-	learned       dataplane.Learned
-	config        dataplane.Config
-	cgroup, pins  string
-	cgroupID      uint64
-	node          string // the network namespace
-	netns         uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
-	secret        uint64 // by which clients that nothing is known of are spread
-	hasSetRetval  bool
-	probed        *Probed
-	sizes         Sizes
-	serve         Server              // TC or Behind
-	devices       *devices            // of the node; nil before they are needed
-	behind        dataplane.Dataplane // may be nil
-	left          leftover            // for it, with TC
-	releaseTCP    bool
-	sharesPorts   bool // sockets may have the ports that stand for clients
-	direct        bool // nodes of backends answer clients, with TC
-	onlyNode      bool
-	draining      bool                 // the programs are to have no rows any more
-	memory        map[string]*ebpf.Map // nil: not open
-	replaced      map[string]*ebpf.Map // maps of another form, whose contents go to those in memory
-	counted       tally                // counts of former tables, and those that were collected
-	sweep         *sweep               // of it, with TC
-	reportedShort reported             // whose flows have their share of it
-	sets          *sets                // nil: no programs are loaded
-	sockets       *ebpf.Collection     // the programs for them
-	identities    identities           // of these
-	packets       *packets             // nil: others serve packets
-	tables        *tables              // in force; nil: the kernel's content is not known
-	standing      *standing            // nil: no programs at devices serve flows only
-	holders       holders              // of socket slots, when the agent looked for the last time
-	socketSlots   pacer                // of that look
-	strays        strays               // sockets of the node that no hook has seen
-	attached      attached             // clients
+	learned      dataplane.Learned
+	config       dataplane.Config
+	cgroup, pins string
+	cgroupID     uint64
+	node         string // the network namespace
+	netns        uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
+	secret       uint64 // by which clients that nothing is known of are spread
+	hasSetRetval bool
+	probed       *Probed
+	sizes        Sizes
+	serve        Server              // TC or Behind
+	devices      *devices            // of the node; nil before they are needed
+	behind       dataplane.Dataplane // may be nil
+	left         leftover            // for it, with TC
+	releaseTCP   bool
+	sharesPorts  bool // sockets may have the ports that stand for clients
+	direct       bool // nodes of backends answer clients, with TC
+	onlyNode     bool
+	draining     bool                 // the programs are to have no rows any more
+	memory       map[string]*ebpf.Map // nil: not open
+	replaced     map[string]*ebpf.Map // maps of another form, whose contents go to those in memory
+	counted      tally                // counts of former tables, and those that were collected
+	sweep        *sweep               // of it, with TC
+	sets         *sets                // nil: no programs are loaded
+	sockets      *ebpf.Collection     // the programs for them
+	identities   identities           // of these
+	packets      *packets             // nil: others serve packets
+	tables       *tables              // in force; nil: the kernel's content is not known
+	standing     *standing            // nil: no programs at devices serve flows only
+	holders      holders              // of socket slots, when the agent looked for the last time
+	socketSlots  pacer                // of that look
+	strays       strays               // sockets of the node that no hook has seen
+	attached     attached             // clients
 	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
 	cannotRelease, releasesNode bool
 }

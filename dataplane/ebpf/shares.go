@@ -1,14 +1,16 @@
 package ebpf
 
 import (
+	"cmp"
 	"hash/fnv"
-	"maps"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -169,33 +171,27 @@ func (t *packetsTranslation) lends() packetsHeld {
 	return 2
 }
 
-// reported are the owners of which the log has said that they have nothing left.
-type reported map[uint32]bool
-
-// reportShort says which owners have their share of something, each once until that is over.
-func (p *Plane) reportShort(reported *reported, short map[uint32]uint, of string) {
-	if *reported == nil {
-		*reported = map[uint32]bool{}
+// usedUp names the shares of which nothing is left.
+func (p *Plane) usedUp() (all []dataplane.Share) {
+	if p.tables == nil {
+		return nil
 	}
-	maps.DeleteFunc(*reported, func(owner uint32, _ bool) bool { return short[owner] == 0 })
-	var names []string
-	for owner := range short {
-		if (*reported)[owner] || p.config.Log == nil {
+	of := map[string]map[uint32]uint{"sessions": p.attached.short}
+	if p.serve == TC {
+		of["translated flows"] = p.sweep.shortOwners()
+	}
+	for what, short := range of {
+		if len(short) == 0 {
 			continue
 		}
-		(*reported)[owner] = true
 		for id := range p.tables.pools {
-			if ownerOf(id) == owner {
-				names = append(names, id.Owner())
+			if short[ownerOf(id)] > 0 {
+				all = append(all, dataplane.Share{Namespace: id.Owner(), Of: what})
 			}
 		}
 	}
-	slices.Sort(names)
-	names = slices.Compact(names)
-	for _, name := range names[:min(len(names), mostReported)] {
-		p.config.Log.Warn("a namespace has its share of "+of+": the least recently used ones are removed", "namespace", name)
-	}
+	slices.SortFunc(all, func(a, b dataplane.Share) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Of, b.Of))
+	})
+	return slices.Compact(all)
 }
-
-// mostReported are how many owners are named at a time.
-const mostReported = 10

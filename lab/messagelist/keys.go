@@ -32,7 +32,6 @@ var keys = map[string]string{
 	"leftover":    "objects in the kernel that kube-proxy left",
 	"limit":       "bound that counts here",
 	"mode":        "mode in the configuration",
-	"namespace":   "Kubernetes namespace",
 	"node":        "name of the Node",
 	"object":      "Kubernetes object: kind, namespace, name",
 	"path":        "file or directory",

@@ -101,6 +101,9 @@ func (e *Events) reference(ctx context.Context, object string) (corev1.ObjectRef
 	case kind == "Node":
 		r.APIVersion, r.Name, r.UID = "v1", name, types.UID(name)
 		return r, nil
+	case kind == "Namespace" && !namespaced: // its tenant looks for Events there
+		r.APIVersion, r.Namespace, r.Name = "v1", name, name
+		return r, nil
 	case kind == "Service" && namespaced:
 		r.APIVersion, r.Namespace, r.Name = "v1", namespace, inNamespace
 		return r, e.findUID(ctx, corev1.SchemeGroupVersion.WithResource("services"), &r)

@@ -90,9 +90,11 @@ func TestEvents(t *testing.T) {
 	e.Emit(Event{Object: "Node n1", Warning: true, Reason: "Drift", Message: "again"})
 	e.Emit(Event{Object: "Node n1", Warning: true, Reason: "Drift", Message: "again"})
 	e.Emit(Event{Object: "Node n1", Warning: true, Reason: "Drift", Message: "again"})
+	e.Emit(Event{Object: "Namespace kube-public", Warning: true, Reason: "Share", Message: "is used up"})
 	want := strings.Join([]string{
 		`Normal EndpointSlice/web-1 Bad Bad kube-proxy-n1 "` + strings.Repeat("ä", 512) + `"`,
 		`Normal Node/n1 Starting StartKubeProxy kube-proxy-n1 ""`,
+		`Warning Namespace/kube-public Share Share kube-proxy-n1 "is used up"`,
 		`Warning Node/n1 Drift Drift kube-proxy-n1 "again" x3`,
 		`Warning Service/web BadObject BadObject kube-proxy-n1 "it is bad"`,
 	}, "\n")
