@@ -133,7 +133,8 @@ type Engine struct {
 	round    Round // the one that is going on
 	again    bool  // go round without waiting
 	tidy     tidy
-	reported said.Share
+	reported said.Share // of problems
+	edited   said.Share // of changes in force
 }
 
 // New makes an Engine. Nothing happens before Run.
@@ -165,6 +166,7 @@ func New(o Options) *Engine {
 		rests:    newRests(),
 		pace:     newPace(),
 		reported: said.Share{Words: 2 * maxReported, While: time.Minute},
+		edited:   said.Share{Words: 2 * maxEdits, While: time.Minute},
 		problems: newProblems(),
 	}
 	e.queue = e.newQueue()
@@ -452,6 +454,9 @@ func (e *Engine) apply(ctx context.Context, change model.Change) (err error) {
 	e.cost.measure(e.options.work, func() { err = e.options.Plane.Apply(ctx, e.state, change) })
 	e.round.Verb, e.round.Took = Applied, time.Since(start)
 	e.tidy.applied(&change)
+	if err == nil {
+		e.logEdits(&change, e.round.Took)
+	}
 	return err
 }
 
