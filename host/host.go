@@ -28,7 +28,7 @@ import (
 // Settings are kube-proxy's, in its words. Zero, false and nil leave a setting unchanged.
 type Settings struct {
 	// MaxPerCore times the number of CPUs that are online, at least Min and never more than a million,
-	// becomes nf_conntrack_max.
+	// becomes nf_conntrack_max, unless that is greater: kube-proxy lowers it (kubernetes/kubernetes issue 142035).
 	MaxPerCore, Min int
 	TCPEstablished  time.Duration // nf_conntrack_tcp_timeout_established
 	TCPCloseWait    time.Duration // nf_conntrack_tcp_timeout_close_wait
@@ -91,7 +91,7 @@ func (h Host) wishes(s Settings) []wish {
 	conntrack := func(name string, value int) {
 		if value > 0 {
 			name = "nf_conntrack_" + name
-			all = append(all, wish{name: name, path: "proc/sys/net/netfilter/" + name, value: value})
+			all = append(all, wish{name: name, path: "proc/sys/net/netfilter/" + name, value: value, atLeast: name == "nf_conntrack_max"})
 		}
 	}
 	tracked := h.tracked(s)
