@@ -694,8 +694,8 @@ func (p usedUpPlane) Audit(ctx context.Context, s *model.State, d dataplane.Dept
 	return r, err
 }
 
-// A namespace whose clients have used up a share is named once, for as long as that lasts: in the status, in the log,
-// and to the Observer, who makes Events and metrics of it.
+// A namespace whose clients have used up a share is named once, for as long as that lasts. Its name is in the status and
+// in the log, and the Observer, which makes Events and metrics of it, gets it.
 func TestEngine_usedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)

@@ -137,7 +137,7 @@ func TestAdd_mended(t *testing.T) {
 	}
 }
 
-// A tenant whose objects are all wrong mends them all at once. With a search for each among all this would take minutes.
+// A tenant whose objects are all wrong corrects them all at once. With a search for each among all this would take minutes.
 func TestAdd_manyMended(t *testing.T) {
 	const objects, patience = 200_000, 20 * time.Second
 	var wrong, mended service.Batch
