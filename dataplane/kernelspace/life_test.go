@@ -557,3 +557,28 @@ func randomRows(r *rand.Rand) string {
 	}
 	return rows.String()
 }
+
+// TestNetworkGone has the network plugin delete its network while load balancers change. The library tells of a missing
+// network by two errors at once.
+func TestNetworkGone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, newest, "L2Bridge")
+	p, s := n.sync(web)
+	n.sim.Fail(func(c hnssim.Call) error {
+		if c.Verb == hnssim.Create && c.Kind == hnssim.Endpoints {
+			return fmt.Errorf("%w: %w", hns.ErrNoNetwork, hns.ErrNotFound)
+		}
+		return nil
+	})
+	more := state(t, webMore)
+	if err := p.Apply(t.Context(), more, model.Diff(s, more)); !errors.Is(err, hns.ErrNoNetwork) {
+		t.Errorf("without a network: %v", err)
+	}
+	n.sim.Fail(nil)
+	n.sim.Restart()
+	n.plugin("L2Bridge")
+	if err := p.Sync(t.Context(), more); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "with a new network", n.lines(), webLines)
+}

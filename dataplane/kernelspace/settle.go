@@ -62,8 +62,12 @@ func (p *plane) serviceOf(f frontend) string {
 	return "that is gone"
 }
 
-// outdated reports whether a call failed because HNS has changed since it was read.
+// outdated reports whether a call failed because HNS has changed since it was read. One that found no network may say, too,
+// that there is no such object.
 func outdated(err error) bool {
+	if lost(err) {
+		return false
+	}
 	for _, e := range []error{hns.ErrExists, hns.ErrPortInUse, hns.ErrNoEndpoint, hns.ErrNotFound, errNoEndpoint} {
 		if errors.Is(err, e) {
 			return true
@@ -74,14 +78,16 @@ func outdated(err error) bool {
 
 // fatal is an error after which there is no use in going on. The objects of HNS are not known then.
 func (p *plane) fatal(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(err, hns.ErrNotRunning), errors.Is(err, hns.ErrNoNetwork):
+	if lost(err) {
 		p.held = nil
 		return err
-	case ctx.Err() != nil:
-		return ctx.Err()
 	}
-	return nil
+	return ctx.Err()
+}
+
+// lost reports whether a call failed because HNS or its network is not there.
+func lost(err error) bool {
+	return errors.Is(err, hns.ErrNotRunning) || errors.Is(err, hns.ErrNoNetwork)
 }
 
 // errNoEndpoint says what is missing for a backend on this node: Fairlead does not make the endpoints of its pods.
