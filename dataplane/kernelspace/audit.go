@@ -46,7 +46,10 @@ func (p *plane) Audit(ctx context.Context, _ *model.State, d dataplane.Depth) (r
 		})
 	}
 	for id := range p.stale {
-		e := p.held.endpoints[id]
+		e, ok := p.held.endpoints[id]
+		if !ok { // it has gone since
+			continue
+		}
 		r.Drifts = append(r.Drifts, dataplane.Drift{
 			Class: "endpoints", Object: "endpoint " + e.IPConfigurations[0].Address,
 			Want: "the node that has its address", Have: "node " + providerOf(e.Policies).ProviderAddress,

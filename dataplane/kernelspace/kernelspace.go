@@ -171,6 +171,9 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 			p.idle[id] = true
 		}
 	}
+	if len(p.stale) > 0 { // an audit has found them: all load balancers that have them change, too
+		return p.settleAll(ctx)
+	}
 	return p.settle(ctx, dirty)
 }
 
@@ -188,6 +191,7 @@ func (p *plane) Repair(ctx context.Context, s *model.State, _ dataplane.Report) 
 
 // settleAll goes through all load balancers and own endpoints.
 func (p *plane) settleAll(ctx context.Context) error {
+	clear(p.due)
 	for id := range p.ownEndpoints() {
 		p.idle[id] = true
 	}

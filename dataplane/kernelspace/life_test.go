@@ -582,3 +582,83 @@ func TestNetworkGone(t *testing.T) {
 	}
 	want(t, "with a new network", n.lines(), webLines)
 }
+
+// joined is an overlay node with a backend on a node of which the network plugin has told only later.
+func joined(t *testing.T) (*node, dataplane.Dataplane, *model.State, string) {
+	t.Helper()
+	n := newNode(t, newest, hns.Overlay)
+	rows := web + "backend shop/web cluster 10.244.3.14:8080\n"
+	p, s := n.sync(rows)
+	n.sim.SetNetwork(n.network(), document(hns.Network{Name: "cni", Type: hns.Overlay, Policies: []hns.Policy{
+		route("10.244.2.0/24", "192.0.2.22"), route("10.244.3.0/24", "192.0.2.33"),
+	}}))
+	if r, err := p.Audit(t.Context(), s, dataplane.Full); err != nil || len(r.Drifts) == 0 {
+		t.Fatalf("a node has joined: %v, %v", r.Drifts, err)
+	}
+	return n, p, s, rows
+}
+
+// TestOverlay_restart restarts HNS between the audit that finds a wrong endpoint and its repair.
+func TestOverlay_restart(t *testing.T) {
+	t.Parallel()
+	n, p, s, rows := joined(t)
+	n.sim.Restart()
+	n.plugin(hns.Overlay)
+	if err := audited(t, p, s); err != nil {
+		t.Fatal(err)
+	}
+	fresh := newNode(t, newest, hns.Overlay)
+	fresh.sync(rows)
+	want(t, "objects", n.lines(), fresh.lines())
+}
+
+// TestOverlay_apply has another change come between the audit that finds a wrong endpoint and its repair.
+func TestOverlay_apply(t *testing.T) {
+	t.Parallel()
+	n, p, s, rows := joined(t)
+	s = n.apply(p, s, rows+"frontend 10.96.0.11:80/TCP any forward shop/web cluster snat never\n")
+	for l := range strings.SplitSeq(n.lines(), "\n") {
+		if strings.HasPrefix(l, "balancer") && !strings.Contains(l, "10.244.3.14") {
+			t.Error(l)
+		}
+	}
+	if r, err := p.Audit(t.Context(), s, dataplane.Full); err != nil || len(r.Drifts) > 0 {
+		t.Errorf("after the change: %v, %v", r.Drifts, err)
+	}
+}
+
+// TestSync_afterFailure has a load balancer go away that could not be made. The next Sync reads all again.
+func TestSync_afterFailure(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, newest, "L2Bridge")
+	p, _ := n.sync(web)
+	n.sim.Fail(func(c hnssim.Call) error {
+		if c.Verb == hnssim.Create {
+			return hns.ErrInvalid
+		}
+		return nil
+	})
+	if err := p.Sync(t.Context(), state(t, web+"frontend 10.96.0.10:81/TCP any forward shop/web cluster snat never\n")); !errors.Is(err, dataplane.ErrPartial) {
+		t.Fatal(err)
+	}
+	n.sim.Fail(nil)
+	final := "balancer 10.96.0.10 port 80/6 to 8080 flags 1.0 distribution 0 source none endpoints 10.244.1.11,fd00::af4:10b"
+	for range 2 { // the first may go by what it knows
+		if err := p.Sync(t.Context(), state(t, web)); err != nil {
+			t.Fatal(err)
+		}
+		ids, _ := n.options.HNS.LoadBalancerIDs(t.Context())
+		b, err := n.options.HNS.LoadBalancer(t.Context(), ids[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(ids) == 1 {
+			b.PortMappings[0].InternalPort = 1
+			n.do(hnssim.Call{Verb: hnssim.Modify, Kind: hnssim.LoadBalancers, ID: ids[0], Document: document(b)})
+		}
+	}
+	if err := p.Sync(t.Context(), state(t, web)); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "objects", n.lines(), final)
+}

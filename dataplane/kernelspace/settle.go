@@ -62,8 +62,8 @@ func (p *plane) serviceOf(f frontend) string {
 	return "that is gone"
 }
 
-// outdated reports whether a call failed because HNS has changed since it was read. One that found no network may say, too,
-// that there is no such object.
+// outdated reports whether a call failed because HNS has changed since it was read. One that found no network may say
+// that there is no such object, too.
 func outdated(err error) bool {
 	if lost(err) {
 		return false
@@ -374,6 +374,7 @@ func (p *plane) deleteEndpoint(ctx context.Context, id string, e *hns.Endpoint) 
 // findStale notes own endpoints whose node is another one by now: the network plugin of an overlay tells of a node when
 // that has joined.
 func (p *plane) findStale() {
+	clear(p.stale)
 	if !p.held.overlay() || p.removing {
 		return
 	}
