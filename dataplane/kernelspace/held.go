@@ -29,7 +29,8 @@ type held struct {
 func newHeld(n hns.Network) *held {
 	return &held{
 		network: n, routes: routesOf(n), endpoints: map[string]hns.Endpoint{}, at: map[netip.Addr]string{},
-		hidden: map[netip.Addr][]string{}, named: map[string]string{}, balancers: map[string]hns.LoadBalancer{}, taken: map[frontend]string{}, asked: map[string]hns.LoadBalancer{},
+		hidden: map[netip.Addr][]string{}, named: map[string]string{}, balancers: map[string]hns.LoadBalancer{},
+		taken: map[frontend]string{}, asked: map[string]hns.LoadBalancer{},
 	}
 }
 
@@ -59,16 +60,18 @@ func (h *held) provider(a netip.Addr) (node netip.Addr) {
 }
 
 // refresh reads ids, and the objects that are new. If again, it reads all. It reports whether anything was read or is
-// gone.
+// gone. Without a network there are no endpoints.
 func (h *held) refresh(ctx context.Context, from hns.HNS, again bool) (changed bool, err error) {
-	ids, err := from.EndpointIDs(ctx, h.network.ID)
-	if err == nil {
-		changed, err = read(ctx, h.endpoints, ids, again, from.Endpoint, h.dropEndpoint, h.putEndpoint)
+	if h.network.ID != "" {
+		ids, err := from.EndpointIDs(ctx, h.network.ID)
+		if err == nil {
+			changed, err = read(ctx, h.endpoints, ids, again, from.Endpoint, h.dropEndpoint, h.putEndpoint)
+		}
+		if err != nil {
+			return changed, fmt.Errorf("endpoints of HNS network %s: %w", h.network.Name, err)
+		}
 	}
-	if err != nil {
-		return changed, fmt.Errorf("endpoints of HNS network %s: %w", h.network.Name, err)
-	}
-	ids, err = from.LoadBalancerIDs(ctx)
+	ids, err := from.LoadBalancerIDs(ctx)
 	if err == nil {
 		var more bool
 		more, err = read(ctx, h.balancers, ids, again, from.LoadBalancer, h.dropBalancer, h.putBalancer)

@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -47,6 +48,9 @@ type Options struct {
 func Driver(o Options) dataplane.Driver {
 	open := func(c dataplane.Config) (*plane, error) {
 		p := &plane{options: o, config: c, hns: o.HNS}
+		if c.Log == nil {
+			p.config.Log = slog.New(slog.DiscardHandler)
+		}
 		var err error
 		if p.hns == nil {
 			if p.hns, err = hns.System(); err != nil {
@@ -199,19 +203,24 @@ func (p *plane) settleAll(ctx context.Context) error {
 	return p.settle(ctx, p.all())
 }
 
-// Remove implements dataplane.Dataplane.
+// Remove implements dataplane.Dataplane. It goes by the record alone: "fairlead clean" reads no configuration, and the
+// network may be gone.
 func (p *plane) Remove(ctx context.Context) error {
-	if len(p.record.objects) == 0 {
-		return p.record.remove()
-	}
-	err := p.look(ctx, true)
-	if err != nil {
-		return err
-	}
-	p.layout = newLayout(true, p.features, p.held.overlay())
 	p.removing = true
-	if err := p.settleAll(ctx); err != nil {
-		return err
+	defer func() { p.removing, p.held = false, nil }()
+	for _, network := range p.record.networks() {
+		p.begin(hns.Network{ID: network})
+		p.layout = newLayout(true, p.features, false)
+		_, err := p.held.refresh(ctx, p.hns, true)
+		if errors.Is(err, hns.ErrNoNetwork) || errors.Is(err, hns.ErrNotFound) {
+			continue
+		}
+		if err == nil {
+			err = p.settleAll(ctx)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	clear(p.record.objects) // the others went with their network
 	return p.record.remove()
@@ -250,12 +259,18 @@ func (p *plane) look(ctx context.Context, again bool) error {
 			"plugin makes", p.options.Network, err)
 	}
 	if p.held == nil || p.held.network.ID != n.ID {
-		p.held, p.due, again = newHeld(n), map[frontend]bool{}, true
-		p.idle, p.stale = map[string]bool{}, map[string]bool{}
+		p.begin(n)
+		again = true
 	}
 	p.held.network, p.held.routes = n, routesOf(n)
 	_, err = p.held.refresh(ctx, p.hns, again)
 	return err
+}
+
+// begin knows nothing of a network yet.
+func (p *plane) begin(n hns.Network) {
+	p.held, p.due = newHeld(n), map[frontend]bool{}
+	p.idle, p.stale = map[string]bool{}, map[string]bool{}
 }
 
 // learn notes what a version of HNS can do, and logs what it lacks.
@@ -336,9 +351,11 @@ func (p *plane) ownEndpoints() map[string]netip.Addr {
 	return own
 }
 
-// ownsEndpoint reports whether an endpoint is Fairlead's. Those of pods on this node never are.
+// ownsEndpoint reports whether an endpoint is Fairlead's. Those of pods on this node never are. They may have an address
+// for which Fairlead was about to make an endpoint.
 func (p *plane) ownsEndpoint(id string, a netip.Addr) bool {
-	return (p.held.isRemote(id) || a == p.options.SourceVIP) && p.record.owns(p.endpointObject(a), id)
+	own, ok := p.record.objects[p.endpointObject(a)]
+	return ok && (own == id || own == "" && (p.held.isRemote(id) || a == p.options.SourceVIP))
 }
 
 // The names of objects in the record.
@@ -349,8 +366,10 @@ const takenOver = "takeover"
 func balancerObject(f frontend) string { return "load balancer " + f.String() }
 
 func (p *plane) endpointObject(a netip.Addr) string {
-	return "endpoint " + a.String() + " of network " + p.held.network.ID
+	return "endpoint " + a.String() + ofNetwork + p.held.network.ID
 }
+
+const ofNetwork = " of network "
 
 // adopt takes over kube-proxy's load balancers when Fairlead first comes to the node. There is no record of them. They
 // are at a wanted address and port, or at another port of a Service's address.

@@ -662,3 +662,34 @@ func TestSync_afterFailure(t *testing.T) {
 	}
 	want(t, "objects", n.lines(), final)
 }
+
+// TestRemove_bare removes everything with no more options than "fairlead clean" has: it does not read the configuration.
+func TestRemove_bare(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"L2Bridge", hns.Overlay} {
+		n := newNode(t, hns.Version{Major: 9, Minor: 2}, kind)
+		n.do(hnssim.Call{Verb: hnssim.Create, Kind: hnssim.Networks, Document: document(hns.Network{Name: "nat", Type: "NAT"})})
+		n.stranger("172.31.0.1", 80)
+		before := n.lines()
+		p, _ := n.sync(webMore)
+		p.Close()
+		bare := kernelspace.Driver(kernelspace.Options{Records: n.options.Records, HNS: named{hnssim.Client{Service: n.sim}}})
+		if err := bare.Remove(t.Context(), dataplane.Config{}); err != nil {
+			t.Fatal(err)
+		}
+		want(t, kind, n.lines(), before)
+		if left, err := bare.Inspect(); err != nil || left.Rules {
+			t.Errorf("after Remove: %+v, %v", left, err)
+		}
+	}
+}
+
+// named finds no network without a name.
+type named struct{ hnssim.Client }
+
+func (n named) Network(ctx context.Context, name string) (hns.Network, error) {
+	if name == "" {
+		return hns.Network{}, hns.ErrNoNetwork
+	}
+	return n.Client.Network(ctx, name)
+}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // record says which objects of HNS are Fairlead's: they have no labels, and other programs have their own there. It is a
@@ -141,6 +142,17 @@ func (r *record) begin() (err error) {
 func (r *record) owns(object, id string) bool {
 	own, ok := r.objects[object]
 	return ok && (own == "" || own == id)
+}
+
+// networks are the ids of those that have endpoints of Fairlead's, after an empty one for load balancers, which have none.
+func (r *record) networks() []string {
+	ids := map[string]bool{"": true}
+	for object := range r.objects {
+		if _, id, ok := strings.Cut(object, ofNetwork); ok {
+			ids[id] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(ids))
 }
 
 func (r *record) close() error {
