@@ -63,8 +63,8 @@ func (s *Share) Withheld() (n int, of []string) {
 	return n, of
 }
 
-// NamespaceOf returns the namespace of an object, such as "Service default/web" or "Namespace default". For other things,
-// as a line in a file, it returns their name without the line.
+// NamespaceOf returns the namespace of an object, such as "Service default/web" or "Namespace default". For other
+// things, as a line in a file, it returns their name without the line.
 func NamespaceOf(object string) string {
 	if kind, name, ok := strings.Cut(object, " "); ok {
 		if kind == "Namespace" {

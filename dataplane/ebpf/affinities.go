@@ -19,6 +19,7 @@ const attachedInterval = time.Minute
 type attached struct {
 	pacer
 	short map[uint32]uint // see shares
+	named map[uint32]bool // owners that had no places left at any time since the last look
 }
 
 // auditAttached looks if it is time.
@@ -64,7 +65,32 @@ func (p *Plane) detach() error {
 		return fmt.Errorf("sessions: %w", err)
 	}
 	s.settle(seen)
+	p.attached.named = map[uint32]bool{}
 	return nil
+}
+
+// nameShort names the owners that have no places left for clients, also between two looks.
+func (p *Plane) nameShort() (map[uint32]bool, error) {
+	s, unmap, err := p.clientShares()
+	if err != nil {
+		return nil, err
+	}
+	defer unmap()
+	if p.attached.named == nil {
+		p.attached.named = map[uint32]bool{}
+	}
+	for owner := range p.attached.short {
+		p.attached.named[owner] = true
+	}
+	if !s.mayBeShort() {
+		return p.attached.named, nil
+	}
+	for owner := range numOwners {
+		if s.held(owner) > 0 && s.isShort(owner) {
+			p.attached.named[owner] = true
+		}
+	}
+	return p.attached.named, nil
 }
 
 // attachedClients is how many there are, if that is known.

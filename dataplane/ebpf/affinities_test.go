@@ -131,11 +131,13 @@ func TestAttached_owners(t *testing.T) {
 	}
 	p := r.plane()
 	p.tables = r.tables
-	if err := p.detach(); err != nil {
-		t.Fatal(err)
-	}
-	if got := fmt.Sprint(p.usedUp()); got != "[{one sessions}]" {
-		t.Errorf("used up are %s", got)
+	for _, when := range []string{"at once", "after a look"} {
+		if got, err := p.usedUp(); err != nil || fmt.Sprint(got) != "[{one sessions}]" {
+			t.Errorf("%s, used up are %v, %v", when, got, err)
+		}
+		if err := p.detach(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -23,7 +23,11 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 		return dataplane.Report{}, err
 	}
 	r.Drifts = append(r.Drifts, own...)
-	r.UsedUp = append(r.UsedUp, p.usedUp()...)
+	used, err := p.usedUp()
+	if err != nil {
+		return dataplane.Report{}, fmt.Errorf("ebpf: %w", err)
+	}
+	r.UsedUp = append(r.UsedUp, used...)
 	return r, nil
 }
 

@@ -85,6 +85,9 @@ func (s shares) isShort(owner uint32) bool {
 	return left < 0 || s.held(owner)+s.most > greed*left
 }
 
+// mayBeShort reports whether any owner can have so much that it may get nothing more.
+func (s shares) mayBeShort() bool { return s.isShort(everybody) }
+
 // census is what was seen of each owner in a pass through a table, and what was lent and returned before.
 type census struct {
 	before []objectsShare
@@ -172,11 +175,14 @@ func (t *packetsTranslation) lends() packetsHeld {
 }
 
 // usedUp names the shares of which nothing is left.
-func (p *Plane) usedUp() (all []dataplane.Share) {
+func (p *Plane) usedUp() (all []dataplane.Share, err error) {
 	if p.tables == nil {
-		return nil
+		return nil, nil
 	}
-	of := map[string]map[uint32]uint{"sessions": p.attached.short}
+	of := map[string]map[uint32]bool{}
+	if of["sessions"], err = p.nameShort(); err != nil {
+		return nil, err
+	}
 	if p.serve == TC {
 		of["translated flows"] = p.sweep.shortOwners()
 	}
@@ -185,7 +191,7 @@ func (p *Plane) usedUp() (all []dataplane.Share) {
 			continue
 		}
 		for id := range p.tables.pools {
-			if short[ownerOf(id)] > 0 {
+			if short[ownerOf(id)] {
 				all = append(all, dataplane.Share{Namespace: id.Owner(), Of: what})
 			}
 		}
@@ -193,5 +199,5 @@ func (p *Plane) usedUp() (all []dataplane.Share) {
 	slices.SortFunc(all, func(a, b dataplane.Share) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Of, b.Of))
 	})
-	return slices.Compact(all)
+	return slices.Compact(all), nil
 }

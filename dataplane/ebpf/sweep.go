@@ -3,7 +3,6 @@ package ebpf
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -207,10 +206,14 @@ func (s *sweep) failed() error {
 }
 
 // shortOwners are those that have no places left.
-func (s *sweep) shortOwners() map[uint32]uint {
+func (s *sweep) shortOwners() map[uint32]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return maps.Clone(s.shares.short)
+	owners := make(map[uint32]bool, len(s.shares.short))
+	for owner := range s.shares.short {
+		owners[owner] = true
+	}
+	return owners
 }
 
 // inUse is how many elements the table has, for other goroutines.

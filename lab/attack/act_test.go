@@ -433,6 +433,25 @@ func told(s *stage) (wrong []string) {
 	return wrong
 }
 
+// usedUp finds that mode ebpf, whose tables namespaces share, names the attacker's namespace as one without room.
+func usedUp(s *stage) (wrong []string) {
+	if s.on != ebpf {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	defer cancel()
+	err := eventually.Poll(ctx, func() error {
+		if status := s.status(); !strings.Contains(status, "Namespace "+tenant) || !strings.Contains(status, "sessions on this node") {
+			return fmt.Errorf("fairlead status does not say that %s has used up its share of sessions:\n%s", tenant, status)
+		}
+		return nil
+	})
+	if err != nil {
+		wrong = append(wrong, err.Error())
+	}
+	return wrong
+}
+
 // answers finds that an address is answered by pods of a name.
 func answers(address, name string) func(*stage) []string {
 	return func(s *stage) (wrong []string) {

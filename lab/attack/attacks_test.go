@@ -404,6 +404,20 @@ var attacks = []attack{
 		},
 	},
 	{
+		name: "sessions", who: aClient,
+		does:  "90,000 answered clients with sessions",
+		stops: "shares of sessions",
+		flags: []string{"--ebpf-size-affinities=8192"},
+		act: func(s *stage) {
+			for range 3 { // many of the first datagrams are lost, and so are answers
+				s.forge(30_000, func(n int) forged {
+					return forged{protocol: model.UDP, src: sender(n, s.base(n)), dst: s.base(n), payload: []byte("?\n")}
+				})
+			}
+		},
+		look: usedUp,
+	},
+	{
 		name: "hidden-clients", who: aClient,
 		does:  "140,000 flows, two endpoints",
 		stops: "ports are for each backend",
