@@ -109,6 +109,12 @@ type plane struct {
 // Sync reads all objects, or after an ErrPartial those that may have changed, keeps what is right, and makes what is
 // missing before it deletes what is not wanted.
 func (p *plane) Sync(ctx context.Context, s *model.State) error {
+	first := p.layout == nil
+	if first {
+		if err := p.reopen(); err != nil {
+			return err
+		}
+	}
 	err := p.look(ctx, len(p.due) == 0)
 	if err == nil {
 		err = p.prepareOverlay(ctx)
@@ -119,13 +125,23 @@ func (p *plane) Sync(ctx context.Context, s *model.State) error {
 	}
 	p.layout = newLayout(p.options.Everywhere, p.features, p.held.overlay())
 	p.layout.change(s, s.Whole())
-	if err := p.adopt(s); err != nil {
+	if err := p.adopt(s, first); err != nil {
 		return err
 	}
 	if err := p.settleAll(ctx); err != nil {
 		return err
 	}
 	return p.prune()
+}
+
+// reopen reads the record again: a plane with other settings may have served until now.
+func (p *plane) reopen() error {
+	r, err := openRecord(p.options.Records)
+	if err != nil {
+		return err
+	}
+	p.record, r = r, p.record
+	return r.close()
 }
 
 // prune removes from the record objects that HNS has lost, as it does when it starts anew.
@@ -371,11 +387,20 @@ func (p *plane) endpointObject(a netip.Addr) string {
 
 const ofNetwork = " of network "
 
-// adopt takes over kube-proxy's load balancers when Fairlead first comes to the node. There is no record of them. They
-// are at a wanted address and port, or at another port of a Service's address.
-func (p *plane) adopt(s *model.State) error {
+// adopt takes over kube-proxy's objects when Fairlead first comes to the node, and when kube-proxy has served since: it
+// deletes all load balancers when it starts. There is no record of its own ones. They are at a wanted address and port,
+// or at another port of a Service's address.
+func (p *plane) adopt(s *model.State, first bool) error {
+	if first && !p.hasBalancers() {
+		if err := p.record.write(event{Object: takenOver, Gone: true}); err != nil {
+			return err
+		}
+	}
 	if p.record.owns(takenOver, "done") {
 		return nil
+	}
+	if err := p.adoptEndpoints(); err != nil {
+		return err
 	}
 	services := map[netip.Addr]bool{}
 	for k, f := range s.Frontends {
@@ -403,6 +428,31 @@ func (p *plane) adopt(s *model.State) error {
 			"of Services, and leaves the others alone", "count", adopted, "total", adopted+strangers)
 	}
 	return p.record.write(event{Object: takenOver, ID: "done"})
+}
+
+// hasBalancers reports whether HNS has load balancers that were recorded when they were made.
+func (p *plane) hasBalancers() bool {
+	for f, id := range p.held.taken {
+		if p.record.objects[balancerObject(f)] == id {
+			return true
+		}
+	}
+	return false
+}
+
+// adoptEndpoints takes over remote endpoints with kube-proxy's hardware addresses, which nothing else has.
+func (p *plane) adoptEndpoints() error {
+	for id, e := range p.held.endpoints {
+		for _, a := range addresses(&e) {
+			if !remote(&e) || !strings.EqualFold(e.MACAddress, p.remote(a).MACAddress) || p.ownsEndpoint(id, a) {
+				continue
+			}
+			if err := p.record.write(event{Object: p.endpointObject(a), ID: id}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // likeNodePort reports whether a load balancer has the shape of kube-proxy's for a NodePort.

@@ -693,3 +693,53 @@ func (n named) Network(ctx context.Context, name string) (hns.Network, error) {
 	}
 	return n.Client.Network(ctx, name)
 }
+
+// TestSync_kubeProxyAgain has kube-proxy serve between two processes. It deletes all load balancers and makes its own.
+func TestSync_kubeProxyAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, newest, "L2Bridge")
+	p, _ := n.sync(webMore)
+	p.Close()
+	ids, _ := n.options.HNS.LoadBalancerIDs(t.Context())
+	for _, id := range ids {
+		n.do(hnssim.Call{Verb: hnssim.Delete, Kind: hnssim.LoadBalancers, ID: id})
+	}
+	n.stranger("10.96.0.10", 80)
+	n.stranger("172.31.0.1", 80)
+	n.sync(webMore)
+	if !strings.Contains(n.lines(), strings.Split(strings.TrimSpace(webLines), "\n")[0]) {
+		t.Errorf("after kube-proxy: %s", n.lines())
+	}
+}
+
+// TestSync_kubeProxyEndpoints takes over kube-proxy's remote endpoints, and deletes those that nothing needs.
+func TestSync_kubeProxyEndpoints(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, newest, "L2Bridge")
+	for a, mac := range map[string]string{
+		"10.244.2.13": "02-11-0A-F4-02-0D", "10.244.2.14": "02-11-0a-f4-02-0e", "10.244.2.15": "02-11-0a-f4-02-0e",
+	} {
+		n.do(hnssim.Call{Verb: hnssim.Create, Kind: hnssim.Endpoints, ID: n.network(), Document: document(hns.Endpoint{
+			Flags: hns.Remote, MACAddress: mac, IPConfigurations: []hns.IPConfig{{Address: a}},
+		})})
+	}
+	n.wrote()
+	n.sync(webMore)
+	want(t, "calls", n.wrote(), "load balancer create\nendpoint delete")
+	want(t, "objects", n.lines(), webLines+"endpoint 10.244.2.15 remote mac 02-11-0a-f4-02-0e")
+}
+
+// TestSync_otherSettings has a plane go on that was opened while another one served: with other settings.
+func TestSync_otherSettings(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, newest, "L2Bridge")
+	p, s := n.sync(web)
+	next := n.open()
+	s = n.apply(p, s, webMore+"frontend 10.96.0.11:80/TCP any forward shop/web cluster snat never\n")
+	p.Close()
+	if err := next.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	n.apply(next, s, "")
+	want(t, "objects of no rows", n.lines(), "")
+}

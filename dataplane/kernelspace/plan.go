@@ -152,7 +152,9 @@ func (l *layout) balancer(s *model.State, f frontend) *balancer {
 func (l *layout) set(f frontend, b *balancer, left []netip.Addr) []netip.Addr {
 	if old := l.wanted[f]; old != nil {
 		for _, a := range l.needs(f, old) {
-			l.users[a]--
+			if l.users[a]--; l.users[a] == 0 {
+				delete(l.users, a)
+			}
 			left = append(left, a)
 		}
 		if delete(l.pools[old.pool], f); len(l.pools[old.pool]) == 0 {
