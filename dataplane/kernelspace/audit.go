@@ -17,7 +17,8 @@ import (
 const sample = 8
 
 // Audit implements dataplane.Dataplane. A quick one reads all ids, which is two calls and tells of each object that is
-// gone, as after a restart of HNS, and some load balancers whole. Whatever it reads, the next Sync goes by.
+// gone, as after a restart of HNS, and some load balancers whole. On an overlay it reads the network, too: endpoints
+// depend on which node pods are on. Whatever it reads, the next Sync goes by.
 func (p *plane) Audit(ctx context.Context, _ *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	if p.held == nil {
 		return r, errors.New("the objects of HNS are not known since a call has failed")
@@ -60,6 +61,11 @@ func (p *plane) Audit(ctx context.Context, _ *model.State, d dataplane.Depth) (r
 
 // quick returns the load balancers to be compared: all if objects have come or gone.
 func (p *plane) quick(ctx context.Context) ([]frontend, error) {
+	if p.held.overlay() {
+		if err := p.findRoutes(ctx); err != nil {
+			return nil, err
+		}
+	}
 	changed, err := p.held.refresh(ctx, p.hns, false)
 	if err != nil || changed {
 		return p.all(), err

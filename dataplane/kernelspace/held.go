@@ -16,7 +16,7 @@ import (
 // held is what HNS has, as far as it was read.
 type held struct {
 	network   hns.Network
-	routes    []hns.Route
+	routes    []route
 	endpoints map[string]hns.Endpoint     // of the network, by id
 	at        map[netip.Addr]string       // ids of endpoints by address
 	hidden    map[netip.Addr][]string     // ids of further endpoints of the address
@@ -36,12 +36,20 @@ func newHeld(n hns.Network) *held {
 
 func (h *held) overlay() bool { return strings.EqualFold(h.network.Type, hns.Overlay) }
 
-// routesOf are the nodes of pods elsewhere, which the network plugin adds as they join.
-func routesOf(n hns.Network) (all []hns.Route) {
+// route says on which node pods of a prefix are.
+type route struct {
+	prefix netip.Prefix
+	node   netip.Addr
+}
+
+// routesOf are those to pods elsewhere. The network plugin adds them as nodes join.
+func routesOf(n hns.Network) (all []route) {
 	for _, p := range n.Policies {
 		var r hns.Route
 		if p.Type == hns.RemoteSubnetRoute && json.Unmarshal(p.Settings, &r) == nil {
-			all = append(all, r)
+			prefix, _ := netip.ParsePrefix(r.DestinationPrefix)
+			node, _ := netip.ParseAddr(r.ProviderAddress)
+			all = append(all, route{prefix, node})
 		}
 	}
 	return all
@@ -50,10 +58,8 @@ func routesOf(n hns.Network) (all []hns.Route) {
 // provider is the address of the node that has an address of a pod; not valid: none has it.
 func (h *held) provider(a netip.Addr) (node netip.Addr) {
 	for _, r := range h.routes {
-		prefix, _ := netip.ParsePrefix(r.DestinationPrefix)
-		to, _ := netip.ParseAddr(r.ProviderAddress)
-		if prefix.Contains(a) || to == a {
-			node = to
+		if r.prefix.Contains(a) || r.node == a {
+			node = r.node
 		}
 	}
 	return node

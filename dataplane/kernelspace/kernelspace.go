@@ -191,10 +191,44 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 			p.idle[id] = true
 		}
 	}
-	if len(p.stale) > 0 { // an audit has found them: all load balancers that have them change, too
+	if p.unrouted(dirty) {
+		if err := p.findRoutes(ctx); err != nil {
+			p.held = nil
+			return err
+		}
+	}
+	if len(p.stale) > 0 { // all load balancers that have them change, too
 		return p.settleAll(ctx)
 	}
 	return p.settle(ctx, dirty)
+}
+
+// unrouted reports whether load balancers need endpoints on nodes that are not known: the network plugin of an overlay
+// may have told of them since.
+func (p *plane) unrouted(dirty []frontend) bool {
+	unknown := func(to model.Backend) bool {
+		return !to.Local && p.held.at[to.Addr] == "" && !p.held.provider(to.Addr).IsValid()
+	}
+	return p.held.overlay() && slices.ContainsFunc(dirty, func(f frontend) bool {
+		b := p.layout.wanted[f]
+		return b != nil && slices.ContainsFunc(b.backends, unknown)
+	})
+}
+
+// findRoutes reads the network again, and notes which endpoints are on other nodes than they were.
+func (p *plane) findRoutes(ctx context.Context) error {
+	n, err := p.hns.Network(ctx, p.options.Network)
+	if err == nil && n.ID != p.held.network.ID {
+		err = fmt.Errorf("it was made anew: %w", hns.ErrNoNetwork)
+	}
+	if err != nil {
+		return fmt.Errorf("HNS network %q: %w", p.options.Network, err)
+	}
+	if routes := routesOf(n); !slices.Equal(routes, p.held.routes) {
+		p.held.network, p.held.routes = n, routes
+		p.findStale()
+	}
+	return nil
 }
 
 // Repair implements dataplane.Dataplane. It goes by the Audit: calls fail where HNS has changed since.
@@ -312,7 +346,7 @@ func (p *plane) prepareOverlay(ctx context.Context) error {
 	if p.host.mac == "" {
 		toward := netip.AddrFrom4([4]byte{192, 0, 2, 1}) // of no network (RFC 5737): the default route leads there
 		if len(p.held.routes) > 0 {
-			toward, _ = netip.ParseAddr(p.held.routes[0].ProviderAddress)
+			toward = p.held.routes[0].node
 		}
 		ip, mac, err := p.options.Host(p.options.NodeIP, toward)
 		if err != nil {

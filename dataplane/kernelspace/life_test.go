@@ -592,7 +592,7 @@ func joined(t *testing.T) (*node, dataplane.Dataplane, *model.State, string) {
 	n.sim.SetNetwork(n.network(), document(hns.Network{Name: "cni", Type: hns.Overlay, Policies: []hns.Policy{
 		route("10.244.2.0/24", "192.0.2.22"), route("10.244.3.0/24", "192.0.2.33"),
 	}}))
-	if r, err := p.Audit(t.Context(), s, dataplane.Full); err != nil || len(r.Drifts) == 0 {
+	if r, err := p.Audit(t.Context(), s, dataplane.Quick); err != nil || len(r.Drifts) == 0 {
 		t.Fatalf("a node has joined: %v, %v", r.Drifts, err)
 	}
 	return n, p, s, rows
@@ -624,6 +624,20 @@ func TestOverlay_apply(t *testing.T) {
 	}
 	if r, err := p.Audit(t.Context(), s, dataplane.Full); err != nil || len(r.Drifts) > 0 {
 		t.Errorf("after the change: %v, %v", r.Drifts, err)
+	}
+}
+
+// TestOverlay_joins has a pod come on a node that has joined the overlay since the plane began.
+func TestOverlay_joins(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, newest, hns.Overlay)
+	p, s := n.sync(webMore)
+	n.sim.SetNetwork(n.network(), document(hns.Network{Name: "cni", Type: hns.Overlay, Policies: []hns.Policy{
+		route("10.244.2.0/24", "192.0.2.22"), route("10.244.3.0/24", "192.0.2.33"),
+	}}))
+	n.apply(p, s, webMore+"backend shop/web cluster 10.244.3.14:8080\n")
+	if !strings.Contains(n.lines(), `0a-f4-03-0e ProviderAddress {"ProviderAddress":"192.0.2.33"}`) {
+		t.Errorf("a pod on a new node: %s", n.lines())
 	}
 }
 
