@@ -236,17 +236,38 @@ var allUDP = []tracked.Filter{{Protocol: model.UDP}}
 // maxLooks is how many filters there may be: each passes over all flows, those of TCP, too.
 const maxLooks = 4
 
-// add adds a filter, or has all flows of UDP read where there would be too many. By addresses of IPv6 the kernel cannot
-// choose (tracked.Filter), so that each such look may read as much.
+// add adds a filter. By addresses of IPv6 the kernel cannot choose (tracked.Filter), so that each such look may read as
+// much. Where there would be too many looks, they are by ports alone, as those to a Service have few. Where there would
+// still be too many, all flows of UDP are read.
 func (l *look) add(f tracked.Filter) {
-	second := func(other tracked.Filter) bool { return f.V6() && other.V6() }
-	switch {
-	case slices.Contains(l.udp, f), slices.Equal(l.udp, allUDP):
-	case len(l.udp) == maxLooks, slices.ContainsFunc(l.udp, second):
-		l.udp = allUDP
-	default:
-		l.udp = append(l.udp, f)
+	if slices.ContainsFunc(l.udp, func(have tracked.Filter) bool { return includes(have, f) }) {
+		return
 	}
+	second := func(other tracked.Filter) bool { return f.V6() && other.V6() }
+	if len(l.udp) < maxLooks && !slices.ContainsFunc(l.udp, second) {
+		l.udp = append(l.udp, f)
+		return
+	}
+	var ports []tracked.Filter
+	for _, f := range append(slices.Clone(l.udp), f) {
+		if f = withoutAddress(f); !slices.Contains(ports, f) {
+			ports = append(ports, f)
+		}
+	}
+	if l.udp = ports; len(ports) > maxLooks {
+		l.udp = allUDP
+	}
+}
+
+func withoutAddress(f tracked.Filter) tracked.Filter {
+	f.To = netip.AddrPortFrom(netip.Addr{}, f.To.Port())
+	f.Answers = netip.AddrPortFrom(netip.Addr{}, f.Answers.Port())
+	return f
+}
+
+// includes reports whether a filter has all that another one has.
+func includes(all, f tracked.Filter) bool {
+	return all == f || all == withoutAddress(f) || all == allUDP[0]
 }
 
 // in are the filters of UDP for flows of one address family.

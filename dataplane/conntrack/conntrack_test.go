@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -211,6 +212,38 @@ func TestPlane_flowsThatLiveOn(t *testing.T) {
 	(&stay{s, "a"}).check(service)
 	(&stay{s, ""}).check(others)
 	(&stay{s, ""}).check(direct)
+}
+
+// A Service has more addresses, and ports, than are looked at one by one. Flows to each of them go when its frontends
+// lead to other backends, and those to other Services stay.
+func TestPlane_manyAddresses(t *testing.T) {
+	for name, ports := range map[string][]int{"one port": {53}, "two ports": {53, 54}, "many ports": {53, 54, 55, 56, 57}} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			var addresses []string
+			for i := range 6 {
+				addresses = append(addresses, fmt.Sprintf("10.96.1.%d", 1+i))
+			}
+			leading := func(to string) (rows []string) {
+				for _, a := range addresses {
+					for _, port := range ports {
+						rows = append(rows, fmt.Sprintf("frontend %s:%d/udp any forward default/%s cluster snat offcluster", a, port, to))
+					}
+				}
+				return rows
+			}
+			stays := []string{pods, other, pool("default/other cluster", 53, "a")}
+			s.must(slices.Concat(stays, leading("dns"), []string{pool("default/dns cluster", 53, "a")})...)
+			others := s.flows("client", "10.96.0.11:53")
+			var flows []*flow
+			for i, a := range addresses {
+				flows = append(flows, s.flows("client", fmt.Sprintf("%s:%d", a, ports[i%len(ports)]))[:2]...)
+			}
+			s.must(slices.Concat(stays, leading("next"), []string{pool("default/next cluster", 53, "b")})...)
+			(&stay{s, "a"}).check(flows)
+			(&stay{s, ""}).check(others)
+		})
+	}
 }
 
 // A client that asked before there were rules is served when it asks again, from the same port: that is what

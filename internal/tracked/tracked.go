@@ -57,17 +57,17 @@ const (
 // Filter says which flows are listed. Fields that are 0 match all flows.
 type Filter struct {
 	Protocol    model.Protocol
-	To, Answers netip.AddrPort // only with a Protocol
+	To, Answers netip.AddrPort // only with a Protocol; also a port without an address
 	Mark        uint32         // bits that are set
 	// Status is what the bits of Mask are.
 	Status, Mask Status
 }
 
 // HasAddress reports whether it is about an address.
-func (f Filter) HasAddress() bool { return f.To.IsValid() || f.Answers.IsValid() }
+func (f Filter) HasAddress() bool { return f.To.Addr().IsValid() || f.Answers.Addr().IsValid() }
 
 // V6 reports whether that is one of IPv6. The kernel does not choose by these, but by their ports: List does.
-func (f Filter) V6() bool { return cmp.Or(f.To, f.Answers).Addr().Is6() }
+func (f Filter) V6() bool { return cmp.Or(f.To.Addr(), f.Answers.Addr()).Is6() }
 
 // Attributes of a dump, of linux/netfilter/nfnetlink_conntrack.h, that older kernels pass over.
 const (
@@ -120,7 +120,12 @@ func List(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) bool) (flow
 func (f Filter) has(flow *Flow) bool {
 	return (f.Protocol == 0 || flow.Protocol == f.Protocol) &&
 		flow.Mark&f.Mark == f.Mark && flow.Status&f.Mask == f.Status &&
-		(!f.To.IsValid() || flow.To == f.To) && (!f.Answers.IsValid() || flow.Answers == f.Answers)
+		isAt(flow.To, f.To) && isAt(flow.Answers, f.Answers)
+}
+
+// isAt reports whether an end of a flow is what a filter wants.
+func isAt(end, wanted netip.AddrPort) bool {
+	return (wanted.Port() == 0 || end.Port() == wanted.Port()) && (!wanted.Addr().IsValid() || end.Addr() == wanted.Addr())
 }
 
 // encode says to the kernel what it can know.
@@ -138,14 +143,14 @@ func (f Filter) encode() (e nfnetlink.Encoder) {
 	}
 	// Addresses of IPv6 are left to has: the kernel passes over those that are the same (ctnetlink_filter_match_tuple).
 	orig, reply := byProtocol, 0
-	if f.To.IsValid() {
+	if f.To.Port() != 0 {
 		orig |= byDestinationPort
 	}
 	if f.To.Addr().Is4() {
 		orig |= byDestination
 	}
 	Tuple{Protocol: f.Protocol, To: f.To}.encode(&e, nl.CTA_TUPLE_ORIG)
-	if f.Answers.IsValid() {
+	if f.Answers.Port() != 0 {
 		reply = byProtocol | bySourcePort
 		Tuple{Protocol: f.Protocol, From: f.Answers}.encode(&e, nl.CTA_TUPLE_REPLY)
 	}
@@ -183,7 +188,7 @@ func ForgetListed(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) boo
 // Tuple is what packets of one direction of a flow have.
 type Tuple struct {
 	Protocol model.Protocol
-	From, To netip.AddrPort // one that is not valid says nothing
+	From, To netip.AddrPort // what is zero of them says nothing
 }
 
 // ForgetFrom has the kernel forget the flow whose client sends such packets, if there is one.
@@ -231,24 +236,25 @@ func (f *Flow) decode(attrs []byte) {
 	})
 }
 
-// encode writes the tuple as a nested attribute, without ends that are not valid: a filter may name one end only. Ports
+// encode writes the tuple as a nested attribute, without what is zero: a filter may name one end only, or a port. Ports
 // are in network byte order.
 func (t Tuple) encode(e *nfnetlink.Encoder, kind uint16) {
 	type end struct {
 		netip.AddrPort
 		v4, v6, port uint16
 	}
-	ends := slices.DeleteFunc([]end{
+	ends := []end{
 		{t.From, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT},
 		{t.To, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT},
-	}, func(x end) bool { return !x.IsValid() })
+	}
 	tuple := e.Open(kind)
-	if len(ends) > 0 {
+	if t.From.Addr().IsValid() || t.To.Addr().IsValid() {
 		addresses := e.Open(nl.CTA_TUPLE_IP)
 		for _, x := range ends {
-			if x.Addr().Is4() {
+			switch {
+			case x.Addr().Is4():
 				e.Bytes(x.v4, x.Addr().AsSlice())
-			} else {
+			case x.Addr().Is6():
 				e.Bytes(x.v6, x.Addr().AsSlice())
 			}
 		}
@@ -257,6 +263,9 @@ func (t Tuple) encode(e *nfnetlink.Encoder, kind uint16) {
 	ports := e.Open(nl.CTA_TUPLE_PROTO)
 	e.Bytes(nl.CTA_PROTO_NUM, []byte{byte(t.Protocol)})
 	for _, x := range ends {
+		if x.Port() == 0 {
+			continue
+		}
 		e.Bytes(x.port, binary.BigEndian.AppendUint16(nil, x.Port()))
 	}
 	e.Close(ports)

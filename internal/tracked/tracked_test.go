@@ -60,6 +60,14 @@ udp [fd00::c000:201]:30053 by [fd00::af4:102]:53 answered`},
 udp 192.0.2.1:30053 by 10.244.1.2:53 hidden answered`},
 		"a destination of IPv6": {tracked.Filter{Protocol: model.UDP, To: netip.MustParseAddrPort("[fd00::c000:201]:30053")}, `
 udp [fd00::c000:201]:30053 by [fd00::af4:102]:53 answered`},
+		"a port of destinations": {
+			tracked.Filter{Protocol: model.UDP, To: netip.AddrPortFrom(netip.Addr{}, 30053)}, `
+udp 192.0.2.1:30053 by 10.244.1.2:53 hidden answered
+udp [fd00::c000:201]:30053 by [fd00::af4:102]:53 answered`},
+		"another port of destinations": {tracked.Filter{Protocol: model.UDP, To: netip.AddrPortFrom(netip.Addr{}, 53)}, ""},
+		"a port of backends": {tracked.Filter{Protocol: model.TCP, Answers: netip.AddrPortFrom(netip.Addr{}, 80)}, `
+tcp 10.96.0.99:80 by itself
+tcp 192.0.2.1:30080 by 10.244.1.2:80 answered`},
 		"a destination's other port": {tracked.Filter{Protocol: model.UDP, To: netip.MustParseAddrPort("192.0.2.1:30080")}, ""},
 		"answers of a backend": {tracked.Filter{Protocol: model.TCP, Answers: netip.MustParseAddrPort("10.244.1.2:80")}, `
 tcp 192.0.2.1:30080 by 10.244.1.2:80 answered`},
