@@ -42,6 +42,7 @@ const (
 	Tun            Lack = "tun"
 	UserNamespaces Lack = "user-namespaces"
 	VXLAN          Lack = "vxlan"
+	Wine           Lack = "wine"
 )
 
 const (

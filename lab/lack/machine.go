@@ -44,10 +44,11 @@ var facts = map[Lack]fact{
 	Root:           {what: "root, and not only that of a user namespace", missing: notRoot},
 	SiteTools:      {what: "the generator of the site, which ./dev site installs", installable: true},
 	SocketMemory:   {what: "sockets with memory of their own in eBPF", missing: noCmpxchg16b},
-	TestKernel:     {what: "the test kernel, which ./dev kernel builds", missing: noUserModeLinux, installable: true},
+	TestKernel:     {what: "the test kernel, which ./dev kernel builds", missing: noX86, installable: true},
 	Tun:            {what: "devices of type tun", missing: func() bool { return absent("/dev/net/tun") }},
 	UserNamespaces: {what: "the right to make user namespaces", missing: noUserNamespaces},
 	VXLAN:          {what: "devices of type vxlan", missing: noVXLAN},
+	Wine:           {what: "Wine, which ./dev wine prepares", missing: noX86, installable: true},
 }
 
 // Explained reports whether the machine lacks it, such that nothing that can be installed would help.
@@ -81,13 +82,13 @@ func ubuntu() bool { return contains("/etc/os-release", "\nID=ubuntu\n") }
 
 func testsKubeProxy() bool { return os.Getenv("FAIRLEAD_TEST_PROXY") == "kube-proxy" }
 
+func noX86() bool { return runtime.GOARCH != "amd64" }
+
 // noCmpxchg16b: recent kernels take that memory by kmalloc_nolock, which needs this instruction (mm/slub.c). User-Mode
 // Linux does without it, whatever the processor has.
 func noCmpxchg16b() bool {
 	return contains("/proc/cpuinfo", "User Mode Linux") || runtime.GOARCH == "amd64" && !contains("/proc/cpuinfo", " cx16")
 }
-
-func noUserModeLinux() bool { return runtime.GOARCH != "amd64" }
 
 func absent(file string) bool {
 	_, err := os.Stat(file)
