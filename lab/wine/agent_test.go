@@ -198,8 +198,8 @@ func (n *node) changes() (all []string) {
 	return all
 }
 
-// The agent serves, follows changes, is killed, goes on with what is there, outlives a restart of HNS, and cleans up. What
-// other programs have made stays.
+// The agent serves, follows changes, is killed, goes on with what is there, outlives a restart of HNS, and cleans up.
+// Objects of other programs stay.
 func TestAgent(t *testing.T) {
 	n := newNode(t)
 	n.stranger()

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
 )
 
 var write = flag.Bool("write", false, "write differences.txt anew")
@@ -45,12 +47,17 @@ func TestOracle(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv("FAIRLEAD_SEEDS")); err == nil {
 		random = n
 	}
-	t.Logf("FAIRLEAD_SEED=%d repeats this", seed)
+	version := hns.Version{Major: 13, Minor: 3} // load balancers cannot be modified
+	if seed%2 == 0 {
+		version = hns.Version{Major: 15, Minor: 5}
+	}
+	t.Logf("FAIRLEAD_SEED=%d repeats this, with HNS %s", seed, version)
 	counts, sum := map[deviation]int{}, map[deviation]int{}
 	for _, s := range []setup{
-		{"L2Bridge", true, false}, {"L2Bridge", false, false}, {"L2Bridge", true, true}, {"L2Bridge", false, true},
-		{"Overlay", true, false}, {"Overlay", false, false},
+		{kind: "L2Bridge", dsr: true}, {kind: "L2Bridge"}, {kind: "L2Bridge", dsr: true, dual: true},
+		{kind: "L2Bridge", dual: true}, {kind: hns.Overlay, dsr: true}, {kind: hns.Overlay},
 	} {
+		s.version = version
 		r := newRunner(t, s)
 		for i := range known {
 			g := generator{rand.New(rand.NewPCG(1, uint64(i))), s.dual}
@@ -103,7 +110,7 @@ type runner struct {
 
 func newRunner(t *testing.T, s setup) *runner {
 	r := &runner{setup: s, node: newNode(t, s), counts: map[deviation]int{}}
-	if s.kind == "Overlay" {
+	if s.kind == hns.Overlay {
 		r.theirs = newNode(t, s)
 		r.lasts = newKubeProxy(t, r.theirs, s)
 	}

@@ -42,6 +42,7 @@ const (
 type setup struct {
 	kind      string // of the network
 	dsr, dual bool
+	version   hns.Version // one for all in a process: hnslib asks once
 }
 
 func (s setup) String() string {
@@ -65,7 +66,7 @@ type node struct {
 
 func newNode(t *testing.T, s setup) node {
 	t.Helper()
-	n := node{sim: hnssim.New(hns.Version{Major: 15, Minor: 5})}
+	n := node{sim: hnssim.New(s.version)}
 	n.ip, n.mac = address(t)
 	id := n.make(t, hnssim.Networks, "", hns.Network{Name: network, Type: s.kind, Policies: []hns.Policy{
 		n.route(t, "10.244.2.0/24", "192.0.2.22"), n.route(t, "10.244.3.0/24", "192.0.2.23"),

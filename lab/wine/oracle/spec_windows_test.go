@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
 )
 
 // A deviation is what kube-proxy does otherwise than Fairlead.
@@ -97,7 +99,7 @@ func (s *spec) lines(c cluster) []string {
 	return all
 }
 
-func (s *spec) overlay() bool { return s.setup.kind == "Overlay" }
+func (s *spec) overlay() bool { return s.setup.kind == hns.Overlay }
 
 // served is one family of a Service.
 type served struct {
