@@ -164,7 +164,12 @@ func (d *demo) play(ctx context.Context) (err error) {
 	if err := d.proxy.start(ctx); err != nil {
 		return err
 	}
-	d.printStart(time.Since(start))
+	took := time.Since(start)
+	serving, err := d.proxy.about(ctx)
+	if err != nil {
+		return err
+	}
+	d.printStart(serving, took)
 	if d.trials, err = d.plan(ctx); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/said"
@@ -28,9 +29,15 @@ func (d *demo) printProblems() {
 	}
 }
 
-func (d *demo) printStart(took time.Duration) {
-	d.printf("%s, %s. The proxy was ready after %s.\n", said.Count(len(d.result.Pods), "pod"),
-		said.Count(len(d.result.Services), "Service"), took.Round(time.Millisecond))
+func (d *demo) printStart(serving engine.About, took time.Duration) {
+	d.printf("%s, %s. The proxy, with data plane %s, was ready after %s.\n", said.Count(len(d.result.Pods), "pod"),
+		said.Count(len(d.result.Services), "Service"), serving.Plane, took.Round(time.Millisecond))
+	if d.Mode != "" && serving.Plane != d.Mode {
+		d.printf("This machine cannot serve mode %s, so data plane %s serves instead:\n", d.Mode, serving.Plane)
+		for _, w := range d.proxy.warnings() {
+			d.printf("  %s\n", w)
+		}
+	}
 	for _, n := range d.result.Notes {
 		d.printf("%s.\n", n)
 	}

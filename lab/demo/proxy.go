@@ -89,6 +89,15 @@ func (p *proxy) follow(ctx context.Context, wanted func(*model.State) bool) erro
 	})
 }
 
+// about says what serves.
+func (p *proxy) about(ctx context.Context) (r engine.About, err error) {
+	answer, err := engine.Ask(ctx, p.socket, "/status")
+	if err != nil {
+		return r, fmt.Errorf("ask the proxy for its status: %w", err)
+	}
+	return r, json.Unmarshal(answer, &r)
+}
+
 // explain asks the proxy what it does with a client's packets to an address, and why.
 func (p *proxy) explain(ctx context.Context, t *trial) (x service.Explanation, err error) {
 	q := url.Values{"format": {"json"}, "destination": {t.To.String()}, "protocol": {t.Protocol.String()}}
