@@ -55,6 +55,9 @@ func (s *selection) uniform() {
 				weights[c.Port()] += int(c.endpoint.Weight)
 			}
 		}
+		if len(weights) == 0 { // an endpoint without a weight is still not at another port
+			continue
+		}
 		var best uint16
 		for port, w := range weights {
 			if w > weights[best] || w == weights[best] && port < best {

@@ -98,6 +98,13 @@ kind: Service
 metadata: {name: empty, namespace: shop}
 spec: {clusterIPs: [10.96.0.12], clusterIP: 10.96.0.12, type: LoadBalancer, ports: [{port: 81, protocol: TCP}]}
 status: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}
+---
+kind: EndpointSlice
+metadata: {name: empty-1, namespace: shop, labels: {kubernetes.io/service-name: empty}, annotations: {fairlead.dev/weights: "0"}}
+addressType: IPv4
+ports: [{name: "", port: 8080, protocol: TCP}]
+endpoints:
+- {addresses: [10.244.2.13], nodeName: node-b}
 `
 
 const hnsRows = `

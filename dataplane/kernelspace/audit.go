@@ -127,7 +127,8 @@ func (p *plane) words(b *hns.LoadBalancer) string {
 	slices.Sort(to)
 	var ports []string
 	for _, m := range b.PortMappings {
-		ports = append(ports, fmt.Sprintf("port %d, mapping flags %d, distribution %d", m.InternalPort, m.Flags, m.DistributionType))
+		ports = append(ports, fmt.Sprintf("port %d, mapping flags %d, distribution %d",
+			m.InternalPort, m.Flags, m.DistributionType))
 	}
 	return fmt.Sprintf("%s; %s; flags %d; source %s", strings.Join(ports, "; "), strings.Join(to, ","), b.Flags,
 		cmp.Or(b.SourceVIP, "none"))

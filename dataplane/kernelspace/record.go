@@ -144,7 +144,8 @@ func (r *record) owns(object, id string) bool {
 	return ok && (own == "" || own == id)
 }
 
-// networks are the ids of those that have endpoints of Fairlead's, after an empty one for load balancers, which have none.
+// networks are the ids of those that have endpoints of Fairlead's, after an empty one for load balancers, which have
+// none.
 func (r *record) networks() []string {
 	ids := map[string]bool{"": true}
 	for object := range r.objects {

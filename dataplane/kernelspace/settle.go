@@ -93,8 +93,8 @@ func lost(err error) bool {
 // errNoEndpoint says what is missing for a backend on this node: Fairlead does not make the endpoints of its pods.
 var errNoEndpoint = errors.New("HNS has no endpoint of a backend on this node; the network plugin makes it")
 
-// settleOne makes one load balancer what it should be. If endpoints are lacking and HNS was not read just now, it changes
-// nothing.
+// settleOne makes one load balancer what it should be. If endpoints are lacking and HNS was not read just now, it
+// changes nothing.
 func (p *plane) settleOne(ctx context.Context, f frontend, fresh bool) error {
 	id, exists := p.held.taken[f]
 	b := p.layout.wanted[f]
@@ -347,7 +347,8 @@ func (p *plane) sweep(ctx context.Context) (failed []error, fatal error) {
 
 func (p *plane) needed(id string, e *hns.Endpoint) bool {
 	for _, a := range addresses(e) {
-		if !p.ownsEndpoint(id, a) || p.held.at[a] == id && !p.stale[id] && (p.layout.users[a] > 0 || a == p.options.SourceVIP && !p.removing) {
+		used := p.layout.users[a] > 0 || a == p.options.SourceVIP && !p.removing
+		if !p.ownsEndpoint(id, a) || used && p.held.at[a] == id && !p.stale[id] {
 			return true
 		}
 	}

@@ -133,6 +133,7 @@ func (s *system) ModifyLoadBalancer(ctx context.Context, b LoadBalancer) (LoadBa
 		return b, err
 	}
 	defer s.close(loadBalancer, handle)
+	b.ID = "" // the handle says which one; kube-proxy's documents have none
 	settings, record := document(b), new(*uint16)
 	if err := s.call(s.library, "HcnModifyLoadBalancer", record, uintptr(handle), uintptr(unsafe.Pointer(settings)),
 		uintptr(unsafe.Pointer(record))); err != nil {
