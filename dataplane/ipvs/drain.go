@@ -186,6 +186,7 @@ func (s *servers) drainOne(key ipvs.Key, held *server, wanted bool, p *plan) err
 	}
 	now := time.Now()
 	left := len(held.destinations)
+	var gone []ipvs.Request
 	for addr, until := range maps.Clone(held.leaving) {
 		n, there := connections[addr]
 		over := !until.IsZero() && !now.Before(until)
@@ -194,12 +195,38 @@ func (s *servers) drainOne(key ipvs.Key, held *server, wanted bool, p *plan) err
 			s.drop(key, held, addr)
 			left--
 		case n == 0 || over:
-			p.last = append(p.last, s.deleteDestination(key, held, addr))
+			gone = append(gone, s.deleteDestination(key, held, addr))
 			left--
 		}
 	}
 	if left == 0 && !wanted {
-		p.last = append(p.last, ipvs.DeleteServer(key, func() { s.forget(key) }))
+		gone = []ipvs.Request{s.deleteServer(key)}
 	}
+	p.last = append(p.last, gone...)
 	return nil
+}
+
+// endAll ends virtual servers to which no row leads any more: at once where there are no connections, and otherwise
+// when they have ended. The kernel deletes a virtual server with all its real servers in one go. To change each of them
+// takes much longer, as it seeks one after the other in a list of all.
+func (s *servers) endAll(keys []ipvs.Key) error {
+	var p plan
+	for _, key := range keys {
+		held := s.held[key]
+		if held == nil {
+			continue
+		}
+		destinations, err := s.client.Destinations(key)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(destinations, func(d ipvs.Destination) bool { return d.Connections > 0 }) {
+			p.last = append(p.last, s.deleteServer(key))
+			continue
+		}
+		for _, destination := range slices.SortedFunc(maps.Keys(held.destinations), netip.AddrPort.Compare) {
+			s.leave(key, held, destination, &p)
+		}
+	}
+	return s.perform(append(p.first, p.last...))
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
@@ -22,6 +23,7 @@ func TestDrain(t *testing.T) {
 	}
 	for name, test := range map[string]func(*namespace){
 		"many rolling updates":     (*namespace).rollingUpdates,
+		"a large Service goes":     (*namespace).largeGoes,
 		"a refused real server":    (*namespace).refusedDestination,
 		"somebody deletes as well": (*namespace).deletedByOthers,
 		"or while it is drained":   (*namespace).deletedMeanwhile,
@@ -57,6 +59,29 @@ func (n *namespace) rollingUpdates() {
 	if err != nil || len(report.Drifts) > 0 {
 		n.Error(report.Drifts, err)
 	}
+}
+
+// largeGoes removes a Service with very many backends. Each request for one of its real servers would have the kernel
+// seek it among all. There are no connections, so that one request is enough, and takes no time beside making them.
+func (n *namespace) largeGoes() {
+	const backends = 4000
+	const other = "frontend 10.96.0.11:80/tcp any forward default/other:http cluster snat never\n" +
+		"backend default/other:http cluster 10.244.1.3:8080\n"
+	rows := other + webFrontend
+	for i := range backends {
+		rows += fmt.Sprintf("backend default/web:http cluster 10.%d.%d.1:8080\n", 200+i>>8, i&255)
+	}
+	state, next := n.parse(rows), n.parse(other)
+	p, start := n.open(), time.Now()
+	n.check(p.Sync(context.Background(), state))
+	made := time.Since(start)
+	start = time.Now()
+	n.check(p.Apply(context.Background(), next, model.Diff(state, next)))
+	if took := time.Since(start); took > made/2 {
+		n.Errorf("to make %d real servers took %s, and to delete them %s", backends, made, took)
+	}
+	n.equal(blocks(n.servers()), "TCP 0A60000B:0050 rr\n-> 0AF40103:1F90 Masq 1\n")
+	n.equal(strings.Join(n.audit(other), "\n"), "")
 }
 
 // refusedReal has the kernel refuse one backend, which others do not suffer from.

@@ -489,6 +489,7 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 		func() error { return soft(p.ruleset.Commit(&todo.table)) },
 		func() error { return soft(p.locals.add(todo.add)) },
 		func() error { return soft(k.servers.perform(todo.servers.last)) },
+		func() error { return soft(k.servers.endAll(todo.servers.ended)) },
 		func() error { return soft(k.drain(k.servers.draining.begun())) },
 		func() error { return p.tidy(k, &refused) },
 		func() error { return soft(p.forget(k, todo.forget)) },

@@ -133,7 +133,10 @@ func deletions(keys []ipvs.Key) (requests []ipvs.Request) {
 
 // plan is what leads from the held virtual servers to others: first what is new or changes, then, when
 // nothing leads to it any more, what goes.
-type plan struct{ first, last []ipvs.Request }
+type plan struct {
+	first, last []ipvs.Request
+	ended       []ipvs.Key // whose connections may go on, see endAll
+}
 
 // set plans a virtual server; nil: none.
 func (s *servers) set(key ipvs.Key, want *server, p *plan) {
@@ -216,15 +219,22 @@ func (s *servers) setDestination(key ipvs.Key, held *server, r ipvs.Destination,
 func (s *servers) end(key ipvs.Key, held *server, p *plan) {
 	held.pool = nil
 	if udp(key) || len(held.destinations) == 0 {
-		p.last = append(p.last, ipvs.DeleteServer(key, func() { s.forget(key) }))
+		p.last = append(p.last, s.deleteServer(key))
 		return
 	}
-	for _, destination := range slices.SortedFunc(maps.Keys(held.destinations), netip.AddrPort.Compare) {
-		s.leave(key, held, destination, p)
-	}
+	p.ended = append(p.ended, key)
+}
+
+func (s *servers) deleteServer(key ipvs.Key) ipvs.Request {
+	return ipvs.DeleteServer(key, func() { s.forget(key) })
 }
 
 func (s *servers) forget(key ipvs.Key) {
+	if held := s.held[key]; held != nil {
+		for addr := range held.leaving {
+			delete(s.deadlines, leaver{key, addr})
+		}
+	}
 	delete(s.held, key)
 	s.draining.end(key)
 	s.gone = append(s.gone, key)
