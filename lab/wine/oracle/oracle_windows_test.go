@@ -38,6 +38,7 @@ func TestMain(m *testing.M) {
 //   - Fairlead's objects with those that the specification says without a deviation;
 //   - kube-proxy's with those with all deviations.
 //
+// On every other node Fairlead takes over from kube-proxy before the objects are deleted.
 // FAIRLEAD_SEEDS is how many clusters of each setup are random, of FAIRLEAD_SEED.
 func TestOracle(t *testing.T) {
 	seed, random := uint64(time.Now().Unix()), 8
@@ -106,6 +107,8 @@ type runner struct {
 	lasts  *kubeProxy
 	node   node // whose addresses all have
 	counts map[deviation]int
+
+	handsOver bool // at the end Fairlead takes over from kube-proxy; else all is deleted
 }
 
 func newRunner(t *testing.T, s setup) *runner {
@@ -125,8 +128,7 @@ func (r *runner) compare(t *testing.T, name string, c, next cluster) {
 		p = newKubeProxy(t, theirs, r.setup)
 		defer p.server.Close()
 	}
-	f := newFairlead(t, ours, r.setup)
-	f.feed(t, cluster{}, c)
+	f := newFairlead(t, ours, r.setup, c)
 	p.feed(cluster{}, c)
 	r.classify(t, name, c, theirs.sim.Lines(), ours.sim.Lines())
 
@@ -136,6 +138,11 @@ func (r *runner) compare(t *testing.T, name string, c, next cluster) {
 	r.same(t, name+", changed: kube-proxy", r.withoutRemains(theirs.sim.Lines(), c, next), r.spec(next, all()))
 	f.feed(t, next, cluster{})
 	r.same(t, name+", deleted: Fairlead", ours.sim.Lines(), r.spec(cluster{}, nil))
+	if r.handsOver = !r.handsOver && r.lasts == nil; r.handsOver {
+		newFairlead(t, theirs, r.setup, next)
+		r.same(t, name+", taken over: Fairlead", theirs.sim.Lines(), r.spec(next, nil))
+		return
+	}
 	p.feed(next, cluster{})
 	r.same(t, name+", deleted: kube-proxy", theirs.sim.Lines(), r.spec(cluster{}, all()))
 }

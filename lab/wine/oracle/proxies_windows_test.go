@@ -24,7 +24,6 @@ import (
 	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
 	"fairlead.dev/fairlead/dataplane/kernelspace/hnssim"
 	"fairlead.dev/fairlead/lab/wine/fakehns"
-	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )
 
@@ -201,10 +200,10 @@ func (p *kubeProxy) feed(from, to cluster) {
 type ours struct {
 	table *service.Table
 	plane dataplane.Dataplane
-	state *model.State
 }
 
-func newFairlead(t *testing.T, n node, s setup) *ours {
+// newFairlead starts with the objects of a cluster.
+func newFairlead(t *testing.T, n node, s setup, c cluster) *ours {
 	t.Helper()
 	table, err := service.NewTable(service.Options{
 		NodeName: here, ExternalIPs: true, MasqueradeAll: !s.dsr,
@@ -213,10 +212,9 @@ func newFairlead(t *testing.T, n node, s setup) *ours {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := service.Batch{
-		Node:  &service.Node{Name: here, Zone: zone, IPs: []netip.Addr{n.ip}, Eligible: true},
-		Addrs: []netip.Addr{n.ip},
-	}
+	b := batch(cluster{}, c)
+	b.Node = &service.Node{Name: here, Zone: zone, IPs: []netip.Addr{n.ip}, Eligible: true}
+	b.Addrs = []netip.Addr{n.ip}
 	if s.dual {
 		v6 := netip.MustParseAddr("fd00::c000:201")
 		b.Node.IPs, b.Addrs = append(b.Node.IPs, v6), append(b.Addrs, v6)
@@ -229,9 +227,9 @@ func newFairlead(t *testing.T, n node, s setup) *ours {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &ours{table, p, nil}
-	f.state, _, _ = table.Update(b)
-	f.err(t, p.Sync(t.Context(), f.state))
+	f := &ours{table, p}
+	state, _, _ := table.Update(b)
+	f.err(t, p.Sync(t.Context(), state))
 	return f
 }
 
@@ -246,7 +244,11 @@ func (f *ours) err(t *testing.T, err error) {
 // feed changes the objects from those of one cluster to those of another one.
 func (f *ours) feed(t *testing.T, from, to cluster) {
 	t.Helper()
-	var b service.Batch
+	state, change, _ := f.table.Update(batch(from, to))
+	f.err(t, f.plane.Apply(t.Context(), state, change))
+}
+
+func batch(from, to cluster) (b service.Batch) {
 	for _, o := range from.services {
 		b.Services.Set(service.Name{Namespace: o.Namespace, Name: o.Name}, nil)
 	}
@@ -261,6 +263,5 @@ func (f *ours) feed(t *testing.T, from, to cluster) {
 		converted, _ := service.FromSlice(o)
 		b.Slices.Set(service.Name{Namespace: o.Namespace, Name: o.Name}, converted)
 	}
-	state, change, _ := f.table.Update(b)
-	f.err(t, f.plane.Apply(t.Context(), state, change))
+	return b
 }

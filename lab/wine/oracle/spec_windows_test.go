@@ -214,9 +214,7 @@ func (s *spec) port(v served, p corev1.ServicePort, all []endpoint) {
 	if v.v6 {
 		family = 2
 	}
-	if balance(v.clusterIP, p.Port, family, 0, s.setup.dsr, v.iLocal); len(s.known(cluster)) == 0 {
-		return
-	}
+	balance(v.clusterIP, p.Port, family, 0, s.setup.dsr, v.iLocal)
 	for _, ip := range v.ingress {
 		mapping := uint32(16)
 		if v.preserve {
