@@ -221,6 +221,9 @@ func (c *compiler) inspect(s *selection) {
 		case e.use[clusterPool] == serviceAddress:
 			c.problem(e.slice.object(), "endpoints", Invalid,
 				fmt.Sprintf("%s is an address of a Service; the endpoint is left out, it would make a loop", e.Addr()))
+		case e.use[clusterPool] == nodeAddress:
+			c.problem(e.slice.object(), "endpoints", Unsupported,
+				fmt.Sprintf("%s is an address of this node, for which HNS has no endpoint; it is left out", e.Addr()))
 		case c.service.HealthCheckNodePort != 0 && e.use[localPool] == serves && e.endpoint.Ready:
 			c.ready = append(c.ready, e.Addr())
 		}

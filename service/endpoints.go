@@ -23,12 +23,13 @@ const (
 	otherZone                 // its hints are for other zones
 	serviceAddress            // its address belongs to a Service: it would make a loop
 	otherPort                 // not at the one target port that HNS serves
+	nodeAddress               // an address of this node, for which HNS has no endpoint
 	duplicate                 // another endpoint has the same address and port
 )
 
 func (u use) String() string {
 	return [...]string{"serves", "terminating", "no-weight", "not-ready", "not-local", "node-hint", "zone-hint",
-		"service-address", "target-port", "duplicate"}[u]
+		"service-address", "target-port", "node-address", "duplicate"}[u]
 }
 
 // The two pools a Service port can have. They are chosen independently of each other (KEP-1669).
@@ -118,6 +119,8 @@ func choose(v *View, candidates []candidate) selection {
 		switch {
 		case v.ServiceAddress != nil && v.ServiceAddress(c.Addr()):
 			c.use = [2]use{serviceAddress, serviceAddress}
+		case v.HNS != nil && has(v.Own, c.Addr()):
+			c.use = [2]use{nodeAddress, nodeAddress}
 		case i > 0 && candidates[i-1].AddrPort == c.AddrPort:
 			c.use = [2]use{duplicate, duplicate}
 		default:

@@ -206,6 +206,8 @@ func (c *candidate) reason(pool int) string {
 		return "is an address of a Service, which would make a loop"
 	case otherPort:
 		return "serves at another target port than the one that HNS takes"
+	case nodeAddress:
+		return "is an address of this node, for which HNS has no endpoint"
 	case duplicate:
 		return "another endpoint has the same address and port"
 	}

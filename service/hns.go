@@ -89,8 +89,8 @@ func (c *compiler) unsupported(p *Port, s *selection) {
 			break
 		}
 	}
-	if weighted := func(c candidate) bool { return c.use[clusterPool] == serves && c.endpoint.Weight > oneWeight }; slices.
-		ContainsFunc(s.candidates, weighted) {
+	weighted := func(c candidate) bool { return c.use[clusterPool] == serves && c.endpoint.Weight > oneWeight }
+	if slices.ContainsFunc(s.candidates, weighted) {
 		lacks(annotation(weightsAnnotation), "%s: HNS has no weights; its endpoints get equal shares", port)
 	}
 	differs := func(c candidate) bool { return (c.use[clusterPool] == serves) != (c.use[localPool] == serves) }

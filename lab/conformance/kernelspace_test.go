@@ -27,16 +27,17 @@ var writeKernelspace = flag.Bool("write-kernelspace", false, "write what mode ke
 // limits are what HNS cannot do. Those with a field are reported as a Problem of the Service there.
 func limits() map[string]string {
 	return map[string]string{
-		"refuse":                  "spec.ports",
-		"drop":                    "", // packets pass on, and find no address
-		"source ranges":           "spec.loadBalancerSourceRanges",
-		"weights":                 "metadata.annotations[fairlead.dev/weights]",
-		"affinity timeout":        "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
-		"several target ports":    "spec.ports",
-		"clients of this node":    "spec.externalTrafficPolicy",
-		"NodePort on a loopback":  "",
-		"masquerade some clients": "",
-		"guard":                   "",
+		"refuse":                   "spec.ports",
+		"drop":                     "", // packets pass on, and find no address
+		"source ranges":            "spec.loadBalancerSourceRanges",
+		"weights":                  "metadata.annotations[fairlead.dev/weights]",
+		"affinity timeout":         "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+		"several target ports":     "spec.ports",
+		"pods of the host network": "endpoints",
+		"clients of this node":     "spec.externalTrafficPolicy",
+		"NodePort on a loopback":   "",
+		"masquerade some clients":  "",
+		"guard":                    "",
 	}
 }
 
@@ -108,7 +109,7 @@ func newHNSNode(t *testing.T, c *testCase) (*hnsNode, error) {
 	}
 	network := create(hnssim.Networks, "", hns.Network{Name: "cni", Type: "L2Bridge"})
 	for _, m := range Cast() {
-		if v4 := netip.MustParseAddr(m.Addr); m.Node == testbed.Node { // the host's own address stands for a HostProcess pod's
+		if v4 := netip.MustParseAddr(m.Addr); m.Node == testbed.Node && !m.HostNetwork {
 			create(hnssim.Endpoints, network, hns.Endpoint{IPConfigurations: []hns.IPConfig{
 				{Address: v4.String()}, {Address: embedAddr(v4).String()},
 			}})
@@ -182,6 +183,7 @@ func (n *hnsNode) probe(p probe, to netip.AddrPort, s *model.State) (limit strin
 	for _, b := range pool.Serving() {
 		want = append(want, b.AddrPort())
 	}
+	others := slices.DeleteFunc(slices.Clone(want), func(b netip.AddrPort) bool { return slices.Contains(node, b.Addr()) })
 	switch passes := len(got.Backends) == 0; {
 	case d.Verdict == model.Pass && passes:
 		return "", nil
@@ -195,6 +197,8 @@ func (n *hnsNode) probe(p probe, to netip.AddrPort, s *model.State) (limit strin
 		return "drop", nil
 	case to.Addr().IsLoopback() && passes:
 		return "NodePort on a loopback", nil
+	case len(others) < len(want) && slices.Equal(got.Backends, others):
+		return "pods of the host network", nil
 	case d.Key.Scope == model.Internal && !slices.Equal(got.Backends, want):
 		return "clients of this node", nil
 	case d.Verdict != model.Forward || passes:
