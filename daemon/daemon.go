@@ -48,6 +48,8 @@ type Options struct {
 	Master string
 	// Once ends Run when all has been programmed for the first time.
 	Once bool
+	// InForce is called when rules are in force for the first time; nil: nothing is.
+	InForce func()
 	// Flags tells the flags of the command line for /flagz.
 	Flags func() map[string]string
 	Logs  *Logs
@@ -350,6 +352,9 @@ func (d *Daemon) manage(ctx context.Context) error {
 			d.feeds.settle(result, func(s source.Source) error { return d.adopt(ctx, s) })
 		case <-d.inForce:
 			d.inForce = nil
+			if d.options.InForce != nil {
+				d.options.InForce()
+			}
 			d.rulesInForce(ctx)
 		case <-retry.C:
 			_ = d.listen(ctx) // it says so itself
@@ -385,12 +390,6 @@ func (d *Daemon) mode() string {
 		return p.Name
 	}
 	return autoPlane
-}
-
-// unprivileged reports whether the process serves without rights.
-func (d *Daemon) unprivileged() bool {
-	p := d.plane.InForce()
-	return p != nil && p.Unprivileged
 }
 
 // about is for "fairlead status".

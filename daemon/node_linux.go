@@ -103,6 +103,12 @@ func (d *Daemon) changeNode(old, c *config.Config) {
 	}
 }
 
+// unprivileged reports whether the process serves without rights.
+func (d *Daemon) unprivileged() bool {
+	p := d.plane.InForce()
+	return p != nil && p.Unprivileged
+}
+
 // setHost sets what is not ours alone. A machine without the wanted settings is better than one
 // without Services, so what fails is said, once, and no more. A process without rights does not try.
 func (d *Daemon) setHost(c *config.Config) {

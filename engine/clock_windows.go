@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
+//nolint:gochecknoglobals // it is only read, and finds the function once
 var getThreadTimes = windows.NewLazySystemDLL("kernel32.dll").NewProc("GetThreadTimes")
 
 // processorTime is that of the calling thread; if the kernel does not tell, no time goes by.

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"crypto/subtle"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"net/http"
@@ -21,9 +22,11 @@ import (
 //	listen: 127.0.0.1, any port ─► file ─► knock: Authorization: Bearer TOKEN ─► admit
 type door struct{ token string }
 
+const bearer = "Bearer "
+
 func newDoor() door { return door{rand.Text()} }
 
-func (d door) authorization() string { return "Bearer " + d.token }
+func (d door) authorization() string { return bearer + d.token }
 
 func (d door) admit(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -40,7 +43,11 @@ func (d door) listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	_, _, err := readDoor(path)
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -90,13 +97,22 @@ func writePrivately(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
+// readDoor reads a file that writePrivately has made, and no other one.
+func readDoor(path string) (address, authorization string, err error) {
+	text, err := os.ReadFile(path)
+	address, authorization, _ = strings.Cut(strings.TrimSpace(string(text)), "\n")
+	if err == nil && !strings.HasPrefix(authorization, bearer) {
+		err = fmt.Errorf("%s exists and is not a socket's file", path)
+	}
+	return address, authorization, err
+}
+
 // knock puts a question to the process whose address and token are in a file.
 func knock(file string, r *http.Request) (*http.Response, error) {
-	text, err := os.ReadFile(file)
+	address, authorization, err := readDoor(file)
 	if err != nil {
 		return nil, err
 	}
-	address, authorization, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
 	r.URL.Host = address
 	r.Header.Set("Authorization", authorization)
 	return (&http.Transport{DisableKeepAlives: true}).RoundTrip(r)
@@ -109,11 +125,10 @@ func Absent(err error) bool {
 
 // RemoveDeadSocket removes a control file whose process has ended, and reports whether there was one.
 func RemoveDeadSocket(path string) (bool, error) {
-	text, err := os.ReadFile(path)
+	address, _, err := readDoor(path)
 	if err != nil {
 		return false, nil //nolint:nilerr // there is none
 	}
-	address, _, _ := strings.Cut(string(text), "\n")
 	if conn, err := net.Dial("tcp4", address); err == nil {
 		return false, conn.Close()
 	}

@@ -100,7 +100,7 @@ func run(ctx context.Context, flags *config.Flags) error {
 	case flags.InitOnly:
 		return cli.ConfigError(daemon.Init(o))
 	}
-	return cli.ConfigError(daemon.Run(ctx, o))
+	return cli.ConfigError(serve(ctx, flags, o))
 }
 
 // logOutput is where the log goes, until the process ends.
@@ -108,7 +108,7 @@ func logOutput(flags *config.Flags) (io.Writer, error) {
 	if flags.LogFile != "" {
 		return os.OpenFile(flags.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
 	}
-	return os.Stderr, nil
+	return standardLog(flags)
 }
 
 // values are what the flags say, by name.

@@ -21,6 +21,8 @@ type kernel struct {
 }
 
 // listeners are those of all Sources. Windows is asked once: callbacks are few, and none is ever given back.
+//
+//nolint:gochecknoglobals // the callback has no other way to them
 var listeners struct {
 	sync.Mutex
 	asked bool
