@@ -3,7 +3,6 @@ package config_test
 import (
 	"bytes"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"fairlead.dev/fairlead/config"
-	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 const goldenFlags = "testdata/flags-1.37.1.txt"
@@ -73,21 +71,6 @@ func TestEveryFlagOfKubeProxy(t *testing.T) {
 		if !slices.Contains(have, line) {
 			t.Errorf("lacking, or different: %s", line)
 		}
-	}
-}
-
-// TestFlagsAreKubeProxys holds the committed list of flags against the real program.
-func TestFlagsAreKubeProxys(t *testing.T) {
-	help, err := exec.CommandContext(t.Context(), kubernetes.NeedParts(t).Path("kube-proxy"), "--help").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	theirs := slices.DeleteFunc(flagsIn(string(help)), func(line string) bool { return line == "--help, -h" })
-	if *update {
-		write(t, goldenFlags, strings.Join(theirs, "\n")+"\n")
-	}
-	if want := golden(t); !slices.Equal(theirs, want) {
-		t.Errorf("--- kube-proxy\n%s\n--- %s\n%s", strings.Join(theirs, "\n"), goldenFlags, strings.Join(want, "\n"))
 	}
 }
 

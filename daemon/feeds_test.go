@@ -7,10 +7,50 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
 )
+
+// late is a source whose first batch comes when it is told to.
+type late struct{ batches chan service.Batch }
+
+func (s late) Next(ctx context.Context) (service.Batch, error) {
+	select {
+	case b := <-s.batches:
+		return b, nil
+	case <-ctx.Done():
+		return service.Batch{}, ctx.Err()
+	}
+}
+
+func (late) Close() error { return nil }
+
+func TestPrimed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := late{make(chan service.Batch, 2)}
+		s.batches <- service.Batch{Node: &service.Node{Name: "first"}}
+		p, err := primed(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.batches <- service.Batch{Node: &service.Node{Name: "second"}}
+		for _, want := range []string{"first", "second"} {
+			if b, err := p.Next(t.Context()); err != nil || b.Node.Name != want {
+				t.Errorf("%+v %v, want %s", b.Node, err, want)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := p.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		if _, err := primed(ctx, s); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	})
+}
 
 // closable is a late source that says which one was closed.
 type closable struct {

@@ -16,8 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/lab/eventually"
@@ -165,7 +163,7 @@ func TestChecks_portInUse(t *testing.T) {
 		e.checks.follow(state, slog.New(slog.NewTextHandler(&log, nil)))
 	}
 	defer e.checks.close()
-	if n := strings.Count(log.String(), at.String()+": bind: address already in use"); n != 1 {
+	if n := strings.Count(log.String(), at.String()+": bind: "+inUse.Error()); n != 1 {
 		t.Fatalf("reported %d times: %s", n, log.String())
 	}
 	occupied.Close()
@@ -194,7 +192,7 @@ func TestChecks_manyInUse(t *testing.T) {
 		attempts, most := 0, 0
 		e.checks.bind = func(netip.AddrPort) (net.Listener, error) {
 			attempts++
-			return nil, unix.EADDRINUSE
+			return nil, inUse
 		}
 		follow := func() bool {
 			before := attempts

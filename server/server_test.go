@@ -8,19 +8,14 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 
-	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/metrics"
 	"fairlead.dev/fairlead/server"
 )
-
-func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -75,6 +70,42 @@ func get(t *testing.T, c *http.Client, path, accept string) string {
 	body, err := io.ReadAll(response.Body)
 	must(t, err)
 	return string(body)
+}
+
+func exchange(t *testing.T, c *http.Client, method, path, accept, body string) string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, "http://server"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if accept != "" {
+		r.Header.Set("Accept", accept)
+	}
+	response, err := c.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		t.Fatal(err)
+	}
+	line := strings.Join(strings.Fields(method+" "+path+" "+body+" "+accept), " ")
+	kind := strings.TrimSpace(response.Header.Get("Content-Type") + " " + response.Header.Get("Location"))
+	warned := ""
+	if response.Header.Get("Warning") != "" {
+		warned = ", with a warning"
+	}
+	return fmt.Sprintf("%s => %d %s%s\n", line, response.StatusCode, kind, warned)
+}
+
+// dialing makes a client whose every connection goes where dial says.
+func dialing(t *testing.T, dial func(context.Context) (net.Conn, error)) *http.Client {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
 }
 
 func TestContents(t *testing.T) {
@@ -201,14 +232,14 @@ func TestListen(t *testing.T) {
 
 	must(t, s.Listen(t.Context(), "127.0.0.2:0"))
 	answers("another address")
-	if _, err := net.Dial("tcp", first); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := net.Dial("tcp", first); !errors.Is(err, refused) {
 		t.Error("the old address still answers:", err)
 	}
 
 	_, port, _ := net.SplitHostPort(s.Address().String())
 	neighbour, err := net.Listen("tcp", "127.0.0.3:"+port)
 	must(t, err)
-	if err := s.Listen(t.Context(), "0.0.0.0:"+port); !errors.Is(err, syscall.EADDRINUSE) {
+	if err := s.Listen(t.Context(), "0.0.0.0:"+port); !errors.Is(err, inUse) {
 		t.Error("an address that includes one in use:", err)
 	}
 	answers("after an address that includes one in use")
@@ -227,7 +258,7 @@ func TestListen(t *testing.T) {
 	must(t, err)
 	defer foreign.Close()
 	err = s.Listen(t.Context(), foreign.Addr().String())
-	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "--metrics-bind-address") {
+	if !errors.Is(err, inUse) || !strings.Contains(err.Error(), "--metrics-bind-address") {
 		t.Error("an address in use:", err)
 	}
 	answers("after an address in use")

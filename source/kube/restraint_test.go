@@ -5,11 +5,10 @@ import (
 	"crypto/tls"
 	"fmt"
 	"slices"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -31,7 +30,7 @@ func pauses(t *testing.T, errs ...error) []time.Duration {
 }
 
 func TestRestraint(t *testing.T) {
-	broken := apierrors.NewInternalError(unix.EIO)
+	broken := apierrors.NewInternalError(syscall.EIO)
 	synctest.Test(t, func(t *testing.T) {
 		for i, d := range pauses(t, slices.Repeat([]error{broken}, 12)...) {
 			least := min(firstRestraint<<i, maxRestraint)
@@ -44,7 +43,7 @@ func TestRestraint(t *testing.T) {
 			t.Errorf("the server wishes for 7s and gets %v", d)
 		}
 		for _, err := range []error{
-			fmt.Errorf("dial: %w", unix.ECONNREFUSED),
+			fmt.Errorf("dial: %w", syscall.ECONNREFUSED),
 			apierrors.NewResourceExpired(""),
 		} {
 			if d := pauses(t, slices.Repeat([]error{err}, 10)...)[9]; d != 0 {
@@ -54,7 +53,7 @@ func TestRestraint(t *testing.T) {
 		for _, err := range []error{
 			apierrors.NewUnauthorized(""),
 			apierrors.NewForbidden(schema.GroupResource{}, "", nil),
-			&tls.CertificateVerificationError{Err: unix.EIO},
+			&tls.CertificateVerificationError{Err: syscall.EIO},
 		} {
 			all := pauses(t, slices.Repeat([]error{err}, 5)...)
 			if slices.Max(all[:quickRefusals]) != 0 || slices.Min(all[quickRefusals:]) < refusedPause {

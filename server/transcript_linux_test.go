@@ -2,8 +2,6 @@ package server_test
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -73,42 +71,6 @@ func transcript(t *testing.T, c *http.Client) string {
 		b.WriteString(exchange(t, c, "PUT", "/debug/flags/v", "", value))
 	}
 	return b.String()
-}
-
-func exchange(t *testing.T, c *http.Client, method, path, accept, body string) string {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, "http://server"+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if accept != "" {
-		r.Header.Set("Accept", accept)
-	}
-	response, err := c.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	if _, err := io.Copy(io.Discard, response.Body); err != nil {
-		t.Fatal(err)
-	}
-	line := strings.Join(strings.Fields(method+" "+path+" "+body+" "+accept), " ")
-	kind := strings.TrimSpace(response.Header.Get("Content-Type") + " " + response.Header.Get("Location"))
-	warned := ""
-	if response.Header.Get("Warning") != "" {
-		warned = ", with a warning"
-	}
-	return fmt.Sprintf("%s => %d %s%s\n", line, response.StatusCode, kind, warned)
-}
-
-// dialing makes a client whose every connection goes where dial says.
-func dialing(t *testing.T, dial func(context.Context) (net.Conn, error)) *http.Client {
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{
-		Transport:     transport,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
 }
 
 func recorded(t *testing.T) string {
