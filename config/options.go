@@ -214,8 +214,8 @@ func (f *Flags) kernel() []option {
 	t, oom := &f.said.kubeProxy.Conntrack, f.said.kubeProxy.OOMScoreAdj
 	return []option{
 		{group: kernel, flag: "conntrack-max-per-core", field: "conntrack.maxPerCore", bind: number(t.MaxPerCore),
-			usage: "limit of tracked connections for each CPU, if the machine has no higher one; 0 keeps the machine's limit, whatever conntrack-min " +
-				"is"},
+			usage: "limit of tracked connections for each CPU, if the machine has no higher one; 0 keeps the machine's limit, " +
+				"whatever conntrack-min is"},
 		{group: kernel, flag: "conntrack-min", field: "conntrack.min", bind: number(t.Min),
 			usage: "lower bound of the limit of tracked connections, whatever the number of CPUs"},
 		{group: kernel, flag: "conntrack-tcp-timeout-established", field: "conntrack.tcpEstablishedTimeout",

@@ -91,7 +91,9 @@ func (h Host) wishes(s Settings) []wish {
 	conntrack := func(name string, value int) {
 		if value > 0 {
 			name = "nf_conntrack_" + name
-			all = append(all, wish{name: name, path: "proc/sys/net/netfilter/" + name, value: value, atLeast: name == "nf_conntrack_max"})
+			all = append(all, wish{
+				name: name, path: "proc/sys/net/netfilter/" + name, value: value, atLeast: name == "nf_conntrack_max",
+			})
 		}
 	}
 	tracked := h.tracked(s)

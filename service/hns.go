@@ -22,6 +22,8 @@ type HNS struct {
 	Healthz uint16
 }
 
+func (h *HNS) equal(o *HNS) bool { return h == o || h != nil && o != nil && *h == *o }
+
 // preserveAnnotation is kube-proxy's: the load balancer of a Service leaves the destination of packets as it is.
 const preserveAnnotation = "preserve-destination"
 

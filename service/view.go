@@ -122,7 +122,8 @@ type View struct {
 func (v *View) equal(o *View) bool {
 	return v.Node == o.Node && v.Zone == o.Zone && slices.Equal(v.IPs, o.IPs) &&
 		slices.Equal(v.NodePorts, o.NodePorts) && v.Pods.Equal(o.Pods) &&
-		v.MasqueradeAll == o.MasqueradeAll && v.HNS == o.HNS && v.ExternalIPs == o.ExternalIPs && v.Manifests == o.Manifests &&
+		v.MasqueradeAll == o.MasqueradeAll && v.HNS.equal(o.HNS) &&
+		v.ExternalIPs == o.ExternalIPs && v.Manifests == o.Manifests &&
 		slices.Equal(v.Listeners, o.Listeners) && slices.Equal(v.Own, o.Own) &&
 		slices.Equal(v.PodNetworks, o.PodNetworks) && slices.Equal(v.ServiceCIDRs, o.ServiceCIDRs)
 }

@@ -71,7 +71,8 @@ func (h *held) refresh(ctx context.Context, from hns.HNS, again bool) (changed b
 	if h.network.ID != "" {
 		ids, err := from.EndpointIDs(ctx, h.network.ID)
 		if err == nil {
-			changed, err = read(ctx, h.endpoints, ids, again, from.Endpoint, h.dropEndpoint, h.putEndpoint)
+			all := objects[hns.Endpoint]{h.endpoints, from.Endpoint, h.dropEndpoint, h.putEndpoint}
+			changed, err = all.read(ctx, ids, again)
 		}
 		if err != nil {
 			return changed, fmt.Errorf("endpoints of HNS network %s: %w", h.network.Name, err)
@@ -80,7 +81,8 @@ func (h *held) refresh(ctx context.Context, from hns.HNS, again bool) (changed b
 	ids, err := from.LoadBalancerIDs(ctx)
 	if err == nil {
 		var more bool
-		more, err = read(ctx, h.balancers, ids, again, from.LoadBalancer, h.dropBalancer, h.putBalancer)
+		all := objects[hns.LoadBalancer]{h.balancers, from.LoadBalancer, h.dropBalancer, h.putBalancer}
+		more, err = all.read(ctx, ids, again)
 		changed = changed || more
 	}
 	if err != nil {
@@ -89,33 +91,39 @@ func (h *held) refresh(ctx context.Context, from hns.HNS, again bool) (changed b
 	return changed, nil
 }
 
-// read brings the objects of one kind up to date. One that goes away meanwhile is not there.
-func read[T any](ctx context.Context, known map[string]T, ids []string, again bool,
-	query func(context.Context, string) (T, error), drop func(id string), put func(id string, o T),
-) (changed bool, err error) {
+// objects are those of one kind.
+type objects[T any] struct {
+	known map[string]T // by id
+	query func(context.Context, string) (T, error)
+	drop  func(id string)
+	put   func(id string, o T)
+}
+
+// read brings them up to date. One that goes away meanwhile is not there.
+func (all objects[T]) read(ctx context.Context, ids []string, again bool) (changed bool, err error) {
 	there := make(map[string]bool, len(ids))
 	for _, id := range ids {
 		there[id] = true
 	}
-	for id := range known {
+	for id := range all.known {
 		if !there[id] {
-			drop(id)
+			all.drop(id)
 			changed = true
 		}
 	}
 	for _, id := range ids {
-		if _, ok := known[id]; ok && !again {
+		if _, ok := all.known[id]; ok && !again {
 			continue
 		}
 		changed = true
-		o, err := query(ctx, id)
+		o, err := all.query(ctx, id)
 		switch {
 		case errors.Is(err, hns.ErrNotFound), errors.Is(err, hns.ErrNoEndpoint):
-			drop(id)
+			all.drop(id)
 		case err != nil:
 			return changed, err
 		default:
-			put(id, o)
+			all.put(id, o)
 		}
 	}
 	return changed, nil
@@ -133,8 +141,8 @@ func addresses(e *hns.Endpoint) (all []netip.Addr) {
 
 func remote(e *hns.Endpoint) bool { return e.Flags&hns.Remote != 0 }
 
-// putEndpoint has the address lead to a local endpoint before a remote one. A new pod may have the address of an earlier
-// pod elsewhere. There are versions of HNS that hold the endpoints of both.
+// putEndpoint has the address lead to a local endpoint before a remote one. A new pod may have the address of an
+// earlier pod elsewhere. There are versions of HNS that hold the endpoints of both.
 func (h *held) putEndpoint(id string, e hns.Endpoint) {
 	h.dropEndpoint(id)
 	h.addEndpoint(id, e)

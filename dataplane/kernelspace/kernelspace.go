@@ -380,7 +380,8 @@ func host(ip, toward netip.Addr) (netip.Addr, net.HardwareAddr, error) {
 			continue
 		}
 		for _, a := range addrs {
-			if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Addr().Unmap() == ip && len(i.HardwareAddr) > 0 {
+			prefix, err := netip.ParsePrefix(a.String())
+			if err == nil && prefix.Addr().Unmap() == ip && len(i.HardwareAddr) > 0 {
 				return ip, i.HardwareAddr, nil
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/kernelspace"
 	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
 	"fairlead.dev/fairlead/dataplane/kernelspace/hnssim"
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -129,8 +130,7 @@ func TestSync_kubeProxy(t *testing.T) {
 // scene is a node with objects of strangers and of an earlier process, and what shall become of it.
 type scene struct {
 	*node
-	rows  []string // one after the other
-	final string
+	rows []string // one after the other
 }
 
 func newScene(t *testing.T, v hns.Version, kind string) *scene {
@@ -507,11 +507,9 @@ func TestRecord_lost(t *testing.T) {
 // TestRandom follows random changes, and is then where a new plane is that has never seen anything else.
 func TestRandom(t *testing.T) {
 	t.Parallel()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	seed := sample.Seed(t)
 	variants(t, func(t *testing.T, v hns.Version, kind string) {
-		r := rand.New(rand.NewPCG(r.Uint64(), 1))
+		r := rand.New(rand.NewPCG(seed, 0))
 		n := newNode(t, v, kind)
 		p, s := n.sync("")
 		for range 60 {

@@ -38,6 +38,7 @@ type HNS interface {
 // Error is a failure of HNS, by its HRESULT. See winerror.h of the Windows SDK.
 type Error uint32
 
+// The failures that Fairlead tells apart.
 const (
 	ErrNoNetwork  Error = 0x803B0001 // HCN_E_NETWORK_NOT_FOUND
 	ErrNoEndpoint Error = 0x803B0002 // HCN_E_ENDPOINT_NOT_FOUND

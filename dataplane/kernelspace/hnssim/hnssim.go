@@ -27,6 +27,7 @@ type Verb string
 // Kind is what a call does it with.
 type Kind string
 
+// What calls do, and with what.
 const (
 	Enumerate Verb = "enumerate" // Document is HNS's query, or empty; the answer is a list of ids
 	Query     Verb = "query"
@@ -131,12 +132,13 @@ func (s *Service) Do(c Call) (json.RawMessage, error) {
 	return s.put(c.Kind, c.ID, c.Document)
 }
 
-// enumerate answers with the ids of those documents of which the query's filter is true: that of an id, of a name, or of
-// a network.
+// enumerate answers with the ids of those documents of which the query's filter is true: that of an id, of a name, or
+// of a network.
 func (s *Service) enumerate(k Kind, query json.RawMessage) (json.RawMessage, error) {
 	var q struct{ Filter string }
 	var filter struct{ ID, Name, VirtualNetwork, HostComputeNetwork string } // VirtualNetwork is the older name
-	if len(query) > 0 && json.Unmarshal(query, &q) != nil || q.Filter != "" && json.Unmarshal([]byte(q.Filter), &filter) != nil {
+	if len(query) > 0 && json.Unmarshal(query, &q) != nil ||
+		q.Filter != "" && json.Unmarshal([]byte(q.Filter), &filter) != nil {
 		return nil, hns.ErrInvalid
 	}
 	network := cmp.Or(filter.HostComputeNetwork, filter.VirtualNetwork)
