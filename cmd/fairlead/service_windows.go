@@ -21,7 +21,7 @@ import (
 const (
 	// pendingHint is how soon the service manager hears again of a service that begins.
 	pendingHint = 10 * time.Second
-	// longestStart bounds the time for which a service begins: meanwhile nobody can stop it.
+	// longestStart bounds the time for which a service begins: meanwhile Windows does not let it be stopped.
 	longestStart = 2 * time.Minute
 )
 
