@@ -287,14 +287,17 @@ func TestSource(t *testing.T) {
 	l.Source = 3
 	r := newRig(t, l, ok)
 	other := r.client(v6, get)
-	used := r.client(v4, "")
-	first, second := r.client(v4, get), r.client(v4, get)
-	if _, err := io.WriteString(used, get+"\r\n"); err != nil {
-		t.Fatal(err)
+	asks := func(c net.Conn) net.Conn { // the answer says that the server has read what was sent
+		if _, err := io.WriteString(c, get+"\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if got := status(t, c); got != http.StatusOK {
+			t.Fatal(got)
+		}
+		return c
 	}
-	if got := status(t, used); got != http.StatusOK {
-		t.Fatal(got)
-	}
+	used, first, second := asks(r.client(v4, "")), asks(r.client(v4, "")), asks(r.client(v4, ""))
+	asks(used)
 	r.client(v4, "")
 	closed(t, first)
 	r.probed(v4)
