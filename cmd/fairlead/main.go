@@ -1,4 +1,4 @@
-// Command fairlead makes Kubernetes Services work on a Linux node.
+// Command fairlead makes Kubernetes Services work on a node.
 //
 //	run        the daemon: API server or manifests ─► rows ─► kernel; under the name kube-proxy, this only.
 //	explain    why does a packet go where it goes?
@@ -42,7 +42,7 @@ func named(name string) *cobra.Command {
 func root() *cobra.Command {
 	c := &cobra.Command{
 		Use:   programs.Agent,
-		Short: "makes Kubernetes Services work on a Linux node",
+		Short: "makes Kubernetes Services work on a node",
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(runCommand(), explainCommand(), dumpCommand(), statusCommand(), auditCommand(), switchCommand(),

@@ -27,7 +27,7 @@ type Verb string
 // Kind is what a call does it with.
 type Kind string
 
-// What calls do, and with what.
+// The verbs and kinds of calls.
 const (
 	Enumerate Verb = "enumerate" // Document is HNS's query, or empty; the answer is a list of ids
 	Query     Verb = "query"
