@@ -479,6 +479,7 @@ func (w *realCluster) reloads(p *kubernetes.Proxy, files configMap) {
 	w.edit(files, "config.conf", "bindAddressHardFail: false", "bindAddressHardFail: true")
 	w.logged(p, "bindAddressHardFail", `effect="when the process starts the next time"`)
 	w.edit(files, "config.conf", "verbosity: 0", "verbosity: 6\n  format: json")
+	w.edit(files, "config.conf", "tcpBeLiberal: false", "tcpBeLiberal: true") // one that is optional fails in a namespace
 	w.logged(p, `"level":"DEBUG"`)
 	w.event("Node node", "ConfigurationApplied", "")
 }

@@ -96,8 +96,8 @@ func TestKubeProxy_initOnly(t *testing.T) {
 		t.Errorf("the second time:\n%s", out)
 	}
 	// The number of connections is the machine's, which a namespace cannot change.
-	w.runs("kube-proxy", "--init-only --conntrack-max-per-core 1 --conntrack-min 12345", 1,
-		"cannot set nf_conntrack_max to 12345", "conntrack.maxPerCore: 0")
+	w.runs("kube-proxy", "--init-only --conntrack-max-per-core 1 --conntrack-min 912345", 1,
+		"cannot set nf_conntrack_max to 912345", "conntrack.maxPerCore: 0")
 }
 
 // openWorld makes a world whose manifests, and the program, other users may read: t.TempDir is root's.
