@@ -293,8 +293,8 @@ func (p *plane) Describe() (lines []string) {
 	return lines
 }
 
-// look finds the network, and reads what HNS has. Other networks are none of Fairlead's: a network that was made anew is
-// another one, though it has the name.
+// look finds the network, and reads what HNS has. Other networks are none of Fairlead's: a network that was made anew
+// is another one, though it has the name.
 func (p *plane) look(ctx context.Context, again bool) error {
 	v, err := p.hns.Version(ctx)
 	if err != nil {
@@ -333,8 +333,8 @@ func (p *plane) learn(v hns.Version) {
 	p.features = f
 }
 
-// prepareOverlay finds what the documents of an overlay network need of the host, and makes the endpoint from which load
-// balancers send.
+// prepareOverlay finds what the documents of an overlay network need of the host, and makes the endpoint from which
+// load balancers send.
 func (p *plane) prepareOverlay(ctx context.Context) error {
 	if !p.held.overlay() {
 		return nil
@@ -402,8 +402,8 @@ func (p *plane) ownEndpoints() map[string]netip.Addr {
 	return own
 }
 
-// ownsEndpoint reports whether an endpoint is Fairlead's. Those of pods on this node never are. They may have an address
-// for which Fairlead was about to make an endpoint.
+// ownsEndpoint reports whether an endpoint is Fairlead's. Those of pods on this node never are. They may have an
+// address for which Fairlead was about to make an endpoint.
 func (p *plane) ownsEndpoint(id string, a netip.Addr) bool {
 	own, ok := p.record.objects[p.endpointObject(a)]
 	return ok && (own == id || own == "" && (p.held.isRemote(id) || a == p.options.SourceVIP))
