@@ -142,7 +142,8 @@ func (l *layout) balancer(s *model.State, f frontend) *balancer {
 		dsr:  l.features.DSR && row.SNAT != model.Always,
 		kept: l.features.DSR && row.Kept, affinity: l.features.Affinity && pool.Affinity > 0,
 	}
-	if other := func(o model.Backend) bool { return o.Port != b.backends[0].Port }; slices.ContainsFunc(b.backends, other) {
+	other := func(o model.Backend) bool { return o.Port != b.backends[0].Port }
+	if slices.ContainsFunc(b.backends, other) {
 		b.backends = slices.DeleteFunc(slices.Clone(b.backends), other)
 	}
 	return b

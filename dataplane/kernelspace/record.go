@@ -14,9 +14,9 @@ import (
 	"strings"
 )
 
-// record says which objects of HNS are Fairlead's: they have no labels, and other programs have their own there. It is a
-// file of one line for each event, so that a process that is killed between two calls leaves nothing that the next one
-// does not know:
+// record says which objects of HNS are Fairlead's: they have no labels, and other programs have their own there. It is
+// a file of one line for each event, so that a process that is killed between two calls leaves nothing that the next
+// one does not know:
 //
 //	{"object":"load balancer 10.96.0.10:80/tcp"}              is about to be made
 //	{"object":"load balancer 10.96.0.10:80/tcp","id":"6F…"}   was made

@@ -266,8 +266,8 @@ func (p *plane) document(f frontend, b *balancer) (hns.LoadBalancer, error) {
 	return b.document(f, ids, p.sourceVIP(b.backends)), lacking
 }
 
-// sourceVIP is the source of the packets that the load balancer sends: none on other networks than overlays. On these it
-// must be the node's own address if a backend is outside of the overlay.
+// sourceVIP is the source of the packets that the load balancer sends: none on other networks than overlays. On these
+// it must be the node's own address if a backend is outside of the overlay.
 func (p *plane) sourceVIP(backends []model.Backend) string {
 	if !p.held.overlay() {
 		return ""
