@@ -494,16 +494,3 @@ func (p *plane) adoptEndpoints() error {
 func likeNodePort(b *hns.LoadBalancer) bool {
 	return len(b.FrontendVIPs) == 0 && b.PortMappings[0].Flags == hns.LocalRoutedVIP|hns.VIPExternalIP
 }
-
-// brief joins errors, of which there may be one for each Service.
-func brief(errs []error) error {
-	const most = 10
-	words := make([]string, 0, most)
-	for _, err := range errs[:min(most, len(errs))] {
-		words = append(words, err.Error())
-	}
-	if more := len(errs) - most; more > 0 {
-		words = append(words, fmt.Sprintf("and %d more", more))
-	}
-	return fmt.Errorf("%w: %s", dataplane.ErrPartial, strings.Join(words, "; "))
-}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
 	"fairlead.dev/fairlead/model"
 )
@@ -42,7 +43,7 @@ func (p *plane) settle(ctx context.Context, dirty []frontend) error {
 		return err
 	}
 	if failed = append(failed, unswept...); len(failed) > 0 {
-		return brief(failed)
+		return fmt.Errorf("%w: %w", dataplane.ErrPartial, errors.Join(failed...))
 	}
 	return nil
 }
@@ -68,12 +69,13 @@ func outdated(err error) bool {
 	if lost(err) {
 		return false
 	}
-	for _, e := range []error{hns.ErrExists, hns.ErrPortInUse, hns.ErrNoEndpoint, hns.ErrNotFound, errNoEndpoint} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return occupied(err) || errors.Is(err, hns.ErrNoEndpoint) || errors.Is(err, hns.ErrNotFound) ||
+		errors.Is(err, errNoEndpoint)
+}
+
+// occupied reports whether another object has the address and port, or the address.
+func occupied(err error) bool {
+	return errors.Is(err, hns.ErrExists) || errors.Is(err, hns.ErrPortInUse)
 }
 
 // fatal is an error after which there is no use in going on. The objects of HNS are not known then.
@@ -142,7 +144,7 @@ func (p *plane) put(ctx context.Context, f frontend, id string, want hns.LoadBal
 	}
 	if p.coexist == nil || *p.coexist {
 		err := p.create(ctx, f, want)
-		taken := errors.Is(err, hns.ErrExists) || errors.Is(err, hns.ErrPortInUse)
+		taken := occupied(err)
 		if !taken && err != nil {
 			return err
 		}
@@ -190,7 +192,7 @@ func (p *plane) create(ctx context.Context, f frontend, want hns.LoadBalancer) e
 		return err
 	}
 	have, err := p.hns.CreateLoadBalancer(ctx, want)
-	if errors.Is(err, hns.ErrExists) || errors.Is(err, hns.ErrPortInUse) { // what is there was made before
+	if occupied(err) { // by a load balancer that was made before
 		err = errors.Join(err, p.record.write(event{Object: balancerObject(f), ID: before, Gone: !known}))
 	}
 	if err != nil {

@@ -1,5 +1,5 @@
 // Package hnssim simulates the Host Networking Service of Windows on any system: it holds JSON documents, and refuses
-// what the real one refuses.
+// those that the real one refuses.
 //
 //	hns.HNS ──────────────► Client ─┐
 //	computenetwork.dll (Wine) ──────┴─ Do(call) ─► Service ─► Reach: backends of a packet
@@ -56,7 +56,7 @@ type Service struct {
 	version hns.Version
 	next    int
 	tables  map[Kind]map[string]json.RawMessage
-	taken   map[string]string // what only one object may have, and its id
+	taken   map[string]string // addresses and frontends, each with the id of the one object that has it
 	users   map[string]int    // how many load balancers an endpoint has
 	network map[string]string // the network of an endpoint
 	calls   []Call
@@ -212,7 +212,7 @@ func (s *Service) put(k Kind, id string, document json.RawMessage) (json.RawMess
 
 // claim is what a document wants of the service.
 type claim struct {
-	takes   []string  // what only one object may have
+	takes   []string  // addresses or frontends: only one object may have each
 	refusal hns.Error // if another one has it
 	uses    []string  // ids of endpoints
 }
