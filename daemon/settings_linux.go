@@ -61,7 +61,7 @@ func redirect(way config.UserspaceRedirect) userspace.Redirect {
 	case config.UserspaceByListening:
 		return userspace.ByListening
 	}
-	return "" // what there is
+	return "" // the first way that the kernel supports
 }
 
 // excluded are ipvs.excludeCIDRs where the plane looks at them: as settings that can be compared.

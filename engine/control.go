@@ -35,7 +35,7 @@ const patience = 10 * time.Second
 type controlServer struct {
 	engine  *Engine
 	path    string // of the socket; empty: none
-	door    door   // who may ask
+	door    door   // checks the right to ask
 	http    *httpserve.Server
 	closing chan struct{}
 	done    chan struct{}

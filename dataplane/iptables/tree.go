@@ -28,7 +28,7 @@ type tree struct {
 	first   int             // bits after which the first prefixes end; then every stride bits
 	most    int             // height of a prefix that has a chain
 	name    func(at) string // of the chain for a prefix
-	prefix  func(at) rule   // what matches it
+	prefix  func(at) rule   // that matches its addresses
 	heights map[at]int      // of prefixes that lead to others
 }
 

@@ -188,7 +188,7 @@ func ForgetListed(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) boo
 // Tuple is what packets of one direction of a flow have.
 type Tuple struct {
 	Protocol model.Protocol
-	From, To netip.AddrPort // what is zero of them says nothing
+	From, To netip.AddrPort // zero: any
 }
 
 // ForgetFrom has the kernel forget the flow whose client sends such packets, if there is one.
