@@ -122,6 +122,19 @@ type proxy struct {
 	*testbed.Cmd
 	w     *world
 	lines chan string // of its log, until it ends
+	tail  tail
+}
+
+// tail is the end of a log, for a test that fails.
+type tail struct {
+	sync.Mutex
+	lines []string
+}
+
+func (t *tail) add(line string) {
+	t.Lock()
+	defer t.Unlock()
+	t.lines = append(t.lines[max(0, len(t.lines)-99):], line)
 }
 
 // start starts the daemon, with more flags, and returns when it has programmed the kernel.
@@ -145,10 +158,16 @@ func (w *world) follow(c *testbed.Cmd) *proxy {
 	go func() {
 		defer close(p.lines)
 		for s := bufio.NewScanner(out); s.Scan(); {
+			p.tail.add(s.Text())
 			p.lines <- s.Text()
 		}
 	}()
 	w.Cleanup(func() {
+		p.tail.Lock()
+		defer p.tail.Unlock()
+		if w.Failed() {
+			w.Logf("the end of the program's log:\n%s", strings.Join(p.tail.lines, "\n"))
+		}
 		_ = c.Process.Kill()
 		_ = c.Wait()
 		_ = in.Close()
