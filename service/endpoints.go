@@ -107,6 +107,7 @@ func (s *Slice) find(name string) (int, bool) {
 type selection struct {
 	candidates []candidate
 	serving    [2]int // the weights of those that take connections in each pool
+	most       uint16 // the largest weight that any of them has by annotation
 	hints      hints
 	hns        bool // weights are equal, and an endpoint of an unknown node is on another one
 }
@@ -116,6 +117,7 @@ func choose(v *View, candidates []candidate) selection {
 	s := selection{candidates: candidates, hints: hints{node: v.Node, zone: v.Zone}}
 	for i := range candidates {
 		c := &candidates[i]
+		s.most = max(s.most, c.endpoint.Weight)
 		switch {
 		case v.ServiceAddress != nil && v.ServiceAddress(c.Addr()):
 			c.use = [2]use{serviceAddress, serviceAddress}
@@ -165,7 +167,7 @@ func (s *selection) fill(pool int, filter func(*candidate) use) {
 		case c.endpoint.Weight == 0:
 			c.use[pool] = noWeight
 		default:
-			s.serving[pool] += int(c.endpoint.Weight)
+			s.serving[pool] += int(s.weight(c))
 		}
 	}
 }
@@ -193,9 +195,13 @@ func (s *selection) backends(pool int) []model.Backend {
 	return all
 }
 
+// weight is in proportion to what the annotation says, and at most maxWeight.
 func (s *selection) weight(c *candidate) uint16 {
-	if s.hns {
+	switch {
+	case s.hns:
 		return oneWeight
+	case s.most > maxWeight && c.endpoint.Weight > 0:
+		return uint16(max(1, (int(c.endpoint.Weight)*maxWeight+int(s.most)/2)/int(s.most)))
 	}
 	return c.endpoint.Weight
 }

@@ -190,7 +190,7 @@ func (c *candidate) reason(pool int) string {
 	case drains:
 		return "terminates, and others are ready; it keeps the UDP flows it has"
 	case noWeight:
-		return "has weight 0 by annotation " + weightsAnnotation + ": it takes no new connections"
+		return "has weight 0 by annotation: it takes no new connections"
 	case notReady:
 		if c.endpoint.Terminating {
 			return "terminates and does not serve any more"
@@ -247,8 +247,7 @@ func (x *explainer) affinity(s *Service) {
 // scheduler says which planes honour one. Which data plane is in force is not known here.
 func (x *explainer) scheduler(s *Service) {
 	if name := s.Scheduler.name(); name != "" && !x.t.tableShares.refuses(s.Name) {
-		x.say("annotation %s: %s by %s, other data planes at random by weight",
-			schedulerAnnotation, choosers(name), name)
+		x.say("by annotation %s by %s, other data planes at random by weight", choosers(name), name)
 	}
 }
 

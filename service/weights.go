@@ -14,6 +14,10 @@ import (
 const (
 	schedulerAnnotation = "fairlead.dev/scheduler" // of a Service: how an endpoint is chosen
 	weightsAnnotation   = "fairlead.dev/weights"   // of an EndpointSlice or Endpoints: see weights
+
+	// Cilium's count where ours are missing: objects that were written for it keep their meaning.
+	ciliumAlgorithm = "service.cilium.io/lb-algorithm" // of a Service: maglev or random
+	ciliumWeight    = "service.cilium.io/weight"       // of an EndpointSlice: one for all endpoints, 0 to 65535
 )
 
 // annotation is the path of an annotation.
@@ -39,6 +43,7 @@ func (s Scheduler) hasTable() bool {
 func (c *serviceReader) scheduler() {
 	text, ok := c.from.Annotations[schedulerAnnotation]
 	if !ok {
+		c.ciliumScheduler()
 		return
 	}
 	names := model.Schedulers()
@@ -51,10 +56,22 @@ func (c *serviceReader) scheduler() {
 	c.to.Scheduler = Scheduler(i + 1)
 }
 
+// ciliumScheduler reads Cilium's annotation. Its random is what planes without schedulers do.
+func (c *serviceReader) ciliumScheduler() {
+	switch text := c.from.Annotations[ciliumAlgorithm]; text {
+	case "", "random":
+	case "maglev":
+		c.to.Scheduler = Scheduler(slices.Index(model.Schedulers(), "mh") + 1)
+	default:
+		c.add(annotation(ciliumAlgorithm), "%.40q is neither maglev nor random; the one that is configured is used", text)
+	}
+}
+
 const (
 	// oneWeight is that of an endpoint of which no annotation says anything else.
 	oneWeight = 1
-	// maxWeight bounds what a pool costs a plane that has a slot for each unit of weight.
+	// maxWeight bounds what a pool costs a plane that has a slot for each unit of weight. Where Cilium's annotation says
+	// more, all weights of the pool become smaller, see selection.weight.
 	maxWeight = 256
 )
 
@@ -78,7 +95,7 @@ func (w *weights) of(a netip.Addr) uint16 {
 func (r *report) weights(annotations map[string]string) weights {
 	text, ok := annotations[weightsAnnotation]
 	if !ok {
-		return weights{others: oneWeight}
+		return r.ciliumWeights(annotations)
 	}
 	w, err := parseWeights(text)
 	if err != nil {
@@ -87,6 +104,19 @@ func (r *report) weights(annotations map[string]string) weights {
 		return weights{others: oneWeight}
 	}
 	return w
+}
+
+func (r *report) ciliumWeights(annotations map[string]string) weights {
+	text, ok := annotations[ciliumWeight]
+	if !ok {
+		return weights{others: oneWeight}
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 16)
+	if err != nil {
+		r.add(annotation(ciliumWeight), "%.40q is no weight from 0 to 65535; all weights are %d", text, oneWeight)
+		return weights{others: oneWeight}
+	}
+	return weights{others: uint16(n)}
 }
 
 // parseWeights reads items separated by commas: ADDRESS=WEIGHT for one endpoint, and at most one WEIGHT for all others.
