@@ -260,7 +260,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		About:           d.about,
 		Control:         map[string]http.Handler{"/switch": &d.switches},
 		ControlRefused:  func(err error) { d.report.warn(reasonControl, err.Error()) },
-		Observer:        observers{d.metrics, d.report, &beginning{inForce: d.inForce}},
+		Observer:        observers{d.metrics, d.report, &d.options.Logs.Events, &beginning{inForce: d.inForce}},
 
 		ConnectionClosed: d.metrics.ConnectionClosed,
 	})

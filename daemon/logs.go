@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/recorder"
 	"fairlead.dev/fairlead/said"
 )
 
@@ -20,13 +21,16 @@ type Logs struct {
 	level slog.LevelVar
 	json  atomic.Bool
 	log   *slog.Logger
+	// Events has what was logged lately.
+	Events recorder.Recorder
 }
 
 // NewLogs makes a Logs that writes to w.
 func NewLogs(w io.Writer) *Logs {
 	l := &Logs{}
 	o := &slog.HandlerOptions{Level: &l.level, ReplaceAttr: plainLevel}
-	l.log = slog.New(said.Bounded(eitherHandler{&l.json, slog.NewTextHandler(w, o), slog.NewJSONHandler(w, o)}))
+	l.log = slog.New(said.Bounded(l.Events.Handler(
+		eitherHandler{&l.json, slog.NewTextHandler(w, o), slog.NewJSONHandler(w, o)})))
 	return l
 }
 

@@ -348,6 +348,7 @@ func (e *Engine) take(t taken) model.Change {
 	e.cost.measure(e.options.work, func() { state, change, e.round.Problems = e.options.Table.Update(t.batch) })
 	e.tellProblems(&t.batch, e.round.Problems, e.options.Table.Ceased())
 	e.round.Batch = t.batch
+	e.round.Before = e.options.Table.TakePoolsBefore()
 	e.pending.add(&t.batch)
 	e.pending.remember(&t)
 	if first := e.state == nil; first || !change.Empty() {
@@ -455,6 +456,7 @@ func (e *Engine) apply(ctx context.Context, change model.Change) (err error) {
 	e.round.Verb, e.round.Took = Applied, time.Since(start)
 	e.tidy.applied(&change)
 	if err == nil {
+		e.round.Change = &change
 		e.logEdits(&change, e.round.Took)
 	}
 	return err

@@ -38,8 +38,10 @@ type Round struct {
 	Pending  Changes           // that are not in force, with those that wait for the loop
 	State    *model.State
 	Verb     Verb
-	Took     time.Duration // of the verb
-	Err      error         // of programming; see dataplane.ErrPartial
+	Change   *model.Change                // if it was applied; nil: all was programmed, or nothing
+	Before   map[model.PoolID]*model.Pool // what the pools in it were; nil: they are new
+	Took     time.Duration                // of the verb
+	Err      error                        // of programming; see dataplane.ErrPartial
 	// Happened are the endpoint changes that the kernel now follows and of which it is known when they
 	// happened; those from before this process are left out.
 	Happened []Happening

@@ -33,11 +33,12 @@ type Table struct {
 
 	ceased []string // objects of which a problem ceased with the last Update
 
-	state     *model.State
-	frontends changeTracker[model.Key, model.Frontend]
-	pools     changeTracker[model.PoolID, model.Pool]
-	guards    changeTracker[netip.Prefix, model.Verdict]
-	health    changeTracker[netip.AddrPort, model.Health]
+	state       *model.State
+	frontends   changeTracker[model.Key, model.Frontend]
+	pools       changeTracker[model.PoolID, model.Pool]
+	poolsBefore map[model.PoolID]*model.Pool
+	guards      changeTracker[netip.Prefix, model.Verdict]
+	health      changeTracker[netip.AddrPort, model.Health]
 
 	update // what the Update at hand has found so far
 }
@@ -143,6 +144,7 @@ func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 		t.setPools(rows)
 	}
 	t.dropPools()
+	t.poolsBefore = t.pools.before // close makes another one
 	change := model.Change{
 		Frontends: t.frontends.close(),
 		Pools:     t.pools.close(),
@@ -156,6 +158,14 @@ func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason))
 	})
 	return t.state, change, slices.Compact(problems)
+}
+
+// TakePoolsBefore are the pools of the last Update's Change as they were before; nil: they are new. It forgets
+// them, as they may be as large as the State.
+func (t *Table) TakePoolsBefore() map[model.PoolID]*model.Pool {
+	before := t.poolsBefore
+	t.poolsBefore = nil
+	return before
 }
 
 // setService replaces a Service, or removes it if s is nil.
