@@ -57,10 +57,11 @@ type Options struct {
 
 // Daemon is a running process.
 type Daemon struct {
-	options Options
-	log     *slog.Logger
-	config  atomic.Pointer[config.Config] // in force
-	node    node
+	options    Options
+	log        *slog.Logger
+	config     atomic.Pointer[config.Config] // in force
+	whyRefused atomic.Value                  // string: why the configuration files are not in force; empty: they are
+	node       node
 
 	metrics  *metrics.Metrics
 	server   *server.Server
@@ -399,6 +400,7 @@ func (d *Daemon) about() engine.About {
 		Version: version.String(), Mode: string(c.KubeProxy.Mode), Plane: plane,
 		Node: f.settings.node, Why: d.whyServes(plane), Draining: d.plane.Kept(),
 	}
+	a.ConfigurationRefused, _ = d.whyRefused.Load().(string)
 	if p := d.plane.InForce(); p != nil {
 		a.Backend = found(p).variant()
 	}

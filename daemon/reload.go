@@ -56,6 +56,10 @@ func (d *Daemon) reload(ctx context.Context) {
 // judged says that the configuration is refused, and why, or that it is well again.
 func (d *Daemon) judged(err error) {
 	d.metrics.ConfigurationRefused(err != nil)
+	d.whyRefused.Store("")
+	if err != nil {
+		d.whyRefused.Store(err.Error())
+	}
 	switch {
 	case err == nil && d.refused.Cleared():
 		d.log.Info("the configuration is accepted again")

@@ -28,6 +28,7 @@ const patience = 10 * time.Second
 //	GET /dump                 the rows, in canonical text form
 //	GET /counters             what the data plane has counted
 //	GET /explain?…            what happens to a packet, see packet
+//	GET /services?…           what becomes of Services, a Services
 //	GET /status               how programming goes, a Report
 //	GET /audit                what in the kernel is not as it should be, an Audited
 //
@@ -71,6 +72,7 @@ func (e *Engine) newControl(path string) *controlServer {
 	mux.HandleFunc("GET /dump", c.dump)
 	mux.HandleFunc("GET /counters", c.counters)
 	mux.HandleFunc("GET /explain", c.explain)
+	mux.HandleFunc("GET /services", c.services)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, true, e.report()) })
 	mux.HandleFunc("GET /audit", c.audit)
 	for path, h := range e.options.Control {

@@ -12,6 +12,12 @@ import (
 // maxEdits is how many changes of a namespace the log has in a minute, if there are few of others.
 const maxEdits = 60
 
+// lastEdit is the last change of a Service's rows since this process has programmed all of them.
+type lastEdit struct {
+	at   time.Time
+	took time.Duration
+}
+
 // edit is how many rows of a Service a change sets and deletes.
 type edit struct{ set, deleted int }
 
@@ -37,6 +43,11 @@ func (e *Engine) logEdits(c *model.Change, took time.Duration) {
 	}
 	now := time.Now()
 	for _, name := range slices.Sorted(maps.Keys(edits)) {
+		if edits[name].set > 0 {
+			e.lastEdits[name] = lastEdit{now, took}
+		} else {
+			delete(e.lastEdits, name)
+		}
 		namespace, _, _ := strings.Cut(name, "/")
 		if e.edited.May(namespace, now) {
 			e.options.Log.Info("a change is in force", "service", name, "set", edits[name].set, "deleted", edits[name].deleted,

@@ -135,6 +135,8 @@ type Engine struct {
 	tidy     tidy
 	reported said.Share // of problems
 	edited   said.Share // of changes in force
+
+	lastEdits map[string]lastEdit // by Service
 }
 
 // New makes an Engine. Nothing happens before Run.
@@ -156,18 +158,19 @@ func New(o Options) *Engine {
 		o.ControlRefused = func(error) {}
 	}
 	e := &Engine{
-		options:  o,
-		requests: make(chan *request),
-		orders:   make(chan *request),
-		stopped:  make(chan struct{}),
-		started:  time.Now(),
-		dirty:    true,
-		audits:   newAudits(o.HealthTimeout / 2),
-		rests:    newRests(),
-		pace:     newPace(),
-		reported: said.Share{Words: 2 * maxReported, While: time.Minute},
-		edited:   said.Share{Words: 2 * maxEdits, While: time.Minute},
-		problems: newProblems(),
+		options:   o,
+		requests:  make(chan *request),
+		orders:    make(chan *request),
+		stopped:   make(chan struct{}),
+		started:   time.Now(),
+		dirty:     true,
+		audits:    newAudits(o.HealthTimeout / 2),
+		rests:     newRests(),
+		pace:      newPace(),
+		reported:  said.Share{Words: 2 * maxReported, While: time.Minute},
+		edited:    said.Share{Words: 2 * maxEdits, While: time.Minute},
+		lastEdits: map[string]lastEdit{},
+		problems:  newProblems(),
 	}
 	e.queue = e.newQueue()
 	e.status.set(Status{NodeEligible: true})

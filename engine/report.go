@@ -27,13 +27,15 @@ func (r Report) MarshalJSON() ([]byte, error) {
 
 // About is what an Engine's owner knows of it. An empty field is not known.
 type About struct {
-	Version string  `json:"version,omitempty"`
-	Mode    string  `json:"mode,omitempty"`    // as it is configured
-	Plane   string  `json:"plane,omitempty"`   // that serves it
-	Why     string  `json:"why,omitempty"`     // it does, where that was chosen
-	Backend string  `json:"backend,omitempty"` // of the plane, if it has several
-	Node    string  `json:"node,omitempty"`
-	Watches []Watch `json:"watches,omitempty"`
+	Version string `json:"version,omitempty"`
+	Mode    string `json:"mode,omitempty"`    // as it is configured
+	Plane   string `json:"plane,omitempty"`   // that serves it
+	Why     string `json:"why,omitempty"`     // it does, where that was chosen
+	Backend string `json:"backend,omitempty"` // of the plane, if it has several
+	Node    string `json:"node,omitempty"`
+	// ConfigurationRefused is why the configuration files are not in force; empty: they are.
+	ConfigurationRefused string  `json:"configurationRefused,omitempty"`
+	Watches              []Watch `json:"watches,omitempty"`
 	// Draining are planes that another one has replaced, and whose connections live on.
 	Draining []handover.Kept `json:"draining,omitempty"`
 }

@@ -22,6 +22,7 @@ type Explanation struct {
 	Verdict     string     `json:"verdict"`             // forward, reject, drop, or pass: no concern of ours
 	Row         string     `json:"row,omitempty"`       // the row that decides, in canonical text
 	Service     string     `json:"service,omitempty"`   // namespace/name:port
+	Summary     string     `json:"summary"`             // what happens, in one sentence
 	Reasons     []string   `json:"reasons"`             // sentences, in the order in which they decide
 	Backends    []Chance   `json:"backends,omitempty"`
 	Excluded    []Excluded `json:"excluded,omitempty"` // endpoints that get no new connection
@@ -75,7 +76,23 @@ func (t *Table) Explain(p model.Packet) Explanation {
 	default:
 		x.noRow()
 	}
+	x.out.Summary = x.summary()
 	return x.out
+}
+
+// summary says what happens to the packet in one sentence.
+func (x *explainer) summary() string {
+	switch n := len(x.out.Backends); {
+	case x.decision.Verdict == model.Forward && n == 1:
+		return fmt.Sprintf("Service %s answers, from %s.", x.out.Service, x.out.Backends[0].Backend)
+	case x.decision.Verdict == model.Forward:
+		return fmt.Sprintf("Service %s answers, from one of %d backends.", x.out.Service, n)
+	case x.decision.Verdict == model.Reject:
+		return fmt.Sprintf("The connection is refused: %s.", x.because)
+	case x.decision.Verdict == model.Drop:
+		return fmt.Sprintf("No answer comes, and the client waits: %s.", x.because)
+	}
+	return "The packet passes: it is not for a Service."
 }
 
 // explainer fills an Explanation.
@@ -84,7 +101,14 @@ type explainer struct {
 	packet   model.Packet
 	decision model.Decision
 	claim    claim
+	because  string // the reason for a verdict other than forward
 	out      Explanation
+}
+
+// decide is say, for the reason that decides.
+func (x *explainer) decide(format string, args ...any) {
+	x.because = fmt.Sprintf(format, args...)
+	x.say("%s", x.because)
 }
 
 func (x *explainer) say(format string, args ...any) {
@@ -98,7 +122,7 @@ func (x *explainer) frontend() {
 	x.out.Service = row.Service
 	e, at := x.owner()
 	if x.decision.NotAllowed {
-		x.say("spec.loadBalancerSourceRanges does not have %s, only: %s", x.packet.Source, list(row.Allow))
+		x.decide("spec.loadBalancerSourceRanges does not have %s, only: %s", x.packet.Source, list(row.Allow))
 		return
 	}
 	if row.Allow != nil {
@@ -151,13 +175,13 @@ func (x *explainer) pool(service *Service, at address, s *selection) int {
 	}
 	switch {
 	case len(s.candidates) == 0:
-		x.say("it has no endpoints")
+		x.decide("it has no endpoints")
 	case s.serving[clusterPool] == 0:
-		x.say("none of its endpoints can serve")
+		x.decide("none of its endpoints can serve")
 	case x.decision.Key.Scope == model.Internal && service.ExternalLocal:
 		x.say("externalTrafficPolicy Local does not hold for this node and its pods: they reach all endpoints")
 	case pool == localPool && s.serving[localPool] == 0:
-		x.say("%s is Local, and no endpoint on this node can serve", policy)
+		x.decide("%s is Local, and no endpoint on this node can serve", policy)
 	case pool == localPool:
 		x.say("%s is Local: only endpoints on this node", policy)
 	}
@@ -264,10 +288,10 @@ func (x *explainer) noRow() {
 	switch g := x.decision.Guard; {
 	case x.decision.Verdict == model.Reject:
 		x.out.Row = fmt.Sprintf("guard %s %s", g, x.decision.Verdict)
-		x.say("%s is a ClusterIP, but not on this port", a)
+		x.decide("%s is a ClusterIP, but not on this port", a)
 	case x.decision.Verdict == model.Drop:
 		x.out.Row = fmt.Sprintf("guard %s %s", g, x.decision.Verdict)
-		x.say("%s is in the Service CIDR %s, but no Service that is handled here has it", a, g)
+		x.decide("%s is in the Service CIDR %s, but no Service that is handled here has it", a, g)
 	default:
 		x.say("no Service that is handled here has this address, port and protocol")
 	}
@@ -369,7 +393,7 @@ func (x Explanation) String() string {
 		}
 		client += on + x.Interface + ")"
 	}
-	fmt.Fprintf(&b, "%s -> %s: %s\n", client, x.Destination, x.Verdict)
+	fmt.Fprintf(&b, "%s\n%s -> %s: %s\n", x.Summary, client, x.Destination, x.Verdict)
 	if x.Row != "" {
 		fmt.Fprintf(&b, "  %s\n", x.Row)
 	}

@@ -3,6 +3,7 @@ package service_test
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -50,6 +51,7 @@ func TestTable_state(t *testing.T) {
 			c.compare(t, "state", state.String())
 			c.compare(t, "problems", problemLines(problems))
 			c.compare(t, "explain", c.explain(t, table))
+			c.compare(t, "services", summaries(table))
 			if *update {
 				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
 					t.Fatal(err)
@@ -123,6 +125,37 @@ func (c *testCase) explain(t *testing.T, table *service.Table) string {
 			Interface:   strings.TrimPrefix(words[1], "-"),
 			Destination: netip.MustParseAddrPort(destination),
 		}).String())
+	}
+	return b.String()
+}
+
+// summaries has a line for each Service, port, address and endpoint.
+func summaries(table *service.Table) string {
+	var b strings.Builder
+	for _, name := range table.ServiceNames("") {
+		s, _ := table.Summarise(name)
+		line := fmt.Sprintf("%s %d slices %q %s %s", s.Service, s.Slices, s.SlicePorts, s.Affinity, s.Ignored)
+		b.WriteString(strings.Join(strings.Fields(line), " ") + "\n")
+		for _, p := range s.Ports {
+			fmt.Fprintf(&b, "  %s %s: %d ready, %d draining, %d excluded\n", p.Name, p.Port, p.Ready, p.Draining, p.Excluded)
+			for _, a := range p.Addresses {
+				fmt.Fprintf(&b, "    %s %s %s", a.Kind, a.At, a.Verdict)
+				if a.Sources > 0 {
+					fmt.Fprintf(&b, " from %d ranges", a.Sources)
+				}
+				if a.Owner != "" {
+					fmt.Fprintf(&b, " of %s", a.Owner)
+				}
+				b.WriteString("\n")
+			}
+			for _, e := range p.Endpoints {
+				line := fmt.Sprintf("endpoint %s %s %s", e.At, e.State, e.Rule)
+				if e.Outside != "" {
+					line += " outside " + e.Outside
+				}
+				b.WriteString("    " + strings.TrimSpace(line) + "\n")
+			}
+		}
 	}
 	return b.String()
 }

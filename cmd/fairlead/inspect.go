@@ -72,13 +72,14 @@ func explainCommand() *cobra.Command {
 	var i inspection
 	var iface string
 	c := &cobra.Command{
-		Use:   "explain SOURCE DESTINATION:PORT[/PROTOCOL]",
+		Use:   "explain SOURCE DESTINATION[:PORT][/PROTOCOL]",
 		Short: "say where a packet goes, which backends it may reach, and why not the others",
-		Long: "explain says what this node does with the first packet of a connection from SOURCE to a Service\n" +
-			"address. SOURCE is an address, or the word node. It prints the row that takes the packet, the backends that\n" +
-			"it may reach and how likely, and the rule that excludes each other endpoint. Exit status 1: it does not reach\n" +
-			"a backend.",
+		Long: "explain says what this node does with the first packet of a connection from SOURCE to a Service. SOURCE is\n" +
+			"an address, or the word node. DESTINATION is an address, svc/NAMESPACE/NAME, the DNS name of a Service, or node\n" +
+			"with a NodePort. explain prints the row that takes the packet, the backends that it may reach and how likely,\n" +
+			"and the rule that excludes each other endpoint. Exit status 1: it does not reach a backend.",
 		Example: "  fairlead explain 10.244.1.7 10.96.0.10:53/udp\n" +
+			"  fairlead explain node svc/shop/cart:http\n  fairlead explain 192.0.2.9 node:30080\n" +
 			"  fairlead explain node '[fd00::10]:80' --manifests all.yaml",
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -94,7 +95,11 @@ func (i *inspection) explain(ctx context.Context, assumed bool, iface string, ar
 	if err := i.Check(); err != nil {
 		return err
 	}
-	p, err := cli.ParsePacket(iface, args[0], args[1])
+	destination, err := i.addressOf(ctx, args[1], args[0])
+	if err != nil {
+		return err
+	}
+	p, err := cli.ParsePacket(iface, args[0], destination)
 	if err != nil {
 		return cli.Misused(err)
 	}

@@ -45,7 +45,7 @@ func root() *cobra.Command {
 		Short: "makes Kubernetes Services work on a node",
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
-	c.AddCommand(runCommand(), explainCommand(), dumpCommand(), statusCommand(), auditCommand(), switchCommand(),
+	c.AddCommand(runCommand(), explainCommand(), dumpCommand(), statusCommand(), servicesCommand(), whyCommand(), probeCommand(), auditCommand(), switchCommand(),
 		cleanCommand(), configCommand(), versionCommand())
 	for name, short := range map[string]string{
 		"demo":      "bring Services to life in a virtual cluster on this machine, use them all, and check what happens",

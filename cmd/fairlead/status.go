@@ -68,6 +68,7 @@ func (r report) String() string {
 		{"node", r.node()},
 		{"data plane", r.plane()},
 		{"chosen", r.Why},
+		{"configuration", r.configuration()},
 		{"in force since", r.time(r.InForceSince)},
 		{"draining", r.draining()},
 		{"last correct", r.time(r.LastProgrammed)},
@@ -142,6 +143,14 @@ func (r report) plane() string {
 		text += ", for mode " + r.Mode
 	}
 	return text
+}
+
+// configuration says that the files are not in force; it is empty where they are.
+func (r report) configuration() string {
+	if r.ConfigurationRefused == "" {
+		return ""
+	}
+	return "refused, the one before stays: " + strings.ReplaceAll(r.ConfigurationRefused, "\n", " ")
 }
 
 // draining is what planes still have that are not in force any more.

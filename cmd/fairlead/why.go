@@ -1,0 +1,350 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/internal/cli"
+	"fairlead.dev/fairlead/said"
+	"fairlead.dev/fairlead/service"
+)
+
+func whyCommand() *cobra.Command {
+	var q serviceQuestion
+	c := &cobra.Command{
+		Use:   "why [NAMESPACE/]NAME",
+		Short: "say why a Service does not work here: check each step from its object to its backends",
+		Long: "why checks each step between the object and its backends, and names the first that fails, and what to do:\n\n" +
+			"  the proxy follows the cluster\n" +
+			"  the Service is served, and has endpoints under the right port names\n" +
+			"  endpoints are ready, and traffic policies leave some\n" +
+			"  the kernel holds the rules\n" +
+			"  the backends and the ClusterIP answer from here, and the counters move\n\n" +
+			"Exit status 1: a step fails.",
+		Example:           "  fairlead why shop/cart",
+		Args:              cobra.ExactArgs(1),
+		RunE:              func(c *cobra.Command, args []string) error { return q.why(c.Context(), args[0]) },
+		ValidArgsFunction: q.complete,
+	}
+	q.addTo(c)
+	return c
+}
+
+// step is one of the checks of why.
+type step struct {
+	Result string `json:"result"` // ok, warning or failed
+	Text   string `json:"text"`
+	Do     string `json:"do,omitempty"`
+}
+
+const (
+	stepOK      = "ok"
+	stepWarning = "warning"
+	stepFailed  = "failed"
+)
+
+// findings are the steps up to the first that failed.
+type findings struct {
+	Service string `json:"service"`
+	Steps   []step `json:"steps"`
+}
+
+func (f *findings) ok(format string, args ...any) {
+	f.Steps = append(f.Steps, step{Result: stepOK, Text: fmt.Sprintf(format, args...)})
+}
+
+func (f *findings) warn(do, format string, args ...any) {
+	f.Steps = append(f.Steps, step{stepWarning, fmt.Sprintf(format, args...), do})
+}
+
+func (f *findings) fail(do, format string, args ...any) {
+	f.Steps = append(f.Steps, step{stepFailed, fmt.Sprintf(format, args...), do})
+}
+
+func (f *findings) failed() bool {
+	return slices.ContainsFunc(f.Steps, func(s step) bool { return s.Result == stepFailed })
+}
+
+// String has the step that failed as its first line, and then all.
+func (f *findings) String() string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s: %s\n", f.Service, f.conclusion())
+	for _, s := range f.Steps {
+		fmt.Fprintf(&text, "  %-8s %s\n", s.Result, s.Text)
+		if s.Do != "" {
+			fmt.Fprintf(&text, "  %-8s %s\n", "", "→ "+s.Do)
+		}
+	}
+	return text.String()
+}
+
+func (f *findings) conclusion() string {
+	warnings := 0
+	for _, s := range f.Steps {
+		switch s.Result {
+		case stepFailed:
+			return s.Text
+		case stepWarning:
+			warnings++
+		}
+	}
+	if warnings > 0 {
+		return said.Count(warnings, "warning") + ", else it works from here"
+	}
+	return "it works from here"
+}
+
+func (q *serviceQuestion) why(ctx context.Context, name string) error {
+	if err := q.Check(); err != nil {
+		return err
+	}
+	f := &findings{Service: q.named(name).String()}
+	for _, check := range []func(context.Context, *findings) error{
+		q.checkProxy, q.checkService, q.checkKernel, q.checkAnswers,
+	} {
+		if err := check(ctx, f); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return cli.Exit(cli.ExitInterrupted, nil)
+		}
+		if f.failed() {
+			break
+		}
+	}
+	err := q.Print(f)
+	if f.failed() {
+		return errors.Join(err, cli.Exit(cli.ExitFound, nil))
+	}
+	return err
+}
+
+// silentWatch is after how long without a message a watch counts as stale. The API server sends a bookmark a minute.
+const silentWatch = 5 * time.Minute
+
+// checkProxy asks whether the proxy follows the cluster.
+func (q *serviceQuestion) checkProxy(ctx context.Context, f *findings) error {
+	answer, err := q.Answer(ctx, "/status")
+	switch {
+	case errors.Is(err, cli.ErrNoProxy):
+		f.fail("start it, or name its --control-socket; nodes keep their last rules", "%v", err)
+		return nil
+	case err != nil:
+		return cli.Failed(err)
+	}
+	var r report
+	if err := json.Unmarshal(answer, &r.Report); err != nil {
+		return cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
+	}
+	for _, w := range r.Watches {
+		if age := r.Now.Sub(w.LastMessage); age > silentWatch {
+			f.fail("check the way from this node to the API server; the rules are those of that time",
+				"the API server has said nothing of %s for %s", w.Resource, r.age(w.LastMessage))
+		}
+	}
+	if r.ConfigurationRefused != "" {
+		f.warn("correct the file; the configuration before it stays in force", "the configuration is refused: %s",
+			strings.ReplaceAll(r.ConfigurationRefused, "\n", " "))
+	}
+	if r.Mode != r.Plane && r.Mode != "auto" && (r.Mode != "" || r.Plane != "iptables") {
+		f.warn("fairlead help symptoms, \"another data plane serves\"", "mode %s is configured, data plane %s serves: %s",
+			r.Mode, r.Plane, r.Why)
+	}
+	switch {
+	case !r.Healthy:
+		f.fail("fairlead status, and the log of the proxy", "the proxy is not healthy: %s", strings.TrimPrefix(r.health(), "no: "))
+	case r.Failures > 0:
+		f.warn("fairlead status", "the kernel has refused rows %s in a row: %s", said.Count(r.Failures, "time"), r.Error)
+	default:
+		f.ok("the proxy follows the cluster, by data plane %s", r.plane())
+	}
+	return nil
+}
+
+// checkService asks what the Service's objects say.
+func (q *serviceQuestion) checkService(ctx context.Context, f *findings) error {
+	namespace, name, _ := strings.Cut(f.Service, "/")
+	all, err := q.one(ctx, f.Service)
+	switch {
+	case len(all.Services) == 0 && err != nil && errors.As(err, new(cli.ExitError)):
+		f.fail(fmt.Sprintf("kubectl -n %s get service %s --show-labels", namespace, name), "%v", err)
+		return nil
+	case err != nil:
+		return err
+	}
+	s := all.Services[0]
+	if s.Ignored != "" {
+		f.fail("clients use its DNS name or its pods' addresses", "this proxy does not serve it: %s", s.Ignored)
+		return nil
+	}
+	for _, p := range s.Problems {
+		f.warn("correct the object", "%s", strings.ReplaceAll(p.Error(), "\n", " "))
+	}
+	if s.Slices == 0 {
+		f.fail(fmt.Sprintf("compare: kubectl -n %s get service %s -o jsonpath={.spec.selector}; kubectl -n %s get pods --show-labels",
+			namespace, name, namespace), "it has no EndpointSlice: its selector matches no pod, or it has no selector")
+		return nil
+	}
+	for _, p := range s.Ports {
+		checkPort(f, &s, &p)
+	}
+	return nil
+}
+
+// checkPort asks which endpoints a port of the Service has, and what becomes of packets to its addresses.
+func checkPort(f *findings, s *engine.ServiceReport, p *service.PortSummary) {
+	namespace, name, _ := strings.Cut(s.Service, "/")
+	pods := fmt.Sprintf("kubectl -n %s get pods -o wide; kubectl -n %s describe endpointslices -l kubernetes.io/service-name=%s",
+		namespace, namespace, name)
+	switch {
+	case p.Ready+p.Draining+p.Excluded == 0 && !slices.Contains(s.SlicePorts, p.Name):
+		f.fail("give the port the same name and protocol in both",
+			"port %s has no endpoints: the EndpointSlices have no port of that name, but %s", portText(*p), quoted(s.SlicePorts))
+	case p.Ready+p.Draining+p.Excluded == 0:
+		f.fail(pods, "port %s has no endpoints: no pod matches the selector", portText(*p))
+	case p.Ready == 0:
+		f.fail(pods, "port %s has no endpoint that takes connections: %s", portText(*p), excluded(p))
+	default:
+		f.ok("port %s: %s", portText(*p), endpointText(*p))
+	}
+	for _, a := range p.Addresses {
+		at := fmt.Sprintf("%s (%s)", a.At, a.Kind)
+		switch {
+		case a.Owner != "":
+			f.warn("give one of the two another address or port", "%s is the address of Service %s, which came first", at, a.Owner)
+		case a.Verdict == "pass":
+			f.warn("see the problems of the Service", "%s is not served", at)
+		case a.Verdict != "forward" && p.Ready > 0:
+			f.warn("this is what a traffic policy Local means: use policy Cluster, or another node",
+				"packets to %s end here (%s): no endpoint on this node", at, a.Verdict)
+		}
+		if a.Sources > 0 {
+			f.ok("only clients of %s reach %s", said.Count(a.Sources, "source range"), at)
+		}
+	}
+}
+
+// excluded counts the reasons why endpoints take no connections.
+func excluded(p *service.PortSummary) string {
+	counts := map[string]int{}
+	for _, e := range p.Endpoints {
+		counts[e.Reason]++
+	}
+	var words []string
+	for reason, n := range counts {
+		words = append(words, fmt.Sprintf("%s (%d)", reason, n))
+	}
+	slices.Sort(words)
+	return strings.Join(words, "; ")
+}
+
+func quoted(names []string) string {
+	words := make([]string, len(names))
+	for i, name := range names {
+		words[i] = fmt.Sprintf("%q", name)
+	}
+	return strings.Join(words, ", ")
+}
+
+// checkKernel asks whether the kernel holds the rows of the Service.
+func (q *serviceQuestion) checkKernel(ctx context.Context, f *findings) error {
+	answer, err := q.Order(ctx, http.MethodGet, "/audit")
+	if err != nil {
+		return cli.Failed(err)
+	}
+	defer answer.Close()
+	var a engine.Audited
+	if err := json.NewDecoder(answer).Decode(&a); err != nil {
+		return cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
+	}
+	switch {
+	case len(a.Refused) > 0:
+		f.fail("fairlead audit, fairlead status", "the kernel refuses rows: %s", a.Refused[0])
+	case len(a.Drifts) > 0 && !a.Repaired:
+		f.fail("fairlead audit", "the kernel differs from the rows, and a repair has failed: %s; %s", a.Drifts[0], a.Error)
+	case len(a.Drifts) > 0:
+		f.warn("find the program that changes the rules: fairlead audit; the differences are repaired",
+			"another program had changed the rules: %s", a.Drifts[0])
+	default:
+		f.ok("the kernel holds the rules of all %s", said.Count(a.Rows, "row"))
+	}
+	return nil
+}
+
+// answerTimeout is how long an address has to answer.
+const answerTimeout = 2 * time.Second
+
+// checkAnswers connects to the backends and to the ClusterIPs, and looks whether the counters move.
+func (q *serviceQuestion) checkAnswers(ctx context.Context, f *findings) error {
+	before, err := q.one(ctx, f.Service)
+	if err != nil {
+		return err
+	}
+	results := probeAll(ctx, before, answerTimeout)
+	dead := slices.DeleteFunc(slices.Clone(results), func(r probed) bool {
+		return r.Error == "" || r.State != service.Ready
+	})
+	for _, r := range dead {
+		f.fail("ask the pod itself: does it listen on that port, does a network policy let this node in?",
+			"endpoint %s of port %s is called ready, and does not answer: %s", r.Endpoint, r.Port, r.Error)
+	}
+	tried := 0
+	for _, p := range before.Services[0].Ports {
+		for _, a := range p.Addresses {
+			if a.Kind != "ClusterIP" || a.Verdict != "forward" || !strings.HasSuffix(p.Port, "/tcp") {
+				continue
+			}
+			tried++
+			if took, failure := connect(ctx, a.At, answerTimeout); failure != "" && len(dead) == 0 {
+				f.fail("fairlead explain node "+a.At+"; fairlead help symptoms",
+					"the backends of %s answer, and %s does not: %s", portText(p), a.At, failure)
+			} else if failure == "" {
+				f.ok("%s answers in %s", a.At, took.Round(10*time.Microsecond))
+			}
+		}
+	}
+	if tried == 0 {
+		f.ok("no port of TCP: whether backends answer is not known")
+		return nil
+	}
+	if before.Counts && !f.failed() {
+		return q.checkCounters(ctx, f, before)
+	}
+	return nil
+}
+
+// checkCounters looks whether the connections of checkAnswers were counted. A data plane may do so a moment later.
+func (q *serviceQuestion) checkCounters(ctx context.Context, f *findings, before engine.Services) error {
+	sum := func(s engine.Services) (n uint64) {
+		for _, p := range s.Services[0].Ports {
+			n += p.Connections
+		}
+		return n
+	}
+	for range 10 {
+		after, err := q.one(ctx, f.Service)
+		if err != nil {
+			return err
+		}
+		if sum(after) > sum(before) {
+			f.ok("the data plane has counted the connections: %d so far", sum(after))
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(answerTimeout / 20):
+		}
+	}
+	f.warn("another program may serve the address: fairlead audit", "the data plane has not counted the connections")
+	return nil
+}

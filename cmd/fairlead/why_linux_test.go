@@ -1,0 +1,101 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/testbed"
+)
+
+// ask runs a command that asks the running proxy, and returns its exit status and what it prints, without numbers that
+// differ from run to run.
+func (w *world) ask(words ...string) (int, string) {
+	w.Helper()
+	status, out := w.execute(append(words, "--control-socket", w.socket)...)
+	out = regexp.MustCompile(`[0-9.]+[mµ]?s\b`).ReplaceAllString(out, "TIME")
+	return status, out
+}
+
+// says expects an exit status, and that a line has each of some texts.
+func (w *world) says(status int, texts []string, words ...string) {
+	w.Helper()
+	got, out := w.ask(words...)
+	if got != status {
+		w.Errorf("%v: exit status %d, not %d:\n%s", words, got, status, out)
+	}
+	for _, text := range texts {
+		if !strings.Contains(out, text) {
+			w.Errorf("%v does not say %q, but:\n%s", words, text, out)
+		}
+	}
+}
+
+// TestServices asks a running proxy about a Service that works.
+func TestServices(t *testing.T) {
+	w := newWorld(t)
+	w.start("--proxy-mode", "userspace")
+	w.reaches("pod-a")
+	a, b := w.bed.Addr("pod-a", false).String()+":8080", w.bed.Addr("pod-b", false).String()+":8080"
+	w.says(0, []string{"SERVICE", "default/web", "10.96.0.10:80, NodePort 192.0.2.1:30080", "2 ready", a + ": ready", b + ": ready"},
+		"services", "web")
+	w.says(0, []string{`"address": "10.96.0.10:80"`, `"connections": `}, "services", "-o", "json")
+	w.says(0, []string{"default/web", a, b, "in TIME"}, "probe", "web")
+	w.says(0, []string{"default/web: it works from here", "counted"}, "why", "default/web")
+	w.says(1, []string{"the proxy knows no Service default/nothing"}, "services", "nothing")
+	w.says(2, []string{"none of text, wide, json and yaml"}, "services", "-o", "xml")
+	w.says(0, []string{"Service default/web answers, from one of 2 backends."},
+		"explain", "node", "svc/default/web")
+	w.says(0, []string{"Service default/web answers"}, "explain", "192.0.2.9", "node:30080")
+	w.says(0, []string{"-> 10.96.0.10:80/tcp: forward"}, "explain", "node", "web.default.svc.cluster.local:80")
+	w.says(2, []string{"there is no Service shop/cart here"}, "explain", "node", "svc/shop/cart:http")
+}
+
+// TestWhy has a Service fail in one way after another. The first line names the cause.
+func TestWhy(t *testing.T) {
+	w := newWorld(t)
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	valid := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n" +
+		"clusterCIDR: \"" + testbed.ClusterCIDR() + "\"\nmode: nftables\n"
+	if err := os.WriteFile(config, []byte(valid), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p := w.start("--config", config)
+	works := "default/web: it works from here"
+	w.because(works)
+
+	w.write("web.yaml", web[:strings.Index(web, "---\napiVersion: discovery")])
+	w.because("default/web: it has no EndpointSlice: its selector matches no pod, or it has no selector")
+	w.write("web.yaml", strings.ReplaceAll(web, "ports: [{port: 8080}]", "ports: [{name: http, port: 8080}]"))
+	w.because(`default/web: port 80/tcp has no endpoints: the EndpointSlices have no port of that name, but "http"`)
+	w.write("web.yaml", strings.ReplaceAll(web, "]\n- ", "]\n  conditions: {ready: false}\n- ")+"  conditions: {ready: false}\n")
+	w.because("default/web: port 80/tcp has no endpoint that takes connections: is not ready (2)")
+	w.write("web.yaml", strings.ReplaceAll(strings.ReplaceAll(web, "port: 8080}]\nend", "port: 8099}]\nend"), "- addresses: [POD-B]\n", ""))
+	w.because("default/web: endpoint " + w.bed.Addr("pod-a", false).String() +
+		":8099 of port 80/tcp is called ready, and does not answer: connection refused")
+
+	w.write("web.yaml", web)
+	w.because(works)
+	if err := os.WriteFile(config, []byte(valid+"bindAddress: nonsense\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p.await("the configuration was refused")
+	w.says(0, []string{"default/web: 1 warning, else it works from here", "the configuration is refused"}, "why", "web")
+	w.says(0, []string{"refused, the one before stays"}, "status")
+	_ = p.Process.Kill()
+	_ = p.Wait()
+	w.says(1, []string{"default/web: no proxy listens on"}, "why", "web")
+}
+
+// because waits until the first line of why is that.
+func (w *world) because(want string) {
+	w.Helper()
+	eventually.Equal(w, "why web", want, func() string {
+		_, out := w.ask("why", "web")
+		first, _, _ := strings.Cut(out, "\n")
+		return first
+	})
+}

@@ -1,0 +1,188 @@
+package service
+
+import (
+	"slices"
+
+	"fairlead.dev/fairlead/model"
+)
+
+// Summary is what this node makes of one Service: "fairlead services" prints it.
+type Summary struct {
+	Service  string        `json:"service"`           // namespace/name
+	Ignored  string        `json:"ignored,omitempty"` // why this node does not serve it; empty: it does
+	Affinity string        `json:"affinity,omitempty"`
+	Ports    []PortSummary `json:"ports"`
+	// Slices is how many EndpointSlices or Endpoints it has, and SlicePorts are the names of their ports.
+	Slices     int       `json:"slices"`
+	SlicePorts []string  `json:"slicePorts"`
+	Problems   []Problem `json:"problems,omitempty"`
+}
+
+// Counted is what the data plane has counted, if it does. The engine fills it in.
+type Counted struct {
+	Connections uint64 `json:"connections,omitempty"`
+	Failed      uint64 `json:"failed,omitempty"` // attempts to connect to a backend, by data planes that connect themselves
+	Bytes       uint64 `json:"bytes,omitempty"`  // both ways
+}
+
+// PortSummary is one port of a Service, in both address families.
+type PortSummary struct {
+	Name      string           `json:"name,omitempty"`
+	Port      string           `json:"port"`               // as 80/TCP
+	NodePort  uint16           `json:"nodePort,omitempty"` // 0: none
+	Addresses []AddressSummary `json:"addresses"`
+	Ready     int              `json:"ready"` // endpoints of each state
+	Draining  int              `json:"draining"`
+	Excluded  int              `json:"excluded"`
+	Endpoints []EndpointState  `json:"endpoints,omitempty"`
+	Counted
+}
+
+// AddressSummary is an address of a port, and what becomes of packets to it.
+type AddressSummary struct {
+	At      string `json:"address"`           // with the port
+	Kind    string `json:"kind"`              // as "ClusterIP"
+	Verdict string `json:"verdict"`           // forward, reject or drop; pass: it is not served, as problems say
+	Owner   string `json:"owner,omitempty"`   // the other Service that has it
+	Sources int    `json:"sources,omitempty"` // how many ranges of sources may reach it; 0: all clients may
+}
+
+// The states of an endpoint.
+const (
+	Ready    = "ready"    // takes new connections
+	Draining = "draining" // keeps the connections it has
+	Out      = "excluded" // gets no connections
+)
+
+// EndpointState is an endpoint of a port.
+type EndpointState struct {
+	At     string `json:"address"` // with the port
+	Node   string `json:"node,omitempty"`
+	State  string `json:"state"`
+	Rule   string `json:"rule,omitempty"`   // why it does not take new connections: one word, as explain has it
+	Reason string `json:"reason,omitempty"` // the same for people
+	Object string `json:"object"`           // the EndpointSlice or Endpoints that has it
+	// Outside is its state for clients from outside of the cluster, where that differs by a traffic policy.
+	Outside string `json:"outside,omitempty"`
+	Weight  uint16 `json:"weight,omitempty"`
+	Counted
+}
+
+// ServiceNames are those of all Services of a namespace (empty: of all), sorted.
+func (t *Table) ServiceNames(namespace string) (names []Name) {
+	for name, e := range t.entries {
+		if e.service != nil && (namespace == "" || name.Namespace == namespace) {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, compareNames)
+	return names
+}
+
+// Summarise says what this node makes of a Service. It reads the Table's objects and changes nothing.
+func (t *Table) Summarise(name Name) (Summary, bool) {
+	e := t.entries[name]
+	if e == nil || e.service == nil {
+		return Summary{}, false
+	}
+	s := e.service
+	out := Summary{Service: name.String(), Ignored: s.Ignored, Problems: slices.Clone(t.reported[name])}
+	if out.Ignored == "" {
+		out.Ignored = t.refusal(name)
+	}
+	if s.Affinity > 0 {
+		out.Affinity = s.Affinity.String()
+	}
+	list := current(e.slices)
+	out.Slices = len(list)
+	for _, slice := range list {
+		for _, p := range slice.Ports {
+			out.SlicePorts = append(out.SlicePorts, p.Name)
+		}
+	}
+	slices.Sort(out.SlicePorts)
+	out.SlicePorts = slices.Compact(out.SlicePorts)
+	for i := range s.Ports {
+		out.Ports = append(out.Ports, t.summarisePort(e, &s.Ports[i]))
+	}
+	return out, true
+}
+
+func (t *Table) summarisePort(e *entry, p *Port) PortSummary {
+	out := PortSummary{Name: p.Name, Port: p.String(), NodePort: p.NodePort}
+	for _, ip := range e.service.ClusterIPs {
+		var used [2]bool
+		for _, at := range e.service.addresses(nil, &t.view, p, ip) {
+			out.Addresses = append(out.Addresses, t.summariseAddress(e.service, at))
+			for _, v := range e.service.variants(nil, &t.view, at) {
+				used[v.pool] = true
+			}
+		}
+		selected := choose(&t.view, t.view.gather(nil, p, current(e.slices), ip.Is4()))
+		for i := range selected.candidates {
+			out.add(endpointState(&selected, &selected.candidates[i], used))
+		}
+	}
+	return out
+}
+
+func (p *PortSummary) add(e EndpointState) {
+	switch e.State {
+	case Ready:
+		p.Ready++
+	case Draining:
+		p.Draining++
+	default:
+		p.Excluded++
+	}
+	p.Endpoints = append(p.Endpoints, e)
+}
+
+func (t *Table) summariseAddress(s *Service, at address) AddressSummary {
+	out := AddressSummary{At: at.String(), Kind: at.kind.String(), Verdict: model.Pass.String()}
+	key := model.Key{Addr: at.Addr(), Port: at.Port(), Protocol: at.port.Protocol}
+	row, ok := t.state.Frontends[key]
+	if !ok {
+		key.Scope = model.Internal // NodePorts of loopback addresses have only that one
+		row, ok = t.state.Frontends[key]
+	}
+	if !ok {
+		return out
+	}
+	if owner := rowOwner(row.Service); owner != s.Name {
+		out.Owner = owner.String()
+		return out
+	}
+	out.Verdict, out.Sources = row.Verdict.String(), len(row.Allow)
+	return out
+}
+
+// endpointState is the state of a candidate in the pools that are used. The pool of all endpoints is named first.
+func endpointState(s *selection, c *candidate, used [2]bool) EndpointState {
+	pool := clusterPool
+	if !used[clusterPool] {
+		pool = localPool
+	}
+	out := EndpointState{
+		At: c.String(), Node: c.endpoint.Node, Object: c.slice.object(), State: c.use[pool].state(), Reason: c.reason(pool),
+	}
+	if out.State == Ready {
+		out.Weight = s.weight(c)
+	} else {
+		out.Rule = c.use[pool].String()
+	}
+	if outside := c.use[localPool].state(); used[clusterPool] && used[localPool] && outside != out.State {
+		out.Outside = outside
+	}
+	return out
+}
+
+func (u use) state() string {
+	switch u {
+	case serves:
+		return Ready
+	case drains, noWeight:
+		return Draining
+	}
+	return Out
+}
