@@ -32,9 +32,9 @@ func servicesCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "services [[NAMESPACE/]NAME]",
 		Short: "list the Services: where they are reached, their endpoints, their connections",
-		Long: "services has a line for each port of a Service: its addresses, how many endpoints are ready, draining or\n" +
-			"excluded, the connections that the data plane has counted, and the last change of its rules. With a NAME, or\n" +
-			"-o wide, it has a line for each endpoint too: its state, and the reason if it takes no new connections.",
+		Long: "services has a line for each port of a Service: its addresses, its endpoints by state, the connections that\n" +
+			"the data plane has counted, and the last change of its rules. With a NAME, or -o wide, each endpoint has a\n" +
+			"line too, with the reason if it takes no new connections.",
 		Example: "  fairlead services -n shop\n  fairlead services shop/cart\n  fairlead services -o json --watch",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
